@@ -1,0 +1,1 @@
+//! Who owns which page and who runs next.

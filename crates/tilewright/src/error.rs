@@ -1,0 +1,53 @@
+//! What is wrong with a call, in the caller's words: operator, argument, value, what was expected.
+
+use std::{borrow::Cow, fmt};
+
+/// Why a call was refused.
+///
+/// Opaque, so that it can grow. Its text always reads `operator: what is wrong`, for example
+/// `attention.plan: request 3: last_page_len = 17 is not in 1..=16`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Error {
+    operator: Cow<'static, str>,
+    message: String,
+}
+
+/// [`std::result::Result`] with this crate's [`Error`].
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl Error {
+    /// An error of `operator` (its path, as in `attention.plan`) whose `message` names argument, value and
+    /// expectation.
+    pub fn new(operator: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { operator: operator.into(), message: message.into() }
+    }
+
+    /// The operator that refused, for example `attention.plan`.
+    pub fn operator(&self) -> &str {
+        &self.operator
+    }
+
+    /// What was wrong, without the operator.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.operator, self.message)
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// `ensure!(condition, "attention.plan", "request {r}: …")`: returns an [`Error`](crate::Error) of that
+/// operator unless the condition holds.
+#[macro_export]
+macro_rules! ensure {
+    ($condition:expr, $operator:expr, $($message:tt)+) => {
+        if !$condition {
+            return Err($crate::Error::new($operator, format!($($message)+)));
+        }
+    };
+}

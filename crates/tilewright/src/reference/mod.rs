@@ -1,0 +1,2 @@
+//! The oracle: every operator in f64, dense, from its definition. Slow on purpose, and knows neither plans nor
+//! pages; tests and `bench` compare every backend with it.

@@ -1,0 +1,382 @@
+//! Tensor arguments: views of memory that the caller owns, with shape, strides and dtype.
+//!
+//! A view never owns and never allocates. Shapes and strides are in elements; strides may be anything that
+//! stays inside the memory, so slices of fused projections (`q` inside `qkv`) are passed as they are.
+
+use crate::{Dtype, Element, Error, Result};
+use half::{bf16, f16};
+use std::fmt;
+
+/// The largest number of dimensions of a view.
+pub const MAX_RANK: usize = 4;
+
+/// Up to [`MAX_RANK`] extents or strides, in elements. Compares and prints like a slice.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Dims {
+    values: [usize; MAX_RANK],
+    rank: usize,
+}
+
+impl Dims {
+    fn new(values: &[usize]) -> Self {
+        let mut dims = Self { values: [0; MAX_RANK], rank: values.len() };
+        dims.values[..values.len()].copy_from_slice(values);
+        dims
+    }
+
+    /// Row-major strides of `shape`.
+    fn contiguous(shape: &[usize]) -> Self {
+        let mut strides = Self::new(shape);
+        let mut step = 1;
+        for axis in (0..shape.len()).rev() {
+            strides.values[axis] = step;
+            step *= shape[axis];
+        }
+        strides
+    }
+}
+
+impl std::ops::Deref for Dims {
+    type Target = [usize];
+    fn deref(&self) -> &[usize] {
+        &self.values[..self.rank]
+    }
+}
+
+impl fmt::Debug for Dims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+/// Borrowed elements of one of the dtypes.
+#[derive(Debug, Clone, Copy)]
+pub enum Data<'a> {
+    /// f32
+    F32(&'a [f32]),
+    /// f16
+    F16(&'a [f16]),
+    /// bf16
+    Bf16(&'a [bf16]),
+}
+
+/// Mutably borrowed elements of one of the dtypes.
+#[derive(Debug)]
+pub enum DataMut<'a> {
+    /// f32
+    F32(&'a mut [f32]),
+    /// f16
+    F16(&'a mut [f16]),
+    /// bf16
+    Bf16(&'a mut [bf16]),
+}
+
+/// Runs an expression with `T` naming the element type of a `Dtype`.
+#[macro_export]
+macro_rules! with_dtype {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::Dtype::F32 => {
+                type $T = f32;
+                $body
+            }
+            $crate::Dtype::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::Dtype::Bf16 => {
+                type $T = half::bf16;
+                $body
+            }
+        }
+    };
+}
+
+macro_rules! views_of {
+    ($($T:ty, $Variant:ident);+) => {$(
+        impl<'a> From<&'a [$T]> for Data<'a> {
+            fn from(slice: &'a [$T]) -> Self { Self::$Variant(slice) }
+        }
+        impl<'a> From<&'a Vec<$T>> for Data<'a> {
+            fn from(vec: &'a Vec<$T>) -> Self { Self::$Variant(vec) }
+        }
+        impl<'a> From<&'a mut [$T]> for DataMut<'a> {
+            fn from(slice: &'a mut [$T]) -> Self { Self::$Variant(slice) }
+        }
+        impl<'a> From<&'a mut Vec<$T>> for DataMut<'a> {
+            fn from(vec: &'a mut Vec<$T>) -> Self { Self::$Variant(vec) }
+        }
+        impl Typed for $T {
+            fn slice<'a>(data: Data<'a>) -> Option<&'a [Self]> {
+                match data { Data::$Variant(slice) => Some(slice), _ => None }
+            }
+            fn slice_mut<'a>(data: DataMut<'a>) -> Option<&'a mut [Self]> {
+                match data { DataMut::$Variant(slice) => Some(slice), _ => None }
+            }
+        }
+    )+};
+}
+
+/// An [`Element`] that can be taken out of a view.
+pub trait Typed: Element {
+    /// The elements, if they are of this type.
+    fn slice(data: Data<'_>) -> Option<&[Self]>;
+    /// The elements, if they are of this type.
+    fn slice_mut(data: DataMut<'_>) -> Option<&mut [Self]>;
+}
+
+views_of!(f32, F32; f16, F16; bf16, Bf16);
+
+macro_rules! each_data {
+    ($self:expr, $Enum:ident, $slice:ident => $body:expr) => {
+        match $self {
+            $Enum::F32($slice) => $body,
+            $Enum::F16($slice) => $body,
+            $Enum::Bf16($slice) => $body,
+        }
+    };
+}
+
+/// A read-only tensor argument: elements, shape and strides.
+#[derive(Clone, Copy)]
+pub struct View<'a> {
+    data: Data<'a>,
+    shape: Dims,
+    strides: Dims,
+}
+
+/// A tensor argument that is written.
+pub struct ViewMut<'a> {
+    data: DataMut<'a>,
+    shape: Dims,
+    strides: Dims,
+}
+
+impl<'a> View<'a> {
+    /// A row-major view of the whole of `data`.
+    ///
+    /// # Errors
+    /// When the product of `shape` is not the number of elements, or its rank is above [`MAX_RANK`].
+    pub fn new(data: impl Into<Data<'a>>, shape: &[usize]) -> Result<Self> {
+        let data = data.into();
+        let len = each_data!(data, Data, s => s.len());
+        let (shape, strides) = contiguous(len, shape)?;
+        Ok(Self { data, shape, strides })
+    }
+
+    /// A view with explicit strides, in elements.
+    ///
+    /// # Errors
+    /// When an index inside `shape` would fall outside `data`.
+    pub fn strided(data: impl Into<Data<'a>>, shape: &[usize], strides: &[usize]) -> Result<Self> {
+        let data = data.into();
+        let len = each_data!(data, Data, s => s.len());
+        let (shape, strides) = strided(len, shape, strides)?;
+        Ok(Self { data, shape, strides })
+    }
+
+    /// The elements as a typed slice, in memory order (strides apply).
+    pub fn as_slice<T: Typed>(&self) -> Option<&'a [T]> {
+        T::slice(self.data)
+    }
+
+    /// The value at `index`, exactly.
+    ///
+    /// # Panics
+    /// When `index` is outside the shape. For tests and oracles; operators check first.
+    pub fn at(&self, index: &[usize]) -> f32 {
+        let at = offset(&self.shape, &self.strides, index);
+        each_data!(self.data, Data, s => s[at].to_f32())
+    }
+}
+
+impl<'a> ViewMut<'a> {
+    /// A row-major view of the whole of `data`.
+    ///
+    /// # Errors
+    /// When the product of `shape` is not the number of elements, or its rank is above [`MAX_RANK`].
+    pub fn new(data: impl Into<DataMut<'a>>, shape: &[usize]) -> Result<Self> {
+        let data = data.into();
+        let len = each_data!(&data, DataMut, s => s.len());
+        let (shape, strides) = contiguous(len, shape)?;
+        Ok(Self { data, shape, strides })
+    }
+
+    /// A view with explicit strides, in elements.
+    ///
+    /// # Errors
+    /// When an index inside `shape` would fall outside `data`, or two indices would name one element.
+    pub fn strided(data: impl Into<DataMut<'a>>, shape: &[usize], strides: &[usize]) -> Result<Self> {
+        let data = data.into();
+        let len = each_data!(&data, DataMut, s => s.len());
+        let (shape, strides) = strided(len, shape, strides)?;
+        unaliased(&shape, &strides)?;
+        Ok(Self { data, shape, strides })
+    }
+
+    /// The elements as a typed slice, in memory order (strides apply).
+    pub fn as_slice<T: Typed>(&mut self) -> Option<&mut [T]> {
+        T::slice_mut(self.reborrow().data)
+    }
+
+    /// The same view for a shorter time, so that it can be passed on and used again.
+    pub fn reborrow(&mut self) -> ViewMut<'_> {
+        let data = match &mut self.data {
+            DataMut::F32(s) => DataMut::F32(s),
+            DataMut::F16(s) => DataMut::F16(s),
+            DataMut::Bf16(s) => DataMut::Bf16(s),
+        };
+        ViewMut { data, shape: self.shape, strides: self.strides }
+    }
+
+    /// The same memory, read only.
+    pub fn as_view(&self) -> View<'_> {
+        let data = match &self.data {
+            DataMut::F32(s) => Data::F32(s),
+            DataMut::F16(s) => Data::F16(s),
+            DataMut::Bf16(s) => Data::Bf16(s),
+        };
+        View { data, shape: self.shape, strides: self.strides }
+    }
+
+    /// The elements as a typed slice for the whole lifetime of the view.
+    pub fn into_slice<T: Typed>(self) -> Option<&'a mut [T]> {
+        T::slice_mut(self.data)
+    }
+}
+
+macro_rules! geometry {
+    ($View:ident, $Enum:ident) => {
+        impl $View<'_> {
+            /// Extents, in elements.
+            pub fn shape(&self) -> &[usize] {
+                &self.shape
+            }
+
+            /// Distances between neighbours along each axis, in elements.
+            pub fn strides(&self) -> &[usize] {
+                &self.strides
+            }
+
+            /// The element type.
+            pub fn dtype(&self) -> Dtype {
+                match self.data {
+                    $Enum::F32(_) => Dtype::F32,
+                    $Enum::F16(_) => Dtype::F16,
+                    $Enum::Bf16(_) => Dtype::Bf16,
+                }
+            }
+
+            /// Whether the view covers its memory densely in row-major order.
+            pub fn is_contiguous(&self) -> bool {
+                let dense = Dims::contiguous(&self.shape);
+                self.shape
+                    .iter()
+                    .zip(self.strides.iter().zip(dense.iter()))
+                    .all(|(&n, (a, b))| n <= 1 || a == b)
+            }
+        }
+
+        impl fmt::Debug for $View<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}{:?} strides {:?}", self.dtype(), self.shape, self.strides)
+            }
+        }
+    };
+}
+
+geometry!(View, Data);
+geometry!(ViewMut, DataMut);
+
+fn contiguous(len: usize, shape: &[usize]) -> Result<(Dims, Dims)> {
+    check_rank(shape)?;
+    let count = shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
+    crate::ensure!(
+        count == Some(len),
+        "tensor.new",
+        "shape {shape:?} needs {} elements, the data has {len}",
+        count.map_or("more than 2^64".to_owned(), |n| n.to_string())
+    );
+    Ok((Dims::new(shape), Dims::contiguous(shape)))
+}
+
+fn strided(len: usize, shape: &[usize], strides: &[usize]) -> Result<(Dims, Dims)> {
+    check_rank(shape)?;
+    crate::ensure!(
+        shape.len() == strides.len(),
+        "tensor.strided",
+        "shape {shape:?} has {} axes, strides {strides:?} have {}",
+        shape.len(),
+        strides.len()
+    );
+    let end = shape.iter().zip(strides).try_fold(1usize, |end, (&extent, &stride)| {
+        end.checked_add(extent.saturating_sub(1).checked_mul(stride)?)
+    });
+    crate::ensure!(
+        shape.contains(&0) || end.is_some_and(|end| end <= len),
+        "tensor.strided",
+        "shape {shape:?} with strides {strides:?} reaches beyond the {len} elements of the data"
+    );
+    Ok((Dims::new(shape), Dims::new(strides)))
+}
+
+/// Refuses strides under which two indices could name one element: sorted by stride, each axis must step over
+/// everything that the smaller ones span.
+fn unaliased(shape: &Dims, strides: &Dims) -> Result<()> {
+    let mut axes: Vec<(usize, usize)> =
+        strides.iter().copied().zip(shape.iter().copied()).filter(|&(_, extent)| extent > 1).collect();
+    axes.sort_unstable();
+    let mut span = 1;
+    for (stride, extent) in axes {
+        crate::ensure!(
+            stride >= span,
+            "tensor.strided",
+            "shape {shape:?} with strides {strides:?} names one element twice, which an output must not"
+        );
+        span += (extent - 1) * stride;
+    }
+    Ok(())
+}
+
+fn check_rank(shape: &[usize]) -> Result<()> {
+    crate::ensure!(
+        shape.len() <= MAX_RANK,
+        "tensor.new",
+        "shape {shape:?} has {} axes, the most is {MAX_RANK}",
+        shape.len()
+    );
+    Ok(())
+}
+
+fn offset(shape: &Dims, strides: &Dims, index: &[usize]) -> usize {
+    assert!(
+        index.len() == shape.len() && index.iter().zip(shape.iter()).all(|(i, n)| i < n),
+        "index {index:?} is outside {shape:?}"
+    );
+    index.iter().zip(strides.iter()).map(|(i, s)| i * s).sum()
+}
+
+/// Refuses a tensor argument whose shape is not `expected`; `layout` spells the axes, as in
+/// `[tokens, heads, head_dim]`.
+pub(crate) fn check_shape(
+    operator: &'static str,
+    argument: &str,
+    (actual, expected): (&[usize], &[usize]),
+    layout: &str,
+) -> Result<()> {
+    if actual == expected {
+        return Ok(());
+    }
+    Err(Error::new(operator, format!("{argument} has shape {actual:?}, expected {layout} = {expected:?}")))
+}
+
+/// Refuses a tensor argument of another dtype.
+pub(crate) fn check_dtype(
+    operator: &'static str,
+    argument: &str,
+    actual: Dtype,
+    expected: Dtype,
+) -> Result<()> {
+    crate::ensure!(actual == expected, operator, "{argument} is {actual}, expected {expected}");
+    Ok(())
+}

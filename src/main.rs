@@ -1,0 +1,2 @@
+//! The tilewright command line.
+fn main() {}
