@@ -1,3 +1,4 @@
 //! Who owns which page and who runs next.
 
 pub mod pages;
+pub mod radix;

@@ -1,7 +1,7 @@
 //! The page allocator: which pages of the KV pool are free.
 //!
 //! Invariant: the free list holds every free page once and no used page. A used page has exactly one owner, a
-//! running request or the radix tree, so there is nothing to count here: sharing is done with
+//! running request or the [radix tree](crate::radix), so there is nothing to count here: sharing is done with
 //! locks in the tree.
 
 use tilewright::{Error, Result, ensure};

@@ -1,0 +1,130 @@
+//! Slots for the nodes, numbered by a small index and reused with a new generation.
+//!
+//! Invariant: every slot is either occupied or on the vacant list, once; a slot's generation grows whenever its
+//! node leaves, so an old [`NodeId`] finds nothing rather than the slot's next node.
+
+use std::ops::{Index, IndexMut};
+
+use tilewright::{Result, ensure};
+
+use super::node::{Node, NodeId};
+
+#[derive(Debug, Default)]
+pub(super) struct Slab {
+    slots: Vec<Slot>,
+    vacant: Vec<usize>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    /// 64 bits, because the slot on top of the vacant list is reused again and again.
+    generation: u64,
+    node: Option<Node>,
+}
+
+impl Slab {
+    /// Puts a node into a vacant or a new slot and returns its index.
+    pub(super) fn add(&mut self, node: Node) -> usize {
+        let index = self.vacant.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() - 1
+        });
+        self.slots[index].node = Some(node);
+        index
+    }
+
+    /// Takes the node out; all ids of it are stale from now on.
+    pub(super) fn remove(&mut self, index: usize) -> Node {
+        let slot = &mut self.slots[index];
+        let node = slot.node.take().expect("only a node of the tree is removed");
+        slot.generation += 1;
+        self.vacant.push(index);
+        node
+    }
+
+    /// The id of the node in an occupied slot.
+    pub(super) fn id(&self, index: usize) -> NodeId {
+        NodeId { index, generation: self.slots[index].generation }
+    }
+
+    /// The index of a node that is still in the tree.
+    pub(super) fn find(&self, id: NodeId) -> Option<usize> {
+        let slot = self.slots.get(id.index)?;
+        (slot.generation == id.generation && slot.node.is_some()).then_some(id.index)
+    }
+
+    /// The node in a slot, if the slot exists and is occupied.
+    pub(super) fn get(&self, index: usize) -> Option<&Node> {
+        self.slots.get(index)?.node.as_ref()
+    }
+
+    pub(super) fn num_nodes(&self) -> usize {
+        self.slots.len() - self.vacant.len()
+    }
+
+    /// Checks the invariant of this file, in the name of `operator`.
+    pub(super) fn check(&self, operator: &'static str) -> Result<()> {
+        let mut listed = vec![false; self.slots.len()];
+        for &index in &self.vacant {
+            let vacant = self.slots.get(index).is_some_and(|slot| slot.node.is_none());
+            ensure!(vacant, operator, "the vacant list holds slot {index}, which is not vacant");
+            ensure!(!listed[index], operator, "the vacant list holds slot {index} twice");
+            listed[index] = true;
+        }
+        for (index, slot) in self.slots.iter().enumerate() {
+            let lost = slot.node.is_none() && !listed[index];
+            ensure!(!lost, operator, "vacant slot {index} is not in the vacant list");
+        }
+        Ok(())
+    }
+}
+
+impl Index<usize> for Slab {
+    type Output = Node;
+
+    fn index(&self, index: usize) -> &Node {
+        self.get(index).expect("links inside the tree lead to nodes")
+    }
+}
+
+impl IndexMut<usize> for Slab {
+    fn index_mut(&mut self, index: usize) -> &mut Node {
+        self.slots[index].node.as_mut().expect("links inside the tree lead to nodes")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complaint(damage: impl Fn(&mut Slab)) -> String {
+        let mut slab = Slab::default();
+        for _ in 0..3 {
+            slab.add(Node::default());
+        }
+        slab.remove(1);
+        slab.check("slab").unwrap();
+        damage(&mut slab);
+        slab.check("slab").unwrap_err().message().to_owned()
+    }
+
+    #[test]
+    fn a_reused_slot_refuses_the_old_id() {
+        let mut slab = Slab::default();
+        let old = slab.add(Node::default());
+        let old = slab.id(old);
+        slab.remove(old.index);
+        assert_eq!(slab.find(old), None);
+        let new = slab.add(Node::default());
+        assert_eq!((new, slab.find(old)), (old.index, None));
+        assert_eq!(slab.find(slab.id(new)), Some(new));
+    }
+
+    #[test]
+    fn check_finds_every_damage() {
+        assert_eq!(complaint(|s| s.vacant.push(2)), "the vacant list holds slot 2, which is not vacant");
+        assert_eq!(complaint(|s| s.vacant.push(9)), "the vacant list holds slot 9, which is not vacant");
+        assert_eq!(complaint(|s| s.vacant.push(1)), "the vacant list holds slot 1 twice");
+        assert_eq!(complaint(|s| s.vacant.clear()), "vacant slot 1 is not in the vacant list");
+    }
+}
