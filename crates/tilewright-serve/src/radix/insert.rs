@@ -61,14 +61,14 @@ impl RadixTree {
     /// Checks the caller's `pages` against those that the tree has for the same tokens (`known`, a prefix), and
     /// returns the ones that are not needed.
     fn duplicates(&self, known: &[PageId], pages: &[PageId]) -> Result<Vec<PageId>> {
-        let mut seen = HashSet::with_capacity(pages.len());
+        let mut seen = HashSet::new();
         let mut duplicates = Vec::new();
         for (i, &page) in pages.iter().enumerate() {
+            if known.get(i) == Some(&page) {
+                continue; // if it is given a second time, that is elsewhere in the tree
+            }
             ensure!(page >= 0, OPERATOR, "pages[{i}] = {page} is negative");
             ensure!(seen.insert(page), OPERATOR, "pages[{i}] = {page} is given twice");
-            if known.get(i) == Some(&page) {
-                continue;
-            }
             let elsewhere = self.pages.contains(&page);
             ensure!(!elsewhere, OPERATOR, "pages[{i}] = {page} is in the tree already, for other tokens");
             if i < known.len() {

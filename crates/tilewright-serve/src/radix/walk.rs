@@ -27,8 +27,8 @@ impl RadixTree {
             && let Some(&child) = self.nodes[reached.node].children.get(first_page)
         {
             let edge = &self.nodes[child];
-            let common = edge.tokens.iter().zip(rest).take_while(|(a, b)| a == b).count();
-            let shared = common / self.page_size;
+            let pairs = edge.tokens.chunks_exact(self.page_size).zip(rest.chunks_exact(self.page_size));
+            let shared = pairs.take_while(|(ours, theirs)| ours == theirs).count();
             reached.pages.extend_from_slice(&edge.pages[..shared]);
             (reached.node, reached.shared) = (child, shared);
             if shared < edge.pages.len() {

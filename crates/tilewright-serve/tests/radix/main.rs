@@ -118,6 +118,9 @@ fn a_wrong_insertion_is_refused_and_changes_nothing() {
     assert_eq!(refusal(&mut tree, &[1, 1, 3, 3], &[0, 1]), text);
     let text = "radix.insert: pages[0] = 1 is in the tree already, for other tokens";
     assert_eq!(refusal(&mut tree, &[1, 1], &[1]), text);
+    assert_eq!(refusal(&mut tree, &[1, 1, 2, 2], &[1, 0]), text);
+    let text = "radix.insert: pages[2] = 0 is in the tree already, for other tokens";
+    assert_eq!(refusal(&mut tree, &[1, 1, 2, 2, 3, 3], &[0, 1, 0]), text);
 }
 
 #[test]
