@@ -180,6 +180,11 @@ impl<'a> View<'a> {
         T::slice(self.data)
     }
 
+    /// The elements, in memory order (strides apply).
+    pub fn data(&self) -> Data<'a> {
+        self.data
+    }
+
     /// The value at `index`, exactly.
     ///
     /// # Panics
@@ -219,6 +224,15 @@ impl<'a> ViewMut<'a> {
         T::slice_mut(self.reborrow().data)
     }
 
+    /// Rounds `value` into the element at `index`.
+    ///
+    /// # Panics
+    /// When `index` is outside the shape. For tests and small outputs; operators check first.
+    pub fn set(&mut self, index: &[usize], value: f32) {
+        let at = offset(&self.shape, &self.strides, index);
+        each_data!(&mut self.data, DataMut, s => s[at] = Element::from_f32(value));
+    }
+
     /// The same view for a shorter time, so that it can be passed on and used again.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         let data = match &mut self.data {
@@ -237,6 +251,11 @@ impl<'a> ViewMut<'a> {
             DataMut::Bf16(s) => Data::Bf16(s),
         };
         View { data, shape: self.shape, strides: self.strides }
+    }
+
+    /// The elements, in memory order (strides apply), for the whole lifetime of the view.
+    pub fn into_data(self) -> DataMut<'a> {
+        self.data
     }
 
     /// The elements as a typed slice for the whole lifetime of the view.

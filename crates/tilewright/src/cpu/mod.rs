@@ -1,16 +1,33 @@
 //! The CPU backend: executes the same plans as a GPU, on a pool of threads.
 
-use crate::Backend;
-use std::sync::Arc;
+mod append;
+mod attention;
+mod gemm;
+mod roofline;
+pub(crate) mod simd;
 
-/// The CPU backend: a thread pool. Cheap to clone; clones share the pool.
+pub use simd::Isa;
+
+use crate::{
+    Backend, Error, Result, View, ViewMut,
+    attention::{Output, Plan, Problem, Tiling},
+    kv::{KvCache, append::Slots},
+};
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// The CPU backend: a thread pool and the best vector instructions of the machine. Cheap to clone; clones share
+/// the pool.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     pub(crate) pool: Arc<rayon::ThreadPool>,
+    isa: Isa,
 }
 
 impl Cpu {
-    /// As many threads as the machine has.
+    /// As many threads as the machine has, and its best instruction set.
     pub fn new() -> Self {
         Self::with_threads(std::thread::available_parallelism().map_or(1, usize::from))
     }
@@ -22,7 +39,63 @@ impl Cpu {
             .thread_name(|i| format!("tilewright-{i}"))
             .build()
             .expect("the operating system gives threads");
-        Self { pool: Arc::new(pool) }
+        let isa = Isa::available().last().copied().unwrap_or(Isa::Portable);
+        Self { pool: Arc::new(pool), isa }
+    }
+
+    /// The same threads with another instruction set, for tests and comparisons.
+    ///
+    /// # Errors
+    /// When this machine does not have it.
+    pub fn with_isa(mut self, isa: Isa) -> Result<Self> {
+        if !isa.is_available() {
+            let available: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
+            let text = format!("this machine has no {isa}, it has {}", available.join(", "));
+            return Err(Error::new("cpu.with_isa", text));
+        }
+        self.isa = isa;
+        Ok(self)
+    }
+
+    /// The instruction set in use.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The number of threads.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
+    }
+
+    /// Calls `work` with each of `0..count` from as many threads as `states` gives, each with a state of its own.
+    /// Threads take the next number when they are done with one, so that one held up leaves its share to others.
+    fn for_each<W: Send>(
+        &self,
+        count: usize,
+        states: impl Iterator<Item = W>,
+        work: impl Fn(usize, &mut W) + Sync,
+    ) {
+        let next = AtomicUsize::new(0);
+        let run = |mut state: W| {
+            loop {
+                let at = next.fetch_add(1, Ordering::Relaxed);
+                if at >= count {
+                    break;
+                }
+                work(at, &mut state);
+            }
+        };
+        let mut states = states.take(count.min(self.threads()));
+        if count <= 1 {
+            states.next().into_iter().for_each(run);
+            return;
+        }
+        self.pool.in_place_scope(|scope| {
+            for state in states {
+                let run = &run;
+                scope.spawn(move |_| run(state));
+            }
+        });
     }
 }
 
@@ -34,6 +107,30 @@ impl Default for Cpu {
 
 impl Backend for Cpu {
     fn describe(&self) -> String {
-        format!("cpu: {} threads", self.pool.current_num_threads())
+        format!("cpu: {} threads, {}", self.threads(), self.isa)
+    }
+
+    fn tiling(&self, problem: &Problem) -> Result<Tiling> {
+        attention::tiling(self, problem)
+    }
+
+    fn attention(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) {
+        attention::run(self, plan, q, kv, out);
+    }
+
+    fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) {
+        attention::merge_states(states, out);
+    }
+
+    fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) {
+        attention::merge_state(state, other);
+    }
+
+    fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) {
+        gemm::linear(self, x, weight, bias, out);
+    }
+
+    fn append(&self, new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>) {
+        append::run(new, cache, slots);
     }
 }

@@ -1,0 +1,205 @@
+//! What is asked: the static shape of an attention operator. Everything that a kernel is compiled against is in
+//! `Problem`; what changes every step is in [`super::Batch`].
+
+use crate::{Dtype, Result, kv::KvLayout};
+use std::fmt;
+
+/// Numbers of heads. `qo / kv` query heads share one KV head (GQA; 1 is MHA, `kv == 1` is MQA).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Heads {
+    /// Query and output heads, a multiple of `kv`.
+    pub qo: usize,
+    /// Key and value heads.
+    pub kv: usize,
+}
+
+impl Heads {
+    /// Query heads per KV head.
+    pub fn group(&self) -> usize {
+        self.qo / self.kv
+    }
+}
+
+/// Elements per head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HeadDim {
+    /// Of queries and keys.
+    pub qk: usize,
+    /// Of values and outputs.
+    pub vo: usize,
+}
+
+impl HeadDim {
+    /// The same for queries, keys, values and outputs.
+    pub fn same(dim: usize) -> Self {
+        Self { qk: dim, vo: dim }
+    }
+}
+
+/// Which keys a query row sees. A mask selects keys; it is never added to logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Mask {
+    /// Every key of the request.
+    Full,
+    /// Keys at or before the row's own position, aligned at the bottom right: row `i` of `qo_len` sees the first
+    /// `kv_len - qo_len + i + 1` keys, none where that is below 1.
+    #[default]
+    Causal,
+}
+
+impl fmt::Display for Mask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Full => "full",
+            Self::Causal => "causal",
+        })
+    }
+}
+
+/// The static shape of an attention operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Problem {
+    heads: Heads,
+    head_dim: HeadDim,
+    dtype_qo: Dtype,
+    dtype_kv: Dtype,
+    layout: KvLayout,
+    mask: Mask,
+    /// Bits of the f32 scale, so that a problem can be hashed.
+    scale: u32,
+}
+
+impl Problem {
+    /// Starts from the shape; everything else has a default: f32, NHD, causal, scale `1 / sqrt(head_dim.qk)`.
+    pub fn builder(heads: Heads, head_dim: HeadDim) -> ProblemBuilder {
+        ProblemBuilder {
+            heads,
+            head_dim,
+            dtype_qo: Dtype::F32,
+            dtype_kv: Dtype::F32,
+            layout: KvLayout::default(),
+            mask: Mask::default(),
+            scale: None,
+        }
+    }
+
+    /// Numbers of heads.
+    pub fn heads(&self) -> Heads {
+        self.heads
+    }
+
+    /// Elements per head.
+    pub fn head_dim(&self) -> HeadDim {
+        self.head_dim
+    }
+
+    /// Dtype of queries and outputs.
+    pub fn dtype_qo(&self) -> Dtype {
+        self.dtype_qo
+    }
+
+    /// Dtype of keys and values.
+    pub fn dtype_kv(&self) -> Dtype {
+        self.dtype_kv
+    }
+
+    /// Axis order of the KV cache.
+    pub fn layout(&self) -> KvLayout {
+        self.layout
+    }
+
+    /// Which keys a row sees.
+    pub fn mask(&self) -> Mask {
+        self.mask
+    }
+
+    /// The factor on `q · k` before the softmax.
+    pub fn scale(&self) -> f32 {
+        f32::from_bits(self.scale)
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { heads, head_dim, dtype_qo, dtype_kv, layout, mask, .. } = self;
+        write!(f, "{}/{} heads, head_dim {}", heads.qo, heads.kv, head_dim.qk)?;
+        if head_dim.qk != head_dim.vo {
+            write!(f, "/{}", head_dim.vo)?;
+        }
+        write!(f, ", {dtype_qo} q/o, {dtype_kv} KV, {layout}, {mask}")
+    }
+}
+
+/// Collects the options of a [`Problem`]; [`ProblemBuilder::build`] checks them.
+#[derive(Debug, Clone)]
+pub struct ProblemBuilder {
+    heads: Heads,
+    head_dim: HeadDim,
+    dtype_qo: Dtype,
+    dtype_kv: Dtype,
+    layout: KvLayout,
+    mask: Mask,
+    scale: Option<f32>,
+}
+
+impl ProblemBuilder {
+    /// Dtype of queries and outputs, and dtype of keys and values; they may differ.
+    #[must_use]
+    pub fn dtypes(mut self, qo: Dtype, kv: Dtype) -> Self {
+        (self.dtype_qo, self.dtype_kv) = (qo, kv);
+        self
+    }
+
+    /// Axis order of the KV cache.
+    #[must_use]
+    pub fn layout(mut self, layout: KvLayout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Which keys a row sees.
+    #[must_use]
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.mask = mask;
+        self
+    }
+
+    /// The factor on `q · k`, instead of `1 / sqrt(head_dim.qk)`.
+    #[must_use]
+    pub fn scale(mut self, scale: f32) -> Self {
+        self.scale = Some(scale);
+        self
+    }
+
+    /// Checks and builds.
+    ///
+    /// # Errors
+    /// When a count is 0, query heads are not a multiple of KV heads, or the scale is not finite and positive.
+    pub fn build(self) -> Result<Problem> {
+        const OPERATOR: &str = "attention.problem";
+        let Self { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale } = self;
+        let counts = [
+            ("qo heads", heads.qo),
+            ("kv heads", heads.kv),
+            ("head_dim.qk", head_dim.qk),
+            ("head_dim.vo", head_dim.vo),
+        ];
+        for (name, value) in counts {
+            crate::ensure!(value > 0, OPERATOR, "{name} = 0, expected at least 1");
+        }
+        crate::ensure!(
+            heads.qo.is_multiple_of(heads.kv),
+            OPERATOR,
+            "qo heads = {} is not a multiple of kv heads = {}",
+            heads.qo,
+            heads.kv
+        );
+        let scale = scale.unwrap_or_else(|| (head_dim.qk as f32).sqrt().recip());
+        crate::ensure!(
+            scale.is_finite() && scale > 0.0,
+            OPERATOR,
+            "scale = {scale}, expected a finite number above 0"
+        );
+        Ok(Problem { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale: scale.to_bits() })
+    }
+}

@@ -1,0 +1,120 @@
+//! Attention on the CPU: hands the bins of a plan's schedule to threads, then merges.
+
+use super::{
+    Cpu,
+    simd::{
+        attend::{self, Call, KV_TOKENS, Layout, Worker},
+        shared::{Shared, SharedRows},
+    },
+};
+use crate::{
+    Error, Result, View, ViewMut,
+    attention::{Output, Plan, Problem, Tiling, merge_weights},
+    kv::{KvCache, layout::KvStrides},
+};
+
+/// Rows of a query tile: enough that bringing K and V into scratch is cheap beside multiplying with them, few
+/// enough that Q and O stay in second-level cache at head_dim 256.
+const Q_ROWS: usize = 192;
+/// Bins per thread: a thread that is held up leaves the rest of its share to others.
+const BINS_PER_THREAD: usize = 4;
+/// The largest head_dim, so that a tile's scratch stays in cache.
+const MAX_HEAD_DIM: usize = 1024;
+
+pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
+    let dim = problem.head_dim();
+    let too_large =
+        [("head_dim.qk", dim.qk), ("head_dim.vo", dim.vo)].into_iter().filter(|d| d.1 > MAX_HEAD_DIM);
+    let reasons: Vec<String> =
+        too_large.map(|(name, value)| format!("{name} = {value} is above {MAX_HEAD_DIM}")).collect();
+    if !reasons.is_empty() {
+        return Err(Error::new(
+            "attention.new",
+            format!("{} cannot do this: {}", cpu.isa, reasons.join("; ")),
+        ));
+    }
+    let threads = cpu.pool.current_num_threads();
+    Ok(Tiling {
+        q_rows: Q_ROWS,
+        kv_tokens: KV_TOKENS,
+        segment_overhead: 1,
+        workers: threads * BINS_PER_THREAD,
+        scratch: threads * scratch_len(problem),
+    })
+}
+
+/// Scratch of one thread, in f32 elements.
+fn scratch_len(problem: &Problem) -> usize {
+    let (group, dim) = (problem.heads().group(), problem.head_dim());
+    let rows = (Q_ROWS / group).max(1) * group;
+    Layout::new(rows, (dim.qk, dim.vo)).len + attend::ALIGN
+}
+
+/// The part of a thread's scratch that begins at a cache line: a register that straddles two costs twice.
+fn aligned(scratch: &mut [f32]) -> &mut [f32] {
+    let skip = scratch.as_ptr().align_offset(attend::ALIGN * size_of::<f32>());
+    &mut scratch[skip..]
+}
+
+pub(super) fn run(cpu: &Cpu, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) {
+    let layout = plan.problem.layout();
+    let (partial_o, rest) =
+        out.workspace.memory.split_at_mut(plan.schedule.partial_rows * plan.problem.head_dim().vo);
+    let (partial_lse, scratch) = rest.split_at_mut(plan.schedule.partial_rows);
+    let call = Call {
+        plan,
+        q,
+        k: (kv.k, KvStrides::of(layout, kv.k.strides())),
+        v: (kv.v, KvStrides::of(layout, kv.v.strides())),
+        o: SharedRows::new(out.o),
+        lse: out.lse.and_then(ViewMut::into_slice).map(Shared::new),
+        partial_o: Shared::new(partial_o),
+        partial_lse: Shared::new(partial_lse),
+    };
+    let schedule = &plan.schedule;
+    let scratch_len = scratch_len(&plan.problem);
+    let parts = scratch.chunks_exact_mut(scratch_len).map(aligned);
+    cpu.for_each(schedule.num_workers(), parts, |worker, scratch| {
+        cpu.isa.dispatch(Worker { call: &call, items: schedule.worker(worker), scratch });
+    });
+    cpu.for_each(schedule.merges.len(), scratch.chunks_exact_mut(scratch_len), |merge, scratch| {
+        attend::merge(&call, &schedule.merges[merge], scratch);
+    });
+}
+
+pub(super) fn merge_states(
+    (o, lse): (View<'_>, View<'_>),
+    (mut out, mut out_lse): (ViewMut<'_>, ViewMut<'_>),
+) {
+    let &[rows, states, heads, dim] = o.shape() else { return };
+    let mut merged = vec![0.0; dim];
+    for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+        merged.fill(0.0);
+        let mut total = f32::NEG_INFINITY;
+        for state in 0..states {
+            let (ours, theirs, sum) = merge_weights(total, lse.at(&[row, state, head]));
+            for (d, merged) in merged.iter_mut().enumerate() {
+                *merged = *merged * ours + o.at(&[row, state, head, d]) * theirs;
+            }
+            total = sum;
+        }
+        merged.iter().enumerate().for_each(|(d, &value)| out.set(&[row, head, d], value));
+        out_lse.set(&[row, head], total);
+    }
+}
+
+pub(super) fn merge_state(
+    (mut o, mut lse): (ViewMut<'_>, ViewMut<'_>),
+    (other, other_lse): (View<'_>, View<'_>),
+) {
+    let &[rows, heads, dim] = other.shape() else { return };
+    for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+        let (ours, theirs, sum) = merge_weights(lse.as_view().at(&[row, head]), other_lse.at(&[row, head]));
+        for d in 0..dim {
+            let at = [row, head, d];
+            let merged = o.as_view().at(&at) * ours + other.at(&at) * theirs;
+            o.set(&at, merged);
+        }
+        lse.set(&[row, head], sum);
+    }
+}

@@ -1,0 +1,52 @@
+//! `out = x · weightᵀ + bias` on the CPU, through the `gemm` crate.
+//!
+//! Weights stay as the checkpoint stores them. Each task widens one panel of them, [`PANEL`] features of
+//! [`DEPTH`] inputs at a time, into f32 laid out for the library, and multiplies all its rows with it.
+
+use super::{
+    Cpu,
+    simd::{
+        matmul::{DEPTH, PANEL, Panel, Product},
+        shared::Shared,
+    },
+};
+use crate::{View, ViewMut, tensor::DataMut};
+use std::cell::RefCell;
+
+/// Rows of one task: enough that widening the weights is cheap beside multiplying with them.
+const ROWS: usize = 256;
+
+thread_local! {
+    /// A widened panel; kept, so that only a thread's first call allocates.
+    static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(super) fn linear(cpu: &Cpu, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) {
+    let (rows, features) = (out.shape()[0], out.shape()[1]);
+    let out_stride = out.strides()[0];
+    let (Some(x_slice), DataMut::F32(out)) = (x.as_slice::<f32>(), out.into_data()) else { return };
+    if rows == 0 || features == 0 {
+        return;
+    }
+    let product = Product {
+        isa: cpu.isa,
+        x: (x_slice, x.strides()[0]),
+        weight,
+        bias,
+        out: Shared::new(out),
+        out_stride,
+    };
+    let panels = features.div_ceil(PANEL);
+    let tasks = panels * rows.div_ceil(ROWS);
+    cpu.for_each(tasks, std::iter::repeat_n((), cpu.threads()), |task, ()| {
+        let (first_row, first_feature) = (task / panels * ROWS, task % panels * PANEL);
+        let panel = Panel {
+            rows: first_row..rows.min(first_row + ROWS),
+            features: first_feature..features.min(first_feature + PANEL),
+        };
+        SCRATCH.with_borrow_mut(|scratch| {
+            scratch.resize(2 * PANEL * DEPTH + 2 * PANEL, 0.0);
+            product.multiply(&panel, scratch);
+        });
+    });
+}

@@ -1,0 +1,183 @@
+//! The AVX2 leaf: 8 lanes, 16 registers, with FMA and F16C.
+
+use super::{Simd, Task};
+use half::{bf16, f16};
+use std::arch::x86_64::*;
+
+/// Proof that this machine has AVX2, FMA and F16C.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2(());
+
+impl Avx2 {
+    pub(crate) fn new() -> Option<Self> {
+        let found = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        found.then_some(Self(()))
+    }
+}
+
+/// SAFETY: of every block in this file: `self` exists only where the instructions do (see `new`), and memory
+/// arguments are valid by each function's own contract.
+impl Simd for Avx2 {
+    type V = __m256;
+    const LANES: usize = 8;
+    const TILE_COLUMNS: usize = 2;
+    const TILE_ROWS: usize = 6;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(self, from: *const f32) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(self, to: *mut f32, value: __m256) {
+        // SAFETY: see the impl.
+        unsafe { _mm256_storeu_ps(to, value) }
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe { _mm256_add_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sub(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe { _mm256_mul_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe { _mm256_fmadd_ps(a, b, c) }
+    }
+
+    #[inline(always)]
+    fn max(self, a: __m256, b: __m256) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe { _mm256_max_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn round(self, a: __m256) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+    }
+
+    #[inline(always)]
+    fn scale_or_zero(self, a: __m256, n: __m256, x: __m256) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe {
+            let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
+            let scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
+            // the integer addition would turn a NaN into a number
+            let number = _mm256_cmp_ps::<_CMP_ORD_Q>(x, x);
+            let scaled = _mm256_blendv_ps(a, scaled, number);
+            // "not less than" keeps NaN
+            _mm256_and_ps(scaled, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(-126.0)))
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_max(self, a: __m256) -> f32 {
+        // SAFETY: see the impl.
+        unsafe {
+            let half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let half = _mm_max_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_max_ss(half, _mm_shuffle_ps::<1>(half, half)))
+        }
+    }
+
+    #[inline(always)]
+    fn reduce_add(self, a: __m256) -> f32 {
+        // SAFETY: see the impl.
+        unsafe {
+            let half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let half = _mm_add_ps(half, _mm_movehl_ps(half, half));
+            _mm_cvtss_f32(_mm_add_ss(half, _mm_shuffle_ps::<1>(half, half)))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+        // SAFETY: see the impl.
+        unsafe {
+            let mut rows = [_mm256_setzero_ps(); 8];
+            for (i, row) in rows.iter_mut().enumerate() {
+                *row = _mm256_loadu_ps(from.add(i * from_stride));
+            }
+            for (i, column) in transpose_8x8(rows).into_iter().enumerate() {
+                _mm256_storeu_ps(to.add(i * to_stride), column);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(self, from: *const bf16) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> __m256 {
+        // SAFETY: see the impl.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+
+    #[inline(always)]
+    fn prefetch(self, from: *const u8) {
+        // SAFETY: see the impl; a prefetch never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+    }
+
+    #[inline(always)]
+    fn vectorize<T: Task>(self, task: T) -> T::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn vectorized<T: Task>(simd: Avx2, task: T) -> T::Output {
+            task.run(simd)
+        }
+        // SAFETY: see the impl.
+        unsafe { vectorized(self, task) }
+    }
+}
+
+/// Three rounds of interleaving: neighbours, pairs, halves.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {
+    let mut quads = [_mm256_setzero_ps(); 8];
+    for q in 0..2 {
+        let low =
+            [_mm256_unpacklo_ps(r[4 * q], r[4 * q + 1]), _mm256_unpacklo_ps(r[4 * q + 2], r[4 * q + 3])];
+        let high =
+            [_mm256_unpackhi_ps(r[4 * q], r[4 * q + 1]), _mm256_unpackhi_ps(r[4 * q + 2], r[4 * q + 3])];
+        quads[4 * q] = _mm256_shuffle_ps::<0x44>(low[0], low[1]);
+        quads[4 * q + 1] = _mm256_shuffle_ps::<0xee>(low[0], low[1]);
+        quads[4 * q + 2] = _mm256_shuffle_ps::<0x44>(high[0], high[1]);
+        quads[4 * q + 3] = _mm256_shuffle_ps::<0xee>(high[0], high[1]);
+    }
+    let mut out = [_mm256_setzero_ps(); 8];
+    for c in 0..4 {
+        out[c] = _mm256_permute2f128_ps::<0x20>(quads[c], quads[4 + c]);
+        out[4 + c] = _mm256_permute2f128_ps::<0x31>(quads[c], quads[4 + c]);
+    }
+    out
+}

@@ -1,0 +1,179 @@
+//! One panel of `out = x · weightᵀ + bias`: weights widened and transposed, then the `gemm` crate.
+//!
+//! A row's bits must not depend on how many rows there are. The library sums over ascending inputs in one chain of
+//! multiply-adds per element, but chooses other orders for a single row and, for depths above 512, by shape. So a
+//! single row is multiplied twice over, and depth is cut at [`DEPTH`] here.
+
+use super::{Isa, Simd, Task, gather, shared::Shared, tile::Matrix};
+use crate::View;
+use std::ops::Range;
+
+/// Features of a panel.
+pub(crate) const PANEL: usize = 128;
+/// Inputs of a panel.
+pub(crate) const DEPTH: usize = 512;
+
+/// One matrix product, as all its panels see it.
+pub(crate) struct Product<'a> {
+    pub(crate) isa: Isa,
+    /// `[rows, in_features]` and its row stride.
+    pub(crate) x: (&'a [f32], usize),
+    /// `[out_features, in_features]`, contiguous.
+    pub(crate) weight: View<'a>,
+    /// `[out_features]`, contiguous.
+    pub(crate) bias: Option<View<'a>>,
+    pub(crate) out: Shared<'a, f32>,
+    pub(crate) out_stride: usize,
+}
+
+/// A block of the output.
+pub(crate) struct Panel {
+    pub(crate) rows: Range<usize>,
+    pub(crate) features: Range<usize>,
+}
+
+/// Widens and transposes `weight[features, inputs]` into `to`, `[DEPTH, PANEL]`, by way of `rows`, `[PANEL, DEPTH]`.
+struct Widen<'a> {
+    weight: View<'a>,
+    features: Range<usize>,
+    inputs: Range<usize>,
+    rows: &'a mut [f32],
+    to: &'a mut [f32],
+}
+
+impl Task for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (in_features, depth) = (self.weight.shape()[1], self.inputs.len());
+        for (row, feature) in self.rows.chunks_exact_mut(DEPTH).zip(self.features.clone()) {
+            let offset = feature * in_features + self.inputs.start;
+            // SAFETY: `row` has DEPTH elements, and depth <= DEPTH.
+            unsafe { gather::widen(simd, self.weight.data(), offset, row.as_mut_ptr(), depth) };
+        }
+        assert!(
+            self.rows.len() == PANEL * DEPTH && self.to.len() == PANEL * DEPTH,
+            "a whole panel of scratch"
+        );
+        let from = Matrix { at: self.rows.as_ptr(), stride: DEPTH };
+        let to = Matrix { at: self.to.as_mut_ptr(), stride: PANEL };
+        // SAFETY: both have PANEL * DEPTH elements, multiples of every register size.
+        unsafe { gather::transpose(simd, (self.features.len(), depth), from, to) };
+    }
+}
+
+impl Product<'_> {
+    /// Computes one block of the output. Panels given to concurrent calls must not overlap.
+    pub(crate) fn multiply(&self, panel: &Panel, scratch: &mut [f32]) {
+        let (rows, scratch) = scratch.split_at_mut(PANEL * DEPTH);
+        let (weights, twice) = scratch.split_at_mut(PANEL * DEPTH);
+        let in_features = self.weight.shape()[1];
+        self.start_with_bias(panel);
+        for first in (0..in_features).step_by(DEPTH) {
+            let inputs = first..in_features.min(first + DEPTH);
+            let features = panel.features.clone();
+            let task = Widen { weight: self.weight, features, inputs: inputs.clone(), rows, to: weights };
+            self.isa.dispatch(task);
+            if panel.rows.len() == 1 {
+                self.accumulate_single(panel, inputs, weights, twice);
+            } else {
+                let start = panel.rows.start * self.out_stride + panel.features.start;
+                let len = (panel.rows.len() - 1) * self.out_stride + panel.features.len();
+                // SAFETY: rows of other panels may lie in this part, but the library writes this panel's
+                // elements only, and panels do not overlap; it is passed on as a pointer right away.
+                let out = unsafe { self.out.pointer(start, len) };
+                self.accumulate(panel, &inputs, weights, (out, self.out_stride));
+            }
+        }
+    }
+
+    fn start_with_bias(&self, panel: &Panel) {
+        for row in panel.rows.clone() {
+            let start = row * self.out_stride + panel.features.start;
+            // SAFETY: these elements are this panel's alone.
+            let out = unsafe { self.out.part(start, panel.features.len()) };
+            for (out, feature) in out.iter_mut().zip(panel.features.clone()) {
+                *out = self.bias.map_or(0.0, |bias| bias.at(&[feature]));
+            }
+        }
+    }
+
+    /// A single row, multiplied as two equal ones.
+    fn accumulate_single(&self, panel: &Panel, inputs: Range<usize>, weights: &[f32], twice: &mut [f32]) {
+        let start = panel.rows.start * self.out_stride + panel.features.start;
+        // SAFETY: these elements are this panel's alone.
+        let out = unsafe { self.out.part(start, panel.features.len()) };
+        twice[..out.len()].copy_from_slice(out);
+        twice[PANEL..PANEL + out.len()].copy_from_slice(out);
+        assert!(twice.len() >= 2 * PANEL, "room for two rows");
+        self.accumulate(panel, &inputs, weights, (twice.as_mut_ptr(), PANEL));
+        out.copy_from_slice(&twice[..out.len()]);
+    }
+
+    /// `out[row, feature] += Σ x[row, input] · weights[input, feature]`, for at least two rows: a single one is
+    /// read twice.
+    fn accumulate(&self, panel: &Panel, inputs: &Range<usize>, weights: &[f32], out: (*mut f32, usize)) {
+        let (x, x_stride) = self.x;
+        let rows = panel.rows.len();
+        let x = &x[panel.rows.start * x_stride + inputs.start..];
+        assert!(x.len() >= (rows - 1) * x_stride + inputs.len(), "x has all rows");
+        assert!(weights.len() >= PANEL * DEPTH && panel.features.len() <= PANEL, "a whole panel of weights");
+        let row_step = if rows == 1 { 0 } else { x_stride };
+        // SAFETY: x holds `rows` rows of `inputs.len()` elements as just checked, `weights` [DEPTH, PANEL], and
+        // `out` the panel's rows at its stride (two rows of PANEL for a single one), by the callers above.
+        unsafe {
+            gemm::gemm(
+                panel.features.len(),
+                rows.max(2),
+                inputs.len(),
+                out.0,
+                out.1 as isize,
+                1,
+                true,
+                weights.as_ptr(),
+                PANEL as isize,
+                1,
+                x.as_ptr(),
+                row_step as isize,
+                1,
+                1.0,
+                1.0,
+                false,
+                false,
+                false,
+                gemm::Parallelism::None,
+            );
+        }
+    }
+}
+
+/// `out = a · b` for row-major squares of `size`, by the library on `threads` threads: its own best case.
+pub(crate) fn square(size: usize, (a, b): (&[f32], &[f32]), out: &mut [f32], threads: usize) {
+    assert!([a.len(), b.len(), out.len()] == [size * size; 3], "three squares");
+    let (stride, parallelism) = (size as isize, gemm::Parallelism::Rayon(threads));
+    // SAFETY: all three hold `size` rows of `size` elements as just checked, and `out` is borrowed mutably.
+    unsafe {
+        gemm::gemm(
+            size,
+            size,
+            size,
+            out.as_mut_ptr(),
+            1,
+            stride,
+            false,
+            a.as_ptr(),
+            1,
+            stride,
+            b.as_ptr(),
+            1,
+            stride,
+            0.0,
+            1.0,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}

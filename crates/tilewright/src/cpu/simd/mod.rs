@@ -1,0 +1,131 @@
+//! The one room of this crate with `unsafe`: vector instructions, and threads that share an output.
+//!
+//! Algorithms (`attend`, `tile`, `softmax`) are written once over [`Simd`]; leaves (`avx512`, `avx2`, `portable`)
+//! give the instructions. A value of a leaf type is proof that its instructions exist on this machine: it comes
+//! only from `new`, which asks the processor. [`Isa::dispatch`] picks a leaf at run time.
+
+#![allow(unsafe_code, reason = "the room for it; every block says why it is sound")]
+
+pub(crate) mod attend;
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod gather;
+pub(crate) mod matmul;
+mod portable;
+pub(crate) mod shared;
+mod softmax;
+mod tile;
+
+use std::fmt;
+
+/// A set of vector instructions that the CPU backend can use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Isa {
+    /// What every processor of the architecture has.
+    Portable,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+}
+
+impl Isa {
+    /// Those that this machine has, the best last.
+    pub fn available() -> Vec<Self> {
+        [Self::Portable, Self::Avx2, Self::Avx512].into_iter().filter(|isa| isa.is_available()).collect()
+    }
+
+    /// Whether this machine has it.
+    pub fn is_available(self) -> bool {
+        match self {
+            Self::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 => avx2::Avx2::new().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 => avx512::Avx512::new().is_some(),
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+
+    /// Runs `task` compiled for this instruction set; for the portable one where the machine lacks it.
+    pub(crate) fn dispatch<T: Task>(self, task: T) -> T::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512 if let Some(simd) = avx512::Avx512::new() => simd.vectorize(task),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2 if let Some(simd) = avx2::Avx2::new() => simd.vectorize(task),
+            _ => task.run(portable::Portable),
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Portable => "portable",
+            Self::Avx2 => "AVX2",
+            Self::Avx512 => "AVX-512",
+        })
+    }
+}
+
+/// Work that is compiled once per instruction set. Implementations mark `run` and all it calls
+/// `#[inline(always)]`, so that the leaf's instructions reach the innermost loop.
+pub(crate) trait Task {
+    type Output;
+    fn run<S: Simd>(self, simd: S) -> Self::Output;
+}
+
+/// Vectors of f32. Memory arguments are slices of at least [`Simd::LANES`] elements.
+pub(crate) trait Simd: Copy {
+    /// One register.
+    type V: Copy;
+    /// f32 elements of a register.
+    const LANES: usize;
+    /// Registers per row of the matrix micro-kernel; with [`Simd::TILE_ROWS`] rows its accumulators, one row
+    /// of the right side and a broadcast fill the register file.
+    const TILE_COLUMNS: usize;
+    /// Rows of the matrix micro-kernel, at most 6.
+    const TILE_ROWS: usize;
+
+    fn splat(self, value: f32) -> Self::V;
+    /// # Safety
+    /// `from` points to `LANES` readable elements.
+    unsafe fn load(self, from: *const f32) -> Self::V;
+    /// # Safety
+    /// `to` points to `LANES` writable elements.
+    unsafe fn store(self, to: *mut f32, value: Self::V);
+    fn add(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sub(self, a: Self::V, b: Self::V) -> Self::V;
+    fn mul(self, a: Self::V, b: Self::V) -> Self::V;
+    /// `a * b + c`, rounded once where the machine can.
+    fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    fn max(self, a: Self::V, b: Self::V) -> Self::V;
+    fn round(self, a: Self::V) -> Self::V;
+    /// `a * 2^n` for an integral `n` in -126..=127; 0 where `x < -126`. NaN in `a` stays.
+    fn scale_or_zero(self, a: Self::V, n: Self::V, x: Self::V) -> Self::V;
+    fn reduce_max(self, a: Self::V) -> f32;
+    fn reduce_add(self, a: Self::V) -> f32;
+    /// Transposes a `LANES × LANES` block.
+    ///
+    /// # Safety
+    /// `from` has `LANES` rows of `LANES` readable elements, `from_stride` apart; `to` likewise, writable.
+    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize);
+    /// Widens `LANES` bf16 values.
+    ///
+    /// # Safety
+    /// `from` points to `LANES` readable elements.
+    unsafe fn load_bf16(self, from: *const half::bf16) -> Self::V;
+    /// Widens `LANES` f16 values.
+    ///
+    /// # Safety
+    /// `from` points to `LANES` readable elements.
+    unsafe fn load_f16(self, from: *const half::f16) -> Self::V;
+    /// Asks for the cache line at `from`, which may be any address.
+    fn prefetch(self, from: *const u8);
+    /// Runs `task` with this leaf's instructions switched on.
+    fn vectorize<T: Task>(self, task: T) -> T::Output;
+}

@@ -1,0 +1,56 @@
+//! Matrix multiplication with weights as checkpoints store them.
+
+use crate::{
+    Backend, Dtype, Result, View, ViewMut,
+    tensor::{check_dtype, check_shape},
+};
+
+/// `out = x · weightᵀ + bias`, accumulated in f32.
+///
+/// `x`: `[rows, in_features]` f32; `weight`: `[out_features, in_features]` f32, f16 or bf16, contiguous; `bias`:
+/// `[out_features]`, f32, f16 or bf16, contiguous; `out`: `[rows, out_features]` f32. A row of `out` has the same
+/// bits whatever other rows are there.
+///
+/// # Errors
+/// When a shape, dtype or stride is not as above.
+pub fn linear<B: Backend>(
+    backend: &B,
+    x: View<'_>,
+    weight: View<'_>,
+    bias: Option<View<'_>>,
+    mut out: ViewMut<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "gemm.linear";
+    let &[rows, in_features] = x.shape() else {
+        let text = format!("x has shape {:?}, expected [rows, in_features]", x.shape());
+        return Err(crate::Error::new(OPERATOR, text));
+    };
+    let out_features = weight.shape().first().copied().unwrap_or(0);
+    let axes = "[out_features, in_features]";
+    check_shape(OPERATOR, "weight", (weight.shape(), &[out_features, in_features]), axes)?;
+    check_shape(OPERATOR, "out", (out.shape(), &[rows, out_features]), "[rows, out_features]")?;
+    check_dtype(OPERATOR, "x", x.dtype(), Dtype::F32)?;
+    check_dtype(OPERATOR, "out", out.dtype(), Dtype::F32)?;
+    for (name, strides, extent) in [("x", x.strides(), in_features), ("out", out.strides(), out_features)] {
+        crate::ensure!(
+            strides[1] == 1 || extent == 1,
+            OPERATOR,
+            "{name} has strides {strides:?}: the last axis must have stride 1"
+        );
+    }
+    let mut dense = vec![("weight", weight)];
+    if let Some(bias) = bias {
+        check_shape(OPERATOR, "bias", (bias.shape(), &[out_features]), "[out_features]")?;
+        dense.push(("bias", bias));
+    }
+    for (name, view) in dense {
+        let strides = view.strides();
+        crate::ensure!(
+            view.is_contiguous(),
+            OPERATOR,
+            "{name} has strides {strides:?}, expected a contiguous tensor"
+        );
+    }
+    backend.linear(x, weight, bias, out.reborrow());
+    Ok(())
+}

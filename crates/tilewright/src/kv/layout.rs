@@ -1,0 +1,141 @@
+//! The two axis orders of a KV cache, and the views of K and V that operators take.
+//!
+//! | | NHD | HND |
+//! |---|---|---|
+//! | paged | `[num_pages, page_size, num_kv_heads, head_dim]` | `[num_pages, num_kv_heads, page_size, head_dim]` |
+//! | ragged | `[num_tokens, num_kv_heads, head_dim]` | `[num_kv_heads, num_tokens, head_dim]` |
+
+use crate::{Dtype, Error, Result, View, ViewMut, tensor::check_dtype};
+use std::fmt;
+
+/// The order of the token and head axes of a KV cache. Queries and outputs are always
+/// `[tokens, heads, head_dim]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum KvLayout {
+    /// Tokens before heads.
+    #[default]
+    Nhd,
+    /// Heads before tokens.
+    Hnd,
+}
+
+impl KvLayout {
+    /// The axes of K or V of a paged cache with `num_pages` pages of `page_size` tokens.
+    pub fn paged_shape(
+        self,
+        num_pages: usize,
+        page_size: usize,
+        heads: usize,
+        head_dim: usize,
+    ) -> [usize; 4] {
+        match self {
+            Self::Nhd => [num_pages, page_size, heads, head_dim],
+            Self::Hnd => [num_pages, heads, page_size, head_dim],
+        }
+    }
+}
+
+impl fmt::Display for KvLayout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nhd => "NHD",
+            Self::Hnd => "HND",
+        })
+    }
+}
+
+/// K and V of a cache, paged (rank 4) or ragged (rank 3); see the module for the axes.
+#[derive(Debug, Clone, Copy)]
+pub struct KvCache<'a> {
+    /// Keys.
+    pub k: View<'a>,
+    /// Values; the same shape but for head_dim, which may differ.
+    pub v: View<'a>,
+}
+
+/// [`KvCache`], to write into.
+#[derive(Debug)]
+pub struct KvCacheMut<'a> {
+    /// Keys.
+    pub k: ViewMut<'a>,
+    /// Values.
+    pub v: ViewMut<'a>,
+}
+
+impl KvCacheMut<'_> {
+    /// The same memory, read only.
+    pub fn as_cache(&self) -> KvCache<'_> {
+        KvCache { k: self.k.as_view(), v: self.v.as_view() }
+    }
+}
+
+/// What one of K and V must look like; `page_size` is `None` for a ragged tensor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KvShape {
+    pub(crate) layout: KvLayout,
+    pub(crate) page_size: Option<usize>,
+    pub(crate) heads: usize,
+    pub(crate) head_dim: usize,
+    pub(crate) dtype: Dtype,
+}
+
+/// The strides of one of K and V, in elements; `page` is 0 for a ragged tensor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KvStrides {
+    pub(crate) page: usize,
+    pub(crate) token: usize,
+    pub(crate) head: usize,
+}
+
+impl KvShape {
+    /// Checks a K or V argument and returns how many pages (paged) or tokens (ragged) it holds.
+    pub(crate) fn check(
+        &self,
+        operator: &'static str,
+        argument: &str,
+        (shape, strides, dtype): (&[usize], &[usize], Dtype),
+    ) -> Result<usize> {
+        check_dtype(operator, argument, dtype, self.dtype)?;
+        let count = match (self.layout, self.page_size) {
+            (KvLayout::Hnd, None) => shape.get(1),
+            _ => shape.first(),
+        };
+        let count = count.copied().unwrap_or(0);
+        let (expected, axes) = self.expected(count);
+        if shape != expected.as_slice() {
+            let names = format!("{argument} has shape {shape:?}, expected {axes} = {expected:?}");
+            return Err(Error::new(operator, format!("{names} ({})", self.layout)));
+        }
+        crate::ensure!(
+            strides.last() == Some(&1) || self.head_dim == 1,
+            operator,
+            "{argument} has strides {strides:?}: head_dim, the last axis, must have stride 1"
+        );
+        Ok(count)
+    }
+
+    fn expected(&self, count: usize) -> (Vec<usize>, &'static str) {
+        let Self { heads, head_dim, .. } = *self;
+        match (self.layout, self.page_size) {
+            (KvLayout::Nhd, Some(page)) => {
+                (vec![count, page, heads, head_dim], "[num_pages, page_size, num_kv_heads, head_dim]")
+            }
+            (KvLayout::Hnd, Some(page)) => {
+                (vec![count, heads, page, head_dim], "[num_pages, num_kv_heads, page_size, head_dim]")
+            }
+            (KvLayout::Nhd, None) => (vec![count, heads, head_dim], "[num_tokens, num_kv_heads, head_dim]"),
+            (KvLayout::Hnd, None) => (vec![heads, count, head_dim], "[num_kv_heads, num_tokens, head_dim]"),
+        }
+    }
+}
+
+impl KvStrides {
+    /// Reads page, token and head strides off a tensor that [`KvShape::check`] has accepted.
+    pub(crate) fn of(layout: KvLayout, strides: &[usize]) -> Self {
+        let (page, rest) = if strides.len() == 4 { (strides[0], &strides[1..]) } else { (0, strides) };
+        match layout {
+            KvLayout::Nhd => Self { page, token: rest[0], head: rest[1] },
+            KvLayout::Hnd => Self { page, token: rest[1], head: rest[0] },
+        }
+    }
+}
