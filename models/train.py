@@ -16,7 +16,7 @@ The text file holds plain-text books separated by `<|endoftext|>`. The script
 It needs torch, transformers, tokenizers and safetensors. The defaults are the recipe of `tilewright-small` and want a
 GPU. Without one, try it at a small size:
 
-    python models/train.py books.txt --out /tmp/tiny --limit-chars 2000000 --vocab-size 1024 --layers 2 --hidden 64 \\
+    python models/train.py books.txt --out tiny --limit-chars 2000000 --vocab-size 1024 --layers 2 --hidden 64 \\
         --heads 2 --kv-heads 1 --head-dim 32 --ffn 128 --context 128 --batch 8 --steps 100 --warmup 10 \\
         --eval-every 50 --no-compile
 """
@@ -140,6 +140,7 @@ def held_out_windows(tokenizer, text, context, device):
     end_id = tokenizer.token_to_id(END_OF_TEXT)
     tokens = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)
     targets = F.pad(tokens, (0, -len(tokens) % context), value=IGNORED).view(-1, context).to(device)
+    # The padding is at the end, where no token looks at it: any id in range will do as its input.
     return behind_end_token(targets, end_id).clamp(min=0), targets
 
 
