@@ -1,0 +1,64 @@
+//! A picture of a schedule: a lane for each worker, a rectangle for each work item along an axis of cost, and the
+//! merges below.
+//!
+//! ```text
+//! title, problem                                    ┐ legend.rs
+//! legend: a colour for each request                 ┘
+//! worker 0 ┃▒▒▒ r0 h0 ▒▒▒┃▒▒ r0 h1 ▒▒┃              ┐
+//! worker 1 ┃// r0 h1 //┃▒▒ r1 h0 ▒▒▒▒┃              │ lanes.rs      // writes a partial state
+//!          0      20      40      60  KV tiles      ┘
+//! merges:  r0 h1 ← 2 partial states of workers 0, 1   merges.rs
+//! ```
+
+mod canvas;
+mod lanes;
+mod legend;
+mod merges;
+
+use crate::plan::{Lengths, cost};
+use canvas::Canvas;
+use std::ops::Range;
+use tilewright::attention::{Schedule, Tiling, WorkItem};
+
+/// Pixels from the left edge to the lanes.
+const LEFT: f64 = 78.0;
+/// Pixels of the lanes for the busiest worker.
+const LANES: f64 = 960.0;
+/// Pixels of the whole picture; the costs of lanes stand at the right.
+const WIDTH: f64 = LEFT + LANES + 62.0;
+
+/// What is drawn.
+pub(crate) struct Picture<'a> {
+    /// A line below the title.
+    pub(crate) subtitle: String,
+    pub(crate) requests: &'a [Lengths],
+    pub(crate) schedule: &'a Schedule,
+    pub(crate) tiling: Tiling,
+}
+
+impl Picture<'_> {
+    /// The SVG file.
+    pub(crate) fn draw(&self) -> String {
+        let mut canvas = Canvas::default();
+        let y = self.draw_legend(&mut canvas);
+        let y = self.draw_lanes(&mut canvas, y + 24.0);
+        let y = self.draw_merges(&mut canvas, y + 34.0);
+        canvas.finish(WIDTH, y + 18.0)
+    }
+
+    fn cost(&self, item: &WorkItem) -> usize {
+        cost(item, &self.tiling)
+    }
+
+    fn overhead(&self) -> usize {
+        self.tiling.segment_overhead.max(1)
+    }
+}
+
+/// How a label names query rows, which count over the whole batch.
+fn name_rows(qo: &Range<u32>) -> String {
+    match qo.len() {
+        1 => format!("row {}", qo.start),
+        _ => format!("rows {}..{}", qo.start, qo.end),
+    }
+}
