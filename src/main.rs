@@ -1,5 +1,6 @@
 //! The tilewright command line: one subcommand, one file. Every error is reported through miette.
 
+mod doctor;
 mod plan;
 mod schedule_svg;
 mod text_error;
@@ -10,6 +11,9 @@ use std::{
     io::{ErrorKind, Write},
     process::ExitCode,
 };
+
+/// The model that comes with the project, seen from the repository's root.
+const DEFAULT_MODEL: &str = "models/tilewright-small";
 
 /// Attention for LLM inference, in Rust from end to end.
 #[derive(Parser)]
@@ -22,11 +26,13 @@ struct CommandLine {
 #[derive(Subcommand)]
 enum Command {
     Plan(plan::Arguments),
+    Doctor(doctor::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match CommandLine::parse().command {
         Command::Plan(arguments) => plan::run(&arguments).and_then(|report| print(&report)),
+        Command::Doctor(arguments) => doctor::run(&arguments).and_then(|report| print(&report)),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
