@@ -107,6 +107,11 @@ fn json_and_arguments_ask_the_same() {
     assert!(printed(&from_json).contains("head_dim 192/128, f16 q/o, f16 KV, NHD, full"));
     assert!(printed(&from_json).contains("split Fixed { tokens: 512 }"));
 
+    // Pages show in nothing that is printed but a refusal.
+    let pageless = all.replace("\"page_size\": 8", "\"page_size\": 0");
+    let said = refused(&plan(&[&["--json", "-"], &MACHINE], &pageless), 1);
+    assert!(said.contains("page_size = 0"), "{said}");
+
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("batch.json");
     let short = r#"{"heads": [32, 8], "head_dim": 128, "requests": [[1, 4096], [1, 4096], [64, 700]]}"#;

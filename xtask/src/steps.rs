@@ -77,3 +77,23 @@ impl CargoStep {
         if status.success() { Ok(()) } else { Err(format!("`{spelled}` ended with {status}")) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{CargoStep, timed};
+    use std::path::Path;
+
+    #[test]
+    fn a_step_that_fails_says_which_and_how() {
+        let step = CargoStep {
+            name: "nothing",
+            arguments: &["no-such-command", "--all"],
+            environment: &[("RUSTDOCFLAGS", "-D warnings")],
+        };
+        let why = timed(step.name, || step.run(Path::new("."))).unwrap_err();
+        let words = "step `nothing` failed: `RUSTDOCFLAGS=\"-D warnings\" cargo no-such-command --all` ended with exit status: 101";
+        assert_eq!(why, words);
+        let version = CargoStep { name: "version", arguments: &["--version"], environment: &[] };
+        assert_eq!(timed(version.name, || version.run(Path::new("."))).unwrap().0, "version");
+    }
+}

@@ -71,3 +71,36 @@ impl Tree {
         path.is_empty() || self.files.contains_key(path) || below
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{MAX_TEXT, Tree};
+
+    #[test]
+    fn reads_what_people_wrote_and_nothing_else() {
+        let root = tempfile::tempdir().unwrap();
+        for (path, content) in [
+            (".gitignore", &b"/target\n/venv/\n"[..]),
+            (".git/config", b"x"),
+            (".tool/state.md", b"x"),
+            (".ci/run", b"cargo"),
+            ("target/debug/a.rs", b"x"),
+            ("venv/b.py", b"x"),
+            ("src/kv/target/page.rs", b"//! A page.\n"),
+            ("weights.bin", b"\xff\xfe"),
+            ("large.md", &vec![b'x'; MAX_TEXT as usize + 1]),
+        ] {
+            let path = root.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, content).unwrap();
+        }
+        let tree = Tree::read(root.path()).unwrap();
+        let paths: Vec<&str> = tree.paths().collect();
+        assert_eq!(paths, [".ci/run", ".gitignore", "large.md", "src/kv/target/page.rs", "weights.bin"]);
+        assert_eq!(tree.text("src/kv/target/page.rs"), Some("//! A page.\n"));
+        assert_eq!((tree.text("weights.bin"), tree.text("large.md")), (None, None));
+        for (path, there) in [("src/kv", true), ("src/kv/", true), ("src/k", false), ("weights.bin", true)] {
+            assert_eq!(tree.has(path), there, "{path}");
+        }
+    }
+}
