@@ -216,7 +216,7 @@ fn mistakes_in_a_file_are_no_usage_errors() {
 
 #[test]
 fn what_the_planner_refuses_is_told_in_its_words() {
-    let cases: [(&[&str], &str); 5] = [
+    let cases: [(&[&str], &str); 8] = [
         (
             &["--heads=32/7", "--requests=1:1"],
             "attention.problem: qo heads = 32 is not a multiple of kv heads = 7",
@@ -237,6 +237,9 @@ fn what_the_planner_refuses_is_told_in_its_words() {
             &["--heads=4", "--requests=1:2147483647", "--page-size=1"],
             "the batch has 2147483647 pages, the most that can be shown is 16777216",
         ),
+        (&["--heads=1", "--requests=2147483647:1"], " work items, the most that can be shown is 262144"),
+        (&["--heads=262145", "--requests=1:1"], "the batch has 262145 work items"),
+        (&["--heads=64", "--requests=1:16777216", "--split=1"], " work items, the most that can be shown"),
     ];
     for (arguments, words) in cases {
         let said = refused(&plan(&[arguments, &["--head-dim=64"]], ""), 1);
@@ -256,7 +259,7 @@ fn usage_errors_end_with_2() {
         (&["--split=half"], "'--split <HOW>': expected balanced, never, or a number of tokens"),
         (&["--dtype=fp8"], "[possible values: f32, f16, bf16]"),
         (&["--roofline=0/1"], "expected two numbers above 0, as in 200/3000"),
-        (&["--threads=0"], "invalid value '0' for '--threads <COUNT>'"),
+        (&["--threads=0"], "invalid value '0' for '--threads <COUNT>': 0 is not in 1..=1024"),
         (&["--json=-", "--mask=full"], "the argument '--json <FILE>' cannot be used with '--mask <MASK>'"),
     ];
     for (arguments, words) in cases {

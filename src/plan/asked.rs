@@ -2,12 +2,15 @@
 
 use miette::{IntoDiagnostic, Result, bail};
 use serde::Deserialize;
-use tilewright::{Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem, attention::Split};
+use tilewright::{
+    Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem,
+    attention::{Split, Tiling},
+};
 
 /// More than these cannot be read as a report or a picture any more.
 const MAX_REQUESTS: usize = 1 << 16;
-const MAX_ROWS: usize = 1 << 22;
 const MAX_PAGES: usize = 1 << 24;
+const MAX_ITEMS: usize = 1 << 18;
 
 /// How long a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,17 +45,17 @@ impl Asked {
         builder.dtypes(self.dtype, self.dtype).mask(self.mask).build().into_diagnostic()
     }
 
-    pub(super) fn pages(&self) -> Result<Pages> {
+    /// The batch's arrays, unless the batch would be too large to be shown when it is cut as `tiling` says.
+    pub(super) fn pages(&self, tiling: &Tiling) -> Result<Pages> {
         let page_size = self.page_size.max(1); // 0 is the planner's to refuse
-        let sum = |length: fn(&Lengths, usize) -> usize| {
-            self.requests.iter().fold(0usize, |sum, request| sum.saturating_add(length(request, page_size)))
+        let sum = |part: &dyn Fn(&Lengths) -> usize| {
+            self.requests.iter().fold(0usize, |sum, request| sum.saturating_add(part(request)))
         };
-        let rows = sum(|request, _| request.qo);
-        let pages = sum(|request, page_size| request.kv.div_ceil(page_size));
+        let pages = sum(&|request| request.kv.div_ceil(page_size));
         for (what, value, most) in [
             ("requests", self.requests.len(), MAX_REQUESTS),
-            ("query rows", rows, MAX_ROWS),
             ("pages", pages, MAX_PAGES),
+            ("work items", sum(&|request| self.items_of(request, tiling)), MAX_ITEMS),
         ] {
             if value > most {
                 bail!("the batch has {value} {what}, the most that can be shown is {most}");
@@ -72,6 +75,16 @@ impl Asked {
             indices: (0..pages as i32).collect(),
             last_page_len: self.requests.iter().map(|request| last(request.kv) as i64).collect(),
         })
+    }
+
+    /// Work items of a request, those aside that come of balancing: fewer than there are workers.
+    fn items_of(&self, request: &Lengths, tiling: &Tiling) -> usize {
+        let rows = (tiling.q_rows / self.heads.group()).max(1);
+        let pieces = match self.split {
+            Split::Fixed { tokens } => request.kv.div_ceil(tokens.max(tiling.kv_tokens)).max(1),
+            Split::Balanced | Split::Never => 1,
+        };
+        request.qo.div_ceil(rows).saturating_mul(self.heads.kv).saturating_mul(pieces)
     }
 }
 

@@ -72,8 +72,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Plan for so many threads instead of this machine's
-    #[arg(long, value_name = "COUNT")]
-    threads: Option<std::num::NonZeroUsize>,
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     /// Estimate with these rates instead of measuring them
     #[arg(long, value_name = "GB/s/GFLOP/s", value_parser = parse_roofline)]
     roofline: Option<Roofline>,
@@ -85,11 +85,11 @@ pub(crate) struct Arguments {
 /// Plans, draws where that was asked for, and reports.
 pub(crate) fn run(arguments: &Arguments) -> Result<String> {
     let asked = arguments.asked()?;
-    let cpu = arguments.threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(threads.get()));
+    let cpu = arguments.threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(threads.into()));
     let problem = asked.problem()?;
     let tiling = cpu.tiling(&problem).into_diagnostic()?;
     let attention = Attention::new(problem, cpu.clone()).into_diagnostic()?;
-    let pages = asked.pages()?;
+    let pages = asked.pages(&tiling)?;
     let plan = attention.plan_with(&pages.batch(asked.page_size), asked.split).into_diagnostic()?;
 
     if let Some(path) = &arguments.svg {
