@@ -31,11 +31,12 @@ impl Picture<'_> {
             canvas.rect(chip, ("chip", colour(r)), "query rows × keys");
             row.label(canvas, &label);
         }
-        if self.requests.len() > LISTED {
-            let label = format!("and {} more", self.requests.len() - LISTED);
-            row.chip(&label);
-            row.label(canvas, &label);
-        }
+        let ending = match self.requests.len().saturating_sub(LISTED) {
+            0 => "(query rows × keys)".to_owned(),
+            more => format!("and {more} more (query rows × keys)"),
+        };
+        row.chip(&ending);
+        row.label(canvas, &ending);
         row.next();
         for (class, label) in
             [("partial", "writes a partial state, to be merged"), ("overhead", "overhead of a work item")]
