@@ -21,7 +21,12 @@ Chores:
 ";
 
 fn main() -> ExitCode {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace");
+    // Asked at run time: a target folder may be shared by two checkouts.
+    let package = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
+    let Some(root) = Path::new(&package).parent() else {
+        eprintln!("error: run it as `cargo xtask`, which says where the project is");
+        return ExitCode::from(2);
+    };
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let result = match arguments[..] {
