@@ -4,9 +4,10 @@
 //! f32 and rounded once. The last axis is `hidden` for a layer's norm and `head_dim` for a norm per head.
 
 use crate::{
-    Backend, Result, View, ViewMut,
+    Backend, Element, Result, View, ViewMut,
     rows::check_rows,
     tensor::{check_dtype, check_shape},
+    with_dtype,
 };
 
 /// The weight of a norm: `[hidden]`, of any dtype and stride, and what is added to each of its elements.
@@ -29,7 +30,11 @@ impl<'a> NormWeight<'a> {
 
     /// The factor of each element, `offset + weight`, in f32.
     pub(crate) fn factors(&self) -> Vec<f32> {
-        (0..self.weight.shape()[0]).map(|i| self.offset + self.weight.at(&[i])).collect()
+        let (hidden, stride) = (self.weight.shape()[0], self.weight.strides()[0]);
+        with_dtype!(self.weight.dtype(), T => {
+            let data = self.weight.as_slice::<T>().expect("dispatched on its dtype");
+            (0..hidden).map(|i| self.offset + data[i * stride].to_f32()).collect()
+        })
     }
 }
 

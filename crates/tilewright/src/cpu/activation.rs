@@ -10,9 +10,10 @@ use crate::{
 use std::f32::consts::FRAC_1_SQRT_2;
 
 pub(super) fn act_and_mul(cpu: &Cpu, activation: Activation, x: View<'_>, out: ViewMut<'_>) {
+    let d = out.shape()[1];
     with_dtype!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);
-        cpu.each_row(rows_mut::<T>(out), || (), |(), row, out| match activation {
+        cpu.each_row(rows_mut::<T>(out), d, || (), |(), row, out| match activation {
             Activation::Silu => gate(rows.get(row), out, silu),
             Activation::Gelu => gate(rows.get(row), out, gelu),
             Activation::GeluTanh => gate(rows.get(row), out, gelu_tanh),

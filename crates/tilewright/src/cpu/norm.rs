@@ -15,7 +15,7 @@ pub(super) fn rmsnorm(cpu: &Cpu, x: View<'_>, weight: &NormWeight<'_>, eps: f32,
     let factors = weight.factors();
     with_dtype!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);
-        cpu.each_row(rows_mut::<T>(out), Vec::new, |wide, row, out| {
+        cpu.each_row(rows_mut::<T>(out), factors.len(), Vec::new, |wide, row, out| {
             widen(rows.get(row), wide);
             normalise(wide, &factors, eps, out);
         });
@@ -25,7 +25,7 @@ pub(super) fn rmsnorm(cpu: &Cpu, x: View<'_>, weight: &NormWeight<'_>, eps: f32,
 pub(super) fn rmsnorm_in_place(cpu: &Cpu, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) {
     let factors = weight.factors();
     with_dtype!(x.dtype(), T => {
-        cpu.each_row(rows_mut::<T>(x), Vec::new, |wide, _, x| {
+        cpu.each_row(rows_mut::<T>(x), factors.len(), Vec::new, |wide, _, x| {
             widen(x, wide);
             normalise(wide, &factors, eps, x);
         });
@@ -42,7 +42,7 @@ pub(super) fn fused_add_rmsnorm(
     let factors = weight.factors();
     with_dtype!(x.dtype(), T => {
         let pairs: Vec<_> = rows_mut::<T>(x).into_iter().zip(rows_mut::<T>(residual)).collect();
-        cpu.each_row(pairs, Vec::new, |wide, _, (x, residual)| {
+        cpu.each_row(pairs, factors.len(), Vec::new, |wide, _, (x, residual)| {
             widen(x, wide);
             for (sum, residual) in wide.iter_mut().zip(residual) {
                 *sum += residual.to_f32();

@@ -12,6 +12,7 @@ pub(super) fn rope(cpu: &Cpu, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32],
     let mut table = vec![0.0; positions.len() * dim];
     cpu.each_row(
         table.chunks_mut(dim).collect(),
+        dim,
         || (),
         |(), token, row| {
             fill_row(&frequencies, f64::from(positions[token]), row);
@@ -41,9 +42,9 @@ fn rotate<'t>(
     style: RopeStyle,
     angles: impl Fn(usize) -> &'t [f32] + Sync + Send,
 ) {
-    let heads = x.shape()[1];
+    let (heads, width) = (x.shape()[1], x.shape()[2]);
     with_dtype!(x.dtype(), T => {
-        cpu.each_row(rows_mut::<T>(x), || (), |(), row, head| {
+        cpu.each_row(rows_mut::<T>(x), width, || (), |(), row, head| {
             let angles = angles(row / heads);
             let (cosines, sines) = angles.split_at(angles.len() / 2);
             rotate_head(&mut head[..angles.len()], style, cosines, sines);

@@ -16,9 +16,10 @@ const LANES: usize = 16;
 
 pub(super) fn sample(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) {
     let (Scores::Logits(view) | Scores::Probs(view)) = scores;
+    let vocab = view.shape()[1];
     with_dtype!(view.dtype(), T => {
         let rows = Rows::<T>::new(view);
-        cpu.each_row(out.iter_mut().collect(), Vec::new, |weights, row, out| {
+        cpu.each_row(out.iter_mut().collect(), vocab, Vec::new, |weights, row, out| {
             widen(rows.get(row), weights);
             let token = match scores {
                 Scores::Logits(_) => from_logits(weights, &params[row]),
@@ -30,9 +31,10 @@ pub(super) fn sample(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingParams], o
 }
 
 pub(super) fn softmax(cpu: &Cpu, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) {
+    let vocab = logits.shape()[1];
     with_dtype!(logits.dtype(), T => {
         let rows = Rows::<T>::new(logits);
-        cpu.each_row(rows_mut::<T>(out), Vec::new, |weights, row, out| {
+        cpu.each_row(rows_mut::<T>(out), vocab, Vec::new, |weights, row, out| {
             widen(rows.get(row), weights);
             let done = if temperature[row] == 0.0 {
                 greedy(weights).map(|token| out.iter_mut().enumerate().for_each(|(i, out)| {
@@ -47,9 +49,10 @@ pub(super) fn softmax(cpu: &Cpu, logits: View<'_>, temperature: &[f32], out: Vie
 }
 
 pub(super) fn filter(cpu: &Cpu, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) {
+    let vocab = x.shape()[1];
     with_dtype!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);
-        cpu.each_row(rows_mut::<T>(out), Vec::new, |values, row, out| {
+        cpu.each_row(rows_mut::<T>(out), vocab, Vec::new, |values, row, out| {
             widen(rows.get(row), values);
             filter_row(filter, row, values, out);
         });
