@@ -66,7 +66,7 @@ fn rotation_matches_the_oracle() {
                     check(&q_out, &q, &ids, &frequencies, style);
                     check(&k_out, &k, &ids, &frequencies, style);
 
-                    let cache = CosSinCache::new(&rope, 7 * shape[0]);
+                    let cache = CosSinCache::new(&rope, 7 * shape[0] as u32);
                     let (mut q_cached, mut k_cached) = (q.clone(), k.clone());
                     let (q_view, k_view) = (q_cached.view_mut(), k_cached.view_mut());
                     apply_rope_with_cos_sin_cache(&cpu, q_view, k_view, positions, &cache).unwrap();

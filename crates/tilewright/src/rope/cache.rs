@@ -15,9 +15,9 @@ pub struct CosSinCache {
 
 impl CosSinCache {
     /// The table of `rope` for positions `0..max_positions`, each entry the rounded cosine or sine of the f64 angle.
-    pub fn new(rope: &Rope, max_positions: usize) -> Self {
+    pub fn new(rope: &Rope, max_positions: u32) -> Self {
         let (rotary_dim, frequencies) = (rope.rotary_dim(), rope.frequencies());
-        let mut table = vec![0.0; max_positions * rotary_dim];
+        let mut table = vec![0.0; max_positions as usize * rotary_dim];
         for (position, row) in table.chunks_mut(rotary_dim).enumerate() {
             fill_row(&frequencies, position as f64, row);
         }

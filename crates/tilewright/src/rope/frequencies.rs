@@ -1,7 +1,7 @@
 //! A rotary embedding's definition: which elements are rotated, and by how many radians per position.
 //!
 //! Pair `i` of `rotary_dim / 2` turns by `position · theta^(-2i / rotary_dim)` radians (Su et al. 2021), after
-//! scaling. Angles are f64 throughout: in f32 an angle of 131,071 radians is only good to 1e-2.
+//! scaling. Angles are f64 throughout: in f32 an angle of 131,071 radians is only good to 4e-3.
 
 use crate::Result;
 
