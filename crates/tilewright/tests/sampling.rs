@@ -1,5 +1,5 @@
-//! Sampling: which tokens the filters keep, greedy choice, bad rows, independence of batch and threads, error texts.
-//! The distributions are tested in `sampling_distribution.rs`.
+//! Sampling: which tokens the filters keep, greedy choice, bad rows, independence of batch and threads.
+//! The distributions are tested in `sampling_distribution.rs`, refusals in `sampling_errors.rs`.
 
 mod arrays;
 
@@ -267,82 +267,24 @@ fn a_token_is_the_same_alone_in_any_slot_and_on_any_number_of_threads() {
     }
 }
 
+/// The search for a threshold knows no smallest or largest number.
 #[test]
-fn refusals_name_request_and_value() {
+fn filters_work_over_the_whole_range_of_f32() {
     let cpu = Cpu::with_threads(1);
-    let logits = Array::zeros(Dtype::F32, &[3, 4], Layout::Dense);
-    let good = SamplingParams::default();
-    let refuse = |bad: SamplingParams| {
-        let mut out = vec![Ok(9); 3];
-        let text = sample(&cpu, logits.view(), &[good, good, bad], &mut out).unwrap_err().to_string();
-        assert_eq!(out, [Ok(9), Ok(9), Ok(9)], "a refused call draws nothing");
-        assert_eq!(bad.validate().unwrap_err().to_string(), text.replace("sample: request 2", "params"));
-        text
-    };
-    let cases = [
-        (SamplingParams { top_p: 1.5, ..good }, "top_p = 1.5 is not in (0, 1]"),
-        (SamplingParams { top_p: 0.0, ..good }, "top_p = 0 is not in (0, 1]"),
-        (SamplingParams { top_p: f32::NAN, ..good }, "top_p = NaN is not in (0, 1]"),
-        (SamplingParams { top_k: Some(0), ..good }, "top_k = 0 is not at least 1"),
-        (SamplingParams { min_p: -0.1, ..good }, "min_p = -0.1 is not in [0, 1]"),
-        (SamplingParams { min_p: f32::NAN, ..good }, "min_p = NaN is not in [0, 1]"),
-        (SamplingParams { temperature: -1.0, ..good }, "temperature = -1 is not a finite number >= 0"),
-        (SamplingParams { temperature: f32::NAN, ..good }, "temperature = NaN is not a finite number >= 0"),
-        (
-            SamplingParams { temperature: f32::INFINITY, ..good },
-            "temperature = inf is not a finite number >= 0",
-        ),
-    ];
-    for (bad, text) in cases {
-        assert_eq!(refuse(bad), format!("sampling.sample: request 2: {text}"));
+    let values = [0.0, 1e-45, 3e-45, f32::MIN_POSITIVE, 1e-20, 1.0, f32::MAX / 2.0, f32::MAX];
+    let probs = Array::new(Dtype::F32, &[1, 8], Layout::Dense, &values);
+    for k in 1..=8 {
+        let mut out = Array::zeros(Dtype::F32, &[1, 8], Layout::Dense);
+        top_k_mask_logits(&cpu, probs.view(), &[k], out.view_mut()).unwrap();
+        let kept = out.values().iter().filter(|value| value.is_finite()).count();
+        assert_eq!(kept, k as usize);
+        let params = SamplingParams { top_k: Some(k), top_p: 1e-45, ..SamplingParams::default() };
+        let mut token = [Ok(0)];
+        sampling_from_probs(&cpu, probs.view(), &[params], &mut token).unwrap();
+        assert_eq!(token, [Ok(7)]);
     }
-}
-
-#[test]
-fn refusals_name_shapes() {
-    let cpu = Cpu::with_threads(1);
-    let good = SamplingParams::default();
-    let x = Array::zeros(Dtype::F32, &[3, 4], Layout::Dense);
-    let mut out = vec![Ok(0); 3];
-    let text = |result: Result<()>| result.unwrap_err().to_string();
-    assert_eq!(
-        text(sample(&cpu, x.view(), &[good; 2], &mut out)),
-        "sampling.sample: params has 2 elements, expected rows = 3"
-    );
-    assert_eq!(
-        text(sample(&cpu, x.view(), &[good; 3], &mut out[..2])),
-        "sampling.sample: out has 2 elements, expected rows = 3"
-    );
-    let empty = Array::zeros(Dtype::F32, &[3, 0], Layout::Dense);
-    assert_eq!(
-        text(sample(&cpu, empty.view(), &[good; 3], &mut out)),
-        "sampling.sample: logits has shape [3, 0], expected [rows, vocab] with vocab > 0"
-    );
-    let warm = SamplingParams { temperature: 0.7, ..good };
-    assert_eq!(
-        text(sampling_from_probs(&cpu, x.view(), &[good, warm, good], &mut out)),
-        "sampling.sampling_from_probs: request 1: temperature = 0.7 applies to logits, expected 1 for probabilities"
-    );
-    let mut y = Array::zeros(Dtype::F32, &[3, 5], Layout::Dense);
-    assert_eq!(
-        text(softmax(&cpu, x.view(), &[1.0; 3], y.view_mut())),
-        "sampling.softmax: out has shape [3, 5], expected [rows, vocab] = [3, 4]"
-    );
-    let mut y = Array::zeros(Dtype::F16, &[3, 4], Layout::Dense);
-    assert_eq!(
-        text(top_k_mask_logits(&cpu, x.view(), &[1; 3], y.view_mut())),
-        "sampling.top_k_mask_logits: out is f16, expected f32"
-    );
-    let mut y = x.clone();
-    assert_eq!(
-        text(top_k_renorm_probs(&cpu, x.view(), &[1, 0, 1], y.view_mut())),
-        "sampling.top_k_renorm_probs: request 1: top_k = 0 is not at least 1"
-    );
-    assert_eq!(
-        text(top_p_renorm_probs(&cpu, x.view(), &[1.0; 2], y.view_mut())),
-        "sampling.top_p_renorm_probs: top_p has 2 elements, expected rows = 3"
-    );
-    let mut none: [Sampled; 0] = [];
-    let no_rows = Array::zeros(Dtype::F32, &[0, 4], Layout::Dense);
-    sample(&cpu, no_rows.view(), &[], &mut none).unwrap();
+    let tiny = Array::new(Dtype::F32, &[1, 3], Layout::Dense, &[1e-45, 3e-45, 0.0]);
+    let mut out = Array::zeros(Dtype::F32, &[1, 3], Layout::Dense);
+    top_p_renorm_probs(&cpu, tiny.view(), &[0.6], out.view_mut()).unwrap();
+    assert_eq!(out.values(), [0.0, 1.0, 0.0]);
 }

@@ -7,8 +7,10 @@ use rayon::prelude::*;
 const WORTH_WAKING: usize = 1 << 14;
 
 impl Cpu {
-    /// Runs `work(scratch, row, item)` for every item, a row of `width` elements. Each row is the work of one thread, so the number of
-    /// threads and the other rows cannot change a result; `scratch` is only ever a buffer to write before reading.
+    /// Runs `work(scratch, row, item)` for every item, a row of `width` elements.
+    ///
+    /// Each row is the work of one thread, so the number of threads and the other rows cannot change a result;
+    /// `scratch` is only ever a buffer to write before reading.
     pub(crate) fn each_row<I: Send, S>(
         &self,
         items: Vec<I>,

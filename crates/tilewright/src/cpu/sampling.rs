@@ -36,16 +36,21 @@ pub(super) fn softmax(cpu: &Cpu, logits: View<'_>, temperature: &[f32], out: Vie
         let rows = Rows::<T>::new(logits);
         cpu.each_row(rows_mut::<T>(out), vocab, Vec::new, |weights, row, out| {
             widen(rows.get(row), weights);
-            let done = if temperature[row] == 0.0 {
-                greedy(weights).map(|token| out.iter_mut().enumerate().for_each(|(i, out)| {
-                    *out = T::from_f32(if i == token as usize { 1.0 } else { 0.0 });
-                }))
-            } else {
-                exponentiate(weights, temperature[row]).map(|()| renormalise(weights, 0.0, out))
-            };
-            done.unwrap_or_else(|_| out.fill(T::from_f32(f32::NAN)));
+            softmax_row(weights, temperature[row], out).unwrap_or_else(|_| out.fill(T::from_f32(f32::NAN)));
         });
     });
+}
+
+fn softmax_row<T: Element>(logits: &mut [f32], temperature: f32, out: &mut [T]) -> Result<(), String> {
+    if temperature == 0.0 {
+        let token = greedy(logits)?;
+        out.fill(T::from_f32(0.0));
+        out[token as usize] = T::from_f32(1.0);
+    } else {
+        exponentiate(logits, temperature)?;
+        renormalise(logits, 0.0, out);
+    }
+    Ok(())
 }
 
 pub(super) fn filter(cpu: &Cpu, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) {
@@ -94,15 +99,13 @@ fn from_probs(probs: &[f32], params: &SamplingParams) -> Result<u32, String> {
 }
 
 fn greedy(logits: &[f32]) -> Result<u32, String> {
-    check_logits(logits)?;
-    let max = max(logits);
+    let max = largest_logit(logits)?;
     Ok(logits.iter().position(|&logit| logit == max).unwrap_or_default() as u32)
 }
 
 /// Replaces logits by weights, of which the largest is 1.
 fn exponentiate(logits: &mut [f32], temperature: f32) -> Result<(), String> {
-    check_logits(logits)?;
-    let max = max(logits);
+    let max = largest_logit(logits)?;
     for logit in logits {
         // Dividing by a subnormal temperature is safe where multiplying by its reciprocal, infinity, is not.
         *logit = ((*logit - max) / temperature).exp();
@@ -110,14 +113,16 @@ fn exponentiate(logits: &mut [f32], temperature: f32) -> Result<(), String> {
     Ok(())
 }
 
-fn check_logits(logits: &[f32]) -> Result<(), String> {
+/// The largest logit of a row that can be sampled.
+fn largest_logit(logits: &[f32]) -> Result<f32, String> {
     if let Some(token) = first(logits, |logit| logit.is_nan() || logit == f32::INFINITY) {
         return Err(format!("logits hold {} at token {token}", logits[token]));
     }
-    if max(logits) == f32::NEG_INFINITY {
+    let max = max(logits);
+    if max == f32::NEG_INFINITY {
         return Err("every logit is -inf".to_owned());
     }
-    Ok(())
+    Ok(max)
 }
 
 fn check_probs(probs: &[f32]) -> Result<(), String> {

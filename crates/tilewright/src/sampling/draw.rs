@@ -35,7 +35,7 @@ impl Scores<'_> {
 /// Draws a token per row of `logits`: temperature, softmax, top-k, top-p, min-p, draw.
 ///
 /// `logits`: `[rows, vocab]` of any dtype with stride 1 along the last axis; `params`, `out`: `[rows]`. Everything
-/// is computed in f32, sums in f64. `out[row]` is the token, or an error that names row and reason; the other rows
+/// is computed in f32, sums in f64; probabilities that are equal in f32 are ties. `out[row]` is the token, or an error that names row and reason; the other rows
 /// have theirs all the same. A row's token depends on its logits and parameters only.
 ///
 /// # Errors
