@@ -62,8 +62,7 @@ pub fn merge_states<B: Backend>(
     tensor::check_dtype(OPERATOR, "out", out.dtype(), o.dtype())?;
     tensor::check_dtype(OPERATOR, "lse", lse.dtype(), crate::Dtype::F32)?;
     tensor::check_dtype(OPERATOR, "out_lse", out_lse.dtype(), crate::Dtype::F32)?;
-    backend.merge_states((o, lse), (out.reborrow(), out_lse.reborrow()));
-    Ok(())
+    backend.merge_states((o, lse), (out.reborrow(), out_lse.reborrow()))
 }
 
 /// Two states of each row and head, merged into the first.
@@ -91,6 +90,5 @@ pub fn merge_state<B: Backend>(
         tensor::check_shape(OPERATOR, name, (shape, &[rows, heads]), "[num_rows, num_heads]")?;
         tensor::check_dtype(OPERATOR, name, dtype, crate::Dtype::F32)?;
     }
-    backend.merge_state((o.reborrow(), lse.reborrow()), (other, other_lse));
-    Ok(())
+    backend.merge_state((o.reborrow(), lse.reborrow()), (other, other_lse))
 }

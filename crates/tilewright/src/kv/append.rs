@@ -74,9 +74,8 @@ pub fn append_paged_kv_cache<B: Backend>(
     let slots = check(new, &cache, layout, table)?;
     let k = KvStrides::of(layout, cache.k.strides());
     let v = KvStrides::of(layout, cache.v.strides());
-    backend.append(new.k, cache.k.reborrow(), &Slots { of_token: &slots, strides: k });
-    backend.append(new.v, cache.v.reborrow(), &Slots { of_token: &slots, strides: v });
-    Ok(())
+    backend.append(new.k, cache.k.reborrow(), &Slots { of_token: &slots, strides: k })?;
+    backend.append(new.v, cache.v.reborrow(), &Slots { of_token: &slots, strides: v })
 }
 
 /// Where each token of one tensor goes.
@@ -124,7 +123,8 @@ fn check(
             "{name} has strides {:?}: head_dim, the last axis, must have stride 1",
             new.strides()
         );
-        let shape = KvShape { layout, page_size: Some(table.page_size), heads, head_dim, dtype: cache.dtype() };
+        let shape =
+            KvShape { layout, page_size: Some(table.page_size), heads, head_dim, dtype: cache.dtype() };
         num_pages = shape.check(
             OPERATOR,
             &format!("cache {name}"),
