@@ -1,1 +1,3 @@
 //! Who owns which page and who runs next.
+
+pub mod model;
