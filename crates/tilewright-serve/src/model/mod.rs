@@ -5,8 +5,10 @@
 //! name.
 
 mod config;
+mod weights;
 
 pub use config::{Architecture, ModelConfig, Parameter, Rope, RopeScaling};
+pub use weights::{Tensor, Weights};
 
 use std::path::Path;
 use tilewright::{Error, Result};
