@@ -5,9 +5,11 @@
 //! name.
 
 mod config;
+mod tokenizer;
 mod weights;
 
 pub use config::{Architecture, ModelConfig, Parameter, Rope, RopeScaling};
+pub use tokenizer::{Decoder, Tokenizer};
 pub use weights::{Tensor, Weights};
 
 use std::path::Path;
