@@ -4,10 +4,12 @@
 //! to guess. Nothing here computes; [`ModelConfig`] tells a forward pass all it needs without an architecture's
 //! name.
 
+mod chat;
 mod config;
 mod tokenizer;
 mod weights;
 
+pub use chat::{ChatTemplate, Message};
 pub use config::{Architecture, ModelConfig, Parameter, Rope, RopeScaling};
 pub use tokenizer::{Decoder, Tokenizer};
 pub use weights::{Tensor, Weights};
