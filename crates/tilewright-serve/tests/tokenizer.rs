@@ -286,6 +286,7 @@ fn constructs_of_published_templates() {
         ("{{ strftime_now('%%') if strftime_now is defined }}", "%"),
         ("{% generation %}a{% endgeneration %}{%- generation -%} b {%- endgeneration -%} c", "abc"),
         ("{{ {'a': [], 'b': none}.items() | length }}{{ tools is none }}{{ unknown }}", "2True"),
+        ("{% set a = 'b\\\nc' %}{{ a }}{{ 'd\\\ne' }}f\\\ng{{ 'h\\\\\ni' }}", "bcdef\\\ngh\\\ni"),
         ("{{ 'generation' }}{% set generation = 1 %}{{ generation }}", "generation1"),
     ] {
         assert_eq!(rendered(template).as_deref(), Ok(expected), "{template}");

@@ -73,7 +73,7 @@ impl ChatTemplate {
 
     fn parse(source: &str, tokens: BTreeMap<&'static str, String>) -> Result<Self> {
         let mut environment = python::environment();
-        environment.add_template_owned(NAME, without_generation(source)).map_err(|error| {
+        environment.add_template_owned(NAME, python::dialect(source)).map_err(|error| {
             Error::new(OPERATOR, format!("the template does not parse: {}", reason(&error)))
         })?;
         Ok(Self { environment, tokens })
@@ -121,21 +121,4 @@ fn configured(value: Option<&Value>) -> Result<Option<String>> {
 fn reason(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     error.line().map_or_else(|| what.clone(), |line| format!("line {line}: {what}"))
-}
-
-/// The template with `{% generation %}` blocks opened: they mark the answers for training and print as they are.
-fn without_generation(source: &str) -> String {
-    let mut text = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some((before, tag)) = rest.split_once("{%") {
-        let Some((inside, after)) = tag.split_once("%}") else { break };
-        let inside = match inside.trim_matches(['-', '+', ' ', '\n']) {
-            "generation" => inside.replace("generation", "if true"),
-            "endgeneration" => inside.replace("endgeneration", "endif"),
-            _ => inside.to_owned(),
-        };
-        text.extend([before, "{%", inside.as_str(), "%}"]);
-        rest = after;
-    }
-    text + rest
 }

@@ -23,6 +23,40 @@ pub(super) fn environment() -> Environment<'static> {
     environment
 }
 
+/// The template with what only Python's Jinja reads rewritten: `{% generation %}` blocks, which mark the answers for
+/// training and print as they are, and lines joined by a backslash inside a string.
+pub(super) fn dialect(source: &str) -> String {
+    let mut text = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%").into_iter().chain(rest.find("{{")).min() {
+        let (before, tag) = rest.split_at(at + 2);
+        let close = if before.ends_with('%') { "%}" } else { "}}" };
+        let Some((inside, after)) = tag.split_once(close) else { break };
+        let inside = match inside.trim_matches(['-', '+', ' ', '\n']) {
+            "generation" if close == "%}" => inside.replace("generation", "if true"),
+            "endgeneration" if close == "%}" => inside.replace("endgeneration", "endif"),
+            _ => joined(inside),
+        };
+        text.extend([before, inside.as_str(), close]);
+        rest = after;
+    }
+    text + rest
+}
+
+/// The text without each newline that follows a backslash, itself not escaped, and without that backslash.
+fn joined(inside: &str) -> String {
+    let mut parts = inside.split("\\\n").peekable();
+    let mut text = String::with_capacity(inside.len());
+    while let Some(part) = parts.next() {
+        text += part;
+        let escaped = part.len() - part.trim_end_matches('\\').len();
+        if parts.peek().is_some() && !escaped.is_multiple_of(2) {
+            text += "\\\n";
+        }
+    }
+    text
+}
+
 fn print(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
     let text = match value.kind() {
         ValueKind::None => "None",
