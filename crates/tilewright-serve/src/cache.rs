@@ -6,7 +6,7 @@ use tilewright::{
     tensor::{Data, DataMut},
 };
 
-use crate::pages::PageId;
+use crate::{model::ModelConfig, pages::PageId};
 
 /// K and V of all layers: `[num_pages, page_size, num_kv_heads, head_dim]` each (NHD).
 #[derive(Debug)]
@@ -26,9 +26,18 @@ impl KvPool {
     /// The layout of every layer's K and V.
     pub(crate) const LAYOUT: KvLayout = KvLayout::Nhd;
 
-    pub(crate) fn new(layers: usize, shape: [usize; 4], dtype: Dtype) -> Self {
+    /// The pages of all layers of a model, zeroed.
+    pub(crate) fn for_model(
+        config: &ModelConfig,
+        (num_pages, page_size): (usize, usize),
+        dtype: Dtype,
+    ) -> Self {
+        let shape =
+            Self::LAYOUT.paged_shape(num_pages, page_size, config.num_key_value_heads, config.head_dim);
         let len = shape.iter().product();
-        let layers = (0..layers).map(|_| [Memory::new(len, dtype), Memory::new(len, dtype)]).collect();
+        let layers = (0..config.num_hidden_layers)
+            .map(|_| [Memory::new(len, dtype), Memory::new(len, dtype)])
+            .collect();
         Self { layers, shape }
     }
 

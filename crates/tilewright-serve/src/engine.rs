@@ -15,7 +15,7 @@ use crate::{
 };
 use std::time::Instant;
 use tilewright::{
-    Attention, Backend, Dtype, HeadDim, Heads, Plan, Problem, Result, View,
+    Attention, Backend, Dtype, Plan, Result, View,
     attention::Split,
     ensure,
     rope::CosSinCache,
@@ -79,27 +79,19 @@ impl<B: Backend + Clone> Engine<B> {
     /// # Errors
     /// When an option is 0, or the backend cannot do the model's attention.
     pub fn new(model: Transformer, backend: B, options: EngineOptions) -> Result<Self> {
-        let limits =
-            Limits { max_step_tokens: options.max_step_tokens, max_requests: options.max_requests };
+        let limits = Limits { max_step_tokens: options.max_step_tokens, max_requests: options.max_requests };
         for (name, value) in
             [("max_step_tokens", limits.max_step_tokens), ("max_requests", limits.max_requests)]
         {
             ensure!(value > 0, "engine.new", "{name} = 0, expected at least 1");
         }
-        let config = model.config();
-        let (kv_heads, dim) = (config.num_key_value_heads, config.head_dim);
         let kv_dtype = options.kv_dtype.unwrap_or(model.dtype());
-        let problem = Problem::builder(Heads { qo: config.num_attention_heads, kv: kv_heads }, HeadDim::same(dim))
-            .dtypes(Dtype::F32, kv_dtype)
-            .layout(KvPool::LAYOUT)
-            .build()?;
         let pool = Pool::new(options.num_pages, options.page_size, options.prefix_reuse)?;
-        let shape = KvPool::LAYOUT.paged_shape(options.num_pages, options.page_size, kv_heads, dim);
-        let context = config.max_position_embeddings.min(options.num_pages * options.page_size);
+        let context = model.config().max_position_embeddings.min(options.num_pages * options.page_size);
         Ok(Self {
-            attention: Attention::new(problem, backend.clone())?,
+            attention: Attention::new(model.attention_problem(kv_dtype)?, backend.clone())?,
             rope: model.rope(context)?,
-            cache: KvPool::new(config.num_hidden_layers, shape, kv_dtype),
+            cache: KvPool::for_model(model.config(), (options.num_pages, options.page_size), kv_dtype),
             scheduler: Scheduler::new(pool, limits),
             activations: Activations::default(),
             model,
@@ -178,10 +170,78 @@ impl<B: Backend + Clone> Engine<B> {
         let plan = self.attention.plan_with(&step.batch(), SPLIT)?;
         let device = Device { backend: &self.backend, attention: &self.attention, rope: &self.rope };
         self.model.forward(&device, (&step, &plan), &mut self.cache, &mut self.activations)?;
-        self.count(&chunks, &plan, start);
         let drawn = self.sample(&chunks)?;
-        let events = self.commit(drawn)?;
-        self.tally(start);
+        self.count(&chunks, &plan, start);
+        self.commit(drawn)
+    }
+
+    /// Counts the work of a step whose layers have run.
+    fn count(&mut self, chunks: &[Chunk], plan: &Plan, start: Instant) {
+        let is_decode = |chunk: &&Chunk| {
+            let request = &self.scheduler.running[chunk.request];
+            chunk.tokens.len() == 1 && chunk.tokens.start >= request.prompt_len
+        };
+        let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        let decode_tokens = chunks.iter().filter(is_decode).count();
+        let cost = StepCost {
+            prefill_tokens: tokens - decode_tokens,
+            decode_tokens,
+            time: start.elapsed(),
+            weight_bytes: self.model.bytes_per_step(),
+            flops_per_token: self.model.flops_per_token(),
+            layers: self.model.config().num_hidden_layers,
+        };
+        self.report.add(cost, &plan.explain());
+    }
+
+    /// Draws a token for every request that is computed up to its end, forks included; gives each one's place among
+    /// the running requests.
+    fn sample(&mut self, chunks: &[Chunk]) -> Result<Vec<(usize, Sampled)>> {
+        let vocab = self.model.config().vocab_size;
+        let mut drawn = Vec::new();
+        for chunk in chunks {
+            self.scheduler.advance(chunk)?;
+        }
+        let ready = chunks.iter().filter(|chunk| self.scheduler.running[chunk.request].missing() == 0);
+        let ready: Vec<usize> = ready.map(|chunk| chunk.request).collect();
+        let logits = View::new(&self.activations.logits, &[ready.len(), vocab])?;
+        drawn.extend(draw(&self.backend, &self.scheduler, &ready, logits)?);
+        for (row, &leader) in ready.iter().enumerate() {
+            let first = self.scheduler.running.len();
+            let copies = self.scheduler.start_forks(leader)?;
+            self.cache.copy_pages(&copies);
+            let forks: Vec<usize> = (first..self.scheduler.running.len()).collect();
+            // all forks go on from the leader's logits
+            let logits = &self.activations.logits[row * vocab..(row + 1) * vocab];
+            let logits = View::strided(logits, &[forks.len(), vocab], &[0, 1])?;
+            drawn.extend(draw(&self.backend, &self.scheduler, &forks, logits)?);
+        }
+        Ok(drawn)
+    }
+
+    /// Hands out the drawn tokens and lets go of requests that are done.
+    fn commit(&mut self, drawn: Vec<(usize, Sampled)>) -> Result<Vec<Event>> {
+        let mut events = Vec::new();
+        let mut done = Vec::new();
+        for (at, sampled) in drawn {
+            let request = &mut self.scheduler.running[at];
+            let id = request.id;
+            let reason = match sampled {
+                Ok(token) => {
+                    events.push(Event::Token { request: id, token });
+                    request.push(token, self.context)
+                }
+                Err(error) => Some(FinishReason::Failed(error.to_string())),
+            };
+            if let Some(reason) = reason {
+                events.push(Event::Finished { request: id, reason });
+                done.push(at);
+            }
+        }
+        done.sort_unstable();
+        for at in done.into_iter().rev() {
+            self.scheduler.finish(at)?;
+        }
         Ok(events)
     }
 
@@ -206,4 +266,17 @@ impl<B: Backend + Clone> Engine<B> {
     pub fn check_integrity(&self) -> Result<()> {
         self.scheduler.check_integrity()
     }
+}
+
+/// A token for each of the running `requests`, from its row of `logits`.
+fn draw<B: Backend>(
+    backend: &B,
+    scheduler: &Scheduler,
+    requests: &[usize],
+    logits: View<'_>,
+) -> Result<Vec<(usize, Sampled)>> {
+    let params: Vec<_> = requests.iter().map(|&at| scheduler.running[at].sampling()).collect();
+    let mut drawn = vec![Ok(0); requests.len()];
+    sampling::sample(backend, logits, &params, &mut drawn)?;
+    Ok(requests.iter().copied().zip(drawn).collect())
 }

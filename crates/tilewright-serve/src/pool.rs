@@ -134,7 +134,8 @@ impl Pool {
             return Ok(None);
         }
         let own = fork.shared..;
-        let copies = holding.pages[own.clone()].iter().copied().zip(fork.pages[own].iter().copied()).collect();
+        let copies =
+            holding.pages[own.clone()].iter().copied().zip(fork.pages[own].iter().copied()).collect();
         Ok(Some((fork, copies)))
     }
 

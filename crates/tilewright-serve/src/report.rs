@@ -55,7 +55,8 @@ pub struct Bound {
 impl Work {
     /// The bound that `roofline` sets.
     pub fn bound(&self, roofline: &Roofline) -> Bound {
-        let (memory, compute) = (self.bytes / roofline.bytes_per_second, self.flops / roofline.flops_per_second);
+        let (memory, compute) =
+            (self.bytes / roofline.bytes_per_second, self.flops / roofline.flops_per_second);
         let by = if memory >= compute { "memory" } else { "compute" };
         Bound { time: Duration::from_secs_f64(memory.max(compute)), by }
     }

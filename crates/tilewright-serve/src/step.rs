@@ -42,6 +42,22 @@ impl Step {
         step
     }
 
+    /// One text from its first token on, in pages of its own, with the logits of every row wanted.
+    pub(crate) fn whole(tokens: &[u32], page_size: usize) -> Self {
+        let (rows, pages) = (tokens.len() as i32, tokens.len().div_ceil(page_size));
+        Self {
+            tokens: tokens.to_vec(),
+            positions: (0..rows).collect(),
+            batch_indices: vec![0; tokens.len()],
+            logits_rows: (0..tokens.len()).collect(),
+            qo_indptr: vec![0, rows],
+            kv_indptr: vec![0, pages as i32],
+            indices: (0..pages as i32).collect(),
+            last_page_len: vec![rows - ((pages - 1) * page_size) as i32],
+            page_size,
+        }
+    }
+
     /// Number of tokens.
     pub(crate) fn rows(&self) -> usize {
         self.tokens.len()

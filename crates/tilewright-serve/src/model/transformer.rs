@@ -19,10 +19,11 @@ use crate::{
 };
 use std::time::{Duration, Instant};
 use tilewright::{
-    Attention, Backend, Dtype, KvCacheMut, Output, Plan, Result, View, ViewMut, Workspace, activation, gemm,
+    Attention, Backend, Dtype, HeadDim, Heads, KvCacheMut, Output, Plan, Problem, Result, View, ViewMut,
+    Workspace, activation, gemm,
     kv::append::{Append, append_paged_kv_cache},
     norm,
-    rope::{self, CosSinCache, Positions, RopeStyle},
+    rope::{self, CosSinCache, Positions},
 };
 
 /// `y = x · weightᵀ + bias`
@@ -130,22 +131,32 @@ impl Transformer {
         2 * self.bytes_per_step() / self.dtype().size()
     }
 
+    /// The attention that every layer asks for.
+    pub(crate) fn attention_problem(&self, kv_dtype: Dtype) -> Result<Problem> {
+        let ModelConfig { num_attention_heads: qo, num_key_value_heads: kv, head_dim, .. } = self.config;
+        Problem::builder(Heads { qo, kv }, HeadDim::same(head_dim))
+            .dtypes(Dtype::F32, kv_dtype)
+            .layout(KvPool::LAYOUT)
+            .build()
+    }
+
     /// Cosines and sines for positions below `context`.
     pub(crate) fn rope(&self, context: usize) -> Result<CosSinCache> {
         let ours = self.config.rope;
-        let rope = rope::Rope::new(self.config.head_dim)?.with_style(RopeStyle::Neox).with_theta(ours.theta)?;
-        let rope = match ours.scaling {
-            RopeScaling::None => rope,
-            RopeScaling::Linear { factor } => rope.with_scale(factor)?,
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
-                rope.with_scaling(rope::RopeScaling::Llama31 {
-                    factor,
-                    low_freq_factor,
-                    high_freq_factor,
-                    original_context: original_max_position_embeddings,
-                })?
+        let scaling = match ours.scaling {
+            RopeScaling::None => rope::RopeScaling::None,
+            RopeScaling::Linear { factor } => rope::RopeScaling::Linear { factor },
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => {
+                let original_context = original_max_position_embeddings as u32;
+                rope::RopeScaling::Llama31 { factor, low_freq_factor, high_freq_factor, original_context }
             }
         };
+        let rope = rope::Rope::new(self.config.head_dim, ours.theta)?.with_scaling(scaling)?;
         Ok(CosSinCache::new(&rope, context as u32))
     }
 
