@@ -17,7 +17,6 @@ enum Command {
     Generate(generate::GenerateArgs),
 }
 
-
 fn main() -> miette::Result<()> {
     match Cli::parse().command {
         Command::Generate(args) => generate::run(&args),

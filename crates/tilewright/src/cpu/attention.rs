@@ -36,6 +36,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
     let threads = cpu.pool.current_num_threads();
     Ok(Tiling {
         q_rows: Q_ROWS,
+        kv_heads: problem.heads().kv,
         kv_tokens: KV_TOKENS,
         segment_overhead: 1,
         workers: threads * BINS_PER_THREAD,

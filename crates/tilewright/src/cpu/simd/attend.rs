@@ -30,6 +30,7 @@ use crate::{
     View,
     attention::{KvSource, Merge, Plan, Request, WorkItem, merge_weights},
     kv::layout::KvStrides,
+    tensor::Data,
 };
 
 /// Keys of one KV tile.
@@ -63,12 +64,9 @@ pub(crate) struct Worker<'a> {
 pub(crate) struct Layout {
     /// Row stride of O and V: head_dim_vo rounded up.
     vo: usize,
-    /// Row stride of K: head_dim_qk rounded up.
-    qk: usize,
     o: usize,
     logits: usize,
     keys: usize,
-    keys_transposed: usize,
     values: usize,
     running: usize,
     /// Elements in all.
@@ -78,7 +76,7 @@ pub(crate) struct Layout {
 impl Layout {
     /// For tiles of `rows` rows.
     pub(crate) fn new(rows: usize, (qk, vo): (usize, usize)) -> Self {
-        let (qk_padded, vo_padded) = (qk.next_multiple_of(ALIGN), vo.next_multiple_of(ALIGN));
+        let vo_padded = vo.next_multiple_of(ALIGN);
         let mut len = (rows * qk).next_multiple_of(ALIGN);
         let mut take = |count: usize| {
             let start = len;
@@ -87,11 +85,10 @@ impl Layout {
         };
         let o = take(rows * vo_padded);
         let logits = take(6 * KV_TOKENS);
-        let keys = take(KV_TOKENS * qk_padded);
-        let keys_transposed = take(qk_padded * KV_TOKENS);
+        let keys = take(qk * KV_TOKENS);
         let values = take(KV_TOKENS * vo_padded);
         let running = take(2 * rows);
-        Self { vo: vo_padded, qk: qk_padded, o, logits, keys, keys_transposed, values, running, len }
+        Self { vo: vo_padded, o, logits, keys, values, running, len }
     }
 }
 
@@ -103,17 +100,24 @@ impl Task for Worker<'_> {
         let problem = &self.call.plan.problem;
         let (dim, group) = (problem.head_dim(), problem.heads().group());
         for item in self.items {
-            let rows = item.qo.len() * group;
+            let rows = item.kv_heads.len() * item.qo.len() * group;
             let layout = Layout::new(rows, (dim.qk, dim.vo));
             let request = &self.call.plan.requests.requests[item.request as usize];
             let place = Place { call: self.call, item, request, layout, rows };
             let mut tile = Tile { place, scratch: self.scratch };
             tile.load_queries(simd);
             let kv = item.kv.start as usize..item.kv.end as usize;
+            let tokens_from = |start: usize| KV_TOKENS.min(kv.end.saturating_sub(start));
+            let mut next = place.locate(kv.start, tokens_from(kv.start));
             for start in kv.clone().step_by(KV_TOKENS) {
-                let tokens = KV_TOKENS.min(kv.end - start);
-                tile.load_keys_and_values(simd, start, tokens);
-                tile.attend(simd, start, tokens);
+                let now = next;
+                next = place.locate(start + KV_TOKENS, tokens_from(start + KV_TOKENS));
+                for head in 0..item.kv_heads.len() {
+                    let last = head + 1 == item.kv_heads.len();
+                    let upcoming = if last { (0, &next) } else { (head + 1, &now) };
+                    tile.load_keys_and_values(simd, (head, &now), upcoming);
+                    tile.attend(simd, head, start, now.tokens);
+                }
             }
             tile.store();
         }
@@ -127,7 +131,7 @@ struct Place<'a> {
     item: &'a WorkItem,
     request: &'a Request,
     layout: Layout,
-    /// Query rows, ordered `[token, head of the group]`.
+    /// Query rows, ordered `[KV head, token, head of the group]`.
     rows: usize,
 }
 
@@ -142,7 +146,15 @@ impl Place<'_> {
     #[inline(always)]
     fn row(&self, r: usize) -> (usize, usize) {
         let group = self.call.plan.problem.heads().group();
-        (self.item.qo.start as usize + r / group, self.item.kv_head as usize * group + r % group)
+        let kv_head = self.item.kv_heads.start as usize + r / self.rows_per_head();
+        let r = r % self.rows_per_head();
+        (self.item.qo.start as usize + r / group, kv_head * group + r % group)
+    }
+
+    /// Rows of one KV head.
+    #[inline(always)]
+    fn rows_per_head(&self) -> usize {
+        self.item.qo.len() * self.call.plan.problem.heads().group()
     }
 
     /// How many of `tokens` keys from `start` on row `r` sees.
@@ -152,20 +164,49 @@ impl Place<'_> {
         seen.saturating_sub(start).min(tokens)
     }
 
-    /// Offset of position `at` of the request in a tensor with `strides`; positions beyond the last page give the
-    /// last page's, for prefetching.
+    /// K and V from the item's KV head `head` on.
     #[inline(always)]
-    fn kv_offset(&self, strides: KvStrides, at: usize) -> usize {
-        let head = self.item.kv_head as usize * strides.head;
-        let start = self.request.kv_start;
+    fn heads_from(&self, head: usize) -> (Data<'_>, Data<'_>) {
+        let head = self.item.kv_heads.start as usize + head;
+        let ((k, k_strides), (v, v_strides)) = (self.call.k, self.call.v);
+        (k.data().skip(head * k_strides.head), v.data().skip(head * v_strides.head))
+    }
+
+    /// Where `tokens` keys and values from `start` on are, of KV head 0.
+    #[inline(always)]
+    fn locate(&self, start: usize, tokens: usize) -> Located {
+        let mut located = Located { k: [0; KV_TOKENS], v: [0; KV_TOKENS], tokens };
+        let ((_, k), (_, v)) = (self.call.k, self.call.v);
+        let offset =
+            |strides: KvStrides, page: usize, slot: usize| page * strides.page + slot * strides.token;
         match &self.call.plan.requests.source {
             KvSource::Paged { indices, page_size, .. } => {
-                let page = indices[(start + at / page_size).min(indices.len() - 1)] as usize;
-                page * strides.page + at % page_size * strides.token + head
+                let (mut entry, mut slot) = (self.request.kv_start + start / page_size, start % page_size);
+                for token in 0..tokens {
+                    let page = indices[entry] as usize;
+                    (located.k[token], located.v[token]) = (offset(k, page, slot), offset(v, page, slot));
+                    slot += 1;
+                    if slot == *page_size {
+                        (entry, slot) = (entry + 1, 0);
+                    }
+                }
             }
-            KvSource::Ragged { .. } => (start + at) * strides.token + head,
+            KvSource::Ragged { .. } => {
+                for token in 0..tokens {
+                    let at = self.request.kv_start + start + token;
+                    (located.k[token], located.v[token]) = (offset(k, 0, at), offset(v, 0, at));
+                }
+            }
         }
+        located
     }
+}
+
+/// Offsets of a KV tile's rows in K and V, of KV head 0.
+struct Located {
+    k: [usize; KV_TOKENS],
+    v: [usize; KV_TOKENS],
+    tokens: usize,
 }
 
 impl Tile<'_, '_> {
@@ -199,46 +240,52 @@ impl Tile<'_, '_> {
         (self.scratch[at], self.scratch[at + 1]) = (running.max, running.sum);
     }
 
-    /// Brings keys `start..start + tokens` (transposed) and their values into scratch, and asks for the next tile.
+    /// Brings the keys (transposed) and values of a tile and head into scratch, and asks for those of the next.
     #[inline(always)]
-    fn load_keys_and_values<S: Simd>(&mut self, simd: S, start: usize, tokens: usize) {
+    fn load_keys_and_values<S: Simd>(
+        &mut self,
+        simd: S,
+        (head, now): (usize, &Located),
+        (next_head, next): (usize, &Located),
+    ) {
         let (dim, layout) = (self.place.call.plan.problem.head_dim(), self.place.layout);
-        let ((k, k_strides), (v, v_strides)) = (self.place.call.k, self.place.call.v);
-        for token in 0..tokens {
-            let (k_at, v_at) = (
-                self.place.kv_offset(k_strides, start + token),
-                self.place.kv_offset(v_strides, start + token),
-            );
-            let next = start + token + KV_TOKENS;
-            gather::prefetch(simd, k.data(), self.place.kv_offset(k_strides, next), dim.qk);
-            gather::prefetch(simd, v.data(), self.place.kv_offset(v_strides, next), dim.vo);
-            let key = self.scratch[layout.keys + token * layout.qk..][..dim.qk].as_mut_ptr();
-            let value = self.scratch[layout.values + token * layout.vo..][..dim.vo].as_mut_ptr();
-            // SAFETY: `key` and `value` are slices of `dim.qk` and `dim.vo` elements.
+        let (k, v) = self.place.heads_from(head);
+        let (next_k, next_v) = self.place.heads_from(next_head);
+        // The memory is asked for the next tile in small portions between the work on this one: too much at once
+        // would wait for itself.
+        for first in (0..now.tokens).step_by(ALIGN) {
+            let tokens = first..now.tokens.min(first + ALIGN);
+            for token in first..next.tokens.min(first + ALIGN) {
+                gather::prefetch(simd, next_k, next.k[token], dim.qk);
+            }
+            let to = self.scratch[layout.keys + first..layout.values].as_mut_ptr();
+            // SAFETY: the keys' part of scratch is [head_dim_qk, 64], and `first` a multiple of all registers.
             unsafe {
-                gather::widen(simd, k.data(), k_at, key, dim.qk);
-                gather::widen(simd, v.data(), v_at, value, dim.vo);
+                let to = Matrix { at: to, stride: KV_TOKENS };
+                gather::transpose_rows(simd, k, &now.k[tokens], dim.qk, to);
             }
         }
-        let (keys, transposed) = self.scratch[layout.keys..layout.values].split_at_mut(KV_TOKENS * layout.qk);
-        // SAFETY: `keys` holds [64, qk rounded up] and `transposed` [qk rounded up, 64] elements.
-        unsafe {
-            let from = Matrix { at: keys.as_ptr(), stride: layout.qk };
-            let to = Matrix { at: transposed.as_mut_ptr(), stride: KV_TOKENS };
-            gather::transpose(simd, (tokens, dim.qk), from, to);
+        for token in 0..now.tokens {
+            if token < next.tokens {
+                gather::prefetch(simd, next_v, next.v[token], dim.vo);
+            }
+            let value = self.scratch[layout.values + token * layout.vo..][..dim.vo].as_mut_ptr();
+            // SAFETY: `value` is a slice of `dim.vo` elements.
+            unsafe { gather::widen(simd, v, now.v[token], value, dim.vo) };
         }
     }
 
-    /// Adds `tokens` keys from `start` on to the state of every row.
+    /// Adds `tokens` keys from `start` on to the state of every row of a KV head.
     #[inline(always)]
-    fn attend<S: Simd>(&mut self, simd: S, start: usize, tokens: usize) {
+    fn attend<S: Simd>(&mut self, simd: S, head: usize, start: usize, tokens: usize) {
         let plan = self.place.call.plan;
         let (dim, layout) = (plan.problem.head_dim(), self.place.layout);
         let scale = plan.problem.scale() * std::f32::consts::LOG2_E;
         let place = self.place;
         let visible = |row: usize| place.visible(row, start, tokens);
-        for first in (0..self.place.rows).step_by(S::TILE_ROWS) {
-            let rows = S::TILE_ROWS.min(self.place.rows - first);
+        let all = head * place.rows_per_head()..(head + 1) * place.rows_per_head();
+        for first in all.clone().step_by(S::TILE_ROWS) {
+            let rows = S::TILE_ROWS.min(all.end - first);
             // later rows see at least as much as earlier ones
             let (least, most) = (visible(first), visible(first + rows - 1));
             if most == 0 {
@@ -254,7 +301,7 @@ impl Tile<'_, '_> {
             unsafe {
                 let base = self.scratch.as_mut_ptr();
                 let queries = Matrix { at: base.add(first * dim.qk).cast_const(), stride: dim.qk };
-                let keys = Matrix { at: base.add(layout.keys_transposed).cast_const(), stride: KV_TOKENS };
+                let keys = Matrix { at: base.add(layout.keys).cast_const(), stride: KV_TOKENS };
                 let logits = Matrix { at: logits, stride: KV_TOKENS };
                 let o = Matrix { at: base.add(layout.o + first * layout.vo), stride: layout.vo };
                 let values = Matrix { at: base.add(layout.values).cast_const(), stride: layout.vo };
@@ -350,11 +397,11 @@ pub(crate) fn merge(call: &Call<'_>, merge: &Merge, row: &mut [f32]) {
     let (heads, dim) = (problem.heads(), problem.head_dim());
     let sources = &schedule.sources[merge.sources.start as usize..merge.sources.end as usize];
     let row = &mut row[..dim.vo];
-    for r in 0..merge.qo.len() * heads.group() {
-        let (token, head) = (
-            merge.qo.start as usize + r / heads.group(),
-            merge.kv_head as usize * heads.group() + r % heads.group(),
-        );
+    let rows_per_head = merge.qo.len() * heads.group();
+    for r in 0..merge.kv_heads.len() * rows_per_head {
+        let (kv_head, in_head) = (merge.kv_heads.start as usize + r / rows_per_head, r % rows_per_head);
+        let token = merge.qo.start as usize + in_head / heads.group();
+        let head = kv_head * heads.group() + in_head % heads.group();
         row.fill(0.0);
         let mut lse = f32::NEG_INFINITY;
         // SAFETY: all items are done, each partial row belongs to one merge, and the schedule gives each output row
