@@ -6,9 +6,9 @@
 //! Q = the item's rows, all heads of the group
 //! for each KV tile of 64 keys:
 //!     S = Q · Kᵀ                       logits
-//!     mask, then online softmax:       P = 2^(S · scale · log2 e - max), rows rescaled when max grows
+//!     mask, then online softmax:       P = 2^((S - max) · scale · log2 e), rows rescaled when max grows
 //!     O = O · rescale + P · V
-//! o = O / sum,  lse = max + log2 sum
+//! o = O / sum,  lse = max · scale · log2 e + log2 sum
 //! ```
 //!
 //! How the real code departs from it:
@@ -145,6 +145,12 @@ impl Place<'_> {
         (self.item.qo.start as usize + r / group, self.item.kv_head as usize * group + r % group)
     }
 
+    /// The factor from `q · k` to logits in base 2.
+    #[inline(always)]
+    fn scale(&self) -> f32 {
+        self.call.plan.problem.scale() * std::f32::consts::LOG2_E
+    }
+
     /// How many of `tokens` keys from `start` on row `r` sees.
     #[inline(always)]
     fn visible(&self, r: usize, start: usize, tokens: usize) -> usize {
@@ -152,15 +158,14 @@ impl Place<'_> {
         seen.saturating_sub(start).min(tokens)
     }
 
-    /// Offset of position `at` of the request in a tensor with `strides`; positions beyond the last page give the
-    /// last page's, for prefetching.
+    /// Offset of position `at` of the request in a tensor with `strides`.
     #[inline(always)]
     fn kv_offset(&self, strides: KvStrides, at: usize) -> usize {
         let head = self.item.kv_head as usize * strides.head;
         let start = self.request.kv_start;
         match &self.call.plan.requests.source {
             KvSource::Paged { indices, page_size, .. } => {
-                let page = indices[(start + at / page_size).min(indices.len() - 1)] as usize;
+                let page = indices[start + at / page_size] as usize;
                 page * strides.page + at % page_size * strides.token + head
             }
             KvSource::Ragged { .. } => (start + at) * strides.token + head,
@@ -209,7 +214,8 @@ impl Tile<'_, '_> {
                 self.place.kv_offset(k_strides, start + token),
                 self.place.kv_offset(v_strides, start + token),
             );
-            let next = start + token + KV_TOKENS;
+            // a position that exists: beyond the last one a page or an offset need not
+            let next = (start + token + KV_TOKENS).min(self.place.request.kv_len - 1);
             gather::prefetch(simd, k.data(), self.place.kv_offset(k_strides, next), dim.qk);
             gather::prefetch(simd, v.data(), self.place.kv_offset(v_strides, next), dim.vo);
             let key = self.scratch[layout.keys + token * layout.qk..][..dim.qk].as_mut_ptr();
@@ -234,8 +240,7 @@ impl Tile<'_, '_> {
     fn attend<S: Simd>(&mut self, simd: S, start: usize, tokens: usize) {
         let plan = self.place.call.plan;
         let (dim, layout) = (plan.problem.head_dim(), self.place.layout);
-        let scale = plan.problem.scale() * std::f32::consts::LOG2_E;
-        let place = self.place;
+        let (scale, place) = (self.place.scale(), self.place);
         let visible = |row: usize| place.visible(row, start, tokens);
         for first in (0..self.place.rows).step_by(S::TILE_ROWS) {
             let rows = S::TILE_ROWS.min(self.place.rows - first);
@@ -280,6 +285,7 @@ impl Tile<'_, '_> {
     fn store(&mut self) {
         let dim = self.place.call.plan.problem.head_dim();
         let num_heads = self.place.call.plan.problem.heads().qo;
+        let scale = self.place.scale();
         for r in 0..self.place.rows {
             let running = self.running(r);
             let (token, head) = self.place.row(r);
@@ -291,11 +297,11 @@ impl Tile<'_, '_> {
                 if let Some(first) = self.place.item.partial {
                     let row = first as usize + r;
                     self.place.call.partial_o.part(row * dim.vo, dim.vo).copy_from_slice(o);
-                    self.place.call.partial_lse.part(row, 1)[0] = running.lse();
+                    self.place.call.partial_lse.part(row, 1)[0] = running.lse(scale);
                 } else {
                     self.place.call.o.store(token, head, o);
                     if let Some(lse) = &self.place.call.lse {
-                        lse.part(token * num_heads + head, 1)[0] = running.lse();
+                        lse.part(token * num_heads + head, 1)[0] = running.lse(scale);
                     }
                 }
             }
