@@ -1,2 +1,4 @@
 //! The oracle: every operator in f64, dense, from its definition. Slow on purpose, and knows neither plans nor
 //! pages; tests and `bench` compare every backend with it.
+
+pub mod attention;
