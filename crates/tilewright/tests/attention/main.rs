@@ -5,12 +5,16 @@
 mod conformance;
 mod edges;
 mod elements;
+mod gemm;
 mod generator;
 mod invariants;
 mod judge;
+mod kv;
 mod lengths;
+mod merge;
 mod run;
 mod sample;
+mod schedule;
 mod storage;
 mod strides;
 
