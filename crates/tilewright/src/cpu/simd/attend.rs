@@ -6,9 +6,9 @@
 //! Q = the item's rows, all heads of the group
 //! for each KV tile of 64 keys:
 //!     S = Q · Kᵀ                       logits
-//!     mask, then online softmax:       P = 2^(S · scale · log2 e - max), rows rescaled when max grows
+//!     mask, then online softmax:       P = 2^((S - max) · scale · log2 e), rows rescaled when max grows
 //!     O = O · rescale + P · V
-//! o = O / sum,  lse = max + log2 sum
+//! o = O / sum,  lse = max · scale · log2 e + log2 sum
 //! ```
 //!
 //! How the real code departs from it:
@@ -22,74 +22,17 @@
 
 use super::{
     Simd, Task, gather,
-    shared::{Shared, SharedRows},
+    place::{ALIGN, Call, KV_TOKENS, Layout, Located, Place},
     softmax::{self, Running},
     tile::{self, Matrix},
 };
-use crate::{
-    View,
-    attention::{KvSource, Merge, Plan, Request, WorkItem, merge_weights},
-    kv::layout::KvStrides,
-    tensor::Data,
-};
-
-/// Keys of one KV tile.
-pub(crate) const KV_TOKENS: usize = 64;
-/// Parts and row strides of scratch are multiples of the widest register, which is a cache line.
-pub(crate) const ALIGN: usize = 16;
-
-/// One attention call, as all workers see it.
-pub(crate) struct Call<'a> {
-    pub(crate) plan: &'a Plan,
-    pub(crate) q: View<'a>,
-    pub(crate) k: (View<'a>, KvStrides),
-    pub(crate) v: (View<'a>, KvStrides),
-    pub(crate) o: SharedRows<'a>,
-    pub(crate) lse: Option<Shared<'a, f32>>,
-    /// `[partial_rows, head_dim_vo]`
-    pub(crate) partial_o: Shared<'a, f32>,
-    /// `[partial_rows]`
-    pub(crate) partial_lse: Shared<'a, f32>,
-}
+use crate::attention::WorkItem;
 
 /// One worker's items; a [`Task`], so that it is compiled per instruction set.
 pub(crate) struct Worker<'a> {
     pub(crate) call: &'a Call<'a>,
     pub(crate) items: &'a [WorkItem],
     pub(crate) scratch: &'a mut [f32],
-}
-
-/// Where each part of a worker's scratch begins, in f32 elements.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Layout {
-    /// Row stride of O and V: head_dim_vo rounded up.
-    vo: usize,
-    o: usize,
-    logits: usize,
-    keys: usize,
-    values: usize,
-    running: usize,
-    /// Elements in all.
-    pub(crate) len: usize,
-}
-
-impl Layout {
-    /// For tiles of `rows` rows.
-    pub(crate) fn new(rows: usize, (qk, vo): (usize, usize)) -> Self {
-        let vo_padded = vo.next_multiple_of(ALIGN);
-        let mut len = (rows * qk).next_multiple_of(ALIGN);
-        let mut take = |count: usize| {
-            let start = len;
-            len += count.next_multiple_of(ALIGN);
-            start
-        };
-        let o = take(rows * vo_padded);
-        let logits = take(6 * KV_TOKENS);
-        let keys = take(qk * KV_TOKENS);
-        let values = take(KV_TOKENS * vo_padded);
-        let running = take(2 * rows);
-        Self { vo: vo_padded, o, logits, keys, values, running, len }
-    }
 }
 
 impl Task for Worker<'_> {
@@ -106,33 +49,10 @@ impl Task for Worker<'_> {
             let place = Place { call: self.call, item, request, layout, rows };
             let mut tile = Tile { place, scratch: self.scratch };
             tile.load_queries(simd);
-            let kv = item.kv.start as usize..item.kv.end as usize;
-            let tokens_from = |start: usize| KV_TOKENS.min(kv.end.saturating_sub(start));
-            let mut next = place.locate(kv.start, tokens_from(kv.start));
-            for start in kv.clone().step_by(KV_TOKENS) {
-                let now = next;
-                next = place.locate(start + KV_TOKENS, tokens_from(start + KV_TOKENS));
-                for head in 0..item.kv_heads.len() {
-                    let last = head + 1 == item.kv_heads.len();
-                    let upcoming = if last { (0, &next) } else { (head + 1, &now) };
-                    tile.load_keys_and_values(simd, (head, &now), upcoming);
-                    tile.attend(simd, head, start, now.tokens);
-                }
-            }
+            tile.attend_all(simd);
             tile.store();
         }
     }
-}
-
-/// Which rows a tile has, and where its keys are.
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    call: &'a Call<'a>,
-    item: &'a WorkItem,
-    request: &'a Request,
-    layout: Layout,
-    /// Query rows, ordered `[KV head, token, head of the group]`.
-    rows: usize,
 }
 
 /// A tile of query rows on its way through the keys.
@@ -141,75 +61,25 @@ struct Tile<'a, 'b> {
     scratch: &'b mut [f32],
 }
 
-impl Place<'_> {
-    /// Token (of the batch) and query head of row `r`.
+impl Tile<'_, '_> {
+    /// Takes every KV tile of the item, and of each all KV heads: their rows lie side by side in memory.
     #[inline(always)]
-    fn row(&self, r: usize) -> (usize, usize) {
-        let group = self.call.plan.problem.heads().group();
-        let kv_head = self.item.kv_heads.start as usize + r / self.rows_per_head();
-        let r = r % self.rows_per_head();
-        (self.item.qo.start as usize + r / group, kv_head * group + r % group)
-    }
-
-    /// Rows of one KV head.
-    #[inline(always)]
-    fn rows_per_head(&self) -> usize {
-        self.item.qo.len() * self.call.plan.problem.heads().group()
-    }
-
-    /// How many of `tokens` keys from `start` on row `r` sees.
-    #[inline(always)]
-    fn visible(&self, r: usize, start: usize, tokens: usize) -> usize {
-        let seen = self.request.visible(&self.call.plan.problem, self.row(r).0);
-        seen.saturating_sub(start).min(tokens)
-    }
-
-    /// K and V from the item's KV head `head` on.
-    #[inline(always)]
-    fn heads_from(&self, head: usize) -> (Data<'_>, Data<'_>) {
-        let head = self.item.kv_heads.start as usize + head;
-        let ((k, k_strides), (v, v_strides)) = (self.call.k, self.call.v);
-        (k.data().skip(head * k_strides.head), v.data().skip(head * v_strides.head))
-    }
-
-    /// Where `tokens` keys and values from `start` on are, of KV head 0.
-    #[inline(always)]
-    fn locate(&self, start: usize, tokens: usize) -> Located {
-        let mut located = Located { k: [0; KV_TOKENS], v: [0; KV_TOKENS], tokens };
-        let ((_, k), (_, v)) = (self.call.k, self.call.v);
-        let offset =
-            |strides: KvStrides, page: usize, slot: usize| page * strides.page + slot * strides.token;
-        match &self.call.plan.requests.source {
-            KvSource::Paged { indices, page_size, .. } => {
-                let (mut entry, mut slot) = (self.request.kv_start + start / page_size, start % page_size);
-                for token in 0..tokens {
-                    let page = indices[entry] as usize;
-                    (located.k[token], located.v[token]) = (offset(k, page, slot), offset(v, page, slot));
-                    slot += 1;
-                    if slot == *page_size {
-                        (entry, slot) = (entry + 1, 0);
-                    }
-                }
-            }
-            KvSource::Ragged { .. } => {
-                for token in 0..tokens {
-                    let at = self.request.kv_start + start + token;
-                    (located.k[token], located.v[token]) = (offset(k, 0, at), offset(v, 0, at));
-                }
+    fn attend_all<S: Simd>(&mut self, simd: S) {
+        let place = self.place;
+        let (kv, heads) = (&place.item.kv, place.item.kv_heads.len());
+        let (begin, end) = (kv.start as usize, kv.end as usize);
+        let mut next = place.locate(begin, end);
+        for start in (begin..end).step_by(KV_TOKENS) {
+            let now = next;
+            next = place.locate(start + KV_TOKENS, end);
+            for head in 0..heads {
+                let upcoming = if head + 1 < heads { (head + 1, &now) } else { (0, &next) };
+                self.load_keys_and_values(simd, (head, &now), upcoming);
+                self.attend(simd, head, start, now.tokens);
             }
         }
-        located
     }
-}
 
-/// Offsets of a KV tile's rows in K and V, of KV head 0.
-struct Located {
-    k: [usize; KV_TOKENS],
-    v: [usize; KV_TOKENS],
-    tokens: usize,
-}
-
-impl Tile<'_, '_> {
     #[inline(always)]
     fn load_queries<S: Simd>(&mut self, simd: S) {
         let dim = self.place.call.plan.problem.head_dim();
@@ -280,8 +150,7 @@ impl Tile<'_, '_> {
     fn attend<S: Simd>(&mut self, simd: S, head: usize, start: usize, tokens: usize) {
         let plan = self.place.call.plan;
         let (dim, layout) = (plan.problem.head_dim(), self.place.layout);
-        let scale = plan.problem.scale() * std::f32::consts::LOG2_E;
-        let place = self.place;
+        let (scale, place) = (self.place.scale(), self.place);
         let visible = |row: usize| place.visible(row, start, tokens);
         let all = head * place.rows_per_head()..(head + 1) * place.rows_per_head();
         for first in all.clone().step_by(S::TILE_ROWS) {
@@ -327,6 +196,7 @@ impl Tile<'_, '_> {
     fn store(&mut self) {
         let dim = self.place.call.plan.problem.head_dim();
         let num_heads = self.place.call.plan.problem.heads().qo;
+        let scale = self.place.scale();
         for r in 0..self.place.rows {
             let running = self.running(r);
             let (token, head) = self.place.row(r);
@@ -338,11 +208,11 @@ impl Tile<'_, '_> {
                 if let Some(first) = self.place.item.partial {
                     let row = first as usize + r;
                     self.place.call.partial_o.part(row * dim.vo, dim.vo).copy_from_slice(o);
-                    self.place.call.partial_lse.part(row, 1)[0] = running.lse();
+                    self.place.call.partial_lse.part(row, 1)[0] = running.lse(scale);
                 } else {
                     self.place.call.o.store(token, head, o);
                     if let Some(lse) = &self.place.call.lse {
-                        lse.part(token * num_heads + head, 1)[0] = running.lse();
+                        lse.part(token * num_heads + head, 1)[0] = running.lse(scale);
                     }
                 }
             }
@@ -387,38 +257,6 @@ unsafe fn weigh<S: Simd>(
             let values = Matrix { at: values.at.add(least * values.stride), ..values };
             let o = Matrix { at: o.at.add(r * o.stride), ..o };
             tile::multiply_add(simd, (1, width, seen - least), weights, values, o);
-        }
-    }
-}
-
-/// Merges the partial states of one split unit into the output. `row` is scratch of head_dim_vo elements.
-pub(crate) fn merge(call: &Call<'_>, merge: &Merge, row: &mut [f32]) {
-    let (problem, schedule) = (&call.plan.problem, &call.plan.schedule);
-    let (heads, dim) = (problem.heads(), problem.head_dim());
-    let sources = &schedule.sources[merge.sources.start as usize..merge.sources.end as usize];
-    let row = &mut row[..dim.vo];
-    let rows_per_head = merge.qo.len() * heads.group();
-    for r in 0..merge.kv_heads.len() * rows_per_head {
-        let (kv_head, in_head) = (merge.kv_heads.start as usize + r / rows_per_head, r % rows_per_head);
-        let token = merge.qo.start as usize + in_head / heads.group();
-        let head = kv_head * heads.group() + in_head % heads.group();
-        row.fill(0.0);
-        let mut lse = f32::NEG_INFINITY;
-        // SAFETY: all items are done, each partial row belongs to one merge, and the schedule gives each output row
-        // and head to one merge.
-        unsafe {
-            for &source in sources {
-                let at = source as usize + r;
-                let (ours, theirs, merged) = merge_weights(lse, call.partial_lse.part(at, 1)[0]);
-                for (o, partial) in row.iter_mut().zip(call.partial_o.part(at * dim.vo, dim.vo)) {
-                    *o = *o * ours + *partial * theirs;
-                }
-                lse = merged;
-            }
-            call.o.store(token, head, row);
-            if let Some(out) = &call.lse {
-                out.part(token * heads.qo + head, 1)[0] = lse;
-            }
         }
     }
 }

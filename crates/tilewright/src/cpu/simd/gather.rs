@@ -80,15 +80,13 @@ pub(crate) unsafe fn transpose_rows<S: Simd>(
     // SAFETY: the caller's promise; `pairs` reads two elements at once.
     unsafe {
         match data {
-            Data::F32(s) => blocks(simd, s, offsets, (width, 1), to, |simd, at, value| {
-                simd.store(at, value);
-            }),
-            Data::F16(s) => blocks(simd, s, offsets, (width, 2), to, |simd, at, pairs| {
+            Data::F32(s) => blocks(simd, (s, offsets, width), 1, to, |at, value| simd.store(at, value)),
+            Data::F16(s) => blocks(simd, (s, offsets, width), 2, to, |at, pairs| {
                 let (lower, upper) = simd.split_f16(pairs);
                 simd.store(at, lower);
                 simd.store(at.wrapping_add(to.stride), upper);
             }),
-            Data::Bf16(s) => blocks(simd, s, offsets, (width, 2), to, |simd, at, pairs| {
+            Data::Bf16(s) => blocks(simd, (s, offsets, width), 2, to, |at, pairs| {
                 let (lower, upper) = simd.split_bf16(pairs);
                 simd.store(at, lower);
                 simd.store(at.wrapping_add(to.stride), upper);
@@ -105,11 +103,10 @@ pub(crate) unsafe fn transpose_rows<S: Simd>(
 #[inline(always)]
 unsafe fn blocks<S: Simd, T: Element>(
     simd: S,
-    data: &[T],
-    offsets: &[usize],
-    (width, per_lane): (usize, usize),
+    (data, offsets, width): (&[T], &[usize], usize),
+    per_lane: usize,
     to: Matrix<*mut f32>,
-    store: impl Fn(S, *mut f32, S::V),
+    store: impl Fn(*mut f32, S::V),
 ) {
     let whole = width / (per_lane * S::LANES) * (per_lane * S::LANES);
     let mut rows = [data.as_ptr().cast::<f32>(); 16];
@@ -126,7 +123,7 @@ unsafe fn blocks<S: Simd, T: Element>(
             // SAFETY: each row has `width` elements, of which a block is inside `whole`; `to` by the caller's promise.
             unsafe {
                 simd.transpose(&block[..S::LANES], |c, value| {
-                    store(simd, at.wrapping_add(c * per_lane * to.stride), value);
+                    store(at.wrapping_add(c * per_lane * to.stride), value);
                 });
             }
         }

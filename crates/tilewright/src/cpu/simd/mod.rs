@@ -13,6 +13,8 @@ mod avx2;
 mod avx512;
 mod gather;
 pub(crate) mod matmul;
+pub(crate) mod merge;
+pub(crate) mod place;
 mod portable;
 pub(crate) mod shared;
 mod softmax;
