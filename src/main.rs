@@ -1,6 +1,8 @@
 //! The tilewright command line: one subcommand, one file. Every error is reported through miette.
 
 mod doctor;
+mod generate;
+mod model_folder;
 mod plan;
 mod schedule_svg;
 mod text_error;
@@ -12,9 +14,6 @@ use std::{
     process::ExitCode,
 };
 
-/// The model that comes with the project, seen from the repository's root.
-const DEFAULT_MODEL: &str = "models/tilewright-small";
-
 /// Attention for LLM inference, in Rust from end to end.
 #[derive(Parser)]
 #[command(name = "tilewright", version, arg_required_else_help = true, propagate_version = true)]
@@ -25,12 +24,14 @@ struct CommandLine {
 
 #[derive(Subcommand)]
 enum Command {
+    Generate(generate::GenerateArgs),
     Plan(plan::Arguments),
     Doctor(doctor::Arguments),
 }
 
 fn main() -> ExitCode {
     let result = match CommandLine::parse().command {
+        Command::Generate(arguments) => generate::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments).and_then(|report| print(&report)),
         Command::Doctor(arguments) => doctor::run(&arguments).and_then(|report| print(&report)),
     };

@@ -40,7 +40,7 @@ fn says_what_there_is_and_what_will_run() {
     assert!(row("roofline").contains(" GB/s read, ") && row("roofline").contains(" GFLOP/s"), "{report}");
     let gpu = "this version has no GPU backend, the CPU backend will run";
     assert!(row("GPU").ends_with(gpu), "{report}");
-    assert_eq!(row("model"), "models/tilewright-small is present");
+    assert!(row("model").ends_with("models/tilewright-small"), "{report}");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_missing_model_is_named_file_by_file() {
     std::fs::create_dir_all(&model).unwrap();
     std::fs::write(model.join("config.json"), "{}").unwrap();
     let output = tilewright(&["doctor"], folder.path());
-    let line = "models/tilewright-small is not here: no tokenizer.json, no model.safetensors\n";
+    let line = "models/tilewright-small is not complete: no tokenizer.json, no model.safetensors\n";
     assert!(printed(&output).ends_with(line), "{}", printed(&output));
 }
 
@@ -90,7 +90,7 @@ fn a_drivers_library_is_found_where_the_loader_would_look() {
 #[test]
 fn the_command_line_lists_its_commands() {
     let output = tilewright(&["--help"], root());
-    for command in ["plan", "doctor"] {
+    for command in ["generate", "plan", "doctor"] {
         assert!(printed(&output).lines().any(|line| line.trim().starts_with(command)), "{command}");
     }
     let version = tilewright(&["--version"], root());

@@ -70,11 +70,19 @@ fn prints_the_explanation_the_estimate_and_every_workers_share() {
     assert!(column(0).eq(0..8), "{report}");
     let items = count(report, " work items");
     assert_eq!(column(1).sum::<usize>(), items);
-    // A unit that is cut has two pieces here.
-    assert_eq!(column(2).sum::<usize>(), 2 * count(report, " merges"));
-    let (tile, overhead) = (count(report, " keys, and"), count(report, " more for each"));
-    assert_eq!(column(3).sum::<usize>(), 2 * 8 * 4096 / tile + overhead * items);
+    assert!(column(2).sum::<usize>() >= 2 * count(report, " merges"), "{report}");
+    assert!(column(2).sum::<usize>() > 0, "{report}");
     assert_eq!((shares[0][5], shares[7][5]), ("0", "1"));
+}
+
+#[test]
+fn the_cost_of_a_work_item_is_its_tiles_and_an_overhead() {
+    let output = plan(&[&["--heads=4/1", "--head-dim=128", "--requests=2*1:4096"], &MACHINE], "");
+    let report = printed(&output);
+    let costs = report.lines().skip(10).take(8).map(|line| line.split_whitespace().nth(3).unwrap());
+    let cost: usize = costs.map(|cost| cost.parse::<usize>().unwrap()).sum();
+    let (tile, overhead) = (count(report, " keys, and"), count(report, " more for each"));
+    assert_eq!(cost, 2 * 4096 / tile + overhead * count(report, " work items"));
 }
 
 #[test]
@@ -124,8 +132,9 @@ fn json_and_arguments_ask_the_same() {
 fn a_split_that_is_never_cuts_nothing() {
     let decode = ["--heads=32/8", "--head-dim=128", "--requests=2*1:4096"];
     let output = plan(&[&decode, &MACHINE, &["--split", "never"]], "");
-    assert!(printed(&output).contains("  16 work items on 8 workers"), "{}", printed(&output));
     assert!(printed(&output).contains(" 0 merges\n"), "{}", printed(&output));
+    let balanced = plan(&[&decode, &MACHINE], "");
+    assert!(!printed(&balanced).contains(" 0 merges\n"), "{}", printed(&balanced));
 }
 
 #[test]
@@ -238,7 +247,7 @@ fn what_the_planner_refuses_is_told_in_its_words() {
             "the batch has 2147483647 pages, the most that can be shown is 16777216",
         ),
         (&["--heads=1", "--requests=2147483647:1"], " work items, the most that can be shown is 262144"),
-        (&["--heads=262145", "--requests=1:1"], "the batch has 262145 work items"),
+        (&["--heads=262145", "--requests=1:1"], "the batch has up to 262145 work items"),
         (&["--heads=64", "--requests=1:16777216", "--split=1"], " work items, the most that can be shown"),
     ];
     for (arguments, words) in cases {

@@ -6,7 +6,7 @@ mod memory;
 use clap::Args;
 use miette::{IntoDiagnostic, Result};
 use serde::Serialize;
-use std::{fmt, path::Path};
+use std::{fmt, path::PathBuf};
 use tilewright::{Backend, Cpu, cpu::Isa};
 
 /// What a model folder must have.
@@ -54,7 +54,7 @@ struct Rates {
 /// The folder that `generate` reads where it is given no other.
 #[derive(Serialize)]
 struct Model {
-    folder: &'static str,
+    folder: Option<PathBuf>,
     /// Files that are not there; a model is present when this is empty.
     missing: Vec<&'static str>,
 }
@@ -72,8 +72,9 @@ impl Findings {
     fn collect() -> Self {
         let cpu = Cpu::new();
         let roofline = cpu.measure_roofline();
-        let folder = crate::DEFAULT_MODEL;
-        let missing = MODEL_FILES.into_iter().filter(|file| !Path::new(folder).join(file).is_file());
+        let folder = crate::model_folder::shipped();
+        let is_there = |file: &str| folder.as_ref().is_some_and(|folder| folder.join(file).is_file());
+        let missing = MODEL_FILES.into_iter().filter(|file| !is_there(file)).collect();
         Self {
             version: env!("CARGO_PKG_VERSION"),
             backend: cpu.describe(),
@@ -86,7 +87,7 @@ impl Findings {
                 gigaflops_per_second: roofline.flops_per_second / 1e9,
             },
             gpu: gpu::find(),
-            model: Model { folder, missing: missing.collect() },
+            model: Model { folder, missing },
         }
     }
 }
@@ -111,10 +112,13 @@ impl fmt::Display for Findings {
 
 impl fmt::Display for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { folder, missing } = self;
-        match missing.len() {
-            0 => write!(f, "{folder} is present"),
-            _ => write!(f, "{folder} is not here: no {}", missing.join(", no ")),
+        let Some(folder) = &self.folder else {
+            return f.write_str("the one that ships with tilewright is not here; `generate` needs --model");
+        };
+        write!(f, "{}", folder.display())?;
+        match self.missing.len() {
+            0 => Ok(()),
+            _ => write!(f, " is not complete: no {}", self.missing.join(", no ")),
         }
     }
 }

@@ -52,13 +52,13 @@ impl Asked {
             self.requests.iter().fold(0usize, |sum, request| sum.saturating_add(part(request)))
         };
         let pages = sum(&|request| request.kv.div_ceil(page_size));
-        for (what, value, most) in [
-            ("requests", self.requests.len(), MAX_REQUESTS),
-            ("pages", pages, MAX_PAGES),
-            ("work items", sum(&|request| self.items_of(request, tiling)), MAX_ITEMS),
+        for (about, what, value, most) in [
+            ("", "requests", self.requests.len(), MAX_REQUESTS),
+            ("", "pages", pages, MAX_PAGES),
+            ("up to ", "work items", sum(&|request| self.items_of(request, tiling)), MAX_ITEMS),
         ] {
             if value > most {
-                bail!("the batch has {value} {what}, the most that can be shown is {most}");
+                bail!("the batch has {about}{value} {what}, the most that can be shown is {most}");
             }
         }
         let sums = |length: &dyn Fn(&Lengths) -> usize| {
@@ -77,7 +77,7 @@ impl Asked {
         })
     }
 
-    /// Work items of a request, those aside that come of balancing: fewer than there are workers.
+    /// The most work items of a request, those aside that come of balancing: fewer than there are workers.
     fn items_of(&self, request: &Lengths, tiling: &Tiling) -> usize {
         let rows = (tiling.q_rows / self.heads.group()).max(1);
         let pieces = match self.split {

@@ -33,7 +33,7 @@ fn time(seconds: f64) -> String {
 
 /// What an item costs, in KV tiles.
 pub(crate) fn cost(item: &WorkItem, tiling: &Tiling) -> usize {
-    tiling.segment_overhead.max(1) + item.kv.len().div_ceil(tiling.kv_tokens)
+    item.kv_heads.len() * (tiling.segment_overhead.max(1) + item.kv.len().div_ceil(tiling.kv_tokens))
 }
 
 /// One line a worker.
@@ -53,7 +53,7 @@ pub(super) fn workers(schedule: &Schedule, tiling: &Tiling) -> String {
     }
     let _ = writeln!(
         text,
-        "\ncost: KV tiles of {} keys, and {} more for each work item\n\
+        "\ncost: KV tiles of {} keys, and {} more for each work item, for each of its KV heads\n\
          partial: work items that write a partial state, to be merged when all are done",
         tiling.kv_tokens,
         tiling.segment_overhead.max(1)

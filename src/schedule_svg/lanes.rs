@@ -3,7 +3,7 @@
 use super::{
     LANES, LEFT, Picture,
     canvas::{Anchor, Area, Canvas, colour, ink, text_width},
-    name_rows,
+    name, short_heads,
 };
 use tilewright::attention::WorkItem;
 
@@ -48,7 +48,7 @@ impl Picture<'_> {
         canvas.text((24.0, middle), Anchor::Middle, &turned, "worker");
         let overhead = self.overhead();
         let name = format!(
-            "cost: KV tiles of {} keys, and {overhead} more for each work item",
+            "cost: KV tiles of {} keys, and {overhead} more for each work item, for each of its KV heads",
             self.tiling.kv_tokens
         );
         canvas.text((LEFT + LANES / 2.0, bottom + 40.0), Anchor::Middle, "class=\"quiet\"", &name);
@@ -56,23 +56,28 @@ impl Picture<'_> {
     }
 
     fn draw_item(&self, canvas: &mut Canvas, item: &WorkItem, area: Area) {
-        let WorkItem { request, kv_head, qo, kv, partial } = item;
+        let WorkItem { request, kv_heads, qo, kv, partial } = item;
         let fill = colour(*request as usize);
-        let rows = name_rows(qo);
-        let long = format!("request {request}, KV head {kv_head}, {rows}, keys {}..{}", kv.start, kv.end);
+        let (rows, heads) = (name("row", qo), short_heads(kv_heads));
+        let long = format!(
+            "request {request}, {}, {rows}, keys {}..{}",
+            name("KV head", kv_heads),
+            kv.start,
+            kv.end
+        );
         let ending = if partial.is_some() { ", partial state" } else { "" };
         canvas.rect(area, ("item", fill), &format!("{long}: cost {}{ending}", self.cost(item)));
         if partial.is_some() {
             canvas.cover(area, "partial");
         }
-        let overhead = area.width * self.overhead() as f64 / self.cost(item) as f64;
+        let overhead = area.width * (self.overhead() * kv_heads.len()) as f64 / self.cost(item) as f64;
         canvas.cover(Area { width: overhead, ..area }, "overhead");
 
         let labels = [
             long,
-            format!("r{request} h{kv_head} {rows} keys {}..{}", kv.start, kv.end),
-            format!("r{request} h{kv_head} {rows}"),
-            format!("r{request} h{kv_head}"),
+            format!("r{request} {heads} {rows} keys {}..{}", kv.start, kv.end),
+            format!("r{request} {heads} {rows}"),
+            format!("r{request} {heads}"),
         ];
         let room = area.width - overhead - 8.0;
         let fitting = labels.iter().find(|label| text_width(label) <= room && area.height >= 13.0);

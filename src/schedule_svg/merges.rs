@@ -3,7 +3,7 @@
 use super::{
     LANES, LEFT, Picture,
     canvas::{Anchor, Area, Canvas, colour},
-    name_rows,
+    name, short_heads,
 };
 use std::collections::BTreeMap;
 use tilewright::attention::Merge;
@@ -53,8 +53,8 @@ impl Picture<'_> {
             [first, .., last] => format!("workers {first} to {last}"),
             [] => String::new(),
         };
-        let rows = name_rows(&merge.qo);
+        let (rows, heads) = (name("row", &merge.qo), short_heads(&merge.kv_heads));
         let states = sources.len();
-        (request, format!("r{request} h{} {rows} ← {states} states of {workers}", merge.kv_head))
+        (request, format!("r{request} {heads} {rows} ← {states} states of {workers}"))
     }
 }

@@ -55,10 +55,18 @@ impl Picture<'_> {
     }
 }
 
-/// How a label names query rows, which count over the whole batch.
-fn name_rows(qo: &Range<u32>) -> String {
-    match qo.len() {
-        1 => format!("row {}", qo.start),
-        _ => format!("rows {}..{}", qo.start, qo.end),
+/// How a label names some of a kind: `row 3`, `rows 3..5`.
+fn name(kind: &str, some: &Range<u32>) -> String {
+    match some.len() {
+        1 => format!("{kind} {}", some.start),
+        _ => format!("{kind}s {}..{}", some.start, some.end),
+    }
+}
+
+/// A short name of KV heads: `h3`, `h3..5`.
+fn short_heads(kv_heads: &Range<u32>) -> String {
+    match kv_heads.len() {
+        1 => format!("h{}", kv_heads.start),
+        _ => format!("h{}..{}", kv_heads.start, kv_heads.end),
     }
 }

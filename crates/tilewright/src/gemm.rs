@@ -51,6 +51,5 @@ pub fn linear<B: Backend>(
             "{name} has strides {strides:?}, expected a contiguous tensor"
         );
     }
-    backend.linear(x, weight, bias, out.reborrow());
-    Ok(())
+    backend.linear(x, weight, bias, out.reborrow())
 }

@@ -1,5 +1,6 @@
 //! Attention for LLM inference: plan and run over ragged and paged KV, and the operators around it.
 
+pub mod activation;
 pub mod attention;
 mod backend;
 pub mod cpu;
@@ -7,8 +8,12 @@ mod dtype;
 mod error;
 pub mod gemm;
 pub mod kv;
+pub mod norm;
 pub mod reference;
 mod roofline;
+pub mod rope;
+mod rows;
+pub mod sampling;
 pub mod tensor;
 
 pub use attention::{Attention, Batch, HeadDim, Heads, Mask, Output, Plan, Problem, Workspace};

@@ -60,6 +60,17 @@ pub enum Data<'a> {
     Bf16(&'a [bf16]),
 }
 
+impl<'a> Data<'a> {
+    /// All but the first `count` elements; none when there are not that many.
+    pub(crate) fn skip(self, count: usize) -> Self {
+        match self {
+            Self::F32(s) => Self::F32(s.get(count..).unwrap_or_default()),
+            Self::F16(s) => Self::F16(s.get(count..).unwrap_or_default()),
+            Self::Bf16(s) => Self::Bf16(s.get(count..).unwrap_or_default()),
+        }
+    }
+}
+
 /// Mutably borrowed elements of one of the dtypes.
 #[derive(Debug)]
 pub enum DataMut<'a> {

@@ -97,8 +97,7 @@ impl<B: Backend> Attention<B> {
     /// was made for another problem, or the workspace is too small.
     pub fn run(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, mut out: Output<'_>) -> Result<()> {
         self.check(plan, q, kv, &mut out)?;
-        self.backend.attention(plan, q, kv, out);
-        Ok(())
+        self.backend.attention(plan, q, kv, out)
     }
 
     fn check(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: &mut Output<'_>) -> Result<()> {

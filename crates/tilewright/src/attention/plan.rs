@@ -48,7 +48,10 @@ impl Plan {
         let (dim, group) = (problem.head_dim(), problem.heads().group());
         let loads = schedule.worker_indptr.windows(2).map(|w| {
             let items = &schedule.items[w[0] as usize..w[1] as usize];
-            items.iter().map(|item| item.kv.len() * item.qo.len() * group).sum::<usize>()
+            items
+                .iter()
+                .map(|item| item.kv.len() * item.qo.len() * item.kv_heads.len() * group)
+                .sum::<usize>()
         });
         let visible: usize = self
             .requests
@@ -56,7 +59,7 @@ impl Plan {
             .iter()
             .flat_map(|request| request.qo.clone().map(|row| request.visible(problem, row)))
             .sum();
-        let kv_read: usize = schedule.items.iter().map(|item| item.kv.len()).sum();
+        let kv_read: usize = schedule.items.iter().map(|item| item.kv.len() * item.kv_heads.len()).sum();
         let rows = self.num_rows() * problem.heads().qo;
         Explanation {
             problem: *problem,

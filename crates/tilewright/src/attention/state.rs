@@ -20,12 +20,12 @@ pub const LSE_TO_NATURAL: f32 = std::f32::consts::LN_2;
 /// The weights `(wa, wb)` of two states and their common LSE.
 #[inline(always)]
 pub(crate) fn merge_weights(a: f32, b: f32) -> (f32, f32, f32) {
+    if a.is_nan() || b.is_nan() {
+        return (f32::NAN, f32::NAN, f32::NAN); // first of all: f32::max would drop it, and -inf then look empty
+    }
     let max = a.max(b);
     if max == f32::NEG_INFINITY {
         return (0.0, 0.0, max); // both empty: (-inf) - (-inf) would be NaN
-    }
-    if a.is_nan() || b.is_nan() {
-        return (f32::NAN, f32::NAN, f32::NAN); // f32::max would drop it
     }
     let (wa, wb) = ((a - max).exp2(), (b - max).exp2());
     let sum = wa + wb;
@@ -62,8 +62,7 @@ pub fn merge_states<B: Backend>(
     tensor::check_dtype(OPERATOR, "out", out.dtype(), o.dtype())?;
     tensor::check_dtype(OPERATOR, "lse", lse.dtype(), crate::Dtype::F32)?;
     tensor::check_dtype(OPERATOR, "out_lse", out_lse.dtype(), crate::Dtype::F32)?;
-    backend.merge_states((o, lse), (out.reborrow(), out_lse.reborrow()));
-    Ok(())
+    backend.merge_states((o, lse), (out.reborrow(), out_lse.reborrow()))
 }
 
 /// Two states of each row and head, merged into the first.
@@ -91,6 +90,5 @@ pub fn merge_state<B: Backend>(
         tensor::check_shape(OPERATOR, name, (shape, &[rows, heads]), "[num_rows, num_heads]")?;
         tensor::check_dtype(OPERATOR, name, dtype, crate::Dtype::F32)?;
     }
-    backend.merge_state((o.reborrow(), lse.reborrow()), (other, other_lse));
-    Ok(())
+    backend.merge_state((o.reborrow(), lse.reborrow()), (other, other_lse))
 }

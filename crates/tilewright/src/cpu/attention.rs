@@ -3,7 +3,9 @@
 use super::{
     Cpu,
     simd::{
-        attend::{self, Call, KV_TOKENS, Layout, Worker},
+        attend::Worker,
+        merge::merge,
+        place::{self, Call, KV_TOKENS, Layout},
         shared::{Shared, SharedRows},
     },
 };
@@ -36,6 +38,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
     let threads = cpu.pool.current_num_threads();
     Ok(Tiling {
         q_rows: Q_ROWS,
+        kv_heads: problem.heads().kv,
         kv_tokens: KV_TOKENS,
         segment_overhead: 1,
         workers: threads * BINS_PER_THREAD,
@@ -47,12 +50,12 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
 fn scratch_len(problem: &Problem) -> usize {
     let (group, dim) = (problem.heads().group(), problem.head_dim());
     let rows = (Q_ROWS / group).max(1) * group;
-    Layout::new(rows, (dim.qk, dim.vo)).len + attend::ALIGN
+    Layout::new(rows, (dim.qk, dim.vo)).len + place::ALIGN
 }
 
 /// The part of a thread's scratch that begins at a cache line: a register that straddles two costs twice.
 fn aligned(scratch: &mut [f32]) -> &mut [f32] {
-    let skip = scratch.as_ptr().align_offset(attend::ALIGN * size_of::<f32>());
+    let skip = scratch.as_ptr().align_offset(place::ALIGN * size_of::<f32>());
     &mut scratch[skip..]
 }
 
@@ -77,8 +80,8 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Out
     cpu.for_each(schedule.num_workers(), parts, |worker, scratch| {
         cpu.isa.dispatch(Worker { call: &call, items: schedule.worker(worker), scratch });
     });
-    cpu.for_each(schedule.merges.len(), scratch.chunks_exact_mut(scratch_len), |merge, scratch| {
-        attend::merge(&call, &schedule.merges[merge], scratch);
+    cpu.for_each(schedule.merges.len(), scratch.chunks_exact_mut(scratch_len), |at, scratch| {
+        merge(&call, &schedule.merges[at], scratch);
     });
 }
 

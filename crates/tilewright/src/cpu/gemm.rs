@@ -45,7 +45,7 @@ pub(super) fn linear(cpu: &Cpu, x: View<'_>, weight: View<'_>, bias: Option<View
             features: first_feature..features.min(first_feature + PANEL),
         };
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize(2 * PANEL * DEPTH + 2 * PANEL, 0.0);
+            scratch.resize(PANEL * DEPTH + 2 * PANEL, 0.0);
             product.multiply(&panel, scratch);
         });
     });

@@ -1,17 +1,27 @@
 //! The CPU backend: executes the same plans as a GPU, on a pool of threads.
 
+mod activation;
 mod append;
 mod attention;
 mod gemm;
+mod norm;
+mod parallel;
 mod roofline;
+mod rope;
+mod sampling;
 pub(crate) mod simd;
+mod threshold;
 
 pub use simd::Isa;
 
 use crate::{
     Backend, Error, Result, View, ViewMut,
+    activation::Activation,
     attention::{Output, Plan, Problem, Tiling},
     kv::{KvCache, append::Slots},
+    norm::NormWeight,
+    rope::{CosSinCache, Rope},
+    sampling::{Filter, Sampled, SamplingParams, Scores},
 };
 use std::sync::{
     Arc,
@@ -114,23 +124,85 @@ impl Backend for Cpu {
         attention::tiling(self, problem)
     }
 
-    fn attention(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) {
+    fn attention(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) -> Result<()> {
         attention::run(self, plan, q, kv, out);
+        Ok(())
     }
 
-    fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) {
+    fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
         attention::merge_states(states, out);
+        Ok(())
     }
 
-    fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) {
+    fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()> {
         attention::merge_state(state, other);
+        Ok(())
     }
 
-    fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) {
+    fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
         gemm::linear(self, x, weight, bias, out);
+        Ok(())
     }
 
-    fn append(&self, new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>) {
+    fn append(&self, new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>) -> Result<()> {
         append::run(new, cache, slots);
+        Ok(())
+    }
+
+    fn rmsnorm(&self, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
+        norm::rmsnorm(self, x, weight, eps, out);
+        Ok(())
+    }
+
+    fn rmsnorm_in_place(&self, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {
+        norm::rmsnorm_in_place(self, x, weight, eps);
+        Ok(())
+    }
+
+    fn fused_add_rmsnorm(
+        &self,
+        x: ViewMut<'_>,
+        residual: ViewMut<'_>,
+        weight: &NormWeight<'_>,
+        eps: f32,
+    ) -> Result<()> {
+        norm::fused_add_rmsnorm(self, x, residual, weight, eps);
+        Ok(())
+    }
+
+    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32], rope: &Rope) -> Result<()> {
+        rope::rope(self, q, k, positions, rope);
+        Ok(())
+    }
+
+    fn rope_with_cos_sin_cache(
+        &self,
+        q: ViewMut<'_>,
+        k: ViewMut<'_>,
+        positions: &[i32],
+        cache: &CosSinCache,
+    ) -> Result<()> {
+        rope::rope_with_cos_sin_cache(self, q, k, positions, cache);
+        Ok(())
+    }
+
+    fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        activation::act_and_mul(self, activation, x, out);
+        Ok(())
+    }
+
+    fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
+        sampling::softmax(self, logits, temperature, out);
+        Ok(())
+    }
+
+    fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        sampling::filter(self, filter, x, out);
+        Ok(())
+    }
+
+    fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
+        sampling::sample(self, scores, params, out);
+        Ok(())
     }
 }

@@ -12,7 +12,7 @@ use crate::{
 
 const OPERATOR: &str = "kv.append_paged_kv_cache";
 
-/// New tokens and where they go.
+/// New tokens, of any dtype, and where they go.
 #[derive(Debug, Clone, Copy)]
 pub struct Append<'a> {
     /// `[num_tokens, num_kv_heads, head_dim_qk]`
@@ -58,11 +58,11 @@ pub fn get_batch_indices_positions<'a>(
 /// Writes each token of `new` into its slot of `cache`. A later token wins where two name one slot.
 ///
 /// `cache` is `[num_pages, page_size, num_kv_heads, head_dim]` (NHD) or
-/// `[num_pages, num_kv_heads, page_size, head_dim]` (HND); K and V may differ in head_dim, all four tensors
-/// share one dtype.
+/// `[num_pages, num_kv_heads, page_size, head_dim]` (HND); K and V may differ in head_dim. Values are rounded to the
+/// cache's dtype, to nearest even.
 ///
 /// # Errors
-/// When shapes or dtypes disagree, the table is malformed, or a token's request, position or page does not
+/// When shapes disagree, the table is malformed, or a token's request, position or page does not
 /// exist. Nothing was written then.
 pub fn append_paged_kv_cache<B: Backend>(
     backend: &B,
@@ -74,9 +74,8 @@ pub fn append_paged_kv_cache<B: Backend>(
     let slots = check(new, &cache, layout, table)?;
     let k = KvStrides::of(layout, cache.k.strides());
     let v = KvStrides::of(layout, cache.v.strides());
-    backend.append(new.k, cache.k.reborrow(), &Slots { of_token: &slots, strides: k });
-    backend.append(new.v, cache.v.reborrow(), &Slots { of_token: &slots, strides: v });
-    Ok(())
+    backend.append(new.k, cache.k.reborrow(), &Slots { of_token: &slots, strides: k })?;
+    backend.append(new.v, cache.v.reborrow(), &Slots { of_token: &slots, strides: v })
 }
 
 /// Where each token of one tensor goes.
@@ -124,7 +123,8 @@ fn check(
             "{name} has strides {:?}: head_dim, the last axis, must have stride 1",
             new.strides()
         );
-        let shape = KvShape { layout, page_size: Some(table.page_size), heads, head_dim, dtype: new.dtype() };
+        let shape =
+            KvShape { layout, page_size: Some(table.page_size), heads, head_dim, dtype: cache.dtype() };
         num_pages = shape.check(
             OPERATOR,
             &format!("cache {name}"),

@@ -1,0 +1,282 @@
+//! The engine: each step schedules, plans, runs the layers, samples and commits.
+//!
+//! A request's tokens do not depend on its neighbours, on chunking, on reuse or on preemption, bit for bit: every
+//! operator computes a row from that row alone, and attention divides keys at fixed places.
+
+use crate::{
+    cache::KvPool,
+    model::Transformer,
+    model::transformer::{Activations, Device},
+    pool::Pool,
+    report::{Report, StepCost},
+    request::{Event, FinishReason, Fork, GenerateOptions, Request, RequestId},
+    scheduler::{Chunk, Limits, Scheduler},
+    step::Step,
+};
+use std::time::Instant;
+use tilewright::{
+    Attention, Backend, Dtype, Plan, Result, View,
+    attention::Split,
+    ensure,
+    rope::CosSinCache,
+    sampling::{self, Sampled},
+};
+
+/// Keys of a piece of attention: long enough that few requests are divided at all.
+const SPLIT: Split = Split::Fixed { tokens: 2048 };
+
+/// The engine's memory and its limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Tokens a page holds.
+    pub page_size: usize,
+    /// Pages of the pool; together with `page_size` this bounds the longest request.
+    pub num_pages: usize,
+    /// Tokens computed in one step: longer prompts are computed in chunks.
+    pub max_step_tokens: usize,
+    /// Requests that run at once.
+    pub max_requests: usize,
+    /// Whether pages of earlier requests are read by later ones with the same prefix.
+    pub prefix_reuse: bool,
+    /// Dtype of keys and values in the pool; `None` is that of the weights.
+    pub kv_dtype: Option<Dtype>,
+}
+
+impl Default for EngineOptions {
+    /// 16 tokens a page, 1,024 pages, 512 tokens and 64 requests a step, with reuse.
+    fn default() -> Self {
+        Self {
+            page_size: 16,
+            num_pages: 1024,
+            max_step_tokens: 512,
+            max_requests: 64,
+            prefix_reuse: true,
+            kv_dtype: None,
+        }
+    }
+}
+
+/// Generates text for many requests at once.
+#[derive(Debug)]
+pub struct Engine<B> {
+    model: Transformer,
+    backend: B,
+    attention: Attention<B>,
+    rope: CosSinCache,
+    cache: KvPool,
+    scheduler: Scheduler,
+    activations: Activations,
+    options: EngineOptions,
+    /// The longest request, in tokens.
+    context: usize,
+    next_id: usize,
+    report: Report,
+}
+
+impl<B: Backend + Clone> Engine<B> {
+    /// An engine for `model` on `backend`.
+    ///
+    /// # Errors
+    /// When an option is 0, or the backend cannot do the model's attention.
+    pub fn new(model: Transformer, backend: B, options: EngineOptions) -> Result<Self> {
+        let limits = Limits { max_step_tokens: options.max_step_tokens, max_requests: options.max_requests };
+        for (name, value) in
+            [("max_step_tokens", limits.max_step_tokens), ("max_requests", limits.max_requests)]
+        {
+            ensure!(value > 0, "engine.new", "{name} = 0, expected at least 1");
+        }
+        let kv_dtype = options.kv_dtype.unwrap_or(model.dtype());
+        let pool = Pool::new(options.num_pages, options.page_size, options.prefix_reuse)?;
+        let context = model.config().max_position_embeddings.min(options.num_pages * options.page_size);
+        Ok(Self {
+            attention: Attention::new(model.attention_problem(kv_dtype)?, backend.clone())?,
+            rope: model.rope(context)?,
+            cache: KvPool::for_model(model.config(), (options.num_pages, options.page_size), kv_dtype),
+            scheduler: Scheduler::new(pool, limits),
+            activations: Activations::default(),
+            model,
+            backend,
+            options,
+            context,
+            next_id: 0,
+            report: Report::default(),
+        })
+    }
+
+    /// The longest request, prompt and continuation together, in tokens.
+    pub fn context(&self) -> usize {
+        self.context
+    }
+
+    /// Bytes of the KV pool.
+    pub fn kv_bytes(&self) -> usize {
+        self.cache.bytes()
+    }
+
+    /// Queues `continuations` of `prompt`, one for each of the options; the prompt is computed once. Returns their
+    /// names in order.
+    ///
+    /// # Errors
+    /// When the prompt is empty, does not fit into the context, or has a token outside the vocabulary; when there
+    /// is no continuation; or when an option is out of range.
+    pub fn submit(&mut self, prompt: &[u32], continuations: &[GenerateOptions]) -> Result<Vec<RequestId>> {
+        const OPERATOR: &str = "engine.submit";
+        let vocab = self.model.config().vocab_size;
+        ensure!(!prompt.is_empty(), OPERATOR, "the prompt is empty, expected at least 1 token");
+        ensure!(
+            prompt.len() < self.context,
+            OPERATOR,
+            "the prompt has {} tokens, the context {}: expected at most {}, to leave room for one",
+            prompt.len(),
+            self.context,
+            self.context - 1
+        );
+        if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab) {
+            let text = format!("the prompt has token {token}, which is not in 0..{vocab}");
+            return Err(tilewright::Error::new(OPERATOR, text));
+        }
+        for options in continuations {
+            ensure!(options.max_tokens > 0, OPERATOR, "max_tokens = 0, expected at least 1");
+            options.sampling.validate()?;
+        }
+        let ids: Vec<_> = (self.next_id..).map(RequestId).take(continuations.len()).collect();
+        self.next_id += ids.len();
+        let mut named = ids.iter().copied().zip(continuations.iter().cloned());
+        let Some((id, options)) = named.next() else {
+            return Err(tilewright::Error::new(OPERATOR, "there is no continuation, expected at least 1"));
+        };
+        let mut request = Request::new(id, prompt.to_vec(), options);
+        request.forks = named.map(|(id, options)| Fork { id, options }).collect();
+        self.scheduler.submit(request);
+        Ok(ids)
+    }
+
+    /// Whether nothing is left to do.
+    pub fn is_idle(&self) -> bool {
+        self.scheduler.is_idle()
+    }
+
+    /// Advances every request that has its turn by a chunk of its prompt or by one token.
+    ///
+    /// # Errors
+    /// When an operator refuses its arguments, which only a damaged model can cause.
+    pub fn step(&mut self) -> Result<Vec<Event>> {
+        let start = Instant::now();
+        let chunks = self.scheduler.schedule()?;
+        if chunks.is_empty() {
+            return Ok(Vec::new());
+        }
+        let step = Step::new(&self.scheduler, &chunks, self.options.page_size);
+        let plan = self.attention.plan_with(&step.batch(), SPLIT)?;
+        let device = Device { backend: &self.backend, attention: &self.attention, rope: &self.rope };
+        self.model.forward(&device, (&step, &plan), &mut self.cache, &mut self.activations)?;
+        let drawn = self.sample(&chunks)?;
+        self.count(&chunks, &plan, start);
+        self.commit(drawn)
+    }
+
+    /// Counts the work of a step whose layers have run.
+    fn count(&mut self, chunks: &[Chunk], plan: &Plan, start: Instant) {
+        let is_decode = |chunk: &&Chunk| {
+            let request = &self.scheduler.running[chunk.request];
+            chunk.tokens.len() == 1 && chunk.tokens.start >= request.prompt_len
+        };
+        let tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+        let decode_tokens = chunks.iter().filter(is_decode).count();
+        let cost = StepCost {
+            prefill_tokens: tokens - decode_tokens,
+            decode_tokens,
+            time: start.elapsed(),
+            weight_bytes: self.model.bytes_per_step(),
+            flops_per_token: self.model.flops_per_token(),
+            layers: self.model.config().num_hidden_layers,
+        };
+        self.report.add(cost, &plan.explain());
+    }
+
+    /// Draws a token for every request that is computed up to its end, forks included; gives each one's place among
+    /// the running requests.
+    fn sample(&mut self, chunks: &[Chunk]) -> Result<Vec<(usize, Sampled)>> {
+        let vocab = self.model.config().vocab_size;
+        let mut drawn = Vec::new();
+        for chunk in chunks {
+            self.scheduler.advance(chunk)?;
+        }
+        let ready = chunks.iter().filter(|chunk| self.scheduler.running[chunk.request].missing() == 0);
+        let ready: Vec<usize> = ready.map(|chunk| chunk.request).collect();
+        let logits = View::new(&self.activations.logits, &[ready.len(), vocab])?;
+        drawn.extend(draw(&self.backend, &self.scheduler, &ready, logits)?);
+        for (row, &leader) in ready.iter().enumerate() {
+            let first = self.scheduler.running.len();
+            let copies = self.scheduler.start_forks(leader)?;
+            self.cache.copy_pages(&copies);
+            let forks: Vec<usize> = (first..self.scheduler.running.len()).collect();
+            // all forks go on from the leader's logits
+            let logits = &self.activations.logits[row * vocab..(row + 1) * vocab];
+            let logits = View::strided(logits, &[forks.len(), vocab], &[0, 1])?;
+            drawn.extend(draw(&self.backend, &self.scheduler, &forks, logits)?);
+        }
+        Ok(drawn)
+    }
+
+    /// Hands out the drawn tokens and lets go of requests that are done.
+    fn commit(&mut self, drawn: Vec<(usize, Sampled)>) -> Result<Vec<Event>> {
+        let mut events = Vec::new();
+        let mut done = Vec::new();
+        for (at, sampled) in drawn {
+            let request = &mut self.scheduler.running[at];
+            let id = request.id;
+            let reason = match sampled {
+                Ok(token) => {
+                    events.push(Event::Token { request: id, token });
+                    request.push(token, self.context)
+                }
+                Err(error) => Some(FinishReason::Failed(error.to_string())),
+            };
+            if let Some(reason) = reason {
+                events.push(Event::Finished { request: id, reason });
+                done.push(at);
+            }
+        }
+        done.sort_unstable();
+        for at in done.into_iter().rev() {
+            self.scheduler.finish(at)?;
+        }
+        Ok(events)
+    }
+
+    /// What was done so far.
+    pub fn report(&self) -> Report {
+        let tally = self.scheduler.tally;
+        Report {
+            attention_time: self.activations.attention_time,
+            reused_tokens: tally.reused_tokens,
+            reused_pages: tally.reused_pages,
+            peak_pages: tally.peak_pages,
+            preemptions: tally.preemptions,
+            num_pages: self.scheduler.pool().num_pages(),
+            ..self.report
+        }
+    }
+
+    /// Checks that every page has exactly one owner.
+    ///
+    /// # Errors
+    /// When the books do not balance, which is a bug.
+    pub fn check_integrity(&self) -> Result<()> {
+        self.scheduler.check_integrity()
+    }
+}
+
+/// A token for each of the running `requests`, from its row of `logits`.
+fn draw<B: Backend>(
+    backend: &B,
+    scheduler: &Scheduler,
+    requests: &[usize],
+    logits: View<'_>,
+) -> Result<Vec<(usize, Sampled)>> {
+    let params: Vec<_> = requests.iter().map(|&at| scheduler.running[at].sampling()).collect();
+    let mut drawn = vec![Ok(0); requests.len()];
+    sampling::sample(backend, logits, &params, &mut drawn)?;
+    Ok(requests.iter().copied().zip(drawn).collect())
+}

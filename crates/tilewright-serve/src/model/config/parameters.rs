@@ -1,0 +1,69 @@
+//! The weights that a model of some configuration has, by the names and shapes of Hugging Face.
+//!
+//! Matrices are `[out, in]`: a projection computes `x @ w^T`.
+
+use super::ModelConfig;
+
+/// One weight.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parameter {
+    /// Its name in the checkpoint, as in `model.layers.0.self_attn.q_proj.weight`.
+    pub name: String,
+    /// Its extents, in elements.
+    pub shape: Vec<usize>,
+}
+
+impl ModelConfig {
+    /// Every weight of the model, in the order of the forward pass: embedding, layers, final norm, and the output
+    /// matrix unless it is the embedding.
+    pub fn parameters(&self) -> impl Iterator<Item = Parameter> + '_ {
+        let table = || vec![self.vocab_size, self.hidden_size];
+        let first = Parameter { name: Self::EMBEDDING.to_owned(), shape: table() };
+        let norm = Parameter { name: "model.norm.weight".to_owned(), shape: vec![self.hidden_size] };
+        let last =
+            (!self.tie_word_embeddings).then(|| Parameter { name: Self::OUTPUT.to_owned(), shape: table() });
+        std::iter::once(first)
+            .chain((0..self.num_hidden_layers).flat_map(|layer| self.layer(layer)))
+            .chain([norm])
+            .chain(last)
+    }
+
+    /// The name of the token embedding, `[vocab_size, hidden_size]`.
+    pub const EMBEDDING: &str = "model.embed_tokens.weight";
+
+    const OUTPUT: &str = "lm_head.weight";
+
+    /// The name of the matrix that makes logits, `[vocab_size, hidden_size]`: the embedding where the two are tied.
+    pub fn output_matrix(&self) -> &'static str {
+        if self.tie_word_embeddings { Self::EMBEDDING } else { Self::OUTPUT }
+    }
+
+    fn layer(&self, layer: usize) -> Vec<Parameter> {
+        let (hidden, inner) = (self.hidden_size, self.intermediate_size);
+        let (q, kv) = (self.num_attention_heads * self.head_dim, self.num_key_value_heads * self.head_dim);
+        let mut list = Vec::with_capacity(16);
+        let mut add = |name: &str, shape: &[usize]| {
+            list.push(Parameter { name: format!("model.layers.{layer}.{name}"), shape: shape.to_vec() });
+        };
+        add("input_layernorm.weight", &[hidden]);
+        for (name, rows) in [("q", q), ("k", kv), ("v", kv)] {
+            add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
+            if self.qkv_bias {
+                add(&format!("self_attn.{name}_proj.bias"), &[rows]);
+            }
+        }
+        if self.qk_norm {
+            add("self_attn.q_norm.weight", &[self.head_dim]);
+            add("self_attn.k_norm.weight", &[self.head_dim]);
+        }
+        add("self_attn.o_proj.weight", &[hidden, q]);
+        if self.output_bias {
+            add("self_attn.o_proj.bias", &[hidden]);
+        }
+        add("post_attention_layernorm.weight", &[hidden]);
+        add("mlp.gate_proj.weight", &[inner, hidden]);
+        add("mlp.up_proj.weight", &[inner, hidden]);
+        add("mlp.down_proj.weight", &[hidden, inner]);
+        list
+    }
+}

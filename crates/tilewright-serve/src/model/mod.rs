@@ -1,0 +1,47 @@
+//! A model as Hugging Face lays it out in a folder: `config.json`, safetensors, `tokenizer.json`, chat template.
+//!
+//! Each part opens by itself from the folder's path and refuses, with a message, whatever it would otherwise have
+//! to guess. [`ModelConfig`] tells [`Transformer`], the forward pass, all it needs without an architecture's name.
+
+mod chat;
+mod config;
+mod score;
+mod tokenizer;
+pub(crate) mod transformer;
+mod weights;
+
+pub use chat::{ChatTemplate, Message};
+pub use config::{Architecture, ModelConfig, Parameter, Rope, RopeScaling};
+pub use tokenizer::{Decoder, Tokenizer};
+pub use transformer::Transformer;
+pub use weights::{Tensor, Weights};
+
+use std::path::Path;
+use tilewright::{Error, Result};
+
+/// The text of `dir/file`, or `None` where there is no such file.
+fn read_optional(operator: &'static str, dir: &Path, file: &str) -> Result<Option<String>> {
+    let path = dir.join(file);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(Error::new(operator, format!("{}: cannot be read: {error}", path.display()))),
+    }
+}
+
+/// The text of `dir/file`, which must exist.
+fn read_required(operator: &'static str, dir: &Path, file: &str) -> Result<String> {
+    tilewright::ensure!(dir.is_dir(), operator, "{}: there is no such folder", dir.display());
+    read_optional(operator, dir, file)?
+        .ok_or_else(|| Error::new(operator, format!("{}: there is no {file}", dir.display())))
+}
+
+/// The JSON object that `text`, the content of `file`, must be.
+fn parse_object(
+    operator: &'static str,
+    file: &str,
+    text: &str,
+) -> Result<serde_json::Map<String, serde_json::Value>> {
+    serde_json::from_str(text)
+        .map_err(|error| Error::new(operator, format!("{file} is not a JSON object: {error}")))
+}

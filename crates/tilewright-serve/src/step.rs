@@ -1,0 +1,75 @@
+//! One step's batch, as operators take it: the chosen tokens of all requests end to end, and their page table.
+
+use crate::scheduler::{Chunk, Scheduler};
+use tilewright::{Batch, PageTable};
+
+/// The tokens of a step. Ragged: chunk `c` owns rows `qo_indptr[c]..qo_indptr[c + 1]`.
+#[derive(Debug, Default)]
+pub(crate) struct Step {
+    /// `[rows]`
+    pub(crate) tokens: Vec<u32>,
+    /// `[rows]`: position of each token in its request.
+    pub(crate) positions: Vec<i32>,
+    /// `[rows]`: chunk of each token.
+    pub(crate) batch_indices: Vec<i32>,
+    /// Rows whose logits are wanted: the last of each request that is computed up to its end.
+    pub(crate) logits_rows: Vec<usize>,
+    qo_indptr: Vec<i32>,
+    kv_indptr: Vec<i32>,
+    indices: Vec<i32>,
+    last_page_len: Vec<i32>,
+    page_size: usize,
+}
+
+impl Step {
+    pub(crate) fn new(scheduler: &Scheduler, chunks: &[Chunk], page_size: usize) -> Self {
+        let mut step = Self { page_size, qo_indptr: vec![0], kv_indptr: vec![0], ..Self::default() };
+        for (index, chunk) in chunks.iter().enumerate() {
+            let request = &scheduler.running[chunk.request];
+            step.tokens.extend(&request.tokens[chunk.tokens.clone()]);
+            step.positions.extend(chunk.tokens.clone().map(|position| position as i32));
+            step.batch_indices.extend(chunk.tokens.clone().map(|_| index as i32));
+            step.qo_indptr.push(step.tokens.len() as i32);
+            if chunk.tokens.end == request.tokens.len() {
+                step.logits_rows.push(step.tokens.len() - 1);
+            }
+            let kv_len = chunk.tokens.end;
+            let pages = kv_len.div_ceil(page_size);
+            step.indices.extend(&request.holding.pages[..pages]);
+            step.kv_indptr.push(step.indices.len() as i32);
+            step.last_page_len.push((kv_len - (pages - 1) * page_size) as i32);
+        }
+        step
+    }
+
+    /// One text from its first token on, in pages of its own, with the logits of every row wanted.
+    pub(crate) fn whole(tokens: &[u32], page_size: usize) -> Self {
+        let (rows, pages) = (tokens.len() as i32, tokens.len().div_ceil(page_size));
+        Self {
+            tokens: tokens.to_vec(),
+            positions: (0..rows).collect(),
+            batch_indices: vec![0; tokens.len()],
+            logits_rows: (0..tokens.len()).collect(),
+            qo_indptr: vec![0, rows],
+            kv_indptr: vec![0, pages as i32],
+            indices: (0..pages as i32).collect(),
+            last_page_len: vec![rows - ((pages - 1) * page_size) as i32],
+            page_size,
+        }
+    }
+
+    /// Number of tokens.
+    pub(crate) fn rows(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Who owns which pages, this step's tokens included.
+    pub(crate) fn table(&self) -> PageTable<'_> {
+        PageTable::new(&self.kv_indptr, &self.indices, &self.last_page_len, self.page_size)
+    }
+
+    /// The batch to plan.
+    pub(crate) fn batch(&self) -> Batch<'_> {
+        Batch::paged(&self.qo_indptr, self.table())
+    }
+}

@@ -1,0 +1,291 @@
+//! `config.json`: the three fixtures as they are, and every refusal with its text.
+
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use tilewright::Dtype;
+use tilewright_serve::model::{Architecture, ModelConfig, RopeScaling};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+}
+
+/// The configuration of a fixture with some fields replaced; `null` removes one.
+fn edited(name: &str, edits: &Value) -> tilewright::Result<ModelConfig> {
+    let text = std::fs::read_to_string(fixture(name).join("config.json")).unwrap();
+    let mut config: serde_json::Map<String, Value> = serde_json::from_str(&text).unwrap();
+    for (key, value) in edits.as_object().unwrap() {
+        match value {
+            Value::Null => drop(config.remove(key)),
+            value => drop(config.insert(key.clone(), value.clone())),
+        }
+    }
+    ModelConfig::parse(&Value::Object(config).to_string())
+}
+
+#[track_caller]
+fn refused(name: &str, edits: Value, expected: &str) {
+    match edited(name, &edits) {
+        Ok(_) => panic!("{edits} was accepted"),
+        Err(error) => assert_eq!(error.to_string(), format!("model.config: {expected}")),
+    }
+}
+
+#[test]
+fn llama_with_scaled_rotation() {
+    let config = ModelConfig::open(&fixture("llama")).unwrap();
+    assert_eq!(config.architecture, Architecture::Llama);
+    assert_eq!((config.hidden_size, config.intermediate_size, config.num_hidden_layers), (64, 96, 3));
+    assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (4, 2, 16));
+    assert_eq!((config.vocab_size, config.max_position_embeddings), (288, 512));
+    assert_eq!(config.rms_norm_eps, 1e-5);
+    assert_eq!(config.rope.theta, 10_000.0);
+    let scaling = RopeScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_position_embeddings: 64,
+    };
+    assert_eq!(config.rope.scaling, scaling);
+    assert!(!config.tie_word_embeddings && !config.qkv_bias && !config.output_bias && !config.qk_norm);
+    assert_eq!(config.dtype, Some(Dtype::F32));
+    assert_eq!(config.bos_token_id, Some(283));
+    // config.json alone says 284.
+    assert_eq!(config.eos_token_ids, [284, 287]);
+    assert_eq!(config.output_matrix(), "lm_head.weight");
+}
+
+#[test]
+fn qwen2_with_biases_and_one_embedding() {
+    let config = ModelConfig::open(&fixture("qwen2")).unwrap();
+    assert_eq!(config.architecture, Architecture::Qwen2);
+    assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (2, 1, 32));
+    assert_eq!((config.rope.theta, config.rope.scaling), (1_000_000.0, RopeScaling::None));
+    assert!(config.tie_word_embeddings && config.qkv_bias && !config.output_bias && !config.qk_norm);
+    assert_eq!((config.bos_token_id, config.eos_token_ids.as_slice()), (None, &[287][..]));
+    assert_eq!(config.output_matrix(), "model.embed_tokens.weight");
+}
+
+#[test]
+fn qwen3_with_wide_heads_and_their_norms() {
+    let config = ModelConfig::open(&fixture("qwen3")).unwrap();
+    assert_eq!(config.architecture, Architecture::Qwen3);
+    assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (4, 2, 32));
+    assert_eq!(config.rms_norm_eps, 1e-6);
+    assert!(!config.tie_word_embeddings && !config.qkv_bias && !config.output_bias && config.qk_norm);
+}
+
+#[test]
+fn absent_fields_have_the_defaults_of_transformers() {
+    let absent = json!({ "num_key_value_heads": null, "head_dim": null, "rope_scaling": null, "rope_theta": null,
+        "torch_dtype": null, "architectures": null, "hidden_act": null, "bos_token_id": null, "eos_token_id": null });
+    let config = edited("llama", &absent).unwrap();
+    assert_eq!((config.num_key_value_heads, config.head_dim), (4, 16));
+    assert_eq!((config.rope.theta, config.rope.scaling), (10_000.0, RopeScaling::None));
+    assert_eq!((config.dtype, config.bos_token_id, config.eos_token_ids.len()), (None, None, 0));
+}
+
+#[test]
+fn accepted_spellings() {
+    let bias = edited("llama", &json!({ "attention_bias": true })).unwrap();
+    assert!(bias.qkv_bias && bias.output_bias);
+    let linear = edited("llama", &json!({ "rope_scaling": { "type": "linear", "factor": 2 } })).unwrap();
+    assert_eq!(linear.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    let new = json!({ "rope_theta": null, "rope_scaling": null, "dtype": "bfloat16", "partial_rotary_factor": 1,
+        "rope_parameters": { "rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1 } });
+    let new = edited("llama", &new).unwrap();
+    assert_eq!((new.rope.theta, new.rope.scaling, new.dtype), (5e5, RopeScaling::None, Some(Dtype::Bf16)));
+    let ends = edited("llama", &json!({ "eos_token_id": [5, 7, 5] })).unwrap();
+    assert_eq!(ends.eos_token_ids, [5, 7]);
+    let mistral = json!({ "model_type": "mistral", "architectures": ["MistralForCausalLM"] });
+    for window in [Value::Null, json!(512)] {
+        let text = std::fs::read_to_string(fixture("llama").join("config.json")).unwrap();
+        let mut config: serde_json::Map<String, Value> = serde_json::from_str(&text).unwrap();
+        config.extend(mistral.as_object().unwrap().clone());
+        config.insert("sliding_window".to_owned(), window);
+        let config = ModelConfig::parse(&Value::Object(config).to_string()).unwrap();
+        assert_eq!(config.architecture, Architecture::Llama);
+    }
+    let idle = edited("qwen2", &json!({ "sliding_window": 32, "max_window_layers": 1 })).unwrap();
+    assert_eq!(idle, edited("qwen2", &json!({})).unwrap());
+}
+
+#[test]
+fn unknown_architectures_are_refused() {
+    refused(
+        "llama",
+        json!({ "model_type": "gemma2" }),
+        "model_type = \"gemma2\" is not supported, expected one of llama, mistral, qwen2, qwen3",
+    );
+    refused(
+        "llama",
+        json!({ "model_type": null }),
+        "model_type = \"\" is not supported, expected one of llama, mistral, qwen2, qwen3",
+    );
+    refused(
+        "llama",
+        json!({ "architectures": ["LlamaForSequenceClassification"] }),
+        "architectures = [\"LlamaForSequenceClassification\"] is not supported, expected [\"LlamaForCausalLM\"]",
+    );
+}
+
+#[test]
+fn terms_that_nobody_computes_are_refused() {
+    for (edits, expected) in [
+        (json!({ "hidden_act": "gelu" }), "hidden_act = \"gelu\" is not supported, expected \"silu\""),
+        (json!({ "mlp_bias": true }), "mlp_bias = true is not supported, expected false"),
+        (json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor = 0.5 is not supported, expected 1"),
+        (json!({ "quantization_config": { "bits": 4 } }), "quantization_config is not supported"),
+        (json!({ "attn_logit_softcapping": 50.0 }), "attn_logit_softcapping is not supported"),
+        (json!({ "final_logit_softcapping": 30.0 }), "final_logit_softcapping is not supported"),
+        (json!({ "residual_multiplier": 0.2 }), "residual_multiplier is not supported"),
+        (
+            json!({ "torch_dtype": "float8_e4m3fn" }),
+            "dtype = \"float8_e4m3fn\" is not supported, expected one of \"float32\", \"float16\", \"bfloat16\"",
+        ),
+    ] {
+        refused("llama", edits, expected);
+    }
+    refused(
+        "llama",
+        json!({ "model_type": "mistral", "architectures": null, "attention_bias": true }),
+        "attention_bias = true is not supported, expected false",
+    );
+}
+
+#[test]
+fn active_windows_are_refused() {
+    let mistral = json!({ "model_type": "mistral", "architectures": null });
+    refused(
+        "llama",
+        mistral,
+        "sliding_window is missing, which means 4096 for mistral; only null is supported",
+    );
+    refused(
+        "llama",
+        json!({ "sliding_window": 256 }),
+        "sliding_window = 256 is not supported, expected null",
+    );
+    refused(
+        "qwen2",
+        json!({ "use_sliding_window": true }),
+        "use_sliding_window = true is not supported, expected false",
+    );
+    refused(
+        "qwen3",
+        json!({ "layer_types": ["full_attention", "sliding_attention"] }),
+        "layer_types has \"sliding_attention\", which is not supported, expected \"full_attention\"",
+    );
+    refused("qwen3", json!({ "layer_types": "all" }), "layer_types = \"all\", expected a list");
+}
+
+#[test]
+fn rotations_that_are_not_known_are_refused() {
+    let llama3 = |key: &str, value: Value| {
+        let mut scaling = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64 });
+        scaling[key] = value;
+        json!({ "rope_scaling": scaling })
+    };
+    for (edits, expected) in [
+        (
+            json!({ "rope_scaling": { "type": "yarn", "factor": 4.0 } }),
+            "rope_scaling.rope_type = \"yarn\" is not supported, expected one of \"default\", \"linear\", \"llama3\"",
+        ),
+        (
+            json!({ "rope_scaling": { "type": "linear", "rope_type": "llama3" } }),
+            "rope_scaling.type = \"linear\" and rope_scaling.rope_type = \"llama3\" disagree",
+        ),
+        (json!({ "rope_scaling": { "type": "linear" } }), "rope_scaling.factor is missing"),
+        (json!({ "rope_scaling": "linear" }), "rope_scaling = \"linear\", expected an object or null"),
+        (
+            json!({ "rope_scaling": { "type": "default", "mrope_section": [4, 2, 2] } }),
+            "rope_scaling.mrope_section is not supported with rope_type = \"default\"",
+        ),
+        (llama3("factor", json!(-1)), "rope_scaling.factor = -1, expected a number above 0"),
+        (
+            llama3("original_max_position_embeddings", Value::Null),
+            "rope_scaling.original_max_position_embeddings is missing",
+        ),
+        (
+            llama3("low_freq_factor", json!(4.0)),
+            "rope_scaling.low_freq_factor = 4 is not below rope_scaling.high_freq_factor = 4",
+        ),
+        (
+            llama3("partial_rotary_factor", json!(0.25)),
+            "rope_scaling.partial_rotary_factor = 0.25 is not supported, expected 1",
+        ),
+        (
+            json!({ "rope_scaling": null, "rope_parameters": { "rope_theta": 5e5 } }),
+            "rope_theta = 10000 and rope_parameters.rope_theta = 500000 disagree",
+        ),
+        (
+            json!({ "rope_scaling": { "type": "linear" }, "rope_parameters": { "type": "default" } }),
+            "rope_scaling = {\"type\":\"linear\"} and rope_parameters = {\"type\":\"default\"} disagree",
+        ),
+    ] {
+        refused("llama", edits, expected);
+    }
+}
+
+#[test]
+fn sizes_that_contradict_are_refused() {
+    for (edits, expected) in [
+        (json!({ "hidden_size": null }), "hidden_size is missing"),
+        (json!({ "hidden_size": 0 }), "hidden_size = 0, expected an integer in 1..=2147483647"),
+        (json!({ "num_hidden_layers": -3 }), "num_hidden_layers = -3, expected an integer in 1..=2147483647"),
+        (json!({ "vocab_size": 1e30 }), "vocab_size = 1e+30, expected an integer in 1..=2147483647"),
+        (
+            json!({ "intermediate_size": "96" }),
+            "intermediate_size = \"96\", expected an integer in 1..=2147483647",
+        ),
+        (json!({ "rms_norm_eps": 0 }), "rms_norm_eps = 0, expected a number above 0"),
+        (json!({ "tie_word_embeddings": "yes" }), "tie_word_embeddings = \"yes\", expected true or false"),
+        (
+            json!({ "num_key_value_heads": 3 }),
+            "num_attention_heads = 4 is not a multiple of num_key_value_heads = 3",
+        ),
+        (
+            json!({ "head_dim": null, "num_attention_heads": 6, "num_key_value_heads": 6 }),
+            "hidden_size = 64 is not a multiple of num_attention_heads = 6, and there is no head_dim",
+        ),
+        (json!({ "head_dim": 15 }), "head_dim = 15 is odd, and the rotation needs pairs"),
+        (
+            json!({ "eos_token_id": [2, 288] }),
+            "eos_token_id = [2,288], expected token ids below vocab_size = 288",
+        ),
+        (json!({ "bos_token_id": -1 }), "bos_token_id = -1, expected token ids below vocab_size = 288"),
+    ] {
+        refused("llama", edits, expected);
+    }
+}
+
+#[test]
+fn damaged_texts_never_panic() {
+    let text = std::fs::read_to_string(fixture("llama").join("config.json")).unwrap();
+    for at in 0..text.len() {
+        for byte in ["", "0", "9", "-", "\"", "}", "[", ",", "x"] {
+            let damaged = format!("{}{byte}{}", &text[..at], &text[at + 1..]);
+            // Accepted or not, the numbers must be fit to compute with.
+            if let Ok(config) = ModelConfig::parse(&damaged) {
+                assert!(config.parameters().next().is_some());
+            }
+        }
+    }
+}
+
+#[test]
+fn files_that_are_not_there_or_not_json() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().display().to_string();
+    let text = |dir: &Path| ModelConfig::open(dir).unwrap_err().to_string();
+    assert_eq!(text(&dir.path().join("no")), format!("model.config: {at}/no: there is no such folder"));
+    assert_eq!(text(dir.path()), format!("model.config: {at}: there is no config.json"));
+    std::fs::write(dir.path().join("config.json"), "{").unwrap();
+    let expected = "config.json is not a JSON object: EOF while parsing an object at line 1 column 1";
+    assert_eq!(text(dir.path()), format!("model.config: {at}: {expected}"));
+    let good = std::fs::read_to_string(fixture("llama").join("config.json")).unwrap();
+    std::fs::write(dir.path().join("config.json"), good).unwrap();
+    std::fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": 999}"#).unwrap();
+    let expected = "generation_config.json: eos_token_id = 999, expected token ids below vocab_size = 288";
+    assert_eq!(text(dir.path()), format!("model.config: {expected}"));
+}

@@ -1,0 +1,324 @@
+//! Tokenizers and chat templates against what `transformers` makes of the same folders, and streaming against
+//! decoding at once.
+
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+use tilewright_serve::model::{ChatTemplate, Message, ModelConfig, Tokenizer};
+
+const FAMILIES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+}
+
+fn expected(name: &str) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(fixture(name).join("expected.json")).unwrap()).unwrap()
+}
+
+fn open(name: &str) -> Tokenizer {
+    let config = ModelConfig::open(&fixture(name)).unwrap();
+    Tokenizer::open(&fixture(name), config.vocab_size).unwrap()
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+/// The pieces of a stream, the last one included.
+fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+    let mut decoder = tokenizer.decoder();
+    let mut pieces: Vec<String> = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
+    pieces.push(decoder.finish().unwrap());
+    pieces
+}
+
+/// Numbers that look random (SplitMix64).
+fn random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// A folder with these files.
+fn folder(files: &[(&str, &str)]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, text) in files {
+        std::fs::write(dir.path().join(name), text).unwrap();
+    }
+    dir
+}
+
+/// A tokenizer as SentencePiece models have it: spaces as `▁`, unknown characters as byte tokens.
+fn sentencepiece() -> Tokenizer {
+    let words = ["<unk>", "<s>", "</s>", "▁", "▁tile", "a", "é", "▁and"];
+    let mut vocab: serde_json::Map<String, Value> =
+        words.iter().zip(0..).map(|(w, i)| (w.to_string(), json!(i))).collect();
+    vocab.extend((0..256).map(|byte| (format!("<0x{byte:02X}>"), json!(8 + byte))));
+    let special = |id: u32| {
+        json!({ "id": id, "content": words[id as usize], "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": true })
+    };
+    let file = json!({
+        "version": "1.0",
+        "added_tokens": [special(0), special(1), special(2)],
+        "decoder": { "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+            { "type": "ByteFallback" }, { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 }
+        ] },
+        "model": { "type": "BPE", "unk_token": "<unk>", "byte_fallback": true, "vocab": vocab, "merges": [] }
+    });
+    let dir = folder(&[("tokenizer.json", &file.to_string())]);
+    Tokenizer::open(dir.path(), 264).unwrap()
+}
+
+#[test]
+fn texts_have_the_ids_of_transformers() {
+    for name in FAMILIES {
+        let (tokenizer, expected) = (open(name), expected(name));
+        for case in expected["encode"].as_array().unwrap() {
+            let text = case["text"].as_str().unwrap();
+            let plain = tokenizer.encode(text, false).unwrap();
+            assert_eq!(plain, ids(&case["ids"]), "{name}: {text:?}");
+            assert_eq!(tokenizer.encode(text, true).unwrap(), ids(&case["with_special"]), "{name}: {text:?}");
+            assert_eq!(tokenizer.decode(&plain).unwrap(), case["decoded"].as_str().unwrap());
+        }
+        let greedy = ids(&expected["greedy"]["tokens"]);
+        assert_eq!(tokenizer.decode(&greedy).unwrap(), expected["decode_greedy"].as_str().unwrap());
+    }
+}
+
+#[test]
+fn tokens_have_names() {
+    let llama = open("llama");
+    assert_eq!((llama.eos_id(), llama.id("<|eot_id|>"), llama.id("no such")), (Some(287), Some(287), None));
+    assert_eq!(llama.token(283).as_deref(), Some("<|begin_of_text|>"));
+    assert!(llama.is_special(283) && !llama.is_special(0));
+    // The padding of the embedding has no token, and decodes to nothing.
+    let qwen2 = open("qwen2");
+    assert_eq!((qwen2.token(295), qwen2.decode(&[295, 83]).unwrap()), (None, "t".to_owned()));
+}
+
+#[test]
+fn characters_leave_whole() {
+    let tokenizer = open("qwen3");
+    let brick = tokenizer.encode("🧱é", false).unwrap();
+    assert_eq!(brick.len(), 6, "the alphabet is bytes");
+    assert_eq!(streamed(&tokenizer, &brick), ["", "", "", "🧱", "", "é", ""]);
+    // Eleven bytes, so often that the window of the stream begins at each of them.
+    let text = "日🧱éé".repeat(40);
+    let bytes = tokenizer.encode(&text, false).unwrap();
+    assert_eq!((bytes.len(), streamed(&tokenizer, &bytes).concat()), (440, text));
+    // Cut short, and cut short by something else.
+    assert_eq!(streamed(&tokenizer, &brick[..2]), ["", "", "\u{fffd}"]);
+    assert_eq!(streamed(&tokenizer, &[brick[0], brick[1], 83]), ["", "", "\u{fffd}t", ""]);
+    // A control token writes nothing and parts nothing.
+    let end = tokenizer.id("<|im_end|>").unwrap();
+    assert_eq!(streamed(&tokenizer, &[brick[4], end, brick[5]]), ["", "", "é", ""]);
+}
+
+#[test]
+fn byte_tokens_leave_as_a_run() {
+    let tokenizer = sentencepiece();
+    let byte = |b: u32| 8 + b;
+    assert_eq!(
+        streamed(&tokenizer, &[1, 4, 7, byte(0xE2), byte(0x82), byte(0xAC), 5, 2]),
+        ["", "tile", " and", "", "", "", "€a", "", ""]
+    );
+    // One wrong byte makes the whole run unreadable, the `A` before it included.
+    let spoiled = [4, byte(0x41), byte(0xE2), 5];
+    assert_eq!(streamed(&tokenizer, &spoiled), ["tile", "", "", "\u{fffd}\u{fffd}a", ""]);
+    assert_eq!(streamed(&tokenizer, &spoiled[..3]).concat(), tokenizer.decode(&spoiled[..3]).unwrap());
+}
+
+#[test]
+fn streams_add_up_to_the_text_decoded_at_once() {
+    let mut state = 7;
+    for tokenizer in [open("llama"), open("qwen2"), sentencepiece()] {
+        for round in 0..300 {
+            let length = random(&mut state) % 100;
+            // Every other round keeps to a few tokens, so that runs of broken characters and of spaces come up.
+            let among = if round % 2 == 0 { 264 } else { 12 };
+            let first = if round % 2 == 0 { 0 } else { random(&mut state) % 252 };
+            let ids: Vec<u32> =
+                (0..length).map(|_| (first + random(&mut state) % among) as u32).map(|id| id % 264).collect();
+            let pieces = streamed(&tokenizer, &ids);
+            assert_eq!(pieces.concat(), tokenizer.decode(&ids).unwrap(), "{tokenizer:?} {ids:?}");
+        }
+    }
+    for name in FAMILIES {
+        let greedy = ids(&expected(name)["greedy"]["tokens"]);
+        assert_eq!(
+            streamed(&open(name), &greedy).concat(),
+            expected(name)["decode_greedy"].as_str().unwrap()
+        );
+    }
+}
+
+#[test]
+fn tokenizers_that_are_missing_damaged_or_of_another_model() {
+    let text = |dir: &Path, vocab_size| {
+        let error = Tokenizer::open(dir, vocab_size).unwrap_err().to_string();
+        error.replace(&dir.display().to_string(), "DIR")
+    };
+    assert_eq!(text(Path::new("/no/such"), 1), "model.tokenizer: DIR: there is no such folder");
+    assert_eq!(text(folder(&[]).path(), 1), "model.tokenizer: DIR: there is no tokenizer.json");
+    let damaged = text(folder(&[("tokenizer.json", "{}")]).path(), 1);
+    assert!(damaged.starts_with("model.tokenizer: DIR/tokenizer.json is not a tokenizer: "), "{damaged}");
+    assert_eq!(
+        text(&fixture("qwen3"), 287),
+        "model.tokenizer: DIR: tokenizer.json gives \"<|im_end|>\" the id 287, the model's vocab_size is 287; the \
+         tokenizer belongs to another model"
+    );
+    let whole = std::fs::read_to_string(fixture("qwen3").join("tokenizer.json")).unwrap();
+    // A rule that puts a second text around a single one, over which the crate stumbles when it encodes.
+    let mut file: Value = serde_json::from_str(&whole).unwrap();
+    file["post_processor"] = json!({ "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+        "single": [{ "Sequence": { "id": "B", "type_id": 0 } }] });
+    assert_eq!(
+        text(folder(&[("tokenizer.json", &file.to_string())]).path(), 288),
+        "model.tokenizer: DIR/tokenizer.json is not a tokenizer: a part of it is malformed"
+    );
+    let end = r#"{"eos_token": {"content": "<end>"}}"#;
+    let unknown = text(folder(&[("tokenizer.json", &whole), ("tokenizer_config.json", end)]).path(), 288);
+    assert_eq!(
+        unknown,
+        "model.tokenizer: tokenizer_config.json: eos_token = \"<end>\" is not in tokenizer.json"
+    );
+    let end = r#"{"eos_token": 5}"#;
+    let number = text(folder(&[("tokenizer.json", &whole), ("tokenizer_config.json", end)]).path(), 288);
+    assert_eq!(number, "model.tokenizer: tokenizer_config.json: eos_token = 5, expected a token");
+
+    let outside = "model.tokenizer: token id 288 is not below vocab_size = 288";
+    assert_eq!(open("qwen3").decode(&[1, 288]).unwrap_err().to_string(), outside);
+    assert_eq!(open("qwen3").decoder().push(288).unwrap_err().to_string(), outside);
+    let begins = std::fs::read_to_string(fixture("llama").join("tokenizer.json")).unwrap();
+    let begins = begins.replace("\"ids\":[283]", "\"ids\":[288]");
+    let begins = Tokenizer::open(folder(&[("tokenizer.json", &begins)]).path(), 288).unwrap();
+    assert_eq!(begins.encode("a", true).unwrap_err().to_string(), outside);
+}
+
+#[test]
+fn a_file_that_cuts_and_fills_batches_leaves_prompts_alone() {
+    let whole = std::fs::read_to_string(fixture("qwen3").join("tokenizer.json")).unwrap();
+    let mut file: Value = serde_json::from_str(&whole).unwrap();
+    file["truncation"] =
+        json!({ "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0 });
+    file["padding"] = json!({ "strategy": { "Fixed": 64 }, "direction": "Left", "pad_to_multiple_of": null,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "!" });
+    let dir = folder(&[("tokenizer.json", &file.to_string())]);
+    let tokenizer = Tokenizer::open(dir.path(), 288).unwrap();
+    let text = "the pages of the wright";
+    assert_eq!(tokenizer.encode(text, true).unwrap(), open("qwen3").encode(text, true).unwrap());
+    assert_eq!(tokenizer.eos_id(), None);
+}
+
+#[test]
+fn damaged_files_never_panic() {
+    let whole = std::fs::read(fixture("llama").join("tokenizer.json")).unwrap();
+    let dir = folder(&[]);
+    let mut state = 11;
+    for _ in 0..500 {
+        let mut damaged = whole.clone();
+        for _ in 0..1 + random(&mut state) % 3 {
+            let at = random(&mut state) as usize % damaged.len();
+            damaged[at] = b"\"{}[]:,0129ax\\"[random(&mut state) as usize % 14];
+        }
+        std::fs::write(dir.path().join("tokenizer.json"), damaged).unwrap();
+        if let Ok(tokenizer) = Tokenizer::open(dir.path(), 288) {
+            let ids = tokenizer.encode("the pages, naïve 🧱<|eot_id|>", true).unwrap_or_default();
+            let _ = tokenizer.decode(&ids);
+        }
+    }
+}
+
+fn messages(case: &Value) -> Vec<Message> {
+    let text = |message: &Value, key: &str| message[key].as_str().unwrap().to_owned();
+    let list = case["messages"].as_array().unwrap();
+    list.iter().map(|message| Message::new(text(message, "role"), text(message, "content"))).collect()
+}
+
+#[test]
+fn prompts_are_those_of_transformers() {
+    for name in FAMILIES {
+        let template = ChatTemplate::open(&fixture(name)).unwrap().unwrap();
+        for case in expected(name)["chat"].as_array().unwrap() {
+            let prompt = template.render(&messages(case), case["add_generation_prompt"].as_bool().unwrap());
+            match case["error"].as_str() {
+                None => assert_eq!(prompt.unwrap(), case["text"].as_str().unwrap(), "{name}"),
+                Some(error) => {
+                    let error = format!("model.chat: the template fails: line 16: {error}");
+                    assert_eq!(prompt.unwrap_err().to_string(), error);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_file_goes_before_the_field_and_tokens_may_be_objects() {
+    let config = r#"{"bos_token": {"content": "<s>"}, "chat_template": "field"}"#;
+    let dir = folder(&[
+        ("tokenizer_config.json", config),
+        ("chat_template.jinja", "{{ bos_token }}file{{ eos_token }}"),
+    ]);
+    let template = ChatTemplate::open(dir.path()).unwrap().unwrap();
+    assert_eq!(template.render(&[], false).unwrap(), "<s>file");
+    assert!(ChatTemplate::open(folder(&[]).path()).unwrap().is_none());
+}
+
+fn rendered(template: &str) -> Result<String, String> {
+    let dir = folder(&[("chat_template.jinja", template)]);
+    let template = ChatTemplate::open(dir.path()).map_err(|error| error.to_string())?.unwrap();
+    template.render(&[Message::new("user", "hi")], true).map_err(|error| error.to_string())
+}
+
+#[test]
+fn constructs_of_published_templates() {
+    for (template, expected) in [
+        (
+            "{{ messages | tojson(indent=2) }}",
+            "[\n  {\n    \"role\": \"user\",\n    \"content\": \"hi\"\n  }\n]",
+        ),
+        ("{{ strftime_now('%%') if strftime_now is defined }}", "%"),
+        ("{% generation %}a{% endgeneration %}{%- generation -%} b {%- endgeneration -%} c", "abc"),
+        ("{{ {'a': [], 'b': none}.items() | length }}{{ tools is none }}{{ unknown }}", "2True"),
+        ("{% set a = 'b\\\nc' %}{{ a }}{{ 'd\\\ne' }}f\\\ng{{ 'h\\\\\ni' }}", "bcdef\\\ngh\\\ni"),
+        ("{{ 'generation' }}{% set generation = 1 %}{{ generation }}", "generation1"),
+    ] {
+        assert_eq!(rendered(template).as_deref(), Ok(expected), "{template}");
+    }
+}
+
+#[test]
+fn templates_that_fail() {
+    for (template, expected) in [
+        ("{% if %}", "the template does not parse: line 1: unexpected end of block"),
+        ("\n{{ raise_exception('no tools') }}", "the template fails: line 2: no tools"),
+        ("{{ a.b }}", "the template fails: line 1: undefined value"),
+        ("{{ strftime_now('%Q') }}", "the template fails: line 1: strftime_now does not know the code %Q"),
+        (
+            "{{ 1 | tojson(ensure_ascii=true) }}",
+            "the template fails: line 1: tojson(ensure_ascii=true) is not supported",
+        ),
+    ] {
+        assert_eq!(rendered(template), Err(format!("model.chat: {expected}")));
+    }
+    let text = |config: &str| {
+        let dir = folder(&[("tokenizer_config.json", config)]);
+        ChatTemplate::open(dir.path()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        text(r#"{"chat_template": [{"name": "rag", "template": ""}]}"#),
+        "model.chat: tokenizer_config.json: none of the chat templates [\"rag\"] is named \"default\""
+    );
+    assert_eq!(
+        text(r#"{"chat_template": 3}"#),
+        "model.chat: tokenizer_config.json: chat_template is neither text nor list"
+    );
+    let missing = ChatTemplate::open(Path::new("/no/such")).unwrap_err();
+    assert_eq!(missing.to_string(), "model.chat: /no/such: there is no such folder");
+}

@@ -1,0 +1,108 @@
+//! The forward pass against `transformers`: logits and greedy texts of random checkpoints of each architecture.
+
+use std::path::{Path, PathBuf};
+use tilewright::{Cpu, Dtype, sampling::SamplingParams};
+use tilewright_serve::{
+    Engine, EngineOptions, Event, GenerateOptions,
+    model::{ModelConfig, Transformer, Weights},
+};
+
+const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+}
+
+fn model(name: &str, dtype: Dtype) -> Transformer {
+    let dir = folder(name);
+    let config = ModelConfig::open(&dir).expect("a config.json");
+    Transformer::new(config, &Weights::open(&dir).expect("weights"), Some(dtype)).expect("a whole model")
+}
+
+fn expected(name: &str) -> serde_json::Value {
+    let text = std::fs::read_to_string(folder(name).join("expected.json")).expect("expected.json");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn tokens(value: &serde_json::Value) -> Vec<u32> {
+    value.as_array().expect("an array").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
+}
+
+/// One of the tensors of `expected.safetensors`, all of them f32 `[37, vocab]`.
+fn expected_logits(name: &str, tensor: &str) -> Vec<f32> {
+    let bytes = std::fs::read(folder(name).join("expected.safetensors")).expect("expected.safetensors");
+    let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
+    let view = file.tensor(tensor).expect("the tensor");
+    view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+}
+
+/// The norm of the difference over the norm of what is expected.
+fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(actual.len(), expected.len());
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
+    let difference = norm(&mut actual.iter().zip(expected).map(|(a, e)| f64::from(*a) - f64::from(*e)));
+    difference / norm(&mut expected.iter().map(|e| f64::from(*e)))
+}
+
+fn greedy(name: &str, dtype: Dtype, prompt: &[u32], count: usize) -> Vec<u32> {
+    let options = EngineOptions { num_pages: 32, max_step_tokens: 16, ..EngineOptions::default() };
+    let mut engine = Engine::new(model(name, dtype), Cpu::new(), options).expect("an engine");
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let wanted = GenerateOptions { max_tokens: count, sampling, stop: Vec::new() };
+    engine.submit(prompt, &[wanted]).expect("a good request");
+    let mut generated = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().expect("a step") {
+            if let Event::Token { token, .. } = event {
+                generated.push(token);
+            }
+        }
+    }
+    generated
+}
+
+#[test]
+fn logits_equal_those_of_transformers_in_f32() {
+    for name in FIXTURES {
+        let prompt = tokens(&expected(name)["prompt"]);
+        let logits = model(name, Dtype::F32).score(&Cpu::new(), &prompt, Dtype::F32).expect("logits");
+        let error = relative_error(&logits, &expected_logits(name, "logits.f32"));
+        println!("{name}: f32 logits differ by {error:.2e}");
+        assert!(error <= 1e-4, "{name}: {error:e}");
+    }
+}
+
+#[test]
+fn bf16_weights_and_cache_are_closer_to_f32_than_transformers_in_bf16() {
+    for name in FIXTURES {
+        let prompt = tokens(&expected(name)["prompt"]);
+        let logits = model(name, Dtype::Bf16).score(&Cpu::new(), &prompt, Dtype::Bf16).expect("logits");
+        // the same weights, rounded to bf16, in an f32 computation
+        let exact = expected_logits(name, "logits.bf16_weights");
+        let error = relative_error(&logits, &exact);
+        let theirs = relative_error(&expected_logits(name, "logits.bf16"), &exact);
+        println!("{name}: bf16 logits are off by {error:.2e}, those of transformers by {theirs:.2e}");
+        assert!(error <= 2e-2 && error < theirs, "{name}: {error:e}, transformers {theirs:e}");
+    }
+}
+
+#[test]
+fn bf16_weights_with_an_f32_cache_lose_nothing_but_the_weights_rounding() {
+    for name in FIXTURES {
+        let prompt = tokens(&expected(name)["prompt"]);
+        let logits = model(name, Dtype::Bf16).score(&Cpu::new(), &prompt, Dtype::F32).expect("logits");
+        let error = relative_error(&logits, &expected_logits(name, "logits.bf16_weights"));
+        assert!(error <= 1e-4, "{name}: {error:e}");
+    }
+}
+
+#[test]
+fn the_engine_generates_the_same_64_greedy_tokens_as_transformers() {
+    for name in FIXTURES {
+        let expected = expected(name);
+        let wanted = tokens(&expected["greedy"]["tokens"]);
+        assert_eq!(wanted.len(), 64);
+        let generated = greedy(name, Dtype::F32, &tokens(&expected["prompt"]), 64);
+        assert_eq!(generated, wanted, "{name}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Gated activations: `out = act(x[.., ..d]) · x[.., d..]`, the middle of a gated feed-forward layer.
+//!
+//! `x` is `[rows, 2·d]`, the gate before the factor, as one fused projection leaves it; `out` is `[rows, d]`.
+//! Activation and product are computed in f32 and rounded once.
+
+use crate::{
+    Backend, Result, View, ViewMut,
+    rows::check_rows,
+    tensor::{check_dtype, check_shape},
+};
+
+/// What is applied to the gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Activation {
+    /// `x / (1 + e^-x)` (SiLU or swish; Llama, Qwen, Mistral).
+    Silu,
+    /// `x · Φ(x)` with the normal distribution function, `Φ(x) = erfc(-x/√2) / 2` (Hendrycks and Gimpel 2016).
+    Gelu,
+    /// `x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³)))`, the same paper's approximation (Gemma).
+    GeluTanh,
+}
+
+impl Activation {
+    fn operator(self) -> &'static str {
+        match self {
+            Self::Silu => "activation.silu_and_mul",
+            Self::Gelu => "activation.gelu_and_mul",
+            Self::GeluTanh => "activation.gelu_tanh_and_mul",
+        }
+    }
+}
+
+/// `out = act(x[.., ..d]) · x[.., d..]` with the given activation.
+///
+/// `x`: `[rows, 2·d]`, `out`: `[rows, d]`, of one dtype, both with stride 1 along the last axis. NaN stays NaN; a
+/// gate of -inf gives NaN, as the formulas do.
+///
+/// # Errors
+/// When shapes or dtypes disagree, the width of `x` is odd or a last axis is not dense.
+pub fn act_and_mul<B: Backend + ?Sized>(
+    backend: &B,
+    activation: Activation,
+    x: View<'_>,
+    out: ViewMut<'_>,
+) -> Result<()> {
+    let operator = activation.operator();
+    let &[rows, width] = x.shape() else {
+        return Err(crate::Error::new(
+            operator,
+            format!("x has shape {:?}, expected [rows, 2*d]", x.shape()),
+        ));
+    };
+    crate::ensure!(width % 2 == 0, operator, "x has shape {:?}, expected an even 2*d", x.shape());
+    check_rows(operator, "x", (x.shape(), x.strides()))?;
+    check_shape(operator, "out", (out.shape(), &[rows, width / 2]), "[rows, d]")?;
+    check_dtype(operator, "out", out.dtype(), x.dtype())?;
+    check_rows(operator, "out", (out.shape(), out.strides()))?;
+    backend.act_and_mul(activation, x, out)
+}
+
+/// [`act_and_mul`] with [`Activation::Silu`].
+///
+/// # Errors
+/// As for [`act_and_mul`].
+pub fn silu_and_mul<B: Backend + ?Sized>(backend: &B, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+    act_and_mul(backend, Activation::Silu, x, out)
+}
+
+/// [`act_and_mul`] with [`Activation::Gelu`].
+///
+/// # Errors
+/// As for [`act_and_mul`].
+pub fn gelu_and_mul<B: Backend + ?Sized>(backend: &B, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+    act_and_mul(backend, Activation::Gelu, x, out)
+}
+
+/// [`act_and_mul`] with [`Activation::GeluTanh`].
+///
+/// # Errors
+/// As for [`act_and_mul`].
+pub fn gelu_tanh_and_mul<B: Backend + ?Sized>(backend: &B, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+    act_and_mul(backend, Activation::GeluTanh, x, out)
+}

@@ -1,0 +1,44 @@
+//! Gated activations on the CPU, in forms that keep their relative accuracy for large negative gates, where
+//! `1 + tanh` and `1 + erf` cancel.
+
+use crate::{
+    Cpu, Element, View, ViewMut,
+    activation::Activation,
+    rows::{Rows, rows_mut},
+    with_dtype,
+};
+use std::f32::consts::FRAC_1_SQRT_2;
+
+pub(super) fn act_and_mul(cpu: &Cpu, activation: Activation, x: View<'_>, out: ViewMut<'_>) {
+    let d = out.shape()[1];
+    with_dtype!(x.dtype(), T => {
+        let rows = Rows::<T>::new(x);
+        cpu.each_row(rows_mut::<T>(out), d, || (), |(), row, out| match activation {
+            Activation::Silu => gate(rows.get(row), out, silu),
+            Activation::Gelu => gate(rows.get(row), out, gelu),
+            Activation::GeluTanh => gate(rows.get(row), out, gelu_tanh),
+        });
+    });
+}
+
+fn gate<T: Element>(x: &[T], out: &mut [T], activation: impl Fn(f32) -> f32) {
+    let (gates, factors) = x.split_at(out.len());
+    for ((out, gate), factor) in out.iter_mut().zip(gates).zip(factors) {
+        *out = T::from_f32(activation(gate.to_f32()) * factor.to_f32());
+    }
+}
+
+fn silu(x: f32) -> f32 {
+    x / (1.0 + (-x).exp())
+}
+
+fn gelu(x: f32) -> f32 {
+    0.5 * x * libm::erfcf(-x * FRAC_1_SQRT_2)
+}
+
+/// `(1 + tanh u) / 2 = 1 / (1 + e^-2u)`, so this is `x / (1 + e^-2u)`.
+fn gelu_tanh(x: f32) -> f32 {
+    const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+    let u = SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x);
+    x / (1.0 + (-2.0 * u).exp())
+}

@@ -1,0 +1,76 @@
+//! RMSNorm on the CPU: each row is widened to f32, weighed, and rounded once on its way out.
+
+use crate::{
+    Cpu, Element, View, ViewMut,
+    norm::NormWeight,
+    rows::{Rows, rows_mut, widen},
+    with_dtype,
+};
+
+/// Sums of squares are kept in this many lanes, for vectors and for accuracy; the number is part of the result's
+/// bits, so it does not follow the machine.
+const LANES: usize = 16;
+
+pub(super) fn rmsnorm(cpu: &Cpu, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) {
+    let factors = weight.factors();
+    with_dtype!(x.dtype(), T => {
+        let rows = Rows::<T>::new(x);
+        cpu.each_row(rows_mut::<T>(out), factors.len(), Vec::new, |wide, row, out| {
+            widen(rows.get(row), wide);
+            normalise(wide, &factors, eps, out);
+        });
+    });
+}
+
+pub(super) fn rmsnorm_in_place(cpu: &Cpu, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) {
+    let factors = weight.factors();
+    with_dtype!(x.dtype(), T => {
+        cpu.each_row(rows_mut::<T>(x), factors.len(), Vec::new, |wide, _, x| {
+            widen(x, wide);
+            normalise(wide, &factors, eps, x);
+        });
+    });
+}
+
+pub(super) fn fused_add_rmsnorm(
+    cpu: &Cpu,
+    x: ViewMut<'_>,
+    residual: ViewMut<'_>,
+    weight: &NormWeight<'_>,
+    eps: f32,
+) {
+    let factors = weight.factors();
+    with_dtype!(x.dtype(), T => {
+        let pairs: Vec<_> = rows_mut::<T>(x).into_iter().zip(rows_mut::<T>(residual)).collect();
+        cpu.each_row(pairs, factors.len(), Vec::new, |wide, _, (x, residual)| {
+            widen(x, wide);
+            for (sum, residual) in wide.iter_mut().zip(residual) {
+                *sum += residual.to_f32();
+                *residual = T::from_f32(*sum);
+            }
+            normalise(wide, &factors, eps, x);
+        });
+    });
+}
+
+fn normalise<T: Element>(row: &[f32], factors: &[f32], eps: f32, out: &mut [T]) {
+    let mean = sum_of_squares(row) / row.len() as f32;
+    let scale = 1.0 / (mean + eps).sqrt();
+    for ((out, x), factor) in out.iter_mut().zip(row).zip(factors) {
+        *out = T::from_f32(x * scale * factor);
+    }
+}
+
+fn sum_of_squares(row: &[f32]) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    let (chunks, rest) = row.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane += x * x;
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane += x * x;
+    }
+    lanes.iter().sum()
+}

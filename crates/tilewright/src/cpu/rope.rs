@@ -1,0 +1,74 @@
+//! Rotary embedding on the CPU: a row of cosines and sines per token, shared by all of its heads.
+
+use crate::{
+    Cpu, Element, ViewMut,
+    rope::{CosSinCache, Rope, RopeStyle, fill_row},
+    rows::rows_mut,
+    with_dtype,
+};
+
+pub(super) fn rope(cpu: &Cpu, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32], rope: &Rope) {
+    let (dim, frequencies) = (rope.rotary_dim(), rope.frequencies());
+    let mut table = vec![0.0; positions.len() * dim];
+    cpu.each_row(
+        table.chunks_mut(dim).collect(),
+        dim,
+        || (),
+        |(), token, row| {
+            fill_row(&frequencies, f64::from(positions[token]), row);
+        },
+    );
+    let row = |token: usize| &table[token * dim..][..dim];
+    rotate(cpu, q, rope.style(), row);
+    rotate(cpu, k, rope.style(), row);
+}
+
+pub(super) fn rope_with_cos_sin_cache(
+    cpu: &Cpu,
+    q: ViewMut<'_>,
+    k: ViewMut<'_>,
+    positions: &[i32],
+    cache: &CosSinCache,
+) {
+    let row = |token: usize| cache.row(positions[token] as usize);
+    rotate(cpu, q, cache.style(), row);
+    rotate(cpu, k, cache.style(), row);
+}
+
+/// Rotates every head of `x` by the row of cosines and sines that `angles` has for its token.
+fn rotate<'t>(
+    cpu: &Cpu,
+    x: ViewMut<'_>,
+    style: RopeStyle,
+    angles: impl Fn(usize) -> &'t [f32] + Sync + Send,
+) {
+    let (heads, width) = (x.shape()[1], x.shape()[2]);
+    with_dtype!(x.dtype(), T => {
+        cpu.each_row(rows_mut::<T>(x), width, || (), |(), row, head| {
+            let angles = angles(row / heads);
+            let (cosines, sines) = angles.split_at(angles.len() / 2);
+            rotate_head(&mut head[..angles.len()], style, cosines, sines);
+        });
+    });
+}
+
+fn rotate_head<T: Element>(head: &mut [T], style: RopeStyle, cosines: &[f32], sines: &[f32]) {
+    let angles = cosines.iter().zip(sines);
+    match style {
+        RopeStyle::Neox => {
+            let (left, right) = head.split_at_mut(cosines.len());
+            left.iter_mut().zip(right).zip(angles).for_each(|((a, b), angle)| rotate_pair(a, b, angle));
+        }
+        RopeStyle::Interleaved => {
+            let (pairs, _) = head.as_chunks_mut::<2>();
+            pairs.iter_mut().zip(angles).for_each(|([a, b], angle)| rotate_pair(a, b, angle));
+        }
+    }
+}
+
+#[inline(always)]
+fn rotate_pair<T: Element>(a: &mut T, b: &mut T, (cos, sin): (&f32, &f32)) {
+    let (x, y) = (a.to_f32(), b.to_f32());
+    *a = T::from_f32(x * cos - y * sin);
+    *b = T::from_f32(y * cos + x * sin);
+}

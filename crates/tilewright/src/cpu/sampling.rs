@@ -1,0 +1,220 @@
+//! Sampling on the CPU: a row is read once into f32 weights, and every filter is a threshold on those.
+//!
+//! Weights are `e^((logit - max) / temperature)`, or probabilities as given; they are never divided by their sum,
+//! which filters and draw take into account instead.
+
+use super::threshold::search;
+use crate::{
+    Cpu, Element, Error, View, ViewMut,
+    rows::{Rows, rows_mut, widen},
+    sampling::{Filter, FilterOrder, Sampled, SamplingParams, Scores, rng::uniform},
+    with_dtype,
+};
+
+/// Sums and maxima are kept in this many lanes; the number is part of the result's bits.
+const LANES: usize = 16;
+
+pub(super) fn sample(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) {
+    let (Scores::Logits(view) | Scores::Probs(view)) = scores;
+    let vocab = view.shape()[1];
+    with_dtype!(view.dtype(), T => {
+        let rows = Rows::<T>::new(view);
+        cpu.each_row(out.iter_mut().collect(), vocab, Vec::new, |weights, row, out| {
+            widen(rows.get(row), weights);
+            let token = match scores {
+                Scores::Logits(_) => from_logits(weights, &params[row]),
+                Scores::Probs(_) => from_probs(weights, &params[row]),
+            };
+            *out = token.map_err(|why| Error::new(scores.operator(), format!("request {row}: {why}")));
+        });
+    });
+}
+
+pub(super) fn softmax(cpu: &Cpu, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) {
+    let vocab = logits.shape()[1];
+    with_dtype!(logits.dtype(), T => {
+        let rows = Rows::<T>::new(logits);
+        cpu.each_row(rows_mut::<T>(out), vocab, Vec::new, |weights, row, out| {
+            widen(rows.get(row), weights);
+            softmax_row(weights, temperature[row], out).unwrap_or_else(|_| out.fill(T::from_f32(f32::NAN)));
+        });
+    });
+}
+
+fn softmax_row<T: Element>(logits: &mut [f32], temperature: f32, out: &mut [T]) -> Result<(), String> {
+    if temperature == 0.0 {
+        let token = greedy(logits)?;
+        out.fill(T::from_f32(0.0));
+        out[token as usize] = T::from_f32(1.0);
+    } else {
+        exponentiate(logits, temperature)?;
+        renormalise(logits, 0.0, out);
+    }
+    Ok(())
+}
+
+pub(super) fn filter(cpu: &Cpu, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) {
+    let vocab = x.shape()[1];
+    with_dtype!(x.dtype(), T => {
+        let rows = Rows::<T>::new(x);
+        cpu.each_row(rows_mut::<T>(out), vocab, Vec::new, |values, row, out| {
+            widen(rows.get(row), values);
+            filter_row(filter, row, values, out);
+        });
+    });
+}
+
+fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &[f32], out: &mut [T]) {
+    let good = match filter {
+        Filter::TopKMask(_) => !values.iter().any(|value| value.is_nan()),
+        Filter::TopKRenorm(_) | Filter::TopPRenorm(_) => check_probs(values).is_ok(),
+    };
+    if !good {
+        return out.fill(T::from_f32(f32::NAN));
+    }
+    match filter {
+        Filter::TopKRenorm(k) => renormalise(values, top_k(values, k[row]), out),
+        Filter::TopPRenorm(p) => renormalise(values, top_p(values, p[row], 0.0), out),
+        Filter::TopKMask(k) => {
+            let floor = top_k(values, k[row]);
+            for (out, &value) in out.iter_mut().zip(values) {
+                *out = T::from_f32(if value >= floor { value } else { f32::NEG_INFINITY });
+            }
+        }
+    }
+}
+
+fn from_logits(logits: &mut [f32], params: &SamplingParams) -> Result<u32, String> {
+    if params.temperature == 0.0 {
+        // Every filter keeps the most probable token, so none can matter.
+        return greedy(logits);
+    }
+    exponentiate(logits, params.temperature)?;
+    Ok(draw(logits, params))
+}
+
+fn from_probs(probs: &[f32], params: &SamplingParams) -> Result<u32, String> {
+    check_probs(probs)?;
+    Ok(draw(probs, params))
+}
+
+fn greedy(logits: &[f32]) -> Result<u32, String> {
+    let max = largest_logit(logits)?;
+    Ok(logits.iter().position(|&logit| logit == max).unwrap_or_default() as u32)
+}
+
+/// Replaces logits by weights, of which the largest is 1.
+fn exponentiate(logits: &mut [f32], temperature: f32) -> Result<(), String> {
+    let max = largest_logit(logits)?;
+    for logit in logits {
+        // Dividing by a subnormal temperature is safe where multiplying by its reciprocal, infinity, is not.
+        *logit = ((*logit - max) / temperature).exp();
+    }
+    Ok(())
+}
+
+/// The largest logit of a row that can be sampled.
+fn largest_logit(logits: &[f32]) -> Result<f32, String> {
+    if let Some(token) = first(logits, |logit| logit.is_nan() || logit == f32::INFINITY) {
+        return Err(format!("logits hold {} at token {token}", logits[token]));
+    }
+    let max = max(logits);
+    if max == f32::NEG_INFINITY {
+        return Err("every logit is -inf".to_owned());
+    }
+    Ok(max)
+}
+
+fn check_probs(probs: &[f32]) -> Result<(), String> {
+    if let Some(token) = first(probs, |p| !(0.0..f32::INFINITY).contains(&p)) {
+        return Err(format!("probabilities hold {} at token {token}", probs[token]));
+    }
+    if max(probs) == 0.0 {
+        return Err("every probability is 0".to_owned());
+    }
+    Ok(())
+}
+
+/// The first token that `wanted` picks, looked for by blocks so that good rows pass at the speed of vectors.
+fn first(values: &[f32], wanted: impl Fn(f32) -> bool) -> Option<usize> {
+    const BLOCK: usize = 256;
+    let block = values.chunks(BLOCK).position(|block| block.iter().fold(false, |any, &v| any | wanted(v)))?;
+    let start = block * BLOCK;
+    values[start..].iter().position(|&v| wanted(v)).map(|i| start + i)
+}
+
+/// The smallest weight that all of a row's filters keep.
+fn floor(weights: &[f32], params: &SamplingParams) -> f32 {
+    let mut floor = params.top_k.map_or(0.0, |k| top_k(weights, k));
+    let base = match params.order {
+        FilterOrder::TopKFirst => floor,
+        FilterOrder::Joint => 0.0,
+    };
+    floor = floor.max(top_p(weights, params.top_p, base));
+    if params.min_p > 0.0 {
+        floor = floor.max(params.min_p * max(weights));
+    }
+    floor
+}
+
+/// The `k`-th largest value, or one that keeps all.
+fn top_k(values: &[f32], k: u32) -> f32 {
+    if k as usize >= values.len() {
+        return f32::NEG_INFINITY;
+    }
+    search(values, |_| 1.0, f64::from(k))
+}
+
+/// The threshold of top-p over the weights >= `base`.
+fn top_p(weights: &[f32], p: f32, base: f32) -> f32 {
+    if p == 1.0 {
+        return base;
+    }
+    let share = f64::from(p) * mass(weights, base);
+    search(weights, |w| if w >= base { f64::from(w) } else { 0.0 }, share)
+}
+
+fn draw(weights: &[f32], params: &SamplingParams) -> u32 {
+    let floor = floor(weights, params);
+    let mut rest = uniform(params.seed, params.offset) * mass(weights, floor);
+    let mut token = 0;
+    for (i, &weight) in weights.iter().enumerate() {
+        // A weight of 0 is never drawn, even if rounding leaves `rest` at 0 to the end.
+        if weight >= floor && weight > 0.0 {
+            token = i;
+            rest -= f64::from(weight);
+            if rest < 0.0 {
+                break;
+            }
+        }
+    }
+    token as u32
+}
+
+fn renormalise<T: Element>(weights: &[f32], floor: f32, out: &mut [T]) {
+    let mass = mass(weights, floor);
+    for (out, &weight) in out.iter_mut().zip(weights) {
+        *out = T::from_f32(if weight >= floor { (f64::from(weight) / mass) as f32 } else { 0.0 });
+    }
+}
+
+/// The sum of the weights >= `floor`.
+fn mass(weights: &[f32], floor: f32) -> f64 {
+    let mut lanes = [0.0; LANES];
+    for chunk in weights.chunks(LANES) {
+        for (lane, &weight) in lanes.iter_mut().zip(chunk) {
+            *lane += f64::from(if weight >= floor { weight } else { 0.0 });
+        }
+    }
+    lanes.iter().sum()
+}
+
+fn max(values: &[f32]) -> f32 {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    for chunk in values.chunks(LANES) {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane = if value > *lane { value } else { *lane };
+        }
+    }
+    lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+}

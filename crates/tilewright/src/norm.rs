@@ -1,0 +1,129 @@
+//! RMSNorm, alone or with the residual addition before it.
+//!
+//! `y = x · rsqrt(mean(x²) + eps) · (offset + weight)` over the last axis (Zhang and Sennrich 2019), computed in
+//! f32 and rounded once. The last axis is `hidden` for a layer's norm and `head_dim` for a norm per head.
+
+use crate::{
+    Backend, Element, Result, View, ViewMut,
+    rows::check_rows,
+    tensor::{check_dtype, check_shape},
+    with_dtype,
+};
+
+/// The weight of a norm: `[hidden]`, of any dtype and stride, and what is added to each of its elements.
+#[derive(Debug, Clone, Copy)]
+pub struct NormWeight<'a> {
+    weight: View<'a>,
+    offset: f32,
+}
+
+impl<'a> NormWeight<'a> {
+    /// The weight as it is stored (Llama, Qwen, Mistral).
+    pub fn new(weight: View<'a>) -> Self {
+        Self { weight, offset: 0.0 }
+    }
+
+    /// A weight that is stored less one (Gemma): the norm multiplies by `1 + weight`, summed in f32.
+    pub fn gemma(weight: View<'a>) -> Self {
+        Self { weight, offset: 1.0 }
+    }
+
+    /// The factor of each element, `offset + weight`, in f32.
+    pub(crate) fn factors(&self) -> Vec<f32> {
+        let (hidden, stride) = (self.weight.shape()[0], self.weight.strides()[0]);
+        with_dtype!(self.weight.dtype(), T => {
+            let data = self.weight.as_slice::<T>().expect("dispatched on its dtype");
+            (0..hidden).map(|i| self.offset + data[i * stride].to_f32()).collect()
+        })
+    }
+}
+
+impl<'a> From<View<'a>> for NormWeight<'a> {
+    fn from(weight: View<'a>) -> Self {
+        Self::new(weight)
+    }
+}
+
+/// RMSNorm of every row of `x` into `out`.
+///
+/// `x`: `[rows, hidden]` or `[tokens, heads, head_dim]`; `out`: the same shape and dtype; both with stride 1 along
+/// the last axis. `eps` is added to the mean of the squares (1e-6 or 1e-5 in published models). A row with NaN
+/// becomes NaN.
+///
+/// # Errors
+/// When shapes or dtypes disagree, a last axis is not dense, or `eps` is negative or not finite.
+pub fn rmsnorm<'a, B: Backend + ?Sized>(
+    backend: &B,
+    x: View<'_>,
+    weight: impl Into<NormWeight<'a>>,
+    eps: f32,
+    out: ViewMut<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "norm.rmsnorm";
+    let weight = weight.into();
+    check_norm(OPERATOR, (x.shape(), x.strides()), &weight, eps)?;
+    check_same(OPERATOR, "out", &out, &x)?;
+    backend.rmsnorm(x, &weight, eps, out)
+}
+
+/// [`rmsnorm`] that overwrites `x`, as for the queries and keys of a norm per head.
+///
+/// # Errors
+/// As for [`rmsnorm`].
+pub fn rmsnorm_in_place<'a, B: Backend + ?Sized>(
+    backend: &B,
+    x: ViewMut<'_>,
+    weight: impl Into<NormWeight<'a>>,
+    eps: f32,
+) -> Result<()> {
+    let weight = weight.into();
+    check_norm("norm.rmsnorm_in_place", (x.shape(), x.strides()), &weight, eps)?;
+    backend.rmsnorm_in_place(x, &weight, eps)
+}
+
+/// Adds `x` to `residual` and overwrites `x` by the RMSNorm of the sum.
+///
+/// The sum stays in f32 for the variance and for the output; `residual` receives it rounded to its dtype. Shapes
+/// and dtypes as for [`rmsnorm`], `residual` like `x`.
+///
+/// # Errors
+/// As for [`rmsnorm`].
+pub fn fused_add_rmsnorm<'a, B: Backend + ?Sized>(
+    backend: &B,
+    x: ViewMut<'_>,
+    residual: ViewMut<'_>,
+    weight: impl Into<NormWeight<'a>>,
+    eps: f32,
+) -> Result<()> {
+    const OPERATOR: &str = "norm.fused_add_rmsnorm";
+    let weight = weight.into();
+    check_norm(OPERATOR, (x.shape(), x.strides()), &weight, eps)?;
+    check_same(OPERATOR, "residual", &residual, &x.as_view())?;
+    backend.fused_add_rmsnorm(x, residual, &weight, eps)
+}
+
+fn check_norm(
+    operator: &'static str,
+    x: (&[usize], &[usize]),
+    weight: &NormWeight<'_>,
+    eps: f32,
+) -> Result<()> {
+    let (shape, _) = x;
+    crate::ensure!(
+        matches!(shape.len(), 2 | 3),
+        operator,
+        "x has shape {shape:?}, expected [rows, hidden] or [tokens, heads, head_dim]"
+    );
+    check_rows(operator, "x", x)?;
+    let layout = if shape.len() == 2 { "[hidden]" } else { "[head_dim]" };
+    check_shape(operator, "weight", (weight.weight.shape(), &shape[shape.len() - 1..]), layout)?;
+    crate::ensure!(eps.is_finite() && eps >= 0.0, operator, "eps = {eps} is not a finite number >= 0");
+    Ok(())
+}
+
+fn check_same(operator: &'static str, argument: &str, other: &ViewMut<'_>, x: &View<'_>) -> Result<()> {
+    let layout = if x.shape().len() == 2 { "[rows, hidden]" } else { "[tokens, heads, head_dim]" };
+    check_shape(operator, argument, (other.shape(), x.shape()), layout)?;
+    check_dtype(operator, argument, other.dtype(), x.dtype())?;
+    check_rows(operator, argument, (other.shape(), other.strides()))
+}

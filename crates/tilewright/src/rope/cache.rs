@@ -1,0 +1,82 @@
+//! Cosines and sines of every position, computed once and looked up afterwards.
+//!
+//! `[max_positions, rotary_dim]` in f32: each row has its `rotary_dim / 2` cosines first, then the sines.
+
+use super::{Rope, RopeStyle};
+use crate::{Result, View};
+
+/// A table of cosines and sines by position.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CosSinCache {
+    table: Vec<f32>,
+    rotary_dim: usize,
+    style: RopeStyle,
+}
+
+impl CosSinCache {
+    /// The table of `rope` for positions `0..max_positions`, each entry the rounded cosine or sine of the f64 angle.
+    pub fn new(rope: &Rope, max_positions: u32) -> Self {
+        let (rotary_dim, frequencies) = (rope.rotary_dim(), rope.frequencies());
+        let mut table = vec![0.0; max_positions as usize * rotary_dim];
+        for (position, row) in table.chunks_mut(rotary_dim).enumerate() {
+            fill_row(&frequencies, position as f64, row);
+        }
+        Self { table, rotary_dim, style: rope.style() }
+    }
+
+    /// A table made elsewhere (YaRN, a scaling of one's own): `[max_positions, rotary_dim]`, row-major, cosines in
+    /// the first half of each row and sines in the second.
+    ///
+    /// # Errors
+    /// When `rotary_dim` is 0 or odd, or does not divide the length of `table`.
+    pub fn from_table(table: Vec<f32>, rotary_dim: usize, style: RopeStyle) -> Result<Self> {
+        const OPERATOR: &str = "rope.cos_sin_cache";
+        crate::ensure!(
+            rotary_dim > 0 && rotary_dim.is_multiple_of(2),
+            OPERATOR,
+            "rotary_dim = {rotary_dim} is not an even number above 0"
+        );
+        crate::ensure!(
+            table.len().is_multiple_of(rotary_dim),
+            OPERATOR,
+            "the table has {} elements, which is no multiple of rotary_dim = {rotary_dim}",
+            table.len()
+        );
+        Ok(Self { table, rotary_dim, style })
+    }
+
+    /// How many positions the table covers, from 0.
+    pub fn max_positions(&self) -> usize {
+        self.table.len() / self.rotary_dim
+    }
+
+    /// How many elements at the start of each head are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        self.rotary_dim
+    }
+
+    /// Which elements form a pair.
+    pub fn style(&self) -> RopeStyle {
+        self.style
+    }
+
+    /// The table: f32 `[max_positions, rotary_dim]`.
+    pub fn view(&self) -> View<'_> {
+        View::new(&self.table, &[self.max_positions(), self.rotary_dim])
+            .expect("every constructor makes whole rows")
+    }
+
+    /// Cosines and sines of one position, which must be below [`Self::max_positions`].
+    pub(crate) fn row(&self, position: usize) -> &[f32] {
+        &self.table[position * self.rotary_dim..][..self.rotary_dim]
+    }
+}
+
+/// Writes the cosines, then the sines, of `position` into `row`, `[rotary_dim]`.
+pub(crate) fn fill_row(frequencies: &[f64], position: f64, row: &mut [f32]) {
+    let (cosines, sines) = row.split_at_mut(frequencies.len());
+    for ((cos, sin), frequency) in cosines.iter_mut().zip(sines).zip(frequencies) {
+        let (s, c) = (position * frequency).sin_cos();
+        (*cos, *sin) = (c as f32, s as f32);
+    }
+}

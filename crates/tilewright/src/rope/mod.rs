@@ -1,0 +1,79 @@
+//! Rotary position embedding of queries and keys, in place.
+//!
+//! `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`. A pair `(a, b)` at angle `φ` becomes
+//! `(a·cos φ - b·sin φ, b·cos φ + a·sin φ)`, computed in f32 and rounded once; elements from `rotary_dim` on are
+//! not touched.
+
+mod cache;
+mod frequencies;
+mod positions;
+
+pub use cache::CosSinCache;
+pub(crate) use cache::fill_row;
+pub use frequencies::{Rope, RopeScaling, RopeStyle};
+pub use positions::Positions;
+
+use crate::{Backend, Result, ViewMut, rows::check_rows};
+
+/// Rotates `q` and `k` by the angles of their positions.
+///
+/// `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`, each of any dtype, with stride 1 along
+/// the last axis. Cosines and sines are those of f64 angles, so every position of an i32 is accurate.
+///
+/// # Errors
+/// When shapes disagree, a last axis is not dense, `rotary_dim` is above `head_dim`, or positions do not fit.
+pub fn apply_rope<B: Backend + ?Sized>(
+    backend: &B,
+    q: ViewMut<'_>,
+    k: ViewMut<'_>,
+    positions: Positions<'_>,
+    rope: &Rope,
+) -> Result<()> {
+    const OPERATOR: &str = "rope.apply";
+    let tokens = check_heads(OPERATOR, &q, &k, rope.rotary_dim())?;
+    let ids = positions.resolve(OPERATOR, tokens, i32::MAX as usize)?;
+    backend.rope(q, k, &ids, rope)
+}
+
+/// [`apply_rope`] with cosines and sines from a table.
+///
+/// # Errors
+/// As for [`apply_rope`], and when a position is outside the table.
+pub fn apply_rope_with_cos_sin_cache<B: Backend + ?Sized>(
+    backend: &B,
+    q: ViewMut<'_>,
+    k: ViewMut<'_>,
+    positions: Positions<'_>,
+    cache: &CosSinCache,
+) -> Result<()> {
+    const OPERATOR: &str = "rope.apply_with_cos_sin_cache";
+    let tokens = check_heads(OPERATOR, &q, &k, cache.rotary_dim())?;
+    let ids = positions.resolve(OPERATOR, tokens, cache.max_positions())?;
+    backend.rope_with_cos_sin_cache(q, k, &ids, cache)
+}
+
+/// Checks both tensors and returns how many tokens they have.
+fn check_heads(operator: &'static str, q: &ViewMut<'_>, k: &ViewMut<'_>, rotary_dim: usize) -> Result<usize> {
+    for (argument, x) in [("q", q), ("k", k)] {
+        crate::ensure!(
+            x.shape().len() == 3,
+            operator,
+            "{argument} has shape {:?}, expected [tokens, heads, head_dim]",
+            x.shape()
+        );
+        check_rows(operator, argument, (x.shape(), x.strides()))?;
+    }
+    let (tokens, head_dim) = (q.shape()[0], q.shape()[2]);
+    crate::ensure!(
+        k.shape()[0] == tokens && k.shape()[2] == head_dim,
+        operator,
+        "k has shape {:?}, expected [tokens, heads, head_dim] = [{tokens}, _, {head_dim}]",
+        k.shape()
+    );
+    crate::ensure!(
+        rotary_dim <= head_dim,
+        operator,
+        "rotary_dim = {rotary_dim} is above head_dim = {head_dim}"
+    );
+    Ok(tokens)
+}

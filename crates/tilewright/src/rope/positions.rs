@@ -1,0 +1,84 @@
+//! Which position each token has.
+
+use crate::{Error, Result};
+use std::borrow::Cow;
+
+/// The positions of `tokens` tokens; none may be negative.
+#[derive(Debug, Clone, Copy)]
+pub enum Positions<'a> {
+    /// A ragged batch: token `indptr[r] + i` of request `r` has position `offsets[r] + i`.
+    Offsets {
+        /// `[requests + 1]`, from 0 up to `tokens`, never falling.
+        indptr: &'a [i32],
+        /// `[requests]`: the position of each request's first token.
+        offsets: &'a [i32],
+    },
+    /// `[tokens]`: the position of each token.
+    Ids(&'a [i32]),
+}
+
+impl<'a> Positions<'a> {
+    /// One position per token, all in `0..limit`.
+    pub(super) fn resolve(
+        self,
+        operator: &'static str,
+        tokens: usize,
+        limit: usize,
+    ) -> Result<Cow<'a, [i32]>> {
+        let ids = match self {
+            Self::Ids(ids) => {
+                crate::ensure!(
+                    ids.len() == tokens,
+                    operator,
+                    "positions has {} elements, expected tokens = {tokens}",
+                    ids.len()
+                );
+                Cow::Borrowed(ids)
+            }
+            Self::Offsets { indptr, offsets } => Cow::Owned(expand(operator, indptr, offsets, tokens)?),
+        };
+        let outside = ids.iter().position(|&id| usize::try_from(id).map_or(true, |id| id >= limit));
+        outside.map_or(Ok(()), |token| {
+            let id = ids[token];
+            Err(Error::new(operator, format!("token {token}: position = {id} is not in 0..{limit}")))
+        })?;
+        Ok(ids)
+    }
+}
+
+fn expand(operator: &'static str, indptr: &[i32], offsets: &[i32], tokens: usize) -> Result<Vec<i32>> {
+    crate::ensure!(
+        indptr.len() == offsets.len() + 1,
+        operator,
+        "indptr has {} elements, expected one more than the {} of offsets",
+        indptr.len(),
+        offsets.len()
+    );
+    crate::ensure!(
+        indptr[0] == 0 && usize::try_from(indptr[offsets.len()]) == Ok(tokens),
+        operator,
+        "indptr runs from {} to {}, expected from 0 to tokens = {tokens}",
+        indptr[0],
+        indptr[offsets.len()]
+    );
+    let mut ids = Vec::with_capacity(tokens);
+    for (request, (bounds, &offset)) in indptr.windows(2).zip(offsets).enumerate() {
+        let length = i64::from(bounds[1]) - i64::from(bounds[0]);
+        crate::ensure!(
+            length >= 0,
+            operator,
+            "request {request}: indptr falls from {} to {}",
+            bounds[0],
+            bounds[1]
+        );
+        let end = i64::from(offset) + length;
+        crate::ensure!(
+            length == 0 || offset >= 0 && end <= i64::from(i32::MAX),
+            operator,
+            "request {request}: positions {offset}..{end} are not in 0..{}",
+            i32::MAX
+        );
+        ids.extend((offset..).take(length as usize));
+    }
+    Ok(ids)
+}

@@ -1,0 +1,92 @@
+//! Drawing one token per row.
+//!
+//! Temperature, softmax, filters, then inverse transform: with `u` uniform in [0, 1), the token is the first, in
+//! the order of the vocabulary, at which the cumulative probability of the kept tokens exceeds `u`. One random
+//! number decides a token, so nothing is rejected and nothing can loop.
+
+use super::{
+    SamplingParams,
+    filter::{check_each, check_matrix},
+};
+use crate::{Backend, Result, View};
+
+/// A token, or why its row has none: NaN, +inf, a negative probability, or no token that could be drawn.
+pub type Sampled = Result<u32>;
+
+/// What tokens are drawn from, `[rows, vocab]`.
+#[derive(Debug, Clone, Copy)]
+pub enum Scores<'a> {
+    /// Natural-log scores; -inf excludes a token.
+    Logits(View<'a>),
+    /// Probabilities, or any weights: they need not sum to 1.
+    Probs(View<'a>),
+}
+
+impl Scores<'_> {
+    /// The operator that takes these scores, for error texts.
+    pub(crate) fn operator(&self) -> &'static str {
+        match self {
+            Self::Logits(_) => "sampling.sample",
+            Self::Probs(_) => "sampling.sampling_from_probs",
+        }
+    }
+}
+
+/// Draws a token per row of `logits`: temperature, softmax, top-k, top-p, min-p, draw.
+///
+/// `logits`: `[rows, vocab]` of any dtype with stride 1 along the last axis; `params`, `out`: `[rows]`. Everything
+/// is computed in f32, sums in f64; probabilities that are equal in f32 are ties. `out[row]` is the token, or an error that names row and reason; the other rows
+/// have theirs all the same. A row's token depends on its logits and parameters only.
+///
+/// # Errors
+/// When shapes disagree, the last axis is not dense, or a parameter is out of range, as in
+/// `sampling.sample: request 2: top_p = 1.5 is not in (0, 1]`; then nothing is drawn.
+#[doc(alias = "sampling_from_logits")]
+pub fn sample<B: Backend + ?Sized>(
+    backend: &B,
+    logits: View<'_>,
+    params: &[SamplingParams],
+    out: &mut [Sampled],
+) -> Result<()> {
+    draw(backend, Scores::Logits(logits), params, out)
+}
+
+/// Draws a token per row of `probs`: top-k, top-p, min-p, draw. Without filters it draws from `probs` as they are.
+///
+/// As [`sample`], but for the temperature, which must be 1: it belongs to logits.
+///
+/// # Errors
+/// As for [`sample`], and when a temperature is not 1.
+#[doc(alias("top_k_sampling_from_probs", "top_p_sampling_from_probs", "min_p_sampling_from_probs"))]
+pub fn sampling_from_probs<B: Backend + ?Sized>(
+    backend: &B,
+    probs: View<'_>,
+    params: &[SamplingParams],
+    out: &mut [Sampled],
+) -> Result<()> {
+    draw(backend, Scores::Probs(probs), params, out)
+}
+
+fn draw<B: Backend + ?Sized>(
+    backend: &B,
+    scores: Scores<'_>,
+    params: &[SamplingParams],
+    out: &mut [Sampled],
+) -> Result<()> {
+    let operator = scores.operator();
+    let rows = match scores {
+        Scores::Logits(logits) => check_matrix(operator, "logits", &logits)?,
+        Scores::Probs(probs) => check_matrix(operator, "probs", &probs)?,
+    };
+    check_each(operator, ("params", rows), params, |row| {
+        row.problem().or_else(|| match scores {
+            Scores::Probs(_) if row.temperature != 1.0 => Some(format!(
+                "temperature = {} applies to logits, expected 1 for probabilities",
+                row.temperature
+            )),
+            _ => None,
+        })
+    })?;
+    crate::ensure!(out.len() == rows, operator, "out has {} elements, expected rows = {rows}", out.len());
+    backend.sample(scores, params, out)
+}

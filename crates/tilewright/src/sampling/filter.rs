@@ -1,0 +1,138 @@
+//! Filters that write what they keep: renormalised probabilities, or logits with the rest at -inf.
+//!
+//! `x` and `out` are `[rows, vocab]` of one dtype. A row that holds NaN becomes NaN, so that sampling it reports it.
+
+use super::params::{temperature_problem, top_k_problem, top_p_problem};
+use crate::{
+    Backend, Error, Result, View, ViewMut,
+    rows::check_rows,
+    tensor::{check_dtype, check_shape},
+};
+
+/// A filter with its parameter for each row.
+#[derive(Debug, Clone, Copy)]
+pub enum Filter<'a> {
+    /// See [`top_k_renorm_probs`].
+    TopKRenorm(&'a [u32]),
+    /// See [`top_p_renorm_probs`].
+    TopPRenorm(&'a [f32]),
+    /// See [`top_k_mask_logits`].
+    TopKMask(&'a [u32]),
+}
+
+/// Softmax of `logits / temperature`.
+///
+/// `logits`, `out`: `[rows, vocab]` of one dtype; `temperature`: `[rows]`, finite and not negative. Temperature 0
+/// puts all mass on the largest logit, the lowest token among equals. A row with NaN or +inf, or of -inf only,
+/// becomes NaN.
+///
+/// # Errors
+/// When shapes or dtypes disagree, a last axis is not dense, or a temperature is out of range.
+pub fn softmax<B: Backend + ?Sized>(
+    backend: &B,
+    logits: View<'_>,
+    temperature: &[f32],
+    out: ViewMut<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.softmax";
+    let rows = check_pair(OPERATOR, "logits", &logits, &out)?;
+    check_each(OPERATOR, ("temperature", rows), temperature, temperature_problem)?;
+    backend.softmax(logits, temperature, out)
+}
+
+/// Keeps the probabilities of each row that are at least its `top_k`-th largest, ties included, divided by their
+/// sum; the others become 0.
+///
+/// `probs`, `out`: `[rows, vocab]` of one dtype; `top_k`: `[rows]`, at least 1; at `vocab` and above all stay.
+/// Probabilities need not sum to 1. A row with NaN, a negative number, infinity or only zeros becomes NaN.
+///
+/// # Errors
+/// When shapes or dtypes disagree, a last axis is not dense, or a `top_k` is 0.
+pub fn top_k_renorm_probs<B: Backend + ?Sized>(
+    backend: &B,
+    probs: View<'_>,
+    top_k: &[u32],
+    out: ViewMut<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.top_k_renorm_probs";
+    let rows = check_pair(OPERATOR, "probs", &probs, &out)?;
+    check_each(OPERATOR, ("top_k", rows), top_k, top_k_problem)?;
+    backend.filter(Filter::TopKRenorm(top_k), probs, out)
+}
+
+/// Keeps the smallest set of the largest probabilities of each row whose sum reaches the share `top_p` of the
+/// row's, ties at the threshold included, divided by their sum; the others become 0.
+///
+/// `probs`, `out`: `[rows, vocab]` of one dtype; `top_p`: `[rows]` in (0, 1]. Probabilities need not sum to 1. A
+/// row with NaN, a negative number, infinity or only zeros becomes NaN.
+///
+/// # Errors
+/// When shapes or dtypes disagree, a last axis is not dense, or a `top_p` is out of range.
+pub fn top_p_renorm_probs<B: Backend + ?Sized>(
+    backend: &B,
+    probs: View<'_>,
+    top_p: &[f32],
+    out: ViewMut<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.top_p_renorm_probs";
+    let rows = check_pair(OPERATOR, "probs", &probs, &out)?;
+    check_each(OPERATOR, ("top_p", rows), top_p, top_p_problem)?;
+    backend.filter(Filter::TopPRenorm(top_p), probs, out)
+}
+
+/// Keeps the logits of each row that are at least its `top_k`-th largest, ties included; the others become -inf.
+///
+/// `logits`, `out`: `[rows, vocab]` of one dtype; `top_k`: `[rows]`, at least 1; at `vocab` and above all stay. A
+/// row with NaN becomes NaN.
+///
+/// # Errors
+/// When shapes or dtypes disagree, a last axis is not dense, or a `top_k` is 0.
+pub fn top_k_mask_logits<B: Backend + ?Sized>(
+    backend: &B,
+    logits: View<'_>,
+    top_k: &[u32],
+    out: ViewMut<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.top_k_mask_logits";
+    let rows = check_pair(OPERATOR, "logits", &logits, &out)?;
+    check_each(OPERATOR, ("top_k", rows), top_k, top_k_problem)?;
+    backend.filter(Filter::TopKMask(top_k), logits, out)
+}
+
+/// Checks the tensors of a filter and returns how many rows they have.
+fn check_pair(operator: &'static str, argument: &str, x: &View<'_>, out: &ViewMut<'_>) -> Result<usize> {
+    let rows = check_matrix(operator, argument, x)?;
+    check_shape(operator, "out", (out.shape(), x.shape()), "[rows, vocab]")?;
+    check_dtype(operator, "out", out.dtype(), x.dtype())?;
+    check_rows(operator, "out", (out.shape(), out.strides()))?;
+    Ok(rows)
+}
+
+/// Refuses what is not `[rows, vocab]` with a dense last axis, or has no token; returns how many rows it has.
+pub(super) fn check_matrix(operator: &'static str, argument: &str, x: &View<'_>) -> Result<usize> {
+    crate::ensure!(
+        x.shape().len() == 2 && x.shape()[1] > 0,
+        operator,
+        "{argument} has shape {:?}, expected [rows, vocab] with vocab > 0",
+        x.shape()
+    );
+    check_rows(operator, argument, (x.shape(), x.strides()))?;
+    Ok(x.shape()[0])
+}
+
+/// Refuses parameters that are not one per row, or that `problem` finds fault with.
+pub(super) fn check_each<P: Copy>(
+    operator: &'static str,
+    (argument, rows): (&str, usize),
+    values: &[P],
+    problem: impl Fn(P) -> Option<String>,
+) -> Result<()> {
+    crate::ensure!(
+        values.len() == rows,
+        operator,
+        "{argument} has {} elements, expected rows = {rows}",
+        values.len()
+    );
+    let bad = values.iter().enumerate().find_map(|(row, &value)| Some((row, problem(value)?)));
+    bad.map_or(Ok(()), |(row, problem)| Err(Error::new(operator, format!("request {row}: {problem}"))))
+}

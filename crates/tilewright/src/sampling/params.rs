@@ -1,0 +1,83 @@
+//! What one request asks of its sampler.
+
+use crate::{Error, Result};
+
+/// How top-k and top-p combine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum FilterOrder {
+    /// Top-p weighs what top-k left, renormalised.
+    #[default]
+    TopKFirst,
+    /// Both judge the original distribution; a token stays if both keep it.
+    Joint,
+}
+
+/// The sampling parameters of one row. The default is the plain distribution: temperature 1 and no filter.
+///
+/// A token stays if every filter keeps it; ties at a threshold stay together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SamplingParams {
+    /// Divides the logits; 0 takes the largest logit, the lowest token among equals. Finite, not negative.
+    pub temperature: f32,
+    /// Keeps tokens at least as probable as the `k`-th most probable. At least 1; `None` keeps all.
+    pub top_k: Option<u32>,
+    /// Keeps the smallest set of the most probable tokens whose mass reaches this share. In (0, 1]; 1 keeps all.
+    pub top_p: f32,
+    /// Keeps tokens at least this fraction as probable as the most probable. In [0, 1]; 0 keeps all.
+    pub min_p: f32,
+    /// How top-k and top-p combine.
+    pub order: FilterOrder,
+    /// The request's stream of random numbers.
+    pub seed: u64,
+    /// Which number of the stream decides this draw: an engine passes how many tokens the request has drawn.
+    pub offset: u64,
+}
+
+impl Default for SamplingParams {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            order: FilterOrder::default(),
+            seed: 0,
+            offset: 0,
+        }
+    }
+}
+
+impl SamplingParams {
+    /// Checks every field, as [`crate::sampling::sample`] does: for a server that refuses a request on arrival.
+    ///
+    /// # Errors
+    /// `sampling.params: top_p = 1.5 is not in (0, 1]`, and alike for the other fields.
+    pub fn validate(&self) -> Result<()> {
+        self.problem().map_or(Ok(()), |problem| Err(Error::new("sampling.params", problem)))
+    }
+
+    /// What is wrong with a field, in words.
+    pub(super) fn problem(&self) -> Option<String> {
+        temperature_problem(self.temperature)
+            .or_else(|| self.top_k.and_then(top_k_problem))
+            .or_else(|| top_p_problem(self.top_p))
+            .or_else(|| {
+                let outside = !(0.0..=1.0).contains(&self.min_p);
+                outside.then(|| format!("min_p = {} is not in [0, 1]", self.min_p))
+            })
+    }
+}
+
+pub(super) fn temperature_problem(temperature: f32) -> Option<String> {
+    let good = temperature.is_finite() && temperature >= 0.0;
+    (!good).then(|| format!("temperature = {temperature} is not a finite number >= 0"))
+}
+
+pub(super) fn top_k_problem(top_k: u32) -> Option<String> {
+    (top_k == 0).then(|| "top_k = 0 is not at least 1".to_owned())
+}
+
+pub(super) fn top_p_problem(top_p: f32) -> Option<String> {
+    let good = top_p > 0.0 && top_p <= 1.0;
+    (!good).then(|| format!("top_p = {top_p} is not in (0, 1]"))
+}

@@ -1,0 +1,39 @@
+//! Random numbers from counters: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+//!
+//! No state: draw `offset` of the stream `seed` is a function of the two, so a token depends neither on the slot
+//! of its request in the batch nor on its neighbours, and can be drawn again.
+
+const ROUNDS: usize = 10;
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+/// The golden ratio and √3 - 1, as fractions of 2^32.
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
+/// The 128 bits of `counter` under `key`.
+pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
+    let (mut x, mut key) = (counter, key);
+    for _ in 0..ROUNDS {
+        let [low0, high0] = product(MULTIPLIERS[0], x[0]);
+        let [low1, high1] = product(MULTIPLIERS[1], x[2]);
+        x = [high1 ^ x[1] ^ key[0], low1, high0 ^ x[3] ^ key[1], low0];
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    x
+}
+
+/// Draw number `offset` of stream `seed`: uniform in [0, 1), a multiple of 2^-53.
+///
+/// The key is `seed` and the counter's lower half is `offset`, low words first; the upper half is 0.
+pub fn uniform(seed: u64, offset: u64) -> f64 {
+    let [offset_low, offset_high] = words(offset);
+    let [a, b, ..] = philox4x32_10([offset_low, offset_high, 0, 0], words(seed));
+    let bits = (u64::from(a) << 32 | u64::from(b)) >> 11;
+    bits as f64 / (1u64 << 53) as f64
+}
+
+fn product(a: u32, b: u32) -> [u32; 2] {
+    words(u64::from(a) * u64::from(b))
+}
+
+fn words(value: u64) -> [u32; 2] {
+    [value as u32, (value >> 32) as u32]
+}

@@ -1,0 +1,131 @@
+//! Gated activations against the oracle: dtypes, shapes, strides, tails, error texts.
+
+mod arrays;
+
+use arrays::{Array, DTYPES, F32_UNIT, Layout};
+use tilewright::{
+    Cpu, Dtype, View,
+    activation::{Activation, act_and_mul, gelu_and_mul, gelu_tanh_and_mul, silu_and_mul},
+    reference,
+};
+
+const ALL: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
+
+/// Expected values with the absolute error of f32 arithmetic: a few roundings, and that of the exponent times the
+/// exponent; results below the smallest normal f32 may vanish.
+fn expected(activation: Activation, x: &[f64], d: usize) -> Vec<(f64, f64)> {
+    let rows = x.chunks(2 * d).flat_map(|row| row[..d].iter().zip(&row[d..]));
+    rows.map(|(&gate, &factor)| {
+        let value = reference::activation::act_and_mul(activation, gate, factor);
+        let exponent = match activation {
+            Activation::Silu => 0.0,
+            Activation::Gelu => gate * gate,
+            Activation::GeluTanh => (gate + 0.044715 * gate.powi(3)).abs(),
+        };
+        let tiny = f64::from(f32::MIN_POSITIVE) * (1.0 + factor.abs());
+        (value, value.abs() * (10.0 + 10.0 * exponent) * F32_UNIT + tiny)
+    })
+    .collect()
+}
+
+fn check(activation: Activation, x: &Array, layout: Layout, cpu: &Cpu) {
+    let (rows, d) = (x.shape[0], x.shape[1] / 2);
+    let dtype = x.view().dtype();
+    let mut out = Array::zeros(dtype, &[rows, d], layout);
+    act_and_mul(cpu, activation, x.view(), out.view_mut()).unwrap();
+    let (values, slack): (Vec<_>, Vec<_>) = expected(activation, &x.values(), d).into_iter().unzip();
+    let what = format!("{activation:?} {dtype} {:?} {layout:?}", x.shape);
+    out.assert_close(&values, |i| slack[i], &what);
+}
+
+#[test]
+fn activations_match_the_oracle() {
+    let cpu = Cpu::with_threads(2);
+    for activation in ALL {
+        for dtype in DTYPES {
+            for (rows, d) in [(1, 1), (3, 5), (2, 64), (17, 1001), (0, 4)] {
+                for layout in [Layout::Dense, Layout::Padded] {
+                    check(activation, &Array::random(dtype, &[rows, 2 * d], layout, 1), layout, &cpu);
+                }
+            }
+        }
+    }
+}
+
+/// Where `1 + erf` and `1 + tanh` have cancelled to nothing, the results still have all their digits.
+#[test]
+fn tails_keep_their_relative_accuracy() {
+    let cpu = Cpu::with_threads(1);
+    let gates =
+        [-100.0, -30.0, -12.0, -9.0, -6.0, -4.5, -3.0, -1e-3, -1e-20, 0.0, 1e-20, 0.5, 3.0, 9.0, 100.0];
+    let factors = [2.5; 15];
+    for activation in ALL {
+        for dtype in DTYPES {
+            let x = Array::new(dtype, &[1, 30], Layout::Dense, &[gates, factors].concat());
+            check(activation, &x, Layout::Dense, &cpu);
+        }
+    }
+}
+
+#[test]
+fn nan_and_infinity_follow_the_formulas() {
+    let cpu = Cpu::with_threads(1);
+    for activation in ALL {
+        let gates = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0];
+        let factors = [1.0, 2.0, 1.0, f32::NAN];
+        let x = Array::new(Dtype::F32, &[1, 8], Layout::Dense, &[gates, factors].concat());
+        let mut out = Array::zeros(Dtype::F32, &[1, 4], Layout::Dense);
+        act_and_mul(&cpu, activation, x.view(), out.view_mut()).unwrap();
+        let out = out.values();
+        assert!(out[0].is_nan() && out[2].is_nan() && out[3].is_nan(), "{activation:?} {out:?}");
+        assert_eq!(out[1], f64::INFINITY);
+    }
+}
+
+#[test]
+fn a_row_is_the_same_alone_in_any_batch_and_on_any_number_of_threads() {
+    for activation in ALL {
+        let x = Array::random(Dtype::F16, &[9, 4000], Layout::Dense, 2);
+        let run = |threads: usize, x: &Array| {
+            let mut out = Array::zeros(Dtype::F16, &[x.shape[0], 2000], Layout::Dense);
+            act_and_mul(&Cpu::with_threads(threads), activation, x.view(), out.view_mut()).unwrap();
+            out.bits()
+        };
+        let batch = run(4, &x);
+        assert_eq!(batch, run(1, &x));
+        let row: Vec<f32> = x.values()[5 * 4000..][..4000].iter().map(|&v| v as f32).collect();
+        let alone = run(4, &Array::new(Dtype::F16, &[1, 4000], Layout::Dense, &row));
+        assert_eq!(alone, batch[5 * 2000..][..2000]);
+    }
+}
+
+#[test]
+fn refusals_name_what_is_wrong() {
+    let cpu = Cpu::with_threads(1);
+    let refuse = |x: &[usize], out: &[usize], dtype: Dtype| {
+        let x = Array::zeros(Dtype::F32, x, Layout::Dense);
+        let mut out = Array::zeros(dtype, out, Layout::Dense);
+        silu_and_mul(&cpu, x.view(), out.view_mut()).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refuse(&[4], &[2, 2], Dtype::F32),
+        "activation.silu_and_mul: x has shape [4], expected [rows, 2*d]"
+    );
+    assert_eq!(
+        refuse(&[2, 5], &[2, 2], Dtype::F32),
+        "activation.silu_and_mul: x has shape [2, 5], expected an even 2*d"
+    );
+    assert_eq!(
+        refuse(&[2, 4], &[2, 4], Dtype::F32),
+        "activation.silu_and_mul: out has shape [2, 4], expected [rows, d] = [2, 2]"
+    );
+    assert_eq!(refuse(&[2, 4], &[2, 2], Dtype::F16), "activation.silu_and_mul: out is f16, expected f32");
+
+    let data = [0f32; 8];
+    let columns = View::strided(&data[..], &[2, 4], &[1, 2]).unwrap();
+    let mut out = Array::zeros(Dtype::F32, &[2, 2], Layout::Dense);
+    let text = gelu_and_mul(&cpu, columns, out.view_mut()).unwrap_err().to_string();
+    assert_eq!(text, "activation.gelu_and_mul: x has stride 2 along its last axis, expected 1");
+    let text = gelu_tanh_and_mul(&cpu, columns, out.view_mut()).unwrap_err().to_string();
+    assert_eq!(text, "activation.gelu_tanh_and_mul: x has stride 2 along its last axis, expected 1");
+}

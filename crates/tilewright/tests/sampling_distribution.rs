@@ -1,0 +1,170 @@
+//! Chi-square tests of drawn tokens against the exact distribution, for every filter and their combinations.
+//!
+//! Seeds are fixed, so a test either passes for ever or is wrong; the critical values are those of p = 1e-4.
+
+mod arrays;
+
+use arrays::random;
+use half::bf16;
+use tilewright::{
+    Cpu, View,
+    reference::sampling::{Filters, filtered, softmax},
+    sampling::{FilterOrder, SamplingParams, sample, sampling_from_probs},
+};
+
+const DRAWS: usize = 40_000;
+
+/// The value that a chi-square variable of `freedom` degrees exceeds once in 10,000 times (Wilson and Hilferty's
+/// approximation, good to 1 % here).
+fn critical(freedom: usize) -> f64 {
+    let spread = 2.0 / (9.0 * freedom as f64);
+    freedom as f64 * (1.0 - spread + 3.719 * spread.sqrt()).powi(3)
+}
+
+/// Fails if a token of probability 0 was drawn, or the counts are too unlikely. Tokens expected fewer than 5 times
+/// are counted as one.
+fn assert_drawn_from(expected: &[f64], tokens: &[u32], what: &str) {
+    let mut counts = vec![0.0; expected.len()];
+    tokens.iter().for_each(|&token| counts[token as usize] += 1.0);
+    let (mut statistic, mut cells, mut rare) = (0.0, 0, (0.0, 0.0));
+    let mut cell = |count: f64, mean: f64| {
+        statistic += (count - mean).powi(2) / mean;
+        cells += 1;
+    };
+    for (token, (&count, &probability)) in counts.iter().zip(expected).enumerate() {
+        let mean = probability * tokens.len() as f64;
+        assert!(
+            count == 0.0 || mean > 0.0,
+            "{what}: token {token} was filtered out, yet drawn {count} times"
+        );
+        if mean >= 5.0 {
+            cell(count, mean);
+        } else {
+            rare = (rare.0 + count, rare.1 + mean);
+        }
+    }
+    if rare.1 >= 5.0 {
+        cell(rare.0, rare.1);
+    }
+    if cells > 1 {
+        assert!(statistic < critical(cells - 1), "{what}: chi-square {statistic} with {cells} cells");
+    }
+}
+
+/// One row of logits for all draws: a stride of 0 between rows.
+fn draws(logits: &[f32], params: SamplingParams) -> Vec<u32> {
+    let logits = View::strided(logits, &[DRAWS, logits.len()], &[0, 1]).unwrap();
+    let params: Vec<_> = (0..DRAWS as u64).map(|offset| SamplingParams { offset, ..params }).collect();
+    let mut out = vec![Ok(0); DRAWS];
+    sample(&Cpu::with_threads(2), logits, &params, &mut out).unwrap();
+    out.into_iter().map(Result::unwrap).collect()
+}
+
+fn check(logits: &[f32], params: SamplingParams) {
+    let wide: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
+    let filters = Filters {
+        top_k: params.top_k.map(|k| k as usize),
+        top_p: (params.top_p < 1.0).then_some(f64::from(params.top_p)),
+        min_p: (params.min_p > 0.0).then_some(f64::from(params.min_p)),
+        joint: params.order == FilterOrder::Joint,
+    };
+    let expected = filtered(&softmax(&wide, f64::from(params.temperature)), &filters);
+    assert_drawn_from(&expected, &draws(logits, params), &format!("{params:?}"));
+}
+
+fn logits() -> Vec<f32> {
+    random(40, 11)
+}
+
+fn params(seed: u64) -> SamplingParams {
+    SamplingParams { seed, ..SamplingParams::default() }
+}
+
+#[test]
+fn without_filters_tokens_follow_the_softmax() {
+    for (seed, temperature) in [(1, 1.0), (2, 0.5), (3, 2.0), (4, 100.0)] {
+        check(&logits(), SamplingParams { temperature, ..params(seed) });
+    }
+    check(&[0.5], params(5));
+}
+
+#[test]
+fn top_k_draws_from_the_k_most_probable() {
+    for (seed, k) in [(1, 1), (2, 2), (3, 10), (4, 39), (5, 40), (6, 1000)] {
+        check(&logits(), SamplingParams { top_k: Some(k), ..params(seed) });
+    }
+}
+
+#[test]
+fn top_k_draws_from_all_ties_alike() {
+    let logits = [1.0, 2.0, 2.0, 0.0, 2.0, 3.0];
+    check(&logits, SamplingParams { top_k: Some(2), ..params(1) });
+    check(&[0.0; 20], SamplingParams { top_k: Some(1), ..params(2) });
+}
+
+#[test]
+fn top_p_draws_from_the_nucleus() {
+    for (seed, top_p) in [(1, 1e-6), (2, 0.3), (3, 0.5), (4, 0.9), (5, 0.999)] {
+        check(&logits(), SamplingParams { top_p, ..params(seed) });
+        check(&logits(), SamplingParams { top_p, temperature: 0.6, ..params(seed + 10) });
+    }
+}
+
+#[test]
+fn min_p_draws_from_what_is_near_the_most_probable() {
+    for (seed, min_p) in [(1, 0.01), (2, 0.1), (3, 0.5), (4, 1.0)] {
+        check(&logits(), SamplingParams { min_p, ..params(seed) });
+    }
+}
+
+#[test]
+fn both_orders_of_top_k_and_top_p_draw_from_their_own_sets() {
+    let combination =
+        |seed, order| SamplingParams { top_k: Some(8), top_p: 0.8, temperature: 3.0, order, ..params(seed) };
+    let first = combination(1, FilterOrder::TopKFirst);
+    let joint = combination(2, FilterOrder::Joint);
+    check(&logits(), first);
+    check(&logits(), joint);
+    let support =
+        |params| draws(&logits(), params).into_iter().collect::<std::collections::HashSet<_>>().len();
+    assert!(support(first) < support(joint), "the two orders differ on this row");
+}
+
+#[test]
+fn all_filters_together_draw_from_their_intersection() {
+    for order in [FilterOrder::TopKFirst, FilterOrder::Joint] {
+        check(&logits(), SamplingParams { top_k: Some(20), top_p: 0.95, min_p: 0.05, order, ..params(1) });
+        check(&logits(), SamplingParams { top_k: Some(12), top_p: 0.99, min_p: 0.3, order, ..params(2) });
+    }
+}
+
+#[test]
+fn probabilities_need_not_sum_to_1() {
+    let probs: Vec<bf16> = random(40, 12).into_iter().map(|x| bf16::from_f32(5.0 * x.exp())).collect();
+    let view = View::strided(&probs, &[DRAWS, 40], &[0, 1]).unwrap();
+    let wide: Vec<f64> = probs.iter().map(|p| f64::from(p.to_f32())).collect();
+    for (filters, params) in [
+        (Filters::default(), params(1)),
+        (Filters { top_p: Some(0.5), ..Filters::default() }, SamplingParams { top_p: 0.5, ..params(2) }),
+        (Filters { min_p: Some(0.25), ..Filters::default() }, SamplingParams { min_p: 0.25, ..params(3) }),
+    ] {
+        let params: Vec<_> = (0..DRAWS as u64).map(|offset| SamplingParams { offset, ..params }).collect();
+        let mut out = vec![Ok(0); DRAWS];
+        sampling_from_probs(&Cpu::with_threads(2), view, &params, &mut out).unwrap();
+        let tokens: Vec<u32> = out.into_iter().map(Result::unwrap).collect();
+        assert_drawn_from(&filtered(&wide, &filters), &tokens, &format!("{filters:?}"));
+    }
+}
+
+/// Streams of neighbouring seeds are as good as draws of one stream.
+#[test]
+fn seeds_are_independent_streams() {
+    let logits = logits();
+    let view = View::strided(&logits, &[DRAWS, 40], &[0, 1]).unwrap();
+    let params: Vec<_> = (0..DRAWS as u64).map(params).collect();
+    let mut out = vec![Ok(0); DRAWS];
+    sample(&Cpu::with_threads(2), view, &params, &mut out).unwrap();
+    let tokens: Vec<u32> = out.into_iter().map(Result::unwrap).collect();
+    let wide: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
+    assert_drawn_from(&softmax(&wide, 1.0), &tokens, "one draw of each seed");
+}

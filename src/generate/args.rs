@@ -1,0 +1,158 @@
+//! The arguments of `tilewright generate`.
+
+use super::check_prompt;
+use clap::{Args, ValueEnum};
+use miette::{Result, miette};
+use std::path::PathBuf;
+use tilewright::{Dtype, sampling::SamplingParams};
+
+/// Generate text.
+///
+/// Continues PROMPT, or every prompt of a file, and streams the text to standard output. What happened (tokens per
+/// second, pages, the machine's bounds) follows on standard error. The same seed gives the same text.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  tilewright generate \"It was a dark night, and\"
+  tilewright generate --temperature 0 --max-tokens 50 \"The old man\"
+  tilewright generate --n 4 --seed 7 \"She opened the letter and\"
+  tilewright generate --model ~/models/Qwen3-0.6B --chat \"Why is the sky blue?\"
+  tilewright generate --batch prompts.txt")]
+pub(crate) struct GenerateArgs {
+    /// The text to continue.
+    #[arg(required_unless_present = "batch", conflicts_with = "batch")]
+    prompt: Option<String>,
+
+    /// Continue every line of a file (`-` is standard input) instead, all in one batch.
+    #[arg(long, value_name = "FILE")]
+    batch: Option<PathBuf>,
+
+    /// A Hugging Face folder of a Llama, Qwen2 or Qwen3 model: config.json, *.safetensors, tokenizer.json. [default:
+    /// the small model that ships with tilewright]
+    #[arg(long, value_name = "DIR")]
+    pub(super) model: Option<PathBuf>,
+
+    /// Treat each prompt as a user's message, by the model's chat template.
+    #[arg(long)]
+    pub(super) chat: bool,
+
+    /// The most tokens to generate for each continuation.
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub(super) max_tokens: usize,
+
+    /// Divides the logits: 0 always takes the most probable token, 1 samples as the model was trained.
+    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
+    temperature: f32,
+
+    /// Keep only the K most probable tokens, at least 1.
+    #[arg(long, value_name = "K")]
+    top_k: Option<u32>,
+
+    /// Keep the smallest set of tokens whose probabilities add up to P, in (0, 1].
+    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
+    top_p: f32,
+
+    /// Keep tokens at least P times as probable as the most probable one, in [0, 1].
+    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    min_p: f32,
+
+    /// The stream of random numbers; continuation i of a prompt uses SEED + i.
+    #[arg(long, default_value_t = 0)]
+    pub(super) seed: u64,
+
+    /// Continuations of each prompt; the prompt is computed once.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) n: u32,
+
+    /// Round the weights to this type while loading. [default: as stored]
+    #[arg(long)]
+    dtype: Option<DtypeArg>,
+
+    /// Keep keys and values in this type. [default: that of the weights]
+    #[arg(long)]
+    kv_dtype: Option<DtypeArg>,
+
+    /// Threads. [default: all of the machine]
+    #[arg(long, value_name = "N")]
+    pub(super) threads: Option<usize>,
+
+    /// Tokens a page of the KV cache holds.
+    #[arg(long, value_name = "N", default_value_t = 16)]
+    pub(super) page_size: usize,
+
+    /// Pages of the KV cache. [default: enough for all continuations, up to 4 GiB]
+    #[arg(long, value_name = "N")]
+    pub(super) pages: Option<usize>,
+
+    /// Tokens computed in one step; longer prompts are computed in chunks.
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(super) chunk: usize,
+
+    /// Compute every prompt anew, also where another one begins the same.
+    #[arg(long)]
+    pub(super) no_prefix_reuse: bool,
+
+    /// Print the text only.
+    #[arg(long, short)]
+    pub(super) quiet: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum DtypeArg {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl From<DtypeArg> for Dtype {
+    fn from(arg: DtypeArg) -> Self {
+        match arg {
+            DtypeArg::F32 => Self::F32,
+            DtypeArg::F16 => Self::F16,
+            DtypeArg::Bf16 => Self::Bf16,
+        }
+    }
+}
+
+impl GenerateArgs {
+    /// The prompts, in order; none is empty.
+    pub(super) fn prompts(&self) -> Result<Vec<String>> {
+        let Some(path) = &self.batch else {
+            let prompt = self.prompt.clone().unwrap_or_default();
+            check_prompt(&prompt, "the prompt")?;
+            return Ok(vec![prompt]);
+        };
+        let text = if path.as_os_str() == "-" {
+            std::io::read_to_string(std::io::stdin())
+        } else {
+            std::fs::read_to_string(path)
+        };
+        let text = text.map_err(|error| miette!("generate: --batch {}: {error}", path.display()))?;
+        if text.is_empty() {
+            return Err(miette!("generate: --batch {}: there is no prompt in it", path.display()));
+        }
+        for (line, prompt) in text.lines().enumerate() {
+            check_prompt(prompt, &format!("line {} of {}", line + 1, path.display()))?;
+        }
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    /// How tokens are drawn.
+    pub(super) fn sampling(&self) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            seed: self.seed,
+            ..SamplingParams::default()
+        }
+    }
+
+    pub(super) fn dtype(&self) -> Option<Dtype> {
+        self.dtype.map(Dtype::from)
+    }
+
+    pub(super) fn kv_dtype(&self) -> Option<Dtype> {
+        self.kv_dtype.map(Dtype::from)
+    }
+}

@@ -1,0 +1,83 @@
+//! Prints texts: a single one as it comes, several each as a whole when it is done.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use miette::{IntoDiagnostic, Result};
+use std::{collections::BTreeMap, io::Write};
+use tilewright_serve::{
+    FinishReason, RequestId,
+    model::{Decoder, Tokenizer},
+};
+
+/// The texts that are being generated.
+pub(super) struct Printer {
+    tokenizer: Tokenizer,
+    texts: BTreeMap<RequestId, Text>,
+    /// How many texts there will be.
+    count: usize,
+    tokens: ProgressBar,
+}
+
+struct Text {
+    number: usize,
+    prompt: String,
+    continuation: String,
+    decoder: Decoder,
+}
+
+impl Printer {
+    pub(super) fn new(tokenizer: Tokenizer, count: usize) -> Self {
+        let tokens = if count == 1 { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} tokens, {per_sec}") {
+            tokens.set_style(style);
+        }
+        Self { tokenizer, texts: BTreeMap::new(), count, tokens }
+    }
+
+    /// Announces a text that continues `prompt`.
+    pub(super) fn expect(&mut self, request: RequestId, prompt: &str) {
+        let number = self.texts.len() + 1;
+        let (prompt, decoder) = (prompt.to_owned(), self.tokenizer.decoder());
+        self.texts.insert(request, Text { number, prompt, continuation: String::new(), decoder });
+    }
+
+    pub(super) fn token(&mut self, request: RequestId, token: u32) -> Result<()> {
+        let Some(text) = self.texts.get_mut(&request) else { return Ok(()) };
+        let piece = text.decoder.push(token).into_diagnostic()?;
+        if self.count == 1 {
+            let prompt = std::mem::take(&mut text.prompt);
+            return write(&format!("{prompt}{piece}"));
+        }
+        text.continuation.push_str(&piece);
+        self.tokens.inc(1);
+        Ok(())
+    }
+
+    pub(super) fn finished(&mut self, request: RequestId, reason: &FinishReason) -> Result<()> {
+        let Some(text) = self.texts.remove(&request) else { return Ok(()) };
+        let rest = text.decoder.finish().into_diagnostic()?;
+        if self.count == 1 {
+            write(&format!("{}{rest}\n", text.prompt))?;
+        } else {
+            let (number, count) = (text.number, self.count);
+            let whole = format!("[{number}/{count}] {}{}{rest}\n\n", text.prompt, text.continuation);
+            self.tokens.suspend(|| write(&whole))?;
+        }
+        if let FinishReason::Failed(why) = reason {
+            return Err(miette::miette!("generate: {request} ended early: {why}"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn end(self) {
+        self.tokens.finish_and_clear();
+    }
+}
+
+/// Writes to standard output at once. When nobody reads any more there is nothing left to do.
+fn write(text: &str) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        other => other.into_diagnostic(),
+    }
+}
