@@ -77,7 +77,8 @@ impl Cpu {
         self.pool.current_num_threads()
     }
 
-    /// Calls `work` with each of `0..count` from as many threads as `states` gives, each with a state of its own.
+    /// Calls `work` with each of `0..count` from as many threads as `states` gives, the calling one among them, each with
+    /// a state of its own.
     /// Threads take the next number when they are done with one, so that one held up leaves its share to others.
     fn for_each<W: Send>(
         &self,
@@ -96,15 +97,14 @@ impl Cpu {
             }
         };
         let mut states = states.take(count.min(self.threads()));
-        if count <= 1 {
-            states.next().into_iter().for_each(run);
-            return;
-        }
+        let Some(ours) = states.next() else { return };
+        // the calling thread works too: waking another costs more than a small job
         self.pool.in_place_scope(|scope| {
             for state in states {
                 let run = &run;
                 scope.spawn(move |_| run(state));
             }
+            run(ours);
         });
     }
 }
