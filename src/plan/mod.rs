@@ -6,7 +6,7 @@ mod report;
 mod requests;
 
 pub(crate) use asked::Lengths;
-pub(crate) use report::{cost, rates};
+pub(crate) use report::{cost, cost_formula, rates};
 
 use crate::schedule_svg::Picture;
 use asked::{Asked, DtypeName, MaskName, parse_head_dim, parse_heads, parse_split};

@@ -31,9 +31,17 @@ fn time(seconds: f64) -> String {
     }
 }
 
-/// What an item costs, in KV tiles.
+/// What an item costs in the planner's eyes.
 pub(crate) fn cost(item: &WorkItem, tiling: &Tiling) -> usize {
-    item.kv_heads.len() * (tiling.segment_overhead.max(1) + item.kv.len().div_ceil(tiling.kv_tokens))
+    tiling.cost(item.kv_heads.len(), item.qo.len(), item.kv.len())
+}
+
+/// What the numbers of [`cost`] mean.
+pub(crate) fn cost_formula(tiling: &Tiling) -> String {
+    format!(
+        "cost: (KV tiles of {} keys + {}) × (query rows + {}) × KV heads",
+        tiling.kv_tokens, tiling.segment_overhead, tiling.tile_load
+    )
 }
 
 /// One line a worker.
@@ -53,10 +61,8 @@ pub(super) fn workers(schedule: &Schedule, tiling: &Tiling) -> String {
     }
     let _ = writeln!(
         text,
-        "\ncost: KV tiles of {} keys, and {} more for each work item, for each of its KV heads\n\
-         partial: work items that write a partial state, to be merged when all are done",
-        tiling.kv_tokens,
-        tiling.segment_overhead.max(1)
+        "\n{}\npartial: work items that write a partial state, to be merged when all are done",
+        cost_formula(tiling)
     );
     text
 }

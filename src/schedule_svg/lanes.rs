@@ -5,6 +5,7 @@ use super::{
     canvas::{Anchor, Area, Canvas, colour, ink, text_width},
     name, short_heads,
 };
+use crate::plan::cost_formula;
 use tilewright::attention::WorkItem;
 
 /// Ticks of the axis, at most.
@@ -46,11 +47,7 @@ impl Picture<'_> {
         let middle = (top + bottom) / 2.0;
         let turned = format!("class=\"quiet\" transform=\"rotate(-90 24 {middle:.2})\"");
         canvas.text((24.0, middle), Anchor::Middle, &turned, "worker");
-        let overhead = self.overhead();
-        let name = format!(
-            "cost: KV tiles of {} keys, and {overhead} more for each work item, for each of its KV heads",
-            self.tiling.kv_tokens
-        );
+        let name = cost_formula(&self.tiling);
         canvas.text((LEFT + LANES / 2.0, bottom + 40.0), Anchor::Middle, "class=\"quiet\"", &name);
         bottom + 40.0
     }
@@ -70,7 +67,7 @@ impl Picture<'_> {
         if partial.is_some() {
             canvas.cover(area, "partial");
         }
-        let overhead = area.width * (self.overhead() * kv_heads.len()) as f64 / self.cost(item) as f64;
+        let overhead = area.width * self.overhead(item);
         canvas.cover(Area { width: overhead, ..area }, "overhead");
 
         let labels = [

@@ -50,8 +50,10 @@ impl Picture<'_> {
         cost(item, &self.tiling)
     }
 
-    fn overhead(&self) -> usize {
-        self.tiling.segment_overhead.max(1)
+    /// The share of an item's cost that is not KV tiles.
+    fn overhead(&self, item: &WorkItem) -> f64 {
+        let tiles = item.kv.len().div_ceil(self.tiling.kv_tokens);
+        self.tiling.segment_overhead as f64 / (self.tiling.segment_overhead + tiles) as f64
     }
 }
 

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! units  = for each request, each group of KV heads, each tile of query rows: the keys that the tile sees
-//! cost   = heads * (segment_overhead + KV tiles)           (a segment is never free: see Tiling)
+//! cost   = heads * (tile_load + query tokens) * (segment_overhead + KV tiles)         (see Tiling)
 //! quota  = total cost / workers
 //! worker w takes the costs  w * quota .. (w + 1) * quota  of all units laid end to end
 //! ```
@@ -31,12 +31,27 @@ pub struct Tiling {
     pub kv_heads: usize,
     /// Keys of one KV tile; items begin at multiples of it.
     pub kv_tokens: usize,
-    /// What an item costs beside its KV tiles (loading Q, writing O), in KV tiles.
+    /// What an item costs beside its KV tiles (loading Q, writing O), in KV tiles, at least 1: a segment is never
+    /// free.
     pub segment_overhead: usize,
+    /// What bringing a KV tile of one head to the arithmetic costs, in query tokens: with one token that is most of
+    /// it, with many next to nothing.
+    pub tile_load: usize,
     /// Work items in flight at once: CTAs on a GPU, bins of work for the threads of a CPU.
     pub workers: usize,
     /// Scratch of all workers together, in f32 elements.
     pub scratch: usize,
+}
+
+impl Tiling {
+    /// What an item with so many KV heads, query tokens and keys costs, in query tokens times KV tiles.
+    pub fn cost(&self, kv_heads: usize, qo_len: usize, kv_len: usize) -> usize {
+        self.cost_per_tile(kv_heads, qo_len) * (self.segment_overhead + kv_len.div_ceil(self.kv_tokens))
+    }
+
+    fn cost_per_tile(&self, kv_heads: usize, qo_len: usize) -> usize {
+        kv_heads * (self.tile_load + qo_len)
+    }
 }
 
 /// Whether and where the keys of a row may be divided among workers.
@@ -106,6 +121,10 @@ struct Unit {
 impl Unit {
     fn tiles(&self, tiling: &Tiling) -> usize {
         self.kv_len.div_ceil(tiling.kv_tokens)
+    }
+
+    fn cost_per_tile(&self, tiling: &Tiling) -> usize {
+        tiling.cost_per_tile(self.kv_heads.len(), self.qo.len())
     }
 }
 
@@ -226,16 +245,17 @@ impl Builder {
 
 /// Equal cost for every worker; units are cut where a worker's share ends.
 fn balanced(problem: &Problem, units: &[Unit], tiling: &Tiling) -> Schedule {
-    let overhead = tiling.segment_overhead.max(1);
-    let cost = |unit: &Unit| unit.kv_heads.len() * (overhead + unit.tiles(tiling));
+    let overhead = tiling.segment_overhead;
+    let cost = |unit: &Unit| unit.cost_per_tile(tiling) * (overhead + unit.tiles(tiling));
     let quota = units.iter().map(cost).sum::<usize>().div_ceil(tiling.workers).max(1);
 
     let mut builder = Builder::new(problem, tiling, units.len() + tiling.workers);
     let mut begin = 0;
     for unit in units {
-        let (heads, tiles) = (unit.kv_heads.len(), unit.tiles(tiling));
+        let (tile_cost, tiles) = (unit.cost_per_tile(tiling), unit.tiles(tiling));
         // The tile at which the cost `at` of the whole batch falls inside this unit.
-        let cut = |at: usize| match (at.saturating_sub(begin) / heads).saturating_sub(overhead).min(tiles) {
+        let cut = |at: usize| match (at.saturating_sub(begin) / tile_cost).saturating_sub(overhead).min(tiles)
+        {
             tile if tile < overhead => 0,
             tile if tiles - tile < overhead => tiles,
             tile => tile,
@@ -257,19 +277,19 @@ fn balanced(problem: &Problem, units: &[Unit], tiling: &Tiling) -> Schedule {
 
 /// Pieces of `piece` KV tiles counted from each request's first key; workers take whole pieces.
 fn fixed(problem: &Problem, units: &[Unit], tiling: &Tiling, piece: usize) -> Schedule {
-    let overhead = tiling.segment_overhead.max(1);
+    let overhead = tiling.segment_overhead;
     let cost = |unit: &Unit| {
         let tiles = unit.tiles(tiling);
-        unit.kv_heads.len() * (overhead * tiles.div_ceil(piece).max(1) + tiles)
+        unit.cost_per_tile(tiling) * (overhead * tiles.div_ceil(piece).max(1) + tiles)
     };
     let quota = units.iter().map(cost).sum::<usize>().div_ceil(tiling.workers).max(1);
 
     let mut builder = Builder::new(problem, tiling, units.len());
     let mut begin = 0;
     for unit in units {
-        let (heads, tiles) = (unit.kv_heads.len(), unit.tiles(tiling));
+        let (tile_cost, tiles) = (unit.cost_per_tile(tiling), unit.tiles(tiling));
         let pieces = (0..tiles.div_ceil(piece).max(1)).map(|i| {
-            let worker = (begin + i.saturating_mul(heads * (overhead + piece))) / quota;
+            let worker = (begin + i.saturating_mul(tile_cost * (overhead + piece))) / quota;
             (worker, i * piece..(i + 1).saturating_mul(piece).min(tiles))
         });
         builder.push(unit, pieces);

@@ -18,6 +18,8 @@ use crate::{
 /// Rows of a query tile: enough that bringing K and V into scratch is cheap beside multiplying with them, few
 /// enough that Q and O stay in second-level cache at head_dim 256.
 const Q_ROWS: usize = 192;
+/// Bringing a KV tile into scratch takes as long as multiplying so many rows with it.
+const TILE_LOAD_ROWS: usize = 8;
 /// Bins per thread: a thread that is held up leaves the rest of its share to others.
 const BINS_PER_THREAD: usize = 4;
 /// The largest head_dim, so that a tile's scratch stays in cache.
@@ -41,6 +43,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
         kv_heads: problem.heads().kv,
         kv_tokens: KV_TOKENS,
         segment_overhead: 1,
+        tile_load: TILE_LOAD_ROWS.div_ceil(problem.heads().group()),
         workers: threads * BINS_PER_THREAD,
         scratch: threads * scratch_len(problem),
     })
