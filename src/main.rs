@@ -1,6 +1,7 @@
 //! The tilewright command line: one subcommand, one file. Every error is reported through miette.
 
 mod doctor;
+mod dtype_arg;
 mod generate;
 mod model_folder;
 mod plan;

@@ -1,7 +1,8 @@
 //! The arguments of `tilewright generate`.
 
 use super::check_prompt;
-use clap::{Args, ValueEnum};
+use crate::dtype_arg::DtypeArg;
+use clap::Args;
 use miette::{Result, miette};
 use std::path::PathBuf;
 use tilewright::{Dtype, sampling::SamplingParams};
@@ -72,8 +73,8 @@ pub(crate) struct GenerateArgs {
     kv_dtype: Option<DtypeArg>,
 
     /// Threads. [default: all of the machine]
-    #[arg(long, value_name = "N")]
-    pub(super) threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(super) threads: Option<u16>,
 
     /// Tokens a page of the KV cache holds.
     #[arg(long, value_name = "N", default_value_t = 16)]
@@ -94,23 +95,6 @@ pub(crate) struct GenerateArgs {
     /// Print the text only.
     #[arg(long, short)]
     pub(super) quiet: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum DtypeArg {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<DtypeArg> for Dtype {
-    fn from(arg: DtypeArg) -> Self {
-        match arg {
-            DtypeArg::F32 => Self::F32,
-            DtypeArg::F16 => Self::F16,
-            DtypeArg::Bf16 => Self::Bf16,
-        }
-    }
 }
 
 impl GenerateArgs {

@@ -95,26 +95,6 @@ impl Pages {
     }
 }
 
-/// [`Dtype`], by name.
-#[derive(Debug, Clone, Copy, Default, clap::ValueEnum, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum DtypeName {
-    F32,
-    F16,
-    #[default]
-    Bf16,
-}
-
-impl From<DtypeName> for Dtype {
-    fn from(name: DtypeName) -> Self {
-        match name {
-            DtypeName::F32 => Self::F32,
-            DtypeName::F16 => Self::F16,
-            DtypeName::Bf16 => Self::Bf16,
-        }
-    }
-}
-
 /// [`Mask`], by name.
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]

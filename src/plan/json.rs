@@ -1,6 +1,7 @@
 //! Problem and batch as JSON, for `--json`.
 
-use super::asked::{Asked, DtypeName, Lengths, MaskName};
+use super::asked::{Asked, Lengths, MaskName};
+use crate::dtype_arg::DtypeArg;
 use crate::text_error::TextError;
 use miette::{Context, IntoDiagnostic, Report, Result};
 use serde::{Deserialize, Deserializer, de::Error as _};
@@ -16,7 +17,7 @@ struct File {
     heads: [usize; 2],
     head_dim: OneOrTwo,
     #[serde(default)]
-    dtype: DtypeName,
+    dtype: DtypeArg,
     #[serde(default = "default_page_size")]
     page_size: usize,
     #[serde(default)]

@@ -8,8 +8,9 @@ mod requests;
 pub(crate) use asked::Lengths;
 pub(crate) use report::{cost, cost_formula, rates};
 
+use crate::dtype_arg::DtypeArg;
 use crate::schedule_svg::Picture;
-use asked::{Asked, DtypeName, MaskName, parse_head_dim, parse_heads, parse_split};
+use asked::{Asked, MaskName, parse_head_dim, parse_heads, parse_split};
 use clap::Args;
 use miette::{Context, IntoDiagnostic, Result};
 use std::path::PathBuf;
@@ -57,7 +58,7 @@ pub(crate) struct Arguments {
     requests: Option<String>,
     /// Type of queries, outputs, keys and values
     #[arg(long, value_enum, default_value = "bf16", conflicts_with = "json")]
-    dtype: DtypeName,
+    dtype: DtypeArg,
     /// Tokens that a page holds
     #[arg(long, value_name = "TOKENS", default_value_t = 16, conflicts_with = "json")]
     page_size: usize,

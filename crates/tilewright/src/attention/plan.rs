@@ -220,7 +220,7 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let balance = if self.busiest == 0 { 1.0 } else { self.mean / self.busiest as f64 };
         writeln!(f, "{}", self.problem)?;
-        writeln!(f, "  {} requests, {} query rows, split {:?}", self.requests, self.rows, self.split)?;
+        writeln!(f, "  {} requests, {} query rows, keys split: {}", self.requests, self.rows, self.split)?;
         writeln!(
             f,
             "  {} work items on {} workers ({:.0} % balanced), {} merges",

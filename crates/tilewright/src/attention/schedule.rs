@@ -19,7 +19,7 @@
 //! 3. A unit that was cut writes partial states to the workspace; a [`Merge`] names them.
 
 use super::{batch::Requests, problem::Problem};
-use std::ops::Range;
+use std::{fmt, ops::Range};
 
 /// How a backend wants work to be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +67,16 @@ pub enum Split {
     },
     /// Nowhere: batch invariant.
     Never,
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Balanced => f.write_str("balanced"),
+            Self::Fixed { tokens } => write!(f, "every {tokens} keys"),
+            Self::Never => f.write_str("never"),
+        }
+    }
 }
 
 /// One unit of device work: some query rows against a range of keys, for some KV heads and their groups.

@@ -43,6 +43,9 @@ impl Cpu {
     }
 
     /// Exactly `threads` threads, at least one.
+    ///
+    /// # Panics
+    /// When the operating system does not give them.
     pub fn with_threads(threads: usize) -> Self {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads.max(1))
@@ -117,7 +120,10 @@ impl Default for Cpu {
 
 impl Backend for Cpu {
     fn describe(&self) -> String {
-        format!("cpu: {} threads, {}", self.threads(), self.isa)
+        match self.threads() {
+            1 => format!("cpu: 1 thread, {}", self.isa),
+            threads => format!("cpu: {threads} threads, {}", self.isa),
+        }
     }
 
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {
