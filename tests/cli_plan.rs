@@ -58,7 +58,7 @@ fn prints_the_explanation_the_estimate_and_every_workers_share() {
     let report = printed(&output);
     let lines: Vec<&str> = report.lines().collect();
     assert_eq!(lines[0], "32/8 heads, head_dim 128, bf16 q/o, bf16 KV, NHD, causal");
-    assert_eq!(lines[1], "  2 requests, 2 query rows, split Balanced");
+    assert_eq!(lines[1], "  2 requests, 2 query rows, keys split: balanced");
     assert!(lines[6].ends_with("given 20.0 GB/s and 100.0 GFLOP/s:"), "{report}");
     // 2 requests of 4096 keys, 8 heads, 2 * 128 elements of 2 bytes: 33.55 MB, and 0.03 MB of queries and outputs;
     // 4 times the heads, 2 operations an element: 0.134 GFLOP
@@ -113,7 +113,7 @@ fn json_and_arguments_ask_the_same() {
     let from_arguments = plan(&[&arguments, &MACHINE], "");
     assert_eq!(printed(&from_json), printed(&from_arguments));
     assert!(printed(&from_json).contains("head_dim 192/128, f16 q/o, f16 KV, NHD, full"));
-    assert!(printed(&from_json).contains("split Fixed { tokens: 512 }"));
+    assert!(printed(&from_json).contains("keys split: every 512 keys"));
 
     // Pages show in nothing that is printed but a refusal.
     let pageless = all.replace("\"page_size\": 8", "\"page_size\": 0");
