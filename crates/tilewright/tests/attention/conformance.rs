@@ -7,10 +7,7 @@ use crate::{
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
-use std::{
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 use tilewright::{Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace, attention::Split};
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
@@ -84,23 +81,30 @@ type Tally = Vec<(usize, Duration)>;
 /// Judges `backends` by every combination, one outcome of the oracle for all that must agree on it.
 fn suite<B: Backend + Clone + Sync>(backends: &[B]) -> Tally {
     let shapes = Shape::all();
-    let tally = Mutex::new(vec![(0, Duration::ZERO); backends.len()]);
-    let halves = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    let share = |first: usize| {
+        let ours = shapes.iter().skip(first).step_by(threads);
+        ours.map(|shape| judge(backends, shape)).fold(Tally::new(), add)
+    };
     std::thread::scope(|scope| {
-        for half in 0..halves {
-            let (shapes, tally) = (&shapes, &tally);
-            scope.spawn(move || {
-                for shape in shapes.iter().skip(half).step_by(halves) {
-                    let counted = judge(backends, shape);
-                    let mut tally = tally.lock().expect("no thread has failed");
-                    for (total, counted) in tally.iter_mut().zip(counted) {
-                        *total = (total.0 + counted.0, total.1 + counted.1);
-                    }
-                }
-            });
-        }
-    });
-    tally.into_inner().expect("no thread has failed")
+        let workers: Vec<_> = (0..threads)
+            .map(|first| {
+                scope.spawn({
+                    let share = &share;
+                    move || share(first)
+                })
+            })
+            .collect();
+        let tallies = workers.into_iter().map(|worker| worker.join().expect("every case agrees"));
+        tallies.fold(Tally::new(), add)
+    })
+}
+
+fn add(total: Tally, more: Tally) -> Tally {
+    if total.is_empty() {
+        return more;
+    }
+    total.iter().zip(more).map(|(a, b)| (a.0 + b.0, a.1 + b.1)).collect()
 }
 
 /// One shape in every storage and layout on every backend.

@@ -39,22 +39,17 @@ fn with_layout(problem: Problem, layout: KvLayout) -> Problem {
 
 #[test]
 fn pages_their_size_and_order_ragged_tensors_and_layouts_change_no_bit() {
-    for mask in [Mask::Causal, Mask::Full] {
-        for (problem, cpu) in
-            problems(mask).into_iter().flat_map(|p| cpus(2).into_iter().map(move |c| (p, c)))
-        {
+    let splits = [Split::Balanced, Split::Never, Split::Fixed { tokens: 100 }];
+    for problem in [Mask::Causal, Mask::Full].into_iter().flat_map(problems) {
+        for (cpu, split) in cpus(2).iter().flat_map(|cpu| splits.map(|split| (cpu, split))) {
             let mut sample = Sample::random(problem, &LENS, 1);
-            for split in [Split::Balanced, Split::Never, Split::Fixed { tokens: 100 }] {
-                let expected = run(&cpu, &sample, &Stored::new(&sample, Storage::Ragged, 0), split).bits();
-                for (layout, seed) in [(KvLayout::Nhd, 1), (KvLayout::Hnd, 2)] {
-                    sample.problem = with_layout(problem, layout);
-                    for storage in STORAGES {
-                        let stored = Stored::new(&sample, storage, seed);
-                        let bits = run(&cpu, &sample, &stored, split).bits();
-                        assert!(bits == expected, "{} {}: {storage:?}, {split:?}", cpu.isa(), sample.problem);
-                    }
+            let expected = run(cpu, &sample, &Stored::new(&sample, Storage::Ragged, 0), split).bits();
+            for (layout, seed) in [(KvLayout::Nhd, 1), (KvLayout::Hnd, 2)] {
+                sample.problem = with_layout(problem, layout);
+                for storage in STORAGES {
+                    let bits = run(cpu, &sample, &Stored::new(&sample, storage, seed), split).bits();
+                    assert!(bits == expected, "{} {}: {storage:?}, {split:?}", cpu.isa(), sample.problem);
                 }
-                sample.problem = problem;
             }
         }
     }

@@ -5,6 +5,7 @@
 mod conformance;
 mod edges;
 mod elements;
+mod errors;
 mod gemm;
 mod generator;
 mod invariants;
