@@ -1,7 +1,6 @@
 //! Every combination of layout, dtypes, head_dim, group, page size and mask on a small batch.
 
 use crate::{
-    cpus,
     judge::Expected,
     run::{poison, run_with},
     sample::{Lens, Sample},
@@ -136,11 +135,11 @@ fn judge<B: Backend + Clone>(backends: &[B], shape: &Shape) -> Tally {
     tally
 }
 
-#[test]
-fn every_combination_agrees_with_the_oracle() {
-    let backends = cpus(2);
-    for (backend, (cases, time)) in backends.iter().zip(suite(&backends)) {
+fn every_combination_agrees_with_the_oracle<B: Backend + Clone + Sync>(backends: &[B]) {
+    for (backend, (cases, time)) in backends.iter().zip(suite(backends)) {
         println!("{}: {cases} cases in {:.1} s", backend.describe(), time.as_secs_f64());
         assert_eq!(cases, 9 * 11 * 7 * 2 * 10, "every combination ran");
     }
 }
+
+crate::judge_the_cpu!(every_combination_agrees_with_the_oracle);
