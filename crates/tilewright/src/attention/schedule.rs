@@ -19,7 +19,12 @@
 //! 3. A unit that was cut writes partial states to the workspace; a [`Merge`] names them.
 
 use super::{batch::Requests, problem::Problem};
+use crate::Result;
 use std::{fmt, ops::Range};
+
+/// The most work items of a schedule: above it, the list of them is a burden of its own, and indices into it are far
+/// from their 32 bits.
+const MAX_ITEMS: usize = 1 << 24;
 
 /// How a backend wants work to be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -140,10 +145,16 @@ impl Unit {
 
 impl Schedule {
     /// Cuts `requests` for `problem` as `tiling` and `split` say.
-    pub(crate) fn new(problem: &Problem, requests: &Requests, tiling: &Tiling, split: Split) -> Self {
+    ///
+    /// # Errors
+    /// When there would be more than 16,777,216 items, or partial rows beyond 32 bits.
+    pub(crate) fn new(problem: &Problem, requests: &Requests, tiling: &Tiling, split: Split) -> Result<Self> {
+        let tokens = tile_tokens(problem, tiling);
+        let tiles = requests.requests.iter().map(|request| request.qo.len().div_ceil(tokens));
+        check_items(tiles.sum::<usize>() * problem.heads().kv)?;
         let units = units(problem, requests, tiling, split);
         match split {
-            Split::Balanced => balanced(problem, &units, tiling),
+            Split::Balanced => Ok(balanced(problem, &units, tiling)),
             Split::Fixed { tokens } => {
                 fixed(problem, &units, tiling, tokens.div_ceil(tiling.kv_tokens).max(1))
             }
@@ -162,9 +173,23 @@ impl Schedule {
     }
 }
 
+/// Query tokens of one tile.
+fn tile_tokens(problem: &Problem, tiling: &Tiling) -> usize {
+    (tiling.q_rows / problem.heads().group()).max(1)
+}
+
+fn check_items(items: usize) -> Result<()> {
+    crate::ensure!(
+        items <= MAX_ITEMS,
+        "attention.plan",
+        "{items} work items, the most is {MAX_ITEMS}: fewer query rows or longer pieces are needed"
+    );
+    Ok(())
+}
+
 fn units(problem: &Problem, requests: &Requests, tiling: &Tiling, split: Split) -> Vec<Unit> {
     let (group, num_kv_heads) = (problem.heads().group(), problem.heads().kv);
-    let tile = (tiling.q_rows / group).max(1);
+    let tile = tile_tokens(problem, tiling);
     let tiles = requests.requests.iter().map(|request| request.qo.len().div_ceil(tile)).sum::<usize>();
     // keys that are not divided leave only heads to keep all workers busy
     let most = match split {
@@ -286,24 +311,33 @@ fn balanced(problem: &Problem, units: &[Unit], tiling: &Tiling) -> Schedule {
 }
 
 /// Pieces of `piece` KV tiles counted from each request's first key; workers take whole pieces.
-fn fixed(problem: &Problem, units: &[Unit], tiling: &Tiling, piece: usize) -> Schedule {
+fn fixed(problem: &Problem, units: &[Unit], tiling: &Tiling, piece: usize) -> Result<Schedule> {
     let overhead = tiling.segment_overhead;
-    let cost = |unit: &Unit| {
-        let tiles = unit.tiles(tiling);
-        unit.cost_per_tile(tiling) * (overhead * tiles.div_ceil(piece).max(1) + tiles)
-    };
+    let pieces_of = |unit: &Unit| unit.tiles(tiling).div_ceil(piece).max(1);
+    let cost = |unit: &Unit| unit.cost_per_tile(tiling) * (overhead * pieces_of(unit) + unit.tiles(tiling));
     let quota = units.iter().map(cost).sum::<usize>().div_ceil(tiling.workers).max(1);
+    check_items(units.iter().map(pieces_of).sum())?;
+    let split = units.iter().filter(|unit| pieces_of(unit) > 1);
+    let partial_rows: usize = split
+        .map(|unit| pieces_of(unit) * unit.kv_heads.len() * unit.qo.len() * problem.heads().group())
+        .sum();
+    crate::ensure!(
+        u32::try_from(partial_rows).is_ok(),
+        "attention.plan",
+        "{partial_rows} partial rows, the most is {}: longer pieces are needed",
+        u32::MAX
+    );
 
     let mut builder = Builder::new(problem, tiling, units.len());
     let mut begin = 0;
     for unit in units {
         let (tile_cost, tiles) = (unit.cost_per_tile(tiling), unit.tiles(tiling));
-        let pieces = (0..tiles.div_ceil(piece).max(1)).map(|i| {
+        let pieces = (0..pieces_of(unit)).map(|i| {
             let worker = (begin + i.saturating_mul(tile_cost * (overhead + piece))) / quota;
             (worker, i * piece..(i + 1).saturating_mul(piece).min(tiles))
         });
         builder.push(unit, pieces);
         begin += cost(unit);
     }
-    builder.finish(tiling.workers)
+    Ok(builder.finish(tiling.workers))
 }

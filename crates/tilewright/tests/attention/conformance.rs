@@ -1,16 +1,12 @@
 //! Every combination of layout, dtypes, head_dim, group, page size and mask on a small batch.
 
 use crate::{
-    cpus,
     judge::Expected,
     run::{poison, run_with},
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
-use std::{
-    sync::Mutex,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 use tilewright::{Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace, attention::Split};
 
 const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
@@ -84,23 +80,30 @@ type Tally = Vec<(usize, Duration)>;
 /// Judges `backends` by every combination, one outcome of the oracle for all that must agree on it.
 fn suite<B: Backend + Clone + Sync>(backends: &[B]) -> Tally {
     let shapes = Shape::all();
-    let tally = Mutex::new(vec![(0, Duration::ZERO); backends.len()]);
-    let halves = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(8);
+    let share = |first: usize| {
+        let ours = shapes.iter().skip(first).step_by(threads);
+        ours.map(|shape| judge(backends, shape)).fold(Tally::new(), add)
+    };
     std::thread::scope(|scope| {
-        for half in 0..halves {
-            let (shapes, tally) = (&shapes, &tally);
-            scope.spawn(move || {
-                for shape in shapes.iter().skip(half).step_by(halves) {
-                    let counted = judge(backends, shape);
-                    let mut tally = tally.lock().expect("no thread has failed");
-                    for (total, counted) in tally.iter_mut().zip(counted) {
-                        *total = (total.0 + counted.0, total.1 + counted.1);
-                    }
-                }
-            });
-        }
-    });
-    tally.into_inner().expect("no thread has failed")
+        let workers: Vec<_> = (0..threads)
+            .map(|first| {
+                scope.spawn({
+                    let share = &share;
+                    move || share(first)
+                })
+            })
+            .collect();
+        let tallies = workers.into_iter().map(|worker| worker.join().expect("every case agrees"));
+        tallies.fold(Tally::new(), add)
+    })
+}
+
+fn add(total: Tally, more: Tally) -> Tally {
+    if total.is_empty() {
+        return more;
+    }
+    total.iter().zip(more).map(|(a, b)| (a.0 + b.0, a.1 + b.1)).collect()
 }
 
 /// One shape in every storage and layout on every backend.
@@ -132,11 +135,11 @@ fn judge<B: Backend + Clone>(backends: &[B], shape: &Shape) -> Tally {
     tally
 }
 
-#[test]
-fn every_combination_agrees_with_the_oracle() {
-    let backends = cpus(2);
-    for (backend, (cases, time)) in backends.iter().zip(suite(&backends)) {
+fn every_combination_agrees_with_the_oracle<B: Backend + Clone + Sync>(backends: &[B]) {
+    for (backend, (cases, time)) in backends.iter().zip(suite(backends)) {
         println!("{}: {cases} cases in {:.1} s", backend.describe(), time.as_secs_f64());
         assert_eq!(cases, 9 * 11 * 7 * 2 * 10, "every combination ran");
     }
 }
+
+crate::judge_the_cpu!(every_combination_agrees_with_the_oracle);

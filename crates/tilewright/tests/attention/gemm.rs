@@ -73,8 +73,7 @@ impl Product {
     }
 }
 
-#[test]
-fn odd_shapes_and_all_dtypes_agree_with_the_oracle() {
+fn odd_shapes_and_all_dtypes_agree_with_the_oracle<B: Backend + Clone + Sync>(backends: &[B]) {
     let mut seed = 0;
     for inputs in [1, 2, 3, 511, 512, 513, 1025] {
         for features in [1, 127, 128, 129] {
@@ -82,9 +81,9 @@ fn odd_shapes_and_all_dtypes_agree_with_the_oracle() {
                 seed += 1;
                 let dtype = DTYPES[seed % 3];
                 let product = Product::random((rows, inputs, features), dtype, seed as u64);
-                for (number, cpu) in cpus(2).into_iter().enumerate() {
+                for (number, cpu) in backends.iter().enumerate() {
                     let (with_bias, gap) = (!(seed / 3 + number).is_multiple_of(2), [0, 5][seed / 2 % 2]);
-                    product.check(&product.run(&cpu, dtype, with_bias, gap), with_bias);
+                    product.check(&product.run(cpu, dtype, with_bias, gap), with_bias);
                 }
             }
         }
@@ -118,33 +117,33 @@ fn a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
     }
 }
 
-#[test]
-fn without_inputs_the_bias_remains_and_without_rows_or_features_nothing_happens() {
-    for cpu in cpus(2) {
+fn without_inputs_the_bias_remains_and_without_rows_or_features_nothing_happens<B: Backend + Clone + Sync>(
+    backends: &[B],
+) {
+    for cpu in backends {
         for (with_bias, want) in [(true, [1.5, -2.0, 1.5, -2.0]), (false, [0.0; 4])] {
             let (x, weight) = (Elements::new(Dtype::F32, &[]), Elements::new(Dtype::F16, &[]));
             let bias = Elements::new(Dtype::Bf16, &[1.5, -2.0]);
             let mut out = Elements::filled(Dtype::F32, 4, f32::NAN);
             let bias = with_bias.then(|| bias.view(&[2]));
-            linear(&cpu, x.view(&[2, 0]), weight.view(&[2, 0]), bias, out.view_mut(&[2, 2]))
+            linear(cpu, x.view(&[2, 0]), weight.view(&[2, 0]), bias, out.view_mut(&[2, 2]))
                 .expect("they fit");
             assert_eq!(out.to_f32(), want);
         }
         for shape in [(0, 3, 4), (4, 3, 0)] {
-            assert!(Product::random(shape, Dtype::F32, 1).run(&cpu, Dtype::F32, true, 1).is_empty());
+            assert!(Product::random(shape, Dtype::F32, 1).run(cpu, Dtype::F32, true, 1).is_empty());
         }
     }
 }
 
-#[test]
-fn nan_and_infinity_in_a_row_stay_there() {
-    for cpu in cpus(2) {
+fn nan_and_infinity_in_a_row_stay_there<B: Backend + Clone + Sync>(backends: &[B]) {
+    for cpu in backends {
         let clean = Product::random((5, 513, 130), Dtype::Bf16, 3);
-        let expected = clean.run(&cpu, Dtype::Bf16, true, 0);
+        let expected = clean.run(cpu, Dtype::Bf16, true, 0);
         for value in [f32::NAN, f32::INFINITY] {
             let mut product = Product::random((5, 513, 130), Dtype::Bf16, 3);
             product.x[2 * 513 + 512] = value;
-            let out = product.run(&cpu, Dtype::Bf16, true, 0);
+            let out = product.run(cpu, Dtype::Bf16, true, 0);
             for (row, (out, expected)) in out.chunks(130).zip(expected.chunks(130)).enumerate() {
                 assert_eq!(out == expected, row != 2, "row {row}");
                 assert!(row != 2 || out.iter().all(|v| !v.is_finite()), "row 2 shows it");
@@ -152,3 +151,9 @@ fn nan_and_infinity_in_a_row_stay_there() {
         }
     }
 }
+
+crate::judge_the_cpu!(
+    odd_shapes_and_all_dtypes_agree_with_the_oracle,
+    without_inputs_the_bias_remains_and_without_rows_or_features_nothing_happens,
+    nan_and_infinity_in_a_row_stay_there
+);

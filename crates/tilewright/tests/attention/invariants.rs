@@ -8,7 +8,7 @@ use crate::{
     sample::{Lens, Sample},
     storage::{Storage, Stored},
 };
-use tilewright::{Cpu, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, attention::Split};
+use tilewright::{Backend, Cpu, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, attention::Split};
 
 const STORAGES: [Storage; 5] =
     [Storage::Ragged, Storage::Paged(1), Storage::Paged(5), Storage::Paged(16), Storage::Paged(64)];
@@ -37,40 +37,40 @@ fn with_layout(problem: Problem, layout: KvLayout) -> Problem {
         .expect("it is sound")
 }
 
-#[test]
-fn pages_their_size_and_order_ragged_tensors_and_layouts_change_no_bit() {
-    for mask in [Mask::Causal, Mask::Full] {
-        for (problem, cpu) in
-            problems(mask).into_iter().flat_map(|p| cpus(2).into_iter().map(move |c| (p, c)))
-        {
+fn pages_their_size_and_order_ragged_tensors_and_layouts_change_no_bit<B: Backend + Clone + Sync>(
+    backends: &[B],
+) {
+    let splits = [Split::Balanced, Split::Never, Split::Fixed { tokens: 100 }];
+    for problem in [Mask::Causal, Mask::Full].into_iter().flat_map(problems) {
+        for (cpu, split) in backends.iter().flat_map(|cpu| splits.map(|split| (cpu, split))) {
             let mut sample = Sample::random(problem, &LENS, 1);
-            for split in [Split::Balanced, Split::Never, Split::Fixed { tokens: 100 }] {
-                let expected = run(&cpu, &sample, &Stored::new(&sample, Storage::Ragged, 0), split).bits();
-                for (layout, seed) in [(KvLayout::Nhd, 1), (KvLayout::Hnd, 2)] {
-                    sample.problem = with_layout(problem, layout);
-                    for storage in STORAGES {
-                        let stored = Stored::new(&sample, storage, seed);
-                        let bits = run(&cpu, &sample, &stored, split).bits();
-                        assert!(bits == expected, "{} {}: {storage:?}, {split:?}", cpu.isa(), sample.problem);
-                    }
+            let expected = run(cpu, &sample, &Stored::new(&sample, Storage::Ragged, 0), split).bits();
+            for (layout, seed) in [(KvLayout::Nhd, 1), (KvLayout::Hnd, 2)] {
+                sample.problem = with_layout(problem, layout);
+                for storage in STORAGES {
+                    let bits = run(cpu, &sample, &Stored::new(&sample, storage, seed), split).bits();
+                    assert!(
+                        bits == expected,
+                        "{} {}: {storage:?}, {split:?}",
+                        cpu.describe(),
+                        sample.problem
+                    );
                 }
-                sample.problem = problem;
             }
         }
     }
 }
 
-#[test]
-fn a_request_alone_has_the_bits_that_it_has_in_any_batch() {
+fn a_request_alone_has_the_bits_that_it_has_in_any_batch<B: Backend + Clone + Sync>(backends: &[B]) {
     for (problem, cpu) in
-        problems(Mask::Causal).into_iter().flat_map(|p| cpus(2).into_iter().map(move |c| (p, c)))
+        problems(Mask::Causal).into_iter().flat_map(|p| backends.iter().map(move |c| (p, c)))
     {
         let sample = Sample::random(problem, &LENS, 2);
         for split in INVARIANT {
             let outcome = |which: &[usize]| {
                 let batch = sample.select(which);
                 let stored = Stored::new(&batch, Storage::Paged(16), 3);
-                (batch.clone(), run(&cpu, &batch, &stored, split))
+                (batch.clone(), run(cpu, &batch, &stored, split))
             };
             let alone: Vec<_> = (0..LENS.len()).map(|r| outcome(&[r]).1.bits()).collect();
             let orders =
@@ -80,7 +80,11 @@ fn a_request_alone_has_the_bits_that_it_has_in_any_batch() {
                 for (place, &r) in order.iter().enumerate() {
                     let first = batch.first_row(place);
                     let rows = together.rows(batch.num_rows(), first..first + LENS[r].0);
-                    assert!(rows.bits() == alone[r], "{} {split:?}: request {r} in {order:?}", cpu.isa());
+                    assert!(
+                        rows.bits() == alone[r],
+                        "{} {split:?}: request {r} in {order:?}",
+                        cpu.describe()
+                    );
                 }
             }
         }
@@ -105,47 +109,52 @@ fn the_number_of_threads_changes_no_bit() {
     }
 }
 
-#[test]
-fn a_balanced_run_gives_the_same_bits_each_time() {
-    for cpu in cpus(4) {
+fn a_balanced_run_gives_the_same_bits_each_time<B: Backend + Clone + Sync>(backends: &[B]) {
+    for cpu in backends {
         let sample = Sample::random(problems(Mask::Causal)[0], &LENS, 4);
         let stored = Stored::new(&sample, Storage::Paged(16), 3);
-        let expected = run(&cpu, &sample, &stored, Split::Balanced).bits();
+        let expected = run(cpu, &sample, &stored, Split::Balanced).bits();
         for _ in 0..10 {
-            assert!(run(&cpu, &sample, &stored, Split::Balanced).bits() == expected, "{}", cpu.isa());
+            assert!(run(cpu, &sample, &stored, Split::Balanced).bits() == expected, "{}", cpu.describe());
         }
     }
 }
 
 /// Computes request 0 in chunks of `chunk` rows over a growing cache, and whole.
-fn chunks_equal_whole(lens: Lens, chunk: usize) {
+fn chunks_equal_whole<B: Backend + Clone>(backends: &[B], lens: Lens, chunk: usize) {
     for (problem, cpu) in
-        problems(Mask::Causal).into_iter().flat_map(|p| cpus(2).into_iter().map(move |c| (p, c)))
+        problems(Mask::Causal).into_iter().flat_map(|p| backends.iter().map(move |c| (p, c)))
     {
         let sample = Sample::random(problem, &[lens], 5);
         let stored = Stored::new(&sample, Storage::Paged(16), 1);
         for split in INVARIANT {
-            let whole = run(&cpu, &sample, &stored, split);
+            let whole = run(cpu, &sample, &stored, split);
             for begin in (0..lens.0).step_by(chunk) {
                 let rows = begin..lens.0.min(begin + chunk);
                 let part = sample.chunk(0, rows.clone());
-                let outcome = run(&cpu, &part, &Stored::new(&part, Storage::Paged(16), 2), split);
+                let outcome = run(cpu, &part, &Stored::new(&part, Storage::Paged(16), 2), split);
                 let same = outcome.bits() == whole.rows(lens.0, rows.clone()).bits();
-                assert!(same, "{} {split:?}: rows {rows:?} of {lens:?} in chunks of {chunk}", cpu.isa());
+                assert!(same, "{} {split:?}: rows {rows:?} of {lens:?} in chunks of {chunk}", cpu.describe());
             }
         }
     }
 }
 
-#[test]
-fn a_prefill_in_chunks_equals_the_whole_prefill() {
+fn a_prefill_in_chunks_equals_the_whole_prefill<B: Backend + Clone + Sync>(backends: &[B]) {
     for chunk in [7, 64, 65, 100] {
-        chunks_equal_whole((250, 250), chunk);
-        chunks_equal_whole((130, 200), chunk);
+        chunks_equal_whole(backends, (250, 250), chunk);
+        chunks_equal_whole(backends, (130, 200), chunk);
     }
 }
 
-#[test]
-fn decoding_step_by_step_equals_prefill() {
-    chunks_equal_whole((70, 150), 1);
+fn decoding_step_by_step_equals_prefill<B: Backend + Clone + Sync>(backends: &[B]) {
+    chunks_equal_whole(backends, (70, 150), 1);
 }
+
+crate::judge_the_cpu!(
+    pages_their_size_and_order_ragged_tensors_and_layouts_change_no_bit,
+    a_request_alone_has_the_bits_that_it_has_in_any_batch,
+    a_balanced_run_gives_the_same_bits_each_time,
+    a_prefill_in_chunks_equals_the_whole_prefill,
+    decoding_step_by_step_equals_prefill
+);

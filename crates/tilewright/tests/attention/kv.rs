@@ -1,6 +1,6 @@
 //! Putting tokens into pages and asking where they are.
 
-use crate::{cpus, elements::Elements, generator::Generator};
+use crate::{elements::Elements, generator::Generator};
 use tilewright::{
     Backend, Dtype, KvCacheMut, KvLayout, PageTable,
     kv::{
@@ -67,23 +67,24 @@ impl Growth {
         }
     }
 
-    /// Appends new tokens of which `new_gap` elements lie between heads; gives K and V caches as f32.
+    /// Appends new tokens of which `new_gap` elements lie between heads; gives them, rounded to the cache's dtype, and
+    /// the caches of K and V, as f32.
     fn append<B: Backend>(
         &self,
         backend: &B,
-        (dtype, layout): (Dtype, KvLayout),
+        (new_dtype, dtype, layout): (Dtype, Dtype, KvLayout),
         new_gap: usize,
     ) -> [(Vec<f32>, Vec<f32>); 2] {
         let (batch_indices, positions) =
             get_batch_indices_positions(&self.append_indptr, &self.seq_lens).expect("the lengths are sound");
         let fresh = |dim: usize, seed| {
             let dense =
-                Elements::new(dtype, &Generator::new(seed).reals(self.tokens() * HEADS * dim)).to_f32();
-            let mut memory = Elements::filled(dtype, self.tokens() * HEADS * (dim + new_gap), f32::NAN);
+                Elements::new(new_dtype, &Generator::new(seed).reals(self.tokens() * HEADS * dim)).to_f32();
+            let mut memory = Elements::filled(new_dtype, self.tokens() * HEADS * (dim + new_gap), f32::NAN);
             for (at, values) in dense.chunks_exact(dim).enumerate() {
                 memory.write(at * (dim + new_gap), values);
             }
-            (dense, memory)
+            (Elements::new(dtype, &dense).to_f32(), memory)
         };
         let cache = |dim| Elements::filled(dtype, self.pages * self.page_size * HEADS * dim, UNTOUCHED);
         let ((k, k_memory), (v, v_memory)) = (fresh(DIMS.0, 1), fresh(DIMS.1, 2));
@@ -127,14 +128,14 @@ fn round_trip(value: f32) -> f32 {
     Elements::new(Dtype::Bf16, &[value]).to_f32()[0]
 }
 
-#[test]
-fn appended_tokens_are_in_their_slots_and_nothing_else_is_touched() {
+fn appended_tokens_are_in_their_slots_and_nothing_else_is_touched<B: Backend + Clone + Sync>(backends: &[B]) {
     let requests = [(1, 1), (0, 7), (3, 17), (0, 0), (16, 16), (5, 64), (70, 70)];
     for (page_size, gap) in [1, 5, 16, 64].into_iter().flat_map(|page| [0, 4].map(|gap| (page, gap))) {
         let growth = Growth::new(page_size, &requests);
-        for (dtype, layout) in DTYPES.iter().flat_map(|&d| [KvLayout::Nhd, KvLayout::Hnd].map(|l| (d, l))) {
-            for cpu in cpus(2) {
-                let [k, v] = growth.append(&cpu, (dtype, layout), gap);
+        let dtypes = DTYPES.iter().flat_map(|&new| DTYPES.iter().map(move |&cache| (new, cache)));
+        for ((new, cache), layout) in dtypes.flat_map(|d| [KvLayout::Nhd, KvLayout::Hnd].map(|l| (d, l))) {
+            for cpu in backends {
+                let [k, v] = growth.append(cpu, (new, cache, layout), gap);
                 growth.check(layout, DIMS.0, k);
                 growth.check(layout, DIMS.1, v);
             }
@@ -142,11 +143,10 @@ fn appended_tokens_are_in_their_slots_and_nothing_else_is_touched() {
     }
 }
 
-#[test]
-fn a_cache_with_gaps_takes_tokens_and_keeps_its_gaps() {
+fn a_cache_with_gaps_takes_tokens_and_keeps_its_gaps<B: Backend + Clone + Sync>(backends: &[B]) {
     let growth = Growth::new(4, &[(2, 6), (1, 1)]);
     for (layout, cpu) in
-        [KvLayout::Nhd, KvLayout::Hnd].iter().flat_map(|&l| cpus(1).into_iter().map(move |c| (l, c)))
+        [KvLayout::Nhd, KvLayout::Hnd].iter().flat_map(|&l| backends.iter().map(move |c| (l, c)))
     {
         let (dim, page_gap) = (DIMS.0, 11);
         let [n, a, b, _] = layout.paged_shape(growth.pages, 4, HEADS, dim);
@@ -159,7 +159,7 @@ fn a_cache_with_gaps_takes_tokens_and_keeps_its_gaps() {
         let shape = [n, a, b, dim];
         let target =
             KvCacheMut { k: k.strided_mut(0, &shape, &strides), v: v.strided_mut(0, &shape, &strides) };
-        append_paged_kv_cache(&cpu, &append, target, layout, &growth.table()).expect("the tensors fit");
+        append_paged_kv_cache(cpu, &append, target, layout, &growth.table()).expect("the tensors fit");
         for cache in caches {
             let mut cache = cache.to_f32();
             for (token, (r, position)) in [(0, 4), (0, 5), (1, 0)].into_iter().enumerate() {
@@ -176,8 +176,7 @@ fn a_cache_with_gaps_takes_tokens_and_keeps_its_gaps() {
     }
 }
 
-#[test]
-fn a_later_token_wins_a_slot_that_two_name() {
+fn a_later_token_wins_a_slot_that_two_name<B: Backend + Clone + Sync>(backends: &[B]) {
     let mut caches = [0, 1].map(|_| Elements::filled(Dtype::F32, 2, UNTOUCHED));
     let [k, v] = &mut caches;
     let new = Elements::new(Dtype::F32, &[1.0, 2.0]);
@@ -185,7 +184,7 @@ fn a_later_token_wins_a_slot_that_two_name() {
     let append = Append { k: view, v: view, batch_indices: &[0, 0], positions: &[1, 1] };
     let target = KvCacheMut { k: k.view_mut(&[1, 2, 1, 1]), v: v.view_mut(&[1, 2, 1, 1]) };
     let table = PageTable::new(&[0, 1], &[0], &[2], 2);
-    append_paged_kv_cache(&cpus(1)[0], &append, target, KvLayout::Nhd, &table).expect("the tensors fit");
+    append_paged_kv_cache(&backends[0], &append, target, KvLayout::Nhd, &table).expect("the tensors fit");
     for cache in caches {
         assert_eq!(cache.to_f32(), [UNTOUCHED, 2.0]);
     }
@@ -210,3 +209,9 @@ fn lengths_follow_from_pages_and_the_last_page() {
     assert_eq!(lens(&wide), [16, 0, 33, 31]);
     assert_eq!(lens(&PageTable::new(&[0], &[0_i32; 0], &[0_i32; 0], 1)), [0_usize; 0]);
 }
+
+crate::judge_the_cpu!(
+    appended_tokens_are_in_their_slots_and_nothing_else_is_touched,
+    a_cache_with_gaps_takes_tokens_and_keeps_its_gaps,
+    a_later_token_wins_a_slot_that_two_name
+);

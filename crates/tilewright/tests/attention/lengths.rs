@@ -1,7 +1,6 @@
 //! Every query length with every KV length, around the borders of pages, KV tiles and query tiles.
 
 use crate::{
-    cpus,
     generator::Generator,
     judge::Expected,
     run::{poison, run_with},
@@ -76,32 +75,35 @@ fn judge<B: Backend + Clone>(
     }
 }
 
-#[test]
-fn all_lengths_agree_with_the_oracle_causal() {
-    suite(&cpus(2), Mask::Causal);
+fn all_lengths_agree_with_the_oracle_causal<B: Backend + Clone + Sync>(backends: &[B]) {
+    suite(backends, Mask::Causal);
 }
 
-#[test]
-fn all_lengths_agree_with_the_oracle_full() {
-    suite(&cpus(3), Mask::Full);
+fn all_lengths_agree_with_the_oracle_full<B: Backend + Clone + Sync>(backends: &[B]) {
+    suite(backends, Mask::Full);
 }
 
-#[test]
-fn one_long_request_among_many_short_ones() {
+fn one_long_request_among_many_short_ones<B: Backend + Clone + Sync>(backends: &[B]) {
     let mut lens: Vec<Lens> = (0..40).map(|r| (1 + r % 3, r)).collect();
     lens.insert(11, (1, 3000));
     for (number, storage) in STORAGES.into_iter().enumerate() {
-        judge(&cpus(4), (problem(number, Mask::Causal), &lens), storage, number);
+        judge(backends, (problem(number, Mask::Causal), &lens), storage, number);
     }
 }
 
-#[test]
-fn batches_without_requests_rows_or_keys() {
+fn batches_without_requests_rows_or_keys<B: Backend + Clone + Sync>(backends: &[B]) {
     for lens in [&[][..], &[(0, 0)], &[(0, 9), (0, 0)], &[(3, 0)], &[(1, 0), (130, 0)]] {
         for (number, storage) in STORAGES.into_iter().enumerate() {
             for mask in [Mask::Full, Mask::Causal] {
-                judge(&cpus(2), (problem(number, mask), lens), storage, number);
+                judge(backends, (problem(number, mask), lens), storage, number);
             }
         }
     }
 }
+
+crate::judge_the_cpu!(
+    all_lengths_agree_with_the_oracle_causal,
+    all_lengths_agree_with_the_oracle_full,
+    one_long_request_among_many_short_ones,
+    batches_without_requests_rows_or_keys
+);

@@ -1,10 +1,22 @@
 //! The attention core against its oracle: conformance, invariants, planner properties, error texts.
 //!
-//! Everything that executes is generic over [`tilewright::Backend`], so that each backend is judged by the same code.
+//! Properties are functions generic over [`tilewright::Backend`], `fn property<B: Backend + ..>(backends: &[B])`, so that
+//! each backend is judged by the same code; `judge_the_cpu!` makes tests of them.
+
+/// Makes a test of each property: the CPU backend with each instruction set of this machine.
+macro_rules! judge_the_cpu {
+    ($($property:ident),+) => {
+        mod cpu {
+            $(#[test] fn $property() { super::$property(&crate::cpus(2)); })+
+        }
+    };
+}
+pub(crate) use judge_the_cpu;
 
 mod conformance;
 mod edges;
 mod elements;
+mod errors;
 mod gemm;
 mod generator;
 mod invariants;

@@ -1,7 +1,6 @@
 //! Merging attention states against the oracle: many states, two, none, empty ones and NaN.
 
 use crate::{
-    cpus,
     elements::{Elements, half_ulp, round},
     generator::Generator,
 };
@@ -90,27 +89,24 @@ fn close(got: f32, want: f64, tolerance: f64) -> bool {
     got == want || (got.is_nan() && want.is_nan()) || (got - want).abs() <= tolerance
 }
 
-#[test]
-fn many_states_merge_as_in_the_oracle() {
+fn many_states_merge_as_in_the_oracle<B: Backend + Clone + Sync>(backends: &[B]) {
     for (number, shape) in
         [[5, 1, 3, 17], [5, 2, 3, 64], [4, 7, 2, 33], [3, 64, 1, 128], [0, 3, 2, 8], [2, 3, 0, 8]]
             .into_iter()
             .enumerate()
     {
-        for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| cpus(2).into_iter().map(move |cpu| (dtype, cpu)))
-        {
+        for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
             let states = States::random(shape, dtype, number as u64);
-            let (o, lse) = states.merge_states(&cpu);
+            let (o, lse) = states.merge_states(cpu);
             states.check((&o, &lse));
         }
     }
 }
 
-#[test]
-fn no_states_give_the_empty_state() {
-    for cpu in cpus(1) {
+fn no_states_give_the_empty_state<B: Backend + Clone + Sync>(backends: &[B]) {
+    for cpu in backends {
         let states = States { shape: [2, 0, 3, 5], dtype: Dtype::Bf16, o: Vec::new(), lse: Vec::new() };
-        assert_eq!(states.merge_states(&cpu), (vec![0.0; 30], vec![EMPTY; 6]));
+        assert_eq!(states.merge_states(cpu), (vec![0.0; 30], vec![EMPTY; 6]));
     }
 }
 
@@ -130,13 +126,12 @@ fn merge_two<B: Backend>(backend: &B, states: &States) -> (Vec<f32>, Vec<f32>) {
     (o.to_f32(), lse.to_f32())
 }
 
-#[test]
-fn two_states_merge_as_in_the_oracle_and_as_many_do() {
-    for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| cpus(2).into_iter().map(move |cpu| (dtype, cpu))) {
+fn two_states_merge_as_in_the_oracle_and_as_many_do<B: Backend + Clone + Sync>(backends: &[B]) {
+    for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
         let states = States::random([40, 2, 3, 33], dtype, 9);
-        let (o, lse) = merge_two(&cpu, &states);
+        let (o, lse) = merge_two(cpu, &states);
         states.check((&o, &lse));
-        let (many_o, many_lse) = states.merge_states(&cpu);
+        let (many_o, many_lse) = states.merge_states(cpu);
         assert_eq!(lse, many_lse);
         if dtype == Dtype::F32 {
             assert_eq!(o, many_o);
@@ -144,9 +139,8 @@ fn two_states_merge_as_in_the_oracle_and_as_many_do() {
     }
 }
 
-#[test]
-fn the_empty_state_is_the_identity_bit_for_bit() {
-    for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| cpus(1).into_iter().map(move |cpu| (dtype, cpu))) {
+fn the_empty_state_is_the_identity_bit_for_bit<B: Backend + Clone + Sync>(backends: &[B]) {
+    for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
         for (empty, kept) in [(0, 1), (1, 0)] {
             let mut states = States::random([30, 2, 1, 16], dtype, 10);
             for row in 0..30 {
@@ -156,7 +150,7 @@ fn the_empty_state_is_the_identity_bit_for_bit() {
             }
             let kept: Vec<_> = (0..30).map(|row| states.state(row, kept, 0)).collect();
             let (o, lse): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
-            for (got_o, got_lse) in [merge_two(&cpu, &states), states.merge_states(&cpu)] {
+            for (got_o, got_lse) in [merge_two(cpu, &states), states.merge_states(cpu)] {
                 assert_eq!(got_lse.iter().map(|v| f64::from(*v)).collect::<Vec<_>>(), lse);
                 assert_eq!(got_o.iter().map(|v| f64::from(*v)).collect::<Vec<_>>(), o.concat());
             }
@@ -164,15 +158,14 @@ fn the_empty_state_is_the_identity_bit_for_bit() {
     }
 }
 
-#[test]
-fn nan_stays_in_its_row_and_head_and_is_never_lost() {
-    for cpu in cpus(1) {
+fn nan_stays_in_its_row_and_head_and_is_never_lost<B: Backend + Clone + Sync>(backends: &[B]) {
+    for cpu in backends {
         for broken in [0, 1] {
             for other in [EMPTY, -3.0, 1e30] {
                 let mut states = States::random([3, 2, 2, 4], Dtype::F32, 11);
                 let (nan, beside) = (states.at(1, broken, 1), states.at(1, 1 - broken, 1));
                 (states.lse[nan], states.lse[beside]) = (f32::NAN, other);
-                for (o, lse) in [merge_two(&cpu, &states), states.merge_states(&cpu)] {
+                for (o, lse) in [merge_two(cpu, &states), states.merge_states(cpu)] {
                     states.check((&o, &lse));
                     assert!(
                         lse[3].is_nan() && o[12..16].iter().all(|o| o.is_nan()),
@@ -184,14 +177,22 @@ fn nan_stays_in_its_row_and_head_and_is_never_lost() {
     }
 }
 
-#[test]
-fn weights_are_powers_of_two_of_the_stored_lse() {
+fn weights_are_powers_of_two_of_the_stored_lse<B: Backend + Clone + Sync>(backends: &[B]) {
     // 2^1 : 2^0 = 2 : 1, and log2 (2 + 1)
     let states = States { shape: [1, 2, 1, 1], dtype: Dtype::F32, o: vec![3.0, 0.0], lse: vec![1.0, 0.0] };
-    for cpu in cpus(1) {
-        for (o, lse) in [merge_two(&cpu, &states), states.merge_states(&cpu)] {
+    for cpu in backends {
+        for (o, lse) in [merge_two(cpu, &states), states.merge_states(cpu)] {
             assert!((o[0] - 2.0).abs() < 1e-6 && (lse[0] - 3_f32.log2()).abs() < 1e-6, "{o:?} {lse:?}");
             assert!((lse[0] * LSE_TO_NATURAL - (1.0_f32.mul_add(2.0, 1.0)).ln()).abs() < 1e-6, "natural log");
         }
     }
 }
+
+crate::judge_the_cpu!(
+    many_states_merge_as_in_the_oracle,
+    no_states_give_the_empty_state,
+    two_states_merge_as_in_the_oracle_and_as_many_do,
+    the_empty_state_is_the_identity_bit_for_bit,
+    nan_stays_in_its_row_and_head_and_is_never_lost,
+    weights_are_powers_of_two_of_the_stored_lse
+);

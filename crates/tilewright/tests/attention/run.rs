@@ -60,7 +60,7 @@ pub(crate) fn run_with<B: Backend + Clone>(
     Outcome { o: o.to_f32(), lse: lse.to_f32() }
 }
 
-/// Fills the workspace of a run of `sample` with NaN, by running it with NaN everywhere.
+/// Leaves NaN in the workspace of a run of `sample`: NaN in all queries makes every logit, weight and partial state NaN.
 pub(crate) fn poison<B: Backend + Clone>(
     backend: &B,
     sample: &Sample,

@@ -5,8 +5,12 @@ use std::ops::Range;
 use tilewright::{
     Attention, Backend, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View,
     ViewMut,
+    activation::Activation,
     attention::{Split, Tiling, WorkItem},
     kv::append::Slots,
+    norm::NormWeight,
+    rope::{CosSinCache, Rope},
+    sampling::{Filter, Sampled, SamplingParams, Scores},
 };
 
 const BATCHES: usize = 10_000;
@@ -22,19 +26,52 @@ impl Backend for Planner {
     fn tiling(&self, _: &Problem) -> Result<Tiling> {
         Ok(self.0)
     }
-    fn attention(&self, _: &Plan, _: View<'_>, _: KvCache<'_>, _: Output<'_>) {
+    fn attention(&self, _: &Plan, _: View<'_>, _: KvCache<'_>, _: Output<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn merge_states(&self, _: (View<'_>, View<'_>), _: (ViewMut<'_>, ViewMut<'_>)) {
+    fn merge_states(&self, _: (View<'_>, View<'_>), _: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn merge_state(&self, _: (ViewMut<'_>, ViewMut<'_>), _: (View<'_>, View<'_>)) {
+    fn merge_state(&self, _: (ViewMut<'_>, ViewMut<'_>), _: (View<'_>, View<'_>)) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn linear(&self, _: View<'_>, _: View<'_>, _: Option<View<'_>>, _: ViewMut<'_>) {
+    fn linear(&self, _: View<'_>, _: View<'_>, _: Option<View<'_>>, _: ViewMut<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn append(&self, _: View<'_>, _: ViewMut<'_>, _: &Slots<'_>) {
+    fn append(&self, _: View<'_>, _: ViewMut<'_>, _: &Slots<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rmsnorm(&self, _: View<'_>, _: &NormWeight<'_>, _: f32, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rmsnorm_in_place(&self, _: ViewMut<'_>, _: &NormWeight<'_>, _: f32) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn fused_add_rmsnorm(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: &NormWeight<'_>, _: f32) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rope(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: &[i32], _: &Rope) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rope_with_cos_sin_cache(
+        &self,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: &[i32],
+        _: &CosSinCache,
+    ) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn act_and_mul(&self, _: Activation, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn softmax(&self, _: View<'_>, _: &[f32], _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn filter(&self, _: Filter<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn sample(&self, _: Scores<'_>, _: &[SamplingParams], _: &mut [Sampled]) -> Result<()> {
         unreachable!("nothing is run")
     }
 }
@@ -59,7 +96,9 @@ impl Draw {
         let tiling = Tiling {
             q_rows: generator.pick(&[1, 16, 64, 128, 192]),
             kv_tokens: generator.pick(&[16, 64, 64, 128]),
-            segment_overhead: generator.below(5),
+            kv_heads: generator.pick(&[1, 1, 2, 8]),
+            segment_overhead: 1 + generator.below(4),
+            tile_load: generator.below(9),
             workers: generator.pick(&[1, 2, 3, 8, 16, 132, 264]),
             scratch: generator.below(100),
         };
@@ -115,7 +154,7 @@ impl Draw {
     }
 
     fn cost(&self, item: &WorkItem) -> usize {
-        self.tiling.segment_overhead.max(1) + item.kv.len().div_ceil(self.tiling.kv_tokens)
+        self.tiling.cost(item.kv_heads.len(), item.qo.len(), item.kv.len())
     }
 }
 
@@ -143,7 +182,8 @@ fn every_row_meets_every_visible_key_exactly_once() {
         for (r, kv_head) in
             (0..draw.lens.len()).flat_map(|r| (0..draw.problem.heads().kv).map(move |h| (r, h)))
         {
-            let ours = |item: &&WorkItem| (item.request as usize, item.kv_head as usize) == (r, kv_head);
+            let ours =
+                |item: &&WorkItem| item.request as usize == r && usizes(&item.kv_heads).contains(&kv_head);
             let mut ours: Vec<&WorkItem> = items.iter().filter(ours).collect();
             ours.sort_by_key(|item| item.kv.start);
             let all = draw.rows(r);
@@ -182,11 +222,13 @@ fn every_output_row_is_written_exactly_once() {
         assert_eq!(plan.num_rows(), rows);
         // a difference array per KV head
         let mut writes = vec![vec![0_i64; rows + 1]; draw.problem.heads().kv];
-        let direct =
-            schedule.items.iter().filter(|item| item.partial.is_none()).map(|item| (item.kv_head, &item.qo));
-        for (kv_head, qo) in direct.chain(schedule.merges.iter().map(|merge| (merge.kv_head, &merge.qo))) {
-            writes[kv_head as usize][qo.start as usize] += 1;
-            writes[kv_head as usize][qo.end as usize] -= 1;
+        let direct = schedule.items.iter().filter(|item| item.partial.is_none());
+        let direct = direct.map(|item| (&item.kv_heads, &item.qo));
+        for (kv_heads, qo) in direct.chain(schedule.merges.iter().map(|merge| (&merge.kv_heads, &merge.qo))) {
+            for writes in &mut writes[usizes(kv_heads)] {
+                writes[qo.start as usize] += 1;
+                writes[qo.end as usize] -= 1;
+            }
         }
         for (kv_head, writes) in writes.iter().enumerate() {
             let mut count = 0;
@@ -208,7 +250,7 @@ fn partial_states_are_disjoint_inside_the_workspace_and_merged_once() {
         let mut end = 0;
         for (first, item) in &pieces {
             assert!(*first >= end, "partial rows of {item:?} begin inside others");
-            end = first + item.qo.len() * group;
+            end = first + item.kv_heads.len() * item.qo.len() * group;
         }
         assert!(end <= schedule.partial_rows, "{end} partial rows, room for {}", schedule.partial_rows);
         let floats = schedule.partial_rows * (draw.problem.head_dim().vo + 1) + draw.tiling.scratch;
@@ -223,8 +265,8 @@ fn partial_states_are_disjoint_inside_the_workspace_and_merged_once() {
                 let at = pieces.binary_search_by_key(&(source as usize), |piece| piece.0);
                 let item = pieces[at.expect("a merge names the first row of a piece")].1;
                 assert_eq!(
-                    (item.kv_head, &item.qo),
-                    (merge.kv_head, &merge.qo),
+                    (&item.kv_heads, &item.qo),
+                    (&merge.kv_heads, &merge.qo),
                     "pieces of the merge's own rows"
                 );
                 assert_eq!(item.kv.start, keys, "in the order of their keys");
@@ -253,6 +295,9 @@ fn items_lie_in_worker_order_and_begin_at_kv_tiles() {
             assert!((item.kv.start as usize).is_multiple_of(draw.tiling.kv_tokens), "{item:?}");
             let tokens = (draw.tiling.q_rows / draw.problem.heads().group()).max(1);
             assert!((1..=tokens).contains(&item.qo.len()), "at most {tokens} query tokens: {item:?}");
+            assert!((1..=draw.tiling.kv_heads).contains(&item.kv_heads.len()), "{item:?}");
+            let rows = item.kv_heads.len() * item.qo.len() * draw.problem.heads().group();
+            assert!(item.kv_heads.len() == 1 || rows <= draw.tiling.q_rows, "{rows} rows: {item:?}");
             assert!(item.partial.is_none() || !item.kv.is_empty(), "a piece has keys: {item:?}");
         }
     });
@@ -270,19 +315,20 @@ fn balanced_workers_have_their_share_and_little_more() {
         if draw.split != Split::Balanced {
             return;
         }
-        let overhead = draw.tiling.segment_overhead.max(1);
-        let tokens = (draw.tiling.q_rows / draw.problem.heads().group()).max(1);
+        let (tiling, heads) = (draw.tiling, draw.problem.heads());
+        let tokens = (tiling.q_rows / heads.group()).max(1);
         let unit_costs = (0..draw.lens.len()).flat_map(|r| {
             let rows = draw.rows(r);
             rows.clone().step_by(tokens).map(move |begin| {
-                let keys = draw.visible(r, rows.end.min(begin + tokens) - 1);
-                overhead + keys.div_ceil(draw.tiling.kv_tokens)
+                let end = rows.end.min(begin + tokens);
+                tiling.cost(heads.kv, end - begin, draw.visible(r, end - 1))
             })
         });
-        let total = unit_costs.sum::<usize>() * draw.problem.heads().kv;
-        let quota = total.div_ceil(draw.tiling.workers);
-        // an item that continues a unit costs its overhead again, and a cut moves by less than an overhead at both ends
-        let most = quota + 3 * overhead;
+        let quota = unit_costs.sum::<usize>().div_ceil(tiling.workers);
+        // an item that continues a unit costs its overhead again, and a cut moves by less than an overhead and a tile at
+        // both ends
+        let segment = schedule.items.iter().map(|item| tiling.cost(item.kv_heads.len(), item.qo.len(), 0));
+        let most = quota + 5 * segment.max().unwrap_or(0);
         for worker in 0..schedule.num_workers() {
             let load: usize = schedule.worker(worker).iter().map(|item| draw.cost(item)).sum();
             assert!(load <= most, "worker {worker} has {load}, its share is {quota}, the most is {most}");
@@ -302,19 +348,26 @@ fn invariant_splits_cut_at_multiples_whatever_the_neighbours() {
             let mut alone = draw.clone();
             alone.lens = vec![draw.lens[r]];
             alone.tiling.workers = 5;
-            // a request's items, with rows counted from its own first
+            // a request's work head by head, with rows counted from its own first
             let shape = |plan: &Plan, r: usize, first: usize| -> Vec<_> {
                 let ours = plan.schedule().items.iter().filter(move |item| item.request as usize == r);
-                let rows = |item: &WorkItem| item.qo.start as usize - first..item.qo.end as usize - first;
-                ours.map(|item| (item.kv_head, rows(item), item.kv.clone(), item.partial.is_some())).collect()
+                let heads = ours.flat_map(|item| item.kv_heads.clone().map(move |head| (head, item)));
+                let mut shape: Vec<_> = heads
+                    .map(|(head, item)| {
+                        let rows = item.qo.start as usize - first..item.qo.end as usize - first;
+                        (head, rows.start, rows.end, item.kv.start, item.kv.end, item.partial.is_some())
+                    })
+                    .collect();
+                shape.sort_unstable();
+                shape
             };
             let first = draw.rows(r).start;
             let together = shape(plan, r, first);
             assert_eq!(together, shape(&alone.plan(), 0, 0), "request {r}");
-            for (_, rows, kv, _) in together {
-                let visible = draw.visible(r, first + rows.end - 1);
-                let (begin, end) = (kv.start as usize, kv.end as usize);
-                assert!(begin == 0 || begin.is_multiple_of(piece), "request {r}: {kv:?} begins off {piece}");
+            for (_, _, rows_end, begin, end, _) in together {
+                let visible = draw.visible(r, first + rows_end - 1);
+                let (begin, end) = (begin as usize, end as usize);
+                assert!(begin == 0 || begin.is_multiple_of(piece), "request {r}: {begin} begins off {piece}");
                 assert_eq!(
                     end,
                     begin.saturating_add(piece).min(visible),

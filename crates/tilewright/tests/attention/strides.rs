@@ -1,7 +1,6 @@
 //! Tensors that are not dense: slices of fused projections, permuted axes, outputs with gaps.
 
 use crate::{
-    cpus,
     elements::Elements,
     run::{Outcome, run},
     sample::Sample,
@@ -57,15 +56,13 @@ fn output_strides(rows: usize) -> [[usize; 3]; 3] {
     [[HEADS.qo * DIM + 9, DIM, 1], [HEADS.qo * (DIM + 1), DIM + 1, 1], [DIM, rows * DIM, 1]]
 }
 
-#[test]
-fn queries_keys_and_values_may_be_slices_of_one_fused_tensor() {
+fn queries_keys_and_values_may_be_slices_of_one_fused_tensor<B: Backend + Clone + Sync>(backends: &[B]) {
     let lens = [(17, 17), (1, 1), (65, 65)];
     let fused_heads = HEADS.qo + 2 * HEADS.kv;
-    for (dtype, backend) in DTYPES.iter().flat_map(|&dtype| cpus(2).into_iter().map(move |cpu| (dtype, cpu)))
-    {
+    for (dtype, backend) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
         let sample = Sample::random(problem(dtype, KvLayout::Nhd), &lens, 1);
         let stored = Stored::new(&sample, Storage::Ragged, 0);
-        let dense = run(&backend, &sample, &stored, Split::Never);
+        let dense = run(backend, &sample, &stored, Split::Never);
         let rows = sample.num_rows();
         let (k, v) = (sample.k.concat(), sample.v.concat());
         let mut fused = Elements::filled(dtype, rows * fused_heads * DIM, f32::NAN);
@@ -80,7 +77,7 @@ fn queries_keys_and_values_may_be_slices_of_one_fused_tensor() {
             fused.strided(first_head * DIM, &[rows, heads, DIM], &[fused_heads * DIM, DIM, 1])
         };
         let cache = KvCache { k: slice(HEADS.qo, HEADS.kv), v: slice(HEADS.qo + HEADS.kv, HEADS.kv) };
-        let attention = Attention::new(sample.problem, backend).expect("the CPU can do it");
+        let attention = Attention::new(sample.problem, backend.clone()).expect("the backend can do it");
         let plan = attention.plan_with(&stored.batch(), Split::Never).expect("the batch is sound");
         for strides in output_strides(rows) {
             let outcome = run_into(&attention, &plan, (slice(0, HEADS.qo), cache), strides);
@@ -89,14 +86,13 @@ fn queries_keys_and_values_may_be_slices_of_one_fused_tensor() {
     }
 }
 
-#[test]
-fn a_cache_may_be_a_permuted_view_of_the_other_layout() {
+fn a_cache_may_be_a_permuted_view_of_the_other_layout<B: Backend + Clone + Sync>(backends: &[B]) {
     let lens = [(3, 70), (1, 5)];
     for (dtype, page_size) in DTYPES.iter().flat_map(|&dtype| [1, 5, 64].map(|page| (dtype, page))) {
-        for backend in cpus(2) {
+        for backend in backends {
             let mut sample = Sample::random(problem(dtype, KvLayout::Hnd), &lens, 2);
             let stored = Stored::new(&sample, Storage::Paged(page_size), 5);
-            let expected = run(&backend, &sample, &stored, Split::Never);
+            let expected = run(backend, &sample, &stored, Split::Never);
             let permuted = |view: View<'_>| {
                 let (n, s) = (view.shape().to_vec(), view.strides().to_vec());
                 (vec![n[0], n[2], n[1], n[3]], vec![s[0], s[2], s[1], s[3]])
@@ -108,7 +104,7 @@ fn a_cache_may_be_a_permuted_view_of_the_other_layout() {
                 v: View::strided(cache.v.data(), &v_shape, &v_strides).expect("the same memory"),
             };
             sample.problem = problem(dtype, KvLayout::Nhd);
-            let attention = Attention::new(sample.problem, backend).expect("the CPU can do it");
+            let attention = Attention::new(sample.problem, backend.clone()).expect("the backend can do it");
             let plan = attention.plan_with(&stored.batch(), Split::Never).expect("the batch is sound");
             let q = Elements::new(dtype, &sample.q);
             let q = q.view(&[sample.num_rows(), HEADS.qo, DIM]);
@@ -119,11 +115,12 @@ fn a_cache_may_be_a_permuted_view_of_the_other_layout() {
     }
 }
 
-#[test]
-fn one_head_may_be_broadcast_and_extents_of_one_may_have_any_stride() {
+fn one_head_may_be_broadcast_and_extents_of_one_may_have_any_stride<B: Backend + Clone + Sync>(
+    backends: &[B],
+) {
     let problem = Problem::builder(Heads { qo: 2, kv: 2 }, HeadDim::same(4)).build().expect("it is sound");
-    for backend in cpus(1) {
-        let attention = Attention::new(problem, backend).expect("the CPU can do it");
+    for backend in backends {
+        let attention = Attention::new(problem, backend.clone()).expect("the backend can do it");
         let q = Elements::new(Dtype::F32, &[0.5, 1.0, -1.0, 0.25, 0.5, 1.0, -1.0, 0.25]);
         let q = q.strided(0, &[1, 2, 4], &[usize::MAX, 4, 1]);
         let v = Elements::new(Dtype::F32, &[1.0, 2.0, 3.0, 4.0]);
@@ -136,3 +133,9 @@ fn one_head_may_be_broadcast_and_extents_of_one_may_have_any_stride() {
         assert_eq!(o.to_f32(), [1.0, 2.0, 3.0, 4.0, 1.0, 2.0, 3.0, 4.0]);
     }
 }
+
+crate::judge_the_cpu!(
+    queries_keys_and_values_may_be_slices_of_one_fused_tensor,
+    a_cache_may_be_a_permuted_view_of_the_other_layout,
+    one_head_may_be_broadcast_and_extents_of_one_may_have_any_stride
+);

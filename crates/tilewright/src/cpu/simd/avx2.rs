@@ -83,11 +83,9 @@ impl Simd for Avx2 {
     fn scale_or_zero(self, a: __m256, n: __m256, x: __m256) -> __m256 {
         // SAFETY: see the impl.
         unsafe {
+            // a NaN converts to 1 << 31, of which the shift leaves 0: NaN in `a` stays
             let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
             let scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
-            // the integer addition would turn a NaN into a number
-            let number = _mm256_cmp_ps::<_CMP_ORD_Q>(x, x);
-            let scaled = _mm256_blendv_ps(a, scaled, number);
             // "not less than" keeps NaN
             _mm256_and_ps(scaled, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(-126.0)))
         }
