@@ -14,7 +14,9 @@
 //! How the real code departs from it:
 //!
 //! 1. K and V rows are first brought into dense f32 tiles (pages, strides and dtypes end there), K transposed, so
-//!    that both products are one micro-kernel over lanes; each KV byte is read once for all heads of its group.
+//!    that both products are one micro-kernel over lanes; each KV byte is read once for all heads of its group. Values
+//!    that only few rows weigh (decoding) are widened as they are read instead: a second tile would push the first out
+//!    of first-level cache.
 //! 2. Rows go six at a time through all three steps, so that S stays in registers and first-level cache.
 //! 3. Keys that a row does not see are not multiplied by zero: they are not multiplied. NaN there cannot spread.
 //! 4. KV tiles begin at multiples of 64 keys of the request, and each row's arithmetic is the same alone or among
@@ -24,9 +26,9 @@ use super::{
     Simd, Task, gather,
     place::{ALIGN, Call, KV_TOKENS, Layout, Located, Place},
     softmax::{self, Running},
-    tile::{self, Matrix},
+    tile::{self, Matrix, Right, Rows},
 };
-use crate::attention::WorkItem;
+use crate::{attention::WorkItem, tensor::Data};
 
 /// One worker's items; a [`Task`], so that it is compiled per instruction set.
 pub(crate) struct Worker<'a> {
@@ -75,7 +77,7 @@ impl Tile<'_, '_> {
             for head in 0..heads {
                 let upcoming = if head + 1 < heads { (head + 1, &now) } else { (0, &next) };
                 self.load_keys_and_values(simd, (head, &now), upcoming);
-                self.attend(simd, head, start, now.tokens);
+                self.attend(simd, head, start, &now);
             }
         }
     }
@@ -135,23 +137,26 @@ impl Tile<'_, '_> {
                 gather::transpose_rows(simd, k, &now.k[tokens], dim.qk, to);
             }
         }
+        for token in 0..next.tokens {
+            gather::prefetch(simd, next_v, next.v[token], dim.vo);
+        }
+        if self.place.reads_values_once::<S>() {
+            return;
+        }
         for token in 0..now.tokens {
-            if token < next.tokens {
-                gather::prefetch(simd, next_v, next.v[token], dim.vo);
-            }
             let value = self.scratch[layout.values + token * layout.vo..][..dim.vo].as_mut_ptr();
             // SAFETY: `value` is a slice of `dim.vo` elements.
             unsafe { gather::widen(simd, v, now.v[token], value, dim.vo) };
         }
     }
 
-    /// Adds `tokens` keys from `start` on to the state of every row of a KV head.
+    /// Adds the keys at `now`, of which the first is `start`, to the state of every row of a KV head.
     #[inline(always)]
-    fn attend<S: Simd>(&mut self, simd: S, head: usize, start: usize, tokens: usize) {
+    fn attend<S: Simd>(&mut self, simd: S, head: usize, start: usize, now: &Located) {
         let plan = self.place.call.plan;
         let (dim, layout) = (plan.problem.head_dim(), self.place.layout);
         let (scale, place) = (self.place.scale(), self.place);
-        let visible = |row: usize| place.visible(row, start, tokens);
+        let visible = |row: usize| place.visible(row, start, now.tokens);
         let all = head * place.rows_per_head()..(head + 1) * place.rows_per_head();
         for first in all.clone().step_by(S::TILE_ROWS) {
             let rows = S::TILE_ROWS.min(all.end - first);
@@ -164,16 +169,14 @@ impl Tile<'_, '_> {
             let mut seen = [0; 6];
             (0..rows).for_each(|r| seen[r] = visible(first + r));
 
-            let logits = self.scratch[layout.logits..layout.keys].as_mut_ptr();
             // SAFETY: scratch holds each matrix with the shape and stride named in `Layout`, rounded up to whole
             // registers, and none overlaps another.
             unsafe {
                 let base = self.scratch.as_mut_ptr();
                 let queries = Matrix { at: base.add(first * dim.qk).cast_const(), stride: dim.qk };
                 let keys = Matrix { at: base.add(layout.keys).cast_const(), stride: KV_TOKENS };
-                let logits = Matrix { at: logits, stride: KV_TOKENS };
+                let logits = Matrix { at: base.add(layout.logits), stride: KV_TOKENS };
                 let o = Matrix { at: base.add(layout.o + first * layout.vo), stride: layout.vo };
-                let values = Matrix { at: base.add(layout.values).cast_const(), stride: layout.vo };
 
                 std::slice::from_raw_parts_mut(logits.at, rows * KV_TOKENS).fill(0.0);
                 tile::multiply_add(simd, (rows, width, dim.qk), queries, keys, logits);
@@ -186,7 +189,20 @@ impl Tile<'_, '_> {
                     let factor = softmax::step(simd, row, width, scale, &mut *running.add(r));
                     rescale(simd, o.at.add(r * o.stride), dim.vo, factor);
                 }
-                weigh(simd, (&seen[..rows], least), dim.vo, (logits, values), o);
+                let seen = (&seen[..rows], least);
+                if place.reads_values_once::<S>() {
+                    let offsets = &now.v[..now.tokens];
+                    match place.heads_from(head).1 {
+                        Data::F32(v) => weigh(simd, seen, dim.vo, (logits, Rows::new(v, offsets, dim.vo)), o),
+                        Data::F16(v) => weigh(simd, seen, dim.vo, (logits, Rows::new(v, offsets, dim.vo)), o),
+                        Data::Bf16(v) => {
+                            weigh(simd, seen, dim.vo, (logits, Rows::new(v, offsets, dim.vo)), o)
+                        }
+                    }
+                } else {
+                    let values = Matrix { at: base.add(layout.values).cast_const(), stride: layout.vo };
+                    weigh(simd, seen, dim.vo, (logits, values), o);
+                }
             }
         }
     }
@@ -241,11 +257,11 @@ unsafe fn rescale<S: Simd>(simd: S, row: *mut f32, width: usize, factor: f32) {
 /// # Safety
 /// As [`tile::multiply_add`], with `seen.len()` rows.
 #[inline(always)]
-unsafe fn weigh<S: Simd>(
+unsafe fn weigh<S: Simd, B: Right<S>>(
     simd: S,
     (seen, least): (&[usize], usize),
     width: usize,
-    (weights, values): (Matrix<*mut f32>, Matrix<*const f32>),
+    (weights, values): (Matrix<*mut f32>, B),
     o: Matrix<*mut f32>,
 ) {
     let weights = Matrix { at: weights.at.cast_const(), stride: weights.stride };
@@ -254,9 +270,8 @@ unsafe fn weigh<S: Simd>(
         tile::multiply_add(simd, (seen.len(), width, least), weights, values, o);
         for (r, &seen) in seen.iter().enumerate().filter(|(_, seen)| **seen > least) {
             let weights = Matrix { at: weights.at.add(r * weights.stride + least), ..weights };
-            let values = Matrix { at: values.at.add(least * values.stride), ..values };
             let o = Matrix { at: o.at.add(r * o.stride), ..o };
-            tile::multiply_add(simd, (1, width, seen - least), weights, values, o);
+            tile::multiply_add(simd, (1, width, seen - least), weights, values.skip(least), o);
         }
     }
 }

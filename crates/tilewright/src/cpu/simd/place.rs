@@ -1,7 +1,10 @@
 //! Where things are: the arguments of one attention call, the parts of a worker's scratch, the rows of an item and
 //! the places of their keys.
 
-use super::shared::{Shared, SharedRows};
+use super::{
+    Simd,
+    shared::{Shared, SharedRows},
+};
 use crate::{
     View,
     attention::{KvSource, Plan, Request, WorkItem},
@@ -86,6 +89,12 @@ impl Place<'_> {
     #[inline(always)]
     pub(super) fn rows_per_head(&self) -> usize {
         self.item.qo.len() * self.call.plan.problem.heads().group()
+    }
+
+    /// Whether a KV head's rows are one strip, and its values whole registers: then nobody reads them a second time.
+    #[inline(always)]
+    pub(super) fn reads_values_once<S: Simd>(&self) -> bool {
+        self.rows_per_head() <= S::TILE_ROWS && self.call.plan.problem.head_dim().vo.is_multiple_of(S::LANES)
     }
 
     /// The factor from `q · k` to logits in base 2.

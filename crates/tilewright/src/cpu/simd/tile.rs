@@ -9,6 +9,7 @@
 //! in: that is why attention gives the same bits for a row alone and among others.
 
 use super::Simd;
+use half::{bf16, f16};
 
 /// A row-major matrix in memory: its first element and the distance between rows.
 #[derive(Clone, Copy)]
@@ -17,17 +18,79 @@ pub(crate) struct Matrix<P> {
     pub(crate) stride: usize,
 }
 
+/// The right side of a product: rows that are read register by register.
+pub(crate) trait Right<S: Simd>: Copy {
+    /// Elements `column..column + LANES` of row `k`.
+    ///
+    /// # Safety
+    /// The elements are there.
+    unsafe fn load(self, simd: S, k: usize, column: usize) -> S::V;
+    /// The same without the first `rows` rows.
+    fn skip(self, rows: usize) -> Self;
+}
+
+impl<S: Simd> Right<S> for Matrix<*const f32> {
+    #[inline(always)]
+    unsafe fn load(self, simd: S, k: usize, column: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { simd.load(self.at.add(k * self.stride + column)) }
+    }
+    #[inline(always)]
+    fn skip(self, rows: usize) -> Self {
+        Self { at: self.at.wrapping_add(rows * self.stride), ..self }
+    }
+}
+
+/// Rows of any dtype that begin at `offsets`, widened as they are read.
+pub(crate) struct Rows<'a, T> {
+    data: &'a [T],
+    offsets: &'a [usize],
+}
+
+impl<'a, T> Rows<'a, T> {
+    /// Rows of `width` elements, all of which are in `data`.
+    #[inline(always)]
+    pub(crate) fn new(data: &'a [T], offsets: &'a [usize], width: usize) -> Self {
+        assert!(offsets.iter().all(|offset| offset + width <= data.len()), "rows lie inside the data");
+        Self { data, offsets }
+    }
+}
+
+impl<T> Clone for Rows<'_, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Rows<'_, T> {}
+
+macro_rules! right_of_rows {
+    ($($T:ty, $load:ident);+) => {$(
+        impl<S: Simd> Right<S> for Rows<'_, $T> {
+            #[inline(always)]
+            unsafe fn load(self, simd: S, k: usize, column: usize) -> S::V {
+                // SAFETY: the caller's promise.
+                unsafe { simd.$load(self.data.as_ptr().add(*self.offsets.get_unchecked(k) + column)) }
+            }
+            #[inline(always)]
+            fn skip(self, rows: usize) -> Self {
+                Self { offsets: &self.offsets[rows..], ..self }
+            }
+        }
+    )+};
+}
+right_of_rows!(f32, load; f16, load_f16; bf16, load_bf16);
+
 /// `c += a · b`.
 ///
 /// # Safety
 /// With `width` rounded up to whole registers: `a` is readable as `[rows, depth]`, `b` as `[depth, width]`, `c`
 /// readable and writable as `[rows, width]`, and `c` overlaps neither; `rows <= 6`.
 #[inline(always)]
-pub(crate) unsafe fn multiply_add<S: Simd>(
+pub(crate) unsafe fn multiply_add<S: Simd, B: Right<S>>(
     simd: S,
     (rows, width, depth): (usize, usize, usize),
     a: Matrix<*const f32>,
-    b: Matrix<*const f32>,
+    b: B,
     c: Matrix<*mut f32>,
 ) {
     let shape = (width, depth);
@@ -35,12 +98,12 @@ pub(crate) unsafe fn multiply_add<S: Simd>(
     unsafe {
         match rows {
             0 => {}
-            1 => strip::<S, 1>(simd, shape, a, b, c),
-            2 => strip::<S, 2>(simd, shape, a, b, c),
-            3 => strip::<S, 3>(simd, shape, a, b, c),
-            4 => strip::<S, 4>(simd, shape, a, b, c),
-            5 => strip::<S, 5>(simd, shape, a, b, c),
-            _ => strip::<S, 6>(simd, shape, a, b, c),
+            1 => strip::<S, B, 1>(simd, shape, a, b, c),
+            2 => strip::<S, B, 2>(simd, shape, a, b, c),
+            3 => strip::<S, B, 3>(simd, shape, a, b, c),
+            4 => strip::<S, B, 4>(simd, shape, a, b, c),
+            5 => strip::<S, B, 5>(simd, shape, a, b, c),
+            _ => strip::<S, B, 6>(simd, shape, a, b, c),
         }
     }
 }
@@ -48,28 +111,27 @@ pub(crate) unsafe fn multiply_add<S: Simd>(
 /// # Safety
 /// As [`multiply_add`].
 #[inline(always)]
-unsafe fn strip<S: Simd, const ROWS: usize>(
+unsafe fn strip<S: Simd, B: Right<S>, const ROWS: usize>(
     simd: S,
     (width, depth): (usize, usize),
     a: Matrix<*const f32>,
-    b: Matrix<*const f32>,
+    b: B,
     c: Matrix<*mut f32>,
 ) {
     let mut column = 0;
     while column < width {
         let registers = (width - column).div_ceil(S::LANES);
-        let (b, c) =
-            (Matrix { at: b.at.wrapping_add(column), ..b }, Matrix { at: c.at.wrapping_add(column), ..c });
+        let c = Matrix { at: c.at.wrapping_add(column), ..c };
         // SAFETY: the caller's promise for the columns from `column` on.
         unsafe {
             if S::TILE_COLUMNS == 4 && registers >= 4 {
-                block::<S, ROWS, 4>(simd, depth, a, b, c);
+                block::<S, B, ROWS, 4>(simd, depth, a, (b, column), c);
                 column += 4 * S::LANES;
             } else if registers >= 2 {
-                block::<S, ROWS, 2>(simd, depth, a, b, c);
+                block::<S, B, ROWS, 2>(simd, depth, a, (b, column), c);
                 column += 2 * S::LANES;
             } else {
-                block::<S, ROWS, 1>(simd, depth, a, b, c);
+                block::<S, B, ROWS, 1>(simd, depth, a, (b, column), c);
                 column += S::LANES;
             }
         }
@@ -77,13 +139,13 @@ unsafe fn strip<S: Simd, const ROWS: usize>(
 }
 
 /// # Safety
-/// As [`multiply_add`], for `ROWS` rows and `COLUMNS` registers.
+/// As [`multiply_add`], for `ROWS` rows and `COLUMNS` registers from column `first` of `b` on.
 #[inline(always)]
-unsafe fn block<S: Simd, const ROWS: usize, const COLUMNS: usize>(
+unsafe fn block<S: Simd, B: Right<S>, const ROWS: usize, const COLUMNS: usize>(
     simd: S,
     depth: usize,
     a: Matrix<*const f32>,
-    b: Matrix<*const f32>,
+    (b, first): (B, usize),
     c: Matrix<*mut f32>,
 ) {
     // SAFETY: the caller's promise; all offsets are inside the shapes it names.
@@ -94,11 +156,10 @@ unsafe fn block<S: Simd, const ROWS: usize, const COLUMNS: usize>(
                 *register = simd.load(c.at.add(r * c.stride + v * S::LANES));
             }
         }
-        let mut b_row = b.at;
         for k in 0..depth {
             let mut right = [simd.splat(0.0); COLUMNS];
             for (v, register) in right.iter_mut().enumerate() {
-                *register = simd.load(b_row.add(v * S::LANES));
+                *register = b.load(simd, k, first + v * S::LANES);
             }
             for (r, row) in sum.iter_mut().enumerate() {
                 let left = simd.splat(*a.at.add(r * a.stride + k));
@@ -106,7 +167,6 @@ unsafe fn block<S: Simd, const ROWS: usize, const COLUMNS: usize>(
                     *register = simd.mul_add(left, right, *register);
                 }
             }
-            b_row = b_row.wrapping_add(b.stride);
         }
         for (r, row) in sum.into_iter().enumerate() {
             for (v, register) in row.into_iter().enumerate() {
