@@ -24,6 +24,14 @@ impl Holding {
     }
 }
 
+/// A second holding of the same tokens, which reads the first one's shared pages.
+#[derive(Debug)]
+pub(crate) struct Forked {
+    pub(crate) holding: Holding,
+    /// Pages to copy before anything is computed, (from, to): both holdings go on filling the same page.
+    pub(crate) copies: Vec<(PageId, PageId)>,
+}
+
 /// All pages of an engine.
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -121,9 +129,8 @@ impl Pool {
         self.allocator.free(&holding.pages[holding.shared..])
     }
 
-    /// A second holding of the same tokens: shared pages are read by both, own pages are to be copied, as the pairs
-    /// (from, to) say. `None` when there are not enough pages.
-    pub(crate) fn fork(&mut self, holding: &Holding) -> Result<Option<(Holding, Vec<(PageId, PageId)>)>> {
+    /// A second holding of the tokens of `holding`; `None` when there are not enough pages.
+    pub(crate) fn fork(&mut self, holding: &Holding) -> Result<Option<Forked>> {
         let mut fork = Holding { pages: holding.pages[..holding.shared].to_vec(), ..Holding::default() };
         if let Some(node) = holding.node {
             self.radix.lock(node)?;
@@ -136,7 +143,7 @@ impl Pool {
         let own = fork.shared..;
         let copies =
             holding.pages[own.clone()].iter().copied().zip(fork.pages[own].iter().copied()).collect();
-        Ok(Some((fork, copies)))
+        Ok(Some(Forked { holding: fork, copies }))
     }
 
     /// Checks the allocator, the tree, and that `holdings` and the tree own every used page once.

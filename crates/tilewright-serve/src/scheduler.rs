@@ -12,7 +12,7 @@
 
 use crate::{
     pages::PageId,
-    pool::{Holding, Pool},
+    pool::{Forked, Holding, Pool},
     request::{Fork, Request},
 };
 use std::{collections::VecDeque, ops::Range};
@@ -178,7 +178,7 @@ impl Scheduler {
             let mut fork = Request::new(id, leader.tokens.clone(), options);
             let room = self.running.len() < self.limits.max_requests;
             match if room { self.pool.fork(&leader.holding)? } else { None } {
-                Some((holding, pages)) => {
+                Some(Forked { holding, copies: pages }) => {
                     copies.extend(pages);
                     fork.computed = fork.tokens.len();
                     self.tally.reused_tokens += fork.computed;
