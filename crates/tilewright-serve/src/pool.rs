@@ -7,6 +7,7 @@ use crate::{
     pages::{PageAllocator, PageId},
     radix::{NodeId, RadixTree},
 };
+use std::collections::HashSet;
 use tilewright::{Result, ensure};
 
 /// The pages of one request, in the order of its tokens.
@@ -146,17 +147,27 @@ impl Pool {
         Ok(Some(Forked { holding: fork, copies }))
     }
 
-    /// Checks the allocator, the tree, and that `holdings` and the tree own every used page once.
+    /// Checks the allocator, the tree, that `holdings` and the tree own every used page once, and that the tree's
+    /// locks keep the pages which `holdings` read and no others.
     pub(crate) fn check_integrity<'a>(&self, holdings: impl Iterator<Item = &'a Holding>) -> Result<()> {
+        const OPERATOR: &str = "pool.check_integrity";
         self.allocator.check_integrity()?;
         self.radix.check_integrity()?;
-        let own: usize = holdings.map(|holding| holding.pages.len() - holding.shared).sum();
-        let (tree, used) = (self.radix.num_pages(), self.allocator.num_used());
+        let (mut own, mut read) = (HashSet::new(), HashSet::<PageId>::new());
+        for holding in holdings {
+            let (shared, rest) = holding.pages.split_at(holding.shared);
+            read.extend(shared);
+            let twice = rest.iter().find(|&&page| !own.insert(page));
+            ensure!(twice.is_none(), OPERATOR, "page {} has two owners", twice.copied().unwrap_or_default());
+        }
+        let (own, tree, used) = (own.len(), self.radix.num_pages(), self.allocator.num_used());
         ensure!(
             own + tree == used,
-            "pool.check_integrity",
+            OPERATOR,
             "requests own {own} pages and the tree {tree}, but {used} are in use"
         );
+        let (read, locked) = (read.len(), tree - self.radix.num_evictable());
+        ensure!(read == locked, OPERATOR, "requests read {read} pages of the tree, but {locked} are locked");
         Ok(())
     }
 }
