@@ -60,7 +60,7 @@ pub(crate) struct GenerateArgs {
     pub(super) seed: u64,
 
     /// Continuations of each prompt; the prompt is computed once.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(super) n: u32,
 
     /// Round the weights to this type while loading. [default: as stored]
@@ -72,8 +72,8 @@ pub(crate) struct GenerateArgs {
     kv_dtype: Option<DtypeArg>,
 
     /// Threads. [default: all of the machine]
-    #[arg(long, value_name = "N")]
-    pub(super) threads: Option<usize>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(super) threads: Option<u16>,
 
     /// Tokens a page of the KV cache holds.
     #[arg(long, value_name = "N", default_value_t = 16)]
