@@ -1,4 +1,5 @@
-//! The logits of every draw, bit for bit: whatever the engine did, they are those of the text scored as a whole.
+//! The logits of every draw, bit for bit: whatever the engine did, they are those of the text scored as a whole, and
+//! the token is the one that they, the seed and the number of the draw decide.
 //!
 //! The tests of the crate compare drawn tokens, which differ only when logits differ by much.
 
@@ -8,15 +9,18 @@ use crate::{
     model::{ModelConfig, Transformer, Weights},
 };
 use std::{collections::BTreeMap, path::Path};
-use tilewright::{Cpu, Dtype, sampling::SamplingParams};
+use tilewright::{
+    Cpu, Dtype, View,
+    sampling::{SamplingParams, sample},
+};
 
 const DRAWS: usize = 40;
 
 /// A text and the logits of its draws, `None` where a continuation drew from those of another.
-#[derive(Default)]
 struct Text {
     tokens: Vec<u32>,
     prompt_len: usize,
+    sampling: SamplingParams,
     logits: Vec<Option<Vec<u32>>>,
 }
 
@@ -46,8 +50,10 @@ fn check(model: impl Fn() -> Transformer, threads: usize, options: EngineOptions
         let tokens = [&prompt(1, 13.min(len))[..], &prompt(seed, len - 13.min(len))].concat();
         let continuations: Vec<_> =
             if seed == 2 { vec![draws(2), draws(3), draws(4)] } else { vec![draws(7)] };
-        for id in engine.submit(&tokens, &continuations).unwrap() {
-            texts.insert(id, Text { tokens: tokens.clone(), prompt_len: len, logits: Vec::new() });
+        for (id, wanted) in engine.submit(&tokens, &continuations).unwrap().into_iter().zip(continuations) {
+            let text =
+                Text { tokens: tokens.clone(), prompt_len: len, sampling: wanted.sampling, logits: vec![] };
+            texts.insert(id, text);
         }
     }
     while !engine.is_idle() {
@@ -64,15 +70,26 @@ fn check(model: impl Fn() -> Transformer, threads: usize, options: EngineOptions
         assert_eq!(rows.next(), None, "every row was drawn from");
     }
     let model = model();
-    let (kv_dtype, vocab) = (options.kv_dtype.unwrap_or(model.dtype()), model.config().vocab_size);
+    let kv_dtype = options.kv_dtype.unwrap_or(model.dtype());
     for (id, text) in texts {
         assert_eq!(text.logits.len(), DRAWS, "{id}");
-        let whole = model.score(&Cpu::with_threads(2), &text.tokens, kv_dtype).unwrap();
-        let rows = whole.chunks_exact(vocab).skip(text.prompt_len - 1);
-        for (draw, (row, seen)) in rows.zip(&text.logits).enumerate() {
+        text.check(&model, kv_dtype, &format!("{id}, {threads} threads, {options:?}"));
+    }
+}
+
+impl Text {
+    /// Holds every draw against the logits of the whole text.
+    fn check(&self, model: &Transformer, kv_dtype: Dtype, context: &str) {
+        let (cpu, vocab) = (Cpu::with_threads(2), model.config().vocab_size);
+        let whole = model.score(&cpu, &self.tokens, kv_dtype).unwrap();
+        let rows = whole.chunks_exact(vocab).skip(self.prompt_len - 1);
+        for (draw, (row, seen)) in rows.zip(&self.logits).enumerate() {
             let bits: Vec<u32> = row.iter().map(|x| x.to_bits()).collect();
-            let same = seen.as_ref().is_none_or(|seen| *seen == bits);
-            assert!(same, "{id}, draw {draw}, {threads} threads, {options:?}");
+            assert!(seen.as_ref().is_none_or(|seen| *seen == bits), "{context}, draw {draw}");
+            let params = SamplingParams { offset: draw as u64, ..self.sampling };
+            let mut token = [Ok(0)];
+            sample(&cpu, View::new(row, &[1, vocab]).unwrap(), &[params], &mut token).unwrap();
+            assert_eq!(token, [Ok(self.tokens[self.prompt_len + draw])], "{context}, draw {draw}");
         }
     }
 }
