@@ -124,6 +124,21 @@ fn small_pools_small_pages_small_chunks_and_no_reuse_change_no_text() {
 }
 
 #[test]
+fn chunks_pages_and_reuse_are_those_that_were_asked_for() {
+    let common = ["--chunk", "4", "--page-size", "4", "--max-tokens", "5", "--batch", "-"];
+    let lines = format!("{NIGHT}\n{NIGHT}\n");
+    // the first fills two steps with its 8 tokens; then the second reads its first page
+    let run = generate_from(&lines, &[&common[..], &["--pages", "33"]].concat());
+    assert_report(&run, "prefill   12 tokens in ", "decode    8 tokens in ");
+    assert!(run.err.contains(" of 33 used at most, 1 reused (4 tokens not computed again)"), "{}", run.err);
+    let run = generate_from(&lines, &[&common[..], &["--no-prefix-reuse"]].concat());
+    assert_report(&run, "prefill   16 tokens in ", "decode    8 tokens in ");
+    assert!(run.err.contains(" 0 reused (0 tokens not computed again)"), "{}", run.err);
+    let run = generate(&["--chunk", "3", "--max-tokens", "4", NIGHT]);
+    assert!(run.err.contains(" in 6 steps\n"), "three for the prompt: {}", run.err);
+}
+
+#[test]
 fn max_tokens_may_be_any_number_and_the_context_ends_the_text() {
     let most = usize::MAX.to_string();
     // ten pages of four tokens are a context of forty
@@ -153,30 +168,61 @@ fn by_library(name: &str, prompt: &[u32], count: usize) -> String {
     tokenizer.decode(&tokens).expect("a text")
 }
 
+/// A fixture's `expected.json`.
+fn expected(name: &str) -> serde_json::Value {
+    let text = std::fs::read_to_string(fixture(name).join("expected.json")).expect("expected.json");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn ids(value: &serde_json::Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).expect("token ids")
+}
+
+/// 64 greedy tokens of a fixture after `prompt`, as text.
+fn say(name: &str, arguments: &[&str], prompt: &str) -> String {
+    let dir = fixture(name).display().to_string();
+    let greedy = ["--temperature", "0", "--max-tokens", "64", "-q", "--model", &dir, prompt];
+    let run = generate(&[arguments, &greedy].concat());
+    run.text().strip_prefix(prompt).expect("the prompt comes first").to_owned()
+}
+
 #[test]
-fn each_fixture_says_what_the_library_says_and_llama_what_transformers_says() {
-    let greedy = ["--temperature", "0", "--dtype", "f32", "--max-tokens", "64", "-q", "--model"];
+fn each_fixture_says_what_the_library_says() {
     for name in ["llama", "qwen2", "qwen3"] {
-        let expected = std::fs::read_to_string(fixture(name).join("expected.json")).expect("expected.json");
-        let expected: serde_json::Value = serde_json::from_str(&expected).expect("JSON");
-        let ids = |value: &serde_json::Value| -> Vec<u32> {
-            serde_json::from_value(value.clone()).expect("token ids")
-        };
-        let dir = fixture(name).display().to_string();
-        let say = |prompt: &str| {
-            let run = generate(&[&greedy[..], &[&dir, prompt]].concat());
-            run.text().strip_prefix(prompt).expect("the prompt comes first").to_owned()
-        };
-        let case = &expected["encode"][2];
+        let case = &expected(name)["encode"][2];
         let text = case["text"].as_str().expect("a text");
-        assert_eq!(say(text), by_library(name, &ids(&case["with_special"]), 64), "{name}");
-        // The prompts of the Qwen fixtures end inside a character, which no argument can.
-        if name == "llama" {
-            let tokenizer = Tokenizer::open(&fixture(name), 288).expect("a tokenizer");
-            let prompt = tokenizer.decode(&ids(&expected["prompt"])).expect("a text");
-            assert_eq!(say(&prompt), expected["decode_greedy"].as_str().expect("a text"));
-        }
+        let wanted = by_library(name, &ids(&case["with_special"]), 64);
+        assert_eq!(say(name, &["--dtype", "f32"], text), wanted, "{name}");
     }
+}
+
+#[test]
+fn the_end_token_of_a_model_ends_its_text() {
+    let expected = expected("llama");
+    let tokenizer = Tokenizer::open(&fixture("llama"), 288).expect("a tokenizer");
+    let tokens = ids(&expected["greedy"]["tokens"]);
+    let dir = copy("llama");
+    let end = format!("{{\"eos_token_id\": {}}}", tokens[3]);
+    std::fs::write(dir.path().join("generation_config.json"), end).expect("written");
+    let prompt = tokenizer.decode(&ids(&expected["prompt"])).expect("a text");
+    let path = dir.path().display().to_string();
+    let run = generate(&["-q", "--temperature", "0", "--model", &path, &prompt]);
+    assert_eq!(run.text(), prompt + &tokenizer.decode(&tokens[..4]).expect("a text"));
+}
+
+/// The prompts of the Qwen fixtures end inside a character, which no argument can; the library is tested with them.
+#[test]
+fn llama_says_what_transformers_says_in_each_dtype() {
+    let expected = expected("llama");
+    let tokenizer = Tokenizer::open(&fixture("llama"), 288).expect("a tokenizer");
+    let text = |value: &serde_json::Value| tokenizer.decode(&ids(value)).expect("a text");
+    let (prompt, exact) = (text(&expected["prompt"]), text(&expected["greedy"]["tokens"]));
+    assert_eq!(exact, expected["decode_greedy"]);
+    assert_eq!(say("llama", &[], &prompt), exact);
+    assert_eq!(say("llama", &["--dtype", "f32"], &prompt), exact);
+    let rounded = text(&expected["greedy_bf16_weights"]["tokens"]);
+    assert_eq!(say("llama", &["--dtype", "bf16", "--kv-dtype", "f32"], &prompt), rounded);
+    assert_ne!(exact, rounded);
 }
 
 #[test]

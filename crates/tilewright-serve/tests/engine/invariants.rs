@@ -2,8 +2,9 @@
 //!
 //! Tokens are drawn at random with a seed; that the logits are equal to the last bit is tested beside the engine.
 
-use crate::session::{Case, FIXTURES, SHIPPED, Setup, case};
+use crate::session::{Case, FIXTURES, SHIPPED, Setup, case, draws};
 use tilewright::Dtype;
+use tilewright_serve::EngineOptions;
 
 /// Prompts around the bounds of a page, and a long one.
 fn cases() -> Vec<Case> {
@@ -102,6 +103,22 @@ fn a_preempted_request_is_computed_again_from_its_first_token() {
 }
 
 #[test]
+fn a_preempted_request_goes_before_those_that_wait() {
+    let small = |options: &mut EngineOptions| {
+        (options.page_size, options.num_pages, options.max_requests) = (4, 20, 2);
+    };
+    let mut session = Setup::new("llama").with(small).start();
+    let [first, _, third] =
+        [case(1, 20, 44), case(2, 20, 44), case(3, 1, 3)].map(|case| session.submit(&case));
+    while session.said(first).len() < 44 {
+        session.step();
+        assert_eq!(session.said(third), [0; 0], "it overtook the second, which needs more pages");
+    }
+    assert_eq!(session.report().preemptions, 1);
+    session.finish();
+}
+
+#[test]
 fn pages_of_any_size_give_the_same_tokens() {
     for model in FIXTURES {
         let baseline = Setup::new(model);
@@ -164,9 +181,8 @@ fn temperature_0_is_the_same_for_every_seed() {
         };
         let outcomes = Setup::new(model).together(&[1, 2, 3].map(greedy));
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{model}");
-        let drawn = Setup::new(model).together(
-            &[1, 5].map(|seed| Case { options: crate::session::draws(seed, 44), ..case(1, 37, 44) }),
-        );
+        let drawn = Setup::new(model)
+            .together(&[1, 5].map(|seed| Case { options: draws(seed, 44), ..case(1, 37, 44) }));
         assert_ne!(drawn[0], drawn[1], "{model}: with a temperature the seed decides");
     }
 }

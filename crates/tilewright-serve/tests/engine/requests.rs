@@ -222,6 +222,15 @@ fn a_model_refuses_the_weights_of_another() {
 }
 
 #[test]
+fn requests_start_in_the_order_of_submission() {
+    let mut session = Setup::new("llama").with(|options| options.max_requests = 2).start();
+    let ids = [1, 2, 3, 4].map(|seed| session.submit(&case(seed, 20, 5)));
+    session.step();
+    assert_eq!(ids.map(|id| session.said(id).len()), [1, 1, 0, 0]);
+    session.finish();
+}
+
+#[test]
 fn requests_are_named_in_the_order_of_submission() {
     let mut session = Setup::new("llama").start();
     let first = session.submit_all(&[1], &[draws(0, 2), draws(1, 2)]);

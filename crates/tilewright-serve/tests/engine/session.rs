@@ -126,6 +126,11 @@ impl Session {
         ids.into_iter().map(|id| self.take(id)).collect()
     }
 
+    /// What a request has said so far.
+    pub(crate) fn said(&self, request: RequestId) -> &[u32] {
+        &self.outcomes[&request].tokens
+    }
+
     /// What a request said that is done.
     pub(crate) fn take(&mut self, request: RequestId) -> Outcome {
         let outcome = self.outcomes.remove(&request).expect("a known request");
