@@ -89,6 +89,7 @@ fn a_step_computes_no_more_tokens_than_it_may_and_runs_no_more_requests() {
     let mut computed = 0;
     while !session.engine.is_idle() {
         let events = session.engine.step().expect("a step");
+        session.engine.check_integrity().expect("pages with one owner each");
         let report = session.report();
         let now = report.prefill_tokens + report.decode_tokens;
         assert!(now > computed && now - computed <= 11);
