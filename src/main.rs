@@ -1,25 +1,56 @@
-//! The tilewright command line.
+//! The tilewright command line: one subcommand, one file. Every error is reported through miette.
 
+mod doctor;
+mod dtype_arg;
 mod generate;
 mod model_folder;
+mod plan;
+mod schedule_svg;
+mod text_error;
 
 use clap::{Parser, Subcommand};
+use miette::{Context, IntoDiagnostic, Result};
+use std::{
+    io::{ErrorKind, Write},
+    process::ExitCode,
+};
 
-#[derive(Debug, Parser)]
-#[command(version, about)]
-struct Cli {
+/// Attention for LLM inference, in Rust from end to end.
+#[derive(Parser)]
+#[command(name = "tilewright", version, arg_required_else_help = true, propagate_version = true)]
+struct CommandLine {
     #[command(subcommand)]
     command: Command,
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Subcommand)]
 enum Command {
     Generate(generate::GenerateArgs),
+    Plan(plan::Arguments),
+    Doctor(doctor::Arguments),
 }
 
+fn main() -> ExitCode {
+    let result = match CommandLine::parse().command {
+        Command::Generate(arguments) => generate::run(&arguments),
+        Command::Plan(arguments) => plan::run(&arguments).and_then(|report| print(&report)),
+        Command::Doctor(arguments) => doctor::run(&arguments).and_then(|report| print(&report)),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(report) => {
+            eprintln!("{report:?}");
+            text_error::exit_code(&report)
+        }
+    }
+}
 
-fn main() -> miette::Result<()> {
-    match Cli::parse().command {
-        Command::Generate(args) => generate::run(&args),
+/// Writes a whole report. Who closes the pipe early, `head` for example, has seen enough.
+fn print(report: &str) -> Result<()> {
+    match std::io::stdout().lock().write_all(report.as_bytes()) {
+        Err(why) if why.kind() != ErrorKind::BrokenPipe => {
+            Err(why).into_diagnostic().wrap_err("cannot write the report")
+        }
+        _ => Ok(()),
     }
 }

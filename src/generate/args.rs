@@ -1,7 +1,8 @@
 //! The arguments of `tilewright generate`.
 
 use super::check_prompt;
-use clap::{Args, ValueEnum};
+use crate::dtype_arg::DtypeArg;
+use clap::Args;
 use miette::{Result, miette};
 use std::path::PathBuf;
 use tilewright::{Dtype, sampling::SamplingParams};
@@ -94,23 +95,6 @@ pub(crate) struct GenerateArgs {
     /// Print the text only.
     #[arg(long, short)]
     pub(super) quiet: bool,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum DtypeArg {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl From<DtypeArg> for Dtype {
-    fn from(arg: DtypeArg) -> Self {
-        match arg {
-            DtypeArg::F32 => Self::F32,
-            DtypeArg::F16 => Self::F16,
-            DtypeArg::Bf16 => Self::Bf16,
-        }
-    }
 }
 
 impl GenerateArgs {

@@ -26,7 +26,7 @@ struct Job {
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let prompts = args.prompts()?;
     args.sampling().validate().into_diagnostic()?;
-    let cpu = args.threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(usize::from(threads)));
+    let cpu = args.threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(threads.into()));
     let loaded = load::open(args)?;
     let jobs = jobs(args, &loaded, prompts)?;
     let options = options(args, &loaded, &jobs);

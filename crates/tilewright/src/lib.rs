@@ -1,4 +1,21 @@
 //! Attention for LLM inference: plan and run over ragged and paged KV, and the operators around it.
+//!
+//! An operator is made once for a [`Problem`], plans each step's [`Batch`], and runs each layer; the README has the
+//! example that is copied most.
+//!
+//! | | |
+//! |---|---|
+//! | [`attention`] | `Problem`, `Batch`, `Plan`, the schedule, the state and its merge |
+//! | [`kv`] | page tables, layouts, appending |
+//! | [`sampling`] | temperature, top-k, top-p, min-p, drawing with a seed per request |
+//! | [`norm`], [`rope`], [`activation`], [`gemm`] | the rest of a decoder layer |
+//! | [`cpu`] | the backend: what executes all this without a GPU |
+//! | [`mod@reference`] | the oracle: the same in f64, from the definitions |
+//! | [`tensor`] | the arguments of operators |
+
+#[doc = include_str!("../../../README.md")]
+#[cfg(doctest)]
+mod readme {}
 
 pub mod activation;
 pub mod attention;

@@ -30,7 +30,8 @@ impl Dims {
         let mut step = 1;
         for axis in (0..shape.len()).rev() {
             strides.values[axis] = step;
-            step *= shape[axis];
+            // a shape with an extent of 0, or strides of 0, may span more than memory has
+            step = step.saturating_mul(shape[axis]);
         }
         strides
     }
@@ -58,6 +59,17 @@ pub enum Data<'a> {
     F16(&'a [f16]),
     /// bf16
     Bf16(&'a [bf16]),
+}
+
+impl<'a> Data<'a> {
+    /// All but the first `count` elements; none when there are not that many.
+    pub(crate) fn skip(self, count: usize) -> Self {
+        match self {
+            Self::F32(s) => Self::F32(s.get(count..).unwrap_or_default()),
+            Self::F16(s) => Self::F16(s.get(count..).unwrap_or_default()),
+            Self::Bf16(s) => Self::Bf16(s.get(count..).unwrap_or_default()),
+        }
+    }
 }
 
 /// Mutably borrowed elements of one of the dtypes.
@@ -308,8 +320,12 @@ geometry!(View, Data);
 geometry!(ViewMut, DataMut);
 
 fn contiguous(len: usize, shape: &[usize]) -> Result<(Dims, Dims)> {
-    check_rank(shape)?;
-    let count = shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
+    check_rank("tensor.new", shape)?;
+    let count = if shape.contains(&0) {
+        Some(0)
+    } else {
+        shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent))
+    };
     crate::ensure!(
         count == Some(len),
         "tensor.new",
@@ -320,7 +336,7 @@ fn contiguous(len: usize, shape: &[usize]) -> Result<(Dims, Dims)> {
 }
 
 fn strided(len: usize, shape: &[usize], strides: &[usize]) -> Result<(Dims, Dims)> {
-    check_rank(shape)?;
+    check_rank("tensor.strided", shape)?;
     crate::ensure!(
         shape.len() == strides.len(),
         "tensor.strided",
@@ -342,6 +358,9 @@ fn strided(len: usize, shape: &[usize], strides: &[usize]) -> Result<(Dims, Dims
 /// Refuses strides under which two indices could name one element: sorted by stride, each axis must step over
 /// everything that the smaller ones span.
 fn unaliased(shape: &Dims, strides: &Dims) -> Result<()> {
+    if shape.contains(&0) {
+        return Ok(()); // no index, and strides that need not lead anywhere
+    }
     let mut axes: Vec<(usize, usize)> =
         strides.iter().copied().zip(shape.iter().copied()).filter(|&(_, extent)| extent > 1).collect();
     axes.sort_unstable();
@@ -357,10 +376,10 @@ fn unaliased(shape: &Dims, strides: &Dims) -> Result<()> {
     Ok(())
 }
 
-fn check_rank(shape: &[usize]) -> Result<()> {
+fn check_rank(operator: &'static str, shape: &[usize]) -> Result<()> {
     crate::ensure!(
         shape.len() <= MAX_RANK,
-        "tensor.new",
+        operator,
         "shape {shape:?} has {} axes, the most is {MAX_RANK}",
         shape.len()
     );

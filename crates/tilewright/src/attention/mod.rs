@@ -74,7 +74,7 @@ impl<B: Backend> Attention<B> {
     /// [`Attention::plan`] with a say in how keys are divided, for batch-invariant results.
     ///
     /// # Errors
-    /// As [`Attention::plan`]; and when a fixed split is 0 tokens long.
+    /// As [`Attention::plan`]; and when a fixed split is 0 tokens long, or so short that the items cannot be counted.
     pub fn plan_with(&self, batch: &Batch<'_>, split: Split) -> Result<Plan> {
         const OPERATOR: &str = "attention.plan";
         crate::ensure!(
@@ -83,7 +83,7 @@ impl<B: Backend> Attention<B> {
             "split = 0 tokens, expected at least 1 (or Split::Never)"
         );
         let requests = batch.resolve(OPERATOR)?;
-        let schedule = Schedule::new(&self.problem, &requests, &self.tiling, split);
+        let schedule = Schedule::new(&self.problem, &requests, &self.tiling, split)?;
         Ok(Plan { problem: self.problem, tiling: self.tiling, requests, schedule, split })
     }
 

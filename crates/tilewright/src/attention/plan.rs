@@ -48,15 +48,16 @@ impl Plan {
         let (dim, group) = (problem.head_dim(), problem.heads().group());
         let loads = schedule.worker_indptr.windows(2).map(|w| {
             let items = &schedule.items[w[0] as usize..w[1] as usize];
-            items.iter().map(|item| item.kv.len() * item.qo.len() * group).sum::<usize>()
+            let pairs = items.iter().map(|item| item.kv.len() * item.qo.len() * item.kv_heads.len() * group);
+            pairs.fold(0, usize::saturating_add)
         });
         let visible: usize = self
             .requests
             .requests
             .iter()
             .flat_map(|request| request.qo.clone().map(|row| request.visible(problem, row)))
-            .sum();
-        let kv_read: usize = schedule.items.iter().map(|item| item.kv.len()).sum();
+            .fold(0, usize::saturating_add);
+        let kv_read: usize = schedule.items.iter().map(|item| item.kv.len() * item.kv_heads.len()).sum();
         let rows = self.num_rows() * problem.heads().qo;
         Explanation {
             problem: *problem,
@@ -67,10 +68,10 @@ impl Plan {
             merges: schedule.merges.len(),
             workers: schedule.num_workers(),
             busiest: loads.clone().max().unwrap_or(0),
-            mean: loads.sum::<usize>() as f64 / schedule.num_workers() as f64,
+            mean: loads.map(|load| load as f64).sum::<f64>() / schedule.num_workers() as f64,
             kv_bytes: kv_read * (dim.qk + dim.vo) * problem.dtype_kv().size(),
             qo_bytes: rows * (dim.qk + dim.vo) * problem.dtype_qo().size(),
-            flops: 2 * visible * problem.heads().qo * (dim.qk + dim.vo),
+            flops: visible.saturating_mul(2 * problem.heads().qo * (dim.qk + dim.vo)),
             workspace_bytes: self.workspace_bytes(),
         }
     }
@@ -217,7 +218,7 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let balance = if self.busiest == 0 { 1.0 } else { self.mean / self.busiest as f64 };
         writeln!(f, "{}", self.problem)?;
-        writeln!(f, "  {} requests, {} query rows, split {:?}", self.requests, self.rows, self.split)?;
+        writeln!(f, "  {} requests, {} query rows, keys split: {}", self.requests, self.rows, self.split)?;
         writeln!(
             f,
             "  {} work items on {} workers ({:.0} % balanced), {} merges",

@@ -4,6 +4,9 @@
 use crate::{Dtype, Result, kv::KvLayout};
 use std::fmt;
 
+/// The most query heads, so that no product of counts overflows.
+const MAX_HEADS: usize = 1 << 16;
+
 /// Numbers of heads. `qo / kv` query heads share one KV head (GQA; 1 is MHA, `kv == 1` is MQA).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Heads {
@@ -174,7 +177,8 @@ impl ProblemBuilder {
     /// Checks and builds.
     ///
     /// # Errors
-    /// When a count is 0, query heads are not a multiple of KV heads, or the scale is not finite and positive.
+    /// When a count is 0, query heads are not a multiple of KV heads or above 65536, or the scale is not finite and
+    /// positive.
     pub fn build(self) -> Result<Problem> {
         const OPERATOR: &str = "attention.problem";
         let Self { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale } = self;
@@ -194,6 +198,7 @@ impl ProblemBuilder {
             heads.qo,
             heads.kv
         );
+        crate::ensure!(heads.qo <= MAX_HEADS, OPERATOR, "qo heads = {} is above {MAX_HEADS}", heads.qo);
         let scale = scale.unwrap_or_else(|| (head_dim.qk as f32).sqrt().recip());
         crate::ensure!(
             scale.is_finite() && scale > 0.0,

@@ -20,12 +20,12 @@ pub const LSE_TO_NATURAL: f32 = std::f32::consts::LN_2;
 /// The weights `(wa, wb)` of two states and their common LSE.
 #[inline(always)]
 pub(crate) fn merge_weights(a: f32, b: f32) -> (f32, f32, f32) {
+    if a.is_nan() || b.is_nan() {
+        return (f32::NAN, f32::NAN, f32::NAN); // first of all: f32::max would drop it, and -inf then look empty
+    }
     let max = a.max(b);
     if max == f32::NEG_INFINITY {
         return (0.0, 0.0, max); // both empty: (-inf) - (-inf) would be NaN
-    }
-    if a.is_nan() || b.is_nan() {
-        return (f32::NAN, f32::NAN, f32::NAN); // f32::max would drop it
     }
     let (wa, wb) = ((a - max).exp2(), (b - max).exp2());
     let sum = wa + wb;

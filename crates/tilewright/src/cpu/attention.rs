@@ -3,7 +3,9 @@
 use super::{
     Cpu,
     simd::{
-        attend::{self, Call, KV_TOKENS, Layout, Worker},
+        attend::Worker,
+        merge::merge,
+        place::{self, Call, KV_TOKENS, Layout},
         shared::{Shared, SharedRows},
     },
 };
@@ -16,6 +18,8 @@ use crate::{
 /// Rows of a query tile: enough that bringing K and V into scratch is cheap beside multiplying with them, few
 /// enough that Q and O stay in second-level cache at head_dim 256.
 const Q_ROWS: usize = 192;
+/// Bringing a KV tile into scratch takes as long as multiplying so many rows with it.
+const TILE_LOAD_ROWS: usize = 8;
 /// Bins per thread: a thread that is held up leaves the rest of its share to others.
 const BINS_PER_THREAD: usize = 4;
 /// The largest head_dim, so that a tile's scratch stays in cache.
@@ -36,8 +40,10 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
     let threads = cpu.pool.current_num_threads();
     Ok(Tiling {
         q_rows: Q_ROWS,
+        kv_heads: problem.heads().kv,
         kv_tokens: KV_TOKENS,
         segment_overhead: 1,
+        tile_load: TILE_LOAD_ROWS.div_ceil(problem.heads().group()),
         workers: threads * BINS_PER_THREAD,
         scratch: threads * scratch_len(problem),
     })
@@ -47,12 +53,12 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
 fn scratch_len(problem: &Problem) -> usize {
     let (group, dim) = (problem.heads().group(), problem.head_dim());
     let rows = (Q_ROWS / group).max(1) * group;
-    Layout::new(rows, (dim.qk, dim.vo)).len + attend::ALIGN
+    Layout::new(rows, (dim.qk, dim.vo)).len + place::ALIGN
 }
 
 /// The part of a thread's scratch that begins at a cache line: a register that straddles two costs twice.
 fn aligned(scratch: &mut [f32]) -> &mut [f32] {
-    let skip = scratch.as_ptr().align_offset(attend::ALIGN * size_of::<f32>());
+    let skip = scratch.as_ptr().align_offset(place::ALIGN * size_of::<f32>());
     &mut scratch[skip..]
 }
 
@@ -77,8 +83,8 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Out
     cpu.for_each(schedule.num_workers(), parts, |worker, scratch| {
         cpu.isa.dispatch(Worker { call: &call, items: schedule.worker(worker), scratch });
     });
-    cpu.for_each(schedule.merges.len(), scratch.chunks_exact_mut(scratch_len), |merge, scratch| {
-        attend::merge(&call, &schedule.merges[merge], scratch);
+    cpu.for_each(schedule.merges.len(), scratch.chunks_exact_mut(scratch_len), |at, scratch| {
+        merge(&call, &schedule.merges[at], scratch);
     });
 }
 

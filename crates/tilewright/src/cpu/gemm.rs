@@ -16,6 +16,9 @@ use std::cell::RefCell;
 /// Rows of one task: enough that widening the weights is cheap beside multiplying with them.
 const ROWS: usize = 256;
 
+/// Multiply-adds below which one thread is done before another has woken up.
+const SMALL: usize = 1 << 20;
+
 thread_local! {
     /// A widened panel; kept, so that only a thread's first call allocates.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
@@ -38,14 +41,15 @@ pub(super) fn linear(cpu: &Cpu, x: View<'_>, weight: View<'_>, bias: Option<View
     };
     let panels = features.div_ceil(PANEL);
     let tasks = panels * rows.div_ceil(ROWS);
-    cpu.for_each(tasks, std::iter::repeat_n((), cpu.threads()), |task, ()| {
+    let threads = if rows * features * x.shape()[1] < SMALL { 1 } else { cpu.threads() };
+    cpu.for_each(tasks, std::iter::repeat_n((), threads), |task, ()| {
         let (first_row, first_feature) = (task / panels * ROWS, task % panels * PANEL);
         let panel = Panel {
             rows: first_row..rows.min(first_row + ROWS),
             features: first_feature..features.min(first_feature + PANEL),
         };
         SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize(2 * PANEL * DEPTH + 2 * PANEL, 0.0);
+            scratch.resize(PANEL * DEPTH + 2 * PANEL, 0.0);
             product.multiply(&panel, scratch);
         });
     });

@@ -43,6 +43,9 @@ impl Cpu {
     }
 
     /// Exactly `threads` threads, at least one.
+    ///
+    /// # Panics
+    /// When the operating system does not give them.
     pub fn with_threads(threads: usize) -> Self {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads.max(1))
@@ -77,7 +80,8 @@ impl Cpu {
         self.pool.current_num_threads()
     }
 
-    /// Calls `work` with each of `0..count` from as many threads as `states` gives, each with a state of its own.
+    /// Calls `work` with each of `0..count` from as many threads as `states` gives, the calling one among them, each with
+    /// a state of its own.
     /// Threads take the next number when they are done with one, so that one held up leaves its share to others.
     fn for_each<W: Send>(
         &self,
@@ -96,15 +100,14 @@ impl Cpu {
             }
         };
         let mut states = states.take(count.min(self.threads()));
-        if count <= 1 {
-            states.next().into_iter().for_each(run);
-            return;
-        }
+        let Some(ours) = states.next() else { return };
+        // the calling thread works too: waking another costs more than a small job
         self.pool.in_place_scope(|scope| {
             for state in states {
                 let run = &run;
                 scope.spawn(move |_| run(state));
             }
+            run(ours);
         });
     }
 }
@@ -117,7 +120,10 @@ impl Default for Cpu {
 
 impl Backend for Cpu {
     fn describe(&self) -> String {
-        format!("cpu: {} threads, {}", self.threads(), self.isa)
+        match self.threads() {
+            1 => format!("cpu: 1 thread, {}", self.isa),
+            threads => format!("cpu: {threads} threads, {}", self.isa),
+        }
     }
 
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {

@@ -31,8 +31,8 @@ pub struct Append<'a> {
 /// so `seq_lens` counts the new tokens already.
 ///
 /// # Errors
-/// When `append_indptr` decreases, does not have one entry more than `seq_lens`, or a request appends more
-/// tokens than `seq_lens` says it has.
+/// When `append_indptr` decreases, does not have one entry more than `seq_lens`, a length does not fit in 32 bits, or
+/// a request appends more tokens than `seq_lens` says it has.
 pub fn get_batch_indices_positions<'a>(
     append_indptr: impl Into<Index<'a>>,
     seq_lens: &[usize],
@@ -42,7 +42,12 @@ pub fn get_batch_indices_positions<'a>(
     let (mut requests, mut positions) = (Vec::new(), Vec::new());
     for (request, (range, &len)) in ranges.iter().zip(seq_lens).enumerate() {
         crate::ensure!(
-            range.len() <= len && i32::try_from(len).is_ok(),
+            i32::try_from(len).is_ok(),
+            OPERATOR,
+            "request {request}: seq_len = {len} does not fit in 32 bits"
+        );
+        crate::ensure!(
+            range.len() <= len,
             OPERATOR,
             "request {request}: appends {} tokens, but seq_len = {len}",
             range.len()
@@ -112,7 +117,7 @@ fn check(
 ) -> Result<Vec<(usize, usize)>> {
     let tokens = new.batch_indices.len();
     let heads = new.k.shape().get(1).copied().unwrap_or(0);
-    let mut num_pages = 0;
+    let mut num_pages = usize::MAX;
     for (name, new, cache) in [("k", new.k, cache.k.as_view()), ("v", new.v, cache.v.as_view())] {
         let head_dim = new.shape().get(2).copied().unwrap_or(0);
         let expected = [tokens, heads, head_dim];
@@ -123,13 +128,10 @@ fn check(
             "{name} has strides {:?}: head_dim, the last axis, must have stride 1",
             new.strides()
         );
-        let shape =
-            KvShape { layout, page_size: Some(table.page_size), heads, head_dim, dtype: cache.dtype() };
-        num_pages = shape.check(
-            OPERATOR,
-            &format!("cache {name}"),
-            (cache.shape(), cache.strides(), cache.dtype()),
-        )?;
+        let dtype = cache.dtype();
+        let shape = KvShape { layout, page_size: Some(table.page_size), heads, head_dim, dtype };
+        let cache = (cache.shape(), cache.strides(), dtype);
+        num_pages = num_pages.min(shape.check(OPERATOR, &format!("cache {name}"), cache)?);
     }
     check_shape(OPERATOR, "positions", (&[new.positions.len()], &[tokens]), "[num_tokens]")?;
     let pages = table.resolve(OPERATOR)?;

@@ -83,7 +83,11 @@ impl<'a> PageTable<'a> {
             let text = format!("request {request}: last_page_len = {last} is not in 1..={page_size}");
             return Err(crate::Error::new(operator, text));
         };
-        Ok((pages.len() - 1) * page_size + used)
+        let len = (pages.len() - 1).checked_mul(page_size).and_then(|len| len.checked_add(used));
+        len.ok_or_else(|| {
+            let text = format!("request {request}: {} pages of {page_size} tokens overflow", pages.len());
+            crate::Error::new(operator, text)
+        })
     }
 }
 

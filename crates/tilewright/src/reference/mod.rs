@@ -2,6 +2,7 @@
 //! pages; tests and `bench` compare every backend with it.
 
 pub mod activation;
+pub mod attention;
 pub mod norm;
 pub mod rope;
 pub mod sampling;

@@ -83,11 +83,9 @@ impl Simd for Avx2 {
     fn scale_or_zero(self, a: __m256, n: __m256, x: __m256) -> __m256 {
         // SAFETY: see the impl.
         unsafe {
+            // a NaN converts to 1 << 31, of which the shift leaves 0: NaN in `a` stays
             let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
             let scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
-            // the integer addition would turn a NaN into a number
-            let number = _mm256_cmp_ps::<_CMP_ORD_Q>(x, x);
-            let scaled = _mm256_blendv_ps(a, scaled, number);
             // "not less than" keeps NaN
             _mm256_and_ps(scaled, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(-126.0)))
         }
@@ -114,16 +112,41 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+    unsafe fn transpose(self, rows: &[*const f32], mut each: impl FnMut(usize, __m256)) {
+        assert!(rows.len() == Self::LANES, "a whole block");
         // SAFETY: see the impl.
         unsafe {
-            let mut rows = [_mm256_setzero_ps(); 8];
-            for (i, row) in rows.iter_mut().enumerate() {
-                *row = _mm256_loadu_ps(from.add(i * from_stride));
+            let mut block = [_mm256_setzero_ps(); 8];
+            for (register, &row) in block.iter_mut().zip(rows) {
+                *register = _mm256_loadu_ps(row);
             }
-            for (i, column) in transpose_8x8(rows).into_iter().enumerate() {
-                _mm256_storeu_ps(to.add(i * to_stride), column);
+            for (i, column) in transpose_8x8(block).into_iter().enumerate() {
+                each(i, column);
             }
+        }
+    }
+
+    #[inline(always)]
+    fn split_bf16(self, pairs: __m256) -> (__m256, __m256) {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = _mm256_castps_si256(pairs);
+            let upper = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
+            (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits)), _mm256_castsi256_ps(upper))
+        }
+    }
+
+    #[inline(always)]
+    fn split_f16(self, pairs: __m256) -> (__m256, __m256) {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = _mm256_castps_si256(pairs);
+            let lower = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
+            let upper = _mm256_srli_epi32::<16>(bits);
+            // packing works in 128-bit halves: quarters come out as lower, upper, lower, upper
+            let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(lower, upper));
+            let (lower, upper) = (_mm256_castsi256_si128(packed), _mm256_extracti128_si256::<1>(packed));
+            (_mm256_cvtph_ps(lower), _mm256_cvtph_ps(upper))
         }
     }
 

@@ -104,16 +104,37 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
+    unsafe fn transpose(self, rows: &[*const f32], mut each: impl FnMut(usize, __m512)) {
+        assert!(rows.len() == Self::LANES, "a whole block");
         // SAFETY: see the impl.
         unsafe {
-            let mut rows = [_mm512_setzero_ps(); 16];
-            for (i, row) in rows.iter_mut().enumerate() {
-                *row = _mm512_loadu_ps(from.add(i * from_stride));
+            let mut block = [_mm512_setzero_ps(); 16];
+            for (register, &row) in block.iter_mut().zip(rows) {
+                *register = _mm512_loadu_ps(row);
             }
-            for (i, column) in transpose_16x16(rows).into_iter().enumerate() {
-                _mm512_storeu_ps(to.add(i * to_stride), column);
+            for (i, column) in transpose_16x16(block).into_iter().enumerate() {
+                each(i, column);
             }
+        }
+    }
+
+    #[inline(always)]
+    fn split_bf16(self, pairs: __m512) -> (__m512, __m512) {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = _mm512_castps_si512(pairs);
+            let upper = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+            (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)), _mm512_castsi512_ps(upper))
+        }
+    }
+
+    #[inline(always)]
+    fn split_f16(self, pairs: __m512) -> (__m512, __m512) {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = _mm512_castps_si512(pairs);
+            let upper = _mm512_srli_epi32::<16>(bits);
+            (_mm512_cvtph_ps(_mm512_cvtepi32_epi16(bits)), _mm512_cvtph_ps(_mm512_cvtepi32_epi16(upper)))
         }
     }
 

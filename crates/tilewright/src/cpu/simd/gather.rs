@@ -63,24 +63,74 @@ pub(crate) fn prefetch<S: Simd>(simd: S, data: Data<'_>, offset: usize, width: u
     }
 }
 
-/// Transposes `rows × columns` from `from` to `to`, both rounded up to whole registers.
+/// Rows that begin at `offsets` in `data` (at most 128, each `width` elements), as columns of a dense f32 matrix:
+/// `to[c][i] = data[offsets[i] + c]`.
 ///
 /// # Safety
-/// `from` is readable as `[rows, columns]`, `to` writable as `[columns, rows]`, both rounded up; no overlap.
+/// `to` is writable as `[width, offsets.len()]`, the latter rounded up to whole registers, and overlaps nothing else
+/// in use.
 #[inline(always)]
-pub(crate) unsafe fn transpose<S: Simd>(
+pub(crate) unsafe fn transpose_rows<S: Simd>(
     simd: S,
-    (rows, columns): (usize, usize),
-    from: Matrix<*const f32>,
+    data: Data<'_>,
+    offsets: &[usize],
+    width: usize,
     to: Matrix<*mut f32>,
 ) {
-    for row in (0..rows).step_by(S::LANES) {
-        for column in (0..columns).step_by(S::LANES) {
-            // SAFETY: the caller's promise for the block at (row, column).
+    // SAFETY: the caller's promise; `pairs` reads two elements at once.
+    unsafe {
+        match data {
+            Data::F32(s) => blocks(simd, (s, offsets, width), 1, to, |at, value| simd.store(at, value)),
+            Data::F16(s) => blocks(simd, (s, offsets, width), 2, to, |at, pairs| {
+                let (lower, upper) = simd.split_f16(pairs);
+                simd.store(at, lower);
+                simd.store(at.wrapping_add(to.stride), upper);
+            }),
+            Data::Bf16(s) => blocks(simd, (s, offsets, width), 2, to, |at, pairs| {
+                let (lower, upper) = simd.split_bf16(pairs);
+                simd.store(at, lower);
+                simd.store(at.wrapping_add(to.stride), upper);
+            }),
+        }
+    }
+}
+
+/// Transposes whole blocks with `store`, which gets `per_lane` neighbouring elements in each lane, and what is left
+/// at the right edge one by one.
+///
+/// # Safety
+/// As [`transpose_rows`]; `store` writes `per_lane` registers, `to.stride` apart.
+#[inline(always)]
+unsafe fn blocks<S: Simd, T: Element>(
+    simd: S,
+    (data, offsets, width): (&[T], &[usize], usize),
+    per_lane: usize,
+    to: Matrix<*mut f32>,
+    store: impl Fn(*mut f32, S::V),
+) {
+    let whole = width / (per_lane * S::LANES) * (per_lane * S::LANES);
+    let mut rows = [data.as_ptr().cast::<f32>(); 16];
+    for (first, group) in offsets.chunks(S::LANES).enumerate() {
+        let first = first * S::LANES;
+        for (lane, row) in rows[..S::LANES].iter_mut().enumerate() {
+            // lanes beyond the last row repeat it: their columns are never used
+            let offset = group[lane.min(group.len() - 1)];
+            *row = data[offset..offset + width].as_ptr().cast();
+        }
+        for column in (0..whole).step_by(per_lane * S::LANES) {
+            let at = to.at.wrapping_add(column * to.stride + first);
+            let block = rows.map(|row| row.wrapping_byte_add(column * size_of::<T>()));
+            // SAFETY: each row has `width` elements, of which a block is inside `whole`; `to` by the caller's promise.
             unsafe {
-                let from_block = from.at.add(row * from.stride + column);
-                let to_block = to.at.add(column * to.stride + row);
-                simd.transpose(from_block, from.stride, to_block, to.stride);
+                simd.transpose(&block[..S::LANES], |c, value| {
+                    store(at.wrapping_add(c * per_lane * to.stride), value);
+                });
+            }
+        }
+        for (lane, &offset) in group.iter().enumerate() {
+            for column in whole..width {
+                // SAFETY: `column < width`, and `first + lane` is a row.
+                unsafe { *to.at.add(column * to.stride + first + lane) = data[offset + column].to_f32() };
             }
         }
     }

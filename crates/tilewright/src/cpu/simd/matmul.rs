@@ -32,12 +32,11 @@ pub(crate) struct Panel {
     pub(crate) features: Range<usize>,
 }
 
-/// Widens and transposes `weight[features, inputs]` into `to`, `[DEPTH, PANEL]`, by way of `rows`, `[PANEL, DEPTH]`.
+/// Widens and transposes `weight[features, inputs]` into `to`, `[DEPTH, PANEL]`.
 struct Widen<'a> {
     weight: View<'a>,
     features: Range<usize>,
     inputs: Range<usize>,
-    rows: &'a mut [f32],
     to: &'a mut [f32],
 }
 
@@ -46,34 +45,29 @@ impl Task for Widen<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (in_features, depth) = (self.weight.shape()[1], self.inputs.len());
-        for (row, feature) in self.rows.chunks_exact_mut(DEPTH).zip(self.features.clone()) {
-            let offset = feature * in_features + self.inputs.start;
-            // SAFETY: `row` has DEPTH elements, and depth <= DEPTH.
-            unsafe { gather::widen(simd, self.weight.data(), offset, row.as_mut_ptr(), depth) };
+        let in_features = self.weight.shape()[1];
+        let mut offsets = [0; PANEL];
+        let offsets = &mut offsets[..self.features.len()];
+        for (offset, feature) in offsets.iter_mut().zip(self.features) {
+            *offset = feature * in_features + self.inputs.start;
         }
-        assert!(
-            self.rows.len() == PANEL * DEPTH && self.to.len() == PANEL * DEPTH,
-            "a whole panel of scratch"
-        );
-        let from = Matrix { at: self.rows.as_ptr(), stride: DEPTH };
+        assert!(self.inputs.len() <= DEPTH && self.to.len() == PANEL * DEPTH, "a whole panel of scratch");
         let to = Matrix { at: self.to.as_mut_ptr(), stride: PANEL };
-        // SAFETY: both have PANEL * DEPTH elements, multiples of every register size.
-        unsafe { gather::transpose(simd, (self.features.len(), depth), from, to) };
+        // SAFETY: `to` has DEPTH rows of PANEL elements, a multiple of every register size.
+        unsafe { gather::transpose_rows(simd, self.weight.data(), offsets, self.inputs.len(), to) };
     }
 }
 
 impl Product<'_> {
     /// Computes one block of the output. Panels given to concurrent calls must not overlap.
     pub(crate) fn multiply(&self, panel: &Panel, scratch: &mut [f32]) {
-        let (rows, scratch) = scratch.split_at_mut(PANEL * DEPTH);
         let (weights, twice) = scratch.split_at_mut(PANEL * DEPTH);
         let in_features = self.weight.shape()[1];
         self.start_with_bias(panel);
         for first in (0..in_features).step_by(DEPTH) {
             let inputs = first..in_features.min(first + DEPTH);
             let features = panel.features.clone();
-            let task = Widen { weight: self.weight, features, inputs: inputs.clone(), rows, to: weights };
+            let task = Widen { weight: self.weight, features, inputs: inputs.clone(), to: weights };
             self.isa.dispatch(task);
             if panel.rows.len() == 1 {
                 self.accumulate_single(panel, inputs, weights, twice);

@@ -13,6 +13,8 @@ mod avx2;
 mod avx512;
 mod gather;
 pub(crate) mod matmul;
+pub(crate) mod merge;
+pub(crate) mod place;
 mod portable;
 pub(crate) mod shared;
 mod softmax;
@@ -109,11 +111,15 @@ pub(crate) trait Simd: Copy {
     fn scale_or_zero(self, a: Self::V, n: Self::V, x: Self::V) -> Self::V;
     fn reduce_max(self, a: Self::V) -> f32;
     fn reduce_add(self, a: Self::V) -> f32;
-    /// Transposes a `LANES × LANES` block.
+    /// Transposes a `LANES × LANES` block: calls `each(c, column c)` for every column, `rows[r][c]` in lane `r`.
     ///
     /// # Safety
-    /// `from` has `LANES` rows of `LANES` readable elements, `from_stride` apart; `to` likewise, writable.
-    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize);
+    /// `rows` has `LANES` pointers to `LANES` readable elements each; they need not be aligned.
+    unsafe fn transpose(self, rows: &[*const f32], each: impl FnMut(usize, Self::V));
+    /// Widens the lower and the upper bf16 of each lane.
+    fn split_bf16(self, pairs: Self::V) -> (Self::V, Self::V);
+    /// Widens the lower and the upper f16 of each lane.
+    fn split_f16(self, pairs: Self::V) -> (Self::V, Self::V);
     /// Widens `LANES` bf16 values.
     ///
     /// # Safety

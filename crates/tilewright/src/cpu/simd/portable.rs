@@ -90,13 +90,23 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, from: *const f32, from_stride: usize, to: *mut f32, to_stride: usize) {
-        for row in 0..LANES {
-            for column in 0..LANES {
-                // SAFETY: see the impl.
-                unsafe { *to.add(column * to_stride + row) = *from.add(row * from_stride + column) };
-            }
+    unsafe fn transpose(self, rows: &[*const f32], mut each: impl FnMut(usize, Self::V)) {
+        for column in 0..LANES {
+            // SAFETY: see the impl.
+            each(column, lanewise(|row| unsafe { rows[row].add(column).read_unaligned() }));
         }
+    }
+
+    #[inline(always)]
+    fn split_bf16(self, pairs: Self::V) -> (Self::V, Self::V) {
+        let half = |i: usize, shift: u32| bf16::from_bits((pairs[i].to_bits() >> shift) as u16).to_f32();
+        (lanewise(|i| half(i, 0)), lanewise(|i| half(i, 16)))
+    }
+
+    #[inline(always)]
+    fn split_f16(self, pairs: Self::V) -> (Self::V, Self::V) {
+        let half = |i: usize, shift: u32| f16::from_bits((pairs[i].to_bits() >> shift) as u16).to_f32();
+        (lanewise(|i| half(i, 0)), lanewise(|i| half(i, 16)))
     }
 
     #[inline(always)]

@@ -2,7 +2,9 @@
 
 use super::Simd;
 
-/// Running maximum and sum of a row, in base 2 after scaling: `sum = Σ 2^(logit · scale - max)`.
+/// Running maximum and sum of a row: `sum = Σ 2^((logit - max) · scale)`. The maximum is that of the logits before
+/// scaling, so that its own weight is exactly 1, however large it is: `logit · scale - max · scale` in one rounding
+/// would leave the rounding error of `max · scale`, which is no small number where logits are huge.
 /// Laid out as two f32, so that scratch memory can hold it.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -16,8 +18,8 @@ impl Running {
     pub(crate) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
 
     /// `log2 Σ 2^(logit · scale)`, -inf when nothing was seen.
-    pub(crate) fn lse(&self) -> f32 {
-        if self.sum == 0.0 { f32::NEG_INFINITY } else { self.max + self.sum.log2() }
+    pub(crate) fn lse(&self, scale: f32) -> f32 {
+        if self.sum == 0.0 { f32::NEG_INFINITY } else { self.max * scale + self.sum.log2() }
     }
 
     /// What the weighted values are multiplied with in the end: `1 / sum`, 0 when nothing was seen.
@@ -27,7 +29,7 @@ impl Running {
 }
 
 /// Turns `row` (`width` logits, a multiple of the lanes; unseen ones are -inf) into weights
-/// `2^(logit · scale - max)` and returns the factor that brings earlier weights to the new maximum.
+/// `2^((logit - max) · scale)` and returns the factor that brings earlier weights to the new maximum.
 ///
 /// # Safety
 /// `row` points to `width` readable and writable elements.
@@ -45,17 +47,17 @@ pub(crate) unsafe fn step<S: Simd>(
         for at in (0..width).step_by(S::LANES) {
             max = simd.max(simd.load(row.add(at)), max);
         }
-        let max = running.max.max(simd.reduce_max(max) * scale);
+        let max = running.max.max(simd.reduce_max(max));
         // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
         let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
-        let (scale, shift) = (simd.splat(scale), simd.splat(-reference));
+        let factor = if running.max == max { 1.0 } else { ((running.max - reference) * scale).exp2() };
+        let (scale, reference) = (simd.splat(scale), simd.splat(reference));
         let mut sum = simd.splat(0.0);
         for at in (0..width).step_by(S::LANES) {
-            let weight = exp2(simd, simd.mul_add(simd.load(row.add(at)), scale, shift));
+            let weight = exp2(simd, simd.mul(simd.sub(simd.load(row.add(at)), reference), scale));
             simd.store(row.add(at), weight);
             sum = simd.add(sum, weight);
         }
-        let factor = if running.max == max { 1.0 } else { (running.max - reference).exp2() };
         running.sum = running.sum * factor + simd.reduce_add(sum);
         running.max = max;
         factor

@@ -1,0 +1,18 @@
+//! Every refusal, word for word: operator, argument, value, what was expected. And no panic on any input.
+
+mod hostile;
+mod operators;
+mod plan;
+mod run;
+mod tensor;
+
+use std::fmt::Debug;
+
+/// The call must be refused with exactly this text.
+#[track_caller]
+fn refused<T: Debug, E: ToString + Debug>(result: Result<T, E>, text: &str) {
+    match result {
+        Ok(value) => panic!("accepted, giving {value:?}, instead of: {text}"),
+        Err(error) => assert_eq!(error.to_string(), text),
+    }
+}

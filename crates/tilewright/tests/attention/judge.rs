@@ -1,0 +1,85 @@
+//! Compares an outcome with the oracle. The tolerance is measured, not chosen: a small multiple of the error that a
+//! plain f32 loop makes on the same request, and the rounding to the output's dtype.
+
+use crate::{elements::half_ulp, run::Outcome, sample::Sample};
+use std::ops::Range;
+use tilewright::{Dtype, reference::attention::State};
+
+/// A blocked computation in another order may be this much worse than the plain loop.
+const FACTOR: f64 = 3.0;
+
+/// What is right for a sample, and how wrong it may be.
+pub(crate) struct Expected {
+    dtype: Dtype,
+    requests: Vec<Request>,
+    /// The plain loop's largest error in `o` and in `lse`, over the whole sample: a request of one row is too small
+    /// a sample of it.
+    errors: (f64, f64),
+}
+
+struct Request {
+    /// Its rows of `[num_rows, num_qo_heads]`.
+    rows: Range<usize>,
+    truth: State,
+}
+
+impl Expected {
+    pub(crate) fn of(sample: &Sample) -> Self {
+        let heads = sample.problem.heads().qo;
+        let mut errors: (f64, f64) = (0.0, 0.0);
+        let request = |r: usize| {
+            let (truth, naive) = (sample.oracle(r), sample.naive(r));
+            errors.0 = errors.0.max(error(&truth.o, &naive.0));
+            errors.1 = errors.1.max(error(&truth.lse, &naive.1));
+            let begin = sample.first_row(r) * heads;
+            Request { rows: begin..begin + sample.lens[r].0 * heads, truth }
+        };
+        let requests = (0..sample.lens.len()).map(request).collect();
+        Self { dtype: sample.problem.dtype_qo(), requests, errors }
+    }
+
+    /// Says what is wrong with `outcome`, if anything.
+    pub(crate) fn check(&self, outcome: &Outcome) -> Result<(), String> {
+        for (r, request) in self.requests.iter().enumerate() {
+            let rows = request.rows.clone();
+            let dim = request.truth.o.len() / rows.len().max(1);
+            let o = &outcome.o[rows.start * dim..rows.end * dim];
+            compare(&request.truth.o, o, |want| FACTOR * self.errors.0 + half_ulp(self.dtype, want))
+                .map_err(|(at, text)| format!("request {r}, row {}, o[{}]: {text}", at / dim, at % dim))?;
+            let lse = &outcome.lse[rows];
+            compare(&request.truth.lse, lse, |want| FACTOR * self.errors.1 + half_ulp(Dtype::F32, want))
+                .map_err(|(at, text)| format!("request {r}, row {at}, lse: {text}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The largest difference where both are finite; at least one rounding of the largest value.
+fn error(truth: &[f64], naive: &[f32]) -> f64 {
+    let pairs = truth.iter().zip(naive).map(|(truth, naive)| (*truth, f64::from(*naive)));
+    let finite = pairs.filter(|(truth, naive)| truth.is_finite() && naive.is_finite());
+    finite.fold(0.0, |most: f64, (truth, naive)| {
+        most.max((truth - naive).abs()).max(half_ulp(Dtype::F32, truth))
+    })
+}
+
+/// Numbers within their tolerance; NaN and infinities exactly where the truth has them. In a dtype that cannot hold
+/// the truth, the infinity that it rounds to.
+fn compare(truth: &[f64], got: &[f32], tolerance: impl Fn(f64) -> f64) -> Result<(), (usize, String)> {
+    assert_eq!(truth.len(), got.len(), "one value for each of the oracle's");
+    for (at, (&want, got)) in truth.iter().zip(got.iter().map(|v| f64::from(*v))).enumerate() {
+        let right = if want.is_finite() {
+            (got - want).abs() <= tolerance(want)
+        } else {
+            (want.is_nan() && got.is_nan()) || want == got
+        };
+        if !right {
+            let bound = tolerance(want);
+            return Err((
+                at,
+                format!("{got} instead of {want}, off by {:e} of {bound:e}", (got - want).abs()),
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Runs a stored sample on a backend, with NaN in every byte of the output beforehand.
+
+use crate::{elements::Elements, sample::Sample, storage::Stored};
+use tilewright::{Attention, Backend, Dtype, Output, Workspace, attention::Split};
+
+/// What came out, widened to f32.
+#[derive(Debug, Clone)]
+pub(crate) struct Outcome {
+    /// `[num_rows, num_qo_heads, head_dim_vo]`
+    pub(crate) o: Vec<f32>,
+    /// `[num_rows, num_qo_heads]`
+    pub(crate) lse: Vec<f32>,
+}
+
+impl Outcome {
+    /// All bits, for comparisons that must be exact.
+    pub(crate) fn bits(&self) -> Vec<u32> {
+        self.o.iter().chain(&self.lse).map(|value| value.to_bits()).collect()
+    }
+
+    /// The part of query rows `begin..end` of `all` rows.
+    pub(crate) fn rows(&self, all: usize, rows: std::ops::Range<usize>) -> Self {
+        let part = |values: &[f32]| {
+            let row = values.len() / all.max(1);
+            values[rows.start * row..rows.end * row].to_vec()
+        };
+        Self { o: part(&self.o), lse: part(&self.lse) }
+    }
+}
+
+/// Plans and runs, with a workspace of its own.
+pub(crate) fn run<B: Backend + Clone>(
+    backend: &B,
+    sample: &Sample,
+    stored: &Stored,
+    split: Split,
+) -> Outcome {
+    run_with(backend, sample, stored, split, &mut Workspace::default())
+}
+
+/// Plans and runs, with a workspace that may hold anything.
+pub(crate) fn run_with<B: Backend + Clone>(
+    backend: &B,
+    sample: &Sample,
+    stored: &Stored,
+    split: Split,
+    workspace: &mut Workspace,
+) -> Outcome {
+    let problem = sample.problem;
+    let (rows, heads, dim) = (sample.num_rows(), problem.heads().qo, problem.head_dim());
+    let attention = Attention::new(problem, backend.clone()).expect("the backend can do it");
+    let plan = attention.plan_with(&stored.batch(), split).expect("the batch is sound");
+    workspace.fit(&plan);
+    let q = Elements::new(problem.dtype_qo(), &sample.q);
+    let mut o = Elements::filled(problem.dtype_qo(), rows * heads * dim.vo, f32::NAN);
+    let mut lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
+    let out =
+        Output { o: o.view_mut(&[rows, heads, dim.vo]), lse: Some(lse.view_mut(&[rows, heads])), workspace };
+    attention.run(&plan, q.view(&[rows, heads, dim.qk]), stored.cache(), out).expect("the tensors fit");
+    Outcome { o: o.to_f32(), lse: lse.to_f32() }
+}
+
+/// Leaves NaN in the workspace of a run of `sample`: NaN in all queries makes every logit, weight and partial state NaN.
+pub(crate) fn poison<B: Backend + Clone>(
+    backend: &B,
+    sample: &Sample,
+    stored: &Stored,
+    workspace: &mut Workspace,
+) {
+    let nan = |values: &[f32]| vec![f32::NAN; values.len()];
+    let mut poisoned = sample.clone();
+    poisoned.q = nan(&sample.q);
+    run_with(backend, &poisoned, stored, Split::Fixed { tokens: 1 }, workspace);
+}

@@ -1,0 +1,124 @@
+//! `tilewright doctor`: says what the machine has and which backend will run.
+
+mod gpu;
+mod memory;
+
+use clap::Args;
+use miette::{IntoDiagnostic, Result};
+use serde::Serialize;
+use std::{fmt, path::PathBuf};
+use tilewright::{Backend, Cpu, cpu::Isa};
+
+/// What a model folder must have.
+const MODEL_FILES: [&str; 3] = ["config.json", "tokenizer.json", "model.safetensors"];
+
+const EXAMPLES: &str = "\
+Examples:
+  tilewright doctor
+  tilewright doctor --json";
+
+/// Say what this machine has, and which backend will run
+///
+/// Measures for about a quarter second how fast this machine reads memory and multiplies. A missing GPU or model is
+/// no failure.
+#[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    /// Print JSON, for programs
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found.
+#[derive(Serialize)]
+struct Findings {
+    version: &'static str,
+    backend: String,
+    threads: usize,
+    /// Sets of vector instructions that the CPU backend could use, the best last.
+    isa_available: Vec<String>,
+    isa_used: String,
+    memory: Option<memory::Memory>,
+    roofline: Rates,
+    gpu: gpu::Gpu,
+    model: Model,
+}
+
+/// A roofline, in units of 10⁹.
+#[derive(Serialize)]
+struct Rates {
+    gigabytes_per_second: f64,
+    gigaflops_per_second: f64,
+}
+
+/// The folder that `generate` reads where it is given no other.
+#[derive(Serialize)]
+struct Model {
+    folder: Option<PathBuf>,
+    /// Files that are not there; a model is present when this is empty.
+    missing: Vec<&'static str>,
+}
+
+/// Looks around and reports.
+pub(crate) fn run(arguments: &Arguments) -> Result<String> {
+    let findings = Findings::collect();
+    if arguments.json {
+        return Ok(serde_json::to_string_pretty(&findings).into_diagnostic()? + "\n");
+    }
+    Ok(findings.to_string())
+}
+
+impl Findings {
+    fn collect() -> Self {
+        let cpu = Cpu::new();
+        let roofline = cpu.measure_roofline();
+        let folder = crate::model_folder::shipped();
+        let is_there = |file: &str| folder.as_ref().is_some_and(|folder| folder.join(file).is_file());
+        let missing = MODEL_FILES.into_iter().filter(|file| !is_there(file)).collect();
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            backend: cpu.describe(),
+            threads: cpu.threads(),
+            isa_available: Isa::available().iter().map(Isa::to_string).collect(),
+            isa_used: cpu.isa().to_string(),
+            memory: memory::find(),
+            roofline: Rates {
+                gigabytes_per_second: roofline.bytes_per_second / 1e9,
+                gigaflops_per_second: roofline.flops_per_second / 1e9,
+            },
+            gpu: gpu::find(),
+            model: Model { folder, missing },
+        }
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, text: &dyn fmt::Display| writeln!(f, "{name:14}{text}");
+        row("tilewright", &self.version)?;
+        row("backend", &self.backend)?;
+        row("threads", &self.threads)?;
+        row("instructions", &format_args!("{}; {} is used", self.isa_available.join(", "), self.isa_used))?;
+        match &self.memory {
+            Some(memory) => row("memory", memory)?,
+            None => row("memory", &"unknown on this system")?,
+        }
+        let Rates { gigabytes_per_second: bytes, gigaflops_per_second: flops } = self.roofline;
+        row("roofline", &format_args!("{bytes:.1} GB/s read, {flops:.1} GFLOP/s in f32, measured now"))?;
+        row("GPU", &self.gpu)?;
+        row("model", &self.model)
+    }
+}
+
+impl fmt::Display for Model {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(folder) = &self.folder else {
+            return f.write_str("the one that ships with tilewright is not here; `generate` needs --model");
+        };
+        write!(f, "{}", folder.display())?;
+        match self.missing.len() {
+            0 => Ok(()),
+            _ => write!(f, " is not complete: no {}", self.missing.join(", no ")),
+        }
+    }
+}

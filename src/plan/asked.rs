@@ -1,0 +1,143 @@
+//! The problem and the batch that a plan is asked for, whether by arguments or by a file.
+
+use miette::{IntoDiagnostic, Result, bail};
+use serde::Deserialize;
+use tilewright::{
+    Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem,
+    attention::{Split, Tiling},
+};
+
+/// More than these cannot be read as a report or a picture any more.
+const MAX_REQUESTS: usize = 1 << 16;
+const MAX_PAGES: usize = 1 << 24;
+const MAX_ITEMS: usize = 1 << 18;
+
+/// How long a request is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lengths {
+    pub(crate) qo: usize,
+    pub(crate) kv: usize,
+}
+
+/// Everything that a plan depends on beside the machine.
+#[derive(Debug, PartialEq)]
+pub(super) struct Asked {
+    pub(super) heads: Heads,
+    pub(super) head_dim: HeadDim,
+    pub(super) dtype: Dtype,
+    pub(super) page_size: usize,
+    pub(super) mask: Mask,
+    pub(super) split: Split,
+    pub(super) requests: Vec<Lengths>,
+}
+
+/// A batch's arrays; request after request owns the next pages of a pool.
+pub(super) struct Pages {
+    qo_indptr: Vec<i64>,
+    indptr: Vec<i64>,
+    indices: Vec<i32>,
+    last_page_len: Vec<i64>,
+}
+
+impl Asked {
+    pub(super) fn problem(&self) -> Result<Problem> {
+        let builder = Problem::builder(self.heads, self.head_dim);
+        builder.dtypes(self.dtype, self.dtype).mask(self.mask).build().into_diagnostic()
+    }
+
+    /// The batch's arrays, unless the batch would be too large to be shown when it is cut as `tiling` says.
+    pub(super) fn pages(&self, tiling: &Tiling) -> Result<Pages> {
+        let page_size = self.page_size.max(1); // 0 is the planner's to refuse
+        let sum = |part: &dyn Fn(&Lengths) -> usize| {
+            self.requests.iter().fold(0usize, |sum, request| sum.saturating_add(part(request)))
+        };
+        let pages = sum(&|request| request.kv.div_ceil(page_size));
+        for (about, what, value, most) in [
+            ("", "requests", self.requests.len(), MAX_REQUESTS),
+            ("", "pages", pages, MAX_PAGES),
+            ("up to ", "work items", sum(&|request| self.items_of(request, tiling)), MAX_ITEMS),
+        ] {
+            if value > most {
+                bail!("the batch has {about}{value} {what}, the most that can be shown is {most}");
+            }
+        }
+        let sums = |length: &dyn Fn(&Lengths) -> usize| {
+            let mut indptr = vec![0];
+            for request in &self.requests {
+                indptr.push(indptr[indptr.len() - 1] + length(request) as i64);
+            }
+            indptr
+        };
+        let last = |kv: usize| if kv == 0 { 0 } else { (kv - 1) % page_size + 1 };
+        Ok(Pages {
+            qo_indptr: sums(&|request| request.qo),
+            indptr: sums(&|request| request.kv.div_ceil(page_size)),
+            indices: (0..pages as i32).collect(),
+            last_page_len: self.requests.iter().map(|request| last(request.kv) as i64).collect(),
+        })
+    }
+
+    /// The most work items of a request, those aside that come of balancing: fewer than there are workers.
+    fn items_of(&self, request: &Lengths, tiling: &Tiling) -> usize {
+        let rows = (tiling.q_rows / self.heads.group()).max(1);
+        let pieces = match self.split {
+            Split::Fixed { tokens } => request.kv.div_ceil(tokens.max(tiling.kv_tokens)).max(1),
+            Split::Balanced | Split::Never => 1,
+        };
+        request.qo.div_ceil(rows).saturating_mul(self.heads.kv).saturating_mul(pieces)
+    }
+}
+
+impl Pages {
+    pub(super) fn batch(&self, page_size: usize) -> Batch<'_> {
+        let table = PageTable::new(&self.indptr, &self.indices, &self.last_page_len, page_size);
+        Batch::paged(&self.qo_indptr, table)
+    }
+}
+
+/// [`Mask`], by name.
+#[derive(Debug, Clone, Copy, Default, clap::ValueEnum, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum MaskName {
+    /// Those up to its own position
+    #[default]
+    Causal,
+    /// All of its request
+    Full,
+}
+
+impl From<MaskName> for Mask {
+    fn from(name: MaskName) -> Self {
+        match name {
+            MaskName::Causal => Self::Causal,
+            MaskName::Full => Self::Full,
+        }
+    }
+}
+
+pub(super) fn parse_heads(text: &str) -> Result<Heads, String> {
+    let (qo, kv) = parse_pair(text).ok_or("expected QO/KV, as in 32/8")?;
+    Ok(Heads { qo, kv })
+}
+
+pub(super) fn parse_head_dim(text: &str) -> Result<HeadDim, String> {
+    let (qk, vo) = parse_pair(text).ok_or("expected a number, or two as in 192/128")?;
+    Ok(HeadDim { qk, vo })
+}
+
+pub(super) fn parse_split(text: &str) -> Result<Split, String> {
+    match text {
+        "balanced" => Ok(Split::Balanced),
+        "never" => Ok(Split::Never),
+        _ => {
+            let tokens = text.parse().map_err(|_| "expected balanced, never, or a number of tokens")?;
+            Ok(Split::Fixed { tokens })
+        }
+    }
+}
+
+/// `a/b`, or `a` for `a/a`.
+fn parse_pair(text: &str) -> Option<(usize, usize)> {
+    let (first, second) = text.split_once('/').unwrap_or((text, text));
+    Some((first.parse().ok()?, second.parse().ok()?))
+}

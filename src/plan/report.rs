@@ -1,0 +1,77 @@
+//! A plan's estimate and the shares of its workers, as text.
+
+use std::fmt::Write as _;
+use tilewright::{
+    Roofline,
+    attention::{Explanation, Schedule, Tiling, WorkItem},
+};
+
+/// Characters of the longest bar.
+const BAR: usize = 24;
+
+/// The ceilings of a machine, in 10⁹ per second.
+pub(crate) fn rates(roofline: &Roofline) -> String {
+    let (bytes, flops) = (roofline.bytes_per_second / 1e9, roofline.flops_per_second / 1e9);
+    format!("{bytes:.1} GB/s and {flops:.1} GFLOP/s")
+}
+
+/// The least time that a plan takes, and why.
+pub(super) fn estimate(explanation: &Explanation, roofline: &Roofline) -> String {
+    let estimate = explanation.estimate(roofline);
+    let [total, memory, compute] = [estimate.seconds(), estimate.memory, estimate.compute].map(time);
+    format!("at least {total}, bound by {} (memory {memory}, compute {compute})", estimate.bound())
+}
+
+/// Seconds in the unit that suits them.
+fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 1e-3 => format!("{:.2} µs", s * 1e6),
+        s if s < 1.0 => format!("{:.2} ms", s * 1e3),
+        s => format!("{s:.2} s"),
+    }
+}
+
+/// What an item costs in the planner's eyes.
+pub(crate) fn cost(item: &WorkItem, tiling: &Tiling) -> usize {
+    tiling.cost(item.kv_heads.len(), item.qo.len(), item.kv.len())
+}
+
+/// What the numbers of [`cost`] mean.
+pub(crate) fn cost_formula(tiling: &Tiling) -> String {
+    format!(
+        "cost: (KV tiles of {} keys + {}) × (query rows + {}) × KV heads",
+        tiling.kv_tokens, tiling.segment_overhead, tiling.tile_load
+    )
+}
+
+/// One line a worker.
+pub(super) fn workers(schedule: &Schedule, tiling: &Tiling) -> String {
+    let costs: Vec<usize> = (0..schedule.num_workers())
+        .map(|w| schedule.worker(w).iter().map(|item| cost(item, tiling)).sum())
+        .collect();
+    let busiest = costs.iter().copied().max().unwrap_or(0).max(1);
+    let mut text = format!("worker  items  partial   cost  {:BAR$}  requests\n", "");
+    for (w, &cost) in costs.iter().enumerate() {
+        let items = schedule.worker(w);
+        let partial = items.iter().filter(|item| item.partial.is_some()).count();
+        let bar = "█".repeat((cost * BAR).div_ceil(busiest));
+        let requests = requests(items);
+        let line = format!("{w:6}  {:5}  {partial:7}  {cost:5}  {bar:BAR$}  {requests}", items.len());
+        let _ = writeln!(text, "{}", line.trim_end());
+    }
+    let _ = writeln!(
+        text,
+        "\n{}\npartial: work items that write a partial state, to be merged when all are done",
+        cost_formula(tiling)
+    );
+    text
+}
+
+/// The requests of neighbouring items: `0`, `3-7`, nothing for no item.
+fn requests(items: &[WorkItem]) -> String {
+    match items {
+        [] => String::new(),
+        [first, .., last] if first.request != last.request => format!("{}-{}", first.request, last.request),
+        [first, ..] => first.request.to_string(),
+    }
+}

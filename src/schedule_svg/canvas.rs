@@ -1,0 +1,134 @@
+//! The few shapes of SVG that the picture needs, and its colours. Coordinates are pixels from the upper left corner.
+
+use std::fmt::Write as _;
+
+/// Ten colours that are told apart at a glance, also by most who do not see all of them.
+const COLOURS: [u32; 10] =
+    [0x4e79a7, 0xf28e2b, 0x59a14f, 0xe15759, 0x76b7b2, 0xedc948, 0xb07aa1, 0x9c755f, 0xff9da7, 0x8c96a8];
+
+const STYLE: &str = "\
+<style>
+text { font-family: system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, sans-serif; font-size: 12px; fill: #333 }
+.title { font-size: 20px; font-weight: 600; fill: #111 }
+.heading { font-size: 14px; font-weight: 600; fill: #111 }
+.quiet { fill: #777 }
+.item { stroke: #fff; stroke-width: 1 }
+.overhead { fill: #000; fill-opacity: 0.28 }
+.partial { fill: url(#hatch) }
+.grid { stroke: #e4e4e4; stroke-width: 1 }
+.mean { stroke: #111; stroke-width: 1.2; stroke-dasharray: 5 4 }
+</style>
+<defs>
+<pattern id=\"hatch\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\">
+<path d=\"M0 0H7V7H0Z\" fill=\"#fff\" fill-opacity=\"0.4\"/>
+<path d=\"M0 0H2.4V7H0Z\" fill=\"#fff\" fill-opacity=\"0.45\"/>
+</pattern>
+</defs>
+";
+
+/// Where text begins, or what it ends or lies around.
+#[derive(Clone, Copy)]
+pub(super) enum Anchor {
+    Start,
+    Middle,
+    End,
+}
+
+/// A rectangle.
+#[derive(Clone, Copy)]
+pub(super) struct Area {
+    pub(super) x: f64,
+    pub(super) y: f64,
+    pub(super) width: f64,
+    pub(super) height: f64,
+}
+
+/// A picture as it grows.
+#[derive(Default)]
+pub(super) struct Canvas {
+    shapes: String,
+}
+
+impl Canvas {
+    /// A filled rectangle with a class and a text that shows under the pointer.
+    pub(super) fn rect(&mut self, area: Area, (class, colour): (&str, u32), tip: &str) {
+        let Area { x, y, width, height } = area;
+        let _ = writeln!(
+            self.shapes,
+            "<rect class=\"{class}\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" \
+             fill=\"#{colour:06x}\"><title>{}</title></rect>",
+            escaped(tip)
+        );
+    }
+
+    /// An area that lies over another and lets the pointer through.
+    pub(super) fn cover(&mut self, area: Area, class: &str) {
+        let Area { x, y, width, height } = area;
+        let _ = writeln!(
+            self.shapes,
+            "<path class=\"{class}\" pointer-events=\"none\" d=\"M{x:.2} {y:.2}h{width:.2}v{height:.2}h-{width:.2}z\"/>"
+        );
+    }
+
+    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
+        let ((x, y), (to_x, to_y)) = (from, to);
+        let _ = writeln!(
+            self.shapes,
+            "<line class=\"{class}\" x1=\"{x:.2}\" y1=\"{y:.2}\" x2=\"{to_x:.2}\" y2=\"{to_y:.2}\"/>"
+        );
+    }
+
+    /// Text whose baseline is at `y`, in a class or with further attributes.
+    pub(super) fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, attributes: &str, text: &str) {
+        let anchor = match anchor {
+            Anchor::Start => "start",
+            Anchor::Middle => "middle",
+            Anchor::End => "end",
+        };
+        let _ = writeln!(
+            self.shapes,
+            "<text x=\"{x:.2}\" y=\"{y:.2}\" text-anchor=\"{anchor}\" {attributes}>{}</text>",
+            escaped(text)
+        );
+    }
+
+    /// The whole file.
+    pub(super) fn finish(self, width: f64, height: f64) -> String {
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
+             viewBox=\"0 0 {width:.0} {height:.0}\">\n{STYLE}\
+             <path d=\"M0 0H{width:.0}V{height:.0}H0Z\" fill=\"#fff\"/>\n{}</svg>\n",
+            self.shapes
+        )
+    }
+}
+
+/// Pixels that `text` needs at the usual size; fonts differ, so rather too many.
+pub(super) fn text_width(text: &str) -> f64 {
+    7.2 * text.chars().count() as f64
+}
+
+/// The colour of a request; from the eleventh on they come again, paler and then darker.
+pub(super) fn colour(request: usize) -> u32 {
+    let colour = COLOURS[request % COLOURS.len()];
+    let shade = |shift: u32| {
+        let channel = colour >> shift & 0xff;
+        let shaded = match request / COLOURS.len() % 3 {
+            0 => channel,
+            1 => channel + (255 - channel) / 3,
+            _ => channel - channel / 3,
+        };
+        shaded << shift
+    };
+    shade(16) | shade(8) | shade(0)
+}
+
+/// An attribute that makes text readable on `colour`.
+pub(super) fn ink(colour: u32) -> &'static str {
+    let brightness = 299 * (colour >> 16 & 0xff) + 587 * (colour >> 8 & 0xff) + 114 * (colour & 0xff);
+    if brightness < 125_000 { "style=\"fill:#fff\"" } else { "style=\"fill:#111\"" }
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}

@@ -1,0 +1,81 @@
+//! Title and legend: which colour is which request, and what the marks mean.
+
+use super::{
+    LEFT, Picture, WIDTH,
+    canvas::{Anchor, Area, Canvas, colour, text_width},
+};
+
+/// More requests than these are counted, not listed.
+const LISTED: usize = 20;
+const CHIP: f64 = 13.0;
+const LINE: f64 = 22.0;
+
+impl Picture<'_> {
+    /// Draws them from the top, and returns where they end.
+    pub(super) fn draw_legend(&self, canvas: &mut Canvas) -> f64 {
+        let schedule = self.schedule;
+        let title = format!(
+            "{} work items of {} requests on {} workers, {} merges",
+            schedule.items.len(),
+            self.requests.len(),
+            schedule.num_workers(),
+            schedule.merges.len()
+        );
+        canvas.text((18.0, 34.0), Anchor::Start, "class=\"title\"", &title);
+        canvas.text((18.0, 56.0), Anchor::Start, "class=\"quiet\"", &self.subtitle);
+
+        let mut row = Row { x: LEFT, y: 74.0 };
+        for (r, request) in self.requests.iter().enumerate().take(LISTED) {
+            let label = format!("request {r}: {} × {}", request.qo, request.kv);
+            let chip = row.chip(&label);
+            canvas.rect(chip, ("chip", colour(r)), "query rows × keys");
+            row.label(canvas, &label);
+        }
+        let ending = match self.requests.len().saturating_sub(LISTED) {
+            0 => "(query rows × keys)".to_owned(),
+            more => format!("and {more} more (query rows × keys)"),
+        };
+        row.chip(&ending);
+        row.label(canvas, &ending);
+        row.next();
+        for (class, label) in
+            [("partial", "writes a partial state, to be merged"), ("overhead", "overhead of a work item")]
+        {
+            let chip = row.chip(label);
+            canvas.rect(chip, ("chip", colour(0)), label);
+            let dark = if class == "overhead" { CHIP / 2.0 } else { CHIP };
+            canvas.cover(Area { width: dark, ..chip }, class);
+            row.label(canvas, label);
+        }
+        let chip = row.chip("mean of the workers");
+        let middle = chip.y + CHIP / 2.0;
+        canvas.line((chip.x - 6.0, middle), (chip.x + CHIP, middle), "mean");
+        row.label(canvas, "mean of the workers");
+        row.y + CHIP
+    }
+}
+
+/// Where the next entry goes.
+struct Row {
+    x: f64,
+    y: f64,
+}
+
+impl Row {
+    fn next(&mut self) {
+        (self.x, self.y) = (LEFT, self.y + LINE);
+    }
+
+    /// The chip of an entry, in the next line when the entry would not fit in this one.
+    fn chip(&mut self, label: &str) -> Area {
+        if self.x > LEFT && self.x + CHIP + 6.0 + text_width(label) > WIDTH - 18.0 {
+            self.next();
+        }
+        Area { x: self.x, y: self.y, width: CHIP, height: CHIP }
+    }
+
+    fn label(&mut self, canvas: &mut Canvas, label: &str) {
+        canvas.text((self.x + CHIP + 6.0, self.y + 11.0), Anchor::Start, "", label);
+        self.x += CHIP + 6.0 + text_width(label) + 14.0;
+    }
+}

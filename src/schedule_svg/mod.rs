@@ -1,0 +1,74 @@
+//! A picture of a schedule: a lane for each worker, a rectangle for each work item along an axis of cost, and the
+//! merges below.
+//!
+//! ```text
+//! title, problem                                    ┐ legend.rs
+//! legend: a colour for each request                 ┘
+//! worker 0 ┃▒▒▒ r0 h0 ▒▒▒┃▒▒ r0 h1 ▒▒┃              ┐
+//! worker 1 ┃// r0 h1 //┃▒▒ r1 h0 ▒▒▒▒┃              │ lanes.rs      // writes a partial state
+//!          0      20      40      60  KV tiles      ┘
+//! merges:  r0 h1 ← 2 partial states of workers 0, 1   merges.rs
+//! ```
+
+mod canvas;
+mod lanes;
+mod legend;
+mod merges;
+
+use crate::plan::{Lengths, cost};
+use canvas::Canvas;
+use std::ops::Range;
+use tilewright::attention::{Schedule, Tiling, WorkItem};
+
+/// Pixels from the left edge to the lanes.
+const LEFT: f64 = 78.0;
+/// Pixels of the lanes for the busiest worker.
+const LANES: f64 = 960.0;
+/// Pixels of the whole picture; the costs of lanes stand at the right.
+const WIDTH: f64 = LEFT + LANES + 62.0;
+
+/// What is drawn.
+pub(crate) struct Picture<'a> {
+    /// A line below the title.
+    pub(crate) subtitle: String,
+    pub(crate) requests: &'a [Lengths],
+    pub(crate) schedule: &'a Schedule,
+    pub(crate) tiling: Tiling,
+}
+
+impl Picture<'_> {
+    /// The SVG file.
+    pub(crate) fn draw(&self) -> String {
+        let mut canvas = Canvas::default();
+        let y = self.draw_legend(&mut canvas);
+        let y = self.draw_lanes(&mut canvas, y + 24.0);
+        let y = self.draw_merges(&mut canvas, y + 34.0);
+        canvas.finish(WIDTH, y + 18.0)
+    }
+
+    fn cost(&self, item: &WorkItem) -> usize {
+        cost(item, &self.tiling)
+    }
+
+    /// The share of an item's cost that is not KV tiles.
+    fn overhead(&self, item: &WorkItem) -> f64 {
+        let tiles = item.kv.len().div_ceil(self.tiling.kv_tokens);
+        self.tiling.segment_overhead as f64 / (self.tiling.segment_overhead + tiles) as f64
+    }
+}
+
+/// How a label names some of a kind: `row 3`, `rows 3..5`.
+fn name(kind: &str, some: &Range<u32>) -> String {
+    match some.len() {
+        1 => format!("{kind} {}", some.start),
+        _ => format!("{kind}s {}..{}", some.start, some.end),
+    }
+}
+
+/// A short name of KV heads: `h3`, `h3..5`.
+fn short_heads(kv_heads: &Range<u32>) -> String {
+    match kv_heads.len() {
+        1 => format!("h{}", kv_heads.start),
+        _ => format!("h{}..{}", kv_heads.start, kv_heads.end),
+    }
+}

@@ -1,0 +1,118 @@
+//! `tilewright doctor` and the command line as a whole, run as a user runs them.
+
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+fn tilewright(arguments: &[&str], folder: &Path) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.args(arguments).current_dir(folder).env("NO_COLOR", "1").env_remove("LD_LIBRARY_PATH");
+    command.output().unwrap()
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+#[track_caller]
+fn printed(output: &Output) -> &str {
+    assert_eq!(std::str::from_utf8(&output.stderr).unwrap(), "");
+    assert_eq!(output.status.code(), Some(0));
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+#[test]
+fn says_what_there_is_and_what_will_run() {
+    let output = tilewright(&["doctor"], root());
+    let report = printed(&output);
+    let row = |name: &str| {
+        let line = report.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{report}"));
+        line[name.len()..].trim_start()
+    };
+    assert_eq!(row("tilewright"), env!("CARGO_PKG_VERSION"));
+    let threads = std::thread::available_parallelism().unwrap();
+    assert_eq!(row("threads"), threads.to_string());
+    assert!(row("backend").starts_with(&format!("cpu: {threads} threads, ")), "{report}");
+    let used = row("backend").rsplit(", ").next().unwrap();
+    assert!(row("instructions").starts_with("portable"), "{report}");
+    assert!(row("instructions").ends_with(&format!("{used} is used")), "{report}");
+    assert!(row("roofline").contains(" GB/s read, ") && row("roofline").contains(" GFLOP/s"), "{report}");
+    let gpu = "this version has no GPU backend, the CPU backend will run";
+    assert!(row("GPU").ends_with(gpu), "{report}");
+    assert!(row("model").ends_with("models/tilewright-small"), "{report}");
+}
+
+#[test]
+fn json_says_the_same_to_programs() {
+    let output = tilewright(&["doctor", "--json"], root());
+    let report: serde_json::Value = serde_json::from_str(printed(&output)).unwrap();
+    let threads = std::thread::available_parallelism().unwrap().get();
+    assert_eq!(report["threads"], threads);
+    assert_eq!(report["isa_available"][0], "portable");
+    let isas = report["isa_available"].as_array().unwrap();
+    assert_eq!(isas.last().unwrap(), &report["isa_used"]);
+    assert!(report["roofline"]["gigabytes_per_second"].as_f64().unwrap() > 0.1);
+    assert!(report["roofline"]["gigaflops_per_second"].as_f64().unwrap() > 0.1);
+    assert_eq!(report["gpu"]["backend"], false);
+    assert!(report["gpu"].get("driver").is_some());
+    assert_eq!(report["model"]["missing"], serde_json::json!([]));
+    #[cfg(target_os = "linux")]
+    assert!(report["memory"]["total"].as_u64().unwrap() >= report["memory"]["available"].as_u64().unwrap());
+}
+
+#[test]
+fn a_missing_model_is_named_file_by_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("models/tilewright-small");
+    std::fs::create_dir_all(&model).unwrap();
+    std::fs::write(model.join("config.json"), "{}").unwrap();
+    let output = tilewright(&["doctor"], folder.path());
+    let line = "models/tilewright-small is not complete: no tokenizer.json, no model.safetensors\n";
+    assert!(printed(&output).ends_with(line), "{}", printed(&output));
+}
+
+#[test]
+fn a_drivers_library_is_found_where_the_loader_would_look() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("libcuda.so.1");
+    std::fs::write(&library, "").unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_tilewright"))
+        .args(["doctor", "--json"])
+        .env("LD_LIBRARY_PATH", folder.path())
+        .output()
+        .unwrap();
+    let report: serde_json::Value = serde_json::from_str(printed(&output)).unwrap();
+    assert_eq!(report["gpu"]["driver"], library.to_str().unwrap());
+    assert_eq!(report["gpu"]["backend"], false);
+}
+
+#[test]
+fn the_command_line_lists_its_commands() {
+    let output = tilewright(&["--help"], root());
+    for command in ["generate", "plan", "doctor"] {
+        assert!(printed(&output).lines().any(|line| line.trim().starts_with(command)), "{command}");
+    }
+    let version = tilewright(&["--version"], root());
+    assert_eq!(printed(&version), format!("tilewright {}\n", env!("CARGO_PKG_VERSION")));
+    for arguments in [&[][..], &["no-such-command"], &["doctor", "--no-such-option"]] {
+        let output = tilewright(arguments, root());
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_reader_that_leaves_early_is_no_error() {
+    use std::process::Stdio;
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
+        .arg("doctor")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take()); // before the measurement is done
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(std::str::from_utf8(&output.stderr).unwrap(), "");
+    assert_eq!(output.status.code(), Some(0));
+}

@@ -1,0 +1,291 @@
+//! `tilewright plan`, run as a user runs it: what it prints and draws, and what it says about mistakes.
+
+use std::{
+    io::Write as _,
+    path::Path,
+    process::{Command, Output, Stdio},
+};
+
+/// Two that decode and a chunk of a prompt, for a machine that is always the same.
+const BATCH: [&str; 6] = ["--heads", "32/8", "--head-dim", "128", "--requests", "2*1:4096,64:700"];
+const MACHINE: [&str; 4] = ["--threads", "2", "--roofline", "20/100"];
+
+fn plan(arguments: &[&[&str]], input: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
+        .arg("plan")
+        .args(arguments.concat())
+        .envs([("NO_COLOR", "1"), ("TERM", "xterm")])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A command that refuses its arguments does not read.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[track_caller]
+fn printed(output: &Output) -> &str {
+    assert_eq!(text(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+    text(&output.stdout)
+}
+
+/// The code that `output` ended with and all it says, without the drawing around the words.
+#[track_caller]
+fn refused(output: &Output, code: i32) -> String {
+    assert_eq!(text(&output.stdout), "");
+    assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+    let words = text(&output.stderr).split_whitespace();
+    words.filter(|word| word.chars().any(|c| c.is_ascii())).collect::<Vec<_>>().join(" ")
+}
+
+/// The number before `words` in the report.
+#[track_caller]
+fn count(report: &str, words: &str) -> usize {
+    let before = report.split(words).next().unwrap();
+    before.split_whitespace().next_back().unwrap().parse().unwrap()
+}
+
+#[test]
+fn prints_the_explanation_the_estimate_and_every_workers_share() {
+    let output = plan(&[&["--heads=32/8", "--head-dim=128", "--requests=2*1:4096"], &MACHINE], "");
+    let report = printed(&output);
+    let lines: Vec<&str> = report.lines().collect();
+    assert_eq!(lines[0], "32/8 heads, head_dim 128, bf16 q/o, bf16 KV, NHD, causal");
+    assert_eq!(lines[1], "  2 requests, 2 query rows, keys split: balanced");
+    assert!(lines[6].ends_with("given 20.0 GB/s and 100.0 GFLOP/s:"), "{report}");
+    // 2 requests of 4096 keys, 8 heads, 2 * 128 elements of 2 bytes: 33.55 MB, and 0.03 MB of queries and outputs;
+    // 4 times the heads, 2 operations an element: 0.134 GFLOP
+    assert_eq!(lines[7], "  at least 1.68 ms, bound by memory (memory 1.68 ms, compute 1.34 ms)");
+    assert_eq!(lines[9], "worker  items  partial   cost                            requests");
+
+    let shares: Vec<Vec<&str>> = lines[10..18].iter().map(|line| line.split_whitespace().collect()).collect();
+    let column = |at: usize| shares.iter().map(move |share| share[at].parse::<usize>().unwrap());
+    assert!(column(0).eq(0..8), "{report}");
+    let items = count(report, " work items");
+    assert_eq!(column(1).sum::<usize>(), items);
+    assert!(column(2).sum::<usize>() >= 2 * count(report, " merges"), "{report}");
+    assert!(column(2).sum::<usize>() > 0, "{report}");
+    assert_eq!((shares[0][5], shares[7][5]), ("0", "1"));
+}
+
+#[test]
+fn the_cost_of_a_work_item_is_its_tiles_and_an_overhead() {
+    let output = plan(&[&["--heads=4/1", "--head-dim=128", "--requests=2*1:4096"], &MACHINE], "");
+    let report = printed(&output);
+    let costs = report.lines().skip(10).take(8).map(|line| line.split_whitespace().nth(3).unwrap());
+    let cost: usize = costs.map(|cost| cost.parse::<usize>().unwrap()).sum();
+    let (tile, overhead) = (count(report, " keys, and"), count(report, " more for each"));
+    assert_eq!(cost, 2 * 4096 / tile + overhead * count(report, " work items"));
+}
+
+#[test]
+fn equal_questions_get_equal_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let draw = |name: &str| {
+        let path = folder.path().join(name);
+        let output = plan(&[&BATCH, &MACHINE, &["--svg", path.to_str().unwrap()]], "");
+        (printed(&output).to_owned(), std::fs::read_to_string(path).unwrap())
+    };
+    assert_eq!(draw("one.svg"), draw("two.svg"));
+}
+
+#[test]
+fn json_and_arguments_ask_the_same() {
+    let all = r#"{"heads": [32, 8], "head_dim": [192, 128], "dtype": "f16", "page_size": 8, "mask": "full",
+                  "split": 512, "requests": [[1, 4096], [64, 700]]}"#;
+    let arguments = [
+        "--heads=32/8",
+        "--head-dim=192/128",
+        "--dtype=f16",
+        "--page-size=8",
+        "--mask=full",
+        "--split=512",
+        "--requests=1:4096,64:700",
+    ];
+    let from_json = plan(&[&["--json", "-"], &MACHINE], all);
+    let from_arguments = plan(&[&arguments, &MACHINE], "");
+    assert_eq!(printed(&from_json), printed(&from_arguments));
+    assert!(printed(&from_json).contains("head_dim 192/128, f16 q/o, f16 KV, NHD, full"));
+    assert!(printed(&from_json).contains("keys split: every 512 keys"));
+
+    // Pages show in nothing that is printed but a refusal.
+    let pageless = all.replace("\"page_size\": 8", "\"page_size\": 0");
+    let said = refused(&plan(&[&["--json", "-"], &MACHINE], &pageless), 1);
+    assert!(said.contains("page_size = 0"), "{said}");
+
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("batch.json");
+    let short = r#"{"heads": [32, 8], "head_dim": 128, "requests": [[1, 4096], [1, 4096], [64, 700]]}"#;
+    std::fs::write(&file, short).unwrap();
+    let from_file = plan(&[&["--json", file.to_str().unwrap()], &MACHINE], "");
+    assert_eq!(printed(&from_file), printed(&plan(&[&BATCH, &MACHINE], "")));
+}
+
+#[test]
+fn a_split_that_is_never_cuts_nothing() {
+    let decode = ["--heads=32/8", "--head-dim=128", "--requests=2*1:4096"];
+    let output = plan(&[&decode, &MACHINE, &["--split", "never"]], "");
+    assert!(printed(&output).contains(" 0 merges\n"), "{}", printed(&output));
+    let balanced = plan(&[&decode, &MACHINE], "");
+    assert!(!printed(&balanced).contains(" 0 merges\n"), "{}", printed(&balanced));
+}
+
+#[test]
+fn the_picture_has_a_rectangle_for_each_work_item_and_a_mark_for_each_partial_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let many = (0..40).map(|i| format!("1:{}", i * 131 % 3000 + 1)).collect::<Vec<_>>().join(",");
+    let batches: [&[&str]; 3] = [
+        &["--heads=32/8", "--head-dim=128", "--requests=2*1:4096,64:700", "--threads=2"],
+        &["--heads=4/2", "--head-dim=64", "--requests", &many, "--threads=16", "--split=256"],
+        &["--heads=4/2", "--head-dim=64", "--requests=0:0,3:0,1:1", "--threads=1"],
+    ];
+    for (at, batch) in batches.iter().enumerate() {
+        let path = folder.path().join(format!("{at}.svg"));
+        let drawn = ["--svg", path.to_str().unwrap(), "--roofline=20/100"];
+        let report = plan(&[batch, &drawn], "");
+        check_picture(&path, printed(&report));
+    }
+}
+
+fn check_picture(path: &Path, report: &str) {
+    let svg = std::fs::read_to_string(path).unwrap();
+    let svg = roxmltree::Document::parse(&svg).unwrap();
+    let shapes = |class: &'static str| svg.descendants().filter(move |n| n.attribute("class") == Some(class));
+    assert_eq!(shapes("item").count(), count(report, " work items"));
+    assert_eq!(shapes("merge").count(), count(report, " merges"));
+    // A mark for each chip of a merge and one in the legend lie beside those of the work items.
+    let partial =
+        report.lines().skip(10).map_while(|line| line.split_whitespace().nth(2)?.parse::<usize>().ok());
+    assert_eq!(shapes("partial").count(), partial.sum::<usize>() + count(report, " merges") + 1);
+
+    let attribute =
+        |node: roxmltree::Node<'_, '_>, name| node.attribute(name).unwrap().parse::<f64>().unwrap();
+    let (width, height) = (attribute(svg.root_element(), "width"), attribute(svg.root_element(), "height"));
+    for rect in svg.descendants().filter(|node| node.has_tag_name("rect")) {
+        let [x, y, w, h] = ["x", "y", "width", "height"].map(|name| attribute(rect, name));
+        assert!(x >= 0.0 && y >= 0.0 && w > 0.0 && h > 0.0, "{rect:?}");
+        assert!(x + w <= width && y + h <= height, "{rect:?} is outside {width} x {height}");
+    }
+    // Items of a lane touch and do not overlap.
+    let items: Vec<_> = shapes("item").collect();
+    for pair in items.windows(2).filter(|pair| pair[0].attribute("y") == pair[1].attribute("y")) {
+        let gap = attribute(pair[1], "x") - attribute(pair[0], "x") - attribute(pair[0], "width");
+        assert!(gap.abs() < 0.02, "{pair:?}");
+    }
+}
+
+#[test]
+fn a_mistake_in_the_requests_is_shown_where_it_is() {
+    let output = plan(&[&["--heads=4", "--head-dim=64", "--requests=1:4096,17,64:700"]], "");
+    assert_eq!(output.status.code(), Some(2));
+    assert_eq!(
+        text(&output.stderr),
+        "  × --requests: cannot read `17`
+   ╭─[--requests:1:8]
+ 1 │ 1:4096,17,64:700
+   ·        ─┬
+   ·         ╰── expected qo_len:kv_len
+   ╰────
+  help: a request is qo_len:kv_len, and 8*1:4096 is eight of the same:
+        --requests 1:4096,8*1:1024,64:700
+
+"
+    );
+    let output = plan(&[&["--heads=4", "--head-dim=64", "--requests=1:4k"]], "");
+    assert!(refused(&output, 2).contains("expected kv_len, the number of keys"));
+}
+
+#[test]
+fn mistakes_in_a_file_are_no_usage_errors() {
+    for (json, words) in [
+        ("", "`standard input` is not a batch: EOF while parsing a value"),
+        (r#"{"heads": [32, 8], "head_dim": 128"#, "EOF while parsing an object"),
+        (r#"{"heads": [32, 8], "head_dim": 128}"#, "missing field `requests`"),
+        (r#"{"heads": [32, 8], "head_dim": "x"}"#, "head_dim is neither a number nor two of them"),
+        (r#"{"heads": 32}"#, "invalid type: integer `32`, expected an array of length 2"),
+        (r#"{"mask": "window"}"#, "unknown variant `window`, expected `causal` or `full`"),
+        (r#"{"split": "é"}"#, "split: expected balanced, never, or a number of tokens"),
+        (r#"{"threads": 2}"#, "unknown field `threads`, expected one of `heads`, `head_dim`"),
+    ] {
+        let said = refused(&plan(&[&["--json", "-"]], json), 1);
+        assert!(said.contains(words), "{json}: {said}");
+    }
+    let said = refused(&plan(&[&["--json", "no/such/batch.json"]], ""), 1);
+    assert!(said.contains("cannot read `no/such/batch.json`"), "{said}");
+    let said = refused(&plan(&[&BATCH, &MACHINE, &["--svg", "no/such/folder.svg"]], ""), 1);
+    assert!(said.contains("cannot write `no/such/folder.svg`"), "{said}");
+}
+
+#[test]
+fn what_the_planner_refuses_is_told_in_its_words() {
+    let cases: [(&[&str], &str); 8] = [
+        (
+            &["--heads=32/7", "--requests=1:1"],
+            "attention.problem: qo heads = 32 is not a multiple of kv heads = 7",
+        ),
+        (
+            &["--heads=4", "--requests=1:1", "--page-size=0"],
+            "attention.plan: page_size = 0, expected at least 1",
+        ),
+        (
+            &["--heads=4", "--requests=1:1", "--split=0"],
+            "attention.plan: split = 0 tokens, expected at least 1",
+        ),
+        (
+            &["--heads=4", "--requests=70000*1:1"],
+            "the batch has 70000 requests, the most that can be shown is 65536",
+        ),
+        (
+            &["--heads=4", "--requests=1:2147483647", "--page-size=1"],
+            "the batch has 2147483647 pages, the most that can be shown is 16777216",
+        ),
+        (&["--heads=1", "--requests=2147483647:1"], " work items, the most that can be shown is 262144"),
+        (&["--heads=262145", "--requests=1:1"], "the batch has up to 262145 work items"),
+        (&["--heads=64", "--requests=1:16777216", "--split=1"], " work items, the most that can be shown"),
+    ];
+    for (arguments, words) in cases {
+        let said = refused(&plan(&[arguments, &["--head-dim=64"]], ""), 1);
+        assert!(said.contains(words), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn usage_errors_end_with_2() {
+    let cases: [(&[&str], &str); 8] = [
+        (&[], "required arguments were not provided: --heads <QO/KV> --head-dim <DIM> --requests <LIST>"),
+        (&["--heads=x/8"], "invalid value 'x/8' for '--heads <QO/KV>': expected QO/KV, as in 32/8"),
+        (
+            &["--head-dim=x"],
+            "invalid value 'x' for '--head-dim <DIM>': expected a number, or two as in 192/128",
+        ),
+        (&["--split=half"], "'--split <HOW>': expected balanced, never, or a number of tokens"),
+        (&["--dtype=fp8"], "[possible values: f32, f16, bf16]"),
+        (&["--roofline=0/1"], "expected two numbers above 0, as in 200/3000"),
+        (&["--threads=0"], "invalid value '0' for '--threads <COUNT>': 0 is not in 1..=1024"),
+        (&["--json=-", "--mask=full"], "the argument '--json <FILE>' cannot be used with '--mask <MASK>'"),
+    ];
+    for (arguments, words) in cases {
+        let said = refused(&plan(&[arguments], ""), 2);
+        assert!(said.contains(words), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn help_shows_examples_that_work() {
+    let output = plan(&[&["--help"]], "");
+    let help = printed(&output).to_owned();
+    let json = &help[help.find("{\"heads\"").unwrap()..];
+    printed(&plan(&[&["--json", "-"], &MACHINE], json));
+    let examples: Vec<&str> =
+        help.lines().filter_map(|line| line.trim().strip_prefix("tilewright plan --heads 32")).collect();
+    assert_eq!(examples.len(), 2, "{help}");
+    let words: Vec<&str> = examples[0].split_whitespace().skip(1).collect();
+    printed(&plan(&[&["--heads=32/8"], &words, &MACHINE], ""));
+}

@@ -1,0 +1,98 @@
+//! Dependencies point one way. Read from Cargo.lock, which has them all: of every platform, feature and test.
+
+use super::Guard;
+use crate::tree::Tree;
+use std::collections::{BTreeMap, VecDeque};
+
+/// A crate, what it may not know, and in a word why.
+const RULES: [(&str, &[&str], &str); 2] = [
+    (
+        "tilewright",
+        &["cudarc", "pyo3", "tokenizers", "safetensors", "candle-core", "tilewright-serve", "tilewright-cli"],
+        "the engine knows no device, no model and no Python",
+    ),
+    ("tilewright-serve", &["cudarc", "pyo3", "candle-core", "tilewright-cli"], "the policy knows no device"),
+];
+
+pub(super) const GUARD: Guard = Guard { name: "dependencies", check, planted, clean };
+
+fn check(tree: &Tree) -> Vec<String> {
+    let Some(lock) = tree.text("Cargo.lock") else {
+        return vec!["Cargo.lock: missing".to_owned()];
+    };
+    let graph = graph(lock);
+    let mut complaints = Vec::new();
+    for (name, banned, why) in RULES {
+        if !graph.contains_key(name) {
+            complaints
+                .push(format!("Cargo.lock: has no package `{name}`; is the rule about it out of date?"));
+        }
+        let ways = ways_from(name, &graph);
+        let known = banned.iter().filter_map(|banned| ways.get(banned));
+        complaints.extend(known.map(|way| format!("{}: {why}", way.join(" -> "))));
+    }
+    complaints
+}
+
+/// Direct dependencies by name; versions of one package are taken together.
+fn graph(lock: &str) -> BTreeMap<&str, Vec<&str>> {
+    let mut graph: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut package = "";
+    for line in lock.lines() {
+        if let Some(name) = line.strip_prefix("name = ") {
+            package = name.trim_matches('"');
+            graph.entry(package).or_default();
+        } else if let Some(dependency) = line.strip_prefix(" \"") {
+            let name = dependency.split([' ', '"']).next().unwrap_or_default();
+            graph.entry(package).or_default().push(name);
+        }
+    }
+    graph
+}
+
+/// Everything reachable from `start`, with one shortest way to it.
+fn ways_from<'a>(start: &'a str, graph: &BTreeMap<&'a str, Vec<&'a str>>) -> BTreeMap<&'a str, Vec<&'a str>> {
+    let mut ways = BTreeMap::from([(start, vec![start])]);
+    let mut queue = VecDeque::from([start]);
+    while let Some(at) = queue.pop_front() {
+        for &next in graph.get(at).into_iter().flatten() {
+            if !ways.contains_key(next) {
+                let way = [&ways[at][..], &[next]].concat();
+                ways.insert(next, way);
+                queue.push_back(next);
+            }
+        }
+    }
+    ways
+}
+
+fn lock(packages: &[(&str, &str)]) -> Tree {
+    let package = |(name, dependency): &(&str, &str)| {
+        format!(
+            "[[package]]\nname = \"{name}\"\nversion = \"1.0.0\"\ndependencies = [\n \"{dependency}\",\n]\n"
+        )
+    };
+    Tree::of([("Cargo.lock", packages.iter().map(package).collect())])
+}
+
+fn planted() -> Vec<(Tree, &'static str)> {
+    let serve = ("tilewright-serve", "tilewright");
+    vec![
+        (lock(&[("tilewright", "cudarc 0.17.1"), serve]), "tilewright -> cudarc"),
+        (lock(&[("tilewright", "half"), ("half", "pyo3"), serve]), "tilewright -> half -> pyo3"),
+        (lock(&[("tilewright", "tilewright-serve"), serve]), "tilewright -> tilewright-serve"),
+        (lock(&[("tilewright", "safetensors"), serve]), "tilewright -> safetensors"),
+        (lock(&[("tilewright", "half"), ("tilewright-serve", "cudarc")]), "tilewright-serve -> cudarc"),
+        (lock(&[serve]), "has no package `tilewright`"),
+        (Tree::default(), "Cargo.lock: missing"),
+    ]
+}
+
+fn clean() -> Tree {
+    lock(&[
+        ("tilewright", "half 2.7.1"),
+        ("tilewright-serve", "tokenizers"),
+        ("tokenizers", "half"),
+        ("other", "cudarc"),
+    ])
+}

@@ -1,0 +1,112 @@
+//! The home-made guards: rules of the house that no compiler knows. None is believed before it has caught the
+//! violations that it plants for itself, and let a tree pass that only looks like one.
+
+mod dependencies;
+mod environment;
+mod figures;
+mod links;
+mod names;
+mod openings;
+mod sizes;
+mod unfinished;
+mod unsafe_rooms;
+
+use crate::tree::Tree;
+
+/// One rule.
+struct Guard {
+    name: &'static str,
+    /// What is wrong with a tree, one line each.
+    check: fn(&Tree) -> Vec<String>,
+    /// Trees with a violation, each with words that the complaint must have.
+    planted: fn() -> Vec<(Tree, &'static str)>,
+    /// A tree that comes near to violations and has none.
+    clean: fn() -> Tree,
+}
+
+const GUARDS: [Guard; 9] = [
+    sizes::GUARD,
+    openings::GUARD,
+    names::GUARD,
+    unfinished::GUARD,
+    unsafe_rooms::GUARD,
+    dependencies::GUARD,
+    environment::GUARD,
+    links::GUARD,
+    figures::GUARD,
+];
+
+/// Proves every guard, then holds all of them against `tree`.
+pub(crate) fn run(tree: &Tree) -> Result<(), String> {
+    let mut violations = 0;
+    for guard in &GUARDS {
+        let caught = guard.prove()?;
+        let complaints = (guard.check)(tree);
+        let verdict = if complaints.is_empty() { "ok" } else { "VIOLATED" };
+        println!("{:13} {verdict:8} (caught {caught} planted violations)", guard.name);
+        complaints.iter().for_each(|complaint| println!("  {complaint}"));
+        violations += complaints.len();
+    }
+    match violations {
+        0 => Ok(()),
+        1 => Err("1 violation of the house rules, see above".to_owned()),
+        _ => Err(format!("{violations} violations of the house rules, see above")),
+    }
+}
+
+impl Guard {
+    /// The number of planted violations, when all were caught and nothing else was.
+    fn prove(&self) -> Result<usize, String> {
+        let planted = (self.planted)();
+        for (tree, words) in &planted {
+            let complaints = (self.check)(tree);
+            if !complaints.iter().any(|complaint| complaint.contains(words)) {
+                return Err(format!(
+                    "guard `{}` does not catch what was planted: expected `{words}`, got {complaints:?}",
+                    self.name
+                ));
+            }
+        }
+        let alarms = (self.check)(&(self.clean)());
+        if alarms.is_empty() {
+            Ok(planted.len())
+        } else {
+            Err(format!("guard `{}` gives a false alarm: {alarms:?}", self.name))
+        }
+    }
+}
+
+/// `text` with the number of each line, from 1.
+fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().map(|(at, line)| (at + 1, line))
+}
+
+/// The identifiers and numbers of a line.
+fn words(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GUARDS, Guard, Tree};
+
+    #[test]
+    fn every_guard_catches_what_it_is_for() {
+        for guard in &GUARDS {
+            let caught = guard.prove().unwrap_or_else(|why| panic!("{why}"));
+            assert!(caught > 0, "guard `{}` plants nothing", guard.name);
+        }
+    }
+
+    #[test]
+    fn a_guard_that_sleeps_or_cries_wolf_is_found_out() {
+        let planted = || vec![(Tree::default(), "wolf")];
+        let asleep = Guard { name: "asleep", check: |_| Vec::new(), planted, clean: Tree::default };
+        let why = asleep.prove().unwrap_err();
+        assert_eq!(why, "guard `asleep` does not catch what was planted: expected `wolf`, got []");
+
+        let check = |_: &Tree| vec!["wolf".to_owned()];
+        let liar = Guard { name: "liar", check, planted, clean: Tree::default };
+        assert_eq!(liar.prove().unwrap_err(), "guard `liar` gives a false alarm: [\"wolf\"]");
+    }
+}

@@ -1,0 +1,75 @@
+//! `unsafe` stays in its rooms, and says there why it is sound.
+
+use super::{Guard, numbered, words};
+use crate::{rust_source::code_only, tree::Tree};
+
+/// Folders and files that may say `unsafe`, and how often.
+const ROOMS: [(&str, usize); 2] = [
+    ("crates/tilewright/src/cpu/simd/", usize::MAX),
+    ("crates/tilewright-serve/src/model/weights/shard.rs", 1), // the one line that memory-maps
+];
+
+pub(super) const GUARD: Guard = Guard { name: "unsafe rooms", check, planted, clean };
+
+fn check(tree: &Tree) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for (path, text) in tree.texts(".rs") {
+        let code = code_only(text);
+        let lines: Vec<usize> = numbered(&code)
+            .flat_map(|(number, line)| words(line).filter(|word| *word == "unsafe").map(move |_| number))
+            .collect();
+        let allowed = ROOMS.iter().find(|(room, _)| path.starts_with(room)).map_or(0, |(_, times)| *times);
+        match lines.get(allowed) {
+            Some(line) if allowed == 0 => complaints.push(format!("{path}:{line}: unsafe outside its rooms")),
+            Some(line) => complaints.push(format!("{path}:{line}: unsafe more than {allowed} times")),
+            None => complaints.extend(unexplained(path, text, &code)),
+        }
+    }
+    complaints
+}
+
+/// Blocks and implementations without a comment `SAFETY:` of their own: one since the last block before them.
+fn unexplained(path: &str, text: &str, code: &str) -> Vec<String> {
+    let mut complaints = Vec::new();
+    let mut explained = false;
+    for ((number, line), code) in numbered(text).zip(code.lines()) {
+        explained |= line.trim_start().starts_with("//") && line.contains("SAFETY:");
+        let blocks = code.match_indices("unsafe ").filter(|(at, found)| {
+            let next = code[at + found.len()..].trim_start();
+            next.starts_with('{') || next.starts_with("impl")
+        });
+        for _ in blocks {
+            if !explained {
+                complaints.push(format!("{path}:{number}: unsafe without a comment `SAFETY:`"));
+            }
+            explained = false;
+        }
+    }
+    complaints
+}
+
+fn planted() -> Vec<(Tree, &'static str)> {
+    let (simd, weights) = (ROOMS[0].0.to_owned() + "avx2.rs", ROOMS[1].0);
+    let block = "fn f() { unsafe { g() } }\n";
+    let explained = "// SAFETY: g asks for nothing\n".to_owned() + block;
+    let file = |path: &str, text: String| Tree::of([(path, text)]);
+    vec![
+        (file("crates/tilewright/src/tensor.rs", explained.clone()), "tensor.rs:2: unsafe outside its rooms"),
+        (file("src/main.rs", "unsafe fn f() {}".to_owned()), "main.rs:1: unsafe outside"),
+        (file("src/main.rs", "#[unsafe(no_mangle)]".to_owned()), "main.rs:1: unsafe outside"),
+        (file(weights, explained.repeat(2)), "shard.rs:4: unsafe more than 1 times"),
+        (file(&simd, block.to_owned()), "avx2.rs:1: unsafe without"),
+        (file(&simd, explained.clone() + block), "avx2.rs:3: unsafe without"),
+        (file(&simd, "unsafe impl Send for A {}".to_owned()), "avx2.rs:1: unsafe without"),
+        (file(&simd, "let s = \"SAFETY: no\"; unsafe { g() }".to_owned()), "avx2.rs:1: unsafe without"),
+    ]
+}
+
+fn clean() -> Tree {
+    let explained = "// SAFETY: g asks for nothing\nfn f() { unsafe { g() } }\n";
+    Tree::of([
+        ("crates/tilewright/src/cpu/simd/avx2.rs", format!("unsafe fn g();\n{explained}{explained}")),
+        (ROOMS[1].0, explained.to_owned()),
+        ("src/main.rs", "#![forbid(unsafe_code)] // nothing unsafe\nlet s = \"unsafe { }\";".to_owned()),
+    ])
+}

@@ -1,0 +1,99 @@
+//! The steps of `cargo xtask check`, in order of what fails fastest.
+
+use crate::{guards, tree::Tree};
+use std::{
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
+
+/// One step that is a cargo command.
+struct CargoStep {
+    name: &'static str,
+    arguments: &'static [&'static str],
+    environment: &'static [(&'static str, &'static str)],
+}
+
+const FORMAT: CargoStep =
+    CargoStep { name: "format", arguments: &["fmt", "--all", "--check"], environment: &[] };
+
+/// Clippy comes before `doc`, which then finds the dependencies checked; the tests need them built.
+const BUILDS: [CargoStep; 3] = [
+    CargoStep {
+        name: "clippy",
+        arguments: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        environment: &[],
+    },
+    CargoStep { name: "test", arguments: &["test", "--workspace"], environment: &[] },
+    CargoStep {
+        name: "doc",
+        arguments: &["doc", "--workspace", "--no-deps"],
+        environment: &[("RUSTDOCFLAGS", "-D warnings")],
+    },
+];
+
+/// Runs every step in `root`; the first that fails ends it.
+pub(crate) fn check(root: &Path) -> Result<(), String> {
+    let mut times = Vec::new();
+    times.push(timed(FORMAT.name, || FORMAT.run(root))?);
+    times.push(timed("guard", || guards::run(&Tree::read(root)?))?);
+    for step in &BUILDS {
+        times.push(timed(step.name, || step.run(root))?);
+    }
+    println!("\nall of CI passes");
+    for (name, duration) in &times {
+        println!("  {name:8} {:6.1} s", duration.as_secs_f64());
+    }
+    let total: Duration = times.iter().map(|(_, duration)| duration).sum();
+    println!("  {:8} {:6.1} s", "total", total.as_secs_f64());
+    Ok(())
+}
+
+fn timed(
+    name: &'static str,
+    step: impl FnOnce() -> Result<(), String>,
+) -> Result<(&'static str, Duration), String> {
+    println!("\n== {name}");
+    let start = Instant::now();
+    let result = step();
+    let duration = start.elapsed();
+    println!("== {name}: {:.1} s", duration.as_secs_f64());
+    result.map_err(|why| format!("step `{name}` failed: {why}"))?;
+    Ok((name, duration))
+}
+
+impl CargoStep {
+    fn run(&self, root: &Path) -> Result<(), String> {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let words = self.environment.iter().map(|(name, value)| format!("{name}=\"{value}\" "));
+        let spelled = format!("{}cargo {}", words.collect::<String>(), self.arguments.join(" "));
+        println!("{spelled}");
+        let status = Command::new(cargo)
+            .args(self.arguments)
+            .envs(self.environment.iter().copied())
+            .current_dir(root)
+            .status()
+            .map_err(|why| format!("`{spelled}` does not start: {why}"))?;
+        if status.success() { Ok(()) } else { Err(format!("`{spelled}` ended with {status}")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{CargoStep, timed};
+    use std::path::Path;
+
+    #[test]
+    fn a_step_that_fails_says_which_and_how() {
+        let step = CargoStep {
+            name: "nothing",
+            arguments: &["no-such-command", "--all"],
+            environment: &[("RUSTDOCFLAGS", "-D warnings")],
+        };
+        let why = timed(step.name, || step.run(Path::new("."))).unwrap_err();
+        let words = "step `nothing` failed: `RUSTDOCFLAGS=\"-D warnings\" cargo no-such-command --all` ended with exit status: 101";
+        assert_eq!(why, words);
+        let version = CargoStep { name: "version", arguments: &["--version"], environment: &[] };
+        assert_eq!(timed(version.name, || version.run(Path::new("."))).unwrap().0, "version");
+    }
+}
