@@ -252,7 +252,7 @@ fn a_text_whose_logits_are_not_numbers_fails_and_the_others_are_printed() {
     let arguments = ["-q", "--temperature", "0", "--max-tokens", "5", "--model", &dir];
     let run = generate_from("the pages\na ~ b\nthe wright\n", &[&arguments[..], &["--batch", "-"]].concat());
     assert_eq!(run.code, 1);
-    assert_eq!(run.complaint(), "Error: × generate: text 2 of 3 ended early: logits hold NaN at token 0");
+    assert_eq!(run.complaint(), "× generate: text 2 of 3 ended early: logits hold NaN at token 0");
     for text in ["[1/3] the pages", "[2/3] a ~ b\n\n", "[3/3] the wright"] {
         assert!(run.out.contains(text), "{:?}", run.out);
     }

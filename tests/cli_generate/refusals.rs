@@ -8,7 +8,7 @@ use tempfile::TempDir;
 fn refused(arguments: &[&str], expected: &str) {
     let run = generate(arguments);
     assert_eq!((run.code, run.out.as_str()), (1, ""), "{arguments:?}: {run:?}");
-    assert_eq!(run.complaint(), format!("Error: × {expected}"), "{arguments:?}");
+    assert_eq!(run.complaint(), format!("× {expected}"), "{arguments:?}");
 }
 
 /// `generate` does not understand its arguments: exit code 2, and these words first.
@@ -26,7 +26,7 @@ fn refused_folder(dir: &TempDir, expected: &str) {
     let path = dir.path().display().to_string();
     let run = generate(&["--model", &path, "the pages"]);
     assert_eq!((run.code, run.out.as_str()), (1, ""), "{run:?}");
-    assert_eq!(run.complaint().replace(&path, "DIR"), format!("Error: × {expected}"));
+    assert_eq!(run.complaint().replace(&path, "DIR"), format!("× {expected}"));
 }
 
 #[test]
@@ -85,7 +85,7 @@ fn prompts_that_are_empty_or_too_long() {
     refused(&[""], &format!("generate: the prompt is empty {help}"));
     let long = "the night ".repeat(1100);
     let run = generate(&[&long]);
-    let text = "Error: × engine.submit: the prompt has 2202 tokens, the context 2048: expected at most 2047, to \
+    let text = "× engine.submit: the prompt has 2202 tokens, the context 2048: expected at most 2047, to \
                 leave room for one";
     assert_eq!((run.code, run.complaint().as_str()), (1, text));
     // a pool may be shorter than the model
@@ -107,8 +107,8 @@ fn batches_that_are_missing_empty_or_have_an_empty_line() {
         assert_eq!((run.code, run.out.as_str()), (1, ""));
         run.complaint()
     };
-    assert_eq!(complaint(""), "Error: × generate: --batch -: there is no prompt in it");
-    assert_eq!(complaint("one\n\nthree\n"), format!("Error: × generate: line 2 of - is empty {help}"));
+    assert_eq!(complaint(""), "× generate: --batch -: there is no prompt in it");
+    assert_eq!(complaint("one\n\nthree\n"), format!("× generate: line 2 of - is empty {help}"));
     let file = tempfile::NamedTempFile::new().expect("a file");
     std::fs::write(file.path(), [b'a', 0xff, b'\n']).expect("written");
     let path = file.path().display().to_string();
