@@ -61,7 +61,7 @@ pub(crate) struct GenerateArgs {
     pub(super) seed: u64,
 
     /// Continuations of each prompt; the prompt is computed once.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(super) n: u32,
 
     /// Round the weights to this type while loading. [default: as stored]

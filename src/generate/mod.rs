@@ -48,11 +48,11 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
             }
         }
     }
-    printer.end();
+    let ended = printer.end();
     if !args.quiet {
         eprint!("{}", report::text(&engine.report(), &cpu));
     }
-    Ok(())
+    ended
 }
 
 /// Turns prompts into tokens and gives every continuation a seed of its own.
@@ -82,17 +82,18 @@ fn jobs(args: &GenerateArgs, loaded: &Loaded, prompts: Vec<String>) -> Result<Ve
 fn options(args: &GenerateArgs, loaded: &Loaded, jobs: &[Job]) -> EngineOptions {
     let config = loaded.model.config();
     let pages = |job: &Job| {
-        let tokens = (job.tokens.len() + args.max_tokens).min(config.max_position_embeddings);
+        let tokens = job.tokens.len().saturating_add(args.max_tokens).min(config.max_position_embeddings);
         tokens.div_ceil(args.page_size.max(1)) + 1
     };
     let all: usize = jobs.iter().map(|job| pages(job) * job.continuations.len()).sum();
     let longest = jobs.iter().map(pages).max().unwrap_or(1);
-    let page_bytes = 2
+    let token_bytes = 2
         * config.num_hidden_layers
         * config.num_key_value_heads
         * config.head_dim
-        * args.page_size.max(1)
         * args.kv_dtype().unwrap_or(loaded.model.dtype()).size();
+    // the engine refuses a page size that is out of range
+    let page_bytes = token_bytes.saturating_mul(args.page_size.max(1));
     let fitting = all.min(KV_BYTES / page_bytes).max(longest);
     EngineOptions {
         page_size: args.page_size,

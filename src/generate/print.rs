@@ -1,7 +1,7 @@
 //! Prints texts: a single one as it comes, several each as a whole when it is done.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use miette::{IntoDiagnostic, Result};
+use miette::{IntoDiagnostic, Result, miette};
 use std::{collections::BTreeMap, io::Write};
 use tilewright_serve::{
     FinishReason, RequestId,
@@ -15,6 +15,8 @@ pub(super) struct Printer {
     /// How many texts there will be.
     count: usize,
     tokens: ProgressBar,
+    /// Why texts ended early. The others go on.
+    failures: Vec<String>,
 }
 
 struct Text {
@@ -30,7 +32,7 @@ impl Printer {
         if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} tokens, {per_sec}") {
             tokens.set_style(style);
         }
-        Self { tokenizer, texts: BTreeMap::new(), count, tokens }
+        Self { tokenizer, texts: BTreeMap::new(), count, tokens, failures: Vec::new() }
     }
 
     /// Announces a text that continues `prompt`.
@@ -55,21 +57,26 @@ impl Printer {
     pub(super) fn finished(&mut self, request: RequestId, reason: &FinishReason) -> Result<()> {
         let Some(text) = self.texts.remove(&request) else { return Ok(()) };
         let rest = text.decoder.finish().into_diagnostic()?;
-        if self.count == 1 {
+        let (number, count) = (text.number, self.count);
+        if let FinishReason::Failed(why) = reason {
+            self.failures.push(format!("text {number} of {count} ended early: {why}"));
+        }
+        if count == 1 {
             write(&format!("{}{rest}\n", text.prompt))?;
         } else {
-            let (number, count) = (text.number, self.count);
             let whole = format!("[{number}/{count}] {}{}{rest}\n\n", text.prompt, text.continuation);
             self.tokens.suspend(|| write(&whole))?;
-        }
-        if let FinishReason::Failed(why) = reason {
-            return Err(miette::miette!("generate: {request} ended early: {why}"));
         }
         Ok(())
     }
 
-    pub(super) fn end(self) {
+    /// Says which texts ended early, when all have ended.
+    pub(super) fn end(self) -> Result<()> {
         self.tokens.finish_and_clear();
+        if self.failures.is_empty() {
+            return Ok(());
+        }
+        Err(miette!("generate: {}", self.failures.join("; ")))
     }
 }
 

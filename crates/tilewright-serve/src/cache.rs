@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use tilewright::{
-    Dtype, Element, KvCacheMut, KvLayout, Result, ViewMut,
+    Dtype, Element, KvCacheMut, KvLayout, Result, ViewMut, ensure,
     tensor::{Data, DataMut},
 };
 
@@ -27,18 +27,32 @@ impl KvPool {
     pub(crate) const LAYOUT: KvLayout = KvLayout::Nhd;
 
     /// The pages of all layers of a model, zeroed.
+    ///
+    /// # Errors
+    /// When the machine does not have so much memory.
     pub(crate) fn for_model(
         config: &ModelConfig,
         (num_pages, page_size): (usize, usize),
         dtype: Dtype,
-    ) -> Self {
+    ) -> Result<Self> {
         let shape =
             Self::LAYOUT.paged_shape(num_pages, page_size, config.num_key_value_heads, config.head_dim);
+        let mut sizes = shape.into_iter().chain([2, config.num_hidden_layers]);
+        let bytes = sizes.try_fold(dtype.size(), usize::checked_mul);
+        // asked for as a whole and given back: without memory an allocation would end the process instead
+        let given = bytes.is_some_and(|bytes| Vec::<u8>::new().try_reserve_exact(bytes).is_ok());
+        let bytes =
+            bytes.map_or("more bytes than can be counted".to_owned(), |bytes| format!("{bytes} bytes"));
+        ensure!(
+            given,
+            "engine.new",
+            "{num_pages} pages of {page_size} tokens need {bytes}, which this machine does not give"
+        );
         let len = shape.iter().product();
         let layers = (0..config.num_hidden_layers)
             .map(|_| [Memory::new(len, dtype), Memory::new(len, dtype)])
             .collect();
-        Self { layers, shape }
+        Ok(Self { layers, shape })
     }
 
     /// K and V of one layer.

@@ -23,7 +23,7 @@ use tilewright::{
 };
 
 /// Keys of a piece of attention: long enough that few requests are divided at all.
-const SPLIT: Split = Split::Fixed { tokens: 2048 };
+pub(crate) const SPLIT: Split = Split::Fixed { tokens: 2048 };
 
 /// The engine's memory and its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,21 +77,26 @@ impl<B: Backend + Clone> Engine<B> {
     /// An engine for `model` on `backend`.
     ///
     /// # Errors
-    /// When an option is 0, or the backend cannot do the model's attention.
+    /// When an option is 0, there is no memory for the pages, or the backend cannot do the model's attention.
     pub fn new(model: Transformer, backend: B, options: EngineOptions) -> Result<Self> {
         let limits = Limits { max_step_tokens: options.max_step_tokens, max_requests: options.max_requests };
-        for (name, value) in
-            [("max_step_tokens", limits.max_step_tokens), ("max_requests", limits.max_requests)]
-        {
+        for (name, value) in [
+            ("page_size", options.page_size),
+            ("num_pages", options.num_pages),
+            ("max_step_tokens", options.max_step_tokens),
+            ("max_requests", options.max_requests),
+        ] {
             ensure!(value > 0, "engine.new", "{name} = 0, expected at least 1");
         }
         let kv_dtype = options.kv_dtype.unwrap_or(model.dtype());
+        // before anything else that grows with the number of pages: it is the largest, and says so when it is too large
+        let cache = KvPool::for_model(model.config(), (options.num_pages, options.page_size), kv_dtype)?;
         let pool = Pool::new(options.num_pages, options.page_size, options.prefix_reuse)?;
         let context = model.config().max_position_embeddings.min(options.num_pages * options.page_size);
         Ok(Self {
             attention: Attention::new(model.attention_problem(kv_dtype)?, backend.clone())?,
             rope: model.rope(context)?,
-            cache: KvPool::for_model(model.config(), (options.num_pages, options.page_size), kv_dtype),
+            cache,
             scheduler: Scheduler::new(pool, limits),
             activations: Activations::default(),
             model,
@@ -231,7 +236,12 @@ impl<B: Backend + Clone> Engine<B> {
                     events.push(Event::Token { request: id, token });
                     request.push(token, self.context)
                 }
-                Err(error) => Some(FinishReason::Failed(error.to_string())),
+                Err(error) => {
+                    // the sampler's text begins with the row of its batch, which says nothing to the request
+                    let text = error.message();
+                    let why = text.split_once(": ").map_or(text, |(_, why)| why);
+                    Some(FinishReason::Failed(why.to_owned()))
+                }
             };
             if let Some(reason) = reason {
                 events.push(Event::Finished { request: id, reason });
@@ -259,7 +269,13 @@ impl<B: Backend + Clone> Engine<B> {
         }
     }
 
-    /// Checks that every page has exactly one owner.
+    /// Pages that a new request could get: free ones, and those kept for reuse that nobody reads. When the engine
+    /// is idle, that is all of them.
+    pub fn available_pages(&self) -> usize {
+        self.scheduler.pool().available()
+    }
+
+    /// Checks that every page has exactly one owner, and that exactly the pages that are read are kept.
     ///
     /// # Errors
     /// When the books do not balance, which is a bug.
@@ -280,3 +296,6 @@ fn draw<B: Backend>(
     sampling::sample(backend, logits, &params, &mut drawn)?;
     Ok(requests.iter().copied().zip(drawn).collect())
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@
 //! | [`engine`] | [`Engine::step`]: schedule, plan, layers, sample, commit |
 //! | [`model`] | a Hugging Face folder and its forward pass |
 //! | [`pages`], [`radix`] | the page allocator and the prefix tree |
-#![forbid(clippy::unwrap_used)]
+#![cfg_attr(not(test), forbid(clippy::unwrap_used))]
 
 mod cache;
 pub mod engine;

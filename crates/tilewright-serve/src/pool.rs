@@ -7,6 +7,7 @@ use crate::{
     pages::{PageAllocator, PageId},
     radix::{NodeId, RadixTree},
 };
+use std::collections::HashSet;
 use tilewright::{Result, ensure};
 
 /// The pages of one request, in the order of its tokens.
@@ -22,6 +23,14 @@ impl Holding {
     pub(crate) fn shared(&self) -> usize {
         self.shared
     }
+}
+
+/// A second holding of the same tokens, which reads the first one's shared pages.
+#[derive(Debug)]
+pub(crate) struct Forked {
+    pub(crate) holding: Holding,
+    /// Pages to copy before anything is computed, (from, to): both holdings go on filling the same page.
+    pub(crate) copies: Vec<(PageId, PageId)>,
 }
 
 /// All pages of an engine.
@@ -121,9 +130,8 @@ impl Pool {
         self.allocator.free(&holding.pages[holding.shared..])
     }
 
-    /// A second holding of the same tokens: shared pages are read by both, own pages are to be copied, as the pairs
-    /// (from, to) say. `None` when there are not enough pages.
-    pub(crate) fn fork(&mut self, holding: &Holding) -> Result<Option<(Holding, Vec<(PageId, PageId)>)>> {
+    /// A second holding of the tokens of `holding`; `None` when there are not enough pages.
+    pub(crate) fn fork(&mut self, holding: &Holding) -> Result<Option<Forked>> {
         let mut fork = Holding { pages: holding.pages[..holding.shared].to_vec(), ..Holding::default() };
         if let Some(node) = holding.node {
             self.radix.lock(node)?;
@@ -136,20 +144,30 @@ impl Pool {
         let own = fork.shared..;
         let copies =
             holding.pages[own.clone()].iter().copied().zip(fork.pages[own].iter().copied()).collect();
-        Ok(Some((fork, copies)))
+        Ok(Some(Forked { holding: fork, copies }))
     }
 
-    /// Checks the allocator, the tree, and that `holdings` and the tree own every used page once.
+    /// Checks the allocator, the tree, that `holdings` and the tree own every used page once, and that the tree's
+    /// locks keep the pages which `holdings` read and no others.
     pub(crate) fn check_integrity<'a>(&self, holdings: impl Iterator<Item = &'a Holding>) -> Result<()> {
+        const OPERATOR: &str = "pool.check_integrity";
         self.allocator.check_integrity()?;
         self.radix.check_integrity()?;
-        let own: usize = holdings.map(|holding| holding.pages.len() - holding.shared).sum();
-        let (tree, used) = (self.radix.num_pages(), self.allocator.num_used());
+        let (mut own, mut read) = (HashSet::new(), HashSet::<PageId>::new());
+        for holding in holdings {
+            let (shared, rest) = holding.pages.split_at(holding.shared);
+            read.extend(shared);
+            let twice = rest.iter().find(|&&page| !own.insert(page));
+            ensure!(twice.is_none(), OPERATOR, "page {} has two owners", twice.copied().unwrap_or_default());
+        }
+        let (own, tree, used) = (own.len(), self.radix.num_pages(), self.allocator.num_used());
         ensure!(
             own + tree == used,
-            "pool.check_integrity",
+            OPERATOR,
             "requests own {own} pages and the tree {tree}, but {used} are in use"
         );
+        let (read, locked) = (read.len(), tree - self.radix.num_evictable());
+        ensure!(read == locked, OPERATOR, "requests read {read} pages of the tree, but {locked} are locked");
         Ok(())
     }
 }

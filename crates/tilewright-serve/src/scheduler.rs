@@ -12,11 +12,11 @@
 
 use crate::{
     pages::PageId,
-    pool::{Holding, Pool},
+    pool::{Forked, Holding, Pool},
     request::{Fork, Request},
 };
 use std::{collections::VecDeque, ops::Range};
-use tilewright::Result;
+use tilewright::{Result, ensure};
 
 /// The bounds of a step.
 #[derive(Debug, Clone, Copy)]
@@ -178,7 +178,7 @@ impl Scheduler {
             let mut fork = Request::new(id, leader.tokens.clone(), options);
             let room = self.running.len() < self.limits.max_requests;
             match if room { self.pool.fork(&leader.holding)? } else { None } {
-                Some((holding, pages)) => {
+                Some(Forked { holding, copies: pages }) => {
                     copies.extend(pages);
                     fork.computed = fork.tokens.len();
                     self.tally.reused_tokens += fork.computed;
@@ -201,8 +201,17 @@ impl Scheduler {
         Ok(request)
     }
 
-    /// Checks that every page has one owner.
+    /// Checks that every page has one owner, and that what counts as computed is in pages.
     pub(crate) fn check_integrity(&self) -> Result<()> {
+        for request in self.running.iter().chain(&self.waiting) {
+            let (id, computed, tokens) = (request.id, request.computed, request.tokens.len());
+            let room = self.pool.tokens_in(request.holding.pages.len());
+            ensure!(
+                computed <= room.min(tokens),
+                "scheduler.check_integrity",
+                "{id}: computed = {computed} of {tokens} tokens, its pages have room for {room}"
+            );
+        }
         self.pool.check_integrity(self.running.iter().map(|request| &request.holding))
     }
 }

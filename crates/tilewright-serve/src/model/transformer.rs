@@ -65,6 +65,14 @@ pub(crate) struct Device<'a, B> {
     pub(crate) rope: &'a CosSinCache,
 }
 
+/// What every layer of a forward pass sees alike.
+struct Pass<'a, B> {
+    config: &'a ModelConfig,
+    device: &'a Device<'a, B>,
+    step: &'a Step,
+    plan: &'a Plan,
+}
+
 /// Memory of a forward pass, kept from step to step.
 #[derive(Debug, Default)]
 pub(crate) struct Activations {
@@ -172,11 +180,12 @@ impl Transformer {
         activations.workspace.fit(plan);
         self.embed(step, activations);
         let eps = self.config.rms_norm_eps;
+        let pass = Pass { config: &self.config, device, step, plan };
         for (index, layer) in self.layers.iter().enumerate() {
             activations.add_and_norm(device.backend, &layer.input_norm, eps)?;
-            layer.attend(&self.config, device, (step, plan), cache.layer(index)?, activations)?;
+            layer.attend(&pass, cache.layer(index)?, activations)?;
             activations.add_and_norm(device.backend, &layer.post_attention_norm, eps)?;
-            layer.feed_forward(&self.config, device.backend, activations)?;
+            layer.feed_forward(&pass, activations)?;
         }
         activations.add_and_norm(device.backend, &self.norm, eps)?;
         self.logits(device.backend, step, activations)
@@ -245,12 +254,11 @@ impl Layer {
     /// `x ← attention(x) · Wo`
     fn attend<B: Backend>(
         &self,
-        config: &ModelConfig,
-        device: &Device<'_, B>,
-        (step, plan): (&Step, &Plan),
+        pass: &Pass<'_, B>,
         mut cache: KvCacheMut<'_>,
         a: &mut Activations,
     ) -> Result<()> {
+        let &Pass { config, device, step, plan } = pass;
         let (backend, rows, dim) = (device.backend, step.rows(), config.head_dim);
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let x = View::new(&a.x, &[rows, config.hidden_size])?;
@@ -287,8 +295,9 @@ impl Layer {
     }
 
     /// `x ← (silu(x · Wgate) * x · Wup) · Wdown`
-    fn feed_forward<B: Backend>(&self, config: &ModelConfig, backend: &B, a: &mut Activations) -> Result<()> {
-        let (hidden, inner) = (config.hidden_size, config.intermediate_size);
+    fn feed_forward<B: Backend>(&self, pass: &Pass<'_, B>, a: &mut Activations) -> Result<()> {
+        let (backend, hidden, inner) =
+            (pass.device.backend, pass.config.hidden_size, pass.config.intermediate_size);
         let rows = a.x.len() / hidden;
         let x = View::new(&a.x, &[rows, hidden])?;
         for (linear, column) in [(&self.gate, 0), (&self.up, inner)] {

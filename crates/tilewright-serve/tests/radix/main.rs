@@ -10,6 +10,8 @@ mod generator;
 mod model;
 mod random;
 
+const NO_PAGES: [PageId; 0] = [];
+
 /// A tree of two tokens a page that has every path of `content`, inserted in this order.
 fn tree(content: &[(&[u32], &[PageId])]) -> RadixTree {
     let mut tree = RadixTree::new(2).unwrap();
@@ -21,7 +23,7 @@ fn tree(content: &[(&[u32], &[PageId])]) -> RadixTree {
 
 fn insert(tree: &mut RadixTree, tokens: &[u32], pages: &[PageId]) -> NodeId {
     let insertion = tree.insert(tokens, pages).unwrap();
-    assert_eq!(insertion.duplicates, []);
+    assert_eq!(insertion.duplicates, NO_PAGES);
     tree.check_integrity().unwrap();
     insertion.node
 }
@@ -55,9 +57,9 @@ fn a_page_has_at_least_one_token() {
 #[test]
 fn the_longest_prefix_in_whole_pages_is_matched() {
     let mut tree = tree(&[(&[1, 2, 3, 4], &[0, 1]), (&[1, 2, 3, 4, 5, 6], &[0, 1, 2])]);
-    assert_eq!(matched(&mut tree, &[]), []);
-    assert_eq!(matched(&mut tree, &[1]), []);
-    assert_eq!(matched(&mut tree, &[1, 9]), []);
+    assert_eq!(matched(&mut tree, &[]), NO_PAGES);
+    assert_eq!(matched(&mut tree, &[1]), NO_PAGES);
+    assert_eq!(matched(&mut tree, &[1, 9]), NO_PAGES);
     assert_eq!(matched(&mut tree, &[1, 2, 3]), [0]);
     assert_eq!(matched(&mut tree, &[1, 2, 3, 4, 5]), [0, 1]);
     assert_eq!(matched(&mut tree, &[1, 2, 3, 4, 5, 6]), [0, 1, 2]);
@@ -70,7 +72,7 @@ fn children_differ_in_their_first_page_not_their_first_token() {
     assert_eq!(matched(&mut tree, &[1, 2]), [0]);
     assert_eq!(matched(&mut tree, &[1, 3]), [1]);
     assert_eq!(matched(&mut tree, &[1, 4, 5, 7]), [2]);
-    assert_eq!(matched(&mut tree, &[1, 5]), []);
+    assert_eq!(matched(&mut tree, &[1, 5]), NO_PAGES);
 }
 
 #[test]
@@ -132,7 +134,7 @@ fn a_lock_keeps_the_whole_path_and_nothing_else() {
     assert_eq!((tree.num_pages(), tree.num_evictable()), (4, 1));
     assert_eq!(evicted(&mut tree, 9), [3]);
     tree.unlock(locked).unwrap();
-    assert_eq!(evicted(&mut tree, 9), []);
+    assert_eq!(evicted(&mut tree, 9), NO_PAGES);
     tree.unlock(locked).unwrap();
     assert_eq!(tree.num_evictable(), 3);
     assert_eq!(evicted(&mut tree, 9), [2, 1, 0]);
@@ -182,7 +184,7 @@ fn a_parent_goes_after_its_last_child() {
 #[test]
 fn eviction_trims_the_last_leaf_to_the_exact_count() {
     let mut tree = tree(&[(&[1, 1, 2, 2, 3, 3], &[0, 1, 2]), (&[4, 4], &[3])]);
-    assert_eq!(evicted(&mut tree, 0), []);
+    assert_eq!(evicted(&mut tree, 0), NO_PAGES);
     assert_eq!(evicted(&mut tree, 2), [2, 1]);
     assert_eq!(matched(&mut tree, &[1, 1, 2, 2, 3, 3]), [0]);
     assert_eq!(evicted(&mut tree, 2), [3, 0]);

@@ -1,0 +1,275 @@
+//! `tilewright generate` as a person meets it: the program, its texts, its report.
+
+mod program;
+mod refusals;
+
+use program::{Run, copy, edit, fixture, generate, generate_from, root};
+use tilewright::{Cpu, Dtype, sampling::SamplingParams};
+use tilewright_serve::{
+    Engine, EngineOptions, Event, GenerateOptions,
+    model::{ModelConfig, Tokenizer, Transformer, Weights},
+};
+
+const NIGHT: &str = "It was a dark night, and";
+
+#[test]
+fn the_shipped_model_goes_on_with_words() {
+    let run = generate(&["--max-tokens", "60", NIGHT]);
+    let text = run.text();
+    let continuation = text.strip_prefix(NIGHT).expect("the prompt comes first");
+    assert!(continuation.is_ascii() && continuation.starts_with(' '), "{text:?}");
+    let letters = |c: char| !c.is_alphabetic() && c != '\'';
+    let words: Vec<_> = continuation.split(letters).filter(|word| !word.is_empty()).collect();
+    assert!(words.len() >= 25 && words.iter().all(|word| word.len() <= 15), "{words:?}");
+    let common = ["the", "and", "a", "of", "to", "in", "was", "he", "it", "that", "his", "had"];
+    let known = words.iter().filter(|word| common.contains(&word.to_lowercase().as_str())).count();
+    assert!(known >= words.len() / 6, "{words:?}");
+    assert_report(&run, "prefill   8 tokens in ", "decode    59 tokens in ");
+}
+
+/// The lines of a report, in order.
+#[track_caller]
+fn assert_report(run: &Run, prefill: &str, decode: &str) {
+    let lines: Vec<_> = run.err.lines().skip_while(|line| !line.starts_with("cpu: ")).collect();
+    let starts = ["cpu: ", prefill, decode, "attention ", "pages     ", "roofline  "];
+    assert_eq!(lines.len(), starts.len(), "{}", run.err);
+    for (line, start) in lines.iter().zip(starts) {
+        assert!(line.starts_with(start), "{line:?} does not begin with {start:?}");
+    }
+    assert!(lines[1].contains(" tokens/s; ") && lines[1].contains(" bounds it at "), "{}", run.err);
+    assert!(lines[3].contains(" % of ") && lines[3].ends_with(" steps"), "{}", run.err);
+    assert!(lines[5].contains(" GB/s, ") && lines[5].ends_with(" GFLOP/s (measured now)"), "{}", run.err);
+}
+
+#[test]
+fn a_seed_gives_one_text_and_another_seed_another() {
+    let text = |seed: &str, threads: &str| {
+        let run = generate(&["-q", "--max-tokens", "30", "--seed", seed, "--threads", threads, NIGHT]);
+        assert_eq!(run.err, "", "quiet");
+        run.text().to_owned()
+    };
+    assert_eq!(text("5", "1"), text("5", "3"));
+    assert_ne!(text("5", "2"), text("6", "2"));
+}
+
+#[test]
+fn temperature_0_ignores_the_seed_and_max_tokens_cuts_the_same_text() {
+    let text = |seed: &str, max_tokens: &str| {
+        let arguments = ["-q", "--temperature", "0", "--seed", seed, "--max-tokens", max_tokens, NIGHT];
+        generate(&arguments).text().to_owned()
+    };
+    let long = text("1", "30");
+    assert_eq!(long, text("2", "30"));
+    let short = text("3", "10");
+    assert!(long.starts_with(&short) && short.len() < long.len(), "{short:?} {long:?}");
+}
+
+#[test]
+fn continuations_are_the_texts_of_the_seeds_that_follow() {
+    let run = generate(&["-q", "--n", "3", "--seed", "20", "--max-tokens", "20", NIGHT]);
+    assert_eq!((run.code, run.err.as_str()), (0, ""));
+    for (number, seed) in [(1, "20"), (2, "21"), (3, "22")] {
+        let alone = generate(&["-q", "--seed", seed, "--max-tokens", "20", NIGHT]);
+        let text = format!("[{number}/3] {}\n\n", alone.text());
+        assert!(run.out.contains(&text), "{:?} has no {text:?}", run.out);
+    }
+}
+
+#[test]
+fn a_batch_from_a_file_or_from_standard_input_has_the_texts_of_its_lines() {
+    let (first, second) = ("The old man", "She opened the letter and");
+    let lines = format!("{first}\n{second}\n");
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), &lines).expect("written");
+    let path = file.path().display().to_string();
+    let from_file = generate(&["-q", "--max-tokens", "20", "--batch", &path]);
+    let from_input = generate_from(&lines, &["-q", "--max-tokens", "20", "--batch", "-"]);
+    for (number, prompt) in [(1, first), (2, second)] {
+        let alone = generate(&["-q", "--max-tokens", "20", prompt]);
+        let text = format!("[{number}/2] {}\n\n", alone.text());
+        assert!(from_file.out.contains(&text), "{:?} has no {text:?}", from_file.out);
+    }
+    assert_eq!((from_file.code, &from_file.out), (from_input.code, &from_input.out));
+}
+
+#[test]
+fn a_prompt_of_1000_tokens_with_8_continuations_is_computed_once() {
+    let dir = root().join("models/tilewright-small");
+    let tokenizer = Tokenizer::open(&dir, 4096).expect("a tokenizer");
+    let len = |words: usize| tokenizer.encode(&text(words), true).expect("tokens").len();
+    fn text(words: usize) -> String {
+        ["the", "night", "was", "dark", "and"].into_iter().cycle().take(words).collect::<Vec<_>>().join(" ")
+    }
+    let words = (500..=1000).rev().find(|&words| len(words) == 1000).expect("about a token a word");
+    let run = generate(&["--n", "8", "--max-tokens", "4", &text(words)]);
+    assert_report(&run, "prefill   1000 tokens in ", "decode    24 tokens in ");
+    let pages =
+        "pages     70 of 512 used at most, 434 reused (7000 tokens not computed again), 0 preemptions";
+    assert!(run.err.contains(pages), "{}", run.err);
+}
+
+#[test]
+fn small_pools_small_pages_small_chunks_and_no_reuse_change_no_text() {
+    let plain = generate(&["-q", "--n", "4", "--max-tokens", "24", NIGHT]);
+    let sorted = |run: &Run| {
+        let mut texts: Vec<_> = run.out.split("\n\n").map(str::to_owned).collect();
+        texts.sort();
+        texts
+    };
+    for arguments in [&["--pages", "12", "--page-size", "4"][..], &["--chunk", "3", "--no-prefix-reuse"]] {
+        let common = ["-q", "--n", "4", "--max-tokens", "24", NIGHT];
+        let run = generate(&[arguments, &common].concat());
+        assert_eq!(sorted(&run), sorted(&plain), "{arguments:?}");
+    }
+}
+
+#[test]
+fn chunks_pages_and_reuse_are_those_that_were_asked_for() {
+    let common = ["--chunk", "4", "--page-size", "4", "--max-tokens", "5", "--batch", "-"];
+    let lines = format!("{NIGHT}\n{NIGHT}\n");
+    // the first fills two steps with its 8 tokens; then the second reads its first page
+    let run = generate_from(&lines, &[&common[..], &["--pages", "33"]].concat());
+    assert_report(&run, "prefill   12 tokens in ", "decode    8 tokens in ");
+    assert!(run.err.contains(" of 33 used at most, 1 reused (4 tokens not computed again)"), "{}", run.err);
+    let run = generate_from(&lines, &[&common[..], &["--no-prefix-reuse"]].concat());
+    assert_report(&run, "prefill   16 tokens in ", "decode    8 tokens in ");
+    assert!(run.err.contains(" 0 reused (0 tokens not computed again)"), "{}", run.err);
+    let run = generate(&["--chunk", "3", "--max-tokens", "4", NIGHT]);
+    assert!(run.err.contains(" in 6 steps\n"), "three for the prompt: {}", run.err);
+}
+
+#[test]
+fn max_tokens_may_be_any_number_and_the_context_ends_the_text() {
+    let most = usize::MAX.to_string();
+    // ten pages of four tokens are a context of forty
+    let run = generate(&["--max-tokens", &most, "--pages", "10", "--page-size", "4", "--seed", "3", NIGHT]);
+    assert_report(&run, "prefill   8 tokens in ", "decode    31 tokens in ");
+}
+
+/// Greedy text after `prompt`, by the library.
+fn by_library(name: &str, prompt: &[u32], count: usize) -> String {
+    let dir = fixture(name);
+    let config = ModelConfig::open(&dir).expect("a config.json");
+    let tokenizer = Tokenizer::open(&dir, config.vocab_size).expect("a tokenizer");
+    let stop = config.eos_token_ids.clone();
+    let weights = Weights::open(&dir).expect("weights");
+    let model = Transformer::new(config, &weights, Some(Dtype::F32)).expect("a model");
+    let mut engine = Engine::new(model, Cpu::new(), EngineOptions::default()).expect("an engine");
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    engine.submit(prompt, &[GenerateOptions { max_tokens: count, sampling, stop }]).expect("submitted");
+    let mut tokens = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().expect("a step") {
+            if let Event::Token { token, .. } = event {
+                tokens.push(token);
+            }
+        }
+    }
+    tokenizer.decode(&tokens).expect("a text")
+}
+
+/// A fixture's `expected.json`.
+fn expected(name: &str) -> serde_json::Value {
+    let text = std::fs::read_to_string(fixture(name).join("expected.json")).expect("expected.json");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn ids(value: &serde_json::Value) -> Vec<u32> {
+    serde_json::from_value(value.clone()).expect("token ids")
+}
+
+/// 64 greedy tokens of a fixture after `prompt`, as text.
+fn say(name: &str, arguments: &[&str], prompt: &str) -> String {
+    let dir = fixture(name).display().to_string();
+    let greedy = ["--temperature", "0", "--max-tokens", "64", "-q", "--model", &dir, prompt];
+    let run = generate(&[arguments, &greedy].concat());
+    run.text().strip_prefix(prompt).expect("the prompt comes first").to_owned()
+}
+
+#[test]
+fn each_fixture_says_what_the_library_says() {
+    for name in ["llama", "qwen2", "qwen3"] {
+        let case = &expected(name)["encode"][2];
+        let text = case["text"].as_str().expect("a text");
+        let wanted = by_library(name, &ids(&case["with_special"]), 64);
+        assert_eq!(say(name, &["--dtype", "f32"], text), wanted, "{name}");
+    }
+}
+
+#[test]
+fn the_end_token_of_a_model_ends_its_text() {
+    let expected = expected("llama");
+    let tokenizer = Tokenizer::open(&fixture("llama"), 288).expect("a tokenizer");
+    let tokens = ids(&expected["greedy"]["tokens"]);
+    let dir = copy("llama");
+    let end = format!("{{\"eos_token_id\": {}}}", tokens[3]);
+    std::fs::write(dir.path().join("generation_config.json"), end).expect("written");
+    let prompt = tokenizer.decode(&ids(&expected["prompt"])).expect("a text");
+    let path = dir.path().display().to_string();
+    let run = generate(&["-q", "--temperature", "0", "--model", &path, &prompt]);
+    assert_eq!(run.text(), prompt + &tokenizer.decode(&tokens[..4]).expect("a text"));
+}
+
+/// The prompts of the Qwen fixtures end inside a character, which no argument can; the library is tested with them.
+#[test]
+fn llama_says_what_transformers_says_in_each_dtype() {
+    let expected = expected("llama");
+    let tokenizer = Tokenizer::open(&fixture("llama"), 288).expect("a tokenizer");
+    let text = |value: &serde_json::Value| tokenizer.decode(&ids(value)).expect("a text");
+    let (prompt, exact) = (text(&expected["prompt"]), text(&expected["greedy"]["tokens"]));
+    assert_eq!(exact, expected["decode_greedy"]);
+    assert_eq!(say("llama", &[], &prompt), exact);
+    assert_eq!(say("llama", &["--dtype", "f32"], &prompt), exact);
+    let rounded = text(&expected["greedy_bf16_weights"]["tokens"]);
+    assert_eq!(say("llama", &["--dtype", "bf16", "--kv-dtype", "f32"], &prompt), rounded);
+    assert_ne!(exact, rounded);
+}
+
+#[test]
+fn a_chat_template_wraps_the_prompt() {
+    let dir = fixture("qwen3").display().to_string();
+    let common = ["-q", "--temperature", "0", "--max-tokens", "16", "--model", &dir, "the pages"];
+    let plain = generate(&common);
+    let chat = generate(&[&["--chat"], &common[..]].concat());
+    assert!(chat.text().starts_with("the pages"));
+    assert_ne!(chat.text(), plain.text());
+}
+
+#[test]
+fn a_text_whose_logits_are_not_numbers_fails_and_the_others_are_printed() {
+    let dir = copy("llama");
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("the weights");
+    let file = safetensors_start(&bytes, "model.embed_tokens.weight");
+    // the token of `~`, which no other prompt has
+    let tokenizer = Tokenizer::open(dir.path(), 288).expect("a tokenizer");
+    let poison = tokenizer.id("~").expect("a token") as usize;
+    for element in 0..64 {
+        bytes[file + 4 * (64 * poison + element)..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    }
+    std::fs::write(path, bytes).expect("written");
+    let dir = dir.path().display().to_string();
+    let arguments = ["-q", "--temperature", "0", "--max-tokens", "5", "--model", &dir];
+    let run = generate_from("the pages\na ~ b\nthe wright\n", &[&arguments[..], &["--batch", "-"]].concat());
+    assert_eq!(run.code, 1);
+    assert_eq!(run.complaint(), "× generate: text 2 of 3 ended early: logits hold NaN at token 0");
+    for text in ["[1/3] the pages", "[2/3] a ~ b\n\n", "[3/3] the wright"] {
+        assert!(run.out.contains(text), "{:?}", run.out);
+    }
+}
+
+/// Where the data of a tensor begins in the bytes of a safetensors file.
+fn safetensors_start(bytes: &[u8], tensor: &str) -> usize {
+    let header = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
+    let json: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).expect("a header");
+    8 + header + json[tensor]["data_offsets"][0].as_u64().expect("an offset") as usize
+}
+
+#[test]
+fn the_model_folder_may_be_edited_into_a_shorter_context() {
+    let dir = copy("llama");
+    edit(&dir, "config.json", "\"max_position_embeddings\": 512", "\"max_position_embeddings\": 128");
+    let path = dir.path().display().to_string();
+    let run = generate(&["--max-tokens", "500", "--seed", "2", "--model", &path, "the pages"]);
+    assert_report(&run, "prefill   6 tokens in ", "decode    ");
+}

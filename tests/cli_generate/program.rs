@@ -1,0 +1,96 @@
+//! Runs the program and holds what it printed.
+
+use std::{
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+use tempfile::TempDir;
+
+/// What `tilewright generate` did.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    /// Standard error as it is.
+    pub(crate) err: String,
+}
+
+impl Run {
+    /// The output of a run that went well, without the newline at its end.
+    #[track_caller]
+    pub(crate) fn text(&self) -> &str {
+        assert_eq!(self.code, 0, "{self:?}");
+        self.out.strip_suffix('\n').expect("a newline at the end")
+    }
+
+    /// Standard error in one line: messages are broken to the width of a terminal, at spaces and after hyphens.
+    pub(crate) fn complaint(&self) -> String {
+        let mut line = String::new();
+        for part in self.err.lines().map(|part| part.trim().trim_start_matches(['│', ' '])) {
+            let word_goes_on = line.ends_with('-') && part.starts_with(char::is_alphanumeric);
+            line.push_str(if line.is_empty() || part.is_empty() || word_goes_on { "" } else { " " });
+            line.push_str(part);
+        }
+        line.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+}
+
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    root().join("tests/fixtures").join(name)
+}
+
+/// Runs `tilewright generate` with `arguments`.
+#[track_caller]
+pub(crate) fn generate(arguments: &[&str]) -> Run {
+    generate_from("", arguments)
+}
+
+/// Runs it with something on standard input.
+#[track_caller]
+pub(crate) fn generate_from(input: &str, arguments: &[&str]) -> Run {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
+        .arg("generate")
+        .args(arguments)
+        .env("NO_COLOR", "1")
+        .current_dir(root())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    // a program that refuses its arguments does not wait for its input
+    let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
+    let output = child.wait_with_output().expect("the program ends");
+    let run = Run {
+        code: output.status.code().expect("it ends by itself"),
+        out: String::from_utf8(output.stdout).expect("text"),
+        err: String::from_utf8(output.stderr).expect("text"),
+    };
+    assert!(!run.err.contains("panicked"), "{arguments:?}: {run:?}");
+    run
+}
+
+/// A copy of a fixture that a test may damage.
+pub(crate) fn copy(name: &str) -> TempDir {
+    let dir = tempfile::tempdir().expect("a folder");
+    for entry in std::fs::read_dir(fixture(name)).expect("a fixture") {
+        let path = entry.expect("a file").path();
+        let to = dir.path().join(path.file_name().expect("a name"));
+        std::fs::copy(&path, to).expect("a copy");
+    }
+    dir
+}
+
+/// Replaces a text in one of the files of `dir`.
+#[track_caller]
+pub(crate) fn edit(dir: &TempDir, file: &str, from: &str, to: &str) {
+    let path = dir.path().join(file);
+    let text = std::fs::read_to_string(&path).expect("a text");
+    assert!(text.contains(from), "{file} has {from}");
+    std::fs::write(path, text.replace(from, to)).expect("written");
+}
