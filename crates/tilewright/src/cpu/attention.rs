@@ -17,7 +17,7 @@ use crate::{
 
 /// Rows of a query tile: enough that bringing K and V into scratch is cheap beside multiplying with them, few
 /// enough that Q and O stay in second-level cache at head_dim 256.
-const Q_ROWS: usize = 192;
+const Q_ROWS: usize = 384;
 /// Bringing a KV tile into scratch takes as long as multiplying so many rows with it.
 const TILE_LOAD_ROWS: usize = 8;
 /// Bins per thread: a thread that is held up leaves the rest of its share to others.

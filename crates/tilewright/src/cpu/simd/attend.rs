@@ -25,7 +25,7 @@
 use super::{
     Simd, Task, gather,
     place::{ALIGN, Call, KV_TOKENS, Layout, Located, Place},
-    softmax::{self, Running},
+    softmax::Row,
     tile::{self, Matrix, Right, Rows},
 };
 use crate::{attention::WorkItem, tensor::Data};
@@ -52,7 +52,7 @@ impl Task for Worker<'_> {
             let mut tile = Tile { place, scratch: self.scratch };
             tile.load_queries(simd);
             tile.attend_all(simd);
-            tile.store();
+            tile.store(simd);
         }
     }
 }
@@ -95,21 +95,10 @@ impl Tile<'_, '_> {
         }
         self.scratch[self.place.layout.o..self.place.layout.o + self.place.rows * self.place.layout.vo]
             .fill(0.0);
-        for r in 0..self.place.rows {
-            self.set_running(r, Running::EMPTY);
-        }
-    }
-
-    #[inline(always)]
-    fn running(&self, r: usize) -> Running {
-        let at = self.place.layout.running + 2 * r;
-        Running { max: self.scratch[at], sum: self.scratch[at + 1] }
-    }
-
-    #[inline(always)]
-    fn set_running(&mut self, r: usize, running: Running) {
-        let at = self.place.layout.running + 2 * r;
-        (self.scratch[at], self.scratch[at + 1]) = (running.max, running.sum);
+        let (max, sums) = self.scratch[self.place.layout.max..self.place.layout.len]
+            .split_at_mut(self.place.layout.sums - self.place.layout.max);
+        max.fill(f32::NEG_INFINITY);
+        sums.fill(0.0);
     }
 
     /// Brings the keys (transposed) and values of a tile and head into scratch, and asks for those of the next.
@@ -180,13 +169,16 @@ impl Tile<'_, '_> {
 
                 std::slice::from_raw_parts_mut(logits.at, rows * KV_TOKENS).fill(0.0);
                 tile::multiply_add(simd, (rows, width, dim.qk), queries, keys, logits);
-                let running = base.add(layout.running + 2 * first).cast::<Running>();
                 for (r, &seen) in seen[..rows].iter().enumerate() {
-                    let row = logits.at.add(r * KV_TOKENS);
+                    let row = Row {
+                        logits: logits.at.add(r * KV_TOKENS),
+                        max: base.add(layout.max + first + r),
+                        sums: base.add(layout.sums + (first + r) * ALIGN),
+                    };
                     for unseen in seen..width {
-                        *row.add(unseen) = f32::NEG_INFINITY;
+                        *row.logits.add(unseen) = f32::NEG_INFINITY;
                     }
-                    let factor = softmax::step(simd, row, width, scale, &mut *running.add(r));
+                    let factor = row.step(simd, width, scale);
                     rescale(simd, o.at.add(r * o.stride), dim.vo, factor);
                 }
                 let seen = (&seen[..rows], least);
@@ -196,7 +188,7 @@ impl Tile<'_, '_> {
                         Data::F32(v) => weigh(simd, seen, dim.vo, (logits, Rows::new(v, offsets, dim.vo)), o),
                         Data::F16(v) => weigh(simd, seen, dim.vo, (logits, Rows::new(v, offsets, dim.vo)), o),
                         Data::Bf16(v) => {
-                            weigh(simd, seen, dim.vo, (logits, Rows::new(v, offsets, dim.vo)), o)
+                            weigh(simd, seen, dim.vo, (logits, Rows::new(v, offsets, dim.vo)), o);
                         }
                     }
                 } else {
@@ -209,26 +201,32 @@ impl Tile<'_, '_> {
 
     /// Writes every row's state, to the output or to the workspace.
     #[inline(always)]
-    fn store(&mut self) {
+    fn store<S: Simd>(&mut self, simd: S) {
         let dim = self.place.call.plan.problem.head_dim();
         let num_heads = self.place.call.plan.problem.heads().qo;
         let scale = self.place.scale();
         for r in 0..self.place.rows {
-            let running = self.running(r);
+            let layout = self.place.layout;
+            let base = self.scratch.as_mut_ptr();
+            // SAFETY: scratch holds a maximum and a register of sums for every row.
+            let seen = unsafe {
+                let (max, sums) = (base.add(layout.max + r), base.add(layout.sums + r * ALIGN));
+                Row { logits: base, max, sums }.seen(simd)
+            };
             let (token, head) = self.place.row(r);
             let o = &mut self.scratch[self.place.layout.o + r * self.place.layout.vo..][..dim.vo];
-            let normalizer = running.normalizer();
+            let normalizer = seen.normalizer();
             o.iter_mut().for_each(|o| *o *= normalizer);
             // SAFETY: the schedule gives each output row and head, and each partial row, to one item.
             unsafe {
                 if let Some(first) = self.place.item.partial {
                     let row = first as usize + r;
                     self.place.call.partial_o.part(row * dim.vo, dim.vo).copy_from_slice(o);
-                    self.place.call.partial_lse.part(row, 1)[0] = running.lse(scale);
+                    self.place.call.partial_lse.part(row, 1)[0] = seen.lse(scale);
                 } else {
                     self.place.call.o.store(token, head, o);
                     if let Some(lse) = &self.place.call.lse {
-                        lse.part(token * num_heads + head, 1)[0] = running.lse(scale);
+                        lse.part(token * num_heads + head, 1)[0] = seen.lse(scale);
                     }
                 }
             }

@@ -102,6 +102,12 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    fn any_above(self, a: __m256, b: __m256) -> bool {
+        // SAFETY: see the impl.
+        unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)) != 0 }
+    }
+
+    #[inline(always)]
     fn reduce_add(self, a: __m256) -> f32 {
         // SAFETY: see the impl.
         unsafe {

@@ -98,6 +98,12 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    fn any_above(self, a: __m512, b: __m512) -> bool {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0 }
+    }
+
+    #[inline(always)]
     fn reduce_add(self, a: __m512) -> f32 {
         // SAFETY: see the impl.
         unsafe { _mm512_reduce_add_ps(a) }

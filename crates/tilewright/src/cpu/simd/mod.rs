@@ -110,6 +110,8 @@ pub(crate) trait Simd: Copy {
     /// `a * 2^n` for an integral `n` in -126..=127; 0 where `x < -126`. NaN in `a` stays.
     fn scale_or_zero(self, a: Self::V, n: Self::V, x: Self::V) -> Self::V;
     fn reduce_max(self, a: Self::V) -> f32;
+    /// Whether any lane of `a` is larger than that of `b`; NaN is not.
+    fn any_above(self, a: Self::V, b: Self::V) -> bool;
     fn reduce_add(self, a: Self::V) -> f32;
     /// Transposes a `LANES × LANES` block: calls `each(c, column c)` for every column, `rows[r][c]` in lane `r`.
     ///

@@ -40,7 +40,8 @@ pub(crate) struct Layout {
     pub(super) logits: usize,
     pub(super) keys: usize,
     pub(super) values: usize,
-    pub(super) running: usize,
+    pub(super) max: usize,
+    pub(super) sums: usize,
     /// Elements in all.
     pub(crate) len: usize,
 }
@@ -59,8 +60,9 @@ impl Layout {
         let logits = take(6 * KV_TOKENS);
         let keys = take(qk * KV_TOKENS);
         let values = take(KV_TOKENS * vo_padded);
-        let running = take(2 * rows);
-        Self { vo: vo_padded, o, logits, keys, values, running, len }
+        let max = take(rows);
+        let sums = take(rows * ALIGN);
+        Self { vo: vo_padded, o, logits, keys, values, max, sums, len }
     }
 }
 

@@ -85,6 +85,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    fn any_above(self, a: Self::V, b: Self::V) -> bool {
+        (0..LANES).any(|i| a[i] > b[i])
+    }
+
+    #[inline(always)]
     fn reduce_add(self, a: Self::V) -> f32 {
         (a[0] + a[1]) + (a[2] + a[3])
     }

@@ -2,21 +2,16 @@
 
 use super::Simd;
 
-/// Running maximum and sum of a row: `sum = Σ 2^((logit - max) · scale)`. The maximum is that of the logits before
-/// scaling, so that its own weight is exactly 1, however large it is: `logit · scale - max · scale` in one rounding
-/// would leave the rounding error of `max · scale`, which is no small number where logits are huge.
-/// Laid out as two f32, so that scratch memory can hold it.
+/// What a row has seen: `sum = Σ 2^((logit - max) · scale)`. The maximum is that of the logits before scaling, so that
+/// its own weight is exactly 1, however large it is: `logit · scale - max · scale` in one rounding would leave the
+/// rounding error of `max · scale`, which is no small number where logits are huge.
 #[derive(Debug, Clone, Copy)]
-#[repr(C)]
-pub(crate) struct Running {
+pub(crate) struct Seen {
     pub(crate) max: f32,
     pub(crate) sum: f32,
 }
 
-impl Running {
-    /// Nothing seen yet.
-    pub(crate) const EMPTY: Self = Self { max: f32::NEG_INFINITY, sum: 0.0 };
-
+impl Seen {
     /// `log2 Σ 2^(logit · scale)`, -inf when nothing was seen.
     pub(crate) fn lse(&self, scale: f32) -> f32 {
         if self.sum == 0.0 { f32::NEG_INFINITY } else { self.max * scale + self.sum.log2() }
@@ -28,39 +23,58 @@ impl Running {
     }
 }
 
-/// Turns `row` (`width` logits, a multiple of the lanes; unseen ones are -inf) into weights
-/// `2^((logit - max) · scale)` and returns the factor that brings earlier weights to the new maximum.
-///
-/// # Safety
-/// `row` points to `width` readable and writable elements.
-#[inline(always)]
-pub(crate) unsafe fn step<S: Simd>(
-    simd: S,
-    row: *mut f32,
-    width: usize,
-    scale: f32,
-    running: &mut Running,
-) -> f32 {
-    // SAFETY: the caller's promise; offsets step through `width` in whole registers.
-    unsafe {
-        let mut max = simd.splat(f32::NEG_INFINITY);
-        for at in (0..width).step_by(S::LANES) {
-            max = simd.max(simd.load(row.add(at)), max);
+/// A row on its way: its logits, its maximum, and a register of sums that are added up only in the end.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    pub(crate) logits: *mut f32,
+    pub(crate) max: *mut f32,
+    pub(crate) sums: *mut f32,
+}
+
+impl Row {
+    /// What was seen in all.
+    ///
+    /// # Safety
+    /// `max` points to an element and `sums` to a register's worth of them.
+    #[inline(always)]
+    pub(crate) unsafe fn seen<S: Simd>(&self, simd: S) -> Seen {
+        // SAFETY: the caller's promise.
+        unsafe { Seen { max: *self.max, sum: simd.reduce_add(simd.load(self.sums)) } }
+    }
+
+    /// Turns `width` logits (a multiple of the lanes; unseen ones are -inf) into weights
+    /// `2^((logit - max) · scale)` and returns the factor that brings earlier weights to the new maximum.
+    ///
+    /// # Safety
+    /// As [`Row::seen`], and `logits` points to `width` elements; all are writable and nobody else's.
+    #[inline(always)]
+    pub(crate) unsafe fn step<S: Simd>(&self, simd: S, width: usize, scale: f32) -> f32 {
+        // SAFETY: the caller's promise; offsets step through `width` in whole registers.
+        unsafe {
+            let mut largest = simd.splat(f32::NEG_INFINITY);
+            for at in (0..width).step_by(S::LANES) {
+                largest = simd.max(simd.load(self.logits.add(at)), largest);
+            }
+            let mut factor = 1.0;
+            // seldom after the first tiles, and then the way across the lanes is spared
+            if simd.any_above(largest, simd.splat(*self.max)) {
+                let max = simd.reduce_max(largest);
+                factor = ((*self.max - max) * scale).exp2();
+                *self.max = max;
+            }
+            // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
+            let reference = if *self.max == f32::NEG_INFINITY { 0.0 } else { *self.max };
+            let (scale, reference) = (simd.splat(scale), simd.splat(reference));
+            let mut sums = simd.mul(simd.load(self.sums), simd.splat(factor));
+            for at in (0..width).step_by(S::LANES) {
+                let logit = simd.load(self.logits.add(at));
+                let weight = exp2(simd, simd.mul(simd.sub(logit, reference), scale));
+                simd.store(self.logits.add(at), weight);
+                sums = simd.add(sums, weight);
+            }
+            simd.store(self.sums, sums);
+            factor
         }
-        let max = running.max.max(simd.reduce_max(max));
-        // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
-        let reference = if max == f32::NEG_INFINITY { 0.0 } else { max };
-        let factor = if running.max == max { 1.0 } else { ((running.max - reference) * scale).exp2() };
-        let (scale, reference) = (simd.splat(scale), simd.splat(reference));
-        let mut sum = simd.splat(0.0);
-        for at in (0..width).step_by(S::LANES) {
-            let weight = exp2(simd, simd.mul(simd.sub(simd.load(row.add(at)), reference), scale));
-            simd.store(row.add(at), weight);
-            sum = simd.add(sum, weight);
-        }
-        running.sum = running.sum * factor + simd.reduce_add(sum);
-        running.max = max;
-        factor
     }
 }
 
