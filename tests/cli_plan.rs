@@ -76,13 +76,14 @@ fn prints_the_explanation_the_estimate_and_every_workers_share() {
 }
 
 #[test]
-fn the_cost_of_a_work_item_is_its_tiles_and_an_overhead() {
+fn the_cost_of_a_work_item_is_its_tiles_with_an_overhead_times_its_rows_with_the_load() {
     let output = plan(&[&["--heads=4/1", "--head-dim=128", "--requests=2*1:4096"], &MACHINE], "");
     let report = printed(&output);
     let costs = report.lines().skip(10).take(8).map(|line| line.split_whitespace().nth(3).unwrap());
     let cost: usize = costs.map(|cost| cost.parse::<usize>().unwrap()).sum();
-    let (tile, overhead) = (count(report, " keys, and"), count(report, " more for each"));
-    assert_eq!(cost, 2 * 4096 / tile + overhead * count(report, " work items"));
+    let (tile, overhead) = (count(report, " keys +"), count(report, ") × (query rows"));
+    let tiles = 2 * 4096 / tile + overhead * count(report, " work items");
+    assert_eq!(cost, tiles * (1 + count(report, ") × KV heads")));
 }
 
 #[test]
@@ -225,7 +226,7 @@ fn mistakes_in_a_file_are_no_usage_errors() {
 
 #[test]
 fn what_the_planner_refuses_is_told_in_its_words() {
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 9] = [
         (
             &["--heads=32/7", "--requests=1:1"],
             "attention.problem: qo heads = 32 is not a multiple of kv heads = 7",
@@ -247,7 +248,8 @@ fn what_the_planner_refuses_is_told_in_its_words() {
             "the batch has 2147483647 pages, the most that can be shown is 16777216",
         ),
         (&["--heads=1", "--requests=2147483647:1"], " work items, the most that can be shown is 262144"),
-        (&["--heads=262145", "--requests=1:1"], "the batch has up to 262145 work items"),
+        (&["--heads=65537", "--requests=1:1"], "attention.problem: qo heads = 65537 is above 65536"),
+        (&["--heads=32768", "--requests=9*1:1"], "the batch has up to 294912 work items"),
         (&["--heads=64", "--requests=1:16777216", "--split=1"], " work items, the most that can be shown"),
     ];
     for (arguments, words) in cases {
