@@ -11,7 +11,7 @@ use tilewright::{
 };
 
 /// Rounds per case; ceilings are measured again in each.
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 21;
 
 #[derive(Deserialize)]
 struct Definitions {

@@ -21,7 +21,7 @@ const Q_ROWS: usize = 384;
 /// Bringing a KV tile into scratch takes as long as multiplying so many rows with it.
 const TILE_LOAD_ROWS: usize = 8;
 /// Bins per thread: a thread that is held up leaves the rest of its share to others.
-const BINS_PER_THREAD: usize = 4;
+const BINS_PER_THREAD: usize = 16;
 /// The largest head_dim, so that a tile's scratch stays in cache.
 const MAX_HEAD_DIM: usize = 1024;
 
