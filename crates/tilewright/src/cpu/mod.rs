@@ -23,10 +23,7 @@ use crate::{
     rope::{CosSinCache, Rope},
     sampling::{Filter, Sampled, SamplingParams, Scores},
 };
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
-};
+use std::sync::Arc;
 
 /// The CPU backend: a thread pool and the best vector instructions of the machine. Cheap to clone; clones share
 /// the pool.
@@ -78,37 +75,6 @@ impl Cpu {
     /// The number of threads.
     pub fn threads(&self) -> usize {
         self.pool.current_num_threads()
-    }
-
-    /// Calls `work` with each of `0..count` from as many threads as `states` gives, the calling one among them, each with
-    /// a state of its own.
-    /// Threads take the next number when they are done with one, so that one held up leaves its share to others.
-    fn for_each<W: Send>(
-        &self,
-        count: usize,
-        states: impl Iterator<Item = W>,
-        work: impl Fn(usize, &mut W) + Sync,
-    ) {
-        let next = AtomicUsize::new(0);
-        let run = |mut state: W| {
-            loop {
-                let at = next.fetch_add(1, Ordering::Relaxed);
-                if at >= count {
-                    break;
-                }
-                work(at, &mut state);
-            }
-        };
-        let mut states = states.take(count.min(self.threads()));
-        let Some(ours) = states.next() else { return };
-        // the calling thread works too: waking another costs more than a small job
-        self.pool.in_place_scope(|scope| {
-            for state in states {
-                let run = &run;
-                scope.spawn(move |_| run(state));
-            }
-            run(ours);
-        });
     }
 }
 
