@@ -1,5 +1,6 @@
 //! Element types, and the one trait through which the CPU reads and writes them.
 
+use crate::tensor::{Data, DataMut};
 use half::{bf16, f16};
 use std::fmt;
 
@@ -36,7 +37,7 @@ impl fmt::Display for Dtype {
 
 /// A Rust type that is a [`Dtype`]: converts to f32 exactly and from f32 by rounding to nearest even.
 ///
-/// Sealed by its use in [`crate::tensor::Data`]: a new element type is added there and here.
+/// Sealed by [`Data`]: a new element type is added there and here.
 pub trait Element: Copy + Default + Send + Sync + fmt::Debug + 'static {
     /// The matching [`Dtype`].
     const DTYPE: Dtype;
@@ -44,40 +45,33 @@ pub trait Element: Copy + Default + Send + Sync + fmt::Debug + 'static {
     fn to_f32(self) -> f32;
     /// The nearest representable value, ties to even.
     fn from_f32(value: f32) -> Self;
+    /// The elements of a view, if they are of this type.
+    fn slice(data: Data<'_>) -> Option<&[Self]>;
+    /// The elements of a view, if they are of this type.
+    fn slice_mut(data: DataMut<'_>) -> Option<&mut [Self]>;
 }
 
-impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        value
-    }
+macro_rules! element {
+    ($T:ty, $Variant:ident, $to_f32:path, $from_f32:path) => {
+        impl Element for $T {
+            const DTYPE: Dtype = Dtype::$Variant;
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                $to_f32(self)
+            }
+            #[inline(always)]
+            fn from_f32(value: f32) -> Self {
+                $from_f32(value)
+            }
+            fn slice(data: Data<'_>) -> Option<&[Self]> {
+                if let Data::$Variant(slice) = data { Some(slice) } else { None }
+            }
+            fn slice_mut(data: DataMut<'_>) -> Option<&mut [Self]> {
+                if let DataMut::$Variant(slice) = data { Some(slice) } else { None }
+            }
+        }
+    };
 }
-
-impl Element for f16 {
-    const DTYPE: Dtype = Dtype::F16;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        f16::from_f32(value)
-    }
-}
-
-impl Element for bf16 {
-    const DTYPE: Dtype = Dtype::Bf16;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        bf16::from_f32(value)
-    }
-}
+element!(f32, F32, f32::from, f32::from);
+element!(f16, F16, f16::to_f32, f16::from_f32);
+element!(bf16, Bf16, bf16::to_f32, bf16::from_f32);

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the last axis has stride 1, which [`check_rows`] makes sure of before a backend asks for rows.
 
-use crate::{Element, Result, View, ViewMut, tensor::Typed};
+use crate::{Element, Result, View, ViewMut};
 
 /// Refuses a tensor argument whose last axis is not dense; `geometry` is its shape and strides.
 pub(crate) fn check_rows(
@@ -26,7 +26,7 @@ pub(crate) struct Rows<'a, T> {
     view: View<'a>,
 }
 
-impl<'a, T: Typed> Rows<'a, T> {
+impl<'a, T: Element> Rows<'a, T> {
     pub(crate) fn new(view: View<'a>) -> Self {
         Self { data: view.as_slice().expect("the caller dispatched on the dtype"), view }
     }
@@ -45,7 +45,7 @@ impl<'a, T: Typed> Rows<'a, T> {
 }
 
 /// All rows of a view that is written, in row-major order of the leading axes; none if any extent is 0.
-pub(crate) fn rows_mut<T: Typed>(view: ViewMut<'_>) -> Vec<&mut [T]> {
+pub(crate) fn rows_mut<T: Element>(view: ViewMut<'_>) -> Vec<&mut [T]> {
     let (shape, strides) = (view.shape().to_vec(), view.strides().to_vec());
     if shape.contains(&0) {
         return Vec::new();

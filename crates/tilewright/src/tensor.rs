@@ -118,23 +118,7 @@ macro_rules! views_of {
         impl<'a> From<&'a mut Vec<$T>> for DataMut<'a> {
             fn from(vec: &'a mut Vec<$T>) -> Self { Self::$Variant(vec) }
         }
-        impl Typed for $T {
-            fn slice<'a>(data: Data<'a>) -> Option<&'a [Self]> {
-                match data { Data::$Variant(slice) => Some(slice), _ => None }
-            }
-            fn slice_mut<'a>(data: DataMut<'a>) -> Option<&'a mut [Self]> {
-                match data { DataMut::$Variant(slice) => Some(slice), _ => None }
-            }
-        }
     )+};
-}
-
-/// An [`Element`] that can be taken out of a view.
-pub trait Typed: Element {
-    /// The elements, if they are of this type.
-    fn slice(data: Data<'_>) -> Option<&[Self]>;
-    /// The elements, if they are of this type.
-    fn slice_mut(data: DataMut<'_>) -> Option<&mut [Self]>;
 }
 
 views_of!(f32, F32; f16, F16; bf16, Bf16);
@@ -188,7 +172,7 @@ impl<'a> View<'a> {
     }
 
     /// The elements as a typed slice, in memory order (strides apply).
-    pub fn as_slice<T: Typed>(&self) -> Option<&'a [T]> {
+    pub fn as_slice<T: Element>(&self) -> Option<&'a [T]> {
         T::slice(self.data)
     }
 
@@ -232,7 +216,7 @@ impl<'a> ViewMut<'a> {
     }
 
     /// The elements as a typed slice, in memory order (strides apply).
-    pub fn as_slice<T: Typed>(&mut self) -> Option<&mut [T]> {
+    pub fn as_slice<T: Element>(&mut self) -> Option<&mut [T]> {
         T::slice_mut(self.reborrow().data)
     }
 
@@ -271,7 +255,7 @@ impl<'a> ViewMut<'a> {
     }
 
     /// The elements as a typed slice for the whole lifetime of the view.
-    pub fn into_slice<T: Typed>(self) -> Option<&'a mut [T]> {
+    pub fn into_slice<T: Element>(self) -> Option<&'a mut [T]> {
         T::slice_mut(self.data)
     }
 }

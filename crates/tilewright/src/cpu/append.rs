@@ -1,6 +1,6 @@
 //! Appending to pages on the CPU: each token and head is a run of the cache.
 
-use crate::{View, ViewMut, kv::append::Slots, tensor::Typed};
+use crate::{Element, View, ViewMut, kv::append::Slots};
 
 pub(super) fn run(new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>) {
     crate::with_dtype!(new.dtype(), From => {
@@ -8,7 +8,7 @@ pub(super) fn run(new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>) {
     });
 }
 
-fn run_of<From: Typed, To: Typed>(new: View<'_>, mut cache: ViewMut<'_>, slots: &Slots<'_>) {
+fn run_of<From: Element, To: Element>(new: View<'_>, mut cache: ViewMut<'_>, slots: &Slots<'_>) {
     let (shape, strides) = (new.shape(), new.strides());
     let (Some(from), Some(to)) = (new.as_slice::<From>(), cache.as_slice::<To>()) else { return };
     for token in 0..slots.len() {
