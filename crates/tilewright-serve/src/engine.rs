@@ -212,6 +212,9 @@ impl<B: Backend + Clone> Engine<B> {
         let logits = View::new(&self.activations.logits, &[ready.len(), vocab])?;
         drawn.extend(draw(&self.backend, &self.scheduler, &ready, logits)?);
         for (row, &leader) in ready.iter().enumerate() {
+            if self.scheduler.running[leader].forks.is_empty() {
+                continue;
+            }
             let first = self.scheduler.running.len();
             let copies = self.scheduler.start_forks(leader)?;
             self.cache.copy_pages(&copies);
