@@ -35,13 +35,13 @@ pub(super) fn text(report: &Report, cpu: &Cpu) -> String {
 }
 
 fn phase(tokens: usize, time: Duration, work: &Work, roofline: &Roofline) -> String {
-    let bound = work.bound(roofline);
-    let rate = |time: Duration| tokens as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE);
+    let least = work.estimate(roofline);
+    let rate = |seconds: f64| tokens as f64 / seconds.max(f64::MIN_POSITIVE);
     format!(
         "{tokens} tokens in {:.3} s: {:.0} tokens/s; {} bounds it at {:.0} tokens/s",
         time.as_secs_f64(),
-        rate(time),
-        bound.by,
-        rate(bound.time)
+        rate(time.as_secs_f64()),
+        least.bound(),
+        rate(least.seconds())
     )
 }

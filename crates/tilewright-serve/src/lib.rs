@@ -19,5 +19,5 @@ mod scheduler;
 mod step;
 
 pub use engine::{Engine, EngineOptions};
-pub use report::{Bound, Report, Work};
+pub use report::{Report, Work};
 pub use request::{Event, FinishReason, GenerateOptions, RequestId};

@@ -1,7 +1,7 @@
 //! What an engine did: tokens, pages, time, and the bounds that the machine sets.
 
 use std::time::Duration;
-use tilewright::{Roofline, attention::Explanation};
+use tilewright::{Estimate, Roofline, attention::Explanation};
 
 /// Counted over the life of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -43,22 +43,10 @@ pub struct Work {
     pub flops: f64,
 }
 
-/// The time that a machine needs at least, and what sets it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Bound {
-    /// The larger of the memory's and the arithmetic's time.
-    pub time: Duration,
-    /// `"memory"` or `"compute"`.
-    pub by: &'static str,
-}
-
 impl Work {
-    /// The bound that `roofline` sets.
-    pub fn bound(&self, roofline: &Roofline) -> Bound {
-        let (memory, compute) =
-            (self.bytes / roofline.bytes_per_second, self.flops / roofline.flops_per_second);
-        let by = if memory >= compute { "memory" } else { "compute" };
-        Bound { time: Duration::from_secs_f64(memory.max(compute)), by }
+    /// The least time on a device of that `roofline`.
+    pub fn estimate(&self, roofline: &Roofline) -> Estimate {
+        roofline.estimate(self.bytes, self.flops)
     }
 
     fn add(&mut self, bytes: f64, flops: f64) {

@@ -39,5 +39,5 @@ pub use cpu::Cpu;
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
 pub use kv::{KvCache, KvCacheMut, KvLayout, PageTable};
-pub use roofline::Roofline;
+pub use roofline::{Estimate, Roofline};
 pub use tensor::{View, ViewMut};

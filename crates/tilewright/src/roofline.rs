@@ -14,4 +14,30 @@ impl Roofline {
     pub fn ridge(&self) -> f64 {
         self.flops_per_second / self.bytes_per_second
     }
+
+    /// The least time for work that moves `bytes` and computes `flops`.
+    pub fn estimate(&self, bytes: f64, flops: f64) -> Estimate {
+        Estimate { memory: bytes / self.bytes_per_second, compute: flops / self.flops_per_second }
+    }
+}
+
+/// How long some work takes at least on a device, and what sets that bound.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Estimate {
+    /// Seconds that the memory needs.
+    pub memory: f64,
+    /// Seconds that the arithmetic needs.
+    pub compute: f64,
+}
+
+impl Estimate {
+    /// The larger of the two.
+    pub fn seconds(&self) -> f64 {
+        self.memory.max(self.compute)
+    }
+
+    /// `"memory"` or `"compute"`.
+    pub fn bound(&self) -> &'static str {
+        if self.memory >= self.compute { "memory" } else { "compute" }
+    }
 }

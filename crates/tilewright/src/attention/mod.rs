@@ -15,7 +15,7 @@ mod schedule;
 mod state;
 
 pub use batch::{Batch, Index, KvTable};
-pub use plan::{Estimate, Explanation, Plan, Workspace};
+pub use plan::{Explanation, Plan, Workspace};
 pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};
 pub use schedule::{Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, merge_state, merge_states};

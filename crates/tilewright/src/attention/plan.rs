@@ -6,7 +6,7 @@ use super::{
     schedule::{Schedule, Split, Tiling},
 };
 use crate::{
-    Result, Roofline,
+    Estimate, Result, Roofline,
     kv::{KvCache, layout::KvShape},
 };
 use std::fmt;
@@ -183,34 +183,10 @@ pub struct Explanation {
     pub workspace_bytes: usize,
 }
 
-/// How long a plan should take at least on a device, and what sets that bound.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Estimate {
-    /// Seconds that the memory needs.
-    pub memory: f64,
-    /// Seconds that the arithmetic needs.
-    pub compute: f64,
-}
-
 impl Explanation {
     /// The bound that `roofline` sets.
     pub fn estimate(&self, roofline: &Roofline) -> Estimate {
-        Estimate {
-            memory: (self.kv_bytes + self.qo_bytes) as f64 / roofline.bytes_per_second,
-            compute: self.flops as f64 / roofline.flops_per_second,
-        }
-    }
-}
-
-impl Estimate {
-    /// The larger of the two.
-    pub fn seconds(&self) -> f64 {
-        self.memory.max(self.compute)
-    }
-
-    /// `"memory"` or `"compute"`.
-    pub fn bound(&self) -> &'static str {
-        if self.memory >= self.compute { "memory" } else { "compute" }
+        roofline.estimate((self.kv_bytes + self.qo_bytes) as f64, self.flops as f64)
     }
 }
 
