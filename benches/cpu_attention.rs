@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use serde::Deserialize;
 use std::{error::Error, fmt::Write as _, time::Instant};
 use tilewright::{
-    Attention, Backend, Batch, Cpu, Dtype, Element, HeadDim, Heads, KvCache, Output, PageTable, Problem,
+    Attention, Backend, Batch, Cpu, E4m3, E5m2, Element, HeadDim, Heads, KvCache, Output, PageTable, Problem,
     Roofline, View, ViewMut, Workspace,
     tensor::{Data, DataMut},
 };
@@ -43,10 +43,16 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut csv = String::from("case,seconds_median,seconds_min,rate,unit,ceiling,share,target\n");
     for case in &definitions.case {
         let (times, roofline) = match case.dtype.as_str() {
-            "f32" => time::<f32>(&cpu, case)?,
-            "f16" => time::<f16>(&cpu, case)?,
-            "bf16" => time::<bf16>(&cpu, case)?,
-            other => return Err(format!("{}: dtype = {other} is not f32, f16 or bf16", case.name).into()),
+            "f32" => time::<f32, f32>(&cpu, case)?,
+            "f16" => time::<f16, f16>(&cpu, case)?,
+            "bf16" => time::<bf16, bf16>(&cpu, case)?,
+            "e4m3" => time::<bf16, E4m3>(&cpu, case)?,
+            "e5m2" => time::<bf16, E5m2>(&cpu, case)?,
+            "int8" => time::<bf16, i8>(&cpu, case)?,
+            other => {
+                let known = "f32, f16, bf16, e4m3, e5m2 or int8";
+                return Err(format!("{}: dtype = {other} is not {known}", case.name).into());
+            }
         };
         report(case, &times, roofline, &mut csv)?;
     }
@@ -60,7 +66,11 @@ fn report(case: &Case, times: &[f64], roofline: Roofline, csv: &mut String) -> R
     let (median, min) = (times[times.len() / 2], times[0]);
     let [qo_heads, kv_heads] = case.heads;
     let (work, ceiling, unit) = if case.bound == "memory" {
-        let bytes = if case.dtype == "f32" { 4 } else { 2 };
+        let bytes = match case.dtype.as_str() {
+            "f32" => 4,
+            "f16" | "bf16" => 2,
+            _ => 1,
+        };
         (
             case.requests * case.kv_len * kv_heads * case.head_dim * 2 * bytes,
             roofline.bytes_per_second,
@@ -93,23 +103,25 @@ fn report(case: &Case, times: &[f64], roofline: Roofline, csv: &mut String) -> R
 }
 
 /// Sorted seconds of [`ROUNDS`] runs, and the median ceilings measured between them.
-fn time<T: Element>(cpu: &Cpu, case: &Case) -> Result<(Vec<f64>, Roofline), Box<dyn Error>>
+///
+/// `Q` is the type of queries and outputs, `C` that of the cache.
+fn time<Q: Element, C: Element>(cpu: &Cpu, case: &Case) -> Result<(Vec<f64>, Roofline), Box<dyn Error>>
 where
-    for<'a> Data<'a>: From<&'a [T]>,
-    for<'a> DataMut<'a>: From<&'a mut [T]>,
+    for<'a> Data<'a>: From<&'a [Q]> + From<&'a [C]>,
+    for<'a> DataMut<'a>: From<&'a mut [Q]>,
 {
     let [qo, kv] = case.heads;
     let dim = case.head_dim;
-    let dtype: Dtype = T::DTYPE;
-    let problem = Problem::builder(Heads { qo, kv }, HeadDim::same(dim)).dtypes(dtype, dtype).build()?;
+    let problem =
+        Problem::builder(Heads { qo, kv }, HeadDim::same(dim)).dtypes(Q::DTYPE, C::DTYPE).build()?;
     let attention = Attention::new(problem, cpu.clone())?;
 
     let pages = case.kv_len.div_ceil(case.page_size);
     let num_pages = pages * case.requests;
     let shape = problem.layout().paged_shape(num_pages, case.page_size, kv, dim);
-    let (k, v) = (noise::<T>(shape.iter().product(), 1), noise::<T>(shape.iter().product(), 2));
-    let q = noise::<T>(case.requests * case.qo_len * qo * dim, 3);
-    let mut o = vec![T::default(); q.len()];
+    let (k, v) = (noise::<C>(shape.iter().product(), 1), noise::<C>(shape.iter().product(), 2));
+    let q = noise::<Q>(case.requests * case.qo_len * qo * dim, 3);
+    let mut o = vec![Q::default(); q.len()];
     let q_shape = [case.requests * case.qo_len, qo, dim];
 
     let indptr: Vec<i32> = (0..=case.requests).map(|r| (r * pages) as i32).collect();
@@ -142,7 +154,7 @@ where
     Ok((times, roofline))
 }
 
-/// Uniform in -1..1, from a linear congruential generator.
+/// Uniform in -1..1 (rounded, so that integers are -1, 0 and 1), from a linear congruential generator.
 fn noise<T: Element>(len: usize, seed: u64) -> Vec<T> {
     let mut state = seed;
     let next = || {

@@ -71,7 +71,7 @@ pub(super) fn workers(schedule: &Schedule, tiling: &Tiling) -> String {
 fn requests(items: &[WorkItem]) -> String {
     match items {
         [] => String::new(),
-        [first, .., last] if first.request != last.request => format!("{}-{}", first.request, last.request),
-        [first, ..] => first.request.to_string(),
+        [first, .., last] if first.segment != last.segment => format!("{}-{}", first.segment, last.segment),
+        [first, ..] => first.segment.to_string(),
     }
 }

@@ -53,7 +53,7 @@ impl Picture<'_> {
     }
 
     fn draw_item(&self, canvas: &mut Canvas, item: &WorkItem, area: Area) {
-        let WorkItem { request, kv_heads, qo, kv, partial } = item;
+        let WorkItem { segment: request, kv_heads, qo, kv, partial } = item;
         let fill = colour(*request as usize);
         let (rows, heads) = (name("row", qo), short_heads(kv_heads));
         let long = format!(

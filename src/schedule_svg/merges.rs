@@ -5,7 +5,6 @@ use super::{
     canvas::{Anchor, Area, Canvas, colour},
     name, short_heads,
 };
-use std::collections::BTreeMap;
 use tilewright::attention::Merge;
 
 const COLUMNS: usize = 3;
@@ -34,18 +33,18 @@ impl Picture<'_> {
         top + 14.0 + merges.len().div_ceil(COLUMNS) as f64 * LINE
     }
 
-    /// For the first row of every partial state: the worker that writes it, and the request.
-    fn origins(&self) -> BTreeMap<u32, (usize, usize)> {
+    /// For every item: the worker that executes it, and the request.
+    fn origins(&self) -> Vec<(usize, usize)> {
         let workers = 0..self.schedule.num_workers();
         let items = workers.flat_map(|w| self.schedule.worker(w).iter().map(move |item| (w, item)));
-        items.filter_map(|(w, item)| Some((item.partial?, (w, item.request as usize)))).collect()
+        items.map(|(w, item)| (w, item.segment as usize)).collect()
     }
 
     /// The request of a merge, and what is merged.
-    fn describe(&self, merge: &Merge, origins: &BTreeMap<u32, (usize, usize)>) -> (usize, String) {
+    fn describe(&self, merge: &Merge, origins: &[(usize, usize)]) -> (usize, String) {
         let sources = &self.schedule.sources[merge.sources.start as usize..merge.sources.end as usize];
-        let mut workers: Vec<usize> = sources.iter().map(|source| origins[source].0).collect();
-        let request = origins[&sources[0]].1;
+        let mut workers: Vec<usize> = sources.iter().map(|source| origins[*source as usize].0).collect();
+        let request = origins[sources[0] as usize].1;
         workers.dedup(); // they are in order
         let workers = match &workers[..] {
             [one] => format!("worker {one}"),

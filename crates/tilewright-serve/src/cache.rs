@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use tilewright::{
-    Dtype, Element, KvCacheMut, KvLayout, Result, ViewMut, ensure,
+    Dtype, E4m3, E5m2, Element, KvCacheMut, KvLayout, Result, ViewMut, ensure,
     tensor::{Data, DataMut},
 };
 
@@ -20,6 +20,9 @@ enum Memory {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
+    E4m3(Vec<E4m3>),
+    E5m2(Vec<E5m2>),
+    I8(Vec<i8>),
 }
 
 impl KvPool {
@@ -83,6 +86,9 @@ impl Memory {
             Dtype::F32 => Self::F32(vec![0.0; len]),
             Dtype::F16 => Self::F16(vec![f16::ZERO; len]),
             Dtype::Bf16 => Self::Bf16(vec![bf16::ZERO; len]),
+            Dtype::E4m3 => Self::E4m3(vec![E4m3::default(); len]),
+            Dtype::E5m2 => Self::E5m2(vec![E5m2::default(); len]),
+            Dtype::I8 => Self::I8(vec![0; len]),
         }
     }
 
@@ -91,6 +97,9 @@ impl Memory {
             Self::F32(values) => DataMut::F32(values),
             Self::F16(values) => DataMut::F16(values),
             Self::Bf16(values) => DataMut::Bf16(values),
+            Self::E4m3(values) => DataMut::E4m3(values),
+            Self::E5m2(values) => DataMut::E5m2(values),
+            Self::I8(values) => DataMut::I8(values),
         }
     }
 
@@ -100,6 +109,9 @@ impl Memory {
             Self::F32(values) => values.copy_within(from, to),
             Self::F16(values) => values.copy_within(from, to),
             Self::Bf16(values) => values.copy_within(from, to),
+            Self::E4m3(values) => values.copy_within(from, to),
+            Self::E5m2(values) => values.copy_within(from, to),
+            Self::I8(values) => values.copy_within(from, to),
         }
     }
 
@@ -108,6 +120,9 @@ impl Memory {
             Self::F32(values) => size_of_val(values.as_slice()),
             Self::F16(values) => size_of_val(values.as_slice()),
             Self::Bf16(values) => size_of_val(values.as_slice()),
+            Self::E4m3(values) => size_of_val(values.as_slice()),
+            Self::E5m2(values) => size_of_val(values.as_slice()),
+            Self::I8(values) => size_of_val(values.as_slice()),
         }
     }
 }
@@ -122,5 +137,8 @@ pub(crate) fn widen_row(table: Data<'_>, row: usize, out: &mut [f32]) {
         Data::F32(values) => widen(&values[range], out),
         Data::F16(values) => widen(&values[range], out),
         Data::Bf16(values) => widen(&values[range], out),
+        Data::E4m3(values) => widen(&values[range], out),
+        Data::E5m2(values) => widen(&values[range], out),
+        Data::I8(values) => widen(&values[range], out),
     }
 }

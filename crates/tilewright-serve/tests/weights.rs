@@ -135,6 +135,7 @@ fn misaligned_tensors_are_copied() {
                 Dtype::F32 => file.extend(value.to_le_bytes()),
                 Dtype::F16 => file.extend(half::f16::from_f32(value).to_le_bytes()),
                 Dtype::Bf16 => file.extend(half::bf16::from_f32(value).to_le_bytes()),
+                Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 => unreachable!("not listed above"),
             }
         }
         let dir = tempfile::tempdir().unwrap();

@@ -6,11 +6,13 @@
 use crate::{
     Result, View, ViewMut,
     activation::Activation,
-    attention::{Output, Plan, Problem, Tiling},
-    kv::{KvCache, append::Slots},
+    attention::{Inputs, Output, Plan, Problem, Tiling},
+    kv::{ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
-    sampling::{Filter, Sampled, SamplingParams, Scores},
+    sampling::{
+        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+    },
 };
 
 /// A device that executes operators.
@@ -28,7 +30,7 @@ pub trait Backend {
     ///
     /// # Errors
     /// When the device fails.
-    fn attention(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) -> Result<()>;
+    fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()>;
 
     /// [`crate::attention::merge_states`]
     ///
@@ -48,11 +50,12 @@ pub trait Backend {
     /// When the device fails.
     fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()>;
 
-    /// One tensor of [`crate::kv::append::append_paged_kv_cache`].
+    /// One tensor of [`crate::kv::append::append_paged_kv_cache_quantized`]: `new` is `[num_tokens, num_kv_heads, dim]`.
     ///
     /// # Errors
     /// When the device fails.
-    fn append(&self, new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>) -> Result<()>;
+    fn append(&self, new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>, scale: ScaleMut<'_>)
+    -> Result<()>;
 
     /// [`crate::norm::rmsnorm`]
     ///
@@ -119,4 +122,46 @@ pub trait Backend {
     /// # Errors
     /// When the device fails; a row that cannot be sampled is told in `out`.
     fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()>;
+
+    /// [`crate::sampling::distribution`]
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn distribution(&self, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()>;
+
+    /// [`crate::sampling::apply_token_bitmask`] and the other edits of [`LogitsEdit`]
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()>;
+
+    /// [`crate::sampling::top_k`]
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn top_k(&self, scores: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()>;
+
+    /// [`crate::sampling::logprobs`]; `params` has one element per row.
+    ///
+    /// # Errors
+    /// When the device fails; a row that has no distribution is told in `out`.
+    fn logprobs(
+        &self,
+        logits: View<'_>,
+        params: &[SamplingParams],
+        choices: &[Choice],
+        out: &mut [Result<Logprobs>],
+    ) -> Result<()>;
+
+    /// [`crate::sampling::chain_speculative_sampling`]
+    ///
+    /// # Errors
+    /// When the device fails; a row that cannot be sampled is told in `out`.
+    fn chain_speculative_sampling(
+        &self,
+        drafts: Drafts<'_>,
+        target: Scores<'_>,
+        params: &[SamplingParams],
+        out: ChainOutput<'_>,
+    ) -> Result<()>;
 }

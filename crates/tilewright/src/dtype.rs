@@ -1,6 +1,9 @@
 //! Element types, and the one trait through which the CPU reads and writes them.
 
-use crate::tensor::{Data, DataMut};
+use crate::{
+    float8::{E4m3, E5m2},
+    tensor::{Data, DataMut},
+};
 use half::{bf16, f16};
 use std::fmt;
 
@@ -13,6 +16,12 @@ pub enum Dtype {
     F16,
     /// bfloat16: the upper half of an f32.
     Bf16,
+    /// 8 bits, 4 of them exponent, 3 mantissa; see [`E4m3`]. For KV caches only.
+    E4m3,
+    /// 8 bits, 5 of them exponent, 2 mantissa; see [`E5m2`]. For KV caches only.
+    E5m2,
+    /// Integers in -128..=127. For KV caches only.
+    I8,
 }
 
 impl Dtype {
@@ -21,7 +30,25 @@ impl Dtype {
         match self {
             Self::F32 => 4,
             Self::F16 | Self::Bf16 => 2,
+            Self::E4m3 | Self::E5m2 | Self::I8 => 1,
         }
+    }
+
+    /// The largest finite value whose negative the type has too; a KV cache's scale is what it stands for, divided by it.
+    pub const fn max(self) -> f32 {
+        match self {
+            Self::F32 => f32::MAX,
+            Self::F16 => 65504.0,
+            Self::Bf16 => f32::from_bits(0x7f7f_0000),
+            Self::E4m3 => 448.0,
+            Self::E5m2 => 57344.0,
+            Self::I8 => 127.0,
+        }
+    }
+
+    /// Whether only KV caches are stored in it: no operator takes or gives activations or weights of this type.
+    pub const fn is_cache_only(self) -> bool {
+        self.size() == 1
     }
 }
 
@@ -31,11 +58,17 @@ impl fmt::Display for Dtype {
             Self::F32 => "f32",
             Self::F16 => "f16",
             Self::Bf16 => "bf16",
+            Self::E4m3 => "e4m3",
+            Self::E5m2 => "e5m2",
+            Self::I8 => "int8",
         })
     }
 }
 
 /// A Rust type that is a [`Dtype`]: converts to f32 exactly and from f32 by rounding to nearest even.
+///
+/// Beyond the range, the 16-bit types round to infinity, while the 8-bit ones saturate: the largest value of that sign
+/// stands for all that is larger, infinity included. NaN stays NaN, but `i8` has none and takes 0 for it.
 ///
 /// Sealed by [`Data`]: a new element type is added there and here.
 pub trait Element: Copy + Default + Send + Sync + fmt::Debug + 'static {
@@ -43,7 +76,7 @@ pub trait Element: Copy + Default + Send + Sync + fmt::Debug + 'static {
     const DTYPE: Dtype;
     /// The exact value.
     fn to_f32(self) -> f32;
-    /// The nearest representable value, ties to even.
+    /// The nearest representable value, ties to even; see the trait for what is out of range.
     fn from_f32(value: f32) -> Self;
     /// The elements of a view, if they are of this type.
     fn slice(data: Data<'_>) -> Option<&[Self]>;
@@ -72,6 +105,15 @@ macro_rules! element {
         }
     };
 }
+/// Saturates; NaN becomes 0.
+#[inline(always)]
+fn i8_from_f32(value: f32) -> i8 {
+    value.round_ties_even() as i8
+}
+
 element!(f32, F32, f32::from, f32::from);
 element!(f16, F16, f16::to_f32, f16::from_f32);
 element!(bf16, Bf16, bf16::to_f32, bf16::from_f32);
+element!(E4m3, E4m3, E4m3::to_f32, E4m3::from_f32);
+element!(E5m2, E5m2, E5m2::to_f32, E5m2::from_f32);
+element!(i8, I8, f32::from, i8_from_f32);

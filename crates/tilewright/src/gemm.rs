@@ -2,7 +2,7 @@
 
 use crate::{
     Backend, Dtype, Result, View, ViewMut,
-    tensor::{check_dtype, check_shape},
+    tensor::{check_computable, check_dtype, check_shape},
 };
 
 /// `out = x · weightᵀ + bias`, accumulated in f32.
@@ -45,6 +45,7 @@ pub fn linear<B: Backend>(
     }
     for (name, view) in dense {
         let strides = view.strides();
+        check_computable(OPERATOR, name, view.dtype())?;
         crate::ensure!(
             view.is_contiguous(),
             OPERATOR,

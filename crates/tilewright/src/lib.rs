@@ -6,8 +6,8 @@
 //! | | |
 //! |---|---|
 //! | [`attention`] | `Problem`, `Batch`, `Plan`, the schedule, the state and its merge |
-//! | [`kv`] | page tables, layouts, appending |
-//! | [`sampling`] | temperature, top-k, top-p, min-p, drawing with a seed per request |
+//! | [`kv`] | page tables, layouts, scales, appending and quantising |
+//! | [`sampling`] | edits of logits, temperature and filters, drawing with a seed per request, speculation, logprobs |
 //! | [`norm`], [`rope`], [`activation`], [`gemm`] | the rest of a decoder layer |
 //! | [`cpu`] | the backend: what executes all this without a GPU |
 //! | [`mod@reference`] | the oracle: the same in f64, from the definitions |
@@ -23,6 +23,7 @@ mod backend;
 pub mod cpu;
 mod dtype;
 mod error;
+mod float8;
 pub mod gemm;
 pub mod kv;
 pub mod norm;
@@ -38,6 +39,7 @@ pub use backend::Backend;
 pub use cpu::Cpu;
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
-pub use kv::{KvCache, KvCacheMut, KvLayout, PageTable};
+pub use float8::{E4m3, E5m2};
+pub use kv::{KvCache, KvCacheMut, KvLayout, KvScales, PageTable, Scale};
 pub use roofline::{Estimate, Roofline};
 pub use tensor::{View, ViewMut};

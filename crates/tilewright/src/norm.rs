@@ -6,11 +6,11 @@
 use crate::{
     Backend, Element, Result, View, ViewMut,
     rows::check_rows,
-    tensor::{check_dtype, check_shape},
+    tensor::{check_computable, check_dtype, check_shape},
     with_dtype,
 };
 
-/// The weight of a norm: `[hidden]`, of any dtype and stride, and what is added to each of its elements.
+/// The weight of a norm: `[hidden]` f32, f16 or bf16, of any stride, and what is added to each of its elements.
 #[derive(Debug, Clone, Copy)]
 pub struct NormWeight<'a> {
     weight: View<'a>,
@@ -46,8 +46,8 @@ impl<'a> From<View<'a>> for NormWeight<'a> {
 
 /// RMSNorm of every row of `x` into `out`.
 ///
-/// `x`: `[rows, hidden]` or `[tokens, heads, head_dim]`; `out`: the same shape and dtype; both with stride 1 along
-/// the last axis. `eps` is added to the mean of the squares (1e-6 or 1e-5 in published models). A row with NaN
+/// `x`: `[rows, hidden]` or `[tokens, heads, head_dim]`; `out`: the same shape and dtype (f32, f16 or bf16); both
+/// with stride 1 along the last axis. `eps` is added to the mean of the squares (1e-6 or 1e-5 in published models). A row with NaN
 /// becomes NaN.
 ///
 /// # Errors
@@ -61,7 +61,7 @@ pub fn rmsnorm<'a, B: Backend + ?Sized>(
 ) -> Result<()> {
     const OPERATOR: &str = "norm.rmsnorm";
     let weight = weight.into();
-    check_norm(OPERATOR, (x.shape(), x.strides()), &weight, eps)?;
+    check_norm(OPERATOR, &x, &weight, eps)?;
     check_same(OPERATOR, "out", &out, &x)?;
     backend.rmsnorm(x, &weight, eps, out)
 }
@@ -77,7 +77,7 @@ pub fn rmsnorm_in_place<'a, B: Backend + ?Sized>(
     eps: f32,
 ) -> Result<()> {
     let weight = weight.into();
-    check_norm("norm.rmsnorm_in_place", (x.shape(), x.strides()), &weight, eps)?;
+    check_norm("norm.rmsnorm_in_place", &x.as_view(), &weight, eps)?;
     backend.rmsnorm_in_place(x, &weight, eps)
 }
 
@@ -97,24 +97,21 @@ pub fn fused_add_rmsnorm<'a, B: Backend + ?Sized>(
 ) -> Result<()> {
     const OPERATOR: &str = "norm.fused_add_rmsnorm";
     let weight = weight.into();
-    check_norm(OPERATOR, (x.shape(), x.strides()), &weight, eps)?;
+    check_norm(OPERATOR, &x.as_view(), &weight, eps)?;
     check_same(OPERATOR, "residual", &residual, &x.as_view())?;
     backend.fused_add_rmsnorm(x, residual, &weight, eps)
 }
 
-fn check_norm(
-    operator: &'static str,
-    x: (&[usize], &[usize]),
-    weight: &NormWeight<'_>,
-    eps: f32,
-) -> Result<()> {
-    let (shape, _) = x;
+fn check_norm(operator: &'static str, x: &View<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {
+    let shape = x.shape();
     crate::ensure!(
         matches!(shape.len(), 2 | 3),
         operator,
         "x has shape {shape:?}, expected [rows, hidden] or [tokens, heads, head_dim]"
     );
-    check_rows(operator, "x", x)?;
+    check_computable(operator, "x", x.dtype())?;
+    check_computable(operator, "weight", weight.weight.dtype())?;
+    check_rows(operator, "x", (shape, x.strides()))?;
     let layout = if shape.len() == 2 { "[hidden]" } else { "[head_dim]" };
     check_shape(operator, "weight", (weight.weight.shape(), &shape[shape.len() - 1..]), layout)?;
     crate::ensure!(eps.is_finite() && eps >= 0.0, operator, "eps = {eps} is not a finite number >= 0");

@@ -3,7 +3,7 @@
 //! A view never owns and never allocates. Shapes and strides are in elements; strides may be anything that
 //! stays inside the memory, so slices of fused projections (`q` inside `qkv`) are passed as they are.
 
-use crate::{Dtype, Element, Error, Result};
+use crate::{Dtype, E4m3, E5m2, Element, Error, Result};
 use half::{bf16, f16};
 use std::fmt;
 
@@ -59,6 +59,12 @@ pub enum Data<'a> {
     F16(&'a [f16]),
     /// bf16
     Bf16(&'a [bf16]),
+    /// e4m3
+    E4m3(&'a [E4m3]),
+    /// e5m2
+    E5m2(&'a [E5m2]),
+    /// int8
+    I8(&'a [i8]),
 }
 
 impl<'a> Data<'a> {
@@ -68,6 +74,9 @@ impl<'a> Data<'a> {
             Self::F32(s) => Self::F32(s.get(count..).unwrap_or_default()),
             Self::F16(s) => Self::F16(s.get(count..).unwrap_or_default()),
             Self::Bf16(s) => Self::Bf16(s.get(count..).unwrap_or_default()),
+            Self::E4m3(s) => Self::E4m3(s.get(count..).unwrap_or_default()),
+            Self::E5m2(s) => Self::E5m2(s.get(count..).unwrap_or_default()),
+            Self::I8(s) => Self::I8(s.get(count..).unwrap_or_default()),
         }
     }
 }
@@ -81,6 +90,12 @@ pub enum DataMut<'a> {
     F16(&'a mut [f16]),
     /// bf16
     Bf16(&'a mut [bf16]),
+    /// e4m3
+    E4m3(&'a mut [E4m3]),
+    /// e5m2
+    E5m2(&'a mut [E5m2]),
+    /// int8
+    I8(&'a mut [i8]),
 }
 
 /// Runs an expression with `T` naming the element type of a `Dtype`.
@@ -98,6 +113,18 @@ macro_rules! with_dtype {
             }
             $crate::Dtype::Bf16 => {
                 type $T = half::bf16;
+                $body
+            }
+            $crate::Dtype::E4m3 => {
+                type $T = $crate::E4m3;
+                $body
+            }
+            $crate::Dtype::E5m2 => {
+                type $T = $crate::E5m2;
+                $body
+            }
+            $crate::Dtype::I8 => {
+                type $T = i8;
                 $body
             }
         }
@@ -121,7 +148,7 @@ macro_rules! views_of {
     )+};
 }
 
-views_of!(f32, F32; f16, F16; bf16, Bf16);
+views_of!(f32, F32; f16, F16; bf16, Bf16; E4m3, E4m3; E5m2, E5m2; i8, I8);
 
 macro_rules! each_data {
     ($self:expr, $Enum:ident, $slice:ident => $body:expr) => {
@@ -129,6 +156,9 @@ macro_rules! each_data {
             $Enum::F32($slice) => $body,
             $Enum::F16($slice) => $body,
             $Enum::Bf16($slice) => $body,
+            $Enum::E4m3($slice) => $body,
+            $Enum::E5m2($slice) => $body,
+            $Enum::I8($slice) => $body,
         }
     };
 }
@@ -169,6 +199,12 @@ impl<'a> View<'a> {
         let len = each_data!(data, Data, s => s.len());
         let (shape, strides) = strided(len, shape, strides)?;
         Ok(Self { data, shape, strides })
+    }
+
+    /// Rows `[rows, dim]` as `[rows, 1, dim]`.
+    pub(crate) fn with_single_head(self) -> Self {
+        let (shape, strides) = ([self.shape[0], 1, self.shape[1]], [self.strides[0], 0, self.strides[1]]);
+        Self { shape: Dims::new(&shape), strides: Dims::new(&strides), ..self }
     }
 
     /// The elements as a typed slice, in memory order (strides apply).
@@ -235,6 +271,9 @@ impl<'a> ViewMut<'a> {
             DataMut::F32(s) => DataMut::F32(s),
             DataMut::F16(s) => DataMut::F16(s),
             DataMut::Bf16(s) => DataMut::Bf16(s),
+            DataMut::E4m3(s) => DataMut::E4m3(s),
+            DataMut::E5m2(s) => DataMut::E5m2(s),
+            DataMut::I8(s) => DataMut::I8(s),
         };
         ViewMut { data, shape: self.shape, strides: self.strides }
     }
@@ -245,6 +284,9 @@ impl<'a> ViewMut<'a> {
             DataMut::F32(s) => Data::F32(s),
             DataMut::F16(s) => Data::F16(s),
             DataMut::Bf16(s) => Data::Bf16(s),
+            DataMut::E4m3(s) => Data::E4m3(s),
+            DataMut::E5m2(s) => Data::E5m2(s),
+            DataMut::I8(s) => Data::I8(s),
         };
         View { data, shape: self.shape, strides: self.strides }
     }
@@ -279,6 +321,9 @@ macro_rules! geometry {
                     $Enum::F32(_) => Dtype::F32,
                     $Enum::F16(_) => Dtype::F16,
                     $Enum::Bf16(_) => Dtype::Bf16,
+                    $Enum::E4m3(_) => Dtype::E4m3,
+                    $Enum::E5m2(_) => Dtype::E5m2,
+                    $Enum::I8(_) => Dtype::I8,
                 }
             }
 
@@ -400,5 +445,11 @@ pub(crate) fn check_dtype(
     expected: Dtype,
 ) -> Result<()> {
     crate::ensure!(actual == expected, operator, "{argument} is {actual}, expected {expected}");
+    Ok(())
+}
+
+/// Refuses a tensor argument of a dtype that only KV caches have.
+pub(crate) fn check_computable(operator: &'static str, argument: &str, actual: Dtype) -> Result<()> {
+    crate::ensure!(!actual.is_cache_only(), operator, "{argument} is {actual}, expected f32, f16 or bf16");
     Ok(())
 }

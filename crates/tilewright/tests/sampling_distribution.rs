@@ -3,53 +3,18 @@
 //! Seeds are fixed, so a test either passes for ever or is wrong; the critical values are those of p = 1e-4.
 
 mod arrays;
+mod chi_square;
 
 use arrays::random;
+use chi_square::assert_drawn_from;
 use half::bf16;
 use tilewright::{
-    Cpu, View,
+    Cpu, View, ViewMut,
     reference::sampling::{Filters, filtered, softmax},
-    sampling::{FilterOrder, SamplingParams, sample, sampling_from_probs},
+    sampling::{FilterOrder, SamplingParams, Scores, TopKTies, distribution, sample, sampling_from_probs},
 };
 
 const DRAWS: usize = 40_000;
-
-/// The value that a chi-square variable of `freedom` degrees exceeds once in 10,000 times (Wilson and Hilferty's
-/// approximation, good to 1 % here).
-fn critical(freedom: usize) -> f64 {
-    let spread = 2.0 / (9.0 * freedom as f64);
-    freedom as f64 * (1.0 - spread + 3.719 * spread.sqrt()).powi(3)
-}
-
-/// Fails if a token of probability 0 was drawn, or the counts are too unlikely. Tokens expected fewer than 5 times
-/// are counted as one.
-fn assert_drawn_from(expected: &[f64], tokens: &[u32], what: &str) {
-    let mut counts = vec![0.0; expected.len()];
-    tokens.iter().for_each(|&token| counts[token as usize] += 1.0);
-    let (mut statistic, mut cells, mut rare) = (0.0, 0, (0.0, 0.0));
-    let mut cell = |count: f64, mean: f64| {
-        statistic += (count - mean).powi(2) / mean;
-        cells += 1;
-    };
-    for (token, (&count, &probability)) in counts.iter().zip(expected).enumerate() {
-        let mean = probability * tokens.len() as f64;
-        assert!(
-            count == 0.0 || mean > 0.0,
-            "{what}: token {token} was filtered out, yet drawn {count} times"
-        );
-        if mean >= 5.0 {
-            cell(count, mean);
-        } else {
-            rare = (rare.0 + count, rare.1 + mean);
-        }
-    }
-    if rare.1 >= 5.0 {
-        cell(rare.0, rare.1);
-    }
-    if cells > 1 {
-        assert!(statistic < critical(cells - 1), "{what}: chi-square {statistic} with {cells} cells");
-    }
-}
 
 /// One row of logits for all draws: a stride of 0 between rows.
 fn draws(logits: &[f32], params: SamplingParams) -> Vec<u32> {
@@ -62,14 +27,18 @@ fn draws(logits: &[f32], params: SamplingParams) -> Vec<u32> {
 
 fn check(logits: &[f32], params: SamplingParams) {
     let wide: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
-    let filters = Filters {
+    let expected = filtered(&softmax(&wide, f64::from(params.temperature)), &filters(params));
+    assert_drawn_from(&expected, &draws(logits, params), &format!("{params:?}"));
+}
+
+fn filters(params: SamplingParams) -> Filters {
+    Filters {
         top_k: params.top_k.map(|k| k as usize),
+        ties: params.top_k_ties,
         top_p: (params.top_p < 1.0).then_some(f64::from(params.top_p)),
         min_p: (params.min_p > 0.0).then_some(f64::from(params.min_p)),
         joint: params.order == FilterOrder::Joint,
-    };
-    let expected = filtered(&softmax(&wide, f64::from(params.temperature)), &filters);
-    assert_drawn_from(&expected, &draws(logits, params), &format!("{params:?}"));
+    }
 }
 
 fn logits() -> Vec<f32> {
@@ -103,6 +72,52 @@ fn top_k_draws_from_all_ties_alike() {
 }
 
 #[test]
+fn a_tie_rule_leaves_exactly_k_tokens() {
+    let logits = [1.0, 2.0, 2.0, 0.0, 2.0, 3.0, 1.0, 2.0];
+    for (seed, ties) in [(1, TopKTies::LowestIndex), (2, TopKTies::HighestIndex)] {
+        for k in [2, 4, 7, 8] {
+            let exact = SamplingParams { top_k: Some(k), top_k_ties: ties, ..params(seed) };
+            check(&logits, exact);
+            for order in [FilterOrder::TopKFirst, FilterOrder::Joint] {
+                // Half of all needs the ties, half of what a rule leaves of them would not.
+                check(&logits, SamplingParams { top_p: 0.5, order, ..exact });
+                check(&logits, SamplingParams { min_p: 0.3, order, ..exact });
+            }
+            let kept: std::collections::HashSet<_> = draws(&logits, exact).into_iter().collect();
+            assert_eq!(kept.len(), (k as usize).min(8), "{ties:?} {k}");
+        }
+    }
+    let excluded = [0.0, f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, f32::NEG_INFINITY];
+    check(&excluded, SamplingParams { top_k: Some(3), top_k_ties: TopKTies::LowestIndex, ..params(3) });
+}
+
+/// What `distribution` writes is what is drawn from.
+#[test]
+fn the_distribution_can_be_asked_for() {
+    let logits = logits();
+    let wide: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
+    for params in [
+        SamplingParams { temperature: 0.0, ..params(1) },
+        SamplingParams { temperature: 0.7, top_p: 0.9, ..params(1) },
+        SamplingParams { top_k: Some(9), top_p: 0.8, order: FilterOrder::Joint, ..params(1) },
+        SamplingParams { top_k: Some(9), min_p: 0.2, temperature: 2.0, ..params(1) },
+    ] {
+        let expected = filtered(&softmax(&wide, f64::from(params.temperature)), &filters(params));
+        let mut probs = vec![0.0f32; 80];
+        let view = View::strided(&logits, &[2, 40], &[0, 1]).unwrap();
+        let out = ViewMut::new(&mut probs, &[2, 40]).unwrap();
+        distribution(&Cpu::with_threads(1), Scores::Logits(view), &[params; 2], out).unwrap();
+        for (i, &p) in probs.iter().enumerate() {
+            let exact = expected[i % 40];
+            assert!(
+                (f64::from(p) - exact).abs() <= 2e-6 * exact,
+                "{params:?}: {i} has {p}, expected {exact}"
+            );
+        }
+    }
+}
+
+#[test]
 fn top_p_draws_from_the_nucleus() {
     for (seed, top_p) in [(1, 1e-6), (2, 0.3), (3, 0.5), (4, 0.9), (5, 0.999)] {
         check(&logits(), SamplingParams { top_p, ..params(seed) });
@@ -125,6 +140,7 @@ fn both_orders_of_top_k_and_top_p_draw_from_their_own_sets() {
     let joint = combination(2, FilterOrder::Joint);
     check(&logits(), first);
     check(&logits(), joint);
+    check(&logits(), SamplingParams { top_p: 0.3, ..joint });
     let support =
         |params| draws(&logits(), params).into_iter().collect::<std::collections::HashSet<_>>().len();
     assert!(support(first) < support(joint), "the two orders differ on this row");

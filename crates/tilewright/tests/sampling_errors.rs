@@ -4,10 +4,10 @@ mod arrays;
 
 use arrays::{Array, Layout};
 use tilewright::{
-    Cpu, Dtype, Result,
+    Cpu, Dtype, Result, ViewMut,
     sampling::{
-        Sampled, SamplingParams, sample, sampling_from_probs, softmax, top_k_mask_logits, top_k_renorm_probs,
-        top_p_renorm_probs,
+        Sampled, SamplingParams, Scores, TokenBitmask, apply_token_bitmask, distribution, sample,
+        sampling_from_probs, softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs,
     },
 };
 
@@ -89,4 +89,45 @@ fn refusals_name_shapes() {
     let mut none: [Sampled; 0] = [];
     let no_rows = Array::zeros(Dtype::F32, &[0, 4], Layout::Dense);
     sample(&cpu, no_rows.view(), &[], &mut none).unwrap();
+}
+
+#[test]
+fn a_distribution_is_refused_by_name_and_a_bad_row_becomes_nan() {
+    let cpu = Cpu::with_threads(1);
+    let good = SamplingParams::default();
+    let values = [0.0, 1.0, f32::NAN, 1.0, f32::NEG_INFINITY, f32::NEG_INFINITY];
+    let x = Array::new(Dtype::F32, &[3, 2], Layout::Dense, &values);
+    let mut out = Array::zeros(Dtype::F16, &[3, 2], Layout::Dense);
+    distribution(&cpu, Scores::Logits(x.view()), &[good; 3], out.view_mut()).unwrap();
+    let found = out.values();
+    assert!((found[0] + found[1] - 1.0).abs() < 1e-3 && found[2..].iter().all(|p| p.is_nan()));
+
+    let mut refuse = |scores, params: &[SamplingParams]| {
+        distribution(&cpu, scores, params, out.view_mut()).unwrap_err().to_string()
+    };
+    let warm = SamplingParams { temperature: 0.5, ..good };
+    assert_eq!(
+        refuse(Scores::Logits(x.view()), &[good; 2]),
+        "sampling.distribution: params has 2 elements, expected rows = 3"
+    );
+    assert_eq!(
+        refuse(Scores::Probs(x.view()), &[warm; 3]),
+        "sampling.distribution: request 0: temperature = 0.5 applies to logits, expected 1 for probabilities"
+    );
+    let narrow = Array::zeros(Dtype::F32, &[3, 1], Layout::Dense);
+    assert_eq!(
+        refuse(Scores::Probs(narrow.view()), &[good; 3]),
+        "sampling.distribution: out has shape [3, 2], expected [rows, vocab] = [3, 1]"
+    );
+}
+
+#[test]
+fn logits_that_are_edited_have_a_dense_last_axis() {
+    let mut data = [0.0f32; 12];
+    let logits = ViewMut::strided(&mut data[..], &[2, 3], &[6, 2]).unwrap();
+    let bitmask = TokenBitmask { words: &[1, 1], rows: None };
+    assert_eq!(
+        apply_token_bitmask(&Cpu::with_threads(1), logits, bitmask).unwrap_err().to_string(),
+        "sampling.apply_token_bitmask: logits has stride 2 along its last axis, expected 1"
+    );
 }

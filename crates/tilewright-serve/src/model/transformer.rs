@@ -20,7 +20,7 @@ use crate::{
 use std::time::{Duration, Instant};
 use tilewright::{
     Attention, Backend, Dtype, HeadDim, Heads, KvCacheMut, Output, Plan, Problem, Result, View, ViewMut,
-    Workspace, activation, gemm,
+    Workspace, activation, ensure, gemm,
     kv::append::{Append, append_paged_kv_cache},
     norm,
     rope::{self, CosSinCache, Positions},
@@ -100,8 +100,12 @@ impl Transformer {
     /// Takes the weights of `config`, rounded to `dtype` if one is given.
     ///
     /// # Errors
-    /// When a tensor is missing, left over, or has another shape or dtype than the configuration says.
+    /// When a tensor is missing, left over, or has another shape or dtype than the configuration says, or `dtype` is one
+    /// that only KV caches have.
     pub fn new(config: ModelConfig, weights: &Weights, dtype: Option<Dtype>) -> Result<Self> {
+        if let Some(dtype) = dtype {
+            ensure!(!dtype.is_cache_only(), "model.new", "dtype = {dtype}, expected f32, f16 or bf16");
+        }
         weights.check(&config)?;
         let get = |name: &str, shape: &[usize]| {
             let tensor = weights.get(name, shape)?;

@@ -4,8 +4,11 @@
 //! qo_indptr   0   1        5   6      request 0 has 1 query row (decode), request 1 has 4 (prefill), request 2 has 1
 //! ```
 
-use super::problem::{Mask, Problem};
-use crate::{Result, kv::PageTable};
+use super::mask::PackedMask;
+use crate::{
+    Result,
+    kv::{BlockSparse, PageTable, VariableBlockSparse},
+};
 use std::ops::Range;
 
 /// Borrowed indices, `i32` or `i64`; every value is checked before it is used.
@@ -69,24 +72,35 @@ impl Index<'_> {
         }
     }
 
-    /// Reads the entries as the `count + 1` bounds of `count` neighbouring ranges.
+    /// Reads the entries as the `count + 1` bounds of `count` neighbouring ranges, one for each request.
     pub(crate) fn ranges(
         &self,
         operator: &'static str,
         name: &str,
         count: usize,
     ) -> Result<Vec<Range<usize>>> {
+        self.ranges_of(operator, (name, "request"), count)
+    }
+
+    /// [`Index::ranges`], one for each `owner`: a request, group, block row or segment.
+    pub(crate) fn ranges_of(
+        &self,
+        operator: &'static str,
+        (name, owner): (&str, &str),
+        count: usize,
+    ) -> Result<Vec<Range<usize>>> {
         crate::ensure!(
             self.len() == count + 1,
             operator,
-            "{name} has {} entries, expected num_requests + 1 = {}",
+            "{name} has {} entries, expected num_{}s + 1 = {}",
             self.len(),
+            owner.replace(' ', "_"),
             count + 1
         );
         crate::ensure!(self.get(0) == 0, operator, "{name} starts at {}, expected 0", self.get(0));
         let range = |r: usize| {
             let (begin, end) = (self.get(r), self.get(r + 1));
-            crate::ensure!(begin <= end, operator, "request {r}: {name} decreases from {begin} to {end}");
+            crate::ensure!(begin <= end, operator, "{owner} {r}: {name} decreases from {begin} to {end}");
             Ok(begin as usize..end as usize)
         };
         (0..count).map(range).collect()
@@ -103,103 +117,110 @@ pub enum KvTable<'a> {
         /// `[num_requests + 1]`
         indptr: Index<'a>,
     },
+    /// Blocks of a tensor, for one request whose rows look at some of them.
+    Blocks(BlockSparse<'a>),
+    /// As [`KvTable::Blocks`], with blocks of any size, other ones for every KV head.
+    VariableBlocks(VariableBlockSparse<'a>),
+}
+
+/// Keys that several neighbouring requests share: one level of a cascade.
+#[derive(Debug, Clone, Copy)]
+pub struct Level<'a> {
+    /// `[num_groups + 1]`: group `g` is the requests that own query rows `qo_indptr[g]..qo_indptr[g + 1]`.
+    pub qo_indptr: Index<'a>,
+    /// The keys of each group, in pages of the batch's size that are full: `last_page_len` is the page size.
+    pub table: PageTable<'a>,
+}
+
+/// Which part of longer requests a batch holds: the shard of one rank in context parallelism.
+#[derive(Debug, Clone, Copy)]
+pub struct Shard<'a> {
+    /// `[num_requests]`: the position, in its request, of each one's first key here.
+    pub kv_offsets: Index<'a>,
+    /// `[num_requests]`: the keys of each request on all ranks together; its last query row stands at the last of them.
+    pub kv_lens: Index<'a>,
 }
 
 /// One step's requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// `[num_requests + 1]`: request `r` owns query rows `qo_indptr[r]..qo_indptr[r + 1]`.
-    pub qo_indptr: Index<'a>,
-    /// Where its keys are.
-    pub kv: KvTable<'a>,
+    pub(super) qo_indptr: Index<'a>,
+    pub(super) kv: KvTable<'a>,
+    pub(super) mask: Option<PackedMask<'a>>,
+    pub(super) levels: Levels<'a>,
+    pub(super) shard: Option<Shard<'a>>,
 }
 
+/// Where the levels of a cascade come from.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Levels<'a> {
+    Given(&'a [Level<'a>]),
+    Found,
+}
+
+/// The bounds of the one request of a block-sparse batch are in its blocks.
+const NO_INDPTR: Index<'static> = Index::I32(&[]);
+
 impl<'a> Batch<'a> {
-    /// Queries over a paged cache.
+    fn new(qo_indptr: Index<'a>, kv: KvTable<'a>) -> Self {
+        Self { qo_indptr, kv, mask: None, levels: Levels::Given(&[]), shard: None }
+    }
+
+    /// Queries over a paged cache. `qo_indptr`: `[num_requests + 1]`, request `r` owns query rows
+    /// `qo_indptr[r]..qo_indptr[r + 1]`.
     pub fn paged(qo_indptr: impl Into<Index<'a>>, table: PageTable<'a>) -> Self {
-        Self { qo_indptr: qo_indptr.into(), kv: KvTable::Paged(table) }
+        Self::new(qo_indptr.into(), KvTable::Paged(table))
     }
 
     /// Queries over ragged keys and values.
     pub fn ragged(qo_indptr: impl Into<Index<'a>>, kv_indptr: impl Into<Index<'a>>) -> Self {
-        Self { qo_indptr: qo_indptr.into(), kv: KvTable::Ragged { indptr: kv_indptr.into() } }
+        Self::new(qo_indptr.into(), KvTable::Ragged { indptr: kv_indptr.into() })
     }
 
-    /// Checks everything about the batch and puts it into the form that schedules and kernels read.
-    pub(crate) fn resolve(&self, operator: &'static str) -> Result<Requests> {
-        let count = self.qo_indptr.len().saturating_sub(1);
-        let qo = self.qo_indptr.ranges(operator, "qo_indptr", count)?;
-        let (kv, source) = match self.kv {
-            KvTable::Paged(table) => {
-                let pages = table.resolve(operator)?;
-                let kv = pages.ranges.iter().map(|r| r.start).zip(pages.kv_lens).collect::<Vec<_>>();
-                let (indices, page_size) = (pages.indices, table.page_size);
-                (kv, KvSource::Paged { indices, page_size, max_page: pages.max_page })
-            }
-            KvTable::Ragged { indptr } => {
-                let tokens = indptr.ranges(operator, "kv_indptr", count)?;
-                let total = tokens.last().map_or(0, |r| r.end);
-                (tokens.iter().map(|r| (r.start, r.len())).collect(), KvSource::Ragged { tokens: total })
-            }
-        };
-        crate::ensure!(
-            kv.len() == count,
-            operator,
-            "the page table has {} requests, qo_indptr has {count}",
-            kv.len()
-        );
-        let total = qo.last().map_or(0, |r| r.end);
-        let longest = kv.iter().map(|&(_, len)| len).max().unwrap_or(0);
-        crate::ensure!(
-            total.max(longest) <= i32::MAX as usize,
-            operator,
-            "{total} query rows and a longest request of {longest} tokens, the most is {}",
-            i32::MAX
-        );
-        let requests = qo.into_iter().zip(kv);
-        let requests = requests.map(|(qo, (kv_start, kv_len))| Request { qo, kv_start, kv_len }).collect();
-        Ok(Requests { requests, source })
+    /// One request whose blocks of rows look at some blocks of a ragged tensor.
+    pub fn block_sparse(blocks: BlockSparse<'a>) -> Self {
+        Self::new(NO_INDPTR, KvTable::Blocks(blocks))
     }
-}
 
-/// A checked batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Requests {
-    pub(crate) requests: Vec<Request>,
-    pub(crate) source: KvSource,
-}
-
-/// One request of a checked batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Request {
-    /// Its query rows.
-    pub(crate) qo: Range<usize>,
-    /// Its first entry of the page indices (paged) or its first token (ragged).
-    pub(crate) kv_start: usize,
-    /// Its number of keys.
-    pub(crate) kv_len: usize,
-}
-
-/// How positions of a request become places in the cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum KvSource {
-    Paged { indices: Vec<i32>, page_size: usize, max_page: i32 },
-    Ragged { tokens: usize },
-}
-
-impl Request {
-    /// How many keys, counted from the first, query row `row` (of the whole batch) sees.
-    pub(crate) fn visible(&self, problem: &Problem, row: usize) -> usize {
-        match problem.mask() {
-            Mask::Full => self.kv_len,
-            Mask::Causal => (self.kv_len + row + 1).saturating_sub(self.qo.end),
-        }
+    /// One request with blocks of any size, other ones for every KV head.
+    pub fn variable_block_sparse(blocks: VariableBlockSparse<'a>) -> Self {
+        Self::new(NO_INDPTR, KvTable::VariableBlocks(blocks))
     }
-}
 
-impl Requests {
-    /// Total query rows.
-    pub(crate) fn num_rows(&self) -> usize {
-        self.requests.last().map_or(0, |r| r.qo.end)
+    /// Hides keys by packed bits as well as by the problem's mask: a key is seen if both show it.
+    #[must_use]
+    pub fn with_mask(mut self, mask: PackedMask<'a>) -> Self {
+        self.mask = Some(mask);
+        self
+    }
+
+    /// Puts levels of shared keys, the outermost first, before the keys of the page table: a request's keys are those of
+    /// its group in every level, then its own, and its positions count through all of them.
+    #[must_use]
+    pub fn with_levels(mut self, levels: &'a [Level<'a>]) -> Self {
+        self.levels = Levels::Given(levels);
+        self
+    }
+
+    /// Looks for pages that neighbouring requests have in common at their beginnings, and reads each run of them once for
+    /// all its requests where that is estimated to be cheaper; [`super::Plan::explain`] tells what was decided.
+    /// Nested prefixes give nested levels. Results do not change but in rounding.
+    #[must_use]
+    pub fn with_shared_prefixes(mut self) -> Self {
+        self.levels = Levels::Found;
+        self
+    }
+
+    /// Says that the keys here are only part of longer requests, so that causal masks, windows and variants know true
+    /// positions; the states of all parts are then put together by [`super::merge_states`].
+    #[must_use]
+    pub fn with_shard(mut self, shard: Shard<'a>) -> Self {
+        self.shard = Some(shard);
+        self
+    }
+
+    pub(super) fn finds_levels(&self) -> bool {
+        matches!(self.levels, Levels::Found)
     }
 }

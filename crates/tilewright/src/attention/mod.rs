@@ -9,30 +9,40 @@
 //! A row that sees no key gives `o = 0, lse = -inf`.
 
 mod batch;
+mod cascade;
+mod mask;
 mod plan;
 mod problem;
+mod requests;
+mod resolve;
+mod run;
 mod schedule;
+mod single;
 mod state;
+pub mod variant;
 
-pub use batch::{Batch, Index, KvTable};
+pub use batch::{Batch, Index, KvTable, Level, Shard};
+pub use cascade::SharedPrefix;
+pub use mask::{BitOrder, PackedMask, TreeMask, packbits, segment_packbits};
 pub use plan::{Explanation, Plan, Workspace};
 pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};
+pub use run::{Inputs, LatentCache, LatentQuery};
 pub use schedule::{Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, merge_state, merge_states};
+pub use variant::Variant;
 
-pub(crate) use batch::{KvSource, Request};
+pub(crate) use mask::MaskBits;
+pub(crate) use requests::{KvSource, Request, Requests, Segment, SegmentMask, ones};
 pub(crate) use state::merge_weights;
 
-use crate::{
-    Backend, Result, View, ViewMut,
-    kv::KvCache,
-    tensor::{check_dtype, check_shape},
-};
+use crate::{Backend, Result, ViewMut, cpu::simd::hooks::Hooks};
+use std::sync::Arc;
 
-/// An attention operator: one problem on one backend.
+/// An attention operator: one problem, one variant, one backend.
 #[derive(Debug, Clone)]
 pub struct Attention<B> {
     problem: Problem,
+    variant: Arc<dyn Hooks>,
     backend: B,
     tiling: Tiling,
 }
@@ -54,13 +64,30 @@ impl<B: Backend> Attention<B> {
     /// # Errors
     /// When the backend cannot do it, with all its reasons.
     pub fn new(problem: Problem, backend: B) -> Result<Self> {
+        Self::with_variant(problem, variant::Plain, backend)
+    }
+
+    /// Binds `problem`, changed by `variant`, to `backend`.
+    ///
+    /// A plan fits all operators of the same problem and backend, whatever their variants: layers that differ only in a
+    /// variant's parameters have an operator each and share each step's plan.
+    ///
+    /// # Errors
+    /// As [`Attention::new`], and when the variant reads what it does not declare or what its hook does not have.
+    pub fn with_variant(problem: Problem, variant: impl Variant, backend: B) -> Result<Self> {
         let tiling = backend.tiling(&problem)?;
-        Ok(Self { problem, backend, tiling })
+        let variant = crate::cpu::simd::hooks::hooks(variant, &problem)?;
+        Ok(Self { problem, variant, backend, tiling })
     }
 
     /// The problem it was made for.
     pub fn problem(&self) -> &Problem {
         &self.problem
+    }
+
+    /// Whether it has an LSE to give: not where its variant has no softmax.
+    pub fn has_lse(&self) -> bool {
+        self.variant.live().softmax
     }
 
     /// Decides who computes what, balanced over the device.
@@ -82,66 +109,15 @@ impl<B: Backend> Attention<B> {
             OPERATOR,
             "split = 0 tokens, expected at least 1 (or Split::Never)"
         );
-        let requests = batch.resolve(OPERATOR)?;
+        let mut requests = batch.resolve(OPERATOR, &self.problem)?;
+        let prefixes = match batch.finds_levels() {
+            true => {
+                let tile_tokens = schedule::tile_tokens(&self.problem, &self.tiling);
+                requests.share_prefixes(cascade::Cutting { tiling: &self.tiling, tile_tokens })
+            }
+            false => Vec::new(),
+        };
         let schedule = Schedule::new(&self.problem, &requests, &self.tiling, split)?;
-        Ok(Plan { problem: self.problem, tiling: self.tiling, requests, schedule, split })
-    }
-
-    /// Executes `plan`: no decision, no allocation beyond the first call, no waiting for anything but the result.
-    ///
-    /// `q`: `[num_rows, num_qo_heads, head_dim_qk]`; `kv`: see [`KvCache`]. Strides are free but for the last
-    /// axis of each tensor, which must be 1.
-    ///
-    /// # Errors
-    /// When a shape, stride or dtype does not fit the plan, a page of the plan lies outside the cache, the plan
-    /// was made for another problem, or the workspace is too small.
-    pub fn run(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, mut out: Output<'_>) -> Result<()> {
-        self.check(plan, q, kv, &mut out)?;
-        self.backend.attention(plan, q, kv, out)
-    }
-
-    fn check(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: &mut Output<'_>) -> Result<()> {
-        const OPERATOR: &str = "attention.run";
-        crate::ensure!(
-            plan.problem == self.problem && plan.tiling == self.tiling,
-            OPERATOR,
-            "the plan was made by another operator: for {}, this is {}",
-            plan.problem,
-            self.problem
-        );
-        let (rows, heads, dim) = (plan.num_rows(), self.problem.heads(), self.problem.head_dim());
-        check_shape(
-            OPERATOR,
-            "q",
-            (q.shape(), &[rows, heads.qo, dim.qk]),
-            "[num_rows, num_qo_heads, head_dim]",
-        )?;
-        check_shape(
-            OPERATOR,
-            "o",
-            (out.o.shape(), &[rows, heads.qo, dim.vo]),
-            "[num_rows, num_qo_heads, head_dim]",
-        )?;
-        check_dtype(OPERATOR, "q", q.dtype(), self.problem.dtype_qo())?;
-        check_dtype(OPERATOR, "o", out.o.dtype(), self.problem.dtype_qo())?;
-        for (name, strides, dim) in [("q", q.strides(), dim.qk), ("o", out.o.strides(), dim.vo)] {
-            crate::ensure!(
-                strides[2] == 1 || dim == 1,
-                OPERATOR,
-                "{name} has strides {strides:?}: head_dim, the last axis, must have stride 1"
-            );
-        }
-        if let Some(lse) = &out.lse {
-            check_shape(OPERATOR, "lse", (lse.shape(), &[rows, heads.qo]), "[num_rows, num_qo_heads]")?;
-            check_dtype(OPERATOR, "lse", lse.dtype(), crate::Dtype::F32)?;
-            crate::ensure!(
-                lse.is_contiguous(),
-                OPERATOR,
-                "lse has strides {:?}, expected a contiguous tensor",
-                lse.strides()
-            );
-        }
-        plan.check_cache(OPERATOR, kv)?;
-        out.workspace.check(OPERATOR, plan)
+        Ok(Plan { problem: self.problem, tiling: self.tiling, requests, schedule, split, prefixes })
     }
 }

@@ -1,14 +1,12 @@
 //! A plan: the batch, checked, with its schedule. A value: it prints itself, explains itself and never changes.
 
 use super::{
-    batch::{KvSource, Requests},
+    cascade::SharedPrefix,
     problem::Problem,
-    schedule::{Schedule, Split, Tiling},
+    requests::{KvSource, Requests, Segment},
+    schedule::{Schedule, Split, Tiling, WorkItem},
 };
-use crate::{
-    Estimate, Result, Roofline,
-    kv::{KvCache, layout::KvShape},
-};
+use crate::{Estimate, Result, Roofline};
 use std::fmt;
 
 /// What [`super::Attention::run`] needs to know about a step.
@@ -19,6 +17,7 @@ pub struct Plan {
     pub(crate) requests: Requests,
     pub(crate) schedule: Schedule,
     pub(crate) split: Split,
+    pub(crate) prefixes: Vec<SharedPrefix>,
 }
 
 impl Plan {
@@ -51,14 +50,11 @@ impl Plan {
             let pairs = items.iter().map(|item| item.kv.len() * item.qo.len() * item.kv_heads.len() * group);
             pairs.fold(0, usize::saturating_add)
         });
-        let visible: usize = self
-            .requests
-            .requests
-            .iter()
-            .flat_map(|request| request.qo.clone().map(|row| request.visible(problem, row)))
-            .fold(0, usize::saturating_add);
+        let visible = self.requests.segments.iter().map(|segment| self.visible(segment));
+        let visible = visible.fold(0, usize::saturating_add);
         let kv_read: usize = schedule.items.iter().map(|item| item.kv.len() * item.kv_heads.len()).sum();
         let rows = self.num_rows() * problem.heads().qo;
+        let token_bytes = problem.kv_width() * problem.dtype_kv().size();
         Explanation {
             problem: *problem,
             split: self.split,
@@ -69,44 +65,76 @@ impl Plan {
             workers: schedule.num_workers(),
             busiest: loads.clone().max().unwrap_or(0),
             mean: loads.map(|load| load as f64).sum::<f64>() / schedule.num_workers() as f64,
-            kv_bytes: kv_read * (dim.qk + dim.vo) * problem.dtype_kv().size(),
+            kv_bytes: kv_read * token_bytes,
+            kv_bytes_once: self.tokens_once() * token_bytes,
+            prefixes: self.prefixes.clone(),
             qo_bytes: rows * (dim.qk + dim.vo) * problem.dtype_qo().size(),
-            flops: visible.saturating_mul(2 * problem.heads().qo * (dim.qk + dim.vo)),
+            flops: visible.saturating_mul(2 * group * (dim.qk + dim.vo)),
             workspace_bytes: self.workspace_bytes(),
         }
     }
 
-    /// Checks that a cache has the plan's shape, layout and dtype, and holds all its pages or tokens.
-    pub(super) fn check_cache(&self, operator: &'static str, kv: KvCache<'_>) -> Result<()> {
-        let page_size = match self.requests.source {
-            KvSource::Paged { page_size, .. } => Some(page_size),
-            KvSource::Ragged { .. } => None,
-        };
-        let dim = self.problem.head_dim();
-        for (name, view, head_dim) in [("k", kv.k, dim.qk), ("v", kv.v, dim.vo)] {
-            let shape = KvShape {
-                layout: self.problem.layout(),
-                page_size,
-                heads: self.problem.heads().kv,
-                head_dim,
-                dtype: self.problem.dtype_kv(),
-            };
-            let count = shape.check(operator, name, (view.shape(), view.strides(), view.dtype()))?;
-            match self.requests.source {
-                KvSource::Paged { max_page, .. } => crate::ensure!(
-                    max_page < 0 || (max_page as usize) < count,
-                    operator,
-                    "page = {max_page} is not in 0..{count}, the pages of {name}"
-                ),
-                KvSource::Ragged { tokens } => crate::ensure!(
-                    tokens == count,
-                    operator,
-                    "{name} has {count} tokens, kv_indptr ends at {tokens}"
-                ),
+    /// (row, key) pairs that masks show, for each KV head. A variant's mask is not asked.
+    fn visible(&self, segment: &Segment) -> usize {
+        const TILE: usize = 64;
+        let mask = self.problem.mask();
+        let by_bits = segment.mask.is_some() || self.requests.scattered(&self.problem);
+        let row = |row: usize| {
+            if !by_bits {
+                return segment.visible(mask, self.requests.row(segment, row).position).len();
             }
-        }
-        Ok(())
+            let tile = |start| (start, TILE.min(segment.kv_len - start));
+            let seen = |start| self.requests.seen(mask, segment, row, tile(start)).count_ones() as usize;
+            (0..segment.kv_len).step_by(TILE).map(seen).sum()
+        };
+        segment.qo.clone().map(row).fold(0, usize::saturating_add).saturating_mul(segment.kv_heads.len())
     }
+
+    /// Tokens of the items, for each KV head, each counted once however many requests share it.
+    fn tokens_once(&self) -> usize {
+        let heads = self.problem.heads().kv;
+        // but for blocks of each head's own, what one head reads all of them read
+        let alike = self.requests.segments.iter().all(|segment| segment.kv_heads == (0..heads));
+        let (asked, times) = if alike { (1, heads) } else { (heads, 1) };
+        let of_head = |head| {
+            let items = self.schedule.items.iter().filter(|item| item.kv_heads.contains(&head));
+            let mut spans: Vec<_> = items.flat_map(|item| self.spans(item)).collect();
+            spans.sort_unstable();
+            covered(&spans) * times
+        };
+        (0..asked as u32).map(of_head).sum()
+    }
+
+    /// What an item reads: pages, and the slots of each from one to another. A ragged tensor is one page.
+    fn spans(&self, item: &WorkItem) -> impl Iterator<Item = (usize, usize, usize)> {
+        let segment = &self.requests.segments[item.segment as usize];
+        let (page_size, indices) = match &self.requests.source {
+            KvSource::Paged { indices, page_size, .. } => (*page_size, Some(indices)),
+            KvSource::Blocks { indices, block, .. } => (*block, Some(indices)),
+            KvSource::Ragged { .. } => (usize::MAX, None),
+        };
+        let (begin, end) = (item.kv.start as usize, item.kv.end as usize);
+        let pages = if begin < end { begin / page_size..(end - 1) / page_size + 1 } else { 0..0 };
+        pages.map(move |page| {
+            let slots = begin.max(page * page_size) - page * page_size
+                ..end.min((page + 1).saturating_mul(page_size)) - page * page_size;
+            match indices {
+                Some(indices) => (indices[segment.kv_start + page] as usize, slots.start, slots.end),
+                None => (0, segment.kv_start + slots.start, segment.kv_start + slots.end),
+            }
+        })
+    }
+}
+
+/// How many slots lie in some of `spans`, sorted `(page, first slot, end)`.
+fn covered(spans: &[(usize, usize, usize)]) -> usize {
+    let mut reached = (0, 0);
+    let new = |&(page, first, end): &(usize, usize, usize)| {
+        let from = if reached.0 == page { first.max(reached.1) } else { first };
+        reached = (page, if reached.0 == page { end.max(reached.1) } else { end });
+        end.saturating_sub(from)
+    };
+    spans.iter().map(new).sum()
 }
 
 /// Memory for partial states and scratch. Grows with [`Workspace::fit`], never inside `run`.
@@ -175,6 +203,10 @@ pub struct Explanation {
     pub mean: f64,
     /// Bytes of K and V that items read.
     pub kv_bytes: usize,
+    /// Bytes of K and V that have to be read: a token that many items need counts once.
+    pub kv_bytes_once: usize,
+    /// The shared prefixes that were found, and what was decided about each.
+    pub prefixes: Vec<SharedPrefix>,
     /// Bytes of Q and O.
     pub qo_bytes: usize,
     /// Floating-point operations on visible (row, key) pairs: 2 per multiply-add, `q · k` and `p · v`.
@@ -205,11 +237,15 @@ impl fmt::Display for Explanation {
         )?;
         writeln!(
             f,
-            "  reads {:.3} MB of KV, moves {:.3} MB of Q and O, {:.3} GFLOP",
+            "  reads {:.3} MB of KV, {:.3} MB of it for the first time, moves {:.3} MB of Q and O, {:.3} GFLOP",
             self.kv_bytes as f64 / 1e6,
+            self.kv_bytes_once as f64 / 1e6,
             self.qo_bytes as f64 / 1e6,
             self.flops as f64 / 1e9
         )?;
+        for prefix in &self.prefixes {
+            writeln!(f, "  {prefix}")?;
+        }
         write!(f, "  workspace {:.3} MB", self.workspace_bytes as f64 / 1e6)
     }
 }

@@ -2,7 +2,7 @@
 //! `Problem`; what changes every step is in [`super::Batch`].
 
 use crate::{Dtype, Result, kv::KvLayout};
-use std::fmt;
+use std::{fmt, ops::Range};
 
 /// The most query heads, so that no product of counts overflows.
 const MAX_HEADS: usize = 1 << 16;
@@ -48,14 +48,40 @@ pub enum Mask {
     /// `kv_len - qo_len + i + 1` keys, none where that is below 1.
     #[default]
     Causal,
+    /// Keys near the row's own position `p = kv_len - qo_len + i`: at most `left` before it, so `left + 1` with itself,
+    /// and at most `right` after it, or all of them. `right: Some(0)` is a causal sliding window, `right: None` is
+    /// FlashInfer's `window_left` without causal.
+    Window {
+        /// Keys before the row's own position.
+        left: u32,
+        /// Keys after the row's own position; `None` is all.
+        right: Option<u32>,
+    },
+}
+
+impl Mask {
+    /// The positions that a row at `position` sees, of a request of any length.
+    pub(crate) fn range(self, position: i64) -> Range<i64> {
+        match self {
+            Self::Full => 0..i64::MAX,
+            Self::Causal => 0..position + 1,
+            Self::Window { left, right } => {
+                let end = right.map_or(i64::MAX, |right| position + 1 + i64::from(right));
+                position - i64::from(left)..end
+            }
+        }
+    }
 }
 
 impl fmt::Display for Mask {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Full => "full",
-            Self::Causal => "causal",
-        })
+        match self {
+            Self::Full => f.write_str("full"),
+            Self::Causal => f.write_str("causal"),
+            Self::Window { left, right: Some(0) } => write!(f, "causal, window {left}"),
+            Self::Window { left, right: Some(right) } => write!(f, "window {left} left, {right} right"),
+            Self::Window { left, right: None } => write!(f, "window {left} left"),
+        }
     }
 }
 
@@ -70,6 +96,7 @@ pub struct Problem {
     mask: Mask,
     /// Bits of the f32 scale, so that a problem can be hashed.
     scale: u32,
+    latent: bool,
 }
 
 impl Problem {
@@ -83,7 +110,18 @@ impl Problem {
             layout: KvLayout::default(),
             mask: Mask::default(),
             scale: None,
+            latent: false,
         }
+    }
+
+    /// Multi-head latent attention (DeepSeek) in its absorbed form: `num_heads` query heads over one latent `ckv` and
+    /// one rotated part `kpe` for each token, `s = scale · (q_nope · ckv + q_pe · kpe)`, and `ckv` is the value too.
+    ///
+    /// `head_dim.qk` is `ckv + kpe`, `head_dim.vo` is `ckv`. There is no default scale: it belongs to the heads before
+    /// absorption, `1 / sqrt(128 + 64)` in DeepSeek-V3.
+    pub fn latent(num_heads: usize, ckv: usize, kpe: usize) -> ProblemBuilder {
+        let head_dim = HeadDim { qk: ckv.saturating_add(kpe), vo: ckv };
+        ProblemBuilder { latent: true, ..Self::builder(Heads { qo: num_heads, kv: 1 }, head_dim) }
     }
 
     /// Numbers of heads.
@@ -120,6 +158,16 @@ impl Problem {
     pub fn scale(&self) -> f32 {
         f32::from_bits(self.scale)
     }
+
+    /// Whether it was made by [`Problem::latent`]: values are the first `head_dim.vo` elements of keys.
+    pub fn is_latent(&self) -> bool {
+        self.latent
+    }
+
+    /// Elements of K and V that a token has for one KV head.
+    pub(crate) fn kv_width(&self) -> usize {
+        self.head_dim.qk + if self.latent { 0 } else { self.head_dim.vo }
+    }
 }
 
 impl fmt::Display for Problem {
@@ -128,6 +176,9 @@ impl fmt::Display for Problem {
         write!(f, "{}/{} heads, head_dim {}", heads.qo, heads.kv, head_dim.qk)?;
         if head_dim.qk != head_dim.vo {
             write!(f, "/{}", head_dim.vo)?;
+        }
+        if self.latent {
+            f.write_str(" latent")?;
         }
         write!(f, ", {dtype_qo} q/o, {dtype_kv} KV, {layout}, {mask}")
     }
@@ -143,6 +194,7 @@ pub struct ProblemBuilder {
     layout: KvLayout,
     mask: Mask,
     scale: Option<f32>,
+    latent: bool,
 }
 
 impl ProblemBuilder {
@@ -177,11 +229,11 @@ impl ProblemBuilder {
     /// Checks and builds.
     ///
     /// # Errors
-    /// When a count is 0, query heads are not a multiple of KV heads or above 65536, or the scale is not finite and
-    /// positive.
+    /// When a count is 0, query heads are not a multiple of KV heads or above 65536, the dtype of queries and outputs has
+    /// 8 bits, the scale is not finite and positive, or missing for latent attention.
     pub fn build(self) -> Result<Problem> {
         const OPERATOR: &str = "attention.problem";
-        let Self { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale } = self;
+        let Self { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale, latent } = self;
         let counts = [
             ("qo heads", heads.qo),
             ("kv heads", heads.kv),
@@ -199,12 +251,33 @@ impl ProblemBuilder {
             heads.kv
         );
         crate::ensure!(heads.qo <= MAX_HEADS, OPERATOR, "qo heads = {} is above {MAX_HEADS}", heads.qo);
+        crate::ensure!(
+            !dtype_qo.is_cache_only(),
+            OPERATOR,
+            "q/o dtype = {dtype_qo}, expected f32, f16 or bf16"
+        );
+        crate::ensure!(
+            !latent || scale.is_some(),
+            OPERATOR,
+            "latent attention has no default scale, expected that of the heads before absorption"
+        );
+        crate::ensure!(
+            !latent || head_dim.qk < usize::MAX,
+            OPERATOR,
+            "ckv + kpe is above {}",
+            usize::MAX - 1
+        );
+        crate::ensure!(
+            !latent || head_dim.qk > head_dim.vo,
+            OPERATOR,
+            "kpe = 0, expected at least 1 (without a rotated part this is MQA with K and V the same)"
+        );
         let scale = scale.unwrap_or_else(|| (head_dim.qk as f32).sqrt().recip());
         crate::ensure!(
             scale.is_finite() && scale > 0.0,
             OPERATOR,
             "scale = {scale}, expected a finite number above 0"
         );
-        Ok(Problem { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale: scale.to_bits() })
+        Ok(Problem { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale: scale.to_bits(), latent })
     }
 }

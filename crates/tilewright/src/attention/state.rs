@@ -34,7 +34,7 @@ pub(crate) fn merge_weights(a: f32, b: f32) -> (f32, f32, f32) {
 
 /// Many states of each row and head, merged into one.
 ///
-/// `o`: `[num_rows, num_states, num_heads, head_dim]`, any dtype; `lse`: `[num_rows, num_states, num_heads]` f32,
+/// `o`: `[num_rows, num_states, num_heads, head_dim]` f32, f16 or bf16; `lse`: `[num_rows, num_states, num_heads]` f32,
 /// base 2; `out`: `[num_rows, num_heads, head_dim]` of `o`'s dtype; `out_lse`: `[num_rows, num_heads]` f32.
 /// With no states, `out` is 0 and `out_lse` is -inf.
 ///
@@ -59,6 +59,7 @@ pub fn merge_states<B: Backend>(
     for (name, actual, expected, axes) in shapes {
         tensor::check_shape(OPERATOR, name, (actual, expected), axes)?;
     }
+    tensor::check_computable(OPERATOR, "o", o.dtype())?;
     tensor::check_dtype(OPERATOR, "out", out.dtype(), o.dtype())?;
     tensor::check_dtype(OPERATOR, "lse", lse.dtype(), crate::Dtype::F32)?;
     tensor::check_dtype(OPERATOR, "out_lse", out_lse.dtype(), crate::Dtype::F32)?;
@@ -67,7 +68,7 @@ pub fn merge_states<B: Backend>(
 
 /// Two states of each row and head, merged into the first.
 ///
-/// `o`, `other`: `[num_rows, num_heads, head_dim]` of one dtype; `lse`, `other_lse`: `[num_rows, num_heads]` f32,
+/// `o`, `other`: `[num_rows, num_heads, head_dim]` of one dtype, f32, f16 or bf16; `lse`, `other_lse`: `[num_rows, num_heads]` f32,
 /// base 2.
 ///
 /// # Errors
@@ -83,6 +84,7 @@ pub fn merge_state<B: Backend>(
         return Err(crate::Error::new(OPERATOR, text));
     };
     tensor::check_shape(OPERATOR, "other", (other.shape(), o.shape()), "[num_rows, num_heads, head_dim]")?;
+    tensor::check_computable(OPERATOR, "o", o.dtype())?;
     tensor::check_dtype(OPERATOR, "other", other.dtype(), o.dtype())?;
     for (name, shape, dtype) in
         [("lse", lse.shape(), lse.dtype()), ("other_lse", other_lse.shape(), other_lse.dtype())]

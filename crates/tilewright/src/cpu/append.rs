@@ -1,21 +1,84 @@
-//! Appending to pages on the CPU: each token and head is a run of the cache.
+//! Appending to pages on the CPU: each token and head is a run of the cache, divided by its scale and rounded.
 
-use crate::{Element, View, ViewMut, kv::append::Slots};
+use crate::{
+    Element, View, ViewMut,
+    kv::{PageSlots, ScaleMut, Slots},
+};
 
-pub(super) fn run(new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>) {
+pub(super) fn run(new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>, scale: ScaleMut<'_>) {
     crate::with_dtype!(new.dtype(), From => {
-        crate::with_dtype!(cache.dtype(), To => run_of::<From, To>(new, cache, slots));
+        crate::with_dtype!(cache.dtype(), To => run_of::<From, To>(new, cache, slots, scale));
     });
 }
 
-fn run_of<From: Element, To: Element>(new: View<'_>, mut cache: ViewMut<'_>, slots: &Slots<'_>) {
-    let (shape, strides) = (new.shape(), new.strides());
+fn run_of<From: Element, To: Element>(
+    new: View<'_>,
+    mut cache: ViewMut<'_>,
+    slots: &Slots<'_>,
+    mut scale: ScaleMut<'_>,
+) {
+    let (&[_, heads, width], strides) = (new.shape(), new.strides()) else { return };
     let (Some(from), Some(to)) = (new.as_slice::<From>(), cache.as_slice::<To>()) else { return };
-    for token in 0..slots.len() {
-        for head in 0..shape[1] {
-            let (source, target) = (token * strides[0] + head * strides[1], slots.offset(token, head));
-            let run = to[target..target + shape[2]].iter_mut().zip(&from[source..source + shape[2]]);
-            run.for_each(|(to, from)| *to = To::from_f32(from.to_f32()));
+    let row = |token: usize, head: usize| &from[token * strides[0] + head * strides[1]..][..width];
+    for page in slots.pages() {
+        for head in 0..heads {
+            let factor = match &mut scale {
+                ScaleMut::Given(scale) => scale.factor(page.page, head),
+                ScaleMut::Dynamic(scales) => {
+                    let new = page.slots.iter().flat_map(|slot| row(slot.token, head));
+                    let runs = Runs { to: &mut *to, slots, width };
+                    runs.grow(scales, (&page, head), amax(new))
+                }
+            };
+            for slot in page.slots {
+                let start = slots.offset(page.page, slot.slot, head);
+                let run = to[start..start + width].iter_mut().zip(row(slot.token, head));
+                run.for_each(|(to, from)| *to = To::from_f32(from.to_f32() / factor));
+            }
+        }
+    }
+}
+
+/// The largest finite magnitude, 0 without any.
+fn amax<'a, T: Element>(values: impl Iterator<Item = &'a T>) -> f32 {
+    let magnitudes = values.map(|value| value.to_f32().abs());
+    magnitudes.filter(|magnitude| magnitude.is_finite()).fold(0.0, f32::max)
+}
+
+/// The runs of a cache.
+struct Runs<'a, T> {
+    to: &'a mut [T],
+    slots: &'a Slots<'a>,
+    width: usize,
+}
+
+impl<T: Element> Runs<'_, T> {
+    /// Makes room for magnitudes up to `amax` in a page and head, and gives its scale.
+    fn grow(self, scales: &mut ViewMut<'_>, (page, head): (&PageSlots<'_>, usize), amax: f32) -> f32 {
+        let at = [page.page, head];
+        let old = scales.as_view().at(&at);
+        let needed = (amax / T::DTYPE.max()).max(f32::MIN_POSITIVE);
+        if needed <= old {
+            return old;
+        }
+        scales.set(&at, needed);
+        if old > 0.0 {
+            self.requantize((page, head), old, needed);
+        }
+        needed
+    }
+
+    /// Rounds the tokens that are there to the steps of another scale.
+    fn requantize(self, (page, head): (&PageSlots<'_>, usize), old: f32, new: f32) {
+        let mut coming = page.slots.iter().map(|slot| slot.slot).peekable();
+        for slot in 0..page.filled {
+            if coming.next_if_eq(&slot).is_some() {
+                continue; // about to be written for the first time
+            }
+            let start = self.slots.offset(page.page, slot, head);
+            for value in &mut self.to[start..start + self.width] {
+                *value = T::from_f32(value.to_f32() * old / new);
+            }
         }
     }
 }

@@ -11,8 +11,7 @@ use super::{
 };
 use crate::{
     Error, Result, View, ViewMut,
-    attention::{Output, Plan, Problem, Tiling, merge_weights},
-    kv::{KvCache, layout::KvStrides},
+    attention::{Inputs, Output, Plan, Problem, Tiling, merge_weights},
 };
 
 /// Rows of a query tile: enough that bringing K and V into scratch is cheap beside multiplying with them, few
@@ -62,16 +61,19 @@ fn aligned(scratch: &mut [f32]) -> &mut [f32] {
     &mut scratch[skip..]
 }
 
-pub(super) fn run(cpu: &Cpu, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) {
-    let layout = plan.problem.layout();
+pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) {
     let (partial_o, rest) =
         out.workspace.memory.split_at_mut(plan.schedule.partial_rows * plan.problem.head_dim().vo);
     let (partial_lse, scratch) = rest.split_at_mut(plan.schedule.partial_rows);
+    let by_key = !plan.requests.mask.is_empty()
+        || plan.requests.scattered(&plan.problem)
+        || inputs.variant.live().mask;
     let call = Call {
         plan,
-        q,
-        k: (kv.k, KvStrides::of(layout, kv.k.strides())),
-        v: (kv.v, KvStrides::of(layout, kv.v.strides())),
+        inputs,
+        isa: cpu.isa,
+        live: inputs.variant.live(),
+        by_key,
         o: SharedRows::new(out.o),
         lse: out.lse.and_then(ViewMut::into_slice).map(Shared::new),
         partial_o: Shared::new(partial_o),

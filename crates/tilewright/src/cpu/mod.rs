@@ -17,11 +17,13 @@ pub use simd::Isa;
 use crate::{
     Backend, Error, Result, View, ViewMut,
     activation::Activation,
-    attention::{Output, Plan, Problem, Tiling},
-    kv::{KvCache, append::Slots},
+    attention::{Inputs, Output, Plan, Problem, Tiling},
+    kv::{ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
-    sampling::{Filter, Sampled, SamplingParams, Scores},
+    sampling::{
+        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+    },
 };
 use std::sync::Arc;
 
@@ -96,8 +98,8 @@ impl Backend for Cpu {
         attention::tiling(self, problem)
     }
 
-    fn attention(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) -> Result<()> {
-        attention::run(self, plan, q, kv, out);
+    fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
+        attention::run(self, plan, inputs, out);
         Ok(())
     }
 
@@ -116,8 +118,14 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn append(&self, new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>) -> Result<()> {
-        append::run(new, cache, slots);
+    fn append(
+        &self,
+        new: View<'_>,
+        cache: ViewMut<'_>,
+        slots: &Slots<'_>,
+        scale: ScaleMut<'_>,
+    ) -> Result<()> {
+        append::run(new, cache, slots, scale);
         Ok(())
     }
 
@@ -175,6 +183,43 @@ impl Backend for Cpu {
 
     fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
         sampling::sample(self, scores, params, out);
+        Ok(())
+    }
+
+    fn distribution(&self, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
+        sampling::distribution(self, scores, params, out);
+        Ok(())
+    }
+
+    fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
+        sampling::edit::run(self, edit, logits);
+        Ok(())
+    }
+
+    fn top_k(&self, scores: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
+        sampling::top_k::run(self, scores, top_k, values, indices);
+        Ok(())
+    }
+
+    fn logprobs(
+        &self,
+        logits: View<'_>,
+        params: &[SamplingParams],
+        choices: &[Choice],
+        out: &mut [Result<Logprobs>],
+    ) -> Result<()> {
+        sampling::logprobs::run(self, logits, params, choices, out);
+        Ok(())
+    }
+
+    fn chain_speculative_sampling(
+        &self,
+        drafts: Drafts<'_>,
+        target: Scores<'_>,
+        params: &[SamplingParams],
+        out: ChainOutput<'_>,
+    ) -> Result<()> {
+        sampling::speculative::run(self, drafts, target, params, out);
         Ok(())
     }
 }

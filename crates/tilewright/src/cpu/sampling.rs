@@ -3,11 +3,16 @@
 //! Weights are `e^((logit - max) / temperature)`, or probabilities as given; they are never divided by their sum,
 //! which filters and draw take into account instead.
 
-use super::threshold::search;
+pub(super) mod edit;
+pub(super) mod logprobs;
+pub(super) mod speculative;
+pub(super) mod top_k;
+
+use super::threshold::{search, ties_within};
 use crate::{
     Cpu, Element, Error, View, ViewMut,
     rows::{Rows, rows_mut, widen},
-    sampling::{Filter, FilterOrder, Sampled, SamplingParams, Scores, rng::uniform},
+    sampling::{Filter, FilterOrder, Sampled, SamplingParams, Scores, TopKTies, rng::uniform},
     with_dtype,
 };
 
@@ -21,12 +26,33 @@ pub(super) fn sample(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingParams], o
         let rows = Rows::<T>::new(view);
         cpu.each_row(out.iter_mut().collect(), vocab, Vec::new, |weights, row, out| {
             widen(rows.get(row), weights);
-            let token = match scores {
-                Scores::Logits(_) => from_logits(weights, &params[row]),
-                Scores::Probs(_) => from_probs(weights, &params[row]),
-            };
-            *out = token.map_err(|why| Error::new(scores.operator(), format!("request {row}: {why}")));
+            *out = token(&scores, weights, &params[row]).map_err(|why| Error::new(scores.operator(), format!("request {row}: {why}")));
         });
+    });
+}
+
+pub(super) fn distribution(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) {
+    let (Scores::Logits(view) | Scores::Probs(view)) = scores;
+    with_dtype!(view.dtype(), T => {
+        let rows = Rows::<T>::new(view);
+        let load = |row, weights: &mut Vec<f32>| widen(rows.get(row), weights);
+        with_dtype!(out.dtype(), O => distribute(cpu, (scores, params), load, rows_mut::<O>(out)));
+    });
+}
+
+fn distribute<O: Element>(
+    cpu: &Cpu,
+    (scores, params): (Scores<'_>, &[SamplingParams]),
+    load: impl Fn(usize, &mut Vec<f32>) + Sync + Send,
+    out: Vec<&mut [O]>,
+) {
+    let vocab = out.first().map_or(0, |row| row.len());
+    cpu.each_row(out, vocab, Vec::new, |weights, row, out| {
+        load(row, weights);
+        match weigh(&scores, weights, &params[row]) {
+            Ok(floor) => renormalise(weights, floor, out),
+            Err(_) => out.fill(O::from_f32(f32::NAN)),
+        }
     });
 }
 
@@ -84,18 +110,30 @@ fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &[f32], out: &
     }
 }
 
-fn from_logits(logits: &mut [f32], params: &SamplingParams) -> Result<u32, String> {
-    if params.temperature == 0.0 {
-        // Every filter keeps the most probable token, so none can matter.
-        return greedy(logits);
+/// Draws a token of a row.
+fn token(scores: &Scores<'_>, row: &mut [f32], params: &SamplingParams) -> Result<u32, String> {
+    if matches!(scores, Scores::Logits(_)) && params.temperature == 0.0 {
+        return greedy(row);
     }
-    exponentiate(logits, params.temperature)?;
-    Ok(draw(logits, params))
+    let floor = weigh(scores, row, params)?;
+    let kept = row.iter().map(|&weight| if weight >= floor { f64::from(weight) } else { 0.0 });
+    Ok(pick(kept, uniform(params.seed, params.offset) * mass(row, floor)))
 }
 
-fn from_probs(probs: &[f32], params: &SamplingParams) -> Result<u32, String> {
-    check_probs(probs)?;
-    Ok(draw(probs, params))
+/// Replaces the scores of a row by weights and returns the smallest weight that can be drawn.
+fn weigh(scores: &Scores<'_>, row: &mut [f32], params: &SamplingParams) -> Result<f32, String> {
+    match scores {
+        Scores::Logits(_) if params.temperature == 0.0 => {
+            // Every filter keeps the most probable token, so none can matter.
+            let token = greedy(row)?;
+            row.fill(0.0);
+            row[token as usize] = 1.0;
+            return Ok(1.0);
+        }
+        Scores::Logits(_) => exponentiate(row, params.temperature)?,
+        Scores::Probs(_) => check_probs(row)?,
+    }
+    Ok(floor(row, params))
 }
 
 fn greedy(logits: &[f32]) -> Result<u32, String> {
@@ -143,18 +181,35 @@ fn first(values: &[f32], wanted: impl Fn(f32) -> bool) -> Option<usize> {
     values[start..].iter().position(|&v| wanted(v)).map(|i| start + i)
 }
 
-/// The smallest weight that all of a row's filters keep.
-fn floor(weights: &[f32], params: &SamplingParams) -> f32 {
-    let mut floor = params.top_k.map_or(0.0, |k| top_k(weights, k));
-    let base = match params.order {
-        FilterOrder::TopKFirst => floor,
-        FilterOrder::Joint => 0.0,
-    };
-    floor = floor.max(top_p(weights, params.top_p, base));
+/// The smallest weight that all of a row's filters keep. Ties that top-k drops become negative, below every floor.
+fn floor(weights: &mut [f32], params: &SamplingParams) -> f32 {
+    let by_k = params.top_k.map_or(0.0, |k| top_k(weights, k));
+    let mut floor = by_k;
+    if params.order == FilterOrder::Joint {
+        floor = floor.max(top_p(weights, params.top_p, 0.0));
+        drop_ties(weights, by_k, params);
+    } else {
+        drop_ties(weights, by_k, params);
+        floor = floor.max(top_p(weights, params.top_p, by_k));
+    }
     if params.min_p > 0.0 {
         floor = floor.max(params.min_p * max(weights));
     }
     floor
+}
+
+/// Leaves exactly `top_k` weights at or above `floor`, the `top_k`-th largest, where a tie rule asks for it.
+fn drop_ties(weights: &mut [f32], floor: f32, params: &SamplingParams) {
+    let k = params.top_k.map_or(usize::MAX, |k| k as usize);
+    if params.top_k_ties == TopKTies::Keep || k >= weights.len() {
+        return;
+    }
+    let kept = ties_within(weights, floor, k, params.top_k_ties == TopKTies::HighestIndex);
+    for (i, weight) in weights.iter_mut().enumerate() {
+        if *weight == floor && !kept.contains(&i) {
+            *weight = -1.0;
+        }
+    }
 }
 
 /// The `k`-th largest value, or one that keeps all.
@@ -174,15 +229,14 @@ fn top_p(weights: &[f32], p: f32, base: f32) -> f32 {
     search(weights, |w| if w >= base { f64::from(w) } else { 0.0 }, share)
 }
 
-fn draw(weights: &[f32], params: &SamplingParams) -> u32 {
-    let floor = floor(weights, params);
-    let mut rest = uniform(params.seed, params.offset) * mass(weights, floor);
+/// The first token at which the cumulative weight exceeds `rest`.
+fn pick(weights: impl Iterator<Item = f64>, mut rest: f64) -> u32 {
     let mut token = 0;
-    for (i, &weight) in weights.iter().enumerate() {
+    for (i, weight) in weights.enumerate() {
         // A weight of 0 is never drawn, even if rounding leaves `rest` at 0 to the end.
-        if weight >= floor && weight > 0.0 {
+        if weight > 0.0 {
             token = i;
-            rest -= f64::from(weight);
+            rest -= weight;
             if rest < 0.0 {
                 break;
             }

@@ -3,6 +3,8 @@
 //! A radix search: floats map to integers of the same order, and one pass per 11 bits adds up how much each bucket
 //! holds. The answer is the largest `v` at which `Σ {measure(x) : x >= v}` reaches the target. No value is NaN.
 
+use std::ops::Range;
+
 const DIGIT: u32 = 11;
 const BUCKETS: usize = 1 << DIGIT;
 
@@ -25,6 +27,18 @@ pub(super) fn search(values: &[f32], measure: impl Fn(f32) -> f64, target: f64) 
         above = before;
     }
     unkey(prefix as u32)
+}
+
+/// Where values equal to `floor`, the `k`-th largest of `values`, count among exactly `k`: the range of indices that
+/// holds as many of them as there is room for, the last ones if `highest`, else the first.
+pub(super) fn ties_within(values: &[f32], floor: f32, k: usize, highest: bool) -> Range<usize> {
+    let room = k - values.iter().filter(|&&value| value > floor).count();
+    let mut ties = values.iter().enumerate().filter(|&(_, &value)| value == floor).map(|(i, _)| i);
+    if highest {
+        ties.nth_back(room - 1).unwrap_or(0)..values.len()
+    } else {
+        0..ties.nth(room - 1).map_or(values.len(), |last| last + 1)
+    }
 }
 
 /// The highest bucket with which the sum, starting at `above`, reaches `target`, and the sum before it.

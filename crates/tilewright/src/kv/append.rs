@@ -1,16 +1,15 @@
-//! Puts new keys and values into the pages that a page table assigns to them.
+//! Puts new keys and values into the pages that a page table assigns to them, quantising where the cache has scales.
 
 use crate::{
     Backend, Result, View,
     attention::Index,
     kv::{
-        KvCacheMut, KvLayout, PageTable,
+        KvCacheMut, KvLayout, PageTable, Scale, ScaleMut, Slots,
         layout::{KvShape, KvStrides},
+        slots::Places,
     },
     tensor::check_shape,
 };
-
-const OPERATOR: &str = "kv.append_paged_kv_cache";
 
 /// New tokens, of any dtype, and where they go.
 #[derive(Debug, Clone, Copy)]
@@ -19,10 +18,21 @@ pub struct Append<'a> {
     pub k: View<'a>,
     /// `[num_tokens, num_kv_heads, head_dim_vo]`
     pub v: View<'a>,
-    /// `[num_tokens]`: the request of each token.
+    /// `[num_tokens]`: the request of each token; -1 skips the token, whatever its position.
     pub batch_indices: &'a [i32],
     /// `[num_tokens]`: the position of each token in its request.
     pub positions: &'a [i32],
+}
+
+/// A cache to write into, and the scales of its K and V.
+#[derive(Debug)]
+pub struct QuantizedCacheMut<'a> {
+    /// K and V, paged, of any dtype.
+    pub cache: KvCacheMut<'a>,
+    /// Of keys.
+    pub k_scale: ScaleMut<'a>,
+    /// Of values.
+    pub v_scale: ScaleMut<'a>,
 }
 
 /// For ragged new tokens at the end of their requests: the request and the position of each.
@@ -60,103 +70,85 @@ pub fn get_batch_indices_positions<'a>(
     Ok((requests, positions))
 }
 
-/// Writes each token of `new` into its slot of `cache`. A later token wins where two name one slot.
+/// Writes each token of `new` into its slot of `cache`.
 ///
 /// `cache` is `[num_pages, page_size, num_kv_heads, head_dim]` (NHD) or
 /// `[num_pages, num_kv_heads, page_size, head_dim]` (HND); K and V may differ in head_dim. Values are rounded to the
-/// cache's dtype, to nearest even.
+/// cache's dtype, to nearest even, as [`crate::Element`] says.
 ///
 /// # Errors
-/// When shapes disagree, the table is malformed, or a token's request, position or page does not
-/// exist. Nothing was written then.
+/// When shapes disagree, the table is malformed, a token's request, position or page does not exist, or two tokens go
+/// to one slot. Nothing was written then.
 pub fn append_paged_kv_cache<B: Backend>(
     backend: &B,
     new: &Append<'_>,
-    mut cache: KvCacheMut<'_>,
+    cache: KvCacheMut<'_>,
     layout: KvLayout,
     table: &PageTable<'_>,
 ) -> Result<()> {
-    let slots = check(new, &cache, layout, table)?;
-    let k = KvStrides::of(layout, cache.k.strides());
-    let v = KvStrides::of(layout, cache.v.strides());
-    backend.append(new.k, cache.k.reborrow(), &Slots { of_token: &slots, strides: k })?;
-    backend.append(new.v, cache.v.reborrow(), &Slots { of_token: &slots, strides: v })
+    let scale = || ScaleMut::Given(Scale::One);
+    let cache = QuantizedCacheMut { cache, k_scale: scale(), v_scale: scale() };
+    append("kv.append_paged_kv_cache", backend, new, cache, (layout, table))
 }
 
-/// Where each token of one tensor goes.
-#[derive(Debug, Clone, Copy)]
-pub struct Slots<'a> {
-    of_token: &'a [(usize, usize)],
-    strides: KvStrides,
-}
-
-impl Slots<'_> {
-    /// Number of tokens.
-    pub fn len(&self) -> usize {
-        self.of_token.len()
-    }
-
-    /// Whether there is no token.
-    pub fn is_empty(&self) -> bool {
-        self.of_token.is_empty()
-    }
-
-    /// Offset of `head` of `token` in the cache, in elements.
-    pub fn offset(&self, token: usize, head: usize) -> usize {
-        let (page, slot) = self.of_token[token];
-        page * self.strides.page + slot * self.strides.token + head * self.strides.head
-    }
-}
-
-/// Checks everything, and gives each token's (page, slot in the page).
-fn check(
+/// [`append_paged_kv_cache`] into a cache with scales: `stored = value / scale`, divided in f32, then rounded to the
+/// cache's dtype, to nearest even. Values beyond what the dtype holds become its largest.
+///
+/// With [`ScaleMut::Dynamic`] the scales of the pages are chosen here, from what is in them.
+///
+/// # Errors
+/// As [`append_paged_kv_cache`]; and when scales do not fit the cache, or one that is needed is not finite or not above
+/// 0. Nothing was written then.
+pub fn append_paged_kv_cache_quantized<B: Backend>(
+    backend: &B,
     new: &Append<'_>,
-    cache: &KvCacheMut<'_>,
+    cache: QuantizedCacheMut<'_>,
     layout: KvLayout,
     table: &PageTable<'_>,
-) -> Result<Vec<(usize, usize)>> {
-    let tokens = new.batch_indices.len();
+) -> Result<()> {
+    append("kv.append_paged_kv_cache_quantized", backend, new, cache, (layout, table))
+}
+
+fn append<B: Backend>(
+    operator: &'static str,
+    backend: &B,
+    new: &Append<'_>,
+    mut target: QuantizedCacheMut<'_>,
+    (layout, table): (KvLayout, &PageTable<'_>),
+) -> Result<()> {
+    let cache = &mut target.cache;
     let heads = new.k.shape().get(1).copied().unwrap_or(0);
-    let mut num_pages = usize::MAX;
-    for (name, new, cache) in [("k", new.k, cache.k.as_view()), ("v", new.v, cache.v.as_view())] {
-        let head_dim = new.shape().get(2).copied().unwrap_or(0);
-        let expected = [tokens, heads, head_dim];
-        check_shape(OPERATOR, name, (new.shape(), &expected), "[num_tokens, num_kv_heads, head_dim]")?;
+    let mut num_pages = [0; 2];
+    let tensors = [("k", new.k, cache.k.as_view()), ("v", new.v, cache.v.as_view())];
+    for (pages, (name, new_tokens, cache)) in num_pages.iter_mut().zip(tensors) {
+        let shape = [new.batch_indices.len(), heads, new_tokens.shape().get(2).copied().unwrap_or(0)];
+        check_shape(operator, name, (new_tokens.shape(), &shape), "[num_tokens, num_kv_heads, head_dim]")?;
         crate::ensure!(
-            new.strides()[2] == 1 || head_dim == 1,
-            OPERATOR,
+            new_tokens.strides()[2] == 1 || shape[2] == 1,
+            operator,
             "{name} has strides {:?}: head_dim, the last axis, must have stride 1",
-            new.strides()
+            new_tokens.strides()
         );
-        let dtype = cache.dtype();
-        let shape = KvShape { layout, page_size: Some(table.page_size), heads, head_dim, dtype };
+        let (head_dim, dtype) = (shape[2], cache.dtype());
+        let expected = KvShape { layout, page_size: Some(table.page_size), heads, head_dim, dtype };
         let cache = (cache.shape(), cache.strides(), dtype);
-        num_pages = num_pages.min(shape.check(OPERATOR, &format!("cache {name}"), cache)?);
+        *pages = expected.check(operator, &format!("cache {name}"), cache)?;
     }
-    check_shape(OPERATOR, "positions", (&[new.positions.len()], &[tokens]), "[num_tokens]")?;
-    let pages = table.resolve(OPERATOR)?;
-    crate::ensure!(
-        pages.max_page < 0 || (pages.max_page as usize) < num_pages,
-        OPERATOR,
-        "page = {} is not in 0..{num_pages}, the pages of the cache",
-        pages.max_page
-    );
-    let locate = |token: usize| {
-        let (request, position) = (new.batch_indices[token], new.positions[token]);
-        let range = usize::try_from(request).ok().and_then(|r| pages.ranges.get(r).map(|range| (r, range)));
-        let Some((r, range)) = range else {
-            let count = pages.ranges.len();
-            let text = format!("token {token}: batch_index = {request} is not in 0..{count}");
-            return Err(crate::Error::new(OPERATOR, text));
-        };
-        let kv_len = pages.kv_lens[r];
-        let at = usize::try_from(position).ok().filter(|&at| at < kv_len);
-        let Some(at) = at else {
-            let text =
-                format!("token {token}: position = {position} is not in 0..{kv_len} of request {request}");
-            return Err(crate::Error::new(OPERATOR, text));
-        };
-        Ok((pages.indices[range.start + at / table.page_size] as usize, at % table.page_size))
-    };
-    (0..tokens).map(locate).collect()
+    check_positions(operator, new.positions, new.batch_indices.len())?;
+    let tokens = (new.batch_indices, new.positions);
+    let places = Places::find(operator, table, tokens, num_pages[0].min(num_pages[1]))?;
+    let k_cache = (cache.k.dtype(), [num_pages[0], heads]);
+    target.k_scale.check(operator, "k scale", k_cache, places.pages())?;
+    let v_cache = (cache.v.dtype(), [num_pages[1], heads]);
+    target.v_scale.check(operator, "v scale", v_cache, places.pages())?;
+
+    let k = Slots::new(&places, KvStrides::of(layout, cache.k.strides()));
+    backend.append(new.k, cache.k.reborrow(), &k, target.k_scale)?;
+    let v = Slots::new(&places, KvStrides::of(layout, cache.v.strides()));
+    backend.append(new.v, cache.v.reborrow(), &v, target.v_scale)
+}
+
+/// Refuses another number of positions than of tokens.
+pub(super) fn check_positions(operator: &'static str, positions: &[i32], tokens: usize) -> Result<()> {
+    check_shape(operator, "positions", (&[positions.len()], &[tokens]), "[num_tokens]")
 }

@@ -43,9 +43,14 @@ impl<'a> PageTable<'a> {
 
     /// Checks everything but the page ids' upper bound, which only the cache knows.
     pub(crate) fn resolve(&self, operator: &'static str) -> Result<Pages> {
+        self.resolve_of(operator, "request")
+    }
+
+    /// [`PageTable::resolve`] of a table whose pages belong to an `owner` each: a request, or a group of a level.
+    pub(crate) fn resolve_of(&self, operator: &'static str, owner: &str) -> Result<Pages> {
         crate::ensure!(self.page_size > 0, operator, "page_size = 0, expected at least 1");
         let num_requests = self.last_page_len.len();
-        let ranges = self.indptr.ranges(operator, "kv indptr", num_requests)?;
+        let ranges = self.indptr.ranges_of(operator, ("kv indptr", owner), num_requests)?;
         let owned = ranges.last().map_or(0, |r| r.end);
         crate::ensure!(
             owned == self.indices.len(),
@@ -58,34 +63,39 @@ impl<'a> PageTable<'a> {
         if let Some(at) = indices.iter().position(|&page| page < 0) {
             let request = ranges.iter().position(|r| r.contains(&at)).unwrap_or(0);
             let page = indices[at];
-            return Err(crate::Error::new(operator, format!("request {request}: page = {page} is negative")));
+            return Err(crate::Error::new(operator, format!("{owner} {request}: page = {page} is negative")));
         }
         let kv_lens = ranges
             .iter()
             .enumerate()
-            .map(|(r, pages)| self.kv_len(operator, r, pages))
+            .map(|(r, pages)| self.kv_len(operator, (owner, r), pages))
             .collect::<Result<Vec<_>>>()?;
         Ok(Pages { ranges, kv_lens, indices, max_page })
     }
 
-    fn kv_len(&self, operator: &'static str, request: usize, pages: &Range<usize>) -> Result<usize> {
-        let (last, page_size) = (self.last_page_len.get(request), self.page_size);
+    fn kv_len(
+        &self,
+        operator: &'static str,
+        (owner, r): (&str, usize),
+        pages: &Range<usize>,
+    ) -> Result<usize> {
+        let (last, page_size) = (self.last_page_len.get(r), self.page_size);
         if pages.is_empty() {
             crate::ensure!(
                 last == 0,
                 operator,
-                "request {request}: last_page_len = {last}, expected 0 for a request without pages"
+                "{owner} {r}: last_page_len = {last}, expected 0 for a {owner} without pages"
             );
             return Ok(0);
         }
         let used = usize::try_from(last).ok().filter(|len| (1..=page_size).contains(len));
         let Some(used) = used else {
-            let text = format!("request {request}: last_page_len = {last} is not in 1..={page_size}");
+            let text = format!("{owner} {r}: last_page_len = {last} is not in 1..={page_size}");
             return Err(crate::Error::new(operator, text));
         };
         let len = (pages.len() - 1).checked_mul(page_size).and_then(|len| len.checked_add(used));
         len.ok_or_else(|| {
-            let text = format!("request {request}: {} pages of {page_size} tokens overflow", pages.len());
+            let text = format!("{owner} {r}: {} pages of {page_size} tokens overflow", pages.len());
             crate::Error::new(operator, text)
         })
     }

@@ -41,36 +41,147 @@ pub struct State {
 /// # Panics
 /// When shapes do not fit each other: an oracle has no error path of its own to be wrong in.
 pub fn attention(request: &Request<'_>) -> State {
-    let Request { q, k, v, scale, mask } = request;
+    attention_as(request, &Definition::default())
+}
+
+/// Which number a [`Definition`] is asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// Row of the request's queries.
+    pub i: usize,
+    /// Key of the request; 0 where only a row is meant.
+    pub j: usize,
+    /// Query head.
+    pub h: usize,
+    /// KV head.
+    pub g: usize,
+    /// The row's position, `kv_len - qo_len + i`.
+    pub p: i64,
+}
+
+/// Changes a whole head.
+pub type OnHead<'a> = Box<dyn Fn(Place, &mut [f64]) + 'a>;
+
+/// Changes a logit.
+pub type OnLogit<'a> = Box<dyn Fn(Place, f64) -> f64 + 'a>;
+
+/// Whether a key is seen.
+pub type Seen<'a> = Box<dyn Fn(Place) -> bool + 'a>;
+
+/// A number of a query head.
+pub type OfHead<'a> = Box<dyn Fn(usize) -> f64 + 'a>;
+
+/// What a variant does, in f64; the default does nothing. Queries, keys, values and outputs are whole heads.
+pub struct Definition<'a> {
+    /// `q'[i, h]` from `q[i, h]`
+    pub query: OnHead<'a>,
+    /// `k'[j, g]` from `k[j, g]`; knows only `j` and `g`
+    pub key: OnHead<'a>,
+    /// `v'[j, g]` from `v[j, g]`; knows only `j` and `g`
+    pub value: OnHead<'a>,
+    /// The logit from `scale · q' · k'`; without softmax the weight.
+    pub logit: OnLogit<'a>,
+    /// Whether the row sees the key, beside the request's mask.
+    pub visible: Seen<'a>,
+    /// A logit of a head that has no value.
+    pub sink: Option<OfHead<'a>>,
+    /// The final output from `Σ weight · v'`, normalised.
+    pub output: OnHead<'a>,
+    /// Whether weights are the softmax of logits, or the logits themselves.
+    pub softmax: bool,
+}
+
+impl Default for Definition<'_> {
+    fn default() -> Self {
+        Self {
+            query: Box::new(|_, _| {}),
+            key: Box::new(|_, _| {}),
+            value: Box::new(|_, _| {}),
+            logit: Box::new(|_, logit| logit),
+            visible: Box::new(|_| true),
+            sink: None,
+            output: Box::new(|_, _| {}),
+            softmax: true,
+        }
+    }
+}
+
+impl std::fmt::Debug for Definition<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Definition").field("softmax", &self.softmax).finish_non_exhaustive()
+    }
+}
+
+/// Attention of one request by another definition. Without any key, `o = output(0)` and the LSE is the sink's; without
+/// softmax the LSE is NaN, because there is none.
+///
+/// # Panics
+/// As [`attention`].
+pub fn attention_as(request: &Request<'_>, definition: &Definition<'_>) -> State {
+    let Request { q, k, v, scale, .. } = request;
     let (&[qo_len, qo_heads, qk], &[kv_len, kv_heads, vo]) = (q.shape(), v.shape()) else {
         panic!("q {q:?} and v {v:?} have three axes");
     };
     assert_eq!(k.shape(), [kv_len, kv_heads, qk], "k fits q and v");
     assert_eq!(qo_heads % kv_heads, 0, "query heads share KV heads evenly");
-    let (q, k, v) = (dense(q), dense(k), dense(v));
+    let (q, mut k, mut v) = (dense(q), dense(k), dense(v));
+    for (j, g) in (0..kv_len).flat_map(|j| (0..kv_heads).map(move |g| (j, g))) {
+        let (place, at) = (Place { i: 0, j, h: 0, g, p: 0 }, j * kv_heads + g);
+        (definition.key)(place, &mut k[at * qk..(at + 1) * qk]);
+        (definition.value)(place, &mut v[at * vo..(at + 1) * vo]);
+    }
     let mut state = State { o: Vec::new(), lse: Vec::new() };
-    for i in 0..qo_len {
-        let visible = match mask {
-            Mask::Full => kv_len,
-            // key j is visible when it is not later than the row's own position, kv_len - qo_len + i
-            Mask::Causal => (0..kv_len).filter(|j| j + qo_len <= kv_len + i).count(),
-        };
-        for h in 0..qo_heads {
-            let g = h / (qo_heads / kv_heads);
-            let row = &q[(i * qo_heads + h) * qk..][..qk];
-            let key = |j: usize| &k[(j * kv_heads + g) * qk..][..qk];
-            let value = |j: usize| &v[(j * kv_heads + g) * vo..][..vo];
-            let logits: Vec<f64> = (0..visible).map(|j| scale * dot(row, key(j))).collect();
-            let (weights, sum, lse) = softmax(&logits);
-            let mut o = vec![0.0; vo];
-            for (j, weight) in weights.iter().enumerate() {
-                o.iter_mut().zip(value(j)).for_each(|(o, v)| *o += weight * v);
+    for (i, h) in (0..qo_len).flat_map(|i| (0..qo_heads).map(move |h| (i, h))) {
+        let p = kv_len as i64 - qo_len as i64 + i as i64;
+        let row = Place { i, j: 0, h, g: h / (qo_heads / kv_heads), p };
+        let mut query = q[(i * qo_heads + h) * qk..][..qk].to_vec();
+        (definition.query)(row, &mut query);
+        let (mut logits, mut values) = (Vec::new(), Vec::new());
+        for place in (0..kv_len).map(|j| Place { j, ..row }) {
+            if sees(request.mask, p, place.j) && (definition.visible)(place) {
+                let at = place.j * kv_heads + place.g;
+                logits.push((definition.logit)(place, scale * dot(&query, &k[at * qk..][..qk])));
+                values.push(&v[at * vo..][..vo]);
             }
-            state.o.extend(o.iter().map(|o| if sum == 0.0 { *o } else { o / sum }));
-            state.lse.push(lse);
         }
+        let (mut o, lse) = weigh(definition, &logits, &values, (h, vo));
+        (definition.output)(row, &mut o);
+        state.o.extend(o);
+        state.lse.push(lse);
     }
     state
+}
+
+/// Whether a row at position `p` sees key `j` under `mask`.
+pub fn sees(mask: Mask, p: i64, j: usize) -> bool {
+    let j = j as i64;
+    match mask {
+        Mask::Full => true,
+        Mask::Causal => j <= p,
+        Mask::Window { left, right } => {
+            p - j <= i64::from(left) && right.is_none_or(|right| j - p <= i64::from(right))
+        }
+    }
+}
+
+/// The weighted values, `[vo]`, and the LSE in base 2.
+fn weigh(
+    definition: &Definition<'_>,
+    logits: &[f64],
+    values: &[&[f64]],
+    (h, vo): (usize, usize),
+) -> (Vec<f64>, f64) {
+    let sink = definition.sink.as_ref().map(|sink| sink(h));
+    let with_sink: Vec<f64> = logits.iter().copied().chain(sink).collect();
+    let (weights, sum, lse) =
+        if definition.softmax { softmax(&with_sink) } else { (logits.to_vec(), 1.0, f64::NAN) };
+    let mut o = vec![0.0; vo];
+    // the sink's weight, the last, has no value
+    for (value, weight) in values.iter().zip(weights) {
+        o.iter_mut().zip(*value).for_each(|(o, v)| *o += weight * v);
+    }
+    let normalised = |o: &f64| if sum == 0.0 { *o } else { o / sum };
+    (o.iter().map(normalised).collect(), lse)
 }
 
 /// Several states `(o, lse)` of one row and head, over disjoint keys, merged: `o = Σ 2^lse · o / Σ 2^lse`. States

@@ -4,5 +4,7 @@
 pub mod activation;
 pub mod attention;
 pub mod norm;
+pub mod quant;
 pub mod rope;
 pub mod sampling;
+pub mod variant;

@@ -1,10 +1,14 @@
-//! The exact distributions that samplers must draw from, in f64, by sorting.
+//! The exact distributions that samplers must draw from, in f64, by sorting, and what precedes and follows a draw.
+
+use crate::sampling::TopKTies;
 
 /// Which filters apply, in the words of their definitions.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Filters {
     /// Keep what is at least as probable as the k-th most probable.
     pub top_k: Option<usize>,
+    /// Which of those as probable as the k-th.
+    pub ties: TopKTies,
     /// Keep the most probable until they reach this share.
     pub top_p: Option<f64>,
     /// Keep what is at least this fraction of the most probable.
@@ -26,7 +30,13 @@ pub fn softmax(logits: &[f64], temperature: f64) -> Vec<f64> {
 /// `probs` filtered and renormalised.
 pub fn filtered(probs: &[f64], filters: &Filters) -> Vec<f64> {
     let all = normalise(probs.to_vec());
-    let by_k = filters.top_k.map_or(all.clone(), |k| keep(&all, kth_largest(&all, k)));
+    let by_k = filters.top_k.map_or(all.clone(), |k| match filters.ties {
+        TopKTies::Keep => keep(&all, kth_largest(&all, k)),
+        ties => {
+            let chosen = largest(&all, k, ties == TopKTies::HighestIndex);
+            (0..all.len()).map(|i| if chosen.contains(&i) { all[i] } else { 0.0 }).collect()
+        }
+    });
     let judged = if filters.joint { all.clone() } else { normalise(by_k.clone()) };
     let by_p = filters.top_p.map_or(judged.clone(), |p| keep(&judged, nucleus(&judged, p)));
     let least = filters.min_p.unwrap_or(0.0) * kth_largest(&all, 1);
@@ -39,6 +49,87 @@ pub fn kth_largest(values: &[f64], k: usize) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
     sorted[k.min(sorted.len()) - 1]
+}
+
+/// Where the `k` largest values are, from the largest on; of equals the lowest index first, or the highest.
+pub fn largest(values: &[f64], k: usize, highest_first: bool) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    if highest_first {
+        order.reverse();
+    }
+    // Adding 0 makes the two zeros one.
+    order.sort_by(|&a, &b| (values[b] + 0.0).total_cmp(&(values[a] + 0.0)));
+    order.truncate(k);
+    order
+}
+
+/// Natural-log probabilities of a row of logits.
+pub fn log_softmax(logits: &[f64]) -> Vec<f64> {
+    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let log_sum = logits.iter().map(|logit| (logit - max).exp()).sum::<f64>().ln();
+    logits.iter().map(|logit| logit - max - log_sum).collect()
+}
+
+/// Repetition, presence and frequency penalties of one row, token by token.
+pub fn penalised(
+    logits: &[f64],
+    (prompt, output): (&[u32], &[u32]),
+    (repetition, presence, frequency): (f64, f64, f64),
+) -> Vec<f64> {
+    let penalise = |(token, &logit): (usize, &f64)| {
+        let of = |list: &[u32]| list.iter().filter(|&&t| t as usize == token).count();
+        let repeated = match of(prompt) + of(output) {
+            0 => logit,
+            _ if logit > 0.0 => logit / repetition,
+            _ => logit * repetition,
+        };
+        let present = if of(output) > 0 { presence } else { 0.0 };
+        repeated - frequency * of(output) as f64 - present
+    };
+    logits.iter().enumerate().map(penalise).collect()
+}
+
+/// What replaces a rejected draft: the normalised `max(target - draft, 0)`, or the target if that is 0 everywhere.
+pub fn residual(draft: &[f64], target: &[f64]) -> Vec<f64> {
+    let (draft, target) = (normalise(draft.to_vec()), normalise(target.to_vec()));
+    let excess: Vec<f64> = target.iter().zip(&draft).map(|(q, p)| (q - p).max(0.0)).collect();
+    if excess.iter().sum::<f64>() > 0.0 { normalise(excess) } else { target }
+}
+
+/// The tokens of a drafted chain of `(draft, token)` under `targets`, one more than the chain is long: `random(i)` are the
+/// two numbers of position `i`.
+pub fn chain(
+    drafts: &[(&[f64], usize)],
+    targets: &[&[f64]],
+    random: impl Fn(usize) -> [f64; 2],
+) -> Vec<usize> {
+    let mut tokens = Vec::new();
+    for (i, &(draft, token)) in drafts.iter().enumerate() {
+        let [test, draw] = random(i);
+        let (p, q) = (normalise(draft.to_vec())[token], normalise(targets[i].to_vec())[token]);
+        let acceptance = match q {
+            0.0 => 0.0,
+            _ => (q / p).min(1.0),
+        };
+        if test >= acceptance {
+            tokens.push(inverse(&residual(draft, targets[i]), draw));
+            return tokens;
+        }
+        tokens.push(token);
+    }
+    tokens.push(inverse(&normalise(targets[drafts.len()].to_vec()), random(drafts.len())[1]));
+    tokens
+}
+
+/// The first token at which the cumulative probability exceeds `u`.
+fn inverse(probs: &[f64], u: f64) -> usize {
+    let mut sum = 0.0;
+    let exceeds = |p: &f64| {
+        sum += p;
+        sum > u
+    };
+    let last = probs.iter().rposition(|&p| p > 0.0).unwrap_or_default();
+    probs.iter().position(exceeds).unwrap_or(last)
 }
 
 /// The smallest of the largest probabilities that together reach `p`.

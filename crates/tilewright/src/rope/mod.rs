@@ -13,12 +13,12 @@ pub(crate) use cache::fill_row;
 pub use frequencies::{Rope, RopeScaling, RopeStyle};
 pub use positions::Positions;
 
-use crate::{Backend, Result, ViewMut, rows::check_rows};
+use crate::{Backend, Result, ViewMut, rows::check_rows, tensor::check_computable};
 
 /// Rotates `q` and `k` by the angles of their positions.
 ///
-/// `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`, each of any dtype, with stride 1 along
-/// the last axis. Cosines and sines are those of f64 angles, so every position of an i32 is accurate.
+/// `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`, each f32, f16 or bf16, with stride
+/// 1 along the last axis. Cosines and sines are those of f64 angles, so every position of an i32 is accurate.
 ///
 /// # Errors
 /// When shapes disagree, a last axis is not dense, `rotary_dim` is above `head_dim`, or positions do not fit.
@@ -61,6 +61,7 @@ fn check_heads(operator: &'static str, q: &ViewMut<'_>, k: &ViewMut<'_>, rotary_
             "{argument} has shape {:?}, expected [tokens, heads, head_dim]",
             x.shape()
         );
+        check_computable(operator, argument, x.dtype())?;
         check_rows(operator, argument, (x.shape(), x.strides()))?;
     }
     let (tokens, head_dim) = (q.shape()[0], q.shape()[2]);

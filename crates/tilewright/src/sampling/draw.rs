@@ -8,7 +8,11 @@ use super::{
     SamplingParams,
     filter::{check_each, check_matrix},
 };
-use crate::{Backend, Result, View};
+use crate::{
+    Backend, Result, View, ViewMut,
+    rows::check_rows,
+    tensor::{check_computable, check_shape},
+};
 
 /// A token, or why its row has none: NaN, +inf, a negative probability, or no token that could be drawn.
 pub type Sampled = Result<u32>;
@@ -30,13 +34,21 @@ impl Scores<'_> {
             Self::Probs(_) => "sampling.sampling_from_probs",
         }
     }
+
+    /// What error texts call them.
+    fn argument(&self) -> &'static str {
+        match self {
+            Self::Logits(_) => "logits",
+            Self::Probs(_) => "probs",
+        }
+    }
 }
 
 /// Draws a token per row of `logits`: temperature, softmax, top-k, top-p, min-p, draw.
 ///
-/// `logits`: `[rows, vocab]` of any dtype with stride 1 along the last axis; `params`, `out`: `[rows]`. Everything
-/// is computed in f32, sums in f64; probabilities that are equal in f32 are ties. `out[row]` is the token, or an error that names row and reason; the other rows
-/// have theirs all the same. A row's token depends on its logits and parameters only.
+/// `logits`: `[rows, vocab]` f32, f16 or bf16 with stride 1 along the last axis; `params`, `out`: `[rows]`. Everything
+/// is computed in f32, sums in f64; probabilities that are equal in f32 are ties. `out[row]` is the token, or an error
+/// that names row and reason; the other rows have theirs all the same. A row's token depends on its logits and parameters only.
 ///
 /// # Errors
 /// When shapes disagree, the last axis is not dense, or a parameter is out of range, as in
@@ -67,17 +79,37 @@ pub fn sampling_from_probs<B: Backend + ?Sized>(
     draw(backend, Scores::Probs(probs), params, out)
 }
 
-fn draw<B: Backend + ?Sized>(
+/// Writes the distribution that [`sample`] or [`sampling_from_probs`] draws from: each row sums to 1, what the filters
+/// drop is 0.
+///
+/// `scores`, `out`: `[rows, vocab]`, each f32, f16 or bf16; `params`: `[rows]`, of which seed and offset do not matter. A
+/// row that cannot be sampled becomes NaN.
+///
+/// # Errors
+/// As for [`sample`] and [`sampling_from_probs`], and when the shape of `out` is another.
+pub fn distribution<B: Backend + ?Sized>(
     backend: &B,
     scores: Scores<'_>,
     params: &[SamplingParams],
-    out: &mut [Sampled],
+    out: ViewMut<'_>,
 ) -> Result<()> {
-    let operator = scores.operator();
-    let rows = match scores {
-        Scores::Logits(logits) => check_matrix(operator, "logits", &logits)?,
-        Scores::Probs(probs) => check_matrix(operator, "probs", &probs)?,
-    };
+    const OPERATOR: &str = "sampling.distribution";
+    let (Scores::Logits(view) | Scores::Probs(view)) = scores;
+    let rows = check_matrix(OPERATOR, scores.argument(), &view)?;
+    check_params(OPERATOR, rows, &scores, params)?;
+    check_shape(OPERATOR, "out", (out.shape(), view.shape()), "[rows, vocab]")?;
+    check_computable(OPERATOR, "out", out.dtype())?;
+    check_rows(OPERATOR, "out", (out.shape(), out.strides()))?;
+    backend.distribution(scores, params, out)
+}
+
+/// Refuses parameters that are not one per row or out of range, and temperatures for probabilities.
+pub(super) fn check_params(
+    operator: &'static str,
+    rows: usize,
+    scores: &Scores<'_>,
+    params: &[SamplingParams],
+) -> Result<()> {
     check_each(operator, ("params", rows), params, |row| {
         row.problem().or_else(|| match scores {
             Scores::Probs(_) if row.temperature != 1.0 => Some(format!(
@@ -86,7 +118,19 @@ fn draw<B: Backend + ?Sized>(
             )),
             _ => None,
         })
-    })?;
+    })
+}
+
+fn draw<B: Backend + ?Sized>(
+    backend: &B,
+    scores: Scores<'_>,
+    params: &[SamplingParams],
+    out: &mut [Sampled],
+) -> Result<()> {
+    let operator = scores.operator();
+    let (Scores::Logits(view) | Scores::Probs(view)) = scores;
+    let rows = check_matrix(operator, scores.argument(), &view)?;
+    check_params(operator, rows, &scores, params)?;
     crate::ensure!(out.len() == rows, operator, "out has {} elements, expected rows = {rows}", out.len());
     backend.sample(scores, params, out)
 }

@@ -1,12 +1,12 @@
 //! Filters that write what they keep: renormalised probabilities, or logits with the rest at -inf.
 //!
-//! `x` and `out` are `[rows, vocab]` of one dtype. A row that holds NaN becomes NaN, so that sampling it reports it.
+//! `x` and `out` are `[rows, vocab]` of one dtype, f32, f16 or bf16. A row that holds NaN becomes NaN, so that sampling it reports it.
 
 use super::params::{temperature_problem, top_k_problem, top_p_problem};
 use crate::{
     Backend, Error, Result, View, ViewMut,
     rows::check_rows,
-    tensor::{check_dtype, check_shape},
+    tensor::{check_computable, check_dtype, check_shape},
 };
 
 /// A filter with its parameter for each row.
@@ -116,6 +116,7 @@ pub(super) fn check_matrix(operator: &'static str, argument: &str, x: &View<'_>)
         "{argument} has shape {:?}, expected [rows, vocab] with vocab > 0",
         x.shape()
     );
+    check_computable(operator, argument, x.dtype())?;
     check_rows(operator, argument, (x.shape(), x.strides()))?;
     Ok(x.shape()[0])
 }

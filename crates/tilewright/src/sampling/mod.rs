@@ -1,13 +1,35 @@
-//! Sampling: from the logits of the last layer to one token per request.
+//! Sampling: from the logits of the last layer to one token per request, or several that were drafted.
 //!
 //! Logits and probabilities are `[rows, vocab]`, one row per request, each with its own parameters and its own
-//! stream of random numbers. Filters keep sets of the form {p >= threshold}, so ties stay together.
+//! stream of random numbers. Filters keep sets of the form {p >= threshold}, so ties stay together unless
+//! [`TopKTies`] says otherwise.
+//!
+//! | | |
+//! |---|---|
+//! | [`sample`], [`sampling_from_probs`], [`distribution`] | temperature, top-k, top-p, min-p, draw |
+//! | [`apply_token_bitmask`], [`apply_penalties`], [`apply_logit_bias`] | edits of logits, in place |
+//! | [`Pipeline`] | all of these in an order that the compiler checks, fused where it can be |
+//! | [`chain_speculative_sampling`] | drafted tokens, accepted so that the target's distribution is met |
+//! | [`logprobs`], [`top_k()`] | what was likely |
 
 mod draw;
+mod edit;
 mod filter;
+mod logprobs;
 mod params;
+mod penalties;
+mod pipeline;
 pub mod rng;
+mod speculative;
+mod top_k;
 
-pub use draw::{Sampled, Scores, sample, sampling_from_probs};
+pub use draw::{Sampled, Scores, distribution, sample, sampling_from_probs};
+pub use edit::{Bias, LogitsEdit, TokenBitmask, apply_logit_bias, apply_token_bitmask};
 pub use filter::{Filter, softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs};
-pub use params::{FilterOrder, SamplingParams};
+pub use logprobs::{Choice, Logprobs, TokenLogprob, logprobs};
+pub use params::{FilterOrder, SamplingParams, TopKTies};
+pub use penalties::{History, Penalties, apply_penalties};
+pub use pipeline::{Each, Pipeline, flow};
+pub use rng::Stream;
+pub use speculative::{ChainCounts, ChainOutput, Drafts, chain_speculative_sampling};
+pub use top_k::{TieBreak, TopK, top_k};

@@ -12,15 +12,30 @@ pub enum FilterOrder {
     Joint,
 }
 
+/// Which tokens top-k keeps where several are as probable as the `k`-th.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum TopKTies {
+    /// All of them, so more than `k` tokens may stay.
+    #[default]
+    Keep,
+    /// Exactly `k` tokens stay: of the equal ones those that come first in the vocabulary.
+    LowestIndex,
+    /// Exactly `k` tokens stay: of the equal ones those that come last in the vocabulary.
+    HighestIndex,
+}
+
 /// The sampling parameters of one row. The default is the plain distribution: temperature 1 and no filter.
 ///
-/// A token stays if every filter keeps it; ties at a threshold stay together.
+/// A token stays if every filter keeps it; ties at a threshold stay together, unless `top_k_ties` says otherwise for
+/// top-k.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; 0 takes the largest logit, the lowest token among equals. Finite, not negative.
     pub temperature: f32,
     /// Keeps tokens at least as probable as the `k`-th most probable. At least 1; `None` keeps all.
     pub top_k: Option<u32>,
+    /// Which of the tokens stay that are as probable as the `k`-th.
+    pub top_k_ties: TopKTies,
     /// Keeps the smallest set of the most probable tokens whose mass reaches this share. In (0, 1]; 1 keeps all.
     pub top_p: f32,
     /// Keeps tokens at least this fraction as probable as the most probable. In [0, 1]; 0 keeps all.
@@ -38,6 +53,7 @@ impl Default for SamplingParams {
         Self {
             temperature: 1.0,
             top_k: None,
+            top_k_ties: TopKTies::default(),
             top_p: 1.0,
             min_p: 0.0,
             order: FilterOrder::default(),
@@ -61,10 +77,7 @@ impl SamplingParams {
         temperature_problem(self.temperature)
             .or_else(|| self.top_k.and_then(top_k_problem))
             .or_else(|| top_p_problem(self.top_p))
-            .or_else(|| {
-                let outside = !(0.0..=1.0).contains(&self.min_p);
-                outside.then(|| format!("min_p = {} is not in [0, 1]", self.min_p))
-            })
+            .or_else(|| min_p_problem(self.min_p))
     }
 }
 
@@ -80,4 +93,9 @@ pub(super) fn top_k_problem(top_k: u32) -> Option<String> {
 pub(super) fn top_p_problem(top_p: f32) -> Option<String> {
     let good = top_p > 0.0 && top_p <= 1.0;
     (!good).then(|| format!("top_p = {top_p} is not in (0, 1]"))
+}
+
+pub(super) fn min_p_problem(min_p: f32) -> Option<String> {
+    let good = (0.0..=1.0).contains(&min_p);
+    (!good).then(|| format!("min_p = {min_p} is not in [0, 1]"))
 }

@@ -20,13 +20,38 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     x
 }
 
+/// A place in a request's stream of random numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Stream {
+    /// The request's stream.
+    pub seed: u64,
+    /// Which number of the stream: how many tokens the request has drawn.
+    pub offset: u64,
+}
+
 /// Draw number `offset` of stream `seed`: uniform in [0, 1), a multiple of 2^-53.
 ///
 /// The key is `seed` and the counter's lower half is `offset`, low words first; the upper half is 0.
 pub fn uniform(seed: u64, offset: u64) -> f64 {
     let [offset_low, offset_high] = words(offset);
     let [a, b, ..] = philox4x32_10([offset_low, offset_high, 0, 0], words(seed));
-    let bits = (u64::from(a) << 32 | u64::from(b)) >> 11;
+    fraction(a, b)
+}
+
+/// The two numbers that speculative sampling has for token number `offset` of stream `seed`: one judges the drafted
+/// token, one draws another in its place. Both are uniform in [0, 1), multiples of 2^-53.
+///
+/// As in [`uniform`], but the counter's upper half is 1: a draft that was drawn with the same seed and offset does
+/// not decide about itself.
+pub fn speculative_pair(seed: u64, offset: u64) -> [f64; 2] {
+    let [offset_low, offset_high] = words(offset);
+    let [a, b, c, d] = philox4x32_10([offset_low, offset_high, 1, 0], words(seed));
+    [fraction(a, b), fraction(c, d)]
+}
+
+/// The upper 53 bits of `high` and `low`, as a fraction.
+fn fraction(high: u32, low: u32) -> f64 {
+    let bits = (u64::from(high) << 32 | u64::from(low)) >> 11;
     bits as f64 / (1u64 << 53) as f64
 }
 

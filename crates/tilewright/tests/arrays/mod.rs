@@ -49,6 +49,7 @@ impl Array {
             Dtype::F32 => Data::F32(wide),
             Dtype::F16 => Data::F16(wide.into_iter().map(Element::from_f32).collect()),
             Dtype::Bf16 => Data::Bf16(wide.into_iter().map(Element::from_f32).collect()),
+            Dtype::E4m3 | Dtype::E5m2 | Dtype::I8 => panic!("only KV caches are {dtype}"),
         };
         Self { data, shape: shape.to_vec(), strides }
     }

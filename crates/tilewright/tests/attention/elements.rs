@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use tilewright::{
-    Dtype, Element, View, ViewMut,
+    Dtype, E4m3, E5m2, Element, View, ViewMut,
     tensor::{Data, DataMut},
 };
 
@@ -11,6 +11,27 @@ pub(crate) enum Elements {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
+    E4m3(Vec<E4m3>),
+    E5m2(Vec<E5m2>),
+    I8(Vec<i8>),
+}
+
+/// The same expression for the elements of any dtype.
+macro_rules! each {
+    ($elements:expr, $s:ident => $body:expr) => {
+        match $elements {
+            Elements::F32($s) => $body,
+            Elements::F16($s) => $body,
+            Elements::Bf16($s) => $body,
+            Elements::E4m3($s) => $body,
+            Elements::E5m2($s) => $body,
+            Elements::I8($s) => $body,
+        }
+    };
+}
+
+fn rounded<T: Element>(values: &[f32]) -> Vec<T> {
+    values.iter().map(|&value| T::from_f32(value)).collect()
 }
 
 impl Elements {
@@ -18,17 +39,16 @@ impl Elements {
     pub(crate) fn new(dtype: Dtype, values: &[f32]) -> Self {
         match dtype {
             Dtype::F32 => Self::F32(values.to_vec()),
-            Dtype::F16 => Self::F16(values.iter().map(|&v| f16::from_f32(v)).collect()),
-            Dtype::Bf16 => Self::Bf16(values.iter().map(|&v| bf16::from_f32(v)).collect()),
+            Dtype::F16 => Self::F16(rounded(values)),
+            Dtype::Bf16 => Self::Bf16(rounded(values)),
+            Dtype::E4m3 => Self::E4m3(rounded(values)),
+            Dtype::E5m2 => Self::E5m2(rounded(values)),
+            Dtype::I8 => Self::I8(rounded(values)),
         }
     }
 
     pub(crate) fn filled(dtype: Dtype, len: usize, value: f32) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32(vec![value; len]),
-            Dtype::F16 => Self::F16(vec![f16::from_f32(value); len]),
-            Dtype::Bf16 => Self::Bf16(vec![bf16::from_f32(value); len]),
-        }
+        Self::new(dtype, &vec![value; len])
     }
 
     /// Rounds `values` into the elements from `at` on.
@@ -36,35 +56,19 @@ impl Elements {
         fn into<T: Element>(to: &mut [T], values: &[f32]) {
             to.iter_mut().zip(values).for_each(|(to, &value)| *to = T::from_f32(value));
         }
-        match self {
-            Self::F32(s) => into(&mut s[at..at + values.len()], values),
-            Self::F16(s) => into(&mut s[at..at + values.len()], values),
-            Self::Bf16(s) => into(&mut s[at..at + values.len()], values),
-        }
+        each!(self, s => into(&mut s[at..at + values.len()], values));
     }
 
     pub(crate) fn to_f32(&self) -> Vec<f32> {
-        match self {
-            Self::F32(s) => s.clone(),
-            Self::F16(s) => s.iter().map(|v| v.to_f32()).collect(),
-            Self::Bf16(s) => s.iter().map(|v| v.to_f32()).collect(),
-        }
+        each!(self, s => s.iter().map(|v| v.to_f32()).collect())
     }
 
     pub(crate) fn data(&self) -> Data<'_> {
-        match self {
-            Self::F32(s) => s.into(),
-            Self::F16(s) => s.into(),
-            Self::Bf16(s) => s.into(),
-        }
+        each!(self, s => s.into())
     }
 
     fn data_mut(&mut self) -> DataMut<'_> {
-        match self {
-            Self::F32(s) => s.into(),
-            Self::F16(s) => s.into(),
-            Self::Bf16(s) => s.into(),
-        }
+        each!(self, s => s.into())
     }
 
     pub(crate) fn view(&self, shape: &[usize]) -> View<'_> {
@@ -77,21 +81,11 @@ impl Elements {
 
     /// A view that begins at element `at`.
     pub(crate) fn strided(&self, at: usize, shape: &[usize], strides: &[usize]) -> View<'_> {
-        match self {
-            Self::F32(s) => View::strided(&s[at..], shape, strides),
-            Self::F16(s) => View::strided(&s[at..], shape, strides),
-            Self::Bf16(s) => View::strided(&s[at..], shape, strides),
-        }
-        .expect("the strides fit")
+        each!(self, s => View::strided(&s[at..], shape, strides)).expect("the strides fit")
     }
 
     pub(crate) fn strided_mut(&mut self, at: usize, shape: &[usize], strides: &[usize]) -> ViewMut<'_> {
-        match self {
-            Self::F32(s) => ViewMut::strided(&mut s[at..], shape, strides),
-            Self::F16(s) => ViewMut::strided(&mut s[at..], shape, strides),
-            Self::Bf16(s) => ViewMut::strided(&mut s[at..], shape, strides),
-        }
-        .expect("the strides fit")
+        each!(self, s => ViewMut::strided(&mut s[at..], shape, strides)).expect("the strides fit")
     }
 }
 
@@ -106,6 +100,9 @@ pub(crate) fn half_ulp(dtype: Dtype, value: f64) -> f64 {
         Dtype::F32 => (23, -126),
         Dtype::F16 => (10, -14),
         Dtype::Bf16 => (7, -126),
+        Dtype::E4m3 => (3, -6),
+        Dtype::E5m2 => (2, -14),
+        Dtype::I8 => return 0.5,
     };
     let exponent = value.abs().max(f64::MIN_POSITIVE).log2().floor().max(f64::from(least_exponent));
     (exponent - f64::from(mantissa_bits) - 1.0).exp2()

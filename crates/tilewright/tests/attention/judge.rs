@@ -2,15 +2,34 @@
 //! plain f32 loop makes on the same request, and the rounding to the output's dtype.
 
 use crate::{elements::half_ulp, run::Outcome, sample::Sample};
-use std::ops::Range;
-use tilewright::{Dtype, reference::attention::State};
+use std::{cell::Cell, ops::Range};
+use tilewright::{
+    Dtype,
+    reference::attention::{Definition, State},
+};
 
 /// A blocked computation in another order may be this much worse than the plain loop.
 const FACTOR: f64 = 3.0;
 
+thread_local! {
+    /// Outcomes that this thread has judged.
+    static CASES: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts cases that other threads have judged for this one.
+pub(crate) fn count(cases: usize) {
+    CASES.set(CASES.get() + cases);
+}
+
+/// Says how many cases a property has judged, for `cargo xtask conformance` to add up.
+pub(crate) fn tell(property: &str) {
+    println!("{property}: {} cases", CASES.take());
+}
+
 /// What is right for a sample, and how wrong it may be.
 pub(crate) struct Expected {
     dtype: Dtype,
+    heads: usize,
     requests: Vec<Request>,
     /// The plain loop's largest error in `o` and in `lse`, over the whole sample: a request of one row is too small
     /// a sample of it.
@@ -25,28 +44,44 @@ struct Request {
 
 impl Expected {
     pub(crate) fn of(sample: &Sample) -> Self {
+        Self::by(sample, &|_| Definition::default())
+    }
+
+    /// What is right when request `r` is defined by `definition(r)`.
+    pub(crate) fn by<'a>(sample: &Sample, definition: &dyn Fn(usize) -> Definition<'a>) -> Self {
         let heads = sample.problem.heads().qo;
         let mut errors: (f64, f64) = (0.0, 0.0);
         let request = |r: usize| {
-            let (truth, naive) = (sample.oracle(r), sample.naive(r));
+            let definition = definition(r);
+            let (truth, naive) = (sample.oracle(r, &definition), sample.naive(r, &definition));
             errors.0 = errors.0.max(error(&truth.o, &naive.0));
             errors.1 = errors.1.max(error(&truth.lse, &naive.1));
             let begin = sample.first_row(r) * heads;
             Request { rows: begin..begin + sample.lens[r].0 * heads, truth }
         };
         let requests = (0..sample.lens.len()).map(request).collect();
-        Self { dtype: sample.problem.dtype_qo(), requests, errors }
+        Self { dtype: sample.problem.dtype_qo(), heads, requests, errors }
+    }
+
+    /// Adds `shift(query head)` to every true LSE.
+    pub(crate) fn shift_lse(&mut self, shift: impl Fn(usize) -> f64) {
+        for request in &mut self.requests {
+            let heads = self.heads;
+            request.truth.lse.iter_mut().enumerate().for_each(|(at, lse)| *lse += shift(at % heads));
+        }
     }
 
     /// Says what is wrong with `outcome`, if anything.
     pub(crate) fn check(&self, outcome: &Outcome) -> Result<(), String> {
+        count(1);
         for (r, request) in self.requests.iter().enumerate() {
             let rows = request.rows.clone();
             let dim = request.truth.o.len() / rows.len().max(1);
             let o = &outcome.o[rows.start * dim..rows.end * dim];
             compare(&request.truth.o, o, |want| FACTOR * self.errors.0 + half_ulp(self.dtype, want))
                 .map_err(|(at, text)| format!("request {r}, row {}, o[{}]: {text}", at / dim, at % dim))?;
-            let lse = &outcome.lse[rows];
+            let Some(lse) = &outcome.lse else { continue };
+            let lse = &lse[rows];
             compare(&request.truth.lse, lse, |want| FACTOR * self.errors.1 + half_ulp(Dtype::F32, want))
                 .map_err(|(at, text)| format!("request {r}, row {at}, lse: {text}"))?;
         }

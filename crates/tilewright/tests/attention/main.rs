@@ -3,32 +3,46 @@
 //! Properties are functions generic over [`tilewright::Backend`], `fn property<B: Backend + ..>(backends: &[B])`, so that
 //! each backend is judged by the same code; `judge_the_cpu!` makes tests of them.
 
+#![allow(clippy::excessive_nesting, clippy::type_complexity, reason = "grids of cases are loops in loops")]
+
 /// Makes a test of each property: the CPU backend with each instruction set of this machine.
 macro_rules! judge_the_cpu {
     ($($property:ident),+) => {
         mod cpu {
-            $(#[test] fn $property() { super::$property(&crate::cpus(2)); })+
+            $(#[test] fn $property() {
+                super::$property(&crate::cpus(2));
+                crate::judge::tell(concat!(module_path!(), "::", stringify!($property)));
+            })+
         }
     };
 }
 pub(crate) use judge_the_cpu;
 
+mod block_sparse;
+mod cascade;
 mod conformance;
 mod edges;
 mod elements;
 mod errors;
+mod flashinfer;
 mod gemm;
 mod generator;
 mod invariants;
 mod judge;
 mod kv;
 mod lengths;
+mod low_precision;
+mod masks;
 mod merge;
+mod parts;
+mod quantise;
 mod run;
 mod sample;
+mod scales;
 mod schedule;
 mod storage;
 mod strides;
+mod variants;
 
 use tilewright::{Cpu, cpu::Isa};
 

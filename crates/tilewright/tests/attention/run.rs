@@ -1,21 +1,23 @@
 //! Runs a stored sample on a backend, with NaN in every byte of the output beforehand.
 
 use crate::{elements::Elements, sample::Sample, storage::Stored};
-use tilewright::{Attention, Backend, Dtype, Output, Workspace, attention::Split};
+use tilewright::{
+    Attention, Backend, Dtype, KvCache, Output, Plan, Workspace, attention::Split, kv::KvScales,
+};
 
 /// What came out, widened to f32.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
     /// `[num_rows, num_qo_heads, head_dim_vo]`
     pub(crate) o: Vec<f32>,
-    /// `[num_rows, num_qo_heads]`
-    pub(crate) lse: Vec<f32>,
+    /// `[num_rows, num_qo_heads]`, where there is one.
+    pub(crate) lse: Option<Vec<f32>>,
 }
 
 impl Outcome {
     /// All bits, for comparisons that must be exact.
     pub(crate) fn bits(&self) -> Vec<u32> {
-        self.o.iter().chain(&self.lse).map(|value| value.to_bits()).collect()
+        self.o.iter().chain(self.lse.iter().flatten()).map(|value| value.to_bits()).collect()
     }
 
     /// The part of query rows `begin..end` of `all` rows.
@@ -24,7 +26,7 @@ impl Outcome {
             let row = values.len() / all.max(1);
             values[rows.start * row..rows.end * row].to_vec()
         };
-        Self { o: part(&self.o), lse: part(&self.lse) }
+        Self { o: part(&self.o), lse: self.lse.as_deref().map(part) }
     }
 }
 
@@ -46,18 +48,43 @@ pub(crate) fn run_with<B: Backend + Clone>(
     split: Split,
     workspace: &mut Workspace,
 ) -> Outcome {
+    let attention = Attention::new(sample.problem, backend.clone()).expect("the backend can do it");
+    let plan = attention.plan_with(&stored.batch(), split).expect("the batch is sound");
+    execute(&attention, &plan, (sample, stored.cache()), workspace)
+}
+
+/// Runs a plan, with a workspace that may hold anything.
+pub(crate) fn execute<B: Backend>(
+    attention: &Attention<B>,
+    plan: &Plan,
+    (sample, cache): (&Sample, KvCache<'_>),
+    workspace: &mut Workspace,
+) -> Outcome {
+    execute_scaled(attention, plan, (sample, cache, KvScales::default()), workspace)
+}
+
+/// [`execute`] over a cache with scales.
+pub(crate) fn execute_scaled<B: Backend>(
+    attention: &Attention<B>,
+    plan: &Plan,
+    (sample, cache, scales): (&Sample, KvCache<'_>, KvScales<'_>),
+    workspace: &mut Workspace,
+) -> Outcome {
     let problem = sample.problem;
     let (rows, heads, dim) = (sample.num_rows(), problem.heads().qo, problem.head_dim());
-    let attention = Attention::new(problem, backend.clone()).expect("the backend can do it");
-    let plan = attention.plan_with(&stored.batch(), split).expect("the batch is sound");
-    workspace.fit(&plan);
+    workspace.fit(plan);
     let q = Elements::new(problem.dtype_qo(), &sample.q);
     let mut o = Elements::filled(problem.dtype_qo(), rows * heads * dim.vo, f32::NAN);
+    let has_lse = attention.has_lse();
     let mut lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
-    let out =
-        Output { o: o.view_mut(&[rows, heads, dim.vo]), lse: Some(lse.view_mut(&[rows, heads])), workspace };
-    attention.run(&plan, q.view(&[rows, heads, dim.qk]), stored.cache(), out).expect("the tensors fit");
-    Outcome { o: o.to_f32(), lse: lse.to_f32() }
+    let out = Output {
+        o: o.view_mut(&[rows, heads, dim.vo]),
+        lse: has_lse.then(|| lse.view_mut(&[rows, heads])),
+        workspace,
+    };
+    let q = q.view(&[rows, heads, dim.qk]);
+    attention.run_scaled(plan, q, (cache, scales), out).expect("the tensors fit");
+    Outcome { o: o.to_f32(), lse: has_lse.then(|| lse.to_f32()) }
 }
 
 /// Leaves NaN in the workspace of a run of `sample`: NaN in all queries makes every logit, weight and partial state NaN.

@@ -6,8 +6,8 @@ use crate::{
 };
 use std::ops::Range;
 use tilewright::{
-    Mask, Problem,
-    reference::attention::{Request, State, attention},
+    Problem,
+    reference::attention::{Definition, Place, Request, State, attention_as, sees},
 };
 
 /// `(qo_len, kv_len)` of a request.
@@ -88,51 +88,73 @@ impl Sample {
         }
     }
 
-    /// What the oracle says of request `r`.
-    pub(crate) fn oracle(&self, r: usize) -> State {
+    /// What the oracle says of request `r` under another definition of attention.
+    pub(crate) fn oracle(&self, r: usize, definition: &Definition<'_>) -> State {
         let (qo_len, kv_len) = self.lens[r];
         let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let begin = self.first_row(r) * self.q_row();
         let q = Elements::F32(self.q[begin..begin + qo_len * self.q_row()].to_vec());
         let (k, v) = (Elements::F32(self.k[r].clone()), Elements::F32(self.v[r].clone()));
-        attention(&Request {
+        let request = Request {
             q: q.view(&[qo_len, heads.qo, dim.qk]),
             k: k.view(&[kv_len, heads.kv, dim.qk]),
             v: v.view(&[kv_len, heads.kv, dim.vo]),
             scale: f64::from(self.problem.scale()),
             mask: self.problem.mask(),
-        })
+        };
+        attention_as(&request, definition)
     }
 
-    /// Request `r` by a plain loop in f32: how wrong a careful but naive computation is.
-    pub(crate) fn naive(&self, r: usize) -> (Vec<f32>, Vec<f32>) {
+    /// Request `r` by a plain loop in f32: how wrong a careful but naive computation is. What the definition changes is
+    /// rounded to f32 after each step.
+    pub(crate) fn naive(&self, r: usize, definition: &Definition<'_>) -> (Vec<f32>, Vec<f32>) {
         let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let (qo_len, kv_len) = self.lens[r];
         let (mut all_o, mut all_lse) = (Vec::new(), Vec::new());
-        for i in 0..qo_len {
-            let visible = match self.problem.mask() {
-                Mask::Full => kv_len,
-                Mask::Causal => (kv_len + i + 1).saturating_sub(qo_len),
+        let changed = |row: &[f32], change: &dyn Fn(Place, &mut [f64]), place: Place| -> Vec<f32> {
+            let mut row: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
+            change(place, &mut row);
+            row.iter().map(|x| *x as f32).collect()
+        };
+        let tokens = (0..kv_len).flat_map(|j| (0..heads.kv).map(move |g| Place { i: 0, j, h: 0, g, p: 0 }));
+        let at = |place: Place, dim: usize| {
+            (place.j * heads.kv + place.g) * dim..(place.j * heads.kv + place.g + 1) * dim
+        };
+        let keys: Vec<_> =
+            tokens.clone().map(|p| changed(&self.k[r][at(p, dim.qk)], &definition.key, p)).collect();
+        let values: Vec<_> =
+            tokens.map(|p| changed(&self.v[r][at(p, dim.vo)], &definition.value, p)).collect();
+        for (i, h) in (0..qo_len).flat_map(|i| (0..heads.qo).map(move |h| (i, h))) {
+            let p = kv_len as i64 - qo_len as i64 + i as i64;
+            let row = Place { i, j: 0, h, g: h / heads.group(), p };
+            let q = &self.q[((self.first_row(r) + i) * heads.qo + h) * dim.qk..][..dim.qk];
+            let q = changed(q, &definition.query, row);
+            let sees = |place: &Place| sees(self.problem.mask(), p, place.j) && (definition.visible)(*place);
+            let visible: Vec<Place> = (0..kv_len).map(|j| Place { j, ..row }).filter(sees).collect();
+            let logit = |place: &Place| {
+                let k = &keys[place.j * heads.kv + place.g];
+                let logit = q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() * self.problem.scale();
+                (definition.logit)(*place, f64::from(logit)) as f32
             };
-            for h in 0..heads.qo {
-                let g = h / heads.group();
-                let q = &self.q[((self.first_row(r) + i) * heads.qo + h) * dim.qk..][..dim.qk];
-                let logit = |j: usize| {
-                    let k = &self.k[r][(j * heads.kv + g) * dim.qk..][..dim.qk];
-                    q.iter().zip(k).map(|(q, k)| q * k).sum::<f32>() * self.problem.scale()
-                };
-                let logits: Vec<f32> = (0..visible).map(logit).collect();
-                let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-                let (mut o, mut sum) = (vec![0.0; dim.vo], 0.0);
-                for (j, logit) in logits.iter().enumerate() {
-                    let weight = (logit - max).exp();
-                    sum += weight;
-                    let v = &self.v[r][(j * heads.kv + g) * dim.vo..][..dim.vo];
-                    o.iter_mut().zip(v).for_each(|(o, v)| *o += weight * v);
-                }
-                all_o.extend(o.iter().map(|o| if visible == 0 { 0.0 } else { o / sum }));
-                all_lse.push((max + sum.ln()) / std::f32::consts::LN_2);
+            let logits: Vec<f32> = visible.iter().map(logit).collect();
+            let sink = definition.sink.as_ref().map(|sink| sink(h) as f32);
+            let max = logits.iter().copied().chain(sink).fold(f32::NEG_INFINITY, f32::max);
+            let weight = |logit: f32| if definition.softmax { (logit - max).exp() } else { logit };
+            let (mut o, mut sum) = (vec![0.0; dim.vo], sink.map_or(0.0, weight));
+            for (place, logit) in visible.iter().zip(&logits) {
+                sum += weight(*logit);
+                let v = &values[place.j * heads.kv + place.g];
+                o.iter_mut().zip(v).for_each(|(o, v)| *o += weight(*logit) * v);
             }
+            if definition.softmax {
+                o.iter_mut().for_each(|o| *o = if sum == 0.0 { 0.0 } else { *o / sum });
+            }
+            all_o.extend(changed(&o, &definition.output, row));
+            all_lse.push(if definition.softmax {
+                (max + sum.ln()) / std::f32::consts::LN_2
+            } else {
+                f32::NAN
+            });
         }
         (all_o, all_lse)
     }

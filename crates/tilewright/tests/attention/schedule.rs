@@ -3,14 +3,15 @@
 use crate::generator::Generator;
 use std::ops::Range;
 use tilewright::{
-    Attention, Backend, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View,
-    ViewMut,
+    Attention, Backend, Batch, HeadDim, Heads, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
     activation::Activation,
-    attention::{Split, Tiling, WorkItem},
-    kv::append::Slots,
+    attention::{Inputs, Split, Tiling, WorkItem},
+    kv::{ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
-    sampling::{Filter, Sampled, SamplingParams, Scores},
+    sampling::{
+        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+    },
 };
 
 const BATCHES: usize = 10_000;
@@ -26,7 +27,7 @@ impl Backend for Planner {
     fn tiling(&self, _: &Problem) -> Result<Tiling> {
         Ok(self.0)
     }
-    fn attention(&self, _: &Plan, _: View<'_>, _: KvCache<'_>, _: Output<'_>) -> Result<()> {
+    fn attention(&self, _: &Plan, _: &Inputs<'_>, _: Output<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
     fn merge_states(&self, _: (View<'_>, View<'_>), _: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
@@ -38,7 +39,7 @@ impl Backend for Planner {
     fn linear(&self, _: View<'_>, _: View<'_>, _: Option<View<'_>>, _: ViewMut<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn append(&self, _: View<'_>, _: ViewMut<'_>, _: &Slots<'_>) -> Result<()> {
+    fn append(&self, _: View<'_>, _: ViewMut<'_>, _: &Slots<'_>, _: ScaleMut<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
     fn rmsnorm(&self, _: View<'_>, _: &NormWeight<'_>, _: f32, _: ViewMut<'_>) -> Result<()> {
@@ -72,6 +73,33 @@ impl Backend for Planner {
         unreachable!("nothing is run")
     }
     fn sample(&self, _: Scores<'_>, _: &[SamplingParams], _: &mut [Sampled]) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn distribution(&self, _: Scores<'_>, _: &[SamplingParams], _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn edit_logits(&self, _: &LogitsEdit<'_>, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn top_k(&self, _: View<'_>, _: TopK, _: ViewMut<'_>, _: &mut [i32]) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn logprobs(
+        &self,
+        _: View<'_>,
+        _: &[SamplingParams],
+        _: &[Choice],
+        _: &mut [Result<Logprobs>],
+    ) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn chain_speculative_sampling(
+        &self,
+        _: Drafts<'_>,
+        _: Scores<'_>,
+        _: &[SamplingParams],
+        _: ChainOutput<'_>,
+    ) -> Result<()> {
         unreachable!("nothing is run")
     }
 }
@@ -150,6 +178,7 @@ impl Draw {
                 let i = row - self.rows(r).start;
                 (kv_len + i + 1).saturating_sub(qo_len)
             }
+            Mask::Window { .. } => unreachable!("not drawn"),
         }
     }
 
@@ -183,7 +212,7 @@ fn every_row_meets_every_visible_key_exactly_once() {
             (0..draw.lens.len()).flat_map(|r| (0..draw.problem.heads().kv).map(move |h| (r, h)))
         {
             let ours =
-                |item: &&WorkItem| item.request as usize == r && usizes(&item.kv_heads).contains(&kv_head);
+                |item: &&WorkItem| item.segment as usize == r && usizes(&item.kv_heads).contains(&kv_head);
             let mut ours: Vec<&WorkItem> = items.iter().filter(ours).collect();
             ours.sort_by_key(|item| item.kv.start);
             let all = draw.rows(r);
@@ -262,8 +291,7 @@ fn partial_states_are_disjoint_inside_the_workspace_and_merged_once() {
             assert!(sources.len() >= 2, "a merge joins at least two pieces: {merge:?}");
             let mut keys = 0;
             for &source in sources {
-                let at = pieces.binary_search_by_key(&(source as usize), |piece| piece.0);
-                let item = pieces[at.expect("a merge names the first row of a piece")].1;
+                let item = &schedule.items[source as usize];
                 assert_eq!(
                     (&item.kv_heads, &item.qo),
                     (&merge.kv_heads, &merge.qo),
@@ -271,7 +299,7 @@ fn partial_states_are_disjoint_inside_the_workspace_and_merged_once() {
                 );
                 assert_eq!(item.kv.start, keys, "in the order of their keys");
                 keys = item.kv.end;
-                named.push(source as usize);
+                named.push(item.partial.expect("a merge names pieces") as usize);
             }
         }
         named.sort_unstable();
@@ -337,6 +365,24 @@ fn balanced_workers_have_their_share_and_little_more() {
 }
 
 #[test]
+fn whole_pieces_are_dealt_out_by_their_cost() {
+    for_each_draw(9, |draw, plan| {
+        if draw.split == Split::Balanced {
+            return;
+        }
+        let schedule = plan.schedule();
+        let costs = schedule.items.iter().map(|item| draw.cost(item));
+        let share = costs.clone().sum::<usize>().div_ceil(draw.tiling.workers);
+        // a worker's last piece begins inside its share
+        let most = share + costs.max().unwrap_or(0);
+        for worker in 0..schedule.num_workers() {
+            let load: usize = schedule.worker(worker).iter().map(|item| draw.cost(item)).sum();
+            assert!(load <= most, "worker {worker} has {load}, its share is {share}, the most is {most}");
+        }
+    });
+}
+
+#[test]
 fn invariant_splits_cut_at_multiples_whatever_the_neighbours() {
     for_each_draw(7, |draw, plan| {
         let piece = match draw.split {
@@ -350,7 +396,7 @@ fn invariant_splits_cut_at_multiples_whatever_the_neighbours() {
             alone.tiling.workers = 5;
             // a request's work head by head, with rows counted from its own first
             let shape = |plan: &Plan, r: usize, first: usize| -> Vec<_> {
-                let ours = plan.schedule().items.iter().filter(move |item| item.request as usize == r);
+                let ours = plan.schedule().items.iter().filter(move |item| item.segment as usize == r);
                 let heads = ours.flat_map(|item| item.kv_heads.clone().map(move |head| (head, item)));
                 let mut shape: Vec<_> = heads
                     .map(|(head, item)| {

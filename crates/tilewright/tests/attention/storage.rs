@@ -64,6 +64,16 @@ impl Stored {
         PageTable::new(&self.kv_indptr, &self.indices, &self.last_page_len, page_size)
     }
 
+    /// Tokens of a page.
+    pub(crate) fn page_size(&self) -> usize {
+        self.table().page_size
+    }
+
+    /// All elements of K as they lie in memory.
+    pub(crate) fn keys(&self) -> Vec<f32> {
+        self.k.0.to_f32()
+    }
+
     pub(crate) fn cache(&self) -> KvCache<'_> {
         KvCache { k: self.k.0.view(&self.k.1), v: self.v.0.view(&self.v.1) }
     }

@@ -7,7 +7,7 @@ use super::{OPERATOR, shard::Record};
 use half::{bf16, f16};
 use memmap2::Mmap;
 use std::{fmt, ops::Range, sync::Arc};
-use tilewright::{Dtype, Element, Error, Result, View, tensor::Data};
+use tilewright::{Dtype, E4m3, E5m2, Element, Error, Result, View, tensor::Data};
 
 /// A weight of the model.
 #[derive(Clone)]
@@ -24,6 +24,9 @@ enum Storage {
     F32(Arc<[f32]>),
     F16(Arc<[f16]>),
     Bf16(Arc<[bf16]>),
+    E4m3(Arc<[E4m3]>),
+    E5m2(Arc<[E5m2]>),
+    I8(Arc<[i8]>),
 }
 
 impl Tensor {
@@ -82,6 +85,9 @@ impl Tensor {
             Dtype::F32 => Storage::F32(rounded(data)),
             Dtype::F16 => Storage::F16(rounded(data)),
             Dtype::Bf16 => Storage::Bf16(rounded(data)),
+            Dtype::E4m3 => Storage::E4m3(rounded(data)),
+            Dtype::E5m2 => Storage::E5m2(rounded(data)),
+            Dtype::I8 => Storage::I8(rounded(data)),
         };
         Self { storage, dtype, shape: self.shape.clone() }
     }
@@ -94,6 +100,9 @@ impl Tensor {
             Storage::F32(values) => Data::F32(values),
             Storage::F16(values) => Data::F16(values),
             Storage::Bf16(values) => Data::Bf16(values),
+            Storage::E4m3(values) => Data::E4m3(values),
+            Storage::E5m2(values) => Data::E5m2(values),
+            Storage::I8(values) => Data::I8(values),
         }
     }
 }
@@ -110,6 +119,9 @@ fn mapped(bytes: &[u8], dtype: Dtype) -> Option<Data<'_>> {
         Dtype::F32 => bytemuck::try_cast_slice(bytes).ok().map(Data::F32),
         Dtype::F16 => bytemuck::try_cast_slice(bytes).ok().map(Data::F16),
         Dtype::Bf16 => bytemuck::try_cast_slice(bytes).ok().map(Data::Bf16),
+        Dtype::E4m3 => bytemuck::try_cast_slice(bytes).ok().map(Data::E4m3),
+        Dtype::E5m2 => bytemuck::try_cast_slice(bytes).ok().map(Data::E5m2),
+        Dtype::I8 => bytemuck::try_cast_slice(bytes).ok().map(Data::I8),
     }
 }
 
@@ -118,6 +130,9 @@ fn copied(bytes: &[u8], dtype: Dtype) -> Storage {
         Dtype::F32 => Storage::F32(bytemuck::pod_collect_to_vec(bytes).into()),
         Dtype::F16 => Storage::F16(bytemuck::pod_collect_to_vec(bytes).into()),
         Dtype::Bf16 => Storage::Bf16(bytemuck::pod_collect_to_vec(bytes).into()),
+        Dtype::E4m3 => Storage::E4m3(bytemuck::pod_collect_to_vec(bytes).into()),
+        Dtype::E5m2 => Storage::E5m2(bytemuck::pod_collect_to_vec(bytes).into()),
+        Dtype::I8 => Storage::I8(bytemuck::pod_collect_to_vec(bytes).into()),
     }
 }
 
@@ -129,5 +144,8 @@ fn rounded<T: Element>(data: Data<'_>) -> Arc<[T]> {
         Data::F32(values) => each(values),
         Data::F16(values) => each(values),
         Data::Bf16(values) => each(values),
+        Data::E4m3(values) => each(values),
+        Data::E5m2(values) => each(values),
+        Data::I8(values) => each(values),
     }
 }

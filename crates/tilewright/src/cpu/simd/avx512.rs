@@ -1,6 +1,10 @@
 //! The AVX-512 leaf: 16 lanes, 32 registers.
 
-use super::{Simd, Task};
+use super::{
+    EachColumn, Simd, Task,
+    lanes::{Interpret, Interpreted, turns_fused},
+};
+use crate::{E4m3, E5m2};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -23,6 +27,7 @@ impl Avx512 {
 /// arguments are valid by each function's own contract.
 impl Simd for Avx512 {
     type V = __m512;
+    type Mask = __mmask16;
     const LANES: usize = 16;
     const TILE_COLUMNS: usize = 4;
     const TILE_ROWS: usize = 6;
@@ -110,7 +115,108 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, rows: &[*const f32], mut each: impl FnMut(usize, __m512)) {
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_min_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_div_ps(a, b) }
+    }
+
+    #[inline(always)]
+    fn sqrt(self, a: __m512) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_sqrt_ps(a) }
+    }
+
+    #[inline(always)]
+    fn floor(self, a: __m512) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a) }
+    }
+
+    #[inline(always)]
+    fn abs(self, a: __m512) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_abs_ps(a) }
+    }
+
+    #[inline(always)]
+    fn negate(self, a: __m512) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_xor_ps(_mm512_set1_ps(-0.0), a) }
+    }
+
+    #[inline(always)]
+    fn less(self, a: __m512, b: __m512) -> __mmask16 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
+    }
+
+    #[inline(always)]
+    fn less_equal(self, a: __m512, b: __m512) -> __mmask16 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b) }
+    }
+
+    #[inline(always)]
+    fn equal(self, a: __m512, b: __m512) -> __mmask16 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) }
+    }
+
+    #[inline(always)]
+    fn all(self, value: bool) -> __mmask16 {
+        if value { 0xffff } else { 0 }
+    }
+
+    #[inline(always)]
+    fn and(self, a: __mmask16, b: __mmask16) -> __mmask16 {
+        a & b
+    }
+
+    #[inline(always)]
+    fn or(self, a: __mmask16, b: __mmask16) -> __mmask16 {
+        a | b
+    }
+
+    #[inline(always)]
+    fn not(self, a: __mmask16) -> __mmask16 {
+        !a
+    }
+
+    #[inline(always)]
+    fn bits(self, mask: __mmask16) -> u32 {
+        u32::from(mask)
+    }
+
+    #[inline(always)]
+    fn select(self, mask: __mmask16, a: __m512, b: __m512) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_mask_blend_ps(mask, b, a) }
+    }
+
+    #[inline(always)]
+    unsafe fn gather(self, table: *const f32, index: __m512) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_i32gather_ps::<4>(_mm512_cvttps_epi32(index), table) }
+    }
+
+    #[inline(always)]
+    fn turns(self, position: __m512, high: __m512, low: __m512) -> __m512 {
+        turns_fused(self, position, high, low)
+    }
+
+    #[inline(never)]
+    fn interpret(self, call: Interpret<'_, Self>) -> Interpreted<Self> {
+        self.vectorize(call)
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, rows: &[*const f32], each: impl EachColumn<__m512>) {
         assert!(rows.len() == Self::LANES, "a whole block");
         // SAFETY: see the impl.
         unsafe {
@@ -119,7 +225,7 @@ impl Simd for Avx512 {
                 *register = _mm512_loadu_ps(row);
             }
             for (i, column) in transpose_16x16(block).into_iter().enumerate() {
-                each(i, column);
+                each.column(i, column);
             }
         }
     }
@@ -160,6 +266,86 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const E4m3) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe {
+            let bytes = _mm_loadu_si128(from.cast());
+            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(bytes));
+            let halves = _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(E4M3_IN_F16)));
+            let magnitude = _mm_and_si128(bytes, _mm_set1_epi8(0x7f));
+            let number = _mm_cmpneq_epi8_mask(magnitude, _mm_set1_epi8(0x7f));
+            _mm512_mask_mul_ps(_mm512_set1_ps(f32::NAN), number, halves, _mm512_set1_ps(256.0))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_four_e4m3(self, from: *const E4m3) -> [__m512; 4] {
+        // SAFETY: see the impl.
+        unsafe {
+            // element `16 j + i` becomes byte `j` of lane `i`: words to their quarters, then bytes inside
+            let words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            let bytes = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            let quarters = _mm512_permutexvar_epi32(words, _mm512_loadu_si512(from.cast()));
+            let fours = _mm512_shuffle_epi8(quarters, _mm512_broadcast_i32x4(bytes));
+            self.split_e4m3(_mm512_castsi512_ps(fours))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_e5m2(self, from: *const E5m2) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe {
+            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
+            _mm512_cvtph_ps(_mm256_slli_epi16::<8>(wide))
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> __m512 {
+        // SAFETY: see the impl.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+
+    #[inline(always)]
+    fn split_e4m3(self, fours: __m512) -> [__m512; 4] {
+        // SAFETY: see the impl.
+        unsafe {
+            let (even, odd) = bf16_of_e4m3(_mm512_castps_si512(fours));
+            let (even, odd) = (_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd));
+            let ((first, third), (second, fourth)) = (self.split_bf16(even), self.split_bf16(odd));
+            [first, second, third, fourth]
+        }
+    }
+
+    #[inline(always)]
+    fn split_e5m2(self, fours: __m512) -> [__m512; 4] {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = _mm512_castps_si512(fours);
+            let odd = _mm512_and_si512(bits, _mm512_set1_epi16(0xff00_u16.cast_signed()));
+            let even = _mm512_castsi512_ps(_mm512_slli_epi16::<8>(bits));
+            let (first, third) = self.split_f16(even);
+            let (second, fourth) = self.split_f16(_mm512_castsi512_ps(odd));
+            [first, second, third, fourth]
+        }
+    }
+
+    #[inline(always)]
+    fn split_i8(self, fours: __m512) -> [__m512; 4] {
+        // SAFETY: see the impl.
+        unsafe {
+            let bits = _mm512_castps_si512(fours);
+            let tops = [
+                _mm512_slli_epi32::<24>(bits),
+                _mm512_slli_epi32::<16>(bits),
+                _mm512_slli_epi32::<8>(bits),
+                bits,
+            ];
+            tops.map(|top| _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(top)))
+        }
+    }
+
+    #[inline(always)]
     fn prefetch(self, from: *const u8) {
         // SAFETY: see the impl; a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
@@ -168,12 +354,66 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn vectorize<T: Task>(self, task: T) -> T::Output {
         #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma,f16c")]
+        #[inline(never)]
         fn vectorized<T: Task>(simd: Avx512, task: T) -> T::Output {
             task.run(simd)
         }
         // SAFETY: see the impl.
         unsafe { vectorized(self, task) }
     }
+}
+
+/// Sign, exponent and mantissa of an e4m3 value, moved to where f16 has them: then it is 2^8 too small.
+const E4M3_IN_F16: i16 = 0xbf80_u16.cast_signed();
+
+/// The e4m3 values of even and of odd bytes as bf16, which holds each exactly.
+///
+/// A float32 multiplication that corrects the exponent would be shorter, but takes some 150 cycles on processors that
+/// help themselves with microcode where an operand is subnormal. So the two bytes of each bf16 are looked up and
+/// shifted, 64 at a time: exponent and the sign above `60 + exponent / 2`, then the exponent's last bit and the
+/// mantissa. Subnormal values and NaN take them from tables of their own.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn bf16_of_e4m3(bytes: __m512i) -> (__m512i, __m512i) {
+    const UPPER: [u8; 16] = {
+        let mut table = [0; 16];
+        let mut at = 0;
+        while at < 16 {
+            table[at] = ((at as u8 & 8) << 4) | (60 + (at as u8 & 7));
+            at += 1;
+        }
+        table
+    };
+    // what `UPPER` has too much for the subnormal k · 2^-9, and for NaN at 15
+    const EXCESS: [u8; 16] = [60, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xc4];
+    const LOWER: [u8; 16] = [0, 0, 0x80, 0xc0, 0, 0x20, 0x40, 0x60, 0, 0, 0, 0, 0, 0, 0, 0xf0];
+    let table = |bytes: [u8; 16]| {
+        _mm512_broadcast_i32x4(_mm_set_epi64x(
+            i64::from_le_bytes([
+                bytes[8], bytes[9], bytes[10], bytes[11], bytes[12], bytes[13], bytes[14], bytes[15],
+            ]),
+            i64::from_le_bytes([
+                bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7],
+            ]),
+        ))
+    };
+    let nibble = _mm512_set1_epi8(0x0f);
+    let lower_nibble = _mm512_and_si512(bytes, nibble);
+    let upper_nibble = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), nibble);
+    // twice the magnitude less 16 wraps around for subnormals, and is above that of 448 for NaN
+    let order = _mm512_sub_epi8(_mm512_add_epi8(bytes, bytes), _mm512_set1_epi8(16));
+    let special = _mm512_cmpgt_epu8_mask(order, _mm512_set1_epi8(0xec_u8.cast_signed()));
+    let upper = _mm512_sub_epi8(
+        _mm512_shuffle_epi8(table(UPPER), upper_nibble),
+        _mm512_maskz_shuffle_epi8(special, table(EXCESS), lower_nibble),
+    );
+    let lower = _mm512_slli_epi16::<4>(lower_nibble);
+    let lower = _mm512_mask_shuffle_epi8(lower, special, table(LOWER), lower_nibble);
+    let lower_byte = _mm512_set1_epi16(0xff);
+    // 0xca: the second operand where the first has ones, the third elsewhere
+    let even = _mm512_ternarylogic_epi32::<0xca>(lower_byte, lower, _mm512_slli_epi16::<8>(upper));
+    let odd = _mm512_ternarylogic_epi32::<0xca>(lower_byte, _mm512_srli_epi16::<8>(lower), upper);
+    (even, odd)
 }
 
 /// Four rounds of interleaving: neighbours, pairs, then 128-bit quarters twice.

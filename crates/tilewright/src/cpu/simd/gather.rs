@@ -1,7 +1,9 @@
 //! Brings rows of Q, K and V from wherever they are, in whatever dtype, into dense f32 rows.
 
-use super::{Simd, tile::Matrix};
-use crate::{Element, tensor::Data};
+use super::{EachColumn, Simd, Task, tile::Matrix};
+use crate::{E4m3, E5m2, Element, tensor::Data};
+use half::{bf16, f16};
+use std::marker::PhantomData;
 
 /// Copies `width` elements from `data[offset]` on, widened to f32, to `to`.
 ///
@@ -24,6 +26,18 @@ pub(crate) unsafe fn widen<S: Simd>(simd: S, data: Data<'_>, offset: usize, to: 
             Data::Bf16(s) => {
                 let from = &s[offset..offset + width];
                 widen_with(simd, from, to, |at| simd.load_bf16(at));
+            }
+            Data::E4m3(s) => {
+                let from = &s[offset..offset + width];
+                widen_with(simd, from, to, |at| simd.load_e4m3(at));
+            }
+            Data::E5m2(s) => {
+                let from = &s[offset..offset + width];
+                widen_with(simd, from, to, |at| simd.load_e5m2(at));
+            }
+            Data::I8(s) => {
+                let from = &s[offset..offset + width];
+                widen_with(simd, from, to, |at| simd.load_i8(at));
             }
         }
     }
@@ -49,6 +63,70 @@ unsafe fn widen_with<S: Simd, T: Element>(
     }
 }
 
+/// [`widen`] of rows that begin at `offsets`, as a function of its own: see [`Simd::vectorize`].
+pub(super) struct Widen<'a> {
+    data: Data<'a>,
+    offsets: &'a [usize],
+    width: usize,
+    to: Matrix<*mut f32>,
+}
+
+impl<'a> Widen<'a> {
+    /// # Safety
+    /// `to` is writable as `[offsets.len(), width]` and overlaps nothing else in use.
+    pub(super) unsafe fn new(
+        data: Data<'a>,
+        offsets: &'a [usize],
+        width: usize,
+        to: Matrix<*mut f32>,
+    ) -> Self {
+        Self { data, offsets, width, to }
+    }
+}
+
+impl Task for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        for (row, &offset) in self.offsets.iter().enumerate() {
+            // SAFETY: promised to `new`.
+            unsafe { widen(simd, self.data, offset, self.to.at.add(row * self.to.stride), self.width) };
+        }
+    }
+}
+
+/// [`transpose_rows`] as a function of its own: see [`Simd::vectorize`].
+pub(super) struct Transpose<'a> {
+    data: Data<'a>,
+    offsets: &'a [usize],
+    width: usize,
+    to: Matrix<*mut f32>,
+}
+
+impl<'a> Transpose<'a> {
+    /// # Safety
+    /// As [`transpose_rows`].
+    pub(super) unsafe fn new(
+        data: Data<'a>,
+        offsets: &'a [usize],
+        width: usize,
+        to: Matrix<*mut f32>,
+    ) -> Self {
+        Self { data, offsets, width, to }
+    }
+}
+
+impl Task for Transpose<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        // SAFETY: promised to `new`.
+        unsafe { transpose_rows(simd, self.data, self.offsets, self.width, self.to) };
+    }
+}
+
 /// Asks for the cache lines of `width` elements from `data[offset]` on; outside the data nothing happens.
 #[inline(always)]
 pub(crate) fn prefetch<S: Simd>(simd: S, data: Data<'_>, offset: usize, width: usize) {
@@ -57,6 +135,9 @@ pub(crate) fn prefetch<S: Simd>(simd: S, data: Data<'_>, offset: usize, width: u
         Data::F32(s) => (s.as_ptr().cast::<u8>(), 4),
         Data::F16(s) => (s.as_ptr().cast(), 2),
         Data::Bf16(s) => (s.as_ptr().cast(), 2),
+        Data::E4m3(s) => (s.as_ptr().cast(), 1),
+        Data::E5m2(s) => (s.as_ptr().cast(), 1),
+        Data::I8(s) => (s.as_ptr().cast(), 1),
     };
     for byte in (0..width * size).step_by(LINE) {
         simd.prefetch(at.wrapping_add(offset * size + byte));
@@ -77,38 +158,85 @@ pub(crate) unsafe fn transpose_rows<S: Simd>(
     width: usize,
     to: Matrix<*mut f32>,
 ) {
-    // SAFETY: the caller's promise; `pairs` reads two elements at once.
+    // SAFETY: the caller's promise.
     unsafe {
         match data {
-            Data::F32(s) => blocks(simd, (s, offsets, width), 1, to, |at, value| simd.store(at, value)),
-            Data::F16(s) => blocks(simd, (s, offsets, width), 2, to, |at, pairs| {
-                let (lower, upper) = simd.split_f16(pairs);
-                simd.store(at, lower);
-                simd.store(at.wrapping_add(to.stride), upper);
-            }),
-            Data::Bf16(s) => blocks(simd, (s, offsets, width), 2, to, |at, pairs| {
-                let (lower, upper) = simd.split_bf16(pairs);
-                simd.store(at, lower);
-                simd.store(at.wrapping_add(to.stride), upper);
-            }),
+            Data::F32(s) => blocks(simd, (s, offsets, width), to),
+            Data::F16(s) => blocks(simd, (s, offsets, width), to),
+            Data::Bf16(s) => blocks(simd, (s, offsets, width), to),
+            Data::E4m3(s) => blocks(simd, (s, offsets, width), to),
+            Data::E5m2(s) => blocks(simd, (s, offsets, width), to),
+            Data::I8(s) => blocks(simd, (s, offsets, width), to),
         }
     }
 }
 
-/// Transposes whole blocks with `store`, which gets `per_lane` neighbouring elements in each lane, and what is left
-/// at the right edge one by one.
+/// Elements that are transposed as parts of 32-bit words, and taken apart afterwards.
+trait Packed: Element {
+    /// Elements of a word.
+    const PER_LANE: usize;
+
+    /// Widens the elements of each lane into as many columns, `stride` elements apart.
+    ///
+    /// # Safety
+    /// `to` points to a register's worth of writable elements at each of the `PER_LANE` places.
+    unsafe fn store<S: Simd>(simd: S, words: S::V, to: *mut f32, stride: usize);
+}
+
+macro_rules! packed {
+    ($($T:ty, $per_lane:literal, $simd:ident, $words:ident => $columns:expr);+ $(;)?) => {$(
+        impl Packed for $T {
+            const PER_LANE: usize = $per_lane;
+            #[inline(always)]
+            unsafe fn store<S: Simd>($simd: S, $words: S::V, to: *mut f32, stride: usize) {
+                let columns: [S::V; $per_lane] = $columns;
+                for (c, column) in columns.into_iter().enumerate() {
+                    // SAFETY: the caller's promise.
+                    unsafe { $simd.store(to.wrapping_add(c * stride), column) };
+                }
+            }
+        }
+    )+};
+}
+packed!(
+    f32, 1, simd, words => [words];
+    f16, 2, simd, words => simd.split_f16(words).into();
+    bf16, 2, simd, words => simd.split_bf16(words).into();
+    E4m3, 4, simd, words => simd.split_e4m3(words);
+    E5m2, 4, simd, words => simd.split_e5m2(words);
+    i8, 4, simd, words => simd.split_i8(words);
+);
+
+/// Where the columns of a block go, for [`Simd::transpose`].
+struct Columns<S, T> {
+    simd: S,
+    to: Matrix<*mut f32>,
+    elements: PhantomData<T>,
+}
+
+impl<S: Simd, T: Packed> EachColumn<S::V> for Columns<S, T> {
+    /// # Safety
+    /// `to` is writable in the columns of word `c`.
+    #[inline(always)]
+    unsafe fn column(&self, c: usize, words: S::V) {
+        let at = self.to.at.wrapping_add(c * T::PER_LANE * self.to.stride);
+        // SAFETY: the caller's promise.
+        unsafe { T::store(self.simd, words, at, self.to.stride) };
+    }
+}
+
+/// Transposes whole blocks of words, and what is left at the right edge element by element.
 ///
 /// # Safety
-/// As [`transpose_rows`]; `store` writes `per_lane` registers, `to.stride` apart.
+/// As [`transpose_rows`].
 #[inline(always)]
-unsafe fn blocks<S: Simd, T: Element>(
+unsafe fn blocks<S: Simd, T: Packed>(
     simd: S,
     (data, offsets, width): (&[T], &[usize], usize),
-    per_lane: usize,
     to: Matrix<*mut f32>,
-    store: impl Fn(*mut f32, S::V),
 ) {
-    let whole = width / (per_lane * S::LANES) * (per_lane * S::LANES);
+    let per_block = T::PER_LANE * S::LANES;
+    let whole = width / per_block * per_block;
     let mut rows = [data.as_ptr().cast::<f32>(); 16];
     for (first, group) in offsets.chunks(S::LANES).enumerate() {
         let first = first * S::LANES;
@@ -117,14 +245,12 @@ unsafe fn blocks<S: Simd, T: Element>(
             let offset = group[lane.min(group.len() - 1)];
             *row = data[offset..offset + width].as_ptr().cast();
         }
-        for column in (0..whole).step_by(per_lane * S::LANES) {
-            let at = to.at.wrapping_add(column * to.stride + first);
+        for column in (0..whole).step_by(per_block) {
+            let to = Matrix { at: to.at.wrapping_add(column * to.stride + first), ..to };
             let block = rows.map(|row| row.wrapping_byte_add(column * size_of::<T>()));
             // SAFETY: each row has `width` elements, of which a block is inside `whole`; `to` by the caller's promise.
             unsafe {
-                simd.transpose(&block[..S::LANES], |c, value| {
-                    store(at.wrapping_add(c * per_lane * to.stride), value);
-                });
+                simd.transpose(&block[..S::LANES], Columns::<S, T> { simd, to, elements: PhantomData });
             }
         }
         for (lane, &offset) in group.iter().enumerate() {

@@ -11,15 +11,21 @@ pub(crate) mod attend;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod bits;
 mod gather;
+pub(crate) mod hooks;
+mod lanes;
 pub(crate) mod matmul;
 pub(crate) mod merge;
 pub(crate) mod place;
 mod portable;
 pub(crate) mod shared;
 mod softmax;
+mod state;
 mod tile;
+mod weigh;
 
+use lanes::{Interpret, Interpreted};
 use std::fmt;
 
 /// A set of vector instructions that the CPU backend can use.
@@ -81,10 +87,22 @@ pub(crate) trait Task {
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
+/// What is done with each column of a transposed block. A trait and no closure: those are not compiled with a leaf's
+/// instructions unless they happen to be inlined.
+pub(crate) trait EachColumn<V> {
+    /// Takes column `c`.
+    ///
+    /// # Safety
+    /// As the implementation says.
+    unsafe fn column(&self, c: usize, value: V);
+}
+
 /// Vectors of f32. Memory arguments are slices of at least [`Simd::LANES`] elements.
 pub(crate) trait Simd: Copy {
     /// One register.
     type V: Copy;
+    /// A condition for each lane.
+    type Mask: Copy;
     /// f32 elements of a register.
     const LANES: usize;
     /// Registers per row of the matrix micro-kernel; with [`Simd::TILE_ROWS`] rows its accumulators, one row
@@ -113,11 +131,41 @@ pub(crate) trait Simd: Copy {
     /// Whether any lane of `a` is larger than that of `b`; NaN is not.
     fn any_above(self, a: Self::V, b: Self::V) -> bool;
     fn reduce_add(self, a: Self::V) -> f32;
-    /// Transposes a `LANES × LANES` block: calls `each(c, column c)` for every column, `rows[r][c]` in lane `r`.
+    /// `a` where it is less, otherwise `b`.
+    fn min(self, a: Self::V, b: Self::V) -> Self::V;
+    fn div(self, a: Self::V, b: Self::V) -> Self::V;
+    fn sqrt(self, a: Self::V) -> Self::V;
+    fn floor(self, a: Self::V) -> Self::V;
+    fn abs(self, a: Self::V) -> Self::V;
+    fn negate(self, a: Self::V) -> Self::V;
+    /// `a < b`, `a <= b` and `a == b` in each lane; NaN is none of them.
+    fn less(self, a: Self::V, b: Self::V) -> Self::Mask;
+    fn less_equal(self, a: Self::V, b: Self::V) -> Self::Mask;
+    fn equal(self, a: Self::V, b: Self::V) -> Self::Mask;
+    /// Every lane, or none.
+    fn all(self, value: bool) -> Self::Mask;
+    fn and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask;
+    fn or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask;
+    fn not(self, a: Self::Mask) -> Self::Mask;
+    /// Bit `i` is lane `i`.
+    fn bits(self, mask: Self::Mask) -> u32;
+    /// `a` where the mask is set, otherwise `b`.
+    fn select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V;
+    /// `table[index]` in each lane.
     ///
     /// # Safety
-    /// `rows` has `LANES` pointers to `LANES` readable elements each; they need not be aligned.
-    unsafe fn transpose(self, rows: &[*const f32], each: impl FnMut(usize, Self::V));
+    /// Every lane of `index` is a whole number and an element of the table.
+    unsafe fn gather(self, table: *const f32, index: Self::V) -> Self::V;
+    /// `position · (high + low)` less the nearest whole number, as if computed exactly; for products below 2^22.
+    fn turns(self, position: Self::V, high: Self::V, low: Self::V) -> Self::V;
+    /// Evaluates a recorded hook: not inlined, because it holds every operation.
+    fn interpret(self, call: Interpret<'_, Self>) -> Interpreted<Self>;
+    /// Transposes a `LANES × LANES` block: hands every column to `each`, `rows[r][c]` in lane `r`.
+    ///
+    /// # Safety
+    /// `rows` has `LANES` pointers to `LANES` readable elements each, which need not be aligned; `each` may be given
+    /// every column.
+    unsafe fn transpose(self, rows: &[*const f32], each: impl EachColumn<Self::V>);
     /// Widens the lower and the upper bf16 of each lane.
     fn split_bf16(self, pairs: Self::V) -> (Self::V, Self::V);
     /// Widens the lower and the upper f16 of each lane.
@@ -132,8 +180,46 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// `from` points to `LANES` readable elements.
     unsafe fn load_f16(self, from: *const half::f16) -> Self::V;
+    /// Widens `LANES` e4m3 values.
+    ///
+    /// # Safety
+    /// `from` points to `LANES` readable elements.
+    unsafe fn load_e4m3(self, from: *const crate::E4m3) -> Self::V;
+    /// Widens `4 * LANES` e4m3 values.
+    ///
+    /// # Safety
+    /// `from` points to `4 * LANES` readable elements.
+    #[inline(always)]
+    unsafe fn load_four_e4m3(self, from: *const crate::E4m3) -> [Self::V; 4] {
+        // SAFETY: the caller's promise.
+        unsafe {
+            [
+                self.load_e4m3(from),
+                self.load_e4m3(from.add(Self::LANES)),
+                self.load_e4m3(from.add(2 * Self::LANES)),
+                self.load_e4m3(from.add(3 * Self::LANES)),
+            ]
+        }
+    }
+    /// Widens `LANES` e5m2 values.
+    ///
+    /// # Safety
+    /// `from` points to `LANES` readable elements.
+    unsafe fn load_e5m2(self, from: *const crate::E5m2) -> Self::V;
+    /// Widens `LANES` 8-bit integers.
+    ///
+    /// # Safety
+    /// `from` points to `LANES` readable elements.
+    unsafe fn load_i8(self, from: *const i8) -> Self::V;
+    /// Widens the four e4m3 values of each lane, the lowest byte first.
+    fn split_e4m3(self, fours: Self::V) -> [Self::V; 4];
+    /// Widens the four e5m2 values of each lane, the lowest byte first.
+    fn split_e5m2(self, fours: Self::V) -> [Self::V; 4];
+    /// Widens the four 8-bit integers of each lane, the lowest byte first.
+    fn split_i8(self, fours: Self::V) -> [Self::V; 4];
     /// Asks for the cache line at `from`, which may be any address.
     fn prefetch(self, from: *const u8);
-    /// Runs `task` with this leaf's instructions switched on.
+    /// Runs `task` with this leaf's instructions switched on, as a function of its own: one that held all of attention would
+    /// take the compiler minutes.
     fn vectorize<T: Task>(self, task: T) -> T::Output;
 }

@@ -3,11 +3,12 @@
 
 use super::{
     Simd,
+    hooks::{Live, RowAt},
     shared::{Shared, SharedRows},
 };
 use crate::{
-    View,
-    attention::{KvSource, Plan, Request, WorkItem},
+    attention::{Inputs, KvSource, Plan, Segment, WorkItem},
+    cpu::Isa,
     kv::layout::KvStrides,
     tensor::Data,
 };
@@ -20,9 +21,13 @@ pub(crate) const ALIGN: usize = 16;
 /// One attention call, as all workers see it.
 pub(crate) struct Call<'a> {
     pub(crate) plan: &'a Plan,
-    pub(crate) q: View<'a>,
-    pub(crate) k: (View<'a>, KvStrides),
-    pub(crate) v: (View<'a>, KvStrides),
+    pub(crate) inputs: &'a Inputs<'a>,
+    /// For the hooks of the variant.
+    pub(crate) isa: Isa,
+    /// Which of them do anything.
+    pub(crate) live: Live,
+    /// Whether what a row sees has to be asked for key by key, and is kept for all rows of a tile.
+    pub(crate) by_key: bool,
     pub(crate) o: SharedRows<'a>,
     pub(crate) lse: Option<Shared<'a, f32>>,
     /// `[partial_rows, head_dim_vo]`
@@ -42,6 +47,10 @@ pub(crate) struct Layout {
     pub(super) values: usize,
     pub(super) max: usize,
     pub(super) sums: usize,
+    /// For each row, 64 bits in two elements: which keys of the KV tile it sees.
+    pub(super) seen: usize,
+    /// For each key of the KV tile, the scales of K and of V.
+    pub(super) scales: usize,
     /// Elements in all.
     pub(crate) len: usize,
 }
@@ -62,7 +71,9 @@ impl Layout {
         let values = take(KV_TOKENS * vo_padded);
         let max = take(rows);
         let sums = take(rows * ALIGN);
-        Self { vo: vo_padded, o, logits, keys, values, max, sums, len }
+        let seen = take(2 * rows);
+        let scales = take(2 * KV_TOKENS);
+        Self { vo: vo_padded, o, logits, keys, values, max, sums, seen, scales, len }
     }
 }
 
@@ -71,7 +82,7 @@ impl Layout {
 pub(super) struct Place<'a> {
     pub(super) call: &'a Call<'a>,
     pub(super) item: &'a WorkItem,
-    pub(super) request: &'a Request,
+    pub(super) segment: &'a Segment,
     pub(super) layout: Layout,
     /// Query rows, ordered `[KV head, token, head of the group]`.
     pub(super) rows: usize,
@@ -93,30 +104,55 @@ impl Place<'_> {
         self.item.qo.len() * self.call.plan.problem.heads().group()
     }
 
-    /// Whether a KV head's rows are one strip, and its values whole registers: then nobody reads them a second time.
+    /// Whether a KV head's rows are one strip, its values whole registers and no hook changes them: then nobody reads them
+    /// a second time.
     #[inline(always)]
     pub(super) fn reads_values_once<S: Simd>(&self) -> bool {
-        self.rows_per_head() <= S::TILE_ROWS && self.call.plan.problem.head_dim().vo.is_multiple_of(S::LANES)
+        self.rows_per_head() <= S::TILE_ROWS
+            && self.call.plan.problem.head_dim().vo.is_multiple_of(S::LANES)
+            && !self.call.live.value
     }
 
-    /// The factor from `q · k` to logits in base 2.
+    /// The factor from what the softmax gets to logits in base 2: a logits hook has applied the problem's scale.
     #[inline(always)]
     pub(super) fn scale(&self) -> f32 {
-        self.call.plan.problem.scale() * std::f32::consts::LOG2_E
+        let scale = if self.call.live.logits { 1.0 } else { self.call.plan.problem.scale() };
+        scale * std::f32::consts::LOG2_E
     }
 
-    /// How many of `tokens` keys from `start` on row `r` sees.
+    /// What a variant's hooks know of row `r`.
     #[inline(always)]
-    pub(super) fn visible(&self, r: usize, start: usize, tokens: usize) -> usize {
-        let seen = self.request.visible(&self.call.plan.problem, self.row(r).0);
-        seen.saturating_sub(start).min(tokens)
+    pub(super) fn row_at(&self, r: usize) -> RowAt {
+        let (token, head) = self.row(r);
+        let row = self.call.plan.requests.row(self.segment, token);
+        RowAt {
+            request: row.request,
+            qo: row.position,
+            qo_head: head as u32,
+            kv_head: (head / self.call.plan.problem.heads().group()) as u32,
+        }
+    }
+
+    /// Which of `tokens` keys from `start` on row `r` sees, as bits, before the variant's mask.
+    #[inline(always)]
+    pub(super) fn seen(&self, r: usize, (start, tokens): (usize, usize)) -> u64 {
+        let plan = self.call.plan;
+        plan.requests.seen(plan.problem.mask(), self.segment, self.row(r).0, (start, tokens))
+    }
+
+    /// The positions of the keys of the KV tile at `start`; NaN beyond its `tokens`, where nothing may be stored.
+    pub(super) fn key_positions(&self, start: usize, tokens: usize) -> [f32; KV_TOKENS] {
+        let requests = &self.call.plan.requests;
+        let known = |at| requests.key_position(self.segment, start + at) as f32;
+        let position = |at| if at < tokens { known(at) } else { f32::NAN };
+        std::array::from_fn(position)
     }
 
     /// K and V from the item's KV head `head` on.
     #[inline(always)]
     pub(super) fn heads_from(&self, head: usize) -> (Data<'_>, Data<'_>) {
         let head = self.item.kv_heads.start as usize + head;
-        let ((k, k_strides), (v, v_strides)) = (self.call.k, self.call.v);
+        let ((k, k_strides), (v, v_strides)) = (self.call.inputs.k, self.call.inputs.v);
         (k.data().skip(head * k_strides.head), v.data().skip(head * v_strides.head))
     }
 
@@ -124,16 +160,22 @@ impl Place<'_> {
     #[inline(always)]
     pub(super) fn locate(&self, start: usize, end: usize) -> Located {
         let tokens = KV_TOKENS.min(end.saturating_sub(start));
-        let mut located = Located { k: [0; KV_TOKENS], v: [0; KV_TOKENS], tokens };
-        let ((_, k), (_, v)) = (self.call.k, self.call.v);
-        let offset =
-            |strides: KvStrides, page: usize, slot: usize| page * strides.page + slot * strides.token;
+        let none = [0; KV_TOKENS];
+        let mut located = Located { k: none, v: none, pe: none, page: [0; KV_TOKENS], tokens };
+        let (k, v, pe) = (self.call.inputs.k.1, self.call.inputs.v.1, self.call.inputs.k_pe.map(|pe| pe.1));
+        let mut put = |token: usize, page: usize, slot: usize| {
+            let offset = |strides: KvStrides| page * strides.page + slot * strides.token;
+            (located.k[token], located.v[token]) = (offset(k), offset(v));
+            if let Some(pe) = pe {
+                located.pe[token] = offset(pe);
+            }
+            located.page[token] = page as u32;
+        };
         match &self.call.plan.requests.source {
             KvSource::Paged { indices, page_size, .. } => {
-                let (mut entry, mut slot) = (self.request.kv_start + start / page_size, start % page_size);
+                let (mut entry, mut slot) = (self.segment.kv_start + start / page_size, start % page_size);
                 for token in 0..tokens {
-                    let page = indices[entry] as usize;
-                    (located.k[token], located.v[token]) = (offset(k, page, slot), offset(v, page, slot));
+                    put(token, indices[entry] as usize, slot);
                     slot += 1;
                     if slot == *page_size {
                         (entry, slot) = (entry + 1, 0);
@@ -141,19 +183,26 @@ impl Place<'_> {
                 }
             }
             KvSource::Ragged { .. } => {
-                for token in 0..tokens {
-                    let at = self.request.kv_start + start + token;
-                    (located.k[token], located.v[token]) = (offset(k, 0, at), offset(v, 0, at));
-                }
+                (0..tokens).for_each(|token| put(token, 0, self.segment.kv_start + start + token));
+            }
+            KvSource::Blocks { .. } => {
+                let requests = &self.call.plan.requests;
+                (0..tokens)
+                    .for_each(|token| put(token, 0, requests.key_position(self.segment, start + token)));
             }
         }
         located
     }
 }
 
-/// Offsets of a KV tile's rows in K and V, of KV head 0.
+/// A KV tile's rows in K and V.
 pub(super) struct Located {
+    /// Offsets, of KV head 0.
     pub(super) k: [usize; KV_TOKENS],
     pub(super) v: [usize; KV_TOKENS],
+    /// Offsets of the second part of keys that come in two tensors.
+    pub(super) pe: [usize; KV_TOKENS],
+    /// Pages of a paged cache.
+    pub(super) page: [u32; KV_TOKENS],
     pub(super) tokens: usize,
 }

@@ -1,6 +1,10 @@
 //! The portable leaf: 4 lanes as an array, which every compiler target turns into what it has.
 
-use super::{Simd, Task};
+use super::{
+    EachColumn, Simd, Task,
+    lanes::{Interpret, Interpreted},
+};
+use crate::{E4m3, E5m2, attention::variant::elementary::turns_in_f64};
 use half::{bf16, f16};
 
 /// Needs no proof.
@@ -14,9 +18,16 @@ fn lanewise(f: impl Fn(usize) -> f32) -> [f32; LANES] {
     std::array::from_fn(f)
 }
 
+/// Byte `c` of each lane through `widen`, for each `c`.
+#[inline(always)]
+fn bytes(fours: [f32; LANES], widen: impl Fn(u8) -> f32) -> [[f32; LANES]; 4] {
+    std::array::from_fn(|c| lanewise(|i| widen(fours[i].to_bits().to_le_bytes()[c])))
+}
+
 /// SAFETY: of every block in this file: memory arguments are valid by each function's own contract.
 impl Simd for Portable {
     type V = [f32; LANES];
+    type Mask = [bool; LANES];
     const LANES: usize = LANES;
     const TILE_COLUMNS: usize = 2;
     const TILE_ROWS: usize = 4;
@@ -95,10 +106,102 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, rows: &[*const f32], mut each: impl FnMut(usize, Self::V)) {
+    fn min(self, a: Self::V, b: Self::V) -> Self::V {
+        lanewise(|i| if a[i] < b[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    fn div(self, a: Self::V, b: Self::V) -> Self::V {
+        lanewise(|i| a[i] / b[i])
+    }
+
+    #[inline(always)]
+    fn sqrt(self, a: Self::V) -> Self::V {
+        lanewise(|i| a[i].sqrt())
+    }
+
+    #[inline(always)]
+    fn floor(self, a: Self::V) -> Self::V {
+        lanewise(|i| a[i].floor())
+    }
+
+    #[inline(always)]
+    fn abs(self, a: Self::V) -> Self::V {
+        lanewise(|i| a[i].abs())
+    }
+
+    #[inline(always)]
+    fn negate(self, a: Self::V) -> Self::V {
+        lanewise(|i| -a[i])
+    }
+
+    #[inline(always)]
+    fn less(self, a: Self::V, b: Self::V) -> Self::Mask {
+        std::array::from_fn(|i| a[i] < b[i])
+    }
+
+    #[inline(always)]
+    fn less_equal(self, a: Self::V, b: Self::V) -> Self::Mask {
+        std::array::from_fn(|i| a[i] <= b[i])
+    }
+
+    #[inline(always)]
+    fn equal(self, a: Self::V, b: Self::V) -> Self::Mask {
+        std::array::from_fn(|i| a[i] == b[i])
+    }
+
+    #[inline(always)]
+    fn all(self, value: bool) -> Self::Mask {
+        [value; LANES]
+    }
+
+    #[inline(always)]
+    fn and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask {
+        std::array::from_fn(|i| a[i] & b[i])
+    }
+
+    #[inline(always)]
+    fn or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+
+    #[inline(always)]
+    fn not(self, a: Self::Mask) -> Self::Mask {
+        a.map(|lane| !lane)
+    }
+
+    #[inline(always)]
+    fn bits(self, mask: Self::Mask) -> u32 {
+        (0..LANES).fold(0, |bits, i| bits | u32::from(mask[i]) << i)
+    }
+
+    #[inline(always)]
+    fn select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V {
+        lanewise(|i| if mask[i] { a[i] } else { b[i] })
+    }
+
+    #[inline(always)]
+    unsafe fn gather(self, table: *const f32, index: Self::V) -> Self::V {
+        // SAFETY: see the impl.
+        lanewise(|i| unsafe { *table.add(index[i] as usize) })
+    }
+
+    #[inline(always)]
+    fn turns(self, position: Self::V, high: Self::V, low: Self::V) -> Self::V {
+        // multiply-add rounds twice here, so that a product has no remainder to recover
+        lanewise(|i| turns_in_f64(position[i], high[i], low[i]))
+    }
+
+    #[inline(never)]
+    fn interpret(self, call: Interpret<'_, Self>) -> Interpreted<Self> {
+        self.vectorize(call)
+    }
+
+    #[inline(always)]
+    unsafe fn transpose(self, rows: &[*const f32], each: impl EachColumn<Self::V>) {
         for column in 0..LANES {
             // SAFETY: see the impl.
-            each(column, lanewise(|row| unsafe { rows[row].add(column).read_unaligned() }));
+            unsafe { each.column(column, lanewise(|row| rows[row].add(column).read_unaligned())) };
         }
     }
 
@@ -127,10 +230,47 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_e4m3(self, from: *const E4m3) -> Self::V {
+        // SAFETY: see the impl.
+        lanewise(|i| unsafe { *from.add(i) }.to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_e5m2(self, from: *const E5m2) -> Self::V {
+        // SAFETY: see the impl.
+        lanewise(|i| unsafe { *from.add(i) }.to_f32())
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Self::V {
+        // SAFETY: see the impl.
+        lanewise(|i| f32::from(unsafe { *from.add(i) }))
+    }
+
+    #[inline(always)]
+    fn split_e4m3(self, fours: Self::V) -> [Self::V; 4] {
+        bytes(fours, |byte| E4m3::from_bits(byte).to_f32())
+    }
+
+    #[inline(always)]
+    fn split_e5m2(self, fours: Self::V) -> [Self::V; 4] {
+        bytes(fours, |byte| E5m2::from_bits(byte).to_f32())
+    }
+
+    #[inline(always)]
+    fn split_i8(self, fours: Self::V) -> [Self::V; 4] {
+        bytes(fours, |byte| f32::from(byte.cast_signed()))
+    }
+
+    #[inline(always)]
     fn prefetch(self, _: *const u8) {}
 
     #[inline(always)]
     fn vectorize<T: Task>(self, task: T) -> T::Output {
-        task.run(self)
+        #[inline(never)]
+        fn vectorized<T: Task>(simd: Portable, task: T) -> T::Output {
+            task.run(simd)
+        }
+        vectorized(self, task)
     }
 }

@@ -1,6 +1,6 @@
 //! Output memory that several threads fill, each its own part.
 
-use crate::{Element, ViewMut, tensor::DataMut};
+use crate::{E4m3, E5m2, Element, ViewMut, tensor::DataMut};
 use half::{bf16, f16};
 use std::marker::PhantomData;
 
@@ -53,6 +53,9 @@ enum SharedData<'a> {
     F32(Shared<'a, f32>),
     F16(Shared<'a, f16>),
     Bf16(Shared<'a, bf16>),
+    E4m3(Shared<'a, E4m3>),
+    E5m2(Shared<'a, E5m2>),
+    I8(Shared<'a, i8>),
 }
 
 impl<'a> SharedRows<'a> {
@@ -63,6 +66,9 @@ impl<'a> SharedRows<'a> {
             DataMut::F32(s) => SharedData::F32(Shared::new(s)),
             DataMut::F16(s) => SharedData::F16(Shared::new(s)),
             DataMut::Bf16(s) => SharedData::Bf16(Shared::new(s)),
+            DataMut::E4m3(s) => SharedData::E4m3(Shared::new(s)),
+            DataMut::E5m2(s) => SharedData::E5m2(Shared::new(s)),
+            DataMut::I8(s) => SharedData::I8(Shared::new(s)),
         };
         Self { data, row, head }
     }
@@ -80,6 +86,9 @@ impl<'a> SharedRows<'a> {
                 SharedData::F32(s) => s.part(start, values.len()).copy_from_slice(values),
                 SharedData::F16(s) => round_into(s.part(start, values.len()), values),
                 SharedData::Bf16(s) => round_into(s.part(start, values.len()), values),
+                SharedData::E4m3(s) => round_into(s.part(start, values.len()), values),
+                SharedData::E5m2(s) => round_into(s.part(start, values.len()), values),
+                SharedData::I8(s) => round_into(s.part(start, values.len()), values),
             }
         }
     }

@@ -1,29 +1,13 @@
 //! One step of the online softmax: a row of logits becomes weights, and the running maximum moves on.
 
 use super::Simd;
-
-/// What a row has seen: `sum = Σ 2^((logit - max) · scale)`. The maximum is that of the logits before scaling, so that
-/// its own weight is exactly 1, however large it is: `logit · scale - max · scale` in one rounding would leave the
-/// rounding error of `max · scale`, which is no small number where logits are huge.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Seen {
-    pub(crate) max: f32,
-    pub(crate) sum: f32,
-}
-
-impl Seen {
-    /// `log2 Σ 2^(logit · scale)`, -inf when nothing was seen.
-    pub(crate) fn lse(&self, scale: f32) -> f32 {
-        if self.sum == 0.0 { f32::NEG_INFINITY } else { self.max * scale + self.sum.log2() }
-    }
-
-    /// What the weighted values are multiplied with in the end: `1 / sum`, 0 when nothing was seen.
-    pub(crate) fn normalizer(&self) -> f32 {
-        if self.sum == 0.0 { 0.0 } else { self.sum.recip() }
-    }
-}
+use crate::attention::ones;
 
 /// A row on its way: its logits, its maximum, and a register of sums that are added up only in the end.
+///
+/// The maximum is that of the logits before scaling, so that its own weight is exactly 1, however large it is:
+/// `logit · scale - max · scale` in one rounding would leave the rounding error of `max · scale`, which is no small number
+/// where logits are huge.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) logits: *mut f32,
@@ -32,14 +16,57 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// What was seen in all.
+    /// The maximum and `Σ 2^((logit - max) · scale)` of all that was seen.
     ///
     /// # Safety
     /// `max` points to an element and `sums` to a register's worth of them.
     #[inline(always)]
-    pub(crate) unsafe fn seen<S: Simd>(&self, simd: S) -> Seen {
+    pub(crate) unsafe fn seen<S: Simd>(&self, simd: S) -> (f32, f32) {
         // SAFETY: the caller's promise.
-        unsafe { Seen { max: *self.max, sum: simd.reduce_add(simd.load(self.sums)) } }
+        unsafe { (*self.max, simd.reduce_add(simd.load(self.sums))) }
+    }
+
+    /// Multiplies each of `width` logits by its own factor.
+    ///
+    /// # Safety
+    /// As [`Row::step`]; `factors` points to `width` elements.
+    #[inline(always)]
+    pub(crate) unsafe fn multiply<S: Simd>(&self, simd: S, width: usize, factors: *const f32) {
+        for at in (0..width).step_by(S::LANES) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let product = simd.mul(simd.load(self.logits.add(at)), simd.load(factors.add(at)));
+                simd.store(self.logits.add(at), product);
+            }
+        }
+    }
+
+    /// Multiplies `width` logits by `factor`.
+    ///
+    /// # Safety
+    /// As [`Row::step`].
+    #[inline(always)]
+    pub(crate) unsafe fn scale<S: Simd>(&self, simd: S, width: usize, factor: f32) {
+        for at in (0..width).step_by(S::LANES) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                simd.store(self.logits.add(at), simd.mul(simd.load(self.logits.add(at)), simd.splat(factor)));
+            };
+        }
+    }
+
+    /// Puts `value` in the place of those of `width` logits whose bit in `seen` is 0.
+    ///
+    /// # Safety
+    /// As [`Row::step`].
+    #[inline(always)]
+    pub(crate) unsafe fn hide(&self, seen: u64, width: usize, value: f32) {
+        let mut hidden = !seen & ones(width);
+        while hidden != 0 {
+            // SAFETY: the bit is below `width`.
+            unsafe { *self.logits.add(hidden.trailing_zeros() as usize) = value };
+            hidden &= hidden - 1;
+        }
     }
 
     /// Turns `width` logits (a multiple of the lanes; unseen ones are -inf) into weights

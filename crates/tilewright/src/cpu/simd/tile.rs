@@ -8,7 +8,8 @@
 //! Each element of C is one chain of multiply-adds over ascending `k`, whatever strip or column block it falls
 //! in: that is why attention gives the same bits for a row alone and among others.
 
-use super::Simd;
+use super::{Simd, Task};
+use crate::{E4m3, E5m2};
 use half::{bf16, f16};
 
 /// A row-major matrix in memory: its first element and the distance between rows.
@@ -19,19 +20,32 @@ pub(crate) struct Matrix<P> {
 }
 
 /// The right side of a product: rows that are read register by register.
-pub(crate) trait Right<S: Simd>: Copy {
+pub(crate) trait Right: Copy {
     /// Elements `column..column + LANES` of row `k`.
     ///
     /// # Safety
     /// The elements are there.
-    unsafe fn load(self, simd: S, k: usize, column: usize) -> S::V;
+    unsafe fn load<S: Simd>(self, simd: S, k: usize, column: usize) -> S::V;
+    /// `N` registers of row `k` from `column` on.
+    ///
+    /// # Safety
+    /// The elements are there.
+    #[inline(always)]
+    unsafe fn load_row<S: Simd, const N: usize>(self, simd: S, k: usize, column: usize) -> [S::V; N] {
+        let mut row = [simd.splat(0.0); N];
+        for (v, register) in row.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *register = unsafe { self.load(simd, k, column + v * S::LANES) };
+        }
+        row
+    }
     /// The same without the first `rows` rows.
     fn skip(self, rows: usize) -> Self;
 }
 
-impl<S: Simd> Right<S> for Matrix<*const f32> {
+impl Right for Matrix<*const f32> {
     #[inline(always)]
-    unsafe fn load(self, simd: S, k: usize, column: usize) -> S::V {
+    unsafe fn load<S: Simd>(self, simd: S, k: usize, column: usize) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { simd.load(self.at.add(k * self.stride + column)) }
     }
@@ -64,13 +78,31 @@ impl<T> Clone for Rows<'_, T> {
 impl<T> Copy for Rows<'_, T> {}
 
 macro_rules! right_of_rows {
-    ($($T:ty, $load:ident);+) => {$(
-        impl<S: Simd> Right<S> for Rows<'_, $T> {
+    ($($T:ty, $load:ident $(, $load_four:ident)?);+) => {$(
+        impl Right for Rows<'_, $T> {
             #[inline(always)]
-            unsafe fn load(self, simd: S, k: usize, column: usize) -> S::V {
+            unsafe fn load<S: Simd>(self, simd: S, k: usize, column: usize) -> S::V {
                 // SAFETY: the caller's promise.
                 unsafe { simd.$load(self.data.as_ptr().add(*self.offsets.get_unchecked(k) + column)) }
             }
+            $(
+                #[inline(always)]
+                unsafe fn load_row<S: Simd, const N: usize>(self, simd: S, k: usize, column: usize) -> [S::V; N] {
+                    let mut row = [simd.splat(0.0); N];
+                    // SAFETY: the caller's promise.
+                    unsafe {
+                        let at = self.data.as_ptr().add(*self.offsets.get_unchecked(k) + column);
+                        if N == 4 {
+                            row.copy_from_slice(&simd.$load_four(at));
+                        } else {
+                            for (v, register) in row.iter_mut().enumerate() {
+                                *register = simd.$load(at.add(v * S::LANES));
+                            }
+                        }
+                    }
+                    row
+                }
+            )?
             #[inline(always)]
             fn skip(self, rows: usize) -> Self {
                 Self { offsets: &self.offsets[rows..], ..self }
@@ -78,7 +110,41 @@ macro_rules! right_of_rows {
         }
     )+};
 }
-right_of_rows!(f32, load; f16, load_f16; bf16, load_bf16);
+right_of_rows!(f32, load; f16, load_f16; bf16, load_bf16; E4m3, load_e4m3, load_four_e4m3; E5m2, load_e5m2; i8, load_i8);
+
+/// `c += a · b` as a function of its own: see [`Simd::vectorize`].
+pub(super) struct Product<B> {
+    /// Rows, width, depth.
+    pub(super) shape: (usize, usize, usize),
+    pub(super) a: Matrix<*const f32>,
+    pub(super) b: B,
+    pub(super) c: Matrix<*mut f32>,
+}
+
+impl<B: Right> Product<B> {
+    /// Does it.
+    ///
+    /// # Safety
+    /// As [`multiply_add`].
+    #[inline(always)]
+    pub(super) unsafe fn run<S: Simd>(self, simd: S) {
+        simd.vectorize(Promised(self));
+    }
+}
+
+/// A product whose caller has made its promise.
+struct Promised<B>(Product<B>);
+
+impl<B: Right> Task for Promised<B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let Product { shape, a, b, c } = self.0;
+        // SAFETY: promised to the one function that makes a `Promised`.
+        unsafe { multiply_add(simd, shape, a, b, c) };
+    }
+}
 
 /// `c += a · b`.
 ///
@@ -86,7 +152,7 @@ right_of_rows!(f32, load; f16, load_f16; bf16, load_bf16);
 /// With `width` rounded up to whole registers: `a` is readable as `[rows, depth]`, `b` as `[depth, width]`, `c`
 /// readable and writable as `[rows, width]`, and `c` overlaps neither; `rows <= 6`.
 #[inline(always)]
-pub(crate) unsafe fn multiply_add<S: Simd, B: Right<S>>(
+pub(crate) unsafe fn multiply_add<S: Simd, B: Right>(
     simd: S,
     (rows, width, depth): (usize, usize, usize),
     a: Matrix<*const f32>,
@@ -111,7 +177,7 @@ pub(crate) unsafe fn multiply_add<S: Simd, B: Right<S>>(
 /// # Safety
 /// As [`multiply_add`].
 #[inline(always)]
-unsafe fn strip<S: Simd, B: Right<S>, const ROWS: usize>(
+unsafe fn strip<S: Simd, B: Right, const ROWS: usize>(
     simd: S,
     (width, depth): (usize, usize),
     a: Matrix<*const f32>,
@@ -141,7 +207,7 @@ unsafe fn strip<S: Simd, B: Right<S>, const ROWS: usize>(
 /// # Safety
 /// As [`multiply_add`], for `ROWS` rows and `COLUMNS` registers from column `first` of `b` on.
 #[inline(always)]
-unsafe fn block<S: Simd, B: Right<S>, const ROWS: usize, const COLUMNS: usize>(
+unsafe fn block<S: Simd, B: Right, const ROWS: usize, const COLUMNS: usize>(
     simd: S,
     depth: usize,
     a: Matrix<*const f32>,
@@ -157,10 +223,7 @@ unsafe fn block<S: Simd, B: Right<S>, const ROWS: usize, const COLUMNS: usize>(
             }
         }
         for k in 0..depth {
-            let mut right = [simd.splat(0.0); COLUMNS];
-            for (v, register) in right.iter_mut().enumerate() {
-                *register = b.load(simd, k, first + v * S::LANES);
-            }
+            let right: [S::V; COLUMNS] = b.load_row(simd, k, first);
             for (r, row) in sum.iter_mut().enumerate() {
                 let left = simd.splat(*a.at.add(r * a.stride + k));
                 for (register, right) in row.iter_mut().zip(right) {

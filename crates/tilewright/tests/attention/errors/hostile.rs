@@ -13,14 +13,14 @@ use tilewright::{
     tensor::MAX_RANK,
 };
 
-const CALLS: usize = 20_000;
-const NUMBERS: [i64; 14] =
+pub(super) const CALLS: usize = 20_000;
+pub(super) const NUMBERS: [i64; 14] =
     [0, 0, 1, 1, 2, 3, 5, 16, -1, i64::MIN, i64::MAX, 1 << 31, i32::MAX as i64, i32::MIN as i64];
 const STRIDES: [usize; 10] = [0, 1, 1, 2, 4, 8, usize::MAX, usize::MAX / 2, 1 << 62, 1 << 63];
 const MEMORY: usize = 64;
 
 /// Mostly growing numbers, as an indptr, sometimes anything.
-fn indptr(generator: &mut Generator, len: usize) -> Vec<i64> {
+pub(super) fn indptr(generator: &mut Generator, len: usize) -> Vec<i64> {
     let mut at = 0;
     let mut next = || {
         let here = at;

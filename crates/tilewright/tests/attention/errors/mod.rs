@@ -1,10 +1,17 @@
 //! Every refusal, word for word: operator, argument, value, what was expected. And no panic on any input.
 
+mod blocks;
 mod hostile;
+mod hostile_batches;
+mod latent;
+mod levels;
+mod masks;
 mod operators;
 mod plan;
 mod run;
+mod shards;
 mod tensor;
+mod variants;
 
 use std::fmt::Debug;
 

@@ -89,8 +89,14 @@ fn appends_to_places_that_do_not_exist() {
     Appending::refuses(|call| call.k_cache.1[0] = 4, &format!("page = 4 {pages}"));
     Appending::refuses(|call| call.v_cache.1[0] = 4, &format!("page = 4 {pages}"));
     Appending::refuses(|call| call.positions = &[3], "positions has shape [1], expected [num_tokens] = [2]");
-    Appending::refuses(|call| call.batch_indices = &[1, 2], "token 1: batch_index = 2 is not in 0..2");
-    Appending::refuses(|call| call.batch_indices = &[-1, 1], "token 0: batch_index = -1 is not in 0..2");
+    Appending::refuses(
+        |call| call.batch_indices = &[1, 2],
+        "token 1: batch_index = 2 is not in 0..2, nor -1 to skip the token",
+    );
+    Appending::refuses(
+        |call| call.batch_indices = &[-2, 1],
+        "token 0: batch_index = -2 is not in 0..2, nor -1 to skip the token",
+    );
     Appending::refuses(|call| call.positions = &[3, 5], "token 1: position = 5 is not in 0..5 of request 1");
     Appending::refuses(
         |call| call.positions = &[-2, 4],

@@ -66,7 +66,7 @@ fn plan_with(batch: &Batch<'_>, split: Split) -> Result<Plan> {
 }
 
 #[track_caller]
-fn plan_refuses(batch: &Batch<'_>, text: &str) {
+pub(super) fn plan_refuses(batch: &Batch<'_>, text: &str) {
     refused(plan_with(batch, Split::Balanced), &format!("attention.plan: {text}"));
 }
 
@@ -154,7 +154,7 @@ fn splits_that_divide_into_nothing_or_into_too_much() {
     let items = "work items, the most is 16777216: fewer query rows or longer pieces are needed";
     refuses(ONE, 1, i32::MAX, &format!("33554432 {items}"));
     refuses(Heads { qo: 65536, kv: 65536 }, i32::MAX, 1, &format!("366503919616 {items}"));
-    let rows = "4296015872 partial rows, the most is 4294967295: longer pieces are needed";
+    let rows = "4296015872 partial rows, the most is 4294967295: longer pieces or fewer levels are needed";
     refuses(Heads { qo: 65536, kv: 1 }, 1, 65552 * 64, rows);
 }
 

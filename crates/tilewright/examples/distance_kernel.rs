@@ -1,0 +1,47 @@
+//! A variant of one's own: logits times a kernel of the distance, with a learned range for each head.
+//!
+//! `s'[j] = s[j] · e^(-|j - p| / range[h])` for the query at position `p` and the key at `j`.
+
+use tilewright::{
+    Attention, Batch, Cpu, HeadDim, Heads, KvCache, Output, Problem, Result, View, ViewMut, Workspace,
+    attention::variant::{At, Number, Properties, Reads, Variant},
+};
+
+#[derive(Debug)]
+struct DistanceKernel {
+    ranges: Vec<f32>,
+}
+
+impl Variant for DistanceKernel {
+    fn name(&self) -> &str {
+        "distance_kernel"
+    }
+
+    fn properties(&self) -> Properties {
+        Properties::NONE.reading(Reads::QO | Reads::KV | Reads::QO_HEAD | Reads::TABLES)
+    }
+
+    #[inline(always)]
+    fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
+        let range = at.read("ranges", &self.ranges, at.qo_head());
+        logit * (-(at.kv() - at.qo()).abs() / range).exp()
+    }
+}
+
+fn main() -> Result<()> {
+    let (heads, dim) = (Heads { qo: 2, kv: 1 }, 64);
+    let problem = Problem::builder(heads, HeadDim::same(dim)).build()?;
+    let attention = Attention::with_variant(problem, DistanceKernel { ranges: vec![2.0, 50.0] }, Cpu::new())?;
+
+    // one request: 3 queries behind 5 cached tokens
+    let plan = attention.plan(&Batch::ragged(&[0, 3], &[0, 8]))?;
+    let mut workspace = Workspace::for_plan(&plan);
+    let q: Vec<f32> = (0..3 * 2 * dim).map(|i| (i as f32 * 0.37).sin()).collect();
+    let kv: Vec<f32> = (0..8 * dim).map(|i| (i as f32 * 0.11).cos()).collect();
+    let mut o = vec![0.0; q.len()];
+    let cache = KvCache { k: View::new(&kv, &[8, 1, dim])?, v: View::new(&kv, &[8, 1, dim])? };
+    let out = Output { o: ViewMut::new(&mut o, &[3, 2, dim])?, lse: None, workspace: &mut workspace };
+    attention.run(&plan, View::new(&q, &[3, 2, dim])?, cache, out)?;
+    println!("{:?}", &o[..4]);
+    Ok(())
+}

@@ -1,0 +1,44 @@
+//! Sigmoid attention, `o = Σ_j sigmoid(s[j] + bias) · v[j]`, written by hand as a user would: no softmax, no LSE.
+
+use tilewright::{
+    Attention, Batch, Cpu, HeadDim, Heads, KvCache, Output, Problem, Result, View, ViewMut, Workspace,
+    attention::variant::{At, Number, Properties, Variant},
+};
+
+#[derive(Debug)]
+struct FlashSigmoid {
+    bias: f32,
+}
+
+impl Variant for FlashSigmoid {
+    fn name(&self) -> &str {
+        "flash_sigmoid"
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { softmax: false, ..Properties::NONE }
+    }
+
+    #[inline(always)]
+    fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
+        (logit + at.scalar("bias", self.bias)).sigmoid()
+    }
+}
+
+fn main() -> Result<()> {
+    let (heads, dim) = (Heads { qo: 2, kv: 1 }, 64);
+    let problem = Problem::builder(heads, HeadDim::same(dim)).build()?;
+    let attention = Attention::with_variant(problem, FlashSigmoid { bias: -(8f32.ln()) }, Cpu::new())?;
+
+    // one request: 3 queries behind 5 cached tokens
+    let plan = attention.plan(&Batch::ragged(&[0, 3], &[0, 8]))?;
+    let mut workspace = Workspace::for_plan(&plan);
+    let q: Vec<f32> = (0..3 * 2 * dim).map(|i| (i as f32 * 0.37).sin()).collect();
+    let kv: Vec<f32> = (0..8 * dim).map(|i| (i as f32 * 0.11).cos()).collect();
+    let mut o = vec![0.0; q.len()];
+    let cache = KvCache { k: View::new(&kv, &[8, 1, dim])?, v: View::new(&kv, &[8, 1, dim])? };
+    let out = Output { o: ViewMut::new(&mut o, &[3, 2, dim])?, lse: None, workspace: &mut workspace };
+    attention.run(&plan, View::new(&q, &[3, 2, dim])?, cache, out)?;
+    println!("{:?}", &o[..4]);
+    Ok(())
+}

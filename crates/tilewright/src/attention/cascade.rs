@@ -1,0 +1,250 @@
+//! Cascade: keys that several requests share become segments of their own, read once for all of them.
+//!
+//! ```text
+//! requests   0   1   2   3        level 0: one group, the system prompt of all four
+//! level 0    [ 0 1 2 3    ]       level 1: two groups, each with a document of its own
+//! level 1    [ 0 1 ][ 2 3 ]       own:     each request's private keys
+//! own        [0][1][2][3]         a row merges the states of its three segments
+//! ```
+
+use super::{
+    batch::Level,
+    requests::{KvSource, Requests, Segment},
+    schedule::Tiling,
+};
+use crate::{Error, Result};
+use std::{fmt, ops::Range};
+
+impl Requests {
+    /// Puts the segments of given levels before the requests' own; returns how many keys each request has in all.
+    pub(super) fn add_levels(&mut self, operator: &'static str, levels: &[Level<'_>]) -> Result<Vec<usize>> {
+        // of each request, how many keys the levels so far give it
+        let mut bases = vec![0_usize; self.segments.len()];
+        let mut shared = Vec::new();
+        for (l, level) in levels.iter().enumerate() {
+            let segments = self.add_level(operator, level, &mut bases);
+            let text = |error: Error| Error::new(operator, format!("level {l}: {}", error.message()));
+            shared.extend(segments.map_err(text)?);
+        }
+        for (own, base) in self.segments.iter_mut().zip(&bases) {
+            (own.base, own.shared) = (*base, *base > 0);
+        }
+        let kv_lens = self.segments.iter().map(|own| own.base.saturating_add(own.kv_len)).collect();
+        shared.append(&mut self.segments);
+        self.segments = shared;
+        Ok(kv_lens)
+    }
+
+    /// The segments of one level, whose pages go to the end of the table.
+    fn add_level(
+        &mut self,
+        operator: &'static str,
+        level: &Level<'_>,
+        bases: &mut [usize],
+    ) -> Result<Vec<Segment>> {
+        let (pages, page_size) = (level.table.resolve_of(operator, "group")?, level.table.page_size);
+        let groups = level.qo_indptr.ranges_of(operator, ("qo_indptr", "group"), pages.ranges.len())?;
+        let end = groups.last().map_or(0, |qo| qo.end);
+        let rows = self.segments.last().map_or(0, |own| own.qo.end);
+        crate::ensure!(end <= rows, operator, "qo_indptr ends at {end}, the batch has {rows} query rows");
+        let mut segments = Vec::new();
+        for (g, (qo, kv_len)) in groups.into_iter().zip(pages.kv_lens).enumerate() {
+            let error = |text: String| Err(Error::new(operator, format!("group {g}: {text}")));
+            if kv_len % page_size != 0 {
+                return error(format!(
+                    "last_page_len = {}, expected full pages of {page_size}",
+                    kv_len % page_size
+                ));
+            }
+            if kv_len == 0 || qo.is_empty() {
+                continue;
+            }
+            let first = self.segments.partition_point(|own| own.qo.end <= qo.start);
+            let last = self.segments.partition_point(|own| own.qo.start < qo.end);
+            let members = first..last;
+            if let Some(r) = members.clone().find(|&r| cuts(&qo, &self.segments[r].qo)) {
+                return error(format!(
+                    "rows {qo:?} cut request {r}, which has rows {:?}",
+                    self.segments[r].qo
+                ));
+            }
+            let base = bases[first];
+            let has_rows = |r: &usize| !self.segments[*r].qo.is_empty();
+            if let Some(r) = members.clone().filter(has_rows).find(|&r| bases[r] != base) {
+                let other = bases[r];
+                return error(format!(
+                    "requests {first} and {r} have {base} and {other} keys in earlier levels"
+                ));
+            }
+            bases[members].fill(base.saturating_add(kv_len));
+            let (kv_start, kv_heads) = (pages.ranges[g].start, self.segments[first].kv_heads.clone());
+            let segment =
+                Segment { qo, kv_heads, kv_start, kv_len, base, request: None, shared: true, mask: None };
+            segments.push(segment);
+        }
+        let first = self.append_pages(operator, (pages.indices, page_size, pages.max_page))?;
+        segments.iter_mut().for_each(|segment| segment.kv_start += first);
+        Ok(segments)
+    }
+
+    /// Adds pages to the table and returns the entry of the first.
+    fn append_pages(&mut self, operator: &'static str, more: (Vec<i32>, usize, i32)) -> Result<usize> {
+        let KvSource::Paged { indices, page_size, max_page } = &mut self.source else {
+            return Err(Error::new(operator, "keys in pages, but those of the batch are ragged"));
+        };
+        crate::ensure!(more.1 == *page_size, operator, "page_size = {}, the batch has {page_size}", more.1);
+        let first = indices.len();
+        indices.extend(more.0);
+        *max_page = more.2.max(*max_page);
+        Ok(first)
+    }
+}
+
+/// Whether `group` holds some but not all rows of a request.
+fn cuts(group: &Range<usize>, request: &Range<usize>) -> bool {
+    let common = group.start.max(request.start)..group.end.min(request.end);
+    !common.is_empty() && common != *request
+}
+
+/// A run of pages that neighbouring requests have in common, and what was decided about it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedPrefix {
+    /// The requests.
+    pub requests: Range<usize>,
+    /// The positions of its tokens in each of them.
+    pub tokens: Range<usize>,
+    /// What these keys would cost each request alone, in query tokens times KV tiles: see [`Tiling::cost`].
+    pub cost_alone: usize,
+    /// What they cost as a level, with its overhead and the merging of its rows.
+    pub cost_shared: usize,
+}
+
+impl SharedPrefix {
+    /// Whether it became a level.
+    pub fn is_level(&self) -> bool {
+        self.cost_shared < self.cost_alone
+    }
+
+    fn estimate(requests: Range<usize>, tokens: Range<usize>, own: &[Segment], cutting: Cutting<'_>) -> Self {
+        let Cutting { tiling, tile_tokens } = cutting;
+        let heads = own[0].kv_heads.len();
+        let per_tile = |rows: usize| heads * (tiling.tile_load * rows.div_ceil(tile_tokens) + rows);
+        let rows = own[requests.clone()].iter().map(|own| own.qo.len());
+        let (alone, all) = (rows.clone().map(per_tile).sum::<usize>(), rows.sum::<usize>());
+        let tiles = tokens.len().div_ceil(tiling.kv_tokens);
+        // a row's two states, written and read again, are worth about as much as two tiles of it
+        let merging = 2 * heads * all;
+        Self {
+            requests,
+            tokens,
+            cost_alone: alone.saturating_mul(tiles),
+            cost_shared: per_tile(all)
+                .saturating_mul(tiles + tiling.segment_overhead)
+                .saturating_add(merging),
+        }
+    }
+}
+
+impl fmt::Display for SharedPrefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { requests, tokens, cost_alone, cost_shared } = self;
+        let verdict = if self.is_level() { "a level" } else { "not worth a level" };
+        write!(
+            f,
+            "requests {requests:?} share tokens {tokens:?}: {verdict}, cost {cost_shared} as one against {cost_alone} alone"
+        )
+    }
+}
+
+/// How the backend cuts work.
+#[derive(Clone, Copy)]
+pub(super) struct Cutting<'a> {
+    pub(super) tiling: &'a Tiling,
+    /// Query tokens of a tile.
+    pub(super) tile_tokens: usize,
+}
+
+impl Requests {
+    /// Makes levels of the pages that neighbouring requests have in common at their beginnings, where that is cheaper.
+    ///
+    /// The runs form a tree: all requests of a node have its pages, and those of each child some more. A node that does
+    /// not become a level leaves its pages to its children.
+    pub(super) fn share_prefixes(&mut self, cutting: Cutting<'_>) -> Vec<SharedPrefix> {
+        let common = self.common_pages();
+        let KvSource::Paged { page_size, .. } = self.source else { return Vec::new() };
+        let (mut found, mut shared) = (Vec::new(), Vec::new());
+        // nodes to look at: requests, and the position up to which levels have taken their keys
+        let mut nodes = vec![(0..self.segments.len(), 0)];
+        while let Some((requests, base)) = nodes.pop() {
+            if requests.len() < 2 {
+                continue;
+            }
+            let between = &common[requests.start..requests.end - 1];
+            let pages = between.iter().copied().min().unwrap_or(0);
+            let mut taken = base;
+            let rows = self.segments[requests.start].qo.start..self.segments[requests.end - 1].qo.end;
+            if pages * page_size > base && !rows.is_empty() {
+                let tokens = base..pages * page_size;
+                let prefix =
+                    SharedPrefix::estimate(requests.clone(), tokens.clone(), &self.segments, cutting);
+                if prefix.is_level() {
+                    taken = tokens.end;
+                    let first = &self.segments[requests.start];
+                    let (kv_heads, kv_start, kv_len) = (first.kv_heads.clone(), first.kv_start, tokens.len());
+                    let (qo, request, mask) = (rows, None, None);
+                    shared.push(Segment {
+                        qo,
+                        kv_heads,
+                        kv_start,
+                        kv_len,
+                        base,
+                        request,
+                        shared: true,
+                        mask,
+                    });
+                }
+                found.push(prefix);
+            }
+            let mut begin = requests.start;
+            let ends = between
+                .iter()
+                .zip(requests.start + 1..)
+                .filter(|(common, _)| **common == pages)
+                .map(|(_, end)| end);
+            let children: Vec<usize> = ends.chain([requests.end]).collect();
+            for end in children {
+                nodes.push((begin..end, taken));
+                begin = end;
+            }
+            self.segments[requests].iter_mut().for_each(|own| own.leave(taken, page_size));
+        }
+        shared.append(&mut self.segments);
+        self.segments = shared;
+        found
+    }
+
+    /// For each request but the last: how many full pages it has in common with the next, none of them under a mask.
+    fn common_pages(&self) -> Vec<usize> {
+        let KvSource::Paged { indices, page_size, .. } = &self.source else { return Vec::new() };
+        let free = |own: &Segment| {
+            let tokens = own.kv_len - own.mask.map_or(0, |mask| mask.columns);
+            &indices[own.kv_start..own.kv_start + tokens / page_size]
+        };
+        let common = |pair: &[Segment]| {
+            let (a, b) = (free(&pair[0]), free(&pair[1]));
+            a.iter().zip(b).take_while(|(a, b)| a == b).count()
+        };
+        self.segments.windows(2).map(common).collect()
+    }
+}
+
+impl Segment {
+    /// Leaves the keys before position `taken`, whole pages, to levels.
+    fn leave(&mut self, taken: usize, page_size: usize) {
+        let more = taken - self.base;
+        self.base = taken;
+        self.kv_start += more / page_size;
+        self.kv_len -= more;
+        self.shared = taken > 0;
+    }
+}

@@ -1,0 +1,198 @@
+//! Masks as packed bits: what a batch says about single keys, beside the rule of its problem.
+//!
+//! Little-endian: bit `n` is bit `n % 8` of byte `n / 8`, 1 shows the key. The bits of a request are a matrix
+//! `[qo_len, columns]` in row-major order and begin at a byte of their own; `columns` is the request's `kv_len`, or fewer:
+//! then the bits are for its last keys, and all earlier ones are shown.
+
+use super::{
+    batch::Index,
+    requests::{Segment, ones},
+};
+use crate::{Error, Result};
+
+/// Bits that hide keys.
+#[derive(Debug, Clone, Copy)]
+pub struct PackedMask<'a> {
+    bits: &'a [u8],
+    columns: Option<Index<'a>>,
+}
+
+impl<'a> PackedMask<'a> {
+    /// Bits for all keys of each request: request `r` has `ceil(qo_len[r] * kv_len[r] / 8)` bytes.
+    pub fn new(bits: &'a [u8]) -> Self {
+        Self { bits, columns: None }
+    }
+
+    /// Bits for the last `columns[r]` keys of each request, `[num_requests]`: a tree of draft tokens after a long context.
+    pub fn last(bits: &'a [u8], columns: impl Into<Index<'a>>) -> Self {
+        Self { bits, columns: Some(columns.into()) }
+    }
+
+    /// The columns of each request.
+    pub(super) fn columns(&self, operator: &'static str, requests: &[Segment]) -> Result<Vec<usize>> {
+        let Some(columns) = &self.columns else {
+            return Ok(requests.iter().map(|request| request.kv_len).collect());
+        };
+        crate::ensure!(
+            columns.len() == requests.len(),
+            operator,
+            "mask columns has {} entries, expected num_requests = {}",
+            columns.len(),
+            requests.len()
+        );
+        let column = |(r, request): (usize, &Segment)| {
+            let value = columns.get(r);
+            let fits = usize::try_from(value).ok().filter(|&columns| columns <= request.kv_len);
+            let text = || format!("request {r}: mask columns = {value} is not in 0..={}", request.kv_len);
+            fits.ok_or_else(|| Error::new(operator, text()))
+        };
+        requests.iter().enumerate().map(column).collect()
+    }
+}
+
+/// The bits of a checked batch.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct MaskBits {
+    bytes: Vec<u8>,
+}
+
+impl MaskBits {
+    /// Checks that `mask` has `expected` bytes.
+    pub(super) fn new(operator: &'static str, mask: &PackedMask<'_>, expected: usize) -> Result<Self> {
+        crate::ensure!(
+            mask.bits.len() == expected,
+            operator,
+            "mask has {} bytes, expected {expected}: ceil(qo_len * columns / 8) for each request",
+            mask.bits.len()
+        );
+        Ok(Self { bytes: mask.bits.to_vec() })
+    }
+
+    /// Whether there are none: nothing is hidden by bits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Bits that the crate itself has put together.
+    pub(crate) fn from_bytes(bytes: Vec<u8>) -> Self {
+        Self { bytes }
+    }
+
+    /// Which of keys `start..start + tokens` (at most 64) of a segment row `row` (of the whole batch) is shown, as bits.
+    pub(crate) fn word(&self, segment: &Segment, row: usize, (start, tokens): (usize, usize)) -> u64 {
+        let Some(mask) = segment.mask else { return ones(tokens) };
+        let free = segment.kv_len - mask.columns;
+        let shown = free.saturating_sub(start).min(tokens);
+        if shown == tokens {
+            return ones(tokens);
+        }
+        let column = start + shown - free;
+        let first = mask.first_bit + (row - segment.qo.start) * mask.columns + column;
+        ones(shown) | self.read(first, tokens - shown) << shown
+    }
+
+    /// `count` bits (1 to 64) from bit `first` on.
+    fn read(&self, first: usize, count: usize) -> u64 {
+        let (byte, skip) = (first / 8, first % 8);
+        let end = (first + count).div_ceil(8);
+        let wide =
+            self.bytes[byte..end].iter().rev().fold(0_u128, |bits, &byte| bits << 8 | u128::from(byte));
+        (wide >> skip) as u64 & ones(count)
+    }
+}
+
+/// The order of bits in a byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum BitOrder {
+    /// The first bit is the lowest: what masks need.
+    Little,
+    /// The first bit is the highest: NumPy's and FlashInfer's default.
+    Big,
+}
+
+/// Packs flags into bytes; the last byte is filled up with zeros.
+pub fn packbits(flags: &[bool], order: BitOrder) -> Vec<u8> {
+    let bit = |at: usize| match order {
+        BitOrder::Little => at,
+        BitOrder::Big => 7 - at,
+    };
+    let byte = |flags: &[bool]| {
+        flags.iter().enumerate().fold(0, |byte, (at, &flag)| byte | u8::from(flag) << bit(at))
+    };
+    flags.chunks(8).map(byte).collect()
+}
+
+/// Packs each of the segments `flags[indptr[s]..indptr[s + 1]]` into bytes of its own; returns them with the bounds of
+/// each segment's bytes, `[num_segments + 1]`.
+///
+/// # Errors
+/// When `indptr` is empty, does not start at 0, decreases, or does not end at the number of flags.
+pub fn segment_packbits<'a>(
+    flags: &[bool],
+    indptr: impl Into<Index<'a>>,
+    order: BitOrder,
+) -> Result<(Vec<u8>, Vec<i64>)> {
+    const OPERATOR: &str = "attention.segment_packbits";
+    let indptr = indptr.into();
+    crate::ensure!(!indptr.is_empty(), OPERATOR, "indptr has no entries, expected num_segments + 1");
+    let segments = indptr.ranges_of(OPERATOR, ("indptr", "segment"), indptr.len() - 1)?;
+    let end = segments.last().map_or(0, |segment| segment.end);
+    crate::ensure!(end == flags.len(), OPERATOR, "indptr ends at {end}, expected the {} flags", flags.len());
+    let (mut bytes, mut bounds) = (Vec::new(), vec![0]);
+    for segment in segments {
+        bytes.extend(packbits(&flags[segment], order));
+        bounds.push(bytes.len() as i64);
+    }
+    Ok((bytes, bounds))
+}
+
+/// The most tokens of a tree: its mask is quadratic.
+const MAX_TREE: usize = 8192;
+
+/// The mask of trees of draft tokens, one tree a request: a token sees its ancestors and itself.
+///
+/// The tokens of a tree are the request's query rows and its last keys, parents before children.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TreeMask {
+    bits: Vec<u8>,
+    columns: Vec<i64>,
+}
+
+impl TreeMask {
+    /// `parents`: for each request, the parent of each token of its tree; -1 for a token that follows the context.
+    ///
+    /// # Errors
+    /// When a parent is neither -1 nor an earlier token of the tree, or a tree has more than 8,192 tokens.
+    pub fn new(parents: &[&[i32]]) -> Result<Self> {
+        const OPERATOR: &str = "attention.tree_mask";
+        let (mut bits, mut columns) = (Vec::new(), Vec::new());
+        for (r, parents) in parents.iter().enumerate() {
+            let count = parents.len();
+            crate::ensure!(
+                count <= MAX_TREE,
+                OPERATOR,
+                "request {r}: the tree has {count} tokens, the most is {MAX_TREE}"
+            );
+            let mut shown = vec![false; count * count];
+            for (token, &parent) in parents.iter().enumerate() {
+                crate::ensure!(
+                    parent >= -1 && i64::from(parent) < token as i64,
+                    OPERATOR,
+                    "request {r}: token {token} has parent {parent}, expected -1 or an earlier token"
+                );
+                if let Ok(parent) = usize::try_from(parent) {
+                    shown.copy_within(parent * count..(parent + 1) * count, token * count);
+                }
+                shown[token * count + token] = true;
+            }
+            bits.extend(packbits(&shown, BitOrder::Little));
+            columns.push(count as i64);
+        }
+        Ok(Self { bits, columns })
+    }
+
+    /// To be given to a batch whose requests have as many query rows as their trees have tokens.
+    pub fn as_mask(&self) -> PackedMask<'_> {
+        PackedMask::last(&self.bits, &self.columns)
+    }
+}

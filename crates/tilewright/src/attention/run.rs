@@ -1,0 +1,247 @@
+//! `run`: checks that the tensors of a layer fit the plan, and hands them to the backend.
+
+use super::{Attention, Output, Plan, requests::KvSource};
+use crate::{
+    Backend, Error, Result, View,
+    cpu::simd::hooks::Hooks,
+    kv::{
+        KvCache, KvScales,
+        layout::{KvShape, KvStrides},
+    },
+    tensor::{check_dtype, check_shape},
+};
+
+const OPERATOR: &str = "attention.run";
+/// The first position that f32 does not tell from its neighbours: variants compute with positions.
+const MAX_VARIANT_POSITION: usize = 1 << 24;
+
+/// Queries of latent attention, in the parts that models have them in.
+#[derive(Debug, Clone, Copy)]
+pub struct LatentQuery<'a> {
+    /// `[num_rows, num_heads, ckv]`, absorbed.
+    pub nope: View<'a>,
+    /// `[num_rows, num_heads, kpe]`, rotated.
+    pub pe: View<'a>,
+}
+
+/// The cache of latent attention: paged `[num_pages, page_size, dim]` or ragged `[num_tokens, dim]`.
+#[derive(Debug, Clone, Copy)]
+pub struct LatentCache<'a> {
+    /// The compressed keys, which are the values too.
+    pub ckv: View<'a>,
+    /// The rotated part of keys.
+    pub kpe: View<'a>,
+}
+
+/// Everything that a backend reads: checked against the plan.
+#[derive(Debug, Clone, Copy)]
+pub struct Inputs<'a> {
+    /// Queries, and the part of their elements behind `q` when they come in two tensors.
+    pub(crate) q: (View<'a>, Option<View<'a>>),
+    /// Keys.
+    pub(crate) k: (View<'a>, KvStrides),
+    /// Elements of keys behind `k`, when they come in two tensors.
+    pub(crate) k_pe: Option<(View<'a>, KvStrides)>,
+    /// Values.
+    pub(crate) v: (View<'a>, KvStrides),
+    pub(crate) scales: KvScales<'a>,
+    pub(crate) variant: &'a dyn Hooks,
+}
+
+impl<B: Backend> Attention<B> {
+    /// Executes `plan`: no decision, no allocation beyond the first call, no waiting for anything but the result.
+    ///
+    /// `q`: `[num_rows, num_qo_heads, head_dim_qk]`; `kv`: see [`KvCache`]. Strides are free but for the last
+    /// axis of each tensor, which must be 1.
+    ///
+    /// # Errors
+    /// When a shape, stride or dtype does not fit the plan, a page of the plan lies outside the cache, the plan
+    /// was made for another problem, or the workspace is too small; when the variant has no LSE and one is asked for, or
+    /// reads positions and a request is longer than 16,777,216 tokens.
+    pub fn run(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) -> Result<()> {
+        self.run_scaled(plan, q, (kv, KvScales::default()), out)
+    }
+
+    /// [`Attention::run`] over a cache whose true values are those stored times `scales`.
+    ///
+    /// # Errors
+    /// As [`Attention::run`], and when a scale is missing, or not finite and positive.
+    pub fn run_scaled(
+        &self,
+        plan: &Plan,
+        q: View<'_>,
+        (kv, scales): (KvCache<'_>, KvScales<'_>),
+        mut out: Output<'_>,
+    ) -> Result<()> {
+        self.check(plan, &mut out)?;
+        crate::ensure!(
+            !self.problem.is_latent(),
+            OPERATOR,
+            "this is latent attention, whose tensors run_latent takes"
+        );
+        let (rows, heads, dim) = (plan.num_rows(), self.problem.heads(), self.problem.head_dim());
+        let axes = "[num_rows, num_qo_heads, head_dim]";
+        self.check_rows("q", &q, ([rows, heads.qo, dim.qk], axes))?;
+        let pages = plan.check_cache(kv)?;
+        scales.check(OPERATOR, heads.kv, pages)?;
+        if let KvSource::Paged { indices, .. } = &plan.requests.source {
+            let used = || indices.iter().map(|&page| page as usize);
+            scales.k.check_pages(OPERATOR, "k scale", used())?;
+            scales.v.check_pages(OPERATOR, "v scale", used())?;
+        }
+        let strides = |view: &View<'_>| KvStrides::of(self.problem.layout(), view.strides());
+        let (k, v) = ((kv.k, strides(&kv.k)), (kv.v, strides(&kv.v)));
+        let inputs = Inputs { q: (q, None), k, k_pe: None, v, scales, variant: &*self.variant };
+        self.backend.attention(plan, &inputs, out)
+    }
+
+    /// Executes a plan of [`super::Problem::latent`].
+    ///
+    /// # Errors
+    /// As [`Attention::run`]. There are no scales: one of `ckv` belongs to the problem's scale and to the output, one of
+    /// `kpe` to `q.pe`.
+    pub fn run_latent(
+        &self,
+        plan: &Plan,
+        q: LatentQuery<'_>,
+        kv: LatentCache<'_>,
+        mut out: Output<'_>,
+    ) -> Result<()> {
+        self.check(plan, &mut out)?;
+        crate::ensure!(
+            self.problem.is_latent(),
+            OPERATOR,
+            "this is not latent attention, expected Problem::latent"
+        );
+        let (rows, heads, dim) = (plan.num_rows(), self.problem.heads(), self.problem.head_dim());
+        let kpe = dim.qk - dim.vo;
+        self.check_rows("q.nope", &q.nope, ([rows, heads.qo, dim.vo], "[num_rows, num_heads, ckv]"))?;
+        self.check_rows("q.pe", &q.pe, ([rows, heads.qo, kpe], "[num_rows, num_heads, kpe]"))?;
+        plan.check_latent("ckv", &kv.ckv, dim.vo)?;
+        plan.check_latent("kpe", &kv.kpe, kpe)?;
+        let strides = |view: &View<'_>| match *view.strides() {
+            [page, token, _] => KvStrides { page, token, head: 0 },
+            [token, ..] => KvStrides { page: 0, token, head: 0 },
+            [] => KvStrides { page: 0, token: 0, head: 0 },
+        };
+        let ckv = (kv.ckv, strides(&kv.ckv));
+        let inputs = Inputs {
+            q: (q.nope, Some(q.pe)),
+            k: ckv,
+            k_pe: Some((kv.kpe, strides(&kv.kpe))),
+            v: ckv,
+            scales: KvScales::default(),
+            variant: &*self.variant,
+        };
+        self.backend.attention(plan, &inputs, out)
+    }
+
+    /// What does not depend on the form of queries and cache.
+    fn check(&self, plan: &Plan, out: &mut Output<'_>) -> Result<()> {
+        crate::ensure!(
+            plan.problem == self.problem && plan.tiling == self.tiling,
+            OPERATOR,
+            "the plan was made by another operator: for {}, this is {}",
+            plan.problem,
+            self.problem
+        );
+        let (rows, heads, dim) = (plan.num_rows(), self.problem.heads(), self.problem.head_dim());
+        let axes = "[num_rows, num_qo_heads, head_dim]";
+        self.check_rows("o", &out.o.as_view(), ([rows, heads.qo, dim.vo], axes))?;
+        if let Some(lse) = &out.lse {
+            crate::ensure!(
+                self.variant.live().softmax,
+                OPERATOR,
+                "variant {} has no softmax, so there is no lse",
+                self.variant.name()
+            );
+            check_shape(OPERATOR, "lse", (lse.shape(), &[rows, heads.qo]), "[num_rows, num_qo_heads]")?;
+            check_dtype(OPERATOR, "lse", lse.dtype(), crate::Dtype::F32)?;
+            crate::ensure!(
+                lse.is_contiguous(),
+                OPERATOR,
+                "lse has strides {:?}, expected a contiguous tensor",
+                lse.strides()
+            );
+        }
+        let longest = plan.requests.longest();
+        crate::ensure!(
+            !self.variant.live().reads_positions || longest <= MAX_VARIANT_POSITION,
+            OPERATOR,
+            "variant {} reads positions, which go up to {longest} here, the most is {MAX_VARIANT_POSITION}",
+            self.variant.name()
+        );
+        out.workspace.check(OPERATOR, plan)
+    }
+
+    fn check_rows(&self, name: &str, view: &View<'_>, (shape, axes): ([usize; 3], &str)) -> Result<()> {
+        check_shape(OPERATOR, name, (view.shape(), &shape), axes)?;
+        check_dtype(OPERATOR, name, view.dtype(), self.problem.dtype_qo())?;
+        crate::ensure!(
+            view.strides()[2] == 1 || shape[2] == 1,
+            OPERATOR,
+            "{name} has strides {:?}: head_dim, the last axis, must have stride 1",
+            view.strides()
+        );
+        Ok(())
+    }
+}
+
+impl Plan {
+    /// Checks that a cache has the plan's shape, layout and dtype, and holds all its pages or tokens. Returns the number
+    /// of pages of a paged one.
+    fn check_cache(&self, kv: KvCache<'_>) -> Result<Option<usize>> {
+        let page_size = match self.requests.source {
+            KvSource::Paged { page_size, .. } => Some(page_size),
+            KvSource::Ragged { .. } | KvSource::Blocks { .. } => None,
+        };
+        let dim = self.problem.head_dim();
+        let mut pages = None;
+        for (name, view, head_dim) in [("k", kv.k, dim.qk), ("v", kv.v, dim.vo)] {
+            let shape = KvShape {
+                layout: self.problem.layout(),
+                page_size,
+                heads: self.problem.heads().kv,
+                head_dim,
+                dtype: self.problem.dtype_kv(),
+            };
+            let count = shape.check(OPERATOR, name, (view.shape(), view.strides(), view.dtype()))?;
+            self.check_count(name, count)?;
+            let fewest = pages.map_or(count, |pages: usize| pages.min(count));
+            pages = page_size.map(|_| fewest);
+        }
+        Ok(pages)
+    }
+
+    /// Checks one tensor of a latent cache.
+    fn check_latent(&self, name: &str, view: &View<'_>, dim: usize) -> Result<()> {
+        let count = view.shape().first().copied().unwrap_or(0);
+        let (shape, axes) = match self.requests.source {
+            KvSource::Paged { page_size, .. } => (vec![count, page_size, dim], "[num_pages, page_size, dim]"),
+            KvSource::Ragged { .. } | KvSource::Blocks { .. } => (vec![count, dim], "[num_tokens, dim]"),
+        };
+        check_shape(OPERATOR, name, (view.shape(), &shape), axes)?;
+        check_dtype(OPERATOR, name, view.dtype(), self.problem.dtype_kv())?;
+        crate::ensure!(
+            view.strides().last() == Some(&1) || dim == 1,
+            OPERATOR,
+            "{name} has strides {:?}: the last axis must have stride 1",
+            view.strides()
+        );
+        self.check_count(name, count)
+    }
+
+    /// Checks that a tensor holds all pages or tokens of the plan.
+    fn check_count(&self, name: &str, count: usize) -> Result<()> {
+        let problem =
+            match self.requests.source {
+                KvSource::Paged { max_page, .. } => (max_page >= 0 && max_page as usize >= count)
+                    .then(|| format!("page = {max_page} is not in 0..{count}, the pages of {name}")),
+                KvSource::Ragged { tokens } => (tokens != count)
+                    .then(|| format!("{name} has {count} tokens, kv_indptr ends at {tokens}")),
+                KvSource::Blocks { tokens, .. } => (tokens != count)
+                    .then(|| format!("{name} has {count} tokens, the blocks are of {tokens}")),
+            };
+        problem.map_or(Ok(()), |text| Err(Error::new(OPERATOR, text)))
+    }
+}

@@ -1,0 +1,40 @@
+//! One request at a time: attention over dense tensors, as the batch of one.
+
+use super::{Attention, Batch, Output, Workspace};
+use crate::{
+    Backend, Result, View, ViewMut,
+    kv::{KvCache, KvLayout},
+};
+
+impl<B: Backend> Attention<B> {
+    /// Attention of one request, planned and run at once.
+    ///
+    /// `q`: `[qo_len, num_qo_heads, head_dim_qk]`; `kv`: ragged tensors of the problem's layout, `[kv_len, num_kv_heads,
+    /// head_dim]` (NHD); `o`: `[qo_len, num_qo_heads, head_dim_vo]`; `lse`: `[qo_len, num_qo_heads]` f32, base 2.
+    /// With `qo_len = 1` this is a decode step.
+    ///
+    /// # Errors
+    /// As [`Attention::plan`] and [`Attention::run`], and when `k` and `v` have different numbers of tokens.
+    #[doc(alias("single_prefill_with_kv_cache", "single_decode_with_kv_cache"))]
+    pub fn run_single(
+        &self,
+        q: View<'_>,
+        kv: KvCache<'_>,
+        o: ViewMut<'_>,
+        lse: Option<ViewMut<'_>>,
+    ) -> Result<()> {
+        let axis = match self.problem().layout() {
+            KvLayout::Nhd => 0,
+            KvLayout::Hnd => 1,
+        };
+        let len = |view: &View<'_>, axis: usize| view.shape().get(axis).copied().unwrap_or(0);
+        let (k, v) = (len(&kv.k, axis), len(&kv.v, axis));
+        crate::ensure!(k == v, "attention.run_single", "k has {k} tokens, v has {v}");
+        // no tensor of as many elements exists, and the plan refuses it
+        let count = |len: usize| i64::try_from(len).unwrap_or(i64::MAX);
+        let (qo_indptr, kv_indptr) = ([0, count(len(&q, 0))], [0, count(k)]);
+        let plan = self.plan(&Batch::ragged(&qo_indptr, &kv_indptr))?;
+        let workspace = &mut Workspace::for_plan(&plan);
+        self.run(&plan, q, kv, Output { o, lse, workspace })
+    }
+}

@@ -1,0 +1,104 @@
+//! Biases that grow with the distance of query and key: ALiBi, and a learned table of relative positions.
+
+use super::{At, Number, Properties, Reads, Variant, lists::check_heads};
+use crate::{Problem, Result};
+
+const POSITIONS: Reads = Reads::QO.and(Reads::KV).and(Reads::QO_HEAD).and(Reads::TABLES);
+
+/// `s' = s + slope[h] · (j - p)` for the query at position `p` and the key at `j` (Press et al. 2021, ALiBi). The position
+/// is the true one, so that the LSE is right too, for appended queries as for whole prompts.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Alibi {
+    slopes: Vec<f32>,
+}
+
+impl Alibi {
+    /// The paper's slopes for any number of query heads.
+    pub fn new(num_qo_heads: usize) -> Self {
+        Self { slopes: Self::slopes(num_qo_heads) }
+    }
+
+    /// Slopes of one's own, `[num_qo_heads]`.
+    pub fn with_slopes(slopes: Vec<f32>) -> Self {
+        Self { slopes }
+    }
+
+    /// With `n` the greatest power of two not above the number of heads: `2^(-8 (h + 1) / n)` for the first `n`, and for the
+    /// others the odd powers of `2^(-4 / n)`, which lie between the first.
+    pub fn slopes(num_qo_heads: usize) -> Vec<f32> {
+        let Some(log) = num_qo_heads.checked_ilog2() else { return Vec::new() };
+        let n = 1_usize << log;
+        let power = |numerator: usize| (-(numerator as f64) / n as f64).exp2() as f32;
+        let slope =
+            |head: usize| if head < n { power(8 * (head + 1)) } else { power(4 * (2 * (head - n) + 1)) };
+        (0..num_qo_heads).map(slope).collect()
+    }
+}
+
+impl Variant for Alibi {
+    fn name(&self) -> &str {
+        "alibi"
+    }
+
+    fn properties(&self) -> Properties {
+        Properties::NONE.reading(POSITIONS)
+    }
+
+    fn check(&self, problem: &Problem) -> Result<()> {
+        check_heads("alibi", "slopes", self.slopes.len(), problem)
+    }
+
+    #[inline(always)]
+    fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
+        let slope = at.read("slopes", &self.slopes, at.qo_head());
+        slope.mul_add(at.kv() - at.qo(), logit)
+    }
+}
+
+/// `s' = s + table[h, clamp(j - p, -reach, reach) + reach]`: a learned bias of relative positions, clamped (Shaw et al.
+/// 2018; T5 with its buckets spelled out).
+#[derive(Debug, Clone, PartialEq)]
+pub struct RelativePositionBias {
+    table: Vec<f32>,
+    reach: usize,
+}
+
+impl RelativePositionBias {
+    /// `table`: `[num_qo_heads, 2 · reach + 1]`, of distances `-reach..=reach`, before the query first.
+    ///
+    /// # Errors
+    /// When the table has no whole number of rows.
+    pub fn new(table: Vec<f32>, reach: usize) -> Result<Self> {
+        let row = reach.saturating_mul(2).saturating_add(1);
+        crate::ensure!(
+            table.len().is_multiple_of(row),
+            "attention.relative_position_bias",
+            "the table has {} elements, which is no multiple of 2 · reach + 1 = {row}",
+            table.len()
+        );
+        Ok(Self { table, reach })
+    }
+}
+
+impl Variant for RelativePositionBias {
+    fn name(&self) -> &str {
+        "relative_position_bias"
+    }
+
+    fn properties(&self) -> Properties {
+        Properties::NONE.reading(POSITIONS)
+    }
+
+    fn check(&self, problem: &Problem) -> Result<()> {
+        let rows = self.table.len() / (2 * self.reach + 1);
+        check_heads("relative_position_bias", "rows of the table", rows, problem)
+    }
+
+    #[inline(always)]
+    fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
+        let reach = at.scalar("reach", self.reach as f32);
+        let distance = (at.kv() - at.qo()).max(-reach).min(reach);
+        let row = at.qo_head() * (reach + reach + at.number(1.0));
+        logit + at.read("biases", &self.table, row + distance + reach)
+    }
+}

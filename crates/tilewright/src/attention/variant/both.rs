@@ -1,0 +1,92 @@
+//! No variant, and two at once.
+
+use super::{At, Number, Pair, Properties, Variant};
+use crate::{Problem, Result};
+
+/// Attention as it is, without hooks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Plain;
+
+impl Variant for Plain {
+    fn name(&self) -> &str {
+        "plain"
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { monotone_mask: true, linear_output: true, ..Properties::NONE }
+    }
+}
+
+/// Two variants one after the other: `second(first(x))` for every hook, and both masks must show a key. The scale is
+/// applied once, before the first. Parameters, tables and buffers that share a name must be the same.
+#[derive(Debug, Clone)]
+pub struct Both<A, B> {
+    first: A,
+    second: B,
+    name: String,
+}
+
+impl<A: Variant, B: Variant> Both<A, B> {
+    /// `first`, then `second`: with ALiBi first, a soft cap bounds the biased logit.
+    pub fn new(first: A, second: B) -> Self {
+        let name = format!("{}_and_{}", first.name(), second.name());
+        Self { first, second, name }
+    }
+}
+
+impl<A: Variant, B: Variant> Variant for Both<A, B> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn properties(&self) -> Properties {
+        let (a, b) = (self.first.properties(), self.second.properties());
+        Properties {
+            reads: a.reads.and(b.reads),
+            softmax: a.softmax && b.softmax,
+            monotone_mask: a.monotone_mask && b.monotone_mask,
+            linear_output: a.linear_output && b.linear_output,
+        }
+    }
+
+    fn check(&self, problem: &Problem) -> Result<()> {
+        self.first.check(problem)?;
+        self.second.check(problem)
+    }
+
+    #[inline(always)]
+    fn query<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
+        self.second.query(at, self.first.query(at, pair))
+    }
+
+    #[inline(always)]
+    fn key<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
+        self.second.key(at, self.first.key(at, pair))
+    }
+
+    #[inline(always)]
+    fn value<N: Number>(&self, at: &At<N>, x: N) -> N {
+        self.second.value(at, self.first.value(at, x))
+    }
+
+    #[inline(always)]
+    fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
+        self.second.logits(at, self.first.logits(at, logit))
+    }
+
+    #[inline(always)]
+    fn mask<N: Number>(&self, at: &At<N>) -> N::Bool {
+        self.first.mask(at) & self.second.mask(at)
+    }
+
+    #[inline(always)]
+    fn update<N: Number>(&self, at: &At<N>, max: N, sum: N) -> (N, N) {
+        let (max, sum) = self.first.update(at, max, sum);
+        self.second.update(at, max, sum)
+    }
+
+    #[inline(always)]
+    fn output<N: Number>(&self, at: &At<N>, o: N) -> N {
+        self.second.output(at, self.first.output(at, o))
+    }
+}

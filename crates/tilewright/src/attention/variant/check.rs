@@ -1,0 +1,152 @@
+//! What is checked of a variant when an operator is made: its hooks, recorded, against what it says of itself.
+
+use super::{
+    At, ExpressionVariant, Properties, Variant,
+    expression::{Graph, Input, Node, Op},
+    hook::Hook,
+};
+use crate::{
+    Error, Problem, Result,
+    attention::{HeadDim, Heads},
+};
+
+const OPERATOR: &str = "attention.new";
+
+/// Records `variant` and checks it for `problem`.
+///
+/// # Errors
+/// When a hook reads what it has not or what the variant does not declare, a promise is not kept, or the variant does not
+/// fit the problem.
+pub(crate) fn check<V: Variant>(variant: &V, problem: &Problem) -> Result<ExpressionVariant> {
+    let recorded = ExpressionVariant::of(variant)?;
+    let fail = |fault: String| Err(Error::new(OPERATOR, format!("variant {}: {fault}", variant.name())));
+    let declared = variant.properties();
+    Hook::ALL.into_iter().find_map(|hook| absent(&recorded, hook)).map_or(Ok(()), fail)?;
+    let undeclared = recorded.properties.reads.without(declared.reads);
+    crate::ensure!(
+        undeclared == super::Reads::NONE,
+        OPERATOR,
+        "variant {} reads {undeclared}, which its properties do not declare",
+        variant.name()
+    );
+    unfit(&recorded, declared, problem.head_dim()).map_or(Ok(()), fail)?;
+    if declared.monotone_mask {
+        not_monotone(&recorded, problem.heads()).map_or(Ok(()), fail)?;
+    }
+    variant.check(problem)?;
+    Ok(recorded)
+}
+
+fn absent(recorded: &ExpressionVariant, hook: Hook) -> Option<String> {
+    let missing =
+        recorded.inputs(hook).into_iter().find(|input| !hook.inputs().any(|there| there == *input))?;
+    let there: Vec<&str> = hook.indices().iter().map(|input| input.name()).collect();
+    Some(format!("the {} hook reads {}, expected only {}", hook.name(), missing.name(), there.join(", ")))
+}
+
+fn unfit(recorded: &ExpressionVariant, declared: Properties, dim: HeadDim) -> Option<String> {
+    let pairs = [Hook::Query, Hook::Key].into_iter().find(|hook| recorded.is_live(*hook));
+    if let Some(hook) = pairs.filter(|_| !dim.qk.is_multiple_of(2)) {
+        return Some(format!("the {} hook needs pairs, and head_dim_qk = {} is odd", hook.name(), dim.qk));
+    }
+    if !declared.softmax && recorded.is_live(Hook::Update) {
+        return Some("the update hook changes the softmax's state, and there is no softmax".to_owned());
+    }
+    if declared.linear_output && !is_linear(recorded.graph(Hook::Output)) {
+        return Some("the output hook is declared linear_output and is not linear in o".to_owned());
+    }
+    None
+}
+
+/// How a node depends on `o`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Degree {
+    Zero,
+    Constant,
+    Linear,
+    Other,
+}
+
+/// Whether the result is `o` times something that does not depend on it, as far as the operations show.
+fn is_linear(graph: &Graph) -> bool {
+    let mut degrees: Vec<Degree> = Vec::with_capacity(graph.nodes.len());
+    for node in &graph.nodes {
+        let of = |id: u32| degrees[id as usize];
+        degrees.push(match node {
+            Node::Input(Input::O) => Degree::Linear,
+            Node::Number(bits) if f32::from_bits(*bits) == 0.0 => Degree::Zero,
+            Node::Apply(op, operands) => degree(*op, operands.map(of), node.operands().len()),
+            Node::Read { index, .. } => match of(*index) {
+                Degree::Zero | Degree::Constant => Degree::Constant,
+                _ => Degree::Other,
+            },
+            _ => Degree::Constant,
+        });
+    }
+    graph.results.iter().all(|&id| matches!(degrees[id as usize], Degree::Linear | Degree::Zero))
+}
+
+fn degree(op: Op, [a, b, c]: [Degree; 3], operands: usize) -> Degree {
+    use Degree::{Constant, Linear, Other, Zero};
+    let fixed = |degree: Degree| matches!(degree, Zero | Constant);
+    let product = |a: Degree, b: Degree| match (a, b) {
+        (Zero, other) | (other, Zero) if other != Other => Zero,
+        (Linear, other) | (other, Linear) if fixed(other) => Linear,
+        (Constant, Constant) => Constant,
+        _ => Other,
+    };
+    let sum = |a: Degree, b: Degree| match (a, b) {
+        (Zero, other) | (other, Zero) => other,
+        (Linear, Linear) => Linear,
+        (Constant, Constant) => Constant,
+        _ => Other,
+    };
+    match op {
+        Op::Neg => a,
+        Op::Add | Op::Sub => sum(a, b),
+        Op::Mul => product(a, b),
+        Op::Div if fixed(b) => product(a, Constant),
+        Op::MulAdd => sum(product(a, b), c),
+        Op::Select if fixed(a) => sum(b, c),
+        _ if [a, b, c][..operands].iter().all(|degree| fixed(*degree)) => Constant,
+        _ => Other,
+    }
+}
+
+/// Positions around which masks are wont to change.
+const GRID: [u32; 22] =
+    [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 1000, 1024, 4096, 100_000];
+
+/// Where the mask is no staircase, among the positions of the grid.
+fn not_monotone(recorded: &ExpressionVariant, heads: Heads) -> Option<String> {
+    let last_head = heads.qo - 1;
+    for (request, head) in [(0, 0), (0, last_head), (1, 0), (3, last_head / 2)] {
+        let sees = |qo: u32, kv: u32| {
+            let at = At {
+                request: request as f32,
+                qo: qo as f32,
+                kv: kv as f32,
+                qo_head: head as f32,
+                kv_head: (head / heads.group()) as f32,
+                ..At::nowhere(0.0, heads)
+            };
+            recorded.mask(&at)
+        };
+        let place = format!("in request {request}, head {head}, the query at");
+        for (row, &qo) in GRID.iter().enumerate() {
+            for (column, &kv) in GRID.iter().enumerate().filter(|(_, kv)| sees(qo, **kv)) {
+                if let Some(hidden) = GRID[..column].iter().find(|earlier| !sees(qo, **earlier)) {
+                    return Some(format!(
+                        "its mask is declared monotone_mask, but {place} {qo} sees key {kv} and not key {hidden}"
+                    ));
+                }
+                if let Some(later) = GRID[row..].iter().find(|later| !sees(**later, kv)) {
+                    return Some(format!(
+                        "its mask is declared monotone_mask, but {place} {qo} sees key {kv} and the one at {later} does not"
+                    ));
+                }
+            }
+        }
+    }
+    None
+}

@@ -1,0 +1,68 @@
+//! Writes the logits of one request to a buffer, for debugging: attention itself is unchanged.
+
+use super::{At, Buffer, Number, Properties, Reads, Variant};
+use crate::{Problem, Result};
+
+/// Stores `scale · q · k` of one request as f32 `[num_qo_heads, qo_len, kv_len]`.
+///
+/// What is never computed is never stored: keys that the problem's mask hides may stay NaN. As the second of
+/// [`Both`](super::Both) it stores what the first made of the logits.
+#[derive(Debug, Clone)]
+pub struct DumpLogits {
+    request: u32,
+    num_qo_heads: usize,
+    lens: (u32, u32),
+    logits: Buffer,
+}
+
+impl DumpLogits {
+    /// For request `request` of a batch, with `lens = (qo_len, kv_len)`.
+    ///
+    /// # Errors
+    /// When there is nothing to store or more than 2^24 logits.
+    pub fn new(request: u32, num_qo_heads: usize, lens: (u32, u32)) -> Result<Self> {
+        let (qo_len, kv_len) = lens;
+        let len = [qo_len, kv_len].iter().try_fold(num_qo_heads, |len, n| len.checked_mul(*n as usize));
+        let len = len.filter(|len| (1..=1 << 24).contains(len)).unwrap_or(0);
+        crate::ensure!(
+            len > 0,
+            "attention.dump_logits",
+            "{num_qo_heads} heads x {qo_len} rows x {kv_len} keys, expected 1 to 16777216 logits"
+        );
+        Ok(Self { request, num_qo_heads, lens, logits: Buffer::new(len) })
+    }
+
+    /// The buffer; clones share it, so that it can be read after the operator took the variant.
+    pub fn logits(&self) -> &Buffer {
+        &self.logits
+    }
+}
+
+impl Variant for DumpLogits {
+    fn name(&self) -> &str {
+        "dump_logits"
+    }
+
+    fn properties(&self) -> Properties {
+        let reads = Reads::REQUEST | Reads::QO | Reads::KV | Reads::QO_HEAD;
+        Properties::NONE.reading(reads)
+    }
+
+    fn check(&self, problem: &Problem) -> Result<()> {
+        super::lists::check_heads("dump_logits", "num_qo_heads", self.num_qo_heads, problem)
+    }
+
+    #[inline(always)]
+    fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
+        let qo_len = at.scalar("qo_len", self.lens.0 as f32);
+        let kv_len = at.scalar("kv_len", self.lens.1 as f32);
+        let row = at.qo() - (kv_len - qo_len);
+        let inside = at.request().eq(at.scalar("of_request", self.request as f32))
+            & at.number(0.0).le(row)
+            & row.lt(qo_len)
+            & at.kv().lt(kv_len);
+        let index = (at.qo_head() * qo_len + row) * kv_len + at.kv();
+        at.store("logits", &self.logits, N::select(inside, index, at.number(-1.0)), logit);
+        logit
+    }
+}

@@ -1,0 +1,320 @@
+//! A hook as data: a graph of operations, equal ones shared, that any [`Number`] evaluates and a kernel is made from.
+//!
+//! Nodes are in the order in which results need them, so that equal hooks have equal graphs however they were written
+//! down. A node's operands come before it.
+
+use super::{Number, hook::Hook};
+
+/// The most nodes of one hook.
+pub(super) const MAX_NODES: usize = 512;
+
+/// What a graph begins with: an index, or an argument of its hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "named as the methods of `At` and the arguments of the hooks")]
+pub enum Input {
+    Request,
+    Qo,
+    Kv,
+    QoHead,
+    KvHead,
+    Dim,
+    NumQoHeads,
+    NumKvHeads,
+    First,
+    Second,
+    X,
+    Logit,
+    Max,
+    Sum,
+    O,
+}
+
+impl Input {
+    /// Each with its name.
+    pub const NAMED: [(Self, &'static str); 15] = [
+        (Self::Request, "request"),
+        (Self::Qo, "qo"),
+        (Self::Kv, "kv"),
+        (Self::QoHead, "qo_head"),
+        (Self::KvHead, "kv_head"),
+        (Self::Dim, "dim"),
+        (Self::NumQoHeads, "num_qo_heads"),
+        (Self::NumKvHeads, "num_kv_heads"),
+        (Self::First, "first"),
+        (Self::Second, "second"),
+        (Self::X, "x"),
+        (Self::Logit, "logit"),
+        (Self::Max, "max"),
+        (Self::Sum, "sum"),
+        (Self::O, "o"),
+    ];
+
+    /// As it is written in JSON.
+    pub fn name(self) -> &'static str {
+        Self::NAMED[self as usize].1
+    }
+}
+
+/// An operation; [`Number`] says what each computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "named as the methods of `Number`")]
+pub enum Op {
+    Neg,
+    Abs,
+    Floor,
+    Sqrt,
+    Exp2,
+    Log2,
+    Exp,
+    Tanh,
+    Sigmoid,
+    SinTurns,
+    CosTurns,
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Min,
+    Max,
+    MulAdd,
+    Turns,
+    Lt,
+    Le,
+    Eq,
+    And,
+    Or,
+    Not,
+    Select,
+}
+
+/// What a node's value is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A number.
+    Number,
+    /// A condition.
+    Truth,
+}
+
+impl Op {
+    /// Each with its name.
+    pub const NAMED: [(Self, &'static str); 26] = [
+        (Self::Neg, "neg"),
+        (Self::Abs, "abs"),
+        (Self::Floor, "floor"),
+        (Self::Sqrt, "sqrt"),
+        (Self::Exp2, "exp2"),
+        (Self::Log2, "log2"),
+        (Self::Exp, "exp"),
+        (Self::Tanh, "tanh"),
+        (Self::Sigmoid, "sigmoid"),
+        (Self::SinTurns, "sin_turns"),
+        (Self::CosTurns, "cos_turns"),
+        (Self::Add, "add"),
+        (Self::Sub, "sub"),
+        (Self::Mul, "mul"),
+        (Self::Div, "div"),
+        (Self::Min, "min"),
+        (Self::Max, "max"),
+        (Self::MulAdd, "mul_add"),
+        (Self::Turns, "turns"),
+        (Self::Lt, "lt"),
+        (Self::Le, "le"),
+        (Self::Eq, "eq"),
+        (Self::And, "and"),
+        (Self::Or, "or"),
+        (Self::Not, "not"),
+        (Self::Select, "select"),
+    ];
+
+    /// As it is written in JSON.
+    pub fn name(self) -> &'static str {
+        Self::NAMED[self as usize].1
+    }
+
+    /// What it takes, and what it gives.
+    pub fn signature(self) -> (&'static [Kind], Kind) {
+        use Kind::{Number, Truth};
+        match self {
+            Self::Not => (&[Truth], Truth),
+            Self::And | Self::Or => (&[Truth, Truth], Truth),
+            Self::Lt | Self::Le | Self::Eq => (&[Number, Number], Truth),
+            Self::Select => (&[Truth, Number, Number], Number),
+            Self::MulAdd | Self::Turns => (&[Number, Number, Number], Number),
+            Self::Add | Self::Sub | Self::Mul | Self::Div | Self::Min | Self::Max => {
+                (&[Number, Number], Number)
+            }
+            _ => (&[Number], Number),
+        }
+    }
+}
+
+/// One value of a graph. Operands are places in [`Graph::nodes`], others places in the variant's lists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Node {
+    /// A constant, by its bits.
+    Number(u32),
+    /// A constant condition.
+    Truth(bool),
+    /// An index or an argument.
+    Input(Input),
+    /// A parameter.
+    Scalar(u32),
+    /// An element of a table.
+    Read {
+        /// Which table.
+        table: u32,
+        /// Which element.
+        index: u32,
+    },
+    /// An operation; operands that it does not take are 0.
+    Apply(Op, [u32; 3]),
+}
+
+impl Node {
+    /// The nodes that it is computed from.
+    pub fn operands(&self) -> &[u32] {
+        match self {
+            Self::Read { index, .. } => std::slice::from_ref(index),
+            Self::Apply(op, operands) => &operands[..op.signature().0.len()],
+            _ => &[],
+        }
+    }
+
+    /// What it is.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Self::Truth(_) => Kind::Truth,
+            Self::Apply(op, _) => op.signature().1,
+            _ => Kind::Number,
+        }
+    }
+}
+
+/// A write to a buffer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Store {
+    /// Which buffer.
+    pub buffer: u32,
+    /// The node that says where.
+    pub index: u32,
+    /// The node that says what.
+    pub value: u32,
+}
+
+/// One hook.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Graph {
+    pub(super) nodes: Vec<Node>,
+    pub(super) stores: Vec<Store>,
+    pub(super) results: Vec<u32>,
+}
+
+impl Graph {
+    /// Its values, operands first.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// Its writes, in order.
+    pub fn stores(&self) -> &[Store] {
+        &self.stores
+    }
+
+    /// The nodes that are the hook's results: two for pairs and states, otherwise one.
+    pub fn results(&self) -> &[u32] {
+        &self.results
+    }
+
+    /// Whether the hook does anything: it gives back its arguments, or shows every key, when it does not.
+    pub(super) fn is_live(&self, hook: Hook) -> bool {
+        let neutral = hook.neutral();
+        let same = self.results.iter().map(|&id| self.nodes[id as usize]).eq(neutral);
+        !same || !self.stores.is_empty()
+    }
+
+    /// The same with only the nodes that are needed, in the order in which they are.
+    pub(super) fn canonical(&self) -> Self {
+        let mut order = Order { from: self, places: vec![None; self.nodes.len()], nodes: Vec::new() };
+        let place = |order: &mut Order<'_>, store: &Store| Store {
+            index: order.place(store.index),
+            value: order.place(store.value),
+            ..*store
+        };
+        let stores = self.stores.iter().map(|store| place(&mut order, store)).collect();
+        let results = self.results.iter().map(|&id| order.place(id)).collect();
+        Self { stores, results, nodes: order.nodes }
+    }
+}
+
+/// Nodes on their way into the order of need.
+struct Order<'a> {
+    from: &'a Graph,
+    places: Vec<Option<u32>>,
+    nodes: Vec<Node>,
+}
+
+impl Order<'_> {
+    /// As deep as the graph, which has at most [`MAX_NODES`].
+    fn place(&mut self, id: u32) -> u32 {
+        if let Some(place) = self.places[id as usize] {
+            return place;
+        }
+        let node = match self.from.nodes[id as usize] {
+            Node::Read { table, index } => Node::Read { table, index: self.place(index) },
+            Node::Apply(op, mut operands) => {
+                for operand in &mut operands[..op.signature().0.len()] {
+                    *operand = self.place(*operand);
+                }
+                Node::Apply(op, operands)
+            }
+            other => other,
+        };
+        let place = self.nodes.len() as u32;
+        self.nodes.push(node);
+        self.places[id as usize] = Some(place);
+        place
+    }
+}
+
+/// A node's value.
+#[derive(Clone, Copy)]
+pub(super) enum Value<N: Number> {
+    Number(N),
+    Truth(N::Bool),
+}
+
+/// Computes one operation. Operands are of the kinds of its signature; where they are not, the result is the first one.
+#[inline(always)]
+pub(super) fn apply<N: Number>(op: Op, operands: [Value<N>; 3]) -> Value<N> {
+    use Value::{Number as Num, Truth};
+    match (op, operands) {
+        (Op::Neg, [Num(a), ..]) => Num(-a),
+        (Op::Abs, [Num(a), ..]) => Num(a.abs()),
+        (Op::Floor, [Num(a), ..]) => Num(a.floor()),
+        (Op::Sqrt, [Num(a), ..]) => Num(a.sqrt()),
+        (Op::Exp2, [Num(a), ..]) => Num(a.exp2()),
+        (Op::Log2, [Num(a), ..]) => Num(a.log2()),
+        (Op::Exp, [Num(a), ..]) => Num(a.exp()),
+        (Op::Tanh, [Num(a), ..]) => Num(a.tanh()),
+        (Op::Sigmoid, [Num(a), ..]) => Num(a.sigmoid()),
+        (Op::SinTurns, [Num(a), ..]) => Num(a.sin_cos_turns().0),
+        (Op::CosTurns, [Num(a), ..]) => Num(a.sin_cos_turns().1),
+        (Op::Add, [Num(a), Num(b), _]) => Num(a + b),
+        (Op::Sub, [Num(a), Num(b), _]) => Num(a - b),
+        (Op::Mul, [Num(a), Num(b), _]) => Num(a * b),
+        (Op::Div, [Num(a), Num(b), _]) => Num(a / b),
+        (Op::Min, [Num(a), Num(b), _]) => Num(a.min(b)),
+        (Op::Max, [Num(a), Num(b), _]) => Num(a.max(b)),
+        (Op::MulAdd, [Num(a), Num(b), Num(c)]) => Num(a.mul_add(b, c)),
+        (Op::Turns, [Num(a), Num(b), Num(c)]) => Num(a.turns(b, c)),
+        (Op::Lt, [Num(a), Num(b), _]) => Truth(a.lt(b)),
+        (Op::Le, [Num(a), Num(b), _]) => Truth(a.le(b)),
+        (Op::Eq, [Num(a), Num(b), _]) => Truth(a.eq(b)),
+        (Op::And, [Truth(a), Truth(b), _]) => Truth(a & b),
+        (Op::Or, [Truth(a), Truth(b), _]) => Truth(a | b),
+        (Op::Not, [Truth(a), ..]) => Truth(!a),
+        (Op::Select, [Truth(a), Num(b), Num(c)]) => Num(N::select(a, b, c)),
+        (_, [first, ..]) => first,
+    }
+}

@@ -1,0 +1,71 @@
+//! The seven hooks: their names, what each is given, may read and gives.
+
+use super::expression::{Input, Kind, Node};
+
+/// Which hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(missing_docs, reason = "named as the methods of `Variant`")]
+pub enum Hook {
+    Query,
+    Key,
+    Value,
+    Logits,
+    Mask,
+    Update,
+    Output,
+}
+
+impl Hook {
+    /// All, in the order of [`Variant`](super::Variant).
+    pub const ALL: [Self; 7] =
+        [Self::Query, Self::Key, Self::Value, Self::Logits, Self::Mask, Self::Update, Self::Output];
+
+    /// Its method's name.
+    pub fn name(self) -> &'static str {
+        ["query", "key", "value", "logits", "mask", "update", "output"][self as usize]
+    }
+
+    /// The arguments beside [`At`](super::At).
+    pub fn arguments(self) -> &'static [Input] {
+        match self {
+            Self::Query | Self::Key => &[Input::First, Input::Second],
+            Self::Value => &[Input::X],
+            Self::Logits => &[Input::Logit],
+            Self::Mask => &[],
+            Self::Update => &[Input::Max, Input::Sum],
+            Self::Output => &[Input::O],
+        }
+    }
+
+    /// The indices that are there for it; the numbers of heads always are.
+    pub fn indices(self) -> &'static [Input] {
+        use Input::{Dim, Kv, KvHead, Qo, QoHead, Request};
+        match self {
+            Self::Query | Self::Output => &[Request, Qo, QoHead, KvHead, Dim],
+            Self::Key | Self::Value => &[Kv, KvHead, Dim],
+            Self::Logits | Self::Mask => &[Request, Qo, Kv, QoHead, KvHead],
+            Self::Update => &[Request, Qo, QoHead, KvHead],
+        }
+    }
+
+    /// Everything that its expressions may name.
+    pub(super) fn inputs(self) -> impl Iterator<Item = Input> {
+        let heads = [Input::NumQoHeads, Input::NumKvHeads];
+        self.arguments().iter().chain(self.indices()).copied().chain(heads)
+    }
+
+    /// What each result is.
+    pub(super) fn results(self) -> &'static [Kind] {
+        match self {
+            Self::Query | Self::Key | Self::Update => &[Kind::Number, Kind::Number],
+            Self::Mask => &[Kind::Truth],
+            Self::Value | Self::Logits | Self::Output => &[Kind::Number],
+        }
+    }
+
+    /// The results of a hook that does nothing.
+    pub(super) fn neutral(self) -> impl Iterator<Item = Node> {
+        let shown = (self == Self::Mask).then_some(Node::Truth(true));
+        self.arguments().iter().map(|input| Node::Input(*input)).chain(shown)
+    }
+}

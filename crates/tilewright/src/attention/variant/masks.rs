@@ -1,0 +1,147 @@
+//! Masks that depend on the request: a prefix that all see, documents packed into one request, items scored at once.
+
+use super::{At, Number, Properties, Reads, Variant, lists::Lists};
+use crate::{Mask, Problem, Result};
+
+const OF_REQUESTS: Reads = Reads::REQUEST.and(Reads::QO).and(Reads::KV).and(Reads::TABLES);
+
+/// Causal, but for a prefix of each request that every query sees: the query at `p` sees the key at `j` when `j <= p` or
+/// `j < prefix_len` (prefix LM: T5, PaliGemma). For problems with [`Mask::Full`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct PrefixLm {
+    prefix_lens: Vec<f32>,
+}
+
+impl PrefixLm {
+    /// `prefix_lens`: `[requests]`; further requests have the prefix of the last.
+    ///
+    /// # Errors
+    /// When one is 2^24 or more.
+    pub fn new(prefix_lens: &[u32]) -> Result<Self> {
+        Ok(Self { prefix_lens: lens("attention.prefix_lm", prefix_lens)? })
+    }
+}
+
+fn lens(operator: &'static str, prefix_lens: &[u32]) -> Result<Vec<f32>> {
+    for (request, len) in prefix_lens.iter().enumerate() {
+        crate::ensure!(
+            *len < 1 << 24,
+            operator,
+            "request {request}: prefix_len = {len}, expected a number below 16777216"
+        );
+    }
+    Ok(prefix_lens.iter().map(|len| *len as f32).collect())
+}
+
+impl Variant for PrefixLm {
+    fn name(&self) -> &str {
+        "prefix_lm"
+    }
+
+    fn properties(&self) -> Properties {
+        Properties { monotone_mask: true, ..Properties::NONE.reading(OF_REQUESTS) }
+    }
+
+    fn check(&self, problem: &Problem) -> Result<()> {
+        crate::ensure!(
+            matches!(problem.mask(), Mask::Full),
+            "attention.new",
+            "variant prefix_lm: mask = {}, expected full: another would hide parts of prefixes",
+            problem.mask()
+        );
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn mask<N: Number>(&self, at: &At<N>) -> N::Bool {
+        let prefix_len = at.read("prefix_lens", &self.prefix_lens, at.request());
+        at.kv().le(at.qo()) | at.kv().lt(prefix_len)
+    }
+}
+
+/// Tokens see only tokens of their own document: documents packed into one request. Usually with a causal problem.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DocumentMask {
+    documents: Lists,
+}
+
+impl DocumentMask {
+    /// `documents[r][j]`: the document of the token at position `j` of request `r`. A token without one sees nothing and is
+    /// not seen.
+    ///
+    /// # Errors
+    /// When a document's number, or the number of all tokens, is not below 2^24.
+    pub fn new(documents: &[Vec<u32>]) -> Result<Self> {
+        Ok(Self {
+            documents: Lists::new("attention.document_mask", ["documents", "document_starts"], documents)?,
+        })
+    }
+}
+
+impl Variant for DocumentMask {
+    fn name(&self) -> &str {
+        "document_mask"
+    }
+
+    fn properties(&self) -> Properties {
+        Properties::NONE.reading(OF_REQUESTS)
+    }
+
+    #[inline(always)]
+    fn mask<N: Number>(&self, at: &At<N>) -> N::Bool {
+        let (mine, has_mine) = self.documents.at(at, at.qo());
+        let (its, has_its) = self.documents.at(at, at.kv());
+        mine.eq(its) & has_mine & has_its
+    }
+}
+
+/// Several items behind one prompt, none seeing another (FlashInfer's multi-item scoring). The query at `p` sees the key at
+/// `j <= p` when `p < prefix_len`, or `j < prefix_len`, or `p - j < place[p - prefix_len]`.
+///
+/// `place` counts the tokens of an item from its delimiter, which has 0 and so sees only the prefix, not even itself.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MultiItemScoring {
+    prefix_lens: Vec<f32>,
+    places: Lists,
+}
+
+impl MultiItemScoring {
+    /// `prefix_lens`: `[requests]`. `places[r][t]`: the place in its item of the token at position `prefix_len + t` of
+    /// request `r`; a token without one counts as a delimiter.
+    ///
+    /// # Errors
+    /// When there are not as many lists as prefixes, or a number, or the number of all places, is not below 2^24.
+    pub fn new(prefix_lens: &[u32], places: &[Vec<u32>]) -> Result<Self> {
+        const OPERATOR: &str = "attention.multi_item_scoring";
+        crate::ensure!(
+            prefix_lens.len() == places.len(),
+            OPERATOR,
+            "places has {} lists, expected one for each of the {} prefixes",
+            places.len(),
+            prefix_lens.len()
+        );
+        Ok(Self {
+            prefix_lens: lens(OPERATOR, prefix_lens)?,
+            places: Lists::new(OPERATOR, ["places", "place_starts"], places)?,
+        })
+    }
+}
+
+impl Variant for MultiItemScoring {
+    fn name(&self) -> &str {
+        "multi_item_scoring"
+    }
+
+    fn properties(&self) -> Properties {
+        Properties::NONE.reading(OF_REQUESTS)
+    }
+
+    #[inline(always)]
+    fn mask<N: Number>(&self, at: &At<N>) -> N::Bool {
+        let (qo, kv) = (at.qo(), at.kv());
+        let prefix_len = at.read("item_prefix_lens", &self.prefix_lens, at.request());
+        let (place, has_place) = self.places.at(at, qo - prefix_len);
+        let same_item = has_place & (qo - kv).lt(place);
+        kv.le(qo) & (qo.lt(prefix_len) | kv.lt(prefix_len) | same_item)
+    }
+}

@@ -1,0 +1,206 @@
+//! The arithmetic that hooks are generic over: one source that computes on f32, on vector lanes, or records itself.
+//!
+//! Indices are numbers too: whole, and exact below 2^24. Comparisons with NaN are false. Operations that are given a
+//! body here are algorithms over the others, so that scalars and lanes differ only where multiply-add is fused.
+
+use super::{At, Buffer, ExpressionVariant, Hook, elementary};
+use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
+
+/// A number that a hook computes with: f32, a register of them, or a recorded expression.
+///
+/// Constants need a witness of their kind: `x.number(0.5)`. A hook branches with [`Number::select`], not with `if`.
+pub trait Number:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self>
+{
+    /// The result of a comparison, combined with `&`, `|` and `!`.
+    type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool> + Not<Output = Self::Bool>;
+
+    /// The constant `value`, of the same kind as `self`.
+    #[must_use]
+    fn number(self, value: f32) -> Self;
+    /// The constant condition `value`, of the same kind as `self`.
+    fn truth(self, value: bool) -> Self::Bool;
+
+    /// `self` where it is less, otherwise `other`: so `other` where either is NaN.
+    #[must_use]
+    fn min(self, other: Self) -> Self;
+    /// `self` where it is greater, otherwise `other`: so `other` where either is NaN.
+    #[must_use]
+    fn max(self, other: Self) -> Self;
+    /// `|self|`
+    #[must_use]
+    fn abs(self) -> Self;
+    /// The greatest whole number that is not above `self`.
+    #[must_use]
+    fn floor(self) -> Self;
+    /// The square root, NaN for negative numbers.
+    #[must_use]
+    fn sqrt(self) -> Self;
+    /// `self · factor + summand`, rounded once where the machine can.
+    #[must_use]
+    fn mul_add(self, factor: Self, summand: Self) -> Self;
+
+    /// `self < other`
+    fn lt(self, other: Self) -> Self::Bool;
+    /// `self <= other`
+    fn le(self, other: Self) -> Self::Bool;
+    /// `self == other`
+    fn eq(self, other: Self) -> Self::Bool;
+    /// `self > other`
+    #[inline(always)]
+    fn gt(self, other: Self) -> Self::Bool {
+        other.lt(self)
+    }
+    /// `self >= other`
+    #[inline(always)]
+    fn ge(self, other: Self) -> Self::Bool {
+        other.le(self)
+    }
+    /// `a` where `condition` holds, otherwise `b`. Both are computed.
+    #[must_use]
+    fn select(condition: Self::Bool, a: Self, b: Self) -> Self;
+
+    /// `2^self` to about 2 units in the last place; 0 below -126, +inf from 128 on.
+    #[must_use]
+    fn exp2(self) -> Self;
+    /// The logarithm to base 2.
+    #[must_use]
+    fn log2(self) -> Self;
+    /// `e^self = 2^(self · log2 e)`; the rounding of that product makes a relative error of up to `|self| · 2^-24`.
+    #[must_use]
+    #[inline(always)]
+    fn exp(self) -> Self {
+        (self * self.number(std::f32::consts::LOG2_E)).exp2()
+    }
+    /// The hyperbolic tangent, within a few units in the last place.
+    #[must_use]
+    #[inline(always)]
+    fn tanh(self) -> Self {
+        elementary::tanh(self)
+    }
+    /// `1 / (1 + e^-self)`
+    #[must_use]
+    #[inline(always)]
+    fn sigmoid(self) -> Self {
+        let one = self.number(1.0);
+        one / (one + (-self).exp())
+    }
+    /// Sine and cosine of `2π · self` for `self` in `-0.5..=0.5`, each within about 1e-7.
+    #[inline(always)]
+    fn sin_cos_turns(self) -> (Self, Self) {
+        elementary::sin_cos_turns(self)
+    }
+    /// `self · (high + low)` less the nearest whole number, as if computed exactly and rounded at the end: the angle, in
+    /// turns, of position `self` at a frequency of `high + low` turns per position. For products below 2^22.
+    #[must_use]
+    fn turns(self, high: Self, low: Self) -> Self;
+
+    /// What [`At::scalar`](super::At::scalar) gives, of the kind of `self`.
+    #[must_use]
+    #[inline(always)]
+    fn scalar(self, name: &str, value: f32) -> Self {
+        let _ = name;
+        self.number(value)
+    }
+    /// What [`At::read`](super::At::read) gives; `self` is the index.
+    #[must_use]
+    fn read(self, name: &str, table: &[f32]) -> Self;
+    /// What [`At::store`](super::At::store) does; `self` is the value.
+    fn store(self, name: &str, buffer: &Buffer, index: Self);
+
+    /// The results of a recorded hook: numbers, and a condition; the others mean nothing. A function of its own for each
+    /// kind of number, because there is an operation of every sort in it.
+    #[doc(hidden)]
+    fn interpret(
+        variant: &ExpressionVariant,
+        hook: Hook,
+        at: &At<Self>,
+        arguments: [Self; 2],
+    ) -> ([Self; 2], Self::Bool) {
+        variant.evaluate(hook, at, arguments)
+    }
+}
+
+impl Number for f32 {
+    type Bool = bool;
+
+    #[inline(always)]
+    fn number(self, value: f32) -> Self {
+        value
+    }
+    #[inline(always)]
+    fn truth(self, value: bool) -> bool {
+        value
+    }
+    #[inline(always)]
+    fn min(self, other: Self) -> Self {
+        if self < other { self } else { other }
+    }
+    #[inline(always)]
+    fn max(self, other: Self) -> Self {
+        if self > other { self } else { other }
+    }
+    #[inline(always)]
+    fn abs(self) -> Self {
+        Self::abs(self)
+    }
+    #[inline(always)]
+    fn floor(self) -> Self {
+        Self::floor(self)
+    }
+    #[inline(always)]
+    fn sqrt(self) -> Self {
+        Self::sqrt(self)
+    }
+    #[inline(always)]
+    fn mul_add(self, factor: Self, summand: Self) -> Self {
+        // f32::mul_add would call a library function where there is no such instruction
+        self * factor + summand
+    }
+    #[inline(always)]
+    fn lt(self, other: Self) -> bool {
+        self < other
+    }
+    #[inline(always)]
+    fn le(self, other: Self) -> bool {
+        self <= other
+    }
+    #[inline(always)]
+    fn eq(self, other: Self) -> bool {
+        self == other
+    }
+    #[inline(always)]
+    fn select(condition: bool, a: Self, b: Self) -> Self {
+        if condition { a } else { b }
+    }
+    #[inline(always)]
+    fn exp2(self) -> Self {
+        if self < -126.0 { 0.0 } else { Self::exp2(self) }
+    }
+    #[inline(always)]
+    fn log2(self) -> Self {
+        Self::log2(self)
+    }
+    #[inline(always)]
+    fn turns(self, high: Self, low: Self) -> Self {
+        elementary::turns_in_f64(self, high, low)
+    }
+    #[inline(always)]
+    fn read(self, _: &str, table: &[f32]) -> Self {
+        // a cast takes NaN and what is below 0 to 0
+        let last = table.len().saturating_sub(1);
+        table.get((self as usize).min(last)).copied().unwrap_or(Self::NAN)
+    }
+    #[inline(always)]
+    fn store(self, _: &str, buffer: &Buffer, index: Self) {
+        buffer.set(index, self);
+    }
+    fn interpret(
+        variant: &ExpressionVariant,
+        hook: Hook,
+        at: &At<Self>,
+        arguments: [Self; 2],
+    ) -> ([Self; 2], bool) {
+        variant.evaluate(hook, at, arguments)
+    }
+}

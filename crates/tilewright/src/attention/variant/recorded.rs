@@ -1,0 +1,297 @@
+//! A whole variant as data: recorded from hooks or read from JSON, and a [`Variant`] itself, which evaluates its graphs.
+
+use super::{
+    At, Buffer, Number, Pair, Properties, Reads, Variant,
+    expression::{Graph, Input, MAX_NODES, Node, Value, apply},
+    hook::Hook,
+    recorder::{Named, Recorder},
+};
+use crate::{Error, Result};
+use std::sync::Arc;
+
+/// A variant's hooks as expressions, with the values of its parameters, tables and buffers, each sorted by name.
+///
+/// Recording it gives itself.
+#[derive(Debug, Clone)]
+pub struct ExpressionVariant {
+    pub(super) name: String,
+    pub(super) properties: Properties,
+    pub(super) named: Named,
+    /// In the order of [`Hook::ALL`].
+    pub(super) graphs: [Graph; 7],
+}
+
+impl ExpressionVariant {
+    /// Records the hooks of `variant`. What it reads becomes what it is declared to read.
+    ///
+    /// # Errors
+    /// When a name is used for two things or cannot be one, a table or buffer is empty or has more than 2^24 elements, a
+    /// hook other than logits stores, or one computes more than 512 values.
+    pub fn of<V: Variant>(variant: &V) -> Result<Self> {
+        let recorder = Recorder::default();
+        let graphs = Hook::ALL.map(|hook| record(&recorder, variant, hook));
+        Self::assemble(variant.name(), variant.properties(), recorder, graphs)
+            .map_err(|fault| Error::new("attention.new", format!("variant {}: {fault}", variant.name())))
+    }
+
+    pub(super) fn assemble(
+        name: &str,
+        properties: Properties,
+        recorder: Recorder,
+        graphs: [Graph; 7],
+    ) -> Result<Self, String> {
+        super::recorder::check_word(name, 256)?;
+        let named = recorder.into_named()?;
+        let mut made = Self { name: name.to_owned(), properties, named, graphs };
+        made.sort_names();
+        made.properties.reads = made.reads();
+        Ok(made)
+    }
+
+    /// The graph of a hook.
+    pub fn graph(&self, hook: Hook) -> &Graph {
+        &self.graphs[hook as usize]
+    }
+
+    /// Whether the hook does anything.
+    pub fn is_live(&self, hook: Hook) -> bool {
+        self.graph(hook).is_live(hook)
+    }
+
+    /// The parameters with their names; [`Node::Scalar`] counts them.
+    pub fn scalars(&self) -> &[(String, f32)] {
+        &self.named.scalars
+    }
+
+    /// The tables with their names; [`Node::Read`] counts them.
+    pub fn tables(&self) -> &[(String, Arc<[f32]>)] {
+        &self.named.tables
+    }
+
+    /// The buffers with their names; [`Store`](super::expression::Store) counts them.
+    pub fn buffers(&self) -> &[(String, Buffer)] {
+        &self.named.buffers
+    }
+
+    /// The inputs of a hook, in the order of [`Input`].
+    pub(super) fn inputs(&self, hook: Hook) -> Vec<Input> {
+        let input = |node: &Node| if let Node::Input(input) = node { Some(*input) } else { None };
+        let mut inputs: Vec<Input> = self.graph(hook).nodes.iter().filter_map(input).collect();
+        inputs.sort_unstable();
+        inputs
+    }
+
+    fn reads(&self) -> Reads {
+        let indices = Hook::ALL.iter().flat_map(|hook| self.inputs(*hook)).map(|input| match input {
+            Input::Request => Reads::REQUEST,
+            Input::Qo => Reads::QO,
+            Input::Kv => Reads::KV,
+            Input::QoHead => Reads::QO_HEAD,
+            Input::KvHead => Reads::KV_HEAD,
+            _ => Reads::NONE,
+        });
+        let tables = if self.named.tables.is_empty() { Reads::NONE } else { Reads::TABLES };
+        indices.fold(tables, Reads::and)
+    }
+
+    /// Drops names that no hook uses and sorts the others, so that equal variants are equal however they were written.
+    fn sort_names(&mut self) {
+        let (mut scalars, mut tables, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
+        for graph in &self.graphs {
+            for node in &graph.nodes {
+                match node {
+                    Node::Scalar(place) => scalars.push(*place),
+                    Node::Read { table, .. } => tables.push(*table),
+                    _ => {}
+                }
+            }
+            buffers.extend(graph.stores.iter().map(|store| store.buffer));
+        }
+        let scalars = keep_used(&mut self.named.scalars, &scalars);
+        let tables = keep_used(&mut self.named.tables, &tables);
+        let buffers = keep_used(&mut self.named.buffers, &buffers);
+        for graph in &mut self.graphs {
+            for node in &mut graph.nodes {
+                match node {
+                    Node::Scalar(place) => *place = scalars[*place as usize],
+                    Node::Read { table, .. } => *table = tables[*table as usize],
+                    _ => {}
+                }
+            }
+            graph.stores.iter_mut().for_each(|store| store.buffer = buffers[store.buffer as usize]);
+        }
+    }
+
+    /// A number that depends on what is computed and not on the values of parameters, tables and buffers: variants with
+    /// the same one can share a kernel. It is the same on every machine.
+    pub fn fingerprint(&self) -> u64 {
+        let names = |list: Vec<&String>| format!("{list:?}");
+        let scalars = names(self.named.scalars.iter().map(|(name, _)| name).collect());
+        let tables = names(self.named.tables.iter().map(|(name, _)| name).collect());
+        let buffers = names(self.named.buffers.iter().map(|(name, _)| name).collect());
+        let text = format!("{scalars} {tables} {buffers} {} {:?}", self.properties.softmax, self.graphs);
+        // FNV-1a
+        text.bytes()
+            .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    }
+
+    /// The hook's results at `at`: numbers and a condition, of which it gives one sort.
+    #[inline(always)]
+    pub(crate) fn evaluate<N: Number>(&self, hook: Hook, at: &At<N>, arguments: [N; 2]) -> ([N; 2], N::Bool) {
+        // a small array where it is enough, because every element is written before the first is used
+        const FEW: usize = 24;
+        let graph = self.graph(hook);
+        let empty = Value::Number(at.num_qo_heads);
+        let (mut few, mut many);
+        let values: &mut [Value<N>] = if graph.nodes.len() <= FEW {
+            few = [empty; FEW];
+            &mut few
+        } else {
+            many = [empty; MAX_NODES];
+            &mut many
+        };
+        for (place, node) in graph.nodes.iter().enumerate() {
+            values[place] = self.node(node, at, arguments, values);
+        }
+        for store in &graph.stores {
+            let (name, buffer) = &self.named.buffers[store.buffer as usize];
+            if let (Value::Number(index), Value::Number(value)) =
+                (values[store.index as usize], values[store.value as usize])
+            {
+                at.store(name, buffer, index, value);
+            }
+        }
+        let (mut numbers, mut condition) = ([at.num_qo_heads; 2], at.always());
+        for (i, &id) in graph.results.iter().enumerate() {
+            match values[id as usize] {
+                Value::Number(number) => numbers[i] = number,
+                Value::Truth(truth) => condition = truth,
+            }
+        }
+        (numbers, condition)
+    }
+
+    #[inline(always)]
+    fn node<N: Number>(&self, node: &Node, at: &At<N>, arguments: [N; 2], values: &[Value<N>]) -> Value<N> {
+        match *node {
+            Node::Number(bits) => Value::Number(at.number(f32::from_bits(bits))),
+            Node::Truth(value) => Value::Truth(at.num_qo_heads.truth(value)),
+            Node::Input(input) => Value::Number(pick(input, at, arguments)),
+            Node::Scalar(place) => {
+                let (name, value) = &self.named.scalars[place as usize];
+                Value::Number(at.scalar(name, *value))
+            }
+            Node::Read { table, index } => {
+                let (name, table) = &self.named.tables[table as usize];
+                match values[index as usize] {
+                    Value::Number(index) => Value::Number(at.read(name, table, index)),
+                    Value::Truth(_) => values[index as usize],
+                }
+            }
+            Node::Apply(op, operands) => apply(op, operands.map(|id| values[id as usize])),
+        }
+    }
+}
+
+/// Drops what is not in `used`, sorts by name, and says where each went.
+fn keep_used<T>(list: &mut Vec<(String, T)>, used: &[u32]) -> Vec<u32> {
+    let mut kept: Vec<(usize, (String, T))> = std::mem::take(list).into_iter().enumerate().collect();
+    let len = kept.len();
+    kept.retain(|(place, _)| used.contains(&(*place as u32)));
+    kept.sort_by(|(_, (a, _)), (_, (b, _))| a.cmp(b));
+    let mut places = vec![0; len];
+    for (to, (from, thing)) in kept.into_iter().enumerate() {
+        places[from] = to as u32;
+        list.push(thing);
+    }
+    places
+}
+
+#[inline(always)]
+fn pick<N: Number>(input: Input, at: &At<N>, arguments: [N; 2]) -> N {
+    match input {
+        Input::Request => at.request,
+        Input::Qo => at.qo,
+        Input::Kv => at.kv,
+        Input::QoHead => at.qo_head,
+        Input::KvHead => at.kv_head,
+        Input::Dim => at.dim,
+        Input::NumQoHeads => at.num_qo_heads,
+        Input::NumKvHeads => at.num_kv_heads,
+        Input::First | Input::X | Input::Logit | Input::Max | Input::O => arguments[0],
+        Input::Second | Input::Sum => arguments[1],
+    }
+}
+
+fn record<V: Variant>(recorder: &Recorder, variant: &V, hook: Hook) -> Graph {
+    let at = recorder.at();
+    let input = |i: usize| recorder.input(hook.arguments()[i]);
+    let pair = || Pair { first: input(0), second: input(1) };
+    let results = match hook {
+        Hook::Query => {
+            let pair = variant.query(&at, pair());
+            vec![pair.first.id, pair.second.id]
+        }
+        Hook::Key => {
+            let pair = variant.key(&at, pair());
+            vec![pair.first.id, pair.second.id]
+        }
+        Hook::Value => vec![variant.value(&at, input(0)).id],
+        Hook::Logits => vec![variant.logits(&at, input(0)).id],
+        Hook::Mask => vec![variant.mask(&at).id],
+        Hook::Update => {
+            let (max, sum) = variant.update(&at, input(0), input(1));
+            vec![max.id, sum.id]
+        }
+        Hook::Output => vec![variant.output(&at, input(0)).id],
+    };
+    recorder.finish(hook, &results)
+}
+
+impl Variant for ExpressionVariant {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    #[inline(always)]
+    fn query<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
+        let [first, second] = N::interpret(self, Hook::Query, at, [pair.first, pair.second]).0;
+        Pair { first, second }
+    }
+
+    #[inline(always)]
+    fn key<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
+        let [first, second] = N::interpret(self, Hook::Key, at, [pair.first, pair.second]).0;
+        Pair { first, second }
+    }
+
+    #[inline(always)]
+    fn value<N: Number>(&self, at: &At<N>, x: N) -> N {
+        N::interpret(self, Hook::Value, at, [x; 2]).0[0]
+    }
+
+    #[inline(always)]
+    fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
+        N::interpret(self, Hook::Logits, at, [logit; 2]).0[0]
+    }
+
+    #[inline(always)]
+    fn mask<N: Number>(&self, at: &At<N>) -> N::Bool {
+        N::interpret(self, Hook::Mask, at, [at.num_qo_heads; 2]).1
+    }
+
+    #[inline(always)]
+    fn update<N: Number>(&self, at: &At<N>, max: N, sum: N) -> (N, N) {
+        let [max, sum] = N::interpret(self, Hook::Update, at, [max, sum]).0;
+        (max, sum)
+    }
+
+    #[inline(always)]
+    fn output<N: Number>(&self, at: &At<N>, o: N) -> N {
+        N::interpret(self, Hook::Output, at, [o; 2]).0[0]
+    }
+}

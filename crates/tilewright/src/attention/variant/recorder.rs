@@ -1,0 +1,366 @@
+//! Records hooks: a [`Number`] whose arithmetic builds a [`Graph`]. Equal operations are one node, and operations on
+//! constants are carried out.
+
+use super::{
+    At, Buffer, Number,
+    expression::{Graph, Input, Kind, MAX_NODES, Node, Op, Store, Value, apply},
+    hook::Hook,
+};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub},
+    sync::Arc,
+};
+
+/// The most elements of a table or buffer, so that f32 indices are exact.
+pub(super) const MAX_ELEMENTS: usize = 1 << 24;
+
+/// The named things of a variant, in the order of first use.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Named {
+    pub(super) scalars: Vec<(String, f32)>,
+    pub(super) tables: Vec<(String, Arc<[f32]>)>,
+    pub(super) buffers: Vec<(String, Buffer)>,
+}
+
+/// Takes down one hook after the other.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    state: RefCell<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    graph: Graph,
+    shared: HashMap<Node, u32>,
+    named: Named,
+    fault: Option<String>,
+}
+
+impl Recorder {
+    /// What `hook` sees: every index, also those that are not there for it, so that reading one is noticed.
+    pub(super) fn at(&self) -> At<Recorded<'_>> {
+        At {
+            request: self.input(Input::Request),
+            qo: self.input(Input::Qo),
+            kv: self.input(Input::Kv),
+            qo_head: self.input(Input::QoHead),
+            kv_head: self.input(Input::KvHead),
+            dim: self.input(Input::Dim),
+            num_qo_heads: self.input(Input::NumQoHeads),
+            num_kv_heads: self.input(Input::NumKvHeads),
+        }
+    }
+
+    pub(super) fn input(&self, input: Input) -> Recorded<'_> {
+        self.number(Node::Input(input))
+    }
+
+    /// The graph that gives `results`; the next one starts empty.
+    pub(super) fn finish(&self, hook: Hook, results: &[u32]) -> Graph {
+        let mut state = self.state.borrow_mut();
+        state.shared.clear();
+        let mut graph = std::mem::take(&mut state.graph);
+        if !graph.stores.is_empty() && hook != Hook::Logits {
+            state.complain(format!("the {} hook stores, only the logits hook may", hook.name()));
+        }
+        graph.results = results.to_vec();
+        graph.canonical()
+    }
+
+    /// The named things, or what was wrong first.
+    pub(super) fn into_named(self) -> Result<Named, String> {
+        let state = self.state.into_inner();
+        state.fault.map_or(Ok(state.named), Err)
+    }
+
+    /// A node that is a number.
+    pub(super) fn number(&self, node: Node) -> Recorded<'_> {
+        Recorded { recorder: self, id: self.state.borrow_mut().push(node) }
+    }
+
+    /// A node that is a condition.
+    pub(super) fn truth(&self, node: Node) -> RecordedTruth<'_> {
+        RecordedTruth { recorder: self, id: self.state.borrow_mut().push(node) }
+    }
+
+    /// The operation on earlier nodes, which are of the kinds that it takes.
+    pub(super) fn apply(&self, op: Op, operands: [u32; 3]) -> u32 {
+        let mut state = self.state.borrow_mut();
+        state.simplify(op, operands).unwrap_or_else(|node| state.push(node))
+    }
+
+    pub(super) fn scalar(&self, name: &str, value: f32) -> Recorded<'_> {
+        let mut state = self.state.borrow_mut();
+        let place =
+            state.place(name, |named| &mut named.scalars, || value, |v| v.to_bits() == value.to_bits());
+        let id = state.push(Node::Scalar(place));
+        Recorded { recorder: self, id }
+    }
+
+    pub(super) fn read(&self, name: &str, table: &[f32], index: u32) -> Recorded<'_> {
+        let mut state = self.state.borrow_mut();
+        state.check_len("table", name, table.len());
+        let table = state.place(name, |named| &mut named.tables, || table.into(), |t| same_bits(t, table));
+        let id = state.push(Node::Read { table, index });
+        Recorded { recorder: self, id }
+    }
+
+    pub(super) fn store(&self, name: &str, buffer: &Buffer, index: u32, value: u32) {
+        let mut state = self.state.borrow_mut();
+        state.check_len("buffer", name, buffer.len());
+        let clone = || buffer.clone();
+        let buffer = state.place(name, |named| &mut named.buffers, clone, |b| b.shares_with(buffer));
+        state.graph.stores.push(Store { buffer, index, value });
+    }
+}
+
+fn same_bits(a: &[f32], b: &[f32]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
+}
+
+impl State {
+    fn complain(&mut self, fault: String) {
+        self.fault.get_or_insert(fault);
+    }
+
+    fn check_len(&mut self, what: &str, name: &str, len: usize) {
+        if len == 0 || len > MAX_ELEMENTS {
+            self.complain(format!("{what} {name:?} has {len} elements, expected 1 to {MAX_ELEMENTS}"));
+        }
+    }
+
+    fn push(&mut self, node: Node) -> u32 {
+        if let Some(&id) = self.shared.get(&node) {
+            return id;
+        }
+        if self.graph.nodes.len() == MAX_NODES {
+            self.complain(format!("a hook computes more than {MAX_NODES} different values"));
+            return 0;
+        }
+        let id = self.graph.nodes.len() as u32;
+        self.graph.nodes.push(node);
+        self.shared.insert(node, id);
+        id
+    }
+
+    /// The place of the thing with this name, which must be the same each time.
+    fn place<T>(
+        &mut self,
+        name: &str,
+        list: impl Fn(&mut Named) -> &mut Vec<(String, T)>,
+        make: impl FnOnce() -> T,
+        same: impl FnOnce(&T) -> bool,
+    ) -> u32 {
+        let found = list(&mut self.named).iter().position(|(known, _)| known == name);
+        if let Some(place) = found {
+            if !same(&list(&mut self.named)[place].1) {
+                self.complain(format!("{name:?} is given twice, differently"));
+            }
+            return place as u32;
+        }
+        if let Err(fault) = check_name(name) {
+            self.complain(fault);
+        } else if self.named.has(name) {
+            self.complain(format!("{name:?} is given twice, differently"));
+        }
+        let list = list(&mut self.named);
+        list.push((name.to_owned(), make()));
+        (list.len() - 1) as u32
+    }
+
+    /// A node that has the operation's value already, or the one to be added.
+    fn simplify(&mut self, op: Op, operands: [u32; 3]) -> Result<u32, Node> {
+        let takes = op.signature().0.len();
+        let constant = |id: u32| match self.graph.nodes[id as usize] {
+            Node::Number(bits) => Some(Value::<f32>::Number(f32::from_bits(bits))),
+            Node::Truth(value) => Some(Value::Truth(value)),
+            _ => None,
+        };
+        let constants = [0, 1, 2].map(|i| if i < takes { constant(operands[i]) } else { None });
+        if constants[..takes].iter().all(Option::is_some) {
+            let known = constants.map(|value| value.unwrap_or(Value::Number(0.0)));
+            return Err(match apply(op, known) {
+                Value::Number(value) => Node::Number(value.to_bits()),
+                Value::Truth(value) => Node::Truth(value),
+            });
+        }
+        let [a, b, c] = operands;
+        match (op, constants) {
+            (Op::And, [Some(Value::Truth(true)), ..]) | (Op::Or, [Some(Value::Truth(false)), ..]) => Ok(b),
+            (Op::And, [_, Some(Value::Truth(true)), _]) | (Op::Or, [_, Some(Value::Truth(false)), _]) => {
+                Ok(a)
+            }
+            (Op::And, [Some(Value::Truth(false)), ..]) | (Op::Or, [Some(Value::Truth(true)), ..]) => Ok(a),
+            (Op::And, [_, Some(Value::Truth(false)), _]) | (Op::Or, [_, Some(Value::Truth(true)), _]) => {
+                Ok(b)
+            }
+            (Op::Select, [Some(Value::Truth(choice)), ..]) => Ok(if choice { b } else { c }),
+            _ => Err(Node::Apply(op, operands)),
+        }
+    }
+}
+
+impl Named {
+    fn has(&self, name: &str) -> bool {
+        let scalars = self.scalars.iter().map(|(name, _)| name);
+        let others =
+            self.tables.iter().map(|(name, _)| name).chain(self.buffers.iter().map(|(name, _)| name));
+        scalars.chain(others).any(|known| known == name)
+    }
+}
+
+/// A letter, then letters, digits and `_`.
+pub(super) fn check_word(name: &str, most: usize) -> Result<(), String> {
+    let word = name.starts_with(|c: char| c.is_ascii_alphabetic())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+        && name.len() <= most;
+    if word {
+        return Ok(());
+    }
+    let shown: String = name.chars().take(most).collect();
+    Err(format!("{shown:?} is no name: expected a letter, then letters, digits and _, at most {most} in all"))
+}
+
+/// Names of parameters, tables and buffers are what expressions can tell from inputs.
+pub(super) fn check_name(name: &str) -> Result<(), String> {
+    check_word(name, 64)?;
+    let mut reserved = Input::NAMED.iter().map(|(_, name)| *name).chain(["inf", "nan"]);
+    if reserved.any(|known| known == name) {
+        return Err(format!("{name:?} has a meaning in every hook, expected another name"));
+    }
+    Ok(())
+}
+
+/// A number that is being recorded.
+#[derive(Clone, Copy)]
+pub(super) struct Recorded<'a> {
+    recorder: &'a Recorder,
+    pub(super) id: u32,
+}
+
+/// A condition that is being recorded.
+#[derive(Clone, Copy)]
+pub(super) struct RecordedTruth<'a> {
+    recorder: &'a Recorder,
+    pub(super) id: u32,
+}
+
+impl Recorded<'_> {
+    fn give(self, op: Op, others: [u32; 2]) -> Self {
+        debug_assert_eq!(op.signature().1, Kind::Number, "{op:?}");
+        Self { id: self.recorder.apply(op, [self.id, others[0], others[1]]), ..self }
+    }
+}
+
+impl<'a> Recorded<'a> {
+    fn compare(self, op: Op, other: Self) -> RecordedTruth<'a> {
+        RecordedTruth { recorder: self.recorder, id: self.recorder.apply(op, [self.id, other.id, 0]) }
+    }
+}
+
+macro_rules! operators {
+    ($kind:ident: $($trait:ident $method:ident $op:ident;)+) => {
+        $(impl $trait for $kind<'_> {
+            type Output = Self;
+
+            fn $method(self, other: Self) -> Self {
+                Self { id: self.recorder.apply(Op::$op, [self.id, other.id, 0]), ..self }
+            }
+        })+
+    };
+}
+
+operators! { Recorded:
+    Add add Add;
+    Sub sub Sub;
+    Mul mul Mul;
+    Div div Div;
+}
+
+operators! { RecordedTruth:
+    BitAnd bitand And;
+    BitOr bitor Or;
+}
+
+impl Neg for Recorded<'_> {
+    type Output = Self;
+
+    fn neg(self) -> Self {
+        self.give(Op::Neg, [0; 2])
+    }
+}
+
+impl Not for RecordedTruth<'_> {
+    type Output = Self;
+
+    fn not(self) -> Self {
+        Self { id: self.recorder.apply(Op::Not, [self.id, 0, 0]), ..self }
+    }
+}
+
+macro_rules! unary {
+    ($($method:ident $op:ident;)+) => {
+        $(fn $method(self) -> Self {
+            self.give(Op::$op, [0; 2])
+        })+
+    };
+}
+
+impl<'a> Number for Recorded<'a> {
+    type Bool = RecordedTruth<'a>;
+
+    fn number(self, value: f32) -> Self {
+        self.recorder.number(Node::Number(value.to_bits()))
+    }
+    fn truth(self, value: bool) -> RecordedTruth<'a> {
+        self.recorder.truth(Node::Truth(value))
+    }
+    unary! {
+        abs Abs;
+        floor Floor;
+        sqrt Sqrt;
+        exp2 Exp2;
+        log2 Log2;
+        exp Exp;
+        tanh Tanh;
+        sigmoid Sigmoid;
+    }
+    fn min(self, other: Self) -> Self {
+        self.give(Op::Min, [other.id, 0])
+    }
+    fn max(self, other: Self) -> Self {
+        self.give(Op::Max, [other.id, 0])
+    }
+    fn mul_add(self, factor: Self, summand: Self) -> Self {
+        self.give(Op::MulAdd, [factor.id, summand.id])
+    }
+    fn turns(self, high: Self, low: Self) -> Self {
+        self.give(Op::Turns, [high.id, low.id])
+    }
+    fn sin_cos_turns(self) -> (Self, Self) {
+        (self.give(Op::SinTurns, [0; 2]), self.give(Op::CosTurns, [0; 2]))
+    }
+    fn lt(self, other: Self) -> RecordedTruth<'a> {
+        self.compare(Op::Lt, other)
+    }
+    fn le(self, other: Self) -> RecordedTruth<'a> {
+        self.compare(Op::Le, other)
+    }
+    fn eq(self, other: Self) -> RecordedTruth<'a> {
+        self.compare(Op::Eq, other)
+    }
+    fn select(condition: RecordedTruth<'a>, a: Self, b: Self) -> Self {
+        Self { id: a.recorder.apply(Op::Select, [condition.id, a.id, b.id]), ..a }
+    }
+    fn scalar(self, name: &str, value: f32) -> Self {
+        self.recorder.scalar(name, value)
+    }
+    fn read(self, name: &str, table: &[f32]) -> Self {
+        self.recorder.read(name, table, self.id)
+    }
+    fn store(self, name: &str, buffer: &Buffer, index: Self) {
+        self.recorder.store(name, buffer, index.id, self.id);
+    }
+}

@@ -1,0 +1,75 @@
+//! Rotary embedding inside attention: queries and keys are turned as they are read, and the cache holds them unturned.
+
+use super::{At, Number, Pair, Properties, Reads, Variant};
+use crate::{
+    Problem, Result,
+    rope::{Rope, RopeStyle},
+};
+
+/// Turns pair `i`, elements `i` and `i + head_dim / 2`, of a query at position `p` or a key at `j` by `p · f[i]` or `j · f[i]`
+/// radians, with the frequencies of a [`Rope`], scaling included (Su et al. 2021; Llama and Llama 3.1).
+///
+/// Angles are computed as if exactly: frequencies are held as two f32 each, in turns per position.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RotaryEmbedding {
+    high: Vec<f32>,
+    low: Vec<f32>,
+}
+
+impl RotaryEmbedding {
+    /// The embedding of `rope`, which rotates whole heads.
+    ///
+    /// # Errors
+    /// When the pairs of `rope` are interleaved.
+    pub fn new(rope: &Rope) -> Result<Self> {
+        let style = rope.style();
+        crate::ensure!(
+            style == RopeStyle::Neox,
+            "attention.rotary_embedding",
+            "style = {style:?}, expected {:?}: hooks are given pairs (i, i + head_dim / 2)",
+            RopeStyle::Neox
+        );
+        let turns: Vec<f64> = rope.frequencies().iter().map(|f| f / std::f64::consts::TAU).collect();
+        let high: Vec<f32> = turns.iter().map(|f| *f as f32).collect();
+        let low = turns.iter().zip(&high).map(|(f, high)| (f - f64::from(*high)) as f32).collect();
+        Ok(Self { high, low })
+    }
+
+    #[inline(always)]
+    fn turn<N: Number>(&self, at: &At<N>, position: N, pair: Pair<N>) -> Pair<N> {
+        let high = at.read("turns_high", &self.high, at.dim());
+        let low = at.read("turns_low", &self.low, at.dim());
+        let (sin, cos) = position.turns(high, low).sin_cos_turns();
+        Pair { first: pair.first * cos - pair.second * sin, second: pair.second * cos + pair.first * sin }
+    }
+}
+
+impl Variant for RotaryEmbedding {
+    fn name(&self) -> &str {
+        "rotary_embedding"
+    }
+
+    fn properties(&self) -> Properties {
+        Properties::NONE.reading(Reads::QO.and(Reads::KV).and(Reads::TABLES))
+    }
+
+    fn check(&self, problem: &Problem) -> Result<()> {
+        let (rotary, head) = (2 * self.high.len(), problem.head_dim().qk);
+        crate::ensure!(
+            rotary == head,
+            "attention.new",
+            "variant rotary_embedding: rotary_dim = {rotary}, expected head_dim_qk = {head}"
+        );
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn query<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
+        self.turn(at, at.qo(), pair)
+    }
+
+    #[inline(always)]
+    fn key<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
+        self.turn(at, at.kv(), pair)
+    }
+}

@@ -1,0 +1,131 @@
+//! A variant tried on a few numbers, without an operator: what its hooks do, as the CPU backend runs them.
+
+use super::{ExpressionVariant, Variant};
+use crate::{
+    Problem, Result,
+    cpu::{
+        Isa,
+        simd::hooks::{Hooks, KEYS, RowAt, ValuesAt, hooks},
+    },
+};
+use std::sync::Arc;
+
+/// Where a query row stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Row {
+    /// Which request of the batch.
+    pub request: u32,
+    /// Its position in the request, `kv_len - qo_len + i` for row `i`.
+    pub qo: i32,
+    /// Which query head.
+    pub qo_head: u32,
+    /// Which KV head.
+    pub kv_head: u32,
+}
+
+/// A variant that has been checked for a problem.
+///
+/// ```
+/// use tilewright::{HeadDim, Heads, Problem, attention::variant::{Row, SoftCap, Trial}};
+///
+/// let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(2)).build()?;
+/// let trial = Trial::new(SoftCap::new(30.0)?, &problem)?;
+/// let mut logits = [0.0, 15.0, 1e6];
+/// trial.logits(Row::default(), &[0, 1, 2], &mut logits);
+/// for (logit, expected) in logits.into_iter().zip([0.0, 13.8635, 30.0]) {
+///     assert!((logit - expected).abs() < 1e-4, "{logit} is not 30 tanh(s / 30)");
+/// }
+/// # Ok::<(), tilewright::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Trial {
+    hooks: Arc<dyn Hooks>,
+    isa: Isa,
+}
+
+impl Trial {
+    /// Checks `variant` as an operator for `problem` would, on the best instruction set of this machine.
+    ///
+    /// # Errors
+    /// Those of making an operator with it.
+    pub fn new<V: Variant>(variant: V, problem: &Problem) -> Result<Self> {
+        let isa = Isa::available().last().copied().unwrap_or(Isa::Portable);
+        Ok(Self { hooks: hooks(variant, problem)?, isa })
+    }
+
+    /// The same on another instruction set; the portable one where this machine lacks it.
+    #[must_use]
+    pub fn on(self, isa: Isa) -> Self {
+        Self { isa, ..self }
+    }
+
+    /// The hooks as data.
+    pub fn recorded(&self) -> &ExpressionVariant {
+        self.hooks.recorded()
+    }
+
+    /// The query hook on `q`, `[head_dim_qk]`.
+    pub fn query(&self, row: Row, q: &mut [f32]) {
+        self.hooks.query(self.isa, row.into(), q);
+    }
+
+    /// The key hook on the key at position `kv`, `[head_dim_qk]`.
+    pub fn key(&self, kv_head: u32, kv: u32, key: &mut [f32]) {
+        let mut tile = vec![0.0; key.len() * KEYS];
+        tile.iter_mut().step_by(KEYS).zip(&*key).for_each(|(to, x)| *to = *x);
+        self.hooks.key(self.isa, kv_head, &[kv as f32; KEYS], &mut tile);
+        key.iter_mut().zip(tile.iter().step_by(KEYS)).for_each(|(to, x)| *to = *x);
+    }
+
+    /// The value hook on the value at position `kv`, `[head_dim_vo]`.
+    pub fn value(&self, kv_head: u32, kv: u32, value: &mut [f32]) {
+        let width = value.len();
+        if width > 0 {
+            let at = ValuesAt { kv_head, kv: &[kv as f32; KEYS], stride: width, width };
+            self.hooks.value(self.isa, at, value);
+        }
+    }
+
+    /// The logits hook on `logits[j]` of the keys at `kv[j]`; as many as both slices have.
+    pub fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]) {
+        for (kv, logits) in kv.chunks(KEYS).zip(logits.chunks_mut(KEYS)) {
+            let mut tile = [0.0; KEYS];
+            tile[..logits.len()].copy_from_slice(logits);
+            self.hooks.logits(self.isa, row.into(), &positions(kv), &mut tile);
+            logits.copy_from_slice(&tile[..logits.len()]);
+        }
+    }
+
+    /// Whether the row sees each of the keys at `kv`, for the variant's mask.
+    pub fn mask(&self, row: Row, kv: &[u32]) -> Vec<bool> {
+        let seen = |kv: &[u32]| self.hooks.mask(self.isa, row.into(), &positions(kv));
+        let each = |kv: &[u32]| {
+            let bits = seen(kv);
+            (0..kv.len()).map(|j| bits >> j & 1 == 1).collect::<Vec<bool>>()
+        };
+        kv.chunks(KEYS).flat_map(each).collect()
+    }
+
+    /// The update hook on the state `sum = Σ e^(logit - max)`.
+    pub fn update(&self, row: Row, max: f32, sum: f32) -> (f32, f32) {
+        self.hooks.update(row.into(), max, sum)
+    }
+
+    /// The output hook on `o`, `[head_dim_vo]`.
+    pub fn output(&self, row: Row, o: &mut [f32]) {
+        self.hooks.output(self.isa, row.into(), o);
+    }
+}
+
+/// Positions of up to 64 keys; the others are NaN, so that they store nowhere.
+fn positions(kv: &[u32]) -> [f32; KEYS] {
+    let mut positions = [f32::NAN; KEYS];
+    positions.iter_mut().zip(kv).for_each(|(to, kv)| *to = *kv as f32);
+    positions
+}
+
+impl From<Row> for RowAt {
+    fn from(row: Row) -> Self {
+        Self { request: row.request, qo: row.qo, qo_head: row.qo_head, kv_head: row.kv_head }
+    }
+}

@@ -1,0 +1,70 @@
+//! Log-probabilities on the CPU: ranks come from the logits themselves, so that rounding makes no ties.
+
+use super::{largest_logit, mass, top_k::largest, weigh};
+use crate::{
+    Cpu, Error, Result, View,
+    rows::{Rows, widen},
+    sampling::{Choice, Logprobs, SamplingParams, Scores, TieBreak, TokenLogprob, TopK},
+    with_dtype,
+};
+
+pub(in crate::cpu) fn run(
+    cpu: &Cpu,
+    view: View<'_>,
+    params: &[SamplingParams],
+    choices: &[Choice],
+    out: &mut [Result<Logprobs>],
+) {
+    let vocab = view.shape()[1];
+    with_dtype!(view.dtype(), T => {
+        let rows = Rows::<T>::new(view);
+        let scratch = || (Vec::new(), Vec::new());
+        cpu.each_row(out.iter_mut().collect(), vocab, scratch, |(logits, weights), row, out| {
+            widen(rows.get(row), logits);
+            widen(logits, weights);
+            let answer = keep(Scores::Logits(view), (logits, weights), &params[row])
+                .map(|scale| scale.answer(logits, choices[row]));
+            *out = answer.map_err(|why| Error::new("sampling.logprobs", format!("request {row}: {why}")));
+        });
+    });
+}
+
+/// What turns a logit into a log-probability: `(logit - max) / temperature - log_mass`.
+struct Scale {
+    max: f64,
+    temperature: f64,
+    log_mass: f64,
+}
+
+/// Sets the logits that no draw can give to -inf.
+fn keep(
+    scores: Scores<'_>,
+    (logits, weights): (&mut [f32], &mut [f32]),
+    params: &SamplingParams,
+) -> Result<Scale, String> {
+    let max = f64::from(largest_logit(logits)?);
+    let floor = weigh(&scores, weights, params)?;
+    for (logit, &weight) in logits.iter_mut().zip(weights.iter()) {
+        *logit = if weight >= floor { *logit } else { f32::NEG_INFINITY };
+    }
+    // At temperature 0 one logit is left, the largest, whose log-probability is 0 at any temperature.
+    let temperature = if params.temperature == 0.0 { 1.0 } else { f64::from(params.temperature) };
+    Ok(Scale { max, temperature, log_mass: mass(weights, floor).ln() })
+}
+
+impl Scale {
+    fn answer(&self, logits: &[f32], Choice { token, top_n }: Choice) -> Logprobs {
+        let of = |token: usize, rank: usize| {
+            let scaled = (f64::from(logits[token]) - self.max) / self.temperature;
+            TokenLogprob { token: token as u32, logprob: (scaled - self.log_mass) as f32, rank: rank as u32 }
+        };
+        let chosen = token as usize;
+        let before = |(i, &logit): (usize, &f32)| {
+            usize::from(logit > logits[chosen] || logit == logits[chosen] && i < chosen)
+        };
+        let rank = 1 + logits.iter().enumerate().map(before).sum::<usize>();
+        let best = largest(logits, TopK { k: top_n as usize, ties: TieBreak::Lowest, sorted: true });
+        let top = best.into_iter().zip(1..).map(|(token, rank)| of(token, rank)).collect();
+        Logprobs { chosen: of(chosen, rank), top }
+    }
+}

@@ -1,0 +1,55 @@
+//! The `k` largest of each row on the CPU: a threshold by radix search, then one pass that collects.
+
+use super::{search, ties_within};
+use crate::{
+    Cpu, Element, View, ViewMut,
+    rows::{Rows, rows_mut, widen},
+    sampling::{TieBreak, TopK},
+    with_dtype,
+};
+use std::cmp::Ordering;
+
+pub(in crate::cpu) fn run(
+    cpu: &Cpu,
+    scores: View<'_>,
+    top_k: TopK,
+    values: ViewMut<'_>,
+    indices: &mut [i32],
+) {
+    let vocab = scores.shape()[1];
+    with_dtype!(scores.dtype(), T => {
+        let rows = Rows::<T>::new(scores);
+        let out = rows_mut::<T>(values).into_iter().zip(indices.chunks_mut(top_k.k)).collect();
+        cpu.each_row(out, vocab, Vec::new, |wide, row, (values, indices)| {
+            let scores = rows.get(row);
+            widen(scores, wide);
+            if wide.iter().any(|score| score.is_nan()) {
+                values.fill(T::from_f32(f32::NAN));
+                return indices.fill(-1);
+            }
+            for ((value, index), at) in values.iter_mut().zip(indices).zip(largest(wide, top_k)) {
+                *value = scores[at];
+                *index = at as i32;
+            }
+        });
+    });
+}
+
+/// Where the `k` largest of `values` are, none of them NaN.
+pub(super) fn largest(values: &[f32], TopK { k, ties, sorted }: TopK) -> Vec<usize> {
+    if k == 0 {
+        return Vec::new();
+    }
+    let floor = search(values, |_| 1.0, k as f64);
+    let within = ties_within(values, floor, k, ties == TieBreak::Highest);
+    let kept = |&i: &usize| values[i] > floor || values[i] == floor && within.contains(&i);
+    let mut chosen: Vec<usize> = (0..values.len()).filter(kept).collect();
+    if sorted {
+        if ties == TieBreak::Highest {
+            chosen.reverse();
+        }
+        // A stable sort leaves equals in the order of the rule.
+        chosen.sort_by(|&a, &b| values[b].partial_cmp(&values[a]).unwrap_or(Ordering::Equal));
+    }
+    chosen
+}

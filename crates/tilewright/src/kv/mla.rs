@@ -1,0 +1,74 @@
+//! Puts new tokens into the two caches of multi-head latent attention (DeepSeek-V2): one latent and one rotary row per
+//! token, shared by all heads.
+
+use crate::{
+    Backend, Result, View, ViewMut,
+    kv::{PageTable, Scale, ScaleMut, Slots, append::check_positions, layout::KvStrides, slots::Places},
+    tensor::check_shape,
+};
+
+const OPERATOR: &str = "kv.append_paged_mla_kv_cache";
+
+/// New tokens, of any dtype, and where they go.
+#[derive(Debug, Clone, Copy)]
+pub struct AppendMla<'a> {
+    /// `[num_tokens, ckv_dim]`: compressed keys and values (512 in DeepSeek's models).
+    pub ckv: View<'a>,
+    /// `[num_tokens, kpe_dim]`: keys with their positions (64 in DeepSeek's models).
+    pub kpe: View<'a>,
+    /// `[num_tokens]`: the request of each token; -1 skips the token, whatever its position.
+    pub batch_indices: &'a [i32],
+    /// `[num_tokens]`: the position of each token in its request.
+    pub positions: &'a [i32],
+}
+
+/// The two caches, to write into; their dtypes may differ.
+#[derive(Debug)]
+pub struct MlaCacheMut<'a> {
+    /// `[num_pages, page_size, ckv_dim]`
+    pub ckv: ViewMut<'a>,
+    /// `[num_pages, page_size, kpe_dim]`
+    pub kpe: ViewMut<'a>,
+}
+
+/// Writes each token of `new` into its slot of both caches, rounded to their dtypes, to nearest even.
+///
+/// # Errors
+/// When shapes disagree, a last axis is not dense, the table is malformed, a token's request, position or page does not
+/// exist, or two tokens go to one slot. Nothing was written then.
+pub fn append_paged_mla_kv_cache<B: Backend>(
+    backend: &B,
+    new: &AppendMla<'_>,
+    cache: MlaCacheMut<'_>,
+    table: &PageTable<'_>,
+) -> Result<()> {
+    let tokens = new.batch_indices.len();
+    let ckv_pages = check("ckv", (new.ckv, tokens), &cache.ckv.as_view(), table.page_size)?;
+    let kpe_pages = check("kpe", (new.kpe, tokens), &cache.kpe.as_view(), table.page_size)?;
+    check_positions(OPERATOR, new.positions, tokens)?;
+    let num_pages = ckv_pages.min(kpe_pages);
+    let places = Places::find(OPERATOR, table, (new.batch_indices, new.positions), num_pages)?;
+    for (rows, cache) in [(new.ckv, cache.ckv), (new.kpe, cache.kpe)] {
+        let strides = KvStrides { page: cache.strides()[0], token: cache.strides()[1], head: 0 };
+        let slots = Slots::new(&places, strides);
+        backend.append(rows.with_single_head(), cache, &slots, ScaleMut::Given(Scale::One))?;
+    }
+    Ok(())
+}
+
+/// Checks new rows and their cache, and returns its number of pages.
+fn check(name: &str, (new, tokens): (View<'_>, usize), cache: &View<'_>, page_size: usize) -> Result<usize> {
+    let dim = new.shape().get(1).copied().unwrap_or(0);
+    check_shape(OPERATOR, name, (new.shape(), &[tokens, dim]), "[num_tokens, dim]")?;
+    let num_pages = cache.shape().first().copied().unwrap_or(0);
+    let axes = "[num_pages, page_size, dim]";
+    check_shape(OPERATOR, &format!("cache {name}"), (cache.shape(), &[num_pages, page_size, dim]), axes)?;
+    for (name, strides) in [(name.to_owned(), new.strides()), (format!("cache {name}"), cache.strides())] {
+        crate::ensure!(
+            strides.last() == Some(&1) || dim == 1,
+            OPERATOR,
+            "{name} has strides {strides:?}: dim, the last axis, must have stride 1"
+        );
+    }
+    Ok(num_pages)
+}

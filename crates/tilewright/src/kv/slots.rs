@@ -1,0 +1,148 @@
+//! Where new tokens go: a page and a slot in it for each, no two the same.
+
+use super::paged::Pages;
+use crate::{
+    Error, Result,
+    kv::{PageTable, layout::KvStrides},
+};
+use std::collections::BTreeMap;
+
+/// Marks a token that goes nowhere: padding of a batch of fixed size.
+const SKIPPED: i32 = -1;
+
+/// One token's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// Index of the token among the new ones.
+    pub token: usize,
+    /// Page of the pool.
+    pub page: usize,
+    /// Slot in the page.
+    pub slot: usize,
+}
+
+/// Where the tokens of one tensor go, ordered by page and slot, without those that are skipped.
+#[derive(Debug, Clone, Copy)]
+pub struct Slots<'a> {
+    places: &'a Places,
+    strides: KvStrides,
+}
+
+/// The new tokens of one page.
+#[derive(Debug, Clone, Copy)]
+pub struct PageSlots<'a> {
+    /// Page of the pool.
+    pub page: usize,
+    /// Its new tokens by ascending slot.
+    pub slots: &'a [Slot],
+    /// Slots that hold tokens, counting the new ones; those beyond hold garbage.
+    pub filled: usize,
+}
+
+impl<'a> Slots<'a> {
+    pub(crate) fn new(places: &'a Places, strides: KvStrides) -> Self {
+        Self { places, strides }
+    }
+
+    /// The tokens page by page.
+    pub fn pages(&self) -> impl Iterator<Item = PageSlots<'a>> + use<'a> {
+        let pages = self.places.slots.chunk_by(|a, b| a.page == b.page);
+        pages.map(|slots| {
+            let page = slots[0].page;
+            PageSlots { page, slots, filled: self.places.filled[&page] }
+        })
+    }
+
+    /// Offset of `head` of a slot in the cache, in elements.
+    pub fn offset(&self, page: usize, slot: usize, head: usize) -> usize {
+        page * self.strides.page + slot * self.strides.token + head * self.strides.head
+    }
+}
+
+/// The checked places of all tokens of a call.
+#[derive(Debug)]
+pub(crate) struct Places {
+    slots: Vec<Slot>,
+    /// Of each page that gets a token, how many of its slots hold tokens.
+    filled: BTreeMap<usize, usize>,
+}
+
+impl Places {
+    /// Looks every token up in the page table.
+    ///
+    /// # Errors
+    /// When a request, position or page does not exist, or two tokens go to one slot.
+    pub(crate) fn find(
+        operator: &'static str,
+        table: &PageTable<'_>,
+        (batch_indices, positions): (&[i32], &[i32]),
+        num_pages: usize,
+    ) -> Result<Self> {
+        let pages = table.resolve(operator)?;
+        crate::ensure!(
+            pages.max_page < 0 || (pages.max_page as usize) < num_pages,
+            operator,
+            "page = {} is not in 0..{num_pages}, the pages of the cache",
+            pages.max_page
+        );
+        let tokens = batch_indices.iter().zip(positions).enumerate();
+        let kept = tokens.filter(|(_, (request, _))| **request != SKIPPED);
+        let mut slots = kept
+            .map(|(token, (&request, &position))| {
+                let (page, slot) = locate(&pages, table.page_size, (request, position))
+                    .map_err(|text| Error::new(operator, format!("token {token}: {text}")))?;
+                Ok(Slot { token, page, slot })
+            })
+            .collect::<Result<Vec<_>>>()?;
+        slots.sort_unstable_by_key(|slot| (slot.page, slot.slot, slot.token));
+        for pair in slots.windows(2) {
+            let [first, second] = [pair[0], pair[1]];
+            crate::ensure!(
+                (first.page, first.slot) != (second.page, second.slot),
+                operator,
+                "tokens {} and {} both go to slot {} of page {}",
+                first.token,
+                second.token,
+                first.slot,
+                first.page
+            );
+        }
+        let filled = filled(&pages, table.page_size, &slots);
+        Ok(Self { slots, filled })
+    }
+
+    /// The pages that get tokens, ascending.
+    pub(crate) fn pages(&self) -> impl Iterator<Item = usize> {
+        self.filled.keys().copied()
+    }
+}
+
+/// Page and slot of a position of a request.
+fn locate(
+    pages: &Pages,
+    page_size: usize,
+    (request, position): (i32, i32),
+) -> std::result::Result<(usize, usize), String> {
+    let count = pages.ranges.len();
+    let Some(r) = usize::try_from(request).ok().filter(|&r| r < count) else {
+        return Err(format!("batch_index = {request} is not in 0..{count}, nor -1 to skip the token"));
+    };
+    let kv_len = pages.kv_lens[r];
+    let Some(at) = usize::try_from(position).ok().filter(|&at| at < kv_len) else {
+        return Err(format!("position = {position} is not in 0..{kv_len} of request {request}"));
+    };
+    Ok((pages.indices[pages.ranges[r].start + at / page_size] as usize, at % page_size))
+}
+
+/// How many slots hold tokens in each page of `slots`: the most that any request says, where several share the page.
+fn filled(pages: &Pages, page_size: usize, slots: &[Slot]) -> BTreeMap<usize, usize> {
+    let mut filled: BTreeMap<usize, usize> = slots.iter().map(|slot| (slot.page, 0)).collect();
+    for (range, kv_len) in pages.ranges.iter().zip(&pages.kv_lens) {
+        for (nth, page) in pages.indices[range.clone()].iter().enumerate() {
+            if let Some(most) = filled.get_mut(&(*page as usize)) {
+                *most = (*most).max(page_size.min(kv_len - nth * page_size));
+            }
+        }
+    }
+    filled
+}

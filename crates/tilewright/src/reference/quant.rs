@@ -1,0 +1,50 @@
+//! The 8-bit dtypes in f64, from their definitions: what a pattern means, and the nearest pattern by search.
+//!
+//! `e4m3` and `e5m2` are `(-1)^sign · 2^(exponent - bias) · 1.mantissa`, without the leading 1 and with exponent 1 where
+//! the exponent's bits are 0 (OCP 8-bit floating point specification). In e5m2 the largest exponent means infinity and
+//! NaN; in e4m3 all ones mean NaN, and there is no infinity. `int8` is two's complement.
+
+use crate::Dtype;
+
+/// What `bits` mean.
+///
+/// # Panics
+/// When `dtype` does not have 8 bits.
+pub fn decode(dtype: Dtype, bits: u8) -> f64 {
+    let (mantissa_bits, bias) = match dtype {
+        Dtype::E4m3 => (3, 7),
+        Dtype::E5m2 => (2, 15),
+        Dtype::I8 => return f64::from(bits.cast_signed()),
+        _ => panic!("{dtype} does not have 8 bits"),
+    };
+    let sign = if bits < 0x80 { 1.0 } else { -1.0 };
+    let (exponent, mantissa) = (i32::from(bits & 0x7f) >> mantissa_bits, bits % (1 << mantissa_bits));
+    let fraction = f64::from(mantissa) / f64::from(1 << mantissa_bits);
+    sign * match (dtype, exponent, mantissa) {
+        (Dtype::E4m3, 15, 7) => f64::NAN,
+        (Dtype::E5m2, 31, 0) => f64::INFINITY,
+        (Dtype::E5m2, 31, _) => f64::NAN,
+        (_, 0, _) => fraction * 2f64.powi(1 - bias),
+        _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+    }
+}
+
+/// The finite value of `dtype` that is nearest to `value`, between two the one with an even pattern; what is beyond the
+/// largest, infinity included, is the largest. NaN is NaN, 0 in int8.
+///
+/// # Panics
+/// When `dtype` does not have 8 bits.
+pub fn quantize(dtype: Dtype, value: f64) -> f64 {
+    if value.is_nan() {
+        return if dtype == Dtype::I8 { 0.0 } else { f64::NAN };
+    }
+    let values = (0..=u8::MAX).map(|bits| (bits, decode(dtype, bits)));
+    // -0 is no other number than 0
+    let finite = values.filter(|(bits, v)| v.is_finite() && (*bits != 0x80 || dtype == Dtype::I8));
+    let range = finite.clone().fold((0.0, 0.0), |(least, most), (_, v)| (v.min(least), v.max(most)));
+    let value = value.clamp(range.0, range.1);
+    let distance = |v: f64| (v - value).abs();
+    let nearest =
+        finite.min_by(|a, b| distance(a.1).total_cmp(&distance(b.1)).then((a.0 & 1).cmp(&(b.0 & 1))));
+    nearest.map_or(f64::NAN, |(_, v)| v)
+}

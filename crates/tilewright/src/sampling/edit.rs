@@ -1,0 +1,129 @@
+//! Edits of logits in place: a grammar's bitmask, a request's bias, and the penalties of `penalties.rs`.
+//!
+//! `logits` is `[rows, vocab]` of any dtype with stride 1 along the last axis. A row's edit depends on that row only.
+
+use super::{History, Penalties, filter::check_matrix};
+use crate::{Backend, Error, Result, ViewMut};
+
+/// An edit with its arguments for all rows.
+#[derive(Debug, Clone, Copy)]
+pub enum LogitsEdit<'a> {
+    /// See [`apply_token_bitmask`].
+    Bitmask(TokenBitmask<'a>),
+    /// See [`super::apply_penalties`].
+    Penalties(&'a [Penalties], History<'a>),
+    /// See [`apply_logit_bias`].
+    Bias(&'a [&'a [Bias]]),
+}
+
+/// Which tokens a grammar allows, in the layout of xgrammar.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenBitmask<'a> {
+    /// `[rows, ceil(vocab / 32)]`, row-major: token `t` of a row is allowed if bit `t % 32`, counted from the least,
+    /// of its word `t / 32` is 1. Bits beyond the vocabulary do not matter.
+    pub words: &'a [i32],
+    /// The rows that are masked, each with its own row of `words`; `None` for all. A row named twice is masked once.
+    pub rows: Option<&'a [u32]>,
+}
+
+/// What is added to one token's logit.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bias {
+    /// The token.
+    pub token: u32,
+    /// Added to its logit. Finite, or -inf, which excludes the token whatever its logit is.
+    pub bias: f32,
+}
+
+/// Sets the logits of tokens that `bitmask` does not allow to -inf, even where they are NaN.
+///
+/// A row of which nothing is allowed is reported when it is sampled: `every logit is -inf`.
+///
+/// # Errors
+/// When the last axis is not dense, the bitmask has not `rows x ceil(vocab / 32)` words, or a row does not exist.
+#[doc(alias = "apply_token_bitmask_inplace")]
+pub fn apply_token_bitmask<B: Backend + ?Sized>(
+    backend: &B,
+    logits: ViewMut<'_>,
+    bitmask: TokenBitmask<'_>,
+) -> Result<()> {
+    apply(backend, "sampling.apply_token_bitmask", &LogitsEdit::Bitmask(bitmask), logits)
+}
+
+/// Adds `bias[row]`, a list of tokens and numbers, to the logits of each row (OpenAI's `logit_bias`).
+///
+/// Sums are computed in f32; a token that is listed twice has both added. To suppress a token, as an engine does with
+/// end tokens before `min_tokens` are there, give it -inf.
+///
+/// # Errors
+/// When there is not one list per row, a token is not below `vocab`, a bias is NaN or +inf, or the last axis is not
+/// dense; then nothing is changed.
+pub fn apply_logit_bias<B: Backend + ?Sized>(
+    backend: &B,
+    logits: ViewMut<'_>,
+    bias: &[&[Bias]],
+) -> Result<()> {
+    apply(backend, "sampling.apply_logit_bias", &LogitsEdit::Bias(bias), logits)
+}
+
+pub(super) fn apply<B: Backend + ?Sized>(
+    backend: &B,
+    operator: &'static str,
+    edit: &LogitsEdit<'_>,
+    logits: ViewMut<'_>,
+) -> Result<()> {
+    let rows = check_matrix(operator, "logits", &logits.as_view())?;
+    let problem = edit.problem(rows, logits.shape()[1]);
+    problem.map_or(Ok(()), |problem| Err(Error::new(operator, problem)))?;
+    backend.edit_logits(edit, logits)
+}
+
+impl LogitsEdit<'_> {
+    /// What is wrong with the arguments, in words.
+    pub(super) fn problem(&self, rows: usize, vocab: usize) -> Option<String> {
+        match self {
+            Self::Bitmask(bitmask) => bitmask.problem(rows, vocab),
+            Self::Penalties(penalties, history) => {
+                super::penalties::problem(penalties, history, (rows, vocab))
+            }
+            Self::Bias(bias) => bias_problem(bias, rows, vocab),
+        }
+    }
+}
+
+impl TokenBitmask<'_> {
+    /// Words of one row.
+    pub(crate) fn words_per_row(vocab: usize) -> usize {
+        vocab.div_ceil(32)
+    }
+
+    fn problem(&self, rows: usize, vocab: usize) -> Option<String> {
+        let words = Self::words_per_row(vocab);
+        if self.words.len() != rows * words {
+            return Some(format!(
+                "bitmask has {} words, expected rows x ceil(vocab / 32) = {rows} x {words}",
+                self.words.len()
+            ));
+        }
+        let outside = self.rows?.iter().enumerate().find(|&(_, &row)| row as usize >= rows);
+        outside.map(|(i, row)| format!("rows[{i}] = {row} is not below rows = {rows}"))
+    }
+}
+
+fn bias_problem(bias: &[&[Bias]], rows: usize, vocab: usize) -> Option<String> {
+    if bias.len() != rows {
+        return Some(format!("bias has {} lists, expected rows = {rows}", bias.len()));
+    }
+    let problem = |entry: &Bias| {
+        let Bias { token, bias } = entry;
+        if *token as usize >= vocab {
+            Some(format!("token {token} is not below vocab = {vocab}"))
+        } else if bias.is_nan() || *bias == f32::INFINITY {
+            Some(format!("bias {bias} of token {token} is not finite or -inf"))
+        } else {
+            None
+        }
+    };
+    let mut problems = bias.iter().enumerate();
+    problems.find_map(|(row, list)| Some(format!("request {row}: {}", list.iter().find_map(problem)?)))
+}

@@ -1,0 +1,75 @@
+//! Log-probabilities of chosen tokens and of the most probable ones, with ranks.
+
+use super::{
+    SamplingParams, Scores,
+    draw::check_params,
+    filter::{check_each, check_matrix},
+};
+use crate::{Backend, Result, View};
+
+/// What is asked of one row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Choice {
+    /// The token that was chosen.
+    pub token: u32,
+    /// How many of the most probable tokens to list; at most `vocab`.
+    pub top_n: u32,
+}
+
+/// A token with its natural-log probability and its place.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TokenLogprob {
+    /// The token.
+    pub token: u32,
+    /// The natural logarithm of its probability; -inf for 0.
+    pub logprob: f32,
+    /// 1 for the most probable; of equally probable tokens the lowest is first.
+    pub rank: u32,
+}
+
+/// What one row answers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logprobs {
+    /// The chosen token.
+    pub chosen: TokenLogprob,
+    /// The `top_n` most probable tokens, by rank; the chosen one is among them if its rank says so.
+    pub top: Vec<TokenLogprob>,
+}
+
+/// Log-probabilities under the softmax of each row of `logits`: of its chosen token and of its `top_n` most probable.
+///
+/// `logits`: `[rows, vocab]` f32, f16 or bf16 with stride 1 along the last axis; `choices`, `out`: `[rows]`. With `params`
+/// (`[rows]`) they are those of the distribution from which [`super::sample`] draws, after temperature and filters
+/// (vLLM's `processed_logprobs`); without, those of the logits as they are (vLLM's `raw_logprobs`), to be asked for
+/// before an edit changes them.
+///
+/// Unlike vLLM's, a rank counts only those equals that come before a token: rank `r` is place `r` of the list. A row that holds
+/// NaN or +inf, or -inf only, has an error in `out`.
+///
+/// # Errors
+/// When there is not one element per row, a token is not below `vocab`, a `top_n` is above it, a parameter is out of
+/// range, or the last axis is not dense.
+pub fn logprobs<B: Backend + ?Sized>(
+    backend: &B,
+    logits: View<'_>,
+    params: Option<&[SamplingParams]>,
+    choices: &[Choice],
+    out: &mut [Result<Logprobs>],
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.logprobs";
+    let rows = check_matrix(OPERATOR, "logits", &logits)?;
+    let vocab = logits.shape()[1];
+    check_each(OPERATOR, ("choices", rows), choices, |Choice { token, top_n }| {
+        if token as usize >= vocab {
+            Some(format!("token {token} is not below vocab = {vocab}"))
+        } else {
+            (top_n as usize > vocab).then(|| format!("top_n = {top_n} is above vocab = {vocab}"))
+        }
+    })?;
+    crate::ensure!(out.len() == rows, OPERATOR, "out has {} elements, expected rows = {rows}", out.len());
+    let Some(params) = params else {
+        return backend.logprobs(logits, &vec![SamplingParams::default(); rows], choices, out);
+    };
+    check_params(OPERATOR, rows, &Scores::Logits(logits), params)?;
+    backend.logprobs(logits, params, choices, out)
+}

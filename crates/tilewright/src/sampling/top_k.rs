@@ -1,0 +1,62 @@
+//! The `k` largest scores of each row and where they are: exact, the same every time, with a rule for ties.
+
+use super::filter::check_matrix;
+use crate::{
+    Backend, Result, View, ViewMut,
+    rows::check_rows,
+    tensor::{check_dtype, check_shape},
+};
+
+/// Which of several equal scores come first.
+#[doc(alias = "TopKTieBreak")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum TieBreak {
+    /// Those at the lowest indices.
+    #[default]
+    Lowest,
+    /// Those at the highest indices.
+    Highest,
+}
+
+/// How many scores are selected, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TopK {
+    /// How many, in 1..=`vocab`.
+    pub k: usize,
+    /// Which of those equal to the `k`-th largest.
+    pub ties: TieBreak,
+    /// Whether from the largest to the smallest, equal ones in the order of `ties`; else by ascending index.
+    pub sorted: bool,
+}
+
+/// Selects the `k` largest of each row of `scores`, exactly `k`.
+///
+/// `scores`: `[rows, vocab]` f32, f16 or bf16 with stride 1 along the last axis; `values`: `[rows, k]` of the same dtype;
+/// `indices`: `[rows, k]`, row-major. Zeros of either sign are equal. A row that holds NaN gives NaN values and indices
+/// of -1.
+///
+/// # Errors
+/// When `k` is not in 1..=`vocab`, `vocab` is above `i32::MAX`, shapes or dtypes disagree, or a last axis is not dense.
+pub fn top_k<B: Backend + ?Sized>(
+    backend: &B,
+    scores: View<'_>,
+    top_k: TopK,
+    values: ViewMut<'_>,
+    indices: &mut [i32],
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.top_k";
+    let rows = check_matrix(OPERATOR, "scores", &scores)?;
+    let (k, vocab) = (top_k.k, scores.shape()[1]);
+    crate::ensure!(vocab <= i32::MAX as usize, OPERATOR, "vocab = {vocab} does not fit in an i32");
+    crate::ensure!((1..=vocab).contains(&k), OPERATOR, "k = {k} is not in 1..={vocab}");
+    check_shape(OPERATOR, "values", (values.shape(), &[rows, k]), "[rows, k]")?;
+    check_dtype(OPERATOR, "values", values.dtype(), scores.dtype())?;
+    check_rows(OPERATOR, "values", (values.shape(), values.strides()))?;
+    crate::ensure!(
+        indices.len() == rows * k,
+        OPERATOR,
+        "indices has {} elements, expected rows x k = {rows} x {k}",
+        indices.len()
+    );
+    backend.top_k(scores, top_k, values, indices)
+}

@@ -1,0 +1,128 @@
+//! Attention over caches in e4m3, e5m2 and int8, with every kind of scale, against the oracle on the true values.
+
+use crate::{
+    elements::Elements,
+    generator::Generator,
+    judge::Expected,
+    run::execute_scaled,
+    sample::{Lens, Sample},
+    storage::{Storage, Stored},
+};
+use tilewright::{
+    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace,
+    attention::{
+        Split,
+        variant::{Alibi, Plain, Variant},
+    },
+    kv::{KvScales, Scale},
+    reference::{attention::Definition, variant as formula},
+};
+
+const LENS: [Lens; 6] = [(1, 65), (40, 150), (3, 0), (5, 2), (1, 300), (7, 64)];
+const HEAD_DIMS: [(usize, usize); 6] = [(64, 64), (128, 128), (96, 96), (40, 24), (256, 256), (192, 128)];
+
+/// Which scales a cache has.
+#[derive(Debug, Clone, Copy)]
+enum Scales {
+    One,
+    Tensor,
+    Head,
+    Page,
+    PageAndHead,
+}
+
+/// The factors of pages and heads, `[num_pages, num_kv_heads]`, where they do not differ all the same.
+fn factors(kind: Scales, pages: usize, heads: usize, generator: &mut Generator) -> Vec<f32> {
+    let mut random = |count: usize| -> Vec<f32> {
+        (0..count).map(|_| 0.02 + generator.below(100) as f32 / 300.0).collect()
+    };
+    match kind {
+        Scales::One => vec![1.0; pages * heads],
+        Scales::Tensor => vec![random(1)[0]; pages * heads],
+        Scales::Head => random(heads).into_iter().cycle().take(pages * heads).collect(),
+        Scales::Page => random(pages).into_iter().flat_map(|factor| vec![factor; heads]).collect(),
+        Scales::PageAndHead => random(pages * heads),
+    }
+}
+
+fn caches_of_8_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
+    let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];
+    let kinds = [Scales::One, Scales::Tensor, Scales::Head, Scales::Page, Scales::PageAndHead];
+    let grid = dtypes.into_iter().flat_map(|dtype| {
+        kinds.into_iter().flat_map(move |kind| [1, 5, 16, 64].map(|page| (dtype, kind, page)))
+    });
+    for (number, (dtype, kind, page_size)) in grid.enumerate() {
+        let group = [1, 3, 4, 7, 8, 16][number % 6];
+        let (heads, dim) = (Heads { qo: 2 * group, kv: 2 }, HEAD_DIMS[number / 2 % 6]);
+        let problem = Problem::builder(heads, HeadDim { qk: dim.0, vo: dim.1 })
+            .dtypes([Dtype::F32, Dtype::Bf16, Dtype::F16][number / 3 % 3], dtype)
+            .layout([KvLayout::Nhd, KvLayout::Hnd][number % 2])
+            .mask([Mask::Causal, Mask::Full][number / 2 % 2])
+            .build()
+            .expect("it is sound");
+        let sample = Sample::random(problem, &LENS, number as u64);
+        let stored = Stored::new(&sample, Storage::Paged(page_size), number as u64);
+        if number % 3 == 0 {
+            judge(backends, (&sample, &stored), kind, Plain, &Definition::default);
+        } else {
+            let slopes: &'static [f64] = Box::leak(formula::alibi_slopes(heads.qo).into_boxed_slice());
+            judge(backends, (&sample, &stored), kind, Alibi::new(heads.qo), &|| formula::alibi(slopes));
+        }
+    }
+}
+
+fn judge<B: Backend + Clone, V: Variant + Clone>(
+    backends: &[B],
+    (sample, stored): (&Sample, &Stored),
+    kind: Scales,
+    variant: V,
+    plain: &dyn Fn() -> Definition<'static>,
+) {
+    let (heads, pages) = (sample.problem.heads().kv, stored.cache().k.shape()[0]);
+    let mut generator = Generator::new(7);
+    let (k, v) = (factors(kind, pages, heads, &mut generator), factors(kind, pages, heads, &mut generator));
+    let tensors = [&k, &v].map(|factors| match kind {
+        Scales::Page => Elements::F32(factors.iter().step_by(heads).copied().collect()),
+        _ => Elements::F32(factors.clone()),
+    });
+    let scale = |which: usize, factors: &'static [f32]| match kind {
+        Scales::One => Scale::One,
+        Scales::Tensor => Scale::Tensor(factors[0]),
+        Scales::Head => Scale::Head(&factors[..heads]),
+        Scales::Page => Scale::Page(leak(&tensors[which]).view(&[pages])),
+        Scales::PageAndHead => Scale::Page(leak(&tensors[which]).view(&[pages, heads])),
+    };
+    let scales = KvScales { k: scale(0, k.clone().leak()), v: scale(1, v.clone().leak()) };
+    let page_size = stored.page_size();
+    let of = |factors: &[f32], r: usize, j: usize, g: usize| {
+        let page = stored.indices[stored.kv_indptr[r] as usize + j / page_size] as usize;
+        f64::from(factors[page * heads + g])
+    };
+    let expected = Expected::by(sample, &|r| {
+        let (k, v) = (k.clone(), v.clone());
+        let definition = plain();
+        Definition {
+            key: Box::new(move |at, key| key.iter_mut().for_each(|x| *x *= of(&k, r, at.j, at.g))),
+            value: Box::new(move |at, value| value.iter_mut().for_each(|x| *x *= of(&v, r, at.j, at.g))),
+            ..definition
+        }
+    });
+    for (backend, split) in
+        backends.iter().flat_map(|b| [Split::Balanced, Split::Fixed { tokens: 64 }].map(|s| (b, s)))
+    {
+        let attention =
+            Attention::with_variant(sample.problem, variant.clone(), backend.clone()).expect("it can");
+        let plan = attention.plan_with(&stored.batch(), split).expect("the batch is sound");
+        let cache = (sample, stored.cache(), scales);
+        let outcome = execute_scaled(&attention, &plan, cache, &mut Workspace::default());
+        if let Err(text) = expected.check(&outcome) {
+            panic!("{}: {}, {kind:?}, page {page_size}: {text}", backend.describe(), sample.problem);
+        }
+    }
+}
+
+fn leak(elements: &Elements) -> &'static Elements {
+    Box::leak(Box::new(elements.clone()))
+}
+
+crate::judge_the_cpu!(caches_of_8_bits_agree_with_the_oracle);

@@ -1,0 +1,119 @@
+//! The ways to run a variant: on f32 and on every instruction set, as hooks, as recorded expressions, and as those read
+//! back from JSON.
+
+use tilewright::{
+    Problem,
+    attention::{
+        Heads,
+        variant::{At, ExpressionVariant, Pair, Row, Trial, Variant},
+    },
+    cpu::Isa,
+};
+
+/// One way.
+pub(crate) trait Run {
+    fn query(&self, row: Row, q: &mut [f32]);
+    fn key(&self, kv_head: u32, kv: u32, key: &mut [f32]);
+    fn value(&self, kv_head: u32, kv: u32, value: &mut [f32]);
+    fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]);
+    fn mask(&self, row: Row, kv: &[u32]) -> Vec<bool>;
+    fn update(&self, row: Row, max: f32, sum: f32) -> (f32, f32);
+    fn output(&self, row: Row, o: &mut [f32]);
+}
+
+/// Every way, with words for it.
+pub(crate) fn ways<V: Variant + Clone>(variant: &V, problem: &Problem) -> Vec<(String, Box<dyn Run>)> {
+    let recorded = ExpressionVariant::of(variant).expect("it can be recorded");
+    let read = ExpressionVariant::from_json(&recorded.to_json()).expect("it can be read back");
+    let mut ways: Vec<(String, Box<dyn Run>)> = Vec::new();
+    add(&mut ways, "hooks", variant, problem);
+    add(&mut ways, "expressions", &recorded, problem);
+    add(&mut ways, "expressions from JSON", &read, problem);
+    ways
+}
+
+fn add<V: Variant + Clone>(
+    ways: &mut Vec<(String, Box<dyn Run>)>,
+    form: &str,
+    variant: &V,
+    problem: &Problem,
+) {
+    let scalars = Scalars { variant: variant.clone(), heads: problem.heads() };
+    ways.push((format!("{form} on f32"), Box::new(scalars)));
+    for isa in Isa::available() {
+        let trial = Trial::new(variant.clone(), problem).expect("it passes the checks").on(isa);
+        ways.push((format!("{form} on {isa}"), Box::new(trial)));
+    }
+}
+
+impl Run for Trial {
+    fn query(&self, row: Row, q: &mut [f32]) {
+        self.query(row, q);
+    }
+    fn key(&self, kv_head: u32, kv: u32, key: &mut [f32]) {
+        self.key(kv_head, kv, key);
+    }
+    fn value(&self, kv_head: u32, kv: u32, value: &mut [f32]) {
+        self.value(kv_head, kv, value);
+    }
+    fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]) {
+        self.logits(row, kv, logits);
+    }
+    fn mask(&self, row: Row, kv: &[u32]) -> Vec<bool> {
+        self.mask(row, kv)
+    }
+    fn update(&self, row: Row, max: f32, sum: f32) -> (f32, f32) {
+        self.update(row, max, sum)
+    }
+    fn output(&self, row: Row, o: &mut [f32]) {
+        self.output(row, o);
+    }
+}
+
+/// The hooks on f32, one number at a time.
+struct Scalars<V> {
+    variant: V,
+    heads: Heads,
+}
+
+impl<V: Variant> Scalars<V> {
+    fn pairs(&self, x: &mut [f32], hook: impl Fn(&V, usize, Pair<f32>) -> Pair<f32>) {
+        let half = x.len() / 2;
+        for i in 0..half {
+            let pair = hook(&self.variant, i, Pair { first: x[i], second: x[half + i] });
+            (x[i], x[half + i]) = (pair.first, pair.second);
+        }
+    }
+}
+
+impl<V: Variant> Run for Scalars<V> {
+    fn query(&self, row: Row, q: &mut [f32]) {
+        self.pairs(q, |variant, dim, pair| variant.query(&At::scalars(row, 0, dim, self.heads), pair));
+    }
+    fn key(&self, kv_head: u32, kv: u32, key: &mut [f32]) {
+        let row = Row { kv_head, ..Row::default() };
+        self.pairs(key, |variant, dim, pair| variant.key(&At::scalars(row, kv, dim, self.heads), pair));
+    }
+    fn value(&self, kv_head: u32, kv: u32, value: &mut [f32]) {
+        let row = Row { kv_head, ..Row::default() };
+        for (dim, x) in value.iter_mut().enumerate() {
+            *x = self.variant.value(&At::scalars(row, kv, dim, self.heads), *x);
+        }
+    }
+    fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]) {
+        for (kv, logit) in kv.iter().zip(logits) {
+            *logit = self.variant.logits(&At::scalars(row, *kv, 0, self.heads), *logit);
+        }
+    }
+    fn mask(&self, row: Row, kv: &[u32]) -> Vec<bool> {
+        kv.iter().map(|kv| self.variant.mask(&At::scalars(row, *kv, 0, self.heads))).collect()
+    }
+    fn update(&self, row: Row, max: f32, sum: f32) -> (f32, f32) {
+        self.variant.update(&At::scalars(row, 0, 0, self.heads), max, sum)
+    }
+    fn output(&self, row: Row, o: &mut [f32]) {
+        for (dim, x) in o.iter_mut().enumerate() {
+            *x = self.variant.output(&At::scalars(row, 0, dim, self.heads), *x);
+        }
+    }
+}
