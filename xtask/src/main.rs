@@ -1,5 +1,7 @@
 //! The project's own chores: `cargo xtask check` is all of CI.
 
+mod conformance;
+mod faults;
 mod guards;
 mod lines;
 mod rust_source;
@@ -15,9 +17,11 @@ The project's own chores.
 Usage: cargo xtask <CHORE>
 
 Chores:
-  check   all of CI: format, guards, clippy, tests, documentation; stops at the first failure
-  guard   the home-made guards alone; each first proves that it catches planted violations
-  lines   sizes of the Rust files: sum, median, 90th percentile and largest, per crate
+  check         all of CI: format, guards, clippy, tests, documentation; stops at the first failure
+  guard         the home-made guards alone; each first proves that it catches planted violations
+  conformance   attention against its oracle on every instruction set of this machine, and the number of cases
+  faults        plants each fault of tests/faults/ alone and sees its test fail; [AREA...] for some, --list to see them
+  lines         sizes of the Rust files: sum, median, 90th percentile and largest, per crate
 ";
 
 fn main() -> ExitCode {
@@ -32,6 +36,8 @@ fn main() -> ExitCode {
     let result = match arguments[..] {
         ["check"] => steps::check(root),
         ["guard"] => Tree::read(root).and_then(|tree| guards::run(&tree)),
+        ["conformance"] => conformance::run(root),
+        ["faults", ref rest @ ..] => faults::run(root, rest),
         ["lines"] => Tree::read(root).map(|tree| print!("{}", lines::report(&tree))),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

@@ -3,6 +3,7 @@
 
 mod dependencies;
 mod environment;
+mod faults;
 mod figures;
 mod links;
 mod names;
@@ -24,7 +25,7 @@ struct Guard {
     clean: fn() -> Tree,
 }
 
-const GUARDS: [Guard; 9] = [
+const GUARDS: [Guard; 10] = [
     sizes::GUARD,
     openings::GUARD,
     names::GUARD,
@@ -34,6 +35,7 @@ const GUARDS: [Guard; 9] = [
     environment::GUARD,
     links::GUARD,
     figures::GUARD,
+    faults::GUARD,
 ];
 
 /// Proves every guard, then holds all of them against `tree`.

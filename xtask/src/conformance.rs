@@ -1,0 +1,46 @@
+//! `cargo xtask conformance`: attention judged by its oracle on every instruction set of the machine, and how often.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+const TESTS: [&str; 7] = ["test", "-p", "tilewright", "--test", "attention", "--", "--nocapture"];
+
+/// Runs the suite in `root`, shows each property's number of cases as it ends, and their sum.
+pub(crate) fn run(root: &Path) -> Result<(), String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let child = Command::new(cargo).args(TESTS).current_dir(root).stdout(Stdio::piped()).spawn();
+    let mut child = child.map_err(|why| format!("cargo does not start: {why}"))?;
+    let (mut properties, mut total) = (0, 0);
+    for line in child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
+        let line = line.map_err(|why| format!("the suite's output cannot be read: {why}"))?;
+        if let Some(cases) = cases(&line) {
+            (properties, total) = (properties + 1, total + cases);
+            println!("{line}");
+        } else if line.starts_with("test result") || line.contains("combinations in") {
+            println!("{line}");
+        }
+    }
+    let status = child.wait().map_err(|why| format!("the suite cannot be waited for: {why}"))?;
+    println!("{total} cases of {properties} properties");
+    if status.success() { Ok(()) } else { Err(format!("the suite ended with {status}")) }
+}
+
+/// The number in `property: 12 cases`.
+fn cases(line: &str) -> Option<usize> {
+    line.strip_suffix(" cases")?.rsplit_once(": ")?.1.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cases;
+
+    #[test]
+    fn a_line_tells_its_cases() {
+        assert_eq!(cases("attention::masks::cpu::windows: 252 cases"), Some(252));
+        assert_eq!(cases("cpu: 2 threads, AVX2: 13860 combinations in 3 s"), None);
+        assert_eq!(cases("12 cases"), None);
+    }
+}
