@@ -12,7 +12,7 @@ use tilewright::{
     Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace,
     attention::{
         Split,
-        variant::{Alibi, Plain, Variant},
+        variant::{Alibi, At, Number, Pair, Plain, Variant},
     },
     kv::{KvScales, Scale},
     reference::{attention::Definition, variant as formula},
@@ -20,6 +20,22 @@ use tilewright::{
 
 const LENS: [Lens; 6] = [(1, 65), (40, 150), (3, 0), (5, 2), (1, 300), (7, 64)];
 const HEAD_DIMS: [(usize, usize); 6] = [(64, 64), (128, 128), (96, 96), (40, 24), (256, 256), (192, 128)];
+
+/// Moves keys and values, so that it matters whether that comes before their scales or after them.
+#[derive(Debug, Clone)]
+struct Moved;
+
+impl Variant for Moved {
+    fn name(&self) -> &str {
+        "moved"
+    }
+    fn key<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
+        Pair { first: pair.first + at.number(0.5), second: pair.second - at.number(0.25) }
+    }
+    fn value<N: Number>(&self, at: &At<N>, x: N) -> N {
+        x + at.number(0.75)
+    }
+}
 
 /// Which scales a cache has.
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +87,30 @@ fn caches_of_8_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// Keys and values reach their hooks as they are stored; logits reach theirs scaled.
+fn scales_come_after_the_hooks_of_keys_and_values<B: Backend + Clone>(backends: &[B]) {
+    let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8, Dtype::F32];
+    for (number, (dtype, kind)) in
+        dtypes.into_iter().flat_map(|dtype| [(dtype, Scales::Head), (dtype, Scales::PageAndHead)]).enumerate()
+    {
+        let problem = Problem::builder(Heads { qo: 2 * (1 + 3 * (number % 2)), kv: 2 }, HeadDim::same(64))
+            .dtypes(Dtype::F32, dtype)
+            .build()
+            .expect("it is sound");
+        let sample = Sample::random(problem, &LENS, number as u64);
+        let stored = Stored::new(&sample, Storage::Paged(16), number as u64);
+        judge(backends, (&sample, &stored), kind, Moved, &|| Definition {
+            key: Box::new(|_, key| {
+                let (first, second) = key.split_at_mut(32);
+                first.iter_mut().for_each(|x| *x += 0.5);
+                second.iter_mut().for_each(|x| *x -= 0.25);
+            }),
+            value: Box::new(|_, value| value.iter_mut().for_each(|x| *x += 0.75)),
+            ..Definition::default()
+        });
+    }
+}
+
 fn judge<B: Backend + Clone, V: Variant + Clone>(
     backends: &[B],
     (sample, stored): (&Sample, &Stored),
@@ -101,9 +141,17 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
     let expected = Expected::by(sample, &|r| {
         let (k, v) = (k.clone(), v.clone());
         let definition = plain();
+        let (on_key, on_value) = (definition.key, definition.value);
         Definition {
-            key: Box::new(move |at, key| key.iter_mut().for_each(|x| *x *= of(&k, r, at.j, at.g))),
-            value: Box::new(move |at, value| value.iter_mut().for_each(|x| *x *= of(&v, r, at.j, at.g))),
+            // what is stored goes through the hooks, and what they make of it is scaled
+            key: Box::new(move |at, key| {
+                on_key(at, key);
+                key.iter_mut().for_each(|x| *x *= of(&k, r, at.j, at.g));
+            }),
+            value: Box::new(move |at, value| {
+                on_value(at, value);
+                value.iter_mut().for_each(|x| *x *= of(&v, r, at.j, at.g));
+            }),
             ..definition
         }
     });
@@ -125,4 +173,4 @@ fn leak(elements: &Elements) -> &'static Elements {
     Box::leak(Box::new(elements.clone()))
 }
 
-crate::judge_the_cpu!(caches_of_8_bits_agree_with_the_oracle);
+crate::judge_the_cpu!(caches_of_8_bits_agree_with_the_oracle, scales_come_after_the_hooks_of_keys_and_values);
