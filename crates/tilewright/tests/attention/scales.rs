@@ -1,7 +1,6 @@
 //! Attention over caches in e4m3, e5m2 and int8, with every kind of scale, against the oracle on the true values.
 
 use crate::{
-    elements::Elements,
     generator::Generator,
     judge::Expected,
     run::execute_scaled,
@@ -9,7 +8,7 @@ use crate::{
     storage::{Storage, Stored},
 };
 use tilewright::{
-    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace,
+    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, View, Workspace,
     attention::{
         Split,
         variant::{Alibi, At, Number, Pair, Plain, Variant},
@@ -87,6 +86,23 @@ fn caches_of_8_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// Paged and ragged are one call, and each takes its scales.
+fn ragged_tensors_have_scales_too<B: Backend + Clone>(backends: &[B]) {
+    let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8, Dtype::Bf16];
+    for (number, dtype) in dtypes.into_iter().enumerate() {
+        let problem = Problem::builder(Heads { qo: 6, kv: 3 }, HeadDim::same(64))
+            .dtypes([Dtype::F32, Dtype::Bf16][number % 2], dtype)
+            .layout([KvLayout::Nhd, KvLayout::Hnd][number / 2])
+            .build()
+            .expect("it is sound");
+        let sample = Sample::random(problem, &LENS, number as u64);
+        let stored = Stored::new(&sample, Storage::Ragged, number as u64);
+        for kind in [Scales::One, Scales::Tensor, Scales::Head] {
+            judge(backends, (&sample, &stored), kind, Plain, &Definition::default);
+        }
+    }
+}
+
 /// Keys and values reach their hooks as they are stored; logits reach theirs scaled.
 fn scales_come_after_the_hooks_of_keys_and_values<B: Backend + Clone>(backends: &[B]) {
     let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8, Dtype::F32];
@@ -118,22 +134,25 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
     variant: V,
     plain: &dyn Fn() -> Definition<'static>,
 ) {
-    let (heads, pages) = (sample.problem.heads().kv, stored.cache().k.shape()[0]);
+    let heads = sample.problem.heads().kv;
+    let pages = stored.cache().k.shape()[0].max(stored.indices.len());
     let mut generator = Generator::new(7);
     let (k, v) = (factors(kind, pages, heads, &mut generator), factors(kind, pages, heads, &mut generator));
-    let tensors = [&k, &v].map(|factors| match kind {
-        Scales::Page => Elements::F32(factors.iter().step_by(heads).copied().collect()),
-        _ => Elements::F32(factors.clone()),
-    });
-    let scale = |which: usize, factors: &'static [f32]| match kind {
+    let page_size = stored.page_size();
+    let scale = |factors: &[f32]| match kind {
         Scales::One => Scale::One,
         Scales::Tensor => Scale::Tensor(factors[0]),
-        Scales::Head => Scale::Head(&factors[..heads]),
-        Scales::Page => Scale::Page(leak(&tensors[which]).view(&[pages])),
-        Scales::PageAndHead => Scale::Page(leak(&tensors[which]).view(&[pages, heads])),
+        Scales::Head => Scale::Head(factors[..heads].to_vec().leak()),
+        Scales::Page => per_page(factors, &[pages], [heads, 1]),
+        Scales::PageAndHead if page_size % 2 == 0 => per_page(factors, &[pages, heads], [heads, 1]),
+        Scales::PageAndHead => {
+            // head by head, with a NaN behind each head
+            let of_head = |h: usize| factors[h..].iter().step_by(heads).copied().chain([f32::NAN]);
+            let by_head: Vec<f32> = (0..heads).flat_map(of_head).collect();
+            per_page(&by_head, &[pages, heads], [1, pages + 1])
+        }
     };
-    let scales = KvScales { k: scale(0, k.clone().leak()), v: scale(1, v.clone().leak()) };
-    let page_size = stored.page_size();
+    let scales = KvScales { k: scale(&k), v: scale(&v) };
     let of = |factors: &[f32], r: usize, j: usize, g: usize| {
         let page = stored.indices[stored.kv_indptr[r] as usize + j / page_size] as usize;
         f64::from(factors[page * heads + g])
@@ -169,8 +188,14 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
     }
 }
 
-fn leak(elements: &Elements) -> &'static Elements {
-    Box::leak(Box::new(elements.clone()))
+/// A view of factors, of which those of pages are some apart.
+fn per_page(factors: &[f32], shape: &[usize], strides: [usize; 2]) -> Scale<'static> {
+    let factors: &'static [f32] = factors.to_vec().leak();
+    Scale::Page(View::strided(factors, shape, &strides[..shape.len()]).expect("it is there"))
 }
 
-crate::judge_the_cpu!(caches_of_8_bits_agree_with_the_oracle, scales_come_after_the_hooks_of_keys_and_values);
+crate::judge_the_cpu!(
+    caches_of_8_bits_agree_with_the_oracle,
+    ragged_tensors_have_scales_too,
+    scales_come_after_the_hooks_of_keys_and_values
+);
