@@ -35,7 +35,7 @@ pub(crate) use mask::MaskBits;
 pub(crate) use requests::{KvSource, Request, Requests, Segment, SegmentMask, ones};
 pub(crate) use state::merge_weights;
 
-use crate::{Backend, Result, ViewMut, cpu::simd::hooks::Hooks};
+use crate::{Backend, Dtype, Result, ViewMut, cpu::simd::hooks::Hooks};
 use std::sync::Arc;
 
 /// An attention operator: one problem, one variant, one backend.
@@ -88,6 +88,12 @@ impl<B: Backend> Attention<B> {
     /// Whether it has an LSE to give: not where its variant has no softmax.
     pub fn has_lse(&self) -> bool {
         self.variant.live().softmax
+    }
+
+    /// What softmax weights are rounded to before they weigh values: f32, or bf16 where tensors are bf16 throughout and the
+    /// device multiplies them as they are. A variant that changes queries, keys or values may keep more.
+    pub fn weights_dtype(&self) -> Dtype {
+        self.tiling.weights
     }
 
     /// Decides who computes what, balanced over the device.

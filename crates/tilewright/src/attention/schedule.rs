@@ -23,7 +23,7 @@ use super::{
     problem::Problem,
     requests::{Requests, Segment},
 };
-use crate::Result;
+use crate::{Dtype, Result};
 use std::{fmt, ops::Range};
 
 /// The most work items of a schedule: above it, the list of them is a burden of its own, and indices into it are far
@@ -50,6 +50,9 @@ pub struct Tiling {
     pub workers: usize,
     /// Scratch of all workers together, in f32 elements.
     pub scratch: usize,
+    /// What softmax weights are rounded to before they weigh values, unless a variant's hooks want more; sums of weights are not
+    /// rounded. Matrix units multiply nothing wider than the values.
+    pub weights: Dtype,
 }
 
 impl Tiling {

@@ -4,6 +4,7 @@ use super::{
     Cpu,
     simd::{
         attend::Worker,
+        dots::{self, Dots},
         merge::merge,
         place::{self, Call, KV_TOKENS, Layout},
         shared::{Shared, SharedRows},
@@ -45,6 +46,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
         tile_load: TILE_LOAD_ROWS.div_ceil(problem.heads().group()),
         workers: threads * BINS_PER_THREAD,
         scratch: threads * scratch_len(problem),
+        weights: dots::weights_dtype(cpu.isa, problem),
     })
 }
 
@@ -74,6 +76,7 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) 
         isa: cpu.isa,
         live: inputs.variant.live(),
         by_key,
+        dots: Dots::of_call(cpu.isa, &plan.problem, inputs, &inputs.variant.live()),
         o: SharedRows::new(out.o),
         lse: out.lse.and_then(ViewMut::into_slice).map(Shared::new),
         partial_o: Shared::new(partial_o),

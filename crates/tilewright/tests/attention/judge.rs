@@ -31,9 +31,17 @@ pub(crate) struct Expected {
     dtype: Dtype,
     heads: usize,
     requests: Vec<Request>,
-    /// The plain loop's largest error in `o` and in `lse`, over the whole sample: a request of one row is too small
-    /// a sample of it.
-    errors: (f64, f64),
+    /// The plain loop's largest errors over the whole sample: a request of one row is too small a sample of them.
+    errors: Errors,
+}
+
+/// How wrong a plain loop is.
+#[derive(Default)]
+struct Errors {
+    o: f64,
+    /// In `o`, when weights are rounded to bf16; for problems that are bf16 throughout.
+    o_by_bf16: f64,
+    lse: f64,
 }
 
 struct Request {
@@ -50,12 +58,18 @@ impl Expected {
     /// What is right when request `r` is defined by `definition(r)`.
     pub(crate) fn by<'a>(sample: &Sample, definition: &dyn Fn(usize) -> Definition<'a>) -> Self {
         let heads = sample.problem.heads().qo;
-        let mut errors: (f64, f64) = (0.0, 0.0);
+        let mut errors = Errors::default();
+        let both = (sample.problem.dtype_qo(), sample.problem.dtype_kv());
         let request = |r: usize| {
             let definition = definition(r);
-            let (truth, naive) = (sample.oracle(r, &definition), sample.naive(r, &definition));
-            errors.0 = errors.0.max(error(&truth.o, &naive.0));
-            errors.1 = errors.1.max(error(&truth.lse, &naive.1));
+            let truth = sample.oracle(r, &definition);
+            let naive = sample.naive(r, &definition, Dtype::F32);
+            errors.o = errors.o.max(error(&truth.o, &naive.0));
+            errors.lse = errors.lse.max(error(&truth.lse, &naive.1));
+            if both == (Dtype::Bf16, Dtype::Bf16) {
+                let rounding = sample.naive(r, &definition, Dtype::Bf16);
+                errors.o_by_bf16 = errors.o_by_bf16.max(error(&truth.o, &rounding.0));
+            }
             let begin = sample.first_row(r) * heads;
             Request { rows: begin..begin + sample.lens[r].0 * heads, truth }
         };
@@ -74,15 +88,19 @@ impl Expected {
     /// Says what is wrong with `outcome`, if anything.
     pub(crate) fn check(&self, outcome: &Outcome) -> Result<(), String> {
         count(1);
+        let error_of_o = match outcome.weights {
+            Dtype::Bf16 => self.errors.o_by_bf16,
+            _ => self.errors.o,
+        };
         for (r, request) in self.requests.iter().enumerate() {
             let rows = request.rows.clone();
             let dim = request.truth.o.len() / rows.len().max(1);
             let o = &outcome.o[rows.start * dim..rows.end * dim];
-            compare(&request.truth.o, o, |want| FACTOR * self.errors.0 + half_ulp(self.dtype, want))
+            compare(&request.truth.o, o, |want| FACTOR * error_of_o + half_ulp(self.dtype, want))
                 .map_err(|(at, text)| format!("request {r}, row {}, o[{}]: {text}", at / dim, at % dim))?;
             let Some(lse) = &outcome.lse else { continue };
             let lse = &lse[rows];
-            compare(&request.truth.lse, lse, |want| FACTOR * self.errors.1 + half_ulp(Dtype::F32, want))
+            compare(&request.truth.lse, lse, |want| FACTOR * self.errors.lse + half_ulp(Dtype::F32, want))
                 .map_err(|(at, text)| format!("request {r}, row {at}, lse: {text}"))?;
         }
         Ok(())

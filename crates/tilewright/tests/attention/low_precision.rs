@@ -66,7 +66,7 @@ fn run_scaled<B: Backend + Clone>(
     };
     let q = q.view(&[rows, heads, dim.qk]);
     attention.run_scaled(&plan, q, (stored.cache(), scales), out).expect("the tensors fit");
-    Outcome { o: o.to_f32(), lse: Some(lse.to_f32()) }
+    Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() }
 }
 
 /// With a single key its weight is 1, so that the output is the value, bit for bit. A group of 1 widens values while

@@ -56,7 +56,8 @@ fn absorbed_decode_agrees_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
             let lse_view = Some(lse.view_mut(&[rows, heads]));
             let out = Output { o: o.view_mut(&[rows, heads, ckv]), lse: lse_view, workspace };
             attention.run_latent(&plan, q, cache, out).expect("the tensors fit");
-            let outcome = Outcome { o: o.to_f32(), lse: Some(lse.to_f32()) };
+            let outcome =
+                Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() };
             expected
                 .check(&outcome)
                 .unwrap_or_else(|text| panic!("{}: {lens:?}: {text}", backend.describe()));
@@ -94,7 +95,8 @@ fn a_single_request_is_a_batch_of_one<B: Backend + Clone>(backends: &[B]) {
                 Some(lse.view_mut(&shape)),
             );
             single.expect("the tensors fit");
-            let outcome = Outcome { o: o.to_f32(), lse: Some(lse.to_f32()) };
+            let outcome =
+                Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() };
             assert_eq!(outcome.bits(), batch.bits(), "{}: {lens:?}", backend.describe());
         }
     }
@@ -155,7 +157,8 @@ fn shards_of_keys_merge_to_the_whole<B: Backend + Clone>(backends: &[B]) {
                 (merged.view_mut(&[rows, heads, 64]), merged_lse.view_mut(&[rows, heads])),
             )
             .expect("the shapes fit");
-            let outcome = Outcome { o: merged.to_f32(), lse: Some(merged_lse.to_f32()) };
+            let outcome =
+                Outcome { o: merged.to_f32(), lse: Some(merged_lse.to_f32()), weights: states[0].weights };
             expected.check(&outcome).unwrap_or_else(|text| panic!("{}: {mask}: {text}", backend.describe()));
         }
     }

@@ -12,6 +12,8 @@ pub(crate) struct Outcome {
     pub(crate) o: Vec<f32>,
     /// `[num_rows, num_qo_heads]`, where there is one.
     pub(crate) lse: Option<Vec<f32>>,
+    /// What its weights were rounded to.
+    pub(crate) weights: Dtype,
 }
 
 impl Outcome {
@@ -26,7 +28,7 @@ impl Outcome {
             let row = values.len() / all.max(1);
             values[rows.start * row..rows.end * row].to_vec()
         };
-        Self { o: part(&self.o), lse: self.lse.as_deref().map(part) }
+        Self { o: part(&self.o), lse: self.lse.as_deref().map(part), weights: self.weights }
     }
 }
 
@@ -84,7 +86,8 @@ pub(crate) fn execute_scaled<B: Backend>(
     };
     let q = q.view(&[rows, heads, dim.qk]);
     attention.run_scaled(plan, q, (cache, scales), out).expect("the tensors fit");
-    Outcome { o: o.to_f32(), lse: has_lse.then(|| lse.to_f32()) }
+    let weights = attention.weights_dtype();
+    Outcome { o: o.to_f32(), lse: has_lse.then(|| lse.to_f32()), weights }
 }
 
 /// Leaves NaN in the workspace of a run of `sample`: NaN in all queries makes every logit, weight and partial state NaN.

@@ -6,7 +6,7 @@ use crate::{
 };
 use std::ops::Range;
 use tilewright::{
-    Problem,
+    Dtype, Problem,
     reference::attention::{Definition, Place, Request, State, attention_as, sees},
 };
 
@@ -106,8 +106,13 @@ impl Sample {
     }
 
     /// Request `r` by a plain loop in f32: how wrong a careful but naive computation is. What the definition changes is
-    /// rounded to f32 after each step.
-    pub(crate) fn naive(&self, r: usize, definition: &Definition<'_>) -> (Vec<f32>, Vec<f32>) {
+    /// rounded to f32 after each step, and weights to `weights` before they weigh values.
+    pub(crate) fn naive(
+        &self,
+        r: usize,
+        definition: &Definition<'_>,
+        weights: Dtype,
+    ) -> (Vec<f32>, Vec<f32>) {
         let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let (qo_len, kv_len) = self.lens[r];
         let (mut all_o, mut all_lse) = (Vec::new(), Vec::new());
@@ -142,9 +147,10 @@ impl Sample {
             let weight = |logit: f32| if definition.softmax { (logit - max).exp() } else { logit };
             let (mut o, mut sum) = (vec![0.0; dim.vo], sink.map_or(0.0, weight));
             for (place, logit) in visible.iter().zip(&logits) {
-                sum += weight(*logit);
-                let v = &values[place.j * heads.kv + place.g];
-                o.iter_mut().zip(v).for_each(|(o, v)| *o += weight(*logit) * v);
+                let weight = weight(*logit);
+                sum += weight;
+                let (rounded, v) = (round(weights, weight), &values[place.j * heads.kv + place.g]);
+                o.iter_mut().zip(v).for_each(|(o, v)| *o += rounded * v);
             }
             if definition.softmax {
                 o.iter_mut().for_each(|o| *o = if sum == 0.0 { 0.0 } else { *o / sum });

@@ -129,6 +129,7 @@ impl Draw {
             tile_load: generator.below(9),
             workers: generator.pick(&[1, 2, 3, 8, 16, 132, 264]),
             scratch: generator.below(100),
+            weights: tilewright::Dtype::F32,
         };
         let tokens = [1, 64, 65, 100, 256, 1000, 1 << 20];
         let split = match generator.below(4) {

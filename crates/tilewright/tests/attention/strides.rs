@@ -48,7 +48,7 @@ fn run_into<B: Backend>(
         values.fill(untouched);
     }
     assert!(memory.iter().all(|value| *value == untouched), "nothing between the output's rows is written");
-    Outcome { o, lse: Some(lse.to_f32()) }
+    Outcome { o, lse: Some(lse.to_f32()), weights: attention.weights_dtype() }
 }
 
 /// Output strides: rows with a gap, heads with a gap, heads outermost.

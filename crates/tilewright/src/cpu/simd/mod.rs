@@ -12,6 +12,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod bits;
+pub(crate) mod dots;
 mod gather;
 pub(crate) mod hooks;
 mod lanes;
@@ -37,13 +38,20 @@ pub enum Isa {
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// AVX-512 with dot products of bf16: what is bf16 throughout is not widened.
+    Avx512Bf16,
+    /// The same with matrix products of bf16 in tile registers.
+    Amx,
 }
 
 impl Isa {
     /// Those that this machine has, the best last.
     pub fn available() -> Vec<Self> {
-        [Self::Portable, Self::Avx2, Self::Avx512].into_iter().filter(|isa| isa.is_available()).collect()
+        Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
+
+    /// All that there are, the best last.
+    pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// Whether this machine has it.
     pub fn is_available(self) -> bool {
@@ -53,6 +61,8 @@ impl Isa {
             Self::Avx2 => avx2::Avx2::new().is_some(),
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => avx512::Avx512::new().is_some(),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Bf16 | Self::Amx => dots::Dots::of(self).is_some(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
@@ -62,7 +72,9 @@ impl Isa {
     pub(crate) fn dispatch<T: Task>(self, task: T) -> T::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 if let Some(simd) = avx512::Avx512::new() => simd.vectorize(task),
+            Self::Avx512 | Self::Avx512Bf16 | Self::Amx if let Some(simd) = avx512::Avx512::new() => {
+                simd.vectorize(task)
+            }
             #[cfg(target_arch = "x86_64")]
             Self::Avx2 if let Some(simd) = avx2::Avx2::new() => simd.vectorize(task),
             _ => task.run(portable::Portable),
@@ -76,6 +88,8 @@ impl fmt::Display for Isa {
             Self::Portable => "portable",
             Self::Avx2 => "AVX2",
             Self::Avx512 => "AVX-512",
+            Self::Avx512Bf16 => "AVX-512 BF16",
+            Self::Amx => "AMX",
         })
     }
 }

@@ -3,6 +3,7 @@
 
 use super::{
     Simd,
+    dots::{self, Dots},
     hooks::{Live, RowAt},
     shared::{Shared, SharedRows},
 };
@@ -28,6 +29,8 @@ pub(crate) struct Call<'a> {
     pub(crate) live: Live,
     /// Whether what a row sees has to be asked for key by key, and is kept for all rows of a tile.
     pub(crate) by_key: bool,
+    /// What multiplies tiles of bf16 that nobody has to widen.
+    pub(crate) dots: Option<Dots>,
     pub(crate) o: SharedRows<'a>,
     pub(crate) lse: Option<Shared<'a, f32>>,
     /// `[partial_rows, head_dim_vo]`
@@ -42,7 +45,12 @@ pub(crate) struct Layout {
     /// Row stride of O and V: head_dim_vo rounded up.
     pub(super) vo: usize,
     pub(super) o: usize,
+    /// Of a strip of rows.
     pub(super) logits: usize,
+    /// Weights of a strip in bf16, two in an element.
+    pub(super) weights: usize,
+    /// What a KV tile adds to O for a strip of rows.
+    pub(super) sums_of_values: usize,
     pub(super) keys: usize,
     pub(super) values: usize,
     pub(super) max: usize,
@@ -59,21 +67,24 @@ impl Layout {
     /// For tiles of `rows` rows.
     pub(crate) fn new(rows: usize, (qk, vo): (usize, usize)) -> Self {
         let vo_padded = vo.next_multiple_of(ALIGN);
-        let mut len = (rows * qk).next_multiple_of(ALIGN);
+        // a whole strip of bf16 rows can be read from any row on
+        let mut len = (rows.max(dots::STRIP / 2) * qk).next_multiple_of(ALIGN);
         let mut take = |count: usize| {
             let start = len;
             len += count.next_multiple_of(ALIGN);
             start
         };
         let o = take(rows * vo_padded);
-        let logits = take(6 * KV_TOKENS);
+        let logits = take(dots::STRIP * KV_TOKENS);
+        let weights = take(dots::STRIP * KV_TOKENS / 2);
+        let sums_of_values = take(dots::STRIP * vo_padded);
         let keys = take(qk * KV_TOKENS);
         let values = take(KV_TOKENS * vo_padded);
         let max = take(rows);
         let sums = take(rows * ALIGN);
         let seen = take(2 * rows);
         let scales = take(2 * KV_TOKENS);
-        Self { vo: vo_padded, o, logits, keys, values, max, sums, seen, scales, len }
+        Self { vo: vo_padded, o, logits, weights, sums_of_values, keys, values, max, sums, seen, scales, len }
     }
 }
 

@@ -47,7 +47,7 @@ fn problems_that_the_backend_cannot_do() {
 #[test]
 fn an_instruction_set_that_the_machine_lacks() {
     let available: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
-    for isa in [Isa::Portable, Isa::Avx2, Isa::Avx512] {
+    for isa in Isa::ALL {
         let cpu = Cpu::with_threads(1).with_isa(isa);
         if isa.is_available() {
             assert_eq!(cpu.expect("the machine has it").isa(), isa);

@@ -1,0 +1,278 @@
+//! Executes one work item: a tile of query rows against a range of keys.
+//!
+//! The simple algorithm (flash attention):
+//!
+//! ```text
+//! Q = the item's rows, all heads of the group
+//! for each KV tile of 64 keys:
+//!     S = Q · Kᵀ                       logits
+//!     mask, then online softmax:       P = 2^((S - max) · scale · log2 e), rows rescaled when max grows
+//!     O = O · rescale + P · V
+//! o = O / sum,  lse = max · scale · log2 e + log2 sum
+//! ```
+//!
+//! How the real code departs from it:
+//!
+//! 1. K and V rows are first brought into dense f32 tiles (pages, strides and dtypes end there), K transposed, so
+//!    that both products are one micro-kernel over lanes; each KV byte is read once for all heads of its group. Values
+//!    that only few rows weigh (decoding) are widened as they are read instead: a second tile would push the first out
+//!    of first-level cache.
+//! 2. Rows go six at a time through all three steps, so that S stays in registers and first-level cache.
+//! 3. Keys that a row does not see are not multiplied by zero: they are not multiplied. NaN there cannot spread. What each
+//!    row sees of a tile is 64 bits: none skips the row, all of them costs nothing more.
+//! 4. KV tiles begin at multiples of 64 keys of the request, and each row's arithmetic is the same alone or among
+//!    others: bits depend on a row's keys and on where splits fall, on nothing else.
+//! 5. Tensors that are bf16 throughout are not widened where the machine multiplies bf16 (`pairs`; the rest is `wide`): strips are
+//!    of 32 rows then, weights are rounded to bf16, and what rows do not see weighs 0. Only if all values are finite, so that
+//!    3 still holds. Which way a call goes depends on its problem and variant alone, so that 4 holds too.
+//! 6. A variant's hooks are called where they do something: for a row of 64 logits, a tile of keys or values, a query row.
+
+mod pairs;
+mod wide;
+
+use super::{
+    Simd, Task,
+    dots::{self, Dots},
+    gather,
+    place::{ALIGN, Call, KV_TOKENS, Layout, Located, Place},
+    softmax::Row,
+    state,
+};
+use crate::attention::WorkItem;
+
+/// One worker's items; a [`Task`], so that it is compiled per instruction set.
+pub(crate) struct Worker<'a> {
+    pub(crate) call: &'a Call<'a>,
+    pub(crate) items: &'a [WorkItem],
+    pub(crate) scratch: &'a mut [f32],
+}
+
+impl Task for Worker<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let problem = &self.call.plan.problem;
+        let (dim, group) = (problem.head_dim(), problem.heads().group());
+        let _ready = self.call.dots.map(Dots::begin);
+        for item in self.items {
+            let rows = item.kv_heads.len() * item.qo.len() * group;
+            let layout = Layout::new(rows, (dim.qk, dim.vo));
+            let segment = &self.call.plan.requests.segments[item.segment as usize];
+            let place = Place { call: self.call, item, segment, layout, rows };
+            let mut tile = Tile { place, scratch: self.scratch };
+            tile.load_queries(simd);
+            tile.attend_all(simd);
+            tile.store(simd);
+        }
+    }
+}
+
+/// Whether any row of an item sees anything of a KV tile.
+enum Tokens {
+    Some,
+    None,
+    /// Nothing, and nothing of all later tiles.
+    NoMore,
+}
+
+/// A tile of query rows on its way through the keys.
+struct Tile<'a, 'b> {
+    place: Place<'a>,
+    scratch: &'b mut [f32],
+}
+
+impl Tile<'_, '_> {
+    /// Takes every KV tile of the item, and of each all KV heads: their rows lie side by side in memory.
+    #[inline(always)]
+    fn attend_all<S: Simd>(&mut self, simd: S) {
+        let place = self.place;
+        let (kv, heads) = (&place.item.kv, place.item.kv_heads.len());
+        let (begin, end) = (kv.start as usize, kv.end as usize);
+        let mut next = place.locate(begin, end);
+        for start in (begin..end).step_by(KV_TOKENS) {
+            let now = next;
+            next = place.locate(start + KV_TOKENS, end);
+            let positions = match place.call.live.reads_positions {
+                true => place.key_positions(start, now.tokens),
+                false => [0.0; KV_TOKENS],
+            };
+            if place.call.by_key {
+                match self.find_seen((start, now.tokens), &positions) {
+                    Tokens::Some => {}
+                    Tokens::None => continue,
+                    Tokens::NoMore => break,
+                }
+            }
+            for head in 0..heads {
+                let upcoming = if head + 1 < heads { (head + 1, &now) } else { (0, &next) };
+                self.find_scales(head, &now);
+                match place.call.dots {
+                    Some(dots) => {
+                        let special = self.pair_keys_and_values(simd, dots, (head, &now), upcoming);
+                        self.attend_pairs(simd, (dots, special), head, (start, &now), &positions);
+                    }
+                    None => {
+                        self.load_keys_and_values(simd, (head, &now), upcoming);
+                        self.transform_keys_and_values(simd, head, &now, &positions);
+                        self.attend(simd, head, (start, &now), &positions);
+                    }
+                }
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn load_queries<S: Simd>(&mut self, simd: S) {
+        let (place, dim) = (self.place, self.place.call.plan.problem.head_dim());
+        let (q, pe) = place.call.inputs.q;
+        for r in 0..place.rows {
+            let (token, head) = place.row(r);
+            if place.call.dots.is_some() {
+                let to = self.scratch[r * dim.qk / 2..(r + 1) * dim.qk / 2].as_mut_ptr();
+                // SAFETY: a row of pairs is half as long as one of f32.
+                unsafe { dots::copy_query(q, (token, head), to.cast()) };
+                continue;
+            }
+            let row = &mut self.scratch[r * dim.qk..(r + 1) * dim.qk];
+            let width = q.shape()[2];
+            for (view, to) in [(Some(q), 0), (pe, width)] {
+                let Some(view) = view else { continue };
+                let offset = token * view.strides()[0] + head * view.strides()[1];
+                let part = &mut row[to..to + view.shape()[2]];
+                // SAFETY: `part` has as many elements as a row of the view.
+                unsafe { gather::widen(simd, view.data(), offset, part.as_mut_ptr(), part.len()) };
+            }
+            if place.call.live.query {
+                place.call.inputs.variant.query(place.call.isa, place.row_at(r), row);
+            }
+        }
+        self.scratch[place.layout.o..place.layout.o + place.rows * place.layout.vo].fill(0.0);
+        let (max, sums) = self.scratch[place.layout.max..place.layout.seen]
+            .split_at_mut(place.layout.sums - place.layout.max);
+        max.fill(f32::NEG_INFINITY);
+        sums.fill(0.0);
+    }
+
+    /// Finds what every row sees of the KV tile at `start`, and whether any row sees anything.
+    fn find_seen(&mut self, tile: (usize, usize), positions: &[f32; KV_TOKENS]) -> Tokens {
+        let (place, mut all_shown, mut any) = (self.place, true, 0);
+        let (variant, live) = (place.call.inputs.variant, place.call.live);
+        for r in 0..place.rows {
+            let mut seen = place.seen(r, tile);
+            all_shown &= seen != 0;
+            if live.mask && seen != 0 {
+                seen &= variant.mask(place.call.isa, place.row_at(r), positions);
+            }
+            any |= seen;
+            let to = &mut self.scratch[place.layout.seen + 2 * r..][..2];
+            (to[0], to[1]) = (f32::from_bits(seen as u32), f32::from_bits((seen >> 32) as u32));
+        }
+        match any {
+            // a staircase that has ended does not begin again; one that was shown nothing here may go on
+            0 if all_shown && live.properties.monotone_mask => Tokens::NoMore,
+            0 => Tokens::None,
+            _ => Tokens::Some,
+        }
+    }
+
+    /// What row `r` sees of a KV tile.
+    #[inline(always)]
+    fn seen(&self, r: usize, tile: (usize, usize)) -> u64 {
+        if !self.place.call.by_key {
+            return self.place.seen(r, tile);
+        }
+        let bits = &self.scratch[self.place.layout.seen + 2 * r..][..2];
+        u64::from(bits[0].to_bits()) | u64::from(bits[1].to_bits()) << 32
+    }
+
+    /// Finds the scales of a tile's keys and values, where they are not 1.
+    #[inline(always)]
+    fn find_scales(&mut self, head: usize, now: &Located) {
+        let (scales, layout) = (&self.place.call.inputs.scales, self.place.layout);
+        let kv_head = self.place.item.kv_heads.start as usize + head;
+        let (k, v) = self.scratch[layout.scales..][..2 * KV_TOKENS].split_at_mut(KV_TOKENS);
+        for (scale, to) in [(&scales.k, k), (&scales.v, v)] {
+            if !scale.is_one() {
+                let pages = now.page[..now.tokens].iter();
+                to.iter_mut().zip(pages).for_each(|(to, &page)| *to = scale.factor(page as usize, kv_head));
+            }
+        }
+    }
+
+    /// From logits to weights, for row `r`, the `at`-th of its strip; returns the factor that brings what the row has of
+    /// earlier keys to the new maximum.
+    ///
+    /// # Safety
+    /// `width` is a multiple of the lanes, at most [`KV_TOKENS`], and above every bit of `seen`.
+    #[inline(always)]
+    unsafe fn weigh_row<S: Simd>(
+        &mut self,
+        simd: S,
+        (r, at): (usize, usize),
+        (seen, width): (u64, usize),
+        positions: &[f32; KV_TOKENS],
+    ) -> f32 {
+        let (call, layout, mut factor) = (self.place.call, self.place.layout, 1.0);
+        // SAFETY: scratch holds each part with the shape named in `Layout`, and none overlaps another.
+        unsafe {
+            let base = self.scratch.as_mut_ptr();
+            let row = Row {
+                logits: base.add(layout.logits + at * KV_TOKENS),
+                max: base.add(layout.max + r),
+                sums: base.add(layout.sums + r * ALIGN),
+            };
+            if !call.inputs.scales.k.is_one() {
+                row.multiply(simd, width, base.add(layout.scales));
+            }
+            if call.live.logits {
+                row.scale(simd, width, call.plan.problem.scale());
+                let logits = &mut *row.logits.cast::<[f32; KV_TOKENS]>();
+                call.inputs.variant.logits(call.isa, self.place.row_at(r), positions, logits);
+            }
+            if call.live.softmax {
+                row.hide(seen, width, f32::NEG_INFINITY);
+                factor = row.step(simd, width, self.place.scale());
+            } else {
+                row.hide(seen, width, 0.0);
+            }
+            if !call.inputs.scales.v.is_one() {
+                row.multiply(simd, width, base.add(layout.scales + KV_TOKENS));
+            }
+        }
+        factor
+    }
+
+    /// Writes every row's state, to the output or to the workspace.
+    #[inline(always)]
+    fn store<S: Simd>(&mut self, simd: S) {
+        let (place, layout) = (self.place, self.place.layout);
+        let (call, dim) = (place.call, place.call.plan.problem.head_dim().vo);
+        let softmax = call.live.softmax;
+        let scale = place.scale();
+        for r in 0..place.rows {
+            let base = self.scratch.as_mut_ptr();
+            // SAFETY: scratch holds a maximum and a register of sums for every row.
+            let (max, sum) = unsafe {
+                let (max, sums) = (base.add(layout.max + r), base.add(layout.sums + r * ALIGN));
+                Row { logits: base, max, sums }.seen(simd)
+            };
+            let o = &mut self.scratch[layout.o + r * layout.vo..][..dim];
+            // SAFETY: the schedule gives each output row and head, and each partial row, to one item.
+            unsafe {
+                let Some(first) = place.item.partial else {
+                    state::finish(call, place.row(r), o, (max * scale, sum));
+                    continue;
+                };
+                if softmax {
+                    let normalizer = if sum == 0.0 { 0.0 } else { sum.recip() };
+                    o.iter_mut().for_each(|o| *o *= normalizer);
+                }
+                let row = first as usize + r;
+                call.partial_o.part(row * dim, dim).copy_from_slice(o);
+                let lse = if sum == 0.0 { f32::NEG_INFINITY } else { max * scale + sum.log2() };
+                call.partial_lse.part(row, 1)[0] = lse;
+            }
+        }
+    }
+}
