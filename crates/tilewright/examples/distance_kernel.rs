@@ -7,9 +7,11 @@ use tilewright::{
     attention::variant::{At, Number, Properties, Reads, Variant},
 };
 
-#[derive(Debug)]
-struct DistanceKernel {
-    ranges: Vec<f32>,
+/// The variant.
+#[derive(Debug, Clone)]
+pub struct DistanceKernel {
+    /// `[num_qo_heads]`, in tokens.
+    pub ranges: Vec<f32>,
 }
 
 impl Variant for DistanceKernel {
@@ -29,11 +31,16 @@ impl Variant for DistanceKernel {
 }
 
 fn main() -> Result<()> {
+    println!("{:?}", &outputs()?[..4]);
+    Ok(())
+}
+
+/// `[3, 2, 64]`: one request of 2 query heads over 1 KV head, 3 queries behind 5 cached tokens.
+pub fn outputs() -> Result<Vec<f32>> {
     let (heads, dim) = (Heads { qo: 2, kv: 1 }, 64);
     let problem = Problem::builder(heads, HeadDim::same(dim)).build()?;
     let attention = Attention::with_variant(problem, DistanceKernel { ranges: vec![2.0, 50.0] }, Cpu::new())?;
 
-    // one request: 3 queries behind 5 cached tokens
     let plan = attention.plan(&Batch::ragged(&[0, 3], &[0, 8]))?;
     let mut workspace = Workspace::for_plan(&plan);
     let q: Vec<f32> = (0..3 * 2 * dim).map(|i| (i as f32 * 0.37).sin()).collect();
@@ -42,6 +49,5 @@ fn main() -> Result<()> {
     let cache = KvCache { k: View::new(&kv, &[8, 1, dim])?, v: View::new(&kv, &[8, 1, dim])? };
     let out = Output { o: ViewMut::new(&mut o, &[3, 2, dim])?, lse: None, workspace: &mut workspace };
     attention.run(&plan, View::new(&q, &[3, 2, dim])?, cache, out)?;
-    println!("{:?}", &o[..4]);
-    Ok(())
+    Ok(o)
 }

@@ -9,6 +9,7 @@ mod links;
 mod names;
 mod openings;
 mod sizes;
+mod tested;
 mod unfinished;
 mod unsafe_rooms;
 
@@ -25,7 +26,7 @@ struct Guard {
     clean: fn() -> Tree,
 }
 
-const GUARDS: [Guard; 10] = [
+const GUARDS: [Guard; 11] = [
     sizes::GUARD,
     openings::GUARD,
     names::GUARD,
@@ -36,6 +37,7 @@ const GUARDS: [Guard; 10] = [
     links::GUARD,
     figures::GUARD,
     faults::GUARD,
+    tested::GUARD,
 ];
 
 /// Proves every guard, then holds all of them against `tree`.

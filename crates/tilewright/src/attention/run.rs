@@ -64,6 +64,9 @@ impl<B: Backend> Attention<B> {
 
     /// [`Attention::run`] over a cache whose true values are those stored times `scales`.
     ///
+    /// A variant's hooks of keys and values get what is stored, those of logits what is scaled: see
+    /// [`variant`](super::variant).
+    ///
     /// # Errors
     /// As [`Attention::run`], and when a scale is missing, or not finite and positive.
     pub fn run_scaled(

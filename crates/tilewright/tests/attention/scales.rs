@@ -1,7 +1,6 @@
 //! Attention over caches in e4m3, e5m2 and int8, with every kind of scale, against the oracle on the true values.
 
 use crate::{
-    elements::Elements,
     generator::Generator,
     judge::Expected,
     run::execute_scaled,
@@ -9,10 +8,10 @@ use crate::{
     storage::{Storage, Stored},
 };
 use tilewright::{
-    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, Workspace,
+    Attention, Backend, Dtype, HeadDim, Heads, KvLayout, Mask, Problem, View, Workspace,
     attention::{
         Split,
-        variant::{Alibi, Plain, Variant},
+        variant::{Alibi, At, Number, Pair, Plain, Variant},
     },
     kv::{KvScales, Scale},
     reference::{attention::Definition, variant as formula},
@@ -20,6 +19,22 @@ use tilewright::{
 
 const LENS: [Lens; 6] = [(1, 65), (40, 150), (3, 0), (5, 2), (1, 300), (7, 64)];
 const HEAD_DIMS: [(usize, usize); 6] = [(64, 64), (128, 128), (96, 96), (40, 24), (256, 256), (192, 128)];
+
+/// Moves keys and values, so that it matters whether that comes before their scales or after them.
+#[derive(Debug, Clone)]
+struct Moved;
+
+impl Variant for Moved {
+    fn name(&self) -> &str {
+        "moved"
+    }
+    fn key<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
+        Pair { first: pair.first + at.number(0.5), second: pair.second - at.number(0.25) }
+    }
+    fn value<N: Number>(&self, at: &At<N>, x: N) -> N {
+        x + at.number(0.75)
+    }
+}
 
 /// Which scales a cache has.
 #[derive(Debug, Clone, Copy)]
@@ -71,6 +86,47 @@ fn caches_of_8_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// Paged and ragged are one call, and each takes its scales.
+fn ragged_tensors_have_scales_too<B: Backend + Clone>(backends: &[B]) {
+    let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8, Dtype::F16];
+    for (number, dtype) in dtypes.into_iter().enumerate() {
+        let problem = Problem::builder(Heads { qo: 6, kv: 3 }, HeadDim::same(64))
+            .dtypes([Dtype::F32, Dtype::Bf16][number % 2], dtype)
+            .layout([KvLayout::Nhd, KvLayout::Hnd][number / 2])
+            .build()
+            .expect("it is sound");
+        let sample = Sample::random(problem, &LENS, number as u64);
+        let stored = Stored::new(&sample, Storage::Ragged, number as u64);
+        for kind in [Scales::One, Scales::Tensor, Scales::Head] {
+            judge(backends, (&sample, &stored), kind, Plain, &Definition::default);
+        }
+    }
+}
+
+/// Keys and values reach their hooks as they are stored; logits reach theirs scaled.
+fn scales_come_after_the_hooks_of_keys_and_values<B: Backend + Clone>(backends: &[B]) {
+    let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8, Dtype::F32];
+    for (number, (dtype, kind)) in
+        dtypes.into_iter().flat_map(|dtype| [(dtype, Scales::Head), (dtype, Scales::PageAndHead)]).enumerate()
+    {
+        let problem = Problem::builder(Heads { qo: 2 * (1 + 3 * (number % 2)), kv: 2 }, HeadDim::same(64))
+            .dtypes(Dtype::F32, dtype)
+            .build()
+            .expect("it is sound");
+        let sample = Sample::random(problem, &LENS, number as u64);
+        let stored = Stored::new(&sample, Storage::Paged(16), number as u64);
+        judge(backends, (&sample, &stored), kind, Moved, &|| Definition {
+            key: Box::new(|_, key| {
+                let (first, second) = key.split_at_mut(32);
+                first.iter_mut().for_each(|x| *x += 0.5);
+                second.iter_mut().for_each(|x| *x -= 0.25);
+            }),
+            value: Box::new(|_, value| value.iter_mut().for_each(|x| *x += 0.75)),
+            ..Definition::default()
+        });
+    }
+}
+
 fn judge<B: Backend + Clone, V: Variant + Clone>(
     backends: &[B],
     (sample, stored): (&Sample, &Stored),
@@ -78,22 +134,25 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
     variant: V,
     plain: &dyn Fn() -> Definition<'static>,
 ) {
-    let (heads, pages) = (sample.problem.heads().kv, stored.cache().k.shape()[0]);
+    let heads = sample.problem.heads().kv;
+    let pages = stored.cache().k.shape()[0].max(stored.indices.len());
     let mut generator = Generator::new(7);
     let (k, v) = (factors(kind, pages, heads, &mut generator), factors(kind, pages, heads, &mut generator));
-    let tensors = [&k, &v].map(|factors| match kind {
-        Scales::Page => Elements::F32(factors.iter().step_by(heads).copied().collect()),
-        _ => Elements::F32(factors.clone()),
-    });
-    let scale = |which: usize, factors: &'static [f32]| match kind {
+    let page_size = stored.page_size();
+    let scale = |factors: &[f32]| match kind {
         Scales::One => Scale::One,
         Scales::Tensor => Scale::Tensor(factors[0]),
-        Scales::Head => Scale::Head(&factors[..heads]),
-        Scales::Page => Scale::Page(leak(&tensors[which]).view(&[pages])),
-        Scales::PageAndHead => Scale::Page(leak(&tensors[which]).view(&[pages, heads])),
+        Scales::Head => Scale::Head(factors[..heads].to_vec().leak()),
+        Scales::Page => per_page(factors, &[pages], [heads, 1]),
+        Scales::PageAndHead if page_size % 2 == 0 => per_page(factors, &[pages, heads], [heads, 1]),
+        Scales::PageAndHead => {
+            // head by head, with a NaN behind each head
+            let of_head = |h: usize| factors[h..].iter().step_by(heads).copied().chain([f32::NAN]);
+            let by_head: Vec<f32> = (0..heads).flat_map(of_head).collect();
+            per_page(&by_head, &[pages, heads], [1, pages + 1])
+        }
     };
-    let scales = KvScales { k: scale(0, k.clone().leak()), v: scale(1, v.clone().leak()) };
-    let page_size = stored.page_size();
+    let scales = KvScales { k: scale(&k), v: scale(&v) };
     let of = |factors: &[f32], r: usize, j: usize, g: usize| {
         let page = stored.indices[stored.kv_indptr[r] as usize + j / page_size] as usize;
         f64::from(factors[page * heads + g])
@@ -101,9 +160,17 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
     let expected = Expected::by(sample, &|r| {
         let (k, v) = (k.clone(), v.clone());
         let definition = plain();
+        let (on_key, on_value) = (definition.key, definition.value);
         Definition {
-            key: Box::new(move |at, key| key.iter_mut().for_each(|x| *x *= of(&k, r, at.j, at.g))),
-            value: Box::new(move |at, value| value.iter_mut().for_each(|x| *x *= of(&v, r, at.j, at.g))),
+            // what is stored goes through the hooks, and what they make of it is scaled
+            key: Box::new(move |at, key| {
+                on_key(at, key);
+                key.iter_mut().for_each(|x| *x *= of(&k, r, at.j, at.g));
+            }),
+            value: Box::new(move |at, value| {
+                on_value(at, value);
+                value.iter_mut().for_each(|x| *x *= of(&v, r, at.j, at.g));
+            }),
             ..definition
         }
     });
@@ -121,8 +188,14 @@ fn judge<B: Backend + Clone, V: Variant + Clone>(
     }
 }
 
-fn leak(elements: &Elements) -> &'static Elements {
-    Box::leak(Box::new(elements.clone()))
+/// A view of factors, of which those of pages are some apart.
+fn per_page(factors: &[f32], shape: &[usize], strides: [usize; 2]) -> Scale<'static> {
+    let factors: &'static [f32] = factors.to_vec().leak();
+    Scale::Page(View::strided(factors, shape, &strides[..shape.len()]).expect("it is there"))
 }
 
-crate::judge_the_cpu!(caches_of_8_bits_agree_with_the_oracle);
+crate::judge_the_cpu!(
+    caches_of_8_bits_agree_with_the_oracle,
+    ragged_tensors_have_scales_too,
+    scales_come_after_the_hooks_of_keys_and_values
+);

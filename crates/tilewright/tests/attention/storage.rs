@@ -64,9 +64,12 @@ impl Stored {
         PageTable::new(&self.kv_indptr, &self.indices, &self.last_page_len, page_size)
     }
 
-    /// Tokens of a page.
+    /// Tokens of a page; each token of a ragged tensor counts as one.
     pub(crate) fn page_size(&self) -> usize {
-        self.table().page_size
+        match self.storage {
+            Storage::Ragged => 1,
+            Storage::Paged(page_size) => page_size,
+        }
     }
 
     /// All elements of K as they lie in memory.

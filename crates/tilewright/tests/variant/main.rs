@@ -5,6 +5,7 @@
 mod generator;
 
 mod errors;
+mod examples;
 mod extremes;
 mod json;
 mod judge;

@@ -1,32 +1,10 @@
 //! Variants that a user makes up, with every hook: what they compute, and that they need few lines.
 
-use crate::{judge::Case, problem};
+use crate::{examples::distance_kernel::DistanceKernel, judge::Case, problem};
 use tilewright::{
     attention::variant::{At, Number, Pair, Properties, Reads, Variant},
     reference::attention::Definition,
 };
-
-/// Logits times a kernel of the distance, with a learned range for each head: `s · e^(-|j - p| / range[h])`.
-#[derive(Debug, Clone)]
-struct DistanceKernel {
-    ranges: Vec<f32>,
-}
-
-impl Variant for DistanceKernel {
-    fn name(&self) -> &str {
-        "distance_kernel"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(Reads::QO | Reads::KV | Reads::QO_HEAD | Reads::TABLES)
-    }
-
-    #[inline(always)]
-    fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
-        let range = at.read("ranges", &self.ranges, at.qo_head());
-        logit * (-(at.kv() - at.qo()).abs() / range).exp()
-    }
-}
 
 #[test]
 fn a_distance_kernel_is_its_formula() {

@@ -27,6 +27,17 @@
 //! }
 //! # assert_eq!(SoftCap { cap: 30.0 }.properties(), Properties::NONE);
 //! ```
+//!
+//! All numbers are f32, widened from the tensor's dtype. Of a cache with [`KvScales`](crate::KvScales) `k` and `v` are the
+//! stored numbers: its scales come after the hooks of keys and values and before those of logits,
+//! `s[j] = logits(scale · k_scale · q' · k')` and `Σ_j e^(s[j] - max) · v_scale · v'`.
+//!
+//! [`add_a_variant`] goes through all this step by step.
+
+// The page lies outside of the package, so that only documentation and its tests ask for it.
+#[cfg(any(doc, doctest))]
+#[doc = include_str!("../../../../../docs/add-a-variant.md")]
+pub mod add_a_variant {}
 
 mod alibi;
 mod at;
@@ -112,6 +123,9 @@ pub trait Variant: Debug + Send + Sync + 'static {
     }
 
     /// Transforms elements `i` and `i + head_dim_qk / 2` of a key, `i` being `at.dim()`; an odd head_dim_qk is refused.
+    ///
+    /// They are as stored, before the cache's scale, which is applied to `q' · k'`. Called for every work item that reads
+    /// the key.
     #[inline(always)]
     fn key<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
         let _ = at;
@@ -119,13 +133,17 @@ pub trait Variant: Debug + Send + Sync + 'static {
     }
 
     /// Transforms an element of a value.
+    ///
+    /// It is as stored, before the cache's scale, which is applied to the weight. Called for every work item that reads the
+    /// value.
     #[inline(always)]
     fn value<N: Number>(&self, at: &At<N>, x: N) -> N {
         let _ = at;
         x
     }
 
-    /// Turns `scale · q · k` into the logit, in natural-log units; without softmax, into the weight.
+    /// Turns `scale · q' · k'`, the cache's scale included, into the logit, in natural-log units; without softmax, into the
+    /// weight. Hidden keys may be asked for too; what it gives for them is dropped.
     #[inline(always)]
     fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
         let _ = at;

@@ -9,6 +9,7 @@ mod masks;
 mod operators;
 mod plan;
 mod run;
+mod scales;
 mod shards;
 mod tensor;
 mod variants;

@@ -1,0 +1,84 @@
+//! The tests that docs/checked-inputs.md names are there: `file::module::test`, with `cpu` before one that is made for each
+//! instruction set, `*` for all of a module, and `…` for what the name before it begins with.
+
+use super::{Guard, numbered, words};
+use crate::{rust_source::code_only, tree::Tree};
+
+const PAGE: &str = "docs/checked-inputs.md";
+const TESTS: &str = "crates/tilewright/tests/";
+
+pub(super) const GUARD: Guard = Guard { name: "tested", check, planted, clean };
+
+fn check(tree: &Tree) -> Vec<String> {
+    let (mut complaints, mut before) = (Vec::new(), String::new());
+    for (number, line) in numbered(tree.text(PAGE).unwrap_or_default()) {
+        for span in line.split('`').skip(1).step_by(2).filter(|span| is_test_name(span)) {
+            let parents = before.rsplit_once("::").map_or("", |(parents, _)| parents);
+            let name = span.replace('…', parents);
+            if !is_there(tree, &name) {
+                complaints.push(format!("{PAGE}:{number}: no test `{name}`"));
+            }
+            before = name;
+        }
+    }
+    complaints
+}
+
+/// Whether a code span is a path of lower-case names.
+fn is_test_name(span: &str) -> bool {
+    let part = |part: &str| {
+        let word = part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+        !part.is_empty() && (word || part == "*")
+    };
+    span.contains("::") && span.strip_prefix("…::").unwrap_or(span).split("::").all(part)
+}
+
+fn is_there(tree: &Tree, name: &str) -> bool {
+    let parts: Vec<&str> = name.split("::").collect();
+    let Some((test, modules)) = parts.split_last() else { return false };
+    let (modules, on_cpu) = match modules.split_last() {
+        Some((&"cpu", modules)) => (modules, true),
+        _ => (modules, false),
+    };
+    let path = format!("{TESTS}{}", modules.join("/"));
+    if *test == "*" {
+        return tree.has(&format!("{path}.rs")) || tree.has(&path);
+    }
+    let files = [format!("{path}.rs"), format!("{path}/mod.rs"), format!("{path}/main.rs")];
+    let Some(code) = files.iter().find_map(|file| tree.text(file)).map(code_only) else { return false };
+    if on_cpu {
+        let judged = code.split("judge_the_cpu!(").skip(1).filter_map(|rest| rest.split(')').next());
+        return judged.flat_map(words).any(|word| word == *test);
+    }
+    let tests = code.split("#[test]").skip(1).filter_map(|rest| rest.split('(').next());
+    tests.filter_map(|head| words(head).last()).any(|word| word == *test)
+}
+
+/// A page that names these tests, and the tests that there are.
+fn tree(names: &str) -> Tree {
+    let case = "#[test]\nfn one() {}\nfn two() {}\ncrate::judge_the_cpu!(\n    two,\n    three\n);\n// #[test] fn four() {}";
+    Tree::of([
+        (PAGE, format!("`big::…`, `cpu::` and `Self::new`\n| 1 | {names} |\n")),
+        ("crates/tilewright/tests/big/main.rs", "mod case;".to_owned()),
+        ("crates/tilewright/tests/big/case.rs", case.to_owned()),
+        ("crates/tilewright/tests/big/errors/mod.rs", "#[test] fn first() {}".to_owned()),
+        ("crates/tilewright/tests/small.rs", "#[test] fn alone() {}".to_owned()),
+    ])
+}
+
+fn planted() -> Vec<(Tree, &'static str)> {
+    vec![
+        (tree("`small::other`"), "docs/checked-inputs.md:2: no test `small::other`"),
+        (tree("`big::case::two`"), "no test `big::case::two`"),
+        (tree("`big::case::four`"), "no test `big::case::four`"),
+        (tree("`big::case::cpu::one`"), "no test `big::case::cpu::one`"),
+        (tree("`big::case::one`, `…::five`"), "no test `big::case::five`"),
+        (tree("`big::nothing::*`"), "no test `big::nothing::*`"),
+    ]
+}
+
+fn clean() -> Tree {
+    tree(
+        "`small::alone`, `big::case::one`, `…::cpu::two`, `…::three`, `big::errors::first`, `big::errors::*`",
+    )
+}
