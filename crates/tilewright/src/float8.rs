@@ -102,15 +102,15 @@ float8!(
 impl E4m3 {
     /// The exact value.
     #[inline(always)]
-    pub fn to_f32(self) -> f32 {
-        let (sign, magnitude) = (u32::from(self.0 & 0x80) << 24, u32::from(self.0 & 0x7f));
+    pub const fn to_f32(self) -> f32 {
+        let (sign, magnitude) = ((self.0 & 0x80) as u32, (self.0 & 0x7f) as u32);
         let value = match magnitude {
             0x7f => f32::NAN,
             // subnormal: multiples of 2^-9, which are normal in f32
             0..8 => magnitude as f32 * (1.0 / 512.0),
             _ => f32::from_bits((magnitude << 20) + ((127 - 7) << 23)),
         };
-        f32::from_bits(value.to_bits() | sign)
+        f32::from_bits(value.to_bits() | sign << 24)
     }
 }
 

@@ -244,3 +244,15 @@ fn speculation() {
         chain(cpu, probs.get(&[1, 1, 4]), target.get(&[1, 2, 4]))
     });
 }
+
+/// Halfway cases, their neighbours, and every pattern of the upper half with them.
+#[test]
+fn bf16_rounds_as_the_library_does() {
+    for upper in 0..=u32::from(u16::MAX) {
+        for lower in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+            let value = f32::from_bits(upper << 16 | lower);
+            let (ours, theirs) = (<bf16 as Element>::from_f32(value), bf16::from_f32(value));
+            assert_eq!(ours.to_bits(), theirs.to_bits(), "{value:e}, {:#x}", value.to_bits());
+        }
+    }
+}

@@ -90,8 +90,9 @@ impl<B: Backend> Attention<B> {
         self.variant.live().softmax
     }
 
-    /// What softmax weights are rounded to before they weigh values: f32, or bf16 where tensors are bf16 throughout and the
-    /// device multiplies them as they are. A variant that changes queries, keys or values may keep more.
+    /// What softmax weights may be rounded to before they weigh values: f32, or bf16 where queries are bf16, the cache is nothing
+    /// wider, and the device multiplies them as they are. The rows of a decode step, batch-invariant plans, and variants that
+    /// change queries, keys or values may keep f32.
     pub fn weights_dtype(&self) -> Dtype {
         self.tiling.weights
     }

@@ -50,7 +50,7 @@ pub struct Tiling {
     pub workers: usize,
     /// Scratch of all workers together, in f32 elements.
     pub scratch: usize,
-    /// What softmax weights are rounded to before they weigh values, unless a variant's hooks want more; sums of weights are not
+    /// What softmax weights may be rounded to before they weigh values (see `Attention::weights_dtype`); their sums are not
     /// rounded. Matrix units multiply nothing wider than the values.
     pub weights: Dtype,
 }

@@ -76,7 +76,7 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) 
         isa: cpu.isa,
         live: inputs.variant.live(),
         by_key,
-        dots: Dots::of_call(cpu.isa, &plan.problem, inputs, &inputs.variant.live()),
+        dots: Dots::of_call(cpu.isa, plan, inputs),
         o: SharedRows::new(out.o),
         lse: out.lse.and_then(ViewMut::into_slice).map(Shared::new),
         partial_o: Shared::new(partial_o),

@@ -5,7 +5,7 @@ use crate::{elements::half_ulp, run::Outcome, sample::Sample};
 use std::{cell::Cell, ops::Range};
 use tilewright::{
     Dtype,
-    reference::attention::{Definition, State},
+    reference::attention::{Definition, Place, State},
 };
 
 /// A blocked computation in another order may be this much worse than the plain loop.
@@ -39,7 +39,7 @@ pub(crate) struct Expected {
 #[derive(Default)]
 struct Errors {
     o: f64,
-    /// In `o`, when weights are rounded to bf16; for problems that are bf16 throughout.
+    /// In `o`, when weights are rounded to bf16; for problems with queries of bf16.
     o_by_bf16: f64,
     lse: f64,
 }
@@ -57,17 +57,26 @@ impl Expected {
 
     /// What is right when request `r` is defined by `definition(r)`.
     pub(crate) fn by<'a>(sample: &Sample, definition: &dyn Fn(usize) -> Definition<'a>) -> Self {
+        Self::scaled(sample, definition, &|_, _| 1.0)
+    }
+
+    /// The same of a cache whose value at a place of request `r` is stored divided by `scale(r, place)`, not 0: weights may
+    /// be rounded together with it.
+    pub(crate) fn scaled<'a>(
+        sample: &Sample,
+        definition: &dyn Fn(usize) -> Definition<'a>,
+        scale: &dyn Fn(usize, Place) -> f64,
+    ) -> Self {
         let heads = sample.problem.heads().qo;
         let mut errors = Errors::default();
-        let both = (sample.problem.dtype_qo(), sample.problem.dtype_kv());
         let request = |r: usize| {
             let definition = definition(r);
             let truth = sample.oracle(r, &definition);
-            let naive = sample.naive(r, &definition, Dtype::F32);
+            let naive = sample.naive(r, &definition, (Dtype::F32, &|_| 1.0));
             errors.o = errors.o.max(error(&truth.o, &naive.0));
             errors.lse = errors.lse.max(error(&truth.lse, &naive.1));
-            if both == (Dtype::Bf16, Dtype::Bf16) {
-                let rounding = sample.naive(r, &definition, Dtype::Bf16);
+            if sample.problem.dtype_qo() == Dtype::Bf16 {
+                let rounding = sample.naive(r, &definition, (Dtype::Bf16, &|place| scale(r, place)));
                 errors.o_by_bf16 = errors.o_by_bf16.max(error(&truth.o, &rounding.0));
             }
             let begin = sample.first_row(r) * heads;

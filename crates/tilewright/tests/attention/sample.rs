@@ -106,12 +106,13 @@ impl Sample {
     }
 
     /// Request `r` by a plain loop in f32: how wrong a careful but naive computation is. What the definition changes is
-    /// rounded to f32 after each step, and weights to `weights` before they weigh values.
+    /// rounded to f32 after each step, and weights to `weights.0` before they weigh values, times the scale `weights.1` that
+    /// values have in the cache.
     pub(crate) fn naive(
         &self,
         r: usize,
         definition: &Definition<'_>,
-        weights: Dtype,
+        weights: (Dtype, &dyn Fn(Place) -> f64),
     ) -> (Vec<f32>, Vec<f32>) {
         let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let (qo_len, kv_len) = self.lens[r];
@@ -149,7 +150,9 @@ impl Sample {
             for (place, logit) in visible.iter().zip(&logits) {
                 let weight = weight(*logit);
                 sum += weight;
-                let (rounded, v) = (round(weights, weight), &values[place.j * heads.kv + place.g]);
+                let scale = (weights.1)(*place) as f32;
+                let rounded = round(weights.0, weight * scale) / scale;
+                let v = &values[place.j * heads.kv + place.g];
                 o.iter_mut().zip(v).for_each(|(o, v)| *o += rounded * v);
             }
             if definition.softmax {

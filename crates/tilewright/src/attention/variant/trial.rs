@@ -89,10 +89,10 @@ impl Trial {
     /// The logits hook on `logits[j]` of the keys at `kv[j]`; as many as both slices have.
     pub fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]) {
         for (kv, logits) in kv.chunks(KEYS).zip(logits.chunks_mut(KEYS)) {
-            let mut tile = [0.0; KEYS];
-            tile[..logits.len()].copy_from_slice(logits);
-            self.hooks.logits(self.isa, row.into(), &positions(kv), &mut tile);
-            logits.copy_from_slice(&tile[..logits.len()]);
+            let mut tile = [[0.0; KEYS]];
+            tile[0][..logits.len()].copy_from_slice(logits);
+            self.hooks.logits(self.isa, &[row.into()], &positions(kv), &mut tile);
+            logits.copy_from_slice(&tile[0][..logits.len()]);
         }
     }
 

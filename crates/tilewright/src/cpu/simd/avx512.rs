@@ -6,11 +6,14 @@ use super::{
 };
 use crate::{E4m3, E5m2};
 use half::{bf16, f16};
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 /// Proof that this machine has AVX-512 F, BW, DQ and VL.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Avx512(());
+pub(crate) struct Avx512 {
+    /// Whether it also has byte permutations of two registers (VBMI).
+    vbmi: bool,
+}
 
 impl Avx512 {
     pub(crate) fn new() -> Option<Self> {
@@ -19,7 +22,16 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512dq")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("fma");
-        found.then_some(Self(()))
+        found.then(|| Self { vbmi: is_x86_feature_detected!("avx512vbmi") })
+    }
+}
+
+impl Avx512 {
+    /// The e4m3 values of even and of odd bytes as bf16, which holds each exactly.
+    #[inline(always)]
+    pub(super) fn bf16_of_e4m3(self, bytes: __m512i) -> (__m512i, __m512i) {
+        // SAFETY: `self` is proof of the instructions.
+        unsafe { if self.vbmi { bf16_of_e4m3_by_table(bytes) } else { bf16_of_e4m3(bytes) } }
     }
 }
 
@@ -310,7 +322,7 @@ impl Simd for Avx512 {
     fn split_e4m3(self, fours: __m512) -> [__m512; 4] {
         // SAFETY: see the impl.
         unsafe {
-            let (even, odd) = bf16_of_e4m3(_mm512_castps_si512(fours));
+            let (even, odd) = self.bf16_of_e4m3(_mm512_castps_si512(fours));
             let (even, odd) = (_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd));
             let ((first, third), (second, fourth)) = (self.split_bf16(even), self.split_bf16(odd));
             [first, second, third, fourth]
@@ -348,7 +360,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn prefetch(self, from: *const u8) {
         // SAFETY: see the impl; a prefetch never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
     }
 
     #[inline(always)]
@@ -366,7 +378,52 @@ impl Simd for Avx512 {
 /// Sign, exponent and mantissa of an e4m3 value, moved to where f16 has them: then it is 2^8 too small.
 const E4M3_IN_F16: i16 = 0xbf80_u16.cast_signed();
 
-/// The e4m3 values of even and of odd bytes as bf16, which holds each exactly.
+/// The two bytes of each bf16 from tables of all 128 magnitudes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn bf16_of_e4m3_by_table(bytes: __m512i) -> (__m512i, __m512i) {
+    const fn table(shift: u32) -> [u8; 128] {
+        let mut table = [0; 128];
+        let mut magnitude = 0;
+        while magnitude < 128 {
+            table[magnitude] = (E4m3::from_bits(magnitude as u8).to_f32().to_bits() >> shift) as u8;
+            magnitude += 1;
+        }
+        table
+    }
+    static UPPER: [u8; 128] = table(24);
+    static LOWER: [u8; 128] = table(16);
+    // the index's sign bit is not looked at
+    let lookup = |table: &'static [u8; 128]| {
+        // SAFETY: the table has two registers' worth of bytes; the instruction is there, since `vbmi` said so.
+        unsafe {
+            let (first, second) =
+                (_mm512_loadu_si512(table.as_ptr().cast()), _mm512_loadu_si512(table[64..].as_ptr().cast()));
+            let mut found = bytes;
+            asm!("vpermi2b {found}, {first}, {second}", found = inout(zmm_reg) found, first = in(zmm_reg) first,
+                second = in(zmm_reg) second, options(pure, nomem, nostack, preserves_flags));
+            found
+        }
+    };
+    // 0xf8: the first operand, or what the other two share
+    let sign = _mm512_set1_epi8(0x80_u8.cast_signed());
+    let upper = _mm512_ternarylogic_epi32::<0xf8>(lookup(&UPPER), bytes, sign);
+    let lower = lookup(&LOWER);
+    pairs_of_bytes(upper, lower)
+}
+
+/// 16-bit numbers from their upper and lower bytes: those of even, and those of odd bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn pairs_of_bytes(upper: __m512i, lower: __m512i) -> (__m512i, __m512i) {
+    let lower_byte = _mm512_set1_epi16(0xff);
+    // 0xca: the second operand where the first has ones, the third elsewhere
+    let even = _mm512_ternarylogic_epi32::<0xca>(lower_byte, lower, _mm512_slli_epi16::<8>(upper));
+    let odd = _mm512_ternarylogic_epi32::<0xca>(lower_byte, _mm512_srli_epi16::<8>(lower), upper);
+    (even, odd)
+}
+
+/// The same without tables of so many bytes.
 ///
 /// A float32 multiplication that corrects the exponent would be shorter, but takes some 150 cycles on processors that
 /// help themselves with microcode where an operand is subnormal. So the two bytes of each bf16 are looked up and
@@ -409,11 +466,7 @@ fn bf16_of_e4m3(bytes: __m512i) -> (__m512i, __m512i) {
     );
     let lower = _mm512_slli_epi16::<4>(lower_nibble);
     let lower = _mm512_mask_shuffle_epi8(lower, special, table(LOWER), lower_nibble);
-    let lower_byte = _mm512_set1_epi16(0xff);
-    // 0xca: the second operand where the first has ones, the third elsewhere
-    let even = _mm512_ternarylogic_epi32::<0xca>(lower_byte, lower, _mm512_slli_epi16::<8>(upper));
-    let odd = _mm512_ternarylogic_epi32::<0xca>(lower_byte, _mm512_srli_epi16::<8>(lower), upper);
-    (even, odd)
+    pairs_of_bytes(upper, lower)
 }
 
 /// Four rounds of interleaving: neighbours, pairs, then 128-bit quarters twice.

@@ -17,7 +17,7 @@ use std::{fmt::Debug, sync::Arc};
 pub(crate) const KEYS: usize = 64;
 
 /// Where a query row stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RowAt {
     pub(crate) request: u32,
     /// Its position in the request, `kv_len - qo_len + i`.
@@ -57,8 +57,9 @@ pub(crate) trait Hooks: Debug + Send + Sync {
     fn key(&self, isa: Isa, kv_head: u32, kv: &[f32; KEYS], keys: &mut [f32]);
     /// `values`: 64 rows of `width` elements, `stride` apart; fewer where the slice ends.
     fn value(&self, isa: Isa, at: ValuesAt<'_>, values: &mut [f32]);
-    /// Takes `scale · q · k` in natural-log units to logits, or to weights where there is no softmax.
-    fn logits(&self, isa: Isa, at: RowAt, kv: &[f32; KEYS], logits: &mut [f32; KEYS]);
+    /// Takes `scale · q · k` in natural-log units to logits, or to weights where there is no softmax; row `at[i]` has
+    /// `logits[i]`. A strip at a time: for one row, the call would cost as much as what most variants do.
+    fn logits(&self, isa: Isa, at: &[RowAt], kv: &[f32; KEYS], logits: &mut [[f32; KEYS]]);
     /// Bit `j`: key `j` is seen.
     fn mask(&self, isa: Isa, at: RowAt, kv: &[f32; KEYS]) -> u64;
     /// `sum = Σ e^(logit - max)`; (-inf, 0) when nothing was seen.
@@ -136,7 +137,7 @@ impl<V: Variant> Hooks for Adapter<V> {
         isa.dispatch(Value { adapter: self, at, values });
     }
 
-    fn logits(&self, isa: Isa, at: RowAt, kv: &[f32; KEYS], logits: &mut [f32; KEYS]) {
+    fn logits(&self, isa: Isa, at: &[RowAt], kv: &[f32; KEYS], logits: &mut [[f32; KEYS]]) {
         isa.dispatch(Logits { adapter: self, at, kv, logits });
     }
 
@@ -249,9 +250,9 @@ impl<V: Variant> Task for Value<'_, V> {
 
 struct Logits<'a, V> {
     adapter: &'a Adapter<V>,
-    at: RowAt,
+    at: &'a [RowAt],
     kv: &'a [f32; KEYS],
-    logits: &'a mut [f32; KEYS],
+    logits: &'a mut [[f32; KEYS]],
 }
 
 impl<V: Variant> Task for Logits<'_, V> {
@@ -259,11 +260,21 @@ impl<V: Variant> Task for Logits<'_, V> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let row = self.adapter.row(Lanes::splat(simd, 0.0), self.at);
-        for key in (0..KEYS).step_by(S::LANES) {
-            let at = At { kv: Lanes::load(simd, &self.kv[key..]), ..row };
-            let logits = &mut self.logits[key..][..S::LANES];
-            self.adapter.variant.logits(&at, Lanes::load(simd, logits)).store_to(logits);
+        let zero = Lanes::splat(simd, 0.0);
+        for (at, logits) in self.at.iter().zip(self.logits) {
+            let row = self.adapter.row(zero, *at);
+            // stored together: what the hook reads of tables for the row could else change under it, and would be read again
+            for keys in (0..KEYS).step_by(4 * S::LANES) {
+                let mut four = [zero; 4];
+                for (i, register) in four.iter_mut().enumerate() {
+                    let key = keys + i * S::LANES;
+                    let at = At { kv: Lanes::load(simd, &self.kv[key..]), ..row };
+                    *register = self.adapter.variant.logits(&at, Lanes::load(simd, &logits[key..]));
+                }
+                for (i, register) in four.into_iter().enumerate() {
+                    register.store_to(&mut logits[keys + i * S::LANES..]);
+                }
+            }
         }
     }
 }

@@ -49,8 +49,8 @@ pub(crate) struct Layout {
     pub(super) logits: usize,
     /// Weights of a strip in bf16, two in an element.
     pub(super) weights: usize,
-    /// What a KV tile adds to O for a strip of rows.
-    pub(super) sums_of_values: usize,
+    /// O of a strip that is not whole.
+    pub(super) strip: usize,
     pub(super) keys: usize,
     pub(super) values: usize,
     pub(super) max: usize,
@@ -77,19 +77,18 @@ impl Layout {
         let o = take(rows * vo_padded);
         let logits = take(dots::STRIP * KV_TOKENS);
         let weights = take(dots::STRIP * KV_TOKENS / 2);
-        let sums_of_values = take(dots::STRIP * vo_padded);
+        let strip = take(dots::STRIP * vo_padded);
         let keys = take(qk * KV_TOKENS);
         let values = take(KV_TOKENS * vo_padded);
         let max = take(rows);
         let sums = take(rows * ALIGN);
         let seen = take(2 * rows);
         let scales = take(2 * KV_TOKENS);
-        Self { vo: vo_padded, o, logits, weights, sums_of_values, keys, values, max, sums, seen, scales, len }
+        Self { vo: vo_padded, o, logits, weights, strip, keys, values, max, sums, seen, scales, len }
     }
 }
 
 /// Which rows a tile has, and where its keys are.
-#[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
     pub(super) call: &'a Call<'a>,
     pub(super) item: &'a WorkItem,
@@ -113,6 +112,13 @@ impl Place<'_> {
     #[inline(always)]
     pub(super) fn rows_per_head(&self) -> usize {
         self.item.qo.len() * self.call.plan.problem.heads().group()
+    }
+
+    /// What multiplies the item's tiles as they are: not worth its while for the few rows of a decode step, which wait for
+    /// memory, and read what they have to widen only once.
+    #[inline(always)]
+    pub(super) fn dots<S: Simd>(&self) -> Option<Dots> {
+        self.call.dots.filter(|_| self.rows_per_head() > S::TILE_ROWS)
     }
 
     /// Whether a KV head's rows are one strip, its values whole registers and no hook changes them: then nobody reads them

@@ -1,5 +1,6 @@
 //! Output memory that several threads fill, each its own part.
 
+use super::Simd;
 use crate::{E4m3, E5m2, Element, ViewMut, tensor::DataMut};
 use half::{bf16, f16};
 use std::marker::PhantomData;
@@ -71,6 +72,22 @@ impl<'a> SharedRows<'a> {
             DataMut::I8(s) => SharedData::I8(Shared::new(s)),
         };
         Self { data, row, head }
+    }
+
+    /// Asks for the `width` elements of `head` of `row`.
+    #[inline(always)]
+    pub(crate) fn prefetch<S: Simd>(&self, simd: S, (row, head): (usize, usize), width: usize) {
+        const LINE: usize = 64;
+        let (at, size) = match &self.data {
+            SharedData::F32(s) => (s.at.cast::<u8>(), 4),
+            SharedData::F16(s) => (s.at.cast(), 2),
+            SharedData::Bf16(s) => (s.at.cast(), 2),
+            SharedData::E4m3(s) => (s.at.cast(), 1),
+            SharedData::E5m2(s) => (s.at.cast(), 1),
+            SharedData::I8(s) => (s.at.cast(), 1),
+        };
+        let start = (row * self.row + head * self.head) * size;
+        (0..width * size).step_by(LINE).for_each(|byte| simd.prefetch(at.wrapping_add(start + byte)));
     }
 
     /// Rounds `values` into `head` of `row`.

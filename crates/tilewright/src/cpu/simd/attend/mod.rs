@@ -21,7 +21,7 @@
 //! 3. Keys that a row does not see are not multiplied by zero: they are not multiplied. NaN there cannot spread. What each
 //!    row sees of a tile is 64 bits: none skips the row, all of them costs nothing more.
 //! 4. KV tiles begin at multiples of 64 keys of the request, and each row's arithmetic is the same alone or among
-//!    others: bits depend on a row's keys and on where splits fall, on nothing else.
+//!    others: bits depend on a row's keys and on where splits fall, on nothing else (but see 5).
 //! 5. Tensors that are bf16 throughout are not widened where the machine multiplies bf16 (`pairs`; the rest is `wide`): strips are
 //!    of 32 rows then, weights are rounded to bf16, and what rows do not see weighs 0. Only if all values are finite, so that
 //!    3 still holds. Which way a call goes depends on its problem and variant alone, so that 4 holds too.
@@ -32,13 +32,17 @@ mod wide;
 
 use super::{
     Simd, Task,
-    dots::{self, Dots},
+    dots::{self, Dots, STRIP},
     gather,
+    hooks::RowAt,
     place::{ALIGN, Call, KV_TOKENS, Layout, Located, Place},
     softmax::Row,
     state,
 };
 use crate::attention::WorkItem;
+
+/// So many rows before one is read or written, its memory is asked for.
+const ROWS_AHEAD: usize = 16;
 
 /// One worker's items; a [`Task`], so that it is compiled per instruction set.
 pub(crate) struct Worker<'a> {
@@ -60,7 +64,7 @@ impl Task for Worker<'_> {
             let layout = Layout::new(rows, (dim.qk, dim.vo));
             let segment = &self.call.plan.requests.segments[item.segment as usize];
             let place = Place { call: self.call, item, segment, layout, rows };
-            let mut tile = Tile { place, scratch: self.scratch };
+            let mut tile = Tile { place: &place, scratch: self.scratch };
             tile.load_queries(simd);
             tile.attend_all(simd);
             tile.store(simd);
@@ -76,9 +80,20 @@ enum Tokens {
     NoMore,
 }
 
+/// A KV tile of one head.
+struct Keys<'a> {
+    head: usize,
+    /// The first of its keys, in the segment.
+    start: usize,
+    at: &'a Located,
+    positions: &'a [f32; KV_TOKENS],
+    /// The tile after it.
+    next: &'a Located,
+}
+
 /// A tile of query rows on its way through the keys.
 struct Tile<'a, 'b> {
-    place: Place<'a>,
+    place: &'a Place<'a>,
     scratch: &'b mut [f32],
 }
 
@@ -105,19 +120,37 @@ impl Tile<'_, '_> {
                 }
             }
             for head in 0..heads {
-                let upcoming = if head + 1 < heads { (head + 1, &now) } else { (0, &next) };
+                let keys = Keys { head, start, at: &now, positions: &positions, next: &next };
                 self.find_scales(head, &now);
-                match place.call.dots {
+                match place.dots::<S>() {
                     Some(dots) => {
-                        let special = self.pair_keys_and_values(simd, dots, (head, &now), upcoming);
-                        self.attend_pairs(simd, (dots, special), head, (start, &now), &positions);
+                        let special = self.pair_keys_and_values(simd, dots, &keys);
+                        self.attend_pairs(simd, (dots, special), &keys);
                     }
                     None => {
-                        self.load_keys_and_values(simd, (head, &now), upcoming);
-                        self.transform_keys_and_values(simd, head, &now, &positions);
-                        self.attend(simd, head, (start, &now), &positions);
+                        self.load_keys_and_values(simd, &keys);
+                        self.transform_keys_and_values(simd, &keys);
+                        self.attend(simd, &keys);
                     }
                 }
+            }
+        }
+    }
+
+    /// Asks the memory for a share of the KV tile that comes next, of all heads: the `part`-th quarter of what is due under the
+    /// work on this head. In small portions, since too much at once would wait for itself; all heads of a token together,
+    /// since they lie side by side.
+    #[inline(always)]
+    fn foresee<S: Simd>(&self, simd: S, keys: &Keys<'_>, part: usize) {
+        let (call, next, heads) = (self.place.call, keys.next, self.place.item.kv_heads.len());
+        let dim = call.plan.problem.head_dim();
+        let width = if call.inputs.k_pe.is_some() { dim.vo } else { dim.qk };
+        let share = |part: usize| next.tokens * part / (4 * heads);
+        for token in share(4 * keys.head + part)..share(4 * keys.head + part + 1) {
+            for head in 0..heads {
+                let (k, v) = self.place.heads_from(head);
+                gather::prefetch(simd, k, next.k[token], width);
+                gather::prefetch(simd, v, next.v[token], dim.vo);
             }
         }
     }
@@ -127,11 +160,15 @@ impl Tile<'_, '_> {
         let (place, dim) = (self.place, self.place.call.plan.problem.head_dim());
         let (q, pe) = place.call.inputs.q;
         for r in 0..place.rows {
+            // rows of different tokens are pages apart, where the processor foresees nothing
+            let (token, head) = place.row((r + ROWS_AHEAD).min(place.rows - 1));
+            let offset = token * q.strides()[0] + head * q.strides()[1];
+            gather::prefetch(simd, q.data(), offset, q.shape()[2]);
             let (token, head) = place.row(r);
-            if place.call.dots.is_some() {
+            if place.dots::<S>().is_some() {
                 let to = self.scratch[r * dim.qk / 2..(r + 1) * dim.qk / 2].as_mut_ptr();
                 // SAFETY: a row of pairs is half as long as one of f32.
-                unsafe { dots::copy_query(q, (token, head), to.cast()) };
+                unsafe { dots::copy_query(q, place.call.plan.problem.dtype_kv(), (token, head), to.cast()) };
                 continue;
             }
             let row = &mut self.scratch[r * dim.qk..(r + 1) * dim.qk];
@@ -176,26 +213,74 @@ impl Tile<'_, '_> {
         }
     }
 
-    /// What row `r` sees of a KV tile.
+    /// What each of the `rows` rows from `first` on sees of a KV tile; nothing beyond them.
     #[inline(always)]
-    fn seen(&self, r: usize, tile: (usize, usize)) -> u64 {
-        if !self.place.call.by_key {
-            return self.place.seen(r, tile);
+    fn seen<const N: usize>(&self, (first, rows): (usize, usize), tile: (usize, usize)) -> [u64; N] {
+        let group = self.place.call.plan.problem.heads().group();
+        let mut seen = [0; N];
+        for r in 0..rows {
+            seen[r] = if self.place.call.by_key {
+                let bits = &self.scratch[self.place.layout.seen + 2 * (first + r)..][..2];
+                u64::from(bits[0].to_bits()) | u64::from(bits[1].to_bits()) << 32
+            } else if r > 0 && !(first + r).is_multiple_of(group) {
+                seen[r - 1] // the heads of a group see the same
+            } else {
+                self.place.seen(first + r, tile)
+            };
         }
-        let bits = &self.scratch[self.place.layout.seen + 2 * r..][..2];
-        u64::from(bits[0].to_bits()) | u64::from(bits[1].to_bits()) << 32
+        seen
     }
 
     /// Finds the scales of a tile's keys and values, where they are not 1.
     #[inline(always)]
     fn find_scales(&mut self, head: usize, now: &Located) {
-        let (scales, layout) = (&self.place.call.inputs.scales, self.place.layout);
+        let (scales, layout) = (&self.place.call.inputs.scales, &self.place.layout);
         let kv_head = self.place.item.kv_heads.start as usize + head;
         let (k, v) = self.scratch[layout.scales..][..2 * KV_TOKENS].split_at_mut(KV_TOKENS);
         for (scale, to) in [(&scales.k, k), (&scales.v, v)] {
             if !scale.is_one() {
                 let pages = now.page[..now.tokens].iter();
                 to.iter_mut().zip(pages).for_each(|(to, &page)| *to = scale.factor(page as usize, kv_head));
+            }
+        }
+    }
+
+    /// From products to logits, for the strip of `rows` rows from `first` on: the scales of keys, and the variant's hook.
+    ///
+    /// # Safety
+    /// `width` is a multiple of the lanes and at most [`KV_TOKENS`].
+    #[inline(always)]
+    unsafe fn find_logits<S: Simd>(
+        &mut self,
+        simd: S,
+        (first, rows): (usize, usize),
+        width: usize,
+        positions: &[f32; KV_TOKENS],
+    ) {
+        let (place, call, layout) = (self.place, self.place.call, &self.place.layout);
+        let scaled = !call.inputs.scales.k.is_one();
+        if !scaled && !call.live.logits {
+            return;
+        }
+        // SAFETY: scratch holds each part with the shape named in `Layout`, and none overlaps another.
+        unsafe {
+            let base = self.scratch.as_mut_ptr();
+            for r in 0..rows {
+                let (max, sums) = (base.add(layout.max), base.add(layout.sums));
+                let row = Row { logits: base.add(layout.logits + r * KV_TOKENS), max, sums };
+                if scaled {
+                    row.multiply(simd, width, base.add(layout.scales));
+                }
+                if call.live.logits {
+                    row.scale(simd, width, call.plan.problem.scale());
+                }
+            }
+            if call.live.logits {
+                let mut at = [RowAt::default(); STRIP];
+                at[..rows].iter_mut().enumerate().for_each(|(r, at)| *at = place.row_at(first + r));
+                let logits = base.add(layout.logits).cast::<[f32; KV_TOKENS]>();
+                let logits = std::slice::from_raw_parts_mut(logits, rows);
+                call.inputs.variant.logits(call.isa, &at[..rows], positions, logits);
             }
         }
     }
@@ -211,9 +296,8 @@ impl Tile<'_, '_> {
         simd: S,
         (r, at): (usize, usize),
         (seen, width): (u64, usize),
-        positions: &[f32; KV_TOKENS],
     ) -> f32 {
-        let (call, layout, mut factor) = (self.place.call, self.place.layout, 1.0);
+        let (call, layout, mut factor) = (self.place.call, &self.place.layout, 1.0);
         // SAFETY: scratch holds each part with the shape named in `Layout`, and none overlaps another.
         unsafe {
             let base = self.scratch.as_mut_ptr();
@@ -222,14 +306,6 @@ impl Tile<'_, '_> {
                 max: base.add(layout.max + r),
                 sums: base.add(layout.sums + r * ALIGN),
             };
-            if !call.inputs.scales.k.is_one() {
-                row.multiply(simd, width, base.add(layout.scales));
-            }
-            if call.live.logits {
-                row.scale(simd, width, call.plan.problem.scale());
-                let logits = &mut *row.logits.cast::<[f32; KV_TOKENS]>();
-                call.inputs.variant.logits(call.isa, self.place.row_at(r), positions, logits);
-            }
             if call.live.softmax {
                 row.hide(seen, width, f32::NEG_INFINITY);
                 factor = row.step(simd, width, self.place.scale());
@@ -238,6 +314,8 @@ impl Tile<'_, '_> {
             }
             if !call.inputs.scales.v.is_one() {
                 row.multiply(simd, width, base.add(layout.scales + KV_TOKENS));
+                // whatever scale a hidden key has
+                row.hide(seen, width, 0.0);
             }
         }
         factor
@@ -246,11 +324,15 @@ impl Tile<'_, '_> {
     /// Writes every row's state, to the output or to the workspace.
     #[inline(always)]
     fn store<S: Simd>(&mut self, simd: S) {
-        let (place, layout) = (self.place, self.place.layout);
+        let (place, layout) = (self.place, &self.place.layout);
         let (call, dim) = (place.call, place.call.plan.problem.head_dim().vo);
         let softmax = call.live.softmax;
         let scale = place.scale();
         for r in 0..place.rows {
+            if place.item.partial.is_none() {
+                let (token, head) = place.row((r + ROWS_AHEAD).min(place.rows - 1));
+                call.o.prefetch(simd, (token, head), dim);
+            }
             let base = self.scratch.as_mut_ptr();
             // SAFETY: scratch holds a maximum and a register of sums for every row.
             let (max, sum) = unsafe {

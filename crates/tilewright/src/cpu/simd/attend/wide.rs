@@ -1,12 +1,12 @@
 //! Keys and values widened to f32, for every dtype and every hook: one micro-kernel over lanes does both products, six rows at
 //! a time.
 
-use super::Tile;
+use super::{Keys, Tile};
 use crate::{
     cpu::simd::{
         Simd, gather,
         hooks::ValuesAt,
-        place::{ALIGN, KV_TOKENS, Located},
+        place::{ALIGN, KV_TOKENS},
         tile::{Matrix, Product, Rows},
         weigh::Weigh,
     },
@@ -14,26 +14,16 @@ use crate::{
 };
 
 impl Tile<'_, '_> {
-    /// Brings the keys (transposed) and values of a tile and head into scratch, and asks for those of the next.
+    /// Brings the keys (transposed) and values of a tile and head into scratch.
     #[inline(always)]
-    pub(super) fn load_keys_and_values<S: Simd>(
-        &mut self,
-        simd: S,
-        (head, now): (usize, &Located),
-        (next_head, next): (usize, &Located),
-    ) {
-        let (dim, layout) = (self.place.call.plan.problem.head_dim(), self.place.layout);
-        let (k, v) = self.place.heads_from(head);
-        let (next_k, next_v) = self.place.heads_from(next_head);
+    pub(super) fn load_keys_and_values<S: Simd>(&mut self, simd: S, keys: &Keys<'_>) {
+        let (dim, layout) = (self.place.call.plan.problem.head_dim(), &self.place.layout);
+        let (now, (k, v)) = (keys.at, self.place.heads_from(keys.head));
         let pe = self.place.call.inputs.k_pe.map(|(pe, _)| pe.data());
         let width = if pe.is_some() { dim.vo } else { dim.qk };
-        // The memory is asked for the next tile in small portions between the work on this one: too much at once
-        // would wait for itself.
         for first in (0..now.tokens).step_by(ALIGN) {
             let tokens = first..now.tokens.min(first + ALIGN);
-            for token in first..next.tokens.min(first + ALIGN) {
-                gather::prefetch(simd, next_k, next.k[token], width);
-            }
+            self.foresee(simd, keys, first / ALIGN);
             let to = self.scratch[layout.keys + first..layout.values].as_mut_ptr();
             // SAFETY: the keys' part of scratch is [head_dim_qk, 64], and `first` a multiple of all registers.
             unsafe {
@@ -44,9 +34,6 @@ impl Tile<'_, '_> {
                     simd.vectorize(gather::Transpose::new(pe, &now.pe[tokens], dim.qk - width, to));
                 }
             }
-        }
-        for token in 0..next.tokens {
-            gather::prefetch(simd, next_v, next.v[token], dim.vo);
         }
         if self.place.reads_values_once::<S>() {
             return;
@@ -59,49 +46,36 @@ impl Tile<'_, '_> {
 
     /// Applies the variant's hooks to keys and values.
     #[inline(always)]
-    pub(super) fn transform_keys_and_values<S: Simd>(
-        &mut self,
-        _: S,
-        head: usize,
-        now: &Located,
-        positions: &[f32; KV_TOKENS],
-    ) {
-        let (call, layout) = (self.place.call, self.place.layout);
+    pub(super) fn transform_keys_and_values<S: Simd>(&mut self, _: S, keys: &Keys<'_>) {
+        let (call, layout) = (self.place.call, &self.place.layout);
         let (dim, variant) = (call.plan.problem.head_dim(), call.inputs.variant);
-        let kv_head = self.place.item.kv_heads.start + head as u32;
+        let kv_head = self.place.item.kv_heads.start + keys.head as u32;
         if call.live.key {
-            let keys = &mut self.scratch[layout.keys..][..dim.qk * KV_TOKENS];
-            variant.key(call.isa, kv_head, positions, keys);
+            let tile = &mut self.scratch[layout.keys..][..dim.qk * KV_TOKENS];
+            variant.key(call.isa, kv_head, keys.positions, tile);
         }
         if call.live.value {
-            let values = &mut self.scratch[layout.values..][..now.tokens * layout.vo];
-            let at = ValuesAt { kv_head, kv: positions, stride: layout.vo, width: dim.vo };
+            let values = &mut self.scratch[layout.values..][..keys.at.tokens * layout.vo];
+            let at = ValuesAt { kv_head, kv: keys.positions, stride: layout.vo, width: dim.vo };
             variant.value(call.isa, at, values);
         }
     }
 
-    /// Adds the keys at `now`, of which the first is `start`, to the state of every row of a KV head.
+    /// Adds the keys to the state of every row of a KV head.
     #[inline(always)]
-    pub(super) fn attend<S: Simd>(
-        &mut self,
-        simd: S,
-        head: usize,
-        (start, now): (usize, &Located),
-        positions: &[f32; KV_TOKENS],
-    ) {
-        let place = self.place;
-        let all = head * place.rows_per_head()..(head + 1) * place.rows_per_head();
+    pub(super) fn attend<S: Simd>(&mut self, simd: S, keys: &Keys<'_>) {
+        let rows_per_head = self.place.rows_per_head();
+        let all = keys.head * rows_per_head..(keys.head + 1) * rows_per_head;
         for first in all.clone().step_by(S::TILE_ROWS) {
             let rows = S::TILE_ROWS.min(all.end - first);
-            let mut seen = [0_u64; 6];
-            (0..rows).for_each(|r| seen[r] = self.seen(first + r, (start, now.tokens)));
+            let seen: [u64; 6] = self.seen((first, rows), (keys.start, keys.at.tokens));
             let any = seen.iter().fold(0, |any, seen| any | seen);
             if any == 0 {
                 continue;
             }
             let width = (64 - any.leading_zeros() as usize).next_multiple_of(S::LANES);
-            self.weigh_keys(simd, (first, &seen[..rows]), width, positions);
-            self.weigh_values(simd, head, (first, &seen[..rows]), now);
+            self.weigh_keys(simd, (first, &seen[..rows]), width, keys.positions);
+            self.weigh_values(simd, (first, &seen[..rows]), keys);
         }
     }
 
@@ -114,7 +88,7 @@ impl Tile<'_, '_> {
         width: usize,
         positions: &[f32; KV_TOKENS],
     ) {
-        let (dim, layout, rows) = (self.place.call.plan.problem.head_dim(), self.place.layout, seen.len());
+        let (dim, layout, rows) = (self.place.call.plan.problem.head_dim(), &self.place.layout, seen.len());
         // SAFETY: scratch holds each matrix with the shape and stride named in `Layout`, rounded up to whole
         // registers, and none overlaps another.
         unsafe {
@@ -124,45 +98,64 @@ impl Tile<'_, '_> {
             let logits = Matrix { at: base.add(layout.logits), stride: KV_TOKENS };
             std::slice::from_raw_parts_mut(logits.at, rows * KV_TOKENS).fill(0.0);
             Product { shape: (rows, width, dim.qk), a: queries, b: keys, c: logits }.run(simd);
+            self.find_logits(simd, (first, rows), width, positions);
             for (r, &seen) in seen.iter().enumerate() {
-                let factor = self.weigh_row(simd, (first + r, r), (seen, width), positions);
+                let factor = self.weigh_row(simd, (first + r, r), (seen, width));
                 let o = self.scratch.as_mut_ptr().add(layout.o + (first + r) * layout.vo);
                 rescale(simd, o, dim.vo, factor);
             }
         }
     }
 
+    /// `o += weights · values` with values as they lie in memory, for at most as many rows as a strip of the micro-kernel has.
+    ///
+    /// # Safety
+    /// As [`Weigh::run`].
+    #[inline(always)]
+    pub(super) unsafe fn weigh_rows<S: Simd>(
+        &self,
+        simd: S,
+        (seen, keys): (&[u64], &Keys<'_>),
+        weights: Matrix<*const f32>,
+        o: Matrix<*mut f32>,
+    ) {
+        let (width, offsets) = (self.place.call.plan.problem.head_dim().vo, &keys.at.v[..keys.at.tokens]);
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self.place.heads_from(keys.head).1 {
+                Data::F32(v) => {
+                    Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
+                }
+                Data::F16(v) => {
+                    Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
+                }
+                Data::Bf16(v) => {
+                    Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
+                }
+                Data::E4m3(v) => {
+                    Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
+                }
+                Data::E5m2(v) => {
+                    Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
+                }
+                Data::I8(v) => {
+                    Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
+                }
+            }
+        }
+    }
+
     /// From weights and values to outputs, for the strip of rows from `first` on.
     #[inline(always)]
-    fn weigh_values<S: Simd>(&mut self, simd: S, head: usize, (first, seen): (usize, &[u64]), now: &Located) {
-        let (layout, width) = (self.place.layout, self.place.call.plan.problem.head_dim().vo);
+    fn weigh_values<S: Simd>(&mut self, simd: S, (first, seen): (usize, &[u64]), keys: &Keys<'_>) {
+        let (layout, width) = (&self.place.layout, self.place.call.plan.problem.head_dim().vo);
         // SAFETY: as in `weigh_keys`.
         unsafe {
             let base = self.scratch.as_mut_ptr();
             let weights = Matrix { at: base.add(layout.logits).cast_const(), stride: KV_TOKENS };
             let o = Matrix { at: base.add(layout.o + first * layout.vo), stride: layout.vo };
             if self.place.reads_values_once::<S>() {
-                let offsets = &now.v[..now.tokens];
-                match self.place.heads_from(head).1 {
-                    Data::F32(v) => {
-                        Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
-                    }
-                    Data::F16(v) => {
-                        Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
-                    }
-                    Data::Bf16(v) => {
-                        Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
-                    }
-                    Data::E4m3(v) => {
-                        Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
-                    }
-                    Data::E5m2(v) => {
-                        Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
-                    }
-                    Data::I8(v) => {
-                        Weigh { seen, width, weights, values: Rows::new(v, offsets, width), o }.run(simd);
-                    }
-                }
+                self.weigh_rows(simd, (seen, keys), weights, o);
             } else {
                 let values = Matrix { at: base.add(layout.values).cast_const(), stride: layout.vo };
                 Weigh { seen, width, weights, values, o }.run(simd);
@@ -176,7 +169,7 @@ impl Tile<'_, '_> {
 /// # Safety
 /// `row` points to `width` elements, rounded up to whole registers.
 #[inline(always)]
-unsafe fn rescale<S: Simd>(simd: S, row: *mut f32, width: usize, factor: f32) {
+pub(super) unsafe fn rescale<S: Simd>(simd: S, row: *mut f32, width: usize, factor: f32) {
     if factor == 1.0 {
         return;
     }

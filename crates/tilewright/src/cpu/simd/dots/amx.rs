@@ -3,7 +3,6 @@
 //! Rust has no stable names for these instructions yet, so they are written out. The compiler never uses the tile registers
 //! itself, and the operating system keeps them for each thread.
 
-use super::STRIP;
 use crate::cpu::simd::tile::Matrix;
 use half::bf16;
 use std::{
@@ -50,34 +49,33 @@ impl Amx {
 
     /// # Safety
     /// As [`super::Dots::multiply`]; the thread is configured.
-    pub(super) unsafe fn multiply(
+    #[inline(always)]
+    pub(super) unsafe fn multiply<const ADD: bool>(
         self,
         (rows, columns, depth): (usize, usize, usize),
         a: Matrix<*const bf16>,
         b: Matrix<*const f32>,
         c: Matrix<*mut f32>,
     ) {
-        for column in (0..columns).step_by(2 * TILE) {
+        let mut column = 0;
+        while column < columns {
             let b = Matrix { at: b.at.wrapping_add(column), ..b };
             let c = Matrix { at: c.at.wrapping_add(column), ..c };
-            let two = columns - column >= 2 * TILE;
+            let left = (columns - column) / TILE;
             // SAFETY: the caller's promise.
             unsafe {
-                match (rows > TILE, two) {
-                    (true, true) => two_by_two(depth, a, b, c),
-                    (true, false) => {
-                        one_by_one(depth, a, b, c);
-                        let a = Matrix { at: a.at.wrapping_add(TILE * a.stride), ..a };
-                        one_by_one(depth, a, b, Matrix { at: c.at.wrapping_add(TILE * c.stride), ..c });
-                    }
-                    (false, two) => {
-                        one_by_one(depth, a, b, c);
-                        if two {
-                            let b = Matrix { at: b.at.wrapping_add(TILE), ..b };
-                            one_by_one(depth, a, b, Matrix { at: c.at.wrapping_add(TILE), ..c });
+                column += TILE
+                    * match (rows > TILE, left) {
+                        (true, 2..) => two_by_two::<ADD>(depth, a, b, c),
+                        (true, _) => {
+                            let below = Matrix { at: a.at.wrapping_add(TILE * a.stride), ..a };
+                            let c_below = Matrix { at: c.at.wrapping_add(TILE * c.stride), ..c };
+                            one_by_one::<ADD>(depth, below, b, c_below);
+                            one_by_one::<ADD>(depth, a, b, c)
                         }
-                    }
-                }
+                        (false, 4..) => one_by_four::<ADD>(depth, a, b, c),
+                        (false, _) => one_by_one::<ADD>(depth, a, b, c),
+                    };
             }
         }
     }
@@ -94,84 +92,105 @@ impl Drop for Configured {
     }
 }
 
-/// `c = a · b` for 32 rows and 32 columns: four sums, so that each load serves two products.
-///
-/// # Safety
-/// As [`super::Dots::multiply`].
-#[inline(always)]
-unsafe fn two_by_two(depth: usize, a: Matrix<*const bf16>, b: Matrix<*const f32>, c: Matrix<*mut f32>) {
-    const { assert!(STRIP == 2 * TILE) };
-    // SAFETY: the caller's promise: every load and store stays in the shapes named there.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "2:",
-            "tileloadd tmm4, [{a} + {a_stride}]",
-            "tileloadd tmm6, [{b} + {b_stride}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "tileloadd tmm5, [{a2} + {a_stride}]",
-            "tdpbf16ps tmm2, tmm5, tmm6",
-            "tileloadd tmm7, [{b} + {b_stride} + 64]",
-            "tdpbf16ps tmm1, tmm4, tmm7",
-            "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {a}, 64",
-            "add {a2}, 64",
-            "add {b}, {b_step}",
-            "dec {steps}",
-            "jnz 2b",
-            "tilestored [{c} + {c_stride}], tmm0",
-            "tilestored [{c} + {c_stride} + 64], tmm1",
-            "tilestored [{c2} + {c_stride}], tmm2",
-            "tilestored [{c2} + {c_stride} + 64], tmm3",
-            a = inout(reg) a.at => _,
-            a2 = inout(reg) a.at.wrapping_add(TILE * a.stride) => _,
-            a_stride = in(reg) a.stride * size_of::<bf16>(),
-            b = inout(reg) b.at => _,
-            b_stride = in(reg) b.stride * size_of::<f32>(),
-            b_step = in(reg) TILE * b.stride * size_of::<f32>(),
-            c = in(reg) c.at,
-            c2 = in(reg) c.at.wrapping_add(TILE * c.stride),
-            c_stride = in(reg) c.stride * size_of::<f32>(),
-            steps = inout(reg) depth / super::DEPTH => _,
-            options(nostack),
-        );
-    }
+/// Writes a kernel: how its sums begin, a step over the depth, where its sums end. Returns the tiles of columns that it did.
+macro_rules! kernel {
+    ($(#[$doc:meta])* $name:ident, $columns:literal,
+     zero: [$($zero:literal),+], load: [$($load:literal),+], step: [$($step:literal),+], store: [$($store:literal),+]) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As [`super::Dots::multiply`].
+        #[inline(always)]
+        unsafe fn $name<const ADD: bool>(
+            depth: usize,
+            a: Matrix<*const bf16>,
+            b: Matrix<*const f32>,
+            c: Matrix<*mut f32>,
+        ) -> usize {
+            let (a2, c2) = (a.at.wrapping_add(TILE * a.stride), c.at.wrapping_add(TILE * c.stride));
+            let c_stride = c.stride * size_of::<f32>();
+            // SAFETY: the caller's promise: every load and store stays in the shapes named there.
+            unsafe {
+                if ADD {
+                    asm!($($load,)+ "/* {c2} */", c = in(reg) c.at, c2 = in(reg) c2, c_stride = in(reg) c_stride,
+                        options(nostack, preserves_flags, readonly));
+                } else {
+                    asm!($($zero,)+ options(nostack, preserves_flags, nomem));
+                }
+                asm!(
+                    "2:",
+                    $($step,)+
+                    "add {a}, 64",
+                    "add {a2}, 64",
+                    "add {b}, {b_step}",
+                    "dec {steps}",
+                    "jnz 2b",
+                    a = inout(reg) a.at => _,
+                    a2 = inout(reg) a2 => _,
+                    a_stride = in(reg) a.stride * size_of::<bf16>(),
+                    b = inout(reg) b.at => _,
+                    b_stride = in(reg) b.stride * size_of::<f32>(),
+                    b_step = in(reg) TILE * b.stride * size_of::<f32>(),
+                    steps = inout(reg) depth / super::DEPTH => _,
+                    options(nostack, readonly),
+                );
+                asm!($($store,)+ "/* {c2} */", c = in(reg) c.at, c2 = in(reg) c2, c_stride = in(reg) c_stride,
+                    options(nostack, preserves_flags));
+            }
+            $columns
+        }
+    };
 }
 
-/// `c = a · b` for 16 rows and 16 columns.
-///
-/// # Safety
-/// As [`super::Dots::multiply`].
-#[inline(always)]
-unsafe fn one_by_one(depth: usize, a: Matrix<*const bf16>, b: Matrix<*const f32>, c: Matrix<*mut f32>) {
-    // SAFETY: the caller's promise: every load and store stays in the shapes named there.
-    unsafe {
-        asm!(
-            "tilezero tmm0",
-            "2:",
-            "tileloadd tmm4, [{a} + {a_stride}]",
-            "tileloadd tmm6, [{b} + {b_stride}]",
-            "tdpbf16ps tmm0, tmm4, tmm6",
-            "add {a}, 64",
-            "add {b}, {b_step}",
-            "dec {steps}",
-            "jnz 2b",
-            "tilestored [{c} + {c_stride}], tmm0",
-            a = inout(reg) a.at => _,
-            a_stride = in(reg) a.stride * size_of::<bf16>(),
-            b = inout(reg) b.at => _,
-            b_stride = in(reg) b.stride * size_of::<f32>(),
-            b_step = in(reg) TILE * b.stride * size_of::<f32>(),
-            c = in(reg) c.at,
-            c_stride = in(reg) c.stride * size_of::<f32>(),
-            steps = inout(reg) depth / super::DEPTH => _,
-            options(nostack),
-        );
-    }
-}
+kernel!(
+    /// 32 rows and 32 columns: each load serves two products.
+    two_by_two, 2,
+    zero: ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
+    load: [
+        "tileloadd tmm0, [{c} + {c_stride}]", "tileloadd tmm1, [{c} + {c_stride} + 64]",
+        "tileloadd tmm2, [{c2} + {c_stride}]", "tileloadd tmm3, [{c2} + {c_stride} + 64]"
+    ],
+    step: [
+        "tileloadd tmm4, [{a} + {a_stride}]", "tileloadd tmm6, [{b} + {b_stride}]", "tdpbf16ps tmm0, tmm4, tmm6",
+        "tileloadd tmm5, [{a2} + {a_stride}]", "tdpbf16ps tmm2, tmm5, tmm6",
+        "tileloadd tmm7, [{b} + {b_stride} + 64]", "tdpbf16ps tmm1, tmm4, tmm7", "tdpbf16ps tmm3, tmm5, tmm7"
+    ],
+    store: [
+        "tilestored [{c} + {c_stride}], tmm0", "tilestored [{c} + {c_stride} + 64], tmm1",
+        "tilestored [{c2} + {c_stride}], tmm2", "tilestored [{c2} + {c_stride} + 64], tmm3"
+    ]
+);
+
+kernel!(
+    /// 16 rows and 64 columns: four sums, since each product takes as long as three others.
+    one_by_four, 4,
+    zero: ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
+    load: [
+        "tileloadd tmm0, [{c} + {c_stride}]", "tileloadd tmm1, [{c} + {c_stride} + 64]",
+        "tileloadd tmm2, [{c} + {c_stride} + 128]", "tileloadd tmm3, [{c} + {c_stride} + 192]"
+    ],
+    step: [
+        "tileloadd tmm4, [{a} + {a_stride}]", "tileloadd tmm5, [{b} + {b_stride}]", "tdpbf16ps tmm0, tmm4, tmm5",
+        "tileloadd tmm6, [{b} + {b_stride} + 64]", "tdpbf16ps tmm1, tmm4, tmm6",
+        "tileloadd tmm7, [{b} + {b_stride} + 128]", "tdpbf16ps tmm2, tmm4, tmm7",
+        "tileloadd tmm5, [{b} + {b_stride} + 192]", "tdpbf16ps tmm3, tmm4, tmm5"
+    ],
+    store: [
+        "tilestored [{c} + {c_stride}], tmm0", "tilestored [{c} + {c_stride} + 64], tmm1",
+        "tilestored [{c} + {c_stride} + 128], tmm2", "tilestored [{c} + {c_stride} + 192], tmm3"
+    ]
+);
+
+kernel!(
+    /// 16 rows and 16 columns: what is left over.
+    one_by_one, 1,
+    zero: ["tilezero tmm0"],
+    load: ["tileloadd tmm0, [{c} + {c_stride}]"],
+    step: [
+        "tileloadd tmm4, [{a} + {a_stride}]", "tileloadd tmm6, [{b} + {b_stride}]", "tdpbf16ps tmm0, tmm4, tmm6"
+    ],
+    store: ["tilestored [{c} + {c_stride}], tmm0"]
+);
 
 /// AMX-TILE and AMX-BF16, from the manual's leaf 7.
 fn has_instructions() -> bool {

@@ -1,6 +1,6 @@
 //! Machines without any of these instructions: types that have no value, so that there is nothing to do.
 
-use crate::cpu::simd::tile::Matrix;
+use crate::{E4m3, E5m2, cpu::simd::tile::Matrix};
 use half::bf16;
 
 /// Stands for `avx512::Avx512Bf16`.
@@ -12,7 +12,7 @@ impl Avx512Bf16 {
         None
     }
 
-    pub(super) unsafe fn multiply(
+    pub(super) unsafe fn multiply<const ADD: bool>(
         self,
         _: (usize, usize, usize),
         _: Matrix<*const bf16>,
@@ -22,12 +22,16 @@ impl Avx512Bf16 {
         match self {}
     }
 
-    pub(super) unsafe fn interleave(
+    pub(super) unsafe fn interleave<T: Paired>(
         self,
-        _: (Option<&[bf16]>, Option<&[bf16]>),
+        _: (Option<&[T]>, Option<&[T]>),
         _: usize,
         _: *mut f32,
     ) -> (bool, bool) {
+        match self {}
+    }
+
+    pub(super) unsafe fn split<T: Paired>(self, _: *const i32, _: *mut f32, _: usize) {
         match self {}
     }
 
@@ -35,6 +39,14 @@ impl Avx512Bf16 {
         match self {}
     }
 }
+
+/// Stands for `avx512::Paired`.
+pub(super) trait Paired {}
+
+impl Paired for bf16 {}
+impl Paired for E4m3 {}
+impl Paired for E5m2 {}
+impl Paired for i8 {}
 
 /// Stands for `amx::Amx`.
 #[derive(Debug, Clone, Copy)]
@@ -49,7 +61,7 @@ impl Amx {
         match self {}
     }
 
-    pub(super) unsafe fn multiply(
+    pub(super) unsafe fn multiply<const ADD: bool>(
         self,
         _: (usize, usize, usize),
         _: Matrix<*const bf16>,
