@@ -17,13 +17,14 @@ const INVARIANT: [Split; 4] =
     [Split::Never, Split::Fixed { tokens: 1 }, Split::Fixed { tokens: 100 }, Split::Fixed { tokens: 256 }];
 const LENS: [Lens; 9] = [(1, 577), (17, 17), (0, 5), (130, 200), (1, 1), (65, 300), (9, 2), (1, 64), (2, 65)];
 
-/// Two shapes: several query tiles per request, and a group that leaves part of a tile empty.
-fn problems(mask: Mask) -> [Problem; 2] {
+/// Several query tiles per request, in f32 and in bf16, and a group that leaves part of a tile empty.
+fn problems(mask: Mask) -> [Problem; 3] {
     let build = |heads, dim, dtype| {
         Problem::builder(heads, dim).dtypes(dtype, dtype).mask(mask).build().expect("it is sound")
     };
     [
         build(Heads { qo: 8, kv: 2 }, HeadDim::same(64), Dtype::F32),
+        build(Heads { qo: 8, kv: 2 }, HeadDim::same(64), Dtype::Bf16),
         build(Heads { qo: 7, kv: 1 }, HeadDim { qk: 33, vo: 17 }, Dtype::Bf16),
     ]
 }
