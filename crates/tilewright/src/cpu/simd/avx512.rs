@@ -297,7 +297,7 @@ impl Simd for Avx512 {
             // element `16 j + i` becomes byte `j` of lane `i`: words to their quarters, then bytes inside
             let words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             let bytes = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-            let quarters = _mm512_permutexvar_epi32(words, _mm512_loadu_si512(from.cast()));
+            let quarters = permuted_words(words, _mm512_loadu_si512(from.cast()));
             let fours = _mm512_shuffle_epi8(quarters, _mm512_broadcast_i32x4(bytes));
             self.split_e4m3(_mm512_castsi512_ps(fours))
         }
@@ -377,6 +377,20 @@ impl Simd for Avx512 {
 
 /// Sign, exponent and mantissa of an e4m3 value, moved to where f16 has them: then it is 2^8 too small.
 const E4M3_IN_F16: i16 = 0xbf80_u16.cast_signed();
+
+/// Word `index[i]` in lane `i`. Written out, since the compiler would make one permutation of this and a following one inside
+/// quarters, for which it then needs ten instructions.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn permuted_words(index: __m512i, words: __m512i) -> __m512i {
+    let permuted;
+    // SAFETY: registers alone.
+    unsafe {
+        asm!("vpermd {to}, {index}, {from}", to = out(zmm_reg) permuted, index = in(zmm_reg) index,
+            from = in(zmm_reg) words, options(pure, nomem, nostack, preserves_flags));
+    }
+    permuted
+}
 
 /// The two bytes of each bf16 from tables of all 128 magnitudes.
 #[inline]

@@ -137,21 +137,30 @@ impl Tile<'_, '_> {
         }
     }
 
-    /// Asks the memory for a share of the KV tile that comes next, of all heads: the `part`-th quarter of what is due under the
-    /// work on this head. In small portions, since too much at once would wait for itself; all heads of a token together,
-    /// since they lie side by side.
+    /// Asks the memory for a share of the KV tile that comes next, of all heads: the `part`-th eighth of what is due under the
+    /// work on this head, four while keys are brought here, four while values are weighed. Little at a time, since the
+    /// processor waits when it has asked for more than it can keep in mind; all heads of a token together, since they lie side
+    /// by side.
     #[inline(always)]
     fn foresee<S: Simd>(&self, simd: S, keys: &Keys<'_>, part: usize) {
         let (call, next, heads) = (self.place.call, keys.next, self.place.item.kv_heads.len());
         let dim = call.plan.problem.head_dim();
         let width = if call.inputs.k_pe.is_some() { dim.vo } else { dim.qk };
-        let share = |part: usize| next.tokens * part / (4 * heads);
-        for token in share(4 * keys.head + part)..share(4 * keys.head + part + 1) {
+        let share = |part: usize| next.tokens * part / (8 * heads);
+        for token in share(8 * keys.head + part)..share(8 * keys.head + part + 1) {
             for head in 0..heads {
                 let (k, v) = self.place.heads_from(head);
                 gather::prefetch(simd, k, next.k[token], width);
                 gather::prefetch(simd, v, next.v[token], dim.vo);
             }
+        }
+    }
+
+    /// [`Tile::foresee`] of the share of strip `strip` of `strips` in the values' four parts.
+    #[inline(always)]
+    fn foresee_under_strip<S: Simd>(&self, simd: S, keys: &Keys<'_>, (strip, strips): (usize, usize)) {
+        for part in 4 + 4 * strip / strips..4 + 4 * (strip + 1) / strips {
+            self.foresee(simd, keys, part);
         }
     }
 

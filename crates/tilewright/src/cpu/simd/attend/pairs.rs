@@ -38,6 +38,7 @@ impl Tile<'_, '_> {
         let all = tile.head * place.rows_per_head()..(tile.head + 1) * place.rows_per_head();
         for first in all.clone().step_by(STRIP) {
             let rows = STRIP.min(all.end - first);
+            self.foresee_under_strip(simd, tile, ((first - all.start) / STRIP, all.len().div_ceil(STRIP)));
             let mut seen: [u64; STRIP] = self.seen((first, rows), (tile.start, tile.at.tokens));
             let mut factors = [1.0; STRIP];
             let any = seen.iter().fold(0, |any, seen| any | seen);

@@ -68,6 +68,10 @@ impl Tile<'_, '_> {
         let all = keys.head * rows_per_head..(keys.head + 1) * rows_per_head;
         for first in all.clone().step_by(S::TILE_ROWS) {
             let rows = S::TILE_ROWS.min(all.end - first);
+            if !self.place.reads_values_once::<S>() {
+                let strip = ((first - all.start) / S::TILE_ROWS, all.len().div_ceil(S::TILE_ROWS));
+                self.foresee_under_strip(simd, keys, strip);
+            }
             let seen: [u64; 6] = self.seen((first, rows), (keys.start, keys.at.tokens));
             let any = seen.iter().fold(0, |any, seen| any | seen);
             if any == 0 {
@@ -155,7 +159,13 @@ impl Tile<'_, '_> {
             let weights = Matrix { at: base.add(layout.logits).cast_const(), stride: KV_TOKENS };
             let o = Matrix { at: base.add(layout.o + first * layout.vo), stride: layout.vo };
             if self.place.reads_values_once::<S>() {
-                self.weigh_rows(simd, (seen, keys), weights, o);
+                for quarter in 0..4 {
+                    self.foresee(simd, keys, 4 + quarter);
+                    let mut of_quarter = [0; 6];
+                    let tokens = 0xffff << (16 * quarter);
+                    of_quarter.iter_mut().zip(seen).for_each(|(part, seen)| *part = seen & tokens);
+                    self.weigh_rows(simd, (&of_quarter[..seen.len()], keys), weights, o);
+                }
             } else {
                 let values = Matrix { at: base.add(layout.values).cast_const(), stride: layout.vo };
                 Weigh { seen, width, weights, values, o }.run(simd);
