@@ -12,7 +12,8 @@ const STORAGES: [Storage; 3] = [Storage::Paged(5), Storage::Paged(64), Storage::
 const SPLITS: [Split; 3] = [Split::Balanced, Split::Fixed { tokens: 64 }, Split::Never];
 const LENS: [Lens; 3] = [(70, 200), (1, 130), (5, 64)];
 const HEADS: Heads = Heads { qo: 6, kv: 2 };
-const DIM: usize = 24;
+/// Whole registers of pairs, so that every way of multiplying is met.
+const DIM: usize = 32;
 
 fn problem(mask: Mask) -> Problem {
     let builder = Problem::builder(HEADS, HeadDim::same(DIM));
