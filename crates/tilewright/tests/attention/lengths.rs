@@ -41,7 +41,7 @@ fn problem(number: usize, mask: Mask) -> Problem {
     let dtypes = [(Dtype::F32, Dtype::F32), (Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16)];
     let (qo, kv) = dtypes[number / 2 % 3];
     let layout = [KvLayout::Nhd, KvLayout::Hnd][number % 2];
-    let dim = [HeadDim { qk: 33, vo: 17 }, HeadDim::same(16)][number % 2];
+    let dim = [HeadDim { qk: 33, vo: 17 }, HeadDim::same(32)][number % 2];
     Problem::builder(heads, dim).dtypes(qo, kv).layout(layout).mask(mask).build().expect("it is sound")
 }
 
