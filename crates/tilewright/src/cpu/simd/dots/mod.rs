@@ -11,6 +11,11 @@
 //! holds each of them exactly; a word has four then, of which the first and the third make a pair, so queries are permuted alike. Rows come in strips of 32, so that what
 //! is loaded of B serves many of them. Weights are rounded to bf16 on their way to the values, as on every GPU.
 
+#![cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(unreachable_code, unused_variables, reason = "there, no value of these types exists")
+)]
+
 #[cfg(target_arch = "x86_64")]
 mod amx;
 #[cfg(target_arch = "x86_64")]
