@@ -192,7 +192,7 @@ impl Dots {
 
 /// A thread that is ready to multiply.
 #[derive(Debug)]
-pub(crate) struct Ready(#[expect(dead_code, reason = "held until it is dropped")] Option<amx::Configured>);
+pub(crate) struct Ready(#[allow(dead_code, reason = "held until it is dropped")] Option<amx::Configured>);
 
 /// Whether a problem's queries are bf16, its cache is what bf16 holds exactly, and its rows are whole registers of pairs.
 fn fits(problem: &Problem) -> bool {
