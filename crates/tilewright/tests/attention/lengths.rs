@@ -91,6 +91,17 @@ fn one_long_request_among_many_short_ones<B: Backend + Clone + Sync>(backends: &
     }
 }
 
+/// Long enough that balanced items keep several KV tiles: smaller batches are cut into single ones.
+fn items_of_several_kv_tiles<B: Backend + Clone + Sync>(backends: &[B]) {
+    let lens = [(300, 700), (33, 129), (1, 500)];
+    for (number, dtype) in [Dtype::Bf16, Dtype::F32, Dtype::E4m3].into_iter().enumerate() {
+        let qo = if dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
+        let problem = Problem::builder(Heads { qo: 16, kv: 8 }, HeadDim::same(64)).dtypes(qo, dtype);
+        let problem = problem.mask([Mask::Causal, Mask::Full][number % 2]).build().expect("it is sound");
+        judge(backends, (problem, &lens), STORAGES[number], 0);
+    }
+}
+
 fn batches_without_requests_rows_or_keys<B: Backend + Clone + Sync>(backends: &[B]) {
     for lens in [&[][..], &[(0, 0)], &[(0, 9), (0, 0)], &[(3, 0)], &[(1, 0), (130, 0)]] {
         for (number, storage) in STORAGES.into_iter().enumerate() {
@@ -105,5 +116,6 @@ crate::judge_the_cpu!(
     all_lengths_agree_with_the_oracle_causal,
     all_lengths_agree_with_the_oracle_full,
     one_long_request_among_many_short_ones,
+    items_of_several_kv_tiles,
     batches_without_requests_rows_or_keys
 );
