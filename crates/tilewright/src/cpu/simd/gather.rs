@@ -130,7 +130,6 @@ impl Task for Transpose<'_> {
 /// Asks for the cache lines of `width` elements from `data[offset]` on; outside the data nothing happens.
 #[inline(always)]
 pub(crate) fn prefetch<S: Simd>(simd: S, data: Data<'_>, offset: usize, width: usize) {
-    const LINE: usize = 64;
     let (at, size) = match data {
         Data::F32(s) => (s.as_ptr().cast::<u8>(), 4),
         Data::F16(s) => (s.as_ptr().cast(), 2),
@@ -139,9 +138,7 @@ pub(crate) fn prefetch<S: Simd>(simd: S, data: Data<'_>, offset: usize, width: u
         Data::E5m2(s) => (s.as_ptr().cast(), 1),
         Data::I8(s) => (s.as_ptr().cast(), 1),
     };
-    for byte in (0..width * size).step_by(LINE) {
-        simd.prefetch(at.wrapping_add(offset * size + byte));
-    }
+    simd.prefetch_all(at.wrapping_add(offset * size), width * size);
 }
 
 /// Rows that begin at `offsets` in `data` (at most 128, each `width` elements), as columns of a dense f32 matrix:

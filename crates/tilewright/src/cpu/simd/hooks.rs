@@ -1,4 +1,5 @@
-//! Runs a variant's hooks over rows, tiles and vectors: one virtual call for up to 64 keys.
+//! Runs a variant's hooks over rows, tiles and vectors: one virtual call for up to 64 keys, of a strip of
+//! rows where it is for logits.
 //!
 //! Lanes beyond the real keys may hold anything; what comes out of them means nothing. Only where a variant stores
 //! ([`Live::stores`]) must their positions be NaN, so that they store nowhere.

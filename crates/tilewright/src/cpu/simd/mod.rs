@@ -233,6 +233,14 @@ pub(crate) trait Simd: Copy {
     fn split_i8(self, fours: Self::V) -> [Self::V; 4];
     /// Asks for the cache line at `from`, which may be any address.
     fn prefetch(self, from: *const u8);
+    /// Asks for every cache line of `len` bytes from `from` on, which may be any address.
+    #[inline(always)]
+    fn prefetch_all(self, from: *const u8, len: usize) {
+        const LINE: usize = 64;
+        for byte in (0..len).step_by(LINE) {
+            self.prefetch(from.wrapping_add(byte));
+        }
+    }
     /// Runs `task` with this leaf's instructions switched on, as a function of its own: one that held all of attention would
     /// take the compiler minutes.
     fn vectorize<T: Task>(self, task: T) -> T::Output;

@@ -77,7 +77,6 @@ impl<'a> SharedRows<'a> {
     /// Asks for the `width` elements of `head` of `row`.
     #[inline(always)]
     pub(crate) fn prefetch<S: Simd>(&self, simd: S, (row, head): (usize, usize), width: usize) {
-        const LINE: usize = 64;
         let (at, size) = match &self.data {
             SharedData::F32(s) => (s.at.cast::<u8>(), 4),
             SharedData::F16(s) => (s.at.cast(), 2),
@@ -87,7 +86,7 @@ impl<'a> SharedRows<'a> {
             SharedData::I8(s) => (s.at.cast(), 1),
         };
         let start = (row * self.row + head * self.head) * size;
-        (0..width * size).step_by(LINE).for_each(|byte| simd.prefetch(at.wrapping_add(start + byte)));
+        simd.prefetch_all(at.wrapping_add(start), width * size);
     }
 
     /// Rounds `values` into `head` of `row`.

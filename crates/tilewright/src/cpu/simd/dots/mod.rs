@@ -236,7 +236,7 @@ pub(super) unsafe fn copy_query(q: View<'_>, kv: Dtype, (token, head): (usize, u
 unsafe fn transpose<S: Simd, T>(
     simd: S,
     (data, offsets, width): (&[T], &[usize], usize),
-    each: impl EachColumn<S::V> + Copy + From16,
+    each: impl EachColumn<S::V> + Copy + BeginningAt,
 ) {
     // lanes beyond the last row repeat it: their columns are never used
     let rows: [*const T; 16] = std::array::from_fn(|lane| {
@@ -247,14 +247,14 @@ unsafe fn transpose<S: Simd, T>(
     for first in (0..words).step_by(S::LANES) {
         let block = rows.map(|row| row.cast::<f32>().wrapping_add(first));
         // SAFETY: rows have `width` elements, of which `first` begins a whole block; `each` by the caller's promise.
-        unsafe { simd.transpose(&block[..S::LANES], each.from(first)) };
+        unsafe { simd.transpose(&block[..S::LANES], each.beginning_at(first)) };
     }
 }
 
 /// What takes the columns of a block takes those of the next, too.
-trait From16 {
+trait BeginningAt {
     /// The same for words from `first` on.
-    fn from(self, first: usize) -> Self;
+    fn beginning_at(self, first: usize) -> Self;
 }
 
 /// Stores the columns of a transposed block as they are: each word is a pair.
@@ -264,9 +264,9 @@ struct Words<S> {
     to: Matrix<*mut f32>,
 }
 
-impl<S> From16 for Words<S> {
+impl<S> BeginningAt for Words<S> {
     #[inline(always)]
-    fn from(self, first: usize) -> Self {
+    fn beginning_at(self, first: usize) -> Self {
         let at = self.to.at.wrapping_add(first * self.to.stride);
         Self { to: Matrix { at, ..self.to }, ..self }
     }
@@ -303,9 +303,9 @@ impl<T> Clone for Bytes<T> {
 }
 impl<T> Copy for Bytes<T> {}
 
-impl<T> From16 for Bytes<T> {
+impl<T> BeginningAt for Bytes<T> {
     #[inline(always)]
-    fn from(self, first: usize) -> Self {
+    fn beginning_at(self, first: usize) -> Self {
         let at = self.to.at.wrapping_add(2 * first * self.to.stride);
         Self { to: Matrix { at, ..self.to }, ..self }
     }
