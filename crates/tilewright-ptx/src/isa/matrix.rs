@@ -1,0 +1,166 @@
+//! Matrix fragments and their products: `ldmatrix`, `stmatrix`, `mma.sync`, and the asynchronous `wgmma`.
+
+use super::{
+    Form,
+    Slot::{Address, Register, Value},
+    types::Class::{self, B32, B64},
+};
+
+/// What elements of A and B are, and so what a product is called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Elements {
+    /// f16, sums in f32.
+    F16,
+    /// bf16, sums in f32.
+    Bf16,
+    /// e4m3, sums in f32.
+    E4m3,
+    /// e5m2, sums in f32.
+    E5m2,
+    /// i8, sums in i32.
+    S8,
+}
+
+impl Elements {
+    /// As instructions name them.
+    pub fn ptx(self) -> &'static str {
+        match self {
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::E4m3 => "e4m3",
+            Self::E5m2 => "e5m2",
+            Self::S8 => "s8",
+        }
+    }
+
+    /// Bytes of one.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::E4m3 | Self::E5m2 | Self::S8 => 1,
+        }
+    }
+
+    /// The depth of one product: 32 bytes.
+    pub fn depth(self) -> usize {
+        32 / self.bytes()
+    }
+
+    fn sum(self) -> &'static str {
+        if self == Self::S8 { "s32" } else { "f32" }
+    }
+}
+
+/// Which way a `wgmma` operand's elements lie in shared memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Major {
+    /// Neighbours in memory are neighbours in depth.
+    K,
+    /// Neighbours in memory are neighbours in rows of A or columns of B; 16-bit elements only.
+    Mn,
+}
+
+/// Where a `wgmma` takes A from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Left {
+    /// Shared memory, by a descriptor.
+    Shared(Major),
+    /// Four registers of each thread.
+    Registers,
+}
+
+/// An instruction on matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Matrix {
+    /// Loads 1, 2 or 4 matrices of 8 rows of 16 bytes; lanes 8 i .. 8 i + 8 hold the addresses of matrix i. With `true`
+    /// transposed, in elements of 16 bits. Operands `[a + offset]`.
+    Load(usize, bool),
+    /// The way back: operands `[a + offset], values..`.
+    Store(usize, bool),
+    /// D = A · B + C, 16 by 8 by [`Elements::depth`], for a warp: results D (4), operands A (4), B (2), C (4).
+    Mma(Elements),
+    /// D = A · B, or D += A · B where the last operand holds, 64 by n by [`Elements::depth`], for a warpgroup, some time before
+    /// its group is waited for. Results: the n / 2 registers of D of each thread, which are also read. Operands: A (a descriptor,
+    /// or 4 registers); the descriptor of B; the condition.
+    Wgmma {
+        /// Columns, a multiple of 8 up to 256.
+        n: usize,
+        /// Elements of A.
+        a: Elements,
+        /// Elements of B, of the same width.
+        b: Elements,
+        /// Where A is.
+        left: Left,
+        /// How B lies.
+        right: Major,
+    },
+    /// Orders registers and shared memory before the `wgmma` that follow.
+    WgmmaFence,
+    /// Ends a group.
+    WgmmaCommit,
+    /// Waits until at most so many of the youngest groups are incomplete.
+    WgmmaWait(usize),
+}
+
+impl Matrix {
+    pub(super) fn form(self) -> Form {
+        match self {
+            Self::Load(count, transposed) => {
+                let trans = if transposed { ".trans" } else { "" };
+                let spelling = format!("ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 $*d, $0");
+                Form::new(spelling, "6.5", "sm_75")
+                    .results(vec![B32; count])
+                    .operands([Address(B32)])
+                    .aligned()
+            }
+            Self::Store(count, transposed) => {
+                let trans = if transposed { ".trans" } else { "" };
+                let spelling =
+                    format!("stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 $0, $*2:{}", 2 + count);
+                let operands = [vec![Address(B32)], vec![Register(B32); count]].concat();
+                Form::new(spelling, "7.8", "sm_90").operands(operands).aligned()
+            }
+            Self::Mma(elements) => {
+                let (name, sum, depth) = (elements.ptx(), elements.sum(), elements.depth());
+                let spelling = format!(
+                    "mma.sync.aligned.m16n8k{depth}.row.col.{sum}.{name}.{name}.{sum} $*d, $*0:4, $*4:6, $*6:10"
+                );
+                let (ptx, sm) = match elements {
+                    Elements::E4m3 | Elements::E5m2 => ("8.4", "sm_89"),
+                    _ => ("7.0", "sm_80"),
+                };
+                Form::new(spelling, ptx, sm).results([B32; 4]).operands([Register(B32); 10]).aligned()
+            }
+            Self::Wgmma { n, a, b, left, right } => wgmma(n, (a, b), left, right),
+            Self::WgmmaFence => Form::new("wgmma.fence.sync.aligned", "8.0", "sm_90a").aligned(),
+            Self::WgmmaCommit => Form::new("wgmma.commit_group.sync.aligned", "8.0", "sm_90a").aligned(),
+            Self::WgmmaWait(count) => {
+                Form::new(format!("wgmma.wait_group.sync.aligned {count}"), "8.0", "sm_90a").aligned()
+            }
+        }
+    }
+}
+
+fn wgmma(n: usize, (a, b): (Elements, Elements), left: Left, right: Major) -> Form {
+    let (a_words, a_slots) = match left {
+        Left::Shared(_) => ("$0", vec![Value(B64)]),
+        Left::Registers => ("$*0:4", vec![Register(B32); 4]),
+    };
+    let at = a_slots.len();
+    // 16-bit elements may lie either way, and only they say which
+    let transposed = |major| if major == Major::Mn { ", 1" } else { ", 0" };
+    let ways = match (a.bytes(), left) {
+        (2, Left::Shared(major)) => format!("{}{}", transposed(major), transposed(right)),
+        (2, Left::Registers) => transposed(right).to_owned(),
+        _ => String::new(),
+    };
+    // signs of A and B, which integers do not have
+    let signs = if a == Elements::S8 { "" } else { ", 1, 1" };
+    let (depth, sum, a, b) = (a.depth(), a.sum(), a.ptx(), b.ptx());
+    let spelling = format!(
+        "wgmma.mma_async.sync.aligned.m64n{n}k{depth}.{sum}.{a}.{b} $*d, {a_words}, ${at}, ${}{signs}{ways}",
+        at + 1
+    );
+    let operands = [a_slots, vec![Value(B64), Value(Class::Pred)]].concat();
+    Form::new(spelling, "8.0", "sm_90a").results(vec![B32; n / 2]).operands(operands).aligned()
+}

@@ -1,0 +1,317 @@
+//! Loads and stores of every width, atomics and reductions, prefetches.
+
+use super::{
+    Form,
+    Slot::{Address, Register, Value},
+    types::Class,
+};
+use Class::{B16, B32, B64};
+
+/// Where an address points to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Space {
+    /// Device memory; addresses have 64 bits.
+    Global,
+    /// The CTA's shared memory; addresses have 32 bits.
+    Shared,
+    /// The shared memory of any CTA of the cluster; addresses have 32 bits.
+    Cluster,
+}
+
+impl Space {
+    /// As instructions name it.
+    pub fn ptx(self) -> &'static str {
+        match self {
+            Self::Global => "global",
+            Self::Shared => "shared",
+            Self::Cluster => "shared::cluster",
+        }
+    }
+
+    /// The class of its addresses.
+    pub fn address(self) -> Class {
+        if self == Self::Global { B64 } else { B32 }
+    }
+}
+
+/// What an element in memory becomes in its register.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// A byte, with zeros above it, in 32 bits.
+    U8,
+    /// A byte, with its sign above it, in 32 bits.
+    S8,
+    /// 16 bits.
+    B16,
+    /// 32 bits.
+    B32,
+    /// 64 bits.
+    B64,
+}
+
+impl Element {
+    /// Bytes in memory.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::U8 | Self::S8 => 1,
+            Self::B16 => 2,
+            Self::B32 => 4,
+            Self::B64 => 8,
+        }
+    }
+
+    /// The class of its register.
+    pub fn class(self) -> Class {
+        match self {
+            Self::B16 => B16,
+            Self::U8 | Self::S8 | Self::B32 => B32,
+            Self::B64 => B64,
+        }
+    }
+
+    fn ptx(self) -> &'static str {
+        match self {
+            Self::U8 => "u8",
+            Self::S8 => "s8",
+            Self::B16 => "b16",
+            Self::B32 => "b32",
+            Self::B64 => "b64",
+        }
+    }
+}
+
+/// How a load or store is ordered, or what it asks of the caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Access {
+    /// Weak, cached as usual.
+    #[default]
+    Weak,
+    /// Memory that nobody writes while the kernel runs (`ld.global.nc`), through the texture path.
+    ReadOnly,
+    /// Read once: not kept in L1 (`.L1::no_allocate`).
+    Streaming,
+    /// `ld.relaxed` or `st.relaxed` at a scope.
+    Relaxed(Scope),
+    /// `ld.acquire` or `st.release` at a scope.
+    Ordered(Scope),
+    /// `volatile`
+    Volatile,
+}
+
+/// Who sees an ordered access in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// The CTA.
+    Cta,
+    /// The cluster.
+    Cluster,
+    /// The device.
+    Gpu,
+    /// All devices and the host.
+    Sys,
+}
+
+impl Scope {
+    /// As instructions name it.
+    pub fn ptx(self) -> &'static str {
+        match self {
+            Self::Cta => "cta",
+            Self::Cluster => "cluster",
+            Self::Gpu => "gpu",
+            Self::Sys => "sys",
+        }
+    }
+}
+
+/// What an atomic does with the old value `a` and its operand `b`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum AtomicOp {
+    /// `a + b` in u32.
+    AddU32,
+    /// `a + b` in u64.
+    AddU64,
+    /// `a + b` in f32, rounded to nearest.
+    AddF32,
+    /// Both halves, rounded to nearest.
+    AddF16x2,
+    /// Both halves, rounded to nearest.
+    AddBf16x2,
+    /// `min(a, b)` in u32.
+    MinU32,
+    /// `max(a, b)` in u32.
+    MaxU32,
+    /// `min(a, b)` in i32.
+    MinS32,
+    /// `max(a, b)` in i32.
+    MaxS32,
+    /// `max(a, b)` in u64.
+    MaxU64,
+    /// `a & b`
+    And,
+    /// `a | b`
+    Or,
+    /// `a ^ b`
+    Xor,
+    /// `a >= b ? 0 : a + 1`
+    Inc,
+    /// `b`
+    Exch,
+    /// `a == b ? c : a`
+    Cas,
+    /// The same in 64 bits.
+    CasU64,
+}
+
+impl AtomicOp {
+    /// Spelling, class, first version and architecture.
+    fn line(self) -> (&'static str, Class, &'static str, &'static str) {
+        match self {
+            Self::AddU32 => ("add.u32", B32, "1.1", "sm_50"),
+            Self::AddU64 => ("add.u64", B64, "1.2", "sm_50"),
+            Self::AddF32 => ("add.f32", B32, "2.0", "sm_50"),
+            Self::AddF16x2 => ("add.noftz.f16x2", B32, "6.2", "sm_60"),
+            Self::AddBf16x2 => ("add.noftz.bf16x2", B32, "7.8", "sm_90"),
+            Self::MinU32 => ("min.u32", B32, "1.1", "sm_50"),
+            Self::MaxU32 => ("max.u32", B32, "1.1", "sm_50"),
+            Self::MinS32 => ("min.s32", B32, "1.1", "sm_50"),
+            Self::MaxS32 => ("max.s32", B32, "1.1", "sm_50"),
+            Self::MaxU64 => ("max.u64", B64, "3.1", "sm_50"),
+            Self::And => ("and.b32", B32, "1.1", "sm_50"),
+            Self::Or => ("or.b32", B32, "1.1", "sm_50"),
+            Self::Xor => ("xor.b32", B32, "1.1", "sm_50"),
+            Self::Inc => ("inc.u32", B32, "1.1", "sm_50"),
+            Self::Exch => ("exch.b32", B32, "1.1", "sm_50"),
+            Self::Cas => ("cas.b32", B32, "1.1", "sm_50"),
+            Self::CasU64 => ("cas.b64", B64, "1.2", "sm_50"),
+        }
+    }
+
+    /// The class of the value in memory.
+    pub fn class(self) -> Class {
+        self.line().1
+    }
+}
+
+/// How an atomic is ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Order {
+    /// Not at all.
+    Relaxed,
+    /// What follows it comes after.
+    Acquire,
+    /// What is before it comes first.
+    Release,
+    /// Both.
+    AcqRel,
+}
+
+impl Order {
+    fn ptx(self) -> &'static str {
+        match self {
+            Self::Relaxed => "relaxed",
+            Self::Acquire => "acquire",
+            Self::Release => "release",
+            Self::AcqRel => "acq_rel",
+        }
+    }
+}
+
+/// An instruction on memory. Addresses are aligned to the whole access.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Memory {
+    /// Loads 1, 2 or 4 elements: operands `[a + offset]`.
+    Load(Space, Element, usize, Access),
+    /// Stores 1, 2 or 4 elements: operands `[a + offset], values..`.
+    Store(Space, Element, usize, Access),
+    /// Changes memory and gives the old value: operands `[a + offset], b`, and `c` for compare-and-swap.
+    Atomic(Space, AtomicOp, Order, Scope),
+    /// The same without the old value; not for exchanges.
+    Reduce(Space, AtomicOp, Order, Scope),
+    /// Asks for the line of `[a + offset]` in L2.
+    Prefetch,
+    /// Asks for the tensor map at an address.
+    PrefetchTensorMap,
+}
+
+impl Memory {
+    pub(super) fn form(&self) -> Form {
+        match *self {
+            Self::Load(space, element, count, access) => {
+                let results = if count == 1 { "$d" } else { "$*d" };
+                let (words, ptx, sm) = access_words(access, space, true);
+                let spelling = format!("ld{words}{}.{} {results}, $0", vector(count), element.ptx());
+                Form::new(spelling, ptx, sm)
+                    .results(vec![element.class(); count])
+                    .operands([Address(space.address())])
+            }
+            Self::Store(space, element, count, access) => {
+                let values = if count == 1 { "$2".to_owned() } else { format!("$*2:{}", 2 + count) };
+                let (words, ptx, sm) = access_words(access, space, false);
+                let spelling = format!("st{words}{}.{} $0, {values}", vector(count), element.ptx());
+                let mut operands = vec![Address(space.address())];
+                operands.resize(
+                    1 + count,
+                    if count == 1 { Value(element.class()) } else { Register(element.class()) },
+                );
+                Form::new(spelling, ptx, sm).operands(operands)
+            }
+            Self::Atomic(space, op, order, scope) => {
+                let (name, class, ptx, sm) = op.line();
+                let cas = matches!(op, AtomicOp::Cas | AtomicOp::CasU64);
+                let words = format!("atom.{}.{}.{}.{name}", order.ptx(), scope.ptx(), space.ptx());
+                let spelling =
+                    if cas { format!("{words} $d, $0, $2, $3") } else { format!("{words} $d, $0, $2") };
+                let values = if cas { 2 } else { 1 };
+                let operands = [vec![Address(space.address())], vec![Value(class); values]].concat();
+                ordered(Form::new(spelling, ptx, sm).results([class]).operands(operands), scope)
+            }
+            Self::Reduce(space, op, order, scope) => {
+                let (name, class, ptx, sm) = op.line();
+                let spelling = format!("red.{}.{}.{}.{name} $0, $2", order.ptx(), scope.ptx(), space.ptx());
+                ordered(
+                    Form::new(spelling, ptx, sm).operands([Address(space.address()), Value(class)]),
+                    scope,
+                )
+            }
+            Self::Prefetch => Form::new("prefetch.global.L2 $0", "2.0", "sm_50").operands([Address(B64)]),
+            Self::PrefetchTensorMap => {
+                Form::new("prefetch.tensormap $0", "8.0", "sm_90").operands([Address(B64)])
+            }
+        }
+    }
+}
+
+fn vector(count: usize) -> &'static str {
+    match count {
+        1 => "",
+        2 => ".v2",
+        _ => ".v4",
+    }
+}
+
+/// The words between `ld` or `st` and the width, and what has them.
+fn access_words(access: Access, space: Space, load: bool) -> (String, &'static str, &'static str) {
+    let space_word = space.ptx();
+    let base = if space == Space::Cluster { ("7.8", "sm_90") } else { ("1.0", "sm_50") };
+    let since = |ptx: &'static str, sm: &'static str| if base.0 == "7.8" { base } else { (ptx, sm) };
+    let (words, (ptx, sm)) = match access {
+        Access::Weak => (format!(".{space_word}"), base),
+        Access::ReadOnly => (format!(".{space_word}.nc"), since("3.1", "sm_50")),
+        Access::Streaming => (format!(".{space_word}.L1::no_allocate"), since("7.4", "sm_70")),
+        Access::Relaxed(scope) => (format!(".relaxed.{}.{space_word}", scope.ptx()), since("6.0", "sm_70")),
+        Access::Ordered(scope) => {
+            let word = if load { "acquire" } else { "release" };
+            (format!(".{word}.{}.{space_word}", scope.ptx()), since("6.0", "sm_70"))
+        }
+        Access::Volatile => (format!(".volatile.{space_word}"), base),
+    };
+    (words, ptx, sm)
+}
+
+fn ordered(mut form: Form, scope: Scope) -> Form {
+    let words = if scope == Scope::Cluster { ("7.8", "sm_90") } else { ("6.0", "sm_70") };
+    let words = super::Since::new(words.0, words.1);
+    form.since.ptx = form.since.ptx.max(words.ptx);
+    form.since.sm = form.since.sm.max(words.sm);
+    form
+}
