@@ -11,7 +11,7 @@
 
 pub mod copies;
 pub mod matrix;
-mod meaning;
+pub(crate) mod meaning;
 pub mod memory;
 pub mod pure;
 pub mod sync;
