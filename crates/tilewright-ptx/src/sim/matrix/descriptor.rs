@@ -81,7 +81,7 @@ impl Descriptor {
         self.swizzle.apply(self.start + offset)
     }
 
-    /// The operand's `num_rows` rows of A or columns of B, each with the depth of one product. `read` gives the 16 bytes at a
+    /// The operand's `num_rows` rows of A or columns of B, a multiple of 8, each with the depth of one product. `read` gives the 16 bytes at a
     /// shared address, which is a multiple of 16: no layout divides them.
     ///
     /// # Errors
@@ -103,12 +103,11 @@ impl Descriptor {
                 }
             }
             Major::Mn => {
-                for (at, rows) in rows.chunks_mut(8).enumerate() {
-                    for k in 0..16 {
-                        let bytes = read(self.address(major, 8 * at, k, 2))?;
-                        for (row, element) in rows.iter_mut().zip(bytes.chunks_exact(2)) {
-                            row[2 * k..2 * k + 2].copy_from_slice(element);
-                        }
+                for at in 0..num_rows / 8 * 16 {
+                    let (first, k) = (at / 16 * 8, at % 16);
+                    let bytes = read(self.address(major, first, k, 2))?;
+                    for (row, element) in rows[first..].iter_mut().zip(bytes.chunks_exact(2)) {
+                        row[2 * k..2 * k + 2].copy_from_slice(element);
                     }
                 }
             }

@@ -148,50 +148,57 @@ fn i8s(row: &Row) -> [i32; 32] {
     row.map(|byte| i32::from(byte.cast_signed()))
 }
 
+/// Where a panel has its columns: what a register's neighbouring lanes hold, side by side.
+const COLUMNS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
 /// Adds the products, 8 columns at a time: those are four registers of each warp, and a panel of B that stays in cache.
 fn panels<T: Sum>(a: &[T], b: &[T], depth: usize, sums: &mut [&mut [Lanes]]) {
     let mut panel = vec![[T::default(); 8]; depth];
     for (block, columns) in b.chunks_exact(8 * depth).enumerate() {
         for (k, line) in panel.iter_mut().enumerate() {
-            *line = std::array::from_fn(|column| columns[column * depth + k]);
+            *line = COLUMNS.map(|column| columns[column * depth + k]);
         }
         for (rows, registers) in a.chunks_exact(16 * depth).zip(sums.iter_mut()) {
-            let registers = &mut registers[4 * block..4 * block + 4];
-            for (quarter, rows) in rows.chunks_exact(4 * depth).enumerate() {
-                let mut tile = std::array::from_fn(|row| tile_row(registers, 4 * quarter + row));
-                add_products(rows, &panel, &mut tile);
-                for (row, line) in tile.iter().enumerate() {
-                    keep_row(registers, 4 * quarter + row, line);
-                }
+            let (upper, lower) = registers[4 * block..4 * block + 4].split_at_mut(2);
+            let (first, second) = rows.split_at(8 * depth);
+            add_eight_rows(first, &panel, upper);
+            add_eight_rows(second, &panel, lower);
+        }
+    }
+}
+
+/// Eight rows of A and a panel of B: two registers of the warp, of which a row has four lanes each. Four rows at a time, since
+/// the processor's registers hold so many sums.
+fn add_eight_rows<T: Sum>(a: &[T], panel: &[[T; 8]], registers: &mut [Lanes]) {
+    let [even, odd] = registers else { unreachable!("two registers") };
+    for (half, rows) in a.chunks_exact(4 * panel.len()).enumerate() {
+        let lane = |row: usize| 4 * (4 * half + row);
+        let mut tile: [[T; 8]; 4] = std::array::from_fn(|row| {
+            let (even, odd) = (&even[lane(row)..][..4], &odd[lane(row)..][..4]);
+            std::array::from_fn(|at| T::from_bits(if at < 4 { even[at] } else { odd[at - 4] }))
+        });
+        add_products(rows, panel, &mut tile);
+        for (row, line) in tile.iter().enumerate() {
+            let (even, odd) = (&mut even[lane(row)..][..4], &mut odd[lane(row)..][..4]);
+            for at in 0..4 {
+                (even[at], odd[at]) = (line[at].bits(), line[at + 4].bits());
             }
         }
     }
 }
 
-/// Four rows of A and eight columns of B: as many sums as registers of the processor hold.
+#[inline(always)]
 fn add_products<T: Sum>(rows: &[T], panel: &[[T; 8]], tile: &mut [[T; 8]; 4]) {
-    let depth = panel.len();
+    let (first, rest) = rows.split_at(panel.len());
+    let (second, rest) = rest.split_at(panel.len());
+    let (third, fourth) = rest.split_at(panel.len());
     let mut sums = *tile;
-    for (k, line) in panel.iter().enumerate() {
-        for (row, sums) in sums.iter_mut().enumerate() {
-            let a = rows[row * depth + k];
-            for (sum, &b) in sums.iter_mut().zip(line) {
+    for ((((line, &a0), &a1), &a2), &a3) in panel.iter().zip(first).zip(second).zip(third).zip(fourth) {
+        for (row, a) in [a0, a1, a2, a3].into_iter().enumerate() {
+            for (sum, &b) in sums[row].iter_mut().zip(line) {
                 *sum = sum.plus_product(a, b);
             }
         }
     }
     *tile = sums;
-}
-
-/// A row of 16 by 8 sums in four registers: lanes `4 (row % 8) ..` of two of them.
-fn tile_row<T: Sum>(registers: &[Lanes], row: usize) -> [T; 8] {
-    let (pair, lane) = (2 * (row / 8), 4 * (row % 8));
-    std::array::from_fn(|column| T::from_bits(registers[pair + column % 2][lane + column / 2]))
-}
-
-fn keep_row<T: Sum>(registers: &mut [Lanes], row: usize, line: &[T; 8]) {
-    let (pair, lane) = (2 * (row / 8), 4 * (row % 8));
-    for (column, &sum) in line.iter().enumerate() {
-        registers[pair + column % 2][lane + column / 2] = sum.bits();
-    }
 }
