@@ -167,7 +167,7 @@ impl<'k, 'a> Cta<'k, 'a> {
         k.give_registers(24);
         k.when(k.thread().eq(0), || {
             self.q_full.arrive_expecting(self.q.bytes());
-            self.q.load(k, self.maps[0], (self.head, self.qo.begin + self.first_row), self.q_full);
+            self.q.load(k, self.maps[0], &[self.qo.begin + self.first_row, self.head], self.q_full);
             let (keys, values) = (self.keys.1.cursor(k), self.values.1.cursor(k));
             let left = k.var("left", self.tiles());
             k.forever(|| {
@@ -178,7 +178,7 @@ impl<'k, 'a> Cta<'k, 'a> {
                     [(self.maps[1], self.keys, keys), (self.maps[2], self.values, values)]
                 {
                     let full = cursor.fill(tile.bytes());
-                    tile.stage(cursor.stage()).load(k, map, (kv_head, row), full);
+                    tile.stage(cursor.stage()).load(k, map, &[row, kv_head], full);
                     cursor.advance();
                 }
             });
