@@ -7,6 +7,7 @@
 //! | [`build`] | Rust functions that record kernels |
 //! | [`verify`] | what must hold of a kernel |
 //! | [`text`] | PTX |
+//! | [`sim`] | executes kernels on the CPU, and says what is wrong with them |
 //!
 //! This crate knows nothing of attention, of drivers or of devices.
 #![forbid(unsafe_code)]
@@ -14,5 +15,6 @@
 pub mod build;
 pub mod ir;
 pub mod isa;
+pub mod sim;
 pub mod text;
 pub mod verify;

@@ -114,7 +114,7 @@ pub(super) fn fused<T: Fused>(a: T, b: T, c: T) -> T {
 
 /// The value of an e4m3 ("fn": 0x7f is NaN, no infinity).
 #[inline(always)]
-pub(super) fn of_e4m3(byte: u8) -> f32 {
+pub(crate) fn of_e4m3(byte: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(byte >> 3 & 15), f32::from(byte & 7));
     let magnitude = match (exponent, byte & 7) {
         (15, 7) => f32::NAN,
@@ -126,7 +126,7 @@ pub(super) fn of_e4m3(byte: u8) -> f32 {
 
 /// An e5m2 is the upper half of an f16.
 #[inline(always)]
-pub(super) fn of_e5m2(byte: u8) -> f16 {
+pub(crate) fn of_e5m2(byte: u8) -> f16 {
     f16::from_bits(u16::from(byte) << 8)
 }
 

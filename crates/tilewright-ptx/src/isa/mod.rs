@@ -12,7 +12,7 @@
 mod all;
 pub mod copies;
 pub mod matrix;
-mod meaning;
+pub(crate) mod meaning;
 pub mod memory;
 pub mod pure;
 pub mod sync;

@@ -1,0 +1,204 @@
+//! `mma` and `wgmma`: D = A · B + C, 16 rows a warp, any multiple of 8 columns, 32 bytes of depth.
+//!
+//! Fragments, with `g = lane / 4` and `t = lane % 4` (PTX ISA, "Matrix Fragments for mma.m16n8k16" and the like). Bytes of a row
+//! count elements in order of depth, so that one line serves 16 and 8 bits:
+//!
+//! | register | row or column | bytes of the depth, or columns |
+//! |---|---|---|
+//! | A `r` | row `g + 8 (r % 2)` | bytes `16 (r / 2) + 4 t ..`, 4 of them |
+//! | B `r` | column `g` | bytes `16 r + 4 t ..`, 4 of them |
+//! | C, D `r` | row `g + 8 (r / 2 % 2)` | column `8 (r / 4) + 2 t + r % 2` |
+//!
+//! Products of these formats are exact in f32 but for bf16's largest and smallest. They are added to C one after the other, in
+//! order of depth, each sum rounded to nearest: a choice, since hardware's order and the width of its sums are not specified,
+//! and those of 8-bit floats are narrower there than f32. Integers wrap, and no order shows.
+
+use crate::isa::{
+    matrix::Elements,
+    meaning::{of_e4m3, of_e5m2},
+    pure::Lanes,
+    types::Scalar,
+};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
+use std::sync::LazyLock;
+
+/// A row of A or a column of B: the bytes of one product's depth.
+pub type Row = [u8; 32];
+
+/// The rows of A that four registers of a warp hold.
+pub fn rows_of(registers: &[Lanes; 4]) -> [Row; 16] {
+    let mut rows = [[0; 32]; 16];
+    for (r, register) in registers.iter().enumerate() {
+        for (lane, &bits) in register.iter().enumerate() {
+            put(&mut rows[lane / 4 + 8 * (r % 2)], 16 * (r / 2) + 4 * (lane % 4), bits);
+        }
+    }
+    rows
+}
+
+/// The columns of B that two registers of a warp hold.
+pub fn columns_of(registers: &[Lanes; 2]) -> [Row; 8] {
+    let mut columns = [[0; 32]; 8];
+    for (r, register) in registers.iter().enumerate() {
+        for (lane, &bits) in register.iter().enumerate() {
+            put(&mut columns[lane / 4], 16 * r + 4 * (lane % 4), bits);
+        }
+    }
+    columns
+}
+
+fn put(row: &mut Row, at: usize, bits: u64) {
+    row[at..at + 4].copy_from_slice(&(bits as u32).to_le_bytes());
+}
+
+/// `mma.sync`: the registers of D, from those of A, B and C.
+pub fn mma(elements: Elements, a: &[Lanes; 4], b: &[Lanes; 2], c: &[Lanes; 4]) -> [Lanes; 4] {
+    let mut d = *c;
+    multiply((elements, elements), &rows_of(a), &columns_of(b), &mut [&mut d]);
+    d
+}
+
+/// `wgmma`: what a warpgroup makes of 64 rows of A and the columns of B, whose number is a multiple of 8. Each warp's
+/// accumulators are half as many registers as there are columns; they are what D was where `accumulate`, and become D. Rows
+/// `16 w .. 16 w + 16` belong to warp `w`: four registers of A are made rows by [`rows_of`].
+///
+/// # Panics
+/// When a number of rows, columns or registers is another, or elements of A and B differ in width.
+pub fn wgmma(
+    elements: (Elements, Elements),
+    a: &[Row],
+    b: &[Row],
+    accumulators: [&mut [Lanes]; 4],
+    accumulate: bool,
+) {
+    assert_eq!(a.len(), 64, "rows of A");
+    assert!(accumulators.iter().all(|registers| 2 * registers.len() == b.len()), "registers of D");
+    let mut accumulators = accumulators;
+    if !accumulate {
+        accumulators.iter_mut().for_each(|registers| registers.fill([0; 32]));
+    }
+    multiply(elements, a, b, &mut accumulators);
+}
+
+/// Adds A · B to what the warps' registers hold, 16 rows of A each.
+fn multiply(elements: (Elements, Elements), a: &[Row], b: &[Row], sums: &mut [&mut [Lanes]]) {
+    assert_eq!(elements.0.bytes(), elements.1.bytes(), "widths of elements");
+    assert_eq!(b.len() % 8, 0, "columns come in eights");
+    assert_eq!(elements.0 == Elements::S8, elements.1 == Elements::S8, "whole numbers meet whole numbers");
+    if elements.0 == Elements::S8 {
+        panels(&widen(a, i8s), &widen(b, i8s), 32, sums);
+    } else {
+        let (a, b) = (floats(elements.0, a), floats(elements.1, b));
+        panels(&a, &b, elements.0.depth(), sums);
+    }
+}
+
+/// What sums are of.
+trait Sum: Scalar + Default {
+    /// `self + a · b`
+    fn plus_product(self, a: Self, b: Self) -> Self;
+}
+
+impl Sum for f32 {
+    #[inline(always)]
+    fn plus_product(self, a: Self, b: Self) -> Self {
+        self + a * b
+    }
+}
+
+impl Sum for i32 {
+    #[inline(always)]
+    fn plus_product(self, a: Self, b: Self) -> Self {
+        self.wrapping_add(a * b)
+    }
+}
+
+/// The numbers of rows, one row after the other.
+fn floats(elements: Elements, rows: &[Row]) -> Vec<f32> {
+    let table = |table: &[f32; 256], rows| widen(rows, |row| row.map(|byte| table[usize::from(byte)]));
+    match elements {
+        Elements::F16 => {
+            let halves: Vec<f16> = widen(rows, |row| halves(row).map(f16::from_bits));
+            let mut floats = vec![0.0; halves.len()];
+            halves.convert_to_f32_slice(&mut floats);
+            floats
+        }
+        Elements::Bf16 => widen(rows, |row| halves(row).map(|bits| bf16::from_bits(bits).to_f32())),
+        Elements::E4m3 => table(&E4M3, rows),
+        Elements::E5m2 => table(&E5M2, rows),
+        Elements::S8 => unreachable!("their sums are whole numbers"),
+    }
+}
+
+static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|byte| of_e4m3(byte as u8)));
+static E5M2: LazyLock<[f32; 256]> =
+    LazyLock::new(|| std::array::from_fn(|byte| of_e5m2(byte as u8).to_f32()));
+
+fn widen<T, const N: usize>(rows: &[Row], each: impl Fn(&Row) -> [T; N]) -> Vec<T> {
+    let mut numbers = Vec::with_capacity(N * rows.len());
+    rows.iter().for_each(|row| numbers.extend(each(row)));
+    numbers
+}
+
+fn halves(row: &Row) -> [u16; 16] {
+    std::array::from_fn(|at| u16::from_le_bytes([row[2 * at], row[2 * at + 1]]))
+}
+
+fn i8s(row: &Row) -> [i32; 32] {
+    row.map(|byte| i32::from(byte.cast_signed()))
+}
+
+/// Where a panel has its columns: what a register's neighbouring lanes hold, side by side.
+const COLUMNS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+
+/// Adds the products, 8 columns at a time: those are four registers of each warp, and a panel of B that stays in cache.
+fn panels<T: Sum>(a: &[T], b: &[T], depth: usize, sums: &mut [&mut [Lanes]]) {
+    let mut panel = vec![[T::default(); 8]; depth];
+    for (block, columns) in b.chunks_exact(8 * depth).enumerate() {
+        for (k, line) in panel.iter_mut().enumerate() {
+            *line = COLUMNS.map(|column| columns[column * depth + k]);
+        }
+        for (rows, registers) in a.chunks_exact(16 * depth).zip(sums.iter_mut()) {
+            let (upper, lower) = registers[4 * block..4 * block + 4].split_at_mut(2);
+            let (first, second) = rows.split_at(8 * depth);
+            add_eight_rows(first, &panel, upper);
+            add_eight_rows(second, &panel, lower);
+        }
+    }
+}
+
+/// Eight rows of A and a panel of B: two registers of the warp, of which a row has four lanes each. Four rows at a time, since
+/// the processor's registers hold so many sums.
+fn add_eight_rows<T: Sum>(a: &[T], panel: &[[T; 8]], registers: &mut [Lanes]) {
+    let [even, odd] = registers else { unreachable!("two registers") };
+    for (half, rows) in a.chunks_exact(4 * panel.len()).enumerate() {
+        let lane = |row: usize| 4 * (4 * half + row);
+        let mut tile: [[T; 8]; 4] = std::array::from_fn(|row| {
+            let (even, odd) = (&even[lane(row)..][..4], &odd[lane(row)..][..4]);
+            std::array::from_fn(|at| T::from_bits(if at < 4 { even[at] } else { odd[at - 4] }))
+        });
+        add_products(rows, panel, &mut tile);
+        for (row, line) in tile.iter().enumerate() {
+            let (even, odd) = (&mut even[lane(row)..][..4], &mut odd[lane(row)..][..4]);
+            for at in 0..4 {
+                (even[at], odd[at]) = (line[at].bits(), line[at + 4].bits());
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn add_products<T: Sum>(rows: &[T], panel: &[[T; 8]], tile: &mut [[T; 8]; 4]) {
+    let (first, rest) = rows.split_at(panel.len());
+    let (second, rest) = rest.split_at(panel.len());
+    let (third, fourth) = rest.split_at(panel.len());
+    let mut sums = *tile;
+    for ((((line, &a0), &a1), &a2), &a3) in panel.iter().zip(first).zip(second).zip(third).zip(fourth) {
+        for (row, a) in [a0, a1, a2, a3].into_iter().enumerate() {
+            for (sum, &b) in sums[row].iter_mut().zip(line) {
+                *sum = sum.plus_product(a, b);
+            }
+        }
+    }
+    *tile = sums;
+}

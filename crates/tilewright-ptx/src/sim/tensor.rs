@@ -1,0 +1,196 @@
+//! Tensor maps: what a TMA copy of a box moves, byte for byte.
+//!
+//! A box lies in shared memory densely, its innermost dimension first, and swizzled by address. Coordinates may lie outside of
+//! the tensor: loads fill such elements with zeros, stores leave them out.
+
+/// How 16-byte pieces change places in shared memory: bits of the address from 4 on are exchanged (XOR) with those from 7 on.
+/// (PTX ISA, "Swizzling Modes": `Swizzle<3,4,3>`, `<2,4,3>` and `<1,4,3>` of CuTe.)
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Swizzle {
+    /// Nothing does.
+    None,
+    /// Among 32 bytes: bit 4 with bit 7; repeats every 256 bytes.
+    B32,
+    /// Among 64 bytes: bits 4 and 5 with bits 7 and 8; repeats every 512 bytes.
+    B64,
+    /// Among 128 bytes: bits 4 to 6 with bits 7 to 9; repeats every 1024 bytes.
+    B128,
+}
+
+impl Swizzle {
+    /// The bytes among which pieces change places, if any.
+    pub fn span(self) -> Option<u32> {
+        match self {
+            Self::None => None,
+            Self::B32 => Some(32),
+            Self::B64 => Some(64),
+            Self::B128 => Some(128),
+        }
+    }
+
+    /// Where the byte at a shared address really lies. Its own inverse.
+    pub fn apply(self, address: u32) -> u32 {
+        let pieces = self.span().map_or(0, |span| span / 16 - 1);
+        address ^ (address >> 7 & pieces) << 4
+    }
+}
+
+/// A tensor in global memory, and the box of it that one copy moves. Dimensions are innermost first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorMap {
+    /// Bytes of an element.
+    pub element_bytes: u32,
+    /// Global address of the first element.
+    pub address: u64,
+    /// Elements of each dimension, 1 to 5 of them.
+    pub dims: Vec<u64>,
+    /// Bytes between neighbours of each dimension but the innermost, where elements are dense.
+    pub strides: Vec<u64>,
+    /// Elements of the box in each dimension.
+    pub box_dims: Vec<u32>,
+    /// How the box is swizzled in shared memory.
+    pub swizzle: Swizzle,
+}
+
+/// A piece of a box: consecutive bytes within 16 that are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Move {
+    /// Where in shared memory.
+    pub shared: u32,
+    /// Where in global memory; nowhere outside of the tensor.
+    pub global: Option<u64>,
+    /// How many.
+    pub bytes: u32,
+}
+
+impl TensorMap {
+    /// What a box in shared memory has to be aligned to, in bytes.
+    pub const SHARED_ALIGN: u32 = 128;
+
+    /// Whether the driver would encode it (`cuTensorMapEncodeTiled`, no interleaving, element strides 1).
+    ///
+    /// # Errors
+    /// The first rule that it breaks. One is ours: where there is a swizzle, the box's innermost dimension fills its span, since
+    /// what lies between shorter rows is not documented.
+    pub fn check(&self) -> Result<(), String> {
+        self.check_tensor().and_then(|()| self.check_box()).map_err(|error| format!("tensor map: {error}"))
+    }
+
+    fn check_tensor(&self) -> Result<(), String> {
+        let (rank, strides) = (self.dims.len(), self.strides.len());
+        if !matches!(self.element_bytes, 1 | 2 | 4 | 8) {
+            return Err(format!("elements of {} bytes; they have 1, 2, 4 or 8", self.element_bytes));
+        }
+        if !(1..=5).contains(&rank) {
+            return Err(format!("{rank} dimensions; there are 1 to 5"));
+        }
+        if strides != rank - 1 {
+            return Err(format!("{strides} strides for {rank} dimensions; all but the innermost have one"));
+        }
+        if !self.address.is_multiple_of(16) {
+            return Err(format!("address {:#x} is not a multiple of 16", self.address));
+        }
+        for (at, &dim) in self.dims.iter().enumerate() {
+            if !(1..=1 << 32).contains(&dim) {
+                return Err(format!("dims[{at}] = {dim} is not in 1..=2^32"));
+            }
+        }
+        for (at, &stride) in self.strides.iter().enumerate() {
+            if !stride.is_multiple_of(16) || stride >= 1 << 40 {
+                return Err(format!("strides[{at}] = {stride} is not a multiple of 16 below 2^40"));
+            }
+        }
+        let beyond = |(dim, stride): (&u64, &u64)| u128::from(dim - 1) * u128::from(*stride);
+        let last: u128 = self.dims[1..].iter().zip(&self.strides).map(beyond).sum();
+        let line = u128::from(self.dims[0]) * u128::from(self.element_bytes);
+        if u128::from(self.address) + last + line > 1 << 63 {
+            return Err("the tensor's end is beyond 2^63".into());
+        }
+        Ok(())
+    }
+
+    fn check_box(&self) -> Result<(), String> {
+        let (rank, sides) = (self.dims.len(), self.box_dims.len());
+        if sides != rank {
+            return Err(format!("{sides} box dimensions for {rank} dimensions"));
+        }
+        for (at, &side) in self.box_dims.iter().enumerate() {
+            if !(1..=256).contains(&side) {
+                return Err(format!("box_dims[{at}] = {side} is not in 1..=256"));
+            }
+        }
+        let inner = self.box_dims[0] * self.element_bytes;
+        if !inner.is_multiple_of(16) {
+            return Err(format!("the box's innermost {inner} bytes are not a multiple of 16"));
+        }
+        let bytes = self.box_dims.iter().map(|&side| u64::from(side)).product::<u64>()
+            * u64::from(self.element_bytes);
+        if bytes > 1 << 18 {
+            return Err(format!("a box of {bytes} bytes is more than shared memory's addresses, 2^18"));
+        }
+        match self.swizzle.span() {
+            Some(span) if inner > span => {
+                Err(format!("the box's innermost {inner} bytes exceed the swizzle's {span}"))
+            }
+            Some(span) if inner < span => Err(format!(
+                "the box's innermost {inner} bytes do not fill the swizzle's {span}, which is not simulated"
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes of a box in shared memory: what a load adds to its mbarrier, wherever the box lies.
+    pub fn box_bytes(&self) -> u32 {
+        self.box_dims.iter().product::<u32>() * self.element_bytes
+    }
+
+    /// The pieces of the box whose first element has these coordinates, innermost first, and lies at `shared` before swizzling,
+    /// a multiple of [`SHARED_ALIGN`](Self::SHARED_ALIGN). They come in the order of the unswizzled box.
+    ///
+    /// # Panics
+    /// When there are more or fewer coordinates than dimensions. The map has to pass [`check`](Self::check).
+    pub fn moves(&self, coordinates: &[i32], shared: u32) -> Vec<Move> {
+        assert_eq!(coordinates.len(), self.dims.len(), "coordinates of a tensor copy");
+        let inner = self.box_dims[0] * self.element_bytes;
+        let mut moves = Vec::with_capacity((self.box_bytes() / 16) as usize);
+        for row in 0..self.box_bytes() / inner {
+            let line = self.row_address(coordinates, row);
+            for piece in (0..inner).step_by(16) {
+                let place = self.swizzle.apply(shared.saturating_add(row * inner + piece));
+                moves.extend(self.cut(coordinates[0], piece, line, place));
+            }
+        }
+        moves
+    }
+
+    /// Where the tensor's line of a row of the box begins, if it lies in the tensor.
+    fn row_address(&self, coordinates: &[i32], mut row: u32) -> Option<u64> {
+        let mut address = self.address;
+        for (at, &stride) in self.strides.iter().enumerate() {
+            let side = self.box_dims[at + 1];
+            let place = i64::from(coordinates[at + 1]) + i64::from(row % side);
+            row /= side;
+            let place = u64::try_from(place).ok().filter(|&place| place < self.dims[at + 1])?;
+            address += place * stride;
+        }
+        Some(address)
+    }
+
+    /// The pieces of 16 bytes of the box, which the tensor's edges may cut: `piece` is where they begin in their row, `first`
+    /// the row's coordinate.
+    fn cut(&self, first: i32, piece: u32, line: Option<u64>, shared: u32) -> impl Iterator<Item = Move> {
+        let begin = i64::from(first) * i64::from(self.element_bytes) + i64::from(piece);
+        let end = if line.is_some() {
+            self.dims[0].cast_signed() * i64::from(self.element_bytes)
+        } else {
+            i64::MIN / 2
+        };
+        let low = (-begin).clamp(0, 16);
+        let high = (end - begin).clamp(low, 16);
+        let part = move |(from, to, global): (i64, i64, Option<u64>)| {
+            (from < to).then_some(Move { shared: shared + from as u32, global, bytes: (to - from) as u32 })
+        };
+        let inside = line.map(|line| line.wrapping_add_signed(begin + low));
+        [(0, low, None), (low, high, inside), (high, 16, None)].into_iter().filter_map(part)
+    }
+}
