@@ -120,8 +120,37 @@ impl Memory {
         }
     }
 
+    /// Up to 16 bytes, and which of them were written.
+    pub(super) fn peek(&self, place: Place, bytes: usize) -> ([u8; 16], u16) {
+        let found = &self.allocations[place.allocation];
+        peek(&found.bytes, &found.written, place.offset, bytes)
+    }
+
+    /// Puts back what [`Memory::peek`] gave.
+    pub(super) fn poke(&mut self, place: Place, bytes: usize, from: &([u8; 16], u16)) {
+        let found = &mut self.allocations[place.allocation];
+        poke(&mut found.bytes, &mut found.written, (place.offset, bytes), from);
+    }
+
     /// The size of each allocation.
     pub(super) fn sizes(&self) -> impl Iterator<Item = usize> {
         self.allocations.iter().map(|allocation| allocation.bytes.len())
+    }
+}
+
+/// Up to 16 bytes, and which of them were written.
+pub(super) fn peek(bytes: &[u8], written: &[u64], offset: usize, count: usize) -> ([u8; 16], u16) {
+    let mut out = [0; 16];
+    out[..count].copy_from_slice(&bytes[offset..offset + count]);
+    let bit = |at: usize| (written[(offset + at) / 64] >> ((offset + at) % 64) & 1) as u16;
+    (out, (0..count).fold(0, |known, at| known | bit(at) << at))
+}
+
+/// Puts back what [`peek`] gave: bytes that nobody wrote are again such.
+pub(super) fn poke(bytes: &mut [u8], written: &mut [u64], (offset, count): (usize, usize), from: &([u8; 16], u16)) {
+    bytes[offset..offset + count].copy_from_slice(&from.0[..count]);
+    for at in 0..count {
+        let (word, bit) = (&mut written[(offset + at) / 64], 1 << ((offset + at) % 64));
+        *word = if from.1 >> at & 1 != 0 { *word | bit } else { *word & !bit };
     }
 }
