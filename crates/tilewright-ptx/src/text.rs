@@ -214,7 +214,7 @@ impl Printer<'_> {
         let form = inst.op.form();
         let addresses = address_operands(&form.operands);
         let operand = |at: usize, bare: bool| {
-            let value = self.operand(inst.operands[at]);
+            let value = self.operand(inst, at);
             match (addresses.contains(&at), bare) {
                 (false, _) => value,
                 (true, true) => value,
@@ -255,10 +255,16 @@ impl Printer<'_> {
         line + rest
     }
 
-    fn operand(&self, operand: Operand) -> String {
-        match operand {
-            Operand::Reg(reg) => self.name(reg),
-            Operand::Const(bits) => format!("{bits:#x}"),
+    fn operand(&self, inst: &Inst, at: usize) -> String {
+        let ty = match inst.op {
+            Op::Pure(op) => op.types()[at],
+            _ => "",
+        };
+        match (inst.operands[at], ty) {
+            (Operand::Reg(reg), _) => self.name(reg),
+            (Operand::Const(bits), "f32") => format!("0f{bits:08X}"),
+            (Operand::Const(bits), "f64") => format!("0d{bits:016X}"),
+            (Operand::Const(bits), _) => format!("{bits:#x}"),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::{Builder, Value, fold};
 use crate::{
     ir::{Block, Inst, Kernel, Operand, Reg, Register, Stmt},
     isa::{
-        Op,
+        Op, Slot,
         types::{Class, Scalar},
     },
 };
@@ -173,6 +173,19 @@ impl State {
         copy
     }
 
+    /// A register that holds a constant; one for all who need the same in this block.
+    fn constant(&mut self, class: Class, value: Operand, at: &'static Location<'static>) -> Reg {
+        let key = (Op::Move(class), vec![value]);
+        self.known(&key).unwrap_or_else(|| {
+            let reg = self.register(class, "k");
+            self.push(Op::Move(class), vec![reg], &[value], at);
+            if let Some(innermost) = self.open.last_mut() {
+                innermost.known.insert(key, reg);
+            }
+            reg
+        })
+    }
+
     fn note_copy(&mut self, copy: Reg, variable: Reg) {
         let (version, in_loop) = (self.versions[&variable], self.loops.last().copied());
         self.copies.insert(copy, CopyOf { variable, version, in_loop });
@@ -241,6 +254,7 @@ impl Builder {
         if let Some(folded) = fold::fold(op, operands) {
             return Value::new(self, folded);
         }
+        let operands = &self.constants_in_registers(op, operands)[..];
         let key = (op, operands.to_vec());
         let mut state = self.0.borrow_mut();
         let reg = state.known(&key).unwrap_or_else(|| {
@@ -251,6 +265,20 @@ impl Builder {
             reg
         });
         Value::new(self, Operand::Reg(reg))
+    }
+
+    /// The operands, constants in registers where the instruction takes no others.
+    #[track_caller]
+    fn constants_in_registers(&self, op: Op, operands: &[Operand]) -> Vec<Operand> {
+        let slots = op.form().operands;
+        let mut operands = operands.to_vec();
+        for (operand, slot) in operands.iter_mut().zip(&slots) {
+            if let (Operand::Const(_), Slot::Register(class)) = (*operand, *slot) {
+                let constant = self.0.borrow_mut().constant(class, *operand, Location::caller());
+                *operand = Operand::Reg(constant);
+            }
+        }
+        operands
     }
 
     /// Records an instruction with new registers for results of one type.

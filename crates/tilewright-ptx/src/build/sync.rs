@@ -49,6 +49,12 @@ impl Builder {
         self.special(Special::Cta(1), "cta_y")
     }
 
+    /// The CTA in the grid's third dimension.
+    #[track_caller]
+    pub fn cta_z(&self) -> Value<'_, u32> {
+        self.special(Special::Cta(2), "cta_z")
+    }
+
     /// CTAs of the grid.
     #[track_caller]
     pub fn ctas(&self) -> Value<'_, u32> {

@@ -112,8 +112,13 @@ fn pure_form(op: Pure) -> Form {
         let args: Vec<String> = (0..operands.len()).map(|at| format!("${at}")).collect();
         format!("{} $d, {}", op.spelling(), args.join(", "))
     };
-    // the table of `lop3` is part of the instruction
-    let slot = |(at, &class)| if op == Pure::Lop3 && at == 3 { Slot::Immediate } else { Slot::Value(class) };
+    let slot = |(at, &class)| match op.types()[at] {
+        // PTX has no constants of 16 bits that are floats
+        "f16" | "bf16" | "f16x2" | "bf16x2" | "e4m3x2" | "e5m2x2" => Slot::Register(class),
+        // the table of `lop3` is part of the instruction
+        _ if op == Pure::Lop3 && at == 3 => Slot::Immediate,
+        _ => Slot::Value(class),
+    };
     Form {
         spelling,
         results: vec![op.result()],

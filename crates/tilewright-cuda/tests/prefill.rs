@@ -1,0 +1,137 @@
+//! The prefill kernel on the GPU of this machine, against attention by the definition. Without a GPU it says so.
+
+use half::bf16;
+use tilewright_cuda::{Argument, Device, Result};
+use tilewright_kernels::attention::prefill_sm90::{LogitsHook, Prefill, prefill};
+use tilewright_ptx::{
+    build::Value,
+    sim::tensor::{Swizzle, TensorMap},
+};
+
+const DIM: usize = 128;
+
+/// Requests of so many query rows and keys.
+struct Case {
+    heads: (u32, u32),
+    causal: bool,
+    cap: Option<f32>,
+    lengths: &'static [(usize, usize)],
+}
+
+#[test]
+fn ragged_requests_agree_with_the_definition() -> Result<()> {
+    let device = match Device::open() {
+        Ok(device) if device.arch() == 90 => device,
+        Ok(device) => {
+            println!("skipped: {} is sm_{}, the kernel is for sm_90a", device.name(), device.arch());
+            return Ok(());
+        }
+        Err(why) => {
+            println!("skipped: {why}");
+            return Ok(());
+        }
+    };
+    let plain: &[(usize, usize)] = &[(128, 128), (1, 300), (257, 1000), (0, 5), (100, 64), (64, 0)];
+    for (causal, cap) in [(false, None), (true, None), (true, Some(5.0))] {
+        run(&device, &Case { heads: (8, 2), causal, cap, lengths: plain })?;
+        run(&device, &Case { heads: (4, 4), causal, cap, lengths: &[(1000, 1000)] })?;
+    }
+    Ok(())
+}
+
+fn noise(len: usize, seed: u64) -> Vec<bf16> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bf16::from_f32(((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 2.0)
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+fn indptr(lengths: impl Iterator<Item = usize>) -> Vec<u32> {
+    let ends = lengths.scan(0, |end, len| {
+        *end += len as u32;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+fn map(address: u64, tokens: usize, heads: u32) -> TensorMap {
+    TensorMap {
+        element_bytes: 2,
+        address,
+        dims: vec![DIM as u64, tokens.max(1) as u64, u64::from(heads)],
+        strides: vec![u64::from(heads) * DIM as u64 * 2, DIM as u64 * 2],
+        box_dims: vec![64, 128, 1],
+        swizzle: Swizzle::B128,
+    }
+}
+
+fn run(device: &Device, case: &Case) -> Result<()> {
+    let hook: LogitsHook<'_> = &|logit: Value<'_, f32>| (logit * 0.2).tanh() * 5.0;
+    let config = Prefill { heads: case.heads, causal: case.causal };
+    let kernel = prefill("prefill", config, case.cap.map(|_| hook)).expect("a valid kernel");
+    let function = device.load(&kernel)?;
+    let (qo_heads, kv_heads) = (case.heads.0 as usize, case.heads.1 as usize);
+    let (qo, kv) = (indptr(case.lengths.iter().map(|l| l.0)), indptr(case.lengths.iter().map(|l| l.1)));
+    let (rows, keys) = (qo[qo.len() - 1] as usize, kv[kv.len() - 1] as usize);
+    let q = noise(rows * qo_heads * DIM, 1);
+    let (k, v) = (noise(keys * kv_heads * DIM, 2), noise(keys * kv_heads * DIM, 3));
+    let (q_d, k_d, v_d) = (device.upload(&q)?, device.upload(&k)?, device.upload(&v)?);
+    let (qo_d, kv_d) = (device.upload(&qo)?, device.upload(&kv)?);
+    let o_d = device.filled::<u16>(q.len(), 0xff)?;
+    let lse_d = device.filled::<f32>(rows * qo_heads, 0xff)?;
+    let scale = (DIM as f32).sqrt().recip();
+    let log2_e = if case.cap.is_some() { 1.0 } else { std::f32::consts::LOG2_E };
+    let tiles = case.lengths.iter().map(|l| l.0.div_ceil(128)).max().unwrap_or(0);
+    let arguments = [
+        Argument::TensorMap(map(q_d.address(), rows, case.heads.0)),
+        Argument::TensorMap(map(k_d.address(), keys, case.heads.1)),
+        Argument::TensorMap(map(v_d.address(), keys, case.heads.1)),
+        Argument::U64(o_d.address()),
+        Argument::U64(lse_d.address()),
+        Argument::U64(qo_d.address()),
+        Argument::U64(kv_d.address()),
+        Argument::F32(scale * log2_e),
+    ];
+    function.launch([tiles as u32, case.heads.0, case.lengths.len() as u32], &arguments)?;
+    device.synchronize()?;
+    let (o, lse) = (o_d.download()?, lse_d.download()?);
+    for (r, &(qo_len, kv_len)) in case.lengths.iter().enumerate() {
+        for (row, head) in (0..qo_len).flat_map(|row| (0..qo_heads).map(move |head| (row, head))) {
+            let seen =
+                if case.causal { (row + 1 + kv_len).saturating_sub(qo_len).min(kv_len) } else { kv_len };
+            let at = ((qo[r] as usize + row) * qo_heads + head) * DIM;
+            let key = |j: usize| ((kv[r] as usize + j) * kv_heads + head * kv_heads / qo_heads) * DIM;
+            let logits: Vec<f64> = (0..seen)
+                .map(|j| {
+                    let dot: f64 = (0..DIM).map(|d| q[at + d].to_f64() * k[key(j) + d].to_f64()).sum();
+                    let logit = dot * f64::from(scale);
+                    case.cap.map_or(logit, |cap| (logit / f64::from(cap)).tanh() * f64::from(cap))
+                })
+                .collect();
+            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sum: f64 = logits.iter().map(|s| (s - max).exp()).sum();
+            let expected_lse =
+                if seen == 0 { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
+            let found = f64::from(lse[at / DIM]);
+            assert!(
+                found == expected_lse || (found - expected_lse).abs() < 5e-3,
+                "causal {} request {r} row {row} head {head}: lse {found}, expected {expected_lse}",
+                case.causal
+            );
+            for d in 0..DIM {
+                let weighed: f64 =
+                    logits.iter().enumerate().map(|(j, s)| (s - max).exp() * v[key(j) + d].to_f64()).sum();
+                let expected = if seen == 0 { 0.0 } else { weighed / sum };
+                let found = bf16::from_bits(o[at + d]).to_f64();
+                assert!(
+                    (found - expected).abs() < 2e-2,
+                    "causal {} request {r} row {row} head {head} dim {d}: {found}, expected {expected}",
+                    case.causal
+                );
+            }
+        }
+    }
+    Ok(())
+}
