@@ -60,7 +60,13 @@ impl Exec<'_, '_> {
     }
 
     /// Where a lane's access is: aligned, inside, and no mbarrier.
-    pub(super) fn spot(&mut self, space: Space, address: u64, bytes: usize, lane: usize) -> Result<Spot, Trouble> {
+    pub(super) fn spot(
+        &mut self,
+        space: Space,
+        address: u64,
+        bytes: usize,
+        lane: usize,
+    ) -> Result<Spot, Trouble> {
         self.culprit = 1 << lane;
         if !address.is_multiple_of(bytes as u64) {
             let message = format!("{bytes} bytes at {address:#x}: expected a multiple of {bytes}");
@@ -191,8 +197,10 @@ impl Exec<'_, '_> {
         let addresses = self.addresses(operands, 0, space == Space::Global);
         let bytes = op.class().bytes();
         let strength = level(scope);
-        let (acquires, releases) =
-            (matches!(order, Order::Acquire | Order::AcqRel), matches!(order, Order::Release | Order::AcqRel));
+        let (acquires, releases) = (
+            matches!(order, Order::Acquire | Order::AcqRel),
+            matches!(order, Order::Release | Order::AcqRel),
+        );
         let (start, step) = (self.world.rng.below(32), 2 * self.world.rng.below(16) + 1);
         let mut out = [0; 32];
         self.world.progress += 1;

@@ -65,7 +65,8 @@ impl Exec<'_, '_> {
             return Err((FaultKind::BadArgument, format!("barrier {id}: a CTA has 16")));
         }
         if expected == 0 || !expected.is_multiple_of(32) || expected > threads {
-            let message = format!("barrier {id} for {expected} threads: expected a multiple of 32 up to {threads}");
+            let message =
+                format!("barrier {id} for {expected} threads: expected a multiple of 32 up to {threads}");
             return Err((FaultKind::BadArgument, message));
         }
         let (cluster, first, pc) = (self.cluster.id, self.first() as usize, self.pc);
@@ -144,9 +145,12 @@ impl Exec<'_, '_> {
     pub(super) fn end_of_warp(&mut self) -> Result<(), Trouble> {
         self.settle_cluster();
         let last = !self.cluster.ctas[self.rank].warps.iter().any(super::warp::Warp::live);
-        if last && let Some(flight) = self.cluster.ctas[self.rank].flights.iter().find(|flight| flight.is_load()) {
+        if last
+            && let Some(flight) = self.cluster.ctas[self.rank].flights.iter().find(|flight| flight.is_load())
+        {
             let line = self.world.line(flight.pc);
-            let message = format!("the CTA ends before the copy of {line} into its shared memory is complete");
+            let message =
+                format!("the CTA ends before the copy of {line} into its shared memory is complete");
             return Err((FaultKind::InFlight, message));
         }
         Ok(())

@@ -152,7 +152,8 @@ impl Exec<'_, '_> {
 
     fn branch(&mut self, p: u32, when: bool, to: u32) -> bool {
         let lanes = &self.warp.regs[p as usize];
-        let taken = (0..32).fold(0, |taken, lane| taken | u32::from((lanes[lane] & 1 != 0) == when) << lane) & self.mask;
+        let taken = (0..32).fold(0, |taken, lane| taken | u32::from((lanes[lane] & 1 != 0) == when) << lane)
+            & self.mask;
         let group = &mut self.warp.groups[self.group];
         if taken == self.mask {
             group.pc = to;
@@ -190,7 +191,10 @@ impl Exec<'_, '_> {
     pub(super) fn check_read(&self, regs: &[u32]) -> Result<(), Trouble> {
         for &reg in regs {
             if self.warp.ready[reg as usize] & self.mask != self.mask {
-                return Err((FaultKind::Uninitialized, format!("register {} was never written", self.name(reg))));
+                return Err((
+                    FaultKind::Uninitialized,
+                    format!("register {} was never written", self.name(reg)),
+                ));
             }
             if self.warp.products.issued != self.warp.products.waited {
                 self.check_sums(reg, "read")?;

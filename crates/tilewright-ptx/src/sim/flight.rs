@@ -80,7 +80,12 @@ fn land(world: &mut World<'_>, cluster: &mut Cluster, piece: &Piece, add: bool) 
                 let (old, known) = world.memory.peek(place, piece.bytes);
                 for at in (0..piece.bytes).step_by(4) {
                     let word = |bytes: &[u8; 16]| {
-                        u64::from(u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]))
+                        u64::from(u32::from_le_bytes([
+                            bytes[at],
+                            bytes[at + 1],
+                            bytes[at + 2],
+                            bytes[at + 3],
+                        ]))
                     };
                     let sum = changed(AtomicOp::AddF32, word(&old), word(&found.0), 0) as u32;
                     found.0[at..at + 4].copy_from_slice(&sum.to_le_bytes());

@@ -53,7 +53,8 @@ impl<'m> Grid<'m> {
         let (grid, cluster) = (launch.grid, program.cluster);
         let ctas = grid.iter().map(|&side| u64::from(side)).product::<u64>();
         if ctas == 0 || !grid[0].is_multiple_of(cluster) || ctas >= 1 << 31 {
-            let message = format!("a grid of {grid:?} CTAs: expected none to be 0, and x a multiple of {cluster}");
+            let message =
+                format!("a grid of {grid:?} CTAs: expected none to be 0, and x a multiple of {cluster}");
             return Err(Fault::of_launch(FaultKind::BadArgument, message));
         }
         let shape = (program.threads, program.cluster);
@@ -138,12 +139,12 @@ impl<'m> Grid<'m> {
             warp.awake && warp.live()
         };
         let salt = self.mood.salt;
-        let starved = |&(c, r, w): &(usize, usize, usize)| {
-            Rng::new(salt ^ (c << 20 | r << 10 | w) as u64).once_in(4)
-        };
+        let starved =
+            |&(c, r, w): &(usize, usize, usize)| Rng::new(salt ^ (c << 20 | r << 10 | w) as u64).once_in(4);
         let mut found = (start..start + total).map(|at| place(at % total)).filter(awake);
         let first = found.next()?;
-        let chosen = if starved(&first) { found.find(|place| !starved(place)).unwrap_or(first) } else { first };
+        let chosen =
+            if starved(&first) { found.find(|place| !starved(place)).unwrap_or(first) } else { first };
         self.mood.last = Some(chosen);
         Some(chosen)
     }
@@ -153,7 +154,16 @@ impl<'m> Grid<'m> {
         let budget = [1, 4, 16, 64, 256, 1024][self.world.rng.below(6)];
         let cluster = &mut self.clusters[c];
         let mut warp = mem::take(&mut cluster.ctas[rank].warps[w]);
-        let mut exec = Exec { world: &mut self.world, cluster, rank, warp: &mut warp, group: 0, pc: 0, mask: 0, culprit: 0 };
+        let mut exec = Exec {
+            world: &mut self.world,
+            cluster,
+            rank,
+            warp: &mut warp,
+            group: 0,
+            pc: 0,
+            mask: 0,
+            culprit: 0,
+        };
         let ran = exec.slice(budget);
         self.clusters[c].ctas[rank].warps[w] = warp;
         ran?;
@@ -228,7 +238,9 @@ impl<'m> Grid<'m> {
         let mut gave_up = false;
         if self.gave_up_at != self.world.progress {
             self.gave_up_at = self.world.progress;
-            for warp in self.clusters.iter_mut().flat_map(|cluster| &mut cluster.ctas).flat_map(|cta| &mut cta.warps) {
+            for warp in
+                self.clusters.iter_mut().flat_map(|cluster| &mut cluster.ctas).flat_map(|cta| &mut cta.warps)
+            {
                 for group in warp.groups.iter_mut().filter(|group| group.wait == Wait::Phase) {
                     (group.wait, group.give_up) = (Wait::None, true);
                     (warp.awake, gave_up) = (true, true);

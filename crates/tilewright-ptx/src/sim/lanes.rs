@@ -20,7 +20,11 @@ impl Exec<'_, '_> {
             Warp::Reduce(kind) => [reduced(kind, self.operand(operands, 0)); 32],
             Warp::Match => {
                 let a = self.operand(operands, 0);
-                a.map(|word| a.iter().enumerate().fold(0, |same, (lane, other)| same | u64::from(*other == word) << lane))
+                a.map(|word| {
+                    a.iter()
+                        .enumerate()
+                        .fold(0, |same, (lane, other)| same | u64::from(*other == word) << lane)
+                })
             }
             Warp::Elect => {
                 let elected = self.world.rng.below(32);

@@ -100,7 +100,10 @@ impl Program {
                 threads: kernel.threads,
                 cluster: kernel.cluster,
                 wgmma: false,
-                maps: args.iter().map(|arg| if let Arg::TensorMap(map) = arg { Some(map.clone()) } else { None }).collect(),
+                maps: args
+                    .iter()
+                    .map(|arg| if let Arg::TensorMap(map) = arg { Some(map.clone()) } else { None })
+                    .collect(),
             },
         };
         lower.block(&kernel.body, &mut Vec::new())?;
@@ -127,7 +130,12 @@ impl Program {
 /// The bits of each parameter's register.
 fn params(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u64>, Fault> {
     if args.len() != kernel.params.len() {
-        return Err(bad(format!("{} arguments: {} has {} parameters", args.len(), kernel.name, kernel.params.len())));
+        return Err(bad(format!(
+            "{} arguments: {} has {} parameters",
+            args.len(),
+            kernel.name,
+            kernel.params.len()
+        )));
     }
     let bits = |(at, (param, arg)): (usize, (&crate::ir::Param, &Arg))| {
         let (class, bits) = match arg {
@@ -138,7 +146,10 @@ fn params(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u64>, Fault> {
             Arg::TensorMap(map) => {
                 map.check().map_err(|why| bad(format!("tensor map {}: {why}", param.name)))?;
                 if param.kind != ParamKind::TensorMap {
-                    return Err(bad(format!("parameter {} is {:?}, but a tensor map came", param.name, param.kind)));
+                    return Err(bad(format!(
+                        "parameter {} is {:?}, but a tensor map came",
+                        param.name, param.kind
+                    )));
                 }
                 return Ok(MAPS + 128 * at as u64);
             }
@@ -202,7 +213,8 @@ impl Lower<'_> {
 
     /// Lowers a block; `breaks` collects the branches that leave the innermost loop.
     fn block(&mut self, block: &Block, breaks: &mut Vec<usize>) -> Result<(), Fault> {
-        let branch = |condition: &Condition, when: bool| Code::Branch(condition.reg.0, condition.holds == when, 0);
+        let branch =
+            |condition: &Condition, when: bool| Code::Branch(condition.reg.0, condition.holds == when, 0);
         for stmt in block {
             match stmt {
                 Stmt::Inst(inst) => self.inst(inst)?,
@@ -232,7 +244,8 @@ impl Lower<'_> {
     }
 
     fn inst(&mut self, inst: &Inst) -> Result<(), Fault> {
-        let missing = || bad(format!("{:?} at {} lacks an operand or names what is not there", inst.op, inst.at));
+        let missing =
+            || bad(format!("{:?} at {} lacks an operand or names what is not there", inst.op, inst.at));
         let result = || inst.results.first().map(|reg| reg.0).ok_or_else(missing);
         let code = match inst.op {
             Op::Pure(op) => {
@@ -260,8 +273,11 @@ impl Lower<'_> {
             op => {
                 self.program.wgmma |= matches!(op, Op::Matrix(Matrix::Wgmma { .. }));
                 let form = op.form();
-                let slots: usize =
-                    form.operands.iter().map(|slot| if matches!(slot, crate::isa::Slot::Address(_)) { 2 } else { 1 }).sum();
+                let slots: usize = form
+                    .operands
+                    .iter()
+                    .map(|slot| if matches!(slot, crate::isa::Slot::Address(_)) { 2 } else { 1 })
+                    .sum();
                 if (form.results.len(), slots) != (inst.results.len(), inst.operands.len()) {
                     return Err(missing());
                 }

@@ -53,7 +53,8 @@ impl Mbarrier {
     pub(super) fn expect(&mut self, bytes: i64) -> Result<(), Trouble> {
         self.bytes += bytes;
         if self.bytes.abs() >= BYTES {
-            let message = format!("phase {} waits for {} bytes: expected fewer than 2^20", self.phase, self.bytes);
+            let message =
+                format!("phase {} waits for {} bytes: expected fewer than 2^20", self.phase, self.bytes);
             return Err((FaultKind::WrongTransactionCount, message));
         }
         Ok(())
@@ -86,7 +87,12 @@ impl Mbarrier {
 
 impl Cluster {
     /// One arrival from what works asynchronously, or bytes: `true` when that ended the phase.
-    pub(super) fn signal(&mut self, (rank, offset): (usize, u32), arrivals: u32, bytes: i64) -> Result<bool, Trouble> {
+    pub(super) fn signal(
+        &mut self,
+        (rank, offset): (usize, u32),
+        arrivals: u32,
+        bytes: i64,
+    ) -> Result<bool, Trouble> {
         let id = self.id;
         let Some(barrier) = self.ctas[rank].mbarriers.get_mut(&offset) else {
             let message = format!("a copy signals the mbarrier at byte {offset}, which is no longer one");
@@ -127,7 +133,10 @@ impl Exec<'_, '_> {
         for lane in self.active() {
             let count = self.operand(operands, 2)[lane] as u32;
             if count == 0 || count >= 1 << 20 {
-                return Err((FaultKind::BadArgument, format!("an mbarrier for {count} arrivals: expected 1..2^20")));
+                return Err((
+                    FaultKind::BadArgument,
+                    format!("an mbarrier for {count} arrivals: expected 1..2^20"),
+                ));
             }
             let spot = self.spot(Space::Shared, addresses[lane], 8, lane)?;
             let mark = self.mark(lane, 0);
@@ -167,12 +176,21 @@ impl Exec<'_, '_> {
     }
 
     /// The rank and offset of a live mbarrier that a lane knows to be initialised.
-    pub(super) fn find_mbarrier(&mut self, address: u64, remote: bool, lane: usize) -> Result<(usize, u32), Trouble> {
+    pub(super) fn find_mbarrier(
+        &mut self,
+        address: u64,
+        remote: bool,
+        lane: usize,
+    ) -> Result<(usize, u32), Trouble> {
         self.culprit = 1 << lane;
         if !address.is_multiple_of(8) {
-            return Err((FaultKind::Misaligned, format!("an mbarrier at {address:#x}: expected a multiple of 8")));
+            return Err((
+                FaultKind::Misaligned,
+                format!("an mbarrier at {address:#x}: expected a multiple of 8"),
+            ));
         }
-        let Spot::Shared(rank, offset) = self.cluster.shared_spot(self.rank, address as u32, 8, remote)? else {
+        let Spot::Shared(rank, offset) = self.cluster.shared_spot(self.rank, address as u32, 8, remote)?
+        else {
             return Err((FaultKind::NotAnMbarrier, "an mbarrier outside of shared memory".to_owned()));
         };
         let Some(barrier) = self.cluster.ctas[rank].mbarriers.get(&(offset as u32)) else {

@@ -47,8 +47,10 @@ impl Memory {
     /// For `bool`, which has no width in memory.
     pub fn alloc_from<T: Scalar>(&mut self, values: &[T]) -> u64 {
         assert!(T::CLASS != Class::Pred, "predicates have no width in memory");
-        let bytes: Vec<u8> =
-            values.iter().flat_map(|value| value.bits().to_le_bytes().into_iter().take(T::CLASS.bytes())).collect();
+        let bytes: Vec<u8> = values
+            .iter()
+            .flat_map(|value| value.bits().to_le_bytes().into_iter().take(T::CLASS.bytes()))
+            .collect();
         self.alloc_bytes(&bytes)
     }
 
@@ -71,7 +73,7 @@ impl Memory {
             return Err(fail((FaultKind::BadArgument, "predicates have no width in memory".to_owned())));
         }
         let place = self.place(address, count * wide).map_err(fail)?;
-        let bytes = self.read_bytes(place, count * wide).map_err(|trouble| fail(trouble))?;
+        let bytes = self.read_bytes(place, count * wide).map_err(fail)?;
         let value = |bytes: &[u8]| {
             let mut word = [0; 8];
             word[..wide].copy_from_slice(bytes);
@@ -85,7 +87,9 @@ impl Memory {
         let (number, offset) = ((address >> 32) as usize, (address & 0xffff_ffff) as usize);
         let found = number.checked_sub(1).and_then(|at| Some((at, self.allocations.get(at)?)));
         match found {
-            Some((allocation, found)) if offset + bytes <= found.bytes.len() => Ok(Place { allocation, offset }),
+            Some((allocation, found)) if offset + bytes <= found.bytes.len() => {
+                Ok(Place { allocation, offset })
+            }
             Some((allocation, found)) => Err((
                 FaultKind::OutOfBounds,
                 format!(
@@ -104,10 +108,14 @@ impl Memory {
     #[inline]
     pub(super) fn read_bytes(&self, place: Place, bytes: usize) -> Result<&[u8], Trouble> {
         let found = &self.allocations[place.allocation];
-        if let Some(at) = (place.offset..place.offset + bytes).find(|&at| found.written[at / 64] >> (at % 64) & 1 == 0)
+        if let Some(at) =
+            (place.offset..place.offset + bytes).find(|&at| found.written[at / 64] >> (at % 64) & 1 == 0)
         {
             let address = ((place.allocation as u64 + 1) << 32) + at as u64;
-            return Err((FaultKind::Uninitialized, format!("global memory at {address:#x} was never written")));
+            return Err((
+                FaultKind::Uninitialized,
+                format!("global memory at {address:#x} was never written"),
+            ));
         }
         Ok(&found.bytes[place.offset..place.offset + bytes])
     }
@@ -147,7 +155,12 @@ pub(super) fn peek(bytes: &[u8], written: &[u64], offset: usize, count: usize) -
 }
 
 /// Puts back what [`peek`] gave: bytes that nobody wrote are again such.
-pub(super) fn poke(bytes: &mut [u8], written: &mut [u64], (offset, count): (usize, usize), from: &([u8; 16], u16)) {
+pub(super) fn poke(
+    bytes: &mut [u8],
+    written: &mut [u64],
+    (offset, count): (usize, usize),
+    from: &([u8; 16], u16),
+) {
     bytes[offset..offset + count].copy_from_slice(&from.0[..count]);
     for at in 0..count {
         let (word, bit) = (&mut written[(offset + at) / 64], 1 << ((offset + at) % 64));

@@ -8,7 +8,7 @@
 //! | [`matrix`], [`tensor`] | arithmetic of fragments; boxes of tensors |
 //!
 //! Inside: `lower` makes flat code of a kernel; `grid` chooses who runs and when asynchronous operations complete, `exec` runs
-//! a slice of one `warp`; `access`, `lanes`, `sync`, `barrier`, `mbarrier`, `order`, `copies`, `fragments` and `wgmma` are the
+//! a slice of one `warp`; `access`, `lanes`, `sync`, `barrier`, `mbarrier`, `order`, `copies`, `bulk`, `fragments` and `wgmma` are the
 //! instructions; `flight` holds copies on their way. `clock` and `shadow` find what nothing orders; `stuck` explains why nothing
 //! goes on; `traffic` counts.
 //!
@@ -18,6 +18,7 @@
 
 mod access;
 mod barrier;
+mod bulk;
 mod clock;
 mod copies;
 mod exec;

@@ -170,6 +170,18 @@ impl Cell {
         Ok(())
     }
 
+    /// The same for each of its bytes.
+    fn bytes(&self, lists: &mut Vec<Vec<Read>>) -> [Self; 4] {
+        std::array::from_fn(|_| {
+            let mut byte = Self { split: 0, ..self.clone() };
+            if self.more != 0 {
+                lists.push(lists[self.more as usize - 1].clone());
+                byte.more = lists.len() as u32;
+            }
+            byte
+        })
+    }
+
     fn note(&mut self, write: bool, actor: &Actor<'_>, rooms: &mut Rooms<'_>) -> Result<(), Conflict> {
         if write { self.note_write(actor, rooms) } else { self.note_read(actor, rooms) }
     }
@@ -193,23 +205,15 @@ impl Shadow {
         let (mut at, end) = (offset, offset + bytes);
         while at < end {
             let upto = end.min((at & !3) + 4);
-            let page = self.pages[at / 1024].get_or_insert_with(|| vec![Cell::default(); 256].into_boxed_slice());
+            let page =
+                self.pages[at / 1024].get_or_insert_with(|| vec![Cell::default(); 256].into_boxed_slice());
             let cell = &mut page[at % 1024 / 4];
             let mut rooms = Rooms { lists: &mut self.lists, shape: self.shape };
             if upto - at == 4 && cell.split == 0 {
                 cell.note(write, actor, &mut rooms)?;
             } else {
                 if cell.split == 0 {
-                    let byte = Cell { more: 0, split: 0, ..cell.clone() };
-                    let mut bytes: [Cell; 4] = std::array::from_fn(|_| byte.clone());
-                    if cell.more != 0 {
-                        for byte in &mut bytes {
-                            let list = rooms.lists[cell.more as usize - 1].clone();
-                            rooms.lists.push(list);
-                            byte.more = rooms.lists.len() as u32;
-                        }
-                    }
-                    self.splits.push(bytes);
+                    self.splits.push(cell.bytes(rooms.lists));
                     cell.split = self.splits.len() as u32;
                 }
                 for byte in &mut self.splits[cell.split as usize - 1][at % 4..at % 4 + (upto - at)] {
@@ -222,19 +226,17 @@ impl Shadow {
     }
 
     /// Calls `each` with the last write to each word, or byte where they differ, from `offset` on.
-    pub(super) fn writes(&self, (offset, bytes): (usize, usize), mut each: impl FnMut(&Mark)) {
-        for at in (offset & !3..offset + bytes).step_by(4) {
+    pub(super) fn writes(&self, (offset, count): (usize, usize), mut each: impl FnMut(&Mark)) {
+        for at in (offset & !3..offset + count).step_by(4) {
             let Some(page) = &self.pages[at / 1024] else { continue };
             let cell = &page[at % 1024 / 4];
-            match cell.split {
-                0 => each(&cell.write),
-                split => {
-                    for (byte, cell) in self.splits[split as usize - 1].iter().enumerate() {
-                        if (offset..offset + bytes).contains(&(at + byte)) {
-                            each(&cell.write);
-                        }
-                    }
-                }
+            if cell.split == 0 {
+                each(&cell.write);
+                continue;
+            }
+            let bytes = self.splits[cell.split as usize - 1].iter().enumerate();
+            for (_, byte) in bytes.filter(|(byte, _)| (offset..offset + count).contains(&(at + byte))) {
+                each(&byte.write);
             }
         }
     }

@@ -71,7 +71,9 @@ impl Waiting<'_> {
         };
         let bytes = match (barrier.bytes, barrier.expecter) {
             (0, _) => String::new(),
-            (bytes, Some(pc)) => format!(", which waits for {bytes} more bytes, expected by {}", world.line(pc)),
+            (bytes, Some(pc)) => {
+                format!(", which waits for {bytes} more bytes, expected by {}", world.line(pc))
+            }
             (bytes, None) => format!(", which waits for {bytes} more bytes that nobody expected"),
         };
         format!("phase {phase} of the mbarrier at byte {offset} of shared memory{arrivals}{bytes}")

@@ -43,7 +43,9 @@ impl Exec<'_, '_> {
     fn special(&mut self, special: Special) -> Lanes {
         let cta = self.cluster.ctas[self.rank].id;
         let word = match special {
-            Special::Thread(0) => return std::array::from_fn(|lane| u64::from(self.warp.index) * 32 + lane as u64),
+            Special::Thread(0) => {
+                return std::array::from_fn(|lane| u64::from(self.warp.index) * 32 + lane as u64);
+            }
             Special::Lane => return std::array::from_fn(|lane| lane as u64),
             Special::Thread(_) => 0,
             Special::Block(0) => self.world.program.threads,

@@ -120,7 +120,8 @@ pub(super) struct Warp {
 
 impl Warp {
     pub(super) fn new(index: u32, program: &Program, cluster: u32) -> Self {
-        let mut regs = vec![[u64::from(super::memory::GARBAGE) * 0x0101_0101_0101_0101; 32]; program.registers];
+        let mut regs =
+            vec![[u64::from(super::memory::GARBAGE) * 0x0101_0101_0101_0101; 32]; program.registers];
         regs.extend(program.constants.iter().map(|&bits| [bits; 32]));
         let mut ready = vec![0; program.registers];
         ready.resize(regs.len(), FULL);
@@ -168,26 +169,21 @@ impl Warp {
 
     /// Joins groups at the same step, of which lanes that wait for lanes are one.
     pub(super) fn merge(&mut self) {
-        let mut at = 0;
-        while at < self.groups.len() {
-            let one = self.groups[at];
-            let joins = |wait| matches!(wait, Wait::None | Wait::Lanes);
-            let mut other = at + 1;
-            while other < self.groups.len() {
-                let two = self.groups[other];
-                if one.pc == two.pc && joins(one.wait) && joins(two.wait) {
-                    let group = &mut self.groups[at];
-                    group.mask |= two.mask;
-                    if two.wait == Wait::None || group.mask == FULL {
-                        group.wait = Wait::None;
+        let joins = |wait| matches!(wait, Wait::None | Wait::Lanes);
+        let mut merged: Vec<Group> = Vec::with_capacity(self.groups.len());
+        for &group in &self.groups {
+            let place = merged.iter_mut().find(|other| other.pc == group.pc && joins(other.wait));
+            match place {
+                Some(other) if joins(group.wait) => {
+                    other.mask |= group.mask;
+                    if group.wait == Wait::None || other.mask == FULL {
+                        other.wait = Wait::None;
                     }
-                    self.groups.swap_remove(other);
-                } else {
-                    other += 1;
                 }
+                _ => merged.push(group),
             }
-            at += 1;
         }
+        self.groups = merged;
     }
 
     /// A group that may go on: mostly the one that is furthest behind, so that lanes meet again.

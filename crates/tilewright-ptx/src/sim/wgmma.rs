@@ -5,8 +5,8 @@
 //! since the product is that of all four.
 
 use super::{
+    bulk::unfenced,
     clock::Clock,
-    copies::unfenced,
     exec::{Exec, Next},
     fault::{Fault, FaultKind, Trouble},
     lower::{Range, SHARED_BASE},
@@ -102,7 +102,9 @@ impl Exec<'_, '_> {
         warpgroup.arrived[place] = Some(arrival);
         if let Some(other) = warpgroup.arrived.iter().flatten().find(|other| **other != arrival) {
             let line = self.world.line(other.pc);
-            let message = format!("the warps of a warpgroup are at different wgmma, or bring other operands: {arrival:x?}, but {other:x?} at {line}");
+            let message = format!(
+                "the warps of a warpgroup are at different wgmma, or bring other operands: {arrival:x?}, but {other:x?} at {line}"
+            );
             return Err((FaultKind::Divergence, message));
         }
         if warpgroup.arrived.iter().any(Option::is_none) {
@@ -146,7 +148,10 @@ impl Exec<'_, '_> {
     /// What this warp brings, after its registers were checked.
     fn arrival(&mut self, left: Left, results: Range, operands: Range) -> Result<Arrival, Trouble> {
         if !self.world.program.threads.is_multiple_of(128) {
-            let message = format!("wgmma in a CTA of {} threads: expected whole warpgroups", self.world.program.threads);
+            let message = format!(
+                "wgmma in a CTA of {} threads: expected whole warpgroups",
+                self.world.program.threads
+            );
             return Err((FaultKind::BadArgument, message));
         }
         let inputs = if left == Left::Registers { 4 } else { 0 };
@@ -159,7 +164,10 @@ impl Exec<'_, '_> {
         let registers = sums.iter().chain(&self.world.program.regs(operands)[..inputs]);
         let products = &self.warp.products;
         if products.fences == 0 {
-            return Err((FaultKind::MissingWgmmaFence, "the first wgmma of a warp comes before any wgmma.fence".to_owned()));
+            return Err((
+                FaultKind::MissingWgmmaFence,
+                "the first wgmma of a warp comes before any wgmma.fence".to_owned(),
+            ));
         }
         for &reg in registers {
             if products.written.get(reg as usize).is_some_and(|&written| written > products.fences) {
@@ -168,7 +176,10 @@ impl Exec<'_, '_> {
             }
         }
         if let Some(&reg) = sums.iter().find(|&&reg| accumulate && self.warp.ready[reg as usize] != FULL) {
-            return Err((FaultKind::Uninitialized, format!("wgmma adds to {}, which was never written", self.name(reg))));
+            return Err((
+                FaultKind::Uninitialized,
+                format!("wgmma adds to {}, which was never written", self.name(reg)),
+            ));
         }
         Ok(Arrival { pc: self.pc, a, b, accumulate })
     }
@@ -190,7 +201,9 @@ impl Exec<'_, '_> {
         product.each_address(|address| {
             let offset = address.wrapping_sub(SHARED_BASE) as usize;
             if address < SHARED_BASE || offset + 16 > size {
-                let message = format!("a matrix descriptor leads to {address:#x}: byte {offset} of {size} of shared memory");
+                let message = format!(
+                    "a matrix descriptor leads to {address:#x}: byte {offset} of {size} of shared memory"
+                );
                 return Err((FaultKind::OutOfBounds, message));
             }
             let shadow = &mut cta.shared.shadow;
@@ -273,7 +286,8 @@ impl Product {
                 .flat_map(|warp| matrix::rows_of(&inputs.map(|reg| warp.regs[reg as usize])))
                 .collect(),
         };
-        let take = |warp: &Warp| -> Vec<Lanes> { self.sums.iter().map(|&reg| warp.regs[reg as usize]).collect() };
+        let take =
+            |warp: &Warp| -> Vec<Lanes> { self.sums.iter().map(|&reg| warp.regs[reg as usize]).collect() };
         let mut sums: Vec<Vec<Lanes>> = cta.warps[4 * group..4 * group + 4].iter().map(take).collect();
         let [s0, s1, s2, s3] = &mut sums[..] else { return Ok(()) };
         matrix::wgmma(self.elements, &a, &b, [s0, s1, s2, s3], self.accumulate);

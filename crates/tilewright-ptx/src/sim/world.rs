@@ -212,7 +212,13 @@ impl Cluster {
     }
 
     /// Where bytes of shared memory are: those of the CTA of that rank, or with `remote` of any CTA of the cluster.
-    pub(super) fn shared_spot(&self, rank: usize, address: u32, bytes: usize, remote: bool) -> Result<Spot, Trouble> {
+    pub(super) fn shared_spot(
+        &self,
+        rank: usize,
+        address: u32,
+        bytes: usize,
+        remote: bool,
+    ) -> Result<Spot, Trouble> {
         let (window, low) = ((address >> 24) as usize, address & 0xff_ffff);
         let owner = if window == 0 { rank } else { window - 1 };
         let offset = low.wrapping_sub(SHARED_BASE) as usize;
@@ -221,11 +227,16 @@ impl Cluster {
         if owner >= self.ctas.len() || !fits || (window != 0 && !remote) {
             let offset = i64::from(low) - i64::from(SHARED_BASE);
             let what = if window != 0 && !remote { ", an address of another CTA" } else { "" };
-            let message = format!("{bytes} bytes at {address:#x}{what}: byte {offset} of {size} bytes of shared memory");
+            let message = format!(
+                "{bytes} bytes at {address:#x}{what}: byte {offset} of {size} bytes of shared memory"
+            );
             return Err((FaultKind::OutOfBounds, message));
         }
         if owner != rank && !self.ctas[owner].warps.iter().any(Warp::live) && window != 0 {
-            return Err((FaultKind::OutOfBounds, format!("shared memory of CTA {owner} of the cluster, which has ended")));
+            return Err((
+                FaultKind::OutOfBounds,
+                format!("shared memory of CTA {owner} of the cluster, which has ended"),
+            ));
         }
         Ok(Spot::Shared(owner, offset))
     }
@@ -245,8 +256,9 @@ impl World<'_> {
         let threads = self.program.threads * self.program.cluster;
         if other.who >= threads {
             let what = if wrote { "writes" } else { "reads" };
-            let message =
-                format!("{spot} is {mine} while nobody waited for the asynchronous operation of {line} that {what} it");
+            let message = format!(
+                "{spot} is {mine} while nobody waited for the asynchronous operation of {line} that {what} it"
+            );
             return (FaultKind::InFlight, message);
         }
         let (thread, rank) = (other.who % self.program.threads, other.who / self.program.threads);
