@@ -1,0 +1,158 @@
+//! Named barriers of a CTA, and the barrier of a cluster.
+
+use super::{
+    clock::Clock,
+    exec::{Exec, Next},
+    fault::{FaultKind, Trouble},
+    lower::Range,
+    warp::{FULL, Wait},
+};
+use std::rc::Rc;
+
+/// One of the 16 barriers of a CTA.
+#[derive(Debug)]
+pub(super) struct Named {
+    /// Threads that arrived, of those that are expected.
+    pub(super) arrived: u32,
+    pub(super) expected: u32,
+    /// The instruction that arrived first.
+    first: u32,
+    clock: Option<Clock>,
+}
+
+/// The barrier of a cluster.
+#[derive(Debug)]
+pub(super) struct ClusterBarrier {
+    /// Phases that are over.
+    pub(super) phase: u64,
+    /// Warps that arrived in this one.
+    pub(super) arrived: u32,
+    clock: Clock,
+    done: Rc<Clock>,
+}
+
+impl Named {
+    pub(super) fn new() -> Self {
+        Self { arrived: 0, expected: 0, first: 0, clock: None }
+    }
+}
+
+impl ClusterBarrier {
+    pub(super) fn new() -> Self {
+        let nobody = Clock::new(u32::MAX);
+        Self { phase: 0, arrived: 0, done: Rc::new(nobody.clone()), clock: nobody }
+    }
+
+    /// Ends the phase when all that still run arrived.
+    fn settle(&mut self, live: u32) -> bool {
+        let over = self.arrived > 0 && self.arrived >= live;
+        if over {
+            self.phase += 1;
+            self.arrived = 0;
+            self.done = Rc::new(self.clock.clone());
+        }
+        over
+    }
+}
+
+impl Exec<'_, '_> {
+    /// `barrier.sync` and `barrier.arrive`, by a whole warp.
+    pub(super) fn named(&mut self, operands: Range, waits: bool) -> Result<Next, Trouble> {
+        let id = self.uniform(operands, 0, "the barrier")? as usize;
+        let expected = self.uniform(operands, 1, "the threads of the barrier")? as u32;
+        let threads = self.world.program.threads;
+        if id >= 16 {
+            return Err((FaultKind::BadArgument, format!("barrier {id}: a CTA has 16")));
+        }
+        if expected == 0 || !expected.is_multiple_of(32) || expected > threads {
+            let message =
+                format!("barrier {id} for {expected} threads: expected a multiple of 32 up to {threads}");
+            return Err((FaultKind::BadArgument, message));
+        }
+        let (cluster, first, pc) = (self.cluster.id, self.first() as usize, self.pc);
+        let barrier = &mut self.cluster.ctas[self.rank].barriers[id];
+        if barrier.arrived == 0 {
+            (barrier.expected, barrier.first) = (expected, pc);
+        }
+        if barrier.expected != expected {
+            let other = (barrier.expected, self.world.line(barrier.first));
+            let message = format!("barrier {id} for {expected} threads, but for {} at {}", other.0, other.1);
+            return Err((FaultKind::WrongArrivalCount, message));
+        }
+        barrier.arrived += 32;
+        let clock = barrier.clock.get_or_insert_with(|| Clock::new(cluster));
+        self.warp.known.release(FULL, (cluster, first), clock);
+        self.world.progress += 1;
+        if barrier.arrived < expected {
+            return Ok(if waits { Next::Rest(Wait::Barrier(id)) } else { Next::Advance });
+        }
+        barrier.arrived = 0;
+        let done = Rc::new(barrier.clock.take().unwrap_or_default());
+        for warp in &mut self.cluster.ctas[self.rank].warps {
+            for group in &mut warp.groups {
+                if group.wait == Wait::Barrier(id) {
+                    group.wait = Wait::None;
+                    warp.known.replace(&done);
+                    warp.awake = true;
+                }
+            }
+        }
+        if waits {
+            self.warp.known.replace(&done);
+        }
+        Ok(Next::Advance)
+    }
+
+    pub(super) fn cluster_arrive(&mut self) -> Result<(), Trouble> {
+        if self.warp.cluster_arrivals > self.warp.cluster_waits {
+            let message = "a second arrival at the cluster's barrier without a wait between".to_owned();
+            return Err((FaultKind::WrongArrivalCount, message));
+        }
+        self.warp.cluster_arrivals = self.cluster.barrier.phase + 1;
+        self.warp.cluster_waits = self.cluster.barrier.phase;
+        self.cluster.barrier.arrived += 1;
+        let first = (self.cluster.id, self.first() as usize);
+        self.warp.known.release(FULL, first, &mut self.cluster.barrier.clock);
+        self.settle_cluster();
+        Ok(())
+    }
+
+    pub(super) fn cluster_wait(&mut self) -> Result<Next, Trouble> {
+        if self.warp.cluster_arrivals == self.warp.cluster_waits {
+            let message = "a wait for the cluster's barrier without an arrival before".to_owned();
+            return Err((FaultKind::WrongArrivalCount, message));
+        }
+        if self.cluster.barrier.phase < self.warp.cluster_arrivals {
+            return Ok(Next::Again(Wait::Cluster));
+        }
+        self.warp.cluster_waits = self.warp.cluster_arrivals;
+        self.warp.known.acquire(FULL, &self.cluster.barrier.done);
+        Ok(Next::Advance)
+    }
+
+    /// After an arrival, or the end of a warp.
+    fn settle_cluster(&mut self) {
+        self.world.progress += 1;
+        let others = self.cluster.ctas.iter().flat_map(|cta| &cta.warps).filter(|warp| warp.live()).count();
+        let live = others as u32 + u32::from(self.warp.live());
+        if self.cluster.barrier.settle(live) {
+            self.cluster.wake();
+            self.warp.wake();
+        }
+    }
+
+    /// What the end of a warp means for those that are left.
+    pub(super) fn end_of_warp(&mut self) -> Result<(), Trouble> {
+        self.settle_cluster();
+        let last = !self.cluster.ctas[self.rank].warps.iter().any(super::warp::Warp::live);
+        if last
+            && let Some(flight) = self.cluster.ctas[self.rank].flights.iter().find(|flight| flight.is_load())
+        {
+            let line = self.world.line(flight.pc);
+            let message =
+                format!("the CTA ends before the copy of {line} into its shared memory is complete");
+            return Err((FaultKind::InFlight, message));
+        }
+        Ok(())
+    }
+}

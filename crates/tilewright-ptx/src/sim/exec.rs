@@ -1,0 +1,353 @@
+//! Executes the steps of one warp, a slice at a time.
+
+use super::{
+    clock::Clock,
+    fault::{Fault, FaultKind, Trouble},
+    lower::{Code, Range},
+    shadow::{Actor, Mark},
+    warp::{FULL, Group, Wait, Warp},
+    world::{Cluster, Cta, Spot, World},
+};
+use crate::isa::{Op, matrix::Matrix, pure::Lanes};
+use std::rc::Rc;
+
+/// A warp at work: taken out of its CTA, beside all that it can reach.
+pub(super) struct Exec<'a, 'm> {
+    pub(super) world: &'a mut World<'m>,
+    pub(super) cluster: &'a mut Cluster,
+    /// The rank of its CTA.
+    pub(super) rank: usize,
+    pub(super) warp: &'a mut Warp,
+    /// The group at work.
+    pub(super) group: usize,
+    pub(super) pc: u32,
+    pub(super) mask: u32,
+    /// The lanes that a fault blames.
+    pub(super) culprit: u32,
+}
+
+/// What comes after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// The next.
+    Advance,
+    /// The next, when a wait is over.
+    Rest(Wait),
+    /// The same again, when a wait is over.
+    Again(Wait),
+    /// The same again, later.
+    Yield,
+}
+
+impl Exec<'_, '_> {
+    /// Executes up to `budget` steps.
+    pub(super) fn slice(&mut self, mut budget: u32) -> Result<(), Fault> {
+        while budget > 0 {
+            let Some(group) = self.warp.choose(&mut self.world.rng) else {
+                self.warp.awake = false;
+                return self.check_lanes();
+            };
+            self.group = group;
+            // alone until it waits or ends; among others one step at a time, since any may be the next
+            let steps = if self.warp.groups.len() == 1 { budget } else { 1 };
+            let (done, yielded) = self.steps(steps)?;
+            budget -= done.min(budget);
+            if yielded {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Executes up to `steps` steps of one group: how many, and whether it would rather not go on.
+    fn steps(&mut self, steps: u32) -> Result<(u32, bool), Fault> {
+        for done in 1..=steps {
+            let group = self.warp.groups[self.group];
+            (self.pc, self.mask, self.culprit) = (group.pc, group.mask, group.mask);
+            if group.mask != FULL && self.world.program.aligned[group.pc as usize] {
+                self.warp.groups[self.group].wait = Wait::Lanes;
+                self.warp.merge();
+                return Ok((done, false));
+            }
+            self.world.report.warp_instructions += 1;
+            self.world.report.thread_instructions += u64::from(group.mask.count_ones());
+            match self.step(group) {
+                Err(trouble) => return Err(self.fault(trouble)),
+                Ok(false) => {}
+                Ok(true) => return Ok((done, !self.moved(group))),
+            }
+        }
+        Ok((steps, false))
+    }
+
+    /// Whether the group that was `before` is elsewhere, or another.
+    fn moved(&self, before: Group) -> bool {
+        self.warp.groups.get(self.group).is_none_or(|now| *now != before)
+    }
+
+    /// One step: whether the group has to be chosen anew.
+    fn step(&mut self, group: Group) -> Result<bool, Trouble> {
+        let next = match self.world.program.code[group.pc as usize] {
+            Code::Pure(op, d, args, count) => {
+                self.check_read(&args[..usize::from(count)])?;
+                let regs = &self.warp.regs;
+                let [a, b, c, e] = args.map(|at| &regs[at as usize]);
+                let out = op.eval([a, b, c, e]);
+                self.write(d, &out)?;
+                Next::Advance
+            }
+            Code::Move(d, a) => {
+                self.check_read(&[a])?;
+                let out = self.warp.regs[a as usize];
+                self.write(d, &out)?;
+                Next::Advance
+            }
+            Code::Jump(to) => {
+                self.warp.groups[self.group].pc = to;
+                return Ok(self.joined());
+            }
+            Code::Branch(p, when, to) => {
+                self.check_read(&[p])?;
+                return Ok(self.branch(p, when, to));
+            }
+            Code::Op(op, results, operands) => self.op(op, results, operands)?,
+            Code::End => {
+                self.check_unread()?;
+                self.warp.groups.swap_remove(self.group);
+                self.world.progress += 1;
+                if !self.warp.live() {
+                    self.end_of_warp()?;
+                }
+                return Ok(true);
+            }
+        };
+        let group = &mut self.warp.groups[self.group];
+        match next {
+            Next::Advance => {
+                group.pc += 1;
+                group.give_up = false;
+                Ok(self.joined())
+            }
+            Next::Rest(wait) => {
+                group.pc += 1;
+                group.wait = wait;
+                Ok(true)
+            }
+            Next::Again(wait) => {
+                group.wait = wait;
+                Ok(true)
+            }
+            Next::Yield => Ok(true),
+        }
+    }
+
+    /// After a move: merges with who is there. Whether groups changed.
+    fn joined(&mut self) -> bool {
+        if self.warp.groups.len() == 1 {
+            return false;
+        }
+        self.warp.merge();
+        true
+    }
+
+    fn branch(&mut self, p: u32, when: bool, to: u32) -> bool {
+        let lanes = &self.warp.regs[p as usize];
+        let taken = (0..32).fold(0, |taken, lane| taken | u32::from((lanes[lane] & 1 != 0) == when) << lane)
+            & self.mask;
+        let group = &mut self.warp.groups[self.group];
+        if taken == self.mask {
+            group.pc = to;
+            return self.joined();
+        }
+        group.pc += 1;
+        if taken == 0 {
+            return self.joined();
+        }
+        group.mask &= !taken;
+        self.warp.groups.push(Group { pc: to, mask: taken, wait: Wait::None, give_up: false });
+        self.warp.merge();
+        true
+    }
+
+    fn op(&mut self, op: Op, results: Range, operands: Range) -> Result<Next, Trouble> {
+        let wgmma = matches!(op, Op::Matrix(Matrix::Wgmma { .. }));
+        if !wgmma {
+            self.check_read(self.world.program.regs(operands))?;
+        }
+        match op {
+            Op::Memory(op) => self.memory(op, results, operands),
+            Op::Warp(op) => self.lanes(op, results, operands),
+            Op::Sync(op) => self.sync(op, results, operands),
+            Op::Copy(op) => self.copy(op, operands),
+            Op::Matrix(op) => self.matrix(op, results, operands),
+            Op::Pure(_) | Op::Move(_) | Op::Param(_) | Op::ParamAddress(_) | Op::SharedAddress(_) => {
+                Err((FaultKind::BadArgument, format!("{op:?} is no step of its own")))
+            }
+        }
+    }
+
+    /// Whether registers may be read: written, and no sums of a product in flight.
+    #[inline]
+    pub(super) fn check_read(&self, regs: &[u32]) -> Result<(), Trouble> {
+        for &reg in regs {
+            if self.warp.ready[reg as usize] & self.mask != self.mask {
+                return Err((
+                    FaultKind::Uninitialized,
+                    format!("register {} was never written", self.name(reg)),
+                ));
+            }
+            if self.warp.products.issued != self.warp.products.waited {
+                self.check_sums(reg, "read")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of a register.
+    pub(super) fn name(&self, reg: u32) -> &str {
+        self.world.program.names.get(reg as usize).map_or("of a constant", String::as_str)
+    }
+
+    /// Writes a register in the lanes at work.
+    #[inline]
+    pub(super) fn write(&mut self, reg: u32, value: &Lanes) -> Result<(), Trouble> {
+        let at = reg as usize;
+        if self.world.program.wgmma {
+            self.check_write(reg)?;
+        }
+        self.warp.ready[at] |= self.mask;
+        let into = &mut self.warp.regs[at];
+        if self.mask == FULL {
+            *into = *value;
+        } else {
+            for lane in 0..32 {
+                if self.mask >> lane & 1 != 0 {
+                    into[lane] = value[lane];
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Lanes of an operand.
+    pub(super) fn operand(&self, operands: Range, at: usize) -> &Lanes {
+        &self.warp.regs[self.world.program.regs(operands)[at] as usize]
+    }
+
+    /// The result register.
+    pub(super) fn result(&self, results: Range) -> u32 {
+        self.world.program.regs(results)[0]
+    }
+
+    /// The lanes at work.
+    pub(super) fn active(&self) -> impl Iterator<Item = usize> + use<> {
+        let mask = self.mask;
+        (0..32).filter(move |lane| mask >> lane & 1 != 0)
+    }
+
+    /// The addresses that the operands from `at` on say, of 32 or 64 bits.
+    pub(super) fn addresses(&self, operands: Range, at: usize, wide: bool) -> Lanes {
+        let (base, offset) = (self.operand(operands, at), self.operand(operands, at + 1));
+        let low = if wide { !0 } else { 0xffff_ffff };
+        std::array::from_fn(|lane| base[lane].wrapping_add(offset[lane]) & low)
+    }
+
+    /// An operand that all lanes at work have to agree on.
+    pub(super) fn uniform(&mut self, operands: Range, at: usize, what: &str) -> Result<u64, Trouble> {
+        let lanes = *self.operand(operands, at);
+        let first = lanes[self.mask.trailing_zeros() as usize];
+        match self.active().find(|&lane| lanes[lane] != first) {
+            Some(lane) => Err((
+                FaultKind::Divergence,
+                format!("lanes disagree about {what}: {first:#x} and {:#x} of lane {lane}", lanes[lane]),
+            )),
+            None => Ok(first),
+        }
+    }
+
+    pub(super) fn cta(&mut self) -> &mut Cta {
+        &mut self.cluster.ctas[self.rank]
+    }
+
+    /// The number of lane 0 among the threads of the cluster.
+    pub(super) fn first(&self) -> u32 {
+        self.rank as u32 * self.world.program.threads + 32 * self.warp.index
+    }
+
+    /// The mark of a lane's access.
+    pub(super) fn mark(&self, lane: usize, strength: u8) -> Mark {
+        let who = self.first() + lane as u32;
+        Mark { cluster: self.cluster.id, who, count: self.warp.known.counts[lane], pc: self.pc, strength }
+    }
+
+    /// Notes a lane's access, which is remembered as `mark`.
+    pub(super) fn note(
+        &mut self,
+        write: bool,
+        (spot, bytes): (Spot, usize),
+        lane: usize,
+        mark: Mark,
+    ) -> Result<(), Trouble> {
+        let me = (self.cluster.id, self.first() + lane as u32);
+        let actor = Actor { clock: self.warp.known.of(lane), me, mark };
+        let noted = match spot {
+            Spot::Global(place) => {
+                self.world.shadows[place.allocation].note(write, (place.offset, bytes), &actor)
+            }
+            Spot::Shared(rank, offset) => {
+                self.cluster.ctas[rank].shared.shadow.note(write, (offset, bytes), &actor)
+            }
+        };
+        noted.map_err(|conflict| {
+            self.culprit = 1 << lane;
+            self.world.conflict(conflict, write, spot)
+        })
+    }
+
+    /// Makes what lanes did and know known.
+    pub(super) fn release(&mut self, mask: u32, into: &mut Clock) {
+        let first = (self.cluster.id, self.first() as usize);
+        self.warp.known.release(mask, first, into);
+    }
+
+    /// All lanes of the warp know what any of them did.
+    pub(super) fn sync_lanes(&mut self) {
+        let mut all = Clock::new(self.cluster.id);
+        self.release(FULL, &mut all);
+        self.warp.known.replace(&Rc::new(all));
+    }
+
+    /// A mistake of the lanes at work.
+    pub(super) fn fault(&self, (kind, message): Trouble) -> Fault {
+        Fault {
+            kind,
+            message,
+            at: self.world.program.at.get(self.pc as usize).copied(),
+            cta: self.cluster.ctas[self.rank].id,
+            warp: self.warp.index,
+            lanes: self.culprit,
+        }
+    }
+
+    /// When no lane goes on: whether those that wait for lanes wait in vain.
+    fn check_lanes(&mut self) -> Result<(), Fault> {
+        let groups = &self.warp.groups;
+        if groups.is_empty() || groups.iter().any(|group| group.wait != Wait::Lanes) {
+            return Ok(());
+        }
+        let (pc, mask) = (groups[0].pc, groups[0].mask);
+        let others: Vec<String> = groups[1..]
+            .iter()
+            .map(|group| format!("lanes {:#x} wait at {}", group.mask, self.world.line(group.pc)))
+            .collect();
+        let live = groups.iter().fold(0, |live, group| live | group.mask);
+        let ended = (live != FULL).then(|| format!("lanes {:#x} have ended", !live));
+        let why: Vec<String> = others.into_iter().chain(ended).collect();
+        (self.pc, self.culprit) = (pc, mask);
+        let message = format!(
+            "an instruction for the whole warp is executed by lanes {mask:#x} only: {}",
+            why.join(", ")
+        );
+        Err(self.fault((FaultKind::Divergence, message)))
+    }
+}

@@ -1,0 +1,74 @@
+//! Shuffles, votes, reductions and matches among the lanes of a warp.
+
+use super::{
+    exec::{Exec, Next},
+    fault::Trouble,
+    lower::Range,
+};
+use crate::isa::{
+    pure::Lanes,
+    warp::{Shuffle, Warp, WarpReduction},
+};
+
+impl Exec<'_, '_> {
+    pub(super) fn lanes(&mut self, op: Warp, results: Range, operands: Range) -> Result<Next, Trouble> {
+        let out: Lanes = match op {
+            Warp::Shuffle(kind) => shuffled(kind, self.operand(operands, 0), self.operand(operands, 1)),
+            Warp::Ballot => [u64::from(votes(self.operand(operands, 0))); 32],
+            Warp::Any => [u64::from(votes(self.operand(operands, 0)) != 0); 32],
+            Warp::All => [u64::from(votes(self.operand(operands, 0)) == !0); 32],
+            Warp::Reduce(kind) => [reduced(kind, self.operand(operands, 0)); 32],
+            Warp::Match => {
+                let a = self.operand(operands, 0);
+                a.map(|word| {
+                    a.iter()
+                        .enumerate()
+                        .fold(0, |same, (lane, other)| same | u64::from(*other == word) << lane)
+                })
+            }
+            Warp::Elect => {
+                let elected = self.world.rng.below(32);
+                std::array::from_fn(|lane| u64::from(lane == elected))
+            }
+            Warp::ActiveMask => [u64::from(self.mask); 32],
+            Warp::Sync => {
+                self.sync_lanes();
+                return Ok(Next::Advance);
+            }
+        };
+        self.write(self.result(results), &out)?;
+        Ok(Next::Advance)
+    }
+}
+
+fn votes(p: &Lanes) -> u32 {
+    p.iter().enumerate().fold(0, |votes, (lane, p)| votes | ((*p & 1) as u32) << lane)
+}
+
+fn shuffled(kind: Shuffle, a: &Lanes, which: &Lanes) -> Lanes {
+    std::array::from_fn(|lane| {
+        let by = (which[lane] & 31) as usize;
+        let from = match kind {
+            Shuffle::Index => by,
+            Shuffle::Butterfly => lane ^ by,
+            Shuffle::Up => lane.checked_sub(by).unwrap_or(lane),
+            Shuffle::Down => Some(lane + by).filter(|&from| from < 32).unwrap_or(lane),
+        };
+        a[from]
+    })
+}
+
+fn reduced(kind: WarpReduction, a: &Lanes) -> u64 {
+    let words = a.iter().map(|&word| word as u32);
+    let result = match kind {
+        WarpReduction::Add => words.reduce(u32::wrapping_add),
+        WarpReduction::MinU32 => words.min(),
+        WarpReduction::MaxU32 => words.max(),
+        WarpReduction::MinS32 => words.map(u32::cast_signed).min().map(i32::cast_unsigned),
+        WarpReduction::MaxS32 => words.map(u32::cast_signed).max().map(i32::cast_unsigned),
+        WarpReduction::And => words.reduce(|a, b| a & b),
+        WarpReduction::Or => words.reduce(|a, b| a | b),
+        WarpReduction::Xor => words.reduce(|a, b| a ^ b),
+    };
+    u64::from(result.unwrap_or(0))
+}

@@ -1,0 +1,299 @@
+//! A kernel as flat code: branches instead of blocks, and constants in registers of their own behind the kernel's.
+
+use super::{
+    Arg,
+    fault::{Fault, FaultKind},
+    tensor::TensorMap,
+};
+use crate::{
+    ir::{Block, Condition, Inst, Kernel, Operand, ParamKind, Stmt},
+    isa::{
+        Op,
+        matrix::Matrix,
+        pure::Pure,
+        types::{Class, Scalar},
+    },
+};
+use std::{collections::HashMap, panic::Location};
+
+/// One step. Registers are places in a warp's file.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Code {
+    /// Computes; the last number is how many of the arguments count.
+    Pure(Pure, u32, [u32; 4], u8),
+    /// Copies a register.
+    Move(u32, u32),
+    /// All lanes go on elsewhere.
+    Jump(u32),
+    /// Lanes where the register is as told go on elsewhere.
+    Branch(u32, bool, u32),
+    /// All others: results and operands are ranges of the pool.
+    Op(Op, Range, Range),
+    /// The lanes are done.
+    End,
+}
+
+/// A range of [`Program::pool`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Range(u32, u32);
+
+/// Addresses of tensor maps begin here, and are 128 apart.
+const MAPS: u64 = 0x7f00_0000_0000_0000;
+
+/// Where the shared memory of a CTA begins; what is below belongs to the system.
+pub(super) const SHARED_BASE: u32 = 1024;
+
+/// A kernel with its arguments, ready to run.
+#[derive(Debug, Clone)]
+pub(super) struct Program {
+    pub(super) code: Vec<Code>,
+    /// Whether the whole warp has to be there, for each step.
+    pub(super) aligned: Vec<bool>,
+    /// The line of each step.
+    pub(super) at: Vec<&'static Location<'static>>,
+    pool: Vec<u32>,
+    /// What the registers behind the kernel's hold.
+    pub(super) constants: Vec<u64>,
+    /// The registers of the kernel.
+    pub(super) registers: usize,
+    /// Their names.
+    pub(super) names: Vec<String>,
+    pub(super) shared_bytes: usize,
+    /// Threads of a CTA.
+    pub(super) threads: u32,
+    /// CTAs of a cluster.
+    pub(super) cluster: u32,
+    /// Whether there is a `wgmma`, so that registers can be in flight.
+    pub(super) wgmma: bool,
+    maps: Vec<Option<TensorMap>>,
+}
+
+fn bad(message: String) -> Fault {
+    Fault::of_launch(FaultKind::BadArgument, message)
+}
+
+impl Program {
+    /// Of a kernel and its arguments.
+    pub(super) fn new(kernel: &Kernel, args: &[Arg]) -> Result<Self, Fault> {
+        if kernel.threads == 0 || !kernel.threads.is_multiple_of(32) || kernel.threads > 1024 {
+            return Err(bad(format!("{} threads: expected a multiple of 32 up to 1024", kernel.threads)));
+        }
+        if kernel.cluster == 0 || kernel.cluster > 16 {
+            return Err(bad(format!("a cluster of {} CTAs: expected 1..=16", kernel.cluster)));
+        }
+        let params = params(kernel, args)?;
+        let (starts, shared_bytes) = kernel.shared_layout();
+        let mut lower = Lower {
+            starts: &starts,
+            params: &params,
+            first: kernel.registers.len() as u32,
+            constants: HashMap::new(),
+            program: Self {
+                code: Vec::new(),
+                aligned: Vec::new(),
+                at: Vec::new(),
+                pool: Vec::new(),
+                constants: Vec::new(),
+                registers: kernel.registers.len(),
+                names: kernel.registers.iter().map(|register| register.name.clone()).collect(),
+                shared_bytes,
+                threads: kernel.threads,
+                cluster: kernel.cluster,
+                wgmma: false,
+                maps: args
+                    .iter()
+                    .map(|arg| if let Arg::TensorMap(map) = arg { Some(map.clone()) } else { None })
+                    .collect(),
+            },
+        };
+        lower.block(&kernel.body, &mut Vec::new())?;
+        lower.push(Code::End, lower.program.at.last().copied().unwrap_or(Location::caller()));
+        Ok(lower.program)
+    }
+
+    /// The registers of a range.
+    #[inline]
+    pub(super) fn regs(&self, range: Range) -> &[u32] {
+        &self.pool[range.0 as usize..range.1 as usize]
+    }
+
+    /// The tensor map at an address.
+    pub(super) fn map(&self, address: u64) -> Option<&TensorMap> {
+        let offset = address.checked_sub(MAPS)?;
+        if offset % 128 != 0 {
+            return None;
+        }
+        self.maps.get((offset / 128) as usize)?.as_ref()
+    }
+}
+
+/// The bits of each parameter's register.
+fn params(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u64>, Fault> {
+    if args.len() != kernel.params.len() {
+        return Err(bad(format!(
+            "{} arguments: {} has {} parameters",
+            args.len(),
+            kernel.name,
+            kernel.params.len()
+        )));
+    }
+    let bits = |(at, (param, arg)): (usize, (&crate::ir::Param, &Arg))| {
+        let (class, bits) = match arg {
+            Arg::U32(value) => (Class::B32, value.bits()),
+            Arg::I32(value) => (Class::B32, value.bits()),
+            Arg::F32(value) => (Class::B32, value.bits()),
+            Arg::U64(value) => (Class::B64, *value),
+            Arg::TensorMap(map) => {
+                map.check().map_err(|why| bad(format!("tensor map {}: {why}", param.name)))?;
+                if param.kind != ParamKind::TensorMap {
+                    return Err(bad(format!(
+                        "parameter {} is {:?}, but a tensor map came",
+                        param.name, param.kind
+                    )));
+                }
+                return Ok(MAPS + 128 * at as u64);
+            }
+        };
+        if param.kind != ParamKind::Value(class) {
+            return Err(bad(format!("parameter {} is {:?}, but {arg:?} came", param.name, param.kind)));
+        }
+        Ok(bits)
+    };
+    kernel.params.iter().zip(args).enumerate().map(bits).collect()
+}
+
+struct Lower<'a> {
+    starts: &'a [usize],
+    params: &'a [u64],
+    /// The place of the first constant.
+    first: u32,
+    constants: HashMap<u64, u32>,
+    program: Program,
+}
+
+impl Lower<'_> {
+    fn push(&mut self, code: Code, at: &'static Location<'static>) -> usize {
+        let aligned = matches!(code, Code::Op(op, ..) if op.form().aligned);
+        self.program.code.push(code);
+        self.program.aligned.push(aligned);
+        self.program.at.push(at);
+        self.program.code.len() - 1
+    }
+
+    fn here(&self) -> u32 {
+        self.program.code.len() as u32
+    }
+
+    /// Jumps and branches at these places lead here.
+    fn land(&mut self, from: &[usize]) {
+        let here = self.here();
+        for &at in from {
+            match &mut self.program.code[at] {
+                Code::Jump(to) | Code::Branch(_, _, to) => *to = here,
+                _ => {}
+            }
+        }
+    }
+
+    fn constant(&mut self, bits: u64) -> u32 {
+        let next = self.first + self.program.constants.len() as u32;
+        let place = *self.constants.entry(bits).or_insert(next);
+        if place == next {
+            self.program.constants.push(bits);
+        }
+        place
+    }
+
+    fn operand(&mut self, operand: Operand) -> u32 {
+        match operand {
+            Operand::Reg(reg) => reg.0,
+            Operand::Const(bits) => self.constant(bits),
+        }
+    }
+
+    /// Lowers a block; `breaks` collects the branches that leave the innermost loop.
+    fn block(&mut self, block: &Block, breaks: &mut Vec<usize>) -> Result<(), Fault> {
+        let branch =
+            |condition: &Condition, when: bool| Code::Branch(condition.reg.0, condition.holds == when, 0);
+        for stmt in block {
+            match stmt {
+                Stmt::Inst(inst) => self.inst(inst)?,
+                Stmt::If { condition, then, otherwise, at } => {
+                    let skip = self.push(branch(condition, false), at);
+                    self.block(then, breaks)?;
+                    if otherwise.is_empty() {
+                        self.land(&[skip]);
+                        continue;
+                    }
+                    let end = self.push(Code::Jump(0), at);
+                    self.land(&[skip]);
+                    self.block(otherwise, breaks)?;
+                    self.land(&[end]);
+                }
+                Stmt::Loop { body, at } => {
+                    let (top, mut ends) = (self.here(), Vec::new());
+                    self.block(body, &mut ends)?;
+                    self.push(Code::Jump(top), at);
+                    self.land(&ends);
+                }
+                Stmt::Break { condition, at } => breaks.push(self.push(branch(condition, true), at)),
+                Stmt::Comment(_) => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn inst(&mut self, inst: &Inst) -> Result<(), Fault> {
+        let missing =
+            || bad(format!("{:?} at {} lacks an operand or names what is not there", inst.op, inst.at));
+        let result = || inst.results.first().map(|reg| reg.0).ok_or_else(missing);
+        let code = match inst.op {
+            Op::Pure(op) => {
+                let mut args = [0; 4];
+                if inst.operands.len() != op.operands().len() {
+                    return Err(missing());
+                }
+                for (arg, operand) in args.iter_mut().zip(&inst.operands) {
+                    *arg = self.operand(*operand);
+                }
+                Code::Pure(op, result()?, args, inst.operands.len() as u8)
+            }
+            Op::Move(_) => {
+                let from = self.operand(*inst.operands.first().ok_or_else(missing)?);
+                Code::Move(result()?, from)
+            }
+            Op::Param(at) | Op::ParamAddress(at) => {
+                let bits = *self.params.get(at).ok_or_else(missing)?;
+                Code::Move(result()?, self.constant(bits))
+            }
+            Op::SharedAddress(at) => {
+                let start = *self.starts.get(at).ok_or_else(missing)?;
+                Code::Move(result()?, self.constant(u64::from(SHARED_BASE) + start as u64))
+            }
+            op => {
+                self.program.wgmma |= matches!(op, Op::Matrix(Matrix::Wgmma { .. }));
+                let form = op.form();
+                let slots: usize = form
+                    .operands
+                    .iter()
+                    .map(|slot| if matches!(slot, crate::isa::Slot::Address(_)) { 2 } else { 1 })
+                    .sum();
+                if (form.results.len(), slots) != (inst.results.len(), inst.operands.len()) {
+                    return Err(missing());
+                }
+                let results: Vec<u32> = inst.results.iter().map(|reg| reg.0).collect();
+                let operands: Vec<u32> = inst.operands.iter().map(|operand| self.operand(*operand)).collect();
+                let (results, operands) = (self.range(&results), self.range(&operands));
+                Code::Op(op, results, operands)
+            }
+        };
+        self.push(code, inst.at);
+        Ok(())
+    }
+
+    fn range(&mut self, regs: &[u32]) -> Range {
+        let start = self.program.pool.len() as u32;
+        self.program.pool.extend_from_slice(regs);
+        Range(start, self.program.pool.len() as u32)
+    }
+}

@@ -1,0 +1,119 @@
+//! Why nothing goes on: who waits, where, and for what.
+
+use super::{
+    fault::{Fault, FaultKind},
+    warp::{Group, Wait, Warp},
+    world::{Cluster, Cta, World},
+};
+
+/// Lines of a report on waiting threads.
+const LINES: usize = 16;
+
+struct Waiting<'a> {
+    cta: &'a Cta,
+    warp: &'a Warp,
+    group: &'a Group,
+}
+
+fn all(clusters: &[Cluster]) -> impl Iterator<Item = Waiting<'_>> {
+    let ctas = clusters.iter().flat_map(|cluster| &cluster.ctas);
+    let warps = ctas.flat_map(|cta| cta.warps.iter().map(move |warp| (cta, warp)));
+    warps.flat_map(|(cta, warp)| warp.groups.iter().map(move |group| Waiting { cta, warp, group }))
+}
+
+impl Waiting<'_> {
+    /// The mbarrier that the first lane waits for in vain.
+    fn mbarrier(&self) -> Option<(u32, u64)> {
+        let spins = matches!(self.group.wait, Wait::Phase | Wait::None);
+        self.warp.waits[self.group.mask.trailing_zeros() as usize].filter(|_| spins)
+    }
+
+    /// What is wrong with what it waits for.
+    fn kind(&self) -> FaultKind {
+        if matches!(self.group.wait, Wait::Lanes | Wait::Warpgroup) {
+            return FaultKind::Divergence;
+        }
+        let barrier = self.mbarrier().and_then(|(offset, _)| self.cta.mbarriers.get(&offset));
+        match barrier {
+            Some(barrier) if barrier.pending == 0 && barrier.bytes != 0 => FaultKind::WrongTransactionCount,
+            _ => FaultKind::Deadlock,
+        }
+    }
+
+    fn explain(&self, world: &World<'_>) -> String {
+        let what = match self.group.wait {
+            Wait::Lanes => "the other lanes of their warp".to_owned(),
+            Wait::Warpgroup => "the other warps of their warpgroup".to_owned(),
+            Wait::Cluster => "the barrier of the cluster".to_owned(),
+            Wait::Barrier(id) => {
+                let barrier = &self.cta.barriers[id];
+                format!("barrier {id}, where {} of {} threads arrived", barrier.arrived, barrier.expected)
+            }
+            Wait::Phase | Wait::None => self.explain_mbarrier(world),
+        };
+        format!(
+            "CTA {:?} warp {} lanes {:#x} at {}: {what}",
+            self.cta.id,
+            self.warp.index,
+            self.group.mask,
+            world.line(self.group.pc)
+        )
+    }
+
+    fn explain_mbarrier(&self, world: &World<'_>) -> String {
+        let Some((offset, phase)) = self.mbarrier() else { return "nothing that is known".to_owned() };
+        let Some(barrier) = self.cta.mbarriers.get(&offset) else {
+            return format!("an mbarrier at byte {offset} that is no longer one");
+        };
+        let arrivals = match barrier.pending {
+            0 => String::new(),
+            left => format!(", where {left} of {} arrivals are missing", barrier.expected),
+        };
+        let bytes = match (barrier.bytes, barrier.expecter) {
+            (0, _) => String::new(),
+            (bytes, Some(pc)) => {
+                format!(", which waits for {bytes} more bytes, expected by {}", world.line(pc))
+            }
+            (bytes, None) => format!(", which waits for {bytes} more bytes that nobody expected"),
+        };
+        format!("phase {phase} of the mbarrier at byte {offset} of shared memory{arrivals}{bytes}")
+    }
+}
+
+fn fault(world: &World<'_>, kind: FaultKind, clusters: &[Cluster], head: &str) -> Fault {
+    let waiting: Vec<Waiting<'_>> = all(clusters).collect();
+    let blamed = waiting.iter().find(|waiting| waiting.kind() == kind).or(waiting.first());
+    let mut lines: Vec<String> = waiting.iter().take(LINES).map(|waiting| waiting.explain(world)).collect();
+    if waiting.len() > LINES {
+        lines.push(format!("and {} more", waiting.len() - LINES));
+    }
+    let message = format!("{head}: {}", lines.join("; "));
+    match blamed {
+        None => Fault::of_launch(kind, message),
+        Some(blamed) => Fault {
+            kind,
+            message,
+            at: world.program.at.get(blamed.group.pc as usize).copied(),
+            cta: blamed.cta.id,
+            warp: blamed.warp.index,
+            lanes: blamed.group.mask,
+        },
+    }
+}
+
+/// Nothing in the grid can go on.
+pub(super) fn explain(world: &World<'_>, clusters: &[Cluster]) -> Fault {
+    let kinds: Vec<FaultKind> = all(clusters).map(|waiting| waiting.kind()).collect();
+    let kind = [FaultKind::WrongTransactionCount, FaultKind::Divergence, FaultKind::Deadlock]
+        .into_iter()
+        .find(|kind| kinds.contains(kind))
+        .unwrap_or(FaultKind::Deadlock);
+    fault(world, kind, clusters, "nothing can go on")
+}
+
+/// Threads run, but nothing changes.
+pub(super) fn runs_forever(world: &World<'_>, clusters: &[Cluster], steps: u64) -> Fault {
+    let waits = all(clusters).any(|waiting| waiting.group.wait != Wait::None || waiting.mbarrier().is_some());
+    let kind = if waits { FaultKind::Deadlock } else { FaultKind::RunsForever };
+    fault(world, kind, clusters, &format!("nothing changed in {steps} instructions of warps"))
+}

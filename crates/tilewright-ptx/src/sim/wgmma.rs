@@ -1,0 +1,330 @@
+//! `wgmma`: products of a warpgroup that are computed some time after they are issued.
+//!
+//! A product is issued when all four warps are there. Until a `wgmma.wait_group` covers it, its sums may be neither read nor
+//! written, its A registers not written, and its shared memory not written. One warp's wait is enough for the shared memory,
+//! since the product is that of all four.
+
+use super::{
+    bulk::unfenced,
+    clock::Clock,
+    exec::{Exec, Next},
+    fault::{Fault, FaultKind, Trouble},
+    lower::{Range, SHARED_BASE},
+    matrix::{self, Descriptor, Row},
+    shadow::{Actor, Mark},
+    warp::{FULL, Wait, Warp},
+    world::{Agent, Cluster, Cta, Spot, World},
+};
+use crate::isa::{
+    matrix::{Elements, Left, Major, Matrix},
+    pure::Lanes,
+};
+use std::collections::VecDeque;
+
+/// Four warps that multiply together.
+#[derive(Debug, Default)]
+pub(super) struct Warpgroup {
+    /// Where each warp is, if it is at a product.
+    arrived: [Option<Arrival>; 4],
+    /// Products so far.
+    issued: u32,
+    pub(super) pending: VecDeque<Product>,
+    /// The product up to which somebody waits.
+    pub(super) hurry: u32,
+}
+
+/// What a warp brings to a product; all four have to bring the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Arrival {
+    pc: u32,
+    a: Option<u64>,
+    b: u64,
+    accumulate: bool,
+}
+
+/// Where A is.
+#[derive(Debug, Clone)]
+enum Source {
+    Shared(Descriptor, Major),
+    Registers([u32; 4]),
+}
+
+/// A product that is not computed yet.
+#[derive(Debug, Clone)]
+pub(super) struct Product {
+    number: u32,
+    elements: (Elements, Elements),
+    n: usize,
+    a: Source,
+    b: (Descriptor, Major),
+    accumulate: bool,
+    sums: Vec<u32>,
+    pc: u32,
+}
+
+impl Exec<'_, '_> {
+    /// Whether a register is no sum of a product in flight.
+    pub(super) fn check_sums(&self, reg: u32, what: &str) -> Result<(), Trouble> {
+        let products = &self.warp.products;
+        if products.sums.get(reg as usize).is_none_or(|&sum| sum <= products.waited) {
+            return Ok(());
+        }
+        Err(self.in_flight(reg, what, "adds to"))
+    }
+
+    fn in_flight(&self, reg: u32, what: &str, does: &str) -> Trouble {
+        let message = format!(
+            "register {} is {what} while a wgmma {does} it: expected a wgmma.wait_group that covers it",
+            self.name(reg)
+        );
+        (FaultKind::InFlight, message)
+    }
+
+    /// Whether a register may be written; remembers that it was.
+    pub(super) fn check_write(&mut self, reg: u32) -> Result<(), Trouble> {
+        self.check_sums(reg, "written")?;
+        let at = reg as usize;
+        if self.warp.products.inputs[at] > self.warp.products.waited {
+            return Err(self.in_flight(reg, "written", "reads"));
+        }
+        self.warp.products.written[at] = self.warp.products.fences + 1;
+        Ok(())
+    }
+
+    /// A warp comes to a product; the last of four issues it.
+    pub(super) fn wgmma(&mut self, op: Matrix, results: Range, operands: Range) -> Result<Next, Trouble> {
+        let Matrix::Wgmma { n, a: left_elements, b: right_elements, left, right } = op else {
+            return Ok(Next::Advance);
+        };
+        let arrival = self.arrival(left, results, operands)?;
+        let (group, place) = (self.warp.index as usize / 4, self.warp.index as usize % 4);
+        let warpgroup = &mut self.cluster.ctas[self.rank].warpgroups[group];
+        warpgroup.arrived[place] = Some(arrival);
+        if let Some(other) = warpgroup.arrived.iter().flatten().find(|other| **other != arrival) {
+            let line = self.world.line(other.pc);
+            let message = format!(
+                "the warps of a warpgroup are at different wgmma, or bring other operands: {arrival:x?}, but {other:x?} at {line}"
+            );
+            return Err((FaultKind::Divergence, message));
+        }
+        if warpgroup.arrived.iter().any(Option::is_none) {
+            return Ok(Next::Again(Wait::Warpgroup));
+        }
+        warpgroup.arrived = [None; 4];
+        warpgroup.issued += 1;
+        let number = warpgroup.issued;
+        let decode = |bits| Descriptor::decode(bits).map_err(|why| (FaultKind::BadArgument, why));
+        let inputs = self.world.program.regs(operands);
+        let a = match (left, arrival.a) {
+            (Left::Shared(major), Some(bits)) => Source::Shared(decode(bits)?, major),
+            _ => Source::Registers([inputs[0], inputs[1], inputs[2], inputs[3]]),
+        };
+        let product = Product {
+            number,
+            elements: (left_elements, right_elements),
+            n,
+            a,
+            b: (decode(arrival.b)?, right),
+            accumulate: arrival.accumulate,
+            sums: self.world.program.regs(results).to_vec(),
+            pc: self.pc,
+        };
+        self.lock(&product, group)?;
+        self.world.report.matrix_instructions += 4;
+        self.world.progress += 1;
+        product.issue(self.warp);
+        for at in (0..4).filter(|&at| at != place) {
+            let warp = &mut self.cluster.ctas[self.rank].warps[4 * group + at];
+            product.issue(warp);
+            for waiting in &mut warp.groups {
+                (waiting.pc, waiting.wait) = (waiting.pc + 1, Wait::None);
+            }
+            warp.awake = true;
+        }
+        self.cluster.ctas[self.rank].warpgroups[group].pending.push_back(product);
+        Ok(Next::Advance)
+    }
+
+    /// What this warp brings, after its registers were checked.
+    fn arrival(&mut self, left: Left, results: Range, operands: Range) -> Result<Arrival, Trouble> {
+        if !self.world.program.threads.is_multiple_of(128) {
+            let message = format!(
+                "wgmma in a CTA of {} threads: expected whole warpgroups",
+                self.world.program.threads
+            );
+            return Err((FaultKind::BadArgument, message));
+        }
+        let inputs = if left == Left::Registers { 4 } else { 0 };
+        let b_at = inputs.max(1);
+        self.check_read(self.world.program.regs(operands))?;
+        let a = if inputs == 0 { Some(self.uniform(operands, 0, "the descriptor of A")?) } else { None };
+        let b = self.uniform(operands, b_at, "the descriptor of B")?;
+        let accumulate = self.uniform(operands, b_at + 1, "whether to add")? & 1 != 0;
+        let sums = self.world.program.regs(results);
+        let registers = sums.iter().chain(&self.world.program.regs(operands)[..inputs]);
+        let products = &self.warp.products;
+        if products.fences == 0 {
+            return Err((
+                FaultKind::MissingWgmmaFence,
+                "the first wgmma of a warp comes before any wgmma.fence".to_owned(),
+            ));
+        }
+        for &reg in registers {
+            if products.written.get(reg as usize).is_some_and(|&written| written > products.fences) {
+                let message = format!("register {} was written after the last wgmma.fence", self.name(reg));
+                return Err((FaultKind::MissingWgmmaFence, message));
+            }
+        }
+        if let Some(&reg) = sums.iter().find(|&&reg| accumulate && self.warp.ready[reg as usize] != FULL) {
+            return Err((
+                FaultKind::Uninitialized,
+                format!("wgmma adds to {}, which was never written", self.name(reg)),
+            ));
+        }
+        Ok(Arrival { pc: self.pc, a, b, accumulate })
+    }
+
+    /// Marks what a product reads of shared memory: all threads of the warpgroup have to know who wrote it.
+    fn lock(&mut self, product: &Product, group: usize) -> Result<(), Trouble> {
+        let who = self.cluster.agent(Agent::Warpgroup(self.rank, group as u32));
+        let mut clock = Clock::clone(&self.warp.known.parts[0].1);
+        let others = (0..4).map(|at| 4 * group + at).filter(|&at| at != self.warp.index as usize);
+        let warps = others.map(|at| &self.cluster.ctas[self.rank].warps[at]).chain([&*self.warp]);
+        for (_, part) in warps.flat_map(|warp| &warp.known.parts) {
+            clock.meet(part);
+        }
+        let (cluster, rank, pc) = (self.cluster.id, self.rank, self.pc);
+        let mark = Mark { cluster, who, count: product.number, pc, strength: 0 };
+        let actor = Actor { clock: &clock, me: (cluster, who), mark };
+        let (world, cta) = (&*self.world, &mut self.cluster.ctas[rank]);
+        let size = cta.shared.bytes.len();
+        product.each_address(|address| {
+            let offset = address.wrapping_sub(SHARED_BASE) as usize;
+            if address < SHARED_BASE || offset + 16 > size {
+                let message = format!(
+                    "a matrix descriptor leads to {address:#x}: byte {offset} of {size} of shared memory"
+                );
+                return Err((FaultKind::OutOfBounds, message));
+            }
+            let shadow = &mut cta.shared.shadow;
+            let spot = Spot::Shared(rank, offset);
+            shadow
+                .note(false, (offset, 16), &actor)
+                .map_err(|conflict| world.conflict(conflict, false, spot))?;
+            let mut missing = None;
+            shadow.writes((offset, 16), |mark| {
+                let known = actor.clock.get(mark.cluster, mark.who as usize);
+                if known > mark.count && !world.fenced(mark, known, false) {
+                    missing = Some(*mark);
+                }
+            });
+            missing.map_or(Ok(()), |mark| Err(unfenced(&spot.name(), &world.line(mark.pc))))
+        })
+    }
+
+    /// `wgmma.wait_group`
+    pub(super) fn wait_products(&mut self, left: usize) -> Result<Next, Trouble> {
+        let commits = &self.warp.products.commits;
+        let Some(last) = commits.len().checked_sub(left + 1) else { return Ok(Next::Advance) };
+        let bound = commits[last];
+        let group = self.warp.index / 4;
+        if let Some(warpgroup) = self.cluster.ctas[self.rank].warpgroups.get_mut(group as usize)
+            && warpgroup.pending.iter().any(|product| product.number <= bound)
+        {
+            warpgroup.hurry = warpgroup.hurry.max(bound);
+            return Ok(Next::Yield);
+        }
+        self.warp.products.commits.drain(..=last);
+        self.warp.products.waited = self.warp.products.waited.max(bound);
+        let who = self.cluster.agent(Agent::Warpgroup(self.rank, group)) as usize;
+        let cluster = self.cluster.id;
+        self.warp.known.change(FULL, |clock| clock.raise(cluster, who, bound + 1));
+        Ok(Next::Advance)
+    }
+}
+
+impl Product {
+    /// What it means for the registers of a warp.
+    fn issue(&self, warp: &mut Warp) {
+        warp.products.issued = self.number;
+        for &reg in &self.sums {
+            warp.products.sums[reg as usize] = self.number;
+            warp.ready[reg as usize] = FULL;
+        }
+        if let Source::Registers(inputs) = &self.a {
+            for &reg in inputs {
+                if let Some(input) = warp.products.inputs.get_mut(reg as usize) {
+                    *input = self.number;
+                }
+            }
+        }
+    }
+
+    /// Calls `each` with the addresses of all that it reads, 16 bytes each.
+    fn each_address(&self, mut each: impl FnMut(u32) -> Result<(), Trouble>) -> Result<(), Trouble> {
+        let mut gather = |descriptor: &Descriptor, major, rows| {
+            descriptor.gather(major, rows, |address| each(address).map(|()| [0; 16])).map(|_| ())
+        };
+        if let Source::Shared(descriptor, major) = &self.a {
+            gather(descriptor, *major, 64)?;
+        }
+        gather(&self.b.0, self.b.1, self.n)
+    }
+
+    fn compute(&self, cta: &mut Cta, group: usize) -> Result<(), Trouble> {
+        let shared = &cta.shared;
+        let read = |address: u32| {
+            let mut bytes = [0; 16];
+            bytes.copy_from_slice(shared.read((address - SHARED_BASE) as usize, 16)?);
+            Ok(bytes)
+        };
+        let b = self.b.0.gather(self.b.1, self.n, read)?;
+        let a: Vec<Row> = match &self.a {
+            Source::Shared(descriptor, major) => descriptor.gather(*major, 64, read)?,
+            Source::Registers(inputs) => cta.warps[4 * group..4 * group + 4]
+                .iter()
+                .flat_map(|warp| matrix::rows_of(&inputs.map(|reg| warp.regs[reg as usize])))
+                .collect(),
+        };
+        let take =
+            |warp: &Warp| -> Vec<Lanes> { self.sums.iter().map(|&reg| warp.regs[reg as usize]).collect() };
+        let mut sums: Vec<Vec<Lanes>> = cta.warps[4 * group..4 * group + 4].iter().map(take).collect();
+        let [s0, s1, s2, s3] = &mut sums[..] else { return Ok(()) };
+        matrix::wgmma(self.elements, &a, &b, [s0, s1, s2, s3], self.accumulate);
+        for (warp, sums) in cta.warps[4 * group..].iter_mut().zip(&sums) {
+            for (&reg, sum) in self.sums.iter().zip(sums) {
+                warp.regs[reg as usize] = *sum;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Computes a product of a warpgroup: any of those that add to other registers than all before them.
+pub(super) fn compute(
+    world: &mut World<'_>,
+    cluster: &mut Cluster,
+    (rank, group): (usize, usize),
+    bound: u32,
+) -> Result<(), Fault> {
+    let cta = &mut cluster.ctas[rank];
+    let pending = &cta.warpgroups[group].pending;
+    let count = pending.iter().filter(|product| product.number <= bound).count();
+    if count == 0 {
+        return Ok(());
+    }
+    let chosen = world.rng.below(count);
+    // sums are added up in order
+    let shares = |at: &usize| pending[*at].sums.iter().any(|reg| pending[chosen].sums.contains(reg));
+    let first = (0..chosen).find(shares).unwrap_or(chosen);
+    let Some(product) = cta.warpgroups[group].pending.remove(first) else { return Ok(()) };
+    world.progress += 1;
+    product.compute(cta, group).map_err(|(kind, message)| Fault {
+        kind,
+        message,
+        at: world.program.at.get(product.pc as usize).copied(),
+        cta: cta.id,
+        warp: 4 * group as u32,
+        lanes: FULL,
+    })
+}
