@@ -167,16 +167,8 @@ impl Kernel {
     /// The first PTX version and architecture that have all its instructions.
     pub fn since(&self) -> Since {
         let mut since = Since::new("7.0", "sm_80");
-        self.for_each(|inst| {
-            let needs = inst.op.form().since;
-            since.ptx = since.ptx.max(needs.ptx);
-            since.sm = since.sm.max(needs.sm);
-            since.specific |= needs.specific;
-        });
-        if self.cluster > 1 {
-            (since.ptx, since.sm) = (since.ptx.max(78), since.sm.max(90));
-        }
-        since
+        self.for_each(|inst| since = since.and(inst.op.form().since));
+        if self.cluster > 1 { since.and(Since::new("7.8", "sm_90")) } else { since }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{
     Form,
     Slot::{Address, Register, Value},
-    types::Class,
+    types::{Class, Since},
 };
 use Class::{B16, B32, B64};
 
@@ -163,6 +163,27 @@ pub enum AtomicOp {
 }
 
 impl AtomicOp {
+    /// All of them.
+    pub const ALL: [Self; 17] = [
+        Self::AddU32,
+        Self::AddU64,
+        Self::AddF32,
+        Self::AddF16x2,
+        Self::AddBf16x2,
+        Self::MinU32,
+        Self::MaxU32,
+        Self::MinS32,
+        Self::MaxS32,
+        Self::MaxU64,
+        Self::And,
+        Self::Or,
+        Self::Xor,
+        Self::Inc,
+        Self::Exch,
+        Self::Cas,
+        Self::CasU64,
+    ];
+
     /// Spelling, class, first version and architecture.
     fn line(self) -> (&'static str, Class, &'static str, &'static str) {
         match self {
@@ -238,22 +259,22 @@ impl Memory {
         match *self {
             Self::Load(space, element, count, access) => {
                 let results = if count == 1 { "$d" } else { "$*d" };
-                let (words, ptx, sm) = access_words(access, space, true);
+                let (words, since) = access_words(access, space, true);
                 let spelling = format!("ld{words}{}.{} {results}, $0", vector(count), element.ptx());
-                Form::new(spelling, ptx, sm)
+                Form::since(spelling, since)
                     .results(vec![element.class(); count])
                     .operands([Address(space.address())])
             }
             Self::Store(space, element, count, access) => {
                 let values = if count == 1 { "$2".to_owned() } else { format!("$*2:{}", 2 + count) };
-                let (words, ptx, sm) = access_words(access, space, false);
+                let (words, since) = access_words(access, space, false);
                 let spelling = format!("st{words}{}.{} $0, {values}", vector(count), element.ptx());
                 let mut operands = vec![Address(space.address())];
                 operands.resize(
                     1 + count,
                     if count == 1 { Value(element.class()) } else { Register(element.class()) },
                 );
-                Form::new(spelling, ptx, sm).operands(operands)
+                Form::since(spelling, since).operands(operands)
             }
             Self::Atomic(space, op, order, scope) => {
                 let (name, class, ptx, sm) = op.line();
@@ -263,13 +284,14 @@ impl Memory {
                     if cas { format!("{words} $d, $0, $2, $3") } else { format!("{words} $d, $0, $2") };
                 let values = if cas { 2 } else { 1 };
                 let operands = [vec![Address(space.address())], vec![Value(class); values]].concat();
-                ordered(Form::new(spelling, ptx, sm).results([class]).operands(operands), scope)
+                ordered(Form::new(spelling, ptx, sm).results([class]).operands(operands), space, scope)
             }
             Self::Reduce(space, op, order, scope) => {
                 let (name, class, ptx, sm) = op.line();
                 let spelling = format!("red.{}.{}.{}.{name} $0, $2", order.ptx(), scope.ptx(), space.ptx());
                 ordered(
                     Form::new(spelling, ptx, sm).operands([Address(space.address()), Value(class)]),
+                    space,
                     scope,
                 )
             }
@@ -290,28 +312,33 @@ fn vector(count: usize) -> &'static str {
 }
 
 /// The words between `ld` or `st` and the width, and what has them.
-fn access_words(access: Access, space: Space, load: bool) -> (String, &'static str, &'static str) {
+fn access_words(access: Access, space: Space, load: bool) -> (String, Since) {
     let space_word = space.ptx();
-    let base = if space == Space::Cluster { ("7.8", "sm_90") } else { ("1.0", "sm_50") };
-    let since = |ptx: &'static str, sm: &'static str| if base.0 == "7.8" { base } else { (ptx, sm) };
-    let (words, (ptx, sm)) = match access {
-        Access::Weak => (format!(".{space_word}"), base),
-        Access::ReadOnly => (format!(".{space_word}.nc"), since("3.1", "sm_50")),
-        Access::Streaming => (format!(".{space_word}.L1::no_allocate"), since("7.4", "sm_70")),
-        Access::Relaxed(scope) => (format!(".relaxed.{}.{space_word}", scope.ptx()), since("6.0", "sm_70")),
+    let (words, scope, ptx, sm) = match access {
+        Access::Weak => (format!(".{space_word}"), None, "1.0", "sm_50"),
+        Access::ReadOnly => (format!(".{space_word}.nc"), None, "3.1", "sm_50"),
+        Access::Streaming => (format!(".{space_word}.L1::no_allocate"), None, "7.4", "sm_70"),
+        Access::Relaxed(scope) => {
+            (format!(".relaxed.{}.{space_word}", scope.ptx()), Some(scope), "6.0", "sm_70")
+        }
         Access::Ordered(scope) => {
             let word = if load { "acquire" } else { "release" };
-            (format!(".{word}.{}.{space_word}", scope.ptx()), since("6.0", "sm_70"))
+            (format!(".{word}.{}.{space_word}", scope.ptx()), Some(scope), "6.0", "sm_70")
         }
-        Access::Volatile => (format!(".volatile.{space_word}"), base),
+        Access::Volatile => (format!(".volatile.{space_word}"), None, "1.0", "sm_50"),
     };
-    (words, ptx, sm)
+    (words, of_cluster(Since::new(ptx, sm), space, scope))
 }
 
-fn ordered(mut form: Form, scope: Scope) -> Form {
-    let words = if scope == Scope::Cluster { ("7.8", "sm_90") } else { ("6.0", "sm_70") };
-    let words = super::Since::new(words.0, words.1);
-    form.since.ptx = form.since.ptx.max(words.ptx);
-    form.since.sm = form.since.sm.max(words.sm);
+/// Clusters came later.
+fn of_cluster(since: Since, space: Space, scope: Option<Scope>) -> Since {
+    match space == Space::Cluster || scope == Some(Scope::Cluster) {
+        true => since.and(Since::new("7.8", "sm_90")),
+        false => since,
+    }
+}
+
+fn ordered(mut form: Form, space: Space, scope: Scope) -> Form {
+    form.since = of_cluster(form.since.and(Since::new("6.0", "sm_70")), space, Some(scope));
     form
 }

@@ -9,6 +9,7 @@
 //!
 //! All but the first leave traces in memory or in time; what they mean is in the files of the simulator of the same names.
 
+mod all;
 pub mod copies;
 pub mod matrix;
 pub(crate) mod meaning;
@@ -17,6 +18,8 @@ pub mod pure;
 pub mod sync;
 pub mod types;
 pub mod warp;
+
+pub use all::all;
 
 use copies::Copy;
 use matrix::Matrix;
@@ -109,10 +112,17 @@ fn pure_form(op: Pure) -> Form {
         let args: Vec<String> = (0..operands.len()).map(|at| format!("${at}")).collect();
         format!("{} $d, {}", op.spelling(), args.join(", "))
     };
+    let slot = |(at, &class)| match op.types()[at] {
+        // PTX has no constants of 16 bits that are floats
+        "f16" | "bf16" | "f16x2" | "bf16x2" | "e4m3x2" | "e5m2x2" => Slot::Register(class),
+        // the table of `lop3` is part of the instruction
+        _ if op == Pure::Lop3 && at == 3 => Slot::Immediate,
+        _ => Slot::Value(class),
+    };
     Form {
         spelling,
         results: vec![op.result()],
-        operands: operands.iter().map(|&class| Slot::Value(class)).collect(),
+        operands: operands.iter().enumerate().map(slot).collect(),
         since: op.since(),
         aligned: false,
     }
@@ -121,8 +131,11 @@ fn pure_form(op: Pure) -> Form {
 impl Form {
     /// An instruction without results and operands that lanes may execute alone.
     pub(crate) fn new(spelling: impl Into<String>, ptx: &str, sm: &str) -> Self {
-        let (results, operands) = (Vec::new(), Vec::new());
-        Self { spelling: spelling.into(), results, operands, since: Since::new(ptx, sm), aligned: false }
+        Self::since(spelling.into(), Since::new(ptx, sm))
+    }
+
+    fn since(spelling: String, since: Since) -> Self {
+        Self { spelling, results: Vec::new(), operands: Vec::new(), since, aligned: false }
     }
 
     pub(crate) fn results(mut self, classes: impl IntoIterator<Item = Class>) -> Self {

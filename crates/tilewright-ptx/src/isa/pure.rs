@@ -34,6 +34,11 @@ macro_rules! instructions {
                 match self { $(Self::$op => &[$(<$ty as Scalar>::CLASS),*]),* }
             }
 
+            /// What its operands are, as instructions name types.
+            pub fn types(self) -> &'static [&'static str] {
+                match self { $(Self::$op => &[$(<$ty as Scalar>::PTX),*]),* }
+            }
+
             /// The class of its result.
             pub fn result(self) -> Class {
                 match self { $(Self::$op => <$out as Scalar>::CLASS),* }

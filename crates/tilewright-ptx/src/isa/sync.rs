@@ -174,7 +174,7 @@ impl Mbarrier {
                 Form::new("mbarrier.arrive.release.cluster.shared::cluster.b64 _, $0", "8.0", "sm_90")
                     .operands([at])
             }
-            Self::ArriveExpect => Form::new("mbarrier.arrive.expect_tx.shared.b64 _, $0, $2", "7.8", "sm_90")
+            Self::ArriveExpect => Form::new("mbarrier.arrive.expect_tx.shared.b64 _, $0, $2", "8.0", "sm_90")
                 .operands([at, Value(B32)]),
             Self::Expect => Form::new("mbarrier.expect_tx.relaxed.cta.shared.b64 $0, $2", "8.0", "sm_90")
                 .operands([at, Value(B32)]),

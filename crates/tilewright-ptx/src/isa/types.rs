@@ -137,4 +137,14 @@ impl Since {
         }
         Self { ptx: (ptx[0] - b'0') as u32 * 10 + (ptx[2] - b'0') as u32, sm: number, specific }
     }
+
+    /// The first that has both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            ptx: self.ptx.max(other.ptx),
+            sm: self.sm.max(other.sm),
+            specific: self.specific || other.specific,
+        }
+    }
 }

@@ -1,0 +1,3 @@
+//! Attention.
+
+pub mod prefill_sm90;

@@ -1,0 +1,19 @@
+//! The nouns and verbs of kernels: what lies where in shared memory and in registers, and who waits for whom.
+//!
+//! - [`SharedTile`]: rows of 16-bit elements in shared memory, swizzled, with the descriptors by which `wgmma` reads them.
+//! - [`Sums`]: the f32 fragment of 64 rows that a warpgroup accumulates.
+//! - [`Ring`] and [`Cursor`]: stages that a producer fills and consumers empty.
+//! - [`Vector`]: 16 bytes of 16-bit elements as f32.
+//! - [`reduce`]: sums and maxima over lanes and warps.
+
+mod ring;
+mod shared;
+pub mod sums;
+mod vector;
+
+pub mod reduce;
+
+pub use ring::{Cursor, Ring};
+pub use shared::SharedTile;
+pub use sums::{Place, Sums};
+pub use vector::{Float, Vector};

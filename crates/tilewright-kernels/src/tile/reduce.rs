@@ -1,0 +1,48 @@
+//! Sums and maxima over lanes and warps.
+
+use tilewright_ptx::build::{Builder, Shared, Value};
+
+/// The greatest over four lanes side by side; the same in all four.
+#[track_caller]
+pub fn quad_max(x: Value<'_, f32>) -> Value<'_, f32> {
+    [1, 2].into_iter().fold(x, |x, mask| x.max(x.shuffle_xor(mask)))
+}
+
+/// The sum over four lanes side by side; the same in all four.
+#[track_caller]
+pub fn quad_sum(x: Value<'_, f32>) -> Value<'_, f32> {
+    [1, 2].into_iter().fold(x, |x, mask| x + x.shuffle_xor(mask))
+}
+
+/// The sum over a warp; the same in all lanes.
+#[track_caller]
+pub fn warp_sum(x: Value<'_, f32>) -> Value<'_, f32> {
+    [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask| x + x.shuffle_xor(mask))
+}
+
+/// The greatest over a warp; the same in all lanes.
+#[track_caller]
+pub fn warp_max(x: Value<'_, f32>) -> Value<'_, f32> {
+    [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask| x.max(x.shuffle_xor(mask)))
+}
+
+/// One number of the numbers of all `threads` threads of a CTA, by `of_warp` in each warp and `both` over warps, the same in all
+/// threads; `memory` has room for one number a warp. To use the memory again, synchronise first.
+#[track_caller]
+pub fn over_cta<'k>(
+    k: &'k Builder,
+    (memory, threads): (Shared<'k, f32>, u32),
+    x: Value<'k, f32>,
+    of_warp: impl Fn(Value<'k, f32>) -> Value<'k, f32>,
+    both: impl Fn(Value<'k, f32>, Value<'k, f32>) -> Value<'k, f32>,
+) -> Value<'k, f32> {
+    let of_this = of_warp(x);
+    let (thread, warps) = (k.thread(), threads / 32);
+    if warps == 1 {
+        return of_this;
+    }
+    k.when((thread & 31).eq(0), || memory.at(thread >> 5).store(of_this));
+    k.sync_threads();
+    let first = memory.load();
+    (1..warps as usize).fold(first, |x, warp| both(x, memory.plus(warp).load()))
+}

@@ -1,0 +1,320 @@
+//! Arithmetic, comparison, bits: operators and methods of values.
+
+use super::{Builder, Of, Value};
+use crate::{
+    ir::Operand,
+    isa::{
+        Op,
+        pure::Pure,
+        types::{Bf16x2, Class, F16x2, Scalar},
+    },
+};
+use half::{bf16, f16};
+use std::ops;
+
+/// Types with `+`, `-` and `*`.
+pub trait Arithmetic: Scalar {
+    /// `a + b`
+    const ADD: Pure;
+    /// `a - b`
+    const SUB: Pure;
+    /// `a · b`, for whole numbers the low half.
+    const MUL: Pure;
+    /// `a · b + c`, rounded once.
+    const MAD: Pure;
+    /// The lesser.
+    const MIN: Pure;
+    /// The greater.
+    const MAX: Pure;
+}
+
+/// Types with an order.
+pub trait Compare: Scalar {
+    /// `==`, `!=`, `<`, `<=`, `>`, `>=`
+    const COMPARE: [Pure; 6];
+}
+
+/// Types that are bits.
+pub trait Bits: Scalar {
+    /// `&`, `|`, `^`, `!`
+    const LOGIC: [Pure; 4];
+}
+
+macro_rules! arithmetic {
+    ($($ty:ty: $add:ident $sub:ident $mul:ident $mad:ident $min:ident $max:ident;)*) => {$(
+        impl Arithmetic for $ty {
+            const ADD: Pure = Pure::$add;
+            const SUB: Pure = Pure::$sub;
+            const MUL: Pure = Pure::$mul;
+            const MAD: Pure = Pure::$mad;
+            const MIN: Pure = Pure::$min;
+            const MAX: Pure = Pure::$max;
+        }
+    )*};
+}
+arithmetic! {
+    u32: AddU32 SubU32 MulU32 MadU32 MinU32 MaxU32;
+    i32: AddI32 SubI32 MulI32 MadI32 MinI32 MaxI32;
+    u64: AddU64 SubU64 MulU64 MadU64 MinU64 MaxU64;
+    i64: AddI64 SubI64 MulI64 MadI64 MinI64 MaxI64;
+    f32: AddF32 SubF32 MulF32 FmaF32 MinF32 MaxF32;
+    f16: AddF16 SubF16 MulF16 FmaF16 MinF16 MaxF16;
+    bf16: AddBf16 SubBf16 MulBf16 FmaBf16 MinBf16 MaxBf16;
+    F16x2: AddF16x2 SubF16x2 MulF16x2 FmaF16x2 MinF16x2 MaxF16x2;
+    Bf16x2: AddBf16x2 SubBf16x2 MulBf16x2 FmaBf16x2 MinBf16x2 MaxBf16x2;
+}
+
+macro_rules! compare {
+    ($($ty:ty: $($op:ident)*;)*) => {$(
+        impl Compare for $ty {
+            const COMPARE: [Pure; 6] = [$(Pure::$op),*];
+        }
+    )*};
+}
+compare! {
+    u32: EqU32 NeU32 LtU32 LeU32 GtU32 GeU32;
+    i32: EqI32 NeI32 LtI32 LeI32 GtI32 GeI32;
+    u64: EqU64 NeU64 LtU64 LeU64 GtU64 GeU64;
+    i64: EqI64 NeI64 LtI64 LeI64 GtI64 GeI64;
+    f32: EqF32 NeF32 LtF32 LeF32 GtF32 GeF32;
+    f16: EqF16 NeF16 LtF16 LeF16 GtF16 GeF16;
+    bf16: EqBf16 NeBf16 LtBf16 LeBf16 GtBf16 GeBf16;
+}
+
+macro_rules! bits {
+    ($($ty:ty: $($op:ident)*;)*) => {$(
+        impl Bits for $ty {
+            const LOGIC: [Pure; 4] = [$(Pure::$op),*];
+        }
+    )*};
+}
+bits! {
+    u32: AndB32 OrB32 XorB32 NotB32;
+    i32: AndB32 OrB32 XorB32 NotB32;
+    u64: AndB64 OrB64 XorB64 NotB64;
+    bool: AndPred OrPred XorPred NotPred;
+}
+
+impl Builder {
+    /// The result of an instruction that computes.
+    #[track_caller]
+    pub(super) fn compute<T: Scalar>(&self, op: Pure, operands: &[Operand]) -> Value<'_, T> {
+        debug_assert!(op.result() == T::CLASS, "{op:?} gives {:?}", op.result());
+        self.pure(Op::Pure(op), operands)
+    }
+}
+
+macro_rules! operators {
+    ($($bound:ident { $($trait:ident $method:ident $op:expr;)* })*) => {$($(
+        impl<'k, T: $bound, B: Of<T>> ops::$trait<B> for Value<'k, T> {
+            type Output = Self;
+            #[track_caller]
+            fn $method(self, b: B) -> Self {
+                self.k.compute($op, &[self.is, b.of()])
+            }
+        }
+    )*)*};
+}
+operators! {
+    Arithmetic { Add add T::ADD; Sub sub T::SUB; Mul mul T::MUL; }
+    Bits { BitAnd bitand T::LOGIC[0]; BitOr bitor T::LOGIC[1]; BitXor bitxor T::LOGIC[2]; }
+}
+
+impl<T: Bits> ops::Not for Value<'_, T> {
+    type Output = Self;
+    #[track_caller]
+    fn not(self) -> Self {
+        self.k.compute(T::LOGIC[3], &[self.is])
+    }
+}
+
+macro_rules! on_one_type {
+    ($($trait:ident $method:ident { $($ty:ty, $b:ty, $op:ident;)* })*) => {$($(
+        impl<'k, B: Of<$b>> ops::$trait<B> for Value<'k, $ty> {
+            type Output = Self;
+            #[track_caller]
+            fn $method(self, b: B) -> Self {
+                self.k.compute(Pure::$op, &[self.is, b.of()])
+            }
+        }
+    )*)*};
+}
+on_one_type! {
+    Div div { u32, u32, DivU32; i32, i32, DivI32; u64, u64, DivU64; f32, f32, DivF32; }
+    Rem rem { u32, u32, RemU32; i32, i32, RemI32; u64, u64, RemU64; }
+    Shl shl { u32, u32, ShlB32; u64, u32, ShlB64; }
+    Shr shr { u32, u32, ShrU32; u64, u32, ShrU64; i32, u32, ShrI32; }
+}
+
+macro_rules! negated {
+    ($($ty:ty, $op:ident;)*) => {$(
+        impl ops::Neg for Value<'_, $ty> {
+            type Output = Self;
+            #[track_caller]
+            fn neg(self) -> Self {
+                self.k.compute(Pure::$op, &[self.is])
+            }
+        }
+    )*};
+}
+negated! { f32, NegF32; i32, NegI32; f16, NegF16; bf16, NegBf16; F16x2, NegF16x2; Bf16x2, NegBf16x2; }
+
+#[allow(clippy::should_implement_trait, reason = "what a thread compares is no bool of Rust's")]
+impl<'k, T: Compare> Value<'k, T> {
+    /// `self == b`
+    #[track_caller]
+    pub fn eq(self, b: impl Of<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[0], &[self.is, b.of()])
+    }
+    /// `self != b`; false where either is NaN.
+    #[track_caller]
+    pub fn ne(self, b: impl Of<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[1], &[self.is, b.of()])
+    }
+    /// `self < b`
+    #[track_caller]
+    pub fn lt(self, b: impl Of<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[2], &[self.is, b.of()])
+    }
+    /// `self <= b`
+    #[track_caller]
+    pub fn le(self, b: impl Of<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[3], &[self.is, b.of()])
+    }
+    /// `self > b`
+    #[track_caller]
+    pub fn gt(self, b: impl Of<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[4], &[self.is, b.of()])
+    }
+    /// `self >= b`
+    #[track_caller]
+    pub fn ge(self, b: impl Of<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[5], &[self.is, b.of()])
+    }
+}
+
+impl<T: Arithmetic> Value<'_, T> {
+    /// The lesser; of floats the other where one is NaN.
+    #[must_use]
+    #[track_caller]
+    pub fn min(self, b: impl Of<T>) -> Self {
+        self.k.compute(T::MIN, &[self.is, b.of()])
+    }
+    /// The greater; of floats the other where one is NaN.
+    #[must_use]
+    #[track_caller]
+    pub fn max(self, b: impl Of<T>) -> Self {
+        self.k.compute(T::MAX, &[self.is, b.of()])
+    }
+    /// `self · b + c`, for floats rounded once.
+    #[must_use]
+    #[track_caller]
+    pub fn mul_add(self, b: impl Of<T>, c: impl Of<T>) -> Self {
+        self.k.compute(T::MAD, &[self.is, b.of(), c.of()])
+    }
+}
+
+impl<'k> Value<'k, bool> {
+    /// `a` where it holds, otherwise `b`.
+    #[track_caller]
+    pub fn select<T: Scalar>(self, a: impl Of<T>, b: impl Of<T>) -> Value<'k, T> {
+        let op = match T::CLASS {
+            Class::B16 => Pure::SelB16,
+            Class::B32 => Pure::SelB32,
+            Class::B64 => Pure::SelB64,
+            Class::Pred => {
+                let (a, b) = (Value::<bool>::new(self.k, a.of()), Value::<bool>::new(self.k, b.of()));
+                return Value::new(self.k, ((self & a) | (!self & b)).is);
+            }
+        };
+        if let Some(known) = self.known() {
+            return Value::new(self.k, if known { a.of() } else { b.of() });
+        }
+        self.k.compute(op, &[a.of(), b.of(), self.is])
+    }
+}
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $ty:ty: $name:ident $op:ident -> $out:ty;)*) => {$(
+        impl<'k> Value<'k, $ty> {
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $name(self) -> Value<'k, $out> {
+                self.k.compute(Pure::$op, &[self.is])
+            }
+        }
+    )*};
+}
+methods! {
+    /// `|self|`
+    f32: abs AbsF32 -> f32;
+    /// `2^self`, to 2 units in the last place; subnormal results become 0.
+    f32: exp2 Ex2F32 -> f32;
+    /// The logarithm to base 2, with an error of at most 2^-22.
+    f32: log2 Lg2F32 -> f32;
+    /// `1 / self`, to 1 unit in the last place.
+    f32: recip RcpApproxF32 -> f32;
+    /// `1 / self`, correctly rounded.
+    f32: recip_exact RcpF32 -> f32;
+    /// The square root, correctly rounded.
+    f32: sqrt SqrtF32 -> f32;
+    /// `1 / sqrt(self)`, with a relative error of at most 2^-22.9.
+    f32: rsqrt RsqrtApproxF32 -> f32;
+    /// The hyperbolic tangent, with a relative error of at most 2^-11.
+    f32: tanh TanhApproxF32 -> f32;
+    /// The sine, with an absolute error of at most 2^-20.5 in -π..π.
+    f32: sin SinApproxF32 -> f32;
+    /// The cosine, likewise.
+    f32: cos CosApproxF32 -> f32;
+    /// The greatest whole number that is not above.
+    f32: floor FloorF32 -> f32;
+    /// The least whole number that is not below.
+    f32: ceil CeilF32 -> f32;
+    /// The nearest whole number, ties to even.
+    f32: round RoundF32 -> f32;
+    /// Bits that are 1.
+    u32: count_ones Popc -> u32;
+    /// Zeros above the highest 1.
+    u32: leading_zeros Clz -> u32;
+    /// The bits in reverse.
+    u32: reverse_bits Brev -> u32;
+    /// `|self|`
+    i32: abs AbsI32 -> i32;
+    /// `2^self` of both.
+    F16x2: exp2 Ex2F16x2 -> F16x2;
+    /// `2^self` of both.
+    Bf16x2: exp2 Ex2Bf16x2 -> Bf16x2;
+    /// The hyperbolic tangent of both.
+    F16x2: tanh TanhF16x2 -> F16x2;
+    /// The hyperbolic tangent of both.
+    Bf16x2: tanh TanhBf16x2 -> Bf16x2;
+}
+
+impl<'k> Value<'k, f32> {
+    /// Whether it is NaN.
+    #[track_caller]
+    pub fn is_nan(self) -> Value<'k, bool> {
+        self.k.compute(Pure::IsNanF32, &[self.is, self.is])
+    }
+}
+
+impl Value<'_, u32> {
+    /// Any function of three words' bits: bit `4 a + 2 b + c` of `table`.
+    #[must_use]
+    #[track_caller]
+    pub fn lop3(self, b: impl Of<u32>, c: impl Of<u32>, table: u8) -> Self {
+        self.k.compute(Pure::Lop3, &[self.is, b.of(), c.of(), Operand::Const(u64::from(table))])
+    }
+    /// Four of the bytes of `{b, self}`, chosen by `selector`.
+    #[must_use]
+    #[track_caller]
+    pub fn permute_bytes(self, b: impl Of<u32>, selector: impl Of<u32>) -> Self {
+        self.k.compute(Pure::Prmt, &[self.is, b.of(), selector.of()])
+    }
+    /// `len` bits from bit `at` on.
+    #[must_use]
+    #[track_caller]
+    pub fn bits(self, at: impl Of<u32>, len: impl Of<u32>) -> Self {
+        self.k.compute(Pure::Bfe, &[self.is, at.of(), len.of()])
+    }
+}

@@ -1,0 +1,128 @@
+//! From one type to another.
+
+use super::{Builder, Of, Value};
+use crate::isa::{
+    pure::Pure,
+    types::{Bf16x2, E4m3x2, E5m2x2, F16x2},
+};
+use half::{bf16, f16};
+
+macro_rules! conversions {
+    ($($(#[$doc:meta])* $from:ty: $name:ident $op:ident -> $to:ty;)*) => {$(
+        impl<'k> Value<'k, $from> {
+            $(#[$doc])*
+            #[track_caller]
+            pub fn $name(self) -> Value<'k, $to> {
+                self.k.compute(Pure::$op, &[self.is])
+            }
+        }
+    )*};
+}
+conversions! {
+    /// The nearest f16.
+    f32: to_f16 F32ToF16 -> f16;
+    /// The nearest bf16.
+    f32: to_bf16 F32ToBf16 -> bf16;
+    /// Exactly.
+    f16: to_f32 F16ToF32 -> f32;
+    /// The nearest whole number, ties to even; saturated, 0 for NaN.
+    f32: to_u32 F32ToU32 -> u32;
+    /// The nearest whole number, ties to even; saturated, 0 for NaN.
+    f32: to_i32 F32ToI32 -> i32;
+    /// The next whole number towards 0; saturated, 0 for NaN.
+    f32: trunc_to_i32 F32TruncI32 -> i32;
+    /// The nearest of -128..=127, 0 for NaN.
+    f32: to_i8 F32ToI8 -> i32;
+    /// The nearest f32.
+    u32: to_f32 U32ToF32 -> f32;
+    /// The nearest f32.
+    i32: to_f32 I32ToF32 -> f32;
+    /// Exactly.
+    f32: to_f64 F32ToF64 -> f64;
+    /// The nearest f32.
+    f64: to_f32 F64ToF32 -> f32;
+    /// Exactly.
+    u32: to_f64 U32ToF64 -> f64;
+    /// With zeros above.
+    u32: to_u64 U32ToU64 -> u64;
+    /// With the sign above.
+    i32: to_i64 I32ToI64 -> i64;
+    /// The low half.
+    u64: low Low32 -> u32;
+    /// The high half.
+    u64: high High32 -> u32;
+    /// The low half.
+    u32: low Low16 -> u16;
+    /// The high half.
+    u32: high High16 -> u16;
+    /// With zeros above.
+    u16: to_u32 U16ToU32 -> u32;
+    /// Exactly.
+    E4m3x2: to_f16x2 E4m3x2ToF16x2 -> F16x2;
+    /// Exactly.
+    E5m2x2: to_f16x2 E5m2x2ToF16x2 -> F16x2;
+    /// The nearest e4m3, saturated at 448.
+    F16x2: to_e4m3x2 F16x2ToE4m3x2 -> E4m3x2;
+    /// The nearest e5m2, saturated at 57344.
+    F16x2: to_e5m2x2 F16x2ToE5m2x2 -> E5m2x2;
+}
+
+impl<'k> Value<'k, bf16> {
+    /// Exactly: a bf16 is the upper half of an f32, so that older GPUs need no instruction for it.
+    #[track_caller]
+    pub fn to_f32(self) -> Value<'k, f32> {
+        let zero = self.k.constant(0_u16);
+        self.k.compute::<u32>(Pure::Pack16, &[zero.is, self.is]).reinterpret()
+    }
+}
+
+macro_rules! pairs {
+    ($($pair:ty, $element:ty: $pack:ident $pack_doc:literal $op:ident;)*) => {$(
+        impl Builder {
+            #[doc = $pack_doc]
+            #[track_caller]
+            pub fn $pack(&self, low: impl Of<f32>, high: impl Of<f32>) -> Value<'_, $pair> {
+                // the instruction takes the upper half first
+                self.compute(Pure::$op, &[high.of(), low.of()])
+            }
+        }
+    )*};
+}
+pairs! {
+    F16x2, f16: f16x2 "The nearest f16 of two numbers." F32ToF16x2;
+    Bf16x2, bf16: bf16x2 "The nearest bf16 of two numbers." F32ToBf16x2;
+    E4m3x2, u8: e4m3x2 "The nearest e4m3 of two numbers, saturated at 448." F32ToE4m3x2;
+    E5m2x2, u8: e5m2x2 "The nearest e5m2 of two numbers, saturated at 57344." F32ToE5m2x2;
+}
+
+impl<'k> Value<'k, Bf16x2> {
+    /// Both, the low half first.
+    #[track_caller]
+    pub fn to_f32(self) -> [Value<'k, f32>; 2] {
+        let word = self.reinterpret::<u32>();
+        [(word << 16).reinterpret(), (word & 0xffff_0000).reinterpret()]
+    }
+}
+
+impl<'k> Value<'k, F16x2> {
+    /// Both, the low half first.
+    #[track_caller]
+    pub fn to_f32(self) -> [Value<'k, f32>; 2] {
+        let word = self.reinterpret::<u32>();
+        [word.low().reinterpret::<f16>().to_f32(), word.high().reinterpret::<f16>().to_f32()]
+    }
+}
+
+impl Builder {
+    /// A word of two halves.
+    #[track_caller]
+    pub fn pack16(&self, low: impl Of<u16>, high: impl Of<u16>) -> Value<'_, u32> {
+        self.compute(Pure::Pack16, &[low.of(), high.of()])
+    }
+
+    /// 64 bits of two words.
+    #[track_caller]
+    pub fn pack32(&self, low: impl Of<u32>, high: impl Of<u32>) -> Value<'_, u64> {
+        self.compute(Pure::Pack32, &[low.of(), high.of()])
+    }
+}

@@ -1,0 +1,137 @@
+//! The builder: a Rust function that computes with [`Value`]s records a kernel.
+//!
+//! ```
+//! use tilewright_ptx::{build::Builder, text};
+//!
+//! // y[i] = a · x[i] for i < n, one thread an element
+//! let kernel = Builder::kernel("scale", 128, |k| {
+//!     let (x, y) = (k.global::<f32>("x"), k.global::<f32>("y"));
+//!     let (n, a) = (k.param::<u32>("n"), k.param::<f32>("a"));
+//!     let i = (k.cta() * 128 + k.thread()).named("i");
+//!     k.when(i.lt(n), || y.at(i).store(x.at(i).load() * a));
+//! })?;
+//! assert!(text::ptx(&kernel, 80)?.contains("mul.rn.f32"));
+//! # Ok::<(), tilewright_ptx::verify::Invalid>(())
+//! ```
+//!
+//! - Arithmetic on values records instructions; what has constants only is computed at once, and what was computed before under
+//!   the same roof is not computed again.
+//! - Rust's `if` and `for` decide while recording: they specialise and unroll. [`Builder::when`] and [`Builder::repeat`] decide
+//!   while the kernel runs.
+//! - A [`Value`] never changes. What changes is a [`Var`].
+
+mod arith;
+mod control;
+mod convert;
+mod copies;
+mod fold;
+mod matrix;
+mod memory;
+mod record;
+mod sync;
+mod value;
+mod warp;
+
+pub use arith::{Arithmetic, Bits, Compare};
+pub use copies::BulkOptions;
+pub use matrix::{WgmmaLeft, WgmmaOperands};
+pub use memory::{Global, Pointer, Shared, Stored};
+pub use sync::Barrier;
+pub use value::{Of, Value, Var};
+
+use crate::{
+    ir::{Kernel, Param, ParamKind, SharedArray},
+    isa::{Op, types::Scalar},
+    verify::{self, Invalid},
+};
+use record::State;
+use std::cell::RefCell;
+
+/// Records a kernel.
+#[derive(Debug)]
+pub struct Builder(RefCell<State>);
+
+impl Builder {
+    /// The kernel that `body` records, for CTAs of `threads` threads.
+    ///
+    /// # Errors
+    /// What [`verify`](crate::verify) finds.
+    pub fn kernel(name: &str, threads: u32, body: impl FnOnce(&Self)) -> Result<Kernel, Invalid> {
+        let builder = Self(RefCell::new(State::new(name, threads)));
+        body(&builder);
+        let kernel = builder.0.into_inner().finish();
+        verify::check(&kernel)?;
+        Ok(kernel)
+    }
+
+    /// Launches in clusters of so many CTAs.
+    pub fn clusters_of(&self, ctas: u32) {
+        self.0.borrow_mut().kernel.cluster = ctas;
+    }
+
+    /// Lets at least so many CTAs share an SM, which limits their registers.
+    pub fn ctas_per_sm(&self, ctas: u32) {
+        self.0.borrow_mut().kernel.ctas_per_sm = ctas;
+    }
+
+    /// A parameter.
+    #[track_caller]
+    pub fn param<T: Scalar>(&self, name: &str) -> Value<'_, T> {
+        let place = self.add_param(name, ParamKind::Value(T::CLASS));
+        self.pure::<T>(Op::Param(place), &[]).named(name)
+    }
+
+    /// A parameter that is the address of an array in global memory.
+    #[track_caller]
+    pub fn global<T: Stored>(&self, name: &str) -> Global<'_, T> {
+        Global::new(self.param::<u64>(name))
+    }
+
+    /// The address of a parameter that is a tensor map.
+    #[track_caller]
+    pub fn tensor_map(&self, name: &str) -> Value<'_, u64> {
+        let place = self.add_param(name, ParamKind::TensorMap);
+        self.pure::<u64>(Op::ParamAddress(place), &[]).named(name)
+    }
+
+    /// An array of `len` elements in shared memory, aligned to `align` bytes.
+    #[track_caller]
+    pub fn shared<T: Stored>(&self, name: &str, len: usize, align: usize) -> Shared<'_, T> {
+        let bytes = len * T::CLASS.bytes();
+        let place = {
+            let shared = &mut self.0.borrow_mut().kernel.shared;
+            shared.push(SharedArray { name: name.to_owned(), bytes, align });
+            shared.len() - 1
+        };
+        Shared::new(self.pure::<u32>(Op::SharedAddress(place), &[]).named(name))
+    }
+
+    /// A remark in the text.
+    pub fn comment(&self, text: &str) {
+        self.0.borrow_mut().comment(text);
+    }
+
+    /// A constant as a value.
+    pub fn constant<T: Scalar>(&self, value: T) -> Value<'_, T> {
+        Value::new(self, crate::ir::Operand::Const(value.bits()))
+    }
+
+    /// A variable that begins as `value`.
+    #[track_caller]
+    pub fn var<T: Scalar>(&self, name: &str, value: impl Of<T>) -> Var<'_, T> {
+        let var = self.unset_var(name);
+        var.set(value);
+        var
+    }
+
+    /// A variable that has to be set before it is read.
+    pub fn unset_var<T: Scalar>(&self, name: &str) -> Var<'_, T> {
+        Var::new(self, self.0.borrow_mut().variable(T::CLASS, name))
+    }
+
+    fn add_param(&self, name: &str, kind: ParamKind) -> usize {
+        let params = &mut self.0.borrow_mut().kernel.params;
+        params.push(Param { name: name.to_owned(), kind });
+        params.len() - 1
+    }
+}

@@ -1,0 +1,255 @@
+//! What must hold of a kernel, and the check that it does.
+//!
+//! 1. CTAs have a multiple of 32 threads, from 32 to 1024; clusters have 1 to 8 CTAs (16 is not portable).
+//! 2. The kernel, its parameters and registers have names that PTX allows, and no two registers or parameters the same.
+//! 3. Every instruction has the results and operands that its form asks for, of the right classes; constants only where the form
+//!    takes them, and offsets of addresses are constants.
+//! 4. A register is written on every way to where it is read.
+//! 5. `break` stands in a loop.
+//! 6. Shared arrays are aligned to powers of two up to 1024.
+//! 7. Sizes of copies, vectors, fragments and groups are those that the instruction has.
+
+use crate::{
+    ir::{Block, Inst, Kernel, Operand, Reg, Stmt},
+    isa::{Op, Slot, copies::Copy, matrix::Matrix, memory::Memory, types::Class},
+};
+use std::{collections::HashSet, error::Error, fmt, panic::Location};
+
+/// Why a kernel is none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Invalid {
+    /// The kernel's name.
+    pub kernel: String,
+    /// What is wrong, and what was expected.
+    pub why: String,
+    /// The line of the source, if it is one line's fault.
+    pub at: Option<&'static Location<'static>>,
+}
+
+impl Invalid {
+    pub(crate) fn new(kernel: &Kernel, why: impl Into<String>) -> Self {
+        Self { kernel: kernel.name.clone(), why: why.into(), at: None }
+    }
+}
+
+impl fmt::Display for Invalid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "kernel {}: {}", self.kernel, self.why)?;
+        self.at.map_or(Ok(()), |at| write!(f, " at {}:{}", at.file(), at.line()))
+    }
+}
+
+impl Error for Invalid {}
+
+/// Checks the invariants above.
+///
+/// # Errors
+/// The first that does not hold.
+pub fn check(kernel: &Kernel) -> Result<(), Invalid> {
+    let whole = |holds: bool, why: String| if holds { Ok(()) } else { Err(Invalid::new(kernel, why)) };
+    let threads = kernel.threads;
+    whole(
+        threads.is_multiple_of(32) && (32..=1024).contains(&threads),
+        format!("threads = {threads}, expected a multiple of 32 in 32..=1024"),
+    )?;
+    whole((1..=8).contains(&kernel.cluster), format!("cluster = {}, expected 1..=8", kernel.cluster))?;
+    let names = kernel.registers.iter().map(|register| &register.name);
+    unique(kernel, "register", names)?;
+    unique(kernel, "parameter", kernel.params.iter().map(|param| &param.name))?;
+    whole(is_name(&kernel.name), format!("name = {:?} is no identifier", kernel.name))?;
+    for array in &kernel.shared {
+        whole(
+            array.align.is_power_of_two() && array.align <= 1024,
+            format!(
+                "shared array {}: align = {}, expected a power of two up to 1024",
+                array.name, array.align
+            ),
+        )?;
+    }
+    let mut written = HashSet::new();
+    Checker { kernel }.block(&kernel.body, &mut written, &mut Vec::new()).map(|_| ())
+}
+
+fn is_name(name: &str) -> bool {
+    let mut letters = name.chars();
+    letters.next().is_some_and(|first| first.is_ascii_alphabetic())
+        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
+}
+
+fn unique<'a>(kernel: &Kernel, what: &str, names: impl Iterator<Item = &'a String>) -> Result<(), Invalid> {
+    let mut seen = HashSet::new();
+    for name in names {
+        if !is_name(name) {
+            return Err(Invalid::new(kernel, format!("{what} {name:?}: the name is no identifier")));
+        }
+        if !seen.insert(name) {
+            return Err(Invalid::new(kernel, format!("{what} {name:?}: there are two of this name")));
+        }
+    }
+    Ok(())
+}
+
+struct Checker<'a> {
+    kernel: &'a Kernel,
+}
+
+/// Registers that were written on every way to a place.
+type Written = HashSet<Reg>;
+
+impl Checker<'_> {
+    fn fail<T>(&self, at: &'static Location<'static>, why: String) -> Result<T, Invalid> {
+        Err(Invalid { at: Some(at), ..Invalid::new(self.kernel, why) })
+    }
+
+    /// Checks a block. `leaving` collects, for each open loop, what was written where it is left.
+    fn block(
+        &self,
+        block: &Block,
+        written: &mut Written,
+        leaving: &mut Vec<Vec<Written>>,
+    ) -> Result<(), Invalid> {
+        for stmt in block {
+            match stmt {
+                Stmt::Inst(inst) => self.inst(inst, written)?,
+                Stmt::Comment(_) => {}
+                Stmt::If { condition, then, otherwise, at } => {
+                    self.reads(condition.reg, Class::Pred, written, at)?;
+                    let mut other = written.clone();
+                    self.block(then, written, leaving)?;
+                    self.block(otherwise, &mut other, leaving)?;
+                    written.retain(|reg| other.contains(reg));
+                }
+                Stmt::Loop { body, .. } => {
+                    leaving.push(Vec::new());
+                    self.block(body, &mut written.clone(), leaving)?;
+                    let ways = leaving.pop().unwrap_or_default();
+                    // behind a loop that is never left, nothing is reached
+                    if let Some((first, others)) = ways.split_first() {
+                        *written = first.clone();
+                        written.retain(|reg| others.iter().all(|way| way.contains(reg)));
+                    }
+                }
+                Stmt::Break { condition, at } => {
+                    self.reads(condition.reg, Class::Pred, written, at)?;
+                    match leaving.last_mut() {
+                        Some(ways) => ways.push(written.clone()),
+                        None => return self.fail(at, "break outside of any loop".to_owned()),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn reads(
+        &self,
+        reg: Reg,
+        class: Class,
+        written: &Written,
+        at: &'static Location<'static>,
+    ) -> Result<(), Invalid> {
+        let Some(register) = self.kernel.registers.get(reg.index()) else {
+            return self.fail(at, format!("register {} does not exist", reg.0));
+        };
+        if register.class != class {
+            let (is, expected) = (register.class.ptx(), class.ptx());
+            return self.fail(at, format!("%{} is {is}, expected {expected}", register.name));
+        }
+        if !written.contains(&reg) {
+            return self.fail(at, format!("%{} is read where it may not have been written", register.name));
+        }
+        Ok(())
+    }
+
+    fn inst(&self, inst: &Inst, written: &mut Written) -> Result<(), Invalid> {
+        if let Some(why) = wrong_size(inst.op) {
+            return self.fail(inst.at, why);
+        }
+        let form = inst.op.form();
+        let by_kernel = matches!(inst.op, Op::Param(_) | Op::ParamAddress(_) | Op::SharedAddress(_));
+        if !by_kernel {
+            self.operands(inst, &form.operands, written)?;
+            self.results(inst, &form.results)?;
+        }
+        // the sums of a wgmma are read, too, unless its condition is known not to hold
+        written.extend(&inst.results);
+        Ok(())
+    }
+
+    fn results(&self, inst: &Inst, classes: &[Class]) -> Result<(), Invalid> {
+        let found: Vec<Option<Class>> =
+            inst.results.iter().map(|reg| self.kernel.registers.get(reg.index()).map(|r| r.class)).collect();
+        if found.iter().copied().eq(classes.iter().copied().map(Some)) {
+            return Ok(());
+        }
+        self.fail(inst.at, format!("{:?} has results {found:?}, expected {classes:?}", inst.op))
+    }
+
+    fn operands(&self, inst: &Inst, slots: &[Slot], written: &Written) -> Result<(), Invalid> {
+        let mut operands = inst.operands.iter();
+        for slot in slots {
+            let Some(&operand) = operands.next() else {
+                return self.fail(inst.at, format!("{:?} has too few operands", inst.op));
+            };
+            match (*slot, operand) {
+                (Slot::Value(class) | Slot::Register(class) | Slot::Address(class), Operand::Reg(reg)) => {
+                    self.reads(reg, class, written, inst.at)?;
+                }
+                (Slot::Value(Class::Pred) | Slot::Register(_), Operand::Const(_))
+                    if !matches!(inst.op, Op::Move(_)) =>
+                {
+                    return self.fail(inst.at, format!("{:?} takes a register, not a constant", inst.op));
+                }
+                (Slot::Immediate, Operand::Reg(_)) => {
+                    return self.fail(inst.at, format!("{:?} takes a constant, not a register", inst.op));
+                }
+                _ => {}
+            }
+            if matches!(slot, Slot::Address(_)) && !matches!(operands.next(), Some(Operand::Const(_))) {
+                return self.fail(inst.at, format!("{:?}: an address needs a constant offset", inst.op));
+            }
+        }
+        match operands.next() {
+            None => Ok(()),
+            Some(_) => self.fail(inst.at, format!("{:?} has too many operands", inst.op)),
+        }
+    }
+}
+
+/// What is wrong with the sizes of an instruction.
+fn wrong_size(op: Op) -> Option<String> {
+    let expect = |holds: bool, what: &str, is: usize, expected: &str| {
+        (!holds).then(|| format!("{what} = {is}, expected {expected}"))
+    };
+    match op {
+        Op::Memory(Memory::Load(_, element, count, _) | Memory::Store(_, element, count, _)) => {
+            let fits = matches!(count, 1 | 2 | 4) && count * element.bytes() <= 16;
+            expect(fits, "elements of a vector", count, "1, 2 or 4 of together at most 16 bytes")
+        }
+        Op::Copy(Copy::Async(bytes)) => {
+            expect(matches!(bytes, 4 | 8 | 16), "bytes of a copy", bytes, "4, 8 or 16")
+        }
+        Op::Copy(
+            Copy::TensorLoad(dims)
+            | Copy::TensorLoadMulticast(dims)
+            | Copy::TensorStore(dims)
+            | Copy::TensorPrefetch(dims),
+        ) => expect((1..=5).contains(&dims), "dimensions of a tensor", dims, "1 to 5"),
+        Op::Matrix(Matrix::Load(count, _) | Matrix::Store(count, _)) => {
+            expect(matches!(count, 1 | 2 | 4), "matrices", count, "1, 2 or 4")
+        }
+        Op::Matrix(Matrix::Wgmma { n, a, b, .. }) => {
+            let fits = n.is_multiple_of(8) && (8..=256).contains(&n);
+            expect(fits, "columns of a wgmma", n, "a multiple of 8 in 8..=256").or_else(|| {
+                expect(a.bytes() == b.bytes(), "bytes of an element of B", b.bytes(), "as many as of A")
+            })
+        }
+        Op::Sync(
+            crate::isa::sync::Sync::TakeRegisters(count) | crate::isa::sync::Sync::GiveRegisters(count),
+        ) => {
+            let fits = count.is_multiple_of(8) && (24..=256).contains(&count);
+            expect(fits, "registers of a thread", count as usize, "a multiple of 8 in 24..=256")
+        }
+        _ => None,
+    }
+}
