@@ -55,8 +55,7 @@ impl Flow {
         let natural = |&head: &usize| {
             // what is not reached around the head is reached through it alone
             let around = self.reach([0], |at| at == head);
-            let tail =
-                |at: &usize| reachable.contains(at) && (*at == head || !around.contains(at) || head == 0);
+            let tail = |at: &usize| reachable.contains(at) && (*at == head || !around.contains(at));
             let tails: Vec<usize> = before[head].iter().copied().filter(tail).collect();
             let body =
                 walk(tails.iter().copied().chain([head]), |at| if at == head { &[] } else { &before[at] });

@@ -106,3 +106,65 @@ pub(crate) fn table(all: &[Measured]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Measured, Overlap, table};
+    use crate::gate::{report::Report, sass::Code};
+
+    fn sound() -> Measured {
+        Measured {
+            kernel: "k".to_owned(),
+            arch: 90,
+            report: Report { registers: 168, ..Report::default() },
+            shared: 1024,
+            code: Code::parse("/*0000*/ HGMMA R24 ;\n/*0010*/ R2UR UR4, R1 ;\n"),
+            promises: true,
+            overlap: Some(Overlap { between: 19, all: 20 }),
+        }
+    }
+
+    #[test]
+    fn what_no_kernel_may_do_is_told_of() {
+        assert!(sound().violations().is_empty());
+        let spilled = |spill_stores, spill_loads| Report { spill_stores, spill_loads, ..Report::default() };
+        let lost = Report { losses: vec!["(C7512)".to_owned()], ..Report::default() };
+        let local =
+            Code::parse("/*0000*/ STL [R1], R2 ;\n/*0010*/ LDL R2, [R1] ;\n/*0020*/ LDL R2, [R1] ;\n");
+        for (bad, lines) in [
+            (Measured { report: spilled(8, 0), ..sound() }, &["8 bytes of spill stores, expected none"][..]),
+            (Measured { report: spilled(0, 4), ..sound() }, &["4 bytes of spill loads, expected none"]),
+            (Measured { report: lost, ..sound() }, &["(C7512)"]),
+            (
+                Measured { code: local, ..sound() },
+                &[
+                    "1 STL (stores to local memory), expected none",
+                    "2 LDL (loads from local memory), expected none",
+                ],
+            ),
+            (Measured { code: Code::default(), ..sound() }, &["the disassembly has no instructions"]),
+            (
+                Measured { overlap: Some(Overlap { between: 18, all: 20 }), ..sound() },
+                &["18 of 20 exponentials of the main loop lie between the waits, expected at least 95 %"],
+            ),
+            (
+                Measured { overlap: None, ..sound() },
+                &["promises overlap, but has no loop of products and exponentials"],
+            ),
+        ] {
+            assert_eq!(bad.violations(), lines);
+        }
+        assert!(Measured { overlap: None, promises: false, ..sound() }.violations().is_empty());
+    }
+
+    #[test]
+    fn a_row_of_the_table_has_what_was_measured() {
+        let text = table(&[sound()]);
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0].len(), rows[1].len() - 1, "95 % is two words");
+        assert_eq!(
+            rows[1],
+            ["k", "sm_90", "168", "0", "1024", "0", "1", "0", "0", "0", "0", "1", "95", "%", "0"]
+        );
+    }
+}

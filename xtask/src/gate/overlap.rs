@@ -50,15 +50,12 @@ impl Overlap {
             main.body.iter().copied().filter(kind).collect::<Vec<_>>()
         };
         let (first, last) = (waits(true), waits(false));
-        let leaves = |at: usize| !main.body.contains(&at);
-        // from the head, or from the end of all products, without the first wait
-        let idle =
-            flow.reach(last.iter().copied().chain([main.head]), |at| leaves(at) || first.contains(&at));
-        let busy =
-            flow.reach(first.iter().copied(), |at| leaves(at) || last.contains(&at) || at == main.head);
+        // from the head, or from the end of all products, without the first wait: all else is between the two
+        let idle = flow
+            .reach(last.into_iter().chain([main.head]), |at| !main.body.contains(&at) || first.contains(&at));
         let exponentials: Vec<usize> =
             main.body.iter().copied().filter(|&at| is_exponential(&code.insts[at])).collect();
-        let between = exponentials.iter().filter(|at| busy.contains(at) && !idle.contains(at)).count();
+        let between = exponentials.iter().filter(|at| !idle.contains(at)).count();
         Self { between, all: exponentials.len() }
     }
 }
@@ -83,7 +80,9 @@ mod tests {
     fn kernel(body: &[&str]) -> Code {
         let mut text = String::from("/*0000*/ MUFU.EX2 R1, R1 ;\n");
         text += ".L_x_0:\n/*0010*/ SYNCS P0, [UR6], R4 ;\n/*0020*/ @!P0 BRA `(.L_x_1) ;\n.L_x_2:\n";
-        text += &body.iter().map(|line| format!("/*0030*/ {line} ;\n")).collect::<String>();
+        for line in body {
+            text += &if line.ends_with(':') { format!("{line}\n") } else { format!("/*0030*/ {line} ;\n") };
+        }
         text += "/*0040*/ @P1 BRA `(.L_x_0) ;\n/*0050*/ MUFU.EX2 R1, R1 ;\n/*0060*/ EXIT ;\n";
         text += ".L_x_1:\n/*0070*/ SYNCS P0, [UR6], R4 ;\n/*0080*/ @!P0 BRA `(.L_x_1) ;\n/*0090*/ BRA `(.L_x_2) ;\n";
         Code::parse(&text)
@@ -92,6 +91,7 @@ mod tests {
     const PRODUCT: &str = "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], R24, gsb0";
     const EXP: &str = "MUFU.EX2 R16, R16";
     const FIRST: &str = "WARPGROUP.DEPBAR.LE gsb0, 0x1";
+    const LABEL: &str = ".L_x_3:";
     const LAST: &str = "WARPGROUP.DEPBAR.LE gsb0, 0x0";
 
     #[test]
@@ -114,9 +114,33 @@ mod tests {
     }
 
     #[test]
-    fn every_way_through_the_loop_counts() {
-        let code = kernel(&[PRODUCT, "@P3 BRA `(.L_x_2)", FIRST, "@P2 BRA `(.L_x_0)", EXP, LAST, EXP]);
-        assert_eq!(Overlap::of(&code).unwrap(), Overlap { between: 1, all: 2 });
+    fn a_way_around_the_first_wait_is_no_overlap() {
+        let overlap =
+            Overlap::of(&kernel(&[PRODUCT, "@P3 BRA `(.L_x_3)", FIRST, EXP, LABEL, EXP, LAST])).unwrap();
+        assert_eq!((overlap.between, overlap.all), (1, 2));
+    }
+
+    #[test]
+    fn only_exponentials_of_the_loop_count() {
+        let code = kernel(&[PRODUCT, PRODUCT, "MUFU.RCP R1, R1", FIRST, EXP, "MUFU.TANH R1, R1", LAST]);
+        assert_eq!(Overlap::of(&code).unwrap(), Overlap { between: 1, all: 1 });
+    }
+
+    #[test]
+    fn the_worst_of_the_innermost_loops_counts() {
+        let (good, bad) = ([PRODUCT, FIRST, EXP, LAST], [PRODUCT, FIRST, LAST, EXP]);
+        let inner = |body: [&'static str; 4]| [&[LABEL], &body[..], &["@P2 BRA `(.L_x_3)"]].concat();
+        // an outer loop around another, with an exponential of its own
+        let nested = Overlap::of(&kernel(&[&inner(good)[..], &[EXP]].concat())).unwrap();
+        assert_eq!((nested.between, nested.all), (1, 1));
+        for [first, second] in [[good, bad], [bad, good]] {
+            let second: Vec<String> =
+                inner(second).iter().map(|line| line.replace(".L_x_3", ".L_x_4")).collect();
+            let second = second.iter().map(String::as_str);
+            let body: Vec<&str> = inner(first).into_iter().chain(second).collect();
+            let worst = Overlap::of(&kernel(&body)).unwrap();
+            assert_eq!((worst.between, worst.all), (0, 1));
+        }
     }
 
     #[test]

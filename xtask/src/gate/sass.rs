@@ -65,9 +65,8 @@ fn inst(line: &str) -> Option<Inst> {
     };
     let body = body.trim_start();
     let (opcode, operands) = body.split_once(char::is_whitespace).unwrap_or((body, ""));
-    let guarded = !matches!(guard, "" | "PT" | "UPT");
     (!opcode.is_empty()).then(|| Inst {
-        guarded,
+        guarded: !guard.is_empty(),
         opcode: opcode.to_owned(),
         operands: operands.trim().to_owned(),
     })

@@ -4,7 +4,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    process::Command,
+    process::{Child, Command, Stdio},
 };
 
 /// The Python packages, and the versions that everything is measured with. The registry has no older disassembler; it reads
@@ -95,15 +95,23 @@ fn install(folder: &Path) -> Result<(), String> {
     succeed(pip, "pip install")
 }
 
+/// Runs a command whose output is shown; what it says last on its error stream is why it failed.
 fn succeed(mut command: Command, name: &str) -> Result<(), String> {
-    let status = command.status().map_err(|why| format!("`{name}` does not start: {why}"))?;
-    if status.success() { Ok(()) } else { Err(format!("`{name}` ended with {status}")) }
+    let child = command.stderr(Stdio::piped()).spawn();
+    let ended = child.and_then(Child::wait_with_output);
+    let ended = ended.map_err(|why| format!("`{name}` does not start: {why}"))?;
+    if ended.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+    Err(format!("`{name}` ended with {}: {}", ended.status, last.trim()))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Tools, stated};
-    use std::path::Path;
+    use super::{Tools, stated, succeed};
+    use std::{path::Path, process::Command};
 
     #[test]
     fn a_version_is_read_from_what_a_tool_says() {
@@ -111,6 +119,17 @@ mod tests {
             "ptxas: Ptx optimizing assembler\nCuda compilation tools, release 13.0, V13.0.88\nBuild x\n";
         assert_eq!(stated(text), Some("13.0.88"));
         assert_eq!(stated("GNU assembler version 2.40"), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn an_installation_that_fails_says_why() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo trying >&2; echo 'no such package' >&2; exit 3"]);
+        let why = succeed(command, "pip install").unwrap_err();
+        assert_eq!(why, "`pip install` ended with exit status: 3: no such package");
+        let why = succeed(Command::new("no/such/python"), "pip install").unwrap_err();
+        assert!(why.starts_with("`pip install` does not start: "), "{why}");
     }
 
     #[cfg(unix)]
