@@ -107,6 +107,7 @@ mod tests {
             ([PRODUCT, PRODUCT, FIRST, EXP, LAST, EXP], 1),
             ([EXP, PRODUCT, PRODUCT, FIRST, EXP, LAST], 1),
             ([PRODUCT, PRODUCT, "NOP", EXP, EXP, LAST], 0),
+            ([PRODUCT, PRODUCT, "NOP", EXP, EXP, "NOP"], 0),
         ] {
             let overlap = Overlap::of(&kernel(&body)).unwrap();
             assert_eq!((overlap.between, overlap.all), (between, 2), "{body:?}");

@@ -25,7 +25,8 @@ pub(crate) fn prove(assembler: &Assembler, kernels: &[Configured]) -> Result<usi
     };
     let sound = (sound.build)().map_err(|why| why.to_string())?;
     for (what, plant, words) in PLANTS {
-        let (kernel, text) = plant(&sound)?;
+        let planted = plant(&sound).map_err(|why| format!("the gate cannot plant {what}: {why}"));
+        let (kernel, text) = planted?;
         let violations = Measured::of_text(assembler, &kernel, &text, true)?.violations();
         if !violations.iter().any(|line| line.contains(words)) {
             return Err(format!("the gate does not catch {what}: expected `{words}`, got {violations:?}"));
