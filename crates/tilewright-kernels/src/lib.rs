@@ -2,11 +2,19 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`tile`] | the nouns and verbs: fragments, tiles, rings |
-//! | [`attention`] | attention |
+//! | [`tile`] | the nouns and verbs: fragments, tiles, rings, rows of vectors |
+//! | [`attention`] | attention, and merging its states |
+//! | [`append`] | new keys and values into pages |
+//! | [`norm`], [`rope`], [`activation`] | what a layer does beside attention and products |
+//! | [`softmax`] | probabilities of logits |
 //!
 //! Kernels know shapes and variants, no driver and no device.
 #![forbid(unsafe_code)]
 
+pub mod activation;
+pub mod append;
 pub mod attention;
+pub mod norm;
+pub mod rope;
+pub mod softmax;
 pub mod tile;
