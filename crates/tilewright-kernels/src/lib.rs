@@ -7,6 +7,7 @@
 //! | [`append`] | new keys and values into pages |
 //! | [`norm`], [`rope`], [`activation`] | what a layer does beside attention and products |
 //! | [`softmax`] | probabilities of logits |
+//! | [`gemm`] | matrix products |
 //!
 //! Kernels know shapes and variants, no driver and no device.
 #![forbid(unsafe_code)]
@@ -14,6 +15,7 @@
 pub mod activation;
 pub mod append;
 pub mod attention;
+pub mod gemm;
 pub mod norm;
 pub mod rope;
 pub mod softmax;
