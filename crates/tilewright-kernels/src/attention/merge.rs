@@ -190,7 +190,7 @@ impl<'k, T: Packed> Head<'k, T> {
             let numbers: Vec<_> = sums.iter().map(|sum| sum.get() * factor).collect();
             let vector = Vector::<T>::of(k, &numbers);
             k.when(at.is_there & place.in_rows, || {
-                vector.store(first.plus(at.after_first * T::PER_VECTOR as usize))
+                vector.store(first.plus(at.after_first * T::PER_VECTOR as usize));
             });
         }
         k.when(place.in_rows & place.thread.eq(0), || {

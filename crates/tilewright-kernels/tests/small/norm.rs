@@ -154,13 +154,10 @@ fn a_row_with_nan_becomes_nan() {
 
 #[test]
 fn refuses_rows_that_are_no_vectors() {
-    let error = |hidden| {
-        let config = Norm { hidden, weight_plus_one: false };
-        let why =
-            |kernel: Result<_, tilewright_ptx::verify::Invalid>| kernel.expect_err("refused").to_string();
-        (why(rmsnorm::<bf16>("norm", config)), why(fused_add_rmsnorm::<f32>("add", config)))
-    };
-    assert_eq!(error(100).0, "kernel norm: hidden = 100, expected a multiple of 8 in 8..=32768");
-    assert_eq!(error(0).1, "kernel add: hidden = 0, expected a multiple of 4 in 4..=16384");
-    assert_eq!(error(40_000).0, "kernel norm: hidden = 40000, expected a multiple of 8 in 8..=32768");
+    let config = |hidden| Norm { hidden, weight_plus_one: false };
+    let alone = |hidden| rmsnorm::<bf16>("norm", config(hidden)).expect_err("refused").to_string();
+    assert_eq!(alone(100), "kernel norm: hidden = 100, expected a multiple of 8 in 8..=32768");
+    assert_eq!(alone(40_000), "kernel norm: hidden = 40000, expected a multiple of 8 in 8..=32768");
+    let fused = fused_add_rmsnorm::<f32>("add", config(0)).expect_err("refused").to_string();
+    assert_eq!(fused, "kernel add: hidden = 0, expected a multiple of 4 in 4..=16384");
 }
