@@ -8,11 +8,13 @@
 //! | [`norm`], [`rope`], [`activation`] | what a layer does beside attention and products |
 //! | [`softmax`] | probabilities of logits |
 //! | [`gemm`] | matrix products |
+//! | [`all`] | every kernel in every configuration |
 //!
 //! Kernels know shapes and variants, no driver and no device.
 #![forbid(unsafe_code)]
 
 pub mod activation;
+mod all;
 pub mod append;
 pub mod attention;
 pub mod gemm;
@@ -20,3 +22,5 @@ pub mod norm;
 pub mod rope;
 pub mod softmax;
 pub mod tile;
+
+pub use all::{Configured, all, golden_texts};

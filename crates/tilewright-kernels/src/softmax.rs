@@ -56,7 +56,8 @@ pub fn softmax(name: &str, config: Softmax) -> Result<Kernel, Invalid> {
             greedy,
             || {
                 let first = row.first_of(max);
-                let [one, none] = [1.0, 0.0].map(|share| factor.is_nan().select(f32::NAN, share));
+                let one = factor.is_nan().select(f32::NAN, 1.0);
+                let none = one * 0.0; // NaN where that is
                 row.replace(|i, _| i.eq(first).select(one, none));
             },
             || row.replace(|_, x| ((x - max) * scale).exp2() * factor),
