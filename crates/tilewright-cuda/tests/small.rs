@@ -7,7 +7,7 @@ use tilewright::{
     reference::{activation, norm, rope as rotation, sampling},
     rope::{CosSinCache, Rope as Embedding, RopeStyle},
 };
-use tilewright_cuda::{Argument, Device, Result};
+use tilewright_cuda::{Argument, Buffer, Device, Result};
 use tilewright_kernels::{
     activation::{Activation, Gated, act_and_mul},
     append::{Append, append},
@@ -186,7 +186,7 @@ fn appending_to_pages() -> Result<()> {
     let (k_cache, v_cache) = (k_cache?, v_cache?);
     let (requests_d, positions_d) = (device.upload(&requests)?, device.upload(&positions)?);
     let (indptr_d, indices_d) = (device.upload(&[0_u32, pages as u32])?, device.upload(&indices)?);
-    let addresses = [&k_d, &v_d, &k_cache, &v_cache].map(|buffer| buffer.address());
+    let addresses = [&k_d, &v_d, &k_cache, &v_cache].map(Buffer::address);
     let table = [requests_d.address(), positions_d.address(), indptr_d.address(), indices_d.address()];
     // NHD for keys, HND for values
     let (page, dim_wide) = ((page_size * row) as u64, dim as u64);
