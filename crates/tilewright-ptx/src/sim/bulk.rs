@@ -154,7 +154,7 @@ impl Exec<'_, '_> {
         for &(from, to, (bytes, _)) in parts {
             if let Some(from) = from {
                 self.check_proxy((from, bytes), lane)?;
-                self.note(false, (from, bytes), lane, mine)?;
+                self.note(false, (from, bytes), lane, mark)?;
             }
             self.check_proxy((to, bytes), lane)?;
             self.note(true, (to, bytes), lane, mark)?;

@@ -147,11 +147,9 @@ impl Exec<'_, '_> {
 
     /// What this warp brings, after its registers were checked.
     fn arrival(&mut self, left: Left, results: Range, operands: Range) -> Result<Arrival, Trouble> {
-        if !self.world.program.threads.is_multiple_of(128) {
-            let message = format!(
-                "wgmma in a CTA of {} threads: expected whole warpgroups",
-                self.world.program.threads
-            );
+        let (threads, group) = (self.world.program.threads, self.warp.index / 4);
+        if 128 * (group + 1) > threads {
+            let message = format!("wgmma by warpgroup {group} of {threads} threads: expected 128 threads");
             return Err((FaultKind::BadArgument, message));
         }
         let inputs = if left == Left::Registers { 4 } else { 0 };
