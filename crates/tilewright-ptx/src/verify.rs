@@ -27,6 +27,11 @@ pub struct Invalid {
 }
 
 impl Invalid {
+    /// A kernel that cannot be made, and why.
+    pub fn of(kernel: &str, why: impl Into<String>) -> Self {
+        Self { kernel: kernel.to_owned(), why: why.into(), at: None }
+    }
+
     pub(crate) fn new(kernel: &Kernel, why: impl Into<String>) -> Self {
         Self { kernel: kernel.name.clone(), why: why.into(), at: None }
     }

@@ -21,6 +21,7 @@ pub struct Device {
     device: sys::CUdevice,
     name: String,
     arch: u32,
+    multiprocessors: u32,
 }
 
 impl Device {
@@ -53,10 +54,12 @@ impl Device {
         use sys::CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+            CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
         };
+        let multiprocessors = attribute(MULTIPROCESSORS)?.cast_unsigned();
         let arch = (attribute(MAJOR)? * 10 + attribute(MINOR)?).cast_unsigned();
         let name = called("cuDeviceGetName", result::device::get_name(device))?;
-        Ok(Self { device, name, arch })
+        Ok(Self { device, name, arch, multiprocessors })
     }
 
     /// As the driver calls it.
@@ -67,6 +70,11 @@ impl Device {
     /// Its compute capability: 90 is `sm_90`.
     pub fn arch(&self) -> u32 {
         self.arch
+    }
+
+    /// How many SMs it has.
+    pub fn multiprocessors(&self) -> u32 {
+        self.multiprocessors
     }
 
     /// Waits for all work on it.

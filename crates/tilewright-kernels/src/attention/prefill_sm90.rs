@@ -166,10 +166,14 @@ impl<'k, 'a> Cta<'k, 'a> {
         let (k, kv_head) = (self.k, self.head / (self.config.heads.0 / self.config.heads.1));
         k.give_registers(24);
         k.when(k.thread().eq(0), || {
-            self.q_full.arrive_expecting(self.q.bytes());
-            self.q.load(k, self.maps[0], (self.head, self.qo.begin + self.first_row), self.q_full);
-            let (keys, values) = (self.keys.1.cursor(k), self.values.1.cursor(k));
             let left = k.var("left", self.tiles());
+            // nobody would wait for queries that see nothing
+            k.when(left.get().gt(0), || {
+                self.q_full.arrive_expecting(self.q.bytes());
+                let corner = [self.qo.begin + self.first_row, self.head];
+                self.q.load(k, self.maps[0], &corner, self.q_full);
+            });
+            let (keys, values) = (self.keys.1.cursor(k), self.values.1.cursor(k));
             k.forever(|| {
                 k.leave_when(left.get().eq(0));
                 left.set(left.get() - 1);
@@ -178,7 +182,7 @@ impl<'k, 'a> Cta<'k, 'a> {
                     [(self.maps[1], self.keys, keys), (self.maps[2], self.values, values)]
                 {
                     let full = cursor.fill(tile.bytes());
-                    tile.stage(cursor.stage()).load(k, map, (kv_head, row), full);
+                    tile.stage(cursor.stage()).load(k, map, &[row, kv_head], full);
                     cursor.advance();
                 }
             });

@@ -45,21 +45,44 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         Self { memory: self.memory.byte(rows * 128), ..self }
     }
 
-    /// Loads the tile from a tensor map of `[heads, tokens, columns]` in boxes of a panel: from row `row` of head `head` on. The
-    /// barrier has to expect [`SharedTile::bytes`].
+    /// Loads the tile from a tensor map in boxes of a panel: its first row is at `corner`, the coordinates of the map's
+    /// dimensions but the innermost. The barrier has to expect [`SharedTile::bytes`].
     #[track_caller]
-    pub fn load(
+    pub fn load(self, k: &'k Builder, map: Value<'k, u64>, corner: &[Value<'k, u32>], barrier: Barrier<'k>) {
+        self.load_columns(k, map, (k.constant(0), corner), barrier);
+    }
+
+    /// The same from column `column` of the tensor on.
+    #[track_caller]
+    pub fn load_columns(
         self,
         k: &'k Builder,
         map: Value<'k, u64>,
-        (head, row): (Value<'k, u32>, Value<'k, u32>),
+        (column, corner): (Value<'k, u32>, &[Value<'k, u32>]),
         barrier: Barrier<'k>,
     ) {
         for panel in 0..self.columns / PANEL {
-            let column = k.constant((panel * PANEL) as u32);
-            let to = self.memory.plus(panel * PANEL * self.rows);
-            k.load_tensor(to, (map, &[column, row, head]), barrier, BulkOptions::default());
+            let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();
+            k.load_tensor(self.panel(panel), (map, &coordinates), barrier, BulkOptions::default());
         }
+    }
+
+    /// Stores the tile to a tensor map in boxes of a panel, in this thread's bulk group.
+    #[track_caller]
+    pub fn store_columns(
+        self,
+        k: &'k Builder,
+        map: Value<'k, u64>,
+        (column, corner): (Value<'k, u32>, &[Value<'k, u32>]),
+    ) {
+        for panel in 0..self.columns / PANEL {
+            let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();
+            k.store_tensor((map, &coordinates), self.panel(panel));
+        }
+    }
+
+    fn panel(self, panel: usize) -> Shared<'k, T> {
+        self.memory.plus(panel * PANEL * self.rows)
     }
 
     /// The first address, for those who write rows themselves.

@@ -250,7 +250,7 @@ instructions! {
     NegBf16x2      "neg.bf16x2"                    (a: Bf16x2) -> Bf16x2 [7.0 sm_80] { Bf16x2(-a.0, -a.1) }
     Ex2F16         "ex2.approx.f16"                (a: f16) -> f16 [7.0 sm_75] { f16::from_f32(a.to_f32().exp2()) }
     Ex2F16x2       "ex2.approx.f16x2"              (a: F16x2) -> F16x2 [7.0 sm_75] { F16x2(f16::from_f32(a.0.to_f32().exp2()), f16::from_f32(a.1.to_f32().exp2())) }
-    Ex2Bf16x2      "ex2.approx.ftz.bf16x2"         (a: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(flush(a.0.to_f32()).exp2()), bf16::from_f32(flush(a.1.to_f32()).exp2())) }
+    Ex2Bf16x2      "ex2.approx.ftz.bf16x2"         (a: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(flush(flush(a.0.to_f32()).exp2())), bf16::from_f32(flush(flush(a.1.to_f32()).exp2()))) }
     TanhF16x2      "tanh.approx.f16x2"             (a: F16x2) -> F16x2 [7.0 sm_75] { F16x2(f16::from_f32(a.0.to_f32().tanh()), f16::from_f32(a.1.to_f32().tanh())) }
     TanhBf16x2     "tanh.approx.bf16x2"            (a: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(a.0.to_f32().tanh()), bf16::from_f32(a.1.to_f32().tanh())) }
 

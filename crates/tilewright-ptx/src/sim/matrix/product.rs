@@ -86,10 +86,10 @@ fn multiply(elements: (Elements, Elements), a: &[Row], b: &[Row], sums: &mut [&m
     assert_eq!(b.len() % 8, 0, "columns come in eights");
     assert_eq!(elements.0 == Elements::S8, elements.1 == Elements::S8, "whole numbers meet whole numbers");
     if elements.0 == Elements::S8 {
-        panels(&widen(a, i8s), &widen(b, i8s), 32, sums);
+        add_products(&widen(a, i8s), &widen(b, i8s), 32, sums);
     } else {
         let (a, b) = (floats(elements.0, a), floats(elements.1, b));
-        panels(&a, &b, elements.0.depth(), sums);
+        add_products(&a, &b, elements.0.depth(), sums);
     }
 }
 
@@ -109,7 +109,7 @@ impl Sum for f32 {
 impl Sum for i32 {
     #[inline(always)]
     fn plus_product(self, a: Self, b: Self) -> Self {
-        self.wrapping_add(a * b)
+        self.wrapping_add(a.wrapping_mul(b))
     }
 }
 
@@ -148,57 +148,47 @@ fn i8s(row: &Row) -> [i32; 32] {
     row.map(|byte| i32::from(byte.cast_signed()))
 }
 
-/// Where a panel has its columns: what a register's neighbouring lanes hold, side by side.
+/// Where eight columns lie side by side: those that neighbouring lanes of one register hold, then those of the next.
 const COLUMNS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
-/// Adds the products, 8 columns at a time: those are four registers of each warp, and a panel of B that stays in cache.
-fn panels<T: Sum>(a: &[T], b: &[T], depth: usize, sums: &mut [&mut [Lanes]]) {
-    let mut panel = vec![[T::default(); 8]; depth];
-    for (block, columns) in b.chunks_exact(8 * depth).enumerate() {
-        for (k, line) in panel.iter_mut().enumerate() {
-            *line = COLUMNS.map(|column| columns[column * depth + k]);
-        }
-        for (rows, registers) in a.chunks_exact(16 * depth).zip(sums.iter_mut()) {
-            let (upper, lower) = registers[4 * block..4 * block + 4].split_at_mut(2);
-            let (first, second) = rows.split_at(8 * depth);
-            add_eight_rows(first, &panel, upper);
-            add_eight_rows(second, &panel, lower);
-        }
+/// Adds the products, row by row: all columns of a row are one vector, which the compiler divides as the processor likes.
+fn add_products<T: Sum>(a: &[T], b: &[T], depth: usize, sums: &mut [&mut [Lanes]]) {
+    let num_columns = b.len() / depth;
+    let mut lines = Vec::with_capacity(b.len());
+    for k in 0..depth {
+        let line =
+            b.chunks_exact(8 * depth).flat_map(|eight| COLUMNS.map(|column| eight[column * depth + k]));
+        lines.extend(line);
     }
-}
-
-/// Eight rows of A and a panel of B: two registers of the warp, of which a row has four lanes each. Four rows at a time, since
-/// the processor's registers hold so many sums.
-fn add_eight_rows<T: Sum>(a: &[T], panel: &[[T; 8]], registers: &mut [Lanes]) {
-    let [even, odd] = registers else { unreachable!("two registers") };
-    for (half, rows) in a.chunks_exact(4 * panel.len()).enumerate() {
-        let lane = |row: usize| 4 * (4 * half + row);
-        let mut tile: [[T; 8]; 4] = std::array::from_fn(|row| {
-            let (even, odd) = (&even[lane(row)..][..4], &odd[lane(row)..][..4]);
-            std::array::from_fn(|at| T::from_bits(if at < 4 { even[at] } else { odd[at - 4] }))
-        });
-        add_products(rows, panel, &mut tile);
-        for (row, line) in tile.iter().enumerate() {
-            let (even, odd) = (&mut even[lane(row)..][..4], &mut odd[lane(row)..][..4]);
-            for at in 0..4 {
-                (even[at], odd[at]) = (line[at].bits(), line[at + 4].bits());
+    let mut line = vec![T::default(); num_columns];
+    for (rows, registers) in a.chunks_exact(16 * depth).zip(sums) {
+        for (row, a) in rows.chunks_exact(depth).enumerate() {
+            let (half, lanes) = (2 * (row / 8), 4 * (row % 8)..4 * (row % 8) + 4);
+            for (eight, registers) in line.chunks_exact_mut(8).zip(registers.chunks_exact(4)) {
+                let (even, odd) = (&registers[half][lanes.clone()], &registers[half + 1][lanes.clone()]);
+                for (sum, &bits) in eight.iter_mut().zip(even.iter().chain(odd)) {
+                    *sum = T::from_bits(bits);
+                }
+            }
+            add_row(a, &lines, &mut line);
+            for (eight, registers) in line.chunks_exact(8).zip(registers.chunks_exact_mut(4)) {
+                for at in 0..4 {
+                    registers[half][lanes.start + at] = eight[at].bits();
+                    registers[half + 1][lanes.start + at] = eight[at + 4].bits();
+                }
             }
         }
     }
 }
 
-#[inline(always)]
-fn add_products<T: Sum>(rows: &[T], panel: &[[T; 8]], tile: &mut [[T; 8]; 4]) {
-    let (first, rest) = rows.split_at(panel.len());
-    let (second, rest) = rest.split_at(panel.len());
-    let (third, fourth) = rest.split_at(panel.len());
-    let mut sums = *tile;
-    for ((((line, &a0), &a1), &a2), &a3) in panel.iter().zip(first).zip(second).zip(third).zip(fourth) {
-        for (row, a) in [a0, a1, a2, a3].into_iter().enumerate() {
-            for (sum, &b) in sums[row].iter_mut().zip(line) {
-                *sum = sum.plus_product(a, b);
-            }
+/// Adds a row of A times all columns of B, four steps in depth at a time, so that sums are loaded and stored less often.
+fn add_row<T: Sum>(a: &[T], b: &[T], sums: &mut [T]) {
+    for (a, lines) in a.chunks_exact(4).zip(b.chunks_exact(4 * sums.len())) {
+        let (b01, b23) = lines.split_at(2 * sums.len());
+        let ((b0, b1), (b2, b3)) = (b01.split_at(sums.len()), b23.split_at(sums.len()));
+        for ((((sum, &b0), &b1), &b2), &b3) in sums.iter_mut().zip(b0).zip(b1).zip(b2).zip(b3) {
+            let half = sum.plus_product(a[0], b0).plus_product(a[1], b1);
+            *sum = half.plus_product(a[2], b2).plus_product(a[3], b3);
         }
     }
-    *tile = sums;
 }

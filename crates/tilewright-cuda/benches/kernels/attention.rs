@@ -1,0 +1,70 @@
+//! Prefill of one request, 32 query heads and 8 KV heads of 128, in bf16.
+
+use super::{Case, gemm::noise};
+use half::bf16;
+use std::error::Error;
+use tilewright_cuda::{Argument, Device};
+use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
+use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
+
+const DIM: u64 = 128;
+const HEADS: (u32, u32) = (32, 8);
+
+pub(crate) const NAMES: [&str; 6] = [
+    "prefill.full.2048",
+    "prefill.full.8192",
+    "prefill.full.16384",
+    "prefill.causal.2048",
+    "prefill.causal.8192",
+    "prefill.causal.16384",
+];
+
+/// Hands the case of a name to `time`.
+pub(crate) fn with_case<T>(
+    device: &Device,
+    name: &str,
+    time: impl FnOnce(&Case<'_>) -> Result<T, Box<dyn Error>>,
+) -> Result<T, Box<dyn Error>> {
+    let (causal, len) =
+        (name.contains("causal"), name.rsplit('.').next().unwrap_or_default().parse::<u32>()?);
+    let function = device.load(&prefill("prefill", Prefill { heads: HEADS, causal }, None)?)?;
+    let elements = |heads: u32| (len * heads) as usize * DIM as usize;
+    let upload = |heads: u32| device.upload(&noise(elements(heads)));
+    let (q, k, v) = (upload(HEADS.0)?, upload(HEADS.1)?, upload(HEADS.1)?);
+    let o = device.filled::<bf16>(elements(HEADS.0), 0)?;
+    let lse = device.filled::<f32>((len * HEADS.0) as usize, 0)?;
+    let indptr = device.upload(&[0_u32, len])?;
+    let map = |address: u64, heads: u32| {
+        Argument::TensorMap(TensorMap {
+            element_bytes: 2,
+            address,
+            dims: vec![DIM, u64::from(len), u64::from(heads)],
+            strides: vec![u64::from(heads) * DIM * 2, DIM * 2],
+            box_dims: vec![64, 128, 1],
+            swizzle: Swizzle::B128,
+        })
+    };
+    let arguments = [
+        map(q.address(), HEADS.0),
+        map(k.address(), HEADS.1),
+        map(v.address(), HEADS.1),
+        Argument::U64(o.address()),
+        Argument::U64(lse.address()),
+        Argument::U64(indptr.address()),
+        Argument::U64(indptr.address()),
+        Argument::F32(std::f32::consts::LOG2_E / (DIM as f32).sqrt()),
+    ];
+    let grid = [len.div_ceil(128), HEADS.0, 1];
+    let pairs = f64::from(len) * f64::from(len) / if causal { 2.0 } else { 1.0 };
+    let calls = (1 << 29) / (len as usize * len as usize) + 1;
+    time(&Case {
+        name: name.to_owned(),
+        flops: 4.0 * pairs * DIM as f64 * f64::from(HEADS.0),
+        calls,
+        call: Box::new(|| function.launch(grid, &arguments)),
+        asked: format!(
+            "{{\"attention\": [{}, {}, {len}], \"causal\": {causal}, \"calls\": {calls}}}",
+            HEADS.0, HEADS.1
+        ),
+    })
+}

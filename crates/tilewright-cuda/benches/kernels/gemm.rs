@@ -1,0 +1,63 @@
+//! `D = A · Bᵀ` in bf16.
+
+use super::Case;
+use half::bf16;
+use std::error::Error;
+use tilewright_cuda::{Argument, Device};
+use tilewright_kernels::gemm::sm90::{Gemm, TILE_ROWS, gemm};
+use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
+
+/// Tile columns, and rows, columns and depth.
+pub(crate) const NAMES: [&str; 4] = [
+    "gemm.256.8192x8192x8192",
+    "gemm.128.8192x8192x8192",
+    "gemm.256.4096x4096x4096",
+    "gemm.256.16384x4096x4096",
+];
+
+/// Hands the case of a name to `time`.
+pub(crate) fn with_case<T>(
+    device: &Device,
+    name: &str,
+    time: impl FnOnce(&Case<'_>) -> Result<T, Box<dyn Error>>,
+) -> Result<T, Box<dyn Error>> {
+    let numbers: Vec<usize> = name.split(['.', 'x']).filter_map(|part| part.parse().ok()).collect();
+    let &[tile_columns, m, n, k] = &numbers[..] else { return Err(format!("{name} is no case").into()) };
+    let function = device.load(&gemm("gemm", Gemm { tile_columns })?)?;
+    let (a, b) = (device.upload(&noise(m * k))?, device.upload(&noise(n * k))?);
+    let d = device.filled::<bf16>(m * n, 0)?;
+    let map = |address: u64, [rows, columns]: [usize; 2], box_rows: usize| {
+        Argument::TensorMap(TensorMap {
+            element_bytes: 2,
+            address,
+            dims: vec![columns as u64, rows as u64],
+            strides: vec![columns as u64 * 2],
+            box_dims: vec![64, box_rows as u32],
+            swizzle: Swizzle::B128,
+        })
+    };
+    let arguments = [
+        map(a.address(), [m, k], TILE_ROWS),
+        map(b.address(), [n, k], tile_columns),
+        map(d.address(), [m, n], 64),
+        Argument::U32(m as u32),
+        Argument::U32(n as u32),
+        Argument::U32(k as u32),
+    ];
+    let tiles = m.div_ceil(TILE_ROWS) * n.div_ceil(tile_columns);
+    let grid = [device.multiprocessors().min(tiles as u32), 1, 1];
+    time(&Case {
+        name: name.to_owned(),
+        flops: 2.0 * (m * n * k) as f64,
+        calls: (1 << 42) / (m * n * k) + 1,
+        call: Box::new(|| function.launch(grid, &arguments)),
+        asked: format!("{{\"gemm\": [{m}, {n}, {k}], \"calls\": {}}}", (1_usize << 42) / (m * n * k) + 1),
+    })
+}
+
+/// Uniform in -0.5..0.5.
+pub(crate) fn noise(len: usize) -> Vec<bf16> {
+    (0..len as u32)
+        .map(|i| bf16::from_f32((i.wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0 - 0.5))
+        .collect()
+}

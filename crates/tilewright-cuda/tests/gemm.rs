@@ -1,0 +1,77 @@
+//! Matrix products on the GPU of this machine, against their definition. Without a GPU they say so.
+
+use half::bf16;
+use tilewright_cuda::{Argument, Device, Result};
+use tilewright_kernels::gemm::sm90::{Gemm, TILE_ROWS, gemm};
+use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
+
+#[test]
+fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
+    let device = match Device::open() {
+        Ok(device) if device.arch() == 90 => device,
+        Ok(device) => {
+            println!("skipped: {} is sm_{}, the kernel is for sm_90a", device.name(), device.arch());
+            return Ok(());
+        }
+        Err(why) => {
+            println!("skipped: {why}");
+            return Ok(());
+        }
+    };
+    for tile_columns in [128, 256] {
+        for shape in [[128, 256, 64], [1, 8, 8], [300, 520, 200], [129, 264, 1000], [2500, 1000, 72]] {
+            product(&device, Gemm { tile_columns }, shape)?;
+        }
+    }
+    Ok(())
+}
+
+fn noise(len: usize, seed: u64) -> Vec<bf16> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0)
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+fn product(device: &Device, config: Gemm, [m, n, k]: [usize; 3]) -> Result<()> {
+    let kernel = gemm("gemm", config).expect("a valid kernel");
+    let function = device.load(&kernel)?;
+    let (a, b) = (noise(m * k, 1), noise(n * k, 2));
+    let (a_d, b_d) = (device.upload(&a)?, device.upload(&b)?);
+    let d_d = device.filled::<u16>(m * n, 0xff)?;
+    let map = |address: u64, [rows, columns]: [usize; 2], box_rows: usize| {
+        Argument::TensorMap(TensorMap {
+            element_bytes: 2,
+            address,
+            dims: vec![columns as u64, rows as u64],
+            strides: vec![columns as u64 * 2],
+            box_dims: vec![64, box_rows as u32],
+            swizzle: Swizzle::B128,
+        })
+    };
+    let arguments = [
+        map(a_d.address(), [m, k], TILE_ROWS),
+        map(b_d.address(), [n, k], config.tile_columns),
+        map(d_d.address(), [m, n], 64),
+        Argument::U32(m as u32),
+        Argument::U32(n as u32),
+        Argument::U32(k as u32),
+    ];
+    let tiles = m.div_ceil(TILE_ROWS) * n.div_ceil(config.tile_columns);
+    // fewer CTAs than tiles, so that some take several
+    function.launch([tiles.min(7) as u32, 1, 1], &arguments)?;
+    device.synchronize()?;
+    for (at, found) in d_d.download()?.into_iter().enumerate() {
+        let (row, column) = (at / n, at % n);
+        let expected: f64 = (0..k).map(|i| a[row * k + i].to_f64() * b[column * k + i].to_f64()).sum();
+        let found = bf16::from_bits(found).to_f64();
+        let tolerance = 1e-2 * (k as f64).sqrt().max(expected.abs());
+        assert!(
+            (found - expected).abs() <= tolerance,
+            "{config:?} {m}x{n}x{k}: d[{row}, {column}] = {found}, expected {expected}"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,242 @@
+//! `D = A · Bᵀ` on Hopper: bf16 with f32 sums, persistent, warp-specialised.
+//!
+//! ```text
+//! CTA      tiles of D, one after another: a producer warpgroup, and two consumers of 64 rows each
+//! producer for each tile, for each 64 columns of A and B:  both, into one ring
+//! consumer for each tile:  D = Σ A · Bᵀ, one group of products in flight;  D to shared memory and from there by TMA
+//! ```
+//!
+//! Tiles are taken in bands of 16 rows of tiles, column by column, so that what CTAs read at one time fits into L2.
+//!
+//! Shapes: A `[m, k]`, B `[n, k]`, D `[m, n]`, rows 16-byte aligned; k is at least 1. What is outside of a matrix counts as 0 and
+//! is not written. Grid: `[any number of CTAs up to that of tiles, 1, 1]`.
+
+use crate::tile::{Cursor, Ring, SharedTile, Sums};
+use tilewright_ptx::{
+    build::{Builder, Value, WgmmaLeft, WgmmaOperands},
+    ir::Kernel,
+    isa::{
+        matrix::{Elements, Major},
+        sync::Fence,
+    },
+    verify::Invalid,
+};
+
+/// Rows of a tile of D, 64 for each consumer.
+pub const TILE_ROWS: usize = 128;
+/// Columns of A and B that a stage holds.
+const DEPTH: usize = 64;
+/// Columns of D that a consumer writes at once.
+const STORE_COLUMNS: usize = 128;
+const THREADS: u32 = 384;
+const CONSUMERS: u32 = 2;
+/// Rows of tiles of a band.
+const BAND: u32 = 16;
+const BF16: (Elements, Elements) = (Elements::Bf16, Elements::Bf16);
+
+/// What a kernel is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gemm {
+    /// Columns of a tile of D: 128 or 256.
+    pub tile_columns: usize,
+}
+
+impl Gemm {
+    /// As many stages as fit.
+    fn stages(self) -> usize {
+        if self.tile_columns == 256 { 4 } else { 6 }
+    }
+}
+
+/// The kernel. Parameters: maps of A and B in boxes of `[128, 64]` and `[tile_columns, 64]`, of D in boxes of `[64, 64]`; m, n, k.
+///
+/// # Errors
+/// When `tile_columns` is neither 128 nor 256.
+pub fn gemm(name: &str, config: Gemm) -> Result<Kernel, Invalid> {
+    if !matches!(config.tile_columns, 128 | 256) {
+        let why = format!("tile_columns = {}, expected 128 or 256", config.tile_columns);
+        return Err(Invalid::of(name, why));
+    }
+    Builder::kernel(name, THREADS, |k| {
+        let cta = Cta::new(k, config);
+        cta.init();
+        let group = (k.thread() >> 7).of_lane(0).named("warpgroup");
+        k.when_else(group.eq(0), || cta.produce(), || Consumer::new(&cta, group - 1).run());
+    })
+}
+
+/// What all warps of a CTA know.
+struct Cta<'k> {
+    k: &'k Builder,
+    config: Gemm,
+    a_map: Value<'k, u64>,
+    b_map: Value<'k, u64>,
+    d_map: Value<'k, u64>,
+    /// Tiles of D, downwards and sideways.
+    tiles: (Value<'k, u32>, Value<'k, u32>),
+    /// Stages of a tile.
+    steps: Value<'k, u32>,
+    a: SharedTile<'k>,
+    b: SharedTile<'k>,
+    /// Part of the rows of each consumer, on its way out.
+    d: SharedTile<'k>,
+    ring: Ring<'k>,
+}
+
+impl<'k> Cta<'k> {
+    fn new(k: &'k Builder, config: Gemm) -> Self {
+        let [a_map, b_map, d_map] = ["a_map", "b_map", "d_map"].map(|name| k.tensor_map(name));
+        let [m, n, depth] = ["m", "n", "k"].map(|name| k.param::<u32>(name));
+        let (columns, stages) = (config.tile_columns as u32, config.stages());
+        Self {
+            k,
+            config,
+            a_map,
+            b_map,
+            d_map,
+            tiles: ((m + (TILE_ROWS - 1) as u32) / TILE_ROWS as u32, (n + (columns - 1)) / columns),
+            steps: ((depth + (DEPTH - 1) as u32) / DEPTH as u32).named("steps"),
+            a: SharedTile::new(k, "a", (TILE_ROWS, DEPTH), stages),
+            b: SharedTile::new(k, "b", (config.tile_columns, DEPTH), stages),
+            d: SharedTile::new(k, "d", (64, STORE_COLUMNS), CONSUMERS as usize),
+            ring: Ring::new(k, "ring", stages),
+        }
+    }
+
+    fn init(&self) {
+        let k = self.k;
+        k.when(k.thread().eq(0), || {
+            self.ring.init(k, CONSUMERS);
+            k.fence(Fence::MbarrierInit);
+        });
+        k.sync_threads();
+    }
+
+    /// Calls `body` with the first row and column of every tile of this CTA.
+    fn for_each_tile(&self, body: impl FnOnce(Value<'k, u32>, Value<'k, u32>)) {
+        let k = self.k;
+        let (down, sideways) = self.tiles;
+        k.repeat((k.cta(), down * sideways), k.ctas(), |tile| {
+            let of_band = sideways * BAND;
+            let band = tile / of_band;
+            let inside = tile % of_band;
+            let height = (down - band * BAND).min(BAND);
+            let (row, column) = (band * BAND + inside % height, inside / height);
+            body(row * TILE_ROWS as u32, column * self.config.tile_columns as u32);
+        });
+    }
+
+    fn produce(&self) {
+        let k = self.k;
+        k.give_registers(40);
+        k.when(k.thread().eq(0), || {
+            let cursor = self.ring.cursor(k);
+            self.for_each_tile(|row, column| {
+                k.repeat((0, self.steps), 1, |step| {
+                    let full = cursor.fill(self.a.bytes() + self.b.bytes());
+                    let depth = step * DEPTH as u32;
+                    self.a.stage(cursor.stage()).load_columns(k, self.a_map, (depth, &[row]), full);
+                    self.b.stage(cursor.stage()).load_columns(k, self.b_map, (depth, &[column]), full);
+                    cursor.advance();
+                });
+            });
+        });
+    }
+}
+
+/// 64 rows of each tile, one warpgroup.
+struct Consumer<'c, 'k> {
+    cta: &'c Cta<'k>,
+    k: &'k Builder,
+    /// Which of the two.
+    index: Value<'k, u32>,
+    /// The thread in its warpgroup.
+    thread: Value<'k, u32>,
+    d: SharedTile<'k>,
+    sums: Sums<'k>,
+    /// The stage that is read next, and the one whose products are in flight.
+    next: Cursor<'k>,
+    in_flight: Cursor<'k>,
+}
+
+impl<'c, 'k> Consumer<'c, 'k> {
+    fn new(cta: &'c Cta<'k>, index: Value<'k, u32>) -> Self {
+        let k = cta.k;
+        k.take_registers(232);
+        Self {
+            cta,
+            k,
+            index,
+            thread: (k.thread() & 127).named("thread_of_group"),
+            d: cta.d.stage(index),
+            sums: Sums::unset(k, "d", cta.config.tile_columns),
+            next: cta.ring.cursor(k),
+            in_flight: cta.ring.cursor(k),
+        }
+    }
+
+    fn run(&self) {
+        let k = self.k;
+        self.cta.for_each_tile(|row, column| {
+            self.sums.registers().iter().for_each(|sum| sum.set(0.0));
+            self.multiply();
+            k.repeat((1, self.cta.steps), 1, |_| {
+                self.multiply();
+                k.wgmma_wait(1);
+                self.release();
+            });
+            k.wgmma_wait(0);
+            self.release();
+            self.store(row, column);
+        });
+        // what is still on its way reads shared memory
+        k.when(self.thread.eq(0), || k.wait_bulk(0));
+    }
+
+    /// Starts the products of a stage.
+    fn multiply(&self) {
+        self.next.wait_full();
+        let a = self.cta.a.stage(self.next.stage()).from_row(self.index << 6).rows_descriptor();
+        let b = self.cta.b.stage(self.next.stage()).rows_descriptor();
+        self.k.wgmma_fence();
+        for step in 0..DEPTH / 16 {
+            let (left, right) = (WgmmaLeft::Shared(a.depth_step(step), Major::K), b.depth_step(step));
+            let operands = WgmmaOperands { elements: BF16, left, right, right_major: Major::K };
+            self.k.wgmma(self.sums.registers(), operands, true);
+        }
+        self.k.wgmma_commit();
+        self.next.advance();
+    }
+
+    /// One thread says that the products of the oldest stage are done.
+    fn release(&self) {
+        self.k.when(self.thread.eq(0), || self.in_flight.release());
+        self.in_flight.advance();
+    }
+
+    /// Rounds the sums and writes them, some columns at a time, through shared memory.
+    fn store(&self, row: Value<'k, u32>, column: Value<'k, u32>) {
+        let k = self.k;
+        let (warp, lane) = ((self.thread >> 5).named("warp_of_group"), k.lane());
+        // four matrices of 8 by 8 at once: 16 rows and 16 columns
+        let (row_of_lane, chunk_of_lane) = ((warp << 4) + (lane & 15), lane >> 4);
+        for first in (0..self.cta.config.tile_columns).step_by(STORE_COLUMNS) {
+            k.when(self.thread.eq(0), || k.wait_bulk_read(0));
+            k.sync_some(self.index + 1, 128);
+            for block in (0..STORE_COLUMNS).step_by(16) {
+                // registers of 16 columns: halves of rows alternate, then the next 8 columns
+                let words =
+                    std::array::from_fn(|i| self.sums.pair(k, (first + block) / 4 + i).reinterpret::<u32>());
+                let to = self.d.chunk(row_of_lane, chunk_of_lane + (block / 8) as u32);
+                k.store_matrix::<4, _>(to, words, false);
+            }
+            k.fence(Fence::ProxyAsyncShared);
+            k.sync_some(self.index + 1, 128);
+            k.when(self.thread.eq(0), || {
+                let corner = [row + (self.index << 6)];
+                self.d.store_columns(k, self.cta.d_map, (column + first as u32, &corner));
+                k.commit_bulk();
+            });
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Kernels with a mistake: statements taken out, moved or changed.
+
+use tilewright_ptx::{
+    ir::{Block, Inst, Kernel, Operand, Stmt},
+    isa::Op,
+};
+
+/// What a statement is looked for by: the kind of instruction, and a piece of its source line.
+pub(crate) struct Find<'a> {
+    pub(crate) op: &'a dyn Fn(&Inst) -> bool,
+    /// Which of those that fit, in the order of the text.
+    pub(crate) nth: usize,
+}
+
+/// Looks for an instruction.
+pub(crate) fn find(op: &dyn Fn(&Inst) -> bool, nth: usize) -> Find<'_> {
+    Find { op, nth }
+}
+
+/// Looks for an operation.
+pub(crate) fn is(op: Op) -> impl Fn(&Inst) -> bool {
+    move |inst| inst.op == op
+}
+
+/// Takes an instruction out; gives it.
+pub(crate) fn remove(kernel: &mut Kernel, what: &Find<'_>) -> Inst {
+    let mut found = None;
+    let mut left = what.nth;
+    visit(&mut kernel.body, &mut |block, at| {
+        if let Stmt::Inst(inst) = &block[at]
+            && found.is_none()
+            && (what.op)(inst)
+        {
+            if left == 0 {
+                found = Some(inst.clone());
+                block.remove(at);
+                return;
+            }
+            left -= 1;
+        }
+    });
+    found.expect("the kernel has such an instruction")
+}
+
+/// Changes an instruction.
+pub(crate) fn change(kernel: &mut Kernel, what: &Find<'_>, edit: impl Fn(&mut Inst)) {
+    let mut left = Some(what.nth);
+    visit(&mut kernel.body, &mut |block, at| {
+        if let Stmt::Inst(inst) = &mut block[at]
+            && (what.op)(inst)
+        {
+            match left {
+                Some(0) => {
+                    edit(inst);
+                    left = None;
+                }
+                Some(more) => left = Some(more - 1),
+                None => {}
+            }
+        }
+    });
+    assert!(left.is_none(), "the kernel has such an instruction");
+}
+
+/// Takes out the loop that waits by instruction `what`.
+pub(crate) fn remove_wait(kernel: &mut Kernel, what: &Find<'_>) {
+    let (mut left, mut done) = (what.nth, false);
+    visit(&mut kernel.body, &mut |block, at| {
+        let waits = |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if (what.op)(inst));
+        if let Stmt::Loop { body, .. } = &block[at]
+            && !done
+            && body.len() <= 3
+            && body.iter().any(waits)
+        {
+            if left == 0 {
+                block.remove(at);
+                done = true;
+                return;
+            }
+            left -= 1;
+        }
+    });
+    assert!(done, "the kernel has such a wait");
+}
+
+/// Moves a wait for products behind the `past` statements that follow it.
+pub(crate) fn delay(kernel: &mut Kernel, what: &Find<'_>, past: usize) {
+    let (mut left, mut done) = (what.nth, false);
+    visit(&mut kernel.body, &mut |block, at| {
+        if let Stmt::Inst(inst) = &block[at]
+            && !done
+            && (what.op)(inst)
+        {
+            if left == 0 {
+                let inst = block.remove(at);
+                block.insert((at + past).min(block.len()), inst);
+                done = true;
+                return;
+            }
+            left -= 1;
+        }
+    });
+    assert!(done, "the kernel has such an instruction");
+}
+
+/// Adds to a constant operand.
+pub(crate) fn add(inst: &mut Inst, operand: usize, by: i64) {
+    let Operand::Const(bits) = &mut inst.operands[operand] else { panic!("operand {operand} is a constant") };
+    *bits = bits.wrapping_add_signed(by);
+}
+
+/// Calls `edit` with every place of every block.
+fn visit(block: &mut Block, edit: &mut impl FnMut(&mut Block, usize)) {
+    let mut at = 0;
+    while at < block.len() {
+        match &mut block[at] {
+            Stmt::If { then, otherwise, .. } => {
+                visit(then, edit);
+                visit(otherwise, edit);
+            }
+            Stmt::Loop { body, .. } => visit(body, edit),
+            _ => {}
+        }
+        edit(block, at);
+        at += 1;
+    }
+}

@@ -1,0 +1,232 @@
+//! Mistakes in the attention kernel, each planted alone: the simulator names each, and the line.
+//!
+//! A mistake counts as found when one of a few seeds shows it, since many are right most of the time; what is found is always
+//! of the kinds that the test names.
+
+use crate::{
+    edit::{add, change, delay, find, is, remove, remove_wait},
+    prefill::{Case, Inputs, kernel},
+};
+use tilewright_kernels::attention::prefill_sm90::Prefill;
+use tilewright_ptx::{
+    ir::{Inst, Kernel, Operand},
+    isa::{
+        Op,
+        matrix::Matrix,
+        pure::Pure,
+        sync::{Fence, Mbarrier, Sync},
+    },
+    sim::FaultKind,
+};
+
+const SEEDS: u64 = 8;
+
+fn case() -> Case {
+    Case { config: Prefill { heads: (1, 1), causal: true }, capped: false, lengths: &[(130, 600), (1, 200)] }
+}
+
+/// What has to be found.
+enum Found {
+    /// A fault of one of these kinds, at or because of a line of one of these files.
+    Fault(&'static [FaultKind], &'static str),
+    /// Wrong numbers.
+    Wrong,
+}
+
+/// Plants a mistake and looks for it.
+fn finds(expected: &Found, plant: impl FnOnce(&mut Kernel)) {
+    let case = case();
+    let inputs = Inputs::new(&case);
+    let mut broken = kernel(&case);
+    plant(&mut broken);
+    let mut seen = Vec::new();
+    for seed in 0..SEEDS {
+        let outcome = match inputs.run(&case, &broken, seed) {
+            Ok((o, lse, _)) => inputs.judge(&case, &o, &lse).map_err(|why| (None, why)),
+            Err(fault) => Err((Some(fault.kind), fault.to_string())),
+        };
+        match (expected, &outcome) {
+            (Found::Fault(kinds, line), Err((Some(kind), text))) => {
+                assert!(kinds.contains(kind) && text.contains(line), "seed {seed}: {text}");
+                return;
+            }
+            (Found::Wrong, Err((None, _))) => return,
+            (_, Err((_, text))) => seen.push(text.clone()),
+            (_, Ok(())) => {}
+        }
+    }
+    panic!("not found by {SEEDS} seeds: {seen:?}");
+}
+
+fn mbarrier(op: Mbarrier) -> impl Fn(&Inst) -> bool {
+    is(Op::Sync(Sync::Mbarrier(op)))
+}
+
+fn in_ring(inst: &Inst) -> bool {
+    inst.at.file().ends_with("ring.rs")
+}
+
+#[test]
+fn the_kernel_without_mistakes_is_right() {
+    let case = case();
+    let inputs = Inputs::new(&case);
+    for seed in 0..SEEDS {
+        let (o, lse, _) = inputs.run(&case, &kernel(&case), seed).unwrap_or_else(|fault| panic!("{fault}"));
+        inputs.judge(&case, &o, &lse).unwrap_or_else(|why| panic!("{why}"));
+    }
+}
+
+#[test]
+fn a_dropped_arrival() {
+    finds(&Found::Fault(&[FaultKind::Deadlock], "ring.rs"), |kernel| {
+        remove(kernel, &find(&mbarrier(Mbarrier::Arrive), 1));
+    });
+}
+
+#[test]
+fn a_barrier_that_expects_too_few() {
+    finds(
+        &Found::Fault(&[FaultKind::WrongArrivalCount, FaultKind::InFlight, FaultKind::Race], "ring.rs"),
+        |kernel| {
+            // an `empty` barrier, which both consumers arrive at
+            let two = |inst: &Inst| mbarrier(Mbarrier::Init)(inst) && inst.operands[2] == Operand::Const(2);
+            change(kernel, &find(&two, 0), |inst| add(inst, 2, -1));
+        },
+    );
+}
+
+#[test]
+fn a_barrier_that_expects_too_many() {
+    finds(&Found::Fault(&[FaultKind::Deadlock], "ring.rs"), |kernel| {
+        let two = |inst: &Inst| mbarrier(Mbarrier::Init)(inst) && inst.operands[2] == Operand::Const(2);
+        change(kernel, &find(&two, 0), |inst| add(inst, 2, 1));
+    });
+}
+
+#[test]
+fn a_missing_wait_for_keys() {
+    finds(
+        &Found::Fault(
+            &[FaultKind::InFlight, FaultKind::Uninitialized, FaultKind::WrongPhase],
+            "prefill_sm90.rs",
+        ),
+        |kernel| {
+            // the producer waits twice, then a consumer for queries, then for its first keys
+            remove_wait(kernel, &find(&mbarrier(Mbarrier::TryWait), 3));
+        },
+    );
+}
+
+#[test]
+fn a_missing_wait_for_products() {
+    finds(&Found::Fault(&[FaultKind::InFlight], "sums.rs"), |kernel| {
+        remove(kernel, &find(&is(Op::Matrix(Matrix::WgmmaWait(1))), 0));
+    });
+}
+
+#[test]
+fn a_missing_wgmma_fence() {
+    finds(&Found::Fault(&[FaultKind::MissingWgmmaFence], "prefill_sm90.rs"), |kernel| {
+        remove(kernel, &find(&is(Op::Matrix(Matrix::WgmmaFence)), 1));
+        remove(kernel, &find(&is(Op::Matrix(Matrix::WgmmaFence)), 1));
+    });
+}
+
+#[test]
+fn a_producer_in_the_wrong_phase() {
+    finds(&Found::Fault(&[FaultKind::Deadlock], "ring.rs"), |kernel| {
+        let flip = |inst: &Inst| {
+            inst.op == Op::Pure(Pure::XorB32) && in_ring(inst) && inst.operands[1] == Operand::Const(1)
+        };
+        change(kernel, &find(&flip, 0), |inst| add(inst, 1, -1));
+    });
+}
+
+#[test]
+fn phases_that_never_change() {
+    let kinds = &[FaultKind::Deadlock, FaultKind::InFlight, FaultKind::WrongPhase, FaultKind::Uninitialized];
+    finds(&Found::Fault(kinds, "rs"), |kernel| {
+        // the second flip of the text is that of the producer's advance
+        let flip = |inst: &Inst| {
+            inst.op == Op::Pure(Pure::XorB32) && in_ring(inst) && inst.operands[1] == Operand::Const(1)
+        };
+        change(kernel, &find(&flip, 1), |inst| add(inst, 1, -1));
+    });
+}
+
+#[test]
+fn a_stage_released_too_early() {
+    finds(&Found::Fault(&[FaultKind::InFlight, FaultKind::Race], "prefill_sm90.rs"), |kernel| {
+        // the wait before the release of keys comes behind it
+        delay(kernel, &find(&is(Op::Matrix(Matrix::WgmmaWait(1))), 0), 1);
+    });
+}
+
+#[test]
+fn weights_packed_before_their_products_are_done() {
+    finds(&Found::Fault(&[FaultKind::InFlight], "prefill_sm90.rs"), |kernel| {
+        // behind the wait of the loop come the release, the rescaled sums and the packed weights
+        let waits = is(Op::Matrix(Matrix::WgmmaWait(0)));
+        delay(kernel, &find(&waits, 2), 400);
+    });
+}
+
+#[test]
+fn a_descriptor_with_a_wrong_stride() {
+    finds(&Found::Wrong, |kernel| {
+        let pack =
+            |inst: &Inst| inst.op == Op::Pure(Pure::Pack32) && matches!(inst.operands[1], Operand::Const(_));
+        change(kernel, &find(&pack, 3), |inst| add(inst, 1, -32));
+    });
+}
+
+#[test]
+fn causal_by_one_key_too_many() {
+    finds(&Found::Wrong, |kernel| {
+        let hides = |inst: &Inst| inst.op == Op::Pure(Pure::LeI32);
+        for nth in 0..64 {
+            change(kernel, &find(&hides, nth), |inst| add(inst, 1, -1));
+        }
+    });
+}
+
+#[test]
+fn bytes_that_nobody_sends() {
+    finds(&Found::Fault(&[FaultKind::WrongTransactionCount], "ring.rs"), |kernel| {
+        let expects = |inst: &Inst| mbarrier(Mbarrier::ArriveExpect)(inst) && in_ring(inst);
+        change(kernel, &find(&expects, 0), |inst| add(inst, 2, 128));
+    });
+}
+
+#[test]
+fn bytes_that_nobody_expects() {
+    let kinds = &[FaultKind::WrongTransactionCount, FaultKind::InFlight];
+    finds(&Found::Fault(kinds, "rs"), |kernel| {
+        let expects = |inst: &Inst| mbarrier(Mbarrier::ArriveExpect)(inst) && in_ring(inst);
+        change(kernel, &find(&expects, 0), |inst| add(inst, 2, -128));
+    });
+}
+
+#[test]
+fn values_cleared_without_a_proxy_fence() {
+    finds(&Found::Fault(&[FaultKind::MissingProxyFence], "prefill_sm90.rs"), |kernel| {
+        remove(kernel, &find(&is(Op::Sync(Sync::Fence(Fence::ProxyAsyncShared))), 0));
+    });
+}
+
+#[test]
+fn values_cleared_without_waiting_for_each_other() {
+    let kinds = &[FaultKind::MissingProxyFence, FaultKind::Race, FaultKind::InFlight];
+    finds(&Found::Fault(kinds, "prefill_sm90.rs"), |kernel| {
+        // the second barrier of the text; the first is that behind the initialisation
+        remove(kernel, &find(&is(Op::Sync(Sync::Barrier)), 1));
+    });
+}
+
+#[test]
+fn barriers_used_before_others_know_of_them() {
+    let kinds = &[FaultKind::NotAnMbarrier, FaultKind::Race, FaultKind::Uninitialized];
+    finds(&Found::Fault(kinds, "rs"), |kernel| {
+        remove(kernel, &find(&is(Op::Sync(Sync::Barrier)), 0));
+    });
+}

@@ -1,0 +1,7 @@
+//! Kernels in the simulator, against their definitions, whatever the timing.
+
+mod edit;
+mod faults;
+mod gemm;
+mod noise;
+mod prefill;

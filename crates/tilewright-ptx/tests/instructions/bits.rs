@@ -1,0 +1,110 @@
+//! Bits: each bit of a result for itself, as the manual's loops have it.
+
+use super::check::{Meaning, Want, check};
+use Want::Bits;
+use tilewright_ptx::isa::pure::Pure::{self, *};
+
+#[test]
+fn bits_are_as_defined() {
+    check(meaning, |_| Vec::new());
+}
+
+fn bit(word: u64, at: u64) -> bool {
+    word >> at & 1 == 1
+}
+
+/// The word whose bits are these.
+fn word(width: u64, bit: impl Fn(u64) -> bool) -> Want {
+    Bits((0..width).map(|at| u64::from(bit(at)) << at).sum())
+}
+
+fn shift_left(a: u64, by: u64, width: u64) -> Want {
+    word(width, |at| at >= by && bit(a, at - by))
+}
+
+/// `fill` comes from above.
+fn shift_right(a: u64, by: u64, width: u64, fill: bool) -> Want {
+    word(width, |at| if at + by < width { bit(a, at + by) } else { fill })
+}
+
+/// `shf`: the 64 bits of `{b, a}`, of which `from` is the lowest that stays.
+fn funnel(a: u64, b: u64, from: u64) -> Want {
+    word(32, |at| if at + from < 32 { bit(a, at + from) } else { bit(b, at + from - 32) })
+}
+
+fn permute(x: &[u64; 4]) -> Want {
+    let byte = |at: u64| if at < 4 { x[0] >> (8 * at) & 0xff } else { x[1] >> (8 * (at - 4)) & 0xff };
+    let chosen = |at: u64| {
+        let selector = x[2] >> (4 * at) & 0xf;
+        let byte = byte(selector % 8);
+        match (selector / 8, byte / 128) {
+            (0, _) => byte,
+            (_, sign) => 0xff * sign,
+        }
+    };
+    Bits((0..4).map(|at| chosen(at) << (8 * at)).sum())
+}
+
+/// `bfi`: as long as there are bits of `a` to come and of `b` to replace.
+fn insert(x: &[u64; 4]) -> Want {
+    let (at, len) = (x[2] & 0xff, x[3] & 0xff);
+    let mut result = x[1];
+    let mut from = 0;
+    while from < len && at + from <= 31 {
+        let place = 1 << (at + from);
+        result = if bit(x[0], from) { result | place } else { result & !place };
+        from += 1;
+    }
+    Bits(result)
+}
+
+fn leading_zeros(x: &[u64; 4]) -> Want {
+    let mut count = 0;
+    while count < 32 && !bit(x[0], 31 - count) {
+        count += 1;
+    }
+    Bits(count)
+}
+
+pub(crate) fn meaning(op: Pure) -> Option<Meaning> {
+    Some(match op {
+        AndB32 => |x| word(32, |at| bit(x[0], at) && bit(x[1], at)),
+        OrB32 => |x| word(32, |at| bit(x[0], at) || bit(x[1], at)),
+        XorB32 => |x| word(32, |at| bit(x[0], at) != bit(x[1], at)),
+        NotB32 => |x| word(32, |at| !bit(x[0], at)),
+        AndB64 => |x| word(64, |at| bit(x[0], at) && bit(x[1], at)),
+        OrB64 => |x| word(64, |at| bit(x[0], at) || bit(x[1], at)),
+        XorB64 => |x| word(64, |at| bit(x[0], at) != bit(x[1], at)),
+        NotB64 => |x| word(64, |at| !bit(x[0], at)),
+        AndPred => |x| Bits(u64::from(x[0] == 1 && x[1] == 1)),
+        OrPred => |x| Bits(u64::from(x[0] == 1 || x[1] == 1)),
+        XorPred => |x| Bits(u64::from(x[0] != x[1])),
+        NotPred => |x| Bits(u64::from(x[0] == 0)),
+        ShlB32 => |x| shift_left(x[0], x[1], 32),
+        ShlB64 => |x| shift_left(x[0], x[1], 64),
+        ShrU32 => |x| shift_right(x[0], x[1], 32, false),
+        ShrU64 => |x| shift_right(x[0], x[1], 64, false),
+        ShrI32 => |x| shift_right(x[0], x[1], 32, bit(x[0], 31)),
+        ShrI64 => |x| shift_right(x[0], x[1], 64, bit(x[0], 63)),
+        ShfL => |x| funnel(x[0], x[1], 32 - x[2] % 32),
+        ShfR => |x| funnel(x[0], x[1], x[2] % 32),
+        Prmt => permute,
+        Lop3 => |x| {
+            word(32, |at| {
+                let case =
+                    4 * u64::from(bit(x[0], at)) + 2 * u64::from(bit(x[1], at)) + u64::from(bit(x[2], at));
+                bit(x[3], case)
+            })
+        },
+        Bfe => |x| {
+            let (from, len) = (x[1] & 0xff, x[2] & 0xff);
+            word(32, |at| at < len && from + at <= 31 && bit(x[0], from + at))
+        },
+        Bfi => insert,
+        Brev => |x| word(32, |at| bit(x[0], 31 - at)),
+        Clz => leading_zeros,
+        Popc => |x| Bits((0..32).filter(|&at| bit(x[0], at)).count() as u64),
+        SelB16 | SelB32 | SelB64 => |x| Bits(if x[2] == 1 { x[0] } else { x[1] }),
+        _ => return None,
+    })
+}

@@ -1,0 +1,217 @@
+//! Floats that round once: exact numbers, then the nearest of the format.
+
+use super::{
+    check::{Meaning, Want, check, halves},
+    exact::{BF16, Exact, F16, F32, F64, Format, Natural, Number, plus, times},
+    inputs::{Args, Random},
+};
+use tilewright_ptx::isa::pure::Pure::{self, *};
+
+#[test]
+fn floats_are_as_defined() {
+    check(meaning, cancelling);
+}
+
+/// Sums of three whose product is nearly `-c`, and sums near ties: what random operands hardly meet.
+fn cancelling(op: Pure) -> Vec<Args> {
+    let format = match op {
+        FmaF16 | FmaF16x2 => F16,
+        FmaBf16 | FmaBf16x2 => BF16,
+        FmaF32 => F32,
+        FmaF64 => F64,
+        _ => return Vec::new(),
+    };
+    let mut random = Random(7);
+    let mut inputs = Vec::new();
+    for _ in 0..30_000 {
+        let a = random.next() & format.magnitude(u64::MAX);
+        let b = random.next() & format.magnitude(u64::MAX);
+        let Some(product) = format.encode(&times(&format.decode(a), &format.decode(b))) else { continue };
+        let beside = product.wrapping_add(random.below(5)).wrapping_sub(2);
+        let sign = (format.magnitude(u64::MAX) + 1) * random.below(2);
+        let c = format.magnitude(beside) | sign;
+        inputs.push([a, b, c, 0]);
+    }
+    inputs
+}
+
+fn negated(number: Number) -> Number {
+    match number {
+        Number::Nan => Number::Nan,
+        Number::Infinite(sign) => Number::Infinite(!sign),
+        Number::Finite(exact) => Number::Finite(Exact { negative: !exact.negative, ..exact }),
+    }
+}
+
+type Binary = fn(Format, u64, u64) -> Option<u64>;
+
+fn sum(format: Format, a: u64, b: u64) -> Option<u64> {
+    format.encode(&plus(&format.decode(a), &format.decode(b)))
+}
+
+fn difference(format: Format, a: u64, b: u64) -> Option<u64> {
+    format.encode(&plus(&format.decode(a), &negated(format.decode(b))))
+}
+
+fn product(format: Format, a: u64, b: u64) -> Option<u64> {
+    format.encode(&times(&format.decode(a), &format.decode(b)))
+}
+
+fn fused(format: Format, a: u64, b: u64, c: u64) -> Option<u64> {
+    format.encode(&plus(&times(&format.decode(a), &format.decode(b)), &format.decode(c)))
+}
+
+/// The lesser, or the greater: "+0.0 > -0.0", and a number before NaN.
+fn least(format: Format, a: u64, b: u64, greatest: bool) -> Option<u64> {
+    let place = |bits: u64| {
+        let magnitude = i128::from(format.magnitude(bits));
+        if format.sign(bits) { -1 - magnitude } else { magnitude }
+    };
+    match (format.is_nan(a), format.is_nan(b)) {
+        (true, true) => None,
+        (true, false) => Some(b),
+        (false, true) => Some(a),
+        (false, false) => Some(if (place(a) < place(b)) != greatest { a } else { b }),
+    }
+}
+
+fn minimum(format: Format, a: u64, b: u64) -> Option<u64> {
+    least(format, a, b, false)
+}
+
+fn maximum(format: Format, a: u64, b: u64) -> Option<u64> {
+    least(format, a, b, true)
+}
+
+/// The quotient to 56 places and more, and one more place that says whether anything is left.
+fn quotient(a: &Number, b: &Number) -> Number {
+    match (a, b) {
+        (Number::Nan, _) | (_, Number::Nan) | (Number::Infinite(_), Number::Infinite(_)) => Number::Nan,
+        (Number::Infinite(sign), Number::Finite(b)) => Number::Infinite(*sign != b.negative),
+        (Number::Finite(a), Number::Infinite(sign)) => {
+            Number::Finite(Exact { negative: a.negative != *sign, ..Exact::whole(0) })
+        }
+        (Number::Finite(a), Number::Finite(b)) => {
+            let negative = a.negative != b.negative;
+            if b.magnitude.is_zero() {
+                return if a.magnitude.is_zero() { Number::Nan } else { Number::Infinite(negative) };
+            }
+            let (above, below) = (a.magnitude.low() << 80, b.magnitude.low());
+            let magnitude = Natural::new((above / below) << 1 | u128::from(above % below != 0));
+            Number::Finite(Exact { negative, magnitude, exponent: a.exponent - b.exponent - 81 })
+        }
+    }
+}
+
+fn root(a: Number) -> Number {
+    let Number::Finite(exact) = a else {
+        return if matches!(a, Number::Infinite(false)) { a } else { Number::Nan };
+    };
+    if exact.magnitude.is_zero() {
+        return Number::Finite(exact);
+    }
+    if exact.negative {
+        return Number::Nan;
+    }
+    let shift = 80 + exact.exponent.rem_euclid(2);
+    let square = exact.magnitude.low() << shift;
+    let magnitude = Natural::new(square.isqrt() << 1 | u128::from(square.isqrt().pow(2) != square));
+    Number::Finite(Exact { negative: false, magnitude, exponent: (exact.exponent - shift) / 2 - 1 })
+}
+
+fn pair(format: Format, x: &Args, each: Binary) -> Want {
+    let [[a, c], [b, d]] = [halves(x[0]), halves(x[1])];
+    Want::Pair(format, [each(format, a, b), each(format, c, d)])
+}
+
+fn fused_pair(format: Format, x: &Args) -> Want {
+    let [[a, d], [b, e], [c, f]] = [halves(x[0]), halves(x[1]), halves(x[2])];
+    Want::Pair(format, [fused(format, a, b, c), fused(format, d, e, f)])
+}
+
+fn one(format: Format, x: &Args, each: Binary) -> Want {
+    Want::Float(format, each(format, x[0], x[1]))
+}
+
+/// The sign of `-a` is the other one; a NaN stays one.
+fn minus(format: Format, bits: u64) -> Option<u64> {
+    format.encode(&negated(format.decode(bits)))
+}
+
+fn magnitude(format: Format, bits: u64) -> Want {
+    Want::Float(format, (!format.is_nan(bits)).then(|| format.magnitude(bits)))
+}
+
+pub(crate) fn meaning(op: Pure) -> Option<Meaning> {
+    singles(op).or_else(|| f16s(op)).or_else(|| bf16s(op))
+}
+
+fn singles(op: Pure) -> Option<Meaning> {
+    Some(match op {
+        AddF32 => |x| one(F32, x, sum),
+        SubF32 => |x| one(F32, x, difference),
+        MulF32 => |x| one(F32, x, product),
+        FmaF32 => |x| Want::Float(F32, fused(F32, x[0], x[1], x[2])),
+        DivF32 => |x| Want::float(F32, &quotient(&F32.decode(x[0]), &F32.decode(x[1]))),
+        RcpF32 => |x| Want::float(F32, &quotient(&Number::Finite(Exact::whole(1)), &F32.decode(x[0]))),
+        SqrtF32 => |x| Want::float(F32, &root(F32.decode(x[0]))),
+        MinF32 => |x| one(F32, x, minimum),
+        MaxF32 => |x| one(F32, x, maximum),
+        MaxNanF32 => |x| {
+            let nan = F32.is_nan(x[0]) || F32.is_nan(x[1]);
+            if nan { Want::Float(F32, None) } else { one(F32, x, maximum) }
+        },
+        NegF32 => |x| Want::Float(F32, minus(F32, x[0])),
+        AbsF32 => |x| magnitude(F32, x[0]),
+        CopysignF32 => |x| {
+            let bits = F32.magnitude(x[1]) | if F32.sign(x[0]) { 1 << 31 } else { 0 };
+            Want::Float(F32, (!F32.is_nan(x[1])).then_some(bits))
+        },
+        AddF64 => |x| one(F64, x, sum),
+        MulF64 => |x| one(F64, x, product),
+        FmaF64 => |x| Want::Float(F64, fused(F64, x[0], x[1], x[2])),
+        _ => return None,
+    })
+}
+
+fn f16s(op: Pure) -> Option<Meaning> {
+    Some(match op {
+        AddF16 => |x| one(F16, x, sum),
+        SubF16 => |x| one(F16, x, difference),
+        MulF16 => |x| one(F16, x, product),
+        FmaF16 => |x| Want::Float(F16, fused(F16, x[0], x[1], x[2])),
+        MinF16 => |x| one(F16, x, minimum),
+        MaxF16 => |x| one(F16, x, maximum),
+        NegF16 => |x| Want::Float(F16, minus(F16, x[0])),
+        AbsF16 => |x| magnitude(F16, x[0]),
+        AddF16x2 => |x| pair(F16, x, sum),
+        SubF16x2 => |x| pair(F16, x, difference),
+        MulF16x2 => |x| pair(F16, x, product),
+        FmaF16x2 => |x| fused_pair(F16, x),
+        MinF16x2 => |x| pair(F16, x, minimum),
+        MaxF16x2 => |x| pair(F16, x, maximum),
+        NegF16x2 => |x| Want::Pair(F16, halves(x[0]).map(|half| minus(F16, half))),
+        _ => return None,
+    })
+}
+
+fn bf16s(op: Pure) -> Option<Meaning> {
+    Some(match op {
+        AddBf16 => |x| one(BF16, x, sum),
+        SubBf16 => |x| one(BF16, x, difference),
+        MulBf16 => |x| one(BF16, x, product),
+        FmaBf16 => |x| Want::Float(BF16, fused(BF16, x[0], x[1], x[2])),
+        MinBf16 => |x| one(BF16, x, minimum),
+        MaxBf16 => |x| one(BF16, x, maximum),
+        NegBf16 => |x| Want::Float(BF16, minus(BF16, x[0])),
+        AbsBf16 => |x| magnitude(BF16, x[0]),
+        AddBf16x2 => |x| pair(BF16, x, sum),
+        SubBf16x2 => |x| pair(BF16, x, difference),
+        MulBf16x2 => |x| pair(BF16, x, product),
+        FmaBf16x2 => |x| fused_pair(BF16, x),
+        MinBf16x2 => |x| pair(BF16, x, minimum),
+        MaxBf16x2 => |x| pair(BF16, x, maximum),
+        NegBf16x2 => |x| Want::Pair(BF16, halves(x[0]).map(|half| minus(BF16, half))),
+        _ => return None,
+    })
+}
