@@ -87,7 +87,7 @@ impl Exec<'_, '_> {
         if let Spot::Shared(rank, offset) = spot
             && self.cluster.ctas[rank].shared.is_barrier(offset, bytes)
         {
-            let message = format!("an ordinary access to the mbarrier in {}", spot.name());
+            let message = format!("an ordinary access to the mbarrier in {}", self.world.name(spot));
             return Err((FaultKind::NotAnMbarrier, message));
         }
         Ok(spot)
@@ -177,8 +177,10 @@ impl Exec<'_, '_> {
         writer.map_or(Ok(()), |pc| {
             self.culprit = 1 << lane;
             let line = self.world.line(pc);
-            let message =
-                format!("{} is loaded as read-only, but {line} wrote it in this launch", spot.name());
+            let message = format!(
+                "{} is loaded as read-only, but {line} wrote it in this launch",
+                self.world.name(spot)
+            );
             Err((FaultKind::Race, message))
         })
     }

@@ -143,8 +143,8 @@ impl Exec<'_, '_> {
         if init.who == mine.who && init.count == mine.count {
             self.culprit = 1 << lane;
             let message = format!(
-                "the mbarrier at byte {}, initialised at {}, counts a copy without a fence.mbarrier_init or a barrier between",
-                barrier.1,
+                "the mbarrier at {}, initialised at {}, counts a copy without a fence.mbarrier_init or a barrier between",
+                self.world.program.arrays.name(barrier.1 as usize),
                 self.world.line(init.pc)
             );
             return Err((FaultKind::MissingProxyFence, message));
@@ -192,7 +192,7 @@ impl Exec<'_, '_> {
             None => Ok(()),
             Some(mark) => {
                 self.culprit = 1 << lane;
-                Err(unfenced(&spot.name(), &self.world.line(mark.pc)))
+                Err(unfenced(&self.world.name(spot), &self.world.line(mark.pc)))
             }
         }
     }

@@ -30,7 +30,16 @@ impl Waiting<'_> {
 
     /// What is wrong with what it waits for.
     fn kind(&self) -> FaultKind {
-        if matches!(self.group.wait, Wait::Lanes | Wait::Warpgroup) {
+        // who has ended will not come; who waits for something else might have
+        let ended = match self.group.wait {
+            Wait::Lanes => self.warp.groups.iter().fold(0, |live, group| live | group.mask) != !0,
+            Wait::Warpgroup => {
+                let first = self.warp.index as usize & !3;
+                self.cta.warps[first..first + 4].iter().any(|warp| !warp.live())
+            }
+            _ => false,
+        };
+        if ended {
             return FaultKind::Divergence;
         }
         let barrier = self.mbarrier().and_then(|(offset, _)| self.cta.mbarriers.get(&offset));
@@ -62,8 +71,9 @@ impl Waiting<'_> {
 
     fn explain_mbarrier(&self, world: &World<'_>) -> String {
         let Some((offset, phase)) = self.mbarrier() else { return "nothing that is known".to_owned() };
+        let name = world.program.arrays.name(offset as usize);
         let Some(barrier) = self.cta.mbarriers.get(&offset) else {
-            return format!("an mbarrier at byte {offset} that is no longer one");
+            return format!("an mbarrier at {name} that is no longer one");
         };
         let arrivals = match barrier.pending {
             0 => String::new(),
@@ -76,7 +86,7 @@ impl Waiting<'_> {
             }
             (bytes, None) => format!(", which waits for {bytes} more bytes that nobody expected"),
         };
-        format!("phase {phase} of the mbarrier at byte {offset} of shared memory{arrivals}{bytes}")
+        format!("phase {phase} of the mbarrier at {name}{arrivals}{bytes}")
     }
 }
 

@@ -216,7 +216,7 @@ impl Exec<'_, '_> {
                     missing = Some(*mark);
                 }
             });
-            missing.map_or(Ok(()), |mark| Err(unfenced(&spot.name(), &world.line(mark.pc))))
+            missing.map_or(Ok(()), |mark| Err(unfenced(&world.name(spot), &world.line(mark.pc))))
         })
     }
 

@@ -103,9 +103,7 @@ fn too_many_arrivals() {
             pair(k, 1, true, |barrier| {
                 k.when(k.thread().eq(0), || {
                     barrier.arrive_expecting(16);
-                    for _ in 1..times {
-                        barrier.arrive();
-                    }
+                    (1..times).for_each(|_| barrier.arrive());
                     let tile = k.shared::<u32>("tile", 4, 16);
                     k.load_bulk(tile, k.global::<u32>("x"), 16, barrier);
                     barrier.wait(0);
@@ -146,6 +144,12 @@ fn an_mbarrier_whose_initialisation_nothing_orders() {
     assert!(kinds.contains(&FaultKind::Race), "{kinds:?}");
 }
 
+fn seen_by(polite: bool, wait: &dyn Fn()) {
+    if polite {
+        wait();
+    }
+}
+
 #[test]
 fn a_phase_that_ends_twice() {
     // warp 0 does not wait for warp 1 before it ends the next phase
@@ -163,9 +167,7 @@ fn a_phase_that_ends_twice() {
                 || {
                     for phase in 0..4 {
                         ready.arrive();
-                        if polite {
-                            seen.wait(phase & 1);
-                        }
+                        seen_by(polite, &|| seen.wait(phase & 1));
                     }
                 },
                 || {

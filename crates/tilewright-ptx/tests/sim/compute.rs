@@ -43,7 +43,7 @@ fn lanes_leave_a_loop_one_after_the_other() {
     let steps = |mut n: u32| {
         let mut steps = 0;
         while n != 1 {
-            n = if n % 2 == 0 { n / 2 } else { 3 * n + 1 };
+            n = if n.is_multiple_of(2) { n / 2 } else { 3 * n + 1 };
             steps += 1;
         }
         steps

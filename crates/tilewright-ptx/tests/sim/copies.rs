@@ -23,7 +23,7 @@ fn async_copy(waits: bool, barrier: bool) -> Kernel {
         if barrier {
             k.sync_threads();
         }
-        x.at(k.thread() + 512).store(tile.at(k.thread() * 4 ^ 256).load());
+        x.at(k.thread() + 512).store(tile.at((k.thread() * 4) ^ 256).load());
     })
 }
 
@@ -155,21 +155,15 @@ fn a_stage_that_is_loaded_again_while_it_is_read() {
                 k.fence(Fence::MbarrierInit);
             });
             k.sync_threads();
+            let produce = |turn: u32| {
+                let free = if released || turn == 0 { empty } else { full };
+                free.wait((turn & 1) ^ 1);
+                full.arrive_expecting(128);
+                k.load_bulk(tile, x.at(32 * turn), 128, full);
+            };
             k.when_else(
                 k.warp_index().eq(0),
-                || {
-                    k.when(k.thread().eq(0), || {
-                        for turn in 0..3_u32 {
-                            if released || turn == 0 {
-                                empty.wait((turn & 1) ^ 1);
-                            } else {
-                                full.wait((turn & 1) ^ 1);
-                            }
-                            full.arrive_expecting(128);
-                            k.load_bulk(tile, x.at(32 * turn), 128, full);
-                        }
-                    });
-                },
+                || k.when(k.thread().eq(0), || (0..3).for_each(produce)),
                 || {
                     for turn in 0..3_u32 {
                         full.wait(turn & 1);
