@@ -4,6 +4,7 @@
 //! it. A phase is one turn around the ring: both sides count turns, and wait for the phase of their turn's parity. In its first
 //! turn a producer finds all stages empty: it waits for the parity of the turn before, which a fresh barrier takes to be over.
 
+use std::panic::Location;
 use tilewright_ptx::build::{Barrier, Builder, Value, Var};
 
 /// The barriers of a ring of stages.
@@ -35,13 +36,14 @@ impl<'k> Ring<'k> {
     /// The place where one side begins.
     #[track_caller]
     pub fn cursor(self, k: &'k Builder) -> Cursor<'k> {
-        Cursor { ring: self, stage: k.var("stage", 0), turn: k.var("turn", 0) }
+        Cursor { k, ring: self, stage: k.var("stage", 0), turn: k.var("turn", 0) }
     }
 }
 
 /// Where one side of a ring is.
 #[derive(Debug, Clone, Copy)]
 pub struct Cursor<'k> {
+    k: &'k Builder,
     ring: Ring<'k>,
     stage: Var<'k, u32>,
     /// The parity of the turn.
@@ -59,6 +61,7 @@ impl<'k> Cursor<'k> {
     /// report them.
     #[track_caller]
     pub fn fill(self, bytes: u32) -> Barrier<'k> {
+        let _line = self.k.at_line(Location::caller());
         self.ring.empty.at(self.stage.get()).wait(self.turn.get() ^ 1);
         let full = self.ring.full.at(self.stage.get());
         full.arrive_expecting(bytes);
@@ -68,18 +71,21 @@ impl<'k> Cursor<'k> {
     /// A consumer waits until the stage is full.
     #[track_caller]
     pub fn wait_full(self) {
+        let _line = self.k.at_line(Location::caller());
         self.ring.full.at(self.stage.get()).wait(self.turn.get());
     }
 
     /// A consumer is done with the stage: one arrival.
     #[track_caller]
     pub fn release(self) {
+        let _line = self.k.at_line(Location::caller());
         self.ring.empty.at(self.stage.get()).arrive();
     }
 
     /// On to the next stage.
     #[track_caller]
     pub fn advance(self) {
+        let _line = self.k.at_line(Location::caller());
         let next = self.stage.get() + 1;
         let around = next.eq(self.ring.stages as u32);
         self.turn.set(around.select::<u32>(self.turn.get() ^ 1, self.turn.get()));

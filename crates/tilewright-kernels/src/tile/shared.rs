@@ -5,6 +5,7 @@
 //! rows of one chunk are in different banks. Panels are aligned to 1024 bytes.
 
 use half::bf16;
+use std::panic::Location;
 use tilewright_ptx::build::{Barrier, Builder, BulkOptions, Shared, Stored, Value};
 
 /// Columns of a panel: 128 bytes of 16-bit elements.
@@ -49,6 +50,7 @@ impl<'k, T: Stored> SharedTile<'k, T> {
     /// dimensions but the innermost. The barrier has to expect [`SharedTile::bytes`].
     #[track_caller]
     pub fn load(self, k: &'k Builder, map: Value<'k, u64>, corner: &[Value<'k, u32>], barrier: Barrier<'k>) {
+        let _line = k.at_line(Location::caller());
         self.load_columns(k, map, (k.constant(0), corner), barrier);
     }
 
@@ -61,6 +63,7 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         (column, corner): (Value<'k, u32>, &[Value<'k, u32>]),
         barrier: Barrier<'k>,
     ) {
+        let _line = k.at_line(Location::caller());
         for panel in 0..self.columns / PANEL {
             let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();
             k.load_tensor(self.panel(panel), (map, &coordinates), barrier, BulkOptions::default());
@@ -75,6 +78,7 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         map: Value<'k, u64>,
         (column, corner): (Value<'k, u32>, &[Value<'k, u32>]),
     ) {
+        let _line = k.at_line(Location::caller());
         for panel in 0..self.columns / PANEL {
             let coordinates = [&[column + (panel * PANEL) as u32], corner].concat();
             k.store_tensor((map, &coordinates), self.panel(panel));

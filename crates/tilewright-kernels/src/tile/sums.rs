@@ -6,6 +6,7 @@
 //! weights become the left side of the next product without leaving their threads.
 
 use super::reduce;
+use std::panic::Location;
 use tilewright_ptx::{
     build::{Builder, Value, Var},
     isa::types::Bf16x2,
@@ -71,6 +72,7 @@ impl<'k> Sums<'k> {
     /// The greatest of a row, and of `least`; the same in all four threads of the row.
     #[track_caller]
     pub fn row_max(&self, half: usize, least: Value<'k, f32>) -> Value<'k, f32> {
+        let _line = least.builder().at_line(Location::caller());
         let own = self.row(half).fold(least, |max, sum| max.max(sum.get()));
         reduce::quad_max(own)
     }
@@ -78,6 +80,7 @@ impl<'k> Sums<'k> {
     /// Two neighbours as bf16, which lie at [`Sums::place`] of register `2 pair`.
     #[track_caller]
     pub fn pair(&self, k: &'k Builder, pair: usize) -> Value<'k, Bf16x2> {
+        let _line = k.at_line(Location::caller());
         k.bf16x2(self.registers[2 * pair].get(), self.registers[2 * pair + 1].get())
     }
 

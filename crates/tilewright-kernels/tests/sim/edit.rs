@@ -2,7 +2,10 @@
 
 use tilewright_ptx::{
     ir::{Block, Inst, Kernel, Operand, Stmt},
-    isa::Op,
+    isa::{
+        Op,
+        sync::{Mbarrier, Sync},
+    },
 };
 
 /// What a statement is looked for by: the kind of instruction, and a piece of its source line.
@@ -83,8 +86,23 @@ pub(crate) fn remove_wait(kernel: &mut Kernel, what: &Find<'_>) {
     assert!(done, "the kernel has such a wait");
 }
 
-/// Moves a wait for products behind the `past` statements that follow it.
+/// Moves an instruction behind the `past` statements that follow it.
 pub(crate) fn delay(kernel: &mut Kernel, what: &Find<'_>, past: usize) {
+    delay_by(kernel, what, &|_| past);
+}
+
+/// Moves an instruction behind the next arrival at an mbarrier.
+pub(crate) fn delay_past_release(kernel: &mut Kernel, what: &Find<'_>) {
+    let arrives = |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(Sync::Mbarrier(Mbarrier::Arrive)));
+    delay_by(kernel, what, &|rest| {
+        let release =
+            rest.iter().position(|stmt| matches!(stmt, Stmt::If { then, .. } if then.iter().any(arrives)));
+        release.expect("a release follows") + 1
+    });
+}
+
+/// Moves an instruction behind as many statements as `past` says of those that follow it.
+fn delay_by(kernel: &mut Kernel, what: &Find<'_>, past: &dyn Fn(&[Stmt]) -> usize) {
     let (mut left, mut done) = (what.nth, false);
     visit(&mut kernel.body, &mut |block, at| {
         if let Stmt::Inst(inst) = &block[at]
@@ -93,7 +111,8 @@ pub(crate) fn delay(kernel: &mut Kernel, what: &Find<'_>, past: usize) {
         {
             if left == 0 {
                 let inst = block.remove(at);
-                block.insert((at + past).min(block.len()), inst);
+                let to = at + past(&block[at..]);
+                block.insert(to.min(block.len()), inst);
                 done = true;
                 return;
             }

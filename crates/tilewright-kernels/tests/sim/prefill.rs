@@ -134,19 +134,9 @@ impl Inputs {
                 if found != expected && ((found - expected).abs() > 1e-2 || found.is_nan()) {
                     return Err(format!("request {r} row {row} head {head}: lse {found}, not {expected}"));
                 }
-                for d in 0..DIM {
-                    let terms =
-                        weights.iter().enumerate().map(|(j, weight)| weight * self.v[key(j) + d].to_f64());
-                    let (expected, size) =
-                        terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-                    let found = o[at + d].to_f64();
-                    // weights and output are rounded to bf16
-                    if (found - expected).abs() > size / 128.0 + 1e-6 || found.is_nan() {
-                        return Err(format!(
-                            "request {r} row {row} head {head} dim {d}: {found}, not {expected}"
-                        ));
-                    }
-                }
+                let value = |j: usize, d: usize| self.v[key(j) + d].to_f64();
+                judge_row(&weights, value, &o[at..at + DIM])
+                    .map_err(|why| format!("request {r} row {row} head {head} {why}"))?;
             }
         }
         Ok(())
@@ -166,6 +156,19 @@ impl Inputs {
             if logits.is_empty() { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
         (logits.iter().map(|s| (s - max).exp() / sum).collect(), lse)
     }
+}
+
+/// Whether a row is the weighed sum of the values that `value` gives by key and dimension.
+fn judge_row(weights: &[f64], value: impl Fn(usize, usize) -> f64, o: &[bf16]) -> Result<(), String> {
+    for (d, found) in o.iter().map(|o| o.to_f64()).enumerate() {
+        let terms = weights.iter().enumerate().map(|(j, weight)| weight * value(j, d));
+        let (expected, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
+        // weights and output are rounded to bf16
+        if (found - expected).abs() > size / 128.0 + 1e-6 || found.is_nan() {
+            return Err(format!("dim {d}: {found}, not {expected}"));
+        }
+    }
+    Ok(())
 }
 
 fn check(case: &Case, seed: u64) {

@@ -70,11 +70,15 @@ impl Builder {
         step: impl Of<u32>,
         body: impl FnOnce(Value<'k, u32>),
     ) {
+        let at = Location::caller();
         let (from, to) = range;
         let i = self.var::<u32>("i", Value::<u32>::new(self, from.of()));
         self.forever(|| {
+            let line = self.at_line(at);
             self.leave_when(i.get().ge(Value::<u32>::new(self, to.of())));
+            drop(line);
             body(i.get());
+            let _line = self.at_line(at);
             i.set(i.get() + Value::<u32>::new(self, step.of()));
         });
     }

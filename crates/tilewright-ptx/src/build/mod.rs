@@ -36,6 +36,7 @@ pub use arith::{Arithmetic, Bits, Compare};
 pub use copies::BulkOptions;
 pub use matrix::{WgmmaLeft, WgmmaOperands};
 pub use memory::{Global, Pointer, Shared, Stored};
+pub use record::AtLine;
 pub use sync::Barrier;
 pub use value::{Of, Value, Var};
 

@@ -36,6 +36,8 @@ pub(super) struct State {
     read: HashSet<Reg>,
     /// How often each name was given.
     names: HashMap<String, usize>,
+    /// The line to which all is put down that is recorded now, if a verb said so.
+    line: Option<&'static Location<'static>>,
 }
 
 /// A block that is open, and what was computed in it.
@@ -75,6 +77,7 @@ impl State {
             needed: HashSet::new(),
             read: HashSet::new(),
             names: HashMap::new(),
+            line: None,
         }
     }
 
@@ -153,6 +156,7 @@ impl State {
         at: &'static Location<'static>,
     ) {
         let operands = operands.iter().map(|&operand| self.resolve(operand)).collect();
+        let at = self.line.unwrap_or(at);
         for result in &results {
             if let Some(version) = self.versions.get_mut(result) {
                 *version += 1;
@@ -233,7 +237,12 @@ impl State {
         self.open.pop().map_or(Vec::new(), |open| open.block)
     }
 
-    pub(super) fn push_stmt(&mut self, stmt: Stmt) {
+    pub(super) fn push_stmt(&mut self, mut stmt: Stmt) {
+        if let (Stmt::If { at, .. } | Stmt::Loop { at, .. } | Stmt::Break { at, .. }, Some(line)) =
+            (&mut stmt, self.line)
+        {
+            *at = line;
+        }
         self.block().push(stmt);
     }
 
@@ -247,7 +256,35 @@ impl State {
     }
 }
 
+/// While it lives, what is recorded is put down to one line.
+#[derive(Debug)]
+#[must_use = "it ends when it is dropped"]
+pub struct AtLine<'k> {
+    builder: &'k Builder,
+    /// Whether a verb around this one has said another line, which stays.
+    inner: bool,
+}
+
+impl Drop for AtLine<'_> {
+    fn drop(&mut self) {
+        if !self.inner {
+            self.builder.0.borrow_mut().line = None;
+        }
+    }
+}
+
 impl Builder {
+    /// Puts all that follows down to `line`, until what is given is dropped: for verbs, whose callers' lines tell more than
+    /// their own. Within another verb, that one's line stays.
+    pub fn at_line(&self, line: &'static Location<'static>) -> AtLine<'_> {
+        let mut state = self.0.borrow_mut();
+        let inner = state.line.is_some();
+        if !inner {
+            state.line = Some(line);
+        }
+        AtLine { builder: self, inner }
+    }
+
     /// Records an instruction without a trace: shared if it is known, computed if it has constants only.
     #[track_caller]
     pub(super) fn pure<T: Scalar>(&self, op: Op, operands: &[Operand]) -> Value<'_, T> {
@@ -256,10 +293,12 @@ impl Builder {
         }
         let operands = &self.constants_in_registers(op, operands)[..];
         let key = (op, operands.to_vec());
+        // not the closure's line
+        let at = Location::caller();
         let mut state = self.0.borrow_mut();
         let reg = state.known(&key).unwrap_or_else(|| {
             let reg = state.register(T::CLASS, T::PREFIX);
-            state.push(op, vec![reg], operands, Location::caller());
+            state.push(op, vec![reg], operands, at);
             let innermost = state.open.last_mut().expect("the outermost block is open until the end");
             innermost.known.insert(key, reg);
             reg

@@ -9,6 +9,7 @@ use crate::{
         types::Scalar,
     },
 };
+use std::panic::Location;
 
 impl Builder {
     #[track_caller]
@@ -195,36 +196,42 @@ impl<'k> Barrier<'k> {
     /// asynchronous copies [`Fence::MbarrierInit`].
     #[track_caller]
     pub fn init(self, arrivals: impl Of<u32>) {
+        let _line = self.0.builder().at_line(Location::caller());
         self.act(Mbarrier::Init, &[arrivals.of()]);
     }
 
     /// One arrival.
     #[track_caller]
     pub fn arrive(self) {
+        let _line = self.0.builder().at_line(Location::caller());
         self.act(Mbarrier::Arrive, &[]);
     }
 
     /// One arrival at the barrier of another CTA ([`Barrier::of_cta`]).
     #[track_caller]
     pub fn arrive_remote(self) {
+        let _line = self.0.builder().at_line(Location::caller());
         self.act(Mbarrier::ArriveRemote, &[]);
     }
 
     /// One arrival, and the phase waits for so many bytes more.
     #[track_caller]
     pub fn arrive_expecting(self, bytes: impl Of<u32>) {
+        let _line = self.0.builder().at_line(Location::caller());
         self.act(Mbarrier::ArriveExpect, &[bytes.of()]);
     }
 
     /// The phase waits for so many bytes more.
     #[track_caller]
     pub fn expect(self, bytes: impl Of<u32>) {
+        let _line = self.0.builder().at_line(Location::caller());
         self.act(Mbarrier::Expect, &[bytes.of()]);
     }
 
     /// Whether the phase of parity `parity` is over.
     #[track_caller]
     pub fn is_over(self, parity: impl Of<u32>) -> Value<'k, bool> {
+        let _line = self.0.builder().at_line(Location::caller());
         let operands = [&self.0.operands()[..], &[parity.of()]].concat();
         let [over] = self.0.builder().effect(Op::Sync(Sync::Mbarrier(Mbarrier::TryWait)), &operands);
         over
@@ -233,6 +240,7 @@ impl<'k> Barrier<'k> {
     /// Waits until the phase of parity `parity` is over.
     #[track_caller]
     pub fn wait(self, parity: impl Of<u32>) {
+        let _line = self.0.builder().at_line(Location::caller());
         let k = self.0.builder();
         k.forever(|| k.leave_when(self.is_over(Value::<u32>::new(k, parity.of()))));
     }

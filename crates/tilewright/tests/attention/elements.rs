@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 use tilewright::{
     Dtype, E4m3, E5m2, Element, View, ViewMut,
+    reference::quant::decode,
     tensor::{Data, DataMut},
 };
 
@@ -94,7 +95,7 @@ pub(crate) fn round(dtype: Dtype, value: f32) -> f32 {
     tilewright::with_dtype!(dtype, T => T::from_f32(value).to_f32())
 }
 
-/// Half the distance between neighbours of `dtype` at `value`: the most that rounding to it can change.
+/// Half the distance between neighbours of `dtype` at `value`, finite: the most that rounding to it can change.
 pub(crate) fn half_ulp(dtype: Dtype, value: f64) -> f64 {
     let (mantissa_bits, least_exponent) = match dtype {
         Dtype::F32 => (23, -126),
@@ -104,6 +105,24 @@ pub(crate) fn half_ulp(dtype: Dtype, value: f64) -> f64 {
         Dtype::E5m2 => (2, -14),
         Dtype::I8 => return 0.5,
     };
-    let exponent = value.abs().max(f64::MIN_POSITIVE).log2().floor().max(f64::from(least_exponent));
-    (exponent - f64::from(mantissa_bits) - 1.0).exp2()
+    // read from the bits of an f64 and written as such: every value that is compared comes here
+    let exponent = ((value.to_bits() >> 52) & 0x7ff) as i64 - 1023;
+    let half = exponent.max(least_exponent) - mantissa_bits - 1;
+    f64::from_bits(((half + 1023) as u64) << 52)
+}
+
+#[test]
+fn half_an_ulp_is_half_of_the_way_to_the_next_number() {
+    let numbers: [(Dtype, u16, fn(u16) -> f64); 4] = [
+        (Dtype::F16, 0x7bff, |bits| f16::from_bits(bits).to_f64()),
+        (Dtype::Bf16, 0x7f7f, |bits| bf16::from_bits(bits).to_f64()),
+        (Dtype::E4m3, 0x7e, |bits| decode(Dtype::E4m3, bits as u8)),
+        (Dtype::E5m2, 0x7b, |bits| decode(Dtype::E5m2, bits as u8)),
+    ];
+    for (dtype, largest, number) in numbers {
+        for (at, next) in (0..largest).map(|bits| (number(bits), number(bits + 1))) {
+            assert_eq!(2.0 * half_ulp(dtype, at), next - at, "{dtype} at {at}");
+            assert_eq!(half_ulp(dtype, -at), half_ulp(dtype, at), "{dtype} at -{at}");
+        }
+    }
 }
