@@ -186,7 +186,7 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// Whether registers may be read: written, and no sums of a product in flight.
+    /// Whether registers may be read: written, and not in the hands of a product in flight.
     #[inline]
     pub(super) fn check_read(&self, regs: &[u32]) -> Result<(), Trouble> {
         for &reg in regs {
@@ -197,7 +197,7 @@ impl Exec<'_, '_> {
                 ));
             }
             if self.warp.products.issued != self.warp.products.waited {
-                self.check_sums(reg, "read")?;
+                self.check_in_flight(reg, "read")?;
             }
         }
         Ok(())
