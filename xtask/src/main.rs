@@ -2,13 +2,17 @@
 
 mod conformance;
 mod faults;
+mod gate;
 mod guards;
 mod lines;
 mod rust_source;
 mod steps;
 mod tree;
 
-use std::{path::Path, process::ExitCode};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 use tree::Tree;
 
 const HELP: &str = "\
@@ -17,12 +21,19 @@ The project's own chores.
 Usage: cargo xtask <CHORE>
 
 Chores:
-  check         all of CI: format, guards, clippy, tests, documentation; stops at the first failure
+  check         all of CI: format, guards, clippy, tests, documentation, gate; stops at the first failure
   guard         the home-made guards alone; each first proves that it catches planted violations
+  gate          assembles every instruction and kernel and reads the machine code; installs the assembler if need be;
+                --bless makes what is now what is expected, --if-possible passes where the tools are not to be had
   conformance   attention against its oracle on every instruction set of this machine, and the number of cases
   faults        plants each fault of tests/faults/ alone and sees its test fail; [AREA...] for some, --list to see them
   lines         sizes of the Rust files: sum, median, 90th percentile and largest, per crate
 ";
+
+/// The folder of build outputs, which `root/target` is if nothing else was asked for.
+fn target(root: &Path) -> PathBuf {
+    root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
+}
 
 fn main() -> ExitCode {
     // Asked at run time: a target folder may be shared by two checkouts.
@@ -36,6 +47,7 @@ fn main() -> ExitCode {
     let result = match arguments[..] {
         ["check"] => steps::check(root),
         ["guard"] => Tree::read(root).and_then(|tree| guards::run(&tree)),
+        ["gate", ref rest @ ..] => gate::run(root, rest).map(drop),
         ["conformance"] => conformance::run(root),
         ["faults", ref rest @ ..] => faults::run(root, rest),
         ["lines"] => Tree::read(root).map(|tree| print!("{}", lines::report(&tree))),

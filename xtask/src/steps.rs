@@ -1,6 +1,10 @@
 //! The steps of `cargo xtask check`, in order of what fails fastest.
 
-use crate::{guards, tree::Tree};
+use crate::{
+    gate::{self, Verdict},
+    guards,
+    tree::Tree,
+};
 use std::{
     path::Path,
     process::Command,
@@ -35,12 +39,19 @@ const BUILDS: [CargoStep; 3] = [
 /// Runs every step in `root`; the first that fails ends it.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let mut times = Vec::new();
-    times.push(timed(FORMAT.name, || FORMAT.run(root))?);
-    times.push(timed("guard", || guards::run(&Tree::read(root)?))?);
+    times.push(timed(FORMAT.name, || FORMAT.run(root))?.0);
+    times.push(timed("guard", || guards::run(&Tree::read(root)?))?.0);
     for step in &BUILDS {
-        times.push(timed(step.name, || step.run(root))?);
+        times.push(timed(step.name, || step.run(root))?.0);
     }
-    println!("\nall of CI passes");
+    let (time, verdict) = timed("gate", || gate::run(root, &["--if-possible"]))?;
+    times.push(time);
+    match verdict {
+        Verdict::Passed => println!("\nall of CI passes"),
+        Verdict::NotRun(why) => {
+            println!("\nall of CI passes but the gate of kernels, WHICH DID NOT RUN: {why}");
+        }
+    }
     for (name, duration) in &times {
         println!("  {name:8} {:6.1} s", duration.as_secs_f64());
     }
@@ -49,17 +60,18 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-fn timed(
+/// A step's name and time, and what it gives.
+fn timed<T>(
     name: &'static str,
-    step: impl FnOnce() -> Result<(), String>,
-) -> Result<(&'static str, Duration), String> {
+    step: impl FnOnce() -> Result<T, String>,
+) -> Result<((&'static str, Duration), T), String> {
     println!("\n== {name}");
     let start = Instant::now();
     let result = step();
     let duration = start.elapsed();
     println!("== {name}: {:.1} s", duration.as_secs_f64());
-    result.map_err(|why| format!("step `{name}` failed: {why}"))?;
-    Ok((name, duration))
+    let result = result.map_err(|why| format!("step `{name}` failed: {why}"))?;
+    Ok(((name, duration), result))
 }
 
 impl CargoStep {
@@ -94,6 +106,6 @@ mod tests {
         let words = "step `nothing` failed: `RUSTDOCFLAGS=\"-D warnings\" cargo no-such-command --all` ended with exit status: 101";
         assert_eq!(why, words);
         let version = CargoStep { name: "version", arguments: &["--version"], environment: &[] };
-        assert_eq!(timed(version.name, || version.run(Path::new("."))).unwrap().0, "version");
+        assert_eq!(timed(version.name, || version.run(Path::new("."))).unwrap().0.0, "version");
     }
 }

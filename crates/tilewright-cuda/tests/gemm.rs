@@ -2,7 +2,10 @@
 
 use half::bf16;
 use tilewright_cuda::{Argument, Device, Result};
-use tilewright_kernels::gemm::sm90::{Gemm, TILE_ROWS, gemm};
+use tilewright_kernels::gemm::{
+    sm80,
+    sm90::{Gemm, TILE_ROWS, gemm},
+};
 use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
 
 #[test]
@@ -18,10 +21,11 @@ fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
             return Ok(());
         }
     };
-    for tile_columns in [128, 256] {
-        for shape in [[128, 256, 64], [1, 8, 8], [300, 520, 200], [129, 264, 1000], [2500, 1000, 72]] {
+    for shape in [[128, 256, 64], [1, 8, 8], [300, 520, 200], [129, 264, 1000], [2500, 1000, 72]] {
+        for tile_columns in [128, 256] {
             product(&device, Gemm { tile_columns }, shape)?;
         }
+        product_sm80(&device, shape)?;
     }
     Ok(())
 }
@@ -63,15 +67,32 @@ fn product(device: &Device, config: Gemm, [m, n, k]: [usize; 3]) -> Result<()> {
     // fewer CTAs than tiles, so that some take several
     function.launch([tiles.min(7) as u32, 1, 1], &arguments)?;
     device.synchronize()?;
-    for (at, found) in d_d.download()?.into_iter().enumerate() {
+    judge((&a, &b, &d_d.download()?), [m, n, k]);
+    Ok(())
+}
+
+fn product_sm80(device: &Device, [m, n, k]: [usize; 3]) -> Result<()> {
+    let function = device.load(&sm80::gemm("gemm").expect("a valid kernel"))?;
+    let (a, b) = (noise(m * k, 1), noise(n * k, 2));
+    let (a_d, b_d) = (device.upload(&a)?, device.upload(&b)?);
+    let d_d = device.filled::<u16>(m * n, 0xff)?;
+    let addresses = [a_d.address(), b_d.address(), d_d.address()].map(Argument::U64);
+    let arguments = [addresses, [m, n, k].map(|size| Argument::U32(size as u32))].concat();
+    function.launch([n.div_ceil(sm80::TILE) as u32, m.div_ceil(sm80::TILE) as u32, 1], &arguments)?;
+    device.synchronize()?;
+    judge((&a, &b, &d_d.download()?), [m, n, k]);
+    Ok(())
+}
+
+fn judge((a, b, d): (&[bf16], &[bf16], &[u16]), [m, n, k]: [usize; 3]) {
+    for (at, found) in d.iter().enumerate() {
         let (row, column) = (at / n, at % n);
         let expected: f64 = (0..k).map(|i| a[row * k + i].to_f64() * b[column * k + i].to_f64()).sum();
-        let found = bf16::from_bits(found).to_f64();
+        let found = bf16::from_bits(*found).to_f64();
         let tolerance = 1e-2 * (k as f64).sqrt().max(expected.abs());
         assert!(
             (found - expected).abs() <= tolerance,
-            "{config:?} {m}x{n}x{k}: d[{row}, {column}] = {found}, expected {expected}"
+            "{m}x{n}x{k}: d[{row}, {column}] = {found}, expected {expected}"
         );
     }
-    Ok(())
 }

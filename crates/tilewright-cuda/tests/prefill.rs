@@ -96,42 +96,59 @@ fn run(device: &Device, case: &Case) -> Result<()> {
     ];
     function.launch([tiles as u32, case.heads.0, case.lengths.len() as u32], &arguments)?;
     device.synchronize()?;
-    let (o, lse) = (o_d.download()?, lse_d.download()?);
-    for (r, &(qo_len, kv_len)) in case.lengths.iter().enumerate() {
-        for (row, head) in (0..qo_len).flat_map(|row| (0..qo_heads).map(move |head| (row, head))) {
-            let seen =
-                if case.causal { (row + 1 + kv_len).saturating_sub(qo_len).min(kv_len) } else { kv_len };
-            let at = ((qo[r] as usize + row) * qo_heads + head) * DIM;
-            let key = |j: usize| ((kv[r] as usize + j) * kv_heads + head * kv_heads / qo_heads) * DIM;
-            let logits: Vec<f64> = (0..seen)
-                .map(|j| {
-                    let dot: f64 = (0..DIM).map(|d| q[at + d].to_f64() * k[key(j) + d].to_f64()).sum();
-                    let logit = dot * f64::from(scale);
-                    case.cap.map_or(logit, |cap| (logit / f64::from(cap)).tanh() * f64::from(cap))
-                })
-                .collect();
-            let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let sum: f64 = logits.iter().map(|s| (s - max).exp()).sum();
-            let expected_lse =
-                if seen == 0 { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
-            let found = f64::from(lse[at / DIM]);
-            assert!(
-                found == expected_lse || (found - expected_lse).abs() < 5e-3,
-                "causal {} request {r} row {row} head {head}: lse {found}, expected {expected_lse}",
-                case.causal
-            );
-            for d in 0..DIM {
-                let weighed: f64 =
-                    logits.iter().enumerate().map(|(j, s)| (s - max).exp() * v[key(j) + d].to_f64()).sum();
-                let expected = if seen == 0 { 0.0 } else { weighed / sum };
-                let found = bf16::from_bits(o[at + d]).to_f64();
+    let inputs = Inputs { qo, kv, q, k, v };
+    inputs.judge(case, &o_d.download()?, &lse_d.download()?);
+    Ok(())
+}
+
+/// What a case was run on.
+struct Inputs {
+    qo: Vec<u32>,
+    kv: Vec<u32>,
+    q: Vec<bf16>,
+    k: Vec<bf16>,
+    v: Vec<bf16>,
+}
+
+impl Inputs {
+    fn judge(&self, case: &Case, o: &[u16], lse: &[f32]) {
+        let (qo_heads, kv_heads) = (case.heads.0 as usize, case.heads.1 as usize);
+        for (r, &(qo_len, kv_len)) in case.lengths.iter().enumerate() {
+            for (row, head) in (0..qo_len).flat_map(|row| (0..qo_heads).map(move |head| (row, head))) {
+                let seen =
+                    if case.causal { (row + 1 + kv_len).saturating_sub(qo_len).min(kv_len) } else { kv_len };
+                let at = ((self.qo[r] as usize + row) * qo_heads + head) * DIM;
+                let key =
+                    |j: usize| ((self.kv[r] as usize + j) * kv_heads + head * kv_heads / qo_heads) * DIM;
+                let (weights, expected_lse) = self.weights(case.cap, at, (0..seen).map(key));
+                let place = format!("causal {} request {r} row {row} head {head}", case.causal);
+                let found = f64::from(lse[at / DIM]);
                 assert!(
-                    (found - expected).abs() < 2e-2,
-                    "causal {} request {r} row {row} head {head} dim {d}: {found}, expected {expected}",
-                    case.causal
+                    found == expected_lse || (found - expected_lse).abs() < 5e-3,
+                    "{place}: lse {found}, expected {expected_lse}"
                 );
+                for d in 0..DIM {
+                    let value = |j: usize| self.v[key(j) + d].to_f64();
+                    let expected: f64 = weights.iter().enumerate().map(|(j, weight)| weight * value(j)).sum();
+                    let found = bf16::from_bits(o[at + d]).to_f64();
+                    assert!((found - expected).abs() < 2e-2, "{place} dim {d}: {found}, expected {expected}");
+                }
             }
         }
     }
-    Ok(())
+
+    /// The weights of a row's keys, and its LSE to base 2.
+    fn weights(&self, cap: Option<f32>, row: usize, keys: impl Iterator<Item = usize>) -> (Vec<f64>, f64) {
+        let logit = |key: usize| {
+            let dot: f64 = (0..DIM).map(|d| self.q[row + d].to_f64() * self.k[key + d].to_f64()).sum();
+            let logit = dot / (DIM as f64).sqrt();
+            cap.map_or(logit, |cap| (logit / f64::from(cap)).tanh() * f64::from(cap))
+        };
+        let logits: Vec<f64> = keys.map(logit).collect();
+        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = logits.iter().map(|s| (s - max).exp()).sum();
+        let lse =
+            if logits.is_empty() { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
+        (logits.iter().map(|s| (s - max).exp() / sum).collect(), lse)
+    }
 }

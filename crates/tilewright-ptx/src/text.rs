@@ -41,6 +41,12 @@ pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
     Ok(printer.text)
 }
 
+/// A text of [`ptx`] without `.loc` and `.file`: the same as long as the code is, wherever its source moves.
+pub fn without_source_lines(text: &str) -> String {
+    let of_code = |line: &&str| !line.starts_with("    .loc ") && !line.starts_with(".file ");
+    text.split_inclusive('\n').filter(of_code).collect()
+}
+
 /// The first PTX version that knows an architecture.
 fn version_of(arch: u32) -> u32 {
     match arch {

@@ -55,8 +55,7 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
         [&planted.fault.package, &planted.fault.target, &planted.fault.file].map(String::clone)
     };
     faults.sort_by_key(key);
-    let output = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let output = root.join(output).join("faults");
+    let output = crate::target(root).join("faults");
     let check = Check { scratch: Scratch::copy(root, &output.join("tree"))?, output };
     check.run(&faults)
 }

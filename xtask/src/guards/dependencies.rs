@@ -5,13 +5,23 @@ use crate::tree::Tree;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A crate, what it may not know, and in a word why.
-const RULES: [(&str, &[&str], &str); 2] = [
+const RULES: [(&str, &[&str], &str); 4] = [
     (
         "tilewright",
         &["cudarc", "pyo3", "tokenizers", "safetensors", "candle-core", "tilewright-serve", "tilewright-cli"],
         "the engine knows no device, no model and no Python",
     ),
     ("tilewright-serve", &["cudarc", "pyo3", "candle-core", "tilewright-cli"], "the policy knows no device"),
+    (
+        "tilewright-ptx",
+        &["cudarc", "pyo3", "tilewright", "tilewright-kernels", "tilewright-serve", "tilewright-cli"],
+        "the kernel language knows no attention, no driver and no device",
+    ),
+    (
+        "tilewright-kernels",
+        &["cudarc", "pyo3", "tilewright-serve", "tilewright-cli"],
+        "kernels know no driver, no device and no policy",
+    ),
 ];
 
 pub(super) const GUARD: Guard = Guard { name: "dependencies", check, planted, clean };
@@ -83,6 +93,11 @@ fn planted() -> Vec<(Tree, &'static str)> {
         (lock(&[("tilewright", "tilewright-serve"), serve]), "tilewright -> tilewright-serve"),
         (lock(&[("tilewright", "safetensors"), serve]), "tilewright -> safetensors"),
         (lock(&[("tilewright", "half"), ("tilewright-serve", "cudarc")]), "tilewright-serve -> cudarc"),
+        (
+            lock(&[("tilewright-ptx", "tilewright"), serve]),
+            "tilewright-ptx -> tilewright: the kernel language",
+        ),
+        (lock(&[("tilewright-kernels", "a"), ("a", "cudarc")]), "tilewright-kernels -> a -> cudarc"),
         (lock(&[serve]), "has no package `tilewright`"),
         (Tree::default(), "Cargo.lock: missing"),
     ]
@@ -93,6 +108,8 @@ fn clean() -> Tree {
         ("tilewright", "half 2.7.1"),
         ("tilewright-serve", "tokenizers"),
         ("tokenizers", "half"),
+        ("tilewright-ptx", "half"),
+        ("tilewright-kernels", "tilewright-ptx"),
         ("other", "cudarc"),
     ])
 }

@@ -4,11 +4,15 @@ use super::Case;
 use half::bf16;
 use std::error::Error;
 use tilewright_cuda::{Argument, Device};
-use tilewright_kernels::gemm::sm90::{Gemm, TILE_ROWS, gemm};
+use tilewright_kernels::gemm::{
+    sm80,
+    sm90::{Gemm, TILE_ROWS, gemm},
+};
 use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
 
 /// Tile columns, and rows, columns and depth.
-pub(crate) const NAMES: [&str; 4] = [
+pub(crate) const NAMES: [&str; 5] = [
+    "gemm.sm80.8192x8192x8192",
     "gemm.256.8192x8192x8192",
     "gemm.128.8192x8192x8192",
     "gemm.256.4096x4096x4096",
@@ -21,6 +25,9 @@ pub(crate) fn with_case<T>(
     name: &str,
     time: impl FnOnce(&Case<'_>) -> Result<T, Box<dyn Error>>,
 ) -> Result<T, Box<dyn Error>> {
+    if let Some(shape) = name.strip_prefix("gemm.sm80.") {
+        return with_case_sm80(device, name, shape, time);
+    }
     let numbers: Vec<usize> = name.split(['.', 'x']).filter_map(|part| part.parse().ok()).collect();
     let &[tile_columns, m, n, k] = &numbers[..] else { return Err(format!("{name} is no case").into()) };
     let function = device.load(&gemm("gemm", Gemm { tile_columns })?)?;
@@ -52,6 +59,30 @@ pub(crate) fn with_case<T>(
         calls: (1 << 42) / (m * n * k) + 1,
         call: Box::new(|| function.launch(grid, &arguments)),
         asked: format!("{{\"gemm\": [{m}, {n}, {k}], \"calls\": {}}}", (1_usize << 42) / (m * n * k) + 1),
+    })
+}
+
+/// The same of the kernel for Ampere and later.
+fn with_case_sm80<T>(
+    device: &Device,
+    name: &str,
+    shape: &str,
+    time: impl FnOnce(&Case<'_>) -> Result<T, Box<dyn Error>>,
+) -> Result<T, Box<dyn Error>> {
+    let numbers: Vec<usize> = shape.split('x').filter_map(|part| part.parse().ok()).collect();
+    let &[m, n, k] = &numbers[..] else { return Err(format!("{name} is no case").into()) };
+    let function = device.load(&sm80::gemm("gemm")?)?;
+    let (a, b) = (device.upload(&noise(m * k))?, device.upload(&noise(n * k))?);
+    let d = device.filled::<bf16>(m * n, 0)?;
+    let addresses = [a.address(), b.address(), d.address()].map(Argument::U64);
+    let arguments = [addresses, [m, n, k].map(|size| Argument::U32(size as u32))].concat();
+    let grid = [n.div_ceil(sm80::TILE) as u32, m.div_ceil(sm80::TILE) as u32, 1];
+    time(&Case {
+        name: name.to_owned(),
+        flops: 2.0 * (m * n * k) as f64,
+        calls: 5,
+        call: Box::new(|| function.launch(grid, &arguments)),
+        asked: format!("{{\"gemm\": [{m}, {n}, {k}], \"calls\": 5}}"),
     })
 }
 

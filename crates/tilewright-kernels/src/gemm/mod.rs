@@ -1,3 +1,4 @@
 //! Matrix products.
 
+pub mod sm80;
 pub mod sm90;

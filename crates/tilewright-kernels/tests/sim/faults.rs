@@ -165,7 +165,7 @@ fn phases_that_never_change() {
 fn a_stage_released_too_early() {
     finds(&Found::Fault(&[FaultKind::InFlight, FaultKind::Race], &["load(k, map"]), |kernel| {
         // the wait before the release of keys comes behind it
-        delay_past_release(kernel, &find(&is(Op::Matrix(Matrix::WgmmaWait(1))), 0));
+        delay_past_release(kernel, &find(&is(Op::Matrix(Matrix::WgmmaWait(0))), 2));
     });
 }
 

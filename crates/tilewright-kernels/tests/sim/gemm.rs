@@ -2,7 +2,10 @@
 
 use crate::noise::noise;
 use half::bf16;
-use tilewright_kernels::gemm::sm90::{Gemm, TILE_ROWS, gemm};
+use tilewright_kernels::gemm::{
+    sm80,
+    sm90::{Gemm, TILE_ROWS, gemm},
+};
 use tilewright_ptx::sim::{
     Arg, Launch, Memory,
     tensor::{Swizzle, TensorMap},
@@ -51,7 +54,33 @@ fn product(config: Gemm, [m, n, k]: [usize; 3], seed: u64) {
     let run = Launch { kernel: &kernel, grid: [2, 1, 1], args: &args, seed }.run(&mut memory);
     run.unwrap_or_else(|fault| panic!("{config:?} {m}x{n}x{k}, seed {seed}: {fault}"));
     let d: Vec<bf16> = memory.read(d_at, m * n).unwrap_or_else(|fault| panic!("d, seed {seed}: {fault}"));
-    for (at, found) in d.into_iter().enumerate() {
+    judge((&a, &b, &d), [m, n, k]);
+}
+
+#[test]
+fn products_from_ampere_on() {
+    for shape in [[1, 8, 8], [130, 264, 200], [300, 136, 72]] {
+        (0..3).for_each(|seed| product_sm80(shape, seed));
+    }
+    (0..32).for_each(|seed| product_sm80([40, 136, 264], seed));
+}
+
+fn product_sm80([m, n, k]: [usize; 3], seed: u64) {
+    let kernel = sm80::gemm("gemm").expect("a valid kernel");
+    let (a, b) = (noise(m * k, 1), noise(n * k, 2));
+    let mut memory = Memory::new();
+    let (a_at, b_at, d_at) = (memory.alloc_from(&a), memory.alloc_from(&b), memory.alloc(m * n * 2));
+    let sizes = [m, n, k].map(|size| Arg::U32(size as u32));
+    let args = [[Arg::U64(a_at), Arg::U64(b_at), Arg::U64(d_at)], sizes].concat();
+    let grid = [n.div_ceil(sm80::TILE) as u32, m.div_ceil(sm80::TILE) as u32, 1];
+    let run = Launch { kernel: &kernel, grid, args: &args, seed }.run(&mut memory);
+    run.unwrap_or_else(|fault| panic!("{m}x{n}x{k}, seed {seed}: {fault}"));
+    let d: Vec<bf16> = memory.read(d_at, m * n).unwrap_or_else(|fault| panic!("d, seed {seed}: {fault}"));
+    judge((&a, &b, &d), [m, n, k]);
+}
+
+fn judge((a, b, d): (&[bf16], &[bf16], &[bf16]), [m, n, k]: [usize; 3]) {
+    for (at, found) in d.iter().enumerate() {
         let (row, column) = (at / n, at % n);
         let terms = (0..k).map(|i| a[row * k + i].to_f64() * b[column * k + i].to_f64());
         let (expected, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
@@ -60,7 +89,7 @@ fn product(config: Gemm, [m, n, k]: [usize; 3], seed: u64) {
         let found = found.to_f64();
         assert!(
             (found - expected).abs() <= tolerance,
-            "{config:?} {m}x{n}x{k}: d[{row}, {column}] = {found}, not {expected}"
+            "{m}x{n}x{k}: d[{row}, {column}] = {found}, not {expected}"
         );
     }
 }

@@ -1,0 +1,84 @@
+//! The PTX of kernels: word for word what it was, and the same whenever and wherever it is made.
+//!
+//! Golden files have no lines of the source in them, so that a line that moves changes none. `cargo xtask gate --bless` writes
+//! them anew.
+
+use std::{collections::BTreeSet, path::Path, process::Command};
+use tilewright_kernels::{all, golden_texts};
+use tilewright_ptx::text::ptx;
+
+/// PTX of every kernel for every architecture, with lines of the source.
+fn every_text() -> String {
+    let of = |configured: &tilewright_kernels::Configured| {
+        let kernel = (configured.build)().unwrap();
+        configured.archs.iter().map(|&arch| ptx(&kernel, arch).unwrap()).collect::<String>()
+    };
+    all().iter().map(of).collect()
+}
+
+#[test]
+fn golden_files_are_what_kernels_print() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
+    let texts = golden_texts().unwrap();
+    let files =
+        std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let expected: BTreeSet<String> = texts.iter().map(|(file, _)| file.clone()).collect();
+    assert_eq!(files.collect::<BTreeSet<_>>(), expected, "the files of golden/");
+    for (file, text) in texts {
+        let golden = std::fs::read_to_string(folder.join(&file)).unwrap();
+        if golden == text {
+            continue;
+        }
+        let differ = |&(_, (was, is)): &(usize, (&str, &str))| was != is;
+        let (at, (was, is)) = (1..)
+            .zip(golden.lines().chain(["the end"]).zip(text.lines().chain(["the end"])))
+            .find(differ)
+            .unwrap_or((0, ("", "other ends of lines")));
+        panic!(
+            "golden/{file}:{at}:\n  was {}\n  is  {}\nif that is meant: cargo xtask gate --bless",
+            was.trim(),
+            is.trim()
+        );
+    }
+}
+
+#[test]
+fn a_kernel_is_the_same_each_time_it_is_built() {
+    assert!(every_text() == every_text(), "two builds in one process differ");
+}
+
+#[test]
+fn a_kernel_is_the_same_in_each_process() {
+    let of_other = || {
+        let mut other = Command::new(std::env::current_exe().unwrap());
+        let output =
+            other.args(["--ignored", "--exact", "print_every_text", "--nocapture"]).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let here = every_text();
+    for _ in 0..2 {
+        assert!(of_other().contains(&here), "another process prints something else");
+    }
+}
+
+#[test]
+#[ignore = "not a test of its own: `a_kernel_is_the_same_in_each_process` reads what it prints"]
+fn print_every_text() {
+    println!("{}", every_text());
+}
+
+#[test]
+fn source_lines_are_of_this_project_wherever_it_lies() {
+    let text = every_text();
+    let files: BTreeSet<&str> = text.lines().filter_map(|line| line.strip_prefix(".file ")).collect();
+    assert!(files.len() >= 3, "kernels have lines of the source: {files:?}");
+    for file in files {
+        assert!(file.contains(" \"crates/tilewright-"), "{file} is not a path from the root");
+    }
+    let golden = golden_texts().unwrap();
+    let source = |line: &str| line.contains(".loc") || line.contains(".file") || line.contains(".rs");
+    assert!(
+        !golden.iter().any(|(_, text)| text.lines().any(source)),
+        "golden texts name lines of the source"
+    );
+}

@@ -1,0 +1,154 @@
+//! Where control goes in machine code, and its loops.
+//!
+//! A loop is natural: it is entered at its head alone, which a branch in it goes back to. The assembler puts what is seldom
+//! executed behind everything else, so that a branch back to a smaller place is not yet a loop.
+
+use super::sass::{Code, Inst};
+use std::collections::BTreeSet;
+
+/// The instructions that may follow each.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    next: Vec<Vec<usize>>,
+    /// Instructions with a label, where a loop may begin.
+    labelled: BTreeSet<usize>,
+}
+
+/// A loop: its instructions, and the one that it is entered at.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Loop {
+    pub(crate) head: usize,
+    pub(crate) body: BTreeSet<usize>,
+}
+
+impl Flow {
+    pub(crate) fn of(code: &Code) -> Self {
+        let follow = |(at, inst): (usize, &Inst)| {
+            let mut next = Vec::new();
+            next.extend(target(inst).and_then(|label| code.labels.get(label)).copied());
+            if may_fall_through(inst) {
+                next.push(at + 1);
+            }
+            next.retain(|&to| to < code.insts.len());
+            next
+        };
+        let labelled = code.labels.values().copied().filter(|&at| at < code.insts.len()).collect();
+        Self { next: code.insts.iter().enumerate().map(follow).collect(), labelled }
+    }
+
+    /// The instructions that may be executed after those of `start`, which are among them; `stop` is not gone past.
+    pub(crate) fn reach(
+        &self,
+        start: impl IntoIterator<Item = usize>,
+        stop: impl Fn(usize) -> bool,
+    ) -> BTreeSet<usize> {
+        walk(start, |at| if stop(at) { &[] } else { &self.next[at] })
+    }
+
+    /// Every loop, with those that share a head as one.
+    pub(crate) fn loops(&self) -> Vec<Loop> {
+        let mut before = vec![Vec::new(); self.next.len()];
+        for (at, next) in self.next.iter().enumerate() {
+            next.iter().for_each(|&to| before[to].push(at));
+        }
+        let reachable = self.reach([0], |_| false);
+        let natural = |&head: &usize| {
+            // what is not reached around the head is reached through it alone
+            let around = self.reach([0], |at| at == head);
+            let tail = |at: &usize| reachable.contains(at) && (*at == head || !around.contains(at));
+            let tails: Vec<usize> = before[head].iter().copied().filter(tail).collect();
+            let body =
+                walk(tails.iter().copied().chain([head]), |at| if at == head { &[] } else { &before[at] });
+            (!tails.is_empty()).then_some(Loop { head, body })
+        };
+        self.labelled.iter().filter_map(natural).collect()
+    }
+}
+
+fn walk<'a>(start: impl IntoIterator<Item = usize>, next: impl Fn(usize) -> &'a [usize]) -> BTreeSet<usize> {
+    let mut open: Vec<usize> = start.into_iter().collect();
+    let mut seen: BTreeSet<usize> = open.iter().copied().collect();
+    while let Some(at) = open.pop() {
+        open.extend(next(at).iter().copied().filter(|&to| seen.insert(to)));
+    }
+    seen
+}
+
+/// The label that a branch goes to.
+fn target(inst: &Inst) -> Option<&str> {
+    let branches = matches!(inst.kind(), "BRA" | "JMP");
+    let (_, label) = inst.operands.split_once("`(").filter(|_| branches)?;
+    label.split(')').next()
+}
+
+/// Whether the next instruction may follow: a branch with a predicate among its operands is not always taken.
+fn may_fall_through(inst: &Inst) -> bool {
+    let always = match inst.kind() {
+        "BRA" | "JMP" => inst.operands.starts_with('`'),
+        "BRX" | "JMX" | "EXIT" | "RET" => true,
+        _ => inst.opcode == "BPT.TRAP",
+    };
+    inst.guarded || !always
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Flow, Loop};
+    use crate::gate::sass::Code;
+
+    fn loops(text: &str) -> Vec<Loop> {
+        Flow::of(&Code::parse(text)).loops()
+    }
+
+    /// The first and last place and the number of instructions of each loop.
+    fn spans(text: &str) -> Vec<(usize, usize, usize)> {
+        let span = |l: &Loop| (l.head, l.body.last().copied().unwrap_or_default(), l.body.len());
+        loops(text).iter().map(span).collect()
+    }
+
+    #[test]
+    fn a_retry_behind_the_code_is_a_loop_and_belongs_to_the_loop_that_it_returns_to() {
+        let text = "
+            /*00*/ MOV R0, R1 ;
+            .L_x_0:
+            /*10*/ SYNCS P0, [UR6], R4 ;
+            /*20*/ @!P0 BRA `(.L_x_1) ;
+            .L_x_2:
+            /*30*/ HGMMA R24 ;
+            /*40*/ @P1 BRA `(.L_x_0) ;
+            /*50*/ EXIT ;
+            .L_x_1:
+            /*60*/ SYNCS P0, [UR6], R4 ;
+            /*70*/ @!P0 BRA `(.L_x_1) ;
+            /*80*/ BRA `(.L_x_2) ;
+        "
+        .replace("            .L", ".L");
+        assert_eq!(spans(&text), [(1, 8, 7), (6, 7, 2)]);
+    }
+
+    #[test]
+    fn nested_loops_are_two_and_straight_code_is_none() {
+        let text = "
+.L_x_0:
+            /*00*/ MOV R0, R1 ;
+.L_x_1:
+            /*10*/ HGMMA R24 ;
+            /*20*/ BRA.U UP0, `(.L_x_1) ;
+            /*30*/ @P0 BRA `(.L_x_0) ;
+            /*40*/ EXIT ;
+        ";
+        assert_eq!(spans(text), [(0, 3, 4), (1, 2, 2)]);
+        assert!(spans(&text.replace("BRA", "NOP")).is_empty());
+    }
+
+    #[test]
+    fn nothing_follows_a_trap_or_an_end() {
+        for end in ["BPT.TRAP 0x1", "EXIT", "BRA `(.L_x_1)"] {
+            let text = format!(
+                ".L_x_0:\n/*00*/ MOV R0, R1 ;\n/*10*/ {end} ;\n/*20*/ BRA `(.L_x_0) ;\n.L_x_1:\n/*30*/ EXIT ;"
+            );
+            assert!(spans(&text).is_empty(), "{end}");
+            assert_eq!(spans(&text.replace(end, &format!("@P0 {end}"))), [(0, 2, 3)], "{end}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! A kernel as the tools see it: resources, instructions by kind, overlap; and what must hold of every kernel.
+
+use super::{
+    assemble::Assembler,
+    overlap::{LEAST, Overlap},
+    report::Report,
+    sass::Code,
+};
+use tilewright_kernels::Configured;
+use tilewright_ptx::{ir::Kernel, text::ptx};
+
+/// What was measured of a kernel for one architecture.
+#[derive(Debug, Clone)]
+pub(crate) struct Measured {
+    pub(crate) kernel: String,
+    pub(crate) arch: u32,
+    pub(crate) report: Report,
+    /// Bytes of shared memory of a CTA, static and dynamic.
+    pub(crate) shared: u64,
+    pub(crate) code: Code,
+    /// Whether it promises overlap.
+    pub(crate) promises: bool,
+    pub(crate) overlap: Option<Overlap>,
+}
+
+impl Measured {
+    /// Assembles a configured kernel for one of its architectures.
+    pub(crate) fn of(assembler: &Assembler, configured: &Configured, arch: u32) -> Result<Self, String> {
+        let kernel = (configured.build)().map_err(|why| why.to_string())?;
+        let text = ptx(&kernel, arch).map_err(|why| why.to_string())?;
+        let measured = Self::of_text(assembler, &kernel, &text, configured.overlap)?;
+        Ok(Self { kernel: configured.name.clone(), arch, ..measured })
+    }
+
+    /// Assembles the PTX of a kernel, for whatever it names as its target.
+    pub(crate) fn of_text(
+        assembler: &Assembler,
+        kernel: &Kernel,
+        text: &str,
+        promises: bool,
+    ) -> Result<Self, String> {
+        let cubin = assembler.assemble(text)?;
+        let report = Report::parse(&cubin.report)
+            .ok_or_else(|| format!("ptxas does not say what it uses: {}", cubin.report.trim()))?;
+        let code = Code::parse(&assembler.disassemble(&cubin)?);
+        let shared = kernel.shared_layout().1 as u64 + report.shared;
+        let overlap = promises.then(|| Overlap::of(&code)).flatten();
+        Ok(Self { kernel: kernel.name.clone(), arch: 0, report, shared, code, promises, overlap })
+    }
+
+    /// How many instructions are of a kind.
+    pub(crate) fn count(&self, kind: &str) -> u64 {
+        self.code.count(kind)
+    }
+
+    /// What no kernel may do, whatever its budget, a line each.
+    pub(crate) fn violations(&self) -> Vec<String> {
+        let mut lines = self.report.losses.clone();
+        for (number, what) in [
+            (self.report.spill_stores, "bytes of spill stores"),
+            (self.report.spill_loads, "bytes of spill loads"),
+            (self.count("STL"), "STL (stores to local memory)"),
+            (self.count("LDL"), "LDL (loads from local memory)"),
+        ] {
+            if number > 0 {
+                lines.push(format!("{number} {what}, expected none"));
+            }
+        }
+        if self.code.insts.is_empty() {
+            lines.push("the disassembly has no instructions".to_owned());
+        }
+        match self.overlap {
+            None if self.promises => lines.push("promises overlap, but has no loop of products and exponentials".to_owned()),
+            Some(Overlap { between, all }) if self.overlap.is_some_and(|o| o.share() < LEAST) => lines.push(format!(
+                "{between} of {all} exponentials of the main loop lie between the waits, expected at least {:.0} %",
+                LEAST * 100.0
+            )),
+            _ => {}
+        }
+        lines
+    }
+}
+
+/// A table of what was measured.
+pub(crate) fn table(all: &[Measured]) -> String {
+    const KINDS: [&str; 6] = ["HGMMA", "HMMA", "LDGSTS", "UTMALDG", "MUFU", "R2UR"];
+    let width = all.iter().map(|m| m.kernel.len()).max().unwrap_or(0).max("kernel".len());
+    let cells = |first: &str, cells: &[String]| {
+        let cells: String = cells.iter().map(|cell| format!(" {cell:>9}")).collect();
+        format!("{first:width$}{cells}").trim_end().to_owned() + "\n"
+    };
+    let mut heads = vec!["arch", "registers", "barriers", "shared", "spills"];
+    heads.extend(KINDS);
+    heads.extend(["overlap", "remarks"]);
+    let heads: Vec<String> = heads.into_iter().map(str::to_lowercase).collect();
+    let mut text = cells("kernel", &heads);
+    for m in all {
+        let report = &m.report;
+        let spills = report.spill_stores + report.spill_loads;
+        let mut row = vec![format!("sm_{}", m.arch)];
+        row.extend([report.registers, report.barriers, m.shared, spills].map(|n| n.to_string()));
+        row.extend(KINDS.map(|kind| m.count(kind).to_string()));
+        row.push(m.overlap.map_or("-".to_owned(), |overlap| format!("{:.0} %", overlap.share() * 100.0)));
+        row.push((report.notes.len() + report.losses.len()).to_string());
+        text += &cells(&m.kernel, &row);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Measured, Overlap, table};
+    use crate::gate::{report::Report, sass::Code};
+
+    fn sound() -> Measured {
+        Measured {
+            kernel: "k".to_owned(),
+            arch: 90,
+            report: Report { registers: 168, ..Report::default() },
+            shared: 1024,
+            code: Code::parse("/*0000*/ HGMMA R24 ;\n/*0010*/ R2UR UR4, R1 ;\n"),
+            promises: true,
+            overlap: Some(Overlap { between: 19, all: 20 }),
+        }
+    }
+
+    #[test]
+    fn what_no_kernel_may_do_is_told_of() {
+        assert!(sound().violations().is_empty());
+        let spilled = |spill_stores, spill_loads| Report { spill_stores, spill_loads, ..Report::default() };
+        let lost = Report { losses: vec!["(C7512)".to_owned()], ..Report::default() };
+        let local =
+            Code::parse("/*0000*/ STL [R1], R2 ;\n/*0010*/ LDL R2, [R1] ;\n/*0020*/ LDL R2, [R1] ;\n");
+        for (bad, lines) in [
+            (Measured { report: spilled(8, 0), ..sound() }, &["8 bytes of spill stores, expected none"][..]),
+            (Measured { report: spilled(0, 4), ..sound() }, &["4 bytes of spill loads, expected none"]),
+            (Measured { report: lost, ..sound() }, &["(C7512)"]),
+            (
+                Measured { code: local, ..sound() },
+                &[
+                    "1 STL (stores to local memory), expected none",
+                    "2 LDL (loads from local memory), expected none",
+                ],
+            ),
+            (Measured { code: Code::default(), ..sound() }, &["the disassembly has no instructions"]),
+            (
+                Measured { overlap: Some(Overlap { between: 18, all: 20 }), ..sound() },
+                &["18 of 20 exponentials of the main loop lie between the waits, expected at least 95 %"],
+            ),
+            (
+                Measured { overlap: None, ..sound() },
+                &["promises overlap, but has no loop of products and exponentials"],
+            ),
+        ] {
+            assert_eq!(bad.violations(), lines);
+        }
+        assert!(Measured { overlap: None, promises: false, ..sound() }.violations().is_empty());
+    }
+
+    #[test]
+    fn a_row_of_the_table_has_what_was_measured() {
+        let text = table(&[sound()]);
+        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0].len(), rows[1].len() - 1, "95 % is two words");
+        assert_eq!(
+            rows[1],
+            ["k", "sm_90", "168", "0", "1024", "0", "1", "0", "0", "0", "0", "1", "95", "%", "0"]
+        );
+    }
+}

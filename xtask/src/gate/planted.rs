@@ -1,0 +1,94 @@
+//! The gate is not believed before it has caught violations that are planted in kernels which have none.
+
+use super::{assemble::Assembler, measure::Measured};
+use tilewright_kernels::Configured;
+use tilewright_ptx::{
+    ir::{Block, Kernel, Stmt},
+    isa::{Op, matrix::Matrix, sync::Sync},
+    text::ptx,
+};
+
+/// A violation: what it is, how it is planted, and words of the complaint.
+type Plant = (&'static str, fn(&Kernel) -> Result<(Kernel, String), String>, &'static str);
+
+const PLANTS: [Plant; 3] = [
+    ("a softmax that nothing pins before the wait", unpinned, "exponentials of the main loop lie between"),
+    ("too few registers", starved, "spill stores, expected none"),
+    ("products that nothing waits for", impatient, "(C7517)"),
+];
+
+/// Plants every violation in the kernel that promises overlap; gives their number when each was caught.
+pub(crate) fn prove(assembler: &Assembler, kernels: &[Configured]) -> Result<usize, String> {
+    let sound = kernels.iter().find(|kernel| kernel.overlap);
+    let Some(sound) = sound else {
+        return Err("no kernel promises overlap to plant violations in".to_owned());
+    };
+    let sound = (sound.build)().map_err(|why| why.to_string())?;
+    for (what, plant, words) in PLANTS {
+        let planted = plant(&sound).map_err(|why| format!("the gate cannot plant {what}: {why}"));
+        let (kernel, text) = planted?;
+        let violations = Measured::of_text(assembler, &kernel, &text, true)?.violations();
+        if !violations.iter().any(|line| line.contains(words)) {
+            return Err(format!("the gate does not catch {what}: expected `{words}`, got {violations:?}"));
+        }
+    }
+    // the plain target has no `wgmma`
+    let text = text_of(&sound)?.replace(".target sm_90a", ".target sm_90");
+    match assembler.assemble(&text) {
+        Ok(_) => Err("the gate does not catch instructions that the target does not have".to_owned()),
+        Err(_) => Ok(PLANTS.len() + 1),
+    }
+}
+
+fn text_of(kernel: &Kernel) -> Result<String, String> {
+    ptx(kernel, 90).map_err(|why| why.to_string())
+}
+
+/// Without the branch that keeps the softmax before the wait, see `pin_softmax` of the kernel.
+fn unpinned(kernel: &Kernel) -> Result<(Kernel, String), String> {
+    let mut kernel = kernel.clone();
+    let removed = remove(&mut kernel.body, &|stmt| match stmt {
+        Stmt::If { then, .. } => {
+            has(then, Op::Sync(Sync::Trap)) && has(then, Op::Matrix(Matrix::WgmmaWait(0)))
+        }
+        _ => false,
+    });
+    let text = text_of(&kernel)?;
+    if removed == 0 { Err("no pin to remove".to_owned()) } else { Ok((kernel, text)) }
+}
+
+/// Without a single wait.
+fn impatient(kernel: &Kernel) -> Result<(Kernel, String), String> {
+    let mut kernel = kernel.clone();
+    let is_wait =
+        |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Matrix(Matrix::WgmmaWait(0)));
+    let removed = remove(&mut kernel.body, &is_wait);
+    let text = text_of(&kernel)?;
+    if removed == 0 { Err("no wait to remove".to_owned()) } else { Ok((kernel, text)) }
+}
+
+/// Consumers take half of the registers that they need.
+fn starved(kernel: &Kernel) -> Result<(Kernel, String), String> {
+    const TAKES: &str = "setmaxnreg.inc.sync.aligned.u32 ";
+    let text = text_of(kernel)?;
+    let (before, after) = text.split_once(TAKES).ok_or("no registers are taken")?;
+    let (_, after) = after.split_once(';').ok_or("no end of an instruction")?;
+    Ok((kernel.clone(), format!("{before}{TAKES}120;{after}")))
+}
+
+fn has(block: &Block, op: Op) -> bool {
+    block.iter().any(|stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == op))
+}
+
+/// Removes the statements that `is` holds of; gives their number.
+fn remove(block: &mut Block, is: &impl Fn(&Stmt) -> bool) -> usize {
+    let before = block.len();
+    block.retain(|stmt| !is(stmt));
+    let inner = block.iter_mut().map(|stmt| match stmt {
+        Stmt::If { then, otherwise, .. } => remove(then, is) + remove(otherwise, is),
+        Stmt::Loop { body, .. } => remove(body, is),
+        _ => 0,
+    });
+    let inner: usize = inner.sum();
+    before - block.len() + inner
+}
