@@ -73,7 +73,11 @@ impl Exec<'_, '_> {
         if acquires {
             self.warp.known.acquire(1 << lane, &flag.clock);
         } else {
-            self.warp.acquired.push((lane, flag.clock.clone()));
+            // one clock a lane, however often it looks
+            match self.warp.acquired.iter_mut().find(|(other, _)| *other == lane) {
+                Some((_, clock)) => clock.join(&flag.clock),
+                None => self.warp.acquired.push((lane, flag.clock.clone())),
+            }
         }
     }
 

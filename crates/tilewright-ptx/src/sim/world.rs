@@ -140,7 +140,7 @@ impl Shared {
     }
 
     pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<&[u8], Trouble> {
-        if let Some(at) = (offset..offset + bytes).find(|&at| self.written[at / 64] >> (at % 64) & 1 == 0) {
+        if let Some(at) = memory::first_unwritten(&self.written, offset, bytes) {
             let message = format!("shared memory at {} was never written", self.arrays.name(at));
             return Err((FaultKind::Uninitialized, message));
         }
@@ -149,9 +149,7 @@ impl Shared {
 
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
         self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
-        for at in offset..offset + bytes.len() {
-            self.written[at / 64] |= 1 << (at % 64);
-        }
+        memory::set_written(&mut self.written, offset, bytes.len());
     }
 
     /// Up to 16 bytes, and which of them were written.

@@ -2,7 +2,12 @@
 
 use crate::{SEEDS, finds, gives, kernel, passes, run};
 use tilewright_ptx::{
-    isa::memory::{AtomicOp, Order, Scope},
+    ir::Stmt,
+    isa::{
+        Op,
+        memory::{AtomicOp, Order, Scope},
+        sync::{Special, Sync},
+    },
     sim::{Arg, FaultKind, Launch, Memory},
 };
 
@@ -53,6 +58,17 @@ fn memory_that_nobody_wrote() {
     let address = memory.alloc(64);
     assert_eq!(memory.read::<u32>(address, 1).expect_err("uninitialised").kind, FaultKind::Uninitialized);
     assert_eq!(memory.read::<u32>(address, 17).expect_err("too many").kind, FaultKind::OutOfBounds);
+}
+
+#[test]
+fn a_register_that_nobody_wrote() {
+    let right = kernel(32, |k| k.global::<u32>("out").at(k.thread()).store(1));
+    passes(&right, 1);
+    let mut faulty = right.clone();
+    let reads_thread = |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(Sync::Special(Special::Thread(0))));
+    faulty.body.retain(|stmt| !reads_thread(stmt));
+    let fault = finds(FaultKind::Uninitialized, &faulty, 1);
+    assert!(fault.message.contains("register thread"), "{fault}");
 }
 
 #[test]

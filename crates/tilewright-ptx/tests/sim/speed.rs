@@ -36,6 +36,19 @@ fn print_the_speed() {
             }),
         ),
         (
+            "global memory",
+            kernel(256, |k| {
+                let x = k.global::<f32>("x");
+                let at = (k.thread() & 127) * 4 + (k.thread() >> 7) * 512;
+                k.when(k.cta().eq(0), || {
+                    k.repeat((0, 1000), 1, |_| {
+                        let values = x.at(at).load_vector::<4>();
+                        x.at(at).store_vector(values.map(|value| value + 1.0));
+                    });
+                });
+            }),
+        ),
+        (
             "divergence",
             kernel(256, |k| {
                 let x = k.global::<u32>("x");
