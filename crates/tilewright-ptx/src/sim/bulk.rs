@@ -1,4 +1,6 @@
 //! Bulk and tensor copies: loads that an mbarrier counts, stores in groups of their thread.
+//!
+//! Global memory that nobody wrote may be loaded, as rows beyond a tensor's last are; whoever reads it then has to answer for it.
 
 use super::{
     copies::Part,
@@ -162,6 +164,12 @@ impl Exec<'_, '_> {
                 rank = owner;
             }
         }
+        if rank != barrier.0 {
+            self.culprit = 1 << lane;
+            let message =
+                format!("a copy into CTA {rank} of the cluster with an mbarrier of CTA {}", barrier.0);
+            return Err((FaultKind::BadArgument, message));
+        }
         self.take_off(Kind::Load { barrier, phase }, rank, parts, (1 << lane, 0));
         Ok(())
     }
@@ -231,6 +239,7 @@ impl Exec<'_, '_> {
             if let Some(from) = from {
                 self.check_proxy((from, bytes), lane)?;
                 self.note(false, (from, bytes), lane, read)?;
+                self.bytes(from, bytes)?;
             }
             self.note(true, (to, bytes), lane, write)?;
         }

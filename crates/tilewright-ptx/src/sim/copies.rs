@@ -87,6 +87,8 @@ impl Exec<'_, '_> {
                 Some(from)
             };
             self.note(true, (to, bytes), lane, mark)?;
+            // the asynchronous proxy does not see these without a fence
+            self.world.fences.entry((mark.cluster, mark.who)).or_default();
             let part = (from, to, (bytes, read));
             match parts.iter_mut().find(|(_, other, _)| *other == batch) {
                 Some((lanes, _, parts)) => {

@@ -121,6 +121,11 @@ impl Exec<'_, '_> {
                 return Ok(true);
             }
         };
+        if matches!(next, Next::Again(_) | Next::Yield) {
+            // it counts when it is done
+            self.world.report.warp_instructions -= 1;
+            self.world.report.thread_instructions -= u64::from(group.mask.count_ones());
+        }
         let group = &mut self.warp.groups[self.group];
         match next {
             Next::Advance => {

@@ -22,6 +22,11 @@ fn all(clusters: &[Cluster]) -> impl Iterator<Item = Waiting<'_>> {
 }
 
 impl Waiting<'_> {
+    /// The step that waits.
+    fn pc(&self) -> u32 {
+        self.group.pc - u32::from(matches!(self.group.wait, Wait::Barrier(_)))
+    }
+
     /// The mbarrier that the first lane waits for in vain.
     fn mbarrier(&self) -> Option<(u32, u64)> {
         let spins = matches!(self.group.wait, Wait::Phase | Wait::None);
@@ -65,7 +70,7 @@ impl Waiting<'_> {
             self.cta.id,
             self.warp.index,
             self.group.mask,
-            world.line(self.group.pc)
+            world.line(self.pc())
         )
     }
 
@@ -103,7 +108,7 @@ fn fault(world: &World<'_>, kind: FaultKind, clusters: &[Cluster], head: &str) -
         Some(blamed) => Fault {
             kind,
             message,
-            at: world.program.at.get(blamed.group.pc as usize).copied(),
+            at: world.program.at.get(blamed.pc() as usize).copied(),
             cta: blamed.cta.id,
             warp: blamed.warp.index,
             lanes: blamed.group.mask,

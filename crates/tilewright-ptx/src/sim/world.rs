@@ -27,7 +27,8 @@ pub(super) struct World<'m> {
     /// One for each allocation.
     pub(super) shadows: Vec<Shadow>,
     pub(super) flags: HashMap<u64, Flag>,
-    /// For each thread the counts at which it fenced the asynchronous proxy, and whether for all memory.
+    /// For each thread the counts at which it fenced the asynchronous proxy, and whether for all memory; the same for the
+    /// batches of its `cp.async`, if it has any.
     pub(super) fences: HashMap<(u32, u32), Vec<(u32, bool)>>,
     pub(super) rng: Rng,
     pub(super) report: Report,
@@ -285,12 +286,20 @@ impl World<'_> {
     /// Whether the writer of a mark fenced it from the asynchronous proxy, as far as is known up to `known`.
     pub(super) fn fenced(&self, mark: &Mark, known: u32, global: bool) -> bool {
         let agents = self.program.threads * self.program.cluster;
-        if mark.count == 0 || mark.who >= agents {
+        let reaches = |fence: &(u32, bool)| fence.1 || !global;
+        if mark.count == 0 {
             return true;
+        }
+        if mark.who >= agents {
+            // of these only `cp.async` is not of the asynchronous proxy itself
+            let fences = self.fences.get(&(mark.cluster, mark.who));
+            return fences.is_none_or(|fences| {
+                fences.iter().rev().any(|fence| fence.0 >= mark.count && reaches(fence))
+            });
         }
         self.fences.get(&(mark.cluster, mark.who)).is_some_and(|fences| {
             let first = fences.partition_point(|(count, _)| *count < mark.count);
-            fences[first..].iter().take_while(|(count, _)| *count < known).any(|(_, all)| *all || !global)
+            fences[first..].iter().take_while(|(count, _)| *count < known).any(reaches)
         })
     }
 }

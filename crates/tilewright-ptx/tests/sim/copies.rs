@@ -218,6 +218,30 @@ fn bulk_stores() {
 }
 
 #[test]
+fn async_copies_that_a_bulk_store_reads() {
+    let forward = |fence: bool| {
+        kernel(32, move |k| {
+            let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 32, 128));
+            k.copy_async(tile.at(k.thread()), x.at(k.thread()), 4, 4);
+            k.commit_copies();
+            k.wait_copies(0);
+            if fence {
+                k.fence(Fence::ProxyAsyncShared);
+            }
+            k.sync_warp();
+            k.when(k.thread().eq(0), || {
+                k.store_bulk(x.at(32), tile, 128);
+                k.commit_bulk();
+                k.wait_bulk(0);
+            });
+        })
+    };
+    let words: Vec<u32> = (0..64).collect();
+    gives(&forward(true), 1, &words, &(0..32).chain(0..32).collect::<Vec<u32>>());
+    finds(FaultKind::MissingProxyFence, &forward(false), 1);
+}
+
+#[test]
 fn a_cta_that_ends_before_its_store_was_read() {
     let store = |waits: bool| {
         kernel(32, move |k| {
