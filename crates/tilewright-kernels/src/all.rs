@@ -3,7 +3,20 @@
 //! The list is for whoever judges kernels: a kernel that is not here is not tested. Names are unique, and are those of the PTX
 //! entries.
 
-use crate::attention::prefill_sm90::{LogitsHook, Prefill, prefill};
+use crate::{
+    activation::{Activation, Gated, act_and_mul},
+    append::{Append, append},
+    attention::{
+        merge::{Merge, merge_state, merge_states},
+        prefill_sm90::{LogitsHook, Prefill, prefill},
+    },
+    gemm::{sm80, sm90},
+    norm::{Norm, fused_add_rmsnorm, rmsnorm},
+    rope::{Rope, Style, rope},
+    softmax::{Softmax, softmax},
+    tile::Packed,
+};
+use half::{bf16, f16};
 use std::fmt;
 use tilewright_ptx::{
     ir::Kernel,
@@ -13,6 +26,9 @@ use tilewright_ptx::{
 
 /// Architectures with `wgmma`: its instructions are for `sm_90a` alone.
 const HOPPER: &[u32] = &[90];
+
+/// What needs nothing newer than Ampere.
+const ALL: &[u32] = &[80, 86, 89, 90, 100, 120];
 
 /// Records a kernel, the same one each time.
 type Build = Box<dyn Fn() -> Result<Kernel, Invalid> + Send + Sync>;
@@ -42,11 +58,12 @@ impl fmt::Debug for Configured {
 
 /// All of them, in a fixed order.
 pub fn all() -> Vec<Configured> {
-    prefills()
+    let lists = [prefills(), products(), layers::<bf16>("bf16"), layers::<f16>("f16"), others()];
+    lists.into_iter().flatten().collect()
 }
 
 /// Those whose text is kept in `golden/`, word for word: few, since a line that changes in all kernels changes all files.
-const GOLDEN: [&str; 2] = ["prefill_sm90_d128", "prefill_sm90_d128_causal"];
+const GOLDEN: [&str; 4] = ["prefill_sm90_d128", "gemm_sm80", "rmsnorm_bf16", "merge_state_f32"];
 
 /// The golden files, each with its name and what it has to be: PTX for the first architecture, without lines of the source.
 ///
@@ -74,6 +91,59 @@ fn prefills() -> Vec<Configured> {
         Configured { name, archs: HOPPER, build: Box::new(build), overlap: true }
     };
     vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
+}
+
+/// A kernel without overlap, by a function of its name.
+fn plain(
+    name: String,
+    archs: &'static [u32],
+    build: impl Fn(&str) -> Result<Kernel, Invalid> + Send + Sync + 'static,
+) -> Configured {
+    let entry = name.clone();
+    Configured { name, archs, build: Box::new(move || build(&entry)), overlap: false }
+}
+
+fn products() -> Vec<Configured> {
+    let sm90 = |tile_columns: usize| {
+        let config = sm90::Gemm { tile_columns };
+        plain(format!("gemm_sm90_128x{tile_columns}"), HOPPER, move |name| sm90::gemm(name, config))
+    };
+    vec![plain("gemm_sm80".to_owned(), ALL, sm80::gemm), sm90(128), sm90(256)]
+}
+
+/// What a layer of Llama 3 8B does beside attention and products, with elements `T`.
+fn layers<T: Packed>(elements: &str) -> Vec<Configured> {
+    let norm = |weight_plus_one| Norm { hidden: 4096, weight_plus_one };
+    let turned = |style, in_place| Rope { heads: (32, 8), head_dim: 128, rotary_dim: 128, style, in_place };
+    let gated = |activation| Gated { activation, d: 14336 };
+    let appended = Append { kv_heads: 8, head_dims: (128, 128), page_size: 16 };
+    let merged = Merge { head_dim: 128 };
+    let named = |name: &str| format!("{name}_{elements}");
+    vec![
+        plain(named("rmsnorm"), ALL, move |name| rmsnorm::<T>(name, norm(false))),
+        plain(named("rmsnorm_gemma"), ALL, move |name| rmsnorm::<T>(name, norm(true))),
+        plain(named("fused_add_rmsnorm"), ALL, move |name| fused_add_rmsnorm::<T>(name, norm(false))),
+        plain(named("rope"), ALL, move |name| rope::<T>(name, turned(Style::Halves, false))),
+        plain(named("rope_in_place"), ALL, move |name| rope::<T>(name, turned(Style::Halves, true))),
+        plain(named("rope_interleaved"), ALL, move |name| rope::<T>(name, turned(Style::Interleaved, false))),
+        plain(named("silu_and_mul"), ALL, move |name| act_and_mul::<T>(name, gated(Activation::Silu))),
+        plain(named("gelu_and_mul"), ALL, move |name| act_and_mul::<T>(name, gated(Activation::Gelu))),
+        plain(named("gelu_tanh_and_mul"), ALL, move |name| {
+            act_and_mul::<T>(name, gated(Activation::GeluTanh))
+        }),
+        plain(named("append"), ALL, move |name| append::<T>(name, appended)),
+        plain(named("merge_state"), ALL, move |name| merge_state::<T>(name, merged)),
+        plain(named("merge_states"), ALL, move |name| merge_states::<T>(name, merged)),
+    ]
+}
+
+fn others() -> Vec<Configured> {
+    let merged = Merge { head_dim: 128 };
+    vec![
+        plain("merge_state_f32".to_owned(), ALL, move |name| merge_state::<f32>(name, merged)),
+        plain("merge_states_f32".to_owned(), ALL, move |name| merge_states::<f32>(name, merged)),
+        plain("softmax_128256".to_owned(), ALL, |name| softmax(name, Softmax { vocab: 128_256 })),
+    ]
 }
 
 #[cfg(test)]

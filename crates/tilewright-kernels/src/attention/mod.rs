@@ -1,3 +1,4 @@
 //! Attention.
 
+pub mod merge;
 pub mod prefill_sm90;

@@ -3,10 +3,12 @@
 //! - [`SharedTile`]: rows of 16-bit elements in shared memory, swizzled, with the descriptors by which `wgmma` reads them.
 //! - [`Sums`]: the f32 fragment of 64 rows that a warpgroup accumulates.
 //! - [`Ring`] and [`Cursor`]: stages that a producer fills and consumers empty.
-//! - [`Vector`]: 16 bytes of 16-bit elements as f32.
+//! - [`Vector`]: 16 bytes of elements, computed with in f32.
+//! - [`Rows`]: how rows of vectors are dealt to threads.
 //! - [`reduce`]: sums and maxima over lanes and warps.
 
 mod ring;
+mod rows;
 mod shared;
 pub mod sums;
 mod vector;
@@ -14,6 +16,7 @@ mod vector;
 pub mod reduce;
 
 pub use ring::{Cursor, Ring};
+pub use rows::{RowPlace, Rows, VectorPlace};
 pub use shared::SharedTile;
 pub use sums::{Place, Sums};
-pub use vector::{Float, Vector};
+pub use vector::{Float, Packed, Vector};

@@ -1,6 +1,10 @@
-//! 16 bytes of 16-bit elements, computed with in f32.
+//! 16 bytes of elements, which lie in memory as bf16, f16 or f32 and are computed with in f32.
+//!
+//! A vector is kept as four words until its numbers are asked for: half the registers, for elements of 16 bits, while loads are
+//! under way.
 
 use half::{bf16, f16};
+use std::marker::PhantomData;
 use tilewright_ptx::{
     build::{Builder, Global, Stored, Value},
     isa::memory::Access,
@@ -40,38 +44,94 @@ impl Float for f16 {
     }
 }
 
-/// Eight neighbours of a row, in f32.
-#[derive(Debug, Clone, Copy)]
-pub struct Vector<'k>(pub [Value<'k, f32>; Vector::LEN]);
-
-impl<'k> Vector<'k> {
+/// Elements that are loaded and stored 16 bytes at a time.
+pub trait Packed: Stored {
     /// Elements of a vector.
-    pub const LEN: usize = 8;
+    const PER_VECTOR: u32;
+    /// The numbers of four words, in the order of memory.
+    fn unpack<'k>(words: [Value<'k, u32>; 4]) -> Vec<Value<'k, f32>>;
+    /// Four words of [`Packed::PER_VECTOR`] numbers, each rounded to the nearest.
+    fn pack<'k>(k: &'k Builder, numbers: &[Value<'k, f32>]) -> [Value<'k, u32>; 4];
+}
 
-    /// Those at an address, which is aligned to 16 bytes.
+impl<T: Float> Packed for T {
+    const PER_VECTOR: u32 = 8;
     #[track_caller]
-    pub fn load<T: Float>(from: Global<'k, T>, access: Access) -> Self {
-        let words: [Value<'k, u32>; 4] = from.cast::<u32>().load_vector_with(access);
-        let pairs = words.map(T::widen);
-        Self(std::array::from_fn(|i| pairs[i / 2][i % 2]))
+    fn unpack<'k>(words: [Value<'k, u32>; 4]) -> Vec<Value<'k, f32>> {
+        words.map(T::widen).concat()
     }
-
-    /// Rounds and stores them at an address, which is aligned to 16 bytes.
     #[track_caller]
-    pub fn store<T: Float>(self, k: &'k Builder, to: Global<'k, T>) {
-        let words = std::array::from_fn(|i| T::narrow(k, self.0[2 * i], self.0[2 * i + 1]));
-        to.cast::<u32>().store_vector::<4>(words);
+    fn pack<'k>(k: &'k Builder, numbers: &[Value<'k, f32>]) -> [Value<'k, u32>; 4] {
+        std::array::from_fn(|i| T::narrow(k, numbers[2 * i], numbers[2 * i + 1]))
+    }
+}
+
+impl Packed for f32 {
+    const PER_VECTOR: u32 = 4;
+    fn unpack<'k>(words: [Value<'k, u32>; 4]) -> Vec<Value<'k, f32>> {
+        words.map(Value::reinterpret).to_vec()
+    }
+    fn pack<'k>(_: &'k Builder, numbers: &[Value<'k, f32>]) -> [Value<'k, u32>; 4] {
+        std::array::from_fn(|i| numbers[i].reinterpret())
+    }
+}
+
+/// 16 bytes of neighbours; addresses are aligned to 16 bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Vector<'k, T> {
+    words: [Value<'k, u32>; 4],
+    ty: PhantomData<T>,
+}
+
+impl<'k, T: Packed> Vector<'k, T> {
+    /// Those at an address.
+    #[track_caller]
+    pub fn load(from: Global<'k, T>, access: Access) -> Self {
+        Self { words: from.cast::<u32>().load_vector_with(access), ty: PhantomData }
     }
 
-    /// `f` of each.
-    #[must_use]
-    pub fn map(self, f: impl Fn(Value<'k, f32>) -> Value<'k, f32>) -> Self {
-        Self(self.0.map(f))
+    /// Those at an address where `condition` holds, otherwise zeros, and nothing is read.
+    #[track_caller]
+    pub fn load_when(
+        k: &'k Builder,
+        condition: Value<'k, bool>,
+        from: Global<'k, T>,
+        access: Access,
+    ) -> Self {
+        if condition.known() == Some(true) {
+            return Self::load(from, access);
+        }
+        let words: [_; 4] = std::array::from_fn(|_| k.var::<u32>("word", 0));
+        k.when(condition, || {
+            let loaded = Self::load(from, access);
+            words.iter().zip(loaded.words).for_each(|(word, loaded)| word.set(loaded));
+        });
+        Self { words: words.map(|word| word.get()), ty: PhantomData }
     }
 
-    /// `f` of each and its counterpart.
+    /// The nearest of [`Packed::PER_VECTOR`] numbers.
+    #[track_caller]
+    pub fn of(k: &'k Builder, numbers: &[Value<'k, f32>]) -> Self {
+        Self { words: T::pack(k, numbers), ty: PhantomData }
+    }
+
+    /// Its numbers, in the order of memory.
+    #[track_caller]
+    pub fn numbers(self) -> Vec<Value<'k, f32>> {
+        T::unpack(self.words)
+    }
+
+    /// This one where `condition` holds, otherwise `other`.
     #[must_use]
-    pub fn zip(self, other: Self, f: impl Fn(Value<'k, f32>, Value<'k, f32>) -> Value<'k, f32>) -> Self {
-        Self(std::array::from_fn(|i| f(self.0[i], other.0[i])))
+    #[track_caller]
+    pub fn or_else(self, condition: Value<'k, bool>, other: Self) -> Self {
+        let words = std::array::from_fn(|i| condition.select(self.words[i], other.words[i]));
+        Self { words, ty: PhantomData }
+    }
+
+    /// Stores it.
+    #[track_caller]
+    pub fn store(self, to: Global<'k, T>) {
+        to.cast::<u32>().store_vector::<4>(self.words);
     }
 }
