@@ -153,34 +153,47 @@ fn mistakes_with_products() {
     assert_eq!(kind(Mistake::BeyondShared, false), FaultKind::OutOfBounds);
 }
 
+/// A warpgroup adds products of what it loads to its sums, three times in a loop and twice behind it.
+fn again(waits: bool, fences: bool) -> Kernel {
+    kernel(128, move |k| {
+        let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 1024));
+        k.when(k.thread().lt(64), || {
+            tile.at(k.thread()).store(0);
+            k.fence(Fence::ProxyAsyncShared);
+        });
+        k.sync_threads();
+        let sums: [Var<'_, f32>; 4] = std::array::from_fn(|_| k.var("sum", 0.0_f32));
+        let right = (tile.address() >> 4).to_u64() | (8_u64 << 16 | 16 << 32);
+        let elements = (Elements::Bf16, Elements::Bf16);
+        let multiply = |fence: bool, wait: bool| {
+            let left = WgmmaLeft::Registers([0_u32; 4].map(|_| x.at(k.thread()).load()));
+            if fence {
+                k.wgmma_fence();
+            }
+            k.wgmma(&sums, WgmmaOperands { elements, left, right, right_major: Major::K }, true);
+            k.wgmma_commit();
+            if wait {
+                k.wgmma_wait(0);
+            }
+        };
+        k.repeat((0, 3), 1, |_| multiply(true, waits));
+        k.wgmma_wait(0);
+        multiply(true, true);
+        multiply(fences, true);
+    })
+}
+
 #[test]
 fn inputs_that_are_loaded_again_too_early() {
-    let again = |waits: bool| {
-        kernel(128, move |k| {
-            let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 1024));
-            k.when(k.thread().lt(64), || {
-                tile.at(k.thread()).store(0);
-                k.fence(Fence::ProxyAsyncShared);
-            });
-            k.sync_threads();
-            let sums: [Var<'_, f32>; 4] = std::array::from_fn(|_| k.var("sum", 0.0_f32));
-            let right = (tile.address() >> 4).to_u64() | (8_u64 << 16 | 16 << 32);
-            let elements = (Elements::Bf16, Elements::Bf16);
-            k.repeat((0, 3), 1, |_| {
-                let left = WgmmaLeft::Registers([0_u32; 4].map(|_| x.at(k.thread()).load()));
-                k.wgmma_fence();
-                k.wgmma(&sums, WgmmaOperands { elements, left, right, right_major: Major::K }, true);
-                k.wgmma_commit();
-                if waits {
-                    k.wgmma_wait(0);
-                }
-            });
-            k.wgmma_wait(0);
-        })
-    };
-    passes(&again(true), 1);
-    let fault = finds(FaultKind::InFlight, &again(false), 1);
+    passes(&again(true, true), 1);
+    let fault = finds(FaultKind::InFlight, &again(false, true), 1);
     assert!(fault.message.contains("while a wgmma reads it"), "{fault}");
+}
+
+#[test]
+fn inputs_that_are_loaded_after_the_fence() {
+    let fault = finds(FaultKind::MissingWgmmaFence, &again(true, false), 1);
+    assert!(fault.message.contains("written after the last wgmma.fence"), "{fault}");
 }
 
 #[test]

@@ -149,6 +149,14 @@ fn flags_between_ctas() {
     let near = Access::Ordered(Scope::Cta);
     let near = kernel(32, |k| flag(k, |flag| flag.store_with(1, near), acquire, false));
     finds(FaultKind::Race, &near, 2);
+    let near_fence = kernel(32, |k| {
+        let raise = |flag: Global<'_, u32>| {
+            k.fence(Fence::AcqRel(Scope::Cta));
+            flag.store_with(1, Access::Relaxed(gpu));
+        };
+        flag(k, raise, acquire, false);
+    });
+    finds(FaultKind::Race, &near_fence, 2);
     let unfenced =
         kernel(32, |k| flag(k, |flag| flag.store_with(1, Access::Ordered(gpu)), Access::Relaxed(gpu), false));
     finds(FaultKind::Race, &unfenced, 2);
