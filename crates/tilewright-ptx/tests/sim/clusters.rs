@@ -3,8 +3,11 @@
 use crate::{SEEDS, finds, gives, kernel};
 use tilewright_ptx::{
     build::BulkOptions,
-    ir::Kernel,
-    isa::sync::Fence,
+    ir::{Kernel, Stmt},
+    isa::{
+        Op,
+        sync::{Fence, Sync},
+    },
     sim::{
         Arg, FaultKind, Launch, Memory,
         tensor::{Swizzle, TensorMap},
@@ -43,6 +46,21 @@ fn the_shared_memory_of_a_neighbour() {
     assert!(none.len() == 32 && none.iter().all(|kind| *kind == FaultKind::Race), "{none:?}");
     let ends = |kind: &FaultKind| matches!(kind, FaultKind::Race | FaultKind::OutOfBounds);
     assert!(one.len() == 32 && one.iter().all(ends) && one.contains(&FaultKind::Race), "{one:?}");
+}
+
+#[test]
+fn arrivals_and_waits_come_in_pairs() {
+    let pair = kernel(32, |k| {
+        k.clusters_of(2);
+        k.sync_cluster();
+        k.sync_cluster();
+    });
+    crate::passes(&pair, 2);
+    for missing in [Sync::ClusterArrive, Sync::ClusterWait] {
+        let mut faulty = pair.clone();
+        faulty.body.retain(|stmt| !matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(missing)));
+        finds(FaultKind::WrongArrivalCount, &faulty, 2);
+    }
 }
 
 #[test]
