@@ -33,9 +33,9 @@ pub enum Operand {
 pub struct Inst {
     /// What it does.
     pub op: Op,
-    /// What it writes, as [`Form::results`](crate::isa::Form::results) says.
+    /// What it writes, as [`Form::results`](field@crate::isa::Form::results) says.
     pub results: Vec<Reg>,
-    /// What it reads, as [`Form::operands`](crate::isa::Form::operands) says; an address is two operands, the second a
+    /// What it reads, as [`Form::operands`](field@crate::isa::Form::operands) says; an address is two operands, the second a
     /// constant.
     pub operands: Vec<Operand>,
     /// The line that recorded it.

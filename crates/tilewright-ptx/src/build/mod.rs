@@ -56,7 +56,7 @@ impl Builder {
     /// The kernel that `body` records, for CTAs of `threads` threads.
     ///
     /// # Errors
-    /// What [`verify`](crate::verify) finds.
+    /// What [`verify`] finds.
     pub fn kernel(name: &str, threads: u32, body: impl FnOnce(&Self)) -> Result<Kernel, Invalid> {
         let builder = Self(RefCell::new(State::new(name, threads)));
         body(&builder);
