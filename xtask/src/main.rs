@@ -1,5 +1,6 @@
 //! The project's own chores: `cargo xtask check` is all of CI.
 
+mod bundle;
 mod conformance;
 mod faults;
 mod gate;
@@ -25,6 +26,7 @@ Chores:
   guard         the home-made guards alone; each first proves that it catches planted violations
   gate          assembles every instruction and kernel and reads the machine code; installs the assembler if need be;
                 --bless makes what is now what is expected, --if-possible passes where the tools are not to be had
+  bundle        the GPU's tests and benches in target/bundle, for a machine with a GPU and without cargo
   conformance   attention against its oracle on every instruction set of this machine, and the number of cases
   faults        plants each fault of tests/faults/ alone and sees its test fail; [AREA...] for some, --list to see them
   lines         sizes of the Rust files: sum, median, 90th percentile and largest, per crate
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
         ["check"] => steps::check(root),
         ["guard"] => Tree::read(root).and_then(|tree| guards::run(&tree)),
         ["gate", ref rest @ ..] => gate::run(root, rest).map(drop),
+        ["bundle"] => bundle::run(root),
         ["conformance"] => conformance::run(root),
         ["faults", ref rest @ ..] => faults::run(root, rest),
         ["lines"] => Tree::read(root).map(|tree| print!("{}", lines::report(&tree))),
