@@ -105,7 +105,7 @@ impl<'k> RowPlace<'k> {
     pub fn sum(self, memory: Shared<'k, f32>, x: Value<'k, f32>) -> Value<'k, f32> {
         let threads = self.rows.threads;
         if threads > 32 {
-            return reduce::over_cta(self.k, (memory, threads), x, reduce::warp_sum, |a, b| a + b);
+            return reduce::over_cta(self.k, (memory, threads), x, |x| reduce::warp_sum(x), |a, b| a + b);
         }
         let masks = (0..5).rev().map(|bit| 1 << bit).filter(|mask| *mask < threads);
         masks.fold(x, |x, mask: u32| x + x.shuffle_xor(mask))
