@@ -55,7 +55,7 @@ pub fn rmsnorm<T: Packed>(name: &str, config: Norm) -> Result<Kernel, Invalid> {
             let norm = RowNorm { k, config, place, weight, memory };
             let (x, out) = (norm.row_of(x, strides[0]), norm.row_of(out, strides[1]));
             let (x, factors) = (norm.load(x), norm.factors());
-            let x = x.into_iter().map(Vector::numbers).collect();
+            let x = x.into_iter().map(|vector| vector.numbers()).collect();
             norm.store(out, norm.scaled(x, factors, eps));
         });
     })
@@ -77,7 +77,7 @@ pub fn fused_add_rmsnorm<T: Packed>(name: &str, config: Norm) -> Result<Kernel, 
             let norm = RowNorm { k, config, place, weight, memory };
             let (x, residual) = (norm.row_of(x, strides[0]), norm.row_of(residual, strides[1]));
             let (added, to, factors) = (norm.load(x), norm.load(residual), norm.factors());
-            let sums: Numbers<'_> = added.into_iter().zip(to).map(sum).collect();
+            let sums: Numbers<'_> = added.into_iter().zip(to).map(|(a, b)| sum(a, b)).collect();
             norm.store(residual, sums.clone());
             norm.store(x, norm.scaled(sums, factors, eps));
         });
@@ -86,7 +86,7 @@ pub fn fused_add_rmsnorm<T: Packed>(name: &str, config: Norm) -> Result<Kernel, 
 
 /// The sums of two vectors.
 #[track_caller]
-fn sum<'k, T: Packed>((a, b): (Vector<'k, T>, Vector<'k, T>)) -> Vec<Value<'k, f32>> {
+fn sum<'k, T: Packed>(a: Vector<'k, T>, b: Vector<'k, T>) -> Vec<Value<'k, f32>> {
     a.numbers().into_iter().zip(b.numbers()).map(|(a, b)| a + b).collect()
 }
 

@@ -246,7 +246,7 @@ impl<'k> Rotation<'k> {
         before: [Vector<'k, T>; 2],
         angles: &[[Value<'k, f32>; 2]],
     ) -> [Vector<'k, T>; 2] {
-        let mut numbers = before.map(Vector::numbers);
+        let mut numbers = before.map(|vector| vector.numbers());
         let len = T::PER_VECTOR as usize;
         for (i, &[cos, sin]) in angles.iter().enumerate() {
             let [(va, a), (vb, b)] = match self.config.style {

@@ -141,7 +141,7 @@ impl<'k> Row<'k> {
                 let loaded = self.from.at(four.place).load_vector_with::<4>(Access::Streaming);
                 numbers.iter().zip(loaded).for_each(|(number, loaded)| number.set(loaded));
             });
-            numbers.map(Var::get)
+            numbers.map(|number| number.get())
         };
         fours.iter().map(load).collect()
     }

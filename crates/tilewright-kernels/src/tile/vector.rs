@@ -15,8 +15,10 @@ pub trait Float: Stored {
     /// Its name in names of kernels.
     const NAME: &'static str;
     /// Both halves of a word, the low one first.
+    #[track_caller]
     fn widen<'k>(word: Value<'k, u32>) -> [Value<'k, f32>; 2];
     /// A word of two numbers, each rounded to the nearest.
+    #[track_caller]
     fn narrow<'k>(k: &'k Builder, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32>;
 }
 
@@ -49,8 +51,10 @@ pub trait Packed: Stored {
     /// Elements of a vector.
     const PER_VECTOR: u32;
     /// The numbers of four words, in the order of memory.
+    #[track_caller]
     fn unpack<'k>(words: [Value<'k, u32>; 4]) -> Vec<Value<'k, f32>>;
     /// Four words of [`Packed::PER_VECTOR`] numbers, each rounded to the nearest.
+    #[track_caller]
     fn pack<'k>(k: &'k Builder, numbers: &[Value<'k, f32>]) -> [Value<'k, u32>; 4];
 }
 

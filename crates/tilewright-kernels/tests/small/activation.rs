@@ -71,14 +71,14 @@ fn ends_of_the_number_line() {
 
 #[test]
 fn offsets_have_64_bits() {
-    // allocations are 2^32 bytes apart in the simulator: token 1 of this stride is in the next one
+    // allocations are 2^32 bytes apart in the simulator, and tokens of this stride, too: token 2 begins at element 2^32
     let (config, mut memory) = (Gated { activation: Activation::Silu, d: 8 }, Memory::new());
-    let tokens = [noise::<f16>(16, 1), noise::<f16>(16, 2)];
-    let [x_at, _] = [&tokens[0], &tokens[1]].map(|token| memory.alloc_from(token));
-    let out = [memory.alloc(16), memory.alloc(16)];
+    let tokens = [1, 2, 3].map(|seed| noise::<f16>(16, seed));
+    let [x_at, ..] = tokens.each_ref().map(|token| memory.alloc_from(token));
+    let out = [0; 3].map(|_| memory.alloc(16));
     let kernel = act_and_mul::<f16>("act_and_mul", config).expect("a valid kernel");
     let arguments = args(&[x_at, out[0]], &[], &[1 << 31; 2]);
-    simulate("far tokens", &kernel, ([2, 1, 1], &arguments), 0, &mut memory);
+    simulate("far tokens", &kernel, ([3, 1, 1], &arguments), 0, &mut memory);
     for (token, at) in tokens.iter().zip(out) {
         for (i, found) in memory.read::<f16>(at, 8).expect("a token").into_iter().enumerate() {
             let expected = definition(Name::Silu, token[i].wide(), token[8 + i].wide());

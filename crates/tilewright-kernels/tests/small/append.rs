@@ -107,19 +107,19 @@ fn run<T: Real>(config: Append, layout: Layout, seed: u64) {
 
 #[test]
 fn offsets_have_64_bits() {
-    // allocations are 2^32 bytes apart in the simulator: page 1 of this stride is in the next one
+    // allocations are 2^32 bytes apart in the simulator, and pages of this stride, too: page 2 begins at element 2^32
     let (config, mut memory) = (config(1, (8, 8), 1), Memory::new());
     let new = noise::<bf16>(16, 1);
-    let [near, far] = [0, 1].map(|_| memory.alloc_from(&[bf16::ZERO; 8]));
+    let [near, _, far] = [0; 3].map(|_| memory.alloc_from(&[bf16::ZERO; 8]));
     let [k, requests, positions] =
         [memory.alloc_from(&new), memory.alloc_from(&[0, 0]), memory.alloc_from(&[0, 1])];
-    let [indptr, indices] = [memory.alloc_from(&[0_u32, 2]), memory.alloc_from(&[1_u32, 0])];
-    let v_cache = memory.alloc_from(&[bf16::ZERO; 16]);
+    let [indptr, indices] = [memory.alloc_from(&[0_u32, 2]), memory.alloc_from(&[2_u32, 0])];
+    let v_cache = memory.alloc_from(&[bf16::ZERO; 24]);
     let addresses = [k, k, near, v_cache, requests, positions, indptr, indices];
     let arguments = args(&addresses, &[2], &[8, 8, 1 << 31, 8, 8, 8, 8, 8, 8, 8]);
     let kernel = append::<bf16>("append", config).expect("a valid kernel");
     simulate("far pages", &kernel, (config.grid::<bf16>(2), &arguments), 0, &mut memory);
-    assert_eq!(memory.read::<bf16>(far, 8).expect("page 1"), new[..8]);
+    assert_eq!(memory.read::<bf16>(far, 8).expect("page 2"), new[..8]);
     assert_eq!(memory.read::<bf16>(near, 8).expect("page 0"), new[8..]);
 }
 

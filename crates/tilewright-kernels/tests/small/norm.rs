@@ -123,15 +123,15 @@ fn fused<T: Real>(config: Norm, rows: usize, seed: u64) {
 
 #[test]
 fn offsets_have_64_bits() {
-    // allocations are 2^32 bytes apart in the simulator: row 1 of this stride is in the next one
+    // allocations are 2^32 bytes apart in the simulator, and rows of this stride, too: row 2 begins at element 2^32
     let (mut memory, config) = (Memory::new(), Norm { hidden: 64, weight_plus_one: false });
-    let rows = [noise::<bf16>(64, 1), noise::<bf16>(64, 2)];
-    let [x_at, _] = [&rows[0], &rows[1]].map(|row| memory.alloc_from(row));
-    let out = [memory.alloc(128), memory.alloc(128)];
-    let weight = noise::<bf16>(64, 3);
-    let arguments = arguments([x_at, memory.alloc_from(&weight), out[0]], 2, [1 << 31; 2]);
+    let rows = [1, 2, 3].map(|seed| noise::<bf16>(64, seed));
+    let [x_at, ..] = rows.each_ref().map(|row| memory.alloc_from(row));
+    let out = [0; 3].map(|_| memory.alloc(128));
+    let weight = noise::<bf16>(64, 4);
+    let arguments = arguments([x_at, memory.alloc_from(&weight), out[0]], 3, [1 << 31; 2]);
     let kernel = rmsnorm::<bf16>("rmsnorm", config).expect("a valid kernel");
-    simulate("far rows", &kernel, ([config.ctas::<bf16>(2), 1, 1], &arguments), 0, &mut memory);
+    simulate("far rows", &kernel, ([config.ctas::<bf16>(3), 1, 1], &arguments), 0, &mut memory);
     for (row, at) in rows.iter().zip(out) {
         let found: Vec<bf16> = memory.read(at, 64).expect("a row");
         compare("far row", &found, &normalised(config, &wide(row), &wide(&weight)));

@@ -114,15 +114,15 @@ fn run<T: Real>(config: Rope, tokens: usize, seed: u64) {
 
 #[test]
 fn offsets_have_64_bits() {
-    // allocations are 2^32 bytes apart in the simulator: token 1 of this stride is in the next one
+    // allocations are 2^32 bytes apart in the simulator, and tokens of this stride, too: token 2 begins at element 2^32
     let (config, mut memory) = (config((1, 0), (16, 16), Style::Halves, true), Memory::new());
-    let tokens = [noise::<bf16>(16, 1), noise::<bf16>(16, 2)];
-    let at = [&tokens[0], &tokens[1]].map(|token| memory.alloc_from(token));
-    let addresses = [at[0], at[0], memory.alloc_from(&table(config)), memory.alloc_from(&[7, 9])];
-    let arguments = args(&addresses, &[2], &[1 << 31, 16, 0, 0]);
+    let tokens = [1, 2, 3].map(|seed| noise::<bf16>(16, seed));
+    let at = tokens.each_ref().map(|token| memory.alloc_from(token));
+    let addresses = [at[0], at[0], memory.alloc_from(&table(config)), memory.alloc_from(&[7, 9, 4])];
+    let arguments = args(&addresses, &[3], &[1 << 31, 16, 0, 0]);
     let kernel = rope::<bf16>("rope", config).expect("a valid kernel");
-    simulate("far tokens", &kernel, (config.grid::<bf16>(2), &arguments), 0, &mut memory);
-    for (token, (at, position)) in tokens.iter().zip(at.into_iter().zip([7, 9])) {
+    simulate("far tokens", &kernel, (config.grid::<bf16>(3), &arguments), 0, &mut memory);
+    for (token, (at, position)) in tokens.iter().zip(at.into_iter().zip([7, 9, 4])) {
         let found: Vec<bf16> = memory.read(at, 16).expect("a token");
         for (found, expected) in found.into_iter().zip(rotated(config, &wide(token), position)) {
             assert_near("far token", found, expected, (3e-7, 2.0));
