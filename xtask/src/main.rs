@@ -5,6 +5,7 @@ mod faults;
 mod gate;
 mod guards;
 mod lines;
+mod pictures;
 mod rust_source;
 mod steps;
 mod tree;
@@ -27,6 +28,7 @@ Chores:
                 --bless makes what is now what is expected, --if-possible passes where the tools are not to be had
   conformance   attention against its oracle on every instruction set of this machine, and the number of cases
   faults        plants each fault of tests/faults/ alone and sees its test fail; [AREA...] for some, --list to see them
+  pictures      draws the layouts of docs/tiles.md from the code; a test compares the files with what it draws
   lines         sizes of the Rust files: sum, median, 90th percentile and largest, per crate
 ";
 
@@ -50,6 +52,7 @@ fn main() -> ExitCode {
         ["gate", ref rest @ ..] => gate::run(root, rest).map(drop),
         ["conformance"] => conformance::run(root),
         ["faults", ref rest @ ..] => faults::run(root, rest),
+        ["pictures"] => pictures::run(root),
         ["lines"] => Tree::read(root).map(|tree| print!("{}", lines::report(&tree))),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
