@@ -1,12 +1,10 @@
 //! The prefill kernel on the GPU of this machine, against attention by the definition. Without a GPU it says so.
 
 use half::bf16;
+use tilewright::attention::variant::{ExpressionVariant, SoftCap};
 use tilewright_cuda::{Argument, Device, Result};
-use tilewright_kernels::attention::prefill_sm90::{LogitsHook, Prefill, prefill};
-use tilewright_ptx::{
-    build::Value,
-    sim::tensor::{Swizzle, TensorMap},
-};
+use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
+use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
 
 const DIM: usize = 128;
 
@@ -68,9 +66,10 @@ fn map(address: u64, tokens: usize, heads: u32) -> TensorMap {
 }
 
 fn run(device: &Device, case: &Case) -> Result<()> {
-    let hook: LogitsHook<'_> = &|logit: Value<'_, f32>| (logit * 0.2).tanh() * 5.0;
+    let cap =
+        case.cap.map(|cap| SoftCap::new(cap).and_then(|cap| ExpressionVariant::of(&cap)).expect("a variant"));
     let config = Prefill { heads: case.heads, causal: case.causal };
-    let kernel = prefill("prefill", config, case.cap.map(|_| hook)).expect("a valid kernel");
+    let kernel = prefill("prefill", config, cap.as_ref()).expect("a valid kernel");
     let function = device.load(&kernel)?;
     let (qo_heads, kv_heads) = (case.heads.0 as usize, case.heads.1 as usize);
     let (qo, kv) = (indptr(case.lengths.iter().map(|l| l.0)), indptr(case.lengths.iter().map(|l| l.1)));
@@ -94,6 +93,8 @@ fn run(device: &Device, case: &Case) -> Result<()> {
         Argument::U64(kv_d.address()),
         Argument::F32(scale * log2_e),
     ];
+    let of_variant: Vec<Argument> = case.cap.map(Argument::F32).into_iter().collect();
+    let arguments = [&arguments[..], &of_variant].concat();
     function.launch([tiles as u32, case.heads.0, case.lengths.len() as u32], &arguments)?;
     device.synchronize()?;
     let inputs = Inputs { qo, kv, q, k, v };

@@ -8,7 +8,7 @@ use crate::{
     append::{Append, append},
     attention::{
         merge::{Merge, merge_state, merge_states},
-        prefill_sm90::{LogitsHook, Prefill, prefill},
+        prefill_sm90::{Prefill, prefill},
     },
     gemm::{sm80, sm90},
     norm::{Norm, fused_add_rmsnorm, rmsnorm},
@@ -18,6 +18,7 @@ use crate::{
 };
 use half::{bf16, f16};
 use std::fmt;
+use tilewright::attention::variant::{ExpressionVariant, SoftCap};
 use tilewright_ptx::{
     ir::Kernel,
     text::{ptx, without_source_lines},
@@ -85,12 +86,18 @@ fn prefills() -> Vec<Configured> {
         let name = format!("prefill_sm90_d128{suffix}");
         let entry = name.clone();
         let build = move || {
-            let hook: LogitsHook<'_> = &|x| (x * (1.0 / 30.0)).tanh() * 30.0;
-            prefill(&entry, Prefill { heads, causal }, soft_cap.then_some(hook))
+            let variant = if soft_cap { Some(capped(&entry)?) } else { None };
+            prefill(&entry, Prefill { heads, causal }, variant.as_ref())
         };
         Configured { name, archs: HOPPER, build: Box::new(build), overlap: true }
     };
     vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
+}
+
+/// The soft cap of Gemma 2.
+fn capped(kernel: &str) -> Result<ExpressionVariant, Invalid> {
+    let variant = SoftCap::new(50.0).and_then(|cap| ExpressionVariant::of(&cap));
+    variant.map_err(|why| Invalid::of(kernel, why.to_string()))
 }
 
 /// A kernel without overlap, by a function of its name.

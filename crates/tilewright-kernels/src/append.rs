@@ -8,9 +8,9 @@
 //! Shapes: k, v `[tokens, kv_heads, head_dim]`; caches pages of `[page_size, kv_heads, head_dim]` in any strides; batch_indices,
 //! positions i32 `[tokens]`; indptr `[requests + 1]`, indices `[pages]` u32. All elements are of one dtype, aligned to 16 bytes,
 //! and so are strides, which are in elements. No two tokens go to one slot, and every page is there: the caller has checked.
-//! Grid: `[Append::ctas(tokens), 2, 1]`; the second dimension is K, then V.
+//! Grid: [`Append::grid`].
 
-use crate::tile::{Packed, Vector};
+use crate::tile::{Packed, Shares, Vector};
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
@@ -18,7 +18,6 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-const THREADS: u32 = 128;
 /// Vectors of a thread, all of one token.
 const EACH: u32 = 4;
 
@@ -59,10 +58,10 @@ impl Append {
         (self.kv_heads * self.head_dims.0.max(self.head_dims.1) / T::PER_VECTOR).div_ceil(EACH)
     }
 
-    /// CTAs in the first dimension of the grid for `tokens` tokens of elements `T`.
-    pub fn ctas<T: Packed>(self, tokens: u32) -> u32 {
-        let threads = u64::from(tokens) * u64::from(self.threads_of_token::<T>());
-        u32::try_from(threads.div_ceil(u64::from(THREADS))).unwrap_or(u32::MAX)
+    /// The grid for `tokens` tokens of elements `T`; its third dimension is K, then V.
+    pub fn grid<T: Packed>(self, tokens: u32) -> [u32; 3] {
+        let [x, y] = Shares::new(self.threads_of_token::<T>()).ctas(tokens);
+        [x, y, 2]
     }
 }
 
@@ -73,18 +72,16 @@ impl Append {
 /// When a head is not a number of whole vectors, or there are no heads or slots.
 pub fn append<T: Packed>(name: &str, config: Append) -> Result<Kernel, Invalid> {
     config.check::<T>(name)?;
-    Builder::kernel(name, THREADS, |k| {
+    let threads_of_token = config.threads_of_token::<T>();
+    let shares = Shares::new(threads_of_token);
+    Builder::kernel(name, shares.cta_threads(), |k| {
         let new = [k.global::<T>("k"), k.global::<T>("v")];
         let caches = [k.global::<T>("k_cache"), k.global::<T>("v_cache")];
         let table = Table::new(k, config.page_size);
         let tokens = k.param::<u32>("tokens");
         let [keys, values] = ["k", "v"].map(|name| Strides::new(k, name));
-        let threads_of_token = config.threads_of_token::<T>();
-        // tokens times threads may be more than 2^32
-        let thread = k.cta().to_u64() * u64::from(THREADS) + k.thread().to_u64();
-        let token = (thread / u64::from(threads_of_token)).low().named("token");
-        let first = (thread % u64::from(threads_of_token)).low().named("vector");
-        k.when(token.lt(tokens), || {
+        let (token, first, is_there) = shares.place(k, tokens);
+        k.when(is_there, || {
             let request = table.batch_indices.at(token).load();
             k.when(request.ge(0), || {
                 let (page, slot) = table.find(request.reinterpret(), token);
@@ -96,7 +93,7 @@ pub fn append<T: Packed>(name: &str, config: Append) -> Result<Kernel, Invalid> 
                     heads.copy((from, strides.head), (to, strides.cache_head), (first, threads_of_token));
                 };
                 let (qk, vo) = config.head_dims;
-                k.when_else(k.cta_y().eq(0), || copy(0, keys, qk), || copy(1, values, vo));
+                k.when_else(k.cta_z().eq(0), || copy(0, keys, qk), || copy(1, values, vo));
             });
         });
     })

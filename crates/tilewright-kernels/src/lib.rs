@@ -7,6 +7,7 @@
 //! | [`append`] | new keys and values into pages |
 //! | [`norm`], [`rope`], [`activation`] | what a layer does beside attention and products |
 //! | [`softmax`] | probabilities of logits |
+//! | [`variant`] | hooks of attention variants, recorded into kernels |
 //! | [`gemm`] | matrix products |
 //! | [`all`] | every kernel in every configuration |
 //!
@@ -33,5 +34,6 @@ pub mod norm;
 pub mod rope;
 pub mod softmax;
 pub mod tile;
+pub mod variant;
 
 pub use all::{Configured, all, golden_texts};

@@ -7,7 +7,7 @@
 //! Shapes: x, out, residual `[rows, hidden]`, rows any stride apart; weight `[hidden]`; all of one dtype, aligned to 16 bytes, and
 //! so are strides. Strides are in elements. Grid: `[Norm::ctas(rows), 1, 1]`.
 
-use crate::tile::{Packed, RowPlace, Rows, Vector};
+use crate::tile::{Packed, RowPlace, Rows, Vector, VectorPlace};
 use tilewright_ptx::{
     build::{Builder, Global, Shared, Value},
     ir::Kernel,
@@ -49,11 +49,15 @@ pub fn rmsnorm<T: Packed>(name: &str, config: Norm) -> Result<Kernel, Invalid> {
     let rows = config.rows::<T>(name)?;
     Builder::kernel(name, rows.cta_threads(), |k| {
         let (x, weight, out) = (k.global::<T>("x"), k.global::<T>("weight"), k.global::<T>("out"));
-        let norm = RowNorm::new(k, config, rows, weight);
-        let (x, out) = (norm.row_of(x, "x_stride"), norm.row_of(out, "out_stride"));
-        let eps = k.param("eps");
-        let (numbers, factors) = (norm.load(x), norm.factors());
-        norm.store(out, norm.scaled(numbers, factors, eps));
+        let (count, strides, eps) = (k.param("rows"), strides(k, ["x_stride", "out_stride"]), k.param("eps"));
+        let memory = memory(k, rows);
+        rows.place(k, count, |place| {
+            let norm = RowNorm { k, config, place, weight, memory };
+            let (x, out) = (norm.row_of(x, strides[0]), norm.row_of(out, strides[1]));
+            let (x, factors) = (norm.load(x), norm.factors());
+            let x = x.into_iter().map(Vector::numbers).collect();
+            norm.store(out, norm.scaled(x, factors, eps));
+        });
     })
 }
 
@@ -66,17 +70,36 @@ pub fn fused_add_rmsnorm<T: Packed>(name: &str, config: Norm) -> Result<Kernel, 
     let rows = config.rows::<T>(name)?;
     Builder::kernel(name, rows.cta_threads(), |k| {
         let (x, residual, weight) = (k.global::<T>("x"), k.global::<T>("residual"), k.global::<T>("weight"));
-        let norm = RowNorm::new(k, config, rows, weight);
-        let (x, residual) = (norm.row_of(x, "x_stride"), norm.row_of(residual, "residual_stride"));
-        let eps = k.param("eps");
-        let (added, to, factors) = (norm.load(x), norm.load(residual), norm.factors());
-        let sums = added.iter().zip(to).map(|(x, residual)| {
-            x.numbers().iter().zip(residual.numbers()).map(|(&x, residual)| x + residual).collect()
+        let (count, strides, eps) =
+            (k.param("rows"), strides(k, ["x_stride", "residual_stride"]), k.param("eps"));
+        let memory = memory(k, rows);
+        rows.place(k, count, |place| {
+            let norm = RowNorm { k, config, place, weight, memory };
+            let (x, residual) = (norm.row_of(x, strides[0]), norm.row_of(residual, strides[1]));
+            let (added, to, factors) = (norm.load(x), norm.load(residual), norm.factors());
+            let sums: Numbers<'_> = added.into_iter().zip(to).map(sum).collect();
+            norm.store(residual, sums.clone());
+            norm.store(x, norm.scaled(sums, factors, eps));
         });
-        let sums: Vec<Vec<_>> = sums.collect();
-        norm.store(residual, sums.clone());
-        norm.store(x, norm.scaled_numbers(sums, factors, eps));
     })
+}
+
+/// The sums of two vectors.
+#[track_caller]
+fn sum<'k, T: Packed>((a, b): (Vector<'k, T>, Vector<'k, T>)) -> Vec<Value<'k, f32>> {
+    a.numbers().into_iter().zip(b.numbers()).map(|(a, b)| a + b).collect()
+}
+
+/// Parameters of these names.
+#[track_caller]
+fn strides<'k>(k: &'k Builder, names: [&str; 2]) -> [Value<'k, u64>; 2] {
+    names.map(|name| k.param(name))
+}
+
+/// A number for each warp.
+#[track_caller]
+fn memory(k: &Builder, rows: Rows) -> Shared<'_, f32> {
+    k.shared("sums", rows.cta_threads() as usize / 32, 4)
 }
 
 /// The norm of one row, by the threads that have it.
@@ -92,52 +115,40 @@ struct RowNorm<'k, T> {
 type Numbers<'k> = Vec<Vec<Value<'k, f32>>>;
 
 impl<'k, T: Packed> RowNorm<'k, T> {
-    #[track_caller]
-    fn new(k: &'k Builder, config: Norm, rows: Rows, weight: Global<'k, T>) -> Self {
-        let place = rows.place(k, k.param("rows"));
-        let memory = k.shared("sums", rows.cta_threads() as usize / 32, 4);
-        Self { k, config, place, weight, memory }
-    }
-
     /// This thread's first vector of its row.
     #[track_caller]
-    fn row_of(&self, x: Global<'k, T>, stride: &str) -> Global<'k, T> {
-        let stride = self.k.param::<u64>(stride);
+    fn row_of(&self, x: Global<'k, T>, stride: Value<'k, u64>) -> Global<'k, T> {
         x.at_wide(self.place.row.to_u64() * stride).at(self.place.thread * T::PER_VECTOR)
     }
 
     #[track_caller]
     fn load(&self, first: Global<'k, T>) -> Vec<Vector<'k, T>> {
-        self.load_with(first, Access::Streaming)
+        self.load_when(self.place.in_rows, first, Access::Streaming)
     }
 
     #[track_caller]
-    fn load_with(&self, first: Global<'k, T>, access: Access) -> Vec<Vector<'k, T>> {
-        let load = |at: &crate::tile::VectorPlace<'k>| {
+    fn load_when(
+        &self,
+        condition: Value<'k, bool>,
+        first: Global<'k, T>,
+        access: Access,
+    ) -> Vec<Vector<'k, T>> {
+        let load = |at: VectorPlace<'k>| {
             let from = first.plus(at.after_first * T::PER_VECTOR as usize);
-            Vector::load_when(self.k, at.is_there, from, access)
+            Vector::load_when(self.k, at.is_there & condition, from, access)
         };
-        self.place.vectors().iter().map(load).collect()
+        self.place.vectors().into_iter().map(load).collect()
     }
 
     /// The weight of this thread's elements: asked for with them, so that it is there when the sum is.
     #[track_caller]
     fn factors(&self) -> Vec<Vector<'k, T>> {
-        self.load_with(self.weight.at(self.place.thread * T::PER_VECTOR), Access::ReadOnly)
+        let first = self.weight.at(self.place.thread * T::PER_VECTOR);
+        self.load_when(self.k.constant(true), first, Access::ReadOnly)
     }
 
     #[track_caller]
-    fn scaled(&self, x: Vec<Vector<'k, T>>, factors: Vec<Vector<'k, T>>, eps: Value<'k, f32>) -> Numbers<'k> {
-        self.scaled_numbers(x.into_iter().map(Vector::numbers).collect(), factors, eps)
-    }
-
-    #[track_caller]
-    fn scaled_numbers(
-        &self,
-        x: Numbers<'k>,
-        factors: Vec<Vector<'k, T>>,
-        eps: Value<'k, f32>,
-    ) -> Numbers<'k> {
+    fn scaled(&self, x: Numbers<'k>, factors: Vec<Vector<'k, T>>, eps: Value<'k, f32>) -> Numbers<'k> {
         let squares = x.iter().flatten().fold(self.k.constant(0.0), |sum, &x| x.mul_add(x, sum));
         let sum = self.place.sum(self.memory, squares);
         let scale = sum.mul_add(1.0 / self.config.hidden as f32, eps).rsqrt();
@@ -156,7 +167,7 @@ impl<'k, T: Packed> RowNorm<'k, T> {
         for (at, numbers) in self.place.vectors().iter().zip(numbers) {
             let vector = Vector::<T>::of(self.k, &numbers);
             let to = first.plus(at.after_first * T::PER_VECTOR as usize);
-            self.k.when(at.is_there, || vector.store(to));
+            self.k.when(at.is_there & self.place.in_rows, || vector.store(to));
         }
     }
 }

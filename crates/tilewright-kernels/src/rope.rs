@@ -7,12 +7,12 @@
 //! Shapes: q, q_out `[tokens, qo_heads, head_dim]`, k, k_out `[tokens, kv_heads, head_dim]`, tokens and heads any stride apart, of
 //! one dtype, aligned to 16 bytes, and so are strides, which are in elements; positions i32 `[tokens]`, not negative and in the
 //! table; cos_sin f32 `[max_positions, rotary_dim]`, each row its `rotary_dim / 2` cosines first, then the sines.
-//! Grid: `[Rope::ctas(tokens), 1, 1]`.
+//! Grid: [`Rope::grid`].
 //!
 //! A thread has two vectors, half of `rotary_dim` apart, of four heads: it reads cosines and sines once for all of them, and has
 //! 128 bytes in flight. What is beyond `rotary_dim` is not touched in place, and copied otherwise.
 
-use crate::tile::{Packed, Vector};
+use crate::tile::{Packed, Shares, Vector};
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
@@ -20,7 +20,6 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-const THREADS: u32 = 128;
 /// Heads of a thread.
 const EACH: u32 = 4;
 
@@ -85,10 +84,10 @@ impl Rope {
         (self.groups().0 + self.groups().1) * self.columns::<T>().1
     }
 
-    /// CTAs for `tokens` tokens of elements `T`.
-    pub fn ctas<T: Packed>(self, tokens: u32) -> u32 {
-        let threads = u64::from(tokens) * u64::from(self.threads_of_token::<T>());
-        u32::try_from(threads.div_ceil(u64::from(THREADS))).unwrap_or(u32::MAX)
+    /// The grid for `tokens` tokens of elements `T`.
+    pub fn grid<T: Packed>(self, tokens: u32) -> [u32; 3] {
+        let [x, y] = Shares::new(self.threads_of_token::<T>()).ctas(tokens);
+        [x, y, 1]
     }
 }
 
@@ -99,7 +98,8 @@ impl Rope {
 /// When dimensions are not whole pairs of vectors, `rotary_dim` is above `head_dim`, or there are no heads.
 pub fn rope<T: Packed>(name: &str, config: Rope) -> Result<Kernel, Invalid> {
     config.check::<T>(name)?;
-    Builder::kernel(name, THREADS, |k| {
+    let shares = Shares::new(config.threads_of_token::<T>());
+    Builder::kernel(name, shares.cta_threads(), |k| {
         let from = [k.global::<T>("q"), k.global::<T>("k")];
         let to = if config.in_place { from } else { [k.global("q_out"), k.global("k_out")] };
         let (cos_sin, positions) = (k.global::<f32>("cos_sin"), k.global::<u32>("positions"));
@@ -109,8 +109,9 @@ pub fn rope<T: Packed>(name: &str, config: Rope) -> Result<Kernel, Invalid> {
             true => from,
             false => [("q_out", to[0]), ("k_out", to[1])].map(|(name, base)| Heads::new(k, name, base)),
         };
-        let unit = Unit::new::<T>(k, config);
-        k.when(unit.token.lt(tokens), || {
+        let (token, of_token, is_there) = shares.place(k, tokens);
+        k.when(is_there, || {
+            let unit = Unit::new::<T>(config, token, of_token);
             let rotation = Rotation { k, config, unit };
             rotation.run(unit.heads(from), unit.heads(to), (cos_sin, positions));
         });
@@ -154,15 +155,12 @@ struct Unit<'k> {
 
 impl<'k> Unit<'k> {
     #[track_caller]
-    fn new<T: Packed>(k: &'k Builder, config: Rope) -> Self {
-        let (threads, columns) = (config.threads_of_token::<T>(), config.columns::<T>().1);
-        // tokens times threads may be more than 2^32
-        let thread = k.cta().to_u64() * u64::from(THREADS) + k.thread().to_u64();
-        let of_token = (thread % u64::from(threads)).low();
+    fn new<T: Packed>(config: Rope, token: Value<'k, u32>, of_token: Value<'k, u32>) -> Self {
+        let columns = config.columns::<T>().1;
         let (group, groups) = ((of_token / columns).named("group"), config.groups());
         let queries = group.lt(groups.0);
         Self {
-            token: (thread / u64::from(threads)).low().named("token"),
+            token,
             column: (of_token % columns).named("column"),
             queries,
             head: queries.select(group, group - groups.0),

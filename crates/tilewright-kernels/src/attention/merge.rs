@@ -55,18 +55,16 @@ pub fn merge_state<T: Packed>(name: &str, config: Merge) -> Result<Kernel, Inval
     Builder::kernel(name, rows.cta_threads(), |k| {
         let state = |of: &str| (k.global::<T>(&format!("v{of}")), k.global::<f32>(&format!("lse{of}")));
         let (states, to) = ([state("_a"), state("_b")], state(""));
-        let place = rows.place(k, k.param("rows"));
-        let head = Head::<T>::new(k, config, place);
-        let loaded =
-            states.map(|(v, lse)| (head.load(v, place.row.to_u64()), head.lse(lse, place.row.to_u64())));
-        // the lanes of a head have read its LSE before one of them writes it
-        k.sync_warp();
-        let max = loaded[0].1.max(loaded[1].1);
-        head.sum(max);
-        for (vectors, lse) in &loaded {
-            head.add(vectors, *lse);
-        }
-        head.store(to);
+        rows.place(k, k.param("rows"), |place| {
+            let head = Head::<T>::new(k, config, place);
+            let row = place.row.to_u64();
+            let loaded = states.map(|(v, lse)| (head.load(v, row), head.lse(lse, row)));
+            // the lanes of a head have read its LSE before one of them writes it
+            k.sync_warp();
+            head.begin(loaded[0].1.max(loaded[1].1));
+            loaded.iter().for_each(|(vectors, lse)| head.add(vectors, *lse));
+            head.store(to);
+        });
     })
 }
 
@@ -80,29 +78,27 @@ pub fn merge_states<T: Packed>(name: &str, config: Merge) -> Result<Kernel, Inva
     Builder::kernel(name, rows.cta_threads(), |k| {
         let (v, lse) = (k.global::<T>("v"), k.global::<f32>("lse"));
         let to = (k.global::<T>("v_out"), k.global::<f32>("lse_out"));
-        let place = rows.place(k, k.param("rows"));
-        let (states, heads) = (k.param::<u32>("states"), k.param::<u32>("heads"));
-        let head = Head::<T>::new(k, config, place);
-        let first =
-            (place.row / heads).to_u64() * states.to_u64() * heads.to_u64() + (place.row % heads).to_u64();
-        let state = |i: Value<'_, u32>| first + i.to_u64() * heads.to_u64();
-        let max = k.var("max", f32::NEG_INFINITY);
-        k.when(place.in_rows, || {
-            k.repeat((0, states), 1, |i| max.set(max.get().max(lse.at_wide(state(i)).load())));
+        let (count, states, heads) = (k.param("rows"), k.param::<u32>("states"), k.param::<u32>("heads"));
+        rows.place(k, count, |place| {
+            let head = Head::<T>::new(k, config, place);
+            let first = (place.row / heads).to_u64() * states.to_u64() * heads.to_u64();
+            let first = first + (place.row % heads).to_u64();
+            let state = |i: Value<'_, u32>| first + i.to_u64() * heads.to_u64();
+            let max = k.var("max", f32::NEG_INFINITY);
+            k.when(place.in_rows, || {
+                k.repeat((0, states), 1, |i| max.set(max.get().max(lse.at_wide(state(i)).load())));
+            });
+            head.begin(max.get());
+            k.repeat((0, states), BATCH, |i| {
+                let batch = (0..BATCH).map(|ahead| {
+                    let (head, state) = (head.only_when((i + ahead).lt(states)), state(i + ahead));
+                    (head.load(v, state), head.lse(lse, state))
+                });
+                let batch: Vec<_> = batch.collect();
+                batch.iter().for_each(|(vectors, lse)| head.add(vectors, *lse));
+            });
+            head.store(to);
         });
-        head.sum(max.get());
-        k.repeat((0, states), BATCH, |i| {
-            let batch: Vec<_> = (0..BATCH)
-                .map(|ahead| {
-                    let head = head.only_when((i + ahead).lt(states));
-                    (head.load(v, state(i + ahead)), head.lse(lse, state(i + ahead)))
-                })
-                .collect();
-            for (vectors, lse) in &batch {
-                head.add(vectors, *lse);
-            }
-        });
-        head.store(to);
     })
 }
 
@@ -168,7 +164,7 @@ impl<'k, T: Packed> Head<'k, T> {
 
     /// Begins to sum states whose greatest LSE is `max`.
     #[track_caller]
-    fn sum(&self, max: Value<'k, f32>) {
+    fn begin(&self, max: Value<'k, f32>) {
         // where nothing was seen: (-inf) - (-inf) would be NaN
         self.reference.set(max.unless(max.eq(f32::NEG_INFINITY), 0.0));
     }
@@ -193,7 +189,9 @@ impl<'k, T: Packed> Head<'k, T> {
         for (at, sums) in place.vectors().iter().zip(&self.sums) {
             let numbers: Vec<_> = sums.iter().map(|sum| sum.get() * factor).collect();
             let vector = Vector::<T>::of(k, &numbers);
-            k.when(at.is_there, || vector.store(first.plus(at.after_first * T::PER_VECTOR as usize)));
+            k.when(at.is_there & place.in_rows, || {
+                vector.store(first.plus(at.after_first * T::PER_VECTOR as usize));
+            });
         }
         k.when(place.in_rows & place.thread.eq(0), || {
             let merged = self.reference.get() + weights.log2();

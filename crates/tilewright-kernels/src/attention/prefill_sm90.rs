@@ -15,8 +15,12 @@
 //! `[tokens, qo_heads]` in base 2, -inf where a row sees no key; indptr `[requests + 1]`.
 //! Grid: `[tiles of the longest request, qo_heads, requests]`.
 
-use crate::tile::{Cursor, Ring, SharedTile, Sums, reduce, sums};
+use crate::{
+    tile::{Cursor, Ring, SharedTile, Sums, reduce, sums},
+    variant::{LogitsHook, OfCta, Prepared},
+};
 use half::bf16;
+use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{
     build::{Barrier, Builder, Global, Value, Var, WgmmaLeft, WgmmaOperands},
     ir::Kernel,
@@ -49,17 +53,15 @@ pub struct Prefill {
     pub causal: bool,
 }
 
-/// A hook of logits: it gets scaled logits, in natural-log units.
-pub type LogitsHook<'a> = &'a dyn for<'k> Fn(Value<'k, f32>) -> Value<'k, f32>;
-
 /// The kernel. Parameters: maps of q, k and v in boxes of `[1, 128, 64]`; o, lse; qo_indptr, kv_indptr; the scale of logits,
-/// which is multiplied by log2 e if there is no hook.
+/// times log2 e if there is no hook; the variant's parameters.
 ///
 /// # Errors
-/// None that a caller can provoke.
-pub fn prefill(name: &str, config: Prefill, logits: Option<LogitsHook<'_>>) -> Result<Kernel, Invalid> {
+/// When the variant does more than to change logits.
+pub fn prefill(name: &str, config: Prefill, variant: Option<&ExpressionVariant>) -> Result<Kernel, Invalid> {
+    let hook = variant.map(|variant| LogitsHook::of(name, variant)).transpose()?.flatten();
     Builder::kernel(name, THREADS, |k| {
-        let cta = Cta::new(k, config, logits);
+        let cta = Cta::new(k, config, hook.as_ref());
         cta.init();
         k.when(cta.has_rows(), || {
             let group = (k.thread() >> 7).of_lane(0).named("warpgroup");
@@ -69,10 +71,10 @@ pub fn prefill(name: &str, config: Prefill, logits: Option<LogitsHook<'_>>) -> R
 }
 
 /// What all warps of a CTA know.
-struct Cta<'k, 'a> {
+struct Cta<'k, 'v> {
     k: &'k Builder,
     config: Prefill,
-    logits: Option<LogitsHook<'a>>,
+    hook: Option<Prepared<'k, 'v>>,
     maps: [Value<'k, u64>; 3],
     o: Global<'k, bf16>,
     lse: Global<'k, f32>,
@@ -103,19 +105,21 @@ impl<'k> Span<'k> {
     }
 }
 
-impl<'k, 'a> Cta<'k, 'a> {
-    fn new(k: &'k Builder, config: Prefill, logits: Option<LogitsHook<'a>>) -> Self {
+impl<'k, 'v> Cta<'k, 'v> {
+    fn new(k: &'k Builder, config: Prefill, hook: Option<&LogitsHook<'v>>) -> Self {
         let maps = ["q_map", "k_map", "v_map"].map(|name| k.tensor_map(name));
         let (o, lse) = (k.global("o"), k.global("lse"));
         let (qo_indptr, kv_indptr) = (k.global("qo_indptr"), k.global("kv_indptr"));
         let scale = k.param("scale");
         let request = k.cta_z();
+        let of_cta = OfCta { request, qo_head: k.cta_y(), heads: config.heads };
+        let hook = hook.map(|hook| hook.prepare(k, of_cta));
         // causal: the last rows see most, and begin first
         let tile = if config.causal { k.ctas() - 1 - k.cta() } else { k.cta() };
         Self {
             k,
             config,
-            logits,
+            hook,
             maps,
             o,
             lse,
@@ -191,8 +195,8 @@ impl<'k, 'a> Cta<'k, 'a> {
 }
 
 /// 64 rows of a CTA, one warpgroup.
-struct Consumer<'c, 'k, 'a> {
-    cta: &'c Cta<'k, 'a>,
+struct Consumer<'c, 'k, 'v> {
+    cta: &'c Cta<'k, 'v>,
     k: &'k Builder,
     /// The thread in its warpgroup.
     thread: Value<'k, u32>,
@@ -208,8 +212,8 @@ struct Consumer<'c, 'k, 'a> {
     values: Cursor<'k>,
 }
 
-impl<'c, 'k, 'a> Consumer<'c, 'k, 'a> {
-    fn new(cta: &'c Cta<'k, 'a>, consumer: Value<'k, u32>) -> Self {
+impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
+    fn new(cta: &'c Cta<'k, 'v>, consumer: Value<'k, u32>) -> Self {
         let k = cta.k;
         k.take_registers(240);
         let thread = (k.thread() & 127).named("thread_of_group");
@@ -322,9 +326,13 @@ impl<'c, 'k, 'a> Consumer<'c, 'k, 'a> {
     /// Turns the logits of KV tile `tile` into weights; gives the factors that bring what was summed before to the new maxima.
     fn softmax(&self, tile: Value<'k, u32>) -> [Value<'k, f32>; 2] {
         let (k, cta) = (self.k, self.cta);
-        let scale = match cta.logits {
+        let scale = match &cta.hook {
             Some(hook) => {
-                self.logits.map(|_, logit| hook(logit * cta.scale));
+                let first = (tile * KEYS as u32 + sums::first_column(self.thread)).reinterpret::<i32>();
+                self.logits.map(|place, logit| {
+                    let qo = || self.position(place.half);
+                    hook.logit(logit * cta.scale, qo, || first + place.column as i32)
+                });
                 k.constant(std::f32::consts::LOG2_E)
             }
             None => cta.scale,
@@ -346,6 +354,12 @@ impl<'c, 'k, 'a> Consumer<'c, 'k, 'a> {
             self.sum[half].set(sum);
             factor
         })
+    }
+
+    /// The position of one of this thread's rows in its request.
+    fn position(&self, half: usize) -> Value<'k, i32> {
+        let row = (self.row + 8 * half as u32 + self.cta.kv.len).reinterpret::<i32>();
+        row - self.cta.qo.len.reinterpret::<i32>()
     }
 
     /// Puts -inf in the place of logits that their rows do not see, in tiles that have any.
@@ -399,7 +413,7 @@ impl<'c, 'k, 'a> Consumer<'c, 'k, 'a> {
     /// Writes `O / sum` and the LSE.
     fn store(&self) {
         let (k, cta) = (self.k, self.cta);
-        let scale = if cta.logits.is_some() { k.constant(std::f32::consts::LOG2_E) } else { cta.scale };
+        let scale = if cta.hook.is_some() { k.constant(std::f32::consts::LOG2_E) } else { cta.scale };
         for half in 0..2 {
             let sum = reduce::quad_sum(self.sum[half].get());
             let empty = sum.eq(0.0);

@@ -5,11 +5,13 @@
 //! - [`Ring`] and [`Cursor`]: stages that a producer fills and consumers empty.
 //! - [`Vector`]: 16 bytes of elements, computed with in f32.
 //! - [`Rows`]: how rows of vectors are dealt to threads.
+//! - [`Shares`]: how tokens are.
 //! - [`reduce`]: sums and maxima over lanes and warps.
 
 mod ring;
 mod rows;
 mod shared;
+mod shares;
 pub mod sums;
 mod vector;
 
@@ -18,5 +20,6 @@ pub mod reduce;
 pub use ring::{Cursor, Ring};
 pub use rows::{RowPlace, Rows, VectorPlace};
 pub use shared::SharedTile;
+pub use shares::Shares;
 pub use sums::{Place, Sums};
 pub use vector::{Float, Packed, Vector};

@@ -48,15 +48,20 @@ impl Rows {
         rows.div_ceil(self.of_cta())
     }
 
-    /// Where this thread is among `rows` rows.
+    /// Calls `body` with the place of this thread among `rows` rows. Warps beyond the last row skip it, lanes do not: a warp stays
+    /// together.
     #[track_caller]
-    pub fn place<'k>(self, k: &'k Builder, rows: Value<'k, u32>) -> RowPlace<'k> {
+    pub fn place<'k>(self, k: &'k Builder, rows: Value<'k, u32>, body: impl FnOnce(RowPlace<'k>)) {
         let (row, thread) = match self.of_cta() {
             1 => (k.cta(), k.thread()),
             rows => (k.cta() * rows + k.thread() / self.threads, k.thread() % self.threads),
         };
         let (row, thread) = (row.named("row"), thread.named("thread_of_row"));
-        RowPlace { k, rows: self, row, thread, in_rows: row.lt(rows) }
+        let place = |in_rows| RowPlace { k, rows: self, row, thread, in_rows };
+        match self.threads.is_multiple_of(32) {
+            true => k.when(row.lt(rows), || body(place(k.constant(true)))),
+            false => body(place(row.lt(rows))),
+        }
     }
 }
 
@@ -69,7 +74,7 @@ pub struct RowPlace<'k> {
     pub row: Value<'k, u32>,
     /// The thread among those of its row.
     pub thread: Value<'k, u32>,
-    /// Whether there is such a row.
+    /// Whether there is such a row; known where a warp has one row or less.
     pub in_rows: Value<'k, bool>,
 }
 
@@ -78,7 +83,7 @@ pub struct RowPlace<'k> {
 pub struct VectorPlace<'k> {
     /// Its distance from the thread's first, in vectors.
     pub after_first: usize,
-    /// Whether there is such a vector.
+    /// Whether rows have such a vector.
     pub is_there: Value<'k, bool>,
 }
 
@@ -90,7 +95,7 @@ impl<'k> RowPlace<'k> {
         let place = |begin: u32| {
             let left = vectors - begin;
             let inside = if left >= threads { self.k.constant(true) } else { self.thread.lt(left) };
-            VectorPlace { after_first: begin as usize, is_there: inside & self.in_rows }
+            VectorPlace { after_first: begin as usize, is_there: inside }
         };
         (0..vectors).step_by(threads as usize).map(place).collect()
     }
@@ -100,7 +105,7 @@ impl<'k> RowPlace<'k> {
     pub fn sum(self, memory: Shared<'k, f32>, x: Value<'k, f32>) -> Value<'k, f32> {
         let threads = self.rows.threads;
         if threads > 32 {
-            return reduce::over_cta(self.k, (memory, threads), x, reduce::warp_sum, |a, b| a + b);
+            return reduce::over_cta(self.k, (memory, threads), x, |x| reduce::warp_sum(x), |a, b| a + b);
         }
         let masks = (0..5).rev().map(|bit| 1 << bit).filter(|mask| *mask < threads);
         masks.fold(x, |x, mask: u32| x + x.shuffle_xor(mask))

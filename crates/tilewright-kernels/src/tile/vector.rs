@@ -58,7 +58,7 @@ impl<T: Float> Packed for T {
     const PER_VECTOR: u32 = 8;
     #[track_caller]
     fn unpack<'k>(words: [Value<'k, u32>; 4]) -> Vec<Value<'k, f32>> {
-        words.map(T::widen).concat()
+        words.map(|word| T::widen(word)).concat()
     }
     #[track_caller]
     fn pack<'k>(k: &'k Builder, numbers: &[Value<'k, f32>]) -> [Value<'k, u32>; 4] {
@@ -69,7 +69,7 @@ impl<T: Float> Packed for T {
 impl Packed for f32 {
     const PER_VECTOR: u32 = 4;
     fn unpack<'k>(words: [Value<'k, u32>; 4]) -> Vec<Value<'k, f32>> {
-        words.map(Value::reinterpret).to_vec()
+        words.map(|word| word.reinterpret()).to_vec()
     }
     fn pack<'k>(_: &'k Builder, numbers: &[Value<'k, f32>]) -> [Value<'k, u32>; 4] {
         std::array::from_fn(|i| numbers[i].reinterpret())

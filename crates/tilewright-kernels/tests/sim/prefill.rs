@@ -2,9 +2,9 @@
 
 use crate::noise::noise;
 use half::bf16;
-use tilewright_kernels::attention::prefill_sm90::{LogitsHook, Prefill, prefill};
+use tilewright::attention::variant::{ExpressionVariant, SoftCap};
+use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
 use tilewright_ptx::{
-    build::Value,
     ir::Kernel,
     sim::{
         Arg, Fault, Launch, Memory, Report,
@@ -40,8 +40,8 @@ fn many_timings_of_one_request() {
 }
 
 pub(crate) fn kernel(case: &Case) -> Kernel {
-    let hook: LogitsHook<'_> = &|logit: Value<'_, f32>| (logit * (1.0 / CAP as f32)).tanh() * CAP as f32;
-    prefill("prefill", case.config, case.capped.then_some(hook)).expect("a valid kernel")
+    let cap = SoftCap::new(CAP as f32).and_then(|cap| ExpressionVariant::of(&cap)).expect("a variant");
+    prefill("prefill", case.config, case.capped.then_some(&cap)).expect("a valid kernel")
 }
 
 /// What a case is run on.
@@ -110,6 +110,7 @@ impl Inputs {
             Arg::U64(memory.alloc_from(&self.kv)),
             Arg::F32(log2_e / (DIM as f32).sqrt()),
         ];
+        let args = [&args[..], &[Arg::F32(CAP as f32)][..usize::from(case.capped)]].concat();
         let tiles = case.lengths.iter().map(|l| l.0.div_ceil(128)).max().unwrap_or(0);
         let grid = [tiles as u32, heads.0, case.lengths.len() as u32];
         let report = Launch { kernel, grid, args: &args, seed }.run(&mut memory)?;

@@ -87,7 +87,7 @@ impl Exec<'_, '_> {
         if let Spot::Shared(rank, offset) = spot
             && self.cluster.ctas[rank].shared.is_barrier(offset, bytes)
         {
-            let message = format!("an ordinary access to the mbarrier in {}", spot.name());
+            let message = format!("an ordinary access to the mbarrier in {}", self.world.name(spot));
             return Err((FaultKind::NotAnMbarrier, message));
         }
         Ok(spot)
@@ -100,7 +100,13 @@ impl Exec<'_, '_> {
         }
     }
 
+    /// Writes bytes; what changes may be what another thread waits for.
     pub(super) fn put(&mut self, spot: Spot, bytes: &[u8]) {
+        let same = match spot {
+            Spot::Global(place) => self.world.memory.read_bytes(place, bytes.len()),
+            Spot::Shared(rank, offset) => self.cluster.ctas[rank].shared.read(offset, bytes.len()),
+        };
+        self.world.progress += u64::from(same != Ok(bytes));
         match spot {
             Spot::Global(place) => self.world.memory.write_bytes(place, bytes),
             Spot::Shared(rank, offset) => self.cluster.ctas[rank].shared.write(offset, bytes),
@@ -137,6 +143,9 @@ impl Exec<'_, '_> {
             if strength > 0 {
                 self.observe(spot, lane, strength, ordered);
             }
+            if access == Access::ReadOnly {
+                self.check_untouched(spot, bytes, lane)?;
+            }
             let found = match self.bytes(spot, bytes) {
                 Ok(found) => found,
                 Err(trouble) => {
@@ -158,6 +167,24 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
+    /// What is loaded as read-only must not be written by the same launch, in whatever order.
+    fn check_untouched(&mut self, spot: Spot, bytes: usize, lane: usize) -> Result<(), Trouble> {
+        let Spot::Global(place) = spot else { return Ok(()) };
+        let mut writer = None;
+        self.world.shadows[place.allocation].writes((place.offset, bytes), |mark| {
+            writer = (mark.count > 0).then_some(mark.pc).or(writer);
+        });
+        writer.map_or(Ok(()), |pc| {
+            self.culprit = 1 << lane;
+            let line = self.world.line(pc);
+            let message = format!(
+                "{} is loaded as read-only, but {line} wrote it in this launch",
+                self.world.name(spot)
+            );
+            Err((FaultKind::Race, message))
+        })
+    }
+
     fn store(
         &mut self,
         space: Space,
@@ -169,7 +196,6 @@ impl Exec<'_, '_> {
         let (wide, bytes) = (element.bytes(), element.bytes() * count);
         let (strength, ordered) = order(access);
         self.count(space, &addresses, bytes);
-        self.world.progress += 1;
         for lane in self.active() {
             let spot = self.spot(space, addresses[lane], bytes, lane)?;
             self.note(true, (spot, bytes), lane, self.mark(lane, strength))?;
@@ -203,7 +229,6 @@ impl Exec<'_, '_> {
         );
         let (start, step) = (self.world.rng.below(32), 2 * self.world.rng.below(16) + 1);
         let mut out = [0; 32];
-        self.world.progress += 1;
         for lane in (0..32).map(|at| (start + at * step) % 32) {
             if self.mask >> lane & 1 == 0 {
                 continue;

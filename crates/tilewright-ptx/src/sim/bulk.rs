@@ -1,4 +1,6 @@
 //! Bulk and tensor copies: loads that an mbarrier counts, stores in groups of their thread.
+//!
+//! Global memory that nobody wrote may be loaded, as rows beyond a tensor's last are; whoever reads it then has to answer for it.
 
 use super::{
     copies::Part,
@@ -143,8 +145,8 @@ impl Exec<'_, '_> {
         if init.who == mine.who && init.count == mine.count {
             self.culprit = 1 << lane;
             let message = format!(
-                "the mbarrier at byte {}, initialised at {}, counts a copy without a fence.mbarrier_init or a barrier between",
-                barrier.1,
+                "the mbarrier at {}, initialised at {}, counts a copy without a fence.mbarrier_init or a barrier between",
+                self.world.program.arrays.name(barrier.1 as usize),
                 self.world.line(init.pc)
             );
             return Err((FaultKind::MissingProxyFence, message));
@@ -154,13 +156,19 @@ impl Exec<'_, '_> {
         for &(from, to, (bytes, _)) in parts {
             if let Some(from) = from {
                 self.check_proxy((from, bytes), lane)?;
-                self.note(false, (from, bytes), lane, mine)?;
+                self.note(false, (from, bytes), lane, mark)?;
             }
             self.check_proxy((to, bytes), lane)?;
             self.note(true, (to, bytes), lane, mark)?;
             if let Spot::Shared(owner, _) = to {
                 rank = owner;
             }
+        }
+        if rank != barrier.0 {
+            self.culprit = 1 << lane;
+            let message =
+                format!("a copy into CTA {rank} of the cluster with an mbarrier of CTA {}", barrier.0);
+            return Err((FaultKind::BadArgument, message));
         }
         self.take_off(Kind::Load { barrier, phase }, rank, parts, (1 << lane, 0));
         Ok(())
@@ -192,7 +200,7 @@ impl Exec<'_, '_> {
             None => Ok(()),
             Some(mark) => {
                 self.culprit = 1 << lane;
-                Err(unfenced(&spot.name(), &self.world.line(mark.pc)))
+                Err(unfenced(&self.world.name(spot), &self.world.line(mark.pc)))
             }
         }
     }
@@ -231,6 +239,7 @@ impl Exec<'_, '_> {
             if let Some(from) = from {
                 self.check_proxy((from, bytes), lane)?;
                 self.note(false, (from, bytes), lane, read)?;
+                self.bytes(from, bytes)?;
             }
             self.note(true, (to, bytes), lane, write)?;
         }

@@ -70,6 +70,8 @@ impl Exec<'_, '_> {
                 self.culprit = 1 << lane;
                 return Err((FaultKind::BadArgument, format!("{read} bytes to read of a copy of {bytes}")));
             }
+            let batch = self.warp.copies[lane].open;
+            let mark = Mark { who: agent + lane as u32, count: batch, ..self.mark(lane, 0) };
             let to = self.spot(Space::Shared, shared[lane], bytes, lane)?;
             let from = if read == 0 {
                 None
@@ -81,12 +83,12 @@ impl Exec<'_, '_> {
                     return Err((FaultKind::Misaligned, message));
                 }
                 let from = self.place(Space::Global, global[lane], read)?;
-                self.note(false, (from, read), lane, self.mark(lane, 0))?;
+                self.note(false, (from, read), lane, mark)?;
                 Some(from)
             };
-            let batch = self.warp.copies[lane].open;
-            let mark = Mark { who: agent + lane as u32, count: batch, ..self.mark(lane, 0) };
             self.note(true, (to, bytes), lane, mark)?;
+            // the asynchronous proxy does not see these without a fence
+            self.world.fences.entry((mark.cluster, mark.who)).or_default();
             let part = (from, to, (bytes, read));
             match parts.iter_mut().find(|(_, other, _)| *other == batch) {
                 Some((lanes, _, parts)) => {

@@ -121,6 +121,11 @@ impl Exec<'_, '_> {
                 return Ok(true);
             }
         };
+        if matches!(next, Next::Again(_) | Next::Yield) {
+            // it counts when it is done
+            self.world.report.warp_instructions -= 1;
+            self.world.report.thread_instructions -= u64::from(group.mask.count_ones());
+        }
         let group = &mut self.warp.groups[self.group];
         match next {
             Next::Advance => {
@@ -186,7 +191,7 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// Whether registers may be read: written, and no sums of a product in flight.
+    /// Whether registers may be read: written, and not in the hands of a product in flight.
     #[inline]
     pub(super) fn check_read(&self, regs: &[u32]) -> Result<(), Trouble> {
         for &reg in regs {
@@ -197,7 +202,7 @@ impl Exec<'_, '_> {
                 ));
             }
             if self.warp.products.issued != self.warp.products.waited {
-                self.check_sums(reg, "read")?;
+                self.check_in_flight(reg, "read")?;
             }
         }
         Ok(())

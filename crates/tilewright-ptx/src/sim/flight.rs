@@ -158,8 +158,8 @@ fn signal(
             if let Some(now) = now.filter(|now| now.phase != phase) {
                 let expecter = now.expecter.map_or_else(String::new, |pc| format!(" by {}", world.line(pc)));
                 let message = format!(
-                    "{arrived} bytes arrive for phase {phase} of the mbarrier at byte {}, which ended before: fewer bytes were expected{expecter} than are copied",
-                    barrier.1
+                    "{arrived} bytes arrive for phase {phase} of the mbarrier at {}, which ended before: fewer bytes were expected{expecter} than are copied",
+                    world.program.arrays.name(barrier.1 as usize)
                 );
                 return Err((super::FaultKind::WrongTransactionCount, message));
             }

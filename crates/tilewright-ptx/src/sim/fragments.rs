@@ -74,7 +74,6 @@ impl Exec<'_, '_> {
     fn store_matrices(&mut self, (count, transposed): (usize, bool), operands: Range) -> Result<(), Trouble> {
         let addresses = self.addresses(operands, 0, false);
         self.count_rows(&addresses, count);
-        self.world.progress += 1;
         let registers: Vec<Lanes> = (0..count).map(|at| *self.operand(operands, 2 + at)).collect();
         let rows = matrix::stmatrix(count, transposed, &registers);
         for (lane, row) in rows.iter().enumerate() {

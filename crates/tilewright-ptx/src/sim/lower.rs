@@ -14,7 +14,7 @@ use crate::{
         types::{Class, Scalar},
     },
 };
-use std::{collections::HashMap, panic::Location};
+use std::{collections::HashMap, panic::Location, rc::Rc};
 
 /// One step. Registers are places in a warp's file.
 #[derive(Debug, Clone, Copy)]
@@ -59,6 +59,7 @@ pub(super) struct Program {
     /// Their names.
     pub(super) names: Vec<String>,
     pub(super) shared_bytes: usize,
+    pub(super) arrays: Rc<Arrays>,
     /// Threads of a CTA.
     pub(super) threads: u32,
     /// CTAs of a cluster.
@@ -66,6 +67,21 @@ pub(super) struct Program {
     /// Whether there is a `wgmma`, so that registers can be in flight.
     pub(super) wgmma: bool,
     maps: Vec<Option<TensorMap>>,
+}
+
+/// Where shared arrays begin, and their names.
+#[derive(Debug)]
+pub(super) struct Arrays(Vec<(usize, String)>);
+
+impl Arrays {
+    /// What a byte of shared memory is called.
+    pub(super) fn name(&self, offset: usize) -> String {
+        match self.0.iter().rev().find(|(start, _)| *start <= offset) {
+            Some((start, name)) if *start == offset => name.clone(),
+            Some((start, name)) => format!("{name} + {}", offset - start),
+            None => format!("byte {offset}"),
+        }
+    }
 }
 
 fn bad(message: String) -> Fault {
@@ -83,6 +99,8 @@ impl Program {
         }
         let params = params(kernel, args)?;
         let (starts, shared_bytes) = kernel.shared_layout();
+        let names = kernel.shared.iter().map(|array| array.name.clone());
+        let arrays = Arrays(starts.iter().copied().zip(names).collect());
         let mut lower = Lower {
             starts: &starts,
             params: &params,
@@ -97,6 +115,7 @@ impl Program {
                 registers: kernel.registers.len(),
                 names: kernel.registers.iter().map(|register| register.name.clone()).collect(),
                 shared_bytes,
+                arrays: Rc::new(arrays),
                 threads: kernel.threads,
                 cluster: kernel.cluster,
                 wgmma: false,

@@ -95,7 +95,10 @@ impl Cluster {
     ) -> Result<bool, Trouble> {
         let id = self.id;
         let Some(barrier) = self.ctas[rank].mbarriers.get_mut(&offset) else {
-            let message = format!("a copy signals the mbarrier at byte {offset}, which is no longer one");
+            let message = format!(
+                "a copy signals the mbarrier at {}, which is no longer one",
+                self.ctas[rank].shared.arrays.name(offset as usize)
+            );
             return Err((FaultKind::NotAnMbarrier, message));
         };
         if arrivals > 0 {
@@ -194,7 +197,7 @@ impl Exec<'_, '_> {
             return Err((FaultKind::NotAnMbarrier, "an mbarrier outside of shared memory".to_owned()));
         };
         let Some(barrier) = self.cluster.ctas[rank].mbarriers.get(&(offset as u32)) else {
-            let message = format!("there is no mbarrier at byte {offset} of shared memory");
+            let message = format!("there is no mbarrier in {}", self.world.name(Spot::Shared(rank, offset)));
             return Err((FaultKind::NotAnMbarrier, message));
         };
         let init = barrier.init;
@@ -202,7 +205,8 @@ impl Exec<'_, '_> {
             && self.warp.known.of(lane).get(init.cluster, init.who as usize) <= init.count
         {
             let message = format!(
-                "the mbarrier at byte {offset} is used, and nothing orders that after its initialisation at {}",
+                "the mbarrier in {} is used, and nothing orders that after its initialisation at {}",
+                self.world.name(Spot::Shared(rank, offset)),
                 self.world.line(init.pc)
             );
             return Err((FaultKind::Race, message));
@@ -234,7 +238,10 @@ impl Exec<'_, '_> {
             Ok(false) => Ok(()),
             Err((kind, message)) => {
                 self.culprit = 1 << lane;
-                Err((kind, format!("{message} (mbarrier at byte {offset})")))
+                Err((
+                    kind,
+                    format!("{message} (mbarrier at {})", self.world.program.arrays.name(offset as usize)),
+                ))
             }
         }
     }
@@ -286,7 +293,8 @@ impl Exec<'_, '_> {
                     if phase >= since + 2 {
                         self.culprit = 1 << lane;
                         let message = format!(
-                            "phase {since} of the mbarrier at byte {offset}, which this thread waits for, ended, and so did phase {}, before the thread saw the first: its parity now means another phase",
+                            "phase {since} of the mbarrier at {}, which this thread waits for, ended, and so did phase {}, before the thread saw the first: its parity now means another phase",
+                            self.world.program.arrays.name(offset as usize),
                             since + 1
                         );
                         return Err((FaultKind::WrongPhase, message));

@@ -108,9 +108,7 @@ impl Memory {
     #[inline]
     pub(super) fn read_bytes(&self, place: Place, bytes: usize) -> Result<&[u8], Trouble> {
         let found = &self.allocations[place.allocation];
-        if let Some(at) =
-            (place.offset..place.offset + bytes).find(|&at| found.written[at / 64] >> (at % 64) & 1 == 0)
-        {
+        if let Some(at) = first_unwritten(&found.written, place.offset, bytes) {
             let address = ((place.allocation as u64 + 1) << 32) + at as u64;
             return Err((
                 FaultKind::Uninitialized,
@@ -123,9 +121,7 @@ impl Memory {
     pub(super) fn write_bytes(&mut self, place: Place, bytes: &[u8]) {
         let found = &mut self.allocations[place.allocation];
         found.bytes[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
-        for at in place.offset..place.offset + bytes.len() {
-            found.written[at / 64] |= 1 << (at % 64);
-        }
+        set_written(&mut found.written, place.offset, bytes.len());
     }
 
     /// Up to 16 bytes, and which of them were written.
@@ -144,6 +140,28 @@ impl Memory {
     pub(super) fn sizes(&self) -> impl Iterator<Item = usize> {
         self.allocations.iter().map(|allocation| allocation.bytes.len())
     }
+}
+
+/// The words of a map of one bit a byte that tell of some bytes: place, and bits.
+fn words(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, u64)> {
+    let end = offset + bytes;
+    (offset / 64..end.div_ceil(64)).map(move |word| {
+        let (from, to) = (offset.max(64 * word) % 64, end.min(64 * word + 64) - 64 * word);
+        (word, (!0 << from) & (!0 >> (64 - to)))
+    })
+}
+
+/// The first of some bytes that nobody wrote.
+pub(super) fn first_unwritten(written: &[u64], offset: usize, bytes: usize) -> Option<usize> {
+    let (word, missing) = words(offset, bytes)
+        .map(|(word, bits)| (word, bits & !written[word]))
+        .find(|(_, missing)| *missing != 0)?;
+    Some(64 * word + missing.trailing_zeros() as usize)
+}
+
+/// Says that some bytes were written.
+pub(super) fn set_written(written: &mut [u64], offset: usize, bytes: usize) {
+    words(offset, bytes).for_each(|(word, bits)| written[word] |= bits);
 }
 
 /// Up to 16 bytes, and which of them were written.

@@ -14,7 +14,8 @@
 //!
 //! Whatever the hardware leaves open is chosen by the seed: which warp runs and for how long, which of its diverged lanes, when
 //! and in what order asynchronous operations complete, the order of atomics, which lane is elected. Accesses that nothing
-//! orders are faults whatever the seed, as are accesses to what an asynchronous operation has in hand.
+//! orders are faults even where they come out right with this seed, as are accesses to what an asynchronous operation has in
+//! hand, until it was waited for.
 
 mod access;
 mod barrier;

@@ -4,13 +4,21 @@ use super::{
     clock::Clock,
     exec::Exec,
     warp::Released,
-    world::{Flag, Spot},
+    world::{Agent, Flag, Spot},
 };
 use crate::isa::sync::Fence;
 use std::rc::Rc;
 
 /// How many fences of a thread are remembered.
 const FENCES: usize = 256;
+
+/// Remembers a fence.
+fn push(fences: &mut Vec<(u32, bool)>, fence: (u32, bool)) {
+    if fences.len() == FENCES {
+        fences.drain(..FENCES / 2);
+    }
+    fences.push(fence);
+}
 
 impl Exec<'_, '_> {
     pub(super) fn fence(&mut self, fence: Fence) {
@@ -43,13 +51,15 @@ impl Exec<'_, '_> {
     }
 
     fn fence_proxy(&mut self, all: bool) {
+        let copies = self.cluster.agent(Agent::Copies(self.rank, self.warp.index));
         for lane in self.active() {
-            let who = (self.cluster.id, self.first() + lane as u32);
-            let fences = self.world.fences.entry(who).or_default();
-            if fences.len() == FENCES {
-                fences.drain(..FENCES / 2);
+            let (cluster, first) = (self.cluster.id, self.first());
+            let count = self.warp.known.counts[lane];
+            push(self.world.fences.entry((cluster, first + lane as u32)).or_default(), (count, all));
+            // and of its cp.async all that it waited for
+            if let Some(fences) = self.world.fences.get_mut(&(cluster, copies + lane as u32)) {
+                push(fences, (self.warp.copies[lane].waited, all));
             }
-            fences.push((self.warp.known.counts[lane], all));
         }
         self.warp.known.advance(self.mask);
     }
@@ -73,7 +83,11 @@ impl Exec<'_, '_> {
         if acquires {
             self.warp.known.acquire(1 << lane, &flag.clock);
         } else {
-            self.warp.acquired.push((lane, flag.clock.clone()));
+            // one clock a lane, however often it looks
+            match self.warp.acquired.iter_mut().find(|(other, _)| *other == lane) {
+                Some((_, clock)) => clock.join(&flag.clock),
+                None => self.warp.acquired.push((lane, flag.clock.clone())),
+            }
         }
     }
 

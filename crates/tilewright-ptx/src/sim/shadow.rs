@@ -1,7 +1,7 @@
-//! The shadow of memory: for every word who wrote and who read it last, so that two accesses that nothing orders are found.
+//! The shadow of memory: for all bytes who wrote and who read it last, so that two accesses that nothing orders are found.
 //!
-//! After FastTrack (Flanagan and Freund, 2009): a last write, and the reads since then that do not know of each other. Words in
-//! which narrower accesses differ are split into bytes.
+//! After FastTrack (Flanagan and Freund, 2009): a last write, and the reads since then that do not know of each other. A cell
+//! is 16 bytes; where narrower accesses come it is split into words, and these into bytes.
 
 use super::clock::Clock;
 
@@ -34,7 +34,7 @@ struct Cell {
     read: Read,
     /// More reads: 1 + a place in `lists`.
     more: u32,
-    /// 1 + a place in `splits`.
+    /// 1 + a place in `splits`, where its quarters are.
     split: u32,
 }
 
@@ -59,10 +59,19 @@ pub(super) struct Conflict {
 /// Reads beyond this many that do not know of each other push out the oldest.
 const READS: usize = 48;
 
+/// Where a cell is.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// A page, and one of its cells.
+    Page(usize, usize),
+    /// A cell that was split, and one of its quarters.
+    Split(usize, usize),
+}
+
 /// The shadow of a stretch of memory.
 #[derive(Debug, Default)]
 pub(super) struct Shadow {
-    /// 256 words each, made when first touched.
+    /// 1024 bytes each, made when first touched.
     pages: Vec<Option<Box<[Cell]>>>,
     lists: Vec<Vec<Read>>,
     splits: Vec<[Cell; 4]>,
@@ -81,10 +90,15 @@ impl Actor<'_> {
 
     /// Whether all of the reads are before this access; else one that is not.
     fn knows_read(&self, read: &Read) -> Option<Mark> {
-        (0..32).filter(|at| read.mask >> at & 1 != 0).find_map(|at| {
-            let mark = Mark { who: read.mark.who + at, ..read.mark };
-            (!self.knows(&mark)).then_some(mark)
-        })
+        let mut left = read.mask;
+        while left != 0 {
+            let mark = Mark { who: read.mark.who + left.trailing_zeros(), ..read.mark };
+            if !self.knows(&mark) {
+                return Some(mark);
+            }
+            left &= left - 1;
+        }
+        None
     }
 }
 
@@ -170,15 +184,15 @@ impl Cell {
         Ok(())
     }
 
-    /// The same for each of its bytes.
-    fn bytes(&self, lists: &mut Vec<Vec<Read>>) -> [Self; 4] {
+    /// The same for each of its quarters.
+    fn quarters(&self, lists: &mut Vec<Vec<Read>>) -> [Self; 4] {
         std::array::from_fn(|_| {
-            let mut byte = Self { split: 0, ..self.clone() };
+            let mut quarter = self.clone();
             if self.more != 0 {
                 lists.push(lists[self.more as usize - 1].clone());
-                byte.more = lists.len() as u32;
+                quarter.more = lists.len() as u32;
             }
-            byte
+            quarter
         })
     }
 
@@ -204,40 +218,83 @@ impl Shadow {
     ) -> Result<(), Conflict> {
         let (mut at, end) = (offset, offset + bytes);
         while at < end {
-            let upto = end.min((at & !3) + 4);
-            let page =
-                self.pages[at / 1024].get_or_insert_with(|| vec![Cell::default(); 256].into_boxed_slice());
-            let cell = &mut page[at % 1024 / 4];
-            let mut rooms = Rooms { lists: &mut self.lists, shape: self.shape };
-            if upto - at == 4 && cell.split == 0 {
-                cell.note(write, actor, &mut rooms)?;
-            } else {
-                if cell.split == 0 {
-                    self.splits.push(cell.bytes(rooms.lists));
-                    cell.split = self.splits.len() as u32;
-                }
-                for byte in &mut self.splits[cell.split as usize - 1][at % 4..at % 4 + (upto - at)] {
-                    byte.note(write, actor, &mut rooms)?;
-                }
-            }
+            let upto = end.min((at & !15) + 16);
+            let page = &mut self.pages[at / 1024];
+            page.get_or_insert_with(|| vec![Cell::default(); 64].into_boxed_slice());
+            let place = Place::Page(at / 1024, at % 1024 / 16);
+            self.note_in(place, 16, (at % 16, at % 16 + (upto - at)), (write, actor))?;
             at = upto;
         }
         Ok(())
     }
 
-    /// Calls `each` with the last write to each word, or byte where they differ, from `offset` on.
-    pub(super) fn writes(&self, (offset, count): (usize, usize), mut each: impl FnMut(&Mark)) {
-        for at in (offset & !3..offset + count).step_by(4) {
-            let Some(page) = &self.pages[at / 1024] else { continue };
-            let cell = &page[at % 1024 / 4];
-            if cell.split == 0 {
-                each(&cell.write);
-                continue;
+    /// Notes an access to some bytes of a cell of `size`.
+    fn note_in(
+        &mut self,
+        place: Place,
+        size: usize,
+        (from, to): (usize, usize),
+        (write, actor): (bool, &Actor<'_>),
+    ) -> Result<(), Conflict> {
+        let next = self.splits.len();
+        let cell = match place {
+            Place::Page(page, at) => match &mut self.pages[page] {
+                Some(page) => &mut page[at],
+                None => return Ok(()),
+            },
+            Place::Split(split, at) => &mut self.splits[split][at],
+        };
+        let mut rooms = Rooms { lists: &mut self.lists, shape: self.shape };
+        if cell.split == 0 {
+            if to - from == size {
+                return cell.note(write, actor, &mut rooms);
             }
-            let bytes = self.splits[cell.split as usize - 1].iter().enumerate();
-            for (_, byte) in bytes.filter(|(byte, _)| (offset..offset + count).contains(&(at + byte))) {
-                each(&byte.write);
+            let quarters = cell.quarters(rooms.lists);
+            cell.split = next as u32 + 1;
+            self.splits.push(quarters);
+            return self.note_quarters(next, size, (from, to), (write, actor));
+        }
+        let split = cell.split as usize - 1;
+        self.note_quarters(split, size, (from, to), (write, actor))
+    }
+
+    fn note_quarters(
+        &mut self,
+        split: usize,
+        size: usize,
+        (from, to): (usize, usize),
+        access: (bool, &Actor<'_>),
+    ) -> Result<(), Conflict> {
+        let quarter = size / 4;
+        for at in from / quarter..to.div_ceil(quarter) {
+            let begin = at * quarter;
+            let part = (from.max(begin) - begin, to.min(begin + quarter) - begin);
+            self.note_in(Place::Split(split, at), quarter, part, access)?;
+        }
+        Ok(())
+    }
+
+    /// Calls `each` with the last write to each cell from `offset` on.
+    pub(super) fn writes(&self, (offset, bytes): (usize, usize), mut each: impl FnMut(&Mark)) {
+        let (mut at, end) = (offset, offset + bytes);
+        while at < end {
+            let upto = end.min((at & !15) + 16);
+            if let Some(page) = &self.pages[at / 1024] {
+                self.writes_in(&page[at % 1024 / 16], 16, (at % 16, at % 16 + (upto - at)), &mut each);
             }
+            at = upto;
+        }
+    }
+
+    fn writes_in(&self, cell: &Cell, size: usize, (from, to): (usize, usize), each: &mut impl FnMut(&Mark)) {
+        if cell.split == 0 {
+            return each(&cell.write);
+        }
+        let quarter = size / 4;
+        for at in from / quarter..to.div_ceil(quarter) {
+            let begin = at * quarter;
+            let part = (from.max(begin) - begin, to.min(begin + quarter) - begin);
+            self.writes_in(&self.splits[cell.split as usize - 1][at], quarter, part, each);
         }
     }
 }

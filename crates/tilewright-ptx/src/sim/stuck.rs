@@ -22,6 +22,11 @@ fn all(clusters: &[Cluster]) -> impl Iterator<Item = Waiting<'_>> {
 }
 
 impl Waiting<'_> {
+    /// The step that waits.
+    fn pc(&self) -> u32 {
+        self.group.pc - u32::from(matches!(self.group.wait, Wait::Barrier(_)))
+    }
+
     /// The mbarrier that the first lane waits for in vain.
     fn mbarrier(&self) -> Option<(u32, u64)> {
         let spins = matches!(self.group.wait, Wait::Phase | Wait::None);
@@ -30,7 +35,16 @@ impl Waiting<'_> {
 
     /// What is wrong with what it waits for.
     fn kind(&self) -> FaultKind {
-        if matches!(self.group.wait, Wait::Lanes | Wait::Warpgroup) {
+        // who has ended will not come; who waits for something else might have
+        let ended = match self.group.wait {
+            Wait::Lanes => self.warp.groups.iter().fold(0, |live, group| live | group.mask) != !0,
+            Wait::Warpgroup => {
+                let first = self.warp.index as usize & !3;
+                self.cta.warps[first..first + 4].iter().any(|warp| !warp.live())
+            }
+            _ => false,
+        };
+        if ended {
             return FaultKind::Divergence;
         }
         let barrier = self.mbarrier().and_then(|(offset, _)| self.cta.mbarriers.get(&offset));
@@ -56,14 +70,15 @@ impl Waiting<'_> {
             self.cta.id,
             self.warp.index,
             self.group.mask,
-            world.line(self.group.pc)
+            world.line(self.pc())
         )
     }
 
     fn explain_mbarrier(&self, world: &World<'_>) -> String {
         let Some((offset, phase)) = self.mbarrier() else { return "nothing that is known".to_owned() };
+        let name = world.program.arrays.name(offset as usize);
         let Some(barrier) = self.cta.mbarriers.get(&offset) else {
-            return format!("an mbarrier at byte {offset} that is no longer one");
+            return format!("an mbarrier at {name} that is no longer one");
         };
         let arrivals = match barrier.pending {
             0 => String::new(),
@@ -76,7 +91,7 @@ impl Waiting<'_> {
             }
             (bytes, None) => format!(", which waits for {bytes} more bytes that nobody expected"),
         };
-        format!("phase {phase} of the mbarrier at byte {offset} of shared memory{arrivals}{bytes}")
+        format!("phase {phase} of the mbarrier at {name}{arrivals}{bytes}")
     }
 }
 
@@ -93,7 +108,7 @@ fn fault(world: &World<'_>, kind: FaultKind, clusters: &[Cluster], head: &str) -
         Some(blamed) => Fault {
             kind,
             message,
-            at: world.program.at.get(blamed.group.pc as usize).copied(),
+            at: world.program.at.get(blamed.pc() as usize).copied(),
             cta: blamed.cta.id,
             warp: blamed.warp.index,
             lanes: blamed.group.mask,

@@ -41,6 +41,8 @@ pub(super) struct Batches {
     pub(super) open: u32,
     /// Last batches of committed groups that were not waited for.
     pub(super) commits: VecDeque<u32>,
+    /// The last batch that was waited for.
+    pub(super) waited: u32,
 }
 
 impl Batches {
@@ -56,8 +58,9 @@ impl Batches {
         self.commits.get(done).copied()
     }
 
-    /// Forgets groups up to a batch.
+    /// Forgets groups up to a batch, which were waited for.
     pub(super) fn forget(&mut self, bound: u32) {
+        self.waited = self.waited.max(bound);
         while self.commits.front().is_some_and(|&batch| batch <= bound) {
             self.commits.pop_front();
         }

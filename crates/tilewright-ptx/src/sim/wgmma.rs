@@ -63,8 +63,18 @@ pub(super) struct Product {
 }
 
 impl Exec<'_, '_> {
+    /// Whether a register belongs to no product in flight. Only further products may use one that does.
+    pub(super) fn check_in_flight(&self, reg: u32, what: &str) -> Result<(), Trouble> {
+        self.check_sums(reg, what)?;
+        let products = &self.warp.products;
+        if products.inputs.get(reg as usize).is_none_or(|&input| input <= products.waited) {
+            return Ok(());
+        }
+        Err(self.in_flight(reg, what, "reads"))
+    }
+
     /// Whether a register is no sum of a product in flight.
-    pub(super) fn check_sums(&self, reg: u32, what: &str) -> Result<(), Trouble> {
+    fn check_sums(&self, reg: u32, what: &str) -> Result<(), Trouble> {
         let products = &self.warp.products;
         if products.sums.get(reg as usize).is_none_or(|&sum| sum <= products.waited) {
             return Ok(());
@@ -82,12 +92,8 @@ impl Exec<'_, '_> {
 
     /// Whether a register may be written; remembers that it was.
     pub(super) fn check_write(&mut self, reg: u32) -> Result<(), Trouble> {
-        self.check_sums(reg, "written")?;
-        let at = reg as usize;
-        if self.warp.products.inputs[at] > self.warp.products.waited {
-            return Err(self.in_flight(reg, "written", "reads"));
-        }
-        self.warp.products.written[at] = self.warp.products.fences + 1;
+        self.check_in_flight(reg, "written")?;
+        self.warp.products.written[reg as usize] = self.warp.products.fences + 1;
         Ok(())
     }
 
@@ -147,16 +153,20 @@ impl Exec<'_, '_> {
 
     /// What this warp brings, after its registers were checked.
     fn arrival(&mut self, left: Left, results: Range, operands: Range) -> Result<Arrival, Trouble> {
-        if !self.world.program.threads.is_multiple_of(128) {
-            let message = format!(
-                "wgmma in a CTA of {} threads: expected whole warpgroups",
-                self.world.program.threads
-            );
+        let (threads, group) = (self.world.program.threads, self.warp.index / 4);
+        if 128 * (group + 1) > threads {
+            let message = format!("wgmma by warpgroup {group} of {threads} threads: expected 128 threads");
             return Err((FaultKind::BadArgument, message));
         }
         let inputs = if left == Left::Registers { 4 } else { 0 };
         let b_at = inputs.max(1);
-        self.check_read(self.world.program.regs(operands))?;
+        for &reg in self.world.program.regs(operands) {
+            if self.warp.ready[reg as usize] != FULL {
+                let message = format!("register {} was never written", self.name(reg));
+                return Err((FaultKind::Uninitialized, message));
+            }
+            self.check_sums(reg, "read")?;
+        }
         let a = if inputs == 0 { Some(self.uniform(operands, 0, "the descriptor of A")?) } else { None };
         let b = self.uniform(operands, b_at, "the descriptor of B")?;
         let accumulate = self.uniform(operands, b_at + 1, "whether to add")? & 1 != 0;
@@ -218,7 +228,7 @@ impl Exec<'_, '_> {
                     missing = Some(*mark);
                 }
             });
-            missing.map_or(Ok(()), |mark| Err(unfenced(&spot.name(), &world.line(mark.pc))))
+            missing.map_or(Ok(()), |mark| Err(unfenced(&world.name(spot), &world.line(mark.pc))))
         })
     }
 

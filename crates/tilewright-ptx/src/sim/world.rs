@@ -6,7 +6,7 @@ use super::{
     clock::Clock,
     fault::{FaultKind, Trouble, line},
     flight::Flight,
-    lower::{Program, SHARED_BASE},
+    lower::{Arrays, Program, SHARED_BASE},
     mbarrier::Mbarrier,
     memory::{self, GARBAGE, Memory, Place},
     rng::Rng,
@@ -14,7 +14,10 @@ use super::{
     warp::Warp,
     wgmma::Warpgroup,
 };
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    rc::Rc,
+};
 
 /// What is shared by the whole grid.
 #[derive(Debug)]
@@ -24,7 +27,8 @@ pub(super) struct World<'m> {
     /// One for each allocation.
     pub(super) shadows: Vec<Shadow>,
     pub(super) flags: HashMap<u64, Flag>,
-    /// For each thread the counts at which it fenced the asynchronous proxy, and whether for all memory.
+    /// For each thread the counts at which it fenced the asynchronous proxy, and whether for all memory; the same for the
+    /// batches of its `cp.async`, if it has any.
     pub(super) fences: HashMap<(u32, u32), Vec<(u32, bool)>>,
     pub(super) rng: Rng,
     pub(super) report: Report,
@@ -88,6 +92,7 @@ pub(super) struct Shared {
     written: Vec<u64>,
     /// One bit for each 8 bytes that are an mbarrier.
     barriers: Vec<u64>,
+    pub(super) arrays: Rc<Arrays>,
     pub(super) shadow: Shadow,
 }
 
@@ -101,12 +106,12 @@ pub(super) enum Spot {
 
 impl Spot {
     /// As messages name it.
-    pub(super) fn name(self) -> String {
+    fn name(self, arrays: &Arrays) -> String {
         match self {
             Self::Global(place) => {
                 format!("global memory at {:#x}", ((place.allocation as u64 + 1) << 32) + place.offset as u64)
             }
-            Self::Shared(_, offset) => format!("shared memory at byte {offset}"),
+            Self::Shared(_, offset) => format!("shared memory at {}", arrays.name(offset)),
         }
     }
 
@@ -127,24 +132,25 @@ impl Spot {
 }
 
 impl Shared {
-    fn new(bytes: usize, shape: (u32, u32)) -> Self {
+    fn new(program: &Program) -> Self {
+        let (bytes, shape) = (program.shared_bytes, (program.threads, program.cluster));
         let written = vec![0; bytes.div_ceil(64)];
         let barriers = vec![0; bytes.div_ceil(512)];
-        Self { bytes: vec![GARBAGE; bytes], written, barriers, shadow: Shadow::new(bytes, shape) }
+        let (bytes, shadow) = (vec![GARBAGE; bytes], Shadow::new(bytes, shape));
+        Self { bytes, written, barriers, arrays: Rc::clone(&program.arrays), shadow }
     }
 
     pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<&[u8], Trouble> {
-        if let Some(at) = (offset..offset + bytes).find(|&at| self.written[at / 64] >> (at % 64) & 1 == 0) {
-            return Err((FaultKind::Uninitialized, format!("shared memory at byte {at} was never written")));
+        if let Some(at) = memory::first_unwritten(&self.written, offset, bytes) {
+            let message = format!("shared memory at {} was never written", self.arrays.name(at));
+            return Err((FaultKind::Uninitialized, message));
         }
         Ok(&self.bytes[offset..offset + bytes])
     }
 
     pub(super) fn write(&mut self, offset: usize, bytes: &[u8]) {
         self.bytes[offset..offset + bytes.len()].copy_from_slice(bytes);
-        for at in offset..offset + bytes.len() {
-            self.written[at / 64] |= 1 << (at % 64);
-        }
+        memory::set_written(&mut self.written, offset, bytes.len());
     }
 
     /// Up to 16 bytes, and which of them were written.
@@ -172,10 +178,9 @@ impl Shared {
 
 impl Cluster {
     pub(super) fn new(number: u32, ctas: Vec<[u32; 3]>, program: &Program) -> Self {
-        let shape = (program.threads, program.cluster);
         let cta = |id| Cta {
             id,
-            shared: Shared::new(program.shared_bytes, shape),
+            shared: Shared::new(program),
             flags: HashMap::new(),
             barriers: (0..16).map(|_| Named::new()).collect(),
             mbarriers: BTreeMap::new(),
@@ -248,11 +253,16 @@ impl World<'_> {
         self.program.at.get(pc as usize).map_or_else(String::new, |at| line(at))
     }
 
+    /// What bytes are called.
+    pub(super) fn name(&self, spot: Spot) -> String {
+        spot.name(&self.program.arrays)
+    }
+
     /// What a conflict is called.
     pub(super) fn conflict(&self, conflict: Conflict, write: bool, spot: Spot) -> Trouble {
         let Conflict { other, wrote } = conflict;
         let line = self.line(other.pc);
-        let (mine, spot) = (if write { "written" } else { "read" }, spot.name());
+        let (mine, spot) = (if write { "written" } else { "read" }, self.name(spot));
         let threads = self.program.threads * self.program.cluster;
         if other.who >= threads {
             let what = if wrote { "writes" } else { "reads" };
@@ -276,12 +286,20 @@ impl World<'_> {
     /// Whether the writer of a mark fenced it from the asynchronous proxy, as far as is known up to `known`.
     pub(super) fn fenced(&self, mark: &Mark, known: u32, global: bool) -> bool {
         let agents = self.program.threads * self.program.cluster;
-        if mark.count == 0 || mark.who >= agents {
+        let reaches = |fence: &(u32, bool)| fence.1 || !global;
+        if mark.count == 0 {
             return true;
+        }
+        if mark.who >= agents {
+            // of these only `cp.async` is not of the asynchronous proxy itself
+            let fences = self.fences.get(&(mark.cluster, mark.who));
+            return fences.is_none_or(|fences| {
+                fences.iter().rev().any(|fence| fence.0 >= mark.count && reaches(fence))
+            });
         }
         self.fences.get(&(mark.cluster, mark.who)).is_some_and(|fences| {
             let first = fences.partition_point(|(count, _)| *count < mark.count);
-            fences[first..].iter().take_while(|(count, _)| *count < known).any(|(_, all)| *all || !global)
+            fences[first..].iter().take_while(|(count, _)| *count < known).any(reaches)
         })
     }
 }

@@ -1,0 +1,286 @@
+//! The kernels beside attention and products on the GPU of this machine, against their definitions in f64. Without a GPU it
+//! says so. Odd shapes and timings are the simulator's; here are the sizes that models have.
+
+use half::{bf16, f16};
+use tilewright::{
+    activation::Activation as Name,
+    reference::{activation, norm, rope as rotation, sampling},
+    rope::{CosSinCache, Rope as Embedding, RopeStyle},
+};
+use tilewright_cuda::{Argument, Buffer, Device, Result};
+use tilewright_kernels::{
+    activation::{Activation, Gated, act_and_mul},
+    append::{Append, append},
+    attention::merge::{Merge, merge_state, merge_states},
+    norm::{Norm, fused_add_rmsnorm, rmsnorm},
+    rope::{Rope, Style, rope},
+    softmax::{Softmax, softmax},
+};
+use tilewright_ptx::{ir::Kernel, verify::Invalid};
+
+const BF16: f64 = 1.0 / 256.0;
+const F16: f64 = 1.0 / 2048.0;
+
+/// The GPU, or nothing where there is none, which is said.
+fn device() -> Option<Device> {
+    Device::open().inspect_err(|why| println!("skipped: {why}")).ok()
+}
+
+fn noise(len: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 2.0
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+fn bf16s(len: usize, seed: u64) -> Vec<bf16> {
+    noise(len, seed).into_iter().map(bf16::from_f32).collect()
+}
+
+fn f16s(len: usize, seed: u64) -> Vec<f16> {
+    noise(len, seed).into_iter().map(f16::from_f32).collect()
+}
+
+fn wide<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
+    values.iter().map(|&value| value.into()).collect()
+}
+
+/// Addresses, then 32-bit numbers, then 64-bit ones.
+fn arguments(addresses: &[u64], words: &[u32], wide: &[u64]) -> Vec<Argument> {
+    let addresses = addresses.iter().map(|&address| Argument::U64(address));
+    let words = words.iter().map(|&word| Argument::U32(word));
+    addresses.chain(words).chain(wide.iter().map(|&wide| Argument::U64(wide))).collect()
+}
+
+fn launch(
+    device: &Device,
+    kernel: std::result::Result<Kernel, Invalid>,
+    grid: [u32; 3],
+    arguments: &[Argument],
+) -> Result<()> {
+    device.load(&kernel.expect("a valid kernel"))?.launch(grid, arguments)?;
+    device.synchronize()
+}
+
+/// Panics where a number is not what it should be, to a relative error and an absolute one.
+fn compare(what: &str, found: &[f64], expected: &[f64], (relative, absolute): (f64, f64)) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let near = (found - expected).abs() <= expected.abs() * relative + absolute;
+        assert!(near || found == expected, "{what}: element {i} is {found}, not {expected}");
+    }
+}
+
+#[test]
+fn norms() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    for (rows, hidden, weight_plus_one) in
+        [(1000, 128, true), (300, 4096, false), (33, 7168, true), (2, 32768, false)]
+    {
+        let config = Norm { hidden: hidden as u32, weight_plus_one };
+        let (x, residual, weight) = (bf16s(rows * hidden, 1), bf16s(rows * hidden, 2), bf16s(hidden, 3));
+        let (x_d, residual_d) = (device.upload(&x)?, device.upload(&residual)?);
+        let (weight_d, out_d) = (device.upload(&weight)?, device.filled::<bf16>(x.len(), 0xff)?);
+        let with_eps = |addresses: [u64; 3]| {
+            let mut arguments = arguments(&addresses, &[rows as u32], &[hidden as u64; 2]);
+            arguments.push(Argument::F32(1e-6));
+            arguments
+        };
+        let grid = [config.ctas::<bf16>(rows as u32), 1, 1];
+        let alone = with_eps([x_d.address(), weight_d.address(), out_d.address()]);
+        launch(&device, rmsnorm::<bf16>("rmsnorm", config), grid, &alone)?;
+        let fused = with_eps([x_d.address(), residual_d.address(), weight_d.address()]);
+        launch(&device, fused_add_rmsnorm::<bf16>("fused_add_rmsnorm", config), grid, &fused)?;
+        let offset = if weight_plus_one { 1.0 } else { 0.0 };
+        let normalised = |x: &[f64]| norm::rmsnorm(x, &wide(&weight), offset, 1e-6);
+        let rows_of = |x: &[f64]| x.chunks(hidden).flat_map(normalised).collect::<Vec<_>>();
+        let sums: Vec<f64> = x.iter().zip(&residual).map(|(x, y)| x.to_f64() + y.to_f64()).collect();
+        compare("rmsnorm", &wide(&out_d.download()?), &rows_of(&wide(&x)), (BF16, 1e-6));
+        compare("residual", &wide(&residual_d.download()?), &sums, (BF16, 1e-6));
+        compare("fused_add_rmsnorm", &wide(&x_d.download()?), &rows_of(&sums), (BF16, 1e-5));
+    }
+    Ok(())
+}
+
+#[test]
+fn gated_activations() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let (tokens, d) = (50, 14336);
+    let x: Vec<f16> = noise(tokens * 2 * d, 4).iter().map(|x| f16::from_f32(x * 4.0)).collect();
+    let x_d = device.upload(&x)?;
+    for (which, name) in [
+        (Activation::Silu, Name::Silu),
+        (Activation::Gelu, Name::Gelu),
+        (Activation::GeluTanh, Name::GeluTanh),
+    ] {
+        let config = Gated { activation: which, d: d as u32 };
+        let out_d = device.filled::<f16>(tokens * d, 0xff)?;
+        let arguments = arguments(&[x_d.address(), out_d.address()], &[], &[2 * d as u64, d as u64]);
+        let grid = [tokens as u32, config.ctas_of_token::<f16>(), 1];
+        launch(&device, act_and_mul::<f16>("act_and_mul", config), grid, &arguments)?;
+        let expected: Vec<f64> = x
+            .chunks(2 * d)
+            .flat_map(|token| {
+                (0..d).map(|i| activation::act_and_mul(name, token[i].to_f64(), token[d + i].to_f64()))
+            })
+            .collect();
+        compare(&format!("{which:?}"), &wide(&out_d.download()?), &expected, (F16, 1e-7));
+    }
+    Ok(())
+}
+
+#[test]
+fn rotary_embedding() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let (tokens, heads, dim, max_positions) = (700, (32_usize, 8_usize), 128, 9000);
+    for (style, name) in [(Style::Halves, RopeStyle::Neox), (Style::Interleaved, RopeStyle::Interleaved)] {
+        let config = Rope {
+            heads: (heads.0 as u32, heads.1 as u32),
+            head_dim: dim as u32,
+            rotary_dim: dim as u32,
+            style,
+            in_place: true,
+        };
+        let embedding = Embedding::new(dim, 500_000.0).expect("an embedding").with_style(name);
+        let cache = CosSinCache::new(&embedding, max_positions);
+        let table = device.upload(cache.view().as_slice::<f32>().expect("f32"))?;
+        let positions: Vec<i32> = (0..tokens as i32).map(|token| token * 12 + 5).collect();
+        let (q, k) = (bf16s(tokens * heads.0 * dim, 5), bf16s(tokens * heads.1 * dim, 6));
+        let (q_d, k_d, positions_d) = (device.upload(&q)?, device.upload(&k)?, device.upload(&positions)?);
+        let addresses = [q_d.address(), k_d.address(), table.address(), positions_d.address()];
+        let row = |heads: usize| (heads * dim) as u64;
+        let strides = [row(heads.0), dim as u64, row(heads.1), dim as u64];
+        let arguments = arguments(&addresses, &[tokens as u32], &strides);
+        launch(&device, rope::<bf16>("rope", config), config.grid::<bf16>(tokens as u32), &arguments)?;
+        for (what, before, after, heads) in
+            [("q", &q, q_d.download()?, heads.0), ("k", &k, k_d.download()?, heads.1)]
+        {
+            let rotated = before.chunks(dim).enumerate().flat_map(|(head, values)| {
+                let position = f64::from(positions[head / heads]);
+                let angles = (0..dim / 2).map(|pair| position * rotation::frequency(pair, dim, 500_000.0));
+                rotation::rotate(&wide(values), &angles.collect::<Vec<_>>(), name)
+            });
+            compare(&format!("{what} {style:?}"), &wide(&after), &rotated.collect::<Vec<_>>(), (BF16, 2e-6));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn appending_to_pages() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let (tokens, heads, dim, page_size) = (1000, 8, 128, 16);
+    let config =
+        Append { kv_heads: heads as u32, head_dims: (dim as u32, dim as u32), page_size: page_size as u32 };
+    let row = heads * dim;
+    let (k, v) = (bf16s(tokens * row, 7), bf16s(tokens * row, 8));
+    let pages = tokens.div_ceil(page_size);
+    let indices: Vec<u32> = (0..pages as u32).rev().collect();
+    let requests: Vec<i32> = (0..tokens as i32).map(|token| if token % 10 == 3 { -1 } else { 0 }).collect();
+    let positions: Vec<i32> = (0..tokens as i32).collect();
+    let (k_d, v_d) = (device.upload(&k)?, device.upload(&v)?);
+    let caches = [0, 1].map(|_| device.filled::<bf16>(pages * page_size * row, 0));
+    let [k_cache, v_cache] = caches;
+    let (k_cache, v_cache) = (k_cache?, v_cache?);
+    let (requests_d, positions_d) = (device.upload(&requests)?, device.upload(&positions)?);
+    let (indptr_d, indices_d) = (device.upload(&[0_u32, pages as u32])?, device.upload(&indices)?);
+    let addresses = [&k_d, &v_d, &k_cache, &v_cache].map(Buffer::address);
+    let table = [requests_d.address(), positions_d.address(), indptr_d.address(), indices_d.address()];
+    // NHD for keys, HND for values
+    let (page, dim_wide) = ((page_size * row) as u64, dim as u64);
+    let strides = [
+        [row as u64, dim_wide, page, row as u64, dim_wide],
+        [row as u64, dim_wide, page, dim_wide, (page_size * dim) as u64],
+    ];
+    let arguments = arguments(&[addresses, table].concat(), &[tokens as u32], &strides.concat());
+    launch(&device, append::<bf16>("append", config), config.grid::<bf16>(tokens as u32), &arguments)?;
+    for (what, new, cache, (slot_stride, head_stride)) in
+        [("k", &k, k_cache.download()?, (row, dim)), ("v", &v, v_cache.download()?, (dim, page_size * dim))]
+    {
+        let mut expected = vec![bf16::ZERO; cache.len()];
+        for token in (0..tokens).filter(|&token| requests[token] >= 0) {
+            let place = (pages - 1 - token / page_size) * page_size * row + token % page_size * slot_stride;
+            for head in 0..heads {
+                let from = &new[token * row + head * dim..][..dim];
+                expected[place + head * head_stride..][..dim].copy_from_slice(from);
+            }
+        }
+        assert_eq!(cache.iter().zip(&expected).position(|(a, b)| a != b), None, "{what}");
+    }
+    Ok(())
+}
+
+/// States of `[rows, states, dim]`, merged by the definition: values, then LSE.
+fn merged(states: usize, dim: usize, v: &[f64], lse: &[f32]) -> (Vec<f64>, Vec<f64>) {
+    let row = |(v, lse): (&[f64], &[f32])| {
+        let max = lse.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let weights: Vec<f64> = lse.iter().map(|lse| (f64::from(*lse) - f64::from(max)).exp2()).collect();
+        let sum: f64 = weights.iter().sum();
+        let weighed = |d| (0..states).map(|i| weights[i] / sum * v[i * dim + d]).sum();
+        ((0..dim).map(weighed).collect::<Vec<f64>>(), f64::from(max) + sum.log2())
+    };
+    let (v, lse): (Vec<_>, Vec<_>) = v.chunks(states * dim).zip(lse.chunks(states)).map(row).unzip();
+    (v.concat(), lse)
+}
+
+#[test]
+fn merging_states() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    let (rows, states, dim) = (1500, 6, 128);
+    let config = Merge { head_dim: dim as u32 };
+    let grid = [config.ctas::<f16>(rows as u32), 1, 1];
+    let v = f16s(rows * states * dim, 9);
+    let mut lse: Vec<f32> = noise(rows * states, 10).iter().map(|lse| lse * 8.0).collect();
+    lse.iter_mut().step_by(4).for_each(|lse| *lse = f32::NEG_INFINITY);
+    let (v_d, lse_d) = (device.upload(&v)?, device.upload(&lse)?);
+    let (out, out_lse) = (device.filled::<f16>(rows * dim, 0xff)?, device.filled::<f32>(rows, 0xff)?);
+    let addresses = [v_d.address(), lse_d.address(), out.address(), out_lse.address()];
+    let all = arguments(&addresses, &[rows as u32, states as u32, 1], &[]);
+    launch(&device, merge_states::<f16>("merge_states", config), grid, &all)?;
+    let (expected, expected_lse) = merged(states, dim, &wide(&v), &lse);
+    compare("v of many", &wide(&out.download()?), &expected, (F16, 1e-5));
+    compare("lse of many", &wide(&out_lse.download()?), &expected_lse, (1e-6, 1e-6));
+
+    // the first two halves, as if each were a state of its own rows, into the first
+    let half = rows * states / 2;
+    let halves = [v_d.address(), lse_d.address(), v_d.address() + (half * dim * 2) as u64];
+    let addresses = [halves[0], halves[1], halves[2], halves[1] + half as u64 * 4, halves[0], halves[1]];
+    let grid = [config.ctas::<f16>(half as u32), 1, 1];
+    let two = arguments(&addresses, &[half as u32], &[]);
+    launch(&device, merge_state::<f16>("merge_state", config), grid, &two)?;
+    let pairs = (0..half).map(|i| {
+        let at = [i, half + i];
+        let v = at.map(|at| wide(&v[at * dim..][..dim])).concat();
+        merged(2, dim, &v, &at.map(|at| lse[at]))
+    });
+    let (found, found_lse) = (v_d.download()?, lse_d.download()?);
+    for (i, (expected, expected_lse)) in pairs.enumerate().filter(|(_, (_, lse))| lse[0].is_finite()) {
+        compare(&format!("v of two {i}"), &wide(&found[i * dim..][..dim]), &expected, (F16, 1e-5));
+        compare(&format!("lse of two {i}"), &wide(&found_lse[i..=i]), &expected_lse, (1e-6, 1e-6));
+    }
+    Ok(())
+}
+
+#[test]
+fn softmax_of_logits() -> Result<()> {
+    let Some(device) = device() else { return Ok(()) };
+    for vocab in [50_257, 128_256] {
+        let temperature = [1.0_f32, 0.6, 0.0, 3.0];
+        let mut logits: Vec<f32> = noise(temperature.len() * vocab, 11).iter().map(|x| x * 6.0).collect();
+        logits.iter_mut().step_by(9).for_each(|x| *x = f32::NEG_INFINITY);
+        let (logits_d, temperature_d) = (device.upload(&logits)?, device.upload(&temperature)?);
+        let out_d = device.filled::<f32>(logits.len(), 0xff)?;
+        let addresses = [logits_d.address(), temperature_d.address(), out_d.address()];
+        let grid = [temperature.len() as u32, 1, 1];
+        let kernel = softmax("softmax", Softmax { vocab: vocab as u32 });
+        launch(&device, kernel, grid, &arguments(&addresses, &[], &[]))?;
+        let rows = logits.chunks(vocab).zip(temperature);
+        let expected =
+            rows.flat_map(|(row, temperature)| sampling::softmax(&wide(row), f64::from(temperature)));
+        let expected: Vec<f64> = expected.collect();
+        compare(&format!("softmax of {vocab}"), &wide(&out_d.download()?), &expected, (2e-5, 1e-37));
+    }
+    Ok(())
+}

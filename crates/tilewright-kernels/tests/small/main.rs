@@ -1,0 +1,10 @@
+//! The kernels beside attention and products, in the simulator, against their definitions in f64, whatever the timing.
+
+mod activation;
+mod append;
+mod merge;
+mod norm;
+mod real;
+mod rope;
+mod simulate;
+mod softmax;

@@ -1,0 +1,119 @@
+//! Clusters: their barrier, each other's shared memory, multicast.
+
+use crate::{SEEDS, finds, gives, kernel};
+use tilewright_ptx::{
+    build::BulkOptions,
+    ir::{Kernel, Stmt},
+    isa::{
+        Op,
+        sync::{Fence, Sync},
+    },
+    sim::{
+        Arg, FaultKind, Launch, Memory,
+        tensor::{Swizzle, TensorMap},
+    },
+};
+
+/// CTAs of a pair write to each other's shared memory.
+fn exchange(before: bool, after: bool) -> Kernel {
+    kernel(32, move |k| {
+        k.clusters_of(2);
+        let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 32, 4));
+        let rank = k.cluster_rank();
+        tile.at(k.lane()).store(0);
+        if before {
+            k.sync_cluster();
+        }
+        tile.of_cta(rank ^ 1).at(k.lane()).store(rank * 100 + k.lane());
+        if after {
+            k.sync_cluster();
+        }
+        x.at(k.cta() * 32 + k.lane()).store(tile.at(k.lane()).load());
+    })
+}
+
+#[test]
+fn the_shared_memory_of_a_neighbour() {
+    let expected: Vec<u32> = (0..128).map(|i| (1 - i / 32 % 2) * 100 + i % 32).collect();
+    gives(&exchange(true, true), 4, &[0; 128], &expected);
+    let kinds = |kernel: &Kernel| -> Vec<FaultKind> {
+        (0..SEEDS)
+            .filter_map(|seed| crate::run(kernel, 2, &[0; 128], seed).err())
+            .map(|fault| fault.kind)
+            .collect()
+    };
+    let (none, one) = (kinds(&exchange(false, true)), kinds(&exchange(true, false)));
+    assert!(none.len() == 32 && none.iter().all(|kind| *kind == FaultKind::Race), "{none:?}");
+    let ends = |kind: &FaultKind| matches!(kind, FaultKind::Race | FaultKind::OutOfBounds);
+    assert!(one.len() == 32 && one.iter().all(ends) && one.contains(&FaultKind::Race), "{one:?}");
+}
+
+#[test]
+fn arrivals_and_waits_come_in_pairs() {
+    let pair = kernel(32, |k| {
+        k.clusters_of(2);
+        k.sync_cluster();
+        k.sync_cluster();
+    });
+    crate::passes(&pair, 2);
+    for missing in [Sync::ClusterArrive, Sync::ClusterWait] {
+        let mut faulty = pair.clone();
+        faulty.body.retain(|stmt| !matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(missing)));
+        finds(FaultKind::WrongArrivalCount, &faulty, 2);
+    }
+}
+
+#[test]
+fn ranks_that_are_not_there() {
+    let kernel = kernel(32, |k| {
+        k.clusters_of(2);
+        let tile = k.shared::<u32>("tile", 32, 4);
+        tile.of_cta(2).at(k.lane()).store(1);
+    });
+    finds(FaultKind::BadArgument, &kernel, 2);
+    finds(FaultKind::BadArgument, &kernel, 3);
+}
+
+#[test]
+fn a_box_for_both_ctas() {
+    let kernel = kernel(32, |k| {
+        k.clusters_of(2);
+        let (map, out) = (k.tensor_map("map"), k.global::<u32>("out"));
+        let (tile, full) = (k.shared::<u32>("tile", 64, 128), k.barriers("full", 1));
+        k.when(k.thread().eq(0), || {
+            full.init(1);
+            k.fence(Fence::MbarrierInit);
+            full.arrive_expecting(256);
+        });
+        k.sync_cluster();
+        k.when(k.thread().eq(0), || {
+            // each CTA loads one half for both
+            let rank = k.cluster_rank();
+            let options = BulkOptions { multicast: Some(k.constant(3_u16)) };
+            k.load_tensor(tile.at(rank * 32), (map, &[rank * 32]), full, options);
+        });
+        full.wait(0);
+        for half in 0..2 {
+            out.at(k.cta() * 64 + k.lane() + 32 * half).store(tile.at(k.lane() + 32 * half).load());
+        }
+        k.sync_cluster();
+    });
+    for seed in 0..SEEDS {
+        let mut memory = Memory::new();
+        let (x, out) = (memory.alloc_from(&(7..71).collect::<Vec<u32>>()), memory.alloc(512));
+        let map = TensorMap {
+            element_bytes: 4,
+            address: x,
+            dims: vec![64],
+            strides: vec![],
+            box_dims: vec![32],
+            swizzle: Swizzle::None,
+        };
+        let args = [Arg::TensorMap(map), Arg::U64(out)];
+        Launch { kernel: &kernel, grid: [2, 1, 1], args: &args, seed }
+            .run(&mut memory)
+            .unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
+        let found: Vec<u32> = memory.read(out, 128).unwrap_or_else(|fault| panic!("{fault}"));
+        assert_eq!(found, (7..71).chain(7..71).collect::<Vec<u32>>());
+    }
+}

@@ -1,0 +1,312 @@
+//! Asynchronous copies: groups, mbarriers, transaction counts, proxies.
+
+use crate::{SEEDS, finds, finds_one_of, gives, kernel, passes};
+use tilewright_ptx::{
+    build::{Barrier, Builder, BulkOptions},
+    ir::Kernel,
+    isa::sync::Fence,
+    sim::{
+        Arg, Fault, FaultKind, Launch, Memory,
+        tensor::{Swizzle, TensorMap},
+    },
+};
+
+/// 128 threads copy 16 bytes each by `cp.async` and read those of another.
+fn async_copy(waits: bool, barrier: bool) -> Kernel {
+    kernel(128, move |k| {
+        let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 512, 16));
+        k.copy_async(tile.at(k.thread() * 4), x.at(k.thread() * 4), 16, 16);
+        k.commit_copies();
+        if waits {
+            k.wait_copies(0);
+        }
+        if barrier {
+            k.sync_threads();
+        }
+        x.at(k.thread() + 512).store(tile.at((k.thread() * 4) ^ 256).load());
+    })
+}
+
+#[test]
+fn groups_of_async_copies() {
+    let words: Vec<u32> = (0..640).collect();
+    let mut expected = words.clone();
+    for thread in 0..128 {
+        expected[512 + thread] = (thread * 4) as u32 ^ 256;
+    }
+    gives(&async_copy(true, true), 1, &words, &expected);
+    let fault = finds(FaultKind::InFlight, &async_copy(false, true), 1);
+    assert!(fault.message.contains("asynchronous operation of copies.rs:"), "{fault}");
+    finds_one_of(&[FaultKind::InFlight, FaultKind::Uninitialized], &async_copy(true, false));
+}
+
+#[test]
+fn all_but_the_youngest_group() {
+    let double = |left: usize| {
+        kernel(32, move |k| {
+            let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 16));
+            for stage in 0..2 {
+                k.copy_async(tile.at(k.thread() + 32 * stage), x.at(k.thread() + 32 * stage), 4, 4);
+                k.commit_copies();
+            }
+            k.wait_copies(left);
+            x.at(k.thread() + 64).store(tile.at(k.thread()).load());
+            k.wait_copies(0);
+            x.at(k.thread() + 96).store(tile.at(k.thread() + 32).load());
+        })
+    };
+    passes(&double(1), 1);
+    finds(FaultKind::InFlight, &double(2), 1);
+}
+
+#[test]
+fn copies_that_arrive_at_an_mbarrier() {
+    let kernel = kernel(32, |k| {
+        let (x, tile, ready) =
+            (k.global::<u32>("x"), k.shared::<u32>("tile", 32, 16), k.barriers("ready", 1));
+        k.when(k.thread().eq(0), || ready.init(32));
+        k.sync_warp();
+        // only half of each word is read
+        k.copy_async(tile.at(k.thread()), x.at(k.thread()), 4, 2);
+        k.arrive_after_copies(ready);
+        ready.wait(0);
+        x.at(k.thread()).store(tile.at(k.thread() ^ 1).load());
+    });
+    gives(&kernel, 1, &[0x0005_0007; 32], &[7; 32]);
+}
+
+/// One thread loads 256 bytes; then all read them.
+fn bulk(k: &Builder, expected: u32, waits: bool, extra: impl FnOnce(Barrier<'_>)) {
+    let (x, tile, ready) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
+    k.when(k.thread().eq(0), || {
+        ready.init(1);
+        k.fence(Fence::MbarrierInit);
+    });
+    k.sync_threads();
+    k.when(k.thread().eq(0), || {
+        ready.arrive_expecting(expected);
+        k.load_bulk(tile, x, 256, ready);
+    });
+    if waits {
+        ready.wait(0);
+    }
+    x.at(k.thread() + 64).store(tile.at(k.thread()).load());
+    extra(ready);
+}
+
+#[test]
+fn bulk_loads_and_their_bytes() {
+    let words: Vec<u32> = (0..128).collect();
+    let right = kernel(64, |k| bulk(k, 256, true, |_| {}));
+    gives(&right, 1, &words, &(0..64).chain(0..64).collect::<Vec<u32>>());
+    let unwaited = kernel(64, |k| bulk(k, 256, false, |ready| ready.wait(0)));
+    finds_one_of(&[FaultKind::InFlight, FaultKind::Uninitialized], &unwaited);
+    let fault = finds(FaultKind::WrongTransactionCount, &kernel(64, |k| bulk(k, 512, true, |_| {})), 1);
+    assert!(fault.message.contains("waits for 256 more bytes, expected by copies.rs:"), "{fault}");
+    finds_one_of(
+        &[FaultKind::WrongTransactionCount, FaultKind::Uninitialized],
+        &kernel(64, |k| bulk(k, 128, true, |_| {})),
+    );
+    finds(
+        FaultKind::Misaligned,
+        &kernel(64, |k| {
+            let (x, tile, ready) =
+                (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
+            k.when(k.thread().eq(0), || {
+                ready.init(1);
+                k.fence(Fence::MbarrierInit);
+                k.load_bulk(tile.at(1), x, 16, ready);
+            });
+        }),
+        1,
+    );
+}
+
+#[test]
+fn an_mbarrier_that_copies_may_not_see_yet() {
+    let load = |fence: bool| {
+        kernel(32, move |k| {
+            let (x, tile, ready) =
+                (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
+            k.when(k.thread().eq(0), || {
+                ready.init(1);
+                if fence {
+                    k.fence(Fence::MbarrierInit);
+                }
+                k.load_bulk(tile, x, 256, ready);
+                ready.arrive_expecting(256);
+                ready.wait(0);
+            });
+        })
+    };
+    finds(FaultKind::MissingProxyFence, &load(false), 1);
+    passes(&load(true), 1);
+}
+
+#[test]
+fn a_stage_that_is_loaded_again_while_it_is_read() {
+    let reload = |released: bool| {
+        kernel(64, move |k| {
+            let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 32, 128));
+            let (full, empty) = (k.barriers("full", 1), k.barriers("empty", 1));
+            k.when(k.thread().eq(0), || {
+                full.init(1);
+                empty.init(32);
+                k.fence(Fence::MbarrierInit);
+            });
+            k.sync_threads();
+            let produce = |turn: u32| {
+                let free = if released || turn == 0 { empty } else { full };
+                free.wait((turn & 1) ^ 1);
+                full.arrive_expecting(128);
+                k.load_bulk(tile, x.at(32 * turn), 128, full);
+            };
+            k.when_else(
+                k.warp_index().eq(0),
+                || k.when(k.thread().eq(0), || (0..3).for_each(produce)),
+                || {
+                    for turn in 0..3_u32 {
+                        full.wait(turn & 1);
+                        x.at(k.lane() + 512 + 32 * turn).store(tile.at(k.lane()).load());
+                        empty.arrive();
+                    }
+                },
+            );
+        })
+    };
+    passes(&reload(true), 1);
+    let kinds: Vec<FaultKind> = (0..64)
+        .filter_map(|seed| crate::run(&reload(false), 1, &[0; 1024], seed).err())
+        .map(|fault| fault.kind)
+        .collect();
+    assert!(kinds.len() == 64 && kinds.contains(&FaultKind::Race), "{kinds:?}");
+}
+
+/// All threads write shared memory, and one stores it.
+fn store(fence: bool, barrier: bool, waits: bool, reuse: bool) -> Kernel {
+    kernel(64, move |k| {
+        let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128));
+        tile.at(k.thread()).store(k.thread() + 1);
+        if fence {
+            k.fence(Fence::ProxyAsyncShared);
+        }
+        if barrier {
+            k.sync_threads();
+        }
+        k.when(k.thread().eq(0), || {
+            k.store_bulk(x, tile, 256);
+            k.commit_bulk();
+            if waits {
+                k.wait_bulk_read(0);
+            }
+        });
+        if reuse {
+            k.sync_threads();
+            tile.at(k.thread()).store(0);
+        }
+        k.when(k.thread().eq(0), || k.wait_bulk(0));
+    })
+}
+
+#[test]
+fn bulk_stores() {
+    gives(&store(true, true, true, true), 1, &[0; 64], &(1..65).collect::<Vec<u32>>());
+    finds(FaultKind::MissingProxyFence, &store(false, true, true, false), 1);
+    finds_one_of(&[FaultKind::Race, FaultKind::Uninitialized], &store(true, false, true, false));
+    let fault = finds(FaultKind::InFlight, &store(true, true, false, true), 1);
+    assert!(fault.message.contains("written while nobody waited"), "{fault}");
+}
+
+#[test]
+fn async_copies_that_a_bulk_store_reads() {
+    let forward = |fence: bool| {
+        kernel(32, move |k| {
+            let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 32, 128));
+            k.copy_async(tile.at(k.thread()), x.at(k.thread()), 4, 4);
+            k.commit_copies();
+            k.wait_copies(0);
+            if fence {
+                k.fence(Fence::ProxyAsyncShared);
+            }
+            k.sync_warp();
+            k.when(k.thread().eq(0), || {
+                k.store_bulk(x.at(32), tile, 128);
+                k.commit_bulk();
+                k.wait_bulk(0);
+            });
+        })
+    };
+    let words: Vec<u32> = (0..64).collect();
+    gives(&forward(true), 1, &words, &(0..32).chain(0..32).collect::<Vec<u32>>());
+    finds(FaultKind::MissingProxyFence, &forward(false), 1);
+}
+
+#[test]
+fn a_cta_that_ends_before_its_store_was_read() {
+    let store = |waits: bool| {
+        kernel(32, move |k| {
+            let (x, tile) = (k.global::<f32>("x"), k.shared::<f32>("tile", 4, 128));
+            k.when(k.thread().eq(0), || {
+                for at in 0..4 {
+                    tile.at(at).store(1.0);
+                }
+                k.fence(Fence::ProxyAsyncShared);
+                k.add_bulk(x, tile, 16);
+                k.commit_bulk();
+                if waits {
+                    k.wait_bulk_read(0);
+                }
+            });
+        })
+    };
+    finds(FaultKind::InFlight, &store(false), 3);
+    gives(&store(true), 3, &[0; 4], &[3.0_f32.to_bits(); 4]);
+}
+
+fn run_tensor(kernel: &Kernel, seed: u64) -> Result<Vec<u32>, Fault> {
+    let mut memory = Memory::new();
+    let words: Vec<u32> = (0..24 * 10).collect();
+    let (x, out) = (memory.alloc_from(&words), memory.alloc_from(&[0_u32; 24 * 10]));
+    let map = |address| TensorMap {
+        element_bytes: 4,
+        address,
+        dims: vec![24, 10],
+        strides: vec![96],
+        box_dims: vec![32, 8],
+        swizzle: Swizzle::B128,
+    };
+    let args = [Arg::TensorMap(map(x)), Arg::TensorMap(map(out))];
+    Launch { kernel, grid: [1, 1, 1], args: &args, seed }.run(&mut memory)?;
+    memory.read(out, 240)
+}
+
+#[test]
+fn boxes_of_tensors() {
+    // rows 4..12 go to rows 2..10, three columns to the left; what is outside is 0 on one side and untouched on the other
+    let kernel = kernel(32, |k| {
+        let (from, to) = (k.tensor_map("x"), k.tensor_map("out"));
+        let (tile, ready) = (k.shared::<u32>("tile", 256, 1024), k.barriers("ready", 1));
+        k.when(k.thread().eq(0), || {
+            ready.init(1);
+            k.fence(Fence::MbarrierInit);
+            ready.arrive_expecting(1024);
+            k.prefetch_tensor_map(from);
+            let at = |x: u32, y: u32| [k.constant(x), k.constant(y)];
+            k.load_tensor(tile, (from, &at(3, 4)), ready, BulkOptions::default());
+            ready.wait(0);
+            k.store_tensor((to, &at(0, 2)), tile);
+            k.commit_bulk();
+            k.wait_bulk(0);
+        });
+    });
+    let mut expected = vec![0; 240];
+    for row in 0..6 {
+        for column in 0..21 {
+            expected[(row + 2) * 24 + column] = ((row + 4) * 24 + column + 3) as u32;
+        }
+    }
+    for seed in 0..SEEDS {
+        let found = run_tensor(&kernel, seed).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
+        assert_eq!(found, expected, "seed {seed}");
+    }
+}
