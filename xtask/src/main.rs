@@ -6,6 +6,7 @@ mod faults;
 mod gate;
 mod guards;
 mod lines;
+mod pictures;
 mod rust_source;
 mod steps;
 mod tree;
@@ -29,6 +30,7 @@ Chores:
   bundle        the GPU's tests and benches in target/bundle, for a machine with a GPU and without cargo
   conformance   attention against its oracle on every instruction set of this machine, and the number of cases
   faults        plants each fault of tests/faults/ alone and sees its test fail; [AREA...] for some, --list to see them
+  pictures      draws the layouts of docs/tiles.md from the code; a test compares the files with what it draws
   lines         sizes of the Rust files: sum, median, 90th percentile and largest, per crate
 ";
 
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         ["bundle"] => bundle::run(root),
         ["conformance"] => conformance::run(root),
         ["faults", ref rest @ ..] => faults::run(root, rest),
+        ["pictures"] => pictures::run(root),
         ["lines"] => Tree::read(root).map(|tree| print!("{}", lines::report(&tree))),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

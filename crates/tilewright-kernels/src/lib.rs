@@ -12,7 +12,18 @@
 //! | [`all`] | every kernel in every configuration |
 //!
 //! Kernels know shapes and variants, no driver and no device.
+//!
+//! [`write_a_kernel`] goes through one line by line, [`tiles`] draws what lies where.
 #![forbid(unsafe_code)]
+
+// The pages lie outside of the package, so that only documentation and its tests ask for them.
+#[cfg(any(doc, doctest))]
+#[doc = include_str!("../../../docs/write-a-kernel.md")]
+pub mod write_a_kernel {}
+
+#[cfg(any(doc, doctest))]
+#[doc = include_str!("../../../docs/tiles.md")]
+pub mod tiles {}
 
 pub mod activation;
 mod all;

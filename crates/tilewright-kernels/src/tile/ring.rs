@@ -57,6 +57,12 @@ impl<'k> Cursor<'k> {
         self.stage.get()
     }
 
+    /// The parity of the turn: what a consumer waits for, and a producer for the other.
+    #[track_caller]
+    pub fn turn(self) -> Value<'k, u32> {
+        self.turn.get()
+    }
+
     /// The producer waits until consumers are done with the stage, then announces `bytes`; gives the barrier to which copies
     /// report them.
     #[track_caller]
