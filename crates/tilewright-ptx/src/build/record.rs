@@ -309,8 +309,11 @@ impl Builder {
     /// The operands, constants in registers where the instruction takes no others.
     #[track_caller]
     fn constants_in_registers(&self, op: Op, operands: &[Operand]) -> Vec<Operand> {
-        let slots = op.form().operands;
         let mut operands = operands.to_vec();
+        if !operands.iter().any(|operand| matches!(operand, Operand::Const(_))) {
+            return operands;
+        }
+        let slots = op.form().operands;
         for (operand, slot) in operands.iter_mut().zip(&slots) {
             if let (Operand::Const(_), Slot::Register(class)) = (*operand, *slot) {
                 let constant = self.0.borrow_mut().constant(class, *operand, Location::caller());
