@@ -18,8 +18,9 @@ use tilewright_kernels::{
 };
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
-const BF16: f64 = 1.0 / 256.0;
-const F16: f64 = 1.0 / 2048.0;
+/// Roundings, with some room for the errors of f32 before them.
+const BF16: f64 = 1.01 / 256.0;
+const F16: f64 = 1.02 / 2048.0;
 
 /// The GPU, or nothing where there is none, which is said.
 fn device() -> Option<Device> {
