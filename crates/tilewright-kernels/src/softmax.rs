@@ -153,7 +153,8 @@ impl<'k> Row<'k> {
         self.batches(|fours| online.add(&self.load(fours).concat()));
         self.single(|i| online.add(&[self.from.at(i).load()]));
         let (max, sum) = (online.max.get(), online.sum.get());
-        let greatest = reduce::over_cta(k, (self.maxima, THREADS), max, |x| reduce::warp_max(x), |a, b| a.max(b));
+        let greatest =
+            reduce::over_cta(k, (self.maxima, THREADS), max, |x| reduce::warp_max(x), |a, b| a.max(b));
         let sum = sum * ((max - finite(greatest)) * scale).exp2();
         let sum = reduce::over_cta(k, (self.sums, THREADS), sum, |x| reduce::warp_sum(x), |a, b| a + b);
         (greatest, sum)
