@@ -128,7 +128,7 @@ pub(super) fn accumulator() -> String {
     draw(&mut canvas, raster, &holders[..16], "d");
     canvas.label(
         (130, 465),
-        "Eight columns more are four registers more: d8 lies 8 columns to the right of d4's.",
+        "Eight columns more are four registers more: d8 lies 8 columns to the right of d4.",
     );
     canvas.finish()
 }
@@ -188,7 +188,8 @@ pub(super) fn mma_sync() -> String {
     let (left, middle) = (35, 610);
     let depth = Elements::Bf16.depth();
     canvas.heading((left, 200), &format!("D = A · B + C: 16 rows, 8 columns, depth {depth}"));
-    canvas.label((left, 225), "A colour is four lanes side by side, which hold a row of A, of C and of D,");
+    canvas
+        .label((left, 225), "A colour is four lanes side by side, which hold two rows of A, of C and of D,");
     canvas.label((left, 243), "and a column of B. Elements 2 i and 2 i + 1 of A and B are the low and high");
     canvas.label((left, 261), "half of register i; sums are f32 and have a register each.");
     canvas.heading((middle, 75), "B, 16 by 8");
