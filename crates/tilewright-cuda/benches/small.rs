@@ -25,6 +25,8 @@ const FEED_FORWARD: usize = 14_336;
 const VOCAB: usize = 128_256;
 const ROWS: usize = 256;
 const PAGE_SIZE: usize = 16;
+/// Launches that are timed together: one alone is over before the next could begin.
+const LAUNCHES: u32 = 10;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
@@ -55,14 +57,14 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// The median of 15 launches behind 3 that do not count.
+    /// The median of 15 times ten launches, one right after the other, behind ten that do not count.
     fn time(&self, device: &Device) -> Outcome {
         let (function, stopwatch) = (device.load(&self.kernel)?, device.stopwatch()?);
         let run = || function.launch(self.grid, &self.arguments);
-        for _ in 0..3 {
-            run()?;
-        }
-        let mut times: Vec<f64> = (0..15).map(|_| stopwatch.time(run)).collect::<Result<_, _>>()?;
+        let ten = || (0..LAUNCHES).try_for_each(|_| run());
+        ten()?;
+        let time = |_| stopwatch.time(ten).map(|seconds| seconds / f64::from(LAUNCHES));
+        let mut times: Vec<f64> = (0..15).map(time).collect::<Result<_, _>>()?;
         times.sort_by(f64::total_cmp);
         let speed = |time: f64| self.bytes as f64 / time * 1e-12;
         println!(

@@ -81,20 +81,21 @@ pub fn append<T: Packed>(name: &str, config: Append) -> Result<Kernel, Invalid> 
         let tokens = k.param::<u32>("tokens");
         let [keys, values] = ["k", "v"].map(|name| Strides::new(k, name));
         let (token, first, is_there) = shares.place(k, tokens);
-        k.when(is_there, || {
+        let copy = |which: usize, strides: Strides<'_>, dim: u32| {
+            let heads = Heads { k, heads: config.kv_heads, chunks: dim / T::PER_VECTOR };
+            let from = new[which].at_wide(token.to_u64() * strides.token);
+            // the way to a page is four loads long; what goes there is on its way meanwhile
+            let vectors = heads.load((from, strides.head), (first, threads_of_token));
             let request = table.batch_indices.at(token).load();
             k.when(request.ge(0), || {
                 let (page, slot) = table.find(request.reinterpret(), token);
-                let copy = |which: usize, strides: Strides<'_>, dim: u32| {
-                    let from = new[which].at_wide(token.to_u64() * strides.token);
-                    let place = page.to_u64() * strides.page + slot.to_u64() * strides.slot;
-                    let heads = Heads { k, heads: config.kv_heads, chunks: dim / T::PER_VECTOR };
-                    let to = caches[which].at_wide(place);
-                    heads.copy((from, strides.head), (to, strides.cache_head), (first, threads_of_token));
-                };
-                let (qk, vo) = config.head_dims;
-                k.when_else(k.cta_z().eq(0), || copy(0, keys, qk), || copy(1, values, vo));
+                let place = page.to_u64() * strides.page + slot.to_u64() * strides.slot;
+                heads.store(&vectors, (caches[which].at_wide(place), strides.cache_head));
             });
+        };
+        let (qk, vo) = config.head_dims;
+        k.when(is_there, || {
+            k.when_else(k.cta_z().eq(0), || copy(0, keys, qk), || copy(1, values, vo));
         });
     })
 }
@@ -161,29 +162,40 @@ struct Heads<'k> {
     chunks: u32,
 }
 
+/// A vector on its way.
+struct Part<'k, T> {
+    is_there: Value<'k, bool>,
+    head: Value<'k, u32>,
+    chunk: Value<'k, u32>,
+    vector: Vector<'k, T>,
+}
+
 impl<'k> Heads<'k> {
-    /// Copies vectors `first`, `first + step`, .. from heads so far apart to heads so far apart: all are asked for before the
-    /// first is written.
+    /// Asks for vectors `first`, `first + step`, .. of heads so far apart.
     #[track_caller]
-    fn copy<T: Packed>(
+    fn load<T: Packed>(
         &self,
-        (from, from_stride): (Global<'k, T>, Value<'k, u64>),
-        (to, to_stride): (Global<'k, T>, Value<'k, u64>),
+        (from, stride): (Global<'k, T>, Value<'k, u64>),
         (first, step): (Value<'k, u32>, u32),
-    ) {
+    ) -> Vec<Part<'k, T>> {
         let vectors = self.heads * self.chunks;
-        let parts: Vec<_> = (0..EACH)
-            .map(|i| {
-                let vector = first + i * step;
-                let (head, chunk) = (vector / self.chunks, vector % self.chunks * T::PER_VECTOR);
-                let is_there = vector.lt(vectors);
-                let from = from.at_wide(head.to_u64() * from_stride).at(chunk);
-                let to = to.at_wide(head.to_u64() * to_stride).at(chunk);
-                (is_there, to, Vector::load_when(self.k, is_there, from, Access::Streaming))
-            })
-            .collect();
-        for (is_there, to, vector) in parts {
-            self.k.when(is_there, || vector.store(to));
+        let part = |i| {
+            let vector = first + i * step;
+            let (head, chunk) = (vector / self.chunks, vector % self.chunks * T::PER_VECTOR);
+            let is_there = vector.lt(vectors);
+            let from = from.at_wide(head.to_u64() * stride).at(chunk);
+            let vector = Vector::load_when(self.k, is_there, from, Access::Streaming);
+            Part { is_there, head, chunk, vector }
+        };
+        (0..EACH).map(part).collect()
+    }
+
+    /// Writes them to heads so far apart.
+    #[track_caller]
+    fn store<T: Packed>(&self, parts: &[Part<'k, T>], (to, stride): (Global<'k, T>, Value<'k, u64>)) {
+        for part in parts {
+            let to = to.at_wide(part.head.to_u64() * stride).at(part.chunk);
+            self.k.when(part.is_there, || part.vector.store(to));
         }
     }
 }

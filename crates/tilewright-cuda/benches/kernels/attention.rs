@@ -2,10 +2,13 @@
 
 use super::{Case, gemm::noise};
 use half::bf16;
-use std::error::Error;
+use std::{error::Error, time::Instant};
 use tilewright_cuda::{Argument, Device};
 use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
-use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
+use tilewright_ptx::{
+    sim::tensor::{Swizzle, TensorMap},
+    text,
+};
 
 const DIM: u64 = 128;
 const HEADS: (u32, u32) = (32, 8);
@@ -27,7 +30,18 @@ pub(crate) fn with_case<T>(
 ) -> Result<T, Box<dyn Error>> {
     let (causal, len) =
         (name.contains("causal"), name.rsplit('.').next().unwrap_or_default().parse::<u32>()?);
-    let function = device.load(&prefill("prefill", Prefill { heads: HEADS, causal }, None)?)?;
+    let start = Instant::now();
+    let kernel = prefill("prefill", Prefill { heads: HEADS, causal }, None)?;
+    let recorded = start.elapsed();
+    let start = Instant::now();
+    text::ptx(&kernel, 90)?;
+    let printed = start.elapsed();
+    let start = Instant::now();
+    let function = device.load(&kernel)?;
+    let loaded = start.elapsed();
+    println!(
+        "# {name}: recorded in {recorded:.1?}, printed in {printed:.1?}, machine code in {loaded:.1?} (the driver may remember it)"
+    );
     let elements = |heads: u32| (len * heads) as usize * DIM as usize;
     let upload = |heads: u32| device.upload(&noise(elements(heads)));
     let (q, k, v) = (upload(HEADS.0)?, upload(HEADS.1)?, upload(HEADS.1)?);
