@@ -1,0 +1,256 @@
+//! Loads, stores, atomics and what lanes do together, each in the simulator against a definition of its own.
+
+use crate::harness::{BYTES, execute};
+use half::{bf16, f16};
+use tilewright_ptx::isa::{
+    Op, all,
+    memory::{AtomicOp, Element, Memory},
+    warp::{Shuffle, Warp, WarpReduction},
+};
+
+/// Bytes for each lane, all different, some with their upper bit set.
+fn bytes() -> Vec<Vec<u8>> {
+    (0..32_usize).map(|lane| (0..BYTES).map(|at| (lane * 89 + at * 37 + 5) as u8).collect()).collect()
+}
+
+/// Words for each lane.
+fn words(seed: u64) -> Vec<Vec<u64>> {
+    (0..32_u64)
+        .map(|lane| {
+            (0..8)
+                .map(|at| (lane * 8 + at + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 16 & 0xffff_ffff)
+                .collect()
+        })
+        .collect()
+}
+
+/// An element of memory as a register holds it, by arithmetic alone.
+fn element(element: Element, bytes: &[u8]) -> u64 {
+    let value =
+        bytes[..element.bytes()].iter().rev().fold(0_u64, |value, &byte| value * 256 + u64::from(byte));
+    match element {
+        Element::S8 if value >= 128 => 0x1_0000_0000 - 256 + value,
+        _ => value,
+    }
+}
+
+#[test]
+fn loads_of_every_width_and_space() {
+    let mut count = 0;
+    for op in all() {
+        let Op::Memory(Memory::Load(_, of, vector, _)) = op else { continue };
+        let memory = bytes();
+        let outcome = execute(op, false, &memory, &[]);
+        for (lane, found) in outcome.results.iter().enumerate() {
+            let expected: Vec<u64> =
+                (0..vector).map(|i| element(of, &memory[lane][i * of.bytes()..])).collect();
+            assert_eq!(*found, expected, "{op:?} in lane {lane}");
+        }
+        assert_eq!(outcome.memory, memory, "{op:?} leaves memory alone");
+        count += 1;
+    }
+    assert!(count > 40, "{count} loads");
+}
+
+#[test]
+fn stores_of_every_width_and_space() {
+    let mut count = 0;
+    for op in all() {
+        let Op::Memory(Memory::Store(_, of, vector, _)) = op else { continue };
+        let (mut expected, values) = (bytes(), words(7));
+        let outcome = execute(op, false, &expected, &values);
+        for (memory, values) in expected.iter_mut().zip(&values) {
+            for (i, value) in values[..vector].iter().enumerate() {
+                let bytes = value.to_le_bytes();
+                memory[i * of.bytes()..(i + 1) * of.bytes()].copy_from_slice(&bytes[..of.bytes()]);
+            }
+        }
+        assert_eq!(outcome.memory, expected, "{op:?}");
+        count += 1;
+    }
+    assert!(count > 40, "{count} stores");
+}
+
+/// The sums of both halves.
+fn halves(old: u64, b: u64, sum: impl Fn(u16, u16) -> u16) -> u64 {
+    let half = |shift: u32| u64::from(sum((old >> shift) as u16, (b >> shift) as u16)) << shift;
+    half(0) + half(16)
+}
+
+/// The new value of an atomic, in the manual's words.
+fn changed(op: AtomicOp, old: u64, b: u64, c: u64) -> u64 {
+    let signed = |word: u64| i64::from((word as u32).cast_signed());
+    let bits = |holds: fn(u64) -> bool| {
+        (0..32).map(|bit| u64::from(holds((old >> bit) % 2 + (b >> bit) % 2)) << bit).sum()
+    };
+    let f16_of = |bits: u16| f16::from_bits(bits).to_f64();
+    let bf16_of = |bits: u16| bf16::from_bits(bits).to_f64();
+    let first = |holds: bool| if holds { old } else { b };
+    match op {
+        AtomicOp::AddU32 => (old + b) % (1 << 32),
+        AtomicOp::AddU64 => ((u128::from(old) + u128::from(b)) % (1 << 64)) as u64,
+        AtomicOp::AddF32 => {
+            let sum = f64::from(f32::from_bits(old as u32)) + f64::from(f32::from_bits(b as u32));
+            u64::from((sum as f32).to_bits())
+        }
+        AtomicOp::AddF16x2 => halves(old, b, |a, b| f16::from_f64(f16_of(a) + f16_of(b)).to_bits()),
+        AtomicOp::AddBf16x2 => halves(old, b, |a, b| bf16::from_f64(bf16_of(a) + bf16_of(b)).to_bits()),
+        AtomicOp::MinU32 => first(old <= b),
+        AtomicOp::MaxU32 | AtomicOp::MaxU64 => first(old >= b),
+        AtomicOp::MinS32 => first(signed(old) <= signed(b)),
+        AtomicOp::MaxS32 => first(signed(old) >= signed(b)),
+        AtomicOp::And => bits(|ones| ones == 2),
+        AtomicOp::Or => bits(|ones| ones > 0),
+        AtomicOp::Xor => bits(|ones| ones == 1),
+        AtomicOp::Inc => {
+            if old >= b {
+                0
+            } else {
+                old + 1
+            }
+        }
+        AtomicOp::Exch => b,
+        AtomicOp::Cas | AtomicOp::CasU64 => {
+            if old == b {
+                c
+            } else {
+                old
+            }
+        }
+    }
+}
+
+/// Memory and operands that show what an atomic does: floats that are numbers, a swap that succeeds and one that does not.
+fn cases(op: AtomicOp) -> Vec<(u64, u64, u64)> {
+    match op {
+        AtomicOp::AddF32 => vec![(u64::from(1.5_f32.to_bits()), u64::from((-0.1_f32).to_bits()), 0)],
+        AtomicOp::AddF16x2 => vec![(0x3c00_4248, 0x1234_c000, 0), (0x0001_7bff, 0x8003_3c00, 0)],
+        AtomicOp::AddBf16x2 => vec![(0x3f80_4049, 0x3c12_c000, 0)],
+        AtomicOp::Cas | AtomicOp::CasU64 => vec![(7, 7, 9), (7, 8, 9)],
+        AtomicOp::Inc => vec![(7, 7, 0), (6, 7, 0), (8, 7, 0)],
+        AtomicOp::AddU64 | AtomicOp::MaxU64 => vec![(u64::MAX, 3, 0), (1 << 40, 1 << 41, 0)],
+        _ => vec![(0xffff_fff0, 0x2f, 0), (5, 0x8000_0001, 0), (0x1234_5678, 0x0ff0_f00f, 0)],
+    }
+}
+
+#[test]
+fn atomics_change_memory_and_give_what_it_was() {
+    let mut count = 0;
+    for op in all() {
+        let (atomic, gives) = match op {
+            Op::Memory(Memory::Atomic(_, atomic, ..)) => (atomic, true),
+            Op::Memory(Memory::Reduce(_, atomic, ..)) => (atomic, false),
+            _ => continue,
+        };
+        for (old, b, c) in cases(atomic) {
+            let width = atomic.class().bytes();
+            let mut memory = bytes();
+            memory[0][..width].copy_from_slice(&old.to_le_bytes()[..width]);
+            let outcome = execute(op, true, &memory, &vec![vec![b, c]; 32]);
+            memory[0][..width].copy_from_slice(&changed(atomic, old, b, c).to_le_bytes()[..width]);
+            assert_eq!(outcome.memory, memory, "{op:?} of {old:#x} and {b:#x}");
+            if gives {
+                assert_eq!(outcome.results[0], [old], "{op:?} of {old:#x} and {b:#x}");
+            }
+        }
+        count += 1;
+    }
+    assert!(count > 40, "{count} atomics");
+}
+
+/// What each lane gets, by the words and second operands that all bring.
+fn of_warp(op: Warp, words: &[u32], second: &[u32]) -> Option<Vec<u64>> {
+    let lanes = 0..32_usize;
+    let truth: Vec<bool> = words.iter().map(|&word| word != 0).collect();
+    let same = |value: u64| Some(vec![value; 32]);
+    match op {
+        Warp::Shuffle(kind) => Some(
+            lanes
+                .map(|lane| {
+                    let by = second[lane] as usize % 32;
+                    let from = match kind {
+                        Shuffle::Index => by,
+                        Shuffle::Butterfly => lane ^ by,
+                        Shuffle::Up => lane.checked_sub(by).unwrap_or(lane),
+                        Shuffle::Down => {
+                            if lane + by < 32 {
+                                lane + by
+                            } else {
+                                lane
+                            }
+                        }
+                    };
+                    u64::from(words[from])
+                })
+                .collect(),
+        ),
+        Warp::Ballot => same(truth.iter().enumerate().map(|(lane, &holds)| u64::from(holds) << lane).sum()),
+        Warp::Any => same(u64::from(truth.contains(&true))),
+        Warp::All => same(u64::from(!truth.contains(&false))),
+        Warp::Match => Some(
+            lanes
+                .map(|lane| (0..32).map(|other| u64::from(words[other] == words[lane]) << other).sum())
+                .collect(),
+        ),
+        Warp::ActiveMask => same(0xffff_ffff),
+        Warp::Reduce(kind) => {
+            let signed = |word: &u32| word.cast_signed();
+            let greatest = words.iter().max().copied().unwrap_or(0);
+            let least = words.iter().min().copied().unwrap_or(0);
+            let bits = |holds: &dyn Fn(usize) -> bool| {
+                (0..32)
+                    .filter(|&bit| holds(words.iter().filter(|&&w| w >> bit & 1 == 1).count()))
+                    .map(|bit| 1_u64 << bit)
+                    .sum()
+            };
+            same(match kind {
+                WarpReduction::Add => words.iter().map(|&word| u64::from(word)).sum::<u64>() % (1 << 32),
+                WarpReduction::MinU32 => least.into(),
+                WarpReduction::MaxU32 => greatest.into(),
+                WarpReduction::MinS32 => {
+                    words.iter().min_by_key(|word| signed(word)).map_or(0, |&word| word.into())
+                }
+                WarpReduction::MaxS32 => {
+                    words.iter().max_by_key(|word| signed(word)).map_or(0, |&word| word.into())
+                }
+                WarpReduction::And => bits(&|ones| ones == 32),
+                WarpReduction::Or => bits(&|ones| ones > 0),
+                WarpReduction::Xor => bits(&|ones| ones % 2 == 1),
+            })
+        }
+        // which lane is elected is open; a barrier has no result
+        Warp::Elect | Warp::Sync => None,
+    }
+}
+
+#[test]
+fn what_lanes_do_together() {
+    let mut count = 0;
+    for op in all() {
+        let Op::Warp(warp) = op else { continue };
+        for seed in 0..6_u64 {
+            // few different words, so that some are alike, all alike, or zero
+            let word = |lane: u64| match seed {
+                0 => 0,
+                1 => 0xffff_ffff,
+                2 => lane % 3,
+                _ => (lane + seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32,
+            };
+            let values: Vec<Vec<u64>> =
+                (0..32).map(|lane| vec![word(lane), (lane * 7 + seed) % 32]).collect();
+            let outcome = execute(op, false, &bytes(), &values);
+            let column = |at: usize| values.iter().map(|of_lane| of_lane[at] as u32).collect::<Vec<u32>>();
+            let found: Vec<u64> =
+                outcome.results.iter().filter_map(|of_lane| of_lane.first().copied()).collect();
+            match of_warp(warp, &column(0), &column(1)) {
+                Some(expected) => assert_eq!(found, expected, "{op:?}, seed {seed}"),
+                None if warp == Warp::Elect => {
+                    assert_eq!(found.iter().sum::<u64>(), 1, "one lane is elected");
+                }
+                None => {}
+            }
+        }
+        count += 1;
+    }
+    assert_eq!(count, 19, "instructions of a warp");
+}
