@@ -19,7 +19,7 @@ use tilewright_ptx::{
 };
 
 /// Vectors of a thread, all of one token.
-const EACH: u32 = 4;
+const EACH: u32 = 2;
 
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

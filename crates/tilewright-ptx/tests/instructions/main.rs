@@ -17,6 +17,7 @@ mod integers;
 mod ldmatrix;
 mod products;
 mod tensor;
+mod waits;
 
 use check::Meaning;
 use tilewright_ptx::isa::pure::Pure;

@@ -1,0 +1,353 @@
+//! Where a thread is, barriers in shared memory, and copies that complete later: each in the simulator against what the manual
+//! says comes of it.
+
+use crate::harness::execute;
+use tilewright_ptx::{
+    build::{Barrier, Builder, BulkOptions, Shared, Value},
+    ir::{Block, Kernel, Stmt},
+    isa::{
+        Op, all,
+        sync::{Fence, Mbarrier, Special, Sync},
+    },
+    sim::{
+        Arg, Launch, Memory,
+        tensor::{Swizzle, TensorMap},
+    },
+};
+
+const SEEDS: u64 = 8;
+
+#[test]
+fn special_registers_say_where_a_thread_is() {
+    let mut count = 0;
+    for op in all() {
+        let Op::Sync(Sync::Special(special)) = op else { continue };
+        let found = execute(op, false, &vec![vec![0; 64]; 32], &[]).results;
+        for (lane, found) in found.iter().enumerate() {
+            let expected = match special {
+                Special::Thread(0) | Special::Lane => lane as u64,
+                Special::Block(0) => 32,
+                Special::Block(_) | Special::Grid(_) | Special::ClusterSize => 1,
+                Special::Thread(_) | Special::Cta(_) | Special::ClusterRank | Special::Cluster => 0,
+                Special::GlobalTimer | Special::Clock | Special::Sm => found[0], // open
+            };
+            assert_eq!(found[0], expected, "{special:?} in lane {lane}");
+        }
+        count += 1;
+    }
+    assert_eq!(count, 19, "special registers");
+}
+
+#[test]
+fn ctas_know_their_place_in_the_grid() {
+    let kernel = kernel(32, |k| {
+        let out = k.global::<u32>("out");
+        let (x, y, z) = (k.cta(), k.cta_y(), k.cta_z());
+        k.when(k.lane().eq(0), || out.at(x + y * 3 + z * 6).store(x + y * 10 + z * 100 + k.ctas() * 1000));
+    });
+    let mut memory = Memory::new();
+    let out = memory.alloc(12 * 4);
+    Launch { kernel: &kernel, grid: [3, 2, 2], args: &[Arg::U64(out)], seed: 3 }.run(&mut memory).unwrap();
+    let expected: Vec<u32> = (0..12).map(|at| at % 3 + at / 3 % 2 * 10 + at / 6 * 100 + 3000).collect();
+    assert_eq!(memory.read::<u32>(out, 12).unwrap(), expected);
+}
+
+fn kernel(threads: u32, body: impl FnOnce(&Builder)) -> Kernel {
+    Builder::kernel("test", threads, body).unwrap_or_else(|why| panic!("{why}"))
+}
+
+/// Puts `to` in the place of every `from`.
+fn replace(block: &mut Block, from: Op, to: Op) -> usize {
+    let in_stmt = |stmt: &mut Stmt| match stmt {
+        Stmt::Inst(inst) if inst.op == from => {
+            inst.op = to;
+            1
+        }
+        Stmt::If { then, otherwise, .. } => replace(then, from, to) + replace(otherwise, from, to),
+        Stmt::Loop { body, .. } => replace(body, from, to),
+        _ => 0,
+    };
+    block.iter_mut().map(in_stmt).sum()
+}
+
+/// Warp 0 fills words, warp 1 reads them, four times over one barrier; `fill` is how warp 0 says so.
+fn handed_over(fill: impl Fn(Barrier<'_>)) -> Kernel {
+    kernel(64, |k| {
+        let out = k.global::<u32>("out");
+        let words = k.shared::<u32>("words", 32, 16);
+        let (full, empty) = (k.barriers("full", 1), k.barriers("empty", 1));
+        k.when(k.thread().eq(0), || {
+            full.init(32);
+            empty.init(32);
+        });
+        k.sync_threads();
+        let lane = k.lane();
+        k.when_else(
+            k.warp_index().eq(0),
+            || {
+                for turn in 0..4_u32 {
+                    empty.wait((turn + 1) % 2);
+                    words.at(lane).store(lane + turn * 100);
+                    fill(full);
+                }
+            },
+            || {
+                for turn in 0..4_u32 {
+                    full.wait(turn % 2);
+                    out.at(lane + turn * 32).store(words.at(lane ^ 1).load());
+                    empty.arrive();
+                }
+            },
+        );
+        k.sync_threads();
+    })
+}
+
+fn hands_over(kernel: &Kernel) {
+    let expected: Vec<u32> = (0..128).map(|at| ((at % 32) ^ 1) + at / 32 * 100).collect();
+    for seed in 0..SEEDS {
+        let mut memory = Memory::new();
+        let out = memory.alloc(128 * 4);
+        let launch = Launch { kernel, grid: [1, 1, 1], args: &[Arg::U64(out)], seed };
+        launch.run(&mut memory).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
+        assert_eq!(memory.read::<u32>(out, 128).unwrap(), expected, "seed {seed}");
+    }
+}
+
+#[test]
+fn barriers_in_shared_memory_hand_memory_over() {
+    hands_over(&handed_over(|full| full.arrive()));
+    // nothing is expected: the arrival is an arrival
+    hands_over(&handed_over(|full| full.arrive_expecting(0)));
+    hands_over(&handed_over(|full| {
+        full.expect(0);
+        full.arrive();
+    }));
+    let mut tested = handed_over(|full| full.arrive());
+    let [try_wait, test_wait] =
+        [Mbarrier::TryWait, Mbarrier::TestWait].map(|op| Op::Sync(Sync::Mbarrier(op)));
+    assert!(replace(&mut tested.body, try_wait, test_wait) > 0);
+    hands_over(&tested);
+}
+
+#[test]
+fn what_orders_without_a_trace_leaves_none() {
+    let kernel = kernel(128, |k| {
+        let out = k.global::<u32>("out");
+        for op in all() {
+            match op {
+                Op::Sync(Sync::Fence(fence)) => k.fence(fence),
+                Op::Sync(Sync::TakeRegisters(count)) => k.take_registers(count),
+                Op::Sync(Sync::GiveRegisters(count)) => k.give_registers(count),
+                Op::Sync(Sync::LaunchDependents) => k.launch_dependents(),
+                Op::Sync(Sync::WaitForPrerequisites) => k.wait_for_prerequisites(),
+                Op::Sync(Sync::Sleep) => k.sleep(100),
+                _ => {}
+            }
+        }
+        out.prefetch();
+        k.sync_cluster();
+        k.fence(Fence::ProxyAsync);
+        out.at(k.thread()).store(k.thread());
+    });
+    let mut memory = Memory::new();
+    let out = memory.alloc(128 * 4);
+    Launch { kernel: &kernel, grid: [1, 1, 1], args: &[Arg::U64(out)], seed: 5 }.run(&mut memory).unwrap();
+    assert_eq!(memory.read::<u32>(out, 128).unwrap(), (0..128).collect::<Vec<u32>>());
+}
+
+/// The box of `sides` at `corner` of a tensor of `dims` words that count up from 1, innermost first; 0 outside.
+fn boxed(dims: &[u64], sides: &[u32], corner: &[i32]) -> Vec<u32> {
+    let count: u32 = sides.iter().product();
+    let word = |mut at: u32| {
+        let (mut place, mut step, mut inside) = (0, 1, true);
+        for ((&dim, &side), &corner) in dims.iter().zip(sides).zip(corner) {
+            let index = i64::from(corner) + i64::from(at % side);
+            at /= side;
+            inside &= (0..dim as i64).contains(&index);
+            place += index * step;
+            step *= dim as i64;
+        }
+        if inside { place as u32 + 1 } else { 0 }
+    };
+    (0..count).map(word).collect()
+}
+
+fn tensor(address: u64, dims: &[u64], sides: &[u32]) -> Arg {
+    let strides = dims.iter().scan(4, |stride, dim| {
+        *stride *= dim;
+        Some(*stride)
+    });
+    let strides: Vec<u64> = strides.take(dims.len() - 1).collect();
+    let (dims, box_dims) = (dims.to_vec(), sides.to_vec());
+    Arg::TensorMap(TensorMap { element_bytes: 4, address, dims, strides, box_dims, swizzle: Swizzle::None })
+}
+
+const DIMS: [u64; 5] = [12, 5, 3, 2, 2];
+const SIDES: [u32; 5] = [8, 2, 2, 1, 2];
+const CORNERS: [[i32; 5]; 3] = [[0; 5], [8, 4, -1, 1, 1], [-4, 1, 2, 0, -1]];
+
+/// A kernel that loads a box, in `ctas` CTAs of a cluster at once if there are several, and copies it to `out`.
+fn loads(dims: usize, corner: &[i32], ctas: u32) -> Kernel {
+    let words: u32 = SIDES[..dims].iter().product();
+    kernel(32, |k| {
+        k.clusters_of(ctas);
+        let (map, out) = (k.tensor_map("map"), k.global::<u32>("out"));
+        let (memory, full) = (k.shared::<u32>("box", words as usize, 128), k.barriers("full", 1));
+        k.when(k.thread().eq(0), || {
+            full.init(1);
+            k.fence(Fence::MbarrierInit);
+        });
+        k.sync_threads();
+        let corner: Vec<Value<'_, u32>> = corner.iter().map(|at| k.constant(at.cast_unsigned())).collect();
+        k.prefetch_tensor_map(map);
+        k.prefetch_tensor(map, &corner);
+        k.when(k.thread().eq(0), || full.arrive_expecting(words * 4));
+        let multicast = (ctas > 1).then(|| k.constant((1_u16 << ctas) - 1));
+        if ctas > 1 {
+            k.sync_cluster();
+        }
+        let loads = k.thread().eq(0) & if ctas > 1 { k.cluster_rank().eq(0) } else { k.constant(true) };
+        k.when(loads, || k.load_tensor(memory, (map, &corner), full, BulkOptions { multicast }));
+        full.wait(0);
+        k.repeat((k.thread(), words), 32, |at| out.at(k.cta() * words + at).store(memory.at(at).load()));
+        if ctas > 1 {
+            k.sync_cluster();
+        }
+    })
+}
+
+#[test]
+fn boxes_of_one_to_five_dimensions_are_loaded() {
+    for (dims, ctas) in (1..=5).flat_map(|dims| [(dims, 1), (dims, 2)]) {
+        for corner in CORNERS {
+            let (kernel, all) =
+                (loads(dims, &corner[..dims], ctas), DIMS[..dims].iter().product::<u64>() as u32);
+            let expected = boxed(&DIMS[..dims], &SIDES[..dims], &corner[..dims]).repeat(ctas as usize);
+            for seed in 0..SEEDS {
+                let mut memory = Memory::new();
+                let from = memory.alloc_from(&(1..=all).collect::<Vec<u32>>());
+                let out = memory.alloc(expected.len() * 4);
+                let args = [tensor(from, &DIMS[..dims], &SIDES[..dims]), Arg::U64(out)];
+                let launch = Launch { kernel: &kernel, grid: [ctas, 1, 1], args: &args, seed };
+                launch.run(&mut memory).unwrap_or_else(|fault| panic!("{dims}d, seed {seed}: {fault}"));
+                assert_eq!(
+                    memory.read::<u32>(out, expected.len()).unwrap(),
+                    expected,
+                    "{dims}d at {corner:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn boxes_of_one_to_five_dimensions_are_stored() {
+    for (dims, corner) in (1..=5).flat_map(|dims| CORNERS.map(|corner| (dims, corner))) {
+        let words: u32 = SIDES[..dims].iter().product();
+        let kernel = kernel(32, |k| {
+            let (map, memory) = (k.tensor_map("map"), k.shared::<u32>("box", words as usize, 128));
+            k.repeat((k.thread(), words), 32, |at| memory.at(at).store(at + 1000));
+            k.fence(Fence::ProxyAsyncShared);
+            k.sync_threads();
+            let corner: Vec<Value<'_, u32>> =
+                corner[..dims].iter().map(|at| k.constant(at.cast_unsigned())).collect();
+            k.when(k.thread().eq(0), || {
+                k.store_tensor((map, &corner), memory);
+                k.commit_bulk();
+                k.wait_bulk(0);
+            });
+        });
+        let all = DIMS[..dims].iter().product::<u64>() as u32;
+        let mut expected: Vec<u32> = (1..=all).collect();
+        for (at, place) in boxed(&DIMS[..dims], &SIDES[..dims], &corner[..dims]).into_iter().enumerate() {
+            if place > 0 {
+                expected[place as usize - 1] = at as u32 + 1000;
+            }
+        }
+        for seed in 0..SEEDS {
+            let mut memory = Memory::new();
+            let to = memory.alloc_from(&(1..=all).collect::<Vec<u32>>());
+            let args = [tensor(to, &DIMS[..dims], &SIDES[..dims])];
+            let launch = Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed };
+            launch.run(&mut memory).unwrap_or_else(|fault| panic!("{dims}d, seed {seed}: {fault}"));
+            assert_eq!(memory.read::<u32>(to, all as usize).unwrap(), expected, "{dims}d at {corner:?}");
+        }
+    }
+}
+
+/// Runs a kernel on 64 words that count up from 1, and an output of as many zeros; gives the output.
+fn copied(kernel: &Kernel, seed: u64) -> Vec<u32> {
+    let mut memory = Memory::new();
+    let from = memory.alloc_from(&(1..=64).collect::<Vec<u32>>());
+    let out = memory.alloc_from(&[0_u32; 64]);
+    let args = [from, out].map(Arg::U64);
+    let launch = Launch { kernel, grid: [1, 1, 1], args: &args, seed };
+    launch.run(&mut memory).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
+    memory.read(out, 64).unwrap()
+}
+
+#[test]
+fn copies_of_threads_read_as_much_as_they_say() {
+    for (bytes, read, by_barrier) in [(4, 4), (8, 4), (16, 16), (16, 8), (16, 0), (4, 0)]
+        .into_iter()
+        .flat_map(|(b, r)| [(b, r, false), (b, r, true)])
+    {
+        let words = bytes / 4;
+        let kernel = kernel(32, |k| {
+            let (from, out) = (k.global::<u32>("from"), k.global::<u32>("out"));
+            let (memory, done) = (k.shared::<u32>("memory", 64, 16), k.barriers("done", 1));
+            let first = k.thread() * words as u32;
+            k.when(k.thread().eq(0), || done.init(32));
+            k.sync_threads();
+            k.when(first.lt(64), || k.copy_async(memory.at(first), from.at(first), bytes, read));
+            if by_barrier {
+                k.arrive_after_copies(done);
+                done.wait(0);
+            } else {
+                k.commit_copies();
+                k.wait_copies(0);
+                k.sync_threads();
+            }
+            let copied = 64.min(32 * words as u32);
+            k.repeat((k.thread(), copied), 32, |at| out.at(at).store(memory.at(at).load()));
+        });
+        let expected: Vec<u32> = (0..64)
+            .map(
+                |at: usize| if at < 32 * words && at % words * 4 < read as usize { at as u32 + 1 } else { 0 },
+            )
+            .collect();
+        (0..SEEDS).for_each(|seed| assert_eq!(copied(&kernel, seed), expected, "{bytes} bytes, {read} read"));
+    }
+}
+
+#[test]
+fn bulk_copies_go_in_and_out_and_add() {
+    let through = |out_by: fn(&Builder, Value<'_, u64>, Shared<'_, u32>)| {
+        kernel(32, |k| {
+            let (from, out) = (k.global::<u32>("from"), k.param::<u64>("out"));
+            let (memory, full) = (k.shared::<u32>("memory", 64, 16), k.barriers("full", 1));
+            k.when(k.thread().eq(0), || {
+                full.init(1);
+                k.fence(Fence::MbarrierInit);
+                full.arrive_expecting(256);
+                k.load_bulk(memory, from, 256, full);
+                full.wait(0);
+                out_by(k, out, memory);
+                k.commit_bulk();
+                k.wait_bulk_read(0);
+                k.wait_bulk(0);
+            });
+        })
+    };
+    let stored = through(|k, out, memory| {
+        k.store_bulk(tilewright_ptx::build::Global::new(out), memory, 256);
+    });
+    let words: Vec<u32> = (1..=64).collect();
+    (0..SEEDS).for_each(|seed| assert_eq!(copied(&stored, seed), words));
+    // small words are tiny floats, and 0 plus each is exact
+    let added = through(|k, out, memory| {
+        k.add_bulk(tilewright_ptx::build::Global::new(out), memory.cast::<f32>(), 256);
+    });
+    (0..SEEDS).for_each(|seed| assert_eq!(copied(&added, seed), words));
+}
