@@ -200,6 +200,13 @@ impl<'k> Barrier<'k> {
         self.act(Mbarrier::Init, &[arrivals.of()]);
     }
 
+    /// Ends its life: its memory may be used for other things. By one thread, when nobody waits any more.
+    #[track_caller]
+    pub fn invalidate(self) {
+        let _line = self.0.builder().at_line(Location::caller());
+        self.act(Mbarrier::Invalidate, &[]);
+    }
+
     /// One arrival.
     #[track_caller]
     pub fn arrive(self) {

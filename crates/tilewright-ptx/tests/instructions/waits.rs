@@ -10,7 +10,7 @@ use tilewright_ptx::{
         sync::{Fence, Mbarrier, Special, Sync},
     },
     sim::{
-        Arg, Launch, Memory,
+        Arg, FaultKind, Launch, Memory,
         tensor::{Swizzle, TensorMap},
     },
 };
@@ -128,6 +128,34 @@ fn barriers_in_shared_memory_hand_memory_over() {
         [Mbarrier::TryWait, Mbarrier::TestWait].map(|op| Op::Sync(Sync::Mbarrier(op)));
     assert!(replace(&mut tested.body, try_wait, test_wait) > 0);
     hands_over(&tested);
+}
+
+#[test]
+fn memory_of_an_invalid_barrier_is_memory() {
+    let of = |invalidates: bool| {
+        kernel(32, |k| {
+            let (out, barrier) = (k.global::<u32>("out"), k.barriers("barrier", 1));
+            k.when(k.thread().eq(0), || {
+                barrier.init(1);
+                barrier.arrive();
+                barrier.wait(0);
+                if invalidates {
+                    barrier.invalidate();
+                }
+                let memory = Shared::<u32>::new(barrier.address());
+                memory.store(7_u32);
+                out.store(memory.load());
+            });
+        })
+    };
+    let run = |kernel: &Kernel| {
+        let mut memory = Memory::new();
+        let out = memory.alloc(4);
+        let launched = Launch { kernel, grid: [1, 1, 1], args: &[Arg::U64(out)], seed: 2 }.run(&mut memory);
+        launched.map(|_| memory.read::<u32>(out, 1).unwrap()).map_err(|fault| fault.kind)
+    };
+    assert_eq!(run(&of(true)), Ok(vec![7]));
+    assert_eq!(run(&of(false)), Err(FaultKind::NotAnMbarrier));
 }
 
 #[test]
