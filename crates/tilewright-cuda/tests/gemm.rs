@@ -6,7 +6,7 @@ use tilewright_kernels::gemm::{
     sm80,
     sm90::{Gemm, TILE_ROWS, gemm},
 };
-use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
+use tilewright_kernels::tile::panel_map;
 
 #[test]
 fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
@@ -46,14 +46,12 @@ fn product(device: &Device, config: Gemm, [m, n, k]: [usize; 3]) -> Result<()> {
     let (a_d, b_d) = (device.upload(&a)?, device.upload(&b)?);
     let d_d = device.filled::<u16>(m * n, 0xff)?;
     let map = |address: u64, [rows, columns]: [usize; 2], box_rows: usize| {
-        Argument::TensorMap(TensorMap {
-            element_bytes: 2,
+        Argument::TensorMap(panel_map(
             address,
-            dims: vec![columns as u64, rows as u64],
-            strides: vec![columns as u64 * 2],
-            box_dims: vec![64, box_rows as u32],
-            swizzle: Swizzle::B128,
-        })
+            &[columns as u64, rows as u64],
+            &[columns as u64 * 2],
+            box_rows,
+        ))
     };
     let arguments = [
         map(a_d.address(), [m, k], TILE_ROWS),

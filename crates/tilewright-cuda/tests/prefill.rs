@@ -4,7 +4,7 @@ use half::bf16;
 use tilewright::attention::variant::{ExpressionVariant, SoftCap};
 use tilewright_cuda::{Argument, Device, Result};
 use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
-use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
+use tilewright_kernels::tile::panel_map;
 
 const DIM: usize = 128;
 
@@ -54,15 +54,13 @@ fn indptr(lengths: impl Iterator<Item = usize>) -> Vec<u32> {
     std::iter::once(0).chain(ends).collect()
 }
 
-fn map(address: u64, tokens: usize, heads: u32) -> TensorMap {
-    TensorMap {
-        element_bytes: 2,
+fn map(address: u64, tokens: usize, heads: u32) -> tilewright_ptx::sim::tensor::TensorMap {
+    panel_map(
         address,
-        dims: vec![DIM as u64, tokens.max(1) as u64, u64::from(heads)],
-        strides: vec![u64::from(heads) * DIM as u64 * 2, DIM as u64 * 2],
-        box_dims: vec![64, 128, 1],
-        swizzle: Swizzle::B128,
-    }
+        &[DIM as u64, tokens.max(1) as u64, u64::from(heads)],
+        &[u64::from(heads) * DIM as u64 * 2, DIM as u64 * 2],
+        128,
+    )
 }
 
 fn run(device: &Device, case: &Case) -> Result<()> {

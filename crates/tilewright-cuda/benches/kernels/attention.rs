@@ -5,10 +5,8 @@ use half::bf16;
 use std::{error::Error, time::Instant};
 use tilewright_cuda::{Argument, Device};
 use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
-use tilewright_ptx::{
-    sim::tensor::{Swizzle, TensorMap},
-    text,
-};
+use tilewright_kernels::tile::panel_map;
+use tilewright_ptx::text;
 
 const DIM: u64 = 128;
 const HEADS: (u32, u32) = (32, 8);
@@ -49,14 +47,12 @@ pub(crate) fn with_case<T>(
     let lse = device.filled::<f32>((len * HEADS.0) as usize, 0)?;
     let indptr = device.upload(&[0_u32, len])?;
     let map = |address: u64, heads: u32| {
-        Argument::TensorMap(TensorMap {
-            element_bytes: 2,
+        Argument::TensorMap(panel_map(
             address,
-            dims: vec![DIM, u64::from(len), u64::from(heads)],
-            strides: vec![u64::from(heads) * DIM * 2, DIM * 2],
-            box_dims: vec![64, 128, 1],
-            swizzle: Swizzle::B128,
-        })
+            &[DIM, u64::from(len), u64::from(heads)],
+            &[u64::from(heads) * DIM * 2, DIM * 2],
+            128,
+        ))
     };
     let arguments = [
         map(q.address(), HEADS.0),

@@ -8,7 +8,7 @@ use tilewright_kernels::gemm::{
     sm80,
     sm90::{Gemm, TILE_ROWS, gemm},
 };
-use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
+use tilewright_kernels::tile::panel_map;
 
 /// Tile columns, and rows, columns and depth.
 pub(crate) const NAMES: [&str; 5] = [
@@ -34,14 +34,12 @@ pub(crate) fn with_case<T>(
     let (a, b) = (device.upload(&noise(m * k))?, device.upload(&noise(n * k))?);
     let d = device.filled::<bf16>(m * n, 0)?;
     let map = |address: u64, [rows, columns]: [usize; 2], box_rows: usize| {
-        Argument::TensorMap(TensorMap {
-            element_bytes: 2,
+        Argument::TensorMap(panel_map(
             address,
-            dims: vec![columns as u64, rows as u64],
-            strides: vec![columns as u64 * 2],
-            box_dims: vec![64, box_rows as u32],
-            swizzle: Swizzle::B128,
-        })
+            &[columns as u64, rows as u64],
+            &[columns as u64 * 2],
+            box_rows,
+        ))
     };
     let arguments = [
         map(a.address(), [m, k], TILE_ROWS),

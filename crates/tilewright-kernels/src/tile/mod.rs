@@ -19,7 +19,7 @@ pub mod reduce;
 
 pub use ring::{Cursor, Ring};
 pub use rows::{RowPlace, Rows, VectorPlace};
-pub use shared::SharedTile;
+pub use shared::{SharedTile, panel_map};
 pub use shares::Shares;
 pub use sums::{Place, Sums};
 pub use vector::{Float, Packed, Vector};

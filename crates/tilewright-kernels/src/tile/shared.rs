@@ -6,10 +6,22 @@
 
 use half::bf16;
 use std::panic::Location;
-use tilewright_ptx::build::{Barrier, Builder, BulkOptions, Shared, Stored, Value};
+use tilewright_ptx::{
+    build::{Barrier, Builder, BulkOptions, Shared, Stored, Value},
+    sim::tensor::{Swizzle, TensorMap},
+};
 
 /// Columns of a panel: 128 bytes of 16-bit elements.
 const PANEL: usize = 64;
+
+/// The map of a tensor of 16-bit elements in boxes of a panel, `box_rows` rows high, as [`SharedTile`] loads and stores them.
+/// Dimensions are innermost first; `strides` are the bytes between neighbours of all but the innermost, which is dense.
+pub fn panel_map(address: u64, dims: &[u64], strides: &[u64], box_rows: usize) -> TensorMap {
+    let mut box_dims = vec![1; dims.len()];
+    box_dims.iter_mut().zip([PANEL as u32, box_rows as u32]).for_each(|(side, of_panel)| *side = of_panel);
+    let (dims, strides) = (dims.to_vec(), strides.to_vec());
+    TensorMap { element_bytes: 2, address, dims, strides, box_dims, swizzle: Swizzle::B128 }
+}
 
 /// A tile in shared memory, in one stage or several.
 #[derive(Debug, Clone, Copy)]

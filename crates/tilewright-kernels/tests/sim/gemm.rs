@@ -6,10 +6,8 @@ use tilewright_kernels::gemm::{
     sm80,
     sm90::{Gemm, TILE_ROWS, gemm},
 };
-use tilewright_ptx::sim::{
-    Arg, Launch, Memory,
-    tensor::{Swizzle, TensorMap},
-};
+use tilewright_kernels::tile::panel_map;
+use tilewright_ptx::sim::{Arg, Launch, Memory};
 
 #[test]
 fn products_of_odd_shapes_whatever_the_timing() {
@@ -30,14 +28,7 @@ fn many_timings_of_one_product() {
 }
 
 fn map(address: u64, [rows, columns]: [usize; 2], box_rows: usize) -> Arg {
-    Arg::TensorMap(TensorMap {
-        element_bytes: 2,
-        address,
-        dims: vec![columns as u64, rows as u64],
-        strides: vec![columns as u64 * 2],
-        box_dims: vec![64, box_rows as u32],
-        swizzle: Swizzle::B128,
-    })
+    Arg::TensorMap(panel_map(address, &[columns as u64, rows as u64], &[columns as u64 * 2], box_rows))
 }
 
 fn product(config: Gemm, [m, n, k]: [usize; 3], seed: u64) {

@@ -4,12 +4,10 @@ use crate::noise::noise;
 use half::bf16;
 use tilewright::attention::variant::{ExpressionVariant, SoftCap};
 use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
+use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::{
     ir::Kernel,
-    sim::{
-        Arg, Fault, Launch, Memory, Report,
-        tensor::{Swizzle, TensorMap},
-    },
+    sim::{Arg, Fault, Launch, Memory, Report},
 };
 
 pub(crate) const DIM: usize = 128;
@@ -87,14 +85,12 @@ impl Inputs {
         let mut memory = Memory::new();
         let heads = case.config.heads;
         let map = |address: u64, tokens: u32, heads: u32| {
-            Arg::TensorMap(TensorMap {
-                element_bytes: 2,
+            Arg::TensorMap(panel_map(
                 address,
-                dims: vec![DIM as u64, u64::from(tokens), u64::from(heads)],
-                strides: vec![u64::from(heads) * DIM as u64 * 2, DIM as u64 * 2],
-                box_dims: vec![64, 128, 1],
-                swizzle: Swizzle::B128,
-            })
+                &[DIM as u64, u64::from(tokens), u64::from(heads)],
+                &[u64::from(heads) * DIM as u64 * 2, DIM as u64 * 2],
+                128,
+            ))
         };
         let (rows, keys) = (self.qo[self.qo.len() - 1], self.kv[self.kv.len() - 1]);
         let o = memory.alloc(self.q.len() * 2);

@@ -18,7 +18,7 @@ impl Builder {
     #[track_caller]
     pub fn when_else(&self, condition: Value<'_, bool>, then: impl FnOnce(), otherwise: impl FnOnce()) {
         let at = Location::caller();
-        let resolved = self.0.borrow_mut().predicate(condition.is);
+        let resolved = self.0.borrow_mut().resolve(condition.is);
         match resolved {
             Operand::Const(0) => otherwise(),
             Operand::Const(_) => then(),
@@ -57,7 +57,7 @@ impl Builder {
             Operand::Const(bits) => self.var::<bool>("always", bits != 0).get().is,
         };
         let mut state = self.0.borrow_mut();
-        if let Operand::Reg(reg) = state.predicate(condition) {
+        if let Operand::Reg(reg) = state.resolve(condition) {
             state.push_stmt(Stmt::Break { condition: Condition { reg, holds: true }, at });
         }
     }

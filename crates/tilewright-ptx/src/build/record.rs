@@ -129,7 +129,7 @@ impl State {
     }
 
     /// What an instruction recorded now reads where it is given `operand`.
-    fn resolve(&mut self, operand: Operand) -> Operand {
+    pub(super) fn resolve(&mut self, operand: Operand) -> Operand {
         let Operand::Reg(reg) = operand else { return operand };
         let reg = match self.copies.get(&reg) {
             None => reg,
@@ -244,11 +244,6 @@ impl State {
             *at = line;
         }
         self.block().push(stmt);
-    }
-
-    /// A predicate as it has to be read now.
-    pub(super) fn predicate(&mut self, operand: Operand) -> Operand {
-        self.resolve(operand)
     }
 
     fn known(&self, key: &(Op, Vec<Operand>)) -> Option<Reg> {
