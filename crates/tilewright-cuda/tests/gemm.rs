@@ -1,6 +1,9 @@
 //! Matrix products on the GPU of this machine, against their definition. Without a GPU they say so.
 
+mod hopper;
+
 use half::bf16;
+use hopper::noise;
 use tilewright_cuda::{Argument, Device, Result};
 use tilewright_kernels::gemm::{
     sm80,
@@ -10,17 +13,7 @@ use tilewright_kernels::tile::panel_map;
 
 #[test]
 fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
-    let device = match Device::open() {
-        Ok(device) if device.arch() == 90 => device,
-        Ok(device) => {
-            println!("skipped: {} is sm_{}, the kernel is for sm_90a", device.name(), device.arch());
-            return Ok(());
-        }
-        Err(why) => {
-            println!("skipped: {why}");
-            return Ok(());
-        }
-    };
+    let Some(device) = hopper::device() else { return Ok(()) };
     for shape in [[128, 256, 64], [1, 8, 8], [300, 520, 200], [129, 264, 1000], [2500, 1000, 72]] {
         for tile_columns in [128, 256] {
             product(&device, Gemm { tile_columns }, shape)?;
@@ -28,15 +21,6 @@ fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
         product_sm80(&device, shape)?;
     }
     Ok(())
-}
-
-fn noise(len: usize, seed: u64) -> Vec<bf16> {
-    let mut state = seed;
-    let next = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0)
-    };
-    std::iter::repeat_with(next).take(len).collect()
 }
 
 fn product(device: &Device, config: Gemm, [m, n, k]: [usize; 3]) -> Result<()> {
