@@ -35,9 +35,7 @@ pub(crate) use mask::MaskBits;
 pub(crate) use requests::{KvSource, Request, Requests, Segment, SegmentMask, ones};
 pub(crate) use state::merge_weights;
 
-use crate::{
-    Backend, Dtype, Result, ViewMut, backend::Opaque, cpu::simd::hooks::Hooks,
-};
+use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque, cpu::simd::hooks::Hooks};
 use plan::Prepared;
 use std::sync::Arc;
 
@@ -131,8 +129,15 @@ impl<B: Backend> Attention<B> {
         };
         let schedule = Schedule::new(&self.problem, &requests, &self.tiling, split)?;
         let prepared = Prepared::default();
-        let mut plan =
-            Plan { problem: self.problem, tiling: self.tiling, requests, schedule, split, prefixes, prepared };
+        let mut plan = Plan {
+            problem: self.problem,
+            tiling: self.tiling,
+            requests,
+            schedule,
+            split,
+            prefixes,
+            prepared,
+        };
         plan.prepared = Prepared(self.backend.prepare(&plan)?);
         Ok(plan)
     }

@@ -6,7 +6,7 @@ use crate::{
     backend::Opaque,
     cpu::simd::hooks::Hooks,
     kv::{
-        KvCache, KvScales,
+        KvCache, KvScales, Scale,
         layout::{KvShape, KvStrides},
     },
     tensor::{check_dtype, check_shape},
@@ -82,6 +82,27 @@ impl<'a> Inputs<'a> {
         self.variant.recorded()
     }
 
+    /// The same with tensors that lie elsewhere: `moved` gives each tensor's counterpart, of its shape, strides and dtype. For
+    /// backends that bring tensors to others.
+    ///
+    /// # Errors
+    /// Those of `moved`.
+    pub fn moved<'b>(&self, mut moved: impl FnMut(View<'a>) -> Result<View<'b>>) -> Result<Inputs<'b>>
+    where
+        'a: 'b,
+    {
+        let q = (moved(self.q.0)?, self.q.1.map(&mut moved).transpose()?);
+        let k = (moved(self.k.0)?, self.k.1);
+        let k_pe = self.k_pe.map(|(view, strides)| Ok((moved(view)?, strides))).transpose()?;
+        let v = (moved(self.v.0)?, self.v.1);
+        let mut scale = |scale| match scale {
+            Scale::Page(factors) => moved(factors).map(Scale::Page),
+            other => Ok(other),
+        };
+        let scales = KvScales { k: scale(self.scales.k)?, v: scale(self.scales.v)? };
+        Ok(Inputs { q, k, k_pe, v, scales, variant: self.variant, built: self.built })
+    }
+
     /// What the backend's [`build`](Backend::build) made when the operator was made.
     pub fn built(&self) -> Option<&'a Opaque> {
         self.built
@@ -134,7 +155,15 @@ impl<B: Backend> Attention<B> {
         }
         let strides = |view: &View<'_>| KvStrides::of(self.problem.layout(), view.strides());
         let (k, v) = ((kv.k, strides(&kv.k)), (kv.v, strides(&kv.v)));
-        let inputs = Inputs { q: (q, None), k, k_pe: None, v, scales, variant: &*self.variant, built: self.built.as_ref() };
+        let inputs = Inputs {
+            q: (q, None),
+            k,
+            k_pe: None,
+            v,
+            scales,
+            variant: &*self.variant,
+            built: self.built.as_ref(),
+        };
         self.backend.attention(plan, &inputs, out)
     }
 

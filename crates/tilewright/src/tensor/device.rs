@@ -177,4 +177,3 @@ pub(crate) fn check_on_host(
     }
     Ok(())
 }
-
