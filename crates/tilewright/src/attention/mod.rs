@@ -35,16 +35,18 @@ pub(crate) use mask::MaskBits;
 pub(crate) use requests::{KvSource, Request, Requests, Segment, SegmentMask, ones};
 pub(crate) use state::merge_weights;
 
-use crate::{Backend, Dtype, Result, ViewMut, cpu::simd::hooks::Hooks};
+use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque, cpu::simd::hooks::Hooks};
+use plan::Prepared;
 use std::sync::Arc;
 
 /// An attention operator: one problem, one variant, one backend.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Attention<B> {
     problem: Problem,
     variant: Arc<dyn Hooks>,
     backend: B,
     tiling: Tiling,
+    built: Option<Opaque>,
 }
 
 /// Everything that [`Attention::run`] writes.
@@ -77,7 +79,8 @@ impl<B: Backend> Attention<B> {
     pub fn with_variant(problem: Problem, variant: impl Variant, backend: B) -> Result<Self> {
         let tiling = backend.tiling(&problem)?;
         let variant = crate::cpu::simd::hooks::hooks(variant, &problem)?;
-        Ok(Self { problem, variant, backend, tiling })
+        let built = backend.build(&problem, variant.recorded())?;
+        Ok(Self { problem, variant, backend, tiling, built })
     }
 
     /// The problem it was made for.
@@ -125,6 +128,24 @@ impl<B: Backend> Attention<B> {
             false => Vec::new(),
         };
         let schedule = Schedule::new(&self.problem, &requests, &self.tiling, split)?;
-        Ok(Plan { problem: self.problem, tiling: self.tiling, requests, schedule, split, prefixes })
+        let prepared = Prepared::default();
+        let mut plan = Plan {
+            problem: self.problem,
+            tiling: self.tiling,
+            requests,
+            schedule,
+            split,
+            prefixes,
+            prepared,
+        };
+        plan.prepared = Prepared(self.backend.prepare(&plan)?);
+        Ok(plan)
+    }
+}
+
+impl<B: std::fmt::Debug> std::fmt::Debug for Attention<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { problem, variant, backend, .. } = self;
+        write!(f, "Attention {{ {problem}, variant {}, {backend:?} }}", variant.name())
     }
 }

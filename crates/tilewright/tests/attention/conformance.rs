@@ -152,4 +152,4 @@ fn every_combination_agrees_with_the_oracle<B: Backend + Clone + Sync>(backends:
     }
 }
 
-crate::judge_the_cpu!(any_group_agrees_with_the_oracle, every_combination_agrees_with_the_oracle);
+crate::judge_backends!(any_group_agrees_with_the_oracle, every_combination_agrees_with_the_oracle);
