@@ -9,7 +9,7 @@ use std::{collections::BTreeSet, path::Path};
 pub(super) fn open(path: &Path) -> Result<Folder> {
     let folder = Folder::new(path);
     let no_bundle =
-        |why: &str| Error::Folder { path: path.to_owned(), why: format!("it is no bundle: {why}") };
+        |why: &str| Error::Path { path: path.to_owned(), why: format!("it is no bundle: {why}") };
     if !path.is_dir() {
         return Err(no_bundle("there is no such folder"));
     }
@@ -39,7 +39,7 @@ pub fn make_bundle(
     std::fs::create_dir_all(path).map_err(failed)?;
     if std::fs::read_dir(path).map_err(failed)?.next().is_some() {
         let why = "it is not empty; a bundle is made in a folder of its own".to_owned();
-        return Err(Error::Folder { path: path.to_owned(), why });
+        return Err(Error::Path { path: path.to_owned(), why });
     }
     let mut keys = BTreeSet::new();
     let different: Vec<&Source> = sources.iter().filter(|source| keys.insert(source.key())).collect();

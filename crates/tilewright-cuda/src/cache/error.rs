@@ -28,9 +28,9 @@ pub enum Error {
         /// What the device said.
         why: String,
     },
-    /// A folder that was asked for by name cannot be used.
-    Folder {
-        /// The folder.
+    /// A folder or a program that was asked for by name cannot be used.
+    Path {
+        /// Where it was to be.
         path: PathBuf,
         /// Why not.
         why: String,
@@ -90,7 +90,7 @@ impl fmt::Display for Error {
             Self::Rejected { kernel, target, why } => {
                 write!(f, "kernel {kernel}: the device refused what was assembled for {target}: {why}")
             }
-            Self::Folder { path, why } => write!(f, "kernel cache: {}: {why}", path.display()),
+            Self::Path { path, why } => write!(f, "kernels: {}: {why}", path.display()),
             Self::Setting { name, value, expected } => {
                 write!(f, "kernel cache: {name} = {value:?}, expected {expected}")
             }

@@ -40,6 +40,7 @@ mod error;
 mod flights;
 mod folder;
 mod ptxas;
+mod resources;
 mod settings;
 mod side_by_side;
 mod source;
@@ -49,6 +50,7 @@ pub use entry::Code;
 pub use error::{Error, Missing, Result};
 pub use folder::Listed;
 pub use ptxas::Ptxas;
+pub use resources::Resources;
 pub use settings::{DEFAULT_LIMIT, Mode, Settings, VARIABLE};
 pub use source::{Key, Source};
 
@@ -293,5 +295,5 @@ fn made(source: &Source, assembler: &dyn Assembler) -> Result<Code> {
 }
 
 fn unusable(folder: &Folder, why: &std::io::Error) -> Error {
-    Error::Folder { path: folder.path().to_owned(), why: why.to_string() }
+    Error::Path { path: folder.path().to_owned(), why: why.to_string() }
 }

@@ -20,7 +20,7 @@ impl Ptxas {
     /// When it does not run, or is another program.
     pub fn at(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        let failed = |why: String| Error::Folder { path: path.clone(), why };
+        let failed = |why: String| Error::Path { path: path.clone(), why };
         let output = Command::new(&path).arg("--version").output();
         let output = output.map_err(|why| failed(format!("it does not start: {why}")))?;
         let said = String::from_utf8_lossy(&output.stdout);

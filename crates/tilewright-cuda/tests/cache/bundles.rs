@@ -24,7 +24,7 @@ fn bundles_come_before_the_cache_and_serve_every_driver() {
     assert_eq!(cache.counts(), Counts { bundled: 2, cached: 1, ..Counts::default() });
     fs::remove_dir_all(&first).unwrap();
     let why = Cache::open(settings).unwrap_err().to_string();
-    assert_eq!(why, format!("kernel cache: {}: it is no bundle: there is no such folder", first.display()));
+    assert_eq!(why, format!("kernels: {}: it is no bundle: there is no such folder", first.display()));
 }
 
 #[test]
@@ -38,7 +38,7 @@ fn a_bundle_is_made_in_a_folder_of_its_own() {
     let why = make(path).unwrap_err().to_string();
     assert_eq!(
         why,
-        format!("kernel cache: {}: it is not empty; a bundle is made in a folder of its own", path.display())
+        format!("kernels: {}: it is not empty; a bundle is made in a folder of its own", path.display())
     );
     let wrong = [kernel(1), Source::new("wrong", "sm_80", "mistake")];
     let why = make_bundle(&path.join("b"), &wrong, &Fake::new("ptxas"), 1, &|_| {}).unwrap_err();

@@ -6,6 +6,7 @@ mod eviction;
 mod lookups;
 mod processes;
 mod threads;
+mod toolkit;
 
 use std::{
     path::Path,
