@@ -8,6 +8,7 @@
 //! | [`machine`] | what operators need of either |
 //! | [`Simulator`] | a GPU that is not there: kernels run on the CPU, and hazards are errors |
 
+pub mod cache;
 #[allow(unsafe_code, reason = "the one room that calls the driver; each call has its SAFETY")]
 mod driver;
 

@@ -1,7 +1,6 @@
 //! The backend: the engine's operators on a GPU or its simulator. One file an operator: arguments, kernel, launch.
 
 mod kernels;
-mod norm;
 mod operators;
 
 use crate::machine::{Limits, Machine};
