@@ -2,12 +2,14 @@
 
 mod arguments;
 mod flatten;
+mod hooks;
 mod kernel;
 
 use super::Gpu;
 use crate::machine::Machine;
 use arguments::Held;
 use flatten::Flat;
+use hooks::Buffers;
 use kernel::Built;
 use std::sync::Arc;
 use tilewright::{
@@ -80,8 +82,10 @@ impl<M: Machine> Gpu<M> {
         if plan.num_rows() == 0 {
             return Ok(());
         }
-        let buffers = built.variant_args(self, inputs.variant(), &mut call.variant)?;
+        let variant = inputs.variant();
+        let buffers = Buffers::bring(self, variant)?;
+        call.variant = buffers.arguments(&built.tables, variant);
         self.machine.launch(&built.function, [device_plan.workers, 1, 1], &call.args())?;
-        buffers.bring_back(self, inputs.variant())
+        buffers.bring_back(self, variant)
     }
 }
