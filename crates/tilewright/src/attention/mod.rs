@@ -23,10 +23,10 @@ pub mod variant;
 
 pub use batch::{Batch, Index, KvTable, Level, Shard};
 pub use cascade::SharedPrefix;
+pub use mask::MaskBits;
 pub use mask::{BitOrder, PackedMask, TreeMask, packbits, segment_packbits};
 pub use plan::{Explanation, Plan, Workspace};
 pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};
-pub use mask::MaskBits;
 pub use requests::{KvSource, Request, Requests, Segment, SegmentMask};
 pub use run::{Inputs, LatentCache, LatentQuery};
 pub use schedule::{Merge, Schedule, Split, Tiling, WorkItem};
