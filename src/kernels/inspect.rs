@@ -124,5 +124,5 @@ fn described(configured: &Configured, kernel: &Kernel, source: &Source) -> Strin
 }
 
 fn row(report: &mut String, name: &str, text: &dyn std::fmt::Display) {
-    let _ = writeln!(report, "  {name:14}{text}");
+    let _ = writeln!(report, "  {name:15} {text}");
 }
