@@ -6,9 +6,8 @@ use super::{
 };
 use crate::machine::Machine;
 use tilewright::{
-    Result, View, ViewMut,
+    Result, View, ViewMut, kv,
     kv::{ScaleMut, Slots},
-    kv,
 };
 use tilewright_kernels::{
     append::{self as kernels, Cache, Call, Places, Scale, dynamic},
@@ -81,7 +80,12 @@ struct Target {
 }
 
 impl Target {
-    fn given<M: Machine>(&self, gpu: &Gpu<M>, (slots, count): (u64, u32), scale: kv::Scale<'_>) -> Result<()> {
+    fn given<M: Machine>(
+        &self,
+        gpu: &Gpu<M>,
+        (slots, count): (u64, u32),
+        scale: kv::Scale<'_>,
+    ) -> Result<()> {
         let of = |at, page_stride, head_stride| Scale { at, page_stride, head_stride, factor: 1.0 };
         let mut factors = None;
         let scale = match scale {

@@ -12,12 +12,7 @@ impl<M: Machine> Gpu<M> {
     }
 
     /// The same of a tensor that is written.
-    pub(super) fn rows_mut(
-        &self,
-        operator: &'static str,
-        name: &str,
-        view: &ViewMut<'_>,
-    ) -> Result<Strided> {
+    pub(super) fn rows_mut(&self, operator: &'static str, name: &str, view: &ViewMut<'_>) -> Result<Strided> {
         Ok(Strided { address: self.address_mut(operator, name, view)?, strides: outer(view.strides()) })
     }
 }

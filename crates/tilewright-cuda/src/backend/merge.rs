@@ -19,7 +19,11 @@ pub(super) fn merge_states<M: Machine>(
         lse_strides: [0, 2].map(|axis| stride(&lse, axis)),
     };
     let strides = [stride(&o, 1), stride(&lse, 1)];
-    let states = States::Many { first, count: super::geometry::extent(OPERATOR, "num_states", o.shape()[1])?, strides };
+    let states = States::Many {
+        first,
+        count: super::geometry::extent(OPERATOR, "num_states", o.shape()[1])?,
+        strides,
+    };
     run(gpu, (OPERATOR, o.dtype()), states, (&out, &out_lse))
 }
 
@@ -59,7 +63,10 @@ fn run<M: Machine>(
     let out = state(gpu, operator, ["out", "out_lse"], [&out.as_view(), &out_lse.as_view()])?;
     let call = Call { dtype, shape, states, out };
     let Some(config) = call.merge() else {
-        let text = format!("head_dim = {}, the most is 4096 chunks of 16 bytes, or elements if not aligned", shape[2]);
+        let text = format!(
+            "head_dim = {}, the most is 4096 chunks of 16 bytes, or elements if not aligned",
+            shape[2]
+        );
         return Err(Error::new(operator, text));
     };
     let kernel = gpu.kernel(operator, &config.name(), |name| merge(name, config))?;
