@@ -23,16 +23,17 @@ pub mod variant;
 
 pub use batch::{Batch, Index, KvTable, Level, Shard};
 pub use cascade::SharedPrefix;
+pub use mask::MaskBits;
 pub use mask::{BitOrder, PackedMask, TreeMask, packbits, segment_packbits};
 pub use plan::{Explanation, Plan, Workspace};
 pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};
+pub use requests::{KvSource, Request, Requests, Segment, SegmentMask};
 pub use run::{Inputs, LatentCache, LatentQuery};
 pub use schedule::{Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, merge_state, merge_states};
 pub use variant::Variant;
 
-pub(crate) use mask::MaskBits;
-pub(crate) use requests::{KvSource, Request, Requests, Segment, SegmentMask, ones};
+pub(crate) use requests::ones;
 pub(crate) use state::merge_weights;
 
 use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque, cpu::simd::hooks::Hooks};
