@@ -4,6 +4,7 @@ mod activation;
 mod append;
 mod geometry;
 mod kernels;
+mod linear;
 mod merge;
 mod norm;
 mod operators;

@@ -1,6 +1,6 @@
 //! The engine's trait, method by method.
 
-use super::{Gpu, activation, append, merge, norm, rope as rotary};
+use super::{Gpu, activation, append, linear, merge, norm, rope as rotary};
 use crate::machine::Machine;
 use tilewright::{
     Backend, Error, Opaque, Result, View, ViewMut,
@@ -49,7 +49,7 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
-        missing("gemm.linear")
+        linear::linear(self, x, weight, bias, out)
     }
 
     fn append(
