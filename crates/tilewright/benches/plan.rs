@@ -21,7 +21,8 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
     let mut arguments = std::env::args().skip_while(|argument| argument != "--record").skip(1);
-    let mut lines = vec![format!("# cpu: {}", cpu()), "# command: cargo bench -p tilewright --bench plan".to_owned()];
+    let mut lines =
+        vec![format!("# cpu: {}", cpu()), "# command: cargo bench -p tilewright --bench plan".to_owned()];
     lines.push(COLUMNS.to_owned());
     for (requests, target) in TARGETS {
         for lengths in ["even", "one long", "random"] {
@@ -72,7 +73,8 @@ impl Case {
 
     /// A line of the record.
     fn time(&self, target: f64) -> Outcome<String> {
-        let problem = Problem::builder(Heads { qo: 32, kv: 8 }, HeadDim::same(128)).mask(Mask::Causal).build()?;
+        let problem =
+            Problem::builder(Heads { qo: 32, kv: 8 }, HeadDim::same(128)).mask(Mask::Causal).build()?;
         let tiling = Tiling {
             q_rows: self.q_rows,
             kv_heads: 1,

@@ -8,7 +8,8 @@ use super::{
     batch::Batch,
     cascade::Cutting,
     plan::Plan,
-    schedule::{self, Schedule, Split, Tiling},
+    requests::Requests,
+    schedule::{self, Asked, Schedule, Scratch, Split, Tiling},
 };
 use crate::Result;
 
@@ -36,7 +37,8 @@ impl Planner {
             OPERATOR,
             "split = 0 tokens, expected at least 1 (or Split::Never)"
         );
-        let mut requests = batch.resolve(OPERATOR, &self.problem)?;
+        let mut requests = Requests::default();
+        batch.resolve(OPERATOR, &self.problem, &mut requests)?;
         let prefixes = match batch.finds_levels() {
             true => {
                 let tile_tokens = schedule::tile_tokens(&self.problem, &self.tiling);
@@ -44,7 +46,15 @@ impl Planner {
             }
             false => Vec::new(),
         };
-        let schedule = Schedule::new(&self.problem, &requests, &self.tiling, split)?;
+        let asked = Asked {
+            operator: OPERATOR,
+            problem: &self.problem,
+            requests: &requests,
+            tiling: &self.tiling,
+            split,
+        };
+        let mut schedule = Schedule::default();
+        schedule.rewrite(&asked, &mut Scratch::default())?;
         Ok(Plan { problem: self.problem, tiling: self.tiling, requests, schedule, split, prefixes })
     }
 }

@@ -10,7 +10,7 @@ use super::{
 use std::ops::Range;
 
 /// A checked batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Requests {
     pub(crate) requests: Vec<Request>,
     /// The outermost level first: of the segments of a row, an earlier one holds earlier keys.
@@ -73,6 +73,12 @@ pub(crate) enum KvSource {
     Ragged { tokens: usize },
     /// Key `j` is token `indices[kv_start + j / block] * block + j % block`, which is its position, too.
     Blocks { indices: Vec<i32>, block: usize, tokens: usize },
+}
+
+impl Default for KvSource {
+    fn default() -> Self {
+        Self::Ragged { tokens: 0 }
+    }
 }
 
 impl Segment {
