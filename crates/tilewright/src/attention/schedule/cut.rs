@@ -17,6 +17,7 @@ const NEVER: usize = 1 << 40;
 /// What the planner remembers from its first pass to the second. No part of a plan: only its memory is kept.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scratch {
+    runs: Vec<Run>,
     spans: Vec<Span>,
 }
 
@@ -36,6 +37,22 @@ struct Span {
     kv: (u32, u32),
     /// The first KV tile, and how many there are.
     tiles: (u32, u32),
+}
+
+/// The units of one segment.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    segment: u32,
+    kv_heads: (u32, u32),
+    /// KV heads of an item.
+    heads: u32,
+    num_spans: u32,
+    /// Whether its rows have other segments too.
+    shared: bool,
+    /// Whether only the share of a worker can divide it, and its items write the output if that does not.
+    whole: bool,
+    /// What all spans cost for one head.
+    cost: usize,
 }
 
 /// A span and some of its segment's KV heads, before any cut.
@@ -60,21 +77,17 @@ pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scra
         let heads = asked.requests.segments.iter().map(|s| cutter.num_tiles(s) * s.kv_heads.len());
         cutter.most_heads = cutter.most_heads.min(heads.sum::<usize>().div_ceil(asked.tiling.workers)).max(1);
     }
+    scratch.runs.clear();
     scratch.spans.clear();
+    scratch.runs.reserve(asked.requests.segments.len());
     scratch.spans.reserve(one_head);
-    let (cost, pieces) = cutter.spans(&mut scratch.spans);
+    let (cost, pieces) = cutter.measure(scratch);
     cutter.quota = cost.div_ceil(asked.tiling.workers).max(1);
-    match cutter.piece {
-        None => {
-            cutter.schedule.items.reserve(pieces + asked.tiling.workers);
-            cutter.each_unit(&scratch.spans, Cutter::balanced);
-        }
-        Some(piece) => {
-            check_items(asked.operator, pieces)?;
-            cutter.schedule.items.reserve(pieces);
-            cutter.each_unit(&scratch.spans, |cutter, unit| cutter.fixed(unit, piece));
-        }
-    }
+    check_items(asked.operator, pieces)?;
+    // those that are balanced are cut once for each worker at most
+    let cuts = if cutter.piece.is_none() { asked.tiling.workers } else { 0 };
+    cutter.schedule.items.reserve(pieces + cuts);
+    cutter.lay(scratch);
     Ok(())
 }
 
@@ -159,63 +172,106 @@ impl<'a> Cutter<'a> {
         (self.asked.tiling.q_rows / rows).clamp(1, self.most_heads)
     }
 
-    /// Finds the spans of all segments; what all units cost together, and how many pieces of a fixed length they have.
-    fn spans(&self, spans: &mut Vec<Span>) -> (usize, usize) {
+    /// Finds the spans of all segments; what all units cost together, and how many there are, or pieces where those have a fixed
+    /// length.
+    fn measure(&self, scratch: &mut Scratch) -> (usize, usize) {
         let Asked { problem, requests, tiling, .. } = *self.asked;
-        let kv_tokens = tiling.kv_tokens;
-        let (mut cost, mut num_pieces) = (0, 0_usize);
+        let (mut all, mut num_pieces) = (0, 0_usize);
         for (number, segment) in requests.segments.iter().enumerate() {
-            let heads = segment.kv_heads.len();
-            let units = if self.most_heads == 1 { heads } else { heads.div_ceil(self.heads(segment)) };
-            let mut begin = segment.qo.start;
+            let first_span = scratch.spans.len();
+            let (mut cost, mut pieces, mut begin) = (0, 0, segment.qo.start);
             while begin < segment.qo.end {
                 let end = segment.qo.end.min(begin + self.tile);
-                let span = Span::new((begin, end), requests.visible(problem, number, begin..end), kv_tokens);
-                let pieces = self.piece.map_or(1, |piece| span.pieces(piece).len());
-                num_pieces = num_pieces.saturating_add(units * pieces);
-                cost += heads
-                    * tiling.cost_per_tile(1, end - begin)
-                    * (tiling.segment_overhead * pieces + span.tiles.1 as usize);
-                spans.push(span);
+                let kv = requests.visible(problem, number, begin..end);
+                let span = Span::new((begin, end), kv, tiling.kv_tokens);
+                let of_span = self.piece.map_or(1, |piece| span.pieces(piece).len());
+                cost += tiling.cost_per_tile(1, end - begin)
+                    * (tiling.segment_overhead * of_span + span.tiles.1 as usize);
+                pieces += of_span;
+                scratch.spans.push(span);
                 begin = end;
             }
+            let (num_heads, num_spans) = (segment.kv_heads.len(), scratch.spans.len() - first_span);
+            let heads = self.heads(segment);
+            let groups = if heads == 1 { num_heads } else { num_heads.div_ceil(heads) };
+            num_pieces = num_pieces.saturating_add(groups.saturating_mul(pieces));
+            all += num_heads * cost;
+            scratch.runs.push(Run {
+                segment: number as u32,
+                kv_heads: (segment.kv_heads.start as u32, segment.kv_heads.end as u32),
+                heads: heads as u32,
+                num_spans: num_spans as u32,
+                shared: segment.shared,
+                whole: !segment.shared && pieces == num_spans,
+                cost,
+            });
         }
-        (cost, num_pieces)
+        (all, num_pieces)
     }
 
-    /// Calls `each` with every unit, in the order of segments, heads and rows.
-    #[inline(always)]
-    fn each_unit(&mut self, spans: &[Span], mut each: impl FnMut(&mut Self, Unit)) {
-        let Asked { requests, tiling, .. } = *self.asked;
+    /// Adds the items of all units, in the order of segments, heads and rows.
+    fn lay(&mut self, scratch: &Scratch) {
         (self.begin, self.worker, self.worker_end) = (0, 0, self.quota);
-        let mut rest = spans;
-        for (number, segment) in requests.segments.iter().enumerate() {
-            let of_segment;
-            (of_segment, rest) = rest.split_at(self.num_tiles(segment));
-            let heads = self.heads(segment);
-            let (mut first, end) = (segment.kv_heads.start, segment.kv_heads.end);
-            while first < end {
-                let last = end.min(first + heads);
-                for &span in of_segment {
-                    let rows = (span.qo.1 - span.qo.0) as usize;
-                    each(
-                        self,
-                        Unit {
-                            segment: number as u32,
-                            kv_heads: (first as u32, last as u32),
-                            shared: segment.shared,
-                            span,
-                            cost_per_tile: tiling.cost_per_tile(last - first, rows),
-                        },
-                    );
+        let mut rest = &scratch.spans[..];
+        for run in &scratch.runs {
+            let spans;
+            (spans, rest) = rest.split_at(run.num_spans as usize);
+            let (mut first, end) = run.kv_heads;
+            while first < end && !spans.is_empty() {
+                let next = end.min(first + run.heads);
+                // heads of which all units lie in the share of this worker
+                let fits = |last: &u32| self.begin + (last - first) as usize * run.cost <= self.worker_end;
+                let last = [end, next].into_iter().filter(|_| run.whole).find(fits);
+                if let Some(last) = last {
+                    self.push_whole(run, spans, first..last);
+                    self.begin += (last - first) as usize * run.cost;
+                    self.find_worker(self.begin);
+                } else {
+                    spans.iter().for_each(|&span| self.push_unit(run, span, (first, next)));
                 }
-                first = last;
+                first = last.unwrap_or(next);
             }
+        }
+    }
+
+    /// Adds the units of some heads, none of them cut.
+    #[inline]
+    fn push_whole(&mut self, run: &Run, spans: &[Span], heads: Range<u32>) {
+        self.schedule.advance_to(self.worker);
+        let items = &mut self.schedule.items;
+        let item = |kv_heads: Range<u32>, span: &Span| WorkItem {
+            segment: run.segment,
+            kv_heads,
+            qo: span.qo.0..span.qo.1,
+            kv: span.kv.0..span.kv.1,
+            partial: None,
+        };
+        if let ([span], 1) = (spans, run.heads) {
+            return items.extend(heads.map(|head| item(head..head + 1, span)));
+        }
+        for first in heads.clone().step_by(run.heads as usize) {
+            let last = heads.end.min(first + run.heads);
+            items.extend(spans.iter().map(|span| item(first..last, span)));
+        }
+    }
+
+    /// Adds a unit that may have to be cut.
+    fn push_unit(&mut self, run: &Run, span: Span, kv_heads: (u32, u32)) {
+        let rows = (span.qo.1 - span.qo.0) as usize;
+        let unit = Unit {
+            segment: run.segment,
+            kv_heads,
+            shared: run.shared,
+            span,
+            cost_per_tile: self.asked.tiling.cost_per_tile((kv_heads.1 - kv_heads.0) as usize, rows),
+        };
+        match self.piece {
+            None => self.balanced(unit),
+            Some(piece) => self.fixed(unit, piece),
         }
     }
 
     /// Cuts a unit where the share of a worker ends.
-    #[inline(always)]
     fn balanced(&mut self, unit: Unit) {
         let cost = unit.cost_per_tile * (self.asked.tiling.segment_overhead + unit.span.tiles.1 as usize);
         let end = self.begin + cost;
@@ -288,7 +344,6 @@ impl<'a> Cutter<'a> {
     }
 
     /// Adds a piece.
-    #[inline(always)]
     fn push(&mut self, unit: &Unit, worker: usize, kv: (u32, u32), partial: bool) {
         let schedule = &mut *self.schedule;
         let Unit { segment, kv_heads, span: Span { qo, .. }, .. } = *unit;
