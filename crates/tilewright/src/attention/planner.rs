@@ -7,7 +7,7 @@ use super::{
     Problem,
     batch::Batch,
     cascade::Cutting,
-    plan::Plan,
+    plan::{Plan, Prepared},
     requests::Requests,
     schedule::{self, Asked, Schedule, Scratch, Split, Tiling},
 };
@@ -55,6 +55,7 @@ impl Planner {
         };
         let mut schedule = Schedule::default();
         schedule.rewrite(&asked, &mut Scratch::default())?;
-        Ok(Plan { problem: self.problem, tiling: self.tiling, requests, schedule, split, prefixes })
+        let prepared = Prepared::default();
+        Ok(Plan { problem: self.problem, tiling: self.tiling, requests, schedule, split, prefixes, prepared })
     }
 }
