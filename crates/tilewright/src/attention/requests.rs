@@ -115,6 +115,7 @@ impl Segment {
 
 impl Requests {
     /// The keys of segment `segment` that some row of `rows` may see.
+    #[inline]
     pub(crate) fn visible(&self, problem: &Problem, segment: usize, rows: Range<usize>) -> Range<usize> {
         let segment = &self.segments[segment];
         if self.scattered(problem) {

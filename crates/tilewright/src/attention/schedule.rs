@@ -161,9 +161,9 @@ impl Schedule {
     /// When there would be more than 16,777,216 items, or partial rows beyond 32 bits.
     pub(crate) fn rewrite(&mut self, asked: &Asked<'_>, scratch: &mut Scratch) -> Result<()> {
         self.clear();
-        cut::cut(self, asked, scratch)?;
+        let has_levels = cut::cut(self, asked, scratch)?;
         self.close(asked.tiling.workers);
-        if asked.requests.segments.iter().any(|segment| segment.shared) {
+        if has_levels {
             levels::merge(asked.operator, self, &asked.requests.segments)?;
         }
         crate::ensure!(

@@ -66,21 +66,25 @@ struct Unit {
     cost_per_tile: usize,
 }
 
-/// Cuts into `schedule`, which is empty.
-pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scratch) -> Result<()> {
+/// Cuts into `schedule`, which is empty. Whether rows have several segments, whose states are still to be merged.
+pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scratch) -> Result<bool> {
     let mut cutter = Cutter::new(schedule, asked);
-    let one_head: usize = asked.requests.segments.iter().map(|segment| cutter.num_tiles(segment)).sum();
-    let units = asked.requests.segments.iter().map(|s| cutter.num_tiles(s) * s.kv_heads.len()).sum();
+    let (mut spans, mut units, mut shared) = (0, 0, false);
+    for segment in &asked.requests.segments {
+        let tiles = cutter.num_tiles(segment);
+        spans += tiles;
+        units += tiles * segment.kv_heads.len();
+        shared |= segment.shared;
+    }
     check_items(asked.operator, units)?;
     // keys that are not divided leave only heads to keep all workers busy
     if asked.split != Split::Balanced {
-        let heads = asked.requests.segments.iter().map(|s| cutter.num_tiles(s) * s.kv_heads.len());
-        cutter.most_heads = cutter.most_heads.min(heads.sum::<usize>().div_ceil(asked.tiling.workers)).max(1);
+        cutter.most_heads = cutter.most_heads.min(units.div_ceil(asked.tiling.workers)).max(1);
     }
     scratch.runs.clear();
     scratch.spans.clear();
     scratch.runs.reserve(asked.requests.segments.len());
-    scratch.spans.reserve(one_head);
+    scratch.spans.reserve(spans);
     let (cost, pieces) = cutter.measure(scratch);
     cutter.quota = cost.div_ceil(asked.tiling.workers).max(1);
     check_items(asked.operator, pieces)?;
@@ -88,7 +92,7 @@ pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scra
     let cuts = if cutter.piece.is_none() { asked.tiling.workers } else { 0 };
     cutter.schedule.items.reserve(pieces + cuts);
     cutter.lay(scratch);
-    Ok(())
+    Ok(shared)
 }
 
 impl Span {
