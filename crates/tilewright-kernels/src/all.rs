@@ -9,16 +9,21 @@ use crate::{
     attention::{
         merge::{Merge, merge_state, merge_states},
         prefill_sm90::{Prefill, prefill},
+        scalar::{self, attention},
     },
     gemm::{sm80, sm90},
     norm::{Norm, fused_add_rmsnorm, rmsnorm},
-    rope::{Rope, Style, rope},
+    rope::{Rope, Style, rope as rotate},
     softmax::{Softmax, softmax},
     tile::Packed,
 };
 use half::{bf16, f16};
 use std::fmt;
-use tilewright::attention::variant::{ExpressionVariant, SoftCap};
+use tilewright::{
+    Dtype,
+    attention::variant::{Alibi, AttentionSinks, Both, ExpressionVariant, Plain, RotaryEmbedding, SoftCap},
+    rope,
+};
 use tilewright_ptx::{
     ir::Kernel,
     text::{ptx, without_source_lines},
@@ -59,7 +64,7 @@ impl fmt::Debug for Configured {
 
 /// All of them, in a fixed order.
 pub fn all() -> Vec<Configured> {
-    let lists = [prefills(), products(), layers::<bf16>("bf16"), layers::<f16>("f16"), others()];
+    let lists = [prefills(), scalars(), products(), layers::<bf16>("bf16"), layers::<f16>("f16"), others()];
     lists.into_iter().flatten().collect()
 }
 
@@ -94,10 +99,48 @@ fn prefills() -> Vec<Configured> {
     vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
 }
 
+/// What tensor cores are not for: f32, odd heads, latent heads, hooks on everything.
+fn scalars() -> Vec<Configured> {
+    use Dtype::{Bf16, E5m2, F16, F32};
+    let of = |name: &str, dtypes: (Dtype, Dtype), head_dim, latent, hooked: bool| {
+        let (dtype_qo, dtype_kv) = dtypes;
+        let config = scalar::Config { dtype_qo, dtype_kv, head_dim, latent };
+        plain(format!("scalar_{name}"), ALL, move |name| {
+            attention(
+                name,
+                config,
+                &if hooked { rotated(name)? } else { recorded(name, ExpressionVariant::of(&Plain))? },
+            )
+        })
+    };
+    vec![
+        of("f32_d128", (F32, F32), (128, 128), false, false),
+        of("f16_e5m2_d33_17", (F16, E5m2), (33, 17), false, false),
+        of("bf16_latent_d512_64", (Bf16, Bf16), (576, 512), true, false),
+        of("f32_d64_hooks", (F32, F32), (64, 64), false, true),
+    ]
+}
+
+/// Rotation, ALiBi and a cap, with a sink for each of 32 heads.
+fn rotated(kernel: &str) -> Result<ExpressionVariant, Invalid> {
+    let rope = rope::Rope::new(64, 1e4).and_then(|rope| RotaryEmbedding::new(&rope));
+    let variant = rope.and_then(|rope| {
+        let scores = Both::new(Alibi::new(32), SoftCap::new(50.0)?);
+        ExpressionVariant::of(&Both::new(rope, Both::new(scores, AttentionSinks::new(vec![0.0; 32])?)))
+    });
+    recorded(kernel, variant)
+}
+
+fn recorded(
+    kernel: &str,
+    variant: tilewright::Result<ExpressionVariant>,
+) -> Result<ExpressionVariant, Invalid> {
+    variant.map_err(|why| Invalid::of(kernel, why.to_string()))
+}
+
 /// The soft cap of Gemma 2.
 fn capped(kernel: &str) -> Result<ExpressionVariant, Invalid> {
-    let variant = SoftCap::new(50.0).and_then(|cap| ExpressionVariant::of(&cap));
-    variant.map_err(|why| Invalid::of(kernel, why.to_string()))
+    recorded(kernel, SoftCap::new(50.0).and_then(|cap| ExpressionVariant::of(&cap)))
 }
 
 /// A kernel without overlap, by a function of its name.
@@ -130,9 +173,11 @@ fn layers<T: Packed>(elements: &str) -> Vec<Configured> {
         plain(named("rmsnorm"), ALL, move |name| rmsnorm::<T>(name, norm(false))),
         plain(named("rmsnorm_gemma"), ALL, move |name| rmsnorm::<T>(name, norm(true))),
         plain(named("fused_add_rmsnorm"), ALL, move |name| fused_add_rmsnorm::<T>(name, norm(false))),
-        plain(named("rope"), ALL, move |name| rope::<T>(name, turned(Style::Halves, false))),
-        plain(named("rope_in_place"), ALL, move |name| rope::<T>(name, turned(Style::Halves, true))),
-        plain(named("rope_interleaved"), ALL, move |name| rope::<T>(name, turned(Style::Interleaved, false))),
+        plain(named("rope"), ALL, move |name| rotate::<T>(name, turned(Style::Halves, false))),
+        plain(named("rope_in_place"), ALL, move |name| rotate::<T>(name, turned(Style::Halves, true))),
+        plain(named("rope_interleaved"), ALL, move |name| {
+            rotate::<T>(name, turned(Style::Interleaved, false))
+        }),
         plain(named("silu_and_mul"), ALL, move |name| act_and_mul::<T>(name, gated(Activation::Silu))),
         plain(named("gelu_and_mul"), ALL, move |name| act_and_mul::<T>(name, gated(Activation::Gelu))),
         plain(named("gelu_tanh_and_mul"), ALL, move |name| {

@@ -7,7 +7,11 @@ use crate::{
     storage::{Storage, Stored},
 };
 use std::ops::Range;
-use tilewright::{Dtype, Mask, View, attention::variant::ExpressionVariant, tensor::Data};
+use tilewright::{
+    Dtype, Mask, View,
+    attention::variant::{ExpressionVariant, Variant},
+    tensor::Data,
+};
 use tilewright_kernels::{
     attention::{
         call::{CacheTensor, Call, KvLayout, Pe, PlanArgs, RowTensor, ScaleArgs, UNLIMITED},
@@ -50,6 +54,8 @@ pub(crate) struct Case<'a> {
     /// Other segments than one for each request.
     pub(crate) segments: Option<Vec<Segment>>,
     pub(crate) mask_bits: Vec<u8>,
+    /// Blocks of so many tokens of a ragged tensor: the segments' keys are in this list.
+    pub(crate) blocks: Option<(usize, Vec<u32>)>,
     /// Of keys and values: factors, and what they are indexed by; `page, head` strides.
     pub(crate) scales: [(Vec<f32>, [u64; 2]); 2],
     pub(crate) has_lse: bool,
@@ -64,8 +70,20 @@ impl<'a> Case<'a> {
         cut: Cut,
     ) -> Self {
         let scales = [(); 2].map(|()| (Vec::new(), [0, 0]));
-        let (segments, mask_bits) = (None, Vec::new());
-        Self { sample, stored, storage, variant, cut, segments, mask_bits, scales, has_lse: true, seed: 0 }
+        let has_lse = variant.properties().softmax;
+        Self {
+            sample,
+            stored,
+            storage,
+            variant,
+            cut,
+            segments: None,
+            mask_bits: Vec::new(),
+            blocks: None,
+            scales,
+            has_lse,
+            seed: 0,
+        }
     }
 
     pub(crate) fn config(&self) -> Config {
@@ -108,7 +126,7 @@ impl<'a> Case<'a> {
         let (requests, one_each) = self.requests();
         let segments = self.segments.as_ref().unwrap_or(&one_each);
         let visible = |segment: &Segment, qo: Range<usize>| {
-            let Some(request) = segment.request else { return 0..segment.kv_len };
+            let (Some(request), None) = (segment.request, &self.blocks) else { return 0..segment.kv_len };
             let position = |row: usize| row as i64 + i64::from(requests[request].offset);
             let local = |at: i64| (at - segment.base as i64).clamp(0, segment.kv_len as i64) as usize;
             let (left, right) = self.reach();
@@ -231,6 +249,11 @@ impl<'a> Case<'a> {
             |memory: &mut Memory, view: &View<'_>| self.cache_tensor(upload(memory, view.data()), view);
         let k = tensor(memory, &cache.k);
         let v = tensor(memory, &cache.v);
+        let (k, v) = self.blocks.as_ref().map_or((k, v), |(block, _)| {
+            let of_blocks =
+                |tensor: CacheTensor| CacheTensor { page: tensor.token * *block as u64, ..tensor };
+            (of_blocks(k), of_blocks(v))
+        });
         let pe_at = k.address + (dim.vo * config.dtype_kv.size()) as u64;
         let pe = Pe { q: q(dim.vo), k: CacheTensor { address: pe_at, ..k } };
         let (row, head) = ((heads.qo * self.o_stride()) as u64, self.o_stride() as u64);
@@ -255,8 +278,12 @@ impl<'a> Case<'a> {
             plan,
             qo_heads: heads.qo as u32,
             group: heads.group() as u32,
-            page_size: self.stored.page_size() as u32,
-            layout: if self.storage == Storage::Ragged { KvLayout::Ragged } else { KvLayout::Paged },
+            page_size: self.blocks.as_ref().map_or(self.stored.page_size(), |(block, _)| *block) as u32,
+            layout: match (&self.blocks, self.storage) {
+                (Some(_), _) => KvLayout::Blocks,
+                (None, Storage::Ragged) => KvLayout::Ragged,
+                (None, Storage::Paged(_)) => KvLayout::Paged,
+            },
             left,
             right,
             scale: problem.scale(),
@@ -278,7 +305,8 @@ impl<'a> Case<'a> {
     }
 
     fn plan(&self, memory: &mut Memory, arrays: &Arrays) -> PlanArgs {
-        let indices: Vec<u32> = self.stored.indices.iter().map(|page| page.cast_unsigned()).collect();
+        let pages = || self.stored.indices.iter().map(|page| page.cast_unsigned()).collect();
+        let indices: Vec<u32> = self.blocks.as_ref().map_or_else(pages, |(_, blocks)| blocks.clone());
         let bits = if self.mask_bits.is_empty() { 0 } else { memory.alloc_bytes(&self.mask_bits) };
         PlanArgs {
             items: memory.alloc_from(&arrays.items),
