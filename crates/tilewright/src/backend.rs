@@ -6,7 +6,7 @@
 use crate::{
     Result, View, ViewMut,
     activation::Activation,
-    attention::{Inputs, Output, Plan, Problem, Tiling},
+    attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
     kv::{ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
@@ -14,6 +14,10 @@ use crate::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
 };
+use std::{any::Any, sync::Arc};
+
+/// What only the backend that made it understands.
+pub type Opaque = Arc<dyn Any + Send + Sync>;
 
 /// A device that executes operators.
 pub trait Backend {
@@ -25,6 +29,25 @@ pub trait Backend {
     /// # Errors
     /// When it cannot do `problem`, with all the reasons.
     fn tiling(&self, problem: &Problem) -> Result<Tiling>;
+
+    /// Makes what attention needs of `problem` and `variant`, kernels for example; it comes back in
+    /// [`Inputs::built`]. Done when an operator is made.
+    ///
+    /// # Errors
+    /// When the device cannot do this variant, with all the reasons.
+    fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
+        let _ = (problem, variant); // a device that interprets hooks has nothing to make
+        Ok(None)
+    }
+
+    /// Brings a plan to the device; it comes back in [`Plan::prepared`]. Done when a plan is made.
+    ///
+    /// # Errors
+    /// When the device has no room for it.
+    fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
+        let _ = plan; // a device that reads host memory has it already
+        Ok(None)
+    }
 
     /// Executes every work item of `plan`, then every merge.
     ///

@@ -35,7 +35,7 @@ pub mod sampling;
 pub mod tensor;
 
 pub use attention::{Attention, Batch, HeadDim, Heads, Mask, Output, Plan, Problem, Workspace};
-pub use backend::Backend;
+pub use backend::{Backend, Opaque};
 pub use cpu::Cpu;
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};

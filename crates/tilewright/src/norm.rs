@@ -28,6 +28,16 @@ impl<'a> NormWeight<'a> {
         Self { weight, offset: 1.0 }
     }
 
+    /// The weight as it is stored, `[hidden]`.
+    pub fn weight(&self) -> View<'a> {
+        self.weight
+    }
+
+    /// What is added to each of its elements.
+    pub fn offset(&self) -> f32 {
+        self.offset
+    }
+
     /// The factor of each element, `offset + weight`, in f32.
     pub(crate) fn factors(&self) -> Vec<f32> {
         let (hidden, stride) = (self.weight.shape()[0], self.weight.strides()[0]);

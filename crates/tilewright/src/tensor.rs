@@ -3,6 +3,11 @@
 //! A view never owns and never allocates. Shapes and strides are in elements; strides may be anything that
 //! stays inside the memory, so slices of fused projections (`q` inside `qkv`) are passed as they are.
 
+mod device;
+
+pub(crate) use device::check_on_host;
+pub use device::{DeviceAddress, DeviceMemory};
+
 use crate::{Dtype, E4m3, E5m2, Element, Error, Result};
 use half::{bf16, f16};
 use std::fmt;
@@ -166,14 +171,18 @@ macro_rules! each_data {
 /// A read-only tensor argument: elements, shape and strides.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
+    /// The elements; none where they are on a device.
     data: Data<'a>,
+    device: Option<DeviceAddress>,
     shape: Dims,
     strides: Dims,
 }
 
 /// A tensor argument that is written.
 pub struct ViewMut<'a> {
+    /// The elements; none where they are on a device.
     data: DataMut<'a>,
+    device: Option<DeviceAddress>,
     shape: Dims,
     strides: Dims,
 }
@@ -187,7 +196,7 @@ impl<'a> View<'a> {
         let data = data.into();
         let len = each_data!(data, Data, s => s.len());
         let (shape, strides) = contiguous(len, shape)?;
-        Ok(Self { data, shape, strides })
+        Ok(Self { data, device: None, shape, strides })
     }
 
     /// A view with explicit strides, in elements.
@@ -198,7 +207,7 @@ impl<'a> View<'a> {
         let data = data.into();
         let len = each_data!(data, Data, s => s.len());
         let (shape, strides) = strided(len, shape, strides)?;
-        Ok(Self { data, shape, strides })
+        Ok(Self { data, device: None, shape, strides })
     }
 
     /// Rows `[rows, dim]` as `[rows, 1, dim]`.
@@ -207,12 +216,12 @@ impl<'a> View<'a> {
         Self { shape: Dims::new(&shape), strides: Dims::new(&strides), ..self }
     }
 
-    /// The elements as a typed slice, in memory order (strides apply).
+    /// The elements as a typed slice, in memory order (strides apply); none of a device's.
     pub fn as_slice<T: Element>(&self) -> Option<&'a [T]> {
         T::slice(self.data)
     }
 
-    /// The elements, in memory order (strides apply).
+    /// The elements, in memory order (strides apply); none of a device's.
     pub fn data(&self) -> Data<'a> {
         self.data
     }
@@ -220,7 +229,7 @@ impl<'a> View<'a> {
     /// The value at `index`, exactly.
     ///
     /// # Panics
-    /// When `index` is outside the shape. For tests and oracles; operators check first.
+    /// When `index` is outside the shape, or the view is of a device. For tests and oracles; operators check first.
     pub fn at(&self, index: &[usize]) -> f32 {
         let at = offset(&self.shape, &self.strides, index);
         each_data!(self.data, Data, s => s[at].to_f32())
@@ -236,7 +245,7 @@ impl<'a> ViewMut<'a> {
         let data = data.into();
         let len = each_data!(&data, DataMut, s => s.len());
         let (shape, strides) = contiguous(len, shape)?;
-        Ok(Self { data, shape, strides })
+        Ok(Self { data, device: None, shape, strides })
     }
 
     /// A view with explicit strides, in elements.
@@ -248,10 +257,10 @@ impl<'a> ViewMut<'a> {
         let len = each_data!(&data, DataMut, s => s.len());
         let (shape, strides) = strided(len, shape, strides)?;
         unaliased(&shape, &strides)?;
-        Ok(Self { data, shape, strides })
+        Ok(Self { data, device: None, shape, strides })
     }
 
-    /// The elements as a typed slice, in memory order (strides apply).
+    /// The elements as a typed slice, in memory order (strides apply); none of a device's.
     pub fn as_slice<T: Element>(&mut self) -> Option<&mut [T]> {
         T::slice_mut(self.reborrow().data)
     }
@@ -259,7 +268,7 @@ impl<'a> ViewMut<'a> {
     /// Rounds `value` into the element at `index`.
     ///
     /// # Panics
-    /// When `index` is outside the shape. For tests and small outputs; operators check first.
+    /// When `index` is outside the shape, or the view is of a device. For tests and small outputs; operators check first.
     pub fn set(&mut self, index: &[usize], value: f32) {
         let at = offset(&self.shape, &self.strides, index);
         each_data!(&mut self.data, DataMut, s => s[at] = Element::from_f32(value));
@@ -275,7 +284,7 @@ impl<'a> ViewMut<'a> {
             DataMut::E5m2(s) => DataMut::E5m2(s),
             DataMut::I8(s) => DataMut::I8(s),
         };
-        ViewMut { data, shape: self.shape, strides: self.strides }
+        ViewMut { data, device: self.device, shape: self.shape, strides: self.strides }
     }
 
     /// The same memory, read only.
@@ -288,7 +297,7 @@ impl<'a> ViewMut<'a> {
             DataMut::E5m2(s) => Data::E5m2(s),
             DataMut::I8(s) => Data::I8(s),
         };
-        View { data, shape: self.shape, strides: self.strides }
+        View { data, device: self.device, shape: self.shape, strides: self.strides }
     }
 
     /// The elements, in memory order (strides apply), for the whole lifetime of the view.
@@ -339,7 +348,8 @@ macro_rules! geometry {
 
         impl fmt::Debug for $View<'_> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}{:?} strides {:?}", self.dtype(), self.shape, self.strides)
+                write!(f, "{}{:?} strides {:?}", self.dtype(), self.shape, self.strides)?;
+                self.device.map_or(Ok(()), |place| write!(f, " on device {}", place.device))
             }
         }
     };

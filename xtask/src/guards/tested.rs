@@ -47,7 +47,7 @@ fn is_there(tree: &Tree, name: &str) -> bool {
     let files = [format!("{path}.rs"), format!("{path}/mod.rs"), format!("{path}/main.rs")];
     let Some(code) = files.iter().find_map(|file| tree.text(file)).map(code_only) else { return false };
     if on_cpu {
-        let judged = code.split("judge_the_cpu!(").skip(1).filter_map(|rest| rest.split(')').next());
+        let judged = code.split("judge_backends!(").skip(1).filter_map(|rest| rest.split(')').next());
         return judged.flat_map(words).any(|word| word == *test);
     }
     let tests = code.split("#[test]").skip(1).filter_map(|rest| rest.split('(').next());
@@ -56,7 +56,7 @@ fn is_there(tree: &Tree, name: &str) -> bool {
 
 /// A page that names these tests, and the tests that there are.
 fn tree(names: &str) -> Tree {
-    let case = "#[test]\nfn one() {}\nfn two() {}\ncrate::judge_the_cpu!(\n    two,\n    three\n);\n// #[test] fn four() {}";
+    let case = "#[test]\nfn one() {}\nfn two() {}\ncrate::judge_backends!(\n    two,\n    three\n);\n// #[test] fn four() {}";
     Tree::of([
         (PAGE, format!("`big::…`, `cpu::` and `Self::new`\n| 1 | {names} |\n")),
         ("crates/tilewright/tests/big/main.rs", "mod case;".to_owned()),

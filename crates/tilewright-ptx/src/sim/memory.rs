@@ -62,6 +62,36 @@ impl Memory {
         address
     }
 
+    /// Writes bytes from an address on.
+    ///
+    /// # Errors
+    /// Where they are not inside of one allocation.
+    pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let place = self.place(address, bytes.len());
+        let place = place.map_err(|(kind, message)| Fault::of_launch(kind, message))?;
+        self.write_bytes(place, bytes);
+        Ok(())
+    }
+
+    /// Copies bytes from an address on.
+    ///
+    /// # Errors
+    /// As [`Memory::read`].
+    pub fn copy_to(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+        let place = self.place(address, bytes.len());
+        let read = place.and_then(|place| self.read_bytes(place, bytes.len()));
+        bytes.copy_from_slice(read.map_err(|(kind, message)| Fault::of_launch(kind, message))?);
+        Ok(())
+    }
+
+    /// Gives an allocation back: whoever uses it again makes a fault.
+    pub fn free(&mut self, address: u64) {
+        let number = (address >> 32) as usize;
+        if let Some(found) = number.checked_sub(1).and_then(|at| self.allocations.get_mut(at)) {
+            *found = Allocation { bytes: Vec::new(), written: Vec::new() };
+        }
+    }
+
     /// `count` values from an address on.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use super::{
     requests::{KvSource, Requests, Segment},
     schedule::{Schedule, Split, Tiling, WorkItem},
 };
-use crate::{Estimate, Result, Roofline};
+use crate::{Estimate, Result, Roofline, backend::Opaque, tensor::DeviceMemory};
 use std::fmt;
 
 /// What [`super::Attention::run`] needs to know about a step.
@@ -18,12 +18,46 @@ pub struct Plan {
     pub(crate) schedule: Schedule,
     pub(crate) split: Split,
     pub(crate) prefixes: Vec<SharedPrefix>,
+    pub(crate) prepared: Prepared,
+}
+
+/// What a backend made of a plan. It follows from the plan, so all are equal.
+#[derive(Clone, Default)]
+pub(crate) struct Prepared(pub(crate) Option<Opaque>);
+
+impl PartialEq for Prepared {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Prepared {}
+
+impl fmt::Debug for Prepared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() { "prepared" } else { "nothing prepared" })
+    }
 }
 
 impl Plan {
+    /// What the backend's [`prepare`](crate::Backend::prepare) made of it.
+    pub fn prepared(&self) -> Option<&Opaque> {
+        self.prepared.0.as_ref()
+    }
+
     /// Total query rows of the batch.
     pub fn num_rows(&self) -> usize {
         self.requests.num_rows()
+    }
+
+    /// What was asked.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// The checked batch.
+    pub fn requests(&self) -> &Requests {
+        &self.requests
     }
 
     /// Who computes what.
@@ -140,7 +174,10 @@ fn covered(spans: &[(usize, usize, usize)]) -> usize {
 /// Memory for partial states and scratch. Grows with [`Workspace::fit`], never inside `run`.
 #[derive(Debug, Default)]
 pub struct Workspace {
+    /// On the host.
     pub(crate) memory: Vec<f32>,
+    /// On a device, instead.
+    device: Option<DeviceMemory>,
 }
 
 impl Workspace {
@@ -153,19 +190,34 @@ impl Workspace {
 
     /// Exactly `bytes`, for callers with a fixed budget.
     pub fn with_bytes(bytes: usize) -> Self {
-        Self { memory: vec![0.0; bytes / size_of::<f32>()] }
+        Self { memory: vec![0.0; bytes / size_of::<f32>()], device: None }
     }
 
-    /// Grows, if need be, until `plan` fits.
+    /// Memory of a device; it does not grow.
+    pub fn on_device(memory: DeviceMemory) -> Self {
+        Self { memory: Vec::new(), device: Some(memory) }
+    }
+
+    /// Its memory, if on a device.
+    pub fn device(&self) -> Option<&DeviceMemory> {
+        self.device.as_ref()
+    }
+
+    /// Its elements, if on the host.
+    pub fn host(&self) -> &[f32] {
+        &self.memory
+    }
+
+    /// Grows, if need be, until `plan` fits; that of a device stays as it is.
     pub fn fit(&mut self, plan: &Plan) {
-        if self.memory.len() < plan.workspace_len() {
+        if self.device.is_none() && self.memory.len() < plan.workspace_len() {
             self.memory.resize(plan.workspace_len(), 0.0);
         }
     }
 
     /// Its size.
     pub fn bytes(&self) -> usize {
-        size_of::<f32>() * self.memory.len()
+        self.device.as_ref().map_or(size_of::<f32>() * self.memory.len(), DeviceMemory::bytes)
     }
 
     pub(super) fn check(&self, operator: &'static str, plan: &Plan) -> Result<()> {

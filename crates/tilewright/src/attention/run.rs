@@ -1,11 +1,12 @@
 //! `run`: checks that the tensors of a layer fit the plan, and hands them to the backend.
 
-use super::{Attention, Output, Plan, requests::KvSource};
+use super::{Attention, Output, Plan, requests::KvSource, variant::ExpressionVariant};
 use crate::{
     Backend, Error, Result, View,
+    backend::Opaque,
     cpu::simd::hooks::Hooks,
     kv::{
-        KvCache, KvScales,
+        KvCache, KvScales, Scale,
         layout::{KvShape, KvStrides},
     },
     tensor::{check_dtype, check_shape},
@@ -46,6 +47,66 @@ pub struct Inputs<'a> {
     pub(crate) v: (View<'a>, KvStrides),
     pub(crate) scales: KvScales<'a>,
     pub(crate) variant: &'a dyn Hooks,
+    pub(crate) built: Option<&'a Opaque>,
+}
+
+impl<'a> Inputs<'a> {
+    /// Queries `[num_rows, num_qo_heads, head_dim_qk]`; where they come in two tensors (latent attention), the second has the
+    /// elements behind those of the first.
+    pub fn q(&self) -> (View<'a>, Option<View<'a>>) {
+        self.q
+    }
+
+    /// Keys, and their strides.
+    pub fn k(&self) -> (View<'a>, KvStrides) {
+        self.k
+    }
+
+    /// Elements of keys behind those of `k`, where they come in two tensors.
+    pub fn k_pe(&self) -> Option<(View<'a>, KvStrides)> {
+        self.k_pe
+    }
+
+    /// Values, and their strides.
+    pub fn v(&self) -> (View<'a>, KvStrides) {
+        self.v
+    }
+
+    /// What stored keys and values are multiplied with.
+    pub fn scales(&self) -> KvScales<'a> {
+        self.scales
+    }
+
+    /// The hooks, as data.
+    pub fn variant(&self) -> &'a ExpressionVariant {
+        self.variant.recorded()
+    }
+
+    /// The same with tensors that lie elsewhere: `moved` gives each tensor's counterpart, of its shape, strides and dtype. For
+    /// backends that bring tensors to others.
+    ///
+    /// # Errors
+    /// Those of `moved`.
+    pub fn moved<'b>(&self, mut moved: impl FnMut(View<'a>) -> Result<View<'b>>) -> Result<Inputs<'b>>
+    where
+        'a: 'b,
+    {
+        let q = (moved(self.q.0)?, self.q.1.map(&mut moved).transpose()?);
+        let k = (moved(self.k.0)?, self.k.1);
+        let k_pe = self.k_pe.map(|(view, strides)| Ok((moved(view)?, strides))).transpose()?;
+        let v = (moved(self.v.0)?, self.v.1);
+        let mut scale = |scale| match scale {
+            Scale::Page(factors) => moved(factors).map(Scale::Page),
+            other => Ok(other),
+        };
+        let scales = KvScales { k: scale(self.scales.k)?, v: scale(self.scales.v)? };
+        Ok(Inputs { q, k, k_pe, v, scales, variant: self.variant, built: self.built })
+    }
+
+    /// What the backend's [`build`](Backend::build) made when the operator was made.
+    pub fn built(&self) -> Option<&'a Opaque> {
+        self.built
+    }
 }
 
 impl<B: Backend> Attention<B> {
@@ -94,7 +155,15 @@ impl<B: Backend> Attention<B> {
         }
         let strides = |view: &View<'_>| KvStrides::of(self.problem.layout(), view.strides());
         let (k, v) = ((kv.k, strides(&kv.k)), (kv.v, strides(&kv.v)));
-        let inputs = Inputs { q: (q, None), k, k_pe: None, v, scales, variant: &*self.variant };
+        let inputs = Inputs {
+            q: (q, None),
+            k,
+            k_pe: None,
+            v,
+            scales,
+            variant: &*self.variant,
+            built: self.built.as_ref(),
+        };
         self.backend.attention(plan, &inputs, out)
     }
 
@@ -135,6 +204,7 @@ impl<B: Backend> Attention<B> {
             v: ckv,
             scales: KvScales::default(),
             variant: &*self.variant,
+            built: self.built.as_ref(),
         };
         self.backend.attention(plan, &inputs, out)
     }

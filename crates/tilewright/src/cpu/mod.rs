@@ -24,8 +24,16 @@ use crate::{
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
+    tensor::{DeviceMemory, check_on_host},
 };
 use std::sync::Arc;
+
+/// Refuses those of these views that are on a device.
+macro_rules! on_host {
+    ($operator:literal, $($view:ident),+) => {
+        check_on_host($operator, &[$((stringify!($view), $view.device())),+])?
+    };
+}
 
 /// The CPU backend: a thread pool and the best vector instructions of the machine. Cheap to clone; clones share
 /// the pool.
@@ -99,21 +107,30 @@ impl Backend for Cpu {
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
+        on_host("attention.run", inputs, &out)?;
         attention::run(self, plan, inputs, out);
         Ok(())
     }
 
     fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
-        attention::merge_states(states, out);
+        let ((o, lse), (out, out_lse)) = (states, out);
+        on_host!("attention.merge_states", o, lse, out, out_lse);
+        attention::merge_states((o, lse), (out, out_lse));
         Ok(())
     }
 
     fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()> {
-        attention::merge_state(state, other);
+        let ((o, lse), (other, other_lse)) = (state, other);
+        on_host!("attention.merge_state", o, lse, other, other_lse);
+        attention::merge_state((o, lse), (other, other_lse));
         Ok(())
     }
 
     fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
+        on_host!("gemm.linear", x, weight, out);
+        if let Some(bias) = bias {
+            on_host!("gemm.linear", bias);
+        }
         gemm::linear(self, x, weight, bias, out);
         Ok(())
     }
@@ -125,16 +142,21 @@ impl Backend for Cpu {
         slots: &Slots<'_>,
         scale: ScaleMut<'_>,
     ) -> Result<()> {
+        on_host!("kv.append", new, cache);
         append::run(new, cache, slots, scale);
         Ok(())
     }
 
     fn rmsnorm(&self, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
+        let w = weight.weight();
+        on_host!("norm.rmsnorm", x, w, out);
         norm::rmsnorm(self, x, weight, eps, out);
         Ok(())
     }
 
     fn rmsnorm_in_place(&self, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {
+        let w = weight.weight();
+        on_host!("norm.rmsnorm_in_place", x, w);
         norm::rmsnorm_in_place(self, x, weight, eps);
         Ok(())
     }
@@ -146,11 +168,14 @@ impl Backend for Cpu {
         weight: &NormWeight<'_>,
         eps: f32,
     ) -> Result<()> {
+        let w = weight.weight();
+        on_host!("norm.fused_add_rmsnorm", x, residual, w);
         norm::fused_add_rmsnorm(self, x, residual, weight, eps);
         Ok(())
     }
 
     fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32], rope: &Rope) -> Result<()> {
+        on_host!("rope.apply_rope", q, k);
         rope::rope(self, q, k, positions, rope);
         Ok(())
     }
@@ -162,41 +187,49 @@ impl Backend for Cpu {
         positions: &[i32],
         cache: &CosSinCache,
     ) -> Result<()> {
+        on_host!("rope.apply_rope_with_cos_sin_cache", q, k);
         rope::rope_with_cos_sin_cache(self, q, k, positions, cache);
         Ok(())
     }
 
     fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        on_host!("activation.act_and_mul", x, out);
         activation::act_and_mul(self, activation, x, out);
         Ok(())
     }
 
     fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
+        on_host!("sampling.softmax", logits, out);
         sampling::softmax(self, logits, temperature, out);
         Ok(())
     }
 
     fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        on_host!("sampling.filter", x, out);
         sampling::filter(self, filter, x, out);
         Ok(())
     }
 
     fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
+        check_on_host("sampling.sample", &[("scores", scores.view().device())])?;
         sampling::sample(self, scores, params, out);
         Ok(())
     }
 
     fn distribution(&self, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
+        check_on_host("sampling.distribution", &[("scores", scores.view().device()), ("out", out.device())])?;
         sampling::distribution(self, scores, params, out);
         Ok(())
     }
 
     fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
+        on_host!("sampling.edit_logits", logits);
         sampling::edit::run(self, edit, logits);
         Ok(())
     }
 
     fn top_k(&self, scores: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
+        on_host!("sampling.top_k", scores, values);
         sampling::top_k::run(self, scores, top_k, values, indices);
         Ok(())
     }
@@ -208,6 +241,7 @@ impl Backend for Cpu {
         choices: &[Choice],
         out: &mut [Result<Logprobs>],
     ) -> Result<()> {
+        on_host!("sampling.logprobs", logits);
         sampling::logprobs::run(self, logits, params, choices, out);
         Ok(())
     }
@@ -219,7 +253,27 @@ impl Backend for Cpu {
         params: &[SamplingParams],
         out: ChainOutput<'_>,
     ) -> Result<()> {
+        let places = [("probs", drafts.probs.device()), ("target", target.view().device())];
+        check_on_host("sampling.chain_speculative_sampling", &places)?;
         sampling::speculative::run(self, drafts, target, params, out);
         Ok(())
     }
+}
+
+/// Refuses attention over anything that is on a device.
+fn on_host(operator: &'static str, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
+    let optional = |view: Option<View<'_>>| view.and_then(|view| view.device());
+    let lse = out.lse.as_ref().and_then(ViewMut::device);
+    let workspace = out.workspace.device().map(DeviceMemory::place);
+    let places = [
+        ("q", inputs.q.0.device()),
+        ("q.pe", optional(inputs.q.1)),
+        ("k", inputs.k.0.device()),
+        ("k.pe", optional(inputs.k_pe.map(|pe| pe.0))),
+        ("v", inputs.v.0.device()),
+        ("o", out.o.device()),
+        ("lse", lse),
+        ("workspace", workspace),
+    ];
+    check_on_host(operator, &places)
 }

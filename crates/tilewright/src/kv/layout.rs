@@ -80,11 +80,14 @@ pub(crate) struct KvShape {
 }
 
 /// The strides of one of K and V, in elements; `page` is 0 for a ragged tensor.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct KvStrides {
-    pub(crate) page: usize,
-    pub(crate) token: usize,
-    pub(crate) head: usize,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvStrides {
+    /// From a page to the next.
+    pub page: usize,
+    /// From a token to the next of its page, or of a ragged tensor.
+    pub token: usize,
+    /// From a head to the next.
+    pub head: usize,
 }
 
 impl KvShape {

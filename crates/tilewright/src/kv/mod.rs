@@ -9,7 +9,7 @@ mod scales;
 mod slots;
 
 pub use block_sparse::{BlockSparse, VariableBlockSparse};
-pub use layout::{KvCache, KvCacheMut, KvLayout};
+pub use layout::{KvCache, KvCacheMut, KvLayout, KvStrides};
 pub use paged::{PageTable, get_seq_lens};
 pub use scales::{KvScales, Scale, ScaleMut};
 pub use slots::{PageSlots, Slot, Slots};

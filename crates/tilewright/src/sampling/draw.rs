@@ -26,7 +26,13 @@ pub enum Scores<'a> {
     Probs(View<'a>),
 }
 
-impl Scores<'_> {
+impl<'a> Scores<'a> {
+    /// The tensor.
+    pub fn view(&self) -> View<'a> {
+        let (Self::Logits(view) | Self::Probs(view)) = *self;
+        view
+    }
+
     /// The operator that takes these scores, for error texts.
     pub(crate) fn operator(&self) -> &'static str {
         match self {

@@ -391,7 +391,7 @@ fn a_page_that_is_not_full_is_not_shared<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     pages_under_a_packed_mask_are_left_to_their_requests,
     a_page_that_is_not_full_is_not_shared,
     levels_agree_with_the_oracle,

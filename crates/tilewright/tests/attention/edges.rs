@@ -153,7 +153,7 @@ fn one_key_gives_its_value<B: Backend + Clone + Sync>(backends: &[B]) {
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     nan_in_future_keys_and_values_reaches_no_row_that_does_not_see_them,
     nan_and_infinities_in_visible_keys_spread_as_in_the_oracle,
     nan_and_infinities_in_visible_values_spread_as_in_the_oracle,

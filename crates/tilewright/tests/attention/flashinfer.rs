@@ -244,7 +244,7 @@ fn deepseek_prefill<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     batch_decode,
     batch_prefill,
     single_prefill,

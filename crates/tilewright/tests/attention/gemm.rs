@@ -152,7 +152,7 @@ fn nan_and_infinity_in_a_row_stay_there<B: Backend + Clone + Sync>(backends: &[B
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     odd_shapes_and_all_dtypes_agree_with_the_oracle,
     without_inputs_the_bias_remains_and_without_rows_or_features_nothing_happens,
     nan_and_infinity_in_a_row_stay_there

@@ -152,7 +152,7 @@ fn decoding_step_by_step_equals_prefill<B: Backend + Clone + Sync>(backends: &[B
     chunks_equal_whole(backends, (70, 150), 1);
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     pages_their_size_and_order_ragged_tensors_and_layouts_change_no_bit,
     a_request_alone_has_the_bits_that_it_has_in_any_batch,
     a_balanced_run_gives_the_same_bits_each_time,

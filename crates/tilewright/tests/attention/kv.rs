@@ -225,7 +225,7 @@ fn lengths_follow_from_pages_and_the_last_page() {
     assert_eq!(lens(&PageTable::new(&[0], &[0_i32; 0], &[0_i32; 0], 1)), [0_usize; 0]);
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     appended_tokens_are_in_their_slots_and_nothing_else_is_touched,
     a_cache_with_gaps_takes_tokens_and_keeps_its_gaps,
     padding_is_skipped

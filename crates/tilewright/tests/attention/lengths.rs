@@ -112,7 +112,7 @@ fn batches_without_requests_rows_or_keys<B: Backend + Clone + Sync>(backends: &[
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     all_lengths_agree_with_the_oracle_causal,
     all_lengths_agree_with_the_oracle_full,
     one_long_request_among_many_short_ones,

@@ -197,7 +197,7 @@ fn queries_and_outputs_of_eight_bits() {
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     every_pattern_is_exact_as_a_value,
     every_pattern_is_exact_as_a_key,
     eight_bit_caches_agree_with_the_oracle,

@@ -1,12 +1,12 @@
 //! The attention core against its oracle: conformance, invariants, planner properties, error texts.
 //!
 //! Properties are functions generic over [`tilewright::Backend`], `fn property<B: Backend + ..>(backends: &[B])`, so that
-//! each backend is judged by the same code; `judge_the_cpu!` makes tests of them.
+//! each backend is judged by the same code; `judge_backends!` makes tests of them.
 
 #![allow(clippy::excessive_nesting, clippy::type_complexity, reason = "grids of cases are loops in loops")]
 
 /// Makes a test of each property: the CPU backend with each instruction set of this machine.
-macro_rules! judge_the_cpu {
+macro_rules! judge_backends {
     ($($property:ident),+) => {
         mod cpu {
             $(#[test] fn $property() {
@@ -16,7 +16,7 @@ macro_rules! judge_the_cpu {
         }
     };
 }
-pub(crate) use judge_the_cpu;
+pub(crate) use judge_backends;
 
 mod block_sparse;
 mod cascade;

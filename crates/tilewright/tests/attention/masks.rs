@@ -196,7 +196,7 @@ fn a_window_reads_only_its_own_keys<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     windows_agree_with_the_oracle,
     packed_masks_agree_with_the_oracle,
     bits_that_say_what_a_mask_says_give_its_bits,

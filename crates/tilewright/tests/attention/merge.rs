@@ -188,7 +188,7 @@ fn weights_are_powers_of_two_of_the_stored_lse<B: Backend + Clone + Sync>(backen
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     many_states_merge_as_in_the_oracle,
     no_states_give_the_empty_state,
     two_states_merge_as_in_the_oracle_and_as_many_do,

@@ -164,7 +164,7 @@ fn shards_of_keys_merge_to_the_whole<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     absorbed_decode_agrees_with_the_oracle,
     a_single_request_is_a_batch_of_one,
     shards_of_keys_merge_to_the_whole

@@ -359,7 +359,7 @@ fn scales_of_a_cache_that_is_read() {
     assert_eq!(tilewright::KvScales::default().check("a.b", 7, None), Ok(()));
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     given_scales_divide_and_round,
     dynamic_scales_keep_their_promise,
     a_freed_page_starts_anew,

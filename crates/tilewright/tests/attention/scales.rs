@@ -195,7 +195,7 @@ fn per_page(factors: &[f32], shape: &[usize], strides: [usize; 2]) -> Scale<'sta
     Scale::Page(View::strided(factors, shape, &strides[..shape.len()]).expect("it is there"))
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     caches_of_8_bits_agree_with_the_oracle,
     ragged_tensors_have_scales_too,
     scales_come_after_the_hooks_of_keys_and_values

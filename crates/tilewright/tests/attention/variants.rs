@@ -338,7 +338,7 @@ fn dumped_logits_are_those_of_attention<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
-crate::judge_the_cpu!(
+crate::judge_backends!(
     soft_cap,
     alibi,
     alibi_with_soft_cap,

@@ -1,0 +1,126 @@
+//! The simulator as a machine: kernels run on the CPU, at once, and every hazard that shows is an error.
+//!
+//! Slow, and for tests: what runs here without an error runs on a GPU. It can be made small, so that few CTAs have to share
+//! much work.
+
+use crate::machine::{Limits, Machine};
+use std::{
+    any::Any,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+use tilewright::{Error, Result, tensor::DeviceMemory};
+use tilewright_ptx::{
+    ir::Kernel,
+    sim::{Arg, Fault, Launch, Memory},
+};
+
+/// A GPU that is not there.
+#[derive(Debug, Clone)]
+pub struct Simulator {
+    limits: Limits,
+    memory: Arc<Mutex<Memory>>,
+    /// Decides what hardware leaves open; another one for each launch.
+    seed: Arc<AtomicU64>,
+}
+
+impl Simulator {
+    /// A GPU of compute capability `arch` (80 is `sm_80`) with so many SMs.
+    pub fn new(arch: u32, multiprocessors: u32) -> Self {
+        // the tables of compute capabilities in the CUDA C++ programming guide
+        let (shared_of_cta, shared_of_sm) = match arch {
+            80 | 87 => (163 << 10, 164 << 10),
+            86 | 89 | 120 => (99 << 10, 100 << 10),
+            _ => (227 << 10, 228 << 10),
+        };
+        let limits = Limits { device: 0, arch, multiprocessors, shared_of_cta, shared_of_sm };
+        Self { limits, memory: Arc::default(), seed: Arc::default() }
+    }
+
+    /// The same with another choice of what hardware leaves open.
+    pub fn with_seed(self, seed: u64) -> Self {
+        self.seed.store(seed, Ordering::Relaxed);
+        self
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An allocation, given back when dropped.
+struct Allocation {
+    memory: Arc<Mutex<Memory>>,
+    address: u64,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner).free(self.address);
+    }
+}
+
+fn failed(fault: Fault) -> Error {
+    Error::new("simulator", fault.to_string())
+}
+
+impl Machine for Simulator {
+    type Function = Arc<Kernel>;
+
+    fn describe(&self) -> String {
+        format!("simulator: sm_{}, {} SMs", self.limits.arch, self.limits.multiprocessors)
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn load(&self, kernel: &Kernel) -> Result<Arc<Kernel>> {
+        let arch = self.limits.arch;
+        tilewright_ptx::text::ptx(kernel, arch).map_err(|why| Error::new("simulator", why.to_string()))?;
+        let shared = kernel.shared_layout().1 as u32;
+        tilewright::ensure!(
+            shared <= self.limits.shared_of_cta,
+            "simulator",
+            "kernel {}: {shared} bytes of shared memory, sm_{arch} has {} for a CTA",
+            kernel.name,
+            self.limits.shared_of_cta
+        );
+        Ok(Arc::new(kernel.clone()))
+    }
+
+    fn launch(&self, function: &Arc<Kernel>, grid: [u32; 3], args: &[Arg]) -> Result<()> {
+        let seed = self.seed.fetch_add(1, Ordering::Relaxed);
+        let launch = Launch { kernel: function, grid, args, seed };
+        let done = launch.run(&mut self.memory());
+        done.map(|_| ()).map_err(|fault| {
+            Error::new("simulator", format!("kernel {}, seed {seed}: {fault}", function.name))
+        })
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {
+        let address = self.memory().alloc(bytes);
+        let owner: Arc<dyn Any + Send + Sync> = Arc::new(Allocation { memory: self.memory.clone(), address });
+        // SAFETY: addresses of the simulator lead nowhere but into its own memory, which checks each.
+        #[allow(unsafe_code, reason = "vouches for an address that only the simulator looks at")]
+        Ok(unsafe { DeviceMemory::from_raw(address, bytes, self.limits.device, Some(owner)) })
+    }
+
+    fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
+        self.memory().write(to, bytes).map_err(failed)
+    }
+
+    fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        self.memory().copy_to(from, bytes).map_err(failed)
+    }
+
+    fn fill(&self, to: u64, value: u8, bytes: usize) -> Result<()> {
+        self.memory().write(to, &vec![value; bytes]).map_err(failed)
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,294 @@
+//! A backend for views of the host: brings them to the device, has the operator run there, and brings back what it wrote.
+//!
+//! For tests that are written for any backend. Everything goes, gaps between rows included, so what an operator writes beside
+//! its output is seen.
+
+use tilewright::{
+    Backend, Dtype, Opaque, Result, View, ViewMut, Workspace,
+    activation::Activation,
+    attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
+    kv::{Scale, ScaleMut, Slots},
+    norm::NormWeight,
+    rope::{CosSinCache, Rope},
+    sampling::{
+        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+    },
+    tensor::{Data, DataMut, DeviceMemory},
+};
+use tilewright_cuda::{Gpu, machine::Machine};
+
+/// A device that takes views of the host.
+#[derive(Debug, Clone)]
+pub(crate) struct Staged<M: Machine>(pub(crate) Gpu<M>);
+
+/// The elements of a view, with their gaps, on the device.
+struct There {
+    memory: DeviceMemory,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+}
+
+fn bytes_of(data: Data<'_>) -> Vec<u8> {
+    fn each<T: Clone, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+        values.iter().cloned().flat_map(bytes).collect()
+    }
+    match data {
+        Data::F32(values) => each(values, f32::to_le_bytes),
+        Data::F16(values) => each(values, half::f16::to_le_bytes),
+        Data::Bf16(values) => each(values, half::bf16::to_le_bytes),
+        Data::E4m3(values) => each(values, |value| [value.to_bits()]),
+        Data::E5m2(values) => each(values, |value| [value.to_bits()]),
+        Data::I8(values) => each(values, i8::to_le_bytes),
+    }
+}
+
+fn write_back(data: DataMut<'_>, bytes: &[u8]) {
+    fn each<T, const N: usize>(values: &mut [T], bytes: &[u8], value: impl Fn([u8; N]) -> T) {
+        for (to, from) in values.iter_mut().zip(bytes.chunks_exact(N)) {
+            *to = value(from.try_into().expect("chunks of N"));
+        }
+    }
+    match data {
+        DataMut::F32(values) => each(values, bytes, f32::from_le_bytes),
+        DataMut::F16(values) => each(values, bytes, half::f16::from_le_bytes),
+        DataMut::Bf16(values) => each(values, bytes, half::bf16::from_le_bytes),
+        DataMut::E4m3(values) => each(values, bytes, |[byte]| tilewright::E4m3::from_bits(byte)),
+        DataMut::E5m2(values) => each(values, bytes, |[byte]| tilewright::E5m2::from_bits(byte)),
+        DataMut::I8(values) => each(values, bytes, i8::from_le_bytes),
+    }
+}
+
+impl<M: Machine> Staged<M> {
+    fn bring(&self, view: &View<'_>) -> Result<There> {
+        let bytes = bytes_of(view.data());
+        let memory = self.0.allocate(bytes.len())?;
+        self.0.machine().write(memory.address(), &bytes)?;
+        let (shape, strides) = (view.shape().to_vec(), view.strides().to_vec());
+        Ok(There { memory, dtype: view.dtype(), shape, strides })
+    }
+
+    fn back(&self, there: &There, to: ViewMut<'_>) -> Result<()> {
+        let mut bytes = vec![0; there.memory.bytes()];
+        self.0.machine().read(there.memory.address(), &mut bytes)?;
+        write_back(to.into_data(), &bytes);
+        Ok(())
+    }
+
+    /// Runs an operator with views that it reads and views that it writes.
+    fn staged(
+        &self,
+        read: &[View<'_>],
+        written: Vec<ViewMut<'_>>,
+        operator: impl FnOnce(&[View<'_>], Vec<ViewMut<'_>>) -> Result<()>,
+    ) -> Result<()> {
+        let there = read.iter().map(|view| self.bring(view)).collect::<Result<Vec<_>>>()?;
+        let mut out = written.iter().map(|view| self.bring(&view.as_view())).collect::<Result<Vec<_>>>()?;
+        let read = there.iter().map(There::view).collect::<Result<Vec<_>>>()?;
+        let outcome = operator(&read, out.iter_mut().map(There::view_mut).collect::<Result<_>>()?);
+        out.iter().zip(written).try_for_each(|(there, to)| self.back(there, to))?;
+        outcome
+    }
+
+    /// The same for one view that is written.
+    fn into(
+        &self,
+        read: &[View<'_>],
+        out: ViewMut<'_>,
+        operator: impl FnOnce(&[View<'_>], ViewMut<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.staged(read, vec![out], |read, mut out| operator(read, out.remove(0)))
+    }
+}
+
+impl There {
+    fn view(&self) -> Result<View<'_>> {
+        self.memory.strided(self.dtype, 0, (&self.shape, &self.strides))
+    }
+
+    fn view_mut(&mut self) -> Result<ViewMut<'_>> {
+        self.memory.strided_mut(self.dtype, 0, (&self.shape, &self.strides))
+    }
+}
+
+fn weight<'a>(like: &NormWeight<'_>, view: View<'a>) -> NormWeight<'a> {
+    if like.offset() == 0.0 { NormWeight::new(view) } else { NormWeight::gemma(view) }
+}
+
+fn scores<'a>(like: &Scores<'_>, view: View<'a>) -> Scores<'a> {
+    match like {
+        Scores::Logits(_) => Scores::Logits(view),
+        Scores::Probs(_) => Scores::Probs(view),
+    }
+}
+
+impl<M: Machine> Backend for Staged<M> {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn tiling(&self, problem: &Problem) -> Result<Tiling> {
+        self.0.tiling(problem)
+    }
+
+    fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
+        self.0.build(problem, variant)
+    }
+
+    fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
+        self.0.prepare(plan)
+    }
+
+    fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
+        let mut views = Vec::new();
+        inputs.moved(|view| {
+            views.push(view);
+            Ok(view)
+        })?;
+        // whatever is in the workspace goes, too: it must not matter
+        let bytes: Vec<u8> = out.workspace.host().iter().flat_map(|value| value.to_le_bytes()).collect();
+        let memory = self.0.allocate(bytes.len())?;
+        self.0.machine().write(memory.address(), &bytes)?;
+        let mut workspace = Workspace::on_device(memory);
+        let written: Vec<ViewMut<'_>> = [Some(out.o), out.lse].into_iter().flatten().collect();
+        self.staged(&views, written, |read, written| {
+            let mut read = read.iter().copied();
+            let inputs = inputs.moved(|_| Ok(read.next().expect("as many as before")))?;
+            let mut written = written.into_iter();
+            let o = written.next().expect("o is the first");
+            self.0.attention(plan, &inputs, Output { o, lse: written.next(), workspace: &mut workspace })
+        })
+    }
+
+    fn merge_states(&self, (o, lse): (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
+        self.staged(&[o, lse], vec![out.0, out.1], |read, mut out| {
+            let lse = out.remove(1);
+            self.0.merge_states((read[0], read[1]), (out.remove(0), lse))
+        })
+    }
+
+    fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()> {
+        self.staged(&[other.0, other.1], vec![state.0, state.1], |read, mut state| {
+            let lse = state.remove(1);
+            self.0.merge_state((state.remove(0), lse), (read[0], read[1]))
+        })
+    }
+
+    fn linear(&self, x: View<'_>, w: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
+        let read: Vec<View<'_>> = [Some(x), Some(w), bias].into_iter().flatten().collect();
+        self.into(&read, out, |read, out| self.0.linear(read[0], read[1], read.get(2).copied(), out))
+    }
+
+    fn append(
+        &self,
+        new: View<'_>,
+        cache: ViewMut<'_>,
+        slots: &Slots<'_>,
+        scale: ScaleMut<'_>,
+    ) -> Result<()> {
+        match scale {
+            ScaleMut::Given(Scale::Page(factors)) => self.into(&[new, factors], cache, |read, cache| {
+                self.0.append(read[0], cache, slots, ScaleMut::Given(Scale::Page(read[1])))
+            }),
+            ScaleMut::Given(other) => self.into(&[new], cache, |read, cache| {
+                self.0.append(read[0], cache, slots, ScaleMut::Given(other))
+            }),
+            ScaleMut::Dynamic(factors) => self.staged(&[new], vec![cache, factors], |read, mut out| {
+                let factors = out.remove(1);
+                self.0.append(read[0], out.remove(0), slots, ScaleMut::Dynamic(factors))
+            }),
+        }
+    }
+
+    fn rmsnorm(&self, x: View<'_>, w: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
+        self.into(&[x, w.weight()], out, |read, out| self.0.rmsnorm(read[0], &weight(w, read[1]), eps, out))
+    }
+
+    fn rmsnorm_in_place(&self, x: ViewMut<'_>, w: &NormWeight<'_>, eps: f32) -> Result<()> {
+        self.into(&[w.weight()], x, |read, x| self.0.rmsnorm_in_place(x, &weight(w, read[0]), eps))
+    }
+
+    fn fused_add_rmsnorm(
+        &self,
+        x: ViewMut<'_>,
+        residual: ViewMut<'_>,
+        w: &NormWeight<'_>,
+        eps: f32,
+    ) -> Result<()> {
+        self.staged(&[w.weight()], vec![x, residual], |read, mut out| {
+            let residual = out.remove(1);
+            self.0.fused_add_rmsnorm(out.remove(0), residual, &weight(w, read[0]), eps)
+        })
+    }
+
+    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32], rope: &Rope) -> Result<()> {
+        self.staged(&[], vec![q, k], |_, mut out| {
+            let k = out.remove(1);
+            self.0.rope(out.remove(0), k, positions, rope)
+        })
+    }
+
+    fn rope_with_cos_sin_cache(
+        &self,
+        q: ViewMut<'_>,
+        k: ViewMut<'_>,
+        positions: &[i32],
+        cache: &CosSinCache,
+    ) -> Result<()> {
+        self.staged(&[], vec![q, k], |_, mut out| {
+            let k = out.remove(1);
+            self.0.rope_with_cos_sin_cache(out.remove(0), k, positions, cache)
+        })
+    }
+
+    fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        self.into(&[x], out, |read, out| self.0.act_and_mul(activation, read[0], out))
+    }
+
+    fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
+        self.into(&[logits], out, |read, out| self.0.softmax(read[0], temperature, out))
+    }
+
+    fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        self.into(&[x], out, |read, out| self.0.filter(filter, read[0], out))
+    }
+
+    fn sample(&self, from: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
+        self.staged(&[from.view()], vec![], |read, _| self.0.sample(scores(&from, read[0]), params, out))
+    }
+
+    fn distribution(&self, from: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
+        self.into(&[from.view()], out, |read, out| self.0.distribution(scores(&from, read[0]), params, out))
+    }
+
+    fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
+        self.into(&[], logits, |_, logits| self.0.edit_logits(edit, logits))
+    }
+
+    fn top_k(&self, from: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
+        self.into(&[from], values, |read, values| self.0.top_k(read[0], top_k, values, indices))
+    }
+
+    fn logprobs(
+        &self,
+        logits: View<'_>,
+        params: &[SamplingParams],
+        choices: &[Choice],
+        out: &mut [Result<Logprobs>],
+    ) -> Result<()> {
+        self.staged(&[logits], vec![], |read, _| self.0.logprobs(read[0], params, choices, out))
+    }
+
+    fn chain_speculative_sampling(
+        &self,
+        drafts: Drafts<'_>,
+        target: Scores<'_>,
+        params: &[SamplingParams],
+        out: ChainOutput<'_>,
+    ) -> Result<()> {
+        self.staged(&[drafts.probs, target.view()], vec![], |read, _| {
+            let drafts = Drafts { probs: read[0], ids: drafts.ids };
+            self.0.chain_speculative_sampling(drafts, scores(&target, read[1]), params, out)
+        })
+    }
+}
