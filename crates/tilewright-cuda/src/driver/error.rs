@@ -45,7 +45,7 @@ impl Error {
         Self::of(ErrorKind::Argument, call, why)
     }
 
-    pub(super) fn of(kind: ErrorKind, call: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn of(kind: ErrorKind, call: impl Into<String>, why: impl Into<String>) -> Self {
         Self { kind, call: call.into(), why: why.into(), code: None }
     }
 
