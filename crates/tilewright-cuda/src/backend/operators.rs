@@ -32,7 +32,7 @@ impl<M: Machine> Backend for Gpu<M> {
         missing("attention.new")
     }
 
-    fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
+    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
         missing("attention.plan")
     }
 

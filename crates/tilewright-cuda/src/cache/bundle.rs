@@ -8,8 +8,7 @@ use std::{collections::BTreeSet, path::Path};
 /// A folder that has to be a bundle.
 pub(super) fn open(path: &Path) -> Result<Folder> {
     let folder = Folder::new(path);
-    let no_bundle =
-        |why: &str| Error::Path { path: path.to_owned(), why: format!("it is no bundle: {why}") };
+    let no_bundle = |why: &str| Error::Path { path: path.to_owned(), why: format!("it is no bundle: {why}") };
     if !path.is_dir() {
         return Err(no_bundle("there is no such folder"));
     }

@@ -46,7 +46,7 @@ impl<M: Machine> Gpu<M> {
         Ok(Some(Arc::new(Built::new(self, problem, variant)?)))
     }
 
-    pub(super) fn prepare_plan(&self, plan: &Plan) -> Result<Option<Opaque>> {
+    pub(super) fn prepare_plan(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
         let flat = Flat::new(plan);
         let memory = self.upload(&flat.bytes)?;
         let (layout, page_size) = flatten::layout(plan);
