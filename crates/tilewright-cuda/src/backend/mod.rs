@@ -3,6 +3,7 @@
 mod kernels;
 mod norm;
 mod operators;
+mod sampling;
 
 use crate::machine::{Limits, Machine};
 use kernels::Kernels;
