@@ -1,11 +1,22 @@
 //! The backend: the engine's operators on a GPU or its simulator. One file an operator: arguments, kernel, launch.
 
+mod activation;
+mod append;
+mod attention;
+mod geometry;
 mod kernels;
+mod linear;
+mod merge;
+mod norm;
 mod operators;
+mod rope;
+mod sampling;
+mod tables;
 
 use crate::machine::{Limits, Machine};
 use kernels::Kernels;
 use std::sync::Arc;
+use tables::Tables;
 use tilewright::{
     Error, Result, View, ViewMut,
     tensor::{DeviceAddress, DeviceMemory},
@@ -17,13 +28,14 @@ pub struct Gpu<M: Machine> {
     machine: M,
     limits: Limits,
     kernels: Arc<Kernels<M>>,
+    tables: Arc<Tables>,
 }
 
 impl<M: Machine> Gpu<M> {
     /// The operators on `machine`.
     pub fn new(machine: M) -> Self {
         let limits = machine.limits();
-        Self { machine, limits, kernels: Arc::default() }
+        Self { machine, limits, kernels: Arc::default(), tables: Arc::default() }
     }
 
     /// What the operators run on.

@@ -1,6 +1,6 @@
 //! The engine's trait, method by method.
 
-use super::Gpu;
+use super::{Gpu, activation, append, linear, merge, norm, rope as rotary, sampling};
 use crate::machine::Machine;
 use tilewright::{
     Backend, Error, Opaque, Result, View, ViewMut,
@@ -25,31 +25,31 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {
-        missing("attention.new")
+        self.attention_tiling(problem)
     }
 
     fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
-        missing("attention.new")
+        self.build_attention(problem, variant)
     }
 
     fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
-        missing("attention.plan")
+        self.prepare_plan(plan, previous)
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
-        missing("attention.run")
+        self.run_attention(plan, inputs, &out)
     }
 
     fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
-        missing("attention.merge_states")
+        merge::merge_states(self, states, out)
     }
 
     fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()> {
-        missing("attention.merge_state")
+        merge::merge_state(self, state, other)
     }
 
     fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
-        missing("gemm.linear")
+        linear::linear(self, x, weight, bias, out)
     }
 
     fn append(
@@ -59,15 +59,15 @@ impl<M: Machine> Backend for Gpu<M> {
         slots: &Slots<'_>,
         scale: ScaleMut<'_>,
     ) -> Result<()> {
-        missing("kv.append")
+        append::append(self, new, cache, slots, scale)
     }
 
     fn rmsnorm(&self, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
-        missing("norm.rmsnorm")
+        norm::rmsnorm(self, x, weight, eps, out)
     }
 
     fn rmsnorm_in_place(&self, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {
-        missing("norm.rmsnorm_in_place")
+        norm::rmsnorm_in_place(self, x, weight, eps)
     }
 
     fn fused_add_rmsnorm(
@@ -77,11 +77,11 @@ impl<M: Machine> Backend for Gpu<M> {
         weight: &NormWeight<'_>,
         eps: f32,
     ) -> Result<()> {
-        missing("norm.fused_add_rmsnorm")
+        norm::fused_add_rmsnorm(self, x, residual, weight, eps)
     }
 
     fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32], rope: &Rope) -> Result<()> {
-        missing("rope.apply_rope")
+        rotary::rope(self, [q, k], positions, rope)
     }
 
     fn rope_with_cos_sin_cache(
@@ -91,35 +91,35 @@ impl<M: Machine> Backend for Gpu<M> {
         positions: &[i32],
         cache: &CosSinCache,
     ) -> Result<()> {
-        missing("rope.apply_rope_with_cos_sin_cache")
+        rotary::rope_with_cos_sin_cache(self, [q, k], positions, cache)
     }
 
     fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        missing("activation.act_and_mul")
+        activation::act_and_mul(self, activation, x, out)
     }
 
     fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
-        missing("sampling.softmax")
+        sampling::softmax(self, logits, temperature, out)
     }
 
     fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        missing("sampling.filter")
+        sampling::filter(self, filter, x, out)
     }
 
     fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
-        missing("sampling.sample")
+        sampling::sample(self, scores, params, out)
     }
 
     fn distribution(&self, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
-        missing("sampling.distribution")
+        sampling::distribution(self, scores, params, out)
     }
 
     fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
-        missing("sampling.edit_logits")
+        sampling::edit_logits(self, edit, logits)
     }
 
     fn top_k(&self, scores: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
-        missing("sampling.top_k")
+        sampling::top_k(self, scores, top_k, values, indices)
     }
 
     fn logprobs(
@@ -129,7 +129,7 @@ impl<M: Machine> Backend for Gpu<M> {
         choices: &[Choice],
         out: &mut [Result<Logprobs>],
     ) -> Result<()> {
-        missing("sampling.logprobs")
+        sampling::logprobs(self, logits, params, choices, out)
     }
 
     fn chain_speculative_sampling(
@@ -139,6 +139,6 @@ impl<M: Machine> Backend for Gpu<M> {
         params: &[SamplingParams],
         out: ChainOutput<'_>,
     ) -> Result<()> {
-        missing("sampling.chain_speculative_sampling")
+        sampling::chain_speculative_sampling(self, drafts, target, params, out)
     }
 }

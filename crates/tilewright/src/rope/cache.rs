@@ -4,13 +4,28 @@
 
 use super::{Rope, RopeStyle};
 use crate::{Result, View};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A table of cosines and sines by position.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct CosSinCache {
     table: Vec<f32>,
     rotary_dim: usize,
     style: RopeStyle,
+    id: u64,
+}
+
+/// By what they hold.
+impl PartialEq for CosSinCache {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.table, self.rotary_dim, self.style) == (&other.table, other.rotary_dim, other.style)
+    }
+}
+
+/// A number that was not given before.
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl CosSinCache {
@@ -21,7 +36,7 @@ impl CosSinCache {
         for (position, row) in table.chunks_mut(rotary_dim).enumerate() {
             fill_row(&frequencies, position as f64, row);
         }
-        Self { table, rotary_dim, style: rope.style() }
+        Self { table, rotary_dim, style: rope.style(), id: next_id() }
     }
 
     /// A table made elsewhere (YaRN, a scaling of one's own): `[max_positions, rotary_dim]`, row-major, cosines in
@@ -42,7 +57,7 @@ impl CosSinCache {
             "the table has {} elements, which is no multiple of rotary_dim = {rotary_dim}",
             table.len()
         );
-        Ok(Self { table, rotary_dim, style })
+        Ok(Self { table, rotary_dim, style, id: next_id() })
     }
 
     /// How many positions the table covers, from 0.
@@ -64,6 +79,12 @@ impl CosSinCache {
     pub fn view(&self) -> View<'_> {
         View::new(&self.table, &[self.max_positions(), self.rotary_dim])
             .expect("every constructor makes whole rows")
+    }
+
+    /// The number of this table in this process, by which a device that keeps a copy knows it again: no table of other contents has
+    /// it, only clones do.
+    pub fn id(&self) -> u64 {
+        self.id
     }
 
     /// Cosines and sines of one position, which must be below [`Self::max_positions`].
