@@ -15,7 +15,7 @@ mod backend;
 pub mod machine;
 mod simulator;
 
-pub use backend::Gpu;
+pub use backend::{AppendPlaces, Gpu};
 pub use driver::{Argument, Buffer, Device, Error, Function, Result, Stopwatch};
 pub use simulator::Simulator;
 

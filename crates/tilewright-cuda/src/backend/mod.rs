@@ -1,15 +1,19 @@
 //! The backend: the engine's operators on a GPU or its simulator. One file an operator: arguments, kernel, launch.
 
+mod append_places;
 mod kernels;
+mod memory;
 mod norm;
 mod operators;
 
 use crate::machine::{Limits, Machine};
+pub use append_places::AppendPlaces;
 use kernels::Kernels;
+
 use std::sync::Arc;
 use tilewright::{
     Error, Result, View, ViewMut,
-    tensor::{DeviceAddress, DeviceMemory},
+    tensor::{DeviceAddress, DeviceMemory, Indices},
 };
 
 /// A machine with the kernels that it has been given. Cheap to clone; clones share them.
@@ -60,6 +64,25 @@ impl<M: Machine> Gpu<M> {
     /// The address of an argument that is written; an error where it is not on this device.
     fn address_mut(&self, operator: &'static str, name: &str, view: &ViewMut<'_>) -> Result<u64> {
         self.check_place(operator, name, view.device())
+    }
+
+    /// The address of an argument of indices, which are brought to the device if they are on the host. The memory that they are
+    /// brought to has to live until the work is given.
+    #[allow(dead_code, reason = "operators that take indices are not built yet")]
+    fn indices(
+        &self,
+        operator: &'static str,
+        name: &str,
+        indices: Indices<'_>,
+    ) -> Result<(u64, Option<DeviceMemory>)> {
+        match indices.host() {
+            None => Ok((self.check_place(operator, name, indices.device())?, None)),
+            Some(values) => {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                let memory = self.upload(&bytes)?;
+                Ok((memory.address(), Some(memory)))
+            }
+        }
     }
 
     fn check_place(&self, operator: &'static str, name: &str, place: Option<DeviceAddress>) -> Result<u64> {

@@ -32,11 +32,11 @@ pub use state::{LSE_TO_NATURAL, merge_state, merge_states};
 pub use variant::Variant;
 
 pub(crate) use mask::MaskBits;
+pub(crate) use plan::Prepared;
 pub(crate) use requests::{KvSource, Request, Requests, Segment, SegmentMask, ones};
 pub(crate) use state::merge_weights;
 
 use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque, cpu::simd::hooks::Hooks};
-use plan::Prepared;
 use std::sync::Arc;
 
 /// An attention operator: one problem, one variant, one backend.

@@ -30,7 +30,9 @@ pub(super) fn rope_with_cos_sin_cache(
     positions: &[i32],
     cache: &CosSinCache,
 ) {
-    let row = |token: usize| cache.row(positions[token] as usize);
+    let (table, dim) = (cache.view(), cache.rotary_dim());
+    let table = table.as_slice::<f32>().unwrap_or_default();
+    let row = |token: usize| &table[positions[token] as usize * dim..][..dim];
     rotate(cpu, q, cache.style(), row);
     rotate(cpu, k, cache.style(), row);
 }

@@ -3,14 +3,25 @@
 //! `[max_positions, rotary_dim]` in f32: each row has its `rotary_dim / 2` cosines first, then the sines.
 
 use super::{Rope, RopeStyle};
-use crate::{Result, View};
+use crate::{
+    Backend, Dtype, Result, View,
+    tensor::{Buffer, copy},
+};
+use std::sync::Arc;
 
 /// A table of cosines and sines by position.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone)]
 pub struct CosSinCache {
-    table: Vec<f32>,
+    table: Table,
     rotary_dim: usize,
     style: RopeStyle,
+}
+
+#[derive(Debug, Clone)]
+enum Table {
+    Host(Vec<f32>),
+    /// Memory of a backend, of so many elements.
+    Placed(Arc<Buffer>, usize),
 }
 
 impl CosSinCache {
@@ -21,7 +32,7 @@ impl CosSinCache {
         for (position, row) in table.chunks_mut(rotary_dim).enumerate() {
             fill_row(&frequencies, position as f64, row);
         }
-        Self { table, rotary_dim, style: rope.style() }
+        Self { table: Table::Host(table), rotary_dim, style: rope.style() }
     }
 
     /// A table made elsewhere (YaRN, a scaling of one's own): `[max_positions, rotary_dim]`, row-major, cosines in
@@ -42,12 +53,28 @@ impl CosSinCache {
             "the table has {} elements, which is no multiple of rotary_dim = {rotary_dim}",
             table.len()
         );
-        Ok(Self { table, rotary_dim, style })
+        Ok(Self { table: Table::Host(table), rotary_dim, style })
+    }
+
+    /// The same table in memory of `backend`, where its operators read it.
+    ///
+    /// # Errors
+    /// When there is no room for it.
+    pub fn on<B: Backend + ?Sized>(&self, backend: &B) -> Result<Self> {
+        let len = self.max_positions() * self.rotary_dim;
+        let mut there = backend.allocate(Dtype::F32, len)?;
+        let shape = [self.max_positions(), self.rotary_dim];
+        copy(backend, self.view(), there.view_mut(&shape)?)?;
+        Ok(Self { table: Table::Placed(Arc::new(there), len), ..*self })
     }
 
     /// How many positions the table covers, from 0.
     pub fn max_positions(&self) -> usize {
-        self.table.len() / self.rotary_dim
+        let len = match &self.table {
+            Table::Host(table) => table.len(),
+            Table::Placed(_, len) => *len,
+        };
+        len / self.rotary_dim
     }
 
     /// How many elements at the start of each head are rotated.
@@ -62,13 +89,12 @@ impl CosSinCache {
 
     /// The table: f32 `[max_positions, rotary_dim]`.
     pub fn view(&self) -> View<'_> {
-        View::new(&self.table, &[self.max_positions(), self.rotary_dim])
-            .expect("every constructor makes whole rows")
-    }
-
-    /// Cosines and sines of one position, which must be below [`Self::max_positions`].
-    pub(crate) fn row(&self, position: usize) -> &[f32] {
-        &self.table[position * self.rotary_dim..][..self.rotary_dim]
+        let shape = [self.max_positions(), self.rotary_dim];
+        let view = match &self.table {
+            Table::Host(table) => View::new(table, &shape),
+            Table::Placed(there, _) => there.view(&shape),
+        };
+        view.expect("every constructor makes whole rows")
     }
 }
 
