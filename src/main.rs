@@ -3,6 +3,7 @@
 mod doctor;
 mod dtype_arg;
 mod generate;
+mod kernels;
 mod model_folder;
 mod plan;
 mod schedule_svg;
@@ -27,6 +28,8 @@ struct CommandLine {
 enum Command {
     Generate(generate::GenerateArgs),
     Plan(plan::Arguments),
+    #[command(subcommand)]
+    Kernels(kernels::Command),
     Doctor(doctor::Arguments),
 }
 
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
     let result = match CommandLine::parse().command {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments).and_then(|report| print(&report)),
+        Command::Kernels(command) => kernels::run(&command).and_then(|report| print(&report)),
         Command::Doctor(arguments) => doctor::run(&arguments).and_then(|report| print(&report)),
     };
     match result {

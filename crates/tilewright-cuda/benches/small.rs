@@ -6,7 +6,7 @@
 
 use half::bf16;
 use std::error::Error;
-use tilewright_cuda::{Argument, Device};
+use tilewright_cuda::Stream;
 use tilewright_kernels::{
     activation::{Activation, Gated, act_and_mul},
     append::{Append, append},
@@ -15,7 +15,7 @@ use tilewright_kernels::{
     rope::{Rope, Style, rope},
     softmax::{Softmax, softmax},
 };
-use tilewright_ptx::ir::Kernel;
+use tilewright_ptx::{ir::Kernel, sim::Arg};
 
 const TOKENS: usize = 16_384;
 const HIDDEN: usize = 4096;
@@ -31,14 +31,14 @@ const LAUNCHES: u32 = 10;
 type Outcome = Result<(), Box<dyn Error>>;
 
 fn main() -> Outcome {
-    let device = match Device::open() {
+    let device = match Stream::open(0) {
         Ok(device) => device,
         Err(why) => {
             println!("skipped: {why}");
             return Ok(());
         }
     };
-    println!("{} (sm_{})", device.name(), device.arch());
+    println!("{} (sm_{})", device.context().limits().name, device.context().limits().arch);
     norms(&device)?;
     embeddings(&device)?;
     activations(&device)?;
@@ -52,15 +52,15 @@ struct Case<'a> {
     name: &'a str,
     kernel: Kernel,
     grid: [u32; 3],
-    arguments: Vec<Argument>,
+    arguments: Vec<Arg>,
     bytes: usize,
 }
 
 impl Case<'_> {
     /// The median of 15 times ten launches, one right after the other, behind ten that do not count.
-    fn time(&self, device: &Device) -> Outcome {
+    fn time(&self, device: &Stream) -> Outcome {
         let (function, stopwatch) = (device.load(&self.kernel)?, device.stopwatch()?);
-        let run = || function.launch(self.grid, &self.arguments);
+        let run = || device.launch(&function, self.grid, &self.arguments);
         let ten = || (0..LAUNCHES).try_for_each(|_| run());
         ten()?;
         let time = |_| stopwatch.time(ten).map(|seconds| seconds / f64::from(LAUNCHES));
@@ -79,13 +79,13 @@ impl Case<'_> {
 }
 
 /// Addresses, then 32-bit numbers, then 64-bit ones.
-fn arguments(addresses: &[u64], words: &[u32], wide: &[usize]) -> Vec<Argument> {
-    let addresses = addresses.iter().map(|&address| Argument::U64(address));
-    let words = words.iter().map(|&word| Argument::U32(word));
-    addresses.chain(words).chain(wide.iter().map(|&wide| Argument::U64(wide as u64))).collect()
+fn arguments(addresses: &[u64], words: &[u32], wide: &[usize]) -> Vec<Arg> {
+    let addresses = addresses.iter().map(|&address| Arg::U64(address));
+    let words = words.iter().map(|&word| Arg::U32(word));
+    addresses.chain(words).chain(wide.iter().map(|&wide| Arg::U64(wide as u64))).collect()
 }
 
-fn norms(device: &Device) -> Outcome {
+fn norms(device: &Stream) -> Outcome {
     let config = Norm { hidden: HIDDEN as u32, weight_plus_one: false };
     let elements = TOKENS * HIDDEN;
     let [x, residual, out] = [0, 1, 2].map(|_| device.filled::<bf16>(elements, 0x3c));
@@ -93,7 +93,7 @@ fn norms(device: &Device) -> Outcome {
     let grid = [config.ctas::<bf16>(TOKENS as u32), 1, 1];
     let with_eps = |addresses: [u64; 3]| {
         let mut arguments = arguments(&addresses, &[TOKENS as u32], &[HIDDEN; 2]);
-        arguments.push(Argument::F32(1e-6));
+        arguments.push(Arg::F32(1e-6));
         arguments
     };
     Case {
@@ -114,7 +114,7 @@ fn norms(device: &Device) -> Outcome {
     .time(device)
 }
 
-fn embeddings(device: &Device) -> Outcome {
+fn embeddings(device: &Stream) -> Outcome {
     let (q, k) = (TOKENS * HEADS.0 * DIM, TOKENS * HEADS.1 * DIM);
     let table = device.filled::<f32>(TOKENS * DIM, 0x3c)?;
     let positions = device.upload(&(0..TOKENS as i32).collect::<Vec<_>>())?;
@@ -149,7 +149,7 @@ fn embeddings(device: &Device) -> Outcome {
     Ok(())
 }
 
-fn activations(device: &Device) -> Outcome {
+fn activations(device: &Stream) -> Outcome {
     let x = device.filled::<bf16>(TOKENS * 2 * FEED_FORWARD, 0x3c)?;
     let out = device.filled::<bf16>(TOKENS * FEED_FORWARD, 0)?;
     for (name, activation) in [
@@ -170,7 +170,7 @@ fn activations(device: &Device) -> Outcome {
     Ok(())
 }
 
-fn appending(device: &Device) -> Outcome {
+fn appending(device: &Stream) -> Outcome {
     let (row, elements, pages) = (HEADS.1 * DIM, TOKENS * HEADS.1 * DIM, TOKENS / PAGE_SIZE);
     let [k, v, k_cache, v_cache] = [0, 1, 2, 3].map(|_| device.filled::<bf16>(elements, 0x3c));
     let (k, v, k_cache, v_cache) = (k?, v?, k_cache?, v_cache?);
@@ -196,7 +196,7 @@ fn appending(device: &Device) -> Outcome {
     Ok(())
 }
 
-fn merging(device: &Device) -> Outcome {
+fn merging(device: &Stream) -> Outcome {
     let (rows, states) = (TOKENS * HEADS.0, 4);
     let config = Merge { head_dim: DIM as u32 };
     let v = device.filled::<bf16>(states * rows * DIM, 0x3c)?;
@@ -225,7 +225,7 @@ fn merging(device: &Device) -> Outcome {
     .time(device)
 }
 
-fn probabilities(device: &Device) -> Outcome {
+fn probabilities(device: &Stream) -> Outcome {
     let noise = |i: u32| (i.wrapping_mul(2_654_435_761) >> 16) as f32 / 4096.0;
     let logits = device.upload(&(0..(ROWS * VOCAB) as u32).map(noise).collect::<Vec<f32>>())?;
     let temperature = device.upload(&[0.8_f32; ROWS])?;

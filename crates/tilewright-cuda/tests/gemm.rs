@@ -4,12 +4,13 @@ mod hopper;
 
 use half::bf16;
 use hopper::noise;
-use tilewright_cuda::{Argument, Device, Result};
+use tilewright_cuda::{Result, Stream};
 use tilewright_kernels::gemm::{
     sm80,
     sm90::{Gemm, TILE_ROWS, gemm},
 };
 use tilewright_kernels::tile::panel_map;
+use tilewright_ptx::sim::Arg;
 
 #[test]
 fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
@@ -23,44 +24,43 @@ fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
     Ok(())
 }
 
-fn product(device: &Device, config: Gemm, [m, n, k]: [usize; 3]) -> Result<()> {
+fn product(device: &Stream, config: Gemm, [m, n, k]: [usize; 3]) -> Result<()> {
     let kernel = gemm("gemm", config).expect("a valid kernel");
     let function = device.load(&kernel)?;
     let (a, b) = (noise(m * k, 1), noise(n * k, 2));
     let (a_d, b_d) = (device.upload(&a)?, device.upload(&b)?);
     let d_d = device.filled::<u16>(m * n, 0xff)?;
     let map = |address: u64, [rows, columns]: [usize; 2], box_rows: usize| {
-        Argument::TensorMap(panel_map(
-            address,
-            &[columns as u64, rows as u64],
-            &[columns as u64 * 2],
-            box_rows,
-        ))
+        Arg::TensorMap(panel_map(address, &[columns as u64, rows as u64], &[columns as u64 * 2], box_rows))
     };
     let arguments = [
         map(a_d.address(), [m, k], TILE_ROWS),
         map(b_d.address(), [n, k], config.tile_columns),
         map(d_d.address(), [m, n], 64),
-        Argument::U32(m as u32),
-        Argument::U32(n as u32),
-        Argument::U32(k as u32),
+        Arg::U32(m as u32),
+        Arg::U32(n as u32),
+        Arg::U32(k as u32),
     ];
     let tiles = m.div_ceil(TILE_ROWS) * n.div_ceil(config.tile_columns);
     // fewer CTAs than tiles, so that some take several
-    function.launch([tiles.min(7) as u32, 1, 1], &arguments)?;
+    device.launch(&function, [tiles.min(7) as u32, 1, 1], &arguments)?;
     device.synchronize()?;
     judge((&a, &b, &d_d.download()?), [m, n, k]);
     Ok(())
 }
 
-fn product_sm80(device: &Device, [m, n, k]: [usize; 3]) -> Result<()> {
+fn product_sm80(device: &Stream, [m, n, k]: [usize; 3]) -> Result<()> {
     let function = device.load(&sm80::gemm("gemm").expect("a valid kernel"))?;
     let (a, b) = (noise(m * k, 1), noise(n * k, 2));
     let (a_d, b_d) = (device.upload(&a)?, device.upload(&b)?);
     let d_d = device.filled::<u16>(m * n, 0xff)?;
-    let addresses = [a_d.address(), b_d.address(), d_d.address()].map(Argument::U64);
-    let arguments = [addresses, [m, n, k].map(|size| Argument::U32(size as u32))].concat();
-    function.launch([n.div_ceil(sm80::TILE) as u32, m.div_ceil(sm80::TILE) as u32, 1], &arguments)?;
+    let addresses = [a_d.address(), b_d.address(), d_d.address()].map(Arg::U64);
+    let arguments = [addresses, [m, n, k].map(|size| Arg::U32(size as u32))].concat();
+    device.launch(
+        &function,
+        [n.div_ceil(sm80::TILE) as u32, m.div_ceil(sm80::TILE) as u32, 1],
+        &arguments,
+    )?;
     device.synchronize()?;
     judge((&a, &b, &d_d.download()?), [m, n, k]);
     Ok(())

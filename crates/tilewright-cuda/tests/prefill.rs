@@ -4,9 +4,10 @@ mod hopper;
 
 use half::bf16;
 use tilewright::attention::variant::{ExpressionVariant, SoftCap};
-use tilewright_cuda::{Argument, Device, Result};
+use tilewright_cuda::{Result, Stream};
 use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
 use tilewright_kernels::tile::panel_map;
+use tilewright_ptx::sim::Arg;
 
 const DIM: usize = 128;
 
@@ -51,7 +52,7 @@ fn map(address: u64, tokens: usize, heads: u32) -> tilewright_ptx::sim::tensor::
     )
 }
 
-fn run(device: &Device, case: &Case) -> Result<()> {
+fn run(device: &Stream, case: &Case) -> Result<()> {
     let cap =
         case.cap.map(|cap| SoftCap::new(cap).and_then(|cap| ExpressionVariant::of(&cap)).expect("a variant"));
     let config = Prefill { heads: case.heads, causal: case.causal };
@@ -70,18 +71,18 @@ fn run(device: &Device, case: &Case) -> Result<()> {
     let log2_e = if case.cap.is_some() { 1.0 } else { std::f32::consts::LOG2_E };
     let tiles = case.lengths.iter().map(|l| l.0.div_ceil(128)).max().unwrap_or(0);
     let arguments = [
-        Argument::TensorMap(map(q_d.address(), rows, case.heads.0)),
-        Argument::TensorMap(map(k_d.address(), keys, case.heads.1)),
-        Argument::TensorMap(map(v_d.address(), keys, case.heads.1)),
-        Argument::U64(o_d.address()),
-        Argument::U64(lse_d.address()),
-        Argument::U64(qo_d.address()),
-        Argument::U64(kv_d.address()),
-        Argument::F32(scale * log2_e),
+        Arg::TensorMap(map(q_d.address(), rows, case.heads.0)),
+        Arg::TensorMap(map(k_d.address(), keys, case.heads.1)),
+        Arg::TensorMap(map(v_d.address(), keys, case.heads.1)),
+        Arg::U64(o_d.address()),
+        Arg::U64(lse_d.address()),
+        Arg::U64(qo_d.address()),
+        Arg::U64(kv_d.address()),
+        Arg::F32(scale * log2_e),
     ];
-    let of_variant: Vec<Argument> = case.cap.map(Argument::F32).into_iter().collect();
+    let of_variant: Vec<Arg> = case.cap.map(Arg::F32).into_iter().collect();
     let arguments = [&arguments[..], &of_variant].concat();
-    function.launch([tiles as u32, case.heads.0, case.lengths.len() as u32], &arguments)?;
+    device.launch(&function, [tiles as u32, case.heads.0, case.lengths.len() as u32], &arguments)?;
     device.synchronize()?;
     let inputs = Inputs { qo, kv, q, k, v };
     inputs.judge(case, &o_d.download()?, &lse_d.download()?);

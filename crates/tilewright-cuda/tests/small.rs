@@ -7,7 +7,7 @@ use tilewright::{
     reference::{activation, norm, rope as rotation, sampling},
     rope::{CosSinCache, Rope as Embedding, RopeStyle},
 };
-use tilewright_cuda::{Argument, Buffer, Device, Result};
+use tilewright_cuda::{Buffer, Result, Stream};
 use tilewright_kernels::{
     activation::{Activation, Gated, act_and_mul},
     append::{Append, append},
@@ -16,15 +16,15 @@ use tilewright_kernels::{
     rope::{Rope, Style, rope},
     softmax::{Softmax, softmax},
 };
-use tilewright_ptx::{ir::Kernel, verify::Invalid};
+use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
 
 /// Roundings, with some room for the errors of f32 before them.
 const BF16: f64 = 1.01 / 256.0;
 const F16: f64 = 1.02 / 2048.0;
 
 /// The GPU, or nothing where there is none, which is said.
-fn device() -> Option<Device> {
-    Device::open().inspect_err(|why| println!("skipped: {why}")).ok()
+fn device() -> Option<Stream> {
+    Stream::open(0).inspect_err(|why| println!("skipped: {why}")).ok()
 }
 
 fn noise(len: usize, seed: u64) -> Vec<f32> {
@@ -49,19 +49,19 @@ fn wide<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
 }
 
 /// Addresses, then 32-bit numbers, then 64-bit ones.
-fn arguments(addresses: &[u64], words: &[u32], wide: &[u64]) -> Vec<Argument> {
-    let addresses = addresses.iter().map(|&address| Argument::U64(address));
-    let words = words.iter().map(|&word| Argument::U32(word));
-    addresses.chain(words).chain(wide.iter().map(|&wide| Argument::U64(wide))).collect()
+fn arguments(addresses: &[u64], words: &[u32], wide: &[u64]) -> Vec<Arg> {
+    let addresses = addresses.iter().map(|&address| Arg::U64(address));
+    let words = words.iter().map(|&word| Arg::U32(word));
+    addresses.chain(words).chain(wide.iter().map(|&wide| Arg::U64(wide))).collect()
 }
 
 fn launch(
-    device: &Device,
+    device: &Stream,
     kernel: std::result::Result<Kernel, Invalid>,
     grid: [u32; 3],
-    arguments: &[Argument],
+    arguments: &[Arg],
 ) -> Result<()> {
-    device.load(&kernel.expect("a valid kernel"))?.launch(grid, arguments)?;
+    device.launch(&device.load(&kernel.expect("a valid kernel"))?, grid, arguments)?;
     device.synchronize()
 }
 
@@ -86,7 +86,7 @@ fn norms() -> Result<()> {
         let (weight_d, out_d) = (device.upload(&weight)?, device.filled::<bf16>(x.len(), 0xff)?);
         let with_eps = |addresses: [u64; 3]| {
             let mut arguments = arguments(&addresses, &[rows as u32], &[hidden as u64; 2]);
-            arguments.push(Argument::F32(1e-6));
+            arguments.push(Arg::F32(1e-6));
             arguments
         };
         let grid = [config.ctas::<bf16>(rows as u32), 1, 1];

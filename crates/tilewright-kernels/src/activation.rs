@@ -1,111 +1,152 @@
 //! Gated activations: `out = act(x[.., ..d]) · x[.., d..]`, computed in f32 and rounded once.
 //!
-//! Shapes: x `[tokens, 2 d]`, out `[tokens, d]`, tokens any stride apart; of one dtype, aligned to 16 bytes, and so are strides.
-//! Strides are in elements. Grid: `[tokens, Gated::ctas_of_token(), 1]`.
+//! Shapes: x `[tokens, 2 d]`, out `[tokens, d]`, tokens any stride apart; of one dtype, f32, f16 or bf16. Sizes are known at launch.
+//! Elements of f32 are computed to some 2^-21, others faster, to a few times 2^-20.
 
-use crate::tile::{Packed, Vector};
-use std::f32::consts::LOG2_E;
+use crate::tile::{Chunk, Strided, StridedRows, chunk};
+use std::f64::consts::LOG2_E;
+use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Value},
     ir::Kernel,
     isa::memory::Access,
+    sim::Arg,
     verify::Invalid,
 };
 
 const THREADS: u32 = 128;
-/// Vectors of gates, and as many of factors, for a thread.
+/// Chunks of gates, and as many of factors, for a thread.
 const EACH: u32 = 2;
 
-/// What is applied to the gate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x / (1 + e^-x)`
-    Silu,
-    /// `x · Φ(x)` with the normal distribution function, to a relative error of 2e-6.
-    Gelu,
-    /// `x / 2 · (1 + tanh(√(2/π) · (x + 0.044715 x³)))`
-    GeluTanh,
-}
+/// The widest result: a grid has 2^16 - 1 CTAs in its second dimension.
+pub const MAX_D: u32 = 0xffff * EACH * THREADS;
+
+pub use tilewright::activation::Activation;
 
 /// What a kernel is made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Gated {
     /// What is applied to the gate.
     pub activation: Activation,
-    /// Elements of a token's result.
-    pub d: u32,
+    /// Of all elements.
+    pub dtype: Dtype,
+    /// Elements that are loaded at once: 1, or [`chunk::most`].
+    pub width: u32,
+}
+
+/// One launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// What is applied to the gate.
+    pub activation: Activation,
+    /// Of all elements.
+    pub dtype: Dtype,
+    /// Tokens, and elements of a token's result.
+    pub shape: [u32; 2],
+    /// Gates and factors.
+    pub x: Strided,
+    /// The result.
+    pub out: Strided,
+}
+
+impl Call {
+    /// The kernel for it.
+    pub fn gated(&self) -> Gated {
+        let (dtype, d) = (self.dtype, u64::from(self.shape[1]));
+        let elements = [self.x.alignment(dtype), self.out.alignment(dtype)].concat();
+        let width = chunk::width(&[dtype], elements.into_iter().chain([d]));
+        Gated { activation: self.activation, dtype, width }
+    }
+
+    /// Grid and arguments for [`Call::gated`]; there is at least one element, and `d` is at most [`MAX_D`].
+    pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
+        let [tokens, d] = self.shape;
+        let chunks = d / self.gated().width;
+        let args = [&self.x.args()[..], &self.out.args(), &[Arg::U32(d), Arg::U32(chunks)]].concat();
+        ([tokens, chunks.div_ceil(EACH * THREADS), 1], args)
+    }
 }
 
 impl Gated {
-    /// CTAs for each token and elements `T`.
-    pub fn ctas_of_token<T: Packed>(self) -> u32 {
-        self.d.div_ceil(T::PER_VECTOR * EACH * THREADS)
+    /// A name that no other configuration has.
+    pub fn name(self) -> String {
+        let activation = match self.activation {
+            Activation::Silu => "silu",
+            Activation::Gelu => "gelu",
+            Activation::GeluTanh => "gelu_tanh",
+        };
+        format!("{activation}_and_mul_{}_{}", self.dtype, self.width)
     }
 }
 
-/// The kernel. Parameters: x, out; x_stride, out_stride (u64).
+/// The kernel of a configuration; its parameters are those of [`Call::launch`].
 ///
 /// # Errors
-/// When `d` is not a number of whole vectors.
-pub fn act_and_mul<T: Packed>(name: &str, config: Gated) -> Result<Kernel, Invalid> {
-    let (d, step) = (config.d, T::PER_VECTOR);
-    if d == 0 || !d.is_multiple_of(step) || d > 1 << 30 {
-        let why = format!("d = {d}, expected a multiple of {step} in {step}..={}", 1 << 30);
-        return Err(Invalid::of(name, why));
-    }
+/// None that a caller of [`Call::gated`] can provoke.
+pub fn act_and_mul(name: &str, config: Gated) -> Result<Kernel, Invalid> {
+    let (dtype, width) = (config.dtype, config.width);
     Builder::kernel(name, THREADS, |k| {
-        let (x, out) = (k.global::<T>("x"), k.global::<T>("out"));
-        let (x_stride, out_stride) = (k.param::<u64>("x_stride"), k.param::<u64>("out_stride"));
-        let token = k.cta().to_u64();
-        let first = (k.cta_y() * (THREADS * EACH) + k.thread()).named("vector");
-        let gates = x.at_wide(token * x_stride).at(first * step);
-        let out = out.at_wide(token * out_stride).at(first * step);
-        let parts: Vec<_> = (0..EACH)
-            .map(|i| {
-                let is_there = (first + i * THREADS).lt(d / step);
-                let at = (i * THREADS * step) as usize;
-                let load = |at: usize| Vector::<T>::load_when(k, is_there, gates.plus(at), Access::Streaming);
-                (is_there, at, load(at), load(at + d as usize))
-            })
-            .collect();
-        for (is_there, at, gates, factors) in parts {
-            let products: Vec<_> = gates
-                .numbers()
-                .into_iter()
-                .zip(factors.numbers())
-                .map(|(gate, factor)| activated(config.activation, gate) * factor)
-                .collect();
-            let products = Vector::<T>::of(k, &products);
-            k.when(is_there, || products.store(out.plus(at)));
+        let (x, out) = (StridedRows::param(k, "x", dtype), StridedRows::param(k, "out", dtype));
+        let [d, chunks] = ["d", "chunks"].map(|name| k.param::<u32>(name));
+        let (x, out) = (x.row(k.cta(), k.constant(0)), out.row(k.cta(), k.constant(0)));
+        let first = (k.cta_y() * (THREADS * EACH) + k.thread()).named("chunk");
+        let (gates, out) = (x.at(first * width), out.at(first * width));
+        let factors = gates.at(d);
+        let load = |i| {
+            let is_there = (first + i * THREADS).lt(chunks);
+            let [gates, factors] = [gates, factors]
+                .map(|from| from.plus(i * THREADS * width).load_when(is_there, width, Access::Streaming));
+            (i, is_there, gates, factors)
+        };
+        for (i, is_there, gates, factors) in (0..EACH).map(load).collect::<Vec<_>>() {
+            let both = gates.numbers().into_iter().zip(factors.numbers());
+            let products: Vec<_> = both.map(|(gate, factor)| activated(config, gate) * factor).collect();
+            let products = Chunk::of(dtype, &products);
+            k.when(is_there, || products.store(out.plus(i * THREADS * width)));
         }
     })
 }
 
 #[track_caller]
-fn activated(activation: Activation, x: Value<'_, f32>) -> Value<'_, f32> {
-    match activation {
-        Activation::Silu => x * logistic(x * -LOG2_E),
-        Activation::Gelu => x * normal_distribution(x),
+fn activated(config: Gated, x: Value<'_, f32>) -> Value<'_, f32> {
+    let exact = config.dtype == Dtype::F32;
+    match config.activation {
+        Activation::Silu => x * logistic(x, LOG2_E, exact),
+        Activation::Gelu => x * normal_distribution(x, exact),
         Activation::GeluTanh => {
             // (1 + tanh u) / 2 = 1 / (1 + e^-2u), without the cancellation for negative u
-            const SQRT_2_OVER_PI: f32 = 0.797_884_6;
+            const SQRT_2_OVER_PI: f64 = 0.797_884_560_802_865_4;
             let u = x * (x * x).mul_add(0.044_715, 1.0);
-            x * logistic(u * (-2.0 * SQRT_2_OVER_PI * LOG2_E))
+            x * logistic(u, 2.0 * SQRT_2_OVER_PI * LOG2_E, exact)
         }
     }
 }
 
-/// `1 / (1 + 2^x)`
+/// `1 / (1 + 2^(-factor · x))`
 #[track_caller]
-fn logistic(x: Value<'_, f32>) -> Value<'_, f32> {
-    (x.exp2() + 1.0).recip()
+fn logistic(x: Value<'_, f32>, factor: f64, exact: bool) -> Value<'_, f32> {
+    let power = if exact { power_of_two(x, -factor) } else { (x * -factor as f32).exp2() };
+    (power + 1.0).recip()
 }
 
-/// `Φ(x)`. With `t = 1 / (1 + |x| / 4)`, `Φ(-|x|) = e^(-x²/2) · t · P(t)`, whose P is fitted to a relative error of 1.5e-6 for
-/// all x: there is no instruction for erf, and 1 + erf would cancel where x is negative.
+/// `2^(x · factor)`, relative to it as exact as `exp2` although the product is rounded: `2^(p + e) ≈ 2^p · (1 + e · ln 2)`. Beyond
+/// what f32 holds it is 0 or infinity, and for NaN anything.
 #[track_caller]
-fn normal_distribution(x: Value<'_, f32>) -> Value<'_, f32> {
-    const P: [f32; 8] = [
+fn power_of_two(x: Value<'_, f32>, factor: f64) -> Value<'_, f32> {
+    let (high, most) = (factor as f32, (200.0 / factor.abs()) as f32);
+    let low = (factor - f64::from(high)) as f32;
+    let x = x.min(most).max(-most);
+    let product = x * high;
+    let lost = x.mul_add(low, x.mul_add(high, -product));
+    let power = product.exp2();
+    power.mul_add(lost * std::f32::consts::LN_2, power)
+}
+
+/// `Φ(x)`. With `t = 1 / (1 + |x| / 4)`, `Φ(-|x|) = e^(-x²/2) · t · P(t)`, whose P is fitted to all x, to a relative error of 1.5e-6,
+/// and for elements of f32 to one of 1e-7: there is no instruction for erf, and 1 + erf would cancel where x is negative.
+#[track_caller]
+fn normal_distribution(x: Value<'_, f32>, exact: bool) -> Value<'_, f32> {
+    const SHORT: [f32; 8] = [
         -0.039_972_66,
         0.088_425_79,
         0.003_106_406,
@@ -115,8 +156,33 @@ fn normal_distribution(x: Value<'_, f32>) -> Value<'_, f32> {
         0.099_729_16,
         0.099_735_62,
     ];
+    const LONG: [f32; 10] = [
+        0.020_814_888,
+        -0.085_389_23,
+        0.103_798_857,
+        -0.039_746_863,
+        0.068_273_996,
+        0.057_446_258,
+        0.081_889_63,
+        0.093_439_515,
+        0.099_737_397,
+        0.099_735_56,
+    ];
     let t = x.abs().mul_add(0.25, 1.0).recip();
-    let p = P[1..].iter().fold(t.builder().constant(P[0]), |p, &next| p.mul_add(t, next));
-    let tail = (x * x * (-0.5 * LOG2_E)).exp2() * (t * p);
+    let of = |coefficients: &[f32]| {
+        let first = t.builder().constant(coefficients[0]);
+        coefficients[1..].iter().fold(first, |p, &next| p.mul_add(t, next))
+    };
+    let (p, gauss) = match exact {
+        true => {
+            let square = x * x;
+            // what rounding the square lost
+            let lost = x.mul_add(x, -square).unless(square.gt(400.0), 0.0) * -0.5;
+            let gauss = power_of_two(square, -0.5 * LOG2_E);
+            (of(&LONG), gauss.mul_add(lost, gauss))
+        }
+        false => (of(&SHORT), (x * x * (-0.5 * LOG2_E) as f32).exp2()),
+    };
+    let tail = gauss * (t * p);
     x.lt(0.0).select(tail, -tail + 1.0)
 }

@@ -5,20 +5,28 @@
 
 use crate::{
     activation::{Activation, Gated, act_and_mul},
-    append::{Append, append},
+    append::{self, Append},
     attention::{
-        merge::{Merge, merge_state, merge_states},
+        merge,
         prefill_sm90::{Prefill, prefill},
     },
-    gemm::{sm80, sm90},
-    norm::{Norm, fused_add_rmsnorm, rmsnorm},
-    rope::{Rope, Style, rope},
+    bits,
+    gemm::{Choice, Ends, dot, skinny, sm80, sm90, tiles},
+    norm::{self, Norm},
+    rope::{self, Angles, Rope},
+    rows,
     softmax::{Softmax, softmax},
-    tile::Packed,
+    tile::{Rows, chunk},
 };
-use half::{bf16, f16};
 use std::fmt;
-use tilewright::attention::variant::{ExpressionVariant, SoftCap};
+use tilewright::{
+    Dtype,
+    attention::{
+        BitOrder,
+        variant::{ExpressionVariant, SoftCap},
+    },
+    rope::RopeStyle,
+};
 use tilewright_ptx::{
     ir::Kernel,
     text::{ptx, without_source_lines},
@@ -59,12 +67,17 @@ impl fmt::Debug for Configured {
 
 /// All of them, in a fixed order.
 pub fn all() -> Vec<Configured> {
-    let lists = [prefills(), products(), layers::<bf16>("bf16"), layers::<f16>("f16"), others()];
+    let lists = [prefills(), products(), layers(Dtype::Bf16), layers(Dtype::F16), others()];
     lists.into_iter().flatten().collect()
 }
 
 /// Those whose text is kept in `golden/`, word for word: few, since a line that changes in all kernels changes all files.
-const GOLDEN: [&str; 4] = ["prefill_sm90_d128", "gemm_sm80", "rmsnorm_bf16", "merge_state_f32"];
+const GOLDEN: [&str; 4] = [
+    "prefill_sm90_d128",
+    "gemm_sm80_128_bf16_bf16_pairs",
+    "rmsnorm_bf16_bf16_8_128x4",
+    "merge_state_f32_4_32x1",
+];
 
 /// The golden files, each with its name and what it has to be: PTX for the first architecture, without lines of the source.
 ///
@@ -115,42 +128,95 @@ fn products() -> Vec<Configured> {
         let config = sm90::Gemm { tile_columns };
         plain(format!("gemm_sm90_128x{tile_columns}"), HOPPER, move |name| sm90::gemm(name, config))
     };
-    vec![plain("gemm_sm80".to_owned(), ALL, sm80::gemm), sm90(128), sm90(256)]
+    let (bf16, f32, f16) = (Dtype::Bf16, Dtype::F32, Dtype::F16);
+    let ends = |bias, out| Ends { bias, out, pairs: true, grouped: false };
+    let mut all = vec![sm90(128), sm90(256)];
+    let matrix = |elements, large, ends| Choice::Sm80(sm80::Gemm { elements, large, ends });
+    let skinny = |rows| Choice::Skinny(skinny::Skinny { elements: bf16, rows, ends: ends(None, bf16) });
+    let dot =
+        |rows, x, width| Choice::Dot(dot::Dot { x, weight: bf16, width, rows, ends: ends(Some(bf16), x) });
+    let grouped = Ends { bias: None, out: f32, pairs: false, grouped: true };
+    let choices = [
+        matrix(bf16, true, ends(None, bf16)),
+        matrix(bf16, false, ends(Some(bf16), bf16)),
+        matrix(f16, true, grouped),
+        skinny(8),
+        skinny(32),
+        dot(1, bf16, 8),
+        dot(8, f32, 4),
+        Choice::Tiles(tiles::Tiles { x: f32, weight: bf16, width: 4, ends: ends(None, f32) }),
+        Choice::Tiles(tiles::Tiles { x: f16, weight: f32, width: 1, ends: grouped }),
+    ];
+    all.extend(choices.map(|choice| of(choice, Choice::name, |name, choice| choice.kernel(name))));
+    all
 }
 
-/// What a layer of Llama 3 8B does beside attention and products, with elements `T`.
-fn layers<T: Packed>(elements: &str) -> Vec<Configured> {
-    let norm = |weight_plus_one| Norm { hidden: 4096, weight_plus_one };
-    let turned = |style, in_place| Rope { heads: (32, 8), head_dim: 128, rotary_dim: 128, style, in_place };
-    let gated = |activation| Gated { activation, d: 14336 };
-    let appended = Append { kv_heads: 8, head_dims: (128, 128), page_size: 16 };
-    let merged = Merge { head_dim: 128 };
-    let named = |name: &str| format!("{name}_{elements}");
-    vec![
-        plain(named("rmsnorm"), ALL, move |name| rmsnorm::<T>(name, norm(false))),
-        plain(named("rmsnorm_gemma"), ALL, move |name| rmsnorm::<T>(name, norm(true))),
-        plain(named("fused_add_rmsnorm"), ALL, move |name| fused_add_rmsnorm::<T>(name, norm(false))),
-        plain(named("rope"), ALL, move |name| rope::<T>(name, turned(Style::Halves, false))),
-        plain(named("rope_in_place"), ALL, move |name| rope::<T>(name, turned(Style::Halves, true))),
-        plain(named("rope_interleaved"), ALL, move |name| rope::<T>(name, turned(Style::Interleaved, false))),
-        plain(named("silu_and_mul"), ALL, move |name| act_and_mul::<T>(name, gated(Activation::Silu))),
-        plain(named("gelu_and_mul"), ALL, move |name| act_and_mul::<T>(name, gated(Activation::Gelu))),
-        plain(named("gelu_tanh_and_mul"), ALL, move |name| {
-            act_and_mul::<T>(name, gated(Activation::GeluTanh))
-        }),
-        plain(named("append"), ALL, move |name| append::<T>(name, appended)),
-        plain(named("merge_state"), ALL, move |name| merge_state::<T>(name, merged)),
-        plain(named("merge_states"), ALL, move |name| merge_states::<T>(name, merged)),
-    ]
+/// What a layer of Llama 3 8B does beside attention and products, with elements of `dtype`.
+fn layers(dtype: Dtype) -> Vec<Configured> {
+    let width = chunk::most(&[dtype]);
+    let norm = |add| Norm { dtype, weight: dtype, width, rows: Rows::for_chunks(4096 / width), add };
+    let turned = |style, angles| Rope { dtype, style, angles, width };
+    let merged = |two| merge::Merge { dtype, width, rows: rows_of(128 / width), two };
+    let to = |cache| Append {
+        dtypes: (dtype, cache),
+        width: chunk::most(&[dtype, cache]),
+        places: append::Kind::Table,
+        scaled: dtype != cache,
+    };
+    let mut all: Vec<Configured> = [false, true].map(|add| of(norm(add), Norm::name, norm::norm)).into();
+    all.extend(
+        [RopeStyle::Neox, RopeStyle::Interleaved]
+            .into_iter()
+            .flat_map(|style| [Angles::Table, Angles::Turns].map(|angles| turned(style, angles)))
+            .map(|config| of(config, Rope::name, rope::rope)),
+    );
+    let activations = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
+    let gated = activations.map(|activation| Gated { activation, dtype, width });
+    all.extend(gated.map(|config| of(config, Gated::name, act_and_mul)));
+    all.extend([to(dtype), to(Dtype::E4m3)].map(|config| of(config, Append::name, append::append)));
+    all.extend([true, false].map(|two| of(merged(two), merge::Merge::name, merge::merge)));
+    all
 }
 
+/// Elements of f32, elements one by one, rows that registers do not hold, and what has no other dtypes.
 fn others() -> Vec<Configured> {
-    let merged = Merge { head_dim: 128 };
-    vec![
-        plain("merge_state_f32".to_owned(), ALL, move |name| merge_state::<f32>(name, merged)),
-        plain("merge_states_f32".to_owned(), ALL, move |name| merge_states::<f32>(name, merged)),
-        plain("softmax_128256".to_owned(), ALL, |name| softmax(name, Softmax { vocab: 128_256 })),
-    ]
+    let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
+    let merged = |two| merge::Merge { dtype: f32, width: 4, rows: rows_of(32), two };
+    let norm = |width, rows| Norm { dtype: f32, weight: bf16, width, rows, add: true };
+    let dynamic = |dtype| append::dynamic::Dynamic { dtypes: (bf16, dtype) };
+    let slots =
+        |width| Append { dtypes: (bf16, Dtype::I8), width, places: append::Kind::Slots, scaled: true };
+    let copied = |to| rows::Copy { dtypes: (bf16, to), width: chunk::most(&[bf16, to]) };
+    let mut all: Vec<Configured> =
+        [true, false].map(|two| of(merged(two), merge::Merge::name, merge::merge)).into();
+    all.extend(
+        [norm(4, Rows::for_chunks(1024)), norm(1, Rows::for_chunks(100)), norm(4, None)]
+            .map(|config| of(config, Norm::name, norm::norm)),
+    );
+    all.extend(
+        [Dtype::E4m3, Dtype::E5m2, Dtype::I8]
+            .map(|dtype| of(dynamic(dtype), append::dynamic::Dynamic::name, append::dynamic::append)),
+    );
+    all.extend([1, 8].map(|width| of(slots(width), Append::name, append::append)));
+    all.extend([bf16, f32].map(|to| of(copied(to), rows::Copy::name, rows::copy)));
+    let gelu = Gated { activation: Activation::Gelu, dtype: f32, width: 4 };
+    all.push(of(gelu, Gated::name, act_and_mul));
+    all.push(plain("packbits_little".to_owned(), ALL, |name| bits::packbits(name, BitOrder::Little)));
+    all.push(plain("softmax_128256".to_owned(), ALL, |name| softmax(name, Softmax { vocab: 128_256 })));
+    all
+}
+
+fn rows_of(chunks: u32) -> Rows {
+    Rows::for_chunks(chunks).expect("rows that registers hold")
+}
+
+/// A kernel that needs nothing newer than Ampere, by its configuration.
+fn of<C: Copy + Send + Sync + 'static>(
+    config: C,
+    name: fn(C) -> String,
+    build: fn(&str, C) -> Result<Kernel, Invalid>,
+) -> Configured {
+    plain(name(config), ALL, move |name| build(name, config))
 }
 
 #[cfg(test)]

@@ -1,173 +1,237 @@
 //! RMSNorm, alone or with the residual addition before it: one read and one write of each row, which stays in registers.
 //!
 //! ```text
-//! y = x / sqrt(mean(x²) + eps) · weight          summed in f32, rounded once
+//! y = x / sqrt(mean(x²) + eps) · (offset + weight)          summed in f32, rounded once
 //! ```
 //!
-//! Shapes: x, out, residual `[rows, hidden]`, rows any stride apart; weight `[hidden]`; all of one dtype, aligned to 16 bytes, and
-//! so are strides. Strides are in elements. Grid: `[Norm::ctas(rows), 1, 1]`.
+//! Shapes: x, out, residual `[tokens, heads, hidden]` of one dtype, f32, f16 or bf16, tokens and heads any stride apart (a tensor
+//! `[rows, hidden]` has one head); weight `[hidden]` of any of these dtypes and any stride. All sizes are known at launch; compiled
+//! in are dtypes, the width of chunks and a class of lengths. Rows of more than [`Rows::MAX_CHUNKS`] chunks are read twice.
 
-use crate::tile::{Packed, RowPlace, Rows, Vector, VectorPlace};
+use crate::tile::{Chunk, Elements, RowPlace, Rows, Strided, StridedRows, chunk, reduce};
+use tilewright::Dtype;
 use tilewright_ptx::{
-    build::{Builder, Global, Shared, Value},
+    build::{Builder, Shared, Value},
     ir::Kernel,
     isa::memory::Access,
+    sim::Arg,
     verify::Invalid,
 };
 
+/// Threads of a CTA whose row is read twice.
+const LONG: u32 = 512;
+
 /// What a kernel is made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Norm {
-    /// Elements of a row.
-    pub hidden: u32,
-    /// Whether the weight is stored less one (Gemma).
-    pub weight_plus_one: bool,
+    /// Of x and the result.
+    pub dtype: Dtype,
+    /// Of the weight.
+    pub weight: Dtype,
+    /// Elements that are loaded at once: 1, or [`chunk::most`] of both dtypes.
+    pub width: u32,
+    /// The class of lengths; none for rows that registers do not hold.
+    pub rows: Option<Rows>,
+    /// Whether x is added to the residual first.
+    pub add: bool,
+}
+
+/// One launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// Dtypes of x and of the weight.
+    pub dtypes: (Dtype, Dtype),
+    /// `[tokens, heads, hidden]`.
+    pub shape: [u32; 3],
+    /// What is normalised, and added first where there is a residual: then the result is there, too.
+    pub x: Strided,
+    /// The result, or the residual.
+    pub y: Strided,
+    /// Address of the weight, and how far its elements are apart.
+    pub weight: (u64, u64),
+    /// Added to the mean of squares.
+    pub eps: f32,
+    /// Added to the weight.
+    pub offset: f32,
+    /// Whether `y` is a residual.
+    pub add: bool,
+}
+
+impl Call {
+    /// The kernel for it.
+    pub fn norm(&self) -> Norm {
+        let ((dtype, weight), hidden) = (self.dtypes, self.shape[2]);
+        let of_weight = Strided { address: self.weight.0, strides: [0; 2] }.alignment(weight);
+        let elements = [self.x.alignment(dtype), self.y.alignment(dtype), of_weight].concat();
+        let dense = self.weight.1 == 1 || hidden == 1;
+        let width = match dense {
+            true => chunk::width(&[dtype, weight], elements.into_iter().chain([u64::from(hidden)])),
+            false => 1,
+        };
+        Norm { dtype, weight, width, rows: Rows::for_chunks(hidden / width), add: self.add }
+    }
+
+    /// Grid and arguments for [`Call::norm`]; there is at least one row and one element.
+    pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
+        let [tokens, heads, hidden] = self.shape;
+        let (norm, rows) = (self.norm(), tokens * heads);
+        let ctas = norm.rows.map_or(rows, |of| of.ctas(rows));
+        let sizes = [rows, hidden / norm.width, heads].map(Arg::U32);
+        let weight = [Arg::U64(self.weight.0), Arg::U64(self.weight.1)];
+        let numbers = [self.eps, self.offset, 1.0 / hidden as f32].map(Arg::F32);
+        let args = [&self.x.args()[..], &self.y.args(), &weight, &sizes, &numbers].concat();
+        ([ctas, 1, 1], args)
+    }
 }
 
 impl Norm {
-    fn rows<T: Packed>(self, name: &str) -> Result<Rows, Invalid> {
-        let (hidden, step) = (self.hidden, T::PER_VECTOR);
-        let most = Rows::MAX_VECTORS * step;
-        if hidden == 0 || !hidden.is_multiple_of(step) || hidden > most {
-            let why = format!("hidden = {hidden}, expected a multiple of {step} in {step}..={most}");
-            return Err(Invalid::of(name, why));
+    /// A name that no other configuration has.
+    pub fn name(self) -> String {
+        let what = if self.add { "add_rmsnorm" } else { "rmsnorm" };
+        let rows = self.rows.map_or("long".to_owned(), Rows::name);
+        format!("{what}_{}_{}_{}_{rows}", self.dtype, self.weight, self.width)
+    }
+
+    fn cta_threads(self) -> u32 {
+        self.rows.map_or(LONG, Rows::cta_threads)
+    }
+}
+
+/// The kernel of a configuration; its parameters are those of [`Call::launch`]. The result may replace x.
+///
+/// # Errors
+/// None that a caller of [`Call::norm`] can provoke.
+pub fn norm(name: &str, config: Norm) -> Result<Kernel, Invalid> {
+    Builder::kernel(name, config.cta_threads(), |k| {
+        let (x, y) = (StridedRows::param(k, "x", config.dtype), StridedRows::param(k, "y", config.dtype));
+        let weight = (Elements::param(k, "weight", config.weight), k.param("weight_stride"));
+        let [rows, chunks, heads] = ["rows", "chunks", "heads"].map(|name| k.param::<u32>(name));
+        let [eps, offset, inverse] = ["eps", "offset", "inverse"].map(|name| k.param::<f32>(name));
+        let memory = k.shared("sums", config.cta_threads() as usize / 32, 4);
+        let row = RowNorm { k, config, weight, eps, offset, inverse, memory };
+        match config.rows {
+            Some(class) => class.place(k, (rows, chunks), |at| {
+                let [x, y] = [x, y].map(|rows| rows.row(at.row / heads, at.row % heads));
+                row.held(at, x, y);
+            }),
+            None => {
+                let [x, y] = [x, y].map(|rows| rows.row(k.cta() / heads, k.cta() % heads));
+                row.long(chunks, x, y);
+            }
         }
-        Ok(Rows::new(hidden / step))
-    }
-
-    /// CTAs for `rows` rows of elements `T`, for a kernel that exists.
-    pub fn ctas<T: Packed>(self, rows: u32) -> u32 {
-        Rows::new(self.hidden / T::PER_VECTOR).ctas(rows)
-    }
-}
-
-/// RMSNorm. Parameters: x, weight, out; rows (u32); x_stride, out_stride (u64); eps (f32). `out` may be `x`.
-///
-/// # Errors
-/// When `hidden` is not a number of whole vectors that a CTA has registers for.
-pub fn rmsnorm<T: Packed>(name: &str, config: Norm) -> Result<Kernel, Invalid> {
-    let rows = config.rows::<T>(name)?;
-    Builder::kernel(name, rows.cta_threads(), |k| {
-        let (x, weight, out) = (k.global::<T>("x"), k.global::<T>("weight"), k.global::<T>("out"));
-        let (count, strides, eps) = (k.param("rows"), strides(k, ["x_stride", "out_stride"]), k.param("eps"));
-        let memory = memory(k, rows);
-        rows.place(k, count, |place| {
-            let norm = RowNorm { k, config, place, weight, memory };
-            let (x, out) = (norm.row_of(x, strides[0]), norm.row_of(out, strides[1]));
-            let (x, factors) = (norm.load(x), norm.factors());
-            let x = x.into_iter().map(|vector| vector.numbers()).collect();
-            norm.store(out, norm.scaled(x, factors, eps));
-        });
     })
-}
-
-/// Adds x to the residual and makes x the RMSNorm of the sum. The sum is f32 for the norm, and rounded for the residual.
-/// Parameters: x, residual, weight; rows (u32); x_stride, residual_stride (u64); eps (f32).
-///
-/// # Errors
-/// As [`rmsnorm`].
-pub fn fused_add_rmsnorm<T: Packed>(name: &str, config: Norm) -> Result<Kernel, Invalid> {
-    let rows = config.rows::<T>(name)?;
-    Builder::kernel(name, rows.cta_threads(), |k| {
-        let (x, residual, weight) = (k.global::<T>("x"), k.global::<T>("residual"), k.global::<T>("weight"));
-        let (count, strides, eps) =
-            (k.param("rows"), strides(k, ["x_stride", "residual_stride"]), k.param("eps"));
-        let memory = memory(k, rows);
-        rows.place(k, count, |place| {
-            let norm = RowNorm { k, config, place, weight, memory };
-            let (x, residual) = (norm.row_of(x, strides[0]), norm.row_of(residual, strides[1]));
-            let (added, to, factors) = (norm.load(x), norm.load(residual), norm.factors());
-            let sums: Numbers<'_> = added.into_iter().zip(to).map(|(a, b)| sum(a, b)).collect();
-            norm.store(residual, sums.clone());
-            norm.store(x, norm.scaled(sums, factors, eps));
-        });
-    })
-}
-
-/// The sums of two vectors.
-#[track_caller]
-fn sum<'k, T: Packed>(a: Vector<'k, T>, b: Vector<'k, T>) -> Vec<Value<'k, f32>> {
-    a.numbers().into_iter().zip(b.numbers()).map(|(a, b)| a + b).collect()
-}
-
-/// Parameters of these names.
-#[track_caller]
-fn strides<'k>(k: &'k Builder, names: [&str; 2]) -> [Value<'k, u64>; 2] {
-    names.map(|name| k.param(name))
-}
-
-/// A number for each warp.
-#[track_caller]
-fn memory(k: &Builder, rows: Rows) -> Shared<'_, f32> {
-    k.shared("sums", rows.cta_threads() as usize / 32, 4)
 }
 
 /// The norm of one row, by the threads that have it.
-struct RowNorm<'k, T> {
+struct RowNorm<'k> {
     k: &'k Builder,
     config: Norm,
-    place: RowPlace<'k>,
-    weight: Global<'k, T>,
+    weight: (Elements<'k>, Value<'k, u64>),
+    eps: Value<'k, f32>,
+    offset: Value<'k, f32>,
+    /// One over the elements of a row.
+    inverse: Value<'k, f32>,
+    /// A number for each warp.
     memory: Shared<'k, f32>,
 }
 
-/// Vectors of a thread, as numbers.
-type Numbers<'k> = Vec<Vec<Value<'k, f32>>>;
-
-impl<'k, T: Packed> RowNorm<'k, T> {
-    /// This thread's first vector of its row.
+impl<'k> RowNorm<'k> {
+    /// A row that fits into registers.
     #[track_caller]
-    fn row_of(&self, x: Global<'k, T>, stride: Value<'k, u64>) -> Global<'k, T> {
-        x.at_wide(self.place.row.to_u64() * stride).at(self.place.thread * T::PER_VECTOR)
-    }
-
-    #[track_caller]
-    fn load(&self, first: Global<'k, T>) -> Vec<Vector<'k, T>> {
-        self.load_when(self.place.in_rows, first, Access::Streaming)
-    }
-
-    #[track_caller]
-    fn load_when(
-        &self,
-        condition: Value<'k, bool>,
-        first: Global<'k, T>,
-        access: Access,
-    ) -> Vec<Vector<'k, T>> {
-        let load = |at: VectorPlace<'k>| {
-            let from = first.plus(at.after_first * T::PER_VECTOR as usize);
-            Vector::load_when(self.k, at.is_there & condition, from, access)
+    fn held(&self, place: RowPlace<'k>, x: Elements<'k>, y: Elements<'k>) {
+        let (width, chunks) = (self.config.width, place.chunks());
+        let at = |row: Elements<'k>| row.at(place.thread * width);
+        let load = |row: Elements<'k>| -> Vec<Chunk<'k>> {
+            let of = |chunk: &crate::tile::ChunkPlace<'k>| {
+                row.plus(chunk.after_first * width).load_when(chunk.is_there, width, Access::Streaming)
+            };
+            chunks.iter().map(of).collect()
         };
-        self.place.vectors().into_iter().map(load).collect()
-    }
-
-    /// The weight of this thread's elements: asked for with them, so that it is there when the sum is.
-    #[track_caller]
-    fn factors(&self) -> Vec<Vector<'k, T>> {
-        let first = self.weight.at(self.place.thread * T::PER_VECTOR);
-        self.load_when(self.k.constant(true), first, Access::ReadOnly)
-    }
-
-    #[track_caller]
-    fn scaled(&self, x: Numbers<'k>, factors: Vec<Vector<'k, T>>, eps: Value<'k, f32>) -> Numbers<'k> {
-        let squares = x.iter().flatten().fold(self.k.constant(0.0), |sum, &x| x.mul_add(x, sum));
-        let sum = self.place.sum(self.memory, squares);
-        let scale = sum.mul_add(1.0 / self.config.hidden as f32, eps).rsqrt();
-        let offset = if self.config.weight_plus_one { 1.0 } else { 0.0 };
-        let scaled = |(x, factors): (Vec<Value<'k, f32>>, Vector<'k, T>)| {
-            let factors = factors.numbers().into_iter();
-            // a sum with 0 would be an instruction
-            let factors = factors.map(|factor| if offset == 0.0 { factor } else { factor + offset });
-            x.into_iter().zip(factors).map(|(x, factor)| x * scale * factor).collect()
-        };
-        x.into_iter().zip(factors).map(scaled).collect()
-    }
-
-    #[track_caller]
-    fn store(&self, first: Global<'k, T>, numbers: Numbers<'k>) {
-        for (at, numbers) in self.place.vectors().iter().zip(numbers) {
-            let vector = Vector::<T>::of(self.k, &numbers);
-            let to = first.plus(at.after_first * T::PER_VECTOR as usize);
-            self.k.when(at.is_there & self.place.in_rows, || vector.store(to));
+        let (x_at, y_at) = (at(x), at(y));
+        let added = load(x_at);
+        let residual = if self.config.add { load(y_at) } else { Vec::new() };
+        // asked for with x, so that it is there when the sum is
+        let factors: Vec<_> =
+            chunks.iter().map(|at| self.factors(place.thread + at.after_first, at.is_there)).collect();
+        let numbers: Vec<_> = added.iter().enumerate().map(|(i, x)| self.sum(x, residual.get(i))).collect();
+        if self.config.add {
+            for (at, numbers) in chunks.iter().zip(&numbers) {
+                self.store(at.is_there, numbers, y_at.plus(at.after_first * width));
+            }
         }
+        let squares = numbers.iter().flatten().fold(self.k.constant(0.0), |sum, &x| x.mul_add(x, sum));
+        let scale = self.scale(place.sum(self.memory, squares));
+        let to = if self.config.add { x_at } else { y_at };
+        for ((at, numbers), factors) in chunks.iter().zip(numbers).zip(factors) {
+            let scaled = self.scaled(&numbers, scale, &factors);
+            self.store(at.is_there, &scaled, to.plus(at.after_first * width));
+        }
+    }
+
+    /// A row of any length, by a CTA.
+    #[track_caller]
+    fn long(&self, chunks: Value<'k, u32>, x: Elements<'k>, y: Elements<'k>) {
+        let (k, width) = (self.k, self.config.width);
+        let (yes, sum) = (k.constant(true), k.var("squares", 0.0_f32));
+        let load = |i: Value<'k, u32>| {
+            let at = |row: Elements<'k>| row.at(i * width).load(width, Access::Weak);
+            self.sum(&at(x), self.config.add.then(|| at(y)).as_ref())
+        };
+        k.repeat((k.thread(), chunks), LONG, |i| {
+            sum.set(load(i).into_iter().fold(sum.get(), |sum, x| x.mul_add(x, sum)));
+        });
+        let sum = reduce::over_cta(k, (self.memory, LONG), sum.get(), |x| reduce::warp_sum(x), |a, b| a + b);
+        let scale = self.scale(sum);
+        k.repeat((k.thread(), chunks), LONG, |i| {
+            let (numbers, factors) = (load(i), self.factors(i, yes));
+            if self.config.add {
+                self.store(yes, &numbers, y.at(i * width));
+            }
+            let to = if self.config.add { x } else { y };
+            self.store(yes, &self.scaled(&numbers, scale, &factors), to.at(i * width));
+        });
+    }
+
+    /// x, and what it is added to.
+    #[track_caller]
+    fn sum(&self, x: &Chunk<'k>, residual: Option<&Chunk<'k>>) -> Vec<Value<'k, f32>> {
+        let x = x.numbers();
+        match residual {
+            None => x,
+            Some(residual) => x.into_iter().zip(residual.numbers()).map(|(x, y)| x + y).collect(),
+        }
+    }
+
+    /// The weight of a chunk.
+    #[track_caller]
+    fn factors(&self, chunk: Value<'k, u32>, is_there: Value<'k, bool>) -> Chunk<'k> {
+        let (width, (weight, stride)) = (self.config.width, self.weight);
+        let from = match width {
+            1 => weight.at_wide(chunk.to_u64() * stride),
+            _ => weight.at(chunk * width),
+        };
+        from.load_when(is_there, width, Access::ReadOnly)
+    }
+
+    #[track_caller]
+    fn scale(&self, squares: Value<'k, f32>) -> Value<'k, f32> {
+        squares.mul_add(self.inverse, self.eps).rsqrt()
+    }
+
+    #[track_caller]
+    fn scaled(
+        &self,
+        numbers: &[Value<'k, f32>],
+        scale: Value<'k, f32>,
+        factors: &Chunk<'k>,
+    ) -> Vec<Value<'k, f32>> {
+        let factors = factors.numbers().into_iter().map(|factor| factor + self.offset);
+        numbers.iter().zip(factors).map(|(&x, factor)| x * scale * factor).collect()
+    }
+
+    #[track_caller]
+    fn store(&self, condition: Value<'k, bool>, numbers: &[Value<'k, f32>], to: Elements<'k>) {
+        let chunk = Chunk::of(self.config.dtype, numbers);
+        self.k.when(condition, || chunk.store(to));
     }
 }

@@ -112,7 +112,7 @@ impl<B: Backend + Clone> Engine<B> {
         let context = model.config().max_position_embeddings.min(options.num_pages * options.page_size);
         Ok(Self {
             attention: Attention::new(model.attention_problem(dtype, kv_dtype)?, backend.clone())?,
-            rope: model.rope(&backend, context)?,
+            rope: model.rope(context)?,
             cache,
             scheduler: Scheduler::new(pool, limits),
             activations: Activations::new(&backend, model.config(), dtype, Sizes::default())?,

@@ -3,10 +3,10 @@
 use super::{Case, gemm::noise};
 use half::bf16;
 use std::{error::Error, time::Instant};
-use tilewright_cuda::{Argument, Device};
+use tilewright_cuda::Stream;
 use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
 use tilewright_kernels::tile::panel_map;
-use tilewright_ptx::text;
+use tilewright_ptx::{sim::Arg, text};
 
 const DIM: u64 = 128;
 const HEADS: (u32, u32) = (32, 8);
@@ -22,7 +22,7 @@ pub(crate) const NAMES: [&str; 6] = [
 
 /// Hands the case of a name to `time`.
 pub(crate) fn with_case<T>(
-    device: &Device,
+    device: &Stream,
     name: &str,
     time: impl FnOnce(&Case<'_>) -> Result<T, Box<dyn Error>>,
 ) -> Result<T, Box<dyn Error>> {
@@ -47,7 +47,7 @@ pub(crate) fn with_case<T>(
     let lse = device.filled::<f32>((len * HEADS.0) as usize, 0)?;
     let indptr = device.upload(&[0_u32, len])?;
     let map = |address: u64, heads: u32| {
-        Argument::TensorMap(panel_map(
+        Arg::TensorMap(panel_map(
             address,
             &[DIM, u64::from(len), u64::from(heads)],
             &[u64::from(heads) * DIM * 2, DIM * 2],
@@ -58,11 +58,11 @@ pub(crate) fn with_case<T>(
         map(q.address(), HEADS.0),
         map(k.address(), HEADS.1),
         map(v.address(), HEADS.1),
-        Argument::U64(o.address()),
-        Argument::U64(lse.address()),
-        Argument::U64(indptr.address()),
-        Argument::U64(indptr.address()),
-        Argument::F32(std::f32::consts::LOG2_E / (DIM as f32).sqrt()),
+        Arg::U64(o.address()),
+        Arg::U64(lse.address()),
+        Arg::U64(indptr.address()),
+        Arg::U64(indptr.address()),
+        Arg::F32(std::f32::consts::LOG2_E / (DIM as f32).sqrt()),
     ];
     let grid = [len.div_ceil(128), HEADS.0, 1];
     let pairs = f64::from(len) * f64::from(len) / if causal { 2.0 } else { 1.0 };
@@ -71,7 +71,7 @@ pub(crate) fn with_case<T>(
         name: name.to_owned(),
         flops: 4.0 * pairs * DIM as f64 * f64::from(HEADS.0),
         calls,
-        call: Box::new(|| function.launch(grid, &arguments)),
+        call: Box::new(|| device.launch(&function, grid, &arguments)),
         asked: format!(
             "{{\"attention\": [{}, {}, {len}], \"causal\": {causal}, \"calls\": {calls}}}",
             HEADS.0, HEADS.1

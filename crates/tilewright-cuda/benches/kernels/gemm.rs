@@ -3,12 +3,13 @@
 use super::Case;
 use half::bf16;
 use std::error::Error;
-use tilewright_cuda::{Argument, Device};
+use tilewright_cuda::Stream;
 use tilewright_kernels::gemm::{
     sm80,
     sm90::{Gemm, TILE_ROWS, gemm},
 };
 use tilewright_kernels::tile::panel_map;
+use tilewright_ptx::sim::Arg;
 
 /// Tile columns, and rows, columns and depth.
 pub(crate) const NAMES: [&str; 5] = [
@@ -21,7 +22,7 @@ pub(crate) const NAMES: [&str; 5] = [
 
 /// Hands the case of a name to `time`.
 pub(crate) fn with_case<T>(
-    device: &Device,
+    device: &Stream,
     name: &str,
     time: impl FnOnce(&Case<'_>) -> Result<T, Box<dyn Error>>,
 ) -> Result<T, Box<dyn Error>> {
@@ -34,35 +35,30 @@ pub(crate) fn with_case<T>(
     let (a, b) = (device.upload(&noise(m * k))?, device.upload(&noise(n * k))?);
     let d = device.filled::<bf16>(m * n, 0)?;
     let map = |address: u64, [rows, columns]: [usize; 2], box_rows: usize| {
-        Argument::TensorMap(panel_map(
-            address,
-            &[columns as u64, rows as u64],
-            &[columns as u64 * 2],
-            box_rows,
-        ))
+        Arg::TensorMap(panel_map(address, &[columns as u64, rows as u64], &[columns as u64 * 2], box_rows))
     };
     let arguments = [
         map(a.address(), [m, k], TILE_ROWS),
         map(b.address(), [n, k], tile_columns),
         map(d.address(), [m, n], 64),
-        Argument::U32(m as u32),
-        Argument::U32(n as u32),
-        Argument::U32(k as u32),
+        Arg::U32(m as u32),
+        Arg::U32(n as u32),
+        Arg::U32(k as u32),
     ];
     let tiles = m.div_ceil(TILE_ROWS) * n.div_ceil(tile_columns);
-    let grid = [device.multiprocessors().min(tiles as u32), 1, 1];
+    let grid = [device.context().limits().multiprocessors.min(tiles as u32), 1, 1];
     time(&Case {
         name: name.to_owned(),
         flops: 2.0 * (m * n * k) as f64,
         calls: (1 << 42) / (m * n * k) + 1,
-        call: Box::new(|| function.launch(grid, &arguments)),
+        call: Box::new(|| device.launch(&function, grid, &arguments)),
         asked: format!("{{\"gemm\": [{m}, {n}, {k}], \"calls\": {}}}", (1_usize << 42) / (m * n * k) + 1),
     })
 }
 
 /// The same of the kernel for Ampere and later.
 fn with_case_sm80<T>(
-    device: &Device,
+    device: &Stream,
     name: &str,
     shape: &str,
     time: impl FnOnce(&Case<'_>) -> Result<T, Box<dyn Error>>,
@@ -72,14 +68,14 @@ fn with_case_sm80<T>(
     let function = device.load(&sm80::gemm("gemm")?)?;
     let (a, b) = (device.upload(&noise(m * k))?, device.upload(&noise(n * k))?);
     let d = device.filled::<bf16>(m * n, 0)?;
-    let addresses = [a.address(), b.address(), d.address()].map(Argument::U64);
-    let arguments = [addresses, [m, n, k].map(|size| Argument::U32(size as u32))].concat();
+    let addresses = [a.address(), b.address(), d.address()].map(Arg::U64);
+    let arguments = [addresses, [m, n, k].map(|size| Arg::U32(size as u32))].concat();
     let grid = [n.div_ceil(sm80::TILE) as u32, m.div_ceil(sm80::TILE) as u32, 1];
     time(&Case {
         name: name.to_owned(),
         flops: 2.0 * (m * n * k) as f64,
         calls: 5,
-        call: Box::new(|| function.launch(grid, &arguments)),
+        call: Box::new(|| device.launch(&function, grid, &arguments)),
         asked: format!("{{\"gemm\": [{m}, {n}, {k}], \"calls\": 5}}"),
     })
 }

@@ -7,7 +7,7 @@ mod peer;
 use clap::Parser;
 use peer::Peer;
 use std::{error::Error, fmt::Write, path::PathBuf};
-use tilewright_cuda::{Device, Stopwatch};
+use tilewright_cuda::{Stopwatch, Stream};
 
 /// Times kernels on the GPU of this machine, beside torch if there is one.
 #[derive(Parser)]
@@ -43,7 +43,7 @@ pub(crate) struct Case<'a> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
-    let device = match Device::open() {
+    let device = match Stream::open(0) {
         Ok(device) => device,
         Err(why) => {
             println!("skipped: {why}");
@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     };
     let mut peer = arguments.peer.as_deref().map(Peer::start).transpose()?;
-    let mut table = format!("# device: {}\n", device.name());
+    let mut table = format!("# device: {}\n", device.context().limits().name);
     if let Some(peer) = &mut peer {
         writeln!(table, "# peer: {}", peer.about()?)?;
     }
@@ -83,7 +83,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Takes turns with the peer; the line of the table.
 fn time(
-    stopwatch: &Stopwatch<'_>,
+    stopwatch: &Stopwatch,
     case: &Case<'_>,
     mut peer: Option<&mut Peer>,
     rounds: usize,

@@ -8,48 +8,36 @@
 //! ```
 //!
 //! That is a page table such as the kernel of `tilewright_kernels::append` reads, with nothing to look up: the slot of a token is its
-//! position modulo the page size. Arrays follow each other, and stay where they are when a plan is refilled.
+//! position modulo a page size that none has. Arrays follow each other, and stay where they are when a plan is refilled.
 
 use super::Gpu;
 use crate::machine::Machine;
 use std::sync::Arc;
 use tilewright::{Error, Opaque, Result, kv::AppendPlan, tensor::DeviceMemory};
+use tilewright_kernels::append::Places;
+
+/// Slots are below it, so that they are what they are modulo it.
+const NO_PAGE_SIZE: u32 = 1 << 31;
 
 /// The arrays of a plan.
 #[derive(Debug)]
-pub struct AppendPlaces {
+pub(super) struct AppendPlaces {
     memory: DeviceMemory,
     capacity: usize,
 }
 
 impl AppendPlaces {
-    /// Address of `batch_indices`.
-    pub fn batch_indices(&self) -> u64 {
-        self.memory.address()
-    }
-
-    /// Address of `slots`.
-    pub fn slots(&self) -> u64 {
-        self.at(self.capacity)
-    }
-
-    /// Address of `indptr`.
-    pub fn indptr(&self) -> u64 {
-        self.at(2 * self.capacity)
-    }
-
-    /// Address of `pages`.
-    pub fn pages(&self) -> u64 {
-        self.at(3 * self.capacity + 1)
-    }
-
-    /// How many tokens a launch is for, those included that are skipped.
-    pub fn capacity(&self) -> usize {
-        self.capacity
-    }
-
-    fn at(&self, word: usize) -> u64 {
-        self.memory.address() + (word * size_of::<i32>()) as u64
+    /// The first `count` tokens, as the kernel takes them.
+    pub(super) fn table(&self, count: u32) -> Places {
+        let at = |word: usize| self.memory.address() + (word * size_of::<i32>()) as u64;
+        Places::Table {
+            batch_indices: at(0),
+            positions: at(self.capacity),
+            indptr: at(2 * self.capacity),
+            indices: at(3 * self.capacity + 1),
+            page_size: NO_PAGE_SIZE,
+            count,
+        }
     }
 }
 

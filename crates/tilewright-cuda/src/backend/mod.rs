@@ -1,16 +1,25 @@
 //! The backend: the engine's operators on a GPU or its simulator. One file an operator: arguments, kernel, launch.
 
+mod activation;
+mod append;
 mod append_places;
+mod attention;
+mod gather;
+mod geometry;
 mod kernels;
+mod linear;
 mod memory;
+mod merge;
 mod norm;
 mod operators;
+mod rope;
+mod tables;
 
 use crate::machine::{Limits, Machine};
-pub use append_places::AppendPlaces;
+use append_places::AppendPlaces;
 use kernels::Kernels;
-
 use std::sync::Arc;
+use tables::Tables;
 use tilewright::{
     Error, Result, View, ViewMut,
     tensor::{DeviceAddress, DeviceMemory, Indices},
@@ -22,13 +31,14 @@ pub struct Gpu<M: Machine> {
     machine: M,
     limits: Limits,
     kernels: Arc<Kernels<M>>,
+    tables: Arc<Tables>,
 }
 
 impl<M: Machine> Gpu<M> {
     /// The operators on `machine`.
     pub fn new(machine: M) -> Self {
         let limits = machine.limits();
-        Self { machine, limits, kernels: Arc::default() }
+        Self { machine, limits, kernels: Arc::default(), tables: Arc::default() }
     }
 
     /// What the operators run on.
@@ -68,7 +78,6 @@ impl<M: Machine> Gpu<M> {
 
     /// The address of an argument of indices, which are brought to the device if they are on the host. The memory that they are
     /// brought to has to live until the work is given.
-    #[allow(dead_code, reason = "operators that take indices are not built yet")]
     fn indices(
         &self,
         operator: &'static str,

@@ -1,14 +1,12 @@
-//! RMSNorm: rows of vectors by the kernels of `tilewright_kernels::norm`.
+//! RMSNorm: rows of chunks by the kernel of `tilewright_kernels::norm`.
 
-use super::Gpu;
+use super::{Gpu, geometry::extents};
 use crate::machine::Machine;
-use half::{bf16, f16};
-use tilewright::{Dtype, Error, Result, View, ViewMut, norm::NormWeight};
+use tilewright::{Result, View, ViewMut, norm::NormWeight};
 use tilewright_kernels::{
-    norm::{self, Norm},
-    tile::Packed,
+    norm::{Call, norm},
+    tile::Strided,
 };
-use tilewright_ptx::sim::Arg;
 
 pub(super) fn rmsnorm<M: Machine>(
     gpu: &Gpu<M>,
@@ -17,37 +15,55 @@ pub(super) fn rmsnorm<M: Machine>(
     eps: f32,
     out: ViewMut<'_>,
 ) -> Result<()> {
-    match x.dtype() {
-        Dtype::Bf16 => typed::<bf16, M>(gpu, x, weight, eps, out),
-        Dtype::F16 => typed::<f16, M>(gpu, x, weight, eps, out),
-        other => Err(Error::new("norm.rmsnorm", format!("x is {other}, which is not built yet"))),
-    }
+    const OPERATOR: &str = "norm.rmsnorm";
+    let at = [gpu.rows(OPERATOR, "x", &x)?, gpu.rows_mut(OPERATOR, "out", &out)?];
+    run(gpu, (OPERATOR, &x), at, (weight, eps), false)
 }
 
-fn typed<T: Packed, M: Machine>(
+pub(super) fn rmsnorm_in_place<M: Machine>(
     gpu: &Gpu<M>,
-    x: View<'_>,
+    x: ViewMut<'_>,
     weight: &NormWeight<'_>,
     eps: f32,
-    out: ViewMut<'_>,
 ) -> Result<()> {
-    const OPERATOR: &str = "norm.rmsnorm";
-    let (rows, hidden) = (x.shape()[0] as u32, x.shape()[1] as u32);
-    if rows == 0 {
-        return Ok(());
-    }
-    let config = Norm { hidden, weight_plus_one: weight.offset() != 0.0 };
-    let name =
-        format!("rmsnorm_{}_{hidden}{}", x.dtype(), if config.weight_plus_one { "_plus_one" } else { "" });
-    let kernel = gpu.kernel(OPERATOR, &name, |name| norm::rmsnorm::<T>(name, config))?;
-    let args = [
-        Arg::U64(gpu.address(OPERATOR, "x", &x)?),
-        Arg::U64(gpu.address(OPERATOR, "weight", &weight.weight())?),
-        Arg::U64(gpu.address_mut(OPERATOR, "out", &out)?),
-        Arg::U32(rows),
-        Arg::U64(x.strides()[0] as u64),
-        Arg::U64(out.strides()[0] as u64),
-        Arg::F32(eps),
-    ];
-    gpu.machine.launch(&kernel, [config.ctas::<T>(rows), 1, 1], &args)
+    const OPERATOR: &str = "norm.rmsnorm_in_place";
+    let at = gpu.rows_mut(OPERATOR, "x", &x)?;
+    run(gpu, (OPERATOR, &x.as_view()), [at; 2], (weight, eps), false)
+}
+
+pub(super) fn fused_add_rmsnorm<M: Machine>(
+    gpu: &Gpu<M>,
+    x: ViewMut<'_>,
+    residual: ViewMut<'_>,
+    weight: &NormWeight<'_>,
+    eps: f32,
+) -> Result<()> {
+    const OPERATOR: &str = "norm.fused_add_rmsnorm";
+    let at = [gpu.rows_mut(OPERATOR, "x", &x)?, gpu.rows_mut(OPERATOR, "residual", &residual)?];
+    run(gpu, (OPERATOR, &x.as_view()), at, (weight, eps), true)
+}
+
+fn run<M: Machine>(
+    gpu: &Gpu<M>,
+    (operator, x): (&'static str, &View<'_>),
+    at: [Strided; 2],
+    (weight, eps): (&NormWeight<'_>, f32),
+    add: bool,
+) -> Result<()> {
+    let Some(shape) = extents(operator, x.shape())? else { return Ok(()) };
+    let of_weight = weight.weight();
+    let call = Call {
+        dtypes: (x.dtype(), of_weight.dtype()),
+        shape,
+        x: at[0],
+        y: at[1],
+        weight: (gpu.address(operator, "weight", &of_weight)?, of_weight.strides()[0] as u64),
+        eps,
+        offset: weight.offset(),
+        add,
+    };
+    let config = call.norm();
+    let kernel = gpu.kernel(operator, &config.name(), |name| norm(name, config))?;
+    let (grid, args) = call.launch();
+    gpu.machine.launch(&kernel, grid, &args)
 }

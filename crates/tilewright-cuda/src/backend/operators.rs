@@ -1,6 +1,6 @@
 //! The engine's trait, method by method.
 
-use super::{Gpu, append_places, memory, norm};
+use super::{Gpu, activation, append, append_places, gather, linear, memory, merge, norm, rope as rotary};
 use crate::machine::Machine;
 use tilewright::{
     Backend, Dtype, Error, Opaque, Recorded, Result, View, ViewMut, Workspace,
@@ -62,35 +62,35 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {
-        missing("gather.gather_rows")
+        gather::gather_rows(self, table, ids, out)
     }
 
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {
-        missing("attention.new")
+        self.attention_tiling(problem)
     }
 
     fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
-        missing("attention.new")
+        self.build_attention(problem, variant)
     }
 
     fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
-        missing("attention.plan")
+        self.prepare_plan(plan)
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
-        missing("attention.run")
+        self.run_attention(plan, inputs, &out)
     }
 
     fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
-        missing("attention.merge_states")
+        merge::merge_states(self, states, out)
     }
 
     fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()> {
-        missing("attention.merge_state")
+        merge::merge_state(self, state, other)
     }
 
     fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
-        missing("gemm.linear")
+        linear::linear(self, x, weight, bias, out)
     }
 
     fn append(
@@ -100,7 +100,7 @@ impl<M: Machine> Backend for Gpu<M> {
         slots: &Slots<'_>,
         scale: ScaleMut<'_>,
     ) -> Result<()> {
-        missing("kv.append")
+        append::append(self, new, cache, slots, scale)
     }
 
     fn rmsnorm(&self, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
@@ -108,7 +108,7 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn rmsnorm_in_place(&self, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {
-        missing("norm.rmsnorm_in_place")
+        norm::rmsnorm_in_place(self, x, weight, eps)
     }
 
     fn fused_add_rmsnorm(
@@ -118,11 +118,11 @@ impl<M: Machine> Backend for Gpu<M> {
         weight: &NormWeight<'_>,
         eps: f32,
     ) -> Result<()> {
-        missing("norm.fused_add_rmsnorm")
+        norm::fused_add_rmsnorm(self, x, residual, weight, eps)
     }
 
     fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
-        missing("rope.apply_rope")
+        rotary::rope(self, [q, k], positions, rope)
     }
 
     fn rope_with_cos_sin_cache(
@@ -132,11 +132,11 @@ impl<M: Machine> Backend for Gpu<M> {
         positions: Indices<'_>,
         cache: &CosSinCache,
     ) -> Result<()> {
-        missing("rope.apply_rope_with_cos_sin_cache")
+        rotary::rope_with_cos_sin_cache(self, [q, k], positions, cache)
     }
 
     fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        missing("activation.act_and_mul")
+        activation::act_and_mul(self, activation, x, out)
     }
 
     fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {

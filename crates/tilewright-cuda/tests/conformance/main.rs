@@ -1,36 +1,104 @@
 //! The engine's own tests of backends, against the GPU: in the simulator at reduced sizes, and on the card where there is one.
 
+#![allow(clippy::excessive_nesting, clippy::type_complexity, reason = "grids of cases are loops in loops")]
+
 mod staged;
 
-use half::bf16;
 use staged::Staged;
-use tilewright::{View, ViewMut, norm};
-use tilewright_cuda::{Gpu, Simulator};
+use std::sync::OnceLock;
+use tilewright::Cpu;
+use tilewright_cuda::{Card, Gpu, Simulator};
+
+/// Makes tests of each property: in the simulator, where a property runs a share of its cases, and on the GPU.
+macro_rules! judge_backends {
+    ($($property:ident),+) => {
+        mod simulated {
+            $(#[test] fn $property() {
+                crate::judge::thin(crate::EVERY);
+                super::$property(&[crate::simulated()]);
+                crate::judge::tell(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
+        mod gpu {
+            $(#[test] fn $property() {
+                let Some(gpu) = crate::gpu() else { return };
+                super::$property(&[gpu]);
+                crate::judge::tell(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
+    };
+}
+pub(crate) use judge_backends;
+
+/// Of long lists of cases the simulator runs each so-manieth.
+const EVERY: usize = 199;
 
 /// The backend in a simulator of a GPU with few SMs, so that they have to share work.
 fn simulated() -> Staged<Simulator> {
     Staged(Gpu::new(Simulator::new(80, 3)))
 }
 
-#[test]
-fn a_norm_runs_through_the_backend() {
-    let (rows, hidden) = (3, 128);
-    let x: Vec<bf16> = (0..rows * hidden).map(|i| bf16::from_f32((i % 17) as f32 - 8.0)).collect();
-    let weight = vec![bf16::ONE; hidden];
-    let mut out = vec![bf16::NAN; x.len()];
-    norm::rmsnorm(
-        &simulated(),
-        View::new(&x, &[rows, hidden]).expect("a view"),
-        View::new(&weight, &[hidden]).expect("a view"),
-        1e-6,
-        ViewMut::new(&mut out, &[rows, hidden]).expect("a view"),
-    )
-    .expect("it runs");
-    for (x, out) in x.chunks_exact(hidden).zip(out.chunks_exact(hidden)) {
-        let mean = x.iter().map(|x| x.to_f64().powi(2)).sum::<f64>() / hidden as f64;
-        for (x, out) in x.iter().zip(out) {
-            let want = x.to_f64() / (mean + 1e-6).sqrt();
-            assert!((out.to_f64() - want).abs() <= want.abs() / 256.0, "{out} instead of {want}");
+/// The backend on the GPU of this machine; where there is none, it says why.
+fn gpu() -> Option<Staged<Card>> {
+    static GPU: OnceLock<Option<Staged<Card>>> = OnceLock::new();
+    let open = || match Card::open(0) {
+        Ok(card) => Some(Staged(Gpu::new(card))),
+        Err(why) => {
+            println!("skipped: {why}");
+            None
         }
-    }
+    };
+    GPU.get_or_init(open).clone()
 }
+
+/// For the few tests beside properties that compare with the CPU.
+fn cpus(threads: usize) -> Vec<Cpu> {
+    vec![Cpu::with_threads(threads)]
+}
+
+#[path = "../../../tilewright/tests/attention/block_sparse.rs"]
+mod block_sparse;
+#[path = "../../../tilewright/tests/attention/cascade.rs"]
+mod cascade;
+#[path = "../../../tilewright/tests/attention/conformance.rs"]
+mod conformance;
+#[path = "../../../tilewright/tests/attention/edges.rs"]
+mod edges;
+#[path = "../../../tilewright/tests/attention/elements.rs"]
+mod elements;
+#[path = "../../../tilewright/tests/attention/flashinfer.rs"]
+mod flashinfer;
+#[path = "../../../tilewright/tests/attention/gemm.rs"]
+mod gemm;
+#[path = "../../../tilewright/tests/attention/generator.rs"]
+mod generator;
+#[path = "../../../tilewright/tests/attention/invariants.rs"]
+mod invariants;
+#[path = "../../../tilewright/tests/attention/judge.rs"]
+mod judge;
+#[path = "../../../tilewright/tests/attention/kv.rs"]
+mod kv;
+#[path = "../../../tilewright/tests/attention/lengths.rs"]
+mod lengths;
+#[path = "../../../tilewright/tests/attention/low_precision.rs"]
+mod low_precision;
+#[path = "../../../tilewright/tests/attention/masks.rs"]
+mod masks;
+#[path = "../../../tilewright/tests/attention/merge.rs"]
+mod merge;
+#[path = "../../../tilewright/tests/attention/parts.rs"]
+mod parts;
+#[path = "../../../tilewright/tests/attention/quantise.rs"]
+mod quantise;
+#[path = "../../../tilewright/tests/attention/run.rs"]
+mod run;
+#[path = "../../../tilewright/tests/attention/sample.rs"]
+mod sample;
+#[path = "../../../tilewright/tests/attention/scales.rs"]
+mod scales;
+#[path = "../../../tilewright/tests/attention/storage.rs"]
+mod storage;
+#[path = "../../../tilewright/tests/attention/strides.rs"]
+mod strides;
+#[path = "../../../tilewright/tests/attention/variants.rs"]
+mod variants;

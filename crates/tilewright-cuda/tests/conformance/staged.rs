@@ -249,7 +249,7 @@ impl<M: Machine> Backend for Staged<M> {
     ) -> Result<()> {
         self.staged(&[], vec![q, k], |_, mut out| {
             let k = out.remove(1);
-            self.0.rope_with_cos_sin_cache(out.remove(0), k, positions, &cache.on(&self.0)?)
+            self.0.rope_with_cos_sin_cache(out.remove(0), k, positions, cache)
         })
     }
 

@@ -1,14 +1,18 @@
 //! What the tests of kernels for Hopper begin with.
 
 use half::bf16;
-use tilewright_cuda::Device;
+use tilewright_cuda::Stream;
 
 /// The GPU, if there is one and it is a Hopper; otherwise says why the test is skipped.
-pub(crate) fn device() -> Option<Device> {
-    match Device::open() {
-        Ok(device) if device.arch() == 90 => Some(device),
+pub(crate) fn device() -> Option<Stream> {
+    match Stream::open(0) {
+        Ok(device) if device.context().limits().arch == 90 => Some(device),
         Ok(device) => {
-            println!("skipped: {} is sm_{}, the kernel is for sm_90a", device.name(), device.arch());
+            println!(
+                "skipped: {} is sm_{}, the kernel is for sm_90a",
+                device.context().limits().name,
+                device.context().limits().arch
+            );
             None
         }
         Err(why) => {

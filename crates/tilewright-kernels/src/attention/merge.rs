@@ -5,15 +5,16 @@
 //! ```
 //!
 //! LSE is base 2. A state of no keys is 0 and -inf, and so is what such states merge into; a NaN among the LSE makes NaN.
-//! Shapes: of two states v_a, v_b, v `[rows, heads, head_dim]`, lse `[rows, heads]` f32; of many `[rows, states, heads, head_dim]` and
-//! `[rows, states, heads]`; all dense, values of one dtype, aligned to 16 bytes.
-//! Grid: `[Merge::ctas(rows · heads), 1, 1]`.
+//! Shapes: values of many states `[rows, states, heads, head_dim]`, of two `[rows, heads, head_dim]` each, of one dtype, f32, f16 or
+//! bf16; LSE the same without the last axis, f32; all of any strides. Sizes are known at launch; compiled in is a class of lengths.
 
-use crate::tile::{Packed, RowPlace, Rows, Vector};
+use crate::tile::{Chunk, ChunkPlace, Elements, RowPlace, Rows, Strided, chunk};
+use tilewright::Dtype;
 use tilewright_ptx::{
-    build::{Builder, Global, Value, Var},
+    build::{Builder, Value, Var},
     ir::Kernel,
     isa::memory::Access,
+    sim::Arg,
     verify::Invalid,
 };
 
@@ -21,114 +22,232 @@ use tilewright_ptx::{
 const BATCH: u32 = 4;
 
 /// What a kernel is made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Merge {
-    /// Elements of a head.
-    pub head_dim: u32,
+    /// Of values.
+    pub dtype: Dtype,
+    /// Elements that are loaded at once: 1, or [`chunk::most`].
+    pub width: u32,
+    /// The class of lengths of a head.
+    pub rows: Rows,
+    /// Whether there are two states, each a tensor of its own.
+    pub two: bool,
+}
+
+/// Values and LSE in memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct State {
+    /// Of the first value, in bytes.
+    pub v: u64,
+    /// How far rows, heads and elements of a head are apart, in elements.
+    pub v_strides: [u64; 3],
+    /// Of the first LSE, in bytes.
+    pub lse: u64,
+    /// How far rows and heads are apart there, in elements.
+    pub lse_strides: [u64; 2],
+}
+
+/// What is merged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum States {
+    /// Two, of which the result may replace either.
+    Two([State; 2]),
+    /// As many as `count` says, also none.
+    Many {
+        /// The first of each row.
+        first: State,
+        /// How many there are.
+        count: u32,
+        /// How far they are apart, values and LSE, in elements.
+        strides: [u64; 2],
+    },
+}
+
+/// One launch.
+#[derive(Debug, Clone, Copy)]
+pub struct Call {
+    /// Of values.
+    pub dtype: Dtype,
+    /// Rows, heads, elements of a head.
+    pub shape: [u32; 3],
+    /// What is merged.
+    pub states: States,
+    /// The result.
+    pub out: State,
+}
+
+impl State {
+    fn alignment(self, dtype: Dtype) -> Vec<u64> {
+        let rows = Strided { address: self.v, strides: [self.v_strides[0], self.v_strides[1]] };
+        rows.alignment(dtype).to_vec()
+    }
+
+    fn args(self) -> Vec<Arg> {
+        let words = [&[self.v][..], &self.v_strides, &[self.lse], &self.lse_strides].concat();
+        words.into_iter().map(Arg::U64).collect()
+    }
+}
+
+impl Call {
+    /// The kernel for it; none for heads that registers do not hold.
+    pub fn merge(&self) -> Option<Merge> {
+        let (dtype, dim) = (self.dtype, self.shape[2]);
+        let (states, stride) = match self.states {
+            States::Two(both) => (both.to_vec(), 0),
+            States::Many { first, strides, .. } => (vec![first], strides[0]),
+        };
+        let all = || states.iter().copied().chain([self.out]);
+        let dense = dim == 1 || all().all(|state| state.v_strides[2] == 1);
+        let elements = all().flat_map(|state| state.alignment(dtype)).chain([stride, u64::from(dim)]);
+        let width = if dense { chunk::width(&[dtype], elements) } else { 1 };
+        let rows = Rows::for_chunks(dim / width)?;
+        Some(Merge { dtype, width, rows, two: matches!(self.states, States::Two(_)) })
+    }
+
+    /// Grid and arguments for `merge`, which is [`Call::merge`]; there is at least one row, one head and one element.
+    pub fn launch(&self, merge: Merge) -> ([u32; 3], Vec<Arg>) {
+        let [rows, heads, dim] = self.shape;
+        let mut args = match self.states {
+            States::Two(both) => both.into_iter().flat_map(State::args).collect(),
+            States::Many { first, count, strides } => {
+                [&first.args()[..], &strides.map(Arg::U64), &[Arg::U32(count)]].concat()
+            }
+        };
+        args.extend(self.out.args());
+        args.extend([rows * heads, heads, dim / merge.width].map(Arg::U32));
+        ([merge.rows.ctas(rows * heads), 1, 1], args)
+    }
 }
 
 impl Merge {
-    fn rows<T: Packed>(self, name: &str) -> Result<Rows, Invalid> {
-        let (dim, step) = (self.head_dim, T::PER_VECTOR);
-        // a head is one warp's business, so that states can be merged in place
-        let most = 128 * step;
-        if dim == 0 || !dim.is_multiple_of(step) || dim > most {
-            let why = format!("head_dim = {dim}, expected a multiple of {step} in {step}..={most}");
-            return Err(Invalid::of(name, why));
-        }
-        Ok(Rows::new(dim / step))
-    }
-
-    /// CTAs for `heads` heads of all rows together, of elements `T`, for a kernel that exists.
-    pub fn ctas<T: Packed>(self, heads: u32) -> u32 {
-        Rows::new(self.head_dim / T::PER_VECTOR).ctas(heads)
+    /// A name that no other configuration has.
+    pub fn name(self) -> String {
+        let what = if self.two { "merge_state" } else { "merge_states" };
+        format!("{what}_{}_{}_{}", self.dtype, self.width, self.rows.name())
     }
 }
 
-/// Two states. Parameters: v_a, lse_a, v_b, lse_b, v, lse; rows (u32), counting each head of a row. The result may replace the
-/// first or the second.
+/// The kernel of a configuration; its parameters are those of [`Call::launch`].
 ///
 /// # Errors
-/// When a head is not a number of whole vectors that a warp has registers for.
-pub fn merge_state<T: Packed>(name: &str, config: Merge) -> Result<Kernel, Invalid> {
-    let rows = config.rows::<T>(name)?;
-    Builder::kernel(name, rows.cta_threads(), |k| {
-        let state = |of: &str| (k.global::<T>(&format!("v{of}")), k.global::<f32>(&format!("lse{of}")));
-        let (states, to) = ([state("_a"), state("_b")], state(""));
-        rows.place(k, k.param("rows"), |place| {
-            let head = Head::<T>::new(k, config, place);
-            let row = place.row.to_u64();
-            let loaded = states.map(|(v, lse)| (head.load(v, row), head.lse(lse, row)));
-            // the lanes of a head have read its LSE before one of them writes it
-            k.sync_warp();
+/// None.
+pub fn merge(name: &str, config: Merge) -> Result<Kernel, Invalid> {
+    if config.two { merge_state(name, config) } else { merge_states(name, config) }
+}
+
+fn merge_state(name: &str, config: Merge) -> Result<Kernel, Invalid> {
+    Builder::kernel(name, config.rows.cta_threads(), |k| {
+        let states = ["_a", "_b"].map(|of| StateOf::param(k, of, config.dtype));
+        let (to, sizes) = (StateOf::param(k, "", config.dtype), Sizes::param(k));
+        config.rows.place(k, (sizes.rows, sizes.chunks), |place| {
+            let head = Head::new(k, config, (place, sizes));
+            let loaded = states.each_ref().map(|state| (head.load(state, None), head.lse(state, None)));
+            // the threads of a head have read its LSE before one of them writes it
+            if config.rows.of_cta() == 1 {
+                k.sync_threads()
+            } else {
+                k.sync_warp()
+            }
             head.begin(loaded[0].1.max(loaded[1].1));
-            loaded.iter().for_each(|(vectors, lse)| head.add(vectors, *lse));
-            head.store(to);
+            loaded.iter().for_each(|(chunks, lse)| head.add(chunks, *lse));
+            head.store(&to);
         });
     })
 }
 
-/// Any number of states, also none. Parameters: v, lse of the states; v_out, lse_out; rows, states, heads (u32), where `rows` counts
-/// each head of a row. The result is elsewhere.
-///
-/// # Errors
-/// As [`merge_state`].
-pub fn merge_states<T: Packed>(name: &str, config: Merge) -> Result<Kernel, Invalid> {
-    let rows = config.rows::<T>(name)?;
-    Builder::kernel(name, rows.cta_threads(), |k| {
-        let (v, lse) = (k.global::<T>("v"), k.global::<f32>("lse"));
-        let to = (k.global::<T>("v_out"), k.global::<f32>("lse_out"));
-        let (count, states, heads) = (k.param("rows"), k.param::<u32>("states"), k.param::<u32>("heads"));
-        rows.place(k, count, |place| {
-            let head = Head::<T>::new(k, config, place);
-            let first = (place.row / heads).to_u64() * states.to_u64() * heads.to_u64();
-            let first = first + (place.row % heads).to_u64();
-            let state = |i: Value<'_, u32>| first + i.to_u64() * heads.to_u64();
+fn merge_states(name: &str, config: Merge) -> Result<Kernel, Invalid> {
+    Builder::kernel(name, config.rows.cta_threads(), |k| {
+        let from = StateOf::param(k, "_first", config.dtype);
+        let apart = ["v_state_stride", "lse_state_stride"].map(|name| k.param::<u64>(name));
+        let states = k.param::<u32>("states");
+        let (to, sizes) = (StateOf::param(k, "", config.dtype), Sizes::param(k));
+        config.rows.place(k, (sizes.rows, sizes.chunks), |place| {
+            let head = Head::new(k, config, (place, sizes));
             let max = k.var("max", f32::NEG_INFINITY);
-            k.when(place.in_rows, || {
-                k.repeat((0, states), 1, |i| max.set(max.get().max(lse.at_wide(state(i)).load())));
-            });
+            k.repeat((0, states), 1, |i| max.set(max.get().max(head.lse(&from, further(apart, i)))));
             head.begin(max.get());
             k.repeat((0, states), BATCH, |i| {
                 let batch = (0..BATCH).map(|ahead| {
-                    let (head, state) = (head.only_when((i + ahead).lt(states)), state(i + ahead));
-                    (head.load(v, state), head.lse(lse, state))
+                    let (head, state) = (head.only_when((i + ahead).lt(states)), further(apart, i + ahead));
+                    (head.load(&from, state), head.lse(&from, state))
                 });
                 let batch: Vec<_> = batch.collect();
-                batch.iter().for_each(|(vectors, lse)| head.add(vectors, *lse));
+                batch.iter().for_each(|(chunks, lse)| head.add(chunks, *lse));
             });
-            head.store(to);
+            head.store(&to);
         });
     })
+}
+
+/// How far state `i` is beyond the first, values and LSE.
+#[track_caller]
+fn further<'k>(apart: [Value<'k, u64>; 2], i: Value<'k, u32>) -> Option<[Value<'k, u64>; 2]> {
+    Some(apart.map(|stride| i.to_u64() * stride))
+}
+
+/// A state in a kernel.
+struct StateOf<'k> {
+    v: Elements<'k>,
+    v_strides: [Value<'k, u64>; 3],
+    lse: Elements<'k>,
+    lse_strides: [Value<'k, u64>; 2],
+}
+
+impl<'k> StateOf<'k> {
+    #[track_caller]
+    fn param(k: &'k Builder, of: &str, dtype: Dtype) -> Self {
+        let stride = |what: &str, axis: &str| k.param(&format!("{what}{of}_{axis}_stride"));
+        Self {
+            v: Elements::param(k, &format!("v{of}"), dtype),
+            v_strides: ["row", "head", "element"].map(|axis| stride("v", axis)),
+            lse: Elements::param(k, &format!("lse{of}"), Dtype::F32),
+            lse_strides: ["row", "head"].map(|axis| stride("lse", axis)),
+        }
+    }
+}
+
+/// Rows times heads, heads, chunks of a head.
+#[derive(Clone, Copy)]
+struct Sizes<'k> {
+    rows: Value<'k, u32>,
+    heads: Value<'k, u32>,
+    chunks: Value<'k, u32>,
+}
+
+impl<'k> Sizes<'k> {
+    #[track_caller]
+    fn param(k: &'k Builder) -> Self {
+        Self { rows: k.param("rows"), heads: k.param("heads"), chunks: k.param("chunks") }
+    }
 }
 
 /// A head of a row, and what its states have summed up to.
 #[derive(Clone)]
-struct Head<'k, T> {
+struct Head<'k> {
     k: &'k Builder,
     place: RowPlace<'k>,
+    row: [Value<'k, u64>; 2],
     config: Merge,
     condition: Value<'k, bool>,
     /// The greatest LSE, or 0 where all states are empty.
     reference: Var<'k, f32>,
     weights: Var<'k, f32>,
     sums: Vec<Vec<Var<'k, f32>>>,
-    ty: std::marker::PhantomData<T>,
 }
 
-impl<'k, T: Packed> Head<'k, T> {
+impl<'k> Head<'k> {
     #[track_caller]
-    fn new(k: &'k Builder, config: Merge, place: RowPlace<'k>) -> Self {
-        let vector = || (0..T::PER_VECTOR).map(|_| k.var("v", 0.0)).collect();
+    fn new(k: &'k Builder, config: Merge, (place, sizes): (RowPlace<'k>, Sizes<'k>)) -> Self {
+        let chunk = || (0..config.width).map(|_| k.var("v", 0.0)).collect();
         Self {
             k,
             place,
+            row: [place.row / sizes.heads, place.row % sizes.heads].map(|at| at.to_u64()),
             config,
             condition: place.in_rows,
             reference: k.unset_var("reference"),
             weights: k.var("weights", 0.0),
-            sums: place.vectors().iter().map(|_| vector()).collect(),
-            ty: std::marker::PhantomData,
+            sums: place.chunks().iter().map(|_| chunk()).collect(),
         }
     }
 
@@ -139,26 +258,42 @@ impl<'k, T: Packed> Head<'k, T> {
         Self { condition: self.condition & condition, ..self.clone() }
     }
 
-    /// This thread's first vector of a state's head, which is the `state`th of all in memory.
+    /// Where chunks of this thread are, those of a state some elements further on.
     #[track_caller]
-    fn first(&self, v: Global<'k, T>, state: Value<'k, u64>) -> Global<'k, T> {
-        v.at_wide(state * u64::from(self.config.head_dim)).at(self.place.thread * T::PER_VECTOR)
-    }
-
-    #[track_caller]
-    fn load(&self, v: Global<'k, T>, state: Value<'k, u64>) -> Vec<Vector<'k, T>> {
-        let first = self.first(v, state);
-        let load = |at: &crate::tile::VectorPlace<'k>| {
-            let from = first.plus(at.after_first * T::PER_VECTOR as usize);
-            Vector::load_when(self.k, at.is_there & self.condition, from, Access::Streaming)
+    fn chunks(
+        &self,
+        of: &StateOf<'k>,
+        further: Option<Value<'k, u64>>,
+    ) -> Vec<(Elements<'k>, ChunkPlace<'k>)> {
+        let [row, head] = self.row;
+        let (width, thread) = (self.config.width, self.place.thread);
+        let index = row * of.v_strides[0] + head * of.v_strides[1];
+        let first = of.v.at_wide(further.map_or(index, |further| index + further));
+        let place = |at: ChunkPlace<'k>| match width {
+            1 => (first.at_wide((thread + at.after_first).to_u64() * of.v_strides[2]), at),
+            _ => (first.at(thread * width).plus(at.after_first * width), at),
         };
-        self.place.vectors().iter().map(load).collect()
+        self.place.chunks().into_iter().map(place).collect()
     }
 
     #[track_caller]
-    fn lse(&self, lse: Global<'k, f32>, state: Value<'k, u64>) -> Value<'k, f32> {
-        let value = self.k.var("lse", f32::NEG_INFINITY);
-        self.k.when(self.condition, || value.set(lse.at_wide(state).load()));
+    fn load(&self, of: &StateOf<'k>, further: Option<[Value<'k, u64>; 2]>) -> Vec<Chunk<'k>> {
+        let load = |(from, at): (Elements<'k>, ChunkPlace<'k>)| {
+            from.load_when(at.is_there & self.condition, self.config.width, Access::Streaming)
+        };
+        self.chunks(of, further.map(|further| further[0])).into_iter().map(load).collect()
+    }
+
+    #[track_caller]
+    fn lse_at(&self, of: &StateOf<'k>, further: Option<[Value<'k, u64>; 2]>) -> Elements<'k> {
+        let index = self.row[0] * of.lse_strides[0] + self.row[1] * of.lse_strides[1];
+        of.lse.at_wide(further.map_or(index, |further| index + further[1]))
+    }
+
+    #[track_caller]
+    fn lse(&self, of: &StateOf<'k>, further: Option<[Value<'k, u64>; 2]>) -> Value<'k, f32> {
+        let (value, at) = (self.k.var("lse", f32::NEG_INFINITY), self.lse_at(of, further));
+        self.k.when(self.condition, || value.set(at.number(Access::Weak)));
         value.get()
     }
 
@@ -170,32 +305,29 @@ impl<'k, T: Packed> Head<'k, T> {
     }
 
     #[track_caller]
-    fn add(&self, vectors: &[Vector<'k, T>], lse: Value<'k, f32>) {
+    fn add(&self, chunks: &[Chunk<'k>], lse: Value<'k, f32>) {
         let weight = (lse - self.reference.get()).exp2();
         self.weights.set(self.weights.get() + weight);
-        for (sums, vector) in self.sums.iter().zip(vectors) {
-            for (sum, number) in sums.iter().zip(vector.numbers()) {
+        for (sums, chunk) in self.sums.iter().zip(chunks) {
+            for (sum, number) in sums.iter().zip(chunk.numbers()) {
                 sum.set(number.mul_add(weight, sum.get()));
             }
         }
     }
 
     #[track_caller]
-    fn store(&self, (v, lse): (Global<'k, T>, Global<'k, f32>)) {
+    fn store(&self, to: &StateOf<'k>) {
         let (k, place, weights) = (self.k, self.place, self.weights.get());
         let empty = weights.eq(0.0);
         let factor = weights.recip().unless(empty, 0.0);
-        let first = self.first(v, place.row.to_u64());
-        for (at, sums) in place.vectors().iter().zip(&self.sums) {
+        for ((to, at), sums) in self.chunks(to, None).into_iter().zip(&self.sums) {
             let numbers: Vec<_> = sums.iter().map(|sum| sum.get() * factor).collect();
-            let vector = Vector::<T>::of(k, &numbers);
-            k.when(at.is_there & place.in_rows, || {
-                vector.store(first.plus(at.after_first * T::PER_VECTOR as usize));
-            });
+            let chunk = Chunk::of(self.config.dtype, &numbers);
+            k.when(at.is_there, || chunk.store(to));
         }
         k.when(place.in_rows & place.thread.eq(0), || {
             let merged = self.reference.get() + weights.log2();
-            lse.at_wide(place.row.to_u64()).store(merged.unless(empty, f32::NEG_INFINITY));
+            Chunk::of(Dtype::F32, &[merged.unless(empty, f32::NEG_INFINITY)]).store(self.lse_at(to, None));
         });
     }
 }

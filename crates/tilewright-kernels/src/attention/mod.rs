@@ -1,4 +1,8 @@
 //! Attention.
 
+pub mod call;
+pub mod divisor;
+pub mod items;
 pub mod merge;
 pub mod prefill_sm90;
+pub mod tensor_core;

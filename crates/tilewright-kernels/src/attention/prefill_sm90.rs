@@ -17,10 +17,10 @@
 
 use crate::{
     tile::{Cursor, Ring, SharedTile, Sums, reduce, sums},
-    variant::{LogitsHook, OfCta, Prepared},
+    variant::{Hooks, Prepared},
 };
 use half::bf16;
-use tilewright::attention::variant::ExpressionVariant;
+use tilewright::attention::variant::{ExpressionVariant, Hook, Input};
 use tilewright_ptx::{
     build::{Barrier, Builder, Global, Value, Var, WgmmaLeft, WgmmaOperands},
     ir::Kernel,
@@ -59,15 +59,32 @@ pub struct Prefill {
 /// # Errors
 /// When the variant does more than to change logits.
 pub fn prefill(name: &str, config: Prefill, variant: Option<&ExpressionVariant>) -> Result<Kernel, Invalid> {
-    let hook = variant.map(|variant| LogitsHook::of(name, variant)).transpose()?.flatten();
+    let hooks = variant.map(|variant| logits_hook(name, variant)).transpose()?.flatten();
     Builder::kernel(name, THREADS, |k| {
-        let cta = Cta::new(k, config, hook.as_ref());
+        let cta = Cta::new(k, config, hooks);
         cta.init();
         k.when(cta.has_rows(), || {
             let group = (k.thread() >> 7).of_lane(0).named("warpgroup");
             k.when_else(group.eq(0), || cta.produce(), || Consumer::new(&cta, group - 1).run());
         });
     })
+}
+
+/// The logits hook of `variant`; none if it does nothing.
+fn logits_hook<'v>(name: &str, variant: &'v ExpressionVariant) -> Result<Option<Hooks<'v>>, Invalid> {
+    let hooks = Hooks::of(name, variant)?;
+    let others = Hook::ALL.into_iter().filter(|hook| *hook != Hook::Logits && hooks.is_live(*hook));
+    let mut reasons: Vec<String> = others.map(|hook| format!("it has the hook {}", hook.name())).collect();
+    if !hooks.softmax() {
+        reasons.push("it has no softmax".to_owned());
+    }
+    if hooks.stores() {
+        reasons.push("it writes to buffers".to_owned());
+    }
+    if reasons.is_empty() {
+        return Ok(hooks.is_live(Hook::Logits).then_some(hooks));
+    }
+    Err(Invalid::of(name, format!("cannot compute this variant: {}", reasons.join("; "))))
 }
 
 /// What all warps of a CTA know.
@@ -106,14 +123,20 @@ impl<'k> Span<'k> {
 }
 
 impl<'k, 'v> Cta<'k, 'v> {
-    fn new(k: &'k Builder, config: Prefill, hook: Option<&LogitsHook<'v>>) -> Self {
+    fn new(k: &'k Builder, config: Prefill, hooks: Option<Hooks<'v>>) -> Self {
         let maps = ["q_map", "k_map", "v_map"].map(|name| k.tensor_map(name));
         let (o, lse) = (k.global("o"), k.global("lse"));
         let (qo_indptr, kv_indptr) = (k.global("qo_indptr"), k.global("kv_indptr"));
         let scale = k.param("scale");
-        let request = k.cta_z();
-        let of_cta = OfCta { request, qo_head: k.cta_y(), heads: config.heads };
-        let hook = hook.map(|hook| hook.prepare(k, of_cta));
+        let (request, head) = (k.cta_z(), k.cta_y());
+        let known = |input| match input {
+            Input::Request => Some(request.to_f32()),
+            Input::QoHead => Some(head.to_f32()),
+            Input::KvHead => Some((head / (config.heads.0 / config.heads.1.max(1))).to_f32()),
+            _ => None,
+        };
+        let heads = (k.constant(config.heads.0), k.constant(config.heads.1));
+        let hook = hooks.map(|hooks| hooks.declare(k, heads).prepare(Hook::Logits, &known));
         // causal: the last rows see most, and begin first
         let tile = if config.causal { k.ctas() - 1 - k.cta() } else { k.cta() };
         Self {
@@ -125,7 +148,7 @@ impl<'k, 'v> Cta<'k, 'v> {
             lse,
             scale,
             first_row: (tile * Q_ROWS as u32).named("first_row"),
-            head: k.cta_y(),
+            head,
             qo: Span::load(qo_indptr, request),
             kv: Span::load(kv_indptr, request),
             q: SharedTile::new(k, "q", (Q_ROWS, HEAD_DIM), 1),
@@ -330,8 +353,12 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
             Some(hook) => {
                 let first = (tile * KEYS as u32 + sums::first_column(self.thread)).reinterpret::<i32>();
                 self.logits.map(|place, logit| {
-                    let qo = || self.position(place.half);
-                    hook.logit(logit * cta.scale, qo, || first + place.column as i32)
+                    let at = |input| match input {
+                        Input::Qo => Some(self.position(place.half).to_f32()),
+                        Input::Kv => Some((first + place.column as i32).to_f32()),
+                        _ => None,
+                    };
+                    hook.logit(&at, logit * cta.scale, k.constant(true))
                 });
                 k.constant(std::f32::consts::LOG2_E)
             }

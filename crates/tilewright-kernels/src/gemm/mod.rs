@@ -1,4 +1,21 @@
 //! Matrix products.
+//!
+//! [`Product`] says what is multiplied, and [`Product::choose`] which kernel does it:
+//!
+//! | | x and weight | for |
+//! |---|---|---|
+//! | [`dot`] | any dtypes, any alignment | up to 8 rows: waits for the weight's bytes |
+//! | [`skinny`] | of one 16-bit dtype, aligned | up to 32 rows, on tensor cores: likewise |
+//! | [`sm80`] | of one 16-bit dtype, aligned | many rows, on tensor cores |
+//! | [`tiles`] | any dtypes, any alignment | many rows, in f32 |
+//! | [`sm90`] | bf16, aligned | many rows, by `wgmma`; chosen by name only |
 
+pub mod dot;
+mod product;
+pub mod skinny;
 pub mod sm80;
 pub mod sm90;
+mod store;
+pub mod tiles;
+
+pub use product::{Choice, Ends, Groups, Matrix, Product};

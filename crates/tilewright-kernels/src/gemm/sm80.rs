@@ -1,49 +1,81 @@
-//! `D = A · Bᵀ` on any GPU from Ampere on: bf16 with f32 sums, `cp.async` and `mma.sync`.
+//! Products of 16-bit elements on any GPU from Ampere on: sums in f32, `cp.async` and `mma.sync`.
 //!
 //! ```text
-//! CTA    a tile of 128 by 128 of D; 8 warps, each 64 by 32
-//! loop   copy stage s + 2 of A and B (64 columns each) while the products of stage s are computed
-//! end    D from registers
+//! CTA    a tile of 128 by 128 of the result; 8 warps, each 64 by 32; or of 64 by 64, 4 warps, each 32 by 32
+//! loop   copy stage s + 2 of x and the weight (64 inputs each) while the products of stage s are computed
+//! end    the result from registers
 //! ```
 //!
-//! Shapes: A `[m, k]`, B `[n, k]`, D `[m, n]`, dense, 16-byte aligned; n and k are multiples of 8, and k is at least 8.
-//! Grid: `[ceil(n / 128), ceil(m / 128), 1]`.
+//! Shapes: x `[rows, inputs]`, weight `[features, inputs]`, both of one dtype, aligned to 16 bytes, and so are strides; any number of
+//! rows, features and inputs from 1 on. Grid: `[ceil(features / tile), ceil(rows / tile), segments]`.
 
-use crate::tile::SharedTile;
+use super::{product::Ends, skinny::fragment, store::Call};
+use crate::tile::{Elements, SharedTile};
 use half::bf16;
+use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Global, Value, Var},
     ir::Kernel,
-    isa::matrix::Elements,
     verify::Invalid,
 };
 
-/// Rows and columns of a tile of D.
-pub const TILE: usize = 128;
-/// Columns of A and B that a stage holds.
+/// Inputs that a stage holds.
 const DEPTH: usize = 64;
 const STAGES: usize = 3;
-const THREADS: u32 = 256;
-/// Rows and columns of a warp.
-const WARP: (usize, usize) = (64, 32);
 /// Elements of 16 bytes.
 const CHUNK: u32 = 8;
 
-/// The kernel. Parameters: a, b, d; m, n, k.
-///
-/// # Errors
-/// None that a caller can provoke.
-pub fn gemm(name: &str) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, THREADS, |k| Cta::new(k).run())
+/// What a kernel is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Gemm {
+    /// Of x and the weight: f16 or bf16.
+    pub elements: Dtype,
+    /// Whether tiles have 128 rows and features, otherwise 64.
+    pub large: bool,
+    /// Bias and result.
+    pub ends: Ends,
 }
 
-/// One tile of D.
+impl Gemm {
+    /// A name that no other configuration has.
+    pub fn name(self) -> String {
+        format!("gemm_sm80_{}_{}_{}", self.tile(), self.elements, self.ends.name())
+    }
+
+    /// Rows and features of a tile.
+    pub fn tile(self) -> usize {
+        if self.large { 128 } else { 64 }
+    }
+
+    fn threads(self) -> u32 {
+        if self.large { 256 } else { 128 }
+    }
+
+    /// Rows and features of a warp.
+    fn warp(self) -> (usize, usize) {
+        (self.tile() / 2, 32)
+    }
+}
+
+/// The kernel of a configuration; its parameters are those of [`super::Product::launch`].
+///
+/// # Errors
+/// None.
+pub fn gemm(name: &str, config: Gemm) -> Result<Kernel, Invalid> {
+    Builder::kernel(name, config.threads(), |k| {
+        let call = Call::new(k, (config.elements, config.elements), config.ends);
+        // the longest segment says how many CTAs there are
+        k.when((k.cta_y() * config.tile() as u32).lt(call.rows), || Cta::new(k, config, call).run());
+    })
+}
+
+/// One tile of the result.
 struct Cta<'k> {
     k: &'k Builder,
-    /// A and B: where they are, how many rows they have, which is the first of this CTA, where it comes to be.
+    config: Gemm,
+    call: Call<'k>,
+    /// x and the weight.
     operands: [Side<'k>; 2],
-    d: Global<'k, bf16>,
-    depth: Value<'k, u32>,
     steps: Value<'k, u32>,
     /// The place of this thread's warp in the tile.
     warp: (Value<'k, u32>, Value<'k, u32>),
@@ -51,33 +83,38 @@ struct Cta<'k> {
     sums: Vec<Vec<[Var<'k, f32>; 4]>>,
 }
 
-/// A or B.
+/// x or the weight: where it is, how many rows it has, which is the first of this CTA, where it comes to be.
 #[derive(Clone, Copy)]
 struct Side<'k> {
-    memory: Global<'k, bf16>,
+    matrix: (Elements<'k>, Value<'k, u64>),
     rows: Value<'k, u32>,
     first: Value<'k, u32>,
     tile: SharedTile<'k>,
 }
 
 impl<'k> Cta<'k> {
-    fn new(k: &'k Builder) -> Self {
-        let (a, b, d) = (k.global("a"), k.global("b"), k.global("d"));
-        let [m, n, depth] = ["m", "n", "k"].map(|name| k.param::<u32>(name));
-        let tile = |name| SharedTile::new(k, name, (TILE, DEPTH), STAGES);
-        let warp = k.warp_index();
-        let sum = |_| std::array::from_fn(|_| k.var("d", 0.0));
+    fn new(k: &'k Builder, config: Gemm, call: Call<'k>) -> Self {
+        let (tile, of_warp) = (config.tile(), config.warp());
+        // bytes are what counts: f16 and bf16 lie alike
+        let shared = |name| SharedTile::<bf16>::new(k, name, (tile, DEPTH), STAGES);
+        let side = |name, matrix, rows, cta: Value<'k, u32>| Side {
+            matrix,
+            rows,
+            first: cta * tile as u32,
+            tile: shared(name),
+        };
+        let (warp, sum) = (k.warp_index(), |_| std::array::from_fn(|_| k.var("d", 0.0)));
         Self {
             k,
+            config,
+            call,
             operands: [
-                Side { memory: a, rows: m, first: k.cta_y() * TILE as u32, tile: tile("a_tile") },
-                Side { memory: b, rows: n, first: k.cta() * TILE as u32, tile: tile("b_tile") },
+                side("x_tile", call.x, call.rows, k.cta_y()),
+                side("weight_tile", call.weight, call.features, k.cta()),
             ],
-            d,
-            depth,
-            steps: ((depth + (DEPTH - 1) as u32) / DEPTH as u32).named("steps"),
-            warp: ((warp & 1) * WARP.0 as u32, (warp >> 1) * WARP.1 as u32),
-            sums: (0..WARP.0 / 16).map(|_| (0..WARP.1 / 8).map(sum).collect()).collect(),
+            steps: ((call.inputs + (DEPTH - 1) as u32) / DEPTH as u32).named("steps"),
+            warp: ((warp & 1) * of_warp.0 as u32, (warp >> 1) * of_warp.1 as u32),
+            sums: (0..of_warp.0 / 16).map(|_| (0..of_warp.1 / 8).map(sum).collect()).collect(),
         }
     }
 
@@ -101,21 +138,23 @@ impl<'k> Cta<'k> {
         self.store();
     }
 
-    /// Starts copying 64 columns, from `64 step` on, to a stage; what is outside of the matrix becomes 0.
+    /// Starts copying 64 inputs, from `64 step` on, to a stage; what is outside of the matrix becomes 0.
     fn copy(&self, step: Value<'k, u32>, stage: Value<'k, u32>) {
-        let (k, thread) = (self.k, self.k.thread());
+        let (k, thread, inputs) = (self.k, self.k.thread(), self.call.inputs);
         let chunk = thread & 7;
         let column = step * DEPTH as u32 + chunk * CHUNK;
+        // of 16 bytes those inside are read; where there are none, the address is one inside
+        let left = inputs - inputs.min(column);
+        let (bytes, column) = (left.min(CHUNK) * 2, left.eq(0).select(0, column));
         for side in self.operands {
-            for first in (0..TILE as u32).step_by(THREADS as usize / 8) {
+            for first in (0..self.config.tile() as u32).step_by(self.config.threads() as usize / 8) {
                 let row = (thread >> 3) + first;
                 let of_matrix = side.first + row;
-                let inside = of_matrix.lt(side.rows) & column.lt(self.depth);
-                // nothing is read outside, but the address is one inside
-                let at = of_matrix.min(side.rows - 1).to_u64() * self.depth.to_u64()
-                    + column.min(self.depth - CHUNK).to_u64();
+                let read = of_matrix.lt(side.rows).select(bytes, 0);
+                let (base, stride) = side.matrix;
+                let from = base.at_wide(of_matrix.min(side.rows - 1).to_u64() * stride).at(column);
                 let to = side.tile.stage(stage).chunk(row, chunk);
-                k.copy_async(to, side.memory.at_wide(at), 16, inside.select::<u32>(16, 0));
+                k.copy_async(to, Global::new(from.address()), 16, read);
             }
         }
         k.commit_copies();
@@ -136,36 +175,29 @@ impl<'k> Cta<'k> {
                 let column = self.warp.1 + (16 * block) as u32 + ((lane & 7) + ((lane >> 4) << 3));
                 k.load_matrix::<4, _>(b.chunk(column, ((lane >> 3) & 1) + 2 * step), false)
             };
-            let columns: Vec<_> = (0..WARP.1 / 16).map(columns).collect();
+            let columns: Vec<_> = (0..self.config.warp().1 / 16).map(columns).collect();
             for (block, sums) in self.sums.iter().enumerate() {
                 let rows = rows(block);
                 for (at, &sums) in sums.iter().enumerate() {
                     let of_pair = columns[at / 2];
                     let [low, high] = [of_pair[2 * (at % 2)], of_pair[2 * (at % 2) + 1]];
-                    k.mma(Elements::Bf16, sums, rows, [low, high]);
+                    k.mma(fragment(self.config.elements), sums, rows, [low, high]);
                 }
             }
         }
     }
 
-    /// Rounds the sums and writes those that are inside.
+    /// Rounds the sums and writes those that are inside: a thread has two neighbours of a row of each block of 8 by 8.
     fn store(&self) {
+        let (lane, [x, weight]) = (self.k.lane(), self.operands);
         for (block, of_rows) in self.sums.iter().enumerate() {
             for (at, sums) in of_rows.iter().enumerate() {
-                self.store_pair((16 * block, 8 * at), [sums[0], sums[1]]);
-                self.store_pair((16 * block + 8, 8 * at), [sums[2], sums[3]]);
+                for (down, pair) in [(16 * block, [sums[0], sums[1]]), (16 * block + 8, [sums[2], sums[3]])] {
+                    let row = x.first + self.warp.0 + down as u32 + (lane >> 2);
+                    let feature = weight.first + self.warp.1 + 8 * at as u32 + ((lane & 3) << 1);
+                    self.call.store((row, feature), &pair.map(Var::get));
+                }
             }
         }
-    }
-
-    /// Two neighbours of a block of 8 by 8, whose first element is there in the warp's part of the tile.
-    fn store_pair(&self, (down, sideways): (usize, usize), [low, high]: [Var<'k, f32>; 2]) {
-        let (k, lane, [a, b]) = (self.k, self.k.lane(), self.operands);
-        let row = a.first + self.warp.0 + down as u32 + (lane >> 2);
-        let column = b.first + self.warp.1 + sideways as u32 + ((lane & 3) << 1);
-        k.when(row.lt(a.rows) & column.lt(b.rows), || {
-            let to = self.d.at_wide(row.to_u64() * b.rows.to_u64() + column.to_u64());
-            to.cast::<u32>().store(k.bf16x2(low.get(), high.get()).reinterpret::<u32>());
-        });
     }
 }

@@ -3,23 +3,29 @@
 //! - [`SharedTile`]: rows of 16-bit elements in shared memory, swizzled, with the descriptors by which `wgmma` reads them.
 //! - [`Sums`]: the f32 fragment of 64 rows that a warpgroup accumulates.
 //! - [`Ring`] and [`Cursor`]: stages that a producer fills and consumers empty.
-//! - [`Vector`]: 16 bytes of elements, computed with in f32.
-//! - [`Rows`]: how rows of vectors are dealt to threads.
+//! - [`chunk`]: neighbours of any dtype, computed with in f32.
+//! - [`Rows`]: how rows of chunks are dealt to threads.
 //! - [`Shares`]: how tokens are.
+//! - [`Strided`]: rows of two outer axes.
 //! - [`reduce`]: sums and maxima over lanes and warps.
 
+pub mod chunk;
+mod float;
+pub mod number;
 mod ring;
 mod rows;
 mod shared;
 mod shares;
+mod strided;
 pub mod sums;
-mod vector;
 
 pub mod reduce;
 
+pub use chunk::{Chunk, Elements};
+pub use float::Float;
 pub use ring::{Cursor, Ring};
-pub use rows::{RowPlace, Rows, VectorPlace};
+pub use rows::{ChunkPlace, RowPlace, Rows};
 pub use shared::{SharedTile, panel_map};
 pub use shares::Shares;
+pub use strided::{Strided, StridedRows};
 pub use sums::{Place, Sums};
-pub use vector::{Float, Packed, Vector};

@@ -1,36 +1,47 @@
-//! How rows of vectors are dealt to threads.
+//! How rows of chunks are dealt to threads.
 //!
-//! Thread `t` of a row has the vectors `t + i · threads`, so that neighbours load neighbours. A row of up to 32 vectors has a power
-//! of two of threads, and longer ones up to 128 a warp: nobody waits for a barrier. Beyond that a row has a CTA, and four vectors
-//! a thread: 64 bytes in flight for each, in few enough registers that an SM holds some thousand threads.
+//! Thread `t` of a row has the chunks `t + i · threads`, so that neighbours load neighbours. A row of up to 32 chunks has a power
+//! of two of threads, and longer ones up to 128 a warp: nobody waits for a barrier. Beyond that a row has a CTA, and four chunks
+//! a thread: 64 bytes in flight for each, in few enough registers that an SM holds some thousand threads. How many chunks rows
+//! have is known when a kernel is launched; compiled in is only a class of lengths ([`Rows::for_chunks`]).
 
 use super::reduce;
 use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// Threads of a CTA that has several rows.
 const THREADS: u32 = 128;
-/// Vectors of a thread.
+/// Chunks of a thread, unless rows are short.
 const EACH: u32 = 4;
+/// Threads of a CTA that has one row: few classes, near enough to each other that few threads are idle.
+const CLASSES: [u32; 15] = [64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024];
 
-/// Rows of so many vectors.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A class of lengths of rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rows {
-    vectors: u32,
     threads: u32,
+    each: u32,
 }
 
 impl Rows {
-    /// The longest row, in vectors: a CTA has 1024 threads.
-    pub const MAX_VECTORS: u32 = 1024 * EACH;
+    /// The longest row, in chunks.
+    pub const MAX_CHUNKS: u32 = 1024 * EACH;
 
-    /// Rows of `vectors` vectors, from 1 to [`Rows::MAX_VECTORS`].
-    pub fn new(vectors: u32) -> Self {
-        let wanted = vectors.div_ceil(EACH);
-        let threads = match vectors {
-            ..=32 => vectors.next_power_of_two(),
-            _ => wanted.next_multiple_of(32),
-        };
-        Self { vectors, threads }
+    /// The class of rows of `chunks` chunks; none beyond [`Rows::MAX_CHUNKS`].
+    pub fn for_chunks(chunks: u32) -> Option<Self> {
+        let wanted = chunks.div_ceil(EACH);
+        match chunks {
+            ..=32 => Some(Self { threads: chunks.max(1).next_power_of_two(), each: 1 }),
+            ..=128 => Some(Self { threads: 32, each: EACH }),
+            _ => CLASSES
+                .into_iter()
+                .find(|&threads| threads >= wanted)
+                .map(|threads| Self { threads, each: EACH }),
+        }
+    }
+
+    /// Its name in names of kernels: threads of a row, and chunks of a thread.
+    pub fn name(self) -> String {
+        format!("{}x{}", self.threads, self.each)
     }
 
     /// Threads of a CTA.
@@ -48,16 +59,21 @@ impl Rows {
         rows.div_ceil(self.of_cta())
     }
 
-    /// Calls `body` with the place of this thread among `rows` rows. Warps beyond the last row skip it, lanes do not: a warp stays
-    /// together.
+    /// Calls `body` with the place of this thread among `rows` rows of `chunks` chunks, which are of this class. Warps beyond the
+    /// last row skip it, lanes do not: a warp stays together.
     #[track_caller]
-    pub fn place<'k>(self, k: &'k Builder, rows: Value<'k, u32>, body: impl FnOnce(RowPlace<'k>)) {
+    pub fn place<'k>(
+        self,
+        k: &'k Builder,
+        (rows, chunks): (Value<'k, u32>, Value<'k, u32>),
+        body: impl FnOnce(RowPlace<'k>),
+    ) {
         let (row, thread) = match self.of_cta() {
             1 => (k.cta(), k.thread()),
             rows => (k.cta() * rows + k.thread() / self.threads, k.thread() % self.threads),
         };
         let (row, thread) = (row.named("row"), thread.named("thread_of_row"));
-        let place = |in_rows| RowPlace { k, rows: self, row, thread, in_rows };
+        let place = |in_rows| RowPlace { k, rows: self, row, thread, in_rows, chunks };
         match self.threads.is_multiple_of(32) {
             true => k.when(row.lt(rows), || body(place(k.constant(true)))),
             false => body(place(row.lt(rows))),
@@ -65,7 +81,7 @@ impl Rows {
     }
 }
 
-/// A thread's row, and its vectors there.
+/// A thread's row, and its chunks there.
 #[derive(Debug, Clone, Copy)]
 pub struct RowPlace<'k> {
     k: &'k Builder,
@@ -76,28 +92,28 @@ pub struct RowPlace<'k> {
     pub thread: Value<'k, u32>,
     /// Whether there is such a row; known where a warp has one row or less.
     pub in_rows: Value<'k, bool>,
+    chunks: Value<'k, u32>,
 }
 
-/// A vector of a thread.
+/// A chunk of a thread.
 #[derive(Debug, Clone, Copy)]
-pub struct VectorPlace<'k> {
-    /// Its distance from the thread's first, in vectors.
-    pub after_first: usize,
-    /// Whether rows have such a vector.
+pub struct ChunkPlace<'k> {
+    /// Its distance from the thread's first, in chunks.
+    pub after_first: u32,
+    /// Whether the row is there and has such a chunk.
     pub is_there: Value<'k, bool>,
 }
 
 impl<'k> RowPlace<'k> {
-    /// The vectors of this thread.
+    /// The chunks of this thread.
     #[track_caller]
-    pub fn vectors(self) -> Vec<VectorPlace<'k>> {
-        let Rows { vectors, threads } = self.rows;
-        let place = |begin: u32| {
-            let left = vectors - begin;
-            let inside = if left >= threads { self.k.constant(true) } else { self.thread.lt(left) };
-            VectorPlace { after_first: begin as usize, is_there: inside }
+    pub fn chunks(self) -> Vec<ChunkPlace<'k>> {
+        let place = |i: u32| {
+            let after_first = i * self.rows.threads;
+            let inside = (self.thread + after_first).lt(self.chunks);
+            ChunkPlace { after_first, is_there: inside & self.in_rows }
         };
-        (0..vectors).step_by(threads as usize).map(place).collect()
+        (0..self.rows.each).map(place).collect()
     }
 
     /// The sum over all threads of the row, the same in all of them; `memory` has a number for each warp of the CTA.
@@ -109,5 +125,22 @@ impl<'k> RowPlace<'k> {
         }
         let masks = (0..5).rev().map(|bit| 1 << bit).filter(|mask| *mask < threads);
         masks.fold(x, |x, mask: u32| x + x.shuffle_xor(mask))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rows;
+
+    #[test]
+    fn rows_fit_their_class_and_leave_few_threads_idle() {
+        for chunks in 1..=Rows::MAX_CHUNKS {
+            let rows = Rows::for_chunks(chunks).expect("a class");
+            let room = rows.threads * rows.each;
+            assert!(chunks <= room, "{chunks} chunks in {rows:?}");
+            let idle = room - chunks;
+            assert!(idle < 128.max(room / 4) || room <= 128, "{chunks} chunks leave {idle} of {rows:?} idle");
+        }
+        assert_eq!(Rows::for_chunks(Rows::MAX_CHUNKS + 1), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::noise::noise;
 use half::bf16;
-use tilewright::attention::variant::{ExpressionVariant, SoftCap};
+use tilewright::attention::variant::{DumpLogits, ExpressionVariant, FlashSigmoid, HeadScales, SoftCap};
 use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::{
@@ -174,4 +174,24 @@ fn check(case: &Case, seed: u64) {
         .run(case, &kernel(case), seed)
         .unwrap_or_else(|fault| panic!("{case:?}, seed {seed}: {fault}"));
     inputs.judge(case, &o, &lse).unwrap_or_else(|why| panic!("{case:?}, seed {seed}: {why}"));
+}
+
+#[test]
+fn refuses_variants_that_do_more_than_change_logits() {
+    let refused = |variant: Result<ExpressionVariant, tilewright::Error>| {
+        let config = Prefill { heads: (2, 1), causal: true };
+        prefill("attend", config, Some(&variant.expect("a variant"))).expect_err("refused").to_string()
+    };
+    assert_eq!(
+        refused(ExpressionVariant::of(&HeadScales::new(vec![1.5, 1.0], vec![2.0, 1.0]))),
+        "kernel attend: cannot compute this variant: it has the hook output"
+    );
+    assert_eq!(
+        refused(ExpressionVariant::of(&FlashSigmoid::new(0.5))),
+        "kernel attend: cannot compute this variant: it has no softmax"
+    );
+    assert_eq!(
+        refused(DumpLogits::new(0, 2, (1, 1)).and_then(|dump| ExpressionVariant::of(&dump))),
+        "kernel attend: cannot compute this variant: it writes to buffers"
+    );
 }

@@ -299,6 +299,12 @@ impl<'k> Value<'k, f32> {
 }
 
 impl Value<'_, u32> {
+    /// The high half of `self · b`.
+    #[must_use]
+    #[track_caller]
+    pub fn mul_high(self, b: impl Of<u32>) -> Self {
+        self.k.compute(Pure::MulHiU32, &[self.is, b.of()])
+    }
     /// Any function of three words' bits: bit `4 a + 2 b + c` of `table`.
     #[must_use]
     #[track_caller]

@@ -50,7 +50,7 @@ impl Transformer {
         let num_pages = tokens.len().div_ceil(PAGE_SIZE);
         let mut cache = KvPool::for_model(backend, self.config(), (num_pages, PAGE_SIZE), kv)?;
         let attention = Attention::new(self.attention_problem(activations, kv)?, backend.clone())?;
-        let device = Device { backend, attention: &attention, rope: &self.rope(backend, tokens.len())? };
+        let device = Device { backend, attention: &attention, rope: &self.rope(tokens.len())? };
         let step = Arguments::new(backend, &attention, &Step::whole(tokens, PAGE_SIZE))?;
         let mut activations = Activations::new(backend, self.config(), activations, self.sizes(&step))?;
         self.forward(&device, &step, &mut cache, &mut activations)?;

@@ -134,8 +134,8 @@ impl Transformer {
             .build()
     }
 
-    /// Cosines and sines for positions below `context`, where `backend` reads them.
-    pub(crate) fn rope<B: Backend>(&self, backend: &B, context: usize) -> Result<CosSinCache> {
+    /// Cosines and sines for positions below `context`.
+    pub(crate) fn rope(&self, context: usize) -> Result<CosSinCache> {
         let ours = self.config.rope;
         let scaling = match ours.scaling {
             RopeScaling::None => rope::RopeScaling::None,
@@ -151,8 +151,7 @@ impl Transformer {
             }
         };
         let rope = rope::Rope::new(self.config.head_dim, ours.theta)?.with_scaling(scaling)?;
-        let table = CosSinCache::new(&rope, context as u32);
-        if backend.computes_on_host() { Ok(table) } else { table.on(backend) }
+        Ok(CosSinCache::new(&rope, context as u32))
     }
 
     /// Runs a step, appends its keys and values to `cache`, and leaves the wanted rows' logits in `activations`, which have

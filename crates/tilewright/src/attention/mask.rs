@@ -52,7 +52,7 @@ impl<'a> PackedMask<'a> {
 
 /// The bits of a checked batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct MaskBits {
+pub struct MaskBits {
     bytes: Vec<u8>,
 }
 
@@ -68,8 +68,13 @@ impl MaskBits {
         Ok(Self { bytes: mask.bits.to_vec() })
     }
 
+    /// Their bytes; bit `n` is bit `n % 8` of byte `n / 8`.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Whether there are none: nothing is hidden by bits.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 

@@ -50,6 +50,16 @@ impl Plan {
         self.requests.num_rows()
     }
 
+    /// What was asked.
+    pub fn problem(&self) -> &Problem {
+        &self.problem
+    }
+
+    /// The checked batch.
+    pub fn requests(&self) -> &Requests {
+        &self.requests
+    }
+
     /// Who computes what.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule

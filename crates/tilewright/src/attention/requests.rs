@@ -10,69 +10,97 @@ use super::{
 use std::ops::Range;
 
 /// A checked batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Requests {
-    pub(crate) requests: Vec<Request>,
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// In the order of their rows.
+    pub requests: Vec<Request>,
     /// The outermost level first: of the segments of a row, an earlier one holds earlier keys.
-    pub(crate) segments: Vec<Segment>,
-    pub(crate) source: KvSource,
-    pub(crate) mask: MaskBits,
+    pub segments: Vec<Segment>,
+    /// How keys become places in the cache.
+    pub source: KvSource,
+    /// The bits that segments speak of.
+    pub mask: MaskBits,
 }
 
 /// Whose query rows are whose. Requests follow each other in the order of their rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Request {
+pub struct Request {
     /// One past its last query row.
-    pub(crate) end: usize,
+    pub end: usize,
     /// From the number of one of its rows to its position; the last row stands at the last key.
-    pub(crate) offset: i64,
+    pub offset: i64,
 }
 
 /// One query row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Row {
-    pub(crate) request: u32,
+    pub request: u32,
     /// Its position in its request, `kv_len - qo_len + i`; below 0 where a request has fewer keys than rows.
     pub(crate) position: i32,
 }
 
 /// A run of keys and the rows that look at it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Segment {
+pub struct Segment {
     /// Query rows, counted over the whole batch.
-    pub(crate) qo: Range<usize>,
+    pub qo: Range<usize>,
     /// The KV heads that these keys are for.
-    pub(crate) kv_heads: Range<usize>,
+    pub kv_heads: Range<usize>,
     /// The first entry of the page indices or, in a ragged tensor, the first token.
-    pub(crate) kv_start: usize,
+    pub kv_start: usize,
     /// Number of keys.
-    pub(crate) kv_len: usize,
+    pub kv_len: usize,
     /// The position of the first key in the requests of the rows.
-    pub(crate) base: usize,
+    pub base: usize,
     /// The request of its rows, if it is one.
-    pub(crate) request: Option<u32>,
+    pub request: Option<u32>,
     /// Whether its rows have other segments too.
-    pub(crate) shared: bool,
+    pub shared: bool,
     /// Bits that hide keys of this segment.
-    pub(crate) mask: Option<SegmentMask>,
+    pub mask: Option<SegmentMask>,
 }
 
 /// Bits for the last `columns` keys of a segment, row by row; keys before them are not hidden.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct SegmentMask {
-    pub(crate) first_bit: usize,
-    pub(crate) columns: usize,
+pub struct SegmentMask {
+    /// The bit of the segment's first row and the first of its last `columns` keys.
+    pub first_bit: usize,
+    /// For how many keys of the segment's end there are bits; also the bits from one row to the next.
+    pub columns: usize,
 }
 
 /// How keys of a segment become places in the cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum KvSource {
+pub enum KvSource {
     /// Key `j` is slot `j % page_size` of page `indices[kv_start + j / page_size]`.
-    Paged { indices: Vec<i32>, page_size: usize, max_page: i32 },
+    Paged {
+        /// Pages of all requests.
+        indices: Vec<i32>,
+        /// Slots of a page.
+        page_size: usize,
+        /// The largest of `indices`, below 0 if there are none.
+        max_page: i32,
+    },
     /// Key `j` is token `kv_start + j`.
-    Ragged { tokens: usize },
+    Ragged {
+        /// Tokens of all requests.
+        tokens: usize,
+    },
     /// Key `j` is token `indices[kv_start + j / block] * block + j % block`, which is its position, too.
-    Blocks { indices: Vec<i32>, block: usize, tokens: usize },
+    Blocks {
+        /// Blocks of all segments.
+        indices: Vec<i32>,
+        /// Tokens of a block.
+        block: usize,
+        /// Tokens of the tensor.
+        tokens: usize,
+    },
+}
+
+impl Default for KvSource {
+    fn default() -> Self {
+        Self::Ragged { tokens: 0 }
+    }
 }
 
 impl Segment {
@@ -87,6 +115,7 @@ impl Segment {
 
 impl Requests {
     /// The keys of segment `segment` that some row of `rows` may see.
+    #[inline]
     pub(crate) fn visible(&self, problem: &Problem, segment: usize, rows: Range<usize>) -> Range<usize> {
         let segment = &self.segments[segment];
         if self.scattered(problem) {

@@ -194,8 +194,7 @@ impl Backend for Cpu {
         positions: Indices<'_>,
         cache: &CosSinCache,
     ) -> Result<()> {
-        let table = cache.view();
-        on_host!("rope.apply_rope_with_cos_sin_cache", q, k, positions, table);
+        on_host!("rope.apply_rope_with_cos_sin_cache", q, k, positions);
         rope::rope_with_cos_sin_cache(self, q, k, positions.host().unwrap_or_default(), cache);
         Ok(())
     }

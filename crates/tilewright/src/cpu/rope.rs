@@ -30,9 +30,7 @@ pub(super) fn rope_with_cos_sin_cache(
     positions: &[i32],
     cache: &CosSinCache,
 ) {
-    let (table, dim) = (cache.view(), cache.rotary_dim());
-    let table = table.as_slice::<f32>().unwrap_or_default();
-    let row = |token: usize| &table[positions[token] as usize * dim..][..dim];
+    let row = |token: usize| cache.row(positions[token] as usize);
     rotate(cpu, q, cache.style(), row);
     rotate(cpu, k, cache.style(), row);
 }

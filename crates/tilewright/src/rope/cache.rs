@@ -3,25 +3,29 @@
 //! `[max_positions, rotary_dim]` in f32: each row has its `rotary_dim / 2` cosines first, then the sines.
 
 use super::{Rope, RopeStyle};
-use crate::{
-    Backend, Dtype, Result, View,
-    tensor::{Buffer, copy},
-};
-use std::sync::Arc;
+use crate::{Result, View};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A table of cosines and sines by position.
 #[derive(Debug, Clone)]
 pub struct CosSinCache {
-    table: Table,
+    table: Vec<f32>,
     rotary_dim: usize,
     style: RopeStyle,
+    id: u64,
 }
 
-#[derive(Debug, Clone)]
-enum Table {
-    Host(Vec<f32>),
-    /// Memory of a backend, of so many elements.
-    Placed(Arc<Buffer>, usize),
+/// By what they hold.
+impl PartialEq for CosSinCache {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.table, self.rotary_dim, self.style) == (&other.table, other.rotary_dim, other.style)
+    }
+}
+
+/// A number that was not given before.
+fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl CosSinCache {
@@ -32,7 +36,7 @@ impl CosSinCache {
         for (position, row) in table.chunks_mut(rotary_dim).enumerate() {
             fill_row(&frequencies, position as f64, row);
         }
-        Self { table: Table::Host(table), rotary_dim, style: rope.style() }
+        Self { table, rotary_dim, style: rope.style(), id: next_id() }
     }
 
     /// A table made elsewhere (YaRN, a scaling of one's own): `[max_positions, rotary_dim]`, row-major, cosines in
@@ -53,28 +57,12 @@ impl CosSinCache {
             "the table has {} elements, which is no multiple of rotary_dim = {rotary_dim}",
             table.len()
         );
-        Ok(Self { table: Table::Host(table), rotary_dim, style })
-    }
-
-    /// The same table in memory of `backend`, where its operators read it.
-    ///
-    /// # Errors
-    /// When there is no room for it.
-    pub fn on<B: Backend + ?Sized>(&self, backend: &B) -> Result<Self> {
-        let len = self.max_positions() * self.rotary_dim;
-        let mut there = backend.allocate(Dtype::F32, len)?;
-        let shape = [self.max_positions(), self.rotary_dim];
-        copy(backend, self.view(), there.view_mut(&shape)?)?;
-        Ok(Self { table: Table::Placed(Arc::new(there), len), ..*self })
+        Ok(Self { table, rotary_dim, style, id: next_id() })
     }
 
     /// How many positions the table covers, from 0.
     pub fn max_positions(&self) -> usize {
-        let len = match &self.table {
-            Table::Host(table) => table.len(),
-            Table::Placed(_, len) => *len,
-        };
-        len / self.rotary_dim
+        self.table.len() / self.rotary_dim
     }
 
     /// How many elements at the start of each head are rotated.
@@ -89,12 +77,19 @@ impl CosSinCache {
 
     /// The table: f32 `[max_positions, rotary_dim]`.
     pub fn view(&self) -> View<'_> {
-        let shape = [self.max_positions(), self.rotary_dim];
-        let view = match &self.table {
-            Table::Host(table) => View::new(table, &shape),
-            Table::Placed(there, _) => there.view(&shape),
-        };
-        view.expect("every constructor makes whole rows")
+        View::new(&self.table, &[self.max_positions(), self.rotary_dim])
+            .expect("every constructor makes whole rows")
+    }
+
+    /// The number of this table in this process, by which a device that keeps a copy knows it again: no table of other contents has
+    /// it, only clones do.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Cosines and sines of one position, which must be below [`Self::max_positions`].
+    pub(crate) fn row(&self, position: usize) -> &[f32] {
+        &self.table[position * self.rotary_dim..][..self.rotary_dim]
     }
 }
 

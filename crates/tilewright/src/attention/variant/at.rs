@@ -174,6 +174,13 @@ impl Buffer {
         self.bits.iter().map(|bits| f32::from_bits(bits.load(Ordering::Relaxed))).collect()
     }
 
+    /// Replaces its numbers by as many of `values` as there are; for devices that write to memory of their own.
+    pub fn replace(&self, values: &[f32]) {
+        for (bits, value) in self.bits.iter().zip(values) {
+            bits.store(value.to_bits(), Ordering::Relaxed);
+        }
+    }
+
     /// Whether the other is a clone of this one.
     pub fn shares_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.bits, &other.bits)

@@ -1,0 +1,109 @@
+//! The arguments of an attention kernel: from checked tensors to [`Call`].
+//!
+//! Strides and addresses are those of the views. Scales that the caller keeps on the host are brought to the device, as are a
+//! variant's tables; buffers that a variant writes are brought there and back.
+
+use super::{DevicePlan, OPERATOR};
+use crate::{backend::Gpu, machine::Machine};
+use tilewright::{
+    Mask, Problem, Result, Scale, View, ViewMut,
+    attention::Inputs,
+    kv::KvStrides,
+    tensor::DeviceMemory,
+};
+use tilewright_kernels::attention::call::{
+    CacheTensor, Call, KvLayout, Pe, RowTensor, ScaleArgs, UNLIMITED,
+};
+
+/// Memory that has to live until the launch has been given.
+pub(super) type Held = Vec<DeviceMemory>;
+
+pub(super) fn row_tensor(address: u64, strides: &[usize]) -> RowTensor {
+    RowTensor { address, row: strides[0] as u64, head: strides[1] as u64 }
+}
+
+fn cache_tensor(address: u64, strides: KvStrides) -> CacheTensor {
+    let KvStrides { page, token, head } = strides;
+    CacheTensor { address, page: page as u64, token: token as u64, head: head as u64 }
+}
+
+/// Distances that a mask limits: below a row's position, and above it.
+fn window(mask: Mask) -> (u32, u32) {
+    match mask {
+        Mask::Full => (UNLIMITED, UNLIMITED),
+        Mask::Causal => (UNLIMITED, 0),
+        Mask::Window { left, right } => (left, right.unwrap_or(UNLIMITED)),
+    }
+}
+
+impl<M: Machine> Gpu<M> {
+    /// The arguments of a run; `workspace` is the address of the partial states.
+    pub(super) fn call(
+        &self,
+        (problem, plan): (&Problem, &DevicePlan),
+        inputs: &Inputs<'_>,
+        (o, lse): (&ViewMut<'_>, Option<&ViewMut<'_>>),
+        workspace: u64,
+        held: &mut Held,
+    ) -> Result<Call> {
+        let (q, q_pe) = inputs.q();
+        let row = |name, view: View<'_>| -> Result<RowTensor> {
+            Ok(row_tensor(self.address(OPERATOR, name, &view)?, view.strides()))
+        };
+        let cache = |name, (view, strides): (View<'_>, KvStrides)| -> Result<CacheTensor> {
+            let mut tensor = cache_tensor(self.address(OPERATOR, name, &view)?, strides);
+            if plan.layout == KvLayout::Blocks {
+                tensor.page = u64::from(plan.page_size) * tensor.token;
+            }
+            Ok(tensor)
+        };
+        let pe = match (q_pe, inputs.k_pe()) {
+            (Some(q), Some(k)) => Some(Pe { q: row("q.pe", q)?, k: cache("kpe", k)? }),
+            _ => None,
+        };
+        let (left, right) = window(problem.mask());
+        let (heads, dim) = (problem.heads(), problem.head_dim());
+        let lse = lse.map(|lse| self.address_mut(OPERATOR, "lse", lse)).transpose()?;
+        Ok(Call {
+            q: row("q", q)?,
+            k: cache("k", inputs.k())?,
+            v: cache("v", inputs.v())?,
+            pe,
+            o: row_tensor(self.address_mut(OPERATOR, "o", o)?, o.strides()),
+            lse: lse.unwrap_or(0),
+            partial_o: workspace,
+            partial_lse: workspace + 4 * (plan.partial_rows * dim.vo) as u64,
+            plan: plan.args,
+            qo_heads: heads.qo as u32,
+            group: heads.group() as u32,
+            page_size: plan.page_size,
+            layout: plan.layout,
+            left,
+            right,
+            scale: problem.scale(),
+            k_scale: self.scale("k scale", inputs.scales().k, held)?,
+            v_scale: self.scale("v scale", inputs.scales().v, held)?,
+            variant: Vec::new(),
+        })
+    }
+
+    fn scale(&self, name: &str, scale: Scale<'_>, held: &mut Held) -> Result<ScaleArgs> {
+        Ok(match scale {
+            Scale::One => ScaleArgs::default(),
+            Scale::Tensor(factor) => ScaleArgs { factor, ..ScaleArgs::default() },
+            Scale::Head(factors) => {
+                let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
+                let memory = self.upload(&bytes)?;
+                let address = memory.address();
+                held.push(memory);
+                ScaleArgs { address, page: 0, head: 1, factor: 1.0 }
+            }
+            Scale::Page(factors) => {
+                let address = self.address(OPERATOR, name, &factors)?;
+                let strides = factors.strides();
+                let head = strides.get(1).copied().unwrap_or(0);
+                ScaleArgs { address, page: strides[0] as u64, head: head as u64, factor: 1.0 }
+            }
+        })
+    }
+}

@@ -1,0 +1,53 @@
+//! Where tensor arguments are, in the numbers that kernels take.
+
+use super::Gpu;
+use crate::machine::Machine;
+use tilewright::{Error, Result, View, ViewMut};
+use tilewright_kernels::tile::Strided;
+
+impl<M: Machine> Gpu<M> {
+    /// The rows of a tensor of two or three axes; one of two has one head.
+    pub(super) fn rows(&self, operator: &'static str, name: &str, view: &View<'_>) -> Result<Strided> {
+        Ok(Strided { address: self.address(operator, name, view)?, strides: outer(view.strides()) })
+    }
+
+    /// The same of a tensor that is written.
+    pub(super) fn rows_mut(&self, operator: &'static str, name: &str, view: &ViewMut<'_>) -> Result<Strided> {
+        Ok(Strided { address: self.address_mut(operator, name, view)?, strides: outer(view.strides()) })
+    }
+}
+
+/// The strides of tokens and heads.
+fn outer(strides: &[usize]) -> [u64; 2] {
+    let of = |axis: usize| if axis + 1 < strides.len() { strides[axis] as u64 } else { 0 };
+    [of(0), of(1)]
+}
+
+/// Tokens, heads and elements of a shape of two or three axes; nothing where there are none.
+pub(super) fn extents(operator: &'static str, shape: &[usize]) -> Result<Option<[u32; 3]>> {
+    if shape.contains(&0) {
+        return Ok(None);
+    }
+    let heads = if shape.len() == 3 { shape[1] } else { 1 };
+    let all = [shape[0], heads, shape[shape.len() - 1]];
+    let most = all[0].checked_mul(heads).filter(|rows| *rows < 1 << 31);
+    tilewright::ensure!(
+        most.is_some() && all[2] < 1 << 31,
+        operator,
+        "shape {shape:?} has more rows or longer ones than 2^31 - 1, the most of one launch"
+    );
+    Ok(Some(all.map(|extent| extent as u32)))
+}
+
+/// An extent in 32 bits.
+pub(super) fn extent(operator: &'static str, name: &str, extent: usize) -> Result<u32> {
+    u32::try_from(extent)
+        .ok()
+        .filter(|extent| *extent < 1 << 31)
+        .ok_or_else(|| Error::new(operator, format!("{name} = {extent}, the most of one launch is 2^31 - 1")))
+}
+
+/// Numbers as bytes of the device.
+pub(super) fn bytes<const N: usize, T: Copy>(values: &[T], of: impl Fn(T) -> [u8; N]) -> Vec<u8> {
+    values.iter().flat_map(|&value| of(value)).collect()
+}

@@ -1,0 +1,120 @@
+//! Events: places in the work of streams, to be waited for, or to be timed between.
+
+use super::{
+    Context, Error, ErrorKind, Result,
+    current::Apart,
+    error::{called, driver},
+    handle::{Handle, optional},
+};
+use cudarc::driver::sys;
+use std::ptr::null_mut;
+
+/// A place in the work of a stream, once it is recorded ([`Stream::record`](super::Stream::record)).
+#[derive(Debug)]
+pub struct Event {
+    context: Context,
+    handle: Handle<sys::CUevent_st>,
+    timing: bool,
+}
+
+impl Context {
+    /// An event that remembers no time, which makes it cheaper.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn event(&self) -> Result<Event> {
+        self.event_of(false)
+    }
+
+    /// An event that remembers when it came.
+    ///
+    /// # Errors
+    /// When the driver refuses.
+    pub fn timing_event(&self) -> Result<Event> {
+        self.event_of(true)
+    }
+
+    fn event_of(&self, timing: bool) -> Result<Event> {
+        let _current = self.enter()?;
+        Ok(Event { context: self.clone(), handle: create(timing)?, timing })
+    }
+}
+
+/// An event of the current context.
+pub(super) fn create(timing: bool) -> Result<Handle<sys::CUevent_st>> {
+    use sys::CUevent_flags_enum::{CU_EVENT_DEFAULT, CU_EVENT_DISABLE_TIMING};
+    let mut handle = null_mut();
+    let flags = if timing { CU_EVENT_DEFAULT } else { CU_EVENT_DISABLE_TIMING };
+    // SAFETY: a context is current.
+    unsafe { driver!(cuEventCreate(&mut handle, flags as u32)) }?;
+    Ok(Handle(handle))
+}
+
+/// Whether what an event of the current context remembers is done.
+pub(super) fn is_done(event: Handle<sys::CUevent_st>) -> Result<bool> {
+    // SAFETY: the event exists.
+    match unsafe { sys::cuEventQuery(event.0) } {
+        sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+        other => called("cuEventQuery", other).map(|()| true),
+    }
+}
+
+impl Event {
+    /// Whether what it remembers is done; an event that was never recorded is.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub fn is_done(&self) -> Result<bool> {
+        let _current = self.context.enter()?;
+        let _apart = Apart::enter()?;
+        is_done(self.handle)
+    }
+
+    /// Waits for what it remembers.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub fn synchronize(&self) -> Result<()> {
+        let _current = self.context.enter()?;
+        let _apart = Apart::enter()?;
+        // SAFETY: the event exists.
+        unsafe { driver!(cuEventSynchronize(self.raw())) }
+    }
+
+    /// Seconds from `start` to this, to half a microsecond. Both have to be done.
+    ///
+    /// # Errors
+    /// When one remembers no time, was never recorded, or is not done.
+    pub fn seconds_since(&self, start: &Self) -> Result<f64> {
+        let call = "event.seconds_since";
+        if !(self.timing && start.timing) {
+            return Err(Error::new(call, "both events have to remember times: Context::timing_event"));
+        }
+        let Some(elapsed) = optional().event_elapsed_time else {
+            return Err(Error::of(ErrorKind::Driver, call, "this driver has no cuEventElapsedTime"));
+        };
+        let _current = self.context.enter()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: both events and the place exist.
+        called("cuEventElapsedTime", unsafe { elapsed(&mut milliseconds, start.raw(), self.raw()) })?;
+        Ok(f64::from(milliseconds) * 1e-3)
+    }
+
+    /// The GPU.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(super) fn raw(&self) -> sys::CUevent {
+        self.handle.0
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: created with it, and nobody else has it. An error here has nobody to tell.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.handle.0) };
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What a GPU is, and has.
+
+use super::{Error, ErrorKind, Result, error::driver};
+use cudarc::driver::sys::{
+    self,
+    CUdevice_attribute::{
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE as L2,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as OF_CTA,
+        CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR as OF_SM,
+        CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED as POOLS,
+        CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
+    },
+};
+
+/// The least version of the driver, as it counts: CUDA 12.0, the first that knows PTX 8.0.
+const DRIVER: i32 = 12_000;
+/// The least compute capability.
+const ARCH: u32 = 80;
+
+/// What a GPU is, and has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// As the driver calls it.
+    pub name: String,
+    /// Compute capability: 90 is `sm_90`.
+    pub arch: u32,
+    /// How many SMs.
+    pub multiprocessors: u32,
+    /// Bytes of shared memory that a CTA can have, if it asks for them.
+    pub shared_of_cta: usize,
+    /// Bytes of shared memory of an SM, of which each CTA on it costs 1 KiB more than it has.
+    pub shared_of_sm: usize,
+    /// Bytes of L2.
+    pub l2: usize,
+    /// Bytes of its memory.
+    pub memory: usize,
+    /// The CUDA version of the driver: 13000 is 13.0.
+    pub driver: u32,
+    /// Whether memory can be had and given back in the order of a stream.
+    pub memory_pools: bool,
+}
+
+impl Limits {
+    pub(super) fn of(device: sys::CUdevice, version: i32) -> Result<Self> {
+        let attribute = |attribute| {
+            let mut value = 0;
+            // SAFETY: the device exists, and the place does.
+            unsafe { driver!(cuDeviceGetAttribute(&mut value, attribute, device)) }?;
+            Ok(value.cast_unsigned())
+        };
+        let mut name = [0_u8; 256];
+        let mut memory = 0;
+        // SAFETY: the device exists; so many bytes are there for the name, which ends with 0.
+        unsafe {
+            driver!(cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as i32 - 1, device))?;
+            driver!(cuDeviceTotalMem_v2(&mut memory, device))?;
+        }
+        let end = name.iter().position(|&byte| byte == 0).unwrap_or(0);
+        Ok(Self {
+            name: String::from_utf8_lossy(&name[..end]).into_owned(),
+            arch: attribute(MAJOR)? * 10 + attribute(MINOR)?,
+            multiprocessors: attribute(MULTIPROCESSORS)?,
+            shared_of_cta: attribute(OF_CTA)? as usize,
+            shared_of_sm: attribute(OF_SM)? as usize,
+            l2: attribute(L2)? as usize,
+            memory,
+            driver: version.cast_unsigned(),
+            memory_pools: attribute(POOLS)? != 0,
+        })
+    }
+
+    /// Whether kernels of ours run on it.
+    pub(super) fn check(self, ordinal: usize) -> Result<Self> {
+        if self.arch >= ARCH {
+            return Ok(self);
+        }
+        let why = format!(
+            "GPU {ordinal} ({}) is sm_{}; it has to be sm_{ARCH} or newer (Ampere, Ada, Hopper, Blackwell)",
+            self.name, self.arch
+        );
+        Err(Error::of(ErrorKind::UnsupportedGpu, "context.open", why))
+    }
+}
+
+/// Whether the driver knows our PTX.
+pub(super) fn check_driver(version: i32) -> Result<i32> {
+    if version >= DRIVER {
+        return Ok(version);
+    }
+    let shown = |version: i32| format!("{}.{}", version / 1000, version % 1000 / 10);
+    let why = format!(
+        "the NVIDIA driver is for CUDA {}; it has to be for CUDA {} or newer (driver R525), which knows PTX 8.0",
+        shown(version),
+        shown(DRIVER)
+    );
+    Err(Error::of(ErrorKind::DriverTooOld, "context.open", why))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn old_drivers_and_gpus_are_refused_with_both_numbers() {
+        assert_eq!(check_driver(12_000), Ok(12_000));
+        assert_eq!(check_driver(13_010), Ok(13_010));
+        let old = check_driver(11_080).expect_err("too old");
+        assert_eq!(old.kind(), ErrorKind::DriverTooOld);
+        assert!(old.to_string().contains("is for CUDA 11.8; it has to be for CUDA 12.0"), "{old}");
+        let limits = |arch| Limits {
+            name: "Some GPU".into(),
+            arch,
+            multiprocessors: 68,
+            shared_of_cta: 65_536,
+            shared_of_sm: 65_536,
+            l2: 1 << 20,
+            memory: 8 << 30,
+            driver: 12_000,
+            memory_pools: true,
+        };
+        assert!(limits(80).check(0).is_ok());
+        let old = limits(75).check(3).expect_err("too old");
+        assert_eq!(old.kind(), ErrorKind::UnsupportedGpu);
+        assert!(old.to_string().contains("GPU 3 (Some GPU) is sm_75; it has to be sm_80 or newer"), "{old}");
+    }
+}

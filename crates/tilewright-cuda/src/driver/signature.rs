@@ -1,0 +1,127 @@
+//! What a kernel has to be given: arguments, threads, clusters, shared memory.
+
+use super::{Error, Result, error::driver, handle::optional};
+use cudarc::driver::sys;
+use tilewright_ptx::{
+    ir::{Kernel, Param, ParamKind},
+    isa::{Op, sync::Sync, types::Class},
+    sim::Arg,
+};
+
+#[derive(Debug)]
+pub(super) struct Signature {
+    pub(super) threads: u32,
+    pub(super) cluster: u32,
+    /// Bytes of dynamic shared memory.
+    pub(super) shared: u32,
+    /// Whether it waits for the kernels before it, so that it may begin before they end.
+    pub(super) waits: bool,
+    params: Vec<Param>,
+}
+
+impl Signature {
+    pub(super) fn of(kernel: &Kernel) -> Self {
+        let mut waits = false;
+        kernel.for_each(|inst| waits |= inst.op == Op::Sync(Sync::WaitForPrerequisites));
+        Self {
+            threads: kernel.threads,
+            cluster: kernel.cluster,
+            shared: kernel.shared_layout().1 as u32,
+            waits,
+            params: kernel.params.clone(),
+        }
+    }
+
+    /// Whether machine code has these parameters, where the driver can tell.
+    pub(super) fn check(&self, function: sys::CUfunction) -> std::result::Result<(), String> {
+        let Some(info) = optional().func_get_param_info else { return Ok(()) };
+        let (mut offset, mut found) = (0, 0);
+        // SAFETY: the function exists, and both places do.
+        let mut bytes = |at| match unsafe { info(function, at, &mut offset, &mut found) } {
+            sys::CUresult::CUDA_SUCCESS => Some(found),
+            _ => None,
+        };
+        for (at, param) in self.params.iter().enumerate() {
+            let expected = param_bytes(param.kind);
+            match bytes(at) {
+                Some(found) if found == expected => {}
+                Some(found) => {
+                    let name = &param.name;
+                    return Err(format!(
+                        "parameter {name} has {expected} bytes, that of its machine code {found}"
+                    ));
+                }
+                None => {
+                    let count = self.params.len();
+                    return Err(format!("it has {count} parameters, its machine code {at}"));
+                }
+            }
+        }
+        match bytes(self.params.len()) {
+            Some(_) => Err(format!("it has {} parameters, its machine code more", self.params.len())),
+            None => Ok(()),
+        }
+    }
+
+    /// Tells the driver what a launch will ask for.
+    pub(super) fn prepare(&self, function: sys::CUfunction) -> Result<()> {
+        use sys::CUfunction_attribute::{
+            CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED,
+            CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED as LARGE_CLUSTERS,
+        };
+        // SAFETY: the function exists.
+        unsafe {
+            driver!(cuFuncSetAttribute(function, SHARED, self.shared.cast_signed()))?;
+            if self.cluster > 8 {
+                driver!(cuFuncSetAttribute(function, LARGE_CLUSTERS, 1))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a launch can be: by the rules of the driver, and those that it leaves to its caller.
+    pub(super) fn check_launch(&self, name: &str, grid: [u32; 3], args: &[Arg]) -> Result<()> {
+        let refused = |why| Err(Error::new(format!("launch of kernel {name}"), why));
+        let [x, y, z] = grid;
+        if !(1..=0x7fff_ffff).contains(&x) || !(1..=0xffff).contains(&y) || !(1..=0xffff).contains(&z) {
+            return refused(format!(
+                "a grid of {x} x {y} x {z} CTAs: there are 1..=2147483647 x 1..=65535 x 1..=65535"
+            ));
+        }
+        if !x.is_multiple_of(self.cluster) {
+            return refused(format!(
+                "a grid of {x} CTAs in x cannot be cut into clusters of {}",
+                self.cluster
+            ));
+        }
+        if args.len() != self.params.len() {
+            return refused(format!(
+                "{} arguments came, it has {} parameters",
+                args.len(),
+                self.params.len()
+            ));
+        }
+        let wrong = self.params.iter().zip(args).find(|(param, arg)| param.kind != kind(arg));
+        match wrong {
+            Some((param, arg)) => {
+                refused(format!("parameter {} is {:?}, but {arg:?} came", param.name, param.kind))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn kind(arg: &Arg) -> ParamKind {
+    match arg {
+        Arg::U32(_) | Arg::I32(_) | Arg::F32(_) => ParamKind::Value(Class::B32),
+        Arg::U64(_) => ParamKind::Value(Class::B64),
+        Arg::TensorMap(_) => ParamKind::TensorMap,
+    }
+}
+
+fn param_bytes(kind: ParamKind) -> usize {
+    match kind {
+        ParamKind::Value(class) => class.bytes(),
+        ParamKind::TensorMap => 128,
+    }
+}

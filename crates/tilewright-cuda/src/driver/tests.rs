@@ -1,0 +1,80 @@
+//! What only the driver's own calls can set up: streams and threads of other contexts.
+
+use super::{Context, ErrorKind, error::driver, handle::Handle};
+use cudarc::driver::sys;
+use std::ptr::null_mut;
+
+/// The first GPU, or nothing where there is none, which is said.
+fn context() -> Option<Context> {
+    Context::open(0).inspect_err(|why| println!("skipped: {why}")).ok()
+}
+
+/// A context beside the primary one, gone when dropped.
+struct Other(Handle<sys::CUctx_st>);
+
+impl Other {
+    /// It is current, as in a library that makes contexts of its own.
+    fn new() -> Self {
+        let mut context = null_mut();
+        // SAFETY: every driver has this function, with this type; the device exists.
+        unsafe {
+            let create = sys::culib()
+                .get::<unsafe extern "C" fn(*mut sys::CUcontext, u32, i32) -> sys::CUresult>(
+                    b"cuCtxCreate_v2\0",
+                )
+                .expect("a function");
+            assert_eq!(create(&mut context, 0, 0), sys::CUresult::CUDA_SUCCESS);
+        }
+        Self(Handle(context))
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`.
+        unsafe { sys::cuCtxDestroy_v2(self.0.0) };
+    }
+}
+
+fn current() -> sys::CUcontext {
+    let mut current = null_mut();
+    // SAFETY: there is a driver.
+    unsafe { driver!(cuCtxGetCurrent(&mut current)) }.expect("a current context");
+    current
+}
+
+#[test]
+fn a_stream_of_another_context_is_refused() {
+    let Some(context) = context() else { return };
+    let other = Other::new();
+    let mut stream = null_mut();
+    // SAFETY: the other context is current.
+    unsafe { driver!(cuStreamCreate(&mut stream, 1)) }.expect("a stream");
+    let error = context.borrow_stream(stream as u64).expect_err("another context");
+    assert_eq!(error.kind(), ErrorKind::Argument);
+    assert!(error.to_string().contains("belongs to another context"), "{error}");
+    // SAFETY: created above.
+    unsafe { driver!(cuStreamDestroy_v2(stream)) }.expect("its end");
+    drop(other);
+    assert!(context.stream().is_ok());
+}
+
+#[test]
+fn the_callers_context_stays_current() {
+    let Some(context) = context() else { return };
+    let other = Other::new();
+    assert_eq!(current(), other.0.0);
+    let stream = context.stream().expect("a stream");
+    let memory = stream.allocate(64).expect("memory");
+    stream.write(memory.address(), &[1; 64]).expect("a write");
+    let mut bytes = [0; 64];
+    stream.read(memory.address(), &mut bytes).expect("a read");
+    assert_eq!(bytes, [1; 64]);
+    assert!(stream.capture(|| stream.fill(memory.address(), 2, 64)).is_ok());
+    drop((memory, stream));
+    assert_eq!(current(), other.0.0);
+    drop(other);
+    let none = current();
+    context.synchronize().expect("nothing to wait for");
+    assert_eq!(current(), none);
+}

@@ -1,0 +1,53 @@
+//! The toolkit's assembler, where there is one: the build folder's, as the gate of kernels installs it, or that of `PATH`.
+
+use std::path::{Path, PathBuf};
+use tilewright_cuda::cache::{Cache, Ptxas, Resources, Settings, Source};
+
+fn ptxas() -> Option<Ptxas> {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/cuda-tools/lib");
+    let pythons = std::fs::read_dir(target).into_iter().flatten().flatten();
+    let installed = pythons.map(|python| python.path().join("site-packages/nvidia/cu13/bin/ptxas"));
+    let mut found = installed.chain([PathBuf::from("ptxas")]).filter_map(|path| Ptxas::at(path).ok());
+    let ptxas = found.next();
+    if ptxas.is_none() {
+        println!("skipped: there is no ptxas in target/cuda-tools or on PATH");
+    }
+    ptxas
+}
+
+#[test]
+fn kernels_are_assembled_and_their_resources_are_known() {
+    let Some(ptxas) = ptxas() else { return };
+    let known = tilewright_kernels::all();
+    let configured = known.iter().find(|kernel| kernel.name == "rmsnorm_bf16").unwrap();
+    let kernel = (configured.build)().unwrap();
+    let cache = Cache::open(Settings::off()).unwrap();
+    for (arch, registers) in [(80, 64), (90, 64)] {
+        let code = cache.code(&Source::of(&kernel, arch).unwrap(), &ptxas).unwrap();
+        assert_eq!(code.target, format!("sm_{arch}"));
+        assert!(code.assembler.starts_with("ptxas 1"), "{}", code.assembler);
+        let resources = Resources::of(&code.cubin).unwrap();
+        assert_eq!((resources.registers, resources.stack_bytes), (registers, 0), "as budgets.csv has it");
+        assert!(resources.code_bytes > 1000);
+    }
+}
+
+#[test]
+fn what_ptxas_says_is_told() {
+    let Some(ptxas) = ptxas() else { return };
+    let wrong = Source::new("wrong", "sm_90a", ".version 8.0\n.target sm_90a\n.address_size 64\nnonsense\n");
+    let why = Cache::open(Settings::off()).unwrap().code(&wrong, &ptxas).unwrap_err().to_string();
+    assert!(why.starts_with("kernel wrong for sm_90a: the assembler refused it: ptxas 1"), "{why}");
+    assert!(why.contains("the kernel's PTX, line 4; fatal"), "{why}");
+}
+
+#[test]
+fn a_program_that_is_no_ptxas_is_refused() {
+    let why = Ptxas::at("/no/such/ptxas").unwrap_err().to_string();
+    assert!(why.starts_with("kernels: /no/such/ptxas: it does not start: "), "{why}");
+    #[cfg(unix)]
+    assert_eq!(
+        Ptxas::at("true").unwrap_err().to_string(),
+        "kernels: true: it does not say which ptxas it is"
+    );
+}

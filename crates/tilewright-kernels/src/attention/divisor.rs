@@ -1,0 +1,91 @@
+//! Division by a number that is known when a kernel is launched: a multiplication and two shifts.
+//!
+//! With `l = ceil(log2 d)` and `m = ceil(2^(31 + l) / d)`, `n / d = (2 n · m >> 32) >> l` for all `n < 2^31` (Granlund and
+//! Montgomery, "Division by invariant integers using multiplication", 1994, theorem 4.2 with N = 31).
+
+use tilewright_ptx::{
+    build::{Builder, Value},
+    sim::Arg,
+};
+
+/// A divisor, for the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Divisor {
+    by: u32,
+    multiplier: u32,
+    shift: u32,
+}
+
+impl Divisor {
+    /// Division by `by`, from 1 to 2^31; 0 is taken for 1.
+    pub fn new(by: u32) -> Self {
+        let by = by.clamp(1, 1 << 31);
+        let shift = by.next_power_of_two().trailing_zeros();
+        let multiplier = (1_u64 << (31 + shift)).div_ceil(u64::from(by)) as u32;
+        Self { by, multiplier, shift }
+    }
+
+    /// Its arguments, in the order of [`DivisorValues::declare`].
+    pub fn args(self) -> [Arg; 3] {
+        [self.by, self.multiplier, self.shift].map(Arg::U32)
+    }
+}
+
+/// A divisor in a kernel.
+#[derive(Debug, Clone, Copy)]
+pub struct DivisorValues<'k> {
+    /// The divisor.
+    pub by: Value<'k, u32>,
+    multiplier: Value<'k, u32>,
+    shift: Value<'k, u32>,
+}
+
+impl<'k> DivisorValues<'k> {
+    /// Its three parameters.
+    #[track_caller]
+    pub fn declare(k: &'k Builder, name: &str) -> Self {
+        Self {
+            by: k.param(name),
+            multiplier: k.param(&format!("{name}_multiplier")),
+            shift: k.param(&format!("{name}_shift")),
+        }
+    }
+
+    /// `n / by`, for `n` below 2^31.
+    #[must_use]
+    #[track_caller]
+    pub fn quotient(self, n: Value<'k, u32>) -> Value<'k, u32> {
+        (n << 1).mul_high(self.multiplier) >> self.shift
+    }
+
+    /// `n / by` and `n % by`, for `n` below 2^31.
+    #[track_caller]
+    pub fn divide(self, n: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u32>) {
+        let quotient = self.quotient(n);
+        (quotient, n - quotient * self.by)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Divisor;
+
+    #[test]
+    fn quotients_are_exact_below_2_to_the_31() {
+        let numbers = |d: u32| {
+            let near = (0_u64..40).flat_map(move |i| {
+                let multiple = u64::from(d) * (1 + i * 53_687_091 / u64::from(d).max(1));
+                [multiple.saturating_sub(1), multiple, multiple + 1]
+            });
+            near.chain([0, 1, (1 << 31) - 1, (1 << 31) - 2]).filter(|&n| n < 1 << 31)
+        };
+        let powers = (0..32).flat_map(|bit| [1_u32 << bit, (1 << bit) + 1, (1_u32 << bit).saturating_sub(1)]);
+        for d in (1..300).chain([641, 12_345, 65_535]).chain(powers).filter(|&d| (1..=1 << 31).contains(&d)) {
+            let divisor = Divisor::new(d);
+            for n in numbers(d) {
+                let high = (2 * n * u64::from(divisor.multiplier)) >> 32;
+                assert_eq!(high >> divisor.shift, n / u64::from(d), "{n} / {d}");
+            }
+        }
+    }
+}

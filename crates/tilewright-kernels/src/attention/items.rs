@@ -1,0 +1,235 @@
+//! The device form of a schedule: work items, merges and the partial states that they name, as words in device memory.
+//!
+//! All words are 32 bits, little endian. Of the arrays of a plan:
+//!
+//! | array | element |
+//! |---|---|
+//! | `items` | [`Item`], in the order of workers |
+//! | `worker_indptr` `[workers + 1]` | worker `w` (CTA `w`) does `items[worker_indptr[w]..worker_indptr[w + 1]]` |
+//! | `feeds` | numbers of merges; `feeds[item.feed_begin..item.feed_end]` wait for an item |
+//! | `merges` | [`Merge`] |
+//! | `sources` | [`Source`]; those of a merge in the order in which it adds them |
+//! | `counters` `[merges]` | how many of a merge's sources are done: 0 before and after a run |
+//! | `requests` | [`Request`], in the order of their rows |
+//!
+//! Rows are query tokens, counted over the whole batch. The state of (row, query head `g` of the group) lies in partial row
+//! `partial + (row - qo_begin) * group + g`.
+
+use tilewright_ptx::build::{Builder, Global, Value};
+
+/// No number: all bits are 1.
+pub const NONE: u32 = u32::MAX;
+
+/// Declares a record: the host's struct, which becomes words, and the kernel's, which is loaded.
+macro_rules! record {
+    ($(#[$doc:meta])* $name:ident, $(#[$values_doc:meta])* $values:ident, $words:literal:
+        $($(#[$field_doc:meta])* $field:ident: $ty:ident,)*) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct $name { $($(#[$field_doc])* pub $field: $ty,)* }
+
+        $(#[$values_doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub struct $values<'k> { $($(#[$field_doc])* pub $field: Value<'k, $ty>,)* }
+
+        impl $name {
+            /// Words of a record.
+            pub const WORDS: usize = $words;
+            /// Bytes of a record.
+            pub const BYTES: usize = 4 * $words;
+
+            /// The record as it lies in memory; words beyond its fields are 0.
+            pub fn to_words(&self) -> [u32; $words] {
+                let mut words = [0; $words];
+                let fields = [$(word::$ty(self.$field)),*];
+                words[..fields.len()].copy_from_slice(&fields);
+                words
+            }
+        }
+
+        impl<'k> $values<'k> {
+            /// The record `index` of those at `records`, the same in every thread that asks for the same.
+            #[track_caller]
+            pub fn load(k: &'k Builder, records: Global<'k, u32>, index: Value<'k, u32>) -> Self {
+                let _line = k.at_line(std::panic::Location::caller());
+                let mut words = load_words::<$words>(records.at_wide(index.to_u64() * $words)).into_iter();
+                let mut next = || words.next().unwrap_or_else(|| k.constant(0));
+                Self { $($field: next().reinterpret::<$ty>().named(stringify!($field)),)* }
+            }
+        }
+    };
+}
+
+/// What a field is as a word.
+mod word {
+    pub(super) fn u32(field: u32) -> u32 {
+        field
+    }
+    pub(super) fn i32(field: i32) -> u32 {
+        field.cast_unsigned()
+    }
+}
+
+record! {
+    /// A unit of work: query rows of one KV head against a range of keys of one segment. 16 words.
+    Item,
+    /// An [`Item`] in a kernel.
+    ItemValues, 16:
+    /// The first row.
+    qo_begin: u32,
+    /// Rows (query tokens).
+    qo_len: u32,
+    /// The KV head; query heads `kv_head * group..(kv_head + 1) * group` belong to it.
+    kv_head: u32,
+    /// The request of the rows, or [`NONE`]: rows of several, each to be looked up in `requests`.
+    request: u32,
+    /// The position of row `r` is `r + offset`; nothing if `request` is [`NONE`].
+    offset: i32,
+    /// The first key, counted from the segment's first.
+    kv_begin: u32,
+    /// One past the last key, likewise.
+    kv_end: u32,
+    /// Keys of the segment.
+    kv_len: u32,
+    /// The first entry of the segment in the page indices or, in a ragged tensor, its first token.
+    kv_start: u32,
+    /// The position of the segment's first key; nothing in block-sparse attention.
+    base: u32,
+    /// The first partial row, or [`NONE`]: the item writes the output itself.
+    partial: u32,
+    /// The first of `feeds` that is of this item.
+    feed_begin: u32,
+    /// One past the last.
+    feed_end: u32,
+    /// Columns of the segment's mask bits, for its last so many keys; 0 if bits hide nothing.
+    mask_columns: u32,
+    /// The low word of the number of the bit of row `qo_begin` and the first column.
+    mask_bit_low: u32,
+    /// The high word.
+    mask_bit_high: u32,
+}
+
+record! {
+    /// Rows of one KV head, and the partial states that are merged into their output. 8 words.
+    Merge,
+    /// A [`Merge`] in a kernel.
+    MergeValues, 8:
+    /// The KV head.
+    kv_head: u32,
+    /// The first row.
+    qo_begin: u32,
+    /// Rows.
+    qo_len: u32,
+    /// The first of `sources`.
+    source_begin: u32,
+    /// One past the last.
+    source_end: u32,
+}
+
+record! {
+    /// The partial states of an item. 2 words.
+    Source,
+    /// A [`Source`] in a kernel.
+    SourceValues, 2:
+    /// The item's first partial row.
+    partial: u32,
+    /// The item's first row.
+    qo_begin: u32,
+}
+
+record! {
+    /// Whose rows are whose. 2 words.
+    Request,
+    /// A [`Request`] in a kernel.
+    RequestValues, 2:
+    /// One past the last row of the request.
+    end: u32,
+    /// From the number of one of its rows to its position.
+    offset: i32,
+}
+
+/// `N` words, four at a time where there are so many; the address is aligned to 16 bytes, or to all of them.
+#[track_caller]
+fn load_words<const N: usize>(at: Global<'_, u32>) -> Vec<Value<'_, u32>> {
+    match N {
+        2 => at.load_vector::<2>().to_vec(),
+        _ => (0..N / 4).flat_map(|i| at.plus(4 * i).load_vector::<4>()).collect(),
+    }
+}
+
+/// The request that owns `row`: the first whose end is beyond it, by bisection; the last if there is none.
+#[track_caller]
+pub fn request_of<'k>(
+    k: &'k Builder,
+    (requests, count): (Global<'k, u32>, Value<'k, u32>),
+    row: Value<'k, u32>,
+) -> Value<'k, u32> {
+    let _line = k.at_line(std::panic::Location::caller());
+    let (low, high) = (k.var::<u32>("low", 0), k.var::<u32>("high", count - 1));
+    k.forever(|| {
+        k.leave_when(low.get().ge(high.get()));
+        let middle = (low.get() + high.get()) >> 1;
+        let beyond = requests.at_wide(middle.to_u64() * Request::WORDS as u64).load().gt(row);
+        let (new_low, new_high) = (beyond.select(low.get(), middle + 1), beyond.select(middle, high.get()));
+        low.set(new_low);
+        high.set(new_high);
+    });
+    low.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Item, ItemValues, Merge, NONE, Request, Source, request_of};
+    use tilewright_ptx::{
+        build::Builder,
+        sim::{Arg, Launch, Memory},
+    };
+
+    #[test]
+    fn records_are_words_in_the_order_of_their_fields() {
+        let item = Item { qo_begin: 1, offset: -2, partial: NONE, mask_bit_high: 3, ..Item::default() };
+        let words = item.to_words();
+        assert_eq!((words[0], words[4], words[10], words[15]), (1, u32::MAX - 1, NONE, 3));
+        assert_eq!(Merge { source_end: 7, ..Merge::default() }.to_words(), [0, 0, 0, 0, 7, 0, 0, 0]);
+        assert_eq!((Item::BYTES, Merge::BYTES, Source::BYTES, Request::BYTES), (64, 32, 8, 8));
+    }
+
+    #[test]
+    fn kernels_load_what_the_host_wrote() {
+        let kernel = Builder::kernel("load", 32, |k| {
+            let (items, out) = (k.global::<u32>("items"), k.global::<u32>("out"));
+            let item = ItemValues::load(k, items, k.constant(1));
+            k.when(k.thread().eq(0), || {
+                out.store(item.kv_end);
+                out.plus(1).store(item.offset.reinterpret::<u32>());
+                out.plus(2).store(item.mask_bit_low);
+            });
+        })
+        .unwrap();
+        let item = Item { kv_end: 5, offset: -9, mask_bit_low: 8, ..Item::default() };
+        let mut memory = Memory::new();
+        let items = memory.alloc_from(&[Item::default().to_words(), item.to_words()].concat());
+        let out = memory.alloc(12);
+        let args = [Arg::U64(items), Arg::U64(out)];
+        Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed: 0 }.run(&mut memory).unwrap();
+        assert_eq!(memory.read::<u32>(out, 3).unwrap(), [5, (-9_i32).cast_unsigned(), 8]);
+    }
+
+    #[test]
+    fn rows_find_their_requests() {
+        let kernel = Builder::kernel("request", 32, |k| {
+            let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
+            out.at(k.thread()).store(request_of(k, (requests, k.param("count")), k.thread()));
+        })
+        .unwrap();
+        let ends = [3_u32, 3, 4, 20, 32];
+        let words: Vec<u32> = ends.iter().flat_map(|&end| Request { end, offset: 0 }.to_words()).collect();
+        let mut memory = Memory::new();
+        let (requests, out) = (memory.alloc_from(&words), memory.alloc(128));
+        let args = [Arg::U64(requests), Arg::U64(out), Arg::U32(ends.len() as u32)];
+        Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed: 0 }.run(&mut memory).unwrap();
+        let expected: Vec<u32> =
+            (0..32).map(|row| ends.iter().position(|&end| end > row).unwrap() as u32).collect();
+        assert_eq!(memory.read::<u32>(out, 32).unwrap(), expected);
+    }
+}

@@ -1,0 +1,95 @@
+//! Products of up to [`MOST`] rows, any dtypes: what waits for the weight's bytes.
+//!
+//! ```text
+//! CTA    4 features; each thread chunks of 16 bytes of the weight, one of each feature, and those of x that go with them
+//! end    sums over lanes, then over warps
+//! ```
+//!
+//! Grid: `[ceil(features / FEATURES), 1, 1]`. The order of a row's sum does not depend on other rows.
+
+use super::{product::Ends, store::Call};
+use crate::tile::reduce;
+use tilewright::Dtype;
+use tilewright_ptx::{
+    build::{Builder, Value, Var},
+    ir::Kernel,
+    isa::memory::Access,
+    verify::Invalid,
+};
+
+/// The most rows.
+pub const MOST: u32 = 8;
+/// Features of a CTA.
+pub const FEATURES: u32 = 4;
+const THREADS: u32 = 128;
+
+/// What a kernel is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Dot {
+    /// Of x.
+    pub x: Dtype,
+    /// Of the weight.
+    pub weight: Dtype,
+    /// Elements that are loaded at once.
+    pub width: u32,
+    /// Rows, at least as many as there are: 1, 2, 4 or 8.
+    pub rows: u32,
+    /// Bias and result.
+    pub ends: Ends,
+}
+
+impl Dot {
+    /// A name that no other configuration has.
+    pub fn name(self) -> String {
+        let Self { x, weight, width, rows, ends } = self;
+        format!("gemm_dot{rows}_{x}_{weight}_{width}_{}", ends.name())
+    }
+}
+
+/// The kernel of a configuration; its parameters are those of [`super::Product::launch`].
+///
+/// # Errors
+/// None.
+pub fn dot(name: &str, config: Dot) -> Result<Kernel, Invalid> {
+    let (rows, width) = (config.rows as usize, config.width);
+    Builder::kernel(name, THREADS, |k| {
+        let call = Call::new(k, (config.x, config.weight), config.ends);
+        let first = (k.cta() * FEATURES).named("feature");
+        // beyond the last row or feature the last is taken again, and not stored
+        let x: Vec<_> = (0..config.rows).map(|row| call.x_row(k.constant(row).min(call.rows - 1))).collect();
+        let weights: Vec<_> =
+            (0..FEATURES).map(|i| call.weight_row((first + i).min(call.features - 1))).collect();
+        let sums: Vec<Vec<Var<'_, f32>>> =
+            (0..rows).map(|_| weights.iter().map(|_| k.var("sum", 0.0)).collect()).collect();
+        k.repeat((k.thread() * width, call.inputs), THREADS * width, |at| {
+            let loaded: Vec<_> =
+                weights.iter().map(|row| row.at(at).load(width, Access::Streaming)).collect();
+            let x: Vec<_> = x.iter().map(|row| row.at(at).load(width, Access::ReadOnly)).collect();
+            let weights: Vec<_> = loaded.iter().map(|chunk| chunk.numbers()).collect();
+            for (x, sums) in x.iter().map(|chunk| chunk.numbers()).zip(&sums) {
+                for (weight, sum) in weights.iter().zip(sums) {
+                    let all = x.iter().zip(weight);
+                    sum.set(all.fold(sum.get(), |sum, (&x, &weight)| x.mul_add(weight, sum)));
+                }
+            }
+        });
+        let memory = k.shared::<f32>("sums", rows * FEATURES as usize * THREADS as usize / 32, 16);
+        let of_warp = memory.at((k.thread() >> 5) * (config.rows * FEATURES));
+        for (at, sum) in sums.iter().flatten().enumerate() {
+            let sum = reduce::warp_sum(sum.get());
+            k.when((k.thread() & 31).eq(0), || of_warp.plus(at).store(sum));
+        }
+        k.sync_threads();
+        k.when(k.thread().lt(config.rows), || {
+            let row = k.thread();
+            let sum = |feature: usize| -> Value<'_, f32> {
+                let of = memory.at(row * FEATURES).plus(feature);
+                let all =
+                    (0..THREADS as usize / 32).map(|warp| of.plus(warp * rows * FEATURES as usize).load());
+                all.fold(k.constant(0.0), |sum, part| sum + part)
+            };
+            let sums: Vec<_> = (0..FEATURES as usize).map(sum).collect();
+            call.store((row, first), &sums);
+        });
+    })
+}

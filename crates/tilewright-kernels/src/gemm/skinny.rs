@@ -1,0 +1,155 @@
+//! Products of up to 32 rows of 16-bit elements on tensor cores: what waits for the weight's bytes, but has too many rows for
+//! [`super::dot`].
+//!
+//! ```text
+//! CTA    16 features; 8 warps, each every eighth piece of the inputs
+//! loop   16 bytes of a row for each lane, straight into fragments: two products of 16 inputs
+//! end    sums over warps
+//! ```
+//!
+//! The weight is the left side of `mma.sync`, x the right. In which order inputs are summed is nobody's business as long as both
+//! sides agree: so the eight inputs that a lane loads at once are those that it holds.
+//! x and weight are aligned to 16 bytes, and inputs are a multiple of 8. Grid: `[ceil(features / FEATURES), 1, 1]`. The order of a
+//! row's sum does not depend on other rows.
+
+use super::{product::Ends, store::Call};
+use crate::tile::Elements;
+use tilewright::Dtype;
+use tilewright_ptx::{
+    build::{Builder, Global, Shared, Value, Var},
+    ir::Kernel,
+    isa::{matrix::Elements as Fragment, memory::Access},
+    verify::Invalid,
+};
+
+/// Features of a CTA.
+pub const FEATURES: u32 = 16;
+const WARPS: u32 = 8;
+/// Inputs of a lane, and of a warp.
+const CHUNK: u32 = 8;
+const PIECE: u32 = 4 * CHUNK;
+/// Sums of a row in shared memory: no two lanes of a warp write to one bank.
+const PITCH: u32 = FEATURES + 4;
+
+/// What a kernel is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Skinny {
+    /// Of x and the weight: f16 or bf16.
+    pub elements: Dtype,
+    /// Rows, at least as many as there are: 8, 16 or 32.
+    pub rows: u32,
+    /// Bias and result.
+    pub ends: Ends,
+}
+
+impl Skinny {
+    /// A name that no other configuration has.
+    pub fn name(self) -> String {
+        format!("gemm_skinny{}_{}_{}", self.rows, self.elements, self.ends.name())
+    }
+}
+
+/// What `mma.sync` calls elements of a dtype.
+pub(super) fn fragment(dtype: Dtype) -> Fragment {
+    if dtype == Dtype::F16 { Fragment::F16 } else { Fragment::Bf16 }
+}
+
+/// The kernel of a configuration; its parameters are those of [`super::Product::launch`].
+///
+/// # Errors
+/// None.
+pub fn gemm(name: &str, config: Skinny) -> Result<Kernel, Invalid> {
+    Builder::kernel(name, 32 * WARPS, |k| {
+        let call = Call::new(k, (config.elements, config.elements), config.ends);
+        let first = (k.cta() * FEATURES).named("feature");
+        let memory = k.shared::<f32>("sums", (WARPS * config.rows * PITCH) as usize, 16);
+        let sums: Vec<[Var<'_, f32>; 4]> =
+            (0..config.rows / 8).map(|_| std::array::from_fn(|_| k.var("sum", 0.0))).collect();
+        let cta = Cta { k, config, call, first, memory };
+        cta.multiply(&sums);
+        cta.keep(&sums);
+        k.sync_threads();
+        cta.store();
+    })
+}
+
+struct Cta<'k> {
+    k: &'k Builder,
+    config: Skinny,
+    call: Call<'k>,
+    /// Its first feature.
+    first: Value<'k, u32>,
+    /// `[WARPS][rows][PITCH]`
+    memory: Shared<'k, f32>,
+}
+
+impl<'k> Cta<'k> {
+    fn multiply(&self, sums: &[[Var<'k, f32>; 4]]) {
+        let (k, call, group) = (self.k, self.call, self.k.lane() >> 2);
+        // pieces of a warp whose loads are under way together
+        let ahead = if sums.len() == 1 { 4 } else { 2 };
+        // beyond the last row or feature the last is taken again, and not stored
+        let rows: Vec<_> =
+            (0..sums.len() as u32).map(|i| call.x_row((group + 8 * i).min(call.rows - 1))).collect();
+        let features = [0, 8].map(|half| call.weight_row((self.first + group + half).min(call.features - 1)));
+        let begin = k.warp_index() * (PIECE * ahead);
+        k.repeat((begin, call.inputs), WARPS * PIECE * ahead, |at| {
+            let at = at + (k.lane() & 3) * CHUNK;
+            let load = |row: &Elements<'k>, piece: u32, access| {
+                let from = row.at(at).plus(piece * PIECE);
+                self.words(from, (at + piece * PIECE).lt(call.inputs), access)
+            };
+            let loaded: Vec<_> = (0..ahead)
+                .map(|piece| {
+                    let left = features.each_ref().map(|row| load(row, piece, Access::Streaming));
+                    let right: Vec<_> = rows.iter().map(|row| load(row, piece, Access::ReadOnly)).collect();
+                    (left, right)
+                })
+                .collect();
+            for ([low, high], right) in loaded {
+                for (sums, x) in sums.iter().zip(right) {
+                    for i in [0, 2] {
+                        let left = [low[i], high[i], low[i + 1], high[i + 1]];
+                        k.mma(fragment(self.config.elements), *sums, left, [x[i], x[i + 1]]);
+                    }
+                }
+            }
+        });
+    }
+
+    /// 16 bytes, or zeros.
+    #[track_caller]
+    fn words(&self, from: Elements<'k>, is_there: Value<'k, bool>, access: Access) -> [Value<'k, u32>; 4] {
+        let words: [Var<'k, u32>; 4] = std::array::from_fn(|_| self.k.var("word", 0));
+        self.k.when(is_there, || {
+            let loaded = Global::<u32>::new(from.address()).load_vector_with::<4>(access);
+            words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
+        });
+        words.map(Var::get)
+    }
+
+    /// Puts a warp's sums where all see them.
+    fn keep(&self, sums: &[[Var<'k, f32>; 4]]) {
+        let (k, group, pair) = (self.k, self.k.lane() >> 2, (self.k.lane() & 3) << 1);
+        let of_warp = self.memory.at(k.warp_index() * (self.config.rows * PITCH));
+        for (i, sums) in (0..).zip(sums) {
+            let at = of_warp.at((pair + 8 * i) * PITCH + group);
+            for (sum, place) in sums.iter().zip([0, PITCH, 8, PITCH + 8]) {
+                at.plus(place as usize).store(sum.get());
+            }
+        }
+    }
+
+    /// Two features of a row for each thread, as far as there are any.
+    fn store(&self) {
+        let (k, rows) = (self.k, self.config.rows);
+        let (row, feature) = (k.thread() / (FEATURES / 2), k.thread() % (FEATURES / 2) * 2);
+        k.when(row.lt(rows), || {
+            let at = self.memory.at(row * PITCH + feature);
+            let parts = (0..WARPS).map(|warp| at.plus((warp * rows * PITCH) as usize).load_vector::<2>());
+            let zero = k.constant(0.0);
+            let sums = parts.fold([zero; 2], |sums, part| [sums[0] + part[0], sums[1] + part[1]]);
+            self.call.store((row, self.first + feature), &sums);
+        });
+    }
+}

@@ -1,0 +1,89 @@
+//! Both ends of a product in a kernel: its parameters, which rows and which weight a CTA has, and how a result is written.
+
+use super::product::Ends;
+use crate::tile::{Chunk, Elements};
+use tilewright::Dtype;
+use tilewright_ptx::{
+    build::{Builder, Global, Value},
+    isa::memory::Access,
+};
+
+/// The parameters of a product, in the order of [`super::Product::launch`], as this CTA sees them.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call<'k> {
+    /// x, from the first row of the CTA's segment on, and how far rows are apart.
+    pub(super) x: (Elements<'k>, Value<'k, u64>),
+    /// The CTA's weight, and how far its rows are apart.
+    pub(super) weight: (Elements<'k>, Value<'k, u64>),
+    /// Rows of the CTA's segment.
+    pub(super) rows: Value<'k, u32>,
+    pub(super) features: Value<'k, u32>,
+    pub(super) inputs: Value<'k, u32>,
+    out: (Elements<'k>, Value<'k, u64>),
+    bias: Option<Elements<'k>>,
+    ends: Ends,
+}
+
+impl<'k> Call<'k> {
+    #[track_caller]
+    pub(super) fn new(k: &'k Builder, (x, weight): (Dtype, Dtype), ends: Ends) -> Self {
+        let matrix =
+            |name: &str, dtype| (Elements::param(k, name, dtype), k.param::<u64>(&format!("{name}_stride")));
+        let (mut x, mut weight, mut out) =
+            (matrix("x", x), matrix("weight", weight), matrix("out", ends.out));
+        let bias = ends.bias.map(|dtype| Elements::param(k, "bias", dtype));
+        let groups = ends
+            .grouped
+            .then(|| (k.global::<u32>("indptr"), k.param::<u64>("ids"), k.param::<u64>("group_stride")));
+        let [mut rows, features, inputs] = ["rows", "features", "inputs"].map(|name| k.param::<u32>(name));
+        if let Some((indptr, ids, stride)) = groups {
+            let segment = indptr.at(k.cta_z());
+            let (begin, end) = (segment.load(), segment.plus(1).load());
+            let id = k.var::<u32>("id", k.cta_z());
+            k.when(ids.ne(0), || id.set(Global::<u32>::new(ids).at(k.cta_z()).load()));
+            weight.0 = weight.0.at_wide(id.get().to_u64() * stride);
+            x.0 = x.0.at_wide(begin.to_u64() * x.1);
+            out.0 = out.0.at_wide(begin.to_u64() * out.1);
+            rows = end - begin;
+        }
+        Self { x, weight, rows, features, inputs, out, bias, ends }
+    }
+
+    /// A row of x, and one of the weight.
+    #[track_caller]
+    pub(super) fn x_row(&self, row: Value<'k, u32>) -> Elements<'k> {
+        self.x.0.at_wide(row.to_u64() * self.x.1)
+    }
+
+    #[track_caller]
+    pub(super) fn weight_row(&self, feature: Value<'k, u32>) -> Elements<'k> {
+        self.weight.0.at_wide(feature.to_u64() * self.weight.1)
+    }
+
+    /// Writes neighbours of a row, with the bias, those that are inside; of two the first is even.
+    #[track_caller]
+    pub(super) fn store(&self, (row, feature): (Value<'k, u32>, Value<'k, u32>), sums: &[Value<'k, f32>]) {
+        let k = row.builder();
+        let out = self.out.0.at_wide(row.to_u64() * self.out.1).at(feature);
+        let with_bias = |i: u32| match self.bias {
+            None => sums[i as usize],
+            Some(bias) => sums[i as usize] + bias.at(feature).plus(i).number(Access::ReadOnly),
+        };
+        let inside = row.lt(self.rows);
+        let count = sums.len() as u32;
+        if self.ends.pairs && count.is_multiple_of(2) {
+            for i in (0..count).step_by(2) {
+                k.when(inside & (feature + i).lt(self.features), || {
+                    let pair = [with_bias(i), with_bias(i + 1)];
+                    Chunk::of(self.ends.out, &pair).store(out.plus(i));
+                });
+            }
+            return;
+        }
+        for i in 0..count {
+            k.when(inside & (feature + i).lt(self.features), || {
+                Chunk::of(self.ends.out, &[with_bias(i)]).store(out.plus(i));
+            });
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Products of any dtypes in f32: what tensor cores cannot do, or not exactly enough.
+//!
+//! ```text
+//! CTA    a tile of 64 by 64 of the result; 256 threads, each 4 by 4
+//! loop   16 inputs of both sides, widened, into shared memory, while the products of those before are computed
+//! ```
+//!
+//! Grid: `[ceil(features / TILE), ceil(rows / TILE), segments]`. Each result is one chain of multiply-adds over its inputs, so that
+//! a row has the same bits in any company.
+
+use super::{product::Ends, store::Call};
+use crate::tile::{Chunk, Elements};
+use tilewright::Dtype;
+use tilewright_ptx::{
+    build::{Builder, Shared, Value, Var},
+    ir::Kernel,
+    isa::memory::Access,
+    verify::Invalid,
+};
+
+/// Rows and features of a CTA.
+pub const TILE: u32 = 64;
+/// Inputs of a step.
+const DEPTH: u32 = 16;
+const THREADS: u32 = 256;
+/// Rows and features of a thread.
+const EACH: u32 = 4;
+/// Numbers of a row in shared memory: 16-byte aligned, and few of a column in one bank.
+const PITCH: u32 = TILE + 4;
+
+/// What a kernel is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Tiles {
+    /// Of x.
+    pub x: Dtype,
+    /// Of the weight.
+    pub weight: Dtype,
+    /// Elements that are loaded at once: 1 or 4.
+    pub width: u32,
+    /// Bias and result.
+    pub ends: Ends,
+}
+
+impl Tiles {
+    /// A name that no other configuration has.
+    pub fn name(self) -> String {
+        format!("gemm_tiles_{}_{}_{}_{}", self.x, self.weight, self.width, self.ends.name())
+    }
+}
+
+/// The kernel of a configuration; its parameters are those of [`super::Product::launch`].
+///
+/// # Errors
+/// None.
+pub fn gemm(name: &str, config: Tiles) -> Result<Kernel, Invalid> {
+    Builder::kernel(name, THREADS, |k| {
+        let call = Call::new(k, (config.x, config.weight), config.ends);
+        let first = (k.cta_y() * TILE, k.cta() * TILE);
+        k.when(first.0.lt(call.rows), || {
+            let memory = |name| k.shared::<f32>(name, (DEPTH * PITCH) as usize, 16);
+            let sum = || std::array::from_fn(|_| k.var("sum", 0.0));
+            let x =
+                Side { k, width: config.width, memory: memory("x_tile"), rows: call.rows, first: first.0 };
+            let weight = Side { memory: memory("weight_tile"), rows: call.features, first: first.1, ..x };
+            let cta = Cta { k, call, sides: [x, weight], sums: [(); EACH as usize].map(|()| sum()) };
+            cta.run();
+        });
+    })
+}
+
+/// x or the weight.
+#[derive(Clone, Copy)]
+struct Side<'k> {
+    k: &'k Builder,
+    width: u32,
+    /// `[DEPTH][PITCH]`: columns of the tile lie side by side.
+    memory: Shared<'k, f32>,
+    rows: Value<'k, u32>,
+    first: Value<'k, u32>,
+}
+
+struct Cta<'k> {
+    k: &'k Builder,
+    call: Call<'k>,
+    sides: [Side<'k>; 2],
+    /// By row and feature.
+    sums: [[Var<'k, f32>; EACH as usize]; EACH as usize],
+}
+
+impl<'k> Side<'k> {
+    /// The place of this thread's chunk number `i` in the tile: its row and its first input.
+    #[track_caller]
+    fn place(&self, i: u32) -> (Value<'k, u32>, Value<'k, u32>) {
+        let chunk = self.k.thread() + i * THREADS;
+        let of_row = DEPTH / self.width;
+        (chunk / of_row, chunk % of_row * self.width)
+    }
+
+    /// This thread's part of a step; zeros outside.
+    #[track_caller]
+    fn load(
+        &self,
+        row: impl Fn(Value<'k, u32>) -> Elements<'k>,
+        (step, inputs): (Value<'k, u32>, Value<'k, u32>),
+    ) -> Vec<Chunk<'k>> {
+        let load = |i| {
+            let (at, input) = self.place(i);
+            let (at, input) = (self.first + at, step + input);
+            let inside = at.lt(self.rows) & input.lt(inputs);
+            row(at).at(input).load_when(inside, self.width, Access::Weak)
+        };
+        (0..TILE * DEPTH / THREADS / self.width).map(load).collect()
+    }
+
+    #[track_caller]
+    fn keep(&self, chunks: &[Chunk<'k>]) {
+        for (i, chunk) in (0..).zip(chunks) {
+            let (row, input) = self.place(i);
+            let to = self.memory.at(input * PITCH + row);
+            for (j, number) in chunk.numbers().into_iter().enumerate() {
+                to.plus(j * PITCH as usize).store(number);
+            }
+        }
+    }
+
+    /// Four neighbours at an input.
+    #[track_caller]
+    fn four(&self, input: u32, first: Value<'k, u32>) -> [Value<'k, f32>; EACH as usize] {
+        self.memory.at(first * EACH).plus((input * PITCH) as usize).load_vector()
+    }
+}
+
+impl<'k> Cta<'k> {
+    #[track_caller]
+    fn load(&self, step: Value<'k, u32>) -> [Vec<Chunk<'k>>; 2] {
+        let (call, step) = (self.call, (step, self.call.inputs));
+        [
+            self.sides[0].load(|row| call.x_row(row), step),
+            self.sides[1].load(|feature| call.weight_row(feature), step),
+        ]
+    }
+
+    fn run(&self) {
+        let (k, thread) = (self.k, self.k.thread());
+        let (down, sideways) = (thread / (TILE / EACH), thread % (TILE / EACH));
+        k.repeat((0, self.call.inputs), DEPTH, |step| {
+            let loaded = self.load(step);
+            // all have done what they do with the step before
+            k.sync_threads();
+            self.sides.iter().zip(&loaded).for_each(|(side, chunks)| side.keep(chunks));
+            k.sync_threads();
+            for input in 0..DEPTH {
+                let [x, weight] = [self.sides[0].four(input, down), self.sides[1].four(input, sideways)];
+                for (sums, x) in self.sums.iter().zip(x) {
+                    for (sum, weight) in sums.iter().zip(weight) {
+                        sum.set(x.mul_add(weight, sum.get()));
+                    }
+                }
+            }
+        });
+        let (row, feature) = (self.sides[0].first + down * EACH, self.sides[1].first + sideways * EACH);
+        for (i, sums) in (0..EACH).zip(&self.sums) {
+            let sums: Vec<_> = sums.iter().map(|sum| sum.get()).collect();
+            self.call.store((row + i, feature), &sums);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! A variant whose parameters a kernel has declared, and its hooks with some of their inputs known.
+
+use super::{
+    Hooks,
+    apply::{Known, apply},
+};
+use std::rc::Rc;
+use tilewright::attention::variant::{
+    Hook, Input, Op,
+    expression::{Graph, Node},
+};
+use tilewright_ptx::{
+    build::{Builder, Global, Value},
+    isa::memory::{Access, Scope},
+};
+
+/// What is known of a hook's indices, as numbers; asked only for those that it reads. The numbers of heads and the hook's
+/// arguments are not asked for.
+pub type Inputs<'a, 'k> = dyn Fn(Input) -> Option<Value<'k, f32>> + 'a;
+
+/// An array in device memory.
+#[derive(Debug, Clone, Copy)]
+struct Array<'k> {
+    first: Global<'k, f32>,
+    len: Value<'k, u32>,
+}
+
+/// A variant in a kernel.
+#[derive(Debug, Clone)]
+pub struct Declared<'k, 'v>(Rc<Parameters<'k, 'v>>);
+
+#[derive(Debug)]
+struct Parameters<'k, 'v> {
+    k: &'k Builder,
+    hooks: Hooks<'v>,
+    heads: [Value<'k, u32>; 2],
+    scalars: Vec<Value<'k, f32>>,
+    tables: Vec<Array<'k>>,
+    buffers: Vec<Array<'k>>,
+}
+
+/// A hook in a kernel, of which some values are known already.
+#[derive(Debug, Clone)]
+pub struct Prepared<'k, 'v> {
+    parameters: Rc<Parameters<'k, 'v>>,
+    graph: &'v Graph,
+    known: Vec<Option<Known<'k>>>,
+}
+
+impl<'k, 'v> Declared<'k, 'v> {
+    #[track_caller]
+    pub(super) fn new(k: &'k Builder, hooks: Hooks<'v>, heads: (Value<'k, u32>, Value<'k, u32>)) -> Self {
+        let variant = hooks.variant;
+        let array = |name: &str| Array {
+            first: k.global(&format!("variant_{name}")),
+            len: k.param(&format!("variant_{name}_len")),
+        };
+        Self(Rc::new(Parameters {
+            k,
+            hooks,
+            heads: heads.into(),
+            scalars: variant.scalars().iter().map(|(name, _)| k.param(&format!("variant_{name}"))).collect(),
+            tables: variant.tables().iter().map(|(name, _)| array(name)).collect(),
+            buffers: variant.buffers().iter().map(|(name, _)| array(name)).collect(),
+        }))
+    }
+
+    /// What it was declared from.
+    pub fn hooks(&self) -> &Hooks<'v> {
+        &self.0.hooks
+    }
+
+    /// The hook, with all computed that needs no more than `inputs`. A hook that does nothing gives back its arguments and
+    /// costs nothing.
+    #[track_caller]
+    pub fn prepare(&self, hook: Hook, inputs: &Inputs<'_, 'k>) -> Prepared<'k, 'v> {
+        let graph = self.0.hooks.variant.graph(hook);
+        let known = vec![None; graph.nodes().len()];
+        Prepared { parameters: Rc::clone(&self.0), graph, known }.computed(inputs, &[], true)
+    }
+}
+
+impl<'k> Parameters<'k, '_> {
+    /// `table[index]` as `At::read` defines it: the index rounded down and clamped, NaN reads the first element.
+    #[track_caller]
+    fn read(&self, table: usize, index: Value<'k, f32>) -> Value<'k, f32> {
+        let Array { first, len } = self.tables[table];
+        // the conversion saturates, and takes NaN to 0
+        let index = index.trunc_to_i32().max(0).reinterpret::<u32>();
+        first.at(index.min(len - 1)).load_with(Access::ReadOnly)
+    }
+
+    /// `buffer[index] = value` as `At::store` defines it: outside of the buffer, and for a NaN index, nothing.
+    #[track_caller]
+    fn store(&self, buffer: usize, (index, value): (Value<'k, f32>, Value<'k, f32>), real: Value<'k, bool>) {
+        let Array { first, len } = self.buffers[buffer];
+        let at = index.trunc_to_i32().reinterpret::<u32>();
+        self.k.when(real & index.ge(0.0) & at.lt(len), || {
+            // which of several writes to one place stays is open, as on the CPU
+            first.at(at).store_with(value, Access::Relaxed(Scope::Gpu));
+        });
+    }
+}
+
+impl<'k> Prepared<'k, '_> {
+    /// The same, with all computed that needs no more than what is known already and `inputs`.
+    #[must_use]
+    #[track_caller]
+    pub fn further(&self, inputs: &Inputs<'_, 'k>) -> Self {
+        self.computed(inputs, &[], true)
+    }
+
+    /// The query or key hook on elements `i` and `i + head_dim / 2`.
+    #[track_caller]
+    pub fn pair(&self, inputs: &Inputs<'_, 'k>, pair: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
+        let all = self.computed(inputs, &[(Input::First, pair[0]), (Input::Second, pair[1])], false);
+        [all.number(0, pair[0]), all.number(1, pair[1])]
+    }
+
+    /// The value hook on an element.
+    #[track_caller]
+    pub fn value(&self, inputs: &Inputs<'_, 'k>, x: Value<'k, f32>) -> Value<'k, f32> {
+        self.computed(inputs, &[(Input::X, x)], false).number(0, x)
+    }
+
+    /// The logits hook on a scaled product, in natural-log units. What it stores is stored where `real` holds: of keys that are
+    /// none, nothing.
+    #[track_caller]
+    pub fn logit(
+        &self,
+        inputs: &Inputs<'_, 'k>,
+        logit: Value<'k, f32>,
+        real: Value<'k, bool>,
+    ) -> Value<'k, f32> {
+        let all = self.computed(inputs, &[(Input::Logit, logit)], false);
+        for store in self.graph.stores() {
+            let [index, value] = [store.index, store.value].map(|node| all.known[node as usize]);
+            if let (Some(Known::Number(index)), Some(Known::Number(value))) = (index, value) {
+                self.parameters.store(store.buffer as usize, (index, value), real);
+            }
+        }
+        all.number(0, logit)
+    }
+
+    /// The mask hook: whether the row sees the key.
+    #[track_caller]
+    pub fn mask(&self, inputs: &Inputs<'_, 'k>) -> Value<'k, bool> {
+        match self.computed(inputs, &[], false).result(0) {
+            Some(Known::Truth(seen)) => seen,
+            _ => self.parameters.k.constant(true),
+        }
+    }
+
+    /// The update hook on a row's state `(max, Σ e^(logit - max))`, natural-log units; (-inf, 0) where no key was seen.
+    #[track_caller]
+    pub fn update(
+        &self,
+        inputs: &Inputs<'_, 'k>,
+        (max, sum): (Value<'k, f32>, Value<'k, f32>),
+    ) -> (Value<'k, f32>, Value<'k, f32>) {
+        let all = self.computed(inputs, &[(Input::Max, max), (Input::Sum, sum)], false);
+        (all.number(0, max), all.number(1, sum))
+    }
+
+    /// The output hook on an element.
+    #[track_caller]
+    pub fn output(&self, inputs: &Inputs<'_, 'k>, o: Value<'k, f32>) -> Value<'k, f32> {
+        self.computed(inputs, &[(Input::O, o)], false).number(0, o)
+    }
+
+    fn result(&self, place: usize) -> Option<Known<'k>> {
+        self.graph.results().get(place).and_then(|&node| self.known[node as usize])
+    }
+
+    /// A result that is a number. All inputs that a hook has are given when it is asked for; without, it is `argument`.
+    fn number(&self, place: usize, argument: Value<'k, f32>) -> Value<'k, f32> {
+        match self.result(place) {
+            Some(Known::Number(value)) => value,
+            _ => argument,
+        }
+    }
+
+    /// The same with all values that what is given suffices for; `once` as [`apply`] has it.
+    #[track_caller]
+    fn computed(&self, inputs: &Inputs<'_, 'k>, arguments: &[(Input, Value<'k, f32>)], once: bool) -> Self {
+        let mut values = self.clone();
+        for (at, node) in self.graph.nodes().iter().enumerate() {
+            if values.known[at].is_none() {
+                values.known[at] = values.node(node, &|input| self.input(input, inputs, arguments), once);
+            }
+        }
+        values
+    }
+
+    #[track_caller]
+    fn input(
+        &self,
+        input: Input,
+        inputs: &Inputs<'_, 'k>,
+        arguments: &[(Input, Value<'k, f32>)],
+    ) -> Option<Value<'k, f32>> {
+        let argument = arguments.iter().find(|(of, _)| *of == input).map(|(_, value)| *value);
+        match input {
+            Input::NumQoHeads => Some(self.parameters.heads[0].to_f32()),
+            Input::NumKvHeads => Some(self.parameters.heads[1].to_f32()),
+            Input::First | Input::Second | Input::X | Input::Logit | Input::Max | Input::Sum | Input::O => {
+                argument
+            }
+            _ => inputs(input),
+        }
+    }
+
+    /// A node's value, where all that it is computed from is known.
+    #[track_caller]
+    fn node(&self, node: &Node, input: &Inputs<'_, 'k>, once: bool) -> Option<Known<'k>> {
+        let (parameters, k) = (&self.parameters, self.parameters.k);
+        match *node {
+            Node::Number(bits) => Some(Known::Number(k.constant(f32::from_bits(bits)))),
+            Node::Truth(truth) => Some(Known::Truth(k.constant(truth))),
+            Node::Input(of) => input(of).map(Known::Number),
+            Node::Scalar(place) => Some(Known::Number(parameters.scalars[place as usize])),
+            Node::Read { table, index } => match self.known[index as usize] {
+                Some(Known::Number(index)) => Some(Known::Number(parameters.read(table as usize, index))),
+                _ => None,
+            },
+            Node::Apply(op, _) => self.applied(op, node.operands(), once),
+        }
+    }
+
+    #[track_caller]
+    fn applied(&self, op: Op, operands: &[u32], once: bool) -> Option<Known<'k>> {
+        let known: Option<Vec<Known<'k>>> =
+            operands.iter().map(|&operand| self.known[operand as usize]).collect();
+        let arithmetic = self.parameters.hooks.arithmetic;
+        known.map(|known| apply(self.parameters.k, op, &known, (arithmetic, once)))
+    }
+}

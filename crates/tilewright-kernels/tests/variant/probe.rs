@@ -1,0 +1,163 @@
+//! A kernel that calls every hook of a variant, one place a thread, and the same on the host.
+
+use tilewright::attention::{
+    Heads,
+    variant::{At, ExpressionVariant, Hook, Input, Pair, Row, Variant},
+};
+use tilewright_kernels::variant::{Arithmetic, Hooks, arguments};
+use tilewright_ptx::{
+    build::{Builder, Global, Value},
+    ir::Kernel,
+    sim::{Arg, Launch, Memory},
+};
+
+/// The place of the logit among [`Results::numbers`].
+pub(crate) const LOGIT: usize = 7;
+
+/// The numbers of heads of all probes.
+pub(crate) const HEADS: Heads = Heads { qo: 4, kv: 2 };
+
+/// Where hooks are called, and with what.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) row: Row,
+    pub(crate) kv: u32,
+    pub(crate) dim: usize,
+    /// The arguments: both of a pair or a state, otherwise the first.
+    pub(crate) x: [f32; 2],
+    /// Whether there is a key: of none the logits hook stores nothing, and its result means nothing.
+    pub(crate) real: bool,
+}
+
+/// What each hook gives: query, key, update, each of two numbers; value, logits, output; mask.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Results {
+    pub(crate) numbers: [f32; 9],
+    pub(crate) seen: bool,
+}
+
+/// How a probe's kernel is made.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Way {
+    pub(crate) arithmetic: Arithmetic,
+    /// Whether what a row knows is said before what a key knows.
+    pub(crate) staged: bool,
+}
+
+/// Every way.
+pub(crate) fn ways() -> impl Iterator<Item = Way> {
+    let of = |arithmetic| [false, true].map(|staged| Way { arithmetic, staged });
+    [Arithmetic::Fast, Arithmetic::Exact].into_iter().flat_map(of)
+}
+
+/// The inputs in the order of the kernel's parameters.
+const INPUTS: [Input; 6] = [Input::Request, Input::Qo, Input::Kv, Input::QoHead, Input::KvHead, Input::Dim];
+
+fn kernel(variant: &ExpressionVariant, way: Way) -> Kernel {
+    let hooks = Hooks::of("probe", variant).expect("few parameters").with(way.arithmetic);
+    let kernel = Builder::kernel("probe", 32, |k| {
+        let inputs = INPUTS.map(|input| k.global::<f32>(input.name()));
+        let arguments = ["x0", "x1", "real"].map(|name| k.global::<f32>(name));
+        let (numbers, seen, count) = (k.global::<f32>("numbers"), k.global::<u32>("seen"), k.param("count"));
+        let hooks = hooks.declare(k, (k.constant(HEADS.qo as u32), k.constant(HEADS.kv as u32)));
+        let at = k.cta() * 32 + k.thread();
+        k.when(at.lt(count), || {
+            let of = |input: Input| {
+                let place =
+                    INPUTS.iter().position(|other| *other == input).expect("no argument is asked for");
+                inputs[place].at(at).load()
+            };
+            let row = |input| (way.staged && !matches!(input, Input::Kv | Input::Dim)).then(|| of(input));
+            let all = |input| Some(of(input));
+            let prepared = |hook| hooks.prepare(hook, &|_| None).further(&row);
+            let [x, y, real] = arguments.map(|x| x.at(at).load());
+            let pair = |hook| prepared(hook).pair(&all, [x, y]);
+            let (max, sum) = prepared(Hook::Update).update(&all, (x, y));
+            let values: [Value<'_, f32>; 9] = [
+                pair(Hook::Query),
+                pair(Hook::Key),
+                [max, sum],
+                [prepared(Hook::Value).value(&all, x), prepared(Hook::Logits).logit(&all, x, real.gt(0.0))],
+                [prepared(Hook::Output).output(&all, x); 2],
+            ]
+            .concat()[..9]
+                .try_into()
+                .expect("nine");
+            store(numbers.at(at * 9), &values);
+            seen.at(at).store(prepared(Hook::Mask).mask(&all).select(1, 0));
+        });
+    });
+    kernel.expect("a valid kernel")
+}
+
+fn store<'k>(to: Global<'k, f32>, values: &[Value<'k, f32>]) {
+    values.iter().enumerate().for_each(|(i, value)| to.plus(i).store(*value));
+}
+
+/// What the kernel gives at each place, and what is then in the buffers.
+pub(crate) fn run(variant: &ExpressionVariant, way: Way, places: &[Place]) -> (Vec<Results>, Vec<Vec<f32>>) {
+    let mut memory = Memory::new();
+    let mut column = |of: &dyn Fn(&Place) -> f32| {
+        Arg::U64(memory.alloc_from(&places.iter().map(of).collect::<Vec<f32>>()))
+    };
+    let inputs = [
+        column(&|place| place.row.request as f32),
+        column(&|place| place.row.qo as f32),
+        column(&|place| place.kv as f32),
+        column(&|place| place.row.qo_head as f32),
+        column(&|place| place.row.kv_head as f32),
+        column(&|place| place.dim as f32),
+        column(&|place| place.x[0]),
+        column(&|place| place.x[1]),
+        column(&|place| f32::from(u8::from(place.real))),
+    ];
+    let (numbers, seen) = (memory.alloc(places.len() * 36), memory.alloc(places.len() * 4));
+    let tables: Vec<u64> = variant.tables().iter().map(|(_, table)| memory.alloc_from(table)).collect();
+    let empty = |len: usize| vec![f32::NAN; len];
+    let buffers: Vec<u64> =
+        variant.buffers().iter().map(|(_, b)| memory.alloc_from(&empty(b.len()))).collect();
+    let own = [Arg::U64(numbers), Arg::U64(seen), Arg::U32(places.len() as u32)];
+    let of_variant = arguments(variant, |table| tables[table], |buffer| buffers[buffer]);
+    let args = [&inputs[..], &own, &of_variant].concat();
+    let kernel = kernel(variant, way);
+    let grid = [places.len().div_ceil(32) as u32, 1, 1];
+    Launch { kernel: &kernel, grid, args: &args, seed: 0 }
+        .run(&mut memory)
+        .unwrap_or_else(|fault| panic!("{}, {way:?}: {fault}", variant.name()));
+    let numbers: Vec<f32> = memory.read(numbers, places.len() * 9).expect("all are written");
+    let seen: Vec<u32> = memory.read(seen, places.len()).expect("all are written");
+    let results = numbers.chunks(9).zip(seen).zip(places).map(|((numbers, seen), place)| {
+        let mut numbers: [f32; 9] = numbers.try_into().expect("nine");
+        numbers[LOGIT] = if place.real { numbers[LOGIT] } else { place.x[0] };
+        Results { numbers, seen: seen != 0 }
+    });
+    let read = |(at, (_, buffer)): (&u64, &(String, tilewright::attention::variant::Buffer))| {
+        memory.read(*at, buffer.len()).expect("they were filled")
+    };
+    (results.collect(), buffers.iter().zip(variant.buffers()).map(read).collect())
+}
+
+/// The same on the host, in f32; stores go to the variant's buffers.
+pub(crate) fn on_the_host(variant: &ExpressionVariant, places: &[Place]) -> Vec<Results> {
+    let of = |place: &Place| {
+        let at = At::scalars(place.row, place.kv, place.dim, HEADS);
+        let [x, y] = place.x;
+        let pair = Pair { first: x, second: y };
+        let (query, key, update) =
+            (variant.query(&at, pair), variant.key(&at, pair), variant.update(&at, x, y));
+        let logit = if place.real { variant.logits(&at, x) } else { x };
+        let numbers = [
+            query.first,
+            query.second,
+            key.first,
+            key.second,
+            update.0,
+            update.1,
+            variant.value(&at, x),
+            logit,
+            variant.output(&at, x),
+        ];
+        Results { numbers, seen: variant.mask(&at) }
+    };
+    places.iter().map(of).collect()
+}

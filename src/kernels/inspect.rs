@@ -1,0 +1,128 @@
+//! `tilewright kernels inspect`: one kernel, its launch, its text and what its machine code needs.
+
+use super::{cache, chosen, device::Gpu, size, targets};
+use clap::Args;
+use miette::{IntoDiagnostic, Result, miette};
+use std::{fmt::Write, path::PathBuf};
+use tilewright_cuda::cache::{Assembler, Cache, Ptxas, Resources, Settings, Source};
+use tilewright_kernels::Configured;
+use tilewright_ptx::ir::{Kernel, ParamKind};
+
+/// Show a kernel: registers, shared memory, spills, PTX
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Its name; `tilewright kernels list` has them all
+    name: String,
+    /// The architecture: 90 is sm_90. [default: this machine's GPU, or the newest that the kernel is for]
+    #[arg(long)]
+    arch: Option<u32>,
+    /// Print its PTX and nothing else
+    #[arg(long)]
+    ptx: bool,
+    /// The assembler of the CUDA toolkit. [default: the driver, or else ptxas of PATH]
+    #[arg(long, value_name = "FILE")]
+    ptxas: Option<PathBuf>,
+}
+
+/// What shows a kernel's machine code.
+enum Maker {
+    Gpu(Gpu),
+    Ptxas(Ptxas),
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<String> {
+    let chosen = chosen::kernels(std::slice::from_ref(&arguments.name))?;
+    let [configured] = chosen.as_slice() else {
+        return Err(miette!(
+            "kernels inspect: {} are {} kernels, expected one",
+            arguments.name,
+            chosen.len()
+        ));
+    };
+    let kernel = (configured.build)().into_diagnostic()?;
+    let maker = arguments.maker()?;
+    let arch = arguments.arch.or_else(|| maker.as_ref().ok()?.arch());
+    let newest = configured.archs.last().copied().unwrap_or_default();
+    let source = Source::of(&kernel, arch.unwrap_or(newest)).into_diagnostic()?;
+    if arguments.ptx {
+        return Ok(source.ptx().to_owned());
+    }
+    let mut report = described(configured, &kernel, &source);
+    match maker {
+        Ok(maker) => report += &maker.machine_code(&source)?,
+        Err(why) => row(&mut report, "machine code", &format!("not known: {why}")),
+    }
+    Ok(report)
+}
+
+impl Arguments {
+    /// What can assemble: the ptxas that was named, the GPU unless another architecture is asked for, or some ptxas; else why
+    /// nothing can.
+    fn maker(&self) -> Result<Result<Maker, String>> {
+        if let Some(path) = &self.ptxas {
+            return Ok(Ok(Maker::Ptxas(Ptxas::at(path).into_diagnostic()?)));
+        }
+        let no_gpu = match Gpu::open("kernels inspect") {
+            Ok(gpu) if self.arch.is_none_or(|arch| arch == gpu.arch()) => return Ok(Ok(Maker::Gpu(gpu))),
+            Ok(gpu) => format!("the GPU is sm_{}", gpu.arch()),
+            Err(why) => why.to_string(),
+        };
+        Ok(Ptxas::at("ptxas").map(Maker::Ptxas).map_err(|why| format!("{no_gpu}; {why}")))
+    }
+}
+
+impl Maker {
+    fn arch(&self) -> Option<u32> {
+        match self {
+            Self::Gpu(gpu) => Some(gpu.arch()),
+            Self::Ptxas(_) => None,
+        }
+    }
+
+    fn machine_code(&self, source: &Source) -> Result<String> {
+        // what a ptxas makes to be looked at is not what the driver would be given
+        let (assembler, cache): (&dyn Assembler, Cache) = match self {
+            Self::Gpu(gpu) => (gpu, cache()?),
+            Self::Ptxas(ptxas) => (ptxas, Cache::open(Settings::off()).into_diagnostic()?),
+        };
+        let code = cache.code(source, assembler).into_diagnostic()?;
+        let mut report = String::new();
+        let by = format!("{} by {}", size(code.cubin.len() as u64), code.assembler);
+        row(&mut report, "machine code", &by);
+        let Some(found) = Resources::of(&code.cubin) else {
+            row(&mut report, "resources", &"not readable in this assembler's format");
+            return Ok(report);
+        };
+        row(&mut report, "instructions", &size(found.code_bytes));
+        row(&mut report, "registers", &format_args!("{} a thread", found.registers));
+        row(&mut report, "spills", &format_args!("{} bytes a thread", found.stack_bytes));
+        Ok(report)
+    }
+}
+
+/// What is known without an assembler.
+fn described(configured: &Configured, kernel: &Kernel, source: &Source) -> String {
+    let mut report = format!("{}\n", kernel.name);
+    row(&mut report, "for", &targets(configured.archs));
+    row(&mut report, "shown for", &source.target());
+    let cluster =
+        if kernel.cluster > 1 { format!(", clusters of {}", kernel.cluster) } else { String::new() };
+    let ctas = kernel.ctas_per_sm;
+    row(&mut report, "CTA", &format_args!("{} threads{cluster}, at least {ctas} to an SM", kernel.threads));
+    row(&mut report, "shared memory", &format_args!("{} bytes a CTA", kernel.shared_layout().1));
+    let param = |param: &tilewright_ptx::ir::Param| match param.kind {
+        ParamKind::Value(class) => format!("{} {}", param.name, class.ptx()),
+        ParamKind::TensorMap => format!("{} tensor map", param.name),
+    };
+    row(&mut report, "parameters", &kernel.params.iter().map(param).collect::<Vec<_>>().join(", "));
+    let mut instructions = 0;
+    kernel.for_each(|_| instructions += 1);
+    let text = size(source.ptx().len() as u64);
+    row(&mut report, "PTX", &format_args!("{instructions} instructions, {text}; --ptx prints it"));
+    row(&mut report, "key", &source.key());
+    report
+}
+
+fn row(report: &mut String, name: &str, text: &dyn std::fmt::Display) {
+    let _ = writeln!(report, "  {name:15} {text}");
+}

@@ -1,0 +1,48 @@
+//! `tilewright kernels warm`: fills the cache before the kernels are needed.
+
+use super::{cache, chosen, counted, device::Gpu, folder, progress};
+use clap::Args;
+use miette::{IntoDiagnostic, Result, bail};
+use std::time::Instant;
+use tilewright_cuda::cache::{Assembler, Mode, Source};
+
+/// Assemble kernels into the cache, for this machine's GPU
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// Kernels by name, or by what names begin with, as in gemm*. [default: all that this GPU can run]
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+}
+
+pub(super) fn run(arguments: &Arguments) -> Result<String> {
+    let cache = cache()?;
+    let folder = folder(&cache)?;
+    if cache.settings().mode() != Mode::ReadWrite {
+        bail!("kernels warm: {} may only be read", folder.display());
+    }
+    let kernels = chosen::kernels(&arguments.names)?;
+    let gpu = Gpu::open("kernels warm")?;
+    let mut sources = Vec::new();
+    for kernel in &kernels {
+        let recorded = (kernel.build)().into_diagnostic()?;
+        match Source::of(&recorded, gpu.arch()) {
+            Ok(source) => sources.push(source),
+            // not asked for: it is for others
+            Err(_) if arguments.names.is_empty() => {}
+            Err(why) => return Err(why).into_diagnostic(),
+        }
+    }
+    let start = Instant::now();
+    progress::shown(sources.len(), |done| cache.all(&sources, &gpu, done))?.into_diagnostic()?;
+    let counts = cache.counts();
+    Ok(format!(
+        "{} for {}: {} were there, {} assembled in {:.1} s by {}, in {}\n",
+        counted(sources.len()),
+        gpu.name(),
+        counts.cached,
+        counts.assembled,
+        start.elapsed().as_secs_f64(),
+        gpu.identity(),
+        folder.display()
+    ))
+}
