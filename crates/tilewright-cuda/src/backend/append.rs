@@ -105,14 +105,8 @@ impl Target {
                 Some(of(gpu.address(OPERATOR, "scale", &pages)?, strides[0] as u64, head))
             }
         };
-        let call = Call {
-            dtypes: self.dtypes,
-            shape: self.shape,
-            new: self.new,
-            cache: self.cache,
-            places,
-            scale,
-        };
+        let call =
+            Call { dtypes: self.dtypes, shape: self.shape, new: self.new, cache: self.cache, places, scale };
         let config = call.append();
         let kernel = gpu.kernel(OPERATOR, &config.name(), |name| kernels::append(name, config))?;
         let (grid, args) = call.launch();
