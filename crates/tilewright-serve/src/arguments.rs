@@ -6,6 +6,7 @@
 use crate::{engine::SPLIT, step::Step};
 use tilewright::{
     Attention, Backend, Opaque, Plan, Result,
+    attention::Capacity,
     kv::AppendPlan,
     tensor::{IndexBuffer, Indices},
 };
@@ -28,9 +29,26 @@ pub(crate) struct Arguments {
     pub(crate) all_wanted: bool,
 }
 
+/// Room for a decoding step, and for its requests to become twice as long.
+fn capacity(step: &Step) -> Capacity {
+    let (pages, kv_len) = step.longest();
+    let room = |now: usize| (2 * now).next_power_of_two();
+    Capacity::decode(step.rows(), room(pages)).with_kv_len(room(kv_len))
+}
+
 impl Arguments {
     /// The arguments of `step`, with room for as many rows as it has.
     pub(crate) fn new<B: Backend>(backend: &B, attention: &Attention<B>, step: &Step) -> Result<Self> {
+        Self::with_plan(backend, step, attention.plan_with(&step.batch(), SPLIT)?)
+    }
+
+    /// The same, to be refilled with steps of as many rows: keys may double before something has to move.
+    pub(crate) fn refillable<B: Backend>(backend: &B, attention: &Attention<B>, step: &Step) -> Result<Self> {
+        let capacity = capacity(step);
+        Self::with_plan(backend, step, attention.plan_with_capacity(&capacity, &step.batch(), SPLIT)?)
+    }
+
+    fn with_plan<B: Backend>(backend: &B, step: &Step, plan: Plan) -> Result<Self> {
         let rows = step.rows();
         let places = (&step.batch_indices[..], &step.positions[..]);
         let mut arguments = Self {
@@ -38,7 +56,7 @@ impl Arguments {
             positions: backend.allocate_indices(rows)?,
             wanted_rows: backend.allocate_indices(rows)?,
             append: AppendPlan::new(backend, &step.table(), places)?,
-            plan: attention.plan_with(&step.batch(), SPLIT)?,
+            plan,
             rows: 0,
             wanted: 0,
             all_wanted: false,
@@ -47,7 +65,7 @@ impl Arguments {
         Ok(arguments)
     }
 
-    /// Those of another step of as many rows.
+    /// Those of another step of as many rows. What it does not have room for moves.
     pub(crate) fn refill<B: Backend>(
         &mut self,
         backend: &B,
@@ -55,7 +73,11 @@ impl Arguments {
         step: &Step,
     ) -> Result<()> {
         self.append.refill(backend, &step.table(), (&step.batch_indices, &step.positions))?;
-        self.plan = attention.plan_with(&step.batch(), SPLIT)?;
+        if self.plan.capacity().is_some_and(|room| step.fits(room.pages, room.kv_len)) {
+            attention.replan(&mut self.plan, &step.batch())?;
+        } else {
+            self.plan = attention.plan_with_capacity(&capacity(step), &step.batch(), SPLIT)?;
+        }
         self.write(backend, step)
     }
 

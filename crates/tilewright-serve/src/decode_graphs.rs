@@ -71,7 +71,7 @@ impl DecodeGraphs {
         if let Some(graph) = self.by_rows.get_mut(&rows) {
             graph.arguments.refill(backend, attention, &step)?;
         } else {
-            let arguments = Arguments::new(backend, attention, &step)?;
+            let arguments = Arguments::refillable(backend, attention, &step)?;
             self.by_rows.insert(rows, Graph { arguments, recorded: None });
         }
         if run.reserve(&self.by_rows[&rows].arguments)? {

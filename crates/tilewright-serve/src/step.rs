@@ -73,6 +73,18 @@ impl Step {
         self.all_wanted() && self.qo_indptr.len() == self.rows() + 1
     }
 
+    /// Pages of all requests together, and keys of the longest.
+    pub(crate) fn longest(&self) -> (usize, usize) {
+        let pages = self.kv_indptr.windows(2).map(|pages| (pages[1] - pages[0]) as usize);
+        (self.indices.len(), pages.max().unwrap_or(0) * self.page_size)
+    }
+
+    /// Whether there are no more pages and keys than these.
+    pub(crate) fn fits(&self, pages: usize, kv_len: usize) -> bool {
+        let longest = self.longest();
+        longest.0 <= pages && longest.1 <= kv_len
+    }
+
     /// Adds tokens up to `rows` that belong to nobody: they are appended nowhere, look at nothing, and what comes of them is not
     /// looked at.
     pub(crate) fn pad(&mut self, rows: usize) {

@@ -153,7 +153,7 @@ fn a_plan_appends_what_the_one_call_form_appends_and_can_be_refilled() {
 fn plans_refuse_what_the_one_call_form_refuses_and_more_than_they_hold() {
     let cpu = Cpu::with_threads(1);
     let mut plan = AppendPlan::new(&cpu, &table(), TOKENS).unwrap();
-    let before = plan.clone();
+    let before = AppendPlan::new(&cpu, &table(), TOKENS).unwrap();
     let text = "kv.append_plan: there are 5 tokens, the capacity is 4";
     refused(plan.refill(&cpu, &table(), (&[0; 5], &[0; 5])), text);
     let text = "kv.append_plan: token 1: position = 3 is not in 0..3 of request 0";

@@ -75,8 +75,8 @@ impl<M: Machine> Backend for Gpu<M> {
         self.build_attention(problem, variant)
     }
 
-    fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
-        self.prepare_plan(plan)
+    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        self.prepare_plan(plan, previous)
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {

@@ -7,7 +7,7 @@ use super::{PageTable, Slot, append::check_positions, slots::Places};
 use crate::{Backend, Result, attention::Prepared, backend::Opaque};
 
 /// The checked places of new tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct AppendPlan {
     places: Places,
     tokens: usize,

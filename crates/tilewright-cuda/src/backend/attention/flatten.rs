@@ -1,6 +1,7 @@
 //! A plan as it lies on the device: all its arrays in one piece of memory, brought there by one copy.
 //!
-//! The arrays and their elements are those of [`tilewright_kernels::attention::items`].
+//! The arrays and their elements are those of [`tilewright_kernels::attention::items`]. Each has the room that the plan's capacity
+//! asks for, so that arrays of another batch of that capacity lie where those of this one do.
 
 use tilewright::{
     Plan,
@@ -26,12 +27,13 @@ impl Flat {
     pub(super) fn new(plan: &Plan) -> Self {
         let (requests, schedule) = (plan.requests(), plan.schedule());
         let mut flat = Self::default();
+        let room = plan.room();
         let (feed_indptr, feeds) = feeds(plan);
         let items = schedule.items.iter().zip(feed_indptr.windows(2));
-        flat.args.items = flat
-            .push(items.flat_map(|(item, feeds)| device_item(plan, item, [feeds[0], feeds[1]]).to_words()));
-        flat.args.worker_indptr = flat.push(schedule.worker_indptr.iter().copied());
-        flat.args.feeds = flat.push(feeds.into_iter());
+        let items = items.flat_map(|(item, feeds)| device_item(plan, item, [feeds[0], feeds[1]]).to_words());
+        flat.args.items = flat.push(items, room.items * Item::WORDS);
+        flat.args.worker_indptr = flat.push(schedule.worker_indptr.iter().copied(), 0);
+        flat.args.feeds = flat.push(feeds.into_iter(), room.sources);
         let merges = schedule.merges.iter().map(|merge| Merge {
             kv_head: merge.kv_heads.start,
             qo_begin: merge.qo.start,
@@ -39,33 +41,39 @@ impl Flat {
             source_begin: merge.sources.start,
             source_end: merge.sources.end,
         });
-        flat.args.merges = flat.push(merges.flat_map(|merge| merge.to_words()));
+        flat.args.merges = flat.push(merges.flat_map(|merge| merge.to_words()), room.merges * Merge::WORDS);
         let sources = schedule.sources.iter().map(|&source| {
             let item = &schedule.items[source as usize];
             Source { partial: item.partial.unwrap_or(NONE), qo_begin: item.qo.start }
         });
-        flat.args.sources = flat.push(sources.flat_map(|source| source.to_words()));
-        flat.args.counters = flat.push(schedule.merges.iter().map(|_| 0));
+        let sources = sources.flat_map(|source| source.to_words());
+        flat.args.sources = flat.push(sources, room.sources * Source::WORDS);
+        flat.args.counters = flat.push(schedule.merges.iter().map(|_| 0), room.merges);
         let rows = requests.requests.iter();
         let rows = rows.map(|request| Request { end: request.end as u32, offset: request.offset as i32 });
-        flat.args.requests = flat.push(rows.flat_map(|request| request.to_words()));
-        flat.args.num_requests = requests.requests.len() as u32;
+        // their number is an argument of the launch: no row belongs to those that are not there
+        let nobody = std::iter::repeat_n(Request { end: u32::MAX, offset: 0 }, room.requests - rows.len());
+        flat.args.num_requests = room.requests as u32;
+        flat.args.requests = flat.push(rows.chain(nobody).flat_map(|request| request.to_words()), 0);
         flat.args.indices = match &requests.source {
             KvSource::Paged { indices, .. } | KvSource::Blocks { indices, .. } => {
-                flat.push(indices.iter().map(|page| page.cast_unsigned()))
+                flat.push(indices.iter().map(|page| page.cast_unsigned()), room.pages)
             }
             KvSource::Ragged { .. } => 0,
         };
         flat.args.mask_bits = flat.bytes.len() as u64;
         flat.bytes.extend(requests.mask.bytes());
+        let end = flat.args.mask_bits as usize + room.mask_bytes;
+        flat.bytes.resize(flat.bytes.len().max(end), 0);
         flat
     }
 
-    /// Appends an array and gives its offset.
-    fn push(&mut self, words: impl Iterator<Item = u32>) -> u64 {
+    /// Appends an array with room for `room` words at least, and gives its offset.
+    fn push(&mut self, words: impl Iterator<Item = u32>, room: usize) -> u64 {
         let begin = self.bytes.len();
         self.bytes.extend(words.flat_map(u32::to_le_bytes));
-        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
+        let end = self.bytes.len().max(begin + 4 * room);
+        self.bytes.resize(end.next_multiple_of(ALIGN), 0);
         begin as u64
     }
 
