@@ -2,11 +2,11 @@
 
 use crate::{
     cache::{Cache, Driver, Settings},
-    driver::{Context, Function, Stream},
+    driver::{Context, Executable, Function, Graph, Stream},
     machine::{Limits, Machine},
 };
 use std::{any::Any, sync::Arc};
-use tilewright::{Error, Result, tensor::DeviceMemory};
+use tilewright::{Error, Recorded, Result, tensor::DeviceMemory};
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
 /// A stream of a GPU. Cheap to clone; clones are the same stream and share the cache.
@@ -15,6 +15,19 @@ pub struct Card {
     stream: Stream,
     cache: Arc<Cache>,
     driver: Arc<Driver>,
+}
+
+/// A graph, and the stream that it was recorded from.
+#[derive(Debug)]
+struct OnStream {
+    stream: Stream,
+    executable: Executable,
+}
+
+impl Recorded for OnStream {
+    fn replay(&self) -> Result<()> {
+        self.executable.launch(&self.stream).map_err(of_driver)
+    }
 }
 
 /// What the driver said, as an error of the engine.
@@ -100,7 +113,18 @@ impl Machine for Card {
         self.stream.fill(to, value, bytes).map_err(of_driver)
     }
 
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.stream.copy(to, from, bytes).map_err(of_driver)
+    }
+
     fn synchronize(&self) -> Result<()> {
         self.stream.synchronize().map_err(of_driver)
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
+        let capture = self.stream.begin_capture().map_err(of_driver)?;
+        work()?; // an error ends the capture, too
+        let executable = capture.end().and_then(Graph::instantiate).map_err(of_driver)?;
+        Ok(Some(Box::new(OnStream { stream: self.stream.clone(), executable })))
     }
 }
