@@ -1,8 +1,8 @@
 //! A GPU as a machine: a stream of it, and the cache of machine code.
 
 use crate::{
-    cache::{Assembler, Cache, Settings, Source},
-    driver::{Context, Function, Stream, assemble, load},
+    cache::{Cache, Driver, Settings},
+    driver::{Context, Function, Stream},
     machine::{Limits, Machine},
 };
 use std::{any::Any, sync::Arc};
@@ -13,23 +13,8 @@ use tilewright_ptx::{ir::Kernel, sim::Arg};
 #[derive(Debug, Clone)]
 pub struct Card {
     stream: Stream,
+    assembler: Driver,
     cache: Arc<Cache>,
-}
-
-/// The assembler of the driver.
-struct OfDriver<'a> {
-    context: &'a Context,
-    identity: String,
-}
-
-impl Assembler for OfDriver<'_> {
-    fn identity(&self) -> &str {
-        &self.identity
-    }
-
-    fn assemble(&self, source: &Source) -> std::result::Result<Vec<u8>, String> {
-        assemble(self.context, source.name(), source.ptx()).map_err(|why| why.to_string())
-    }
 }
 
 /// What the driver said, as an error of the engine.
@@ -52,7 +37,7 @@ impl Card {
 
     /// A stream, the caller's for example ([`Context::borrow_stream`]), with a cache.
     pub fn new(stream: Stream, cache: Arc<Cache>) -> Self {
-        Self { stream, cache }
+        Self { assembler: Driver::of(stream.context()), stream, cache }
     }
 
     /// The stream.
@@ -86,13 +71,7 @@ impl Machine for Card {
     }
 
     fn load(&self, kernel: &Kernel) -> Result<Function> {
-        let context = self.stream.context();
-        let source = Source::of(kernel, context.limits().arch);
-        let source = source.map_err(|why| Error::new("gpu.load", why.to_string()))?;
-        let assembler = OfDriver { context, identity: format!("driver {}", context.limits().driver) };
-        let loaded = self
-            .cache
-            .load(&source, &assembler, |code| load(context, &kernel.name, &code.cubin)?.of_kernel(kernel));
+        let loaded = self.cache.function(&self.assembler, kernel);
         loaded.map_err(|why| Error::new("gpu.load", why.to_string()))
     }
 
