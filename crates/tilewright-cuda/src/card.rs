@@ -13,8 +13,8 @@ use tilewright_ptx::{ir::Kernel, sim::Arg};
 #[derive(Debug, Clone)]
 pub struct Card {
     stream: Stream,
-    assembler: Driver,
     cache: Arc<Cache>,
+    driver: Arc<Driver>,
 }
 
 /// What the driver said, as an error of the engine.
@@ -37,7 +37,8 @@ impl Card {
 
     /// A stream, the caller's for example ([`Context::borrow_stream`]), with a cache.
     pub fn new(stream: Stream, cache: Arc<Cache>) -> Self {
-        Self { assembler: Driver::of(stream.context()), stream, cache }
+        let driver = Arc::new(Driver::of(stream.context()));
+        Self { stream, cache, driver }
     }
 
     /// The stream.
@@ -71,8 +72,7 @@ impl Machine for Card {
     }
 
     fn load(&self, kernel: &Kernel) -> Result<Function> {
-        let loaded = self.cache.function(&self.assembler, kernel);
-        loaded.map_err(|why| Error::new("gpu.load", why.to_string()))
+        self.cache.function(&self.driver, kernel).map_err(of_driver)
     }
 
     fn launch(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {

@@ -40,12 +40,13 @@ pub trait Backend {
         Ok(None)
     }
 
-    /// Brings a plan to the device; it comes back in [`Plan::prepared`]. Done when a plan is made.
+    /// Brings a plan to the device; it comes back in [`Plan::prepared`]. Done when a plan is made, and when it is rewritten:
+    /// then `previous` is what was made of it before. A plan of fixed capacity keeps its addresses.
     ///
     /// # Errors
     /// When the device has no room for it.
-    fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
-        let _ = plan; // a device that reads host memory has it already
+    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        let _ = (plan, previous); // a device that reads host memory has it already
         Ok(None)
     }
 

@@ -10,6 +10,7 @@ mod merge;
 mod norm;
 mod operators;
 mod rope;
+mod sampling;
 mod tables;
 
 use crate::machine::{Limits, Machine};

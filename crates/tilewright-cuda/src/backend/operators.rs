@@ -1,6 +1,6 @@
 //! The engine's trait, method by method.
 
-use super::{Gpu, activation, append, linear, merge, norm, rope as rotary};
+use super::{Gpu, activation, append, linear, merge, norm, rope as rotary, sampling};
 use crate::machine::Machine;
 use tilewright::{
     Backend, Error, Opaque, Result, View, ViewMut,
@@ -32,8 +32,8 @@ impl<M: Machine> Backend for Gpu<M> {
         self.build_attention(problem, variant)
     }
 
-    fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
-        self.prepare_plan(plan)
+    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        self.prepare_plan(plan, previous)
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
@@ -99,27 +99,27 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
-        missing("sampling.softmax")
+        sampling::softmax(self, logits, temperature, out)
     }
 
     fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        missing("sampling.filter")
+        sampling::filter(self, filter, x, out)
     }
 
     fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
-        missing("sampling.sample")
+        sampling::sample(self, scores, params, out)
     }
 
     fn distribution(&self, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
-        missing("sampling.distribution")
+        sampling::distribution(self, scores, params, out)
     }
 
     fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
-        missing("sampling.edit_logits")
+        sampling::edit_logits(self, edit, logits)
     }
 
     fn top_k(&self, scores: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
-        missing("sampling.top_k")
+        sampling::top_k(self, scores, top_k, values, indices)
     }
 
     fn logprobs(
@@ -129,7 +129,7 @@ impl<M: Machine> Backend for Gpu<M> {
         choices: &[Choice],
         out: &mut [Result<Logprobs>],
     ) -> Result<()> {
-        missing("sampling.logprobs")
+        sampling::logprobs(self, logits, params, choices, out)
     }
 
     fn chain_speculative_sampling(
@@ -139,6 +139,6 @@ impl<M: Machine> Backend for Gpu<M> {
         params: &[SamplingParams],
         out: ChainOutput<'_>,
     ) -> Result<()> {
-        missing("sampling.chain_speculative_sampling")
+        sampling::chain_speculative_sampling(self, drafts, target, params, out)
     }
 }

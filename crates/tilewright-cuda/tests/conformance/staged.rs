@@ -135,8 +135,8 @@ impl<M: Machine> Backend for Staged<M> {
         self.0.build(problem, variant)
     }
 
-    fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
-        self.0.prepare(plan)
+    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        self.0.prepare(plan, previous)
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {

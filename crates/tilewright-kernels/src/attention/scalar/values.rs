@@ -1,0 +1,129 @@
+//! `O = O · factor + P · V` of a KV tile, 64 dims of the values at a time.
+//!
+//! A lane has dims `lane` and `lane + 32` of a part, for all rows of its warp.
+
+use super::{
+    KEYS, WARPS,
+    block::{Block, Cta},
+    elements,
+    locate::Keys,
+    weights::HIDDEN,
+};
+use tilewright::attention::variant::{Hook, Input};
+use tilewright_ptx::build::{Value, Var};
+
+impl<'k> Cta<'k, '_> {
+    /// Makes this warp's rows of O 0.
+    #[track_caller]
+    pub(super) fn clear_output(&self, block: &Block<'k>) {
+        let first = block.of_warp * self.config.o_stride();
+        let end = first + block.per_warp * self.config.o_stride();
+        self.k.repeat((first + self.lane, end), 32, |at| self.o.at(at).store(0.0));
+    }
+
+    /// Adds the tile's values, each with its weight, to the block's rows; `all_seen` says that this warp's rows see all keys.
+    /// Leaves the stage free.
+    #[track_caller]
+    pub(super) fn weigh_values(&self, block: &Block<'k>, all_seen: Value<'k, bool>) {
+        let k = self.k;
+        let parts = self.config.o_stride() / self.config.v_dims();
+        k.repeat((0, parts), 1, |part| {
+            self.load_values(block, part);
+            k.sync_threads();
+            k.when(block.count.gt(0), || self.weigh_part(block, part, all_seen));
+            k.sync_threads();
+        });
+    }
+
+    /// Brings a part of all values to the stage, as f32 and hooked: each warp every fourth key. What is no key or no dim is 0.
+    #[track_caller]
+    fn load_values(&self, block: &Block<'k>, part: Value<'k, u32>) {
+        let (dims, dtype) = (self.config.v_dims(), self.config.dtype_kv);
+        let place = |key: u32| self.warp + key * WARPS;
+        let at = |key: u32, ahead: u32| {
+            let dim = part * dims + self.lane + ahead;
+            let address = self.keys.v.at(place(key)).load();
+            let there = Keys::is_real(address) & dim.lt(self.config.head_dim.1);
+            (there, dim, self.load_when(there, dtype, elements::place(dtype, address, dim.to_u64())))
+        };
+        let places = (0..KEYS / WARPS).flat_map(|key| (0..dims).step_by(32).map(move |ahead| (key, ahead)));
+        // all are asked for before the first is needed
+        let loaded: Vec<_> = places.map(|(key, ahead)| (key, ahead, at(key, ahead))).collect();
+        for (key, ahead, (there, dim, mut x)) in loaded {
+            if self.hooks.is().is_live(Hook::Value) {
+                let position = self.keys.position.at(place(key)).load();
+                let at = |input| match input {
+                    Input::Kv => Some(position.to_f32()),
+                    Input::KvHead => Some(block.item.kv_head.to_f32()),
+                    Input::Dim => Some(dim.to_f32()),
+                    _ => None,
+                };
+                x = there.select(self.hooks.value.value(&at, x), 0.0);
+            }
+            self.stage.at(place(key) * dims + self.lane + ahead).store(x);
+        }
+    }
+
+    #[track_caller]
+    fn weigh_part(&self, block: &Block<'k>, part: Value<'k, u32>, all_seen: Value<'k, bool>) {
+        let (k, dims, stride) = (self.k, self.config.v_dims(), self.config.o_stride());
+        let first = self.o.at(block.of_warp * stride + part * dims + self.lane);
+        let sums: Vec<Vec<Var<'k, f32>>> = (0..block.per_warp)
+            .map(|row| {
+                let factor = self.factor(block, row);
+                let o = |ahead| first.plus((row * stride + ahead) as usize).load() * factor;
+                (0..dims).step_by(32).map(|ahead| k.var("o_sum", o(ahead))).collect()
+            })
+            .collect();
+        k.when_else(
+            all_seen,
+            || self.add_values(block, &sums, |_, sum, added| sum.set(added)),
+            || {
+                self.add_values(block, &sums, |weight, sum, added| {
+                    sum.set(weight.eq(HIDDEN).select(sum.get(), added));
+                });
+            },
+        );
+        for (row, sums) in (0..).zip(&sums) {
+            for (ahead, sum) in (0..dims).step_by(32).zip(sums) {
+                first.plus((row * stride + ahead) as usize).store(sum.get());
+            }
+        }
+    }
+
+    /// Adds all keys of the tile, in order, to the sums `[rows, dims / 32]`; `set` is given a weight's bits, a sum and what it
+    /// would become.
+    #[track_caller]
+    fn add_values(
+        &self,
+        block: &Block<'k>,
+        sums: &[Vec<Var<'k, f32>>],
+        set: impl Fn(Value<'k, u32>, Var<'k, f32>, Value<'k, f32>),
+    ) {
+        let dims = self.config.v_dims();
+        self.k.repeat((0, KEYS), 4, |key| {
+            let weights = self.weights.at(block.of_warp * KEYS + key).cast::<u32>();
+            let values = self.stage.at(key * dims + self.lane);
+            let weights: Vec<[Value<'k, u32>; 4]> =
+                (0..sums.len()).map(|row| weights.plus(row * KEYS as usize).load_vector()).collect();
+            for i in 0..4 {
+                let value = |ahead: u32| values.plus((i * dims + ahead) as usize).load();
+                let values: Vec<Value<'k, f32>> = (0..dims).step_by(32).map(value).collect();
+                for (sums, weights) in sums.iter().zip(&weights) {
+                    let weight = weights[i as usize];
+                    for (sum, value) in sums.iter().zip(&values) {
+                        set(weight, *sum, weight.reinterpret::<f32>().mul_add(*value, sum.get()));
+                    }
+                }
+            }
+        });
+    }
+
+    /// What brings row `row` of this warp to its new maximum; 1 for rows that are not there.
+    #[track_caller]
+    fn factor(&self, block: &Block<'k>, row: u32) -> Value<'k, f32> {
+        let factor = self.k.var("factor_is", 1.0);
+        self.k.when(block.count.gt(row), || factor.set(self.rows.factor.at(block.of_warp + row).load()));
+        factor.get()
+    }
+}
