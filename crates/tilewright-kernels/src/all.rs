@@ -15,9 +15,11 @@ use crate::{
     norm::{self, Norm},
     rope::{self, Angles, Rope},
     rows,
+    sampling::{self, Kind, Sample},
     softmax::{Softmax, softmax},
     tile::{Rows, chunk},
 };
+use half::{bf16, f16};
 use std::fmt;
 use tilewright::{
     Dtype,
@@ -67,7 +69,7 @@ impl fmt::Debug for Configured {
 
 /// All of them, in a fixed order.
 pub fn all() -> Vec<Configured> {
-    let lists = [prefills(), products(), layers(Dtype::Bf16), layers(Dtype::F16), others()];
+    let lists = [prefills(), products(), layers(Dtype::Bf16), layers(Dtype::F16), samplers(), others()];
     lists.into_iter().flatten().collect()
 }
 
@@ -179,6 +181,33 @@ fn layers(dtype: Dtype) -> Vec<Configured> {
 }
 
 /// Elements of f32, elements one by one, rows that registers do not hold, and what has no other dtypes.
+/// The samplers for large vocabularies, of which one row is a CTA of 1024 threads, and for small ones.
+fn samplers() -> Vec<Configured> {
+    let (logits, probs) =
+        (Sample { kind: Kind::Logits, threads: 1024 }, Sample { kind: Kind::Probs, threads: 128 });
+    let named = str::to_owned;
+    vec![
+        plain(named("sample_logits_bf16_1024"), ALL, move |name| sampling::sample::<bf16>(name, logits)),
+        plain(named("sample_probs_f32_128"), ALL, move |name| sampling::sample::<f32>(name, probs)),
+        plain(named("distribution_logits_bf16_f32_1024"), ALL, move |name| {
+            sampling::distribution::<bf16, f32>(name, logits)
+        }),
+        plain(named("distribution_probs_f32_f16_128"), ALL, move |name| {
+            sampling::distribution::<f32, f16>(name, probs)
+        }),
+        plain(named("top_k_bf16_1024"), ALL, |name| sampling::top_k::<bf16>(name, 1024)),
+        plain(named("top_k_mask_f32_128"), ALL, |name| sampling::top_k_mask::<f32>(name, 128)),
+        plain(named("logprobs_bf16_1024"), ALL, |name| sampling::logprobs::<bf16>(name, 1024)),
+        plain(named("chain_logits_f32_bf16_1024"), ALL, move |name| {
+            sampling::chain::<f32, bf16>(name, logits)
+        }),
+        plain(named("chain_probs_f32_f32_128"), ALL, move |name| sampling::chain::<f32, f32>(name, probs)),
+        plain(named("mask_tokens_bf16"), ALL, sampling::mask_tokens::<bf16>),
+        plain(named("penalise_f16"), ALL, sampling::penalise::<f16>),
+        plain(named("add_bias_f32"), ALL, sampling::add_bias::<f32>),
+    ]
+}
+
 fn others() -> Vec<Configured> {
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
     let merged = |two| merge::Merge { dtype: f32, width: 4, rows: rows_of(32), two };
