@@ -72,12 +72,7 @@ pub fn all() -> Vec<Configured> {
 }
 
 /// Those whose text is kept in `golden/`, word for word: few, since a line that changes in all kernels changes all files.
-const GOLDEN: [&str; 4] = [
-    "prefill_sm90_d128",
-    "gemm_sm80_128_bf16_bf16_pairs",
-    "rmsnorm_bf16_bf16_8_128x4",
-    "merge_state_f32_4_32x1",
-];
+const GOLDEN: [&str; 4] = ["prefill_sm90_d128", "gemm_sm80", "rmsnorm_bf16", "merge_state_f32"];
 
 /// The golden files, each with its name and what it has to be: PTX for the first architecture, without lines of the source.
 ///
@@ -130,14 +125,12 @@ fn products() -> Vec<Configured> {
     };
     let (bf16, f32, f16) = (Dtype::Bf16, Dtype::F32, Dtype::F16);
     let ends = |bias, out| Ends { bias, out, pairs: true, grouped: false };
-    let mut all = vec![sm90(128), sm90(256)];
     let matrix = |elements, large, ends| Choice::Sm80(sm80::Gemm { elements, large, ends });
     let skinny = |rows| Choice::Skinny(skinny::Skinny { elements: bf16, rows, ends: ends(None, bf16) });
     let dot =
         |rows, x, width| Choice::Dot(dot::Dot { x, weight: bf16, width, rows, ends: ends(Some(bf16), x) });
     let grouped = Ends { bias: None, out: f32, pairs: false, grouped: true };
     let choices = [
-        matrix(bf16, true, ends(None, bf16)),
         matrix(bf16, false, ends(Some(bf16), bf16)),
         matrix(f16, true, grouped),
         skinny(8),
@@ -147,7 +140,10 @@ fn products() -> Vec<Configured> {
         Choice::Tiles(tiles::Tiles { x: f32, weight: bf16, width: 4, ends: ends(None, f32) }),
         Choice::Tiles(tiles::Tiles { x: f16, weight: f32, width: 1, ends: grouped }),
     ];
-    all.extend(choices.map(|choice| of(choice, Choice::name, |name, choice| choice.kernel(name))));
+    let build: fn(&str, Choice) -> Result<Kernel, Invalid> = |name, choice| choice.kernel(name);
+    let large = matrix(bf16, true, ends(None, bf16));
+    let mut all = vec![called("gemm_sm80".to_owned(), large, build), sm90(128), sm90(256)];
+    all.extend(choices.map(|choice| of(choice, Choice::name, build)));
     all
 }
 
@@ -163,18 +159,24 @@ fn layers(dtype: Dtype) -> Vec<Configured> {
         places: append::Kind::Table,
         scaled: dtype != cache,
     };
-    let mut all: Vec<Configured> = [false, true].map(|add| of(norm(add), Norm::name, norm::norm)).into();
-    all.extend(
-        [RopeStyle::Neox, RopeStyle::Interleaved]
-            .into_iter()
-            .flat_map(|style| [Angles::Table, Angles::Turns].map(|angles| turned(style, angles)))
-            .map(|config| of(config, Rope::name, rope::rope)),
-    );
+    let named = |name: &str| format!("{name}_{dtype}");
+    let mut all = vec![
+        called(named("rmsnorm"), norm(false), norm::norm),
+        called(named("fused_add_rmsnorm"), norm(true), norm::norm),
+        called(named("rope"), turned(RopeStyle::Neox, Angles::Table), rope::rope),
+        called(named("rope_interleaved"), turned(RopeStyle::Interleaved, Angles::Table), rope::rope),
+        called(named("rope_turns"), turned(RopeStyle::Neox, Angles::Turns), rope::rope),
+        called(named("append"), to(dtype), append::append),
+        called(named("append_e4m3"), to(Dtype::E4m3), append::append),
+        called(named("merge_state"), merged(true), merge::merge),
+        called(named("merge_states"), merged(false), merge::merge),
+    ];
     let activations = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
     let gated = activations.map(|activation| Gated { activation, dtype, width });
-    all.extend(gated.map(|config| of(config, Gated::name, act_and_mul)));
-    all.extend([to(dtype), to(Dtype::E4m3)].map(|config| of(config, Append::name, append::append)));
-    all.extend([true, false].map(|two| of(merged(two), merge::Merge::name, merge::merge)));
+    all.extend(gated.map(|config| {
+        let name = config.name().replace(&format!("_{width}"), "");
+        called(name, config, act_and_mul)
+    }));
     all
 }
 
@@ -187,8 +189,10 @@ fn others() -> Vec<Configured> {
     let slots =
         |width| Append { dtypes: (bf16, Dtype::I8), width, places: append::Kind::Slots, scaled: true };
     let copied = |to| rows::Copy { dtypes: (bf16, to), width: chunk::most(&[bf16, to]) };
-    let mut all: Vec<Configured> =
-        [true, false].map(|two| of(merged(two), merge::Merge::name, merge::merge)).into();
+    let mut all = vec![
+        called("merge_state_f32".to_owned(), merged(true), merge::merge),
+        called("merge_states_f32".to_owned(), merged(false), merge::merge),
+    ];
     all.extend(
         [norm(4, Rows::for_chunks(1024)), norm(1, Rows::for_chunks(100)), norm(4, None)]
             .map(|config| of(config, Norm::name, norm::norm)),
@@ -216,7 +220,16 @@ fn of<C: Copy + Send + Sync + 'static>(
     name: fn(C) -> String,
     build: fn(&str, C) -> Result<Kernel, Invalid>,
 ) -> Configured {
-    plain(name(config), ALL, move |name| build(name, config))
+    called(name(config), config, build)
+}
+
+/// The same by another name.
+fn called<C: Copy + Send + Sync + 'static>(
+    name: String,
+    config: C,
+    build: fn(&str, C) -> Result<Kernel, Invalid>,
+) -> Configured {
+    plain(name, ALL, move |name| build(name, config))
 }
 
 #[cfg(test)]
