@@ -2,6 +2,7 @@
 
 mod activation;
 mod append;
+mod attention;
 mod geometry;
 mod kernels;
 mod linear;

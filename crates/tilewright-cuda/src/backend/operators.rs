@@ -25,19 +25,19 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {
-        missing("attention.new")
+        self.attention_tiling(problem)
     }
 
     fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
-        missing("attention.new")
+        self.build_attention(problem, variant)
     }
 
     fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
-        missing("attention.plan")
+        self.prepare_plan(plan)
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
-        missing("attention.run")
+        self.run_attention(plan, inputs, &out)
     }
 
     fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {

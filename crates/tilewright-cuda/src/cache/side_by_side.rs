@@ -39,7 +39,7 @@ mod tests {
         for workers in [0, 1, 3, 200] {
             assert!(each(&items, workers, |item| item * 2).into_iter().eq((0..100).map(|item| item * 2)));
         }
-        assert_eq!(each(&[] as &[u8], 4, |item| *item), []);
+        assert_eq!(each(&[] as &[u8], 4, |item| *item), Vec::<u8>::new());
     }
 
     #[test]

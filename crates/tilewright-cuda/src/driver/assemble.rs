@@ -1,14 +1,11 @@
 //! PTX to machine code, by the assembler in the driver.
 
-use super::{Context, Error, ErrorKind, Result, error::driver};
+use super::{Context, Error, ErrorKind, Result, error::driver, log::Log};
 use cudarc::driver::sys;
 use std::{
     ffi::{CString, c_void},
     ptr::{null_mut, slice_from_raw_parts, without_provenance_mut},
 };
-
-/// Bytes for what the assembler has to say, errors and the rest each.
-const LOG: usize = 64 << 10;
 
 /// Machine code, and what the assembler said of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -55,46 +52,6 @@ fn architecture(ptx: &str) -> Option<usize> {
     number(of_one, 0x1_0000).or(number(of_family, 0x2_0000))
 }
 
-/// What the assembler is told, and where it writes.
-pub(super) struct Log {
-    errors: Vec<u8>,
-    rest: Vec<u8>,
-}
-
-impl Log {
-    pub(super) fn new() -> Self {
-        Self { errors: vec![0; LOG], rest: vec![0; LOG] }
-    }
-
-    /// Options with their values; the buffers have to live as long as they are used.
-    pub(super) fn options(&mut self) -> (Vec<sys::CUjit_option>, Vec<*mut c_void>) {
-        use sys::CUjit_option::{
-            CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_INFO_LOG_BUFFER,
-            CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES, CU_JIT_LOG_VERBOSE,
-        };
-        let options = vec![
-            CU_JIT_ERROR_LOG_BUFFER,
-            CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-            CU_JIT_INFO_LOG_BUFFER,
-            CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
-            CU_JIT_LOG_VERBOSE,
-        ];
-        // numbers are handed over as pointers
-        let size = without_provenance_mut(LOG);
-        let (errors, rest) = (self.errors.as_mut_ptr().cast(), self.rest.as_mut_ptr().cast());
-        (options, vec![errors, size, rest, size, without_provenance_mut(1)])
-    }
-
-    pub(super) fn errors(&self) -> String {
-        shown(&self.errors)
-    }
-}
-
-fn shown(log: &[u8]) -> String {
-    let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
-    String::from_utf8_lossy(&log[..end]).trim_end().to_owned()
-}
-
 /// A linking of one text, whose logs the driver writes to until it is destroyed.
 struct Link {
     log: Log,
@@ -115,7 +72,7 @@ impl Link {
 
     fn link(mut self, name: &str, text: &CString) -> Result<Assembled> {
         match self.cubin(text) {
-            Ok(cubin) => Ok(Assembled { cubin, log: shown(&self.log.rest) }),
+            Ok(cubin) => Ok(Assembled { cubin, log: self.log.rest() }),
             Err(error) if error.kind() == ErrorKind::ContextLost => Err(error),
             Err(error) => {
                 let said = self.log.errors();

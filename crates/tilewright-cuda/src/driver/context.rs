@@ -5,17 +5,16 @@
 //! has the context current only during a call; afterwards it has the one it had.
 
 use super::{
-    Error, ErrorKind, Limits, Result,
+    Limits, Result,
     error::driver,
+    find::find,
     handle::{Handle, lock},
     keep::Graveyard,
-    limits::check_driver,
     staging::Staging,
 };
 use cudarc::driver::sys;
 use std::{
     collections::BTreeMap,
-    marker::PhantomData,
     ptr::null_mut,
     sync::{Arc, Mutex},
 };
@@ -106,95 +105,5 @@ impl Context {
 
     pub(super) fn graveyard(&self) -> &Arc<Graveyard> {
         &self.inner.graveyard
-    }
-
-    /// Makes it this thread's context, until what is returned is dropped.
-    pub(super) fn enter(&self) -> Result<Current> {
-        let mut current = null_mut();
-        // SAFETY: there is a driver; the context lives as long as the process.
-        unsafe {
-            driver!(cuCtxGetCurrent(&mut current))?;
-            if current != self.handle() {
-                driver!(cuCtxPushCurrent_v2(self.handle()))?;
-            }
-        }
-        Ok(Current { pushed: current != self.handle(), of_thread: PhantomData })
-    }
-}
-
-/// A device that can be worked with.
-fn find(ordinal: usize) -> Result<(sys::CUdevice, Limits)> {
-    let refused = |kind, why: String| Err(Error::of(kind, "context.open", why));
-    // SAFETY: asks the loader for a library, whose initialisers are the driver's own.
-    if !unsafe { sys::is_culib_present() } {
-        let why = "there is no NVIDIA driver (libcuda.so or nvcuda.dll) on this machine";
-        return refused(ErrorKind::NoDriver, why.into());
-    }
-    let (mut version, mut count, mut device) = (0, 0, 0);
-    // SAFETY: there is a driver; this may be called before it is initialised.
-    unsafe { driver!(cuDriverGetVersion(&mut version)) }?;
-    check_driver(version)?;
-    // SAFETY: may be called any number of times.
-    match unsafe { driver!(cuInit(0)) } {
-        Err(error) if error.code() == Some(sys::CUresult::CUDA_ERROR_NO_DEVICE as u32) => {
-            return refused(ErrorKind::NoGpu, format!("the driver sees no GPU ({error})"));
-        }
-        initialised => initialised?,
-    }
-    // SAFETY: the driver is initialised.
-    unsafe { driver!(cuDeviceGetCount(&mut count)) }?;
-    if count == 0 {
-        return refused(ErrorKind::NoGpu, "the driver sees no GPU".into());
-    }
-    let Some(number) = i32::try_from(ordinal).ok().filter(|number| *number < count) else {
-        return refused(
-            ErrorKind::NoGpu,
-            format!("GPU {ordinal} is not in 0..{count}, which the driver sees"),
-        );
-    };
-    // SAFETY: there are more devices than that.
-    unsafe { driver!(cuDeviceGet(&mut device, number)) }?;
-    Ok((device, Limits::of(device, version)?.check(ordinal)?))
-}
-
-/// While this lives, a thread has a context current.
-#[derive(Debug)]
-pub(super) struct Current {
-    pushed: bool,
-    /// Stacks of contexts belong to threads.
-    of_thread: PhantomData<*const ()>,
-}
-
-impl Drop for Current {
-    fn drop(&mut self) {
-        if self.pushed {
-            let mut popped = null_mut();
-            // SAFETY: takes off what `enter` put on. An error here has nobody to tell.
-            let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
-        }
-    }
-}
-
-/// While this lives, the thread may do what would spoil a capture of another thread if it were part of it: ask events, allocate.
-/// It is no part of it (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
-#[derive(Debug)]
-pub(super) struct Apart {
-    before: sys::CUstreamCaptureMode,
-    of_thread: PhantomData<*const ()>,
-}
-
-impl Apart {
-    pub(super) fn enter() -> Result<Self> {
-        let mut before = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: exchanges the mode with that of the thread.
-        unsafe { driver!(cuThreadExchangeStreamCaptureMode(&mut before)) }?;
-        Ok(Self { before, of_thread: PhantomData })
-    }
-}
-
-impl Drop for Apart {
-    fn drop(&mut self) {
-        // SAFETY: gives the thread its mode back. An error here has nobody to tell.
-        let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{
     Context, Error, ErrorKind, Result,
+    current::Apart,
     error::{called, driver},
     handle::{Handle, optional},
 };
@@ -65,6 +66,7 @@ impl Event {
     /// Those of the work.
     pub fn is_done(&self) -> Result<bool> {
         let _current = self.context.enter()?;
+        let _apart = Apart::enter()?;
         is_done(self.handle)
     }
 
@@ -74,6 +76,7 @@ impl Event {
     /// Those of the work.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.context.enter()?;
+        let _apart = Apart::enter()?;
         // SAFETY: the event exists.
         unsafe { driver!(cuEventSynchronize(self.raw())) }
     }

@@ -73,7 +73,7 @@ unsafe extern "C" fn bury(ticket: *mut c_void) {
 /// Pinned memory is given back where the context is current.
 pub(super) fn free_pinned(context: &Context, address: Handle<u8>) {
     let Ok(_current) = context.enter() else { return };
-    let Ok(_apart) = super::context::Apart::enter() else { return };
+    let Ok(_apart) = super::current::Apart::enter() else { return };
     // SAFETY: allocated by `Pinned`, and nobody else has it. An error here has nobody to tell.
     let _ = unsafe { sys::cuMemFreeHost(address.0.cast()) };
 }

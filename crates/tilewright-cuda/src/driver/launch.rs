@@ -1,21 +1,9 @@
-//! Launches: arguments as the hardware reads them, and a grid in the order of a stream.
+//! Launches: a grid of a kernel, in the order of a stream.
 
-use super::{Function, Result, Stream, error::driver, keep::Kept, signature::Signature, tensor_map::encode};
+use super::{Function, Result, Stream, args::with_args, error::driver, keep::Kept, signature::Signature};
 use cudarc::driver::sys;
-use std::{
-    ffi::{c_char, c_void},
-    ptr::null_mut,
-};
+use std::{ffi::c_char, ptr::null_mut};
 use tilewright_ptx::{ir::Kernel, sim::Arg};
-
-/// Arguments that a launch has room for on the stack, and lines of 64 bytes for them.
-const ARGS: usize = 96;
-const LINES: usize = 24;
-
-/// What tensor maps are aligned to.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Line([u64; 8]);
 
 impl Stream {
     /// Has the driver make machine code of a kernel, each time anew: [`Context::load`](super::Context::load).
@@ -135,68 +123,4 @@ fn programmatic() -> sys::CUlaunchAttribute {
 
 fn attribute(id: sys::CUlaunchAttributeID, value: sys::CUlaunchAttributeValue) -> sys::CUlaunchAttribute {
     sys::CUlaunchAttribute_st { id, pad: [0 as c_char; 4], value }
-}
-
-/// Calls `launch` with a pointer to each argument. The usual few are on the stack.
-fn with_args(args: &[Arg], launch: impl FnOnce(*mut *mut c_void) -> Result<()>) -> Result<()> {
-    let words = |arg: &Arg| if matches!(arg, Arg::TensorMap(_)) { 16 + 7 } else { 1 };
-    let lines = args.iter().map(words).sum::<usize>().div_ceil(8);
-    if args.len() <= ARGS && lines <= LINES {
-        let (mut lines, mut pointers) = ([Line([0; 8]); LINES], [null_mut(); ARGS]);
-        place(args, &mut lines, &mut pointers)?;
-        return launch(pointers.as_mut_ptr());
-    }
-    let (mut lines, mut pointers) = (vec![Line([0; 8]); lines], vec![null_mut(); args.len()]);
-    place(args, &mut lines, &mut pointers)?;
-    launch(pointers.as_mut_ptr())
-}
-
-/// Writes arguments one after the other, tensor maps from the start of a line.
-fn place(args: &[Arg], lines: &mut [Line], pointers: &mut [*mut c_void]) -> Result<()> {
-    let start = lines.as_mut_ptr().cast::<u64>();
-    let mut at = 0_usize;
-    let mut put = |at: usize, value: u64| lines[at / 8].0[at % 8] = value;
-    for (arg, pointer) in args.iter().zip(pointers) {
-        let scalar = match arg {
-            Arg::U32(value) => u64::from(*value),
-            Arg::I32(value) => u64::from(value.cast_unsigned()),
-            Arg::F32(value) => u64::from(value.to_bits()),
-            Arg::U64(value) => *value,
-            Arg::TensorMap(map) => {
-                at = at.next_multiple_of(8);
-                *pointer = start.wrapping_add(at).cast();
-                encode(map)?.into_iter().enumerate().for_each(|(i, word)| put(at + i, word));
-                at += 16;
-                continue;
-            }
-        };
-        put(at, scalar);
-        *pointer = start.wrapping_add(at).cast();
-        at += 1;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arguments_lie_where_the_pointers_say() {
-        for copies in [1, 60] {
-            let few = [Arg::U32(7), Arg::I32(-3), Arg::F32(1.5), Arg::U64(u64::MAX - 1)];
-            let args: Vec<Arg> = few.iter().cloned().cycle().take(few.len() * copies).collect();
-            let found = std::cell::RefCell::new(Vec::new());
-            with_args(&args, |pointers| {
-                for at in 0..args.len() {
-                    // SAFETY: there are as many pointers as arguments, each to 8 bytes.
-                    found.borrow_mut().push(unsafe { **pointers.add(at).cast::<*const u64>() });
-                }
-                Ok(())
-            })
-            .expect("nothing is refused");
-            let expected = [7, 0xffff_fffd, 0x3fc0_0000, u64::MAX - 1];
-            assert_eq!(found.into_inner(), expected.repeat(copies));
-        }
-    }
 }

@@ -11,11 +11,16 @@
 //! Whatever a thread's current context was before a call, it is afterwards. Nothing waits but what says so. Arguments are checked
 //! before anything is launched, so that an error leaves the context as it was.
 
+mod args;
 mod assemble;
 mod buffer;
+mod capture;
+mod captured;
 mod context;
+mod current;
 mod error;
 mod event;
+mod find;
 mod function;
 mod graph;
 mod handle;
@@ -23,8 +28,11 @@ mod image;
 mod keep;
 mod launch;
 mod limits;
+mod load;
+mod log;
 mod memory;
 mod module;
+mod pointer;
 mod signature;
 mod staging;
 mod stopwatch;
@@ -36,12 +44,14 @@ mod transfer;
 
 pub use assemble::{Assembled, assemble, assemble_with_log};
 pub use buffer::Buffer;
+pub use capture::Capture;
 pub use context::Context;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
-pub use function::{Function, Resources, load};
-pub use graph::{Capture, Executable, Graph};
+pub use function::{Function, Resources};
+pub use graph::{Executable, Graph};
 pub use limits::Limits;
+pub use load::load;
 pub use memory::Memory;
 pub use stopwatch::Stopwatch;
 pub use stream::Stream;

@@ -1,6 +1,6 @@
 //! A module: machine code that is loaded into a context, until its last kernel and the last graph that launches one is gone.
 
-use super::{Context, context::Apart, handle::Handle};
+use super::{Context, current::Apart, handle::Handle};
 use cudarc::driver::sys;
 
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 
 use super::{
     Context, Result,
-    context::Apart,
+    current::Apart,
     error::driver,
     event,
     handle::{Handle, lock},

@@ -2,8 +2,9 @@
 
 use super::{
     Context, Error, Event, Result,
+    current::Apart,
     error::{called, driver},
-    handle::{Handle, lock, optional},
+    handle::{Handle, lock},
 };
 use cudarc::driver::sys;
 use std::{
@@ -131,6 +132,7 @@ impl Stream {
             return Ok(false);
         }
         let _current = self.context().enter()?;
+        let _apart = Apart::enter()?;
         // SAFETY: the stream exists.
         match unsafe { sys::cuStreamQuery(self.raw()) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -138,60 +140,8 @@ impl Stream {
         }
     }
 
-    /// Whether work on it is recorded instead of done, whoever asked for that.
-    ///
-    /// # Errors
-    /// When the context is lost.
-    pub fn is_captured(&self) -> Result<bool> {
-        let _current = self.context().enter()?;
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        // SAFETY: the stream exists.
-        unsafe { driver!(cuStreamIsCapturing(self.raw(), &mut status)) }?;
-        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-    }
-
     pub(super) fn raw(&self) -> sys::CUstream {
         self.inner.handle.0
-    }
-
-    /// Refuses `call` while the stream is being captured: the driver would, too, and the capture would be lost.
-    pub(super) fn not_captured(&self, call: &str) -> Result<()> {
-        if self.is_captured()? {
-            return Err(Error::new(
-                call,
-                "the stream is being captured: nothing is done, so nothing can be waited for",
-            ));
-        }
-        Ok(())
-    }
-
-    /// The graph that work is recorded into, if it is.
-    pub(super) fn captured_graph(&self) -> Result<Option<sys::CUgraph>> {
-        if !self.is_captured()? {
-            return Ok(None);
-        }
-        let call = "cuStreamGetCaptureInfo";
-        let Some(info) = optional().stream_get_capture_info else {
-            return Err(Error::of(
-                super::ErrorKind::Driver,
-                call,
-                "this driver has no cuStreamGetCaptureInfo_v2",
-            ));
-        };
-        let _current = self.context().enter()?;
-        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-        let mut graph = null_mut();
-        // SAFETY: the stream exists; places that are null are not written to.
-        let outcome =
-            unsafe { info(self.raw(), &mut status, null_mut(), &mut graph, null_mut(), null_mut()) };
-        called(call, outcome)?;
-        match status {
-            sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE => Ok(Some(graph)),
-            _ => Err(Error::new(
-                "stream.capture",
-                "the capture is invalid since an earlier error; it has to be ended",
-            )),
-        }
     }
 
     /// Refuses what belongs to another GPU.
@@ -231,7 +181,7 @@ impl Inner {
     /// Errors have nobody to tell: where the context is lost, so is the memory.
     fn free(&self, address: u64) {
         let Ok(_current) = self.context.enter() else { return };
-        let Ok(_apart) = super::context::Apart::enter() else { return };
+        let Ok(_apart) = Apart::enter() else { return };
         // SAFETY: allocated by `allocate` in one of these two ways, and nobody else has it.
         let _ = unsafe {
             if self.context.limits().memory_pools {

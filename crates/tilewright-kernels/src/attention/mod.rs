@@ -5,3 +5,4 @@ pub mod divisor;
 pub mod items;
 pub mod merge;
 pub mod prefill_sm90;
+pub mod tensor_core;

@@ -7,6 +7,7 @@
 use super::mask::PackedMask;
 use crate::{
     Result,
+    cpu::simd::indices,
     kv::{BlockSparse, PageTable, VariableBlockSparse},
 };
 use std::ops::Range;
@@ -59,16 +60,28 @@ impl Index<'_> {
 
     /// The entries as `i32`.
     pub(crate) fn to_i32(self, operator: &'static str, name: &str) -> Result<Vec<i32>> {
-        match self {
-            Self::I32(s) => Ok(s.to_vec()),
-            Self::I64(s) => s
-                .iter()
-                .map(|&value| {
-                    let error =
-                        || crate::Error::new(operator, format!("{name} = {value} does not fit in 32 bits"));
-                    i32::try_from(value).map_err(|_| error())
-                })
-                .collect(),
+        let mut entries = Vec::new();
+        self.copy_i32(operator, name, &mut entries)?;
+        Ok(entries)
+    }
+
+    /// Adds the entries to `to`; the largest of them, as if none were negative: with a negative one it is above `i32::MAX`.
+    pub(crate) fn copy_i32(self, operator: &'static str, name: &str, to: &mut Vec<i32>) -> Result<u32> {
+        let wide = match self {
+            Self::I32(s) => return Ok(indices::copy_i32(s, to)),
+            Self::I64(s) => s,
+        };
+        let largest = indices::copy_i64(wide, to);
+        if let Ok(largest) = u32::try_from(largest)
+            && i32::try_from(largest).is_ok()
+        {
+            return Ok(largest);
+        }
+        match wide.iter().find(|&&value| i32::try_from(value).is_err()) {
+            Some(value) => {
+                Err(crate::Error::new(operator, format!("{name} = {value} does not fit in 32 bits")))
+            }
+            None => Ok(u32::MAX),
         }
     }
 
@@ -89,6 +102,17 @@ impl Index<'_> {
         (name, owner): (&str, &str),
         count: usize,
     ) -> Result<Vec<Range<usize>>> {
+        self.check_ranges(operator, (name, owner), count)?;
+        Ok((0..count).map(|r| self.range(r)).collect())
+    }
+
+    /// Checks that the entries are the `count + 1` bounds of `count` neighbouring ranges; where the last of them ends.
+    pub(crate) fn check_ranges(
+        &self,
+        operator: &'static str,
+        (name, owner): (&str, &str),
+        count: usize,
+    ) -> Result<usize> {
         crate::ensure!(
             self.len() == count + 1,
             operator,
@@ -98,12 +122,18 @@ impl Index<'_> {
             count + 1
         );
         crate::ensure!(self.get(0) == 0, operator, "{name} starts at {}, expected 0", self.get(0));
-        let range = |r: usize| {
+        let ascends = |r: &usize| self.get(*r) <= self.get(*r + 1);
+        if let Some(r) = (0..count).find(|r| !ascends(r)) {
             let (begin, end) = (self.get(r), self.get(r + 1));
-            crate::ensure!(begin <= end, operator, "{owner} {r}: {name} decreases from {begin} to {end}");
-            Ok(begin as usize..end as usize)
-        };
-        (0..count).map(range).collect()
+            let text = format!("{owner} {r}: {name} decreases from {begin} to {end}");
+            return Err(crate::Error::new(operator, text));
+        }
+        Ok(self.get(count) as usize)
+    }
+
+    /// Range `r` of bounds that [`Index::check_ranges`] has checked.
+    pub(crate) fn range(&self, r: usize) -> Range<usize> {
+        self.get(r) as usize..self.get(r + 1) as usize
     }
 }
 

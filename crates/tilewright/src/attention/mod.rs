@@ -12,6 +12,7 @@ mod batch;
 mod cascade;
 mod mask;
 mod plan;
+mod planner;
 mod problem;
 mod requests;
 mod resolve;
@@ -26,6 +27,7 @@ pub use cascade::SharedPrefix;
 pub use mask::MaskBits;
 pub use mask::{BitOrder, PackedMask, TreeMask, packbits, segment_packbits};
 pub use plan::{Explanation, Plan, Workspace};
+pub use planner::Planner;
 pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};
 pub use requests::{KvSource, Request, Requests, Segment, SegmentMask};
 pub use run::{Inputs, LatentCache, LatentQuery};
@@ -114,33 +116,14 @@ impl<B: Backend> Attention<B> {
     /// # Errors
     /// As [`Attention::plan`]; and when a fixed split is 0 tokens long, or so short that the items cannot be counted.
     pub fn plan_with(&self, batch: &Batch<'_>, split: Split) -> Result<Plan> {
-        const OPERATOR: &str = "attention.plan";
-        crate::ensure!(
-            split != Split::Fixed { tokens: 0 },
-            OPERATOR,
-            "split = 0 tokens, expected at least 1 (or Split::Never)"
-        );
-        let mut requests = batch.resolve(OPERATOR, &self.problem)?;
-        let prefixes = match batch.finds_levels() {
-            true => {
-                let tile_tokens = schedule::tile_tokens(&self.problem, &self.tiling);
-                requests.share_prefixes(cascade::Cutting { tiling: &self.tiling, tile_tokens })
-            }
-            false => Vec::new(),
-        };
-        let schedule = Schedule::new(&self.problem, &requests, &self.tiling, split)?;
-        let prepared = Prepared::default();
-        let mut plan = Plan {
-            problem: self.problem,
-            tiling: self.tiling,
-            requests,
-            schedule,
-            split,
-            prefixes,
-            prepared,
-        };
+        let mut plan = self.planner().plan_with(batch, split)?;
         plan.prepared = Prepared(self.backend.prepare(&plan)?);
         Ok(plan)
+    }
+
+    /// Plans as this operator does, without its backend: such a plan shows itself, but is not run.
+    pub fn planner(&self) -> Planner {
+        Planner::new(self.problem, self.tiling)
     }
 }
 

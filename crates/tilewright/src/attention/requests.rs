@@ -10,7 +10,7 @@ use super::{
 use std::ops::Range;
 
 /// A checked batch.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requests {
     /// In the order of their rows.
     pub requests: Vec<Request>,
@@ -97,6 +97,12 @@ pub enum KvSource {
     },
 }
 
+impl Default for KvSource {
+    fn default() -> Self {
+        Self::Ragged { tokens: 0 }
+    }
+}
+
 impl Segment {
     /// The keys, counted from the segment's first, that a row at `position` sees, before any bits.
     pub(crate) fn visible(&self, mask: Mask, position: i32) -> Range<usize> {
@@ -109,6 +115,7 @@ impl Segment {
 
 impl Requests {
     /// The keys of segment `segment` that some row of `rows` may see.
+    #[inline]
     pub(crate) fn visible(&self, problem: &Problem, segment: usize, rows: Range<usize>) -> Range<usize> {
         let segment = &self.segments[segment];
         if self.scattered(problem) {

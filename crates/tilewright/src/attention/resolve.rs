@@ -7,14 +7,18 @@ use super::{
     requests::{KvSource, Request, Requests, Segment, SegmentMask},
 };
 use crate::Result;
+use std::ops::Range;
 
 impl Batch<'_> {
-    /// Checks everything about the batch and puts it into the form that schedules and kernels read.
-    pub(super) fn resolve(&self, operator: &'static str, problem: &Problem) -> Result<Requests> {
-        let requests = match &self.kv {
+    /// Checks everything about the batch and puts it into the form that schedules and kernels read. What was in `to` goes, its
+    /// memory serves again.
+    pub(super) fn resolve(&self, operator: &'static str, problem: &Problem, to: &mut Requests) -> Result<()> {
+        *to = match &self.kv {
             KvTable::Blocks(blocks) => blocks.resolve(operator, problem),
             KvTable::VariableBlocks(blocks) => blocks.resolve(operator, problem),
-            KvTable::Paged(_) | KvTable::Ragged { .. } => return self.resolve_requests(operator, problem),
+            KvTable::Paged(_) | KvTable::Ragged { .. } => {
+                return self.resolve_requests(operator, problem, to);
+            }
         }?;
         let refused = [
             ("packed mask", self.mask.is_some()),
@@ -24,40 +28,21 @@ impl Batch<'_> {
         for (what, given) in refused {
             crate::ensure!(!given, operator, "a block-sparse batch takes no {what}");
         }
-        Ok(requests)
+        Ok(())
     }
 
-    fn resolve_requests(&self, operator: &'static str, problem: &Problem) -> Result<Requests> {
+    fn resolve_requests(&self, operator: &'static str, problem: &Problem, to: &mut Requests) -> Result<()> {
         let count = self.qo_indptr.len().saturating_sub(1);
-        let qo = self.qo_indptr.ranges(operator, "qo_indptr", count)?;
-        let (kv, source) = self.keys(operator, count)?;
+        let rows = self.qo_indptr.check_ranges(operator, ("qo_indptr", "request"), count)?;
+        let longest = self.resolve_keys(operator, (problem.heads().kv, count), to)?;
         crate::ensure!(
-            kv.len() == count,
-            operator,
-            "the page table has {} requests, qo_indptr has {count}",
-            kv.len()
-        );
-        let segment = |(r, (qo, (kv_start, kv_len)))| Segment {
-            qo,
-            kv_heads: 0..problem.heads().kv,
-            kv_start,
-            kv_len,
-            base: 0,
-            request: Some(r as u32),
-            shared: false,
-            mask: None,
-        };
-        let own: Vec<Segment> = qo.into_iter().zip(kv).enumerate().map(segment).collect();
-        crate::ensure!(
-            !self.finds_levels() || matches!(source, KvSource::Paged { .. }),
+            !self.finds_levels() || matches!(to.source, KvSource::Paged { .. }),
             operator,
             "shared prefixes are found by their pages, but the keys are ragged"
         );
-        check_counts(operator, &own, own.iter().map(|own| own.kv_len))?;
-        let mut requests =
-            Requests { requests: Vec::new(), segments: own, source, mask: MaskBits::default() };
+        check_counts(operator, rows, longest)?;
         if let Some(mask) = &self.mask {
-            requests.apply_mask(operator, mask)?;
+            to.apply_mask(operator, mask)?;
         }
         if let Some(shard) = &self.shard {
             crate::ensure!(
@@ -65,37 +50,61 @@ impl Batch<'_> {
                 operator,
                 "a batch with a shard takes no levels"
             );
-            return requests.with_shard(operator, shard);
+            return to.apply_shard(operator, shard);
         }
-        let given = if let Levels::Given(levels) = self.levels { levels } else { &[] };
-        let kv_lens = requests.add_levels(operator, given)?;
-        requests.set_rows(operator, &kv_lens)?;
-        Ok(requests)
+        if let Levels::Given(levels) = self.levels
+            && !levels.is_empty()
+        {
+            let kv_lens = to.add_levels(operator, levels)?;
+            to.set_rows(operator, &kv_lens)?;
+        }
+        Ok(())
     }
 
-    /// First entry and length of each request's own keys.
-    fn keys(&self, operator: &'static str, count: usize) -> Result<(Vec<(usize, usize)>, KvSource)> {
+    /// Requests without levels, a segment each, and where their keys are; the most keys of one.
+    fn resolve_keys(
+        &self,
+        operator: &'static str,
+        (kv_heads, count): (usize, usize),
+        to: &mut Requests,
+    ) -> Result<usize> {
+        let mut indices = to.clear();
+        let mut longest = 0;
         match self.kv {
             KvTable::Paged(table) => {
-                let pages = table.resolve(operator)?;
-                let kv = pages.ranges.iter().map(|r| r.start).zip(pages.kv_lens).collect();
-                let (indices, page_size) = (pages.indices, table.page_size);
-                Ok((kv, KvSource::Paged { indices, page_size, max_page: pages.max_page }))
+                let of_table = table.check_bounds(operator, "request")?;
+                let max_page = table.copy_pages(operator, "request", &mut indices)?;
+                to.source = KvSource::Paged { indices, page_size: table.page_size, max_page };
+                crate::ensure!(
+                    of_table == count,
+                    operator,
+                    "the page table has {of_table} requests, qo_indptr has {count}"
+                );
+                to.reserve(count);
+                for r in 0..count {
+                    let kv_len = table.kv_len(operator, ("request", r))?;
+                    longest = longest.max(kv_len);
+                    to.push((r, self.qo_indptr.range(r)), kv_heads, (table.indptr.get(r) as usize, kv_len));
+                }
             }
             KvTable::Ragged { indptr } => {
-                let tokens = indptr.ranges(operator, "kv_indptr", count)?;
-                let total = tokens.last().map_or(0, |r| r.end);
-                Ok((tokens.iter().map(|r| (r.start, r.len())).collect(), KvSource::Ragged { tokens: total }))
+                let tokens = indptr.check_ranges(operator, ("kv_indptr", "request"), count)?;
+                to.source = KvSource::Ragged { tokens };
+                to.reserve(count);
+                for r in 0..count {
+                    let kv = indptr.range(r);
+                    longest = longest.max(kv.len());
+                    to.push((r, self.qo_indptr.range(r)), kv_heads, (kv.start, kv.len()));
+                }
             }
             KvTable::Blocks(_) | KvTable::VariableBlocks(_) => unreachable!("blocks resolve themselves"),
         }
+        Ok(longest)
     }
 }
 
 /// Positions are 32-bit, so that no product of rows and keys overflows 64.
-fn check_counts(operator: &'static str, own: &[Segment], kv_lens: impl Iterator<Item = usize>) -> Result<()> {
-    let total = own.last().map_or(0, |own| own.qo.end);
-    let longest = kv_lens.max().unwrap_or(0);
+fn check_counts(operator: &'static str, total: usize, longest: usize) -> Result<()> {
     crate::ensure!(
         total.max(longest) <= i32::MAX as usize,
         operator,
@@ -106,19 +115,54 @@ fn check_counts(operator: &'static str, own: &[Segment], kv_lens: impl Iterator<
 }
 
 impl Requests {
+    /// Forgets everything; the memory of the page indices, to be used again.
+    fn clear(&mut self) -> Vec<i32> {
+        self.requests.clear();
+        self.segments.clear();
+        self.mask = MaskBits::default();
+        match std::mem::take(&mut self.source) {
+            KvSource::Paged { mut indices, .. } | KvSource::Blocks { mut indices, .. } => {
+                indices.clear();
+                indices
+            }
+            KvSource::Ragged { .. } => Vec::new(),
+        }
+    }
+
+    fn reserve(&mut self, count: usize) {
+        self.requests.reserve(count);
+        self.segments.reserve(count);
+    }
+
+    /// Adds request `r` and the segment of its keys.
+    #[inline]
+    fn push(&mut self, (r, qo): (usize, Range<usize>), kv_heads: usize, (kv_start, kv_len): (usize, usize)) {
+        // counts that overflow are refused once all are known
+        self.requests.push(Request { end: qo.end, offset: (kv_len as i64).wrapping_sub(qo.end as i64) });
+        self.segments.push(Segment {
+            qo,
+            kv_heads: 0..kv_heads,
+            kv_start,
+            kv_len,
+            base: 0,
+            request: Some(r as u32),
+            shared: false,
+            mask: None,
+        });
+    }
+
     /// Lets the last query row of each request stand at the last of its `kv_lens` keys.
     fn set_rows(&mut self, operator: &'static str, kv_lens: &[usize]) -> Result<()> {
         let own = &self.segments[self.segments.len() - kv_lens.len()..];
-        check_counts(operator, own, kv_lens.iter().copied())?;
-        let request = |(own, &kv_len): (&Segment, &usize)| Request {
-            end: own.qo.end,
-            offset: kv_len as i64 - own.qo.end as i64,
-        };
-        self.requests = own.iter().zip(kv_lens).map(request).collect();
+        let total = own.last().map_or(0, |own| own.qo.end);
+        check_counts(operator, total, kv_lens.iter().copied().max().unwrap_or(0))?;
+        for ((request, own), &kv_len) in self.requests.iter_mut().zip(own).zip(kv_lens) {
+            request.offset = kv_len as i64 - own.qo.end as i64;
+        }
         Ok(())
     }
 
-    fn with_shard(mut self, operator: &'static str, shard: &Shard<'_>) -> Result<Self> {
+    fn apply_shard(&mut self, operator: &'static str, shard: &Shard<'_>) -> Result<()> {
         let count = self.segments.len();
         for (name, index) in [("kv_offsets", shard.kv_offsets), ("kv_lens", shard.kv_lens)] {
             crate::ensure!(
@@ -143,8 +187,7 @@ impl Requests {
             own.base = offset as usize;
             ends.push(kv_len as usize);
         }
-        self.set_rows(operator, &ends)?;
-        Ok(self)
+        self.set_rows(operator, &ends)
     }
 
     fn apply_mask(&mut self, operator: &'static str, mask: &PackedMask<'_>) -> Result<()> {

@@ -48,56 +48,75 @@ impl<'a> PageTable<'a> {
 
     /// [`PageTable::resolve`] of a table whose pages belong to an `owner` each: a request, or a group of a level.
     pub(crate) fn resolve_of(&self, operator: &'static str, owner: &str) -> Result<Pages> {
+        let num_requests = self.check_bounds(operator, owner)?;
+        let mut indices = Vec::new();
+        let max_page = self.copy_pages(operator, owner, &mut indices)?;
+        let ranges = (0..num_requests).map(|r| self.indptr.range(r)).collect();
+        let kv_lens =
+            (0..num_requests).map(|r| self.kv_len(operator, (owner, r))).collect::<Result<Vec<_>>>()?;
+        Ok(Pages { ranges, kv_lens, indices, max_page })
+    }
+
+    /// Checks everything but the pages and `last_page_len`; the number of owners.
+    pub(crate) fn check_bounds(&self, operator: &'static str, owner: &str) -> Result<usize> {
         crate::ensure!(self.page_size > 0, operator, "page_size = 0, expected at least 1");
         let num_requests = self.last_page_len.len();
-        let ranges = self.indptr.ranges_of(operator, ("kv indptr", owner), num_requests)?;
-        let owned = ranges.last().map_or(0, |r| r.end);
+        let owned = self.indptr.check_ranges(operator, ("kv indptr", owner), num_requests)?;
         crate::ensure!(
             owned == self.indices.len(),
             operator,
             "kv indptr ends at {owned}, but indices has {} pages",
             self.indices.len()
         );
-        let indices = self.indices.to_i32(operator, "page")?;
-        let max_page = indices.iter().copied().max().unwrap_or(-1);
-        if let Some(at) = indices.iter().position(|&page| page < 0) {
-            let request = ranges.iter().position(|r| r.contains(&at)).unwrap_or(0);
-            let page = indices[at];
-            return Err(crate::Error::new(operator, format!("{owner} {request}: page = {page} is negative")));
-        }
-        let kv_lens = ranges
-            .iter()
-            .enumerate()
-            .map(|(r, pages)| self.kv_len(operator, (owner, r), pages))
-            .collect::<Result<Vec<_>>>()?;
-        Ok(Pages { ranges, kv_lens, indices, max_page })
+        Ok(num_requests)
     }
 
-    fn kv_len(
-        &self,
-        operator: &'static str,
-        (owner, r): (&str, usize),
-        pages: &Range<usize>,
-    ) -> Result<usize> {
-        let (last, page_size) = (self.last_page_len.get(r), self.page_size);
-        if pages.is_empty() {
-            crate::ensure!(
-                last == 0,
-                operator,
-                "{owner} {r}: last_page_len = {last}, expected 0 for a {owner} without pages"
-            );
+    /// Adds the pages to `to`; the largest of them, -1 when there is none.
+    pub(crate) fn copy_pages(&self, operator: &'static str, owner: &str, to: &mut Vec<i32>) -> Result<i32> {
+        let first = to.len();
+        let largest = self.indices.copy_i32(operator, "page", to)?;
+        if self.indices.is_empty() {
+            return Ok(-1);
+        }
+        i32::try_from(largest).map_err(|_| {
+            let pages = &to[first..];
+            let at = pages.iter().position(|&page| page < 0).unwrap_or(0);
+            let ranges = |r: &usize| self.indptr.range(*r).contains(&at);
+            let request = (0..self.last_page_len.len()).find(ranges).unwrap_or(0);
+            let page = pages[at];
+            crate::Error::new(operator, format!("{owner} {request}: page = {page} is negative"))
+        })
+    }
+
+    /// How many tokens the pages of owner `r` hold.
+    #[inline]
+    pub(crate) fn kv_len(&self, operator: &'static str, (owner, r): (&str, usize)) -> Result<usize> {
+        let (pages, last, page_size) =
+            (self.indptr.range(r).len(), self.last_page_len.get(r), self.page_size);
+        if pages == 0 && last == 0 {
             return Ok(0);
         }
-        let used = usize::try_from(last).ok().filter(|len| (1..=page_size).contains(len));
-        let Some(used) = used else {
-            let text = format!("{owner} {r}: last_page_len = {last} is not in 1..={page_size}");
-            return Err(crate::Error::new(operator, text));
+        let fits = pages > 0 && last >= 1 && last as u64 <= page_size as u64;
+        let before = pages.saturating_sub(1).checked_mul(page_size).filter(|_| fits);
+        match before.and_then(|before| before.checked_add(last as usize)) {
+            Some(len) => Ok(len),
+            None => Err(self.malformed(operator, (owner, r))),
+        }
+    }
+
+    /// Why owner `r` has no length.
+    #[cold]
+    fn malformed(&self, operator: &'static str, (owner, r): (&str, usize)) -> crate::Error {
+        let (pages, last, page_size) =
+            (self.indptr.range(r).len(), self.last_page_len.get(r), self.page_size);
+        let text = if pages == 0 {
+            format!("{owner} {r}: last_page_len = {last}, expected 0 for a {owner} without pages")
+        } else if usize::try_from(last).is_ok_and(|last| (1..=page_size).contains(&last)) {
+            format!("{owner} {r}: {pages} pages of {page_size} tokens overflow")
+        } else {
+            format!("{owner} {r}: last_page_len = {last} is not in 1..={page_size}")
         };
-        let len = (pages.len() - 1).checked_mul(page_size).and_then(|len| len.checked_add(used));
-        len.ok_or_else(|| {
-            let text = format!("{owner} {r}: {} pages of {page_size} tokens overflow", pages.len());
-            crate::Error::new(operator, text)
-        })
+        crate::Error::new(operator, text)
     }
 }
 

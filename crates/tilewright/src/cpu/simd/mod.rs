@@ -15,6 +15,7 @@ mod bits;
 pub(crate) mod dots;
 mod gather;
 pub(crate) mod hooks;
+pub(crate) mod indices;
 mod lanes;
 pub(crate) mod matmul;
 pub(crate) mod merge;

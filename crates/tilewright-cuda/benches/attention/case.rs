@@ -1,0 +1,115 @@
+//! What is timed and what is expected of it: the cases of `benches/definitions/gpu-attention.toml`, checked.
+
+use serde::{Deserialize, Serialize};
+use std::error::Error;
+
+const DEFINITIONS: &str = include_str!("../../../../benches/definitions/gpu-attention.toml");
+
+/// Lengths of the requests of a batch.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Lens {
+    count: usize,
+    each: usize,
+    /// Those of the first requests, where they differ.
+    #[serde(default)]
+    first: Vec<usize>,
+    /// That of the last, where it differs.
+    last: Option<usize>,
+}
+
+impl Lens {
+    pub(crate) fn all(&self) -> Vec<usize> {
+        let mut lens = vec![self.each; self.count];
+        lens.iter_mut().zip(&self.first).for_each(|(len, &first)| *len = first);
+        if let (Some(to), Some(last)) = (lens.last_mut(), self.last) {
+            *to = last;
+        }
+        lens
+    }
+}
+
+/// The dtype of the cache; queries are bf16.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Kv {
+    #[default]
+    Bf16,
+    E4m3,
+}
+
+/// One case: causal attention in bf16.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    /// For whoever reads the definitions.
+    #[allow(dead_code)]
+    why: String,
+    pub(crate) heads: [usize; 2],
+    pub(crate) head_dim: usize,
+    #[serde(default)]
+    pub(crate) kv: Kv,
+    /// Tokens of a page; a ragged tensor where it is not given.
+    pub(crate) page_size: Option<usize>,
+    pub(crate) qo_lens: Lens,
+    pub(crate) kv_lens: Lens,
+    pub(crate) tflops: Option<f64>,
+    pub(crate) tbps: Option<f64>,
+    pub(crate) baseline: Option<String>,
+    pub(crate) time_ratio: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct Definitions {
+    case: Vec<Case>,
+}
+
+impl Case {
+    pub(crate) fn all() -> Result<Vec<Self>, Box<dyn Error>> {
+        Ok(toml::from_str::<Definitions>(DEFINITIONS)?.case)
+    }
+
+    fn kv_bytes(&self) -> usize {
+        if self.kv == Kv::Bf16 { 2 } else { 1 }
+    }
+
+    /// Bytes that have to be moved: keys and values, queries and outputs, each once.
+    pub(crate) fn bytes(&self) -> f64 {
+        let [qo, kv] = self.heads;
+        let tokens: usize = self.kv_lens.all().iter().sum();
+        let rows: usize = self.qo_lens.all().iter().sum();
+        (2 * self.head_dim * (tokens * kv * self.kv_bytes() + rows * qo * 2)) as f64
+    }
+
+    /// Floating-point operations on pairs of a row and a key that it sees.
+    pub(crate) fn flops(&self) -> f64 {
+        let lens = self.qo_lens.all().into_iter().zip(self.kv_lens.all());
+        let pairs = |(qo, kv): (usize, usize)| qo * (kv - qo) + qo * (qo + 1) / 2;
+        (4 * self.head_dim * self.heads[0] * lens.map(pairs).sum::<usize>()) as f64
+    }
+
+    /// Whether every request has one row.
+    pub(crate) fn is_decode(&self) -> bool {
+        self.qo_lens.all().iter().all(|&len| len == 1)
+    }
+
+    /// What the peer is asked, where it can do the same.
+    pub(crate) fn asked(&self, calls: usize) -> Option<String> {
+        let (qo_lens, kv_lens) = (self.qo_lens.all(), self.kv_lens.all());
+        let case = if self.is_decode() {
+            let page_size = self.page_size?;
+            serde_json::json!({"decode": {"heads": self.heads, "head_dim": self.head_dim, "lens": kv_lens,
+                "page_size": page_size, "kv": self.kv}, "calls": calls})
+        } else if qo_lens == kv_lens
+            && qo_lens.windows(2).all(|pair| pair[0] == pair[1])
+            && self.kv == Kv::Bf16
+        {
+            serde_json::json!({"prefill": {"heads": self.heads, "head_dim": self.head_dim, "batch": qo_lens.len(),
+                "len": qo_lens[0], "causal": true}, "calls": calls})
+        } else {
+            return None;
+        };
+        Some(case.to_string())
+    }
+}

@@ -1,0 +1,117 @@
+//! A case on the device: noise in its tensors, pages in random order, a plan, and the call.
+
+use super::case::{Case, Kv};
+use half::bf16;
+use std::{error::Error, time::Instant};
+use tilewright::{
+    Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvLayout, Output, PageTable, Plan, Problem, Workspace,
+    tensor::DeviceMemory,
+};
+use tilewright_cuda::{Cuda, machine::Machine};
+
+/// Bytes of noise that are made once, and repeated.
+const NOISE: usize = 16 << 20;
+
+pub(crate) struct Ours {
+    attention: Attention<Cuda>,
+    pub(crate) plan: Plan,
+    /// Host time of a plan, brought to the device: the median.
+    pub(crate) plan_seconds: f64,
+    shapes: [Vec<usize>; 2],
+    kv_dtype: Dtype,
+    q: DeviceMemory,
+    k: DeviceMemory,
+    v: DeviceMemory,
+    o: DeviceMemory,
+    workspace: Workspace,
+}
+
+fn indptr(lens: impl Iterator<Item = usize>) -> Vec<i32> {
+    let sums = lens.scan(0, |sum, len| {
+        *sum += len as i32;
+        Some(*sum)
+    });
+    std::iter::once(0).chain(sums).collect()
+}
+
+/// Numbers in -0.5..0.5 in memory of the device; bytes of 8-bit floats without NaN.
+fn noise(gpu: &Cuda, bytes: usize, kv: Kv) -> Result<DeviceMemory, Box<dyn Error>> {
+    let memory = gpu.allocate(bytes)?;
+    let number = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0 - 0.5;
+    let block: Vec<u8> = match kv {
+        Kv::Bf16 => (0..NOISE / 2).flat_map(|i| bf16::from_f32(number(i)).to_le_bytes()).collect(),
+        Kv::E4m3 => (0..NOISE).map(|i| tilewright::E4m3::from_f32(number(i)).to_bits()).collect(),
+    };
+    for begin in (0..bytes).step_by(NOISE) {
+        gpu.machine().write(memory.address() + begin as u64, &block[..NOISE.min(bytes - begin)])?;
+    }
+    Ok(memory)
+}
+
+/// 0..count in an order that looks random: the same each time.
+fn shuffled(count: usize) -> Vec<i32> {
+    let mut order: Vec<i32> = (0..count as i32).collect();
+    let mut state = 1_u64;
+    for at in (1..count).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(at, (state >> 33) as usize % (at + 1));
+    }
+    order
+}
+
+impl Ours {
+    pub(crate) fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
+        let ([qo, kv], dim) = (case.heads, case.head_dim);
+        let kv_dtype = if case.kv == Kv::Bf16 { Dtype::Bf16 } else { Dtype::E4m3 };
+        let problem =
+            Problem::builder(Heads { qo, kv }, HeadDim::same(dim)).dtypes(Dtype::Bf16, kv_dtype).build()?;
+        let attention = Attention::new(problem, gpu.clone())?;
+        let (qo_lens, kv_lens) = (case.qo_lens.all(), case.kv_lens.all());
+        let qo_indptr = indptr(qo_lens.iter().copied());
+        let page = case.page_size.unwrap_or(1);
+        let pages = indptr(kv_lens.iter().map(|len| len.div_ceil(page)));
+        let count = pages.last().copied().unwrap_or(0) as usize;
+        let indices = shuffled(count);
+        let last: Vec<i32> = kv_lens.iter().map(|len| ((len - 1) % page + 1) as i32).collect();
+        let batch = match case.page_size {
+            Some(page) => Batch::paged(&qo_indptr, PageTable::new(&pages, &indices, &last, page)),
+            None => Batch::ragged(&qo_indptr, &pages),
+        };
+        let plan = attention.plan(&batch)?;
+        let mut times = Vec::new();
+        for _ in 0..21 {
+            let start = Instant::now();
+            drop(attention.plan(&batch)?);
+            times.push(start.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        let rows: usize = qo_lens.iter().sum();
+        let cache_shape = match case.page_size {
+            Some(page) => KvLayout::Nhd.paged_shape(count, page, kv, dim).to_vec(),
+            None => vec![count, kv, dim],
+        };
+        let cache_bytes = cache_shape.iter().product::<usize>() * kv_dtype.size();
+        let row_bytes = rows * qo * dim * 2;
+        Ok(Self {
+            plan_seconds: times[times.len() / 2],
+            shapes: [vec![rows, qo, dim], cache_shape],
+            kv_dtype,
+            q: noise(gpu, row_bytes, Kv::Bf16)?,
+            k: noise(gpu, cache_bytes, case.kv)?,
+            v: noise(gpu, cache_bytes, case.kv)?,
+            o: gpu.allocate(row_bytes)?,
+            workspace: Workspace::on_device(gpu.allocate(plan.workspace_bytes())?),
+            attention,
+            plan,
+        })
+    }
+
+    pub(crate) fn run(&mut self) -> tilewright::Result<()> {
+        let [rows, cache] = &self.shapes;
+        let kv =
+            KvCache { k: self.k.view(self.kv_dtype, 0, cache)?, v: self.v.view(self.kv_dtype, 0, cache)? };
+        let o = self.o.view_mut(Dtype::Bf16, 0, rows)?;
+        let out = Output { o, lse: None, workspace: &mut self.workspace };
+        self.attention.run(&self.plan, self.q.view(Dtype::Bf16, 0, rows)?, kv, out)
+    }
+}

@@ -1,0 +1,56 @@
+//! The runtime on the GPU of this machine: streams, memory, kernels, graphs, and all that it refuses. Without a GPU it says so,
+//! and what has to be an error there is.
+
+mod graphs;
+mod kernels;
+mod lost;
+mod memory;
+mod refused;
+mod streams;
+mod written;
+
+use tilewright_cuda::{Buffer, Context, ErrorKind, Function, Result, Stream};
+use tilewright_ptx::sim::Arg;
+
+/// A stream of the first GPU, or nothing where there is none, which is said.
+fn stream() -> Option<Stream> {
+    Stream::open(0).inspect_err(|why| println!("skipped: {why}")).ok()
+}
+
+/// Adds `value` to each of `numbers`, by the kernel of [`written::add`].
+fn add(stream: &Stream, function: &Function, numbers: &Buffer<u32>, value: u32) -> Result<()> {
+    let args = [Arg::U64(numbers.address()), Arg::U32(numbers.len() as u32), Arg::U32(value)];
+    stream.launch(function, [(numbers.len() as u32).div_ceil(written::THREADS), 1, 1], &args)
+}
+
+/// Keeps a stream busy for so many milliseconds.
+fn spin(stream: &Stream, milliseconds: u64) -> Result<()> {
+    let function = stream.load(&written::spin())?;
+    stream.launch(&function, [1, 1, 1], &[Arg::U64(milliseconds * 1_000_000)])?;
+    // what is given back while it runs would wait for it
+    std::mem::forget(function);
+    Ok(())
+}
+
+#[test]
+fn what_is_not_there_is_an_error_that_says_so() {
+    match Context::open(0) {
+        Ok(context) => {
+            assert!(context.limits().arch >= 80 && context.limits().driver >= 12_000, "{context:?}");
+            assert!(context.limits().shared_of_cta >= 99 << 10 && context.limits().multiprocessors > 0);
+            let (free, total) = context.free_memory().expect("numbers");
+            assert!(free <= total && total <= context.limits().memory);
+        }
+        Err(error) if error.kind() == ErrorKind::NoDriver => {
+            let expected =
+                "context.open: there is no NVIDIA driver (libcuda.so or nvcuda.dll) on this machine";
+            assert_eq!(error.to_string(), expected);
+        }
+        Err(error) => assert_ne!(error.kind(), ErrorKind::Argument, "{error}"),
+    }
+    for _ in 0..2 {
+        let error = Context::open(10_000).expect_err("no such GPU");
+        let there = Context::open(0).is_ok();
+        assert_eq!(error.kind() == ErrorKind::NoGpu && error.to_string().contains("is not in 0.."), there);
+    }
+}

@@ -1,0 +1,102 @@
+//! Memory: bytes there and back in all sizes, too little of it, and pointers of the caller.
+
+use crate::{spin, stream};
+use tilewright_cuda::{ErrorKind, Result};
+
+fn bytes(len: usize) -> Vec<u8> {
+    (0..len).map(|i| (i * 31 + i / 251) as u8).collect()
+}
+
+#[test]
+fn bytes_come_back_as_they_went() -> Result<()> {
+    let Some(stream) = stream() else { return Ok(()) };
+    for len in [0, 1, 4095, 64 << 10, (64 << 10) + 1, 4 << 20, (4 << 20) + 1, 33 << 20] {
+        let (memory, expected) = (stream.allocate(len)?, bytes(len));
+        assert!(memory.address().is_multiple_of(256) && memory.address() > 0);
+        stream.fill(memory.address(), 0xee, len)?;
+        stream.write(memory.address(), &expected)?;
+        let mut found = vec![0; len];
+        stream.read(memory.address(), &mut found)?;
+        assert!(found == expected, "{len} bytes");
+        let second = stream.allocate(len)?;
+        stream.copy(second.address(), memory.address(), len)?;
+        drop(memory);
+        stream.read(second.address(), &mut found)?;
+        assert!(found == expected, "{len} bytes, copied");
+    }
+    Ok(())
+}
+
+#[test]
+fn more_writes_than_there_are_slots_wait_for_room() -> Result<()> {
+    let Some(stream) = stream() else { return Ok(()) };
+    for (len, writes) in [(5000, 200), (1 << 20, 12)] {
+        let memory = stream.allocate(len * writes)?;
+        let all = bytes(len * writes);
+        spin(&stream, 30)?;
+        let mut piece = vec![0; len];
+        for (at, expected) in all.chunks(len).enumerate() {
+            piece.copy_from_slice(expected);
+            stream.write(memory.address() + (at * len) as u64, &piece)?;
+            piece.fill(0xaa);
+        }
+        let mut found = vec![0; all.len()];
+        stream.read(memory.address(), &mut found)?;
+        assert!(found == all, "{writes} writes of {len} bytes");
+    }
+    Ok(())
+}
+
+#[test]
+fn too_little_memory_is_an_error_with_the_numbers() -> Result<()> {
+    let Some(stream) = stream() else { return Ok(()) };
+    let (_, total) = stream.context().free_memory()?;
+    // the driver has some for itself
+    for asked in [total - 4096, total + 1, usize::MAX] {
+        let error = stream.allocate(asked).expect_err("too much");
+        println!("{error}");
+        let expected = [format!("{asked} bytes were asked for"), format!(" of {total} are free")];
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
+        assert!(expected.iter().all(|text| error.to_string().contains(text)), "{error}");
+        assert!(error.to_string().starts_with("memory.allocate: "), "{error}");
+    }
+    // all is as before
+    assert_eq!(stream.filled::<u8>(1000, 5)?.download()?, [5; 1000]);
+    Ok(())
+}
+
+#[test]
+fn memory_that_is_given_back_can_be_had_again() -> Result<()> {
+    let Some(stream) = stream() else { return Ok(()) };
+    let (free, _) = stream.context().free_memory()?;
+    // twenty times as much as there is
+    for _ in 0..40 {
+        let memory = stream.allocate(free / 2)?;
+        stream.fill(memory.address(), 1, 1 << 20)?;
+    }
+    stream.synchronize()
+}
+
+#[test]
+fn pointers_that_are_no_memory_of_the_gpu_are_refused() -> Result<()> {
+    let Some(stream) = stream() else { return Ok(()) };
+    let context = stream.context();
+    let memory = stream.allocate(4096)?;
+    context.check_pointer("q", memory.address(), 4096)?;
+    context.check_pointer("q", memory.address() + 96, 4000)?;
+    context.check_pointer("nothing", 0, 0)?;
+    let on_host = vec![0_u8; 4096];
+    let host = on_host.as_ptr() as u64;
+    for (address, bytes, expected) in [
+        (host, 4096, "is not memory of GPU 0"),
+        (0, 1, "is not memory of GPU 0"),
+        (memory.address(), usize::MAX >> 1, "are needed"),
+    ] {
+        let error = context.check_pointer("attention.run: q", address, bytes).expect_err("no such memory");
+        println!("{error}");
+        assert!(error.to_string().starts_with(&format!("attention.run: q: pointer {address:#x}")), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Argument);
+    }
+    Ok(())
+}

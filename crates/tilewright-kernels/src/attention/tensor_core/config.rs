@@ -1,0 +1,108 @@
+//! What a kernel is made for: dtypes, head dims and the device, and what follows for tiles and shared memory.
+
+use super::layout::Layout;
+use tilewright::{Dtype, HeadDim};
+
+/// Threads of a CTA.
+pub const THREADS: u32 = 128;
+/// Keys of a KV tile.
+pub const KV_TOKENS: usize = 64;
+/// Query rows (tokens times heads of the group) up to which an item is done by warps that divide its keys.
+pub const FEW_ROWS: usize = 16;
+
+/// What a kernel must know of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Device {
+    /// The compute capability, 90 for 9.0.
+    pub arch: u32,
+    /// Bytes of shared memory that a CTA may have.
+    pub shared_of_cta: usize,
+    /// Bytes of shared memory of an SM; each CTA there takes 1,024 of them for the system.
+    pub shared_of_sm: usize,
+}
+
+impl Device {
+    /// Devices of an architecture ("CUDA C++ programming guide", technical specifications per compute capability).
+    pub fn of_arch(arch: u32) -> Self {
+        let kib = match arch {
+            80 | 87 => 164,
+            90..=110 => 228,
+            _ => 100,
+        };
+        Self { arch, shared_of_cta: (kib - 1) << 10, shared_of_sm: kib << 10 }
+    }
+}
+
+/// What a kernel is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Config {
+    /// The dtype of queries and outputs: f16 or bf16. Weights are rounded to it.
+    pub qo: Dtype,
+    /// The dtype of keys and values.
+    pub kv: Dtype,
+    /// Elements of a head.
+    pub head_dim: HeadDim,
+    /// Where it runs.
+    pub device: Device,
+}
+
+impl Config {
+    /// Query rows of a tile: what `Tiling::q_rows` should be. Items of more rows are done tile by tile.
+    pub fn q_rows(&self) -> usize {
+        64 * self.row_tiles()
+    }
+
+    /// Tiles of 16 rows that a warp has at once: two of them halve what is read from shared memory, but need its registers.
+    pub(super) fn row_tiles(&self) -> usize {
+        if self.head_dim.vo <= 128 && self.head_dim.qk <= 192 { 2 } else { 1 }
+    }
+
+    /// CTAs that share an SM: what the grid, and `Tiling::workers`, should be a multiple of.
+    pub fn ctas_per_sm(&self) -> u32 {
+        let of_two = self.device.shared_of_sm / 2 - 1024;
+        if Layout::new(self, of_two.min(self.device.shared_of_cta)).is_some() { 2 } else { 1 }
+    }
+
+    /// Bytes of shared memory of a CTA.
+    pub fn shared_bytes(&self) -> usize {
+        self.layout().map_or(0, |layout| layout.bytes)
+    }
+
+    /// What lies where in shared memory, if it is enough.
+    pub(super) fn layout(&self) -> Option<Layout> {
+        let each = self.device.shared_of_sm / self.ctas_per_sm() as usize - 1024;
+        Layout::new(self, each.min(self.device.shared_of_cta))
+    }
+
+    /// Bytes to which addresses of tensors, and strides of pages, tokens, rows and heads, have to be aligned.
+    pub fn alignment(&self) -> usize {
+        16
+    }
+
+    /// Why there is no such kernel; nothing if there is one.
+    pub fn refuses(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.device.arch < 80 {
+            reasons
+                .push(format!("sm_{} has no asynchronous copies, expected sm_80 or newer", self.device.arch));
+        }
+        if !matches!(self.qo, Dtype::F16 | Dtype::Bf16) {
+            reasons.push(format!("queries are {}, expected f16 or bf16", self.qo));
+        }
+        if self.kv != self.qo {
+            reasons.push(format!("keys and values are {}, expected {} as queries", self.kv, self.qo));
+        }
+        let vector = 16 / self.kv.size();
+        for (name, dim) in [("qk", self.head_dim.qk), ("vo", self.head_dim.vo)] {
+            if !(16..=256).contains(&dim) || !dim.is_multiple_of(vector) {
+                reasons.push(format!("head_dim {name} = {dim}, expected a multiple of {vector} in 16..=256"));
+            }
+        }
+        if reasons.is_empty() && self.layout().is_none() {
+            let least = self.device.shared_of_cta;
+            reasons
+                .push(format!("a CTA has {least} bytes of shared memory, which is too little for two tiles"));
+        }
+        reasons
+    }
+}

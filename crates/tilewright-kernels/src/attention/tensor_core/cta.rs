@@ -1,0 +1,161 @@
+//! What all threads of a CTA know, and the way of an item: its rows, a body for many or for few of them, and merges.
+
+use super::{
+    config::{Config, FEW_ROWS, THREADS},
+    few,
+    layout::Layout,
+    many, merge,
+};
+use crate::attention::{
+    call::{KvLayout, Params},
+    items::{ItemValues, NONE},
+};
+use tilewright::Dtype;
+use tilewright_ptx::{
+    build::{Builder, Global, Shared, Value, Var},
+    isa::{matrix::Elements, types::Scalar},
+};
+
+/// A CTA.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cta<'k> {
+    pub(super) k: &'k Builder,
+    pub(super) layout: Layout,
+    pub(super) elements: Elements,
+    pub(super) params: Params<'k>,
+    arena: Shared<'k, u32>,
+}
+
+/// An item on its way: what is the same for all of its rows and keys.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Work<'k> {
+    pub(super) item: ItemValues<'k>,
+    /// Query rows: tokens times heads of the group, those of a token side by side.
+    pub(super) rows: Value<'k, u32>,
+    /// The factor that makes products of queries and keys logits in base 2.
+    pub(super) scale: Value<'k, f32>,
+    /// The factor of all values.
+    pub(super) v_factor: Value<'k, f32>,
+}
+
+/// A row of the batch, and its query head.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Head<'k> {
+    /// The token, counted over the whole batch.
+    pub(super) token: Value<'k, u32>,
+    pub(super) qo_head: Value<'k, u32>,
+}
+
+impl<'k> Cta<'k> {
+    pub(super) fn new(k: &'k Builder, config: &Config, layout: Layout) -> Self {
+        let elements = if config.qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
+        let params = Params::declare(k, false);
+        Self { k, layout, elements, params, arena: k.shared("arena", layout.bytes / 4, 128) }
+    }
+
+    /// Does the items of this CTA, one after the other.
+    pub(super) fn run(&self) {
+        let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
+        k.repeat((indptr.load(), indptr.plus(1).load()), 1, |at| {
+            let item = ItemValues::load(k, self.params.items, at);
+            let work = Work {
+                item,
+                rows: (item.qo_len * self.params.group.by).named("rows"),
+                scale: self.params.scale * std::f32::consts::LOG2_E,
+                v_factor: k.constant(1.0),
+            };
+            let few_rows = work.rows.le(FEW_ROWS as u32);
+            k.when_else(few_rows, || few::run(self, &work), || many::run(self, &work));
+            k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work));
+            // shared memory is free for the next item
+            k.sync_threads();
+        });
+    }
+
+    /// Shared memory from a byte of the layout on.
+    #[track_caller]
+    pub(super) fn at<T: Scalar>(&self, byte: usize) -> Shared<'k, T> {
+        self.arena.plus(byte / 4).cast()
+    }
+
+    /// Two numbers, each rounded to the dtype of queries.
+    #[track_caller]
+    pub(super) fn narrow(&self, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32> {
+        match self.elements {
+            Elements::F16 => self.k.f16x2(low, high).reinterpret(),
+            _ => self.k.bf16x2(low, high).reinterpret(),
+        }
+    }
+
+    /// Whose row `row` of an item is.
+    #[track_caller]
+    pub(super) fn head(&self, work: &Work<'k>, row: Value<'k, u32>) -> Head<'k> {
+        let (token, in_group) = self.params.group.divide(row);
+        let qo_head = work.item.kv_head * self.params.group.by + in_group;
+        Head { token: work.item.qo_begin + token, qo_head }
+    }
+
+    /// The queries of a head.
+    #[track_caller]
+    pub(super) fn query(&self, head: Head<'k>) -> Global<'k, u16> {
+        let q = &self.params.q;
+        let place = head.token.to_u64() * q.row + head.qo_head.to_u64() * q.head;
+        Global::new(q.address).at_wide(place)
+    }
+
+    /// Whether positions of keys have gaps.
+    #[track_caller]
+    pub(super) fn is_blocks(&self) -> Value<'k, bool> {
+        self.params.is(KvLayout::Blocks)
+    }
+
+    /// Bytes that a thread copies at once; `bytes` further on a constant number of bytes.
+    #[track_caller]
+    pub(super) fn copy_chunk(
+        &self,
+        (to, to_bytes): (Shared<'k, u32>, usize),
+        (from, from_bytes): (Global<'k, u32>, usize),
+        read: Value<'k, u32>,
+    ) {
+        self.k.copy_async(to.plus(to_bytes / 4), from.plus(from_bytes / 4), 16, read);
+    }
+
+    /// Fresh variables, all 0.
+    #[track_caller]
+    pub(super) fn zeros(&self, name: &str, count: usize) -> Vec<[Var<'k, f32>; 4]> {
+        (0..count).map(|_| std::array::from_fn(|_| self.k.var(name, 0.0))).collect()
+    }
+}
+
+impl<'k> Work<'k> {
+    /// Whether the item writes partial states.
+    #[track_caller]
+    pub(super) fn is_partial(&self) -> Value<'k, bool> {
+        self.item.partial.ne(NONE)
+    }
+}
+
+/// How a copy of rows is dealt to threads: each has one chunk of some rows, and all chunks `lanes` further on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Deal<'k> {
+    /// The first row of this thread.
+    pub(super) row: Value<'k, u32>,
+    /// The first chunk of its rows.
+    pub(super) chunk: Value<'k, u32>,
+    /// Threads of a row.
+    pub(super) lanes: usize,
+    /// Rows of all threads at once.
+    pub(super) rows_at_once: usize,
+}
+
+impl<'k> Deal<'k> {
+    /// `threads` threads, of which this is `thread`, for rows of `chunks` chunks.
+    #[track_caller]
+    pub(super) fn new(thread: Value<'k, u32>, threads: usize, chunks: usize) -> Self {
+        let lanes = 1 << chunks.trailing_zeros().min(5);
+        let row = thread / lanes as u32;
+        Self { row, chunk: thread % lanes as u32, lanes, rows_at_once: threads / lanes }
+    }
+}
+
+const _: () = assert!(THREADS == 128, "four warps");

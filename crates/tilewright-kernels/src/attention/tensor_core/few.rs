@@ -1,0 +1,214 @@
+//! An item of at most 16 query rows: its warps divide the keys, 16 at a time, and put their sums together at the end.
+//!
+//! ```text
+//! warp w    keys 16 (4 i + w) .. + 16 for i = 0, 1, ..: K and V copied `num_stages - 1` stages ahead, by this warp alone
+//!           S = Q · Kᵀ,  P = 2^((S - max) · scale),  O = O · 2^((old max - max) · scale) + P · V
+//! end       O = Σ_w O_w · 2^((max_w - max) · scale)
+//! ```
+//!
+//! Decoding waits for memory: what counts is how many bytes are under way, and that no warp waits for another.
+
+use super::{
+    config::FEW_ROWS,
+    cta::{Cta, Work},
+    fragments::{LanePlaces, RowTile, Sums, hide},
+    keys::{Copier, Finder, copy_queries},
+    layout::{RowFormat, STAGE_KEYS, WARPS},
+    output::{Total, store_chunk},
+    rows::{Plain, Rows},
+    seen::{Keys, seen},
+};
+use crate::tile::reduce;
+use tilewright_ptx::build::{Builder, Shared, Value, Var};
+
+/// Does an item.
+pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>) {
+    let body = Few::new(cta, work);
+    let query = body.begin();
+    body.attend(&query);
+    body.end();
+}
+
+struct Few<'c, 'k> {
+    cta: &'c Cta<'k>,
+    work: &'c Work<'k>,
+    k: &'k Builder,
+    warp: Value<'k, u32>,
+    /// Stages of this warp.
+    count: Value<'k, u32>,
+    rows: Rows<'k>,
+    tile: RowTile<'k>,
+    places: LanePlaces<'k>,
+    ring: Shared<'k, u32>,
+    finder: Finder<'k>,
+    keys: Copier<'k>,
+    values: Copier<'k>,
+    /// Bytes from the first stage to the one that is read next, and to the one that is filled next.
+    reads: Var<'k, u32>,
+    fills: Var<'k, u32>,
+}
+
+impl<'c, 'k> Few<'c, 'k> {
+    fn new(cta: &'c Cta<'k>, work: &'c Work<'k>) -> Self {
+        let (k, layout, item, warp) = (cta.k, &cta.layout, &work.item, cta.k.warp_index());
+        let entries = cta.at::<u32>(layout.few.entries).byte(warp * (2 * STAGE_KEYS * 16) as u32);
+        let copier = |format: RowFormat, table: usize| {
+            let entries = entries.plus(table * STAGE_KEYS * 4);
+            Copier::new(cta, (k.lane(), 32), (format, STAGE_KEYS), entries)
+        };
+        let groups = (item.kv_end - item.kv_begin + (STAGE_KEYS - 1) as u32) / STAGE_KEYS as u32;
+        Self {
+            cta,
+            work,
+            k,
+            warp,
+            count: ((groups + (WARPS - 1) as u32 - warp) / WARPS as u32).named("stages"),
+            rows: Rows::new(cta),
+            tile: RowTile::new(cta),
+            places: LanePlaces::new(k, layout),
+            ring: cta.at::<u32>(layout.few.rings).byte(warp * layout.few.ring_bytes as u32),
+            finder: Finder::new((cta, work), (k.lane(), STAGE_KEYS), entries),
+            keys: copier(layout.k, 0),
+            values: copier(layout.v, 1),
+            reads: k.var("reads", 0),
+            fills: k.var("fills", 0),
+        }
+    }
+
+    fn first_key(&self, stage: Value<'k, u32>) -> Value<'k, u32> {
+        self.work.item.kv_begin + (stage * WARPS as u32 + self.warp) * STAGE_KEYS as u32
+    }
+
+    /// Starts the first copies; gives the left sides of the queries, one for each step of 16 elements.
+    fn begin(&self) -> Vec<[Value<'k, u32>; 4]> {
+        let (k, zero, layout) = (self.k, self.k.constant(0_u32), &self.cta.layout);
+        let q = self.cta.at(layout.few.q);
+        self.finder.ask(self.first_key(zero));
+        copy_queries(self.cta, self.work, (zero, FEW_ROWS), q);
+        k.commit_copies();
+        self.rows.fill(self.cta, self.work, (zero, FEW_ROWS));
+        for stage in 0..layout.few.num_stages - 1 {
+            k.sync_warp();
+            self.load(k.constant(stage as u32));
+        }
+        k.wait_copies(layout.few.num_stages - 1);
+        k.sync_threads();
+        (0..layout.q.steps()).map(|step| self.places.query(self.cta, q, step)).collect()
+    }
+
+    /// Starts the copies of a stage, whose pages were asked for.
+    fn load(&self, stage: Value<'k, u32>) {
+        let (k, few) = (self.k, &self.cta.layout.few);
+        k.when(stage.lt(self.count), || {
+            let table = k.constant(0);
+            self.finder.write(self.first_key(stage), table);
+            self.finder.ask(self.first_key(stage + 1));
+            k.sync_warp();
+            let keys = self.ring.byte(self.fills.get());
+            self.keys.copy(keys, table);
+            self.values.copy(self.values_of(keys), table);
+        });
+        k.commit_copies();
+        self.advance(self.fills, few.stage_bytes);
+    }
+
+    fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
+        keys.plus(STAGE_KEYS * self.cta.layout.k.stride / 4)
+    }
+
+    fn advance(&self, stage: Var<'k, u32>, bytes: usize) {
+        let next = stage.get() + bytes as u32;
+        stage.set(next.unless(next.eq((self.cta.layout.few.num_stages * bytes) as u32), 0));
+    }
+
+    fn attend(&self, query: &[[Value<'k, u32>; 4]]) {
+        let (k, few) = (self.k, &self.cta.layout.few);
+        let plain = self.rows.plain(self.cta, self.work);
+        k.repeat((0, self.count), 1, |stage| {
+            k.wait_copies(few.num_stages - 2);
+            // the copies of all lanes are there, and all are done with the stage that is filled next
+            k.sync_warp();
+            self.load(stage + (few.num_stages - 1) as u32);
+            let keys = self.ring.byte(self.reads.get());
+            self.advance(self.reads, few.stage_bytes);
+            let logits = vec![vec![self.unset(), self.unset()]];
+            self.places.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
+            let first = self.first_key(stage).reinterpret::<i32>();
+            let masked = first.lt(plain.from) | (first + STAGE_KEYS as i32).gt(plain.to);
+            k.when(masked, || self.hide(plain, stage, &logits[0]));
+            let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits[0]);
+            self.tile.rescale(factors);
+            let values = self.values_of(keys);
+            self.places.weigh_values(self.cta, &[weights], values, std::slice::from_ref(&self.tile));
+        });
+        k.wait_copies(0);
+    }
+
+    fn unset(&self) -> Sums<'k> {
+        std::array::from_fn(|_| self.k.unset_var("s"))
+    }
+
+    /// Each lane finds what one row sees, and takes the words of its own two from others.
+    fn hide(&self, _plain: Plain<'k>, stage: Value<'k, u32>, logits: &[Sums<'k>]) {
+        let k = self.k;
+        let row = k.lane() & (FEW_ROWS - 1) as u32;
+        let keys = Keys { first: self.first_key(stage), width: STAGE_KEYS as u32 };
+        let of_row = row.min(self.work.rows - 1);
+        let word = seen((self.cta, self.work), of_row, self.rows.range(row), keys).low();
+        let own = k.lane() >> 2;
+        let words = [0, 8].map(|down| word.of_lane(own + down).to_u64());
+        hide(k, words, logits);
+    }
+
+    /// Puts the states of all warps together and writes them.
+    fn end(&self) {
+        let (k, few, lane) = (self.k, &self.cta.layout.few, self.k.lane());
+        let states = self.cta.at::<f32>(few.entries);
+        // nobody finds keys any more
+        k.sync_threads();
+        for half in 0..2 {
+            let row = (lane >> 2) + 8 * half as u32;
+            let sum = reduce::quad_sum(self.tile.sum[half].get());
+            let pair = [self.tile.max[half].get() * self.work.scale, sum];
+            k.when((lane & 3).eq(0), || {
+                states.at((self.warp * FEW_ROWS as u32 + row) << 1).store_vector(pair);
+            });
+            let to = self.ring.cast::<f32>().at(row * few.sums_stride as u32 + ((lane & 3) << 1));
+            k.when(row.lt(self.work.rows), || {
+                for (at, o) in self.tile.o.iter().enumerate() {
+                    to.plus(8 * at).store_vector([o[2 * half].get(), o[2 * half + 1].get()]);
+                }
+            });
+        }
+        k.sync_threads();
+        let chunks = (self.cta.layout.v.dim / 4) as u32;
+        k.repeat((k.thread(), self.work.rows * chunks), 128, |at| {
+            let (row, chunk) = (at / chunks, at % chunks);
+            let (values, total) = self.together(states, row, chunk);
+            store_chunk((self.cta, self.work), (row, chunk), values, total);
+        });
+    }
+
+    /// Four neighbours of a row, summed over warps.
+    fn together(
+        &self,
+        states: Shared<'k, f32>,
+        row: Value<'k, u32>,
+        chunk: Value<'k, u32>,
+    ) -> ([Value<'k, f32>; 4], Total<'k>) {
+        let (k, few) = (self.k, &self.cta.layout.few);
+        let of_warp = |warp: usize| states.at(row << 1).plus(2 * warp * FEW_ROWS).load_vector::<2>();
+        let state: Vec<_> = (0..WARPS).map(of_warp).collect();
+        let max = state.iter().fold(k.constant(f32::NEG_INFINITY), |max, [of_warp, _]| max.max(*of_warp));
+        let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
+        let rings = self.cta.at::<f32>(few.rings).at(row * few.sums_stride as u32 + (chunk << 2));
+        let (mut sum, mut values) = (k.constant(0.0), [k.constant(0.0); 4]);
+        for (warp, [max_of_warp, sum_of_warp]) in state.into_iter().enumerate() {
+            let factor = (max_of_warp - reference).exp2();
+            sum = sum_of_warp.mul_add(factor, sum);
+            let of_warp = rings.plus(warp * few.ring_bytes / 4).load_vector::<4>();
+            values = std::array::from_fn(|i| of_warp[i].mul_add(factor, values[i]));
+        }
+        (values, Total::new(reference, sum))
+    }
+}

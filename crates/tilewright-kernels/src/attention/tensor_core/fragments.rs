@@ -1,0 +1,187 @@
+//! Rows of a warp on their way through the keys: sums of weighed values, maxima, and the products of `mma.sync`.
+//!
+//! A tile of 16 rows is that of `mma`: lane `l` holds rows `l / 4` and 8 further down, and of each 8 columns `2 (l % 4)` and the
+//! next. The sums of products with 16 keys are, rounded, the left side of the product of these keys' weights and values.
+
+use super::{
+    cta::Cta,
+    layout::{Layout, RowFormat},
+};
+use crate::tile::reduce;
+use tilewright_ptx::build::{Builder, Shared, Value, Var};
+
+/// A tile of 16 rows and 8 columns of sums.
+pub(super) type Sums<'k> = [Var<'k, f32>; 4];
+
+/// The state of 16 rows.
+#[derive(Debug, Clone)]
+pub(super) struct RowTile<'k> {
+    /// For each 8 elements of a head `Σ weight · value`.
+    pub(super) o: Vec<Sums<'k>>,
+    /// For each half the greatest product of queries and keys.
+    pub(super) max: [Var<'k, f32>; 2],
+    /// For each half this thread's share of the sum of weights.
+    pub(super) sum: [Var<'k, f32>; 2],
+}
+
+impl<'k> RowTile<'k> {
+    pub(super) fn new(cta: &Cta<'k>) -> Self {
+        let k = cta.k;
+        Self {
+            o: cta.zeros("o", 2 * cta.layout.v.steps()),
+            max: [k.var("max", f32::NEG_INFINITY), k.var("max", f32::NEG_INFINITY)],
+            sum: [k.var("sum", 0.0), k.var("sum", 0.0)],
+        }
+    }
+
+    /// Turns products with keys into weights, rounded and in pairs, four for each 16 keys; gives also the factors that bring what
+    /// was summed before to the new maxima.
+    pub(super) fn weigh(
+        &self,
+        cta: &Cta<'k>,
+        scale: Value<'k, f32>,
+        logits: &[Sums<'k>],
+    ) -> (Vec<[Value<'k, u32>; 4]>, [Value<'k, f32>; 2]) {
+        let factors = [0, 1].map(|half| self.weigh_half(scale, half, logits));
+        let pair = |tile: &Sums<'k>, half: usize| cta.narrow(tile[2 * half].get(), tile[2 * half + 1].get());
+        let of_step = |tiles: &[Sums<'k>]| {
+            [pair(&tiles[0], 0), pair(&tiles[0], 1), pair(&tiles[1], 0), pair(&tiles[1], 1)]
+        };
+        (logits.chunks_exact(2).map(of_step).collect(), factors)
+    }
+
+    fn weigh_half(&self, scale: Value<'k, f32>, half: usize, logits: &[Sums<'k>]) -> Value<'k, f32> {
+        let of_half = || logits.iter().flat_map(move |tile| [tile[2 * half], tile[2 * half + 1]]);
+        let before = self.max[half].get();
+        let own = of_half().fold(before, |max, logit| max.max(logit.get()));
+        let max = reduce::quad_max(own);
+        // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
+        let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
+        let factor = ((before - reference) * scale).exp2();
+        self.max[half].set(max);
+        let offset = -(reference * scale);
+        let mut sum = self.sum[half].get() * factor;
+        for logit in of_half() {
+            let weight = logit.get().mul_add(scale, offset).exp2();
+            logit.set(weight);
+            sum = sum + weight;
+        }
+        self.sum[half].set(sum);
+        factor
+    }
+
+    /// Brings the sums to new maxima.
+    pub(super) fn rescale(&self, factors: [Value<'k, f32>; 2]) {
+        for sums in &self.o {
+            for (i, sum) in sums.iter().enumerate() {
+                sum.set(sum.get() * factors[i / 2]);
+            }
+        }
+    }
+}
+
+/// Puts -inf in the place of logits that a row does not see: bit `8 t + 2 (lane % 4) + i` of `seen` tells of column `i` of tile
+/// `t`, for both halves.
+pub(super) fn hide<'k>(k: &'k Builder, seen: [Value<'k, u64>; 2], logits: &[Sums<'k>]) {
+    let column = (k.lane() & 3) << 1;
+    for (half, seen) in seen.into_iter().enumerate() {
+        let own = seen >> column;
+        for (tile, sums) in logits.iter().enumerate() {
+            let word = if tile < 4 { own.low() } else { own.high() };
+            for i in 0..2 {
+                let hidden = (word & (1 << (8 * (tile % 4) + i))).eq(0);
+                let logit = sums[2 * half + i];
+                logit.set(logit.get().unless(hidden, f32::NEG_INFINITY));
+            }
+        }
+    }
+}
+
+/// Where a lane finds its rows for `ldmatrix`, in bytes from the first row of a tile of 16.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LanePlaces<'k> {
+    /// Queries, as the left side.
+    q: Value<'k, u32>,
+    /// Keys, as columns.
+    k: Value<'k, u32>,
+    /// Values, as depth.
+    v: Value<'k, u32>,
+}
+
+impl<'k> LanePlaces<'k> {
+    pub(super) fn new(k: &'k Builder, layout: &Layout) -> Self {
+        let lane = k.lane();
+        let (low, high, middle) = (lane & 15, lane >> 4, (lane >> 3) & 1);
+        let at = |row: Value<'k, u32>, chunk: Value<'k, u32>, format: RowFormat| {
+            row * format.stride as u32 + (chunk << 4)
+        };
+        Self {
+            q: at(low, high, layout.q),
+            k: at((lane & 7) + (high << 3), middle, layout.k),
+            v: at(low, high, layout.v),
+        }
+    }
+
+    /// The left side for step `step` of 16 elements, of the 16 rows at `rows`.
+    #[track_caller]
+    pub(super) fn query(&self, cta: &Cta<'k>, rows: Shared<'k, u32>, step: usize) -> [Value<'k, u32>; 4] {
+        cta.k.load_matrix(rows.byte(self.q).plus(step * 8), false)
+    }
+
+    /// Both right sides, of 8 keys each, for step `step` of 16 elements, of the 16 keys at `keys`.
+    #[track_caller]
+    fn key(&self, cta: &Cta<'k>, keys: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
+        let [a, b, c, d] = cta.k.load_matrix::<4, _>(keys.byte(self.k).plus(step * 8), false);
+        [[a, b], [c, d]]
+    }
+
+    /// Both right sides, of 8 elements each, for the `step`th 16 elements of the 16 values at `values`.
+    #[track_caller]
+    fn value(&self, cta: &Cta<'k>, values: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
+        let [a, b, c, d] = cta.k.load_matrix::<4, _>(values.byte(self.v).plus(step * 8), true);
+        [[a, b], [c, d]]
+    }
+
+    /// `logits = Q · Kᵀ` of some row tiles and all keys at `keys`; `query` gives the left side of a row tile and step.
+    pub(super) fn multiply_keys(
+        &self,
+        cta: &Cta<'k>,
+        query: impl Fn(usize, usize) -> [Value<'k, u32>; 4],
+        keys: Shared<'k, u32>,
+        logits: &[Vec<Sums<'k>>],
+    ) {
+        let format = cta.layout.k;
+        logits.iter().flatten().flatten().for_each(|sum| sum.set(0.0));
+        let pairs = logits.first().map_or(0, Vec::len) / 2;
+        for step in 0..format.steps() {
+            let left: Vec<_> = (0..logits.len()).map(|tile| query(tile, step)).collect();
+            for pair in 0..pairs {
+                let right = self.key(cta, keys.plus(pair * 4 * format.stride), step);
+                for (left, sums) in left.iter().zip(logits) {
+                    cta.k.mma(cta.elements, sums[2 * pair], *left, right[0]);
+                    cta.k.mma(cta.elements, sums[2 * pair + 1], *left, right[1]);
+                }
+            }
+        }
+    }
+
+    /// `O += P · V`: `weights` are those of each row tile, four words for each 16 keys.
+    pub(super) fn weigh_values(
+        &self,
+        cta: &Cta<'k>,
+        weights: &[Vec<[Value<'k, u32>; 4]>],
+        values: Shared<'k, u32>,
+        tiles: &[RowTile<'k>],
+    ) {
+        let format = cta.layout.v;
+        for step in 0..weights.first().map_or(0, Vec::len) {
+            for pair in 0..format.steps() {
+                let right = self.value(cta, values.plus(step * 4 * format.stride), pair);
+                for (weights, tile) in weights.iter().zip(tiles) {
+                    cta.k.mma(cta.elements, tile.o[2 * pair], weights[step], right[0]);
+                    cta.k.mma(cta.elements, tile.o[2 * pair + 1], weights[step], right[1]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Merging of partial states by the CTA that completes the last of them.
+//!
+//! ```text
+//! m = max lse_i     w_i = 2^(lse_i - m)     o = Σ w_i · o_i / Σ w_i     lse = m + log2 Σ w_i
+//! ```
+//!
+//! Each item counts up the merges that wait for it; who counts to a merge's number of sources finds all of them written, and
+//! adds them in their order, so that bits do not depend on who came last. A warp has a row.
+
+use super::{
+    cta::{Cta, Head, Work},
+    layout::WARPS,
+    output::{Total, output, store_four, store_lse},
+};
+use crate::{
+    attention::items::{Merge, MergeValues, SourceValues},
+    tile::reduce,
+};
+use tilewright_ptx::{
+    build::{Global, Shared, Value, Var},
+    isa::{
+        memory::{AtomicOp, Order, Scope},
+        sync::Fence,
+    },
+};
+
+/// Partial states whose values are under way at once.
+const BATCH: u32 = 4;
+
+/// Counts the merges that wait for this item, and does those that it completes.
+pub(super) fn feed<'k>(cta: &Cta<'k>, work: &Work<'k>) {
+    let k = cta.k;
+    let complete: Shared<'k, u32> = cta.at(cta.layout.words + 64);
+    // what all threads wrote comes before what this warp counts
+    k.fence(Fence::AcqRel(Scope::Gpu));
+    k.sync_threads();
+    k.repeat((work.item.feed_begin, work.item.feed_end), 32, |first| {
+        k.when(k.thread().lt(32), || {
+            let is_last = k.var::<bool>("is_last", false);
+            k.when((first + k.lane()).lt(work.item.feed_end), || {
+                let number = cta.params.feeds.at(first + k.lane()).load();
+                is_last.set(count(cta, number));
+            });
+            let lanes = k.ballot(is_last.get());
+            k.when(k.lane().eq(0), || complete.store(lanes));
+        });
+        k.sync_threads();
+        let left = k.var("left", complete.load());
+        k.when(left.get().ne(0), || k.fence(Fence::AcqRel(Scope::Gpu)));
+        k.forever(|| {
+            k.leave_when(left.get().eq(0));
+            let lowest = left.get() & (k.constant(0) - left.get());
+            left.set(left.get() ^ lowest);
+            let at = k.constant(31) - lowest.leading_zeros();
+            merge(cta, cta.params.feeds.at(first + at).load());
+        });
+        k.sync_threads();
+    });
+}
+
+/// Counts one source of a merge; whether it was the last. The counter is 0 again then.
+fn count<'k>(cta: &Cta<'k>, number: Value<'k, u32>) -> Value<'k, bool> {
+    let record = cta.params.merges.at_wide(number.to_u64() * Merge::WORDS as u64);
+    let [begin, end] = [3, 4].map(|word| record.plus(word).load());
+    let last = end - begin - 1;
+    let before = cta.params.counters.at(number).atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu));
+    before.eq(last)
+}
+
+/// Merges the states of all rows of a merge.
+fn merge<'k>(cta: &Cta<'k>, number: Value<'k, u32>) {
+    let k = cta.k;
+    let merge = MergeValues::load(k, cta.params.merges, number);
+    let rows = merge.qo_len * cta.params.group.by;
+    k.repeat((k.thread() >> 5, rows), WARPS as u32, |row| {
+        let (token, in_group) = cta.params.group.divide(row);
+        let token = merge.qo_begin + token;
+        let sources = Sources { cta, merge, token, in_group };
+        let max = sources.max();
+        let (sums, sum) = sources.add(max);
+        let head = Head { token, qo_head: merge.kv_head * cta.params.group.by + in_group };
+        let total = Total::new(max, sum);
+        store_lse_of_row(cta, head, total.lse);
+        sources.each_chunk(|at, chunk| {
+            let values = sums[at].map(|sum| sum.get() * total.normalizer);
+            store_four(cta, output(cta, head), chunk, values);
+        });
+    });
+}
+
+fn store_lse_of_row<'k>(cta: &Cta<'k>, head: Head<'k>, lse: Value<'k, f32>) {
+    cta.k.when(cta.k.lane().eq(0), || store_lse(cta, head, lse));
+}
+
+/// The partial states of a head of a row.
+struct Sources<'c, 'k> {
+    cta: &'c Cta<'k>,
+    merge: MergeValues<'k>,
+    token: Value<'k, u32>,
+    in_group: Value<'k, u32>,
+}
+
+impl<'k> Sources<'_, 'k> {
+    /// The partial row in the state of source `at`, which exists.
+    fn partial_row(&self, at: Value<'k, u32>) -> Value<'k, u32> {
+        let source = SourceValues::load(self.cta.k, self.cta.params.sources, at);
+        source.partial + (self.token - source.qo_begin) * self.cta.params.group.by + self.in_group
+    }
+
+    /// This lane's source of the 32 from `first` on: its partial row, and its LSE. Lanes beyond the last have its row, empty.
+    fn of_lane(&self, first: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, f32>) {
+        let k = self.cta.k;
+        let at = first + k.lane();
+        let row = self.partial_row(at.min(self.merge.source_end - 1));
+        let lse = self.cta.params.partial_lse.at(row).load();
+        (row, lse.unless(at.ge(self.merge.source_end), f32::NEG_INFINITY))
+    }
+
+    /// The greatest LSE, or 0 where all states are empty; NaN is added later.
+    fn max(&self) -> Value<'k, f32> {
+        let k = self.cta.k;
+        let max = k.var("max", f32::NEG_INFINITY);
+        k.repeat((self.merge.source_begin, self.merge.source_end), 32, |first| {
+            max.set(max.get().max(self.of_lane(first).1));
+        });
+        let max = reduce::warp_max(max.get());
+        max.unless(max.eq(f32::NEG_INFINITY), 0.0)
+    }
+
+    /// Weighed sums of this lane's chunks, and the sum of weights.
+    fn add(&self, max: Value<'k, f32>) -> (Vec<[Var<'k, f32>; 4]>, Value<'k, f32>) {
+        let k = self.cta.k;
+        let sums = self.cta.zeros("merged", self.chunks().div_ceil(32));
+        let sum = k.var("sum_of_weights", 0.0);
+        k.repeat((self.merge.source_begin, self.merge.source_end), 32, |first| {
+            let (row, lse) = self.of_lane(first);
+            let weight = (lse - max).exp2();
+            let count = (self.merge.source_end - first).min(32);
+            k.repeat((0, count), BATCH, |at| {
+                let of_lane = |ahead: u32| (row.of_lane(at + ahead), weight.of_lane(at + ahead));
+                let batch: Vec<_> = (0..BATCH).map(of_lane).collect();
+                self.add_batch(&batch, &sums);
+                batch.iter().for_each(|(_, weight)| sum.set(sum.get() + *weight));
+            });
+        });
+        (sums, sum.get())
+    }
+
+    fn add_batch(&self, batch: &[(Value<'k, u32>, Value<'k, f32>)], sums: &[[Var<'k, f32>; 4]]) {
+        let dim = self.cta.layout.v.dim as u64;
+        self.each_chunk(|at, chunk| {
+            let load = |row: &Value<'k, u32>| -> [Value<'k, f32>; 4] {
+                let o: Global<'k, f32> = self.cta.params.partial_o.at_wide(row.to_u64() * dim);
+                o.at(chunk << 2).load_vector()
+            };
+            let loaded: Vec<_> = batch.iter().map(|(row, _)| load(row)).collect();
+            for (values, (_, weight)) in loaded.iter().zip(batch) {
+                for (sum, value) in sums[at].iter().zip(values) {
+                    // an empty state is no summand
+                    let added = value.mul_add(*weight, sum.get());
+                    sum.set(added.unless(weight.eq(0.0), sum.get()));
+                }
+            }
+        });
+    }
+
+    /// Vectors of four elements of a head.
+    fn chunks(&self) -> usize {
+        self.cta.layout.v.dim / 4
+    }
+
+    /// Calls `body` with each of this lane's chunks.
+    fn each_chunk(&self, mut body: impl FnMut(usize, Value<'k, u32>)) {
+        let (k, chunks) = (self.cta.k, self.chunks());
+        for at in 0..chunks.div_ceil(32) {
+            let chunk = k.lane() + 32 * at as u32;
+            let all = 32 * (at + 1) <= chunks;
+            let there = if all { k.constant(true) } else { chunk.lt(chunks as u32) };
+            k.when(there, || body(at, chunk));
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Attention with `mma.sync` and `cp.async`, on any GPU from Ampere on: prefill, append, decode, mixed batches, levels of cascades
+//! and block-sparse rows in one launch of one kernel.
+//!
+//! A CTA does the items of a worker one after the other. What an item is, only its numbers tell: with up to 16 query rows (tokens
+//! times heads of the group) its warps divide the keys ([`few`]), with more they divide the rows ([`many`]). What arrives is masked
+//! where a row may not see it ([`seen`]), weighed by an online softmax ([`fragments`]), written as output or partial state
+//! ([`output`]), and merged by whoever completes the last part ([`merge`]).
+//!
+//! Parameters: [`Params`](super::call::Params). Grid: `[workers, 1, 1]`.
+
+mod config;
+mod cta;
+mod few;
+mod fragments;
+mod keys;
+mod layout;
+mod many;
+mod merge;
+mod output;
+mod rows;
+mod seen;
+
+pub use config::{Config, Device, FEW_ROWS, KV_TOKENS, THREADS};
+
+use cta::Cta;
+use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
+
+/// The kernel.
+///
+/// # Errors
+/// With the reasons of [`Config::refuses`], if there are any.
+pub fn attention(name: &str, config: &Config) -> Result<Kernel, Invalid> {
+    let reasons = config.refuses();
+    let Some(layout) = config.layout().filter(|_| reasons.is_empty()) else {
+        return Err(Invalid::of(name, reasons.join("; ")));
+    };
+    Builder::kernel(name, THREADS, |k| {
+        k.ctas_per_sm(config.ctas_per_sm());
+        let cta = Cta::new(k, config, layout);
+        if config.device.arch >= 90 {
+            // what the kernel before wrote is there
+            k.wait_for_prerequisites();
+        }
+        cta.run();
+    })
+}

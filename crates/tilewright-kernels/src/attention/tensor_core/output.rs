@@ -1,0 +1,130 @@
+//! The end of rows: normalised sums become outputs, or partial states.
+
+use super::{
+    cta::{Cta, Head, Work},
+    fragments::RowTile,
+};
+use crate::tile::reduce;
+use tilewright_ptx::build::{Global, Value};
+
+/// What a row has summed up to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Total<'k> {
+    /// The factor that makes sums of weighed values a mean; 0 where nothing was seen.
+    pub(super) normalizer: Value<'k, f32>,
+    /// The LSE in base 2.
+    pub(super) lse: Value<'k, f32>,
+}
+
+impl<'k> Total<'k> {
+    /// Of the greatest logit in base 2, and the sum of weights beside it.
+    #[track_caller]
+    pub(super) fn new(max: Value<'k, f32>, sum: Value<'k, f32>) -> Self {
+        let empty = sum.eq(0.0);
+        Self {
+            normalizer: sum.recip().unless(empty, 0.0),
+            lse: (max + sum.log2()).unless(empty, f32::NEG_INFINITY),
+        }
+    }
+}
+
+/// The output of a head of a row.
+#[track_caller]
+pub(super) fn output<'k>(cta: &Cta<'k>, head: Head<'k>) -> Global<'k, u32> {
+    let o = &cta.params.o;
+    let place = head.token.to_u64() * o.row + head.qo_head.to_u64() * o.head;
+    Global::<u16>::new(o.address).at_wide(place).cast()
+}
+
+/// Writes the LSE of a head of a row, if it is asked for.
+#[track_caller]
+pub(super) fn store_lse<'k>(cta: &Cta<'k>, head: Head<'k>, lse: Value<'k, f32>) {
+    let params = &cta.params;
+    cta.k.when(params.has_lse(), || {
+        let place = head.token.to_u64() * params.qo_heads.to_u64() + head.qo_head.to_u64();
+        params.lse.at_wide(place).store(lse);
+    });
+}
+
+/// The partial state of a row of an item: its output and its LSE.
+#[track_caller]
+pub(super) fn partial<'k>(
+    cta: &Cta<'k>,
+    work: &Work<'k>,
+    row: Value<'k, u32>,
+) -> (Global<'k, f32>, Global<'k, f32>) {
+    let place = (work.item.partial + row).to_u64();
+    let o = cta.params.partial_o.at_wide(place * cta.layout.v.dim as u64);
+    (o, cta.params.partial_lse.at_wide(place))
+}
+
+/// Writes the 16 rows of a fragment, the first of which is row `first` of the item.
+pub(super) fn store_tile<'k>(cta: &Cta<'k>, work: &Work<'k>, tile: &RowTile<'k>, first: Value<'k, u32>) {
+    let (k, lane) = (cta.k, cta.k.lane());
+    for half in 0..2 {
+        let sum = reduce::quad_sum(tile.sum[half].get());
+        let total = Total::new(tile.max[half].get() * work.scale, sum);
+        let factor = total.normalizer * work.v_factor;
+        let row = first + (lane >> 2) + 8 * half as u32;
+        let first_of_quad = (lane & 3).eq(0);
+        let pairs = || {
+            let tiles = tile.o.iter().enumerate().take(cta.layout.v.dim / 8);
+            tiles.map(|(at, o)| (at, [o[2 * half].get() * factor, o[2 * half + 1].get() * factor]))
+        };
+        k.when(row.lt(work.rows), || {
+            k.when_else(
+                work.is_partial(),
+                || {
+                    let (o, lse) = partial(cta, work, row);
+                    let o = o.at((lane & 3) << 1);
+                    pairs().for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
+                    k.when(first_of_quad, || lse.store(total.lse));
+                },
+                || {
+                    let head = cta.head(work, row);
+                    let o = output(cta, head).at(lane & 3);
+                    pairs().for_each(|(at, [low, high])| o.plus(4 * at).store(cta.narrow(low, high)));
+                    k.when(first_of_quad, || store_lse(cta, head, total.lse));
+                },
+            );
+        });
+    }
+}
+
+/// Writes four neighbours of a row of an item that begin at element `4 chunk`, and with the first of them the LSE; `values` are
+/// sums of weighed values.
+pub(super) fn store_chunk<'k>(
+    (cta, work): (&Cta<'k>, &Work<'k>),
+    (row, chunk): (Value<'k, u32>, Value<'k, u32>),
+    values: [Value<'k, f32>; 4],
+    total: Total<'k>,
+) {
+    let k = cta.k;
+    let factor = total.normalizer * work.v_factor;
+    let values = values.map(|value| value * factor);
+    k.when_else(
+        work.is_partial(),
+        || {
+            let (o, lse) = partial(cta, work, row);
+            o.at(chunk << 2).store_vector(values);
+            k.when(chunk.eq(0), || lse.store(total.lse));
+        },
+        || {
+            let head = cta.head(work, row);
+            store_four(cta, output(cta, head), chunk, values);
+            k.when(chunk.eq(0), || store_lse(cta, head, total.lse));
+        },
+    );
+}
+
+/// Rounds four neighbours and writes them to an output.
+#[track_caller]
+pub(super) fn store_four<'k>(
+    cta: &Cta<'k>,
+    to: Global<'k, u32>,
+    chunk: Value<'k, u32>,
+    values: [Value<'k, f32>; 4],
+) {
+    let words = [cta.narrow(values[0], values[1]), cta.narrow(values[2], values[3])];
+    to.at(chunk << 1).store_vector(words);
+}

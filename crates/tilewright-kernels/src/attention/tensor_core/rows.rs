@@ -1,0 +1,109 @@
+//! The rows of a tile: their positions, and which keys of the segment each sees by the mask.
+//!
+//! A row at position `p` sees positions `p - left ..= p + right`. Where keys have positions without gaps these are keys
+//! `first..end` of the segment; in block-sparse attention they stay positions, and are compared with those of single keys.
+//! KV tiles between `plain_from` and `plain_to` are seen by all rows, and need no mask.
+
+use super::{
+    cta::{Cta, Work},
+    layout::WARPS,
+};
+use crate::attention::items::{NONE, Request, request_of};
+use tilewright_ptx::{
+    build::{Shared, Value},
+    isa::warp::WarpReduction,
+};
+
+/// The table of a tile's rows in shared memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows<'k> {
+    positions: Shared<'k, i32>,
+    first: Shared<'k, i32>,
+    end: Shared<'k, i32>,
+    limits: Shared<'k, i32>,
+}
+
+/// Keys of the segment that all rows see.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Plain<'k> {
+    pub(super) from: Value<'k, i32>,
+    pub(super) to: Value<'k, i32>,
+}
+
+impl<'k> Rows<'k> {
+    pub(super) fn new(cta: &Cta<'k>) -> Self {
+        let at = |number: usize| cta.at::<i32>(cta.layout.rows + number * 512);
+        Self { positions: at(0), first: at(1), end: at(2), limits: cta.at(cta.layout.words) }
+    }
+
+    /// Fills the table for the `count` rows from `begin` on, by all threads; to be read behind a barrier.
+    pub(super) fn fill(&self, cta: &Cta<'k>, work: &Work<'k>, (begin, count): (Value<'k, u32>, usize)) {
+        let (k, thread) = (cta.k, cta.k.thread());
+        let (row, exists) = (begin + thread, (begin + thread).lt(work.rows) & thread.lt(count as u32));
+        let (first, end) = (k.var::<i32>("first", 0), k.var::<i32>("end", i32::MAX));
+        k.when(exists, || {
+            let position = self.position(cta, work, row);
+            self.positions.at(thread).store(position);
+            let (from, to) = range(cta, work, position);
+            first.set(from);
+            end.set(to);
+        });
+        k.when(thread.lt(count as u32), || {
+            self.first.at(thread).store(first.get());
+            self.end.at(thread).store(end.get());
+        });
+        let last_first = k.reduce_warp(WarpReduction::MaxS32, first.get().reinterpret::<u32>());
+        let first_end = k.reduce_warp(WarpReduction::MinS32, end.get().reinterpret::<u32>());
+        k.when(k.lane().eq(0), || {
+            self.limits.at(thread >> 5).store(last_first.reinterpret::<i32>());
+            self.limits.at(thread >> 5).plus(WARPS).store(first_end.reinterpret::<i32>());
+        });
+    }
+
+    /// Which keys all rows see.
+    pub(super) fn plain(&self, cta: &Cta<'k>, work: &Work<'k>) -> Plain<'k> {
+        let item = &work.item;
+        let firsts = self.limits.load_vector::<4>();
+        let ends = self.limits.plus(WARPS).load_vector::<4>();
+        let from = firsts.into_iter().reduce(|a, b| a.max(b)).unwrap_or_else(|| cta.k.constant(0));
+        let to = ends.into_iter().reduce(|a, b| a.min(b)).unwrap_or_else(|| cta.k.constant(0));
+        let bits_from = (item.kv_len - item.mask_columns).reinterpret::<i32>();
+        let limit = bits_from.unless(item.mask_columns.eq(0), i32::MAX);
+        // positions of blocks: all or nothing
+        let all = from.le(0) & to.eq(i32::MAX);
+        let end = item.kv_end.reinterpret::<i32>();
+        let of_blocks = all.select::<i32>(end, 0);
+        let to = cta.is_blocks().select::<i32>(of_blocks, to.min(end));
+        Plain { from: from.named("plain_from"), to: to.min(limit).named("plain_to") }
+    }
+
+    /// Keys (or positions) `first..end` that a row of the tile sees.
+    #[track_caller]
+    pub(super) fn range(&self, row: Value<'k, u32>) -> (Value<'k, i32>, Value<'k, i32>) {
+        (self.first.at(row).load(), self.end.at(row).load())
+    }
+
+    fn position(&self, cta: &Cta<'k>, work: &Work<'k>, row: Value<'k, u32>) -> Value<'k, i32> {
+        let k = cta.k;
+        let token = cta.head(work, row).token;
+        let offset = k.var::<i32>("offset", work.item.offset);
+        k.when(work.item.request.eq(NONE), || {
+            let params = &cta.params;
+            let request = request_of(k, (params.requests, params.num_requests), token);
+            let record = params.requests.at_wide(request.to_u64() * Request::WORDS as u64);
+            offset.set(record.plus(1).load().reinterpret::<i32>());
+        });
+        token.reinterpret::<i32>() + offset.get()
+    }
+}
+
+/// What a row at a position sees. Limits go up to 2^32 - 1, which is more than any distance and so no limit.
+fn range<'k>(cta: &Cta<'k>, work: &Work<'k>, position: Value<'k, i32>) -> (Value<'k, i32>, Value<'k, i32>) {
+    let (params, blocks) = (&cta.params, cta.is_blocks());
+    let wide = |x: Value<'k, u32>| x.to_u64().reinterpret::<i64>();
+    let base = wide(blocks.select::<u32>(0, work.item.base));
+    let most = wide(blocks.select::<u32>(i32::MAX as u32, work.item.kv_end));
+    let inside = |at: Value<'k, i64>| at.max(0).min(most).reinterpret::<u64>().low().reinterpret::<i32>();
+    let from = position.to_i64() - base;
+    (inside(from - wide(params.left)), inside(from + wide(params.right) + 1))
+}

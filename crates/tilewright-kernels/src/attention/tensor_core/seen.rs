@@ -1,0 +1,85 @@
+//! Which keys of a KV tile a row sees, as the bits of a word: by ranges, by the positions of blocks, by mask bits.
+
+use super::cta::{Cta, Work};
+use tilewright_ptx::build::{Builder, Global, Value};
+
+/// Keys of a KV tile: `width` (at most 64) from `first` on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keys<'k> {
+    pub(super) first: Value<'k, u32>,
+    pub(super) width: u32,
+}
+
+/// The word of row `row` of the item, which sees keys, or positions, `range`.
+pub(super) fn seen<'k>(
+    (cta, work): (&Cta<'k>, &Work<'k>),
+    row: Value<'k, u32>,
+    (from, to): (Value<'k, i32>, Value<'k, i32>),
+    keys: Keys<'k>,
+) -> Value<'k, u64> {
+    let (k, item, blocks) = (cta.k, &work.item, cta.is_blocks());
+    let first = keys.first.reinterpret::<i32>();
+    let local = |at: Value<'k, i32>| ones(k, (at - first).max(0).reinterpret());
+    let (by_key, end) = (item.kv_end.reinterpret::<i32>(), local(to));
+    let end = blocks.select(local(by_key), end);
+    let begin = local(from).unless(blocks, 0);
+    let word = k.var("seen", end & !begin);
+    k.when(blocks & (from.gt(0) | to.lt(i32::MAX)), || {
+        k.repeat((0, keys.width), 1, |at| {
+            let key = keys.first + at;
+            k.when(key.lt(item.kv_end), || {
+                let position = position(cta, work, key);
+                let hidden = position.lt(from) | position.ge(to);
+                let bit = (k.constant(1_u64) << at).unless(!hidden, 0);
+                word.set(word.get() & !bit);
+            });
+        });
+    });
+    let free = item.kv_len - item.mask_columns;
+    k.when(item.mask_columns.gt(0) & (keys.first + keys.width).gt(free), || {
+        word.set(word.get() & bits((cta, work), row, keys));
+    });
+    word.get()
+}
+
+/// The position of a key, which exists.
+#[track_caller]
+pub(super) fn position<'k>(cta: &Cta<'k>, work: &Work<'k>, key: Value<'k, u32>) -> Value<'k, i32> {
+    let (k, item, params) = (cta.k, &work.item, &cta.params);
+    let position = k.var::<u32>("position", item.base + key);
+    k.when(cta.is_blocks(), || {
+        let (block, slot) = params.page_size.divide(key);
+        position.set(params.indices.at(item.kv_start + block).load() * params.page_size.by + slot);
+    });
+    position.get().reinterpret()
+}
+
+/// The mask bits of a row for some keys, of which at least one has a bit; keys without are shown.
+fn bits<'k>((cta, work): (&Cta<'k>, &Work<'k>), row: Value<'k, u32>, keys: Keys<'k>) -> Value<'k, u64> {
+    let (k, item) = (cta.k, &work.item);
+    let free = item.kv_len - item.mask_columns;
+    // keys before the first column, keys that have bits, and the first column of these
+    let shown = free.max(keys.first) - keys.first;
+    let end = (item.kv_end.max(keys.first) - keys.first).min(keys.width);
+    let count = end.max(shown) - shown;
+    let column = keys.first + shown - free;
+    let token = cta.params.group.quotient(row);
+    let first_bit = k.pack32(item.mask_bit_low, item.mask_bit_high);
+    let bit = first_bit + token.to_u64() * item.mask_columns.to_u64() + column.to_u64();
+    let skip = bit.low() & 7;
+    let byte = Global::<u32>::new(cta.params.mask_bits + (bit >> 3));
+    let word = k.var::<u64>("mask_bits_of_row", 0);
+    k.repeat((0, (skip + count + 7) >> 3), 1, |at| {
+        let eight = Global::<u32>::new(byte.address() + at.to_u64()).load_u8().to_u64();
+        let first = at.eq(0).select(eight >> skip, eight << ((at << 3) - skip));
+        word.set(word.get() | first);
+    });
+    ones(k, shown) | (word.get() << shown)
+}
+
+/// The lowest `count` bits; all of them from 64 on.
+#[track_caller]
+fn ones<'k>(k: &'k Builder, count: Value<'k, u32>) -> Value<'k, u64> {
+    // a shift by 64 or more leaves nothing
+    !(k.constant(u64::MAX) << count)
+}

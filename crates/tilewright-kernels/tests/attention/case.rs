@@ -1,0 +1,101 @@
+//! What is tested: a batch of requests, how their keys lie, how the work is cut.
+
+use tilewright::{Dtype, HeadDim};
+use tilewright_kernels::attention::{
+    call::{KvLayout, UNLIMITED},
+    tensor_core::{Config, Device},
+};
+
+/// A batch and a problem.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    pub(crate) qo: Dtype,
+    pub(crate) kv: Dtype,
+    pub(crate) dim: HeadDim,
+    /// Query and KV heads.
+    pub(crate) heads: (usize, usize),
+    /// Query rows and keys of each request.
+    pub(crate) lengths: Vec<(usize, usize)>,
+    /// The first so many keys of all requests are the same, and are a segment of their own.
+    pub(crate) prefix: usize,
+    pub(crate) layout: KvLayout,
+    pub(crate) page_size: usize,
+    /// Heads lie outside of tokens.
+    pub(crate) hnd: bool,
+    /// Left and right limits of the mask.
+    pub(crate) mask: (u32, u32),
+    /// Mask bits hide some of the last so many keys of each request.
+    pub(crate) bits: Option<usize>,
+    /// Items end at multiples of so many keys.
+    pub(crate) piece: usize,
+    pub(crate) workers: usize,
+    /// Keys that are not finite, by request and key, and what is there.
+    pub(crate) spoiled: Vec<(usize, usize, f64)>,
+    pub(crate) arch: u32,
+    pub(crate) seeds: u64,
+}
+
+pub(crate) const FULL: (u32, u32) = (UNLIMITED, UNLIMITED);
+pub(crate) const CAUSAL: (u32, u32) = (UNLIMITED, 0);
+/// Longer than any request.
+pub(crate) const WHOLE: usize = 1 << 20;
+
+impl Case {
+    pub(crate) fn new(dim: usize, heads: (usize, usize), lengths: &[(usize, usize)]) -> Self {
+        Self {
+            qo: Dtype::Bf16,
+            kv: Dtype::Bf16,
+            dim: HeadDim::same(dim),
+            heads,
+            lengths: lengths.to_vec(),
+            prefix: 0,
+            layout: KvLayout::Paged,
+            page_size: 16,
+            hnd: false,
+            mask: CAUSAL,
+            bits: None,
+            piece: WHOLE,
+            workers: 2,
+            spoiled: Vec::new(),
+            arch: 90,
+            seeds: 1,
+        }
+    }
+
+    pub(crate) fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
+        change(&mut self);
+        self
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        Config { qo: self.qo, kv: self.kv, head_dim: self.dim, device: Device::of_arch(self.arch) }
+    }
+
+    pub(crate) fn group(&self) -> usize {
+        self.heads.0 / self.heads.1
+    }
+
+    pub(crate) fn num_rows(&self) -> usize {
+        self.lengths.iter().map(|of| of.0).sum()
+    }
+
+    /// The first row of a request.
+    pub(crate) fn first_row(&self, request: usize) -> usize {
+        self.lengths[..request].iter().map(|of| of.0).sum()
+    }
+
+    /// Whether bits show a key of a request to its `row`th row.
+    pub(crate) fn bit(&self, request: usize, row: usize, key: usize) -> bool {
+        let Some(columns) = self.bits else { return true };
+        let free = self.lengths[request].1.saturating_sub(columns);
+        key < free || (row * 7 + key * 5 + request) % 3 != 0
+    }
+
+    /// Whether a request's `row`th row sees its key, which has a position.
+    pub(crate) fn sees(&self, request: usize, row: usize, (key, at): (usize, i64)) -> bool {
+        let (rows, keys) = self.lengths[request];
+        let position = keys as i64 - rows as i64 + row as i64;
+        let (left, right) = (i64::from(self.mask.0), i64::from(self.mask.1));
+        at >= position - left && at <= position + right && self.bit(request, row, key)
+    }
+}

@@ -1,0 +1,406 @@
+//! A case in device memory: tensors, the cache, the schedule.
+
+use crate::{
+    case::Case,
+    numbers::{bytes, noise},
+};
+use tilewright_kernels::attention::{
+    call::{CacheTensor, Call, KvLayout, PlanArgs, RowTensor, ScaleArgs},
+    items::{Item, Merge, NONE, Request, Source},
+};
+use tilewright_ptx::{
+    ir::Kernel,
+    sim::{Fault, Launch, Memory, Report},
+};
+
+/// Keys that some rows look at.
+#[derive(Debug, Clone)]
+pub(crate) struct Segment {
+    pub(crate) rows: std::ops::Range<usize>,
+    pub(crate) request: Option<usize>,
+    pub(crate) len: usize,
+    pub(crate) base: usize,
+    pub(crate) kv_start: usize,
+}
+
+/// What the kernel is launched with, and what it is judged by.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) case: Case,
+    pub(crate) segments: Vec<Segment>,
+    /// Entries of the page table.
+    pub(crate) indices: Vec<u32>,
+    pub(crate) q: Vec<u8>,
+    pub(crate) k: Vec<u8>,
+    pub(crate) v: Vec<u8>,
+}
+
+/// What a run gave.
+#[derive(Debug)]
+pub(crate) struct Outputs {
+    pub(crate) o: Vec<u8>,
+    pub(crate) lse: Vec<f32>,
+    pub(crate) report: Report,
+}
+
+impl World {
+    pub(crate) fn new(case: &Case) -> Self {
+        let mut world = Self {
+            case: case.clone(),
+            segments: Vec::new(),
+            indices: Vec::new(),
+            q: Vec::new(),
+            k: Vec::new(),
+            v: Vec::new(),
+        };
+        world.segment();
+        world.fill();
+        world
+    }
+
+    /// Makes segments, and deals out pages.
+    fn segment(&mut self) {
+        let case = &self.case;
+        let mut begin = 0;
+        let shared = (case.prefix > 0).then(|| Segment {
+            rows: 0..case.num_rows(),
+            request: None,
+            len: case.prefix,
+            base: 0,
+            kv_start: 0,
+        });
+        let own = case.lengths.iter().enumerate().map(|(r, &(rows, keys))| {
+            let rows = case.first_row(r)..case.first_row(r) + rows;
+            Segment { rows, request: Some(r), len: keys - case.prefix, base: case.prefix, kv_start: 0 }
+        });
+        self.segments = shared.into_iter().chain(own).collect();
+        for segment in &mut self.segments {
+            segment.kv_start = begin;
+            begin += match case.layout {
+                KvLayout::Ragged => segment.len,
+                _ => segment.len.div_ceil(case.page_size),
+            };
+        }
+        // pages in no order, with gaps; blocks of a segment ascend, with gaps
+        self.indices = match case.layout {
+            KvLayout::Ragged => Vec::new(),
+            KvLayout::Paged => (0..begin).map(|i| ((i * 7 + 3) % self.num_pages()) as u32).collect(),
+            KvLayout::Blocks => {
+                let of =
+                    |segment: &Segment| (0..segment.len.div_ceil(case.page_size)).map(|i| 2 * i as u32 + 1);
+                self.segments.iter().flat_map(of).collect()
+            }
+        };
+    }
+
+    fn entries(&self) -> usize {
+        let last = self.segments.last().expect("a segment");
+        match self.case.layout {
+            KvLayout::Ragged => last.kv_start + last.len,
+            _ => last.kv_start + last.len.div_ceil(self.case.page_size),
+        }
+    }
+
+    /// Pages of the pool, a number that 7 does not divide; one for a ragged tensor.
+    fn num_pages(&self) -> usize {
+        match self.case.layout {
+            KvLayout::Ragged => 1,
+            KvLayout::Paged => (self.entries() + 1..).find(|pages| pages % 7 != 0).expect("there is one"),
+            KvLayout::Blocks => 2 * self.entries() + 2,
+        }
+    }
+
+    fn slots(&self) -> usize {
+        if self.case.layout == KvLayout::Ragged { self.entries() } else { self.case.page_size }
+    }
+
+    /// Page and slot of a segment's key.
+    fn place(&self, segment: &Segment, key: usize) -> (usize, usize) {
+        let size = self.case.page_size;
+        match self.case.layout {
+            KvLayout::Ragged => (0, segment.kv_start + key),
+            _ => (self.indices[segment.kv_start + key / size] as usize, key % size),
+        }
+    }
+
+    /// The position of a segment's key.
+    pub(crate) fn position(&self, segment: &Segment, key: usize) -> i64 {
+        match self.case.layout {
+            KvLayout::Blocks => {
+                let (page, slot) = self.place(segment, key);
+                (page * self.case.page_size + slot) as i64
+            }
+            _ => (segment.base + key) as i64,
+        }
+    }
+
+    /// Strides of K or V in elements: pages, tokens, heads. Rows are longer than heads.
+    fn strides(&self, dim: usize) -> [usize; 3] {
+        let (row, heads, slots) = (dim + 16, self.case.heads.1, self.slots());
+        match self.case.hnd {
+            true => [heads * slots * row, row, slots * row],
+            false => [heads * slots * row, heads * row, row],
+        }
+    }
+
+    /// The first element of a key's K or V.
+    pub(crate) fn element(&self, dim: usize, segment: &Segment, (key, head): (usize, usize)) -> usize {
+        let ([page, token, of_head], (at, slot)) = (self.strides(dim), self.place(segment, key));
+        at * page + slot * token + head * of_head
+    }
+
+    /// The first element of a query or output.
+    pub(crate) fn row(&self, dim: usize, row: usize, head: usize) -> usize {
+        (row * self.case.heads.0 + head) * (dim + 8)
+    }
+
+    fn fill(&mut self) {
+        let (case, dim) = (self.case.clone(), self.case.dim);
+        let elements = |count: usize, seed: u64, dtype| -> Vec<u8> {
+            (0..count).flat_map(|at| bytes(dtype, noise(seed, at))).collect()
+        };
+        self.q = elements(case.num_rows() * case.heads.0 * (dim.qk + 8), 1, case.qo);
+        // what is not a key of anybody is NaN, or the greatest number where there is none
+        let pool = |dim: usize| self.num_pages() * self.strides(dim)[0];
+        let nothing = |dim: usize| bytes(case.kv, f64::NAN).repeat(pool(dim));
+        let (mut k, mut v) = (nothing(dim.qk), nothing(dim.vo));
+        let size = case.kv.size();
+        for (number, segment) in self.segments.iter().enumerate() {
+            for (key, head) in (0..segment.len).flat_map(|key| (0..case.heads.1).map(move |h| (key, h))) {
+                for (pool, dim, seed) in [(&mut k, dim.qk, 2), (&mut v, dim.vo, 3)] {
+                    let at = self.element(dim, segment, (key, head));
+                    for d in 0..dim {
+                        let number = noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
+                        pool[(at + d) * size..][..size].copy_from_slice(&bytes(case.kv, number));
+                    }
+                }
+            }
+        }
+        for &(request, key, value) in &case.spoiled {
+            let number = request + usize::from(case.prefix > 0);
+            let at = self.element(dim.vo, &self.segments[number], (key, 0)) + key % dim.vo;
+            v[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
+            let at = self.element(dim.qk, &self.segments[number], (key, 0));
+            if value.is_nan() {
+                k[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
+            }
+        }
+        (self.k, self.v) = (k, v);
+    }
+
+    /// Runs the kernel.
+    pub(crate) fn run(&self, kernel: &Kernel, seed: u64) -> Result<Outputs, Fault> {
+        let (case, dim) = (&self.case, self.case.dim);
+        let mut memory = Memory::new();
+        let schedule = Schedule::new(self);
+        let rows = case.num_rows() * case.heads.0;
+        let o_elements = rows * (dim.vo + 8);
+        let (o, lse) = (memory.alloc(o_elements * 2), memory.alloc(rows * 4));
+        let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
+        let cache = |address, dim| {
+            let [page, token, head] = self.strides(dim).map(|stride| stride as u64);
+            CacheTensor { address, page, token, head }
+        };
+        let of_row = |address, dim: usize| {
+            let head = dim as u64 + 8;
+            RowTensor { address, row: case.heads.0 as u64 * head, head }
+        };
+        let call = Call {
+            q: of_row(memory.alloc_bytes(&self.q), dim.qk),
+            k: cache(memory.alloc_bytes(&self.k), dim.qk),
+            v: cache(memory.alloc_bytes(&self.v), dim.vo),
+            pe: None,
+            o: of_row(o, dim.vo),
+            lse,
+            partial_o,
+            partial_lse: memory.alloc(schedule.partial_rows * 4),
+            plan: schedule.args(self, &mut memory),
+            qo_heads: case.heads.0 as u32,
+            group: case.group() as u32,
+            page_size: case.page_size as u32,
+            layout: case.layout,
+            left: case.mask.0,
+            right: case.mask.1,
+            scale: self.scale() as f32,
+            k_scale: ScaleArgs::default(),
+            v_scale: ScaleArgs::default(),
+            variant: Vec::new(),
+        };
+        let counters = call.plan.counters;
+        let launch = Launch { kernel, grid: [case.workers as u32, 1, 1], args: &call.args(), seed };
+        let report = launch.run(&mut memory)?;
+        assert!(memory.read::<u32>(counters, schedule.merges.len())?.iter().all(|&count| count == 0));
+        let mut found = vec![0; o_elements * 2];
+        // what lies between heads is nobody's
+        for at in 0..rows {
+            let first = at * (dim.vo + 8);
+            let words = memory.read::<u16>(o + 2 * first as u64, dim.vo)?;
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+            found[2 * first..].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
+            assert!(memory.read::<u16>(o + 2 * (first + dim.vo) as u64, 1).is_err(), "written beyond a head");
+        }
+        Ok(Outputs { o: found, lse: memory.read(lse, rows)?, report })
+    }
+
+    pub(crate) fn scale(&self) -> f64 {
+        1.5 / (self.case.dim.qk as f64).sqrt()
+    }
+}
+
+/// A schedule, cut by hand.
+#[derive(Debug, Default)]
+struct Schedule {
+    items: Vec<Item>,
+    merges: Vec<Merge>,
+    sources: Vec<Source>,
+    feeds: Vec<u32>,
+    partial_rows: usize,
+    bits: Vec<u8>,
+}
+
+impl Schedule {
+    fn new(world: &World) -> Self {
+        let (case, mut schedule) = (&world.case, Self::default());
+        let first_bits = schedule.pack_bits(case);
+        let tokens = (case.config().q_rows() / case.group()).max(1);
+        for head in 0..case.heads.1 {
+            for segment in &world.segments {
+                for begin in segment.rows.clone().step_by(tokens) {
+                    let rows = begin..(begin + tokens).min(segment.rows.end);
+                    schedule.push(world, (segment, head), rows, &first_bits);
+                }
+            }
+        }
+        schedule.merge(world);
+        // long items are not all with one worker
+        schedule
+    }
+
+    /// The first bit of each request.
+    fn pack_bits(&mut self, case: &Case) -> Vec<u64> {
+        let Some(columns) = case.bits else { return vec![0; case.lengths.len()] };
+        let mut first = Vec::new();
+        for (request, &(rows, keys)) in case.lengths.iter().enumerate() {
+            first.push(8 * self.bits.len() as u64);
+            let free = keys.saturating_sub(columns);
+            let shown: Vec<bool> =
+                (0..rows).flat_map(|row| (free..keys).map(move |key| case.bit(request, row, key))).collect();
+            self.bits.extend(shown.chunks(8).map(|eight| {
+                eight.iter().enumerate().fold(0, |byte, (at, &bit)| byte | u8::from(bit) << at)
+            }));
+        }
+        first
+    }
+
+    fn push(
+        &mut self,
+        world: &World,
+        (segment, head): (&Segment, usize),
+        rows: std::ops::Range<usize>,
+        first_bits: &[u64],
+    ) {
+        let case = &world.case;
+        let pieces = segment.len.div_ceil(case.piece).max(1);
+        let offset = |r: usize| {
+            let (of_rows, keys) = case.lengths[r];
+            keys as i32 - of_rows as i32 - case.first_row(r) as i32
+        };
+        let columns = match (case.bits, segment.request) {
+            (Some(columns), Some(_)) => columns.min(segment.len + case.prefix),
+            _ => 0,
+        };
+        let bit = segment.request.map_or(0, |r| first_bits[r])
+            + ((rows.start - segment.rows.start) * columns) as u64;
+        for piece in 0..pieces {
+            let partial = (pieces > 1 || case.prefix > 0).then_some(self.partial_rows as u32);
+            if partial.is_some() {
+                self.partial_rows += rows.len() * case.group();
+            }
+            self.items.push(Item {
+                qo_begin: rows.start as u32,
+                qo_len: rows.len() as u32,
+                kv_head: head as u32,
+                request: segment.request.map_or(NONE, |r| r as u32),
+                offset: segment.request.map_or(0, offset),
+                kv_begin: (piece * case.piece).min(segment.len) as u32,
+                kv_end: ((piece + 1) * case.piece).min(segment.len) as u32,
+                kv_len: segment.len as u32,
+                kv_start: segment.kv_start as u32,
+                base: segment.base as u32,
+                partial: partial.unwrap_or(NONE),
+                feed_begin: 0,
+                feed_end: 0,
+                mask_columns: columns as u32,
+                mask_bit_low: bit as u32,
+                mask_bit_high: (bit >> 32) as u32,
+            });
+        }
+    }
+
+    /// Merges each row of each head from all items that have it: as runs of rows with the same items.
+    fn merge(&mut self, world: &World) {
+        let case = &world.case;
+        let of = |items: &[Item], row: u32, head: u32| -> Vec<usize> {
+            let has = |item: &Item| {
+                item.kv_head == head && (item.qo_begin..item.qo_begin + item.qo_len).contains(&row)
+            };
+            (0..items.len()).filter(|&at| items[at].partial != NONE && has(&items[at])).collect()
+        };
+        let mut waiting: Vec<Vec<u32>> = vec![Vec::new(); self.items.len()];
+        for head in 0..case.heads.1 as u32 {
+            let mut row = 0;
+            while row < case.num_rows() as u32 {
+                let sources = of(&self.items, row, head);
+                let same =
+                    |end: &u32| *end < case.num_rows() as u32 && of(&self.items, *end, head) == sources;
+                let end = (row + 1..).take_while(same).last().map_or(row + 1, |last| last + 1);
+                if !sources.is_empty() {
+                    let begin = self.sources.len() as u32;
+                    for &at in &sources {
+                        let Item { partial, qo_begin, .. } = self.items[at];
+                        self.sources.push(Source { partial, qo_begin });
+                        waiting[at].push(self.merges.len() as u32);
+                    }
+                    self.merges.push(Merge {
+                        kv_head: head,
+                        qo_begin: row,
+                        qo_len: end - row,
+                        source_begin: begin,
+                        source_end: self.sources.len() as u32,
+                    });
+                }
+                row = end;
+            }
+        }
+        for (item, waiting) in self.items.iter_mut().zip(waiting) {
+            item.feed_begin = self.feeds.len() as u32;
+            self.feeds.extend(waiting);
+            item.feed_end = self.feeds.len() as u32;
+        }
+    }
+
+    fn args(&self, world: &World, memory: &mut Memory) -> PlanArgs {
+        let case = &world.case;
+        let words = |words: Vec<u32>, memory: &mut Memory| memory.alloc_from(&words);
+        let workers = case.workers;
+        let indptr: Vec<u32> = (0..=workers).map(|w| (self.items.len() * w / workers) as u32).collect();
+        let requests = case.lengths.iter().enumerate().flat_map(|(r, &(rows, keys))| {
+            let first = case.first_row(r);
+            Request { end: (first + rows) as u32, offset: keys as i32 - rows as i32 - first as i32 }
+                .to_words()
+        });
+        let requests: Vec<u32> = requests.collect();
+        PlanArgs {
+            items: words(self.items.iter().flat_map(Item::to_words).collect(), memory),
+            worker_indptr: words(indptr, memory),
+            feeds: words(self.feeds.clone(), memory),
+            merges: words(self.merges.iter().flat_map(Merge::to_words).collect(), memory),
+            sources: words(self.sources.iter().flat_map(Source::to_words).collect(), memory),
+            counters: words(vec![0; self.merges.len()], memory),
+            requests: words(requests, memory),
+            num_requests: case.lengths.len() as u32,
+            indices: words(world.indices.clone(), memory),
+            mask_bits: memory.alloc_bytes(&self.bits),
+        }
+    }
+}

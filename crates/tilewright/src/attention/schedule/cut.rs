@@ -1,0 +1,384 @@
+//! Where units are cut, and which worker has which piece.
+//!
+//! Two passes. The first finds the keys that each tile of query rows sees, and with them the cost of the whole batch; the second
+//! lays all units end to end and cuts them where the share of a worker ends. A unit is a tile of query rows, a segment and some
+//! KV heads; heads of a segment have the same tiles, which are found once.
+
+use super::{Asked, Schedule, Split, WorkItem, check_items, tile_tokens};
+use crate::{
+    Result,
+    attention::{Merge, Segment},
+};
+use std::ops::Range;
+
+/// A piece, in KV tiles, that no request is longer than.
+const NEVER: usize = 1 << 40;
+
+/// What the planner remembers from its first pass to the second. No part of a plan: only its memory is kept.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Scratch {
+    runs: Vec<Run>,
+    spans: Vec<Span>,
+}
+
+impl PartialEq for Scratch {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Scratch {}
+
+/// A tile of query rows of one segment, and the keys that it sees.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    qo: (u32, u32),
+    /// Whole KV tiles, but for the end of the keys.
+    kv: (u32, u32),
+    /// The first KV tile, and how many there are.
+    tiles: (u32, u32),
+}
+
+/// The units of one segment.
+#[derive(Debug, Clone, Copy)]
+struct Run {
+    segment: u32,
+    kv_heads: (u32, u32),
+    /// KV heads of an item.
+    heads: u32,
+    num_spans: u32,
+    /// Whether its rows have other segments too.
+    shared: bool,
+    /// Whether only the share of a worker can divide it, and its items write the output if that does not.
+    whole: bool,
+    /// What all spans cost for one head.
+    cost: usize,
+}
+
+/// A span and some of its segment's KV heads, before any cut.
+#[derive(Clone, Copy)]
+struct Unit {
+    segment: u32,
+    kv_heads: (u32, u32),
+    /// Whether its rows have other segments too.
+    shared: bool,
+    span: Span,
+    cost_per_tile: usize,
+}
+
+/// Cuts into `schedule`, which is empty. Whether rows have several segments, whose states are still to be merged.
+pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scratch) -> Result<bool> {
+    let mut cutter = Cutter::new(schedule, asked);
+    let (mut spans, mut units, mut shared) = (0, 0, false);
+    for segment in &asked.requests.segments {
+        let tiles = cutter.num_tiles(segment);
+        spans += tiles;
+        units += tiles * segment.kv_heads.len();
+        shared |= segment.shared;
+    }
+    check_items(asked.operator, units)?;
+    // keys that are not divided leave only heads to keep all workers busy
+    if asked.split != Split::Balanced {
+        cutter.most_heads = cutter.most_heads.min(units.div_ceil(asked.tiling.workers)).max(1);
+    }
+    scratch.runs.clear();
+    scratch.spans.clear();
+    scratch.runs.reserve(asked.requests.segments.len());
+    scratch.spans.reserve(spans);
+    let (cost, pieces) = cutter.measure(scratch);
+    cutter.quota = cost.div_ceil(asked.tiling.workers).max(1);
+    check_items(asked.operator, pieces)?;
+    // those that are balanced are cut once for each worker at most
+    let cuts = if cutter.piece.is_none() { asked.tiling.workers } else { 0 };
+    cutter.schedule.items.reserve(pieces + cuts);
+    cutter.lay(scratch);
+    Ok(shared)
+}
+
+impl Span {
+    #[inline]
+    fn new((begin, end): (usize, usize), kv: Range<usize>, kv_tokens: usize) -> Self {
+        let first = if kv.start == 0 { 0 } else { divide(kv.start, kv_tokens) };
+        let tiles = if kv.is_empty() { 0 } else { divide(kv.end + kv_tokens - 1, kv_tokens) - first };
+        let start = (first * kv_tokens).min(kv.end);
+        Self {
+            qo: (begin as u32, end as u32),
+            kv: (start as u32, if kv.is_empty() { start as u32 } else { kv.end as u32 }),
+            tiles: (first as u32, tiles as u32),
+        }
+    }
+
+    /// Which pieces of `piece` KV tiles, counted from the segment's first key, hold its keys; one if there are none.
+    fn pieces(&self, piece: usize) -> Range<usize> {
+        let (first, tiles) = (self.tiles.0 as usize, self.tiles.1 as usize);
+        if first == 0 && tiles <= piece {
+            return 0..1;
+        }
+        let begin = first / piece;
+        begin..(first + tiles).div_ceil(piece).max(begin + 1)
+    }
+}
+
+/// Lays units end to end.
+struct Cutter<'a> {
+    asked: &'a Asked<'a>,
+    schedule: &'a mut Schedule,
+    group: usize,
+    /// Query tokens of a tile.
+    tile: usize,
+    /// The most KV heads of an item.
+    most_heads: usize,
+    /// KV tiles of a piece, where pieces have a fixed length.
+    piece: Option<usize>,
+    /// Cost of a worker's share.
+    quota: usize,
+    /// Cost of all units so far, whose share it falls into, and where that one ends.
+    begin: usize,
+    worker: usize,
+    worker_end: usize,
+}
+
+impl<'a> Cutter<'a> {
+    fn new(schedule: &'a mut Schedule, asked: &'a Asked<'a>) -> Self {
+        let piece = match asked.split {
+            Split::Balanced => None,
+            Split::Fixed { tokens } => Some(tokens.div_ceil(asked.tiling.kv_tokens).max(1)),
+            Split::Never => Some(NEVER),
+        };
+        Self {
+            asked,
+            schedule,
+            group: asked.problem.heads().group(),
+            tile: tile_tokens(asked.problem, asked.tiling),
+            most_heads: asked.tiling.kv_heads.max(1),
+            piece,
+            quota: 0,
+            begin: 0,
+            worker: 0,
+            worker_end: 0,
+        }
+    }
+
+    /// Tiles of query rows of a segment. Divides only where it must: most segments have one.
+    #[inline]
+    fn num_tiles(&self, segment: &Segment) -> usize {
+        let rows = segment.qo.len();
+        if rows <= self.tile { usize::from(rows > 0) } else { rows.div_ceil(self.tile) }
+    }
+
+    /// KV heads of an item of a segment.
+    #[inline]
+    fn heads(&self, segment: &Segment) -> usize {
+        if self.most_heads == 1 {
+            return 1;
+        }
+        let rows = self.group * segment.qo.len().clamp(1, self.tile);
+        (self.asked.tiling.q_rows / rows).clamp(1, self.most_heads)
+    }
+
+    /// Finds the spans of all segments; what all units cost together, and how many there are, or pieces where those have a fixed
+    /// length.
+    fn measure(&self, scratch: &mut Scratch) -> (usize, usize) {
+        let Asked { problem, requests, tiling, .. } = *self.asked;
+        let (mut all, mut num_pieces) = (0, 0_usize);
+        for (number, segment) in requests.segments.iter().enumerate() {
+            let first_span = scratch.spans.len();
+            let (mut cost, mut pieces, mut begin) = (0, 0, segment.qo.start);
+            while begin < segment.qo.end {
+                let end = segment.qo.end.min(begin + self.tile);
+                let kv = requests.visible(problem, number, begin..end);
+                let span = Span::new((begin, end), kv, tiling.kv_tokens);
+                let of_span = self.piece.map_or(1, |piece| span.pieces(piece).len());
+                cost += tiling.cost_per_tile(1, end - begin)
+                    * (tiling.segment_overhead * of_span + span.tiles.1 as usize);
+                pieces += of_span;
+                scratch.spans.push(span);
+                begin = end;
+            }
+            let (num_heads, num_spans) = (segment.kv_heads.len(), scratch.spans.len() - first_span);
+            let heads = self.heads(segment);
+            let groups = if heads == 1 { num_heads } else { num_heads.div_ceil(heads) };
+            num_pieces = num_pieces.saturating_add(groups.saturating_mul(pieces));
+            all += num_heads * cost;
+            scratch.runs.push(Run {
+                segment: number as u32,
+                kv_heads: (segment.kv_heads.start as u32, segment.kv_heads.end as u32),
+                heads: heads as u32,
+                num_spans: num_spans as u32,
+                shared: segment.shared,
+                whole: !segment.shared && pieces == num_spans,
+                cost,
+            });
+        }
+        (all, num_pieces)
+    }
+
+    /// Adds the items of all units, in the order of segments, heads and rows.
+    fn lay(&mut self, scratch: &Scratch) {
+        (self.begin, self.worker, self.worker_end) = (0, 0, self.quota);
+        let mut rest = &scratch.spans[..];
+        for run in &scratch.runs {
+            let spans;
+            (spans, rest) = rest.split_at(run.num_spans as usize);
+            let (mut first, end) = run.kv_heads;
+            while first < end && !spans.is_empty() {
+                let next = end.min(first + run.heads);
+                // heads of which all units lie in the share of this worker
+                let fits = |last: &u32| self.begin + (last - first) as usize * run.cost <= self.worker_end;
+                let last = [end, next].into_iter().filter(|_| run.whole).find(fits);
+                if let Some(last) = last {
+                    self.push_whole(run, spans, first..last);
+                    self.begin += (last - first) as usize * run.cost;
+                    self.find_worker(self.begin);
+                } else {
+                    spans.iter().for_each(|&span| self.push_unit(run, span, (first, next)));
+                }
+                first = last.unwrap_or(next);
+            }
+        }
+    }
+
+    /// Adds the units of some heads, none of them cut.
+    #[inline]
+    fn push_whole(&mut self, run: &Run, spans: &[Span], heads: Range<u32>) {
+        self.schedule.advance_to(self.worker);
+        let items = &mut self.schedule.items;
+        let item = |kv_heads: Range<u32>, span: &Span| WorkItem {
+            segment: run.segment,
+            kv_heads,
+            qo: span.qo.0..span.qo.1,
+            kv: span.kv.0..span.kv.1,
+            partial: None,
+        };
+        if let ([span], 1) = (spans, run.heads) {
+            return items.extend(heads.map(|head| item(head..head + 1, span)));
+        }
+        for first in heads.clone().step_by(run.heads as usize) {
+            let last = heads.end.min(first + run.heads);
+            items.extend(spans.iter().map(|span| item(first..last, span)));
+        }
+    }
+
+    /// Adds a unit that may have to be cut.
+    fn push_unit(&mut self, run: &Run, span: Span, kv_heads: (u32, u32)) {
+        let rows = (span.qo.1 - span.qo.0) as usize;
+        let unit = Unit {
+            segment: run.segment,
+            kv_heads,
+            shared: run.shared,
+            span,
+            cost_per_tile: self.asked.tiling.cost_per_tile((kv_heads.1 - kv_heads.0) as usize, rows),
+        };
+        match self.piece {
+            None => self.balanced(unit),
+            Some(piece) => self.fixed(unit, piece),
+        }
+    }
+
+    /// Cuts a unit where the share of a worker ends.
+    fn balanced(&mut self, unit: Unit) {
+        let cost = unit.cost_per_tile * (self.asked.tiling.segment_overhead + unit.span.tiles.1 as usize);
+        let end = self.begin + cost;
+        if end <= self.worker_end || unit.span.tiles.1 == 0 {
+            self.push(&unit, self.worker, unit.span.kv, unit.shared);
+        } else {
+            self.divide(&unit, end);
+        }
+        self.begin = end;
+        self.find_worker(end);
+    }
+
+    /// Gives each worker, in whose share some of the unit lies, its KV tiles.
+    fn divide(&mut self, unit: &Unit, end: usize) {
+        let (overhead, tiles) = (self.asked.tiling.segment_overhead, unit.span.tiles.1 as usize);
+        let begin = self.begin;
+        // The tile at which the cost `at` of the whole batch falls inside this unit.
+        let cut = |at: usize| match ((at - begin) / unit.cost_per_tile).saturating_sub(overhead).min(tiles) {
+            tile if tile < overhead => 0,
+            tile if tiles - tile < overhead => tiles,
+            tile => tile,
+        };
+        let (mut from, mut worker, mut worker_end) = (0, self.worker, self.worker_end);
+        let first_item = self.schedule.items.len() as u32;
+        while from < tiles {
+            let to = if worker_end >= end { tiles } else { cut(worker_end) };
+            if to > from {
+                let partial = from > 0 || to < tiles || unit.shared;
+                self.push(unit, worker, self.keys(unit, from..to), partial);
+            }
+            (from, worker, worker_end) = (to.max(from), worker + 1, worker_end + self.quota);
+        }
+        self.merge(unit, first_item);
+    }
+
+    /// The keys of some KV tiles of a unit, counted from its first.
+    #[inline]
+    fn keys(&self, unit: &Unit, tiles: Range<usize>) -> (u32, u32) {
+        let at =
+            |tile: usize| (unit.span.tiles.0 as usize + tile).saturating_mul(self.asked.tiling.kv_tokens);
+        let (end, limit) = (at(tiles.end), unit.span.kv.1 as usize);
+        (at(tiles.start).min(limit) as u32, end.min(limit) as u32)
+    }
+
+    /// Pieces of `piece` KV tiles counted from each segment's first key; workers take whole pieces.
+    fn fixed(&mut self, unit: Unit, piece: usize) {
+        let (first, tiles) = (unit.span.tiles.0 as usize, unit.span.tiles.1 as usize);
+        let (overhead, begin) = (self.asked.tiling.segment_overhead, self.begin);
+        let pieces = unit.span.pieces(piece);
+        let first_item = self.schedule.items.len() as u32;
+        let partial = unit.shared || pieces.len() > 1;
+        for (i, number) in pieces.clone().enumerate() {
+            self.find_worker(begin + i.saturating_mul(unit.cost_per_tile * (overhead + piece)));
+            let (begin, end) = (number.saturating_mul(piece), (number + 1).saturating_mul(piece));
+            let begin = begin.max(first) - first;
+            let tiles = begin..(end.min(first + tiles) - first).max(begin);
+            self.push(&unit, self.worker, self.keys(&unit, tiles), partial);
+        }
+        self.merge(&unit, first_item);
+        self.begin += unit.cost_per_tile * (overhead * pieces.len() + tiles);
+    }
+
+    /// Moves on to the worker into whose share the cost `at` falls.
+    #[inline]
+    fn find_worker(&mut self, at: usize) {
+        while at >= self.worker_end && self.worker + 1 < self.asked.tiling.workers {
+            self.worker += 1;
+            self.worker_end += self.quota;
+        }
+    }
+
+    /// Adds a piece.
+    fn push(&mut self, unit: &Unit, worker: usize, kv: (u32, u32), partial: bool) {
+        let schedule = &mut *self.schedule;
+        let Unit { segment, kv_heads, span: Span { qo, .. }, .. } = *unit;
+        let mut first_row = None;
+        if partial {
+            first_row = Some(schedule.partial_rows as u32);
+            schedule.partial_rows += ((kv_heads.1 - kv_heads.0) * (qo.1 - qo.0)) as usize * self.group;
+        }
+        schedule.advance_to(worker);
+        let (kv_heads, qo, kv) = (kv_heads.0..kv_heads.1, qo.0..qo.1, kv.0..kv.1);
+        schedule.items.push(WorkItem { segment, kv_heads, qo, kv, partial: first_row });
+    }
+
+    /// Merges the pieces from `first_item` on, if they are several and their rows have no other keys.
+    fn merge(&mut self, unit: &Unit, first_item: u32) {
+        let (schedule, Unit { kv_heads, span: Span { qo, .. }, .. }) = (&mut *self.schedule, *unit);
+        let end = schedule.items.len() as u32;
+        if end - first_item > 1 && !unit.shared {
+            let first_source = schedule.sources.len() as u32;
+            schedule.sources.extend(first_item..end);
+            let sources = first_source..schedule.sources.len() as u32;
+            schedule.merges.push(Merge { kv_heads: kv_heads.0..kv_heads.1, qo: qo.0..qo.1, sources });
+        }
+    }
+}
+
+/// A quotient of numbers that fit in 32 bits, as all counts of keys do: a division of 64 takes several times as long.
+#[inline]
+fn divide(number: usize, by: usize) -> usize {
+    match (u32::try_from(number), u32::try_from(by)) {
+        (Ok(number), Ok(by)) => (number / by) as usize,
+        _ => number / by,
+    }
+}

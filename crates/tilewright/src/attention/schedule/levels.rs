@@ -1,0 +1,50 @@
+//! Merges of rows whose keys lie in several segments: levels of a cascade, and each request's own keys.
+
+use super::{Merge, Schedule};
+use crate::{Result, attention::Segment};
+use std::ops::Range;
+
+/// The most states that merges of levels may name: each takes 4 bytes of the plan.
+const MAX_SOURCES: usize = 1 << 26;
+
+/// Adds the merges of segments that share rows. Units of different segments have other rows and heads, so merges are cut wherever
+/// any of them begins or ends.
+pub(super) fn merge(operator: &'static str, schedule: &mut Schedule, segments: &[Segment]) -> Result<()> {
+    let Schedule { items, merges, sources, .. } = schedule;
+    let mut starting: Vec<u32> = (0..items.len() as u32).collect();
+    starting.retain(|&at| segments[items[at as usize].segment as usize].shared);
+    let row_cuts = cuts(starting.iter().map(|&at| &items[at as usize].qo));
+    starting.sort_by_key(|&at| items[at as usize].qo.start);
+    let mut starting = starting.into_iter().peekable();
+    let mut active: Vec<u32> = Vec::new();
+    for rows in row_cuts.windows(2) {
+        active.retain(|&at| items[at as usize].qo.end > rows[0]);
+        while let Some(at) = starting.next_if(|&at| items[at as usize].qo.start == rows[0]) {
+            active.push(at);
+        }
+        let states = sources.len() + active.len();
+        crate::ensure!(
+            states <= MAX_SOURCES,
+            operator,
+            "at least {states} states to merge, the most is {MAX_SOURCES}: longer pieces are needed"
+        );
+        active.sort_unstable(); // earlier items hold earlier keys
+        let head_cuts = cuts(active.iter().map(|&at| &items[at as usize].kv_heads));
+        for heads in head_cuts.windows(2) {
+            let first_source = sources.len() as u32;
+            let of_heads = |at: &&u32| items[**at as usize].kv_heads.contains(&heads[0]);
+            sources.extend(active.iter().filter(of_heads));
+            let (kv_heads, qo) = (heads[0]..heads[1], rows[0]..rows[1]);
+            merges.push(Merge { kv_heads, qo, sources: first_source..sources.len() as u32 });
+        }
+    }
+    Ok(())
+}
+
+/// All bounds of `ranges`, ascending.
+fn cuts<'a>(ranges: impl Iterator<Item = &'a Range<u32>>) -> Vec<u32> {
+    let mut cuts: Vec<u32> = ranges.flat_map(|range| [range.start, range.end]).collect();
+    cuts.sort_unstable();
+    cuts.dedup();
+    cuts
+}
