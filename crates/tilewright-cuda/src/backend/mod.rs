@@ -3,16 +3,20 @@
 mod activation;
 mod append;
 mod attention;
+mod bits;
 mod geometry;
+mod indices;
 mod kernels;
 mod linear;
 mod merge;
 mod norm;
 mod operators;
 mod rope;
+mod rows;
 mod tables;
 
 use crate::machine::{Limits, Machine};
+pub use indices::Indices;
 use kernels::Kernels;
 use std::sync::Arc;
 use tables::Tables;

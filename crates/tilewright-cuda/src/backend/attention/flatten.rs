@@ -28,8 +28,8 @@ impl Flat {
         let mut flat = Self::default();
         let (feed_indptr, feeds) = feeds(plan);
         let items = schedule.items.iter().zip(feed_indptr.windows(2));
-        flat.args.items =
-            flat.push(items.flat_map(|(item, feeds)| device_item(plan, item, [feeds[0], feeds[1]]).to_words()));
+        flat.args.items = flat
+            .push(items.flat_map(|(item, feeds)| device_item(plan, item, [feeds[0], feeds[1]]).to_words()));
         flat.args.worker_indptr = flat.push(schedule.worker_indptr.iter().copied());
         flat.args.feeds = flat.push(feeds.into_iter());
         let merges = schedule.merges.iter().map(|merge| Merge {
