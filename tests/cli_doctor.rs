@@ -90,7 +90,7 @@ fn a_drivers_library_is_found_where_the_loader_would_look() {
 #[test]
 fn the_command_line_lists_its_commands() {
     let output = tilewright(&["--help"], root());
-    for command in ["generate", "plan", "doctor"] {
+    for command in ["generate", "plan", "kernels", "doctor"] {
         assert!(printed(&output).lines().any(|line| line.trim().starts_with(command)), "{command}");
     }
     let version = tilewright(&["--version"], root());

@@ -1,6 +1,6 @@
 //! `tilewright kernels bundle`: machine code made ahead of time, also where there is no GPU.
 
-use super::{chosen, counted, device::Gpu, progress, size};
+use super::{chosen, counted, device, progress, size};
 use clap::Args;
 use miette::{IntoDiagnostic, Report, Result, miette};
 use std::{num::NonZero, path::PathBuf};
@@ -57,8 +57,8 @@ impl Arguments {
             Err(why) if self.ptxas.is_some() => return Err(why).into_diagnostic(),
             Err(why) => why,
         };
-        let gpu = Gpu::open("kernels bundle").map_err(|no_gpu| nothing_assembles(&missing, &no_gpu))?;
-        let arch = gpu.arch();
+        let driver = device::open("bundle").map_err(|no_gpu| nothing_assembles(&missing, &no_gpu))?;
+        let arch = device::arch(&driver);
         match self.archs.as_slice() {
             [] => {}
             [asked] if *asked == arch => {}
@@ -69,7 +69,7 @@ impl Arguments {
                 ));
             }
         }
-        Ok((Box::new(gpu), vec![arch]))
+        Ok((Box::new(driver), vec![arch]))
     }
 }
 

@@ -1,10 +1,10 @@
 //! `tilewright kernels inspect`: one kernel, its launch, its text and what its machine code needs.
 
-use super::{cache, chosen, device::Gpu, size, targets};
+use super::{cache, chosen, device, size, targets};
 use clap::Args;
 use miette::{IntoDiagnostic, Result, miette};
 use std::{fmt::Write, path::PathBuf};
-use tilewright_cuda::cache::{Assembler, Cache, Ptxas, Resources, Settings, Source};
+use tilewright_cuda::cache::{Assembler, Cache, Driver, Footprint, Ptxas, Settings, Source};
 use tilewright_kernels::Configured;
 use tilewright_ptx::ir::{Kernel, ParamKind};
 
@@ -26,7 +26,7 @@ pub(crate) struct Arguments {
 
 /// What shows a kernel's machine code.
 enum Maker {
-    Gpu(Gpu),
+    Driver(Driver),
     Ptxas(Ptxas),
 }
 
@@ -62,9 +62,11 @@ impl Arguments {
         if let Some(path) = &self.ptxas {
             return Ok(Ok(Maker::Ptxas(Ptxas::at(path).into_diagnostic()?)));
         }
-        let no_gpu = match Gpu::open("kernels inspect") {
-            Ok(gpu) if self.arch.is_none_or(|arch| arch == gpu.arch()) => return Ok(Ok(Maker::Gpu(gpu))),
-            Ok(gpu) => format!("the GPU is sm_{}", gpu.arch()),
+        let no_gpu = match device::open("inspect") {
+            Ok(driver) if self.arch.is_none_or(|arch| arch == device::arch(&driver)) => {
+                return Ok(Ok(Maker::Driver(driver)));
+            }
+            Ok(driver) => format!("the GPU is sm_{}", device::arch(&driver)),
             Err(why) => why.to_string(),
         };
         Ok(Ptxas::at("ptxas").map(Maker::Ptxas).map_err(|why| format!("{no_gpu}; {why}")))
@@ -74,7 +76,7 @@ impl Arguments {
 impl Maker {
     fn arch(&self) -> Option<u32> {
         match self {
-            Self::Gpu(gpu) => Some(gpu.arch()),
+            Self::Driver(driver) => Some(device::arch(driver)),
             Self::Ptxas(_) => None,
         }
     }
@@ -82,14 +84,14 @@ impl Maker {
     fn machine_code(&self, source: &Source) -> Result<String> {
         // what a ptxas makes to be looked at is not what the driver would be given
         let (assembler, cache): (&dyn Assembler, Cache) = match self {
-            Self::Gpu(gpu) => (gpu, cache()?),
+            Self::Driver(driver) => (driver, cache()?),
             Self::Ptxas(ptxas) => (ptxas, Cache::open(Settings::off()).into_diagnostic()?),
         };
         let code = cache.code(source, assembler).into_diagnostic()?;
         let mut report = String::new();
         let by = format!("{} by {}", size(code.cubin.len() as u64), code.assembler);
         row(&mut report, "machine code", &by);
-        let Some(found) = Resources::of(&code.cubin) else {
+        let Some(found) = Footprint::of(&code.cubin) else {
             row(&mut report, "resources", &"not readable in this assembler's format");
             return Ok(report);
         };

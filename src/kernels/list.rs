@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
     time::Duration,
 };
-use tilewright_cuda::cache::{Listed, Resources};
+use tilewright_cuda::cache::{Footprint, Listed};
 
 /// List the kernels in the cache, and those that this version knows
 #[derive(Args)]
@@ -76,7 +76,7 @@ impl From<Listed> for Cached {
         match listed.code {
             Err(damage) => Self { damage: Some(damage), ..entry },
             Ok(code) => {
-                let resources = Resources::of(&code.cubin);
+                let resources = Footprint::of(&code.cubin);
                 Self {
                     registers: resources.map(|resources| resources.registers),
                     stack_bytes: resources.map(|resources| resources.stack_bytes),

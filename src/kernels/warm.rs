@@ -1,6 +1,6 @@
 //! `tilewright kernels warm`: fills the cache before the kernels are needed.
 
-use super::{cache, chosen, counted, device::Gpu, folder, progress};
+use super::{cache, chosen, counted, device, folder, progress};
 use clap::Args;
 use miette::{IntoDiagnostic, Result, bail};
 use std::time::Instant;
@@ -21,11 +21,11 @@ pub(super) fn run(arguments: &Arguments) -> Result<String> {
         bail!("kernels warm: {} may only be read", folder.display());
     }
     let kernels = chosen::kernels(&arguments.names)?;
-    let gpu = Gpu::open("kernels warm")?;
+    let driver = device::open("warm")?;
     let mut sources = Vec::new();
     for kernel in &kernels {
         let recorded = (kernel.build)().into_diagnostic()?;
-        match Source::of(&recorded, gpu.arch()) {
+        match Source::of(&recorded, device::arch(&driver)) {
             Ok(source) => sources.push(source),
             // not asked for: it is for others
             Err(_) if arguments.names.is_empty() => {}
@@ -33,16 +33,16 @@ pub(super) fn run(arguments: &Arguments) -> Result<String> {
         }
     }
     let start = Instant::now();
-    progress::shown(sources.len(), |done| cache.all(&sources, &gpu, done))?.into_diagnostic()?;
+    progress::shown(sources.len(), |done| cache.all(&sources, &driver, done))?.into_diagnostic()?;
     let counts = cache.counts();
     Ok(format!(
         "{} for {}: {} were there, {} assembled in {:.1} s by {}, in {}\n",
         counted(sources.len()),
-        gpu.name(),
+        driver.context().limits().name,
         counts.cached,
         counts.assembled,
         start.elapsed().as_secs_f64(),
-        gpu.identity(),
+        driver.identity(),
         folder.display()
     ))
 }

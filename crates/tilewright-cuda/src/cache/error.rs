@@ -19,15 +19,6 @@ pub enum Error {
     },
     /// Kernels are neither in a bundle nor in the cache, and assembling is not allowed. Never empty.
     Missing(Vec<Missing>),
-    /// The device refused code that had just been assembled for it.
-    Rejected {
-        /// The kernel.
-        kernel: String,
-        /// What it was assembled for.
-        target: String,
-        /// What the device said.
-        why: String,
-    },
     /// A folder or a program that was asked for by name cannot be used.
     Path {
         /// Where it was to be.
@@ -86,9 +77,6 @@ impl fmt::Display for Error {
                     missing.len()
                 )?;
                 missing.iter().try_for_each(|missing| write!(f, "\n  {missing}"))
-            }
-            Self::Rejected { kernel, target, why } => {
-                write!(f, "kernel {kernel}: the device refused what was assembled for {target}: {why}")
             }
             Self::Path { path, why } => write!(f, "kernels: {}: {why}", path.display()),
             Self::Setting { name, value, expected } => {

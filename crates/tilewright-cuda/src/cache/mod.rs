@@ -35,25 +35,28 @@
 //!   of a crate under development or inside somebody's library.
 
 mod bundle;
+mod driver;
 mod entry;
 mod error;
 mod flights;
 mod folder;
+mod footprint;
 mod ptxas;
-mod resources;
 mod settings;
 mod side_by_side;
 mod source;
 
 pub use bundle::make_bundle;
+pub use driver::Driver;
 pub use entry::Code;
 pub use error::{Error, Missing, Result};
 pub use folder::Listed;
+pub use footprint::Footprint;
 pub use ptxas::Ptxas;
-pub use resources::Resources;
 pub use settings::{DEFAULT_LIMIT, Mode, Settings, VARIABLE};
 pub use source::{Key, Source};
 
+use driver::Functions;
 use flights::Flights;
 use folder::{Folder, Look};
 use std::{
@@ -107,6 +110,7 @@ pub struct Cache {
     folder: Option<Folder>,
     bundles: Vec<Folder>,
     flights: Flights,
+    functions: Functions,
     counts: [AtomicUsize; 4],
     warned: AtomicBool,
 }
@@ -123,7 +127,8 @@ impl Cache {
         let bundles = settings.bundles.iter().map(|path| bundle::open(path)).collect::<Result<_>>()?;
         let folder = settings.folder.clone().filter(|_| settings.mode != Mode::Off).map(Folder::new);
         let (counts, warned) = (Default::default(), AtomicBool::new(false));
-        Ok(Self { settings, folder, bundles, flights: Flights::default(), counts, warned })
+        let (flights, functions) = Default::default();
+        Ok(Self { settings, folder, bundles, flights, functions, counts, warned })
     }
 
     /// What it was opened with.
@@ -140,34 +145,32 @@ impl Cache {
         Ok(self.flights.once(key, || self.find(source, key, assembler))?.0)
     }
 
-    /// What `load` makes of a kernel's machine code. Code of a bundle or of the cache that it refuses, as a driver does that is
-    /// older than the code, counts as damaged, and the kernel is assembled.
+    /// What `load` makes of a kernel's machine code. Where it refuses code of a bundle or of the cache, and `spoiled` says that its
+    /// error is about the code, as that of a driver is which is older than the code, the kernel is assembled.
     ///
     /// # Errors
-    /// Those of [`code`](Self::code); [`Error::Rejected`] when `load` refuses what was assembled just now.
-    pub fn load<T, E: fmt::Display>(
+    /// Those of [`code`](Self::code), and of `load`.
+    pub fn load<T, E: From<Error> + fmt::Display>(
         &self,
         source: &Source,
         assembler: &dyn Assembler,
         load: impl Fn(&Code) -> std::result::Result<T, E>,
-    ) -> Result<T> {
+        spoiled: impl Fn(&E) -> bool,
+    ) -> std::result::Result<T, E> {
         let key = source.key().assembled_by(assembler.identity());
         let (code, origin) = self.flights.once(key, || self.find(source, key, assembler))?;
-        let rejected = |why: E| {
-            let (kernel, target) = (source.name().to_owned(), source.target().to_owned());
-            Error::Rejected { kernel, target, why: why.to_string() }
-        };
         let why = match load(&code) {
-            Ok(loaded) => return Ok(loaded),
-            Err(why) if origin == Origin::Assembler => return Err(rejected(why)),
-            Err(why) => format!("the device refused it: {why}"),
+            Err(why) if origin != Origin::Assembler && spoiled(&why) => {
+                format!("the device refused it: {why}")
+            }
+            outcome => return outcome,
         };
         self.flights.forget(key, &code);
         let (code, _) = self.flights.once(key, || {
             self.spoil(origin, key, source.name(), &why);
             self.assemble(source, key, assembler, &[why])
         })?;
-        load(&code).map_err(rejected)
+        load(&code)
     }
 
     /// The machine code of many kernels, several side by side; `done` is called from any thread as each is there.

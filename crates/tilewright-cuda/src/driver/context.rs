@@ -15,23 +15,29 @@ use super::{
 use cudarc::driver::sys;
 use std::{
     collections::BTreeMap,
+    fmt,
     ptr::null_mut,
     sync::{Arc, Mutex},
 };
 
 /// A GPU, by its primary context. Clones are the same.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     handle: Handle<sys::CUctx_st>,
     ordinal: usize,
     limits: Limits,
     staging: Staging,
     graveyard: Arc<Graveyard>,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "GPU {} ({})", self.ordinal(), self.limits().name)
+    }
 }
 
 impl Context {

@@ -45,7 +45,7 @@ impl Error {
         Self::of(ErrorKind::Argument, call, why)
     }
 
-    pub(super) fn of(kind: ErrorKind, call: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn of(kind: ErrorKind, call: impl Into<String>, why: impl Into<String>) -> Self {
         Self { kind, call: call.into(), why: why.into(), code: None }
     }
 
@@ -55,8 +55,13 @@ impl Error {
         let text = |text: std::result::Result<&std::ffi::CStr, DriverError>| {
             text.map_or("unknown".into(), |text| text.to_string_lossy().into_owned())
         };
-        let mut why = format!("{} ({})", text(error.error_name()), text(error.error_string()));
-        let kind = match result as u32 {
+        let why = format!("{} ({})", text(error.error_name()), text(error.error_string()));
+        Self::numbered(call, result as u32, why)
+    }
+
+    /// An error with the driver's number.
+    pub(super) fn numbered(call: &str, code: u32, mut why: String) -> Self {
+        let kind = match code {
             2 => ErrorKind::OutOfMemory,
             code if loses_context(code) => ErrorKind::ContextLost,
             _ => ErrorKind::Driver,
@@ -64,7 +69,7 @@ impl Error {
         if kind == ErrorKind::ContextLost {
             why += "; the context is lost: this process can do nothing more on this GPU, and has to be started again";
         }
-        Self { kind, call: call.trim_end_matches("_v2").into(), why, code: Some(result as u32) }
+        Self { kind, call: call.trim_end_matches("_v2").into(), why, code: Some(code) }
     }
 
     /// The same, of a call with a name of its own; what the driver called comes behind it.
@@ -130,3 +135,22 @@ macro_rules! driver {
     };
 }
 pub(super) use driver;
+
+#[cfg(test)]
+mod tests {
+    use super::{Error, ErrorKind};
+
+    #[test]
+    fn an_error_that_loses_the_context_says_so() {
+        let error = Error::numbered("cuStreamSynchronize", 700, "CUDA_ERROR_ILLEGAL_ADDRESS".into());
+        assert_eq!((error.kind(), error.code()), (ErrorKind::ContextLost, Some(700)));
+        assert!(error.to_string().contains("the context is lost"), "{error}");
+        // it stays that, whatever is known besides
+        let error = error.within("memory.allocate").with(ErrorKind::OutOfMemory, "");
+        assert_eq!(error.kind(), ErrorKind::ContextLost);
+        let error = Error::numbered("cuMemAlloc_v2", 2, "CUDA_ERROR_OUT_OF_MEMORY".into());
+        assert_eq!(error.kind(), ErrorKind::OutOfMemory);
+        assert_eq!(error.to_string(), "cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY");
+        assert_eq!(Error::numbered("cuLaunchKernelEx", 1, String::new()).kind(), ErrorKind::Driver);
+    }
+}

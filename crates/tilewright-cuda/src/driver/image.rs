@@ -22,6 +22,9 @@ pub(super) fn check(image: &[u8]) -> Result<(), String> {
     let sections = (number(40, 8), number(58, 2), number(60, 2), [24, 32]);
     for (begin, bytes, count, [offset, size]) in [segments, sections] {
         let (begin, bytes, count) = (begin.ok_or_else(cut)?, bytes.ok_or_else(cut)?, count.ok_or_else(cut)?);
+        if begin.saturating_add(bytes * count) > image.len() as u64 {
+            return Err(cut());
+        }
         for at in (0..count).map(|i| begin.saturating_add(i * bytes)) {
             // a section without bytes in the file (NOBITS) has an offset, but ends nowhere
             let empty = offset == 24 && number(at.saturating_add(4), 4) == Some(8);
@@ -59,7 +62,7 @@ mod tests {
     #[test]
     fn what_is_cut_or_foreign_is_refused() {
         assert_eq!(check(&image()), Ok(()));
-        for len in 0..image().len() - 24 {
+        for len in 0..image().len() {
             assert!(check(&image()[..len]).is_err(), "{len} bytes");
         }
         let mut larger = image();

@@ -26,7 +26,7 @@ impl Stream {
     /// The same, but it may begin while the kernel before it on the stream still runs, as far as that lets it
     /// (`griddepcontrol.launch_dependents`): programmatic dependent launch. A kernel that does not wait for what it depends on
     /// (`griddepcontrol.wait`) would read what is not yet written; it is launched as by [`launch`](Self::launch), and so are all
-    /// on GPUs before Hopper.
+    /// on GPUs before Hopper, and in graphs of drivers before CUDA 12.3.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
@@ -44,7 +44,11 @@ impl Stream {
         let signature = function.signature()?;
         signature.check_launch(function.name(), grid, args)?;
         self.same_gpu("stream.launch", "the kernel", function.context())?;
-        let dependent = dependent && signature.waits && self.context().limits().arch >= 90;
+        let (_current, limits) = (self.context().enter()?, self.context().limits());
+        let graph = self.captured_graph()?;
+        // graphs have had such edges since CUDA 12.3
+        let possible = limits.arch >= 90 && (graph.is_none() || limits.driver >= 12_030);
+        let dependent = dependent && signature.waits && possible;
         let mut attributes = [cluster(signature.cluster), programmatic()];
         // those that are not asked for stand before or behind the others
         let (first, count) = match (signature.cluster > 1, dependent) {
@@ -63,8 +67,7 @@ impl Stream {
             attrs: attributes[first..].as_mut_ptr(),
             numAttrs: count,
         };
-        let _current = self.context().enter()?;
-        if let Some(graph) = self.captured_graph()? {
+        if let Some(graph) = graph {
             self.context().keep(graph, Kept::Module(function.module().clone()))?;
         }
         with_args(args, |params| {

@@ -101,13 +101,17 @@ impl Signature {
                 self.params.len()
             ));
         }
-        let wrong = self.params.iter().zip(args).find(|(param, arg)| param.kind != kind(arg));
-        match wrong {
-            Some((param, arg)) => {
-                refused(format!("parameter {} is {:?}, but {arg:?} came", param.name, param.kind))
+        for (param, arg) in self.params.iter().zip(args) {
+            if param.kind != kind(arg) {
+                return refused(format!("parameter {} is {:?}, but {arg:?} came", param.name, param.kind));
             }
-            None => Ok(()),
+            if let Arg::TensorMap(map) = arg
+                && let Err(why) = map.check()
+            {
+                return refused(format!("parameter {}: {why}", param.name));
+            }
         }
+        Ok(())
     }
 }
 

@@ -18,10 +18,19 @@ use std::{
     sync::{Condvar, Mutex, PoisonError},
 };
 
-/// Bytes of a slot, and how many there are at most.
-const SMALL: (usize, usize) = (64 << 10, 64);
-/// Four are enough for one copy to be on its way while the next is written.
-const LARGE: (usize, usize) = (4 << 20, 4);
+/// Slots of a size.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    bytes: usize,
+    /// How many there are at most.
+    most: usize,
+    /// How many are made at once: pinning may have to wait for the device.
+    at_once: usize,
+}
+
+const SMALL: Size = Size { bytes: 64 << 10, most: 64, at_once: 16 };
+/// Enough for one copy to be on its way while the next is written.
+const LARGE: Size = Size { bytes: 4 << 20, most: 4, at_once: 2 };
 
 /// The slots of a context, which live as long as it: to the end of the process.
 #[derive(Debug, Default)]
@@ -53,14 +62,14 @@ pub(super) struct Slot {
 
 impl Staging {
     /// The most bytes that one slot takes.
-    pub(super) const MOST: usize = LARGE.0;
+    pub(super) const MOST: usize = LARGE.bytes;
     /// Bytes that fit into a small one.
-    pub(super) const FEW: usize = SMALL.0;
+    pub(super) const FEW: usize = SMALL.bytes;
 
     /// A slot for so many bytes, at most [`MOST`](Self::MOST), that nothing is copied from any more. The context is current.
     pub(super) fn take(&self, bytes: usize) -> Result<Slot> {
-        let large = bytes > SMALL.0;
-        let (pool, (room, most)) = if large { (&self.large, LARGE) } else { (&self.small, SMALL) };
+        let large = bytes > SMALL.bytes;
+        let (pool, size) = if large { (&self.large, LARGE) } else { (&self.small, SMALL) };
         // what is asked here is no part of any capture
         let _apart = Apart::enter()?;
         let mut ring = lock(&pool.ring);
@@ -68,12 +77,11 @@ impl Staging {
             if let Some(slot) = ring.done(1)? {
                 return Ok(slot);
             }
-            if ring.made < most {
-                let slot = Slot { memory: allocate(room)?, event: event::create(false)?, large };
-                ring.made += 1;
-                return Ok(slot);
+            if ring.made < size.most {
+                ring.make(size, large)?;
+                continue;
             }
-            if let Some(slot) = ring.done(most)? {
+            if let Some(slot) = ring.done(size.most)? {
                 return Ok(slot);
             }
             if let Some(oldest) = ring.slots.front() {
@@ -94,6 +102,17 @@ impl Staging {
 }
 
 impl Ring {
+    /// Makes some more, which are free: an event that was never recorded is done.
+    fn make(&mut self, size: Size, large: bool) -> Result<()> {
+        let memory = allocate(size.bytes * size.at_once)?;
+        for at in 0..size.at_once {
+            let memory = Handle(memory.0.wrapping_add(at * size.bytes));
+            self.slots.push_front(Slot { memory, event: event::create(false)?, large });
+            self.made += 1;
+        }
+        Ok(())
+    }
+
     /// A slot that nothing is copied from any more, among the `first` oldest.
     fn done(&mut self, first: usize) -> Result<Option<Slot>> {
         for at in 0..self.slots.len().min(first) {

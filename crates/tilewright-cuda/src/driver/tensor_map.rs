@@ -1,11 +1,11 @@
 //! Tensor maps as the hardware reads them.
 
-use super::{Error, Result, error::driver};
+use super::{Result, error::driver};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
 
-/// The 128 bytes of a map, made on the host alone.
+/// The 128 bytes of a map that was checked, made on the host alone.
 pub(super) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
     use sys::{
         CUtensorMapDataType::{
@@ -17,7 +17,6 @@ pub(super) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
         CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B as PROMOTION,
         CUtensorMapSwizzle as Swizzling,
     };
-    map.check().map_err(|why| Error::new("stream.launch", why))?;
     let element = match map.element_bytes {
         1 => B8,
         2 => B16,
@@ -32,7 +31,7 @@ pub(super) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
     };
     let steps = [1; 5];
     let mut encoded = sys::CUtensorMap { opaque: [0; 16] };
-    // SAFETY: the map was checked: dimensions, strides and sides of the box are as many as its rank says.
+    // SAFETY: a launch checks its maps first: dimensions, strides and sides of the box are as many as its rank says.
     unsafe {
         driver!(cuTensorMapEncodeTiled(
             &raw mut encoded,

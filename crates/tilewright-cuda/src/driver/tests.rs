@@ -60,6 +60,28 @@ fn a_stream_of_another_context_is_refused() {
 }
 
 #[test]
+fn a_stream_that_another_library_made_is_borrowed_and_not_destroyed() {
+    let Some(context) = context() else { return };
+    let current = context.enter().expect("a context");
+    let mut raw = null_mut();
+    // SAFETY: the primary context is current, as for a library that shares it.
+    unsafe { driver!(cuStreamCreate(&mut raw, 0)) }.expect("a stream");
+    drop(current);
+    let stream = context.borrow_stream(raw as u64).expect("ours");
+    let mut bytes = [0; 16];
+    let memory = stream.allocate(16).expect("memory");
+    stream.write(memory.address(), &[3; 16]).expect("a write");
+    drop(stream);
+    let again = context.borrow_stream(raw as u64).expect("it is still there");
+    again.read(memory.address(), &mut bytes).expect("a read");
+    assert_eq!(bytes, [3; 16]);
+    drop((memory, again));
+    let _current = context.enter().expect("a context");
+    // SAFETY: created above.
+    unsafe { driver!(cuStreamDestroy_v2(raw)) }.expect("its end");
+}
+
+#[test]
 fn the_callers_context_stays_current() {
     let Some(context) = context() else { return };
     let other = Other::new();

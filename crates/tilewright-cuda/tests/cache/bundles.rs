@@ -1,8 +1,8 @@
 //! Machine code made ahead of time.
 
-use crate::{Fake, files, keep_warning, kernel, machine_code, warnings_about};
+use crate::{Fake, Refusal, files, keep_warning, kernel, machine_code, warnings_about};
 use std::{fs, path::Path};
-use tilewright_cuda::cache::{Cache, Counts, Settings, Source, make_bundle};
+use tilewright_cuda::cache::{Cache, Code, Counts, Settings, Source, make_bundle};
 
 fn bundle(path: &Path, kernels: &[Source]) {
     let bytes = make_bundle(path, kernels, &Fake::new("ptxas"), 2, &|_| {}).unwrap();
@@ -73,11 +73,12 @@ fn code_of_a_bundle_that_the_driver_is_too_old_for_is_assembled() {
     let folder = tempfile::tempdir().unwrap();
     bundle(folder.path(), &[kernel(9)]);
     let cache = Cache::open(Settings::off().bundle(folder.path()).warn(keep_warning)).unwrap();
-    let load = |code: &tilewright_cuda::cache::Code| match code.assembler.as_str() {
-        "ptxas" => Err("CUDA_ERROR_NO_BINARY_FOR_GPU"),
+    let load = |code: &Code| match code.assembler.as_str() {
+        "ptxas" => Err(Refusal("CUDA_ERROR_NO_BINARY_FOR_GPU".to_owned())),
         other => Ok(other.to_owned()),
     };
-    assert_eq!(cache.load(&kernel(9), &Fake::new("driver 525"), load).unwrap(), "driver 525");
+    let loaded = cache.load(&kernel(9), &Fake::new("driver 525"), load, |_| true);
+    assert_eq!(loaded.unwrap(), "driver 525");
     let text = "kernel kernel_9 of a bundle is not used: the device refused it: CUDA_ERROR_NO_BINARY_FOR_GPU";
     assert_eq!(warnings_about(text), 1);
 }

@@ -1,7 +1,7 @@
 //! Where code comes from, and what is said when it comes from nowhere.
 
-use crate::{Fake, files, kernel, machine_code, open, quiet};
-use tilewright_cuda::cache::{Cache, Counts, Error, Settings, Source};
+use crate::{Fake, Refusal, files, kernel, machine_code, open, quiet};
+use tilewright_cuda::cache::{Cache, Code, Counts, Settings, Source};
 
 #[test]
 fn a_kernel_is_assembled_once_for_all_processes() {
@@ -104,18 +104,20 @@ fn code_that_the_device_refuses_is_assembled_again() {
     open(folder.path()).code(&kernel(1), &fake).unwrap();
     let cache = open(folder.path());
     let refused = std::sync::atomic::AtomicUsize::new(0);
-    let once = |code: &tilewright_cuda::cache::Code| {
+    let once = |code: &Code| {
         let first = refused.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
-        if first { Err("too new for this driver") } else { Ok(code.cubin.len()) }
+        if first { Err(Refusal("too new for this driver".to_owned())) } else { Ok(code.cubin.len()) }
     };
-    assert_eq!(cache.load(&kernel(1), &fake, once), Ok(200_000));
+    assert_eq!(cache.load(&kernel(1), &fake, once, |_| true), Ok(200_000));
     assert_eq!(cache.counts(), Counts { cached: 1, assembled: 1, spoiled: 1, ..Counts::default() });
     assert_eq!((fake.calls(), files(folder.path()).len()), (2, 1));
 
-    let why = cache.load(&kernel(2), &fake, |_| Err::<(), _>("no memory")).unwrap_err();
-    assert!(matches!(why, Error::Rejected { .. }));
-    let text = "kernel kernel_2: the device refused what was assembled for sm_90a: no memory";
-    assert_eq!(why.to_string(), text);
+    let no_memory = |_: &Code| Err::<(), _>(Refusal("no memory".to_owned()));
+    let fresh = cache.load(&kernel(2), &fake, no_memory, |_| true);
+    assert_eq!(fresh, Err(Refusal("no memory".to_owned())), "there is nothing else to try");
+    let not_its_fault = open(folder.path()).load(&kernel(1), &fake, no_memory, |_| false);
+    assert_eq!(not_its_fault, Err(Refusal("no memory".to_owned())));
+    assert_eq!((fake.calls(), files(folder.path()).len()), (3, 2), "the entry is still there");
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod threads;
 mod toolkit;
 
 use std::{
+    fmt,
     path::Path,
     sync::{
         Mutex, PoisonError,
@@ -16,7 +17,7 @@ use std::{
     },
     time::Duration,
 };
-use tilewright_cuda::cache::{Assembler, Cache, Settings, Source};
+use tilewright_cuda::cache::{Assembler, Cache, Error, Settings, Source};
 
 /// Assembles to bytes that depend on everything that code depends on, and counts.
 pub(crate) struct Fake {
@@ -51,6 +52,22 @@ impl Assembler for Fake {
             return Err("line 3: no such instruction\nline 4: nor this".to_owned());
         }
         Ok(machine_code(self.identity, source))
+    }
+}
+
+/// What loading fails with.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Refusal(pub(crate) String);
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

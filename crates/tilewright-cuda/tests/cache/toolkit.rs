@@ -1,7 +1,7 @@
 //! The toolkit's assembler, where there is one: the build folder's, as the gate of kernels installs it, or that of `PATH`.
 
 use std::path::{Path, PathBuf};
-use tilewright_cuda::cache::{Cache, Ptxas, Resources, Settings, Source};
+use tilewright_cuda::cache::{Cache, Footprint, Ptxas, Settings, Source};
 
 fn ptxas() -> Option<Ptxas> {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/cuda-tools/lib");
@@ -26,9 +26,9 @@ fn kernels_are_assembled_and_their_resources_are_known() {
         let code = cache.code(&Source::of(&kernel, arch).unwrap(), &ptxas).unwrap();
         assert_eq!(code.target, format!("sm_{arch}"));
         assert!(code.assembler.starts_with("ptxas 1"), "{}", code.assembler);
-        let resources = Resources::of(&code.cubin).unwrap();
-        assert_eq!((resources.registers, resources.stack_bytes), (registers, 0), "as budgets.csv has it");
-        assert!(resources.code_bytes > 1000);
+        let footprint = Footprint::of(&code.cubin).unwrap();
+        assert_eq!((footprint.registers, footprint.stack_bytes), (registers, 0), "as budgets.csv has it");
+        assert!(footprint.code_bytes > 1000);
     }
 }
 

@@ -36,7 +36,11 @@ fn spin(stream: &Stream, milliseconds: u64) -> Result<()> {
 fn what_is_not_there_is_an_error_that_says_so() {
     match Context::open(0) {
         Ok(context) => {
-            assert!(context.limits().arch >= 80 && context.limits().driver >= 12_000, "{context:?}");
+            assert!(
+                context.limits().arch >= 80 && context.limits().driver >= 12_000,
+                "{:?}",
+                context.limits()
+            );
             assert!(context.limits().shared_of_cta >= 99 << 10 && context.limits().multiprocessors > 0);
             let (free, total) = context.free_memory().expect("numbers");
             assert!(free <= total && total <= context.limits().memory);

@@ -1,7 +1,8 @@
 //! Memory: bytes there and back in all sizes, too little of it, and pointers of the caller.
 
-use crate::{spin, stream};
-use tilewright_cuda::{ErrorKind, Result};
+use crate::{spin, stream, written};
+use tilewright_cuda::{ErrorKind, Result, Stream};
+use tilewright_ptx::sim::Arg;
 
 fn bytes(len: usize) -> Vec<u8> {
     (0..len).map(|i| (i * 31 + i / 251) as u8).collect()
@@ -95,6 +96,33 @@ fn pointers_that_are_no_memory_of_the_gpu_are_refused() -> Result<()> {
         let error = context.check_pointer("attention.run: q", address, bytes).expect_err("no such memory");
         println!("{error}");
         assert!(error.to_string().starts_with(&format!("attention.run: q: pointer {address:#x}")), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
+        assert_eq!(error.kind(), ErrorKind::Argument);
+    }
+    Ok(())
+}
+
+#[test]
+fn what_belongs_to_another_gpu_is_refused() -> Result<()> {
+    let (Some(stream), Ok(other)) = (stream(), Stream::open(1)) else {
+        println!("skipped: it takes two GPUs");
+        return Ok(());
+    };
+    let (memory, event) = (other.allocate(100)?, other.context().event()?);
+    let function = other.load(&written::add())?;
+    for (outcome, expected) in [
+        (
+            stream.context().check_pointer("q", memory.address(), 100),
+            "is memory of GPU 1; it has to be memory of GPU 0",
+        ),
+        (stream.record(&event), "the event belongs to GPU 1, the stream to GPU 0"),
+        (stream.context().borrow_stream(other.handle()).map(drop), "belongs to another context"),
+        (
+            stream.launch(&function, [1; 3], &[Arg::U64(memory.address()), Arg::U32(25), Arg::U32(1)]),
+            "the kernel belongs to GPU 1, the stream to GPU 0",
+        ),
+    ] {
+        let error = outcome.expect_err(expected);
         assert!(error.to_string().contains(expected), "{error}");
         assert_eq!(error.kind(), ErrorKind::Argument);
     }

@@ -104,7 +104,7 @@ fn wrong_launches_are_refused_before_anything_is_launched() -> Result<()> {
                 swizzle: Swizzle::None,
             })
         };
-        let expected = &["is not a multiple of 16"];
+        let expected = &["launch of kernel with_map: parameter map: ", "is not a multiple of 16"];
         judge(stream.launch(&with_map, [1; 3], &[map(numbers.address() + 2)]), ErrorKind::Argument, expected);
         stream.launch(&with_map, [1; 3], &[map(numbers.address())])?;
     }

@@ -5,4 +5,5 @@ pub mod divisor;
 pub mod items;
 pub mod merge;
 pub mod prefill_sm90;
+pub mod scalar;
 pub mod tensor_core;

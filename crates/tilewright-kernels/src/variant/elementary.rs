@@ -16,7 +16,6 @@ const ROUND: f32 = 12_582_912.0;
 const EXP2: [f32; 7] =
     [1.535_336_2e-4, 1.339_887_5e-3, 9.618_437e-3, 5.550_332_6e-2, 2.402_264_8e-1, 6.931_472e-1, 1.0];
 
-#[allow(dead_code, reason = "for kernels that do without approximations")]
 /// `2^x` for `x <= 0`, within 2 units in the last place down to -126; 0 below -126.5 and for -inf, NaN for NaN.
 #[track_caller]
 pub(crate) fn exp2_of_negative(x: Number<'_>) -> Number<'_> {
@@ -28,7 +27,7 @@ pub(crate) fn exp2_of_negative(x: Number<'_>) -> Number<'_> {
 
 /// `2^x`, within 2 units in the last place: 0 below -126, +inf from 128 on, NaN for NaN.
 #[track_caller]
-pub(super) fn exp2(x: Number<'_>) -> Number<'_> {
+pub(crate) fn exp2(x: Number<'_>) -> Number<'_> {
     let bounded = x.lt(-126.0).select(-126.0, x);
     let (n, power) = split_exp2(bounded.gt(129.0).select(129.0, bounded));
     // two factors, since 2^128 is none

@@ -9,9 +9,9 @@ const SIZED: u8 = 4;
 const REGISTERS: u8 = 0x2f;
 const STACK: u8 = 0x11;
 
-/// Resources of a kernel.
+/// What machine code takes of an SM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Resources {
+pub struct Footprint {
     /// Registers of a thread at its start.
     pub registers: u32,
     /// Bytes of a thread's stack. Kernels of ours have no arrays of their own, so that these are spilled registers.
@@ -20,7 +20,7 @@ pub struct Resources {
     pub code_bytes: u64,
 }
 
-impl Resources {
+impl Footprint {
     /// Those of a cubin with one kernel; none of other bytes.
     pub fn of(cubin: &[u8]) -> Option<Self> {
         let sections = sections(cubin)?;
@@ -91,7 +91,7 @@ fn number<const BYTES: usize>(file: &[u8], at: usize) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::Resources;
+    use super::Footprint;
 
     /// A file with the sections that are read, as an assembler would write them.
     fn cubin() -> Vec<u8> {
@@ -128,23 +128,23 @@ mod tests {
 
     #[test]
     fn resources_are_read_from_the_code() {
-        let expected = Resources { registers: 168, stack_bytes: 512, code_bytes: 48 };
-        assert_eq!(Resources::of(&cubin()), Some(expected));
+        let expected = Footprint { registers: 168, stack_bytes: 512, code_bytes: 48 };
+        assert_eq!(Footprint::of(&cubin()), Some(expected));
     }
 
     #[test]
     fn other_bytes_have_none_and_do_no_harm() {
-        assert_eq!(Resources::of(b""), None);
-        assert_eq!(Resources::of(b"\x7fELF and nothing more"), None);
+        assert_eq!(Footprint::of(b""), None);
+        assert_eq!(Footprint::of(b"\x7fELF and nothing more"), None);
         let whole = cubin();
         for len in 0..whole.len() {
-            assert_eq!(Resources::of(&whole[..len]), None, "cut to {len}");
+            assert_eq!(Footprint::of(&whole[..len]), None, "cut to {len}");
         }
         for byte in 0..whole.len() {
             for value in [0, 1, 127, 255] {
                 let mut altered = whole.clone();
                 altered[byte] = value;
-                let _ = Resources::of(&altered); // whatever it is, no panic
+                let _ = Footprint::of(&altered); // whatever it is, no panic
             }
         }
     }

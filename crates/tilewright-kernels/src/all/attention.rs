@@ -1,0 +1,74 @@
+//! Attention: Llama 3's heads on Hopper, and what has to run everywhere.
+
+use super::{ALL, Configured, HOPPER, plain};
+use crate::attention::{
+    prefill_sm90::{Prefill, prefill},
+    scalar,
+};
+use tilewright::{
+    Dtype,
+    attention::variant::{Alibi, AttentionSinks, Both, ExpressionVariant, Plain, RotaryEmbedding, SoftCap},
+    rope::Rope,
+};
+use tilewright_ptx::verify::Invalid;
+
+pub(super) fn all() -> Vec<Configured> {
+    [prefills(), scalars()].into_iter().flatten().collect()
+}
+
+/// Llama 3's heads of 128, with every way to see keys and with a hook.
+fn prefills() -> Vec<Configured> {
+    let heads = (32, 8);
+    let of = |suffix: &str, causal: bool, soft_cap: bool| {
+        let name = format!("prefill_sm90_d128{suffix}");
+        let entry = name.clone();
+        let build = move || {
+            let variant = if soft_cap { Some(capped(&entry)?) } else { None };
+            prefill(&entry, Prefill { heads, causal }, variant.as_ref())
+        };
+        Configured { name, archs: HOPPER, build: Box::new(build), overlap: true }
+    };
+    vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
+}
+
+/// What tensor cores are not for: f32, odd heads, latent heads, hooks on everything.
+fn scalars() -> Vec<Configured> {
+    use Dtype::{Bf16, E5m2, F16, F32};
+    let of = |name: &str, dtypes: (Dtype, Dtype), head_dim, latent, hooked: bool| {
+        let (dtype_qo, dtype_kv) = dtypes;
+        let config = scalar::Config { dtype_qo, dtype_kv, head_dim, latent };
+        plain(format!("scalar_{name}"), ALL, move |name| {
+            let variant =
+                if hooked { rotated(name)? } else { recorded(name, ExpressionVariant::of(&Plain))? };
+            scalar::attention(name, config, &variant)
+        })
+    };
+    vec![
+        of("f32_d128", (F32, F32), (128, 128), false, false),
+        of("f16_e5m2_d33_17", (F16, E5m2), (33, 17), false, false),
+        of("bf16_latent_d512_64", (Bf16, Bf16), (576, 512), true, false),
+        of("f32_d64_hooks", (F32, F32), (64, 64), false, true),
+    ]
+}
+
+/// Rotation, ALiBi and a cap, with a sink for each of 32 heads.
+fn rotated(kernel: &str) -> Result<ExpressionVariant, Invalid> {
+    let rope = Rope::new(64, 1e4).and_then(|rope| RotaryEmbedding::new(&rope));
+    let variant = rope.and_then(|rope| {
+        let scores = Both::new(Alibi::new(32), SoftCap::new(50.0)?);
+        ExpressionVariant::of(&Both::new(rope, Both::new(scores, AttentionSinks::new(vec![0.0; 32])?)))
+    });
+    recorded(kernel, variant)
+}
+
+fn recorded(
+    kernel: &str,
+    variant: tilewright::Result<ExpressionVariant>,
+) -> Result<ExpressionVariant, Invalid> {
+    variant.map_err(|why| Invalid::of(kernel, why.to_string()))
+}
+
+/// The soft cap of Gemma 2.
+fn capped(kernel: &str) -> Result<ExpressionVariant, Invalid> {
+    recorded(kernel, SoftCap::new(50.0).and_then(|cap| ExpressionVariant::of(&cap)))
+}

@@ -1,0 +1,130 @@
+//! Every kernel in every configuration that is assembled, measured and compared with what it was.
+//!
+//! The list is for whoever judges kernels: a kernel that is not here is not tested. Names are unique, and are those of the PTX
+//! entries.
+
+mod attention;
+mod layers;
+mod products;
+
+use std::fmt;
+use tilewright_ptx::{
+    ir::Kernel,
+    text::{ptx, without_source_lines},
+    verify::Invalid,
+};
+
+/// Architectures with `wgmma`: its instructions are for `sm_90a` alone.
+const HOPPER: &[u32] = &[90];
+
+/// What needs nothing newer than Ampere.
+const ALL: &[u32] = &[80, 86, 89, 90, 100, 120];
+
+/// Records a kernel, the same one each time.
+type Build = Box<dyn Fn() -> Result<Kernel, Invalid> + Send + Sync>;
+
+/// A kernel in one configuration.
+pub struct Configured {
+    /// Its name, such as `prefill_sm90_d128_causal`; unique.
+    pub name: String,
+    /// The architectures that it is for, as in `sm_90`: some of 80, 86, 89, 90, 100, 120.
+    pub archs: &'static [u32],
+    /// Records it.
+    pub build: Build,
+    /// Whether it promises that in its main loop the softmax of a tile runs beside the product of another: its exponentials
+    /// lie between the wait for the one product and that for the other.
+    pub overlap: bool,
+}
+
+impl fmt::Debug for Configured {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Configured")
+            .field("name", &self.name)
+            .field("archs", &self.archs)
+            .field("overlap", &self.overlap)
+            .finish_non_exhaustive()
+    }
+}
+
+/// All of them, in a fixed order.
+pub fn all() -> Vec<Configured> {
+    [attention::all(), products::all(), layers::all()].into_iter().flatten().collect()
+}
+
+/// Those whose text is kept in `golden/`, word for word: few, since a line that changes in all kernels changes all files.
+const GOLDEN: [&str; 4] = ["prefill_sm90_d128", "gemm_sm80", "rmsnorm_bf16", "merge_state_f32"];
+
+/// The golden files, each with its name and what it has to be: PTX for the first architecture, without lines of the source.
+///
+/// # Errors
+/// When a kernel cannot be recorded or printed.
+pub fn golden_texts() -> Result<Vec<(String, String)>, Invalid> {
+    let text = |configured: &Configured| {
+        let arch = configured.archs.first().copied().unwrap_or_default();
+        let text = ptx(&(configured.build)()?, arch)?;
+        Ok((format!("{}.ptx", configured.name), without_source_lines(&text)))
+    };
+    all().iter().filter(|configured| GOLDEN.contains(&configured.name.as_str())).map(text).collect()
+}
+
+/// A kernel without overlap, by a function of its name.
+fn plain(
+    name: String,
+    archs: &'static [u32],
+    build: impl Fn(&str) -> Result<Kernel, Invalid> + Send + Sync + 'static,
+) -> Configured {
+    let entry = name.clone();
+    Configured { name, archs, build: Box::new(move || build(&entry)), overlap: false }
+}
+
+/// A kernel that needs nothing newer than Ampere, by its configuration.
+fn of<C: Copy + Send + Sync + 'static>(
+    config: C,
+    name: fn(C) -> String,
+    build: fn(&str, C) -> Result<Kernel, Invalid>,
+) -> Configured {
+    called(name(config), config, build)
+}
+
+/// The same by another name: those of models have short ones, which books of measurements keep.
+fn called<C: Copy + Send + Sync + 'static>(
+    name: String,
+    config: C,
+    build: fn(&str, C) -> Result<Kernel, Invalid>,
+) -> Configured {
+    plain(name, ALL, move |name| build(name, config))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GOLDEN, all, golden_texts};
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_those_of_the_entries() {
+        let all = all();
+        let names: BTreeSet<&str> = all.iter().map(|kernel| kernel.name.as_str()).collect();
+        assert_eq!(names.len(), all.len());
+        for kernel in &all {
+            assert_eq!((kernel.build)().unwrap().name, kernel.name);
+        }
+    }
+
+    #[test]
+    fn every_kernel_has_ptx_for_each_of_its_architectures() {
+        for kernel in all() {
+            assert!(!kernel.archs.is_empty(), "{kernel:?} is for nothing");
+            let built = (kernel.build)().unwrap();
+            for &arch in kernel.archs {
+                super::ptx(&built, arch).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn every_golden_name_is_that_of_a_kernel() {
+        let texts = golden_texts().unwrap();
+        let names: Vec<&str> = texts.iter().map(|(file, _)| file.trim_end_matches(".ptx")).collect();
+        assert_eq!(names, GOLDEN);
+    }
+}

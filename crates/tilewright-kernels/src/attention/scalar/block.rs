@@ -1,0 +1,153 @@
+//! What a CTA has, and its way through items, blocks of rows and KV tiles.
+
+use super::{Config, KEYS, WARPS, locate::Keys, row::Rows};
+use crate::{
+    attention::{call::Params, items::ItemValues},
+    variant::{Declared, Hooks, Prepared},
+};
+use tilewright::attention::variant::Hook;
+use tilewright_ptx::build::{Builder, Shared, Value};
+
+/// The hooks, with what depends on nothing computed.
+pub(super) struct Hooked<'k, 'v> {
+    declared: Declared<'k, 'v>,
+    pub(super) query: Prepared<'k, 'v>,
+    pub(super) key: Prepared<'k, 'v>,
+    pub(super) value: Prepared<'k, 'v>,
+    pub(super) logits: Prepared<'k, 'v>,
+    pub(super) mask: Prepared<'k, 'v>,
+    pub(super) update: Prepared<'k, 'v>,
+    pub(super) output: Prepared<'k, 'v>,
+}
+
+impl<'k, 'v> Hooked<'k, 'v> {
+    #[track_caller]
+    fn new(declared: Declared<'k, 'v>) -> Self {
+        let [query, key, value, logits, mask, update, output] =
+            Hook::ALL.map(|hook| declared.prepare(hook, &|_| None));
+        Self { declared, query, key, value, logits, mask, update, output }
+    }
+
+    pub(super) fn is(&self) -> &Hooks<'v> {
+        self.declared.hooks()
+    }
+
+    /// Whether elements `i` and `i + head_dim / 2` of queries and keys are needed together.
+    pub(super) fn pairs(&self) -> bool {
+        self.is().is_live(Hook::Query) || self.is().is_live(Hook::Key)
+    }
+}
+
+/// What all threads of a CTA know.
+pub(super) struct Cta<'k, 'v> {
+    pub(super) k: &'k Builder,
+    pub(super) config: Config,
+    pub(super) params: Params<'k>,
+    pub(super) hooks: Hooked<'k, 'v>,
+    pub(super) warp: Value<'k, u32>,
+    pub(super) lane: Value<'k, u32>,
+    /// Queries of the block, `[rows, q_stride]`.
+    pub(super) q: Shared<'k, f32>,
+    /// `Σ weight · v` of the block, `[rows, o_stride]`; each lane touches only dims of its own residue.
+    pub(super) o: Shared<'k, f32>,
+    /// Products, then weights of the tile, `[rows, 64]`.
+    pub(super) weights: Shared<'k, f32>,
+    /// A part of the dims of the tile's keys, then of its values.
+    pub(super) stage: Shared<'k, f32>,
+    pub(super) rows: Rows<'k>,
+    pub(super) keys: Keys<'k>,
+    /// A word that one thread tells the others.
+    pub(super) word: Shared<'k, u32>,
+}
+
+/// A block of packed rows of an item.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'k> {
+    pub(super) item: ItemValues<'k>,
+    /// The first packed row.
+    pub(super) first: Value<'k, u32>,
+    /// The first row of this warp in the block.
+    pub(super) of_warp: Value<'k, u32>,
+    /// How many this warp has.
+    pub(super) count: Value<'k, u32>,
+}
+
+impl<'k, 'v> Cta<'k, 'v> {
+    #[track_caller]
+    pub(super) fn new(k: &'k Builder, config: Config, hooks: &Hooks<'v>) -> Self {
+        let params = Params::declare(k, config.latent);
+        let heads = (params.qo_heads, params.group.quotient(params.qo_heads));
+        let hooks = Hooked::new(hooks.declare(k, heads));
+        let rows = config.rows();
+        let array = |name: &str, len: u32| k.shared::<f32>(name, len as usize, 16);
+        Self {
+            k,
+            config,
+            params,
+            hooks,
+            warp: k.warp_index(),
+            lane: k.lane(),
+            q: array("q", rows * config.q_stride()),
+            o: array("o", rows * config.o_stride()),
+            weights: array("weights", rows * KEYS),
+            stage: array("stage", config.stage()),
+            rows: Rows::new(k, rows),
+            keys: Keys::new(k),
+            word: k.shared("word", 1, 4),
+        }
+    }
+
+    /// Rows of a warp.
+    pub(super) fn warp_rows(&self) -> u32 {
+        self.config.rows() / WARPS
+    }
+
+    /// All items of this CTA.
+    #[track_caller]
+    pub(super) fn run(&self) {
+        let (k, params) = (self.k, &self.params);
+        let bounds = params.worker_indptr.at(k.cta());
+        k.repeat((bounds.load(), bounds.plus(1).load()), 1, |item| {
+            let item = ItemValues::load(k, params.items, item);
+            let packed = item.qo_len * params.group.by;
+            k.repeat((0, packed), self.config.rows(), |first| self.attend(item, first, packed));
+            self.feed_merges(&item);
+        });
+    }
+
+    /// One block of an item's `packed` rows.
+    #[track_caller]
+    fn attend(&self, item: ItemValues<'k>, first: Value<'k, u32>, packed: Value<'k, u32>) {
+        let (k, rows) = (self.k, self.config.rows());
+        let left = (packed - first).min(rows);
+        let of_warp = self.warp * self.warp_rows();
+        let count = (left.max(of_warp) - of_warp).min(self.warp_rows()).named("row_count");
+        let block = Block { item, first, of_warp, count };
+        k.when(k.thread().lt(left), || {
+            let known = (item.request, item.offset);
+            let row = self.row_of((item.qo_begin, item.kv_head), first + k.thread(), known);
+            self.place_row(k.thread(), &row);
+        });
+        k.sync_threads();
+        self.load_queries(&block);
+        self.clear_output();
+        // tiles begin at multiples of their keys, wherever the item does
+        let begin = item.kv_begin & !(KEYS - 1);
+        k.repeat((begin, item.kv_end), KEYS, |tile| {
+            self.locate(&item, tile);
+            k.sync_threads();
+            self.multiply_keys(&block);
+            k.when(block.count.gt(0), || self.weigh_keys(&block, tile));
+            self.weigh_values(&block);
+        });
+        self.finish_rows(&block);
+        // rows and keys are the next block's
+        k.sync_threads();
+    }
+
+    /// Runs `body` for each row of this warp in a block.
+    #[track_caller]
+    pub(super) fn each_row(&self, block: &Block<'k>, body: impl FnOnce(Value<'k, u32>)) {
+        self.k.repeat((block.of_warp, block.of_warp + block.count), 1, body);
+    }
+}

@@ -1,0 +1,99 @@
+//! Where the keys of a KV tile are: addresses, positions and scales, found by a thread a key.
+
+use super::{KEYS, block::Cta, elements};
+use crate::attention::{
+    call::{CacheParams, KvLayout},
+    items::ItemValues,
+};
+use tilewright_ptx::build::{Builder, Shared, Value};
+
+/// What is kept of a tile's keys in shared memory, `[64]` each.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Keys<'k> {
+    /// Addresses of the item's head of each key; 0 where the item has no key.
+    pub(super) k: Shared<'k, u64>,
+    /// Of the part that latent keys have beside.
+    pub(super) pe: Shared<'k, u64>,
+    /// Of each value.
+    pub(super) v: Shared<'k, u64>,
+    pub(super) position: Shared<'k, i32>,
+    pub(super) k_scale: Shared<'k, f32>,
+    pub(super) v_scale: Shared<'k, f32>,
+}
+
+impl<'k> Keys<'k> {
+    pub(super) fn new(k: &'k Builder) -> Self {
+        let keys = KEYS as usize;
+        Self {
+            k: k.shared("key_at", keys, 8),
+            pe: k.shared("pe_at", keys, 8),
+            v: k.shared("value_at", keys, 8),
+            position: k.shared("key_position", keys, 4),
+            k_scale: k.shared("k_scale_of", keys, 4),
+            v_scale: k.shared("v_scale_of", keys, 4),
+        }
+    }
+
+    /// Whether there is key `key` of the tile, by its address.
+    #[track_caller]
+    pub(super) fn is_real(address: Value<'k, u64>) -> Value<'k, bool> {
+        (address.low() | address.high()).ne(0)
+    }
+}
+
+impl<'k> Cta<'k, '_> {
+    /// Finds the keys of the tile that begins at key `tile` of the segment.
+    #[track_caller]
+    pub(super) fn locate(&self, item: &ItemValues<'k>, tile: Value<'k, u32>) {
+        let (k, thread) = (self.k, self.k.thread());
+        let key = tile + thread;
+        k.when(thread.lt(KEYS), || {
+            let there = key.ge(item.kv_begin) & key.lt(item.kv_end);
+            k.when_else(there, || self.find_key(item, key), || self.no_key());
+        });
+    }
+
+    /// Writes down where key `key` of the segment is, for this thread's place in the tile.
+    #[track_caller]
+    fn find_key(&self, item: &ItemValues<'k>, key: Value<'k, u32>) {
+        let (k, keys, params, thread) = (self.k, &self.keys, &self.params, self.k.thread());
+        let (page, slot) = (k.var::<u32>("page", 0), k.var::<u32>("slot", item.kv_start + key));
+        k.when(!params.is(KvLayout::Ragged), || {
+            let (entry, in_page) = params.page_size.divide(key);
+            page.set(params.indices.at_wide((item.kv_start + entry).to_u64()).load());
+            slot.set(in_page);
+        });
+        let (page, slot) = (page.get(), slot.get());
+        let address = |tensor: &CacheParams<'k>| {
+            let head = item.kv_head.to_u64() * tensor.head;
+            let element = page.to_u64() * tensor.page + slot.to_u64() * tensor.token + head;
+            elements::place(self.config.dtype_kv, tensor.address, element)
+        };
+        let k_at = address(&params.k);
+        keys.k.at(thread).store(k_at);
+        keys.v.at(thread).store(if self.config.latent { k_at } else { address(&params.v) });
+        if let Some((_, pe)) = &params.pe {
+            keys.pe.at(thread).store(address(pe));
+        }
+        let in_blocks = page * params.page_size.by + slot;
+        let position = params.is(KvLayout::Blocks).select(in_blocks, item.base + key);
+        keys.position.at(thread).store(position.reinterpret::<i32>());
+        // only pages have scales of their own
+        let page = params.is(KvLayout::Paged).select(page, 0);
+        keys.k_scale.at(thread).store(params.k_scale.at(k, page, item.kv_head));
+        keys.v_scale.at(thread).store(params.v_scale.at(k, page, item.kv_head));
+    }
+
+    #[track_caller]
+    fn no_key(&self) {
+        let (keys, thread) = (&self.keys, self.k.thread());
+        keys.k.at(thread).store(0);
+        keys.v.at(thread).store(0);
+        if self.config.latent {
+            keys.pe.at(thread).store(0);
+        }
+        keys.position.at(thread).store(0);
+        keys.k_scale.at(thread).store(0.0);
+        keys.v_scale.at(thread).store(0.0);
+    }
+}

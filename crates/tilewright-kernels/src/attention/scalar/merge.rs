@@ -1,0 +1,119 @@
+//! Merging partial states: the CTA that completes the last of them does it, in the order of the plan's sources, so that results do
+//! not depend on who that is.
+
+use super::{THREADS, block::Cta, finish::State, row::Row};
+use crate::{
+    attention::items::{ItemValues, MergeValues, NONE, SourceValues},
+    variant::elementary::exp2_of_negative,
+};
+use tilewright::attention::variant::{Hook, Input};
+use tilewright_ptx::{
+    build::Value,
+    isa::{
+        memory::{AtomicOp, Order, Scope},
+        sync::Fence,
+    },
+};
+
+impl<'k> Cta<'k, '_> {
+    /// Tells the merges that wait for `item` that it is done, and does those that waited for nothing else. All threads of the CTA
+    /// have written and synchronised.
+    #[track_caller]
+    pub(super) fn feed_merges(&self, item: &ItemValues<'k>) {
+        let (k, params) = (self.k, &self.params);
+        k.repeat((item.feed_begin, item.feed_end), 1, |feed| {
+            let number = params.feeds.at_wide(feed.to_u64()).load();
+            let merge = MergeValues::load(k, params.merges, number);
+            let counter = params.counters.at_wide(number.to_u64());
+            k.when(k.thread().eq(0), || {
+                // what this CTA wrote comes before the count, and what others counted before what follows
+                k.fence(Fence::AcqRel(Scope::Gpu));
+                let before = counter.atomic(AtomicOp::AddU32, 1, (Order::AcqRel, Scope::Gpu));
+                let last = (before + 1).eq(merge.source_end - merge.source_begin);
+                k.fence(Fence::AcqRel(Scope::Gpu));
+                k.when(last, || counter.store(0));
+                self.word.store(last.select(1, 0));
+            });
+            k.sync_threads();
+            k.when(self.word.load().ne(0), || self.merge(&merge));
+            // the word is the next merge's
+            k.sync_threads();
+        });
+    }
+
+    /// Merges all rows, each warp every fourth.
+    #[track_caller]
+    fn merge(&self, merge: &MergeValues<'k>) {
+        let (k, params) = (self.k, &self.params);
+        let reads =
+            |input| [Hook::Update, Hook::Output].into_iter().any(|hook| self.hooks.is().reads(hook, input));
+        // nobody looks for what nobody reads
+        let request = if reads(Input::Request) || reads(Input::Qo) { NONE } else { 0 };
+        let known = (k.constant(request), k.constant(0));
+        k.repeat((self.warp, merge.qo_len * params.group.by), THREADS / 32, |packed| {
+            let row = self.row_of((merge.qo_begin, merge.kv_head), packed, known);
+            let state = self.merged_state(merge, &row);
+            self.write_output(&row, state, |dim| self.merged_element(merge, (&row, state), dim));
+        });
+    }
+
+    /// Runs `body` for the partial rows of a row.
+    #[track_caller]
+    fn each_partial(&self, merge: &MergeValues<'k>, row: &Row<'k>, body: impl FnOnce(Value<'k, u64>)) {
+        let (k, params) = (self.k, &self.params);
+        k.repeat((merge.source_begin, merge.source_end), 1, |source| {
+            let source = SourceValues::load(k, params.sources, source);
+            let in_group = row.qo_head - row.kv_head * params.group.by;
+            let partial = source.partial + (row.token - source.qo_begin) * params.group.by + in_group;
+            body(partial.to_u64());
+        });
+    }
+
+    /// The largest LSE, or NaN if one is; and the sum of weights.
+    #[track_caller]
+    fn merged_state(&self, merge: &MergeValues<'k>, row: &Row<'k>) -> State<'k> {
+        let k = self.k;
+        if !self.hooks.is().softmax() {
+            return State { max: k.constant(f32::NEG_INFINITY), sum: k.constant(0.0) };
+        }
+        let (max, sum) = (k.var("max", f32::NEG_INFINITY), k.var("sum", 0.0));
+        self.each_partial(merge, row, |partial| {
+            let lse = self.params.partial_lse.at_wide(partial).load();
+            // a comparison with NaN does not hold: NaN comes, and stays
+            let kept = max.get().is_nan() | lse.le(max.get());
+            max.set(kept.select(max.get(), lse));
+        });
+        self.each_partial(merge, row, |partial| sum.set(sum.get() + self.weight(partial, max.get())));
+        State { max: max.get(), sum: sum.get() }
+    }
+
+    /// What a partial state weighs.
+    #[track_caller]
+    fn weight(&self, partial: Value<'k, u64>, max: Value<'k, f32>) -> Value<'k, f32> {
+        if !self.hooks.is().softmax() {
+            return self.k.constant(1.0);
+        }
+        // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
+        let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
+        exp2_of_negative(self.params.partial_lse.at_wide(partial).load() - reference)
+    }
+
+    #[track_caller]
+    fn merged_element(
+        &self,
+        merge: &MergeValues<'k>,
+        (row, state): (&Row<'k>, State<'k>),
+        dim: Value<'k, u32>,
+    ) -> Value<'k, f32> {
+        let (k, vo) = (self.k, u64::from(self.config.head_dim.1));
+        let sum = k.var("o_sum", 0.0);
+        self.each_partial(merge, row, |partial| {
+            let weight = self.weight(partial, state.max);
+            let o = self.params.partial_o.at_wide(partial * vo).at(dim).load();
+            // an empty state is no summand, whatever its values
+            let added = weight.mul_add(o, sum.get());
+            sum.set(weight.eq(0.0).select(sum.get(), added));
+        });
+        sum.get()
+    }
+}

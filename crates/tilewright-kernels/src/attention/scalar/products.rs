@@ -1,0 +1,179 @@
+//! Queries into shared memory, and `S = Q · Kᵀ` of a KV tile, 32 dims of the keys at a time.
+//!
+//! A lane has keys `lane` and `lane + 32` of the tile, and all rows of its warp. Where a hook needs pairs, the 32 dims are 16 and
+//! their partners half a head further on, in queries and keys alike.
+
+use super::{
+    K_DIMS, K_STRIDE, KEYS, WARPS,
+    block::{Block, Cta},
+    elements,
+    locate::Keys,
+};
+use tilewright::attention::variant::{Hook, Input};
+use tilewright_ptx::build::{Value, Var};
+
+/// A lane's dim of a part of 32.
+#[derive(Clone, Copy)]
+struct Dim<'k> {
+    /// Of the head.
+    dim: Value<'k, u32>,
+    /// Of the pair, where there are pairs.
+    pair: Value<'k, u32>,
+    /// Whether the head has it.
+    is_there: Value<'k, bool>,
+}
+
+impl<'k> Cta<'k, '_> {
+    /// Parts of 32 dims.
+    fn parts(&self) -> u32 {
+        self.config.head_dim.0.div_ceil(K_DIMS)
+    }
+
+    #[track_caller]
+    fn dim(&self, part: Value<'k, u32>) -> Dim<'k> {
+        let (qk, lane) = (self.config.head_dim.0, self.lane);
+        if !self.hooks.pairs() {
+            let dim = part * K_DIMS + lane;
+            return Dim { dim, pair: dim, is_there: dim.lt(qk) };
+        }
+        let (half, pair) = (qk / 2, part * (K_DIMS / 2) + (lane & 15));
+        Dim { dim: lane.lt(16).select(pair, pair + half), pair, is_there: pair.lt(half) }
+    }
+
+    /// The address of an element of a head in two parts: behind `first` below `head_dim.1` if the kernel is latent, otherwise
+    /// behind `second`.
+    #[track_caller]
+    fn element_at(
+        &self,
+        dtype: tilewright::Dtype,
+        (first, second): (Value<'k, u64>, Option<Value<'k, u64>>),
+        dim: Value<'k, u32>,
+    ) -> Value<'k, u64> {
+        let vo = self.config.head_dim.1;
+        let Some(second) = second else { return elements::place(dtype, first, dim.to_u64()) };
+        let in_first = dim.lt(vo);
+        let (base, dim) = (in_first.select(first, second), in_first.select(dim, dim - vo));
+        elements::place(dtype, base, dim.to_u64())
+    }
+
+    /// The element at an address where `condition` holds, otherwise 0.
+    #[track_caller]
+    pub(super) fn load_when(
+        &self,
+        condition: Value<'k, bool>,
+        dtype: tilewright::Dtype,
+        at: Value<'k, u64>,
+    ) -> Value<'k, f32> {
+        let x = self.k.var("x", 0.0);
+        self.k.when(condition, || x.set(elements::load(dtype, at)));
+        x.get()
+    }
+
+    /// What a hook on pairs makes of this lane's element `x`.
+    #[track_caller]
+    fn with_partner(
+        &self,
+        x: Value<'k, f32>,
+        hook: impl FnOnce([Value<'k, f32>; 2]) -> [Value<'k, f32>; 2],
+    ) -> Value<'k, f32> {
+        let (partner, is_first) = (x.shuffle_xor(16), self.lane.lt(16));
+        let [first, second] = hook([is_first.select(x, partner), is_first.select(partner, x)]);
+        is_first.select(first, second)
+    }
+
+    /// Brings the block's queries to shared memory, each warp its rows; rows that are not there are 0.
+    #[track_caller]
+    pub(super) fn load_queries(&self, block: &Block<'k>) {
+        let (k, params, dtype) = (self.k, &self.params, self.config.dtype_qo);
+        let end = block.of_warp + self.warp_rows();
+        k.repeat((block.of_warp, end), 1, |r| {
+            let is_there = r.lt(block.of_warp + block.count);
+            // what is not there is taken for the first row, and not read
+            let row = self.rows.row(is_there.select(r, 0), block.item.kv_head);
+            let (token, head) = (row.token.to_u64(), row.qo_head.to_u64());
+            let at = |q: &crate::attention::call::RowParams<'k>| {
+                elements::place(dtype, q.address, token * q.row + head * q.head)
+            };
+            let (first, second) = (at(&params.q), params.pe.as_ref().map(|(q, _)| at(q)));
+            let hook = self.hooks.query.further(&|input| row.input(input));
+            k.repeat((0, self.parts()), 1, |part| {
+                let dim = self.dim(part);
+                let there = is_there & dim.is_there;
+                let mut x = self.load_when(there, dtype, self.element_at(dtype, (first, second), dim.dim));
+                if self.hooks.is().is_live(Hook::Query) {
+                    let at = |input| (input == Input::Dim).then(|| dim.pair.to_f32());
+                    let hooked = self.with_partner(x, |pair| hook.pair(&at, pair));
+                    x = there.select(hooked, 0.0);
+                }
+                self.q.at(r * self.config.q_stride() + part * K_DIMS + self.lane).store(x);
+            });
+        });
+    }
+
+    /// Computes the products of the tile's keys with the block's rows, into `weights`. Leaves the stage free.
+    #[track_caller]
+    pub(super) fn multiply_keys(&self, block: &Block<'k>) {
+        let k = self.k;
+        let sums: Vec<[Var<'k, f32>; 2]> =
+            (0..self.warp_rows()).map(|_| [k.var("s", 0.0), k.var("s", 0.0)]).collect();
+        k.repeat((0, self.parts()), 1, |part| {
+            self.load_keys(block, part);
+            k.sync_threads();
+            k.when(block.count.gt(0), || self.multiply_part(block, part, &sums));
+            k.sync_threads();
+        });
+        for (row, sums) in sums.iter().enumerate() {
+            let row = self.weights.at((block.of_warp + row as u32) * KEYS + self.lane);
+            row.store(sums[0].get());
+            row.plus(32).store(sums[1].get());
+        }
+        k.sync_warp();
+    }
+
+    /// Brings 32 dims of all keys to the stage, as f32 and hooked: each warp every fourth key.
+    #[track_caller]
+    fn load_keys(&self, block: &Block<'k>, part: Value<'k, u32>) {
+        let dtype = self.config.dtype_kv;
+        let dim = self.dim(part);
+        let places = |key: u32| self.warp + key * WARPS;
+        let load = |key: u32| {
+            let address = self.keys.k.at(places(key)).load();
+            let second = self.config.latent.then(|| self.keys.pe.at(places(key)).load());
+            let at = self.element_at(dtype, (address, second), dim.dim);
+            self.load_when(Keys::is_real(address) & dim.is_there, dtype, at)
+        };
+        // all are asked for before the first is needed
+        let loaded: Vec<Value<'k, f32>> = (0..KEYS / WARPS).map(load).collect();
+        for (key, x) in (0..).zip(loaded) {
+            let to = self.stage.at(places(key) * K_STRIDE + self.lane);
+            if !self.hooks.is().is_live(Hook::Key) {
+                to.store(x);
+                continue;
+            }
+            let position = self.keys.position.at(places(key)).load();
+            let at = |input| match input {
+                Input::Kv => Some(position.to_f32()),
+                Input::KvHead => Some(block.item.kv_head.to_f32()),
+                Input::Dim => Some(dim.pair.to_f32()),
+                _ => None,
+            };
+            let hooked = self.with_partner(x, |pair| self.hooks.key.pair(&at, pair));
+            to.store(dim.is_there.select(hooked, 0.0));
+        }
+    }
+
+    #[track_caller]
+    fn multiply_part(&self, block: &Block<'k>, part: Value<'k, u32>, sums: &[[Var<'k, f32>; 2]]) {
+        let q = self.q.at(block.of_warp * self.config.q_stride() + part * K_DIMS);
+        let key = self.stage.at(self.lane * K_STRIDE);
+        for dims in (0..K_DIMS as usize).step_by(4) {
+            let keys = [0, 32 * K_STRIDE as usize].map(|at| key.plus(at + dims).load_vector::<4>());
+            for (row, sums) in sums.iter().enumerate() {
+                let q = q.plus(row * self.config.q_stride() as usize + dims).load_vector::<4>();
+                for (sum, key) in sums.iter().zip(&keys) {
+                    q.iter().zip(key).for_each(|(q, key)| sum.set(q.mul_add(*key, sum.get())));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! A query row and head: what hooks and masks know of it.
+
+use super::block::Cta;
+use crate::attention::items::{NONE, Request, request_of};
+use tilewright::attention::variant::Input;
+use tilewright_ptx::build::{Builder, Global, Shared, Value};
+
+/// Where a row stands.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row<'k> {
+    /// Counted over the whole batch.
+    pub(super) token: Value<'k, u32>,
+    pub(super) qo_head: Value<'k, u32>,
+    pub(super) kv_head: Value<'k, u32>,
+    pub(super) request: Value<'k, u32>,
+    /// In its request.
+    pub(super) position: Value<'k, i32>,
+}
+
+impl<'k> Row<'k> {
+    /// As a hook's input.
+    pub(super) fn input(&self, input: Input) -> Option<Value<'k, f32>> {
+        match input {
+            Input::Request => Some(self.request.to_f32()),
+            Input::Qo => Some(self.position.to_f32()),
+            Input::QoHead => Some(self.qo_head.to_f32()),
+            Input::KvHead => Some(self.kv_head.to_f32()),
+            _ => None,
+        }
+    }
+}
+
+/// What is kept of the rows of a block in shared memory, `[rows]` each.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows<'k> {
+    token: Shared<'k, u32>,
+    qo_head: Shared<'k, u32>,
+    request: Shared<'k, u32>,
+    position: Shared<'k, i32>,
+    /// See [`Rows::shown`].
+    low: Shared<'k, i32>,
+    high: Shared<'k, i32>,
+    /// The largest logit so far, before what is multiplied in base 2.
+    pub(super) max: Shared<'k, f32>,
+    /// `Σ 2^(logit - max)`
+    pub(super) sum: Shared<'k, f32>,
+    /// What brings earlier sums to the new maximum.
+    pub(super) factor: Shared<'k, f32>,
+}
+
+impl<'k> Rows<'k> {
+    pub(super) fn new(k: &'k Builder, rows: u32) -> Self {
+        let rows = rows as usize;
+        Self {
+            token: k.shared("row_token", rows, 4),
+            qo_head: k.shared("row_head", rows, 4),
+            request: k.shared("row_request", rows, 4),
+            position: k.shared("row_position", rows, 4),
+            low: k.shared("row_low", rows, 4),
+            high: k.shared("row_high", rows, 4),
+            max: k.shared("row_max", rows, 4),
+            sum: k.shared("row_sum", rows, 4),
+            factor: k.shared("row_factor", rows, 4),
+        }
+    }
+
+    /// Row `r` of the block.
+    #[track_caller]
+    pub(super) fn row(&self, r: Value<'k, u32>, kv_head: Value<'k, u32>) -> Row<'k> {
+        Row {
+            token: self.token.at(r).load(),
+            qo_head: self.qo_head.at(r).load(),
+            kv_head,
+            request: self.request.at(r).load(),
+            position: self.position.at(r).load(),
+        }
+    }
+
+    /// The first position that the mask shows row `r`, and one past the last.
+    #[track_caller]
+    pub(super) fn shown(&self, r: Value<'k, u32>) -> (Value<'k, i32>, Value<'k, i32>) {
+        (self.low.at(r).load(), self.high.at(r).load())
+    }
+}
+
+impl<'k> Cta<'k, '_> {
+    /// A row by its packed number in an item or a merge, with the request that is known, or [`NONE`].
+    #[track_caller]
+    pub(super) fn row_of(
+        &self,
+        (qo_begin, kv_head): (Value<'k, u32>, Value<'k, u32>),
+        packed: Value<'k, u32>,
+        known: (Value<'k, u32>, Value<'k, i32>),
+    ) -> Row<'k> {
+        let (k, params) = (self.k, &self.params);
+        let (token, in_group) = params.group.divide(packed);
+        let token = qo_begin + token;
+        let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
+        k.when(known.0.eq(NONE), || {
+            let of = request_of(k, (params.requests, params.num_requests), token);
+            request.set(of);
+            let record: Global<'k, u32> = params.requests.at_wide(of.to_u64() * Request::WORDS as u64);
+            offset.set(record.plus(1).load().reinterpret::<i32>());
+        });
+        Row {
+            token,
+            qo_head: kv_head * params.group.by + in_group,
+            kv_head,
+            request: request.get(),
+            position: token.reinterpret::<i32>() + offset.get(),
+        }
+    }
+
+    /// Finds where row `r` of the block stands and what the mask shows it.
+    #[track_caller]
+    pub(super) fn place_row(&self, r: Value<'k, u32>, row: &Row<'k>) {
+        let (k, rows, params) = (self.k, &self.rows, &self.params);
+        rows.token.at(r).store(row.token);
+        rows.qo_head.at(r).store(row.qo_head);
+        rows.request.at(r).store(row.request);
+        rows.position.at(r).store(row.position);
+        // what is unlimited is beyond all 32-bit positions
+        let wide = |x: Value<'k, u32>| x.to_u64().reinterpret::<i64>();
+        let position = row.position.to_i64();
+        let narrow = |x: Value<'k, i64>| {
+            x.max(i64::from(i32::MIN))
+                .min(i64::from(i32::MAX))
+                .reinterpret::<u64>()
+                .low()
+                .reinterpret::<i32>()
+        };
+        rows.low.at(r).store(narrow(position - wide(params.left)));
+        rows.high.at(r).store(narrow(position + wide(params.right) + 1));
+        rows.max.at(r).store(k.constant(f32::NEG_INFINITY));
+        rows.sum.at(r).store(k.constant(0.0_f32));
+    }
+}

@@ -1,0 +1,138 @@
+//! From products to weights: scales, hooks, masks and a step of the online softmax, a row at a time.
+//!
+//! The maximum is that of the logits before they are scaled to base 2, so that its own weight is exactly 1, however large it is.
+
+use super::{
+    KEYS,
+    block::{Block, Cta},
+    locate::Keys,
+    row::Row,
+};
+use crate::{tile::reduce, variant::elementary::exp2_of_negative};
+use std::f32::consts::LOG2_E;
+use tilewright::attention::variant::{Hook, Input};
+use tilewright_ptx::build::{Global, Value};
+
+/// Stands in the place of the weight of a key that its row does not see: it is not added, not even as 0 times NaN. No
+/// weight has these bits, since NaN weights are made others.
+pub(super) const HIDDEN: u32 = u32::MAX;
+
+/// One key for a row.
+struct Seen<'k> {
+    /// Its place in the row's weights.
+    place: Value<'k, u32>,
+    /// Whether the item has it.
+    real: Value<'k, bool>,
+    seen: Value<'k, bool>,
+    logit: Value<'k, f32>,
+}
+
+impl<'k> Cta<'k, '_> {
+    /// The factor that takes what the softmax gets to base 2: a logits hook's results have the problem's scale already.
+    #[track_caller]
+    pub(super) fn scale_to_base_2(&self) -> Value<'k, f32> {
+        if self.hooks.is().is_live(Hook::Logits) {
+            return self.k.constant(LOG2_E);
+        }
+        self.params.scale * LOG2_E
+    }
+
+    /// Turns the products of the tile that begins at key `tile` into weights, times the scales of values, and moves the maxima of
+    /// this warp's rows on.
+    #[track_caller]
+    pub(super) fn weigh_keys(&self, block: &Block<'k>, tile: Value<'k, u32>) {
+        let k = self.k;
+        self.each_row(block, |r| {
+            let row = self.rows.row(r, block.item.kv_head);
+            let keys = [0, 32].map(|ahead| self.look(block, (r, &row), tile, ahead));
+            let weights = if self.hooks.is().softmax() {
+                self.softmax_step(r, &keys)
+            } else {
+                k.when(self.lane.eq(0), || self.rows.factor.at(r).store(1.0));
+                keys.each_ref().map(|key| key.logit)
+            };
+            for (key, weight) in keys.iter().zip(weights) {
+                let weight = weight * self.keys.v_scale.at(key.place).load();
+                let bits = weight.is_nan().select(f32::NAN.to_bits(), weight.reinterpret::<u32>());
+                // what is no key has a value of 0, which may be added
+                let other = key.real.select(HIDDEN, 0);
+                self.weights.at(r * KEYS + key.place).cast::<u32>().store(key.seen.select(bits, other));
+            }
+        });
+        k.sync_warp();
+    }
+
+    /// Key `lane + ahead` of the tile: its logit for row `r`, and whether the row sees it.
+    #[track_caller]
+    fn look(
+        &self,
+        block: &Block<'k>,
+        (r, row): (Value<'k, u32>, &Row<'k>),
+        tile: Value<'k, u32>,
+        ahead: u32,
+    ) -> Seen<'k> {
+        let place = self.lane + ahead;
+        let real = Keys::is_real(self.keys.k.at(place).load());
+        let position = self.keys.position.at(place).load();
+        let (low, high) = self.rows.shown(r);
+        let at = |input| match input {
+            Input::Kv => Some(position.to_f32()),
+            other => row.input(other),
+        };
+        let seen = real & position.ge(low) & position.lt(high);
+        let seen = seen & self.bit(block, row, tile + place, seen) & self.hooks.mask.mask(&at);
+        let mut logit = self.weights.at(r * KEYS + place).load() * self.keys.k_scale.at(place).load();
+        if self.hooks.is().is_live(Hook::Logits) {
+            logit = self.hooks.logits.logit(&at, logit * self.params.scale, real);
+        }
+        Seen { place, real, seen, logit }
+    }
+
+    /// Whether the mask's bits show a row key `key` of the segment; looked up where `asked` holds.
+    #[track_caller]
+    fn bit(
+        &self,
+        block: &Block<'k>,
+        row: &Row<'k>,
+        key: Value<'k, u32>,
+        asked: Value<'k, bool>,
+    ) -> Value<'k, bool> {
+        let (k, item) = (self.k, &block.item);
+        let shown = k.var::<u32>("bit", 1);
+        let free = item.kv_len - item.mask_columns;
+        k.when(asked & item.mask_columns.ne(0) & key.ge(free), || {
+            let first = k.pack32(item.mask_bit_low, item.mask_bit_high);
+            let in_rows = (row.token - item.qo_begin).to_u64() * item.mask_columns.to_u64();
+            let bit = first + in_rows + (key - free).to_u64();
+            let byte = Global::<u16>::new(self.params.mask_bits + (bit >> 3)).load_u8();
+            shown.set(byte >> (bit.low() & 7) & 1);
+        });
+        shown.get().ne(0)
+    }
+
+    /// The weights of a row's keys; puts down the new maximum and sum, and the factor for what was added before.
+    #[track_caller]
+    fn softmax_step(&self, r: Value<'k, u32>, keys: &[Seen<'k>; 2]) -> [Value<'k, f32>; 2] {
+        let (k, rows, scale) = (self.k, &self.rows, self.scale_to_base_2());
+        let before = rows.max.at(r).load();
+        // a maximum drops NaN, which comes back with its own weight
+        let logits = keys.each_ref().map(|key| key.seen.select(key.logit, f32::NEG_INFINITY));
+        let largest = reduce::warp_max(logits[0].max(logits[1]));
+        let grows = largest.gt(before);
+        let max = grows.select(largest, before);
+        let factor = exp2_of_negative((before - max) * scale).unless(!grows, 1.0);
+        // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
+        let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
+        let weights = keys.each_ref().map(|key| exp2_of_negative((key.logit - reference) * scale));
+        let of_seen: [Value<'k, f32>; 2] = std::array::from_fn(|i| keys[i].seen.select(weights[i], 0.0));
+        let sum = rows.sum.at(r).load() * factor + reduce::warp_sum(of_seen[0] + of_seen[1]);
+        // all lanes have read what one of them writes
+        k.sync_warp();
+        k.when(self.lane.eq(0), || {
+            rows.max.at(r).store(max);
+            rows.sum.at(r).store(sum);
+            rows.factor.at(r).store(factor);
+        });
+        weights
+    }
+}

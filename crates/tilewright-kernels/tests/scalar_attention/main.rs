@@ -1,0 +1,25 @@
+//! Attention without tensor cores, in the simulator, against the engine's oracle, by the engine's own judge: samples, storage
+//! and tolerances are those of the conformance suite.
+
+#[path = "../../../tilewright/tests/attention/elements.rs"]
+#[allow(dead_code, reason = "the engine's tests use all of it")]
+mod elements;
+#[path = "../../../tilewright/tests/attention/generator.rs"]
+#[allow(dead_code, reason = "the engine's tests use all of it")]
+mod generator;
+#[path = "../../../tilewright/tests/attention/judge.rs"]
+#[allow(dead_code, reason = "the engine's tests use all of it")]
+mod judge;
+#[path = "../../../tilewright/tests/attention/sample.rs"]
+#[allow(dead_code, reason = "the engine's tests use all of it")]
+mod sample;
+#[path = "../../../tilewright/tests/attention/storage.rs"]
+#[allow(dead_code, reason = "the engine's tests use all of it")]
+mod storage;
+
+mod edges;
+mod hooks;
+mod masks;
+mod run;
+mod schedule;
+mod shapes;

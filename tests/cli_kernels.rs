@@ -1,0 +1,209 @@
+//! `tilewright kernels`, run as a user runs it on a machine without a GPU; with an assembler where the gate has installed one.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+/// The commands of this machine with `cache` as the cache, and with no ptxas on PATH.
+fn kernels(cache: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command
+        .arg("kernels")
+        .args(arguments)
+        .env("TILEWRIGHT_CACHE", cache)
+        .env("NO_COLOR", "1")
+        .env("PATH", "");
+    command.output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+#[track_caller]
+fn printed(output: &Output) -> &str {
+    assert_eq!(text(&output.stderr), "");
+    assert_eq!(output.status.code(), Some(0));
+    text(&output.stdout)
+}
+
+/// What a command that ended with `code` says, without the drawing around the words.
+#[track_caller]
+fn refused(output: &Output, code: i32) -> String {
+    assert_eq!(text(&output.stdout), "");
+    assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
+    let words = text(&output.stderr).split_whitespace();
+    words.filter(|word| word.chars().any(|c| c.is_ascii())).collect::<Vec<_>>().join(" ")
+}
+
+/// The assembler that `cargo xtask gate` installs.
+fn ptxas() -> Option<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-tools/lib");
+    let pythons = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found = pythons.map(|python| python.path().join("site-packages/nvidia/cu13/bin/ptxas"));
+    let ptxas = found.find(|path| path.exists());
+    if ptxas.is_none() {
+        println!("skipped: there is no ptxas in target/cuda-tools");
+    }
+    ptxas
+}
+
+/// Whether there is a driver; tests of what is said without one say that they are skipped.
+fn has_gpu() -> bool {
+    let found = tilewright_cuda::Context::open(0).is_ok();
+    if found {
+        println!("skipped: there is a GPU");
+    }
+    found
+}
+
+#[test]
+fn the_list_has_every_known_kernel_and_what_is_cached() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("kernels");
+    let cache = cache.to_str().unwrap();
+    let output = kernels(cache, &["list"]);
+    let report = printed(&output);
+    assert!(report.starts_with(&format!("{cache}: 0 kernels, 0 B\n\nknown")), "{report}");
+    for known in tilewright_kernels::all() {
+        let line = report.lines().find(|line| line.split(' ').next() == Some(&known.name));
+        let archs: Vec<String> = known.archs.iter().map(|arch| format!("sm_{arch}")).collect();
+        assert!(line.is_some_and(|line| line.ends_with(&archs.join(", "))), "{} in {report}", known.name);
+    }
+
+    // an entry that is damaged
+    fs::create_dir(cache).unwrap();
+    let name = "ab".repeat(32);
+    fs::write(format!("{cache}/{name}.kernel"), "nothing").unwrap();
+    let output = kernels(cache, &["list"]);
+    let report = printed(&output);
+    assert!(report.starts_with(&format!("{cache}: 1 kernel, 7 B\n")), "{report}");
+    assert!(report.contains(&format!("it is no kernel of ours: {name}\n")), "{report}");
+    let output = kernels(cache, &["list", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(printed(&output)).unwrap();
+    assert_eq!(
+        (&report["folder"], report["cached"][0]["key"].as_str()),
+        (&cache.into(), Some(name.as_str()))
+    );
+    assert_eq!(report["cached"][0]["damage"], "it is no kernel of ours");
+    assert_eq!(report["known"].as_array().unwrap().len(), tilewright_kernels::all().len());
+
+    let output = kernels(cache, &["clear"]);
+    assert_eq!(printed(&output), format!("removed 1 kernel, 7 B, from {cache}\n"));
+    assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
+}
+
+#[test]
+fn a_bundle_is_made_without_a_gpu_and_listed_as_a_cache_is() {
+    let Some(ptxas) = ptxas() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let bundle = folder.path().join("bundle");
+    let [bundle, ptxas] = [bundle.to_str().unwrap(), ptxas.to_str().unwrap()];
+    let two = ["bundle", bundle, "rmsnorm_bf16", "gemm_sm80", "--arch", "80,90", "--ptxas", ptxas];
+    let output = kernels("off", &two);
+    let report = printed(&output);
+    assert!(report.starts_with("4 kernels, "), "{report}");
+    assert!(report.contains(" kB, assembled by ptxas 1") && report.ends_with(&format!(", in {bundle}\n")));
+    assert_eq!(fs::read_dir(bundle).unwrap().count(), 4);
+    let output = kernels(bundle, &["list", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(printed(&output)).unwrap();
+    let entries = report["cached"].as_array().unwrap();
+    let rmsnorm = entries.iter().find(|entry| entry["kernel"] == "rmsnorm_bf16").unwrap();
+    assert_eq!((&rmsnorm["registers"], &rmsnorm["stack_bytes"]), (&64.into(), &0.into()), "{rmsnorm}");
+
+    let why = refused(&kernels("off", &two), 1);
+    assert!(why.ends_with("it is not empty; a bundle is made in a folder of its own"), "{why}");
+    let other = folder.path().join("other");
+    let hopper = ["bundle", other.to_str().unwrap(), "gemm_sm90*", "--arch=80", "--ptxas", ptxas];
+    let why = refused(&kernels("off", &hopper), 1);
+    assert!(why.contains("none of them is for sm_80: gemm_sm90_128x128 is for sm_90; "), "{why}");
+    assert!(!other.exists());
+}
+
+#[test]
+fn a_kernel_is_shown_as_far_as_it_is_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().to_str().unwrap();
+    let row = |report: &str, name: &str| {
+        let line = report.lines().find_map(|line| line.strip_prefix(&format!("  {name:15} ")));
+        line.unwrap_or_else(|| panic!("no {name} in {report}")).to_owned()
+    };
+    let output = kernels(cache, &["inspect", "rmsnorm_bf16", "--arch", "90", "--ptx"]);
+    assert!(printed(&output).contains("\n.target sm_90\n"));
+    if !has_gpu() {
+        let output = kernels(cache, &["inspect", "rmsnorm_bf16"]);
+        let report = printed(&output);
+        assert_eq!(row(report, "shown for"), "sm_120");
+        assert_eq!(row(report, "CTA"), "128 threads, at least 1 to an SM");
+        assert_eq!(row(report, "shared memory"), "16 bytes a CTA");
+        assert!(row(report, "parameters").starts_with("x b64, weight b64, out b64, rows b32"), "{report}");
+        assert!(row(report, "machine code").starts_with("not known: kernels inspect: "), "{report}");
+    }
+    let Some(ptxas) = ptxas() else { return };
+    let ptxas = ["inspect", "rmsnorm_bf16", "--arch", "90", "--ptxas", ptxas.to_str().unwrap()];
+    let output = kernels(cache, &ptxas);
+    let report = printed(&output);
+    assert_eq!(row(report, "registers"), "64 a thread");
+    assert_eq!(row(report, "spills"), "0 bytes a thread");
+    assert_eq!(fs::read_dir(cache).unwrap().count(), 0, "looking keeps nothing");
+}
+
+#[test]
+fn unknown_kernels_and_architectures_are_refused() {
+    let why = refused(&kernels("off", &["inspect", "rmsnorm_bf61"]), 2);
+    assert!(why.contains("no kernel is named `rmsnorm_bf61`"), "{why}");
+    assert!(why.contains("help: there is rmsnorm_bf16; `tilewright kernels list` names them all"), "{why}");
+    let why = refused(&kernels("off", &["inspect", "rmsnorm*"]), 1);
+    assert!(
+        why.contains("kernels inspect: rmsnorm* are ") && why.ends_with(" kernels, expected one"),
+        "{why}"
+    );
+    let why = refused(&kernels("off", &["inspect", "prefill_sm90_d128", "--arch", "80"]), 1);
+    assert!(why.contains("sm_80 was asked for; it needs sm_90a alone"), "{why}");
+    let why = refused(&kernels("off", &["inspect", "gemm_sm80", "--ptxas", "/no/ptxas"]), 1);
+    assert!(why.contains("kernels: /no/ptxas: it does not start: "), "{why}");
+}
+
+#[test]
+fn a_cache_that_is_off_or_wrong_is_told_of() {
+    for command in ["list", "clear", "warm"] {
+        let why = refused(&kernels("off", &[command]), 1);
+        assert!(why.contains("kernels: the cache is off"), "{command}: {why}");
+        assert!(why.contains("help: let TILEWRIGHT_CACHE name a folder"), "{command}: {why}");
+        let why = refused(&kernels("kernels", &[command]), 1);
+        assert!(
+            why.contains("TILEWRIGHT_CACHE = \"kernels\", expected an absolute path"),
+            "{command}: {why}"
+        );
+    }
+    let why = refused(&kernels("read-only:/k", &["warm"]), 1);
+    assert!(why.contains("kernels warm: /k may only be read"), "{why}");
+}
+
+#[test]
+fn without_a_gpu_it_is_said_what_can_be_done() {
+    if has_gpu() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let why = refused(&kernels(path, &["warm"]), 1);
+    assert!(why.contains("kernels warm: context.open: "), "{why}");
+    assert!(why.ends_with("help: without a GPU, `tilewright kernels bundle` assembles with ptxas"), "{why}");
+    let why = refused(&kernels("off", &["bundle", path]), 1);
+    assert!(
+        why.contains("kernels bundle: nothing can assemble: kernels: ptxas: it does not start: "),
+        "{why}"
+    );
+    assert!(why.contains("help: `pip install nvidia-cuda-nvcc==13.0.88` brings a ptxas"), "{why}");
+}
+
+#[test]
+fn the_subcommands_are_listed() {
+    let output = kernels("off", &["--help"]);
+    for command in ["list", "warm", "inspect", "bundle", "clear"] {
+        assert!(printed(&output).lines().any(|line| line.trim().starts_with(command)), "{command}");
+    }
+}
