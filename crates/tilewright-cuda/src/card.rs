@@ -2,11 +2,12 @@
 
 use crate::{
     cache::{Assembler, Cache, Settings, Source},
-    driver::{Context, Function, Stream, assemble, load},
+    driver::{Context, Function, Products, Stream, assemble, load},
     machine::{Limits, Machine},
 };
 use std::{any::Any, sync::Arc};
 use tilewright::{Error, Result, tensor::DeviceMemory};
+use tilewright_kernels::gemm::Product;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
 /// A stream of a GPU. Cheap to clone; clones are the same stream and share the cache.
@@ -14,6 +15,8 @@ use tilewright_ptx::{ir::Kernel, sim::Arg};
 pub struct Card {
     stream: Stream,
     cache: Arc<Cache>,
+    /// Products by a library; none where only our own kernels are wanted.
+    products: Option<Products>,
 }
 
 /// The assembler of the driver.
@@ -52,7 +55,14 @@ impl Card {
 
     /// A stream, the caller's for example ([`Context::borrow_stream`]), with a cache.
     pub fn new(stream: Stream, cache: Arc<Cache>) -> Self {
-        Self { stream, cache }
+        let products = Some(Products::new(&stream));
+        Self { stream, cache, products }
+    }
+
+    /// The same with our own kernels for all products, whatever libraries are there.
+    #[must_use]
+    pub fn with_own_products(self) -> Self {
+        Self { products: None, ..self }
     }
 
     /// The stream.
@@ -71,7 +81,9 @@ impl Machine for Card {
 
     fn describe(&self) -> String {
         let limits = self.stream.context().limits();
-        format!("{}: sm_{}, {} SMs", limits.name, limits.arch, limits.multiprocessors)
+        let products =
+            self.products.as_ref().map_or("own kernels for all products".to_owned(), Products::describe);
+        format!("{}: sm_{}, {} SMs; {products}", limits.name, limits.arch, limits.multiprocessors)
     }
 
     fn limits(&self) -> Limits {
@@ -98,6 +110,10 @@ impl Machine for Card {
 
     fn launch(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {
         self.stream.launch(function, grid, args).map_err(of_driver)
+    }
+
+    fn multiply(&self, product: &Product) -> Result<bool> {
+        self.products.as_ref().map_or(Ok(false), |products| products.multiply(product).map_err(of_driver))
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {

@@ -47,8 +47,11 @@ pub(super) fn linear<M: Machine>(
     run(gpu, OPERATOR, &product)
 }
 
-/// Has the kernel that fits `product` compute it.
+/// Has a library of the machine compute `product`, or else the kernel that fits it.
 pub(super) fn run<M: Machine>(gpu: &Gpu<M>, operator: &'static str, product: &Product) -> Result<()> {
+    if gpu.machine.multiply(product)? {
+        return Ok(());
+    }
     let choice = product.choose(gpu.limits.multiprocessors);
     let (grid, args) = product.launch(choice);
     ensure!(
