@@ -1,8 +1,8 @@
 //! A GPU as a machine: a stream of it, and the cache of machine code.
 
 use crate::{
-    cache::{Assembler, Cache, Settings, Source},
-    driver::{Context, Executable, Function, Graph, Stream, assemble, load},
+    cache::{Cache, Driver, Settings},
+    driver::{Context, Executable, Function, Graph, Stream},
     machine::{Limits, Machine},
 };
 use std::{any::Any, sync::Arc};
@@ -14,6 +14,7 @@ use tilewright_ptx::{ir::Kernel, sim::Arg};
 pub struct Card {
     stream: Stream,
     cache: Arc<Cache>,
+    driver: Arc<Driver>,
 }
 
 /// A graph, and the stream that it was recorded from.
@@ -26,22 +27,6 @@ struct OnStream {
 impl Recorded for OnStream {
     fn replay(&self) -> Result<()> {
         self.executable.launch(&self.stream).map_err(of_driver)
-    }
-}
-
-/// The assembler of the driver.
-struct OfDriver<'a> {
-    context: &'a Context,
-    identity: String,
-}
-
-impl Assembler for OfDriver<'_> {
-    fn identity(&self) -> &str {
-        &self.identity
-    }
-
-    fn assemble(&self, source: &Source) -> std::result::Result<Vec<u8>, String> {
-        assemble(self.context, source.name(), source.ptx()).map_err(|why| why.to_string())
     }
 }
 
@@ -65,7 +50,8 @@ impl Card {
 
     /// A stream, the caller's for example ([`Context::borrow_stream`]), with a cache.
     pub fn new(stream: Stream, cache: Arc<Cache>) -> Self {
-        Self { stream, cache }
+        let driver = Arc::new(Driver::of(stream.context()));
+        Self { stream, cache, driver }
     }
 
     /// The stream.
@@ -99,14 +85,7 @@ impl Machine for Card {
     }
 
     fn load(&self, kernel: &Kernel) -> Result<Function> {
-        let context = self.stream.context();
-        let source = Source::of(kernel, context.limits().arch);
-        let source = source.map_err(|why| Error::new("gpu.load", why.to_string()))?;
-        let assembler = OfDriver { context, identity: format!("driver {}", context.limits().driver) };
-        let loaded = self
-            .cache
-            .load(&source, &assembler, |code| load(context, &kernel.name, &code.cubin)?.of_kernel(kernel));
-        loaded.map_err(|why| Error::new("gpu.load", why.to_string()))
+        self.cache.function(&self.driver, kernel).map_err(of_driver)
     }
 
     fn launch(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {

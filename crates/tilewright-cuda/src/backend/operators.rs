@@ -5,7 +5,7 @@ use super::{
 };
 use crate::machine::Machine;
 use tilewright::{
-    Backend, Dtype, Error, Opaque, Recorded, Result, View, ViewMut, Workspace,
+    Backend, Dtype, Opaque, Recorded, Result, View, ViewMut, Workspace,
     activation::Activation,
     attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
     kv::{AppendPlan, ScaleMut, Slots},
@@ -16,10 +16,6 @@ use tilewright::{
     },
     tensor::{Buffer, IndexBuffer, Indices},
 };
-
-fn missing<T>(operator: &'static str) -> Result<T> {
-    Err(Error::new(operator, "is not built yet on a GPU"))
-}
 
 #[allow(unused_variables, reason = "operators that are not built yet name their arguments")]
 impl<M: Machine> Backend for Gpu<M> {
