@@ -1,11 +1,11 @@
 //! What all layers of a step read beside weights and activations: tokens, positions, places and plan, in memory of the backend.
 //!
-//! It has room for so many rows. Refilled, everything stays at its address, as far as the backend keeps what it has prepared in its
-//! place, so that recorded work reads the new step.
+//! It has room for so many rows. Refilled, everything stays at its address, so that recorded work reads the new step; where there is
+//! no room for it, [`Arguments::moves`] says so.
 
 use crate::{engine::SPLIT, step::Step};
 use tilewright::{
-    Attention, Backend, Opaque, Plan, Result,
+    Attention, Backend, Plan, Result,
     attention::Capacity,
     kv::AppendPlan,
     tensor::{IndexBuffer, Indices},
@@ -27,6 +27,8 @@ pub(crate) struct Arguments {
     pub(crate) wanted: usize,
     /// Whether these are all rows, in order.
     pub(crate) all_wanted: bool,
+    /// How often something has moved, after which recorded work reads what is not there any more.
+    pub(crate) moves: usize,
 }
 
 /// Room for a decoding step, and for its requests to become twice as long.
@@ -60,6 +62,7 @@ impl Arguments {
             rows: 0,
             wanted: 0,
             all_wanted: false,
+            moves: 0,
         };
         arguments.write(backend, step)?;
         Ok(arguments)
@@ -77,6 +80,7 @@ impl Arguments {
             attention.replan(&mut self.plan, &step.batch())?;
         } else {
             self.plan = attention.plan_with_capacity(&capacity(step), &step.batch(), SPLIT)?;
+            self.moves += 1;
         }
         self.write(backend, step)
     }
@@ -105,10 +109,5 @@ impl Arguments {
     /// `[wanted]`
     pub(crate) fn wanted_rows(&self) -> Result<Indices<'_>> {
         self.wanted_rows.first(self.wanted)
-    }
-
-    /// What the backend has prepared: recorded work is right only as long as these are the same.
-    pub(crate) fn prepared(&self) -> [Option<Opaque>; 2] {
-        [self.append.prepared().cloned(), self.plan.prepared().cloned()]
     }
 }

@@ -9,8 +9,8 @@ use crate::{
     model::{Transformer, activations::Activations, transformer::Device},
     step::Step,
 };
-use std::{collections::BTreeMap, sync::Arc};
-use tilewright::{Backend, Opaque, Recorded, Result};
+use std::collections::BTreeMap;
+use tilewright::{Backend, Recorded, Result};
 
 /// The recordings of an engine.
 #[derive(Debug)]
@@ -24,7 +24,8 @@ pub(crate) struct DecodeGraphs {
 #[derive(Debug)]
 struct Graph {
     arguments: Arguments,
-    recorded: Option<(Box<dyn Recorded>, [Option<Opaque>; 2])>,
+    /// What was recorded, when so much had moved.
+    recorded: Option<(Box<dyn Recorded>, usize)>,
 }
 
 /// What a step runs on.
@@ -80,15 +81,15 @@ impl DecodeGraphs {
         }
         let Self { by_rows, enabled, replays } = self;
         let graph = by_rows.get_mut(&rows).expect("it was just inserted, or there before");
-        let prepared = graph.arguments.prepared();
-        if graph.recorded.as_ref().is_some_and(|(_, then)| !same(then, &prepared)) {
+        let moves = graph.arguments.moves;
+        if graph.recorded.as_ref().is_some_and(|(_, then)| *then != moves) {
             graph.recorded = None;
         }
         if warm && graph.recorded.is_none() {
             let arguments = &graph.arguments;
             let recorded = backend.record(&mut || run.forward(arguments))?;
             *enabled = recorded.is_some();
-            graph.recorded = recorded.map(|recorded| (recorded, prepared));
+            graph.recorded = recorded.map(|recorded| (recorded, moves));
         }
         match &graph.recorded {
             Some((recorded, _)) => {
@@ -100,12 +101,4 @@ impl DecodeGraphs {
         }
         Ok(&graph.arguments)
     }
-}
-
-/// Whether both are the same memory of the backend.
-fn same(then: &[Option<Opaque>; 2], now: &[Option<Opaque>; 2]) -> bool {
-    then.iter().zip(now).all(|pair| match pair {
-        (Some(then), Some(now)) => Arc::ptr_eq(then, now),
-        (then, now) => then.is_none() && now.is_none(),
-    })
 }
