@@ -244,7 +244,7 @@ fn agrees(case: &Case, seed: u64) {
 #[test]
 fn the_device_plans_as_the_host_does() {
     let mut generator = Generator(1);
-    for seed in 0..30 {
+    for seed in 0..150 {
         agrees(&Case::draw(&mut generator), seed);
     }
 }

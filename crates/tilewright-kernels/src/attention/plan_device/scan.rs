@@ -20,14 +20,13 @@ impl<'k> Scan<'k> {
     /// The sum of `value` over the threads before this one, and over all of them. All threads take part; none may read what the
     /// last scan gave from memory afterwards.
     pub(super) fn exclusive(self, k: &'k Builder, value: Value<'k, u64>) -> (Value<'k, u64>, Value<'k, u64>) {
-        let inclusive = of_warp(k, value);
-        k.when(k.lane().eq(31), || self.warps.at(k.warp_index()).store(inclusive));
+        let (inclusive, warp) = (of_warp(k, value), k.warp_index());
+        k.when(k.lane().eq(31), || self.warps.at(warp).store(inclusive));
         k.sync_threads();
         // every warp adds up all warps for itself
         let warps = of_warp(k, self.warps.at(k.lane()).load());
         let total = of_lane(k, warps, k.constant(31));
-        let warp = k.warp_index();
-        let before = of_lane(k, warps, (warp.max(1)) - 1);
+        let before = of_lane(k, warps, warp.max(1) - 1);
         let before = before.unless(warp.eq(0), 0_u64);
         k.sync_threads();
         (before + inclusive - value, total)
