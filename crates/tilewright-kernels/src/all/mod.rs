@@ -6,6 +6,7 @@
 mod attention;
 mod layers;
 mod products;
+mod sampling;
 
 use std::fmt;
 use tilewright_ptx::{
@@ -48,7 +49,7 @@ impl fmt::Debug for Configured {
 
 /// All of them, in a fixed order.
 pub fn all() -> Vec<Configured> {
-    [attention::all(), products::all(), layers::all()].into_iter().flatten().collect()
+    [attention::all(), products::all(), layers::all(), sampling::all()].into_iter().flatten().collect()
 }
 
 /// Those whose text is kept in `golden/`, word for word: few, since a line that changes in all kernels changes all files.

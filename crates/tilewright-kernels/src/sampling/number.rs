@@ -4,12 +4,16 @@
 //! rounded: as much as leaves the sum of a row below 2^63. A weight has 24 bits, so those down to `2^(25 - b)` of the greatest are
 //! exact; what is below half a unit counts as 0 and is not drawn.
 
-use crate::tile::Packed;
 use half::{bf16, f16};
-use tilewright_ptx::build::Value;
+use tilewright::Dtype;
+use tilewright_ptx::build::{Stored, Value};
 
-/// Elements that one thread reads and writes alone, too.
-pub trait Number: Packed {
+/// Elements of rows.
+pub trait Number: Stored {
+    /// What they are.
+    const DTYPE: Dtype;
+    /// Elements of 16 bytes.
+    const PER_VECTOR: u32;
     /// The nearest.
     #[track_caller]
     fn of(x: Value<'_, f32>) -> Value<'_, Self>;
@@ -19,8 +23,10 @@ pub trait Number: Packed {
 }
 
 macro_rules! numbers {
-    ($($ty:ty: $of:expr, $wide:expr;)*) => {$(
+    ($($ty:ty: $dtype:ident $per_vector:literal $of:expr, $wide:expr;)*) => {$(
         impl Number for $ty {
+            const DTYPE: Dtype = Dtype::$dtype;
+            const PER_VECTOR: u32 = $per_vector;
             fn of(x: Value<'_, f32>) -> Value<'_, Self> {
                 $of(x)
             }
@@ -31,9 +37,9 @@ macro_rules! numbers {
     )*};
 }
 numbers! {
-    f32: std::convert::identity, std::convert::identity;
-    f16: Value::<f32>::to_f16, Value::<f16>::to_f32;
-    bf16: Value::<f32>::to_bf16, Value::<bf16>::to_f32;
+    f32: F32 4 std::convert::identity, std::convert::identity;
+    f16: F16 8 Value::<f32>::to_f16, Value::<f16>::to_f32;
+    bf16: Bf16 8 Value::<f32>::to_bf16, Value::<bf16>::to_f32;
 }
 
 /// `e^x` of numbers that are not positive, to 0.53 units in the last place, subnormal results included; exactly 1 for 0. By additions and

@@ -4,7 +4,7 @@
 //! to the last warp, and whole vectors are dealt in runs of 32, so that a warp reads neighbours.
 
 use super::{block::Block, number::Number};
-use crate::tile::Vector;
+use crate::tile::chunk;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     isa::memory::Access,
@@ -68,12 +68,12 @@ impl<'k, T: Number> Row<'k, T> {
 
         let begin = warp * self.share;
         let end = (begin + self.share).min(self.vectors);
-        let vectors = self.begin.at(self.head);
+        let vectors = chunk::Elements::new(self.begin.at(self.head).address(), T::DTYPE);
         k.repeat((begin + lane, end), 32 * ahead, |at| {
             let load = |i: u32| {
                 let at = at + 32 * i;
                 let there = if i == 0 { k.constant(true) } else { at.lt(end) };
-                (at, there, Vector::<T>::load_when(k, there, vectors.at(at * T::PER_VECTOR), Access::Weak))
+                (at, there, vectors.at(at * T::PER_VECTOR).load_when(there, T::PER_VECTOR, Access::Weak))
             };
             let loaded: Vec<_> = (0..ahead).map(load).collect();
             for (at, there, vector) in loaded {

@@ -37,11 +37,11 @@ pub use schedule::{Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, merge_state, merge_states};
 pub use variant::Variant;
 
+pub(crate) use plan::Prepared;
 pub(crate) use requests::ones;
 pub(crate) use state::merge_weights;
 
 use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque, cpu::simd::hooks::Hooks};
-use plan::Prepared;
 use std::sync::Arc;
 
 /// An attention operator: one problem, one variant, one backend.

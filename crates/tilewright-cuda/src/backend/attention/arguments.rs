@@ -6,14 +6,9 @@
 use super::{DevicePlan, OPERATOR};
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{
-    Mask, Problem, Result, Scale, View, ViewMut,
-    attention::Inputs,
-    kv::KvStrides,
-    tensor::DeviceMemory,
+    Mask, Problem, Result, Scale, View, ViewMut, attention::Inputs, kv::KvStrides, tensor::DeviceMemory,
 };
-use tilewright_kernels::attention::call::{
-    CacheTensor, Call, KvLayout, Pe, RowTensor, ScaleArgs, UNLIMITED,
-};
+use tilewright_kernels::attention::call::{CacheTensor, Call, KvLayout, Pe, RowTensor, ScaleArgs, UNLIMITED};
 
 /// Memory that has to live until the launch has been given.
 pub(super) type Held = Vec<DeviceMemory>;

@@ -94,9 +94,13 @@ impl Flat {
             *to = device_item(plan, item).to_words();
         }
         let from = |offset: u64| offset as usize / 4..;
-        rest[from(offsets.worker_indptr)][..schedule.worker_indptr.len()].copy_from_slice(&schedule.worker_indptr);
+        rest[from(offsets.worker_indptr)][..schedule.worker_indptr.len()]
+            .copy_from_slice(&schedule.worker_indptr);
         rest[from(offsets.counters)][..schedule.merges.len()].fill(0);
-        write_requests(&mut rest[from(offsets.requests)][..Request::WORDS * offsets.num_requests as usize], plan);
+        write_requests(
+            &mut rest[from(offsets.requests)][..Request::WORDS * offsets.num_requests as usize],
+            plan,
+        );
         let merges = rest[from(offsets.merges)].as_chunks_mut().0.iter_mut();
         for (to, merge) in merges.zip(&schedule.merges) {
             *to = device_merge(merge).to_words();
