@@ -1,12 +1,12 @@
 //! A GPU as a machine: a stream of it, and the cache of machine code.
 
 use crate::{
-    cache::{Assembler, Cache, Settings, Source},
-    driver::{Context, Function, Products, Stream, assemble, load},
+    cache::{Cache, Driver, Settings},
+    driver::{Context, Executable, Function, Graph, Products, Stream},
     machine::{Limits, Machine},
 };
 use std::{any::Any, sync::Arc};
-use tilewright::{Error, Result, tensor::DeviceMemory};
+use tilewright::{Error, Recorded, Result, tensor::DeviceMemory};
 use tilewright_kernels::gemm::Product;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
@@ -15,23 +15,21 @@ use tilewright_ptx::{ir::Kernel, sim::Arg};
 pub struct Card {
     stream: Stream,
     cache: Arc<Cache>,
+    driver: Arc<Driver>,
     /// Products by a library; none where only our own kernels are wanted.
     products: Option<Products>,
 }
 
-/// The assembler of the driver.
-struct OfDriver<'a> {
-    context: &'a Context,
-    identity: String,
+/// A graph, and the stream that it was recorded from.
+#[derive(Debug)]
+struct OnStream {
+    stream: Stream,
+    executable: Executable,
 }
 
-impl Assembler for OfDriver<'_> {
-    fn identity(&self) -> &str {
-        &self.identity
-    }
-
-    fn assemble(&self, source: &Source) -> std::result::Result<Vec<u8>, String> {
-        assemble(self.context, source.name(), source.ptx()).map_err(|why| why.to_string())
+impl Recorded for OnStream {
+    fn replay(&self) -> Result<()> {
+        self.executable.launch(&self.stream).map_err(of_driver)
     }
 }
 
@@ -55,8 +53,9 @@ impl Card {
 
     /// A stream, the caller's for example ([`Context::borrow_stream`]), with a cache.
     pub fn new(stream: Stream, cache: Arc<Cache>) -> Self {
+        let driver = Arc::new(Driver::of(stream.context()));
         let products = Some(Products::new(&stream));
-        Self { stream, cache, products }
+        Self { stream, cache, driver, products }
     }
 
     /// The same with our own kernels for all products, whatever libraries are there.
@@ -98,14 +97,7 @@ impl Machine for Card {
     }
 
     fn load(&self, kernel: &Kernel) -> Result<Function> {
-        let context = self.stream.context();
-        let source = Source::of(kernel, context.limits().arch);
-        let source = source.map_err(|why| Error::new("gpu.load", why.to_string()))?;
-        let assembler = OfDriver { context, identity: format!("driver {}", context.limits().driver) };
-        let loaded = self
-            .cache
-            .load(&source, &assembler, |code| load(context, &kernel.name, &code.cubin)?.of_kernel(kernel));
-        loaded.map_err(|why| Error::new("gpu.load", why.to_string()))
+        self.cache.function(&self.driver, kernel).map_err(of_driver)
     }
 
     fn launch(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {
@@ -137,7 +129,18 @@ impl Machine for Card {
         self.stream.fill(to, value, bytes).map_err(of_driver)
     }
 
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.stream.copy(to, from, bytes).map_err(of_driver)
+    }
+
     fn synchronize(&self) -> Result<()> {
         self.stream.synchronize().map_err(of_driver)
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
+        let capture = self.stream.begin_capture().map_err(of_driver)?;
+        work()?; // an error ends the capture, too
+        let executable = capture.end().and_then(Graph::instantiate).map_err(of_driver)?;
+        Ok(Some(Box::new(OnStream { stream: self.stream.clone(), executable })))
     }
 }

@@ -3,7 +3,7 @@
 //! All work is done in the order in which it was given, as on a CUDA stream; errors of the work itself may come with a later call.
 
 use std::fmt::Debug;
-use tilewright::{Result, tensor::DeviceMemory};
+use tilewright::{Recorded, Result, tensor::DeviceMemory};
 use tilewright_kernels::gemm::Product;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
@@ -75,6 +75,12 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     /// When the device refuses, and those of the work.
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()>;
 
+    /// Copies bytes within the device; the two ranges do not overlap.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
+
     /// Makes all of `bytes` bytes `value`.
     ///
     /// # Errors
@@ -86,4 +92,14 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     /// # Errors
     /// Those of the work.
     fn synchronize(&self) -> Result<()>;
+
+    /// Records what `work` launches, writes, fills and copies instead of doing it; what it writes from the host is kept. `None`: this
+    /// machine does not record, and `work` was not called.
+    ///
+    /// # Errors
+    /// Those of `work`, and when it allocates, reads or waits, which cannot be recorded.
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
+        let _ = work;
+        Ok(None)
+    }
 }

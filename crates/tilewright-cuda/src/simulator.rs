@@ -1,7 +1,7 @@
 //! The simulator as a machine: kernels run on the CPU, at once, and every hazard that shows is an error.
 //!
 //! Slow, and for tests: what runs here without an error runs on a GPU. It can be made small, so that few CTAs have to share
-//! much work.
+//! much work. Work can be recorded and replayed, as a graph of a GPU is.
 
 use crate::machine::{Limits, Machine};
 use std::{
@@ -11,7 +11,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use tilewright::{Error, Result, tensor::DeviceMemory};
+use tilewright::{Error, Recorded, Result, tensor::DeviceMemory};
 use tilewright_ptx::{
     ir::Kernel,
     sim::{Arg, Fault, Launch, Memory},
@@ -24,6 +24,30 @@ pub struct Simulator {
     memory: Arc<Mutex<Memory>>,
     /// Decides what hardware leaves open; another one for each launch.
     seed: Arc<AtomicU64>,
+    /// What has been asked while somebody records.
+    recording: Arc<Mutex<Option<Vec<Work>>>>,
+}
+
+/// One piece of work.
+#[derive(Debug)]
+enum Work {
+    Launch(Arc<Kernel>, [u32; 3], Vec<Arg>),
+    Write(u64, Vec<u8>),
+    Copy(u64, u64, usize),
+}
+
+/// Recorded work and where it is done.
+#[derive(Debug)]
+struct Graph {
+    simulator: Simulator,
+    work: Vec<Work>,
+}
+
+impl Recorded for Graph {
+    fn replay(&self) -> Result<()> {
+        self.simulator.refuse_while_recording("a replay")?;
+        self.work.iter().try_for_each(|work| self.simulator.execute(work))
+    }
 }
 
 impl Simulator {
@@ -36,13 +60,46 @@ impl Simulator {
             _ => (227 << 10, 228 << 10),
         };
         let limits = Limits { device: 0, arch, multiprocessors, shared_of_cta, shared_of_sm };
-        Self { limits, memory: Arc::default(), seed: Arc::default() }
+        Self { limits, memory: Arc::default(), seed: Arc::default(), recording: Arc::default() }
     }
 
     /// The same with another choice of what hardware leaves open.
     pub fn with_seed(self, seed: u64) -> Self {
         self.seed.store(seed, Ordering::Relaxed);
         self
+    }
+
+    /// Does the work, or keeps it while somebody records.
+    fn perform(&self, work: Work) -> Result<()> {
+        if let Some(recorded) = &mut *self.recording() {
+            recorded.push(work);
+            return Ok(());
+        }
+        self.execute(&work)
+    }
+
+    fn execute(&self, work: &Work) -> Result<()> {
+        match work {
+            Work::Launch(kernel, grid, args) => {
+                let seed = self.seed.fetch_add(1, Ordering::Relaxed);
+                let launch = Launch { kernel, grid: *grid, args, seed };
+                let done = launch.run(&mut self.memory());
+                done.map(|_| ()).map_err(|fault| {
+                    Error::new("simulator", format!("kernel {}, seed {seed}: {fault}", kernel.name))
+                })
+            }
+            Work::Write(to, bytes) => self.memory().write(*to, bytes).map_err(failed),
+            Work::Copy(from, to, bytes) => self.memory().copy(*from, *to, *bytes).map_err(failed),
+        }
+    }
+
+    fn recording(&self) -> MutexGuard<'_, Option<Vec<Work>>> {
+        self.recording.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn refuse_while_recording(&self, what: &str) -> Result<()> {
+        tilewright::ensure!(self.recording().is_none(), "simulator", "{what} cannot be recorded");
+        Ok(())
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
@@ -92,15 +149,11 @@ impl Machine for Simulator {
     }
 
     fn launch(&self, function: &Arc<Kernel>, grid: [u32; 3], args: &[Arg]) -> Result<()> {
-        let seed = self.seed.fetch_add(1, Ordering::Relaxed);
-        let launch = Launch { kernel: function, grid, args, seed };
-        let done = launch.run(&mut self.memory());
-        done.map(|_| ()).map_err(|fault| {
-            Error::new("simulator", format!("kernel {}, seed {seed}: {fault}", function.name))
-        })
+        self.perform(Work::Launch(function.clone(), grid, args.to_vec()))
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {
+        self.refuse_while_recording("an allocation")?;
         let address = self.memory().alloc(bytes);
         let owner: Arc<dyn Any + Send + Sync> = Arc::new(Allocation { memory: self.memory.clone(), address });
         // SAFETY: addresses of the simulator lead nowhere but into its own memory, which checks each.
@@ -109,18 +162,32 @@ impl Machine for Simulator {
     }
 
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
-        self.memory().write(to, bytes).map_err(failed)
+        self.perform(Work::Write(to, bytes.to_vec()))
     }
 
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        self.refuse_while_recording("a read")?;
         self.memory().copy_to(from, bytes).map_err(failed)
     }
 
     fn fill(&self, to: u64, value: u8, bytes: usize) -> Result<()> {
-        self.memory().write(to, &vec![value; bytes]).map_err(failed)
+        self.perform(Work::Write(to, vec![value; bytes]))
+    }
+
+    fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.perform(Work::Copy(from, to, bytes))
     }
 
     fn synchronize(&self) -> Result<()> {
-        Ok(())
+        self.refuse_while_recording("a wait")
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
+        self.refuse_while_recording("a recording")?;
+        *self.recording() = Some(Vec::new());
+        let outcome = work();
+        let work = self.recording().take().unwrap_or_default();
+        outcome?;
+        Ok(Some(Box::new(Graph { simulator: self.clone(), work })))
     }
 }

@@ -1,4 +1,4 @@
-//! What the backend does beside the engine's operators, in the simulator: rows, pages, bits, segments.
+//! What the backend does beside the engine's operators, in the simulator: bits, and products by segments.
 
 use half::bf16;
 use tilewright::{
@@ -6,7 +6,7 @@ use tilewright::{
     attention::{BitOrder, packbits, segment_packbits},
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{Gpu, Indices, Simulated, Simulator, machine::Machine};
+use tilewright_cuda::{Gpu, Simulated, Simulator, machine::Machine};
 
 fn gpu() -> Simulated {
     Gpu::new(Simulator::new(80, 3))
@@ -21,45 +21,6 @@ fn read(gpu: &Simulated, memory: &DeviceMemory, count: usize) -> Vec<f32> {
     let mut bytes = vec![0; 2 * count];
     gpu.machine().read(memory.address(), &mut bytes).expect("it was written");
     bytes.chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32()).collect()
-}
-
-#[test]
-fn rows_of_a_table() {
-    let gpu = gpu();
-    let table = bf16s(&gpu, (0..40).map(|i| i as f32));
-    let mut out = gpu.allocate(3 * 8 * 4).expect("room");
-    let ids = [4, 0, 4];
-    let on_device = gpu.upload(&ids.map(i32::to_le_bytes).concat()).expect("room");
-    for ids in [Indices::Host(&ids), Indices::Device(on_device.place())] {
-        let to = out.view_mut(Dtype::F32, 0, &[3, 8]).expect("a view");
-        gpu.gather_rows(table.view(Dtype::Bf16, 0, &[5, 8]).expect("a view"), ids, to).expect("it runs");
-        let mut bytes = [0; 96];
-        gpu.machine().read(out.address(), &mut bytes).expect("it was written");
-        let found: Vec<f32> =
-            bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect();
-        assert_eq!(found, [32..40, 0..8, 32..40].into_iter().flatten().map(|i| i as f32).collect::<Vec<_>>());
-    }
-    let to = out.view_mut(Dtype::F32, 0, &[3, 8]).expect("a view");
-    let refused =
-        gpu.gather_rows(table.view(Dtype::Bf16, 0, &[5, 8]).expect("a view"), Indices::Host(&[0, 5, 1]), to);
-    assert_eq!(refused.unwrap_err().to_string(), "rows.gather: ids[1] = 5 is not in 0..5");
-}
-
-#[test]
-fn pages_of_a_pool() {
-    let gpu = gpu();
-    let mut pool = bf16s(&gpu, (0..4 * 6).map(|i| i as f32));
-    let view = |pool: &mut DeviceMemory, from: &[i32], to: &[i32]| {
-        let view = pool.view_mut(Dtype::Bf16, 0, &[4, 2, 1, 3]).expect("a view");
-        gpu.copy_pages(view, from, to).map_err(|why| why.to_string())
-    };
-    assert_eq!(view(&mut pool, &[3, 0], &[1, 2]), Ok(()));
-    let found = read(&gpu, &pool, 24);
-    assert_eq!((&found[6..12], &found[12..18]), (&[18.0, 19.0, 20.0, 21.0, 22.0, 23.0][..], &found[..6]));
-    let refused = |from, to| view(&mut bf16s(&gpu, (0..24).map(|i| i as f32)), from, to).unwrap_err();
-    assert_eq!(refused(&[0, 1], &[2, 2]), "kv.copy_pages: page 2 is written twice");
-    assert_eq!(refused(&[0, 1], &[1, 2]), "kv.copy_pages: page 1 is both read and written");
-    assert_eq!(refused(&[4], &[1]), "kv.copy_pages: from[0] = 4 is not in 0..4");
 }
 
 #[test]

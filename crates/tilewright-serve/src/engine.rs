@@ -4,9 +4,14 @@
 //! operator computes a row from that row alone, and attention divides keys at fixed places.
 
 use crate::{
+    arguments::Arguments,
     cache::KvPool,
-    model::Transformer,
-    model::transformer::{Activations, Device},
+    decode_graphs::{DecodeGraphs, Run},
+    model::{
+        Transformer,
+        activations::{Activations, Sizes},
+        transformer::Device,
+    },
     pool::Pool,
     report::{Report, StepCost},
     request::{Event, FinishReason, Fork, GenerateOptions, Request, RequestId},
@@ -15,8 +20,8 @@ use crate::{
 };
 use std::time::Instant;
 use tilewright::{
-    Attention, Backend, Dtype, Plan, Result, View,
-    attention::Split,
+    Attention, Backend, Dtype, Result, View,
+    attention::{Explanation, Split},
     ensure,
     rope::CosSinCache,
     sampling::{self, Sampled},
@@ -40,10 +45,14 @@ pub struct EngineOptions {
     pub prefix_reuse: bool,
     /// Dtype of keys and values in the pool; `None` is that of the weights.
     pub kv_dtype: Option<Dtype>,
+    /// Dtype of what flows through the layers: f32, f16 or bf16. Tensor cores need one of 16 bits.
+    pub activations: Dtype,
+    /// Whether decoding steps are recorded and replayed, on a backend that can.
+    pub graphs: bool,
 }
 
 impl Default for EngineOptions {
-    /// 16 tokens a page, 1,024 pages, 512 tokens and 64 requests a step, with reuse.
+    /// 16 tokens a page, 1,024 pages, 512 tokens and 64 requests a step, with reuse; activations in f32.
     fn default() -> Self {
         Self {
             page_size: 16,
@@ -52,6 +61,8 @@ impl Default for EngineOptions {
             max_requests: 64,
             prefix_reuse: true,
             kv_dtype: None,
+            activations: Dtype::F32,
+            graphs: true,
         }
     }
 }
@@ -66,6 +77,7 @@ pub struct Engine<B> {
     cache: KvPool,
     scheduler: Scheduler,
     activations: Activations,
+    graphs: DecodeGraphs,
     options: EngineOptions,
     /// The longest request, in tokens.
     context: usize,
@@ -74,10 +86,11 @@ pub struct Engine<B> {
 }
 
 impl<B: Backend + Clone> Engine<B> {
-    /// An engine for `model` on `backend`.
+    /// An engine for `model` on `backend`, to which its weights are brought if they are not there.
     ///
     /// # Errors
-    /// When an option is 0, there is no memory for the pages, or the backend cannot do the model's attention.
+    /// When an option is 0, activations are of a dtype that only KV caches have, there is no memory for the pages, or the backend
+    /// cannot do the model's attention.
     pub fn new(model: Transformer, backend: B, options: EngineOptions) -> Result<Self> {
         let limits = Limits { max_step_tokens: options.max_step_tokens, max_requests: options.max_requests };
         for (name, value) in [
@@ -88,17 +101,22 @@ impl<B: Backend + Clone> Engine<B> {
         ] {
             ensure!(value > 0, "engine.new", "{name} = 0, expected at least 1");
         }
+        let dtype = options.activations;
+        ensure!(!dtype.is_cache_only(), "engine.new", "activations = {dtype}, expected f32, f16 or bf16");
         let kv_dtype = options.kv_dtype.unwrap_or(model.dtype());
         // before anything else that grows with the number of pages: it is the largest, and says so when it is too large
-        let cache = KvPool::for_model(model.config(), (options.num_pages, options.page_size), kv_dtype)?;
+        let pages = (options.num_pages, options.page_size);
+        let cache = KvPool::for_model(&backend, model.config(), pages, kv_dtype)?;
+        let model = model.on(&backend, |_| ())?;
         let pool = Pool::new(options.num_pages, options.page_size, options.prefix_reuse)?;
         let context = model.config().max_position_embeddings.min(options.num_pages * options.page_size);
         Ok(Self {
-            attention: Attention::new(model.attention_problem(kv_dtype)?, backend.clone())?,
+            attention: Attention::new(model.attention_problem(dtype, kv_dtype)?, backend.clone())?,
             rope: model.rope(context)?,
             cache,
             scheduler: Scheduler::new(pool, limits),
-            activations: Activations::default(),
+            activations: Activations::new(&backend, model.config(), dtype, Sizes::default())?,
+            graphs: DecodeGraphs::new(options.graphs && !backend.computes_on_host()),
             model,
             backend,
             options,
@@ -172,16 +190,27 @@ impl<B: Backend + Clone> Engine<B> {
             return Ok(Vec::new());
         }
         let step = Step::new(&self.scheduler, &chunks, self.options.page_size);
-        let plan = self.attention.plan_with(&step.batch(), SPLIT)?;
-        let device = Device { backend: &self.backend, attention: &self.attention, rope: &self.rope };
-        self.model.forward(&device, (&step, &plan), &mut self.cache, &mut self.activations)?;
+        let explanation = self.run(step)?;
         let drawn = self.sample(&chunks)?;
-        self.count(&chunks, &plan, start);
+        self.count(&chunks, &explanation, start);
         self.commit(drawn)
     }
 
+    /// Runs the layers, and says what their attention did.
+    fn run(&mut self, step: Step) -> Result<Explanation> {
+        let Self { model, backend, attention, rope, cache, activations, graphs, .. } = self;
+        let device = Device { backend, attention, rope };
+        let mut run = Run { model, device, cache, activations };
+        if graphs.take(&step) {
+            return Ok(graphs.run(&mut run, step)?.plan.explain());
+        }
+        let arguments = Arguments::new(backend, attention, &step)?;
+        run.once(&arguments)?;
+        Ok(arguments.plan.explain())
+    }
+
     /// Counts the work of a step whose layers have run.
-    fn count(&mut self, chunks: &[Chunk], plan: &Plan, start: Instant) {
+    fn count(&mut self, chunks: &[Chunk], attention: &Explanation, start: Instant) {
         let is_decode = |chunk: &&Chunk| {
             let request = &self.scheduler.running[chunk.request];
             chunk.tokens.len() == 1 && chunk.tokens.start >= request.prompt_len
@@ -196,20 +225,19 @@ impl<B: Backend + Clone> Engine<B> {
             flops_per_token: self.model.flops_per_token(),
             layers: self.model.config().num_hidden_layers,
         };
-        self.report.add(cost, &plan.explain());
+        self.report.add(cost, attention);
     }
 
     /// Draws a token for every request that is computed up to its end, forks included; gives each one's place among
     /// the running requests.
     fn sample(&mut self, chunks: &[Chunk]) -> Result<Vec<(usize, Sampled)>> {
-        let vocab = self.model.config().vocab_size;
         let mut drawn = Vec::new();
         for chunk in chunks {
             self.scheduler.advance(chunk)?;
         }
         let ready = chunks.iter().filter(|chunk| self.scheduler.running[chunk.request].missing() == 0);
         let ready: Vec<usize> = ready.map(|chunk| chunk.request).collect();
-        let logits = View::new(&self.activations.logits, &[ready.len(), vocab])?;
+        let logits = self.activations.first_logits(ready.len())?;
         drawn.extend(draw(&self.backend, &self.scheduler, &ready, logits)?);
         for (row, &leader) in ready.iter().enumerate() {
             if self.scheduler.running[leader].forks.is_empty() {
@@ -217,11 +245,10 @@ impl<B: Backend + Clone> Engine<B> {
             }
             let first = self.scheduler.running.len();
             let copies = self.scheduler.start_forks(leader)?;
-            self.cache.copy_pages(&copies);
+            self.cache.copy_pages(&self.backend, &copies)?;
             let forks: Vec<usize> = (first..self.scheduler.running.len()).collect();
             // all forks go on from the leader's logits
-            let logits = &self.activations.logits[row * vocab..(row + 1) * vocab];
-            let logits = View::strided(logits, &[forks.len(), vocab], &[0, 1])?;
+            let logits = self.activations.repeated_logits(row, forks.len())?;
             drawn.extend(draw(&self.backend, &self.scheduler, &forks, logits)?);
         }
         Ok(drawn)
@@ -263,6 +290,7 @@ impl<B: Backend + Clone> Engine<B> {
         let tally = self.scheduler.tally;
         Report {
             attention_time: self.activations.attention_time,
+            replays: self.graphs.replays,
             reused_tokens: tally.reused_tokens,
             reused_pages: tally.reused_pages,
             peak_pages: tally.peak_pages,

@@ -7,7 +7,9 @@
 //! | [`pages`], [`radix`] | the page allocator and the prefix tree |
 #![cfg_attr(not(test), forbid(clippy::unwrap_used))]
 
+mod arguments;
 mod cache;
+mod decode_graphs;
 pub mod engine;
 pub mod model;
 pub mod pages;

@@ -22,6 +22,8 @@ pub struct Report {
     pub num_pages: usize,
     /// Requests that had to give their pages back for a while.
     pub preemptions: usize,
+    /// Steps that replayed recorded work.
+    pub replays: usize,
     /// Time of prefill: that of each step, shared out by tokens.
     pub prefill_time: Duration,
     /// Time of decoding.

@@ -7,13 +7,13 @@ use tilewright::{Batch, PageTable};
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     /// `[rows]`
-    pub(crate) tokens: Vec<u32>,
+    pub(crate) tokens: Vec<i32>,
     /// `[rows]`: position of each token in its request.
     pub(crate) positions: Vec<i32>,
     /// `[rows]`: chunk of each token.
     pub(crate) batch_indices: Vec<i32>,
     /// Rows whose logits are wanted: the last of each request that is computed up to its end.
-    pub(crate) logits_rows: Vec<usize>,
+    pub(crate) wanted_rows: Vec<i32>,
     qo_indptr: Vec<i32>,
     kv_indptr: Vec<i32>,
     indices: Vec<i32>,
@@ -26,12 +26,12 @@ impl Step {
         let mut step = Self { page_size, qo_indptr: vec![0], kv_indptr: vec![0], ..Self::default() };
         for (index, chunk) in chunks.iter().enumerate() {
             let request = &scheduler.running[chunk.request];
-            step.tokens.extend(&request.tokens[chunk.tokens.clone()]);
+            step.tokens.extend(request.tokens[chunk.tokens.clone()].iter().map(|&token| token as i32));
             step.positions.extend(chunk.tokens.clone().map(|position| position as i32));
             step.batch_indices.extend(chunk.tokens.clone().map(|_| index as i32));
             step.qo_indptr.push(step.tokens.len() as i32);
             if chunk.tokens.end == request.tokens.len() {
-                step.logits_rows.push(step.tokens.len() - 1);
+                step.wanted_rows.push(step.tokens.len() as i32 - 1);
             }
             let kv_len = chunk.tokens.end;
             let pages = kv_len.div_ceil(page_size);
@@ -46,10 +46,10 @@ impl Step {
     pub(crate) fn whole(tokens: &[u32], page_size: usize) -> Self {
         let (rows, pages) = (tokens.len() as i32, tokens.len().div_ceil(page_size));
         Self {
-            tokens: tokens.to_vec(),
+            tokens: tokens.iter().map(|&token| token as i32).collect(),
             positions: (0..rows).collect(),
             batch_indices: vec![0; tokens.len()],
-            logits_rows: (0..tokens.len()).collect(),
+            wanted_rows: (0..rows).collect(),
             qo_indptr: vec![0, rows],
             kv_indptr: vec![0, pages as i32],
             indices: (0..pages as i32).collect(),
@@ -61,6 +61,38 @@ impl Step {
     /// Number of tokens.
     pub(crate) fn rows(&self) -> usize {
         self.tokens.len()
+    }
+
+    /// Whether the logits of all rows are wanted.
+    pub(crate) fn all_wanted(&self) -> bool {
+        self.wanted_rows.len() == self.rows()
+    }
+
+    /// Whether every request has one token here, its last.
+    pub(crate) fn is_decode(&self) -> bool {
+        self.all_wanted() && self.qo_indptr.len() == self.rows() + 1
+    }
+
+    /// Pages of all requests together, and keys of the longest.
+    pub(crate) fn longest(&self) -> (usize, usize) {
+        let pages = self.kv_indptr.windows(2).map(|pages| (pages[1] - pages[0]) as usize);
+        (self.indices.len(), pages.max().unwrap_or(0) * self.page_size)
+    }
+
+    /// Whether there are no more pages and keys than these.
+    pub(crate) fn fits(&self, pages: usize, kv_len: usize) -> bool {
+        let longest = self.longest();
+        longest.0 <= pages && longest.1 <= kv_len
+    }
+
+    /// Adds tokens up to `rows` that belong to nobody: they are appended nowhere, look at nothing, and what comes of them is not
+    /// looked at.
+    pub(crate) fn pad(&mut self, rows: usize) {
+        let wanted = self.rows() as i32..rows as i32;
+        self.tokens.resize(rows, 0);
+        self.positions.resize(rows, 0);
+        self.batch_indices.resize(rows, -1);
+        self.wanted_rows.extend(wanted);
     }
 
     /// Who owns which pages, this step's tokens included.

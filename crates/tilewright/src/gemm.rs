@@ -2,14 +2,14 @@
 
 use crate::{
     Backend, Dtype, Result, View, ViewMut,
-    tensor::{check_computable, check_dtype, check_shape},
+    tensor::{check_computable, check_shape},
 };
 
 /// `out = x · weightᵀ + bias`, accumulated in f32.
 ///
-/// `x`: `[rows, in_features]` f32; `weight`: `[out_features, in_features]` f32, f16 or bf16, contiguous; `bias`:
-/// `[out_features]`, f32, f16 or bf16, contiguous; `out`: `[rows, out_features]` f32. A row of `out` has the same
-/// bits whatever other rows are there.
+/// `x`: `[rows, in_features]`; `weight`: `[out_features, in_features]`, contiguous; `bias`: `[out_features]`, contiguous; each f32,
+/// f16 or bf16; `out`: `[rows, out_features]` of the dtype of `x`, to which sums are rounded once, or f32. A row of `out` has the
+/// same bits whatever other rows are there; a backend for which that holds only as long as there are as many of them says so.
 ///
 /// # Errors
 /// When a shape, dtype or stride is not as above.
@@ -29,8 +29,14 @@ pub fn linear<B: Backend>(
     let axes = "[out_features, in_features]";
     check_shape(OPERATOR, "weight", (weight.shape(), &[out_features, in_features]), axes)?;
     check_shape(OPERATOR, "out", (out.shape(), &[rows, out_features]), "[rows, out_features]")?;
-    check_dtype(OPERATOR, "x", x.dtype(), Dtype::F32)?;
-    check_dtype(OPERATOR, "out", out.dtype(), Dtype::F32)?;
+    check_computable(OPERATOR, "x", x.dtype())?;
+    let either = if x.dtype() == Dtype::F32 { "f32".to_owned() } else { format!("{} or f32", x.dtype()) };
+    crate::ensure!(
+        out.dtype() == Dtype::F32 || out.dtype() == x.dtype(),
+        OPERATOR,
+        "out is {}, expected {either}",
+        out.dtype()
+    );
     for (name, strides, extent) in [("x", x.strides(), in_features), ("out", out.strides(), out_features)] {
         crate::ensure!(
             strides[1] == 1 || extent == 1,

@@ -8,7 +8,7 @@
 //! | [`attention`] | `Problem`, `Batch`, `Plan`, the schedule, the state and its merge |
 //! | [`kv`] | page tables, layouts, scales, appending and quantising |
 //! | [`sampling`] | edits of logits, temperature and filters, drawing with a seed per request, speculation, logprobs |
-//! | [`norm`], [`rope`], [`activation`], [`gemm`] | the rest of a decoder layer |
+//! | [`norm`], [`rope`], [`activation`], [`gemm`], [`gather`] | the rest of a decoder layer |
 //! | [`cpu`] | the backend: what executes all this without a GPU |
 //! | [`mod@reference`] | the oracle: the same in f64, from the definitions |
 //! | [`tensor`] | the arguments of operators |
@@ -24,6 +24,7 @@ pub mod cpu;
 mod dtype;
 mod error;
 mod float8;
+pub mod gather;
 pub mod gemm;
 pub mod kv;
 pub mod norm;
@@ -35,7 +36,7 @@ pub mod sampling;
 pub mod tensor;
 
 pub use attention::{Attention, Batch, HeadDim, Heads, Mask, Output, Plan, Problem, Workspace};
-pub use backend::{Backend, Opaque};
+pub use backend::{Backend, Opaque, Recorded};
 pub use cpu::Cpu;
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};

@@ -3,10 +3,17 @@
 //! A view never owns and never allocates. Shapes and strides are in elements; strides may be anything that
 //! stays inside the memory, so slices of fused projections (`q` inside `qkv`) are passed as they are.
 
+mod buffer;
+mod copy;
 mod device;
+mod indices;
 
+pub use buffer::Buffer;
+pub use copy::copy;
+pub(crate) use copy::on_host as copy_on_host;
 pub(crate) use device::check_on_host;
 pub use device::{DeviceAddress, DeviceMemory};
+pub use indices::{IndexBuffer, Indices};
 
 use crate::{Dtype, E4m3, E5m2, Element, Error, Result};
 use half::{bf16, f16};
@@ -55,6 +62,19 @@ impl fmt::Debug for Dims {
     }
 }
 
+macro_rules! each_data {
+    ($self:expr, $Enum:ident, $slice:ident => $body:expr) => {
+        match $self {
+            $Enum::F32($slice) => $body,
+            $Enum::F16($slice) => $body,
+            $Enum::Bf16($slice) => $body,
+            $Enum::E4m3($slice) => $body,
+            $Enum::E5m2($slice) => $body,
+            $Enum::I8($slice) => $body,
+        }
+    };
+}
+
 /// Borrowed elements of one of the dtypes.
 #[derive(Debug, Clone, Copy)]
 pub enum Data<'a> {
@@ -73,6 +93,11 @@ pub enum Data<'a> {
 }
 
 impl<'a> Data<'a> {
+    /// The elements as they lie in memory, in the machine's order of bytes.
+    pub fn bytes(self) -> &'a [u8] {
+        each_data!(self, Self, s => bytemuck::cast_slice(s))
+    }
+
     /// All but the first `count` elements; none when there are not that many.
     pub(crate) fn skip(self, count: usize) -> Self {
         match self {
@@ -83,6 +108,11 @@ impl<'a> Data<'a> {
             Self::E5m2(s) => Self::E5m2(s.get(count..).unwrap_or_default()),
             Self::I8(s) => Self::I8(s.get(count..).unwrap_or_default()),
         }
+    }
+
+    /// The first `count` elements; all when there are not that many.
+    fn take(self, count: usize) -> Self {
+        each_data!(self, Self, s => (&s[..count.min(s.len())]).into())
     }
 }
 
@@ -101,6 +131,23 @@ pub enum DataMut<'a> {
     E5m2(&'a mut [E5m2]),
     /// int8
     I8(&'a mut [i8]),
+}
+
+impl<'a> DataMut<'a> {
+    /// The elements as they lie in memory, in the machine's order of bytes.
+    pub fn into_bytes(self) -> &'a mut [u8] {
+        each_data!(self, Self, s => bytemuck::cast_slice_mut(s))
+    }
+
+    /// All but the first `count` elements; none when there are not that many.
+    fn skip(self, count: usize) -> Self {
+        each_data!(self, Self, s => s.get_mut(count..).unwrap_or_default().into())
+    }
+
+    /// The first `count` elements, which are there.
+    fn take(self, count: usize) -> Self {
+        each_data!(self, Self, s => (&mut s[..count]).into())
+    }
 }
 
 /// Runs an expression with `T` naming the element type of a `Dtype`.
@@ -154,19 +201,6 @@ macro_rules! views_of {
 }
 
 views_of!(f32, F32; f16, F16; bf16, Bf16; E4m3, E4m3; E5m2, E5m2; i8, I8);
-
-macro_rules! each_data {
-    ($self:expr, $Enum:ident, $slice:ident => $body:expr) => {
-        match $self {
-            $Enum::F32($slice) => $body,
-            $Enum::F16($slice) => $body,
-            $Enum::Bf16($slice) => $body,
-            $Enum::E4m3($slice) => $body,
-            $Enum::E5m2($slice) => $body,
-            $Enum::I8($slice) => $body,
-        }
-    };
-}
 
 /// A read-only tensor argument: elements, shape and strides.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Appending to pages by the kernels of `tilewright_kernels::append`.
 
 use super::{
-    Gpu,
+    AppendPlaces, Gpu,
     geometry::{bytes, extent},
 };
 use crate::machine::Machine;
@@ -44,9 +44,8 @@ pub(super) fn append<M: Machine>(
     slots: &Slots<'_>,
     scale: ScaleMut<'_>,
 ) -> Result<()> {
-    let arrays = Arrays::new(slots);
-    let [_, heads, dim] = [0, 1, 2].map(|axis| new.shape()[axis]);
-    if arrays.slots.is_empty() || heads == 0 || dim == 0 {
+    let [tokens, heads, dim] = [0, 1, 2].map(|axis| new.shape()[axis]);
+    if tokens == 0 || heads == 0 || dim == 0 {
         return Ok(());
     }
     let to = Target {
@@ -59,10 +58,18 @@ pub(super) fn append<M: Machine>(
                 .map(|stride| stride as u64),
         },
     };
+    let prepared = slots.prepared().and_then(|prepared| prepared.downcast_ref::<AppendPlaces>());
+    if let (Some(prepared), ScaleMut::Given(scale)) = (prepared, &scale) {
+        return to.given(gpu, prepared.table(tokens as u32), *scale);
+    }
+    let arrays = Arrays::new(slots);
     let count = arrays.slots.len() as u32 / 3;
+    if count == 0 {
+        return Ok(());
+    }
     let at = gpu.upload(&bytes(&arrays.slots, u32::to_le_bytes))?;
     match scale {
-        ScaleMut::Given(scale) => to.given(gpu, (at.address(), count), scale),
+        ScaleMut::Given(scale) => to.given(gpu, Places::Slots { slots: at.address(), count }, scale),
         ScaleMut::Dynamic(scales) => {
             let pages = gpu.upload(&bytes(&arrays.pages, u32::to_le_bytes))?;
             let pages = (pages.address(), arrays.pages.len() as u32 / 4);
@@ -80,12 +87,7 @@ struct Target {
 }
 
 impl Target {
-    fn given<M: Machine>(
-        &self,
-        gpu: &Gpu<M>,
-        (slots, count): (u64, u32),
-        scale: kv::Scale<'_>,
-    ) -> Result<()> {
+    fn given<M: Machine>(&self, gpu: &Gpu<M>, places: Places, scale: kv::Scale<'_>) -> Result<()> {
         let of = |at, page_stride, head_stride| Scale { at, page_stride, head_stride, factor: 1.0 };
         let mut factors = None;
         let scale = match scale {
@@ -103,14 +105,8 @@ impl Target {
                 Some(of(gpu.address(OPERATOR, "scale", &pages)?, strides[0] as u64, head))
             }
         };
-        let call = Call {
-            dtypes: self.dtypes,
-            shape: self.shape,
-            new: self.new,
-            cache: self.cache,
-            places: Places::Slots { slots, count },
-            scale,
-        };
+        let call =
+            Call { dtypes: self.dtypes, shape: self.shape, new: self.new, cache: self.cache, places, scale };
         let config = call.append();
         let kernel = gpu.kernel(OPERATOR, &config.name(), |name| kernels::append(name, config))?;
         let (grid, args) = call.launch();

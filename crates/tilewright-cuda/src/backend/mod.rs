@@ -2,27 +2,29 @@
 
 mod activation;
 mod append;
+mod append_places;
 mod attention;
 mod bits;
+mod gather;
 mod geometry;
-mod indices;
 mod kernels;
 mod linear;
+mod memory;
 mod merge;
 mod norm;
 mod operators;
 mod rope;
-mod rows;
+mod sampling;
 mod tables;
 
 use crate::machine::{Limits, Machine};
-pub use indices::Indices;
+use append_places::AppendPlaces;
 use kernels::Kernels;
 use std::sync::Arc;
 use tables::Tables;
 use tilewright::{
     Error, Result, View, ViewMut,
-    tensor::{DeviceAddress, DeviceMemory},
+    tensor::{DeviceAddress, DeviceMemory, Indices},
 };
 
 /// A machine with the kernels that it has been given. Cheap to clone; clones share them.
@@ -74,6 +76,24 @@ impl<M: Machine> Gpu<M> {
     /// The address of an argument that is written; an error where it is not on this device.
     fn address_mut(&self, operator: &'static str, name: &str, view: &ViewMut<'_>) -> Result<u64> {
         self.check_place(operator, name, view.device())
+    }
+
+    /// The address of an argument of indices, which are brought to the device if they are on the host. The memory that they are
+    /// brought to has to live until the work is given.
+    fn indices(
+        &self,
+        operator: &'static str,
+        name: &str,
+        indices: Indices<'_>,
+    ) -> Result<(u64, Option<DeviceMemory>)> {
+        match indices.host() {
+            None => Ok((self.check_place(operator, name, indices.device())?, None)),
+            Some(values) => {
+                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+                let memory = self.upload(&bytes)?;
+                Ok((memory.address(), Some(memory)))
+            }
+        }
     }
 
     fn check_place(&self, operator: &'static str, name: &str, place: Option<DeviceAddress>) -> Result<u64> {

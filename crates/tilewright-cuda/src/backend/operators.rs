@@ -1,27 +1,66 @@
 //! The engine's trait, method by method.
 
-use super::{Gpu, activation, append, linear, merge, norm, rope as rotary};
+use super::{
+    Gpu, activation, append, append_places, gather, linear, memory, merge, norm, rope as rotary, sampling,
+};
 use crate::machine::Machine;
 use tilewright::{
-    Backend, Error, Opaque, Result, View, ViewMut,
+    Backend, Dtype, Opaque, Recorded, Result, View, ViewMut, Workspace,
     activation::Activation,
     attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
-    kv::{ScaleMut, Slots},
+    kv::{AppendPlan, ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
+    tensor::{Buffer, IndexBuffer, Indices},
 };
 
-fn missing<T>(operator: &'static str) -> Result<T> {
-    Err(Error::new(operator, "is not built yet on a GPU"))
-}
-
-#[allow(unused_variables)]
+#[allow(unused_variables, reason = "operators that are not built yet name their arguments")]
 impl<M: Machine> Backend for Gpu<M> {
     fn describe(&self) -> String {
         self.machine.describe()
+    }
+
+    fn computes_on_host(&self) -> bool {
+        false
+    }
+
+    fn allocate(&self, dtype: Dtype, len: usize) -> Result<Buffer> {
+        memory::allocate(self, dtype, len)
+    }
+
+    fn allocate_indices(&self, len: usize) -> Result<IndexBuffer> {
+        memory::allocate_indices(self, len)
+    }
+
+    fn workspace(&self, bytes: usize) -> Result<Workspace> {
+        Ok(Workspace::on_device(self.machine.allocate(bytes.max(1))?))
+    }
+
+    fn copy(&self, from: View<'_>, to: ViewMut<'_>) -> Result<()> {
+        memory::copy(self, from, to)
+    }
+
+    fn write_indices(&self, from: &[i32], to: &mut IndexBuffer) -> Result<()> {
+        memory::write_indices(self, from, to)
+    }
+
+    fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
+        memory::copy_pages(self, pages, copies)
+    }
+
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
+        self.machine.record(work)
+    }
+
+    fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {
+        append_places::prepare(self, plan)
+    }
+
+    fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {
+        gather::gather_rows(self, table, ids, out)
     }
 
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {
@@ -32,8 +71,8 @@ impl<M: Machine> Backend for Gpu<M> {
         self.build_attention(problem, variant)
     }
 
-    fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
-        self.prepare_plan(plan)
+    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        self.prepare_plan(plan, previous)
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
@@ -80,7 +119,7 @@ impl<M: Machine> Backend for Gpu<M> {
         norm::fused_add_rmsnorm(self, x, residual, weight, eps)
     }
 
-    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32], rope: &Rope) -> Result<()> {
+    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
         rotary::rope(self, [q, k], positions, rope)
     }
 
@@ -88,7 +127,7 @@ impl<M: Machine> Backend for Gpu<M> {
         &self,
         q: ViewMut<'_>,
         k: ViewMut<'_>,
-        positions: &[i32],
+        positions: Indices<'_>,
         cache: &CosSinCache,
     ) -> Result<()> {
         rotary::rope_with_cos_sin_cache(self, [q, k], positions, cache)
@@ -99,27 +138,27 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
-        missing("sampling.softmax")
+        sampling::softmax(self, logits, temperature, out)
     }
 
     fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        missing("sampling.filter")
+        sampling::filter(self, filter, x, out)
     }
 
     fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
-        missing("sampling.sample")
+        sampling::sample(self, scores, params, out)
     }
 
     fn distribution(&self, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
-        missing("sampling.distribution")
+        sampling::distribution(self, scores, params, out)
     }
 
     fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
-        missing("sampling.edit_logits")
+        sampling::edit_logits(self, edit, logits)
     }
 
     fn top_k(&self, scores: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
-        missing("sampling.top_k")
+        sampling::top_k(self, scores, top_k, values, indices)
     }
 
     fn logprobs(
@@ -129,7 +168,7 @@ impl<M: Machine> Backend for Gpu<M> {
         choices: &[Choice],
         out: &mut [Result<Logprobs>],
     ) -> Result<()> {
-        missing("sampling.logprobs")
+        sampling::logprobs(self, logits, params, choices, out)
     }
 
     fn chain_speculative_sampling(
@@ -139,6 +178,6 @@ impl<M: Machine> Backend for Gpu<M> {
         params: &[SamplingParams],
         out: ChainOutput<'_>,
     ) -> Result<()> {
-        missing("sampling.chain_speculative_sampling")
+        sampling::chain_speculative_sampling(self, drafts, target, params, out)
     }
 }

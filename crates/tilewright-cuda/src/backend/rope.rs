@@ -1,20 +1,18 @@
 //! Rotary embedding by the kernel of `tilewright_kernels::rope`: from a table, or by angles computed there.
 
-use super::{
-    Gpu,
-    geometry::{bytes, extent},
-};
+use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
 use tilewright::{
     Result, ViewMut,
     rope::{CosSinCache, Rope, RopeStyle},
+    tensor::Indices,
 };
 use tilewright_kernels::rope::{self as kernels, Angles, Call};
 
 pub(super) fn rope<M: Machine>(
     gpu: &Gpu<M>,
     heads: [ViewMut<'_>; 2],
-    positions: &[i32],
+    positions: Indices<'_>,
     rope: &Rope,
 ) -> Result<()> {
     let turns = rope.frequencies().into_iter().map(kernels::turns).collect();
@@ -26,7 +24,7 @@ pub(super) fn rope<M: Machine>(
 pub(super) fn rope_with_cos_sin_cache<M: Machine>(
     gpu: &Gpu<M>,
     heads: [ViewMut<'_>; 2],
-    positions: &[i32],
+    positions: Indices<'_>,
     cache: &CosSinCache,
 ) -> Result<()> {
     if positions.is_empty() {
@@ -41,13 +39,13 @@ fn run<M: Machine>(
     gpu: &Gpu<M>,
     operator: &'static str,
     heads: [ViewMut<'_>; 2],
-    positions: &[i32],
+    positions: Indices<'_>,
     angles: (Angles, u64, usize, RopeStyle),
 ) -> Result<()> {
     if positions.is_empty() {
         return Ok(());
     }
-    let positions_at = gpu.upload(&bytes(positions, i32::to_le_bytes))?;
+    let (positions_at, _held) = gpu.indices(operator, "positions", positions)?;
     let [q, k] = &heads;
     let at = [gpu.rows_mut(operator, "q", q)?, gpu.rows_mut(operator, "k", k)?];
     let counts = [extent(operator, "qo_heads", q.shape()[1])?, extent(operator, "kv_heads", k.shape()[1])?];
@@ -57,7 +55,7 @@ fn run<M: Machine>(
         style: angles.3,
         angles: angles.0,
         angles_at: angles.1,
-        positions: positions_at.address(),
+        positions: positions_at,
         tokens: positions.len() as u32,
         heads,
         dims,

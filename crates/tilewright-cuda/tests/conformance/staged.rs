@@ -7,13 +7,13 @@ use tilewright::{
     Backend, Dtype, Opaque, Result, View, ViewMut, Workspace,
     activation::Activation,
     attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
-    kv::{Scale, ScaleMut, Slots},
+    kv::{AppendPlan, Scale, ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
-    tensor::{Data, DataMut, DeviceMemory},
+    tensor::{Data, DataMut, DeviceMemory, Indices},
 };
 use tilewright_cuda::{Gpu, machine::Machine};
 
@@ -135,8 +135,8 @@ impl<M: Machine> Backend for Staged<M> {
         self.0.build(problem, variant)
     }
 
-    fn prepare(&self, plan: &Plan) -> Result<Option<Opaque>> {
-        self.0.prepare(plan)
+    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        self.0.prepare(plan, previous)
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
@@ -221,7 +221,19 @@ impl<M: Machine> Backend for Staged<M> {
         })
     }
 
-    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32], rope: &Rope) -> Result<()> {
+    fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {
+        self.into(&[table], out, |read, out| self.0.gather_rows(read[0], ids, out))
+    }
+
+    fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
+        self.into(&[], pages, |_, pages| self.0.copy_pages(pages, copies))
+    }
+
+    fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {
+        self.0.prepare_append(plan)
+    }
+
+    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
         self.staged(&[], vec![q, k], |_, mut out| {
             let k = out.remove(1);
             self.0.rope(out.remove(0), k, positions, rope)
@@ -232,7 +244,7 @@ impl<M: Machine> Backend for Staged<M> {
         &self,
         q: ViewMut<'_>,
         k: ViewMut<'_>,
-        positions: &[i32],
+        positions: Indices<'_>,
         cache: &CosSinCache,
     ) -> Result<()> {
         self.staged(&[], vec![q, k], |_, mut out| {

@@ -84,6 +84,21 @@ impl Memory {
         Ok(())
     }
 
+    /// Copies bytes within the memory, from the first to the last. Those that nobody wrote may be copied, and stay such.
+    ///
+    /// # Errors
+    /// Where they are not inside of one allocation.
+    pub fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<(), Fault> {
+        let fail = |(kind, message): Trouble| Fault::of_launch(kind, message);
+        let (from, to) = (self.place(from, bytes).map_err(fail)?, self.place(to, bytes).map_err(fail)?);
+        for at in (0..bytes).step_by(16) {
+            let count = (bytes - at).min(16);
+            let moved = self.peek(Place { offset: from.offset + at, ..from }, count);
+            self.poke(Place { offset: to.offset + at, ..to }, count, &moved);
+        }
+        Ok(())
+    }
+
     /// Gives an allocation back: whoever uses it again makes a fault.
     pub fn free(&mut self, address: u64) {
         let number = (address >> 32) as usize;

@@ -60,7 +60,9 @@ fn check(model: impl Fn() -> Transformer, threads: usize, options: EngineOptions
         let events = engine.step().unwrap();
         engine.check_integrity().unwrap();
         // in the order of the rows; continuations that start from another's logits come last and have no row
-        let mut rows = engine.activations.logits.chunks_exact(engine.model.config().vocab_size);
+        let logits = engine.activations.logits().unwrap();
+        let logits = logits.as_slice::<f32>().unwrap_or_default();
+        let mut rows = logits.chunks_exact(engine.model.config().vocab_size);
         for event in events {
             let Event::Token { request, token } = event else { continue };
             let text = texts.get_mut(&request).unwrap();

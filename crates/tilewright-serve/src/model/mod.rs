@@ -3,8 +3,10 @@
 //! Each part opens by itself from the folder's path and refuses, with a message, whatever it would otherwise have
 //! to guess. [`ModelConfig`] tells [`Transformer`], the forward pass, all it needs without an architecture's name.
 
+pub(crate) mod activations;
 mod chat;
 mod config;
+mod layer;
 mod score;
 mod tokenizer;
 pub(crate) mod transformer;
@@ -12,6 +14,7 @@ mod weights;
 
 pub use chat::{ChatTemplate, Message};
 pub use config::{Architecture, ModelConfig, Parameter, Rope, RopeScaling};
+pub use score::Precision;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use transformer::Transformer;
 pub use weights::{Tensor, Weights};

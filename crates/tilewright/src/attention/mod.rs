@@ -9,6 +9,7 @@
 //! A row that sees no key gives `o = 0, lse = -inf`.
 
 mod batch;
+mod capacity;
 mod cascade;
 mod mask;
 mod plan;
@@ -23,6 +24,7 @@ mod state;
 pub mod variant;
 
 pub use batch::{Batch, Index, KvTable, Level, Shard};
+pub use capacity::{Capacity, Room};
 pub use cascade::SharedPrefix;
 pub use mask::MaskBits;
 pub use mask::{BitOrder, PackedMask, TreeMask, packbits, segment_packbits};
@@ -35,11 +37,11 @@ pub use schedule::{Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, merge_state, merge_states};
 pub use variant::Variant;
 
+pub(crate) use plan::Prepared;
 pub(crate) use requests::ones;
 pub(crate) use state::merge_weights;
 
 use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque, cpu::simd::hooks::Hooks};
-use plan::Prepared;
 use std::sync::Arc;
 
 /// An attention operator: one problem, one variant, one backend.
@@ -117,8 +119,35 @@ impl<B: Backend> Attention<B> {
     /// As [`Attention::plan`]; and when a fixed split is 0 tokens long, or so short that the items cannot be counted.
     pub fn plan_with(&self, batch: &Batch<'_>, split: Split) -> Result<Plan> {
         let mut plan = self.planner().plan_with(batch, split)?;
-        plan.prepared = Prepared(self.backend.prepare(&plan)?);
+        plan.prepared = Prepared(self.backend.prepare(&plan, None)?);
         Ok(plan)
+    }
+
+    /// [`Attention::plan_with`] with room for larger batches: [`Attention::replan`] then makes it the plan of any batch within
+    /// `capacity`, in place and without allocating, and neither its arrays on a device nor [`Plan::workspace_bytes`] change.
+    /// Tensors of a run have the rows of the batch, or as many as the capacity; rows beyond those of the batch are not touched.
+    ///
+    /// # Errors
+    /// As [`Attention::plan_with`]; when `batch` is beyond the capacity; when the capacity is so large that its items cannot be
+    /// counted.
+    pub fn plan_with_capacity(&self, capacity: &Capacity, batch: &Batch<'_>, split: Split) -> Result<Plan> {
+        let mut plan = self.planner().plan_with_capacity(capacity, batch, split)?;
+        plan.prepared = Prepared(self.backend.prepare(&plan, None)?);
+        Ok(plan)
+    }
+
+    /// Makes `plan` the plan of `batch`, divided as before, in the memory that it has. One of fixed capacity keeps to it; others
+    /// grow. Batches with levels, shards or blocks need some memory for a while.
+    ///
+    /// # Errors
+    /// As [`Attention::plan_with`]; when the plan has a capacity and the batch is beyond it, or has keys of another kind or pages
+    /// of another size; when another operator made the plan. The plan is then one of no requests, and can be replanned.
+    pub fn replan(&self, plan: &mut Plan, batch: &Batch<'_>) -> Result<()> {
+        // where the batch is refused, arrays on a device stay: a captured graph may still be launched
+        self.planner().replan(plan, batch)?;
+        let previous = plan.prepared.0.take();
+        plan.prepared = Prepared(self.backend.prepare(plan, previous)?);
+        Ok(())
     }
 
     /// Plans as this operator does, without its backend: such a plan shows itself, but is not run.

@@ -1,10 +1,12 @@
-//! A plan: the batch, checked, with its schedule. A value: it prints itself, explains itself and never changes.
+//! A plan: the batch, checked, with its schedule. A value: it prints itself, explains itself, and changes only
+//! where [`super::Attention::replan`] rewrites it.
 
 use super::{
+    capacity::{Capacity, Fixed, Room},
     cascade::SharedPrefix,
     problem::Problem,
     requests::{KvSource, Requests, Segment},
-    schedule::{Schedule, Split, Tiling, WorkItem},
+    schedule::{Schedule, Scratch, Split, Tiling, WorkItem},
 };
 use crate::{Estimate, Result, Roofline, backend::Opaque, tensor::DeviceMemory};
 use std::fmt;
@@ -19,6 +21,8 @@ pub struct Plan {
     pub(crate) split: Split,
     pub(crate) prefixes: Vec<SharedPrefix>,
     pub(crate) prepared: Prepared,
+    pub(crate) fixed: Option<Fixed>,
+    pub(crate) scratch: Scratch,
 }
 
 /// What a backend made of a plan. It follows from the plan, so all are equal.
@@ -40,6 +44,57 @@ impl fmt::Debug for Prepared {
 }
 
 impl Plan {
+    /// A plan of nothing.
+    pub(super) fn empty(problem: Problem, tiling: Tiling, split: Split) -> Self {
+        Self {
+            problem,
+            tiling,
+            requests: Requests::default(),
+            schedule: Schedule::default(),
+            split,
+            prefixes: Vec::new(),
+            prepared: Prepared::default(),
+            fixed: None,
+            scratch: Scratch::default(),
+        }
+    }
+
+    /// Forgets its batch; memory and capacity stay.
+    pub(super) fn clear(&mut self) {
+        let indices = self.requests.clear();
+        self.requests.source = KvSource::Paged { indices, page_size: 1, max_page: -1 };
+        self.schedule.clear();
+        self.schedule.close(self.tiling.workers);
+        self.prefixes.clear();
+    }
+
+    /// Makes room, so that no batch of a capacity allocates.
+    pub(super) fn reserve(&mut self, room: &Room) {
+        self.requests.reserve(room.requests);
+        if let KvSource::Paged { indices, .. } = &mut self.requests.source {
+            indices.reserve(room.pages.saturating_sub(indices.len()));
+        }
+        self.schedule.reserve(self.tiling.workers, room);
+        let tiles = room.items / self.problem.heads().kv.max(1);
+        self.scratch.reserve(room.requests, tiles);
+    }
+
+    /// What its batches may have, where that is fixed: see [`super::Attention::plan_with_capacity`].
+    pub fn capacity(&self) -> Option<&Capacity> {
+        self.fixed.as_ref().map(|fixed| &fixed.capacity)
+    }
+
+    /// The room that arrays and workspace of this plan need: for all batches of its capacity, or for its own.
+    pub fn room(&self) -> Room {
+        self.fixed.map_or_else(|| Room::of(self), |fixed| fixed.room)
+    }
+
+    /// Rows that a tensor of `given` rows has to have: those of the batch, or as many as the capacity has.
+    pub(super) fn tensor_rows(&self, given: Option<&usize>) -> usize {
+        let rows = self.capacity().map(|capacity| capacity.rows);
+        rows.filter(|rows| given == Some(rows)).unwrap_or_else(|| self.num_rows())
+    }
+
     /// What the backend's [`prepare`](crate::Backend::prepare) made of it.
     pub fn prepared(&self) -> Option<&Opaque> {
         self.prepared.0.as_ref()
@@ -72,7 +127,7 @@ impl Plan {
     }
 
     fn workspace_len(&self) -> usize {
-        self.schedule.partial_rows * (self.problem.head_dim().vo + 1) + self.tiling.scratch
+        self.room().partial_rows * (self.problem.head_dim().vo + 1) + self.tiling.scratch
     }
 
     /// Counts what the schedule makes the device do.

@@ -6,12 +6,15 @@
 use super::{
     Problem,
     batch::Batch,
+    capacity::{Capacity, Fixed},
     cascade::Cutting,
-    plan::{Plan, Prepared},
-    requests::Requests,
-    schedule::{self, Asked, Schedule, Scratch, Split, Tiling},
+    plan::Plan,
+    schedule::{self, Asked, MAX_ITEMS, Split, Tiling},
 };
 use crate::Result;
+
+const PLAN: &str = "attention.plan";
+const REPLAN: &str = "attention.replan";
 
 /// Makes plans of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,31 +34,85 @@ impl Planner {
     /// # Errors
     /// As [`super::Attention::plan_with`].
     pub fn plan_with(&self, batch: &Batch<'_>, split: Split) -> Result<Plan> {
-        const OPERATOR: &str = "attention.plan";
+        let mut plan = self.empty(split)?;
+        self.rewrite(PLAN, &mut plan, batch)?;
+        Ok(plan)
+    }
+
+    /// [`super::Attention::plan_with_capacity`]
+    ///
+    /// # Errors
+    /// As [`super::Attention::plan_with_capacity`].
+    pub fn plan_with_capacity(&self, capacity: &Capacity, batch: &Batch<'_>, split: Split) -> Result<Plan> {
+        let mut plan = self.empty(split)?;
+        batch.resolve(PLAN, &self.problem, &mut plan.requests)?;
+        let fixed = Fixed::new(*capacity, (&self.problem, &self.tiling), split, &plan.requests);
+        let (room, rows) = (fixed.room, u32::try_from(fixed.room.partial_rows));
+        crate::ensure!(
+            room.items <= MAX_ITEMS && rows.is_ok(),
+            PLAN,
+            "a capacity of {} work items and {} partial rows, the most is {MAX_ITEMS} and {}: fewer rows, or fewer keys in one request, are needed",
+            room.items,
+            room.partial_rows,
+            u32::MAX
+        );
+        plan.reserve(&room);
+        plan.fixed = Some(fixed);
+        self.rewrite(PLAN, &mut plan, batch)?;
+        Ok(plan)
+    }
+
+    /// [`super::Attention::replan`]
+    ///
+    /// # Errors
+    /// As [`super::Attention::replan`].
+    pub fn replan(&self, plan: &mut Plan, batch: &Batch<'_>) -> Result<()> {
+        crate::ensure!(
+            plan.problem == self.problem && plan.tiling == self.tiling,
+            REPLAN,
+            "the plan was made by another operator: for {}, this is {}",
+            plan.problem,
+            self.problem
+        );
+        self.rewrite(REPLAN, plan, batch)
+    }
+
+    fn empty(&self, split: Split) -> Result<Plan> {
         crate::ensure!(
             split != Split::Fixed { tokens: 0 },
-            OPERATOR,
+            PLAN,
             "split = 0 tokens, expected at least 1 (or Split::Never)"
         );
-        let mut requests = Requests::default();
-        batch.resolve(OPERATOR, &self.problem, &mut requests)?;
-        let prefixes = match batch.finds_levels() {
-            true => {
-                let tile_tokens = schedule::tile_tokens(&self.problem, &self.tiling);
-                requests.share_prefixes(Cutting { tiling: &self.tiling, tile_tokens })
-            }
-            false => Vec::new(),
-        };
+        Ok(Plan::empty(self.problem, self.tiling, split))
+    }
+
+    /// Makes `plan` that of `batch`; an empty one where that fails.
+    fn rewrite(&self, operator: &'static str, plan: &mut Plan, batch: &Batch<'_>) -> Result<()> {
+        let written = self.write(operator, plan, batch);
+        if written.is_err() {
+            plan.clear();
+        }
+        written
+    }
+
+    fn write(&self, operator: &'static str, plan: &mut Plan, batch: &Batch<'_>) -> Result<()> {
+        plan.prefixes.clear();
+        batch.resolve(operator, &self.problem, &mut plan.requests)?;
+        if batch.finds_levels() {
+            let tile_tokens = schedule::tile_tokens(&self.problem, &self.tiling);
+            plan.prefixes = plan.requests.share_prefixes(Cutting { tiling: &self.tiling, tile_tokens });
+        }
+        if let Some(fixed) = &plan.fixed {
+            fixed.check_batch(operator, &plan.requests)?;
+        }
         let asked = Asked {
-            operator: OPERATOR,
+            operator,
             problem: &self.problem,
-            requests: &requests,
+            requests: &plan.requests,
             tiling: &self.tiling,
-            split,
+            split: plan.split,
         };
-        let mut schedule = Schedule::default();
-        schedule.rewrite(&asked, &mut Scratch::default())?;
-        let prepared = Prepared::default();
-        Ok(Plan { problem: self.problem, tiling: self.tiling, requests, schedule, split, prefixes, prepared })
+        plan.schedule.rewrite(&asked, &mut plan.scratch)?;
+        plan.fixed.map_or(Ok(()), |fixed| fixed.check_schedule(operator, &plan.schedule))
     }
 }

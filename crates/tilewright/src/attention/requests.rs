@@ -103,6 +103,16 @@ impl Default for KvSource {
     }
 }
 
+impl KvSource {
+    /// Page indices, or blocks; none of a ragged tensor.
+    pub fn indices(&self) -> &[i32] {
+        match self {
+            Self::Paged { indices, .. } | Self::Blocks { indices, .. } => indices,
+            Self::Ragged { .. } => &[],
+        }
+    }
+}
+
 impl Segment {
     /// The keys, counted from the segment's first, that a row at `position` sees, before any bits.
     pub(crate) fn visible(&self, mask: Mask, position: i32) -> Range<usize> {

@@ -116,7 +116,7 @@ fn check_counts(operator: &'static str, total: usize, longest: usize) -> Result<
 
 impl Requests {
     /// Forgets everything; the memory of the page indices, to be used again.
-    fn clear(&mut self) -> Vec<i32> {
+    pub(super) fn clear(&mut self) -> Vec<i32> {
         self.requests.clear();
         self.segments.clear();
         self.mask = MaskBits::default();
@@ -129,7 +129,7 @@ impl Requests {
         }
     }
 
-    fn reserve(&mut self, count: usize) {
+    pub(super) fn reserve(&mut self, count: usize) {
         self.requests.reserve(count);
         self.segments.reserve(count);
     }

@@ -143,7 +143,8 @@ impl<B: Backend> Attention<B> {
             OPERATOR,
             "this is latent attention, whose tensors run_latent takes"
         );
-        let (rows, heads, dim) = (plan.num_rows(), self.problem.heads(), self.problem.head_dim());
+        let rows = plan.tensor_rows(q.shape().first());
+        let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let axes = "[num_rows, num_qo_heads, head_dim]";
         self.check_rows("q", &q, ([rows, heads.qo, dim.qk], axes))?;
         let pages = plan.check_cache(kv)?;
@@ -185,7 +186,8 @@ impl<B: Backend> Attention<B> {
             OPERATOR,
             "this is not latent attention, expected Problem::latent"
         );
-        let (rows, heads, dim) = (plan.num_rows(), self.problem.heads(), self.problem.head_dim());
+        let rows = plan.tensor_rows(q.nope.shape().first());
+        let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let kpe = dim.qk - dim.vo;
         self.check_rows("q.nope", &q.nope, ([rows, heads.qo, dim.vo], "[num_rows, num_heads, ckv]"))?;
         self.check_rows("q.pe", &q.pe, ([rows, heads.qo, kpe], "[num_rows, num_heads, kpe]"))?;
@@ -218,7 +220,8 @@ impl<B: Backend> Attention<B> {
             plan.problem,
             self.problem
         );
-        let (rows, heads, dim) = (plan.num_rows(), self.problem.heads(), self.problem.head_dim());
+        let rows = plan.tensor_rows(out.o.shape().first());
+        let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let axes = "[num_rows, num_qo_heads, head_dim]";
         self.check_rows("o", &out.o.as_view(), ([rows, heads.qo, dim.vo], axes))?;
         if let Some(lse) = &out.lse {

@@ -24,13 +24,13 @@ mod levels;
 
 pub(crate) use cut::Scratch;
 
-use super::{problem::Problem, requests::Requests};
+use super::{capacity::Room, problem::Problem, requests::Requests};
 use crate::{Dtype, Result};
 use std::{fmt, ops::Range};
 
 /// The most work items of a schedule: above it, the list of them is a burden of its own, and indices into it are far
 /// from their 32 bits.
-const MAX_ITEMS: usize = 1 << 24;
+pub(super) const MAX_ITEMS: usize = 1 << 24;
 
 /// How a backend wants work to be cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,6 +176,14 @@ impl Schedule {
         Ok(())
     }
 
+    /// Makes room, so that no schedule of a capacity allocates.
+    pub(crate) fn reserve(&mut self, workers: usize, room: &Room) {
+        self.items.reserve(room.items);
+        self.worker_indptr.reserve(workers + 1);
+        self.merges.reserve(room.merges);
+        self.sources.reserve(room.sources);
+    }
+
     /// Forgets everything but its memory.
     pub(crate) fn clear(&mut self) {
         self.items.clear();
@@ -195,7 +203,7 @@ impl Schedule {
     }
 
     /// Ends the last of `workers`.
-    fn close(&mut self, workers: usize) {
+    pub(super) fn close(&mut self, workers: usize) {
         self.advance_to(workers);
     }
 

@@ -3,6 +3,7 @@
 mod activation;
 mod append;
 mod attention;
+mod gather;
 mod gemm;
 mod norm;
 mod parallel;
@@ -24,7 +25,7 @@ use crate::{
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
-    tensor::{DeviceMemory, check_on_host},
+    tensor::{DeviceMemory, Indices, check_on_host},
 };
 use std::sync::Arc;
 
@@ -147,6 +148,12 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {
+        on_host!("gather.gather_rows", table, ids, out);
+        gather::gather_rows(self, table, ids.host().unwrap_or_default(), out);
+        Ok(())
+    }
+
     fn rmsnorm(&self, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
         let w = weight.weight();
         on_host!("norm.rmsnorm", x, w, out);
@@ -174,9 +181,9 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32], rope: &Rope) -> Result<()> {
-        on_host!("rope.apply_rope", q, k);
-        rope::rope(self, q, k, positions, rope);
+    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
+        on_host!("rope.apply_rope", q, k, positions);
+        rope::rope(self, q, k, positions.host().unwrap_or_default(), rope);
         Ok(())
     }
 
@@ -184,11 +191,11 @@ impl Backend for Cpu {
         &self,
         q: ViewMut<'_>,
         k: ViewMut<'_>,
-        positions: &[i32],
+        positions: Indices<'_>,
         cache: &CosSinCache,
     ) -> Result<()> {
-        on_host!("rope.apply_rope_with_cos_sin_cache", q, k);
-        rope::rope_with_cos_sin_cache(self, q, k, positions, cache);
+        on_host!("rope.apply_rope_with_cos_sin_cache", q, k, positions);
+        rope::rope_with_cos_sin_cache(self, q, k, positions.host().unwrap_or_default(), cache);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use crate::{
     Backend, Result, View,
     attention::Index,
     kv::{
-        KvCacheMut, KvLayout, PageTable, Scale, ScaleMut, Slots,
+        AppendPlan, KvCacheMut, KvLayout, PageTable, Scale, ScaleMut, Slots,
         layout::{KvShape, KvStrides},
         slots::Places,
     },
@@ -109,43 +109,104 @@ pub fn append_paged_kv_cache_quantized<B: Backend>(
     append("kv.append_paged_kv_cache_quantized", backend, new, cache, (layout, table))
 }
 
+/// [`append_paged_kv_cache_quantized`] of tokens whose places were looked up before: once a step, for all of its layers.
+///
+/// `new`: k `[num_tokens, num_kv_heads, head_dim_qk]` and v `[num_tokens, num_kv_heads, head_dim_vo]`, of any dtype, with as many
+/// tokens as the plan has.
+///
+/// # Errors
+/// When shapes or scales do not fit the plan or the cache, or the cache lacks a page of the plan's table. Nothing was written then.
+pub fn append_planned<B: Backend>(
+    backend: &B,
+    plan: &AppendPlan,
+    new: (View<'_>, View<'_>),
+    cache: QuantizedCacheMut<'_>,
+    layout: KvLayout,
+) -> Result<()> {
+    const OPERATOR: &str = "kv.append_planned";
+    let call = Call { operator: OPERATOR, new, tokens: plan.tokens(), page_size: plan.page_size(), layout };
+    let num_pages = call.check(&cache.cache)?;
+    plan.places().check_pages(OPERATOR, num_pages[0].min(num_pages[1]))?;
+    call.run(backend, cache, num_pages, Slots::of_plan(plan))
+}
+
 fn append<B: Backend>(
     operator: &'static str,
     backend: &B,
     new: &Append<'_>,
-    mut target: QuantizedCacheMut<'_>,
+    target: QuantizedCacheMut<'_>,
     (layout, table): (KvLayout, &PageTable<'_>),
 ) -> Result<()> {
-    let cache = &mut target.cache;
-    let heads = new.k.shape().get(1).copied().unwrap_or(0);
-    let mut num_pages = [0; 2];
-    let tensors = [("k", new.k, cache.k.as_view()), ("v", new.v, cache.v.as_view())];
-    for (pages, (name, new_tokens, cache)) in num_pages.iter_mut().zip(tensors) {
-        let shape = [new.batch_indices.len(), heads, new_tokens.shape().get(2).copied().unwrap_or(0)];
-        check_shape(operator, name, (new_tokens.shape(), &shape), "[num_tokens, num_kv_heads, head_dim]")?;
-        crate::ensure!(
-            new_tokens.strides()[2] == 1 || shape[2] == 1,
-            operator,
-            "{name} has strides {:?}: head_dim, the last axis, must have stride 1",
-            new_tokens.strides()
-        );
-        let (head_dim, dtype) = (shape[2], cache.dtype());
-        let expected = KvShape { layout, page_size: Some(table.page_size), heads, head_dim, dtype };
-        let cache = (cache.shape(), cache.strides(), dtype);
-        *pages = expected.check(operator, &format!("cache {name}"), cache)?;
-    }
-    check_positions(operator, new.positions, new.batch_indices.len())?;
+    let (tokens, page_size) = (new.batch_indices.len(), table.page_size);
+    let call = Call { operator, new: (new.k, new.v), tokens, page_size, layout };
+    let num_pages = call.check(&target.cache)?;
+    check_positions(operator, new.positions, tokens)?;
     let tokens = (new.batch_indices, new.positions);
-    let places = Places::find(operator, table, tokens, num_pages[0].min(num_pages[1]))?;
-    let k_cache = (cache.k.dtype(), [num_pages[0], heads]);
-    target.k_scale.check(operator, "k scale", k_cache, places.pages())?;
-    let v_cache = (cache.v.dtype(), [num_pages[1], heads]);
-    target.v_scale.check(operator, "v scale", v_cache, places.pages())?;
+    let places = Places::find(operator, table, tokens, Some(num_pages[0].min(num_pages[1])))?;
+    call.run(backend, target, num_pages, |strides| Slots::new(&places, strides))
+}
 
-    let k = Slots::new(&places, KvStrides::of(layout, cache.k.strides()));
-    backend.append(new.k, cache.k.reborrow(), &k, target.k_scale)?;
-    let v = Slots::new(&places, KvStrides::of(layout, cache.v.strides()));
-    backend.append(new.v, cache.v.reborrow(), &v, target.v_scale)
+/// What both ways to append have in common.
+struct Call<'a> {
+    operator: &'static str,
+    new: (View<'a>, View<'a>),
+    tokens: usize,
+    page_size: usize,
+    layout: KvLayout,
+}
+
+impl Call<'_> {
+    /// Checks new tokens against the cache, and returns the pages of K and of V.
+    fn check(&self, cache: &KvCacheMut<'_>) -> Result<[usize; 2]> {
+        let (operator, layout) = (self.operator, self.layout);
+        let heads = self.new.0.shape().get(1).copied().unwrap_or(0);
+        let mut num_pages = [0; 2];
+        let tensors = [("k", self.new.0, cache.k.as_view()), ("v", self.new.1, cache.v.as_view())];
+        for (pages, (name, new_tokens, cache)) in num_pages.iter_mut().zip(tensors) {
+            let shape = [self.tokens, heads, new_tokens.shape().get(2).copied().unwrap_or(0)];
+            check_shape(
+                operator,
+                name,
+                (new_tokens.shape(), &shape),
+                "[num_tokens, num_kv_heads, head_dim]",
+            )?;
+            crate::ensure!(
+                new_tokens.strides()[2] == 1 || shape[2] == 1,
+                operator,
+                "{name} has strides {:?}: head_dim, the last axis, must have stride 1",
+                new_tokens.strides()
+            );
+            let (head_dim, dtype) = (shape[2], cache.dtype());
+            let expected = KvShape { layout, page_size: Some(self.page_size), heads, head_dim, dtype };
+            let cache = (cache.shape(), cache.strides(), dtype);
+            *pages = expected.check(operator, &format!("cache {name}"), cache)?;
+        }
+        Ok(num_pages)
+    }
+
+    /// Checks the scales and has the backend write.
+    fn run<'s, B: Backend>(
+        &self,
+        backend: &B,
+        target: QuantizedCacheMut<'_>,
+        num_pages: [usize; 2],
+        slots: impl Fn(KvStrides) -> Slots<'s>,
+    ) -> Result<()> {
+        let (k, v) = self.new;
+        let heads = k.shape()[1];
+        let tensors =
+            [("k scale", k, target.cache.k, target.k_scale), ("v scale", v, target.cache.v, target.v_scale)];
+        let slots =
+            tensors.each_ref().map(|(.., cache, _)| slots(KvStrides::of(self.layout, cache.strides())));
+        for ((name, _, cache, scale), (slots, num_pages)) in tensors.iter().zip(slots.iter().zip(num_pages)) {
+            let pages = slots.pages().map(|page| page.page);
+            scale.check(self.operator, name, (cache.dtype(), [num_pages, heads]), pages)?;
+        }
+        for ((_, new, cache, scale), slots) in tensors.into_iter().zip(slots) {
+            backend.append(new, cache, &slots, scale)?;
+        }
+        Ok(())
+    }
 }
 
 /// Refuses another number of positions than of tokens.

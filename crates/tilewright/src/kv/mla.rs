@@ -47,7 +47,7 @@ pub fn append_paged_mla_kv_cache<B: Backend>(
     let kpe_pages = check("kpe", (new.kpe, tokens), &cache.kpe.as_view(), table.page_size)?;
     check_positions(OPERATOR, new.positions, tokens)?;
     let num_pages = ckv_pages.min(kpe_pages);
-    let places = Places::find(OPERATOR, table, (new.batch_indices, new.positions), num_pages)?;
+    let places = Places::find(OPERATOR, table, (new.batch_indices, new.positions), Some(num_pages))?;
     for (rows, cache) in [(new.ckv, cache.ckv), (new.kpe, cache.kpe)] {
         let strides = KvStrides { page: cache.strides()[0], token: cache.strides()[1], head: 0 };
         let slots = Slots::new(&places, strides);

@@ -1,14 +1,19 @@
 //! Where keys and values live: how a cache is laid out, who owns which page, what its scales are, and how tokens get in.
 
 pub mod append;
+mod append_plan;
 mod block_sparse;
+mod copy;
 pub(crate) mod layout;
 pub mod mla;
 mod paged;
 mod scales;
 mod slots;
 
+pub use append_plan::AppendPlan;
 pub use block_sparse::{BlockSparse, VariableBlockSparse};
+pub use copy::copy_pages;
+pub(crate) use copy::on_host as copy_pages_on_host;
 pub use layout::{KvCache, KvCacheMut, KvLayout, KvStrides};
 pub use paged::{PageTable, get_seq_lens};
 pub use scales::{KvScales, Scale, ScaleMut};

@@ -3,7 +3,8 @@
 use super::paged::Pages;
 use crate::{
     Error, Result,
-    kv::{PageTable, layout::KvStrides},
+    backend::Opaque,
+    kv::{AppendPlan, PageTable, layout::KvStrides},
 };
 use std::collections::BTreeMap;
 
@@ -26,6 +27,7 @@ pub struct Slot {
 pub struct Slots<'a> {
     places: &'a Places,
     strides: KvStrides,
+    prepared: Option<&'a Opaque>,
 }
 
 /// The new tokens of one page.
@@ -41,16 +43,33 @@ pub struct PageSlots<'a> {
 
 impl<'a> Slots<'a> {
     pub(crate) fn new(places: &'a Places, strides: KvStrides) -> Self {
-        Self { places, strides }
+        Self { places, strides, prepared: None }
+    }
+
+    /// Those of a plan, for a cache of any strides.
+    pub(crate) fn of_plan(plan: &'a AppendPlan) -> impl Fn(KvStrides) -> Self {
+        move |strides| Self { places: plan.places(), strides, prepared: plan.prepared() }
+    }
+
+    /// What the backend's [`prepare_append`](crate::Backend::prepare_append) made of them, if they are those of an
+    /// [`AppendPlan`](super::AppendPlan).
+    pub fn prepared(&self) -> Option<&'a Opaque> {
+        self.prepared
+    }
+
+    /// All tokens, by page and slot.
+    pub fn all(&self) -> &'a [Slot] {
+        &self.places.slots
     }
 
     /// The tokens page by page.
     pub fn pages(&self) -> impl Iterator<Item = PageSlots<'a>> + use<'a> {
-        let pages = self.places.slots.chunk_by(|a, b| a.page == b.page);
-        pages.map(|slots| {
-            let page = slots[0].page;
-            PageSlots { page, slots, filled: self.places.filled[&page] }
-        })
+        self.places.by_page()
+    }
+
+    /// Distances in the cache, in elements.
+    pub fn strides(&self) -> KvStrides {
+        self.strides
     }
 
     /// Offset of `head` of a slot in the cache, in elements.
@@ -60,15 +79,17 @@ impl<'a> Slots<'a> {
 }
 
 /// The checked places of all tokens of a call.
-#[derive(Debug)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Places {
-    slots: Vec<Slot>,
+    pub(crate) slots: Vec<Slot>,
     /// Of each page that gets a token, how many of its slots hold tokens.
     filled: BTreeMap<usize, usize>,
+    /// The largest page of the table, -1 where there is none.
+    max_page: i32,
 }
 
 impl Places {
-    /// Looks every token up in the page table.
+    /// Looks every token up in the page table. `num_pages` is that of the cache, if it is known already.
     ///
     /// # Errors
     /// When a request, position or page does not exist, or two tokens go to one slot.
@@ -76,15 +97,10 @@ impl Places {
         operator: &'static str,
         table: &PageTable<'_>,
         (batch_indices, positions): (&[i32], &[i32]),
-        num_pages: usize,
+        num_pages: Option<usize>,
     ) -> Result<Self> {
         let pages = table.resolve(operator)?;
-        crate::ensure!(
-            pages.max_page < 0 || (pages.max_page as usize) < num_pages,
-            operator,
-            "page = {} is not in 0..{num_pages}, the pages of the cache",
-            pages.max_page
-        );
+        check_pages(operator, pages.max_page, num_pages.unwrap_or(usize::MAX))?;
         let tokens = batch_indices.iter().zip(positions).enumerate();
         let kept = tokens.filter(|(_, (request, _))| **request != SKIPPED);
         let mut slots = kept
@@ -108,13 +124,31 @@ impl Places {
             );
         }
         let filled = filled(&pages, table.page_size, &slots);
-        Ok(Self { slots, filled })
+        Ok(Self { slots, filled, max_page: pages.max_page })
     }
 
-    /// The pages that get tokens, ascending.
-    pub(crate) fn pages(&self) -> impl Iterator<Item = usize> {
-        self.filled.keys().copied()
+    /// Checks that a cache has all pages of the table.
+    pub(crate) fn check_pages(&self, operator: &'static str, num_pages: usize) -> Result<()> {
+        check_pages(operator, self.max_page, num_pages)
     }
+
+    /// The tokens page by page.
+    pub(crate) fn by_page(&self) -> impl Iterator<Item = PageSlots<'_>> {
+        let pages = self.slots.chunk_by(|a, b| a.page == b.page);
+        pages.map(|slots| {
+            let page = slots[0].page;
+            PageSlots { page, slots, filled: self.filled[&page] }
+        })
+    }
+}
+
+fn check_pages(operator: &'static str, max_page: i32, num_pages: usize) -> Result<()> {
+    crate::ensure!(
+        max_page < 0 || (max_page as usize) < num_pages,
+        operator,
+        "page = {max_page} is not in 0..{num_pages}, the pages of the cache"
+    );
+    Ok(())
 }
 
 /// Page and slot of a position of a request.

@@ -17,6 +17,8 @@ use crate::{Backend, Result, ViewMut, rows::check_rows, tensor::check_computable
 
 /// Rotates `q` and `k` by the angles of their positions.
 ///
+/// Positions on the host are checked; those of a device are not looked at, so whoever put them there has to have.
+///
 /// `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`, each f32, f16 or bf16, with stride
 /// 1 along the last axis. Cosines and sines are those of f64 angles, so every position of an i32 is accurate.
 ///
@@ -32,7 +34,7 @@ pub fn apply_rope<B: Backend + ?Sized>(
     const OPERATOR: &str = "rope.apply";
     let tokens = check_heads(OPERATOR, &q, &k, rope.rotary_dim())?;
     let ids = positions.resolve(OPERATOR, tokens, i32::MAX as usize)?;
-    backend.rope(q, k, &ids, rope)
+    backend.rope(q, k, ids.indices(), rope)
 }
 
 /// [`apply_rope`] with cosines and sines from a table.
@@ -49,7 +51,7 @@ pub fn apply_rope_with_cos_sin_cache<B: Backend + ?Sized>(
     const OPERATOR: &str = "rope.apply_with_cos_sin_cache";
     let tokens = check_heads(OPERATOR, &q, &k, cache.rotary_dim())?;
     let ids = positions.resolve(OPERATOR, tokens, cache.max_positions())?;
-    backend.rope_with_cos_sin_cache(q, k, &ids, cache)
+    backend.rope_with_cos_sin_cache(q, k, ids.indices(), cache)
 }
 
 /// Checks both tensors and returns how many tokens they have.

@@ -1,7 +1,6 @@
 //! Which position each token has.
 
-use crate::{Error, Result};
-use std::borrow::Cow;
+use crate::{Error, Result, tensor::Indices};
 
 /// The positions of `tokens` tokens; none may be negative.
 #[derive(Debug, Clone, Copy)]
@@ -15,34 +14,49 @@ pub enum Positions<'a> {
     },
     /// `[tokens]`: the position of each token.
     Ids(&'a [i32]),
+    /// `[tokens]`: the same, on the host or on a device, where nobody checks them.
+    Indices(Indices<'a>),
+}
+
+/// One position for each token.
+pub(super) enum Resolved<'a> {
+    Given(Indices<'a>),
+    Expanded(Vec<i32>),
+}
+
+impl Resolved<'_> {
+    pub(super) fn indices(&self) -> Indices<'_> {
+        match self {
+            Self::Given(ids) => *ids,
+            Self::Expanded(ids) => ids.into(),
+        }
+    }
 }
 
 impl<'a> Positions<'a> {
-    /// One position per token, all in `0..limit`.
-    pub(super) fn resolve(
-        self,
-        operator: &'static str,
-        tokens: usize,
-        limit: usize,
-    ) -> Result<Cow<'a, [i32]>> {
-        let ids = match self {
-            Self::Ids(ids) => {
-                crate::ensure!(
-                    ids.len() == tokens,
-                    operator,
-                    "positions has {} elements, expected tokens = {tokens}",
-                    ids.len()
-                );
-                Cow::Borrowed(ids)
+    /// One position per token, all in `0..limit` as far as they are on the host.
+    pub(super) fn resolve(self, operator: &'static str, tokens: usize, limit: usize) -> Result<Resolved<'a>> {
+        let resolved = match self {
+            Self::Ids(ids) => Resolved::Given(ids.into()),
+            Self::Indices(ids) => Resolved::Given(ids),
+            Self::Offsets { indptr, offsets } => {
+                Resolved::Expanded(expand(operator, indptr, offsets, tokens)?)
             }
-            Self::Offsets { indptr, offsets } => Cow::Owned(expand(operator, indptr, offsets, tokens)?),
         };
+        let indices = resolved.indices();
+        crate::ensure!(
+            indices.len() == tokens,
+            operator,
+            "positions has {} elements, expected tokens = {tokens}",
+            indices.len()
+        );
+        let ids = indices.host().unwrap_or_default();
         let outside = ids.iter().position(|&id| usize::try_from(id).map_or(true, |id| id >= limit));
         outside.map_or(Ok(()), |token| {
             let id = ids[token];
             Err(Error::new(operator, format!("token {token}: position = {id} is not in 0..{limit}")))
         })?;
-        Ok(ids)
+        Ok(resolved)
     }
 }
 

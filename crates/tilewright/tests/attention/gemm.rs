@@ -90,6 +90,33 @@ fn odd_shapes_and_all_dtypes_agree_with_the_oracle<B: Backend + Clone + Sync>(ba
     }
 }
 
+/// `linear` of x of 16 bits: into f32 it is that of the same numbers in f32, and into 16 bits that, rounded once.
+#[test]
+fn activations_of_16_bits_are_widened_and_sums_rounded_once() {
+    for (shape, dtype) in [((3, 70, 130), Dtype::F16), ((1, 513, 5), Dtype::Bf16), ((0, 4, 4), Dtype::Bf16)] {
+        let mut product = Product::random(shape, Dtype::Bf16, 11);
+        product.x.iter_mut().for_each(|x| *x = round(dtype, *x));
+        for cpu in cpus(2) {
+            let expected = product.run(&cpu, Dtype::Bf16, true, 0);
+            for out_dtype in [dtype, Dtype::F32] {
+                let (x, weight) =
+                    (Elements::new(dtype, &product.x), Elements::new(Dtype::Bf16, &product.weight));
+                let bias = Elements::new(Dtype::Bf16, &product.bias);
+                let mut out = Elements::filled(out_dtype, shape.0 * (shape.2 + 3), 77.0);
+                let (x, weight) = (x.view(&[shape.0, shape.1]), weight.view(&[shape.2, shape.1]));
+                let rows = out.strided_mut(0, &[shape.0, shape.2], &[shape.2 + 3, 1]);
+                linear(&cpu, x, weight, Some(bias.view(&[shape.2])), rows).expect("the tensors fit");
+                for (row, out) in out.to_f32().chunks_exact(shape.2 + 3).enumerate() {
+                    let expected =
+                        expected[row * shape.2..][..shape.2].iter().map(|&sum| round(out_dtype, sum));
+                    assert!(out[..shape.2].iter().copied().eq(expected), "{dtype} to {out_dtype}, row {row}");
+                    assert_eq!(out[shape.2..], [77.0; 3], "gaps stay as they are");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_row_has_the_same_bits_alone_and_among_others_on_any_number_of_threads() {
     for (inputs, features) in [(1, 5), (64, 128), (513, 129), (1025, 300)] {

@@ -36,6 +36,7 @@ mod masks;
 mod merge;
 mod parts;
 mod quantise;
+mod replan;
 mod run;
 mod sample;
 mod scales;

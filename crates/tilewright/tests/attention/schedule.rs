@@ -12,6 +12,7 @@ use tilewright::{
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
+    tensor::Indices,
 };
 
 const BATCHES: usize = 10_000;
@@ -51,14 +52,17 @@ impl Backend for Planner {
     fn fused_add_rmsnorm(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: &NormWeight<'_>, _: f32) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn rope(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: &[i32], _: &Rope) -> Result<()> {
+    fn gather_rows(&self, _: View<'_>, _: Indices<'_>, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rope(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: Indices<'_>, _: &Rope) -> Result<()> {
         unreachable!("nothing is run")
     }
     fn rope_with_cos_sin_cache(
         &self,
         _: ViewMut<'_>,
         _: ViewMut<'_>,
-        _: &[i32],
+        _: Indices<'_>,
         _: &CosSinCache,
     ) -> Result<()> {
         unreachable!("nothing is run")

@@ -1,10 +1,16 @@
-//! A plan as it lies on the device: all its arrays in one piece of memory, brought there by one copy.
+//! A plan as it lies on the device: its arrays in one piece of memory, brought there by a copy or two.
 //!
-//! The arrays and their elements are those of [`tilewright_kernels::attention::items`].
+//! The arrays and their elements are those of [`tilewright_kernels::attention::items`]. Where they lie depends on the room of the
+//! plan alone, so that those of a plan of fixed capacity never move:
+//!
+//! ```text
+//! worker_indptr  counters  requests  merges  sources  feeds | items        | indices      | mask bits
+//! one copy, of the whole room but for items that are not used | another      | another, if there are any
+//! ```
 
 use tilewright::{
     Plan,
-    attention::{KvSource, WorkItem},
+    attention::{KvSource, Schedule, WorkItem},
 };
 use tilewright_kernels::attention::{
     call::{KvLayout, PlanArgs},
@@ -12,103 +18,161 @@ use tilewright_kernels::attention::{
 };
 
 /// Every array begins at a multiple of this many bytes.
-const ALIGN: usize = 16;
+const ALIGN: usize = 64;
 
-/// The bytes of a plan, and where its arrays begin.
-#[derive(Debug, Default)]
-pub(super) struct Flat {
-    pub(super) bytes: Vec<u8>,
+/// Where the arrays of a plan begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Places {
     /// Offsets instead of addresses.
-    pub(super) args: PlanArgs,
+    offsets: PlanArgs,
+    /// Bytes of all arrays.
+    pub(super) bytes: usize,
 }
 
-impl Flat {
-    pub(super) fn new(plan: &Plan) -> Self {
-        let (requests, schedule) = (plan.requests(), plan.schedule());
-        let mut flat = Self::default();
-        let (feed_indptr, feeds) = feeds(plan);
-        let items = schedule.items.iter().zip(feed_indptr.windows(2));
-        flat.args.items = flat
-            .push(items.flat_map(|(item, feeds)| device_item(plan, item, [feeds[0], feeds[1]]).to_words()));
-        flat.args.worker_indptr = flat.push(schedule.worker_indptr.iter().copied());
-        flat.args.feeds = flat.push(feeds.into_iter());
-        let merges = schedule.merges.iter().map(|merge| Merge {
-            kv_head: merge.kv_heads.start,
-            qo_begin: merge.qo.start,
-            qo_len: merge.qo.len() as u32,
-            source_begin: merge.sources.start,
-            source_end: merge.sources.end,
-        });
-        flat.args.merges = flat.push(merges.flat_map(|merge| merge.to_words()));
-        let sources = schedule.sources.iter().map(|&source| {
-            let item = &schedule.items[source as usize];
-            Source { partial: item.partial.unwrap_or(NONE), qo_begin: item.qo.start }
-        });
-        flat.args.sources = flat.push(sources.flat_map(|source| source.to_words()));
-        flat.args.counters = flat.push(schedule.merges.iter().map(|_| 0));
-        let rows = requests.requests.iter();
-        let rows = rows.map(|request| Request { end: request.end as u32, offset: request.offset as i32 });
-        flat.args.requests = flat.push(rows.flat_map(|request| request.to_words()));
-        flat.args.num_requests = requests.requests.len() as u32;
-        flat.args.indices = match &requests.source {
-            KvSource::Paged { indices, .. } | KvSource::Blocks { indices, .. } => {
-                flat.push(indices.iter().map(|page| page.cast_unsigned()))
-            }
-            KvSource::Ragged { .. } => 0,
+impl Places {
+    /// Of all batches that the plan has room for.
+    pub(super) fn of(plan: &Plan) -> Self {
+        let room = plan.room();
+        let mut bytes = 0;
+        let mut array = |len: usize| {
+            let begin = bytes;
+            bytes = (bytes + len).next_multiple_of(ALIGN);
+            begin as u64
         };
-        flat.args.mask_bits = flat.bytes.len() as u64;
-        flat.bytes.extend(requests.mask.bytes());
-        flat
-    }
-
-    /// Appends an array and gives its offset.
-    fn push(&mut self, words: impl Iterator<Item = u32>) -> u64 {
-        let begin = self.bytes.len();
-        self.bytes.extend(words.flat_map(u32::to_le_bytes));
-        self.bytes.resize(self.bytes.len().next_multiple_of(ALIGN), 0);
-        begin as u64
+        // fields are evaluated in the order in which they stand here
+        let offsets = PlanArgs {
+            worker_indptr: array(4 * (plan.schedule().num_workers() + 1)),
+            counters: array(4 * room.merges),
+            requests: array(Request::BYTES * room.requests),
+            num_requests: room.requests as u32,
+            merges: array(Merge::BYTES * room.merges),
+            sources: array(Source::BYTES * room.sources),
+            feeds: array(4 * room.sources),
+            items: array(Item::BYTES * room.items),
+            indices: array(4 * room.pages),
+            mask_bits: array(room.mask_bytes),
+        };
+        Self { offsets, bytes }
     }
 
     /// The arrays' addresses in memory that begins at `base`.
     pub(super) fn at(&self, base: u64) -> PlanArgs {
-        let args = &self.args;
+        let offsets = &self.offsets;
         PlanArgs {
-            items: base + args.items,
-            worker_indptr: base + args.worker_indptr,
-            feeds: base + args.feeds,
-            merges: base + args.merges,
-            sources: base + args.sources,
-            counters: base + args.counters,
-            requests: base + args.requests,
-            num_requests: args.num_requests,
-            indices: base + args.indices,
-            mask_bits: base + args.mask_bits,
+            items: base + offsets.items,
+            worker_indptr: base + offsets.worker_indptr,
+            feeds: base + offsets.feeds,
+            merges: base + offsets.merges,
+            sources: base + offsets.sources,
+            counters: base + offsets.counters,
+            requests: base + offsets.requests,
+            num_requests: offsets.num_requests,
+            indices: base + offsets.indices,
+            mask_bits: base + offsets.mask_bits,
         }
     }
 }
 
-/// Which merges wait for each item: bounds of each item's share, and the merges.
-fn feeds(plan: &Plan) -> (Vec<u32>, Vec<u32>) {
-    let schedule = plan.schedule();
-    let mut indptr = vec![0; schedule.items.len() + 1];
+/// The words of all arrays but page indices and mask bits, which the plan itself has as they are needed. Kept from plan to plan:
+/// only what is used is written again.
+#[derive(Debug, Default)]
+pub(super) struct Flat {
+    words: Vec<u32>,
+}
+
+impl Flat {
+    /// Writes a plan; the words to bring to the first of `places`.
+    pub(super) fn write(&mut self, plan: &Plan, places: &Places) -> &[u32] {
+        let (schedule, offsets) = (plan.schedule(), &places.offsets);
+        let used = offsets.items as usize / 4 + Item::WORDS * schedule.items.len();
+        if self.words.len() < used {
+            self.words.resize(used, 0);
+        }
+        let words = &mut self.words[..used];
+        let (rest, items) = words.split_at_mut(offsets.items as usize / 4);
+        for (to, item) in items.as_chunks_mut().0.iter_mut().zip(&schedule.items) {
+            *to = device_item(plan, item).to_words();
+        }
+        let from = |offset: u64| offset as usize / 4..;
+        rest[from(offsets.worker_indptr)][..schedule.worker_indptr.len()]
+            .copy_from_slice(&schedule.worker_indptr);
+        rest[from(offsets.counters)][..schedule.merges.len()].fill(0);
+        write_requests(
+            &mut rest[from(offsets.requests)][..Request::WORDS * offsets.num_requests as usize],
+            plan,
+        );
+        let merges = rest[from(offsets.merges)].as_chunks_mut().0.iter_mut();
+        for (to, merge) in merges.zip(&schedule.merges) {
+            *to = device_merge(merge).to_words();
+        }
+        let sources = rest[from(offsets.sources)].as_chunks_mut().0.iter_mut();
+        for (to, &source) in sources.zip(&schedule.sources) {
+            let item = &schedule.items[source as usize];
+            *to = Source { partial: item.partial.unwrap_or(NONE), qo_begin: item.qo.start }.to_words();
+        }
+        write_feeds(&mut rest[from(offsets.feeds)][..schedule.sources.len()], items, schedule);
+        words
+    }
+}
+
+/// Requests, and behind them such as no row belongs to.
+fn write_requests(to: &mut [u32], plan: &Plan) {
+    let requests = &plan.requests().requests;
+    let (used, unused) = to.split_at_mut(Request::WORDS * requests.len());
+    for (to, request) in used.as_chunks_mut().0.iter_mut().zip(requests) {
+        *to = Request { end: request.end as u32, offset: request.offset as i32 }.to_words();
+    }
+    unused.fill(NONE);
+}
+
+fn device_merge(merge: &tilewright::attention::Merge) -> Merge {
+    Merge {
+        kv_head: merge.kv_heads.start,
+        qo_begin: merge.qo.start,
+        qo_len: merge.qo.len() as u32,
+        source_begin: merge.sources.start,
+        source_end: merge.sources.end,
+    }
+}
+
+/// Words of an item: the bounds of its feeds.
+const FEEDS: std::ops::Range<usize> = 11..13;
+
+/// Which merges wait for each item: the merges, and bounds of each item's share of them.
+fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
+    let items = items.as_chunks_mut::<{ Item::WORDS }>().0;
+    // without levels an item is a source of one merge at most, in the order of items
+    if schedule.sources.is_sorted_by(|a, b| a < b) {
+        for (number, merge) in schedule.merges.iter().enumerate() {
+            for source in merge.sources.clone() {
+                feeds[source as usize] = number as u32;
+                let item = schedule.sources[source as usize];
+                items[item as usize][FEEDS].copy_from_slice(&[source, source + 1]);
+            }
+        }
+        return;
+    }
     for &item in &schedule.sources {
-        indptr[item as usize + 1] += 1;
+        items[item as usize][FEEDS.end - 1] += 1;
     }
-    for at in 1..indptr.len() {
-        indptr[at] += indptr[at - 1];
+    let mut next = 0;
+    for item in items.iter_mut() {
+        let count = item[FEEDS.end - 1];
+        item[FEEDS].copy_from_slice(&[next, next]);
+        next += count;
     }
-    let mut next = indptr.clone();
-    let mut feeds = vec![0; schedule.sources.len()];
+    // the end of each share grows as its merges come
     for (number, merge) in schedule.merges.iter().enumerate() {
         for &item in &schedule.sources[merge.sources.start as usize..merge.sources.end as usize] {
-            feeds[next[item as usize] as usize] = number as u32;
-            next[item as usize] += 1;
+            let end = &mut items[item as usize][FEEDS.end - 1];
+            feeds[*end as usize] = number as u32;
+            *end += 1;
         }
     }
-    (indptr, feeds)
 }
 
-fn device_item(plan: &Plan, item: &WorkItem, [feed_begin, feed_end]: [u32; 2]) -> Item {
+/// An item that no merge waits for yet.
+fn device_item(plan: &Plan, item: &WorkItem) -> Item {
     let requests = plan.requests();
     let segment = &requests.segments[item.segment as usize];
     let offset = segment.request.map_or(0, |request| requests.requests[request as usize].offset);
@@ -128,8 +192,8 @@ fn device_item(plan: &Plan, item: &WorkItem, [feed_begin, feed_end]: [u32; 2]) -
         kv_start: segment.kv_start as u32,
         base: segment.base as u32,
         partial: item.partial.unwrap_or(NONE),
-        feed_begin,
-        feed_end,
+        feed_begin: 0,
+        feed_end: 0,
         mask_columns: mask_columns as u32,
         mask_bit_low: bit as u32,
         mask_bit_high: (bit >> 32) as u32,

@@ -1,4 +1,7 @@
-//! Which kernel a problem gets, and how its work is cut for it.
+//! Which kernel a problem and a variant get, and how their work is cut.
+//!
+//! Tensor cores where they can, otherwise the kernel that takes everything. The tiling follows from the problem alone, so that
+//! operators of one problem share plans whatever their variants: a kernel does items of any number of rows.
 
 use super::hooks::Tables;
 use crate::{
@@ -6,18 +9,25 @@ use crate::{
     machine::{Limits, Machine},
 };
 use tilewright::{
-    Error, Problem, Result,
+    Dtype, Problem, Result,
     attention::{
         Tiling,
         variant::{ExpressionVariant, Hook, Variant},
     },
 };
-use tilewright_kernels::attention::tensor_core::{self, Config, Device, KV_TOKENS};
+use tilewright_kernels::attention::{
+    scalar,
+    tensor_core::{self, Config, Device, KV_TOKENS},
+};
 
 /// What an item costs beside its KV tiles, in KV tiles.
 const SEGMENT_OVERHEAD: usize = 3;
-/// What bringing a KV tile to the SM costs, in rows that are multiplied with it meanwhile.
+/// What bringing a KV tile to the SM costs, in rows that tensor cores multiply with it meanwhile.
 const TILE_LOAD_ROWS: usize = 160;
+/// The same without tensor cores.
+const SCALAR_TILE_LOAD_ROWS: usize = 8;
+/// CTAs of the kernel without tensor cores that share an SM, at least.
+const SCALAR_CTAS: u32 = 2;
 
 /// A kernel that was made for an operator.
 #[derive(Debug)]
@@ -26,7 +36,7 @@ pub(super) struct Built<M: Machine> {
     pub(super) tables: Tables,
 }
 
-fn config(limits: &Limits, problem: &Problem) -> Config {
+fn tensor_core(limits: &Limits, problem: &Problem) -> Config {
     let device = Device {
         arch: limits.arch,
         shared_of_cta: limits.shared_of_cta as usize,
@@ -35,43 +45,80 @@ fn config(limits: &Limits, problem: &Problem) -> Config {
     Config { qo: problem.dtype_qo(), kv: problem.dtype_kv(), head_dim: problem.head_dim(), device }
 }
 
-/// Why tensor cores do not do this problem; nothing if they do.
-fn refused(limits: &Limits, problem: &Problem) -> Vec<String> {
-    let mut reasons = config(limits, problem).refuses();
-    if problem.is_latent() {
-        reasons.push("it is latent attention".to_owned());
+/// The configuration for tensor cores, where they do this problem.
+fn on_tensor_cores(limits: &Limits, problem: &Problem) -> Option<Config> {
+    let config = tensor_core(limits, problem);
+    (!problem.is_latent() && config.refuses().is_empty()).then_some(config)
+}
+
+fn without_tensor_cores(problem: &Problem) -> scalar::Config {
+    let dim = problem.head_dim();
+    scalar::Config {
+        dtype_qo: problem.dtype_qo(),
+        dtype_kv: problem.dtype_kv(),
+        head_dim: (dim.qk as u32, dim.vo as u32),
+        latent: problem.is_latent(),
     }
-    reasons
 }
 
 pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
-    let config = config(limits, problem);
-    let reasons = refused(limits, problem);
-    if !reasons.is_empty() {
-        return Err(Error::new("attention.new", reasons.join("; ")));
+    let dim = problem.head_dim();
+    let too_large = [("head_dim.qk", dim.qk), ("head_dim.vo", dim.vo)];
+    for (name, value) in too_large {
+        let most = scalar::MAX_HEAD_DIM as usize;
+        tilewright::ensure!(
+            value <= most,
+            "attention.new",
+            "a GPU cannot do this: {name} = {value} is above {most}"
+        );
     }
-    Ok(Tiling {
-        q_rows: config.q_rows(),
+    let group = problem.heads().group();
+    let tiling = Tiling {
+        q_rows: 0,
         kv_heads: 1,
         kv_tokens: KV_TOKENS,
         segment_overhead: SEGMENT_OVERHEAD,
-        tile_load: TILE_LOAD_ROWS.div_ceil(problem.heads().group()),
-        workers: (limits.multiprocessors * config.ctas_per_sm()) as usize,
+        tile_load: 1,
+        workers: 0,
         scratch: 0,
-        weights: problem.dtype_qo(),
+        weights: Dtype::F32,
+    };
+    Ok(match on_tensor_cores(limits, problem) {
+        Some(config) => Tiling {
+            q_rows: config.q_rows(),
+            tile_load: TILE_LOAD_ROWS.div_ceil(group),
+            workers: (limits.multiprocessors * config.ctas_per_sm()) as usize,
+            weights: problem.dtype_qo(),
+            ..tiling
+        },
+        None => Tiling {
+            q_rows: without_tensor_cores(problem).rows() as usize,
+            tile_load: SCALAR_TILE_LOAD_ROWS.div_ceil(group),
+            workers: (limits.multiprocessors * SCALAR_CTAS) as usize,
+            ..tiling
+        },
     })
 }
 
 impl<M: Machine> Built<M> {
     pub(super) fn new(gpu: &Gpu<M>, problem: &Problem, variant: &ExpressionVariant) -> Result<Self> {
         const OPERATOR: &str = "attention.new";
-        if Hook::ALL.into_iter().any(|hook| variant.is_live(hook)) || !variant.properties().softmax {
-            return Err(Error::new(OPERATOR, "a variant, which is not built yet on a GPU"));
-        }
-        let config = config(&gpu.limits, problem);
+        let plain = variant.properties().softmax && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
         let (dim, qo, kv) = (problem.head_dim(), problem.dtype_qo(), problem.dtype_kv());
-        let name = format!("attention_{qo}_{kv}_d{}_{}", dim.qk, dim.vo);
-        let function = gpu.kernel(OPERATOR, &name, |name| tensor_core::attention(name, &config))?;
-        Ok(Self { function, tables: Tables::bring(gpu, variant)? })
+        let shape = format!("{qo}_{kv}_d{}_{}", dim.qk, dim.vo);
+        let function = match on_tensor_cores(&gpu.limits, problem).filter(|_| plain) {
+            Some(config) => {
+                let name = format!("attention_{shape}");
+                gpu.kernel(OPERATOR, &name, |name| tensor_core::attention(name, &config))
+            }
+            None => {
+                let config = without_tensor_cores(problem);
+                let latent = if problem.is_latent() { "_latent" } else { "" };
+                let hooks = if plain { String::new() } else { format!("_{:016x}", variant.fingerprint()) };
+                let name = format!("attention_scalar_{shape}{latent}{hooks}");
+                gpu.kernel(OPERATOR, &name, |name| scalar::attention(name, config, variant))
+            }
+        };
+        Ok(Self { function: function?, tables: Tables::bring(gpu, variant)? })
     }
 }

@@ -8,7 +8,7 @@ mod kernel;
 use super::Gpu;
 use crate::machine::Machine;
 use arguments::Held;
-use flatten::Flat;
+use flatten::{Flat, Places};
 use hooks::Buffers;
 use kernel::Built;
 use std::sync::Arc;
@@ -28,9 +28,11 @@ pub(super) struct DevicePlan {
     layout: KvLayout,
     page_size: u32,
     workers: u32,
+    /// Room of the workspace.
     partial_rows: usize,
+    flat: Flat,
     /// Where it all lies.
-    _memory: DeviceMemory,
+    memory: DeviceMemory,
 }
 
 impl<M: Machine> Gpu<M> {
@@ -46,19 +48,32 @@ impl<M: Machine> Gpu<M> {
         Ok(Some(Arc::new(Built::new(self, problem, variant)?)))
     }
 
-    pub(super) fn prepare_plan(&self, plan: &Plan) -> Result<Option<Opaque>> {
-        let flat = Flat::new(plan);
-        let memory = self.upload(&flat.bytes)?;
+    /// Brings a plan to the device. One that was there before gives its memory, where it is nobody else's and large enough: that of
+    /// a plan of fixed capacity always is.
+    pub(super) fn prepare_plan(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        let places = Places::of(plan);
+        let before = previous.and_then(|previous| previous.downcast::<DevicePlan>().ok());
+        let before = before.and_then(Arc::into_inner).filter(|before| {
+            before.memory.device() == self.limits.device && before.memory.bytes() >= places.bytes
+        });
+        let (mut flat, memory) = match before {
+            Some(before) => (before.flat, before.memory),
+            None => (Flat::default(), self.allocate(places.bytes.max(1))?),
+        };
+        let args = places.at(memory.address());
+        self.machine.write(args.worker_indptr, bytemuck::cast_slice(flat.write(plan, &places)))?;
+        let requests = plan.requests();
+        for (to, bytes) in [
+            (args.indices, bytemuck::cast_slice(requests.source.indices())),
+            (args.mask_bits, requests.mask.bytes()),
+        ] {
+            if !bytes.is_empty() {
+                self.machine.write(to, bytes)?;
+            }
+        }
         let (layout, page_size) = flatten::layout(plan);
-        let schedule = plan.schedule();
-        Ok(Some(Arc::new(DevicePlan {
-            args: flat.at(memory.address()),
-            layout,
-            page_size,
-            workers: schedule.num_workers() as u32,
-            partial_rows: schedule.partial_rows,
-            _memory: memory,
-        })))
+        let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.room().partial_rows);
+        Ok(Some(Arc::new(DevicePlan { args, layout, page_size, workers, partial_rows, flat, memory })))
     }
 
     pub(super) fn run_attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! What a CTA has, and its way through items, blocks of rows and KV tiles.
 
-use super::{Config, KEYS, WARPS, locate::Keys, row::Rows};
+use super::{Config, FEW_OF_WARP, KEYS, WARPS, locate::Keys, row::Rows};
 use crate::{
     attention::{call::Params, items::ItemValues},
     variant::{Declared, Hooks, Prepared},
@@ -66,6 +66,8 @@ pub(super) struct Block<'k> {
     pub(super) item: ItemValues<'k>,
     /// The first packed row.
     pub(super) first: Value<'k, u32>,
+    /// Rows for which each warp's code is made.
+    pub(super) per_warp: u32,
     /// The first row of this warp in the block.
     pub(super) of_warp: Value<'k, u32>,
     /// How many this warp has.
@@ -97,11 +99,6 @@ impl<'k, 'v> Cta<'k, 'v> {
         }
     }
 
-    /// Rows of a warp.
-    pub(super) fn warp_rows(&self) -> u32 {
-        self.config.rows() / WARPS
-    }
-
     /// All items of this CTA.
     #[track_caller]
     pub(super) fn run(&self) {
@@ -118,31 +115,48 @@ impl<'k, 'v> Cta<'k, 'v> {
     /// One block of an item's `packed` rows.
     #[track_caller]
     fn attend(&self, item: ItemValues<'k>, first: Value<'k, u32>, packed: Value<'k, u32>) {
-        let (k, rows) = (self.k, self.config.rows());
-        let left = (packed - first).min(rows);
-        let of_warp = self.warp * self.warp_rows();
-        let count = (left.max(of_warp) - of_warp).min(self.warp_rows()).named("row_count");
-        let block = Block { item, first, of_warp, count };
+        let (k, per_warp) = (self.k, self.config.rows() / WARPS);
+        let left = (packed - first).min(self.config.rows());
         k.when(k.thread().lt(left), || {
             let known = (item.request, item.offset);
             let row = self.row_of((item.qo_begin, item.kv_head), first + k.thread(), known);
             self.place_row(k.thread(), &row);
         });
         k.sync_threads();
-        self.load_queries(&block);
-        self.clear_output();
+        let block = |per_warp: u32| {
+            let of_warp = self.warp * per_warp;
+            let count = (left.max(of_warp) - of_warp).min(per_warp).named("row_count");
+            Block { item, first, per_warp, of_warp, count }
+        };
+        if per_warp == FEW_OF_WARP {
+            self.attend_block(&block(per_warp));
+        } else {
+            k.when_else(
+                left.le(FEW_OF_WARP * WARPS),
+                || self.attend_block(&block(FEW_OF_WARP)),
+                || self.attend_block(&block(per_warp)),
+            );
+        }
+        // rows and keys are the next block's
+        k.sync_threads();
+    }
+
+    #[track_caller]
+    fn attend_block(&self, block: &Block<'k>) {
+        let (k, item) = (self.k, &block.item);
+        self.load_queries(block);
+        self.clear_output(block);
         // tiles begin at multiples of their keys, wherever the item does
         let begin = item.kv_begin & !(KEYS - 1);
         k.repeat((begin, item.kv_end), KEYS, |tile| {
-            self.locate(&item, tile);
+            let all_seen = k.var("all_seen", true);
+            self.locate(item, tile);
             k.sync_threads();
-            self.multiply_keys(&block);
-            k.when(block.count.gt(0), || self.weigh_keys(&block, tile));
-            self.weigh_values(&block);
+            self.multiply_keys(block);
+            k.when(block.count.gt(0), || self.weigh_keys(block, tile, all_seen));
+            self.weigh_values(block, all_seen.get());
         });
-        self.finish_rows(&block);
-        // rows and keys are the next block's
-        k.sync_threads();
+        self.finish_rows(block);
     }
 
     /// Runs `body` for each row of this warp in a block.

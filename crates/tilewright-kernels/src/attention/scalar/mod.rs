@@ -13,7 +13,8 @@
 //! end     output, or a partial state; the last who feeds a merge merges                    finish.rs, merge.rs
 //! ```
 //!
-//! Each warp has a quarter of a block's rows for itself. KV tiles begin at multiples of 64 keys of the segment, an element of a
+//! Each warp has a quarter of a block's rows for itself; blocks of up to 8 rows, as decoding has them, have code of their own
+//! which spares what more rows would take. KV tiles begin at multiples of 64 keys of the segment, an element of a
 //! product is one chain of multiply-adds over ascending keys or dims, and what a row does not see changes nothing: its bits
 //! are the same alone and in any batch that is cut alike.
 //!
@@ -50,8 +51,11 @@ const K_DIMS: u32 = 32;
 const K_STRIDE: u32 = K_DIMS + 4;
 /// Warps of a CTA.
 const WARPS: u32 = THREADS / 32;
-/// With at most so much shared memory three CTAs share an SM of Hopper, two one of sm_80.
-const SHARED_OF_MANY: usize = 75 << 10;
+/// Rows of a block, each with the shared memory that it may take for it: of 75 KiB three CTAs share an SM of Hopper, two one of
+/// sm_80; 99 KiB are what a CTA has on every GPU. 8 rows always fit.
+const ROWS: [(u32, usize); 3] = [(32, 75 << 10), (16, 99 << 10), (8, usize::MAX)];
+/// A block of at most so many rows for each warp is computed by code of its own.
+const FEW_OF_WARP: u32 = 2;
 
 /// What a kernel is made for, beside its variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -70,7 +74,8 @@ pub struct Config {
 impl Config {
     /// Packed rows of a block: a tiling of so many, or of several times as many, wastes nothing.
     pub fn rows(self) -> u32 {
-        [32, 16].into_iter().find(|&rows| self.shared_bytes_of(rows) <= SHARED_OF_MANY).unwrap_or(8)
+        let fits = |(rows, most): &(u32, usize)| self.shared_bytes_of(*rows) <= *most;
+        ROWS.into_iter().find(fits).map_or(8, |(rows, _)| rows)
     }
 
     /// Shared memory of a CTA, about; below 99 KiB, which every GPU from sm_80 on has.

@@ -85,7 +85,7 @@ impl<'k> Cta<'k, '_> {
     #[track_caller]
     pub(super) fn load_queries(&self, block: &Block<'k>) {
         let (k, params, dtype) = (self.k, &self.params, self.config.dtype_qo);
-        let end = block.of_warp + self.warp_rows();
+        let end = block.of_warp + block.per_warp;
         k.repeat((block.of_warp, end), 1, |r| {
             let is_there = r.lt(block.of_warp + block.count);
             // what is not there is taken for the first row, and not read
@@ -115,7 +115,7 @@ impl<'k> Cta<'k, '_> {
     pub(super) fn multiply_keys(&self, block: &Block<'k>) {
         let k = self.k;
         let sums: Vec<[Var<'k, f32>; 2]> =
-            (0..self.warp_rows()).map(|_| [k.var("s", 0.0), k.var("s", 0.0)]).collect();
+            (0..block.per_warp).map(|_| [k.var("s", 0.0), k.var("s", 0.0)]).collect();
         k.repeat((0, self.parts()), 1, |part| {
             self.load_keys(block, part);
             k.sync_threads();

@@ -15,21 +15,22 @@ use tilewright_ptx::build::{Value, Var};
 impl<'k> Cta<'k, '_> {
     /// Makes this warp's rows of O 0.
     #[track_caller]
-    pub(super) fn clear_output(&self) {
-        let first = self.warp * (self.warp_rows() * self.config.o_stride());
-        let end = first + self.warp_rows() * self.config.o_stride();
+    pub(super) fn clear_output(&self, block: &Block<'k>) {
+        let first = block.of_warp * self.config.o_stride();
+        let end = first + block.per_warp * self.config.o_stride();
         self.k.repeat((first + self.lane, end), 32, |at| self.o.at(at).store(0.0));
     }
 
-    /// Adds the tile's values, each with its weight, to the block's rows. Leaves the stage free.
+    /// Adds the tile's values, each with its weight, to the block's rows; `all_seen` says that this warp's rows see all keys.
+    /// Leaves the stage free.
     #[track_caller]
-    pub(super) fn weigh_values(&self, block: &Block<'k>) {
+    pub(super) fn weigh_values(&self, block: &Block<'k>, all_seen: Value<'k, bool>) {
         let k = self.k;
         let parts = self.config.o_stride() / self.config.v_dims();
         k.repeat((0, parts), 1, |part| {
             self.load_values(block, part);
             k.sync_threads();
-            k.when(block.count.gt(0), || self.weigh_part(block, part));
+            k.when(block.count.gt(0), || self.weigh_part(block, part, all_seen));
             k.sync_threads();
         });
     }
@@ -64,37 +65,58 @@ impl<'k> Cta<'k, '_> {
     }
 
     #[track_caller]
-    fn weigh_part(&self, block: &Block<'k>, part: Value<'k, u32>) {
-        let (k, dims) = (self.k, self.config.v_dims());
-        let first = block.of_warp * self.config.o_stride() + part * dims + self.lane;
-        let place =
-            |row: u32, ahead: u32| self.o.at(first).plus((row * self.config.o_stride() + ahead) as usize);
-        let each =
-            || (0..self.warp_rows()).flat_map(|row| (0..dims).step_by(32).map(move |ahead| (row, ahead)));
-        let factors: Vec<Value<'k, f32>> = (0..self.warp_rows()).map(|row| self.factor(block, row)).collect();
-        let sums: Vec<Var<'k, f32>> = each()
-            .map(|(row, ahead)| k.var("o_sum", place(row, ahead).load() * factors[row as usize]))
+    fn weigh_part(&self, block: &Block<'k>, part: Value<'k, u32>, all_seen: Value<'k, bool>) {
+        let (k, dims, stride) = (self.k, self.config.v_dims(), self.config.o_stride());
+        let first = self.o.at(block.of_warp * stride + part * dims + self.lane);
+        let sums: Vec<Vec<Var<'k, f32>>> = (0..block.per_warp)
+            .map(|row| {
+                let factor = self.factor(block, row);
+                let o = |ahead| first.plus((row * stride + ahead) as usize).load() * factor;
+                (0..dims).step_by(32).map(|ahead| k.var("o_sum", o(ahead))).collect()
+            })
             .collect();
-        k.repeat((0, KEYS), 4, |key| {
+        k.when_else(
+            all_seen,
+            || self.add_values(block, &sums, |_, sum, added| sum.set(added)),
+            || {
+                self.add_values(block, &sums, |weight, sum, added| {
+                    sum.set(weight.eq(HIDDEN).select(sum.get(), added));
+                });
+            },
+        );
+        for (row, sums) in (0..).zip(&sums) {
+            for (ahead, sum) in (0..dims).step_by(32).zip(sums) {
+                first.plus((row * stride + ahead) as usize).store(sum.get());
+            }
+        }
+    }
+
+    /// Adds all keys of the tile, in order, to the sums `[rows, dims / 32]`; `set` is given a weight's bits, a sum and what it
+    /// would become.
+    #[track_caller]
+    fn add_values(
+        &self,
+        block: &Block<'k>,
+        sums: &[Vec<Var<'k, f32>>],
+        set: impl Fn(Value<'k, u32>, Var<'k, f32>, Value<'k, f32>),
+    ) {
+        let dims = self.config.v_dims();
+        self.k.repeat((0, KEYS), 4, |key| {
             let weights = self.weights.at(block.of_warp * KEYS + key).cast::<u32>();
             let values = self.stage.at(key * dims + self.lane);
-            let weights: Vec<[Value<'k, u32>; 4]> = (0..self.warp_rows() as usize)
-                .map(|row| weights.plus(row * KEYS as usize).load_vector())
-                .collect();
+            let weights: Vec<[Value<'k, u32>; 4]> =
+                (0..sums.len()).map(|row| weights.plus(row * KEYS as usize).load_vector()).collect();
             for i in 0..4 {
-                let values: Vec<Value<'k, f32>> =
-                    (0..dims / 32).map(|at| values.plus((i * dims + 32 * at) as usize).load()).collect();
-                for ((row, ahead), sum) in each().zip(&sums) {
-                    let weight = weights[row as usize][i as usize];
-                    let value = values[(ahead / 32) as usize];
-                    let added = weight.reinterpret::<f32>().mul_add(value, sum.get());
-                    sum.set(weight.eq(HIDDEN).select(sum.get(), added));
+                let value = |ahead: u32| values.plus((i * dims + ahead) as usize).load();
+                let values: Vec<Value<'k, f32>> = (0..dims).step_by(32).map(value).collect();
+                for (sums, weights) in sums.iter().zip(&weights) {
+                    let weight = weights[i as usize];
+                    for (sum, value) in sums.iter().zip(&values) {
+                        set(weight, *sum, weight.reinterpret::<f32>().mul_add(*value, sum.get()));
+                    }
                 }
             }
         });
-        for ((row, ahead), sum) in each().zip(&sums) {
-            place(row, ahead).store(sum.get());
-        }
     }
 
     /// What brings row `row` of this warp to its new maximum; 1 for rows that are not there.

@@ -11,7 +11,7 @@ use super::{
 use crate::{tile::reduce, variant::elementary::exp2_of_negative};
 use std::f32::consts::LOG2_E;
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::build::{Global, Value};
+use tilewright_ptx::build::{Global, Value, Var};
 
 /// Stands in the place of the weight of a key that its row does not see: it is not added, not even as 0 times NaN. No
 /// weight has these bits, since NaN weights are made others.
@@ -38,9 +38,9 @@ impl<'k> Cta<'k, '_> {
     }
 
     /// Turns the products of the tile that begins at key `tile` into weights, times the scales of values, and moves the maxima of
-    /// this warp's rows on.
+    /// this warp's rows on. `all_seen` becomes false where a row does not see a key.
     #[track_caller]
-    pub(super) fn weigh_keys(&self, block: &Block<'k>, tile: Value<'k, u32>) {
+    pub(super) fn weigh_keys(&self, block: &Block<'k>, tile: Value<'k, u32>, all_seen: Var<'k, bool>) {
         let k = self.k;
         self.each_row(block, |r| {
             let row = self.rows.row(r, block.item.kv_head);
@@ -51,6 +51,8 @@ impl<'k> Cta<'k, '_> {
                 k.when(self.lane.eq(0), || self.rows.factor.at(r).store(1.0));
                 keys.each_ref().map(|key| key.logit)
             };
+            let hidden = keys.each_ref().map(|key| key.real & !key.seen);
+            all_seen.set(all_seen.get() & !k.any(hidden[0] | hidden[1]));
             for (key, weight) in keys.iter().zip(weights) {
                 let weight = weight * self.keys.v_scale.at(key.place).load();
                 let bits = weight.is_nan().select(f32::NAN.to_bits(), weight.reinterpret::<u32>());

@@ -7,7 +7,10 @@ use super::{OPERATOR, shard::Record};
 use half::{bf16, f16};
 use memmap2::Mmap;
 use std::{fmt, ops::Range, sync::Arc};
-use tilewright::{Dtype, E4m3, E5m2, Element, Error, Result, View, tensor::Data};
+use tilewright::{
+    Backend, Dtype, E4m3, E5m2, Element, Error, Result, View,
+    tensor::{Buffer, Data, copy},
+};
 
 /// A weight of the model.
 #[derive(Clone)]
@@ -27,6 +30,8 @@ enum Storage {
     E4m3(Arc<[E4m3]>),
     E5m2(Arc<[E5m2]>),
     I8(Arc<[i8]>),
+    /// In the memory of a device.
+    Placed(Arc<Buffer>),
 }
 
 impl Tensor {
@@ -56,7 +61,23 @@ impl Tensor {
 
     /// The whole tensor as an argument for an operator.
     pub fn view(&self) -> View<'_> {
-        View::new(self.data(), &self.shape).expect("`new` has made this view before")
+        let view = match &self.storage {
+            Storage::Placed(buffer) => buffer.view(&self.shape),
+            _ => View::new(self.data(), &self.shape),
+        };
+        view.expect("`new` has made this view before")
+    }
+
+    /// The same weight in memory of `backend`.
+    pub(crate) fn on<B: Backend>(&self, backend: &B) -> Result<Self> {
+        let mut there = backend.allocate(self.dtype, self.shape.iter().product())?;
+        copy(backend, self.view(), there.view_mut(&self.shape)?)?;
+        Ok(Self { storage: Storage::Placed(Arc::new(there)), dtype: self.dtype, shape: self.shape.clone() })
+    }
+
+    /// Its size.
+    pub(crate) fn bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size()
     }
 
     /// Extents, in elements.
@@ -103,6 +124,7 @@ impl Tensor {
             Storage::E4m3(values) => Data::E4m3(values),
             Storage::E5m2(values) => Data::E5m2(values),
             Storage::I8(values) => Data::I8(values),
+            Storage::Placed(_) => self.view().data(),
         }
     }
 }

@@ -21,6 +21,14 @@ pub(crate) struct Scratch {
     spans: Vec<Span>,
 }
 
+impl Scratch {
+    /// Makes room for so many segments and tiles of query rows.
+    pub(crate) fn reserve(&mut self, segments: usize, tiles: usize) {
+        self.runs.reserve(segments);
+        self.spans.reserve(tiles);
+    }
+}
+
 impl PartialEq for Scratch {
     fn eq(&self, _: &Self) -> bool {
         true
@@ -88,8 +96,8 @@ pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scra
     let (cost, pieces) = cutter.measure(scratch);
     cutter.quota = cost.div_ceil(asked.tiling.workers).max(1);
     check_items(asked.operator, pieces)?;
-    // those that are balanced are cut once for each worker at most
-    let cuts = if cutter.piece.is_none() { asked.tiling.workers } else { 0 };
+    // those that are balanced are cut where a worker's share ends, but for the last
+    let cuts = if cutter.piece.is_none() { asked.tiling.workers - 1 } else { 0 };
     cutter.schedule.items.reserve(pieces + cuts);
     cutter.lay(scratch);
     Ok(shared)

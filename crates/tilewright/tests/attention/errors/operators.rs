@@ -247,8 +247,10 @@ fn products_of_tensors_that_do_not_fit() {
     let text = "out has shape [3, 2], expected [rows, out_features] = [2, 3]";
     says(linear_of(x, weight, bias, (F32, &[3, 2], &[2, 1])), text);
     says(linear_of(x, weight, (&[4], &[1]), out), "bias has shape [4], expected [out_features] = [3]");
-    says(linear_of((F16, x.1, x.2), weight, bias, out), "x is f16, expected f32");
+    says(linear_of((Dtype::I8, x.1, x.2), weight, bias, out), "x is int8, expected f32, f16 or bf16");
     says(linear_of(x, weight, bias, (Dtype::Bf16, out.1, out.2)), "out is bf16, expected f32");
+    let halves = linear_of((F16, x.1, x.2), weight, bias, (Dtype::Bf16, out.1, out.2));
+    says(halves, "out is bf16, expected f16 or f32");
     let text = "x has strides [1, 2]: the last axis must have stride 1";
     says(linear_of((F32, x.1, &[1, 2]), weight, bias, out), text);
     let text = "out has strides [1, 2]: the last axis must have stride 1";

@@ -1,17 +1,22 @@
 //! Chain speculative sampling: against the oracle with the same random numbers, slot by slot, and what it refuses.
 //! The distributions are tested in `sampling_speculative_distribution.rs`.
 
-mod arrays;
-
-use arrays::random;
+use crate::arrays::random;
 use tilewright::{
-    Cpu, Error, Result, View,
+    Backend, Cpu, Error, Result, View,
     reference::sampling::{Filters, chain, filtered, softmax},
     sampling::{
         ChainCounts, ChainOutput, Drafts, SamplingParams, Scores, chain_speculative_sampling,
         rng::speculative_pair,
     },
 };
+
+crate::judge_backends!(
+    chains_are_those_of_the_oracle,
+    shorter_drafts_end_with_minus_1_and_the_rest_is_not_read,
+    logits_are_tempered_and_filtered_at_every_position,
+    a_bad_row_is_told_and_totals_grow_for_the_others
+);
 
 /// Probabilities of `rows` rows, every third token impossible in some of them; or one token certain.
 fn probs(rows: usize, vocab: usize, one_hot: bool, seed: u64) -> Vec<f32> {
@@ -61,7 +66,7 @@ impl Case {
         Self { batch, n, vocab, draft, ids, target, params: (0..batch).map(params).collect() }
     }
 
-    fn run(&self, cpu: &Cpu, logits: bool) -> (Vec<i32>, Vec<Result<ChainCounts>>) {
+    fn run<B: Backend>(&self, backend: &B, logits: bool) -> (Vec<i32>, Vec<Result<ChainCounts>>) {
         let drafts = Drafts {
             probs: View::new(&self.draft, &[self.batch, self.n, self.vocab]).unwrap(),
             ids: &self.ids,
@@ -71,7 +76,7 @@ impl Case {
         let mut tokens = vec![77; self.batch * (self.n + 1)];
         let mut chains = vec![Err(Error::new("test", "not written")); self.batch];
         let out = ChainOutput { tokens: &mut tokens, chains: &mut chains, totals: None };
-        chain_speculative_sampling(cpu, drafts, target, &self.params, out).unwrap();
+        chain_speculative_sampling(backend, drafts, target, &self.params, out).unwrap();
         (tokens, chains)
     }
 
@@ -111,56 +116,58 @@ impl Case {
     }
 }
 
-#[test]
-fn chains_are_those_of_the_oracle() {
-    let cpu = Cpu::with_threads(2);
-    for batch in [0, 1, 99, 989] {
-        for n in [0, 1, 3, 5, 7] {
-            for one_hot in [false, true] {
-                let case = Case::new((batch, n, 111), one_hot);
-                case.assert_matches(&case.run(&cpu, false), &case.exact_target());
+fn chains_are_those_of_the_oracle<B: Backend>(backends: &[B]) {
+    for backend in backends {
+        for batch in [0, 1, 99, 989] {
+            for n in [0, 1, 3, 5, 7] {
+                for one_hot in [false, true] {
+                    let case = Case::new((batch, n, 111), one_hot);
+                    case.assert_matches(&case.run(backend, false), &case.exact_target());
+                }
             }
         }
+        let large = Case::new((3, 2, 32_001), false);
+        large.assert_matches(&large.run(backend, false), &large.exact_target());
     }
-    let large = Case::new((3, 2, 32_001), false);
-    large.assert_matches(&large.run(&cpu, false), &large.exact_target());
 }
 
-#[test]
-fn shorter_drafts_end_with_minus_1_and_the_rest_is_not_read() {
-    let mut case = Case::new((40, 5, 37), false);
-    let exact = case.exact_target();
-    for row in 0..40 {
-        let len = row % 6;
-        case.ids[row * 5 + len..(row + 1) * 5].fill(-1);
-        case.draft[(row * 5 + len) * 37..(row + 1) * 5 * 37].fill(f32::NAN);
-        case.target[(row * 6 + len + 1) * 37..(row + 1) * 6 * 37].fill(f32::NAN);
+fn shorter_drafts_end_with_minus_1_and_the_rest_is_not_read<B: Backend>(backends: &[B]) {
+    for backend in backends {
+        let mut case = Case::new((40, 5, 37), false);
+        let exact = case.exact_target();
+        for row in 0..40 {
+            let len = row % 6;
+            case.ids[row * 5 + len..(row + 1) * 5].fill(-1);
+            case.draft[(row * 5 + len) * 37..(row + 1) * 5 * 37].fill(f32::NAN);
+            case.target[(row * 6 + len + 1) * 37..(row + 1) * 6 * 37].fill(f32::NAN);
+        }
+        let found = case.run(backend, false);
+        for row in 0..40 {
+            // What the oracle never reads is made whole again, so that it can be compared.
+            let len = row % 6;
+            case.draft[(row * 5 + len) * 37..(row + 1) * 5 * 37].fill(1.0);
+        }
+        case.assert_matches(&found, &exact);
     }
-    let found = case.run(&Cpu::with_threads(2), false);
-    for row in 0..40 {
-        // What the oracle never reads is made whole again, so that it can be compared.
-        let len = row % 6;
-        case.draft[(row * 5 + len) * 37..(row + 1) * 5 * 37].fill(1.0);
-    }
-    case.assert_matches(&found, &exact);
 }
 
-#[test]
-fn logits_are_tempered_and_filtered_at_every_position() {
-    let mut case = Case::new((60, 3, 50), false);
-    case.target = random(60 * 4 * 50, 9);
-    for (row, params) in case.params.iter_mut().enumerate() {
-        params.temperature = [1.0, 0.6, 0.0][row % 3];
-        params.top_k = [None, Some(5)][row % 2];
+fn logits_are_tempered_and_filtered_at_every_position<B: Backend>(backends: &[B]) {
+    for backend in backends {
+        let mut case = Case::new((60, 3, 50), false);
+        case.target = random(60 * 4 * 50, 9);
+        for (row, params) in case.params.iter_mut().enumerate() {
+            params.temperature = [1.0, 0.6, 0.0][row % 3];
+            params.top_k = [None, Some(5)][row % 2];
+        }
+        let exact = case.exact_target();
+        let filter = |(i, logits): (usize, &Vec<f64>)| {
+            let SamplingParams { temperature, top_k, .. } = case.params[i / 4];
+            let filters = Filters { top_k: top_k.map(|k| k as usize), ..Filters::default() };
+            filtered(&softmax(logits, f64::from(temperature)), &filters)
+        };
+        let target: Vec<_> = exact.iter().enumerate().map(filter).collect();
+        case.assert_matches(&case.run(backend, true), &target);
     }
-    let exact = case.exact_target();
-    let filter = |(i, logits): (usize, &Vec<f64>)| {
-        let SamplingParams { temperature, top_k, .. } = case.params[i / 4];
-        let filters = Filters { top_k: top_k.map(|k| k as usize), ..Filters::default() };
-        filtered(&softmax(logits, f64::from(temperature)), &filters)
-    };
-    let target: Vec<_> = exact.iter().enumerate().map(filter).collect();
-    case.assert_matches(&case.run(&Cpu::with_threads(2), true), &target);
 }
 
 #[test]
@@ -182,40 +189,41 @@ fn a_chain_is_the_same_alone_in_any_slot_and_on_any_number_of_threads() {
     }
 }
 
-#[test]
-fn a_bad_row_is_told_and_totals_grow_for_the_others() {
-    let mut case = Case::new((6, 2, 4), false);
-    case.draft[2 * 4 + 1] = f32::NAN;
-    case.target[(2 * 3 + 1) * 4 + 3] = -0.5;
-    case.target[(3 * 3 + 2) * 4..][..4].fill(0.0);
-    case.draft[(4 * 2 + 1) * 4] = f32::INFINITY;
-    let drafts = Drafts { probs: View::new(&case.draft, &[6, 2, 4]).unwrap(), ids: &case.ids };
-    let target = Scores::Probs(View::new(&case.target, &[6, 3, 4]).unwrap());
-    let mut totals = vec![ChainCounts { accepted: 10, emitted: 20 }; 6];
-    let (mut tokens, mut chains) = (vec![77; 18], vec![Ok(ChainCounts::default()); 6]);
-    for _ in 0..2 {
-        let out = ChainOutput { tokens: &mut tokens, chains: &mut chains, totals: Some(&mut totals) };
-        chain_speculative_sampling(&Cpu::with_threads(1), drafts, target, &case.params, out).unwrap();
+fn a_bad_row_is_told_and_totals_grow_for_the_others<B: Backend>(backends: &[B]) {
+    for backend in backends {
+        let mut case = Case::new((6, 2, 4), false);
+        case.draft[2 * 4 + 1] = f32::NAN;
+        case.target[(2 * 3 + 1) * 4 + 3] = -0.5;
+        case.target[(3 * 3 + 2) * 4..][..4].fill(0.0);
+        case.draft[(4 * 2 + 1) * 4] = f32::INFINITY;
+        let drafts = Drafts { probs: View::new(&case.draft, &[6, 2, 4]).unwrap(), ids: &case.ids };
+        let target = Scores::Probs(View::new(&case.target, &[6, 3, 4]).unwrap());
+        let mut totals = vec![ChainCounts { accepted: 10, emitted: 20 }; 6];
+        let (mut tokens, mut chains) = (vec![77; 18], vec![Ok(ChainCounts::default()); 6]);
+        for _ in 0..2 {
+            let out = ChainOutput { tokens: &mut tokens, chains: &mut chains, totals: Some(&mut totals) };
+            chain_speculative_sampling(backend, drafts, target, &case.params, out).unwrap();
+        }
+        let bad = [
+            (1, "draft at position 0: probabilities hold NaN at token 1"),
+            (2, "target at position 1: probabilities hold -0.5 at token 3"),
+            (3, "target at position 2: every probability is 0"),
+            (4, "draft at position 1: probabilities hold inf at token 0"),
+        ];
+        for (row, why) in bad {
+            let text = chains[row].as_ref().unwrap_err().to_string();
+            assert_eq!(text, format!("sampling.chain_speculative_sampling: request {row}: {why}"));
+            assert_eq!(tokens[row * 3..][..3], [-1; 3]);
+            assert_eq!(totals[row], ChainCounts { accepted: 10, emitted: 20 });
+        }
+        for row in [0, 5] {
+            let counts = *chains[row].as_ref().unwrap();
+            let sum = ChainCounts { accepted: 10 + 2 * counts.accepted, emitted: 20 + 2 * counts.emitted };
+            assert_eq!(totals[row], sum);
+            assert!(tokens[row * 3] >= 0);
+        }
+        assert!(totals[0].emitted + totals[5].emitted > 40, "some drafts are kept");
     }
-    let bad = [
-        (1, "draft at position 0: probabilities hold NaN at token 1"),
-        (2, "target at position 1: probabilities hold -0.5 at token 3"),
-        (3, "target at position 2: every probability is 0"),
-        (4, "draft at position 1: probabilities hold inf at token 0"),
-    ];
-    for (row, why) in bad {
-        let text = chains[row].as_ref().unwrap_err().to_string();
-        assert_eq!(text, format!("sampling.chain_speculative_sampling: request {row}: {why}"));
-        assert_eq!(tokens[row * 3..][..3], [-1; 3]);
-        assert_eq!(totals[row], ChainCounts { accepted: 10, emitted: 20 });
-    }
-    for row in [0, 5] {
-        let counts = *chains[row].as_ref().unwrap();
-        let sum = ChainCounts { accepted: 10 + 2 * counts.accepted, emitted: 20 + 2 * counts.emitted };
-        assert_eq!(totals[row], sum);
-        assert!(tokens[row * 3] >= 0);
-    }
-    assert!(totals[0].emitted + totals[5].emitted > 40, "some drafts are kept");
 }
 
 #[test]

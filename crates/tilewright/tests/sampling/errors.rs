@@ -1,8 +1,6 @@
 //! What the sampling operators refuse, and in which words.
 
-mod arrays;
-
-use arrays::{Array, Layout};
+use crate::arrays::{Array, Layout};
 use tilewright::{
     Cpu, Dtype, Result, ViewMut,
     sampling::{

@@ -1,0 +1,72 @@
+//! Memory of the device as the engine sees it: buffers, copies to, from and within it.
+
+use super::Gpu;
+use crate::machine::Machine;
+use tilewright::{
+    Dtype, Error, Result, View, ViewMut,
+    tensor::{Buffer, DeviceMemory, IndexBuffer},
+};
+
+pub(super) fn allocate<M: Machine>(gpu: &Gpu<M>, dtype: Dtype, len: usize) -> Result<Buffer> {
+    let bytes = len.checked_mul(dtype.size()).ok_or_else(|| {
+        let text = format!("{len} elements of {dtype} are more bytes than can be counted");
+        Error::new("tensor.allocate", text)
+    })?;
+    Ok(Buffer::on_device(dtype, gpu.machine.allocate(bytes.max(1))?))
+}
+
+pub(super) fn allocate_indices<M: Machine>(gpu: &Gpu<M>, len: usize) -> Result<IndexBuffer> {
+    Ok(IndexBuffer::on_device(gpu.machine.allocate(len.max(1).saturating_mul(size_of::<i32>()))?))
+}
+
+/// The engine has checked that both are contiguous, of one shape and dtype.
+pub(super) fn copy<M: Machine>(gpu: &Gpu<M>, from: View<'_>, to: ViewMut<'_>) -> Result<()> {
+    const OPERATOR: &str = "tensor.copy";
+    let bytes = from.shape().iter().product::<usize>() * from.dtype().size();
+    if bytes == 0 {
+        return Ok(());
+    }
+    match (from.device(), to.device()) {
+        (None, Some(_)) => {
+            let to = gpu.address_mut(OPERATOR, "to", &to)?;
+            gpu.machine.write(to, &from.data().bytes()[..bytes])
+        }
+        (Some(_), None) => {
+            let from = gpu.address(OPERATOR, "from", &from)?;
+            gpu.machine.read(from, &mut to.into_data().into_bytes()[..bytes])
+        }
+        _ => {
+            let (from, to) = (gpu.address(OPERATOR, "from", &from)?, gpu.address_mut(OPERATOR, "to", &to)?);
+            gpu.machine.copy(from, to, bytes)
+        }
+    }
+}
+
+pub(super) fn write_indices<M: Machine>(gpu: &Gpu<M>, from: &[i32], to: &mut IndexBuffer) -> Result<()> {
+    const OPERATOR: &str = "tensor.write_indices";
+    let (len, place) = (to.len(), to.device().map(DeviceMemory::place));
+    tilewright::ensure!(
+        from.len() <= len,
+        OPERATOR,
+        "there are {} indices, the buffer has room for {len}",
+        from.len()
+    );
+    let to = gpu.check_place(OPERATOR, "to", place)?;
+    if from.is_empty() {
+        return Ok(());
+    }
+    let bytes: Vec<u8> = from.iter().flat_map(|value| value.to_le_bytes()).collect();
+    gpu.machine.write(to, &bytes)
+}
+
+/// One copy for each page: they are few, a page of each text that goes on from a shared one.
+pub(super) fn copy_pages<M: Machine>(
+    gpu: &Gpu<M>,
+    pages: ViewMut<'_>,
+    copies: &[(usize, usize)],
+) -> Result<()> {
+    let start = gpu.address_mut("kv.copy_pages", "pages", &pages)?;
+    let bytes = pages.shape()[1..].iter().product::<usize>() * pages.dtype().size();
+    let page = |number: usize| start + (number * bytes) as u64;
+    copies.iter().try_for_each(|&(from, to)| gpu.machine.copy(page(from), page(to), bytes))
+}

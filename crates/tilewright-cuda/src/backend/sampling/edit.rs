@@ -1,0 +1,143 @@
+//! Edits of logits: what a row names is brought together on the host, so that each logit is the work of one thread.
+
+use super::{bytes_of, vocab_of, with_elements};
+use crate::{backend::Gpu, machine::Machine};
+use std::collections::{BTreeMap, BTreeSet};
+use tilewright::{
+    Result, ViewMut,
+    sampling::{Bias, History, LogitsEdit, Penalties, TokenBitmask},
+};
+use tilewright_kernels::sampling::{EDIT_THREADS, MASKED, add_bias, mask_tokens, penalise};
+use tilewright_ptx::sim::Arg;
+
+/// Row, token, and two words that the kernel explains.
+type Entry = [u32; 4];
+
+/// Logits that are edited.
+struct Logits<'a> {
+    operator: &'static str,
+    view: ViewMut<'a>,
+    address: u64,
+    rows: usize,
+    vocab: u32,
+}
+
+pub(in crate::backend) fn edit_logits<M: Machine>(
+    gpu: &Gpu<M>,
+    edit: &LogitsEdit<'_>,
+    view: ViewMut<'_>,
+) -> Result<()> {
+    let operator = match edit {
+        LogitsEdit::Bitmask(_) => "sampling.apply_token_bitmask",
+        LogitsEdit::Penalties(..) => "sampling.apply_penalties",
+        LogitsEdit::Bias(_) => "sampling.apply_logit_bias",
+    };
+    let address = gpu.address_mut(operator, "logits", &view)?;
+    let [rows, vocab] = [view.shape()[0], view.shape()[1]];
+    let logits = Logits { operator, view, address, rows, vocab: vocab_of(operator, vocab)? };
+    match edit {
+        LogitsEdit::Bitmask(bitmask) => mask(gpu, &logits, bitmask),
+        LogitsEdit::Penalties(penalties, history) => {
+            let entries = occurrences(history, vocab);
+            let padded = |p: &Penalties| [p.repetition, p.presence, p.frequency, 0.0].map(f32::to_bits);
+            let words: Vec<u32> = penalties.iter().flat_map(padded).collect();
+            run(gpu, &logits, ("penalise", &entries), &words)
+        }
+        LogitsEdit::Bias(bias) => {
+            let (entries, biases) = groups(bias);
+            run(gpu, &logits, ("add_bias", &entries), &biases)
+        }
+    }
+}
+
+fn mask<M: Machine>(gpu: &Gpu<M>, logits: &Logits<'_>, bitmask: &TokenBitmask<'_>) -> Result<()> {
+    let chosen: BTreeSet<u32> = match bitmask.rows {
+        Some(rows) => rows.iter().copied().collect(),
+        None => (0..logits.rows as u32).collect(),
+    };
+    if chosen.is_empty() {
+        return Ok(());
+    }
+    let dtype = logits.view.dtype();
+    let kernel = with_elements!(logits.operator, dtype, T => {
+        gpu.kernel(logits.operator, &format!("mask_tokens_{dtype}"), |name| mask_tokens::<T>(name))
+    })?;
+    let words = gpu.upload(&bytes_of(bitmask.words.iter().map(|word| word.cast_unsigned())))?;
+    let ctas = logits.vocab.div_ceil(EDIT_THREADS * MASKED);
+    let grid = [chosen.len() as u32, ctas, 1];
+    let rows = gpu.upload_words(chosen)?;
+    let args = [
+        Arg::U64(logits.address),
+        Arg::U64(words.address()),
+        Arg::U64(rows.address()),
+        Arg::U64(logits.view.strides()[0] as u64),
+        Arg::U32(logits.vocab),
+    ];
+    gpu.machine.launch(&kernel, grid, &args)
+}
+
+/// Runs the kernel of this name, with its entries and numbers.
+fn run<M: Machine>(
+    gpu: &Gpu<M>,
+    logits: &Logits<'_>,
+    (edit, entries): (&str, &[Entry]),
+    numbers: &[u32],
+) -> Result<()> {
+    if entries.is_empty() {
+        return Ok(());
+    }
+    let dtype = logits.view.dtype();
+    let kernel = with_elements!(logits.operator, dtype, T => {
+        gpu.kernel(logits.operator, &format!("{edit}_{dtype}"), |name| match edit {
+            "penalise" => penalise::<T>(name),
+            _ => add_bias::<T>(name),
+        })
+    })?;
+    let count = entries.len() as u32;
+    let entries = gpu.upload_words(entries.iter().flatten().copied())?;
+    let numbers = gpu.upload_words(numbers.iter().copied())?;
+    let args = [
+        Arg::U64(entries.address()),
+        Arg::U32(count),
+        Arg::U64(logits.address),
+        Arg::U64(numbers.address()),
+        Arg::U64(logits.view.strides()[0] as u64),
+    ];
+    gpu.machine.launch(&kernel, [count.div_ceil(EDIT_THREADS), 1, 1], &args)
+}
+
+/// Each token of prompt or output of each row, with how often the output has it.
+fn occurrences(history: &History<'_>, vocab: usize) -> Vec<Entry> {
+    match *history {
+        History::Tokens { prompt, output } => {
+            let of_row = |(row, (prompt, output)): (usize, (&&[u32], &&[u32]))| {
+                let mut counts: BTreeMap<u32, u32> = prompt.iter().map(|&token| (token, 0)).collect();
+                output.iter().for_each(|&token| *counts.entry(token).or_default() += 1);
+                counts.into_iter().map(move |(token, count)| [row as u32, token, count, 0])
+            };
+            prompt.iter().zip(output).enumerate().flat_map(of_row).collect()
+        }
+        History::Counts { prompt, output } => {
+            let entry = |(at, (&in_prompt, &count)): (usize, (&bool, &u32))| {
+                let occurs = in_prompt || count > 0;
+                occurs.then(|| [(at / vocab) as u32, (at % vocab) as u32, count, 0])
+            };
+            prompt.iter().zip(output).enumerate().filter_map(entry).collect()
+        }
+    }
+}
+
+/// The biases of each token of each row side by side, in their order.
+fn groups(bias: &[&[Bias]]) -> (Vec<Entry>, Vec<u32>) {
+    let (mut entries, mut biases) = (Vec::new(), Vec::new());
+    for (row, list) in bias.iter().enumerate() {
+        let mut sorted = list.to_vec();
+        sorted.sort_by_key(|bias| bias.token); // stable: a token's stay in their order
+        for group in sorted.chunk_by(|a, b| a.token == b.token) {
+            let begin = biases.len() as u32;
+            entries.push([row as u32, group[0].token, begin, begin + group.len() as u32]);
+            biases.extend(group.iter().map(|bias| bias.bias.to_bits()));
+        }
+    }
+    (entries, biases)
+}

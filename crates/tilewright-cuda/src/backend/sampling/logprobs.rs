@@ -1,0 +1,96 @@
+//! Log-probabilities: the device finds ranks and sums, the host takes logarithms in f64.
+
+use super::{error_of, problem, threads_of, vocab_of, with_elements};
+use crate::{backend::Gpu, machine::Machine};
+use tilewright::{
+    Result, View,
+    sampling::{Choice, Logprobs, SamplingParams, TokenLogprob},
+};
+use tilewright_kernels::sampling::{self, ANSWER_WORDS, Kind, mass_bits};
+use tilewright_ptx::sim::Arg;
+
+const OPERATOR: &str = "sampling.logprobs";
+
+pub(in crate::backend) fn logprobs<M: Machine>(
+    gpu: &Gpu<M>,
+    logits: View<'_>,
+    params: &[SamplingParams],
+    choices: &[Choice],
+    out: &mut [Result<Logprobs>],
+) -> Result<()> {
+    let [rows, vocab] = [logits.shape()[0], logits.shape()[1]];
+    let address = gpu.address(OPERATOR, "logits", &logits)?;
+    let columns = vocab_of(OPERATOR, vocab)?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let threads = threads_of(vocab);
+    let name = format!("logprobs_{}_{threads}", logits.dtype());
+    let kernel = with_elements!(OPERATOR, logits.dtype(), T => {
+        gpu.kernel(OPERATOR, &name, |name| sampling::logprobs::<T>(name, threads))
+    })?;
+    let most = choices.iter().map(|choice| choice.top_n).max().unwrap_or(0) as usize;
+    let requests = gpu.upload_requests(params)?;
+    let asked = gpu.upload_words(choices.iter().flat_map(|choice| [choice.token, choice.top_n]))?;
+    let answers = gpu.allocate(rows * ANSWER_WORDS * 4)?;
+    // rows that ask for fewer, and bad ones, write less than all of it
+    let tops = gpu.allocate((rows * most * 8).max(8))?;
+    gpu.machine.fill(answers.address(), 0, answers.bytes())?;
+    gpu.machine.fill(tops.address(), 0, tops.bytes())?;
+    let args = [
+        Arg::U64(address),
+        Arg::U64(requests.address()),
+        Arg::U64(asked.address()),
+        Arg::U64(answers.address()),
+        Arg::U64(tops.address()),
+        Arg::U64(logits.strides()[0] as u64),
+        Arg::U32(columns),
+        Arg::U32(most as u32),
+    ];
+    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)?;
+    let answers = gpu.read_words(&answers, rows * ANSWER_WORDS)?;
+    let tops = gpu.read_words(&tops, rows * most * 2)?;
+    for (row, out) in out.iter_mut().enumerate() {
+        let answer = &answers[row * ANSWER_WORDS..][..ANSWER_WORDS];
+        *out = match problem(Kind::Logits, answer) {
+            Some(why) => Err(error_of(OPERATOR, row, &why)),
+            None => {
+                let scale = Scale::new(answer, columns, params[row].temperature);
+                let top = &tops[row * most * 2..][..choices[row].top_n as usize * 2];
+                Ok(scale.answer(choices[row].token, answer, top))
+            }
+        };
+    }
+    Ok(())
+}
+
+/// What turns a logit into a log-probability: `(logit - max) / temperature - log_mass`.
+struct Scale {
+    max: f64,
+    temperature: f64,
+    log_mass: f64,
+}
+
+impl Scale {
+    fn new(answer: &[u32], vocab: u32, temperature: f32) -> Self {
+        let mass = u64::from(answer[9]) << 32 | u64::from(answer[8]);
+        let of_greatest = 2_f64.powi(mass_bits(vocab) as i32 - 1);
+        Self {
+            max: f64::from(f32::from_bits(answer[4])),
+            // at temperature 0 one logit is left, whose log-probability is 0 at any temperature
+            temperature: if temperature == 0.0 { 1.0 } else { f64::from(temperature) },
+            log_mass: (mass as f64 / of_greatest).ln(),
+        }
+    }
+
+    fn of(&self, token: u32, logit: u32, rank: u32) -> TokenLogprob {
+        let logit = f64::from(f32::from_bits(logit));
+        let logprob = ((logit - self.max) / self.temperature - self.log_mass) as f32;
+        TokenLogprob { token, logprob, rank }
+    }
+
+    fn answer(&self, token: u32, answer: &[u32], top: &[u32]) -> Logprobs {
+        let top = top.chunks_exact(2).zip(1..).map(|(entry, rank)| self.of(entry[0], entry[1], rank));
+        Logprobs { chosen: self.of(token, answer[5], answer[6]), top: top.collect() }
+    }
+}

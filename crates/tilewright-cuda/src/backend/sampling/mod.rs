@@ -1,0 +1,121 @@
+//! The sampling operators: one file a group of them, by the kernels of `tilewright_kernels::sampling`.
+//!
+//! Parameters go to the device and verdicts come back with each call; logits and probabilities stay there.
+
+mod distribution;
+mod edit;
+mod logprobs;
+mod sample;
+mod speculative;
+mod top_k;
+
+pub(super) use distribution::{distribution, filter, softmax};
+pub(super) use edit::edit_logits;
+pub(super) use logprobs::logprobs;
+pub(super) use sample::sample;
+pub(super) use speculative::chain_speculative_sampling;
+pub(super) use top_k::top_k;
+
+use super::Gpu;
+use crate::machine::Machine;
+use tilewright::{
+    Error, Result,
+    sampling::{SamplingParams, Scores},
+    tensor::DeviceMemory,
+};
+use tilewright_kernels::sampling::{BAD_NUMBER, GOOD, Kind, request_words};
+
+/// Names the element type of a dtype that can be computed with.
+macro_rules! with_elements {
+    ($operator:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            tilewright::Dtype::F32 => {
+                type $T = f32;
+                $body
+            }
+            tilewright::Dtype::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            tilewright::Dtype::Bf16 => {
+                type $T = half::bf16;
+                $body
+            }
+            other => Err(tilewright::Error::new(
+                $operator,
+                format!("elements are {other}, expected f32, f16 or bf16"),
+            )),
+        }
+    };
+}
+use with_elements;
+
+/// Threads of a row's CTA: few where a row is soon read.
+fn threads_of(vocab: usize) -> u32 {
+    if vocab <= 4096 { 128 } else { 1024 }
+}
+
+/// The size of the vocabulary for a kernel.
+fn vocab_of(operator: &'static str, vocab: usize) -> Result<u32> {
+    const MOST: usize = 1 << 30;
+    tilewright::ensure!(vocab <= MOST, operator, "vocab = {vocab}, expected at most {MOST} on a GPU");
+    Ok(vocab as u32)
+}
+
+fn kind_of(scores: &Scores<'_>) -> Kind {
+    match scores {
+        Scores::Logits(_) => Kind::Logits,
+        Scores::Probs(_) => Kind::Probs,
+    }
+}
+
+/// What kernels' names call them.
+fn name_of(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Logits => "logits",
+        Kind::Probs => "probs",
+        Kind::Scores => "scores",
+    }
+}
+
+/// What a verdict says is wrong with a row, if anything.
+fn problem(kind: Kind, verdict: &[u32]) -> Option<String> {
+    let (numbers, nothing) = match kind {
+        Kind::Probs => ("probabilities", "every probability is 0"),
+        Kind::Logits | Kind::Scores => ("logits", "every logit is -inf"),
+    };
+    match verdict[0] {
+        GOOD => None,
+        BAD_NUMBER => Some(format!("{numbers} hold {} at token {}", f32::from_bits(verdict[2]), verdict[1])),
+        _ => Some(nothing.to_owned()),
+    }
+}
+
+fn bytes_of(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
+    words.into_iter().flat_map(u32::to_le_bytes).collect()
+}
+
+impl<M: Machine> Gpu<M> {
+    fn upload_words(&self, words: impl IntoIterator<Item = u32>) -> Result<DeviceMemory> {
+        self.upload(&bytes_of(words))
+    }
+
+    fn upload_requests(&self, params: &[SamplingParams]) -> Result<DeviceMemory> {
+        self.upload_words(params.iter().flat_map(request_words))
+    }
+
+    /// The first `count` words of memory, when all work is done.
+    fn read_words(&self, memory: &DeviceMemory, count: usize) -> Result<Vec<u32>> {
+        let mut bytes = vec![0; 4 * count];
+        self.machine.read(memory.address(), &mut bytes)?;
+        Ok(bytes
+            .chunks_exact(4)
+            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+            .collect())
+    }
+}
+
+/// The error of a request of an operator.
+fn error_of(operator: &'static str, request: usize, why: &str) -> Error {
+    Error::new(operator, format!("request {request}: {why}"))
+}

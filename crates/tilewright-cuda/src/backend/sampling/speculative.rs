@@ -1,0 +1,83 @@
+//! Chain speculative sampling: one launch, a CTA for each request; tokens and counts in one copy each.
+
+use super::{error_of, kind_of, name_of, problem, threads_of, vocab_of, with_elements};
+use crate::{backend::Gpu, machine::Machine};
+use tilewright::{
+    Result,
+    sampling::{ChainCounts, ChainOutput, Drafts, SamplingParams, Scores},
+};
+use tilewright_kernels::sampling::{self, Kind, OUTCOME_WORDS, Sample};
+use tilewright_ptx::sim::Arg;
+
+const OPERATOR: &str = "sampling.chain_speculative_sampling";
+
+pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
+    gpu: &Gpu<M>,
+    drafts: Drafts<'_>,
+    target: Scores<'_>,
+    params: &[SamplingParams],
+    out: ChainOutput<'_>,
+) -> Result<()> {
+    let (view, kind) = (target.view(), kind_of(&target));
+    let [batch, positions, vocab] = [view.shape()[0], view.shape()[1], view.shape()[2]];
+    let argument = if kind == Kind::Logits { "target logits" } else { "target probs" };
+    let from = gpu.address(OPERATOR, "draft probs", &drafts.probs)?;
+    let judge = gpu.address(OPERATOR, argument, &view)?;
+    let columns = vocab_of(OPERATOR, vocab)?;
+    if batch == 0 {
+        return Ok(());
+    }
+    let config = Sample { kind, threads: threads_of(vocab) };
+    let (of_draft, of_target) = (drafts.probs.dtype(), view.dtype());
+    let name = format!("chain_{}_{of_draft}_{of_target}_{}", name_of(kind), config.threads);
+    let kernel = with_elements!(OPERATOR, of_draft, D => with_elements!(OPERATOR, of_target, T => {
+        gpu.kernel(OPERATOR, &name, |name| sampling::chain::<D, T>(name, config))
+    }))?;
+    let requests = gpu.upload_requests(params)?;
+    let ids = gpu.upload_words(drafts.ids.iter().map(|id| id.cast_unsigned()))?;
+    let tokens = gpu.allocate(4 * batch * positions)?;
+    let outcomes = gpu.allocate(4 * batch * OUTCOME_WORDS)?;
+    gpu.machine.fill(outcomes.address(), 0, outcomes.bytes())?;
+    let stride = |strides: &[usize], axis: usize| Arg::U64(strides[axis] as u64);
+    let args = [
+        Arg::U64(from),
+        Arg::U64(judge),
+        Arg::U64(requests.address()),
+        Arg::U64(ids.address()),
+        Arg::U64(tokens.address()),
+        Arg::U64(outcomes.address()),
+        stride(drafts.probs.strides(), 0),
+        stride(drafts.probs.strides(), 1),
+        stride(view.strides(), 0),
+        stride(view.strides(), 1),
+        Arg::U32(positions as u32 - 1),
+        Arg::U32(columns),
+    ];
+    gpu.machine.launch(&kernel, [batch as u32, 1, 1], &args)?;
+    let tokens = gpu.read_words(&tokens, batch * positions)?;
+    let outcomes = gpu.read_words(&outcomes, batch * OUTCOME_WORDS)?;
+    tell(kind, (&tokens, &outcomes), out);
+    Ok(())
+}
+
+/// Writes what came of all chains.
+fn tell(kind: Kind, (tokens, outcomes): (&[u32], &[u32]), out: ChainOutput<'_>) {
+    let ChainOutput { tokens: to, chains, totals } = out;
+    to.iter_mut().zip(tokens).for_each(|(to, &token)| *to = token.cast_signed());
+    let positions = to.len() / chains.len();
+    for (request, (chain, outcome)) in chains.iter_mut().zip(outcomes.chunks_exact(OUTCOME_WORDS)).enumerate()
+    {
+        let of_target = outcome[4] == 1;
+        let (row, kind) = if of_target { ("target", kind) } else { ("draft", Kind::Probs) };
+        *chain = match problem(kind, outcome) {
+            None => Ok(ChainCounts { accepted: outcome[6].into(), emitted: outcome[7].into() }),
+            Some(why) => {
+                to[request * positions..][..positions].fill(-1);
+                Err(error_of(OPERATOR, request, &format!("{row} at position {}: {why}", outcome[5])))
+            }
+        };
+    }
+    for (total, chain) in totals.into_iter().flatten().zip(chains) {
+        *total += chain.as_ref().copied().unwrap_or_default();
+    }
+}

@@ -1,0 +1,80 @@
+//! The `k` greatest of each row; and rows of which the others become -inf.
+
+use super::{threads_of, vocab_of, with_elements};
+use crate::{backend::Gpu, machine::Machine};
+use tilewright::{
+    Result, View, ViewMut,
+    sampling::{TieBreak, TopK},
+};
+use tilewright_kernels::sampling::{self, LAST_FIRST, SORTED};
+use tilewright_ptx::sim::Arg;
+
+pub(in crate::backend) fn top_k<M: Machine>(
+    gpu: &Gpu<M>,
+    scores: View<'_>,
+    top_k: TopK,
+    values: ViewMut<'_>,
+    indices: &mut [i32],
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.top_k";
+    let [rows, vocab] = [scores.shape()[0], scores.shape()[1]];
+    let from = gpu.address(OPERATOR, "scores", &scores)?;
+    let to = gpu.address_mut(OPERATOR, "values", &values)?;
+    let columns = vocab_of(OPERATOR, vocab)?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let threads = threads_of(vocab);
+    let name = format!("top_k_{}_{threads}", scores.dtype());
+    let kernel = with_elements!(OPERATOR, scores.dtype(), T => {
+        gpu.kernel(OPERATOR, &name, |name| sampling::top_k::<T>(name, threads))
+    })?;
+    let sorted = if top_k.sorted { SORTED } else { 0 };
+    let last_first = if top_k.ties == TieBreak::Highest { LAST_FIRST } else { 0 };
+    let places = gpu.allocate(4 * indices.len())?;
+    let args = [
+        Arg::U64(from),
+        Arg::U64(to),
+        Arg::U64(places.address()),
+        Arg::U64(scores.strides()[0] as u64),
+        Arg::U64(values.strides()[0] as u64),
+        Arg::U32(columns),
+        Arg::U32(top_k.k as u32),
+        Arg::U32(sorted | last_first),
+    ];
+    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)?;
+    let places = gpu.read_words(&places, indices.len())?;
+    indices.iter_mut().zip(places).for_each(|(index, place)| *index = place.cast_signed());
+    Ok(())
+}
+
+pub(super) fn top_k_mask<M: Machine>(
+    gpu: &Gpu<M>,
+    counts: &[u32],
+    x: View<'_>,
+    out: ViewMut<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "sampling.top_k_mask_logits";
+    let [rows, vocab] = [x.shape()[0], x.shape()[1]];
+    let from = gpu.address(OPERATOR, "logits", &x)?;
+    let to = gpu.address_mut(OPERATOR, "out", &out)?;
+    let columns = vocab_of(OPERATOR, vocab)?;
+    if rows == 0 {
+        return Ok(());
+    }
+    let threads = threads_of(vocab);
+    let name = format!("top_k_mask_{}_{threads}", x.dtype());
+    let kernel = with_elements!(OPERATOR, x.dtype(), T => {
+        gpu.kernel(OPERATOR, &name, |name| sampling::top_k_mask::<T>(name, threads))
+    })?;
+    let counts = gpu.upload_words(counts.iter().copied())?;
+    let args = [
+        Arg::U64(from),
+        Arg::U64(counts.address()),
+        Arg::U64(to),
+        Arg::U64(x.strides()[0] as u64),
+        Arg::U64(out.strides()[0] as u64),
+        Arg::U32(columns),
+    ];
+    gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)
+}

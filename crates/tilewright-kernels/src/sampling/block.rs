@@ -1,0 +1,241 @@
+//! What the threads of a CTA find out together: sums, extremes, where a running sum is, and thresholds.
+//!
+//! Every verb is for all threads, begins with a barrier, and gives all threads the same. Sums are of whole numbers, so that no
+//! order matters.
+
+use tilewright_ptx::{
+    build::{Builder, Shared, Value, Var},
+    isa::{
+        memory::{AtomicOp, Order, Scope},
+        warp::{Shuffle, WarpReduction},
+    },
+};
+
+/// Buckets of a digit of 11 bits.
+const DIGIT: u32 = 11;
+const BUCKETS: u32 = 1 << DIGIT;
+
+pub(super) const RELAXED: (Order, Scope) = (Order::Relaxed, Scope::Cta);
+
+/// The threads of a CTA, and the shared memory by which they meet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Block<'k> {
+    pub(super) k: &'k Builder,
+    pub(super) threads: u32,
+    words: Shared<'k, u32>,
+    wide: Shared<'k, u64>,
+    /// A bucket or an index, and the sum before it.
+    found: Shared<'k, u32>,
+    before: Shared<'k, u64>,
+    /// The halves of the buckets.
+    low: Shared<'k, u32>,
+    high: Shared<'k, u32>,
+}
+
+impl<'k> Block<'k> {
+    #[track_caller]
+    pub(super) fn new(k: &'k Builder, threads: u32) -> Self {
+        Self {
+            k,
+            threads,
+            words: k.shared("words", 32, 4),
+            wide: k.shared("wide", 32, 8),
+            found: k.shared("found", 1, 4),
+            before: k.shared("before", 1, 8),
+            low: k.shared("bucket_low", BUCKETS as usize, 16),
+            high: k.shared("bucket_high", BUCKETS as usize, 16),
+        }
+    }
+
+    pub(super) fn warps(&self) -> u32 {
+        self.threads / 32
+    }
+
+    /// The least, the greatest or the sum of all threads' words.
+    #[track_caller]
+    pub(super) fn reduce(&self, op: WarpReduction, value: Value<'k, u32>) -> Value<'k, u32> {
+        let k = self.k;
+        let of_warp = k.reduce_warp(op, value);
+        k.sync_threads();
+        k.when(k.lane().eq(0), || self.words.at(k.thread() >> 5).store(of_warp));
+        k.sync_threads();
+        let of_lane = self.words.at(k.lane().min(self.warps() - 1)).load();
+        let counted = match op {
+            WarpReduction::Add => k.lane().lt(self.warps()).select(of_lane, 0_u32),
+            _ => of_lane,
+        };
+        k.reduce_warp(op, counted)
+    }
+
+    /// The sum of all threads' numbers.
+    #[track_caller]
+    pub(super) fn sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
+        let k = self.k;
+        let of_warp = self.warp_sum(value);
+        k.sync_threads();
+        k.when(k.lane().eq(0), || self.wide.at(k.thread() >> 5).store(of_warp));
+        k.sync_threads();
+        self.warp_sum(self.of_lane())
+    }
+
+    /// The sum of the warp's numbers.
+    #[track_caller]
+    pub(super) fn warp_sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
+        let other = |x: Value<'k, u64>, mask: u32| {
+            self.k.pack32(x.low().shuffle_xor(mask), x.high().shuffle_xor(mask))
+        };
+        [16, 8, 4, 2, 1].into_iter().fold(value, |x, mask| x + other(x, mask))
+    }
+
+    /// What the warp of this lane's number left in `wide`.
+    #[track_caller]
+    fn of_lane(&self) -> Value<'k, u64> {
+        let lane = self.k.lane();
+        let value = self.wide.at(lane.min(self.warps() - 1)).load();
+        lane.lt(self.warps()).select(value, 0_u64)
+    }
+
+    /// The sum of the numbers of the threads before this one.
+    #[track_caller]
+    pub(super) fn sum_before(&self, value: Value<'k, u64>) -> Value<'k, u64> {
+        let k = self.k;
+        let through = self.warp_scan(value);
+        k.sync_threads();
+        k.when(k.lane().eq(31), || self.wide.at(k.thread() >> 5).store(through));
+        k.sync_threads();
+        let warps = self.warp_scan(self.of_lane());
+        let warp = k.warp_index();
+        let previous = (warp.max(1) - 1).named("previous");
+        let before = k.pack32(warps.low().of_lane(previous), warps.high().of_lane(previous));
+        warp.eq(0).select(0_u64, before) + (through - value)
+    }
+
+    /// The sum of the numbers of the lanes up to this one.
+    #[track_caller]
+    fn warp_scan(&self, value: Value<'k, u64>) -> Value<'k, u64> {
+        let (k, lane) = (self.k, self.k.lane());
+        [1_u32, 2, 4, 8, 16].into_iter().fold(value, |sum, distance| {
+            let of = |word: Value<'k, u32>| word.shuffle(Shuffle::Up, distance);
+            let other = k.pack32(of(sum.low()), of(sum.high()));
+            sum + lane.ge(distance).select(other, 0_u64)
+        })
+    }
+
+    /// In the one thread that says so, `index` and the sum before it; the same in all threads.
+    #[track_caller]
+    pub(super) fn announce(
+        &self,
+        says: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
+    ) -> (Value<'k, u32>, Value<'k, u64>) {
+        let k = self.k;
+        k.sync_threads();
+        k.when(k.thread().eq(0), || {
+            self.found.store(0_u32);
+            self.before.store(0_u64);
+        });
+        k.sync_threads();
+        says(&|index, before| {
+            self.found.store(index);
+            self.before.store(before);
+        });
+        k.sync_threads();
+        (self.found.load(), self.before.load())
+    }
+
+    /// The greatest key at which the masses of all greater or equal keys reach `target`, and the mass of the greater ones. `each`
+    /// has every thread name the keys and masses of its elements, the same each time. `target` is at least 1 and at most all.
+    #[track_caller]
+    pub(super) fn threshold(
+        &self,
+        target: Value<'k, u64>,
+        each: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
+    ) -> (Value<'k, u32>, Value<'k, u64>) {
+        let k = self.k;
+        let (prefix, above) = (k.var("prefix", 0_u32), k.var("above", 0_u64));
+        let shift = k.var("shift", 2 * DIGIT);
+        k.forever(|| {
+            k.sync_threads();
+            for bucket in (0..BUCKETS).step_by(self.threads as usize) {
+                self.low.at(k.thread() + bucket).store(0_u32);
+                self.high.at(k.thread() + bucket).store(0_u32);
+            }
+            k.sync_threads();
+            let (begun, at) = (prefix.get(), shift.get());
+            each(&|key, mass| {
+                // a shift by more than 31 gives 0: at first all keys are looked at
+                k.when((key >> (at + DIGIT)).eq(begun), || self.add((key >> at) & (BUCKETS - 1), mass));
+            });
+            k.sync_threads();
+            let (bucket, before) = self.descend(target - above.get());
+            prefix.set((begun << DIGIT) | bucket);
+            above.set(above.get() + before);
+            k.leave_when(at.eq(0));
+            shift.set(at - DIGIT);
+        });
+        (prefix.get(), above.get())
+    }
+
+    /// Adds to a bucket: to its low half, and what that carries to its high half.
+    #[track_caller]
+    fn add(&self, bucket: Value<'k, u32>, mass: Value<'k, u64>) {
+        let k = self.k;
+        if mass.known() == Some(1) {
+            return self.low.at(bucket).reduce(AtomicOp::AddU32, 1_u32, RELAXED);
+        }
+        let old = self.low.at(bucket).atomic(AtomicOp::AddU32, mass.low(), RELAXED);
+        let carried = mass.high() + (old + mass.low()).lt(old).select(1_u32, 0_u32);
+        k.when(carried.ne(0), || self.high.at(bucket).reduce(AtomicOp::AddU32, carried, RELAXED));
+    }
+
+    /// The highest bucket with which the sum from the top reaches `target`, and the sum before it.
+    #[track_caller]
+    fn descend(&self, target: Value<'k, u64>) -> (Value<'k, u32>, Value<'k, u64>) {
+        let k = self.k;
+        let each = BUCKETS / self.threads;
+        let top = k.constant(BUCKETS - 1) - k.thread() * each;
+        let held: Vec<_> =
+            (0..each).map(|i| k.pack32(self.low.at(top - i).load(), self.high.at(top - i).load())).collect();
+        let all = held.iter().skip(1).fold(held[0], |sum, &held| sum + held);
+        let before = self.sum_before(all);
+        self.announce(|say| {
+            let mut before = before;
+            for (i, &held) in (0..each).zip(&held) {
+                let after = before + held;
+                k.when(before.lt(target) & after.ge(target), || say(top - i, before));
+                before = after;
+            }
+        })
+    }
+
+    /// A sum that every thread adds to.
+    #[track_caller]
+    pub(super) fn total(&self) -> Total<'k> {
+        Total { block: *self, sum: self.k.var("sum", 0_u64) }
+    }
+}
+
+/// A sum that every thread adds to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Total<'k> {
+    block: Block<'k>,
+    sum: Var<'k, u64>,
+}
+
+impl<'k> Total<'k> {
+    #[track_caller]
+    pub(super) fn add(&self, mass: Value<'k, u64>) {
+        self.sum.set(self.sum.get() + mass);
+    }
+
+    /// Of this thread.
+    #[track_caller]
+    pub(super) fn of_thread(&self) -> Value<'k, u64> {
+        self.sum.get()
+    }
+
+    /// Of all threads.
+    #[track_caller]
+    pub(super) fn of_all(&self) -> Value<'k, u64> {
+        self.block.sum(self.sum.get())
+    }
+}

@@ -1,0 +1,270 @@
+//! Chains of drafted tokens, judged position by position: which are kept, and what comes instead of the first that is not.
+//!
+//! Drafted token d is kept where `u · p(d) · ‖q‖ < q(d) · ‖p‖`, with the draft's weights p and the target's q; otherwise a token of
+//! `max(q · ‖p‖ - p · ‖q‖, 0)` comes, or of q where that is 0 everywhere. All drafted tokens are judged, for the counts.
+//!
+//! Shapes: drafts `[batch, n, vocab]` and target `[batch, n + 1, vocab]`, rows any strides apart; requests `[batch, REQUEST_WORDS]`; ids `[batch, n]`
+//! and tokens `[batch, n + 1]` i32; outcomes `[batch, OUTCOME_WORDS]`. Grid: `[batch, 1, 1]`.
+
+use super::{
+    block::Block,
+    check_threads,
+    double::{Units as DoubleUnits, excess, less, of_fraction, of_mass},
+    elements::List,
+    number::{Number, Units, fraction_of},
+    request::Request,
+    row::Row,
+    sample::Sample,
+    survey::{GOOD, Kind, Survey},
+    weights::{Kept, Weights},
+};
+use tilewright_ptx::{
+    build::{Builder, Global, Value, Var},
+    ir::Kernel,
+    verify::Invalid,
+};
+
+/// Words of an outcome: the verdict of the row that stopped it, or [`GOOD`]; 0 where that row is the draft's, 1 the target's; its position;
+/// how many tokens were accepted; how many were emitted.
+pub const OUTCOME_WORDS: usize = 8;
+
+/// The kernel. Parameters: drafts, target, requests, ids, tokens, outcomes; draft_batch, draft_position, target_batch,
+/// target_position (u64: strides in elements), n, vocab (u32). Where an outcome is not good its tokens are to be ignored.
+///
+/// # Errors
+/// When a CTA cannot have so many threads.
+pub fn chain<D: Number, T: Number>(name: &str, config: Sample) -> Result<Kernel, Invalid> {
+    check_threads(name, config.threads)?;
+    Builder::kernel(name, config.threads, |k| {
+        let chain = Chain::<D, T>::new(k, config);
+        chain.clear();
+        chain.run();
+        chain.report();
+    })
+}
+
+/// A request's chain.
+struct Chain<'k, D, T> {
+    block: Block<'k>,
+    list: List<'k>,
+    kind: Kind,
+    drafts: Global<'k, D>,
+    target: Global<'k, T>,
+    draft_position: Value<'k, u64>,
+    target_position: Value<'k, u64>,
+    request: Request<'k>,
+    ids: Global<'k, i32>,
+    tokens: Global<'k, i32>,
+    outcome: Global<'k, u32>,
+    n: Value<'k, u32>,
+    vocab: Value<'k, u32>,
+    state: State<'k>,
+}
+
+/// How far it is.
+#[derive(Clone, Copy)]
+struct State<'k> {
+    position: Var<'k, u32>,
+    /// Whether no token was rejected so far.
+    open: Var<'k, bool>,
+    accepted: Var<'k, u32>,
+    emitted: Var<'k, u32>,
+    stopped: Var<'k, bool>,
+}
+
+/// The draft of a position.
+#[derive(Clone, Copy)]
+struct Draft<'k, D> {
+    row: Row<'k, D>,
+    /// The token that was drafted.
+    token: Value<'k, u32>,
+    /// The sum of its row.
+    mass: Value<'k, f64>,
+}
+
+impl<'k, D: Number, T: Number> Chain<'k, D, T> {
+    #[track_caller]
+    fn new(k: &'k Builder, config: Sample) -> Self {
+        let (drafts, target) = (k.global::<D>("drafts"), k.global::<T>("target"));
+        let requests = k.global::<u32>("requests");
+        let (ids, tokens) = (k.global::<i32>("ids"), k.global::<i32>("tokens"));
+        let outcomes = k.global::<u32>("outcomes");
+        let wide = |name| k.param::<u64>(name);
+        let (draft_batch, draft_position) = (wide("draft_batch"), wide("draft_position"));
+        let (target_batch, target_position) = (wide("target_batch"), wide("target_position"));
+        let (n, vocab) = (k.param::<u32>("n"), k.param::<u32>("vocab"));
+        let at = k.cta().to_u64();
+        Self {
+            block: Block::new(k, config.threads),
+            list: List::new(k),
+            kind: config.kind,
+            drafts: drafts.at_wide(at * draft_batch),
+            target: target.at_wide(at * target_batch),
+            draft_position,
+            target_position,
+            request: Request::load(requests, k.cta()),
+            ids: ids.at_wide(at * n.to_u64()),
+            tokens: tokens.at_wide(at * (n + 1).to_u64()),
+            outcome: outcomes.at_wide(at * OUTCOME_WORDS as u64),
+            n,
+            vocab,
+            state: State {
+                position: k.var("position", 0_u32),
+                open: k.var("open", true),
+                accepted: k.var("accepted", 0_u32),
+                emitted: k.var("emitted", 0_u32),
+                stopped: k.var("stopped", false),
+            },
+        }
+    }
+
+    /// Nothing is emitted yet.
+    #[track_caller]
+    fn clear(&self) {
+        let k = self.block.k;
+        k.repeat((k.thread(), self.n + 1), self.block.threads, |i| self.tokens.at(i).store(-1_i32));
+        let zero = k.constant(0_u32);
+        k.when(k.thread().eq(0), || self.outcome.store_vector::<4>([k.constant(GOOD), zero, zero, zero]));
+    }
+
+    #[track_caller]
+    fn run(&self) {
+        let (k, state) = (self.block.k, &self.state);
+        k.forever(|| {
+            let position = state.position.get();
+            let token = k.var("drafted", -1_i32);
+            k.when(position.lt(self.n), || token.set(self.ids.at(position).load()));
+            let token = token.get();
+            let drafted = token.ge(0);
+            let row = Row::new(
+                &self.block,
+                self.drafts.at_wide(position.to_u64() * self.draft_position),
+                self.vocab,
+            );
+            let mass = k.var("draft_mass", 0.0_f64);
+            k.when(drafted, || mass.set(self.draft_mass(&row)));
+            k.leave_when(state.stopped.get());
+            let draft = Draft { row, token: token.reinterpret(), mass: mass.get() };
+            self.judge(drafted, &draft);
+            k.leave_when(state.stopped.get() | !drafted);
+            state.position.set(position + 1);
+        });
+    }
+
+    /// The sum of a draft's row; stops where it has none.
+    #[track_caller]
+    fn draft_mass(&self, row: &Row<'k, D>) -> Value<'k, f64> {
+        let k = self.block.k;
+        let survey = Survey::new(&self.block, row, Kind::Probs);
+        self.stop_at(&survey, row, 0);
+        let units = Units::new(self.vocab, survey.max + 0.0);
+        let total = self.block.total();
+        k.when(survey.verdict.eq(GOOD), || {
+            row.each(1, |_, x| total.add(units.mass(x + 0.0)));
+        });
+        of_mass(total.of_all(), -units.power())
+    }
+
+    /// Says what is wrong with a row, if anything, and stops.
+    #[track_caller]
+    fn stop_at<E: Number>(&self, survey: &Survey<'k>, row: &Row<'k, E>, of_target: u32) {
+        let (k, state) = (self.block.k, &self.state);
+        k.when(survey.verdict.ne(GOOD), || {
+            state.stopped.set(true);
+            survey.write(&self.block, row, (self.outcome, k.constant(0)));
+            let place = [k.constant(of_target), state.position.get()];
+            k.when(k.thread().eq(0), || self.outcome.plus(4).store_vector::<2>(place));
+        });
+    }
+
+    /// Reads the target's row and decides about the drafted token, or draws one behind all of them.
+    #[track_caller]
+    fn judge(&self, drafted: Value<'k, bool>, draft: &Draft<'k, D>) {
+        let (k, state, block) = (self.block.k, &self.state, self.block);
+        let position = state.position.get();
+        let row = Row::new(&block, self.target.at_wide(position.to_u64() * self.target_position), self.vocab);
+        let survey = Survey::new(&block, &row, self.kind);
+        self.stop_at(&survey, &row, 1);
+        k.when(survey.verdict.eq(GOOD), || {
+            let weights = Weights::new((block, self.list), row, (self.kind, &survey), &self.request);
+            let kept = weights.keep();
+            let [test, draw] = self.request.stream.pair(k, position);
+            let is_kept = k.var("is_kept", false);
+            k.when(drafted, || is_kept.set(self.passes(draft, (&weights, &kept), test)));
+            let one = is_kept.get().select(1_u32, 0_u32);
+            state.accepted.set(state.accepted.get() + one);
+            k.when(state.open.get(), || {
+                state.emitted.set(state.emitted.get() + one);
+                let token = k.var("emitted_token", draft.token);
+                k.when(!is_kept.get(), || token.set(self.another(drafted, draft, (&weights, &kept), draw)));
+                k.sync_threads(); // the row of -1 is there
+                k.when(k.thread().eq(0), || self.tokens.at(position).store(token.get().reinterpret::<i32>()));
+            });
+            state.open.set(state.open.get() & is_kept.get());
+        });
+    }
+
+    /// Whether the drafted token is kept.
+    #[track_caller]
+    fn passes(
+        &self,
+        draft: &Draft<'k, D>,
+        (weights, kept): (&Weights<'k, T>, &Kept<'k>),
+        test: Value<'k, u64>,
+    ) -> Value<'k, bool> {
+        let p = (draft.row.element(draft.token) + 0.0).to_f64();
+        let q = self.target_weight(weights, kept, draft.token).to_f64();
+        less(of_fraction(test) * p * of_mass(kept.mass, -weights.units.power()), q * draft.mass)
+    }
+
+    /// The target's weight of a token; 0 where its filters drop it.
+    #[track_caller]
+    fn target_weight(
+        &self,
+        weights: &Weights<'k, T>,
+        kept: &Kept<'k>,
+        token: Value<'k, u32>,
+    ) -> Value<'k, f32> {
+        let weight = weights.weight(token, weights.elements.row.element(token));
+        kept.has(token, weight).select(weight, 0.0_f32)
+    }
+
+    /// A token of what the target has in excess of the draft, or of the target.
+    #[track_caller]
+    fn another(
+        &self,
+        drafted: Value<'k, bool>,
+        draft: &Draft<'k, D>,
+        (weights, kept): (&Weights<'k, T>, &Kept<'k>),
+        draw: Value<'k, u64>,
+    ) -> Value<'k, u32> {
+        let k = self.block.k;
+        let target_mass = of_mass(kept.mass, -weights.units.power());
+        let bits = (self.vocab - 1).leading_zeros() + 31;
+        let units = DoubleUnits::new(bits, weights.rule.greatest().to_f64() * draft.mass);
+        let number = |place, x| weights.weight(place, x);
+        let mass = |place, weight: Value<'k, f32>| {
+            let found = k.var("mass", 0_u64);
+            k.when(kept.has(place, weight) & weight.gt(0.0), || {
+                let p = (draft.row.element(place) + 0.0).to_f64();
+                found.set(units.mass(excess(weight.to_f64() * draft.mass, p * target_mass)));
+            });
+            found.get()
+        };
+        let (total, token) = (k.var("excess", 0_u64), k.var("token", 0_u32));
+        k.when(drafted, || total.set(weights.elements.sum(&number, &mass)));
+        k.when_else(
+            total.get().ne(0),
+            || token.set(weights.elements.first(&number, &mass, fraction_of(draw, total.get()) + 1)),
+            || token.set(weights.draw(kept, draw)),
+        );
+        token.get()
+    }
+
+    #[track_caller]
+    fn report(&self) {
+        let k = self.block.k;
+        let counts = [self.state.accepted.get(), self.state.emitted.get()];
+        k.when(k.thread().eq(0), || self.outcome.plus(6).store_vector::<2>(counts));
+    }
+}

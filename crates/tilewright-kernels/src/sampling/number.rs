@@ -1,0 +1,202 @@
+//! Numbers of the samplers: elements as f32, e^x, a key in the order of floats, and weights as whole numbers.
+//!
+//! Sums of whole numbers are the same in any order. With b = [`mass_bits`] a weight becomes `weight / 2^⌊log2 greatest⌋ · 2^(b - 1)`,
+//! rounded: as much as leaves the sum of a row below 2^63. A weight has 24 bits, so those down to `2^(25 - b)` of the greatest are
+//! exact; what is below half a unit counts as 0 and is not drawn.
+
+use half::{bf16, f16};
+use tilewright::Dtype;
+use tilewright_ptx::build::{Stored, Value};
+
+/// Elements of rows.
+pub trait Number: Stored {
+    /// What they are.
+    const DTYPE: Dtype;
+    /// Elements of 16 bytes.
+    const PER_VECTOR: u32;
+    /// The nearest.
+    #[track_caller]
+    fn of(x: Value<'_, f32>) -> Value<'_, Self>;
+    /// Exactly.
+    #[track_caller]
+    fn wide(x: Value<'_, Self>) -> Value<'_, f32>;
+}
+
+macro_rules! numbers {
+    ($($ty:ty: $dtype:ident $per_vector:literal $of:expr, $wide:expr;)*) => {$(
+        impl Number for $ty {
+            const DTYPE: Dtype = Dtype::$dtype;
+            const PER_VECTOR: u32 = $per_vector;
+            fn of(x: Value<'_, f32>) -> Value<'_, Self> {
+                $of(x)
+            }
+            fn wide(x: Value<'_, Self>) -> Value<'_, f32> {
+                $wide(x)
+            }
+        }
+    )*};
+}
+numbers! {
+    f32: F32 4 std::convert::identity, std::convert::identity;
+    f16: F16 8 Value::<f32>::to_f16, Value::<f16>::to_f32;
+    bf16: Bf16 8 Value::<f32>::to_bf16, Value::<bf16>::to_f32;
+}
+
+/// `e^x` of numbers that are not positive, to 0.53 units in the last place, subnormal results included; exactly 1 for 0. By additions and
+/// multiplications alone, so that the simulator and every GPU give the same bits.
+#[track_caller]
+pub(super) fn exp(x: Value<'_, f32>) -> Value<'_, f32> {
+    // e^-104 is less than half of the least number; -inf ends here, too
+    const LOWEST: f32 = -104.0;
+    // ln 2 in two parts: products of the first with whole numbers of 8 bits are exact
+    const LN_2: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
+    // (e^r - 1 - r) / r², interpolated at the zeros of a polynomial of Chebyshev in |r| <= ln 2 / 2
+    const Q: [f32; 6] = [1.989_108e-4, 1.393_373_1e-3, 8.333_310e-3, 4.166_646_3e-2, 0.166_666_67, 0.5];
+    let x = x.max(LOWEST);
+    let turns = (x * std::f32::consts::LOG2_E).round();
+    let high = turns.mul_add(-LN_2[0], x);
+    let r = turns.mul_add(-LN_2[1], high);
+    let lost = turns.mul_add(-LN_2[1], high - r);
+    let q = Q[1..].iter().fold(x.builder().constant(Q[0]), |q, &next| q.mul_add(r, next));
+    // 1 + r rounds; what it loses is added with the small terms
+    let sum = r + 1.0;
+    let small = (r * r).mul_add(q, (r - (sum - 1.0)) + lost);
+    // in two steps, of which the first is exact, so that a subnormal result is rounded once
+    let turns = turns.to_i32();
+    let half = (turns.reinterpret::<i32>() >> 1_u32).reinterpret::<i32>();
+    (sum + small) * power_of_two(half) * power_of_two(turns - half)
+}
+
+/// `2^n` for n in -126..=127.
+#[track_caller]
+pub(super) fn power_of_two(n: Value<'_, i32>) -> Value<'_, f32> {
+    ((n + 127).reinterpret::<u32>() << 23).reinterpret()
+}
+
+/// A whole number in the order of floats that are not NaN; both zeros have one.
+#[track_caller]
+pub(super) fn key(x: Value<'_, f32>) -> Value<'_, u32> {
+    let bits = (x + 0.0).reinterpret::<u32>();
+    (bits >> 31).eq(1).select(!bits, bits | 1 << 31)
+}
+
+/// The number of a key.
+#[track_caller]
+pub(super) fn of_key(key: Value<'_, u32>) -> Value<'_, f32> {
+    (key >> 31).eq(1).select(key & !(1 << 31), !key).reinterpret()
+}
+
+/// The b of the samplers' whole numbers, for rows of `vocab` weights: 63 less the bits of `vocab - 1`.
+pub fn mass_bits(vocab: u32) -> u32 {
+    63 - (32 - vocab.saturating_sub(1).leading_zeros())
+}
+
+/// How weights of a row become whole numbers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Units<'k> {
+    /// What is added to a weight's exponent to get how far its digits are shifted.
+    shift: Value<'k, i32>,
+    /// `mass = weight · 2^power`
+    power: Value<'k, i32>,
+}
+
+impl<'k> Units<'k> {
+    /// For rows of `vocab` weights, the greatest of which is `max`.
+    #[track_caller]
+    pub(super) fn new(vocab: Value<'k, u32>, max: Value<'k, f32>) -> Self {
+        let bits = ((vocab - 1).leading_zeros() + 31).reinterpret::<i32>();
+        let exponent = (max.reinterpret::<u32>() >> 23).max(1).reinterpret::<i32>();
+        let shift = (bits - 24) - exponent;
+        Self { shift, power: shift + 150 }
+    }
+
+    /// The p of `mass = weight · 2^p`.
+    pub(super) fn power(self) -> Value<'k, i32> {
+        self.power
+    }
+
+    /// The weight, which is not negative, as a whole number.
+    #[track_caller]
+    pub(super) fn mass(self, weight: Value<'k, f32>) -> Value<'k, u64> {
+        let bits = weight.reinterpret::<u32>();
+        let exponent = bits >> 23;
+        let digits = (bits & 0x7f_ffff) | exponent.eq(0).select::<u32>(0, 1 << 23);
+        let shift = exponent.max(1).reinterpret::<i32>() + self.shift;
+        let down = (-shift).max(0).reinterpret::<u32>();
+        let up = shift.max(0).reinterpret::<u32>();
+        ((((digits << 1) >> down) + 1) >> 1).to_u64() << up
+    }
+
+    /// What turns weights into probabilities, when all have the mass `mass`.
+    #[track_caller]
+    pub(super) fn share(self, mass: Value<'k, u64>) -> Share<'k> {
+        let zeros = leading_zeros(mass);
+        let digits = mass << zeros;
+        // 48 digits of the mass in two numbers, and of its reciprocal
+        let part = |from: u32| ((digits >> from).low() & 0xff_ffff).to_f32();
+        let (high, low) = (part(40) * 2_f32.powi(-23), part(16) * 2_f32.powi(-47));
+        let reciprocal = high.recip_exact();
+        let rest = low.mul_add(-reciprocal, high.mul_add(-reciprocal, 1.0));
+        let power = self.power + (zeros.reinterpret::<i32>() - 63);
+        let half = power >> 1_u32;
+        let scales = [power_of_two(half), power_of_two(power - half)];
+        Share { scales, reciprocal, rest: reciprocal * rest }
+    }
+}
+
+/// Divides weights by their sum.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Share<'k> {
+    scales: [Value<'k, f32>; 2],
+    reciprocal: Value<'k, f32>,
+    /// What the reciprocal lacks.
+    rest: Value<'k, f32>,
+}
+
+impl<'k> Share<'k> {
+    /// The share of a weight, rounded once.
+    #[track_caller]
+    pub(super) fn of(&self, weight: Value<'k, f32>) -> Value<'k, f32> {
+        let scaled = weight * self.scales[0] * self.scales[1];
+        scaled.mul_add(self.reciprocal, scaled * self.rest)
+    }
+}
+
+#[track_caller]
+fn leading_zeros(x: Value<'_, u64>) -> Value<'_, u32> {
+    let (high, low) = (x.high(), x.low());
+    high.eq(0).select(low.leading_zeros() + 32, high.leading_zeros())
+}
+
+/// `⌈share · mass⌉` for a share in (0, 1), exactly; `mass` is below 2^63.
+#[track_caller]
+pub(super) fn part_of<'k>(share: Value<'k, f32>, mass: Value<'k, u64>) -> Value<'k, u64> {
+    let bits = share.reinterpret::<u32>();
+    let exponent = bits >> 23;
+    let digits = ((bits & 0x7f_ffff) | exponent.eq(0).select::<u32>(0, 1 << 23)).to_u64();
+    // share = digits / 2^down, and digits · mass = middle · 2^32 + lowest
+    let down = share.builder().constant(150) - exponent.max(1);
+    let low = mass.low().to_u64() * digits;
+    let middle = mass.high().to_u64() * digits + (low >> 32);
+    let lowest = low.low();
+    let far = down.ge(32);
+    let beyond = far.select(down - 32, 0_u32);
+    let near = far.select(0_u32, down);
+    let whole_far = middle >> beyond;
+    let exact_far = (whole_far << beyond).eq(middle) & lowest.eq(0);
+    let whole_near = (middle << (near.builder().constant(32) - near)) + (lowest >> near).to_u64();
+    let exact_near = ((lowest >> near) << near).eq(lowest);
+    let whole = far.select(whole_far, whole_near);
+    let exact = far.select(exact_far, exact_near);
+    whole + exact.select(0_u64, 1_u64)
+}
+
+/// `⌊fraction · mass / 2^64⌋`
+#[track_caller]
+pub(super) fn fraction_of<'k>(fraction: Value<'k, u64>, mass: Value<'k, u64>) -> Value<'k, u64> {
+    let halves = |x: Value<'k, u64>| (x.high().to_u64(), x.low().to_u64());
+    let ((ah, al), (bh, bl)) = (halves(fraction), halves(mass));
+    let one = ah * bl + ((al * bl) >> 32);
+    let two = al * bh + one.low().to_u64();
+    ah * bh + (one >> 32) + (two >> 32)
+}

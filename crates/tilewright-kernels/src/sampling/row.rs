@@ -1,0 +1,104 @@
+//! A row dealt to the threads of a CTA: every warp has a run of neighbours, a later warp a later one.
+//!
+//! Rows begin anywhere and have any length: numbers before the first 16 aligned bytes belong to the first warp, those behind the last
+//! to the last warp, and whole vectors are dealt in runs of 32, so that a warp reads neighbours.
+
+use super::{block::Block, number::Number};
+use crate::tile::chunk;
+use tilewright_ptx::{
+    build::{Builder, Global, Value},
+    isa::memory::Access,
+};
+
+/// A row of `vocab` elements.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row<'k, T> {
+    k: &'k Builder,
+    warps: u32,
+    begin: Global<'k, T>,
+    pub(super) vocab: Value<'k, u32>,
+    /// Elements before the first vector.
+    head: Value<'k, u32>,
+    vectors: Value<'k, u32>,
+    /// Vectors of a warp.
+    share: Value<'k, u32>,
+}
+
+impl<'k, T: Number> Row<'k, T> {
+    #[track_caller]
+    pub(super) fn new(block: &Block<'k>, begin: Global<'k, T>, vocab: Value<'k, u32>) -> Self {
+        let (k, threads) = (block.k, block.threads);
+        let ahead = (begin.address().low() - 1) ^ u32::MAX; // bytes, modulo 16
+        let head = ((ahead & 15) / (16 / T::PER_VECTOR)).min(vocab).named("head");
+        let vectors = ((vocab - head) / T::PER_VECTOR).named("vectors");
+        let share = ((vectors + (threads - 1)) / threads * 32).named("share");
+        Self { k, warps: block.warps(), begin, vocab, head, vectors, share }
+    }
+
+    /// Element `i`.
+    #[track_caller]
+    pub(super) fn element(&self, i: Value<'k, u32>) -> Value<'k, f32> {
+        T::wide(self.begin.at(i).load())
+    }
+
+    /// The first element of a vector.
+    pub(super) fn first_vector(&self) -> Value<'k, u32> {
+        self.head
+    }
+
+    /// Elements behind the last vector begin here.
+    #[track_caller]
+    fn tail(&self) -> Value<'k, u32> {
+        self.head + self.vectors * T::PER_VECTOR
+    }
+
+    /// Calls `group` with the places and numbers of vectors, `ahead` of which are asked for at once, and `single` with those of others.
+    #[track_caller]
+    pub(super) fn visit(
+        &self,
+        ahead: u32,
+        group: impl Fn(Value<'k, u32>, &[Value<'k, f32>]),
+        single: impl Fn(Value<'k, u32>, Value<'k, f32>),
+    ) {
+        let (k, warp, lane) = (self.k, self.k.warp_index(), self.k.lane());
+        let first = warp.eq(0);
+        let place = first.select(lane, self.tail() + lane);
+        let there = (first & lane.lt(self.head)) | (warp.eq(self.warps - 1) & place.lt(self.vocab));
+        k.when(there, || single(place, self.element(place)));
+
+        let begin = warp * self.share;
+        let end = (begin + self.share).min(self.vectors);
+        let vectors = chunk::Elements::new(self.begin.at(self.head).address(), T::DTYPE);
+        k.repeat((begin + lane, end), 32 * ahead, |at| {
+            let load = |i: u32| {
+                let at = at + 32 * i;
+                let there = if i == 0 { k.constant(true) } else { at.lt(end) };
+                (at, there, vectors.at(at * T::PER_VECTOR).load_when(there, T::PER_VECTOR, Access::Weak))
+            };
+            let loaded: Vec<_> = (0..ahead).map(load).collect();
+            for (at, there, vector) in loaded {
+                k.when(there, || group(self.head + at * T::PER_VECTOR, &vector.numbers()));
+            }
+        });
+    }
+
+    /// Calls `body` with place and number of each element of this thread.
+    #[track_caller]
+    pub(super) fn each(&self, ahead: u32, body: impl Fn(Value<'k, u32>, Value<'k, f32>)) {
+        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+            (0..).zip(numbers).for_each(|(i, &x)| body(first + i, x));
+        };
+        self.visit(ahead, group, &body);
+    }
+
+    /// The elements of a warp.
+    #[track_caller]
+    pub(super) fn of_warp(&self, warp: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u32>) {
+        let tail = self.tail();
+        let begin_of =
+            |warp: Value<'k, u32>| self.head + (warp * self.share).min(self.vectors) * T::PER_VECTOR;
+        let begin = warp.eq(0).select(0_u32, begin_of(warp));
+        let end = warp.eq(self.warps - 1).select(self.vocab, begin_of(warp + 1).min(tail));
+        (begin, end)
+    }
+}

@@ -1,0 +1,52 @@
+//! A row that is written, number by number of a row that is read.
+
+use super::{number::Number, row::Row};
+use crate::tile::{Chunk, chunk};
+use tilewright_ptx::build::{Builder, Global, Value};
+
+/// A row of elements `O`, for one of elements `T`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Sink<'k, O> {
+    k: &'k Builder,
+    to: Global<'k, O>,
+    /// Whether what becomes of a vector is aligned to what is stored at once.
+    aligned: Value<'k, bool>,
+}
+
+/// Elements that are stored at once, of those that become of a vector of `T`.
+fn at_once<T: Number, O: Number>() -> u32 {
+    T::PER_VECTOR.min(O::PER_VECTOR)
+}
+
+impl<'k, O: Number> Sink<'k, O> {
+    #[track_caller]
+    pub(super) fn new<T: Number>(row: &Row<'k, T>, to: Global<'k, O>) -> Self {
+        let bytes = at_once::<T, O>() * O::DTYPE.size() as u32;
+        let first = to.at(row.first_vector()).address().low();
+        Self { k: first.builder(), to, aligned: (first & (bytes - 1)).eq(0) }
+    }
+
+    /// Writes `f` of the place of each number of `row`, and of the number.
+    #[track_caller]
+    pub(super) fn replace<T: Number>(
+        &self,
+        row: &Row<'k, T>,
+        f: impl Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>,
+    ) {
+        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+            let results: Vec<_> = (0..).zip(numbers).map(|(i, &x)| f(first + i, x)).collect();
+            let to = self.to.at(first);
+            self.k.when_else(
+                self.aligned,
+                || {
+                    for (i, part) in results.chunks(at_once::<T, O>() as usize).enumerate() {
+                        let to = to.plus(i * part.len()).address();
+                        Chunk::of(O::DTYPE, part).store(chunk::Elements::new(to, O::DTYPE));
+                    }
+                },
+                || (0..).zip(&results).for_each(|(i, &x)| to.plus(i).store(O::of(x))),
+            );
+        };
+        row.visit(1, group, |place, x| self.to.at(place).store(O::of(f(place, x))));
+    }
+}

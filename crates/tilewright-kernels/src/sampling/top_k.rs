@@ -1,0 +1,91 @@
+//! The `k` greatest of each row with their places, and rows of which only those are left.
+//!
+//! Shapes: scores, out `[rows, vocab]`, values `[rows, k]`, of one dtype, a row any stride after the other; indices `[rows, k]` i32; counts
+//! `[rows]` u32. A row that holds NaN gives NaN and -1. Grid: `[rows, 1, 1]`.
+
+use super::{
+    block::Block,
+    check_threads,
+    elements::{Elements, List},
+    number::Number,
+    ranking::Ranking,
+    row::Row,
+    sink::Sink,
+    survey::{GOOD, Kind, Survey},
+};
+use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
+
+/// In the flags of [`top_k`]: from the greatest on, not by ascending index.
+pub const SORTED: u32 = 1;
+/// In the flags of [`top_k`]: of equals the last come first.
+pub const LAST_FIRST: u32 = 2;
+
+/// Selects exactly `k` of each row. Parameters: scores, values, indices; stride, values_stride (u64, in elements), vocab, k, flags
+/// (u32).
+///
+/// # Errors
+/// When a CTA cannot have so many threads.
+pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
+    check_threads(name, threads)?;
+    Builder::kernel(name, threads, |k| {
+        let (scores, values, indices) =
+            (k.global::<T>("scores"), k.global::<T>("values"), k.global::<i32>("indices"));
+        let (stride, values_stride) = (k.param::<u64>("stride"), k.param::<u64>("values_stride"));
+        let (vocab, count, flags) = (k.param::<u32>("vocab"), k.param::<u32>("k"), k.param::<u32>("flags"));
+        let at = k.cta().to_u64();
+        let (block, list) = (Block::new(k, threads), List::new(k));
+        let row = Row::new(&block, scores.at_wide(at * stride), vocab);
+        let (values, indices) = (values.at_wide(at * values_stride), indices.at_wide(at * count.to_u64()));
+        let survey = Survey::new(&block, &row, Kind::Scores);
+        k.when_else(
+            survey.verdict.eq(GOOD),
+            || {
+                let elements = Elements::new(block, list, row);
+                let last_first = (flags & LAST_FIRST).ne(0);
+                let ranking = Ranking::new(elements, &survey, (&|_, x| x, last_first), count);
+                ranking.emit((count, (flags & SORTED).eq(0)), |rank, place| {
+                    values.at(rank).store(T::of(row.element(place)));
+                    indices.at(rank).store(place.reinterpret::<i32>());
+                });
+            },
+            || {
+                k.repeat((k.thread(), count), threads, |rank| {
+                    values.at(rank).store(T::of(k.constant(f32::NAN)));
+                    indices.at(rank).store(-1_i32);
+                });
+            },
+        );
+    })
+}
+
+/// Replaces numbers below the `count`-th greatest of their row by -inf. Parameters: scores, counts, out; stride, out_stride (u64, in elements),
+/// vocab (u32). A count is at least 1; from `vocab` on all stay.
+///
+/// # Errors
+/// When a CTA cannot have so many threads.
+pub fn top_k_mask<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
+    check_threads(name, threads)?;
+    Builder::kernel(name, threads, |k| {
+        let (scores, counts, out) =
+            (k.global::<T>("scores"), k.global::<u32>("counts"), k.global::<T>("out"));
+        let (stride, out_stride) = (k.param::<u64>("stride"), k.param::<u64>("out_stride"));
+        let vocab = k.param::<u32>("vocab");
+        let at = k.cta().to_u64();
+        let (block, list) = (Block::new(k, threads), List::new(k));
+        let row = Row::new(&block, scores.at_wide(at * stride), vocab);
+        let count = counts.at(k.cta()).load().min(vocab);
+        let survey = Survey::new(&block, &row, Kind::Scores);
+        let sink = Sink::new(&row, out.at_wide(at * out_stride));
+        k.when_else(
+            survey.verdict.eq(GOOD),
+            || {
+                let elements = Elements::new(block, list, row);
+                let number = |_, x| x;
+                Ranking::new(elements, &survey, (&number, k.constant(false)), count);
+                let (least, _) = elements.threshold(&number, &|_, _| k.constant(1_u64), count.to_u64());
+                sink.replace(&row, |_, x| x.ge(least).select(x, f32::NEG_INFINITY));
+            },
+            || sink.replace(&row, |_, _| k.constant(f32::NAN)),
+        );
+    })
+}

@@ -1,0 +1,78 @@
+//! Rows for tests, on the CPU and in the simulator.
+
+use half::{bf16, f16};
+use tilewright::sampling::SamplingParams;
+use tilewright::{Element, View};
+use tilewright_kernels::sampling::{Number, request_words};
+use tilewright_ptx::{
+    ir::Kernel,
+    sim::{Arg, Launch, Memory},
+};
+
+/// Elements of the engine and of kernels.
+pub(crate) trait Both: Element + Number {}
+impl Both for f32 {}
+impl Both for f16 {}
+impl Both for bf16 {}
+
+/// Rows of `vocab` numbers, `stride` elements from one to the next, `begin` elements behind an aligned address.
+pub(crate) struct Rows<T> {
+    pub(crate) data: Vec<T>,
+    pub(crate) begin: usize,
+    pub(crate) shape: [usize; 2],
+    pub(crate) stride: usize,
+}
+
+impl<T: Both> Rows<T> {
+    pub(crate) fn new(
+        (rows, vocab): (usize, usize),
+        (begin, gap): (usize, usize),
+        value: impl Fn(usize, usize) -> f32,
+    ) -> Self {
+        let stride = vocab + gap;
+        let mut data = vec![<T as Element>::from_f32(f32::NAN); begin + rows * stride];
+        for row in 0..rows {
+            for i in 0..vocab {
+                data[begin + row * stride + i] = Element::from_f32(value(row, i));
+            }
+        }
+        Self { data, begin, shape: [rows, vocab], stride }
+    }
+
+    /// On the CPU.
+    pub(crate) fn view(&self) -> View<'_>
+    where
+        for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
+    {
+        View::strided(&self.data[self.begin..], &self.shape, &[self.stride, 1])
+            .expect("rows inside of their memory")
+    }
+
+    /// In the simulator: the address of the first row.
+    pub(crate) fn load(&self, memory: &mut Memory) -> u64 {
+        memory.alloc_from(&self.data) + (self.begin * size_of::<T>()) as u64
+    }
+}
+
+/// Bell-shaped numbers between -6 and 6.
+pub(crate) fn bell(row: usize, i: usize) -> f32 {
+    let mut state =
+        (row as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ (i as u64).wrapping_mul(0xD134_2543_DE82_EF95);
+    let mut next = || {
+        state ^= state >> 31;
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / (1u64 << 24) as f32 - 0.5
+    };
+    3.0 * (next() + next() + next() + next())
+}
+
+/// The words of requests, in the simulator.
+pub(crate) fn requests(params: &[SamplingParams], memory: &mut Memory) -> u64 {
+    memory.alloc_from(&params.iter().flat_map(request_words).collect::<Vec<u32>>())
+}
+
+/// Runs a kernel with a CTA for each of `rows` rows.
+pub(crate) fn run(kernel: &Kernel, rows: usize, args: &[Arg], (seed, memory): (u64, &mut Memory)) {
+    let done = Launch { kernel, grid: [rows as u32, 1, 1], args, seed }.run(memory);
+    done.unwrap_or_else(|fault| panic!("{}, seed {seed}: {fault}", kernel.name));
+}

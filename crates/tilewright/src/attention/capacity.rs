@@ -1,0 +1,321 @@
+//! How much a plan has room for: what a batch may have at most, and what then no schedule exceeds.
+//!
+//! A plan of fixed capacity is rewritten in place, step by step, and its arrays and workspace never move or grow: a captured CUDA
+//! graph stays right. The bounds follow from how units are cut; with `t` query tokens in a tile, `w` workers:
+//!
+//! | | balanced | pieces of a fixed length |
+//! |---|---|---|
+//! | items | units + w: a worker's share ends inside one unit at most | units · pieces of the longest request |
+//! | partial rows | 2 (w - 1) items of t tokens: each cut leaves two pieces at most | those of all items |
+//!
+//! Rows that look at levels have a partial state of each level besides.
+
+use super::{
+    plan::Plan,
+    problem::Problem,
+    requests::{KvSource, Requests},
+    schedule::{Schedule, Split, Tiling, tile_tokens},
+};
+use crate::{Error, Result};
+
+/// What the batches of a plan of fixed capacity may have at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Capacity {
+    /// Requests of a batch.
+    pub requests: usize,
+    /// Query rows of a batch. Tensors of a run may have exactly so many, whatever the batch has.
+    pub rows: usize,
+    /// Query rows of one request.
+    pub qo_len: usize,
+    /// Keys of one request; in a cascade, of one segment.
+    pub kv_len: usize,
+    /// Entries of the page indices, those of levels too; blocks of a block-sparse batch; nothing of a ragged one.
+    pub pages: usize,
+    /// Levels of a cascade.
+    pub levels: usize,
+    /// Bytes of packed masks.
+    pub mask_bytes: usize,
+}
+
+impl Capacity {
+    /// Requests of any number of query rows, neither levels nor masks. A request may have all rows and all keys.
+    pub fn new(requests: usize, rows: usize, pages: usize) -> Self {
+        let kv_len = i32::MAX as usize;
+        Self { requests, rows, qo_len: rows, kv_len, pages, levels: 0, mask_bytes: 0 }
+    }
+
+    /// Requests that decode, one query row each.
+    pub fn decode(requests: usize, pages: usize) -> Self {
+        Self { qo_len: 1, ..Self::new(requests, requests, pages) }
+    }
+
+    /// Bounds the keys of one request, which bounds the workspace where keys are divided at fixed places.
+    #[must_use]
+    pub fn with_kv_len(self, kv_len: usize) -> Self {
+        Self { kv_len, ..self }
+    }
+
+    /// Leaves room for levels of shared keys, given or found.
+    #[must_use]
+    pub fn with_levels(self, levels: usize) -> Self {
+        Self { levels, ..self }
+    }
+
+    /// Leaves room for the bits of masks.
+    #[must_use]
+    pub fn with_mask_bytes(self, mask_bytes: usize) -> Self {
+        Self { mask_bytes, ..self }
+    }
+}
+
+/// What no schedule of a batch within capacity exceeds: the room of a plan's arrays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Requests.
+    pub requests: usize,
+    /// Page indices, or blocks.
+    pub pages: usize,
+    /// Bytes of packed masks.
+    pub mask_bytes: usize,
+    /// Work items.
+    pub items: usize,
+    /// Merges.
+    pub merges: usize,
+    /// Sources of merges.
+    pub sources: usize,
+    /// Partial rows of the workspace.
+    pub partial_rows: usize,
+}
+
+impl Room {
+    /// Exactly what a plan has.
+    pub(super) fn of(plan: &Plan) -> Self {
+        let (requests, schedule) = (&plan.requests, &plan.schedule);
+        Self {
+            requests: requests.requests.len(),
+            pages: requests.source.indices().len(),
+            mask_bytes: requests.mask.bytes().len(),
+            items: schedule.items.len(),
+            merges: schedule.merges.len(),
+            sources: schedule.sources.len(),
+            partial_rows: schedule.partial_rows,
+        }
+    }
+}
+
+/// A capacity for one problem, device and kind of batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Fixed {
+    pub(crate) capacity: Capacity,
+    pub(crate) room: Room,
+    kind: Kind,
+}
+
+/// What a captured launch has as an argument, and no plan may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Paged { page_size: usize },
+    Ragged,
+    Blocks { block: usize },
+}
+
+impl Kind {
+    fn of(source: &KvSource) -> Self {
+        match *source {
+            KvSource::Paged { page_size, .. } => Self::Paged { page_size },
+            KvSource::Ragged { .. } => Self::Ragged,
+            KvSource::Blocks { block, .. } => Self::Blocks { block },
+        }
+    }
+
+    fn describe(self) -> String {
+        match self {
+            Self::Paged { page_size } => format!("keys in pages of {page_size}"),
+            Self::Ragged => "ragged keys".to_owned(),
+            Self::Blocks { block } => format!("sparse blocks of {block} keys"),
+        }
+    }
+}
+
+impl Fixed {
+    /// The room that batches like `requests` need at most.
+    pub(crate) fn new(
+        capacity: Capacity,
+        (problem, tiling): (&Problem, &Tiling),
+        split: Split,
+        requests: &Requests,
+    ) -> Self {
+        let kind = Kind::of(&requests.source);
+        let bounds = Bounds::new(capacity, (problem, tiling), kind);
+        Self { capacity, room: bounds.room(split), kind }
+    }
+
+    /// Checks a batch, before its schedule.
+    pub(crate) fn check_batch(&self, operator: &'static str, batch: &Requests) -> Result<()> {
+        let (capacity, kind) = (&self.capacity, Kind::of(&batch.source));
+        crate::ensure!(
+            kind == self.kind,
+            operator,
+            "the batch has {}, the plan is for {}",
+            kind.describe(),
+            self.kind.describe()
+        );
+        let mut begin = 0;
+        let qo_lens =
+            batch.requests.iter().map(|request| request.end - std::mem::replace(&mut begin, request.end));
+        let qo_len = qo_lens.max().unwrap_or(0);
+        let kv_len = batch.segments.iter().map(|segment| segment.kv_len).max().unwrap_or(0);
+        let shared = batch.segments.len().saturating_sub(batch.requests.len());
+        let counts = [
+            ("requests", batch.requests.len(), capacity.requests),
+            ("query rows", batch.num_rows(), capacity.rows),
+            ("query rows in one request", qo_len, capacity.qo_len),
+            ("keys in one request", kv_len, capacity.kv_len),
+            ("pages", batch.source.indices().len(), capacity.pages),
+            ("bytes of masks", batch.mask.bytes().len(), capacity.mask_bytes),
+        ];
+        check(operator, &counts)?;
+        let most = capacity.levels.saturating_mul(capacity.requests);
+        crate::ensure!(
+            shared <= most || kind.is_blocks(),
+            operator,
+            "the batch has {shared} shared segments, the capacity is {most}: {} levels",
+            capacity.levels
+        );
+        Ok(())
+    }
+
+    /// Checks a schedule; only levels that were found, and blocks, can have too much.
+    pub(crate) fn check_schedule(&self, operator: &'static str, schedule: &Schedule) -> Result<()> {
+        let room = &self.room;
+        let counts = [
+            ("work items", schedule.items.len(), room.items),
+            ("merges", schedule.merges.len(), room.merges),
+            ("states to merge", schedule.sources.len(), room.sources),
+            ("partial rows", schedule.partial_rows, room.partial_rows),
+        ];
+        check(operator, &counts)
+    }
+}
+
+impl Kind {
+    fn is_blocks(self) -> bool {
+        matches!(self, Self::Blocks { .. })
+    }
+}
+
+/// Refuses the first count that is above its limit.
+fn check(operator: &'static str, counts: &[(&str, usize, usize)]) -> Result<()> {
+    match counts.iter().find(|(_, count, most)| count > most) {
+        Some((what, count, most)) => {
+            Err(Error::new(operator, format!("the batch has {count} {what}, the capacity is {most}")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// From a capacity to the room for its schedules. Counts saturate: what is too much for memory is refused there.
+struct Bounds {
+    capacity: Capacity,
+    workers: usize,
+    kv_tokens: usize,
+    kv_heads: usize,
+    group: usize,
+    /// KV heads of an item.
+    item_heads: usize,
+    /// Rows of an item, query tokens times heads.
+    item_rows: usize,
+    /// Query tokens of a tile.
+    tile: usize,
+    /// Segments of a level at most, and how many a row looks at.
+    segments: usize,
+    depth: usize,
+    /// Keys of all segments together.
+    tokens: usize,
+}
+
+impl Bounds {
+    fn new(capacity: Capacity, (problem, tiling): (&Problem, &Tiling), kind: Kind) -> Self {
+        let Capacity { requests, rows, qo_len, kv_len, pages, levels, .. } = capacity;
+        let (group, kv_heads) = (problem.heads().group(), problem.heads().kv);
+        let depth = levels.saturating_add(1);
+        // blocks of rows, and groups of requests, are no shorter than requests
+        let segments = if kind.is_blocks() { rows } else { requests };
+        let longest = if kind.is_blocks() || depth > 1 { rows } else { qo_len };
+        let tile = tile_tokens(problem, tiling).min(longest.max(1));
+        let item_heads = tiling.kv_heads.clamp(1, kv_heads);
+        let all = segments.saturating_mul(depth).saturating_mul(kv_len);
+        let tokens = match kind {
+            Kind::Paged { page_size: tokens } | Kind::Blocks { block: tokens } => {
+                pages.saturating_mul(tokens).min(all)
+            }
+            Kind::Ragged => all,
+        };
+        Self {
+            capacity: Capacity { qo_len: longest, ..capacity },
+            workers: tiling.workers,
+            kv_tokens: tiling.kv_tokens,
+            kv_heads,
+            group,
+            item_heads,
+            item_rows: tiling.q_rows.max(group * tile).min(item_heads * group * tile),
+            tile,
+            segments,
+            depth,
+            tokens,
+        }
+    }
+
+    /// Tiles of query rows of all segments.
+    fn tiles(&self) -> usize {
+        let rows = self.capacity.rows;
+        rows.min((rows / self.tile).saturating_add(self.segments)).saturating_mul(self.depth)
+    }
+
+    /// Pieces of `tokens` keys of all tiles, for one head: bounded by the longest request, and by all keys.
+    fn pieces(&self, tokens: usize) -> usize {
+        let longest = self.capacity.kv_len.min(self.tokens).div_ceil(tokens).max(1);
+        let of_all = (self.tokens / tokens).saturating_add(self.segments.saturating_mul(self.depth));
+        let tiles = self.capacity.qo_len.div_ceil(self.tile);
+        self.tiles().saturating_mul(longest).min(of_all.saturating_mul(tiles))
+    }
+
+    fn room(&self, split: Split) -> Room {
+        let Capacity { requests, rows, kv_len, pages, mask_bytes, .. } = self.capacity;
+        let units = self.tiles().saturating_mul(self.kv_heads);
+        // what cutting adds: items, and rows and heads of each
+        let (added, added_rows, added_heads) = match split {
+            Split::Balanced => (self.workers.saturating_sub(1), self.item_rows, self.item_heads),
+            Split::Fixed { tokens } if tokens < kv_len => {
+                let tokens = tokens.next_multiple_of(self.kv_tokens).max(1);
+                let pieces = self.pieces(tokens).saturating_mul(self.kv_heads);
+                (pieces.saturating_sub(1), self.group * self.tile, 1)
+            }
+            Split::Fixed { .. } | Split::Never => (0, 0, 0),
+        };
+        let items = match split {
+            Split::Balanced => units.saturating_add(added),
+            _ => units.max(added.saturating_add(1)),
+        };
+        // of p pieces of a unit p - 1 are added by cuts, so that partial ones are at most twice as many as cuts
+        let cut = added.saturating_mul(2).min(items.saturating_mul(added.min(1)));
+        let mut room = Room {
+            requests,
+            pages,
+            mask_bytes,
+            items,
+            merges: added.min(units),
+            sources: cut,
+            partial_rows: cut.saturating_mul(added_rows),
+        };
+        if self.depth > 1 {
+            // every row of every level besides; a merge may begin at every row
+            let states = rows.saturating_mul(self.depth).saturating_mul(self.kv_heads);
+            let rows_added = added.saturating_mul(added_rows);
+            room.partial_rows = states.saturating_mul(self.group).saturating_add(rows_added);
+            room.merges = rows.saturating_mul(self.kv_heads);
+            room.sources = states.saturating_add(added.saturating_mul(self.tile * added_heads));
+        }
+        room
+    }
+}

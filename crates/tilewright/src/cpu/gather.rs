@@ -1,0 +1,20 @@
+//! Rows of a table by their numbers, on the CPU.
+
+use crate::{
+    Cpu, Element, View, ViewMut,
+    rows::{Rows, rows_mut},
+    with_dtype,
+};
+
+pub(super) fn gather_rows(cpu: &Cpu, table: View<'_>, ids: &[i32], out: ViewMut<'_>) {
+    let width = out.shape()[1];
+    with_dtype!(table.dtype(), From => {
+        let rows = Rows::<From>::new(table);
+        with_dtype!(out.dtype(), To => {
+            cpu.each_row(rows_mut::<To>(out), width, || (), |(), at, out| {
+                let row = rows.get(ids[at] as usize);
+                out.iter_mut().zip(row).for_each(|(to, from)| *to = To::from_f32(from.to_f32()));
+            });
+        });
+    });
+}
