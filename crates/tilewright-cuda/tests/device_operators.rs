@@ -1,4 +1,4 @@
-//! What the backend does beside the engine's operators, in the simulator: bits, segments.
+//! What the backend does beside the engine's operators, in the simulator: bits, and products by segments.
 
 use half::bf16;
 use tilewright::{

@@ -1,8 +1,11 @@
 //! Products with weights by the kernels of `tilewright_kernels::gemm`.
 
-use super::{Gpu, geometry::extent};
+use super::{
+    Gpu,
+    geometry::{bytes, extent},
+};
 use crate::machine::Machine;
-use tilewright::{Error, Result, View, ViewMut, ensure};
+use tilewright::{Error, Result, View, ViewMut, ensure, tensor::DeviceMemory};
 use tilewright_kernels::gemm::{Groups, Matrix, Product};
 
 const OPERATOR: &str = "gemm.linear";
@@ -93,8 +96,12 @@ impl<M: Machine> Gpu<M> {
         if longest == 0 || features == 0 {
             return Ok(());
         }
-        let (indptr_at, kept) = self.checked_indices(SEGMENTS, "indptr", indptr, rows + 1)?;
-        let ids = ids.map(|ids| self.checked_indices(SEGMENTS, "ids", ids, num_weights)).transpose()?;
+        for (at, &id) in ids.unwrap_or_default().iter().enumerate() {
+            let is_there = usize::try_from(id).is_ok_and(|id| id < num_weights);
+            ensure!(is_there, SEGMENTS, "ids[{at}] = {id} is not in 0..{num_weights}");
+        }
+        let indptr_at = self.upload(&bytes(indptr, i32::to_le_bytes))?;
+        let ids = ids.map(|ids| self.upload(&bytes(ids, i32::to_le_bytes))).transpose()?;
         let size = |name, size| extent(SEGMENTS, name, size);
         let product = Product {
             shape: [size("rows", rows)?, size("out_features", features)?, size("in_features", inputs)?],
@@ -103,16 +110,14 @@ impl<M: Machine> Gpu<M> {
             bias: None,
             out: matrix(self, SEGMENTS, "out", &out.as_view(), 0)?,
             groups: Some(Groups {
-                indptr: indptr_at,
-                ids: ids.as_ref().map_or(0, |ids| ids.0),
+                indptr: indptr_at.address(),
+                ids: ids.as_ref().map_or(0, DeviceMemory::address),
                 segments: size("segments", segments)?,
                 longest,
                 stride: weights.strides()[0] as u64,
             }),
         };
-        run(self, SEGMENTS, &product)?;
-        drop((kept, ids)); // behind the launch
-        Ok(())
+        run(self, SEGMENTS, &product) // behind it what was brought is given back
     }
 }
 

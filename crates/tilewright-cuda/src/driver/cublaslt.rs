@@ -14,7 +14,7 @@ use cudarc::cublaslt::{
     sys,
 };
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     ffi::c_void,
     sync::{Arc, Mutex, OnceLock},
 };
@@ -154,10 +154,11 @@ impl Library {
         if plans.len() >= MOST && !plans.contains_key(&key) {
             plans.clear();
         }
-        if !plans.contains_key(&key) {
-            plans.insert(key, Plan::find(self.handle, key)?);
-        }
-        let Some(Some(plan)) = plans.get(&key) else { return Ok(false) };
+        let plan = match plans.entry(key) {
+            Entry::Occupied(found) => found.into_mut(),
+            Entry::Vacant(place) => place.insert(Plan::find(self.handle, key)?),
+        };
+        let Some(plan) = plan else { return Ok(false) };
         if let Some((_, bias)) = product.bias {
             plan.set(sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
         }

@@ -19,9 +19,9 @@ pub(super) fn all() -> Vec<Configured> {
         }),
         plain(named("top_k_bf16_1024"), ALL, |name| sampling::top_k::<bf16>(name, 1024)),
         plain(named("top_k_mask_f32_128"), ALL, |name| sampling::top_k_mask::<f32>(name, 128)),
-        plain(named("logprobs_bf16_1024"), ALL, |name| sampling::logprobs::<bf16>(name, 1024)),
-        plain(named("chain_logits_f32_bf16_1024"), ALL, move |name| {
-            sampling::chain::<f32, bf16>(name, logits)
+        plain(named("logprobs_bf16_512"), ALL, |name| sampling::logprobs::<bf16>(name, 512)),
+        plain(named("chain_logits_f32_bf16_512"), ALL, move |name| {
+            sampling::chain::<f32, bf16>(name, Sample { threads: 512, ..logits })
         }),
         plain(named("chain_probs_f32_f32_128"), ALL, move |name| sampling::chain::<f32, f32>(name, probs)),
         plain(named("mask_tokens_bf16"), ALL, sampling::mask_tokens::<bf16>),

@@ -205,17 +205,15 @@ pub fn append(name: &str, config: Append) -> Result<Kernel, Invalid> {
             let loaded: Vec<_> = (0..EACH).map(load).collect();
             table.find(k, place, |page, slot| {
                 let row = cache.at_wide(page.to_u64() * strides[0] + slot.to_u64() * strides[1]);
-                for (i, loaded) in (0..EACH).zip(&loaded) {
+                (0..EACH).zip(&loaded).for_each(|(i, loaded)| {
                     let (is_there, head, column) = of_token(i);
                     let to = row.at_wide(head.to_u64() * strides[2]).at(column);
-                    k.when(is_there, || {
-                        let chunk = match &scale {
-                            None => loaded.to(config.dtypes.1),
-                            Some(scale) => loaded.divided(config.dtypes.1, scale.of(page, head)),
-                        };
-                        chunk.store(to);
+                    let dtype = config.dtypes.1;
+                    k.when(is_there, || match &scale {
+                        None => loaded.to(dtype).store(to),
+                        Some(scale) => loaded.divided(dtype, scale.of(page, head)).store(to),
                     });
-                }
+                });
             });
         });
     })

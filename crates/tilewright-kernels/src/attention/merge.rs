@@ -143,10 +143,9 @@ fn merge_state(name: &str, config: Merge) -> Result<Kernel, Invalid> {
             let head = Head::new(k, config, (place, sizes));
             let loaded = states.each_ref().map(|state| (head.load(state, None), head.lse(state, None)));
             // the threads of a head have read its LSE before one of them writes it
-            if config.rows.of_cta() == 1 {
-                k.sync_threads()
-            } else {
-                k.sync_warp()
+            match config.rows.of_cta() {
+                1 => k.sync_threads(),
+                _ => k.sync_warp(),
             }
             head.begin(loaded[0].1.max(loaded[1].1));
             loaded.iter().for_each(|(chunks, lse)| head.add(chunks, *lse));

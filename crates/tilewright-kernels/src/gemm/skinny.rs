@@ -106,15 +106,19 @@ impl<'k> Cta<'k> {
                     (left, right)
                 })
                 .collect();
-            for ([low, high], right) in loaded {
-                for (sums, x) in sums.iter().zip(right) {
-                    for i in [0, 2] {
-                        let left = [low[i], high[i], low[i + 1], high[i + 1]];
-                        k.mma(fragment(self.config.elements), *sums, left, [x[i], x[i + 1]]);
-                    }
-                }
+            for (left, right) in loaded {
+                sums.iter().zip(right).for_each(|(sums, x)| self.add(*sums, left, x));
             }
         });
+    }
+
+    /// Adds the products of a lane's chunks: of both halves of the features, and of eight rows.
+    #[track_caller]
+    fn add(&self, sums: [Var<'k, f32>; 4], [low, high]: [[Value<'k, u32>; 4]; 2], x: [Value<'k, u32>; 4]) {
+        for i in [0, 2] {
+            let left = [low[i], high[i], low[i + 1], high[i + 1]];
+            self.k.mma(fragment(self.config.elements), sums, left, [x[i], x[i + 1]]);
+        }
     }
 
     /// 16 bytes, or zeros.

@@ -140,6 +140,14 @@ impl<'k> Cta<'k> {
         ]
     }
 
+    /// Adds the products of an input.
+    #[track_caller]
+    fn add(&self, x: [Value<'k, f32>; EACH as usize], weight: [Value<'k, f32>; EACH as usize]) {
+        for (sums, x) in self.sums.iter().zip(x) {
+            sums.iter().zip(weight).for_each(|(sum, weight)| sum.set(x.mul_add(weight, sum.get())));
+        }
+    }
+
     fn run(&self) {
         let (k, thread) = (self.k, self.k.thread());
         let (down, sideways) = (thread / (TILE / EACH), thread % (TILE / EACH));
@@ -149,14 +157,9 @@ impl<'k> Cta<'k> {
             k.sync_threads();
             self.sides.iter().zip(&loaded).for_each(|(side, chunks)| side.keep(chunks));
             k.sync_threads();
-            for input in 0..DEPTH {
-                let [x, weight] = [self.sides[0].four(input, down), self.sides[1].four(input, sideways)];
-                for (sums, x) in self.sums.iter().zip(x) {
-                    for (sum, weight) in sums.iter().zip(weight) {
-                        sum.set(x.mul_add(weight, sum.get()));
-                    }
-                }
-            }
+            (0..DEPTH).for_each(|input| {
+                self.add(self.sides[0].four(input, down), self.sides[1].four(input, sideways));
+            });
         });
         let (row, feature) = (self.sides[0].first + down * EACH, self.sides[1].first + sideways * EACH);
         for (i, sums) in (0..EACH).zip(&self.sums) {

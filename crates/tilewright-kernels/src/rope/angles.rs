@@ -44,8 +44,8 @@ pub(super) fn computed<'k>(
 #[track_caller]
 fn cos_sin(angle: Value<'_, u64>) -> [Value<'_, f32>; 2] {
     // factors of r² from the highest power on, for |r| ≤ π / 4
-    const SIN: [f32; 4] = [2.755_731_9e-6, -1.984_127e-4, 8.333_333e-3, -1.666_666_7e-1];
-    const COS: [f32; 5] = [-2.755_731_9e-7, 2.480_158_7e-5, -1.388_888_9e-3, 4.166_666_7e-2, -0.5];
+    const SIN: [f32; 4] = [2.755_731_9e-6, -1.984_127e-4, 8.333_334e-3, -1.666_666_7e-1];
+    const COS: [f32; 5] = [-2.755_732e-7, 2.480_158_8e-5, -1.388_888_9e-3, 4.166_666_8e-2, -0.5];
     let angle = angle.high();
     let quarter = (angle + (1 << 29)) >> 30;
     let rest = (angle - (quarter << 30)).reinterpret::<i32>();

@@ -31,7 +31,7 @@ impl Rows {
         let wanted = chunks.div_ceil(EACH);
         match chunks {
             ..=32 => Some(Self { threads: chunks.max(1).next_power_of_two(), each: 1 }),
-            ..=128 => Some(Self { threads: 32, each: EACH }),
+            33..=128 => Some(Self { threads: 32, each: EACH }),
             _ => CLASSES
                 .into_iter()
                 .find(|&threads| threads >= wanted)

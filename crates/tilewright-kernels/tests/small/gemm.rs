@@ -47,7 +47,7 @@ impl Case {
 
     fn ends(&self) -> Ends {
         let product = self.product;
-        let pairs = product.shape[1] % 2 == 0 && product.out.stride % 2 == 0;
+        let pairs = product.shape[1].is_multiple_of(2) && product.out.stride.is_multiple_of(2);
         Ends { bias: product.bias.map(|bias| bias.0), out: product.out.dtype, pairs, grouped: false }
     }
 
