@@ -19,7 +19,7 @@ mod card;
 pub mod machine;
 mod simulator;
 
-pub use backend::Gpu;
+pub use backend::{DeviceBatch, Gpu};
 pub use card::Card;
 pub use driver::{
     Assembled, Buffer, Capture, Context, Error, ErrorKind, Event, Executable, Function, Graph, Limits,

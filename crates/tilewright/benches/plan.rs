@@ -7,7 +7,7 @@
 use std::{error::Error, fmt::Write as _, hint::black_box, time::Instant};
 use tilewright::{
     Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem,
-    attention::{Planner, Split, Tiling},
+    attention::{Capacity, Planner, Split, Tiling},
 };
 
 const PAGE_SIZE: usize = 16;
@@ -15,7 +15,7 @@ const PAGE_SIZE: usize = 16;
 const ROUNDS: usize = 2000;
 /// Microseconds that a batch of so many requests may take.
 const TARGETS: [(usize, f64); 4] = [(1, 5.0), (64, 10.0), (256, 20.0), (1024, 60.0)];
-const COLUMNS: &str = "requests,lengths,workers,q_rows,pages,items,merges,target_us,plan_us,plan_best_us";
+const COLUMNS: &str = "requests,lengths,workers,q_rows,pages,items,merges,target_us,plan_us,plan_best_us,replan_us,replan_best_us";
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -100,9 +100,12 @@ impl Case {
             black_box(planner.plan_with(black_box(&batch), Split::Balanced).map(drop))?;
             Ok(())
         })?;
+        let capacity = Capacity::decode(self.requests, indices.len());
+        let mut fixed = planner.plan_with_capacity(&capacity, &batch, Split::Balanced)?;
+        let replanned = times(|| Ok(planner.replan(&mut fixed, black_box(&batch))?))?;
         let mut line = format!("{},{},{},{},{pages}", self.requests, self.lengths, self.workers, self.q_rows);
         write!(line, ",{},{}", plan.schedule().items.len(), plan.schedule().merges.len())?;
-        write!(line, ",{target},{:.2},{:.2}", fresh.0, fresh.1)?;
+        write!(line, ",{target},{:.2},{:.2},{:.2},{:.2}", fresh.0, fresh.1, replanned.0, replanned.1)?;
         Ok(line)
     }
 }

@@ -19,6 +19,7 @@ mod tables;
 
 use crate::machine::{Limits, Machine};
 use append_places::AppendPlaces;
+pub use attention::DeviceBatch;
 use kernels::Kernels;
 use std::sync::Arc;
 use tables::Tables;

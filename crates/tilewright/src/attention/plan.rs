@@ -100,6 +100,23 @@ impl Plan {
         self.prepared.0.as_ref()
     }
 
+    /// The same plan with something else that a backend made of it; for backends that make plans themselves.
+    #[must_use]
+    pub fn with_prepared(mut self, prepared: Opaque) -> Self {
+        self.prepared = Prepared(Some(prepared));
+        self
+    }
+
+    /// How its keys are divided.
+    pub fn split(&self) -> Split {
+        self.split
+    }
+
+    /// How its work is cut.
+    pub fn tiling(&self) -> &Tiling {
+        &self.tiling
+    }
+
     /// Total query rows of the batch.
     pub fn num_rows(&self) -> usize {
         self.requests.num_rows()

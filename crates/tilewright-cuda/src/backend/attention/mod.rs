@@ -4,6 +4,7 @@ mod arguments;
 mod flatten;
 mod hooks;
 mod kernel;
+mod lengths;
 
 use super::Gpu;
 use crate::machine::Machine;
@@ -11,6 +12,7 @@ use arguments::Held;
 use flatten::{Flat, Places};
 use hooks::Buffers;
 use kernel::Built;
+pub use lengths::DeviceBatch;
 use std::sync::Arc;
 use tilewright::{
     Error, Opaque, Output, Plan, Problem, Result, ViewMut,
@@ -30,6 +32,8 @@ pub(super) struct DevicePlan {
     workers: u32,
     /// Room of the workspace.
     partial_rows: usize,
+    /// How a kernel makes it, where it is made of lengths on the device.
+    lengths: Option<lengths::Made>,
     flat: Flat,
     /// Where it all lies.
     memory: DeviceMemory,
@@ -73,7 +77,17 @@ impl<M: Machine> Gpu<M> {
         }
         let (layout, page_size) = flatten::layout(plan);
         let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.room().partial_rows);
-        Ok(Some(Arc::new(DevicePlan { args, layout, page_size, workers, partial_rows, flat, memory })))
+        let lengths = None;
+        Ok(Some(Arc::new(DevicePlan {
+            args,
+            layout,
+            page_size,
+            workers,
+            partial_rows,
+            lengths,
+            flat,
+            memory,
+        })))
     }
 
     pub(super) fn run_attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
@@ -94,7 +108,8 @@ impl<M: Machine> Gpu<M> {
         let mut held = Held::new();
         let tensors: (&ViewMut<'_>, Option<&ViewMut<'_>>) = (&out.o, out.lse.as_ref());
         let mut call = self.call((plan.problem(), device_plan), inputs, tensors, workspace, &mut held)?;
-        if plan.num_rows() == 0 {
+        // what is recorded with an empty batch is replayed with others
+        if plan.num_rows() == 0 && plan.capacity().is_none() {
             return Ok(());
         }
         let variant = inputs.variant();

@@ -1,0 +1,150 @@
+//! Plans of batches whose lengths are on the device: a kernel makes them, the host reads nothing.
+//!
+//! The plan is one of fixed capacity, with memory for its arrays; a launch fills them from what the batch's arrays hold then. A graph
+//! that records the launch, and the runs behind it, is right for whatever the arrays hold when it is replayed.
+
+use super::{DevicePlan, flatten};
+use crate::{backend::Gpu, machine::Machine};
+use std::sync::Arc;
+use tilewright::{
+    Error, Mask, Plan, Problem, Result,
+    attention::{Capacity, Split, Tiling},
+    tensor::DeviceMemory,
+};
+use tilewright_kernels::attention::{
+    call::{KvLayout, UNLIMITED},
+    plan_device::{Call, MAX_LEN, MAX_REQUESTS, MAX_SPANS, MAX_WORKERS, Shape, plan_device},
+};
+
+const OPERATOR: &str = "attention.plan_on_device";
+
+/// Where a paged batch lies on the device: addresses of i32 arrays, as [`tilewright::PageTable`] has them. The host does not see
+/// what they hold: the kernel checks all but the page indices, which have to be pages of the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeviceBatch {
+    /// `[1]`: the number of requests, at most that of the capacity.
+    pub num_requests: u64,
+    /// `[num_requests + 1]`
+    pub qo_indptr: u64,
+    /// `[num_requests + 1]`
+    pub kv_indptr: u64,
+    /// `[num_requests]`
+    pub last_page_len: u64,
+    /// `[kv_indptr[num_requests]]`: read in place by every run.
+    pub indices: u64,
+}
+
+/// What makes a plan.
+#[derive(Debug)]
+pub(super) struct Made {
+    call: Call,
+    flags: DeviceMemory,
+}
+
+impl<M: Machine> Gpu<M> {
+    /// Binds `plan` to a batch on the device, and plans it for the first time. `plan` was made by
+    /// [`plan_with_capacity`](tilewright::Attention::plan_with_capacity), of any paged batch, an empty one for example, and with
+    /// `Split::Balanced`; its tensors have the rows of the capacity.
+    ///
+    /// # Errors
+    /// With all reasons: when the plan has no capacity, or one of levels, masks, or more than the kernel has threads for (1,024
+    /// requests, 1,023 workers, 2,048 tiles of query rows, 2^28 rows); when its keys are not in pages.
+    pub fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+        let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
+        let Some(before) = prepared else {
+            return Err(Error::new(OPERATOR, "the plan was made without a device"));
+        };
+        let shape = shape(&plan, before)?;
+        let places = flatten::Places::of(&plan);
+        let memory = self.allocate(places.bytes.max(1))?;
+        self.machine.fill(memory.address(), 0, places.bytes.max(1))?;
+        let (flags, mut args) = (self.allocate(4)?, places.at(memory.address()));
+        args.indices = batch.indices;
+        let arrays = [batch.num_requests, batch.qo_indptr, batch.kv_indptr, batch.last_page_len];
+        let call = Call { batch: arrays, plan: args, flags: flags.address(), shape };
+        let DevicePlan { layout, page_size, workers, partial_rows, .. } = *before;
+        let lengths = Some(Made { call, flags });
+        let flat = flatten::Flat::default();
+        let made = DevicePlan { args, layout, page_size, workers, partial_rows, lengths, flat, memory };
+        let plan = plan.with_prepared(Arc::new(made));
+        self.replan_on_device(&plan)?;
+        Ok(plan)
+    }
+
+    /// Plans what the arrays of the batch hold now: one launch, which waits for nothing and may be recorded.
+    ///
+    /// # Errors
+    /// When the plan is not one of [`Gpu::plan_on_device`], or the device refuses the launch.
+    pub fn replan_on_device(&self, plan: &Plan) -> Result<()> {
+        let made = made(plan)?;
+        let kernel = self.kernel(OPERATOR, "plan_device", plan_device)?;
+        self.machine.launch(&kernel, made.call.grid(), &made.call.args())
+    }
+
+    /// What the last planning found wrong: bits of [`Refusal`](tilewright_kernels::attention::plan_device::Refusal), 0 if
+    /// nothing. Then the plan is one of no requests. Waits for the device.
+    ///
+    /// # Errors
+    /// When the plan is not one of [`Gpu::plan_on_device`], and those of the device's work.
+    pub fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
+        let mut bytes = [0; 4];
+        self.machine.read(made(plan)?.flags.address(), &mut bytes)?;
+        Ok(u32::from_le_bytes(bytes))
+    }
+}
+
+fn made(plan: &Plan) -> Result<&Made> {
+    let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
+    let made = prepared.and_then(|prepared| prepared.lengths.as_ref());
+    made.ok_or_else(|| Error::new(OPERATOR, "the plan is not made of lengths on the device"))
+}
+
+/// What the kernel has to know, or why it cannot plan this.
+fn shape(plan: &Plan, before: &DevicePlan) -> Result<Shape> {
+    let (problem, tiling): (&Problem, &Tiling) = (plan.problem(), plan.tiling());
+    let Some(capacity) = plan.capacity() else {
+        return Err(Error::new(OPERATOR, "the plan has no fixed capacity"));
+    };
+    let Capacity { requests, rows, qo_len, kv_len, pages, levels, mask_bytes } = *capacity;
+    let heads = problem.heads();
+    let tile = (tiling.q_rows / heads.group()).max(1);
+    let spans = rows.min((rows / tile).saturating_add(requests));
+    let most = |what: &str, count: usize, most: u32| {
+        (count > most as usize).then(|| format!("{count} {what}, the most is {most}"))
+    };
+    let reasons: Vec<String> = [
+        (plan.split() != Split::Balanced)
+            .then(|| format!("keys divided {}, expected balanced", plan.split())),
+        (before.layout != KvLayout::Paged).then(|| "keys that are not in pages".to_owned()),
+        (tiling.kv_heads != 1).then(|| format!("items of {} KV heads, expected 1", tiling.kv_heads)),
+        most("levels", levels, 0),
+        most("bytes of masks", mask_bytes, 0),
+        most("requests", requests, MAX_REQUESTS),
+        most("query rows", rows, MAX_LEN),
+        most("pages", pages, i32::MAX as u32),
+        most("tiles of query rows", spans, MAX_SPANS),
+        most("workers", tiling.workers, MAX_WORKERS),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    tilewright::ensure!(reasons.is_empty(), OPERATOR, "{}", reasons.join("; "));
+    let (left, right) = match problem.mask() {
+        Mask::Full => (UNLIMITED, UNLIMITED),
+        Mask::Causal => (UNLIMITED, 0),
+        Mask::Window { left, right } => (left, right.unwrap_or(UNLIMITED)),
+    };
+    Ok(Shape {
+        group: heads.group() as u32,
+        kv_heads: heads.kv as u32,
+        page_size: before.page_size,
+        left,
+        right,
+        tile: tile as u32,
+        kv_tokens: tiling.kv_tokens as u32,
+        segment_overhead: tiling.segment_overhead as u32,
+        tile_load: tiling.tile_load as u32,
+        workers: tiling.workers as u32,
+        capacity: [requests, rows, qo_len, pages, kv_len.min(MAX_LEN as usize)].map(|count| count as u32),
+    })
+}
