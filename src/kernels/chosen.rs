@@ -67,8 +67,8 @@ mod tests {
     #[test]
     fn names_and_beginnings_mean_kernels() {
         assert_eq!(names(&[]).len(), tilewright_kernels::all().len());
-        assert_eq!(names(&["gemm_sm80"]), ["gemm_sm80"]);
-        let gemms = names(&["gemm*", "gemm_sm80"]);
+        assert_eq!(names(&["prefill_sm90_d128"]), ["prefill_sm90_d128"]);
+        let gemms = names(&["gemm*", "gemm_sm90_128x128"]);
         assert!(gemms.len() > 1 && gemms.iter().all(|name| name.starts_with("gemm")), "{gemms:?}");
         assert!(kernels(&["gemm".to_owned()]).is_err(), "a beginning says that it is one");
     }

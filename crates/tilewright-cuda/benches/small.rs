@@ -2,21 +2,25 @@
 //!
 //! 16,384 tokens of a model with hidden 4,096, 32 query and 8 KV heads of 128, a feed-forward layer of 14,336 and a vocabulary of
 //! 128,256. Bytes are those that have to be moved: what is read twice or comes from a table counts once or not at all. Buffers are
-//! larger than L2.
+//! larger than L2, but for products of few rows, where only the widest weight is.
 
 use half::bf16;
 use std::error::Error;
+use tilewright::{Dtype, rope::RopeStyle};
 use tilewright_cuda::Stream;
 use tilewright_kernels::{
-    activation::{Activation, Gated, act_and_mul},
-    append::{Append, append},
-    attention::merge::{Merge, merge_state, merge_states},
-    norm::{Norm, fused_add_rmsnorm, rmsnorm},
-    rope::{Rope, Style, rope},
+    activation::{self, Activation},
+    append,
+    attention::merge,
+    gemm::{Matrix, Product},
+    norm,
+    rope::{self, Angles},
     softmax::{Softmax, softmax},
+    tile::Strided,
 };
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
+const BF16: Dtype = Dtype::Bf16;
 const TOKENS: usize = 16_384;
 const HIDDEN: usize = 4096;
 const HEADS: (usize, usize) = (32, 8);
@@ -44,6 +48,7 @@ fn main() -> Outcome {
     activations(&device)?;
     appending(&device)?;
     merging(&device)?;
+    decoding(&device)?;
     probabilities(&device)
 }
 
@@ -78,40 +83,31 @@ impl Case<'_> {
     }
 }
 
-/// Addresses, then 32-bit numbers, then 64-bit ones.
-fn arguments(addresses: &[u64], words: &[u32], wide: &[usize]) -> Vec<Arg> {
-    let addresses = addresses.iter().map(|&address| Arg::U64(address));
-    let words = words.iter().map(|&word| Arg::U32(word));
-    addresses.chain(words).chain(wide.iter().map(|&wide| Arg::U64(wide as u64))).collect()
+/// Rows so many elements apart, of heads so many.
+fn rows(address: u64, strides: [usize; 2]) -> Strided {
+    Strided { address, strides: strides.map(|stride| stride as u64) }
 }
 
 fn norms(device: &Stream) -> Outcome {
-    let config = Norm { hidden: HIDDEN as u32, weight_plus_one: false };
     let elements = TOKENS * HIDDEN;
     let [x, residual, out] = [0, 1, 2].map(|_| device.filled::<bf16>(elements, 0x3c));
     let (x, residual, out, weight) = (x?, residual?, out?, device.filled::<bf16>(HIDDEN, 0x3c)?);
-    let grid = [config.ctas::<bf16>(TOKENS as u32), 1, 1];
-    let with_eps = |addresses: [u64; 3]| {
-        let mut arguments = arguments(&addresses, &[TOKENS as u32], &[HIDDEN; 2]);
-        arguments.push(Arg::F32(1e-6));
-        arguments
-    };
-    Case {
-        name: "rmsnorm",
-        kernel: rmsnorm::<bf16>("rmsnorm", config)?,
-        grid,
-        arguments: with_eps([x.address(), weight.address(), out.address()]),
-        bytes: 2 * elements * 2,
+    for (name, y, add) in [("rmsnorm", &out, false), ("fused_add_rmsnorm", &residual, true)] {
+        let call = norm::Call {
+            dtypes: (BF16, BF16),
+            shape: [TOKENS as u32, 1, HIDDEN as u32],
+            x: rows(x.address(), [HIDDEN, 0]),
+            y: rows(y.address(), [HIDDEN, 0]),
+            weight: (weight.address(), 1),
+            eps: 1e-6,
+            offset: 0.0,
+            add,
+        };
+        let (grid, arguments) = call.launch();
+        let (kernel, tensors) = (norm::norm("norm", call.norm())?, if add { 4 } else { 2 });
+        Case { name, kernel, grid, arguments, bytes: tensors * elements * 2 }.time(device)?;
     }
-    .time(device)?;
-    Case {
-        name: "fused_add_rmsnorm",
-        kernel: fused_add_rmsnorm::<bf16>("fused_add_rmsnorm", config)?,
-        grid,
-        arguments: with_eps([x.address(), residual.address(), weight.address()]),
-        bytes: 4 * elements * 2,
-    }
-    .time(device)
+    Ok(())
 }
 
 fn embeddings(device: &Stream) -> Outcome {
@@ -120,31 +116,29 @@ fn embeddings(device: &Stream) -> Outcome {
     let positions = device.upload(&(0..TOKENS as i32).collect::<Vec<_>>())?;
     let [q_d, k_d, q_out, k_out] = [q, k, q, k].map(|len| device.filled::<bf16>(len, 0x3c));
     let (from, to) = ([q_d?, k_d?], [q_out?, k_out?]);
-    let strides = [HEADS.0 * DIM, DIM, HEADS.1 * DIM, DIM];
-    let rest = [table.address(), positions.address()];
-    for (name, style, in_place) in [
-        ("rope, halves", Style::Halves, true),
-        ("rope, interleaved", Style::Interleaved, true),
-        ("rope, halves, to outputs", Style::Halves, false),
+    for (name, style, angles, in_place) in [
+        ("rope, halves", RopeStyle::Neox, Angles::Table, true),
+        ("rope, interleaved", RopeStyle::Interleaved, Angles::Table, true),
+        ("rope, halves, computed", RopeStyle::Neox, Angles::Turns, true),
+        ("rope, halves, to outputs", RopeStyle::Neox, Angles::Table, false),
     ] {
-        let config = Rope {
-            heads: (HEADS.0 as u32, HEADS.1 as u32),
-            head_dim: DIM as u32,
-            rotary_dim: DIM as u32,
+        let [from, to] = [&from, if in_place { &from } else { &to }]
+            .map(|[q, k]| [rows(q.address(), [HEADS.0 * DIM, DIM]), rows(k.address(), [HEADS.1 * DIM, DIM])]);
+        let call = rope::Call {
+            dtype: BF16,
             style,
-            in_place,
+            angles,
+            angles_at: table.address(),
+            positions: positions.address(),
+            tokens: TOKENS as u32,
+            heads: [HEADS.0 as u32, HEADS.1 as u32],
+            dims: [DIM as u32; 2],
+            from,
+            to,
         };
-        let [from, to] = [&from, &to].map(|[q, k]| vec![q.address(), k.address()]);
-        let (to, strides) = if in_place { (Vec::new(), strides.to_vec()) } else { (to, strides.repeat(2)) };
-        let addresses = [&from[..], &to, &rest].concat();
-        Case {
-            name,
-            kernel: rope::<bf16>("rope", config)?,
-            grid: config.grid::<bf16>(TOKENS as u32),
-            arguments: arguments(&addresses, &[TOKENS as u32], &strides),
-            bytes: 2 * (q + k) * 2,
-        }
-        .time(device)?;
+        let (grid, arguments) = call.launch();
+        let kernel = rope::rope("rope", call.rope())?;
+        Case { name, kernel, grid, arguments, bytes: 2 * (q + k) * 2 }.time(device)?;
     }
     Ok(())
 }
@@ -157,72 +151,118 @@ fn activations(device: &Stream) -> Outcome {
         ("gelu_and_mul", Activation::Gelu),
         ("gelu_tanh_and_mul", Activation::GeluTanh),
     ] {
-        let config = Gated { activation, d: FEED_FORWARD as u32 };
-        Case {
-            name,
-            kernel: act_and_mul::<bf16>("act_and_mul", config)?,
-            grid: [TOKENS as u32, config.ctas_of_token::<bf16>(), 1],
-            arguments: arguments(&[x.address(), out.address()], &[], &[2 * FEED_FORWARD, FEED_FORWARD]),
-            bytes: TOKENS * 3 * FEED_FORWARD * 2,
-        }
-        .time(device)?;
+        let call = activation::Call {
+            activation,
+            dtype: BF16,
+            shape: [TOKENS as u32, FEED_FORWARD as u32],
+            x: rows(x.address(), [2 * FEED_FORWARD, 0]),
+            out: rows(out.address(), [FEED_FORWARD, 0]),
+        };
+        let (grid, arguments) = call.launch();
+        let kernel = activation::act_and_mul("act_and_mul", call.gated())?;
+        Case { name, kernel, grid, arguments, bytes: TOKENS * 3 * FEED_FORWARD * 2 }.time(device)?;
     }
     Ok(())
 }
 
 fn appending(device: &Stream) -> Outcome {
     let (row, elements, pages) = (HEADS.1 * DIM, TOKENS * HEADS.1 * DIM, TOKENS / PAGE_SIZE);
-    let [k, v, k_cache, v_cache] = [0, 1, 2, 3].map(|_| device.filled::<bf16>(elements, 0x3c));
-    let (k, v, k_cache, v_cache) = (k?, v?, k_cache?, v_cache?);
+    let [k, cache] = [0, 1].map(|_| device.filled::<bf16>(elements, 0x3c));
+    let (k, cache) = (k?, cache?);
     let requests = device.filled::<i32>(TOKENS, 0)?;
     let positions = device.upload(&(0..TOKENS as i32).collect::<Vec<_>>())?;
     let indptr = device.upload(&[0_u32, pages as u32])?;
     let indices = device.upload(&(0..pages as u32).rev().collect::<Vec<_>>())?;
-    let config =
-        Append { kv_heads: HEADS.1 as u32, head_dims: (DIM as u32, DIM as u32), page_size: PAGE_SIZE as u32 };
-    let new = [k.address(), v.address(), k_cache.address(), v_cache.address()];
-    let table = [requests.address(), positions.address(), indptr.address(), indices.address()];
-    for (name, slot, head) in [("append, NHD", row, DIM), ("append, HND", DIM, PAGE_SIZE * DIM)] {
-        let strides = [row, DIM, PAGE_SIZE * row, slot, head];
-        Case {
-            name,
-            kernel: append::<bf16>("append", config)?,
-            grid: config.grid::<bf16>(TOKENS as u32),
-            arguments: arguments(&[new, table].concat(), &[TOKENS as u32], &strides.repeat(2)),
-            bytes: 4 * elements * 2,
-        }
-        .time(device)?;
+    let scale = append::Scale { at: 0, page_stride: 0, head_stride: 0, factor: 0.5 };
+    for (name, [slot, head], dtype) in [
+        ("append, NHD", [row, DIM], BF16),
+        ("append, HND", [DIM, PAGE_SIZE * DIM], BF16),
+        ("append, NHD, to e4m3", [row, DIM], Dtype::E4m3),
+        ("append, NHD, to int8", [row, DIM], Dtype::I8),
+    ] {
+        let call = append::Call {
+            dtypes: (BF16, dtype),
+            shape: [HEADS.1 as u32, DIM as u32],
+            new: rows(k.address(), [row, DIM]),
+            cache: append::Cache {
+                address: cache.address(),
+                strides: [PAGE_SIZE * row, slot, head].map(|stride| stride as u64),
+            },
+            places: append::Places::Table {
+                batch_indices: requests.address(),
+                positions: positions.address(),
+                indptr: indptr.address(),
+                indices: indices.address(),
+                page_size: PAGE_SIZE as u32,
+                count: TOKENS as u32,
+            },
+            scale: (dtype != BF16).then_some(scale),
+        };
+        let (grid, arguments) = call.launch();
+        let kernel = append::append("append", call.append())?;
+        Case { name, kernel, grid, arguments, bytes: elements * (2 + dtype.size()) }.time(device)?;
     }
     Ok(())
 }
 
 fn merging(device: &Stream) -> Outcome {
     let (rows, states) = (TOKENS * HEADS.0, 4);
-    let config = Merge { head_dim: DIM as u32 };
     let v = device.filled::<bf16>(states * rows * DIM, 0x3c)?;
     let lse = device.filled::<f32>(states * rows, 0x3c)?;
     let (out, out_lse) = (device.filled::<bf16>(rows * DIM, 0)?, device.filled::<f32>(rows, 0)?);
-    let second = (v.address() + (rows * DIM * 2) as u64, lse.address() + rows as u64 * 4);
-    let grid = [config.ctas::<bf16>(rows as u32), 1, 1];
     let of_state = rows * (DIM * 2 + 4);
-    let two = [v.address(), lse.address(), second.0, second.1, out.address(), out_lse.address()];
-    Case {
-        name: "merge_state",
-        kernel: merge_state::<bf16>("merge_state", config)?,
-        grid,
-        arguments: arguments(&two, &[rows as u32], &[]),
-        bytes: 3 * of_state,
+    let state = |v, lse, states: usize| {
+        let [row, dim] = [states * HEADS.0 * DIM, DIM].map(|n| n as u64);
+        let lse_strides = [(states * HEADS.0) as u64, 1];
+        merge::State { v, v_strides: [row, dim, 1], lse, lse_strides }
+    };
+    let second = state(v.address() + (rows * DIM * 2) as u64, lse.address() + rows as u64 * 4, 1);
+    let many = merge::States::Many {
+        first: state(v.address(), lse.address(), states),
+        count: states as u32,
+        strides: [HEADS.0 * DIM, HEADS.0].map(|stride| stride as u64),
+    };
+    let two = merge::States::Two([state(v.address(), lse.address(), 1), second]);
+    for (name, states, count) in [("merge_state", two, 2), ("merge_states of 4", many, states)] {
+        let out = state(out.address(), out_lse.address(), 1);
+        let call = merge::Call { dtype: BF16, shape: [TOKENS, HEADS.0, DIM].map(|n| n as u32), states, out };
+        let config = call.merge().ok_or("a head that registers do not hold")?;
+        let (grid, arguments) = call.launch(config);
+        let kernel = merge::merge("merge", config)?;
+        Case { name, kernel, grid, arguments, bytes: (count + 1) * of_state }.time(device)?;
     }
-    .time(device)?;
-    let many = [v.address(), lse.address(), out.address(), out_lse.address()];
-    Case {
-        name: "merge_states of 4",
-        kernel: merge_states::<bf16>("merge_states", config)?,
-        grid,
-        arguments: arguments(&many, &[rows as u32, states as u32, HEADS.0 as u32], &[]),
-        bytes: (states + 1) * of_state,
+    Ok(())
+}
+
+/// Decoding waits for the bytes of weights.
+fn decoding(device: &Stream) -> Outcome {
+    let multiprocessors = device.context().limits().multiprocessors;
+    for (name, rows, features, inputs) in [
+        ("linear, 1 row", 1, FEED_FORWARD, HIDDEN),
+        ("linear, 4 rows", 4, FEED_FORWARD, HIDDEN),
+        ("linear, 16 rows", 16, FEED_FORWARD, HIDDEN),
+        ("linear, 32 rows", 32, FEED_FORWARD, HIDDEN),
+        ("linear, 1 row, to hidden", 1, HIDDEN, FEED_FORWARD),
+        ("linear, 1 row, to logits", 1, VOCAB, HIDDEN),
+    ] {
+        let [x, weight, out] =
+            [rows * inputs, features * inputs, rows * features].map(|len| device.filled::<bf16>(len, 0x3c));
+        let (x, weight, out) = (x?, weight?, out?);
+        let matrix = |address, stride: usize| Matrix { dtype: BF16, address, stride: stride as u64 };
+        let product = Product {
+            shape: [rows, features, inputs].map(|n| n as u32),
+            x: matrix(x.address(), inputs),
+            weight: matrix(weight.address(), inputs),
+            bias: None,
+            out: matrix(out.address(), features),
+            groups: None,
+        };
+        let choice = product.choose(multiprocessors);
+        let (grid, arguments) = product.launch(choice);
+        let kernel = choice.kernel("linear")?;
+        Case { name, kernel, grid, arguments, bytes: features * inputs * 2 }.time(device)?;
     }
-    .time(device)
+    Ok(())
 }
 
 fn probabilities(device: &Stream) -> Outcome {
@@ -234,7 +274,7 @@ fn probabilities(device: &Stream) -> Outcome {
         name: "softmax",
         kernel: softmax("softmax", Softmax { vocab: VOCAB as u32 })?,
         grid: [ROWS as u32, 1, 1],
-        arguments: arguments(&[logits.address(), temperature.address(), out.address()], &[], &[]),
+        arguments: [logits.address(), temperature.address(), out.address()].map(Arg::U64).to_vec(),
         bytes: 2 * ROWS * VOCAB * 4,
     }
     .time(device)

@@ -2,11 +2,12 @@
 
 use crate::{
     cache::{Cache, Driver, Settings},
-    driver::{Context, Executable, Function, Graph, Stream},
+    driver::{Context, Executable, Function, Graph, Products, Stream},
     machine::{Limits, Machine},
 };
 use std::{any::Any, sync::Arc};
 use tilewright::{Error, Recorded, Result, tensor::DeviceMemory};
+use tilewright_kernels::gemm::Product;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
 /// A stream of a GPU. Cheap to clone; clones are the same stream and share the cache.
@@ -15,6 +16,8 @@ pub struct Card {
     stream: Stream,
     cache: Arc<Cache>,
     driver: Arc<Driver>,
+    /// Products by a library; none where only our own kernels are wanted.
+    products: Option<Products>,
 }
 
 /// A graph, and the stream that it was recorded from.
@@ -51,7 +54,14 @@ impl Card {
     /// A stream, the caller's for example ([`Context::borrow_stream`]), with a cache.
     pub fn new(stream: Stream, cache: Arc<Cache>) -> Self {
         let driver = Arc::new(Driver::of(stream.context()));
-        Self { stream, cache, driver }
+        let products = Some(Products::new(&stream));
+        Self { stream, cache, driver, products }
+    }
+
+    /// The same with our own kernels for all products, whatever libraries are there.
+    #[must_use]
+    pub fn with_own_products(self) -> Self {
+        Self { products: None, ..self }
     }
 
     /// The stream.
@@ -70,7 +80,9 @@ impl Machine for Card {
 
     fn describe(&self) -> String {
         let limits = self.stream.context().limits();
-        format!("{}: sm_{}, {} SMs", limits.name, limits.arch, limits.multiprocessors)
+        let products =
+            self.products.as_ref().map_or("own kernels for all products".to_owned(), Products::describe);
+        format!("{}: sm_{}, {} SMs; {products}", limits.name, limits.arch, limits.multiprocessors)
     }
 
     fn limits(&self) -> Limits {
@@ -90,6 +102,10 @@ impl Machine for Card {
 
     fn launch(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {
         self.stream.launch(function, grid, args).map_err(of_driver)
+    }
+
+    fn multiply(&self, product: &Product) -> Result<bool> {
+        self.products.as_ref().map_or(Ok(false), |products| products.multiply(product).map_err(of_driver))
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {

@@ -4,6 +4,7 @@
 
 use std::fmt::Debug;
 use tilewright::{Recorded, Result, tensor::DeviceMemory};
+use tilewright_kernels::gemm::Product;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
 /// What a machine has.
@@ -44,6 +45,16 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     /// # Errors
     /// When the device refuses the launch.
     fn launch(&self, function: &Self::Function, grid: [u32; 3], args: &[Arg]) -> Result<()>;
+
+    /// Has a library of the machine compute `product`, if there is one that is better at it than our kernels; otherwise does nothing
+    /// and says false.
+    ///
+    /// # Errors
+    /// When the library fails.
+    fn multiply(&self, product: &Product) -> Result<bool> {
+        let _ = product; // a machine without libraries
+        Ok(false)
+    }
 
     /// Memory that nobody wrote, at an address that is a multiple of 256. It is given back when dropped, behind the work that was
     /// given before.

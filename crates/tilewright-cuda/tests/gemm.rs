@@ -4,9 +4,10 @@ mod hopper;
 
 use half::bf16;
 use hopper::noise;
+use tilewright::Dtype;
 use tilewright_cuda::{Result, Stream};
 use tilewright_kernels::gemm::{
-    sm80,
+    Choice, Ends, Matrix, Product, sm80,
     sm90::{Gemm, TILE_ROWS, gemm},
 };
 use tilewright_kernels::tile::panel_map;
@@ -15,11 +16,19 @@ use tilewright_ptx::sim::Arg;
 #[test]
 fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
     let Some(device) = hopper::device() else { return Ok(()) };
-    for shape in [[128, 256, 64], [1, 8, 8], [300, 520, 200], [129, 264, 1000], [2500, 1000, 72]] {
+    for shape in [
+        [128, 256, 64],
+        [1, 8, 8],
+        [300, 520, 200],
+        [129, 264, 1000],
+        [2500, 1000, 72],
+        [7, 512, 4096],
+        [24, 520, 1032],
+    ] {
         for tile_columns in [128, 256] {
             product(&device, Gemm { tile_columns }, shape)?;
         }
-        product_sm80(&device, shape)?;
+        product_of_any_gpu(&device, shape)?;
     }
     Ok(())
 }
@@ -49,20 +58,30 @@ fn product(device: &Stream, config: Gemm, [m, n, k]: [usize; 3]) -> Result<()> {
     Ok(())
 }
 
-fn product_sm80(device: &Stream, [m, n, k]: [usize; 3]) -> Result<()> {
-    let function = device.load(&sm80::gemm("gemm").expect("a valid kernel"))?;
+/// The kernels that the backend chooses among, by the one that fits and by both tiles for tensor cores.
+fn product_of_any_gpu(device: &Stream, [m, n, k]: [usize; 3]) -> Result<()> {
     let (a, b) = (noise(m * k, 1), noise(n * k, 2));
     let (a_d, b_d) = (device.upload(&a)?, device.upload(&b)?);
-    let d_d = device.filled::<u16>(m * n, 0xff)?;
-    let addresses = [a_d.address(), b_d.address(), d_d.address()].map(Arg::U64);
-    let arguments = [addresses, [m, n, k].map(|size| Arg::U32(size as u32))].concat();
-    device.launch(
-        &function,
-        [n.div_ceil(sm80::TILE) as u32, m.div_ceil(sm80::TILE) as u32, 1],
-        &arguments,
-    )?;
-    device.synchronize()?;
-    judge((&a, &b, &d_d.download()?), [m, n, k]);
+    let matrix = |address, stride: usize| Matrix { dtype: Dtype::Bf16, address, stride: stride as u64 };
+    let ends = Ends { bias: None, out: Dtype::Bf16, pairs: true, grouped: false };
+    let tiles = [false, true].map(|large| Choice::Sm80(sm80::Gemm { elements: Dtype::Bf16, large, ends }));
+    for forced in [None, Some(tiles[0]), Some(tiles[1])] {
+        let d_d = device.filled::<u16>(m * n, 0xff)?;
+        let product = Product {
+            shape: [m, n, k].map(|n| n as u32),
+            x: matrix(a_d.address(), k),
+            weight: matrix(b_d.address(), k),
+            bias: None,
+            out: matrix(d_d.address(), n),
+            groups: None,
+        };
+        let choice = forced.unwrap_or_else(|| product.choose(device.context().limits().multiprocessors));
+        let (grid, arguments) = product.launch(choice);
+        let function = device.load(&choice.kernel("gemm").expect("a valid kernel"))?;
+        device.launch(&function, grid, &arguments)?;
+        device.synchronize()?;
+        judge((&a, &b, &d_d.download()?), [m, n, k]);
+    }
     Ok(())
 }
 

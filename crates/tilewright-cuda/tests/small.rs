@@ -3,18 +3,19 @@
 
 use half::{bf16, f16};
 use tilewright::{
-    activation::Activation as Name,
-    reference::{activation, norm, rope as rotation, sampling},
+    Dtype,
+    activation::Activation,
+    reference::{activation::act_and_mul, norm as definitions, rope as rotation, sampling},
     rope::{CosSinCache, Rope as Embedding, RopeStyle},
 };
 use tilewright_cuda::{Buffer, Result, Stream};
 use tilewright_kernels::{
-    activation::{Activation, Gated, act_and_mul},
-    append::{Append, append},
-    attention::merge::{Merge, merge_state, merge_states},
-    norm::{Norm, fused_add_rmsnorm, rmsnorm},
-    rope::{Rope, Style, rope},
+    activation as gated, append,
+    attention::merge,
+    norm,
+    rope::{self, Angles},
     softmax::{Softmax, softmax},
+    tile::Strided,
 };
 use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
 
@@ -48,11 +49,9 @@ fn wide<T: Copy + Into<f64>>(values: &[T]) -> Vec<f64> {
     values.iter().map(|&value| value.into()).collect()
 }
 
-/// Addresses, then 32-bit numbers, then 64-bit ones.
-fn arguments(addresses: &[u64], words: &[u32], wide: &[u64]) -> Vec<Arg> {
-    let addresses = addresses.iter().map(|&address| Arg::U64(address));
-    let words = words.iter().map(|&word| Arg::U32(word));
-    addresses.chain(words).chain(wide.iter().map(|&wide| Arg::U64(wide))).collect()
+/// Rows so many elements apart, of heads so many.
+fn rows(address: u64, strides: [usize; 2]) -> Strided {
+    Strided { address, strides: strides.map(|stride| stride as u64) }
 }
 
 fn launch(
@@ -77,30 +76,39 @@ fn compare(what: &str, found: &[f64], expected: &[f64], (relative, absolute): (f
 #[test]
 fn norms() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
-    for (rows, hidden, weight_plus_one) in
-        [(1000, 128, true), (300, 4096, false), (33, 7168, true), (2, 32768, false)]
-    {
-        let config = Norm { hidden: hidden as u32, weight_plus_one };
-        let (x, residual, weight) = (bf16s(rows * hidden, 1), bf16s(rows * hidden, 2), bf16s(hidden, 3));
+    for (rows_of, hidden, weight_plus_one) in [
+        (1000, 128, true),
+        (300, 4096, false),
+        (33, 7168, true),
+        (2, 32768, false),
+        (3, 100_000, false),
+        (5, 1001, true),
+    ] {
+        let (x, residual, weight) =
+            (bf16s(rows_of * hidden, 1), bf16s(rows_of * hidden, 2), bf16s(hidden, 3));
         let (x_d, residual_d) = (device.upload(&x)?, device.upload(&residual)?);
         let (weight_d, out_d) = (device.upload(&weight)?, device.filled::<bf16>(x.len(), 0xff)?);
-        let with_eps = |addresses: [u64; 3]| {
-            let mut arguments = arguments(&addresses, &[rows as u32], &[hidden as u64; 2]);
-            arguments.push(Arg::F32(1e-6));
-            arguments
-        };
-        let grid = [config.ctas::<bf16>(rows as u32), 1, 1];
-        let alone = with_eps([x_d.address(), weight_d.address(), out_d.address()]);
-        launch(&device, rmsnorm::<bf16>("rmsnorm", config), grid, &alone)?;
-        let fused = with_eps([x_d.address(), residual_d.address(), weight_d.address()]);
-        launch(&device, fused_add_rmsnorm::<bf16>("fused_add_rmsnorm", config), grid, &fused)?;
+        for (y, add) in [(&out_d, false), (&residual_d, true)] {
+            let call = norm::Call {
+                dtypes: (Dtype::Bf16, Dtype::Bf16),
+                shape: [rows_of as u32, 1, hidden as u32],
+                x: rows(x_d.address(), [hidden, 0]),
+                y: rows(y.address(), [hidden, 0]),
+                weight: (weight_d.address(), 1),
+                eps: 1e-6,
+                offset: if weight_plus_one { 1.0 } else { 0.0 },
+                add,
+            };
+            let (grid, arguments) = call.launch();
+            launch(&device, norm::norm("norm", call.norm()), grid, &arguments)?;
+        }
         let offset = if weight_plus_one { 1.0 } else { 0.0 };
-        let normalised = |x: &[f64]| norm::rmsnorm(x, &wide(&weight), offset, 1e-6);
-        let rows_of = |x: &[f64]| x.chunks(hidden).flat_map(normalised).collect::<Vec<_>>();
+        let normalised = |x: &[f64]| definitions::rmsnorm(x, &wide(&weight), offset, 1e-6);
+        let all = |x: &[f64]| x.chunks(hidden).flat_map(normalised).collect::<Vec<_>>();
         let sums: Vec<f64> = x.iter().zip(&residual).map(|(x, y)| x.to_f64() + y.to_f64()).collect();
-        compare("rmsnorm", &wide(&out_d.download()?), &rows_of(&wide(&x)), (BF16, 1e-6));
+        compare("rmsnorm", &wide(&out_d.download()?), &all(&wide(&x)), (BF16, 1e-6));
         compare("residual", &wide(&residual_d.download()?), &sums, (BF16, 1e-6));
-        compare("fused_add_rmsnorm", &wide(&x_d.download()?), &rows_of(&sums), (BF16, 1e-5));
+        compare("fused_add_rmsnorm", &wide(&x_d.download()?), &all(&sums), (BF16, 1e-5));
     }
     Ok(())
 }
@@ -111,23 +119,24 @@ fn gated_activations() -> Result<()> {
     let (tokens, d) = (50, 14336);
     let x: Vec<f16> = noise(tokens * 2 * d, 4).iter().map(|x| f16::from_f32(x * 4.0)).collect();
     let x_d = device.upload(&x)?;
-    for (which, name) in [
-        (Activation::Silu, Name::Silu),
-        (Activation::Gelu, Name::Gelu),
-        (Activation::GeluTanh, Name::GeluTanh),
-    ] {
-        let config = Gated { activation: which, d: d as u32 };
+    for activation in [Activation::Silu, Activation::Gelu, Activation::GeluTanh] {
         let out_d = device.filled::<f16>(tokens * d, 0xff)?;
-        let arguments = arguments(&[x_d.address(), out_d.address()], &[], &[2 * d as u64, d as u64]);
-        let grid = [tokens as u32, config.ctas_of_token::<f16>(), 1];
-        launch(&device, act_and_mul::<f16>("act_and_mul", config), grid, &arguments)?;
+        let call = gated::Call {
+            activation,
+            dtype: Dtype::F16,
+            shape: [tokens as u32, d as u32],
+            x: rows(x_d.address(), [2 * d, 0]),
+            out: rows(out_d.address(), [d, 0]),
+        };
+        let (grid, arguments) = call.launch();
+        launch(&device, gated::act_and_mul("act_and_mul", call.gated()), grid, &arguments)?;
         let expected: Vec<f64> = x
             .chunks(2 * d)
             .flat_map(|token| {
-                (0..d).map(|i| activation::act_and_mul(name, token[i].to_f64(), token[d + i].to_f64()))
+                (0..d).map(|i| act_and_mul(activation, token[i].to_f64(), token[d + i].to_f64()))
             })
             .collect();
-        compare(&format!("{which:?}"), &wide(&out_d.download()?), &expected, (F16, 1e-7));
+        compare(&format!("{activation:?}"), &wide(&out_d.download()?), &expected, (F16, 1e-7));
     }
     Ok(())
 }
@@ -136,32 +145,43 @@ fn gated_activations() -> Result<()> {
 fn rotary_embedding() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let (tokens, heads, dim, max_positions) = (700, (32_usize, 8_usize), 128, 9000);
-    for (style, name) in [(Style::Halves, RopeStyle::Neox), (Style::Interleaved, RopeStyle::Interleaved)] {
-        let config = Rope {
-            heads: (heads.0 as u32, heads.1 as u32),
-            head_dim: dim as u32,
-            rotary_dim: dim as u32,
-            style,
-            in_place: true,
-        };
-        let embedding = Embedding::new(dim, 500_000.0).expect("an embedding").with_style(name);
+    let cases = [RopeStyle::Neox, RopeStyle::Interleaved].map(|style| [(style, true), (style, false)]);
+    for (style, by_table) in cases.concat() {
+        let embedding = Embedding::new(dim, 500_000.0).expect("an embedding").with_style(style);
         let cache = CosSinCache::new(&embedding, max_positions);
         let table = device.upload(cache.view().as_slice::<f32>().expect("f32"))?;
         let positions: Vec<i32> = (0..tokens as i32).map(|token| token * 12 + 5).collect();
         let (q, k) = (bf16s(tokens * heads.0 * dim, 5), bf16s(tokens * heads.1 * dim, 6));
         let (q_d, k_d, positions_d) = (device.upload(&q)?, device.upload(&k)?, device.upload(&positions)?);
-        let addresses = [q_d.address(), k_d.address(), table.address(), positions_d.address()];
-        let row = |heads: usize| (heads * dim) as u64;
-        let strides = [row(heads.0), dim as u64, row(heads.1), dim as u64];
-        let arguments = arguments(&addresses, &[tokens as u32], &strides);
-        launch(&device, rope::<bf16>("rope", config), config.grid::<bf16>(tokens as u32), &arguments)?;
+        let turns: Vec<u64> = embedding.frequencies().into_iter().map(rope::turns).collect();
+        let turns = device.upload(&turns)?;
+        let (angles, angles_at) = match by_table {
+            true => (Angles::Table, table.address()),
+            false => (Angles::Turns, turns.address()),
+        };
+        let at = [(&q_d, heads.0), (&k_d, heads.1)]
+            .map(|(tensor, heads)| rows(tensor.address(), [heads * dim, dim]));
+        let call = rope::Call {
+            dtype: Dtype::Bf16,
+            style,
+            angles,
+            angles_at,
+            positions: positions_d.address(),
+            tokens: tokens as u32,
+            heads: [heads.0 as u32, heads.1 as u32],
+            dims: [dim as u32; 2],
+            from: at,
+            to: at,
+        };
+        let (grid, arguments) = call.launch();
+        launch(&device, rope::rope("rope", call.rope()), grid, &arguments)?;
         for (what, before, after, heads) in
             [("q", &q, q_d.download()?, heads.0), ("k", &k, k_d.download()?, heads.1)]
         {
             let rotated = before.chunks(dim).enumerate().flat_map(|(head, values)| {
                 let position = f64::from(positions[head / heads]);
                 let angles = (0..dim / 2).map(|pair| position * rotation::frequency(pair, dim, 500_000.0));
-                rotation::rotate(&wide(values), &angles.collect::<Vec<_>>(), name)
+                rotation::rotate(&wide(values), &angles.collect::<Vec<_>>(), style)
             });
             compare(&format!("{what} {style:?}"), &wide(&after), &rotated.collect::<Vec<_>>(), (BF16, 2e-6));
         }
@@ -173,8 +193,6 @@ fn rotary_embedding() -> Result<()> {
 fn appending_to_pages() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let (tokens, heads, dim, page_size) = (1000, 8, 128, 16);
-    let config =
-        Append { kv_heads: heads as u32, head_dims: (dim as u32, dim as u32), page_size: page_size as u32 };
     let row = heads * dim;
     let (k, v) = (bf16s(tokens * row, 7), bf16s(tokens * row, 8));
     let pages = tokens.div_ceil(page_size);
@@ -187,16 +205,29 @@ fn appending_to_pages() -> Result<()> {
     let (k_cache, v_cache) = (k_cache?, v_cache?);
     let (requests_d, positions_d) = (device.upload(&requests)?, device.upload(&positions)?);
     let (indptr_d, indices_d) = (device.upload(&[0_u32, pages as u32])?, device.upload(&indices)?);
-    let addresses = [&k_d, &v_d, &k_cache, &v_cache].map(Buffer::address);
-    let table = [requests_d.address(), positions_d.address(), indptr_d.address(), indices_d.address()];
     // NHD for keys, HND for values
-    let (page, dim_wide) = ((page_size * row) as u64, dim as u64);
-    let strides = [
-        [row as u64, dim_wide, page, row as u64, dim_wide],
-        [row as u64, dim_wide, page, dim_wide, (page_size * dim) as u64],
-    ];
-    let arguments = arguments(&[addresses, table].concat(), &[tokens as u32], &strides.concat());
-    launch(&device, append::<bf16>("append", config), config.grid::<bf16>(tokens as u32), &arguments)?;
+    let of = |new: &Buffer<bf16>, cache: &Buffer<bf16>, strides: [usize; 2]| append::Call {
+        dtypes: (Dtype::Bf16, Dtype::Bf16),
+        shape: [heads as u32, dim as u32],
+        new: rows(new.address(), [row, dim]),
+        cache: append::Cache {
+            address: cache.address(),
+            strides: [page_size * row, strides[0], strides[1]].map(|stride| stride as u64),
+        },
+        places: append::Places::Table {
+            batch_indices: requests_d.address(),
+            positions: positions_d.address(),
+            indptr: indptr_d.address(),
+            indices: indices_d.address(),
+            page_size: page_size as u32,
+            count: tokens as u32,
+        },
+        scale: None,
+    };
+    for call in [of(&k_d, &k_cache, [row, dim]), of(&v_d, &v_cache, [dim, page_size * dim])] {
+        let (grid, arguments) = call.launch();
+        launch(&device, append::append("append", call.append()), grid, &arguments)?;
+    }
     for (what, new, cache, (slot_stride, head_stride)) in
         [("k", &k, k_cache.download()?, (row, dim)), ("v", &v, v_cache.download()?, (dim, page_size * dim))]
     {
@@ -230,27 +261,33 @@ fn merged(states: usize, dim: usize, v: &[f64], lse: &[f32]) -> (Vec<f64>, Vec<f
 fn merging_states() -> Result<()> {
     let Some(device) = device() else { return Ok(()) };
     let (rows, states, dim) = (1500, 6, 128);
-    let config = Merge { head_dim: dim as u32 };
-    let grid = [config.ctas::<f16>(rows as u32), 1, 1];
+    let run = |rows: usize, states: merge::States, out: merge::State| {
+        let call = merge::Call { dtype: Dtype::F16, shape: [rows as u32, 1, dim as u32], states, out };
+        let config = call.merge().expect("a head that registers hold");
+        let (grid, arguments) = call.launch(config);
+        launch(&device, merge::merge("merge", config), grid, &arguments)
+    };
+    let state = |v, lse, states: usize| {
+        let of_row = states as u64;
+        merge::State { v, v_strides: [of_row * dim as u64, dim as u64, 1], lse, lse_strides: [of_row, 1] }
+    };
     let v = f16s(rows * states * dim, 9);
     let mut lse: Vec<f32> = noise(rows * states, 10).iter().map(|lse| lse * 8.0).collect();
     lse.iter_mut().step_by(4).for_each(|lse| *lse = f32::NEG_INFINITY);
     let (v_d, lse_d) = (device.upload(&v)?, device.upload(&lse)?);
     let (out, out_lse) = (device.filled::<f16>(rows * dim, 0xff)?, device.filled::<f32>(rows, 0xff)?);
-    let addresses = [v_d.address(), lse_d.address(), out.address(), out_lse.address()];
-    let all = arguments(&addresses, &[rows as u32, states as u32, 1], &[]);
-    launch(&device, merge_states::<f16>("merge_states", config), grid, &all)?;
+    let first = state(v_d.address(), lse_d.address(), states);
+    let many = merge::States::Many { first, count: states as u32, strides: [dim as u64, 1] };
+    run(rows, many, state(out.address(), out_lse.address(), 1))?;
     let (expected, expected_lse) = merged(states, dim, &wide(&v), &lse);
     compare("v of many", &wide(&out.download()?), &expected, (F16, 1e-5));
     compare("lse of many", &wide(&out_lse.download()?), &expected_lse, (1e-6, 1e-6));
 
     // the first two halves, as if each were a state of its own rows, into the first
     let half = rows * states / 2;
-    let halves = [v_d.address(), lse_d.address(), v_d.address() + (half * dim * 2) as u64];
-    let addresses = [halves[0], halves[1], halves[2], halves[1] + half as u64 * 4, halves[0], halves[1]];
-    let grid = [config.ctas::<f16>(half as u32), 1, 1];
-    let two = arguments(&addresses, &[half as u32], &[]);
-    launch(&device, merge_state::<f16>("merge_state", config), grid, &two)?;
+    let second = (v_d.address() + (half * dim * 2) as u64, lse_d.address() + half as u64 * 4);
+    let first = state(v_d.address(), lse_d.address(), 1);
+    run(half, merge::States::Two([first, state(second.0, second.1, 1)]), first)?;
     let pairs = (0..half).map(|i| {
         let at = [i, half + i];
         let v = at.map(|at| wide(&v[at * dim..][..dim])).concat();
@@ -276,7 +313,7 @@ fn softmax_of_logits() -> Result<()> {
         let addresses = [logits_d.address(), temperature_d.address(), out_d.address()];
         let grid = [temperature.len() as u32, 1, 1];
         let kernel = softmax("softmax", Softmax { vocab: vocab as u32 });
-        launch(&device, kernel, grid, &arguments(&addresses, &[], &[]))?;
+        launch(&device, kernel, grid, &addresses.map(Arg::U64))?;
         let rows = logits.chunks(vocab).zip(temperature);
         let expected =
             rows.flat_map(|(row, temperature)| sampling::softmax(&wide(row), f64::from(temperature)));

@@ -138,8 +138,8 @@ fn power_of_two(x: Value<'_, f32>, factor: f64) -> Value<'_, f32> {
     let x = x.min(most).max(-most);
     let product = x * high;
     let lost = x.mul_add(low, x.mul_add(high, -product));
-    let power = product.exp2();
-    power.mul_add(lost * std::f32::consts::LN_2, power)
+    // a factor, not a summand: infinity stays infinity
+    product.exp2() * lost.mul_add(std::f32::consts::LN_2, 1.0)
 }
 
 /// `Φ(x)`. With `t = 1 / (1 + |x| / 4)`, `Φ(-|x|) = e^(-x²/2) · t · P(t)`, whose P is fitted to all x, to a relative error of 1.5e-6,
@@ -179,7 +179,7 @@ fn normal_distribution(x: Value<'_, f32>, exact: bool) -> Value<'_, f32> {
             // what rounding the square lost
             let lost = x.mul_add(x, -square).unless(square.gt(400.0), 0.0) * -0.5;
             let gauss = power_of_two(square, -0.5 * LOG2_E);
-            (of(&LONG), gauss.mul_add(lost, gauss))
+            (of(&LONG), gauss * (lost + 1.0))
         }
         false => (of(&SHORT), (x * x * (-0.5 * LOG2_E) as f32).exp2()),
     };

@@ -3,9 +3,10 @@
 use super::Case;
 use half::bf16;
 use std::error::Error;
+use tilewright::Dtype;
 use tilewright_cuda::Stream;
 use tilewright_kernels::gemm::{
-    sm80,
+    Matrix, Product,
     sm90::{Gemm, TILE_ROWS, gemm},
 };
 use tilewright_kernels::tile::panel_map;
@@ -65,12 +66,20 @@ fn with_case_sm80<T>(
 ) -> Result<T, Box<dyn Error>> {
     let numbers: Vec<usize> = shape.split('x').filter_map(|part| part.parse().ok()).collect();
     let &[m, n, k] = &numbers[..] else { return Err(format!("{name} is no case").into()) };
-    let function = device.load(&sm80::gemm("gemm")?)?;
     let (a, b) = (device.upload(&noise(m * k))?, device.upload(&noise(n * k))?);
     let d = device.filled::<bf16>(m * n, 0)?;
-    let addresses = [a.address(), b.address(), d.address()].map(Arg::U64);
-    let arguments = [addresses, [m, n, k].map(|size| Arg::U32(size as u32))].concat();
-    let grid = [n.div_ceil(sm80::TILE) as u32, m.div_ceil(sm80::TILE) as u32, 1];
+    let matrix = |address, stride: usize| Matrix { dtype: Dtype::Bf16, address, stride: stride as u64 };
+    let product = Product {
+        shape: [m, n, k].map(|n| n as u32),
+        x: matrix(a.address(), k),
+        weight: matrix(b.address(), k),
+        bias: None,
+        out: matrix(d.address(), n),
+        groups: None,
+    };
+    let choice = product.choose(device.context().limits().multiprocessors);
+    let (grid, arguments) = product.launch(choice);
+    let function = device.load(&choice.kernel("gemm")?)?;
     time(&Case {
         name: name.to_owned(),
         flops: 2.0 * (m * n * k) as f64,

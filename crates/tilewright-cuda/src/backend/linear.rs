@@ -2,10 +2,23 @@
 
 use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
-use tilewright::{Result, View, ViewMut};
-use tilewright_kernels::gemm::{Matrix, Product};
+use tilewright::{Error, Result, View, ViewMut, ensure};
+use tilewright_kernels::gemm::{Groups, Matrix, Product};
 
 const OPERATOR: &str = "gemm.linear";
+const SEGMENTS: &str = "gemm.segment_gemm";
+
+/// Where a matrix is, whose rows lie along `axis`.
+fn matrix<M: Machine>(
+    gpu: &Gpu<M>,
+    operator: &'static str,
+    name: &str,
+    view: &View<'_>,
+    axis: usize,
+) -> Result<Matrix> {
+    let stride = view.strides()[axis] as u64;
+    Ok(Matrix { dtype: view.dtype(), address: gpu.address(operator, name, view)?, stride })
+}
 
 pub(super) fn linear<M: Machine>(
     gpu: &Gpu<M>,
@@ -22,27 +35,26 @@ pub(super) fn linear<M: Machine>(
     if shape[0] == 0 || shape[1] == 0 {
         return Ok(());
     }
-    let matrix = |name, view: &View<'_>| -> Result<Matrix> {
-        let stride = view.strides()[0] as u64;
-        Ok(Matrix { dtype: view.dtype(), address: gpu.address(OPERATOR, name, view)?, stride })
-    };
     let bias = bias.map(|bias| Ok((bias.dtype(), gpu.address(OPERATOR, "bias", &bias)?))).transpose()?;
     let product = Product {
         shape,
-        x: matrix("x", &x)?,
-        weight: matrix("weight", &weight)?,
+        x: matrix(gpu, OPERATOR, "x", &x, 0)?,
+        weight: matrix(gpu, OPERATOR, "weight", &weight, 0)?,
         bias,
-        out: matrix("out", &out.as_view())?,
+        out: matrix(gpu, OPERATOR, "out", &out.as_view(), 0)?,
         groups: None,
     };
     run(gpu, OPERATOR, &product)
 }
 
-/// Has the kernel that fits `product` compute it.
+/// Has a library of the machine compute `product`, or else the kernel that fits it.
 pub(super) fn run<M: Machine>(gpu: &Gpu<M>, operator: &'static str, product: &Product) -> Result<()> {
+    if gpu.machine.multiply(product)? {
+        return Ok(());
+    }
     let choice = product.choose(gpu.limits.multiprocessors);
     let (grid, args) = product.launch(choice);
-    tilewright::ensure!(
+    ensure!(
         grid[1] <= 0xffff && grid[2] <= 0xffff,
         operator,
         "{} rows in {} segments are more than one launch has: 65535 tiles, and segments",
@@ -51,4 +63,115 @@ pub(super) fn run<M: Machine>(gpu: &Gpu<M>, operator: &'static str, product: &Pr
     );
     let kernel = gpu.kernel(operator, &choice.name(), |name| choice.kernel(name))?;
     gpu.machine.launch(&kernel, grid, &args)
+}
+
+impl<M: Machine> Gpu<M> {
+    /// A product with a weight for each segment of rows: `out = x · weights[ids[s]]ᵀ` for rows `indptr[s]..indptr[s + 1]` (LoRA,
+    /// mixtures of experts).
+    ///
+    /// `x`: `[rows, in_features]`, `weights`: `[num_weights, out_features, in_features]`, `out`: `[rows, out_features]`, each f32, f16
+    /// or bf16, with stride 1 along the last axis; `ids`: `[num_segments]`, or the segments' own numbers.
+    ///
+    /// # Errors
+    /// When a shape, dtype or stride is not as above, `indptr` does not lead from 0 to rows without falling, or an id is no weight.
+    pub fn segment_gemm(
+        &self,
+        x: View<'_>,
+        weights: View<'_>,
+        (indptr, ids): (&[i32], Option<&[i32]>),
+        out: ViewMut<'_>,
+    ) -> Result<()> {
+        let [rows, features, inputs, num_weights] = check_segments(&x, &weights, &out)?;
+        let longest = check_indptr(indptr, rows)?;
+        let segments = indptr.len() - 1;
+        let count = ids.map_or(segments, <[i32]>::len);
+        ensure!(
+            count == segments && (ids.is_some() || segments <= num_weights),
+            SEGMENTS,
+            "{count} ids and {num_weights} weights for {segments} segments"
+        );
+        if longest == 0 || features == 0 {
+            return Ok(());
+        }
+        let (indptr_at, kept) = self.checked_indices(SEGMENTS, "indptr", indptr, rows + 1)?;
+        let ids = ids.map(|ids| self.checked_indices(SEGMENTS, "ids", ids, num_weights)).transpose()?;
+        let size = |name, size| extent(SEGMENTS, name, size);
+        let product = Product {
+            shape: [size("rows", rows)?, size("out_features", features)?, size("in_features", inputs)?],
+            x: matrix(self, SEGMENTS, "x", &x, 0)?,
+            weight: matrix(self, SEGMENTS, "weights", &weights, 1)?,
+            bias: None,
+            out: matrix(self, SEGMENTS, "out", &out.as_view(), 0)?,
+            groups: Some(Groups {
+                indptr: indptr_at,
+                ids: ids.as_ref().map_or(0, |ids| ids.0),
+                segments: size("segments", segments)?,
+                longest,
+                stride: weights.strides()[0] as u64,
+            }),
+        };
+        run(self, SEGMENTS, &product)?;
+        drop((kept, ids)); // behind the launch
+        Ok(())
+    }
+}
+
+/// Rows, features, inputs and weights of a product by segments.
+fn check_segments(x: &View<'_>, weights: &View<'_>, out: &ViewMut<'_>) -> Result<[usize; 4]> {
+    let (&[rows, inputs], &[num_weights, features, of_weights]) = (x.shape(), weights.shape()) else {
+        let text = format!(
+            "x has shape {:?} and weights {:?}, expected [rows, in_features] and [num_weights, out_features, in_features]",
+            x.shape(),
+            weights.shape()
+        );
+        return Err(Error::new(SEGMENTS, text));
+    };
+    ensure!(
+        of_weights == inputs,
+        SEGMENTS,
+        "weights has shape {:?}, expected in_features = {inputs}",
+        weights.shape()
+    );
+    ensure!(
+        out.shape() == [rows, features],
+        SEGMENTS,
+        "out has shape {:?}, expected [rows, out_features] = [{rows}, {features}]",
+        out.shape()
+    );
+    let views = [
+        ("x", x.dtype(), x.strides()[1], inputs),
+        ("weights", weights.dtype(), weights.strides()[2], inputs),
+        ("out", out.dtype(), out.strides()[1], features),
+    ];
+    for (name, dtype, stride, extent) in views {
+        ensure!(!dtype.is_cache_only(), SEGMENTS, "{name} is {dtype}, expected f32, f16 or bf16");
+        ensure!(
+            stride == 1 || extent <= 1,
+            SEGMENTS,
+            "{name} has stride {stride} along its last axis, expected 1"
+        );
+    }
+    Ok([rows, features, inputs, num_weights])
+}
+
+/// The rows of the longest segment.
+fn check_indptr(indptr: &[i32], rows: usize) -> Result<u32> {
+    let ends = (indptr.first().copied(), indptr.last().map(|&end| usize::try_from(end)));
+    ensure!(
+        ends == (Some(0), Some(Ok(rows))),
+        SEGMENTS,
+        "indptr = {indptr:?} does not lead from 0 to rows = {rows}"
+    );
+    let mut longest = 0;
+    for (segment, pair) in indptr.windows(2).enumerate() {
+        ensure!(
+            pair[0] <= pair[1],
+            SEGMENTS,
+            "segment {segment}: indptr falls from {} to {}",
+            pair[0],
+            pair[1]
+        );
+        longest = longest.max((pair[1] - pair[0]).cast_unsigned());
+    }
+    Ok(longest)
 }

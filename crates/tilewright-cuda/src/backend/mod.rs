@@ -4,6 +4,7 @@ mod activation;
 mod append;
 mod append_places;
 mod attention;
+mod bits;
 mod gather;
 mod geometry;
 mod kernels;
@@ -13,6 +14,7 @@ mod merge;
 mod norm;
 mod operators;
 mod rope;
+mod rows;
 mod sampling;
 mod tables;
 
@@ -93,6 +95,21 @@ impl<M: Machine> Gpu<M> {
                 Ok((memory.address(), Some(memory)))
             }
         }
+    }
+
+    /// The same of indices of the host that have to be in `0..limit`.
+    fn checked_indices(
+        &self,
+        operator: &'static str,
+        name: &str,
+        values: &[i32],
+        limit: usize,
+    ) -> Result<(u64, Option<DeviceMemory>)> {
+        let is_outside = |&value: &i32| usize::try_from(value).map_or(true, |at| at >= limit);
+        if let Some(at) = values.iter().position(is_outside) {
+            return Err(Error::new(operator, format!("{name}[{at}] = {} is not in 0..{limit}", values[at])));
+        }
+        self.indices(operator, name, values.into())
     }
 
     fn check_place(&self, operator: &'static str, name: &str, place: Option<DeviceAddress>) -> Result<u64> {

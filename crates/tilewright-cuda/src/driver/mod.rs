@@ -6,6 +6,7 @@
 //! | [`Stream`], [`Event`], [`Stopwatch`] | work in order, own or the caller's; places in it; times between them |
 //! | [`Memory`], [`Buffer`] | memory in the order of a stream; with a type |
 //! | [`assemble`], [`load`], [`Function`] | PTX to machine code; machine code to a kernel that can be launched |
+//! | `Products` | cuBLASLt, where there is one |
 //! | [`Graph`], [`Executable`] | work that is recorded once and launched as a whole |
 //!
 //! Whatever a thread's current context was before a call, it is afterwards. Nothing waits but what says so. Arguments are checked
@@ -17,6 +18,7 @@ mod buffer;
 mod capture;
 mod captured;
 mod context;
+mod cublaslt;
 mod current;
 mod error;
 mod event;
@@ -46,6 +48,7 @@ pub use assemble::{Assembled, assemble, assemble_with_log};
 pub use buffer::Buffer;
 pub use capture::Capture;
 pub use context::Context;
+pub(crate) use cublaslt::Products;
 pub use error::{Error, ErrorKind, Result};
 pub use event::Event;
 pub use function::{Function, Resources};

@@ -56,6 +56,10 @@ fn cpus(threads: usize) -> Vec<Cpu> {
     vec![Cpu::with_threads(threads)]
 }
 
+#[path = "../../../tilewright/tests/layers/activation.rs"]
+mod activation;
+#[path = "../../../tilewright/tests/arrays/mod.rs"]
+mod arrays;
 #[path = "../../../tilewright/tests/attention/block_sparse.rs"]
 mod block_sparse;
 #[path = "../../../tilewright/tests/attention/cascade.rs"]
@@ -86,10 +90,14 @@ mod low_precision;
 mod masks;
 #[path = "../../../tilewright/tests/attention/merge.rs"]
 mod merge;
+#[path = "../../../tilewright/tests/layers/norm.rs"]
+mod norm;
 #[path = "../../../tilewright/tests/attention/parts.rs"]
 mod parts;
 #[path = "../../../tilewright/tests/attention/quantise.rs"]
 mod quantise;
+#[path = "../../../tilewright/tests/layers/rope.rs"]
+mod rope;
 #[path = "../../../tilewright/tests/attention/run.rs"]
 mod run;
 #[path = "../../../tilewright/tests/attention/sample.rs"]

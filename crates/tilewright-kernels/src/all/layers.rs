@@ -1,6 +1,6 @@
 //! What a layer does beside attention and products.
 
-use super::{ALL, Configured, of, plain};
+use super::{ALL, Configured, called, of, plain};
 use crate::{
     activation::{Activation, Gated, act_and_mul},
     append::{self, Append},
@@ -30,19 +30,22 @@ fn layers(dtype: Dtype) -> Vec<Configured> {
         places: append::Kind::Table,
         scaled: dtype != cache,
     };
-    let mut all: Vec<Configured> = [false, true].map(|add| of(norm(add), Norm::name, norm::norm)).into();
-    all.extend(
-        [RopeStyle::Neox, RopeStyle::Interleaved]
-            .into_iter()
-            .flat_map(|style| [Angles::Table, Angles::Turns].map(|angles| turned(style, angles)))
-            .map(|config| of(config, Rope::name, rope::rope)),
-    );
-    let activations = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
-    let gated = activations.map(|activation| Gated { activation, dtype, width });
-    all.extend(gated.map(|config| of(config, Gated::name, act_and_mul)));
-    all.extend([to(dtype), to(Dtype::E4m3)].map(|config| of(config, Append::name, append::append)));
-    all.extend([true, false].map(|two| of(merged(two), merge::Merge::name, merge::merge)));
-    all
+    let named = |name: &str| format!("{name}_{dtype}");
+    let gated = |activation| Gated { activation, dtype, width };
+    vec![
+        called(named("rmsnorm"), norm(false), norm::norm),
+        called(named("fused_add_rmsnorm"), norm(true), norm::norm),
+        called(named("rope"), turned(RopeStyle::Neox, Angles::Table), rope::rope),
+        called(named("rope_interleaved"), turned(RopeStyle::Interleaved, Angles::Table), rope::rope),
+        called(named("rope_turns"), turned(RopeStyle::Neox, Angles::Turns), rope::rope),
+        called(named("silu_and_mul"), gated(Activation::Silu), act_and_mul),
+        called(named("gelu_and_mul"), gated(Activation::Gelu), act_and_mul),
+        called(named("gelu_tanh_and_mul"), gated(Activation::GeluTanh), act_and_mul),
+        called(named("append"), to(dtype), append::append),
+        called(named("append_e4m3"), to(Dtype::E4m3), append::append),
+        called(named("merge_state"), merged(true), merge::merge),
+        called(named("merge_states"), merged(false), merge::merge),
+    ]
 }
 
 /// Elements of f32, elements one by one, rows that registers do not hold, and what has no other dtypes.
@@ -54,8 +57,10 @@ fn others() -> Vec<Configured> {
     let slots =
         |width| Append { dtypes: (bf16, Dtype::I8), width, places: append::Kind::Slots, scaled: true };
     let copied = |to| rows::Copy { dtypes: (bf16, to), width: chunk::most(&[bf16, to]) };
-    let mut all: Vec<Configured> =
-        [true, false].map(|two| of(merged(two), merge::Merge::name, merge::merge)).into();
+    let mut all = vec![
+        called("merge_state_f32".to_owned(), merged(true), merge::merge),
+        called("merge_states_f32".to_owned(), merged(false), merge::merge),
+    ];
     all.extend(
         [norm(4, Rows::for_chunks(1024)), norm(1, Rows::for_chunks(100)), norm(4, None)]
             .map(|config| of(config, Norm::name, norm::norm)),

@@ -15,7 +15,10 @@
 //! Rows are query tokens, counted over the whole batch. The state of (row, query head `g` of the group) lies in partial row
 //! `partial + (row - qo_begin) * group + g`.
 
-use tilewright_ptx::build::{Builder, Global, Value};
+use tilewright_ptx::{
+    build::{Builder, Global, Pointer, Shared, Value},
+    isa::types::Scalar,
+};
 
 /// No number: all bits are 1.
 pub const NONE: u32 = u32::MAX;
@@ -52,7 +55,18 @@ macro_rules! record {
             #[track_caller]
             pub fn load(k: &'k Builder, records: Global<'k, u32>, index: Value<'k, u32>) -> Self {
                 let _line = k.at_line(std::panic::Location::caller());
-                let mut words = load_words::<$words>(records.at_wide(index.to_u64() * $words)).into_iter();
+                Self::of_words(k, load_words::<$words, u64>(records.at_wide(index.to_u64() * $words)))
+            }
+
+            /// The record that lies in shared memory.
+            #[track_caller]
+            pub fn load_shared(k: &'k Builder, record: Shared<'k, u32>) -> Self {
+                let _line = k.at_line(std::panic::Location::caller());
+                Self::of_words(k, load_words::<$words, u32>(record))
+            }
+
+            fn of_words(k: &'k Builder, words: Vec<Value<'k, u32>>) -> Self {
+                let mut words = words.into_iter();
                 let mut next = || words.next().unwrap_or_else(|| k.constant(0));
                 Self { $($field: next().reinterpret::<$ty>().named(stringify!($field)),)* }
             }
@@ -150,7 +164,7 @@ record! {
 
 /// `N` words, four at a time where there are so many; the address is aligned to 16 bytes, or to all of them.
 #[track_caller]
-fn load_words<const N: usize>(at: Global<'_, u32>) -> Vec<Value<'_, u32>> {
+fn load_words<const N: usize, A: Scalar>(at: Pointer<'_, u32, A>) -> Vec<Value<'_, u32>> {
     match N {
         2 => at.load_vector::<2>().to_vec(),
         _ => (0..N / 4).flat_map(|i| at.plus(4 * i).load_vector::<4>()).collect(),

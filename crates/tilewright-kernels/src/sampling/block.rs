@@ -11,9 +11,10 @@ use tilewright_ptx::{
     },
 };
 
-/// Buckets of a digit of 11 bits.
-const DIGIT: u32 = 11;
-const BUCKETS: u32 = 1 << DIGIT;
+/// Bits of a digit of keys: with many threads, three digits are fewer barriers; with few, less is cleared and added up.
+fn digit_of(threads: u32) -> u32 {
+    if threads >= 512 { 11 } else { 8 }
+}
 
 pub(super) const RELAXED: (Order, Scope) = (Order::Relaxed, Scope::Cta);
 
@@ -22,6 +23,8 @@ pub(super) const RELAXED: (Order, Scope) = (Order::Relaxed, Scope::Cta);
 pub(super) struct Block<'k> {
     pub(super) k: &'k Builder,
     pub(super) threads: u32,
+    /// Bits of a digit; it has as many buckets as values.
+    digit: u32,
     words: Shared<'k, u32>,
     wide: Shared<'k, u64>,
     /// A bucket or an index, and the sum before it.
@@ -35,15 +38,18 @@ pub(super) struct Block<'k> {
 impl<'k> Block<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k Builder, threads: u32) -> Self {
+        let digit = digit_of(threads);
+        let buckets = 1 << digit;
         Self {
             k,
             threads,
+            digit,
             words: k.shared("words", 32, 4),
             wide: k.shared("wide", 32, 8),
             found: k.shared("found", 1, 4),
             before: k.shared("before", 1, 8),
-            low: k.shared("bucket_low", BUCKETS as usize, 16),
-            high: k.shared("bucket_high", BUCKETS as usize, 16),
+            low: k.shared("bucket_low", buckets, 16),
+            high: k.shared("bucket_high", buckets, 16),
         }
     }
 
@@ -152,10 +158,10 @@ impl<'k> Block<'k> {
     ) -> (Value<'k, u32>, Value<'k, u64>) {
         let k = self.k;
         let (prefix, above) = (k.var("prefix", 0_u32), k.var("above", 0_u64));
-        let shift = k.var("shift", 2 * DIGIT);
+        let shift = k.var("shift", (32 - 1) / self.digit * self.digit);
         k.forever(|| {
             k.sync_threads();
-            for bucket in (0..BUCKETS).step_by(self.threads as usize) {
+            for bucket in (0..1 << self.digit).step_by(self.threads as usize) {
                 self.low.at(k.thread() + bucket).store(0_u32);
                 self.high.at(k.thread() + bucket).store(0_u32);
             }
@@ -163,14 +169,16 @@ impl<'k> Block<'k> {
             let (begun, at) = (prefix.get(), shift.get());
             each(&|key, mass| {
                 // a shift by more than 31 gives 0: at first all keys are looked at
-                k.when((key >> (at + DIGIT)).eq(begun), || self.add((key >> at) & (BUCKETS - 1), mass));
+                k.when((key >> (at + self.digit)).eq(begun), || {
+                    self.add((key >> at) & ((1 << self.digit) - 1), mass)
+                });
             });
             k.sync_threads();
             let (bucket, before) = self.descend(target - above.get());
-            prefix.set((begun << DIGIT) | bucket);
+            prefix.set((begun << self.digit) | bucket);
             above.set(above.get() + before);
             k.leave_when(at.eq(0));
-            shift.set(at - DIGIT);
+            shift.set(at - self.digit);
         });
         (prefix.get(), above.get())
     }
@@ -191,8 +199,9 @@ impl<'k> Block<'k> {
     #[track_caller]
     fn descend(&self, target: Value<'k, u64>) -> (Value<'k, u32>, Value<'k, u64>) {
         let k = self.k;
-        let each = BUCKETS / self.threads;
-        let top = k.constant(BUCKETS - 1) - k.thread() * each;
+        let buckets = 1 << self.digit;
+        let each = buckets / self.threads;
+        let top = k.constant(buckets - 1) - k.thread() * each;
         let held: Vec<_> =
             (0..each).map(|i| k.pack32(self.low.at(top - i).load(), self.high.at(top - i).load())).collect();
         let all = held.iter().skip(1).fold(held[0], |sum, &held| sum + held);

@@ -1,6 +1,7 @@
 //! Infinities, NaN, huge logits and scales: only rows that see them change, and they change as in the oracle.
 
 use crate::{
+    elements::round,
     judge::Expected,
     run::Case,
     sample::{Lens, Sample},
@@ -8,7 +9,7 @@ use crate::{
     shapes::{CUTS, plain},
     storage::{Storage, Stored},
 };
-use tilewright::{Dtype, HeadDim, Heads, Mask, Problem, reference::attention::Definition};
+use tilewright::{Dtype, E4m3, E5m2, HeadDim, Heads, Mask, Problem, reference::attention::Definition};
 
 const LENS: [Lens; 3] = [(6, 140), (1, 130), (3, 64)];
 const HEADS: Heads = Heads { qo: 4, kv: 2 };
@@ -101,6 +102,32 @@ fn one_key_gives_its_value() {
         for (row, o) in outcome.o.chunks_exact(DIM).enumerate() {
             let (request, head) = (row / HEADS.qo, row % HEADS.qo / HEADS.group());
             assert_eq!(o, &sample.v[request][at(0, head, 0)..][..DIM], "scale {magnitude}: row {row}");
+        }
+    }
+}
+
+#[test]
+fn every_number_of_eight_and_sixteen_bits() {
+    let variant = plain();
+    for dtype in [Dtype::E4m3, Dtype::E5m2, Dtype::I8, Dtype::F16, Dtype::Bf16] {
+        let number = |bits: u16| match dtype {
+            Dtype::E4m3 => f32::from(E4m3::from_bits(bits as u8)),
+            Dtype::E5m2 => f32::from(E5m2::from_bits(bits as u8)),
+            Dtype::I8 => f32::from((bits as u8).cast_signed()),
+            Dtype::F16 => half::f16::from_bits(bits).to_f32(),
+            _ => half::bf16::from_bits(bits).to_f32(),
+        };
+        // all of 8 bits; of 16 all signs and exponents
+        let step = if dtype.size() == 1 { 1 } else { 257 };
+        let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim { qk: 1, vo: 256 });
+        let problem = problem.dtypes(Dtype::F32, dtype).build().expect("it is sound");
+        let mut sample = Sample::random(problem, &[(1, 1)], 1);
+        // a cache of 8 bits has no infinity: what is stored saturates
+        sample.v[0] = (0..256).map(|i| round(dtype, number(i * step))).collect();
+        let stored = Stored::new(&sample, Storage::Ragged, 1);
+        let outcome = Case::new((&sample, &stored, Storage::Ragged), &variant, CUTS[0]).run();
+        for (got, want) in outcome.o.iter().zip(&sample.v[0]) {
+            assert!(got == want || got.is_nan() && want.is_nan(), "{dtype}: {got} instead of {want}");
         }
     }
 }

@@ -2,9 +2,12 @@
 
 mod activation;
 mod append;
+mod bits;
+mod gemm;
 mod merge;
 mod norm;
 mod real;
 mod rope;
+mod rows;
 mod simulate;
 mod softmax;

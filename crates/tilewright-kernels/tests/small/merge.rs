@@ -2,14 +2,15 @@
 
 use crate::{
     real::{Real, assert_near, noise},
-    simulate::{SEEDS, args, simulate},
+    simulate::{SEEDS, simulate},
 };
 use half::{bf16, f16};
-use tilewright_kernels::attention::merge::{Merge, merge_state, merge_states};
+use tilewright::Dtype;
+use tilewright_kernels::attention::merge::{Call, State as PlaceOf, States, merge};
 use tilewright_ptx::sim::Memory;
 
 /// One vector, half a warp with idle lanes, a lane for each vector, and several vectors a lane.
-const DIMS: [usize; 6] = [8, 64, 80, 128, 256, 512];
+const DIMS: [usize; 8] = [8, 64, 80, 128, 256, 512, 5, 300];
 
 /// A state of a head: values, and LSE in base 2.
 type State = (Vec<f64>, f64);
@@ -57,25 +58,38 @@ enum Into {
     Second,
 }
 
+/// Dense values of so many elements a head, `heads` heads a row, and their LSE.
+fn place(at: [u64; 2], heads: usize, dim: usize) -> PlaceOf {
+    let [row, dim] = [heads * dim, dim].map(|n| n as u64);
+    PlaceOf { v: at[0], v_strides: [row, dim, 1], lse: at[1], lse_strides: [heads as u64, 1] }
+}
+
+fn launch(what: &str, call: Call, seed: u64, memory: &mut Memory) {
+    let config = call.merge().expect("a head that registers hold");
+    let kernel = merge("merge", config).expect("a valid kernel");
+    let (grid, args) = call.launch(config);
+    simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
+}
+
 fn two<T: Real>(dim: usize, rows: usize, (seed, into): (u64, Into)) {
-    let config = Merge { head_dim: dim as u32 };
-    let kernel = merge_state::<T>("merge_state", config).expect("a valid kernel");
     let (a, b) = (states::<T>(rows, dim, seed), states::<T>(rows, dim, seed + 2));
     let mut memory = Memory::new();
-    let (a_at, b_at) = (
-        (memory.alloc_from(&a.0), memory.alloc_from(&a.1)),
-        (memory.alloc_from(&b.0), memory.alloc_from(&b.1)),
-    );
+    let [a_at, b_at] = [&a, &b].map(|(v, lse)| [memory.alloc_from(v), memory.alloc_from(lse)]);
     let to = match into {
-        Into::Elsewhere => (memory.alloc(rows * dim * size_of::<T>()), memory.alloc(rows * 4)),
+        Into::Elsewhere => [memory.alloc(rows * dim * size_of::<T>()), memory.alloc(rows * 4)],
         Into::First => a_at,
         Into::Second => b_at,
     };
-    let arguments = args(&[a_at.0, a_at.1, b_at.0, b_at.1, to.0, to.1], &[rows as u32], &[]);
+    let call = Call {
+        dtype: T::DTYPE,
+        shape: [rows as u32, 1, dim as u32],
+        states: States::Two([a_at, b_at].map(|at| place(at, 1, dim))),
+        out: place(to, 1, dim),
+    };
     let what = format!("{dim} of {}, {rows} rows, {into:?}", T::PTX);
-    simulate(&what, &kernel, ([config.ctas::<T>(rows as u32), 1, 1], &arguments), seed, &mut memory);
-    let v: Vec<T> = memory.read(to.0, rows * dim).expect("values");
-    let lse: Vec<f32> = memory.read(to.1, rows).expect("lse");
+    launch(&what, call, seed, &mut memory);
+    let v: Vec<T> = memory.read(to[0], rows * dim).expect("values");
+    let lse: Vec<f32> = memory.read(to[1], rows).expect("lse");
     for row in 0..rows {
         let expected = merged(dim, &[state(&a, row, dim), state(&b, row, dim)]);
         compare(&format!("{what}: row {row}"), (&v[row * dim..][..dim], lse[row]), &expected);
@@ -98,18 +112,29 @@ fn two_states_whatever_the_timing() {
     (0..SEEDS).for_each(|seed| two::<bf16>(80, 11, (seed, Into::First)));
 }
 
+/// A call on dense states.
+fn call_many(
+    dtype: Dtype,
+    dim: usize,
+    [rows, states, heads]: [usize; 3],
+    (from, to): ([u64; 2], [u64; 2]),
+) -> Call {
+    let strides = [heads * dim, heads].map(|stride| stride as u64);
+    let mut first = place(from, heads, dim);
+    first.v_strides[0] *= states as u64;
+    first.lse_strides[0] *= states as u64;
+    let states = States::Many { first, count: states as u32, strides };
+    Call { dtype, shape: [rows, heads, dim].map(|n| n as u32), states, out: place(to, heads, dim) }
+}
+
 fn many<T: Real>(dim: usize, [rows, states_of_row, heads]: [usize; 3], seed: u64) {
-    let config = Merge { head_dim: dim as u32 };
-    let kernel = merge_states::<T>("merge_states", config).expect("a valid kernel");
     let all = states::<T>(rows * states_of_row * heads, dim, seed);
     let mut memory = Memory::new();
     let from = [memory.alloc_from(&all.0), memory.alloc_from(&all.1)];
     let count = rows * heads;
     let to = [memory.alloc(count * dim * size_of::<T>()), memory.alloc(count * 4)];
-    let words = [count as u32, states_of_row as u32, heads as u32];
-    let arguments = args(&[from, to].concat(), &words, &[]);
     let what = format!("{dim} of {}, {rows} rows, {states_of_row} states, {heads} heads", T::PTX);
-    simulate(&what, &kernel, ([config.ctas::<T>(count as u32), 1, 1], &arguments), seed, &mut memory);
+    launch(&what, call_many(T::DTYPE, dim, [rows, states_of_row, heads], (from, to)), seed, &mut memory);
     let v: Vec<T> = memory.read(to[0], count * dim).expect("values");
     let lse: Vec<f32> = memory.read(to[1], count).expect("lse");
     for at in 0..count {
@@ -143,29 +168,15 @@ fn a_nan_among_lse_makes_nan() {
         let v = memory.alloc_from(&[1.0_f32; 8]);
         let from = memory.alloc_from(&lse);
         let to = [memory.alloc(16), memory.alloc(4), memory.alloc(16), memory.alloc(4)];
-        let config = Merge { head_dim: 4 };
-        let two = merge_state::<f32>("merge_state", config).expect("a valid kernel");
-        let arguments = args(&[v, from, v + 16, from + 4, to[0], to[1]], &[1], &[]);
-        simulate("two", &two, ([1, 1, 1], &arguments), 0, &mut memory);
-        let many = merge_states::<f32>("merge_states", config).expect("a valid kernel");
-        simulate(
-            "many",
-            &many,
-            ([1, 1, 1], &args(&[v, from, to[2], to[3]], &[1, 2, 1], &[])),
-            0,
-            &mut memory,
-        );
+        let two = [[v, from], [v + 16, from + 4]].map(|at| place(at, 1, 4));
+        let out = place([to[0], to[1]], 1, 4);
+        let call = Call { dtype: Dtype::F32, shape: [1, 1, 4], states: States::Two(two), out };
+        launch("two", call, 0, &mut memory);
+        let at = ([v, from], [to[2], to[3]]);
+        launch("many", call_many(Dtype::F32, 4, [1, 2, 1], at), 0, &mut memory);
         for (at, len) in [(to[0], 4), (to[1], 1), (to[2], 4), (to[3], 1)] {
             let found: Vec<f32> = memory.read(at, len).expect("written");
             assert!(found.iter().all(|x| x.is_nan()), "{lse:?}: {found:?}");
         }
     }
-}
-
-#[test]
-fn refuses_heads_that_are_no_vectors() {
-    let error = |head_dim| merge_state::<bf16>("merge", Merge { head_dim }).expect_err("refused").to_string();
-    assert_eq!(error(100), "kernel merge: head_dim = 100, expected a multiple of 8 in 8..=1024");
-    let many = merge_states::<f32>("merges", Merge { head_dim: 1024 }).expect_err("refused").to_string();
-    assert_eq!(many, "kernel merges: head_dim = 1024, expected a multiple of 4 in 4..=512");
 }

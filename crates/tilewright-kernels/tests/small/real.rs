@@ -1,10 +1,13 @@
 //! Elements of the tests: their rounding, and noise of them.
 
 use half::{bf16, f16};
-use tilewright_kernels::tile::Packed;
+use tilewright::Dtype;
+use tilewright_ptx::build::Stored;
 
 /// Elements that kernels compute with in f32.
-pub(crate) trait Real: Packed {
+pub(crate) trait Real: Stored {
+    /// What it is.
+    const DTYPE: Dtype;
     /// Half the distance of neighbours, relative to them.
     const ROUNDING: f64;
     /// Half the distance of neighbours near 0.
@@ -16,8 +19,9 @@ pub(crate) trait Real: Packed {
 }
 
 macro_rules! reals {
-    ($($ty:ty: $bits:literal $least:literal $of:expr, $wide:expr;)*) => {$(
+    ($($ty:ty: $dtype:ident $bits:literal $least:literal $of:expr, $wide:expr;)*) => {$(
         impl Real for $ty {
+            const DTYPE: Dtype = Dtype::$dtype;
             const ROUNDING: f64 = 1.0 / (1_u64 << $bits) as f64;
             const LEAST: f64 = $least;
             fn of(value: f64) -> Self {
@@ -30,9 +34,9 @@ macro_rules! reals {
     )*};
 }
 reals! {
-    bf16: 8 1e-37 bf16::from_f64, bf16::to_f64;
-    f16: 11 3e-8 f16::from_f64, f16::to_f64;
-    f32: 24 1e-37 (|value| value as f32), f64::from;
+    bf16: Bf16 8 1e-37 bf16::from_f64, bf16::to_f64;
+    f16: F16 11 3e-8 f16::from_f64, f16::to_f64;
+    f32: F32 24 1e-37 (|value| value as f32), f64::from;
 }
 
 /// Uniform in -1..1, from a linear congruential generator.

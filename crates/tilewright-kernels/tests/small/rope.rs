@@ -2,35 +2,49 @@
 
 use crate::{
     real::{Real, assert_near, noise, wide},
-    simulate::{SEEDS, args, simulate},
+    simulate::{SEEDS, simulate},
 };
 use half::{bf16, f16};
 use tilewright::{
+    Dtype,
     reference::rope::{frequency, rotate},
     rope::{CosSinCache, Rope as Embedding, RopeStyle},
 };
-use tilewright_kernels::rope::{Rope, Style, rope};
+use tilewright_kernels::{
+    rope::{Angles, Call, rope, turns},
+    tile::Strided,
+};
 use tilewright_ptx::sim::Memory;
 
 const THETA: f64 = 10_000.0;
 const POSITIONS: u32 = 50;
 
-fn config(heads: (u32, u32), (head_dim, rotary_dim): (u32, u32), style: Style, in_place: bool) -> Rope {
-    Rope { heads, head_dim, rotary_dim, style, in_place }
+/// What a case is made of.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    heads: [u32; 2],
+    /// Elements of a head, and those that are rotated.
+    dims: [u32; 2],
+    style: RopeStyle,
+    angles: Angles,
+    in_place: bool,
 }
 
 #[test]
 fn heads_of_all_sizes() {
-    for style in [Style::Halves, Style::Interleaved] {
-        for in_place in [false, true] {
-            for dims in [(16, 16), (64, 64), (80, 32), (128, 128), (128, 64), (192, 96)] {
-                run::<bf16>(config((5, 2), dims, style, in_place), 3, 0);
+    for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
+        for (angles, in_place) in [(Angles::Table, false), (Angles::Table, true), (Angles::Turns, true)] {
+            let case = |heads, dims| Case { heads, dims, style, angles, in_place };
+            for dims in
+                [[16, 16], [64, 64], [80, 32], [128, 128], [128, 64], [192, 96], [72, 64], [7, 6], [30, 2]]
+            {
+                run::<bf16>(case([5, 2], dims), 3, 0);
             }
             // one tensor alone, heads that are no multiple of a thread's, and more threads a token than a CTA has
-            run::<f16>(config((3, 0), (32, 32), style, in_place), 5, 1);
-            run::<f16>(config((0, 1), (32, 16), style, in_place), 4, 1);
-            run::<f32>(config((9, 3), (24, 8), style, in_place), 7, 2);
-            run::<bf16>(config((70, 70), (128, 112), style, in_place), 2, 3);
+            run::<f16>(case([3, 0], [32, 32]), 5, 1);
+            run::<f16>(case([0, 1], [32, 16]), 4, 1);
+            run::<f32>(case([9, 3], [24, 8]), 7, 2);
+            run::<bf16>(case([150, 150], [128, 112]), 2, 3);
         }
     }
 }
@@ -38,76 +52,125 @@ fn heads_of_all_sizes() {
 #[test]
 fn whatever_the_timing() {
     for seed in 0..SEEDS {
-        run::<bf16>(config((6, 2), (64, 32), Style::Halves, seed % 2 == 0), 5, seed);
-        run::<f16>(config((6, 2), (64, 32), Style::Interleaved, seed % 2 == 0), 5, seed);
+        let (angles, in_place) = (Angles::Table, seed % 2 == 0);
+        let case = |style| Case { heads: [6, 2], dims: [64, 32], style, angles, in_place };
+        run::<bf16>(case(RopeStyle::Neox), 5, seed);
+        run::<f16>(case(RopeStyle::Interleaved), 5, seed);
     }
 }
 
-fn style(config: Rope) -> RopeStyle {
-    match config.style {
-        Style::Halves => RopeStyle::Neox,
-        Style::Interleaved => RopeStyle::Interleaved,
+fn embedding(case: Case) -> Embedding {
+    Embedding::new(case.dims[1] as usize, THETA).expect("an embedding").with_style(case.style)
+}
+
+/// What the kernel reads of angles.
+fn angles(case: Case, memory: &mut Memory) -> u64 {
+    match case.angles {
+        Angles::Table => memory.alloc_from(&table(case)),
+        Angles::Turns => {
+            let turns: Vec<u64> = embedding(case).frequencies().into_iter().map(turns).collect();
+            memory.alloc_from(&turns)
+        }
     }
 }
 
 /// The table that the engine makes.
-fn table(config: Rope) -> Vec<f32> {
-    let embedding = Embedding::new(config.rotary_dim as usize, THETA).expect("an embedding");
-    let cache = CosSinCache::new(&embedding.with_style(style(config)), POSITIONS);
+fn table(case: Case) -> Vec<f32> {
+    let cache = CosSinCache::new(&embedding(case), POSITIONS);
     cache.view().as_slice::<f32>().expect("f32").to_vec()
 }
 
-fn rotated(config: Rope, head: &[f64], position: i32) -> Vec<f64> {
-    let pairs = 0..config.rotary_dim as usize / 2;
-    let angle = |pair| f64::from(position) * frequency(pair, config.rotary_dim as usize, THETA);
-    rotate(head, &pairs.map(angle).collect::<Vec<_>>(), style(config))
+fn rotated(case: Case, head: &[f64], position: i32) -> Vec<f64> {
+    let rotary = case.dims[1] as usize;
+    let angle = |pair| f64::from(position) * frequency(pair, rotary, THETA);
+    rotate(head, &(0..rotary / 2).map(angle).collect::<Vec<_>>(), case.style)
+}
+
+fn launch(what: &str, call: Call, seed: u64, memory: &mut Memory) {
+    let kernel = rope("rope", call.rope()).expect("a valid kernel");
+    let (grid, args) = call.launch();
+    simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
 
 /// q and k in one tensor, each token's heads of q, then of k, then 8 elements of others; results are dense.
-fn run<T: Real>(config: Rope, tokens: usize, seed: u64) {
-    let kernel = rope::<T>("rope", config).expect("a valid kernel");
-    let (dim, heads) = (config.head_dim as usize, config.heads.0 as usize + config.heads.1 as usize);
-    let (stride, mut memory) = (heads * dim + 8, Memory::new());
+fn run<T: Real>(case: Case, tokens: usize, seed: u64) {
+    let (dim, heads) = (case.dims[0] as usize, case.heads.map(|heads| heads as usize));
+    let (all, mut memory) = (heads[0] + heads[1], Memory::new());
+    let stride = all * dim + 8;
     let x = noise::<T>(tokens * stride, seed + 1);
     let positions: Vec<i32> = (0..tokens as i32).map(|token| (token * 19 + 3) % POSITIONS as i32).collect();
-    let element = size_of::<T>() as u64;
-    let k_offset = u64::from(config.heads.0) * dim as u64;
+    let element = size_of::<T>();
     let q_at = memory.alloc_from(&x);
-    let dense = [config.heads.0, config.heads.1].map(|heads| u64::from(heads) * dim as u64);
-    let out = dense.map(|row| memory.alloc((row as usize * tokens).max(1) * element as usize));
-    let rest = [memory.alloc_from(&table(config)), memory.alloc_from(&positions)];
-    let (dim_wide, from) = (dim as u64, [q_at, q_at + k_offset * element]);
-    let from_strides = [stride as u64, dim_wide, stride as u64, dim_wide];
-    let arguments = match config.in_place {
-        true => args(&[from, rest].concat(), &[tokens as u32], &from_strides),
-        false => {
-            let strides = [from_strides, [dense[0], dim_wide, dense[1], dim_wide]].concat();
-            args(&[from, out, rest].concat(), &[tokens as u32], &strides)
-        }
+    let fused = [0, heads[0] * dim * element].map(|offset| q_at + offset as u64);
+    let from = fused.map(|address| Strided { address, strides: [stride as u64, dim as u64] });
+    let to = match case.in_place {
+        true => from,
+        false => heads.map(|heads| Strided {
+            address: memory.alloc((heads * dim * tokens).max(1) * element),
+            strides: [(heads * dim) as u64, dim as u64],
+        }),
     };
-    let what = format!("{config:?}, {tokens} tokens of {}", T::PTX);
-    simulate(&what, &kernel, (config.grid::<T>(tokens as u32), &arguments), seed, &mut memory);
-    for (token, position) in positions.iter().enumerate() {
-        for head in 0..heads {
-            let before = &x[token * stride + head * dim..][..dim];
-            let is_k = usize::from(head >= config.heads.0 as usize);
-            let of_its = (head - is_k * config.heads.0 as usize) * dim;
-            let at = match config.in_place {
-                true => q_at + (token * stride + head * dim) as u64 * element,
-                false => out[is_k] + (token as u64 * dense[is_k] + of_its as u64) * element,
-            };
-            let found: Vec<T> = memory.read(at, dim).expect("a head that was written");
-            let what = format!("{what}: token {token}, head {head}");
-            for (i, expected) in rotated(config, &wide(before), *position).into_iter().enumerate() {
-                assert_near(&format!("{what}, element {i}"), found[i], expected, (3e-7, 2.0));
-            }
-            let kept = config.rotary_dim as usize..;
-            assert_eq!(found[kept.clone()], before[kept], "{what}: behind rotary_dim");
+    let call = Call {
+        dtype: T::DTYPE,
+        style: case.style,
+        angles: case.angles,
+        angles_at: angles(case, &mut memory),
+        positions: memory.alloc_from(&positions),
+        tokens: tokens as u32,
+        heads: case.heads,
+        dims: case.dims,
+        from,
+        to,
+    };
+    let what = format!("{case:?}, {tokens} tokens of {}", T::PTX);
+    launch(&what, call, seed, &mut memory);
+    for (token, head) in (0..tokens).flat_map(|token| (0..all).map(move |head| (token, head))) {
+        let before = &x[token * stride + head * dim..][..dim];
+        let is_k = usize::from(head >= heads[0]);
+        let to = to[is_k];
+        let at = token as u64 * to.strides[0] + (head - is_k * heads[0]) as u64 * to.strides[1];
+        let found: Vec<T> =
+            memory.read(to.address + at * element as u64, dim).expect("a head that was written");
+        let expected = rotated(case, &wide(before), positions[token]);
+        for (i, expected) in expected.into_iter().enumerate() {
+            let what = format!("{what}: token {token}, head {head}, element {i}");
+            assert_near(&what, found[i], expected, (4e-7, 2.0));
         }
-        if config.in_place {
-            let behind: Vec<T> =
-                memory.read(q_at + ((token + 1) * stride - 8) as u64 * element, 8).expect("8");
-            assert_eq!(behind, x[(token + 1) * stride - 8..][..8], "{what}: behind token {token}");
+        let kept = case.dims[1] as usize..;
+        assert_eq!(found[kept.clone()], before[kept], "{what}: behind rotary_dim");
+    }
+    for token in (0..tokens).filter(|_| case.in_place) {
+        let end = (token + 1) * stride - 8;
+        let behind: Vec<T> = memory.read(q_at + (end * element) as u64, 8).expect("8");
+        assert_eq!(behind, x[end..][..8], "{what}: behind token {token}");
+    }
+}
+
+#[test]
+fn angles_of_far_positions_are_exact() {
+    let case =
+        Case { heads: [1, 0], dims: [64, 64], style: RopeStyle::Neox, angles: Angles::Turns, in_place: true };
+    let positions = [0, 1, 131_071, 1_000_003, i32::MAX - 1];
+    let (x, mut memory) = (noise::<f32>(64 * positions.len(), 1), Memory::new());
+    let at = Strided { address: memory.alloc_from(&x), strides: [64, 64] };
+    let call = Call {
+        dtype: Dtype::F32,
+        style: case.style,
+        angles: case.angles,
+        angles_at: angles(case, &mut memory),
+        positions: memory.alloc_from(&positions),
+        tokens: positions.len() as u32,
+        heads: case.heads,
+        dims: case.dims,
+        from: [at; 2],
+        to: [at; 2],
+    };
+    launch("far positions", call, 0, &mut memory);
+    let found: Vec<f32> = memory.read(at.address, x.len()).expect("tokens");
+    for ((found, before), position) in found.chunks(64).zip(x.chunks(64)).zip(positions) {
+        for (&found, expected) in found.iter().zip(rotated(case, &wide(before), position)) {
+            let angle = f64::from(position) * 1e-15;
+            assert_near(&format!("position {position}"), found, expected, (3e-7 + angle, 2.0));
         }
     }
 }
@@ -115,30 +178,29 @@ fn run<T: Real>(config: Rope, tokens: usize, seed: u64) {
 #[test]
 fn offsets_have_64_bits() {
     // allocations are 2^32 bytes apart in the simulator, and tokens of this stride, too: token 2 begins at element 2^32
-    let (config, mut memory) = (config((1, 0), (16, 16), Style::Halves, true), Memory::new());
+    let case =
+        Case { heads: [1, 0], dims: [16, 16], style: RopeStyle::Neox, angles: Angles::Table, in_place: true };
+    let mut memory = Memory::new();
     let tokens = [1, 2, 3].map(|seed| noise::<bf16>(16, seed));
     let at = tokens.each_ref().map(|token| memory.alloc_from(token));
-    let addresses = [at[0], at[0], memory.alloc_from(&table(config)), memory.alloc_from(&[7, 9, 4])];
-    let arguments = args(&addresses, &[3], &[1 << 31, 16, 0, 0]);
-    let kernel = rope::<bf16>("rope", config).expect("a valid kernel");
-    simulate("far tokens", &kernel, (config.grid::<bf16>(3), &arguments), 0, &mut memory);
+    let rows = Strided { address: at[0], strides: [1 << 31, 16] };
+    let call = Call {
+        dtype: Dtype::Bf16,
+        style: case.style,
+        angles: case.angles,
+        angles_at: angles(case, &mut memory),
+        positions: memory.alloc_from(&[7, 9, 4]),
+        tokens: 3,
+        heads: case.heads,
+        dims: case.dims,
+        from: [rows; 2],
+        to: [rows; 2],
+    };
+    launch("far tokens", call, 0, &mut memory);
     for (token, (at, position)) in tokens.iter().zip(at.into_iter().zip([7, 9, 4])) {
         let found: Vec<bf16> = memory.read(at, 16).expect("a token");
-        for (found, expected) in found.into_iter().zip(rotated(config, &wide(token), position)) {
+        for (found, expected) in found.into_iter().zip(rotated(case, &wide(token), position)) {
             assert_near("far token", found, expected, (3e-7, 2.0));
         }
     }
-}
-
-#[test]
-fn refuses_dimensions_that_are_no_pairs_of_vectors() {
-    let error = |heads, dims| {
-        let config = config(heads, dims, Style::Halves, true);
-        rope::<bf16>("rope", config).expect_err("refused").to_string()
-    };
-    assert_eq!(error((1, 1), (72, 64)), "kernel rope: head_dim = 72, expected a multiple of 16 in 16..=4096");
-    assert_eq!(error((1, 1), (64, 80)), "kernel rope: rotary_dim = 80, expected a multiple of 16 in 16..=64");
-    assert_eq!(error((1, 1), (64, 24)), "kernel rope: rotary_dim = 24, expected a multiple of 16 in 16..=64");
-    assert_eq!(error((0, 0), (64, 64)), "kernel rope: heads = (0, 0), expected at least one head");
-    assert_eq!(error((1, 5000), (64, 64)), "kernel rope: heads.1 = 5000, expected 0..=4096");
 }

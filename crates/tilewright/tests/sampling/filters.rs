@@ -1,5 +1,5 @@
 //! Sampling: which tokens the filters keep, greedy choice, bad rows, independence of batch and threads.
-//! The distributions are tested in `sampling_distribution.rs`, refusals in `sampling_errors.rs`.
+//! The distributions are tested in `distribution.rs`, refusals in `errors.rs`.
 
 use crate::arrays::{Array, DTYPES, F32_UNIT, Layout, random};
 use tilewright::{
@@ -187,20 +187,24 @@ fn temperature_0_takes_the_lowest_of_the_largest<B: Backend>(backends: &[B]) {
 fn extreme_temperatures_reach_their_limits<B: Backend>(backends: &[B]) {
     for backend in backends {
         let logits = Array::new(Dtype::F32, &[1, 4], Layout::Dense, &[1.0, 1.001, f32::NEG_INFINITY, -2.0]);
+        let count = if crate::judge::every() > 1 { 30 } else { 300 };
         let draws = |temperature: f32| {
             let params = |offset| SamplingParams { temperature, offset, ..SamplingParams::default() };
             let mut counts = [0; 4];
-            for offset in 0..300 {
+            for offset in 0..count {
                 counts[draw(backend, &logits, &[params(offset)])[0].clone().unwrap() as usize] += 1;
             }
             counts
         };
         for tiny in [1e-6, f32::MIN_POSITIVE, 1e-45] {
-            assert_eq!(draws(tiny), [0, 300, 0, 0], "temperature {tiny}");
+            assert_eq!(draws(tiny), [0, count as usize, 0, 0], "temperature {tiny}");
         }
         for large in [1e6, f32::MAX] {
             let counts = draws(large);
-            assert!(counts[2] == 0 && [0, 1, 3].iter().all(|&i| counts[i] > 60), "{large}: {counts:?}");
+            assert!(
+                counts[2] == 0 && [0, 1, 3].iter().all(|&i| counts[i] > count as usize / 5),
+                "{large}: {counts:?}"
+            );
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Chain speculative sampling: against the oracle with the same random numbers, slot by slot, and what it refuses.
-//! The distributions are tested in `sampling_speculative_distribution.rs`.
+//! The distributions are tested in `speculative_distribution.rs`.
 
 use crate::arrays::random;
 use tilewright::{
@@ -118,7 +118,8 @@ impl Case {
 
 fn chains_are_those_of_the_oracle<B: Backend>(backends: &[B]) {
     for backend in backends {
-        for batch in [0, 1, 99, 989] {
+        let batches = if crate::judge::every() > 1 { [0, 1, 2, 9] } else { [0, 1, 99, 989] };
+        for batch in batches {
             for n in [0, 1, 3, 5, 7] {
                 for one_hot in [false, true] {
                     let case = Case::new((batch, n, 111), one_hot);
@@ -126,7 +127,7 @@ fn chains_are_those_of_the_oracle<B: Backend>(backends: &[B]) {
                 }
             }
         }
-        let large = Case::new((3, 2, 32_001), false);
+        let large = Case::new(if crate::judge::every() > 1 { (1, 1, 5001) } else { (3, 2, 32_001) }, false);
         large.assert_matches(&large.run(backend, false), &large.exact_target());
     }
 }

@@ -9,10 +9,7 @@ use crate::{
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::{
     build::Value,
-    isa::{
-        memory::{AtomicOp, Order, Scope},
-        sync::Fence,
-    },
+    isa::memory::{AtomicOp, Order, Scope},
 };
 
 impl<'k> Cta<'k, '_> {
@@ -27,10 +24,8 @@ impl<'k> Cta<'k, '_> {
             let counter = params.counters.at_wide(number.to_u64());
             k.when(k.thread().eq(0), || {
                 // what this CTA wrote comes before the count, and what others counted before what follows
-                k.fence(Fence::AcqRel(Scope::Gpu));
                 let before = counter.atomic(AtomicOp::AddU32, 1, (Order::AcqRel, Scope::Gpu));
                 let last = (before + 1).eq(merge.source_end - merge.source_begin);
-                k.fence(Fence::AcqRel(Scope::Gpu));
                 k.when(last, || counter.store(0));
                 self.word.store(last.select(1, 0));
             });

@@ -8,13 +8,18 @@ use super::{
 };
 use crate::attention::{
     call::{KvLayout, Params},
-    items::{ItemValues, NONE},
+    items::{Item, ItemValues},
 };
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Global, Shared, Value, Var},
     isa::{matrix::Elements, types::Scalar},
 };
+
+/// Where the item lies among the words that warps tell each other, in bytes.
+const ITEM: usize = 128;
+/// Where the number of the item lies, the end of those of this CTA, and the first row of the tile.
+const COUNTERS: usize = 80;
 
 /// A CTA.
 #[derive(Debug, Clone, Copy)]
@@ -26,16 +31,14 @@ pub(super) struct Cta<'k> {
     arena: Shared<'k, u32>,
 }
 
-/// An item on its way: what is the same for all of its rows and keys.
+/// An item on its way. It lies in shared memory, and what is not asked for in the innermost loop is loaded anew where it is needed:
+/// registers are what this kernel has least of.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Work<'k> {
-    pub(super) item: ItemValues<'k>,
-    /// Query rows: tokens times heads of the group, those of a token side by side.
-    pub(super) rows: Value<'k, u32>,
+    cta: Cta<'k>,
+    words: Shared<'k, u32>,
     /// The factor that makes products of queries and keys logits in base 2.
     pub(super) scale: Value<'k, f32>,
-    /// The factor of all values.
-    pub(super) v_factor: Value<'k, f32>,
 }
 
 /// A row of the batch, and its query head.
@@ -56,16 +59,27 @@ impl<'k> Cta<'k> {
     /// Does the items of this CTA, one after the other.
     pub(super) fn run(&self) {
         let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
-        k.repeat((indptr.load(), indptr.plus(1).load()), 1, |at| {
-            let item = ItemValues::load(k, self.params.items, at);
-            let work = Work {
-                item,
-                rows: (item.qo_len * self.params.group.by).named("rows"),
-                scale: self.params.scale * std::f32::consts::LOG2_E,
-                v_factor: k.constant(1.0),
-            };
-            let few_rows = work.rows.le(FEW_ROWS as u32);
+        let words = self.at(self.layout.words + ITEM);
+        let work = Work { cta: *self, words, scale: self.params.scale * std::f32::consts::LOG2_E };
+        let [at, end] = [0, 1].map(|word| self.at::<u32>(self.layout.words + COUNTERS).plus(word));
+        k.when(k.thread().eq(0), || {
+            at.store(indptr.load());
+            end.store(indptr.plus(1).load());
+        });
+        k.sync_threads();
+        k.forever(|| {
+            let number = at.load();
+            k.leave_when(number.ge(end.load()));
+            k.when(k.thread().lt(Item::WORDS as u32), || {
+                let item = self.params.items.at_wide(number.to_u64() * Item::WORDS as u64);
+                words.at(k.thread()).store(item.at(k.thread()).load());
+            });
+            k.sync_threads();
+            k.when(k.thread().eq(0), || at.store(number + 1));
+
+            let few_rows = work.rows().le(FEW_ROWS as u32);
             k.when_else(few_rows, || few::run(self, &work), || many::run(self, &work));
+            let item = work.item();
             k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work));
             // shared memory is free for the next item
             k.sync_threads();
@@ -89,10 +103,10 @@ impl<'k> Cta<'k> {
 
     /// Whose row `row` of an item is.
     #[track_caller]
-    pub(super) fn head(&self, work: &Work<'k>, row: Value<'k, u32>) -> Head<'k> {
+    pub(super) fn head(&self, item: &ItemValues<'k>, row: Value<'k, u32>) -> Head<'k> {
         let (token, in_group) = self.params.group.divide(row);
-        let qo_head = work.item.kv_head * self.params.group.by + in_group;
-        Head { token: work.item.qo_begin + token, qo_head }
+        let qo_head = item.kv_head * self.params.group.by + in_group;
+        Head { token: item.qo_begin + token, qo_head }
     }
 
     /// The queries of a head.
@@ -128,10 +142,21 @@ impl<'k> Cta<'k> {
 }
 
 impl<'k> Work<'k> {
-    /// Whether the item writes partial states.
+    /// The item.
     #[track_caller]
-    pub(super) fn is_partial(&self) -> Value<'k, bool> {
-        self.item.partial.ne(NONE)
+    pub(super) fn item(&self) -> ItemValues<'k> {
+        ItemValues::load_shared(self.cta.k, self.words)
+    }
+
+    /// Where the first row of the tile lies that is on its way.
+    pub(super) fn first_row(&self) -> Shared<'k, u32> {
+        self.cta.at::<u32>(self.cta.layout.words + COUNTERS).plus(2)
+    }
+
+    /// Query rows: tokens times heads of the group, those of a token side by side.
+    #[track_caller]
+    pub(super) fn rows(&self) -> Value<'k, u32> {
+        self.item().qo_len * self.cta.params.group.by
     }
 }
 
@@ -153,8 +178,27 @@ impl<'k> Deal<'k> {
     #[track_caller]
     pub(super) fn new(thread: Value<'k, u32>, threads: usize, chunks: usize) -> Self {
         let lanes = 1 << chunks.trailing_zeros().min(5);
-        let row = thread / lanes as u32;
-        Self { row, chunk: thread % lanes as u32, lanes, rows_at_once: threads / lanes }
+        let (row, chunk) = divide(thread, lanes);
+        Self { row, chunk, lanes, rows_at_once: threads / lanes }
+    }
+
+    /// Calls `body` with each of this thread's rows of `rows`, less its first.
+    #[track_caller]
+    pub(super) fn each_row(&self, k: &'k Builder, rows: usize, mut body: impl FnMut(usize)) {
+        for first in (0..rows).step_by(self.rows_at_once) {
+            let all = first + self.rows_at_once <= rows;
+            let there = if all { k.constant(true) } else { self.row.lt((rows - first) as u32) };
+            k.when(there, || body(first));
+        }
+    }
+}
+
+/// Quotient and rest by a constant. Assemblers do not make shifts of divisions by themselves.
+#[track_caller]
+pub(super) fn divide(n: Value<'_, u32>, by: usize) -> (Value<'_, u32>, Value<'_, u32>) {
+    match by.is_power_of_two() {
+        true => (n >> by.trailing_zeros(), n & (by as u32 - 1)),
+        false => (n / by as u32, n % by as u32),
     }
 }
 

@@ -10,12 +10,12 @@
 
 use super::{
     config::FEW_ROWS,
-    cta::{Cta, Work},
-    fragments::{LanePlaces, RowTile, Sums, hide},
+    cta::{Cta, Work, divide},
+    fragments::{Cell, LanePlaces, RowTile, Sums, hide},
     keys::{Copier, Finder, copy_queries},
     layout::{RowFormat, STAGE_KEYS, WARPS},
     output::{Total, store_chunk},
-    rows::{Plain, Rows},
+    rows::Rows,
     seen::{Keys, seen},
 };
 use crate::tile::reduce;
@@ -34,6 +34,7 @@ struct Few<'c, 'k> {
     work: &'c Work<'k>,
     k: &'k Builder,
     warp: Value<'k, u32>,
+    kv_begin: Value<'k, u32>,
     /// Stages of this warp.
     count: Value<'k, u32>,
     rows: Rows<'k>,
@@ -50,21 +51,22 @@ struct Few<'c, 'k> {
 
 impl<'c, 'k> Few<'c, 'k> {
     fn new(cta: &'c Cta<'k>, work: &'c Work<'k>) -> Self {
-        let (k, layout, item, warp) = (cta.k, &cta.layout, &work.item, cta.k.warp_index());
+        let (k, layout, item, warp) = (cta.k, &cta.layout, work.item(), cta.k.warp_index());
         let entries = cta.at::<u32>(layout.few.entries).byte(warp * (2 * STAGE_KEYS * 16) as u32);
         let copier = |format: RowFormat, table: usize| {
             let entries = entries.plus(table * STAGE_KEYS * 4);
             Copier::new(cta, (k.lane(), 32), (format, STAGE_KEYS), entries)
         };
-        let groups = (item.kv_end - item.kv_begin + (STAGE_KEYS - 1) as u32) / STAGE_KEYS as u32;
+        let groups = divide(item.kv_end - item.kv_begin + (STAGE_KEYS - 1) as u32, STAGE_KEYS).0;
         Self {
             cta,
             work,
             k,
             warp,
-            count: ((groups + (WARPS - 1) as u32 - warp) / WARPS as u32).named("stages"),
+            kv_begin: item.kv_begin,
+            count: divide(groups + (WARPS - 1) as u32 - warp, WARPS).0.named("stages"),
             rows: Rows::new(cta),
-            tile: RowTile::new(cta),
+            tile: RowTile::new(cta, [0, 1].map(|_| Cell::Register(k.unset_var("sum")))),
             places: LanePlaces::new(k, layout),
             ring: cta.at::<u32>(layout.few.rings).byte(warp * layout.few.ring_bytes as u32),
             finder: Finder::new((cta, work), (k.lane(), STAGE_KEYS), entries),
@@ -76,7 +78,7 @@ impl<'c, 'k> Few<'c, 'k> {
     }
 
     fn first_key(&self, stage: Value<'k, u32>) -> Value<'k, u32> {
-        self.work.item.kv_begin + (stage * WARPS as u32 + self.warp) * STAGE_KEYS as u32
+        self.kv_begin + (stage * WARPS as u32 + self.warp) * STAGE_KEYS as u32
     }
 
     /// Starts the first copies; gives the left sides of the queries, one for each step of 16 elements.
@@ -93,6 +95,7 @@ impl<'c, 'k> Few<'c, 'k> {
         }
         k.wait_copies(layout.few.num_stages - 1);
         k.sync_threads();
+        self.rows.find_plain(self.cta, self.work);
         (0..layout.q.steps()).map(|step| self.places.query(self.cta, q, step)).collect()
     }
 
@@ -123,7 +126,6 @@ impl<'c, 'k> Few<'c, 'k> {
 
     fn attend(&self, query: &[[Value<'k, u32>; 4]]) {
         let (k, few) = (self.k, &self.cta.layout.few);
-        let plain = self.rows.plain(self.cta, self.work);
         k.repeat((0, self.count), 1, |stage| {
             k.wait_copies(few.num_stages - 2);
             // the copies of all lanes are there, and all are done with the stage that is filled next
@@ -133,9 +135,8 @@ impl<'c, 'k> Few<'c, 'k> {
             self.advance(self.reads, few.stage_bytes);
             let logits = vec![vec![self.unset(), self.unset()]];
             self.places.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
-            let first = self.first_key(stage).reinterpret::<i32>();
-            let masked = first.lt(plain.from) | (first + STAGE_KEYS as i32).gt(plain.to);
-            k.when(masked, || self.hide(plain, stage, &logits[0]));
+            let masked = self.rows.is_masked(self.first_key(stage), STAGE_KEYS);
+            k.when(masked, || self.hide(stage, &logits[0]));
             let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits[0]);
             self.tile.rescale(factors);
             let values = self.values_of(keys);
@@ -149,12 +150,13 @@ impl<'c, 'k> Few<'c, 'k> {
     }
 
     /// Each lane finds what one row sees, and takes the words of its own two from others.
-    fn hide(&self, _plain: Plain<'k>, stage: Value<'k, u32>, logits: &[Sums<'k>]) {
+    fn hide(&self, stage: Value<'k, u32>, logits: &[Sums<'k>]) {
         let k = self.k;
         let row = k.lane() & (FEW_ROWS - 1) as u32;
         let keys = Keys { first: self.first_key(stage), width: STAGE_KEYS as u32 };
-        let of_row = row.min(self.work.rows - 1);
-        let word = seen((self.cta, self.work), of_row, self.rows.range(row), keys).low();
+        let item = self.work.item();
+        let of_row = row.min(item.qo_len * self.cta.params.group.by - 1);
+        let word = seen((self.cta, &item), of_row, self.rows.range(row), keys).low();
         let own = k.lane() >> 2;
         let words = [0, 8].map(|down| word.of_lane(own + down).to_u64());
         hide(k, words, logits);
@@ -163,7 +165,7 @@ impl<'c, 'k> Few<'c, 'k> {
     /// Puts the states of all warps together and writes them.
     fn end(&self) {
         let (k, few, lane) = (self.k, &self.cta.layout.few, self.k.lane());
-        let states = self.cta.at::<f32>(few.entries);
+        let (states, rows) = (self.cta.at::<f32>(few.entries), self.work.rows());
         // nobody finds keys any more
         k.sync_threads();
         for half in 0..2 {
@@ -174,16 +176,16 @@ impl<'c, 'k> Few<'c, 'k> {
                 states.at((self.warp * FEW_ROWS as u32 + row) << 1).store_vector(pair);
             });
             let to = self.ring.cast::<f32>().at(row * few.sums_stride as u32 + ((lane & 3) << 1));
-            k.when(row.lt(self.work.rows), || {
+            k.when(row.lt(rows), || {
                 for (at, o) in self.tile.o.iter().enumerate() {
                     to.plus(8 * at).store_vector([o[2 * half].get(), o[2 * half + 1].get()]);
                 }
             });
         }
         k.sync_threads();
-        let chunks = (self.cta.layout.v.dim / 4) as u32;
-        k.repeat((k.thread(), self.work.rows * chunks), 128, |at| {
-            let (row, chunk) = (at / chunks, at % chunks);
+        let chunks = self.cta.layout.v.dim / 4;
+        k.repeat((k.thread(), rows * chunks as u32), 128, |at| {
+            let (row, chunk) = divide(at, chunks);
             let (values, total) = self.together(states, row, chunk);
             store_chunk((self.cta, self.work), (row, chunk), values, total);
         });

@@ -21,16 +21,45 @@ pub(super) struct RowTile<'k> {
     /// For each half the greatest product of queries and keys.
     pub(super) max: [Var<'k, f32>; 2],
     /// For each half this thread's share of the sum of weights.
-    pub(super) sum: [Var<'k, f32>; 2],
+    pub(super) sum: [Cell<'k>; 2],
+}
+
+/// A number of this thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Cell<'k> {
+    /// In a register.
+    Register(Var<'k, f32>),
+    /// In shared memory, where registers are scarce.
+    Memory(Shared<'k, f32>),
+}
+
+impl<'k> Cell<'k> {
+    #[track_caller]
+    pub(super) fn get(self) -> Value<'k, f32> {
+        match self {
+            Self::Register(register) => register.get(),
+            Self::Memory(memory) => memory.load(),
+        }
+    }
+
+    #[track_caller]
+    pub(super) fn set(self, value: Value<'k, f32>) {
+        match self {
+            Self::Register(register) => register.set(value),
+            Self::Memory(memory) => memory.store(value),
+        }
+    }
 }
 
 impl<'k> RowTile<'k> {
-    pub(super) fn new(cta: &Cta<'k>) -> Self {
+    /// A state of no keys, whose sums of weights are in `sum`.
+    pub(super) fn new(cta: &Cta<'k>, sum: [Cell<'k>; 2]) -> Self {
         let k = cta.k;
+        sum.iter().for_each(|sum| sum.set(k.constant(0.0)));
         Self {
             o: cta.zeros("o", 2 * cta.layout.v.steps()),
             max: [k.var("max", f32::NEG_INFINITY), k.var("max", f32::NEG_INFINITY)],
-            sum: [k.var("sum", 0.0), k.var("sum", 0.0)],
+            sum,
         }
     }
 
@@ -51,6 +80,7 @@ impl<'k> RowTile<'k> {
     }
 
     fn weigh_half(&self, scale: Value<'k, f32>, half: usize, logits: &[Sums<'k>]) -> Value<'k, f32> {
+        let k = scale.builder();
         let of_half = || logits.iter().flat_map(move |tile| [tile[2 * half], tile[2 * half + 1]]);
         let before = self.max[half].get();
         let own = of_half().fold(before, |max, logit| max.max(logit.get()));
@@ -60,13 +90,13 @@ impl<'k> RowTile<'k> {
         let factor = ((before - reference) * scale).exp2();
         self.max[half].set(max);
         let offset = -(reference * scale);
-        let mut sum = self.sum[half].get() * factor;
+        let mut sum = k.constant(0.0);
         for logit in of_half() {
             let weight = logit.get().mul_add(scale, offset).exp2();
             logit.set(weight);
             sum = sum + weight;
         }
-        self.sum[half].set(sum);
+        self.sum[half].set(self.sum[half].get().mul_add(factor, sum));
         factor
     }
 

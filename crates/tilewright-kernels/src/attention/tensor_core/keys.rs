@@ -9,20 +9,17 @@ use super::{
     layout::RowFormat,
 };
 use crate::attention::call::{CacheParams, KvLayout};
-use tilewright_ptx::build::{Global, Shared, Value, Var};
+use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
 /// Finds places of keys, one key at a time for this thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Finder<'k> {
     cta: Cta<'k>,
     work: Work<'k>,
-    /// This thread's key among those that are found at once.
-    key: Value<'k, u32>,
-    entry: Shared<'k, u32>,
-    /// The address of the head in page 0, and bytes between pages and tokens.
-    base: Value<'k, u64>,
-    page: Value<'k, u64>,
-    token: Value<'k, u64>,
+    thread: Value<'k, u32>,
+    /// Keys that are found at once, a power of two.
+    count: usize,
+    entries: Shared<'k, u32>,
     /// The page of the key that is found next.
     pending: Var<'k, u32>,
 }
@@ -38,29 +35,20 @@ impl<'k> Finder<'k> {
         (thread, count): (Value<'k, u32>, usize),
         entries: Shared<'k, u32>,
     ) -> Self {
-        let (params, head) = (&cta.params, work.item.kv_head.to_u64());
-        let of_keys = thread.lt(count as u32);
-        let select =
-            |of: fn(&CacheParams<'k>) -> Value<'k, u64>| of_keys.select(of(&params.k), of(&params.v));
-        let size = cta.layout.k.size as u64;
-        let base = select(|tensor| tensor.address) + head * select(|tensor| tensor.head) * size;
-        Self {
-            cta: *cta,
-            work: *work,
-            key: (thread & (count as u32 - 1)).named("key_of_thread"),
-            entry: entries.byte(thread * ENTRY as u32),
-            base,
-            page: select(|tensor| tensor.page) * size,
-            token: select(|tensor| tensor.token) * size,
-            pending: cta.k.var("pending_page", 0),
-        }
+        Self { cta: *cta, work: *work, thread, count, entries, pending: cta.k.var("pending_page", 0) }
+    }
+
+    /// This thread's key of those from `first` on.
+    #[track_caller]
+    fn key(&self, first: Value<'k, u32>) -> Value<'k, u32> {
+        first + (self.thread & (self.count as u32 - 1))
     }
 
     /// Asks for the page of this thread's key of those from `first` on.
     #[track_caller]
     pub(super) fn ask(&self, first: Value<'k, u32>) {
-        let (params, item) = (&self.cta.params, &self.work.item);
-        let key = first + self.key;
+        let (params, item) = (&self.cta.params, self.work.item());
+        let key = self.key(first);
         let exists = key.lt(item.kv_end) & params.layout.ne(KvLayout::Ragged.word());
         self.cta.k.when(exists, || {
             let place = item.kv_start + params.page_size.quotient(key);
@@ -71,29 +59,35 @@ impl<'k> Finder<'k> {
     /// Writes the entry of the key that was asked for; `buffer` says which of several tables, in bytes.
     #[track_caller]
     pub(super) fn write(&self, first: Value<'k, u32>, buffer: Value<'k, u32>) {
-        let (params, item) = (&self.cta.params, &self.work.item);
-        let key = first + self.key;
+        let (k, params, item) = (self.cta.k, &self.cta.params, self.work.item());
+        let key = self.key(first);
         let (_, slot) = params.page_size.divide(key);
         let slot = slot.unless(params.is(KvLayout::Ragged), item.kv_start + key);
-        let place = self.base + self.pending.get().to_u64() * self.page + slot.to_u64() * self.token;
         let exists = key.lt(item.kv_end);
-        let (address, read) = (place.unless(!exists, self.base), exists.select::<u32>(16, 0));
-        let words = [address.low(), address.high(), read, self.cta.k.constant(0)];
-        self.entry.byte(buffer).store_vector(words);
+        // nothing is read behind the last key, but the address is one inside
+        let [page, slot] = [self.pending.get(), slot].map(|at| at.unless(!exists, 0).to_u64());
+        let address = k.unset_var::<u64>("address");
+        let set = |tensor: &CacheParams<'k>| {
+            let place = page * tensor.page + slot * tensor.token + item.kv_head.to_u64() * tensor.head;
+            address.set(tensor.address + place * self.cta.layout.k.size as u64);
+        };
+        // strides come from parameters, not from registers
+        k.when_else(self.thread.lt(self.count as u32), || set(&params.k), || set(&params.v));
+        let read = exists.select::<u32>(16, 0);
+        let words = [address.get().low(), address.get().high(), read, k.constant(0)];
+        self.entries.byte(self.thread << 4).byte(buffer).store_vector(words);
     }
 }
 
-/// Copies rows whose entries are there.
+/// Copies rows whose entries are there. What it needs of the thread is computed where it copies, which spares registers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Copier<'k> {
     cta: Cta<'k>,
-    deal: Deal<'k>,
+    thread: Value<'k, u32>,
+    threads: usize,
     format: RowFormat,
     rows: usize,
     entries: Shared<'k, u32>,
-    /// Bytes from the first row to this thread's first chunk.
-    to: Value<'k, u32>,
-    from: Value<'k, u64>,
 }
 
 impl<'k> Copier<'k> {
@@ -104,58 +98,35 @@ impl<'k> Copier<'k> {
         (format, rows): (RowFormat, usize),
         entries: Shared<'k, u32>,
     ) -> Self {
-        let deal = Deal::new(thread, threads, format.chunks);
-        Self {
-            cta: *cta,
-            deal,
-            format,
-            rows,
-            entries: entries.byte(deal.row * ENTRY as u32),
-            to: deal.row * format.stride as u32 + (deal.chunk << 4),
-            from: (deal.chunk << 4).to_u64(),
-        }
+        Self { cta: *cta, thread, threads, format, rows, entries }
     }
 
     /// Starts the copies of this thread to the rows at `to`.
     #[track_caller]
     pub(super) fn copy(&self, to: Shared<'k, u32>, buffer: Value<'k, u32>) {
-        let (entries, to) = (self.entries.byte(buffer), to.byte(self.to));
-        self.each_row(|row| {
+        let (k, format) = (self.cta.k, self.format);
+        let deal = Deal::new(self.thread, self.threads, format.chunks);
+        let entries = self.entries.byte(deal.row * ENTRY as u32).byte(buffer);
+        let to = to.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
+        let first_chunk = (deal.chunk << 4).to_u64();
+        let there =
+            (0..format.chunks).step_by(deal.lanes).map(|chunk| exists(k, format, deal.chunk + chunk as u32));
+        let there: Vec<_> = there.collect();
+        deal.each_row(k, self.rows, |row| {
             let [low, high, read, _] = entries.plus(row * ENTRY / 4).load_vector::<4>();
-            let from = Global::new(self.cta.k.pack32(low, high) + self.from);
-            self.each_chunk(|chunk| {
-                let there = self.exists(chunk);
-                let read = read.unless(!there, 0);
-                self.cta.copy_chunk((to, row * self.format.stride + chunk * 16), (from, chunk * 16), read);
-            });
+            let from = Global::new(k.pack32(low, high) + first_chunk);
+            for (at, there) in there.iter().enumerate() {
+                let (chunk, read) = (at * deal.lanes, read.unless(!*there, 0));
+                self.cta.copy_chunk((to, row * format.stride + chunk * 16), (from, chunk * 16), read);
+            }
         });
     }
+}
 
-    /// Calls `body` with each of this thread's rows, less its first.
-    fn each_row(&self, mut body: impl FnMut(usize)) {
-        for first in (0..self.rows).step_by(self.deal.rows_at_once) {
-            let all = first + self.deal.rows_at_once <= self.rows;
-            let there = match all {
-                true => self.cta.k.constant(true),
-                false => (self.deal.row + first as u32).lt(self.rows as u32),
-            };
-            self.cta.k.when(there, || body(first));
-        }
-    }
-
-    /// Calls `body` with each of this thread's chunks, less its first.
-    fn each_chunk(&self, body: impl FnMut(usize)) {
-        (0..self.format.chunks).step_by(self.deal.lanes).for_each(body);
-    }
-
-    /// Whether the row has such a chunk in global memory.
-    fn exists(&self, chunk: usize) -> Value<'k, bool> {
-        let chunks = self.format.dim * self.format.size / 16;
-        match chunks == self.format.chunks {
-            true => self.cta.k.constant(true),
-            false => (self.deal.chunk + chunk as u32).lt(chunks as u32),
-        }
-    }
+/// Whether rows in global memory have such a chunk.
+fn exists<'k>(k: &'k Builder, format: RowFormat, chunk: Value<'k, u32>) -> Value<'k, bool> {
+    let chunks = format.dim * format.size / 16;
+    if chunks == format.chunks { k.constant(true) } else { chunk.lt(chunks as u32) }
 }
 
 /// Starts copying the queries of `count` rows from `begin` on to `to`; rows beyond the item's last become 0.
@@ -165,23 +136,18 @@ pub(super) fn copy_queries<'k>(
     (begin, count): (Value<'k, u32>, usize),
     to: Shared<'k, u32>,
 ) {
-    let (k, format) = (cta.k, cta.layout.q);
+    let (k, format, item) = (cta.k, cta.layout.q, work.item());
+    let rows = item.qo_len * cta.params.group.by;
     let deal = Deal::new(k.thread(), 128, format.chunks);
     let to = to.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
-    let chunks = format.dim * format.size / 16;
-    for first in (0..count).step_by(deal.rows_at_once) {
-        let body = || {
-            let row = begin + deal.row + first as u32;
-            let exists = row.lt(work.rows);
-            let from = cta.query(cta.head(work, row.min(work.rows - 1))).at(deal.chunk << 3).cast();
-            for chunk in (0..format.chunks).step_by(deal.lanes) {
-                let there = exists & (deal.chunk + chunk as u32).lt(chunks as u32);
-                let read = there.select::<u32>(16, 0);
-                cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), read);
-            }
-        };
-        let all = first + deal.rows_at_once <= count;
-        let there = if all { k.constant(true) } else { deal.row.lt((count - first) as u32) };
-        k.when(there, body);
-    }
+    deal.each_row(k, count, |first| {
+        let row = begin + deal.row + first as u32;
+        let row_exists = row.lt(rows);
+        let from = cta.query(cta.head(&item, row.min(rows - 1))).at(deal.chunk << 3).cast();
+        for chunk in (0..format.chunks).step_by(deal.lanes) {
+            let there = row_exists & exists(k, format, deal.chunk + chunk as u32);
+            let read = there.select::<u32>(16, 0);
+            cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), read);
+        }
+    });
 }

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! always        positions and ranges of the tile's rows, a few words
-//! many rows     places of keys · seen words · codes | queries | slots, each a KV tile's keys or values, in turn
+//! many rows     places of keys · seen words · sums · codes | queries | slots, each a KV tile's keys or values, in turn
 //! few rows      places of keys · codes | queries | for each warp stages of 16 keys with their values
 //! ```
 
@@ -55,7 +55,7 @@ pub(super) struct Layout {
     pub(super) row_tiles: usize,
     /// `[3][128]` i32: positions, first keys, ends of keys of rows.
     pub(super) rows: usize,
-    /// Words that warps tell each other.
+    /// Words that warps tell each other, and the item.
     pub(super) words: usize,
     pub(super) many: Many,
     pub(super) few: Few,
@@ -70,6 +70,8 @@ pub(super) struct Many {
     pub(super) entries: usize,
     /// `[128]` u64: the keys of the tile that a row sees.
     pub(super) seen: usize,
+    /// `[128][4]` f32: sums of weights of each thread.
+    pub(super) sums: usize,
     /// `[64][chunks]` u16: values that are not finite.
     pub(super) codes: usize,
     pub(super) q: usize,
@@ -114,17 +116,17 @@ impl Layout {
             (RowFormat::new(dim.qk, 2), RowFormat::new(dim.qk, size), RowFormat::new(dim.vo, size));
         let codes = KV_TOKENS * v.steps() * 2 * 2;
         let mut pieces = Pieces(0);
-        let (rows, words) = (pieces.take(3 * MOST_ROWS * 4), pieces.take(32 * 4));
+        let (rows, words) = (pieces.take(3 * MOST_ROWS * 4), pieces.take(48 * 4));
         let row_tiles = config.row_tiles();
 
         let mut of_many = Pieces(pieces.0);
         let entries = of_many.take(2 * 2 * KV_TOKENS * 16);
-        let seen = of_many.take(MOST_ROWS * 8);
+        let (seen, sums) = (of_many.take(MOST_ROWS * 8), of_many.take(128 * 16));
         let (codes_at, q_at) = (of_many.take(codes), of_many.take(64 * row_tiles * q.stride));
         let slot_bytes = KV_TOKENS * k.stride.max(v.stride);
         let num_slots = (budget.saturating_sub(of_many.0) / slot_bytes).min(MOST_BUFFERS);
         let slots = of_many.take(num_slots * slot_bytes);
-        let many = Many { entries, seen, codes: codes_at, q: q_at, slots, slot_bytes, num_slots };
+        let many = Many { entries, seen, sums, codes: codes_at, q: q_at, slots, slot_bytes, num_slots };
 
         let mut of_few = Pieces(pieces.0);
         let entries = of_few.take(WARPS * 2 * STAGE_KEYS * 16);

@@ -29,15 +29,15 @@ const BATCH: u32 = 4;
 
 /// Counts the merges that wait for this item, and does those that it completes.
 pub(super) fn feed<'k>(cta: &Cta<'k>, work: &Work<'k>) {
-    let k = cta.k;
+    let (k, item) = (cta.k, work.item());
     let complete: Shared<'k, u32> = cta.at(cta.layout.words + 64);
     // what all threads wrote comes before what this warp counts
     k.fence(Fence::AcqRel(Scope::Gpu));
     k.sync_threads();
-    k.repeat((work.item.feed_begin, work.item.feed_end), 32, |first| {
+    k.repeat((item.feed_begin, item.feed_end), 32, |first| {
         k.when(k.thread().lt(32), || {
             let is_last = k.var::<bool>("is_last", false);
-            k.when((first + k.lane()).lt(work.item.feed_end), || {
+            k.when((first + k.lane()).lt(item.feed_end), || {
                 let number = cta.params.feeds.at(first + k.lane()).load();
                 is_last.set(count(cta, number));
             });

@@ -4,7 +4,10 @@ use super::{
     cta::{Cta, Head, Work},
     fragments::RowTile,
 };
-use crate::tile::reduce;
+use crate::{
+    attention::items::{ItemValues, NONE},
+    tile::reduce,
+};
 use tilewright_ptx::build::{Global, Value};
 
 /// What a row has summed up to.
@@ -50,38 +53,39 @@ pub(super) fn store_lse<'k>(cta: &Cta<'k>, head: Head<'k>, lse: Value<'k, f32>) 
 #[track_caller]
 pub(super) fn partial<'k>(
     cta: &Cta<'k>,
-    work: &Work<'k>,
+    item: &ItemValues<'k>,
     row: Value<'k, u32>,
 ) -> (Global<'k, f32>, Global<'k, f32>) {
-    let place = (work.item.partial + row).to_u64();
+    let place = (item.partial + row).to_u64();
     let o = cta.params.partial_o.at_wide(place * cta.layout.v.dim as u64);
     (o, cta.params.partial_lse.at_wide(place))
 }
 
 /// Writes the 16 rows of a fragment, the first of which is row `first` of the item.
 pub(super) fn store_tile<'k>(cta: &Cta<'k>, work: &Work<'k>, tile: &RowTile<'k>, first: Value<'k, u32>) {
-    let (k, lane) = (cta.k, cta.k.lane());
+    let (k, lane, item) = (cta.k, cta.k.lane(), work.item());
+    let rows = item.qo_len * cta.params.group.by;
     for half in 0..2 {
         let sum = reduce::quad_sum(tile.sum[half].get());
         let total = Total::new(tile.max[half].get() * work.scale, sum);
-        let factor = total.normalizer * work.v_factor;
+        let factor = total.normalizer;
         let row = first + (lane >> 2) + 8 * half as u32;
         let first_of_quad = (lane & 3).eq(0);
         let pairs = || {
             let tiles = tile.o.iter().enumerate().take(cta.layout.v.dim / 8);
             tiles.map(|(at, o)| (at, [o[2 * half].get() * factor, o[2 * half + 1].get() * factor]))
         };
-        k.when(row.lt(work.rows), || {
+        k.when(row.lt(rows), || {
             k.when_else(
-                work.is_partial(),
+                item.partial.ne(NONE),
                 || {
-                    let (o, lse) = partial(cta, work, row);
+                    let (o, lse) = partial(cta, &item, row);
                     let o = o.at((lane & 3) << 1);
                     pairs().for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
                     k.when(first_of_quad, || lse.store(total.lse));
                 },
                 || {
-                    let head = cta.head(work, row);
+                    let head = cta.head(&item, row);
                     let o = output(cta, head).at(lane & 3);
                     pairs().for_each(|(at, [low, high])| o.plus(4 * at).store(cta.narrow(low, high)));
                     k.when(first_of_quad, || store_lse(cta, head, total.lse));
@@ -99,18 +103,18 @@ pub(super) fn store_chunk<'k>(
     values: [Value<'k, f32>; 4],
     total: Total<'k>,
 ) {
-    let k = cta.k;
-    let factor = total.normalizer * work.v_factor;
+    let (k, item) = (cta.k, work.item());
+    let factor = total.normalizer;
     let values = values.map(|value| value * factor);
     k.when_else(
-        work.is_partial(),
+        item.partial.ne(NONE),
         || {
-            let (o, lse) = partial(cta, work, row);
+            let (o, lse) = partial(cta, &item, row);
             o.at(chunk << 2).store_vector(values);
             k.when(chunk.eq(0), || lse.store(total.lse));
         },
         || {
-            let head = cta.head(work, row);
+            let head = cta.head(&item, row);
             store_four(cta, output(cta, head), chunk, values);
             k.when(chunk.eq(0), || store_lse(cta, head, total.lse));
         },

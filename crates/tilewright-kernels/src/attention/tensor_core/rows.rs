@@ -8,7 +8,7 @@ use super::{
     cta::{Cta, Work},
     layout::WARPS,
 };
-use crate::attention::items::{NONE, Request, request_of};
+use crate::attention::items::{ItemValues, NONE, Request, request_of};
 use tilewright_ptx::{
     build::{Shared, Value},
     isa::warp::WarpReduction,
@@ -21,30 +21,28 @@ pub(super) struct Rows<'k> {
     first: Shared<'k, i32>,
     end: Shared<'k, i32>,
     limits: Shared<'k, i32>,
-}
-
-/// Keys of the segment that all rows see.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Plain<'k> {
-    pub(super) from: Value<'k, i32>,
-    pub(super) to: Value<'k, i32>,
+    /// `plain_from` and `plain_to`, of this warp.
+    plain: Shared<'k, i32>,
 }
 
 impl<'k> Rows<'k> {
     pub(super) fn new(cta: &Cta<'k>) -> Self {
         let at = |number: usize| cta.at::<i32>(cta.layout.rows + number * 512);
-        Self { positions: at(0), first: at(1), end: at(2), limits: cta.at(cta.layout.words) }
+        let plain = cta.at::<i32>(cta.layout.words + 32).at(cta.k.warp_index() << 1);
+        Self { positions: at(0), first: at(1), end: at(2), limits: cta.at(cta.layout.words), plain }
     }
 
     /// Fills the table for the `count` rows from `begin` on, by all threads; to be read behind a barrier.
     pub(super) fn fill(&self, cta: &Cta<'k>, work: &Work<'k>, (begin, count): (Value<'k, u32>, usize)) {
         let (k, thread) = (cta.k, cta.k.thread());
-        let (row, exists) = (begin + thread, (begin + thread).lt(work.rows) & thread.lt(count as u32));
+        let item = work.item();
+        let rows = item.qo_len * cta.params.group.by;
+        let (row, exists) = (begin + thread, (begin + thread).lt(rows) & thread.lt(count as u32));
         let (first, end) = (k.var::<i32>("first", 0), k.var::<i32>("end", i32::MAX));
         k.when(exists, || {
-            let position = self.position(cta, work, row);
+            let position = position(cta, &item, row);
             self.positions.at(thread).store(position);
-            let (from, to) = range(cta, work, position);
+            let (from, to) = range(cta, &item, position);
             first.set(from);
             end.set(to);
         });
@@ -60,9 +58,9 @@ impl<'k> Rows<'k> {
         });
     }
 
-    /// Which keys all rows see.
-    pub(super) fn plain(&self, cta: &Cta<'k>, work: &Work<'k>) -> Plain<'k> {
-        let item = &work.item;
+    /// Finds which keys all rows see; each warp for itself.
+    pub(super) fn find_plain(&self, cta: &Cta<'k>, work: &Work<'k>) {
+        let item = work.item();
         let firsts = self.limits.load_vector::<4>();
         let ends = self.limits.plus(WARPS).load_vector::<4>();
         let from = firsts.into_iter().reduce(|a, b| a.max(b)).unwrap_or_else(|| cta.k.constant(0));
@@ -74,7 +72,16 @@ impl<'k> Rows<'k> {
         let end = item.kv_end.reinterpret::<i32>();
         let of_blocks = all.select::<i32>(end, 0);
         let to = cta.is_blocks().select::<i32>(of_blocks, to.min(end));
-        Plain { from: from.named("plain_from"), to: to.min(limit).named("plain_to") }
+        cta.k.when(cta.k.lane().eq(0), || self.plain.store_vector([from, to.min(limit)]));
+        cta.k.sync_warp();
+    }
+
+    /// Whether some row does not see all of the `count` keys from `first` on.
+    #[track_caller]
+    pub(super) fn is_masked(&self, first: Value<'k, u32>, count: usize) -> Value<'k, bool> {
+        let [from, to] = self.plain.load_vector::<2>();
+        let first = first.reinterpret::<i32>();
+        first.lt(from) | (first + count as i32).gt(to)
     }
 
     /// Keys (or positions) `first..end` that a row of the tile sees.
@@ -82,27 +89,31 @@ impl<'k> Rows<'k> {
     pub(super) fn range(&self, row: Value<'k, u32>) -> (Value<'k, i32>, Value<'k, i32>) {
         (self.first.at(row).load(), self.end.at(row).load())
     }
+}
 
-    fn position(&self, cta: &Cta<'k>, work: &Work<'k>, row: Value<'k, u32>) -> Value<'k, i32> {
-        let k = cta.k;
-        let token = cta.head(work, row).token;
-        let offset = k.var::<i32>("offset", work.item.offset);
-        k.when(work.item.request.eq(NONE), || {
-            let params = &cta.params;
-            let request = request_of(k, (params.requests, params.num_requests), token);
-            let record = params.requests.at_wide(request.to_u64() * Request::WORDS as u64);
-            offset.set(record.plus(1).load().reinterpret::<i32>());
-        });
-        token.reinterpret::<i32>() + offset.get()
-    }
+fn position<'k>(cta: &Cta<'k>, item: &ItemValues<'k>, row: Value<'k, u32>) -> Value<'k, i32> {
+    let k = cta.k;
+    let token = cta.head(item, row).token;
+    let offset = k.var::<i32>("offset", item.offset);
+    k.when(item.request.eq(NONE), || {
+        let params = &cta.params;
+        let request = request_of(k, (params.requests, params.num_requests), token);
+        let record = params.requests.at_wide(request.to_u64() * Request::WORDS as u64);
+        offset.set(record.plus(1).load().reinterpret::<i32>());
+    });
+    token.reinterpret::<i32>() + offset.get()
 }
 
 /// What a row at a position sees. Limits go up to 2^32 - 1, which is more than any distance and so no limit.
-fn range<'k>(cta: &Cta<'k>, work: &Work<'k>, position: Value<'k, i32>) -> (Value<'k, i32>, Value<'k, i32>) {
+fn range<'k>(
+    cta: &Cta<'k>,
+    item: &ItemValues<'k>,
+    position: Value<'k, i32>,
+) -> (Value<'k, i32>, Value<'k, i32>) {
     let (params, blocks) = (&cta.params, cta.is_blocks());
     let wide = |x: Value<'k, u32>| x.to_u64().reinterpret::<i64>();
-    let base = wide(blocks.select::<u32>(0, work.item.base));
-    let most = wide(blocks.select::<u32>(i32::MAX as u32, work.item.kv_end));
+    let base = wide(blocks.select::<u32>(0, item.base));
+    let most = wide(blocks.select::<u32>(i32::MAX as u32, item.kv_end));
     let inside = |at: Value<'k, i64>| at.max(0).min(most).reinterpret::<u64>().low().reinterpret::<i32>();
     let from = position.to_i64() - base;
     (inside(from - wide(params.left)), inside(from + wide(params.right) + 1))

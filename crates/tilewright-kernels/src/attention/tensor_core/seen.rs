@@ -1,6 +1,7 @@
 //! Which keys of a KV tile a row sees, as the bits of a word: by ranges, by the positions of blocks, by mask bits.
 
-use super::cta::{Cta, Work};
+use super::cta::Cta;
+use crate::attention::items::ItemValues;
 use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Keys of a KV tile: `width` (at most 64) from `first` on.
@@ -12,12 +13,12 @@ pub(super) struct Keys<'k> {
 
 /// The word of row `row` of the item, which sees keys, or positions, `range`.
 pub(super) fn seen<'k>(
-    (cta, work): (&Cta<'k>, &Work<'k>),
+    (cta, item): (&Cta<'k>, &ItemValues<'k>),
     row: Value<'k, u32>,
     (from, to): (Value<'k, i32>, Value<'k, i32>),
     keys: Keys<'k>,
 ) -> Value<'k, u64> {
-    let (k, item, blocks) = (cta.k, &work.item, cta.is_blocks());
+    let (k, blocks) = (cta.k, cta.is_blocks());
     let first = keys.first.reinterpret::<i32>();
     let local = |at: Value<'k, i32>| ones(k, (at - first).max(0).reinterpret());
     let (by_key, end) = (item.kv_end.reinterpret::<i32>(), local(to));
@@ -28,7 +29,7 @@ pub(super) fn seen<'k>(
         k.repeat((0, keys.width), 1, |at| {
             let key = keys.first + at;
             k.when(key.lt(item.kv_end), || {
-                let position = position(cta, work, key);
+                let position = position(cta, item, key);
                 let hidden = position.lt(from) | position.ge(to);
                 let bit = (k.constant(1_u64) << at).unless(!hidden, 0);
                 word.set(word.get() & !bit);
@@ -37,15 +38,15 @@ pub(super) fn seen<'k>(
     });
     let free = item.kv_len - item.mask_columns;
     k.when(item.mask_columns.gt(0) & (keys.first + keys.width).gt(free), || {
-        word.set(word.get() & bits((cta, work), row, keys));
+        word.set(word.get() & bits((cta, item), row, keys));
     });
     word.get()
 }
 
 /// The position of a key, which exists.
 #[track_caller]
-pub(super) fn position<'k>(cta: &Cta<'k>, work: &Work<'k>, key: Value<'k, u32>) -> Value<'k, i32> {
-    let (k, item, params) = (cta.k, &work.item, &cta.params);
+pub(super) fn position<'k>(cta: &Cta<'k>, item: &ItemValues<'k>, key: Value<'k, u32>) -> Value<'k, i32> {
+    let (k, params) = (cta.k, &cta.params);
     let position = k.var::<u32>("position", item.base + key);
     k.when(cta.is_blocks(), || {
         let (block, slot) = params.page_size.divide(key);
@@ -55,8 +56,8 @@ pub(super) fn position<'k>(cta: &Cta<'k>, work: &Work<'k>, key: Value<'k, u32>) 
 }
 
 /// The mask bits of a row for some keys, of which at least one has a bit; keys without are shown.
-fn bits<'k>((cta, work): (&Cta<'k>, &Work<'k>), row: Value<'k, u32>, keys: Keys<'k>) -> Value<'k, u64> {
-    let (k, item) = (cta.k, &work.item);
+fn bits<'k>((cta, item): (&Cta<'k>, &ItemValues<'k>), row: Value<'k, u32>, keys: Keys<'k>) -> Value<'k, u64> {
+    let k = cta.k;
     let free = item.kv_len - item.mask_columns;
     // keys before the first column, keys that have bits, and the first column of these
     let shown = free.max(keys.first) - keys.first;

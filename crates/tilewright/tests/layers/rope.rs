@@ -1,10 +1,8 @@
 //! Rotary embedding against the oracle: dtypes, shapes, strides, styles, scaling, far positions, error texts.
 
-mod arrays;
-
-use arrays::{Array, DTYPES, F32_UNIT, Layout};
+use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
 use tilewright::{
-    Cpu, Dtype, Result,
+    Backend, Cpu, Dtype, Result,
     reference::rope::{frequency, llama31_frequency, rotate},
     rope::{CosSinCache, Positions, Rope, RopeScaling, RopeStyle, apply_rope, apply_rope_with_cos_sin_cache},
 };
@@ -40,19 +38,12 @@ fn plain(rotary_dim: usize, theta: f64) -> Vec<f64> {
     (0..rotary_dim / 2).map(|pair| frequency(pair, rotary_dim, theta)).collect()
 }
 
-#[test]
-fn rotation_matches_the_oracle() {
-    let cpu = Cpu::with_threads(2);
-    let shapes: [([usize; 3], usize); 6] = [
-        ([1, 1, 2], 2),
-        ([3, 4, 64], 64),
-        ([2, 3, 80], 32),
-        ([5, 1, 6], 6),
-        ([40, 8, 128], 128),
-        ([2, 0, 8], 8),
-    ];
-    for dtype in DTYPES {
-        for (shape, rotary_dim) in shapes {
+const SHAPES: [([usize; 3], usize); 6] =
+    [([1, 1, 2], 2), ([3, 4, 64], 64), ([2, 3, 80], 32), ([5, 1, 6], 6), ([40, 8, 128], 128), ([2, 0, 8], 8)];
+
+fn rotation_matches_the_oracle<B: Backend>(backends: &[B]) {
+    for (backend, dtype) in backends.iter().flat_map(|backend| DTYPES.map(|dtype| (backend, dtype))) {
+        for (shape, rotary_dim) in SHAPES {
             for style in STYLES {
                 for layout in [Layout::Dense, Layout::Padded, Layout::HeadsFirst] {
                     let rope = Rope::new(rotary_dim, 10_000.0).unwrap().with_style(style);
@@ -61,7 +52,7 @@ fn rotation_matches_the_oracle() {
                     let k = Array::random(dtype, &[shape[0], 2, shape[2]], layout, 2);
                     let (mut q_out, mut k_out) = (q.clone(), k.clone());
                     let positions = Positions::Ids(&ids);
-                    apply_rope(&cpu, q_out.view_mut(), k_out.view_mut(), positions, &rope).unwrap();
+                    apply_rope(backend, q_out.view_mut(), k_out.view_mut(), positions, &rope).unwrap();
                     let frequencies = plain(rotary_dim, 10_000.0);
                     check(&q_out, &q, &ids, &frequencies, style);
                     check(&k_out, &k, &ids, &frequencies, style);
@@ -69,21 +60,54 @@ fn rotation_matches_the_oracle() {
                     let cache = CosSinCache::new(&rope, 7 * shape[0] as u32);
                     let (mut q_cached, mut k_cached) = (q.clone(), k.clone());
                     let (q_view, k_view) = (q_cached.view_mut(), k_cached.view_mut());
-                    apply_rope_with_cos_sin_cache(&cpu, q_view, k_view, positions, &cache).unwrap();
-                    assert_eq!((q_cached.bits(), k_cached.bits()), (q_out.bits(), k_out.bits()));
+                    apply_rope_with_cos_sin_cache(backend, q_view, k_view, positions, &cache).unwrap();
+                    check(&q_cached, &q, &ids, &frequencies, style);
+                    check(&k_cached, &k, &ids, &frequencies, style);
                 }
             }
         }
     }
 }
 
+/// The CPU looks up what it would compute.
 #[test]
-fn elements_beyond_rotary_dim_keep_their_bits() {
-    let cpu = Cpu::with_threads(1);
+fn on_the_cpu_a_table_gives_the_same_bits() {
+    for (shape, rotary_dim) in SHAPES {
+        let (cpu, q) = (Cpu::with_threads(2), Array::random(Dtype::F32, &shape, Layout::Dense, 1));
+        let ids: Vec<i32> = (0..shape[0] as i32).map(|i| 7 * i).collect();
+        let rope = Rope::new(rotary_dim, 10_000.0).unwrap();
+        let cache = CosSinCache::new(&rope, 7 * shape[0] as u32);
+        let [mut computed, mut k, mut looked_up, mut k2] = [(); 4].map(|()| q.clone());
+        apply_rope(&cpu, computed.view_mut(), k.view_mut(), Positions::Ids(&ids), &rope).unwrap();
+        let (q_view, k_view) = (looked_up.view_mut(), k2.view_mut());
+        apply_rope_with_cos_sin_cache(&cpu, q_view, k_view, Positions::Ids(&ids), &cache).unwrap();
+        assert_eq!((computed.bits(), k.bits()), (looked_up.bits(), k2.bits()));
+    }
+}
+
+/// Queries and keys may be of different dtypes, and positions may be looked up more than once.
+fn queries_and_keys_may_differ<B: Backend>(backends: &[B]) {
+    let (rope, ids) = (Rope::new(16, 10_000.0).unwrap(), [3, 3, 0]);
+    let frequencies = plain(16, 10_000.0);
+    for backend in backends {
+        let q = Array::random(Dtype::F32, &[3, 2, 16], Layout::Dense, 1);
+        let k = Array::random(Dtype::Bf16, &[3, 1, 16], Layout::Padded, 2);
+        let (mut q_out, mut k_out) = (q.clone(), k.clone());
+        apply_rope(backend, q_out.view_mut(), k_out.view_mut(), Positions::Ids(&ids), &rope).unwrap();
+        check(&q_out, &q, &ids, &frequencies, RopeStyle::Neox);
+        check(&k_out, &k, &ids, &frequencies, RopeStyle::Neox);
+    }
+}
+
+fn elements_beyond_rotary_dim_keep_their_bits<B: Backend>(backends: &[B]) {
+    backends.iter().for_each(elements_beyond_are_kept);
+}
+
+fn elements_beyond_are_kept<B: Backend>(backend: &B) {
     let q = Array::random(Dtype::Bf16, &[2, 1, 8], Layout::Dense, 1);
     let (mut out, mut k) = (q.clone(), q.clone());
     let rope = Rope::new(4, 10_000.0).unwrap();
-    apply_rope(&cpu, out.view_mut(), k.view_mut(), Positions::Ids(&[3, 4]), &rope).unwrap();
+    apply_rope(backend, out.view_mut(), k.view_mut(), Positions::Ids(&[3, 4]), &rope).unwrap();
     for row in 0..2 {
         assert_eq!(out.bits()[8 * row + 4..][..4], q.bits()[8 * row + 4..][..4]);
         assert_ne!(out.bits()[8 * row..][..4], q.bits()[8 * row..][..4]);
@@ -91,14 +115,16 @@ fn elements_beyond_rotary_dim_keep_their_bits() {
 }
 
 /// f32 angles are off by up to 4e-3 radians here; these are not.
-#[test]
-fn far_positions_are_as_accurate_as_near_ones() {
-    let cpu = Cpu::with_threads(1);
+fn far_positions_are_as_accurate_as_near_ones<B: Backend>(backends: &[B]) {
+    backends.iter().for_each(far_positions);
+}
+
+fn far_positions<B: Backend>(backend: &B) {
     let ids = [0, 1, 8191, 8192, 100_003, 131_071, 131_072, 1_000_003, i32::MAX - 1];
     let q = Array::random(Dtype::F32, &[ids.len(), 2, 128], Layout::Dense, 1);
     let (mut out, mut k) = (q.clone(), q.clone());
     let rope = Rope::new(128, 500_000.0).unwrap();
-    apply_rope(&cpu, out.view_mut(), k.view_mut(), Positions::Ids(&ids), &rope).unwrap();
+    apply_rope(backend, out.view_mut(), k.view_mut(), Positions::Ids(&ids), &rope).unwrap();
     check(&out, &q, &ids, &plain(128, 500_000.0), RopeStyle::Neox);
 }
 
@@ -137,13 +163,19 @@ fn llama31_smooths_between_long_and_short_waves() {
         }] += 1;
     }
     assert!(kinds.iter().all(|&count| count > 3), "kept, blended and divided: {kinds:?}");
+}
 
-    let (cpu, ids) = (Cpu::with_threads(1), [0, 5, 9000, 131_072]);
-    for style in STYLES {
+fn smoothed_frequencies_are_turned_by<B: Backend>(backends: &[B]) {
+    let expected: Vec<f64> = plain(128, 500_000.0)
+        .into_iter()
+        .map(|frequency| llama31_frequency(frequency, (8.0, 1.0, 4.0), 8192.0))
+        .collect();
+    let ids = [0, 5, 9000, 131_072];
+    for (backend, style) in backends.iter().flat_map(|backend| STYLES.map(|style| (backend, style))) {
         let rope = Rope::new(128, 500_000.0).unwrap().with_style(style).with_scaling(llama31(1.0)).unwrap();
         let q = Array::random(Dtype::F32, &[4, 2, 128], Layout::Dense, 1);
         let (mut out, mut k) = (q.clone(), q.clone());
-        apply_rope(&cpu, out.view_mut(), k.view_mut(), Positions::Ids(&ids), &rope).unwrap();
+        apply_rope(backend, out.view_mut(), k.view_mut(), Positions::Ids(&ids), &rope).unwrap();
         check(&out, &q, &ids, &expected, style);
     }
 }
@@ -194,6 +226,14 @@ fn a_token_is_the_same_alone_in_any_batch_and_on_any_number_of_threads() {
     let alone = Array::new(Dtype::Bf16, &[1, 8, 128], Layout::Dense, &token);
     assert_eq!(run(4, &alone, &ids[17..18]), batch[17 * 1024..][..1024]);
 }
+
+crate::judge_backends!(
+    rotation_matches_the_oracle,
+    queries_and_keys_may_differ,
+    elements_beyond_rotary_dim_keep_their_bits,
+    far_positions_are_as_accurate_as_near_ones,
+    smoothed_frequencies_are_turned_by
+);
 
 fn refusal(result: Result<()>) -> String {
     result.unwrap_err().to_string()

@@ -1,15 +1,18 @@
 //! Gated activations against the oracle: dtypes, shapes, strides, tails, error texts.
 
-mod arrays;
-
-use arrays::{Array, DTYPES, F32_UNIT, Layout};
+use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
 use tilewright::{
-    Cpu, Dtype, View,
+    Backend, Cpu, Dtype, View,
     activation::{Activation, act_and_mul, gelu_and_mul, gelu_tanh_and_mul, silu_and_mul},
     reference,
 };
 
 const ALL: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::GeluTanh];
+
+/// Each backend with each activation.
+fn each<B>(backends: &[B]) -> impl Iterator<Item = (&B, Activation)> {
+    backends.iter().flat_map(|backend| ALL.map(|activation| (backend, activation)))
+}
 
 /// Expected values with the absolute error of f32 arithmetic: a few roundings, and that of the exponent times the
 /// exponent; results below the smallest normal f32 may vanish.
@@ -28,24 +31,22 @@ fn expected(activation: Activation, x: &[f64], d: usize) -> Vec<(f64, f64)> {
     .collect()
 }
 
-fn check(activation: Activation, x: &Array, layout: Layout, cpu: &Cpu) {
+fn check<B: Backend>(activation: Activation, x: &Array, layout: Layout, backend: &B) {
     let (rows, d) = (x.shape[0], x.shape[1] / 2);
     let dtype = x.view().dtype();
     let mut out = Array::zeros(dtype, &[rows, d], layout);
-    act_and_mul(cpu, activation, x.view(), out.view_mut()).unwrap();
+    act_and_mul(backend, activation, x.view(), out.view_mut()).unwrap();
     let (values, slack): (Vec<_>, Vec<_>) = expected(activation, &x.values(), d).into_iter().unzip();
     let what = format!("{activation:?} {dtype} {:?} {layout:?}", x.shape);
     out.assert_close(&values, |i| slack[i], &what);
 }
 
-#[test]
-fn activations_match_the_oracle() {
-    let cpu = Cpu::with_threads(2);
-    for activation in ALL {
+fn activations_match_the_oracle<B: Backend>(backends: &[B]) {
+    for (backend, activation) in each(backends) {
         for dtype in DTYPES {
             for (rows, d) in [(1, 1), (3, 5), (2, 64), (17, 1001), (0, 4)] {
                 for layout in [Layout::Dense, Layout::Padded] {
-                    check(activation, &Array::random(dtype, &[rows, 2 * d], layout, 1), layout, &cpu);
+                    check(activation, &Array::random(dtype, &[rows, 2 * d], layout, 1), layout, backend);
                 }
             }
         }
@@ -53,29 +54,25 @@ fn activations_match_the_oracle() {
 }
 
 /// Where `1 + erf` and `1 + tanh` have cancelled to nothing, the results still have all their digits.
-#[test]
-fn tails_keep_their_relative_accuracy() {
-    let cpu = Cpu::with_threads(1);
+fn tails_keep_their_relative_accuracy<B: Backend>(backends: &[B]) {
     let gates =
         [-100.0, -30.0, -12.0, -9.0, -6.0, -4.5, -3.0, -1e-3, -1e-20, 0.0, 1e-20, 0.5, 3.0, 9.0, 100.0];
     let factors = [2.5; 15];
-    for activation in ALL {
+    for (backend, activation) in each(backends) {
         for dtype in DTYPES {
             let x = Array::new(dtype, &[1, 30], Layout::Dense, &[gates, factors].concat());
-            check(activation, &x, Layout::Dense, &cpu);
+            check(activation, &x, Layout::Dense, backend);
         }
     }
 }
 
-#[test]
-fn nan_and_infinity_follow_the_formulas() {
-    let cpu = Cpu::with_threads(1);
-    for activation in ALL {
+fn nan_and_infinity_follow_the_formulas<B: Backend>(backends: &[B]) {
+    for (backend, activation) in each(backends) {
         let gates = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1.0];
         let factors = [1.0, 2.0, 1.0, f32::NAN];
         let x = Array::new(Dtype::F32, &[1, 8], Layout::Dense, &[gates, factors].concat());
         let mut out = Array::zeros(Dtype::F32, &[1, 4], Layout::Dense);
-        act_and_mul(&cpu, activation, x.view(), out.view_mut()).unwrap();
+        act_and_mul(backend, activation, x.view(), out.view_mut()).unwrap();
         let out = out.values();
         assert!(out[0].is_nan() && out[2].is_nan() && out[3].is_nan(), "{activation:?} {out:?}");
         assert_eq!(out[1], f64::INFINITY);
@@ -98,6 +95,12 @@ fn a_row_is_the_same_alone_in_any_batch_and_on_any_number_of_threads() {
         assert_eq!(alone, batch[5 * 2000..][..2000]);
     }
 }
+
+crate::judge_backends!(
+    activations_match_the_oracle,
+    tails_keep_their_relative_accuracy,
+    nan_and_infinity_follow_the_formulas
+);
 
 #[test]
 fn refusals_name_what_is_wrong() {

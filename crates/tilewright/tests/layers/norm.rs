@@ -1,10 +1,8 @@
 //! RMSNorm against the oracle: dtypes, shapes, strides, the fused addition, edge cases, error texts.
 
-mod arrays;
-
-use arrays::{Array, DTYPES, F32_UNIT, Layout};
+use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
 use tilewright::{
-    Cpu, Dtype, View,
+    Backend, Cpu, Dtype, View,
     norm::{NormWeight, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
     reference,
 };
@@ -33,18 +31,16 @@ fn layouts(shape: &[usize]) -> &'static [Layout] {
     }
 }
 
-fn each_case(test: impl Fn(Dtype, &[usize], Layout)) {
-    for dtype in DTYPES {
+fn each_case<B: Backend>(backends: &[B], test: impl Fn(&B, Dtype, &[usize], Layout)) {
+    for (backend, dtype) in backends.iter().flat_map(|backend| DTYPES.map(|dtype| (backend, dtype))) {
         for shape in SHAPES {
-            layouts(shape).iter().for_each(|&layout| test(dtype, shape, layout));
+            layouts(shape).iter().for_each(|&layout| test(backend, dtype, shape, layout));
         }
     }
 }
 
-#[test]
-fn rmsnorm_matches_the_oracle() {
-    let cpu = Cpu::with_threads(2);
-    each_case(|dtype, shape, layout| {
+fn rmsnorm_matches_the_oracle<B: Backend>(backends: &[B]) {
+    each_case(backends, |backend, dtype, shape, layout| {
         let width = shape[shape.len() - 1];
         let x = Array::random(dtype, shape, layout, 1);
         let weight = Array::random(dtype, &[width], Layout::Dense, 2);
@@ -54,27 +50,25 @@ fn rmsnorm_matches_the_oracle() {
             let what = format!("{dtype} {shape:?} {layout:?} offset {offset}");
             let expected = expected(&x.values(), &weight.values(), offset);
             let mut out = Array::zeros(dtype, shape, layout);
-            rmsnorm(&cpu, x.view(), typed, EPS, out.view_mut()).unwrap();
+            rmsnorm(backend, x.view(), typed, EPS, out.view_mut()).unwrap();
             out.assert_close(&expected, slack(&expected, width), &what);
 
             let mut in_place = x.clone();
-            rmsnorm_in_place(&cpu, in_place.view_mut(), typed, EPS).unwrap();
+            rmsnorm_in_place(backend, in_place.view_mut(), typed, EPS).unwrap();
             assert_eq!(in_place.bits(), out.bits(), "{what}: in place differs");
         }
     });
 }
 
-#[test]
-fn fused_add_keeps_the_sum_in_f32_and_stores_it_rounded() {
-    let cpu = Cpu::with_threads(2);
-    each_case(|dtype, shape, layout| {
+fn fused_add_keeps_the_sum_in_f32_and_stores_it_rounded<B: Backend>(backends: &[B]) {
+    each_case(backends, |backend, dtype, shape, layout| {
         let width = shape[shape.len() - 1];
         let mut x = Array::random(dtype, shape, layout, 3);
         let mut residual = Array::random(dtype, shape, Layout::Padded, 4);
         let weight = Array::random(Dtype::F32, &[width], Layout::Dense, 5);
         let sum: Vec<f64> = x.values().iter().zip(residual.values()).map(|(x, r)| x + r).collect();
         let expected = expected(&sum, &weight.values(), 0.0);
-        fused_add_rmsnorm(&cpu, x.view_mut(), residual.view_mut(), weight.view(), EPS).unwrap();
+        fused_add_rmsnorm(backend, x.view_mut(), residual.view_mut(), weight.view(), EPS).unwrap();
         let what = format!("{dtype} {shape:?} {layout:?}");
         x.assert_close(&expected, slack(&expected, width), &what);
         residual.assert_close(&sum, |i| sum[i].abs() * F32_UNIT, &format!("{what}: residual"));
@@ -102,31 +96,57 @@ fn a_row_is_the_same_alone_in_any_batch_and_on_any_number_of_threads() {
     }
 }
 
-#[test]
-fn nan_stays_in_its_row_and_empty_batches_are_fine() {
-    let cpu = Cpu::with_threads(1);
+fn nan_stays_in_its_row_and_empty_batches_are_fine<B: Backend>(backends: &[B]) {
+    backends.iter().for_each(nan_and_nothing);
+}
+
+fn nan_and_nothing<B: Backend>(backend: &B) {
     let x = Array::new(Dtype::F16, &[2, 2], Layout::Dense, &[f32::NAN, 1.0, 3.0, 4.0]);
     let weight = Array::new(Dtype::F16, &[2], Layout::Dense, &[1.0, 1.0]);
     let mut out = Array::zeros(Dtype::F16, &[2, 2], Layout::Dense);
-    rmsnorm(&cpu, x.view(), weight.view(), EPS, out.view_mut()).unwrap();
+    rmsnorm(backend, x.view(), weight.view(), EPS, out.view_mut()).unwrap();
     let values = out.values();
     assert!(values[0].is_nan() && values[1].is_nan() && values[2..].iter().all(|v| v.is_finite()));
 
     for shape in [&[0, 2][..], &[0, 3, 2], &[3, 0, 2]] {
         let empty = Array::zeros(Dtype::F16, shape, Layout::Dense);
         let mut out = empty.clone();
-        rmsnorm(&cpu, empty.view(), weight.view(), EPS, out.view_mut()).unwrap();
+        rmsnorm(backend, empty.view(), weight.view(), EPS, out.view_mut()).unwrap();
     }
 }
 
-#[test]
-fn a_zero_row_is_zero() {
-    let cpu = Cpu::with_threads(1);
-    let mut x = Array::zeros(Dtype::F32, &[1, 4], Layout::Dense);
-    let weight = Array::random(Dtype::F32, &[4], Layout::Dense, 1);
-    rmsnorm_in_place(&cpu, x.view_mut(), weight.view(), EPS).unwrap();
-    assert_eq!(x.values(), [0.0; 4]);
+fn a_zero_row_is_zero<B: Backend>(backends: &[B]) {
+    for backend in backends {
+        let mut x = Array::zeros(Dtype::F32, &[1, 4], Layout::Dense);
+        let weight = Array::random(Dtype::F32, &[4], Layout::Dense, 1);
+        rmsnorm_in_place(backend, x.view_mut(), weight.view(), EPS).unwrap();
+        assert_eq!(x.values(), [0.0; 4]);
+    }
 }
+
+/// The 16-byte loads of a GPU need other things to be multiples than its single ones.
+fn weights_and_rows_of_any_dtype_and_place<B: Backend>(backends: &[B]) {
+    for (backend, dtype) in backends.iter().flat_map(|backend| DTYPES.map(|dtype| (backend, dtype))) {
+        for (of_weight, layout) in
+            DTYPES.iter().flat_map(|&of| [Layout::Dense, Layout::Padded].map(|l| (of, l)))
+        {
+            let x = Array::random(dtype, &[3, 1280], layout, 8);
+            let weight = Array::random(of_weight, &[1280], Layout::Dense, 9);
+            let expected = expected(&x.values(), &weight.values(), 0.0);
+            let mut out = Array::zeros(dtype, &[3, 1280], Layout::Dense);
+            rmsnorm(backend, x.view(), weight.view(), EPS, out.view_mut()).unwrap();
+            out.assert_close(&expected, slack(&expected, 1280), &format!("{dtype}, {of_weight} {layout:?}"));
+        }
+    }
+}
+
+crate::judge_backends!(
+    rmsnorm_matches_the_oracle,
+    fused_add_keeps_the_sum_in_f32_and_stores_it_rounded,
+    nan_stays_in_its_row_and_empty_batches_are_fine,
+    a_zero_row_is_zero,
+    weights_and_rows_of_any_dtype_and_place
+);
 
 #[test]
 fn refusals_name_what_is_wrong() {

@@ -1,0 +1,88 @@
+//! What the backend does beside the engine's operators, in the simulator: pages, bits, segments.
+
+use half::bf16;
+use tilewright::{
+    Dtype,
+    attention::{BitOrder, packbits, segment_packbits},
+    tensor::DeviceMemory,
+};
+use tilewright_cuda::{Gpu, Simulated, Simulator, machine::Machine};
+
+fn gpu() -> Simulated {
+    Gpu::new(Simulator::new(80, 3))
+}
+
+fn bf16s(gpu: &Simulated, values: impl Iterator<Item = f32>) -> DeviceMemory {
+    let bytes: Vec<u8> = values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
+    gpu.upload(&bytes).expect("room")
+}
+
+fn read(gpu: &Simulated, memory: &DeviceMemory, count: usize) -> Vec<f32> {
+    let mut bytes = vec![0; 2 * count];
+    gpu.machine().read(memory.address(), &mut bytes).expect("it was written");
+    bytes.chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32()).collect()
+}
+
+#[test]
+fn pages_of_a_pool() {
+    let gpu = gpu();
+    let mut pool = bf16s(&gpu, (0..4 * 6).map(|i| i as f32));
+    let view = |pool: &mut DeviceMemory, from: &[i32], to: &[i32]| {
+        let view = pool.view_mut(Dtype::Bf16, 0, &[4, 2, 1, 3]).expect("a view");
+        gpu.copy_pages(view, from, to).map_err(|why| why.to_string())
+    };
+    assert_eq!(view(&mut pool, &[3, 0], &[1, 2]), Ok(()));
+    let found = read(&gpu, &pool, 24);
+    assert_eq!((&found[6..12], &found[12..18]), (&[18.0, 19.0, 20.0, 21.0, 22.0, 23.0][..], &found[..6]));
+    let refused = |from, to| view(&mut bf16s(&gpu, (0..24).map(|i| i as f32)), from, to).unwrap_err();
+    assert_eq!(refused(&[0, 1], &[2, 2]), "kv.copy_pages: page 2 is written twice");
+    assert_eq!(refused(&[0, 1], &[1, 2]), "kv.copy_pages: page 1 is both read and written");
+    assert_eq!(refused(&[4], &[1]), "kv.copy_pages: from[0] = 4 is not in 0..4");
+}
+
+#[test]
+fn flags_on_the_device() {
+    let gpu = gpu();
+    let flags: Vec<bool> = (0..77).map(|i| i % 3 == 1).collect();
+    let there = gpu.upload(&flags.iter().map(|&flag| u8::from(flag)).collect::<Vec<_>>()).expect("room");
+    let bytes = |memory: &DeviceMemory, count: usize| {
+        let mut bytes = vec![0; count];
+        gpu.machine().read(memory.address(), &mut bytes).expect("they were written");
+        bytes
+    };
+    for order in [BitOrder::Little, BitOrder::Big] {
+        let expected = packbits(&flags, order);
+        assert_eq!(bytes(&gpu.packbits(&there, order).expect("it runs"), expected.len()), expected);
+        let indptr = [0, 5, 5, 77];
+        let (expected, bounds) = segment_packbits(&flags, &indptr, order).expect("sound bounds");
+        let (found, of_found) = gpu.segment_packbits(&there, &indptr, order).expect("it runs");
+        assert_eq!(bytes(&found, expected.len()), expected);
+        assert_eq!(of_found.iter().map(|&at| i64::from(at)).collect::<Vec<_>>(), bounds);
+    }
+    let refused = gpu.segment_packbits(&there, &[0, 9], BitOrder::Little).unwrap_err().to_string();
+    assert_eq!(refused, "attention.segment_packbits: indptr ends at 9, expected the 77 flags");
+}
+
+#[test]
+fn segments_of_rows() {
+    let gpu = gpu();
+    let x = bf16s(&gpu, (0..4 * 16).map(|i| (i % 5) as f32));
+    let weights = bf16s(&gpu, (0..2 * 3 * 16).map(|i| (i % 7) as f32 - 3.0));
+    let mut out = gpu.allocate(4 * 3 * 2).expect("room");
+    let mut run = |indptr: &[i32], ids: Option<&[i32]>| {
+        let to = out.view_mut(Dtype::Bf16, 0, &[4, 3]).expect("a view");
+        let (x, weights) = (x.view(Dtype::Bf16, 0, &[4, 16]), weights.view(Dtype::Bf16, 0, &[2, 3, 16]));
+        gpu.segment_gemm(x.expect("a view"), weights.expect("a view"), (indptr, ids), to)?;
+        Ok::<_, tilewright::Error>(read(&gpu, &out, 12))
+    };
+    let found = run(&[0, 3, 4], Some(&[1, 0])).expect("it runs");
+    for (at, found) in found.into_iter().enumerate() {
+        let (row, feature) = (at / 3, at % 3 + if at / 3 < 3 { 3 } else { 0 });
+        let terms = (0..16).map(|i| ((row * 16 + i) % 5) as f32 * (((feature * 16 + i) % 7) as f32 - 3.0));
+        assert_eq!(found, bf16::from_f32(terms.sum()).to_f32(), "row {row}, feature {}", at % 3);
+    }
+    let text = run(&[0, 4], Some(&[2])).unwrap_err().to_string();
+    assert_eq!(text, "gemm.segment_gemm: ids[0] = 2 is not in 0..2");
+    let text = run(&[0, 3, 2, 4], Some(&[0, 1, 0])).unwrap_err().to_string();
+    assert_eq!(text, "gemm.segment_gemm: segment 1: indptr falls from 3 to 2");
+}

@@ -1,0 +1,217 @@
+//! The plan of a batch whose lengths are on the device, made by a kernel: no number of it is read by the host.
+//!
+//! The arrays are those of [`items`](super::items), equal word by word to what the host makes of the same batch with
+//! `Split::Balanced`: the keys of every request in pages, neither levels, mask bits nor blocks, an item for one KV head. Arrays of a
+//! batch, all i32:
+//!
+//! | array | |
+//! |---|---|
+//! | `num_requests` `[1]` | at most [`MAX_REQUESTS`] and the capacity |
+//! | `qo_indptr` `[num_requests + 1]` | request `r` has query rows `qo_indptr[r]..qo_indptr[r + 1]` |
+//! | `kv_indptr` `[num_requests + 1]` | and entries `kv_indptr[r]..kv_indptr[r + 1]` of the page indices |
+//! | `last_page_len` `[num_requests]` | tokens in the last page, 0 where there is none |
+//!
+//! All units, laid end to end as the host does, are cut where the share of a worker ends. Cuts come from prefix sums of costs alone:
+//!
+//! 1. tiles of query rows of each request, added up: *spans*, one for each tile, for all heads;
+//! 2. what each span costs, added up;
+//! 3. a thread for each end of a share finds the unit that it falls into, and the KV tile;
+//! 4. cuts before each, and their partial rows, added up: from them follow the numbers of items, merges and sources;
+//! 5. a thread for each unit writes its first item, and a thread for each cut the item behind it.
+//!
+//! Every CTA does 1 to 4 for itself, and its part of 5. What is not as above is told by [`Refusal`] in `flags`, and then the plan is
+//! one of nothing: nothing is read or written through lengths that were not checked.
+
+mod cuts;
+mod lengths;
+mod scan;
+mod write;
+
+use super::call::{PlanArgs, UNLIMITED};
+use cuts::Cuts;
+use lengths::{Lengths, Spans};
+use scan::Scan;
+use tilewright_ptx::{
+    build::{Builder, Global, Value},
+    ir::Kernel,
+    sim::Arg,
+    verify::Invalid,
+};
+
+/// Threads of a CTA, and the most requests, workers, and half the most spans.
+pub const THREADS: u32 = 1024;
+/// The most requests of a batch.
+pub const MAX_REQUESTS: u32 = THREADS;
+/// The most workers.
+pub const MAX_WORKERS: u32 = THREADS - 1;
+/// The most tiles of query rows of a batch, for one KV head.
+pub const MAX_SPANS: u32 = 2 * THREADS;
+/// The most query rows and keys: sums of positions stay within 32 bits.
+pub const MAX_LEN: u32 = 1 << 28;
+
+/// What was wrong with lengths on the device: bits of `flags`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Refusal {
+    /// More requests than the capacity has.
+    Requests = 1,
+    /// `qo_indptr` does not start at 0, decreases, or has more rows than the capacity, in all or in one request.
+    Rows = 2,
+    /// `kv_indptr` does not start at 0, decreases, or has more pages than the capacity.
+    Pages = 4,
+    /// A `last_page_len` is not in `1..=page_size`, or not 0 where there are no pages; or a request has too many keys.
+    Keys = 8,
+}
+
+/// What a plan depends on beside the batch. Constant over its life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shape {
+    /// Query heads of a KV head.
+    pub group: u32,
+    /// KV heads.
+    pub kv_heads: u32,
+    /// Slots of a page.
+    pub page_size: u32,
+    /// How far below its position a row sees; [`UNLIMITED`] for no limit.
+    pub left: u32,
+    /// How far above.
+    pub right: u32,
+    /// Query tokens of a tile.
+    pub tile: u32,
+    /// Keys of a KV tile.
+    pub kv_tokens: u32,
+    /// What an item costs beside its KV tiles, in KV tiles; at least 1.
+    pub segment_overhead: u32,
+    /// What bringing a KV tile costs, in query tokens.
+    pub tile_load: u32,
+    /// Workers, at most [`MAX_WORKERS`].
+    pub workers: u32,
+    /// The most requests, query rows, rows of one request, pages, and keys of one request.
+    pub capacity: [u32; 5],
+}
+
+/// The arguments of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Addresses of `num_requests`, `qo_indptr`, `kv_indptr` and `last_page_len`.
+    pub batch: [u64; 4],
+    /// Where the plan goes. `requests` has room for `plan.num_requests`, which is the capacity; `indices`, `mask_bits` and
+    /// `counters` are not written.
+    pub plan: PlanArgs,
+    /// The address of a word for [`Refusal`]s; 0 if there is nothing wrong.
+    pub flags: u64,
+    /// Everything else.
+    pub shape: Shape,
+}
+
+impl Call {
+    /// The arguments in the order of the parameters.
+    pub fn args(&self) -> Vec<Arg> {
+        let (plan, shape) = (&self.plan, &self.shape);
+        let arrays = [plan.items, plan.worker_indptr, plan.feeds, plan.merges, plan.sources, plan.requests];
+        // distances beyond any length limit nothing, and do not overflow
+        let [left, right] =
+            [shape.left, shape.right].map(|side| if side == UNLIMITED { 1 << 30 } else { side.min(1 << 30) });
+        let numbers = [
+            shape.group,
+            shape.kv_heads,
+            shape.page_size,
+            left,
+            right,
+            shape.tile,
+            shape.kv_tokens,
+            shape.segment_overhead,
+            shape.tile_load,
+            shape.workers,
+        ];
+        let addresses = self.batch.into_iter().chain(arrays).chain([self.flags]).map(Arg::U64);
+        addresses.chain(numbers.into_iter().chain(shape.capacity).map(Arg::U32)).collect()
+    }
+
+    /// CTAs: each writes the items of a thousand units, or of several thousands.
+    pub fn grid(&self) -> [u32; 3] {
+        let Shape { kv_heads, tile, capacity: [requests, rows, ..], .. } = self.shape;
+        let spans = rows.min((rows / tile.max(1)).saturating_add(requests));
+        [spans.saturating_mul(kv_heads).div_ceil(THREADS).clamp(1, 32), 1, 1]
+    }
+}
+
+/// The parameters, in the order of [`Call::args`].
+#[derive(Clone, Copy)]
+struct Params<'k> {
+    num_requests: Global<'k, u32>,
+    qo_indptr: Global<'k, u32>,
+    kv_indptr: Global<'k, u32>,
+    last_page_len: Global<'k, u32>,
+    items: Global<'k, u32>,
+    worker_indptr: Global<'k, u32>,
+    feeds: Global<'k, u32>,
+    merges: Global<'k, u32>,
+    sources: Global<'k, u32>,
+    requests: Global<'k, u32>,
+    flags: Global<'k, u32>,
+    group: Value<'k, u32>,
+    kv_heads: Value<'k, u32>,
+    page_size: Value<'k, u32>,
+    left: Value<'k, u32>,
+    right: Value<'k, u32>,
+    tile: Value<'k, u32>,
+    kv_tokens: Value<'k, u32>,
+    overhead: Value<'k, u32>,
+    tile_load: Value<'k, u32>,
+    workers: Value<'k, u32>,
+    max_requests: Value<'k, u32>,
+    max_rows: Value<'k, u32>,
+    max_qo_len: Value<'k, u32>,
+    max_pages: Value<'k, u32>,
+    max_kv_len: Value<'k, u32>,
+}
+
+impl<'k> Params<'k> {
+    fn declare(k: &'k Builder) -> Self {
+        // fields are evaluated in the order in which they stand here
+        Self {
+            num_requests: k.global("num_requests"),
+            qo_indptr: k.global("qo_indptr"),
+            kv_indptr: k.global("kv_indptr"),
+            last_page_len: k.global("last_page_len"),
+            items: k.global("items"),
+            worker_indptr: k.global("worker_indptr"),
+            feeds: k.global("feeds"),
+            merges: k.global("merges"),
+            sources: k.global("sources"),
+            requests: k.global("requests"),
+            flags: k.global("flags"),
+            group: k.param("group"),
+            kv_heads: k.param("kv_heads"),
+            page_size: k.param("page_size"),
+            left: k.param("left"),
+            right: k.param("right"),
+            tile: k.param("tile"),
+            kv_tokens: k.param("kv_tokens"),
+            overhead: k.param("overhead"),
+            tile_load: k.param("tile_load"),
+            workers: k.param("workers"),
+            max_requests: k.param("max_requests"),
+            max_rows: k.param("max_rows"),
+            max_qo_len: k.param("max_qo_len"),
+            max_pages: k.param("max_pages"),
+            max_kv_len: k.param("max_kv_len"),
+        }
+    }
+}
+
+/// The kernel that makes a plan. One for all problems, tilings and capacities; grid and arguments are those of [`Call`].
+///
+/// # Errors
+/// None but those of the verifier.
+pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
+    Builder::kernel(name, THREADS, |k| {
+        let params = Params::declare(k);
+        let scan = Scan::declare(k);
+        let lengths = Lengths::read(k, params, scan);
+        let spans = Spans::measure(k, lengths, scan);
+        let cuts = Cuts::find(k, spans, scan);
+        write::all(k, cuts);
+    })
+}
