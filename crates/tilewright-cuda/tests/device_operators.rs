@@ -1,4 +1,4 @@
-//! What the backend does beside the engine's operators, in the simulator: pages, bits, segments.
+//! What the backend does beside the engine's operators, in the simulator: bits, segments.
 
 use half::bf16;
 use tilewright::{
@@ -21,23 +21,6 @@ fn read(gpu: &Simulated, memory: &DeviceMemory, count: usize) -> Vec<f32> {
     let mut bytes = vec![0; 2 * count];
     gpu.machine().read(memory.address(), &mut bytes).expect("it was written");
     bytes.chunks_exact(2).map(|two| bf16::from_le_bytes([two[0], two[1]]).to_f32()).collect()
-}
-
-#[test]
-fn pages_of_a_pool() {
-    let gpu = gpu();
-    let mut pool = bf16s(&gpu, (0..4 * 6).map(|i| i as f32));
-    let view = |pool: &mut DeviceMemory, from: &[i32], to: &[i32]| {
-        let view = pool.view_mut(Dtype::Bf16, 0, &[4, 2, 1, 3]).expect("a view");
-        gpu.copy_pages(view, from, to).map_err(|why| why.to_string())
-    };
-    assert_eq!(view(&mut pool, &[3, 0], &[1, 2]), Ok(()));
-    let found = read(&gpu, &pool, 24);
-    assert_eq!((&found[6..12], &found[12..18]), (&[18.0, 19.0, 20.0, 21.0, 22.0, 23.0][..], &found[..6]));
-    let refused = |from, to| view(&mut bf16s(&gpu, (0..24).map(|i| i as f32)), from, to).unwrap_err();
-    assert_eq!(refused(&[0, 1], &[2, 2]), "kv.copy_pages: page 2 is written twice");
-    assert_eq!(refused(&[0, 1], &[1, 2]), "kv.copy_pages: page 1 is both read and written");
-    assert_eq!(refused(&[4], &[1]), "kv.copy_pages: from[0] = 4 is not in 0..4");
 }
 
 #[test]

@@ -14,7 +14,6 @@ mod merge;
 mod norm;
 mod operators;
 mod rope;
-mod rows;
 mod sampling;
 mod tables;
 

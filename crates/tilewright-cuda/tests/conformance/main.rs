@@ -30,6 +30,14 @@ macro_rules! judge_backends {
 }
 pub(crate) use judge_backends;
 
+/// A GPU has another kernel body for few rows than for many: rows have other bits in other chunks, as right as these.
+macro_rules! judge_one_arithmetic {
+    ($($property:ident),+) => {
+        $(const _: fn(&[tilewright::Cpu]) = $property::<tilewright::Cpu>;)+
+    };
+}
+pub(crate) use judge_one_arithmetic;
+
 /// Of long lists of cases the simulator runs each so-manieth.
 const EVERY: usize = 199;
 

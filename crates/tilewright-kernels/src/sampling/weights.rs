@@ -158,8 +158,10 @@ impl<'k, T: Number> Weights<'k, T> {
             })
         });
         let (by_k, ties) = (by_k.get(), (begin.get(), end.get()));
-        let floor = k.var("floor", by_k);
-        let kept_by_k = Kept { floor: by_k, by_k, ties, mass: self.total };
+        // of a greedy row the weights of all others are 0, and not kept
+        let least = self.rule.greedy.select(1.0_f32, by_k);
+        let floor = k.var("floor", least);
+        let kept_by_k = Kept { floor: least, by_k, ties, mass: self.total };
         k.when(filters.top_p, || floor.set(by_k.max(self.top_p(&kept_by_k))));
         k.when(filters.min_p, || floor.set(floor.get().max(self.request.min_p * self.rule.greatest())));
         let kept = Kept { floor: floor.get(), ..kept_by_k };

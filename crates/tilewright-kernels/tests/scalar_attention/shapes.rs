@@ -120,24 +120,30 @@ fn timing_changes_nothing() {
 
 #[test]
 fn neighbours_change_no_bit() {
-    let problem = problem(Heads { qo: 4, kv: 2 }, (48, 40), 2);
-    let sample = Sample::random(problem, &LENS, 3);
+    let masks = [Mask::Full, Mask::Window { left: 30, right: Some(0) }];
+    for (mask, keys) in masks.into_iter().flat_map(|mask| [0, 64].map(|keys| (mask, keys))) {
+        let builder = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim { qk: 48, vo: 40 }).mask(mask);
+        neighbours(builder.build().expect("it is sound"), keys);
+    }
+}
+
+/// Each request alone, in tiles of other rows, has the bits that it has in the batch.
+fn neighbours(problem: Problem, keys: usize) {
+    let lens = [LENS[0], LENS[1], LENS[2], LENS[4], (20, 130)];
+    let sample = Sample::random(problem, &lens, 3);
     let variant = plain();
     let run = |sample: &Sample, cut: Cut| {
         let stored = Stored::new(sample, Storage::Paged(16), 1);
         Case::new((sample, &stored, Storage::Paged(16)), &variant, cut).run()
     };
-    for keys in [0, 64] {
-        let all = run(&sample, Cut { rows: 64, keys, workers: 3 });
-        let mut row = 0;
-        for (r, lens) in LENS.iter().enumerate() {
-            // alone, and in tiles of other rows
-            let alone = run(&sample.select(&[r]), Cut { rows: 2, keys, workers: 1 });
-            let dim = 40 * 4;
-            let part = &all.o[row * dim..(row + lens.0) * dim];
-            let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
-            assert_eq!(bits(part), bits(&alone.o), "request {r}, pieces of {keys}");
-            row += lens.0;
-        }
+    let all = run(&sample, Cut { rows: 64, keys, workers: 3 });
+    let mut row = 0;
+    for (r, lens) in lens.iter().enumerate() {
+        let alone = run(&sample.select(&[r]), Cut { rows: 6, keys, workers: 1 });
+        let dim = 40 * 4;
+        let part = &all.o[row * dim..(row + lens.0) * dim];
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<u32>>();
+        assert_eq!(bits(part), bits(&alone.o), "request {r}, {problem}, pieces of {keys}");
+        row += lens.0;
     }
 }

@@ -40,6 +40,8 @@ fn unchanged(op: Pure, operands: &[Operand]) -> Option<Operand> {
         MulU32 | MulI32 | MulU64 | MulI64 | AndB32 | AndB64 if is(1, 0) || is(0, 0) => {
             Some(Operand::Const(0))
         }
+        AndPred if is(1, 0) || is(0, 0) => Some(Operand::Const(0)),
+        OrPred if is(1, 1) || is(0, 1) => Some(Operand::Const(1)),
         AndPred if is(1, 1) => Some(operands[0]),
         AndPred if is(0, 1) => Some(operands[1]),
         OrPred if is(1, 0) => Some(operands[0]),

@@ -240,7 +240,7 @@ fn levels_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
         Mask::Window { left: 100, right: Some(0) },
         Mask::Window { left: 3, right: None },
     ];
-    for (number, family) in families().iter().enumerate() {
+    for (number, family) in crate::judge::each(families().iter().enumerate()) {
         let (group, dtype) = ([1, 4, 3, 8][number % 4], [Dtype::F32, Dtype::Bf16][number / 4 % 2]);
         let pool = family.pool(problem(group, dtype, masks[number % 4]), number as u64);
         for (backend, split) in
@@ -254,7 +254,7 @@ fn levels_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
 /// Rotation, ALiBi and a soft cap read positions, which count through all levels.
 fn variants_know_positions_through_all_levels<B: Backend + Clone>(backends: &[B]) {
     let window = Mask::Window { left: 70, right: Some(0) };
-    for (number, family) in families().iter().enumerate() {
+    for (number, family) in crate::judge::each(families().iter().enumerate()) {
         let mask = [window, Mask::Causal, Mask::Full][number % 3];
         let group = [1, 4, 3][number % 3];
         let pool = family.pool(problem(group, Dtype::F32, mask), number as u64);
@@ -279,7 +279,7 @@ fn variants_know_positions_through_all_levels<B: Backend + Clone>(backends: &[B]
 
 fn random_families_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     let mut generator = Generator::new(5);
-    for number in 0..60 {
+    for number in crate::judge::each(0..60) {
         let count = 2 + generator.below(7);
         let lens: Vec<Lens> = (0..count).map(|_| (generator.below(4), generator.below(90))).collect();
         let mut shared: Vec<(Range<usize>, usize)> = Vec::new();

@@ -33,7 +33,8 @@ fn judge<B: Backend + Clone>(backends: &[B], sample: &Sample) {
 }
 
 fn each_way<B: Backend + Clone>(backend: &B, sample: &Sample, mut check: impl FnMut(&str, &Outcome)) {
-    for (storage, split) in STORAGES.iter().flat_map(|s| SPLITS.map(|split| (*s, split))) {
+    for (storage, split) in crate::judge::each(STORAGES.iter().flat_map(|s| SPLITS.map(|split| (*s, split))))
+    {
         let stored = Stored::new(sample, storage, 3);
         check(&format!("{storage:?}, {split:?}"), &run(backend, sample, &stored, split));
     }
@@ -73,7 +74,7 @@ fn nan_in_future_keys_and_values_reaches_no_row_that_does_not_see_them<B: Backen
 fn nan_and_infinities_in_visible_keys_spread_as_in_the_oracle<B: Backend + Clone + Sync>(backends: &[B]) {
     for mask in [Mask::Full, Mask::Causal] {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for position in [0, 63, 64, 129, 199] {
+            for position in crate::judge::each([64, 0, 63, 129, 199]) {
                 let mut sample = Sample::random(problem(mask), &LENS, 2);
                 sample.k[0][at(position, 1, 5)] = value;
                 sample.k[1][at(position.min(129), 0, DIM - 1)] = value;
@@ -86,7 +87,7 @@ fn nan_and_infinities_in_visible_keys_spread_as_in_the_oracle<B: Backend + Clone
 fn nan_and_infinities_in_visible_values_spread_as_in_the_oracle<B: Backend + Clone + Sync>(backends: &[B]) {
     for mask in [Mask::Full, Mask::Causal] {
         for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            for position in [0, 63, 64, 129, 199] {
+            for position in crate::judge::each([64, 0, 63, 129, 199]) {
                 let mut sample = Sample::random(problem(mask), &LENS, 3);
                 sample.v[0][at(position, 1, 5)] = value;
                 sample.v[1][at(position.min(129), 0, DIM - 1)] = value;
@@ -128,7 +129,9 @@ fn logits_of_minus_infinity_weigh_nothing<B: Backend + Clone + Sync>(backends: &
 }
 
 fn huge_logits_keep_their_softmax<B: Backend + Clone + Sync>(backends: &[B]) {
-    for (number, magnitude) in [1e2_f32, 1e4, 1e6, 1e9, 1e12, 1e15].into_iter().enumerate() {
+    for (number, magnitude) in
+        crate::judge::each([1e2_f32, 1e4, 1e6, 1e9, 1e12, 1e15].into_iter().enumerate())
+    {
         for dim in [DIM, 33] {
             let builder = Problem::builder(HEADS, HeadDim::same(dim)).scale(0.37 * magnitude);
             let lens = [(40, 200), (1, 130), (3, 3), (1, 1)];

@@ -83,7 +83,7 @@ const DTYPES: (Dtype, Dtype) = (Dtype::F16, Dtype::F16);
 fn batch_decode<B: Backend + Clone>(backends: &[B]) {
     let (batches, kv, pages, qo_heads, dims) =
         ([12, 17], [54, 97, 512], [1, 8, 16], [4, 32], [128, 256, 512]);
-    for [b, k, p, h, d, layout] in thinned([2, 3, 3, 2, 3, 2], 18) {
+    for [b, k, p, h, d, layout] in crate::judge::each(thinned([2, 3, 3, 2, 3, 2], 18)) {
         let mut generator = Generator::new(k as u64);
         let lens = (0..batches[b]).map(|_| (1, kv[k] - generator.below(20))).collect();
         let point = Point {
@@ -102,7 +102,7 @@ fn batch_decode<B: Backend + Clone>(backends: &[B]) {
 fn batch_prefill<B: Backend + Clone>(backends: &[B]) {
     let (kv, qo, dims, qo_heads) = ([54, 97, 512], [37, 17, 127, 577], [64, 128, 256], [4, 8]);
     let storages = [Storage::Paged(1), Storage::Paged(5), Storage::Paged(16), Storage::Ragged];
-    for [k, q, d, h, s, causal] in thinned([3, 4, 3, 2, 4, 2], 24) {
+    for [k, q, d, h, s, causal] in crate::judge::each(thinned([3, 4, 3, 2, 4, 2], 24)) {
         // few requests: FlashInfer takes 12 to 128 of them, all alike
         let point = Point {
             lens: vec![(qo[q], kv[k]); 2],
@@ -119,7 +119,7 @@ fn batch_prefill<B: Backend + Clone>(backends: &[B]) {
 
 fn single_prefill<B: Backend + Clone>(backends: &[B]) {
     let (kv, qo, heads, dims) = ([501, 2042], [37, 127, 577], [4, 7], [64, 128, 256]);
-    for [k, q, h, d, causal] in thinned([2, 3, 2, 3, 2], 12) {
+    for [k, q, h, d, causal] in crate::judge::each(thinned([2, 3, 2, 3, 2], 12)) {
         let point = Point {
             lens: vec![(qo[q], kv[k])],
             storage: Storage::Ragged,
@@ -146,7 +146,7 @@ fn mixed_batches<B: Backend + Clone>(backends: &[B]) {
         vec![(235, 2), (2677, 1)],
     ];
     let (pages, groups, dims) = ([1, 8, 16], [1, 4, 7, 8], [64, 128, 256]);
-    for (number, lens) in batches.iter().enumerate() {
+    for (number, lens) in crate::judge::each(batches.iter().enumerate()) {
         let point = Point {
             lens: lens.clone(),
             storage: Storage::Paged(pages[number % 3]),
@@ -164,7 +164,7 @@ fn mixed_batches<B: Backend + Clone>(backends: &[B]) {
 
 fn alibi_and_soft_cap<B: Backend + Clone>(backends: &[B]) {
     let lens = [1, 9, 17, 81, 729];
-    for [q, k, h, d, causal] in thinned([4, 5, 3, 2, 2], 12) {
+    for [q, k, h, d, causal] in crate::judge::each(thinned([4, 5, 3, 2, 2], 12)) {
         let (qo_heads, dim) = ([4, 8, 32][h], [128, 256][d]);
         let point = Point {
             lens: vec![(lens[q], lens[k])],
@@ -185,7 +185,7 @@ fn alibi_and_soft_cap<B: Backend + Clone>(backends: &[B]) {
 
 fn sliding_windows<B: Backend + Clone>(backends: &[B]) {
     let (batches, kv, windows) = ([1, 3, 13], [1, 3, 99, 199, 1999], [3, 13, 23, 33, 43, 533]);
-    for [b, k, w, h, d, decode] in thinned([3, 5, 6, 2, 3, 2], 40) {
+    for [b, k, w, h, d, decode] in crate::judge::each(thinned([3, 5, 6, 2, 3, 2], 40)) {
         let qo_len = if decode == 1 { 1 } else { kv[k].min(37) };
         let point = Point {
             lens: vec![(qo_len, kv[k]); batches[b]],
@@ -201,7 +201,7 @@ fn sliding_windows<B: Backend + Clone>(backends: &[B]) {
 }
 
 fn sinks_and_rope<B: Backend + Clone>(backends: &[B]) {
-    for [b, l, h, w, causal] in thinned([3, 4, 2, 2, 2], 16) {
+    for [b, l, h, w, causal] in crate::judge::each(thinned([3, 4, 2, 2, 2], 16)) {
         let (batch, len) = ([1, 4, 16][b], [1, 4, 16, 128][l]);
         let left = [u32::MAX, 128][w];
         let point = Point {
@@ -225,7 +225,8 @@ fn sinks_and_rope<B: Backend + Clone>(backends: &[B]) {
 }
 
 fn deepseek_prefill<B: Backend + Clone>(backends: &[B]) {
-    for (number, (qo_len, kv_len)) in [(377, 544), (177, 977), (1, 0), (17, 17)].into_iter().enumerate() {
+    let lens = [(17, 17), (377, 544), (177, 977), (1, 0)];
+    for (number, (qo_len, kv_len)) in crate::judge::each(lens.into_iter().enumerate()) {
         let heads = Heads { qo: 4, kv: 4 };
         let problem = Problem::builder(heads, HeadDim { qk: 192, vo: 128 })
             .dtypes(Dtype::F16, Dtype::F16)

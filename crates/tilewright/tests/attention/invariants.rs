@@ -42,7 +42,7 @@ fn pages_their_size_and_order_ragged_tensors_and_layouts_change_no_bit<B: Backen
     backends: &[B],
 ) {
     let splits = [Split::Balanced, Split::Never, Split::Fixed { tokens: 100 }];
-    for problem in [Mask::Causal, Mask::Full].into_iter().flat_map(problems) {
+    for problem in crate::judge::each([Mask::Causal, Mask::Full].into_iter().flat_map(problems)) {
         for (cpu, split) in backends.iter().flat_map(|cpu| splits.map(|split| (cpu, split))) {
             let mut sample = Sample::random(problem, &LENS, 1);
             let expected = run(cpu, &sample, &Stored::new(&sample, Storage::Ragged, 0), split).bits();
@@ -63,9 +63,8 @@ fn pages_their_size_and_order_ragged_tensors_and_layouts_change_no_bit<B: Backen
 }
 
 fn a_request_alone_has_the_bits_that_it_has_in_any_batch<B: Backend + Clone + Sync>(backends: &[B]) {
-    for (problem, cpu) in
-        problems(Mask::Causal).into_iter().flat_map(|p| backends.iter().map(move |c| (p, c)))
-    {
+    let cases = problems(Mask::Causal).into_iter().flat_map(|p| backends.iter().map(move |c| (p, c)));
+    for (problem, cpu) in crate::judge::each(cases) {
         let sample = Sample::random(problem, &LENS, 2);
         for split in INVARIANT {
             let outcome = |which: &[usize]| {
@@ -115,7 +114,7 @@ fn a_balanced_run_gives_the_same_bits_each_time<B: Backend + Clone + Sync>(backe
         let sample = Sample::random(problems(Mask::Causal)[0], &LENS, 4);
         let stored = Stored::new(&sample, Storage::Paged(16), 3);
         let expected = run(cpu, &sample, &stored, Split::Balanced).bits();
-        for _ in 0..10 {
+        for _ in crate::judge::each(0..10) {
             assert!(run(cpu, &sample, &stored, Split::Balanced).bits() == expected, "{}", cpu.describe());
         }
     }
@@ -142,7 +141,7 @@ fn chunks_equal_whole<B: Backend + Clone>(backends: &[B], lens: Lens, chunk: usi
 }
 
 fn a_prefill_in_chunks_equals_the_whole_prefill<B: Backend + Clone + Sync>(backends: &[B]) {
-    for chunk in [7, 64, 65, 100] {
+    for chunk in crate::judge::each([100, 7, 64, 65]) {
         chunks_equal_whole(backends, (250, 250), chunk);
         chunks_equal_whole(backends, (130, 200), chunk);
     }
@@ -155,7 +154,9 @@ fn decoding_step_by_step_equals_prefill<B: Backend + Clone + Sync>(backends: &[B
 crate::judge_backends!(
     pages_their_size_and_order_ragged_tensors_and_layouts_change_no_bit,
     a_request_alone_has_the_bits_that_it_has_in_any_batch,
-    a_balanced_run_gives_the_same_bits_each_time,
+    a_balanced_run_gives_the_same_bits_each_time
+);
+crate::judge_one_arithmetic!(
     a_prefill_in_chunks_equals_the_whole_prefill,
     decoding_step_by_step_equals_prefill
 );

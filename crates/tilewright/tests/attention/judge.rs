@@ -28,6 +28,11 @@ pub(crate) fn every() -> usize {
     EVERY.get()
 }
 
+/// That share of `cases`, the first among them.
+pub(crate) fn each<C: IntoIterator>(cases: C) -> impl Iterator<Item = C::Item> {
+    cases.into_iter().step_by(every())
+}
+
 /// Counts cases that other threads have judged for this one.
 pub(crate) fn count(cases: usize) {
     CASES.set(CASES.get() + cases);

@@ -46,8 +46,8 @@ fn problem(number: usize, mask: Mask) -> Problem {
 }
 
 fn suite<B: Backend + Clone>(backends: &[B], mask: Mask) {
-    for (number, &storage) in STORAGES.iter().enumerate() {
-        for (b, lens) in batches(storage, number as u64).iter().enumerate() {
+    for (number, &storage) in crate::judge::each(STORAGES.iter().enumerate()) {
+        for (b, lens) in crate::judge::each(batches(storage, number as u64).iter().enumerate()) {
             judge(backends, (problem(number + b, mask), lens), storage, b);
         }
     }
@@ -86,7 +86,7 @@ fn all_lengths_agree_with_the_oracle_full<B: Backend + Clone + Sync>(backends: &
 fn one_long_request_among_many_short_ones<B: Backend + Clone + Sync>(backends: &[B]) {
     let mut lens: Vec<Lens> = (0..40).map(|r| (1 + r % 3, r)).collect();
     lens.insert(11, (1, 3000));
-    for (number, storage) in STORAGES.into_iter().enumerate() {
+    for (number, storage) in crate::judge::each(STORAGES.into_iter().enumerate()) {
         judge(backends, (problem(number, Mask::Causal), &lens), storage, number);
     }
 }
@@ -104,7 +104,7 @@ fn items_of_several_kv_tiles<B: Backend + Clone + Sync>(backends: &[B]) {
 
 fn batches_without_requests_rows_or_keys<B: Backend + Clone + Sync>(backends: &[B]) {
     for lens in [&[][..], &[(0, 0)], &[(0, 9), (0, 0)], &[(3, 0)], &[(1, 0), (130, 0)]] {
-        for (number, storage) in STORAGES.into_iter().enumerate() {
+        for (number, storage) in crate::judge::each(STORAGES.into_iter().enumerate()) {
             for mask in [Mask::Full, Mask::Causal] {
                 judge(backends, (problem(number, mask), lens), storage, number);
             }

@@ -95,7 +95,9 @@ fn every_pattern_is_exact_as_a_value<B: Backend + Clone>(backends: &[B]) {
 /// the scale.
 fn every_pattern_is_exact_as_a_key<B: Backend + Clone>(backends: &[B]) {
     const DIM: usize = 80;
-    for (dtype, shift) in DTYPES.iter().flat_map(|&dtype| [0, 1, 2, 3].map(|shift| (dtype, shift))) {
+    for (dtype, shift) in
+        crate::judge::each(DTYPES.iter().flat_map(|&dtype| [0, 1, 2, 3].map(|shift| (dtype, shift))))
+    {
         let builder = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim { qk: DIM, vo: 4 });
         let problem = builder.dtypes(Dtype::F32, dtype).scale(1.0).build().expect("it is sound");
         let mut bits = vec![0; 256 * DIM];
@@ -123,7 +125,9 @@ fn eight_bit_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     let dims = [(64, 64), (128, 128), (80, 48), (33, 17), (256, 256)];
     let storages = [Storage::Paged(1), Storage::Paged(5), Storage::Paged(16), Storage::Ragged];
     let shapes = dims.iter().flat_map(|&dim| [1, 4, 7].map(|group| (dim, group)));
-    for (number, ((dim, group), kv)) in shapes.flat_map(|s| DTYPES.map(|kv| (s, kv))).enumerate() {
+    for (number, ((dim, group), kv)) in
+        crate::judge::each(shapes.flat_map(|s| DTYPES.map(|kv| (s, kv))).enumerate())
+    {
         let qo = [Dtype::F32, Dtype::Bf16, Dtype::F16][number % 3];
         let layout = [KvLayout::Nhd, KvLayout::Hnd][number % 2];
         let heads = Heads { qo: 2 * group, kv: 2 };

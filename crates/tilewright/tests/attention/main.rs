@@ -18,6 +18,19 @@ macro_rules! judge_backends {
 }
 pub(crate) use judge_backends;
 
+/// The same for properties of backends that compute every row by one sequence of operations, whatever tile it falls to.
+macro_rules! judge_one_arithmetic {
+    ($($property:ident),+) => {
+        mod one_arithmetic {
+            $(#[test] fn $property() {
+                super::$property(&crate::cpus(2));
+                crate::judge::tell(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
+    };
+}
+pub(crate) use judge_one_arithmetic;
+
 mod block_sparse;
 mod cascade;
 mod conformance;

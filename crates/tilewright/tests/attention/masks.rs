@@ -41,11 +41,13 @@ fn windows_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     let rights = [Some(0), Some(3), Some(64), None];
     let windows =
         [0, 1, 5, 63, 64, 200, u32::MAX].into_iter().flat_map(|left| rights.map(|right| (left, right)));
-    for (number, (left, right)) in windows.enumerate() {
+    for (number, (left, right)) in crate::judge::each(windows.enumerate()) {
         let sample = Sample::random(problem(number, Mask::Window { left, right }), &LENS, number as u64);
         let stored = Stored::new(&sample, STORAGES[number % 3], number as u64);
         let expected = Expected::of(&sample);
-        for (backend, split) in backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))) {
+        for (backend, split) in
+            crate::judge::each(backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))))
+        {
             let outcome = run(backend, &sample, &stored, &stored.batch(), split);
             let checked = expected.check(&outcome);
             checked.unwrap_or_else(|text| {
@@ -62,7 +64,7 @@ fn packed(shown: &[Vec<bool>]) -> Vec<u8> {
 
 fn packed_masks_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     let masks = [Mask::Full, Mask::Causal, Mask::Window { left: 20, right: Some(7) }];
-    for (number, density) in [0.02, 0.5, 0.9, 1.0, 0.0, 0.3].into_iter().enumerate() {
+    for (number, density) in crate::judge::each([0.02, 0.5, 0.9, 1.0, 0.0, 0.3].into_iter().enumerate()) {
         let sample = Sample::random(problem(number, masks[number % 3]), &LENS, 100 + number as u64);
         let mut generator = Generator::new(number as u64);
         let mut bits = |lens: &Lens| {
@@ -75,7 +77,9 @@ fn packed_masks_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
             let (shown, kv_len) = (&shown[r], LENS[r].1);
             Definition { visible: Box::new(move |at| shown[at.i * kv_len + at.j]), ..Definition::default() }
         });
-        for (backend, split) in backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))) {
+        for (backend, split) in
+            crate::judge::each(backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))))
+        {
             let batch = stored.batch().with_mask(PackedMask::new(&bytes));
             let checked = expected.check(&run(backend, &sample, &stored, &batch, split));
             checked.unwrap_or_else(|text| {
@@ -125,7 +129,9 @@ fn trees_of_drafts_see_their_ancestors<B: Backend + Clone>(backends: &[B]) {
             };
             Definition { visible: Box::new(visible), ..Definition::default() }
         });
-        for (backend, split) in backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))) {
+        for (backend, split) in
+            crate::judge::each(backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))))
+        {
             let batch = stored.batch().with_mask(tree.as_mask());
             let checked = expected.check(&run(backend, &sample, &stored, &batch, split));
             checked.unwrap_or_else(|text| panic!("{}: {mask}, {split:?}: {text}", backend.describe()));
@@ -145,7 +151,7 @@ fn bits_may_hide_the_tile_at_which_a_staircase_ends_for_others<B: Backend + Clon
         Expected::by(&sample, &|_| Definition { visible: Box::new(visible), ..Definition::default() });
     let stored = Stored::new(&sample, Storage::Paged(16), 1);
     let batch = stored.batch().with_mask(PackedMask::new(&bytes));
-    for (backend, split) in backends.iter().flat_map(|b| SPLITS.map(|split| (b, split))) {
+    for (backend, split) in crate::judge::each(backends.iter().flat_map(|b| SPLITS.map(|split| (b, split)))) {
         let causal = PrefixLm::new(&[0]).expect("it is small");
         let attention =
             Attention::with_variant(sample.problem, causal, backend.clone()).expect("the backend can do it");

@@ -38,7 +38,7 @@ fn judge<'a, B: Backend + Clone, V: Variant + Clone>(
     definition: impl Fn(Heads, usize) -> Definition<'a>,
 ) {
     let cases = masks.iter().flat_map(|&mask| GROUPS.map(|group| (mask, group)));
-    for (number, (mask, group)) in cases.enumerate() {
+    for (number, (mask, group)) in crate::judge::each(cases.enumerate()) {
         let heads = Heads { qo: 2 * group, kv: 2 };
         let (qo, kv) =
             [(Dtype::F32, Dtype::F32), (Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F32)][number % 3];
@@ -137,7 +137,7 @@ fn rotary_embedding<B: Backend + Clone>(backends: &[B]) {
     // head_dim differs from case to case, and frequencies with it
     for (scaling, dim) in [(RopeScaling::None, 64), (llama31(), 128)] {
         let heads = Heads { qo: 6, kv: 2 };
-        for (number, mask) in MASKS.into_iter().enumerate() {
+        for (number, mask) in crate::judge::each(MASKS.into_iter().enumerate()) {
             let problem =
                 Problem::builder(heads, HeadDim::same(dim)).mask(mask).build().expect("it is sound");
             let rope = Rope::new(dim, 5e5).and_then(|rope| rope.with_scaling(scaling)).expect("it is sound");

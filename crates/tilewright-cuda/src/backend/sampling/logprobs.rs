@@ -1,6 +1,6 @@
 //! Log-probabilities: the device finds ranks and sums, the host takes logarithms in f64.
 
-use super::{error_of, problem, threads_of, vocab_of, with_elements};
+use super::{error_of, problem, threads_of_large, vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{
     Result, View,
@@ -24,7 +24,7 @@ pub(in crate::backend) fn logprobs<M: Machine>(
     if rows == 0 {
         return Ok(());
     }
-    let threads = threads_of(vocab);
+    let threads = threads_of_large(vocab);
     let name = format!("logprobs_{}_{threads}", logits.dtype());
     let kernel = with_elements!(OPERATOR, logits.dtype(), T => {
         gpu.kernel(OPERATOR, &name, |name| sampling::logprobs::<T>(name, threads))

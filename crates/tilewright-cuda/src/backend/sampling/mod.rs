@@ -55,6 +55,11 @@ fn threads_of(vocab: usize) -> u32 {
     if vocab <= 4096 { 128 } else { 1024 }
 }
 
+/// The same for kernels that need more than 64 registers a thread.
+fn threads_of_large(vocab: usize) -> u32 {
+    threads_of(vocab).min(512)
+}
+
 /// The size of the vocabulary for a kernel.
 fn vocab_of(operator: &'static str, vocab: usize) -> Result<u32> {
     const MOST: usize = 1 << 30;

@@ -1,6 +1,6 @@
 //! Chain speculative sampling: one launch, a CTA for each request; tokens and counts in one copy each.
 
-use super::{error_of, kind_of, name_of, problem, threads_of, vocab_of, with_elements};
+use super::{error_of, kind_of, name_of, problem, threads_of_large, vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{
     Result,
@@ -27,7 +27,7 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     if batch == 0 {
         return Ok(());
     }
-    let config = Sample { kind, threads: threads_of(vocab) };
+    let config = Sample { kind, threads: threads_of_large(vocab) };
     let (of_draft, of_target) = (drafts.probs.dtype(), view.dtype());
     let name = format!("chain_{}_{of_draft}_{of_target}_{}", name_of(kind), config.threads);
     let kernel = with_elements!(OPERATOR, of_draft, D => with_elements!(OPERATOR, of_target, T => {

@@ -109,12 +109,12 @@ impl<'k> Cta<'k, '_> {
             for i in 0..4 {
                 let value = |ahead: u32| values.plus((i * dims + ahead) as usize).load();
                 let values: Vec<Value<'k, f32>> = (0..dims).step_by(32).map(value).collect();
-                for (sums, weights) in sums.iter().zip(&weights) {
-                    let weight = weights[i as usize];
-                    for (sum, value) in sums.iter().zip(&values) {
-                        set(weight, *sum, weight.reinterpret::<f32>().mul_add(*value, sum.get()));
-                    }
-                }
+                let each = sums.iter().zip(&weights).flat_map(|(sums, weights)| {
+                    sums.iter().zip(&values).map(move |(sum, value)| (weights[i as usize], *sum, *value))
+                });
+                each.for_each(|(weight, sum, value)| {
+                    set(weight, sum, weight.reinterpret::<f32>().mul_add(value, sum.get()));
+                });
             }
         });
     }
