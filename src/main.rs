@@ -1,5 +1,6 @@
 //! The tilewright command line: one subcommand, one file. Every error is reported through miette.
 
+mod device_arg;
 mod doctor;
 mod dtype_arg;
 mod generate;

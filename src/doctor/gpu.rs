@@ -1,7 +1,11 @@
-//! Whether an NVIDIA driver is installed. Its library is looked for by name, neither linked nor loaded.
+//! What there is of a GPU: the driver's library, looked for by name, and what the driver says when it is loaded.
 
 use serde::Serialize;
-use std::{fmt, path::Path};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+use tilewright_cuda::{Context, cache::Settings};
 
 const LIBRARY: &str = "libcuda.so.1";
 /// Where distributions and containers put it when the loader's cache does not know.
@@ -21,12 +25,52 @@ const FOLDERS: [&str; 8] = [
 pub(super) struct Gpu {
     /// The driver's library.
     driver: Option<String>,
-    /// Whether this version could use it.
+    /// Whether the first GPU can compute.
     backend: bool,
+    /// The first GPU, if it can compute.
+    device: Option<Device>,
+    /// Why it cannot.
+    why: Option<String>,
+    /// Where machine code of kernels is kept.
+    cache: Option<PathBuf>,
+}
+
+/// The first GPU.
+#[derive(Serialize)]
+struct Device {
+    name: String,
+    /// Compute capability: 90 is `sm_90`.
+    arch: u32,
+    multiprocessors: u32,
+    /// The CUDA version of the driver: 13000 is 13.0.
+    driver: u32,
+    /// Bytes of its memory that are free, and all.
+    free_memory: usize,
+    memory: usize,
+}
+
+impl Device {
+    fn open() -> tilewright_cuda::Result<Self> {
+        let context = Context::open(0)?;
+        let (free_memory, memory) = context.free_memory()?;
+        let limits = context.limits();
+        let (arch, multiprocessors, driver) = (limits.arch, limits.multiprocessors, limits.driver);
+        Ok(Self { name: limits.name.clone(), arch, multiprocessors, driver, free_memory, memory })
+    }
+}
+
+/// Looks for the library, and asks the driver.
+pub(super) fn find() -> Gpu {
+    let cache = Settings::from_environment().ok().and_then(|settings| settings.folder().map(Path::to_owned));
+    let (device, why) = match Device::open() {
+        Ok(device) => (Some(device), None),
+        Err(why) => (None, Some(why.to_string())),
+    };
+    Gpu { driver: library(), backend: device.is_some(), device, why, cache }
 }
 
 /// Looks where the loader would: its search path, its cache, the usual folders.
-pub(super) fn find() -> Gpu {
+fn library() -> Option<String> {
     let search_path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
     let in_folders = |folders: &mut dyn Iterator<Item = &str>| {
@@ -34,10 +78,9 @@ pub(super) fn find() -> Gpu {
             folders.filter(|folder| !folder.is_empty()).map(|folder| format!("{folder}/{LIBRARY}"));
         files.find(|file| Path::new(file).exists())
     };
-    let driver = in_folders(&mut search_path.split(':'))
+    in_folders(&mut search_path.split(':'))
         .or_else(|| in_cache(&cache))
-        .or_else(|| in_folders(&mut FOLDERS.into_iter()));
-    Gpu { driver, backend: false }
+        .or_else(|| in_folders(&mut FOLDERS.into_iter()))
 }
 
 /// The library's path among the strings of the loader's cache, which end in NUL.
@@ -49,11 +92,39 @@ fn in_cache(cache: &[u8]) -> Option<String> {
 
 impl fmt::Display for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.driver {
-            Some(path) => write!(f, "NVIDIA driver found, {path}")?,
-            None => write!(f, "no NVIDIA driver, {LIBRARY} is in none of the usual places")?,
+        if let Some(device) = &self.device {
+            return device.fmt(f);
         }
-        f.write_str("; this version has no GPU backend, the CPU backend will run")
+        match (&self.driver, &self.why) {
+            (Some(path), Some(why)) => write!(f, "NVIDIA driver found, {path}, but {why}")?,
+            (Some(path), None) => write!(f, "NVIDIA driver found, {path}")?,
+            (None, _) => write!(f, "no NVIDIA driver, {LIBRARY} is in none of the usual places")?,
+        }
+        f.write_str("; the CPU backend will run")
+    }
+}
+
+impl Gpu {
+    /// Where machine code is kept, for a person to read.
+    pub(super) fn cache(&self) -> String {
+        self.cache.as_ref().map_or("nowhere".to_owned(), |folder| folder.display().to_string())
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gibibytes = |bytes: usize| bytes as f64 / (1_u64 << 30) as f64;
+        write!(
+            f,
+            "{}, sm_{}, {} SMs, {:.1} of {:.1} GiB free, driver for CUDA {}.{}; for `generate --device cuda`",
+            self.name,
+            self.arch,
+            self.multiprocessors,
+            gibibytes(self.free_memory),
+            gibibytes(self.memory),
+            self.driver / 1000,
+            self.driver % 1000 / 10
+        )
     }
 }
 

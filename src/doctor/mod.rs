@@ -106,6 +106,7 @@ impl fmt::Display for Findings {
         let Rates { gigabytes_per_second: bytes, gigaflops_per_second: flops } = self.roofline;
         row("roofline", &format_args!("{bytes:.1} GB/s read, {flops:.1} GFLOP/s in f32, measured now"))?;
         row("GPU", &self.gpu)?;
+        row("kernels", &self.gpu.cache())?;
         row("model", &self.model)
     }
 }

@@ -1,7 +1,7 @@
 //! The arguments of `tilewright generate`.
 
 use super::check_prompt;
-use crate::dtype_arg::DtypeArg;
+use crate::{device_arg::DeviceArg, dtype_arg::DtypeArg};
 use clap::Args;
 use miette::{Result, miette};
 use std::path::PathBuf;
@@ -17,6 +17,7 @@ use tilewright::{Dtype, sampling::SamplingParams};
   tilewright generate --temperature 0 --max-tokens 50 \"The old man\"
   tilewright generate --n 4 --seed 7 \"She opened the letter and\"
   tilewright generate --model ~/models/Qwen3-0.6B --chat \"Why is the sky blue?\"
+  tilewright generate --device cuda --model ~/models/Llama-3.1-8B \"The capital of France is\"
   tilewright generate --batch prompts.txt")]
 pub(crate) struct GenerateArgs {
     /// The text to continue.
@@ -64,15 +65,23 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(super) n: u32,
 
-    /// Round the weights to this type while loading. [default: as stored]
+    /// What computes: `cpu`, or a GPU, `cuda` or `cuda:N`.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
+    pub(super) device: DeviceArg,
+
+    /// Round the weights to this type while loading. [default: as stored; on a GPU that of the activations]
     #[arg(long)]
     dtype: Option<DtypeArg>,
+
+    /// Compute in this type. [default: f32; on a GPU f16 for weights of f16, else bf16]
+    #[arg(long)]
+    activations: Option<DtypeArg>,
 
     /// Keep keys and values in this type. [default: that of the weights]
     #[arg(long)]
     kv_dtype: Option<DtypeArg>,
 
-    /// Threads. [default: all of the machine]
+    /// Threads of the CPU. [default: all of the machine]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) threads: Option<u16>,
 
@@ -132,8 +141,24 @@ impl GenerateArgs {
         }
     }
 
-    pub(super) fn dtype(&self) -> Option<Dtype> {
-        self.dtype.map(Dtype::from)
+    /// What to compute in, for weights that are stored as `stored`.
+    pub(super) fn activations(&self, stored: Dtype) -> Dtype {
+        let weights = self.dtype.map_or(stored, Dtype::from);
+        let usual = match (self.device, weights) {
+            (DeviceArg::Cpu, _) => Dtype::F32,
+            (DeviceArg::Cuda(_), Dtype::F16) => Dtype::F16,
+            (DeviceArg::Cuda(_), _) => Dtype::Bf16,
+        };
+        self.activations.map_or(usual, Dtype::from)
+    }
+
+    /// What to round weights to that are stored as `stored`.
+    pub(super) fn dtype(&self, stored: Dtype) -> Option<Dtype> {
+        let usual = match self.device {
+            DeviceArg::Cpu => None,
+            DeviceArg::Cuda(_) => Some(self.activations(stored)),
+        };
+        self.dtype.map(Dtype::from).or(usual)
     }
 
     pub(super) fn kv_dtype(&self) -> Option<Dtype> {

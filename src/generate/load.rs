@@ -4,17 +4,21 @@ use super::GenerateArgs;
 use crate::model_folder;
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{IntoDiagnostic, Result, miette};
+use tilewright::{Backend, Dtype};
 use tilewright_serve::model::{ChatTemplate, ModelConfig, Tokenizer, Transformer, Weights};
 
 /// A model and what belongs to its texts.
 pub(super) struct Loaded {
     pub(super) model: Transformer,
+    /// What to compute in.
+    pub(super) activations: Dtype,
     pub(super) tokenizer: Tokenizer,
     /// Only where `--chat` asks for it.
     pub(super) chat: Option<ChatTemplate>,
 }
 
-pub(super) fn open(args: &GenerateArgs) -> Result<Loaded> {
+/// Opens the model, with its weights where `backend` reads them.
+pub(super) fn open<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<Loaded> {
     let dir = args.model.clone().or_else(model_folder::shipped).ok_or_else(|| {
         miette!(
             help = "run it in the project's folder, or name a Hugging Face folder with --model DIR",
@@ -25,14 +29,25 @@ pub(super) fn open(args: &GenerateArgs) -> Result<Loaded> {
     let tokenizer = Tokenizer::open(&dir, config.vocab_size).into_diagnostic()?;
     let chat = if args.chat { Some(chat_template(&dir)?) } else { None };
     let weights = Weights::open(&dir).into_diagnostic()?;
-    let bar = ProgressBar::new(weights.total_bytes()).with_style(
-        ProgressStyle::with_template("loading {bar:30} {bytes}/{total_bytes} {bytes_per_sec}")
-            .into_diagnostic()?,
-    );
-    weights.load(|bytes| bar.set_position(bytes));
-    bar.finish_and_clear();
-    let model = Transformer::new(config, &weights, args.dtype()).into_diagnostic()?;
-    Ok(Loaded { model, tokenizer, chat })
+    let reading = bar("loading", weights.total_bytes())?;
+    weights.load(|bytes| reading.set_position(bytes));
+    reading.finish_and_clear();
+    let vocab = [config.vocab_size, config.hidden_size];
+    let stored = weights.get(ModelConfig::EMBEDDING, &vocab).into_diagnostic()?.dtype();
+    let model = Transformer::new(config, &weights, args.dtype(stored)).into_diagnostic()?;
+    let moving = bar("to the GPU", if backend.computes_on_host() { 0 } else { model.bytes() })?;
+    let model = model.on(backend, |bytes| moving.set_position(bytes)).into_diagnostic()?;
+    moving.finish_and_clear();
+    Ok(Loaded { model, activations: args.activations(stored), tokenizer, chat })
+}
+
+/// A bar for so many bytes; none is shown for nothing.
+fn bar(what: &'static str, bytes: u64) -> Result<ProgressBar> {
+    if bytes == 0 {
+        return Ok(ProgressBar::hidden());
+    }
+    let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}");
+    Ok(ProgressBar::new(bytes).with_style(style.into_diagnostic()?).with_message(what))
 }
 
 fn chat_template(dir: &std::path::Path) -> Result<ChatTemplate> {

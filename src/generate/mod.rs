@@ -7,11 +7,13 @@ mod report;
 
 pub(crate) use args::GenerateArgs;
 
+use crate::device_arg::DeviceArg;
 use load::Loaded;
 use miette::{IntoDiagnostic, Result, miette};
 use print::Printer;
-use tilewright::{Cpu, sampling::SamplingParams};
-use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions};
+use tilewright::{Backend, Cpu, sampling::SamplingParams};
+use tilewright_cuda::{Card, Cuda};
+use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions, Report};
 
 /// Memory for keys and values, unless `--pages` says how much.
 const KV_BYTES: usize = 4 << 30;
@@ -26,12 +28,29 @@ struct Job {
 pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     let prompts = args.prompts()?;
     args.sampling().validate().into_diagnostic()?;
-    let cpu = args.threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(threads.into()));
-    let loaded = load::open(args)?;
+    match args.device {
+        DeviceArg::Cpu => {
+            let cpu = args.threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(threads.into()));
+            generate(args, prompts, cpu.clone(), |report| report::of_cpu(report, &cpu))
+        }
+        DeviceArg::Cuda(number) => {
+            let gpu = Cuda::new(Card::open(number).into_diagnostic()?);
+            generate(args, prompts, gpu.clone(), |report| report::of_gpu(report, &gpu))
+        }
+    }
+}
+
+fn generate<B: Backend + Clone>(
+    args: &GenerateArgs,
+    prompts: Vec<String>,
+    backend: B,
+    report: impl FnOnce(&Report) -> String,
+) -> Result<()> {
+    let loaded = load::open(args, &backend)?;
     let jobs = jobs(args, &loaded, prompts)?;
     let options = options(args, &loaded, &jobs);
     let stop_texts = loaded.tokenizer.clone();
-    let mut engine = Engine::new(loaded.model, cpu.clone(), options).into_diagnostic()?;
+    let mut engine = Engine::new(loaded.model, backend, options).into_diagnostic()?;
 
     let count = jobs.iter().map(|job| job.continuations.len()).sum();
     let mut printer = Printer::new(stop_texts, count);
@@ -50,7 +69,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
     }
     let ended = printer.end();
     if !args.quiet {
-        eprint!("{}", report::text(&engine.report(), &cpu));
+        eprint!("{}", report(&engine.report()));
     }
     ended
 }
@@ -101,6 +120,7 @@ fn options(args: &GenerateArgs, loaded: &Loaded, jobs: &[Job]) -> EngineOptions 
         max_step_tokens: args.chunk,
         prefix_reuse: !args.no_prefix_reuse,
         kv_dtype: args.kv_dtype(),
+        activations: loaded.activations,
         ..EngineOptions::default()
     }
 }

@@ -2,29 +2,30 @@
 
 use std::{fmt::Write, time::Duration};
 use tilewright::{Backend, Cpu, Roofline};
+use tilewright_cuda::Cuda;
 use tilewright_serve::{Report, Work};
 
-/// Measures the machine's ceilings and sets the report beside them.
-pub(super) fn text(report: &Report, cpu: &Cpu) -> String {
-    let roofline = cpu.measure_roofline();
-    let mut text = format!("\n{}\n", cpu.describe());
-    for (name, tokens, time, work) in [
+/// What each part of the work is called, and its share of a report.
+fn phases(report: &Report) -> impl Iterator<Item = (&'static str, usize, Duration, Work)> {
+    let phases = [
         ("prefill", report.prefill_tokens, report.prefill_time, report.prefill_work),
         ("decode", report.decode_tokens, report.decode_time, report.decode_work),
-    ] {
-        if tokens > 0 {
-            let _ = writeln!(text, "{name:9} {}", phase(tokens, time, &work, &roofline));
-        }
+    ];
+    phases.into_iter().filter(|phase| phase.1 > 0)
+}
+
+/// Measures the machine's ceilings and sets the report beside them.
+pub(super) fn of_cpu(report: &Report, cpu: &Cpu) -> String {
+    let roofline = cpu.measure_roofline();
+    let mut text = format!("\n{}\n", cpu.describe());
+    for (name, tokens, time, work) in phases(report) {
+        let _ = writeln!(text, "{name:9} {}", phase(tokens, time, &work, &roofline));
     }
     let total = report.prefill_time + report.decode_time;
     let share = 100.0 * report.attention_time.as_secs_f64() / total.as_secs_f64().max(f64::MIN_POSITIVE);
     let _ =
         writeln!(text, "attention {share:.0} % of {:.2} s in {} steps", total.as_secs_f64(), report.steps);
-    let _ = writeln!(
-        text,
-        "pages     {} of {} used at most, {} reused ({} tokens not computed again), {} preemptions",
-        report.peak_pages, report.num_pages, report.reused_pages, report.reused_tokens, report.preemptions
-    );
+    text.push_str(&pages(report));
     let _ = writeln!(
         text,
         "roofline  {:.1} GB/s, {:.0} GFLOP/s (measured now)",
@@ -32,6 +33,31 @@ pub(super) fn text(report: &Report, cpu: &Cpu) -> String {
         roofline.flops_per_second / 1e9
     );
     text
+}
+
+/// What a GPU did, and what of it moved how many bytes.
+pub(super) fn of_gpu(report: &Report, gpu: &Cuda) -> String {
+    let mut text = format!("\n{}\n", gpu.describe());
+    for (name, tokens, time, work) in phases(report) {
+        let seconds = time.as_secs_f64().max(f64::MIN_POSITIVE);
+        let _ = writeln!(
+            text,
+            "{name:9} {tokens} tokens in {seconds:.3} s: {:.0} tokens/s, {:.1} GB/s, {:.1} TFLOP/s",
+            tokens as f64 / seconds,
+            work.bytes / seconds / 1e9,
+            work.flops / seconds / 1e12
+        );
+    }
+    let _ = writeln!(text, "steps     {}, {} of them replayed a graph", report.steps, report.replays);
+    text.push_str(&pages(report));
+    text
+}
+
+fn pages(report: &Report) -> String {
+    format!(
+        "pages     {} of {} used at most, {} reused ({} tokens not computed again), {} preemptions\n",
+        report.peak_pages, report.num_pages, report.reused_pages, report.reused_tokens, report.preemptions
+    )
 }
 
 fn phase(tokens: usize, time: Duration, work: &Work, roofline: &Roofline) -> String {

@@ -50,6 +50,19 @@ fn sizes_that_leave_nothing_to_work_with() {
 }
 
 #[test]
+fn devices_that_are_not_there() {
+    misunderstood(
+        &["--device", "gpu", "x"],
+        "invalid value 'gpu' for '--device <DEVICE>': expected cpu, cuda or cuda:N",
+    );
+    misunderstood(&["--activations", "e4m3", "x"], "invalid value 'e4m3' for '--activations <ACTIVATIONS>'");
+    // the words of the driver's room, in one line, where there is no GPU of that number
+    let why = tilewright_cuda::Card::open(4096).expect_err("nobody has so many GPUs").to_string();
+    assert!(!why.contains('\n'), "{why}");
+    refused(&["--device", "cuda:4096", "x"], &why);
+}
+
+#[test]
 fn sizes_that_no_machine_has() {
     let most = usize::MAX.to_string();
     let end = "which this machine does not give";

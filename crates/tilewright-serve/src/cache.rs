@@ -57,8 +57,8 @@ impl KvPool {
             return Ok(());
         }
         let copies: Vec<_> = copies.iter().map(|&(from, to)| (from as usize, to as usize)).collect();
-        let memory = self.layers.iter_mut().flatten();
-        memory.map(|memory| copy_pages(backend, memory.view_mut(&self.shape)?, &copies)).collect()
+        let mut memory = self.layers.iter_mut().flatten();
+        memory.try_for_each(|memory| copy_pages(backend, memory.view_mut(&self.shape)?, &copies))
     }
 
     /// Bytes of all layers.
