@@ -9,6 +9,7 @@ use crate::{
     attention::{
         merge::{Merge, merge_state, merge_states},
         prefill_sm90::{Prefill, prefill},
+        tensor_core::{Config, Device, attention},
     },
     gemm::{sm80, sm90},
     norm::{Norm, fused_add_rmsnorm, rmsnorm},
@@ -18,7 +19,10 @@ use crate::{
 };
 use half::{bf16, f16};
 use std::fmt;
-use tilewright::attention::variant::{ExpressionVariant, SoftCap};
+use tilewright::{
+    Dtype, HeadDim,
+    attention::variant::{ExpressionVariant, SoftCap},
+};
 use tilewright_ptx::{
     ir::Kernel,
     text::{ptx, without_source_lines},
@@ -59,7 +63,8 @@ impl fmt::Debug for Configured {
 
 /// All of them, in a fixed order.
 pub fn all() -> Vec<Configured> {
-    let lists = [prefills(), products(), layers::<bf16>("bf16"), layers::<f16>("f16"), others()];
+    let lists =
+        [prefills(), attentions(), products(), layers::<bf16>("bf16"), layers::<f16>("f16"), others()];
     lists.into_iter().flatten().collect()
 }
 
@@ -92,6 +97,25 @@ fn prefills() -> Vec<Configured> {
         Configured { name, archs: HOPPER, build: Box::new(build), overlap: true }
     };
     vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
+}
+
+/// Attention on tensor cores from Ampere on.
+fn attentions() -> Vec<Configured> {
+    let of = |(qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
+        let arch = archs[0];
+        let config = Config { qo, kv, head_dim: HeadDim { qk, vo }, device: Device::of_arch(arch) };
+        let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
+        plain(format!("attention_{dim}_{qo}_{kv}_sm{arch}"), archs, move |name| attention(name, &config))
+    };
+    let (bf16, f16) = ((Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16));
+    vec![
+        of((128, 128), bf16, HOPPER),
+        of((128, 128), bf16, &[80]),
+        of((128, 128), bf16, &[86, 89]),
+        of((64, 64), f16, HOPPER),
+        of((256, 256), bf16, HOPPER),
+        of((192, 128), bf16, HOPPER),
+    ]
 }
 
 /// The soft cap of Gemma 2.
