@@ -3,17 +3,17 @@
 use super::{ALL, Configured, HOPPER, plain};
 use crate::attention::{
     prefill_sm90::{Prefill, prefill},
-    scalar,
+    scalar, tensor_core,
 };
 use tilewright::{
-    Dtype,
+    Dtype, HeadDim,
     attention::variant::{Alibi, AttentionSinks, Both, ExpressionVariant, Plain, RotaryEmbedding, SoftCap},
     rope::Rope,
 };
 use tilewright_ptx::verify::Invalid;
 
 pub(super) fn all() -> Vec<Configured> {
-    [prefills(), scalars()].into_iter().flatten().collect()
+    [prefills(), attentions(), scalars()].into_iter().flatten().collect()
 }
 
 /// Llama 3's heads of 128, with every way to see keys and with a hook.
@@ -29,6 +29,27 @@ fn prefills() -> Vec<Configured> {
         Configured { name, archs: HOPPER, build: Box::new(build), overlap: true }
     };
     vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
+}
+
+/// Attention on tensor cores from Ampere on.
+fn attentions() -> Vec<Configured> {
+    let of = |(qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
+        let arch = archs[0];
+        let device = tensor_core::Device::of_arch(arch);
+        let config = tensor_core::Config { qo, kv, head_dim: HeadDim { qk, vo }, device };
+        let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
+        let build = move |name: &str| tensor_core::attention(name, &config);
+        plain(format!("attention_{dim}_{qo}_{kv}_sm{arch}"), archs, build)
+    };
+    let (bf16, f16) = ((Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16));
+    vec![
+        of((128, 128), bf16, HOPPER),
+        of((128, 128), bf16, &[80]),
+        of((128, 128), bf16, &[86, 89]),
+        of((64, 64), f16, HOPPER),
+        of((256, 256), bf16, HOPPER),
+        of((192, 128), bf16, HOPPER),
+    ]
 }
 
 /// What tensor cores are not for: f32, odd heads, latent heads, hooks on everything.

@@ -470,12 +470,9 @@ mod tests {
                 let params = Params::declare(k, latent);
                 let fields = fields(&params, k.param("variant"));
                 let out = k.global::<u32>("out");
-                k.when(k.thread().eq(0), || {
-                    for (at, (found, wanted)) in fields.into_iter().enumerate() {
-                        out.plus(at).store(found);
-                        expected.push(wanted);
-                    }
-                });
+                expected = fields.iter().map(|(_, wanted)| *wanted).collect();
+                let store = |(at, (found, _)): (usize, (Value<'_, u32>, u32))| out.plus(at).store(found);
+                k.when(k.thread().eq(0), || fields.into_iter().enumerate().for_each(store));
             })
             .unwrap();
             let mut memory = Memory::new();

@@ -88,7 +88,7 @@ impl Case {
     pub(crate) fn bit(&self, request: usize, row: usize, key: usize) -> bool {
         let Some(columns) = self.bits else { return true };
         let free = self.lengths[request].1.saturating_sub(columns);
-        key < free || (row * 7 + key * 5 + request) % 3 != 0
+        key < free || !(row * 7 + key * 5 + request).is_multiple_of(3)
     }
 
     /// Whether a request's `row`th row sees its key, which has a position.

@@ -10,7 +10,7 @@ use tilewright_kernels::attention::{
 };
 use tilewright_ptx::{
     ir::Kernel,
-    sim::{Fault, Launch, Memory, Report},
+    sim::{Fault, Launch, Memory},
 };
 
 /// Keys that some rows look at.
@@ -40,7 +40,6 @@ pub(crate) struct World {
 pub(crate) struct Outputs {
     pub(crate) o: Vec<u8>,
     pub(crate) lse: Vec<f32>,
-    pub(crate) report: Report,
 }
 
 impl World {
@@ -156,10 +155,8 @@ impl World {
 
     fn fill(&mut self) {
         let (case, dim) = (self.case.clone(), self.case.dim);
-        let elements = |count: usize, seed: u64, dtype| -> Vec<u8> {
-            (0..count).flat_map(|at| bytes(dtype, noise(seed, at))).collect()
-        };
-        self.q = elements(case.num_rows() * case.heads.0 * (dim.qk + 8), 1, case.qo);
+        let elements = case.num_rows() * case.heads.0 * (dim.qk + 8);
+        self.q = (0..elements).flat_map(|at| bytes(case.qo, noise(1, at))).collect();
         // what is not a key of anybody is NaN, or the greatest number where there is none
         let pool = |dim: usize| self.num_pages() * self.strides(dim)[0];
         let nothing = |dim: usize| bytes(case.kv, f64::NAN).repeat(pool(dim));
@@ -168,11 +165,10 @@ impl World {
         for (number, segment) in self.segments.iter().enumerate() {
             for (key, head) in (0..segment.len).flat_map(|key| (0..case.heads.1).map(move |h| (key, h))) {
                 for (pool, dim, seed) in [(&mut k, dim.qk, 2), (&mut v, dim.vo, 3)] {
-                    let at = self.element(dim, segment, (key, head));
-                    for d in 0..dim {
-                        let number = noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
-                        pool[(at + d) * size..][..size].copy_from_slice(&bytes(case.kv, number));
-                    }
+                    let at = self.element(dim, segment, (key, head)) * size;
+                    let number = |d: usize| noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
+                    let row: Vec<u8> = (0..dim).flat_map(|d| bytes(case.kv, number(d))).collect();
+                    pool[at..][..row.len()].copy_from_slice(&row);
                 }
             }
         }
@@ -228,7 +224,7 @@ impl World {
         };
         let counters = call.plan.counters;
         let launch = Launch { kernel, grid: [case.workers as u32, 1, 1], args: &call.args(), seed };
-        let report = launch.run(&mut memory)?;
+        launch.run(&mut memory)?;
         assert!(memory.read::<u32>(counters, schedule.merges.len())?.iter().all(|&count| count == 0));
         let mut found = vec![0; o_elements * 2];
         // what lies between heads is nobody's
@@ -239,7 +235,7 @@ impl World {
             found[2 * first..].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
             assert!(memory.read::<u16>(o + 2 * (first + dim.vo) as u64, 1).is_err(), "written beyond a head");
         }
-        Ok(Outputs { o: found, lse: memory.read(lse, rows)?, report })
+        Ok(Outputs { o: found, lse: memory.read(lse, rows)? })
     }
 
     pub(crate) fn scale(&self) -> f64 {
@@ -355,19 +351,8 @@ impl Schedule {
                     |end: &u32| *end < case.num_rows() as u32 && of(&self.items, *end, head) == sources;
                 let end = (row + 1..).take_while(same).last().map_or(row + 1, |last| last + 1);
                 if !sources.is_empty() {
-                    let begin = self.sources.len() as u32;
-                    for &at in &sources {
-                        let Item { partial, qo_begin, .. } = self.items[at];
-                        self.sources.push(Source { partial, qo_begin });
-                        waiting[at].push(self.merges.len() as u32);
-                    }
-                    self.merges.push(Merge {
-                        kv_head: head,
-                        qo_begin: row,
-                        qo_len: end - row,
-                        source_begin: begin,
-                        source_end: self.sources.len() as u32,
-                    });
+                    self.push_merge(head, row..end, &sources);
+                    sources.iter().for_each(|&at| waiting[at].push(self.merges.len() as u32 - 1));
                 }
                 row = end;
             }
@@ -377,6 +362,21 @@ impl Schedule {
             self.feeds.extend(waiting);
             item.feed_end = self.feeds.len() as u32;
         }
+    }
+
+    fn push_merge(&mut self, head: u32, rows: std::ops::Range<u32>, sources: &[usize]) {
+        let source_begin = self.sources.len() as u32;
+        for &at in sources {
+            let Item { partial, qo_begin, .. } = self.items[at];
+            self.sources.push(Source { partial, qo_begin });
+        }
+        self.merges.push(Merge {
+            kv_head: head,
+            qo_begin: rows.start,
+            qo_len: rows.end - rows.start,
+            source_begin,
+            source_end: self.sources.len() as u32,
+        });
     }
 
     fn args(&self, world: &World, memory: &mut Memory) -> PlanArgs {

@@ -60,7 +60,7 @@ impl<'k> Cta<'k> {
     pub(super) fn run(&self) {
         let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
         let words = self.at(self.layout.words + ITEM);
-        let work = Work { cta: *self, words, scale: self.params.scale * std::f32::consts::LOG2_E };
+        let scale = k.var("scale_of_item", 0.0);
         let [at, end] = [0, 1].map(|word| self.at::<u32>(self.layout.words + COUNTERS).plus(word));
         k.when(k.thread().eq(0), || {
             at.store(indptr.load());
@@ -76,6 +76,10 @@ impl<'k> Cta<'k> {
             });
             k.sync_threads();
             k.when(k.thread().eq(0), || at.store(number + 1));
+            let head = words.plus(2).load();
+            let k_factor = self.params.k_scale.at(k, k.constant(0), head);
+            scale.set(self.params.scale * std::f32::consts::LOG2_E * k_factor);
+            let work = Work { cta: *self, words, scale: scale.get() };
 
             let few_rows = work.rows().le(FEW_ROWS as u32);
             k.when_else(few_rows, || few::run(self, &work), || many::run(self, &work));

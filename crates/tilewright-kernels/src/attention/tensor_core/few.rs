@@ -17,6 +17,7 @@ use super::{
     output::{Total, store_chunk},
     rows::Rows,
     seen::{Keys, seen},
+    special,
 };
 use crate::tile::reduce;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
@@ -136,11 +137,21 @@ impl<'c, 'k> Few<'c, 'k> {
             let logits = vec![vec![self.unset(), self.unset()]];
             self.places.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
             let masked = self.rows.is_masked(self.first_key(stage), STAGE_KEYS);
-            k.when(masked, || self.hide(stage, &logits[0]));
+            let values = self.values_of(keys);
+            let special = k.var::<bool>("special", false);
+            k.when(masked, || {
+                hide(k, self.seen_by(stage), &logits[0]);
+                let found = special::inspect(self.cta, self.values.deal(), values, self.codes());
+                special.set(k.any(found));
+                k.sync_warp();
+            });
             let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits[0]);
             self.tile.rescale(factors);
-            let values = self.values_of(keys);
-            self.places.weigh_values(self.cta, &[weights], values, std::slice::from_ref(&self.tile));
+            let tiles = std::slice::from_ref(&self.tile);
+            self.places.weigh_values(self.cta, &[weights], values, tiles);
+            k.when(special.get(), || {
+                special::add(self.cta, (self.codes(), STAGE_KEYS), tiles, &[self.seen_by(stage)]);
+            });
         });
         k.wait_copies(0);
     }
@@ -149,8 +160,8 @@ impl<'c, 'k> Few<'c, 'k> {
         std::array::from_fn(|_| self.k.unset_var("s"))
     }
 
-    /// Each lane finds what one row sees, and takes the words of its own two from others.
-    fn hide(&self, stage: Value<'k, u32>, logits: &[Sums<'k>]) {
+    /// What this lane's two rows see of a stage: each lane finds the word of one row, and takes its own from others.
+    fn seen_by(&self, stage: Value<'k, u32>) -> [Value<'k, u64>; 2] {
         let k = self.k;
         let row = k.lane() & (FEW_ROWS - 1) as u32;
         let keys = Keys { first: self.first_key(stage), width: STAGE_KEYS as u32 };
@@ -158,8 +169,13 @@ impl<'c, 'k> Few<'c, 'k> {
         let of_row = row.min(item.qo_len * self.cta.params.group.by - 1);
         let word = seen((self.cta, &item), of_row, self.rows.range(row), keys).low();
         let own = k.lane() >> 2;
-        let words = [0, 8].map(|down| word.of_lane(own + down).to_u64());
-        hide(k, words, logits);
+        [0, 8].map(|down| word.of_lane(own + down).to_u64())
+    }
+
+    /// The codes of this warp's values.
+    fn codes(&self) -> Shared<'k, u16> {
+        let bytes = STAGE_KEYS * self.cta.layout.v.chunks * 2;
+        self.cta.at::<u32>(self.cta.layout.few.codes).byte(self.warp * bytes as u32).cast()
     }
 
     /// Puts the states of all warps together and writes them.

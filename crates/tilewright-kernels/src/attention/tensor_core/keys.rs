@@ -101,11 +101,17 @@ impl<'k> Copier<'k> {
         Self { cta: *cta, thread, threads, format, rows, entries }
     }
 
+    /// How chunks are dealt to threads.
+    #[track_caller]
+    pub(super) fn deal(&self) -> (Deal<'k>, RowFormat, usize) {
+        (Deal::new(self.thread, self.threads, self.format.chunks), self.format, self.rows)
+    }
+
     /// Starts the copies of this thread to the rows at `to`.
     #[track_caller]
     pub(super) fn copy(&self, to: Shared<'k, u32>, buffer: Value<'k, u32>) {
         let (k, format) = (self.cta.k, self.format);
-        let deal = Deal::new(self.thread, self.threads, format.chunks);
+        let (deal, ..) = self.deal();
         let entries = self.entries.byte(deal.row * ENTRY as u32).byte(buffer);
         let to = to.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
         let first_chunk = (deal.chunk << 4).to_u64();

@@ -19,6 +19,7 @@ use super::{
     output::store_tile,
     rows::Rows,
     seen::{Keys, seen},
+    special,
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
@@ -42,6 +43,9 @@ pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>) {
         k.sync_threads();
     });
 }
+
+/// Where the words of [`Many::special`] lie.
+const SPECIAL: usize = 96;
 
 struct Many<'c, 'k> {
     cta: &'c Cta<'k>,
@@ -111,7 +115,7 @@ impl<'c, 'k> Many<'c, 'k> {
         copy_queries(self.cta, self.work, (first_row, rows), self.cta.at(self.cta.layout.many.q));
         self.find(first);
         for load in 0..self.cta.layout.many.num_slots - 1 {
-            if load % 2 == 0 {
+            if load.is_multiple_of(2) {
                 // entries, and the table of rows, are there
                 k.sync_threads();
             }
@@ -128,7 +132,7 @@ impl<'c, 'k> Many<'c, 'k> {
     /// Starts the `ahead`th copy from the keys of a tile on.
     fn load(&self, first: Value<'k, u32>, ahead: usize) {
         let (k, many) = (self.k, &self.cta.layout.many);
-        let half = if ahead % 2 == 0 { Half::Keys } else { Half::Values };
+        let half = if ahead.is_multiple_of(2) { Half::Keys } else { Half::Values };
         let first = first + (ahead / 2 * KV_TOKENS) as u32;
         k.when(first.lt(self.work.item().kv_end), || {
             let slot = self.cta.at::<u32>(many.slots).byte(self.fills.get());
@@ -149,13 +153,21 @@ impl<'c, 'k> Many<'c, 'k> {
         next.unless(next.eq((many.num_slots * many.slot_bytes) as u32), 0)
     }
 
-    /// Waits for the slot that is read next, and starts to fill the one before it.
-    fn next_slot(&self, first: Value<'k, u32>, ahead: usize) -> Shared<'k, u32> {
+    /// Waits for the slot that is read next, and starts to fill the one before it. `inspect` is called when this thread's copies
+    /// are there.
+    fn next_slot(
+        &self,
+        first: Value<'k, u32>,
+        ahead: usize,
+        inspect: impl FnOnce(Shared<'k, u32>),
+    ) -> Shared<'k, u32> {
         let many = &self.cta.layout.many;
+        let slots = self.cta.at::<u32>(many.slots);
         self.k.wait_copies(many.num_slots - 2);
+        inspect(slots.byte(self.next(self.fills.get())));
         self.k.sync_threads();
         self.load(first, ahead + many.num_slots - 1);
-        self.cta.at::<u32>(many.slots).byte(self.fills.get())
+        slots.byte(self.fills.get())
     }
 
     fn attend(&self) {
@@ -176,7 +188,7 @@ impl<'c, 'k> Many<'c, 'k> {
         let k = self.k;
         let masked = self.rows.is_masked(first, KV_TOKENS);
         k.when(masked, || self.find_seen(first));
-        let keys = self.next_slot(first, 0);
+        let keys = self.next_slot(first, 0, |_| {});
         let logits: Vec<Vec<Sums<'k>>> =
             self.tiles.iter().map(|_| (0..KV_TOKENS / 8).map(|_| self.unset()).collect()).collect();
         let query = |tile: usize, step: usize| {
@@ -190,8 +202,44 @@ impl<'c, 'k> Many<'c, 'k> {
         let (weights, factors): (Vec<_>, Vec<_>) = weighed.unzip();
         // before the copies: factors need no registers behind them
         self.tiles.iter().zip(factors).for_each(|(tile, factors)| tile.rescale(factors));
-        let values = self.next_slot(first, 1);
+        let inspect = |values| k.when(masked, || self.inspect(values));
+        let values = self.next_slot(first, 1, inspect);
         self.places.weigh_values(self.cta, &weights, values, &self.tiles);
+        k.when(masked, || self.add_special());
+    }
+
+    fn codes(&self) -> Shared<'k, u16> {
+        self.cta.at(self.cta.layout.many.codes)
+    }
+
+    /// Which warps found values that are not finite.
+    fn special(&self) -> Shared<'k, u32> {
+        self.cta.at(self.cta.layout.words + SPECIAL)
+    }
+
+    /// Looks for values that are not finite; to be read behind a barrier.
+    fn inspect(&self, values: Shared<'k, u32>) {
+        let k = self.k;
+        let found = k.ballot(special::inspect(self.cta, self.values.deal(), values, self.codes()));
+        k.when(k.lane().eq(0), || self.special().at(k.thread() >> 5).store(found));
+    }
+
+    /// Adds them.
+    fn add_special(&self) {
+        let k = self.k;
+        let found = self.special().load_vector::<4>();
+        k.when((found[0] | found[1] | found[2] | found[3]).ne(0), || {
+            let seen: Vec<_> = (0..self.tiles.len()).map(|at| self.seen_by(at)).collect();
+            special::add(self.cta, (self.codes(), KV_TOKENS), &self.tiles, &seen);
+            // what rows see is found anew for the next tile
+            k.sync_threads();
+        });
+    }
+
+    /// What this thread's rows of a tile see.
+    fn seen_by(&self, at: usize) -> [Value<'k, u64>; 2] {
+        let row = self.row_of_tile(at) + (self.k.lane() >> 2);
+        [0, 8].map(|down| self.seen.at(row).plus(down).load())
     }
 
     fn unset(&self) -> Sums<'k> {
@@ -212,9 +260,7 @@ impl<'c, 'k> Many<'c, 'k> {
 
     fn hide(&self, logits: &[Vec<Sums<'k>>]) {
         for (at, logits) in logits.iter().enumerate() {
-            let row = self.row_of_tile(at) + (self.k.lane() >> 2);
-            let words = [0, 8].map(|down| self.seen.at(row).plus(down).load());
-            hide(self.k, words, logits);
+            hide(self.k, self.seen_by(at), logits);
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! A CTA does the items of a worker one after the other. What an item is, only its numbers tell: with up to 16 query rows (tokens
 //! times heads of the group) its warps divide the keys ([`few`]), with more they divide the rows ([`many`]). What arrives is masked
-//! where a row may not see it ([`seen`]), weighed by an online softmax ([`fragments`]), written as output or partial state
+//! where a row may not see it ([`seen`], [`special`]), weighed by an online softmax ([`fragments`]), written as output or partial state
 //! ([`output`]), and merged by whoever completes the last part ([`merge`]).
 //!
 //! Parameters: [`Params`](super::call::Params). Grid: `[workers, 1, 1]`.
@@ -19,6 +19,7 @@ mod merge;
 mod output;
 mod rows;
 mod seen;
+mod special;
 
 pub use config::{Config, Device, FEW_ROWS, KV_TOKENS, THREADS};
 

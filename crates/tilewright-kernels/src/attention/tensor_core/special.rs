@@ -1,0 +1,116 @@
+//! Values that are not finite, in KV tiles of which some rows see only a part.
+//!
+//! A weight of 0 times NaN would be NaN, and a row must not learn of a value that it does not see. So in such tiles each thread
+//! looks at the values that it copied itself. What is not finite becomes 0, and a code says what it was: in bits 0 to 7 of a word
+//! which of 8 neighbours count as +inf, in bits 8 to 15 which as -inf; NaN is both. After the product the rows that see such a
+//! key add what it was. Tiles that all rows see need none of this: there what is not finite spreads by itself.
+
+use super::{
+    cta::{Cta, Deal},
+    fragments::RowTile,
+    layout::RowFormat,
+};
+use tilewright_ptx::{
+    build::{Shared, Value},
+    isa::matrix::Elements,
+};
+
+/// The exponent bits of both halves of a word.
+fn exponents(elements: Elements) -> u32 {
+    if elements == Elements::F16 { 0x7c00_7c00 } else { 0x7f80_7f80 }
+}
+
+/// Looks at this thread's chunks of `rows` values, as `deal` has dealt them; whether anything is not finite.
+pub(super) fn inspect<'k>(
+    cta: &Cta<'k>,
+    (deal, format, rows): (Deal<'k>, RowFormat, usize),
+    values: Shared<'k, u32>,
+    codes: Shared<'k, u16>,
+) -> Value<'k, bool> {
+    let k = cta.k;
+    let (bits, chunks) = (exponents(cta.elements), format.chunks as u32);
+    let lowest = if cta.elements == Elements::F16 { 0x0400_0400 } else { 0x0080_0080 };
+    let found = k.var::<u32>("not_finite", 0);
+    let values = values.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
+    let codes = codes.at(deal.row * chunks + deal.chunk);
+    deal.each_row(k, rows, |row| {
+        for chunk in (0..format.chunks).step_by(deal.lanes) {
+            let (at, code) = (
+                values.plus((row * format.stride + chunk * 16) / 4),
+                codes.plus(row * format.chunks + chunk),
+            );
+            let words = at.load_vector::<4>();
+            // the exponent's lowest bit carries into the sign's place where all of them are 1
+            let flags = words.map(|word| ((word & bits) + lowest) & 0x8000_8000);
+            let any = flags[0] | flags[1] | flags[2] | flags[3];
+            found.set(found.get() | any);
+            code.store(k.constant(0_u16));
+            k.when(any.ne(0), || {
+                code.store(code_of(cta, words, flags).low());
+                let finite = |i: usize| words[i] & !((flags[i] - (flags[i] >> 15)) | flags[i]);
+                at.store_vector(std::array::from_fn::<_, 4, _>(finite));
+            });
+        }
+    });
+    found.get().ne(0)
+}
+
+/// The code of 8 neighbours, where `flags` has the sign's bit of those that are not finite.
+fn code_of<'k>(cta: &Cta<'k>, words: [Value<'k, u32>; 4], flags: [Value<'k, u32>; 4]) -> Value<'k, u32> {
+    let mantissa = !exponents(cta.elements) & 0x7fff_7fff;
+    let mut code = cta.k.constant(0_u32);
+    for at in 0..8_u32 {
+        let (word, flag, shift) = (words[at as usize / 2], flags[at as usize / 2], 16 * (at % 2));
+        let special = (flag & (0x8000 << shift)).ne(0);
+        let negative = (word & (0x8000 << shift)).ne(0);
+        let nan = (word & (mantissa & (0xffff << shift))).ne(0);
+        let plus = (special & (nan | !negative)).select::<u32>(1 << at, 0);
+        let minus = (special & (nan | negative)).select::<u32>(0x100 << at, 0);
+        code = code | plus | minus;
+    }
+    code
+}
+
+/// Adds what is not finite among `count` keys to the sums of rows that see them: bit `j` of `seen` tells of key `j`, for both
+/// halves of each tile.
+pub(super) fn add<'k>(
+    cta: &Cta<'k>,
+    (codes, count): (Shared<'k, u16>, usize),
+    tiles: &[RowTile<'k>],
+    seen: &[[Value<'k, u64>; 2]],
+) {
+    let (k, chunks) = (cta.k, cta.layout.v.chunks);
+    let column = (k.lane() & 3) << 1;
+    k.repeat((0, count as u32), 1, |key| {
+        let codes = codes.at(key * chunks as u32);
+        let sees: Vec<_> =
+            seen.iter().map(|halves| halves.map(|word| ((word >> key).low() & 1).ne(0))).collect();
+        for chunk in 0..chunks {
+            let code = codes.plus(chunk).load().to_u32() >> column;
+            k.when(code.ne(0), || (0..2).for_each(|i| add_one(tiles, &sees, (chunk, i), code >> i as u32)));
+        }
+    });
+}
+
+/// Adds one element of a chunk, the `i`th of this thread's two, to the rows that see its key.
+fn add_one<'k>(
+    tiles: &[RowTile<'k>],
+    sees: &[[Value<'k, bool>; 2]],
+    (chunk, i): (usize, usize),
+    code: Value<'k, u32>,
+) {
+    let number = not_finite(code);
+    for (tile, sees) in tiles.iter().zip(sees) {
+        for (half, sees) in sees.iter().enumerate() {
+            let sum = tile.o[chunk][2 * half + i];
+            sum.set(sum.get() + sees.select::<f32>(number, 0.0));
+        }
+    }
+}
+
+/// What bits 0 and 8 of a code say.
+fn not_finite(code: Value<'_, u32>) -> Value<'_, f32> {
+    let (plus, minus) = ((code & 1).ne(0), (code & 0x100).ne(0));
+    let one = plus.select::<f32>(f32::INFINITY, 0.0);
+    one + minus.select::<f32>(f32::NEG_INFINITY, 0.0)
+}
