@@ -1,6 +1,7 @@
-//! `cargo xtask bundle`: a folder with the GPU's tests and benches, for a machine that has a GPU but neither cargo nor a network.
+//! `cargo xtask bundle`: a folder with the command line and the GPU's tests and benches, for a machine that has a GPU but neither
+//! cargo nor a network.
 //!
-//! `run.sh` in the folder runs them there, the tests under the sanitizers too if they are installed, and leaves what they say
+//! `run.sh` in the folder runs them there, some tests under the sanitizers too if they are installed, and leaves what they say
 //! in the folder that it is given.
 
 use serde_json::Value;
@@ -17,17 +18,32 @@ out=${1:?"usage: run.sh OUT [PYTHON]"}
 peer=${2:+--peer $2}
 mkdir -p "$out"
 failed=0
+root=$(cat root) # tests look for fixtures where they were built
+if [ ! -e "$root" ]; then mkdir -p "$(dirname "$root")" && ln -s "$PWD" "$root"; fi
+./tilewright doctor >"$out/doctor.txt" 2>&1 || failed=1
+for device in cpu cuda; do
+    echo "== generate --device $device"
+    ./tilewright generate --model models/tilewright-small --device $device --quiet --temperature 0 --max-tokens 64 \
+        "It was a dark night, and" >"$out/generate.$device.txt" 2>"$out/generate.$device.err" || failed=1
+done
+cmp "$out/generate.cpu.txt" "$out/generate.cuda.txt" || failed=1
 for test in test_*; do
     echo "== $test"
     "./$test" --nocapture >"$out/$test.txt" 2>&1 || failed=1
-    tail -n 3 "$out/$test.txt"
-    if command -v compute-sanitizer >/dev/null; then
-        for tool in memcheck racecheck synccheck; do
-            compute-sanitizer --error-exitcode 9 --tool "$tool" "./$test" >"$out/$test.$tool.txt" 2>&1 || failed=1
-            echo "$tool: $(tail -n 1 "$out/$test.$tool.txt")"
-        done
-    fi
+    grep "^test result" "$out/$test.txt"
 done
+if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck synccheck; do
+        for what in "test_conformance gpu::trees_of" "test_conformance gpu::levels_agree" "test_conformance gpu::every_hook" \
+            "test_conformance gpu::items_of" "test_conformance gpu::given_scales" "test_conformance gpu::nan_and" \
+            "test_sampling gpu::greedy" "test_plan_on_device" "test_prefill" "test_gemm"; do
+            set -- $what
+            said="$out/$(echo "$what" | tr ' :' '__').$tool.txt"
+            compute-sanitizer --error-exitcode 9 --tool "$tool" "./$1" ${2:-} >"$said" 2>&1 || failed=1
+            echo "$tool, $what: $(tail -n 1 "$said")"
+        done
+    done
+fi
 for bench in bench_*; do
     echo "== $bench"
     # shellcheck disable=SC2086
@@ -57,6 +73,10 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
         println!("{name:24} {:6.1} MiB", size as f64 / f64::from(1 << 20));
         bytes += size;
     }
+    for what in ["models/tilewright-small", "tests/fixtures"] {
+        bytes += copy_folder(&root.join(what), &folder.join(what)).map_err(|why| said(what, why))?;
+    }
+    fs::write(folder.join("root"), root.display().to_string()).map_err(|why| said("root", why))?;
     let script = folder.join("run.sh");
     fs::write(&script, SCRIPT).map_err(|why| said("run.sh", why))?;
     if bytes > LIMIT {
@@ -68,12 +88,39 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The tests and benches of the device's crate, built for release: what they are called here, and where cargo put them.
+/// Copies a folder and says how many bytes it has.
+fn copy_folder(from: &Path, to: &Path) -> std::io::Result<u64> {
+    fs::create_dir_all(to)?;
+    let mut bytes = 0;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        bytes += match entry.file_type()?.is_dir() {
+            true => copy_folder(&entry.path(), &to)?,
+            false => fs::copy(entry.path(), to)?,
+        };
+    }
+    Ok(bytes)
+}
+
+/// The command line, and tests and benches of the device's crate, built for release: what they are called here, and where cargo
+/// put them.
 fn executables(root: &Path) -> Result<Vec<(String, String)>, String> {
+    let asked: [&[&str]; 2] =
+        [&["tilewright-cuda", "--tests", "--benches"], &["tilewright-cli", "--bin", "tilewright"]];
+    let mut found = Vec::new();
+    for what in asked {
+        found.extend(built(root, what)?);
+    }
+    Ok(found)
+}
+
+/// What cargo builds of a package.
+fn built(root: &Path, what: &[&str]) -> Result<Vec<(String, String)>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
-        .args(["build", "--release", "--package", "tilewright-cuda", "--tests", "--benches"])
-        .args(["--message-format", "json-render-diagnostics"])
+        .args(["build", "--release", "--message-format", "json-render-diagnostics", "--package"])
+        .args(what)
         .current_dir(root)
         .stderr(std::process::Stdio::inherit())
         .output()
@@ -90,7 +137,11 @@ fn executables(root: &Path) -> Result<Vec<(String, String)>, String> {
 fn executable(message: &Value) -> Option<(String, String)> {
     let path = message["executable"].as_str()?;
     let (kind, name) = (message["target"]["kind"][0].as_str()?, message["target"]["name"].as_str()?);
-    matches!(kind, "test" | "bench").then(|| (format!("{kind}_{name}"), path.to_owned()))
+    match kind {
+        "test" | "bench" => Some((format!("{kind}_{name}"), path.to_owned())),
+        "bin" => Some((name.to_owned(), path.to_owned())),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -99,10 +150,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn tests_and_benches_are_taken_and_nothing_else() {
+    fn programs_tests_and_benches_are_taken_and_nothing_else() {
         let of = |kind: &str| json!({"executable": "/t/a-1", "target": {"kind": [kind], "name": "a"}});
         assert_eq!(executable(&of("test")), Some(("test_a".to_owned(), "/t/a-1".to_owned())));
         assert_eq!(executable(&of("bench")), Some(("bench_a".to_owned(), "/t/a-1".to_owned())));
+        assert_eq!(executable(&of("bin")), Some(("a".to_owned(), "/t/a-1".to_owned())));
         assert_eq!(executable(&of("lib")), None);
         assert_eq!(executable(&json!({"executable": null, "target": {"kind": ["test"], "name": "a"}})), None);
     }

@@ -222,6 +222,7 @@ impl World {
             v_scale: ScaleArgs::default(),
             variant: Vec::new(),
         };
+        assert!(case.config().refuses_call(&call).is_empty(), "{:?}", case.config().refuses_call(&call));
         let counters = call.plan.counters;
         let launch = Launch { kernel, grid: [case.workers as u32, 1, 1], args: &call.args(), seed };
         launch.run(&mut memory)?;

@@ -8,6 +8,7 @@ use crate::{
     backend::Gpu,
     machine::{Limits, Machine},
 };
+use std::sync::OnceLock;
 use tilewright::{
     Dtype, Problem, Result,
     attention::{
@@ -16,10 +17,12 @@ use tilewright::{
     },
 };
 use tilewright_kernels::attention::{
+    call::Call,
     scalar,
     tensor_core::{self, Config, Device, KV_TOKENS},
 };
 
+const OPERATOR: &str = "attention.new";
 /// What an item costs beside its KV tiles, in KV tiles.
 const SEGMENT_OVERHEAD: usize = 3;
 /// What bringing a KV tile to the SM costs, in rows that tensor cores multiply with it meanwhile.
@@ -29,10 +32,13 @@ const SCALAR_TILE_LOAD_ROWS: usize = 8;
 /// CTAs of the kernel without tensor cores that share an SM, at least.
 const SCALAR_CTAS: u32 = 2;
 
-/// A kernel that was made for an operator.
+/// Kernels that were made for an operator.
 #[derive(Debug)]
 pub(super) struct Built<M: Machine> {
-    pub(super) function: M::Function,
+    /// On tensor cores, if they do it.
+    fast: Option<(Config, M::Function)>,
+    /// What takes everything: made at once where it is all that there is, otherwise when a call needs it.
+    general: OnceLock<M::Function>,
     pub(super) tables: Tables,
 }
 
@@ -68,7 +74,7 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
         let most = scalar::MAX_HEAD_DIM as usize;
         tilewright::ensure!(
             value <= most,
-            "attention.new",
+            OPERATOR,
             "a GPU cannot do this: {name} = {value} is above {most}"
         );
     }
@@ -102,23 +108,58 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
 
 impl<M: Machine> Built<M> {
     pub(super) fn new(gpu: &Gpu<M>, problem: &Problem, variant: &ExpressionVariant) -> Result<Self> {
-        const OPERATOR: &str = "attention.new";
-        let plain = variant.properties().softmax && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
-        let (dim, qo, kv) = (problem.head_dim(), problem.dtype_qo(), problem.dtype_kv());
-        let shape = format!("{qo}_{kv}_d{}_{}", dim.qk, dim.vo);
-        let function = match on_tensor_cores(&gpu.limits, problem).filter(|_| plain) {
+        let built = Self { fast: None, general: OnceLock::new(), tables: Tables::bring(gpu, variant)? };
+        match on_tensor_cores(&gpu.limits, problem).filter(|_| is_plain(variant)) {
             Some(config) => {
-                let name = format!("attention_{shape}");
-                gpu.kernel(OPERATOR, &name, |name| tensor_core::attention(name, &config))
+                let name = format!("attention_{}", shape(problem));
+                let function = gpu.kernel(OPERATOR, &name, |name| tensor_core::attention(name, &config))?;
+                Ok(Self { fast: Some((config, function)), ..built })
             }
             None => {
-                let config = without_tensor_cores(problem);
-                let latent = if problem.is_latent() { "_latent" } else { "" };
-                let hooks = if plain { String::new() } else { format!("_{:016x}", variant.fingerprint()) };
-                let name = format!("attention_scalar_{shape}{latent}{hooks}");
-                gpu.kernel(OPERATOR, &name, |name| scalar::attention(name, config, variant))
+                built.general(gpu, (problem, variant))?;
+                Ok(built)
             }
-        };
-        Ok(Self { function: function?, tables: Tables::bring(gpu, variant)? })
+        }
     }
+
+    /// The kernel for these arguments: tensor cores want them aligned, for example.
+    pub(super) fn for_call(
+        &self,
+        gpu: &Gpu<M>,
+        asked: (&Problem, &ExpressionVariant),
+        call: &Call,
+    ) -> Result<M::Function> {
+        match &self.fast {
+            Some((config, function)) if config.refuses_call(call).is_empty() => Ok(function.clone()),
+            _ => self.general(gpu, asked),
+        }
+    }
+
+    fn general(
+        &self,
+        gpu: &Gpu<M>,
+        (problem, variant): (&Problem, &ExpressionVariant),
+    ) -> Result<M::Function> {
+        if let Some(function) = self.general.get() {
+            return Ok(function.clone());
+        }
+        let config = without_tensor_cores(problem);
+        let latent = if problem.is_latent() { "_latent" } else { "" };
+        let hooks =
+            if is_plain(variant) { String::new() } else { format!("_{:016x}", variant.fingerprint()) };
+        let name = format!("attention_scalar_{}{latent}{hooks}", shape(problem));
+        let function = gpu.kernel(OPERATOR, &name, |name| scalar::attention(name, config, variant))?;
+        Ok(self.general.get_or_init(|| function).clone())
+    }
+}
+
+/// Whether no hook does anything.
+fn is_plain(variant: &ExpressionVariant) -> bool {
+    variant.properties().softmax && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook))
+}
+
+/// What kernels of a problem are called after.
+fn shape(problem: &Problem) -> String {
+    let (dim, qo, kv) = (problem.head_dim(), problem.dtype_qo(), problem.dtype_kv());
+    format!("{qo}_{kv}_d{}_{}", dim.qk, dim.vo)
 }

@@ -115,7 +115,8 @@ impl<M: Machine> Gpu<M> {
         let variant = inputs.variant();
         let buffers = Buffers::bring(self, variant)?;
         call.variant = buffers.arguments(&built.tables, variant);
-        self.machine.launch(&built.function, [device_plan.workers, 1, 1], &call.args())?;
+        let function = built.for_call(self, (plan.problem(), variant), &call)?;
+        self.machine.launch(&function, [device_plan.workers, 1, 1], &call.args())?;
         buffers.bring_back(self, variant)
     }
 }

@@ -1,6 +1,7 @@
 //! What a kernel is made for: dtypes, head dims and the device, and what follows for tiles and shared memory.
 
 use super::layout::Layout;
+use crate::attention::call::Call;
 use tilewright::{Dtype, HeadDim};
 
 /// Threads of a CTA.
@@ -74,9 +75,29 @@ impl Config {
         Layout::new(self, each.min(self.device.shared_of_cta))
     }
 
-    /// Bytes to which addresses of tensors, and strides of pages, tokens, rows and heads, have to be aligned.
-    pub fn alignment(&self) -> usize {
-        16
+    /// Why the kernel cannot take these arguments; nothing if it can. Addresses and strides have to be multiples of 16 bytes, those
+    /// of the output of 8, and scales may differ between heads, not between pages.
+    pub fn refuses_call(&self, call: &Call) -> Vec<String> {
+        let (qo, kv) = (self.qo.size() as u64, self.kv.size() as u64);
+        let tensors = [
+            ("q", 16, vec![call.q.address, call.q.row * qo, call.q.head * qo]),
+            ("k", 16, vec![call.k.address, call.k.page * kv, call.k.token * kv, call.k.head * kv]),
+            ("v", 16, vec![call.v.address, call.v.page * kv, call.v.token * kv, call.v.head * kv]),
+            ("o", 8, vec![call.o.address, call.o.row * qo, call.o.head * qo]),
+        ];
+        let misaligned =
+            tensors.iter().filter(|(_, to, bytes)| bytes.iter().any(|at| !at.is_multiple_of(*to)));
+        let mut reasons: Vec<String> = misaligned
+            .map(|(name, to, bytes)| {
+                format!("{name}: address and strides are {bytes:?} bytes, expected multiples of {to}")
+            })
+            .collect();
+        for (name, scale) in [("k scale", call.k_scale), ("v scale", call.v_scale)] {
+            if scale.address != 0 && scale.page != 0 {
+                reasons.push(format!("{name} is per page, expected one of a tensor or of heads"));
+            }
+        }
+        reasons
     }
 
     /// Why there is no such kernel; nothing if there is one.
@@ -104,5 +125,28 @@ impl Config {
                 .push(format!("a CTA has {least} bytes of shared memory, which is too little for two tiles"));
         }
         reasons
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Config, Device};
+    use tilewright::{Dtype, HeadDim};
+
+    #[test]
+    fn refusals_have_all_reasons() {
+        let device = Device::of_arch(90);
+        let bf16 = Config { qo: Dtype::Bf16, kv: Dtype::Bf16, head_dim: HeadDim::same(128), device };
+        assert!(bf16.refuses().is_empty());
+        let wrong = Config { qo: Dtype::F32, kv: Dtype::Bf16, head_dim: HeadDim { qk: 33, vo: 512 }, ..bf16 };
+        assert_eq!(
+            wrong.refuses(),
+            [
+                "queries are f32, expected f16 or bf16",
+                "keys and values are bf16, expected f32 as queries",
+                "head_dim qk = 33, expected a multiple of 8 in 16..=256",
+                "head_dim vo = 512, expected a multiple of 8 in 16..=256",
+            ]
+        );
     }
 }
