@@ -131,7 +131,8 @@ impl<'k> Cuts<'k> {
         let cost_before = |r: Value<'k, u32>| spans.costs.at(lengths.first_span.at(r).load()).load();
         let r = k.var::<u32>("end_request", 0);
         let (head, j) = (k.var::<u32>("end_head", 0), k.var::<u32>("end_span", 0));
-        let (unit, rest_of_span) = (k.var("end_unit", lengths.num_spans * p.kv_heads), k.var("within", 0_u64));
+        let (unit, rest_of_span) =
+            (k.var("end_unit", lengths.num_spans * p.kv_heads), k.var("within", 0_u64));
         k.when(within, || {
             r.set(Lengths::last(k, lengths.count, |r| (cost_before(r) * heads).le(inside)));
             let (first, last) =
