@@ -2,9 +2,9 @@
 //! and block-sparse rows in one launch of one kernel.
 //!
 //! A CTA does the items of a worker one after the other. What an item is, only its numbers tell: with up to 16 query rows (tokens
-//! times heads of the group) its warps divide the keys ([`few`]), with more they divide the rows ([`many`]). What arrives is masked
-//! where a row may not see it ([`seen`], [`special`]), weighed by an online softmax ([`fragments`]), written as output or partial state
-//! ([`output`]), and merged by whoever completes the last part ([`merge`]).
+//! times heads of the group) its warps divide the keys (`few`), with more they divide the rows (`many`). What arrives is masked
+//! where a row may not see it (`seen`, `special`), weighed by an online softmax (`fragments`), written as output or partial state
+//! (`output`), and merged by whoever completes the last part (`merge`).
 //!
 //! Parameters: [`Params`](super::call::Params). Grid: `[workers, 1, 1]`.
 
