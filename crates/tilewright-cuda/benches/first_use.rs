@@ -56,7 +56,7 @@ impl Variant for Faded {
 
     fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
         // the number stands in the code of the kernel, so that each is another kernel
-        logit - (at.qo - at.kv) * at.number(self.0)
+        logit - (at.qo() - at.kv()) * at.number(self.0)
     }
 }
 

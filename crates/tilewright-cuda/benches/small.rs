@@ -15,7 +15,6 @@ use tilewright_kernels::{
     gemm::{Matrix, Product},
     norm,
     rope::{self, Angles},
-    softmax::{Softmax, softmax},
     tile::Strided,
 };
 use tilewright_ptx::{ir::Kernel, sim::Arg};
@@ -27,7 +26,6 @@ const HEADS: (usize, usize) = (32, 8);
 const DIM: usize = 128;
 const FEED_FORWARD: usize = 14_336;
 const VOCAB: usize = 128_256;
-const ROWS: usize = 256;
 const PAGE_SIZE: usize = 16;
 /// Launches that are timed together: one alone is over before the next could begin.
 const LAUNCHES: u32 = 10;
@@ -48,8 +46,7 @@ fn main() -> Outcome {
     activations(&device)?;
     appending(&device)?;
     merging(&device)?;
-    decoding(&device)?;
-    probabilities(&device)
+    decoding(&device)
 }
 
 /// A kernel, its grid and arguments, and the bytes that it has to move.
@@ -263,19 +260,4 @@ fn decoding(device: &Stream) -> Outcome {
         Case { name, kernel, grid, arguments, bytes: features * inputs * 2 }.time(device)?;
     }
     Ok(())
-}
-
-fn probabilities(device: &Stream) -> Outcome {
-    let noise = |i: u32| (i.wrapping_mul(2_654_435_761) >> 16) as f32 / 4096.0;
-    let logits = device.upload(&(0..(ROWS * VOCAB) as u32).map(noise).collect::<Vec<f32>>())?;
-    let temperature = device.upload(&[0.8_f32; ROWS])?;
-    let out = device.filled::<f32>(ROWS * VOCAB, 0)?;
-    Case {
-        name: "softmax",
-        kernel: softmax("softmax", Softmax { vocab: VOCAB as u32 })?,
-        grid: [ROWS as u32, 1, 1],
-        arguments: [logits.address(), temperature.address(), out.address()].map(Arg::U64).to_vec(),
-        bytes: 2 * ROWS * VOCAB * 4,
-    }
-    .time(device)
 }

@@ -6,7 +6,7 @@
 //! | [`attention`] | attention, and merging its states |
 //! | [`append`] | new keys and values into pages |
 //! | [`norm`], [`rope`], [`activation`] | what a layer does beside attention and products |
-//! | [`softmax`], [`sampling`] | probabilities of logits; tokens |
+//! | [`sampling`] | probabilities of logits; tokens |
 //! | [`variant`] | hooks of attention variants, recorded into kernels |
 //! | [`gemm`] | matrix products |
 //! | [`all`] | every kernel in every configuration |
@@ -35,7 +35,6 @@ pub mod norm;
 pub mod rope;
 pub mod rows;
 pub mod sampling;
-pub mod softmax;
 pub mod tile;
 pub mod variant;
 

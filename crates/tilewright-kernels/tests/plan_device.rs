@@ -174,7 +174,7 @@ impl Arrays {
             Source { partial: item.partial.unwrap(), qo_begin: item.qo.start }.to_words()
         });
         let rows = requests.requests.iter().flat_map(|r| [r.end as u32, (r.offset as i32).cast_unsigned()]);
-        let unused = std::iter::repeat(NONE).take(2 * (max_requests - requests.requests.len()));
+        let unused = std::iter::repeat_n(NONE, 2 * (max_requests - requests.requests.len()));
         Self {
             items: items.collect(),
             worker_indptr: schedule.worker_indptr.clone(),

@@ -44,7 +44,7 @@ pub(crate) enum Kv {
 pub(crate) struct Case {
     pub(crate) name: String,
     /// For whoever reads the definitions.
-    #[allow(dead_code)]
+    #[allow(dead_code, reason = "a definition says why it is there")]
     why: String,
     pub(crate) heads: [usize; 2],
     pub(crate) head_dim: usize,

@@ -82,7 +82,7 @@ fn time(
     let mut ours = Ours::new(gpu, case)?;
     let stopwatch = gpu.machine().stream().stopwatch()?;
     ours.run()?;
-    let once = stopwatch.time(|| Ok(ours.run().map_err(of_engine)?))?;
+    let once = stopwatch.time(|| ours.run().map_err(of_engine))?;
     // some 20 ms a round, so that neither launches nor clocks that rise decide
     let calls = ((0.02 / once) as usize).clamp(3, 400);
     let asked = case.asked(calls);

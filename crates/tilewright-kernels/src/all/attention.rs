@@ -2,6 +2,7 @@
 
 use super::{ALL, Configured, HOPPER, plain};
 use crate::attention::{
+    plan_device::plan_device,
     prefill_sm90::{Prefill, prefill},
     scalar, tensor_core,
 };
@@ -13,7 +14,8 @@ use tilewright::{
 use tilewright_ptx::verify::Invalid;
 
 pub(super) fn all() -> Vec<Configured> {
-    [prefills(), attentions(), scalars()].into_iter().flatten().collect()
+    let plans = vec![plain("plan_device".to_owned(), ALL, plan_device)];
+    [prefills(), attentions(), scalars(), plans].into_iter().flatten().collect()
 }
 
 /// Llama 3's heads of 128, with every way to see keys and with a hook.
@@ -31,7 +33,7 @@ fn prefills() -> Vec<Configured> {
     vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
 }
 
-/// Attention on tensor cores from Ampere on.
+/// Attention on tensor cores from Ampere on, for each size of shared memory: a kernel is for devices of one.
 fn attentions() -> Vec<Configured> {
     let of = |(qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
         let arch = archs[0];
@@ -43,12 +45,14 @@ fn attentions() -> Vec<Configured> {
     };
     let (bf16, f16) = ((Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16));
     vec![
-        of((128, 128), bf16, HOPPER),
+        of((128, 128), bf16, &[90, 100]),
         of((128, 128), bf16, &[80]),
         of((128, 128), bf16, &[86, 89]),
-        of((64, 64), f16, HOPPER),
-        of((256, 256), bf16, HOPPER),
-        of((192, 128), bf16, HOPPER),
+        of((128, 128), bf16, &[120]),
+        of((64, 64), f16, &[90, 100]),
+        of((256, 256), bf16, &[90, 100]),
+        of((256, 256), bf16, &[86, 89]),
+        of((192, 128), bf16, &[90, 100]),
     ]
 }
 

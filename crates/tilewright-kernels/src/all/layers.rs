@@ -9,7 +9,6 @@ use crate::{
     norm::{self, Norm},
     rope::{self, Angles, Rope},
     rows,
-    softmax::{Softmax, softmax},
     tile::{Rows, chunk},
 };
 use tilewright::{Dtype, attention::BitOrder, rope::RopeStyle};
@@ -74,7 +73,6 @@ fn others() -> Vec<Configured> {
     let gelu = Gated { activation: Activation::Gelu, dtype: f32, width: 4 };
     all.push(of(gelu, Gated::name, act_and_mul));
     all.push(plain("packbits_little".to_owned(), ALL, |name| bits::packbits(name, BitOrder::Little)));
-    all.push(plain("softmax_128256".to_owned(), ALL, |name| softmax(name, Softmax { vocab: 128_256 })));
     all
 }
 

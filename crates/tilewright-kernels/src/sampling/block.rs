@@ -170,7 +170,7 @@ impl<'k> Block<'k> {
             each(&|key, mass| {
                 // a shift by more than 31 gives 0: at first all keys are looked at
                 k.when((key >> (at + self.digit)).eq(begun), || {
-                    self.add((key >> at) & ((1 << self.digit) - 1), mass)
+                    self.add((key >> at) & ((1 << self.digit) - 1), mass);
                 });
             });
             k.sync_threads();

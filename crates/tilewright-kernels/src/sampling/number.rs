@@ -51,7 +51,7 @@ pub(super) fn exp(x: Value<'_, f32>) -> Value<'_, f32> {
     // ln 2 in two parts: products of the first with whole numbers of 8 bits are exact
     const LN_2: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
     // (e^r - 1 - r) / r², interpolated at the zeros of a polynomial of Chebyshev in |r| <= ln 2 / 2
-    const Q: [f32; 6] = [1.989_108e-4, 1.393_373_1e-3, 8.333_310e-3, 4.166_646_3e-2, 0.166_666_67, 0.5];
+    const Q: [f32; 6] = [1.989_108e-4, 1.393_373_1e-3, 8.333_31e-3, 4.166_646_3e-2, 0.166_666_67, 0.5];
     let x = x.max(LOWEST);
     let turns = (x * std::f32::consts::LOG2_E).round();
     let high = turns.mul_add(-LN_2[0], x);

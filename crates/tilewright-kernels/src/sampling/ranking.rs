@@ -133,9 +133,8 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
                 self.elements.each(self.number, |place, number| {
                     let minor = (self.last_first & !by_place).select(place, !place);
                     let major = by_place.select(0_u32, key(number));
-                    k.when(next.has(place, number) & !taken.has(place, number), || {
-                        add(k.pack32(minor, major))
-                    });
+                    let is_new = next.has(place, number) & !taken.has(place, number);
+                    k.when(is_new, || add(k.pack32(minor, major)));
                 });
             });
             k.repeat((k.thread(), to - first), block.threads, |at| {

@@ -155,7 +155,7 @@ impl<'k, T: Number> Weights<'k, T> {
                 by_k.set(kth);
                 begin.set(from);
                 end.set(to);
-            })
+            });
         });
         let (by_k, ties) = (by_k.get(), (begin.get(), end.get()));
         // of a greedy row the weights of all others are 0, and not kept

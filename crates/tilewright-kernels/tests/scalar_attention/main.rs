@@ -2,7 +2,11 @@
 //! and tolerances are those of the conformance suite.
 
 #[path = "../../../tilewright/tests/attention/elements.rs"]
-#[allow(dead_code, reason = "the engine's tests use all of it")]
+#[allow(
+    dead_code,
+    clippy::type_complexity,
+    reason = "the engine's tests use all of it, and allow it themselves"
+)]
 mod elements;
 #[path = "../../../tilewright/tests/attention/generator.rs"]
 #[allow(dead_code, reason = "the engine's tests use all of it")]

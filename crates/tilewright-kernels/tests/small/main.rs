@@ -10,4 +10,3 @@ mod real;
 mod rope;
 mod rows;
 mod simulate;
-mod softmax;

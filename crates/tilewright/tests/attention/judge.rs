@@ -19,6 +19,7 @@ thread_local! {
 }
 
 /// Has properties of this thread run each `every`th of their cases.
+#[allow(dead_code, reason = "the CPU runs all cases; the simulator's suite has this file too")]
 pub(crate) fn thin(every: usize) {
     EVERY.set(every);
 }

@@ -38,8 +38,7 @@ impl<M: Machine> Gpu<M> {
         (problem, plan): (&Problem, &DevicePlan),
         inputs: &Inputs<'_>,
         (o, lse): (&ViewMut<'_>, Option<&ViewMut<'_>>),
-        workspace: u64,
-        held: &mut Held,
+        (workspace, held): (u64, &mut Held),
     ) -> Result<Call> {
         let (q, q_pe) = inputs.q();
         let row = |name, view: View<'_>| -> Result<RowTensor> {

@@ -107,7 +107,7 @@ impl<M: Machine> Gpu<M> {
         };
         let mut held = Held::new();
         let tensors: (&ViewMut<'_>, Option<&ViewMut<'_>>) = (&out.o, out.lse.as_ref());
-        let mut call = self.call((plan.problem(), device_plan), inputs, tensors, workspace, &mut held)?;
+        let mut call = self.call((plan.problem(), device_plan), inputs, tensors, (workspace, &mut held))?;
         // what is recorded with an empty batch is replayed with others
         if plan.num_rows() == 0 && plan.capacity().is_none() {
             return Ok(());

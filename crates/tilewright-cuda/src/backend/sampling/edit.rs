@@ -60,7 +60,7 @@ fn mask<M: Machine>(gpu: &Gpu<M>, logits: &Logits<'_>, bitmask: &TokenBitmask<'_
     }
     let dtype = logits.view.dtype();
     let kernel = with_elements!(logits.operator, dtype, T => {
-        gpu.kernel(logits.operator, &format!("mask_tokens_{dtype}"), |name| mask_tokens::<T>(name))
+        gpu.kernel(logits.operator, &format!("mask_tokens_{dtype}"), mask_tokens::<T>)
     })?;
     let words = gpu.upload(&bytes_of(bitmask.words.iter().map(|word| word.cast_unsigned())))?;
     let ctas = logits.vocab.div_ceil(EDIT_THREADS * MASKED);

@@ -2,10 +2,10 @@
 
 use super::{
     THREADS,
-    lengths::{Lengths, Span, Spans},
+    lengths::{Lengths, Request, Span, Spans},
     scan::Scan,
 };
-use tilewright_ptx::build::{Builder, Shared, Value};
+use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// A cut that leaves all KV tiles of its unit to the workers before it.
 const ALL: u32 = u32::MAX;
@@ -100,16 +100,40 @@ impl<'k> Cuts<'k> {
 
     /// The unit that the cost `at` falls into, and its tile there.
     fn end(k: &'k Builder, spans: Spans<'k>, at: Value<'k, u64>, all: Value<'k, u64>) -> End<'k> {
-        let (p, lengths) = (spans.lengths.params, spans.lengths);
-        let beyond = at.ge(all);
+        let within = at.lt(all);
         // where nothing is there, what is found is not used
-        let inside = k.constant(0_u64).unless(!beyond, at);
+        let inside = k.constant(0_u64).unless(within, at);
+        let place = Self::place(k, spans, inside, within);
+        let overhead = spans.lengths.params.overhead;
+        let (tile, is_all) = (k.var("end_tile", 0_u32), k.var("end_all", 0_u32));
+        let found = FoundSpan::declare(k);
+        k.when(within, || {
+            let span = spans.span(k, place.r, place.j);
+            found.set(span);
+            let reached = place.within / spans.cost_per_tile(span);
+            let reached = (reached.max(overhead.to_u64()).low() - overhead).min(span.tiles);
+            // not so near to an end that the piece would cost less than its own overhead
+            let near_begin = reached.lt(overhead);
+            let near_end = !near_begin & (span.tiles - reached).lt(overhead);
+            let nothing = span.tiles.eq(0) & place.within.ne(0);
+            tile.set(reached.unless(near_begin, 0_u32));
+            is_all.set((near_end | nothing).select(k.constant(1_u32), 0_u32));
+        });
+        let all = is_all.get().ne(0);
+        let Place { r, head, unit, .. } = place;
+        End { r, head, span: found.get(), unit, tile: tile.get(), cuts: all, all }
+    }
+
+    /// Where the cost `inside` falls; where it is not `within` what there is, behind all units.
+    fn place(k: &'k Builder, spans: Spans<'k>, inside: Value<'k, u64>, within: Value<'k, bool>) -> Place<'k> {
+        let (p, lengths) = (spans.lengths.params, spans.lengths);
         let heads = p.kv_heads.to_u64();
         let cost_before = |r: Value<'k, u32>| spans.costs.at(lengths.first_span.at(r).load()).load();
         let r = k.var::<u32>("end_request", 0);
         let (head, j) = (k.var::<u32>("end_head", 0), k.var::<u32>("end_span", 0));
-        let (unit, within) = (k.var("end_unit", lengths.num_spans * p.kv_heads), k.var("within", 0_u64));
-        k.when(!beyond, || {
+        let (unit, rest_of_span) =
+            (k.var("end_unit", lengths.num_spans * p.kv_heads), k.var("within", 0_u64));
+        k.when(within, || {
             r.set(Lengths::last(k, lengths.count, |r| (cost_before(r) * heads).le(inside)));
             let (first, last) =
                 (lengths.first_span.at(r.get()).load(), lengths.first_span.at(r.get()).plus(1).load());
@@ -120,53 +144,44 @@ impl<'k> Cuts<'k> {
             let i = Lengths::last(k, last - first, |i| (spans.costs.at(first + i).load() - before).le(rest));
             j.set(first + i);
             unit.set(first * p.kv_heads + head.get() * (last - first) + i);
-            within.set(rest - (spans.costs.at(j.get()).load() - before));
+            rest_of_span.set(rest - (spans.costs.at(j.get()).load() - before));
         });
-        let tile = k.var("end_tile", 0_u32);
-        let is_all = k.var("end_all", 0_u32);
+        Place { r: r.get(), head: head.get(), j: j.get(), unit: unit.get(), within: rest_of_span.get() }
+    }
+}
+
+/// Where a cost falls: request, KV head, span and unit, and what of the cost is within the span.
+#[derive(Clone, Copy)]
+struct Place<'k> {
+    r: Value<'k, u32>,
+    head: Value<'k, u32>,
+    j: Value<'k, u32>,
+    unit: Value<'k, u32>,
+    within: Value<'k, u64>,
+}
+
+/// A span that is found where a condition holds.
+#[derive(Clone, Copy)]
+struct FoundSpan<'k>([Var<'k, u32>; 9]);
+
+impl<'k> FoundSpan<'k> {
+    fn declare(k: &'k Builder) -> Self {
+        let names =
+            ["rows", "qo_begin", "qo_end", "kv_start", "kv_len", "begin", "kv_end", "first_tile", "tiles"];
+        Self(names.map(|name| k.var(name, 0_u32)))
+    }
+
+    fn set(self, span: Span<'k>) {
+        let Span { request: Request { qo_begin, qo_end, kv_start, kv_len }, .. } = span;
+        let Span { begin, rows, kv_end, first_tile, tiles, .. } = span;
+        let values = [rows, qo_begin, qo_end, kv_start, kv_len, begin, kv_end, first_tile, tiles];
+        self.0.into_iter().zip(values).for_each(|(var, value)| var.set(value));
+    }
+
+    fn get(self) -> Span<'k> {
         let [rows, qo_begin, qo_end, kv_start, kv_len, begin, kv_end, first_tile, tiles] =
-            ["rows", "qo_begin", "qo_end", "kv_start", "kv_len", "begin", "kv_end", "first_tile", "tiles"]
-                .map(|name| k.var::<u32>(name, 0_u32));
-        k.when(!beyond, || {
-            let span = spans.span(k, r.get(), j.get());
-            let request = span.request;
-            for (var, value) in [
-                (rows, span.rows),
-                (qo_begin, request.qo_begin),
-                (qo_end, request.qo_end),
-                (kv_start, request.kv_start),
-                (kv_len, request.kv_len),
-                (begin, span.begin),
-                (kv_end, span.kv_end),
-                (first_tile, span.first_tile),
-                (tiles, span.tiles),
-            ] {
-                var.set(value);
-            }
-            let reached = within.get() / spans.cost_per_tile(span);
-            let reached = (reached.max(p.overhead.to_u64()).low() - p.overhead).min(span.tiles);
-            // not so near to an end that the piece would cost less than its own overhead
-            let near_begin = reached.lt(p.overhead);
-            let near_end = !near_begin & (span.tiles - reached).lt(p.overhead);
-            let nothing = span.tiles.eq(0) & within.get().ne(0);
-            tile.set(reached.unless(near_begin, 0_u32));
-            is_all.set((near_end | nothing).select(k.constant(1_u32), 0_u32));
-        });
-        let request = super::lengths::Request {
-            qo_begin: qo_begin.get(),
-            qo_end: qo_end.get(),
-            kv_start: kv_start.get(),
-            kv_len: kv_len.get(),
-        };
-        let span = Span {
-            request,
-            begin: begin.get(),
-            rows: rows.get(),
-            kv_end: kv_end.get(),
-            first_tile: first_tile.get(),
-            tiles: tiles.get(),
-        };
-        let all = is_all.get().ne(0);
-        End { r: r.get(), head: head.get(), span, unit: unit.get(), tile: tile.get(), cuts: all, all }
+            self.0.map(|var| var.get());
+        let request = Request { qo_begin, qo_end, kv_start, kv_len };
+        Span { request, begin, rows, kv_end, first_tile, tiles }
     }
 }

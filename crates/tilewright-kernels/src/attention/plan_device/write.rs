@@ -36,7 +36,7 @@ pub(super) fn all<'k>(k: &'k Builder, cuts: Cuts<'k>) {
     k.when(end.cuts & (w % k.ctas()).eq(k.cta()), || behind_cut(k, cuts));
     let num_units = cuts.spans.lengths.num_spans * p.kv_heads;
     k.repeat((k.cta() * THREADS + k.thread(), num_units), k.ctas() * THREADS, |unit| {
-        first_of_unit(k, cuts, unit)
+        first_of_unit(k, cuts, unit);
     });
 }
 
