@@ -10,6 +10,11 @@
 //! | [`Context`], [`Stream`], [`Graph`] | the driver |
 //! | [`cache`] | machine code of kernels: bundles, a folder that processes share, the assembler |
 
+/// Its examples are of the CPU and of a GPU, and this crate is the lowest that knows both.
+#[doc = include_str!("../../../README.md")]
+#[cfg(doctest)]
+mod readme {}
+
 pub mod cache;
 #[allow(unsafe_code, reason = "the one room that calls the driver; each call has its SAFETY")]
 mod driver;

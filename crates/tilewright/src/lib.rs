@@ -13,10 +13,6 @@
 //! | [`mod@reference`] | the oracle: the same in f64, from the definitions |
 //! | [`tensor`] | the arguments of operators |
 
-#[doc = include_str!("../../../README.md")]
-#[cfg(doctest)]
-mod readme {}
-
 pub mod activation;
 pub mod attention;
 mod backend;

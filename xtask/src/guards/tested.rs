@@ -1,11 +1,19 @@
 //! The tests that docs/checked-inputs.md names are there: `file::module::test`, with `cpu` before one that is made for each
-//! instruction set, `*` for all of a module, and `…` for what the name before it begins with.
+//! instruction set, `*` for all of a module, and `…` for what the name before it begins with. Tests inside a crate are named
+//! by their file.
 
 use super::{Guard, numbered, words};
 use crate::{rust_source::code_only, tree::Tree};
 
 const PAGE: &str = "docs/checked-inputs.md";
-const TESTS: &str = "crates/tilewright/tests/";
+/// Where files of tests are.
+const TESTS: [&str; 5] = [
+    "crates/tilewright/tests/",
+    "crates/tilewright-kernels/tests/",
+    "crates/tilewright-cuda/tests/",
+    "crates/tilewright-cuda/src/",
+    "tests/",
+];
 
 pub(super) const GUARD: Guard = Guard { name: "tested", check, planted, clean };
 
@@ -34,13 +42,17 @@ fn is_test_name(span: &str) -> bool {
 }
 
 fn is_there(tree: &Tree, name: &str) -> bool {
+    TESTS.iter().any(|folder| is_in(tree, folder, name))
+}
+
+fn is_in(tree: &Tree, folder: &str, name: &str) -> bool {
     let parts: Vec<&str> = name.split("::").collect();
     let Some((test, modules)) = parts.split_last() else { return false };
     let (modules, on_cpu) = match modules.split_last() {
         Some((&"cpu", modules)) => (modules, true),
         _ => (modules, false),
     };
-    let path = format!("{TESTS}{}", modules.join("/"));
+    let path = format!("{folder}{}", modules.join("/"));
     if *test == "*" {
         return tree.has(&format!("{path}.rs")) || tree.has(&path);
     }
@@ -63,6 +75,8 @@ fn tree(names: &str) -> Tree {
         ("crates/tilewright/tests/big/case.rs", case.to_owned()),
         ("crates/tilewright/tests/big/errors/mod.rs", "#[test] fn first() {}".to_owned()),
         ("crates/tilewright/tests/small.rs", "#[test] fn alone() {}".to_owned()),
+        ("crates/tilewright-cuda/tests/small.rs", "#[test] fn there() {}".to_owned()),
+        ("crates/tilewright-cuda/src/room/place.rs", "#[test] fn inside() {}".to_owned()),
     ])
 }
 
@@ -74,11 +88,12 @@ fn planted() -> Vec<(Tree, &'static str)> {
         (tree("`big::case::cpu::one`"), "no test `big::case::cpu::one`"),
         (tree("`big::case::one`, `…::five`"), "no test `big::case::five`"),
         (tree("`big::nothing::*`"), "no test `big::nothing::*`"),
+        (tree("`room::place::one`"), "no test `room::place::one`"),
     ]
 }
 
 fn clean() -> Tree {
     tree(
-        "`small::alone`, `big::case::one`, `…::cpu::two`, `…::three`, `big::errors::first`, `big::errors::*`",
+        "`small::alone`, `big::case::one`, `…::cpu::two`, `…::three`, `big::errors::first`, `big::errors::*`, `small::there`, `room::place::inside`",
     )
 }
