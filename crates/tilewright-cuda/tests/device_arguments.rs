@@ -3,15 +3,13 @@
 
 use half::bf16;
 use tilewright::{
-    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Mask, Output, Plan, Problem, Result, View,
-    ViewMut, Workspace,
-    norm::rmsnorm,
-    tensor::DeviceMemory,
+    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Mask, Output, Plan, Problem, Result,
+    View, ViewMut, Workspace, norm::rmsnorm, tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Simulated, Simulator};
 
 const ROWS: usize = 4;
-const KEYS: usize = 70;
+const KEYS: usize = 1030;
 /// Elements of a head.
 const DIM: usize = 32;
 
@@ -51,11 +49,8 @@ impl Case {
     fn run(&self, plan: &Plan, q: View<'_>, (offset, mut workspace): (usize, Workspace)) -> Result<Vec<f32>> {
         let kv = self.kv.view(Dtype::Bf16, offset, &[KEYS, 1, DIM])?;
         let mut o = self.gpu.allocate(2 * ROWS * DIM)?;
-        let to = Output {
-            o: o.view_mut(Dtype::Bf16, 0, &[ROWS, 1, DIM])?,
-            lse: None,
-            workspace: &mut workspace,
-        };
+        let to =
+            Output { o: o.view_mut(Dtype::Bf16, 0, &[ROWS, 1, DIM])?, lse: None, workspace: &mut workspace };
         self.attention.run(plan, q, KvCache { k: kv, v: kv }, to)?;
         let mut found = vec![bf16::NAN; ROWS * DIM];
         let shape = [ROWS, 1, DIM];
@@ -90,7 +85,12 @@ fn tensors_and_workspaces_of_the_host_are_refused() {
     let space = case.workspace(bytes);
     case.refuses(&case.plan, q, space, "q is in host memory, expected the memory of device 0");
     let space = Workspace::for_plan(&case.plan);
-    case.refuses(&case.plan, case.q(0), space, "workspace is in host memory, expected the memory of device 0");
+    case.refuses(
+        &case.plan,
+        case.q(0),
+        space,
+        "workspace is in host memory, expected the memory of device 0",
+    );
 }
 
 #[test]
