@@ -68,7 +68,7 @@ impl Case {
     }
 
     fn draw(generator: &mut Generator) -> Self {
-        let (longest_qo, longest_kv) = (generator.pick(&[1, 1, 4, 90]), generator.pick(&[5, 300, 3000]));
+        let (longest_qo, longest_kv) = (generator.pick(&[1, 1, 4, 30]), generator.pick(&[5, 300, 3000]));
         let most = generator.pick(&[2, 10, 60]);
         let count = generator.below(most);
         let lens: Vec<_> =

@@ -41,7 +41,8 @@ fn logits_agree<B: Backend + Clone>(backend: &B, count: usize) {
         assert!(error <= 1e-4, "{name}: {error:e}");
         let (error, theirs) = error_of(backend, name, Dtype::Bf16, count);
         println!("{name}: bf16 logits are off by {error:.2e}, those of transformers by {theirs:.2e}");
-        assert!(error <= 2e-2, "{name}: {error:e}, transformers {theirs:e}");
+        // of the same size as what transformers loses by bf16 on the CPU
+        assert!(error <= theirs, "{name}: {error:e}, transformers {theirs:e}");
     }
 }
 

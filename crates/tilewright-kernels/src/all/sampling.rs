@@ -17,7 +17,7 @@ pub(super) fn all() -> Vec<Configured> {
         plain(named("distribution_probs_f32_f16_128"), ALL, move |name| {
             sampling::distribution::<f32, f16>(name, probs)
         }),
-        plain(named("top_k_bf16_1024"), ALL, |name| sampling::top_k::<bf16>(name, 1024)),
+        plain(named("top_k_bf16_512"), ALL, |name| sampling::top_k::<bf16>(name, 512)),
         plain(named("top_k_mask_f32_128"), ALL, |name| sampling::top_k_mask::<f32>(name, 128)),
         plain(named("logprobs_bf16_512"), ALL, |name| sampling::logprobs::<bf16>(name, 512)),
         plain(named("chain_logits_f32_bf16_512"), ALL, move |name| {

@@ -43,7 +43,8 @@ fn pages_their_size_and_order_ragged_tensors_and_layouts_change_no_bit<B: Backen
 ) {
     let splits = [Split::Balanced, Split::Never, Split::Fixed { tokens: 100 }];
     for problem in crate::judge::each([Mask::Causal, Mask::Full].into_iter().flat_map(problems)) {
-        for (cpu, split) in backends.iter().flat_map(|cpu| splits.map(|split| (cpu, split))) {
+        let cases = backends.iter().flat_map(|cpu| splits.map(|split| (cpu, split)));
+        for (cpu, split) in crate::judge::each(cases) {
             let mut sample = Sample::random(problem, &LENS, 1);
             let expected = run(cpu, &sample, &Stored::new(&sample, Storage::Ragged, 0), split).bits();
             for (layout, seed) in [(KvLayout::Nhd, 1), (KvLayout::Hnd, 2)] {

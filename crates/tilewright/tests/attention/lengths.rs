@@ -94,7 +94,8 @@ fn one_long_request_among_many_short_ones<B: Backend + Clone + Sync>(backends: &
 /// Long enough that balanced items keep several KV tiles: smaller batches are cut into single ones.
 fn items_of_several_kv_tiles<B: Backend + Clone + Sync>(backends: &[B]) {
     let lens = [(300, 700), (33, 129), (1, 500)];
-    for (number, dtype) in [Dtype::Bf16, Dtype::F32, Dtype::E4m3].into_iter().enumerate() {
+    let dtypes = [Dtype::Bf16, Dtype::F32, Dtype::E4m3];
+    for (number, dtype) in crate::judge::each(dtypes.into_iter().enumerate()) {
         let qo = if dtype == Dtype::F32 { Dtype::F32 } else { Dtype::Bf16 };
         let problem = Problem::builder(Heads { qo: 16, kv: 8 }, HeadDim::same(64)).dtypes(qo, dtype);
         let problem = problem.mask([Mask::Causal, Mask::Full][number % 2]).build().expect("it is sound");

@@ -1,6 +1,6 @@
 //! The `k` greatest of each row; and rows of which the others become -inf.
 
-use super::{threads_of, vocab_of, with_elements};
+use super::{threads_of_large, vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{
     Result, View, ViewMut,
@@ -24,7 +24,7 @@ pub(in crate::backend) fn top_k<M: Machine>(
     if rows == 0 {
         return Ok(());
     }
-    let threads = threads_of(vocab);
+    let threads = threads_of_large(vocab);
     let name = format!("top_k_{}_{threads}", scores.dtype());
     let kernel = with_elements!(OPERATOR, scores.dtype(), T => {
         gpu.kernel(OPERATOR, &name, |name| sampling::top_k::<T>(name, threads))
@@ -62,7 +62,7 @@ pub(super) fn top_k_mask<M: Machine>(
     if rows == 0 {
         return Ok(());
     }
-    let threads = threads_of(vocab);
+    let threads = threads_of_large(vocab);
     let name = format!("top_k_mask_{}_{threads}", x.dtype());
     let kernel = with_elements!(OPERATOR, x.dtype(), T => {
         gpu.kernel(OPERATOR, &name, |name| sampling::top_k_mask::<T>(name, threads))
