@@ -77,7 +77,7 @@ fn odd_shapes_and_all_dtypes_agree_with_the_oracle<B: Backend + Clone + Sync>(ba
     let mut seed = 0;
     for inputs in [1, 2, 3, 511, 512, 513, 1025] {
         for features in [1, 127, 128, 129] {
-            for rows in crate::judge::each([3, 1, 2, 64, 65, 257]) {
+            for rows in crate::judge::each([1, 2, 3, 64, 65, 257]) {
                 seed += 1;
                 let dtype = DTYPES[seed % 3];
                 let product = Product::random((rows, inputs, features), dtype, seed as u64);
