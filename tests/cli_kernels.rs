@@ -1,5 +1,8 @@
 //! `tilewright kernels`, run as a user runs it on a machine without a GPU; with an assembler where the gate has installed one.
 
+mod output;
+
+use output::{printed, refused};
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -16,26 +19,6 @@ fn kernels(cache: &str, arguments: &[&str]) -> Output {
         .env("NO_COLOR", "1")
         .env("PATH", "");
     command.output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
-}
-
-#[track_caller]
-fn printed(output: &Output) -> &str {
-    assert_eq!(text(&output.stderr), "");
-    assert_eq!(output.status.code(), Some(0));
-    text(&output.stdout)
-}
-
-/// What a command that ended with `code` says, without the drawing around the words.
-#[track_caller]
-fn refused(output: &Output, code: i32) -> String {
-    assert_eq!(text(&output.stdout), "");
-    assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
-    let words = text(&output.stderr).split_whitespace();
-    words.filter(|word| word.chars().any(|c| c.is_ascii())).collect::<Vec<_>>().join(" ")
 }
 
 /// The assembler that `cargo xtask gate` installs.

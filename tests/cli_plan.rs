@@ -1,5 +1,8 @@
 //! `tilewright plan`, run as a user runs it: what it prints and draws, and what it says about mistakes.
 
+mod output;
+
+use output::{printed, refused, text};
 use std::{
     io::Write as _,
     path::Path,
@@ -23,26 +26,6 @@ fn plan(arguments: &[&[&str]], input: &str) -> Output {
     // A command that refuses its arguments does not read.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> &str {
-    std::str::from_utf8(bytes).unwrap()
-}
-
-#[track_caller]
-fn printed(output: &Output) -> &str {
-    assert_eq!(text(&output.stderr), "");
-    assert_eq!(output.status.code(), Some(0));
-    text(&output.stdout)
-}
-
-/// The code that `output` ended with and all it says, without the drawing around the words.
-#[track_caller]
-fn refused(output: &Output, code: i32) -> String {
-    assert_eq!(text(&output.stdout), "");
-    assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
-    let words = text(&output.stderr).split_whitespace();
-    words.filter(|word| word.chars().any(|c| c.is_ascii())).collect::<Vec<_>>().join(" ")
 }
 
 /// The number before `words` in the report.

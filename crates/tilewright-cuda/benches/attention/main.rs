@@ -3,6 +3,7 @@
 
 mod case;
 mod ours;
+#[path = "../peer/mod.rs"]
 mod peer;
 
 use case::Case;
@@ -11,6 +12,9 @@ use ours::Ours;
 use peer::Peer;
 use std::{collections::BTreeMap, error::Error, fmt::Write, path::PathBuf};
 use tilewright_cuda::{Card, Cuda, Gpu};
+
+/// The peers.
+const SCRIPT: &str = include_str!("../../../../benches/peers/gpu_attention.py");
 
 /// Times attention on the GPU of this machine, beside its peers if there are any.
 #[derive(Parser)]
@@ -43,7 +47,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
     };
-    let mut peer = arguments.peer.as_deref().map(Peer::start).transpose()?;
+    let mut peer = arguments.peer.as_deref().map(|python| Peer::start(python, SCRIPT)).transpose()?;
     let context = gpu.machine().stream().context();
     let mut table =
         format!("# device: {}, driver for CUDA {}\n", context.limits().name, context.limits().driver);

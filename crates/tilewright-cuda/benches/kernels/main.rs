@@ -2,12 +2,16 @@
 
 mod attention;
 mod gemm;
+#[path = "../peer/mod.rs"]
 mod peer;
 
 use clap::Parser;
 use peer::Peer;
 use std::{error::Error, fmt::Write, path::PathBuf};
 use tilewright_cuda::{Stopwatch, Stream};
+
+/// The peer.
+const SCRIPT: &str = include_str!("peer.py");
 
 /// Times kernels on the GPU of this machine, beside torch if there is one.
 #[derive(Parser)]
@@ -50,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             return Ok(());
         }
     };
-    let mut peer = arguments.peer.as_deref().map(Peer::start).transpose()?;
+    let mut peer = arguments.peer.as_deref().map(|python| Peer::start(python, SCRIPT)).transpose()?;
     let mut table = format!("# device: {}\n", device.context().limits().name);
     if let Some(peer) = &mut peer {
         writeln!(table, "# peer: {}", peer.about()?)?;
@@ -93,7 +97,8 @@ fn time(
         (case.call)()?;
         let all = stopwatch.time(|| (0..case.calls).try_for_each(|_| (case.call)()))?;
         let seconds = all / case.calls as f64;
-        let of_peer = peer.as_mut().map(|peer| peer.seconds(&case.asked)).transpose()?;
+        let of_peer =
+            peer.as_mut().map(|peer| peer.seconds(&case.asked)).transpose()?.map(|(seconds, _)| seconds);
         // the first warms up
         if round > 0 {
             ours.push(seconds);

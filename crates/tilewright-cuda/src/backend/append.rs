@@ -1,9 +1,6 @@
 //! Appending to pages by the kernels of `tilewright_kernels::append`.
 
-use super::{
-    AppendPlaces, Gpu,
-    geometry::{bytes, extent},
-};
+use super::{AppendPlaces, Gpu, geometry::extent};
 use crate::machine::Machine;
 use tilewright::{
     Result, View, ViewMut, kv,
@@ -67,11 +64,11 @@ pub(super) fn append<M: Machine>(
     if count == 0 {
         return Ok(());
     }
-    let at = gpu.upload(&bytes(&arrays.slots, u32::to_le_bytes))?;
+    let at = gpu.upload(bytemuck::cast_slice(&arrays.slots))?;
     match scale {
         ScaleMut::Given(scale) => to.given(gpu, Places::Slots { slots: at.address(), count }, scale),
         ScaleMut::Dynamic(scales) => {
-            let pages = gpu.upload(&bytes(&arrays.pages, u32::to_le_bytes))?;
+            let pages = gpu.upload(bytemuck::cast_slice(&arrays.pages))?;
             let pages = (pages.address(), arrays.pages.len() as u32 / 4);
             to.dynamic(gpu, at.address(), pages, &scales)
         }
@@ -94,7 +91,7 @@ impl Target {
             kv::Scale::One => None,
             kv::Scale::Tensor(factor) => Some(Scale { factor, ..of(0, 0, 0) }),
             kv::Scale::Head(heads) => {
-                let memory = gpu.upload(&bytes(heads, f32::to_le_bytes))?;
+                let memory = gpu.upload(bytemuck::cast_slice(heads))?;
                 let address = memory.address();
                 factors = Some(memory);
                 Some(of(address, 0, 1))

@@ -44,15 +44,15 @@ impl AppendPlaces {
 /// Brings the places of `plan` to the device: to where they were, if it has been there.
 pub(super) fn prepare<M: Machine>(gpu: &Gpu<M>, plan: &AppendPlan) -> Result<Option<Opaque>> {
     let words = words(plan)?;
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let bytes = bytemuck::cast_slice(&words);
     if let Some(before) = plan.prepared()
         && let Some(places) = before.downcast_ref::<AppendPlaces>()
         && places.capacity == plan.capacity()
     {
-        gpu.machine.write(places.memory.address(), &bytes)?;
+        gpu.machine.write(places.memory.address(), bytes)?;
         return Ok(Some(before.clone()));
     }
-    let places = AppendPlaces { memory: gpu.upload(&bytes)?, capacity: plan.capacity() };
+    let places = AppendPlaces { memory: gpu.upload(bytes)?, capacity: plan.capacity() };
     Ok(Some(Arc::new(places)))
 }
 

@@ -1,9 +1,6 @@
 //! Flags of the device packed into bits.
 
-use super::{
-    Gpu,
-    geometry::{bytes, extent},
-};
+use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
 use tilewright::{Result, attention::BitOrder, ensure, tensor::DeviceMemory};
 use tilewright_kernels::bits::{Call, packbits as kernel};
@@ -58,7 +55,7 @@ impl<M: Machine> Gpu<M> {
         let out = self.allocate(bounds[bounds.len() - 1].max(1).cast_unsigned() as usize)?;
         if longest > 0 {
             let [indptr_at, bounds_at] =
-                [indptr, &bounds].map(|values| self.upload(&bytes(values, i32::to_le_bytes)));
+                [indptr, &bounds].map(|values| self.upload(bytemuck::cast_slice(values)));
             let (indptr_at, bounds_at) = (indptr_at?, bounds_at?);
             let call = Call {
                 order,

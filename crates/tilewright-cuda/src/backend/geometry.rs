@@ -46,8 +46,3 @@ pub(super) fn extent(operator: &'static str, name: &str, extent: usize) -> Resul
         .filter(|extent| *extent < 1 << 31)
         .ok_or_else(|| Error::new(operator, format!("{name} = {extent}, the most of one launch is 2^31 - 1")))
 }
-
-/// Numbers as bytes of the device.
-pub(super) fn bytes<const N: usize, T: Copy>(values: &[T], of: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-    values.iter().flat_map(|&value| of(value)).collect()
-}

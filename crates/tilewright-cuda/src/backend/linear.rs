@@ -1,9 +1,6 @@
 //! Products with weights by the kernels of `tilewright_kernels::gemm`.
 
-use super::{
-    Gpu,
-    geometry::{bytes, extent},
-};
+use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
 use tilewright::{Error, Result, View, ViewMut, ensure, tensor::DeviceMemory};
 use tilewright_kernels::gemm::{Groups, Matrix, Product};
@@ -100,8 +97,8 @@ impl<M: Machine> Gpu<M> {
             let is_there = usize::try_from(id).is_ok_and(|id| id < num_weights);
             ensure!(is_there, SEGMENTS, "ids[{at}] = {id} is not in 0..{num_weights}");
         }
-        let indptr_at = self.upload(&bytes(indptr, i32::to_le_bytes))?;
-        let ids = ids.map(|ids| self.upload(&bytes(ids, i32::to_le_bytes))).transpose()?;
+        let indptr_at = self.upload(bytemuck::cast_slice(indptr))?;
+        let ids = ids.map(|ids| self.upload(bytemuck::cast_slice(ids))).transpose()?;
         let size = |name, size| extent(SEGMENTS, name, size);
         let product = Product {
             shape: [size("rows", rows)?, size("out_features", features)?, size("in_features", inputs)?],

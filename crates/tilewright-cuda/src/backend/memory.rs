@@ -55,8 +55,7 @@ pub(super) fn write_indices<M: Machine>(gpu: &Gpu<M>, from: &[i32], to: &mut Ind
     if from.is_empty() {
         return Ok(());
     }
-    let bytes: Vec<u8> = from.iter().flat_map(|value| value.to_le_bytes()).collect();
-    gpu.machine.write(to, &bytes)
+    gpu.machine.write(to, bytemuck::cast_slice(from))
 }
 
 /// One copy for each page: they are few, a page of each text that goes on from a shared one.

@@ -57,7 +57,7 @@ impl<M: Machine> Gpu<M> {
         self.machine.allocate(bytes)
     }
 
-    /// A copy of `values` on the device, in little-endian order.
+    /// A copy of `values` on the device. Hosts and devices have one order of bytes, the little end first.
     ///
     /// # Errors
     /// As [`Gpu::allocate`].
@@ -90,8 +90,7 @@ impl<M: Machine> Gpu<M> {
         match indices.host() {
             None => Ok((self.check_place(operator, name, indices.device())?, None)),
             Some(values) => {
-                let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-                let memory = self.upload(&bytes)?;
+                let memory = self.upload(bytemuck::cast_slice(values))?;
                 Ok((memory.address(), Some(memory)))
             }
         }

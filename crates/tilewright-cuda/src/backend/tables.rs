@@ -1,6 +1,6 @@
 //! Tables of rotary embeddings on the device: brought there once, kept while they are used.
 
-use super::{Gpu, geometry::bytes};
+use super::Gpu;
 use crate::machine::Machine;
 use std::sync::{Arc, Mutex, PoisonError};
 use tilewright::{Result, rope::CosSinCache, tensor::DeviceMemory};
@@ -24,21 +24,19 @@ pub(super) struct Tables(Mutex<Vec<(Key, Arc<DeviceMemory>)>>);
 impl<M: Machine> Gpu<M> {
     /// The table of `cache`, f32.
     pub(super) fn cos_sin(&self, cache: &CosSinCache) -> Result<Arc<DeviceMemory>> {
-        let table = || bytes(cache.view().as_slice::<f32>().unwrap_or_default(), f32::to_le_bytes);
-        self.table(Key::CosSin(cache.id()), table)
+        self.table(Key::CosSin(cache.id()), || cache.view().data().bytes())
     }
 
     /// How far pairs turn with each position, u64.
     pub(super) fn turns(&self, turns: Vec<u64>) -> Result<Arc<DeviceMemory>> {
-        let table = bytes(&turns, u64::to_le_bytes);
-        self.table(Key::Turns(turns), || table)
+        self.table(Key::Turns(turns.clone()), || bytemuck::cast_slice(&turns))
     }
 
-    fn table(&self, key: Key, table: impl FnOnce() -> Vec<u8>) -> Result<Arc<DeviceMemory>> {
+    fn table<'t>(&self, key: Key, table: impl FnOnce() -> &'t [u8]) -> Result<Arc<DeviceMemory>> {
         let mut tables = self.tables.0.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = match tables.iter().position(|(other, _)| *other == key) {
             Some(at) => tables.remove(at),
-            None => (key, Arc::new(self.upload(&table())?)),
+            None => (key, Arc::new(self.upload(table())?)),
         };
         let memory = entry.1.clone();
         if tables.len() == MOST {

@@ -4,10 +4,7 @@
 
 mod staged;
 
-use staged::Staged;
-use std::sync::OnceLock;
 use tilewright::Cpu;
-use tilewright_cuda::{Card, Gpu, Simulator};
 
 /// Makes tests of each property: in the simulator, where a property runs a share of its cases, and on the GPU.
 macro_rules! judge_backends {
@@ -15,13 +12,13 @@ macro_rules! judge_backends {
         mod simulated {
             $(#[test] fn $property() {
                 crate::judge::thin(crate::EVERY);
-                super::$property(&[crate::simulated()]);
+                super::$property(&[crate::staged::simulated()]);
                 crate::judge::tell(concat!(module_path!(), "::", stringify!($property)));
             })+
         }
         mod gpu {
             $(#[test] fn $property() {
-                let Some(gpu) = crate::gpu() else { return };
+                let Some(gpu) = crate::staged::gpu() else { return };
                 super::$property(&[gpu]);
                 crate::judge::tell(concat!(module_path!(), "::", stringify!($property)));
             })+
@@ -40,24 +37,6 @@ pub(crate) use judge_one_arithmetic;
 
 /// Of long lists of cases the simulator runs each so-manieth.
 const EVERY: usize = 199;
-
-/// The backend in a simulator of a GPU with few SMs, so that they have to share work.
-fn simulated() -> Staged<Simulator> {
-    Staged(Gpu::new(Simulator::new(80, 3)))
-}
-
-/// The backend on the GPU of this machine; where there is none, it says why.
-fn gpu() -> Option<Staged<Card>> {
-    static GPU: OnceLock<Option<Staged<Card>>> = OnceLock::new();
-    let open = || match Card::open(0) {
-        Ok(card) => Some(Staged(Gpu::new(card))),
-        Err(why) => {
-            println!("skipped: {why}");
-            None
-        }
-    };
-    GPU.get_or_init(open).clone()
-}
 
 /// For the few tests beside properties that compare with the CPU.
 fn cpus(threads: usize) -> Vec<Cpu> {

@@ -3,6 +3,7 @@
 //! For tests that are written for any backend. Everything goes, gaps between rows included, so what an operator writes beside
 //! its output is seen.
 
+use std::sync::OnceLock;
 use tilewright::{
     Backend, Dtype, Opaque, Result, View, ViewMut, Workspace,
     activation::Activation,
@@ -13,9 +14,9 @@ use tilewright::{
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
-    tensor::{Data, DataMut, DeviceMemory, Indices},
+    tensor::{Data, DeviceMemory, Indices},
 };
-use tilewright_cuda::{Gpu, machine::Machine};
+use tilewright_cuda::{Card, Gpu, Simulator, machine::Machine};
 
 /// A device that takes views of the host.
 #[derive(Debug, Clone)]
@@ -29,50 +30,40 @@ struct There {
     strides: Vec<usize>,
 }
 
-fn bytes_of(data: Data<'_>) -> Vec<u8> {
-    fn each<T: Clone, const N: usize>(values: &[T], bytes: impl Fn(T) -> [u8; N]) -> Vec<u8> {
-        values.iter().cloned().flat_map(bytes).collect()
-    }
-    match data {
-        Data::F32(values) => each(values, f32::to_le_bytes),
-        Data::F16(values) => each(values, half::f16::to_le_bytes),
-        Data::Bf16(values) => each(values, half::bf16::to_le_bytes),
-        Data::E4m3(values) => each(values, |value| [value.to_bits()]),
-        Data::E5m2(values) => each(values, |value| [value.to_bits()]),
-        Data::I8(values) => each(values, i8::to_le_bytes),
-    }
+/// The backend in a simulator of a GPU with few SMs, so that they have to share work.
+pub(crate) fn simulated() -> Staged<Simulator> {
+    Staged(Gpu::new(Simulator::new(80, 3)))
 }
 
-fn write_back(data: DataMut<'_>, bytes: &[u8]) {
-    fn each<T, const N: usize>(values: &mut [T], bytes: &[u8], value: impl Fn([u8; N]) -> T) {
-        for (to, from) in values.iter_mut().zip(bytes.chunks_exact(N)) {
-            *to = value(from.try_into().expect("chunks of N"));
+/// The backend on the GPU of this machine; where there is none, it says why.
+pub(crate) fn gpu() -> Option<Staged<Card>> {
+    static GPU: OnceLock<Option<Staged<Card>>> = OnceLock::new();
+    let open = || match Card::open(0) {
+        Ok(card) => Some(Staged(Gpu::new(card))),
+        Err(why) => {
+            println!("skipped: {why}");
+            None
         }
-    }
-    match data {
-        DataMut::F32(values) => each(values, bytes, f32::from_le_bytes),
-        DataMut::F16(values) => each(values, bytes, half::f16::from_le_bytes),
-        DataMut::Bf16(values) => each(values, bytes, half::bf16::from_le_bytes),
-        DataMut::E4m3(values) => each(values, bytes, |[byte]| tilewright::E4m3::from_bits(byte)),
-        DataMut::E5m2(values) => each(values, bytes, |[byte]| tilewright::E5m2::from_bits(byte)),
-        DataMut::I8(values) => each(values, bytes, i8::from_le_bytes),
-    }
+    };
+    GPU.get_or_init(open).clone()
 }
 
 impl<M: Machine> Staged<M> {
-    fn bring(&self, view: &View<'_>) -> Result<There> {
-        let bytes = bytes_of(view.data());
+    /// Memory of just as many bytes, so that what reaches beyond them is seen.
+    fn bring_bytes(&self, bytes: &[u8]) -> Result<DeviceMemory> {
         let memory = self.0.allocate(bytes.len())?;
-        self.0.machine().write(memory.address(), &bytes)?;
+        self.0.machine().write(memory.address(), bytes)?;
+        Ok(memory)
+    }
+
+    fn bring(&self, view: &View<'_>) -> Result<There> {
+        let memory = self.bring_bytes(view.data().bytes())?;
         let (shape, strides) = (view.shape().to_vec(), view.strides().to_vec());
         Ok(There { memory, dtype: view.dtype(), shape, strides })
     }
 
     fn back(&self, there: &There, to: ViewMut<'_>) -> Result<()> {
-        let mut bytes = vec![0; there.memory.bytes()];
-        self.0.machine().read(there.memory.address(), &mut bytes)?;
-        write_back(to.into_data(), &bytes);
-        Ok(())
+        self.0.machine().read(there.memory.address(), to.into_data().into_bytes())
     }
 
     /// Runs an operator with views that it reads and views that it writes.
@@ -146,10 +137,8 @@ impl<M: Machine> Backend for Staged<M> {
             Ok(view)
         })?;
         // whatever is in the workspace goes, too: it must not matter
-        let bytes: Vec<u8> = out.workspace.host().iter().flat_map(|value| value.to_le_bytes()).collect();
-        let memory = self.0.allocate(bytes.len())?;
-        self.0.machine().write(memory.address(), &bytes)?;
-        let mut workspace = Workspace::on_device(memory);
+        let workspace = Data::F32(out.workspace.host()).bytes();
+        let mut workspace = Workspace::on_device(self.bring_bytes(workspace)?);
         let written: Vec<ViewMut<'_>> = [Some(out.o), out.lse].into_iter().flatten().collect();
         self.staged(&views, written, |read, written| {
             let mut read = read.iter().copied();

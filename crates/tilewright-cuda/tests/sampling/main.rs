@@ -2,21 +2,18 @@
 
 #![allow(clippy::excessive_nesting, clippy::type_complexity, reason = "grids of cases are loops in loops")]
 
-use std::sync::OnceLock;
-use tilewright_cuda::{Card, Gpu, Simulator};
-
 /// Makes tests of each property: in the simulator, where a property runs a share of its cases, and on the GPU.
 macro_rules! judge_backends {
     ($($property:ident),+ $(,)?) => {
         mod simulated {
             $(#[test] fn $property() {
                 crate::judge::thin(crate::EVERY);
-                super::$property(&[crate::simulated()]);
+                super::$property(&[crate::staged::simulated()]);
             })+
         }
         mod gpu {
             $(#[test] fn $property() {
-                let Some(gpu) = crate::gpu() else { return };
+                let Some(gpu) = crate::staged::gpu() else { return };
                 super::$property(&[gpu]);
             })+
         }
@@ -46,24 +43,6 @@ mod judge {
     }
 }
 
-/// The backend in a simulator.
-fn simulated() -> Staged<Simulator> {
-    Staged(Gpu::new(Simulator::new(80, 3)))
-}
-
-/// The backend on the GPU of this machine; where there is none, it says why.
-fn gpu() -> Option<Staged<Card>> {
-    static GPU: OnceLock<Option<Staged<Card>>> = OnceLock::new();
-    let open = || match Card::open(0) {
-        Ok(card) => Some(Staged(Gpu::new(card))),
-        Err(why) => {
-            println!("skipped: {why}");
-            None
-        }
-    };
-    GPU.get_or_init(open).clone()
-}
-
 #[path = "../../../tilewright/tests/arrays/mod.rs"]
 mod arrays;
 #[path = "../../../tilewright/tests/chi_square/mod.rs"]
@@ -84,5 +63,3 @@ mod speculative_distribution;
 mod staged;
 #[path = "../../../tilewright/tests/sampling/top.rs"]
 mod top;
-
-use staged::Staged;

@@ -86,8 +86,7 @@ impl<M: Machine> Gpu<M> {
             Scale::One => ScaleArgs::default(),
             Scale::Tensor(factor) => ScaleArgs { factor, ..ScaleArgs::default() },
             Scale::Head(factors) => {
-                let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
-                let memory = self.upload(&bytes)?;
+                let memory = self.upload(bytemuck::cast_slice(factors))?;
                 let address = memory.address();
                 held.push(memory);
                 ScaleArgs { address, page: 0, head: 1, factor: 1.0 }

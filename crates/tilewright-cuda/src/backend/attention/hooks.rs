@@ -13,20 +13,17 @@ pub(super) struct Tables(Vec<DeviceMemory>);
 #[derive(Debug)]
 pub(super) struct Buffers(Vec<DeviceMemory>);
 
-fn bytes(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
-}
-
 impl Tables {
     pub(super) fn bring<M: Machine>(gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<Self> {
-        let tables = variant.tables().iter().map(|(_, table)| gpu.upload(&bytes(table)));
+        let tables = variant.tables().iter().map(|(_, table)| gpu.upload(bytemuck::cast_slice(table)));
         Ok(Self(tables.collect::<Result<_>>()?))
     }
 }
 
 impl Buffers {
     pub(super) fn bring<M: Machine>(gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<Self> {
-        let buffers = variant.buffers().iter().map(|(_, buffer)| gpu.upload(&bytes(&buffer.values())));
+        let buffers =
+            variant.buffers().iter().map(|(_, buffer)| gpu.upload(bytemuck::cast_slice(&buffer.values())));
         Ok(Self(buffers.collect::<Result<_>>()?))
     }
 
@@ -38,10 +35,9 @@ impl Buffers {
     /// Waits for what the hooks have written. A variant without buffers has nothing to wait for.
     pub(super) fn bring_back<M: Machine>(&self, gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<()> {
         for (memory, (_, buffer)) in self.0.iter().zip(variant.buffers()) {
-            let mut bytes = vec![0; 4 * buffer.len()];
-            gpu.machine().read(memory.address(), &mut bytes)?;
-            let words = bytes.as_chunks::<4>().0.iter();
-            buffer.replace(&words.map(|word| f32::from_le_bytes(*word)).collect::<Vec<_>>());
+            let mut values = vec![0.0_f32; buffer.len()];
+            gpu.machine().read(memory.address(), bytemuck::cast_slice_mut(&mut values))?;
+            buffer.replace(&values);
         }
         Ok(())
     }

@@ -77,34 +77,30 @@ impl<M: Machine> Gpu<M> {
         }
         let (layout, page_size) = flatten::layout(plan);
         let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.room().partial_rows);
-        let lengths = None;
         Ok(Some(Arc::new(DevicePlan {
             args,
             layout,
             page_size,
             workers,
             partial_rows,
-            lengths,
+            lengths: None,
             flat,
             memory,
         })))
     }
 
     pub(super) fn run_attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
-        let ours = |what: Option<&Opaque>| what.is_some();
         let device_plan = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
         let built = inputs.built().and_then(|built| built.downcast_ref::<Built<M>>());
         let (Some(device_plan), Some(built)) = (device_plan, built) else {
-            let text = match ours(plan.prepared()) && ours(inputs.built()) {
+            let text = match plan.prepared().is_some() && inputs.built().is_some() {
                 true => "the plan or the operator was made by another backend",
                 false => "the plan or the operator was made without a device",
             };
             return Err(Error::new(OPERATOR, text));
         };
-        let workspace = match out.workspace.device() {
-            Some(memory) => self.check_place(OPERATOR, "workspace", Some(memory.place()))?,
-            None => self.check_place(OPERATOR, "workspace", None)?,
-        };
+        let workspace =
+            self.check_place(OPERATOR, "workspace", out.workspace.device().map(DeviceMemory::place))?;
         let mut held = Held::new();
         let tensors: (&ViewMut<'_>, Option<&ViewMut<'_>>) = (&out.o, out.lse.as_ref());
         let mut call = self.call((plan.problem(), device_plan), inputs, tensors, (workspace, &mut held))?;

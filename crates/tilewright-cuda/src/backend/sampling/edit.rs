@@ -1,6 +1,6 @@
 //! Edits of logits: what a row names is brought together on the host, so that each logit is the work of one thread.
 
-use super::{bytes_of, vocab_of, with_elements};
+use super::{vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};
 use std::collections::{BTreeMap, BTreeSet};
 use tilewright::{
@@ -62,7 +62,7 @@ fn mask<M: Machine>(gpu: &Gpu<M>, logits: &Logits<'_>, bitmask: &TokenBitmask<'_
     let kernel = with_elements!(logits.operator, dtype, T => {
         gpu.kernel(logits.operator, &format!("mask_tokens_{dtype}"), mask_tokens::<T>)
     })?;
-    let words = gpu.upload(&bytes_of(bitmask.words.iter().map(|word| word.cast_unsigned())))?;
+    let words = gpu.upload(bytemuck::cast_slice(bitmask.words))?;
     let ctas = logits.vocab.div_ceil(EDIT_THREADS * MASKED);
     let grid = [chosen.len() as u32, ctas, 1];
     let rows = gpu.upload_words(chosen)?;

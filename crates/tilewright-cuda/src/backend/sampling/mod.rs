@@ -96,13 +96,9 @@ fn problem(kind: Kind, verdict: &[u32]) -> Option<String> {
     }
 }
 
-fn bytes_of(words: impl IntoIterator<Item = u32>) -> Vec<u8> {
-    words.into_iter().flat_map(u32::to_le_bytes).collect()
-}
-
 impl<M: Machine> Gpu<M> {
     fn upload_words(&self, words: impl IntoIterator<Item = u32>) -> Result<DeviceMemory> {
-        self.upload(&bytes_of(words))
+        self.upload(bytemuck::cast_slice(&words.into_iter().collect::<Vec<u32>>()))
     }
 
     fn upload_requests(&self, params: &[SamplingParams]) -> Result<DeviceMemory> {
@@ -111,12 +107,9 @@ impl<M: Machine> Gpu<M> {
 
     /// The first `count` words of memory, when all work is done.
     fn read_words(&self, memory: &DeviceMemory, count: usize) -> Result<Vec<u32>> {
-        let mut bytes = vec![0; 4 * count];
-        self.machine.read(memory.address(), &mut bytes)?;
-        Ok(bytes
-            .chunks_exact(4)
-            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
-            .collect())
+        let mut words = vec![0_u32; count];
+        self.machine.read(memory.address(), bytemuck::cast_slice_mut(&mut words))?;
+        Ok(words)
     }
 }
 

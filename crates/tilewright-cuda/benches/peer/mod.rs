@@ -1,4 +1,4 @@
-//! Torch and FlashInfer in a process of their own, asked line by line.
+//! Whoever we are timed beside, a Python script in a process of its own, asked line by line in JSON.
 
 use serde::Deserialize;
 use std::{
@@ -7,9 +7,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-/// The script, which the binary carries along.
-const SCRIPT: &str = include_str!("../../../../benches/peers/gpu_attention.py");
-
+/// A script that runs, and answers.
 pub(crate) struct Peer {
     process: Child,
     to: ChildStdin,
@@ -25,9 +23,10 @@ struct Answer {
 }
 
 impl Peer {
-    pub(crate) fn start(python: &str) -> Result<Self, Box<dyn Error>> {
+    /// Runs `script`, which the binary carries along.
+    pub(crate) fn start(python: &str, script: &str) -> Result<Self, Box<dyn Error>> {
         let mut process =
-            Command::new(python).args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+            Command::new(python).args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let to = process.stdin.take().ok_or("the peer has no stdin")?;
         let from = BufReader::new(process.stdout.take().ok_or("the peer has no stdout")?);
         Ok(Self { process, to, from })
@@ -54,7 +53,7 @@ impl Peer {
         Ok(self.ask("{\"about\": true}")?.about.unwrap_or_default())
     }
 
-    /// Seconds of a call, and which of the peer's ways it was.
+    /// Seconds of a call, and which of the peer's ways it was, where it has several.
     pub(crate) fn seconds(&mut self, asked: &str) -> Result<(f64, String), Box<dyn Error>> {
         let answer = self.ask(asked)?;
         Ok((answer.seconds.ok_or("the peer gave no time")?, answer.best.unwrap_or_default()))
