@@ -1,8 +1,8 @@
 //! `cargo xtask bundle`: a folder with the command line and the GPU's tests and benches, for a machine that has a GPU but neither
 //! cargo nor a network.
 //!
-//! `run.sh` in the folder runs them there, some tests under the sanitizers too if they are installed, and leaves what they say
-//! in the folder that it is given.
+//! `run.sh` in the folder unpacks and runs them there, some tests under the sanitizers too if they are installed, and leaves what
+//! they say in the folder that it is given.
 
 use serde_json::Value;
 use std::{fs, path::Path, process::Command};
@@ -18,6 +18,7 @@ out=${1:?"usage: run.sh OUT [PYTHON]"}
 peer=${2:+--peer $2}
 mkdir -p "$out"
 failed=0
+tar -xzf programs.tar.gz
 root=$(cat root) # tests look for fixtures where they were built
 if [ ! -e "$root" ]; then mkdir -p "$(dirname "$root")" && ln -s "$PWD" "$root"; fi
 ./tilewright doctor >"$out/doctor.txt" 2>&1 || failed=1
@@ -60,9 +61,10 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
         fs::remove_dir_all(&folder).map_err(|why| said("emptying target/bundle", why))?;
     }
     fs::create_dir_all(&folder).map_err(|why| said("making target/bundle", why))?;
-    let mut bytes = 0;
+    let programs = folder.join("programs");
+    fs::create_dir(&programs).map_err(|why| said("making target/bundle/programs", why))?;
     for (name, executable) in executables(root)? {
-        let to = folder.join(&name);
+        let to = programs.join(&name);
         fs::copy(&executable, &to).map_err(|why| said(&format!("copying {executable}"), why))?;
         // line tables are for whoever debugs here
         let stripped = Command::new("strip").arg(&to).status();
@@ -71,8 +73,8 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
         }
         let size = fs::metadata(&to).map_err(|why| said(&name, why))?.len();
         println!("{name:24} {:6.1} MiB", size as f64 / f64::from(1 << 20));
-        bytes += size;
     }
+    let mut bytes = pack(&programs, &folder.join("programs.tar.gz"))?;
     for what in ["models/tilewright-small", "tests/fixtures"] {
         bytes += copy_folder(&root.join(what), &folder.join(what)).map_err(|why| said(what, why))?;
     }
@@ -86,6 +88,19 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
         "target/bundle: copy it to a machine with a GPU, and run `bash run.sh OUT [PYTHON WITH TORCH]` there"
     );
     Ok(())
+}
+
+/// Packs the files of a folder, which goes, and says how many bytes that takes: a third, since tests share most of their code.
+fn pack(folder: &Path, archive: &Path) -> Result<u64, String> {
+    let packed = Command::new("tar").arg("-czf").arg(archive).arg("-C").arg(folder).arg(".").status();
+    match packed {
+        Ok(status) if status.success() => {}
+        Ok(status) => return Err(format!("tar ended with {status}")),
+        Err(why) => return Err(format!("tar does not start: {why}")),
+    }
+    let said = |why: std::io::Error| format!("{}: {why}", archive.display());
+    fs::remove_dir_all(folder).map_err(said)?;
+    Ok(fs::metadata(archive).map_err(said)?.len())
 }
 
 /// Copies a folder and says how many bytes it has.
