@@ -11,44 +11,65 @@ use std::{fs, path::Path, process::Command};
 const LIMIT: u64 = 60 << 20;
 
 const SCRIPT: &str = r#"#!/usr/bin/env bash
-# Runs the tests and benches of this folder. Usage: run.sh OUT [PYTHON WITH TORCH]
+# Runs what is in this folder, and leaves what it says in OUT. Usage: run.sh OUT [STEP ...]
+# Steps, all unless named: doctor generate tests sanitizers benches. With PYTHON set to one that has torch, benches time peers, too.
 set -uo pipefail
 cd "$(dirname "$0")"
-out=${1:?"usage: run.sh OUT [PYTHON]"}
-peer=${2:+--peer $2}
+out=${1:?"usage: run.sh OUT [STEP ...]"}
+steps=${*:2}
 mkdir -p "$out"
 failed=0
 tar -xzf programs.tar.gz
 root=$(cat root) # tests look for fixtures where they were built
 if [ ! -e "$root" ]; then mkdir -p "$(dirname "$root")" && ln -s "$PWD" "$root"; fi
-./tilewright doctor >"$out/doctor.txt" 2>&1 || failed=1
-for device in cpu cuda; do
-    echo "== generate --device $device"
-    ./tilewright generate --model models/tilewright-small --device $device --quiet --temperature 0 --max-tokens 64 \
-        "It was a dark night, and" >"$out/generate.$device.txt" 2>"$out/generate.$device.err" || failed=1
-done
-cmp "$out/generate.cpu.txt" "$out/generate.cuda.txt" || failed=1
-for test in test_*; do
-    echo "== $test"
-    "./$test" --nocapture >"$out/$test.txt" 2>&1 || failed=1
-    grep "^test result" "$out/$test.txt"
-done
-if command -v compute-sanitizer >/dev/null; then
+
+# What the device is.
+doctor() {
+    ./tilewright doctor >"$out/doctor.txt" 2>&1 || failed=1
+}
+
+# The same tokens on the CPU and on the GPU.
+generate() {
+    for device in cpu cuda; do
+        ./tilewright generate --model models/tilewright-small --device $device --quiet --temperature 0 --max-tokens 64 \
+            "It was a dark night, and" >"$out/generate.$device.txt" 2>"$out/generate.$device.err" || failed=1
+    done
+    cmp "$out/generate.cpu.txt" "$out/generate.cuda.txt" || failed=1
+}
+
+tests() {
+    for test in test_*; do
+        "./$test" --nocapture >"$out/$test.txt" 2>&1 || failed=1
+        echo "$test: $(grep "^test result" "$out/$test.txt")"
+    done
+}
+
+# One test of each kind of kernel.
+sanitizers() {
     for tool in memcheck racecheck synccheck; do
-        for what in "test_conformance gpu::trees_of" "test_conformance gpu::levels_agree" "test_conformance gpu::every_hook" \
-            "test_conformance gpu::items_of" "test_conformance gpu::given_scales" "test_conformance gpu::nan_and" \
-            "test_sampling gpu::greedy" "test_plan_on_device" "test_prefill" "test_gemm"; do
-            set -- $what
+        for what in "conformance gpu::trees_of" "conformance gpu::levels_agree" "conformance gpu::every_hook" \
+            "conformance gpu::items_of" "conformance gpu::given_scales" "conformance gpu::nan_and" \
+            "sampling gpu::greedy" plan_on_device prefill gemm; do
             said="$out/$(echo "$what" | tr ' :' '__').$tool.txt"
-            compute-sanitizer --error-exitcode 9 --tool "$tool" "./$1" ${2:-} >"$said" 2>&1 || failed=1
+            # shellcheck disable=SC2086
+            compute-sanitizer --error-exitcode 9 --tool $tool ./test_$what >"$said" 2>&1 || failed=1
             echo "$tool, $what: $(tail -n 1 "$said")"
         done
     done
-fi
-for bench in bench_*; do
-    echo "== $bench"
-    # shellcheck disable=SC2086
-    "./$bench" --record "$out/$bench.csv" $peer 2>&1 | tee "$out/$bench.txt"
+}
+
+benches() {
+    for bench in attention kernels; do
+        # shellcheck disable=SC2086
+        "./bench_$bench" --record "$out/$bench.csv" ${PYTHON:+--peer $PYTHON} 2>&1 | tee "$out/bench_$bench.txt"
+    done
+    ./bench_first_use --record "$out/first_use.csv" 2>&1 | tee "$out/bench_first_use.txt"
+    ./bench_small 2>&1 | tee "$out/bench_small.txt"
+}
+
+for step in ${steps:-doctor generate tests sanitizers benches}; do
+    echo "== $step"
+    $step
 done
 exit $failed
 "#;
@@ -84,9 +105,7 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
     if bytes > LIMIT {
         return Err(format!("target/bundle has {bytes} bytes, expected at most {LIMIT}"));
     }
-    println!(
-        "target/bundle: copy it to a machine with a GPU, and run `bash run.sh OUT [PYTHON WITH TORCH]` there"
-    );
+    println!("target/bundle: copy it to a machine with a GPU, and run `bash run.sh OUT` there");
     Ok(())
 }
 
