@@ -1,8 +1,9 @@
 //! A variant whose parameters a kernel has declared, and its hooks with some of their inputs known.
 
 use super::{
-    Hooks,
+    Arithmetic, Hooks,
     apply::{Known, apply},
+    kept::decisive,
 };
 use std::rc::Rc;
 use tilewright::attention::variant::{
@@ -45,6 +46,10 @@ pub struct Prepared<'k, 'v> {
     parameters: Rc<Parameters<'k, 'v>>,
     graph: &'v Graph,
     known: Vec<Option<Known<'k>>>,
+    /// Which nodes are computed when they can be.
+    wanted: Rc<[bool]>,
+    /// Which are computed exactly.
+    exact: Rc<[bool]>,
 }
 
 impl<'k, 'v> Declared<'k, 'v> {
@@ -74,9 +79,20 @@ impl<'k, 'v> Declared<'k, 'v> {
     /// costs nothing.
     #[track_caller]
     pub fn prepare(&self, hook: Hook, inputs: &Inputs<'_, 'k>) -> Prepared<'k, 'v> {
+        let nodes = self.0.hooks.variant.graph(hook).nodes().len();
+        self.with_known(hook, vec![None; nodes], vec![true; nodes]).computed(inputs, &[], true)
+    }
+
+    /// The hook where some values are known, and `wanted` of the others are computed when they can be.
+    pub(super) fn with_known(
+        &self,
+        hook: Hook,
+        known: Vec<Option<Known<'k>>>,
+        wanted: Vec<bool>,
+    ) -> Prepared<'k, 'v> {
         let graph = self.0.hooks.variant.graph(hook);
-        let known = vec![None; graph.nodes().len()];
-        Prepared { parameters: Rc::clone(&self.0), graph, known }.computed(inputs, &[], true)
+        let exact = decisive(graph, self.0.hooks.arithmetic).into();
+        Prepared { parameters: Rc::clone(&self.0), graph, known, wanted: wanted.into(), exact }
     }
 }
 
@@ -168,6 +184,11 @@ impl<'k> Prepared<'k, '_> {
         self.computed(inputs, &[(Input::O, o)], false).number(0, o)
     }
 
+    /// The value of a node.
+    pub(super) fn known(&self, node: u32) -> Option<Known<'k>> {
+        self.known[node as usize]
+    }
+
     fn result(&self, place: usize) -> Option<Known<'k>> {
         self.graph.results().get(place).and_then(|&node| self.known[node as usize])
     }
@@ -185,8 +206,9 @@ impl<'k> Prepared<'k, '_> {
     fn computed(&self, inputs: &Inputs<'_, 'k>, arguments: &[(Input, Value<'k, f32>)], once: bool) -> Self {
         let mut values = self.clone();
         for (at, node) in self.graph.nodes().iter().enumerate() {
-            if values.known[at].is_none() {
-                values.known[at] = values.node(node, &|input| self.input(input, inputs, arguments), once);
+            if values.known[at].is_none() && self.wanted[at] {
+                let input = |input| self.input(input, inputs, arguments);
+                values.known[at] = values.node((at, node), &input, once);
             }
         }
         values
@@ -212,7 +234,12 @@ impl<'k> Prepared<'k, '_> {
 
     /// A node's value, where all that it is computed from is known.
     #[track_caller]
-    fn node(&self, node: &Node, input: &Inputs<'_, 'k>, once: bool) -> Option<Known<'k>> {
+    fn node(
+        &self,
+        (at, node): (usize, &Node),
+        input: &Inputs<'_, 'k>,
+        once: bool,
+    ) -> Option<Known<'k>> {
         let (parameters, k) = (&self.parameters, self.parameters.k);
         match *node {
             Node::Number(bits) => Some(Known::Number(k.constant(f32::from_bits(bits)))),
@@ -223,15 +250,17 @@ impl<'k> Prepared<'k, '_> {
                 Some(Known::Number(index)) => Some(Known::Number(parameters.read(table as usize, index))),
                 _ => None,
             },
-            Node::Apply(op, _) => self.applied(op, node.operands(), once),
+            Node::Apply(op, _) => {
+                let arithmetic = if self.exact[at] { Arithmetic::Exact } else { Arithmetic::Fast };
+                self.applied(op, node.operands(), (arithmetic, once))
+            }
         }
     }
 
     #[track_caller]
-    fn applied(&self, op: Op, operands: &[u32], once: bool) -> Option<Known<'k>> {
+    fn applied(&self, op: Op, operands: &[u32], how: (Arithmetic, bool)) -> Option<Known<'k>> {
         let known: Option<Vec<Known<'k>>> =
             operands.iter().map(|&operand| self.known[operand as usize]).collect();
-        let arithmetic = self.parameters.hooks.arithmetic;
-        known.map(|known| apply(self.parameters.k, op, &known, (arithmetic, once)))
+        known.map(|known| apply(self.parameters.k, op, &known, how))
     }
 }

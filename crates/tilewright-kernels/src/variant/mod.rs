@@ -33,6 +33,7 @@
 mod apply;
 mod declared;
 pub(crate) mod elementary;
+mod kept;
 
 pub use apply::Arithmetic;
 pub use declared::{Declared, Inputs, Prepared};

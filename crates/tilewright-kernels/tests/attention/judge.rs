@@ -5,27 +5,52 @@ use crate::{
     numbers::number,
     world::{Outputs, Segment, World},
 };
-use tilewright::Dtype;
-use tilewright_kernels::attention::tensor_core::attention;
+use tilewright::{
+    Dtype,
+    attention::variant::{ExpressionVariant, Variant},
+    reference::attention::{Definition, Place},
+};
+use tilewright_kernels::attention::tensor_core::{attention, attention_with};
+use tilewright_ptx::ir::Kernel;
 
 /// Runs a case with several seeds and judges each run.
 pub(crate) fn check(case: &Case) {
     let kernel = attention("attention", &case.config()).unwrap_or_else(|why| panic!("{case:?}: {why}"));
-    let world = World::new(case);
+    run(&World::new(case), &kernel, &|_| Definition::default());
+}
+
+/// The same with a variant, and what it does to each request.
+pub(crate) fn check_with<'a>(
+    case: &Case,
+    variant: &ExpressionVariant,
+    definition: &dyn Fn(usize) -> Definition<'a>,
+) {
+    let kernel =
+        attention_with("attention", &case.config(), variant).unwrap_or_else(|why| panic!("{case:?}: {why}"));
+    run(&World { variant: variant.clone(), ..World::new(case) }, &kernel, definition);
+}
+
+fn run<'a>(world: &World, kernel: &Kernel, definition: &dyn Fn(usize) -> Definition<'a>) {
+    let (case, of) = (&world.case, world.variant.name());
     for seed in 0..case.seeds {
         let outputs =
-            world.run(&kernel, seed).unwrap_or_else(|fault| panic!("{case:?}, seed {seed}: {fault}"));
-        world.judge(&outputs).unwrap_or_else(|why| panic!("{case:?}, seed {seed}: {why}"));
+            world.run(kernel, seed).unwrap_or_else(|fault| panic!("{of}, {case:?}, seed {seed}: {fault}"));
+        world.judge(&outputs, definition).unwrap_or_else(|why| panic!("{of}, {case:?}, seed {seed}: {why}"));
     }
 }
 
 impl World {
-    pub(crate) fn judge(&self, outputs: &Outputs) -> Result<(), String> {
+    fn judge<'a>(
+        &self,
+        outputs: &Outputs,
+        definition: &dyn Fn(usize) -> Definition<'a>,
+    ) -> Result<(), String> {
         let case = &self.case;
         for request in 0..case.lengths.len() {
+            let definition = definition(request);
             for row in 0..case.lengths[request].0 {
                 for head in 0..case.heads.0 {
-                    self.judge_row(outputs, (request, row, head))
+                    self.judge_row(outputs, &definition, (request, row, head))
                         .map_err(|why| format!("request {request} row {row} head {head}: {why}"))?;
                 }
             }
@@ -36,42 +61,30 @@ impl World {
     fn judge_row(
         &self,
         outputs: &Outputs,
+        definition: &Definition<'_>,
         (request, row, head): (usize, usize, usize),
     ) -> Result<(), String> {
         let (case, dim) = (&self.case, self.case.dim);
         let at_row = case.first_row(request) + row;
-        let q = self.row(dim.qk, at_row, head);
-        let kv_head = head / case.group();
-        let keys = self.keys(request, row);
-        let logit = |&(segment, key): &(&Segment, usize)| {
-            let k = self.element(dim.qk, segment, (key, kv_head));
-            let dot: f64 = (0..dim.qk)
-                .map(|d| self.number(&self.q, case.qo, q + d) * self.number(&self.k, case.kv, k + d))
-                .sum();
-            dot * self.scale()
-        };
-        let logits: Vec<f64> = keys.iter().map(logit).collect();
-        let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let sum: f64 = logits.iter().map(|logit| (logit - max).exp()).sum();
-        let lse =
-            if keys.is_empty() { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
+        let (lse, means, errors) = self.state(definition, (request, row, head));
         let found = f64::from(outputs.lse[at_row * case.heads.0 + head]);
         let close = found == lse || (found - lse).abs() < 1e-4 || (found.is_nan() && lse.is_nan());
         if !close {
             return Err(format!("lse {found}, not {lse}"));
         }
-        let precision = if case.qo == Dtype::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 };
+        let place = self.asked((request, row, head));
+        let output = |sign: f64| {
+            let shifted = means.iter().zip(&errors).map(|(mean, error)| mean + sign * error);
+            let mut o: Vec<f64> = shifted.collect();
+            (definition.output)(place(0), &mut o);
+            o
+        };
+        let (expected, above, below) = (output(0.0), output(1.0), output(-1.0));
         let o = self.row(dim.vo, at_row, head);
-        for d in 0..dim.vo {
-            let (mut expected, mut size) = (0.0, 0.0);
-            for ((segment, key), logit) in keys.iter().zip(&logits) {
-                let v = self.element(dim.vo, segment, (*key, kv_head)) + d;
-                let term = (logit - max).exp() / sum * self.number(&self.v, case.kv, v);
-                (expected, size) = (expected + term, size + term.abs());
-            }
+        for (d, &expected) in expected.iter().enumerate() {
             let found = self.number(&outputs.o, case.qo, o + d);
-            let near = (found - expected).abs() <= size * precision + 1e-6;
-            let close = (near && expected.is_finite() && found.is_finite())
+            let error = (above[d] - expected).abs().max((below[d] - expected).abs());
+            let close = ((found - expected).abs() <= error && expected.is_finite() && found.is_finite())
                 || found == expected
                 || (found.is_nan() && expected.is_nan());
             if !close {
@@ -79,6 +92,54 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// What a definition is asked about a row's keys, by position.
+    fn asked(&self, (request, row, head): (usize, usize, usize)) -> impl Fn(i64) -> Place {
+        let (rows, keys) = self.case.lengths[request];
+        let p = keys as i64 - rows as i64 + row as i64;
+        let g = head / self.case.group();
+        move |at| Place { i: row, j: at as usize, h: head, g, p }
+    }
+
+    /// The LSE of a row, its outputs before the output hook, and how far off these may be.
+    fn state(
+        &self,
+        definition: &Definition<'_>,
+        (request, row, head): (usize, usize, usize),
+    ) -> (f64, Vec<f64>, Vec<f64>) {
+        let (case, dim) = (&self.case, self.case.dim);
+        let q = self.row(dim.qk, case.first_row(request) + row, head);
+        let kv_head = head / case.group();
+        let place = self.asked((request, row, head));
+        let mut keys = self.keys(request, row);
+        keys.retain(|(segment, key)| (definition.visible)(place(self.position(segment, *key))));
+        let logit = |&(segment, key): &(&Segment, usize)| {
+            let k = self.element(dim.qk, segment, (key, kv_head));
+            let dot: f64 = (0..dim.qk)
+                .map(|d| self.number(&self.q, case.qo, q + d) * self.number(&self.k, case.kv, k + d))
+                .sum();
+            (definition.logit)(place(self.position(segment, key)), dot * self.scale())
+        };
+        let logits: Vec<f64> = keys.iter().map(logit).collect();
+        let sink = definition.sink.as_ref().map(|sink| sink(head));
+        let weighed = || logits.iter().copied().chain(sink);
+        let max = weighed().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = weighed().map(|logit| (logit - max).exp()).sum();
+        let empty = weighed().next().is_none();
+        let lse = if empty { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
+        let precision = if case.qo == Dtype::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 };
+        let mean = |d: usize| {
+            let (mut mean, mut size) = (0.0, 0.0);
+            for ((segment, key), logit) in keys.iter().zip(&logits) {
+                let v = self.element(dim.vo, segment, (*key, kv_head)) + d;
+                let term = (logit - max).exp() / sum * self.number(&self.v, case.kv, v);
+                (mean, size) = (mean + term, size + term.abs());
+            }
+            (mean, size * precision + 1e-6)
+        };
+        let (means, errors) = (0..dim.vo).map(mean).unzip();
+        (lse, means, errors)
     }
 
     /// The keys that a row sees, by segment.

@@ -4,13 +4,17 @@ use crate::{
     case::Case,
     numbers::{bytes, noise},
 };
-use tilewright_kernels::attention::{
-    call::{CacheTensor, Call, KvLayout, PlanArgs, RowTensor, ScaleArgs},
-    items::{Item, Merge, NONE, Request, Source},
+use tilewright::attention::variant::{ExpressionVariant, Plain};
+use tilewright_kernels::{
+    attention::{
+        call::{CacheTensor, Call, KvLayout, PlanArgs, RowTensor, ScaleArgs},
+        items::{Item, Merge, NONE, Request, Source},
+    },
+    variant::arguments,
 };
 use tilewright_ptx::{
     ir::Kernel,
-    sim::{Fault, Launch, Memory},
+    sim::{Arg, Fault, Launch, Memory},
 };
 
 /// Keys that some rows look at.
@@ -27,6 +31,7 @@ pub(crate) struct Segment {
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) case: Case,
+    pub(crate) variant: ExpressionVariant,
     pub(crate) segments: Vec<Segment>,
     /// Entries of the page table.
     pub(crate) indices: Vec<u32>,
@@ -46,6 +51,7 @@ impl World {
     pub(crate) fn new(case: &Case) -> Self {
         let mut world = Self {
             case: case.clone(),
+            variant: ExpressionVariant::of(&Plain).expect("it does nothing"),
             segments: Vec::new(),
             indices: Vec::new(),
             q: Vec::new(),
@@ -220,7 +226,7 @@ impl World {
             scale: self.scale() as f32,
             k_scale: ScaleArgs::default(),
             v_scale: ScaleArgs::default(),
-            variant: Vec::new(),
+            variant: self.hook_arguments(&mut memory),
         };
         assert!(case.config().refuses_call(&call).is_empty(), "{:?}", case.config().refuses_call(&call));
         let counters = call.plan.counters;
@@ -237,6 +243,12 @@ impl World {
             assert!(memory.read::<u16>(o + 2 * (first + dim.vo) as u64, 1).is_err(), "written beyond a head");
         }
         Ok(Outputs { o: found, lse: memory.read(lse, rows)? })
+    }
+
+    fn hook_arguments(&self, memory: &mut Memory) -> Vec<Arg> {
+        let tables: Vec<u64> =
+            self.variant.tables().iter().map(|(_, table)| memory.alloc_from(table)).collect();
+        arguments(&self.variant, |table| tables[table], |_| unreachable!("hooks with buffers are refused"))
     }
 
     pub(crate) fn scale(&self) -> f64 {

@@ -109,10 +109,12 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
 impl<M: Machine> Built<M> {
     pub(super) fn new(gpu: &Gpu<M>, problem: &Problem, variant: &ExpressionVariant) -> Result<Self> {
         let built = Self { fast: None, general: OnceLock::new(), tables: Tables::bring(gpu, variant)? };
-        match on_tensor_cores(&gpu.limits, problem).filter(|_| is_plain(variant)) {
+        let config = on_tensor_cores(&gpu.limits, problem);
+        match config.filter(|config| tensor_core::refuses_variant(config, variant).is_empty()) {
             Some(config) => {
-                let name = format!("attention_{}", shape(problem));
-                let function = gpu.kernel(OPERATOR, &name, |name| tensor_core::attention(name, &config))?;
+                let name = format!("attention_{}{}", shape(problem), hooks(variant));
+                let make = |name: &str| tensor_core::attention_with(name, &config, variant);
+                let function = gpu.kernel(OPERATOR, &name, make)?;
                 Ok(Self { fast: Some((config, function)), ..built })
             }
             None => {
@@ -145,17 +147,16 @@ impl<M: Machine> Built<M> {
         }
         let config = without_tensor_cores(problem);
         let latent = if problem.is_latent() { "_latent" } else { "" };
-        let hooks =
-            if is_plain(variant) { String::new() } else { format!("_{:016x}", variant.fingerprint()) };
-        let name = format!("attention_scalar_{}{latent}{hooks}", shape(problem));
+        let name = format!("attention_scalar_{}{latent}{}", shape(problem), hooks(variant));
         let function = gpu.kernel(OPERATOR, &name, |name| scalar::attention(name, config, variant))?;
         Ok(self.general.get_or_init(|| function).clone())
     }
 }
 
-/// Whether no hook does anything.
-fn is_plain(variant: &ExpressionVariant) -> bool {
-    variant.properties().softmax && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook))
+/// What kernels of a variant are called after; nothing if no hook does anything.
+fn hooks(variant: &ExpressionVariant) -> String {
+    let is_plain = variant.properties().softmax && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
+    if is_plain { String::new() } else { format!("_{:016x}", variant.fingerprint()) }
 }
 
 /// What kernels of a problem are called after.

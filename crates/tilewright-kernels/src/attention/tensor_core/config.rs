@@ -60,8 +60,18 @@ impl Config {
 
     /// CTAs that share an SM: what the grid, and `Tiling::workers`, should be a multiple of.
     pub fn ctas_per_sm(&self) -> u32 {
-        let of_two = self.device.shared_of_sm / 2 - 1024;
-        if Layout::new(self, of_two.min(self.device.shared_of_cta)).is_some() { 2 } else { 1 }
+        self.ctas_beside(0)
+    }
+
+    /// The same where each has so many bytes of shared memory beside its layout.
+    pub(super) fn ctas_beside(&self, bytes: usize) -> u32 {
+        if self.layout_of_share(2, bytes).is_some() { 2 } else { 1 }
+    }
+
+    /// The layout where so many CTAs share an SM and have so many bytes beside it.
+    fn layout_of_share(&self, ctas: usize, bytes: usize) -> Option<Layout> {
+        let each = self.device.shared_of_sm / ctas - 1024;
+        Layout::new(self, each.min(self.device.shared_of_cta).checked_sub(bytes)?)
     }
 
     /// Bytes of shared memory of a CTA.
@@ -71,8 +81,12 @@ impl Config {
 
     /// What lies where in shared memory, if it is enough.
     pub(super) fn layout(&self) -> Option<Layout> {
-        let each = self.device.shared_of_sm / self.ctas_per_sm() as usize - 1024;
-        Layout::new(self, each.min(self.device.shared_of_cta))
+        self.layout_beside(0)
+    }
+
+    /// The same where so many bytes are taken by something else.
+    pub(super) fn layout_beside(&self, bytes: usize) -> Option<Layout> {
+        self.layout_of_share(self.ctas_beside(bytes) as usize, bytes)
     }
 
     /// Why the kernel cannot take these arguments; nothing if it can. Addresses and strides have to be multiples of 16 bytes, those

@@ -3,6 +3,7 @@
 use super::{
     config::{Config, FEW_ROWS, THREADS},
     few,
+    hooked::Hooked,
     layout::Layout,
     many, merge,
 };
@@ -10,7 +11,8 @@ use crate::attention::{
     call::{KvLayout, Params},
     items::{Item, ItemValues},
 };
-use tilewright::Dtype;
+use std::f32::consts::LOG2_E;
+use tilewright::{Dtype, attention::variant::Hook};
 use tilewright_ptx::{
     build::{Builder, Global, Shared, Value, Var},
     isa::{matrix::Elements, types::Scalar},
@@ -37,8 +39,10 @@ pub(super) struct Cta<'k> {
 pub(super) struct Work<'k> {
     cta: Cta<'k>,
     words: Shared<'k, u32>,
-    /// The factor that makes products of queries and keys logits in base 2.
+    /// The factor that makes products of queries and keys, or what the logits hook gives, logits in base 2.
     pub(super) scale: Value<'k, f32>,
+    /// The factor that makes them what the logits hook is given; `scale` is that of its results then.
+    pub(super) scale_of_products: Value<'k, f32>,
 }
 
 /// A row of the batch, and its query head.
@@ -57,7 +61,7 @@ impl<'k> Cta<'k> {
     }
 
     /// Does the items of this CTA, one after the other.
-    pub(super) fn run(&self) {
+    pub(super) fn run(&self, hooks: &Hooked<'k, '_>) {
         let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
         let words = self.at(self.layout.words + ITEM);
         let scale = k.var("scale_of_item", 0.0);
@@ -78,11 +82,15 @@ impl<'k> Cta<'k> {
             k.when(k.thread().eq(0), || at.store(number + 1));
             let head = words.plus(2).load();
             let k_factor = self.params.k_scale.at(k, k.constant(0), head);
-            scale.set(self.params.scale * std::f32::consts::LOG2_E * k_factor);
-            let work = Work { cta: *self, words, scale: scale.get() };
+            let hooked = hooks.is_live(Hook::Logits);
+            let to_logits = if hooked { self.params.scale } else { self.params.scale * LOG2_E };
+            scale.set(to_logits * k_factor);
+            let scale_of_products = scale.get();
+            let scale = if hooked { k.constant(LOG2_E) } else { scale_of_products };
+            let work = Work { cta: *self, words, scale, scale_of_products };
 
             let few_rows = work.rows().le(FEW_ROWS as u32);
-            k.when_else(few_rows, || few::run(self, &work), || many::run(self, &work));
+            k.when_else(few_rows, || few::run(self, &work, hooks), || many::run(self, &work, hooks));
             let item = work.item();
             k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work));
             // shared memory is free for the next item

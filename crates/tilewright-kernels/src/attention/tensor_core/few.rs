@@ -12,6 +12,7 @@ use super::{
     config::FEW_ROWS,
     cta::{Cta, Work, divide},
     fragments::{Cell, LanePlaces, RowTile, Sums, hide},
+    hooked::Hooked,
     keys::{Copier, Finder, copy_queries},
     layout::{RowFormat, STAGE_KEYS, WARPS},
     output::{Total, store_chunk},
@@ -23,8 +24,8 @@ use crate::tile::reduce;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// Does an item.
-pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>) {
-    let body = Few::new(cta, work);
+pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
+    let body = Few::new(cta, work, hooks);
     let query = body.begin();
     body.attend(&query);
     body.end();
@@ -33,6 +34,7 @@ pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>) {
 struct Few<'c, 'k> {
     cta: &'c Cta<'k>,
     work: &'c Work<'k>,
+    hooks: &'c Hooked<'k, 'c>,
     k: &'k Builder,
     warp: Value<'k, u32>,
     kv_begin: Value<'k, u32>,
@@ -51,7 +53,7 @@ struct Few<'c, 'k> {
 }
 
 impl<'c, 'k> Few<'c, 'k> {
-    fn new(cta: &'c Cta<'k>, work: &'c Work<'k>) -> Self {
+    fn new(cta: &'c Cta<'k>, work: &'c Work<'k>, hooks: &'c Hooked<'k, 'c>) -> Self {
         let (k, layout, item, warp) = (cta.k, &cta.layout, work.item(), cta.k.warp_index());
         let entries = cta.at::<u32>(layout.few.entries).byte(warp * (2 * STAGE_KEYS * 16) as u32);
         let copier = |format: RowFormat, table: usize| {
@@ -62,6 +64,7 @@ impl<'c, 'k> Few<'c, 'k> {
         Self {
             cta,
             work,
+            hooks,
             k,
             warp,
             kv_begin: item.kv_begin,
@@ -90,6 +93,7 @@ impl<'c, 'k> Few<'c, 'k> {
         copy_queries(self.cta, self.work, (zero, FEW_ROWS), q);
         k.commit_copies();
         self.rows.fill(self.cta, self.work, (zero, FEW_ROWS));
+        self.hooks.fill(self.cta, self.work, (zero, FEW_ROWS));
         for stage in 0..layout.few.num_stages - 1 {
             k.sync_warp();
             self.load(k.constant(stage as u32));
@@ -136,7 +140,9 @@ impl<'c, 'k> Few<'c, 'k> {
             self.advance(self.reads, few.stage_bytes);
             let logits = vec![vec![self.unset(), self.unset()]];
             self.places.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
-            let masked = self.rows.is_masked(self.first_key(stage), STAGE_KEYS);
+            let of_stage = self.keys_of(stage);
+            self.hooks.logits((self.cta, self.work), of_stage, (&|_| k.constant(0), &logits));
+            let masked = self.rows.is_masked(of_stage.first, STAGE_KEYS);
             let values = self.values_of(keys);
             let special = k.var::<bool>("special", false);
             k.when(masked, || {
@@ -156,6 +162,10 @@ impl<'c, 'k> Few<'c, 'k> {
         k.wait_copies(0);
     }
 
+    fn keys_of(&self, stage: Value<'k, u32>) -> Keys<'k> {
+        Keys { first: self.first_key(stage), width: STAGE_KEYS as u32 }
+    }
+
     fn unset(&self) -> Sums<'k> {
         std::array::from_fn(|_| self.k.unset_var("s"))
     }
@@ -164,7 +174,7 @@ impl<'c, 'k> Few<'c, 'k> {
     fn seen_by(&self, stage: Value<'k, u32>) -> [Value<'k, u64>; 2] {
         let k = self.k;
         let row = k.lane() & (FEW_ROWS - 1) as u32;
-        let keys = Keys { first: self.first_key(stage), width: STAGE_KEYS as u32 };
+        let keys = self.keys_of(stage);
         let item = self.work.item();
         let of_row = row.min(item.qo_len * self.cta.params.group.by - 1);
         let word = seen((self.cta, &item), of_row, self.rows.range(row), keys).low();

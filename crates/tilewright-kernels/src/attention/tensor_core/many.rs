@@ -14,6 +14,7 @@ use super::{
     config::KV_TOKENS,
     cta::{Cta, Work, divide},
     fragments::{Cell, LanePlaces, RowTile, Sums, hide},
+    hooked::Hooked,
     keys::{Copier, Finder, copy_queries},
     layout::RowFormat,
     output::store_tile,
@@ -24,12 +25,12 @@ use super::{
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// Does an item, tile of rows by tile of rows.
-pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>) {
+pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
     let (k, rows) = (cta.k, 64 * cta.layout.row_tiles as u32);
     k.when(k.thread().eq(0), || work.first_row().store(0_u32));
     k.sync_threads();
     k.forever(|| {
-        let body = Many::new(cta, work);
+        let body = Many::new(cta, work, hooks);
         body.begin();
         body.attend();
         let first = work.first_row().load();
@@ -50,6 +51,7 @@ const SPECIAL: usize = 96;
 struct Many<'c, 'k> {
     cta: &'c Cta<'k>,
     work: &'c Work<'k>,
+    hooks: &'c Hooked<'k, 'c>,
     k: &'k Builder,
     rows: Rows<'k>,
     tiles: Vec<RowTile<'k>>,
@@ -63,6 +65,10 @@ struct Many<'c, 'k> {
     fills: Var<'k, u32>,
 }
 
+fn keys_of(first: Value<'_, u32>) -> Keys<'_> {
+    Keys { first, width: KV_TOKENS as u32 }
+}
+
 /// What a slot holds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Half {
@@ -71,7 +77,7 @@ enum Half {
 }
 
 impl<'c, 'k> Many<'c, 'k> {
-    fn new(cta: &'c Cta<'k>, work: &'c Work<'k>) -> Self {
+    fn new(cta: &'c Cta<'k>, work: &'c Work<'k>, hooks: &'c Hooked<'k, 'c>) -> Self {
         let (k, layout) = (cta.k, &cta.layout);
         let entries = cta.at(layout.many.entries);
         let copier = |format: RowFormat, table: usize| {
@@ -83,6 +89,7 @@ impl<'c, 'k> Many<'c, 'k> {
         Self {
             cta,
             work,
+            hooks,
             k,
             rows: Rows::new(cta),
             tiles: (0..layout.row_tiles).map(tile).collect(),
@@ -112,6 +119,7 @@ impl<'c, 'k> Many<'c, 'k> {
         let (first_row, rows) = (self.work.first_row().load(), 64 * self.cta.layout.row_tiles);
         self.finder.ask(first);
         self.rows.fill(self.cta, self.work, (first_row, rows));
+        self.hooks.fill(self.cta, self.work, (first_row, rows));
         copy_queries(self.cta, self.work, (first_row, rows), self.cta.at(self.cta.layout.many.q));
         self.find(first);
         for load in 0..self.cta.layout.many.num_slots - 1 {
@@ -196,6 +204,8 @@ impl<'c, 'k> Many<'c, 'k> {
             self.places.query(self.cta, rows, step)
         };
         self.places.multiply_keys(self.cta, query, keys, &logits);
+        let row = |tile: usize| self.row_of_tile(tile);
+        self.hooks.logits((self.cta, self.work), keys_of(first), (&row, &logits));
         k.when(masked, || self.hide(&logits));
         let weighed = self.tiles.iter().zip(&logits);
         let weighed = weighed.map(|(tile, logits)| tile.weigh(self.cta, self.work.scale, logits));
@@ -252,8 +262,7 @@ impl<'c, 'k> Many<'c, 'k> {
         k.when(thread.lt(64 * self.cta.layout.row_tiles as u32), || {
             let item = self.work.item();
             let row = (self.work.first_row().load() + thread).min(item.qo_len * self.cta.params.group.by - 1);
-            let keys = Keys { first, width: KV_TOKENS as u32 };
-            let word = seen((self.cta, &item), row, self.rows.range(thread), keys);
+            let word = seen((self.cta, &item), row, self.rows.range(thread), keys_of(first));
             self.seen.at(thread).store(word);
         });
     }

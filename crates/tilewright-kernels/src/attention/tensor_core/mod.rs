@@ -12,6 +12,7 @@ mod config;
 mod cta;
 mod few;
 mod fragments;
+mod hooked;
 mod keys;
 mod layout;
 mod many;
@@ -22,8 +23,12 @@ mod seen;
 mod special;
 
 pub use config::{Config, Device, FEW_ROWS, KV_TOKENS, THREADS};
+pub use hooked::refuses_variant;
 
+use crate::variant::Hooks;
 use cta::Cta;
+use hooked::Hooked;
+use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
 /// The kernel.
@@ -31,17 +36,39 @@ use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 /// # Errors
 /// With the reasons of [`Config::refuses`], if there are any.
 pub fn attention(name: &str, config: &Config) -> Result<Kernel, Invalid> {
-    let reasons = config.refuses();
-    let Some(layout) = config.layout().filter(|_| reasons.is_empty()) else {
+    recorded(name, config, None)
+}
+
+/// The kernel for a variant, whose parameters follow those of [`Params`](super::call::Params) as
+/// [`arguments`](crate::variant::arguments) gives them. Without hooks it is [`attention`].
+///
+/// # Errors
+/// With the reasons of [`Config::refuses`] and [`refuses_variant`], if there are any.
+pub fn attention_with(
+    name: &str,
+    config: &Config,
+    variant: &ExpressionVariant,
+) -> Result<Kernel, Invalid> {
+    let reasons = [config.refuses(), refuses_variant(config, variant)].concat();
+    if !reasons.is_empty() {
+        return Err(Invalid::of(name, reasons.join("; ")));
+    }
+    recorded(name, config, Some(&Hooks::of(name, variant)?))
+}
+
+fn recorded(name: &str, config: &Config, hooks: Option<&Hooks<'_>>) -> Result<Kernel, Invalid> {
+    let (reasons, beside) = (config.refuses(), hooks.map_or(0, hooked::shared_bytes));
+    let Some(layout) = config.layout_beside(beside).filter(|_| reasons.is_empty()) else {
         return Err(Invalid::of(name, reasons.join("; ")));
     };
     Builder::kernel(name, THREADS, |k| {
-        k.ctas_per_sm(config.ctas_per_sm());
+        k.ctas_per_sm(config.ctas_beside(beside));
         let cta = Cta::new(k, config, layout);
+        let hooks = Hooked::new(&cta, hooks);
         if config.device.arch >= 90 {
             // what the kernel before wrote is there
             k.wait_for_prerequisites();
         }
-        cta.run();
+        cta.run(&hooks);
     })
 }

@@ -1,0 +1,249 @@
+//! A variant's hooks in this kernel: which it takes, what of them is kept of a row, and what they do to logits.
+//!
+//! ```text
+//! rows are filled     all that a hook computes of a row alone goes to shared memory: `[slots][128]` f32
+//! logits              s = logits(scale · q · k), s in the place of the product, where it is still in registers
+//! mask                bits of words of keys that a row sees (`shown`)
+//! end of a row        update and output, once, after all parts are merged (`ends`)
+//! ```
+//!
+//! Rows' values are loaded where they are used: registers are what this kernel has least of.
+
+use super::{
+    config::Config,
+    cta::{Cta, Head, Work},
+    fragments::Sums,
+    seen::{Keys, position},
+};
+use crate::{
+    attention::items::{ItemValues, NONE, Request, request_of},
+    variant::{Declared, Hooks, Prepared},
+};
+use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant};
+use tilewright_ptx::build::{Builder, Shared, Value};
+
+/// The hooks that are taken, and of each the inputs that a row does not know.
+const TAKEN: [(Hook, &[Input]); 4] = [
+    (Hook::Logits, &[Input::Kv, Input::Logit]),
+    (Hook::Mask, &[Input::Kv]),
+    (Hook::Update, &[Input::Max, Input::Sum]),
+    (Hook::Output, &[Input::Dim, Input::O]),
+];
+/// Rows of the longest tile, and so from slot to slot.
+const ROWS: usize = 128;
+/// Numbers that are kept of a row, at most.
+const MOST_SLOTS: usize = 12;
+/// Operations of a hook for each logit, key or element, at most: they stand in the kernel many times.
+const MOST_OPERATIONS: [(Hook, usize); 3] = [(Hook::Logits, 32), (Hook::Mask, 128), (Hook::Output, 16)];
+
+fn late(hook: Hook) -> &'static [Input] {
+    TAKEN.iter().find(|(taken, _)| *taken == hook).map_or(&[], |(_, late)| late)
+}
+
+/// Why the kernel of tensor cores of a problem that it does does not take a variant; nothing if it does. What it refuses the kernel without tensor cores
+/// takes.
+pub fn refuses_variant(config: &Config, variant: &ExpressionVariant) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if !variant.properties().softmax {
+        reasons.push("logits are weights, expected a softmax".to_owned());
+    }
+    for (hook, name) in [(Hook::Query, "query"), (Hook::Key, "key"), (Hook::Value, "value")] {
+        if variant.is_live(hook) {
+            reasons.push(format!("there is a hook of {name}, expected none"));
+        }
+    }
+    let hooks = match Hooks::of("attention", variant) {
+        Ok(hooks) => hooks,
+        Err(why) => return [reasons, vec![why.to_string()]].concat(),
+    };
+    if hooks.stores() {
+        reasons.push("the logits hook writes to buffers, expected none that does".to_owned());
+    }
+    let slots = slots(&hooks).len();
+    if slots > MOST_SLOTS {
+        reasons.push(format!("hooks keep {slots} numbers of a row, the most is {MOST_SLOTS}"));
+    } else if config.layout().is_some() && config.layout_beside(shared_bytes(&hooks)).is_none() {
+        reasons.push(format!(
+            "hooks keep {slots} numbers of a row, which leaves too little shared memory for two tiles"
+        ));
+    }
+    for (hook, most) in MOST_OPERATIONS {
+        let operations = hooks.late_operations(hook, late(hook));
+        if operations > most {
+            let what = format!("the {hook:?} hook").to_lowercase();
+            reasons.push(format!("{what} has {operations} operations at once, the most is {most}"));
+        }
+    }
+    reasons
+}
+
+/// Hooks and nodes of what is kept of a row.
+fn slots(hooks: &Hooks<'_>) -> Vec<(Hook, u32)> {
+    let live = TAKEN.into_iter().filter(|(hook, _)| hooks.is_live(*hook));
+    live.flat_map(|(hook, late)| hooks.kept(hook, late).into_iter().map(move |node| (hook, node))).collect()
+}
+
+/// Bytes of shared memory that hooks need beside the layout.
+pub(super) fn shared_bytes(hooks: &Hooks<'_>) -> usize {
+    slots(hooks).len() * ROWS * 4
+}
+
+/// The hooks, if there are any.
+pub(super) struct Hooked<'k, 'v> {
+    k: &'k Builder,
+    declared: Option<Declared<'k, 'v>>,
+    slots: Vec<(Hook, u32)>,
+    /// `[slots][128]`
+    table: Option<Shared<'k, f32>>,
+}
+
+/// A query row and its head: what hooks know of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row<'k> {
+    request: Value<'k, u32>,
+    position: Value<'k, i32>,
+    qo_head: Value<'k, u32>,
+    kv_head: Value<'k, u32>,
+}
+
+impl<'k> Row<'k> {
+    fn input(&self, input: Input) -> Option<Value<'k, f32>> {
+        match input {
+            Input::Request => Some(self.request.to_f32()),
+            Input::Qo => Some(self.position.to_f32()),
+            Input::QoHead => Some(self.qo_head.to_f32()),
+            Input::KvHead => Some(self.kv_head.to_f32()),
+            _ => None,
+        }
+    }
+}
+
+impl<'k, 'v> Hooked<'k, 'v> {
+    /// Declares their parameters, which come after those of attention.
+    pub(super) fn new(cta: &Cta<'k>, hooks: Option<&Hooks<'v>>) -> Self {
+        let k = cta.k;
+        let live = hooks.filter(|hooks| TAKEN.iter().any(|(hook, _)| hooks.is_live(*hook)));
+        let Some(hooks) = live else { return Self { k, declared: None, slots: Vec::new(), table: None } };
+        let heads = (cta.params.qo_heads, cta.params.group.quotient(cta.params.qo_heads));
+        let slots = slots(hooks);
+        let table = (!slots.is_empty()).then(|| k.shared("hooks_of_rows", slots.len() * ROWS, 16));
+        Self { k, declared: Some(hooks.declare(k, heads)), slots, table }
+    }
+
+    pub(super) fn is_live(&self, hook: Hook) -> bool {
+        self.declared.as_ref().is_some_and(|declared| declared.hooks().is_live(hook))
+    }
+
+    fn reads(&self, hooks: &[Hook], input: Input) -> bool {
+        let reads = |declared: &Declared<'k, 'v>| {
+            hooks.iter().any(|hook| declared.hooks().is_live(*hook) && declared.hooks().reads(*hook, input))
+        };
+        self.declared.as_ref().is_some_and(reads)
+    }
+
+    /// The row of a head, of a request that is known or [`NONE`], for some hooks.
+    #[track_caller]
+    fn row(
+        &self,
+        cta: &Cta<'k>,
+        (head, kv_head): (Head<'k>, Value<'k, u32>),
+        known: (Value<'k, u32>, Value<'k, i32>),
+        hooks: &[Hook],
+    ) -> Row<'k> {
+        let (k, params) = (self.k, &cta.params);
+        let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
+        // nobody looks for what nobody reads
+        if self.reads(hooks, Input::Request) || self.reads(hooks, Input::Qo) {
+            k.when(known.0.eq(NONE), || {
+                let of = request_of(k, (params.requests, params.num_requests), head.token);
+                request.set(of);
+                let record = params.requests.at_wide(of.to_u64() * Request::WORDS as u64);
+                offset.set(record.plus(1).load().reinterpret::<i32>());
+            });
+        }
+        let position = head.token.reinterpret::<i32>() + offset.get();
+        Row { request: request.get(), position, qo_head: head.qo_head, kv_head }
+    }
+
+    /// Keeps what hooks compute of the `count` rows from `begin` on, by all threads; to be read behind a barrier. Rows behind the
+    /// item's last are taken for it.
+    pub(super) fn fill(&self, cta: &Cta<'k>, work: &Work<'k>, (begin, count): (Value<'k, u32>, usize)) {
+        let (Some(declared), Some(table)) = (&self.declared, self.table) else { return };
+        let (k, thread, item) = (self.k, self.k.thread(), work.item());
+        k.when(thread.lt(count as u32), || {
+            let head = cta.head(&item, (begin + thread).min(work.rows() - 1));
+            let hooks = TAKEN.map(|(hook, _)| hook);
+            let row = self.row(cta, (head, item.kv_head), (item.request, item.offset), &hooks);
+            for hook in hooks {
+                let of_row = declared.prepare(hook, &|input| row.input(input));
+                for (slot, (_, node)) in self.slots_of(hook) {
+                    for (_, value) in of_row.values(&[node]) {
+                        table.plus(slot * ROWS).at(thread).store(value);
+                    }
+                }
+            }
+        });
+    }
+
+    fn slots_of(&self, hook: Hook) -> impl Iterator<Item = (usize, (Hook, u32))> {
+        self.slots.clone().into_iter().enumerate().filter(move |(_, (of, _))| *of == hook)
+    }
+
+    /// A live hook for row `row` of the tile.
+    #[track_caller]
+    fn of_row(&self, hook: Hook, row: Value<'k, u32>) -> Option<Prepared<'k, 'v>> {
+        let declared = self.declared.as_ref().filter(|declared| declared.hooks().is_live(hook))?;
+        let load = |(slot, (_, node)): (usize, (Hook, u32))| {
+            self.table.map(|table| (node, table.plus(slot * ROWS).at(row).load()))
+        };
+        let kept: Vec<_> = self.slots_of(hook).filter_map(load).collect();
+        Some(declared.resume(hook, &kept, late(hook)))
+    }
+
+    /// Turns products of the keys with rows into logits: those of each fragment, of which `row` gives the first row in the tile.
+    pub(super) fn logits(
+        &self,
+        (cta, work): (&Cta<'k>, &Work<'k>),
+        keys: Keys<'k>,
+        (row, products): (&dyn Fn(usize) -> Value<'k, u32>, &[Vec<Sums<'k>>]),
+    ) {
+        if !self.is_live(Hook::Logits) {
+            return;
+        }
+        let lane = self.k.lane();
+        let positions = self.positions((cta, work), keys);
+        for (fragment, sums) in products.iter().enumerate() {
+            let first = row(fragment) + (lane >> 2);
+            for half in 0..2 {
+                let Some(hook) = self.of_row(Hook::Logits, first + 8 * half as u32) else { return };
+                let of_half = sums.iter().flat_map(|sums| [sums[2 * half], sums[2 * half + 1]]);
+                for (at, logit) in of_half.enumerate() {
+                    let kv = |input| if input == Input::Kv { positions.get(at).copied() } else { None };
+                    // of hooks that write nothing it is no matter whether there is such a key
+                    let real = self.k.constant(true);
+                    logit.set(hook.logit(&kv, logit.get() * work.scale_of_products, real));
+                }
+            }
+        }
+    }
+
+    /// The positions of this lane's keys of a fragment, two of each eight; nothing if the logits hook does not read them.
+    fn positions(&self, (cta, work): (&Cta<'k>, &Work<'k>), keys: Keys<'k>) -> Vec<Value<'k, f32>> {
+        if !self.reads(&[Hook::Logits], Input::Kv) {
+            return Vec::new();
+        }
+        let (item, lane) = (work.item(), self.k.lane());
+        let of_lane = |ahead: u32| key_position((cta, &item), keys.first + lane + ahead);
+        let words: Vec<_> = (0..keys.width).step_by(32).map(of_lane).collect();
+        let column = (lane & 3) << 1;
+        let keys = (0..keys.width).step_by(8).flat_map(|tile| [tile, tile + 1]);
+        keys.map(|key| words[key as usize / 32].of_lane(column + key % 32)).collect()
+    }
+
+}
+
+/// The position of a key, of one behind the item's last that of the last.
+#[track_caller]
+fn key_position<'k>((cta, item): (&Cta<'k>, &ItemValues<'k>), key: Value<'k, u32>) -> Value<'k, f32> {
+    position(cta, item, key.min(item.kv_end - 1)).to_f32()
+}

@@ -1,0 +1,109 @@
+//! Hooks of variants, each in decode and prefill, in divided requests, levels and blocks; and what is refused.
+
+use crate::{
+    case::{CAUSAL, Case, FULL},
+    judge::check_with,
+};
+use tilewright::{
+    HeadDim,
+    attention::variant::{
+        Alibi, Both, ExpressionVariant, FlashSigmoid, RelativePositionBias,
+        RotaryEmbedding, SoftCap, Variant,
+    },
+    reference::{
+        attention::{Definition, Place},
+        variant as formula,
+    },
+    rope::Rope,
+};
+use tilewright_kernels::attention::{call::KvLayout, tensor_core::refuses_variant};
+
+/// Cases of four query heads: few rows and many, of one item and of several, of one request and of all, of keys with gaps.
+fn cases() -> Vec<Case> {
+    let mixed = Case::new(32, (4, 2), &[(1, 100), (3, 90), (40, 100), (2, 0)]);
+    let level = Case::new(32, (4, 1), &[(1, 100), (3, 90), (20, 128)]);
+    let blocks = Case::new(32, (4, 2), &[(1, 80), (30, 70)]);
+    vec![
+        mixed.clone().with(|case| case.seeds = 2),
+        mixed.with(|case| (case.piece, case.workers, case.mask) = (64, 3, FULL)),
+        level.with(|case| (case.prefix, case.piece, case.workers) = (70, 64, 3)),
+        blocks.with(|case| (case.layout, case.page_size, case.mask) = (KvLayout::Blocks, 4, CAUSAL)),
+        Case::new(128, (4, 4), &[(1, 90), (130, 150)]).with(|case| case.dim = HeadDim { qk: 128, vo: 128 }),
+    ]
+}
+
+fn recorded(variant: &impl Variant) -> ExpressionVariant {
+    ExpressionVariant::of(variant).expect("it can be recorded")
+}
+
+fn check_all<'a>(variant: &impl Variant, definition: &dyn Fn(usize) -> Definition<'a>) {
+    cases().iter().for_each(|case| check_with(case, &recorded(variant), definition));
+}
+
+fn each_head(count: usize, f: impl Fn(f32) -> f32) -> Vec<f32> {
+    (0..count).map(|h| f(h as f32)).collect()
+}
+
+fn wide(x: &[f32]) -> Vec<f64> {
+    x.iter().map(|x| f64::from(*x)).collect()
+}
+
+#[test]
+fn capped_logits() {
+    check_all(&SoftCap::new(0.5).expect("it is above 0"), &|_| formula::soft_cap(0.5));
+}
+
+#[test]
+fn biased_logits() {
+    let slopes = formula::alibi_slopes(4);
+    check_all(&Alibi::new(4), &|_| formula::alibi(&slopes));
+    let table = each_head(4 * 21, |at| (at * 0.7).sin());
+    let wide_table = wide(&table);
+    let bias = RelativePositionBias::new(table, 10).expect("the table fits");
+    check_all(&bias, &|_| formula::relative_position_bias(&wide_table, 10));
+}
+
+/// A logits hook that reads everything there is, and whose table is read where a quotient says.
+const ALL_INPUTS: &str = r#"{
+    "name": "all_inputs", "tables": {"t": [0.5, -0.25, 1, 0, 2, 0.75]}, "scalars": {"by": 7},
+    "logits": {"add": [
+        {"mul": ["logit", {"add": [1, {"mul": ["request", 0.25]}]}]},
+        {"add": [{"read": ["t", {"div": ["kv", "by"]}]},
+                 {"mul": [{"add": ["qo_head", "kv_head"]}, {"mul": [{"sub": ["kv", "qo"]}, 0.01]}]}]}]}
+}"#;
+
+#[test]
+fn logits_of_all_inputs() {
+    let table = [0.5, -0.25, 1.0, 0.0, 2.0, 0.75];
+    let definition = |request: usize| Definition {
+        logit: Box::new(move |at: Place, s| {
+            let bias = table[(at.j / 7).min(5)];
+            s * (1.0 + request as f64 * 0.25) + bias + (at.h + at.g) as f64 * (at.j as f64 - at.p as f64) * 0.01
+        }),
+        ..Definition::default()
+    };
+    let variant = ExpressionVariant::from_json(ALL_INPUTS).unwrap_or_else(|why| panic!("{why}"));
+    check_all(&variant, &definition);
+}
+
+#[test]
+fn two_variants_at_once() {
+    let slopes = formula::alibi_slopes(4);
+    let both = Both::new(Alibi::new(4), SoftCap::new(2.0).expect("it is above 0"));
+    let logit = |at: Place, s: f64| 2.0 * ((s + slopes[at.h] * (at.j as f64 - at.p as f64)) / 2.0).tanh();
+    check_all(&both, &|_| Definition { logit: Box::new(logit), ..Definition::default() });
+}
+
+#[test]
+fn what_is_refused() {
+    let config = Case::new(32, (1, 1), &[]).config();
+    let rope = Rope::new(32, 1e4).and_then(|rope| RotaryEmbedding::new(&rope)).expect("it is sound");
+    assert_eq!(
+        refuses_variant(&config, &recorded(&rope)),
+        ["there is a hook of query, expected none", "there is a hook of key, expected none"]
+    );
+    assert_eq!(
+        refuses_variant(&config, &recorded(&FlashSigmoid::new(-1.5))),
+        ["logits are weights, expected a softmax"]
+    );
+}
