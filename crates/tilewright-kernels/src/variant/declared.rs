@@ -234,12 +234,7 @@ impl<'k> Prepared<'k, '_> {
 
     /// A node's value, where all that it is computed from is known.
     #[track_caller]
-    fn node(
-        &self,
-        (at, node): (usize, &Node),
-        input: &Inputs<'_, 'k>,
-        once: bool,
-    ) -> Option<Known<'k>> {
+    fn node(&self, (at, node): (usize, &Node), input: &Inputs<'_, 'k>, once: bool) -> Option<Known<'k>> {
         let (parameters, k) = (&self.parameters, self.parameters.k);
         match *node {
             Node::Number(bits) => Some(Known::Number(k.constant(f32::from_bits(bits)))),

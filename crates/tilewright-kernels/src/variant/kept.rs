@@ -45,10 +45,8 @@ pub(super) fn decisive(graph: &Graph, arithmetic: Arithmetic) -> Vec<bool> {
     let mut decisive = vec![arithmetic == Arithmetic::Exact; graph.nodes().len()];
     graph.stores().iter().for_each(|store| decisive[store.index as usize] = true);
     for (at, node) in graph.nodes().iter().enumerate().rev() {
-        let decides = matches!(
-            node,
-            Node::Read { .. } | Node::Apply(Op::Floor | Op::Lt | Op::Le | Op::Eq, _)
-        );
+        let decides =
+            matches!(node, Node::Read { .. } | Node::Apply(Op::Floor | Op::Lt | Op::Le | Op::Eq, _));
         if decides || decisive[at] {
             node.operands().iter().for_each(|&operand| decisive[operand as usize] = true);
         }

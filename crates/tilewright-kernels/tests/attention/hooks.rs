@@ -5,10 +5,9 @@ use crate::{
     judge::check_with,
 };
 use tilewright::{
-    HeadDim,
     attention::variant::{
-        Alibi, Both, ExpressionVariant, FlashSigmoid, RelativePositionBias,
-        RotaryEmbedding, SoftCap, Variant,
+        Alibi, AttentionSinks, Both, DocumentMask, ExpressionVariant, FlashSigmoid, HeadScales,
+        MultiItemScoring, RelativePositionBias, RotaryEmbedding, SoftCap, Variant,
     },
     reference::{
         attention::{Definition, Place},
@@ -28,7 +27,6 @@ fn cases() -> Vec<Case> {
         mixed.with(|case| (case.piece, case.workers, case.mask) = (64, 3, FULL)),
         level.with(|case| (case.prefix, case.piece, case.workers) = (70, 64, 3)),
         blocks.with(|case| (case.layout, case.page_size, case.mask) = (KvLayout::Blocks, 4, CAUSAL)),
-        Case::new(128, (4, 4), &[(1, 90), (130, 150)]).with(|case| case.dim = HeadDim { qk: 128, vo: 128 }),
     ]
 }
 
@@ -50,6 +48,9 @@ fn wide(x: &[f32]) -> Vec<f64> {
 
 #[test]
 fn capped_logits() {
+    let large = Case::new(128, (1, 1), &[(1, 90), (130, 140)]);
+    let cap = recorded(&SoftCap::new(0.5).expect("it is above 0"));
+    check_with(&large, &cap, &|_| formula::soft_cap(0.5));
     check_all(&SoftCap::new(0.5).expect("it is above 0"), &|_| formula::soft_cap(0.5));
 }
 
@@ -78,7 +79,9 @@ fn logits_of_all_inputs() {
     let definition = |request: usize| Definition {
         logit: Box::new(move |at: Place, s| {
             let bias = table[(at.j / 7).min(5)];
-            s * (1.0 + request as f64 * 0.25) + bias + (at.h + at.g) as f64 * (at.j as f64 - at.p as f64) * 0.01
+            s * (1.0 + request as f64 * 0.25)
+                + bias
+                + (at.h + at.g) as f64 * (at.j as f64 - at.p as f64) * 0.01
         }),
         ..Definition::default()
     };
@@ -92,6 +95,61 @@ fn two_variants_at_once() {
     let both = Both::new(Alibi::new(4), SoftCap::new(2.0).expect("it is above 0"));
     let logit = |at: Place, s: f64| 2.0 * ((s + slopes[at.h] * (at.j as f64 - at.p as f64)) / 2.0).tanh();
     check_all(&both, &|_| Definition { logit: Box::new(logit), ..Definition::default() });
+}
+
+#[test]
+fn masks() {
+    let documents: Vec<Vec<u32>> =
+        (0..4).map(|r| (0..200).map(|at: u32| (f64::from(at * 2 + r).sqrt() as u32) % 7).collect()).collect();
+    let variant = DocumentMask::new(&documents).expect("the ids are small");
+    check_all(&variant, &|r| formula::document_mask(&documents[r]));
+    let prefixes = [60, 30, 0, 1];
+    let places: Vec<Vec<u32>> = prefixes.iter().map(|_| (0..200).map(|at| at % 7).collect()).collect();
+    let variant = MultiItemScoring::new(&prefixes, &places).expect("they are small");
+    check_all(&variant, &|r| formula::multi_item_scoring(prefixes[r] as usize, &places[r]));
+}
+
+#[test]
+fn masks_hide_values_that_are_not_finite() {
+    let spoiled = [(0, 3, f64::NAN), (0, 44, f64::INFINITY), (1, 27, f64::NAN), (1, 60, f64::NEG_INFINITY)];
+    let case = Case::new(64, (2, 1), &[(1, 70), (40, 90)]);
+    let case = case.with(|case| (case.spoiled, case.mask) = (spoiled.to_vec(), FULL));
+    let documents: Vec<Vec<u32>> = (0..2).map(|_| (0..90).map(|at| at / 25).collect()).collect();
+    let variant = DocumentMask::new(&documents).expect("the ids are small");
+    check_with(&case, &recorded(&variant), &|r| formula::document_mask(&documents[r]));
+}
+
+#[test]
+fn states_and_outputs() {
+    let sinks = each_head(4, |h| 1.0 - h);
+    let wide_sinks = wide(&sinks);
+    let variant = AttentionSinks::new(sinks).expect("they are finite");
+    check_all(&variant, &|_| formula::attention_sinks(&wide_sinks));
+    let (qk, vo) = (each_head(4, |h| 0.5 + 0.5 * h), each_head(4, |h| 2.0 - 0.75 * h));
+    let (wide_qk, wide_vo) = (wide(&qk), wide(&vo));
+    check_all(&HeadScales::new(qk, vo), &|_| formula::head_scales(&wide_qk, &wide_vo));
+}
+
+/// Outputs that know their row and element.
+const OUTPUTS: &str = r#"{
+    "name": "outputs",
+    "mask": {"not": {"eq": [{"mul": [{"floor": {"div": ["kv", 3]}}, 3]}, "kv"]}},
+    "output": {"add": [{"mul": ["o", {"add": [1, {"mul": ["dim", 0.125]}]}]},
+                       {"mul": [{"add": ["request", "qo_head"]}, {"mul": ["qo", 0.01]}]}]}
+}"#;
+
+#[test]
+fn outputs_of_all_inputs() {
+    let definition = |request: usize| Definition {
+        visible: Box::new(|at: Place| !at.j.is_multiple_of(3)),
+        output: Box::new(move |at, o| {
+            let shift = (request + at.h) as f64 * at.p as f64 * 0.01;
+            o.iter_mut().enumerate().for_each(|(d, o)| *o = *o * (1.0 + d as f64 * 0.125) + shift);
+        }),
+        ..Definition::default()
+    };
+    let variant = ExpressionVariant::from_json(OUTPUTS).unwrap_or_else(|why| panic!("{why}"));
+    check_all(&variant, &definition);
 }
 
 #[test]

@@ -66,6 +66,7 @@ impl World {
     ) -> Result<(), String> {
         let (case, dim) = (&self.case, self.case.dim);
         let at_row = case.first_row(request) + row;
+        let precision = self.precision();
         let (lse, means, errors) = self.state(definition, (request, row, head));
         let found = f64::from(outputs.lse[at_row * case.heads.0 + head]);
         let close = found == lse || (found - lse).abs() < 1e-4 || (found.is_nan() && lse.is_nan());
@@ -74,8 +75,10 @@ impl World {
         }
         let place = self.asked((request, row, head));
         let output = |sign: f64| {
-            let shifted = means.iter().zip(&errors).map(|(mean, error)| mean + sign * error);
-            let mut o: Vec<f64> = shifted.collect();
+            // 0 times an infinite error would be NaN
+            let shift = |error: f64| if sign == 0.0 { 0.0 } else { sign * error };
+            let mut o: Vec<f64> =
+                means.iter().zip(&errors).map(|(mean, error)| mean + shift(*error)).collect();
             (definition.output)(place(0), &mut o);
             o
         };
@@ -84,6 +87,8 @@ impl World {
         for (d, &expected) in expected.iter().enumerate() {
             let found = self.number(&outputs.o, case.qo, o + d);
             let error = (above[d] - expected).abs().max((below[d] - expected).abs());
+            // a hook's output is rounded too
+            let error = error.max(expected.abs() * precision);
             let close = ((found - expected).abs() <= error && expected.is_finite() && found.is_finite())
                 || found == expected
                 || (found.is_nan() && expected.is_nan());
@@ -92,6 +97,11 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// How far off weights and outputs are, relative to them.
+    fn precision(&self) -> f64 {
+        if self.case.qo == Dtype::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 }
     }
 
     /// What a definition is asked about a row's keys, by position.
@@ -128,7 +138,7 @@ impl World {
         let sum: f64 = weighed().map(|logit| (logit - max).exp()).sum();
         let empty = weighed().next().is_none();
         let lse = if empty { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
-        let precision = if case.qo == Dtype::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 };
+        let precision = self.precision();
         let mean = |d: usize| {
             let (mut mean, mut size) = (0.0, 0.0);
             for ((segment, key), logit) in keys.iter().zip(&logits) {

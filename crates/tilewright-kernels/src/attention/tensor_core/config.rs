@@ -47,6 +47,15 @@ pub struct Config {
     pub device: Device,
 }
 
+/// What a kernel of a configuration has beside its layout, and how many row tiles it has room for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Needs {
+    /// Bytes of shared memory that something else takes.
+    pub(super) bytes: usize,
+    /// As [`Config::row_tiles`], or fewer.
+    pub(super) row_tiles: usize,
+}
+
 impl Config {
     /// Query rows of a tile: what `Tiling::q_rows` should be. Items of more rows are done tile by tile.
     pub fn q_rows(&self) -> usize {
@@ -60,18 +69,23 @@ impl Config {
 
     /// CTAs that share an SM: what the grid, and `Tiling::workers`, should be a multiple of.
     pub fn ctas_per_sm(&self) -> u32 {
-        self.ctas_beside(0)
+        self.ctas_with(self.needs())
     }
 
-    /// The same where each has so many bytes of shared memory beside its layout.
-    pub(super) fn ctas_beside(&self, bytes: usize) -> u32 {
-        if self.layout_of_share(2, bytes).is_some() { 2 } else { 1 }
+    /// What there is without hooks.
+    pub(super) fn needs(&self) -> Needs {
+        Needs { bytes: 0, row_tiles: self.row_tiles() }
     }
 
-    /// The layout where so many CTAs share an SM and have so many bytes beside it.
-    fn layout_of_share(&self, ctas: usize, bytes: usize) -> Option<Layout> {
+    /// CTAs that share an SM.
+    pub(super) fn ctas_with(&self, needs: Needs) -> u32 {
+        if self.layout_of_share(2, needs).is_some() { 2 } else { 1 }
+    }
+
+    /// The layout where so many CTAs share an SM.
+    fn layout_of_share(&self, ctas: usize, needs: Needs) -> Option<Layout> {
         let each = self.device.shared_of_sm / ctas - 1024;
-        Layout::new(self, each.min(self.device.shared_of_cta).checked_sub(bytes)?)
+        Layout::new(self, needs.row_tiles, each.min(self.device.shared_of_cta).checked_sub(needs.bytes)?)
     }
 
     /// Bytes of shared memory of a CTA.
@@ -81,12 +95,12 @@ impl Config {
 
     /// What lies where in shared memory, if it is enough.
     pub(super) fn layout(&self) -> Option<Layout> {
-        self.layout_beside(0)
+        self.layout_with(self.needs())
     }
 
-    /// The same where so many bytes are taken by something else.
-    pub(super) fn layout_beside(&self, bytes: usize) -> Option<Layout> {
-        self.layout_of_share(self.ctas_beside(bytes) as usize, bytes)
+    /// The same for a kernel with hooks.
+    pub(super) fn layout_with(&self, needs: Needs) -> Option<Layout> {
+        self.layout_of_share(self.ctas_with(needs) as usize, needs)
     }
 
     /// Why the kernel cannot take these arguments; nothing if it can. Addresses and strides have to be multiples of 16 bytes, those

@@ -92,7 +92,7 @@ impl<'k> Cta<'k> {
             let few_rows = work.rows().le(FEW_ROWS as u32);
             k.when_else(few_rows, || few::run(self, &work, hooks), || many::run(self, &work, hooks));
             let item = work.item();
-            k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work));
+            k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work, hooks));
             // shared memory is free for the next item
             k.sync_threads();
         });

@@ -141,8 +141,8 @@ impl<'c, 'k> Few<'c, 'k> {
             let logits = vec![vec![self.unset(), self.unset()]];
             self.places.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
             let of_stage = self.keys_of(stage);
-            self.hooks.logits((self.cta, self.work), of_stage, (&|_| k.constant(0), &logits));
-            let masked = self.rows.is_masked(of_stage.first, STAGE_KEYS);
+            self.hooks.logits((self.cta, self.work), of_stage, (&|| k.constant(0), &logits));
+            let masked = self.hooks.is_masked(self.rows.is_masked(of_stage.first, STAGE_KEYS));
             let values = self.values_of(keys);
             let special = k.var::<bool>("special", false);
             k.when(masked, || {
@@ -177,7 +177,8 @@ impl<'c, 'k> Few<'c, 'k> {
         let keys = self.keys_of(stage);
         let item = self.work.item();
         let of_row = row.min(item.qo_len * self.cta.params.group.by - 1);
-        let word = seen((self.cta, &item), of_row, self.rows.range(row), keys).low();
+        let word = seen((self.cta, &item), of_row, self.rows.range(row), keys);
+        let word = self.hooks.shown((self.cta, &item), row, keys, word).low();
         let own = k.lane() >> 2;
         [0, 8].map(|down| word.of_lane(own + down).to_u64())
     }
@@ -213,7 +214,7 @@ impl<'c, 'k> Few<'c, 'k> {
         k.repeat((k.thread(), rows * chunks as u32), 128, |at| {
             let (row, chunk) = divide(at, chunks);
             let (values, total) = self.together(states, row, chunk);
-            store_chunk((self.cta, self.work), (row, chunk), values, total);
+            store_chunk((self.cta, self.work, self.hooks), (row, chunk), values, total);
         });
     }
 

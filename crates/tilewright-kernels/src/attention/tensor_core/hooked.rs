@@ -10,7 +10,7 @@
 //! Rows' values are loaded where they are used: registers are what this kernel has least of.
 
 use super::{
-    config::Config,
+    config::{Config, Needs},
     cta::{Cta, Head, Work},
     fragments::Sums,
     seen::{Keys, position},
@@ -33,6 +33,8 @@ const TAKEN: [(Hook, &[Input]); 4] = [
 const ROWS: usize = 128;
 /// Numbers that are kept of a row, at most.
 const MOST_SLOTS: usize = 12;
+/// Keys whose masks are computed at once: what they read of tables is under way together.
+const MASK_BATCH: usize = 4;
 /// Operations of a hook for each logit, key or element, at most: they stand in the kernel many times.
 const MOST_OPERATIONS: [(Hook, usize); 3] = [(Hook::Logits, 32), (Hook::Mask, 128), (Hook::Output, 16)];
 
@@ -62,7 +64,7 @@ pub fn refuses_variant(config: &Config, variant: &ExpressionVariant) -> Vec<Stri
     let slots = slots(&hooks).len();
     if slots > MOST_SLOTS {
         reasons.push(format!("hooks keep {slots} numbers of a row, the most is {MOST_SLOTS}"));
-    } else if config.layout().is_some() && config.layout_beside(shared_bytes(&hooks)).is_none() {
+    } else if config.layout().is_some() && config.layout_with(needs(config, &hooks)).is_none() {
         reasons.push(format!(
             "hooks keep {slots} numbers of a row, which leaves too little shared memory for two tiles"
         ));
@@ -83,9 +85,11 @@ fn slots(hooks: &Hooks<'_>) -> Vec<(Hook, u32)> {
     live.flat_map(|(hook, late)| hooks.kept(hook, late).into_iter().map(move |node| (hook, node))).collect()
 }
 
-/// Bytes of shared memory that hooks need beside the layout.
-pub(super) fn shared_bytes(hooks: &Hooks<'_>) -> usize {
-    slots(hooks).len() * ROWS * 4
+/// What hooks leave to the layout. A logits hook needs registers, which large heads have for one tile of rows only.
+pub(super) fn needs(config: &Config, hooks: &Hooks<'_>) -> Needs {
+    let small = config.head_dim.qk.max(config.head_dim.vo) <= 64;
+    let row_tiles = if hooks.is_live(Hook::Logits) && !small { 1 } else { config.row_tiles() };
+    Needs { bytes: slots(hooks).len() * ROWS * 4, row_tiles }
 }
 
 /// The hooks, if there are any.
@@ -143,7 +147,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
 
     /// The row of a head, of a request that is known or [`NONE`], for some hooks.
     #[track_caller]
-    fn row(
+    pub(super) fn row(
         &self,
         cta: &Cta<'k>,
         (head, kv_head): (Head<'k>, Value<'k, u32>),
@@ -189,33 +193,33 @@ impl<'k, 'v> Hooked<'k, 'v> {
         self.slots.clone().into_iter().enumerate().filter(move |(_, (of, _))| *of == hook)
     }
 
-    /// A live hook for row `row` of the tile.
+    /// A live hook for the row of the tile that is `down` below `row`.
     #[track_caller]
-    fn of_row(&self, hook: Hook, row: Value<'k, u32>) -> Option<Prepared<'k, 'v>> {
+    pub(super) fn of_row(&self, hook: Hook, row: Value<'k, u32>, down: usize) -> Option<Prepared<'k, 'v>> {
         let declared = self.declared.as_ref().filter(|declared| declared.hooks().is_live(hook))?;
         let load = |(slot, (_, node)): (usize, (Hook, u32))| {
-            self.table.map(|table| (node, table.plus(slot * ROWS).at(row).load()))
+            self.table.map(|table| (node, table.at(row).plus(slot * ROWS + down).load()))
         };
         let kept: Vec<_> = self.slots_of(hook).filter_map(load).collect();
         Some(declared.resume(hook, &kept, late(hook)))
     }
 
-    /// Turns products of the keys with rows into logits: those of each fragment, of which `row` gives the first row in the tile.
+    /// Turns products of the keys with rows into logits: those of fragments that lie 64 rows one behind the other in the tile,
+    /// the first of them from `row` on.
     pub(super) fn logits(
         &self,
         (cta, work): (&Cta<'k>, &Work<'k>),
         keys: Keys<'k>,
-        (row, products): (&dyn Fn(usize) -> Value<'k, u32>, &[Vec<Sums<'k>>]),
+        (row, products): (&dyn Fn() -> Value<'k, u32>, &[Vec<Sums<'k>>]),
     ) {
         if !self.is_live(Hook::Logits) {
             return;
         }
-        let lane = self.k.lane();
         let positions = self.positions((cta, work), keys);
+        let row = row() + (self.k.lane() >> 2);
         for (fragment, sums) in products.iter().enumerate() {
-            let first = row(fragment) + (lane >> 2);
             for half in 0..2 {
-                let Some(hook) = self.of_row(Hook::Logits, first + 8 * half as u32) else { return };
+                let Some(hook) = self.of_row(Hook::Logits, row, 64 * fragment + 8 * half) else { return };
                 let of_half = sums.iter().flat_map(|sums| [sums[2 * half], sums[2 * half + 1]]);
                 for (at, logit) in of_half.enumerate() {
                     let kv = |input| if input == Input::Kv { positions.get(at).copied() } else { None };
@@ -225,6 +229,45 @@ impl<'k, 'v> Hooked<'k, 'v> {
                 }
             }
         }
+    }
+
+    /// A live hook for any row.
+    #[track_caller]
+    pub(super) fn prepared(&self, hook: Hook, row: &Row<'k>) -> Option<Prepared<'k, 'v>> {
+        let declared = self.declared.as_ref().filter(|declared| declared.hooks().is_live(hook))?;
+        Some(declared.prepare(hook, &|input| row.input(input)))
+    }
+
+    /// Whether some row may not see some key, where `masked` says that without hooks.
+    #[track_caller]
+    pub(super) fn is_masked(&self, masked: Value<'k, bool>) -> Value<'k, bool> {
+        if self.is_live(Hook::Mask) { self.k.constant(true) } else { masked }
+    }
+
+    /// What row `row` of the tile sees of some keys, of which `word` tells without hooks.
+    pub(super) fn shown(
+        &self,
+        (cta, item): (&Cta<'k>, &ItemValues<'k>),
+        row: Value<'k, u32>,
+        keys: Keys<'k>,
+        word: Value<'k, u64>,
+    ) -> Value<'k, u64> {
+        let Some(hook) = self.of_row(Hook::Mask, row, 0) else { return word };
+        let k = self.k;
+        // bits come in at the top and move down
+        let shown = k.var::<u64>("shown", 0);
+        k.repeat((0, keys.width), MASK_BATCH as u32, |at| {
+            let key = |ahead: usize| key_position((cta, item), keys.first + at + ahead as u32);
+            let positions: [Value<'k, f32>; MASK_BATCH] = std::array::from_fn(key);
+            let mut bits = k.constant(0_u32);
+            for (ahead, position) in positions.into_iter().enumerate() {
+                let seen = hook.mask(&|input| (input == Input::Kv).then_some(position));
+                bits = bits | seen.select::<u32>(1 << ahead, 0);
+            }
+            let low = shown.get() >> MASK_BATCH as u32;
+            shown.set(low | (bits.to_u64() << (64 - MASK_BATCH as u32)));
+        });
+        word & (shown.get() >> (64 - keys.width))
     }
 
     /// The positions of this lane's keys of a fragment, two of each eight; nothing if the logits hook does not read them.
@@ -239,7 +282,6 @@ impl<'k, 'v> Hooked<'k, 'v> {
         let keys = (0..keys.width).step_by(8).flat_map(|tile| [tile, tile + 1]);
         keys.map(|key| words[key as usize / 32].of_lane(column + key % 32)).collect()
     }
-
 }
 
 /// The position of a key, of one behind the item's last that of the last.

@@ -110,14 +110,13 @@ impl Pieces {
 
 impl Layout {
     /// The layout with as many slots and stages as fit into `budget` bytes; `None` if not two of each do.
-    pub(super) fn new(config: &Config, budget: usize) -> Option<Self> {
+    pub(super) fn new(config: &Config, row_tiles: usize, budget: usize) -> Option<Self> {
         let (dim, size) = (config.head_dim, config.kv.size());
         let (q, k, v) =
             (RowFormat::new(dim.qk, 2), RowFormat::new(dim.qk, size), RowFormat::new(dim.vo, size));
         let codes = KV_TOKENS * v.steps() * 2 * 2;
         let mut pieces = Pieces(0);
         let (rows, words) = (pieces.take(3 * MOST_ROWS * 4), pieces.take(48 * 4));
-        let row_tiles = config.row_tiles();
 
         let mut of_many = Pieces(pieces.0);
         let entries = of_many.take(2 * 2 * KV_TOKENS * 16);

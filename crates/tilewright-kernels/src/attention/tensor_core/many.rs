@@ -35,7 +35,7 @@ pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
         body.attend();
         let first = work.first_row().load();
         for (at, tile) in body.tiles.iter().enumerate() {
-            store_tile(cta, work, tile, first + body.row_of_tile(at));
+            store_tile((cta, work, hooks), tile, (first, body.row_of_tile(at)));
         }
         // the next rows' queries replace these
         k.sync_threads();
@@ -194,7 +194,7 @@ impl<'c, 'k> Many<'c, 'k> {
     /// The KV tile from key `first` on.
     fn attend_tile(&self, first: Value<'k, u32>) {
         let k = self.k;
-        let masked = self.rows.is_masked(first, KV_TOKENS);
+        let masked = self.hooks.is_masked(self.rows.is_masked(first, KV_TOKENS));
         k.when(masked, || self.find_seen(first));
         let keys = self.next_slot(first, 0, |_| {});
         let logits: Vec<Vec<Sums<'k>>> =
@@ -204,8 +204,8 @@ impl<'c, 'k> Many<'c, 'k> {
             self.places.query(self.cta, rows, step)
         };
         self.places.multiply_keys(self.cta, query, keys, &logits);
-        let row = |tile: usize| self.row_of_tile(tile);
-        self.hooks.logits((self.cta, self.work), keys_of(first), (&row, &logits));
+        let keys = keys_of(first);
+        self.hooks.logits((self.cta, self.work), keys, (&|| self.row_of_tile(0), &logits));
         k.when(masked, || self.hide(&logits));
         let weighed = self.tiles.iter().zip(&logits);
         let weighed = weighed.map(|(tile, logits)| tile.weigh(self.cta, self.work.scale, logits));
@@ -263,6 +263,7 @@ impl<'c, 'k> Many<'c, 'k> {
             let item = self.work.item();
             let row = (self.work.first_row().load() + thread).min(item.qo_len * self.cta.params.group.by - 1);
             let word = seen((self.cta, &item), row, self.rows.range(thread), keys_of(first));
+            let word = self.hooks.shown((self.cta, &item), thread, keys_of(first), word);
             self.seen.at(thread).store(word);
         });
     }

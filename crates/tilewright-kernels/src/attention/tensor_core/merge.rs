@@ -9,6 +9,7 @@
 
 use super::{
     cta::{Cta, Head, Work},
+    hooked::Hooked,
     layout::WARPS,
     output::{Total, output, store_four, store_lse},
 };
@@ -28,7 +29,7 @@ use tilewright_ptx::{
 const BATCH: u32 = 4;
 
 /// Counts the merges that wait for this item, and does those that it completes.
-pub(super) fn feed<'k>(cta: &Cta<'k>, work: &Work<'k>) {
+pub(super) fn feed<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
     let (k, item) = (cta.k, work.item());
     let complete: Shared<'k, u32> = cta.at(cta.layout.words + 64);
     // what all threads wrote comes before what this warp counts
@@ -52,7 +53,7 @@ pub(super) fn feed<'k>(cta: &Cta<'k>, work: &Work<'k>) {
             let lowest = left.get() & (k.constant(0) - left.get());
             left.set(left.get() ^ lowest);
             let at = k.constant(31) - lowest.leading_zeros();
-            merge(cta, cta.params.feeds.at(first + at).load());
+            merge(cta, hooks, cta.params.feeds.at(first + at).load());
         });
         k.sync_threads();
     });
@@ -68,7 +69,7 @@ fn count<'k>(cta: &Cta<'k>, number: Value<'k, u32>) -> Value<'k, bool> {
 }
 
 /// Merges the states of all rows of a merge.
-fn merge<'k>(cta: &Cta<'k>, number: Value<'k, u32>) {
+fn merge<'k>(cta: &Cta<'k>, hooks: &Hooked<'k, '_>, number: Value<'k, u32>) {
     let k = cta.k;
     let merge = MergeValues::load(k, cta.params.merges, number);
     let rows = merge.qo_len * cta.params.group.by;
@@ -79,10 +80,12 @@ fn merge<'k>(cta: &Cta<'k>, number: Value<'k, u32>) {
         let max = sources.max();
         let (sums, sum) = sources.add(max);
         let head = Head { token, qo_head: merge.kv_head * cta.params.group.by + in_group };
-        let total = Total::new(max, sum);
+        let ends = hooks.ends_of(cta, head, merge.kv_head);
+        let total = ends.updated(Total::new(max, sum));
         store_lse_of_row(cta, head, total.lse);
         sources.each_chunk(|at, chunk| {
             let values = sums[at].map(|sum| sum.get() * total.normalizer);
+            let values = ends.output(|| chunk << 2, values);
             store_four(cta, output(cta, head), chunk, values);
         });
     });

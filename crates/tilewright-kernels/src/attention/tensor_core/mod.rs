@@ -10,6 +10,7 @@
 
 mod config;
 mod cta;
+mod ends;
 mod few;
 mod fragments;
 mod hooked;
@@ -44,11 +45,7 @@ pub fn attention(name: &str, config: &Config) -> Result<Kernel, Invalid> {
 ///
 /// # Errors
 /// With the reasons of [`Config::refuses`] and [`refuses_variant`], if there are any.
-pub fn attention_with(
-    name: &str,
-    config: &Config,
-    variant: &ExpressionVariant,
-) -> Result<Kernel, Invalid> {
+pub fn attention_with(name: &str, config: &Config, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
     let reasons = [config.refuses(), refuses_variant(config, variant)].concat();
     if !reasons.is_empty() {
         return Err(Invalid::of(name, reasons.join("; ")));
@@ -57,12 +54,13 @@ pub fn attention_with(
 }
 
 fn recorded(name: &str, config: &Config, hooks: Option<&Hooks<'_>>) -> Result<Kernel, Invalid> {
-    let (reasons, beside) = (config.refuses(), hooks.map_or(0, hooked::shared_bytes));
-    let Some(layout) = config.layout_beside(beside).filter(|_| reasons.is_empty()) else {
+    let needs = hooks.map_or_else(|| config.needs(), |hooks| hooked::needs(config, hooks));
+    let reasons = config.refuses();
+    let Some(layout) = config.layout_with(needs).filter(|_| reasons.is_empty()) else {
         return Err(Invalid::of(name, reasons.join("; ")));
     };
     Builder::kernel(name, THREADS, |k| {
-        k.ctas_per_sm(config.ctas_beside(beside));
+        k.ctas_per_sm(config.ctas_with(needs));
         let cta = Cta::new(k, config, layout);
         let hooks = Hooked::new(&cta, hooks);
         if config.device.arch >= 90 {

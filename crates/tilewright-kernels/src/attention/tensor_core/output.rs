@@ -2,7 +2,9 @@
 
 use super::{
     cta::{Cta, Head, Work},
+    ends::Ends,
     fragments::RowTile,
+    hooked::Hooked,
 };
 use crate::{
     attention::items::{ItemValues, NONE},
@@ -17,6 +19,10 @@ pub(super) struct Total<'k> {
     pub(super) normalizer: Value<'k, f32>,
     /// The LSE in base 2.
     pub(super) lse: Value<'k, f32>,
+    /// The greatest logit in base 2, or another that the sum refers to.
+    pub(super) max: Value<'k, f32>,
+    /// The sum of weights; 0 where nothing was seen.
+    pub(super) sum: Value<'k, f32>,
 }
 
 impl<'k> Total<'k> {
@@ -27,6 +33,8 @@ impl<'k> Total<'k> {
         Self {
             normalizer: sum.recip().unless(empty, 0.0),
             lse: (max + sum.log2()).unless(empty, f32::NEG_INFINITY),
+            max,
+            sum,
         }
     }
 }
@@ -67,19 +75,23 @@ pub(super) fn partial<'k>(
     (o, cta.params.partial_lse.at_wide(place))
 }
 
-/// Writes the 16 rows of a fragment, the first of which is row `first` of the item.
-pub(super) fn store_tile<'k>(cta: &Cta<'k>, work: &Work<'k>, tile: &RowTile<'k>, first: Value<'k, u32>) {
-    let (k, lane, item) = (cta.k, cta.k.lane(), work.item());
+/// Writes the 16 rows of a fragment, the first of which is row `in_tile` of the rows from row `first` of the item on.
+pub(super) fn store_tile<'k>(
+    (cta, work, hooks): (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
+    tile: &RowTile<'k>,
+    (first, in_tile): (Value<'k, u32>, Value<'k, u32>),
+) {
+    let (first_row, k, lane, item) = (first + in_tile, cta.k, cta.k.lane(), work.item());
     let rows = item.qo_len * cta.params.group.by;
     for half in 0..2 {
         let sum = reduce::quad_sum(tile.sum[half].get());
         let total = Total::new(tile.max[half].get() * work.scale, sum);
         let factor = total.normalizer * v_factor(cta, &item);
-        let row = first + (lane >> 2) + 8 * half as u32;
+        let row = first_row + (lane >> 2) + 8 * half as u32;
         let first_of_quad = (lane & 3).eq(0);
-        let pairs = || {
+        let pairs = |factor: Value<'k, f32>| {
             let tiles = tile.o.iter().enumerate().take(cta.layout.v.dim / 8);
-            tiles.map(|(at, o)| (at, [o[2 * half].get() * factor, o[2 * half + 1].get() * factor]))
+            tiles.map(move |(at, o)| (at, [o[2 * half].get() * factor, o[2 * half + 1].get() * factor]))
         };
         k.when(row.lt(rows), || {
             k.when_else(
@@ -87,13 +99,21 @@ pub(super) fn store_tile<'k>(cta: &Cta<'k>, work: &Work<'k>, tile: &RowTile<'k>,
                 || {
                     let (o, lse) = partial(cta, &item, row);
                     let o = o.at((lane & 3) << 1);
-                    pairs().for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
+                    pairs(factor).for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
                     k.when(first_of_quad, || lse.store(total.lse));
                 },
                 || {
                     let head = cta.head(&item, row);
                     let o = output(cta, head).at(lane & 3);
-                    pairs().for_each(|(at, [low, high])| o.plus(4 * at).store(cta.narrow(low, high)));
+                    let ends = hooks.ends(|| in_tile + (lane >> 2), 8 * half);
+                    let (total, factor) = match ends.is_empty() {
+                        true => (total, factor),
+                        false => ended(cta, &ends, &item, total),
+                    };
+                    pairs(factor).for_each(|(at, pair)| {
+                        let [low, high] = ends.output(|| ((lane & 3) << 1) + 8 * at as u32, pair);
+                        o.plus(4 * at).store(cta.narrow(low, high));
+                    });
                     k.when(first_of_quad, || store_lse(cta, head, total.lse));
                 },
             );
@@ -101,17 +121,30 @@ pub(super) fn store_tile<'k>(cta: &Cta<'k>, work: &Work<'k>, tile: &RowTile<'k>,
     }
 }
 
+/// What a row has summed up to after its hooks, and the factor of its sums.
+#[track_caller]
+fn ended<'k>(
+    cta: &Cta<'k>,
+    ends: &Ends<'k, '_>,
+    item: &ItemValues<'k>,
+    total: Total<'k>,
+) -> (Total<'k>, Value<'k, f32>) {
+    let total = ends.updated(total);
+    (total, total.normalizer * v_factor(cta, item))
+}
+
 /// Writes four neighbours of a row of an item that begin at element `4 chunk`, and with the first of them the LSE; `values` are
 /// sums of weighed values.
 pub(super) fn store_chunk<'k>(
-    (cta, work): (&Cta<'k>, &Work<'k>),
+    (cta, work, hooks): (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
     (row, chunk): (Value<'k, u32>, Value<'k, u32>),
     values: [Value<'k, f32>; 4],
     total: Total<'k>,
 ) {
     let (k, item) = (cta.k, work.item());
     let factor = total.normalizer * v_factor(cta, &item);
-    let values = values.map(|value| value * factor);
+    let sums = values;
+    let values = sums.map(|value| value * factor);
     k.when_else(
         item.partial.ne(NONE),
         || {
@@ -121,6 +154,14 @@ pub(super) fn store_chunk<'k>(
         },
         || {
             let head = cta.head(&item, row);
+            let ends = hooks.ends(|| row, 0);
+            let (total, values) = match ends.is_empty() {
+                true => (total, values),
+                false => {
+                    let (total, factor) = ended(cta, &ends, &item, total);
+                    (total, ends.output(|| chunk << 2, sums.map(|sum| sum * factor)))
+                }
+            };
             store_four(cta, output(cta, head), chunk, values);
             k.when(chunk.eq(0), || store_lse(cta, head, total.lse));
         },
