@@ -21,7 +21,7 @@ mod rows;
 mod seen;
 mod special;
 
-pub use config::{Config, Device, FEW_ROWS, KV_TOKENS, THREADS};
+pub use config::{Config, Device, FEW_ROWS, Items, KV_TOKENS, THREADS};
 
 use cta::Cta;
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
