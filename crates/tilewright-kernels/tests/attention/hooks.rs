@@ -154,7 +154,7 @@ fn outputs_of_all_inputs() {
 
 #[test]
 fn what_is_refused() {
-    let config = Case::new(32, (1, 1), &[]).config();
+    let config = Case::new(32, (1, 1), &[]).configs()[0];
     let rope = Rope::new(32, 1e4).and_then(|rope| RotaryEmbedding::new(&rope)).expect("it is sound");
     assert_eq!(
         refuses_variant(&config, &recorded(&rope)),

@@ -7,16 +7,15 @@ use crate::{
 };
 use tilewright::{
     Dtype,
-    attention::variant::{ExpressionVariant, Variant},
+    attention::variant::{ExpressionVariant, Plain, Variant},
     reference::attention::{Definition, Place},
 };
-use tilewright_kernels::attention::tensor_core::{attention, attention_with};
-use tilewright_ptx::ir::Kernel;
+use tilewright_kernels::attention::tensor_core::attention_with;
 
 /// Runs a case with several seeds and judges each run.
 pub(crate) fn check(case: &Case) {
-    let kernel = attention("attention", &case.config()).unwrap_or_else(|why| panic!("{case:?}: {why}"));
-    run(&World::new(case), &kernel, &|_| Definition::default());
+    let plain = ExpressionVariant::of(&Plain).expect("it does nothing");
+    check_with(case, &plain, &|_| Definition::default());
 }
 
 /// The same with a variant, and what it does to each request.
@@ -25,17 +24,17 @@ pub(crate) fn check_with<'a>(
     variant: &ExpressionVariant,
     definition: &dyn Fn(usize) -> Definition<'a>,
 ) {
-    let kernel =
-        attention_with("attention", &case.config(), variant).unwrap_or_else(|why| panic!("{case:?}: {why}"));
-    run(&World { variant: variant.clone(), ..World::new(case) }, &kernel, definition);
-}
-
-fn run<'a>(world: &World, kernel: &Kernel, definition: &dyn Fn(usize) -> Definition<'a>) {
-    let (case, of) = (&world.case, world.variant.name());
-    for seed in 0..case.seeds {
-        let outputs =
-            world.run(kernel, seed).unwrap_or_else(|fault| panic!("{of}, {case:?}, seed {seed}: {fault}"));
-        world.judge(&outputs, definition).unwrap_or_else(|why| panic!("{of}, {case:?}, seed {seed}: {why}"));
+    let world = World::new(case, variant);
+    for config in case.configs() {
+        let kernel =
+            attention_with("attention", &config, variant).unwrap_or_else(|why| panic!("{case:?}: {why}"));
+        for seed in 0..case.seeds {
+            let (of, items) = (variant.name(), config.items);
+            let of = |why: &str| format!("{of}, {case:?}, {items:?} items, seed {seed}: {why}");
+            let outputs =
+                world.run(&kernel, seed).unwrap_or_else(|fault| panic!("{}", of(&fault.to_string())));
+            world.judge(&outputs, definition).unwrap_or_else(|why| panic!("{}", of(&why)));
+        }
     }
 }
 

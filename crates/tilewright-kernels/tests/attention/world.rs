@@ -4,7 +4,7 @@ use crate::{
     case::Case,
     numbers::{bytes, noise},
 };
-use tilewright::attention::variant::{ExpressionVariant, Plain};
+use tilewright::attention::variant::ExpressionVariant;
 use tilewright_kernels::{
     attention::{
         call::{CacheTensor, Call, KvLayout, PlanArgs, RowTensor, ScaleArgs},
@@ -48,10 +48,10 @@ pub(crate) struct Outputs {
 }
 
 impl World {
-    pub(crate) fn new(case: &Case) -> Self {
+    pub(crate) fn new(case: &Case, variant: &ExpressionVariant) -> Self {
         let mut world = Self {
             case: case.clone(),
-            variant: ExpressionVariant::of(&Plain).expect("it does nothing"),
+            variant: variant.clone(),
             segments: Vec::new(),
             indices: Vec::new(),
             q: Vec::new(),
@@ -228,7 +228,8 @@ impl World {
             v_scale: ScaleArgs::default(),
             variant: self.hook_arguments(&mut memory),
         };
-        assert!(case.config().refuses_call(&call).is_empty(), "{:?}", case.config().refuses_call(&call));
+        let refused = case.configs()[0].refuses_call(&call);
+        assert!(refused.is_empty(), "{refused:?}");
         let counters = call.plan.counters;
         let launch = Launch { kernel, grid: [case.workers as u32, 1, 1], args: &call.args(), seed };
         launch.run(&mut memory)?;
@@ -271,7 +272,7 @@ impl Schedule {
     fn new(world: &World) -> Self {
         let (case, mut schedule) = (&world.case, Self::default());
         let first_bits = schedule.pack_bits(case);
-        let tokens = (case.config().q_rows() / case.group()).max(1);
+        let tokens = (case.configs()[0].q_rows() / case.group()).max(1);
         for head in 0..case.heads.1 {
             for segment in &world.segments {
                 for begin in segment.rows.clone().step_by(tokens) {

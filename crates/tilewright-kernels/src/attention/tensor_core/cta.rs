@@ -1,7 +1,7 @@
 //! What all threads of a CTA know, and the way of an item: its rows, a body for many or for few of them, and merges.
 
 use super::{
-    config::{Config, FEW_ROWS, THREADS},
+    config::{Config, FEW_ROWS, Items, THREADS},
     few,
     hooked::Hooked,
     layout::Layout,
@@ -29,6 +29,7 @@ pub(super) struct Cta<'k> {
     pub(super) k: &'k Builder,
     pub(super) layout: Layout,
     pub(super) elements: Elements,
+    items: Items,
     pub(super) params: Params<'k>,
     arena: Shared<'k, u32>,
 }
@@ -57,7 +58,8 @@ impl<'k> Cta<'k> {
     pub(super) fn new(k: &'k Builder, config: &Config, layout: Layout) -> Self {
         let elements = if config.qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = Params::declare(k, false);
-        Self { k, layout, elements, params, arena: k.shared("arena", layout.bytes / 4, 128) }
+        let items = config.items;
+        Self { k, layout, elements, items, params, arena: k.shared("arena", layout.bytes / 4, 128) }
     }
 
     /// Does the items of this CTA, one after the other.
@@ -89,8 +91,13 @@ impl<'k> Cta<'k> {
             let scale = if hooked { k.constant(LOG2_E) } else { scale_of_products };
             let work = Work { cta: *self, words, scale, scale_of_products };
 
-            let few_rows = work.rows().le(FEW_ROWS as u32);
-            k.when_else(few_rows, || few::run(self, &work, hooks), || many::run(self, &work, hooks));
+            match self.items {
+                Items::Few => few::run(self, &work, hooks),
+                Items::Any => {
+                    let few_rows = work.rows().le(FEW_ROWS as u32);
+                    k.when_else(few_rows, || few::run(self, &work, hooks), || many::run(self, &work, hooks));
+                }
+            }
             let item = work.item();
             k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work, hooks));
             // shared memory is free for the next item

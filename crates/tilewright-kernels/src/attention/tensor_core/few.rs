@@ -145,10 +145,15 @@ impl<'c, 'k> Few<'c, 'k> {
             let masked = self.hooks.is_masked(self.rows.is_masked(of_stage.first, STAGE_KEYS));
             let values = self.values_of(keys);
             let special = k.var::<bool>("special", false);
+            let seen = [0, 8].map(|_| k.var::<u32>("seen", 0));
             k.when(masked, || {
-                hide(k, self.seen_by(stage), &logits[0]);
-                let found = special::inspect(self.cta, self.values.deal(), values, self.codes());
-                special.set(k.any(found));
+                self.find_seen(stage, seen);
+                hide(k, seen.map(|word| word.get().to_u64()), &logits[0]);
+                special.set(k.any(special::find(self.cta, self.values.deal(), values)));
+            });
+            let of_values = (self.cta.layout.v, STAGE_KEYS);
+            k.when(special.get(), || {
+                special::encode(self.cta, (k.lane(), 32), of_values, (values, self.codes()));
                 k.sync_warp();
             });
             let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits[0]);
@@ -156,7 +161,12 @@ impl<'c, 'k> Few<'c, 'k> {
             let tiles = std::slice::from_ref(&self.tile);
             self.places.weigh_values(self.cta, &[weights], values, tiles);
             k.when(special.get(), || {
-                special::add(self.cta, (self.codes(), STAGE_KEYS), tiles, &[self.seen_by(stage)]);
+                special::add(
+                    self.cta,
+                    (self.codes(), STAGE_KEYS),
+                    tiles,
+                    &[seen.map(|word| word.get().to_u64())],
+                );
             });
         });
         k.wait_copies(0);
@@ -171,7 +181,7 @@ impl<'c, 'k> Few<'c, 'k> {
     }
 
     /// What this lane's two rows see of a stage: each lane finds the word of one row, and takes its own from others.
-    fn seen_by(&self, stage: Value<'k, u32>) -> [Value<'k, u64>; 2] {
+    fn find_seen(&self, stage: Value<'k, u32>, words: [Var<'k, u32>; 2]) {
         let k = self.k;
         let row = k.lane() & (FEW_ROWS - 1) as u32;
         let keys = self.keys_of(stage);
@@ -180,7 +190,8 @@ impl<'c, 'k> Few<'c, 'k> {
         let word = seen((self.cta, &item), of_row, self.rows.range(row), keys);
         let word = self.hooks.shown((self.cta, &item), row, keys, word).low();
         let own = k.lane() >> 2;
-        [0, 8].map(|down| word.of_lane(own + down).to_u64())
+        words[0].set(word.of_lane(own));
+        words[1].set(word.of_lane(own + 8));
     }
 
     /// The codes of this warp's values.

@@ -85,10 +85,11 @@ fn slots(hooks: &Hooks<'_>) -> Vec<(Hook, u32)> {
     live.flat_map(|(hook, late)| hooks.kept(hook, late).into_iter().map(move |node| (hook, node))).collect()
 }
 
-/// What hooks leave to the layout. A logits hook needs registers, which large heads have for one tile of rows only.
+/// What hooks leave to the layout. Hooks of each key need registers, which large heads have for one tile of rows only.
 pub(super) fn needs(config: &Config, hooks: &Hooks<'_>) -> Needs {
     let small = config.head_dim.qk.max(config.head_dim.vo) <= 64;
-    let row_tiles = if hooks.is_live(Hook::Logits) && !small { 1 } else { config.row_tiles() };
+    let of_keys = hooks.is_live(Hook::Logits) || hooks.is_live(Hook::Mask);
+    let row_tiles = if of_keys && !small { 1 } else { config.row_tiles() };
     Needs { bytes: slots(hooks).len() * ROWS * 4, row_tiles }
 }
 

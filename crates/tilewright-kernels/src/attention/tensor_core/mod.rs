@@ -23,7 +23,7 @@ mod rows;
 mod seen;
 mod special;
 
-pub use config::{Config, Device, FEW_ROWS, KV_TOKENS, THREADS};
+pub use config::{Config, Device, FEW_ROWS, Items, KV_TOKENS, THREADS};
 pub use hooked::refuses_variant;
 
 use crate::variant::Hooks;
