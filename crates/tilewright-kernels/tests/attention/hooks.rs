@@ -7,7 +7,7 @@ use crate::{
 use tilewright::{
     attention::variant::{
         Alibi, AttentionSinks, Both, DocumentMask, ExpressionVariant, FlashSigmoid, HeadScales,
-        MultiItemScoring, RelativePositionBias, RotaryEmbedding, SoftCap, Variant,
+        MultiItemScoring, PrefixLm, RelativePositionBias, RotaryEmbedding, SoftCap, Variant,
     },
     reference::{
         attention::{Definition, Place},
@@ -64,9 +64,10 @@ fn biased_logits() {
     check_all(&bias, &|_| formula::relative_position_bias(&wide_table, 10));
 }
 
-/// A logits hook that reads everything there is, and whose table is read where a quotient says.
+/// A logits hook that reads everything there is, and whose table is read where a quotient says: 41 times the nearest number to 1 / 41
+/// is below 1.
 const ALL_INPUTS: &str = r#"{
-    "name": "all_inputs", "tables": {"t": [0.5, -0.25, 1, 0, 2, 0.75]}, "scalars": {"by": 7},
+    "name": "all_inputs", "tables": {"t": [0.5, -0.25, 1, 0, 2, 0.75]}, "scalars": {"by": 41},
     "logits": {"add": [
         {"mul": ["logit", {"add": [1, {"mul": ["request", 0.25]}]}]},
         {"add": [{"read": ["t", {"div": ["kv", "by"]}]},
@@ -78,7 +79,7 @@ fn logits_of_all_inputs() {
     let table = [0.5, -0.25, 1.0, 0.0, 2.0, 0.75];
     let definition = |request: usize| Definition {
         logit: Box::new(move |at: Place, s| {
-            let bias = table[(at.j / 7).min(5)];
+            let bias = table[(at.j / 41).min(5)];
             s * (1.0 + request as f64 * 0.25)
                 + bias
                 + (at.h + at.g) as f64 * (at.j as f64 - at.p as f64) * 0.01
@@ -163,5 +164,11 @@ fn what_is_refused() {
     assert_eq!(
         refuses_variant(&config, &recorded(&FlashSigmoid::new(-1.5))),
         ["logits are weights, expected a softmax"]
+    );
+    let prefixes = recorded(&PrefixLm::new(&[3]).expect("it is small"));
+    assert!(refuses_variant(&config, &prefixes).is_empty());
+    assert_eq!(
+        refuses_variant(&Case::new(256, (1, 1), &[]).configs()[0], &prefixes),
+        ["a mask hook leaves too few registers for head_dim vo = 256, the most is 192"]
     );
 }

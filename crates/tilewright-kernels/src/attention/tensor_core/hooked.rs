@@ -34,7 +34,9 @@ const ROWS: usize = 128;
 /// Numbers that are kept of a row, at most.
 const MOST_SLOTS: usize = 12;
 /// Keys whose masks are computed at once: what they read of tables is under way together.
-const MASK_BATCH: usize = 4;
+const MASK_BATCH: u32 = 4;
+/// The largest heads of values that leave registers for a mask hook.
+const MOST_MASKED_DIM: usize = 192;
 /// Operations of a hook for each logit, key or element, at most: they stand in the kernel many times.
 const MOST_OPERATIONS: [(Hook, usize); 3] = [(Hook::Logits, 32), (Hook::Mask, 128), (Hook::Output, 16)];
 
@@ -42,8 +44,8 @@ fn late(hook: Hook) -> &'static [Input] {
     TAKEN.iter().find(|(taken, _)| *taken == hook).map_or(&[], |(_, late)| late)
 }
 
-/// Why the kernel of tensor cores of a problem that it does does not take a variant; nothing if it does. What it refuses the kernel without tensor cores
-/// takes.
+/// Why the kernel of a configuration that is not refused does not take a variant; nothing if it does. What it refuses the kernel
+/// without tensor cores takes.
 pub fn refuses_variant(config: &Config, variant: &ExpressionVariant) -> Vec<String> {
     let mut reasons = Vec::new();
     if !variant.properties().softmax {
@@ -60,6 +62,12 @@ pub fn refuses_variant(config: &Config, variant: &ExpressionVariant) -> Vec<Stri
     };
     if hooks.stores() {
         reasons.push("the logits hook writes to buffers, expected none that does".to_owned());
+    }
+    let vo = config.head_dim.vo;
+    if hooks.is_live(Hook::Mask) && vo > MOST_MASKED_DIM {
+        reasons.push(format!(
+            "a mask hook leaves too few registers for head_dim vo = {vo}, the most is {MOST_MASKED_DIM}"
+        ));
     }
     let slots = slots(&hooks).len();
     if slots > MOST_SLOTS {
@@ -257,16 +265,16 @@ impl<'k, 'v> Hooked<'k, 'v> {
         let k = self.k;
         // bits come in at the top and move down
         let shown = k.var::<u64>("shown", 0);
-        k.repeat((0, keys.width), MASK_BATCH as u32, |at| {
-            let key = |ahead: usize| key_position((cta, item), keys.first + at + ahead as u32);
-            let positions: [Value<'k, f32>; MASK_BATCH] = std::array::from_fn(key);
+        k.repeat((0, keys.width), MASK_BATCH, |at| {
+            let key = |ahead: u32| key_position((cta, item), keys.first + at + ahead);
+            let positions: Vec<_> = (0..MASK_BATCH).map(key).collect();
             let mut bits = k.constant(0_u32);
             for (ahead, position) in positions.into_iter().enumerate() {
                 let seen = hook.mask(&|input| (input == Input::Kv).then_some(position));
                 bits = bits | seen.select::<u32>(1 << ahead, 0);
             }
-            let low = shown.get() >> MASK_BATCH as u32;
-            shown.set(low | (bits.to_u64() << (64 - MASK_BATCH as u32)));
+            let low = shown.get() >> MASK_BATCH;
+            shown.set(low | (bits.to_u64() << (64 - MASK_BATCH)));
         });
         word & (shown.get() >> (64 - keys.width))
     }
