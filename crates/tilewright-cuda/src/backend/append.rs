@@ -57,6 +57,7 @@ pub(super) fn append<M: Machine>(
     };
     let prepared = slots.prepared().and_then(|prepared| prepared.downcast_ref::<AppendPlaces>());
     if let (Some(prepared), ScaleMut::Given(scale)) = (prepared, &scale) {
+        gpu.check_place(OPERATOR, "the plan", Some(prepared.place()))?;
         return to.given(gpu, prepared.table(tokens as u32), *scale);
     }
     let arrays = Arrays::new(slots);
