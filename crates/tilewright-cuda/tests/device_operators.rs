@@ -1,10 +1,14 @@
-//! What the backend does beside the engine's operators: bits, and products by segments; and pipelines, whose tensors between groups
-//! are where the backend computes. In the simulator, and on the card where there is one.
+//! What the backend does beside the engine's operators: bits, and products by segments; and what stays on the device: tensors between
+//! the groups of a pipeline, scales of heads. In the simulator, and on the card where there is one.
 
 use half::bf16;
 use tilewright::{
-    Cpu, Dtype, ViewMut,
+    Backend, Cpu, Dtype, E4m3, KvCacheMut, KvLayout, PageTable, Scale, ViewMut,
     attention::{BitOrder, packbits, segment_packbits},
+    kv::{
+        AppendPlan, ScaleMut,
+        append::{QuantizedCacheMut, append_planned},
+    },
     sampling::{Pipeline, Sampled, Stream},
     tensor::DeviceMemory,
 };
@@ -29,7 +33,12 @@ macro_rules! judge_machines {
     };
 }
 
-judge_machines!(flags_on_the_device, segments_of_rows, a_pipeline_of_several_groups_stays_on_the_device);
+judge_machines!(
+    flags_on_the_device,
+    segments_of_rows,
+    a_pipeline_of_several_groups_stays_on_the_device,
+    an_append_with_scales_of_heads_is_recorded
+);
 
 fn bf16s<M: Machine>(gpu: &Gpu<M>, values: impl Iterator<Item = f32>) -> DeviceMemory {
     let bytes: Vec<u8> = values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
@@ -101,4 +110,32 @@ fn a_pipeline_of_several_groups_stays_on_the_device<M: Machine>(gpu: &Gpu<M>) {
     let on_device = there.view_mut(Dtype::F32, 0, &shape).expect("a view");
     pipeline.run(gpu, on_device, &mut found).expect("it runs");
     assert_eq!(found, expected);
+}
+
+fn an_append_with_scales_of_heads_is_recorded<M: Machine>(gpu: &Gpu<M>) {
+    let new = gpu.upload(bytemuck::cast_slice(&[3.0_f32, 6.0, 10.0, -20.0])).expect("room");
+    let [mut k, mut v] = [0, 1].map(|_| gpu.upload(&[0; 4]).expect("room"));
+    let plan = AppendPlan::new(gpu, &PageTable::new(&[0, 1], &[0], &[1], 1), (&[0], &[0])).expect("a plan");
+    let mut append = || {
+        let new = new.view(Dtype::F32, 0, &[1, 2, 2])?;
+        let shape = [1, 1, 2, 2];
+        let cache =
+            KvCacheMut { k: k.view_mut(Dtype::E4m3, 0, &shape)?, v: v.view_mut(Dtype::E4m3, 0, &shape)? };
+        let [k_scale, v_scale] =
+            [&[1.5, 2.0], &[3.0, 5.0]].map(|scales| ScaleMut::Given(Scale::Head(scales)));
+        let cache = QuantizedCacheMut { cache, k_scale, v_scale };
+        append_planned(gpu, &plan, (new, new), cache, KvLayout::Nhd)
+    };
+    append().expect("it runs");
+    // a recording refuses to allocate
+    let recorded = gpu.record(&mut append).expect("nothing is allocated").expect("the machine records");
+    for (cache, expected) in [(&k, [2.0, 4.0, 5.0, -10.0]), (&v, [1.0, 2.0, 2.0, -4.0])] {
+        let mut found = [0; 4];
+        gpu.machine().read(cache.address(), &mut found).expect("it was written");
+        assert_eq!(found.map(|bits| E4m3::from_bits(bits).to_f32()), expected);
+        gpu.machine().write(cache.address(), &[0; 4]).expect("there is room");
+        recorded.replay().expect("it runs");
+        gpu.machine().read(cache.address(), &mut found).expect("it was written");
+        assert_eq!(found.map(|bits| E4m3::from_bits(bits).to_f32()), expected);
+    }
 }

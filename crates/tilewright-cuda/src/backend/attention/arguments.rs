@@ -1,9 +1,9 @@
 //! The arguments of an attention kernel: from checked tensors to [`Call`].
 //!
 //! Strides and addresses are those of the views. Scales of heads, which the caller keeps on the host, are brought to the device once
-//! (`factors.rs`), as are a variant's tables; buffers that a variant writes are brought there and back by each run.
+//! (`backend/factors.rs`), as are a variant's tables; buffers that a variant writes are brought there and back by each run.
 
-use super::{DevicePlan, OPERATOR, factors::Factors};
+use super::{DevicePlan, OPERATOR};
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{
     Mask, Problem, Result, Scale, View, ViewMut, attention::Inputs, kv::KvStrides, tensor::DeviceMemory,
@@ -38,7 +38,7 @@ impl<M: Machine> Gpu<M> {
         (problem, plan): (&Problem, &DevicePlan),
         inputs: &Inputs<'_>,
         (o, lse): (&ViewMut<'_>, Option<&ViewMut<'_>>),
-        (workspace, factors, held): (u64, &Factors, &mut Held),
+        (workspace, held): (u64, &mut Held),
     ) -> Result<Call> {
         let (q, q_pe) = inputs.q();
         let row = |name, view: View<'_>| -> Result<RowTensor> {
@@ -75,18 +75,18 @@ impl<M: Machine> Gpu<M> {
             left,
             right,
             scale: problem.scale(),
-            k_scale: self.scale("k scale", inputs.scales().k, (factors, held))?,
-            v_scale: self.scale("v scale", inputs.scales().v, (factors, held))?,
+            k_scale: self.scale("k scale", inputs.scales().k, held)?,
+            v_scale: self.scale("v scale", inputs.scales().v, held)?,
             variant: Vec::new(),
         })
     }
 
-    fn scale(&self, name: &str, scale: Scale<'_>, (kept, held): (&Factors, &mut Held)) -> Result<ScaleArgs> {
+    fn scale(&self, name: &str, scale: Scale<'_>, held: &mut Held) -> Result<ScaleArgs> {
         Ok(match scale {
             Scale::One => ScaleArgs::default(),
             Scale::Tensor(factor) => ScaleArgs { factor, ..ScaleArgs::default() },
             Scale::Head(factors) => {
-                let (address, of_this_run) = kept.bring(self, factors)?;
+                let (address, of_this_run) = self.factors(factors)?;
                 held.extend(of_this_run);
                 ScaleArgs { address, page: 0, head: 1, factor: 1.0 }
             }

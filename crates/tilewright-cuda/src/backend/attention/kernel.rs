@@ -3,7 +3,7 @@
 //! Tensor cores where they can, otherwise the kernel that takes everything. The tiling follows from the problem alone, so that
 //! operators of one problem share plans whatever their variants: a kernel does items of any number of rows.
 
-use super::{factors::Factors, hooks::Tables};
+use super::hooks::Tables;
 use crate::{
     backend::Gpu,
     machine::{Limits, Machine},
@@ -40,7 +40,6 @@ pub(super) struct Built<M: Machine> {
     /// What takes everything: made at once where it is all that there is, otherwise when a call needs it.
     general: OnceLock<M::Function>,
     pub(super) tables: Tables,
-    pub(super) factors: Factors,
 }
 
 fn tensor_core(limits: &Limits, problem: &Problem) -> Config {
@@ -109,8 +108,7 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
 
 impl<M: Machine> Built<M> {
     pub(super) fn new(gpu: &Gpu<M>, problem: &Problem, variant: &ExpressionVariant) -> Result<Self> {
-        let tables = Tables::bring(gpu, variant)?;
-        let built = Self { fast: None, general: OnceLock::new(), tables, factors: Factors::default() };
+        let built = Self { fast: None, general: OnceLock::new(), tables: Tables::bring(gpu, variant)? };
         match on_tensor_cores(&gpu.limits, problem).filter(|_| is_plain(variant)) {
             Some(config) => {
                 let name = format!("attention_{}", shape(problem));

@@ -1,7 +1,6 @@
 //! Attention: which kernel a problem gets, plans in device memory, and the launch.
 
 mod arguments;
-mod factors;
 mod flatten;
 mod hooks;
 mod kernel;
@@ -105,8 +104,7 @@ impl<M: Machine> Gpu<M> {
             self.check_place(OPERATOR, "workspace", out.workspace.device().map(DeviceMemory::place))?;
         let mut held = Held::new();
         let tensors: (&ViewMut<'_>, Option<&ViewMut<'_>>) = (&out.o, out.lse.as_ref());
-        let kept = (workspace, &built.factors, &mut held);
-        let mut call = self.call((plan.problem(), device_plan), inputs, tensors, kept)?;
+        let mut call = self.call((plan.problem(), device_plan), inputs, tensors, (workspace, &mut held))?;
         // what is recorded with an empty batch is replayed with others
         if plan.num_rows() == 0 && plan.capacity().is_none() {
             return Ok(());
