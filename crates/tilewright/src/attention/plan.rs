@@ -244,6 +244,11 @@ fn covered(spans: &[(usize, usize, usize)]) -> usize {
 }
 
 /// Memory for partial states and scratch. Grows with [`Workspace::fit`], never inside `run`.
+///
+/// `run` borrows it mutably, so two threads cannot use one at once. On a device that is the borrow of giving the work, not of doing it:
+/// a workspace belongs to one order of work, a CUDA stream for example. Work given in that order may share it, all layers of a model
+/// for example. Runs on two streams, and recorded runs that are replayed on two, need one each, or an event between them. Nothing
+/// notices where they have not: who replays a graph borrows nothing, and asking a stream whether it is done costs what `run` may not.
 #[derive(Debug, Default)]
 pub struct Workspace {
     /// On the host.
