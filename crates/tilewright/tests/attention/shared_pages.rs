@@ -94,6 +94,7 @@ fn a_replan_lets_pages_go_and_keeps_its_own_memory() {
     }
     planner.replan(&mut plan, &first.copied()).unwrap();
     assert_eq!(plan.requests().source.indices().as_ptr(), own);
+    assert_eq!(plan.requests().source.indices(), first.indices);
     assert!(turns.iter().all(|indices| Arc::strong_count(indices) == 1));
 }
 
