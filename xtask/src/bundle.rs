@@ -98,7 +98,9 @@ benches() {
         # shellcheck disable=SC2086
         "./bench_$bench" --record "$out/$bench.csv" ${PYTHON:+--peer $PYTHON} 2>&1 | tee "$out/bench_$bench.txt"
     done
-    ./bench_first_use --record "$out/first_use.csv" 2>&1 | tee "$out/bench_first_use.txt"
+    for bench in first_use plan; do
+        "./bench_$bench" --record "$out/$bench.csv" 2>&1 | tee "$out/bench_$bench.txt"
+    done
     ./bench_small 2>&1 | tee "$out/bench_small.txt"
 }
 

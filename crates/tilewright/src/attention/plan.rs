@@ -72,7 +72,7 @@ impl Plan {
     pub(super) fn reserve(&mut self, room: &Room) {
         self.requests.reserve(room.requests);
         if let KvSource::Paged { indices, .. } = &mut self.requests.source {
-            indices.reserve(room.pages.saturating_sub(indices.len()));
+            indices.reserve(room.pages);
         }
         self.schedule.reserve(self.tiling.workers, room);
         let tiles = room.items / self.problem.heads().kv.max(1);
@@ -215,8 +215,8 @@ impl Plan {
     fn spans(&self, item: &WorkItem) -> impl Iterator<Item = (usize, usize, usize)> {
         let segment = &self.requests.segments[item.segment as usize];
         let (page_size, indices) = match &self.requests.source {
-            KvSource::Paged { indices, page_size, .. } => (*page_size, Some(indices)),
-            KvSource::Blocks { indices, block, .. } => (*block, Some(indices)),
+            KvSource::Paged { indices, page_size, .. } => (*page_size, Some(&indices[..])),
+            KvSource::Blocks { indices, block, .. } => (*block, Some(&indices[..])),
             KvSource::Ragged { .. } => (usize::MAX, None),
         };
         let (begin, end) = (item.kv.start as usize, item.kv.end as usize);
