@@ -48,7 +48,7 @@ impl World {
             let dot: f64 = (0..dim.qk)
                 .map(|d| self.number(&self.q, case.qo, q + d) * self.number(&self.k, case.kv, k + d))
                 .sum();
-            dot * self.scale()
+            dot * self.scale() * self.factor(0, segment, (key, kv_head))
         };
         let logits: Vec<f64> = keys.iter().map(logit).collect();
         let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
@@ -66,7 +66,8 @@ impl World {
             let (mut expected, mut size) = (0.0, 0.0);
             for ((segment, key), logit) in keys.iter().zip(&logits) {
                 let v = self.element(dim.vo, segment, (*key, kv_head)) + d;
-                let term = (logit - max).exp() / sum * self.number(&self.v, case.kv, v);
+                let value = self.number(&self.v, case.kv, v) * self.factor(1, segment, (*key, kv_head));
+                let term = (logit - max).exp() / sum * value;
                 (expected, size) = (expected + term, size + term.abs());
             }
             let found = self.number(&outputs.o, case.qo, o + d);

@@ -2,7 +2,7 @@
 
 use super::{
     config::{Config, FEW_ROWS, THREADS},
-    few,
+    factors, few,
     layout::Layout,
     many, merge,
 };
@@ -28,6 +28,9 @@ pub(super) struct Cta<'k> {
     pub(super) layout: Layout,
     pub(super) elements: Elements,
     pub(super) params: Params<'k>,
+    /// The dtype of the cache, and the compute capability.
+    pub(super) kv: Dtype,
+    pub(super) arch: u32,
     arena: Shared<'k, u32>,
 }
 
@@ -53,7 +56,8 @@ impl<'k> Cta<'k> {
     pub(super) fn new(k: &'k Builder, config: &Config, layout: Layout) -> Self {
         let elements = if config.qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = Params::declare(k, false);
-        Self { k, layout, elements, params, arena: k.shared("arena", layout.bytes / 4, 128) }
+        let (kv, arch, arena) = (config.kv, config.device.arch, k.shared("arena", layout.bytes / 4, 128));
+        Self { k, layout, elements, params, kv, arch, arena }
     }
 
     /// Does the items of this CTA, one after the other.
@@ -77,7 +81,7 @@ impl<'k> Cta<'k> {
             k.sync_threads();
             k.when(k.thread().eq(0), || at.store(number + 1));
             let head = words.plus(2).load();
-            let k_factor = self.params.k_scale.at(k, k.constant(0), head);
+            let k_factor = factors::of_item(self, self.params.k_scale, head);
             scale.set(self.params.scale * std::f32::consts::LOG2_E * k_factor);
             let work = Work { cta: *self, words, scale: scale.get() };
 

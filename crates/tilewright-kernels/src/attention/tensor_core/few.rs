@@ -11,6 +11,7 @@
 use super::{
     config::FEW_ROWS,
     cta::{Cta, Work, divide},
+    factors::Factors,
     fragments::{Cell, LanePlaces, RowTile, Sums, hide},
     keys::{Copier, Finder, copy_queries},
     layout::{RowFormat, STAGE_KEYS, WARPS},
@@ -18,6 +19,7 @@ use super::{
     rows::Rows,
     seen::{Keys, seen},
     special,
+    wide::{Half, Wide},
 };
 use crate::tile::reduce;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
@@ -45,6 +47,10 @@ struct Few<'c, 'k> {
     finder: Finder<'k>,
     keys: Copier<'k>,
     values: Copier<'k>,
+    wide: Wide<'k>,
+    /// Places of this warp's keys and values.
+    entries: Shared<'k, u32>,
+    factors: Factors<'k>,
     /// Bytes from the first stage to the one that is read next, and to the one that is filled next.
     reads: Var<'k, u32>,
     fills: Var<'k, u32>,
@@ -71,8 +77,15 @@ impl<'c, 'k> Few<'c, 'k> {
             places: LanePlaces::new(k, layout),
             ring: cta.at::<u32>(layout.few.rings).byte(warp * layout.few.ring_bytes as u32),
             finder: Finder::new((cta, work), (k.lane(), STAGE_KEYS), entries),
-            keys: copier(layout.k, 0),
-            values: copier(layout.v, 1),
+            keys: copier(layout.stored_k, 0),
+            values: copier(layout.stored_v, 1),
+            wide: Wide::new(
+                cta,
+                (k.lane(), 32),
+                (cta.at(layout.few.wide).byte(warp * layout.few.wide_bytes as u32), STAGE_KEYS),
+            ),
+            factors: Factors::new(cta, STAGE_KEYS),
+            entries,
             reads: k.var("reads", 0),
             fills: k.var("fills", 0),
         }
@@ -111,13 +124,14 @@ impl<'c, 'k> Few<'c, 'k> {
             let keys = self.ring.byte(self.fills.get());
             self.keys.copy(keys, table);
             self.values.copy(self.values_of(keys), table);
+            self.factors.bring(k.lane(), self.entries, keys.plus(few.factors / 4));
         });
         k.commit_copies();
         self.advance(self.fills, few.stage_bytes);
     }
 
     fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
-        keys.plus(STAGE_KEYS * self.cta.layout.k.stride / 4)
+        keys.plus(STAGE_KEYS * self.cta.layout.stored_k.stride / 4)
     }
 
     fn advance(&self, stage: Var<'k, u32>, bytes: usize) {
@@ -132,21 +146,26 @@ impl<'c, 'k> Few<'c, 'k> {
             // the copies of all lanes are there, and all are done with the stage that is filled next
             k.sync_warp();
             self.load(stage + (few.num_stages - 1) as u32);
-            let keys = self.ring.byte(self.reads.get());
+            let stored = self.ring.byte(self.reads.get());
             self.advance(self.reads, few.stage_bytes);
+            let keys = self.wide.arrived(Half::Keys, stored);
             let logits = vec![vec![self.unset(), self.unset()]];
             self.places.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
+            let factors_of_keys = stored.plus(few.factors / 4).cast::<f32>();
+            self.factors.scale_keys(factors_of_keys, &logits);
             let masked = self.rows.is_masked(self.first_key(stage), STAGE_KEYS);
-            let values = self.values_of(keys);
+            let values = self.wide.arrived(Half::Values, self.values_of(stored));
             let special = k.var::<bool>("special", false);
             k.when(masked, || {
                 hide(k, self.seen_by(stage), &logits[0]);
-                let found = special::inspect(self.cta, self.values.deal(), values, self.codes());
+                let found = special::inspect(self.cta, self.wide.deal(&self.values), values, self.codes());
                 special.set(k.any(found));
                 k.sync_warp();
             });
-            let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits[0]);
-            self.tile.rescale(factors);
+            let to = self.factors.next(factors_of_keys);
+            let weigh = |logits: &[Sums<'k>]| to.weights(logits);
+            let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits[0], weigh);
+            self.tile.rescale(to.sums(factors));
             let tiles = std::slice::from_ref(&self.tile);
             self.places.weigh_values(self.cta, &[weights], values, tiles);
             k.when(special.get(), || {
@@ -182,6 +201,7 @@ impl<'c, 'k> Few<'c, 'k> {
     fn end(&self) {
         let (k, few, lane) = (self.k, &self.cta.layout.few, self.k.lane());
         let (states, rows) = (self.cta.at::<f32>(few.entries), self.work.rows());
+        self.factors.finish(std::slice::from_ref(&self.tile));
         // nobody finds keys any more
         k.sync_threads();
         for half in 0..2 {

@@ -2,6 +2,7 @@
 
 use super::{
     cta::{Cta, Head, Work},
+    factors,
     fragments::RowTile,
 };
 use crate::{
@@ -34,7 +35,7 @@ impl<'k> Total<'k> {
 /// The factor of all values of an item.
 #[track_caller]
 fn v_factor<'k>(cta: &Cta<'k>, item: &ItemValues<'k>) -> Value<'k, f32> {
-    cta.params.v_scale.at(cta.k, cta.k.constant(0), item.kv_head)
+    factors::of_item(cta, cta.params.v_scale, item.kv_head)
 }
 
 /// The output of a head of a row.

@@ -1,0 +1,194 @@
+//! Factors of keys and values: one of all or of a head, or, in caches of 8 bits, one of each page.
+//!
+//! One factor is part of the scale of logits, or of outputs. Those of pages come with the places of keys (`keys`), and lie beside
+//! the keys of a slot or stage, `[2][keys]` f32. A product of a query and a key is multiplied with that of the key before it is
+//! masked, and a weight with that of its value before it is rounded:
+//!
+//! ```text
+//! O = Σ w · v · f = R · Σ (w · f / R) · v
+//! ```
+//!
+//! `R` is the greatest power of two of all factors so far, so that weights stay in the range of f16. It is the same in all lanes of
+//! a warp, which has it in shared memory.
+
+use super::{
+    cta::Cta,
+    fragments::{RowTile, Sums},
+};
+use crate::attention::call::ScaleParams;
+use tilewright_ptx::{
+    build::{Shared, Value, Var},
+    isa::warp::WarpReduction,
+};
+
+/// Where `R` of each warp lies among the words that warps tell each other, in bytes.
+const REFERENCES: usize = 112;
+/// The least `R`, and the greatest, whose reciprocals are normal numbers: 2^-126 and 2^126.
+const LEAST: u32 = 1 << 23;
+const MOST: u32 = 253 << 23;
+/// The exponent of an f32.
+const EXPONENT: u32 = 0xff << 23;
+
+/// Whether pages have factors; `None` where that is not compiled in.
+fn of_pages<'k>(cta: &Cta<'k>) -> Option<Value<'k, bool>> {
+    let params = &cta.params;
+    let any = |page: Value<'k, u64>| page.low() | page.high();
+    (cta.kv.size() == 1).then(|| (any(params.k_scale.page) | any(params.v_scale.page)).ne(0))
+}
+
+/// The factor of an item's keys, or values; 1 where pages have some.
+#[track_caller]
+pub(super) fn of_item<'k>(cta: &Cta<'k>, scale: ScaleParams<'k>, head: Value<'k, u32>) -> Value<'k, f32> {
+    let k = cta.k;
+    let Some(pages) = of_pages(cta) else { return scale.at(k, k.constant(0), head) };
+    let factor = k.var("factor_of_item", 1.0);
+    k.when(!pages, || factor.set(scale.at(k, k.constant(0), head)));
+    factor.get()
+}
+
+/// The bits of the factor of a key, or of its value, where pages have factors and the key exists; otherwise 0.
+#[track_caller]
+pub(super) fn of_key<'k>(
+    cta: &Cta<'k>,
+    (is_key, exists): (Value<'k, bool>, Value<'k, bool>),
+    (page, head): (Value<'k, u32>, Value<'k, u32>),
+) -> Value<'k, u32> {
+    let (k, params) = (cta.k, &cta.params);
+    let Some(pages) = of_pages(cta) else { return k.constant(0) };
+    let factor = k.var::<f32>("factor_of_key", 0.0);
+    k.when(pages & exists, || {
+        let set = |scale: ScaleParams<'k>| factor.set(scale.at(k, page, head));
+        k.when_else(is_key, || set(params.k_scale), || set(params.v_scale));
+    });
+    factor.get().reinterpret()
+}
+
+/// Factors of pages on their way; nothing where they are not compiled in.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Factors<'k> {
+    cta: Cta<'k>,
+    /// Keys of a KV tile, or of a stage.
+    keys: usize,
+    /// Whether pages have factors, and where this warp's `R` lies.
+    of_pages: Option<(Value<'k, bool>, Shared<'k, u32>)>,
+}
+
+/// What brings weights, and what was summed before, to the `R` of a tile.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ToReference<'k> {
+    factors: Factors<'k>,
+    at: Shared<'k, f32>,
+    /// `1 / R`, and `R` of before divided by `R`.
+    inverse: Option<[Var<'k, f32>; 2]>,
+}
+
+impl<'k> Factors<'k> {
+    /// Of no keys; `R` can be read behind a barrier.
+    pub(super) fn new(cta: &Cta<'k>, keys: usize) -> Self {
+        let reference = || cta.at::<u32>(cta.layout.words + REFERENCES).at(cta.k.warp_index());
+        let of_pages = of_pages(cta).map(|of_pages| (of_pages, reference()));
+        let new = Self { cta: *cta, keys, of_pages };
+        new.when(|reference| new.set(reference, cta.k.constant(LEAST)));
+        new
+    }
+
+    fn when(&self, body: impl FnOnce(Shared<'k, u32>)) {
+        if let Some((of_pages, reference)) = self.of_pages {
+            self.cta.k.when(of_pages, || body(reference));
+        }
+    }
+
+    fn set(&self, reference: Shared<'k, u32>, to: Value<'k, u32>) {
+        let k = self.cta.k;
+        k.when(k.lane().eq(0), || reference.store(to));
+    }
+
+    /// Brings the factors of keys from the entries of their places to `to`, by the first two threads of each key.
+    #[track_caller]
+    pub(super) fn bring(&self, thread: Value<'k, u32>, entries: Shared<'k, u32>, to: Shared<'k, u32>) {
+        self.when(|_| {
+            self.cta.k.when(thread.lt(2 * self.keys as u32), || {
+                to.at(thread).store(entries.at(thread << 2).plus(3).load());
+            });
+        });
+    }
+
+    /// The factors of this thread's two columns of each 8 keys, or of their values.
+    #[track_caller]
+    fn of_columns(&self, at: Shared<'k, f32>) -> impl Iterator<Item = [Value<'k, f32>; 2]> {
+        let at = at.at((self.cta.k.lane() & 3) << 1);
+        (0..self.keys / 8).map(move |tile| at.plus(8 * tile).load_vector::<2>())
+    }
+
+    /// Multiplies products with keys, whose factors are at `at`.
+    #[track_caller]
+    pub(super) fn scale_keys(&self, at: Shared<'k, f32>, logits: &[Vec<Sums<'k>>]) {
+        self.when(|_| {
+            for (tile, factors) in self.of_columns(at).enumerate() {
+                let sums = logits.iter().flat_map(|logits| logits[tile].into_iter().enumerate());
+                sums.for_each(|(i, sum)| sum.set(sum.get() * factors[i % 2]));
+            }
+        });
+    }
+
+    /// Takes the values of the keys whose factors are at `at` into account.
+    #[track_caller]
+    pub(super) fn next(&self, at: Shared<'k, f32>) -> ToReference<'k> {
+        let k = self.cta.k;
+        let inverse = self.of_pages.map(|_| [k.var("inverse", 1.0), k.var("of_before", 1.0)]);
+        let at = at.plus(self.keys);
+        if let Some([inverse, of_before]) = inverse {
+            self.when(|place| {
+                let before = place.load();
+                let lane = k.lane() & (self.keys.min(32) as u32 - 1);
+                let exponents = (0..self.keys).step_by(32).map(|key| {
+                    let exponent = at.at(lane).plus(key).load().reinterpret::<u32>() & EXPONENT;
+                    // what is not finite is out of reach for any power
+                    exponent.unless(exponent.eq(EXPONENT), 0)
+                });
+                let most = exponents.reduce(|a, b| a.max(b)).unwrap_or_else(|| k.constant(0));
+                let most = k.reduce_warp(WarpReduction::MaxU32, most.min(MOST));
+                let reference = before.max(most);
+                // all lanes have read the one of before
+                k.sync_warp();
+                self.set(place, reference);
+                inverse.set((k.constant(254_u32 << 23) - reference).reinterpret::<f32>());
+                of_before.set(before.reinterpret::<f32>() * inverse.get());
+            });
+        }
+        ToReference { factors: *self, at, inverse }
+    }
+
+    /// Multiplies what was summed with `R`.
+    #[track_caller]
+    pub(super) fn finish(&self, tiles: &[RowTile<'k>]) {
+        self.when(|reference| {
+            self.cta.k.sync_warp();
+            let reference = reference.load().reinterpret::<f32>();
+            tiles.iter().for_each(|tile| tile.rescale([reference; 2]));
+        });
+    }
+}
+
+impl<'k> ToReference<'k> {
+    /// Multiplies weights with the factors of their values. One that is 0 stays so: it may be of a key that is not seen.
+    #[track_caller]
+    pub(super) fn weights(&self, weights: &[Sums<'k>]) {
+        let Some([inverse, _]) = self.inverse else { return };
+        self.factors.when(|_| {
+            for (tile, factors) in weights.iter().zip(self.factors.of_columns(self.at)) {
+                let factors = factors.map(|factor| factor * inverse.get());
+                for (i, weight) in tile.iter().enumerate() {
+                    let before = weight.get();
+                    weight.set((before * factors[i % 2]).unless(before.eq(0.0), 0.0));
+                }
+            }
+        });
+    }
+
+    /// The factors that bring what was summed before to new maxima, and to this `R`.
+    #[track_caller]
+    pub(super) fn sums(&self, factors: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
+        self.inverse.map_or(factors, |[_, of_before]| factors.map(|factor| factor * of_before.get()))
+    }
+}
