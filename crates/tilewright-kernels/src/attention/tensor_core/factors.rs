@@ -11,10 +11,7 @@
 //! `R` is the greatest power of two of all factors so far, so that weights stay in the range of f16. It is the same in all lanes of
 //! a warp, which has it in shared memory.
 
-use super::{
-    cta::Cta,
-    fragments::{RowTile, Sums},
-};
+use super::{cta::Cta, fragments::Sums};
 use crate::attention::call::ScaleParams;
 use tilewright_ptx::{
     build::{Shared, Value, Var},
@@ -39,10 +36,25 @@ fn of_pages<'k>(cta: &Cta<'k>) -> Option<Value<'k, bool>> {
 /// The factor of an item's keys, or values; 1 where pages have some.
 #[track_caller]
 pub(super) fn of_item<'k>(cta: &Cta<'k>, scale: ScaleParams<'k>, head: Value<'k, u32>) -> Value<'k, f32> {
+    of_item_or(cta, (scale, head), || cta.k.constant(1.0))
+}
+
+/// The factor of what this warp has summed: that of the item's values, or `R`.
+#[track_caller]
+pub(super) fn of_sums<'k>(cta: &Cta<'k>, head: Value<'k, u32>) -> Value<'k, f32> {
+    let reference = || place(cta, cta.k.thread() >> 5).cast().load();
+    of_item_or(cta, (cta.params.v_scale, head), reference)
+}
+
+fn of_item_or<'k>(
+    cta: &Cta<'k>,
+    (scale, head): (ScaleParams<'k>, Value<'k, u32>),
+    where_of_pages: impl FnOnce() -> Value<'k, f32>,
+) -> Value<'k, f32> {
     let k = cta.k;
     let Some(pages) = of_pages(cta) else { return scale.at(k, k.constant(0), head) };
-    let factor = k.var("factor_of_item", 1.0);
-    k.when(!pages, || factor.set(scale.at(k, k.constant(0), head)));
+    let factor = k.unset_var("factor_of_item");
+    k.when_else(pages, || factor.set(where_of_pages()), || factor.set(scale.at(k, k.constant(0), head)));
     factor.get()
 }
 
@@ -61,6 +73,22 @@ pub(super) fn of_key<'k>(
         k.when_else(is_key, || set(params.k_scale), || set(params.v_scale));
     });
     factor.get().reinterpret()
+}
+
+/// `R` of a warp, or 1 where pages have no factors; `None` where that is not compiled in.
+#[track_caller]
+pub(super) fn reference<'k>(cta: &Cta<'k>, warp: Value<'k, u32>) -> Option<Value<'k, f32>> {
+    of_pages(cta).map(|of_pages| {
+        let reference = cta.k.var::<f32>("reference", 1.0);
+        cta.k.when(of_pages, || reference.set(place(cta, warp).cast().load()));
+        reference.get()
+    })
+}
+
+/// Where `R` of a warp lies.
+#[track_caller]
+fn place<'k>(cta: &Cta<'k>, warp: Value<'k, u32>) -> Shared<'k, u32> {
+    cta.at::<u32>(cta.layout.words + REFERENCES).at(warp)
 }
 
 /// Factors of pages on their way; nothing where they are not compiled in.
@@ -85,8 +113,7 @@ pub(super) struct ToReference<'k> {
 impl<'k> Factors<'k> {
     /// Of no keys; `R` can be read behind a barrier.
     pub(super) fn new(cta: &Cta<'k>, keys: usize) -> Self {
-        let reference = || cta.at::<u32>(cta.layout.words + REFERENCES).at(cta.k.warp_index());
-        let of_pages = of_pages(cta).map(|of_pages| (of_pages, reference()));
+        let of_pages = of_pages(cta).map(|of_pages| (of_pages, place(cta, cta.k.thread() >> 5)));
         let new = Self { cta: *cta, keys, of_pages };
         new.when(|reference| new.set(reference, cta.k.constant(LEAST)));
         new
@@ -141,11 +168,9 @@ impl<'k> Factors<'k> {
             self.when(|place| {
                 let before = place.load();
                 let lane = k.lane() & (self.keys.min(32) as u32 - 1);
-                let exponents = (0..self.keys).step_by(32).map(|key| {
-                    let exponent = at.at(lane).plus(key).load().reinterpret::<u32>() & EXPONENT;
-                    // what is not finite is out of reach for any power
-                    exponent.unless(exponent.eq(EXPONENT), 0)
-                });
+                let exponents = (0..self.keys)
+                    .step_by(32)
+                    .map(|key| at.at(lane).plus(key).load().reinterpret::<u32>() & EXPONENT);
                 let most = exponents.reduce(|a, b| a.max(b)).unwrap_or_else(|| k.constant(0));
                 let most = k.reduce_warp(WarpReduction::MaxU32, most.min(MOST));
                 let reference = before.max(most);
@@ -158,30 +183,17 @@ impl<'k> Factors<'k> {
         }
         ToReference { factors: *self, at, inverse }
     }
-
-    /// Multiplies what was summed with `R`.
-    #[track_caller]
-    pub(super) fn finish(&self, tiles: &[RowTile<'k>]) {
-        self.when(|reference| {
-            self.cta.k.sync_warp();
-            let reference = reference.load().reinterpret::<f32>();
-            tiles.iter().for_each(|tile| tile.rescale([reference; 2]));
-        });
-    }
 }
 
 impl<'k> ToReference<'k> {
-    /// Multiplies weights with the factors of their values. One that is 0 stays so: it may be of a key that is not seen.
+    /// Multiplies weights with the factors of their values.
     #[track_caller]
     pub(super) fn weights(&self, weights: &[Sums<'k>]) {
         let Some([inverse, _]) = self.inverse else { return };
         self.factors.when(|_| {
             for (tile, factors) in weights.iter().zip(self.factors.of_columns(self.at)) {
                 let factors = factors.map(|factor| factor * inverse.get());
-                for (i, weight) in tile.iter().enumerate() {
-                    let before = weight.get();
-                    weight.set((before * factors[i % 2]).unless(before.eq(0.0), 0.0));
-                }
+                tile.iter().enumerate().for_each(|(i, weight)| weight.set(weight.get() * factors[i % 2]));
             }
         });
     }

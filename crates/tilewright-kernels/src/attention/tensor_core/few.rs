@@ -11,7 +11,7 @@
 use super::{
     config::FEW_ROWS,
     cta::{Cta, Work, divide},
-    factors::Factors,
+    factors::{self, Factors},
     fragments::{Cell, LanePlaces, RowTile, Sums, hide},
     keys::{Copier, Finder, copy_queries},
     layout::{RowFormat, STAGE_KEYS, WARPS},
@@ -156,10 +156,15 @@ impl<'c, 'k> Few<'c, 'k> {
             let masked = self.rows.is_masked(self.first_key(stage), STAGE_KEYS);
             let values = self.wide.arrived(Half::Values, self.values_of(stored));
             let special = k.var::<bool>("special", false);
+            let seen = [0, 8].map(|_| k.var::<u32>("seen", 0));
             k.when(masked, || {
-                hide(k, self.seen_by(stage), &logits[0]);
-                let found = special::inspect(self.cta, self.wide.deal(&self.values), values, self.codes());
-                special.set(k.any(found));
+                self.find_seen(stage, seen);
+                hide(k, seen.map(|word| word.get().to_u64()), &logits[0]);
+                special.set(k.any(special::find(self.cta, self.wide.deal(&self.values), values)));
+            });
+            let of_values = (self.cta.layout.v, STAGE_KEYS);
+            k.when(special.get(), || {
+                special::encode(self.cta, (k.lane(), 32), of_values, (values, self.codes()));
                 k.sync_warp();
             });
             let to = self.factors.next(factors_of_keys);
@@ -169,7 +174,12 @@ impl<'c, 'k> Few<'c, 'k> {
             let tiles = std::slice::from_ref(&self.tile);
             self.places.weigh_values(self.cta, &[weights], values, tiles);
             k.when(special.get(), || {
-                special::add(self.cta, (self.codes(), STAGE_KEYS), tiles, &[self.seen_by(stage)]);
+                special::add(
+                    self.cta,
+                    (self.codes(), STAGE_KEYS),
+                    tiles,
+                    &[seen.map(|word| word.get().to_u64())],
+                );
             });
         });
         k.wait_copies(0);
@@ -180,7 +190,7 @@ impl<'c, 'k> Few<'c, 'k> {
     }
 
     /// What this lane's two rows see of a stage: each lane finds the word of one row, and takes its own from others.
-    fn seen_by(&self, stage: Value<'k, u32>) -> [Value<'k, u64>; 2] {
+    fn find_seen(&self, stage: Value<'k, u32>, words: [Var<'k, u32>; 2]) {
         let k = self.k;
         let row = k.lane() & (FEW_ROWS - 1) as u32;
         let keys = Keys { first: self.first_key(stage), width: STAGE_KEYS as u32 };
@@ -188,7 +198,8 @@ impl<'c, 'k> Few<'c, 'k> {
         let of_row = row.min(item.qo_len * self.cta.params.group.by - 1);
         let word = seen((self.cta, &item), of_row, self.rows.range(row), keys).low();
         let own = k.lane() >> 2;
-        [0, 8].map(|down| word.of_lane(own + down).to_u64())
+        words[0].set(word.of_lane(own));
+        words[1].set(word.of_lane(own + 8));
     }
 
     /// The codes of this warp's values.
@@ -201,7 +212,6 @@ impl<'c, 'k> Few<'c, 'k> {
     fn end(&self) {
         let (k, few, lane) = (self.k, &self.cta.layout.few, self.k.lane());
         let (states, rows) = (self.cta.at::<f32>(few.entries), self.work.rows());
-        self.factors.finish(std::slice::from_ref(&self.tile));
         // nobody finds keys any more
         k.sync_threads();
         for half in 0..2 {
@@ -245,6 +255,8 @@ impl<'c, 'k> Few<'c, 'k> {
             let factor = (max_of_warp - reference).exp2();
             sum = sum_of_warp.mul_add(factor, sum);
             let of_warp = rings.plus(warp * few.ring_bytes / 4).load_vector::<4>();
+            let of_values = factors::reference(self.cta, k.constant(warp as u32));
+            let factor = of_values.map_or(factor, |of_values| factor * of_values);
             values = std::array::from_fn(|i| of_warp[i].mul_add(factor, values[i]));
         }
         (values, Total::new(reference, sum))

@@ -34,7 +34,6 @@ pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>) {
         let body = Many::new(cta, work);
         body.begin();
         body.attend();
-        body.factors.finish(&body.tiles);
         let first = work.first_row().load();
         for (at, tile) in body.tiles.iter().enumerate() {
             store_tile(cta, work, tile, first + body.row_of_tile(at));
@@ -156,18 +155,18 @@ impl<'c, 'k> Many<'c, 'k> {
     }
 
     /// Waits for the slot that is read next, and starts to fill the one before it; gives what products read of it, and the slot.
-    /// `inspect` is called when what this thread brought is there.
+    /// `look` is called when what this thread brought is there.
     fn next_slot(
         &self,
         first: Value<'k, u32>,
         half: Half,
-        inspect: impl FnOnce(Shared<'k, u32>),
+        look: impl FnOnce(Shared<'k, u32>),
     ) -> [Shared<'k, u32>; 2] {
         let many = &self.cta.layout.many;
         let slots = self.cta.at::<u32>(many.slots);
         self.k.wait_copies(many.num_slots - 2);
         let arrived = self.wide.arrived(half, slots.byte(self.next(self.fills.get())));
-        inspect(arrived);
+        look(arrived);
         self.k.sync_threads();
         self.load(first, usize::from(half == Half::Values) + many.num_slots - 1);
         let slot = slots.byte(self.fills.get());
@@ -210,8 +209,9 @@ impl<'c, 'k> Many<'c, 'k> {
         let (weights, factors): (Vec<_>, Vec<_>) = weighed.unzip();
         // before the copies: factors need no registers behind them
         self.tiles.iter().zip(factors).for_each(|(tile, factors)| tile.rescale(to.sums(factors)));
-        let inspect = |values| k.when(masked, || self.inspect(values));
-        let [values, _] = self.next_slot(first, Half::Values, inspect);
+        let look = |values| k.when(masked, || self.find_special(values));
+        let [values, _] = self.next_slot(first, Half::Values, look);
+        k.when(masked, || self.encode_special(values));
         self.places.weigh_values(self.cta, &weights, values, &self.tiles);
         k.when(masked, || self.add_special());
     }
@@ -226,17 +226,31 @@ impl<'c, 'k> Many<'c, 'k> {
     }
 
     /// Looks for values that are not finite; to be read behind a barrier.
-    fn inspect(&self, values: Shared<'k, u32>) {
+    fn find_special(&self, values: Shared<'k, u32>) {
         let k = self.k;
-        let found = k.ballot(special::inspect(self.cta, self.wide.deal(&self.values), values, self.codes()));
+        let found = k.ballot(special::find(self.cta, self.wide.deal(&self.values), values));
         k.when(k.lane().eq(0), || self.special().at(k.thread() >> 5).store(found));
+    }
+
+    fn any_special(&self) -> Value<'k, bool> {
+        let found = self.special().load_vector::<4>();
+        (found[0] | found[1] | found[2] | found[3]).ne(0)
+    }
+
+    /// Puts 0 in their place, and writes what they are.
+    fn encode_special(&self, values: Shared<'k, u32>) {
+        let k = self.k;
+        k.when(self.any_special(), || {
+            let of_values = (self.cta.layout.v, KV_TOKENS);
+            special::encode(self.cta, (k.thread(), 128), of_values, (values, self.codes()));
+            k.sync_threads();
+        });
     }
 
     /// Adds them.
     fn add_special(&self) {
         let k = self.k;
-        let found = self.special().load_vector::<4>();
-        k.when((found[0] | found[1] | found[2] | found[3]).ne(0), || {
+        k.when(self.any_special(), || {
             let seen: Vec<_> = (0..self.tiles.len()).map(|at| self.seen_by(at)).collect();
             special::add(self.cta, (self.codes(), KV_TOKENS), &self.tiles, &seen);
             // what rows see is found anew for the next tile

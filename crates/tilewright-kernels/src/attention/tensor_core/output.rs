@@ -32,12 +32,6 @@ impl<'k> Total<'k> {
     }
 }
 
-/// The factor of all values of an item.
-#[track_caller]
-fn v_factor<'k>(cta: &Cta<'k>, item: &ItemValues<'k>) -> Value<'k, f32> {
-    factors::of_item(cta, cta.params.v_scale, item.kv_head)
-}
-
 /// The output of a head of a row.
 #[track_caller]
 pub(super) fn output<'k>(cta: &Cta<'k>, head: Head<'k>) -> Global<'k, u32> {
@@ -75,7 +69,7 @@ pub(super) fn store_tile<'k>(cta: &Cta<'k>, work: &Work<'k>, tile: &RowTile<'k>,
     for half in 0..2 {
         let sum = reduce::quad_sum(tile.sum[half].get());
         let total = Total::new(tile.max[half].get() * work.scale, sum);
-        let factor = total.normalizer * v_factor(cta, &item);
+        let factor = total.normalizer * factors::of_sums(cta, item.kv_head);
         let row = first + (lane >> 2) + 8 * half as u32;
         let first_of_quad = (lane & 3).eq(0);
         let pairs = || {
@@ -111,7 +105,7 @@ pub(super) fn store_chunk<'k>(
     total: Total<'k>,
 ) {
     let (k, item) = (cta.k, work.item());
-    let factor = total.normalizer * v_factor(cta, &item);
+    let factor = total.normalizer * factors::of_item(cta, cta.params.v_scale, item.kv_head);
     let values = values.map(|value| value * factor);
     k.when_else(
         item.partial.ne(NONE),

@@ -1,12 +1,14 @@
 //! Values that are not finite, in KV tiles of which some rows see only a part.
 //!
 //! A weight of 0 times NaN would be NaN, and a row must not learn of a value that it does not see. So in such tiles each thread
-//! looks at the values that it copied itself. What is not finite becomes 0, and a code says what it was: in bits 0 to 7 of a word
-//! which of 8 neighbours count as +inf, in bits 8 to 15 which as -inf; NaN is both. After the product the rows that see such a
+//! looks at the values that it copied itself. If any is not finite, it becomes 0, and a code says what it was: in bits 0 to 7 of a
+//! word which of 8 neighbours count as +inf, in bits 8 to 15 which as -inf; NaN is both. After the product the rows that see such a
 //! key add what it was. Tiles that all rows see need none of this: there what is not finite spreads by itself.
+//!
+//! Codes are made in loops that are not unrolled: they are rare, and all of a kernel is assembled at its first use.
 
 use super::{
-    cta::{Cta, Deal},
+    cta::{Cta, Deal, divide},
     fragments::RowTile,
     layout::RowFormat,
 };
@@ -15,49 +17,59 @@ use tilewright_ptx::{
     isa::matrix::Elements,
 };
 
-/// The exponent bits of both halves of a word.
-fn exponents(elements: Elements) -> u32 {
-    if elements == Elements::F16 { 0x7c00_7c00 } else { 0x7f80_7f80 }
+/// The exponent bits of both halves of a word, and the lowest of them.
+fn exponents(elements: Elements) -> (u32, u32) {
+    if elements == Elements::F16 { (0x7c00_7c00, 0x0400_0400) } else { (0x7f80_7f80, 0x0080_0080) }
+}
+
+/// The sign's bit of both halves of a word where they are not finite.
+fn flags<'k>(elements: Elements, word: Value<'k, u32>) -> Value<'k, u32> {
+    let (bits, lowest) = exponents(elements);
+    // the lowest bit carries into the sign's place where all of them are 1
+    ((word & bits) + lowest) & 0x8000_8000
 }
 
 /// Looks at this thread's chunks of `rows` values, as `deal` has dealt them; whether anything is not finite.
-pub(super) fn inspect<'k>(
+pub(super) fn find<'k>(
     cta: &Cta<'k>,
     (deal, format, rows): (Deal<'k>, RowFormat, usize),
     values: Shared<'k, u32>,
-    codes: Shared<'k, u16>,
 ) -> Value<'k, bool> {
     let k = cta.k;
-    let (bits, chunks) = (exponents(cta.elements), format.chunks as u32);
-    let lowest = if cta.elements == Elements::F16 { 0x0400_0400 } else { 0x0080_0080 };
     let found = k.var::<u32>("not_finite", 0);
     let values = values.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
-    let codes = codes.at(deal.row * chunks + deal.chunk);
     deal.each_row(k, rows, |row| {
         for chunk in (0..format.chunks).step_by(deal.lanes) {
-            let (at, code) = (
-                values.plus((row * format.stride + chunk * 16) / 4),
-                codes.plus(row * format.chunks + chunk),
-            );
-            let words = at.load_vector::<4>();
-            // the exponent's lowest bit carries into the sign's place where all of them are 1
-            let flags = words.map(|word| ((word & bits) + lowest) & 0x8000_8000);
-            let any = flags[0] | flags[1] | flags[2] | flags[3];
-            found.set(found.get() | any);
-            code.store(k.constant(0_u16));
-            k.when(any.ne(0), || {
-                code.store(code_of(cta, words, flags).low());
-                let finite = |i: usize| words[i] & !((flags[i] - (flags[i] >> 15)) | flags[i]);
-                at.store_vector(std::array::from_fn::<_, 4, _>(finite));
-            });
+            let words = values.plus((row * format.stride + chunk * 16) / 4).load_vector::<4>();
+            let any = words.into_iter().fold(found.get(), |any, word| any | flags(cta.elements, word));
+            found.set(any);
         }
     });
     found.get().ne(0)
 }
 
+/// Puts 0 in the place of what is not finite in `rows` values, and writes codes; by `threads` threads of which this is `thread`.
+pub(super) fn encode<'k>(
+    cta: &Cta<'k>,
+    (thread, threads): (Value<'k, u32>, usize),
+    (format, rows): (RowFormat, usize),
+    (values, codes): (Shared<'k, u32>, Shared<'k, u16>),
+) {
+    let k = cta.k;
+    k.repeat((thread, (rows * format.chunks) as u32), threads as u32, |at| {
+        let (row, chunk) = divide(at, format.chunks);
+        let place = values.byte(row * format.stride as u32 + (chunk << 4));
+        let words = place.load_vector::<4>();
+        let flags = words.map(|word| flags(cta.elements, word));
+        codes.at(at).store(code_of(cta, words, flags).low());
+        let finite = |i: usize| words[i] & !((flags[i] - (flags[i] >> 15)) | flags[i]);
+        place.store_vector(std::array::from_fn::<_, 4, _>(finite));
+    });
+}
+
 /// The code of 8 neighbours, where `flags` has the sign's bit of those that are not finite.
 fn code_of<'k>(cta: &Cta<'k>, words: [Value<'k, u32>; 4], flags: [Value<'k, u32>; 4]) -> Value<'k, u32> {
-    let mantissa = !exponents(cta.elements) & 0x7fff_7fff;
+    let mantissa = !exponents(cta.elements).0 & 0x7fff_7fff;
     let mut code = cta.k.constant(0_u32);
     for at in 0..8_u32 {
         let (word, flag, shift) = (words[at as usize / 2], flags[at as usize / 2], 16 * (at % 2));

@@ -90,14 +90,14 @@ impl<'k> Wide<'k> {
 
     fn widen(&self, from: Shared<'k, u32>, (stored, format): (RowFormat, RowFormat)) {
         let (k, deal) = (self.cta.k, self.deal_of(format));
-        let from = from.byte(deal.row * stored.stride as u32 + (deal.chunk << 3));
-        let to = self.tile.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
+        let (from, to) = (from.byte(deal.chunk << 3), self.tile.byte(deal.chunk << 4));
         // all of them powers of two
         let turns = self.rows / deal.rows_at_once;
-        let at_once = (PIECES * deal.lanes / format.chunks).clamp(1, turns);
+        let pieces = if self.threads == 32 { PIECES } else { 2 };
+        let at_once = (pieces * deal.lanes / format.chunks).clamp(1, turns);
         let at_once = 1 << at_once.ilog2();
-        k.repeat((0, turns as u32), at_once as u32, |turn| {
-            let row = turn * deal.rows_at_once as u32;
+        // it begins at a row that no assembler knows, so that none unrolls it
+        k.repeat((deal.row, self.rows as u32), (at_once * deal.rows_at_once) as u32, |row| {
             let (from, to) = (from.byte(row * stored.stride as u32), to.byte(row * format.stride as u32));
             let pieces: Vec<_> = (0..at_once)
                 .flat_map(|turn| (0..format.chunks).step_by(deal.lanes).map(move |chunk| (turn, chunk)))
