@@ -12,7 +12,7 @@ const LIMIT: u64 = 60 << 20;
 
 const SCRIPT: &str = r#"#!/usr/bin/env bash
 # Runs what is in this folder, and leaves what it says in OUT. Usage: run.sh OUT [STEP ...]
-# Steps, all unless named: doctor generate tests sanitizers benches. With PYTHON set to one that has torch, benches time peers, too.
+# Steps, all unless named: doctor generate tests cache sanitizers benches. With PYTHON set to one that has torch, benches time peers, too.
 set -uo pipefail
 cd "$(dirname "$0")"
 out=${1:?"usage: run.sh OUT [STEP ...]"}
@@ -44,6 +44,30 @@ tests() {
     done
 }
 
+# 64 processes at once on an empty cache, then 200 that are killed while they assemble kernels of their own: all that end by
+# themselves, and one after them, compare their first batch with the CPU's.
+cache() {
+    folder=$(mktemp -d)
+    first_batch() { ./bench_first_use --child "$folder" "$@"; }
+    pids=()
+    for _ in $(seq 64); do
+        first_batch >>"$out/cache.txt" 2>&1 &
+        pids+=($!)
+    done
+    right=0
+    for pid in "${pids[@]}"; do wait "$pid" && right=$((right + 1)); done
+    echo "64 processes at once: $right right"
+    for number in $(seq 200); do
+        ./bench_first_use --child "$folder" --slope "0.$number" >>"$out/cache.txt" 2>&1 &
+        sleep "0.$((RANDOM % 900 + 100))"
+        kill -9 $! && killed=$((${killed:-0} + 1))
+        wait $!
+    done 2>/dev/null
+    first_batch >>"$out/cache.txt" 2>&1 && first_batch --slope 0.1 >>"$out/cache.txt" 2>&1 && after=right
+    echo "200 processes, ${killed:-0} killed, then: ${after:-wrong}; $(find "$folder" -type f | wc -l) files in the cache"
+    [ "$right ${after:-wrong}" = "64 right" ] || failed=1
+}
+
 # One test of each kind of kernel.
 sanitizers() {
     for tool in memcheck racecheck synccheck; do
@@ -67,7 +91,7 @@ benches() {
     ./bench_small 2>&1 | tee "$out/bench_small.txt"
 }
 
-for step in ${steps:-doctor generate tests sanitizers benches}; do
+for step in ${steps:-doctor generate tests cache sanitizers benches}; do
     echo "== $step"
     $step
 done

@@ -4,7 +4,8 @@ use super::{ALL, Configured, HOPPER, plain};
 use crate::attention::{
     plan_device::plan_device,
     prefill_sm90::{Prefill, prefill},
-    scalar, tensor_core,
+    scalar,
+    tensor_core::{self, Config, Device, Items},
 };
 use tilewright::{
     Dtype, HeadDim,
@@ -35,17 +36,20 @@ fn prefills() -> Vec<Configured> {
 
 /// Attention on tensor cores from Ampere on, for each size of shared memory: a kernel is for devices of one.
 fn attentions() -> Vec<Configured> {
-    let of = |(qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
+    let of_items = |items, (qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
         let arch = archs[0];
-        let device = tensor_core::Device::of_arch(arch);
-        let config = tensor_core::Config { qo, kv, head_dim: HeadDim { qk, vo }, device };
+        let device = Device::of_arch(arch);
+        let config = Config { qo, kv, head_dim: HeadDim { qk, vo }, items, device };
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
         let build = move |name: &str| tensor_core::attention(name, &config);
-        plain(format!("attention_{dim}_{qo}_{kv}_sm{arch}"), archs, build)
+        let few = if items == Items::Few { "_few" } else { "" };
+        plain(format!("attention_{dim}_{qo}_{kv}{few}_sm{arch}"), archs, build)
     };
+    let of = |dims, dtypes, archs| of_items(Items::Any, dims, dtypes, archs);
     let (bf16, f16) = ((Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16));
     vec![
         of((128, 128), bf16, &[90, 100]),
+        of_items(Items::Few, (128, 128), bf16, &[90, 100]),
         of((128, 128), bf16, &[80]),
         of((128, 128), bf16, &[86, 89]),
         of((128, 128), bf16, &[120]),
@@ -53,6 +57,7 @@ fn attentions() -> Vec<Configured> {
         of((256, 256), bf16, &[90, 100]),
         of((192, 128), bf16, &[90, 100]),
         of((128, 128), (Dtype::Bf16, Dtype::E4m3), &[90, 100]),
+        of_items(Items::Few, (128, 128), (Dtype::Bf16, Dtype::E4m3), &[90, 100]),
         of((128, 128), (Dtype::Bf16, Dtype::E4m3), &[80]),
         of((64, 64), (Dtype::F16, Dtype::E5m2), &[86, 89]),
         of((256, 256), (Dtype::Bf16, Dtype::I8), &[90, 100]),

@@ -3,7 +3,7 @@
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::{
     call::{KvLayout, UNLIMITED},
-    tensor_core::{Config, Device},
+    tensor_core::{Config, Device, FEW_ROWS, Items},
 };
 
 /// Which factors keys and values are stored without.
@@ -80,8 +80,12 @@ impl Case {
         self
     }
 
-    pub(crate) fn config(&self) -> Config {
-        Config { qo: self.qo, kv: self.kv, head_dim: self.dim, device: Device::of_arch(self.arch) }
+    /// The kernels that do its items: where these have few rows, two.
+    pub(crate) fn configs(&self) -> Vec<Config> {
+        let few = self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= FEW_ROWS);
+        let device = Device::of_arch(self.arch);
+        let config = |items| Config { qo: self.qo, kv: self.kv, head_dim: self.dim, items, device };
+        [Items::Any, Items::Few].into_iter().take(1 + usize::from(few)).map(config).collect()
     }
 
     pub(crate) fn group(&self) -> usize {

@@ -10,12 +10,15 @@ use tilewright_kernels::attention::tensor_core::attention;
 
 /// Runs a case with several seeds and judges each run.
 pub(crate) fn check(case: &Case) {
-    let kernel = attention("attention", &case.config()).unwrap_or_else(|why| panic!("{case:?}: {why}"));
     let world = World::new(case);
-    for seed in 0..case.seeds {
-        let outputs =
-            world.run(&kernel, seed).unwrap_or_else(|fault| panic!("{case:?}, seed {seed}: {fault}"));
-        world.judge(&outputs).unwrap_or_else(|why| panic!("{case:?}, seed {seed}: {why}"));
+    for config in case.configs() {
+        let kernel = attention("attention", &config).unwrap_or_else(|why| panic!("{case:?}: {why}"));
+        for seed in 0..case.seeds {
+            let of = |why: &str| format!("{case:?}, {:?} items, seed {seed}: {why}", config.items);
+            let outputs =
+                world.run(&kernel, seed).unwrap_or_else(|fault| panic!("{}", of(&fault.to_string())));
+            world.judge(&outputs).unwrap_or_else(|why| panic!("{}", of(&why)));
+        }
     }
 }
 

@@ -243,7 +243,8 @@ impl World {
             v_scale: self.scales(1, &mut memory),
             variant: Vec::new(),
         };
-        assert!(case.config().refuses_call(&call).is_empty(), "{:?}", case.config().refuses_call(&call));
+        let refused = case.configs()[0].refuses_call(&call);
+        assert!(refused.is_empty(), "{refused:?}");
         let counters = call.plan.counters;
         let launch = Launch { kernel, grid: [case.workers as u32, 1, 1], args: &call.args(), seed };
         launch.run(&mut memory)?;
@@ -280,7 +281,7 @@ impl Schedule {
     fn new(world: &World) -> Self {
         let (case, mut schedule) = (&world.case, Self::default());
         let first_bits = schedule.pack_bits(case);
-        let tokens = (case.config().q_rows() / case.group()).max(1);
+        let tokens = (case.configs()[0].q_rows() / case.group()).max(1);
         for head in 0..case.heads.1 {
             for segment in &world.segments {
                 for begin in segment.rows.clone().step_by(tokens) {

@@ -66,7 +66,8 @@ pub struct Output<'a> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// Binds `problem` to `backend`; on a GPU this is where the kernel is built.
+    /// Binds `problem` to `backend`. On a GPU this is where the kernel is built that decodes; the one that does everything is built
+    /// by the first run that needs it.
     ///
     /// # Errors
     /// When the backend cannot do it, with all its reasons.

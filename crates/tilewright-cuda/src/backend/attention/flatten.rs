@@ -15,6 +15,7 @@ use tilewright::{
 use tilewright_kernels::attention::{
     call::{KvLayout, PlanArgs},
     items::{Item, Merge, NONE, Request, Source},
+    tensor_core::{FEW_ROWS, Items},
 };
 
 /// Every array begins at a multiple of this many bytes.
@@ -207,4 +208,16 @@ pub(super) fn layout(plan: &Plan) -> (KvLayout, u32) {
         KvSource::Ragged { .. } => (KvLayout::Ragged, 1),
         KvSource::Blocks { block, .. } => (KvLayout::Blocks, block as u32),
     }
+}
+
+/// Of how many rows the items of a plan are; of one of fixed capacity, of all plans that it may become.
+pub(super) fn items(plan: &Plan) -> Items {
+    let group = plan.problem().heads().group();
+    let few = |rows: usize| rows.saturating_mul(group) <= FEW_ROWS;
+    let all_few = match plan.capacity() {
+        // a level's items have rows of many requests
+        Some(capacity) => capacity.levels == 0 && few(capacity.qo_len),
+        None => plan.schedule().items.iter().all(|item| few(item.qo.len())),
+    };
+    if all_few { Items::Few } else { Items::Any }
 }

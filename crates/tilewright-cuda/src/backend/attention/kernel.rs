@@ -19,7 +19,7 @@ use tilewright::{
 use tilewright_kernels::attention::{
     call::Call,
     scalar,
-    tensor_core::{self, Config, Device, KV_TOKENS},
+    tensor_core::{self, Config, Device, Items, KV_TOKENS},
 };
 
 const OPERATOR: &str = "attention.new";
@@ -36,10 +36,19 @@ const SCALAR_CTAS: u32 = 2;
 #[derive(Debug)]
 pub(super) struct Built<M: Machine> {
     /// On tensor cores, if they do it.
-    fast: Option<(Config, M::Function)>,
+    fast: Option<Fast<M>>,
     /// What takes everything: made at once where it is all that there is, otherwise when a call needs it.
     general: OnceLock<M::Function>,
     pub(super) tables: Tables,
+}
+
+/// Kernels on tensor cores. That of few rows is made with the operator, the other one by the first run that has more rows: a
+/// process that only decodes does not wait for it.
+#[derive(Debug)]
+struct Fast<M: Machine> {
+    config: Config,
+    few: M::Function,
+    any: OnceLock<M::Function>,
 }
 
 fn tensor_core(limits: &Limits, problem: &Problem) -> Config {
@@ -48,7 +57,8 @@ fn tensor_core(limits: &Limits, problem: &Problem) -> Config {
         shared_of_cta: limits.shared_of_cta as usize,
         shared_of_sm: limits.shared_of_sm as usize,
     };
-    Config { qo: problem.dtype_qo(), kv: problem.dtype_kv(), head_dim: problem.head_dim(), device }
+    let (qo, kv, head_dim) = (problem.dtype_qo(), problem.dtype_kv(), problem.head_dim());
+    Config { qo, kv, head_dim, items: Items::Any, device }
 }
 
 /// The configuration for tensor cores, where they do this problem.
@@ -111,9 +121,8 @@ impl<M: Machine> Built<M> {
         let built = Self { fast: None, general: OnceLock::new(), tables: Tables::bring(gpu, variant)? };
         match on_tensor_cores(&gpu.limits, problem).filter(|_| is_plain(variant)) {
             Some(config) => {
-                let name = format!("attention_{}", shape(problem));
-                let function = gpu.kernel(OPERATOR, &name, |name| tensor_core::attention(name, &config))?;
-                Ok(Self { fast: Some((config, function)), ..built })
+                let few = on_cores(gpu, problem, Config { items: Items::Few, ..config })?;
+                Ok(Self { fast: Some(Fast { config, few, any: OnceLock::new() }), ..built })
             }
             None => {
                 built.general(gpu, (problem, variant))?;
@@ -122,15 +131,15 @@ impl<M: Machine> Built<M> {
         }
     }
 
-    /// The kernel for these arguments: tensor cores want them aligned, for example.
+    /// The kernel for items and arguments: tensor cores want these aligned, for example.
     pub(super) fn for_call(
         &self,
         gpu: &Gpu<M>,
         asked: (&Problem, &ExpressionVariant),
-        call: &Call,
+        (items, call): (Items, &Call),
     ) -> Result<M::Function> {
         match &self.fast {
-            Some((config, function)) if config.refuses_call(call).is_empty() => Ok(function.clone()),
+            Some(fast) if fast.config.refuses_call(call).is_empty() => fast.of(gpu, asked.0, items),
             _ => self.general(gpu, asked),
         }
     }
@@ -151,6 +160,25 @@ impl<M: Machine> Built<M> {
         let function = gpu.kernel(OPERATOR, &name, |name| scalar::attention(name, config, variant))?;
         Ok(self.general.get_or_init(|| function).clone())
     }
+}
+
+impl<M: Machine> Fast<M> {
+    fn of(&self, gpu: &Gpu<M>, problem: &Problem, items: Items) -> Result<M::Function> {
+        match (items, self.any.get()) {
+            (Items::Few, _) => Ok(self.few.clone()),
+            (Items::Any, Some(any)) => Ok(any.clone()),
+            (Items::Any, None) => {
+                let function = on_cores(gpu, problem, self.config)?;
+                Ok(self.any.get_or_init(|| function).clone())
+            }
+        }
+    }
+}
+
+fn on_cores<M: Machine>(gpu: &Gpu<M>, problem: &Problem, config: Config) -> Result<M::Function> {
+    let few = if config.items == Items::Few { "_few" } else { "" };
+    let name = format!("attention_{}{few}", shape(problem));
+    gpu.kernel(OPERATOR, &name, |name| tensor_core::attention(name, &config))
 }
 
 /// Whether no hook does anything.

@@ -62,10 +62,11 @@ impl<M: Machine> Gpu<M> {
         args.indices = batch.indices;
         let arrays = [batch.num_requests, batch.qo_indptr, batch.kv_indptr, batch.last_page_len];
         let call = Call { batch: arrays, plan: args, flags: flags.address(), shape };
-        let DevicePlan { layout, page_size, workers, partial_rows, .. } = *before;
+        let DevicePlan { layout, page_size, workers, items, partial_rows, .. } = *before;
         let lengths = Some(Made { call, flags });
         let flat = flatten::Flat::default();
-        let made = DevicePlan { args, layout, page_size, workers, partial_rows, lengths, flat, memory };
+        let made =
+            DevicePlan { args, layout, page_size, workers, items, partial_rows, lengths, flat, memory };
         let plan = plan.with_prepared(Arc::new(made));
         self.replan_on_device(&plan)?;
         Ok(plan)

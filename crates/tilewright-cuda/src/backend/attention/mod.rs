@@ -19,7 +19,10 @@ use tilewright::{
     attention::{Inputs, Tiling, variant::ExpressionVariant},
     tensor::DeviceMemory,
 };
-use tilewright_kernels::attention::call::{KvLayout, PlanArgs};
+use tilewright_kernels::attention::{
+    call::{KvLayout, PlanArgs},
+    tensor_core::Items,
+};
 
 const OPERATOR: &str = "attention.run";
 
@@ -30,6 +33,8 @@ pub(super) struct DevicePlan {
     layout: KvLayout,
     page_size: u32,
     workers: u32,
+    /// Of how many rows its items are, now and after each replanning within its capacity.
+    items: Items,
     /// Room of the workspace.
     partial_rows: usize,
     /// How a kernel makes it, where it is made of lengths on the device.
@@ -75,13 +80,14 @@ impl<M: Machine> Gpu<M> {
                 self.machine.write(to, bytes)?;
             }
         }
-        let (layout, page_size) = flatten::layout(plan);
+        let ((layout, page_size), items) = (flatten::layout(plan), flatten::items(plan));
         let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.room().partial_rows);
         Ok(Some(Arc::new(DevicePlan {
             args,
             layout,
             page_size,
             workers,
+            items,
             partial_rows,
             lengths: None,
             flat,
@@ -111,7 +117,8 @@ impl<M: Machine> Gpu<M> {
         let variant = inputs.variant();
         let buffers = Buffers::bring(self, variant)?;
         call.variant = buffers.arguments(&built.tables, variant);
-        let function = built.for_call(self, (plan.problem(), variant), &call)?;
+        let asked = (device_plan.items, &call);
+        let function = built.for_call(self, (plan.problem(), variant), asked)?;
         self.machine.launch(&function, [device_plan.workers, 1, 1], &call.args())?;
         buffers.bring_back(self, variant)
     }

@@ -34,6 +34,15 @@ impl Device {
     }
 }
 
+/// Which items a kernel does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Items {
+    /// Those of at most [`FEW_ROWS`] rows, as decoding has them: a third of the code, and so of the time that assembling it takes.
+    Few,
+    /// All.
+    Any,
+}
+
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
@@ -43,6 +52,8 @@ pub struct Config {
     pub kv: Dtype,
     /// Elements of a head.
     pub head_dim: HeadDim,
+    /// What it does.
+    pub items: Items,
     /// Where it runs.
     pub device: Device,
 }
@@ -58,10 +69,12 @@ impl Config {
         if self.head_dim.vo <= 128 && self.head_dim.qk <= 192 { 2 } else { 1 }
     }
 
-    /// CTAs that share an SM: what the grid, and `Tiling::workers`, should be a multiple of.
+    /// CTAs that share an SM: what the grid, and `Tiling::workers`, should be a multiple of. As many whatever the items are: plans
+    /// are for both.
     pub fn ctas_per_sm(&self) -> u32 {
         let of_two = self.device.shared_of_sm / 2 - 1024;
-        if Layout::new(self, of_two.min(self.device.shared_of_cta)).is_some() { 2 } else { 1 }
+        let any = Self { items: Items::Any, ..*self };
+        if Layout::new(&any, of_two.min(self.device.shared_of_cta)).is_some() { 2 } else { 1 }
     }
 
     /// Bytes of shared memory of a CTA.
@@ -131,13 +144,14 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, Device};
+    use super::{Config, Device, Items};
     use tilewright::{Dtype, HeadDim};
 
     #[test]
     fn refusals_have_all_reasons() {
         let device = Device::of_arch(90);
-        let bf16 = Config { qo: Dtype::Bf16, kv: Dtype::Bf16, head_dim: HeadDim::same(128), device };
+        let (bf16, items) = (Dtype::Bf16, Items::Any);
+        let bf16 = Config { qo: bf16, kv: bf16, head_dim: HeadDim::same(128), items, device };
         assert!(bf16.refuses().is_empty());
         let wrong = Config { qo: Dtype::F32, kv: Dtype::Bf16, head_dim: HeadDim { qk: 33, vo: 512 }, ..bf16 };
         assert_eq!(

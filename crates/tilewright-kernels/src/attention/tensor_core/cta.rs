@@ -1,7 +1,7 @@
 //! What all threads of a CTA know, and the way of an item: its rows, a body for many or for few of them, and merges.
 
 use super::{
-    config::{Config, FEW_ROWS, THREADS},
+    config::{Config, FEW_ROWS, Items, THREADS},
     factors, few,
     layout::Layout,
     many, merge,
@@ -27,6 +27,7 @@ pub(super) struct Cta<'k> {
     pub(super) k: &'k Builder,
     pub(super) layout: Layout,
     pub(super) elements: Elements,
+    items: Items,
     pub(super) params: Params<'k>,
     /// The dtype of the cache, and the compute capability.
     pub(super) kv: Dtype,
@@ -56,8 +57,9 @@ impl<'k> Cta<'k> {
     pub(super) fn new(k: &'k Builder, config: &Config, layout: Layout) -> Self {
         let elements = if config.qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = Params::declare(k, false);
-        let (kv, arch, arena) = (config.kv, config.device.arch, k.shared("arena", layout.bytes / 4, 128));
-        Self { k, layout, elements, params, kv, arch, arena }
+        let (kv, arch, items) = (config.kv, config.device.arch, config.items);
+        let arena = k.shared("arena", layout.bytes / 4, 128);
+        Self { k, layout, elements, items, params, kv, arch, arena }
     }
 
     /// Does the items of this CTA, one after the other.
@@ -85,8 +87,13 @@ impl<'k> Cta<'k> {
             scale.set(self.params.scale * std::f32::consts::LOG2_E * k_factor);
             let work = Work { cta: *self, words, scale: scale.get() };
 
-            let few_rows = work.rows().le(FEW_ROWS as u32);
-            k.when_else(few_rows, || few::run(self, &work), || many::run(self, &work));
+            match self.items {
+                Items::Few => few::run(self, &work),
+                Items::Any => {
+                    let few_rows = work.rows().le(FEW_ROWS as u32);
+                    k.when_else(few_rows, || few::run(self, &work), || many::run(self, &work));
+                }
+            }
             let item = work.item();
             k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work));
             // shared memory is free for the next item

@@ -9,7 +9,7 @@
 //! few rows      places of keys · codes | queries | wide | for each warp stages of 16 keys with their values
 //! ```
 
-use super::config::{Config, FEW_ROWS, KV_TOKENS};
+use super::config::{Config, FEW_ROWS, Items, KV_TOKENS};
 
 /// Warps of a CTA.
 pub(super) const WARPS: usize = 4;
@@ -182,8 +182,11 @@ impl Layout {
             sums_stride,
         };
 
-        let bytes = of_many.0.max(of_few.0);
-        let fits = num_slots >= 2 && num_stages >= 2 && bytes <= budget;
+        let (bytes, fits) = match config.items {
+            Items::Few => (of_few.0, num_stages >= 2),
+            Items::Any => (of_few.0.max(of_many.0), num_stages >= 2 && num_slots >= 2),
+        };
+        let fits = fits && bytes <= budget;
         let [stored_k, stored_v] = stored;
         fits.then_some(Self { q, k: q, v, stored_k, stored_v, row_tiles, rows, words, many, few, bytes })
     }

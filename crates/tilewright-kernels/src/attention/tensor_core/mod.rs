@@ -24,7 +24,7 @@ mod seen;
 mod special;
 mod wide;
 
-pub use config::{Config, Device, FEW_ROWS, KV_TOKENS, THREADS};
+pub use config::{Config, Device, FEW_ROWS, Items, KV_TOKENS, THREADS};
 
 use cta::Cta;
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
