@@ -9,17 +9,15 @@
 //! ```
 //!
 //! `R` is the greatest power of two of all factors so far, so that weights stay in the range of f16. It is the same in all lanes of
-//! a warp, which has it in shared memory.
+//! a warp, which has it in shared memory: registers are scarce.
 
 use super::{cta::Cta, fragments::Sums};
 use crate::attention::call::ScaleParams;
 use tilewright_ptx::{
-    build::{Shared, Value, Var},
+    build::{Shared, Value},
     isa::warp::WarpReduction,
 };
 
-/// Where `R` of each warp lies among the words that warps tell each other, in bytes.
-const REFERENCES: usize = 112;
 /// The least `R`, and the greatest, whose reciprocals are normal numbers: 2^-126 and 2^126.
 const LEAST: u32 = 1 << 23;
 const MOST: u32 = 253 << 23;
@@ -85,10 +83,10 @@ pub(super) fn reference<'k>(cta: &Cta<'k>, warp: Value<'k, u32>) -> Option<Value
     })
 }
 
-/// Where `R` of a warp lies.
+/// Where `R` of a warp lies, `1 / R`, and `R` of before divided by `R`.
 #[track_caller]
 fn place<'k>(cta: &Cta<'k>, warp: Value<'k, u32>) -> Shared<'k, u32> {
-    cta.at::<u32>(cta.layout.words + REFERENCES).at(warp)
+    cta.at::<u32>(cta.layout.references).at(warp << 2)
 }
 
 /// Factors of pages on their way; nothing where they are not compiled in.
@@ -97,7 +95,7 @@ pub(super) struct Factors<'k> {
     cta: Cta<'k>,
     /// Keys of a KV tile, or of a stage.
     keys: usize,
-    /// Whether pages have factors, and where this warp's `R` lies.
+    /// Whether pages have factors, and this warp's [`place`].
     of_pages: Option<(Value<'k, bool>, Shared<'k, u32>)>,
 }
 
@@ -106,8 +104,6 @@ pub(super) struct Factors<'k> {
 pub(super) struct ToReference<'k> {
     factors: Factors<'k>,
     at: Shared<'k, f32>,
-    /// `1 / R`, and `R` of before divided by `R`.
-    inverse: Option<[Var<'k, f32>; 2]>,
 }
 
 impl<'k> Factors<'k> {
@@ -115,7 +111,7 @@ impl<'k> Factors<'k> {
     pub(super) fn new(cta: &Cta<'k>, keys: usize) -> Self {
         let of_pages = of_pages(cta).map(|of_pages| (of_pages, place(cta, cta.k.thread() >> 5)));
         let new = Self { cta: *cta, keys, of_pages };
-        new.when(|reference| new.set(reference, cta.k.constant(LEAST)));
+        new.when(|place| new.set(place, [LEAST, 0, 0].map(|word| cta.k.constant(word))));
         new
     }
 
@@ -125,9 +121,9 @@ impl<'k> Factors<'k> {
         }
     }
 
-    fn set(&self, reference: Shared<'k, u32>, to: Value<'k, u32>) {
+    fn set(&self, place: Shared<'k, u32>, words: [Value<'k, u32>; 3]) {
         let k = self.cta.k;
-        k.when(k.lane().eq(0), || reference.store(to));
+        k.when(k.lane().eq(0), || (0..3).for_each(|at| place.plus(at).store(words[at])));
     }
 
     /// Brings the factors of keys from the entries of their places to `to`, by the first two threads of each key.
@@ -162,26 +158,24 @@ impl<'k> Factors<'k> {
     #[track_caller]
     pub(super) fn next(&self, at: Shared<'k, f32>) -> ToReference<'k> {
         let k = self.cta.k;
-        let inverse = self.of_pages.map(|_| [k.var("inverse", 1.0), k.var("of_before", 1.0)]);
         let at = at.plus(self.keys);
-        if let Some([inverse, of_before]) = inverse {
-            self.when(|place| {
-                let before = place.load();
-                let lane = k.lane() & (self.keys.min(32) as u32 - 1);
-                let exponents = (0..self.keys)
-                    .step_by(32)
-                    .map(|key| at.at(lane).plus(key).load().reinterpret::<u32>() & EXPONENT);
-                let most = exponents.reduce(|a, b| a.max(b)).unwrap_or_else(|| k.constant(0));
-                let most = k.reduce_warp(WarpReduction::MaxU32, most.min(MOST));
-                let reference = before.max(most);
-                // all lanes have read the one of before
-                k.sync_warp();
-                self.set(place, reference);
-                inverse.set((k.constant(254_u32 << 23) - reference).reinterpret::<f32>());
-                of_before.set(before.reinterpret::<f32>() * inverse.get());
-            });
-        }
-        ToReference { factors: *self, at, inverse }
+        self.when(|place| {
+            let before = place.load();
+            let lane = k.lane() & (self.keys.min(32) as u32 - 1);
+            let exponents = (0..self.keys)
+                .step_by(32)
+                .map(|key| at.at(lane).plus(key).load().reinterpret::<u32>() & EXPONENT);
+            let most = exponents.reduce(|a, b| a.max(b)).unwrap_or_else(|| k.constant(0));
+            let most = k.reduce_warp(WarpReduction::MaxU32, most.min(MOST));
+            let reference = before.max(most);
+            // all lanes have read the one of before
+            k.sync_warp();
+            let inverse = (k.constant(254_u32 << 23) - reference).reinterpret::<f32>();
+            let of_before = (before.reinterpret::<f32>() * inverse).reinterpret::<u32>();
+            self.set(place, [reference, inverse.reinterpret(), of_before]);
+            k.sync_warp();
+        });
+        ToReference { factors: *self, at }
     }
 }
 
@@ -189,10 +183,10 @@ impl<'k> ToReference<'k> {
     /// Multiplies weights with the factors of their values.
     #[track_caller]
     pub(super) fn weights(&self, weights: &[Sums<'k>]) {
-        let Some([inverse, _]) = self.inverse else { return };
-        self.factors.when(|_| {
+        self.factors.when(|place| {
+            let inverse = place.plus(1).cast::<f32>().load();
             for (tile, factors) in weights.iter().zip(self.factors.of_columns(self.at)) {
-                let factors = factors.map(|factor| factor * inverse.get());
+                let factors = factors.map(|factor| factor * inverse);
                 tile.iter().enumerate().for_each(|(i, weight)| weight.set(weight.get() * factors[i % 2]));
             }
         });
@@ -201,6 +195,9 @@ impl<'k> ToReference<'k> {
     /// The factors that bring what was summed before to new maxima, and to this `R`.
     #[track_caller]
     pub(super) fn sums(&self, factors: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
-        self.inverse.map_or(factors, |[_, of_before]| factors.map(|factor| factor * of_before.get()))
+        let Some((of_pages, place)) = self.factors.of_pages else { return factors };
+        let of_before = self.factors.cta.k.var("of_before", 1.0);
+        self.factors.cta.k.when(of_pages, || of_before.set(place.plus(2).cast::<f32>().load()));
+        factors.map(|factor| factor * of_before.get())
     }
 }
