@@ -131,6 +131,7 @@ fn a_kernel_is_shown_as_far_as_it_is_known() {
         assert!(row(report, "shared memory").ends_with(" bytes a CTA"), "{report}");
         assert!(row(report, "parameters").contains("weight b64, "), "{report}");
         assert!(row(report, "machine code").starts_with("not known: kernels inspect: "), "{report}");
+        assert!(row(report, "time").starts_with("not told: only attention kernels"), "{report}");
     }
     let Some(ptxas) = ptxas() else { return };
     let ptxas = ["inspect", norm, "--arch", "90", "--ptxas", ptxas.to_str().unwrap()];
@@ -139,6 +140,36 @@ fn a_kernel_is_shown_as_far_as_it_is_known() {
     assert!(row(report, "registers").ends_with(" a thread"), "{report}");
     assert_eq!(row(report, "spills"), "0 bytes a thread");
     assert_eq!(fs::read_dir(cache).unwrap().count(), 0, "looking keeps nothing");
+}
+
+#[test]
+fn times_of_attention_are_told_over_a_step_of_decoding() {
+    let row = |report: &str, name: &str| {
+        let line = report.lines().find_map(|line| line.strip_prefix(&format!("  {name:15} ")));
+        line.unwrap_or_else(|| panic!("no {name} in {report}")).to_owned()
+    };
+    // K and V of 64 requests, 4096 keys and 8 heads of 128 in bf16 are 2^30 bytes, Q and O of 32 heads 2^20; twice a multiplication
+    // and an addition for each key of each query head's elements are 2^32 operations
+    let inspect = ["inspect", "attention_d128_bf16_bf16_sm80", "--roofline"];
+    let output = kernels("off", &[&inspect[..], &["1000/100000"]].concat());
+    let report = printed(&output);
+    assert!(
+        row(report, "over").starts_with("64 requests of 1 query row and 4096 keys in pages of 16: "),
+        "{report}"
+    );
+    let expected = "at least 1.07 ms, bound by memory (memory 1.07 ms, compute 42.95 µs), at 1000.0 GB/s and 100000.0 GFLOP/s given";
+    assert_eq!(row(report, "predicted"), expected);
+    let output = kernels("off", &[&inspect[..], &["1000/1000"]].concat());
+    assert!(row(printed(&output), "predicted").starts_with("at least 4.29 ms, bound by compute "));
+    if !has_gpu() {
+        assert!(row(report, "measured").starts_with("skipped: kernels inspect: context.open: "), "{report}");
+        let output = kernels("off", &inspect[..2]);
+        let why = row(printed(&output), "predicted");
+        assert!(why.starts_with("not known: kernels inspect: context.open: "), "{why}");
+        assert!(why.ends_with("; --roofline gives the limits of a machine"), "{why}");
+    }
+    let hooked = kernels("off", &["inspect", "scalar_f32_d64_hooks"]);
+    assert!(row(printed(&hooked), "time").starts_with("not told: "));
 }
 
 #[test]

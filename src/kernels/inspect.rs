@@ -1,14 +1,22 @@
-//! `tilewright kernels inspect`: one kernel, its launch, its text and what its machine code needs.
+//! `tilewright kernels inspect`: one kernel, its launch, its text, what its machine code needs, and how long it takes.
 
-use super::{cache, chosen, device, size, targets};
+use super::{cache, chosen, device, size, targets, times};
+use crate::plan::parse_roofline;
 use clap::Args;
 use miette::{IntoDiagnostic, Result, miette};
 use std::{fmt::Write, path::PathBuf};
-use tilewright_cuda::cache::{Assembler, Cache, Driver, Footprint, Ptxas, Settings, Source};
+use tilewright::Roofline;
+use tilewright_cuda::{
+    Context,
+    cache::{Assembler, Cache, Driver, Footprint, Ptxas, Settings, Source},
+};
 use tilewright_kernels::Configured;
 use tilewright_ptx::ir::{Kernel, ParamKind};
 
-/// Show a kernel: registers, shared memory, spills, PTX
+/// Show a kernel: registers, shared memory, spills, PTX, predicted and measured time
+///
+/// Times are told of attention kernels, over a step of decoding: what the machine's limits allow at best, and what this machine's GPU
+/// takes. A kernel with hooks, and one that is not of attention, has no problem of its own.
 #[derive(Args)]
 pub(crate) struct Arguments {
     /// Its name; `tilewright kernels list` has them all
@@ -22,6 +30,9 @@ pub(crate) struct Arguments {
     /// The assembler of the CUDA toolkit. [default: the driver, or else ptxas of PATH]
     #[arg(long, value_name = "FILE")]
     ptxas: Option<PathBuf>,
+    /// Predict with these rates instead of those of this machine's GPU
+    #[arg(long, value_name = "GB/s/GFLOP/s", value_parser = parse_roofline)]
+    roofline: Option<Roofline>,
 }
 
 /// What shows a kernel's machine code.
@@ -43,7 +54,8 @@ pub(super) fn run(arguments: &Arguments) -> Result<String> {
     let maker = arguments.maker()?;
     let arch = arguments.arch.or_else(|| maker.as_ref().ok()?.arch());
     let newest = configured.archs.last().copied().unwrap_or_default();
-    let source = Source::of(&kernel, arch.unwrap_or(newest)).into_diagnostic()?;
+    let arch = arch.unwrap_or(newest);
+    let source = Source::of(&kernel, arch).into_diagnostic()?;
     if arguments.ptx {
         return Ok(source.ptx().to_owned());
     }
@@ -52,10 +64,44 @@ pub(super) fn run(arguments: &Arguments) -> Result<String> {
         Ok(maker) => report += &maker.machine_code(&source)?,
         Err(why) => row(&mut report, "machine code", &format!("not known: {why}")),
     }
+    report += &arguments.times(configured, arch);
     Ok(report)
 }
 
 impl Arguments {
+    /// How long it takes at least, and on the GPU if it is one of this architecture.
+    fn times(&self, configured: &Configured, arch: u32) -> String {
+        let mut report = String::new();
+        let Some(problem) = &configured.problem else {
+            row(
+                &mut report,
+                "time",
+                &"not told: only attention kernels without hooks have a problem of their own",
+            );
+            return report;
+        };
+        row(&mut report, "over", &times::step(problem));
+        let gpu = self.gpu(arch);
+        match times::predicted(problem, arch, (self.roofline, &gpu)) {
+            Ok(time) => row(&mut report, "predicted", &time),
+            Err(why) => row(&mut report, "predicted", &format_args!("not known: {why}")),
+        }
+        match gpu.and_then(|gpu| times::measured(problem, &gpu)) {
+            Ok(time) => row(&mut report, "measured", &time),
+            Err(why) => row(&mut report, "measured", &format_args!("skipped: {why}")),
+        }
+        report
+    }
+
+    /// This machine's GPU, if it is of this architecture.
+    fn gpu(&self, arch: u32) -> Result<Context> {
+        let driver = device::open("inspect")?;
+        match device::arch(&driver) {
+            of_gpu if of_gpu == arch => Ok(driver.context().clone()),
+            of_gpu => Err(miette!("the GPU is sm_{of_gpu}")),
+        }
+    }
+
     /// What can assemble: the ptxas that was named, the GPU unless another architecture is asked for, or some ptxas; else why
     /// nothing can.
     fn maker(&self) -> Result<Result<Maker, String>> {

@@ -7,6 +7,7 @@ mod device;
 mod inspect;
 mod list;
 mod progress;
+mod times;
 mod warm;
 
 use clap::Subcommand;

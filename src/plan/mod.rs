@@ -6,7 +6,7 @@ mod report;
 mod requests;
 
 pub(crate) use asked::Lengths;
-pub(crate) use report::{cost, cost_formula, rates};
+pub(crate) use report::{cost, cost_formula, estimate, rates, time};
 
 use crate::dtype_arg::DtypeArg;
 use crate::schedule_svg::Picture;
@@ -108,7 +108,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String> {
         Some(roofline) => (roofline, "given"),
         None => (cpu.measure_roofline(), "measured"),
     };
-    let estimate = report::estimate(&plan.explain(), &roofline);
+    let estimate = estimate(&plan.explain(), &roofline);
     Ok(format!(
         "{}\n\non {}, {origin} {}:\n  {estimate}\n\n{}",
         plan.explain(),
@@ -137,7 +137,7 @@ impl Arguments {
     }
 }
 
-fn parse_roofline(text: &str) -> Result<Roofline, String> {
+pub(crate) fn parse_roofline(text: &str) -> Result<Roofline, String> {
     let rate = |text: &str| text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0);
     let rates = text.split_once('/').and_then(|(bytes, flops)| Some((rate(bytes)?, rate(flops)?)));
     let (bytes, flops) = rates.ok_or("expected two numbers above 0, as in 200/3000")?;

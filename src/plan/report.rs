@@ -16,14 +16,14 @@ pub(crate) fn rates(roofline: &Roofline) -> String {
 }
 
 /// The least time that a plan takes, and why.
-pub(super) fn estimate(explanation: &Explanation, roofline: &Roofline) -> String {
+pub(crate) fn estimate(explanation: &Explanation, roofline: &Roofline) -> String {
     let estimate = explanation.estimate(roofline);
     let [total, memory, compute] = [estimate.seconds(), estimate.memory, estimate.compute].map(time);
     format!("at least {total}, bound by {} (memory {memory}, compute {compute})", estimate.bound())
 }
 
 /// Seconds in the unit that suits them.
-fn time(seconds: f64) -> String {
+pub(crate) fn time(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.2} µs", s * 1e6),
         s if s < 1.0 => format!("{:.2} ms", s * 1e3),

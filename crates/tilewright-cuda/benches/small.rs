@@ -89,19 +89,20 @@ fn norms(device: &Stream) -> Outcome {
     let elements = TOKENS * HIDDEN;
     let [x, residual, out] = [0, 1, 2].map(|_| device.filled::<bf16>(elements, 0x3c));
     let (x, residual, out, weight) = (x?, residual?, out?, device.filled::<bf16>(HIDDEN, 0x3c)?);
-    for (name, y, add) in [("rmsnorm", &out, false), ("fused_add_rmsnorm", &residual, true)] {
+    let [x, residual, out] = [&x, &residual, &out].map(|tensor| rows(tensor.address(), [HIDDEN, 0]));
+    for (name, add, to) in [("rmsnorm", None, out), ("fused_add_rmsnorm", Some((residual, BF16)), x)] {
         let call = norm::Call {
             dtypes: (BF16, BF16),
             shape: [TOKENS as u32, 1, HIDDEN as u32],
-            x: rows(x.address(), [HIDDEN, 0]),
-            y: rows(y.address(), [HIDDEN, 0]),
+            x,
+            residual: add,
+            out: (to, BF16),
             weight: (weight.address(), 1),
             eps: 1e-6,
             offset: 0.0,
-            add,
         };
         let (grid, arguments) = call.launch();
-        let (kernel, tensors) = (norm::norm("norm", call.norm())?, if add { 4 } else { 2 });
+        let (kernel, tensors) = (norm::norm("norm", call.norm())?, if add.is_some() { 4 } else { 2 });
         Case { name, kernel, grid, arguments, bytes: tensors * elements * 2 }.time(device)?;
     }
     Ok(())
@@ -122,7 +123,7 @@ fn embeddings(device: &Stream) -> Outcome {
         let [from, to] = [&from, if in_place { &from } else { &to }]
             .map(|[q, k]| [rows(q.address(), [HEADS.0 * DIM, DIM]), rows(k.address(), [HEADS.1 * DIM, DIM])]);
         let call = rope::Call {
-            dtype: BF16,
+            dtypes: (BF16, BF16),
             style,
             angles,
             angles_at: table.address(),
@@ -150,7 +151,7 @@ fn activations(device: &Stream) -> Outcome {
     ] {
         let call = activation::Call {
             activation,
-            dtype: BF16,
+            dtypes: (BF16, BF16),
             shape: [TOKENS as u32, FEED_FORWARD as u32],
             x: rows(x.address(), [2 * FEED_FORWARD, 0]),
             out: rows(out.address(), [FEED_FORWARD, 0]),

@@ -63,6 +63,14 @@ impl Simulator {
         Self { limits, memory: Arc::default(), seed: Arc::default(), recording: Arc::default() }
     }
 
+    /// The same as device number `device`, with memory of its own: one of several.
+    #[must_use]
+    pub fn as_device(self, device: u32) -> Self {
+        let Limits { arch, multiprocessors, .. } = self.limits;
+        let other = Self::new(arch, multiprocessors);
+        Self { limits: Limits { device, ..self.limits }, ..other }
+    }
+
     /// The same with another choice of what hardware leaves open.
     pub fn with_seed(self, seed: u64) -> Self {
         self.seed.store(seed, Ordering::Relaxed);

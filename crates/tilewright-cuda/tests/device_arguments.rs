@@ -3,8 +3,8 @@
 
 use half::bf16;
 use tilewright::{
-    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Mask, Output, Plan, Problem, Result,
-    View, ViewMut, Workspace, norm::rmsnorm, tensor::DeviceMemory,
+    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvScales, Mask, Output, Plan, Problem,
+    Result, Scale, View, ViewMut, Workspace, norm::rmsnorm, tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Simulated, Simulator};
 
@@ -52,6 +52,18 @@ impl Case {
         let to =
             Output { o: o.view_mut(Dtype::Bf16, 0, &[ROWS, 1, DIM])?, lse: None, workspace: &mut workspace };
         self.attention.run(plan, q, KvCache { k: kv, v: kv }, to)?;
+        self.found(&o)
+    }
+
+    /// Attention with one factor for each head of the values.
+    fn run_scaled(&self, factor: f32, o: &mut DeviceMemory, workspace: &mut Workspace) -> Result<()> {
+        let kv = self.kv.view(Dtype::Bf16, 0, &[KEYS, 1, DIM])?;
+        let to = Output { o: o.view_mut(Dtype::Bf16, 0, &[ROWS, 1, DIM])?, lse: None, workspace };
+        let scales = KvScales { k: Scale::One, v: Scale::Head(&[factor]) };
+        self.attention.run_scaled(&self.plan, self.q(0), (KvCache { k: kv, v: kv }, scales), to)
+    }
+
+    fn found(&self, o: &DeviceMemory) -> Result<Vec<f32>> {
         let mut found = vec![bf16::NAN; ROWS * DIM];
         let shape = [ROWS, 1, DIM];
         let from = o.view(Dtype::Bf16, 0, &shape)?;
@@ -133,4 +145,24 @@ fn tensors_of_a_device_are_refused_by_the_cpu() {
     let out = ViewMut::new(&mut out, &[1, DIM]).expect("a view");
     let text = rmsnorm(&Cpu::with_threads(1), x, weight, 1e-6, out).expect_err("it is elsewhere").to_string();
     assert_eq!(text, "norm.rmsnorm: x is in the memory of device 0, expected host memory");
+}
+
+#[test]
+fn factors_of_heads_are_brought_once() {
+    let case = Case::new();
+    let mut o = case.gpu.allocate(2 * ROWS * DIM).expect("room");
+    let mut workspace = case.workspace(case.plan.workspace_bytes());
+    for factor in [2.0, 0.5] {
+        case.run_scaled(factor, &mut o, &mut workspace).expect("it runs");
+        assert_eq!(case.found(&o).expect("it was written"), [factor; ROWS * DIM]);
+    }
+    // a recording refuses to allocate: these are there, and those of the graph are its own
+    let run = &mut || case.run_scaled(2.0, &mut o, &mut workspace);
+    let recorded = case.gpu.record(run).expect("nothing is allocated").expect("the simulator records");
+    let others = &mut || case.run_scaled(3.0, &mut o, &mut workspace);
+    let text = case.gpu.record(others).expect_err("nobody has brought them").to_string();
+    assert_eq!(text, "simulator: an allocation cannot be recorded");
+    case.run_scaled(0.5, &mut o, &mut workspace).expect("it runs");
+    recorded.replay().expect("it runs");
+    assert_eq!(case.found(&o).expect("it was written"), [2.0; ROWS * DIM]);
 }

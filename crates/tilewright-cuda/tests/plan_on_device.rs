@@ -1,9 +1,15 @@
-//! Plans of lengths on the device, run in the simulator: bit for bit what a plan of the host computes.
+//! Plans of lengths on the device, in the simulator and on the card: word by word those of the host, and bit for bit what such a
+//! plan computes.
 
+#[path = "../../tilewright-kernels/tests/plan_device/case.rs"]
+mod case;
 #[path = "conformance/staged.rs"]
 #[allow(dead_code, reason = "written for all operators")]
 mod staged;
+#[path = "../../tilewright-kernels/tests/plan_device/words.rs"]
+mod words;
 
+use case::{Case, Generator};
 use staged::Staged;
 use tilewright::{
     Attention, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
@@ -11,7 +17,35 @@ use tilewright::{
     attention::{Capacity, Split},
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{DeviceBatch, Gpu, Simulator};
+use tilewright_cuda::{DeviceBatch, Gpu, machine::Machine};
+use tilewright_kernels::attention::{
+    call::PlanArgs,
+    items::{Item, Merge, Source},
+    plan_device::{Call, plan_device},
+};
+use words::Arrays;
+
+/// Tests of each property: in the simulator, and on the GPU where there is one.
+macro_rules! judge {
+    ($($property:ident),+) => {
+        mod simulated {
+            $(#[test] fn $property() {
+                super::$property(&crate::staged::simulated());
+            })+
+        }
+        mod gpu {
+            $(#[test] fn $property() {
+                let Some(gpu) = crate::staged::gpu() else { return };
+                super::$property(&gpu);
+            })+
+        }
+    };
+}
+judge!(
+    words_are_those_of_the_host,
+    a_plan_of_the_device_computes_what_one_of_the_host_does,
+    what_the_device_cannot_plan_is_refused_with_all_reasons
+);
 
 const ROWS: usize = 6;
 const PAGES: usize = 12;
@@ -23,12 +57,12 @@ fn problem() -> Problem {
         .expect("it is sound")
 }
 
-fn upload(gpu: &Gpu<Simulator>, values: &[i32]) -> DeviceMemory {
+fn upload<M: Machine>(gpu: &Gpu<M>, values: &[i32]) -> DeviceMemory {
     gpu.upload(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())
         .expect("there is room")
 }
 
-fn run(attention: &Attention<Staged<Simulator>>, plan: &Plan) -> Result<Vec<f32>> {
+fn run<M: Machine>(attention: &Attention<Staged<M>>, plan: &Plan) -> Result<Vec<f32>> {
     let numbers =
         |count: usize| (0..count).map(|i| ((i * 37 + 11) % 101) as f32 / 50.0 - 1.0).collect::<Vec<_>>();
     let (q, kv) = (numbers(ROWS * 4 * 16), numbers(PAGES * 4 * 2 * 16));
@@ -43,10 +77,80 @@ fn run(attention: &Attention<Staged<Simulator>>, plan: &Plan) -> Result<Vec<f32>
     Ok(o)
 }
 
-#[test]
-fn a_plan_of_the_device_computes_what_one_of_the_host_does() {
-    let gpu = Gpu::new(Simulator::new(80, 3));
-    let attention = Attention::new(problem(), Staged(gpu.clone())).unwrap();
+/// A kernel's plan of a case, in memory of the room that the host gives it.
+fn planned<M: Machine>(gpu: &Gpu<M>, case: &Case) {
+    let (plan, machine) = (case.plan(), gpu.machine());
+    let (schedule, room) = (plan.schedule(), plan.room());
+    let batch = [
+        upload(gpu, &[case.num_requests]),
+        upload(gpu, &case.qo_indptr),
+        upload(gpu, &case.kv_indptr),
+        upload(gpu, &[&case.last_page_len[..], &[0]].concat()),
+    ];
+    let array = |bytes: usize| gpu.allocate(bytes.max(16)).expect("there is room");
+    let arrays = [
+        array(Item::BYTES * room.items),
+        array(4 * (case.tiling.workers + 1)),
+        array(4 * room.sources),
+        array(Merge::BYTES * room.merges),
+        array(Source::BYTES * room.sources),
+        array(8 * room.requests),
+        array(4),
+    ];
+    let [items, worker_indptr, feeds, merges, sources, requests, flags] =
+        arrays.each_ref().map(DeviceMemory::address);
+    let num_requests = room.requests as u32;
+    let of_plan = PlanArgs {
+        items,
+        worker_indptr,
+        feeds,
+        merges,
+        sources,
+        requests,
+        num_requests,
+        ..PlanArgs::default()
+    };
+    let call = Call {
+        batch: batch.each_ref().map(DeviceMemory::address),
+        plan: of_plan,
+        flags,
+        shape: case.shape(),
+    };
+    let kernel = machine.load(&plan_device("plan_device").unwrap()).unwrap();
+    machine.launch(&kernel, call.grid(), &call.args()).unwrap();
+    let words = |at: u64, len: usize| {
+        let mut bytes = vec![0; 4 * len];
+        machine.read(at, &mut bytes).unwrap();
+        bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)).collect::<Vec<_>>()
+    };
+    assert_eq!(words(flags, 1), [0], "{case:?}");
+    let found = Arrays {
+        items: words(items, Item::WORDS * schedule.items.len()),
+        worker_indptr: words(worker_indptr, case.tiling.workers + 1),
+        feeds: words(feeds, schedule.sources.len()),
+        merges: words(merges, Merge::WORDS * schedule.merges.len()),
+        sources: words(sources, 2 * schedule.sources.len()),
+        requests: words(requests, 2 * room.requests),
+    };
+    assert_eq!(found, Arrays::of(&plan, case.capacity.requests), "{case:?}");
+}
+
+/// The simulator has been asked about many more, where the kernel is written.
+fn words_are_those_of_the_host<M: Machine>(Staged(gpu): &Staged<M>) {
+    let mut generator = Generator(2);
+    (0..30).for_each(|_| planned(gpu, &Case::draw(&mut generator)));
+    let lens: Vec<_> = (0..1000).map(|r| (1, if r == 999 { 30_000 } else { 1 + r % 200 })).collect();
+    let mut many = Case::new(&lens, 16);
+    many.tiling.workers = 264;
+    planned(gpu, &many);
+    let mut wide = Case::new(&[(1, 3000), (70, 900), (0, 20), (1, 2000)], 16);
+    wide.tiling.tile_load = 1 << 30;
+    planned(gpu, &wide);
+}
+
+fn a_plan_of_the_device_computes_what_one_of_the_host_does<M: Machine>(staged: &Staged<M>) {
+    let gpu = &staged.0;
+    let attention = Attention::new(problem(), staged.clone()).unwrap();
     let capacity = Capacity::new(4, ROWS, PAGES);
     let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], 4);
     let empty = Batch::paged(&[0], none);
@@ -54,11 +158,11 @@ fn a_plan_of_the_device_computes_what_one_of_the_host_does() {
     let indices: Vec<i32> = (0..PAGES as i32).rev().collect();
     // arrays as long as the capacity, whatever is in them
     let arrays = [
-        upload(&gpu, &[0]),
-        upload(&gpu, &[0; 5]),
-        upload(&gpu, &[0; 5]),
-        upload(&gpu, &[0; 4]),
-        upload(&gpu, &indices),
+        upload(gpu, &[0]),
+        upload(gpu, &[0; 5]),
+        upload(gpu, &[0; 5]),
+        upload(gpu, &[0; 4]),
+        upload(gpu, &indices),
     ];
     let [num_requests, qo_indptr, kv_indptr, last_page_len, of_indices] =
         arrays.each_ref().map(DeviceMemory::address);
@@ -69,7 +173,7 @@ fn a_plan_of_the_device_computes_what_one_of_the_host_does() {
 
     let write = |at: u64, values: &[i32]| {
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        tilewright_cuda::machine::Machine::write(gpu.machine(), at, &bytes).unwrap();
+        gpu.machine().write(at, &bytes).unwrap();
     };
     for (qo, kv, last) in [
         (vec![0, 1, 4], vec![0, 3, 9], vec![2, 4]),
@@ -90,10 +194,9 @@ fn a_plan_of_the_device_computes_what_one_of_the_host_does() {
     assert_eq!(gpu.refusals_on_device(&device).unwrap(), 1);
 }
 
-#[test]
-fn what_the_device_cannot_plan_is_refused_with_all_reasons() {
-    let gpu = Gpu::new(Simulator::new(80, 3));
-    let attention = Attention::new(problem(), Staged(gpu.clone())).unwrap();
+fn what_the_device_cannot_plan_is_refused_with_all_reasons<M: Machine>(staged: &Staged<M>) {
+    let gpu = &staged.0;
+    let attention = Attention::new(problem(), staged.clone()).unwrap();
     let capacity = Capacity::new(2000, 3000, PAGES).with_levels(1);
     let plan = attention.plan_with_capacity(&capacity, &Batch::ragged(&[0], &[0]), Split::Never).unwrap();
     let batch = DeviceBatch { num_requests: 0, qo_indptr: 0, kv_indptr: 0, last_page_len: 0, indices: 0 };

@@ -1,7 +1,7 @@
 //! Gated activations: `out = act(x[.., ..d]) · x[.., d..]`, computed in f32 and rounded once.
 //!
-//! Shapes: x `[tokens, 2 d]`, out `[tokens, d]`, tokens any stride apart; of one dtype, f32, f16 or bf16. Sizes are known at launch.
-//! Elements of f32 are computed to some 2^-21, others faster, to a few times 2^-20.
+//! Shapes: x `[tokens, 2 d]`, out `[tokens, d]`, tokens any stride apart; each f32, f16 or bf16. Sizes are known at launch.
+//! Results in f32 are computed to some 2^-21, others faster, to a few times 2^-20.
 
 use crate::tile::{Chunk, Strided, StridedRows, chunk};
 use std::f64::consts::LOG2_E;
@@ -28,9 +28,9 @@ pub use tilewright::activation::Activation;
 pub struct Gated {
     /// What is applied to the gate.
     pub activation: Activation,
-    /// Of all elements.
-    pub dtype: Dtype,
-    /// Elements that are loaded at once: 1, or [`chunk::most`].
+    /// Of x, and of the result.
+    pub dtypes: (Dtype, Dtype),
+    /// Elements that are loaded at once: 1, or [`chunk::most`] of both dtypes.
     pub width: u32,
 }
 
@@ -39,8 +39,8 @@ pub struct Gated {
 pub struct Call {
     /// What is applied to the gate.
     pub activation: Activation,
-    /// Of all elements.
-    pub dtype: Dtype,
+    /// Of x, and of the result.
+    pub dtypes: (Dtype, Dtype),
     /// Tokens, and elements of a token's result.
     pub shape: [u32; 2],
     /// Gates and factors.
@@ -52,10 +52,10 @@ pub struct Call {
 impl Call {
     /// The kernel for it.
     pub fn gated(&self) -> Gated {
-        let (dtype, d) = (self.dtype, u64::from(self.shape[1]));
-        let elements = [self.x.alignment(dtype), self.out.alignment(dtype)].concat();
-        let width = chunk::width(&[dtype], elements.into_iter().chain([d]));
-        Gated { activation: self.activation, dtype, width }
+        let ((of_x, of_out), d) = (self.dtypes, u64::from(self.shape[1]));
+        let elements = [self.x.alignment(of_x), self.out.alignment(of_out)].concat();
+        let width = chunk::width(&[of_x, of_out], elements.into_iter().chain([d]));
+        Gated { activation: self.activation, dtypes: self.dtypes, width }
     }
 
     /// Grid and arguments for [`Call::gated`]; there is at least one element, and `d` is at most [`MAX_D`].
@@ -75,7 +75,9 @@ impl Gated {
             Activation::Gelu => "gelu",
             Activation::GeluTanh => "gelu_tanh",
         };
-        format!("{activation}_and_mul_{}_{}", self.dtype, self.width)
+        let (x, out) = self.dtypes;
+        let to = if out == x { String::new() } else { format!("_to_{out}") };
+        format!("{activation}_and_mul_{x}{to}_{}", self.width)
     }
 }
 
@@ -84,9 +86,9 @@ impl Gated {
 /// # Errors
 /// None that a caller of [`Call::gated`] can provoke.
 pub fn act_and_mul(name: &str, config: Gated) -> Result<Kernel, Invalid> {
-    let (dtype, width) = (config.dtype, config.width);
+    let ((of_x, of_out), width) = (config.dtypes, config.width);
     Builder::kernel(name, THREADS, |k| {
-        let (x, out) = (StridedRows::param(k, "x", dtype), StridedRows::param(k, "out", dtype));
+        let (x, out) = (StridedRows::param(k, "x", of_x), StridedRows::param(k, "out", of_out));
         let [d, chunks] = ["d", "chunks"].map(|name| k.param::<u32>(name));
         let (x, out) = (x.row(k.cta(), k.constant(0)), out.row(k.cta(), k.constant(0)));
         let first = (k.cta_y() * (THREADS * EACH) + k.thread()).named("chunk");
@@ -101,7 +103,7 @@ pub fn act_and_mul(name: &str, config: Gated) -> Result<Kernel, Invalid> {
         for (i, is_there, gates, factors) in (0..EACH).map(load).collect::<Vec<_>>() {
             let both = gates.numbers().into_iter().zip(factors.numbers());
             let products: Vec<_> = both.map(|(gate, factor)| activated(config, gate) * factor).collect();
-            let products = Chunk::of(dtype, &products);
+            let products = Chunk::of(of_out, &products);
             k.when(is_there, || products.store(out.plus(i * THREADS * width)));
         }
     })
@@ -109,7 +111,7 @@ pub fn act_and_mul(name: &str, config: Gated) -> Result<Kernel, Invalid> {
 
 #[track_caller]
 fn activated(config: Gated, x: Value<'_, f32>) -> Value<'_, f32> {
-    let exact = config.dtype == Dtype::F32;
+    let exact = config.dtypes.1 == Dtype::F32;
     match config.activation {
         Activation::Silu => x * logistic(x, LOG2_E, exact),
         Activation::Gelu => x * normal_distribution(x, exact),

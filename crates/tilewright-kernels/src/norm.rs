@@ -4,9 +4,9 @@
 //! y = x / sqrt(mean(x²) + eps) · (offset + weight)          summed in f32, rounded once
 //! ```
 //!
-//! Shapes: x, out, residual `[tokens, heads, hidden]` of one dtype, f32, f16 or bf16, tokens and heads any stride apart (a tensor
-//! `[rows, hidden]` has one head); weight `[hidden]` of any of these dtypes and any stride. All sizes are known at launch; compiled
-//! in are dtypes, the width of chunks and a class of lengths. Rows of more than [`Rows::MAX_CHUNKS`] chunks are read twice.
+//! Shapes: x, out, residual `[tokens, heads, hidden]`, tokens and heads any stride apart (a tensor `[rows, hidden]` has one head);
+//! weight `[hidden]` of any stride; each f32, f16 or bf16. All sizes are known at launch; compiled in are dtypes, the width of chunks
+//! and a class of lengths. Rows of more than [`Rows::MAX_CHUNKS`] chunks are read twice.
 
 use crate::tile::{Chunk, Elements, RowPlace, Rows, Strided, StridedRows, chunk, reduce};
 use tilewright::Dtype;
@@ -24,16 +24,20 @@ const LONG: u32 = 512;
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Norm {
-    /// Of x and the result.
+    /// Of x.
     pub dtype: Dtype,
+    /// Of the result.
+    pub out: Dtype,
     /// Of the weight.
     pub weight: Dtype,
-    /// Elements that are loaded at once: 1, or [`chunk::most`] of both dtypes.
+    /// Of the residual to which x is added first; none where there is none.
+    pub residual: Option<Dtype>,
+    /// Whether the result goes with a residual: it replaces x.
+    pub in_place: bool,
+    /// Elements that are loaded at once: 1, or [`chunk::most`] of all dtypes.
     pub width: u32,
     /// The class of lengths; none for rows that registers do not hold.
     pub rows: Option<Rows>,
-    /// Whether x is added to the residual first.
-    pub add: bool,
 }
 
 /// One launch.
@@ -43,18 +47,18 @@ pub struct Call {
     pub dtypes: (Dtype, Dtype),
     /// `[tokens, heads, hidden]`.
     pub shape: [u32; 3],
-    /// What is normalised, and added first where there is a residual: then the result is there, too.
+    /// What is normalised, or added to the residual first.
     pub x: Strided,
-    /// The result, or the residual.
-    pub y: Strided,
+    /// The residual and its dtype: it receives the sum.
+    pub residual: Option<(Strided, Dtype)>,
+    /// The result and its dtype; it may replace x.
+    pub out: (Strided, Dtype),
     /// Address of the weight, and how far its elements are apart.
     pub weight: (u64, u64),
     /// Added to the mean of squares.
     pub eps: f32,
     /// Added to the weight.
     pub offset: f32,
-    /// Whether `y` is a residual.
-    pub add: bool,
 }
 
 impl Call {
@@ -62,13 +66,17 @@ impl Call {
     pub fn norm(&self) -> Norm {
         let ((dtype, weight), hidden) = (self.dtypes, self.shape[2]);
         let of_weight = Strided { address: self.weight.0, strides: [0; 2] }.alignment(weight);
-        let elements = [self.x.alignment(dtype), self.y.alignment(dtype), of_weight].concat();
+        let tensors = [Some((self.x, dtype)), Some(self.out), self.residual];
+        let elements = tensors.into_iter().flatten().flat_map(|(at, dtype)| at.alignment(dtype));
+        let residual = self.residual.map(|(_, dtype)| dtype);
+        let (out, in_place) = (self.out.1, residual.is_some() && self.out == (self.x, dtype));
+        let dtypes = [dtype, out, weight, residual.unwrap_or(dtype)];
         let dense = self.weight.1 == 1 || hidden == 1;
         let width = match dense {
-            true => chunk::width(&[dtype, weight], elements.into_iter().chain([u64::from(hidden)])),
+            true => chunk::width(&dtypes, elements.chain(of_weight).chain([u64::from(hidden)])),
             false => 1,
         };
-        Norm { dtype, weight, width, rows: Rows::for_chunks(hidden / width), add: self.add }
+        Norm { dtype, out, weight, residual, in_place, width, rows: Rows::for_chunks(hidden / width) }
     }
 
     /// Grid and arguments for [`Call::norm`]; there is at least one row and one element.
@@ -79,17 +87,30 @@ impl Call {
         let sizes = [rows, hidden / norm.width, heads].map(Arg::U32);
         let weight = [Arg::U64(self.weight.0), Arg::U64(self.weight.1)];
         let numbers = [self.eps, self.offset, 1.0 / hidden as f32].map(Arg::F32);
-        let args = [&self.x.args()[..], &self.y.args(), &weight, &sizes, &numbers].concat();
-        ([ctas, 1, 1], args)
+        let out = self.out.0.args();
+        let (second, last) = match self.residual {
+            None => (out, None),
+            Some((residual, _)) => (residual.args(), (!norm.in_place).then_some(out)),
+        };
+        let args = [&self.x.args()[..], &second, &weight, &sizes, &numbers, last.as_slice().as_flattened()];
+        ([ctas, 1, 1], args.concat())
     }
 }
 
 impl Norm {
     /// A name that no other configuration has.
     pub fn name(self) -> String {
-        let what = if self.add { "add_rmsnorm" } else { "rmsnorm" };
+        let what = match (self.residual, self.in_place) {
+            (None, _) => "rmsnorm",
+            (Some(_), true) => "add_rmsnorm",
+            (Some(_), false) => "add_rmsnorm_apart",
+        };
+        let other = |of: Option<Dtype>, word: &str| {
+            of.filter(|of| *of != self.dtype).map_or(String::new(), |of| format!("_{word}_{of}"))
+        };
+        let (residual, out) = (other(self.residual, "plus"), other(Some(self.out), "to"));
         let rows = self.rows.map_or("long".to_owned(), Rows::name);
-        format!("{what}_{}_{}_{}_{rows}", self.dtype, self.weight, self.width)
+        format!("{what}_{}{residual}{out}_{}_{}_{rows}", self.dtype, self.weight, self.width)
     }
 
     fn cta_threads(self) -> u32 {
@@ -97,27 +118,30 @@ impl Norm {
     }
 }
 
-/// The kernel of a configuration; its parameters are those of [`Call::launch`]. The result may replace x.
+/// The kernel of a configuration; its parameters are those of [`Call::launch`].
 ///
 /// # Errors
 /// None that a caller of [`Call::norm`] can provoke.
 pub fn norm(name: &str, config: Norm) -> Result<Kernel, Invalid> {
     Builder::kernel(name, config.cta_threads(), |k| {
-        let (x, y) = (StridedRows::param(k, "x", config.dtype), StridedRows::param(k, "y", config.dtype));
+        let x = StridedRows::param(k, "x", config.dtype);
+        let y = StridedRows::param(k, "y", config.residual.unwrap_or(config.out));
         let weight = (Elements::param(k, "weight", config.weight), k.param("weight_stride"));
         let [rows, chunks, heads] = ["rows", "chunks", "heads"].map(|name| k.param::<u32>(name));
         let [eps, offset, inverse] = ["eps", "offset", "inverse"].map(|name| k.param::<f32>(name));
+        let apart = config.residual.is_some() && !config.in_place;
+        let third = apart.then(|| StridedRows::param(k, "out", config.out));
+        let tensors = match config.residual {
+            None => [x, y, y],
+            Some(_) => [x, y, third.unwrap_or(x)],
+        };
         let memory = k.shared("sums", config.cta_threads() as usize / 32, 4);
         let row = RowNorm { k, config, weight, eps, offset, inverse, memory };
         match config.rows {
             Some(class) => class.place(k, (rows, chunks), |at| {
-                let [x, y] = [x, y].map(|rows| rows.row(at.row / heads, at.row % heads));
-                row.held(at, x, y);
+                row.held(at, tensors.map(|rows| rows.row(at.row / heads, at.row % heads)));
             }),
-            None => {
-                let [x, y] = [x, y].map(|rows| rows.row(k.cta() / heads, k.cta() % heads));
-                row.long(chunks, x, y);
-            }
+            None => row.long(chunks, tensors.map(|rows| rows.row(k.cta() / heads, k.cta() % heads))),
         }
     })
 }
@@ -136,9 +160,9 @@ struct RowNorm<'k> {
 }
 
 impl<'k> RowNorm<'k> {
-    /// A row that fits into registers.
+    /// A row that fits into registers: of x, of the residual, which is looked at only where there is one, and of the result.
     #[track_caller]
-    fn held(&self, place: RowPlace<'k>, x: Elements<'k>, y: Elements<'k>) {
+    fn held(&self, place: RowPlace<'k>, rows: [Elements<'k>; 3]) {
         let (width, chunks) = (self.config.width, place.chunks());
         let at = |row: Elements<'k>| row.at(place.thread * width);
         let load = |row: Elements<'k>| -> Vec<Chunk<'k>> {
@@ -147,35 +171,35 @@ impl<'k> RowNorm<'k> {
             };
             chunks.iter().map(of).collect()
         };
-        let (x_at, y_at) = (at(x), at(y));
-        let added = load(x_at);
-        let residual = if self.config.add { load(y_at) } else { Vec::new() };
+        let [x, residual_at, out] = rows.map(at);
+        let added = load(x);
+        let add = self.config.residual.is_some();
+        let residual = if add { load(residual_at) } else { Vec::new() };
         // asked for with x, so that it is there when the sum is
         let factors: Vec<_> =
             chunks.iter().map(|at| self.factors(place.thread + at.after_first, at.is_there)).collect();
         let numbers: Vec<_> = added.iter().enumerate().map(|(i, x)| self.sum(x, residual.get(i))).collect();
-        if self.config.add {
+        if add {
             for (at, numbers) in chunks.iter().zip(&numbers) {
-                self.store(at.is_there, numbers, y_at.plus(at.after_first * width));
+                self.store(at.is_there, numbers, residual_at.plus(at.after_first * width));
             }
         }
         let squares = numbers.iter().flatten().fold(self.k.constant(0.0), |sum, &x| x.mul_add(x, sum));
         let scale = self.scale(place.sum(self.memory, squares));
-        let to = if self.config.add { x_at } else { y_at };
         for ((at, numbers), factors) in chunks.iter().zip(numbers).zip(factors) {
             let scaled = self.scaled(&numbers, scale, &factors);
-            self.store(at.is_there, &scaled, to.plus(at.after_first * width));
+            self.store(at.is_there, &scaled, out.plus(at.after_first * width));
         }
     }
 
     /// A row of any length, by a CTA.
     #[track_caller]
-    fn long(&self, chunks: Value<'k, u32>, x: Elements<'k>, y: Elements<'k>) {
-        let (k, width) = (self.k, self.config.width);
+    fn long(&self, chunks: Value<'k, u32>, [x, residual, out]: [Elements<'k>; 3]) {
+        let (k, width, add) = (self.k, self.config.width, self.config.residual.is_some());
         let (yes, sum) = (k.constant(true), k.var("squares", 0.0_f32));
         let load = |i: Value<'k, u32>| {
             let at = |row: Elements<'k>| row.at(i * width).load(width, Access::Weak);
-            self.sum(&at(x), self.config.add.then(|| at(y)).as_ref())
+            self.sum(&at(x), add.then(|| at(residual)).as_ref())
         };
         k.repeat((k.thread(), chunks), LONG, |i| {
             sum.set(load(i).into_iter().fold(sum.get(), |sum, x| x.mul_add(x, sum)));
@@ -184,11 +208,10 @@ impl<'k> RowNorm<'k> {
         let scale = self.scale(sum);
         k.repeat((k.thread(), chunks), LONG, |i| {
             let (numbers, factors) = (load(i), self.factors(i, yes));
-            if self.config.add {
-                self.store(yes, &numbers, y.at(i * width));
+            if add {
+                self.store(yes, &numbers, residual.at(i * width));
             }
-            let to = if self.config.add { x } else { y };
-            self.store(yes, &self.scaled(&numbers, scale, &factors), to.at(i * width));
+            self.store(yes, &self.scaled(&numbers, scale, &factors), out.at(i * width));
         });
     }
 
@@ -231,7 +254,7 @@ impl<'k> RowNorm<'k> {
 
     #[track_caller]
     fn store(&self, condition: Value<'k, bool>, numbers: &[Value<'k, f32>], to: Elements<'k>) {
-        let chunk = Chunk::of(self.config.dtype, numbers);
+        let chunk = Chunk::of(to.dtype(), numbers);
         self.k.when(condition, || chunk.store(to));
     }
 }

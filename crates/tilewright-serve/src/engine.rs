@@ -1,7 +1,9 @@
 //! The engine: each step schedules, plans, runs the layers, samples and commits.
 //!
-//! A request's tokens do not depend on its neighbours, on chunking, on reuse or on preemption, bit for bit: every
-//! operator computes a row from that row alone, and attention divides keys at fixed places.
+//! On the CPU a request's tokens do not depend on its neighbours, on chunking, on reuse or on preemption, bit for bit: every operator
+//! computes a row from that row alone, and attention divides keys at fixed places. A GPU chooses kernels by the number of rows: the
+//! same step gives the same bits there, but logits may differ in their last bits between a request alone and among others, and
+//! between a prompt whole and in chunks, so that its tokens may where two logits nearly tie.
 
 use crate::{
     arguments::Arguments,
@@ -45,7 +47,8 @@ pub struct EngineOptions {
     pub prefix_reuse: bool,
     /// Dtype of keys and values in the pool; `None` is that of the weights.
     pub kv_dtype: Option<Dtype>,
-    /// Dtype of what flows through the layers: f32, f16 or bf16. Tensor cores need one of 16 bits.
+    /// Dtype of what products and attention read: f32, f16 or bf16. Tensor cores need one of 16 bits. Results of products, and the
+    /// residual stream, are f32 whatever this is ([`Precision`](crate::model::Precision)).
     pub activations: Dtype,
     /// Whether decoding steps are recorded and replayed, on a backend that can.
     pub graphs: bool,

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
     Engine, EngineOptions, Event, GenerateOptions,
-    model::{ModelConfig, Transformer, Weights},
+    model::{ModelConfig, Precision, Transformer, Weights},
 };
 
 const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
@@ -82,6 +82,21 @@ fn bf16_weights_and_cache_are_closer_to_f32_than_transformers_in_bf16() {
         let error = relative_error(&logits, &exact);
         let theirs = relative_error(&expected_logits(name, "logits.bf16"), &exact);
         println!("{name}: bf16 logits are off by {error:.2e}, those of transformers by {theirs:.2e}");
+        assert!(error <= 2e-2 && error < theirs, "{name}: {error:e}, transformers {theirs:e}");
+    }
+}
+
+/// What a GPU with tensor cores computes in.
+#[test]
+fn bf16_throughout_is_within_two_percent_of_f32() {
+    for name in FIXTURES {
+        let prompt = tokens(&expected(name)["prompt"]);
+        let precision = Precision { activations: Dtype::Bf16, kv: Dtype::Bf16 };
+        let logits = model(name, Dtype::Bf16).score(&Cpu::new(), &prompt, precision).expect("logits");
+        let exact = expected_logits(name, "logits.bf16_weights");
+        let error = relative_error(&logits, &exact);
+        let theirs = relative_error(&expected_logits(name, "logits.bf16"), &exact);
+        println!("{name}: logits in bf16 are off by {error:.2e}, those of transformers by {theirs:.2e}");
         assert!(error <= 2e-2 && error < theirs, "{name}: {error:e}, transformers {theirs:e}");
     }
 }

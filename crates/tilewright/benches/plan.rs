@@ -2,9 +2,10 @@
 //!
 //! 32 query and 8 KV heads of 128, pages of 16 tokens, one query row a request, one KV head an item. `cargo bench -p tilewright
 //! --bench plan -- --record FILE` keeps what was measured. The time of a plan is the median of many, each of which allocates
-//! what it returns; that of a replan rewrites one plan again and again.
+//! what it returns; that of a replan rewrites one plan again and again. The same for plans that share the caller's page indices
+//! instead of copying them.
 
-use std::{error::Error, fmt::Write as _, hint::black_box, time::Instant};
+use std::{error::Error, fmt::Write as _, hint::black_box, sync::Arc, time::Instant};
 use tilewright::{
     Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem,
     attention::{Capacity, Planner, Split, Tiling},
@@ -15,7 +16,7 @@ const PAGE_SIZE: usize = 16;
 const ROUNDS: usize = 2000;
 /// Microseconds that a batch of so many requests may take.
 const TARGETS: [(usize, f64); 4] = [(1, 5.0), (64, 10.0), (256, 20.0), (1024, 60.0)];
-const COLUMNS: &str = "requests,lengths,workers,q_rows,pages,items,merges,target_us,plan_us,plan_best_us,replan_us,replan_best_us";
+const COLUMNS: &str = "requests,lengths,workers,q_rows,pages,items,merges,target_us,plan_us,plan_best_us,replan_us,replan_best_us,shared_us,shared_best_us,shared_replan_us,shared_replan_best_us";
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -92,20 +93,24 @@ impl Case {
         kv_lens.iter().for_each(|len| indptr.push(indptr[indptr.len() - 1] + len.div_ceil(PAGE_SIZE) as i32));
         let last: Vec<i32> = kv_lens.iter().map(|len| ((len - 1) % PAGE_SIZE + 1) as i32).collect();
         let pages = indptr[self.requests];
-        let indices: Vec<i32> = (0..pages).rev().collect();
-        let batch = Batch::paged(&qo_indptr, PageTable::new(&indptr, &indices, &last, PAGE_SIZE));
+        let indices: Arc<Vec<i32>> = Arc::new((0..pages).rev().collect());
+        let copied = PageTable::new(&indptr, &indices[..], &last, PAGE_SIZE);
+        let shared = PageTable::new(&indptr, &indices, &last, PAGE_SIZE);
 
-        let plan = planner.plan_with(&batch, Split::Balanced)?;
-        let fresh = times(|| {
-            black_box(planner.plan_with(black_box(&batch), Split::Balanced).map(drop))?;
-            Ok(())
-        })?;
-        let capacity = Capacity::decode(self.requests, indices.len());
-        let mut fixed = planner.plan_with_capacity(&capacity, &batch, Split::Balanced)?;
-        let replanned = times(|| Ok(planner.replan(&mut fixed, black_box(&batch))?))?;
+        let plan = planner.plan_with(&Batch::paged(&qo_indptr, copied), Split::Balanced)?;
         let mut line = format!("{},{},{},{},{pages}", self.requests, self.lengths, self.workers, self.q_rows);
-        write!(line, ",{},{}", plan.schedule().items.len(), plan.schedule().merges.len())?;
-        write!(line, ",{target},{:.2},{:.2},{:.2},{:.2}", fresh.0, fresh.1, replanned.0, replanned.1)?;
+        write!(line, ",{},{},{target}", plan.schedule().items.len(), plan.schedule().merges.len())?;
+        for table in [copied, shared] {
+            let batch = Batch::paged(&qo_indptr, table);
+            let fresh = times(|| {
+                black_box(planner.plan_with(black_box(&batch), Split::Balanced).map(drop))?;
+                Ok(())
+            })?;
+            let capacity = Capacity::decode(self.requests, indices.len());
+            let mut fixed = planner.plan_with_capacity(&capacity, &batch, Split::Balanced)?;
+            let replanned = times(|| Ok(planner.replan(&mut fixed, black_box(&batch))?))?;
+            write!(line, ",{:.2},{:.2},{:.2},{:.2}", fresh.0, fresh.1, replanned.0, replanned.1)?;
+        }
         Ok(line)
     }
 }

@@ -208,6 +208,18 @@ pub trait Backend {
         eps: f32,
     ) -> Result<()>;
 
+    /// [`crate::norm::add_rmsnorm`]
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn add_rmsnorm(
+        &self,
+        x: View<'_>,
+        residual: ViewMut<'_>,
+        weight_and_eps: (&NormWeight<'_>, f32),
+        out: ViewMut<'_>,
+    ) -> Result<()>;
+
     /// [`crate::rope::apply_rope`]; `positions` has one element per token, none negative as far as they are on the host.
     ///
     /// # Errors
@@ -223,6 +235,18 @@ pub trait Backend {
         &self,
         q: ViewMut<'_>,
         k: ViewMut<'_>,
+        positions: Indices<'_>,
+        cache: &CosSinCache,
+    ) -> Result<()>;
+
+    /// [`crate::rope::rotate_with_cos_sin_cache`]: both tensors to others; `positions` as there.
+    ///
+    /// # Errors
+    /// When the device fails.
+    fn rotate_with_cos_sin_cache(
+        &self,
+        from: [View<'_>; 2],
+        to: [ViewMut<'_>; 2],
         positions: Indices<'_>,
         cache: &CosSinCache,
     ) -> Result<()>;

@@ -4,7 +4,7 @@
 //! f32 and rounded once. The last axis is `hidden` for a layer's norm and `head_dim` for a norm per head.
 
 use crate::{
-    Backend, Element, Result, View, ViewMut,
+    Backend, Dtype, Element, Result, View, ViewMut,
     rows::check_rows,
     tensor::{check_computable, check_dtype, check_shape},
     with_dtype,
@@ -56,7 +56,7 @@ impl<'a> From<View<'a>> for NormWeight<'a> {
 
 /// RMSNorm of every row of `x` into `out`.
 ///
-/// `x`: `[rows, hidden]` or `[tokens, heads, head_dim]`; `out`: the same shape and dtype (f32, f16 or bf16); both
+/// `x`: `[rows, hidden]` or `[tokens, heads, head_dim]`; `out`: the same shape; each f32, f16 or bf16, of one dtype or two, and both
 /// with stride 1 along the last axis. `eps` is added to the mean of the squares (1e-6 or 1e-5 in published models). A row with NaN
 /// becomes NaN.
 ///
@@ -72,7 +72,7 @@ pub fn rmsnorm<'a, B: Backend + ?Sized>(
     const OPERATOR: &str = "norm.rmsnorm";
     let weight = weight.into();
     check_norm(OPERATOR, &x, &weight, eps)?;
-    check_same(OPERATOR, "out", &out, &x)?;
+    check_like(OPERATOR, "out", &out, &x)?;
     backend.rmsnorm(x, &weight, eps, out)
 }
 
@@ -94,7 +94,7 @@ pub fn rmsnorm_in_place<'a, B: Backend + ?Sized>(
 /// Adds `x` to `residual` and overwrites `x` by the RMSNorm of the sum.
 ///
 /// The sum stays in f32 for the variance and for the output; `residual` receives it rounded to its dtype. Shapes
-/// and dtypes as for [`rmsnorm`], `residual` like `x`.
+/// and dtypes as for [`rmsnorm`], `residual` like `x`, and of the same dtype. [`add_rmsnorm`] keeps the sums exact to f32.
 ///
 /// # Errors
 /// As for [`rmsnorm`].
@@ -108,8 +108,32 @@ pub fn fused_add_rmsnorm<'a, B: Backend + ?Sized>(
     const OPERATOR: &str = "norm.fused_add_rmsnorm";
     let weight = weight.into();
     check_norm(OPERATOR, &x.as_view(), &weight, eps)?;
-    check_same(OPERATOR, "residual", &residual, &x.as_view())?;
+    check_like(OPERATOR, "residual", &residual, &x.as_view())?;
+    check_dtype(OPERATOR, "residual", residual.dtype(), x.dtype())?;
     backend.fused_add_rmsnorm(x, residual, &weight, eps)
+}
+
+/// Adds `x` to a `residual` in f32, and writes the RMSNorm of the sum to `out`: the sums that layers add up are never rounded to 16
+/// bits, only what the next product reads is.
+///
+/// `x`, `out`: shapes and dtypes as for [`rmsnorm`]; `residual`: like `x`, but f32.
+///
+/// # Errors
+/// As for [`rmsnorm`], and when `residual` is not f32.
+pub fn add_rmsnorm<'a, B: Backend + ?Sized>(
+    backend: &B,
+    x: View<'_>,
+    residual: ViewMut<'_>,
+    (weight, eps): (impl Into<NormWeight<'a>>, f32),
+    out: ViewMut<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "norm.add_rmsnorm";
+    let weight = weight.into();
+    check_norm(OPERATOR, &x, &weight, eps)?;
+    check_like(OPERATOR, "residual", &residual, &x)?;
+    check_dtype(OPERATOR, "residual", residual.dtype(), Dtype::F32)?;
+    check_like(OPERATOR, "out", &out, &x)?;
+    backend.add_rmsnorm(x, residual, (&weight, eps), out)
 }
 
 fn check_norm(operator: &'static str, x: &View<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {
@@ -128,9 +152,10 @@ fn check_norm(operator: &'static str, x: &View<'_>, weight: &NormWeight<'_>, eps
     Ok(())
 }
 
-fn check_same(operator: &'static str, argument: &str, other: &ViewMut<'_>, x: &View<'_>) -> Result<()> {
+/// Refuses what has not the shape of `x`, or nothing that can be computed with.
+fn check_like(operator: &'static str, argument: &str, other: &ViewMut<'_>, x: &View<'_>) -> Result<()> {
     let layout = if x.shape().len() == 2 { "[rows, hidden]" } else { "[tokens, heads, head_dim]" };
     check_shape(operator, argument, (other.shape(), x.shape()), layout)?;
-    check_dtype(operator, argument, other.dtype(), x.dtype())?;
+    check_computable(operator, argument, other.dtype())?;
     check_rows(operator, argument, (other.shape(), other.strides()))
 }

@@ -105,6 +105,10 @@ fn norms() {
         let ([weight, _], [x, mut out], _) = memory.views();
         rmsnorm(cpu, x.get(&[2, 4]), weight.get(&[4]), 1e-6, out.get_mut(&[2, 4]))
     });
+    refused("norm.rmsnorm: out is 8-BIT", |cpu, memory| {
+        let ([mut out, _], [x, weight], _) = memory.views();
+        rmsnorm(cpu, x.get(&[2, 4]), weight.get(&[4]), 1e-6, out.get_mut(&[2, 4]))
+    });
     refused("norm.rmsnorm_in_place: x is 8-BIT", |cpu, memory| {
         let ([mut x, _], [weight, _], _) = memory.views();
         rmsnorm_in_place(cpu, x.get_mut(&[2, 4]), weight.get(&[4]), 1e-6)
@@ -124,6 +128,10 @@ fn activations_and_products() {
     refused("activation.gelu_and_mul: x is 8-BIT", |cpu, memory| {
         let ([x, mut out], _, _) = memory.views();
         gelu_and_mul(cpu, x.get(&[2, 4]), out.get_mut(&[2, 2]))
+    });
+    refused("activation.silu_and_mul: out is 8-BIT", |cpu, memory| {
+        let ([mut out, _], [x, _], _) = memory.views();
+        silu_and_mul(cpu, x.get(&[2, 4]), out.get_mut(&[2, 2]))
     });
     refused("gemm.linear: weight is 8-BIT", |cpu, memory| {
         let ([weight, _], _, mut out) = memory.views();

@@ -16,7 +16,7 @@ pub(super) fn act_and_mul<M: Machine>(
     tilewright::ensure!(d <= MAX_D, OPERATOR, "d = {d}, the most of one launch is {MAX_D}");
     let call = Call {
         activation,
-        dtype: x.dtype(),
+        dtypes: (x.dtype(), out.dtype()),
         shape: [tokens, d],
         x: gpu.rows(OPERATOR, "x", &x)?,
         out: gpu.rows_mut(OPERATOR, "out", &out)?,

@@ -57,6 +57,7 @@ pub(super) fn append<M: Machine>(
     };
     let prepared = slots.prepared().and_then(|prepared| prepared.downcast_ref::<AppendPlaces>());
     if let (Some(prepared), ScaleMut::Given(scale)) = (prepared, &scale) {
+        gpu.check_place(OPERATOR, "the plan", Some(prepared.place()))?;
         return to.given(gpu, prepared.table(tokens as u32), *scale);
     }
     let arrays = Arrays::new(slots);
@@ -86,14 +87,13 @@ struct Target {
 impl Target {
     fn given<M: Machine>(&self, gpu: &Gpu<M>, places: Places, scale: kv::Scale<'_>) -> Result<()> {
         let of = |at, page_stride, head_stride| Scale { at, page_stride, head_stride, factor: 1.0 };
-        let mut factors = None;
+        let mut of_this_call = None;
         let scale = match scale {
             kv::Scale::One => None,
             kv::Scale::Tensor(factor) => Some(Scale { factor, ..of(0, 0, 0) }),
             kv::Scale::Head(heads) => {
-                let memory = gpu.upload(bytemuck::cast_slice(heads))?;
-                let address = memory.address();
-                factors = Some(memory);
+                let (address, memory) = gpu.factors(heads)?;
+                of_this_call = memory;
                 Some(of(address, 0, 1))
             }
             kv::Scale::Page(pages) => {
@@ -108,7 +108,7 @@ impl Target {
         let kernel = gpu.kernel(OPERATOR, &config.name(), |name| kernels::append(name, config))?;
         let (grid, args) = call.launch();
         let launched = gpu.machine.launch(&kernel, grid, &args);
-        drop(factors); // behind the launch
+        drop(of_this_call); // behind the launch
         launched
     }
 

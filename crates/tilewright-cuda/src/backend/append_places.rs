@@ -13,7 +13,11 @@
 use super::Gpu;
 use crate::machine::Machine;
 use std::sync::Arc;
-use tilewright::{Error, Opaque, Result, kv::AppendPlan, tensor::DeviceMemory};
+use tilewright::{
+    Error, Opaque, Result,
+    kv::AppendPlan,
+    tensor::{DeviceAddress, DeviceMemory},
+};
 use tilewright_kernels::append::Places;
 
 /// Slots are below it, so that they are what they are modulo it.
@@ -27,6 +31,11 @@ pub(super) struct AppendPlaces {
 }
 
 impl AppendPlaces {
+    /// Where the arrays are.
+    pub(super) fn place(&self) -> DeviceAddress {
+        self.memory.place()
+    }
+
     /// The first `count` tokens, as the kernel takes them.
     pub(super) fn table(&self, count: u32) -> Places {
         let at = |word: usize| self.memory.address() + (word * size_of::<i32>()) as u64;
@@ -48,6 +57,7 @@ pub(super) fn prepare<M: Machine>(gpu: &Gpu<M>, plan: &AppendPlan) -> Result<Opt
     if let Some(before) = plan.prepared()
         && let Some(places) = before.downcast_ref::<AppendPlaces>()
         && places.capacity == plan.capacity()
+        && places.memory.device() == gpu.limits.device
     {
         gpu.machine.write(places.memory.address(), bytes)?;
         return Ok(Some(before.clone()));

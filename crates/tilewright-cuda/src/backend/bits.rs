@@ -13,7 +13,7 @@ impl<M: Machine> Gpu<M> {
     /// [`tilewright::attention::packbits`] of flags on the device: u8, all but 0 are set.
     ///
     /// # Errors
-    /// When there are more than 2^29 - 4096 flags, or the device has no room.
+    /// When there are more than 2^29 - 4096 flags, they are of another device, or the device has no room.
     pub fn packbits(&self, flags: &DeviceMemory, order: BitOrder) -> Result<DeviceMemory> {
         let indptr = [0, extent(OPERATOR, "flags", flags.bytes())?.cast_signed()];
         Ok(self.segment_packbits(flags, &indptr, order)?.0)
@@ -24,7 +24,7 @@ impl<M: Machine> Gpu<M> {
     ///
     /// # Errors
     /// When `indptr` is empty, does not start at 0, decreases, or does not end at the number of flags; when a segment has more than
-    /// 67,107,840 flags, or the device has no room.
+    /// 67,107,840 flags, flags are of another device, or the device has no room.
     pub fn segment_packbits(
         &self,
         flags: &DeviceMemory,
@@ -52,6 +52,7 @@ impl<M: Machine> Gpu<M> {
             longest = longest.max(packed.cast_unsigned());
             bounds.push(bounds[segment] + packed);
         }
+        let flags_at = self.check_place(OPERATOR, "flags", Some(flags.place()))?;
         let out = self.allocate(bounds[bounds.len() - 1].max(1).cast_unsigned() as usize)?;
         if longest > 0 {
             let [indptr_at, bounds_at] =
@@ -59,7 +60,7 @@ impl<M: Machine> Gpu<M> {
             let (indptr_at, bounds_at) = (indptr_at?, bounds_at?);
             let call = Call {
                 order,
-                flags: flags.address(),
+                flags: flags_at,
                 indptr: indptr_at.address(),
                 out: out.address(),
                 out_indptr: bounds_at.address(),

@@ -5,6 +5,7 @@ mod append;
 mod append_places;
 mod attention;
 mod bits;
+mod factors;
 mod gather;
 mod geometry;
 mod kernels;
@@ -20,6 +21,7 @@ mod tables;
 use crate::machine::{Limits, Machine};
 use append_places::AppendPlaces;
 pub use attention::DeviceBatch;
+use factors::Factors;
 use kernels::Kernels;
 use std::sync::Arc;
 use tables::Tables;
@@ -35,13 +37,14 @@ pub struct Gpu<M: Machine> {
     limits: Limits,
     kernels: Arc<Kernels<M>>,
     tables: Arc<Tables>,
+    factors: Arc<Factors>,
 }
 
 impl<M: Machine> Gpu<M> {
     /// The operators on `machine`.
     pub fn new(machine: M) -> Self {
         let limits = machine.limits();
-        Self { machine, limits, kernels: Arc::default(), tables: Arc::default() }
+        Self { machine, limits, kernels: Arc::default(), tables: Arc::default(), factors: Arc::default() }
     }
 
     /// What the operators run on.

@@ -2,11 +2,14 @@
 
 use super::{Gpu, geometry::extents};
 use crate::machine::Machine;
-use tilewright::{Result, View, ViewMut, norm::NormWeight};
+use tilewright::{Dtype, Result, View, ViewMut, norm::NormWeight};
 use tilewright_kernels::{
     norm::{Call, norm},
     tile::Strided,
 };
+
+/// Rows of a tensor, and its dtype.
+type Tensor = (Strided, Dtype);
 
 pub(super) fn rmsnorm<M: Machine>(
     gpu: &Gpu<M>,
@@ -16,8 +19,8 @@ pub(super) fn rmsnorm<M: Machine>(
     out: ViewMut<'_>,
 ) -> Result<()> {
     const OPERATOR: &str = "norm.rmsnorm";
-    let at = [gpu.rows(OPERATOR, "x", &x)?, gpu.rows_mut(OPERATOR, "out", &out)?];
-    run(gpu, (OPERATOR, &x), at, (weight, eps), false)
+    let at = (gpu.rows(OPERATOR, "x", &x)?, None, (gpu.rows_mut(OPERATOR, "out", &out)?, out.dtype()));
+    run(gpu, (OPERATOR, &x), at, (weight, eps))
 }
 
 pub(super) fn rmsnorm_in_place<M: Machine>(
@@ -28,7 +31,7 @@ pub(super) fn rmsnorm_in_place<M: Machine>(
 ) -> Result<()> {
     const OPERATOR: &str = "norm.rmsnorm_in_place";
     let at = gpu.rows_mut(OPERATOR, "x", &x)?;
-    run(gpu, (OPERATOR, &x.as_view()), [at; 2], (weight, eps), false)
+    run(gpu, (OPERATOR, &x.as_view()), (at, None, (at, x.dtype())), (weight, eps))
 }
 
 pub(super) fn fused_add_rmsnorm<M: Machine>(
@@ -39,28 +42,42 @@ pub(super) fn fused_add_rmsnorm<M: Machine>(
     eps: f32,
 ) -> Result<()> {
     const OPERATOR: &str = "norm.fused_add_rmsnorm";
-    let at = [gpu.rows_mut(OPERATOR, "x", &x)?, gpu.rows_mut(OPERATOR, "residual", &residual)?];
-    run(gpu, (OPERATOR, &x.as_view()), at, (weight, eps), true)
+    let at = gpu.rows_mut(OPERATOR, "x", &x)?;
+    let residual = (gpu.rows_mut(OPERATOR, "residual", &residual)?, residual.dtype());
+    run(gpu, (OPERATOR, &x.as_view()), (at, Some(residual), (at, x.dtype())), (weight, eps))
+}
+
+pub(super) fn add_rmsnorm<M: Machine>(
+    gpu: &Gpu<M>,
+    x: View<'_>,
+    residual: ViewMut<'_>,
+    weight_and_eps: (&NormWeight<'_>, f32),
+    out: ViewMut<'_>,
+) -> Result<()> {
+    const OPERATOR: &str = "norm.add_rmsnorm";
+    let residual = (gpu.rows_mut(OPERATOR, "residual", &residual)?, residual.dtype());
+    let out = (gpu.rows_mut(OPERATOR, "out", &out)?, out.dtype());
+    let at = (gpu.rows(OPERATOR, "x", &x)?, Some(residual), out);
+    run(gpu, (OPERATOR, &x), at, weight_and_eps)
 }
 
 fn run<M: Machine>(
     gpu: &Gpu<M>,
     (operator, x): (&'static str, &View<'_>),
-    at: [Strided; 2],
+    (at, residual, out): (Strided, Option<Tensor>, Tensor),
     (weight, eps): (&NormWeight<'_>, f32),
-    add: bool,
 ) -> Result<()> {
     let Some(shape) = extents(operator, x.shape())? else { return Ok(()) };
     let of_weight = weight.weight();
     let call = Call {
         dtypes: (x.dtype(), of_weight.dtype()),
         shape,
-        x: at[0],
-        y: at[1],
+        x: at,
+        residual,
+        out,
         weight: (gpu.address(operator, "weight", &of_weight)?, of_weight.strides()[0] as u64),
         eps,
         offset: weight.offset(),
-        add,
     };
     let config = call.norm();
     let kernel = gpu.kernel(operator, &config.name(), |name| norm(name, config))?;

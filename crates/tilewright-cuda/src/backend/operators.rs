@@ -119,6 +119,16 @@ impl<M: Machine> Backend for Gpu<M> {
         norm::fused_add_rmsnorm(self, x, residual, weight, eps)
     }
 
+    fn add_rmsnorm(
+        &self,
+        x: View<'_>,
+        residual: ViewMut<'_>,
+        weight_and_eps: (&NormWeight<'_>, f32),
+        out: ViewMut<'_>,
+    ) -> Result<()> {
+        norm::add_rmsnorm(self, x, residual, weight_and_eps, out)
+    }
+
     fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
         rotary::rope(self, [q, k], positions, rope)
     }
@@ -131,6 +141,16 @@ impl<M: Machine> Backend for Gpu<M> {
         cache: &CosSinCache,
     ) -> Result<()> {
         rotary::rope_with_cos_sin_cache(self, [q, k], positions, cache)
+    }
+
+    fn rotate_with_cos_sin_cache(
+        &self,
+        from: [View<'_>; 2],
+        to: [ViewMut<'_>; 2],
+        positions: Indices<'_>,
+        cache: &CosSinCache,
+    ) -> Result<()> {
+        rotary::rotate_with_cos_sin_cache(self, from, to, positions, cache)
     }
 
     fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {

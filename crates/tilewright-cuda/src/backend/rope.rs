@@ -3,11 +3,25 @@
 use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
 use tilewright::{
-    Result, ViewMut,
+    Dtype, Result, View, ViewMut,
     rope::{CosSinCache, Rope, RopeStyle},
     tensor::Indices,
 };
-use tilewright_kernels::rope::{self as kernels, Angles, Call};
+use tilewright_kernels::{
+    rope::{self as kernels, Angles, Call},
+    tile::Strided,
+};
+
+/// q or k, and where it goes.
+struct Tensor {
+    heads: usize,
+    dim: usize,
+    dtypes: (Dtype, Dtype),
+    from: Strided,
+    to: Strided,
+}
+
+const NAMES: [&str; 2] = ["q", "k"];
 
 pub(super) fn rope<M: Machine>(
     gpu: &Gpu<M>,
@@ -15,10 +29,11 @@ pub(super) fn rope<M: Machine>(
     positions: Indices<'_>,
     rope: &Rope,
 ) -> Result<()> {
+    const OPERATOR: &str = "rope.apply";
     let turns = rope.frequencies().into_iter().map(kernels::turns).collect();
     let table = gpu.turns(turns)?;
     let angles = (Angles::Turns, table.address(), rope.rotary_dim(), rope.style());
-    run(gpu, "rope.apply", heads, positions, angles)
+    run(gpu, OPERATOR, in_place(gpu, OPERATOR, &heads)?, positions, angles)
 }
 
 pub(super) fn rope_with_cos_sin_cache<M: Machine>(
@@ -27,18 +42,57 @@ pub(super) fn rope_with_cos_sin_cache<M: Machine>(
     positions: Indices<'_>,
     cache: &CosSinCache,
 ) -> Result<()> {
+    const OPERATOR: &str = "rope.apply_with_cos_sin_cache";
     if positions.is_empty() {
         return Ok(());
     }
     let table = gpu.cos_sin(cache)?;
     let angles = (Angles::Table, table.address(), cache.rotary_dim(), cache.style());
-    run(gpu, "rope.apply_with_cos_sin_cache", heads, positions, angles)
+    run(gpu, OPERATOR, in_place(gpu, OPERATOR, &heads)?, positions, angles)
+}
+
+pub(super) fn rotate_with_cos_sin_cache<M: Machine>(
+    gpu: &Gpu<M>,
+    from: [View<'_>; 2],
+    to: [ViewMut<'_>; 2],
+    positions: Indices<'_>,
+    cache: &CosSinCache,
+) -> Result<()> {
+    const OPERATOR: &str = "rope.rotate_with_cos_sin_cache";
+    if positions.is_empty() {
+        return Ok(());
+    }
+    let table = gpu.cos_sin(cache)?;
+    let angles = (Angles::Table, table.address(), cache.rotary_dim(), cache.style());
+    let tensor = |i: usize| -> Result<Tensor> {
+        let from_at = gpu.rows(OPERATOR, NAMES[i], &from[i])?;
+        let to_at = gpu.rows_mut(OPERATOR, ["q_out", "k_out"][i], &to[i])?;
+        Ok(Tensor { to: to_at, ..tensor(&to[i], (from[i].dtype(), to[i].dtype()), from_at) })
+    };
+    run(gpu, OPERATOR, [tensor(0)?, tensor(1)?], positions, angles)
+}
+
+fn in_place<M: Machine>(
+    gpu: &Gpu<M>,
+    operator: &'static str,
+    heads: &[ViewMut<'_>; 2],
+) -> Result<[Tensor; 2]> {
+    let tensor = |i: usize| -> Result<Tensor> {
+        let (view, dtype) = (&heads[i], heads[i].dtype());
+        Ok(tensor(view, (dtype, dtype), gpu.rows_mut(operator, NAMES[i], view)?))
+    };
+    Ok([tensor(0)?, tensor(1)?])
+}
+
+/// A tensor of the shape of `to`, rotated where it is.
+fn tensor(to: &ViewMut<'_>, dtypes: (Dtype, Dtype), at: Strided) -> Tensor {
+    Tensor { heads: to.shape()[1], dim: to.shape()[2], dtypes, from: at, to: at }
 }
 
 fn run<M: Machine>(
     gpu: &Gpu<M>,
     operator: &'static str,
-    heads: [ViewMut<'_>; 2],
+    [q, k]: [Tensor; 2],
     positions: Indices<'_>,
     angles: (Angles, u64, usize, RopeStyle),
 ) -> Result<()> {
@@ -46,34 +100,32 @@ fn run<M: Machine>(
         return Ok(());
     }
     let (positions_at, _held) = gpu.indices(operator, "positions", positions)?;
-    let [q, k] = &heads;
-    let at = [gpu.rows_mut(operator, "q", q)?, gpu.rows_mut(operator, "k", k)?];
-    let counts = [extent(operator, "qo_heads", q.shape()[1])?, extent(operator, "kv_heads", k.shape()[1])?];
-    let dims = [extent(operator, "head_dim", q.shape()[2])?, extent(operator, "rotary_dim", angles.2)?];
-    let call = |dtype, heads, at| Call {
-        dtype,
-        style: angles.3,
-        angles: angles.0,
-        angles_at: angles.1,
-        positions: positions_at,
-        tokens: positions.len() as u32,
-        heads,
-        dims,
-        from: at,
-        to: at,
-    };
-    let launch = |call: Call| {
-        if call.heads == [0, 0] {
+    let counts = [extent(operator, "qo_heads", q.heads)?, extent(operator, "kv_heads", k.heads)?];
+    let dims = [extent(operator, "head_dim", q.dim)?, extent(operator, "rotary_dim", angles.2)?];
+    let launch = |heads, [q, k]: [&Tensor; 2]| {
+        if heads == [0, 0] {
             return Ok(());
         }
+        let call = Call {
+            dtypes: q.dtypes,
+            style: angles.3,
+            angles: angles.0,
+            angles_at: angles.1,
+            positions: positions_at,
+            tokens: positions.len() as u32,
+            heads,
+            dims,
+            from: [q.from, k.from],
+            to: [q.to, k.to],
+        };
         let config = call.rope();
         let kernel = gpu.kernel(operator, &config.name(), |name| kernels::rope(name, config))?;
         let (grid, args) = call.launch();
         gpu.machine.launch(&kernel, grid, &args)
     };
-    if q.dtype() == k.dtype() {
-        return launch(call(q.dtype(), counts, at));
+    if q.dtypes == k.dtypes {
+        return launch(counts, [&q, &k]);
     }
-    launch(call(q.dtype(), [counts[0], 0], [at[0]; 2]))?;
-    launch(call(k.dtype(), [0, counts[1]], [at[1]; 2]))
+    launch([counts[0], 0], [&q; 2])?;
+    launch([0, counts[1]], [&k; 2])
 }

@@ -4,14 +4,17 @@ use super::{Error, ErrorKind, Result, error::driver};
 use cudarc::driver::sys::{
     self,
     CUdevice_attribute::{
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
-        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE as L2,
+        CU_DEVICE_ATTRIBUTE_CLOCK_RATE as CLOCK, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
+        CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR as MINOR,
+        CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH as BUS, CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE as L2,
         CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN as OF_CTA,
         CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR as OF_SM,
+        CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE as MEMORY_CLOCK,
         CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED as POOLS,
         CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT as MULTIPROCESSORS,
     },
 };
+use tilewright::Roofline;
 
 /// The least version of the driver, as it counts: CUDA 12.0, the first that knows PTX 8.0.
 const DRIVER: i32 = 12_000;
@@ -35,6 +38,12 @@ pub struct Limits {
     pub l2: usize,
     /// Bytes of its memory.
     pub memory: usize,
+    /// The highest clock of its SMs, in kHz; 0 where the driver does not tell.
+    pub clock: u32,
+    /// The clock of its memory, in kHz, at whose edges it gives bits twice; 0 where the driver does not tell.
+    pub memory_clock: u32,
+    /// Bits that its memory gives at once.
+    pub memory_bus: u32,
     /// The CUDA version of the driver: 13000 is 13.0.
     pub driver: u32,
     /// Whether memory can be had and given back in the order of a stream.
@@ -65,9 +74,32 @@ impl Limits {
             shared_of_sm: attribute(OF_SM)? as usize,
             l2: attribute(L2)? as usize,
             memory,
+            clock: attribute(CLOCK).unwrap_or(0),
+            memory_clock: attribute(MEMORY_CLOCK).unwrap_or(0),
+            memory_bus: attribute(BUS).unwrap_or(0),
             driver: version.cast_unsigned(),
             memory_pools: attribute(POOLS)? != 0,
         })
+    }
+
+    /// What it can do at best by its clocks; nothing where the driver does not tell them. With tensor cores: products of 16-bit
+    /// elements that are added in f32; without: multiplications and additions in f32.
+    ///
+    /// Operations of an SM in a cycle are those of the CUDA C++ programming guide's table of throughputs and, for tensor cores, what
+    /// NVIDIA's papers on the architectures come to; parts for workstations may have twice that of their consumer kin.
+    pub fn roofline(&self, tensor_cores: bool) -> Option<Roofline> {
+        let per_cycle = match (tensor_cores, self.arch) {
+            (true, 80) => 2048,
+            (true, 90) => 4096,
+            (true, 100 | 103) => 8192,
+            (true, 87) => 1024,
+            (true, _) => 512,
+            (false, 80) => 128,
+            (false, _) => 256,
+        };
+        let flops = f64::from(self.multiprocessors) * f64::from(per_cycle) * f64::from(self.clock) * 1e3;
+        let bytes = 2.0 * f64::from(self.memory_clock) * 1e3 * f64::from(self.memory_bus) / 8.0;
+        (flops > 0.0 && bytes > 0.0).then_some(Roofline { bytes_per_second: bytes, flops_per_second: flops })
     }
 
     /// Whether kernels of ours run on it.
@@ -116,10 +148,16 @@ mod tests {
             shared_of_sm: 65_536,
             l2: 1 << 20,
             memory: 8 << 30,
+            clock: 1_545_000,
+            memory_clock: 7_000_000,
+            memory_bus: 352,
             driver: 12_000,
             memory_pools: true,
         };
         assert!(limits(80).check(0).is_ok());
+        let roofline = limits(80).roofline(false).expect("it has clocks");
+        assert_eq!([roofline.bytes_per_second, roofline.flops_per_second], [616e9, 68.0 * 128.0 * 1.545e9]);
+        assert_eq!(Limits { memory_clock: 0, ..limits(80) }.roofline(true), None);
         let old = limits(75).check(3).expect_err("too old");
         assert_eq!(old.kind(), ErrorKind::UnsupportedGpu);
         assert!(old.to_string().contains("GPU 3 (Some GPU) is sm_75; it has to be sm_80 or newer"), "{old}");

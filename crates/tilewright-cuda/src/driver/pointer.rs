@@ -2,6 +2,8 @@
 
 use super::{Context, Error, ErrorKind, Result, current::Apart, error::driver};
 use cudarc::driver::sys;
+use std::{any::Any, sync::Arc};
+use tilewright::tensor::DeviceMemory;
 
 impl Context {
     /// Whether `bytes` bytes at `address`, which the caller calls `what`, are memory of this GPU. For none of them any address will do.
@@ -41,6 +43,26 @@ impl Context {
                 ))
             }
         }
+    }
+
+    /// The caller's memory as an argument of operators: `bytes` bytes at `address`, which the caller calls `what`, after
+    /// [`Context::check_pointer`] of them. They are kept by `owner` or, if it is `None`, by the caller.
+    ///
+    /// # Safety
+    /// What the driver finds there now has to stay there as [`DeviceMemory::from_raw`] says. How long it does, and who else writes to
+    /// it, no driver knows.
+    ///
+    /// # Errors
+    /// As [`Context::check_pointer`].
+    pub unsafe fn memory_at(
+        &self,
+        what: &str,
+        (address, bytes): (u64, usize),
+        owner: Option<Arc<dyn Any + Send + Sync>>,
+    ) -> Result<DeviceMemory> {
+        self.check_pointer(what, address, bytes)?;
+        // SAFETY: the memory is there, as the driver says, and stays there, as the caller does.
+        Ok(unsafe { DeviceMemory::from_raw(address, bytes, self.ordinal() as u32, owner) })
     }
 
     fn pointer(&self, address: u64) -> Result<Pointer> {

@@ -100,3 +100,25 @@ fn the_callers_context_stays_current() {
     context.synchronize().expect("nothing to wait for");
     assert_eq!(current(), none);
 }
+
+#[test]
+fn memory_of_the_caller_is_an_argument_when_the_driver_knows_it() {
+    let Some(context) = context() else { return };
+    let stream = context.stream().expect("a stream");
+    let memory = stream.allocate(4096).expect("memory");
+    let at = |place| {
+        // SAFETY: what is found is `memory`, which outlives what is made of it.
+        unsafe { context.memory_at("q", place, None) }
+    };
+    let found = at((memory.address() + 256, 3840)).expect("it is there");
+    assert_eq!((found.address(), found.bytes()), (memory.address() + 256, 3840));
+    assert_eq!(found.device() as usize, context.ordinal());
+    let on_host = [0_u8; 64];
+    for (place, expected) in [
+        ((on_host.as_ptr() as u64, 64), "is not memory of GPU 0"),
+        ((memory.address() + 256, usize::MAX >> 1), "are needed"),
+    ] {
+        let error = at(place).expect_err("no such memory").to_string();
+        assert!(error.starts_with("q: pointer 0x") && error.contains(expected), "{error}");
+    }
+}

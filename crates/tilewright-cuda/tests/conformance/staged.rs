@@ -210,6 +210,19 @@ impl<M: Machine> Backend for Staged<M> {
         })
     }
 
+    fn add_rmsnorm(
+        &self,
+        x: View<'_>,
+        residual: ViewMut<'_>,
+        (w, eps): (&NormWeight<'_>, f32),
+        out: ViewMut<'_>,
+    ) -> Result<()> {
+        self.staged(&[x, w.weight()], vec![residual, out], |read, mut written| {
+            let out = written.remove(1);
+            self.0.add_rmsnorm(read[0], written.remove(0), (&weight(w, read[1]), eps), out)
+        })
+    }
+
     fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {
         self.into(&[table], out, |read, out| self.0.gather_rows(read[0], ids, out))
     }
@@ -239,6 +252,19 @@ impl<M: Machine> Backend for Staged<M> {
         self.staged(&[], vec![q, k], |_, mut out| {
             let k = out.remove(1);
             self.0.rope_with_cos_sin_cache(out.remove(0), k, positions, cache)
+        })
+    }
+
+    fn rotate_with_cos_sin_cache(
+        &self,
+        from: [View<'_>; 2],
+        [q, k]: [ViewMut<'_>; 2],
+        positions: Indices<'_>,
+        cache: &CosSinCache,
+    ) -> Result<()> {
+        self.staged(&from, vec![q, k], |read, mut out| {
+            let k = out.remove(1);
+            self.0.rotate_with_cos_sin_cache([read[0], read[1]], [out.remove(0), k], positions, cache)
         })
     }
 

@@ -34,6 +34,7 @@ fn error_of<B: Backend + Clone>(backend: &B, name: &str, dtype: Dtype, count: us
     (relative_error(&logits, &of(exact)), relative_error(&of("logits.bf16"), &of(exact)))
 }
 
+/// In f32 to f32's accuracy; in bf16 to 2 %, which holds because products and the residual stream are summed in f32.
 fn logits_agree<B: Backend + Clone>(backend: &B, count: usize) {
     for name in FIXTURES {
         let (error, _) = error_of(backend, name, Dtype::F32, count);
@@ -41,8 +42,8 @@ fn logits_agree<B: Backend + Clone>(backend: &B, count: usize) {
         assert!(error <= 1e-4, "{name}: {error:e}");
         let (error, theirs) = error_of(backend, name, Dtype::Bf16, count);
         println!("{name}: bf16 logits are off by {error:.2e}, those of transformers by {theirs:.2e}");
-        // of the same size as what transformers loses by bf16 on the CPU
-        assert!(error <= theirs, "{name}: {error:e}, transformers {theirs:e}");
+        // and never more than what transformers loses by bf16
+        assert!(error <= 2e-2 && error <= theirs, "{name}: {error:e}, transformers {theirs:e}");
     }
 }
 

@@ -8,7 +8,7 @@ use crate::attention::{
     tensor_core::{self, Config, Device, Items},
 };
 use tilewright::{
-    Dtype, HeadDim,
+    Dtype, HeadDim, Heads, Mask, Problem,
     attention::variant::{Alibi, AttentionSinks, Both, ExpressionVariant, Plain, RotaryEmbedding, SoftCap},
     rope::Rope,
 };
@@ -29,7 +29,7 @@ fn prefills() -> Vec<Configured> {
             let variant = if soft_cap { Some(capped(&entry)?) } else { None };
             prefill(&entry, Prefill { heads, causal }, variant.as_ref())
         };
-        Configured { name, archs: HOPPER, build: Box::new(build), overlap: true }
+        Configured { name, archs: HOPPER, build: Box::new(build), problem: None, overlap: true }
     };
     vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
 }
@@ -43,7 +43,8 @@ fn attentions() -> Vec<Configured> {
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
         let build = move |name: &str| tensor_core::attention(name, &config);
         let few = if items == Items::Few { "_few" } else { "" };
-        plain(format!("attention_{dim}_{qo}_{kv}{few}_sm{arch}"), archs, build)
+        let plain = plain(format!("attention_{dim}_{qo}_{kv}{few}_sm{arch}"), archs, build);
+        Configured { problem: problem((qo, kv), HeadDim { qk, vo }, false), ..plain }
     };
     let of = |dims, dtypes, archs| of_items(Items::Any, dims, dtypes, archs);
     let (bf16, f16) = ((Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16));
@@ -67,14 +68,17 @@ fn attentions() -> Vec<Configured> {
 /// What tensor cores are not for: f32, odd heads, latent heads, hooks on everything.
 fn scalars() -> Vec<Configured> {
     use Dtype::{Bf16, E5m2, F16, F32};
-    let of = |name: &str, dtypes: (Dtype, Dtype), head_dim, latent, hooked: bool| {
+    let of = |name: &str, dtypes: (Dtype, Dtype), head_dim: (u32, u32), latent, hooked: bool| {
         let (dtype_qo, dtype_kv) = dtypes;
         let config = scalar::Config { dtype_qo, dtype_kv, head_dim, latent };
-        plain(format!("scalar_{name}"), ALL, move |name| {
+        let build = move |name: &str| {
             let variant =
                 if hooked { rotated(name)? } else { recorded(name, ExpressionVariant::of(&Plain))? };
             scalar::attention(name, config, &variant)
-        })
+        };
+        let dim = HeadDim { qk: head_dim.0 as usize, vo: head_dim.1 as usize };
+        let problem = if hooked { None } else { problem(dtypes, dim, latent) };
+        Configured { problem, ..plain(format!("scalar_{name}"), ALL, build) }
     };
     vec![
         of("f32_d128", (F32, F32), (128, 128), false, false),
@@ -82,6 +86,15 @@ fn scalars() -> Vec<Configured> {
         of("bf16_latent_d512_64", (Bf16, Bf16), (576, 512), true, false),
         of("f32_d64_hooks", (F32, F32), (64, 64), false, true),
     ]
+}
+
+/// What a kernel of attention is for: Llama 3's heads, or for latent attention those of DeepSeek.
+fn problem(dtypes: (Dtype, Dtype), dim: HeadDim, latent: bool) -> Option<Problem> {
+    let builder = match latent {
+        true => Problem::latent(128, dim.vo, dim.qk - dim.vo).scale(1.0 / 192_f32.sqrt()),
+        false => Problem::builder(Heads { qo: 32, kv: 8 }, dim),
+    };
+    builder.dtypes(dtypes.0, dtypes.1).mask(Mask::Causal).build().ok()
 }
 
 /// Rotation, ALiBi and a cap, with a sink for each of 32 heads.

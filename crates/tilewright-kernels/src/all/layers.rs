@@ -14,14 +14,38 @@ use crate::{
 use tilewright::{Dtype, attention::BitOrder, rope::RopeStyle};
 
 pub(super) fn all() -> Vec<Configured> {
-    [layers(Dtype::Bf16), layers(Dtype::F16), others()].into_iter().flatten().collect()
+    let rounding = [Dtype::Bf16, Dtype::F16].into_iter().flat_map(rounding);
+    [layers(Dtype::Bf16), layers(Dtype::F16), others()].into_iter().flatten().chain(rounding).collect()
+}
+
+/// What the serving engine rounds to `dtype`: f32 of products and of the residual stream, for what reads 16 bits.
+fn rounding(dtype: Dtype) -> Vec<Configured> {
+    let (f32, width) = (Dtype::F32, 4);
+    let rows = Rows::for_chunks(4096 / width);
+    let alone = Norm { dtype: f32, out: dtype, weight: dtype, residual: None, in_place: false, width, rows };
+    let turned = Rope { dtypes: (f32, dtype), style: RopeStyle::Neox, angles: Angles::Table, width };
+    let gated = Gated { activation: Activation::Silu, dtypes: (f32, dtype), width };
+    vec![
+        of(alone, Norm::name, norm::norm),
+        of(Norm { residual: Some(f32), ..alone }, Norm::name, norm::norm),
+        of(turned, Rope::name, rope::rope),
+        of(gated, Gated::name, act_and_mul),
+    ]
 }
 
 /// What a layer of Llama 3 8B does beside attention and products, with elements of `dtype`.
 fn layers(dtype: Dtype) -> Vec<Configured> {
     let width = chunk::most(&[dtype]);
-    let norm = |add| Norm { dtype, weight: dtype, width, rows: Rows::for_chunks(4096 / width), add };
-    let turned = |style, angles| Rope { dtype, style, angles, width };
+    let norm = |residual: Option<Dtype>| Norm {
+        dtype,
+        out: dtype,
+        weight: dtype,
+        residual,
+        in_place: residual.is_some(),
+        width,
+        rows: Rows::for_chunks(4096 / width),
+    };
+    let turned = |style, angles| Rope { dtypes: (dtype, dtype), style, angles, width };
     let merged = |two| merge::Merge { dtype, width, rows: rows_of(128 / width), two };
     let to = |cache| Append {
         dtypes: (dtype, cache),
@@ -30,10 +54,10 @@ fn layers(dtype: Dtype) -> Vec<Configured> {
         scaled: dtype != cache,
     };
     let named = |name: &str| format!("{name}_{dtype}");
-    let gated = |activation| Gated { activation, dtype, width };
+    let gated = |activation| Gated { activation, dtypes: (dtype, dtype), width };
     vec![
-        called(named("rmsnorm"), norm(false), norm::norm),
-        called(named("fused_add_rmsnorm"), norm(true), norm::norm),
+        called(named("rmsnorm"), norm(None), norm::norm),
+        called(named("fused_add_rmsnorm"), norm(Some(dtype)), norm::norm),
         called(named("rope"), turned(RopeStyle::Neox, Angles::Table), rope::rope),
         called(named("rope_interleaved"), turned(RopeStyle::Interleaved, Angles::Table), rope::rope),
         called(named("rope_turns"), turned(RopeStyle::Neox, Angles::Turns), rope::rope),
@@ -51,7 +75,15 @@ fn layers(dtype: Dtype) -> Vec<Configured> {
 fn others() -> Vec<Configured> {
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
     let merged = |two| merge::Merge { dtype: f32, width: 4, rows: rows_of(32), two };
-    let norm = |width, rows| Norm { dtype: f32, weight: bf16, width, rows, add: true };
+    let norm = |width, rows| Norm {
+        dtype: f32,
+        out: f32,
+        weight: bf16,
+        residual: Some(f32),
+        in_place: true,
+        width,
+        rows,
+    };
     let dynamic = |dtype| append::dynamic::Dynamic { dtypes: (bf16, dtype) };
     let slots =
         |width| Append { dtypes: (bf16, Dtype::I8), width, places: append::Kind::Slots, scaled: true };
@@ -70,7 +102,7 @@ fn others() -> Vec<Configured> {
     );
     all.extend([1, 8].map(|width| of(slots(width), Append::name, append::append)));
     all.extend([bf16, f32].map(|to| of(copied(to), rows::Copy::name, rows::copy)));
-    let gelu = Gated { activation: Activation::Gelu, dtype: f32, width: 4 };
+    let gelu = Gated { activation: Activation::Gelu, dtypes: (f32, f32), width: 4 };
     all.push(of(gelu, Gated::name, act_and_mul));
     all.push(plain("packbits_little".to_owned(), ALL, |name| bits::packbits(name, BitOrder::Little)));
     all

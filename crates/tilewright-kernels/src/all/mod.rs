@@ -9,6 +9,7 @@ mod products;
 mod sampling;
 
 use std::fmt;
+use tilewright::Problem;
 use tilewright_ptx::{
     ir::Kernel,
     text::{ptx, without_source_lines},
@@ -32,6 +33,8 @@ pub struct Configured {
     pub archs: &'static [u32],
     /// Records it.
     pub build: Build,
+    /// Of attention as the engine asks for it: a problem that it is for, over which its time can be told.
+    pub problem: Option<Problem>,
     /// Whether it promises that in its main loop the softmax of a tile runs beside the product of another: its exponentials
     /// lie between the wait for the one product and that for the other.
     pub overlap: bool,
@@ -75,7 +78,7 @@ fn plain(
     build: impl Fn(&str) -> Result<Kernel, Invalid> + Send + Sync + 'static,
 ) -> Configured {
     let entry = name.clone();
-    Configured { name, archs, build: Box::new(move || build(&entry)), overlap: false }
+    Configured { name, archs, build: Box::new(move || build(&entry)), problem: None, overlap: false }
 }
 
 /// A kernel that needs nothing newer than Ampere, by its configuration.
@@ -108,6 +111,20 @@ mod tests {
         assert_eq!(names.len(), all.len());
         for kernel in &all {
             assert_eq!((kernel.build)().unwrap().name, kernel.name);
+        }
+    }
+
+    #[test]
+    fn kernels_of_attention_have_the_problem_that_their_name_tells() {
+        let all = all();
+        let found: Vec<_> = all.iter().filter(|kernel| kernel.problem.is_some()).collect();
+        assert!(found.len() >= 10, "{} kernels", found.len());
+        for kernel in found {
+            let problem = kernel.problem.unwrap();
+            let (dim, qo) = (problem.head_dim(), problem.dtype_qo());
+            let qk = if problem.is_latent() { dim.vo } else { dim.qk };
+            let told = [format!("d{qk}"), qo.to_string()].iter().all(|part| kernel.name.contains(part));
+            assert!(told, "{}: {problem}", kernel.name);
         }
     }
 

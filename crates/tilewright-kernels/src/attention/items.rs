@@ -42,6 +42,7 @@ macro_rules! record {
             pub const BYTES: usize = 4 * $words;
 
             /// The record as it lies in memory; words beyond its fields are 0.
+            #[inline]
             pub fn to_words(&self) -> [u32; $words] {
                 let mut words = [0; $words];
                 let fields = [$(word::$ty(self.$field)),*];

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Shapes: q, q_out `[tokens, qo_heads, head_dim]`, k, k_out `[tokens, kv_heads, head_dim]`, tokens and heads any stride apart, of
-//! one dtype, f32, f16 or bf16; positions i32 `[tokens]`, not negative; angles as [`Angles`] says. Sizes are known at launch.
+//! one dtype to one dtype, each f32, f16 or bf16; positions i32 `[tokens]`, not negative; angles as [`Angles`] says. Sizes are known at launch.
 //!
 //! A thread has two chunks that hold pairs, of four heads: it has cosines and sines once for all of them, and 128 bytes in flight.
 //! What is beyond `rotary_dim` is not touched in place, and copied otherwise.
@@ -39,21 +39,21 @@ pub enum Angles {
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Rope {
-    /// Of q and k.
-    pub dtype: Dtype,
+    /// Of q and k, and of q_out and k_out.
+    pub dtypes: (Dtype, Dtype),
     /// What a pair is.
     pub style: RopeStyle,
     /// Where cosines and sines come from.
     pub angles: Angles,
-    /// Elements that are loaded at once: 1, or [`chunk::most`].
+    /// Elements that are loaded at once: 1, or [`chunk::most`] of both dtypes.
     pub width: u32,
 }
 
 /// One launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// Of q and k.
-    pub dtype: Dtype,
+    /// Of q and k, and of q_out and k_out.
+    pub dtypes: (Dtype, Dtype),
     /// What a pair is.
     pub style: RopeStyle,
     /// What is at `angles_at`.
@@ -78,12 +78,13 @@ impl Call {
     /// The kernel for it.
     pub fn rope(&self) -> Rope {
         let [dim, rotary] = self.dims.map(u64::from);
-        let tensors = self.from.iter().chain(&self.to);
-        let elements = tensors.flat_map(|tensor| tensor.alignment(self.dtype));
+        let (of_from, of_to) = self.dtypes;
+        let from = self.from.iter().flat_map(|tensor| tensor.alignment(of_from));
+        let elements = from.chain(self.to.iter().flat_map(|tensor| tensor.alignment(of_to)));
         // two chunks each of what is rotated, and of what is not
         let halves = [rotary, dim - rotary].map(|part| if part % 2 == 0 { part / 2 } else { 1 });
-        let width = chunk::width(&[self.dtype], elements.chain(halves));
-        Rope { dtype: self.dtype, style: self.style, angles: self.angles, width }
+        let width = chunk::width(&[of_from, of_to], elements.chain(halves));
+        Rope { dtypes: self.dtypes, style: self.style, angles: self.angles, width }
     }
 
     /// Pairs of chunks of a head that are rotated, and that are touched.
@@ -119,7 +120,9 @@ impl Rope {
             Angles::Table => "table",
             Angles::Turns => "turns",
         };
-        format!("rope_{style}_{angles}_{}_{}", self.dtype, self.width)
+        let (from, to) = self.dtypes;
+        let to = if to == from { String::new() } else { format!("_to_{to}") };
+        format!("rope_{style}_{angles}_{from}{to}_{}", self.width)
     }
 }
 
@@ -130,8 +133,9 @@ impl Rope {
 pub fn rope(name: &str, config: Rope) -> Result<Kernel, Invalid> {
     Builder::kernel(name, Shares::THREADS, |k| {
         let (angles, positions) = (k.param::<u64>("angles"), k.global::<u32>("positions"));
-        let [q, key, q_out, k_out] =
-            ["q", "k", "q_out", "k_out"].map(|name| StridedRows::param(k, name, config.dtype));
+        let (of_from, of_to) = config.dtypes;
+        let [q, key] = ["q", "k"].map(|name| StridedRows::param(k, name, of_from));
+        let [q_out, k_out] = ["q_out", "k_out"].map(|name| StridedRows::param(k, name, of_to));
         let [tokens, threads] = ["tokens", "threads"].map(|name| k.param::<u32>(name));
         let names = ["qo_heads", "kv_heads", "qo_groups", "kv_groups"];
         let [qo_heads, kv_heads, qo_groups, kv_groups] = names.map(|name| k.param::<u32>(name));
@@ -152,7 +156,7 @@ pub fn rope(name: &str, config: Rope) -> Result<Kernel, Invalid> {
                 step: queries.select(qo_groups, kv_groups),
                 heads: queries.select(qo_heads, kv_heads),
             };
-            let [from, to] = [(q, key), (q_out, k_out)].map(|(q, k)| q.or_else(queries, k, config.dtype));
+            let (from, to) = (q.or_else(queries, key, of_from), q_out.or_else(queries, k_out, of_to));
             // a load of its own, asked for first
             let position = positions.at(token).load();
             unit.run((from, to), angles, position);
@@ -203,7 +207,7 @@ impl<'k> Unit<'k> {
         for (there, to, before) in loaded {
             let after = self.rotate(&before, &angles);
             for (i, place) in [first, second].into_iter().enumerate() {
-                let after = after[i].or_else(is_rotated, &before[i]);
+                let after = after[i].or_else(is_rotated, &before[i].to(self.config.dtypes.1));
                 k.when(there[i], || after.store(to.at(place)));
             }
         }
@@ -266,6 +270,6 @@ impl<'k> Unit<'k> {
             numbers[va][a] = x.mul_add(cos, -(y * sin));
             numbers[vb][b] = y.mul_add(cos, x * sin);
         }
-        numbers.map(|numbers| Chunk::of(self.config.dtype, &numbers))
+        numbers.map(|numbers| Chunk::of(self.config.dtypes.1, &numbers))
     }
 }

@@ -78,6 +78,11 @@ impl<'k> Elements<'k> {
         self.base + self.offset as u64
     }
 
+    /// What they are.
+    pub fn dtype(self) -> Dtype {
+        self.dtype
+    }
+
     /// `width` of them; the address is aligned to all their bytes.
     #[track_caller]
     pub fn load(self, width: u32, access: Access) -> Chunk<'k> {

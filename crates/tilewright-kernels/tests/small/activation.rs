@@ -18,16 +18,17 @@ const ALL: [Activation; 3] = [Activation::Silu, Activation::Gelu, Activation::Ge
 fn tokens_of_all_widths() {
     for d in [8, 96, 1024, 2056, 37] {
         for tokens in [1, 3] {
-            ALL.iter().for_each(|&which| run::<bf16>(which, d, tokens, 0));
+            ALL.iter().for_each(|&which| run::<bf16, bf16>(which, d, tokens, 0));
         }
-        ALL.iter().for_each(|&which| run::<f16>(which, d, 2, 1));
-        ALL.iter().for_each(|&which| run::<f32>(which, d, 2, 2));
+        ALL.iter().for_each(|&which| run::<f16, f16>(which, d, 2, 1));
+        ALL.iter().for_each(|&which| run::<f32, f32>(which, d, 2, 2));
+        ALL.iter().for_each(|&which| run::<f32, bf16>(which, d, 2, 3));
     }
 }
 
 #[test]
 fn whatever_the_timing() {
-    (0..SEEDS).for_each(|seed| ALL.iter().for_each(|&which| run::<bf16>(which, 264, 3, seed)));
+    (0..SEEDS).for_each(|seed| ALL.iter().for_each(|&which| run::<bf16, bf16>(which, 264, 3, seed)));
 }
 
 /// A call on dense tensors with gaps between tokens.
@@ -39,7 +40,7 @@ fn call<T: Real>(
 ) -> Call {
     Call {
         activation,
-        dtype: T::DTYPE,
+        dtypes: (T::DTYPE, T::DTYPE),
         shape: [tokens as u32, d as u32],
         x: Strided { address: x, strides: [strides[0], 0] },
         out: Strided { address: out, strides: [strides[1], 0] },
@@ -52,17 +53,18 @@ fn launch(what: &str, call: Call, seed: u64, memory: &mut Memory) {
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
 
-fn run<T: Real>(activation: Activation, d: usize, tokens: usize, seed: u64) {
+fn run<T: Real, Out: Real>(activation: Activation, d: usize, tokens: usize, seed: u64) {
     let (x_stride, out_stride, mut memory) = (2 * d + 8, d + 16, Memory::new());
     // gates of -10 to 10: Φ(-10) is 8e-24, whose relative error counts
     let x: Vec<T> = noise::<T>(tokens * x_stride, seed + 1).iter().map(|x| T::of(x.wide() * 10.0)).collect();
-    let (x_at, out_at) = (memory.alloc_from(&x), memory.alloc(tokens * out_stride * size_of::<T>()));
-    let what = format!("{activation:?}, {tokens} tokens of {d} {}", T::PTX);
+    let (x_at, out_at) = (memory.alloc_from(&x), memory.alloc(tokens * out_stride * size_of::<Out>()));
+    let what = format!("{activation:?}, {tokens} tokens of {d} {} to {}", T::PTX, Out::PTX);
     let strides = [x_stride as u64, out_stride as u64];
-    launch(&what, call::<T>(activation, [x_at, out_at], (tokens, d), strides), seed, &mut memory);
+    let call = call::<T>(activation, [x_at, out_at], (tokens, d), strides);
+    launch(&what, Call { dtypes: (T::DTYPE, Out::DTYPE), ..call }, seed, &mut memory);
     for token in 0..tokens {
-        let at = out_at + (token * out_stride * size_of::<T>()) as u64;
-        let found: Vec<T> = memory.read(at, d).expect("a token that was written");
+        let at = out_at + (token * out_stride * size_of::<Out>()) as u64;
+        let found: Vec<Out> = memory.read(at, d).expect("a token that was written");
         let (gates, factors) = x[token * x_stride..][..2 * d].split_at(d);
         for (i, found) in found.into_iter().enumerate() {
             let expected = definition(activation, gates[i].wide(), factors[i].wide());

@@ -38,9 +38,11 @@ fn whatever_the_timing() {
 
 fn both<T: Real>(hidden: usize, rows: usize, seed: u64) {
     for offset in [0.0, 1.0] {
-        alone::<T>((hidden, offset), rows, seed);
+        alone::<T, T>((hidden, offset), rows, seed);
+        alone::<f32, T>((hidden, offset), rows, seed);
         in_place::<T>((hidden, offset), rows, seed);
         fused::<T>((hidden, offset), rows, seed);
+        apart::<T>((hidden, offset), rows, seed);
     }
 }
 
@@ -48,18 +50,23 @@ fn normalised(offset: f32, x: &[f64], weight: &[f64]) -> Vec<f64> {
     definition(x, weight, f64::from(offset), f64::from(EPS))
 }
 
-/// A call on tensors of one head: addresses of x, of the result or residual, and of the weight.
-fn call<T: Real>([x, y, weight]: [u64; 3], (rows, hidden): (usize, usize), strides: [u64; 2]) -> Call {
+/// A call on tensors of one head, all of one dtype: addresses of x, of the result and of the weight.
+fn call<T: Real>([x, out, weight]: [u64; 3], (rows, hidden): (usize, usize), strides: [u64; 2]) -> Call {
     Call {
         dtypes: (T::DTYPE, T::DTYPE),
         shape: [rows as u32, 1, hidden as u32],
-        x: Strided { address: x, strides: [strides[0], 0] },
-        y: Strided { address: y, strides: [strides[1], 0] },
+        x: at(x, strides[0]),
+        residual: None,
+        out: (at(out, strides[1]), T::DTYPE),
         weight: (weight, 1),
         eps: EPS,
         offset: 0.0,
-        add: false,
     }
+}
+
+/// Rows of one head so many elements apart.
+fn at(address: u64, stride: u64) -> Strided {
+    Strided { address, strides: [stride, 0] }
 }
 
 fn run(what: &str, call: Call, seed: u64, memory: &mut Memory) {
@@ -68,18 +75,20 @@ fn run(what: &str, call: Call, seed: u64, memory: &mut Memory) {
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
 
-fn alone<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
+/// x and the weight of one dtype, the result of another.
+fn alone<T: Real, Out: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     let mut memory = Memory::new();
     let (x_stride, out_stride) = (hidden + 8, hidden + 16);
     let (x, weight) = (noise::<T>(rows * x_stride, seed + 1), noise::<T>(hidden, seed + 2));
     let (x_at, weight_at) = (memory.alloc_from(&x), memory.alloc_from(&weight));
-    let out_at = memory.alloc(rows * out_stride * size_of::<T>());
+    let out_at = memory.alloc(rows * out_stride * size_of::<Out>());
     let call = call::<T>([x_at, out_at, weight_at], (rows, hidden), [x_stride as u64, out_stride as u64]);
-    run("alone", Call { offset, ..call }, seed, &mut memory);
+    let out = (call.out.0, Out::DTYPE);
+    run("alone", Call { offset, out, ..call }, seed, &mut memory);
     for row in 0..rows {
         let expected = normalised(offset, &wide(&x[row * x_stride..][..hidden]), &wide(&weight));
-        let at = out_at + (row * out_stride * size_of::<T>()) as u64;
-        let found: Vec<T> = memory.read(at, hidden).expect("a row that was written");
+        let at = out_at + (row * out_stride * size_of::<Out>()) as u64;
+        let found: Vec<Out> = memory.read(at, hidden).expect("a row that was written");
         compare(&format!("{hidden}: row {row}"), &found, &expected);
     }
 }
@@ -105,19 +114,52 @@ fn fused<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     let (mut memory, stride) = (Memory::new(), hidden + 8);
     let (x, residual) = (noise::<T>(rows * hidden, seed + 5), noise::<T>(rows * stride, seed + 6));
     let weight = noise::<T>(hidden, seed + 7);
-    let at = [&x, &residual, &weight].map(|values| memory.alloc_from(values));
-    let call = call::<T>(at, (rows, hidden), [hidden as u64, stride as u64]);
-    run("added", Call { offset, add: true, ..call }, seed, &mut memory);
-    let found: Vec<T> = memory.read(at[0], rows * hidden).expect("rows");
-    let kept: Vec<T> = memory.read(at[1], rows * stride).expect("rows");
-    for row in 0..rows {
+    let [x_at, residual_at, weight_at] = [&x, &residual, &weight].map(|values| memory.alloc_from(values));
+    let call = call::<T>([x_at, x_at, weight_at], (rows, hidden), [hidden as u64; 2]);
+    let residual_rows = Some((at(residual_at, stride as u64), T::DTYPE));
+    run("added", Call { offset, residual: residual_rows, ..call }, seed, &mut memory);
+    let found: Vec<T> = memory.read(x_at, rows * hidden).expect("rows");
+    let kept: Vec<T> = memory.read(residual_at, rows * stride).expect("rows");
+    check_sum(((hidden, offset), &weight), (&x, &residual), (&found, &kept));
+}
+
+/// x and residual in f32, the result elsewhere, rounded.
+fn apart<Out: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
+    let (mut memory, stride) = (Memory::new(), hidden + 8);
+    let (x, residual) = (noise::<f32>(rows * hidden, seed + 5), noise::<f32>(rows * stride, seed + 6));
+    let weight = noise::<Out>(hidden, seed + 7);
+    let [x_at, residual_at] = [&x, &residual].map(|values| memory.alloc_from(values));
+    let (weight_at, out_at) = (memory.alloc_from(&weight), memory.alloc(rows * hidden * size_of::<Out>()));
+    let call = call::<f32>([x_at, out_at, weight_at], (rows, hidden), [hidden as u64; 2]);
+    let call = Call {
+        dtypes: (Dtype::F32, Out::DTYPE),
+        residual: Some((at(residual_at, stride as u64), Dtype::F32)),
+        out: (call.out.0, Out::DTYPE),
+        offset,
+        ..call
+    };
+    run("added apart", call, seed, &mut memory);
+    let found: Vec<Out> = memory.read(out_at, rows * hidden).expect("rows");
+    let kept: Vec<f32> = memory.read(residual_at, rows * stride).expect("rows");
+    assert_eq!(memory.read::<f32>(x_at, rows * hidden).expect("rows"), x, "x is only read");
+    check_sum(((hidden, offset), &weight), (&x, &residual), (&found, &kept));
+}
+
+/// Compares results and residuals, which have 8 elements behind each row, with the sums of what was there before.
+fn check_sum<T: Real, Out: Real>(
+    ((hidden, offset), weight): ((usize, f32), &[Out]),
+    (x, residual): (&[T], &[T]),
+    (found, kept): (&[Out], &[T]),
+) {
+    let stride = hidden + 8;
+    for row in 0..found.len() / hidden {
         let (x, before) = (&x[row * hidden..][..hidden], &residual[row * stride..][..stride]);
         let sums: Vec<f64> = x.iter().zip(before).map(|(x, residual)| x.wide() + residual.wide()).collect();
         let (after, behind) = kept[row * stride..][..stride].split_at(hidden);
         compare(&format!("{hidden}: residual {row}"), after, &sums);
         assert_eq!(behind, &before[hidden..], "behind residual {row}");
         // a sum that nearly cancels is as exact as what was added
-        let expected = normalised(offset, &sums, &wide(&weight));
+        let expected = normalised(offset, &sums, &wide(weight));
         for (&found, &expected) in found[row * hidden..].iter().zip(&expected) {
             assert_near(&format!("{hidden}: row {row}"), found, expected, (1e-6, expected.abs() + 0.1));
         }

@@ -38,13 +38,14 @@ fn heads_of_all_sizes() {
             for dims in
                 [[16, 16], [64, 64], [80, 32], [128, 128], [128, 64], [192, 96], [72, 64], [7, 6], [30, 2]]
             {
-                run::<bf16>(case([5, 2], dims), 3, 0);
+                run::<bf16, bf16>(case([5, 2], dims), 3, 0);
+                run::<f32, bf16>(Case { in_place: false, ..case([5, 2], dims) }, 3, 0);
             }
             // one tensor alone, heads that are no multiple of a thread's, and more threads a token than a CTA has
-            run::<f16>(case([3, 0], [32, 32]), 5, 1);
-            run::<f16>(case([0, 1], [32, 16]), 4, 1);
-            run::<f32>(case([9, 3], [24, 8]), 7, 2);
-            run::<bf16>(case([150, 150], [128, 112]), 2, 3);
+            run::<f16, f16>(case([3, 0], [32, 32]), 5, 1);
+            run::<f16, f16>(case([0, 1], [32, 16]), 4, 1);
+            run::<f32, f32>(case([9, 3], [24, 8]), 7, 2);
+            run::<bf16, bf16>(case([150, 150], [128, 112]), 2, 3);
         }
     }
 }
@@ -54,8 +55,8 @@ fn whatever_the_timing() {
     for seed in 0..SEEDS {
         let (angles, in_place) = (Angles::Table, seed % 2 == 0);
         let case = |style| Case { heads: [6, 2], dims: [64, 32], style, angles, in_place };
-        run::<bf16>(case(RopeStyle::Neox), 5, seed);
-        run::<f16>(case(RopeStyle::Interleaved), 5, seed);
+        run::<bf16, bf16>(case(RopeStyle::Neox), 5, seed);
+        run::<f16, f16>(case(RopeStyle::Interleaved), 5, seed);
     }
 }
 
@@ -92,8 +93,9 @@ fn launch(what: &str, call: Call, seed: u64, memory: &mut Memory) {
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
 
-/// q and k in one tensor, each token's heads of q, then of k, then 8 elements of others; results are dense.
-fn run<T: Real>(case: Case, tokens: usize, seed: u64) {
+/// q and k in one tensor, each token's heads of q, then of k, then 8 elements of others; results are dense. In place both
+/// dtypes are one.
+fn run<T: Real, To: Real>(case: Case, tokens: usize, seed: u64) {
     let (dim, heads) = (case.dims[0] as usize, case.heads.map(|heads| heads as usize));
     let (all, mut memory) = (heads[0] + heads[1], Memory::new());
     let stride = all * dim + 8;
@@ -106,12 +108,12 @@ fn run<T: Real>(case: Case, tokens: usize, seed: u64) {
     let to = match case.in_place {
         true => from,
         false => heads.map(|heads| Strided {
-            address: memory.alloc((heads * dim * tokens).max(1) * element),
+            address: memory.alloc((heads * dim * tokens).max(1) * size_of::<To>()),
             strides: [(heads * dim) as u64, dim as u64],
         }),
     };
     let call = Call {
-        dtype: T::DTYPE,
+        dtypes: (T::DTYPE, To::DTYPE),
         style: case.style,
         angles: case.angles,
         angles_at: angles(case, &mut memory),
@@ -122,22 +124,22 @@ fn run<T: Real>(case: Case, tokens: usize, seed: u64) {
         from,
         to,
     };
-    let what = format!("{case:?}, {tokens} tokens of {}", T::PTX);
+    let what = format!("{case:?}, {tokens} tokens of {} to {}", T::PTX, To::PTX);
     launch(&what, call, seed, &mut memory);
     for (token, head) in (0..tokens).flat_map(|token| (0..all).map(move |head| (token, head))) {
         let before = &x[token * stride + head * dim..][..dim];
         let is_k = usize::from(head >= heads[0]);
         let to = to[is_k];
         let at = token as u64 * to.strides[0] + (head - is_k * heads[0]) as u64 * to.strides[1];
-        let found: Vec<T> =
-            memory.read(to.address + at * element as u64, dim).expect("a head that was written");
+        let at = to.address + at * size_of::<To>() as u64;
+        let found: Vec<To> = memory.read(at, dim).expect("a head that was written");
         let expected = rotated(case, &wide(before), positions[token]);
         for (i, expected) in expected.into_iter().enumerate() {
             let what = format!("{what}: token {token}, head {head}, element {i}");
             assert_near(&what, found[i], expected, (4e-7, 2.0));
         }
-        let kept = case.dims[1] as usize..;
-        assert_eq!(found[kept.clone()], before[kept], "{what}: behind rotary_dim");
+        let (kept, rounded) = (case.dims[1] as usize.., before.iter().map(|x| To::of(x.wide())));
+        assert_eq!(found[kept.clone()], rounded.collect::<Vec<_>>()[kept], "{what}: behind rotary_dim");
     }
     for token in (0..tokens).filter(|_| case.in_place) {
         let end = (token + 1) * stride - 8;
@@ -154,7 +156,7 @@ fn angles_of_far_positions_are_exact() {
     let (x, mut memory) = (noise::<f32>(64 * positions.len(), 1), Memory::new());
     let at = Strided { address: memory.alloc_from(&x), strides: [64, 64] };
     let call = Call {
-        dtype: Dtype::F32,
+        dtypes: (Dtype::F32, Dtype::F32),
         style: case.style,
         angles: case.angles,
         angles_at: angles(case, &mut memory),
@@ -185,7 +187,7 @@ fn offsets_have_64_bits() {
     let at = tokens.each_ref().map(|token| memory.alloc_from(token));
     let rows = Strided { address: at[0], strides: [1 << 31, 16] };
     let call = Call {
-        dtype: Dtype::Bf16,
+        dtypes: (Dtype::Bf16, Dtype::Bf16),
         style: case.style,
         angles: case.angles,
         angles_at: angles(case, &mut memory),

@@ -1,5 +1,8 @@
 //! The memory of a forward pass, kept from step to step.
 //!
+//! What products and attention read is of the dtype that is asked for. What products write is f32, and so is the residual stream:
+//! every number is rounded once, where the next product or attention reads it.
+//!
 //! Invariant: what recorded work has seen stays where it is until [`Activations::reserve`] says that it has moved.
 
 use super::{ModelConfig, Tensor};
@@ -9,16 +12,21 @@ use tilewright::{Backend, Dtype, Result, View, Workspace, norm, tensor::Buffer};
 /// Memory for so many rows.
 #[derive(Debug)]
 pub(crate) struct Activations {
-    /// The residual stream, `[rows, hidden]`.
+    /// The residual stream, f32 `[rows, hidden]`.
     pub(super) residual: Buffer,
-    /// `[rows, hidden]`: a normed input, or what is about to be added to the residual stream.
+    /// f32 `[rows, hidden]`: what is about to be added to the residual stream.
+    pub(super) added: Buffer,
+    /// `[rows, hidden]`: a normed input.
     pub(super) x: Buffer,
+    /// f32, as products leave them.
     pub(super) q: Buffer,
     pub(super) k: Buffer,
     pub(super) v: Buffer,
+    /// q and k at their positions, as attention reads them.
+    pub(super) rotated: [Buffer; 2],
     /// `[rows, num_attention_heads * head_dim]`
     pub(super) attended: Buffer,
-    /// `[rows, 2 * intermediate]`: gate, then up.
+    /// f32 `[rows, 2 * intermediate]`: gate, then up.
     pub(super) gate_up: Buffer,
     /// `[rows, intermediate]`
     pub(super) activated: Buffer,
@@ -46,7 +54,7 @@ pub(crate) struct Sizes {
 }
 
 impl Activations {
-    /// Memory of `dtype` for a step of these sizes.
+    /// Memory for a step of these sizes, of which products and attention read `dtype`.
     ///
     /// # Errors
     /// When there is too little.
@@ -58,16 +66,19 @@ impl Activations {
     ) -> Result<Self> {
         let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (q, kv) = (config.num_attention_heads * dim, config.num_key_value_heads * dim);
-        let rows = |width: usize| backend.allocate(dtype, sizes.rows * width);
+        let read = |width: usize| backend.allocate(dtype, sizes.rows * width);
+        let wide = |width: usize| backend.allocate(Dtype::F32, sizes.rows * width);
         Ok(Self {
-            residual: rows(hidden)?,
-            x: rows(hidden)?,
-            q: rows(q)?,
-            k: rows(kv)?,
-            v: rows(kv)?,
-            attended: rows(q)?,
-            gate_up: rows(2 * inner)?,
-            activated: rows(inner)?,
+            residual: wide(hidden)?,
+            added: wide(hidden)?,
+            x: read(hidden)?,
+            q: wide(q)?,
+            k: wide(kv)?,
+            v: wide(kv)?,
+            rotated: [read(q)?, read(kv)?],
+            attended: read(q)?,
+            gate_up: wide(2 * inner)?,
+            activated: read(inner)?,
             wanted: backend.allocate(dtype, sizes.wanted * hidden)?,
             logits: backend.allocate(Dtype::F32, sizes.wanted * config.vocab_size)?,
             workspace: backend.workspace(sizes.workspace)?,
@@ -121,7 +132,7 @@ impl Activations {
         self.logits.strided(row * self.vocab, (&[count, self.vocab], &[0, 1]))
     }
 
-    /// `residual += x; x ← norm(residual)`; at first there is nothing to add.
+    /// `residual += added; x ← norm(residual)`; at first there is nothing to add.
     pub(super) fn norm<B: Backend>(
         &mut self,
         backend: &B,
@@ -134,6 +145,7 @@ impl Activations {
         if first {
             return norm::rmsnorm(backend, self.residual.view(&shape)?, weight.view(), eps, x);
         }
-        norm::fused_add_rmsnorm(backend, x, self.residual.view_mut(&shape)?, weight.view(), eps)
+        let residual = self.residual.view_mut(&shape)?;
+        norm::add_rmsnorm(backend, self.added.view(&shape)?, residual, (weight.view(), eps), x)
     }
 }

@@ -1,12 +1,12 @@
 //! One layer of a Llama-family decoder: attention, then feed-forward.
 //!
-//! Both read the normed input and leave in its place what is to be added to the residual stream.
+//! Both read the normed input and leave what is to be added to the residual stream.
 
 use super::{ModelConfig, Tensor, activations::Activations, transformer::Device};
 use crate::{arguments::Arguments, cache::KvPool};
 use std::time::Instant;
 use tilewright::{
-    Backend, KvCacheMut, Output, Result, Scale, View, ViewMut, activation, gemm,
+    Backend, Dtype, KvCacheMut, Output, Result, Scale, View, ViewMut, activation, gemm,
     kv::{
         ScaleMut,
         append::{QuantizedCacheMut, append_planned},
@@ -70,6 +70,8 @@ impl Layer {
         let tensor = |name: &str, shape: &[usize]| get(&format!("model.layers.{index}.{name}"), shape);
         let linear = |name: &str, shape: [usize; 2], bias: bool| -> Result<Linear> {
             let bias = bias.then(|| tensor(&format!("{name}.bias"), &shape[..1])).transpose()?;
+            // exactly, and of the dtype of the sums: libraries of products want both to be of one
+            let bias = bias.map(|bias| bias.cast(Dtype::F32));
             Ok(Linear { weight: tensor(&format!("{name}.weight"), &shape)?, bias })
         };
         let head_norm = |name: &str| tensor(&format!("self_attn.{name}_norm.weight"), &[dim]);
@@ -110,7 +112,7 @@ impl Layer {
         [q, k, v, o, gate, up, down].into_iter().flat_map(Linear::tensors_mut).chain(norms).chain(head_norms)
     }
 
-    /// `x ← attention(x) · Wo`
+    /// `added ← attention(x) · Wo`
     pub(super) fn attend<B: Backend>(
         &self,
         pass: &Pass<'_, B>,
@@ -131,9 +133,11 @@ impl Layer {
             norm::rmsnorm_in_place(backend, a.q.view_mut(&q_shape)?, q_norm.view(), eps)?;
             norm::rmsnorm_in_place(backend, a.k.view_mut(&kv_shape)?, k_norm.view(), eps)?;
         }
-        let (q, k) = (a.q.view_mut(&q_shape)?, a.k.view_mut(&kv_shape)?);
+        let from = [a.q.view(&q_shape)?, a.k.view(&kv_shape)?];
+        let [q, k] = &mut a.rotated;
+        let to = [q.view_mut(&q_shape)?, k.view_mut(&kv_shape)?];
         let positions = Positions::Indices(pass.arguments.positions()?);
-        rope::apply_rope_with_cos_sin_cache(backend, q, k, positions, pass.device.rope)?;
+        rope::rotate_with_cos_sin_cache(backend, from, to, positions, pass.device.rope)?;
 
         let start = Instant::now();
         attention(pass, cache, a)?;
@@ -141,10 +145,10 @@ impl Layer {
             a.attention_time += start.elapsed();
         }
         let attended = a.attended.view(&[rows, heads * dim])?;
-        self.o.multiply(backend, attended, a.x.view_mut(&[rows, config.hidden_size])?)
+        self.o.multiply(backend, attended, a.added.view_mut(&[rows, config.hidden_size])?)
     }
 
-    /// `x ← (silu(x · Wgate) * x · Wup) · Wdown`
+    /// `added ← (silu(x · Wgate) * x · Wup) · Wdown`
     pub(super) fn feed_forward<B: Backend>(&self, pass: &Pass<'_, B>, a: &mut Activations) -> Result<()> {
         let (backend, rows) = (pass.device.backend, pass.arguments.rows);
         let (hidden, inner) = (pass.config.hidden_size, pass.config.intermediate_size);
@@ -155,7 +159,7 @@ impl Layer {
         }
         let activated = a.activated.view_mut(&[rows, inner])?;
         activation::silu_and_mul(backend, a.gate_up.view(&[rows, 2 * inner])?, activated)?;
-        self.down.multiply(backend, a.activated.view(&[rows, inner])?, a.x.view_mut(&[rows, hidden])?)
+        self.down.multiply(backend, a.activated.view(&[rows, inner])?, a.added.view_mut(&[rows, hidden])?)
     }
 }
 
@@ -170,10 +174,11 @@ fn attention<B: Backend>(pass: &Pass<'_, B>, mut cache: KvCacheMut<'_>, a: &mut 
         k_scale: scale(),
         v_scale: scale(),
     };
-    let new = (a.k.view(&kv_shape)?, a.v.view(&kv_shape)?);
+    let [q, k] = &a.rotated;
+    let new = (k.view(&kv_shape)?, a.v.view(&kv_shape)?);
     append_planned(device.backend, &arguments.append, new, pages, KvPool::LAYOUT)?;
     let q_shape = [arguments.plan.num_rows(), config.num_attention_heads, dim];
     let o = a.attended.view_mut(&q_shape)?;
     let out = Output { o, lse: None, workspace: &mut a.workspace };
-    device.attention.run(&arguments.plan, a.q.view(&q_shape)?, cache.as_cache(), out)
+    device.attention.run(&arguments.plan, q.view(&q_shape)?, cache.as_cache(), out)
 }

@@ -9,7 +9,8 @@ const PAGE_SIZE: usize = 16;
 /// What a text is computed in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Precision {
-    /// Of activations: f32, f16 or bf16.
+    /// Of what products and attention read, and so of what tensor cores multiply: f32, f16 or bf16. Results of products, and the
+    /// residual stream, are f32 whatever this is.
     pub activations: Dtype,
     /// Of keys and values in their pages.
     pub kv: Dtype,

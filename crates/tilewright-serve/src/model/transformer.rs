@@ -10,7 +10,8 @@
 //! logits = norm(x)[wanted] · Woutput                                 [wanted, vocab], f32
 //! ```
 //!
-//! Activations are of the dtype that is asked for; weights stay in the checkpoint's, or are rounded once, when they are loaded.
+//! What products and attention read is of the dtype that is asked for; what they add up stays in f32, as [`Activations`] says. Weights
+//! stay in the checkpoint's dtype, or are rounded once, when they are loaded.
 
 use super::{
     ModelConfig, RopeScaling, Tensor, Weights,

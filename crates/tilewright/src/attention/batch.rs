@@ -8,17 +8,19 @@ use super::mask::PackedMask;
 use crate::{
     Result,
     cpu::simd::indices,
-    kv::{BlockSparse, PageTable, VariableBlockSparse},
+    kv::{BlockSparse, PageList, PageTable, VariableBlockSparse},
 };
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
-/// Borrowed indices, `i32` or `i64`; every value is checked before it is used.
+/// Borrowed indices, `i32` or `i64`, or an array of them that may be shared; every value is checked before it is used.
 #[derive(Debug, Clone, Copy)]
 pub enum Index<'a> {
     /// 32-bit, as kernels take them.
     I32(&'a [i32]),
     /// 64-bit, as many frameworks keep them.
     I64(&'a [i64]),
+    /// 32-bit, and a plan that needs them shares them instead of making a copy.
+    Shared(&'a Arc<Vec<i32>>),
 }
 
 macro_rules! index_from {
@@ -36,12 +38,19 @@ macro_rules! index_from {
 }
 index_from!(i32, I32; i64, I64);
 
+impl<'a> From<&'a Arc<Vec<i32>>> for Index<'a> {
+    fn from(shared: &'a Arc<Vec<i32>>) -> Self {
+        Self::Shared(shared)
+    }
+}
+
 impl Index<'_> {
     /// Number of entries.
     pub fn len(&self) -> usize {
         match self {
             Self::I32(s) => s.len(),
             Self::I64(s) => s.len(),
+            Self::Shared(s) => s.len(),
         }
     }
 
@@ -55,6 +64,7 @@ impl Index<'_> {
         match self {
             Self::I32(s) => i64::from(s[at]),
             Self::I64(s) => s[at],
+            Self::Shared(s) => i64::from(s[at]),
         }
     }
 
@@ -69,6 +79,7 @@ impl Index<'_> {
     pub(crate) fn copy_i32(self, operator: &'static str, name: &str, to: &mut Vec<i32>) -> Result<u32> {
         let wide = match self {
             Self::I32(s) => return Ok(indices::copy_i32(s, to)),
+            Self::Shared(s) => return Ok(indices::copy_i32(s, to)),
             Self::I64(s) => s,
         };
         let largest = indices::copy_i64(wide, to);
@@ -83,6 +94,15 @@ impl Index<'_> {
             }
             None => Ok(u32::MAX),
         }
+    }
+
+    /// [`Index::copy_i32`] into a list that holds none yet, or shares these from now on.
+    pub(crate) fn keep_i32(self, operator: &'static str, name: &str, to: &mut PageList) -> Result<u32> {
+        if let Self::Shared(shared) = self {
+            to.share(shared);
+            return Ok(indices::largest_i32(shared));
+        }
+        self.copy_i32(operator, name, to.own())
     }
 
     /// Reads the entries as the `count + 1` bounds of `count` neighbouring ranges, one for each request.
@@ -122,13 +142,27 @@ impl Index<'_> {
             count + 1
         );
         crate::ensure!(self.get(0) == 0, operator, "{name} starts at {}, expected 0", self.get(0));
-        let ascends = |r: &usize| self.get(*r) <= self.get(*r + 1);
-        if let Some(r) = (0..count).find(|r| !ascends(r)) {
+        if !self.ascends() {
+            let falls = |r: &usize| self.get(*r) > self.get(*r + 1);
+            let r = (0..count).find(falls).unwrap_or(0);
             let (begin, end) = (self.get(r), self.get(r + 1));
             let text = format!("{owner} {r}: {name} decreases from {begin} to {end}");
             return Err(crate::Error::new(operator, text));
         }
         Ok(self.get(count) as usize)
+    }
+
+    /// Whether no entry is below the one before it. Looks at all of them, as that can be done several at once.
+    fn ascends(&self) -> bool {
+        fn all<T: PartialOrd>(entries: &[T]) -> bool {
+            let pairs = entries.iter().zip(entries.iter().skip(1));
+            pairs.fold(true, |ascends, (one, next)| ascends & (one <= next))
+        }
+        match self {
+            Self::I32(s) => all(s),
+            Self::I64(s) => all(s),
+            Self::Shared(s) => all(s),
+        }
     }
 
     /// Range `r` of bounds that [`Index::check_ranges`] has checked.

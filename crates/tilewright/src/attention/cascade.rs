@@ -12,7 +12,7 @@ use super::{
     requests::{KvSource, Requests, Segment},
     schedule::Tiling,
 };
-use crate::{Error, Result};
+use crate::{Error, Result, kv::PageList};
 use std::{fmt, ops::Range};
 
 impl Requests {
@@ -88,13 +88,13 @@ impl Requests {
     }
 
     /// Adds pages to the table and returns the entry of the first.
-    fn append_pages(&mut self, operator: &'static str, more: (Vec<i32>, usize, i32)) -> Result<usize> {
+    fn append_pages(&mut self, operator: &'static str, more: (PageList, usize, i32)) -> Result<usize> {
         let KvSource::Paged { indices, page_size, max_page } = &mut self.source else {
             return Err(Error::new(operator, "keys in pages, but those of the batch are ragged"));
         };
         crate::ensure!(more.1 == *page_size, operator, "page_size = {}, the batch has {page_size}", more.1);
         let first = indices.len();
-        indices.extend(more.0);
+        indices.own().extend_from_slice(&more.0);
         *max_page = more.2.max(*max_page);
         Ok(first)
     }

@@ -72,7 +72,7 @@ impl Plan {
     pub(super) fn reserve(&mut self, room: &Room) {
         self.requests.reserve(room.requests);
         if let KvSource::Paged { indices, .. } = &mut self.requests.source {
-            indices.reserve(room.pages.saturating_sub(indices.len()));
+            indices.reserve(room.pages);
         }
         self.schedule.reserve(self.tiling.workers, room);
         let tiles = room.items / self.problem.heads().kv.max(1);
@@ -215,8 +215,8 @@ impl Plan {
     fn spans(&self, item: &WorkItem) -> impl Iterator<Item = (usize, usize, usize)> {
         let segment = &self.requests.segments[item.segment as usize];
         let (page_size, indices) = match &self.requests.source {
-            KvSource::Paged { indices, page_size, .. } => (*page_size, Some(indices)),
-            KvSource::Blocks { indices, block, .. } => (*block, Some(indices)),
+            KvSource::Paged { indices, page_size, .. } => (*page_size, Some(&indices[..])),
+            KvSource::Blocks { indices, block, .. } => (*block, Some(&indices[..])),
             KvSource::Ragged { .. } => (usize::MAX, None),
         };
         let (begin, end) = (item.kv.start as usize, item.kv.end as usize);
@@ -244,6 +244,11 @@ fn covered(spans: &[(usize, usize, usize)]) -> usize {
 }
 
 /// Memory for partial states and scratch. Grows with [`Workspace::fit`], never inside `run`.
+///
+/// `run` borrows it mutably, so two threads cannot use one at once. On a device that is the borrow of giving the work, not of doing it:
+/// a workspace belongs to one order of work, a CUDA stream for example. Work given in that order may share it, all layers of a model
+/// for example. Runs on two streams, and recorded runs that are replayed on two, need one each, or an event between them. Nothing
+/// notices where they have not: who replays a graph borrows nothing, and asking a stream whether it is done costs what `run` may not.
 #[derive(Debug, Default)]
 pub struct Workspace {
     /// On the host.

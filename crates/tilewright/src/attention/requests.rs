@@ -7,6 +7,7 @@ use super::{
     mask::MaskBits,
     problem::{Mask, Problem},
 };
+use crate::kv::PageList;
 use std::ops::Range;
 
 /// A checked batch.
@@ -75,7 +76,7 @@ pub enum KvSource {
     /// Key `j` is slot `j % page_size` of page `indices[kv_start + j / page_size]`.
     Paged {
         /// Pages of all requests.
-        indices: Vec<i32>,
+        indices: PageList,
         /// Slots of a page.
         page_size: usize,
         /// The largest of `indices`, below 0 if there are none.
@@ -107,7 +108,8 @@ impl KvSource {
     /// Page indices, or blocks; none of a ragged tensor.
     pub fn indices(&self) -> &[i32] {
         match self {
-            Self::Paged { indices, .. } | Self::Blocks { indices, .. } => indices,
+            Self::Paged { indices, .. } => indices,
+            Self::Blocks { indices, .. } => indices,
             Self::Ragged { .. } => &[],
         }
     }
@@ -124,10 +126,9 @@ impl Segment {
 }
 
 impl Requests {
-    /// The keys of segment `segment` that some row of `rows` may see.
+    /// The keys of a segment that some row of `rows` may see.
     #[inline]
-    pub(crate) fn visible(&self, problem: &Problem, segment: usize, rows: Range<usize>) -> Range<usize> {
-        let segment = &self.segments[segment];
+    pub(crate) fn visible(&self, problem: &Problem, segment: &Segment, rows: Range<usize>) -> Range<usize> {
         if self.scattered(problem) {
             return 0..segment.kv_len;
         }
@@ -137,7 +138,8 @@ impl Requests {
         }
         // positions ascend within a request, and with them what is seen
         if segment.request.is_some() {
-            return seen(rows.start).start..seen(rows.end - 1).end;
+            let last = seen(rows.end - 1);
+            return if rows.len() == 1 { last } else { seen(rows.start).start..last.end };
         }
         let spans = rows.map(seen).filter(|span| !span.is_empty());
         spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)

@@ -6,7 +6,7 @@ use super::{
     problem::Problem,
     requests::{KvSource, Request, Requests, Segment, SegmentMask},
 };
-use crate::Result;
+use crate::{Result, kv::PageList};
 use std::ops::Range;
 
 impl Batch<'_> {
@@ -73,7 +73,7 @@ impl Batch<'_> {
         match self.kv {
             KvTable::Paged(table) => {
                 let of_table = table.check_bounds(operator, "request")?;
-                let max_page = table.copy_pages(operator, "request", &mut indices)?;
+                let max_page = table.keep_pages(operator, "request", &mut indices)?;
                 to.source = KvSource::Paged { indices, page_size: table.page_size, max_page };
                 crate::ensure!(
                     of_table == count,
@@ -81,10 +81,14 @@ impl Batch<'_> {
                     "the page table has {of_table} requests, qo_indptr has {count}"
                 );
                 to.reserve(count);
+                let (mut row, mut page) = (0, 0); // both start at 0
                 for r in 0..count {
-                    let kv_len = table.kv_len(operator, ("request", r))?;
+                    let (row_end, page_end) =
+                        (self.qo_indptr.get(r + 1) as usize, table.indptr.get(r + 1) as usize);
+                    let kv_len = table.kv_len_of(operator, ("request", r), page_end - page)?;
                     longest = longest.max(kv_len);
-                    to.push((r, self.qo_indptr.range(r)), kv_heads, (table.indptr.get(r) as usize, kv_len));
+                    to.push((r, row..row_end), kv_heads, (page, kv_len));
+                    (row, page) = (row_end, page_end);
                 }
             }
             KvTable::Ragged { indptr } => {
@@ -115,17 +119,17 @@ fn check_counts(operator: &'static str, total: usize, longest: usize) -> Result<
 }
 
 impl Requests {
-    /// Forgets everything; the memory of the page indices, to be used again.
-    pub(super) fn clear(&mut self) -> Vec<i32> {
+    /// Forgets everything; a list of no page indices, with memory to be used again.
+    pub(super) fn clear(&mut self) -> PageList {
         self.requests.clear();
         self.segments.clear();
         self.mask = MaskBits::default();
         match std::mem::take(&mut self.source) {
-            KvSource::Paged { mut indices, .. } | KvSource::Blocks { mut indices, .. } => {
+            KvSource::Paged { mut indices, .. } => {
                 indices.clear();
                 indices
             }
-            KvSource::Ragged { .. } => Vec::new(),
+            KvSource::Blocks { .. } | KvSource::Ragged { .. } => PageList::default(),
         }
     }
 

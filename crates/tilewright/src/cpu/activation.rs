@@ -13,18 +13,20 @@ pub(super) fn act_and_mul(cpu: &Cpu, activation: Activation, x: View<'_>, out: V
     let d = out.shape()[1];
     with_dtype!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);
-        cpu.each_row(rows_mut::<T>(out), d, || (), |(), row, out| match activation {
-            Activation::Silu => gate(rows.get(row), out, silu),
-            Activation::Gelu => gate(rows.get(row), out, gelu),
-            Activation::GeluTanh => gate(rows.get(row), out, gelu_tanh),
+        with_dtype!(out.dtype(), Out => {
+            cpu.each_row(rows_mut::<Out>(out), d, || (), |(), row, out| match activation {
+                Activation::Silu => gate(rows.get(row), out, silu),
+                Activation::Gelu => gate(rows.get(row), out, gelu),
+                Activation::GeluTanh => gate(rows.get(row), out, gelu_tanh),
+            });
         });
     });
 }
 
-fn gate<T: Element>(x: &[T], out: &mut [T], activation: impl Fn(f32) -> f32) {
+fn gate<T: Element, Out: Element>(x: &[T], out: &mut [Out], activation: impl Fn(f32) -> f32) {
     let (gates, factors) = x.split_at(out.len());
     for ((out, gate), factor) in out.iter_mut().zip(gates).zip(factors) {
-        *out = T::from_f32(activation(gate.to_f32()) * factor.to_f32());
+        *out = Out::from_f32(activation(gate.to_f32()) * factor.to_f32());
     }
 }
 

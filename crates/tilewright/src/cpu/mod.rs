@@ -181,6 +181,19 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn add_rmsnorm(
+        &self,
+        x: View<'_>,
+        residual: ViewMut<'_>,
+        (weight, eps): (&NormWeight<'_>, f32),
+        out: ViewMut<'_>,
+    ) -> Result<()> {
+        let w = weight.weight();
+        on_host!("norm.add_rmsnorm", x, residual, w, out);
+        norm::add_rmsnorm(self, x, residual, (weight, eps), out);
+        Ok(())
+    }
+
     fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
         on_host!("rope.apply_rope", q, k, positions);
         rope::rope(self, q, k, positions.host().unwrap_or_default(), rope);
@@ -196,6 +209,19 @@ impl Backend for Cpu {
     ) -> Result<()> {
         on_host!("rope.apply_rope_with_cos_sin_cache", q, k, positions);
         rope::rope_with_cos_sin_cache(self, q, k, positions.host().unwrap_or_default(), cache);
+        Ok(())
+    }
+
+    fn rotate_with_cos_sin_cache(
+        &self,
+        [q, k]: [View<'_>; 2],
+        [q_out, k_out]: [ViewMut<'_>; 2],
+        positions: Indices<'_>,
+        cache: &CosSinCache,
+    ) -> Result<()> {
+        on_host!("rope.rotate_with_cos_sin_cache", q, k, q_out, k_out, positions);
+        let positions = positions.host().unwrap_or_default();
+        rope::rotate_with_cos_sin_cache(self, [q, k], [q_out, k_out], positions, cache);
         Ok(())
     }
 

@@ -15,9 +15,11 @@ pub(super) fn rmsnorm(cpu: &Cpu, x: View<'_>, weight: &NormWeight<'_>, eps: f32,
     let factors = weight.factors();
     with_dtype!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);
-        cpu.each_row(rows_mut::<T>(out), factors.len(), Vec::new, |wide, row, out| {
-            widen(rows.get(row), wide);
-            normalise(wide, &factors, eps, out);
+        with_dtype!(out.dtype(), Out => {
+            cpu.each_row(rows_mut::<Out>(out), factors.len(), Vec::new, |wide, row, out| {
+                widen(rows.get(row), wide);
+                normalise(wide, &factors, eps, out);
+            });
         });
     });
 }
@@ -49,6 +51,27 @@ pub(super) fn fused_add_rmsnorm(
                 *residual = T::from_f32(*sum);
             }
             normalise(wide, &factors, eps, x);
+        });
+    });
+}
+
+pub(super) fn add_rmsnorm(
+    cpu: &Cpu,
+    x: View<'_>,
+    residual: ViewMut<'_>,
+    (weight, eps): (&NormWeight<'_>, f32),
+    out: ViewMut<'_>,
+) {
+    let factors = weight.factors();
+    with_dtype!(x.dtype(), T => {
+        let rows = Rows::<T>::new(x);
+        with_dtype!(out.dtype(), Out => {
+            let pairs: Vec<_> = rows_mut::<f32>(residual).into_iter().zip(rows_mut::<Out>(out)).collect();
+            cpu.each_row(pairs, factors.len(), || (), |(), row, (residual, out)| {
+                let added = rows.get(row).iter();
+                residual.iter_mut().zip(added).for_each(|(sum, x)| *sum += x.to_f32());
+                normalise(residual, &factors, eps, out);
+            });
         });
     });
 }

@@ -1,9 +1,9 @@
 //! Rotary embedding on the CPU: a row of cosines and sines per token, shared by all of its heads.
 
 use crate::{
-    Cpu, Element, ViewMut,
+    Cpu, Element, View, ViewMut,
     rope::{CosSinCache, Rope, RopeStyle, fill_row},
-    rows::rows_mut,
+    rows::{Rows, rows_mut, widen},
     with_dtype,
 };
 
@@ -33,6 +33,41 @@ pub(super) fn rope_with_cos_sin_cache(
     let row = |token: usize| cache.row(positions[token] as usize);
     rotate(cpu, q, cache.style(), row);
     rotate(cpu, k, cache.style(), row);
+}
+
+pub(super) fn rotate_with_cos_sin_cache(
+    cpu: &Cpu,
+    from: [View<'_>; 2],
+    to: [ViewMut<'_>; 2],
+    positions: &[i32],
+    cache: &CosSinCache,
+) {
+    let row = |token: usize| cache.row(positions[token] as usize);
+    for (from, to) in from.into_iter().zip(to) {
+        rotate_to(cpu, (from, to), cache.style(), row);
+    }
+}
+
+/// Rotates every head of one tensor, in f32, into another, with the rest of the head.
+fn rotate_to<'t>(
+    cpu: &Cpu,
+    (from, to): (View<'_>, ViewMut<'_>),
+    style: RopeStyle,
+    angles: impl Fn(usize) -> &'t [f32] + Sync + Send,
+) {
+    let (heads, width) = (to.shape()[1], to.shape()[2]);
+    with_dtype!(from.dtype(), From => {
+        let rows = Rows::<From>::new(from);
+        with_dtype!(to.dtype(), To => {
+            cpu.each_row(rows_mut::<To>(to), width, Vec::new, |wide, row, head| {
+                widen(rows.get(row), wide);
+                let angles = angles(row / heads);
+                let (cosines, sines) = angles.split_at(angles.len() / 2);
+                rotate_head(&mut wide[..angles.len()], style, cosines, sines);
+                head.iter_mut().zip(&*wide).for_each(|(to, &from)| *to = To::from_f32(from));
+            });
+        });
+    });
 }
 
 /// Rotates every head of `x` by the row of cosines and sines that `angles` has for its token.

@@ -9,6 +9,7 @@
 //! A request without pages has no tokens, and its `last_page_len` is 0. Slots beyond `last_page_len` may hold
 //! anything and are never read.
 
+use super::PageList;
 use crate::{Result, attention::Index};
 use std::ops::Range;
 
@@ -26,7 +27,9 @@ pub struct PageTable<'a> {
 }
 
 impl<'a> PageTable<'a> {
-    /// A page table from its three arrays, each `i32` or `i64`.
+    /// A page table from its three arrays, each `i32` or `i64`. A plan keeps a copy of `indices`, unless they are given as an
+    /// `&Arc<Vec<i32>>`, which it shares: with very many pages that is most of the time that planning takes. The next plan, or
+    /// replan, lets them go, so that two of them that take turns are never copied.
     pub fn new(
         indptr: impl Into<Index<'a>>,
         indices: impl Into<Index<'a>>,
@@ -49,8 +52,8 @@ impl<'a> PageTable<'a> {
     /// [`PageTable::resolve`] of a table whose pages belong to an `owner` each: a request, or a group of a level.
     pub(crate) fn resolve_of(&self, operator: &'static str, owner: &str) -> Result<Pages> {
         let num_requests = self.check_bounds(operator, owner)?;
-        let mut indices = Vec::new();
-        let max_page = self.copy_pages(operator, owner, &mut indices)?;
+        let mut indices = PageList::default();
+        let max_page = self.keep_pages(operator, owner, &mut indices)?;
         let ranges = (0..num_requests).map(|r| self.indptr.range(r)).collect();
         let kv_lens =
             (0..num_requests).map(|r| self.kv_len(operator, (owner, r))).collect::<Result<Vec<_>>>()?;
@@ -71,19 +74,18 @@ impl<'a> PageTable<'a> {
         Ok(num_requests)
     }
 
-    /// Adds the pages to `to`; the largest of them, -1 when there is none.
-    pub(crate) fn copy_pages(&self, operator: &'static str, owner: &str, to: &mut Vec<i32>) -> Result<i32> {
-        let first = to.len();
-        let largest = self.indices.copy_i32(operator, "page", to)?;
+    /// Checks the pages and puts them into `to`, which is empty: a copy, or the caller's where they are shared. The largest of them,
+    /// -1 when there is none.
+    pub(crate) fn keep_pages(&self, operator: &'static str, owner: &str, to: &mut PageList) -> Result<i32> {
+        let largest = self.indices.keep_i32(operator, "page", to)?;
         if self.indices.is_empty() {
             return Ok(-1);
         }
         i32::try_from(largest).map_err(|_| {
-            let pages = &to[first..];
-            let at = pages.iter().position(|&page| page < 0).unwrap_or(0);
+            let at = to.iter().position(|&page| page < 0).unwrap_or(0);
             let ranges = |r: &usize| self.indptr.range(*r).contains(&at);
             let request = (0..self.last_page_len.len()).find(ranges).unwrap_or(0);
-            let page = pages[at];
+            let page = to[at];
             crate::Error::new(operator, format!("{owner} {request}: page = {page} is negative"))
         })
     }
@@ -91,15 +93,24 @@ impl<'a> PageTable<'a> {
     /// How many tokens the pages of owner `r` hold.
     #[inline]
     pub(crate) fn kv_len(&self, operator: &'static str, (owner, r): (&str, usize)) -> Result<usize> {
-        let (pages, last, page_size) =
-            (self.indptr.range(r).len(), self.last_page_len.get(r), self.page_size);
-        if pages == 0 && last == 0 {
-            return Ok(0);
-        }
-        let fits = pages > 0 && last >= 1 && last as u64 <= page_size as u64;
-        let before = pages.saturating_sub(1).checked_mul(page_size).filter(|_| fits);
+        self.kv_len_of(operator, (owner, r), self.indptr.range(r).len())
+    }
+
+    /// [`PageTable::kv_len`] of an owner that has so many pages.
+    #[inline]
+    pub(crate) fn kv_len_of(
+        &self,
+        operator: &'static str,
+        (owner, r): (&str, usize),
+        pages: usize,
+    ) -> Result<usize> {
+        let (last, page_size) = (self.last_page_len.get(r), self.page_size);
+        // below 1 it is a number beyond any page
+        let fits = pages > 0 && (last as u64).wrapping_sub(1) < page_size as u64;
+        let before = pages.wrapping_sub(1).checked_mul(page_size).filter(|_| fits);
         match before.and_then(|before| before.checked_add(last as usize)) {
             Some(len) => Ok(len),
+            None if pages == 0 && last == 0 => Ok(0),
             None => Err(self.malformed(operator, (owner, r))),
         }
     }
@@ -128,7 +139,7 @@ pub(crate) struct Pages {
     /// Per request, its number of cached tokens.
     pub(crate) kv_lens: Vec<usize>,
     /// Page ids, none negative.
-    pub(crate) indices: Vec<i32>,
+    pub(crate) indices: PageList,
     /// The largest page id, -1 when there is none.
     pub(crate) max_page: i32,
 }

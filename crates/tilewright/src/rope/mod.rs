@@ -1,4 +1,4 @@
-//! Rotary position embedding of queries and keys, in place.
+//! Rotary position embedding of queries and keys, in place or to other tensors.
 //!
 //! `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`. A pair `(a, b)` at angle `φ` becomes
 //! `(a·cos φ - b·sin φ, b·cos φ + a·sin φ)`, computed in f32 and rounded once; elements from `rotary_dim` on are
@@ -13,7 +13,11 @@ pub(crate) use cache::fill_row;
 pub use frequencies::{Rope, RopeScaling, RopeStyle};
 pub use positions::Positions;
 
-use crate::{Backend, Result, ViewMut, rows::check_rows, tensor::check_computable};
+use crate::{
+    Backend, Result, View, ViewMut,
+    rows::check_rows,
+    tensor::{check_computable, check_shape},
+};
 
 /// Rotates `q` and `k` by the angles of their positions.
 ///
@@ -32,7 +36,7 @@ pub fn apply_rope<B: Backend + ?Sized>(
     rope: &Rope,
 ) -> Result<()> {
     const OPERATOR: &str = "rope.apply";
-    let tokens = check_heads(OPERATOR, &q, &k, rope.rotary_dim())?;
+    let tokens = check_heads(OPERATOR, [&q.as_view(), &k.as_view()], rope.rotary_dim())?;
     let ids = positions.resolve(OPERATOR, tokens, i32::MAX as usize)?;
     backend.rope(q, k, ids.indices(), rope)
 }
@@ -49,13 +53,39 @@ pub fn apply_rope_with_cos_sin_cache<B: Backend + ?Sized>(
     cache: &CosSinCache,
 ) -> Result<()> {
     const OPERATOR: &str = "rope.apply_with_cos_sin_cache";
-    let tokens = check_heads(OPERATOR, &q, &k, cache.rotary_dim())?;
+    let tokens = check_heads(OPERATOR, [&q.as_view(), &k.as_view()], cache.rotary_dim())?;
     let ids = positions.resolve(OPERATOR, tokens, cache.max_positions())?;
     backend.rope_with_cos_sin_cache(q, k, ids.indices(), cache)
 }
 
+/// [`apply_rope_with_cos_sin_cache`] to other tensors: q and k of `from`, rotated, with what is behind `rotary_dim`, become those of
+/// `to`.
+///
+/// `to`: of the shapes of `from`; each of the four f32, f16 or bf16, with stride 1 along the last axis. So what a product left in
+/// f32 is rounded once, to the dtype that attention reads.
+///
+/// # Errors
+/// As for [`apply_rope_with_cos_sin_cache`], and when `to` is not as above.
+pub fn rotate_with_cos_sin_cache<B: Backend + ?Sized>(
+    backend: &B,
+    from: [View<'_>; 2],
+    to: [ViewMut<'_>; 2],
+    positions: Positions<'_>,
+    cache: &CosSinCache,
+) -> Result<()> {
+    const OPERATOR: &str = "rope.rotate_with_cos_sin_cache";
+    let tokens = check_heads(OPERATOR, [&from[0], &from[1]], cache.rotary_dim())?;
+    for (argument, (from, to)) in ["q_out", "k_out"].into_iter().zip(from.iter().zip(&to)) {
+        check_shape(OPERATOR, argument, (to.shape(), from.shape()), "[tokens, heads, head_dim]")?;
+        check_computable(OPERATOR, argument, to.dtype())?;
+        check_rows(OPERATOR, argument, (to.shape(), to.strides()))?;
+    }
+    let ids = positions.resolve(OPERATOR, tokens, cache.max_positions())?;
+    backend.rotate_with_cos_sin_cache(from, to, ids.indices(), cache)
+}
+
 /// Checks both tensors and returns how many tokens they have.
-fn check_heads(operator: &'static str, q: &ViewMut<'_>, k: &ViewMut<'_>, rotary_dim: usize) -> Result<usize> {
+fn check_heads(operator: &'static str, [q, k]: [&View<'_>; 2], rotary_dim: usize) -> Result<usize> {
     for (argument, x) in [("q", q), ("k", k)] {
         crate::ensure!(
             x.shape().len() == 3,

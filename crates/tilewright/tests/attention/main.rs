@@ -54,6 +54,7 @@ mod run;
 mod sample;
 mod scales;
 mod schedule;
+mod shared_pages;
 mod storage;
 mod strides;
 mod variants;

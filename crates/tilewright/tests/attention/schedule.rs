@@ -52,6 +52,15 @@ impl Backend for Planner {
     fn fused_add_rmsnorm(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: &NormWeight<'_>, _: f32) -> Result<()> {
         unreachable!("nothing is run")
     }
+    fn add_rmsnorm(
+        &self,
+        _: View<'_>,
+        _: ViewMut<'_>,
+        _: (&NormWeight<'_>, f32),
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        unreachable!("nothing is run")
+    }
     fn gather_rows(&self, _: View<'_>, _: Indices<'_>, _: ViewMut<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
@@ -62,6 +71,15 @@ impl Backend for Planner {
         &self,
         _: ViewMut<'_>,
         _: ViewMut<'_>,
+        _: Indices<'_>,
+        _: &CosSinCache,
+    ) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rotate_with_cos_sin_cache(
+        &self,
+        _: [View<'_>; 2],
+        _: [ViewMut<'_>; 2],
         _: Indices<'_>,
         _: &CosSinCache,
     ) -> Result<()> {

@@ -34,11 +34,14 @@ fn expected(activation: Activation, x: &[f64], d: usize) -> Vec<(f64, f64)> {
 fn check<B: Backend>(activation: Activation, x: &Array, layout: Layout, backend: &B) {
     let (rows, d) = (x.shape[0], x.shape[1] / 2);
     let dtype = x.view().dtype();
-    let mut out = Array::zeros(dtype, &[rows, d], layout);
-    act_and_mul(backend, activation, x.view(), out.view_mut()).unwrap();
     let (values, slack): (Vec<_>, Vec<_>) = expected(activation, &x.values(), d).into_iter().unzip();
-    let what = format!("{activation:?} {dtype} {:?} {layout:?}", x.shape);
-    out.assert_close(&values, |i| slack[i], &what);
+    let others = [Dtype::Bf16, Dtype::F16].into_iter().filter(|_| dtype == Dtype::F32);
+    for to in others.chain([dtype]) {
+        let mut out = Array::zeros(to, &[rows, d], layout);
+        act_and_mul(backend, activation, x.view(), out.view_mut()).unwrap();
+        let what = format!("{activation:?} {dtype} to {to} {:?} {layout:?}", x.shape);
+        out.assert_close(&values, |i| slack[i], &what);
+    }
 }
 
 fn activations_match_the_oracle<B: Backend>(backends: &[B]) {
@@ -105,24 +108,17 @@ crate::judge_backends!(
 #[test]
 fn refusals_name_what_is_wrong() {
     let cpu = Cpu::with_threads(1);
-    let refuse = |x: &[usize], out: &[usize], dtype: Dtype| {
+    let refuse = |x: &[usize], out: &[usize]| {
         let x = Array::zeros(Dtype::F32, x, Layout::Dense);
-        let mut out = Array::zeros(dtype, out, Layout::Dense);
+        let mut out = Array::zeros(Dtype::F32, out, Layout::Dense);
         silu_and_mul(&cpu, x.view(), out.view_mut()).unwrap_err().to_string()
     };
+    assert_eq!(refuse(&[4], &[2, 2]), "activation.silu_and_mul: x has shape [4], expected [rows, 2*d]");
+    assert_eq!(refuse(&[2, 5], &[2, 2]), "activation.silu_and_mul: x has shape [2, 5], expected an even 2*d");
     assert_eq!(
-        refuse(&[4], &[2, 2], Dtype::F32),
-        "activation.silu_and_mul: x has shape [4], expected [rows, 2*d]"
-    );
-    assert_eq!(
-        refuse(&[2, 5], &[2, 2], Dtype::F32),
-        "activation.silu_and_mul: x has shape [2, 5], expected an even 2*d"
-    );
-    assert_eq!(
-        refuse(&[2, 4], &[2, 4], Dtype::F32),
+        refuse(&[2, 4], &[2, 4]),
         "activation.silu_and_mul: out has shape [2, 4], expected [rows, d] = [2, 2]"
     );
-    assert_eq!(refuse(&[2, 4], &[2, 2], Dtype::F16), "activation.silu_and_mul: out is f16, expected f32");
 
     let data = [0f32; 8];
     let columns = View::strided(&data[..], &[2, 4], &[1, 2]).unwrap();

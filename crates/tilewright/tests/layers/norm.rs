@@ -3,7 +3,7 @@
 use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
 use tilewright::{
     Backend, Cpu, Dtype, View,
-    norm::{NormWeight, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
+    norm::{NormWeight, add_rmsnorm, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
     reference,
 };
 
@@ -75,6 +75,34 @@ fn fused_add_keeps_the_sum_in_f32_and_stores_it_rounded<B: Backend>(backends: &[
     });
 }
 
+fn add_keeps_the_sum_in_f32_and_rounds_the_result<B: Backend>(backends: &[B]) {
+    each_case(backends, |backend, dtype, shape, layout| {
+        let width = shape[shape.len() - 1];
+        let x = Array::random(dtype, shape, layout, 3);
+        let mut residual = Array::random(Dtype::F32, shape, Layout::Padded, 4);
+        let weight = Array::random(Dtype::F32, &[width], Layout::Dense, 5);
+        let sum: Vec<f64> = x.values().iter().zip(residual.values()).map(|(x, r)| x + r).collect();
+        let expected = expected(&sum, &weight.values(), 0.0);
+        for of_out in DTYPES {
+            let (mut out, mut residual) = (Array::zeros(of_out, shape, layout), residual.clone());
+            let weight = (weight.view(), EPS);
+            add_rmsnorm(backend, x.view(), residual.view_mut(), weight, out.view_mut()).unwrap();
+            let what = format!("{dtype} to {of_out} {shape:?} {layout:?}");
+            out.assert_close(&expected, slack(&expected, width), &what);
+            residual.assert_close(&sum, |i| sum[i].abs() * F32_UNIT, &format!("{what}: residual"));
+        }
+        // in f32 both forms do the same
+        if dtype == Dtype::F32 {
+            let (mut out, mut in_place, mut residual_too) = (x.clone(), x.clone(), residual.clone());
+            let too = residual_too.view_mut();
+            fused_add_rmsnorm(backend, in_place.view_mut(), too, weight.view(), EPS).unwrap();
+            let weight = (weight.view(), EPS);
+            add_rmsnorm(backend, x.view(), residual.view_mut(), weight, out.view_mut()).unwrap();
+            assert_eq!((out.bits(), residual.bits()), (in_place.bits(), residual_too.bits()), "{shape:?}");
+        }
+    });
+}
+
 #[test]
 fn a_row_is_the_same_alone_in_any_batch_and_on_any_number_of_threads() {
     for dtype in DTYPES {
@@ -136,6 +164,13 @@ fn weights_and_rows_of_any_dtype_and_place<B: Backend>(backends: &[B]) {
             let mut out = Array::zeros(dtype, &[3, 1280], Layout::Dense);
             rmsnorm(backend, x.view(), weight.view(), EPS, out.view_mut()).unwrap();
             out.assert_close(&expected, slack(&expected, 1280), &format!("{dtype}, {of_weight} {layout:?}"));
+            let mut out = Array::zeros(of_weight, &[3, 1280], layout);
+            rmsnorm(backend, x.view(), weight.view(), EPS, out.view_mut()).unwrap();
+            out.assert_close(
+                &expected,
+                slack(&expected, 1280),
+                &format!("{dtype} to {of_weight} {layout:?}"),
+            );
         }
     }
 }
@@ -143,6 +178,7 @@ fn weights_and_rows_of_any_dtype_and_place<B: Backend>(backends: &[B]) {
 crate::judge_backends!(
     rmsnorm_matches_the_oracle,
     fused_add_keeps_the_sum_in_f32_and_stores_it_rounded,
+    add_keeps_the_sum_in_f32_and_rounds_the_result,
     nan_stays_in_its_row_and_empty_batches_are_fine,
     a_zero_row_is_zero,
     weights_and_rows_of_any_dtype_and_place
@@ -163,8 +199,6 @@ fn refusals_name_what_is_wrong() {
     assert_eq!(text, "norm.rmsnorm: eps = -1 is not a finite number >= 0");
     let text = refuse(x.view(), &weight(128), EPS, Array::zeros(Dtype::F32, &[3, 128], Layout::Dense));
     assert_eq!(text, "norm.rmsnorm: out has shape [3, 128], expected [rows, hidden] = [2, 128]");
-    let text = refuse(x.view(), &weight(128), EPS, Array::zeros(Dtype::Bf16, &[2, 128], Layout::Dense));
-    assert_eq!(text, "norm.rmsnorm: out is bf16, expected f32");
     let text = refuse(weight(128).view(), &weight(128), EPS, out());
     assert_eq!(text, "norm.rmsnorm: x has shape [128], expected [rows, hidden] or [tokens, heads, head_dim]");
 
@@ -180,4 +214,16 @@ fn refusals_name_what_is_wrong() {
     let refused =
         fused_add_rmsnorm(&cpu, x.view_mut(), residual.view_mut(), weight(128).view(), EPS).unwrap_err();
     assert_eq!(refused.to_string(), "norm.fused_add_rmsnorm: residual is f16, expected f32");
+    let of_128 = weight(128);
+    let add = |residual: &mut Array, out: &mut Array| {
+        let weight = (of_128.view(), EPS);
+        add_rmsnorm(&cpu, x.view(), residual.view_mut(), weight, out.view_mut()).unwrap_err().to_string()
+    };
+    let text = add(&mut residual, &mut out());
+    assert_eq!(text, "norm.add_rmsnorm: residual is f16, expected f32");
+    let mut short = Array::zeros(Dtype::F32, &[1, 128], Layout::Dense);
+    let text = add(&mut short, &mut out());
+    assert_eq!(text, "norm.add_rmsnorm: residual has shape [1, 128], expected [rows, hidden] = [2, 128]");
+    let text = add(&mut out(), &mut short);
+    assert_eq!(text, "norm.add_rmsnorm: out has shape [1, 128], expected [rows, hidden] = [2, 128]");
 }

@@ -4,7 +4,10 @@ use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
 use tilewright::{
     Backend, Cpu, Dtype, Result,
     reference::rope::{frequency, llama31_frequency, rotate},
-    rope::{CosSinCache, Positions, Rope, RopeScaling, RopeStyle, apply_rope, apply_rope_with_cos_sin_cache},
+    rope::{
+        CosSinCache, Positions, Rope, RopeScaling, RopeStyle, apply_rope, apply_rope_with_cos_sin_cache,
+        rotate_with_cos_sin_cache,
+    },
 };
 
 const STYLES: [RopeStyle; 2] = [RopeStyle::Neox, RopeStyle::Interleaved];
@@ -64,6 +67,32 @@ fn rotation_matches_the_oracle<B: Backend>(backends: &[B]) {
                     check(&q_cached, &q, &ids, &frequencies, style);
                     check(&k_cached, &k, &ids, &frequencies, style);
                 }
+            }
+        }
+    }
+}
+
+/// From f32 to other tensors, as the serving engine does, to 16 bits as to f32, which has the bits of rotating in place.
+fn rotation_to_other_tensors_rounds_once<B: Backend>(backends: &[B]) {
+    for (backend, to) in backends.iter().flat_map(|backend| DTYPES.map(|to| (backend, to))) {
+        for ((shape, rotary_dim), style) in SHAPES.into_iter().flat_map(|s| STYLES.map(|style| (s, style))) {
+            let rope = Rope::new(rotary_dim, 10_000.0).unwrap().with_style(style);
+            let cache = CosSinCache::new(&rope, 7 * shape[0] as u32);
+            let ids: Vec<i32> = (0..shape[0] as i32).map(|i| 7 * i).collect();
+            let k_shape = [shape[0], 2, shape[2]];
+            let mut q = Array::random(Dtype::F32, &shape, Layout::Padded, 1);
+            let mut k = Array::random(Dtype::F32, &k_shape, Layout::HeadsFirst, 2);
+            let (mut q_out, mut k_out) =
+                (Array::zeros(to, &shape, Layout::HeadsFirst), Array::zeros(to, &k_shape, Layout::Padded));
+            let (views, positions) = ([q_out.view_mut(), k_out.view_mut()], Positions::Ids(&ids));
+            rotate_with_cos_sin_cache(backend, [q.view(), k.view()], views, positions, &cache).unwrap();
+            let frequencies = plain(rotary_dim, 10_000.0);
+            check(&q_out, &q, &ids, &frequencies, style);
+            check(&k_out, &k, &ids, &frequencies, style);
+            if to == Dtype::F32 {
+                let (q_view, k_view) = (q.view_mut(), k.view_mut());
+                apply_rope_with_cos_sin_cache(backend, q_view, k_view, positions, &cache).unwrap();
+                assert_eq!((q_out.values(), k_out.values()), (q.values(), k.values()), "{shape:?} {style:?}");
             }
         }
     }
@@ -229,6 +258,7 @@ fn a_token_is_the_same_alone_in_any_batch_and_on_any_number_of_threads() {
 
 crate::judge_backends!(
     rotation_matches_the_oracle,
+    rotation_to_other_tensors_rounds_once,
     queries_and_keys_may_differ,
     elements_beyond_rotary_dim_keep_their_bits,
     far_positions_are_as_accurate_as_near_ones,
@@ -302,4 +332,15 @@ fn refusals_of_calls_name_what_is_wrong() {
     let positions = Positions::Ids(&[9, 10]);
     let refused = apply_rope_with_cos_sin_cache(&cpu, q.view_mut(), k.view_mut(), positions, &cache);
     assert_eq!(refusal(refused), "rope.apply_with_cos_sin_cache: token 1: position = 10 is not in 0..10");
+    let to = |k_out: &[usize], ids: &[i32]| {
+        let (mut q_out, mut k_out) = (q.clone(), Array::zeros(Dtype::Bf16, k_out, Layout::Dense));
+        let (from, to) = ([q.view(), k.view()], [q_out.view_mut(), k_out.view_mut()]);
+        refusal(rotate_with_cos_sin_cache(&cpu, from, to, Positions::Ids(ids), &cache))
+    };
+    let shape = k.view().shape().to_vec();
+    let text = to(&shape, &[9, 10]);
+    assert_eq!(text, "rope.rotate_with_cos_sin_cache: token 1: position = 10 is not in 0..10");
+    let text = to(&[1, 1, 8], &[8, 9]);
+    let expected = format!("expected [tokens, heads, head_dim] = {shape:?}");
+    assert_eq!(text, format!("rope.rotate_with_cos_sin_cache: k_out has shape [1, 1, 8], {expected}"));
 }

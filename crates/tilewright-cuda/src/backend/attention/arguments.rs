@@ -1,7 +1,7 @@
 //! The arguments of an attention kernel: from checked tensors to [`Call`].
 //!
-//! Strides and addresses are those of the views. Scales that the caller keeps on the host are brought to the device, as are a
-//! variant's tables; buffers that a variant writes are brought there and back.
+//! Strides and addresses are those of the views. Scales of heads, which the caller keeps on the host, are brought to the device once
+//! (`backend/factors.rs`), as are a variant's tables; buffers that a variant writes are brought there and back by each run.
 
 use super::{DevicePlan, OPERATOR};
 use crate::{backend::Gpu, machine::Machine};
@@ -86,9 +86,8 @@ impl<M: Machine> Gpu<M> {
             Scale::One => ScaleArgs::default(),
             Scale::Tensor(factor) => ScaleArgs { factor, ..ScaleArgs::default() },
             Scale::Head(factors) => {
-                let memory = self.upload(bytemuck::cast_slice(factors))?;
-                let address = memory.address();
-                held.push(memory);
+                let (address, of_this_run) = self.factors(factors)?;
+                held.extend(of_this_run);
                 ScaleArgs { address, page: 0, head: 1, factor: 1.0 }
             }
             Scale::Page(factors) => {

@@ -10,7 +10,7 @@
 
 use tilewright::{
     Plan,
-    attention::{KvSource, Schedule, WorkItem},
+    attention::{KvSource, Schedule, Segment},
 };
 use tilewright_kernels::attention::{
     call::{KvLayout, PlanArgs},
@@ -91,9 +91,7 @@ impl Flat {
         }
         let words = &mut self.words[..used];
         let (rest, items) = words.split_at_mut(offsets.items as usize / 4);
-        for (to, item) in items.as_chunks_mut().0.iter_mut().zip(&schedule.items) {
-            *to = device_item(plan, item).to_words();
-        }
+        write_items(items, plan);
         let from = |offset: u64| offset as usize / 4..;
         rest[from(offsets.worker_indptr)][..schedule.worker_indptr.len()]
             .copy_from_slice(&schedule.worker_indptr);
@@ -172,32 +170,45 @@ fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
     }
 }
 
-/// An item that no merge waits for yet.
-fn device_item(plan: &Plan, item: &WorkItem) -> Item {
-    let requests = plan.requests();
-    let segment = &requests.segments[item.segment as usize];
-    let offset = segment.request.map_or(0, |request| requests.requests[request as usize].offset);
-    let (mask_columns, bit) = segment.mask.map_or((0, 0), |mask| {
-        let row = item.qo.start as usize - segment.qo.start;
-        (mask.columns, mask.first_bit + row * mask.columns)
-    });
+/// Items that no merge waits for yet.
+fn write_items(to: &mut [u32], plan: &Plan) {
+    let segments = &plan.requests().segments;
+    // neighbours are mostly of one segment
+    let (mut number, mut of_segment) = (NONE, Item::default());
+    for (to, item) in to.as_chunks_mut().0.iter_mut().zip(&plan.schedule().items) {
+        if item.segment != number {
+            (number, of_segment) = (item.segment, item_of(plan, &segments[item.segment as usize]));
+        }
+        let mut words = Item {
+            qo_begin: item.qo.start,
+            qo_len: item.qo.end - item.qo.start,
+            kv_head: item.kv_heads.start,
+            kv_begin: item.kv.start,
+            kv_end: item.kv.end,
+            partial: item.partial.unwrap_or(NONE),
+            ..of_segment
+        };
+        let segment = &segments[item.segment as usize];
+        if let Some(mask) = segment.mask {
+            let row = item.qo.start as usize - segment.qo.start;
+            let bit = mask.first_bit + row * mask.columns;
+            (words.mask_bit_low, words.mask_bit_high) = (bit as u32, (bit >> 32) as u32);
+        }
+        *to = words.to_words();
+    }
+}
+
+/// What items of a segment have in common.
+fn item_of(plan: &Plan, segment: &Segment) -> Item {
+    let offset = |request: u32| plan.requests().requests[request as usize].offset;
     Item {
-        qo_begin: item.qo.start,
-        qo_len: item.qo.len() as u32,
-        kv_head: item.kv_heads.start,
         request: segment.request.unwrap_or(NONE),
-        offset: offset as i32,
-        kv_begin: item.kv.start,
-        kv_end: item.kv.end,
+        offset: segment.request.map_or(0, offset) as i32,
         kv_len: segment.kv_len as u32,
         kv_start: segment.kv_start as u32,
         base: segment.base as u32,
-        partial: item.partial.unwrap_or(NONE),
-        feed_begin: 0,
-        feed_end: 0,
-        mask_columns: mask_columns as u32,
-        mask_bit_low: bit as u32,
-        mask_bit_high: (bit >> 32) as u32,
+        mask_columns: segment.mask.map_or(0, |mask| mask.columns) as u32,
+        ..Item::default()
     }
 }
 

@@ -77,7 +77,7 @@ impl<M: Machine> Gpu<M> {
     /// # Errors
     /// When the plan is not one of [`Gpu::plan_on_device`], or the device refuses the launch.
     pub fn replan_on_device(&self, plan: &Plan) -> Result<()> {
-        let made = made(plan)?;
+        let made = self.made(plan)?;
         let kernel = self.kernel(OPERATOR, "plan_device", plan_device)?;
         self.machine.launch(&kernel, made.call.grid(), &made.call.args())
     }
@@ -89,15 +89,18 @@ impl<M: Machine> Gpu<M> {
     /// When the plan is not one of [`Gpu::plan_on_device`], and those of the device's work.
     pub fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
         let mut bytes = [0; 4];
-        self.machine.read(made(plan)?.flags.address(), &mut bytes)?;
+        self.machine.read(self.made(plan)?.flags.address(), &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
     }
-}
 
-fn made(plan: &Plan) -> Result<&Made> {
-    let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
-    let made = prepared.and_then(|prepared| prepared.lengths.as_ref());
-    made.ok_or_else(|| Error::new(OPERATOR, "the plan is not made of lengths on the device"))
+    fn made<'p>(&self, plan: &'p Plan) -> Result<&'p Made> {
+        let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
+        let made = prepared.and_then(|prepared| prepared.lengths.as_ref());
+        let made =
+            made.ok_or_else(|| Error::new(OPERATOR, "the plan is not made of lengths on the device"))?;
+        self.check_place(OPERATOR, "the plan", Some(made.flags.place()))?;
+        Ok(made)
+    }
 }
 
 /// What the kernel has to know, or why it cannot plan this.

@@ -105,6 +105,7 @@ impl<M: Machine> Gpu<M> {
             };
             return Err(Error::new(OPERATOR, text));
         };
+        self.check_place(OPERATOR, "the plan", Some(device_plan.memory.place()))?;
         let workspace =
             self.check_place(OPERATOR, "workspace", out.workspace.device().map(DeviceMemory::place))?;
         let mut held = Held::new();

@@ -60,14 +60,14 @@ pub(super) struct Cuts<'k> {
 
 impl<'k> Cuts<'k> {
     /// Finds all ends, a thread each.
-    pub(super) fn find(k: &'k Builder, spans: Spans<'k>, scan: Scan<'k>) -> Self {
+    pub(super) fn find(k: &'k Builder, spans: Spans<'k>) -> Self {
         let p = spans.lengths.params;
         let [units, tiles, ends] =
             ["end_units", "end_tiles", "ends"].map(|name| k.shared::<u32>(name, THREADS as usize, 4));
         let packed = k.shared::<u64>("before", THREADS as usize, 8);
         let (w, workers) = (k.thread(), p.workers.to_u64());
-        let all_units = spans.total * p.kv_heads.to_u64();
-        let quota = ((all_units + workers - 1) / workers).max(1);
+        let all_units = spans.total * p.kv_heads.by.to_u64();
+        let quota = quotient(k, all_units + workers - 1, workers).max(1);
         let end = Self::end(k, spans, w.to_u64() * quota, all_units);
         units.at(w).store(end.unit);
         tiles.at(w).store(end.tile.unless(end.all, ALL));
@@ -83,7 +83,7 @@ impl<'k> Cuts<'k> {
         let counts = one(is_cut, 1) + one(first, 1 << 16);
         let partial_rows = k.constant(0_u32).unless(is_cut, rows) + k.constant(0_u32).unless(first, rows);
         let own = k.pack32(counts, partial_rows);
-        let (before, total) = scan.exclusive(k, own);
+        let (before, total) = Scan::<u64>::declare(k, "cut_sums").exclusive(k, own, p.workers);
         packed.at(w).store(before);
         let (with, before) = (Before::unpack(before + own), Before::unpack(before));
         k.when(is_cut, || ends.at(before.cuts).store(w));
@@ -110,7 +110,7 @@ impl<'k> Cuts<'k> {
         k.when(within, || {
             let span = spans.span(k, place.r, place.j);
             found.set(span);
-            let reached = place.within / spans.cost_per_tile(span);
+            let reached = quotient(k, place.within, spans.cost_per_tile(span));
             let reached = (reached.max(overhead.to_u64()).low() - overhead).min(span.tiles);
             // not so near to an end that the piece would cost less than its own overhead
             let near_begin = reached.lt(overhead);
@@ -127,23 +127,23 @@ impl<'k> Cuts<'k> {
     /// Where the cost `inside` falls; where it is not `within` what there is, behind all units.
     fn place(k: &'k Builder, spans: Spans<'k>, inside: Value<'k, u64>, within: Value<'k, bool>) -> Place<'k> {
         let (p, lengths) = (spans.lengths.params, spans.lengths);
-        let heads = p.kv_heads.to_u64();
+        let heads = p.kv_heads.by.to_u64();
         let cost_before = |r: Value<'k, u32>| spans.costs.at(lengths.first_span.at(r).load()).load();
         let r = k.var::<u32>("end_request", 0);
         let (head, j) = (k.var::<u32>("end_head", 0), k.var::<u32>("end_span", 0));
         let (unit, rest_of_span) =
-            (k.var("end_unit", lengths.num_spans * p.kv_heads), k.var("within", 0_u64));
+            (k.var("end_unit", lengths.num_spans * p.kv_heads.by), k.var("within", 0_u64));
         k.when(within, || {
             r.set(Lengths::last(k, lengths.count, |r| (cost_before(r) * heads).le(inside)));
             let (first, last) =
                 (lengths.first_span.at(r.get()).load(), lengths.first_span.at(r.get()).plus(1).load());
             let (before, of_head) = (cost_before(r.get()), cost_before(r.get() + 1) - cost_before(r.get()));
             let rest = inside - before * heads;
-            head.set((rest / of_head).low());
+            head.set(quotient(k, rest, of_head).low());
             let rest = rest - head.get().to_u64() * of_head;
             let i = Lengths::last(k, last - first, |i| (spans.costs.at(first + i).load() - before).le(rest));
             j.set(first + i);
-            unit.set(first * p.kv_heads + head.get() * (last - first) + i);
+            unit.set(first * p.kv_heads.by + head.get() * (last - first) + i);
             rest_of_span.set(rest - (spans.costs.at(j.get()).load() - before));
         });
         Place { r: r.get(), head: head.get(), j: j.get(), unit: unit.get(), within: rest_of_span.get() }
@@ -184,4 +184,12 @@ impl<'k> FoundSpan<'k> {
         let request = Request { qo_begin, qo_end, kv_start, kv_len };
         Span { request, begin, rows, kv_end, first_tile, tiles }
     }
+}
+
+/// A quotient of costs: those of nearly all batches have 32 bits, whose division takes a fraction of the time.
+pub(super) fn quotient<'k>(k: &'k Builder, a: Value<'k, u64>, by: Value<'k, u64>) -> Value<'k, u64> {
+    let quotient = k.var("quotient", 0_u64);
+    let narrow = (a.high() | by.high()).eq(0);
+    k.when_else(narrow, || quotient.set((a.low() / by.low()).to_u64()), || quotient.set(a / by));
+    quotient.get()
 }

@@ -1,10 +1,13 @@
 //! The batch, checked, and its tiles of query rows with the keys that they see and what they cost.
 
-use super::{MAX_REQUESTS, MAX_SPANS, Params, Refusal, Scan};
+use super::{MAX_REQUESTS, MAX_SPANS, Params, Refusal, THREADS, scan::Scan};
 use tilewright_ptx::{
     build::{Builder, Shared, Value},
-    isa::memory::{AtomicOp, Order, Scope},
+    isa::warp::WarpReduction,
 };
+
+/// What a thread tells beside [`Refusal`]s: that its request has no span, or several.
+const UNEVEN: u32 = 1 << 16;
 
 /// What a request has. All of it is checked.
 #[derive(Clone, Copy)]
@@ -41,78 +44,94 @@ pub(super) struct Lengths<'k> {
     /// How many; 0 where something is wrong.
     pub(super) count: Value<'k, u32>,
     pub(super) num_spans: Value<'k, u32>,
+    /// Whether some request has no span, or several: otherwise span `j` is that of request `j`.
+    pub(super) uneven: Value<'k, bool>,
     /// `[count + 1]`
     pub(super) first_span: Shared<'k, u32>,
 }
 
 impl<'k> Lengths<'k> {
     /// Reads and checks the batch, a thread each request; the first CTA writes `requests` and `flags`.
-    pub(super) fn read(k: &'k Builder, params: Params<'k>, scan: Scan<'k>) -> Self {
+    pub(super) fn read(k: &'k Builder, params: Params<'k>) -> Self {
         let p = &params;
         let first_span = k.shared::<u32>("first_span", MAX_REQUESTS as usize + 1, 4);
-        let wrong = k.shared::<u32>("wrong", 1, 4);
-        let r = k.thread();
-        k.when(r.eq(0), || wrong.store(0_u32));
-        k.sync_threads();
-        let asked = p.num_requests.load();
+        let told = k.shared::<u32>("told", THREADS as usize / 32, 4);
+        let (r, asked) = (k.thread(), p.num_requests.load());
         let limit = p.max_requests.min(MAX_REQUESTS);
-        let tell = |what: Refusal, bad: Value<'k, bool>| {
-            let bits = AtomicOp::Or;
-            k.when(bad, || wrong.reduce(bits, what as u32, (Order::Relaxed, Scope::Cta)));
-        };
-        tell(Refusal::Requests, r.eq(0) & asked.gt(limit));
+        let bits = k.var("bits", asked.gt(limit).select(k.constant(Refusal::Requests as u32), 0_u32));
+        let tell =
+            |what: u32, bad: Value<'k, bool>| bits.set(bits.get() | bad.select(k.constant(what), 0_u32));
         let (tiles, end, offset) = (k.var("tiles", 0_u32), k.var("end", u32::MAX), k.var("offset", u32::MAX));
         k.when(asked.le(limit) & r.lt(asked), || {
             let (begin, row_end) = (p.qo_indptr.at(r).load(), p.qo_indptr.at(r).plus(1).load());
             let (first, page_end) = (p.kv_indptr.at(r).load(), p.kv_indptr.at(r).plus(1).load());
             let (last, pages, rows) = (p.last_page_len.at(r).load(), page_end - first, row_end - begin);
             let starts = |indptr: Value<'k, u32>| r.eq(0) & indptr.ne(0);
-            tell(
-                Refusal::Rows,
-                begin.gt(row_end) | row_end.gt(p.max_rows) | rows.gt(p.max_qo_len) | starts(begin),
-            );
-            tell(Refusal::Pages, first.gt(page_end) | page_end.gt(p.max_pages) | starts(first));
+            let most_rows = row_end.gt(p.max_rows) | rows.gt(p.max_qo_len);
+            tell(Refusal::Rows as u32, begin.gt(row_end) | most_rows | starts(begin));
+            tell(Refusal::Pages as u32, first.gt(page_end) | page_end.gt(p.max_pages) | starts(first));
             let none = pages.eq(0);
             let full = (pages - 1).to_u64() * p.page_size.to_u64() + last.to_u64();
             let fits = last.ge(1) & last.le(p.page_size) & full.le(p.max_kv_len.to_u64());
-            tell(Refusal::Keys, (none & last.ne(0)) | (!none & !fits));
-            tiles.set((rows + p.tile - 1) / p.tile);
+            tell(Refusal::Keys as u32, (none & last.ne(0)) | (!none & !fits));
+            tiles.set(p.tile.quotient(rows + p.tile.by - 1));
+            tell(UNEVEN, tiles.get().ne(1));
             end.set(row_end);
             offset.set(full.low().unless(none, 0_u32) - row_end);
         });
-        k.sync_threads();
-        let flags = wrong.load();
-        let sound = flags.eq(0);
-        let count = k.constant(0_u32).unless(sound, asked);
-        let (first, num_spans) = scan.exclusive(k, tiles.get().unless(!sound, 0_u32).to_u64());
-        k.when(r.lt(count), || first_span.at(r).store(first.low()));
-        k.when(r.eq(0), || first_span.at(count).store(num_spans.low()));
+        let of_warp = k.reduce_warp(WarpReduction::Or, bits.get());
+        let warp = k.warp_index();
+        k.when(k.lane().eq(0), || told.at(warp).store(of_warp));
+        let (first, num_spans) = Scan::declare(k, "span_sums").exclusive(k, tiles.get(), asked.min(limit));
+        let told = k.reduce_warp(WarpReduction::Or, told.at(k.lane()).load());
+        let (flags, uneven) = (told & !UNEVEN, (told & UNEVEN).ne(0));
+        let wrong = flags.ne(0);
+        let (count, num_spans) = (asked.unless(wrong, 0_u32), num_spans.unless(wrong, 0_u32));
+        k.when(r.lt(count), || first_span.at(r).store(first));
+        k.when(r.eq(0), || first_span.at(count).store(num_spans));
         k.when(k.cta().eq(0), || {
             k.when(r.eq(0), || p.flags.store(flags));
             k.when(r.lt(p.max_requests), || {
-                let (end, offset) =
-                    (end.get().unless(!sound, u32::MAX), offset.get().unless(!sound, u32::MAX));
+                let (end, offset) = (end.get().unless(wrong, u32::MAX), offset.get().unless(wrong, u32::MAX));
                 p.requests.at(r * 2).store_vector([end, offset]);
             });
         });
         k.sync_threads();
-        Self { params, count, num_spans: num_spans.low(), first_span }
+        Self { params, count, num_spans, uneven, first_span }
+    }
+
+    /// The request for which `reached` holds last, of which `even` is the number where each has one span.
+    pub(super) fn request(
+        &self,
+        k: &'k Builder,
+        even: Value<'k, u32>,
+        reached: impl Fn(Value<'k, u32>) -> Value<'k, bool>,
+    ) -> Value<'k, u32> {
+        let r = k.var("request", even);
+        k.when(self.uneven, || r.set(Self::last(k, self.count, reached)));
+        r.get()
     }
 
     /// The last of `0..count` for which `reached` holds: it holds for the first, and for none behind one where it does not.
     pub(super) fn last(
         k: &'k Builder,
         count: Value<'k, u32>,
-        reached: impl FnOnce(Value<'k, u32>) -> Value<'k, bool>,
+        reached: impl Fn(Value<'k, u32>) -> Value<'k, bool>,
     ) -> Value<'k, u32> {
         let (low, high) = (k.var::<u32>("low", 0), k.var::<u32>("high", count));
         k.forever(|| {
-            k.leave_when((low.get() + 1).ge(high.get()));
-            let middle = (low.get() + high.get()) >> 1;
-            let holds = reached(middle);
-            let (new_low, new_high) = (holds.select(middle, low.get()), holds.select(high.get(), middle));
-            low.set(new_low);
-            high.set(new_high);
+            let (from, until) = (low.get(), high.get());
+            k.leave_when((from + 1).ge(until));
+            // three places at once, as each step waits for memory
+            let quarter = (until - from + 3) >> 2;
+            let passed = [1_u32, 2, 3].map(|i| {
+                let at = from + quarter * i;
+                let holds = at.lt(until) & reached(at.min(until - 1));
+                holds.select(quarter, 0_u32)
+            });
+            let from = from + passed[0] + passed[1] + passed[2];
+            low.set(from);
+            high.set(until.min(from + quarter));
         });
         low.get()
     }
@@ -141,7 +160,7 @@ pub(super) struct Spans<'k> {
 
 impl<'k> Spans<'k> {
     /// Adds up what spans cost, two of them a thread.
-    pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>, scan: Scan<'k>) -> Self {
+    pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>) -> Self {
         let costs = k.shared::<u64>("costs", MAX_SPANS as usize + 1, 8);
         let mut spans = Self { lengths, costs, total: k.constant(0) };
         let cost = |name: &str, j: Value<'k, u32>| {
@@ -154,7 +173,8 @@ impl<'k> Spans<'k> {
         };
         let j = k.thread() * 2;
         let pair = [cost("cost", j), cost("next_cost", j + 1)];
-        let (before, total) = scan.exclusive(k, pair[0] + pair[1]);
+        let used = (lengths.num_spans + 1) >> 1;
+        let (before, total) = Scan::declare(k, "cost_sums").exclusive(k, pair[0] + pair[1], used);
         k.when(j.lt(lengths.num_spans), || costs.at(j).store(before));
         k.when((j + 1).lt(lengths.num_spans), || costs.at(j).plus(1).store(before + pair[0]));
         k.when(k.thread().eq(0), || costs.at(lengths.num_spans).store(total));
@@ -165,7 +185,7 @@ impl<'k> Spans<'k> {
 
     /// The request of span `j`.
     pub(super) fn request_of(&self, k: &'k Builder, j: Value<'k, u32>) -> Value<'k, u32> {
-        Lengths::last(k, self.lengths.count, |r| self.lengths.first_span.at(r).load().le(j))
+        self.lengths.request(k, j, |r| self.lengths.first_span.at(r).load().le(j))
     }
 
     /// What a KV tile of a span costs, for one head.
@@ -177,8 +197,8 @@ impl<'k> Spans<'k> {
     pub(super) fn span(&self, k: &'k Builder, r: Value<'k, u32>, j: Value<'k, u32>) -> Span<'k> {
         let p = &self.lengths.params;
         let request = Request::load(p, r);
-        let begin = request.qo_begin + (j - self.lengths.first_span.at(r).load()) * p.tile;
-        let rows = p.tile.min(request.qo_end - begin);
+        let begin = request.qo_begin + (j - self.lengths.first_span.at(r).load()) * p.tile.by;
+        let rows = p.tile.by.min(request.qo_end - begin);
         let signed = |value: Value<'k, u32>| value.reinterpret::<i32>();
         let (offset, kv_len) = (signed(request.offset()), signed(request.kv_len));
         let (first, last) = (signed(begin) + offset, signed(begin + rows) + offset - 1);
@@ -186,8 +206,8 @@ impl<'k> Spans<'k> {
         let sees_until = |position: Value<'k, i32>| local(position + 1 + signed(p.right));
         // positions ascend, and with them what is seen
         let (start, kv_end) = (local(first - signed(p.left)).min(sees_until(first)), sees_until(last));
-        let first_tile = start / p.kv_tokens;
-        let until = (kv_end + p.kv_tokens - 1) / p.kv_tokens;
+        let first_tile = p.kv_tokens.quotient(start);
+        let until = p.kv_tokens.quotient(kv_end + p.kv_tokens.by - 1);
         let tiles = (until - first_tile).unless(start.ge(kv_end), k.constant(0_u32));
         Span { request, begin, rows, kv_end, first_tile, tiles }
     }
@@ -199,7 +219,7 @@ impl<'k> Spans<'k> {
         (from, to): (Value<'k, u32>, Value<'k, u32>),
     ) -> (Value<'k, u32>, Value<'k, u32>) {
         let at = |tile: Value<'k, u32>| {
-            ((span.first_tile + tile) * self.lengths.params.kv_tokens).min(span.kv_end)
+            ((span.first_tile + tile) * self.lengths.params.kv_tokens.by).min(span.kv_end)
         };
         (at(from), at(to))
     }

@@ -19,7 +19,8 @@
 //! 4. cuts before each, and their partial rows, added up: from them follow the numbers of items, merges and sources;
 //! 5. a thread for each unit writes its first item, and a thread for each cut the item behind it.
 //!
-//! Every CTA does 1 to 4 for itself, and its part of 5. What is not as above is told by [`Refusal`] in `flags`, and then the plan is
+//! Every CTA does 1 to 4 for itself, and its part of 5. What is known of most batches makes it short: costs of fewer than 32 bits are
+//! divided as such, and where each request has one span, as those that decode have, none is searched for. What is not as above is told by [`Refusal`] in `flags`, and then the plan is
 //! one of nothing: nothing is read or written through lengths that were not checked.
 
 mod cuts;
@@ -27,10 +28,12 @@ mod lengths;
 mod scan;
 mod write;
 
-use super::call::{PlanArgs, UNLIMITED};
+use super::{
+    call::{PlanArgs, UNLIMITED},
+    divisor::{Divisor, DivisorValues},
+};
 use cuts::Cuts;
 use lengths::{Lengths, Spans};
-use scan::Scan;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
@@ -40,6 +43,10 @@ use tilewright_ptx::{
 
 /// Threads of a CTA, and the most requests, workers, and half the most spans.
 pub const THREADS: u32 = 1024;
+/// Units, or cuts, that a CTA writes.
+const UNITS: u32 = 128;
+/// The most CTAs.
+const MAX_CTAS: u32 = 64;
 /// The most requests of a batch.
 pub const MAX_REQUESTS: u32 = THREADS;
 /// The most workers.
@@ -112,27 +119,21 @@ impl Call {
         // distances beyond any length limit nothing, and do not overflow
         let [left, right] =
             [shape.left, shape.right].map(|side| if side == UNLIMITED { 1 << 30 } else { side.min(1 << 30) });
-        let numbers = [
-            shape.group,
-            shape.kv_heads,
-            shape.page_size,
-            left,
-            right,
-            shape.tile,
-            shape.kv_tokens,
-            shape.segment_overhead,
-            shape.tile_load,
-            shape.workers,
-        ];
+        let divisors = [shape.kv_heads, shape.tile, shape.kv_tokens].map(|by| Divisor::new(by).args());
+        let Shape { group, page_size, segment_overhead, tile_load, workers, .. } = *shape;
+        let numbers = [group, page_size, left, right, segment_overhead, tile_load, workers];
         let addresses = self.batch.into_iter().chain(arrays).chain([self.flags]).map(Arg::U64);
-        addresses.chain(numbers.into_iter().chain(shape.capacity).map(Arg::U32)).collect()
+        let numbers = numbers.into_iter().chain(shape.capacity).map(Arg::U32);
+        addresses.chain(divisors.into_iter().flatten()).chain(numbers).collect()
     }
 
-    /// CTAs: each writes the items of a thousand units, or of several thousands.
+    /// CTAs: so many that each writes the items of a few warps' units and cuts, as an SM takes long to write many. Beyond 64, each
+    /// writes more.
     pub fn grid(&self) -> [u32; 3] {
-        let Shape { kv_heads, tile, capacity: [requests, rows, ..], .. } = self.shape;
+        let Shape { kv_heads, tile, workers, capacity: [requests, rows, ..], .. } = self.shape;
         let spans = rows.min((rows / tile.max(1)).saturating_add(requests));
-        [spans.saturating_mul(kv_heads).div_ceil(THREADS).clamp(1, 32), 1, 1]
+        let ctas = spans.saturating_mul(kv_heads).div_ceil(UNITS).max(workers.div_ceil(UNITS));
+        [ctas.clamp(1, MAX_CTAS), 1, 1]
     }
 }
 
@@ -150,13 +151,13 @@ struct Params<'k> {
     sources: Global<'k, u32>,
     requests: Global<'k, u32>,
     flags: Global<'k, u32>,
+    kv_heads: DivisorValues<'k>,
+    tile: DivisorValues<'k>,
+    kv_tokens: DivisorValues<'k>,
     group: Value<'k, u32>,
-    kv_heads: Value<'k, u32>,
     page_size: Value<'k, u32>,
     left: Value<'k, u32>,
     right: Value<'k, u32>,
-    tile: Value<'k, u32>,
-    kv_tokens: Value<'k, u32>,
     overhead: Value<'k, u32>,
     tile_load: Value<'k, u32>,
     workers: Value<'k, u32>,
@@ -182,13 +183,13 @@ impl<'k> Params<'k> {
             sources: k.global("sources"),
             requests: k.global("requests"),
             flags: k.global("flags"),
+            kv_heads: DivisorValues::declare(k, "kv_heads"),
+            tile: DivisorValues::declare(k, "tile"),
+            kv_tokens: DivisorValues::declare(k, "kv_tokens"),
             group: k.param("group"),
-            kv_heads: k.param("kv_heads"),
             page_size: k.param("page_size"),
             left: k.param("left"),
             right: k.param("right"),
-            tile: k.param("tile"),
-            kv_tokens: k.param("kv_tokens"),
             overhead: k.param("overhead"),
             tile_load: k.param("tile_load"),
             workers: k.param("workers"),
@@ -208,10 +209,9 @@ impl<'k> Params<'k> {
 pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
         let params = Params::declare(k);
-        let scan = Scan::declare(k);
-        let lengths = Lengths::read(k, params, scan);
-        let spans = Spans::measure(k, lengths, scan);
-        let cuts = Cuts::find(k, spans, scan);
+        let lengths = Lengths::read(k, params);
+        let spans = Spans::measure(k, lengths);
+        let cuts = Cuts::find(k, spans);
         write::all(k, cuts);
     })
 }

@@ -2,8 +2,8 @@
 
 use super::{
     THREADS,
-    cuts::{Before, Cuts},
-    lengths::{Lengths, Span},
+    cuts::{Before, Cuts, quotient},
+    lengths::Span,
 };
 use crate::attention::items::{Item, Merge, NONE, Source};
 use tilewright_ptx::build::{Builder, Global, Value};
@@ -32,10 +32,12 @@ pub(super) fn all<'k>(k: &'k Builder, cuts: Cuts<'k>) {
         let items = (end.unit + cuts.with.cuts + of_unit).unless(w.eq(0), 0_u32);
         p.worker_indptr.at(w).store(items);
     });
-    // cuts are dealt to CTAs one by one
-    k.when(end.cuts & (w % k.ctas()).eq(k.cta()), || behind_cut(k, cuts));
-    let num_units = cuts.spans.lengths.num_spans * p.kv_heads;
-    k.repeat((k.cta() * THREADS + k.thread(), num_units), k.ctas() * THREADS, |unit| {
+    // cuts and units are dealt to CTAs a warp at a time, cuts to the last CTA first
+    let (warp, ctas) = (k.warp_index(), k.ctas());
+    k.when(end.cuts & (warp % ctas).eq(ctas - 1 - k.cta()), || behind_cut(k, cuts));
+    let num_units = cuts.spans.lengths.num_spans * p.kv_heads.by;
+    let first_unit = (warp * ctas + k.cta()) * 32 + k.lane();
+    k.repeat((first_unit, num_units), ctas * THREADS, |unit| {
         first_of_unit(k, cuts, unit);
     });
 }
@@ -68,17 +70,22 @@ fn behind_cut<'k>(k: &'k Builder, cuts: Cuts<'k>) {
 fn first_of_unit<'k>(k: &'k Builder, cuts: Cuts<'k>, unit: Value<'k, u32>) {
     let (spans, p) = (cuts.spans, cuts.spans.lengths.params);
     let first_span = spans.lengths.first_span;
-    let r = Lengths::last(k, spans.lengths.count, |r| (first_span.at(r).load() * p.kv_heads).le(unit));
+    let heads = p.kv_heads.by;
+    let even = p.kv_heads.quotient(unit);
+    let r = spans.lengths.request(k, even, |r| (first_span.at(r).load() * heads).le(unit));
     let (first, last) = (first_span.at(r).load(), first_span.at(r).plus(1).load());
-    let local = unit - first * p.kv_heads;
-    let head = local / (last - first);
+    let local = unit - first * heads;
+    let head = k.var("head", local);
+    k.when(spans.lengths.uneven, || head.set(local / (last - first)));
+    let head = head.get();
     let j = first + (local - head * (last - first));
     let cost = |j: Value<'k, u32>| spans.costs.at(j).load();
     let of_head = cost(last) - cost(first);
-    let before = cost(first) * p.kv_heads.to_u64() + head.to_u64() * of_head + (cost(j) - cost(first));
+    let before = cost(first) * heads.to_u64() + head.to_u64() * of_head + (cost(j) - cost(first));
     let end = before + (cost(j + 1) - cost(j));
     // the ends of shares inside the unit
-    let (from, until) = ((before / cuts.quota).low() + 1, ((end - 1) / cuts.quota).low() + 1);
+    let share = |at: Value<'k, u64>| quotient(k, at, cuts.quota).low();
+    let (from, until) = (share(before) + 1, share(end - 1) + 1);
     let at_first: Before<'k> = cuts.before(from);
     let num_cuts = cuts.before(until.max(from)).cuts - at_first.cuts;
     let is_cut = num_cuts.ne(0);

@@ -18,6 +18,7 @@ const NEVER: usize = 1 << 40;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scratch {
     runs: Vec<Run>,
+    /// Those of segments that have several.
     spans: Vec<Span>,
 }
 
@@ -38,7 +39,7 @@ impl PartialEq for Scratch {
 impl Eq for Scratch {}
 
 /// A tile of query rows of one segment, and the keys that it sees.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 struct Span {
     qo: (u32, u32),
     /// Whole KV tiles, but for the end of the keys.
@@ -61,6 +62,8 @@ struct Run {
     whole: bool,
     /// What all spans cost for one head.
     cost: usize,
+    /// Its span where it has one, as nearly all have: the others are found elsewhere.
+    span: Span,
 }
 
 /// A span and some of its segment's KV heads, before any cut.
@@ -80,7 +83,7 @@ pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scra
     let (mut spans, mut units, mut shared) = (0, 0, false);
     for segment in &asked.requests.segments {
         let tiles = cutter.num_tiles(segment);
-        spans += tiles;
+        spans += if tiles > 1 { tiles } else { 0 };
         units += tiles * segment.kv_heads.len();
         shared |= segment.shared;
     }
@@ -187,24 +190,24 @@ impl<'a> Cutter<'a> {
     /// Finds the spans of all segments; what all units cost together, and how many there are, or pieces where those have a fixed
     /// length.
     fn measure(&self, scratch: &mut Scratch) -> (usize, usize) {
-        let Asked { problem, requests, tiling, .. } = *self.asked;
         let (mut all, mut num_pieces) = (0, 0_usize);
-        for (number, segment) in requests.segments.iter().enumerate() {
-            let first_span = scratch.spans.len();
-            let (mut cost, mut pieces, mut begin) = (0, 0, segment.qo.start);
-            while begin < segment.qo.end {
-                let end = segment.qo.end.min(begin + self.tile);
-                let kv = requests.visible(problem, number, begin..end);
-                let span = Span::new((begin, end), kv, tiling.kv_tokens);
-                let of_span = self.piece.map_or(1, |piece| span.pieces(piece).len());
-                cost += tiling.cost_per_tile(1, end - begin)
-                    * (tiling.segment_overhead * of_span + span.tiles.1 as usize);
+        for (number, segment) in self.asked.requests.segments.iter().enumerate() {
+            let (mut cost, mut pieces, mut num_spans, mut span) = (0, 0, 0, Span::default());
+            let (mut begin, last) = (segment.qo.start, segment.qo.end);
+            while begin < last {
+                let end = last.min(begin + self.tile);
+                let of_span;
+                (span, of_span) = self.span(segment, begin..end);
+                let per_tile = self.asked.tiling.cost_per_tile(1, end - begin);
+                cost += per_tile * (self.asked.tiling.segment_overhead * of_span + span.tiles.1 as usize);
                 pieces += of_span;
-                scratch.spans.push(span);
+                num_spans += 1;
+                if num_spans > 1 || end < last {
+                    scratch.spans.push(span);
+                }
                 begin = end;
             }
-            let (num_heads, num_spans) = (segment.kv_heads.len(), scratch.spans.len() - first_span);
-            let heads = self.heads(segment);
+            let (num_heads, heads) = (segment.kv_heads.len(), self.heads(segment));
             let groups = if heads == 1 { num_heads } else { num_heads.div_ceil(heads) };
             num_pieces = num_pieces.saturating_add(groups.saturating_mul(pieces));
             all += num_heads * cost;
@@ -212,13 +215,23 @@ impl<'a> Cutter<'a> {
                 segment: number as u32,
                 kv_heads: (segment.kv_heads.start as u32, segment.kv_heads.end as u32),
                 heads: heads as u32,
-                num_spans: num_spans as u32,
+                num_spans,
                 shared: segment.shared,
-                whole: !segment.shared && pieces == num_spans,
+                whole: !segment.shared && pieces == num_spans as usize,
                 cost,
+                span,
             });
         }
         (all, num_pieces)
+    }
+
+    /// What some rows of a segment see, and in how many pieces.
+    #[inline]
+    fn span(&self, segment: &Segment, rows: Range<usize>) -> (Span, usize) {
+        let Asked { problem, requests, tiling, .. } = *self.asked;
+        let kv = requests.visible(problem, segment, rows.clone());
+        let span = Span::new((rows.start, rows.end), kv, tiling.kv_tokens);
+        (span, self.piece.map_or(1, |piece| span.pieces(piece).len()))
     }
 
     /// Adds the items of all units, in the order of segments, heads and rows.
@@ -226,24 +239,43 @@ impl<'a> Cutter<'a> {
         (self.begin, self.worker, self.worker_end) = (0, 0, self.quota);
         let mut rest = &scratch.spans[..];
         for run in &scratch.runs {
-            let spans;
-            (spans, rest) = rest.split_at(run.num_spans as usize);
+            let spans = if run.num_spans == 1 {
+                std::slice::from_ref(&run.span)
+            } else {
+                let spans;
+                (spans, rest) = rest.split_at(run.num_spans as usize);
+                spans
+            };
             let (mut first, end) = run.kv_heads;
             while first < end && !spans.is_empty() {
-                let next = end.min(first + run.heads);
-                // heads of which all units lie in the share of this worker
-                let fits = |last: &u32| self.begin + (last - first) as usize * run.cost <= self.worker_end;
-                let last = [end, next].into_iter().filter(|_| run.whole).find(fits);
-                if let Some(last) = last {
-                    self.push_whole(run, spans, first..last);
-                    self.begin += (last - first) as usize * run.cost;
+                let whole = self.whole_heads(run, end - first);
+                if whole > 0 {
+                    self.push_whole(run, spans, first..first + whole);
+                    self.begin += whole as usize * run.cost;
                     self.find_worker(self.begin);
-                } else {
-                    spans.iter().for_each(|&span| self.push_unit(run, span, (first, next)));
+                    first += whole;
                 }
-                first = last.unwrap_or(next);
+                if first < end {
+                    let next = end.min(first + run.heads);
+                    spans.iter().for_each(|&span| self.push_unit(run, span, (first, next)));
+                    first = next;
+                }
             }
         }
+    }
+
+    /// Heads, of so many, of which all units lie in the share of this worker: all of them, or whole items.
+    #[inline]
+    fn whole_heads(&self, run: &Run, heads: u32) -> u32 {
+        if !run.whole {
+            return 0;
+        }
+        if self.begin + heads as usize * run.cost <= self.worker_end {
+            return heads;
+        }
+        let room = self.worker_end.saturating_sub(self.begin);
+        let fit = divide(room, run.cost.max(1)) as u32;
+        if run.heads == 1 { fit } else { fit - fit % run.heads }
     }
 
     /// Adds the units of some heads, none of them cut.

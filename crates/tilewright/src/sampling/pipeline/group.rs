@@ -10,7 +10,7 @@ use super::{
     },
     OPERATOR, Pipeline, Stage,
 };
-use crate::{Backend, Error, Result, View, ViewMut};
+use crate::{Backend, Dtype, Error, Result, View, ViewMut, tensor::Buffer};
 use std::ops::Range;
 
 /// Consecutive stages that are one call.
@@ -84,7 +84,7 @@ impl Group {
 }
 
 impl<Flow> Pipeline<'_, Flow> {
-    /// Runs what follows the edits; probabilities between two groups are kept in f32.
+    /// Runs what follows the edits; probabilities between two groups are kept in f32, where the backend computes.
     pub(super) fn run_groups<B: Backend + ?Sized>(
         &self,
         backend: &B,
@@ -96,14 +96,14 @@ impl<Flow> Pipeline<'_, Flow> {
         let shape = input.shape().to_vec();
         let params =
             |group: &Group| -> Vec<_> { (0..shape[0]).map(|row| group.params(&self.stages, row)).collect() };
-        let mut probs: Vec<f32> = Vec::new();
-        for (i, group) in earlier.iter().enumerate() {
-            let mut next = vec![0.0; shape.iter().product()];
-            let scores = self.scores(i, input, View::new(&probs, &shape))?;
-            distribution(backend, scores, &params(group), ViewMut::new(&mut next, &shape)?)?;
-            probs = next;
+        let mut probs: Option<Buffer> = None;
+        for group in earlier {
+            let mut next = backend.allocate(Dtype::F32, shape.iter().product())?;
+            let scores = self.scores(input, probs.as_ref().map(|probs| probs.view(&shape)))?;
+            distribution(backend, scores, &params(group), next.view_mut(&shape)?)?;
+            probs = Some(next);
         }
-        let scores = self.scores(earlier.len(), input, View::new(&probs, &shape))?;
+        let scores = self.scores(input, probs.as_ref().map(|probs| probs.view(&shape)))?;
         match end {
             End::Probs(out) => distribution(backend, scores, &params(last), out),
             End::Tokens(out) => {
@@ -120,12 +120,12 @@ impl<Flow> Pipeline<'_, Flow> {
         }
     }
 
-    /// What group number `group` reads: the input, or what the one before it wrote.
-    fn scores<'b>(&self, group: usize, input: View<'b>, probs: Result<View<'b>>) -> Result<Scores<'b>> {
-        Ok(match (group, self.from_probs) {
-            (0, false) => Scores::Logits(input),
-            (0, true) => Scores::Probs(input),
-            _ => Scores::Probs(probs?),
+    /// What a group reads: what the one before it wrote, or the input of the first.
+    fn scores<'b>(&self, input: View<'b>, probs: Option<Result<View<'b>>>) -> Result<Scores<'b>> {
+        Ok(match probs {
+            Some(probs) => Scores::Probs(probs?),
+            None if self.from_probs => Scores::Probs(input),
+            None => Scores::Logits(input),
         })
     }
 }

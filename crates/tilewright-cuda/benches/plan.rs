@@ -1,0 +1,206 @@
+//! How long plans take on the GPU of this machine: those of the host until they are on their way to the device, and those that a
+//! kernel makes of lengths on the device. Without a GPU it says so.
+//!
+//! Decoding requests, 32 query and 8 KV heads of 128, bf16, pages of 16 tokens. Columns, all of them microseconds:
+//!
+//! | | |
+//! |---|---|
+//! | `plan` | `plan()` on the host with everything that the device gets: fresh memory, filled and sent; median and least |
+//! | `replan` | the same into the memory that a plan of fixed capacity has |
+//! | `shared_plan`, `shared_replan` | the same of page indices that the plan shares instead of copying them |
+//! | `device` | the kernel that plans, a launch among many of a graph; median and least |
+//! | `device_stream` | the same launched by the host one by one |
+
+use clap::Parser;
+use std::{error::Error, fmt::Write, path::PathBuf, sync::Arc, time::Instant};
+use tilewright::{
+    Attention, Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
+    attention::{Capacity, Split},
+    tensor::DeviceMemory,
+};
+use tilewright_cuda::{Card, Cuda, DeviceBatch, Gpu, machine::Machine};
+
+const PAGE_SIZE: usize = 16;
+/// Requests, and microseconds that a plan of the host may take.
+const TARGETS: [(usize, f64); 4] = [(1, 5.0), (64, 10.0), (256, 20.0), (1024, 60.0)];
+/// Microseconds that a plan of the device may take.
+const DEVICE_TARGET: f64 = 5.0;
+/// Launches that are timed together.
+const LAUNCHES: u32 = 100;
+const COLUMNS: &str = "requests,lengths,pages,items,target,plan,plan_min,replan,replan_min,shared_plan,shared_plan_min,shared_replan,shared_replan_min,device_target,device,device_min,device_stream,device_stream_min";
+
+/// Times plans on the GPU of this machine.
+#[derive(Parser)]
+struct Arguments {
+    /// Writes what was measured to this file.
+    #[arg(long)]
+    record: Option<PathBuf>,
+    /// Rounds, of which the median and the least count.
+    #[arg(long, default_value_t = 300)]
+    rounds: usize,
+    /// What cargo adds.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+type Outcome<T> = Result<T, Box<dyn Error>>;
+
+fn main() -> Outcome<()> {
+    let arguments = Arguments::parse();
+    let gpu: Cuda = match Card::open(0) {
+        Ok(card) => Gpu::new(card),
+        Err(why) => {
+            println!("skipped: {why}");
+            return Ok(());
+        }
+    };
+    let name = gpu.machine().stream().context().limits().name.clone();
+    let rounds = arguments.rounds.max(1);
+    let mut table = format!(
+        "# device: {name}\n# command: cargo bench -p tilewright-cuda --bench plan -- --rounds {rounds}\n# microseconds\n{COLUMNS}\n"
+    );
+    let problem = Problem::builder(Heads { qo: 32, kv: 8 }, HeadDim::same(128))
+        .dtypes(Dtype::Bf16, Dtype::Bf16)
+        .mask(Mask::Causal)
+        .build()?;
+    let attention = Attention::new(problem, gpu.clone())?;
+    for (requests, target) in TARGETS {
+        for lengths in ["even", "one long", "random"] {
+            let case = Case::new(requests, lengths);
+            let line = case.time((&attention, &gpu), (target, rounds))?;
+            println!("{line}");
+            writeln!(table, "{line}")?;
+        }
+    }
+    print!("{table}");
+    if let Some(file) = &arguments.record {
+        std::fs::write(file, table).map_err(|why| format!("{}: {why}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// A batch of decoding requests.
+struct Case {
+    lengths: &'static str,
+    qo_indptr: Vec<i32>,
+    indptr: Vec<i32>,
+    indices: Arc<Vec<i32>>,
+    last_page_len: Vec<i32>,
+}
+
+impl Case {
+    fn new(requests: usize, lengths: &'static str) -> Self {
+        let mut state = 1_u64;
+        let mut random = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            1 + (state >> 33) as usize % 8192
+        };
+        let kv_len = |r: usize| match lengths {
+            "even" => 4096,
+            "one long" if r + 1 == requests => 65_536,
+            "one long" => 256,
+            _ => random(),
+        };
+        let kv_lens: Vec<usize> = (0..requests).map(kv_len).collect();
+        let mut indptr = vec![0_i32];
+        kv_lens.iter().for_each(|len| indptr.push(indptr[indptr.len() - 1] + len.div_ceil(PAGE_SIZE) as i32));
+        Self {
+            lengths,
+            qo_indptr: (0..=requests as i32).collect(),
+            indices: Arc::new((0..indptr[requests]).rev().collect()),
+            indptr,
+            last_page_len: kv_lens.iter().map(|len| ((len - 1) % PAGE_SIZE + 1) as i32).collect(),
+        }
+    }
+
+    /// A line of the record.
+    fn time(
+        &self,
+        (attention, gpu): (&Attention<Cuda>, &Cuda),
+        (target, rounds): (f64, usize),
+    ) -> Outcome<String> {
+        let requests = self.last_page_len.len();
+        let copied = PageTable::new(&self.indptr, &self.indices[..], &self.last_page_len, PAGE_SIZE);
+        let shared = PageTable::new(&self.indptr, &self.indices, &self.last_page_len, PAGE_SIZE);
+        let capacity = Capacity::decode(requests, self.indices.len());
+        let items = attention.plan(&Batch::paged(&self.qo_indptr, copied))?.schedule().items.len();
+        let mut line = format!("{requests},{},{},{items},{target}", self.lengths, self.indices.len());
+        let on_the_host = |work: &mut dyn FnMut() -> Outcome<()>| {
+            times(rounds, || {
+                gpu.machine().synchronize()?;
+                let start = Instant::now();
+                work()?;
+                Ok(start.elapsed().as_secs_f64())
+            })
+        };
+        for table in [copied, shared] {
+            let batch = Batch::paged(&self.qo_indptr, table);
+            // the plan of the round before is dropped within the time, as in a serving engine
+            let mut kept = None;
+            let fresh = on_the_host(&mut || {
+                kept = Some(attention.plan(&batch)?);
+                Ok(())
+            })?;
+            let mut plan = attention.plan_with_capacity(&capacity, &batch, Split::Balanced)?;
+            let again = on_the_host(&mut || Ok(attention.replan(&mut plan, &batch)?))?;
+            write!(line, ",{:.2},{:.2},{:.2},{:.2}", fresh.0, fresh.1, again.0, again.1)?;
+        }
+        let (graph, stream) = self.on_the_device((attention, gpu), rounds)?;
+        write!(line, ",{DEVICE_TARGET},{:.2},{:.2},{:.2},{:.2}", graph.0, graph.1, stream.0, stream.1)?;
+        Ok(line)
+    }
+
+    /// Median and least of a launch among those of a graph, and among those of a stream.
+    fn on_the_device(
+        &self,
+        (attention, gpu): (&Attention<Cuda>, &Cuda),
+        rounds: usize,
+    ) -> Outcome<((f64, f64), (f64, f64))> {
+        let requests = self.last_page_len.len();
+        let num_requests = [requests as i32];
+        let arrays = [&num_requests[..], &self.qo_indptr, &self.indptr, &self.last_page_len, &self.indices]
+            .map(|values| gpu.upload(bytemuck::cast_slice(values)))
+            .into_iter()
+            .collect::<tilewright::Result<Vec<DeviceMemory>>>()?;
+        let at = |array: usize| arrays[array].address();
+        let (num_requests, qo_indptr, kv_indptr) = (at(0), at(1), at(2));
+        let batch = DeviceBatch { num_requests, qo_indptr, kv_indptr, last_page_len: at(3), indices: at(4) };
+        let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], PAGE_SIZE);
+        let capacity = Capacity::decode(requests, self.indices.len());
+        let plan = attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced)?;
+        let plan: Plan = gpu.plan_on_device(plan, batch)?;
+        if gpu.refusals_on_device(&plan)? != 0 {
+            return Err("the device refuses the batch".into());
+        }
+        let mut many = || (0..LAUNCHES).try_for_each(|_| gpu.replan_on_device(&plan));
+        let graph = gpu.machine().record(&mut many)?.ok_or("a GPU records")?;
+        let stopwatch = gpu.machine().stream().stopwatch()?;
+        let mut failed = None;
+        let mut timed = |work: &mut dyn FnMut() -> tilewright::Result<()>| {
+            times(rounds.div_ceil(10), || {
+                let seconds = stopwatch.time(|| {
+                    failed = work().err();
+                    Ok(())
+                })?;
+                match failed.take() {
+                    Some(why) => Err(why.into()),
+                    None => Ok(seconds / f64::from(LAUNCHES)),
+                }
+            })
+        };
+        Ok((timed(&mut || graph.replay())?, timed(&mut many)?))
+    }
+}
+
+/// The median and the least of so many times, in microseconds, behind a tenth that do not count.
+fn times(rounds: usize, mut round: impl FnMut() -> Outcome<f64>) -> Outcome<(f64, f64)> {
+    let mut times = Vec::with_capacity(rounds);
+    for at in 0..rounds + rounds.div_ceil(10) {
+        let seconds = round()?;
+        if at >= rounds.div_ceil(10) {
+            times.push(seconds * 1e6);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    Ok((times[rounds / 2], times[0]))
+}

@@ -1,0 +1,118 @@
+//! Batches with the problem, tiling and capacity that they are planned for.
+
+use tilewright::{
+    Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
+    attention::{Capacity, Planner, Split, Tiling},
+};
+use tilewright_kernels::attention::{call::UNLIMITED, plan_device::Shape};
+
+/// Numbers that are the same in every run.
+pub(crate) struct Generator(pub(crate) u64);
+
+impl Generator {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % end as u64) as usize
+    }
+
+    fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
+        choices[self.below(choices.len())]
+    }
+}
+
+/// A problem, a tiling, and a batch with its capacity.
+#[derive(Debug, Clone)]
+pub(crate) struct Case {
+    pub(crate) heads: Heads,
+    pub(crate) mask: Mask,
+    pub(crate) tiling: Tiling,
+    pub(crate) capacity: Capacity,
+    pub(crate) page_size: usize,
+    pub(crate) num_requests: i32,
+    pub(crate) qo_indptr: Vec<i32>,
+    pub(crate) kv_indptr: Vec<i32>,
+    pub(crate) last_page_len: Vec<i32>,
+}
+
+impl Case {
+    pub(crate) fn new(lens: &[(usize, usize)], page_size: usize) -> Self {
+        let (mut qo_indptr, mut kv_indptr, mut last_page_len) = (vec![0], vec![0], Vec::new());
+        for &(qo, kv) in lens {
+            let pages = kv.div_ceil(page_size);
+            qo_indptr.push(qo_indptr[qo_indptr.len() - 1] + qo as i32);
+            kv_indptr.push(kv_indptr[kv_indptr.len() - 1] + pages as i32);
+            last_page_len.push((kv - pages.saturating_sub(1) * page_size) as i32);
+        }
+        let tiling = Tiling {
+            q_rows: 64,
+            kv_heads: 1,
+            kv_tokens: 64,
+            segment_overhead: 3,
+            tile_load: 16,
+            workers: 132,
+            scratch: 0,
+            weights: Dtype::Bf16,
+        };
+        let (rows, pages) = (qo_indptr[lens.len()] as usize, kv_indptr[lens.len()] as usize);
+        let capacity = Capacity::new(lens.len() + 3, rows + 7, pages + 5).with_kv_len(1 << 20);
+        let num_requests = lens.len() as i32;
+        let (heads, mask) = (Heads { qo: 8, kv: 2 }, Mask::Causal);
+        Self { heads, mask, tiling, capacity, page_size, num_requests, qo_indptr, kv_indptr, last_page_len }
+    }
+
+    pub(crate) fn draw(generator: &mut Generator) -> Self {
+        let (longest_qo, longest_kv) = (generator.pick(&[1, 1, 4, 30]), generator.pick(&[5, 300, 3000]));
+        let most = generator.pick(&[2, 10, 60]);
+        let count = generator.below(most);
+        let lens: Vec<_> =
+            (0..count).map(|_| (generator.below(longest_qo + 1), generator.below(longest_kv + 1))).collect();
+        let mut case = Self::new(&lens, generator.pick(&[1, 5, 16]));
+        let kv = generator.pick(&[1, 2, 8]);
+        case.heads = Heads { qo: kv * generator.pick(&[1, 3, 4]), kv };
+        let windows = [(0, Some(0)), (70, Some(0)), (20, Some(30)), (100, None)];
+        let (left, right) = generator.pick(&windows);
+        case.mask = generator.pick(&[Mask::Causal, Mask::Full, Mask::Window { left, right }]);
+        case.tiling.q_rows = generator.pick(&[1, 16, 64]);
+        case.tiling.kv_tokens = generator.pick(&[16, 64]);
+        case.tiling.segment_overhead = 1 + generator.below(4);
+        case.tiling.tile_load = generator.below(20);
+        case.tiling.workers = generator.pick(&[1, 2, 7, 132, 264]);
+        case
+    }
+
+    /// What the host makes of it, with the room of its capacity.
+    pub(crate) fn plan(&self) -> Plan {
+        let problem = Problem::builder(self.heads, HeadDim::same(8)).mask(self.mask).build().unwrap();
+        let indices: Vec<i32> = (0..self.kv_indptr[self.kv_indptr.len() - 1]).collect();
+        let table = PageTable::new(&self.kv_indptr, &indices, &self.last_page_len, self.page_size);
+        let batch = Batch::paged(&self.qo_indptr, table);
+        Planner::new(problem, self.tiling)
+            .plan_with_capacity(&self.capacity, &batch, Split::Balanced)
+            .unwrap()
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        let (left, right) = match self.mask {
+            Mask::Full => (UNLIMITED, UNLIMITED),
+            Mask::Causal => (UNLIMITED, 0),
+            Mask::Window { left, right } => (left, right.unwrap_or(UNLIMITED)),
+        };
+        let Capacity { requests, rows, qo_len, kv_len, pages, .. } = self.capacity;
+        Shape {
+            group: self.heads.group() as u32,
+            kv_heads: self.heads.kv as u32,
+            page_size: self.page_size as u32,
+            left,
+            right,
+            tile: (self.tiling.q_rows / self.heads.group()).max(1) as u32,
+            kv_tokens: self.tiling.kv_tokens as u32,
+            segment_overhead: self.tiling.segment_overhead as u32,
+            tile_load: self.tiling.tile_load as u32,
+            workers: self.tiling.workers as u32,
+            capacity: [requests, rows, qo_len, pages, kv_len].map(|count| count as u32),
+        }
+    }
+}

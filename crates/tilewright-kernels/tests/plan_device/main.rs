@@ -1,0 +1,130 @@
+//! The kernel that plans, in the simulator: word by word what the host makes of the same batch, and nothing of a malformed one.
+
+mod case;
+mod words;
+
+use case::{Case, Generator};
+use tilewright::attention::Room;
+use tilewright_kernels::attention::{
+    call::PlanArgs,
+    items::{Item, Merge, NONE, Source},
+    plan_device::{Call, Refusal, plan_device},
+};
+use tilewright_ptx::sim::{Launch, Memory};
+use words::Arrays;
+
+/// What the kernel makes of a batch in memory of exactly the room that the host gives it: the arrays, as long as those of
+/// `lens`, and the flags.
+fn simulated(case: &Case, room: &Room, lens: [usize; 3], seed: u64) -> (Arrays, u32) {
+    let kernel = plan_device("plan_device").expect("it is sound");
+    let mut memory = Memory::new();
+    let batch = [
+        memory.alloc_from(&[case.num_requests]),
+        memory.alloc_from(&case.qo_indptr),
+        memory.alloc_from(&case.kv_indptr),
+        memory.alloc_from(&[&case.last_page_len[..], &[0]].concat()),
+    ];
+    let mut array = |bytes: usize| memory.alloc(bytes.max(16));
+    let plan = PlanArgs {
+        items: array(Item::BYTES * room.items),
+        worker_indptr: array(4 * (case.tiling.workers + 1)),
+        feeds: array(4 * room.sources),
+        merges: array(Merge::BYTES * room.merges),
+        sources: array(Source::BYTES * room.sources),
+        requests: array(8 * room.requests),
+        num_requests: room.requests as u32,
+        ..PlanArgs::default()
+    };
+    let flags = array(4);
+    let call = Call { batch, plan, flags, shape: case.shape() };
+    Launch { kernel: &kernel, grid: call.grid(), args: &call.args(), seed }
+        .run(&mut memory)
+        .unwrap_or_else(|fault| panic!("{fault}: {case:?}"));
+    let words = |at: u64, len: usize| memory.read::<u32>(at, len).expect("it was written");
+    let [items, merges, sources] = lens;
+    let arrays = Arrays {
+        items: words(plan.items, Item::WORDS * items),
+        worker_indptr: words(plan.worker_indptr, case.tiling.workers + 1),
+        feeds: words(plan.feeds, sources),
+        merges: words(plan.merges, Merge::WORDS * merges),
+        sources: words(plan.sources, 2 * sources),
+        requests: words(plan.requests, 2 * room.requests),
+    };
+    (arrays, words(flags, 1)[0])
+}
+
+fn agrees(case: &Case, seed: u64) {
+    let plan = case.plan();
+    let schedule = plan.schedule();
+    let lens = [schedule.items.len(), schedule.merges.len(), schedule.sources.len()];
+    let (arrays, flags) = simulated(case, &plan.room(), lens, seed);
+    assert_eq!(flags, 0, "{case:?}");
+    let expected = Arrays::of(&plan, case.capacity.requests);
+    assert_eq!(arrays.worker_indptr, expected.worker_indptr, "{case:?}");
+    for (number, words) in expected.items.chunks(Item::WORDS).enumerate() {
+        let found = &arrays.items[number * Item::WORDS..(number + 1) * Item::WORDS];
+        assert_eq!(found, words, "item {number} of {case:?}");
+    }
+    assert_eq!(arrays, expected, "{case:?}");
+}
+
+#[test]
+fn the_device_plans_as_the_host_does() {
+    let mut generator = Generator(1);
+    for seed in 0..150 {
+        agrees(&Case::draw(&mut generator), seed);
+    }
+}
+
+#[test]
+fn one_long_request_is_divided_among_all_workers() {
+    let mut case = Case::new(&[(1, 20_000)], 16);
+    case.tiling.workers = 264;
+    agrees(&case, 3);
+    agrees(&Case::new(&[(700, 900)], 16), 4);
+    agrees(&Case::new(&[], 16), 5);
+    agrees(&Case::new(&[(0, 0), (1, 0), (0, 40), (5, 3)], 16), 6);
+}
+
+#[test]
+fn costs_may_have_more_than_32_bits() {
+    let mut case = Case::new(&[(1, 3000), (70, 900), (0, 20), (1, 2000), (9, 9)], 16);
+    case.tiling.tile_load = 1 << 30;
+    agrees(&case, 8);
+    case.tiling.workers = 7;
+    agrees(&case, 9);
+}
+
+#[test]
+fn as_many_requests_as_there_are_threads() {
+    let lens: Vec<_> = (0..1000).map(|r| (1, if r == 999 { 30_000 } else { 1 + r % 200 })).collect();
+    agrees(&Case::new(&lens, 16), 7);
+}
+
+#[test]
+fn malformed_lengths_are_told_and_planned_as_nothing() {
+    let sound = Case::new(&[(2, 40), (1, 17)], 16);
+    let refused = |change: &dyn Fn(&mut Case), refusal: Refusal| {
+        let mut case = sound.clone();
+        change(&mut case);
+        let room = sound.plan().room();
+        let (arrays, flags) = simulated(&case, &room, [0; 3], 1);
+        assert_eq!(flags & refusal as u32, refusal as u32, "{case:?}");
+        assert!(arrays.worker_indptr.iter().all(|&items| items == 0), "{case:?}");
+        assert!(arrays.requests.iter().all(|&word| word == NONE), "{case:?}");
+    };
+    refused(&|case| case.num_requests = 6, Refusal::Requests);
+    refused(&|case| case.num_requests = -1, Refusal::Requests);
+    refused(&|case| case.qo_indptr[0] = 1, Refusal::Rows);
+    refused(&|case| case.qo_indptr[1] = 4, Refusal::Rows);
+    refused(&|case| case.qo_indptr[1] = -1, Refusal::Rows);
+    refused(&|case| case.qo_indptr[2] = 11, Refusal::Rows);
+    refused(&|case| case.capacity.qo_len = 1, Refusal::Rows);
+    refused(&|case| case.kv_indptr[0] = -1, Refusal::Pages);
+    refused(&|case| case.kv_indptr[1] = 6, Refusal::Pages);
+    refused(&|case| case.kv_indptr[2] = 11, Refusal::Pages);
+    refused(&|case| case.last_page_len[0] = 0, Refusal::Keys);
+    refused(&|case| case.last_page_len[1] = 17, Refusal::Keys);
+    refused(&|case| case.capacity.kv_len = 39, Refusal::Keys);
+    refused(&|case| (case.kv_indptr[1], case.last_page_len[0]) = (0, 3), Refusal::Keys);
+}

@@ -1,0 +1,69 @@
+//! A plan as words, by the definitions of its arrays.
+
+use tilewright::Plan;
+use tilewright_kernels::attention::items::{Item, Merge, NONE, Source};
+
+/// The arrays of a plan, as words; of a merge those that mean something.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Arrays {
+    pub(crate) items: Vec<u32>,
+    pub(crate) worker_indptr: Vec<u32>,
+    pub(crate) feeds: Vec<u32>,
+    pub(crate) merges: Vec<u32>,
+    pub(crate) sources: Vec<u32>,
+    pub(crate) requests: Vec<u32>,
+}
+
+impl Arrays {
+    /// Those of the host's plan, by their definitions.
+    pub(crate) fn of(plan: &Plan, max_requests: usize) -> Self {
+        let (schedule, requests) = (plan.schedule(), plan.requests());
+        let merge_of = |item: u32| {
+            let source = schedule.sources.iter().position(|&source| source == item)? as u32;
+            let merge = schedule.merges.iter().position(|merge| merge.sources.contains(&source))?;
+            Some((source, merge as u32))
+        };
+        let items = schedule.items.iter().zip(0..).flat_map(|(item, number)| {
+            let segment = &requests.segments[item.segment as usize];
+            let (feed_begin, feed_end) = merge_of(number).map_or((0, 0), |(source, _)| (source, source + 1));
+            let words = Item {
+                qo_begin: item.qo.start,
+                qo_len: item.qo.len() as u32,
+                kv_head: item.kv_heads.start,
+                request: item.segment,
+                offset: requests.requests[item.segment as usize].offset as i32,
+                kv_begin: item.kv.start,
+                kv_end: item.kv.end,
+                kv_len: segment.kv_len as u32,
+                kv_start: segment.kv_start as u32,
+                base: 0,
+                partial: item.partial.unwrap_or(NONE),
+                feed_begin,
+                feed_end,
+                mask_columns: 0,
+                mask_bit_low: 0,
+                mask_bit_high: 0,
+            };
+            words.to_words()
+        });
+        let merges = schedule.merges.iter().flat_map(|merge| {
+            let (source_begin, source_end) = (merge.sources.start, merge.sources.end);
+            let (qo_begin, qo_len) = (merge.qo.start, merge.qo.len() as u32);
+            Merge { kv_head: merge.kv_heads.start, qo_begin, qo_len, source_begin, source_end }.to_words()
+        });
+        let sources = schedule.sources.iter().flat_map(|&source| {
+            let item = &schedule.items[source as usize];
+            Source { partial: item.partial.unwrap(), qo_begin: item.qo.start }.to_words()
+        });
+        let rows = requests.requests.iter().flat_map(|r| [r.end as u32, (r.offset as i32).cast_unsigned()]);
+        let unused = std::iter::repeat_n(NONE, 2 * (max_requests - requests.requests.len()));
+        Self {
+            items: items.collect(),
+            worker_indptr: schedule.worker_indptr.clone(),
+            feeds: schedule.sources.iter().map(|&item| merge_of(item).unwrap().1).collect(),
+            merges: merges.collect(),
+            sources: sources.collect(),
+            requests: rows.chain(unused).collect(),
+        }
+    }
+}

@@ -1,0 +1,153 @@
+//! Times of an attention kernel over a step of decoding: the least that a machine's limits allow, and what a GPU takes.
+//!
+//! Other kernels have no problem of their own: how long they take depends on nothing but the bytes that they are given.
+
+use super::cache;
+use crate::plan::{estimate, rates, time};
+use miette::{IntoDiagnostic, Result, miette};
+use std::sync::Arc;
+use tilewright::{
+    Attention, Backend, Batch, KvCache, KvLayout, Output, PageTable, Plan, Problem, Roofline, Workspace,
+    attention::{LatentCache, LatentQuery, Planner, Split},
+    tensor::DeviceMemory,
+};
+use tilewright_cuda::{Card, Context, Cuda, Gpu, Simulator, machine::Machine};
+
+/// Requests of the step, each with one query row.
+const REQUESTS: usize = 64;
+/// Keys of each.
+const KEYS: usize = 4096;
+const PAGE_SIZE: usize = 16;
+/// Runs that are timed together, and how often they are.
+const RUNS: u32 = 10;
+const ROUNDS: usize = 9;
+
+/// What the rows of a report are about.
+pub(super) fn step(problem: &Problem) -> String {
+    format!("{REQUESTS} requests of 1 query row and {KEYS} keys in pages of {PAGE_SIZE}: {problem}")
+}
+
+/// The step's page table: pages lie in order.
+struct Arrays {
+    rows: Vec<i32>,
+    pages: Vec<i32>,
+    indices: Vec<i32>,
+    last_page_len: Vec<i32>,
+}
+
+impl Arrays {
+    fn new() -> Self {
+        let upto = |step: usize| (0..=REQUESTS).map(|request| (request * step) as i32).collect::<Vec<_>>();
+        let pages = upto(KEYS / PAGE_SIZE);
+        let last_page_len = vec![PAGE_SIZE as i32; REQUESTS];
+        Self { rows: upto(1), indices: (0..pages[REQUESTS]).collect(), pages, last_page_len }
+    }
+
+    fn batch(&self) -> Batch<'_> {
+        let table = PageTable::new(&self.pages, &self.indices, &self.last_page_len, PAGE_SIZE);
+        Batch::paged(&self.rows, table)
+    }
+}
+
+/// The least time on a GPU of this architecture: with the limits that were given, or those of `gpu` by its clocks.
+pub(super) fn predicted(
+    problem: &Problem,
+    arch: u32,
+    (given, gpu): (Option<Roofline>, &Result<Context>),
+) -> Result<String> {
+    let multiprocessors = gpu.as_ref().map_or(132, |gpu| gpu.limits().multiprocessors);
+    let tiling = Gpu::new(Simulator::new(arch, multiprocessors)).tiling(problem).into_diagnostic()?;
+    let plan = Planner::new(*problem, tiling).plan_with(&Arrays::new().batch(), Split::Balanced);
+    let explanation = plan.into_diagnostic()?.explain();
+    let tensor_cores = tiling.weights != tilewright::Dtype::F32;
+    let (roofline, origin) = match (given, gpu) {
+        (Some(given), _) => (given, "given"),
+        (None, Ok(gpu)) => {
+            let by_clocks = gpu.limits().roofline(tensor_cores);
+            (by_clocks.ok_or_else(|| miette!("the driver does not tell the GPU's clocks"))?, "by its clocks")
+        }
+        (None, Err(why)) => return Err(miette!("{why}; --roofline gives the limits of a machine")),
+    };
+    Ok(format!("{}, at {} {origin}", estimate(&explanation, &roofline), rates(&roofline)))
+}
+
+/// The median of rounds of runs, one right after the other, of the kernel that the backend takes for `problem`.
+pub(super) fn measured(problem: &Problem, gpu: &Context) -> Result<String> {
+    let card = Card::new(gpu.stream().into_diagnostic()?, Arc::new(cache()?));
+    let mut run = Run::new(Gpu::new(card.clone()), *problem).into_diagnostic()?;
+    let stopwatch = card.stream().stopwatch().into_diagnostic()?;
+    run.once().into_diagnostic()?;
+    let mut times = Vec::new();
+    for _ in 0..ROUNDS {
+        let mut outcome = Ok(());
+        let work = || {
+            outcome = (0..RUNS).try_for_each(|_| run.once());
+            Ok(())
+        };
+        let seconds = stopwatch.time(work).into_diagnostic()?;
+        outcome.into_diagnostic()?;
+        times.push(seconds / f64::from(RUNS));
+    }
+    times.sort_by(f64::total_cmp);
+    let (median, name) = (times[ROUNDS / 2], &gpu.limits().name);
+    Ok(format!("{} on {name}, the median of {ROUNDS} rounds of {RUNS} runs", time(median)))
+}
+
+/// All that a run needs; numbers are 0, which take as long as any.
+struct Run {
+    attention: Attention<Cuda>,
+    plan: Plan,
+    q: DeviceMemory,
+    k: DeviceMemory,
+    v: DeviceMemory,
+    o: DeviceMemory,
+    workspace: Workspace,
+}
+
+impl Run {
+    fn new(gpu: Cuda, problem: Problem) -> tilewright::Result<Self> {
+        let (heads, dim) = (problem.heads(), problem.head_dim());
+        let (of_qo, of_kv) = (problem.dtype_qo().size(), problem.dtype_kv().size());
+        let zeros = |bytes: usize| {
+            let memory = gpu.allocate(bytes)?;
+            gpu.machine().fill(memory.address(), 0, bytes)?;
+            Ok::<_, tilewright::Error>(memory)
+        };
+        let (rows, tokens) = (REQUESTS * heads.qo * of_qo, REQUESTS * KEYS * heads.kv * of_kv);
+        let (q, o) = (zeros(rows * dim.qk)?, zeros(rows * dim.vo)?);
+        // latent attention has its keys in two tensors, and no values beside
+        let (k, v) = match problem.is_latent() {
+            true => (zeros(tokens * dim.vo)?, zeros(tokens * (dim.qk - dim.vo))?),
+            false => (zeros(tokens * dim.qk)?, zeros(tokens * dim.vo)?),
+        };
+        let attention = Attention::new(problem, gpu.clone())?;
+        let plan = attention.plan(&Arrays::new().batch())?;
+        let workspace = gpu.workspace(plan.workspace_bytes())?;
+        Ok(Self { attention, plan, q, k, v, o, workspace })
+    }
+
+    fn once(&mut self) -> tilewright::Result<()> {
+        let problem = self.plan.problem();
+        let (heads, dim, pages) = (problem.heads(), problem.head_dim(), REQUESTS * KEYS / PAGE_SIZE);
+        let (qo, kv) = (problem.dtype_qo(), problem.dtype_kv());
+        let o = self.o.view_mut(qo, 0, &[REQUESTS, heads.qo, dim.vo])?;
+        let out = Output { o, lse: None, workspace: &mut self.workspace };
+        if problem.is_latent() {
+            let pe = dim.qk - dim.vo;
+            let parts = REQUESTS * heads.qo * dim.vo * qo.size();
+            let query = LatentQuery {
+                nope: self.q.view(qo, 0, &[REQUESTS, heads.qo, dim.vo])?,
+                pe: self.q.view(qo, parts, &[REQUESTS, heads.qo, pe])?,
+            };
+            let cache = LatentCache {
+                ckv: self.k.view(kv, 0, &[pages, PAGE_SIZE, dim.vo])?,
+                kpe: self.v.view(kv, 0, &[pages, PAGE_SIZE, pe])?,
+            };
+            return self.attention.run_latent(&self.plan, query, cache, out);
+        }
+        let shape = |dim: usize| KvLayout::Nhd.paged_shape(pages, PAGE_SIZE, heads.kv, dim);
+        let cache =
+            KvCache { k: self.k.view(kv, 0, &shape(dim.qk))?, v: self.v.view(kv, 0, &shape(dim.vo))? };
+        self.attention.run(&self.plan, self.q.view(qo, 0, &[REQUESTS, heads.qo, dim.qk])?, cache, out)
+    }
+}
