@@ -64,9 +64,9 @@ impl<'k> Wide<'k> {
         };
         // the copies of others are there, and nobody reads what was in the tile before
         if self.threads == 32 {
-            k.sync_warp()
+            k.sync_warp();
         } else {
-            k.sync_threads()
+            k.sync_threads();
         }
         self.widen(stored, formats);
         if self.threads == 32 {
