@@ -57,6 +57,11 @@ fn attentions() -> Vec<Configured> {
         of((64, 64), f16, &[90, 100]),
         of((256, 256), bf16, &[90, 100]),
         of((192, 128), bf16, &[90, 100]),
+        of((128, 128), (Dtype::Bf16, Dtype::E4m3), &[90, 100]),
+        of_items(Items::Few, (128, 128), (Dtype::Bf16, Dtype::E4m3), &[90, 100]),
+        of((128, 128), (Dtype::Bf16, Dtype::E4m3), &[80]),
+        of((64, 64), (Dtype::F16, Dtype::E5m2), &[86, 89]),
+        of((256, 256), (Dtype::Bf16, Dtype::I8), &[90, 100]),
     ]
 }
 

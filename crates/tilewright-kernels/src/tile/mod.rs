@@ -11,6 +11,7 @@
 
 pub mod chunk;
 mod float;
+pub mod halves;
 pub mod number;
 mod ring;
 mod rows;

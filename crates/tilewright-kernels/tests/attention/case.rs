@@ -6,11 +6,23 @@ use tilewright_kernels::attention::{
     tensor_core::{Config, Device, FEW_ROWS, Items},
 };
 
+/// Which factors keys and values are stored without.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scales {
+    One,
+    Tensor,
+    Head,
+    Page,
+    /// Those of keys of heads, those of values of pages and heads.
+    Mixed,
+}
+
 /// A batch and a problem.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     pub(crate) qo: Dtype,
     pub(crate) kv: Dtype,
+    pub(crate) scales: Scales,
     pub(crate) dim: HeadDim,
     /// Query and KV heads.
     pub(crate) heads: (usize, usize),
@@ -45,6 +57,7 @@ impl Case {
         Self {
             qo: Dtype::Bf16,
             kv: Dtype::Bf16,
+            scales: Scales::One,
             dim: HeadDim::same(dim),
             heads,
             lengths: lengths.to_vec(),
@@ -86,6 +99,19 @@ impl Case {
     /// The first row of a request.
     pub(crate) fn first_row(&self, request: usize) -> usize {
         self.lengths[..request].iter().map(|of| of.0).sum()
+    }
+
+    /// The factor of keys (0) or values (1) of a page and KV head.
+    pub(crate) fn factor(&self, of: usize, page: usize, head: usize) -> f32 {
+        // a hundred times more or less from page to page, and for some much less
+        let one = |at: usize| [0.013, 0.6, 0.1, 0.04, 0.0007][(at + of) % 5];
+        match (self.scales, of) {
+            (Scales::One, _) => 1.0,
+            (Scales::Tensor, _) => one(1),
+            (Scales::Head, _) | (Scales::Mixed, 0) => one(head),
+            (Scales::Page, _) => one(page),
+            (Scales::Mixed, _) => one(page * 3 + head),
+        }
     }
 
     /// Whether bits show a key of a request to its `row`th row.

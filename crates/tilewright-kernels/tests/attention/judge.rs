@@ -128,7 +128,8 @@ impl World {
             let dot: f64 = (0..dim.qk)
                 .map(|d| self.number(&self.q, case.qo, q + d) * self.number(&self.k, case.kv, k + d))
                 .sum();
-            (definition.logit)(place(self.position(segment, key)), dot * self.scale())
+            let factor = self.factor(0, segment, (key, kv_head));
+            (definition.logit)(place(self.position(segment, key)), dot * self.scale() * factor)
         };
         let logits: Vec<f64> = keys.iter().map(logit).collect();
         let sink = definition.sink.as_ref().map(|sink| sink(head));
@@ -142,7 +143,8 @@ impl World {
             let (mut mean, mut size) = (0.0, 0.0);
             for ((segment, key), logit) in keys.iter().zip(&logits) {
                 let v = self.element(dim.vo, segment, (*key, kv_head)) + d;
-                let term = (logit - max).exp() / sum * self.number(&self.v, case.kv, v);
+                let value = self.number(&self.v, case.kv, v) * self.factor(1, segment, (*key, kv_head));
+                let term = (logit - max).exp() / sum * value;
                 (mean, size) = (mean + term, size + term.abs());
             }
             (mean, size * precision + 1e-6)

@@ -1,7 +1,7 @@
 //! A case in device memory: tensors, the cache, the schedule.
 
 use crate::{
-    case::Case,
+    case::{Case, Scales},
     numbers::{bytes, noise},
 };
 use tilewright::attention::variant::ExpressionVariant;
@@ -154,6 +154,27 @@ impl World {
         at * page + slot * token + head * of_head
     }
 
+    /// The factor of a key (0) or its value (1).
+    pub(crate) fn factor(&self, of: usize, segment: &Segment, (key, head): (usize, usize)) -> f64 {
+        f64::from(self.case.factor(of, self.place(segment, key).0, head))
+    }
+
+    /// The factors of keys (0) or values (1) in memory: `[pages, heads + 1]`, with a NaN behind the heads of a page.
+    fn scales(&self, of: usize, memory: &mut Memory) -> ScaleArgs {
+        let (case, heads) = (&self.case, self.case.heads.1);
+        let of_page = |page| (0..heads).map(move |head| case.factor(of, page, head)).chain([f32::NAN]);
+        let factors: Vec<f32> = (0..self.num_pages()).flat_map(of_page).collect();
+        let mut array =
+            |page| ScaleArgs { address: memory.alloc_from(&factors), page, head: 1, factor: f32::NAN };
+        match (case.scales, of) {
+            (Scales::One, _) => ScaleArgs::default(),
+            (Scales::Tensor, _) => ScaleArgs { factor: case.factor(of, 0, 0), ..ScaleArgs::default() },
+            (Scales::Head, _) | (Scales::Mixed, 0) => array(0),
+            (Scales::Page, _) => ScaleArgs { head: 0, ..array(heads as u64 + 1) },
+            (Scales::Mixed, _) => array(heads as u64 + 1),
+        }
+    }
+
     /// The first element of a query or output.
     pub(crate) fn row(&self, dim: usize, row: usize, head: usize) -> usize {
         (row * self.case.heads.0 + head) * (dim + 8)
@@ -224,8 +245,8 @@ impl World {
             left: case.mask.0,
             right: case.mask.1,
             scale: self.scale() as f32,
-            k_scale: ScaleArgs::default(),
-            v_scale: ScaleArgs::default(),
+            k_scale: self.scales(0, &mut memory),
+            v_scale: self.scales(1, &mut memory),
             variant: self.hook_arguments(&mut memory),
         };
         let refused = case.configs()[0].refuses_call(&call);

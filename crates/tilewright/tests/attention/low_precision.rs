@@ -33,8 +33,9 @@ fn attend<B: Backend + Clone>(
     let indptr: Vec<i32> = (0..=requests as i32).collect();
     let attention = Attention::new(problem, backend.clone()).expect("the backend can do it");
     let plan = attention.plan(&Batch::ragged(&indptr, &indptr)).expect("the batch is sound");
-    let q = Elements::filled(Dtype::F32, requests * heads.qo * dim.qk, q);
-    let mut o = Elements::filled(Dtype::F32, requests * heads.qo * dim.vo, f32::NAN);
+    let dtype = problem.dtype_qo();
+    let q = Elements::filled(dtype, requests * heads.qo * dim.qk, q);
+    let mut o = Elements::filled(dtype, requests * heads.qo * dim.vo, f32::NAN);
     let mut lse = Elements::filled(Dtype::F32, requests * heads.qo, f32::NAN);
     let kv = KvCache { k: k.view(&[requests, heads.kv, dim.qk]), v: v.view(&[requests, heads.kv, dim.vo]) };
     let out = Output {
@@ -86,6 +87,26 @@ fn every_pattern_is_exact_as_a_value<B: Backend + Clone>(backends: &[B]) {
                 let (bits, want) = (bits[at % dim], decode(dtype, bits[at % dim]));
                 let same = f64::from(*got) == want || got.is_nan() && want.is_nan();
                 assert!(same, "{}: {dtype} {bits:#x} is {got}, not {want}", backend.describe());
+            }
+        }
+    }
+}
+
+/// The same in f16 and bf16, which have every value of 8 bits; for few query heads and for many.
+fn every_pattern_is_exact_in_16_bits<B: Backend + Clone>(backends: &[B]) {
+    for (dtype, (qo, group)) in DTYPES.iter().flat_map(|&dtype| {
+        [(Dtype::F16, 2), (Dtype::Bf16, 2), (Dtype::F16, 20), (Dtype::Bf16, 20)].map(|of| (dtype, of))
+    }) {
+        let builder = Problem::builder(Heads { qo: group, kv: 1 }, HeadDim { qk: 16, vo: 256 });
+        let problem = builder.dtypes(qo, dtype).build().expect("it is sound");
+        let bits: Vec<u8> = (0..=u8::MAX).collect();
+        let (k, v) = (elements(dtype, &[0; 16]), elements(dtype, &bits));
+        for backend in backends {
+            let (o, _) = attend(backend, problem, (0.0, 1), (&k, &v));
+            for (at, got) in o.iter().enumerate() {
+                let (bits, want) = (bits[at % 256], decode(dtype, bits[at % 256]));
+                let same = f64::from(*got) == want || got.is_nan() && want.is_nan();
+                assert!(same, "{}: {qo}, {dtype} {bits:#x} is {got}, not {want}", backend.describe());
             }
         }
     }
@@ -204,6 +225,7 @@ fn queries_and_outputs_of_eight_bits() {
 crate::judge_backends!(
     every_pattern_is_exact_as_a_value,
     every_pattern_is_exact_as_a_key,
+    every_pattern_is_exact_in_16_bits,
     eight_bit_caches_agree_with_the_oracle,
     scaled_caches_agree_with_the_oracle
 );

@@ -86,6 +86,29 @@ fn caches_of_8_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// Queries of 16 bits, for which a backend may have a kernel of its own.
+fn queries_of_16_bits_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
+    let cases = [
+        (Dtype::Bf16, Dtype::E4m3, Scales::Page),
+        (Dtype::F16, Dtype::E4m3, Scales::PageAndHead),
+        (Dtype::Bf16, Dtype::E5m2, Scales::Head),
+        (Dtype::F16, Dtype::I8, Scales::Tensor),
+        (Dtype::Bf16, Dtype::I8, Scales::PageAndHead),
+        (Dtype::F16, Dtype::E5m2, Scales::Page),
+    ];
+    for (number, (qo, kv, kind)) in cases.into_iter().enumerate() {
+        let dim = [(64, 64), (96, 80)][number % 2];
+        let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim { qk: dim.0, vo: dim.1 })
+            .dtypes(qo, kv)
+            .layout([KvLayout::Nhd, KvLayout::Hnd][number % 2])
+            .build()
+            .expect("it is sound");
+        let sample = Sample::random(problem, &LENS, number as u64);
+        let stored = Stored::new(&sample, Storage::Paged([16, 5, 64][number % 3]), number as u64);
+        judge(backends, (&sample, &stored), kind, Plain, &Definition::default);
+    }
+}
+
 /// Paged and ragged are one call, and each takes its scales.
 fn ragged_tensors_have_scales_too<B: Backend + Clone>(backends: &[B]) {
     let dtypes = [Dtype::E4m3, Dtype::E5m2, Dtype::I8, Dtype::Bf16];
@@ -197,6 +220,7 @@ fn per_page(factors: &[f32], shape: &[usize], strides: [usize; 2]) -> Scale<'sta
 
 crate::judge_backends!(
     caches_of_8_bits_agree_with_the_oracle,
+    queries_of_16_bits_agree_with_the_oracle,
     ragged_tensors_have_scales_too,
     scales_come_after_the_hooks_of_keys_and_values
 );

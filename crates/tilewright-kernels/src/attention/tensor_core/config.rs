@@ -48,7 +48,7 @@ pub enum Items {
 pub struct Config {
     /// The dtype of queries and outputs: f16 or bf16. Weights are rounded to it.
     pub qo: Dtype,
-    /// The dtype of keys and values.
+    /// The dtype of keys and values: that of queries, or one of 8 bits.
     pub kv: Dtype,
     /// Elements of a head.
     pub head_dim: HeadDim,
@@ -119,7 +119,7 @@ impl Config {
     }
 
     /// Why the kernel cannot take these arguments; nothing if it can. Addresses and strides have to be multiples of 16 bytes, those
-    /// of the output of 8, and scales may differ between heads, not between pages.
+    /// of the output of 8, and scales may differ between heads, and between pages only of caches of 8 bits.
     pub fn refuses_call(&self, call: &Call) -> Vec<String> {
         let (qo, kv) = (self.qo.size() as u64, self.kv.size() as u64);
         let tensors = [
@@ -136,7 +136,7 @@ impl Config {
             })
             .collect();
         for (name, scale) in [("k scale", call.k_scale), ("v scale", call.v_scale)] {
-            if scale.address != 0 && scale.page != 0 {
+            if self.kv.size() > 1 && scale.address != 0 && scale.page != 0 {
                 reasons.push(format!("{name} is per page, expected one of a tensor or of heads"));
             }
         }
@@ -153,8 +153,9 @@ impl Config {
         if !matches!(self.qo, Dtype::F16 | Dtype::Bf16) {
             reasons.push(format!("queries are {}, expected f16 or bf16", self.qo));
         }
-        if self.kv != self.qo {
-            reasons.push(format!("keys and values are {}, expected {} as queries", self.kv, self.qo));
+        if self.kv != self.qo && self.kv.size() > 1 {
+            let text = format!("keys and values are {}, expected {} as queries, or 8 bits", self.kv, self.qo);
+            reasons.push(text);
         }
         let vector = 16 / self.kv.size();
         for (name, dim) in [("qk", self.head_dim.qk), ("vo", self.head_dim.vo)] {
@@ -187,10 +188,14 @@ mod tests {
             wrong.refuses(),
             [
                 "queries are f32, expected f16 or bf16",
-                "keys and values are bf16, expected f32 as queries",
+                "keys and values are bf16, expected f32 as queries, or 8 bits",
                 "head_dim qk = 33, expected a multiple of 8 in 16..=256",
                 "head_dim vo = 512, expected a multiple of 8 in 16..=256",
             ]
         );
+        let bytes = Config { kv: Dtype::E4m3, head_dim: HeadDim::same(80), ..bf16 };
+        assert!(bytes.refuses().is_empty());
+        let odd = Config { head_dim: HeadDim { qk: 72, vo: 80 }, ..bytes };
+        assert_eq!(odd.refuses(), ["head_dim qk = 72, expected a multiple of 16 in 16..=256"]);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{
     config::{Config, FEW_ROWS, Items, THREADS},
-    few,
+    factors, few,
     hooked::Hooked,
     layout::Layout,
     many, merge,
@@ -31,6 +31,9 @@ pub(super) struct Cta<'k> {
     pub(super) elements: Elements,
     items: Items,
     pub(super) params: Params<'k>,
+    /// The dtype of the cache, and the compute capability.
+    pub(super) kv: Dtype,
+    pub(super) arch: u32,
     arena: Shared<'k, u32>,
 }
 
@@ -58,8 +61,9 @@ impl<'k> Cta<'k> {
     pub(super) fn new(k: &'k Builder, config: &Config, layout: Layout) -> Self {
         let elements = if config.qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = Params::declare(k, false);
-        let items = config.items;
-        Self { k, layout, elements, items, params, arena: k.shared("arena", layout.bytes / 4, 128) }
+        let (kv, arch, items) = (config.kv, config.device.arch, config.items);
+        let arena = k.shared("arena", layout.bytes / 4, 128);
+        Self { k, layout, elements, items, params, kv, arch, arena }
     }
 
     /// Does the items of this CTA, one after the other.
@@ -83,7 +87,7 @@ impl<'k> Cta<'k> {
             k.sync_threads();
             k.when(k.thread().eq(0), || at.store(number + 1));
             let head = words.plus(2).load();
-            let k_factor = self.params.k_scale.at(k, k.constant(0), head);
+            let k_factor = factors::of_item(self, self.params.k_scale, head);
             let hooked = hooks.is_live(Hook::Logits);
             let to_logits = if hooked { self.params.scale } else { self.params.scale * LOG2_E };
             scale.set(to_logits * k_factor);

@@ -11,6 +11,7 @@
 use super::{
     config::FEW_ROWS,
     cta::{Cta, Work, divide},
+    factors::{self, Factors},
     fragments::{Cell, LanePlaces, RowTile, Sums, hide},
     hooked::Hooked,
     keys::{Copier, Finder, copy_queries},
@@ -19,6 +20,7 @@ use super::{
     rows::Rows,
     seen::{Keys, seen},
     special,
+    wide::{Half, Wide},
 };
 use crate::tile::reduce;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
@@ -47,6 +49,10 @@ struct Few<'c, 'k> {
     finder: Finder<'k>,
     keys: Copier<'k>,
     values: Copier<'k>,
+    wide: Wide<'k>,
+    /// Places of this warp's keys and values.
+    entries: Shared<'k, u32>,
+    factors: Factors<'k>,
     /// Bytes from the first stage to the one that is read next, and to the one that is filled next.
     reads: Var<'k, u32>,
     fills: Var<'k, u32>,
@@ -74,8 +80,15 @@ impl<'c, 'k> Few<'c, 'k> {
             places: LanePlaces::new(k, layout),
             ring: cta.at::<u32>(layout.few.rings).byte(warp * layout.few.ring_bytes as u32),
             finder: Finder::new((cta, work), (k.lane(), STAGE_KEYS), entries),
-            keys: copier(layout.k, 0),
-            values: copier(layout.v, 1),
+            keys: copier(layout.stored_k, 0),
+            values: copier(layout.stored_v, 1),
+            wide: Wide::new(
+                cta,
+                (k.lane(), 32),
+                (cta.at(layout.few.wide).byte(warp * layout.few.wide_bytes as u32), STAGE_KEYS),
+            ),
+            factors: Factors::new(cta, STAGE_KEYS),
+            entries,
             reads: k.var("reads", 0),
             fills: k.var("fills", 0),
         }
@@ -115,13 +128,14 @@ impl<'c, 'k> Few<'c, 'k> {
             let keys = self.ring.byte(self.fills.get());
             self.keys.copy(keys, table);
             self.values.copy(self.values_of(keys), table);
+            self.factors.bring(k.lane(), self.entries, keys.plus(few.factors / 4));
         });
         k.commit_copies();
         self.advance(self.fills, few.stage_bytes);
     }
 
     fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
-        keys.plus(STAGE_KEYS * self.cta.layout.k.stride / 4)
+        keys.plus(STAGE_KEYS * self.cta.layout.stored_k.stride / 4)
     }
 
     fn advance(&self, stage: Var<'k, u32>, bytes: usize) {
@@ -136,28 +150,33 @@ impl<'c, 'k> Few<'c, 'k> {
             // the copies of all lanes are there, and all are done with the stage that is filled next
             k.sync_warp();
             self.load(stage + (few.num_stages - 1) as u32);
-            let keys = self.ring.byte(self.reads.get());
+            let stored = self.ring.byte(self.reads.get());
             self.advance(self.reads, few.stage_bytes);
+            let keys = self.wide.arrived(Half::Keys, stored);
             let logits = vec![vec![self.unset(), self.unset()]];
             self.places.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
+            let factors_of_keys = stored.plus(few.factors / 4).cast::<f32>();
+            self.factors.scale_keys(factors_of_keys, &logits);
             let of_stage = self.keys_of(stage);
             self.hooks.logits((self.cta, self.work), of_stage, (&|| k.constant(0), &logits));
             let masked = self.hooks.is_masked(self.rows.is_masked(of_stage.first, STAGE_KEYS));
-            let values = self.values_of(keys);
+            let values = self.wide.arrived(Half::Values, self.values_of(stored));
             let special = k.var::<bool>("special", false);
             let seen = [0, 8].map(|_| k.var::<u32>("seen", 0));
             k.when(masked, || {
                 self.find_seen(stage, seen);
                 hide(k, seen.map(|word| word.get().to_u64()), &logits[0]);
-                special.set(k.any(special::find(self.cta, self.values.deal(), values)));
+                special.set(k.any(special::find(self.cta, self.wide.deal(&self.values), values)));
             });
             let of_values = (self.cta.layout.v, STAGE_KEYS);
             k.when(special.get(), || {
                 special::encode(self.cta, (k.lane(), 32), of_values, (values, self.codes()));
                 k.sync_warp();
             });
-            let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits[0]);
-            self.tile.rescale(factors);
+            let to = self.factors.next(factors_of_keys);
+            let weigh = |logits: &[Sums<'k>]| to.weights(logits);
+            let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits[0], weigh);
+            self.tile.rescale(to.sums(factors));
             let tiles = std::slice::from_ref(&self.tile);
             self.places.weigh_values(self.cta, &[weights], values, tiles);
             k.when(special.get(), || {
@@ -247,6 +266,8 @@ impl<'c, 'k> Few<'c, 'k> {
             let factor = (max_of_warp - reference).exp2();
             sum = sum_of_warp.mul_add(factor, sum);
             let of_warp = rings.plus(warp * few.ring_bytes / 4).load_vector::<4>();
+            let of_values = factors::reference(self.cta, k.constant(warp as u32));
+            let factor = of_values.map_or(factor, |of_values| factor * of_values);
             values = std::array::from_fn(|i| of_warp[i].mul_add(factor, values[i]));
         }
         (values, Total::new(reference, sum))

@@ -64,14 +64,16 @@ impl<'k> RowTile<'k> {
     }
 
     /// Turns products with keys into weights, rounded and in pairs, four for each 16 keys; gives also the factors that bring what
-    /// was summed before to the new maxima.
+    /// was summed before to the new maxima. `before_rounding` is called with the weights when they are in their sum.
     pub(super) fn weigh(
         &self,
         cta: &Cta<'k>,
         scale: Value<'k, f32>,
         logits: &[Sums<'k>],
+        before_rounding: impl FnOnce(&[Sums<'k>]),
     ) -> (Vec<[Value<'k, u32>; 4]>, [Value<'k, f32>; 2]) {
         let factors = [0, 1].map(|half| self.weigh_half(scale, half, logits));
+        before_rounding(logits);
         let pair = |tile: &Sums<'k>, half: usize| cta.narrow(tile[2 * half].get(), tile[2 * half + 1].get());
         let of_step = |tiles: &[Sums<'k>]| {
             [pair(&tiles[0], 0), pair(&tiles[0], 1), pair(&tiles[1], 0), pair(&tiles[1], 1)]

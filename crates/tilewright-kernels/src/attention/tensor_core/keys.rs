@@ -1,11 +1,13 @@
 //! Where keys and values of a segment lie, and how they come to shared memory.
 //!
 //! A thread finds the place of one key's K or V: the number of its page is asked for long before it is used, since its load takes as
-//! long as the copy itself. Places become entries in shared memory, `[address, address, bytes to read, 0]`, which are read by
-//! all threads that copy chunks of that row. Of keys beyond the item's last nothing is read, and they become 0.
+//! long as the copy itself. Places become entries in shared memory, `[address, address, bytes to read, factor]`, which are read by
+//! all threads that copy chunks of that row; the factor is that of its page, or 0. Of keys beyond the item's last nothing is read,
+//! and they become 0.
 
 use super::{
     cta::{Cta, Deal, Work},
+    factors,
     layout::RowFormat,
 };
 use crate::attention::call::{CacheParams, KvLayout};
@@ -69,12 +71,14 @@ impl<'k> Finder<'k> {
         let address = k.unset_var::<u64>("address");
         let set = |tensor: &CacheParams<'k>| {
             let place = page * tensor.page + slot * tensor.token + item.kv_head.to_u64() * tensor.head;
-            address.set(tensor.address + place * self.cta.layout.k.size as u64);
+            address.set(tensor.address + place * self.cta.kv.size() as u64);
         };
         // strides come from parameters, not from registers
-        k.when_else(self.thread.lt(self.count as u32), || set(&params.k), || set(&params.v));
+        let is_key = self.thread.lt(self.count as u32);
+        k.when_else(is_key, || set(&params.k), || set(&params.v));
         let read = exists.select::<u32>(16, 0);
-        let words = [address.get().low(), address.get().high(), read, k.constant(0)];
+        let factor = factors::of_key(&self.cta, (is_key, exists), (self.pending.get(), item.kv_head));
+        let words = [address.get().low(), address.get().high(), read, factor];
         self.entries.byte(self.thread << 4).byte(buffer).store_vector(words);
     }
 }

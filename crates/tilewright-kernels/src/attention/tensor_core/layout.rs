@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! always        positions and ranges of the tile's rows, a few words
-//! many rows     places of keys · seen words · sums · codes | queries | slots, each a KV tile's keys or values, in turn
-//! few rows      places of keys · codes | queries | for each warp stages of 16 keys with their values
+//! many rows     places of keys · seen words · sums · codes | queries | wide | slots, each a KV tile's keys or values, in turn
+//! few rows      places of keys · codes | queries | wide | for each warp stages of 16 keys with their values
 //! ```
 
 use super::config::{Config, FEW_ROWS, Items, KV_TOKENS};
@@ -49,14 +49,20 @@ impl RowFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) q: RowFormat,
+    /// Keys and values as products take them, in 16 bits.
     pub(super) k: RowFormat,
     pub(super) v: RowFormat,
+    /// The same as they arrive.
+    pub(super) stored_k: RowFormat,
+    pub(super) stored_v: RowFormat,
     /// Tiles of 16 rows of a warp.
     pub(super) row_tiles: usize,
     /// `[3][128]` i32: positions, first keys, ends of keys of rows.
     pub(super) rows: usize,
     /// Words that warps tell each other, and the item.
     pub(super) words: usize,
+    /// `[4 warps][4]` words: what factors of pages are brought to, if elements have 8 bits.
+    pub(super) references: usize,
     pub(super) many: Many,
     pub(super) few: Few,
     /// All together.
@@ -75,9 +81,13 @@ pub(super) struct Many {
     /// `[64][chunks]` u16: values that are not finite.
     pub(super) codes: usize,
     pub(super) q: usize,
+    /// Keys or values of a tile made 16 bits, if they are 8.
+    pub(super) wide: usize,
     pub(super) slots: usize,
     pub(super) slot_bytes: usize,
     pub(super) num_slots: usize,
+    /// From a slot to the factors of its keys and their values, `[2][64]` f32, if elements have 8 bits.
+    pub(super) factors: usize,
 }
 
 /// The layout for few rows.
@@ -88,11 +98,16 @@ pub(super) struct Few {
     /// `[4 warps][16][chunks]` u16.
     pub(super) codes: usize,
     pub(super) q: usize,
+    /// For each warp, keys or values of a stage made 16 bits, if they are 8.
+    pub(super) wide: usize,
+    pub(super) wide_bytes: usize,
     /// The rings of the warps, one behind the other.
     pub(super) rings: usize,
     pub(super) ring_bytes: usize,
     pub(super) stage_bytes: usize,
     pub(super) num_stages: usize,
+    /// From a stage to the factors of its keys and values, `[2][16]` f32, if elements have 8 bits.
+    pub(super) factors: usize,
     /// f32 elements from row to row of a warp's sums, which come into its ring at the end.
     pub(super) sums_stride: usize,
 }
@@ -108,49 +123,105 @@ impl Pieces {
     }
 }
 
-impl Layout {
-    /// The layout with as many slots and stages as fit into `budget` bytes; `None` if not two of each do.
-    pub(super) fn new(config: &Config, row_tiles: usize, budget: usize) -> Option<Self> {
-        let (dim, size) = (config.head_dim, config.kv.size());
-        let (q, k, v) =
-            (RowFormat::new(dim.qk, 2), RowFormat::new(dim.qk, size), RowFormat::new(dim.vo, size));
-        let codes = KV_TOKENS * v.steps() * 2 * 2;
-        let mut pieces = Pieces(0);
-        let (rows, words) = (pieces.take(3 * MOST_ROWS * 4), pieces.take(48 * 4));
+/// Rows of queries, keys and values, and what of shared memory all items need.
+struct Common {
+    q: RowFormat,
+    v: RowFormat,
+    stored: [RowFormat; 2],
+    /// Bytes of the codes of values.
+    codes: usize,
+    /// Whether elements have 8 bits.
+    bytes: bool,
+    taken: Pieces,
+}
 
-        let mut of_many = Pieces(pieces.0);
-        let entries = of_many.take(2 * 2 * KV_TOKENS * 16);
-        let (seen, sums) = (of_many.take(MOST_ROWS * 8), of_many.take(128 * 16));
-        let (codes_at, q_at) = (of_many.take(codes), of_many.take(64 * row_tiles * q.stride));
-        let slot_bytes = KV_TOKENS * k.stride.max(v.stride);
-        let num_slots = (budget.saturating_sub(of_many.0) / slot_bytes).min(MOST_BUFFERS);
-        let slots = of_many.take(num_slots * slot_bytes);
-        let many = Many { entries, seen, sums, codes: codes_at, q: q_at, slots, slot_bytes, num_slots };
+impl Common {
+    /// Bytes of keys or values made 16 bits.
+    fn wide(&self, keys: usize) -> usize {
+        if self.bytes { keys * self.q.stride.max(self.v.stride) } else { 0 }
+    }
 
-        let mut of_few = Pieces(pieces.0);
-        let entries = of_few.take(WARPS * 2 * STAGE_KEYS * 16);
-        let (codes_at, q_at) = (of_few.take(codes), of_few.take(FEW_ROWS * q.stride));
-        let stage_bytes = STAGE_KEYS * (k.stride + v.stride);
-        let num_stages = (budget.saturating_sub(of_few.0) / (WARPS * stage_bytes)).min(MOST_BUFFERS);
-        let sums_stride = v.steps() * 16 + 8;
+    /// Bytes of the factors of keys and their values.
+    fn factors(&self, keys: usize) -> usize {
+        if self.bytes { 2 * 4 * keys } else { 0 }
+    }
+
+    /// The layout for many rows, and its end.
+    fn many(&self, row_tiles: usize, budget: usize) -> (Many, usize) {
+        let mut pieces = Pieces(self.taken.0);
+        let entries = pieces.take(2 * 2 * KV_TOKENS * 16);
+        let (seen, sums) = (pieces.take(MOST_ROWS * 8), pieces.take(128 * 16));
+        let (codes, q) = (pieces.take(self.codes), pieces.take(64 * row_tiles * self.q.stride));
+        let wide = pieces.take(self.wide(KV_TOKENS));
+        let factors = KV_TOKENS * self.stored[0].stride.max(self.stored[1].stride);
+        let slot_bytes = factors + self.factors(KV_TOKENS);
+        let num_slots = (budget.saturating_sub(pieces.0) / slot_bytes).min(MOST_BUFFERS);
+        let slots = pieces.take(num_slots * slot_bytes);
+        let many = Many { entries, seen, sums, codes, q, wide, slots, slot_bytes, num_slots, factors };
+        (many, pieces.0)
+    }
+
+    /// The layout for few rows, and its end.
+    fn few(&self, budget: usize) -> (Few, usize) {
+        let mut pieces = Pieces(self.taken.0);
+        let entries = pieces.take(WARPS * 2 * STAGE_KEYS * 16);
+        let (codes, q) = (pieces.take(self.codes), pieces.take(FEW_ROWS * self.q.stride));
+        let wide_bytes = self.wide(STAGE_KEYS);
+        let wide = pieces.take(WARPS * wide_bytes);
+        let factors = STAGE_KEYS * (self.stored[0].stride + self.stored[1].stride);
+        let stage_bytes = factors + self.factors(STAGE_KEYS);
+        let num_stages = (budget.saturating_sub(pieces.0) / (WARPS * stage_bytes)).min(MOST_BUFFERS);
+        let sums_stride = self.v.steps() * 16 + 8;
         let ring_bytes = (num_stages * stage_bytes).max(FEW_ROWS * sums_stride * 4);
-        let rings = of_few.take(WARPS * ring_bytes);
+        let rings = pieces.take(WARPS * ring_bytes);
         let few = Few {
             entries,
-            codes: codes_at,
-            q: q_at,
+            codes,
+            q,
+            wide,
+            wide_bytes,
             rings,
             ring_bytes,
             stage_bytes,
             num_stages,
+            factors,
             sums_stride,
         };
+        (few, pieces.0)
+    }
+}
 
+impl Layout {
+    /// The layout with as many slots and stages as fit into `budget` bytes; `None` if not two of each do.
+    pub(super) fn new(config: &Config, row_tiles: usize, budget: usize) -> Option<Self> {
+        let (dim, size) = (config.head_dim, config.kv.size());
+        let (q, v) = (RowFormat::new(dim.qk, 2), RowFormat::new(dim.vo, 2));
+        let stored = [RowFormat::new(dim.qk, size), RowFormat::new(dim.vo, size)];
+        let (codes, bytes) = (KV_TOKENS * v.steps() * 2 * 2, size == 1);
+        let mut taken = Pieces(0);
+        let (rows, words) = (taken.take(3 * MOST_ROWS * 4), taken.take(48 * 4));
+        let references = taken.take(if bytes { WARPS * 16 } else { 0 });
+        let common = Common { q, v, stored, codes, bytes, taken };
+        let ((many, end_of_many), (few, end_of_few)) = (common.many(row_tiles, budget), common.few(budget));
         let (bytes, fits) = match config.items {
-            Items::Few => (of_few.0, num_stages >= 2),
-            Items::Any => (of_few.0.max(of_many.0), num_stages >= 2 && num_slots >= 2),
+            Items::Few => (end_of_few, few.num_stages >= 2),
+            Items::Any => (end_of_few.max(end_of_many), few.num_stages >= 2 && many.num_slots >= 2),
         };
         let fits = fits && bytes <= budget;
-        fits.then_some(Self { q, k, v, row_tiles, rows, words, many, few, bytes })
+        let [stored_k, stored_v] = stored;
+        fits.then_some(Self {
+            q,
+            k: q,
+            v,
+            stored_k,
+            stored_v,
+            row_tiles,
+            rows,
+            words,
+            references,
+            many,
+            few,
+            bytes,
+        })
     }
 }

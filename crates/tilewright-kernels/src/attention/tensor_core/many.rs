@@ -13,6 +13,7 @@
 use super::{
     config::KV_TOKENS,
     cta::{Cta, Work, divide},
+    factors::Factors,
     fragments::{Cell, LanePlaces, RowTile, Sums, hide},
     hooked::Hooked,
     keys::{Copier, Finder, copy_queries},
@@ -21,6 +22,7 @@ use super::{
     rows::Rows,
     seen::{Keys, seen},
     special,
+    wide::{Half, Wide},
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
@@ -61,19 +63,14 @@ struct Many<'c, 'k> {
     finder: Finder<'k>,
     keys: Copier<'k>,
     values: Copier<'k>,
+    wide: Wide<'k>,
+    factors: Factors<'k>,
     /// Bytes from the first slot to the one that is filled next, behind which is the one that is read next.
     fills: Var<'k, u32>,
 }
 
 fn keys_of(first: Value<'_, u32>) -> Keys<'_> {
     Keys { first, width: KV_TOKENS as u32 }
-}
-
-/// What a slot holds.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Half {
-    Keys,
-    Values,
 }
 
 impl<'c, 'k> Many<'c, 'k> {
@@ -97,8 +94,10 @@ impl<'c, 'k> Many<'c, 'k> {
             q: cta.at::<u32>(layout.many.q).byte(k.warp_index() * (16 * layout.q.stride) as u32),
             seen: cta.at(layout.many.seen),
             finder: Finder::new((cta, work), (k.thread(), KV_TOKENS), entries),
-            keys: copier(layout.k, 0),
-            values: copier(layout.v, 1),
+            keys: copier(layout.stored_k, 0),
+            values: copier(layout.stored_v, 1),
+            wide: Wide::new(cta, (k.thread(), 128), (cta.at(layout.many.wide), KV_TOKENS)),
+            factors: Factors::new(cta, KV_TOKENS),
             fills: k.var("fills", 0),
         }
     }
@@ -147,6 +146,8 @@ impl<'c, 'k> Many<'c, 'k> {
             let copier = if half == Half::Keys { &self.keys } else { &self.values };
             copier.copy(slot, self.table(first));
             if half == Half::Keys {
+                let entries = self.cta.at::<u32>(many.entries).byte(self.table(first));
+                self.factors.bring(k.thread(), entries, slot.plus(many.factors / 4));
                 self.find(first + KV_TOKENS as u32);
             }
         });
@@ -161,21 +162,23 @@ impl<'c, 'k> Many<'c, 'k> {
         next.unless(next.eq((many.num_slots * many.slot_bytes) as u32), 0)
     }
 
-    /// Waits for the slot that is read next, and starts to fill the one before it. `look` is called when this thread's copies are
-    /// there.
+    /// Waits for the slot that is read next, and starts to fill the one before it; gives what products read of it, and the slot.
+    /// `look` is called when what this thread brought is there.
     fn next_slot(
         &self,
         first: Value<'k, u32>,
-        ahead: usize,
+        half: Half,
         look: impl FnOnce(Shared<'k, u32>),
-    ) -> Shared<'k, u32> {
+    ) -> [Shared<'k, u32>; 2] {
         let many = &self.cta.layout.many;
         let slots = self.cta.at::<u32>(many.slots);
         self.k.wait_copies(many.num_slots - 2);
-        look(slots.byte(self.next(self.fills.get())));
+        let arrived = self.wide.arrived(half, slots.byte(self.next(self.fills.get())));
+        look(arrived);
         self.k.sync_threads();
-        self.load(first, ahead + many.num_slots - 1);
-        slots.byte(self.fills.get())
+        self.load(first, usize::from(half == Half::Values) + many.num_slots - 1);
+        let slot = slots.byte(self.fills.get());
+        [if self.cta.kv.size() == 1 { arrived } else { slot }, slot]
     }
 
     fn attend(&self) {
@@ -196,7 +199,7 @@ impl<'c, 'k> Many<'c, 'k> {
         let k = self.k;
         let masked = self.hooks.is_masked(self.rows.is_masked(first, KV_TOKENS));
         k.when(masked, || self.find_seen(first));
-        let keys = self.next_slot(first, 0, |_| {});
+        let [keys, slot] = self.next_slot(first, Half::Keys, |_| {});
         let logits: Vec<Vec<Sums<'k>>> =
             self.tiles.iter().map(|_| (0..KV_TOKENS / 8).map(|_| self.unset()).collect()).collect();
         let query = |tile: usize, step: usize| {
@@ -204,16 +207,19 @@ impl<'c, 'k> Many<'c, 'k> {
             self.places.query(self.cta, rows, step)
         };
         self.places.multiply_keys(self.cta, query, keys, &logits);
-        let keys = keys_of(first);
-        self.hooks.logits((self.cta, self.work), keys, (&|| self.row_of_tile(0), &logits));
+        let factors_of_keys = slot.plus(self.cta.layout.many.factors / 4).cast::<f32>();
+        self.factors.scale_keys(factors_of_keys, &logits);
+        self.hooks.logits((self.cta, self.work), keys_of(first), (&|| self.row_of_tile(0), &logits));
         k.when(masked, || self.hide(&logits));
         let weighed = self.tiles.iter().zip(&logits);
-        let weighed = weighed.map(|(tile, logits)| tile.weigh(self.cta, self.work.scale, logits));
+        let to = self.factors.next(factors_of_keys);
+        let weigh = |weights: &[Sums<'k>]| to.weights(weights);
+        let weighed = weighed.map(|(tile, logits)| tile.weigh(self.cta, self.work.scale, logits, weigh));
         let (weights, factors): (Vec<_>, Vec<_>) = weighed.unzip();
         // before the copies: factors need no registers behind them
-        self.tiles.iter().zip(factors).for_each(|(tile, factors)| tile.rescale(factors));
+        self.tiles.iter().zip(factors).for_each(|(tile, factors)| tile.rescale(to.sums(factors)));
         let look = |values| k.when(masked, || self.find_special(values));
-        let values = self.next_slot(first, 1, look);
+        let [values, _] = self.next_slot(first, Half::Values, look);
         k.when(masked, || self.encode_special(values));
         self.places.weigh_values(self.cta, &weights, values, &self.tiles);
         k.when(masked, || self.add_special());
@@ -231,7 +237,7 @@ impl<'c, 'k> Many<'c, 'k> {
     /// Looks for values that are not finite; to be read behind a barrier.
     fn find_special(&self, values: Shared<'k, u32>) {
         let k = self.k;
-        let found = k.ballot(special::find(self.cta, self.values.deal(), values));
+        let found = k.ballot(special::find(self.cta, self.wide.deal(&self.values), values));
         k.when(k.lane().eq(0), || self.special().at(k.thread() >> 5).store(found));
     }
 

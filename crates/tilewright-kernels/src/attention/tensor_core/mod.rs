@@ -4,13 +4,15 @@
 //! A CTA does the items of a worker one after the other. What an item is, only its numbers tell: with up to 16 query rows (tokens
 //! times heads of the group) its warps divide the keys (`few`), with more they divide the rows (`many`). What arrives is masked
 //! where a row may not see it (`seen`, `special`), weighed by an online softmax (`fragments`), written as output or partial state
-//! (`output`), and merged by whoever completes the last part (`merge`).
+//! (`output`), and merged by whoever completes the last part (`merge`). Keys and values of 8 bits are made 16 when they have arrived
+//! (`wide`), and pages may have factors of their own (`factors`).
 //!
 //! Parameters: [`Params`](super::call::Params). Grid: `[workers, 1, 1]`.
 
 mod config;
 mod cta;
 mod ends;
+mod factors;
 mod few;
 mod fragments;
 mod hooked;
@@ -22,6 +24,7 @@ mod output;
 mod rows;
 mod seen;
 mod special;
+mod wide;
 
 pub use config::{Config, Device, FEW_ROWS, Items, KV_TOKENS, THREADS};
 pub use hooked::refuses_variant;

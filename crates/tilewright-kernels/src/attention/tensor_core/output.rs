@@ -2,7 +2,7 @@
 
 use super::{
     cta::{Cta, Head, Work},
-    ends::Ends,
+    factors,
     fragments::RowTile,
     hooked::Hooked,
 };
@@ -37,12 +37,6 @@ impl<'k> Total<'k> {
             sum,
         }
     }
-}
-
-/// The factor of all values of an item.
-#[track_caller]
-fn v_factor<'k>(cta: &Cta<'k>, item: &ItemValues<'k>) -> Value<'k, f32> {
-    cta.params.v_scale.at(cta.k, cta.k.constant(0), item.kv_head)
 }
 
 /// The output of a head of a row.
@@ -86,7 +80,8 @@ pub(super) fn store_tile<'k>(
     for half in 0..2 {
         let sum = reduce::quad_sum(tile.sum[half].get());
         let total = Total::new(tile.max[half].get() * work.scale, sum);
-        let factor = total.normalizer * v_factor(cta, &item);
+        let of_values = factors::of_sums(cta, item.kv_head);
+        let factor = total.normalizer * of_values;
         let row = first_row + (lane >> 2) + 8 * half as u32;
         let first_of_quad = (lane & 3).eq(0);
         let pairs = |factor: Value<'k, f32>| {
@@ -108,7 +103,10 @@ pub(super) fn store_tile<'k>(
                     let ends = hooks.ends(|| in_tile + (lane >> 2), 8 * half);
                     let (total, factor) = match ends.is_empty() {
                         true => (total, factor),
-                        false => ended(cta, &ends, &item, total),
+                        false => {
+                            let total = ends.updated(total);
+                            (total, total.normalizer * of_values)
+                        }
                     };
                     pairs(factor).for_each(|(at, pair)| {
                         let [low, high] = ends.output(|| ((lane & 3) << 1) + 8 * at as u32, pair);
@@ -121,18 +119,6 @@ pub(super) fn store_tile<'k>(
     }
 }
 
-/// What a row has summed up to after its hooks, and the factor of its sums.
-#[track_caller]
-fn ended<'k>(
-    cta: &Cta<'k>,
-    ends: &Ends<'k, '_>,
-    item: &ItemValues<'k>,
-    total: Total<'k>,
-) -> (Total<'k>, Value<'k, f32>) {
-    let total = ends.updated(total);
-    (total, total.normalizer * v_factor(cta, item))
-}
-
 /// Writes four neighbours of a row of an item that begin at element `4 chunk`, and with the first of them the LSE; `values` are
 /// sums of weighed values.
 pub(super) fn store_chunk<'k>(
@@ -142,7 +128,8 @@ pub(super) fn store_chunk<'k>(
     total: Total<'k>,
 ) {
     let (k, item) = (cta.k, work.item());
-    let factor = total.normalizer * v_factor(cta, &item);
+    let of_values = factors::of_item(cta, cta.params.v_scale, item.kv_head);
+    let factor = total.normalizer * of_values;
     let sums = values;
     let values = sums.map(|value| value * factor);
     k.when_else(
@@ -158,7 +145,8 @@ pub(super) fn store_chunk<'k>(
             let (total, values) = match ends.is_empty() {
                 true => (total, values),
                 false => {
-                    let (total, factor) = ended(cta, &ends, &item, total);
+                    let total = ends.updated(total);
+                    let factor = total.normalizer * of_values;
                     (total, ends.output(|| chunk << 2, sums.map(|sum| sum * factor)))
                 }
             };
