@@ -26,7 +26,7 @@ use tilewright_kernels::attention::{
 use words::Arrays;
 
 /// Tests of each property: in the simulator, and on the GPU where there is one.
-macro_rules! judge {
+macro_rules! judge_backends {
     ($($property:ident),+) => {
         mod simulated {
             $(#[test] fn $property() {
@@ -41,7 +41,7 @@ macro_rules! judge {
         }
     };
 }
-judge!(
+judge_backends!(
     words_are_those_of_the_host,
     a_plan_of_the_device_computes_what_one_of_the_host_does,
     what_the_device_cannot_plan_is_refused_with_all_reasons
