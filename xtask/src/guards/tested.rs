@@ -48,8 +48,8 @@ fn is_there(tree: &Tree, name: &str) -> bool {
 fn is_in(tree: &Tree, folder: &str, name: &str) -> bool {
     let parts: Vec<&str> = name.split("::").collect();
     let Some((test, modules)) = parts.split_last() else { return false };
-    let (modules, on_cpu) = match modules.split_last() {
-        Some((&"cpu", modules)) => (modules, true),
+    let (modules, judged) = match modules.split_last() {
+        Some((&"cpu" | &"simulated", modules)) => (modules, true),
         _ => (modules, false),
     };
     let path = format!("{folder}{}", modules.join("/"));
@@ -58,7 +58,7 @@ fn is_in(tree: &Tree, folder: &str, name: &str) -> bool {
     }
     let files = [format!("{path}.rs"), format!("{path}/mod.rs"), format!("{path}/main.rs")];
     let Some(code) = files.iter().find_map(|file| tree.text(file)).map(code_only) else { return false };
-    if on_cpu {
+    if judged {
         let judged = code.split("judge_backends!(").skip(1).filter_map(|rest| rest.split(')').next());
         return judged.flat_map(words).any(|word| word == *test);
     }
