@@ -37,10 +37,12 @@ pub(super) fn find<'k>(
 ) -> Value<'k, bool> {
     let k = cta.k;
     let found = k.var::<u32>("not_finite", 0);
-    let values = values.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
-    deal.each_row(k, rows, |row| {
+    let values = values.byte(deal.chunk << 4);
+    // not unrolled: rows that are loaded at once would take the registers of the sums
+    k.repeat((deal.row, rows as u32), deal.rows_at_once as u32, |row| {
+        let values = values.byte(row * format.stride as u32);
         for chunk in (0..format.chunks).step_by(deal.lanes) {
-            let words = values.plus((row * format.stride + chunk * 16) / 4).load_vector::<4>();
+            let words = values.plus(chunk * 4).load_vector::<4>();
             let any = words.into_iter().fold(found.get(), |any, word| any | flags(cta.elements, word));
             found.set(any);
         }
