@@ -189,11 +189,12 @@ impl<'k, 'v> Hooked<'k, 'v> {
             let row = self.row(cta, (head, item.kv_head), (item.request, item.offset), &hooks);
             for hook in hooks {
                 let of_row = declared.prepare(hook, &|input| row.input(input));
-                for (slot, (_, node)) in self.slots_of(hook) {
-                    for (_, value) in of_row.values(&[node]) {
-                        table.plus(slot * ROWS).at(thread).store(value);
-                    }
-                }
+                let kept = |(slot, (_, node)): (usize, (Hook, u32))| {
+                    of_row.values(&[node]).into_iter().map(move |(_, value)| (slot, value))
+                };
+                self.slots_of(hook)
+                    .flat_map(kept)
+                    .for_each(|(slot, value)| table.plus(slot * ROWS).at(thread).store(value));
             }
         });
     }
@@ -231,7 +232,9 @@ impl<'k, 'v> Hooked<'k, 'v> {
                 let Some(hook) = self.of_row(Hook::Logits, row, 64 * fragment + 8 * half) else { return };
                 let of_half = sums.iter().flat_map(|sums| [sums[2 * half], sums[2 * half + 1]]);
                 for (at, logit) in of_half.enumerate() {
-                    let kv = |input| if input == Input::Kv { positions.get(at).copied() } else { None };
+                    // nothing where no hook asks
+                    let position = positions.get(at).copied();
+                    let kv = |input| position.filter(|_| input == Input::Kv);
                     // of hooks that write nothing it is no matter whether there is such a key
                     let real = self.k.constant(true);
                     logit.set(hook.logit(&kv, logit.get() * work.scale_of_products, real));
