@@ -58,6 +58,7 @@ fn run(device: &Stream, case: &Case) -> Result<()> {
     let config = Prefill { heads: case.heads, causal: case.causal };
     let kernel = prefill("prefill", config, cap.as_ref()).expect("a valid kernel");
     let function = device.load(&kernel)?;
+    assert_eq!(function.resources().local, 0, "bytes of registers that a thread spills");
     let (qo_heads, kv_heads) = (case.heads.0 as usize, case.heads.1 as usize);
     let (qo, kv) = (indptr(case.lengths.iter().map(|l| l.0)), indptr(case.lengths.iter().map(|l| l.1)));
     let (rows, keys) = (qo[qo.len() - 1] as usize, kv[kv.len() - 1] as usize);

@@ -1,7 +1,7 @@
 //! The driver as the assembler, and kernels of the cache on its GPU.
 
 use super::{Assembler, Cache, Code, Error, Key, Source};
-use crate::{Context, ErrorKind, Function, assemble, load};
+use crate::{Context, ErrorKind, Function, driver::loadable, load};
 use std::{
     collections::HashMap,
     fmt,
@@ -43,7 +43,7 @@ impl Assembler for Driver {
     }
 
     fn assemble(&self, source: &Source) -> Result<Vec<u8>, String> {
-        assemble(&self.context, source.name(), source.ptx()).map_err(|why| why.to_string())
+        loadable(&self.context, source.name(), source.ptx()).map_err(|why| why.to_string())
     }
 }
 

@@ -43,6 +43,23 @@ pub fn assemble_with_log(context: &Context, name: &str, ptx: &str) -> Result<Ass
     })
 }
 
+/// What to load of a kernel, and to keep for the next time: its machine code, or its PTX where that comes out better.
+///
+/// The driver gives machine code away as its linker makes it, for other code to be linked to; so made, `setmaxnreg` does nothing
+/// (`ptxas -c`: "ignored to maintain compatibility across compilation units"), and warpgroups that count on it spill. Text that is
+/// loaded is assembled as the whole that it is. The driver keeps what comes of it in a cache of its own (`CUDA_CACHE_PATH`).
+///
+/// # Errors
+/// As [`assemble`]; those of text come when it is loaded.
+pub(crate) fn loadable(context: &Context, name: &str, ptx: &str) -> Result<Vec<u8>> {
+    if moves_registers(ptx) { Ok(ptx.into()) } else { assemble(context, name, ptx) }
+}
+
+/// Whether warpgroups give registers to each other.
+fn moves_registers(ptx: &str) -> bool {
+    ptx.lines().any(|line| line.trim_start().starts_with("setmaxnreg."))
+}
+
 /// The architecture of a `.target` that ends with `a` or `f`, as `CUjit_target` counts: 0x10000 or 0x20000 more than the number.
 fn architecture(ptx: &str) -> Option<usize> {
     let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target sm_"))?;
@@ -122,7 +139,13 @@ impl Drop for Link {
 
 #[cfg(test)]
 mod tests {
-    use super::architecture;
+    use super::{architecture, moves_registers};
+
+    #[test]
+    fn registers_that_move_are_found_in_instructions_only() {
+        assert!(moves_registers("{\n    setmaxnreg.dec.sync.aligned.u32 40;\n"));
+        assert!(!moves_registers("{\n    // no setmaxnreg.dec here\n    ret;\n"));
+    }
 
     #[test]
     fn the_architecture_of_a_target_is_counted_as_the_driver_does() {

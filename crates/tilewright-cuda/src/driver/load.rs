@@ -1,7 +1,7 @@
 //! Machine code to the device: from a file's bytes, from text, from a kernel.
 
 use super::{
-    Context, Error, ErrorKind, Function, Result, assemble::assemble, current::Apart, error::driver, image,
+    Context, Error, ErrorKind, Function, Result, assemble::loadable, current::Apart, error::driver, image,
     log::Log, module::Module,
 };
 use std::{ffi::CString, ptr::null_mut, sync::Arc};
@@ -52,7 +52,7 @@ pub fn load(context: &Context, name: &str, cubin: &[u8]) -> Result<Function> {
 }
 
 impl Context {
-    /// The text of a kernel for this GPU: what [`assemble`] takes.
+    /// The text of a kernel for this GPU: what [`assemble`](super::assemble()) takes.
     ///
     /// # Errors
     /// When the GPU lacks an instruction of it.
@@ -67,9 +67,9 @@ impl Context {
     /// Has the driver make machine code of a kernel, each time anew.
     ///
     /// # Errors
-    /// Those of [`ptx`](Self::ptx), [`assemble`], [`load`] and [`Function::of_kernel`].
+    /// Those of [`ptx`](Self::ptx), [`assemble`](super::assemble()), [`load`] and [`Function::of_kernel`].
     pub fn load(&self, kernel: &Kernel) -> Result<Function> {
-        let cubin = assemble(self, &kernel.name, &self.ptx(kernel)?)?;
-        load(self, &kernel.name, &cubin)?.of_kernel(kernel)
+        let code = loadable(self, &kernel.name, &self.ptx(kernel)?)?;
+        load(self, &kernel.name, &code)?.of_kernel(kernel)
     }
 }

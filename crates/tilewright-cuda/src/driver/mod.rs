@@ -44,6 +44,7 @@ mod tensor_map;
 mod tests;
 mod transfer;
 
+pub(crate) use assemble::loadable;
 pub use assemble::{Assembled, assemble, assemble_with_log};
 pub use buffer::Buffer;
 pub use capture::Capture;
