@@ -121,6 +121,10 @@ impl Machine for Card {
         self.stream.write(to, bytes).map_err(of_driver)
     }
 
+    fn write_words(&self, to: u64, words: usize, make: &mut dyn FnMut(&mut [u32])) -> Result<()> {
+        self.stream.write_words(to, words, make).map_err(of_driver)
+    }
+
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
         self.stream.read(from, bytes).map_err(of_driver)
     }

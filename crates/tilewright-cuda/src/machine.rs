@@ -69,6 +69,16 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     /// When the device refuses.
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
 
+    /// The same of so many words that `make`, called once if there are any, writes where they are sent from. It finds any values.
+    ///
+    /// # Errors
+    /// When the device refuses.
+    fn write_words(&self, to: u64, words: usize, make: &mut dyn FnMut(&mut [u32])) -> Result<()> {
+        let mut made = vec![u32::MAX; words]; // what is not written is not 0 by chance
+        make(&mut made);
+        self.write(to, bytemuck::cast_slice(&made))
+    }
+
     /// Copies bytes from the device, when all work is done.
     ///
     /// # Errors

@@ -10,6 +10,7 @@ use super::{
     find::find,
     handle::{Handle, lock},
     keep::Graveyard,
+    memory,
     staging::Staging,
 };
 use cudarc::driver::sys;
@@ -30,6 +31,8 @@ struct Inner {
     handle: Handle<sys::CUctx_st>,
     ordinal: usize,
     limits: Limits,
+    /// None where the device has no pools.
+    pool: Option<Handle<sys::CUmemPoolHandle_st>>,
     staging: Staging,
     graveyard: Arc<Graveyard>,
 }
@@ -57,8 +60,9 @@ impl Context {
         let mut handle = null_mut();
         // SAFETY: the device exists.
         unsafe { driver!(cuDevicePrimaryCtxRetain(&mut handle, device)) }?;
+        let pool = limits.memory_pools.then(|| memory::pool(device)).transpose()?;
         let (staging, graveyard) = (Staging::default(), Arc::default());
-        let inner = Inner { handle: Handle(handle), ordinal, limits, staging, graveyard };
+        let inner = Inner { handle: Handle(handle), ordinal, limits, pool, staging, graveyard };
         let context = Self { inner: Arc::new(inner) };
         open.insert(ordinal, context.clone());
         Ok(context)
@@ -103,6 +107,10 @@ impl Context {
 
     pub(super) fn handle(&self) -> sys::CUcontext {
         self.inner.handle.0
+    }
+
+    pub(super) fn pool(&self) -> Option<Handle<sys::CUmemPoolHandle_st>> {
+        self.inner.pool
     }
 
     pub(super) fn staging(&self) -> &Staging {

@@ -6,8 +6,7 @@ use super::{
     keep::Kept,
     staging::{Pinned, Slot, Staging},
 };
-use cudarc::driver::sys;
-use std::ptr::copy_nonoverlapping;
+use std::{ptr::copy_nonoverlapping, slice::from_raw_parts_mut};
 
 impl Stream {
     /// Copies bytes to the device, behind the work that was asked for up to now. They may be reused on return. Nothing waits, but
@@ -19,42 +18,57 @@ impl Stream {
     /// # Errors
     /// When the driver refuses, for instance because the context is lost.
     pub fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
-        if bytes.is_empty() {
+        self.pieces(to, bytes.len(), &mut |at, piece| piece.copy_from_slice(&bytes[at..at + piece.len()]))
+    }
+
+    /// The same of so many words that `make` writes where they are sent from, so that nobody copies them before. It is called once
+    /// if there are any, and finds any values.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_words(&self, to: u64, words: usize, make: &mut dyn FnMut(&mut [u32])) -> Result<()> {
+        if words * size_of::<u32>() > Staging::MOST {
+            let mut made = vec![0; words];
+            make(&mut made);
+            return self.write(to, bytemuck::cast_slice(&made));
+        }
+        self.pieces(to, words * size_of::<u32>(), &mut |_, piece| make(bytemuck::cast_slice_mut(piece)))
+    }
+
+    /// Sends so many bytes, which `make` is asked for in pieces of pinned memory: the first byte of each, and its place.
+    fn pieces(&self, to: u64, bytes: usize, make: &mut dyn FnMut(usize, &mut [u8])) -> Result<()> {
+        if bytes == 0 {
             return Ok(());
         }
         let _current = self.context().enter()?;
         if let Some(graph) = self.captured_graph()? {
-            return self.write_captured(graph, to, bytes);
+            self.context().sweep();
+            let pinned = Pinned::new(self.context(), bytes)?;
+            let memory = pinned.memory();
+            // the graph, which repeats this copy, keeps the memory
+            self.context().keep(graph, Kept::Bytes(pinned))?;
+            return self.send(memory, to, bytes, &mut |piece| make(0, piece));
         }
         let staging = self.context().staging();
-        for (at, piece) in bytes.chunks(Staging::MOST).enumerate() {
-            let slot = staging.take(piece.len())?;
-            let outcome = self.send(&slot, to + (at * Staging::MOST) as u64, piece);
+        for at in (0..bytes).step_by(Staging::MOST) {
+            let piece = (bytes - at).min(Staging::MOST);
+            let slot = staging.take(piece)?;
+            let sent = self.send(slot.memory(), to + at as u64, piece, &mut |piece| make(at, piece));
+            let outcome = sent.and_then(|()| slot.used_on(self.raw()));
             staging.give(slot);
             outcome?;
         }
         Ok(())
     }
 
-    fn send(&self, slot: &Slot, to: u64, piece: &[u8]) -> Result<()> {
-        // SAFETY: the slot has room for the piece, and nothing is copied from it; it is used again when the event that is
-        // recorded behind this copy is done.
+    /// Fills pinned memory, which nobody else has and nothing is copied from until this copy is done, and sends it.
+    fn send(&self, from: *mut u8, to: u64, bytes: usize, make: &mut dyn FnMut(&mut [u8])) -> Result<()> {
+        // SAFETY: the memory has room for so many bytes, which the driver gave with values in them; it is ours alone, and lives
+        // until the copy is done.
         unsafe {
-            copy_nonoverlapping(piece.as_ptr(), slot.memory(), piece.len());
-            driver!(cuMemcpyHtoDAsync_v2(to, slot.memory().cast(), piece.len(), self.raw()))?;
+            make(from_raw_parts_mut(from, bytes));
+            driver!(cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw()))
         }
-        slot.used_on(self.raw())
-    }
-
-    fn write_captured(&self, graph: sys::CUgraph, to: u64, bytes: &[u8]) -> Result<()> {
-        self.context().sweep();
-        let pinned = Pinned::new(self.context(), bytes.len())?;
-        let memory = pinned.memory();
-        // SAFETY: it has room for so many.
-        unsafe { copy_nonoverlapping(bytes.as_ptr(), memory, bytes.len()) };
-        self.context().keep(graph, Kept::Bytes(pinned))?;
-        // SAFETY: the graph, which repeats this copy, keeps the memory.
-        unsafe { driver!(cuMemcpyHtoDAsync_v2(to, memory.cast(), bytes.len(), self.raw())) }
     }
 
     /// Copies bytes from the device, behind the work that was asked for up to now, and waits for it.

@@ -29,6 +29,26 @@ fn bytes_come_back_as_they_went() -> Result<()> {
 }
 
 #[test]
+fn words_come_back_as_they_were_made() -> Result<()> {
+    let Some(stream) = stream() else { return Ok(()) };
+    for words in [0_usize, 1, 16 << 10, (16 << 10) + 1, 1 << 20, (1 << 20) + 1] {
+        let memory = stream.allocate(4 * words)?;
+        let mut calls = 0;
+        stream.write_words(memory.address(), words, &mut |made| {
+            calls += 1;
+            assert_eq!(made.len(), words);
+            made.iter_mut().enumerate().for_each(|(at, word)| *word = at as u32 * 7 + 1);
+        })?;
+        assert_eq!(calls, usize::from(words > 0), "{words} words");
+        let mut found = vec![0_u8; 4 * words];
+        stream.read(memory.address(), &mut found)?;
+        let right = |(at, word): (usize, &[u8; 4])| u32::from_le_bytes(*word) == at as u32 * 7 + 1;
+        assert!(found.as_chunks().0.iter().enumerate().all(right), "{words} words");
+    }
+    Ok(())
+}
+
+#[test]
 fn more_writes_than_there_are_slots_wait_for_room() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     for (len, writes) in [(5000, 200), (1 << 20, 12)] {

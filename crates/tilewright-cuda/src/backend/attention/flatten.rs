@@ -1,12 +1,14 @@
-//! A plan as it lies on the device: its arrays in one piece of memory, brought there by a copy or two.
+//! A plan as it lies on the device: its arrays in one piece of memory, written where the copy to the device begins.
 //!
 //! The arrays and their elements are those of [`tilewright_kernels::attention::items`]. Where they lie depends on the room of the
 //! plan alone, so that those of a plan of fixed capacity never move:
 //!
 //! ```text
-//! worker_indptr  counters  requests  merges  sources  feeds | items        | indices      | mask bits
-//! one copy, of the whole room but for items that are not used | another      | another, if there are any
+//! worker_indptr  counters  requests  merges  sources  feeds  items | indices      | mask bits
 //! ```
+//!
+//! A plan for one batch has room for nothing else, so that one copy brings all of it. That of a plan of fixed capacity ends with
+//! the last item that is used; page indices and mask bits, if there are any, are a copy each.
 
 use tilewright::{
     Plan,
@@ -72,46 +74,48 @@ impl Places {
             mask_bits: base + offsets.mask_bits,
         }
     }
-}
 
-/// The words of all arrays but page indices and mask bits, which the plan itself has as they are needed. Kept from plan to plan:
-/// only what is used is written again.
-#[derive(Debug, Default)]
-pub(super) struct Flat {
-    words: Vec<u32>,
-}
-
-impl Flat {
-    /// Writes a plan; the words to bring to the first of `places`.
-    pub(super) fn write(&mut self, plan: &Plan, places: &Places) -> &[u32] {
-        let (schedule, offsets) = (plan.schedule(), &places.offsets);
-        let used = offsets.items as usize / 4 + Item::WORDS * schedule.items.len();
-        if self.words.len() < used {
-            self.words.resize(used, 0);
-        }
-        let words = &mut self.words[..used];
-        let (rest, items) = words.split_at_mut(offsets.items as usize / 4);
-        write_items(items, plan);
-        let from = |offset: u64| offset as usize / 4..;
-        rest[from(offsets.worker_indptr)][..schedule.worker_indptr.len()]
-            .copy_from_slice(&schedule.worker_indptr);
-        rest[from(offsets.counters)][..schedule.merges.len()].fill(0);
-        write_requests(
-            &mut rest[from(offsets.requests)][..Request::WORDS * offsets.num_requests as usize],
-            plan,
-        );
-        let merges = rest[from(offsets.merges)].as_chunks_mut().0.iter_mut();
-        for (to, merge) in merges.zip(&schedule.merges) {
-            *to = device_merge(merge).to_words();
-        }
-        let sources = rest[from(offsets.sources)].as_chunks_mut().0.iter_mut();
-        for (to, &source) in sources.zip(&schedule.sources) {
-            let item = &schedule.items[source as usize];
-            *to = Source { partial: item.partial.unwrap_or(NONE), qo_begin: item.qo.start }.to_words();
-        }
-        write_feeds(&mut rest[from(offsets.feeds)][..schedule.sources.len()], items, schedule);
-        words
+    /// Words from the beginning to the end of the last item that the plan has.
+    pub(super) fn words(&self, plan: &Plan) -> usize {
+        self.offsets.items as usize / 4 + Item::WORDS * plan.schedule().items.len()
     }
+
+    /// Words of everything.
+    pub(super) fn all_words(&self) -> usize {
+        self.bytes / 4
+    }
+
+    /// Page indices and mask bits of a plan, to their places among all words.
+    pub(super) fn write_lists(&self, plan: &Plan, all: &mut [u32]) {
+        let (indices, bits) = (plan.requests().source.indices(), plan.requests().mask.bytes());
+        all[self.offsets.indices as usize / 4..][..indices.len()]
+            .copy_from_slice(bytemuck::cast_slice(indices));
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut all[self.offsets.mask_bits as usize / 4..]);
+        bytes[..bits.len()].copy_from_slice(bits);
+    }
+}
+
+/// Writes all arrays of a plan but page indices and mask bits, which it has as they are needed, to as many words as
+/// [`Places::words`] says. What lies between arrays is left as it was.
+pub(super) fn write(plan: &Plan, places: &Places, words: &mut [u32]) {
+    let (schedule, offsets) = (plan.schedule(), &places.offsets);
+    let (rest, items) = words.split_at_mut(offsets.items as usize / 4);
+    write_items(items, plan);
+    let from = |offset: u64| offset as usize / 4..;
+    rest[from(offsets.worker_indptr)][..schedule.worker_indptr.len()]
+        .copy_from_slice(&schedule.worker_indptr);
+    rest[from(offsets.counters)][..schedule.merges.len()].fill(0);
+    write_requests(&mut rest[from(offsets.requests)][..Request::WORDS * offsets.num_requests as usize], plan);
+    let merges = rest[from(offsets.merges)].as_chunks_mut().0.iter_mut();
+    for (to, merge) in merges.zip(&schedule.merges) {
+        *to = device_merge(merge).to_words();
+    }
+    let sources = rest[from(offsets.sources)].as_chunks_mut().0.iter_mut();
+    for (to, &source) in sources.zip(&schedule.sources) {
+        let item = &schedule.items[source as usize];
+        *to = Source { partial: item.partial.unwrap_or(NONE), qo_begin: item.qo.start }.to_words();
+    }
+    write_feeds(&mut rest[from(offsets.feeds)][..schedule.sources.len()], items, schedule);
 }
 
 /// Requests, and behind them such as no row belongs to.

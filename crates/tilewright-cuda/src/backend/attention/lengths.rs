@@ -64,9 +64,7 @@ impl<M: Machine> Gpu<M> {
         let call = Call { batch: arrays, plan: args, flags: flags.address(), shape };
         let DevicePlan { layout, page_size, workers, items, partial_rows, .. } = *before;
         let lengths = Some(Made { call, flags });
-        let flat = flatten::Flat::default();
-        let made =
-            DevicePlan { args, layout, page_size, workers, items, partial_rows, lengths, flat, memory };
+        let made = DevicePlan { args, layout, page_size, workers, items, partial_rows, lengths, memory };
         let plan = plan.with_prepared(Arc::new(made));
         self.replan_on_device(&plan)?;
         Ok(plan)

@@ -9,7 +9,7 @@ mod lengths;
 use super::Gpu;
 use crate::machine::Machine;
 use arguments::Held;
-use flatten::{Flat, Places};
+use flatten::Places;
 use hooks::Buffers;
 use kernel::Built;
 pub use lengths::DeviceBatch;
@@ -39,7 +39,6 @@ pub(super) struct DevicePlan {
     partial_rows: usize,
     /// How a kernel makes it, where it is made of lengths on the device.
     lengths: Option<lengths::Made>,
-    flat: Flat,
     /// Where it all lies.
     memory: DeviceMemory,
 }
@@ -65,21 +64,12 @@ impl<M: Machine> Gpu<M> {
         let before = before.and_then(Arc::into_inner).filter(|before| {
             before.memory.device() == self.limits.device && before.memory.bytes() >= places.bytes
         });
-        let (mut flat, memory) = match before {
-            Some(before) => (before.flat, before.memory),
-            None => (Flat::default(), self.allocate(places.bytes.max(1))?),
+        let memory = match before {
+            Some(before) => before.memory,
+            None => self.allocate(places.bytes.max(1))?,
         };
         let args = places.at(memory.address());
-        self.machine.write(args.worker_indptr, bytemuck::cast_slice(flat.write(plan, &places)))?;
-        let requests = plan.requests();
-        for (to, bytes) in [
-            (args.indices, bytemuck::cast_slice(requests.source.indices())),
-            (args.mask_bits, requests.mask.bytes()),
-        ] {
-            if !bytes.is_empty() {
-                self.machine.write(to, bytes)?;
-            }
-        }
+        self.bring(plan, &places, &args)?;
         let ((layout, page_size), items) = (flatten::layout(plan), flatten::items(plan));
         let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.room().partial_rows);
         Ok(Some(Arc::new(DevicePlan {
@@ -90,9 +80,29 @@ impl<M: Machine> Gpu<M> {
             items,
             partial_rows,
             lengths: None,
-            flat,
             memory,
         })))
+    }
+
+    /// Writes a plan to where it lies on the device.
+    fn bring(&self, plan: &Plan, places: &Places, args: &PlanArgs) -> Result<()> {
+        if plan.capacity().is_none() {
+            return self.machine.write_words(args.worker_indptr, places.all_words(), &mut |all| {
+                flatten::write(plan, places, &mut all[..places.words(plan)]);
+                places.write_lists(plan, all);
+            });
+        }
+        let write = &mut |words: &mut [u32]| flatten::write(plan, places, words);
+        self.machine.write_words(args.worker_indptr, places.words(plan), write)?;
+        for (to, bytes) in [
+            (args.indices, bytemuck::cast_slice(plan.requests().source.indices())),
+            (args.mask_bits, plan.requests().mask.bytes()),
+        ] {
+            if !bytes.is_empty() {
+                self.machine.write(to, bytes)?;
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn run_attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
