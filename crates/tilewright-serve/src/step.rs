@@ -1,6 +1,7 @@
 //! One step's batch, as operators take it: the chosen tokens of all requests end to end, and their page table.
 
 use crate::scheduler::{Chunk, Scheduler};
+use std::sync::Arc;
 use tilewright::{Batch, PageTable};
 
 /// The tokens of a step. Ragged: chunk `c` owns rows `qo_indptr[c]..qo_indptr[c + 1]`.
@@ -16,7 +17,8 @@ pub(crate) struct Step {
     pub(crate) wanted_rows: Vec<i32>,
     qo_indptr: Vec<i32>,
     kv_indptr: Vec<i32>,
-    indices: Vec<i32>,
+    /// Shared with the step's plan.
+    indices: Arc<Vec<i32>>,
     last_page_len: Vec<i32>,
     page_size: usize,
 }
@@ -24,6 +26,7 @@ pub(crate) struct Step {
 impl Step {
     pub(crate) fn new(scheduler: &Scheduler, chunks: &[Chunk], page_size: usize) -> Self {
         let mut step = Self { page_size, qo_indptr: vec![0], kv_indptr: vec![0], ..Self::default() };
+        let mut indices = Vec::new();
         for (index, chunk) in chunks.iter().enumerate() {
             let request = &scheduler.running[chunk.request];
             step.tokens.extend(request.tokens[chunk.tokens.clone()].iter().map(|&token| token as i32));
@@ -35,10 +38,11 @@ impl Step {
             }
             let kv_len = chunk.tokens.end;
             let pages = kv_len.div_ceil(page_size);
-            step.indices.extend(&request.holding.pages[..pages]);
-            step.kv_indptr.push(step.indices.len() as i32);
+            indices.extend(&request.holding.pages[..pages]);
+            step.kv_indptr.push(indices.len() as i32);
             step.last_page_len.push((kv_len - (pages - 1) * page_size) as i32);
         }
+        step.indices = Arc::new(indices);
         step
     }
 
@@ -52,7 +56,7 @@ impl Step {
             wanted_rows: (0..rows).collect(),
             qo_indptr: vec![0, rows],
             kv_indptr: vec![0, pages as i32],
-            indices: (0..pages as i32).collect(),
+            indices: Arc::new((0..pages as i32).collect()),
             last_page_len: vec![rows - ((pages - 1) * page_size) as i32],
             page_size,
         }
