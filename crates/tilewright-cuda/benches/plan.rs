@@ -11,6 +11,8 @@
 //! | `device` | the kernel that plans, a launch among many of a graph; median and least |
 //! | `device_stream` | the same launched by the host one by one |
 
+mod card;
+
 use clap::Parser;
 use std::{error::Error, fmt::Write, path::PathBuf, sync::Arc, time::Instant};
 use tilewright::{
@@ -47,13 +49,8 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
     let arguments = Arguments::parse();
-    let gpu: Cuda = match Card::open(0) {
-        Ok(card) => Gpu::new(card),
-        Err(why) => {
-            println!("skipped: {why}");
-            return Ok(());
-        }
-    };
+    let Some(card) = card::or_skipped(Card::open(0)) else { return Ok(()) };
+    let gpu: Cuda = Gpu::new(card);
     let name = gpu.machine().stream().context().limits().name.clone();
     let rounds = arguments.rounds.max(1);
     let mut table = format!(

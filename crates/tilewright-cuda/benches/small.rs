@@ -4,6 +4,8 @@
 //! 128,256. Bytes are those that have to be moved: what is read twice or comes from a table counts once or not at all. Buffers are
 //! larger than L2, but for products of few rows, where only the widest weight is.
 
+mod card;
+
 use half::bf16;
 use std::error::Error;
 use tilewright::{Dtype, rope::RopeStyle};
@@ -33,13 +35,7 @@ const LAUNCHES: u32 = 10;
 type Outcome = Result<(), Box<dyn Error>>;
 
 fn main() -> Outcome {
-    let device = match Stream::open(0) {
-        Ok(device) => device,
-        Err(why) => {
-            println!("skipped: {why}");
-            return Ok(());
-        }
-    };
+    let Some(device) = card::or_skipped(Stream::open(0)) else { return Ok(()) };
     println!("{} (sm_{})", device.context().limits().name, device.context().limits().arch);
     norms(&device)?;
     embeddings(&device)?;

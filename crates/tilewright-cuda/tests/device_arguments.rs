@@ -23,8 +23,7 @@ struct Case {
 }
 
 fn ones(gpu: &Simulated, count: usize) -> DeviceMemory {
-    let bytes: Vec<u8> = (0..count).flat_map(|_| bf16::ONE.to_le_bytes()).collect();
-    gpu.upload(&bytes).expect("there is room")
+    gpu.upload(bytemuck::cast_slice(&vec![bf16::ONE; count])).expect("there is room")
 }
 
 impl Case {

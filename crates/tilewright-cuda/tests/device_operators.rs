@@ -41,8 +41,8 @@ judge_machines!(
 );
 
 fn bf16s<M: Machine>(gpu: &Gpu<M>, values: impl Iterator<Item = f32>) -> DeviceMemory {
-    let bytes: Vec<u8> = values.flat_map(|value| bf16::from_f32(value).to_le_bytes()).collect();
-    gpu.upload(&bytes).expect("room")
+    let values: Vec<bf16> = values.map(bf16::from_f32).collect();
+    gpu.upload(bytemuck::cast_slice(&values)).expect("room")
 }
 
 fn read<M: Machine>(gpu: &Gpu<M>, memory: &DeviceMemory, count: usize) -> Vec<f32> {

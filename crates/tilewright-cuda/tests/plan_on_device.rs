@@ -58,8 +58,7 @@ fn problem() -> Problem {
 }
 
 fn upload<M: Machine>(gpu: &Gpu<M>, values: &[i32]) -> DeviceMemory {
-    gpu.upload(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())
-        .expect("there is room")
+    gpu.upload(bytemuck::cast_slice(values)).expect("there is room")
 }
 
 fn run<M: Machine>(attention: &Attention<Staged<M>>, plan: &Plan) -> Result<Vec<f32>> {
@@ -172,8 +171,7 @@ fn a_plan_of_the_device_computes_what_one_of_the_host_does<M: Machine>(staged: &
     assert!(run(&attention, &device).unwrap().iter().all(|&o| o == -7.0), "no request, no row");
 
     let write = |at: u64, values: &[i32]| {
-        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
-        gpu.machine().write(at, &bytes).unwrap();
+        gpu.machine().write(at, bytemuck::cast_slice(values)).unwrap();
     };
     for (qo, kv, last) in [
         (vec![0, 1, 4], vec![0, 3, 9], vec![2, 4]),

@@ -1,6 +1,8 @@
 //! Times attention on the GPU of this machine through the engine, beside torch and FlashInfer in the same rounds. Without a GPU
 //! it says so.
 
+#[path = "../card/mod.rs"]
+mod card;
 mod case;
 mod ours;
 #[path = "../peer/mod.rs"]
@@ -40,13 +42,8 @@ const HEADER: &str = "case,seconds,tflops,tbps,plan_microseconds,peer,peer_secon
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
-    let gpu: Cuda = match Card::open(0) {
-        Ok(card) => Gpu::new(card),
-        Err(why) => {
-            println!("skipped: {why}");
-            return Ok(());
-        }
-    };
+    let Some(card) = card::or_skipped(Card::open(0)) else { return Ok(()) };
+    let gpu: Cuda = Gpu::new(card);
     let mut peer = arguments.peer.as_deref().map(|python| Peer::start(python, SCRIPT)).transpose()?;
     let context = gpu.machine().stream().context();
     let mut table =

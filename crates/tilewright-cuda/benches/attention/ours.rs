@@ -39,7 +39,10 @@ fn noise(gpu: &Cuda, bytes: usize, kv: Kv) -> Result<DeviceMemory, Box<dyn Error
     let memory = gpu.allocate(bytes)?;
     let number = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0 - 0.5;
     let block: Vec<u8> = match kv {
-        Kv::Bf16 => (0..NOISE / 2).flat_map(|i| bf16::from_f32(number(i)).to_le_bytes()).collect(),
+        Kv::Bf16 => {
+            let values: Vec<bf16> = (0..NOISE / 2).map(|i| bf16::from_f32(number(i))).collect();
+            bytemuck::cast_slice(&values).to_vec()
+        }
         Kv::E4m3 => (0..NOISE).map(|i| tilewright::E4m3::from_f32(number(i)).to_bits()).collect(),
     };
     for begin in (0..bytes).step_by(NOISE) {

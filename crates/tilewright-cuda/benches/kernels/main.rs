@@ -1,6 +1,8 @@
 //! Times kernels on the GPU of this machine, each beside torch (cuBLAS, cuDNN) in the same rounds. Without a GPU it says so.
 
 mod attention;
+#[path = "../card/mod.rs"]
+mod card;
 mod gemm;
 #[path = "../peer/mod.rs"]
 mod peer;
@@ -47,13 +49,7 @@ pub(crate) struct Case<'a> {
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
-    let device = match Stream::open(0) {
-        Ok(device) => device,
-        Err(why) => {
-            println!("skipped: {why}");
-            return Ok(());
-        }
-    };
+    let Some(device) = card::or_skipped(Stream::open(0)) else { return Ok(()) };
     let mut peer = arguments.peer.as_deref().map(|python| Peer::start(python, SCRIPT)).transpose()?;
     let mut table = format!("# device: {}\n", device.context().limits().name);
     if let Some(peer) = &mut peer {

@@ -30,8 +30,8 @@ pub(super) fn rope<M: Machine>(
     rope: &Rope,
 ) -> Result<()> {
     const OPERATOR: &str = "rope.apply";
-    let turns = rope.frequencies().into_iter().map(kernels::turns).collect();
-    let table = gpu.turns(turns)?;
+    let turns: Vec<u64> = rope.frequencies().into_iter().map(kernels::turns).collect();
+    let table = gpu.turns(&turns)?;
     let angles = (Angles::Turns, table.address(), rope.rotary_dim(), rope.style());
     run(gpu, OPERATOR, in_place(gpu, OPERATOR, &heads)?, positions, angles)
 }

@@ -9,7 +9,7 @@ use tilewright::{Result, rope::CosSinCache, tensor::DeviceMemory};
 const MOST: usize = 8;
 
 /// What a table holds.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 enum Key {
     /// Cosines and sines of the cache of this number.
     CosSin(u64),
@@ -24,19 +24,30 @@ pub(super) struct Tables(Mutex<Vec<(Key, Arc<DeviceMemory>)>>);
 impl<M: Machine> Gpu<M> {
     /// The table of `cache`, f32.
     pub(super) fn cos_sin(&self, cache: &CosSinCache) -> Result<Arc<DeviceMemory>> {
-        self.table(Key::CosSin(cache.id()), || cache.view().data().bytes())
+        let id = cache.id();
+        let is = |key: &Key| matches!(key, Key::CosSin(known) if *known == id);
+        self.table(is, || (Key::CosSin(id), cache.view().data().bytes()))
     }
 
     /// How far pairs turn with each position, u64.
-    pub(super) fn turns(&self, turns: Vec<u64>) -> Result<Arc<DeviceMemory>> {
-        self.table(Key::Turns(turns.clone()), || bytemuck::cast_slice(&turns))
+    pub(super) fn turns(&self, turns: &[u64]) -> Result<Arc<DeviceMemory>> {
+        let is = |key: &Key| matches!(key, Key::Turns(known) if known == turns);
+        self.table(is, || (Key::Turns(turns.to_vec()), bytemuck::cast_slice(turns)))
     }
 
-    fn table<'t>(&self, key: Key, table: impl FnOnce() -> &'t [u8]) -> Result<Arc<DeviceMemory>> {
+    /// The table whose key `is` the one; of a new one its key and bytes.
+    fn table<'t>(
+        &self,
+        is: impl Fn(&Key) -> bool,
+        new: impl FnOnce() -> (Key, &'t [u8]),
+    ) -> Result<Arc<DeviceMemory>> {
         let mut tables = self.tables.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = match tables.iter().position(|(other, _)| *other == key) {
+        let entry = match tables.iter().position(|(key, _)| is(key)) {
             Some(at) => tables.remove(at),
-            None => (key, Arc::new(self.upload(table())?)),
+            None => {
+                let (key, bytes) = new();
+                (key, Arc::new(self.upload(bytes)?))
+            }
         };
         let memory = entry.1.clone();
         if tables.len() == MOST {
@@ -44,5 +55,42 @@ impl<M: Machine> Gpu<M> {
         }
         tables.push(entry);
         Ok(memory)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Gpu, Simulator, machine::Machine};
+    use std::sync::Arc;
+    use tilewright::rope::{CosSinCache, Rope};
+
+    #[test]
+    fn tables_are_brought_once_and_those_that_differ_are_others() {
+        let gpu = Gpu::new(Simulator::new(80, 1));
+        let rope = Rope::new(8, 1e4).unwrap();
+        let caches = [&rope, &rope].map(|rope| CosSinCache::new(rope, 3));
+        let turns: [&[u64]; 3] = [&[1, 2], &[1, 3], &[1]];
+        let all = || {
+            let of_caches = caches.iter().map(|cache| gpu.cos_sin(cache).unwrap());
+            of_caches.chain(turns.iter().map(|turns| gpu.turns(turns).unwrap())).collect::<Vec<_>>()
+        };
+        let (first, again) = (all(), all());
+        for (i, table) in first.iter().enumerate() {
+            let same: Vec<bool> = again.iter().map(|other| Arc::ptr_eq(table, other)).collect();
+            assert_eq!(same, (0..first.len()).map(|j| i == j).collect::<Vec<_>>());
+        }
+        let mut bytes = [0; 16];
+        gpu.machine().read(again[3].address(), &mut bytes).unwrap();
+        assert_eq!(bytemuck::pod_collect_to_vec::<u8, u64>(&bytes), turns[1]);
+    }
+
+    #[test]
+    fn the_table_that_was_used_longest_ago_goes() {
+        let gpu = Gpu::new(Simulator::new(80, 1));
+        let kept: Vec<_> = (0..super::MOST as u64).map(|turn| gpu.turns(&[turn]).unwrap()).collect();
+        assert!(Arc::ptr_eq(&kept[0], &gpu.turns(&[0]).unwrap()));
+        drop(gpu.turns(&[1000]).unwrap());
+        assert!(Arc::ptr_eq(&kept[0], &gpu.turns(&[0]).unwrap()));
+        assert!(!Arc::ptr_eq(&kept[1], &gpu.turns(&[1]).unwrap()));
     }
 }

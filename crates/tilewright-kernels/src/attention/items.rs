@@ -16,7 +16,7 @@
 //! `partial + (row - qo_begin) * group + g`.
 
 use tilewright_ptx::{
-    build::{Builder, Global, Pointer, Shared, Value},
+    build::{Builder, Global, Pointer, Shared, Value, Var},
     isa::types::Scalar,
 };
 
@@ -192,9 +192,29 @@ pub fn request_of<'k>(
     low.get()
 }
 
+/// Looks up whose row a row is whose item has rows of several requests, that is, whose `known` request is [`NONE`]: sets `offset`,
+/// and `request` if anybody asks for it. Of any other row both stay what they are.
+#[track_caller]
+pub fn look_up_request<'k>(
+    k: &'k Builder,
+    (requests, count): (Global<'k, u32>, Value<'k, u32>),
+    (row, known): (Value<'k, u32>, Value<'k, u32>),
+    (request, offset): (Option<Var<'k, u32>>, Var<'k, i32>),
+) {
+    let _line = k.at_line(std::panic::Location::caller());
+    k.when(known.eq(NONE), || {
+        let of = request_of(k, (requests, count), row);
+        if let Some(request) = request {
+            request.set(of);
+        }
+        let record = requests.at_wide(of.to_u64() * Request::WORDS as u64);
+        offset.set(record.plus(1).load().reinterpret::<i32>());
+    });
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Item, ItemValues, Merge, NONE, Request, Source, request_of};
+    use super::{Item, ItemValues, Merge, NONE, Request, Source, look_up_request, request_of};
     use tilewright_ptx::{
         build::Builder,
         sim::{Arg, Launch, Memory},
@@ -246,5 +266,34 @@ mod tests {
         let expected: Vec<u32> =
             (0..32).map(|row| ends.iter().position(|&end| end > row).unwrap() as u32).collect();
         assert_eq!(memory.read::<u32>(out, 32).unwrap(), expected);
+    }
+
+    #[test]
+    fn requests_and_offsets_are_looked_up_where_an_item_has_rows_of_several() {
+        let kernel = Builder::kernel("look_up", 32, |k| {
+            let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
+            let (requests, row) = ((requests, k.param("count")), k.thread());
+            // rows from 8 on are of an item that is of request 7
+            let known = row.lt(8).select(NONE, k.constant(7));
+            let (request, offset) = (k.var("request", known), k.var("offset", 50_i32));
+            look_up_request(k, requests, (row, known), (Some(request), offset));
+            let alone = k.var("alone", 50_i32);
+            look_up_request(k, requests, (row, known), (None, alone));
+            let found = [request.get(), offset.get().reinterpret(), alone.get().reinterpret()];
+            found.into_iter().enumerate().for_each(|(at, word)| out.at(row * 3).plus(at).store(word));
+        })
+        .unwrap();
+        let words = [(3, 100), (3, 200), (32, -2)].map(|(end, offset)| Request { end, offset }.to_words());
+        let mut memory = Memory::new();
+        let (requests, out) = (memory.alloc_from(&words.concat()), memory.alloc(32 * 12));
+        let args = [Arg::U64(requests), Arg::U64(out), Arg::U32(3)];
+        Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed: 0 }.run(&mut memory).unwrap();
+        let expected = |row: u32| match row {
+            0..3 => [0, 100, 100],
+            3..8 => [2, -2, -2],
+            _ => [7, 50, 50],
+        };
+        let expected: Vec<u32> = (0..32).flat_map(expected).map(i32::cast_unsigned).collect();
+        assert_eq!(memory.read::<u32>(out, 96).unwrap(), expected);
     }
 }

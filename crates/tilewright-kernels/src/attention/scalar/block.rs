@@ -1,6 +1,6 @@
 //! What a CTA has, and its way through items, blocks of rows and KV tiles.
 
-use super::{Config, FEW_OF_WARP, KEYS, WARPS, locate::Keys, row::Rows};
+use super::{Config, FEW_OF_WARP, KEYS, WARPS, locate::Keys, rows::Rows};
 use crate::{
     attention::{call::Params, items::ItemValues},
     variant::{Declared, Hooks, Prepared},

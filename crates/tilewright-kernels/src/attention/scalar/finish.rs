@@ -3,10 +3,9 @@
 use super::{
     block::{Block, Cta},
     elements,
-    row::Row,
 };
 use crate::{
-    attention::items::NONE,
+    attention::{items::NONE, row::Row},
     variant::elementary::{exp2, log2},
 };
 use std::f32::consts::{LN_2, LOG2_E};

@@ -1,9 +1,12 @@
 //! Merging partial states: the CTA that completes the last of them does it, in the order of the plan's sources, so that results do
 //! not depend on who that is.
 
-use super::{THREADS, block::Cta, finish::State, row::Row};
+use super::{THREADS, block::Cta, finish::State};
 use crate::{
-    attention::items::{ItemValues, MergeValues, NONE, SourceValues},
+    attention::{
+        items::{ItemValues, MergeValues, NONE, SourceValues},
+        row::Row,
+    },
     variant::elementary::exp2_of_negative,
 };
 use tilewright::attention::variant::{Hook, Input};

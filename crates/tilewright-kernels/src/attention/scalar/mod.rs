@@ -27,7 +27,7 @@ mod finish;
 mod locate;
 mod merge;
 mod products;
-mod row;
+mod rows;
 mod values;
 mod weights;
 

@@ -6,9 +6,8 @@ use super::{
     KEYS,
     block::{Block, Cta},
     locate::Keys,
-    row::Row,
 };
-use crate::{tile::reduce, variant::elementary::exp2_of_negative};
+use crate::{attention::row::Row, tile::reduce, variant::elementary::exp2_of_negative};
 use std::f32::consts::LOG2_E;
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Global, Value, Var};

@@ -1,7 +1,7 @@
 //! What a kernel is made for: dtypes, head dims and the device, and what follows for tiles and shared memory.
 
 use super::layout::Layout;
-use crate::attention::call::Call;
+use crate::attention::call::{CacheTensor, Call, RowTensor, ScaleArgs};
 use tilewright::{Dtype, HeadDim};
 
 /// Threads of a CTA.
@@ -118,9 +118,23 @@ impl Config {
         self.layout_of_share(self.ctas_with(needs) as usize, needs)
     }
 
-    /// Why the kernel cannot take these arguments; nothing if it can. Addresses and strides have to be multiples of 16 bytes, those
-    /// of the output of 8, and scales may differ between heads, and between pages only of caches of 8 bits.
+    /// Whether the kernel can take these arguments. Addresses and strides have to be multiples of 16 bytes, those of the output of 8,
+    /// and scales may differ between heads, and between pages only of caches of 8 bits. Each run asks, so nothing is allocated.
+    pub fn takes(&self, call: &Call) -> bool {
+        let (qo, kv) = (self.qo.size() as u64, self.kv.size() as u64);
+        let aligned = |to: u64, bytes: &[u64]| bytes.iter().all(|at| at.is_multiple_of(to));
+        let rows = |to, at: RowTensor| aligned(to, &[at.address, at.row * qo, at.head * qo]);
+        let cache = |at: CacheTensor| aligned(16, &[at.address, at.page * kv, at.token * kv, at.head * kv]);
+        let of_pages = |scale: ScaleArgs| scale.address != 0 && scale.page != 0;
+        let scales = kv == 1 || !(of_pages(call.k_scale) || of_pages(call.v_scale));
+        scales && rows(16, call.q) && cache(call.k) && cache(call.v) && rows(8, call.o)
+    }
+
+    /// Why the kernel cannot take these arguments; nothing if it [`takes`](Self::takes) them.
     pub fn refuses_call(&self, call: &Call) -> Vec<String> {
+        if self.takes(call) {
+            return Vec::new();
+        }
         let (qo, kv) = (self.qo.size() as u64, self.kv.size() as u64);
         let tensors = [
             ("q", 16, vec![call.q.address, call.q.row * qo, call.q.head * qo]),
@@ -175,7 +189,38 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::{Config, Device, Items};
+    use crate::attention::call::{CacheTensor, Call, KvLayout, PlanArgs, RowTensor, ScaleArgs};
     use tilewright::{Dtype, HeadDim};
+
+    /// A call as well aligned as it has to be, and no better.
+    fn call(kv: Dtype) -> Call {
+        let elements = 16 / kv.size() as u64;
+        let of_row = |to: u64| RowTensor { address: 3 * to, row: 5 * to / 2, head: 7 * to / 2 };
+        let (page, token, head) = (3 * elements, 5 * elements, 7 * elements);
+        let cache = CacheTensor { address: 48, page, token, head };
+        let scale = ScaleArgs { address: 4, page: 0, head: 1, factor: 1.0 };
+        Call {
+            q: of_row(16),
+            k: cache,
+            v: cache,
+            pe: None,
+            o: of_row(8),
+            lse: 4,
+            partial_o: 4,
+            partial_lse: 4,
+            plan: PlanArgs::default(),
+            qo_heads: 1,
+            group: 1,
+            page_size: 1,
+            layout: KvLayout::Paged,
+            left: 0,
+            right: 0,
+            scale: 1.0,
+            k_scale: scale,
+            v_scale: scale,
+            variant: Vec::new(),
+        }
+    }
 
     #[test]
     fn refusals_have_all_reasons() {
@@ -197,5 +242,58 @@ mod tests {
         assert!(bytes.refuses().is_empty());
         let odd = Config { head_dim: HeadDim { qk: 72, vo: 80 }, ..bytes };
         assert_eq!(odd.refuses(), ["head_dim qk = 72, expected a multiple of 16 in 16..=256"]);
+    }
+
+    #[test]
+    fn calls_are_taken_if_nothing_speaks_against_them() {
+        let (bf16, e4m3) = (Dtype::Bf16, Dtype::E4m3);
+        let config = |kv| Config {
+            qo: bf16,
+            kv,
+            head_dim: HeadDim::same(64),
+            items: Items::Any,
+            device: Device::of_arch(90),
+        };
+        let misaligned: [(&str, fn(&mut Call)); 14] = [
+            ("q", |call| call.q.address += 8),
+            ("q", |call| call.q.row += 4),
+            ("q", |call| call.q.head += 4),
+            ("k", |call| call.k.address += 8),
+            ("k", |call| call.k.page += 4),
+            ("k", |call| call.k.token += 4),
+            ("k", |call| call.k.head += 4),
+            ("v", |call| call.v.address += 8),
+            ("v", |call| call.v.page += 4),
+            ("v", |call| call.v.token += 4),
+            ("v", |call| call.v.head += 4),
+            ("o", |call| call.o.address += 4),
+            ("o", |call| call.o.row += 2),
+            ("o", |call| call.o.head += 2),
+        ];
+        for kv in [bf16, e4m3] {
+            let config = config(kv);
+            assert!(config.takes(&call(kv)) && config.refuses_call(&call(kv)).is_empty());
+            for (name, change) in misaligned {
+                let mut call = call(kv);
+                change(&mut call);
+                let reasons = config.refuses_call(&call);
+                assert!(
+                    !config.takes(&call) && reasons.len() == 1 && reasons[0].starts_with(name),
+                    "{reasons:?}"
+                );
+            }
+        }
+        let of_pages: [(&str, fn(&mut Call)); 2] =
+            [("k scale", |call| call.k_scale.page = 1), ("v scale", |call| call.v_scale.page = 1)];
+        for (name, change) in of_pages {
+            let [mut wide, mut narrow] = [bf16, e4m3].map(call);
+            change(&mut wide);
+            change(&mut narrow);
+            assert!(!config(bf16).takes(&wide) && config(e4m3).takes(&narrow));
+            assert_eq!(
+                config(bf16).refuses_call(&wide),
+                [format!("{name} is per page, expected one of a tensor or of heads")]
+            );
+        }
     }
 }

@@ -16,7 +16,10 @@ use super::{
     seen::{Keys, position},
 };
 use crate::{
-    attention::items::{ItemValues, NONE, Request, request_of},
+    attention::{
+        items::{ItemValues, look_up_request},
+        row::Row,
+    },
     variant::{Declared, Hooks, Prepared},
 };
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant};
@@ -110,27 +113,6 @@ pub(super) struct Hooked<'k, 'v> {
     table: Option<Shared<'k, f32>>,
 }
 
-/// A query row and its head: what hooks know of it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Row<'k> {
-    request: Value<'k, u32>,
-    position: Value<'k, i32>,
-    qo_head: Value<'k, u32>,
-    kv_head: Value<'k, u32>,
-}
-
-impl<'k> Row<'k> {
-    fn input(&self, input: Input) -> Option<Value<'k, f32>> {
-        match input {
-            Input::Request => Some(self.request.to_f32()),
-            Input::Qo => Some(self.position.to_f32()),
-            Input::QoHead => Some(self.qo_head.to_f32()),
-            Input::KvHead => Some(self.kv_head.to_f32()),
-            _ => None,
-        }
-    }
-}
-
 impl<'k, 'v> Hooked<'k, 'v> {
     /// Declares their parameters, which come after those of attention.
     pub(super) fn new(cta: &Cta<'k>, hooks: Option<&Hooks<'v>>) -> Self {
@@ -154,7 +136,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
         self.declared.as_ref().is_some_and(reads)
     }
 
-    /// The row of a head, of a request that is known or [`NONE`], for some hooks.
+    /// The row of a head, of a request that is known or [`NONE`](crate::attention::items::NONE), for some hooks.
     #[track_caller]
     pub(super) fn row(
         &self,
@@ -167,15 +149,11 @@ impl<'k, 'v> Hooked<'k, 'v> {
         let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
         // nobody looks for what nobody reads
         if self.reads(hooks, Input::Request) || self.reads(hooks, Input::Qo) {
-            k.when(known.0.eq(NONE), || {
-                let of = request_of(k, (params.requests, params.num_requests), head.token);
-                request.set(of);
-                let record = params.requests.at_wide(of.to_u64() * Request::WORDS as u64);
-                offset.set(record.plus(1).load().reinterpret::<i32>());
-            });
+            let requests = (params.requests, params.num_requests);
+            look_up_request(k, requests, (head.token, known.0), (Some(request), offset));
         }
         let position = head.token.reinterpret::<i32>() + offset.get();
-        Row { request: request.get(), position, qo_head: head.qo_head, kv_head }
+        Row { token: head.token, qo_head: head.qo_head, kv_head, request: request.get(), position }
     }
 
     /// Keeps what hooks compute of the `count` rows from `begin` on, by all threads; to be read behind a barrier. Rows behind the

@@ -8,7 +8,7 @@ use super::{
     cta::{Cta, Work},
     layout::WARPS,
 };
-use crate::attention::items::{ItemValues, NONE, Request, request_of};
+use crate::attention::items::{ItemValues, look_up_request};
 use tilewright_ptx::{
     build::{Shared, Value},
     isa::warp::WarpReduction,
@@ -95,12 +95,8 @@ fn position<'k>(cta: &Cta<'k>, item: &ItemValues<'k>, row: Value<'k, u32>) -> Va
     let k = cta.k;
     let token = cta.head(item, row).token;
     let offset = k.var::<i32>("offset", item.offset);
-    k.when(item.request.eq(NONE), || {
-        let params = &cta.params;
-        let request = request_of(k, (params.requests, params.num_requests), token);
-        let record = params.requests.at_wide(request.to_u64() * Request::WORDS as u64);
-        offset.set(record.plus(1).load().reinterpret::<i32>());
-    });
+    let requests = (cta.params.requests, cta.params.num_requests);
+    look_up_request(k, requests, (token, item.request), (None, offset));
     token.reinterpret::<i32>() + offset.get()
 }
 

@@ -1,34 +1,8 @@
-//! A query row and head: what hooks and masks know of it.
+//! The rows of a block: where each stands, what the mask shows it, and its state while keys go by.
 
 use super::block::Cta;
-use crate::attention::items::{NONE, Request, request_of};
-use tilewright::attention::variant::Input;
-use tilewright_ptx::build::{Builder, Global, Shared, Value};
-
-/// Where a row stands.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Row<'k> {
-    /// Counted over the whole batch.
-    pub(super) token: Value<'k, u32>,
-    pub(super) qo_head: Value<'k, u32>,
-    pub(super) kv_head: Value<'k, u32>,
-    pub(super) request: Value<'k, u32>,
-    /// In its request.
-    pub(super) position: Value<'k, i32>,
-}
-
-impl<'k> Row<'k> {
-    /// As a hook's input.
-    pub(super) fn input(&self, input: Input) -> Option<Value<'k, f32>> {
-        match input {
-            Input::Request => Some(self.request.to_f32()),
-            Input::Qo => Some(self.position.to_f32()),
-            Input::QoHead => Some(self.qo_head.to_f32()),
-            Input::KvHead => Some(self.kv_head.to_f32()),
-            _ => None,
-        }
-    }
-}
+use crate::attention::{items::look_up_request, row::Row};
+use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// What is kept of the rows of a block in shared memory, `[rows]` each.
 #[derive(Debug, Clone, Copy)]
@@ -84,7 +58,7 @@ impl<'k> Rows<'k> {
 }
 
 impl<'k> Cta<'k, '_> {
-    /// A row by its packed number in an item or a merge, with the request that is known, or [`NONE`].
+    /// A row by its packed number in an item or a merge, with the request that is known, or [`NONE`](crate::attention::items::NONE).
     #[track_caller]
     pub(super) fn row_of(
         &self,
@@ -96,12 +70,8 @@ impl<'k> Cta<'k, '_> {
         let (token, in_group) = params.group.divide(packed);
         let token = qo_begin + token;
         let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
-        k.when(known.0.eq(NONE), || {
-            let of = request_of(k, (params.requests, params.num_requests), token);
-            request.set(of);
-            let record: Global<'k, u32> = params.requests.at_wide(of.to_u64() * Request::WORDS as u64);
-            offset.set(record.plus(1).load().reinterpret::<i32>());
-        });
+        let requests = (params.requests, params.num_requests);
+        look_up_request(k, requests, (token, known.0), (Some(request), offset));
         Row {
             token,
             qo_head: kv_head * params.group.by + in_group,
