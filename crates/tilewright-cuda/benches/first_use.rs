@@ -4,6 +4,8 @@
 //! Most of a warm start is the driver making its context. `CUDA_DEVICE_MAX_CONNECTIONS=1` tells it to make fewer queues, which is
 //! enough for an engine with one stream: `warm with 1 connection` is that.
 
+mod card;
+
 use clap::Parser;
 use half::bf16;
 use std::{
@@ -89,7 +91,7 @@ fn main() -> Outcome<()> {
     let mut lines = String::new();
     // before this process opens the GPU, and then
     let Some(name) = cases(&arguments, (folder.path(), "alone"), &mut lines)? else {
-        println!("skipped: {}", Context::open(0).err().map_or("no GPU".into(), |why| why.to_string()));
+        card::or_skipped(Context::open(0));
         return Ok(());
     };
     let _opened = Context::open(0)?;
@@ -181,13 +183,7 @@ fn now() -> Outcome<u128> {
 
 fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outcome<()> {
     let start = Instant::now();
-    let context = match Context::open(0) {
-        Ok(context) => context,
-        Err(why) => {
-            println!("skipped: {why}");
-            return Ok(());
-        }
-    };
+    let Some(context) = card::or_skipped(Context::open(0)) else { return Ok(()) };
     let card = Card::new(context.stream()?, Arc::new(Cache::open(Settings::in_folder(folder))?));
     let gpu = Gpu::new(card);
     let opened = start.elapsed();

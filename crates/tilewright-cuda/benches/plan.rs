@@ -18,7 +18,6 @@ use std::{error::Error, fmt::Write, path::PathBuf, sync::Arc, time::Instant};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
     attention::{Capacity, Split},
-    tensor::DeviceMemory,
 };
 use tilewright_cuda::{Card, Cuda, DeviceBatch, Gpu, machine::Machine};
 
@@ -156,12 +155,15 @@ impl Case {
         let requests = self.last_page_len.len();
         let num_requests = [requests as i32];
         let arrays = [&num_requests[..], &self.qo_indptr, &self.indptr, &self.last_page_len, &self.indices]
-            .map(|values| gpu.upload(bytemuck::cast_slice(values)))
-            .into_iter()
-            .collect::<tilewright::Result<Vec<DeviceMemory>>>()?;
-        let at = |array: usize| arrays[array].address();
-        let (num_requests, qo_indptr, kv_indptr) = (at(0), at(1), at(2));
-        let batch = DeviceBatch { num_requests, qo_indptr, kv_indptr, last_page_len: at(3), indices: at(4) };
+            .map(|values| gpu.upload(bytemuck::cast_slice(values)).map(Arc::new));
+        let [num_requests, qo_indptr, kv_indptr, last_page_len, indices] = arrays;
+        let batch = DeviceBatch {
+            num_requests: num_requests?,
+            qo_indptr: qo_indptr?,
+            kv_indptr: kv_indptr?,
+            last_page_len: last_page_len?,
+            indices: indices?,
+        };
         let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], PAGE_SIZE);
         let capacity = Capacity::decode(requests, self.indices.len());
         let plan = attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced)?;

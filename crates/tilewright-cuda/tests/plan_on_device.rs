@@ -11,6 +11,7 @@ mod words;
 
 use case::{Case, Generator};
 use staged::Staged;
+use std::sync::Arc;
 use tilewright::{
     Attention, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
     Workspace,
@@ -44,7 +45,8 @@ macro_rules! judge_backends {
 judge_backends!(
     words_are_those_of_the_host,
     a_plan_of_the_device_computes_what_one_of_the_host_does,
-    what_the_device_cannot_plan_is_refused_with_all_reasons
+    what_the_device_cannot_plan_is_refused_with_all_reasons,
+    arrays_without_room_are_refused_by_name
 );
 
 const ROWS: usize = 6;
@@ -156,40 +158,64 @@ fn a_plan_of_the_device_computes_what_one_of_the_host_does<M: Machine>(staged: &
     let mut host = attention.plan_with_capacity(&capacity, &empty, Split::Balanced).unwrap();
     let indices: Vec<i32> = (0..PAGES as i32).rev().collect();
     // arrays as long as the capacity, whatever is in them
-    let arrays = [
-        upload(gpu, &[0]),
-        upload(gpu, &[0; 5]),
-        upload(gpu, &[0; 5]),
-        upload(gpu, &[0; 4]),
-        upload(gpu, &indices),
-    ];
-    let [num_requests, qo_indptr, kv_indptr, last_page_len, of_indices] =
-        arrays.each_ref().map(DeviceMemory::address);
-    let batch = DeviceBatch { num_requests, qo_indptr, kv_indptr, last_page_len, indices: of_indices };
+    let batch = batch(gpu, 4, &indices);
     let device = attention.plan_with_capacity(&capacity, &empty, Split::Balanced).unwrap();
-    let device = gpu.plan_on_device(device, batch).unwrap();
+    let device = gpu.plan_on_device(device, batch.clone()).unwrap();
     assert!(run(&attention, &device).unwrap().iter().all(|&o| o == -7.0), "no request, no row");
 
-    let write = |at: u64, values: &[i32]| {
-        gpu.machine().write(at, bytemuck::cast_slice(values)).unwrap();
+    let write = |memory: &DeviceMemory, values: &[i32]| {
+        gpu.machine().write(memory.address(), bytemuck::cast_slice(values)).unwrap();
     };
     for (qo, kv, last) in [
         (vec![0, 1, 4], vec![0, 3, 9], vec![2, 4]),
         (vec![0, 1, 1, 2, 6], vec![0, 1, 1, 9, 11], vec![3, 0, 1, 4]),
     ] {
-        write(num_requests, &[last.len() as i32]);
-        write(qo_indptr, &qo);
-        write(kv_indptr, &kv);
-        write(last_page_len, &last);
+        write(&batch.num_requests, &[last.len() as i32]);
+        write(&batch.qo_indptr, &qo);
+        write(&batch.kv_indptr, &kv);
+        write(&batch.last_page_len, &last);
         gpu.replan_on_device(&device).unwrap();
         assert_eq!(gpu.refusals_on_device(&device).unwrap(), 0);
         let used = &indices[..kv[kv.len() - 1] as usize];
         attention.replan(&mut host, &Batch::paged(&qo, PageTable::new(&kv, used, &last, 4))).unwrap();
         assert_eq!(run(&attention, &device).unwrap(), run(&attention, &host).unwrap());
     }
-    write(num_requests, &[5]);
+    write(&batch.num_requests, &[5]);
     gpu.replan_on_device(&device).unwrap();
     assert_eq!(gpu.refusals_on_device(&device).unwrap(), 1);
+}
+
+/// Arrays for so many requests and these pages, of no request.
+fn batch<M: Machine>(gpu: &Gpu<M>, requests: usize, indices: &[i32]) -> DeviceBatch {
+    let array = |values: &[i32]| Arc::new(upload(gpu, values));
+    let zeros = |len: usize| array(&vec![0; len]);
+    DeviceBatch {
+        num_requests: zeros(1),
+        qo_indptr: zeros(requests + 1),
+        kv_indptr: zeros(requests + 1),
+        last_page_len: zeros(requests),
+        indices: array(indices),
+    }
+}
+
+fn arrays_without_room_are_refused_by_name<M: Machine>(staged: &Staged<M>) {
+    let gpu = &staged.0;
+    let attention = Attention::new(problem(), staged.clone()).unwrap();
+    let capacity = Capacity::new(4, ROWS, PAGES);
+    let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], 4);
+    let short = || Arc::new(upload(gpu, &[0; 3]));
+    let (right, nothing) = (batch(gpu, 4, &[0; PAGES]), Arc::new(gpu.allocate(1).unwrap()));
+    for (batch, expected) in [
+        (DeviceBatch { num_requests: nothing, ..right.clone() }, "num_requests: 1 bytes at "),
+        (DeviceBatch { qo_indptr: short(), ..right.clone() }, "qo_indptr: 12 bytes at "),
+        (DeviceBatch { kv_indptr: short(), ..right.clone() }, "expected at least 20, for 5 numbers"),
+        (DeviceBatch { last_page_len: short(), ..right.clone() }, "last_page_len: 12 bytes at "),
+        (DeviceBatch { indices: short(), ..right.clone() }, "expected at least 48, for 12 numbers"),
+    ] {
+        let plan = attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced);
+        let why = gpu.plan_on_device(plan.unwrap(), batch).unwrap_err().to_string();
+        assert!(why.starts_with("attention.plan_on_device: ") && why.contains(expected), "{why}");
+    }
 }
 
 fn what_the_device_cannot_plan_is_refused_with_all_reasons<M: Machine>(staged: &Staged<M>) {
@@ -197,8 +223,8 @@ fn what_the_device_cannot_plan_is_refused_with_all_reasons<M: Machine>(staged: &
     let attention = Attention::new(problem(), staged.clone()).unwrap();
     let capacity = Capacity::new(2000, 3000, PAGES).with_levels(1);
     let plan = attention.plan_with_capacity(&capacity, &Batch::ragged(&[0], &[0]), Split::Never).unwrap();
-    let batch = DeviceBatch { num_requests: 0, qo_indptr: 0, kv_indptr: 0, last_page_len: 0, indices: 0 };
-    let why = gpu.plan_on_device(plan, batch).unwrap_err().to_string();
+    let batch = batch(gpu, 4, &[0; PAGES]);
+    let why = gpu.plan_on_device(plan, batch.clone()).unwrap_err().to_string();
     for reason in [
         "attention.plan_on_device: keys divided never, expected balanced; keys that are not in pages; ",
         "1 levels, the most is 0",

@@ -1,17 +1,18 @@
 //! Attention, its plans and its cache.
 
 use crate::{Two, cards, simulated, view, view_mut, zeros};
+use std::{mem::replace, sync::Arc};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, KvScales, Output, PageTable,
     Plan, Problem, Result, Scale, Workspace,
-    attention::{LatentCache, LatentQuery, merge_state, merge_states},
+    attention::{Capacity, LatentCache, LatentQuery, Split, merge_state, merge_states},
     kv::{
         AppendPlan, ScaleMut,
         append::{Append, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
     },
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{Gpu, machine::Machine};
+use tilewright_cuda::{DeviceBatch, Gpu, machine::Machine};
 
 /// Pages of a slot for a head of 16 elements, one for each key.
 const CACHE: [usize; 4] = [4, 1, 1, 16];
@@ -39,7 +40,7 @@ fn run<M: Machine>(
     let attention = operator(gpu);
     let own = plan(&attention);
     // what was allocated becomes a workspace, which gives it back
-    let mut workspace = Workspace::on_device(std::mem::replace(workspace, gpu.allocate(1)?));
+    let mut workspace = Workspace::on_device(replace(workspace, gpu.allocate(1)?));
     let scales = KvScales { k: Scale::Page(view(k_scale, &[4])), v: Scale::Page(view(v_scale, &[4])) };
     let out =
         Output { o: view_mut(o, &[1, 1, 16]), lse: Some(view_mut(lse, &[1, 1])), workspace: &mut workspace };
@@ -60,6 +61,28 @@ fn plans_of_another<M: Machine>([here, there]: &Two<M>) {
     let mut memory = [(); 8].map(|()| zeros(here));
     let text = run(here, Some(&foreign), &mut memory).expect_err("another device").to_string();
     assert_eq!(text, "attention.run: the plan is in the memory of device 1, expected device 0");
+}
+
+#[test]
+fn batches_on_the_device() {
+    let names = ["num_requests", "qo_indptr", "kv_indptr", "last_page_len", "indices"];
+    judge!("attention.plan_on_device", names, bound);
+}
+
+/// Plans a batch of no request with `memory` as its arrays.
+fn bound<M: Machine>(gpu: &Gpu<M>, memory: &mut [DeviceMemory; 5]) -> Result<()> {
+    let empty = Batch::paged(&[0], PageTable::new(&[0], &[0; 0], &[0; 0], 1));
+    let plan = operator(gpu).plan_with_capacity(&Capacity::decode(4, 4), &empty, Split::Balanced)?;
+    let [num_requests, qo_indptr, kv_indptr, last_page_len, indices] =
+        memory.each_mut().map(|memory| gpu.allocate(1).map(|other| Arc::new(replace(memory, other))));
+    let batch = DeviceBatch {
+        num_requests: num_requests?,
+        qo_indptr: qo_indptr?,
+        kv_indptr: kv_indptr?,
+        last_page_len: last_page_len?,
+        indices: indices?,
+    };
+    gpu.plan_on_device(plan, batch).map(drop)
 }
 
 #[test]

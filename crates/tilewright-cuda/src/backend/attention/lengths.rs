@@ -18,20 +18,21 @@ use tilewright_kernels::attention::{
 
 const OPERATOR: &str = "attention.plan_on_device";
 
-/// Where a paged batch lies on the device: addresses of i32 arrays, as [`tilewright::PageTable`] has them. The host does not see
-/// what they hold: the kernel checks all but the page indices, which have to be pages of the cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Where a paged batch lies on the device: i32 arrays, as [`tilewright::PageTable`] has them, with room for all that the plan has
+/// room for. The plan keeps a share of each. The host does not see what they hold: the kernel checks all but the page indices,
+/// which have to be pages of the cache.
+#[derive(Debug, Clone)]
 pub struct DeviceBatch {
     /// `[1]`: the number of requests, at most that of the capacity.
-    pub num_requests: u64,
+    pub num_requests: Arc<DeviceMemory>,
     /// `[num_requests + 1]`
-    pub qo_indptr: u64,
+    pub qo_indptr: Arc<DeviceMemory>,
     /// `[num_requests + 1]`
-    pub kv_indptr: u64,
+    pub kv_indptr: Arc<DeviceMemory>,
     /// `[num_requests]`
-    pub last_page_len: u64,
+    pub last_page_len: Arc<DeviceMemory>,
     /// `[kv_indptr[num_requests]]`: read in place by every run.
-    pub indices: u64,
+    pub indices: Arc<DeviceMemory>,
 }
 
 /// What makes a plan.
@@ -39,6 +40,8 @@ pub struct DeviceBatch {
 pub(super) struct Made {
     call: Call,
     flags: DeviceMemory,
+    /// Read by the kernel and by runs.
+    _batch: DeviceBatch,
 }
 
 impl<M: Machine> Gpu<M> {
@@ -48,22 +51,24 @@ impl<M: Machine> Gpu<M> {
     ///
     /// # Errors
     /// With all reasons: when the plan has no capacity, or one of levels, masks, or more than the kernel has threads for (1,024
-    /// requests, 1,023 workers, 2,048 tiles of query rows, 2^28 rows); when its keys are not in pages.
+    /// requests, 1,023 workers, 2,048 tiles of query rows, 2^28 rows); when its keys are not in pages. When an array is another
+    /// device's, not aligned to 4 bytes, or shorter than the capacity asks for.
     pub fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
         let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
         let Some(before) = prepared else {
             return Err(Error::new(OPERATOR, "the plan was made without a device"));
         };
         let shape = shape(&plan, before)?;
+        let [num_requests, qo_indptr, kv_indptr, last_page_len, indices] = self.arrays(&batch, &shape)?;
         let places = flatten::Places::of(&plan);
         let memory = self.allocate(places.bytes.max(1))?;
         self.machine.fill(memory.address(), 0, places.bytes.max(1))?;
         let (flags, mut args) = (self.allocate(4)?, places.at(memory.address()));
-        args.indices = batch.indices;
-        let arrays = [batch.num_requests, batch.qo_indptr, batch.kv_indptr, batch.last_page_len];
+        args.indices = indices;
+        let arrays = [num_requests, qo_indptr, kv_indptr, last_page_len];
         let call = Call { batch: arrays, plan: args, flags: flags.address(), shape };
         let DevicePlan { layout, page_size, workers, items, partial_rows, .. } = *before;
-        let lengths = Some(Made { call, flags });
+        let lengths = Some(Made { call, flags, _batch: batch });
         let made = DevicePlan { args, layout, page_size, workers, items, partial_rows, lengths, memory };
         let plan = plan.with_prepared(Arc::new(made));
         self.replan_on_device(&plan)?;
@@ -89,6 +94,28 @@ impl<M: Machine> Gpu<M> {
         let mut bytes = [0; 4];
         self.machine.read(self.made(plan)?.flags.address(), &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))
+    }
+
+    /// Where the arrays of a batch begin, in the order in which they stand there.
+    fn arrays(&self, batch: &DeviceBatch, shape: &Shape) -> Result<[u64; 5]> {
+        let [requests, _, _, pages, _] = shape.capacity;
+        let arrays = [
+            ("num_requests", &batch.num_requests, 1),
+            ("qo_indptr", &batch.qo_indptr, requests + 1),
+            ("kv_indptr", &batch.kv_indptr, requests + 1),
+            ("last_page_len", &batch.last_page_len, requests),
+            ("indices", &batch.indices, pages),
+        ];
+        for (name, memory, len) in arrays {
+            let address = self.check_place(OPERATOR, name, Some(memory.place()))?;
+            let (bytes, asked) = (memory.bytes(), len as usize * size_of::<i32>());
+            tilewright::ensure!(
+                bytes >= asked && address.is_multiple_of(4),
+                OPERATOR,
+                "{name}: {bytes} bytes at {address:#x}, expected at least {asked}, for {len} numbers, at a multiple of 4"
+            );
+        }
+        Ok(arrays.map(|(_, memory, _)| memory.address()))
     }
 
     fn made<'p>(&self, plan: &'p Plan) -> Result<&'p Made> {
