@@ -86,6 +86,7 @@ fn is_name(name: &str) -> bool {
 
 fn unique<'a>(kernel: &Kernel, what: &str, names: impl Iterator<Item = &'a String>) -> Result<(), Invalid> {
     let mut seen = FxHashSet::default();
+    seen.reserve(names.size_hint().0);
     for name in names {
         if !is_name(name) {
             return Err(Invalid::new(kernel, format!("{what} {name:?}: the name is no identifier")));
@@ -269,5 +270,77 @@ fn wrong_size(op: Op) -> Option<String> {
             expect(fits, "registers of a thread", count as usize, "a multiple of 8 in 24..=256")
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Invalid, check};
+    use crate::{
+        build::{Builder, Var},
+        ir::{Inst, Reg, Stmt},
+        isa::Op,
+    };
+
+    /// A kernel that reads a variable behind what `before` does, after so many registers that sets have several words.
+    fn read_behind(before: impl FnOnce(&Builder, [Var<'_, u32>; 2])) -> Result<(), Invalid> {
+        let kernel = Builder::kernel("k", 32, |k| {
+            let words: Vec<_> = (1..100).map(|number| k.lane() + number).collect();
+            let (x, y) = (k.unset_var::<u32>("x"), k.unset_var::<u32>("y"));
+            before(k, [x, y]);
+            k.global::<u32>("out").store(words.iter().fold(x.get(), |sum, word| sum + *word));
+        });
+        kernel.map(|_| ())
+    }
+
+    fn refused(before: impl FnOnce(&Builder, [Var<'_, u32>; 2])) {
+        let why = read_behind(before).map_err(|invalid| invalid.why);
+        assert_eq!(why, Err("%x is read where it may not have been written".to_owned()));
+    }
+
+    #[test]
+    fn a_register_is_written_on_every_way_through_a_branch() {
+        read_behind(|k, [x, _]| k.when_else(k.lane().lt(1), || x.set(1), || x.set(2))).unwrap();
+        refused(|k, [x, y]| k.when_else(k.lane().lt(1), || x.set(1), || y.set(2)));
+        refused(|k, [x, _]| k.when(k.lane().lt(1), || x.set(1)));
+        refused(|_, _| {});
+    }
+
+    #[test]
+    fn a_register_is_written_on_every_way_out_of_a_loop() {
+        read_behind(|k, [x, y]| {
+            k.forever(|| {
+                x.set(1);
+                k.leave_when(k.lane().lt(1));
+                y.set(2);
+                k.leave_when(k.lane().lt(2));
+            });
+        })
+        .unwrap();
+        refused(|k, [x, _]| {
+            k.forever(|| {
+                k.leave_when(k.lane().lt(1));
+                x.set(1);
+                k.leave_when(k.lane().lt(2));
+            });
+        });
+        refused(|k, [x, _]| {
+            k.forever(|| {
+                k.when(k.lane().lt(1), || {
+                    x.set(1);
+                    k.leave_when(k.lane().lt(1));
+                });
+                k.leave_when(k.lane().lt(2));
+            });
+        });
+    }
+
+    #[test]
+    fn a_result_is_a_register_of_the_kernel() {
+        let mut kernel = Builder::kernel("k", 32, |_| {}).unwrap();
+        let at = std::panic::Location::caller();
+        let inst = Inst { op: Op::SharedAddress(0), results: vec![Reg(70)], operands: Vec::new(), at };
+        kernel.body.push(Stmt::Inst(inst));
+        assert_eq!(check(&kernel).unwrap_err().why, "register 70 does not exist");
     }
 }
