@@ -59,8 +59,12 @@ pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
 
 /// A text of [`ptx`] without `.loc` and `.file`: the same as long as the code is, wherever its source moves.
 pub fn without_source_lines(text: &str) -> String {
-    let of_code = |line: &&str| !line.starts_with("    .loc ") && !line.starts_with(".file ");
-    text.split_inclusive('\n').filter(of_code).collect()
+    code_lines(text).collect()
+}
+
+/// The lines of [`without_source_lines`], each with its end.
+pub fn code_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.split_inclusive('\n').filter(|line| !line.starts_with("    .loc ") && !line.starts_with(".file "))
 }
 
 /// The first PTX version that knows an architecture.
