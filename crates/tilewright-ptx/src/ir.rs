@@ -2,9 +2,12 @@
 //!
 //! What must hold is listed in [`verify`](crate::verify), which checks it.
 
-use crate::isa::{
-    Op,
-    types::{Class, Since},
+use crate::{
+    forms::Forms,
+    isa::{
+        Op,
+        types::{Class, Since},
+    },
 };
 use std::panic::Location;
 
@@ -166,9 +169,7 @@ impl Kernel {
 
     /// The first PTX version and architecture that have all its instructions.
     pub fn since(&self) -> Since {
-        let mut since = Since::new("7.0", "sm_80");
-        self.for_each(|inst| since = since.and(inst.op.form().since));
-        if self.cluster > 1 { since.and(Since::new("7.8", "sm_90")) } else { since }
+        Forms::of(self).since(self.cluster)
     }
 }
 

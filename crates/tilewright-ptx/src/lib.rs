@@ -13,8 +13,11 @@
 #![forbid(unsafe_code)]
 
 pub mod build;
+mod decimal;
+mod forms;
 pub mod ir;
 pub mod isa;
+mod registers;
 pub mod sim;
 pub mod text;
 pub mod verify;

@@ -3,15 +3,22 @@
 //! Lines of the Rust source follow as `.loc`, so that profilers and sanitizers point there. Registers keep the names that the
 //! source gave them. The text is the same for the same kernel, whatever ran before.
 
+mod spelling;
+
 use crate::{
-    ir::{Block, Condition, Inst, Kernel, Operand, ParamKind, Stmt},
-    isa::{Op, Slot, types::Class},
+    decimal,
+    forms::Forms,
+    ir::{Block, Condition, Inst, Kernel, Operand, ParamKind, Reg, Register, Stmt},
+    isa::{Op, types::Class},
     verify::Invalid,
 };
+use rustc_hash::FxHashMap;
+use spelling::{Piece, Spelling};
 use std::{
     collections::BTreeMap,
     fmt::{self, Write},
     panic::Location,
+    ptr,
 };
 
 /// The name of the shared memory of a kernel.
@@ -22,7 +29,8 @@ const SHARED: &str = "shared_memory";
 /// # Errors
 /// When it has instructions that `arch` does not have.
 pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
-    let since = kernel.since();
+    let forms = Forms::of(kernel);
+    let since = forms.since(kernel.cluster);
     // specific instructions are for one architecture, others for all that follow
     if if since.specific { arch != since.sm } else { arch < since.sm } {
         let suffix = if since.specific { "a alone" } else { " or newer" };
@@ -31,20 +39,32 @@ pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
             format!("sm_{arch} was asked for; it needs sm_{}{suffix}", since.sm),
         ));
     }
-    let mut printer =
-        Printer { kernel, text: String::new(), labels: 0, files: files(kernel), loops: Vec::new() };
+    let spellings = forms.iter().map(|(op, form)| (op, Spelling::of(form))).collect();
+    let mut printer = Printer {
+        kernel,
+        text: String::new(),
+        spellings: &spellings,
+        labels: 0,
+        files: files(kernel),
+        last: ("", 0),
+        loops: Vec::new(),
+    };
     // architectures have a first PTX version themselves
     let version = since.ptx.max(version_of(arch));
-    printer
-        .kernel((version, arch, since.specific))
-        .map_err(|_| Invalid::new(kernel, "writing to a String failed"))?;
+    printer.kernel((version, arch, since.specific)).map_err(|_| {
+        Invalid::new(kernel, "it has an instruction or a break that `verify` does not accept")
+    })?;
     Ok(printer.text)
 }
 
 /// A text of [`ptx`] without `.loc` and `.file`: the same as long as the code is, wherever its source moves.
 pub fn without_source_lines(text: &str) -> String {
-    let of_code = |line: &&str| !line.starts_with("    .loc ") && !line.starts_with(".file ");
-    text.split_inclusive('\n').filter(of_code).collect()
+    code_lines(text).collect()
+}
+
+/// The lines of [`without_source_lines`], each with its end.
+pub fn code_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.split_inclusive('\n').filter(|line| !line.starts_with("    .loc ") && !line.starts_with(".file "))
 }
 
 /// The first PTX version that knows an architecture.
@@ -59,25 +79,34 @@ fn version_of(arch: u32) -> u32 {
 }
 
 /// The source files of a kernel, numbered from 1.
-fn files(kernel: &Kernel) -> BTreeMap<&'static str, usize> {
+fn files(kernel: &Kernel) -> BTreeMap<&'static str, u32> {
     let mut files = BTreeMap::new();
+    let mut last = "";
     kernel.for_each(|inst| {
-        files.entry(inst.at.file()).or_insert(0);
+        // most instructions are of the file of the one before
+        if !ptr::eq(last, inst.at.file()) {
+            last = inst.at.file();
+            files.insert(last, 0);
+        }
     });
-    files.values_mut().enumerate().for_each(|(at, number)| *number = at + 1);
+    files.values_mut().zip(1..).for_each(|(number, at)| *number = at);
     files
 }
 
 struct Printer<'a> {
     kernel: &'a Kernel,
     text: String,
+    /// How each of its instructions is written.
+    spellings: &'a FxHashMap<Op, Spelling<'a>>,
     labels: usize,
-    files: BTreeMap<&'static str, usize>,
+    files: BTreeMap<&'static str, u32>,
+    /// The file of the last line, and its number.
+    last: (&'static str, u32),
     /// Labels behind the open loops.
     loops: Vec<usize>,
 }
 
-impl Printer<'_> {
+impl<'a> Printer<'a> {
     fn kernel(&mut self, (version, arch, specific): (u32, u32, bool)) -> fmt::Result {
         let kernel = self.kernel;
         let suffix = if specific { "a" } else { "" };
@@ -120,13 +149,13 @@ impl Printer<'_> {
         writeln!(self.text, "{{")
     }
 
-    /// Declares registers, a line a class.
+    /// Declares registers, class by class.
     fn registers(&mut self) -> fmt::Result {
         for class in [Class::Pred, Class::B16, Class::B32, Class::B64] {
             let of_class = self.kernel.registers.iter().filter(|register| register.class == class);
-            let names: Vec<String> = of_class.map(|register| format!("%{}", register.name)).collect();
+            let names: Vec<&str> = of_class.map(|register| register.name.as_str()).collect();
             for names in names.chunks(12) {
-                writeln!(self.text, "    .reg .{} {};", class.ptx(), names.join(", "))?;
+                writeln!(self.text, "    .reg .{} %{};", class.ptx(), names.join(", %"))?;
             }
         }
         writeln!(self.text)
@@ -144,7 +173,7 @@ impl Printer<'_> {
                 Stmt::Comment(text) => writeln!(self.text, "\n    // {text}")?,
                 Stmt::If { condition, then, otherwise, at } => {
                     let (past, end) = (self.label(), self.label());
-                    self.loc(at)?;
+                    self.loc(at);
                     self.branch(*condition, true, past)?;
                     self.block(then)?;
                     if otherwise.is_empty() {
@@ -164,7 +193,7 @@ impl Printer<'_> {
                     writeln!(self.text, "    bra $L{begin};\n$L{end}:")?;
                 }
                 Stmt::Break { condition, at } => {
-                    self.loc(at)?;
+                    self.loc(at);
                     let end = *self.loops.last().ok_or(fmt::Error)?;
                     self.branch(*condition, false, end)?;
                 }
@@ -180,117 +209,90 @@ impl Printer<'_> {
         writeln!(self.text, "    @{not}%{name} bra $L{to};")
     }
 
-    fn loc(&mut self, at: &Location<'static>) -> fmt::Result {
-        match self.files.get(at.file()) {
-            Some(file) => writeln!(self.text, "    .loc {file} {} {}", at.line(), at.column()),
-            None => Ok(()),
+    fn loc(&mut self, at: &Location<'static>) {
+        if !ptr::eq(self.last.0, at.file()) {
+            // branches may be of a file that no instruction is of
+            let Some(&number) = self.files.get(at.file()) else { return };
+            self.last = (at.file(), number);
         }
+        for (words, number) in [("    .loc ", self.last.1), (" ", at.line()), (" ", at.column())] {
+            self.text += words;
+            decimal::push(&mut self.text, number);
+        }
+        self.text += "\n";
     }
 
     fn inst(&mut self, inst: &Inst) -> fmt::Result {
-        self.loc(inst.at)?;
-        let result = inst.results.first().map_or(String::new(), |reg| self.name(*reg));
-        let class = inst.results.first().map_or("", |reg| self.kernel.registers[reg.index()].class.ptx());
-        let param = |place: usize| &self.kernel.params[place].name;
-        let line = match inst.op {
-            Op::Param(place) => format!("ld.param.{class} {result}, [{}]", param(place)),
-            Op::ParamAddress(place) => {
-                format!("mov.b64 {result}, {0};\n    cvta.param.u64 {result}, {result}", param(place))
+        self.loc(inst.at);
+        self.text += "    ";
+        let kernel = self.kernel;
+        let result = || inst.results.first().map(|reg| &kernel.registers[reg.index()]).ok_or(fmt::Error);
+        match (inst.op, inst.operands.first()) {
+            (Op::Param(place), _) => {
+                let (param, Register { class, name }) = (&kernel.params[place].name, result()?);
+                write!(self.text, "ld.param.{} %{name}, [{param}]", class.ptx())?;
             }
-            Op::SharedAddress(place) => {
-                let offset = self.kernel.shared_layout().0[place];
-                format!("mov.u32 {result}, {SHARED}+{offset}")
+            (Op::ParamAddress(place), _) => {
+                let (param, name) = (&kernel.params[place].name, &result()?.name);
+                write!(self.text, "mov.b64 %{name}, {param};\n    cvta.param.u64 %{name}, %{name}")?;
             }
-            _ => self.spelled(inst),
-        };
-        // a predicate has no mov from a constant of its own
-        let line = match (inst.op, inst.operands.first()) {
-            (Op::Move(Class::Pred), Some(Operand::Const(bits))) => format!("setp.ne.u32 {result}, {bits}, 0"),
-            _ => line,
-        };
-        writeln!(self.text, "    {line};")
-    }
-
-    fn name(&self, reg: crate::ir::Reg) -> String {
-        format!("%{}", self.kernel.registers[reg.index()].name)
+            (Op::SharedAddress(place), _) => {
+                let offset = kernel.shared_layout().0[place];
+                write!(self.text, "mov.u32 %{}, {SHARED}+{offset}", result()?.name)?;
+            }
+            // a predicate has no mov from a constant of its own
+            (Op::Move(Class::Pred), Some(Operand::Const(bits))) => {
+                write!(self.text, "setp.ne.u32 %{}, {bits}, 0", result()?.name)?;
+            }
+            _ => self.spelled(inst)?,
+        }
+        self.text += ";\n";
+        Ok(())
     }
 
     /// An instruction as its form says.
-    fn spelled(&self, inst: &Inst) -> String {
-        let form = inst.op.form();
-        let addresses = address_operands(&form.operands);
-        let operand = |at: usize, bare: bool| {
-            let value = self.operand(inst, at);
-            match (addresses.contains(&at), bare) {
-                (false, _) => value,
-                (true, true) => value,
-                (true, false) => match inst.operands.get(at + 1) {
-                    Some(Operand::Const(offset)) if *offset != 0 => {
-                        format!("[{value}+{}]", offset.cast_signed())
+    fn spelled(&mut self, inst: &Inst) -> fmt::Result {
+        for piece in self.spellings[&inst.op].pieces() {
+            match *piece {
+                Piece::Word(word) => self.text += word,
+                Piece::Result(at) => self.name(*inst.results.get(at).ok_or(fmt::Error)?),
+                Piece::Operand(at) => self.operand(inst, at)?,
+                Piece::Address(at) => {
+                    self.text += "[";
+                    self.operand(inst, at)?;
+                    match inst.operands.get(at + 1) {
+                        Some(Operand::Const(offset)) if *offset != 0 => {
+                            write!(self.text, "+{}]", offset.cast_signed())?;
+                        }
+                        _ => self.text += "]",
                     }
-                    _ => format!("[{value}]"),
-                },
-            }
-        };
-        let results: Vec<String> = inst.results.iter().map(|reg| self.name(*reg)).collect();
-        let mut line = String::new();
-        let mut rest = form.spelling.as_str();
-        while let Some(at) = rest.find('$') {
-            line += &rest[..at];
-            rest = &rest[at + 1..];
-            let list = rest.strip_prefix('*');
-            let bare = rest.strip_prefix('#');
-            rest = list.or(bare).unwrap_or(rest);
-            if let Some(after) = rest.strip_prefix('d') {
-                rest = after;
-                line +=
-                    &if list.is_some() { format!("{{{}}}", results.join(", ")) } else { results[0].clone() };
-                continue;
-            }
-            let (first, after) = number(rest);
-            rest = after;
-            if list.is_some() {
-                let (end, after) = number(&rest[1..]);
-                rest = after;
-                let all: Vec<String> = (first..end).map(|at| operand(at, false)).collect();
-                line += &format!("{{{}}}", all.join(", "));
-            } else {
-                line += &operand(first, bare.is_some());
+                }
             }
         }
-        line + rest
+        Ok(())
     }
 
-    fn operand(&self, inst: &Inst, at: usize) -> String {
+    fn name(&mut self, reg: Reg) {
+        self.text += "%";
+        self.text += &self.kernel.registers[reg.index()].name;
+    }
+
+    fn operand(&mut self, inst: &Inst, at: usize) -> fmt::Result {
+        let bits = match *inst.operands.get(at).ok_or(fmt::Error)? {
+            Operand::Const(bits) => bits,
+            Operand::Reg(reg) => {
+                self.name(reg);
+                return Ok(());
+            }
+        };
         let ty = match inst.op {
             Op::Pure(op) => op.types()[at],
             _ => "",
         };
-        match (inst.operands[at], ty) {
-            (Operand::Reg(reg), _) => self.name(reg),
-            (Operand::Const(bits), "f32") => format!("0f{bits:08X}"),
-            (Operand::Const(bits), "f64") => format!("0d{bits:016X}"),
-            (Operand::Const(bits), _) => format!("{bits:#x}"),
+        match ty {
+            "f32" => write!(self.text, "0f{bits:08X}"),
+            "f64" => write!(self.text, "0d{bits:016X}"),
+            _ => write!(self.text, "{bits:#x}"),
         }
     }
-}
-
-/// Which operands are addresses, counting an address and its offset as two.
-fn address_operands(slots: &[Slot]) -> Vec<usize> {
-    let mut at = 0;
-    let mut addresses = Vec::new();
-    for slot in slots {
-        if matches!(slot, Slot::Address(_)) {
-            addresses.push(at);
-            at += 1;
-        }
-        at += 1;
-    }
-    addresses
-}
-
-/// The number at the beginning of a text, and what follows it.
-fn number(text: &str) -> (usize, &str) {
-    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    (text[..end].parse().unwrap_or_default(), &text[end..])
 }

@@ -10,10 +10,13 @@
 //! 7. Sizes of copies, vectors, fragments and groups are those that the instruction has.
 
 use crate::{
-    ir::{Block, Inst, Kernel, Operand, Reg, Stmt},
+    forms::Forms,
+    ir::{Block, Inst, Kernel, Operand, Reg, Register, Stmt},
     isa::{Op, Slot, copies::Copy, matrix::Matrix, memory::Memory, types::Class},
+    registers::Registers,
 };
-use std::{collections::HashSet, error::Error, fmt, panic::Location};
+use rustc_hash::FxHashSet;
+use std::{error::Error, fmt, panic::Location};
 
 /// Why a kernel is none.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,18 +74,19 @@ pub fn check(kernel: &Kernel) -> Result<(), Invalid> {
             ),
         )?;
     }
-    let mut written = HashSet::new();
-    Checker { kernel }.block(&kernel.body, &mut written, &mut Vec::new()).map(|_| ())
+    let checker = Checker { kernel, forms: Forms::of(kernel) };
+    checker.block(&kernel.body, &mut Registers::none_of(kernel.registers.len()), &mut Vec::new())
 }
 
 fn is_name(name: &str) -> bool {
-    let mut letters = name.chars();
+    let mut letters = name.bytes();
     letters.next().is_some_and(|first| first.is_ascii_alphabetic())
-        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == '_')
+        && letters.all(|letter| letter.is_ascii_alphanumeric() || letter == b'_')
 }
 
 fn unique<'a>(kernel: &Kernel, what: &str, names: impl Iterator<Item = &'a String>) -> Result<(), Invalid> {
-    let mut seen = HashSet::new();
+    let mut seen = FxHashSet::default();
+    seen.reserve(names.size_hint().0);
     for name in names {
         if !is_name(name) {
             return Err(Invalid::new(kernel, format!("{what} {name:?}: the name is no identifier")));
@@ -96,10 +100,11 @@ fn unique<'a>(kernel: &Kernel, what: &str, names: impl Iterator<Item = &'a Strin
 
 struct Checker<'a> {
     kernel: &'a Kernel,
+    forms: Forms,
 }
 
 /// Registers that were written on every way to a place.
-type Written = HashSet<Reg>;
+type Written = Registers;
 
 impl Checker<'_> {
     fn fail<T>(&self, at: &'static Location<'static>, why: String) -> Result<T, Invalid> {
@@ -122,7 +127,7 @@ impl Checker<'_> {
                     let mut other = written.clone();
                     self.block(then, written, leaving)?;
                     self.block(otherwise, &mut other, leaving)?;
-                    written.retain(|reg| other.contains(reg));
+                    written.keep(&other);
                 }
                 Stmt::Loop { body, .. } => {
                     leaving.push(Vec::new());
@@ -131,7 +136,7 @@ impl Checker<'_> {
                     // behind a loop that is never left, nothing is reached
                     if let Some((first, others)) = ways.split_first() {
                         *written = first.clone();
-                        written.retain(|reg| others.iter().all(|way| way.contains(reg)));
+                        others.iter().for_each(|way| written.keep(way));
                     }
                 }
                 Stmt::Break { condition, at } => {
@@ -146,6 +151,13 @@ impl Checker<'_> {
         Ok(())
     }
 
+    fn register(&self, reg: Reg, at: &'static Location<'static>) -> Result<&Register, Invalid> {
+        match self.kernel.registers.get(reg.index()) {
+            Some(register) => Ok(register),
+            None => self.fail(at, format!("register {} does not exist", reg.0)),
+        }
+    }
+
     fn reads(
         &self,
         reg: Reg,
@@ -153,14 +165,12 @@ impl Checker<'_> {
         written: &Written,
         at: &'static Location<'static>,
     ) -> Result<(), Invalid> {
-        let Some(register) = self.kernel.registers.get(reg.index()) else {
-            return self.fail(at, format!("register {} does not exist", reg.0));
-        };
+        let register = self.register(reg, at)?;
         if register.class != class {
             let (is, expected) = (register.class.ptx(), class.ptx());
             return self.fail(at, format!("%{} is {is}, expected {expected}", register.name));
         }
-        if !written.contains(&reg) {
+        if !written.contains(reg) {
             return self.fail(at, format!("%{} is read where it may not have been written", register.name));
         }
         Ok(())
@@ -170,23 +180,27 @@ impl Checker<'_> {
         if let Some(why) = wrong_size(inst.op) {
             return self.fail(inst.at, why);
         }
-        let form = inst.op.form();
         let by_kernel = matches!(inst.op, Op::Param(_) | Op::ParamAddress(_) | Op::SharedAddress(_));
         if !by_kernel {
+            let form = &self.forms[inst.op];
             self.operands(inst, &form.operands, written)?;
             self.results(inst, &form.results)?;
         }
         // the sums of a wgmma are read, too, unless its condition is known not to hold
-        written.extend(&inst.results);
+        for &reg in &inst.results {
+            self.register(reg, inst.at)?;
+            written.insert(reg);
+        }
         Ok(())
     }
 
     fn results(&self, inst: &Inst, classes: &[Class]) -> Result<(), Invalid> {
-        let found: Vec<Option<Class>> =
-            inst.results.iter().map(|reg| self.kernel.registers.get(reg.index()).map(|r| r.class)).collect();
-        if found.iter().copied().eq(classes.iter().copied().map(Some)) {
+        let class = |reg: &Reg| self.kernel.registers.get(reg.index()).map(|register| register.class);
+        let found = inst.results.iter().map(class);
+        if found.clone().eq(classes.iter().copied().map(Some)) {
             return Ok(());
         }
+        let found: Vec<Option<Class>> = found.collect();
         self.fail(inst.at, format!("{:?} has results {found:?}, expected {classes:?}", inst.op))
     }
 
@@ -256,5 +270,77 @@ fn wrong_size(op: Op) -> Option<String> {
             expect(fits, "registers of a thread", count as usize, "a multiple of 8 in 24..=256")
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Invalid, check};
+    use crate::{
+        build::{Builder, Var},
+        ir::{Inst, Reg, Stmt},
+        isa::Op,
+    };
+
+    /// A kernel that reads a variable behind what `before` does, after so many registers that sets have several words.
+    fn read_behind(before: impl FnOnce(&Builder, [Var<'_, u32>; 2])) -> Result<(), Invalid> {
+        let kernel = Builder::kernel("k", 32, |k| {
+            let words: Vec<_> = (1..100).map(|number| k.lane() + number).collect();
+            let (x, y) = (k.unset_var::<u32>("x"), k.unset_var::<u32>("y"));
+            before(k, [x, y]);
+            k.global::<u32>("out").store(words.iter().fold(x.get(), |sum, word| sum + *word));
+        });
+        kernel.map(|_| ())
+    }
+
+    fn refused(before: impl FnOnce(&Builder, [Var<'_, u32>; 2])) {
+        let why = read_behind(before).map_err(|invalid| invalid.why);
+        assert_eq!(why, Err("%x is read where it may not have been written".to_owned()));
+    }
+
+    #[test]
+    fn a_register_is_written_on_every_way_through_a_branch() {
+        read_behind(|k, [x, _]| k.when_else(k.lane().lt(1), || x.set(1), || x.set(2))).unwrap();
+        refused(|k, [x, y]| k.when_else(k.lane().lt(1), || x.set(1), || y.set(2)));
+        refused(|k, [x, _]| k.when(k.lane().lt(1), || x.set(1)));
+        refused(|_, _| {});
+    }
+
+    #[test]
+    fn a_register_is_written_on_every_way_out_of_a_loop() {
+        read_behind(|k, [x, y]| {
+            k.forever(|| {
+                x.set(1);
+                k.leave_when(k.lane().lt(1));
+                y.set(2);
+                k.leave_when(k.lane().lt(2));
+            });
+        })
+        .unwrap();
+        refused(|k, [x, _]| {
+            k.forever(|| {
+                k.leave_when(k.lane().lt(1));
+                x.set(1);
+                k.leave_when(k.lane().lt(2));
+            });
+        });
+        refused(|k, [x, _]| {
+            k.forever(|| {
+                k.when(k.lane().lt(1), || {
+                    x.set(1);
+                    k.leave_when(k.lane().lt(1));
+                });
+                k.leave_when(k.lane().lt(2));
+            });
+        });
+    }
+
+    #[test]
+    fn a_result_is_a_register_of_the_kernel() {
+        let mut kernel = Builder::kernel("k", 32, |_| {}).unwrap();
+        let at = std::panic::Location::caller();
+        let inst = Inst { op: Op::SharedAddress(0), results: vec![Reg(70)], operands: Vec::new(), at };
+        kernel.body.push(Stmt::Inst(inst));
+        assert_eq!(check(&kernel).unwrap_err().why, "register 70 does not exist");
     }
 }

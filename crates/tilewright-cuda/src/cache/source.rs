@@ -5,12 +5,15 @@
 use std::fmt;
 use tilewright_ptx::{
     ir::Kernel,
-    text::{ptx, without_source_lines},
+    text::{code_lines, ptx},
     verify::Invalid,
 };
 
 /// The newest architecture that PTX is printed for; newer devices take its text.
 const NEWEST_TEXT: u32 = 120;
+
+/// How many bytes are hashed at once: lines alone are too short for the hasher's vectors, and the whole text is not copied.
+const PIECE: usize = 16 << 10;
 
 /// A kernel's PTX, and what it is to be assembled for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -87,7 +90,15 @@ impl Key {
     fn of(target: &str, ptx: &str) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("tilewright: PTX and its target, format 1");
         hasher.update(&(target.len() as u64).to_le_bytes()).update(target.as_bytes());
-        hasher.update(without_source_lines(ptx).as_bytes());
+        let mut piece = String::with_capacity(2 * PIECE);
+        for line in code_lines(ptx) {
+            piece += line;
+            if piece.len() >= PIECE {
+                hasher.update(piece.as_bytes());
+                piece.clear();
+            }
+        }
+        hasher.update(piece.as_bytes());
         Self(hasher.finalize().into())
     }
 

@@ -8,14 +8,11 @@ use crate::{
 /// The operand that an instruction would give, where that is known.
 pub(super) fn fold(op: Op, operands: &[Operand]) -> Option<Operand> {
     let Op::Pure(op) = op else { return None };
-    let constants: Option<Vec<u64>> = operands
-        .iter()
-        .map(|operand| match operand {
-            Operand::Const(bits) => Some(*bits),
-            Operand::Reg(_) => None,
-        })
-        .collect();
-    if let Some(constants) = constants {
+    let constants = operands.iter().filter_map(|operand| match operand {
+        Operand::Const(bits) => Some(*bits),
+        Operand::Reg(_) => None,
+    });
+    if constants.clone().count() == operands.len() {
         let mut args = [[0; 32]; 4];
         args.iter_mut().zip(constants).for_each(|(arg, bits)| *arg = [bits; 32]);
         return Some(Operand::Const(op.eval([&args[0], &args[1], &args[2], &args[3]])[0]));

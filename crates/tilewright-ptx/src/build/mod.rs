@@ -27,6 +27,7 @@ mod copies;
 mod fold;
 mod matrix;
 mod memory;
+mod names;
 mod record;
 mod sync;
 mod value;

@@ -4,7 +4,7 @@
 //! variable was not set again, and the reader is in the same loop, the variable itself is read instead. A copy that nobody needed
 //! is not in the finished kernel. Likewise an instruction whose result only goes into a variable writes the variable itself.
 
-use super::{Builder, Value, fold};
+use super::{Builder, Value, fold, names::Names};
 use crate::{
     ir::{Block, Inst, Kernel, Operand, Reg, Register, Stmt},
     isa::{
@@ -12,10 +12,8 @@ use crate::{
         types::{Class, Scalar},
     },
 };
-use std::{
-    collections::{HashMap, HashSet},
-    panic::Location,
-};
+use rustc_hash::FxHashMap;
+use std::panic::Location;
 
 /// A kernel on its way.
 #[derive(Debug)]
@@ -24,35 +22,51 @@ pub(super) struct State {
     /// Open blocks, the innermost last.
     open: Vec<Open>,
     /// Open loops, by numbers that are not given twice.
-    loops: Vec<usize>,
-    loops_so_far: usize,
-    /// How often each variable was set.
-    versions: HashMap<Reg, usize>,
-    /// Registers that are copies of variables.
-    copies: HashMap<Reg, CopyOf>,
-    /// Copies that somebody needs.
-    needed: HashSet<Reg>,
-    /// Registers that some instruction reads.
-    read: HashSet<Reg>,
-    /// How often each name was given.
-    names: HashMap<String, usize>,
+    loops: Vec<u32>,
+    loops_so_far: u32,
+    /// What each register is to the recorder, by its place.
+    roles: Vec<Role>,
+    /// What was computed in the open blocks. None of it is there twice, since it would not have been computed again.
+    known: FxHashMap<Known, Reg>,
+    names: Names,
     /// The line to which all is put down that is recorded now, if a verb said so.
     line: Option<&'static Location<'static>>,
 }
 
-/// A block that is open, and what was computed in it.
+/// A block that is open.
 #[derive(Debug, Default)]
 struct Open {
     block: Block,
-    known: HashMap<(Op, Vec<Operand>), Reg>,
+    /// What was computed in it, which is not known behind it.
+    known: Vec<Known>,
+}
+
+/// An instruction that computes: what gives the same whenever it is executed. Instructions with the same `op` have equally many
+/// operands, so that those that are not there may be anything.
+type Known = (Op, [Operand; MOST_OPERANDS]);
+
+/// The most operands of an instruction that computes.
+const MOST_OPERANDS: usize = 4;
+
+/// What a register is to the recorder.
+#[derive(Debug, Default)]
+struct Role {
+    /// Of a variable: how often it was set.
+    version: Option<u32>,
+    /// Of a copy: what of.
+    copy: Option<CopyOf>,
+    /// Of a copy: whether somebody needs it.
+    needed: bool,
+    /// Whether some instruction reads it.
+    read: bool,
 }
 
 /// What a variable was.
 #[derive(Debug, Clone, Copy)]
 struct CopyOf {
     variable: Reg,
-    version: usize,
-    in_loop: Option<usize>,
+    version: u32,
+    in_loop: Option<u32>,
 }
 
 impl State {
@@ -72,78 +86,72 @@ impl State {
             open: vec![Open::default()],
             loops: Vec::new(),
             loops_so_far: 0,
-            versions: HashMap::new(),
-            copies: HashMap::new(),
-            needed: HashSet::new(),
-            read: HashSet::new(),
-            names: HashMap::new(),
+            roles: Vec::new(),
+            known: FxHashMap::default(),
+            names: Names::default(),
             line: None,
         }
     }
 
     pub(super) fn finish(mut self) -> Kernel {
         self.kernel.body = self.open.pop().map_or(Vec::new(), |open| open.block);
-        let unneeded: HashSet<Reg> =
-            self.copies.keys().copied().filter(|reg| !self.needed.contains(reg)).collect();
-        drop_copies(&mut self.kernel.body, &unneeded);
+        drop_copies(&mut self.kernel.body, &self.roles);
         self.kernel
     }
 
     /// A new register.
     pub(super) fn register(&mut self, class: Class, prefix: &str) -> Reg {
-        let reg = Reg(self.kernel.registers.len() as u32);
-        let name = self.unique(prefix, true);
-        self.kernel.registers.push(Register { class, name });
-        reg
+        let name = self.names.numbered(prefix);
+        self.add(class, name)
     }
 
     pub(super) fn variable(&mut self, class: Class, name: &str) -> Reg {
-        let reg = self.register(class, "v");
-        self.rename(reg, name);
-        self.versions.insert(reg, 0);
+        self.names.count("v");
+        let name = self.names.unique(name);
+        let reg = self.add(class, name);
+        self.role(reg).version = Some(0);
+        reg
+    }
+
+    fn add(&mut self, class: Class, name: String) -> Reg {
+        let reg = Reg(self.kernel.registers.len() as u32);
+        self.kernel.registers.push(Register { class, name });
+        self.roles.push(Role::default());
         reg
     }
 
     pub(super) fn rename(&mut self, reg: Reg, name: &str) {
-        self.kernel.registers[reg.index()].name = self.unique(name, false);
+        self.kernel.registers[reg.index()].name = self.names.unique(name);
     }
 
-    /// `name`, with a number behind it if there must be or there was one of this name.
-    fn unique(&mut self, name: &str, always: bool) -> String {
-        let count = self.names.entry(name.to_owned()).or_default();
-        let number = *count;
-        *count += 1;
-        match (always, number) {
-            (true, _) => format!("{name}{number}"),
-            (false, 0) => name.to_owned(),
-            (false, _) => format!("{name}_{number}"),
-        }
+    fn role(&mut self, reg: Reg) -> &mut Role {
+        &mut self.roles[reg.index()]
     }
 
     pub(super) fn comment(&mut self, text: &str) {
         self.block().push(Stmt::Comment(text.to_owned()));
     }
 
+    fn innermost(&mut self) -> &mut Open {
+        self.open.last_mut().expect("the outermost block is open until the end")
+    }
+
     fn block(&mut self) -> &mut Block {
-        &mut self.open.last_mut().expect("the outermost block is open until the end").block
+        &mut self.innermost().block
     }
 
     /// What an instruction recorded now reads where it is given `operand`.
     pub(super) fn resolve(&mut self, operand: Operand) -> Operand {
-        let Operand::Reg(reg) = operand else { return operand };
-        let reg = match self.copies.get(&reg) {
-            None => reg,
-            Some(copy) => {
-                let current = self.versions[&copy.variable] == copy.version;
-                if current && self.loops.last().copied() == copy.in_loop {
-                    copy.variable
-                } else {
-                    self.needed.insert(reg);
-                    reg
-                }
+        let Operand::Reg(mut reg) = operand else { return operand };
+        if let Some(copy) = self.role(reg).copy {
+            let current = self.role(copy.variable).version == Some(copy.version);
+            if current && self.loops.last().copied() == copy.in_loop {
+                reg = copy.variable;
+            } else {
+                self.role(reg).needed = true;
             }
-        };
-        self.read.insert(reg);
+        }
+        self.role(reg).read = true;
         Operand::Reg(reg)
     }
 
@@ -158,7 +166,7 @@ impl State {
         let operands = operands.iter().map(|&operand| self.resolve(operand)).collect();
         let at = self.line.unwrap_or(at);
         for result in &results {
-            if let Some(version) = self.versions.get_mut(result) {
+            if let Some(version) = &mut self.role(*result).version {
                 *version += 1;
             }
         }
@@ -169,8 +177,9 @@ impl State {
     pub(super) fn copy(&mut self, variable: Reg, at: &'static Location<'static>) -> Reg {
         let Register { class, name } = &self.kernel.registers[variable.index()];
         let (class, name) = (*class, format!("{name}_was"));
-        let copy = self.register(class, "c");
-        self.rename(copy, &name);
+        self.names.count("c");
+        let name = self.names.unique(&name);
+        let copy = self.add(class, name);
         self.note_copy(copy, variable);
         let operands = vec![Operand::Reg(variable)];
         self.block().push(Stmt::Inst(Inst { op: Op::Move(class), results: vec![copy], operands, at }));
@@ -179,20 +188,32 @@ impl State {
 
     /// A register that holds a constant; one for all who need the same in this block.
     fn constant(&mut self, class: Class, value: Operand, at: &'static Location<'static>) -> Reg {
-        let key = (Op::Move(class), vec![value]);
-        self.known(&key).unwrap_or_else(|| {
-            let reg = self.register(class, "k");
-            self.push(Op::Move(class), vec![reg], &[value], at);
-            if let Some(innermost) = self.open.last_mut() {
-                innermost.known.insert(key, reg);
-            }
-            reg
-        })
+        self.compute((class, "k"), Op::Move(class), &[value], at)
+    }
+
+    /// The result of an instruction that computes; recorded if it is not known.
+    fn compute(
+        &mut self,
+        (class, prefix): (Class, &str),
+        op: Op,
+        operands: &[Operand],
+        at: &'static Location<'static>,
+    ) -> Reg {
+        let key = (op, padded(operands));
+        if let Some(&known) = self.known.get(&key) {
+            return known;
+        }
+        let reg = self.register(class, prefix);
+        self.push(op, vec![reg], operands, at);
+        self.known.insert(key, reg);
+        self.innermost().known.push(key);
+        reg
     }
 
     fn note_copy(&mut self, copy: Reg, variable: Reg) {
-        let (version, in_loop) = (self.versions[&variable], self.loops.last().copied());
-        self.copies.insert(copy, CopyOf { variable, version, in_loop });
+        let in_loop = self.loops.last().copied();
+        let version = self.role(variable).version.unwrap_or_default();
+        self.role(copy).copy = Some(CopyOf { variable, version, in_loop });
     }
 
     /// Sets a variable: by the instruction that has just computed the value, if nobody has read that yet.
@@ -200,9 +221,7 @@ impl State {
         let class = self.kernel.registers[variable.index()].class;
         let fresh = match value {
             Operand::Reg(reg) => {
-                !self.read.contains(&reg)
-                    && !self.copies.contains_key(&reg)
-                    && !self.versions.contains_key(&reg)
+                matches!(self.role(reg), Role { version: None, copy: None, read: false, .. })
             }
             Operand::Const(_) => false,
         };
@@ -210,7 +229,8 @@ impl State {
         match (last, value) {
             (Some(Stmt::Inst(inst)), Operand::Reg(reg)) if fresh && inst.results == [reg] => {
                 inst.results[0] = variable;
-                *self.versions.entry(variable).or_default() += 1;
+                let version = &mut self.role(variable).version;
+                *version = version.map(|version| version + 1);
                 // whoever still holds the value reads the variable, or this copy of it
                 self.note_copy(reg, variable);
                 let operands = vec![Operand::Reg(variable)];
@@ -234,7 +254,11 @@ impl State {
         if is_loop {
             self.loops.pop();
         }
-        self.open.pop().map_or(Vec::new(), |open| open.block)
+        let Open { block, known } = self.open.pop().unwrap_or_default();
+        for key in &known {
+            self.known.remove(key);
+        }
+        block
     }
 
     pub(super) fn push_stmt(&mut self, mut stmt: Stmt) {
@@ -244,10 +268,6 @@ impl State {
             *at = line;
         }
         self.block().push(stmt);
-    }
-
-    fn known(&self, key: &(Op, Vec<Operand>)) -> Option<Reg> {
-        self.open.iter().rev().find_map(|open| open.known.get(key).copied())
     }
 }
 
@@ -286,36 +306,25 @@ impl Builder {
         if let Some(folded) = fold::fold(op, operands) {
             return Value::new(self, folded);
         }
-        let operands = &self.constants_in_registers(op, operands)[..];
-        let key = (op, operands.to_vec());
+        let mut all = padded(operands);
+        let operands = &mut all[..operands.len()];
+        self.constants_in_registers(op, operands);
         // not the closure's line
         let at = Location::caller();
-        let mut state = self.0.borrow_mut();
-        let reg = state.known(&key).unwrap_or_else(|| {
-            let reg = state.register(T::CLASS, T::PREFIX);
-            state.push(op, vec![reg], operands, at);
-            let innermost = state.open.last_mut().expect("the outermost block is open until the end");
-            innermost.known.insert(key, reg);
-            reg
-        });
+        let reg = self.0.borrow_mut().compute((T::CLASS, T::PREFIX), op, operands, at);
         Value::new(self, Operand::Reg(reg))
     }
 
-    /// The operands, constants in registers where the instruction takes no others.
+    /// Puts constants in registers where the instruction takes no others.
     #[track_caller]
-    fn constants_in_registers(&self, op: Op, operands: &[Operand]) -> Vec<Operand> {
-        let mut operands = operands.to_vec();
-        if !operands.iter().any(|operand| matches!(operand, Operand::Const(_))) {
-            return operands;
-        }
-        let slots = op.form().operands;
-        for (operand, slot) in operands.iter_mut().zip(&slots) {
-            if let (Operand::Const(_), Slot::Register(class)) = (*operand, *slot) {
+    fn constants_in_registers(&self, op: Op, operands: &mut [Operand]) {
+        let Op::Pure(op) = op else { return };
+        for (at, operand) in operands.iter_mut().enumerate() {
+            if let (Operand::Const(_), Slot::Register(class)) = (*operand, op.slot(at)) {
                 let constant = self.0.borrow_mut().constant(class, *operand, Location::caller());
                 *operand = Operand::Reg(constant);
             }
         }
-        operands
     }
 
     /// Records an instruction with new registers for results of one type.
@@ -338,19 +347,23 @@ impl Builder {
     }
 }
 
+/// The operands of an instruction that computes, with those that are not there.
+fn padded(operands: &[Operand]) -> [Operand; MOST_OPERANDS] {
+    std::array::from_fn(|at| operands.get(at).copied().unwrap_or(Operand::Const(0)))
+}
+
 /// Takes the copies that nobody needs out of a block.
-fn drop_copies(block: &mut Block, unneeded: &HashSet<Reg>) {
+fn drop_copies(block: &mut Block, roles: &[Role]) {
+    let unneeded = |reg: &Reg| matches!(roles[reg.index()], Role { copy: Some(_), needed: false, .. });
     block.retain_mut(|stmt| match stmt {
-        Stmt::Inst(Inst { op: Op::Move(_), results, .. }) => {
-            !results.iter().all(|reg| unneeded.contains(reg))
-        }
+        Stmt::Inst(Inst { op: Op::Move(_), results, .. }) => !results.iter().all(unneeded),
         Stmt::If { then, otherwise, .. } => {
-            drop_copies(then, unneeded);
-            drop_copies(otherwise, unneeded);
+            drop_copies(then, roles);
+            drop_copies(otherwise, roles);
             true
         }
         Stmt::Loop { body, .. } => {
-            drop_copies(body, unneeded);
+            drop_copies(body, roles);
             true
         }
         _ => true,

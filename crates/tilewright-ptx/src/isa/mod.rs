@@ -112,19 +112,26 @@ fn pure_form(op: Pure) -> Form {
         let args: Vec<String> = (0..operands.len()).map(|at| format!("${at}")).collect();
         format!("{} $d, {}", op.spelling(), args.join(", "))
     };
-    let slot = |(at, &class)| match op.types()[at] {
-        // PTX has no constants of 16 bits that are floats
-        "f16" | "bf16" | "f16x2" | "bf16x2" | "e4m3x2" | "e5m2x2" => Slot::Register(class),
-        // the table of `lop3` is part of the instruction
-        _ if op == Pure::Lop3 && at == 3 => Slot::Immediate,
-        _ => Slot::Value(class),
-    };
     Form {
         spelling,
         results: vec![op.result()],
-        operands: operands.iter().enumerate().map(slot).collect(),
+        operands: (0..operands.len()).map(|at| op.slot(at)).collect(),
         since: op.since(),
         aligned: false,
+    }
+}
+
+impl Pure {
+    /// What operand `at` must be.
+    pub(crate) fn slot(self, at: usize) -> Slot {
+        let class = self.operands()[at];
+        match self.types()[at] {
+            // PTX has no constants of 16 bits that are floats
+            "f16" | "bf16" | "f16x2" | "bf16x2" | "e4m3x2" | "e5m2x2" => Slot::Register(class),
+            // the table of `lop3` is part of the instruction
+            _ if self == Self::Lop3 && at == 3 => Slot::Immediate,
+            _ => Slot::Value(class),
+        }
     }
 }
 

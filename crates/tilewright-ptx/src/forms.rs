@@ -1,0 +1,43 @@
+//! The forms of a kernel's instructions, each made once: thousands of instructions have some forty forms.
+
+use crate::{
+    ir::Kernel,
+    isa::{Form, Op, types::Since},
+};
+use rustc_hash::FxHashMap;
+use std::ops::Index;
+
+/// The form of every instruction that a kernel has.
+#[derive(Debug)]
+pub(crate) struct Forms(FxHashMap<Op, Form>);
+
+impl Forms {
+    pub(crate) fn of(kernel: &Kernel) -> Self {
+        let mut forms = FxHashMap::default();
+        kernel.for_each(|inst| {
+            forms.entry(inst.op).or_insert_with(|| inst.op.form());
+        });
+        Self(forms)
+    }
+
+    /// In no particular order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Op, &Form)> {
+        self.0.iter().map(|(op, form)| (*op, form))
+    }
+
+    /// The first PTX version and architecture that have all of them, and launch clusters of `cluster` CTAs.
+    pub(crate) fn since(&self, cluster: u32) -> Since {
+        let clusters = (cluster > 1).then(|| Since::new("7.8", "sm_90"));
+        let forms = self.0.values().map(|form| form.since);
+        forms.chain(clusters).fold(Since::new("7.0", "sm_80"), Since::and)
+    }
+}
+
+impl Index<Op> for Forms {
+    type Output = Form;
+
+    /// The form of an instruction of the kernel that these are the forms of.
+    fn index(&self, op: Op) -> &Form {
+        &self.0[&op]
+    }
+}
