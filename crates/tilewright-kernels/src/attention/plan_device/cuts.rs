@@ -107,7 +107,7 @@ impl<'k> Cuts<'k> {
         });
         let (is_cut, own) = (is_cut.get(), own.map(|var| var.get()));
         let [of_counts, of_rows] = [("cut_sums", own[0]), ("row_sums", own[1])]
-            .map(|(name, own)| Scan::declare(k, name, p.warp).start(k, own, p.workers.by));
+            .map(|(name, own)| Scan::declare(k, name, p).start(k, own, p.workers.by));
         k.sync_threads();
         let ((count, total), (rows, _)) = (of_counts.finish(k), of_rows.finish(k));
         counts.at(w * 2).store_vector([count, rows]);

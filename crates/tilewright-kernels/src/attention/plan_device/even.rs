@@ -4,7 +4,7 @@
 
 use super::{
     MAX_REQUESTS, THREADS,
-    layout::{Layout, Place, Unit},
+    layout::{Layout, Place, Room, Unit},
     lengths::{Lengths, Request},
     spans::Span,
 };
@@ -16,17 +16,22 @@ pub(super) struct Even<'k> {
     lengths: Lengths<'k>,
     /// `[MAX_REQUESTS + 1]`: what is before each request, for one head; behind the last what all cost.
     costs: Shared<'k, u32>,
+    /// `[MAX_REQUESTS][4]`: the fields of each [`Request`].
+    requests: Shared<'k, u32>,
 }
 
 impl<'k> Even<'k> {
     /// All threads take part; a barrier follows.
-    pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>) -> Self {
+    pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>, room: Room<'k>) -> Self {
         const { assert!(THREADS == MAX_REQUESTS, "a thread each") };
-        let costs = k.shared::<u32>("request_costs", MAX_REQUESTS as usize + 1, 4);
+        let (costs, requests) = (room.of_requests, room.of_spans.cast::<u32>());
+        k.when(k.thread().lt(lengths.count), || {
+            requests.at(k.thread() * 4).store_vector(lengths.request.words())
+        });
         costs.at(k.thread()).store(lengths.before);
         k.when(k.thread().eq(0), || costs.plus(MAX_REQUESTS as usize).store(lengths.total));
         k.sync_threads();
-        Self { lengths, costs }
+        Self { lengths, costs, requests }
     }
 
     /// What is before a request, and with it.
@@ -36,7 +41,7 @@ impl<'k> Even<'k> {
     }
 
     fn span(&self, r: Value<'k, u32>) -> Span<'k> {
-        let request = Request::load(&self.lengths.params, r);
+        let request = Request::of_words(self.requests.at(r * 4).load_vector());
         Span::of(&self.lengths.params, request, request.qo_begin)
     }
 

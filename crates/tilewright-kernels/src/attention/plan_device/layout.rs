@@ -1,7 +1,7 @@
 //! How units are laid end to end: what a batch has to answer before its cuts can be found.
 
-use super::{lengths::Lengths, spans::Span};
-use tilewright_ptx::build::{Arithmetic, Builder, Compare, Stored, Value};
+use super::{MAX_REQUESTS, MAX_SPANS, lengths::Lengths, spans::Span};
+use tilewright_ptx::build::{Arithmetic, Builder, Compare, Shared, Stored, Value};
 
 /// A batch whose costs are known, as numbers of type [`Cost`](Layout::Cost).
 pub(super) trait Layout<'k>: Copy {
@@ -19,6 +19,23 @@ pub(super) trait Layout<'k>: Copy {
     fn place(&self, k: &'k Builder, at: Value<'k, Self::Cost>) -> Place<'k, Self::Cost>;
     /// The unit of a number.
     fn unit(&self, k: &'k Builder, unit: Value<'k, u32>) -> Unit<'k, Self::Cost>;
+}
+
+/// Memory for what is known of a batch: one layout's or the other's.
+#[derive(Clone, Copy)]
+pub(super) struct Room<'k> {
+    /// `[MAX_REQUESTS + 1]`: a number for each request, and one behind.
+    pub(super) of_requests: Shared<'k, u32>,
+    /// `[MAX_SPANS + 1]`: one for each span, and one behind; or four words for each request.
+    pub(super) of_spans: Shared<'k, u64>,
+}
+
+impl<'k> Room<'k> {
+    pub(super) fn declare(k: &'k Builder) -> Self {
+        const { assert!(8 * MAX_SPANS >= 16 * MAX_REQUESTS, "four words each") };
+        let of_spans = k.shared("of_spans", MAX_SPANS as usize + 1, 16);
+        Self { of_requests: k.shared("of_requests", MAX_REQUESTS as usize + 1, 4), of_spans }
+    }
 }
 
 /// Where a cost falls.

@@ -29,6 +29,14 @@ impl<'k> Request<'k> {
     pub(super) fn load(p: &Params<'k>, r: Value<'k, u32>) -> Self {
         Stated::load(p, r).request(p)
     }
+
+    pub(super) fn words(self) -> [Value<'k, u32>; 4] {
+        [self.qo_begin, self.qo_end, self.kv_start, self.kv_len]
+    }
+
+    pub(super) fn of_words([qo_begin, qo_end, kv_start, kv_len]: [Value<'k, u32>; 4]) -> Self {
+        Self { qo_begin, qo_end, kv_start, kv_len }
+    }
 }
 
 /// What the batch says of a request.
@@ -54,19 +62,19 @@ impl<'k> Stated<'k> {
         Request { qo_begin: self.rows[0], qo_end: self.rows[1], kv_start, kv_len }
     }
 
-    /// What is wrong with it, each with the bit that tells so.
+    /// What is wrong with it, each with the bit that tells so. What wraps around is found here or in a request before it.
     fn wrong(&self, p: &Params<'k>, r: Value<'k, u32>) -> [(Refusal, Value<'k, bool>); 3] {
         let Self { rows: [begin, row_end], pages: [first, page_end], last_page_len: last } = *self;
-        let (pages, rows) = (page_end - first, row_end - begin);
+        let pages = page_end - first;
         let starts = |indptr: Value<'k, u32>| r.eq(0) & indptr.ne(0);
-        let most_rows = row_end.gt(p.max_rows) | rows.gt(p.max_qo_len);
-        let none = pages.eq(0);
-        let full = (pages - 1).to_u64() * p.page_size.to_u64() + last.to_u64();
-        let fits = last.ge(1) & last.le(p.page_size) & full.le(p.max_kv_len.to_u64());
+        let some = pages.ne(0);
+        // so many pages that the number of keys wraps around are too many
+        let many = pages.gt(p.max_kv_pages) | self.request(p).kv_len.gt(p.max_kv_len);
+        let not_of_a_page = (last - 1).ge(p.page_size);
         [
-            (Refusal::Rows, begin.gt(row_end) | most_rows | starts(begin)),
+            (Refusal::Rows, row_end.gt(p.max_rows) | (row_end - begin).gt(p.max_qo_len) | starts(begin)),
             (Refusal::Pages, first.gt(page_end) | page_end.gt(p.max_pages) | starts(first)),
-            (Refusal::Keys, (none & last.ne(0)) | (!none & !fits)),
+            (Refusal::Keys, (!some & last.ne(0)) | (some & (many | not_of_a_page))),
         ]
     }
 }
@@ -84,10 +92,8 @@ pub(super) struct Lengths<'k> {
     /// Where it is, what requests before this thread's cost, for one head, and what all do.
     pub(super) before: Value<'k, u32>,
     pub(super) total: Value<'k, u32>,
-    /// Spans of this thread's request.
-    pub(super) spans: Value<'k, u32>,
-    /// What runs read of this thread's request: one past its last row, and the offset.
-    of_request: [Value<'k, u32>; 2],
+    /// This thread's request, where there is one.
+    pub(super) request: Request<'k>,
 }
 
 impl<'k> Lengths<'k> {
@@ -100,25 +106,25 @@ impl<'k> Lengths<'k> {
         let bits = k.var("bits", asked.gt(limit).select(k.constant(Refusal::Requests as u32), 0_u32));
         let tell =
             |what: u32, holds: Value<'k, bool>| bits.set(bits.get() | holds.select(k.constant(what), 0_u32));
-        let (spans, costs) = (k.var("spans", 0_u32), k.var("request_cost", 0_u32));
-        let of_request = ["end", "offset"].map(|name| k.var(name, u32::MAX));
+        let cost = k.var("request_cost", 0_u32);
+        let own = ["qo_begin", "qo_end", "kv_start", "kv_len"].map(|name| k.var(name, 0_u32));
         k.when(asked.le(limit) & r.lt(asked), || {
             let stated = Stated::load(p, r);
             let request = stated.request(p);
+            let span = Span::of(p, request, request.qo_begin);
+            let of_span = span.cost(p);
+            cost.set(of_span.low());
+            own.into_iter().zip(request.words()).for_each(|(var, word)| var.set(word));
+            let is_no_span = (request.qo_end - request.qo_begin - 1).ge(p.tile.by);
+            tell(UNEVEN, is_no_span | of_span.ge(LITTLE));
             stated.wrong(p, r).into_iter().for_each(|(refusal, holds)| tell(refusal as u32, holds));
-            spans.set(p.tile.quotient(request.qo_end - request.qo_begin + p.tile.by - 1));
-            let cost = Span::of(p, request, request.qo_begin).cost(p);
-            tell(UNEVEN, spans.get().ne(1) | cost.ge(LITTLE));
-            costs.set(cost.low());
-            of_request[0].set(request.qo_end);
-            of_request[1].set(request.offset());
         });
         let of_warp = k.reduce_warp(WarpReduction::Or, bits.get());
-        let sums = Scan::declare(k, "request_sums", p.warp).start(k, costs.get(), asked.min(limit));
-        k.when(k.lane().eq(31), || told.at(p.warp).store(of_warp));
+        let sums = Scan::declare(k, "request_sums", p).start(k, cost.get(), asked.min(limit));
+        k.when(p.lane.eq(31), || told.at(p.warp).store(of_warp));
         k.sync_threads();
         let (before, total) = sums.finish(k);
-        let told = k.reduce_warp(WarpReduction::Or, told.at(k.lane()).load());
+        let told = k.reduce_warp(WarpReduction::Or, told.at(p.lane).load());
         let flags = told & !UNEVEN;
         let wrong = flags.ne(0);
         let little = (total.to_u64() * p.kv_heads.by.to_u64()).lt(1 << 30);
@@ -129,8 +135,7 @@ impl<'k> Lengths<'k> {
             even: wrong | ((told & UNEVEN).eq(0) & little),
             before,
             total: total.unless(wrong, 0_u32),
-            spans: spans.get(),
-            of_request: of_request.map(|var| var.get().unless(wrong, u32::MAX)),
+            request: Request::of_words(own.map(|var| var.get())),
         }
     }
 
@@ -138,6 +143,8 @@ impl<'k> Lengths<'k> {
     pub(super) fn write(&self, k: &'k Builder) {
         let (p, r) = (&self.params, k.thread());
         k.when(r.eq(0), || p.flags.store(self.flags));
-        k.when(r.lt(p.max_requests), || p.requests.at(r * 2).store_vector(self.of_request));
+        let of_runs = [self.request.qo_end, self.request.offset()];
+        let of_runs = of_runs.map(|word| word.unless(r.ge(self.count), u32::MAX));
+        k.when(r.lt(p.max_requests), || p.requests.at(r * 2).store_vector(of_runs));
     }
 }

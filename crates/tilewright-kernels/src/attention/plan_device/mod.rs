@@ -38,7 +38,7 @@ use super::{
 };
 use cuts::{Cuts, End};
 use even::Even;
-use layout::Layout;
+use layout::{Layout, Room};
 use lengths::Lengths;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
@@ -132,7 +132,9 @@ impl Call {
         let Shape { group, page_size, segment_overhead, tile_load, .. } = *shape;
         let numbers = [group, page_size, left, right, segment_overhead, tile_load];
         let addresses = self.batch.into_iter().chain(arrays).chain([self.flags]).map(Arg::U64);
-        let numbers = numbers.into_iter().chain(shape.capacity).map(Arg::U32);
+        let [requests, rows, qo_len, pages, kv_len] = shape.capacity;
+        let capacity = [requests, rows, qo_len.min(rows), pages, kv_len, kv_len.div_ceil(page_size.max(1))];
+        let numbers = numbers.into_iter().chain(capacity).map(Arg::U32);
         addresses.chain(divisors.into_iter().flatten()).chain(numbers).collect()
     }
 
@@ -177,8 +179,12 @@ struct Params<'k> {
     max_qo_len: Value<'k, u32>,
     max_pages: Value<'k, u32>,
     max_kv_len: Value<'k, u32>,
-    /// The number of this warp.
+    /// Pages of so many keys.
+    max_kv_pages: Value<'k, u32>,
+    /// The numbers of this warp, lane and CTA.
     warp: Value<'k, u32>,
+    lane: Value<'k, u32>,
+    cta: Value<'k, u32>,
 }
 
 impl<'k> Params<'k> {
@@ -212,7 +218,10 @@ impl<'k> Params<'k> {
             max_qo_len: k.param("max_qo_len"),
             max_pages: k.param("max_pages"),
             max_kv_len: k.param("max_kv_len"),
+            max_kv_pages: k.param("max_kv_pages"),
             warp: k.warp_index(),
+            lane: k.lane(),
+            cta: k.cta(),
         }
     }
 }
@@ -225,10 +234,11 @@ pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
         let params = Params::declare(k);
         let lengths = Lengths::read(k, params);
+        let room = Room::declare(k);
         k.when_else(
             lengths.even,
-            || plan(k, Even::measure(k, lengths)),
-            || plan(k, Uneven::measure(k, lengths)),
+            || plan(k, Even::measure(k, lengths, room)),
+            || plan(k, Uneven::measure(k, lengths, room)),
         );
     })
 }

@@ -3,7 +3,7 @@
 //! Warps add up for themselves, those that have something to add. Behind the barrier each of them adds up the sums of all warps:
 //! that is less to wait for than a warp that does it for all and a second barrier.
 
-use super::THREADS;
+use super::{Params, THREADS};
 use tilewright_ptx::{
     build::{Arithmetic, Builder, Shared, Stored, Value},
     isa::warp::{Shuffle, WarpReduction},
@@ -14,8 +14,9 @@ const WARPS: usize = THREADS as usize / 32;
 /// Memory of the sums of warps, for one scan.
 #[derive(Clone, Copy)]
 pub(super) struct Scan<'k, T> {
-    /// The number of this warp.
+    /// The numbers of this warp and lane.
     warp: Value<'k, u32>,
+    lane: Value<'k, u32>,
     /// `[warps]`
     warps: Shared<'k, T>,
 }
@@ -34,11 +35,11 @@ pub(super) trait Summed: Arithmetic + Stored {
     fn from_below<'k>(k: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self>;
     /// Nothing.
     fn zero(k: &Builder) -> Value<'_, Self>;
-    /// The sum of the first `count` lanes' values, at most 31 of them, and that of all.
+    /// The sum of the first `count` lanes' values, at most 31 of them, and that of all; `count` and the number of this lane are told.
     fn of_first<'k>(
         k: &'k Builder,
         value: Value<'k, Self>,
-        count: Value<'k, u32>,
+        count_and_lane: [Value<'k, u32>; 2],
     ) -> (Value<'k, Self>, Value<'k, Self>);
 }
 
@@ -54,9 +55,9 @@ impl Summed for u32 {
     fn of_first<'k>(
         k: &'k Builder,
         value: Value<'k, Self>,
-        count: Value<'k, u32>,
+        [count, lane]: [Value<'k, u32>; 2],
     ) -> (Value<'k, Self>, Value<'k, Self>) {
-        let first = value.unless(k.lane().ge(count), 0_u32);
+        let first = value.unless(lane.ge(count), 0_u32);
         (k.reduce_warp(WarpReduction::Add, first), k.reduce_warp(WarpReduction::Add, value))
     }
 }
@@ -74,9 +75,9 @@ impl Summed for u64 {
     fn of_first<'k>(
         k: &'k Builder,
         value: Value<'k, Self>,
-        count: Value<'k, u32>,
+        [count, lane]: [Value<'k, u32>; 2],
     ) -> (Value<'k, Self>, Value<'k, Self>) {
-        let with = of_warp(k, value);
+        let with = of_warp(k, value, lane);
         let of_lane = |value: Value<'k, u64>, lane: Value<'k, u32>| {
             k.pack32(value.low().of_lane(lane), value.high().of_lane(lane))
         };
@@ -85,15 +86,15 @@ impl Summed for u64 {
 }
 
 impl<'k, T: Summed> Scan<'k, T> {
-    pub(super) fn declare(k: &'k Builder, name: &str, warp: Value<'k, u32>) -> Self {
-        Self { warp, warps: k.shared(name, WARPS, 8) }
+    pub(super) fn declare(k: &'k Builder, name: &str, p: &Params<'k>) -> Self {
+        Self { warp: p.warp, lane: p.lane, warps: k.shared(name, WARPS, 8) }
     }
 
     /// Adds up warps. Threads from `used` on have 0. All threads take part, once; a barrier comes before [`Started::finish`].
     pub(super) fn start(self, k: &'k Builder, value: Value<'k, T>, used: Value<'k, u32>) -> Started<'k, T> {
         let with = k.var("with", T::zero(k));
-        k.when((self.warp * 32).lt(used), || with.set(of_warp(k, value)));
-        k.when(k.lane().eq(31), || self.warps.at(self.warp).store(with.get()));
+        k.when((self.warp * 32).lt(used), || with.set(of_warp(k, value, self.lane)));
+        k.when(self.lane.eq(31), || self.warps.at(self.warp).store(with.get()));
         Started { scan: self, before: with.get() - value }
     }
 }
@@ -101,17 +102,18 @@ impl<'k, T: Summed> Scan<'k, T> {
 impl<'k, T: Summed> Started<'k, T> {
     /// The sum over the threads before this one, and over all of them. Whole warps ask.
     pub(super) fn finish(self, k: &'k Builder) -> (Value<'k, T>, Value<'k, T>) {
-        let (before, total) = T::of_first(k, self.scan.warps.at(k.lane()).load(), self.scan.warp);
+        let (before, total) =
+            T::of_first(k, self.scan.warps.at(self.scan.lane).load(), [self.scan.warp, self.scan.lane]);
         (before + self.before, total)
     }
 }
 
 /// The sum over a warp's lanes up to this one.
-fn of_warp<'k, T: Summed>(k: &'k Builder, value: Value<'k, T>) -> Value<'k, T> {
+fn of_warp<'k, T: Summed>(k: &'k Builder, value: Value<'k, T>, lane: Value<'k, u32>) -> Value<'k, T> {
     let mut sum = value;
     for distance in [1_u32, 2, 4, 8, 16] {
         let below = T::from_below(k, sum, distance);
-        sum = sum + below.unless(k.lane().lt(distance), T::zero(k));
+        sum = sum + below.unless(lane.lt(distance), T::zero(k));
     }
     sum
 }

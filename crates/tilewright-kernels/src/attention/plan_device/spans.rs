@@ -24,10 +24,9 @@ impl<'k> Span<'k> {
         let signed = |value: Value<'k, u32>| value.reinterpret::<i32>();
         let (offset, kv_len) = (signed(request.offset()), signed(request.kv_len));
         let (first, last) = (signed(begin) + offset, signed(begin + rows) + offset - 1);
-        let local = |at: Value<'k, i32>| at.max(0).min(kv_len).reinterpret::<u32>();
-        let sees_until = |position: Value<'k, i32>| local(position + 1 + signed(p.right));
-        // positions ascend, and with them what is seen
-        let (start, kv_end) = (local(first - signed(p.left)).min(sees_until(first)), sees_until(last));
+        // positions ascend, and with them what is seen; the last is before `kv_len`
+        let start = (first - signed(p.left)).max(0).reinterpret::<u32>();
+        let kv_end = (last + 1 + signed(p.right)).max(0).min(kv_len).reinterpret::<u32>();
         let first_tile = p.kv_tokens.quotient(start);
         let until = p.kv_tokens.quotient(kv_end + p.kv_tokens.by - 1);
         let tiles = (until - first_tile).unless(start.ge(kv_end), 0_u32);

@@ -3,8 +3,7 @@
 //! Spans are found by searching, and costs have 64 bits.
 
 use super::{
-    MAX_REQUESTS, MAX_SPANS,
-    layout::{Cost, Layout, Place, Unit},
+    layout::{Cost, Layout, Place, Room, Unit},
     lengths::{Lengths, Request},
     scan::Scan,
     spans::Span,
@@ -26,11 +25,12 @@ pub(super) struct Uneven<'k> {
 
 impl<'k> Uneven<'k> {
     /// Adds up spans of requests, a thread each, and what they cost, two of them a thread. All threads take part; a barrier follows.
-    pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>) -> Self {
-        let first_span = k.shared::<u32>("first_span", MAX_REQUESTS as usize + 1, 4);
-        let costs = k.shared::<u64>("costs", MAX_SPANS as usize + 1, 8);
+    pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>, room: Room<'k>) -> Self {
+        let (first_span, costs, p) = (room.of_requests, room.of_spans, &lengths.params);
         let (thread, count) = (k.thread(), lengths.count);
-        let sums = Scan::declare(k, "span_sums", lengths.params.warp).start(k, lengths.spans, count);
+        let rows = lengths.request.qo_end - lengths.request.qo_begin;
+        let own = p.tile.quotient(rows + p.tile.by - 1).unless(thread.ge(count), 0_u32);
+        let sums = Scan::declare(k, "span_sums", p).start(k, own, count);
         k.sync_threads();
         let (first, num_spans) = sums.finish(k);
         k.when(thread.lt(count), || first_span.at(thread).store(first));
@@ -43,15 +43,11 @@ impl<'k> Uneven<'k> {
             let cost = k.var(name, 0_u64);
             k.when(j.lt(num_spans), || {
                 let r = Self::last(k, count, |r| first_span.at(r).load().le(j));
-                cost.set(spans.span(r, j).cost(&lengths.params));
+                cost.set(spans.span(r, j).cost(p));
             });
             cost.get()
         });
-        let sums = Scan::declare(k, "cost_sums", lengths.params.warp).start(
-            k,
-            pair[0] + pair[1],
-            (num_spans + 1) >> 1,
-        );
+        let sums = Scan::declare(k, "cost_sums", p).start(k, pair[0] + pair[1], (num_spans + 1) >> 1);
         k.sync_threads();
         let (before, of_head) = sums.finish(k);
         k.when(j.lt(num_spans), || costs.at(j).store(before));

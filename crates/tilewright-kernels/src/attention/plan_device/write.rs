@@ -39,7 +39,7 @@ impl<'k> First<'k> {
     pub(super) fn find<L: Layout<'k>>(k: &'k Builder, layout: L, quota: Value<'k, L::Cost>) -> Self {
         let p = &layout.lengths().params;
         let warp = k.constant(THREADS / 32 - 1) - p.warp;
-        let unit = (warp * p.ctas.by + k.cta()) * 32 + k.lane();
+        let unit = (warp * p.ctas.by + p.cta) * 32 + p.lane;
         let is_there = unit.lt(layout.num_spans() * p.kv_heads.by);
         let found = Found::declare(k);
         let ends = ["first_end", "end_behind"].map(|name| k.var(name, 0_u32));
@@ -88,10 +88,10 @@ impl<'k> First<'k> {
 pub(super) fn all<'k, L: Layout<'k>>(k: &'k Builder, layout: L, cuts: Cuts<'k>, first: First<'k>) {
     let p = &layout.lengths().params;
     // cuts are dealt a warp at a time to the last CTA first
-    let is_mine = p.ctas.divide(p.warp).1.eq(p.ctas.by - 1 - k.cta());
+    let is_mine = p.ctas.divide(p.warp).1.eq(p.ctas.by - 1 - p.cta);
     k.when(first.is_there, || first.write(k, p, cuts));
     k.when(cuts.is_cut & is_mine, || behind_cut(k, p, cuts));
-    k.when(k.cta().eq(0), || {
+    k.when(p.cta.eq(0), || {
         let w = k.thread();
         k.when(w.le(p.workers.by), || p.worker_indptr.at(w).store(cuts.items().unless(w.eq(0), 0_u32)));
         layout.lengths().write(k);
