@@ -1,13 +1,15 @@
-//! The batch, checked, and its tiles of query rows with the keys that they see and what they cost.
+//! The batch, checked, and what its requests cost where each is one tile of query rows.
 
-use super::{MAX_REQUESTS, MAX_SPANS, Params, Refusal, THREADS, scan::Scan};
+use super::{MAX_REQUESTS, Params, Refusal, THREADS, scan::Scan, spans::Span};
 use tilewright_ptx::{
-    build::{Builder, Shared, Value},
+    build::{Builder, Value},
     isa::warp::WarpReduction,
 };
 
-/// What a thread tells beside [`Refusal`]s: that its request has no span, or several.
+/// What a thread tells beside [`Refusal`]s: that its request has no span, or several, or one that costs [`LITTLE`] or more.
 const UNEVEN: u32 = 1 << 16;
+/// Sums of [`MAX_REQUESTS`] lower costs stay far below 2^32.
+const LITTLE: u64 = 1 << 20;
 
 /// What a request has. All of it is checked.
 #[derive(Clone, Copy)]
@@ -24,203 +26,125 @@ impl<'k> Request<'k> {
         self.kv_len - self.qo_end
     }
 
-    fn load(p: &Params<'k>, r: Value<'k, u32>) -> Self {
-        let (kv_start, kv_end) = (p.kv_indptr.at(r).load(), p.kv_indptr.at(r).plus(1).load());
-        let pages = kv_end - kv_start;
-        let kv_len = ((pages - 1) * p.page_size + p.last_page_len.at(r).load()).unless(pages.eq(0), 0_u32);
-        Self {
-            qo_begin: p.qo_indptr.at(r).load(),
-            qo_end: p.qo_indptr.at(r).plus(1).load(),
-            kv_start,
-            kv_len,
-        }
+    pub(super) fn load(p: &Params<'k>, r: Value<'k, u32>) -> Self {
+        Stated::load(p, r).request(p)
+    }
+
+    pub(super) fn words(self) -> [Value<'k, u32>; 4] {
+        [self.qo_begin, self.qo_end, self.kv_start, self.kv_len]
+    }
+
+    pub(super) fn of_words([qo_begin, qo_end, kv_start, kv_len]: [Value<'k, u32>; 4]) -> Self {
+        Self { qo_begin, qo_end, kv_start, kv_len }
     }
 }
 
-/// The requests, and the first span of each.
+/// What the batch says of a request.
+#[derive(Clone, Copy)]
+struct Stated<'k> {
+    rows: [Value<'k, u32>; 2],
+    pages: [Value<'k, u32>; 2],
+    last_page_len: Value<'k, u32>,
+}
+
+impl<'k> Stated<'k> {
+    fn load(p: &Params<'k>, r: Value<'k, u32>) -> Self {
+        let (qo, kv) = (p.qo_indptr.at(r), p.kv_indptr.at(r));
+        let rows = [qo.load(), qo.plus(1).load()];
+        let pages = [kv.load(), kv.plus(1).load()];
+        Self { rows, pages, last_page_len: p.last_page_len.at(r).load() }
+    }
+
+    fn request(&self, p: &Params<'k>) -> Request<'k> {
+        let [kv_start, page_end] = self.pages;
+        let pages = page_end - kv_start;
+        let kv_len = ((pages - 1) * p.page_size + self.last_page_len).unless(pages.eq(0), 0_u32);
+        Request { qo_begin: self.rows[0], qo_end: self.rows[1], kv_start, kv_len }
+    }
+
+    /// What is wrong with it, each with the bit that tells so. What wraps around is found here or in a request before it.
+    fn wrong(&self, p: &Params<'k>, r: Value<'k, u32>) -> [(Refusal, Value<'k, bool>); 3] {
+        let Self { rows: [begin, row_end], pages: [first, page_end], last_page_len: last } = *self;
+        let pages = page_end - first;
+        let starts = |indptr: Value<'k, u32>| r.eq(0) & indptr.ne(0);
+        let some = pages.ne(0);
+        // so many pages that the number of keys wraps around are too many
+        let many = pages.gt(p.max_kv_pages) | self.request(p).kv_len.gt(p.max_kv_len);
+        let not_of_a_page = (last - 1).ge(p.page_size);
+        [
+            (Refusal::Rows, row_end.gt(p.max_rows) | (row_end - begin).gt(p.max_qo_len) | starts(begin)),
+            (Refusal::Pages, first.gt(page_end) | page_end.gt(p.max_pages) | starts(first)),
+            (Refusal::Keys, (!some & last.ne(0)) | (some & (many | not_of_a_page))),
+        ]
+    }
+}
+
+/// The requests, a thread each.
 #[derive(Clone, Copy)]
 pub(super) struct Lengths<'k> {
     pub(super) params: Params<'k>,
     /// How many; 0 where something is wrong.
     pub(super) count: Value<'k, u32>,
-    pub(super) num_spans: Value<'k, u32>,
-    /// Whether some request has no span, or several: otherwise span `j` is that of request `j`.
-    pub(super) uneven: Value<'k, bool>,
-    /// `[count + 1]`
-    pub(super) first_span: Shared<'k, u32>,
+    /// Bits of [`Refusal`].
+    flags: Value<'k, u32>,
+    /// Whether each request is one span, and all that is computed of costs is below 2^31; true where something is wrong.
+    pub(super) even: Value<'k, bool>,
+    /// Where it is, what requests before this thread's cost, for one head, and what all do.
+    pub(super) before: Value<'k, u32>,
+    pub(super) total: Value<'k, u32>,
+    /// This thread's request, where there is one.
+    pub(super) request: Request<'k>,
 }
 
 impl<'k> Lengths<'k> {
-    /// Reads and checks the batch, a thread each request; the first CTA writes `requests` and `flags`.
+    /// Reads and checks the batch.
     pub(super) fn read(k: &'k Builder, params: Params<'k>) -> Self {
         let p = &params;
-        let first_span = k.shared::<u32>("first_span", MAX_REQUESTS as usize + 1, 4);
         let told = k.shared::<u32>("told", THREADS as usize / 32, 4);
         let (r, asked) = (k.thread(), p.num_requests.load());
         let limit = p.max_requests.min(MAX_REQUESTS);
         let bits = k.var("bits", asked.gt(limit).select(k.constant(Refusal::Requests as u32), 0_u32));
         let tell =
-            |what: u32, bad: Value<'k, bool>| bits.set(bits.get() | bad.select(k.constant(what), 0_u32));
-        let (tiles, end, offset) = (k.var("tiles", 0_u32), k.var("end", u32::MAX), k.var("offset", u32::MAX));
+            |what: u32, holds: Value<'k, bool>| bits.set(bits.get() | holds.select(k.constant(what), 0_u32));
+        let cost = k.var("request_cost", 0_u32);
+        let own = ["qo_begin", "qo_end", "kv_start", "kv_len"].map(|name| k.var(name, 0_u32));
         k.when(asked.le(limit) & r.lt(asked), || {
-            let (begin, row_end) = (p.qo_indptr.at(r).load(), p.qo_indptr.at(r).plus(1).load());
-            let (first, page_end) = (p.kv_indptr.at(r).load(), p.kv_indptr.at(r).plus(1).load());
-            let (last, pages, rows) = (p.last_page_len.at(r).load(), page_end - first, row_end - begin);
-            let starts = |indptr: Value<'k, u32>| r.eq(0) & indptr.ne(0);
-            let most_rows = row_end.gt(p.max_rows) | rows.gt(p.max_qo_len);
-            tell(Refusal::Rows as u32, begin.gt(row_end) | most_rows | starts(begin));
-            tell(Refusal::Pages as u32, first.gt(page_end) | page_end.gt(p.max_pages) | starts(first));
-            let none = pages.eq(0);
-            let full = (pages - 1).to_u64() * p.page_size.to_u64() + last.to_u64();
-            let fits = last.ge(1) & last.le(p.page_size) & full.le(p.max_kv_len.to_u64());
-            tell(Refusal::Keys as u32, (none & last.ne(0)) | (!none & !fits));
-            tiles.set(p.tile.quotient(rows + p.tile.by - 1));
-            tell(UNEVEN, tiles.get().ne(1));
-            end.set(row_end);
-            offset.set(full.low().unless(none, 0_u32) - row_end);
+            let stated = Stated::load(p, r);
+            let request = stated.request(p);
+            let span = Span::of(p, request, request.qo_begin);
+            let of_span = span.cost(p);
+            cost.set(of_span.low());
+            own.into_iter().zip(request.words()).for_each(|(var, word)| var.set(word));
+            let is_no_span = (request.qo_end - request.qo_begin - 1).ge(p.tile.by);
+            tell(UNEVEN, is_no_span | of_span.ge(LITTLE));
+            stated.wrong(p, r).into_iter().for_each(|(refusal, holds)| tell(refusal as u32, holds));
         });
         let of_warp = k.reduce_warp(WarpReduction::Or, bits.get());
-        let warp = k.warp_index();
-        k.when(k.lane().eq(0), || told.at(warp).store(of_warp));
-        let (first, num_spans) = Scan::declare(k, "span_sums").exclusive(k, tiles.get(), asked.min(limit));
-        let told = k.reduce_warp(WarpReduction::Or, told.at(k.lane()).load());
-        let (flags, uneven) = (told & !UNEVEN, (told & UNEVEN).ne(0));
+        let sums = Scan::declare(k, "request_sums", p).start(k, cost.get(), asked.min(limit));
+        k.when(p.lane.eq(31), || told.at(p.warp).store(of_warp));
+        k.sync_threads();
+        let (before, total) = sums.finish(k);
+        let told = k.reduce_warp(WarpReduction::Or, told.at(p.lane).load());
+        let flags = told & !UNEVEN;
         let wrong = flags.ne(0);
-        let (count, num_spans) = (asked.unless(wrong, 0_u32), num_spans.unless(wrong, 0_u32));
-        k.when(r.lt(count), || first_span.at(r).store(first));
-        k.when(r.eq(0), || first_span.at(count).store(num_spans));
-        k.when(k.cta().eq(0), || {
-            k.when(r.eq(0), || p.flags.store(flags));
-            k.when(r.lt(p.max_requests), || {
-                let (end, offset) = (end.get().unless(wrong, u32::MAX), offset.get().unless(wrong, u32::MAX));
-                p.requests.at(r * 2).store_vector([end, offset]);
-            });
-        });
-        k.sync_threads();
-        Self { params, count, num_spans, uneven, first_span }
+        let little = (total.to_u64() * p.kv_heads.by.to_u64()).lt(1 << 30);
+        Self {
+            params,
+            count: asked.unless(wrong, 0_u32),
+            flags,
+            even: wrong | ((told & UNEVEN).eq(0) & little),
+            before,
+            total: total.unless(wrong, 0_u32),
+            request: Request::of_words(own.map(|var| var.get())),
+        }
     }
 
-    /// The request for which `reached` holds last, of which `even` is the number where each has one span.
-    pub(super) fn request(
-        &self,
-        k: &'k Builder,
-        even: Value<'k, u32>,
-        reached: impl Fn(Value<'k, u32>) -> Value<'k, bool>,
-    ) -> Value<'k, u32> {
-        let r = k.var("request", even);
-        k.when(self.uneven, || r.set(Self::last(k, self.count, reached)));
-        r.get()
-    }
-
-    /// The last of `0..count` for which `reached` holds: it holds for the first, and for none behind one where it does not.
-    pub(super) fn last(
-        k: &'k Builder,
-        count: Value<'k, u32>,
-        reached: impl Fn(Value<'k, u32>) -> Value<'k, bool>,
-    ) -> Value<'k, u32> {
-        let (low, high) = (k.var::<u32>("low", 0), k.var::<u32>("high", count));
-        k.forever(|| {
-            let (from, until) = (low.get(), high.get());
-            k.leave_when((from + 1).ge(until));
-            // three places at once, as each step waits for memory
-            let quarter = (until - from + 3) >> 2;
-            let passed = [1_u32, 2, 3].map(|i| {
-                let at = from + quarter * i;
-                let holds = at.lt(until) & reached(at.min(until - 1));
-                holds.select(quarter, 0_u32)
-            });
-            let from = from + passed[0] + passed[1] + passed[2];
-            low.set(from);
-            high.set(until.min(from + quarter));
-        });
-        low.get()
-    }
-}
-
-/// A tile of query rows of a request, and the keys that it sees.
-#[derive(Clone, Copy)]
-pub(super) struct Span<'k> {
-    pub(super) request: Request<'k>,
-    pub(super) begin: Value<'k, u32>,
-    pub(super) rows: Value<'k, u32>,
-    pub(super) kv_end: Value<'k, u32>,
-    pub(super) first_tile: Value<'k, u32>,
-    pub(super) tiles: Value<'k, u32>,
-}
-
-/// All spans: what those before each cost.
-#[derive(Clone, Copy)]
-pub(super) struct Spans<'k> {
-    pub(super) lengths: Lengths<'k>,
-    /// `[num_spans + 1]`
-    pub(super) costs: Shared<'k, u64>,
-    /// What all cost, for one head.
-    pub(super) total: Value<'k, u64>,
-}
-
-impl<'k> Spans<'k> {
-    /// Adds up what spans cost, two of them a thread.
-    pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>) -> Self {
-        let costs = k.shared::<u64>("costs", MAX_SPANS as usize + 1, 8);
-        let mut spans = Self { lengths, costs, total: k.constant(0) };
-        let cost = |name: &str, j: Value<'k, u32>| {
-            let cost = k.var(name, 0_u64);
-            k.when(j.lt(lengths.num_spans), || {
-                let span = spans.span(k, spans.request_of(k, j), j);
-                cost.set(spans.cost_per_tile(span) * (lengths.params.overhead + span.tiles).to_u64());
-            });
-            cost.get()
-        };
-        let j = k.thread() * 2;
-        let pair = [cost("cost", j), cost("next_cost", j + 1)];
-        let used = (lengths.num_spans + 1) >> 1;
-        let (before, total) = Scan::declare(k, "cost_sums").exclusive(k, pair[0] + pair[1], used);
-        k.when(j.lt(lengths.num_spans), || costs.at(j).store(before));
-        k.when((j + 1).lt(lengths.num_spans), || costs.at(j).plus(1).store(before + pair[0]));
-        k.when(k.thread().eq(0), || costs.at(lengths.num_spans).store(total));
-        k.sync_threads();
-        spans.total = total;
-        spans
-    }
-
-    /// The request of span `j`.
-    pub(super) fn request_of(&self, k: &'k Builder, j: Value<'k, u32>) -> Value<'k, u32> {
-        self.lengths.request(k, j, |r| self.lengths.first_span.at(r).load().le(j))
-    }
-
-    /// What a KV tile of a span costs, for one head.
-    pub(super) fn cost_per_tile(&self, span: Span<'k>) -> Value<'k, u64> {
-        (self.lengths.params.tile_load + span.rows).to_u64()
-    }
-
-    /// Span `j`, which is one of request `r`.
-    pub(super) fn span(&self, k: &'k Builder, r: Value<'k, u32>, j: Value<'k, u32>) -> Span<'k> {
-        let p = &self.lengths.params;
-        let request = Request::load(p, r);
-        let begin = request.qo_begin + (j - self.lengths.first_span.at(r).load()) * p.tile.by;
-        let rows = p.tile.by.min(request.qo_end - begin);
-        let signed = |value: Value<'k, u32>| value.reinterpret::<i32>();
-        let (offset, kv_len) = (signed(request.offset()), signed(request.kv_len));
-        let (first, last) = (signed(begin) + offset, signed(begin + rows) + offset - 1);
-        let local = |at: Value<'k, i32>| at.max(0).min(kv_len).reinterpret::<u32>();
-        let sees_until = |position: Value<'k, i32>| local(position + 1 + signed(p.right));
-        // positions ascend, and with them what is seen
-        let (start, kv_end) = (local(first - signed(p.left)).min(sees_until(first)), sees_until(last));
-        let first_tile = p.kv_tokens.quotient(start);
-        let until = p.kv_tokens.quotient(kv_end + p.kv_tokens.by - 1);
-        let tiles = (until - first_tile).unless(start.ge(kv_end), k.constant(0_u32));
-        Span { request, begin, rows, kv_end, first_tile, tiles }
-    }
-
-    /// The keys of KV tiles `from..to` of a span.
-    pub(super) fn keys(
-        &self,
-        span: Span<'k>,
-        (from, to): (Value<'k, u32>, Value<'k, u32>),
-    ) -> (Value<'k, u32>, Value<'k, u32>) {
-        let at = |tile: Value<'k, u32>| {
-            ((span.first_tile + tile) * self.lengths.params.kv_tokens.by).min(span.kv_end)
-        };
-        (at(from), at(to))
+    /// Writes `requests` and `flags`.
+    pub(super) fn write(&self, k: &'k Builder) {
+        let (p, r) = (&self.params, k.thread());
+        k.when(r.eq(0), || p.flags.store(self.flags));
+        let of_runs = [self.request.qo_end, self.request.offset()];
+        let of_runs = of_runs.map(|word| word.unless(r.ge(self.count), u32::MAX));
+        k.when(r.lt(p.max_requests), || p.requests.at(r * 2).store_vector(of_runs));
     }
 }

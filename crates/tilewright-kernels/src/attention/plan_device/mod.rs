@@ -24,22 +24,30 @@
 //! one of nothing: nothing is read or written through lengths that were not checked.
 
 mod cuts;
+mod even;
+mod layout;
 mod lengths;
 mod scan;
+mod spans;
+mod uneven;
 mod write;
 
 use super::{
     call::{PlanArgs, UNLIMITED},
     divisor::{Divisor, DivisorValues},
 };
-use cuts::Cuts;
-use lengths::{Lengths, Spans};
+use cuts::{Cuts, End};
+use even::Even;
+use layout::{Layout, Room};
+use lengths::Lengths;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
     sim::Arg,
     verify::Invalid,
 };
+use uneven::Uneven;
+use write::First;
 
 /// Threads of a CTA, and the most requests, workers, and half the most spans.
 pub const THREADS: u32 = 1024;
@@ -119,25 +127,29 @@ impl Call {
         // distances beyond any length limit nothing, and do not overflow
         let [left, right] =
             [shape.left, shape.right].map(|side| if side == UNLIMITED { 1 << 30 } else { side.min(1 << 30) });
-        let divisors = [shape.kv_heads, shape.tile, shape.kv_tokens].map(|by| Divisor::new(by).args());
-        let Shape { group, page_size, segment_overhead, tile_load, workers, .. } = *shape;
-        let numbers = [group, page_size, left, right, segment_overhead, tile_load, workers];
+        let divisors = [shape.kv_heads, shape.tile, shape.kv_tokens, shape.workers, self.grid()[0]]
+            .map(|by| Divisor::new(by).args());
+        let Shape { group, page_size, segment_overhead, tile_load, .. } = *shape;
+        let numbers = [group, page_size, left, right, segment_overhead, tile_load];
         let addresses = self.batch.into_iter().chain(arrays).chain([self.flags]).map(Arg::U64);
-        let numbers = numbers.into_iter().chain(shape.capacity).map(Arg::U32);
+        let [requests, rows, qo_len, pages, kv_len] = shape.capacity;
+        let capacity = [requests, rows, qo_len.min(rows), pages, kv_len, kv_len.div_ceil(page_size.max(1))];
+        let numbers = numbers.into_iter().chain(capacity).map(Arg::U32);
         addresses.chain(divisors.into_iter().flatten()).chain(numbers).collect()
     }
 
     /// CTAs: so many that each writes the items of a few warps' units and cuts, as an SM takes long to write many. Beyond 64, each
-    /// writes more.
+    /// writes more, up to one unit a thread.
     pub fn grid(&self) -> [u32; 3] {
         let Shape { kv_heads, tile, workers, capacity: [requests, rows, ..], .. } = self.shape;
         let spans = rows.min((rows / tile.max(1)).saturating_add(requests));
-        let ctas = spans.saturating_mul(kv_heads).div_ceil(UNITS).max(workers.div_ceil(UNITS));
-        [ctas.clamp(1, MAX_CTAS), 1, 1]
+        let units = spans.min(MAX_SPANS).saturating_mul(kv_heads);
+        let ctas = units.div_ceil(UNITS).max(workers.div_ceil(UNITS));
+        [ctas.clamp(1, MAX_CTAS).max(units.div_ceil(THREADS)), 1, 1]
     }
 }
 
-/// The parameters, in the order of [`Call::args`].
+/// The parameters, in the order of [`Call::args`], and who asks.
 #[derive(Clone, Copy)]
 struct Params<'k> {
     num_requests: Global<'k, u32>,
@@ -154,18 +166,25 @@ struct Params<'k> {
     kv_heads: DivisorValues<'k>,
     tile: DivisorValues<'k>,
     kv_tokens: DivisorValues<'k>,
+    workers: DivisorValues<'k>,
+    ctas: DivisorValues<'k>,
     group: Value<'k, u32>,
     page_size: Value<'k, u32>,
     left: Value<'k, u32>,
     right: Value<'k, u32>,
     overhead: Value<'k, u32>,
     tile_load: Value<'k, u32>,
-    workers: Value<'k, u32>,
     max_requests: Value<'k, u32>,
     max_rows: Value<'k, u32>,
     max_qo_len: Value<'k, u32>,
     max_pages: Value<'k, u32>,
     max_kv_len: Value<'k, u32>,
+    /// Pages of so many keys.
+    max_kv_pages: Value<'k, u32>,
+    /// The numbers of this warp, lane and CTA.
+    warp: Value<'k, u32>,
+    lane: Value<'k, u32>,
+    cta: Value<'k, u32>,
 }
 
 impl<'k> Params<'k> {
@@ -186,18 +205,23 @@ impl<'k> Params<'k> {
             kv_heads: DivisorValues::declare(k, "kv_heads"),
             tile: DivisorValues::declare(k, "tile"),
             kv_tokens: DivisorValues::declare(k, "kv_tokens"),
+            workers: DivisorValues::declare(k, "workers"),
+            ctas: DivisorValues::declare(k, "ctas"),
             group: k.param("group"),
             page_size: k.param("page_size"),
             left: k.param("left"),
             right: k.param("right"),
             overhead: k.param("overhead"),
             tile_load: k.param("tile_load"),
-            workers: k.param("workers"),
             max_requests: k.param("max_requests"),
             max_rows: k.param("max_rows"),
             max_qo_len: k.param("max_qo_len"),
             max_pages: k.param("max_pages"),
             max_kv_len: k.param("max_kv_len"),
+            max_kv_pages: k.param("max_kv_pages"),
+            warp: k.warp_index(),
+            lane: k.lane(),
+            cta: k.cta(),
         }
     }
 }
@@ -210,8 +234,20 @@ pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
         let params = Params::declare(k);
         let lengths = Lengths::read(k, params);
-        let spans = Spans::measure(k, lengths);
-        let cuts = Cuts::find(k, spans);
-        write::all(k, cuts);
+        let room = Room::declare(k);
+        k.when_else(
+            lengths.even,
+            || plan(k, Even::measure(k, lengths, room)),
+            || plan(k, Uneven::measure(k, lengths, room)),
+        );
     })
+}
+
+/// Steps 3 to 5.
+fn plan<'k, L: Layout<'k>>(k: &'k Builder, layout: L) {
+    let quota = layout.quota(k);
+    let end = End::find(k, layout, quota);
+    let first = First::find(k, layout, quota);
+    let cuts = Cuts::count(k, layout, end);
+    write::all(k, layout, cuts, first);
 }

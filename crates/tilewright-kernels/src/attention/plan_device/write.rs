@@ -1,12 +1,13 @@
 //! The arrays of the plan, from its cuts.
 
 use super::{
-    THREADS,
-    cuts::{Before, Cuts, quotient},
-    lengths::Span,
+    Params, THREADS,
+    cuts::{Before, Cuts},
+    layout::{Cost, Layout},
+    spans::{Found, Span},
 };
 use crate::attention::items::{Item, Merge, NONE, Source};
-use tilewright_ptx::build::{Builder, Global, Value};
+use tilewright_ptx::build::{Builder, Global, Value, Var};
 
 /// A part of a unit.
 struct Piece<'k> {
@@ -23,124 +24,130 @@ struct Piece<'k> {
     merge: Value<'k, u32>,
 }
 
-/// Writes everything: this CTA's part of the items, and the first CTA all bounds of workers.
-pub(super) fn all<'k>(k: &'k Builder, cuts: Cuts<'k>) {
-    let p = cuts.spans.lengths.params;
-    let (w, end) = (k.thread(), cuts.end);
-    k.when(k.cta().eq(0) & w.le(p.workers), || {
-        let of_unit = end.all.select(k.constant(1_u32), 0_u32);
-        let items = (end.unit + cuts.with.cuts + of_unit).unless(w.eq(0), 0_u32);
-        p.worker_indptr.at(w).store(items);
-    });
-    // cuts and units are dealt to CTAs a warp at a time, cuts to the last CTA first
-    let (warp, ctas) = (k.warp_index(), k.ctas());
-    k.when(end.cuts & (warp % ctas).eq(ctas - 1 - k.cta()), || behind_cut(k, cuts));
-    let num_units = cuts.spans.lengths.num_spans * p.kv_heads.by;
-    let first_unit = (warp * ctas + k.cta()) * 32 + k.lane();
-    k.repeat((first_unit, num_units), ctas * THREADS, |unit| {
-        first_of_unit(k, cuts, unit);
+/// The unit whose first item a thread writes, without what depends on cuts: warps that find no ends find it meanwhile.
+#[derive(Clone, Copy)]
+pub(super) struct First<'k> {
+    unit: Value<'k, u32>,
+    is_there: Value<'k, bool>,
+    found: Found<'k>,
+    /// The first end inside the unit, and the first behind it.
+    ends: [Var<'k, u32>; 2],
+}
+
+impl<'k> First<'k> {
+    /// Units are dealt to CTAs a warp at a time, to the last warps first, as the first ones find ends.
+    pub(super) fn find<L: Layout<'k>>(k: &'k Builder, layout: L, quota: Value<'k, L::Cost>) -> Self {
+        let p = &layout.lengths().params;
+        let warp = k.constant(THREADS / 32 - 1) - p.warp;
+        let unit = (warp * p.ctas.by + p.cta) * 32 + p.lane;
+        let is_there = unit.lt(layout.num_spans() * p.kv_heads.by);
+        let found = Found::declare(k);
+        let ends = ["first_end", "end_behind"].map(|name| k.var(name, 0_u32));
+        k.when(is_there, || {
+            let of_unit = layout.unit(k, unit);
+            let one = L::Cost::of(k.constant(1));
+            let share = |at: Value<'k, L::Cost>| L::Cost::low(L::Cost::quotient(k, at, quota)) + 1;
+            ends[0].set(share(of_unit.before));
+            ends[1].set(share(of_unit.with - one));
+            found.set(of_unit.r, of_unit.head, of_unit.span);
+        });
+        Self { unit, is_there, found, ends }
+    }
+
+    /// Writes the item, and the unit's merge.
+    fn write(&self, k: &'k Builder, p: &Params<'k>, cuts: Cuts<'k>) {
+        let (r, head, span) = self.found.get();
+        let [first, behind] = self.ends.map(|end| end.get());
+        let (at_first, at_behind): (Before<'k>, Before<'k>) = (cuts.before(first), cuts.before(behind));
+        let num_cuts = at_behind.cuts - at_first.cuts;
+        let is_cut = num_cuts.ne(0);
+        let to = k.var("to", span.tiles);
+        k.when(is_cut, || to.set(cuts.tile_of(at_first.cuts)));
+        let source = at_first.cuts + at_first.units;
+        let piece = Piece {
+            number: self.unit + at_first.cuts,
+            r,
+            head,
+            span,
+            tiles: (k.constant(0), to.get()),
+            is_partial: is_cut,
+            partial: at_first.partial_rows,
+            source,
+            merge: at_first.units,
+        };
+        piece.write(k, p);
+        k.when(is_cut, || {
+            let zero = k.constant(0_u32);
+            let words = [head, span.begin, span.rows, source, source + num_cuts + 1, zero, zero, zero];
+            store(p.merges.at(at_first.units * Merge::WORDS as u32), &words);
+        });
+    }
+}
+
+/// Writes everything: this CTA's part of the items, and the first CTA all bounds of workers, `requests` and `flags`.
+pub(super) fn all<'k, L: Layout<'k>>(k: &'k Builder, layout: L, cuts: Cuts<'k>, first: First<'k>) {
+    let p = &layout.lengths().params;
+    // cuts are dealt a warp at a time to the last CTA first
+    let is_mine = p.ctas.divide(p.warp).1.eq(p.ctas.by - 1 - p.cta);
+    k.when(first.is_there, || first.write(k, p, cuts));
+    k.when(cuts.is_cut & is_mine, || behind_cut(k, p, cuts));
+    k.when(p.cta.eq(0), || {
+        let w = k.thread();
+        k.when(w.le(p.workers.by), || p.worker_indptr.at(w).store(cuts.items().unless(w.eq(0), 0_u32)));
+        layout.lengths().write(k);
     });
 }
 
 /// The item behind this thread's cut.
-fn behind_cut<'k>(k: &'k Builder, cuts: Cuts<'k>) {
-    let (end, with) = (cuts.end, cuts.with);
-    let until = k.var("until", end.span.tiles);
-    k.when(with.cuts.lt(cuts.num_cuts), || {
-        let next = cuts.ends.at(with.cuts).load();
-        let same = cuts.units.at(next).load().eq(end.unit);
-        until.set(until.get().unless(same, cuts.tiles.at(next).load()));
-    });
-    let rows = end.span.rows * cuts.spans.lengths.params.group;
+fn behind_cut<'k>(k: &'k Builder, p: &Params<'k>, cuts: Cuts<'k>) {
+    let ((r, head, span), with) = (cuts.found.get(), cuts.with);
+    let until = k.var("until", span.tiles);
+    cuts.next(k, |[unit, tile]| until.set(until.get().unless(unit.eq(cuts.unit), tile)));
     let piece = Piece {
-        number: end.unit + with.cuts,
-        r: end.r,
-        head: end.head,
-        span: end.span,
-        tiles: (end.tile, until.get()),
-        is_partial: k.constant(0_u32).eq(0),
-        partial: with.partial_rows - rows,
-        source: cuts.before.cuts + with.units,
-        merge: with.units - 1,
-    };
-    write_piece(k, cuts, piece);
-}
-
-/// The first item of a unit, and its merge.
-fn first_of_unit<'k>(k: &'k Builder, cuts: Cuts<'k>, unit: Value<'k, u32>) {
-    let (spans, p) = (cuts.spans, cuts.spans.lengths.params);
-    let first_span = spans.lengths.first_span;
-    let heads = p.kv_heads.by;
-    let even = p.kv_heads.quotient(unit);
-    let r = spans.lengths.request(k, even, |r| (first_span.at(r).load() * heads).le(unit));
-    let (first, last) = (first_span.at(r).load(), first_span.at(r).plus(1).load());
-    let local = unit - first * heads;
-    let head = k.var("head", local);
-    k.when(spans.lengths.uneven, || head.set(local / (last - first)));
-    let head = head.get();
-    let j = first + (local - head * (last - first));
-    let cost = |j: Value<'k, u32>| spans.costs.at(j).load();
-    let of_head = cost(last) - cost(first);
-    let before = cost(first) * heads.to_u64() + head.to_u64() * of_head + (cost(j) - cost(first));
-    let end = before + (cost(j + 1) - cost(j));
-    // the ends of shares inside the unit
-    let share = |at: Value<'k, u64>| quotient(k, at, cuts.quota).low();
-    let (from, until) = (share(before) + 1, share(end - 1) + 1);
-    let at_first: Before<'k> = cuts.before(from);
-    let num_cuts = cuts.before(until.max(from)).cuts - at_first.cuts;
-    let is_cut = num_cuts.ne(0);
-    let span = spans.span(k, r, j);
-    let to = k.var("to", span.tiles);
-    k.when(is_cut, || to.set(cuts.tiles.at(cuts.ends.at(at_first.cuts).load()).load()));
-    let source = at_first.cuts + at_first.units;
-    let piece = Piece {
-        number: unit + at_first.cuts,
+        number: cuts.unit + with.cuts,
         r,
         head,
         span,
-        tiles: (k.constant(0), to.get()),
-        is_partial: is_cut,
-        partial: at_first.partial_rows,
-        source,
-        merge: at_first.units,
+        tiles: (cuts.tile, until.get()),
+        is_partial: k.constant(0_u32).eq(0),
+        partial: with.partial_rows - span.rows * p.group,
+        source: cuts.before.cuts + with.units,
+        merge: with.units - 1,
     };
-    write_piece(k, cuts, piece);
-    k.when(is_cut, || {
-        let zero = k.constant(0_u32);
-        let words = [head, span.begin, span.rows, source, source + num_cuts + 1, zero, zero, zero];
-        store(p.merges.at(at_first.units * Merge::WORDS as u32), &words);
-    });
+    piece.write(k, p);
 }
 
-/// An item, and what merges read of it.
-fn write_piece<'k>(k: &'k Builder, cuts: Cuts<'k>, piece: Piece<'k>) {
-    let (p, span) = (cuts.spans.lengths.params, piece.span);
-    let (kv_begin, kv_end) = cuts.spans.keys(span, piece.tiles);
-    let (zero, none) = (k.constant(0_u32), k.constant(NONE));
-    let if_partial = |value: Value<'k, u32>, other: Value<'k, u32>| piece.is_partial.select(value, other);
-    let words = [
-        span.begin,
-        span.rows,
-        piece.head,
-        piece.r,
-        span.request.offset(),
-        kv_begin,
-        kv_end,
-        span.request.kv_len,
-        span.request.kv_start,
-        zero,
-        if_partial(piece.partial, none),
-        if_partial(piece.source, zero),
-        if_partial(piece.source + 1, zero),
-        zero,
-        zero,
-        zero,
-    ];
-    store(p.items.at_wide(piece.number.to_u64() * Item::WORDS as u64), &words);
-    k.when(piece.is_partial, || {
-        p.feeds.at(piece.source).store(piece.merge);
-        p.sources.at(piece.source * Source::WORDS as u32).store_vector([piece.partial, span.begin]);
-    });
+impl<'k> Piece<'k> {
+    /// Writes the item, and what merges read of it.
+    fn write(&self, k: &'k Builder, p: &Params<'k>) {
+        let span = self.span;
+        let [kv_begin, kv_end] = span.keys(p, self.tiles);
+        let (zero, none) = (k.constant(0_u32), k.constant(NONE));
+        let if_partial = |value: Value<'k, u32>, other: Value<'k, u32>| self.is_partial.select(value, other);
+        let words = [
+            span.begin,
+            span.rows,
+            self.head,
+            self.r,
+            span.offset,
+            kv_begin,
+            kv_end,
+            span.kv_len,
+            span.kv_start,
+            zero,
+            if_partial(self.partial, none),
+            if_partial(self.source, zero),
+            if_partial(self.source + 1, zero),
+            zero,
+            zero,
+            zero,
+        ];
+        store(p.items.at_wide(self.number.to_u64() * Item::WORDS as u64), &words);
+        k.when(self.is_partial, || {
+            p.feeds.at(self.source).store(self.merge);
+            p.sources.at(self.source * Source::WORDS as u32).store_vector([self.partial, span.begin]);
+        });
+    }
 }
 
 /// Words, four at a time.

@@ -1,0 +1,90 @@
+//! A tile of query rows of a request, and the keys that it sees.
+
+use super::{Params, lengths::Request};
+use tilewright_ptx::build::{Builder, Value, Var};
+
+/// A tile of query rows of a request, and the keys that it sees.
+#[derive(Clone, Copy)]
+pub(super) struct Span<'k> {
+    pub(super) begin: Value<'k, u32>,
+    pub(super) rows: Value<'k, u32>,
+    /// From the number of a row to its position.
+    pub(super) offset: Value<'k, u32>,
+    pub(super) kv_start: Value<'k, u32>,
+    pub(super) kv_len: Value<'k, u32>,
+    pub(super) kv_end: Value<'k, u32>,
+    pub(super) first_tile: Value<'k, u32>,
+    pub(super) tiles: Value<'k, u32>,
+}
+
+impl<'k> Span<'k> {
+    /// The one of a request that begins with row `begin`.
+    pub(super) fn of(p: &Params<'k>, request: Request<'k>, begin: Value<'k, u32>) -> Self {
+        let rows = p.tile.by.min(request.qo_end - begin);
+        let signed = |value: Value<'k, u32>| value.reinterpret::<i32>();
+        let (offset, kv_len) = (signed(request.offset()), signed(request.kv_len));
+        let (first, last) = (signed(begin) + offset, signed(begin + rows) + offset - 1);
+        // positions ascend, and with them what is seen; the last is before `kv_len`
+        let start = (first - signed(p.left)).max(0).reinterpret::<u32>();
+        let kv_end = (last + 1 + signed(p.right)).max(0).min(kv_len).reinterpret::<u32>();
+        let first_tile = p.kv_tokens.quotient(start);
+        let until = p.kv_tokens.quotient(kv_end + p.kv_tokens.by - 1);
+        let tiles = (until - first_tile).unless(start.ge(kv_end), 0_u32);
+        let Request { kv_start, kv_len, .. } = request;
+        Self { begin, rows, offset: request.offset(), kv_start, kv_len, kv_end, first_tile, tiles }
+    }
+
+    /// What a KV tile costs, for one head.
+    pub(super) fn cost_per_tile(&self, p: &Params<'k>) -> Value<'k, u32> {
+        p.tile_load + self.rows
+    }
+
+    /// What all of it costs, for one head.
+    pub(super) fn cost(&self, p: &Params<'k>) -> Value<'k, u64> {
+        self.cost_per_tile(p).to_u64() * (p.overhead + self.tiles).to_u64()
+    }
+
+    /// The keys of KV tiles `from..to`.
+    pub(super) fn keys(
+        &self,
+        p: &Params<'k>,
+        (from, to): (Value<'k, u32>, Value<'k, u32>),
+    ) -> [Value<'k, u32>; 2] {
+        [from, to].map(|tile| ((self.first_tile + tile) * p.kv_tokens.by).min(self.kv_end))
+    }
+}
+
+/// A span that some threads find, with its request and KV head.
+#[derive(Clone, Copy)]
+pub(super) struct Found<'k>([Var<'k, u32>; 10]);
+
+impl<'k> Found<'k> {
+    pub(super) fn declare(k: &'k Builder) -> Self {
+        let names = [
+            "request",
+            "head",
+            "begin",
+            "rows",
+            "offset",
+            "kv_start",
+            "kv_len",
+            "kv_end",
+            "first_tile",
+            "tiles",
+        ];
+        Self(names.map(|name| k.var(name, 0_u32)))
+    }
+
+    pub(super) fn set(self, r: Value<'k, u32>, head: Value<'k, u32>, span: Span<'k>) {
+        let Span { begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles } = span;
+        let values = [r, head, begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles];
+        self.0.into_iter().zip(values).for_each(|(var, value)| var.set(value));
+    }
+
+    /// Request, KV head and span, in threads that have set them.
+    pub(super) fn get(self) -> (Value<'k, u32>, Value<'k, u32>, Span<'k>) {
+        let [r, head, begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles] =
+            self.0.map(|var| var.get());
+        (r, head, Span { begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles })
+    }
+}
