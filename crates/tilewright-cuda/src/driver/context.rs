@@ -45,7 +45,8 @@ impl fmt::Debug for Context {
 
 impl Context {
     /// The GPU that the driver counts so, from 0. The first call of a process retains its primary context, which takes some
-    /// tenths of a second where no other library has done it.
+    /// tenths of a second where no other library has done it; less than half of that in a process that was started with
+    /// `CUDA_DEVICE_MAX_CONNECTIONS=1`, which is enough where all work goes to one stream.
     ///
     /// # Errors
     /// When there is no driver or one older than CUDA 12.0, no GPU of that number, or one older than `sm_80`; when the driver
