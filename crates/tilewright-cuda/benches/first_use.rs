@@ -49,6 +49,9 @@ struct Arguments {
     /// Runs one case in this process, with kernels kept in a folder.
     #[arg(long, hide = true)]
     child: Option<PathBuf>,
+    /// Says what GPU there is, so that the process that asks need not open it.
+    #[arg(long, hide = true)]
+    look: bool,
     /// When the process was started, in nanoseconds since 1970.
     #[arg(long, hide = true, default_value_t = 0)]
     started: u128,
@@ -81,19 +84,28 @@ impl Variant for Faded {
 
 fn main() -> Outcome<()> {
     let arguments = Arguments::parse();
+    if arguments.look {
+        if let Some(context) = card::or_skipped(Context::open(0)) {
+            println!("{}", context.limits().name);
+        }
+        return Ok(());
+    }
     if let Some(folder) = &arguments.child {
         return match arguments.slope {
             Some(slope) => child(arguments.started, folder.clone(), Faded(slope)),
             None => child(arguments.started, folder.clone(), Plain),
         };
     }
+    let looked = Command::new(std::env::current_exe()?).arg("--look").output()?;
+    let name = String::from_utf8_lossy(&looked.stdout).trim_end().to_owned();
+    if name.starts_with("skipped") {
+        println!("{name}");
+        return Ok(());
+    }
     let folder = tempfile::tempdir()?;
     let mut lines = String::new();
     // before this process opens the GPU, and then
-    let Some(name) = cases(&arguments, (folder.path(), "alone"), &mut lines)? else {
-        card::or_skipped(Context::open(0));
-        return Ok(());
-    };
+    cases(&arguments, (folder.path(), "alone"), &mut lines)?;
     let _opened = Context::open(0)?;
     cases(&arguments, (folder.path(), "beside another"), &mut lines)?;
     let table = format!(
@@ -111,13 +123,8 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Lines of all cases, and the GPU's name; none where there is no GPU.
-fn cases(
-    arguments: &Arguments,
-    (folder, beside): (&Path, &str),
-    lines: &mut String,
-) -> Outcome<Option<String>> {
-    let mut gpu = None;
+/// Lines of all cases.
+fn cases(arguments: &Arguments, (folder, beside): (&Path, &str), lines: &mut String) -> Outcome<()> {
     for case in ["cold", "warm", ONE_CONNECTION, "variant"] {
         let mut rounds = Vec::new();
         for round in 0..=arguments.rounds {
@@ -128,10 +135,7 @@ fn cases(
             // another number is another kernel
             let number = round + if beside == "alone" { 1 } else { 1001 };
             let slope = (case == "variant").then_some(0.001 * number as f32);
-            let Some((name, times)) = process((&kept, case == ONE_CONNECTION), slope)? else {
-                return Ok(None);
-            };
-            gpu = Some(name);
+            let times = process((&kept, case == ONE_CONNECTION), slope)?;
             // the first fills the cache, and the pages of the binary
             if round > 0 {
                 rounds.push(times);
@@ -141,14 +145,11 @@ fn cases(
         let [first_output, context, kernel, inputs, run] = rounds[rounds.len() / 2];
         writeln!(lines, "{beside},{case},{first_output:.1},{context:.1},{kernel:.1},{inputs:.1},{run:.1}")?;
     }
-    Ok(gpu)
+    Ok(())
 }
 
-/// A process: the GPU's name, and milliseconds to its first output, of the context, of the kernel, of its inputs, of plan and run.
-fn process(
-    (folder, one_connection): (&Path, bool),
-    slope: Option<f32>,
-) -> Outcome<Option<(String, [f64; 5])>> {
+/// A process: milliseconds to its first output, of the context, of the kernel, of its inputs, of plan and run.
+fn process((folder, one_connection): (&Path, bool), slope: Option<f32>) -> Outcome<[f64; 5]> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--child").arg(folder).env("CUDA_CACHE_DISABLE", "1");
     if one_connection {
@@ -159,11 +160,9 @@ fn process(
     }
     let output = command.arg("--started").arg(now()?.to_string()).output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let (times, name) = text.trim_end().split_once(" of ").unwrap_or_default();
-    let times: Vec<f64> = times.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let times: Vec<f64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     match (output.status.success(), <[f64; 5]>::try_from(times)) {
-        (true, Ok(times)) => Ok(Some((name.to_owned(), times))),
-        (true, Err(_)) if text.starts_with("skipped") => Ok(None),
+        (true, Ok(times)) => Ok(times),
         _ => Err(format!("{text}{}", String::from_utf8_lossy(&output.stderr)).into()),
     }
 }
@@ -183,7 +182,7 @@ fn now() -> Outcome<u128> {
 
 fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outcome<()> {
     let start = Instant::now();
-    let Some(context) = card::or_skipped(Context::open(0)) else { return Ok(()) };
+    let context = Context::open(0)?;
     let card = Card::new(context.stream()?, Arc::new(Cache::open(Settings::in_folder(folder))?));
     let gpu = Gpu::new(card);
     let opened = start.elapsed();
@@ -228,13 +227,7 @@ fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outc
     }
     let ms = |time: std::time::Duration| time.as_secs_f64() * 1e3;
     let [kernel, inputs] = [built - opened, before - built].map(ms);
-    let name = &gpu.machine().stream().context().limits().name;
-    println!(
-        "{:.3} {:.3} {kernel:.3} {inputs:.3} {:.3} of {name}",
-        first_output as f64 / 1e6,
-        ms(opened),
-        ms(ran)
-    );
+    println!("{:.3} {:.3} {kernel:.3} {inputs:.3} {:.3}", first_output as f64 / 1e6, ms(opened), ms(ran));
     Ok(())
 }
 
