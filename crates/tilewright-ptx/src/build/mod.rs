@@ -25,6 +25,7 @@ mod control;
 mod convert;
 mod copies;
 mod fold;
+mod line;
 mod matrix;
 mod memory;
 mod names;
@@ -35,9 +36,9 @@ mod warp;
 
 pub use arith::{Arithmetic, Bits, Compare};
 pub use copies::BulkOptions;
+pub use line::AtLine;
 pub use matrix::{WgmmaLeft, WgmmaOperands};
 pub use memory::{Global, Pointer, Shared, Stored};
-pub use record::AtLine;
 pub use sync::Barrier;
 pub use value::{Of, Value, Var};
 

@@ -30,7 +30,7 @@ pub(super) struct State {
     known: FxHashMap<Known, Reg>,
     names: Names,
     /// The line to which all is put down that is recorded now, if a verb said so.
-    line: Option<&'static Location<'static>>,
+    pub(super) line: Option<&'static Location<'static>>,
 }
 
 /// A block that is open.
@@ -271,35 +271,7 @@ impl State {
     }
 }
 
-/// While it lives, what is recorded is put down to one line.
-#[derive(Debug)]
-#[must_use = "it ends when it is dropped"]
-pub struct AtLine<'k> {
-    builder: &'k Builder,
-    /// Whether a verb around this one has said another line, which stays.
-    inner: bool,
-}
-
-impl Drop for AtLine<'_> {
-    fn drop(&mut self) {
-        if !self.inner {
-            self.builder.0.borrow_mut().line = None;
-        }
-    }
-}
-
 impl Builder {
-    /// Puts all that follows down to `line`, until what is given is dropped: for verbs, whose callers' lines tell more than
-    /// their own. Within another verb, that one's line stays.
-    pub fn at_line(&self, line: &'static Location<'static>) -> AtLine<'_> {
-        let mut state = self.0.borrow_mut();
-        let inner = state.line.is_some();
-        if !inner {
-            state.line = Some(line);
-        }
-        AtLine { builder: self, inner }
-    }
-
     /// Records an instruction without a trace: shared if it is known, computed if it has constants only.
     #[track_caller]
     pub(super) fn pure<T: Scalar>(&self, op: Op, operands: &[Operand]) -> Value<'_, T> {
