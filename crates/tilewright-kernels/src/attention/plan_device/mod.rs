@@ -40,6 +40,7 @@ use cuts::{Cuts, End};
 use even::Even;
 use layout::{Layout, Room};
 use lengths::Lengths;
+use scan::Scan;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
@@ -49,7 +50,7 @@ use tilewright_ptx::{
 use uneven::Uneven;
 use write::First;
 
-/// Threads of a CTA, and the most requests, workers, and half the most spans.
+/// Threads of a CTA, and the most requests, and half the most spans.
 pub const THREADS: u32 = 1024;
 /// Units, or cuts, that a CTA writes.
 const UNITS: u32 = 128;
@@ -58,7 +59,7 @@ const MAX_CTAS: u32 = 64;
 /// The most requests of a batch.
 pub const MAX_REQUESTS: u32 = THREADS;
 /// The most workers.
-pub const MAX_WORKERS: u32 = THREADS - 1;
+pub const MAX_WORKERS: u32 = THREADS / 32 * cuts::ENDS - 1;
 /// The most tiles of query rows of a batch, for one KV head.
 pub const MAX_SPANS: u32 = 2 * THREADS;
 /// The most query rows and keys: sums of positions stay within 32 bits.
@@ -233,21 +234,35 @@ impl<'k> Params<'k> {
 pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
         let params = Params::declare(k);
+        let sums = Cuts::sums(k, &params);
         let lengths = Lengths::read(k, params);
         let room = Room::declare(k);
         k.when_else(
             lengths.even,
-            || plan(k, Even::measure(k, lengths, room)),
-            || plan(k, Uneven::measure(k, lengths, room)),
+            || plan(k, Even::measure(k, lengths, room), sums),
+            || plan(k, Uneven::measure(k, lengths, room), sums),
         );
+        k.when(params.cta.eq(0), || lengths.write(k));
     })
 }
 
 /// Steps 3 to 5.
-fn plan<'k, L: Layout<'k>>(k: &'k Builder, layout: L) {
-    let quota = layout.quota(k);
-    let end = End::find(k, layout, quota);
-    let first = First::find(k, layout, quota);
-    let cuts = Cuts::count(k, layout, end);
-    write::all(k, layout, cuts, first);
+fn plan<'k, L: Layout<'k>>(k: &'k Builder, layout: L, sums: Scan<'k, u32, 2>) {
+    let p = &layout.lengths().params;
+    let units = First::of_warp(k, p).lt(layout.num_spans() * p.kv_heads.by);
+    k.when_else(
+        End::are_here(p) | units,
+        || {
+            let quota = layout.quota(k);
+            let end = End::find(k, layout, quota);
+            let first = First::find(k, layout, quota);
+            let cuts = Cuts::count(k, layout, end, sums);
+            write::all(k, layout, cuts, first);
+        },
+        || {
+            // warps with nothing to do are no burden to the others
+            k.sync_threads();
+            k.sync_threads();
+        },
+    );
 }
