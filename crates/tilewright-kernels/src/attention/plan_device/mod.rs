@@ -19,9 +19,13 @@
 //! 4. cuts before each, and their partial rows, added up: from them follow the numbers of items, merges and sources;
 //! 5. a thread for each unit writes its first item, and a thread for each cut the item behind it.
 //!
-//! Every CTA does 1 to 4 for itself, and its part of 5. What is known of most batches makes it short: costs of fewer than 32 bits are
-//! divided as such, and where each request has one span, as those that decode have, none is searched for. What is not as above is told by [`Refusal`] in `flags`, and then the plan is
-//! one of nothing: nothing is read or written through lengths that were not checked.
+//! Every CTA does 1 to 4 for itself, and its part of 5. Its time is that of a chain of loads, barriers and shuffles, so what is known
+//! of most batches makes it short: where each request is one span and costs are low, as those that decode are (`even`), 1 and 2 are
+//! one step, nothing is searched for but requests, and all numbers have 32 bits; otherwise (`uneven`) spans are found by searching, and
+//! costs have 64 bits. Units are found by warps that have no ends to find, at the same time.
+//!
+//! What is not as above is told by [`Refusal`] in `flags`, and then the plan is one of nothing: nothing is read or written through
+//! lengths that were not checked.
 
 mod cuts;
 mod even;

@@ -104,7 +104,7 @@ impl<'k, T: Summed, const N: usize> Scan<'k, T, N> {
     ) -> Started<'k, T, N> {
         let with = values.map(|_| k.var("with", T::zero(k)));
         k.when(here, || {
-            with.into_iter().zip(of_warp(k, values, self.lane)).for_each(|(var, sum)| var.set(sum))
+            with.into_iter().zip(of_warp(k, values, self.lane)).for_each(|(var, sum)| var.set(sum));
         });
         let with = with.map(|var| var.get());
         k.when(self.lane.eq(31), || self.store(with));
