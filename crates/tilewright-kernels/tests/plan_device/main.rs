@@ -102,6 +102,40 @@ fn as_many_requests_as_there_are_threads() {
 }
 
 #[test]
+fn numbers_of_requests_and_workers_where_searches_and_warps_end() {
+    let sizes = [
+        (1, 1),
+        (4, 30),
+        (5, 31),
+        (16, 32),
+        (17, 61),
+        (64, 62),
+        (65, 63),
+        (256, 264),
+        (257, 990),
+        (1024, 991),
+    ];
+    for (count, workers) in sizes {
+        let lens: Vec<_> = (0..count).map(|r| (1, 1 + r * 37 % 500)).collect();
+        let mut case = Case::new(&lens, 16);
+        (case.capacity.requests, case.tiling.workers) = (count, workers);
+        agrees(&case, count as u64);
+    }
+}
+
+#[test]
+fn costs_of_requests_that_decode_may_be_high() {
+    let lens: Vec<_> = (0..1000).map(|r| (1, 1 + r % 200)).collect();
+    let mut high = Case::new(&lens[..70], 16);
+    high.tiling.tile_load = 1 << 19;
+    agrees(&high, 10);
+    // each is low, their sum is not
+    let mut many = Case::new(&lens, 16);
+    many.tiling.tile_load = 1 << 17;
+    agrees(&many, 11);
+}
+
+#[test]
 fn malformed_lengths_are_told_and_planned_as_nothing() {
     let sound = Case::new(&[(2, 40), (1, 17)], 16);
     let refused = |change: &dyn Fn(&mut Case), refusal: Refusal| {

@@ -1,19 +1,26 @@
 //! Where the shares of workers end: in which unit, at which of its KV tiles, and how many cuts were before.
 
 use super::{
-    THREADS,
+    Params, THREADS,
     layout::{Cost, Layout},
     scan::Scan,
     spans::Found,
 };
-use tilewright_ptx::build::{Builder, Shared, Value, Var};
+use tilewright_ptx::{
+    build::{Builder, Shared, Value, Var},
+    isa::warp::Shuffle,
+};
 
 /// The tile of a cut that leaves all KV tiles of its unit to the workers before it.
 const ALL: u32 = u32::MAX;
+/// Ends that a warp is the first to find: of one before them it only sees whether it is the same.
+pub(super) const ENDS: u32 = 31;
 
-/// The end of the share of worker `thread - 1`.
+/// The ends of shares that a thread knows.
 #[derive(Clone, Copy)]
 pub(super) struct End<'k> {
+    /// Its number: where the share of worker `w - 1` ends.
+    w: Value<'k, u32>,
     unit: Var<'k, u32>,
     tile: Var<'k, u32>,
     /// What the unit is, where there is one.
@@ -21,10 +28,15 @@ pub(super) struct End<'k> {
 }
 
 impl<'k> End<'k> {
+    /// Whether this warp has ends. Each has [`ENDS`], one a lane, behind the last of the warp before it, which lane 0 finds once more.
+    pub(super) fn are_here(p: &Params<'k>) -> Value<'k, bool> {
+        (p.warp * ENDS).le(p.workers.by)
+    }
+
     /// Finds all ends, a thread each.
     pub(super) fn find<L: Layout<'k>>(k: &'k Builder, layout: L, quota: Value<'k, L::Cost>) -> Self {
         let p = &layout.lengths().params;
-        let w = k.thread();
+        let w = p.warp * ENDS + p.lane - 1;
         let (unit, tile) = (k.var("end_unit", layout.num_spans() * p.kv_heads.by), k.var("end_tile", 0_u32));
         let found = Found::declare(k);
         let at = L::Cost::of(w) * quota;
@@ -42,7 +54,7 @@ impl<'k> End<'k> {
             tile.set(reached.unless(near_begin, 0_u32).unless(near_end | nothing, ALL));
             found.set(place.r, place.head, span);
         });
-        Self { unit, tile, found }
+        Self { w, unit, tile, found }
     }
 }
 
@@ -64,6 +76,9 @@ impl<'k> Before<'k> {
 /// All ends of shares, and this thread's.
 #[derive(Clone, Copy)]
 pub(super) struct Cuts<'k> {
+    /// The number of this thread's end, and whether it is this thread's to write.
+    pub(super) w: Value<'k, u32>,
+    pub(super) is_here: Value<'k, bool>,
     /// Whether this thread's end divides its unit, at a tile where no earlier one does.
     pub(super) is_cut: Value<'k, bool>,
     /// Of this thread's end.
@@ -81,42 +96,42 @@ pub(super) struct Cuts<'k> {
 }
 
 impl<'k> Cuts<'k> {
-    /// Adds up what ends cut. All threads take part; a barrier follows.
-    pub(super) fn count<L: Layout<'k>>(k: &'k Builder, layout: L, end: End<'k>) -> Self {
+    /// Memory for what ends cut, which has to be there before a barrier that comes before [`Cuts::count`].
+    pub(super) fn sums(k: &'k Builder, p: &Params<'k>) -> Scan<'k, u32, 2> {
+        let sums = Scan::declare(k, "cut_sums", p);
+        sums.clear(k);
+        sums
+    }
+
+    /// Adds up what ends cut, in two steps with a barrier behind each. Warps without ends may be elsewhere.
+    pub(super) fn count<L: Layout<'k>>(
+        k: &'k Builder,
+        layout: L,
+        end: End<'k>,
+        sums: Scan<'k, u32, 2>,
+    ) -> Self {
         let p = &layout.lengths().params;
-        let [ends, counts] = ["ends", "before"].map(|name| k.shared::<u32>(name, 2 * THREADS as usize, 8));
-        let (w, unit, tile) = (k.thread(), end.unit.get(), end.tile.get());
-        ends.at(w * 2).store_vector([unit, tile]);
-        k.sync_threads();
+        let [cuts, counts] = ["cuts", "before"].map(|name| k.shared::<u32>(name, 2 * THREADS as usize, 8));
+        let (w, unit, tile) = (end.w, end.unit.get(), end.tile.get());
+        let is_here = p.lane.ne(0) & w.le(p.workers.by);
         // ends at the same tile as the one before cut nothing; the first of a unit makes two pieces of it
-        let own = ["cut_counts", "cut_rows"].map(|name| k.var(name, 0_u32));
-        let is_cut = tile.ne(0) & tile.ne(ALL);
-        let is_cut = k.var("is_cut", is_cut);
-        k.when(is_cut.get(), || {
-            // the first end is at tile 0: this is not it
-            let [unit_before, tile_before] = ends.at((w - 1) * 2).load_vector();
-            let same = unit_before.eq(unit);
-            let cuts = !(same & tile_before.eq(tile));
-            let first = cuts & !(same & tile_before.ne(0));
-            let rows = end.found.get().2.rows * p.group;
-            let one = |condition: Value<'k, bool>, value: u32| condition.select(k.constant(value), 0_u32);
-            let of = |condition: Value<'k, bool>| condition.select(rows, 0_u32);
-            own[0].set(one(cuts, 1) + one(first, 1 << 16));
-            own[1].set(of(cuts) + of(first));
-            is_cut.set(cuts);
-        });
-        let (is_cut, own) = (is_cut.get(), own.map(|var| var.get()));
-        let [of_counts, of_rows] = [("cut_sums", own[0]), ("row_sums", own[1])]
-            .map(|(name, own)| Scan::declare(k, name, p).start(k, own, p.workers.by));
+        let [unit_before, tile_before] = [unit, tile].map(|of_end| of_end.shuffle(Shuffle::Up, 1));
+        let same = unit_before.eq(unit);
+        let is_cut = is_here & tile.ne(0) & tile.ne(ALL) & !(same & tile_before.eq(tile));
+        let first = is_cut & !(same & tile_before.ne(0));
+        let rows = end.found.get().2.rows * p.group;
+        let one = |condition: Value<'k, bool>, value: u32| condition.select(k.constant(value), 0_u32);
+        let of = |condition: Value<'k, bool>| condition.select(rows, 0_u32);
+        let own = [one(is_cut, 1) + one(first, 1 << 16), of(is_cut) + of(first)];
+        let sums = sums.start(k, own, End::are_here(p));
         k.sync_threads();
-        let ((count, total), (rows, _)) = (of_counts.finish(k), of_rows.finish(k));
-        counts.at(w * 2).store_vector([count, rows]);
+        let [[count, total], [rows, _]] = sums.finish(k);
         let (before, with) = (Before::of([count, rows]), Before::of([count + own[0], rows + own[1]]));
-        // nobody reads ends any longer: cuts take their place
-        k.when(is_cut, || ends.at(before.cuts * 2).store_vector([unit, tile]));
+        k.when(is_here, || counts.at(w * 2).store_vector([count, rows]));
+        k.when(is_cut, || cuts.at(before.cuts * 2).store_vector([unit, tile]));
         k.sync_threads();
         let num_cuts = total & 0xffff;
-        Self { is_cut, unit, tile, found: end.found, before, with, num_cuts, counts, cuts: ends }
+        Self { w, is_here, is_cut, unit, tile, found: end.found, before, with, num_cuts, counts, cuts }
     }
 
     /// What is before end `w`.

@@ -26,7 +26,7 @@ impl<'k> Even<'k> {
         const { assert!(THREADS == MAX_REQUESTS, "a thread each") };
         let (costs, requests) = (room.of_requests, room.of_spans.cast::<u32>());
         k.when(k.thread().lt(lengths.count), || {
-            requests.at(k.thread() * 4).store_vector(lengths.request.words())
+            requests.at(k.thread() * 4).store_vector(lengths.request.words());
         });
         costs.at(k.thread()).store(lengths.before);
         k.when(k.thread().eq(0), || costs.plus(MAX_REQUESTS as usize).store(lengths.total));

@@ -120,10 +120,11 @@ impl<'k> Lengths<'k> {
             stated.wrong(p, r).into_iter().for_each(|(refusal, holds)| tell(refusal as u32, holds));
         });
         let of_warp = k.reduce_warp(WarpReduction::Or, bits.get());
-        let sums = Scan::declare(k, "request_sums", p).start(k, cost.get(), asked.min(limit));
+        let here = (p.warp * 32).lt(asked.min(limit));
+        let sums = Scan::declare(k, "request_sums", p).start(k, [cost.get()], here);
         k.when(p.lane.eq(31), || told.at(p.warp).store(of_warp));
         k.sync_threads();
-        let (before, total) = sums.finish(k);
+        let [[before, total]] = sums.finish(k);
         let told = k.reduce_warp(WarpReduction::Or, told.at(p.lane).load());
         let flags = told & !UNEVEN;
         let wrong = flags.ne(0);

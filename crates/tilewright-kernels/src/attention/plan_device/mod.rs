@@ -19,9 +19,13 @@
 //! 4. cuts before each, and their partial rows, added up: from them follow the numbers of items, merges and sources;
 //! 5. a thread for each unit writes its first item, and a thread for each cut the item behind it.
 //!
-//! Every CTA does 1 to 4 for itself, and its part of 5. What is known of most batches makes it short: costs of fewer than 32 bits are
-//! divided as such, and where each request has one span, as those that decode have, none is searched for. What is not as above is told by [`Refusal`] in `flags`, and then the plan is
-//! one of nothing: nothing is read or written through lengths that were not checked.
+//! Every CTA does 1 to 4 for itself, and its part of 5. Its time is that of a chain of loads, barriers and shuffles, so what is known
+//! of most batches makes it short: where each request is one span and costs are low, as those that decode are (`even`), 1 and 2 are
+//! one step, nothing is searched for but requests, and all numbers have 32 bits; otherwise (`uneven`) spans are found by searching, and
+//! costs have 64 bits. Units are found by warps that have no ends to find, at the same time.
+//!
+//! What is not as above is told by [`Refusal`] in `flags`, and then the plan is one of nothing: nothing is read or written through
+//! lengths that were not checked.
 
 mod cuts;
 mod even;
@@ -40,6 +44,7 @@ use cuts::{Cuts, End};
 use even::Even;
 use layout::{Layout, Room};
 use lengths::Lengths;
+use scan::Scan;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
@@ -49,7 +54,7 @@ use tilewright_ptx::{
 use uneven::Uneven;
 use write::First;
 
-/// Threads of a CTA, and the most requests, workers, and half the most spans.
+/// Threads of a CTA, and the most requests, and half the most spans.
 pub const THREADS: u32 = 1024;
 /// Units, or cuts, that a CTA writes.
 const UNITS: u32 = 128;
@@ -58,7 +63,7 @@ const MAX_CTAS: u32 = 64;
 /// The most requests of a batch.
 pub const MAX_REQUESTS: u32 = THREADS;
 /// The most workers.
-pub const MAX_WORKERS: u32 = THREADS - 1;
+pub const MAX_WORKERS: u32 = THREADS / 32 * cuts::ENDS - 1;
 /// The most tiles of query rows of a batch, for one KV head.
 pub const MAX_SPANS: u32 = 2 * THREADS;
 /// The most query rows and keys: sums of positions stay within 32 bits.
@@ -233,21 +238,35 @@ impl<'k> Params<'k> {
 pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
         let params = Params::declare(k);
+        let sums = Cuts::sums(k, &params);
         let lengths = Lengths::read(k, params);
         let room = Room::declare(k);
         k.when_else(
             lengths.even,
-            || plan(k, Even::measure(k, lengths, room)),
-            || plan(k, Uneven::measure(k, lengths, room)),
+            || plan(k, Even::measure(k, lengths, room), sums),
+            || plan(k, Uneven::measure(k, lengths, room), sums),
         );
+        k.when(params.cta.eq(0), || lengths.write(k));
     })
 }
 
 /// Steps 3 to 5.
-fn plan<'k, L: Layout<'k>>(k: &'k Builder, layout: L) {
-    let quota = layout.quota(k);
-    let end = End::find(k, layout, quota);
-    let first = First::find(k, layout, quota);
-    let cuts = Cuts::count(k, layout, end);
-    write::all(k, layout, cuts, first);
+fn plan<'k, L: Layout<'k>>(k: &'k Builder, layout: L, sums: Scan<'k, u32, 2>) {
+    let p = &layout.lengths().params;
+    let units = First::of_warp(k, p).lt(layout.num_spans() * p.kv_heads.by);
+    k.when_else(
+        End::are_here(p) | units,
+        || {
+            let quota = layout.quota(k);
+            let end = End::find(k, layout, quota);
+            let first = First::find(k, layout, quota);
+            let cuts = Cuts::count(k, layout, end, sums);
+            write::all(k, layout, cuts, first);
+        },
+        || {
+            // warps with nothing to do are no burden to the others
+            k.sync_threads();
+            k.sync_threads();
+        },
+    );
 }

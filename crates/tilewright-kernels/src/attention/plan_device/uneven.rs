@@ -30,9 +30,10 @@ impl<'k> Uneven<'k> {
         let (thread, count) = (k.thread(), lengths.count);
         let rows = lengths.request.qo_end - lengths.request.qo_begin;
         let own = p.tile.quotient(rows + p.tile.by - 1).unless(thread.ge(count), 0_u32);
-        let sums = Scan::declare(k, "span_sums", p).start(k, own, count);
+        let here = (p.warp * 32).lt(count);
+        let sums = Scan::declare(k, "span_sums", p).start(k, [own], here);
         k.sync_threads();
-        let (first, num_spans) = sums.finish(k);
+        let [[first, num_spans]] = sums.finish(k);
         k.when(thread.lt(count), || first_span.at(thread).store(first));
         k.when(thread.eq(0), || first_span.at(count).store(num_spans));
         k.sync_threads();
@@ -47,9 +48,10 @@ impl<'k> Uneven<'k> {
             });
             cost.get()
         });
-        let sums = Scan::declare(k, "cost_sums", p).start(k, pair[0] + pair[1], (num_spans + 1) >> 1);
+        let sums = Scan::declare(k, "cost_sums", p);
+        let sums = sums.start(k, [pair[0] + pair[1]], (p.warp * 64).lt(num_spans));
         k.sync_threads();
-        let (before, of_head) = sums.finish(k);
+        let [[before, of_head]] = sums.finish(k);
         k.when(j.lt(num_spans), || costs.at(j).store(before));
         k.when((j + 1).lt(num_spans), || costs.at(j).plus(1).store(before + pair[0]));
         k.when(thread.eq(0), || costs.at(num_spans).store(of_head));

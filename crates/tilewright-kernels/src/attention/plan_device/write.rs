@@ -35,11 +35,16 @@ pub(super) struct First<'k> {
 }
 
 impl<'k> First<'k> {
-    /// Units are dealt to CTAs a warp at a time, to the last warps first, as the first ones find ends.
+    /// The first of this warp: units are dealt to CTAs a warp at a time, to the last warps first, as the first ones find ends.
+    pub(super) fn of_warp(k: &'k Builder, p: &Params<'k>) -> Value<'k, u32> {
+        let warp = k.constant(THREADS / 32 - 1) - p.warp;
+        (warp * p.ctas.by + p.cta) * 32
+    }
+
+    /// Finds a unit for each thread, as far as there are any.
     pub(super) fn find<L: Layout<'k>>(k: &'k Builder, layout: L, quota: Value<'k, L::Cost>) -> Self {
         let p = &layout.lengths().params;
-        let warp = k.constant(THREADS / 32 - 1) - p.warp;
-        let unit = (warp * p.ctas.by + p.cta) * 32 + p.lane;
+        let unit = Self::of_warp(k, p) + p.lane;
         let is_there = unit.lt(layout.num_spans() * p.kv_heads.by);
         let found = Found::declare(k);
         let ends = ["first_end", "end_behind"].map(|name| k.var(name, 0_u32));
@@ -84,7 +89,7 @@ impl<'k> First<'k> {
     }
 }
 
-/// Writes everything: this CTA's part of the items, and the first CTA all bounds of workers, `requests` and `flags`.
+/// Writes this CTA's part of the items, and the first CTA all bounds of workers.
 pub(super) fn all<'k, L: Layout<'k>>(k: &'k Builder, layout: L, cuts: Cuts<'k>, first: First<'k>) {
     let p = &layout.lengths().params;
     // cuts are dealt a warp at a time to the last CTA first
@@ -92,9 +97,8 @@ pub(super) fn all<'k, L: Layout<'k>>(k: &'k Builder, layout: L, cuts: Cuts<'k>, 
     k.when(first.is_there, || first.write(k, p, cuts));
     k.when(cuts.is_cut & is_mine, || behind_cut(k, p, cuts));
     k.when(p.cta.eq(0), || {
-        let w = k.thread();
-        k.when(w.le(p.workers.by), || p.worker_indptr.at(w).store(cuts.items().unless(w.eq(0), 0_u32)));
-        layout.lengths().write(k);
+        let items = cuts.items().unless(cuts.w.eq(0), 0_u32);
+        k.when(cuts.is_here, || p.worker_indptr.at(cuts.w).store(items));
     });
 }
 
