@@ -51,7 +51,7 @@ impl<M: Machine> Gpu<M> {
     ///
     /// # Errors
     /// With all reasons: when the plan has no capacity, or one of levels, masks, or more than the kernel has threads for (1,024
-    /// requests, 1,023 workers, 2,048 tiles of query rows, 2^28 rows); when its keys are not in pages. When an array is another
+    /// requests, 991 workers, 2,048 tiles of query rows, 2^28 rows); when its keys are not in pages. When an array is another
     /// device's, not aligned to 4 bytes, or shorter than the capacity asks for.
     pub fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
         let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
