@@ -67,16 +67,18 @@ fn attentions() -> Vec<Configured> {
 
 /// Latent attention on tensor cores, likewise.
 fn latents() -> Vec<Configured> {
-    let of = |items, dtype: Dtype, archs: &'static [u32]| {
+    let of_heads = |heads: usize, items, dtype: Dtype, archs: &'static [u32]| {
         let (arch, head_dim) = (archs[0], HeadDim { qk: 576, vo: 512 });
-        let config = latent::Config { dtype, head_dim, items, device: Device::of_arch(arch) };
+        let config = latent::Config { dtype, head_dim, heads, items, device: Device::of_arch(arch) };
         let few = if items == Items::Few { "_few" } else { "" };
-        let name = format!("attention_latent_d512_64_{dtype}{few}_sm{arch}");
+        let name = format!("attention_latent{heads}_d512_64_{dtype}{few}_sm{arch}");
         let plain = plain(name, archs, move |name: &str| latent::attention(name, &config));
         Configured { problem: problem((dtype, dtype), head_dim, true), ..plain }
     };
+    let of = |items, dtype, archs| of_heads(128, items, dtype, archs);
     vec![
         of(Items::Any, Dtype::Bf16, &[90, 100]),
+        of_heads(32, Items::Any, Dtype::Bf16, &[90, 100]),
         of(Items::Few, Dtype::Bf16, &[90, 100]),
         of(Items::Any, Dtype::Bf16, &[80]),
         of(Items::Any, Dtype::Bf16, &[86, 89]),

@@ -104,7 +104,7 @@ impl Case {
 
     pub(crate) fn latent_config(&self, items: Items) -> latent::Config {
         let device = Device::of_arch(self.arch);
-        latent::Config { dtype: self.qo, head_dim: self.dim, items, device }
+        latent::Config { dtype: self.qo, head_dim: self.dim, heads: self.heads.0, items, device }
     }
 
     /// Rows of a tile of the kernel.

@@ -88,7 +88,7 @@ fn every_size_of_shared_memory() {
         let case = latent(40, &[(1, 90), (3, 150)]).with(|case| case.arch = arch);
         check(&case);
         let whole =
-            case.with(|case| (case.dim, case.heads, case.lengths) = (WHOLE_HEADS, (20, 1), vec![(2, 100)]));
+            case.with(|case| (case.dim, case.heads, case.lengths) = (WHOLE_HEADS, (33, 1), vec![(2, 100)]));
         assert_eq!(whole.q_rows(), 16 * groups);
         check(&whole);
     }

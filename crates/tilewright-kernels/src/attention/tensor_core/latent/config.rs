@@ -17,6 +17,8 @@ pub struct Config {
     pub dtype: Dtype,
     /// Elements of queries and keys, and of the latent part, which comes first and is the values: 576 and 512 of DeepSeek's.
     pub head_dim: HeadDim,
+    /// Query heads: tiles have no more rows than tokens of 17 to 32 of them. Up to 16 and from 33 on, kernels are the same.
+    pub heads: usize,
     /// What it does.
     pub items: Items,
     /// Where it runs.
@@ -41,7 +43,7 @@ impl Config {
 
     fn layout_of(&self, items: Items) -> Option<Layout> {
         let sm = self.device.shared_of_sm.saturating_sub(1024);
-        Layout::new(self.head_dim, items, sm.min(self.device.shared_of_cta))
+        Layout::new((self.head_dim, self.heads), items, sm.min(self.device.shared_of_cta))
     }
 
     /// Whether the kernel can take these arguments. Addresses and strides have to be multiples of 16 bytes, those of the output of 8;
@@ -98,7 +100,7 @@ mod tests {
     /// DeepSeek's heads.
     fn config(arch: u32) -> Config {
         let head_dim = HeadDim { qk: 576, vo: 512 };
-        Config { dtype: Dtype::Bf16, head_dim, items: Items::Any, device: Device::of_arch(arch) }
+        Config { dtype: Dtype::Bf16, head_dim, heads: 128, items: Items::Any, device: Device::of_arch(arch) }
     }
 
     #[test]
@@ -128,6 +130,8 @@ mod tests {
             let few = Config { items: Items::Few, ..config };
             assert_eq!((config.q_rows(), few.q_rows()), (rows, rows), "sm_{arch}");
             assert!(config.refuses().is_empty() && few.refuses().is_empty(), "sm_{arch}");
+            let of_heads = |heads| Config { heads, ..config }.q_rows();
+            assert_eq!([16, 17, 32, 33].map(of_heads), [rows, 32, 32, rows], "sm_{arch}");
             assert!(few.shared_bytes() > 0 && config.shared_bytes() <= config.device.shared_of_cta);
         }
     }

@@ -80,10 +80,12 @@ pub(super) fn logits_stride(keys: usize) -> usize {
 }
 
 impl Layout {
-    /// The first of [`SIZES`] that fits into `budget` bytes, with as many stages as fit; `None` if not two of each do.
-    pub(super) fn new(dim: HeadDim, items: Items, budget: usize) -> Option<Self> {
-        // the same KV tiles whatever the items are: plans are for both
-        SIZES.into_iter().find_map(|size| {
+    /// The first of [`SIZES`] that fits into `budget` bytes, with as many stages as fit; `None` if not two of each do. What a step of
+    /// decoding has no rows for is left out, if it does not go into one group.
+    pub(super) fn new((dim, heads): (HeadDim, usize), items: Items, budget: usize) -> Option<Self> {
+        let most = if (17..=32).contains(&heads) { 2 } else { SIZES[0].0 };
+        // the same sizes whatever the items are: plans are for both
+        SIZES.into_iter().filter(|(groups, _)| *groups <= most).find_map(|size| {
             Self::of(dim, Items::Any, size, budget).and_then(|_| Self::of(dim, items, size, budget))
         })
     }
