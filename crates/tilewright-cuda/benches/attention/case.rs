@@ -48,6 +48,8 @@ pub(crate) struct Case {
     why: String,
     pub(crate) heads: [usize; 2],
     pub(crate) head_dim: usize,
+    /// Elements that keys of latent attention have beside `head_dim`, which are also their values; there is one KV head then.
+    pub(crate) latent: Option<usize>,
     #[serde(default)]
     pub(crate) kv: Kv,
     /// Tokens of a page; a ragged tensor where it is not given.
@@ -79,14 +81,17 @@ impl Case {
         let [qo, kv] = self.heads;
         let tokens: usize = self.kv_lens.all().iter().sum();
         let rows: usize = self.qo_lens.all().iter().sum();
-        (2 * self.head_dim * (tokens * kv * self.kv_bytes() + rows * qo * 2)) as f64
+        let of_key = self.latent.map_or(2 * self.head_dim, |beside| self.head_dim + beside);
+        let of_row = 2 * self.head_dim + self.latent.unwrap_or(0);
+        (tokens * kv * of_key * self.kv_bytes() + rows * qo * of_row * 2) as f64
     }
 
     /// Floating-point operations on pairs of a row and a key that it sees.
     pub(crate) fn flops(&self) -> f64 {
         let lens = self.qo_lens.all().into_iter().zip(self.kv_lens.all());
         let pairs = |(qo, kv): (usize, usize)| qo * (kv - qo) + qo * (qo + 1) / 2;
-        (4 * self.head_dim * self.heads[0] * lens.map(pairs).sum::<usize>()) as f64
+        let of_pair = 4 * self.head_dim + 2 * self.latent.unwrap_or(0);
+        (of_pair * self.heads[0] * lens.map(pairs).sum::<usize>()) as f64
     }
 
     /// Whether every request has one row.
@@ -97,6 +102,9 @@ impl Case {
     /// What the peer is asked, where it can do the same.
     pub(crate) fn asked(&self, calls: usize) -> Option<String> {
         let (qo_lens, kv_lens) = (self.qo_lens.all(), self.kv_lens.all());
+        if self.latent.is_some() {
+            return None;
+        }
         let case = if self.is_decode() {
             let page_size = self.page_size?;
             serde_json::json!({"decode": {"heads": self.heads, "head_dim": self.head_dim, "lens": kv_lens,

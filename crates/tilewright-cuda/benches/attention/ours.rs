@@ -5,6 +5,7 @@ use half::bf16;
 use std::{error::Error, time::Instant};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvLayout, Output, PageTable, Plan, Problem, Workspace,
+    attention::{LatentCache, LatentQuery},
     tensor::DeviceMemory,
 };
 use tilewright_cuda::{Cuda, machine::Machine};
@@ -17,7 +18,10 @@ pub(crate) struct Ours {
     pub(crate) plan: Plan,
     /// Host time of a plan, brought to the device: the median.
     pub(crate) plan_seconds: f64,
+    /// Of queries and of a cache's tensor; of latent attention without the elements that it has beside.
     shapes: [Vec<usize>; 2],
+    /// These.
+    beside: Option<usize>,
     kv_dtype: Dtype,
     q: DeviceMemory,
     k: DeviceMemory,
@@ -66,8 +70,11 @@ impl Ours {
     pub(crate) fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
         let ([qo, kv], dim) = (case.heads, case.head_dim);
         let kv_dtype = if case.kv == Kv::Bf16 { Dtype::Bf16 } else { Dtype::E4m3 };
-        let problem =
-            Problem::builder(Heads { qo, kv }, HeadDim::same(dim)).dtypes(Dtype::Bf16, kv_dtype).build()?;
+        let problem = match case.latent {
+            Some(beside) => Problem::latent(qo, dim, beside).scale(1.0 / 192_f32.sqrt()),
+            None => Problem::builder(Heads { qo, kv }, HeadDim::same(dim)),
+        };
+        let problem = problem.dtypes(Dtype::Bf16, kv_dtype).build()?;
         let attention = Attention::new(problem, gpu.clone())?;
         let (qo_lens, kv_lens) = (case.qo_lens.all(), case.kv_lens.all());
         let qo_indptr = indptr(qo_lens.iter().copied());
@@ -90,6 +97,8 @@ impl Ours {
         times.sort_by(f64::total_cmp);
         let rows: usize = qo_lens.iter().sum();
         let cache_shape = match case.page_size {
+            Some(page) if case.latent.is_some() => vec![count, page, dim],
+            None if case.latent.is_some() => vec![count, dim],
             Some(page) => KvLayout::Nhd.paged_shape(count, page, kv, dim).to_vec(),
             None => vec![count, kv, dim],
         };
@@ -98,8 +107,10 @@ impl Ours {
         Ok(Self {
             plan_seconds: times[times.len() / 2],
             shapes: [vec![rows, qo, dim], cache_shape],
+            beside: case.latent,
             kv_dtype,
-            q: noise(gpu, row_bytes, Kv::Bf16)?,
+            // both parts of latent queries, one behind the other
+            q: noise(gpu, row_bytes + row_bytes / dim * case.latent.unwrap_or(0), Kv::Bf16)?,
             k: noise(gpu, cache_bytes, case.kv)?,
             v: noise(gpu, cache_bytes, case.kv)?,
             o: gpu.allocate(row_bytes)?,
@@ -111,10 +122,21 @@ impl Ours {
 
     pub(crate) fn run(&mut self) -> tilewright::Result<()> {
         let [rows, cache] = &self.shapes;
-        let kv =
-            KvCache { k: self.k.view(self.kv_dtype, 0, cache)?, v: self.v.view(self.kv_dtype, 0, cache)? };
         let o = self.o.view_mut(Dtype::Bf16, 0, rows)?;
         let out = Output { o, lse: None, workspace: &mut self.workspace };
+        if let Some(beside) = self.beside {
+            let of = |shape: &[usize]| [&shape[..shape.len() - 1], &[beside]].concat();
+            let parts = 2 * rows.iter().product::<usize>();
+            let q = LatentQuery {
+                nope: self.q.view(Dtype::Bf16, 0, rows)?,
+                pe: self.q.view(Dtype::Bf16, parts, &of(rows))?,
+            };
+            let (ckv, kpe) =
+                (self.k.view(self.kv_dtype, 0, cache)?, self.v.view(self.kv_dtype, 0, &of(cache))?);
+            return self.attention.run_latent(&self.plan, q, LatentCache { ckv, kpe }, out);
+        }
+        let kv =
+            KvCache { k: self.k.view(self.kv_dtype, 0, cache)?, v: self.v.view(self.kv_dtype, 0, cache)? };
         self.attention.run(&self.plan, self.q.view(Dtype::Bf16, 0, rows)?, kv, out)
     }
 }

@@ -5,7 +5,7 @@ use crate::attention::{
     plan_device::plan_device,
     prefill_sm90::{Prefill, prefill},
     scalar,
-    tensor_core::{self, Config, Device, Items},
+    tensor_core::{self, Config, Device, Items, latent},
 };
 use tilewright::{
     Dtype, HeadDim, Heads, Mask, Problem,
@@ -16,7 +16,7 @@ use tilewright_ptx::verify::Invalid;
 
 pub(super) fn all() -> Vec<Configured> {
     let plans = vec![plain("plan_device".to_owned(), ALL, plan_device)];
-    [prefills(), attentions(), scalars(), plans].into_iter().flatten().collect()
+    [prefills(), attentions(), latents(), scalars(), plans].into_iter().flatten().collect()
 }
 
 /// Llama 3's heads of 128, with every way to see keys and with a hook.
@@ -65,7 +65,28 @@ fn attentions() -> Vec<Configured> {
     ]
 }
 
-/// What tensor cores are not for: f32, odd heads, latent heads, hooks on everything.
+/// Latent attention on tensor cores, likewise.
+fn latents() -> Vec<Configured> {
+    let of_heads = |heads: usize, items, dtype: Dtype, archs: &'static [u32]| {
+        let (arch, head_dim) = (archs[0], HeadDim { qk: 576, vo: 512 });
+        let config = latent::Config { dtype, head_dim, heads, items, device: Device::of_arch(arch) };
+        let few = if items == Items::Few { "_few" } else { "" };
+        let name = format!("attention_latent{heads}_d512_64_{dtype}{few}_sm{arch}");
+        let plain = plain(name, archs, move |name: &str| latent::attention(name, &config));
+        Configured { problem: problem((dtype, dtype), head_dim, true), ..plain }
+    };
+    let of = |items, dtype, archs| of_heads(128, items, dtype, archs);
+    vec![
+        of(Items::Any, Dtype::Bf16, &[90, 100]),
+        of_heads(32, Items::Any, Dtype::Bf16, &[90, 100]),
+        of(Items::Few, Dtype::Bf16, &[90, 100]),
+        of(Items::Any, Dtype::Bf16, &[80]),
+        of(Items::Any, Dtype::Bf16, &[86, 89]),
+        of(Items::Any, Dtype::F16, &[120]),
+    ]
+}
+
+/// What tensor cores are not for: f32, odd heads, odd latent heads, hooks on everything.
 fn scalars() -> Vec<Configured> {
     use Dtype::{Bf16, E5m2, F16, F32};
     let of = |name: &str, dtypes: (Dtype, Dtype), head_dim: (u32, u32), latent, hooked: bool| {

@@ -1,10 +1,11 @@
 //! What is tested: a batch of requests, how their keys lie, how the work is cut.
 
-use tilewright::{Dtype, HeadDim};
+use tilewright::{Dtype, HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::attention::{
-    call::{KvLayout, UNLIMITED},
-    tensor_core::{Config, Device, FEW_ROWS, Items},
+    call::{Call, KvLayout, UNLIMITED},
+    tensor_core::{Config, Device, FEW_ROWS, Items, attention_with, latent},
 };
+use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
 /// Which factors keys and values are stored without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,8 @@ pub(crate) struct Case {
     pub(crate) kv: Dtype,
     pub(crate) scales: Scales,
     pub(crate) dim: HeadDim,
+    /// The first elements of keys are their values.
+    pub(crate) latent: bool,
     /// Query and KV heads.
     pub(crate) heads: (usize, usize),
     /// Query rows and keys of each request.
@@ -59,6 +62,7 @@ impl Case {
             kv: Dtype::Bf16,
             scales: Scales::One,
             dim: HeadDim::same(dim),
+            latent: false,
             heads,
             lengths: lengths.to_vec(),
             prefix: 0,
@@ -81,11 +85,39 @@ impl Case {
     }
 
     /// The kernels that do its items: where these have few rows, two.
-    pub(crate) fn configs(&self) -> Vec<Config> {
+    pub(crate) fn kernels(&self, variant: &ExpressionVariant) -> Vec<(Items, Result<Kernel, Invalid>)> {
         let few = self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= FEW_ROWS);
+        let kernel = |items| {
+            let kernel = match self.latent {
+                true => latent::attention("attention", &self.latent_config(items)),
+                false => attention_with("attention", &self.config(items), variant),
+            };
+            (items, kernel)
+        };
+        [Items::Any, Items::Few].into_iter().take(1 + usize::from(few)).map(kernel).collect()
+    }
+
+    pub(crate) fn config(&self, items: Items) -> Config {
         let device = Device::of_arch(self.arch);
-        let config = |items| Config { qo: self.qo, kv: self.kv, head_dim: self.dim, items, device };
-        [Items::Any, Items::Few].into_iter().take(1 + usize::from(few)).map(config).collect()
+        Config { qo: self.qo, kv: self.kv, head_dim: self.dim, items, device }
+    }
+
+    pub(crate) fn latent_config(&self, items: Items) -> latent::Config {
+        let device = Device::of_arch(self.arch);
+        latent::Config { dtype: self.qo, head_dim: self.dim, heads: self.heads.0, items, device }
+    }
+
+    /// Rows of a tile of the kernel.
+    pub(crate) fn q_rows(&self) -> usize {
+        if self.latent { self.latent_config(Items::Any).q_rows() } else { self.config(Items::Any).q_rows() }
+    }
+
+    /// Whether the kernel takes a call.
+    pub(crate) fn takes(&self, call: &Call) -> bool {
+        match self.latent {
+            true => self.latent_config(Items::Any).takes(call),
+            false => self.config(Items::Any).refuses_call(call).is_empty(),
+        }
     }
 
     pub(crate) fn group(&self) -> usize {

@@ -15,7 +15,10 @@ use tilewright::{
     },
     rope::Rope,
 };
-use tilewright_kernels::attention::{call::KvLayout, tensor_core::refuses_variant};
+use tilewright_kernels::attention::{
+    call::KvLayout,
+    tensor_core::{Items, refuses_variant},
+};
 
 /// Cases of four query heads: few rows and many, of one item and of several, of one request and of all, of keys with gaps.
 fn cases() -> Vec<Case> {
@@ -155,7 +158,7 @@ fn outputs_of_all_inputs() {
 
 #[test]
 fn what_is_refused() {
-    let config = Case::new(32, (1, 1), &[]).configs()[0];
+    let config = Case::new(32, (1, 1), &[]).config(Items::Any);
     let rope = Rope::new(32, 1e4).and_then(|rope| RotaryEmbedding::new(&rope)).expect("it is sound");
     assert_eq!(
         refuses_variant(&config, &recorded(&rope)),
@@ -168,7 +171,7 @@ fn what_is_refused() {
     let prefixes = recorded(&PrefixLm::new(&[3]).expect("it is small"));
     assert!(refuses_variant(&config, &prefixes).is_empty());
     assert_eq!(
-        refuses_variant(&Case::new(256, (1, 1), &[]).configs()[0], &prefixes),
+        refuses_variant(&Case::new(256, (1, 1), &[]).config(Items::Any), &prefixes),
         ["a mask hook leaves too few registers for head_dim vo = 256, the most is 192"]
     );
 }

@@ -10,7 +10,6 @@ use tilewright::{
     attention::variant::{ExpressionVariant, Plain, Variant},
     reference::attention::{Definition, Place},
 };
-use tilewright_kernels::attention::tensor_core::attention_with;
 
 /// Runs a case with several seeds and judges each run.
 pub(crate) fn check(case: &Case) {
@@ -25,11 +24,10 @@ pub(crate) fn check_with<'a>(
     definition: &dyn Fn(usize) -> Definition<'a>,
 ) {
     let world = World::new(case, variant);
-    for config in case.configs() {
-        let kernel =
-            attention_with("attention", &config, variant).unwrap_or_else(|why| panic!("{case:?}: {why}"));
+    for (items, kernel) in case.kernels(variant) {
+        let kernel = kernel.unwrap_or_else(|why| panic!("{case:?}: {why}"));
         for seed in 0..case.seeds {
-            let (of, items) = (variant.name(), config.items);
+            let of = variant.name();
             let of = |why: &str| format!("{of}, {case:?}, {items:?} items, seed {seed}: {why}");
             let outputs =
                 world.run(&kernel, seed).unwrap_or_else(|fault| panic!("{}", of(&fault.to_string())));

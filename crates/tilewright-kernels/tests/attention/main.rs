@@ -5,6 +5,7 @@ mod case;
 mod halves;
 mod hooks;
 mod judge;
+mod latent;
 mod numbers;
 mod shapes;
 mod world;

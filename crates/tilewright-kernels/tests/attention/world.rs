@@ -7,7 +7,7 @@ use crate::{
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_kernels::{
     attention::{
-        call::{CacheTensor, Call, KvLayout, PlanArgs, RowTensor, ScaleArgs},
+        call::{CacheTensor, Call, KvLayout, Pe, PlanArgs, RowTensor, ScaleArgs},
         items::{Item, Merge, NONE, Request, Source},
     },
     variant::arguments,
@@ -115,6 +115,11 @@ impl World {
         }
     }
 
+    /// Elements of K or V.
+    pub(crate) fn pool(&self, dim: usize) -> usize {
+        self.num_pages() * self.strides(dim)[0]
+    }
+
     fn slots(&self) -> usize {
         if self.case.layout == KvLayout::Ragged { self.entries() } else { self.case.page_size }
     }
@@ -185,8 +190,7 @@ impl World {
         let elements = case.num_rows() * case.heads.0 * (dim.qk + 8);
         self.q = (0..elements).flat_map(|at| bytes(case.qo, noise(1, at))).collect();
         // what is not a key of anybody is NaN, or the greatest number where there is none
-        let pool = |dim: usize| self.num_pages() * self.strides(dim)[0];
-        let nothing = |dim: usize| bytes(case.kv, f64::NAN).repeat(pool(dim));
+        let nothing = |dim: usize| bytes(case.kv, f64::NAN).repeat(self.pool(dim));
         let (mut k, mut v) = (nothing(dim.qk), nothing(dim.vo));
         let size = case.kv.size();
         for (number, segment) in self.segments.iter().enumerate() {
@@ -199,7 +203,7 @@ impl World {
                 }
             }
         }
-        for &(request, key, value) in &case.spoiled {
+        for &(request, key, value) in case.spoiled.iter().filter(|_| !case.latent) {
             let number = request + usize::from(case.prefix > 0);
             let at = self.element(dim.vo, &self.segments[number], (key, 0)) + key % dim.vo;
             v[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
@@ -209,6 +213,9 @@ impl World {
             }
         }
         (self.k, self.v) = (k, v);
+        if case.latent {
+            self.spoil_latent();
+        }
     }
 
     /// Runs the kernel.
@@ -228,11 +235,23 @@ impl World {
             let head = dim as u64 + 8;
             RowTensor { address, row: case.heads.0 as u64 * head, head }
         };
+        let q = of_row(memory.alloc_bytes(&self.q), dim.qk);
+        let (k, v, pe) = match case.latent {
+            false => {
+                let [k, v] = [&self.k, &self.v].map(|pool| memory.alloc_bytes(pool));
+                (cache(k, dim.qk), cache(v, dim.vo), None)
+            }
+            true => {
+                let [k, pe] = [0..dim.vo, dim.vo..dim.qk].map(|part| memory.alloc_bytes(&self.part(part)));
+                let q = RowTensor { address: q.address + (dim.vo * case.qo.size()) as u64, ..q };
+                (cache(k, dim.vo), CacheTensor::default(), Some(Pe { q, k: cache(pe, dim.qk - dim.vo) }))
+            }
+        };
         let call = Call {
-            q: of_row(memory.alloc_bytes(&self.q), dim.qk),
-            k: cache(memory.alloc_bytes(&self.k), dim.qk),
-            v: cache(memory.alloc_bytes(&self.v), dim.vo),
-            pe: None,
+            q,
+            k,
+            v,
+            pe,
             o: of_row(o, dim.vo),
             lse,
             partial_o,
@@ -249,8 +268,7 @@ impl World {
             v_scale: self.scales(1, &mut memory),
             variant: self.hook_arguments(&mut memory),
         };
-        let refused = case.configs()[0].refuses_call(&call);
-        assert!(refused.is_empty(), "{refused:?}");
+        assert!(case.takes(&call), "{call:?}");
         let counters = call.plan.counters;
         let launch = Launch { kernel, grid: [case.workers as u32, 1, 1], args: &call.args(), seed };
         launch.run(&mut memory)?;
@@ -293,7 +311,7 @@ impl Schedule {
     fn new(world: &World) -> Self {
         let (case, mut schedule) = (&world.case, Self::default());
         let first_bits = schedule.pack_bits(case);
-        let tokens = (case.configs()[0].q_rows() / case.group()).max(1);
+        let tokens = (case.q_rows() / case.group()).max(1);
         for head in 0..case.heads.1 {
             for segment in &world.segments {
                 for begin in segment.rows.clone().step_by(tokens) {

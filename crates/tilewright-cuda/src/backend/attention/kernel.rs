@@ -3,7 +3,10 @@
 //! Tensor cores where they can, otherwise the kernel that takes everything. The tiling follows from the problem alone, so that
 //! operators of one problem share plans whatever their variants: a kernel does items of any number of rows.
 
-use super::hooks::Tables;
+use super::{
+    cores::{Cores, is_plain},
+    hooks::Tables,
+};
 use crate::{
     backend::Gpu,
     machine::{Limits, Machine},
@@ -11,23 +14,18 @@ use crate::{
 use std::sync::OnceLock;
 use tilewright::{
     Dtype, Problem, Result,
-    attention::{
-        Tiling,
-        variant::{ExpressionVariant, Hook, Variant},
-    },
+    attention::{Tiling, variant::ExpressionVariant},
 };
 use tilewright_kernels::attention::{
     call::Call,
     scalar,
-    tensor_core::{self, Config, Device, Items, KV_TOKENS},
+    tensor_core::{FEW_ROWS, Items, KV_TOKENS},
 };
 
 const OPERATOR: &str = "attention.new";
 /// What an item costs beside its KV tiles, in KV tiles.
 const SEGMENT_OVERHEAD: usize = 3;
-/// What bringing a KV tile to the SM costs, in rows that tensor cores multiply with it meanwhile.
-const TILE_LOAD_ROWS: usize = 160;
-/// The same without tensor cores.
+/// What bringing a KV tile to the SM costs without tensor cores, in rows that are multiplied with it meanwhile.
 const SCALAR_TILE_LOAD_ROWS: usize = 8;
 /// CTAs of the kernel without tensor cores that share an SM, at least.
 const SCALAR_CTAS: u32 = 2;
@@ -42,29 +40,13 @@ pub(super) struct Built<M: Machine> {
     pub(super) tables: Tables,
 }
 
-/// Kernels on tensor cores. That of few rows is made with the operator, the other one by the first run that has more rows: a
-/// process that only decodes does not wait for it.
+/// Kernels on tensor cores. The one that steps of decoding take is made with the operator: that of few rows, unless a token has more
+/// rows than these. The other one is made by the first run that needs it: a process that only decodes does not wait for it.
 #[derive(Debug)]
 struct Fast<M: Machine> {
-    config: Config,
-    few: M::Function,
+    cores: Cores,
+    few: OnceLock<M::Function>,
     any: OnceLock<M::Function>,
-}
-
-fn tensor_core(limits: &Limits, problem: &Problem) -> Config {
-    let device = Device {
-        arch: limits.arch,
-        shared_of_cta: limits.shared_of_cta as usize,
-        shared_of_sm: limits.shared_of_sm as usize,
-    };
-    let (qo, kv, head_dim) = (problem.dtype_qo(), problem.dtype_kv(), problem.head_dim());
-    Config { qo, kv, head_dim, items: Items::Any, device }
-}
-
-/// The configuration for tensor cores, where they do this problem.
-fn on_tensor_cores(limits: &Limits, problem: &Problem) -> Option<Config> {
-    let config = tensor_core(limits, problem);
-    (!problem.is_latent() && config.refuses().is_empty()).then_some(config)
 }
 
 fn without_tensor_cores(problem: &Problem) -> scalar::Config {
@@ -99,12 +81,12 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
         scratch: 0,
         weights: Dtype::F32,
     };
-    Ok(match on_tensor_cores(limits, problem) {
-        Some(config) => Tiling {
-            q_rows: config.q_rows(),
-            tile_load: TILE_LOAD_ROWS.div_ceil(group),
-            workers: (limits.multiprocessors * config.ctas_per_sm()) as usize,
-            weights: problem.dtype_qo(),
+    Ok(match Cores::of(limits, problem) {
+        Some(cores) => Tiling {
+            q_rows: cores.q_rows(),
+            tile_load: cores.tile_load(group),
+            workers: (limits.multiprocessors * cores.ctas_per_sm()) as usize,
+            weights: cores.weights(),
             ..tiling
         },
         None => Tiling {
@@ -119,11 +101,12 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
 impl<M: Machine> Built<M> {
     pub(super) fn new(gpu: &Gpu<M>, problem: &Problem, variant: &ExpressionVariant) -> Result<Self> {
         let built = Self { fast: None, general: OnceLock::new(), tables: Tables::bring(gpu, variant)? };
-        let config = on_tensor_cores(&gpu.limits, problem);
-        match config.filter(|config| tensor_core::refuses_variant(config, variant).is_empty()) {
-            Some(config) => {
-                let few = on_cores(gpu, (problem, variant), Config { items: Items::Few, ..config })?;
-                Ok(Self { fast: Some(Fast { config, few, any: OnceLock::new() }), ..built })
+        match Cores::of(&gpu.limits, problem).filter(|cores| cores.does(variant)) {
+            Some(cores) => {
+                let fast = Fast { cores, few: OnceLock::new(), any: OnceLock::new() };
+                let few = problem.heads().group() <= FEW_ROWS;
+                fast.of(gpu, (problem, variant), if few { Items::Few } else { Items::Any })?;
+                Ok(Self { fast: Some(fast), ..built })
             }
             None => {
                 built.general(gpu, (problem, variant))?;
@@ -140,7 +123,7 @@ impl<M: Machine> Built<M> {
         (items, call): (Items, &Call),
     ) -> Result<M::Function> {
         match &self.fast {
-            Some(fast) if fast.config.refuses_call(call).is_empty() => fast.of(gpu, asked, items),
+            Some(fast) if fast.cores.takes(call) => fast.of(gpu, asked, items),
             _ => self.general(gpu, asked),
         }
     }
@@ -163,31 +146,32 @@ impl<M: Machine> Built<M> {
 
 impl<M: Machine> Fast<M> {
     fn of(&self, gpu: &Gpu<M>, asked: (&Problem, &ExpressionVariant), items: Items) -> Result<M::Function> {
-        match (items, self.any.get()) {
-            (Items::Few, _) => Ok(self.few.clone()),
-            (Items::Any, Some(any)) => Ok(any.clone()),
-            (Items::Any, None) => {
-                let function = on_cores(gpu, asked, self.config)?;
-                Ok(self.any.get_or_init(|| function).clone())
-            }
+        let made = match items {
+            // a kernel for all items does these, too
+            Items::Few => self.few.get().or(self.any.get()),
+            Items::Any => self.any.get(),
+        };
+        if let Some(made) = made {
+            return Ok(made.clone());
         }
+        let function = on_cores(gpu, asked, self.cores.with(items))?;
+        let slot = if items == Items::Few { &self.few } else { &self.any };
+        Ok(slot.get_or_init(|| function).clone())
     }
 }
 
 fn on_cores<M: Machine>(
     gpu: &Gpu<M>,
     (problem, variant): (&Problem, &ExpressionVariant),
-    config: Config,
+    cores: Cores,
 ) -> Result<M::Function> {
-    let few = if config.items == Items::Few { "_few" } else { "" };
-    let name = format!("attention_{}{few}{}", shape(problem), hooks(variant));
-    gpu.kernel(OPERATOR, &name, |name| tensor_core::attention_with(name, &config, variant))
+    let name = format!("attention_{}{}{}", shape(problem), cores.kind(), hooks(variant));
+    gpu.kernel(OPERATOR, &name, |name| cores.record(name, variant))
 }
 
 /// What kernels of a variant are called after; nothing if no hook does anything.
 fn hooks(variant: &ExpressionVariant) -> String {
-    let is_plain = variant.properties().softmax && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
-    if is_plain { String::new() } else { format!("_{:016x}", variant.fingerprint()) }
+    if is_plain(variant) { String::new() } else { format!("_{:016x}", variant.fingerprint()) }
 }
 
 /// What kernels of a problem are called after.

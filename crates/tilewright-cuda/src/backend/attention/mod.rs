@@ -1,6 +1,7 @@
 //! Attention: which kernel a problem gets, plans in device memory, and the launch.
 
 mod arguments;
+mod cores;
 mod flatten;
 mod hooks;
 mod kernel;

@@ -1,14 +1,8 @@
-//! What all threads of a CTA know, and the way of an item: its rows, a body for many or for few of them, and merges.
+//! What all threads of a CTA know, and the way of an item: its rows, the body that is given, and merges.
 
-use super::{
-    config::{Config, FEW_ROWS, Items, THREADS},
-    factors, few,
-    hooked::Hooked,
-    layout::Layout,
-    many, merge,
-};
+use super::{factors, hooked::Hooked, layout::Layout, merge};
 use crate::attention::{
-    call::{KvLayout, Params},
+    call::{KvLayout, Params, RowParams},
     items::{Item, ItemValues},
 };
 use std::f32::consts::LOG2_E;
@@ -21,7 +15,7 @@ use tilewright_ptx::{
 /// Where the item lies among the words that warps tell each other, in bytes.
 const ITEM: usize = 128;
 /// Where the number of the item lies, the end of those of this CTA, and the first row of the tile.
-const COUNTERS: usize = 80;
+const COUNTERS: usize = 116;
 
 /// A CTA.
 #[derive(Debug, Clone, Copy)]
@@ -29,7 +23,8 @@ pub(super) struct Cta<'k> {
     pub(super) k: &'k Builder,
     pub(super) layout: Layout,
     pub(super) elements: Elements,
-    items: Items,
+    /// Threads of the CTA.
+    pub(super) threads: usize,
     pub(super) params: Params<'k>,
     /// The dtype of the cache, and the compute capability.
     pub(super) kv: Dtype,
@@ -58,16 +53,23 @@ pub(super) struct Head<'k> {
 }
 
 impl<'k> Cta<'k> {
-    pub(super) fn new(k: &'k Builder, config: &Config, layout: Layout) -> Self {
-        let elements = if config.qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
-        let params = Params::declare(k, false);
-        let (kv, arch, items) = (config.kv, config.device.arch, config.items);
+    /// One of so many threads, for an architecture, and for dtypes of queries and of the cache; `latent` as in
+    /// [`Params::declare`].
+    pub(super) fn new(
+        k: &'k Builder,
+        (threads, arch): (u32, u32),
+        (qo, kv): (Dtype, Dtype),
+        latent: bool,
+        layout: Layout,
+    ) -> Self {
+        let elements = if qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
+        let params = Params::declare(k, latent);
         let arena = k.shared("arena", layout.bytes / 4, 128);
-        Self { k, layout, elements, items, params, kv, arch, arena }
+        Self { k, layout, elements, threads: threads as usize, params, kv, arch, arena }
     }
 
-    /// Does the items of this CTA, one after the other.
-    pub(super) fn run(&self, hooks: &Hooked<'k, '_>) {
+    /// Does the items of this CTA, one after the other, each by `body`.
+    pub(super) fn run(&self, hooks: &Hooked<'k, '_>, body: impl FnOnce(&Work<'k>)) {
         let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
         let words = self.at(self.layout.words + ITEM);
         let scale = k.var("scale_of_item", 0.0);
@@ -94,14 +96,7 @@ impl<'k> Cta<'k> {
             let scale_of_products = scale.get();
             let scale = if hooked { k.constant(LOG2_E) } else { scale_of_products };
             let work = Work { cta: *self, words, scale, scale_of_products };
-
-            match self.items {
-                Items::Few => few::run(self, &work, hooks),
-                Items::Any => {
-                    let few_rows = work.rows().le(FEW_ROWS as u32);
-                    k.when_else(few_rows, || few::run(self, &work, hooks), || many::run(self, &work, hooks));
-                }
-            }
+            body(&work);
             let item = work.item();
             k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work, hooks));
             // shared memory is free for the next item
@@ -132,10 +127,9 @@ impl<'k> Cta<'k> {
         Head { token: item.qo_begin + token, qo_head }
     }
 
-    /// The queries of a head.
+    /// The queries of a head, or a part of them.
     #[track_caller]
-    pub(super) fn query(&self, head: Head<'k>) -> Global<'k, u16> {
-        let q = &self.params.q;
+    pub(super) fn query(&self, q: &RowParams<'k>, head: Head<'k>) -> Global<'k, u16> {
         let place = head.token.to_u64() * q.row + head.qo_head.to_u64() * q.head;
         Global::new(q.address).at_wide(place)
     }
@@ -224,5 +218,3 @@ pub(super) fn divide(n: Value<'_, u32>, by: usize) -> (Value<'_, u32>, Value<'_,
         false => (n / by as u32, n % by as u32),
     }
 }
-
-const _: () = assert!(THREADS == 128, "four warps");

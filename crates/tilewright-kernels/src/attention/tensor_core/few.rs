@@ -103,7 +103,7 @@ impl<'c, 'k> Few<'c, 'k> {
         let (k, zero, layout) = (self.k, self.k.constant(0_u32), &self.cta.layout);
         let q = self.cta.at(layout.few.q);
         self.finder.ask(self.first_key(zero));
-        copy_queries(self.cta, self.work, (zero, FEW_ROWS), q);
+        copy_queries((self.cta, self.work), (zero, FEW_ROWS), (&self.cta.params.q, layout.q), q);
         k.commit_copies();
         self.rows.fill(self.cta, self.work, (zero, FEW_ROWS));
         self.hooks.fill(self.cta, self.work, (zero, FEW_ROWS));

@@ -54,10 +54,15 @@ impl<'k> Cell<'k> {
 impl<'k> RowTile<'k> {
     /// A state of no keys, whose sums of weights are in `sum`.
     pub(super) fn new(cta: &Cta<'k>, sum: [Cell<'k>; 2]) -> Self {
+        Self::of_columns(cta, cta.layout.v.steps(), sum)
+    }
+
+    /// The same for a part of a head's elements, `steps` times 16.
+    pub(super) fn of_columns(cta: &Cta<'k>, steps: usize, sum: [Cell<'k>; 2]) -> Self {
         let k = cta.k;
         sum.iter().for_each(|sum| sum.set(k.constant(0.0)));
         Self {
-            o: cta.zeros("o", 2 * cta.layout.v.steps()),
+            o: cta.zeros("o", 2 * steps),
             max: [k.var("max", f32::NEG_INFINITY), k.var("max", f32::NEG_INFINITY)],
             sum,
         }
@@ -162,7 +167,7 @@ impl<'k> LanePlaces<'k> {
 
     /// Both right sides, of 8 keys each, for step `step` of 16 elements, of the 16 keys at `keys`.
     #[track_caller]
-    fn key(&self, cta: &Cta<'k>, keys: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
+    pub(super) fn key(&self, cta: &Cta<'k>, keys: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
         let [a, b, c, d] = cta.k.load_matrix::<4, _>(keys.byte(self.k).plus(step * 8), false);
         [[a, b], [c, d]]
     }
@@ -197,7 +202,7 @@ impl<'k> LanePlaces<'k> {
         }
     }
 
-    /// `O += P · V`: `weights` are those of each row tile, four words for each 16 keys.
+    /// `O += P · V`, where `values` begin with the first element that `tiles` have: `weights` are those of each row tile, four words for each 16 keys.
     pub(super) fn weigh_values(
         &self,
         cta: &Cta<'k>,
@@ -207,7 +212,7 @@ impl<'k> LanePlaces<'k> {
     ) {
         let format = cta.layout.v;
         for step in 0..weights.first().map_or(0, Vec::len) {
-            for pair in 0..format.steps() {
+            for pair in 0..tiles.first().map_or(0, |tile| tile.o.len() / 2) {
                 let right = self.value(cta, values.plus(step * 4 * format.stride), pair);
                 for (weights, tile) in weights.iter().zip(tiles) {
                     cta.k.mma(cta.elements, tile.o[2 * pair], weights[step], right[0]);

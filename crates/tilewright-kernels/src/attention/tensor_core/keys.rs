@@ -10,7 +10,7 @@ use super::{
     factors,
     layout::RowFormat,
 };
-use crate::attention::call::{CacheParams, KvLayout};
+use crate::attention::call::{CacheParams, KvLayout, RowParams};
 use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
 /// Finds places of keys, one key at a time for this thread.
@@ -30,8 +30,8 @@ pub(super) struct Finder<'k> {
 const ENTRY: usize = 16;
 
 impl<'k> Finder<'k> {
-    /// `count` keys are found at once: by threads below `count` where their keys lie, by as many further where their values lie.
-    /// Entries are `[2][count]` from `entries` on.
+    /// `count` keys are found at once: by threads below `count` where their keys lie, by as many further where their values lie,
+    /// or the part that latent keys have beside. Entries are `[2][count]` from `entries` on.
     pub(super) fn new(
         (cta, work): (&Cta<'k>, &Work<'k>),
         (thread, count): (Value<'k, u32>, usize),
@@ -75,7 +75,8 @@ impl<'k> Finder<'k> {
         };
         // strides come from parameters, not from registers
         let is_key = self.thread.lt(self.count as u32);
-        k.when_else(is_key, || set(&params.k), || set(&params.v));
+        let beside = params.pe.map_or(params.v, |(_, keys)| keys);
+        k.when_else(is_key, || set(&params.k), || set(&beside));
         let read = exists.select::<u32>(16, 0);
         let factor = factors::of_key(&self.cta, (is_key, exists), (self.pending.get(), item.kv_head));
         let words = [address.get().low(), address.get().high(), read, factor];
@@ -139,21 +140,21 @@ fn exists<'k>(k: &'k Builder, format: RowFormat, chunk: Value<'k, u32>) -> Value
     if chunks == format.chunks { k.constant(true) } else { chunk.lt(chunks as u32) }
 }
 
-/// Starts copying the queries of `count` rows from `begin` on to `to`; rows beyond the item's last become 0.
+/// Starts copying the queries of `count` rows from `begin` on, which are in `q`, to `to`; rows beyond the item's last become 0.
 pub(super) fn copy_queries<'k>(
-    cta: &Cta<'k>,
-    work: &Work<'k>,
+    (cta, work): (&Cta<'k>, &Work<'k>),
     (begin, count): (Value<'k, u32>, usize),
+    (q, format): (&RowParams<'k>, RowFormat),
     to: Shared<'k, u32>,
 ) {
-    let (k, format, item) = (cta.k, cta.layout.q, work.item());
+    let (k, item) = (cta.k, work.item());
     let rows = item.qo_len * cta.params.group.by;
-    let deal = Deal::new(k.thread(), 128, format.chunks);
+    let deal = Deal::new(k.thread(), cta.threads, format.chunks);
     let to = to.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
     deal.each_row(k, count, |first| {
         let row = begin + deal.row + first as u32;
         let row_exists = row.lt(rows);
-        let from = cta.query(cta.head(&item, row.min(rows - 1))).at(deal.chunk << 3).cast();
+        let from = cta.query(q, cta.head(&item, row.min(rows - 1))).at(deal.chunk << 3).cast();
         for chunk in (0..format.chunks).step_by(deal.lanes) {
             let there = row_exists & exists(k, format, deal.chunk + chunk as u32);
             let read = there.select::<u32>(16, 0);

@@ -13,6 +13,9 @@ use super::config::{Config, FEW_ROWS, Items, KV_TOKENS};
 
 /// Warps of a CTA.
 pub(super) const WARPS: usize = 4;
+/// Bytes of words that warps tell each other, and of the item: limits of rows by warp, what each of up to 8 warps sees in full,
+/// which found values that are not finite, what merges are complete, counters, and the item.
+pub(super) const WORDS: usize = 192;
 /// Keys that a warp of few rows takes at once.
 pub(super) const STAGE_KEYS: usize = 16;
 /// Rows of the longest tile.
@@ -34,7 +37,7 @@ pub(super) struct RowFormat {
 }
 
 impl RowFormat {
-    fn new(dim: usize, size: usize) -> Self {
+    pub(super) fn new(dim: usize, size: usize) -> Self {
         let chunks = dim.div_ceil(16) * size;
         Self { dim, size, chunks, stride: (chunks | 1) * 16 }
     }
@@ -69,8 +72,8 @@ pub(super) struct Layout {
     pub(super) bytes: usize,
 }
 
-/// The layout for many rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The layout for many rows; nothing where a kernel has no such body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Many {
     /// `[2][2][64]` entries of 16 bytes: keys and values of two tiles.
     pub(super) entries: usize,
@@ -90,8 +93,8 @@ pub(super) struct Many {
     pub(super) factors: usize,
 }
 
-/// The layout for few rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The layout for few rows; nothing where a kernel has no such body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Few {
     /// `[4 warps][2][16]` entries of 16 bytes.
     pub(super) entries: usize,
@@ -113,10 +116,10 @@ pub(super) struct Few {
 }
 
 /// Takes pieces off a stretch of memory.
-struct Pieces(usize);
+pub(super) struct Pieces(pub(super) usize);
 
 impl Pieces {
-    fn take(&mut self, bytes: usize) -> usize {
+    pub(super) fn take(&mut self, bytes: usize) -> usize {
         let at = self.0;
         self.0 += bytes.next_multiple_of(16);
         at
@@ -199,7 +202,7 @@ impl Layout {
         let stored = [RowFormat::new(dim.qk, size), RowFormat::new(dim.vo, size)];
         let (codes, bytes) = (KV_TOKENS * v.steps() * 2 * 2, size == 1);
         let mut taken = Pieces(0);
-        let (rows, words) = (taken.take(3 * MOST_ROWS * 4), taken.take(48 * 4));
+        let (rows, words) = (taken.take(3 * MOST_ROWS * 4), taken.take(WORDS));
         let references = taken.take(if bytes { WARPS * 16 } else { 0 });
         let common = Common { q, v, stored, codes, bytes, taken };
         let ((many, end_of_many), (few, end_of_few)) = (common.many(row_tiles, budget), common.few(budget));

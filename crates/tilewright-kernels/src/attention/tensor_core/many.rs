@@ -119,7 +119,8 @@ impl<'c, 'k> Many<'c, 'k> {
         self.finder.ask(first);
         self.rows.fill(self.cta, self.work, (first_row, rows));
         self.hooks.fill(self.cta, self.work, (first_row, rows));
-        copy_queries(self.cta, self.work, (first_row, rows), self.cta.at(self.cta.layout.many.q));
+        let (q, to) = (&self.cta.params.q, self.cta.at(self.cta.layout.many.q));
+        copy_queries((self.cta, self.work), (first_row, rows), (q, self.cta.layout.q), to);
         self.find(first);
         for load in 0..self.cta.layout.many.num_slots - 1 {
             if load.is_multiple_of(2) {

@@ -10,7 +10,6 @@
 use super::{
     cta::{Cta, Head, Work},
     hooked::Hooked,
-    layout::WARPS,
     output::{Total, output, store_four, store_lse},
 };
 use crate::{
@@ -25,13 +24,15 @@ use tilewright_ptx::{
     },
 };
 
+/// Where the word lies that tells which merges are complete.
+const COMPLETE: usize = 112;
 /// Partial states whose values are under way at once.
 const BATCH: u32 = 4;
 
 /// Counts the merges that wait for this item, and does those that it completes.
 pub(super) fn feed<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
     let (k, item) = (cta.k, work.item());
-    let complete: Shared<'k, u32> = cta.at(cta.layout.words + 64);
+    let complete: Shared<'k, u32> = cta.at(cta.layout.words + COMPLETE);
     // what all threads wrote comes before what this warp counts
     k.fence(Fence::AcqRel(Scope::Gpu));
     k.sync_threads();
@@ -73,7 +74,7 @@ fn merge<'k>(cta: &Cta<'k>, hooks: &Hooked<'k, '_>, number: Value<'k, u32>) {
     let k = cta.k;
     let merge = MergeValues::load(k, cta.params.merges, number);
     let rows = merge.qo_len * cta.params.group.by;
-    k.repeat((k.thread() >> 5, rows), WARPS as u32, |row| {
+    k.repeat((k.thread() >> 5, rows), (cta.threads / 32) as u32, |row| {
         let (token, in_group) = cta.params.group.divide(row);
         let token = merge.qo_begin + token;
         let sources = Sources { cta, merge, token, in_group };

@@ -17,6 +17,7 @@ mod few;
 mod fragments;
 mod hooked;
 mod keys;
+pub mod latent;
 mod layout;
 mod many;
 mod merge;
@@ -64,12 +65,18 @@ fn recorded(name: &str, config: &Config, hooks: Option<&Hooks<'_>>) -> Result<Ke
     };
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(config.ctas_with(needs));
-        let cta = Cta::new(k, config, layout);
+        let cta = Cta::new(k, (THREADS, config.device.arch), (config.qo, config.kv), false, layout);
         let hooks = Hooked::new(&cta, hooks);
         if config.device.arch >= 90 {
             // what the kernel before wrote is there
             k.wait_for_prerequisites();
         }
-        cta.run(&hooks);
+        cta.run(&hooks, |work| {
+            let (few, many) = (|| few::run(&cta, work, &hooks), || many::run(&cta, work, &hooks));
+            match config.items {
+                Items::Few => few(),
+                Items::Any => k.when_else(work.rows().le(FEW_ROWS as u32), few, many),
+            }
+        });
     })
 }

@@ -69,11 +69,31 @@ pub(super) fn partial<'k>(
     (o, cta.params.partial_lse.at_wide(place))
 }
 
+/// Which elements of a head a fragment has.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Columns<'k> {
+    /// The first of them, an even number.
+    pub(super) first: Value<'k, u32>,
+    /// Whether the rows' LSEs are written with them.
+    pub(super) with_lse: Value<'k, bool>,
+}
+
 /// Writes the 16 rows of a fragment, the first of which is row `in_tile` of the rows from row `first` of the item on.
 pub(super) fn store_tile<'k>(
+    at: (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
+    tile: &RowTile<'k>,
+    rows: (Value<'k, u32>, Value<'k, u32>),
+) {
+    let k = at.0.k;
+    store_columns(at, tile, rows, Columns { first: k.constant(0), with_lse: k.constant(true) });
+}
+
+/// The same for some elements of a head.
+pub(super) fn store_columns<'k>(
     (cta, work, hooks): (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
     tile: &RowTile<'k>,
     (first, in_tile): (Value<'k, u32>, Value<'k, u32>),
+    columns: Columns<'k>,
 ) {
     let (first_row, k, lane, item) = (first + in_tile, cta.k, cta.k.lane(), work.item());
     let rows = item.qo_len * cta.params.group.by;
@@ -83,7 +103,7 @@ pub(super) fn store_tile<'k>(
         let of_values = factors::of_sums(cta, item.kv_head);
         let factor = total.normalizer * of_values;
         let row = first_row + (lane >> 2) + 8 * half as u32;
-        let first_of_quad = (lane & 3).eq(0);
+        let first_of_quad = (lane & 3).eq(0) & columns.with_lse;
         let pairs = |factor: Value<'k, f32>| {
             let tiles = tile.o.iter().enumerate().take(cta.layout.v.dim / 8);
             tiles.map(move |(at, o)| (at, [o[2 * half].get() * factor, o[2 * half + 1].get() * factor]))
@@ -93,13 +113,13 @@ pub(super) fn store_tile<'k>(
                 item.partial.ne(NONE),
                 || {
                     let (o, lse) = partial(cta, &item, row);
-                    let o = o.at((lane & 3) << 1);
+                    let o = o.at(columns.first + ((lane & 3) << 1));
                     pairs(factor).for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
                     k.when(first_of_quad, || lse.store(total.lse));
                 },
                 || {
                     let head = cta.head(&item, row);
-                    let o = output(cta, head).at(lane & 3);
+                    let o = output(cta, head).at((columns.first >> 1) + (lane & 3));
                     let ends = hooks.ends(|| in_tile + (lane >> 2), 8 * half);
                     let (total, factor) = match ends.is_empty() {
                         true => (total, factor),
@@ -109,7 +129,8 @@ pub(super) fn store_tile<'k>(
                         }
                     };
                     pairs(factor).for_each(|(at, pair)| {
-                        let [low, high] = ends.output(|| ((lane & 3) << 1) + 8 * at as u32, pair);
+                        let [low, high] =
+                            ends.output(|| columns.first + ((lane & 3) << 1) + 8 * at as u32, pair);
                         o.plus(4 * at).store(cta.narrow(low, high));
                     });
                     k.when(first_of_quad, || store_lse(cta, head, total.lse));

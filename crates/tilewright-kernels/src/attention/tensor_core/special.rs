@@ -72,12 +72,14 @@ pub(super) fn encode<'k>(
 /// The code of 8 neighbours, where `flags` has the sign's bit of those that are not finite.
 fn code_of<'k>(cta: &Cta<'k>, words: [Value<'k, u32>; 4], flags: [Value<'k, u32>; 4]) -> Value<'k, u32> {
     let mantissa = !exponents(cta.elements).0 & 0x7fff_7fff;
+    // latent values are keys, too: the weight of one that is not finite is NaN or 0, and what it adds is NaN
+    let always_nan = cta.k.constant(cta.params.pe.is_some());
     let mut code = cta.k.constant(0_u32);
     for at in 0..8_u32 {
         let (word, flag, shift) = (words[at as usize / 2], flags[at as usize / 2], 16 * (at % 2));
         let special = (flag & (0x8000 << shift)).ne(0);
         let negative = (word & (0x8000 << shift)).ne(0);
-        let nan = (word & (mantissa & (0xffff << shift))).ne(0);
+        let nan = always_nan | (word & (mantissa & (0xffff << shift))).ne(0);
         let plus = (special & (nan | !negative)).select::<u32>(1 << at, 0);
         let minus = (special & (nan | negative)).select::<u32>(0x100 << at, 0);
         code = code | plus | minus;
@@ -86,7 +88,7 @@ fn code_of<'k>(cta: &Cta<'k>, words: [Value<'k, u32>; 4], flags: [Value<'k, u32>
 }
 
 /// Adds what is not finite among `count` keys to the sums of rows that see them: bit `j` of `seen` tells of key `j`, for both
-/// halves of each tile.
+/// halves of each tile. `codes` begin with that of the first elements that `tiles` have.
 pub(super) fn add<'k>(
     cta: &Cta<'k>,
     (codes, count): (Shared<'k, u16>, usize),
@@ -99,7 +101,7 @@ pub(super) fn add<'k>(
         let codes = codes.at(key * chunks as u32);
         let sees: Vec<_> =
             seen.iter().map(|halves| halves.map(|word| ((word >> key).low() & 1).ne(0))).collect();
-        for chunk in 0..chunks {
+        for chunk in 0..tiles.first().map_or(0, |tile| tile.o.len()) {
             let code = codes.plus(chunk).load().to_u32() >> column;
             k.when(code.ne(0), || (0..2).for_each(|i| add_one(tiles, &sees, (chunk, i), code >> i as u32)));
         }

@@ -1,0 +1,288 @@
+//! An item: 16 rows a group, tile of rows by tile of rows, against KV tiles that come by a ring.
+//!
+//! Two barriers of the CTA a KV tile. Behind the first all its copies are there, and all threads are done with the tile before, which
+//! is filled anew, and with its logits; behind the second all logits are there, what rows see, and whether values are not finite.
+
+use super::{
+    config::THREADS,
+    layout::{Body as BodyLayout, Layout, WARPS},
+    logits::Logits,
+};
+use crate::attention::tensor_core::{
+    cta::{Cta, Deal, Work, divide},
+    fragments::{Cell, LanePlaces, RowTile, hide},
+    hooked::Hooked,
+    keys::{Copier, Finder, copy_queries},
+    output::{Columns, store_columns},
+    rows::Rows,
+    seen::{Keys, seen},
+    special,
+};
+use tilewright_ptx::build::{Builder, Shared, Value, Var};
+
+/// Which rows and which elements of sums are a warp's.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place<'k> {
+    /// The group of 16 rows.
+    pub(super) group: Value<'k, u32>,
+    /// The part of the elements.
+    pub(super) column: Value<'k, u32>,
+}
+
+/// What a body is given.
+type Given<'c, 'k> = (&'c Cta<'k>, &'c Work<'k>, &'c Hooked<'k, 'c>);
+
+/// Does an item.
+pub(super) fn run<'k>(given: Given<'_, 'k>, layout: &Layout, body: BodyLayout) {
+    let (cta, work, _) = given;
+    let (k, rows) = (cta.k, 16 * body.groups as u32);
+    k.when(k.thread().eq(0), || work.first_row().store(0_u32));
+    k.sync_threads();
+    k.forever(|| {
+        let body = Body::new(given, layout, body);
+        body.begin();
+        body.attend();
+        body.end();
+        let first = work.first_row().load();
+        // the next rows' queries replace these
+        k.sync_threads();
+        k.leave_when((first + rows).ge(work.rows()));
+        k.when(k.thread().eq(0), || work.first_row().store(first + rows));
+        k.sync_threads();
+    });
+}
+
+struct Body<'c, 'k> {
+    cta: &'c Cta<'k>,
+    work: &'c Work<'k>,
+    hooks: &'c Hooked<'k, 'c>,
+    k: &'k Builder,
+    layout: &'c Layout,
+    body: BodyLayout,
+    place: Place<'k>,
+    rows: Rows<'k>,
+    tile: RowTile<'k>,
+    places: LanePlaces<'k>,
+    logits: Logits<'k>,
+    seen: Shared<'k, u64>,
+    finder: Finder<'k>,
+    copiers: [Copier<'k>; 2],
+    /// Bytes from the first stage to the one that is filled next, behind which is the one that is read next.
+    fills: Var<'k, u32>,
+}
+
+impl<'c, 'k> Body<'c, 'k> {
+    fn new((cta, work, hooks): Given<'c, 'k>, layout: &'c Layout, body: BodyLayout) -> Self {
+        let (k, keys) = (cta.k, layout.keys);
+        let (column, group) = divide(k.warp_index(), body.groups);
+        let place = Place { group, column };
+        let entries = cta.at(layout.entries);
+        let copier = |part: usize| {
+            let entries = entries.plus(part * keys * 4);
+            Copier::new(cta, (k.thread(), THREADS as usize), (layout.parts[part], keys), entries)
+        };
+        let sum = [0, 1].map(|_| Cell::Register(k.unset_var("sum")));
+        Self {
+            cta,
+            work,
+            hooks,
+            k,
+            layout,
+            body,
+            place,
+            rows: Rows::new(cta),
+            tile: RowTile::of_columns(cta, cta.layout.v.steps() / body.columns(), sum),
+            places: LanePlaces::new(k, &cta.layout),
+            logits: Logits::new(cta, place, (layout, body)),
+            seen: cta.at(layout.seen),
+            finder: Finder::new((cta, work), (k.thread(), keys), entries),
+            copiers: [copier(0), copier(1)],
+            fills: k.var("fills", 0),
+        }
+    }
+
+    /// Query rows of a tile.
+    fn num_rows(&self) -> usize {
+        16 * self.body.groups
+    }
+
+    /// Starts the first copies.
+    fn begin(&self) {
+        let (k, first) = (self.k, self.work.item().kv_begin);
+        let rows = (self.work.first_row().load(), self.num_rows());
+        self.finding(|| self.finder.ask(first));
+        // the table of rows is filled by four warps, as other kernels have them
+        k.when(k.thread().lt(128), || self.rows.fill(self.cta, self.work, rows));
+        self.copy_queries(rows);
+        self.find(first);
+        for ahead in 0..self.body.num_stages - 1 {
+            // entries, and the table of rows, are there
+            k.sync_threads();
+            self.load(first + (ahead * self.layout.keys) as u32);
+        }
+    }
+
+    fn copy_queries(&self, rows: (Value<'k, u32>, usize)) {
+        let params = &self.cta.params;
+        let (to, parts) = (self.cta.at::<u32>(self.body.q), self.layout.parts);
+        let at = (self.cta, self.work);
+        copy_queries(at, rows, (&params.q, parts[0]), to);
+        if let Some((q, _)) = &params.pe {
+            copy_queries(at, rows, (q, parts[1]), to.plus(parts[0].chunks * 4));
+        }
+    }
+
+    /// Does what only the threads do that find keys.
+    fn finding(&self, body: impl FnOnce()) {
+        self.k.when(self.k.thread().lt(2 * self.layout.keys as u32), body);
+    }
+
+    /// Which of the two tables of entries is that of the KV tile whose first key this is, in bytes.
+    fn table(&self, first: Value<'k, u32>) -> Value<'k, u32> {
+        let keys = self.layout.keys;
+        (divide(first, keys).0 & 1) * (2 * keys * 16) as u32
+    }
+
+    /// Writes the entries of the KV tile whose first key this is, and whose pages were asked for; asks for those of the next.
+    fn find(&self, first: Value<'k, u32>) {
+        self.finding(|| {
+            self.finder.write(first, self.table(first));
+            self.finder.ask(first + self.layout.keys as u32);
+        });
+    }
+
+    /// Starts the copies of the KV tile whose first key this is, if there is one.
+    fn load(&self, first: Value<'k, u32>) {
+        let k = self.k;
+        k.when(first.lt(self.work.item().kv_end), || {
+            let to = self.cta.at::<u32>(self.body.stages).byte(self.fills.get());
+            let table = self.table(first);
+            self.copiers[0].copy(to, table);
+            self.copiers[1].copy(to.plus(self.layout.parts[0].chunks * 4), table);
+            self.find(first + self.layout.keys as u32);
+        });
+        k.commit_copies();
+        let bytes = self.layout.keys * self.cta.layout.k.stride;
+        let next = self.fills.get() + bytes as u32;
+        self.fills.set(next.unless(next.eq((self.body.num_stages * bytes) as u32), 0));
+    }
+
+    /// Waits for the KV tile whose first key this is, and starts to fill the stage before it; gives where it is.
+    fn next_tile(&self, first: Value<'k, u32>) -> Shared<'k, u32> {
+        let ahead = self.body.num_stages - 1;
+        self.k.wait_copies(ahead - 1);
+        self.k.sync_threads();
+        self.load(first + (ahead * self.layout.keys) as u32);
+        self.cta.at::<u32>(self.body.stages).byte(self.fills.get())
+    }
+
+    fn attend(&self) {
+        let (k, keys) = (self.k, self.layout.keys);
+        self.rows.find_plain(self.cta, self.work);
+        let next = k.var("first_key", self.work.item().kv_begin);
+        k.forever(|| {
+            let first = next.get();
+            k.leave_when(first.ge(self.work.item().kv_end));
+            self.attend_tile(first);
+            next.set(next.get() + keys as u32);
+        });
+        k.wait_copies(0);
+    }
+
+    /// The KV tile from key `first` on.
+    fn attend_tile(&self, first: Value<'k, u32>) {
+        let k = self.k;
+        let masked = self.rows.is_masked(first, self.layout.keys);
+        let tile = self.next_tile(first);
+        k.when(masked, || {
+            self.find_seen(first);
+            self.find_special(tile);
+        });
+        self.logits.multiply(&self.places, tile);
+        k.sync_threads();
+        let logits = self.logits.load();
+        k.when(masked, || hide(k, self.seen_by(), &logits));
+        let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits, |_| {});
+        self.tile.rescale(factors);
+        k.when(masked, || self.encode_special(tile));
+        let values = tile.byte(self.first_column() << 1);
+        let tiles = std::slice::from_ref(&self.tile);
+        self.places.weigh_values(self.cta, &[weights], values, tiles);
+        k.when(masked, || self.add_special());
+    }
+
+    /// The first element of this warp's sums.
+    fn first_column(&self) -> Value<'k, u32> {
+        self.place.column * (self.cta.layout.v.dim / self.body.columns()) as u32
+    }
+
+    /// Finds what this thread's row sees of a KV tile; to be read behind a barrier.
+    fn find_seen(&self, first: Value<'k, u32>) {
+        let (k, thread) = (self.k, self.k.thread());
+        k.when(thread.lt(self.num_rows() as u32), || {
+            let item = self.work.item();
+            let row = (self.work.first_row().load() + thread).min(self.work.rows() - 1);
+            let keys = Keys { first, width: self.layout.keys as u32 };
+            let word = seen((self.cta, &item), row, self.rows.range(thread), keys);
+            self.seen.at(thread).store(word);
+        });
+    }
+
+    /// What this thread's rows see.
+    fn seen_by(&self) -> [Value<'k, u64>; 2] {
+        let row = (self.place.group << 4) + (self.k.lane() >> 2);
+        [0, 8].map(|down| self.seen.at(row).plus(down).load())
+    }
+
+    /// Which warps found values that are not finite.
+    fn special(&self) -> Shared<'k, u32> {
+        self.cta.at(self.layout.special)
+    }
+
+    /// Codes of values, in the place of logits that everybody has read.
+    fn codes(&self) -> Shared<'k, u16> {
+        self.cta.at(self.body.logits)
+    }
+
+    /// Looks for values that are not finite; to be read behind a barrier.
+    fn find_special(&self, tile: Shared<'k, u32>) {
+        let (k, format) = (self.k, self.cta.layout.v);
+        let deal = Deal::new(k.thread(), THREADS as usize, format.chunks);
+        let found = k.ballot(special::find(self.cta, (deal, format, self.layout.keys), tile));
+        k.when(k.lane().eq(0), || self.special().at(k.thread() >> 5).store(found));
+    }
+
+    fn any_special(&self) -> Value<'k, bool> {
+        let four = |at: usize| self.special().plus(at).load_vector::<4>();
+        let words = (0..WARPS).step_by(4).flat_map(four);
+        words.reduce(|a, b| a | b).unwrap_or_else(|| self.k.constant(0)).ne(0)
+    }
+
+    /// Puts 0 in their place, and writes what they are.
+    fn encode_special(&self, tile: Shared<'k, u32>) {
+        let k = self.k;
+        k.when(self.any_special(), || {
+            // all logits are read
+            k.sync_threads();
+            let of_values = (self.cta.layout.v, self.layout.keys);
+            special::encode(self.cta, (k.thread(), THREADS as usize), of_values, (tile, self.codes()));
+            k.sync_threads();
+        });
+    }
+
+    /// Adds them.
+    fn add_special(&self) {
+        self.k.when(self.any_special(), || {
+            let codes = self.codes().at(self.first_column() >> 3);
+            let tiles = std::slice::from_ref(&self.tile);
+            special::add(self.cta, (codes, self.layout.keys), tiles, &[self.seen_by()]);
+        });
+    }
+
+    /// Writes outputs or partial states.
+    fn end(&self) {
+        let columns = Columns { first: self.first_column(), with_lse: self.place.column.eq(0) };
+        let rows = (self.work.first_row().load(), self.place.group << 4);
+        store_columns((self.cta, self.work, self.hooks), &self.tile, rows, columns);
+    }
+}

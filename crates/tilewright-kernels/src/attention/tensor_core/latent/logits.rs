@@ -1,0 +1,95 @@
+//! Products of queries and keys of a KV tile: each warp multiplies some of them, and all warps of a group of rows read them all.
+//!
+//! ```text
+//! warp w     rows 16 (w % R) .. + 16, and of the 8 / R warps that have these the number c = w / R:
+//!            16 keys (c % (keys / 16)), and of the elements of their products the part c / (keys / 16)
+//! ```
+//!
+//! Shares of elements are added when they are read.
+
+use super::{
+    body::Place,
+    layout::{Body, Layout, logits_stride},
+};
+use crate::attention::tensor_core::{
+    cta::{Cta, divide},
+    fragments::{LanePlaces, Sums},
+};
+use tilewright_ptx::build::{Builder, Shared, Value};
+
+/// Where logits are exchanged, by this thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Logits<'k> {
+    cta: Cta<'k>,
+    place: Place<'k>,
+    body: Body,
+    keys: usize,
+    /// This lane's first place of its warp's rows, of the first share.
+    at: Shared<'k, f32>,
+}
+
+/// Chains of products that a warp adds to in turn: one alone waits for each product before the next.
+const CHAINS: usize = 2;
+
+impl<'k> Logits<'k> {
+    pub(super) fn new(cta: &Cta<'k>, place: Place<'k>, (layout, body): (&Layout, Body)) -> Self {
+        let lane = cta.k.lane();
+        let row = (place.group << 4) + (lane >> 2);
+        let at = row * logits_stride(layout.keys) as u32 + ((lane & 3) << 1);
+        Self { cta: *cta, place, body, keys: layout.keys, at: cta.at::<f32>(body.logits).at(at) }
+    }
+
+    /// Numbers from share to share of the elements.
+    fn share(&self) -> usize {
+        16 * self.body.groups * logits_stride(self.keys)
+    }
+
+    /// Multiplies this warp's share of a KV tile and writes it; to be read behind a barrier.
+    pub(super) fn multiply(&self, places: &LanePlaces<'k>, tile: Shared<'k, u32>) {
+        let (cta, k, format) = (&self.cta, self.cta.k, self.cta.layout.k);
+        let (dim_part, keys) = divide(self.place.column, self.keys / 16);
+        let steps = format.steps() / self.body.dim_parts;
+        k.when(dim_part.lt(self.body.dim_parts as u32), || {
+            let first = dim_part * (steps * 32) as u32;
+            let rows =
+                cta.at::<u32>(self.body.q).byte(self.place.group * (16 * format.stride) as u32 + first);
+            let of_keys = tile.byte(keys * (16 * format.stride) as u32 + first);
+            let chains: Vec<[Sums<'k>; 2]> = (0..CHAINS).map(|_| [zeros(k), zeros(k)]).collect();
+            for step in 0..steps {
+                let left = places.query(cta, rows, step);
+                let right = places.key(cta, of_keys, step);
+                for (sums, right) in chains[step % CHAINS].iter().zip(right) {
+                    k.mma(cta.elements, *sums, left, right);
+                }
+            }
+            let to = self.at.at(dim_part * self.share() as u32 + (keys << 4));
+            for (eight, half) in (0..2).flat_map(|eight| [0, 1].map(|half| (eight, half))) {
+                let sum = |i: usize| {
+                    let parts = chains.iter().map(|sums| sums[eight][2 * half + i].get());
+                    parts.reduce(|a, b| a + b).unwrap_or_else(|| k.constant(0.0))
+                };
+                to.plus(8 * eight + 8 * half * logits_stride(self.keys)).store_vector([sum(0), sum(1)]);
+            }
+        });
+    }
+
+    /// All logits of this warp's rows, as products have them.
+    pub(super) fn load(&self) -> Vec<Sums<'k>> {
+        let k = self.cta.k;
+        let half = |eight: usize, half: usize| {
+            let at = self.at.plus(8 * eight + 8 * half * logits_stride(self.keys));
+            let share = |part: usize| at.plus(part * self.share()).load_vector::<2>();
+            let both = |a: [Value<'k, f32>; 2], b: [Value<'k, f32>; 2]| [a[0] + b[0], a[1] + b[1]];
+            (0..self.body.dim_parts).map(share).reduce(both).unwrap_or_else(|| [k.constant(0.0); 2])
+        };
+        let tile = |eight: usize| {
+            let [[a, b], [c, d]] = [half(eight, 0), half(eight, 1)];
+            [a, b, c, d].map(|logit| k.var("logit", logit))
+        };
+        (0..self.keys / 8).map(tile).collect()
+    }
+}
+
+fn zeros(k: &Builder) -> Sums<'_> {
+    std::array::from_fn(|_| k.var("s", 0.0))
+}
