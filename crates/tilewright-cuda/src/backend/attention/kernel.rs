@@ -140,7 +140,7 @@ impl<M: Machine> Built<M> {
         (items, call): (Items, &Call),
     ) -> Result<M::Function> {
         match &self.fast {
-            Some(fast) if fast.config.refuses_call(call).is_empty() => fast.of(gpu, asked, items),
+            Some(fast) if fast.config.takes(call) => fast.of(gpu, asked, items),
             _ => self.general(gpu, asked),
         }
     }
