@@ -116,7 +116,7 @@ impl Case {
     pub(crate) fn takes(&self, call: &Call) -> bool {
         match self.latent {
             true => self.latent_config(Items::Any).takes(call),
-            false => self.config(Items::Any).refuses_call(call).is_empty(),
+            false => self.config(Items::Any).takes(call),
         }
     }
 

@@ -99,7 +99,7 @@ impl Cores {
     /// Whether the kernel takes these arguments: it wants them aligned, for example.
     pub(super) fn takes(&self, call: &Call) -> bool {
         match self {
-            Self::Heads(config) => config.refuses_call(call).is_empty(),
+            Self::Heads(config) => config.takes(call),
             Self::Latent(config) => config.takes(call),
         }
     }
