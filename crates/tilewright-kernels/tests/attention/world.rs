@@ -227,32 +227,13 @@ impl World {
         let o_elements = rows * (dim.vo + 8);
         let (o, lse) = (memory.alloc(o_elements * 2), memory.alloc(rows * 4));
         let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
-        let cache = |address, dim| {
-            let [page, token, head] = self.strides(dim).map(|stride| stride as u64);
-            CacheTensor { address, page, token, head }
-        };
-        let of_row = |address, dim: usize| {
-            let head = dim as u64 + 8;
-            RowTensor { address, row: case.heads.0 as u64 * head, head }
-        };
-        let q = of_row(memory.alloc_bytes(&self.q), dim.qk);
-        let (k, v, pe) = match case.latent {
-            false => {
-                let [k, v] = [&self.k, &self.v].map(|pool| memory.alloc_bytes(pool));
-                (cache(k, dim.qk), cache(v, dim.vo), None)
-            }
-            true => {
-                let [k, pe] = [0..dim.vo, dim.vo..dim.qk].map(|part| memory.alloc_bytes(&self.part(part)));
-                let q = RowTensor { address: q.address + (dim.vo * case.qo.size()) as u64, ..q };
-                (cache(k, dim.vo), CacheTensor::default(), Some(Pe { q, k: cache(pe, dim.qk - dim.vo) }))
-            }
-        };
+        let (q, k, v, pe) = self.tensors(&mut memory);
         let call = Call {
             q,
             k,
             v,
             pe,
-            o: of_row(o, dim.vo),
+            o: self.rows_at(o, dim.vo),
             lse,
             partial_o,
             partial_lse: memory.alloc(schedule.partial_rows * 4),
@@ -283,6 +264,34 @@ impl World {
             assert!(memory.read::<u16>(o + 2 * (first + dim.vo) as u64, 1).is_err(), "written beyond a head");
         }
         Ok(Outputs { o: found, lse: memory.read(lse, rows)? })
+    }
+
+    /// Queries, keys, values, and what latent attention has beside.
+    fn tensors(&self, memory: &mut Memory) -> (RowTensor, CacheTensor, CacheTensor, Option<Pe>) {
+        let (case, dim) = (&self.case, self.case.dim);
+        let cache = |address, dim| {
+            let [page, token, head] = self.strides(dim).map(|stride| stride as u64);
+            CacheTensor { address, page, token, head }
+        };
+        let q = self.rows_at(memory.alloc_bytes(&self.q), dim.qk);
+        match case.latent {
+            false => {
+                let [k, v] = [&self.k, &self.v].map(|pool| memory.alloc_bytes(pool));
+                (q, cache(k, dim.qk), cache(v, dim.vo), None)
+            }
+            true => {
+                let [k, pe] = [0..dim.vo, dim.vo..dim.qk].map(|part| memory.alloc_bytes(&self.part(part)));
+                let pe_of_q = RowTensor { address: q.address + (dim.vo * case.qo.size()) as u64, ..q };
+                let pe = Pe { q: pe_of_q, k: cache(pe, dim.qk - dim.vo) };
+                (q, cache(k, dim.vo), CacheTensor::default(), Some(pe))
+            }
+        }
+    }
+
+    /// Queries or outputs.
+    fn rows_at(&self, address: u64, dim: usize) -> RowTensor {
+        let head = dim as u64 + 8;
+        RowTensor { address, row: self.case.heads.0 as u64 * head, head }
     }
 
     fn hook_arguments(&self, memory: &mut Memory) -> Vec<Arg> {
