@@ -30,7 +30,7 @@ struct Size {
 
 const SMALL: Size = Size { bytes: 64 << 10, most: 64, at_once: 16 };
 /// Enough for one copy to be on its way while the next is written.
-const LARGE: Size = Size { bytes: 4 << 20, most: 4, at_once: 1 };
+const LARGE: Size = Size { bytes: 4 << 20, most: 4, at_once: 2 };
 
 /// The slots of a context, which live as long as it: to the end of the process.
 #[derive(Debug, Default)]

@@ -121,8 +121,8 @@ impl Expected {
             _ => self.errors.o_rounding,
         };
         // where weights are rounded to 16 bits, exponentials and hooks may be those of fast units: some units in the last place of
-        // numbers of the size of logits
-        let fast = if outcome.weights == Dtype::F32 { 0.0 } else { 2.0_f64.powi(-20) };
+        // numbers of the size of logits, which soft caps multiply their errors up to
+        let fast = if outcome.weights == Dtype::F32 { 0.0 } else { 2.0_f64.powi(-19) };
         for (r, request) in self.requests.iter().enumerate() {
             let rows = request.rows.clone();
             let dim = request.truth.o.len() / rows.len().max(1);

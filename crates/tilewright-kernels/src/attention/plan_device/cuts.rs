@@ -103,7 +103,7 @@ impl<'k> Cuts<'k> {
         sums
     }
 
-    /// Adds up what ends cut, in two steps with a barrier behind each. Warps without ends may be elsewhere.
+    /// Adds up what ends cut, in two steps with a barrier behind each.
     pub(super) fn count<L: Layout<'k>>(
         k: &'k Builder,
         layout: L,

@@ -250,23 +250,12 @@ pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
     })
 }
 
-/// Steps 3 to 5.
+/// Steps 3 to 5. All warps come to each barrier, those with nothing to do too: at a place of their own it would be another barrier to
+/// tools that look for such mistakes.
 fn plan<'k, L: Layout<'k>>(k: &'k Builder, layout: L, sums: Scan<'k, u32, 2>) {
-    let p = &layout.lengths().params;
-    let units = First::of_warp(k, p).lt(layout.num_spans() * p.kv_heads.by);
-    k.when_else(
-        End::are_here(p) | units,
-        || {
-            let quota = layout.quota(k);
-            let end = End::find(k, layout, quota);
-            let first = First::find(k, layout, quota);
-            let cuts = Cuts::count(k, layout, end, sums);
-            write::all(k, layout, cuts, first);
-        },
-        || {
-            // warps with nothing to do are no burden to the others
-            k.sync_threads();
-            k.sync_threads();
-        },
-    );
+    let quota = layout.quota(k);
+    let end = End::find(k, layout, quota);
+    let first = First::find(k, layout, quota);
+    let cuts = Cuts::count(k, layout, end, sums);
+    write::all(k, layout, cuts, first);
 }
