@@ -113,11 +113,13 @@ exit $failed
 
 /// What runs under the sanitizers: a file of tests, and what the path of its test contains. Small ones, one for each kind of kernel,
 /// since a tool takes a minute for some of them.
-const SANITIZED: [&str; 20] = [
+const SANITIZED: [&str; 21] = [
     // attention with few and many rows, in parts that are merged; packed masks; levels
     "conformance lengths::gpu::items_of_several_kv_tiles",
     "conformance masks::gpu::trees_of_drafts_see_their_ancestors",
     "conformance cascade::gpu::pages_under_a_packed_mask_are_left_to_their_requests",
+    // latent attention
+    "conformance parts::gpu::absorbed_decode_agrees_with_the_oracle",
     // without tensor cores, with hooks everywhere
     "conformance variants::gpu::every_hook_is_called",
     "conformance merge::gpu::the_empty_state_is_the_identity_bit_for_bit",
@@ -135,7 +137,7 @@ const SANITIZED: [&str; 20] = [
     // products by segments, bits, pipelines
     "device_operators gpu::segments_of_rows",
     "device_operators gpu::flags_on_the_device",
-    "plan_on_device",
+    "plan_on_device gpu::a_plan_of_the_device_computes_what_one_of_the_host_does",
     "prefill",
     "gemm",
 ];
