@@ -54,6 +54,13 @@ pub struct RowTensor {
     pub head: u64,
 }
 
+impl RowTensor {
+    /// Whether each row of a head of elements of `size` bytes begins at a multiple of `to` bytes.
+    pub(crate) fn is_aligned(self, to: u64, size: usize) -> bool {
+        are_multiples(to, [self.address, self.row * size as u64, self.head * size as u64])
+    }
+}
+
 /// Where keys or values lie: address, and strides of pages, tokens and heads in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheTensor {
@@ -67,6 +74,18 @@ pub struct CacheTensor {
     pub head: u64,
 }
 
+impl CacheTensor {
+    /// Whether each token of a head of elements of `size` bytes begins at a multiple of `to` bytes.
+    pub(crate) fn is_aligned(self, to: u64, size: usize) -> bool {
+        let strides = [self.page, self.token, self.head].map(|stride| stride * size as u64);
+        are_multiples(to, strides) && are_multiples(to, [self.address])
+    }
+}
+
+fn are_multiples<const N: usize>(of: u64, bytes: [u64; N]) -> bool {
+    bytes.iter().all(|bytes| bytes.is_multiple_of(of))
+}
+
 /// What stored keys or values are multiplied with: `factors[page * page + head * head]`, or `factor` if the address is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScaleArgs {
@@ -78,6 +97,13 @@ pub struct ScaleArgs {
     pub head: u64,
     /// The factor of all.
     pub factor: f32,
+}
+
+impl ScaleArgs {
+    /// Whether pages have factors of their own.
+    pub(crate) fn is_of_pages(self) -> bool {
+        self.address != 0 && self.page != 0
+    }
 }
 
 impl Default for ScaleArgs {

@@ -1,7 +1,7 @@
 //! What a kernel is made for: dtypes, head dims and the device, and what follows for tiles and shared memory.
 
 use super::layout::Layout;
-use crate::attention::call::{CacheTensor, Call, RowTensor, ScaleArgs};
+use crate::attention::call::Call;
 use tilewright::{Dtype, HeadDim};
 
 /// Threads of a CTA.
@@ -121,13 +121,13 @@ impl Config {
     /// Whether the kernel can take these arguments. Addresses and strides have to be multiples of 16 bytes, those of the output of 8,
     /// and scales may differ between heads, and between pages only of caches of 8 bits. Each run asks, so nothing is allocated.
     pub fn takes(&self, call: &Call) -> bool {
-        let (qo, kv) = (self.qo.size() as u64, self.kv.size() as u64);
-        let aligned = |to: u64, bytes: &[u64]| bytes.iter().all(|at| at.is_multiple_of(to));
-        let rows = |to, at: RowTensor| aligned(to, &[at.address, at.row * qo, at.head * qo]);
-        let cache = |at: CacheTensor| aligned(16, &[at.address, at.page * kv, at.token * kv, at.head * kv]);
-        let of_pages = |scale: ScaleArgs| scale.address != 0 && scale.page != 0;
-        let scales = kv == 1 || !(of_pages(call.k_scale) || of_pages(call.v_scale));
-        scales && rows(16, call.q) && cache(call.k) && cache(call.v) && rows(8, call.o)
+        let (qo, kv) = (self.qo.size(), self.kv.size());
+        let scales = kv == 1 || !(call.k_scale.is_of_pages() || call.v_scale.is_of_pages());
+        scales
+            && call.q.is_aligned(16, qo)
+            && call.k.is_aligned(16, kv)
+            && call.v.is_aligned(16, kv)
+            && call.o.is_aligned(8, qo)
     }
 
     /// Why there is no such kernel; nothing if there is one.

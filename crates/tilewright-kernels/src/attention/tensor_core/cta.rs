@@ -170,6 +170,18 @@ impl<'k> Work<'k> {
         self.cta.at::<u32>(self.cta.layout.words + COUNTERS).plus(2)
     }
 
+    /// Calls `tile` for each KV tile of so many keys, with its first key.
+    pub(super) fn for_each_tile(&self, keys: usize, tile: impl FnOnce(Value<'k, u32>)) {
+        let k = self.cta.k;
+        let next = k.var("first_key", self.item().kv_begin);
+        k.forever(|| {
+            let first = next.get();
+            k.leave_when(first.ge(self.item().kv_end));
+            tile(first);
+            next.set(next.get() + keys as u32);
+        });
+    }
+
     /// Query rows: tokens times heads of the group, those of a token side by side.
     #[track_caller]
     pub(super) fn rows(&self) -> Value<'k, u32> {

@@ -183,16 +183,9 @@ impl<'c, 'k> Many<'c, 'k> {
     }
 
     fn attend(&self) {
-        let k = self.k;
         self.rows.find_plain(self.cta, self.work);
-        let next = k.var("first_key", self.work.item().kv_begin);
-        k.forever(|| {
-            let first = next.get();
-            k.leave_when(first.ge(self.work.item().kv_end));
-            self.attend_tile(first);
-            next.set(next.get() + KV_TOKENS as u32);
-        });
-        k.wait_copies(0);
+        self.work.for_each_tile(KV_TOKENS, |first| self.attend_tile(first));
+        self.k.wait_copies(0);
     }
 
     /// The KV tile from key `first` on.

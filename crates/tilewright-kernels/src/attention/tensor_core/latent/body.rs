@@ -177,16 +177,9 @@ impl<'c, 'k> Body<'c, 'k> {
     }
 
     fn attend(&self) {
-        let (k, keys) = (self.k, self.layout.keys);
         self.rows.find_plain(self.cta, self.work);
-        let next = k.var("first_key", self.work.item().kv_begin);
-        k.forever(|| {
-            let first = next.get();
-            k.leave_when(first.ge(self.work.item().kv_end));
-            self.attend_tile(first);
-            next.set(next.get() + keys as u32);
-        });
-        k.wait_copies(0);
+        self.work.for_each_tile(self.layout.keys, |first| self.attend_tile(first));
+        self.k.wait_copies(0);
     }
 
     /// The KV tile from key `first` on.

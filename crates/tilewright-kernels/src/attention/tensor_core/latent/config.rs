@@ -2,7 +2,7 @@
 
 use super::layout::Layout;
 use crate::attention::{
-    call::{CacheTensor, Call, RowTensor, ScaleArgs},
+    call::Call,
     tensor_core::{Device, Items},
 };
 use tilewright::{Dtype, HeadDim};
@@ -49,18 +49,12 @@ impl Config {
     /// Whether the kernel can take these arguments. Addresses and strides have to be multiples of 16 bytes, those of the output of 8;
     /// scales may differ between heads, not between pages. Each run asks, so nothing is allocated.
     pub fn takes(&self, call: &Call) -> bool {
-        let size = self.dtype.size() as u64;
-        let aligned = |to: u64, address: u64, strides: &[u64]| {
-            strides.iter().all(|at| (at * size).is_multiple_of(to)) && address.is_multiple_of(to)
-        };
-        let rows = |to, at: RowTensor| aligned(to, at.address, &[at.row, at.head]);
-        let cache = |at: CacheTensor| aligned(16, at.address, &[at.page, at.token, at.head]);
-        let of_pages = |scale: ScaleArgs| scale.address != 0 && scale.page != 0;
-        let pe = call.pe.is_some_and(|pe| rows(16, pe.q) && cache(pe.k));
-        pe && rows(16, call.q)
-            && cache(call.k)
-            && rows(8, call.o)
-            && ![call.k_scale, call.v_scale].into_iter().any(of_pages)
+        let size = self.dtype.size();
+        call.pe.is_some_and(|pe| pe.q.is_aligned(16, size) && pe.k.is_aligned(16, size))
+            && call.q.is_aligned(16, size)
+            && call.k.is_aligned(16, size)
+            && call.o.is_aligned(8, size)
+            && !(call.k_scale.is_of_pages() || call.v_scale.is_of_pages())
     }
 
     /// Why there is no such kernel; nothing if there is one.
