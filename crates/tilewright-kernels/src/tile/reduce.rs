@@ -8,6 +8,15 @@ pub fn quad_max(x: Value<'_, f32>) -> Value<'_, f32> {
     [1, 2].into_iter().fold(x, |x, mask| x.max(x.shuffle_xor(mask)))
 }
 
+/// The same of several numbers, whose lanes do not wait for each number in turn.
+#[track_caller]
+pub fn quads_max<'k>(of_lanes: Vec<Value<'k, f32>>) -> Vec<Value<'k, f32>> {
+    [1, 2].into_iter().fold(of_lanes, |of_lanes, mask| {
+        let others: Vec<_> = of_lanes.iter().map(|x| x.shuffle_xor(mask)).collect();
+        of_lanes.iter().zip(others).map(|(x, other)| x.max(other)).collect()
+    })
+}
+
 /// The sum over four lanes side by side; the same in all four.
 #[track_caller]
 pub fn quad_sum(x: Value<'_, f32>) -> Value<'_, f32> {

@@ -54,6 +54,14 @@ fn factors() {
 }
 
 #[test]
+fn logits_that_grow() {
+    for (scales, growth) in [(Scales::Tensor, 4.0), (Scales::Page, 40.0), (Scales::Mixed, 10.0)] {
+        let case = case(64, DTYPES[1], scales).with(|case| case.lengths = vec![(1, 300), (40, 270)]);
+        check(&case.with(|case| case.growth = growth));
+    }
+}
+
+#[test]
 fn elements_that_are_not_finite() {
     let spoiled = [(0, 3, f64::NAN), (0, 40, f64::INFINITY), (1, 25, f64::NAN), (1, 41, f64::NEG_INFINITY)];
     for (number, dtypes) in DTYPES.into_iter().enumerate().filter(|(_, (_, kv))| *kv != Dtype::I8) {

@@ -44,6 +44,8 @@ pub(crate) struct Case {
     /// Items end at multiples of so many keys.
     pub(crate) piece: usize,
     pub(crate) workers: usize,
+    /// The last key of a segment is so many times longer than the first, and those between are in between.
+    pub(crate) growth: f64,
     /// Keys that are not finite, by request and key, and what is there.
     pub(crate) spoiled: Vec<(usize, usize, f64)>,
     pub(crate) arch: u32,
@@ -73,6 +75,7 @@ impl Case {
             bits: None,
             piece: WHOLE,
             workers: 2,
+            growth: 1.0,
             spoiled: Vec::new(),
             arch: 90,
             seeds: 1,

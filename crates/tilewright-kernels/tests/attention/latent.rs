@@ -61,6 +61,13 @@ fn decode_of_uneven_requests() {
 }
 
 #[test]
+fn logits_that_grow() {
+    for growth in [4.0, 40.0] {
+        check(&latent(20, &[(1, 300), (3, 150)]).with(|case| case.growth = growth));
+    }
+}
+
+#[test]
 fn whole_heads() {
     for heads in [16, 70] {
         let case = latent(heads, &[(1, 100)]).with(|case| case.dim = WHOLE_HEADS);

@@ -63,6 +63,15 @@ fn f16() {
     check(&Case::new(64, (2, 1), &[(1, 90), (33, 70)]).with(f16));
 }
 
+/// By less than what references are kept for, and by a lot more, in some rows of a warp sooner than in others.
+#[test]
+fn logits_that_grow() {
+    for (growth, dtype) in [4.0, 40.0].into_iter().flat_map(|by| [(by, Dtype::F16), (by, Dtype::Bf16)]) {
+        let case = Case::new(64, (4, 2), &[(1, 300), (40, 270), (0, 5), (3, 410)]);
+        check(&case.with(|case| (case.qo, case.kv, case.growth) = (dtype, dtype, growth)));
+    }
+}
+
 #[test]
 fn every_architecture() {
     for arch in [80, 86, 120] {

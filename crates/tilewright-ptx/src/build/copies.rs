@@ -31,6 +31,19 @@ impl Builder {
         self.copy_op(Copy::Async(bytes), &[&to.operands(), &from.operands(), &[read.of()]]);
     }
 
+    /// Copies 4, 8 or 16 bytes, or makes them 0 where they are `absent`: nothing is read then. It takes fewer instructions than a
+    /// number of bytes.
+    #[track_caller]
+    pub fn copy_async_unless<T: Scalar>(
+        &self,
+        absent: Value<'_, bool>,
+        to: Shared<'_, T>,
+        from: Global<'_, T>,
+        bytes: usize,
+    ) {
+        self.copy_op(Copy::AsyncUnless(bytes), &[&to.operands(), &from.operands(), &[absent.of()]]);
+    }
+
     /// Ends a group of this thread's copies.
     #[track_caller]
     pub fn commit_copies(&self) {

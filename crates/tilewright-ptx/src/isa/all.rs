@@ -115,6 +115,7 @@ fn sync() -> Vec<Sync> {
 
 fn copies() -> Vec<Copy> {
     let mut all = [4, 8, 16].map(Copy::Async).to_vec();
+    all.extend([4, 8, 16].map(Copy::AsyncUnless));
     all.extend([Copy::AsyncCommit, Copy::AsyncWait(1), Copy::AsyncArrive]);
     all.extend([Copy::BulkLoad, Copy::BulkStore, Copy::BulkReduceAddF32]);
     for dims in 1..=5 {

@@ -3,7 +3,7 @@
 use super::{
     Form,
     Slot::{self, Address, Value},
-    types::Class::{B16, B32, B64},
+    types::Class::{B16, B32, B64, Pred},
 };
 
 /// A copy, or what waits for some.
@@ -12,6 +12,8 @@ pub enum Copy {
     /// 4, 8 or 16 bytes from global to shared memory, of which as many as the last operand says are read and the rest are 0:
     /// operands `[shared + offset]`, `[global + offset]`, bytes read. 16 bytes go past L1.
     Async(usize),
+    /// The same of all bytes, or of none where the last operand, a predicate, is true: they are 0 then.
+    AsyncUnless(usize),
     /// Ends a group of this thread's copies.
     AsyncCommit,
     /// Waits until at most so many of this thread's youngest groups are incomplete.
@@ -46,10 +48,12 @@ impl Copy {
     pub(super) fn form(self) -> Form {
         let (shared, global) = (Address(B32), Address(B64));
         match self {
-            Self::Async(bytes) => {
+            Self::Async(bytes) | Self::AsyncUnless(bytes) => {
                 let cache = if bytes == 16 { "cg" } else { "ca" };
                 let spelling = format!("cp.async.{cache}.shared.global $0, $2, {bytes}, $4");
-                Form::new(spelling, "7.0", "sm_80").operands([shared, global, Value(B32)])
+                let unless = matches!(self, Self::AsyncUnless(_));
+                let (version, read) = if unless { ("7.5", Pred) } else { ("7.0", B32) };
+                Form::new(spelling, version, "sm_80").operands([shared, global, Value(read)])
             }
             Self::AsyncCommit => Form::new("cp.async.commit_group", "7.0", "sm_80"),
             Self::AsyncWait(count) => Form::new(format!("cp.async.wait_group {count}"), "7.0", "sm_80"),

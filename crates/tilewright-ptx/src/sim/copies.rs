@@ -19,7 +19,10 @@ pub(super) type Part = (Option<Spot>, Spot, (usize, usize));
 impl Exec<'_, '_> {
     pub(super) fn copy(&mut self, op: Copy, operands: Range) -> Result<Next, Trouble> {
         match op {
-            Copy::Async(bytes) => self.async_copy(bytes, operands)?,
+            Copy::Async(bytes) => self.async_copy(bytes, operands, |read| read as usize)?,
+            Copy::AsyncUnless(bytes) => {
+                self.async_copy(bytes, operands, |absent| if absent == 0 { bytes } else { 0 })?;
+            }
             Copy::AsyncCommit => self.active().for_each(|lane| self.warp.copies[lane].commit()),
             Copy::AsyncWait(left) => return self.async_wait(left),
             Copy::AsyncArrive => self.async_arrive(operands)?,
@@ -60,12 +63,18 @@ impl Exec<'_, '_> {
         self.cluster.ctas[rank].flights.push(flight);
     }
 
-    fn async_copy(&mut self, bytes: usize, operands: Range) -> Result<(), Trouble> {
+    /// `read` tells from the last operand how many bytes are read.
+    fn async_copy(
+        &mut self,
+        bytes: usize,
+        operands: Range,
+        read: impl Fn(u64) -> usize,
+    ) -> Result<(), Trouble> {
         let (shared, global) = (self.addresses(operands, 0, false), self.addresses(operands, 2, true));
         let agent = self.cluster.agent(Agent::Copies(self.rank, self.warp.index));
         let mut parts: Vec<(u32, u32, Vec<Part>)> = Vec::new();
         for lane in self.active() {
-            let read = self.operand(operands, 4)[lane] as usize;
+            let read = read(self.operand(operands, 4)[lane]);
             if read > bytes {
                 self.culprit = 1 << lane;
                 return Err((FaultKind::BadArgument, format!("{read} bytes to read of a copy of {bytes}")));

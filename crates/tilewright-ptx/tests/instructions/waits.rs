@@ -350,6 +350,32 @@ fn copies_of_threads_read_as_much_as_they_say() {
 }
 
 #[test]
+fn copies_of_threads_are_0_where_nothing_is_read() {
+    for bytes in [4, 8, 16] {
+        let words = bytes / 4;
+        let kernel = kernel(32, |k| {
+            let (from, out) = (k.global::<u32>("from"), k.global::<u32>("out"));
+            let memory = k.shared::<u32>("memory", 128, 16);
+            let first = k.thread() * words as u32;
+            let inside = first.lt(64);
+            // an absent one may be anywhere
+            let place = inside.select(first, u32::MAX / 8);
+            let absent = !inside | (k.thread() & 1).eq(1);
+            k.copy_async_unless(absent, memory.at(first), from.at(place), bytes);
+            k.commit_copies();
+            k.wait_copies(0);
+            k.sync_threads();
+            k.repeat((k.thread(), 64.min(32 * words as u32)), 32, |at| {
+                out.at(at).store(memory.at(at).load())
+            });
+        });
+        let expected = |at: usize| if at < 32 * words && at / words % 2 == 0 { at as u32 + 1 } else { 0 };
+        let expected: Vec<u32> = (0..64).map(expected).collect();
+        (0..SEEDS).for_each(|seed| assert_eq!(copied(&kernel, seed), expected, "{bytes} bytes"));
+    }
+}
+
+#[test]
 fn bulk_copies_go_in_and_out_and_add() {
     let through = |out_by: fn(&Builder, Value<'_, u64>, Shared<'_, u32>)| {
         kernel(32, |k| {

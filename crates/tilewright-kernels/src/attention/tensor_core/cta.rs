@@ -38,6 +38,8 @@ pub(super) struct Cta<'k> {
 pub(super) struct Work<'k> {
     cta: Cta<'k>,
     words: Shared<'k, u32>,
+    /// One past the last key, which the innermost loop asks for.
+    pub(super) kv_end: Value<'k, u32>,
     /// The factor that makes products of queries and keys, or what the logits hook gives, logits in base 2.
     pub(super) scale: Value<'k, f32>,
     /// The factor that makes them what the logits hook is given; `scale` is that of its results then.
@@ -95,7 +97,8 @@ impl<'k> Cta<'k> {
             scale.set(to_logits * k_factor);
             let scale_of_products = scale.get();
             let scale = if hooked { k.constant(LOG2_E) } else { scale_of_products };
-            let work = Work { cta: *self, words, scale, scale_of_products };
+            let kv_end = ItemValues::load_shared(k, words).kv_end;
+            let work = Work { cta: *self, words, kv_end, scale, scale_of_products };
             body(&work);
             let item = work.item();
             k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work, hooks));
@@ -140,15 +143,15 @@ impl<'k> Cta<'k> {
         self.params.is(KvLayout::Blocks)
     }
 
-    /// Bytes that a thread copies at once; `bytes` further on a constant number of bytes.
+    /// Starts to copy 16 bytes, or makes them 0 where they are `absent`, both constant numbers of bytes further on.
     #[track_caller]
     pub(super) fn copy_chunk(
         &self,
         (to, to_bytes): (Shared<'k, u32>, usize),
         (from, from_bytes): (Global<'k, u32>, usize),
-        read: Value<'k, u32>,
+        absent: Value<'k, bool>,
     ) {
-        self.k.copy_async(to.plus(to_bytes / 4), from.plus(from_bytes / 4), 16, read);
+        self.k.copy_async_unless(absent, to.plus(to_bytes / 4), from.plus(from_bytes / 4), 16);
     }
 
     /// Fresh variables, all 0.
@@ -176,7 +179,7 @@ impl<'k> Work<'k> {
         let next = k.var("first_key", self.item().kv_begin);
         k.forever(|| {
             let first = next.get();
-            k.leave_when(first.ge(self.item().kv_end));
+            k.leave_when(first.ge(self.kv_end));
             tile(first);
             next.set(next.get() + keys as u32);
         });
@@ -214,10 +217,23 @@ impl<'k> Deal<'k> {
     /// Calls `body` with each of this thread's rows of `rows`, less its first.
     #[track_caller]
     pub(super) fn each_row(&self, k: &'k Builder, rows: usize, mut body: impl FnMut(usize)) {
-        for first in (0..rows).step_by(self.rows_at_once) {
-            let all = first + self.rows_at_once <= rows;
-            let there = if all { k.constant(true) } else { self.row.lt((rows - first) as u32) };
-            k.when(there, || body(first));
+        self.each_rows(k, rows, 1, |rows| rows.iter().for_each(|row| body(*row)));
+    }
+
+    /// The same, up to `at_once` rows together.
+    #[track_caller]
+    pub(super) fn each_rows(
+        &self,
+        k: &'k Builder,
+        rows: usize,
+        at_once: usize,
+        mut body: impl FnMut(&[usize]),
+    ) {
+        let whole: Vec<_> = (0..rows / self.rows_at_once).map(|at| at * self.rows_at_once).collect();
+        whole.chunks(at_once).for_each(&mut body);
+        let rest = rows % self.rows_at_once;
+        if rest > 0 {
+            k.when(self.row.lt(rest as u32), || body(&[rows - rest]));
         }
     }
 }

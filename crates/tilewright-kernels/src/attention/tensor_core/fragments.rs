@@ -7,7 +7,6 @@ use super::{
     cta::Cta,
     layout::{Layout, RowFormat},
 };
-use crate::tile::reduce;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// A tile of 16 rows and 8 columns of sums.
@@ -18,8 +17,8 @@ pub(super) type Sums<'k> = [Var<'k, f32>; 4];
 pub(super) struct RowTile<'k> {
     /// For each 8 elements of a head `Σ weight · value`.
     pub(super) o: Vec<Sums<'k>>,
-    /// For each half the greatest product of queries and keys.
-    pub(super) max: [Var<'k, f32>; 2],
+    /// For each half the product that weights are relative to: the greatest of queries and keys, or one that is a little less.
+    pub(super) reference: [Var<'k, f32>; 2],
     /// For each half this thread's share of the sum of weights.
     pub(super) sum: [Cell<'k>; 2],
 }
@@ -63,56 +62,8 @@ impl<'k> RowTile<'k> {
         sum.iter().for_each(|sum| sum.set(k.constant(0.0)));
         Self {
             o: cta.zeros("o", 2 * steps),
-            max: [k.var("max", f32::NEG_INFINITY), k.var("max", f32::NEG_INFINITY)],
+            reference: [0, 1].map(|_| k.var("reference", f32::NEG_INFINITY)),
             sum,
-        }
-    }
-
-    /// Turns products with keys into weights, rounded and in pairs, four for each 16 keys; gives also the factors that bring what
-    /// was summed before to the new maxima. `before_rounding` is called with the weights when they are in their sum.
-    pub(super) fn weigh(
-        &self,
-        cta: &Cta<'k>,
-        scale: Value<'k, f32>,
-        logits: &[Sums<'k>],
-        before_rounding: impl FnOnce(&[Sums<'k>]),
-    ) -> (Vec<[Value<'k, u32>; 4]>, [Value<'k, f32>; 2]) {
-        let factors = [0, 1].map(|half| self.weigh_half(scale, half, logits));
-        before_rounding(logits);
-        let pair = |tile: &Sums<'k>, half: usize| cta.narrow(tile[2 * half].get(), tile[2 * half + 1].get());
-        let of_step = |tiles: &[Sums<'k>]| {
-            [pair(&tiles[0], 0), pair(&tiles[0], 1), pair(&tiles[1], 0), pair(&tiles[1], 1)]
-        };
-        (logits.chunks_exact(2).map(of_step).collect(), factors)
-    }
-
-    fn weigh_half(&self, scale: Value<'k, f32>, half: usize, logits: &[Sums<'k>]) -> Value<'k, f32> {
-        let k = scale.builder();
-        let of_half = || logits.iter().flat_map(move |tile| [tile[2 * half], tile[2 * half + 1]]);
-        let before = self.max[half].get();
-        let own = of_half().fold(before, |max, logit| max.max(logit.get()));
-        let max = reduce::quad_max(own);
-        // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
-        let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
-        let factor = ((before - reference) * scale).exp2();
-        self.max[half].set(max);
-        let offset = -(reference * scale);
-        let mut sum = k.constant(0.0);
-        for logit in of_half() {
-            let weight = logit.get().mul_add(scale, offset).exp2();
-            logit.set(weight);
-            sum = sum + weight;
-        }
-        self.sum[half].set(self.sum[half].get().mul_add(factor, sum));
-        factor
-    }
-
-    /// Brings the sums to new maxima.
-    pub(super) fn rescale(&self, factors: [Value<'k, f32>; 2]) {
-        for sums in &self.o {
-            for (i, sum) in sums.iter().enumerate() {
-                sum.set(sum.get() * factors[i / 2]);
-            }
         }
     }
 }

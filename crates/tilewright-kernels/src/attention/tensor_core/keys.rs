@@ -1,7 +1,7 @@
 //! Where keys and values of a segment lie, and how they come to shared memory.
 //!
 //! A thread finds the place of one key's K or V: the number of its page is asked for long before it is used, since its load takes as
-//! long as the copy itself. Places become entries in shared memory, `[address, address, bytes to read, factor]`, which are read by
+//! long as the copy itself. Places become entries in shared memory, `[address, address, 1 if it exists, factor]`, which are read by
 //! all threads that copy chunks of that row; the factor is that of its page, or 0. Of keys beyond the item's last nothing is read,
 //! and they become 0.
 
@@ -28,6 +28,8 @@ pub(super) struct Finder<'k> {
 
 /// Bytes of an entry.
 const ENTRY: usize = 16;
+/// Entries that a thread loads together, in four registers each.
+const AT_ONCE: usize = 8;
 
 impl<'k> Finder<'k> {
     /// `count` keys are found at once: by threads below `count` where their keys lie, by as many further where their values lie,
@@ -65,7 +67,7 @@ impl<'k> Finder<'k> {
         let key = self.key(first);
         let (_, slot) = params.page_size.divide(key);
         let slot = slot.unless(params.is(KvLayout::Ragged), item.kv_start + key);
-        let exists = key.lt(item.kv_end);
+        let exists = key.lt(self.work.kv_end);
         // nothing is read behind the last key, but the address is one inside
         let [page, slot] = [self.pending.get(), slot].map(|at| at.unless(!exists, 0).to_u64());
         let address = k.unset_var::<u64>("address");
@@ -77,9 +79,8 @@ impl<'k> Finder<'k> {
         let is_key = self.thread.lt(self.count as u32);
         let beside = params.pe.map_or(params.v, |(_, keys)| keys);
         k.when_else(is_key, || set(&params.k), || set(&beside));
-        let read = exists.select::<u32>(16, 0);
         let factor = factors::of_key(&self.cta, (is_key, exists), (self.pending.get(), item.kv_head));
-        let words = [address.get().low(), address.get().high(), read, factor];
+        let words = [address.get().low(), address.get().high(), exists.select(1, 0), factor];
         self.entries.byte(self.thread << 4).byte(buffer).store_vector(words);
     }
 }
@@ -123,12 +124,16 @@ impl<'k> Copier<'k> {
         let there =
             (0..format.chunks).step_by(deal.lanes).map(|chunk| exists(k, format, deal.chunk + chunk as u32));
         let there: Vec<_> = there.collect();
-        deal.each_row(k, self.rows, |row| {
-            let [low, high, read, _] = entries.plus(row * ENTRY / 4).load_vector::<4>();
-            let from = Global::new(k.pack32(low, high) + first_chunk);
-            for (at, there) in there.iter().enumerate() {
-                let (chunk, read) = (at * deal.lanes, read.unless(!*there, 0));
-                self.cta.copy_chunk((to, row * format.stride + chunk * 16), (from, chunk * 16), read);
+        deal.each_rows(k, self.rows, AT_ONCE, |rows| {
+            // all loads first: they do not pass copies to shared memory, and each would be waited for
+            let entry = |row: &usize| entries.plus(row * ENTRY / 4).load_vector::<4>();
+            let entries: Vec<_> = rows.iter().map(entry).collect();
+            for (row, [low, high, exists, _]) in rows.iter().zip(entries) {
+                let from = Global::new(k.pack32(low, high) + first_chunk);
+                for (at, there) in there.iter().enumerate() {
+                    let (chunk, absent) = (at * deal.lanes, exists.eq(0) | !*there);
+                    self.cta.copy_chunk((to, row * format.stride + chunk * 16), (from, chunk * 16), absent);
+                }
             }
         });
     }
@@ -157,8 +162,7 @@ pub(super) fn copy_queries<'k>(
         let from = cta.query(q, cta.head(&item, row.min(rows - 1))).at(deal.chunk << 3).cast();
         for chunk in (0..format.chunks).step_by(deal.lanes) {
             let there = row_exists & exists(k, format, deal.chunk + chunk as u32);
-            let read = there.select::<u32>(16, 0);
-            cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), read);
+            cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), !there);
         }
     });
 }

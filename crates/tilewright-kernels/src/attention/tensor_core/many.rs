@@ -21,7 +21,7 @@ use super::{
     output::store_tile,
     rows::Rows,
     seen::{Keys, seen},
-    special,
+    softmax, special,
     wide::{Half, Wide},
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
@@ -127,7 +127,7 @@ impl<'c, 'k> Many<'c, 'k> {
                 // entries, and the table of rows, are there
                 k.sync_threads();
             }
-            self.load(first, load);
+            self.load(first, load, self.exists(first, load));
         }
     }
 
@@ -137,20 +137,26 @@ impl<'c, 'k> Many<'c, 'k> {
         self.finder.ask(first + KV_TOKENS as u32);
     }
 
-    /// Starts the `ahead`th copy from the keys of a tile on.
-    fn load(&self, first: Value<'k, u32>, ahead: usize) {
+    /// Whether there is something for the `ahead`th copy from the keys of a tile on.
+    fn exists(&self, first: Value<'k, u32>, ahead: usize) -> Value<'k, bool> {
+        (first + (ahead / 2 * KV_TOKENS) as u32).lt(self.work.kv_end)
+    }
+
+    /// Starts this copy.
+    fn load(&self, first: Value<'k, u32>, ahead: usize, exists: Value<'k, bool>) {
         let (k, many) = (self.k, &self.cta.layout.many);
         let half = if ahead.is_multiple_of(2) { Half::Keys } else { Half::Values };
         let first = first + (ahead / 2 * KV_TOKENS) as u32;
-        k.when(first.lt(self.work.item().kv_end), || {
+        k.when(exists, || {
             let slot = self.cta.at::<u32>(many.slots).byte(self.fills.get());
             let copier = if half == Half::Keys { &self.keys } else { &self.values };
-            copier.copy(slot, self.table(first));
             if half == Half::Keys {
+                // into the other table, and before the copies, which loads from shared memory do not pass
+                self.find(first + KV_TOKENS as u32);
                 let entries = self.cta.at::<u32>(many.entries).byte(self.table(first));
                 self.factors.bring(k.thread(), entries, slot.plus(many.factors / 4));
-                self.find(first + KV_TOKENS as u32);
             }
+            copier.copy(slot, self.table(first));
         });
         k.commit_copies();
         self.fills.set(self.next(self.fills.get()));
@@ -173,25 +179,29 @@ impl<'c, 'k> Many<'c, 'k> {
     ) -> [Shared<'k, u32>; 2] {
         let many = &self.cta.layout.many;
         let slots = self.cta.at::<u32>(many.slots);
+        let ahead = usize::from(half == Half::Values) + many.num_slots - 1;
+        // asked before the barrier, which it does not wait for then
+        let exists = self.exists(first, ahead);
         self.k.wait_copies(many.num_slots - 2);
         let arrived = self.wide.arrived(half, slots.byte(self.next(self.fills.get())));
         look(arrived);
         self.k.sync_threads();
-        self.load(first, usize::from(half == Half::Values) + many.num_slots - 1);
+        self.load(first, ahead, exists);
         let slot = slots.byte(self.fills.get());
         [if self.cta.kv.size() == 1 { arrived } else { slot }, slot]
     }
 
     fn attend(&self) {
-        self.rows.find_plain(self.cta, self.work);
-        self.work.for_each_tile(KV_TOKENS, |first| self.attend_tile(first));
+        let plain = self.rows.plain(self.cta, self.work);
+        self.work
+            .for_each_tile(KV_TOKENS, |first| self.attend_tile(first, plain.is_masked(first, KV_TOKENS)));
         self.k.wait_copies(0);
     }
 
-    /// The KV tile from key `first` on.
-    fn attend_tile(&self, first: Value<'k, u32>) {
+    /// The KV tile from key `first` on, of which rows do not see all if it is `masked`.
+    fn attend_tile(&self, first: Value<'k, u32>, masked: Value<'k, bool>) {
         let k = self.k;
-        let masked = self.hooks.is_masked(self.rows.is_masked(first, KV_TOKENS));
+        let masked = self.hooks.is_masked(masked);
         k.when(masked, || self.find_seen(first));
         let [keys, slot] = self.next_slot(first, Half::Keys, |_| {});
         let logits: Vec<Vec<Sums<'k>>> =
@@ -205,13 +215,8 @@ impl<'c, 'k> Many<'c, 'k> {
         self.factors.scale_keys(factors_of_keys, &logits);
         self.hooks.logits((self.cta, self.work), keys_of(first), (&|| self.row_of_tile(0), &logits));
         k.when(masked, || self.hide(&logits));
-        let weighed = self.tiles.iter().zip(&logits);
         let to = self.factors.next(factors_of_keys);
-        let weigh = |weights: &[Sums<'k>]| to.weights(weights);
-        let weighed = weighed.map(|(tile, logits)| tile.weigh(self.cta, self.work.scale, logits, weigh));
-        let (weights, factors): (Vec<_>, Vec<_>) = weighed.unzip();
-        // before the copies: factors need no registers behind them
-        self.tiles.iter().zip(factors).for_each(|(tile, factors)| tile.rescale(to.sums(factors)));
+        let weights = softmax::weigh(self.cta, (&self.tiles, &logits), self.work.scale, Some(&to));
         let look = |values| k.when(masked, || self.find_special(values));
         let [values, _] = self.next_slot(first, Half::Values, look);
         k.when(masked, || self.encode_special(values));

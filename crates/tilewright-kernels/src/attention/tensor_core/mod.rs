@@ -24,6 +24,7 @@ mod merge;
 mod output;
 mod rows;
 mod seen;
+mod softmax;
 mod special;
 mod wide;
 

@@ -16,7 +16,7 @@ use crate::attention::tensor_core::{
     output::{Columns, store_columns},
     rows::Rows,
     seen::{Keys, seen},
-    special,
+    softmax, special,
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
@@ -157,9 +157,10 @@ impl<'c, 'k> Body<'c, 'k> {
         k.when(first.lt(self.work.item().kv_end), || {
             let to = self.cta.at::<u32>(self.body.stages).byte(self.fills.get());
             let table = self.table(first);
+            // into the other table, and before the copies, which loads from shared memory do not pass
+            self.find(first + self.layout.keys as u32);
             self.copiers[0].copy(to, table);
             self.copiers[1].copy(to.plus(self.layout.parts[0].chunks * 4), table);
-            self.find(first + self.layout.keys as u32);
         });
         k.commit_copies();
         let bytes = self.layout.keys * self.cta.layout.k.stride;
@@ -177,15 +178,15 @@ impl<'c, 'k> Body<'c, 'k> {
     }
 
     fn attend(&self) {
-        self.rows.find_plain(self.cta, self.work);
-        self.work.for_each_tile(self.layout.keys, |first| self.attend_tile(first));
+        let plain = self.rows.plain(self.cta, self.work);
+        let keys = self.layout.keys;
+        self.work.for_each_tile(keys, |first| self.attend_tile(first, plain.is_masked(first, keys)));
         self.k.wait_copies(0);
     }
 
-    /// The KV tile from key `first` on.
-    fn attend_tile(&self, first: Value<'k, u32>) {
+    /// The KV tile from key `first` on, of which rows do not see all if it is `masked`.
+    fn attend_tile(&self, first: Value<'k, u32>, masked: Value<'k, bool>) {
         let k = self.k;
-        let masked = self.rows.is_masked(first, self.layout.keys);
         let tile = self.next_tile(first);
         k.when(masked, || {
             self.find_seen(first);
@@ -193,14 +194,13 @@ impl<'c, 'k> Body<'c, 'k> {
         });
         self.logits.multiply(&self.places, tile);
         k.sync_threads();
-        let logits = self.logits.load();
-        k.when(masked, || hide(k, self.seen_by(), &logits));
-        let (weights, factors) = self.tile.weigh(self.cta, self.work.scale, &logits, |_| {});
-        self.tile.rescale(factors);
+        let logits = [self.logits.load()];
+        k.when(masked, || hide(k, self.seen_by(), &logits[0]));
+        let tiles = std::slice::from_ref(&self.tile);
+        let weights = softmax::weigh(self.cta, (tiles, &logits), self.work.scale, None);
         k.when(masked, || self.encode_special(tile));
         let values = tile.byte(self.first_column() << 1);
-        let tiles = std::slice::from_ref(&self.tile);
-        self.places.weigh_values(self.cta, &[weights], values, tiles);
+        self.places.weigh_values(self.cta, &weights, values, tiles);
         k.when(masked, || self.add_special());
     }
 
