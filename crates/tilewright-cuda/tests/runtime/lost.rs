@@ -1,24 +1,13 @@
 //! An error of the device that loses the context says so, and every call behind it is an error too, not a crash. In a process of
 //! its own, since nothing more can be done in that one.
 
-use crate::{stream, written};
-use std::process::Command;
+use crate::{in_a_process_of_its_own, stream, written};
 use tilewright_cuda::{ErrorKind, Result};
 use tilewright_ptx::sim::Arg;
 
 #[test]
 fn an_illegal_address_says_that_the_context_is_lost() {
-    if stream().is_none() {
-        return;
-    }
-    let this = std::env::current_exe().expect("this test");
-    let output = Command::new(this)
-        .args(["--ignored", "--exact", "--nocapture", "lost::child_that_writes_where_nothing_is"])
-        .output()
-        .expect("the child");
-    let said = String::from_utf8_lossy(&output.stdout);
-    println!("{said}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.contains("1 passed"));
+    in_a_process_of_its_own("lost::child_that_writes_where_nothing_is");
 }
 
 #[test]

@@ -9,12 +9,26 @@ mod refused;
 mod streams;
 mod written;
 
+use std::process::Command;
 use tilewright_cuda::{Buffer, Context, ErrorKind, Function, Result, Stream};
 use tilewright_ptx::sim::Arg;
 
 /// A stream of the first GPU, or nothing where there is none, which is said.
 fn stream() -> Option<Stream> {
     Stream::open(0).inspect_err(|why| println!("skipped: {why}")).ok()
+}
+
+/// Runs an ignored test of this program, alone; does nothing where there is no GPU.
+fn in_a_process_of_its_own(test: &str) {
+    if stream().is_none() {
+        return;
+    }
+    let this = std::env::current_exe().expect("this program");
+    let child = Command::new(this).args(["--ignored", "--exact", "--nocapture", test]).output();
+    let output = child.expect("the child");
+    let said = String::from_utf8_lossy(&output.stdout);
+    println!("{said}{}", String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success() && said.contains("1 passed"), "{test} failed");
 }
 
 /// Adds `value` to each of `numbers`, by the kernel of [`written::add`].

@@ -1,6 +1,6 @@
 //! Streams and events: order, waiting, times, and that nothing else waits.
 
-use crate::{add, spin, stream, written};
+use crate::{add, in_a_process_of_its_own, spin, stream, written};
 use std::time::Instant;
 use tilewright_cuda::{Context, Result};
 
@@ -19,8 +19,15 @@ fn a_thousand_launches_are_done_in_order() -> Result<()> {
     Ok(())
 }
 
+/// What other tests give back waits for all work of the context, and holds up everybody meanwhile.
 #[test]
-fn launches_writes_and_fills_do_not_wait() -> Result<()> {
+fn launches_writes_and_fills_do_not_wait() {
+    in_a_process_of_its_own("streams::child_that_does_not_wait");
+}
+
+#[test]
+#[ignore = "it is run by the test above, in a process of its own"]
+fn child_that_does_not_wait() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let function = stream.load(&written::add())?;
     let numbers = stream.filled::<u32>(16_384, 0)?;

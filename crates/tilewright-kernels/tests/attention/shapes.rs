@@ -63,7 +63,7 @@ fn f16() {
     check(&Case::new(64, (2, 1), &[(1, 90), (33, 70)]).with(f16));
 }
 
-/// By less than what references are kept for, and by a lot more, in some rows of a warp sooner than in others.
+/// Some rows of a warp have a new maximum in later tiles, others have none.
 #[test]
 fn logits_that_grow() {
     for (growth, dtype) in [4.0, 40.0].into_iter().flat_map(|by| [(by, Dtype::F16), (by, Dtype::Bf16)]) {

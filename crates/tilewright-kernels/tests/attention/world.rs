@@ -185,6 +185,11 @@ impl World {
         (row * self.case.heads.0 + head) * (dim + 8)
     }
 
+    /// How many times longer than others a key is, by how far behind the first of its segment it is.
+    fn longer(&self, is_key: bool, along: f64) -> f64 {
+        if is_key { 1.0 + (self.case.growth - 1.0) * along } else { 1.0 }
+    }
+
     fn fill(&mut self) {
         let (case, dim) = (self.case.clone(), self.case.dim);
         let elements = case.num_rows() * case.heads.0 * (dim.qk + 8);
@@ -197,10 +202,9 @@ impl World {
             for (key, head) in (0..segment.len).flat_map(|key| (0..case.heads.1).map(move |h| (key, h))) {
                 for (pool, dim, seed) in [(&mut k, dim.qk, 2), (&mut v, dim.vo, 3)] {
                     let at = self.element(dim, segment, (key, head)) * size;
-                    let along = key as f64 / segment.len as f64;
-                    let size_of_key = if seed == 2 { 1.0 + (case.growth - 1.0) * along } else { 1.0 };
+                    let longer = self.longer(seed == 2, key as f64 / segment.len as f64);
                     let number =
-                        |d: usize| size_of_key * noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
+                        |d: usize| longer * noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
                     let row: Vec<u8> = (0..dim).flat_map(|d| bytes(case.kv, number(d))).collect();
                     pool[at..][..row.len()].copy_from_slice(&row);
                 }

@@ -366,10 +366,11 @@ fn copies_of_threads_are_0_where_nothing_is_read() {
             k.wait_copies(0);
             k.sync_threads();
             k.repeat((k.thread(), 64.min(32 * words as u32)), 32, |at| {
-                out.at(at).store(memory.at(at).load())
+                out.at(at).store(memory.at(at).load());
             });
         });
-        let expected = |at: usize| if at < 32 * words && at / words % 2 == 0 { at as u32 + 1 } else { 0 };
+        let expected =
+            |at: usize| if at < 32 * words && (at / words).is_multiple_of(2) { at as u32 + 1 } else { 0 };
         let expected: Vec<u32> = (0..64).map(expected).collect();
         (0..SEEDS).for_each(|seed| assert_eq!(copied(&kernel, seed), expected, "{bytes} bytes"));
     }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! warp w    keys 16 (4 i + w) .. + 16 for i = 0, 1, ..: K and V copied `num_stages - 1` stages ahead, by this warp alone
-//!           S = Q · Kᵀ,  P = 2^((S - max) · scale),  O = O · 2^((old max - max) · scale) + P · V
+//!           S = Q · Kᵀ,  P = 2^((S - max) · scale)
+//!           O = O · 2^((old max - max) · scale), where a maximum is new;  O = O + P · V
 //! end       O = Σ_w O_w · 2^((max_w - max) · scale)
 //! ```
 //!
@@ -113,6 +114,7 @@ impl<'c, 'k> Few<'c, 'k> {
         }
         k.wait_copies(layout.few.num_stages - 1);
         k.sync_threads();
+        self.rows.find_plain(self.cta, self.work);
         (0..layout.q.steps()).map(|step| self.places.query(self.cta, q, step)).collect()
     }
 
@@ -144,7 +146,6 @@ impl<'c, 'k> Few<'c, 'k> {
 
     fn attend(&self, query: &[[Value<'k, u32>; 4]]) {
         let (k, few) = (self.k, &self.cta.layout.few);
-        let plain = self.rows.plain(self.cta, self.work);
         k.repeat((0, self.count), 1, |stage| {
             k.wait_copies(few.num_stages - 2);
             // the copies of all lanes are there, and all are done with the stage that is filled next
@@ -159,7 +160,7 @@ impl<'c, 'k> Few<'c, 'k> {
             self.factors.scale_keys(factors_of_keys, &logits);
             let of_stage = self.keys_of(stage);
             self.hooks.logits((self.cta, self.work), of_stage, (&|| k.constant(0), &logits));
-            let masked = self.hooks.is_masked(plain.is_masked(of_stage.first, STAGE_KEYS));
+            let masked = self.hooks.is_masked(self.rows.is_masked(of_stage.first, STAGE_KEYS));
             let values = self.wide.arrived(Half::Values, self.values_of(stored));
             let special = k.var::<bool>("special", false);
             let seen = [0, 8].map(|_| k.var::<u32>("seen", 0));
@@ -226,7 +227,7 @@ impl<'c, 'k> Few<'c, 'k> {
         for half in 0..2 {
             let row = (lane >> 2) + 8 * half as u32;
             let sum = reduce::quad_sum(self.tile.sum[half].get());
-            let pair = [self.tile.reference[half].get() * self.work.scale, sum];
+            let pair = [self.tile.max[half].get() * self.work.scale, sum];
             k.when((lane & 3).eq(0), || {
                 states.at((self.warp * FEW_ROWS as u32 + row) << 1).store_vector(pair);
             });

@@ -17,8 +17,8 @@ pub(super) type Sums<'k> = [Var<'k, f32>; 4];
 pub(super) struct RowTile<'k> {
     /// For each 8 elements of a head `Σ weight · value`.
     pub(super) o: Vec<Sums<'k>>,
-    /// For each half the product that weights are relative to: the greatest of queries and keys, or one that is a little less.
-    pub(super) reference: [Var<'k, f32>; 2],
+    /// For each half the greatest product of queries and keys.
+    pub(super) max: [Var<'k, f32>; 2],
     /// For each half this thread's share of the sum of weights.
     pub(super) sum: [Cell<'k>; 2],
 }
@@ -60,11 +60,7 @@ impl<'k> RowTile<'k> {
     pub(super) fn of_columns(cta: &Cta<'k>, steps: usize, sum: [Cell<'k>; 2]) -> Self {
         let k = cta.k;
         sum.iter().for_each(|sum| sum.set(k.constant(0.0)));
-        Self {
-            o: cta.zeros("o", 2 * steps),
-            reference: [0, 1].map(|_| k.var("reference", f32::NEG_INFINITY)),
-            sum,
-        }
+        Self { o: cta.zeros("o", 2 * steps), max: [0, 1].map(|_| k.var("max", f32::NEG_INFINITY)), sum }
     }
 }
 

@@ -13,7 +13,7 @@ use super::config::{Config, FEW_ROWS, Items, KV_TOKENS};
 
 /// Warps of a CTA.
 pub(super) const WARPS: usize = 4;
-/// Bytes of words that warps tell each other, and of the item: limits of rows by warp,
+/// Bytes of words that warps tell each other, and of the item: limits of rows by warp, what each of up to 8 warps sees in full,
 /// which found values that are not finite, what merges are complete, counters, and the item.
 pub(super) const WORDS: usize = 192;
 /// Keys that a warp of few rows takes at once.

@@ -3,8 +3,9 @@
 //! ```text
 //! ring     K of tile 0, V of tile 0, K of tile 1, ..  one slot each, copied `num_slots - 1` slots ahead
 //! for each KV tile:
-//!     wait for K    S = Q · Kᵀ, what rows do not see becomes -inf, P = 2^((S - max) · scale)
-//!     wait for V    O = O · 2^((old max - max) · scale) + P · V
+//!     wait for K    S = Q · Kᵀ, what rows do not see becomes -inf, P = 2^((S - max) · scale);
+//!                   where a maximum is new, O = O · 2^((old max - max) · scale)
+//!     wait for V    O = O + P · V
 //! ```
 //!
 //! Each wait ends at a barrier of the CTA: behind it all copies of the slot are there, and all threads are done with the slot
@@ -127,7 +128,7 @@ impl<'c, 'k> Many<'c, 'k> {
                 // entries, and the table of rows, are there
                 k.sync_threads();
             }
-            self.load(first, load, self.exists(first, load));
+            self.load(first, load);
         }
     }
 
@@ -137,17 +138,12 @@ impl<'c, 'k> Many<'c, 'k> {
         self.finder.ask(first + KV_TOKENS as u32);
     }
 
-    /// Whether there is something for the `ahead`th copy from the keys of a tile on.
-    fn exists(&self, first: Value<'k, u32>, ahead: usize) -> Value<'k, bool> {
-        (first + (ahead / 2 * KV_TOKENS) as u32).lt(self.work.kv_end)
-    }
-
-    /// Starts this copy.
-    fn load(&self, first: Value<'k, u32>, ahead: usize, exists: Value<'k, bool>) {
+    /// Starts the `ahead`th copy from the keys of a tile on.
+    fn load(&self, first: Value<'k, u32>, ahead: usize) {
         let (k, many) = (self.k, &self.cta.layout.many);
         let half = if ahead.is_multiple_of(2) { Half::Keys } else { Half::Values };
         let first = first + (ahead / 2 * KV_TOKENS) as u32;
-        k.when(exists, || {
+        k.when(first.lt(self.work.kv_end), || {
             let slot = self.cta.at::<u32>(many.slots).byte(self.fills.get());
             let copier = if half == Half::Keys { &self.keys } else { &self.values };
             if half == Half::Keys {
@@ -179,29 +175,25 @@ impl<'c, 'k> Many<'c, 'k> {
     ) -> [Shared<'k, u32>; 2] {
         let many = &self.cta.layout.many;
         let slots = self.cta.at::<u32>(many.slots);
-        let ahead = usize::from(half == Half::Values) + many.num_slots - 1;
-        // asked before the barrier, which it does not wait for then
-        let exists = self.exists(first, ahead);
         self.k.wait_copies(many.num_slots - 2);
         let arrived = self.wide.arrived(half, slots.byte(self.next(self.fills.get())));
         look(arrived);
         self.k.sync_threads();
-        self.load(first, ahead, exists);
+        self.load(first, usize::from(half == Half::Values) + many.num_slots - 1);
         let slot = slots.byte(self.fills.get());
         [if self.cta.kv.size() == 1 { arrived } else { slot }, slot]
     }
 
     fn attend(&self) {
-        let plain = self.rows.plain(self.cta, self.work);
-        self.work
-            .for_each_tile(KV_TOKENS, |first| self.attend_tile(first, plain.is_masked(first, KV_TOKENS)));
+        self.rows.find_plain(self.cta, self.work);
+        self.work.for_each_tile(KV_TOKENS, |first| self.attend_tile(first));
         self.k.wait_copies(0);
     }
 
-    /// The KV tile from key `first` on, of which rows do not see all if it is `masked`.
-    fn attend_tile(&self, first: Value<'k, u32>, masked: Value<'k, bool>) {
+    /// The KV tile from key `first` on.
+    fn attend_tile(&self, first: Value<'k, u32>) {
         let k = self.k;
-        let masked = self.hooks.is_masked(masked);
+        let masked = self.hooks.is_masked(self.rows.is_masked(first, KV_TOKENS));
         k.when(masked, || self.find_seen(first));
         let [keys, slot] = self.next_slot(first, Half::Keys, |_| {});
         let logits: Vec<Vec<Sums<'k>>> =

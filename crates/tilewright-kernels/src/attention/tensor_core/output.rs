@@ -99,7 +99,7 @@ pub(super) fn store_columns<'k>(
     let rows = item.qo_len * cta.params.group.by;
     for half in 0..2 {
         let sum = reduce::quad_sum(tile.sum[half].get());
-        let total = Total::new(tile.reference[half].get() * work.scale, sum);
+        let total = Total::new(tile.max[half].get() * work.scale, sum);
         let of_values = factors::of_sums(cta, item.kv_head);
         let factor = total.normalizer * of_values;
         let row = first_row + (lane >> 2) + 8 * half as u32;

@@ -2,7 +2,7 @@
 //!
 //! A row at position `p` sees positions `p - left ..= p + right`. Where keys have positions without gaps these are keys
 //! `first..end` of the segment; in block-sparse attention they stay positions, and are compared with those of single keys.
-//! [`Plain`] KV tiles are seen by all rows, and need no mask.
+//! KV tiles between `plain_from` and `plain_to` are seen by all rows, and need no mask.
 
 use super::{
     cta::{Cta, Work},
@@ -21,28 +21,15 @@ pub(super) struct Rows<'k> {
     first: Shared<'k, i32>,
     end: Shared<'k, i32>,
     limits: Shared<'k, i32>,
-}
-
-/// Which keys all rows see.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Plain<'k> {
-    from: Value<'k, i32>,
-    to: Value<'k, i32>,
-}
-
-impl<'k> Plain<'k> {
-    /// Whether some row does not see all of the `count` keys from `first` on.
-    #[track_caller]
-    pub(super) fn is_masked(self, first: Value<'k, u32>, count: usize) -> Value<'k, bool> {
-        let first = first.reinterpret::<i32>();
-        first.lt(self.from) | (first + count as i32).gt(self.to)
-    }
+    /// `plain_from` and `plain_to`, of this warp.
+    plain: Shared<'k, i32>,
 }
 
 impl<'k> Rows<'k> {
     pub(super) fn new(cta: &Cta<'k>) -> Self {
         let at = |number: usize| cta.at::<i32>(cta.layout.rows + number * 512);
-        Self { positions: at(0), first: at(1), end: at(2), limits: cta.at(cta.layout.words) }
+        let plain = cta.at::<i32>(cta.layout.words + 32).at(cta.k.warp_index() << 1);
+        Self { positions: at(0), first: at(1), end: at(2), limits: cta.at(cta.layout.words), plain }
     }
 
     /// Fills the table for the `count` rows from `begin` on, by all threads; to be read behind a barrier.
@@ -71,9 +58,8 @@ impl<'k> Rows<'k> {
         });
     }
 
-    /// Finds which keys all rows see, when the table is filled.
-    #[track_caller]
-    pub(super) fn plain(&self, cta: &Cta<'k>, work: &Work<'k>) -> Plain<'k> {
+    /// Finds which keys all rows see; each warp for itself.
+    pub(super) fn find_plain(&self, cta: &Cta<'k>, work: &Work<'k>) {
         let item = work.item();
         let firsts = self.limits.load_vector::<4>();
         let ends = self.limits.plus(WARPS).load_vector::<4>();
@@ -86,7 +72,16 @@ impl<'k> Rows<'k> {
         let end = item.kv_end.reinterpret::<i32>();
         let of_blocks = all.select::<i32>(end, 0);
         let to = cta.is_blocks().select::<i32>(of_blocks, to.min(end));
-        Plain { from, to: to.min(limit) }
+        cta.k.when(cta.k.lane().eq(0), || self.plain.store_vector([from, to.min(limit)]));
+        cta.k.sync_warp();
+    }
+
+    /// Whether some row does not see all of the `count` keys from `first` on.
+    #[track_caller]
+    pub(super) fn is_masked(&self, first: Value<'k, u32>, count: usize) -> Value<'k, bool> {
+        let [from, to] = self.plain.load_vector::<2>();
+        let first = first.reinterpret::<i32>();
+        first.lt(from) | (first + count as i32).gt(to)
     }
 
     /// Keys (or positions) `first..end` that a row of the tile sees.

@@ -11,30 +11,28 @@ use super::{
 use crate::tile::reduce;
 use tilewright_ptx::build::{Value, Var};
 
-/// As long as a logit is greater than the reference by no more than this, in base 2, the reference is kept: weights are 256 at most
-/// then, which f16 and bf16 hold as well as 1, and what was summed before stays as it is (as in FlashAttention-4).
-const KEPT: f32 = 8.0;
+/// For each row tile a number of each half.
+type Halves<'k> = Vec<[Value<'k, f32>; 2]>;
 
 /// Products of queries and keys of some row tiles on their way to weights.
-struct Rows<'a, 'k> {
+struct Products<'a, 'k> {
     tiles: &'a [RowTile<'k>],
     logits: &'a [Vec<Sums<'k>>],
     scale: Value<'k, f32>,
 }
 
 /// Turns products of row tiles with keys into weights, rounded and in pairs, four for each 16 keys; brings what was summed before to
-/// their references. `to` tells of factors of pages, if there are any.
+/// their maxima. `to` tells of factors of pages, if there are any.
 pub(super) fn weigh<'k>(
     cta: &Cta<'k>,
     (tiles, logits): (&[RowTile<'k>], &[Vec<Sums<'k>>]),
     scale: Value<'k, f32>,
     to: Option<&ToReference<'k>>,
 ) -> Vec<Vec<[Value<'k, u32>; 4]>> {
-    let rows = Rows { tiles, logits, scale };
-    let (references, factors) = rows.refer();
-    let of_tiles = factors.chunks_exact(2).map(|of_tile| [of_tile[0], of_tile[1]]);
-    rows.rescale(&of_tiles.map(|factors| to.map_or(factors, |to| to.sums(factors))).collect::<Vec<_>>());
-    rows.weigh(&references, &factors);
+    let products = Products { tiles, logits, scale };
+    let (references, factors) = products.refer();
+    products.rescale(&factors, to);
+    products.weigh(&references);
     if let Some(to) = to {
         logits.iter().for_each(|logits| to.weights(logits));
     }
@@ -44,58 +42,52 @@ pub(super) fn weigh<'k>(
     logits.iter().map(|logits| logits.chunks_exact(2).map(of_step).collect()).collect()
 }
 
-impl<'k> Rows<'_, 'k> {
-    /// Both halves of each tile.
-    fn halves(&self) -> impl Iterator<Item = (usize, usize)> {
-        (0..self.tiles.len()).flat_map(|tile| [(tile, 0), (tile, 1)])
-    }
-
-    /// This thread's keys, a logit of each half for each.
+impl<'k> Products<'_, 'k> {
+    /// This thread's keys, for each a logit of both halves of each tile.
     fn keys(&self) -> impl Iterator<Item = Vec<Var<'k, f32>>> {
         let keys = (0..self.logits.first().map_or(0, Vec::len)).flat_map(|tile| [(tile, 0), (tile, 1)]);
-        keys.map(|(keys, i)| {
-            self.halves().map(|(tile, half)| self.logits[tile][keys][2 * half + i]).collect()
-        })
+        keys.map(|(keys, i)| self.logits.iter().flat_map(|of| [of[keys][i], of[keys][2 + i]]).collect())
     }
 
-    /// The new reference of each half, less than infinite, and the factor that brings what was summed before to it.
-    fn refer(&self) -> (Vec<Value<'k, f32>>, Vec<Value<'k, f32>>) {
-        let before: Vec<_> =
-            self.halves().map(|(tile, half)| self.tiles[tile].reference[half].get()).collect();
+    /// For each half what is subtracted from its logits, the new maximum, and the factor that brings what was summed before to it.
+    fn refer(&self) -> (Halves<'k>, Halves<'k>) {
+        let before: Vec<_> = self.tiles.iter().flat_map(|tile| tile.max).map(|max| max.get()).collect();
         let both = |max: Vec<Value<'k, f32>>, logits: Vec<Var<'k, f32>>| {
             max.iter().zip(logits).map(|(max, logit)| max.max(logit.get())).collect()
         };
         let max = reduce::quads_max(self.keys().fold(before.clone(), both));
-        let of_half = |((tile, half), (before, max)): ((usize, usize), (Value<'k, f32>, Value<'k, f32>))| {
-            // what is not a number, because both are infinite, is not kept either
-            let kept = ((max - before) * self.scale).abs().le(KEPT);
-            let reference = max.unless(kept, before);
-            self.tiles[tile].reference[half].set(reference);
-            // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
-            let reference = reference.unless(reference.eq(f32::NEG_INFINITY), 0.0);
-            (reference, ((before - reference) * self.scale).exp2())
-        };
-        self.halves().zip(before.into_iter().zip(max)).map(of_half).unzip()
+        // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
+        let references: Vec<_> = max.iter().map(|max| max.unless(max.eq(f32::NEG_INFINITY), 0.0)).collect();
+        let factors =
+            before.iter().zip(&references).map(|(before, by)| ((*before - *by) * self.scale).exp2());
+        let factors: Vec<_> = factors.collect();
+        self.tiles.iter().flat_map(|tile| tile.max).zip(max).for_each(|(cell, max)| cell.set(max));
+        let of_tiles =
+            |of_halves: Vec<Value<'k, f32>>| of_halves.chunks_exact(2).map(|of| [of[0], of[1]]).collect();
+        (of_tiles(references), of_tiles(factors))
     }
 
-    /// Brings sums of weighed values to new references; most KV tiles change none.
-    fn rescale(&self, factors: &[[Value<'k, f32>; 2]]) {
+    /// Brings what was summed before to new maxima. Later KV tiles seldom have one, and what is multiplied by 1 has the same bits.
+    fn rescale(&self, factors: &[[Value<'k, f32>; 2]], to: Option<&ToReference<'k>>) {
         let k = self.scale.builder();
-        let same = factors.iter().flatten().map(|factor| factor.eq(1.0));
+        // none is above 1, nor is what they are multiplied with
+        let of_values: Halves<'k> = factors.iter().map(|of| to.map_or(*of, |to| to.sums(*of))).collect();
+        let same = of_values.iter().flatten().map(|factor| factor.eq(1.0));
         let same = same.reduce(|a, b| a & b).unwrap_or_else(|| k.constant(true));
         k.when(!k.all(same), || {
-            for (tile, factors) in self.tiles.iter().zip(factors) {
+            for (tile, (factors, of_values)) in self.tiles.iter().zip(factors.iter().zip(of_values)) {
                 for (i, sum) in tile.o.iter().flat_map(|sums| sums.iter().enumerate()) {
-                    sum.set(sum.get() * factors[i / 2]);
+                    sum.set(sum.get() * of_values[i / 2]);
                 }
+                tile.sum.iter().zip(factors).for_each(|(sum, factor)| sum.set(sum.get() * *factor));
             }
         });
     }
 
     /// Puts weights in the place of logits, and adds them to their sums.
-    fn weigh(&self, references: &[Value<'k, f32>], factors: &[Value<'k, f32>]) {
+    fn weigh(&self, references: &[[Value<'k, f32>; 2]]) {
         let k = self.scale.builder();
-        let offsets: Vec<_> = references.iter().map(|reference| -(*reference * self.scale)).collect();
+        let offsets: Vec<_> = references.iter().flatten().map(|by| -(*by * self.scale)).collect();
         let mut sums = vec![k.constant(0.0); offsets.len()];
         for logits in self.keys() {
             for (logit, (offset, sum)) in logits.into_iter().zip(offsets.iter().zip(&mut sums)) {
@@ -104,9 +96,8 @@ impl<'k> Rows<'_, 'k> {
                 *sum = *sum + weight;
             }
         }
-        for ((tile, half), (factor, sum)) in self.halves().zip(factors.iter().zip(sums)) {
-            let cell = self.tiles[tile].sum[half];
-            cell.set(cell.get().mul_add(*factor, sum));
+        for (cell, sum) in self.tiles.iter().flat_map(|tile| tile.sum).zip(sums) {
+            cell.set(cell.get() + sum);
         }
     }
 }

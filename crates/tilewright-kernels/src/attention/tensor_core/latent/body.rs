@@ -154,7 +154,7 @@ impl<'c, 'k> Body<'c, 'k> {
     /// Starts the copies of the KV tile whose first key this is, if there is one.
     fn load(&self, first: Value<'k, u32>) {
         let k = self.k;
-        k.when(first.lt(self.work.item().kv_end), || {
+        k.when(first.lt(self.work.kv_end), || {
             let to = self.cta.at::<u32>(self.body.stages).byte(self.fills.get());
             let table = self.table(first);
             // into the other table, and before the copies, which loads from shared memory do not pass
@@ -178,15 +178,15 @@ impl<'c, 'k> Body<'c, 'k> {
     }
 
     fn attend(&self) {
-        let plain = self.rows.plain(self.cta, self.work);
-        let keys = self.layout.keys;
-        self.work.for_each_tile(keys, |first| self.attend_tile(first, plain.is_masked(first, keys)));
+        self.rows.find_plain(self.cta, self.work);
+        self.work.for_each_tile(self.layout.keys, |first| self.attend_tile(first));
         self.k.wait_copies(0);
     }
 
-    /// The KV tile from key `first` on, of which rows do not see all if it is `masked`.
-    fn attend_tile(&self, first: Value<'k, u32>, masked: Value<'k, bool>) {
+    /// The KV tile from key `first` on.
+    fn attend_tile(&self, first: Value<'k, u32>) {
         let k = self.k;
+        let masked = self.rows.is_masked(first, self.layout.keys);
         let tile = self.next_tile(first);
         k.when(masked, || {
             self.find_seen(first);
