@@ -52,10 +52,16 @@ impl<'k> Products<'_, 'k> {
     /// For each half what is subtracted from its logits, the new maximum, and the factor that brings what was summed before to it.
     fn refer(&self) -> (Halves<'k>, Halves<'k>) {
         let before: Vec<_> = self.tiles.iter().flat_map(|tile| tile.max).map(|max| max.get()).collect();
-        let both = |max: Vec<Value<'k, f32>>, logits: Vec<Var<'k, f32>>| {
-            max.iter().zip(logits).map(|(max, logit)| max.max(logit.get())).collect()
-        };
-        let max = reduce::quads_max(self.keys().fold(before.clone(), both));
+        // by fours, so that no chain of results that wait for each other is long
+        let keys: Vec<_> = self.keys().collect();
+        let mut max = before.clone();
+        for four in keys.chunks(4) {
+            for (half, max) in max.iter_mut().enumerate() {
+                let pairs = four.chunks(2).map(|pair| pair[0][half].get().max(pair[1][half].get()));
+                *max = pairs.reduce(|a, b| a.max(b)).map_or(*max, |of_four| max.max(of_four));
+            }
+        }
+        let max = reduce::quads_max(max);
         // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
         let references: Vec<_> = max.iter().map(|max| max.unless(max.eq(f32::NEG_INFINITY), 0.0)).collect();
         let factors =
