@@ -1,6 +1,6 @@
 //! Matrix products.
 
-use crate::noise::noise;
+use crate::real::noise;
 use half::bf16;
 use tilewright_kernels::gemm::sm90::{Gemm, TILE_ROWS, gemm};
 use tilewright_kernels::tile::panel_map;

@@ -1,6 +1,6 @@
 //! Attention of ragged requests.
 
-use crate::noise::noise;
+use crate::real::noise;
 use half::bf16;
 use tilewright::attention::variant::{DumpLogits, ExpressionVariant, FlashSigmoid, HeadScales, SoftCap};
 use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
