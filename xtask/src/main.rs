@@ -1,15 +1,16 @@
-//! The project's own chores: `cargo xtask check` is all of CI.
+//! Tasks of the project: `cargo xtask check` is all of CI.
 
 mod bundle;
+mod comments;
 mod conformance;
-mod faults;
 mod gate;
 mod guards;
-mod lines;
-mod pictures;
+mod metrics;
 mod rust_source;
 mod steps;
 mod tree;
+mod types;
+mod walks;
 
 use std::{
     path::{Path, PathBuf},
@@ -18,32 +19,30 @@ use std::{
 use tree::Tree;
 
 const HELP: &str = "\
-The project's own chores.
+Tasks of the project.
 
-Usage: cargo xtask <CHORE>
+Usage: cargo xtask <TASK>
 
-Chores:
+Tasks:
   check         all of CI: format, guards, clippy, tests, documentation, gate; stops at the first failure
-  guard         the home-made guards alone; each first proves that it catches planted violations
-  gate          assembles every instruction and kernel and reads the machine code; installs the assembler if need be;
-                --bless makes what is now what is expected, --if-possible passes where the tools are not to be had
-  bundle        the GPU's tests and benches in target/bundle, for a machine with a GPU and without cargo
-  conformance   attention against its oracle on every instruction set of this machine, and the number of cases
-  faults        plants each fault of tests/faults/ alone and sees its test fail; [AREA...] for some, --list to see them
-  pictures      draws the layouts of docs/tiles.md from the code; a test compares the files with what it draws
-  lines         sizes of the Rust files: sum, median, 90th percentile and largest, per crate
+  guard         project conventions; each guard first proves that it reports planted violations
+  metrics       size and readability in numbers; --list prints the places, --bless [NAME] writes the limits
+  gate          assembles every instruction and kernel and checks the machine code; installs the assembler if needed;
+                --bless records the present numbers, --if-possible passes without the tools
+  bundle        GPU tests and benches in target/bundle, for a machine with a GPU and without cargo
+  conformance   attention against its oracle on every instruction set of this machine, with the number of cases
 ";
 
-/// The folder of build outputs, which `root/target` is if nothing else was asked for.
+/// The folder of build outputs: `CARGO_TARGET_DIR`, by default `root/target`.
 fn target(root: &Path) -> PathBuf {
     root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or_else(|| "target".into()))
 }
 
 fn main() -> ExitCode {
-    // Asked at run time: a target folder may be shared by two checkouts.
+    // Read at run time, because two checkouts may share one target folder.
     let package = std::env::var("CARGO_MANIFEST_DIR").unwrap_or_default();
     let Some(root) = Path::new(&package).parent() else {
-        eprintln!("error: run it as `cargo xtask`, which says where the project is");
+        eprintln!("error: run it as `cargo xtask`, which sets CARGO_MANIFEST_DIR");
         return ExitCode::from(2);
     };
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -54,15 +53,13 @@ fn main() -> ExitCode {
         ["gate", ref rest @ ..] => gate::run(root, rest).map(drop),
         ["bundle"] => bundle::run(root),
         ["conformance"] => conformance::run(root),
-        ["faults", ref rest @ ..] => faults::run(root, rest),
-        ["pictures"] => pictures::run(root),
-        ["lines"] => Tree::read(root).map(|tree| print!("{}", lines::report(&tree))),
+        ["metrics", ref rest @ ..] => metrics::run(root, rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())
         }
         _ => {
-            eprintln!("error: `cargo xtask {}` is no chore\n\n{HELP}", arguments.join(" "));
+            eprintln!("error: `cargo xtask {}` is no task\n\n{HELP}", arguments.join(" "));
             return ExitCode::from(2);
         }
     };

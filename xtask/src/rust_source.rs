@@ -1,20 +1,42 @@
-//! Tells the code of Rust source from its comments, strings and characters, as far as a guard needs it.
+//! Separation of Rust source into code, comments and literals, to the extent that a guard needs.
 
-/// `source` with comments and the inside of literals blanked out; lines stay where they are.
+/// `source` with comments and the contents of literals blanked out; line numbers are unchanged.
 pub(crate) fn code_only(source: &str) -> String {
-    let bytes = source.as_bytes();
-    let mut code = Vec::with_capacity(bytes.len());
-    while code.len() < bytes.len() {
-        let at = code.len();
-        match skipped(source, at) {
-            Some(end) => code.extend(bytes[at..end].iter().map(|&b| if b == b'\n' { b } else { b' ' })),
-            None => code.push(bytes[at]),
-        }
-    }
-    String::from_utf8(code).expect("whole characters were kept or blanked")
+    filtered(source, |part| part == Part::Code)
 }
 
-/// Where the comment or literal that begins at `at` ends, if one begins there.
+/// `source` with everything but its comments blanked out; line numbers are unchanged.
+pub(crate) fn comments_only(source: &str) -> String {
+    filtered(source, |part| part == Part::Comment)
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Code,
+    Comment,
+    Literal,
+}
+
+fn filtered(source: &str, keep: impl Fn(Part) -> bool) -> String {
+    let bytes = source.as_bytes();
+    let mut kept = Vec::with_capacity(bytes.len());
+    while kept.len() < bytes.len() {
+        let at = kept.len();
+        let (end, part) = match skipped(source, at) {
+            Some(end) if bytes[at] == b'/' => (end, Part::Comment),
+            Some(end) => (end, Part::Literal),
+            None => (at + 1, Part::Code),
+        };
+        let blank = |&b: &u8| if b == b'\n' { b } else { b' ' };
+        match keep(part) {
+            true => kept.extend(&bytes[at..end]),
+            false => kept.extend(bytes[at..end].iter().map(blank)),
+        }
+    }
+    String::from_utf8(kept).expect("each character is kept or blanked as a whole")
+}
+
+/// The end of the comment or literal that begins at `at`, if one begins there.
 fn skipped(source: &str, at: usize) -> Option<usize> {
     let bytes = source.as_bytes();
     let rest = &bytes[at..];
@@ -32,7 +54,7 @@ fn find(bytes: &[u8], from: usize, what: &[u8]) -> Option<usize> {
     bytes[from..].windows(what.len()).position(|window| window == what).map(|found| from + found)
 }
 
-/// `at` goes on a word; the prefixes `b` and `c` of literals are words of their own.
+/// Whether `at` continues a word; the literal prefixes `b` and `c` count as separate words.
 fn in_word(bytes: &[u8], at: usize) -> bool {
     let part = |at: usize| bytes[at].is_ascii_alphanumeric() || bytes[at] == b'_';
     let start = if at > 0 && matches!(bytes[at - 1], b'b' | b'c') { at - 1 } else { at };
@@ -82,7 +104,12 @@ fn character(source: &str, at: usize) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::code_only;
+    use super::{code_only, comments_only};
+
+    #[test]
+    fn comments_are_kept_alone() {
+        assert_eq!(comments_only("a // b\n\"// c\" /* d */ é"), "  // b\n       /* d */   ");
+    }
 
     #[test]
     fn keeps_code_and_blanks_the_rest() {

@@ -1,10 +1,11 @@
-//! The home-made guards: rules of the house that no compiler knows. None is believed before it has caught the
-//! violations that it plants for itself, and let a tree pass that only looks like one.
+//! Guards: project conventions that no compiler checks. Each guard first proves itself: it must report every violation that it
+//! plants, and nothing in a tree that only resembles one.
 
 mod dependencies;
 mod environment;
-mod faults;
 mod figures;
+mod language;
+mod limits;
 mod links;
 mod names;
 mod openings;
@@ -18,15 +19,15 @@ use crate::tree::Tree;
 /// One rule.
 struct Guard {
     name: &'static str,
-    /// What is wrong with a tree, one line each.
+    /// Reports the violations of a tree, one line each.
     check: fn(&Tree) -> Vec<String>,
-    /// Trees with a violation, each with words that the complaint must have.
+    /// Trees with one violation each, and text that the report must contain.
     planted: fn() -> Vec<(Tree, &'static str)>,
-    /// A tree that comes near to violations and has none.
+    /// A tree that resembles violations and has none.
     clean: fn() -> Tree,
 }
 
-const GUARDS: [Guard; 11] = [
+const GUARDS: [Guard; 12] = [
     sizes::GUARD,
     openings::GUARD,
     names::GUARD,
@@ -36,11 +37,12 @@ const GUARDS: [Guard; 11] = [
     environment::GUARD,
     links::GUARD,
     figures::GUARD,
-    faults::GUARD,
+    language::GUARD,
+    limits::GUARD,
     tested::GUARD,
 ];
 
-/// Proves every guard, then holds all of them against `tree`.
+/// Proves every guard, then applies all of them to `tree`.
 pub(crate) fn run(tree: &Tree) -> Result<(), String> {
     let mut violations = 0;
     for guard in &GUARDS {
@@ -53,20 +55,20 @@ pub(crate) fn run(tree: &Tree) -> Result<(), String> {
     }
     match violations {
         0 => Ok(()),
-        1 => Err("1 violation of the house rules, see above".to_owned()),
-        _ => Err(format!("{violations} violations of the house rules, see above")),
+        1 => Err("1 violation of the conventions, see above".to_owned()),
+        _ => Err(format!("{violations} violations of the conventions, see above")),
     }
 }
 
 impl Guard {
-    /// The number of planted violations, when all were caught and nothing else was.
+    /// The number of planted violations, if all of them and nothing else were reported.
     fn prove(&self) -> Result<usize, String> {
         let planted = (self.planted)();
         for (tree, words) in &planted {
             let complaints = (self.check)(tree);
             if !complaints.iter().any(|complaint| complaint.contains(words)) {
                 return Err(format!(
-                    "guard `{}` does not catch what was planted: expected `{words}`, got {complaints:?}",
+                    "guard `{}` does not report its planted violation: expected `{words}`, got {complaints:?}",
                     self.name
                 ));
             }
@@ -107,7 +109,7 @@ mod tests {
         let planted = || vec![(Tree::default(), "wolf")];
         let asleep = Guard { name: "asleep", check: |_| Vec::new(), planted, clean: Tree::default };
         let why = asleep.prove().unwrap_err();
-        assert_eq!(why, "guard `asleep` does not catch what was planted: expected `wolf`, got []");
+        assert_eq!(why, "guard `asleep` does not report its planted violation: expected `wolf`, got []");
 
         let check = |_: &Tree| vec!["wolf".to_owned()];
         let liar = Guard { name: "liar", check, planted, clean: Tree::default };
