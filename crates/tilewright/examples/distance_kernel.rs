@@ -1,4 +1,4 @@
-//! A variant of one's own: logits times a kernel of the distance, with a learned range for each head.
+//! A custom attention variant: logits times a distance kernel with a learned range per head.
 //!
 //! `s'[j] = s[j] · e^(-|j - p| / range[h])` for the query at position `p` and the key at `j`.
 
@@ -35,7 +35,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// `[3, 2, 64]`: one request of 2 query heads over 1 KV head, 3 queries behind 5 cached tokens.
+/// Output `[3, 2, 64]`: one request with 2 query heads, 1 KV head, and 3 queries after 5 cached tokens.
 pub fn outputs() -> Result<Vec<f32>> {
     let (heads, dim) = (Heads { qo: 2, kv: 1 }, 64);
     let problem = Problem::builder(heads, HeadDim::same(dim)).build()?;

@@ -1,4 +1,4 @@
-//! Sigmoid attention, `o = Σ_j sigmoid(s[j] + bias) · v[j]`, written by hand as a user would: no softmax, no LSE.
+//! Sigmoid attention, `o = Σ_j sigmoid(s[j] + bias) · v[j]`, as a custom variant: no softmax, no LSE.
 
 use tilewright::{
     Attention, Batch, Cpu, HeadDim, Heads, KvCache, Output, Problem, Result, View, ViewMut, Workspace,
@@ -7,12 +7,12 @@ use tilewright::{
 
 /// The variant.
 #[derive(Debug)]
-pub struct FlashSigmoid {
+pub struct SigmoidAttention {
     /// Added to every logit.
     pub bias: f32,
 }
 
-impl Variant for FlashSigmoid {
+impl Variant for SigmoidAttention {
     fn name(&self) -> &str {
         "flash_sigmoid"
     }
@@ -32,11 +32,11 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// `[3, 2, 64]`: one request of 2 query heads over 1 KV head, 3 queries behind 5 cached tokens.
+/// Output `[3, 2, 64]`: one request with 2 query heads, 1 KV head, and 3 queries after 5 cached tokens.
 pub fn outputs() -> Result<Vec<f32>> {
     let (heads, dim) = (Heads { qo: 2, kv: 1 }, 64);
     let problem = Problem::builder(heads, HeadDim::same(dim)).build()?;
-    let attention = Attention::with_variant(problem, FlashSigmoid { bias: -(8f32.ln()) }, Cpu::new())?;
+    let attention = Attention::with_variant(problem, SigmoidAttention { bias: -(8f32.ln()) }, Cpu::new())?;
 
     let plan = attention.plan(&Batch::ragged(&[0, 3], &[0, 8]))?;
     let mut workspace = Workspace::for_plan(&plan);

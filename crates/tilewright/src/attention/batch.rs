@@ -1,4 +1,4 @@
-//! What changes every step: which query rows and which keys belong to which request.
+//! A batch: the query rows and keys of each request in one step.
 //!
 //! ```text
 //! qo_indptr   0   1        5   6      request 0 has 1 query row (decode), request 1 has 4 (prefill), request 2 has 1
@@ -12,14 +12,14 @@ use crate::{
 };
 use std::{ops::Range, sync::Arc};
 
-/// Borrowed indices, `i32` or `i64`, or an array of them that may be shared; every value is checked before it is used.
+/// Borrowed indices, `i32` or `i64`, or a shareable array. Every value is checked before use.
 #[derive(Debug, Clone, Copy)]
 pub enum Index<'a> {
-    /// 32-bit, as kernels take them.
+    /// 32-bit, the format of the kernels.
     I32(&'a [i32]),
-    /// 64-bit, as many frameworks keep them.
+    /// 64-bit, the format of many frameworks.
     I64(&'a [i64]),
-    /// 32-bit, and a plan that needs them shares them instead of making a copy.
+    /// 32-bit and shared: a plan keeps a reference instead of a copy.
     Shared(&'a Arc<Vec<i32>>),
 }
 
@@ -75,7 +75,8 @@ impl Index<'_> {
         Ok(entries)
     }
 
-    /// Adds the entries to `to`; the largest of them, as if none were negative: with a negative one it is above `i32::MAX`.
+    /// Appends the entries to `to` and returns their maximum as `u32`, so that negative entries compare above
+    /// `i32::MAX`.
     pub(crate) fn copy_i32(self, operator: &'static str, name: &str, to: &mut Vec<i32>) -> Result<u32> {
         let wide = match self {
             Self::I32(s) => return Ok(indices::copy_i32(s, to)),
@@ -96,7 +97,7 @@ impl Index<'_> {
         }
     }
 
-    /// [`Index::copy_i32`] into a list that holds none yet, or shares these from now on.
+    /// [`Index::copy_i32`] into an empty list; a shared array is referenced, not copied.
     pub(crate) fn keep_i32(self, operator: &'static str, name: &str, to: &mut PageList) -> Result<u32> {
         if let Self::Shared(shared) = self {
             to.share(shared);
@@ -105,7 +106,7 @@ impl Index<'_> {
         self.copy_i32(operator, name, to.own())
     }
 
-    /// Reads the entries as the `count + 1` bounds of `count` neighbouring ranges, one for each request.
+    /// Reads the entries as the `count + 1` bounds of `count` adjacent ranges, one per request.
     pub(crate) fn ranges(
         &self,
         operator: &'static str,
@@ -115,7 +116,7 @@ impl Index<'_> {
         self.ranges_of(operator, (name, "request"), count)
     }
 
-    /// [`Index::ranges`], one for each `owner`: a request, group, block row or segment.
+    /// [`Index::ranges`], one per `owner`: a request, group, block row or segment.
     pub(crate) fn ranges_of(
         &self,
         operator: &'static str,
@@ -126,7 +127,7 @@ impl Index<'_> {
         Ok((0..count).map(|r| self.range(r)).collect())
     }
 
-    /// Checks that the entries are the `count + 1` bounds of `count` neighbouring ranges; where the last of them ends.
+    /// Checks that the entries are the `count + 1` bounds of `count` adjacent ranges. Returns the end of the last one.
     pub(crate) fn check_ranges(
         &self,
         operator: &'static str,
@@ -152,7 +153,7 @@ impl Index<'_> {
         Ok(self.get(count) as usize)
     }
 
-    /// Whether no entry is below the one before it. Looks at all of them, as that can be done several at once.
+    /// Whether the entries never decrease. Without early exit, so that the loop vectorizes.
     fn ascends(&self) -> bool {
         fn all<T: PartialOrd>(entries: &[T]) -> bool {
             let pairs = entries.iter().zip(entries.iter().skip(1));
@@ -165,47 +166,47 @@ impl Index<'_> {
         }
     }
 
-    /// Range `r` of bounds that [`Index::check_ranges`] has checked.
+    /// Range `r` of bounds checked by [`Index::check_ranges`].
     pub(crate) fn range(&self, r: usize) -> Range<usize> {
         self.get(r) as usize..self.get(r + 1) as usize
     }
 }
 
-/// Where the keys and values of a batch are.
+/// KV storage of a batch.
 #[derive(Debug, Clone, Copy)]
 pub enum KvTable<'a> {
-    /// In pages of a pool.
+    /// Pages of a pool.
     Paged(PageTable<'a>),
-    /// One request after the other in a tensor: request `r` owns tokens `indptr[r]..indptr[r + 1]`.
+    /// Concatenated requests in one tensor: request `r` owns tokens `indptr[r]..indptr[r + 1]`.
     Ragged {
         /// `[num_requests + 1]`
         indptr: Index<'a>,
     },
-    /// Blocks of a tensor, for one request whose rows look at some of them.
+    /// One request whose rows attend to some blocks of a tensor.
     Blocks(BlockSparse<'a>),
-    /// As [`KvTable::Blocks`], with blocks of any size, other ones for every KV head.
+    /// As [`KvTable::Blocks`], with variable block sizes per KV head.
     VariableBlocks(VariableBlockSparse<'a>),
 }
 
-/// Keys that several neighbouring requests share: one level of a cascade.
+/// One cascade level: keys shared by adjacent requests.
 #[derive(Debug, Clone, Copy)]
 pub struct Level<'a> {
-    /// `[num_groups + 1]`: group `g` is the requests that own query rows `qo_indptr[g]..qo_indptr[g + 1]`.
+    /// `[num_groups + 1]`: group `g` is the requests of query rows `qo_indptr[g]..qo_indptr[g + 1]`.
     pub qo_indptr: Index<'a>,
-    /// The keys of each group, in pages of the batch's size that are full: `last_page_len` is the page size.
+    /// The keys of each group. All pages have the batch's page size and are full: `last_page_len` is the page size.
     pub table: PageTable<'a>,
 }
 
-/// Which part of longer requests a batch holds: the shard of one rank in context parallelism.
+/// The shard of one rank in context parallelism: a part of each request's keys.
 #[derive(Debug, Clone, Copy)]
 pub struct Shard<'a> {
-    /// `[num_requests]`: the position, in its request, of each one's first key here.
+    /// `[num_requests]`: the position of each request's first key on this rank.
     pub kv_offsets: Index<'a>,
-    /// `[num_requests]`: the keys of each request on all ranks together; its last query row stands at the last of them.
+    /// `[num_requests]`: keys of each request over all ranks. The last query row has the position of the last key.
     pub kv_lens: Index<'a>,
 }
 
-/// One step's requests.
+/// The requests of one step.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
     /// `[num_requests + 1]`: request `r` owns query rows `qo_indptr[r]..qo_indptr[r + 1]`.
@@ -216,14 +217,14 @@ pub struct Batch<'a> {
     pub(super) shard: Option<Shard<'a>>,
 }
 
-/// Where the levels of a cascade come from.
+/// Source of cascade levels.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Levels<'a> {
     Given(&'a [Level<'a>]),
     Found,
 }
 
-/// The bounds of the one request of a block-sparse batch are in its blocks.
+/// Block-sparse batches hold one request, whose bounds are in its blocks.
 const NO_INDPTR: Index<'static> = Index::I32(&[]);
 
 impl<'a> Batch<'a> {
@@ -242,42 +243,42 @@ impl<'a> Batch<'a> {
         Self::new(qo_indptr.into(), KvTable::Ragged { indptr: kv_indptr.into() })
     }
 
-    /// One request whose blocks of rows look at some blocks of a ragged tensor.
+    /// One request whose block rows attend to some blocks of a ragged tensor.
     pub fn block_sparse(blocks: BlockSparse<'a>) -> Self {
         Self::new(NO_INDPTR, KvTable::Blocks(blocks))
     }
 
-    /// One request with blocks of any size, other ones for every KV head.
+    /// One request with variable block sizes per KV head.
     pub fn variable_block_sparse(blocks: VariableBlockSparse<'a>) -> Self {
         Self::new(NO_INDPTR, KvTable::VariableBlocks(blocks))
     }
 
-    /// Hides keys by packed bits as well as by the problem's mask: a key is seen if both show it.
+    /// Adds a packed mask: a key is visible if both this mask and the problem's show it.
     #[must_use]
     pub fn with_mask(mut self, mask: PackedMask<'a>) -> Self {
         self.mask = Some(mask);
         self
     }
 
-    /// Puts levels of shared keys, the outermost first, before the keys of the page table: a request's keys are those of
-    /// its group in every level, then its own, and its positions count through all of them.
+    /// Adds levels of shared keys, outermost first, before the keys of the page table. A request's keys are those of
+    /// its group in every level, then its own; positions count through all of them.
     #[must_use]
     pub fn with_levels(mut self, levels: &'a [Level<'a>]) -> Self {
         self.levels = Levels::Given(levels);
         self
     }
 
-    /// Looks for pages that neighbouring requests have in common at their beginnings, and reads each run of them once for
-    /// all its requests where that is estimated to be cheaper; [`super::Plan::explain`] tells what was decided.
-    /// Nested prefixes give nested levels. Results do not change but in rounding.
+    /// Detects page prefixes shared by adjacent requests. A prefix becomes a level, read once for all its requests, if
+    /// its estimated cost is lower; [`super::Plan::explain`] reports the decisions. Nested prefixes give nested levels.
+    /// Results change only in rounding.
     #[must_use]
     pub fn with_shared_prefixes(mut self) -> Self {
         self.levels = Levels::Found;
         self
     }
 
-    /// Says that the keys here are only part of longer requests, so that causal masks, windows and variants know true
-    /// positions; the states of all parts are then put together by [`super::merge_states`].
+    /// Declares that the keys are a shard of longer requests, so that masks, windows and variants use true positions.
+    /// Combine the states of all shards with [`super::merge_states`].
     #[must_use]
     pub fn with_shard(mut self, shard: Shard<'a>) -> Self {
         self.shard = Some(shard);

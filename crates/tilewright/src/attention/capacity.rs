@@ -1,14 +1,14 @@
-//! How much a plan has room for: what a batch may have at most, and what then no schedule exceeds.
+//! Fixed-capacity plans: batch limits, and the array sizes that suffice for every batch within them.
 //!
-//! A plan of fixed capacity is rewritten in place, step by step, and its arrays and workspace never move or grow: a captured CUDA
-//! graph stays right. The bounds follow from how units are cut; with `t` query tokens in a tile, `w` workers:
+//! A plan of fixed capacity is rewritten in place. Its arrays and workspace never move or grow, so captured CUDA graphs
+//! stay valid. The bounds follow from the cutting of units; with `t` query tokens per tile and `w` workers:
 //!
-//! | | balanced | pieces of a fixed length |
+//! | | balanced | fixed split |
 //! |---|---|---|
-//! | items | units + w: a worker's share ends inside one unit at most | units · pieces of the longest request |
-//! | partial rows | 2 (w - 1) items of t tokens: each cut leaves two pieces at most | those of all items |
+//! | items | units + w: each worker's quota ends inside at most one unit | units · pieces of the longest request |
+//! | partial rows | 2 (w - 1) items of t tokens: each cut leaves at most two pieces | those of all items |
 //!
-//! Rows that look at levels have a partial state of each level besides.
+//! Rows with levels have one more partial state per level.
 
 use super::{
     plan::Plan,
@@ -18,57 +18,57 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// What the batches of a plan of fixed capacity may have at most.
+/// Batch limits of a plan of fixed capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Capacity {
-    /// Requests of a batch.
+    /// Requests per batch.
     pub requests: usize,
-    /// Query rows of a batch. Tensors of a run may have exactly so many, whatever the batch has.
+    /// Query rows per batch. Tensors of a run may have exactly this many rows, independent of the batch.
     pub rows: usize,
-    /// Query rows of one request.
+    /// Query rows per request.
     pub qo_len: usize,
-    /// Keys of one request; in a cascade, of one segment.
+    /// Keys per request; in a cascade, per segment.
     pub kv_len: usize,
-    /// Entries of the page indices, those of levels too; blocks of a block-sparse batch; nothing of a ragged one.
+    /// Page indices, including those of levels; blocks of a block-sparse batch; unused for a ragged one.
     pub pages: usize,
-    /// Levels of a cascade.
+    /// Cascade levels.
     pub levels: usize,
     /// Bytes of packed masks.
     pub mask_bytes: usize,
 }
 
 impl Capacity {
-    /// Requests of any number of query rows, neither levels nor masks. A request may have all rows and all keys.
+    /// Capacity without levels and masks. A single request may have all rows and all keys.
     pub fn new(requests: usize, rows: usize, pages: usize) -> Self {
         let kv_len = i32::MAX as usize;
         Self { requests, rows, qo_len: rows, kv_len, pages, levels: 0, mask_bytes: 0 }
     }
 
-    /// Requests that decode, one query row each.
+    /// Capacity of decode batches: one query row per request.
     pub fn decode(requests: usize, pages: usize) -> Self {
         Self { qo_len: 1, ..Self::new(requests, requests, pages) }
     }
 
-    /// Bounds the keys of one request, which bounds the workspace where keys are divided at fixed places.
+    /// Limits the keys per request, which reduces the workspace for a fixed split.
     #[must_use]
     pub fn with_kv_len(self, kv_len: usize) -> Self {
         Self { kv_len, ..self }
     }
 
-    /// Leaves room for levels of shared keys, given or found.
+    /// Adds capacity for cascade levels, explicit or detected.
     #[must_use]
     pub fn with_levels(self, levels: usize) -> Self {
         Self { levels, ..self }
     }
 
-    /// Leaves room for the bits of masks.
+    /// Adds capacity for packed masks.
     #[must_use]
     pub fn with_mask_bytes(self, mask_bytes: usize) -> Self {
         Self { mask_bytes, ..self }
     }
 }
 
-/// What no schedule of a batch within capacity exceeds: the room of a plan's arrays.
+/// Sizes of a plan's arrays: exact for one batch, or upper bounds for a capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Room {
     /// Requests.
@@ -88,7 +88,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Exactly what a plan has.
+    /// The exact sizes of a plan.
     pub(super) fn of(plan: &Plan) -> Self {
         let (requests, schedule) = (&plan.requests, &plan.schedule);
         Self {
@@ -103,7 +103,7 @@ impl Room {
     }
 }
 
-/// A capacity for one problem, device and kind of batch.
+/// A capacity resolved for one problem, device and KV storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Fixed {
     pub(crate) capacity: Capacity,
@@ -111,7 +111,7 @@ pub(crate) struct Fixed {
     kind: Kind,
 }
 
-/// What a captured launch has as an argument, and no plan may change.
+/// KV storage parameters that are launch arguments of a captured graph, so they must not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Paged { page_size: usize },
@@ -138,7 +138,7 @@ impl Kind {
 }
 
 impl Fixed {
-    /// The room that batches like `requests` need at most.
+    /// Upper bounds for batches with the KV storage of `requests`.
     pub(crate) fn new(
         capacity: Capacity,
         (problem, tiling): (&Problem, &Tiling),
@@ -150,7 +150,7 @@ impl Fixed {
         Self { capacity, room: bounds.room(split), kind }
     }
 
-    /// Checks a batch, before its schedule.
+    /// Checks a batch before scheduling.
     pub(crate) fn check_batch(&self, operator: &'static str, batch: &Requests) -> Result<()> {
         let (capacity, kind) = (&self.capacity, Kind::of(&batch.source));
         crate::ensure!(
@@ -185,7 +185,7 @@ impl Fixed {
         Ok(())
     }
 
-    /// Checks a schedule; only levels that were found, and blocks, can have too much.
+    /// Checks a schedule; only detected levels and blocks can exceed the bounds.
     pub(crate) fn check_schedule(&self, operator: &'static str, schedule: &Schedule) -> Result<()> {
         let room = &self.room;
         let counts = [
@@ -204,7 +204,7 @@ impl Kind {
     }
 }
 
-/// Refuses the first count that is above its limit.
+/// Rejects the first count above its limit.
 fn check(operator: &'static str, counts: &[(&str, usize, usize)]) -> Result<()> {
     match counts.iter().find(|(_, count, most)| count > most) {
         Some((what, count, most)) => {
@@ -214,23 +214,23 @@ fn check(operator: &'static str, counts: &[(&str, usize, usize)]) -> Result<()> 
     }
 }
 
-/// From a capacity to the room for its schedules. Counts saturate: what is too much for memory is refused there.
+/// Derives array sizes from a capacity. Counts saturate; excessive sizes are rejected later.
 struct Bounds {
     capacity: Capacity,
     workers: usize,
     kv_tokens: usize,
     kv_heads: usize,
     group: usize,
-    /// KV heads of an item.
+    /// KV heads per item.
     item_heads: usize,
-    /// Rows of an item, query tokens times heads.
+    /// Rows per item, query tokens times heads.
     item_rows: usize,
-    /// Query tokens of a tile.
+    /// Query tokens per tile.
     tile: usize,
-    /// Segments of a level at most, and how many a row looks at.
+    /// Maximum segments per level, and segments per row.
     segments: usize,
     depth: usize,
-    /// Keys of all segments together.
+    /// Total keys of all segments.
     tokens: usize,
 }
 
@@ -239,7 +239,7 @@ impl Bounds {
         let Capacity { requests, rows, qo_len, kv_len, pages, levels, .. } = capacity;
         let (group, kv_heads) = (problem.heads().group(), problem.heads().kv);
         let depth = levels.saturating_add(1);
-        // blocks of rows, and groups of requests, are no shorter than requests
+        // block rows and request groups may span all rows
         let segments = if kind.is_blocks() { rows } else { requests };
         let longest = if kind.is_blocks() || depth > 1 { rows } else { qo_len };
         let tile = tile_tokens(problem, tiling).min(longest.max(1));
@@ -266,13 +266,13 @@ impl Bounds {
         }
     }
 
-    /// Tiles of query rows of all segments.
+    /// Query tiles of all segments.
     fn tiles(&self) -> usize {
         let rows = self.capacity.rows;
         rows.min((rows / self.tile).saturating_add(self.segments)).saturating_mul(self.depth)
     }
 
-    /// Pieces of `tokens` keys of all tiles, for one head: bounded by the longest request, and by all keys.
+    /// Pieces of `tokens` keys of all tiles for one head; bounded by the longest request and by the total of keys.
     fn pieces(&self, tokens: usize) -> usize {
         let longest = self.capacity.kv_len.min(self.tokens).div_ceil(tokens).max(1);
         let of_all = (self.tokens / tokens).saturating_add(self.segments.saturating_mul(self.depth));
@@ -283,7 +283,7 @@ impl Bounds {
     fn room(&self, split: Split) -> Room {
         let Capacity { requests, rows, kv_len, pages, mask_bytes, .. } = self.capacity;
         let units = self.tiles().saturating_mul(self.kv_heads);
-        // what cutting adds: items, and rows and heads of each
+        // items added by cuts, and rows and heads of each
         let (added, added_rows, added_heads) = match split {
             Split::Balanced => (self.workers.saturating_sub(1), self.item_rows, self.item_heads),
             Split::Fixed { tokens } if tokens < kv_len => {
@@ -297,7 +297,7 @@ impl Bounds {
             Split::Balanced => units.saturating_add(added),
             _ => units.max(added.saturating_add(1)),
         };
-        // of p pieces of a unit p - 1 are added by cuts, so that partial ones are at most twice as many as cuts
+        // a unit of p pieces has p - 1 added by cuts, so partial items are at most twice the cuts
         let cut = added.saturating_mul(2).min(items.saturating_mul(added.min(1)));
         let mut room = Room {
             requests,
@@ -309,7 +309,7 @@ impl Bounds {
             partial_rows: cut.saturating_mul(added_rows),
         };
         if self.depth > 1 {
-            // every row of every level besides; a merge may begin at every row
+            // plus every row of every level; a merge may begin at every row
             let states = rows.saturating_mul(self.depth).saturating_mul(self.kv_heads);
             let rows_added = added.saturating_mul(added_rows);
             room.partial_rows = states.saturating_mul(self.group).saturating_add(rows_added);

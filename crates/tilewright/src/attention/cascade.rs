@@ -1,4 +1,4 @@
-//! Cascade: keys that several requests share become segments of their own, read once for all of them.
+//! Cascade attention: keys shared by several requests are segments of their own, read once for all of them.
 //!
 //! ```text
 //! requests   0   1   2   3        level 0: one group, the system prompt of all four
@@ -16,9 +16,9 @@ use crate::{Error, Result, kv::PageList};
 use std::{fmt, ops::Range};
 
 impl Requests {
-    /// Puts the segments of given levels before the requests' own; returns how many keys each request has in all.
+    /// Inserts the segments of `levels` before the requests' own. Returns the total number of keys per request.
     pub(super) fn add_levels(&mut self, operator: &'static str, levels: &[Level<'_>]) -> Result<Vec<usize>> {
-        // of each request, how many keys the levels so far give it
+        // per request, its number of keys in the levels so far
         let mut bases = vec![0_usize; self.segments.len()];
         let mut shared = Vec::new();
         for (l, level) in levels.iter().enumerate() {
@@ -35,7 +35,7 @@ impl Requests {
         Ok(kv_lens)
     }
 
-    /// The segments of one level, whose pages go to the end of the table.
+    /// The segments of one level; appends its pages to the table.
     fn add_level(
         &mut self,
         operator: &'static str,
@@ -87,7 +87,7 @@ impl Requests {
         Ok(segments)
     }
 
-    /// Adds pages to the table and returns the entry of the first.
+    /// Appends pages to the table and returns the index of the first.
     fn append_pages(&mut self, operator: &'static str, more: (PageList, usize, i32)) -> Result<usize> {
         let KvSource::Paged { indices, page_size, max_page } = &mut self.source else {
             return Err(Error::new(operator, "keys in pages, but those of the batch are ragged"));
@@ -100,27 +100,28 @@ impl Requests {
     }
 }
 
-/// Whether `group` holds some but not all rows of a request.
+/// Whether `group` contains some but not all rows of a request.
 fn cuts(group: &Range<usize>, request: &Range<usize>) -> bool {
     let common = group.start.max(request.start)..group.end.min(request.end);
     !common.is_empty() && common != *request
 }
 
-/// A run of pages that neighbouring requests have in common, and what was decided about it.
+/// A page prefix shared by adjacent requests, with the cost estimate that decides whether it becomes a level.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedPrefix {
     /// The requests.
     pub requests: Range<usize>,
-    /// The positions of its tokens in each of them.
+    /// Positions of the shared tokens in each request.
     pub tokens: Range<usize>,
-    /// What these keys would cost each request alone, in query tokens times KV tiles: see [`Tiling::cost`].
+    /// Cost of these keys without a level, summed over the requests, in query tokens times KV tiles: see
+    /// [`Tiling::cost`].
     pub cost_alone: usize,
-    /// What they cost as a level, with its overhead and the merging of its rows.
+    /// Cost as a level, including its overhead and the merge of its rows.
     pub cost_shared: usize,
 }
 
 impl SharedPrefix {
-    /// Whether it became a level.
+    /// Whether the prefix became a level.
     pub fn is_level(&self) -> bool {
         self.cost_shared < self.cost_alone
     }
@@ -132,7 +133,7 @@ impl SharedPrefix {
         let rows = own[requests.clone()].iter().map(|own| own.qo.len());
         let (alone, all) = (rows.clone().map(per_tile).sum::<usize>(), rows.sum::<usize>());
         let tiles = tokens.len().div_ceil(tiling.kv_tokens);
-        // a row's two states, written and read again, are worth about as much as two tiles of it
+        // writing and reading back the two states of a row costs about as much as two KV tiles
         let merging = 2 * heads * all;
         Self {
             requests,
@@ -156,24 +157,24 @@ impl fmt::Display for SharedPrefix {
     }
 }
 
-/// How the backend cuts work.
+/// Parameters of the cost estimate.
 #[derive(Clone, Copy)]
 pub(super) struct Cutting<'a> {
     pub(super) tiling: &'a Tiling,
-    /// Query tokens of a tile.
+    /// Query tokens per tile.
     pub(super) tile_tokens: usize,
 }
 
 impl Requests {
-    /// Makes levels of the pages that neighbouring requests have in common at their beginnings, where that is cheaper.
+    /// Turns page prefixes shared by adjacent requests into levels where that lowers the estimated cost.
     ///
-    /// The runs form a tree: all requests of a node have its pages, and those of each child some more. A node that does
-    /// not become a level leaves its pages to its children.
+    /// Prefixes form a tree: all requests of a node share its pages, and those of a child share more. A rejected node
+    /// leaves its pages to its children.
     pub(super) fn share_prefixes(&mut self, cutting: Cutting<'_>) -> Vec<SharedPrefix> {
         let common = self.common_pages();
         let KvSource::Paged { page_size, .. } = self.source else { return Vec::new() };
         let (mut found, mut shared) = (Vec::new(), Vec::new());
-        // nodes to look at: requests, and the position up to which levels have taken their keys
+        // pending nodes: requests, and the position up to which levels hold their keys
         let mut nodes = vec![(0..self.segments.len(), 0)];
         while let Some((requests, base)) = nodes.pop() {
             if requests.len() < 2 {
@@ -223,7 +224,7 @@ impl Requests {
         found
     }
 
-    /// For each request but the last: how many full pages it has in common with the next, none of them under a mask.
+    /// For each request except the last: the number of full pages, none of them masked, shared with the next request.
     fn common_pages(&self) -> Vec<usize> {
         let KvSource::Paged { indices, page_size, .. } = &self.source else { return Vec::new() };
         let free = |own: &Segment| {
@@ -239,7 +240,7 @@ impl Requests {
 }
 
 impl Segment {
-    /// Leaves the keys before position `taken`, whole pages, to levels.
+    /// Removes the keys before position `taken` (full pages), which levels hold.
     fn leave(&mut self, taken: usize, page_size: usize) {
         let more = taken - self.base;
         self.base = taken;

@@ -1,8 +1,8 @@
-//! Masks as packed bits: what a batch says about single keys, beside the rule of its problem.
+//! Packed bit masks: visibility of single keys, in addition to the mask of the problem.
 //!
-//! Little-endian: bit `n` is bit `n % 8` of byte `n / 8`, 1 shows the key. The bits of a request are a matrix
-//! `[qo_len, columns]` in row-major order and begin at a byte of their own; `columns` is the request's `kv_len`, or fewer:
-//! then the bits are for its last keys, and all earlier ones are shown.
+//! Little-endian: bit `n` is bit `n % 8` of byte `n / 8`; 1 means visible. The bits of a request are a row-major matrix
+//! `[qo_len, columns]` that begins at a byte boundary. `columns` is at most the request's `kv_len`; with fewer, the
+//! bits are for its last keys and all earlier keys are visible.
 
 use super::{
     batch::Index,
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// Bits that hide keys.
+/// A packed mask.
 #[derive(Debug, Clone, Copy)]
 pub struct PackedMask<'a> {
     bits: &'a [u8],
@@ -18,17 +18,18 @@ pub struct PackedMask<'a> {
 }
 
 impl<'a> PackedMask<'a> {
-    /// Bits for all keys of each request: request `r` has `ceil(qo_len[r] * kv_len[r] / 8)` bytes.
+    /// Bits of all keys of each request: request `r` has `ceil(qo_len[r] * kv_len[r] / 8)` bytes.
     pub fn new(bits: &'a [u8]) -> Self {
         Self { bits, columns: None }
     }
 
-    /// Bits for the last `columns[r]` keys of each request, `[num_requests]`: a tree of draft tokens after a long context.
+    /// Bits of the last `columns[r]` keys of each request, `[num_requests]`; for example a draft-token tree after a
+    /// long context.
     pub fn last(bits: &'a [u8], columns: impl Into<Index<'a>>) -> Self {
         Self { bits, columns: Some(columns.into()) }
     }
 
-    /// The columns of each request.
+    /// Columns of each request.
     pub(super) fn columns(&self, operator: &'static str, requests: &[Segment]) -> Result<Vec<usize>> {
         let Some(columns) = &self.columns else {
             return Ok(requests.iter().map(|request| request.kv_len).collect());
@@ -50,7 +51,7 @@ impl<'a> PackedMask<'a> {
     }
 }
 
-/// The bits of a checked batch.
+/// The mask bits of a validated batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MaskBits {
     bytes: Vec<u8>,
@@ -68,22 +69,22 @@ impl MaskBits {
         Ok(Self { bytes: mask.bits.to_vec() })
     }
 
-    /// Their bytes; bit `n` is bit `n % 8` of byte `n / 8`.
+    /// The packed bytes; bit `n` is bit `n % 8` of byte `n / 8`.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Whether there are none: nothing is hidden by bits.
+    /// Whether there are no mask bits.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Bits that the crate itself has put together.
+    /// Wraps packed bytes.
     pub(crate) fn from_bytes(bytes: Vec<u8>) -> Self {
         Self { bytes }
     }
 
-    /// Which of keys `start..start + tokens` (at most 64) of a segment row `row` (of the whole batch) is shown, as bits.
+    /// The visible keys of `start..start + tokens` (at most 64) of a segment for row `row` of the batch, as bits.
     pub(crate) fn word(&self, segment: &Segment, row: usize, (start, tokens): (usize, usize)) -> u64 {
         let Some(mask) = segment.mask else { return ones(tokens) };
         let free = segment.kv_len - mask.columns;
@@ -109,13 +110,13 @@ impl MaskBits {
 /// The order of bits in a byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BitOrder {
-    /// The first bit is the lowest: what masks need.
+    /// The first bit is the lowest; required by masks.
     Little,
     /// The first bit is the highest: NumPy's and FlashInfer's default.
     Big,
 }
 
-/// Packs flags into bytes; the last byte is filled up with zeros.
+/// Packs flags into bytes; zero-pads the last byte.
 pub fn packbits(flags: &[bool], order: BitOrder) -> Vec<u8> {
     let bit = |at: usize| match order {
         BitOrder::Little => at,
@@ -127,8 +128,8 @@ pub fn packbits(flags: &[bool], order: BitOrder) -> Vec<u8> {
     flags.chunks(8).map(byte).collect()
 }
 
-/// Packs each of the segments `flags[indptr[s]..indptr[s + 1]]` into bytes of its own; returns them with the bounds of
-/// each segment's bytes, `[num_segments + 1]`.
+/// Packs each segment `flags[indptr[s]..indptr[s + 1]]` into separate bytes. Returns them with the byte bounds of the
+/// segments, `[num_segments + 1]`.
 ///
 /// # Errors
 /// When `indptr` is empty, does not start at 0, decreases, or does not end at the number of flags.
@@ -151,12 +152,12 @@ pub fn segment_packbits<'a>(
     Ok((bytes, bounds))
 }
 
-/// The most tokens of a tree: its mask is quadratic.
+/// Maximum tokens of a tree: its mask is quadratic.
 const MAX_TREE: usize = 8192;
 
-/// The mask of trees of draft tokens, one tree a request: a token sees its ancestors and itself.
+/// Mask of draft-token trees for speculative decoding, one tree per request: a token sees its ancestors and itself.
 ///
-/// The tokens of a tree are the request's query rows and its last keys, parents before children.
+/// The tokens of a tree are the request's query rows and also its last keys, parents before children.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TreeMask {
     bits: Vec<u8>,
@@ -164,7 +165,7 @@ pub struct TreeMask {
 }
 
 impl TreeMask {
-    /// `parents`: for each request, the parent of each token of its tree; -1 for a token that follows the context.
+    /// `parents`: per request, the parent of each token of its tree; -1 for a child of the context.
     ///
     /// # Errors
     /// When a parent is neither -1 nor an earlier token of the tree, or a tree has more than 8,192 tokens.
@@ -196,7 +197,8 @@ impl TreeMask {
         Ok(Self { bits, columns })
     }
 
-    /// To be given to a batch whose requests have as many query rows as their trees have tokens.
+    /// The mask for [`Batch::with_mask`](super::Batch::with_mask). Each request must have as many query rows as its
+    /// tree has tokens.
     pub fn as_mask(&self) -> PackedMask<'_> {
         PackedMask::last(&self.bits, &self.columns)
     }

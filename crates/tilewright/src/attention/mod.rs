@@ -1,12 +1,12 @@
 //! Batch attention: `new` once, `plan` each step, `run` each layer.
 //!
-//! For every query row `i`, query head `h` and its KV head `g = h / group`, over the keys `j` that the mask shows:
+//! For query row `i`, query head `h` and its KV head `g = h / group`, over the visible keys `j`:
 //!
 //! ```text
 //! s[j] = scale · q[i, h] · k[j, g]       o[i, h] = Σ_j softmax(s)[j] · v[j, g]       lse[i, h] = log2 Σ_j e^s[j]
 //! ```
 //!
-//! A row that sees no key gives `o = 0, lse = -inf`.
+//! A row without visible keys has `o = 0, lse = -inf`.
 
 mod batch;
 mod capacity;
@@ -54,34 +54,34 @@ pub struct Attention<B> {
     built: Option<Opaque>,
 }
 
-/// Everything that [`Attention::run`] writes.
+/// The tensors that [`Attention::run`] writes.
 #[derive(Debug)]
 pub struct Output<'a> {
     /// `[num_rows, num_qo_heads, head_dim_vo]` of the problem's q/o dtype.
     pub o: ViewMut<'a>,
-    /// `[num_rows, num_qo_heads]` f32, base 2; left out when not wanted.
+    /// Optional `[num_rows, num_qo_heads]` f32, base 2.
     pub lse: Option<ViewMut<'a>>,
-    /// At least [`Plan::workspace_bytes`]; may be shared by all layers of a step.
+    /// At least [`Plan::workspace_bytes`]; all layers of a step may share it.
     pub workspace: &'a mut Workspace,
 }
 
 impl<B: Backend> Attention<B> {
-    /// Binds `problem` to `backend`. On a GPU this is where the kernel is built that decodes; the one that does everything is built
-    /// by the first run that needs it.
+    /// Binds `problem` to `backend`. A GPU backend JIT-compiles the decode kernel here and the fallback kernel on the
+    /// first run that needs it.
     ///
     /// # Errors
-    /// When the backend cannot do it, with all its reasons.
+    /// When the backend does not support the problem; the error lists all reasons.
     pub fn new(problem: Problem, backend: B) -> Result<Self> {
         Self::with_variant(problem, variant::Plain, backend)
     }
 
-    /// Binds `problem`, changed by `variant`, to `backend`.
+    /// Binds `problem`, modified by `variant`, to `backend`.
     ///
-    /// A plan fits all operators of the same problem and backend, whatever their variants: layers that differ only in a
-    /// variant's parameters have an operator each and share each step's plan.
+    /// One plan serves all operators of the same problem and backend, independent of the variant. Layers that differ
+    /// only in variant parameters use one operator each and share the plan of the step.
     ///
     /// # Errors
-    /// As [`Attention::new`], and when the variant reads what it does not declare or what its hook does not have.
+    /// As [`Attention::new`], and when a hook reads an undeclared input or one that the hook does not have.
     pub fn with_variant(problem: Problem, variant: impl Variant, backend: B) -> Result<Self> {
         let tiling = backend.tiling(&problem)?;
         let variant = crate::cpu::simd::hooks::hooks(variant, &problem)?;
@@ -89,69 +89,70 @@ impl<B: Backend> Attention<B> {
         Ok(Self { problem, variant, backend, tiling, built })
     }
 
-    /// The problem it was made for.
+    /// The problem of the operator.
     pub fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// Whether it has an LSE to give: not where its variant has no softmax.
+    /// Whether it computes an LSE; false for a variant without softmax.
     pub fn has_lse(&self) -> bool {
         self.variant.live().softmax
     }
 
-    /// What softmax weights may be rounded to before they weigh values: f32, or bf16 where queries are bf16, the cache is nothing
-    /// wider, and the device multiplies them as they are. The rows of a decode step, batch-invariant plans, and variants that
-    /// change queries, keys or values may keep f32.
+    /// The dtype of the softmax weights in `P · V`. It is bf16 if queries are bf16, cache elements are no wider, and
+    /// the device multiplies bf16; otherwise f32. Decode rows, batch-invariant plans, and variants with query, key or
+    /// value hooks may keep f32.
     pub fn weights_dtype(&self) -> Dtype {
         self.tiling.weights
     }
 
-    /// Decides who computes what, balanced over the device.
+    /// Builds the schedule of a batch, balanced over the workers of the device.
     ///
     /// # Errors
-    /// When anything about the batch is wrong: the text names request, array, value and expectation.
+    /// When the batch is invalid; the error names request, array, value and expectation.
     pub fn plan(&self, batch: &Batch<'_>) -> Result<Plan> {
         self.plan_with(batch, Split::Balanced)
     }
 
-    /// [`Attention::plan`] with a say in how keys are divided, for batch-invariant results.
+    /// [`Attention::plan`] with a choice of KV split, for batch-invariant results.
     ///
     /// # Errors
-    /// As [`Attention::plan`]; and when a fixed split is 0 tokens long, or so short that the items cannot be counted.
+    /// As [`Attention::plan`], and when a fixed split has 0 tokens or yields too many work items.
     pub fn plan_with(&self, batch: &Batch<'_>, split: Split) -> Result<Plan> {
         let mut plan = self.planner().plan_with(batch, split)?;
         plan.prepared = Prepared(self.backend.prepare(&plan, None)?);
         Ok(plan)
     }
 
-    /// [`Attention::plan_with`] with room for larger batches: [`Attention::replan`] then makes it the plan of any batch within
-    /// `capacity`, in place and without allocating, and neither its arrays on a device nor [`Plan::workspace_bytes`] change.
-    /// Tensors of a run have the rows of the batch, or as many as the capacity; rows beyond those of the batch are not touched.
+    /// [`Attention::plan_with`] with capacity for larger batches. [`Attention::replan`] then rewrites the plan in place
+    /// for any batch within `capacity`, without allocation. Device arrays keep their addresses and
+    /// [`Plan::workspace_bytes`] is constant. Tensors of a run have as many rows as the batch or as the capacity; rows
+    /// after those of the batch are not accessed.
     ///
     /// # Errors
-    /// As [`Attention::plan_with`]; when `batch` is beyond the capacity; when the capacity is so large that its items cannot be
-    /// counted.
+    /// As [`Attention::plan_with`], when `batch` exceeds the capacity, and when the capacity yields too many work
+    /// items.
     pub fn plan_with_capacity(&self, capacity: &Capacity, batch: &Batch<'_>, split: Split) -> Result<Plan> {
         let mut plan = self.planner().plan_with_capacity(capacity, batch, split)?;
         plan.prepared = Prepared(self.backend.prepare(&plan, None)?);
         Ok(plan)
     }
 
-    /// Makes `plan` the plan of `batch`, divided as before, in the memory that it has. One of fixed capacity keeps to it; others
-    /// grow. Batches with levels, shards or blocks need some memory for a while.
+    /// Rewrites `plan` in place for `batch` with the same KV split. A plan of fixed capacity never grows; others do.
+    /// Batches with levels, shards or blocks allocate temporary memory.
     ///
     /// # Errors
-    /// As [`Attention::plan_with`]; when the plan has a capacity and the batch is beyond it, or has keys of another kind or pages
-    /// of another size; when another operator made the plan. The plan is then one of no requests, and can be replanned.
+    /// As [`Attention::plan_with`]; when the batch exceeds the plan's capacity, or differs in KV storage or page size;
+    /// when another operator made the plan. After an error the plan is empty and can be replanned.
     pub fn replan(&self, plan: &mut Plan, batch: &Batch<'_>) -> Result<()> {
-        // where the batch is refused, arrays on a device stay: a captured graph may still be launched
+        // device arrays survive a rejected batch, because a captured graph may still be launched
         self.planner().replan(plan, batch)?;
         let previous = plan.prepared.0.take();
         plan.prepared = Prepared(self.backend.prepare(plan, previous)?);
         Ok(())
     }
 
-    /// Plans as this operator does, without its backend: such a plan shows itself, but is not run.
+    /// The operator's planner, without the backend. Its plans can be inspected but not run.
     pub fn planner(&self) -> Planner {
         Planner::new(self.problem, self.tiling)
     }

@@ -1,5 +1,4 @@
-//! A plan: the batch, checked, with its schedule. A value: it prints itself, explains itself, and changes only
-//! where [`super::Attention::replan`] rewrites it.
+//! A plan: the validated batch and its schedule. A printable value that only [`super::Attention::replan`] modifies.
 
 use super::{
     capacity::{Capacity, Fixed, Room},
@@ -11,7 +10,7 @@ use super::{
 use crate::{Estimate, Result, Roofline, backend::Opaque, tensor::DeviceMemory};
 use std::fmt;
 
-/// What [`super::Attention::run`] needs to know about a step.
+/// The step inputs of [`super::Attention::run`] except tensors.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
     pub(crate) problem: Problem,
@@ -25,7 +24,7 @@ pub struct Plan {
     pub(crate) scratch: Scratch,
 }
 
-/// What a backend made of a plan. It follows from the plan, so all are equal.
+/// Backend data derived from a plan. All values compare equal, because they follow from the plan.
 #[derive(Clone, Default)]
 pub(crate) struct Prepared(pub(crate) Option<Opaque>);
 
@@ -44,7 +43,7 @@ impl fmt::Debug for Prepared {
 }
 
 impl Plan {
-    /// A plan of nothing.
+    /// A plan without a batch.
     pub(super) fn empty(problem: Problem, tiling: Tiling, split: Split) -> Self {
         Self {
             problem,
@@ -59,7 +58,7 @@ impl Plan {
         }
     }
 
-    /// Forgets its batch; memory and capacity stay.
+    /// Clears the batch; keeps memory and capacity.
     pub(super) fn clear(&mut self) {
         let indices = self.requests.clear();
         self.requests.source = KvSource::Paged { indices, page_size: 1, max_page: -1 };
@@ -68,7 +67,7 @@ impl Plan {
         self.prefixes.clear();
     }
 
-    /// Makes room, so that no batch of a capacity allocates.
+    /// Reserves memory for every batch within a capacity.
     pub(super) fn reserve(&mut self, room: &Room) {
         self.requests.reserve(room.requests);
         if let KvSource::Paged { indices, .. } = &mut self.requests.source {
@@ -79,40 +78,40 @@ impl Plan {
         self.scratch.reserve(room.requests, tiles);
     }
 
-    /// What its batches may have, where that is fixed: see [`super::Attention::plan_with_capacity`].
+    /// The batch limits of a plan of fixed capacity: see [`super::Attention::plan_with_capacity`].
     pub fn capacity(&self) -> Option<&Capacity> {
         self.fixed.as_ref().map(|fixed| &fixed.capacity)
     }
 
-    /// The room that arrays and workspace of this plan need: for all batches of its capacity, or for its own.
+    /// Sizes of the plan's arrays and workspace: for every batch of its capacity, or else for its own batch.
     pub fn room(&self) -> Room {
         self.fixed.map_or_else(|| Room::of(self), |fixed| fixed.room)
     }
 
-    /// Rows that a tensor of `given` rows has to have: those of the batch, or as many as the capacity has.
+    /// The expected rows of a tensor of `given` rows: those of the batch, or those of the capacity.
     pub(super) fn tensor_rows(&self, given: Option<&usize>) -> usize {
         let rows = self.capacity().map(|capacity| capacity.rows);
         rows.filter(|rows| given == Some(rows)).unwrap_or_else(|| self.num_rows())
     }
 
-    /// What the backend's [`prepare`](crate::Backend::prepare) made of it.
+    /// The result of the backend's [`prepare`](crate::Backend::prepare).
     pub fn prepared(&self) -> Option<&Opaque> {
         self.prepared.0.as_ref()
     }
 
-    /// The same plan with something else that a backend made of it; for backends that make plans themselves.
+    /// Replaces the backend's data; for backends that build plans on the device.
     #[must_use]
     pub fn with_prepared(mut self, prepared: Opaque) -> Self {
         self.prepared = Prepared(Some(prepared));
         self
     }
 
-    /// How its keys are divided.
+    /// The KV split policy.
     pub fn split(&self) -> Split {
         self.split
     }
 
-    /// How its work is cut.
+    /// The work granularity.
     pub fn tiling(&self) -> &Tiling {
         &self.tiling
     }
@@ -122,23 +121,22 @@ impl Plan {
         self.requests.num_rows()
     }
 
-    /// What was asked.
+    /// The problem.
     pub fn problem(&self) -> &Problem {
         &self.problem
     }
 
-    /// The checked batch.
+    /// The validated batch.
     pub fn requests(&self) -> &Requests {
         &self.requests
     }
 
-    /// Who computes what.
+    /// The schedule.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// The memory that [`super::Attention::run`] needs beside its arguments: f32 partial states with their LSE,
-    /// and scratch of the workers.
+    /// Workspace bytes of [`super::Attention::run`]: f32 partial states with their LSE, and worker scratch.
     pub fn workspace_bytes(&self) -> usize {
         size_of::<f32>() * self.workspace_len()
     }
@@ -147,7 +145,7 @@ impl Plan {
         self.room().partial_rows * (self.problem.head_dim().vo + 1) + self.tiling.scratch
     }
 
-    /// Counts what the schedule makes the device do.
+    /// Statistics of the schedule.
     pub fn explain(&self) -> Explanation {
         let (problem, schedule) = (&self.problem, &self.schedule);
         let (dim, group) = (problem.head_dim(), problem.heads().group());
@@ -180,7 +178,7 @@ impl Plan {
         }
     }
 
-    /// (row, key) pairs that masks show, for each KV head. A variant's mask is not asked.
+    /// Visible (row, key) pairs summed over KV heads. Ignores the variant's mask.
     fn visible(&self, segment: &Segment) -> usize {
         const TILE: usize = 64;
         let mask = self.problem.mask();
@@ -196,10 +194,10 @@ impl Plan {
         segment.qo.clone().map(row).fold(0, usize::saturating_add).saturating_mul(segment.kv_heads.len())
     }
 
-    /// Tokens of the items, for each KV head, each counted once however many requests share it.
+    /// Distinct tokens read by the items, summed over KV heads.
     fn tokens_once(&self) -> usize {
         let heads = self.problem.heads().kv;
-        // but for blocks of each head's own, what one head reads all of them read
+        // all heads read the same tokens, unless segments are per head
         let alike = self.requests.segments.iter().all(|segment| segment.kv_heads == (0..heads));
         let (asked, times) = if alike { (1, heads) } else { (heads, 1) };
         let of_head = |head| {
@@ -211,7 +209,7 @@ impl Plan {
         (0..asked as u32).map(of_head).sum()
     }
 
-    /// What an item reads: pages, and the slots of each from one to another. A ragged tensor is one page.
+    /// The `(page, first slot, end slot)` ranges that an item reads. A ragged tensor is one page.
     fn spans(&self, item: &WorkItem) -> impl Iterator<Item = (usize, usize, usize)> {
         let segment = &self.requests.segments[item.segment as usize];
         let (page_size, indices) = match &self.requests.source {
@@ -232,7 +230,7 @@ impl Plan {
     }
 }
 
-/// How many slots lie in some of `spans`, sorted `(page, first slot, end)`.
+/// Number of distinct slots in `ranges`, sorted `(page, first slot, end)`.
 fn covered(spans: &[(usize, usize, usize)]) -> usize {
     let mut reached = (0, 0);
     let new = |&(page, first, end): &(usize, usize, usize)| {
@@ -243,56 +241,56 @@ fn covered(spans: &[(usize, usize, usize)]) -> usize {
     spans.iter().map(new).sum()
 }
 
-/// Memory for partial states and scratch. Grows with [`Workspace::fit`], never inside `run`.
+/// Memory of partial states and scratch. Grows with [`Workspace::fit`], never inside `run`.
 ///
-/// `run` borrows it mutably, so two threads cannot use one at once. On a device that is the borrow of giving the work, not of doing it:
-/// a workspace belongs to one order of work, a CUDA stream for example. Work given in that order may share it, all layers of a model
-/// for example. Runs on two streams, and recorded runs that are replayed on two, need one each, or an event between them. Nothing
-/// notices where they have not: who replays a graph borrows nothing, and asking a stream whether it is done costs what `run` may not.
+/// `run` borrows it mutably, so two host threads cannot use it at once. The borrow covers the launch, not the execution
+/// on a device. Launches on one CUDA stream may share a workspace, as all layers of a model do. Runs on two streams,
+/// and graphs replayed on two streams, need separate workspaces or an event in between. This race is not detected: a
+/// graph replay borrows nothing, and `run` must not query streams.
 #[derive(Debug, Default)]
 pub struct Workspace {
-    /// On the host.
+    /// Host memory.
     pub(crate) memory: Vec<f32>,
-    /// On a device, instead.
+    /// Device memory, instead of host memory.
     device: Option<DeviceMemory>,
 }
 
 impl Workspace {
-    /// Memory that fits `plan`.
+    /// A workspace large enough for `plan`.
     pub fn for_plan(plan: &Plan) -> Self {
         let mut workspace = Self::default();
         workspace.fit(plan);
         workspace
     }
 
-    /// Exactly `bytes`, for callers with a fixed budget.
+    /// A host workspace of exactly `bytes`, for a fixed budget.
     pub fn with_bytes(bytes: usize) -> Self {
         Self { memory: vec![0.0; bytes / size_of::<f32>()], device: None }
     }
 
-    /// Memory of a device; it does not grow.
+    /// A device workspace; it does not grow.
     pub fn on_device(memory: DeviceMemory) -> Self {
         Self { memory: Vec::new(), device: Some(memory) }
     }
 
-    /// Its memory, if on a device.
+    /// Its device memory, if on a device.
     pub fn device(&self) -> Option<&DeviceMemory> {
         self.device.as_ref()
     }
 
-    /// Its elements, if on the host.
+    /// Its host elements; empty on a device.
     pub fn host(&self) -> &[f32] {
         &self.memory
     }
 
-    /// Grows, if need be, until `plan` fits; that of a device stays as it is.
+    /// Grows host memory to fit `plan`; device memory is not changed.
     pub fn fit(&mut self, plan: &Plan) {
         if self.device.is_none() && self.memory.len() < plan.workspace_len() {
             self.memory.resize(plan.workspace_len(), 0.0);
         }
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.device.as_ref().map_or(size_of::<f32>() * self.memory.len(), DeviceMemory::bytes)
     }
@@ -309,12 +307,12 @@ impl Workspace {
     }
 }
 
-/// What a plan makes the device do; prints as a short report.
+/// Statistics of a plan; prints as a short report.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Explanation {
-    /// What was asked.
+    /// The problem.
     pub problem: Problem,
-    /// How keys were divided.
+    /// The KV split policy.
     pub split: Split,
     /// Requests of the batch.
     pub requests: usize,
@@ -326,15 +324,15 @@ pub struct Explanation {
     pub merges: usize,
     /// Workers.
     pub workers: usize,
-    /// (row, key) pairs of the busiest worker, per query head of a group.
+    /// (row, key) pairs of the most loaded worker, per query head of a group.
     pub busiest: usize,
-    /// (row, key) pairs of the mean worker.
+    /// (row, key) pairs per worker, on average.
     pub mean: f64,
-    /// Bytes of K and V that items read.
+    /// K and V bytes read by all items.
     pub kv_bytes: usize,
-    /// Bytes of K and V that have to be read: a token that many items need counts once.
+    /// Distinct K and V bytes: a token shared by several items counts once.
     pub kv_bytes_once: usize,
-    /// The shared prefixes that were found, and what was decided about each.
+    /// Detected shared prefixes, with the decision about each.
     pub prefixes: Vec<SharedPrefix>,
     /// Bytes of Q and O.
     pub qo_bytes: usize,
@@ -345,7 +343,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The bound that `roofline` sets.
+    /// The lower bound of the run time by `roofline`.
     pub fn estimate(&self, roofline: &Roofline) -> Estimate {
         roofline.estimate((self.kv_bytes + self.qo_bytes) as f64, self.flops as f64)
     }

@@ -1,7 +1,7 @@
-//! Planning without a device: a problem, and how a device wants its work to be cut.
+//! Planning without a backend: a problem and a tiling.
 //!
-//! [`Attention`](super::Attention) plans with the tiling of its backend. A planner takes any, so that plans can be made, timed
-//! and looked at for devices that are not there.
+//! [`Attention`](super::Attention) uses the tiling of its backend. A planner takes any tiling, so plans can be built,
+//! timed and inspected for absent devices.
 
 use super::{
     Problem,
@@ -16,7 +16,7 @@ use crate::Result;
 const PLAN: &str = "attention.plan";
 const REPLAN: &str = "attention.replan";
 
-/// Makes plans of batches.
+/// Builds plans of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Planner {
     problem: Problem,
@@ -24,7 +24,7 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner of `problem` for a device that wants its work cut as `tiling` says.
+    /// A planner of `problem` for a device with this `tiling`.
     pub fn new(problem: Problem, tiling: Tiling) -> Self {
         Self { problem, tiling }
     }
@@ -86,7 +86,7 @@ impl Planner {
         Ok(Plan::empty(self.problem, self.tiling, split))
     }
 
-    /// Makes `plan` that of `batch`; an empty one where that fails.
+    /// Rewrites `plan` for `batch`; an error leaves an empty plan.
     fn rewrite(&self, operator: &'static str, plan: &mut Plan, batch: &Batch<'_>) -> Result<()> {
         let written = self.write(operator, plan, batch);
         if written.is_err() {

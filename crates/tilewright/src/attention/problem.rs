@@ -1,10 +1,10 @@
-//! What is asked: the static shape of an attention operator. Everything that a kernel is compiled against is in
-//! `Problem`; what changes every step is in [`super::Batch`].
+//! The static shape of an attention operator: everything that a kernel is compiled for. [`super::Batch`] holds the
+//! inputs of one step.
 
 use crate::{Dtype, Result, kv::KvLayout};
 use std::{fmt, ops::Range};
 
-/// The most query heads, so that no product of counts overflows.
+/// Maximum number of query heads, so that products of counts do not overflow.
 const MAX_HEADS: usize = 1 << 16;
 
 /// Numbers of heads. `qo / kv` query heads share one KV head (GQA; 1 is MHA, `kv == 1` is MQA).
@@ -39,17 +39,17 @@ impl HeadDim {
     }
 }
 
-/// Which keys a query row sees. A mask selects keys; it is never added to logits.
+/// The keys visible to a query row. A mask selects keys; it is never added to logits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Mask {
     /// Every key of the request.
     Full,
-    /// Keys at or before the row's own position, aligned at the bottom right: row `i` of `qo_len` sees the first
-    /// `kv_len - qo_len + i + 1` keys, none where that is below 1.
+    /// Keys at or before the row's own position, aligned bottom-right: row `i` of `qo_len` sees the first `kv_len -
+    /// qo_len + i + 1` keys, or none if that is below 1.
     #[default]
     Causal,
-    /// Keys near the row's own position `p = kv_len - qo_len + i`: at most `left` before it, so `left + 1` with itself,
-    /// and at most `right` after it, or all of them. `right: Some(0)` is a causal sliding window, `right: None` is
+    /// Keys near the row's own position `p = kv_len - qo_len + i`: at most `left` before it (`left + 1` including
+    /// itself) and at most `right` after it, or all. `right: Some(0)` is a causal sliding window; `right: None` is
     /// FlashInfer's `window_left` without causal.
     Window {
         /// Keys before the row's own position.
@@ -60,7 +60,7 @@ pub enum Mask {
 }
 
 impl Mask {
-    /// The positions that a row at `position` sees, of a request of any length.
+    /// The positions visible to a row at `position`, for any request length.
     pub(crate) fn range(self, position: i64) -> Range<i64> {
         match self {
             Self::Full => 0..i64::MAX,
@@ -94,13 +94,13 @@ pub struct Problem {
     dtype_kv: Dtype,
     layout: KvLayout,
     mask: Mask,
-    /// Bits of the f32 scale, so that a problem can be hashed.
+    /// Bits of the f32 scale, for hashing.
     scale: u32,
     latent: bool,
 }
 
 impl Problem {
-    /// Starts from the shape; everything else has a default: f32, NHD, causal, scale `1 / sqrt(head_dim.qk)`.
+    /// Starts a builder. Defaults: f32, NHD, causal, scale `1 / sqrt(head_dim.qk)`.
     pub fn builder(heads: Heads, head_dim: HeadDim) -> ProblemBuilder {
         ProblemBuilder {
             heads,
@@ -114,11 +114,11 @@ impl Problem {
         }
     }
 
-    /// Multi-head latent attention (DeepSeek) in its absorbed form: `num_heads` query heads over one latent `ckv` and
-    /// one rotated part `kpe` for each token, `s = scale · (q_nope · ckv + q_pe · kpe)`, and `ckv` is the value too.
+    /// Multi-head latent attention (DeepSeek MLA) in absorbed form: `num_heads` query heads over one latent `ckv` and
+    /// one rotary part `kpe` per token, `s = scale · (q_nope · ckv + q_pe · kpe)`. `ckv` is also the value.
     ///
-    /// `head_dim.qk` is `ckv + kpe`, `head_dim.vo` is `ckv`. There is no default scale: it belongs to the heads before
-    /// absorption, `1 / sqrt(128 + 64)` in DeepSeek-V3.
+    /// `head_dim.qk` is `ckv + kpe`, `head_dim.vo` is `ckv`. There is no default scale, because it is that of the heads
+    /// before absorption: `1 / sqrt(128 + 64)` in DeepSeek-V3.
     pub fn latent(num_heads: usize, ckv: usize, kpe: usize) -> ProblemBuilder {
         let head_dim = HeadDim { qk: ckv.saturating_add(kpe), vo: ckv };
         ProblemBuilder { latent: true, ..Self::builder(Heads { qo: num_heads, kv: 1 }, head_dim) }
@@ -149,7 +149,7 @@ impl Problem {
         self.layout
     }
 
-    /// Which keys a row sees.
+    /// The keys visible to a row.
     pub fn mask(&self) -> Mask {
         self.mask
     }
@@ -159,12 +159,12 @@ impl Problem {
         f32::from_bits(self.scale)
     }
 
-    /// Whether it was made by [`Problem::latent`]: values are the first `head_dim.vo` elements of keys.
+    /// Whether this is latent attention ([`Problem::latent`]): values are the first `head_dim.vo` elements of keys.
     pub fn is_latent(&self) -> bool {
         self.latent
     }
 
-    /// Elements of K and V that a token has for one KV head.
+    /// Elements of K and V per token and KV head.
     pub(crate) fn kv_width(&self) -> usize {
         self.head_dim.qk + if self.latent { 0 } else { self.head_dim.vo }
     }
@@ -198,7 +198,7 @@ pub struct ProblemBuilder {
 }
 
 impl ProblemBuilder {
-    /// Dtype of queries and outputs, and dtype of keys and values; they may differ.
+    /// Dtypes of queries and outputs, and of keys and values.
     #[must_use]
     pub fn dtypes(mut self, qo: Dtype, kv: Dtype) -> Self {
         (self.dtype_qo, self.dtype_kv) = (qo, kv);
@@ -212,7 +212,7 @@ impl ProblemBuilder {
         self
     }
 
-    /// Which keys a row sees.
+    /// The keys visible to a row.
     #[must_use]
     pub fn mask(mut self, mask: Mask) -> Self {
         self.mask = mask;
@@ -229,8 +229,8 @@ impl ProblemBuilder {
     /// Checks and builds.
     ///
     /// # Errors
-    /// When a count is 0, query heads are not a multiple of KV heads or above 65536, the dtype of queries and outputs has
-    /// 8 bits, the scale is not finite and positive, or missing for latent attention.
+    /// When a count is 0; query heads are not a multiple of KV heads or exceed 65536; the dtype of queries and outputs
+    /// has 8 bits; the scale is not finite and positive, or missing for latent attention.
     pub fn build(self) -> Result<Problem> {
         const OPERATOR: &str = "attention.problem";
         let Self { heads, head_dim, dtype_qo, dtype_kv, layout, mask, scale, latent } = self;

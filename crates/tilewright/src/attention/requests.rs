@@ -1,7 +1,7 @@
-//! A checked batch, in the form that schedules and kernels read: segments of keys, and what is known of each row.
+//! A validated batch, the input of schedules and kernels: segments of keys, and the request and position of each row.
 //!
-//! A segment is a run of keys that some query rows look at. Without cascade levels and block sparsity there is one for
-//! each request; with levels, a row's keys are spread over several segments, whose results are merged.
+//! A segment is a range of keys that some query rows attend to. There is one per request, unless cascade levels or
+//! block sparsity spread a row's keys over several segments, whose results are merged.
 
 use super::{
     mask::MaskBits,
@@ -10,76 +10,76 @@ use super::{
 use crate::kv::PageList;
 use std::ops::Range;
 
-/// A checked batch.
+/// A validated batch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// In the order of their rows.
+    /// In row order.
     pub requests: Vec<Request>,
-    /// The outermost level first: of the segments of a row, an earlier one holds earlier keys.
+    /// Outermost level first: among the segments of a row, earlier ones hold earlier keys.
     pub segments: Vec<Segment>,
-    /// How keys become places in the cache.
+    /// Mapping of keys to cache locations.
     pub source: KvSource,
-    /// The bits that segments speak of.
+    /// Mask bits of all segments.
     pub mask: MaskBits,
 }
 
-/// Whose query rows are whose. Requests follow each other in the order of their rows.
+/// The query rows of a request. Requests are in row order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// One past its last query row.
+    /// End of its query rows.
     pub end: usize,
-    /// From the number of one of its rows to its position; the last row stands at the last key.
+    /// Position minus row index; the last row has the position of the last key.
     pub offset: i64,
 }
 
-/// One query row.
+/// Request and position of a query row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Row {
     pub request: u32,
-    /// Its position in its request, `kv_len - qo_len + i`; below 0 where a request has fewer keys than rows.
+    /// Position in the request, `kv_len - qo_len + i`; negative if the request has fewer keys than rows.
     pub(crate) position: i32,
 }
 
-/// A run of keys and the rows that look at it.
+/// A range of keys and the rows that attend to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Segment {
-    /// Query rows, counted over the whole batch.
+    /// Query rows, as indices in the batch.
     pub qo: Range<usize>,
-    /// The KV heads that these keys are for.
+    /// KV heads of these keys.
     pub kv_heads: Range<usize>,
     /// The first entry of the page indices or, in a ragged tensor, the first token.
     pub kv_start: usize,
     /// Number of keys.
     pub kv_len: usize,
-    /// The position of the first key in the requests of the rows.
+    /// Position of the first key in the rows' requests.
     pub base: usize,
-    /// The request of its rows, if it is one.
+    /// The request of its rows, if there is only one.
     pub request: Option<u32>,
-    /// Whether its rows have other segments too.
+    /// Whether its rows also have other segments.
     pub shared: bool,
-    /// Bits that hide keys of this segment.
+    /// Mask bits of this segment.
     pub mask: Option<SegmentMask>,
 }
 
-/// Bits for the last `columns` keys of a segment, row by row; keys before them are not hidden.
+/// Mask bits of the last `columns` keys of a segment, row-major; earlier keys are unmasked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SegmentMask {
-    /// The bit of the segment's first row and the first of its last `columns` keys.
+    /// Bit index of the segment's first row and first masked key.
     pub first_bit: usize,
-    /// For how many keys of the segment's end there are bits; also the bits from one row to the next.
+    /// Number of trailing keys with bits; also the row stride in bits.
     pub columns: usize,
 }
 
-/// How keys of a segment become places in the cache.
+/// Mapping of a segment's keys to cache locations.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvSource {
     /// Key `j` is slot `j % page_size` of page `indices[kv_start + j / page_size]`.
     Paged {
-        /// Pages of all requests.
+        /// Page ids of all requests.
         indices: PageList,
-        /// Slots of a page.
+        /// Slots per page.
         page_size: usize,
-        /// The largest of `indices`, below 0 if there are none.
+        /// Maximum of `indices`, negative if empty.
         max_page: i32,
     },
     /// Key `j` is token `kv_start + j`.
@@ -87,11 +87,11 @@ pub enum KvSource {
         /// Tokens of all requests.
         tokens: usize,
     },
-    /// Key `j` is token `indices[kv_start + j / block] * block + j % block`, which is its position, too.
+    /// Key `j` is token `indices[kv_start + j / block] * block + j % block`, which is also its position.
     Blocks {
         /// Blocks of all segments.
         indices: Vec<i32>,
-        /// Tokens of a block.
+        /// Tokens per block.
         block: usize,
         /// Tokens of the tensor.
         tokens: usize,
@@ -105,7 +105,7 @@ impl Default for KvSource {
 }
 
 impl KvSource {
-    /// Page indices, or blocks; none of a ragged tensor.
+    /// Page or block indices; empty for a ragged tensor.
     pub fn indices(&self) -> &[i32] {
         match self {
             Self::Paged { indices, .. } => indices,
@@ -116,7 +116,7 @@ impl KvSource {
 }
 
 impl Segment {
-    /// The keys, counted from the segment's first, that a row at `position` sees, before any bits.
+    /// The keys, relative to the segment's first, visible to a row at `position`, without mask bits.
     pub(crate) fn visible(&self, mask: Mask, position: i32) -> Range<usize> {
         let Range { start, end } = mask.range(i64::from(position));
         let local = |at: i64| (at.saturating_sub(self.base as i64)).clamp(0, self.kv_len as i64) as usize;
@@ -126,7 +126,7 @@ impl Segment {
 }
 
 impl Requests {
-    /// The keys of a segment that some row of `rows` may see.
+    /// The range of a segment's keys that covers the visible keys of all `rows`.
     #[inline]
     pub(crate) fn visible(&self, problem: &Problem, segment: &Segment, rows: Range<usize>) -> Range<usize> {
         if self.scattered(problem) {
@@ -136,7 +136,7 @@ impl Requests {
         if rows.is_empty() {
             return 0..0;
         }
-        // positions ascend within a request, and with them what is seen
+        // positions ascend within a request, and so do the ranges of visible keys
         if segment.request.is_some() {
             let last = seen(rows.end - 1);
             return if rows.len() == 1 { last } else { seen(rows.start).start..last.end };
@@ -145,7 +145,7 @@ impl Requests {
         spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
-    /// What is known of a row of a segment.
+    /// Request and position of a row of a segment.
     #[inline(always)]
     pub(crate) fn row(&self, segment: &Segment, row: usize) -> Row {
         let request = segment.request.unwrap_or_else(|| self.request_of(row));
@@ -158,12 +158,12 @@ impl Requests {
         self.requests.partition_point(|request| request.end <= row) as u32
     }
 
-    /// Whether the problem's mask has to be asked for each key alone: positions of sparse blocks have gaps.
+    /// Whether the problem's mask must be tested per key, because positions of sparse blocks have gaps.
     pub(crate) fn scattered(&self, problem: &Problem) -> bool {
         matches!(self.source, KvSource::Blocks { .. }) && problem.mask() != Mask::Full
     }
 
-    /// The position, in its request, of key `at` of a segment.
+    /// Position of key `at` of a segment in its request.
     pub(crate) fn key_position(&self, segment: &Segment, at: usize) -> usize {
         match &self.source {
             KvSource::Blocks { indices, block, .. } => {
@@ -180,7 +180,7 @@ impl Requests {
         self.requests.last().map_or(0, |request| request.end)
     }
 
-    /// One past the last position of any key or row.
+    /// One past the maximum position of all keys and rows.
     pub(crate) fn longest(&self) -> usize {
         let keys = match self.source {
             KvSource::Blocks { tokens, .. } => tokens,
@@ -190,7 +190,7 @@ impl Requests {
         rows.fold(keys, usize::max)
     }
 
-    /// The bits of which keys of the KV tile at `start` row `row` sees: bit `j` is key `start + j`, of `tokens`.
+    /// Visible keys of the KV tile at `start` for row `row`: bit `j` is key `start + j`, for `tokens` keys.
     pub(crate) fn seen(
         &self,
         mask: Mask,

@@ -1,4 +1,4 @@
-//! From a batch, as the caller has it, to checked requests.
+//! Batch validation: converts a [`Batch`] to checked [`Requests`].
 
 use super::{
     batch::{Batch, KvTable, Levels, Shard},
@@ -10,8 +10,7 @@ use crate::{Result, kv::PageList};
 use std::ops::Range;
 
 impl Batch<'_> {
-    /// Checks everything about the batch and puts it into the form that schedules and kernels read. What was in `to` goes, its
-    /// memory serves again.
+    /// Validates the batch and writes the form that schedules and kernels read into `to`, whose memory is reused.
     pub(super) fn resolve(&self, operator: &'static str, problem: &Problem, to: &mut Requests) -> Result<()> {
         *to = match &self.kv {
             KvTable::Blocks(blocks) => blocks.resolve(operator, problem),
@@ -61,7 +60,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    /// Requests without levels, a segment each, and where their keys are; the most keys of one.
+    /// Adds one segment per request, without levels. Returns the maximum number of keys of a request.
     fn resolve_keys(
         &self,
         operator: &'static str,
@@ -81,7 +80,7 @@ impl Batch<'_> {
                     "the page table has {of_table} requests, qo_indptr has {count}"
                 );
                 to.reserve(count);
-                let (mut row, mut page) = (0, 0); // both start at 0
+                let (mut row, mut page) = (0, 0); // indptr arrays start at 0
                 for r in 0..count {
                     let (row_end, page_end) =
                         (self.qo_indptr.get(r + 1) as usize, table.indptr.get(r + 1) as usize);
@@ -107,7 +106,7 @@ impl Batch<'_> {
     }
 }
 
-/// Positions are 32-bit, so that no product of rows and keys overflows 64.
+/// Limits positions to 32 bits, so that products of rows and keys fit in 64.
 fn check_counts(operator: &'static str, total: usize, longest: usize) -> Result<()> {
     crate::ensure!(
         total.max(longest) <= i32::MAX as usize,
@@ -119,7 +118,7 @@ fn check_counts(operator: &'static str, total: usize, longest: usize) -> Result<
 }
 
 impl Requests {
-    /// Forgets everything; a list of no page indices, with memory to be used again.
+    /// Clears all requests and returns the empty page list for reuse.
     pub(super) fn clear(&mut self) -> PageList {
         self.requests.clear();
         self.segments.clear();
@@ -138,10 +137,10 @@ impl Requests {
         self.segments.reserve(count);
     }
 
-    /// Adds request `r` and the segment of its keys.
+    /// Adds request `r` and its segment.
     #[inline]
     fn push(&mut self, (r, qo): (usize, Range<usize>), kv_heads: usize, (kv_start, kv_len): (usize, usize)) {
-        // counts that overflow are refused once all are known
+        // overflowing counts are rejected after all requests are read
         self.requests.push(Request { end: qo.end, offset: (kv_len as i64).wrapping_sub(qo.end as i64) });
         self.segments.push(Segment {
             qo,
@@ -155,7 +154,7 @@ impl Requests {
         });
     }
 
-    /// Lets the last query row of each request stand at the last of its `kv_lens` keys.
+    /// Aligns the last query row of each request with the last of its `kv_lens` keys.
     fn set_rows(&mut self, operator: &'static str, kv_lens: &[usize]) -> Result<()> {
         let own = &self.segments[self.segments.len() - kv_lens.len()..];
         let total = own.last().map_or(0, |own| own.qo.end);

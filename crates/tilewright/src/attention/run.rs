@@ -1,4 +1,4 @@
-//! `run`: checks that the tensors of a layer fit the plan, and hands them to the backend.
+//! `run`: validates the tensors of a layer against the plan and calls the backend.
 
 use super::{Attention, Output, Plan, requests::KvSource, variant::ExpressionVariant};
 use crate::{
@@ -13,10 +13,10 @@ use crate::{
 };
 
 const OPERATOR: &str = "attention.run";
-/// The first position that f32 does not tell from its neighbours: variants compute with positions.
+/// The first position not distinct from its successor in f32; variants compute with f32 positions.
 const MAX_VARIANT_POSITION: usize = 1 << 24;
 
-/// Queries of latent attention, in the parts that models have them in.
+/// Queries of latent attention, in the two parts that models compute.
 #[derive(Debug, Clone, Copy)]
 pub struct LatentQuery<'a> {
     /// `[num_rows, num_heads, ckv]`, absorbed.
@@ -25,23 +25,23 @@ pub struct LatentQuery<'a> {
     pub pe: View<'a>,
 }
 
-/// The cache of latent attention: paged `[num_pages, page_size, dim]` or ragged `[num_tokens, dim]`.
+/// KV cache of latent attention: paged `[num_pages, page_size, dim]` or ragged `[num_tokens, dim]`.
 #[derive(Debug, Clone, Copy)]
 pub struct LatentCache<'a> {
-    /// The compressed keys, which are the values too.
+    /// The compressed keys, also the values.
     pub ckv: View<'a>,
-    /// The rotated part of keys.
+    /// The rotary part of keys.
     pub kpe: View<'a>,
 }
 
-/// Everything that a backend reads: checked against the plan.
+/// Validated inputs of a backend's attention call.
 #[derive(Debug, Clone, Copy)]
 pub struct Inputs<'a> {
-    /// Queries, and the part of their elements behind `q` when they come in two tensors.
+    /// Queries, and their trailing elements if they are in a second tensor.
     pub(crate) q: (View<'a>, Option<View<'a>>),
     /// Keys.
     pub(crate) k: (View<'a>, KvStrides),
-    /// Elements of keys behind `k`, when they come in two tensors.
+    /// Trailing elements of keys, if they are in a second tensor.
     pub(crate) k_pe: Option<(View<'a>, KvStrides)>,
     /// Values.
     pub(crate) v: (View<'a>, KvStrides),
@@ -51,42 +51,42 @@ pub struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Queries `[num_rows, num_qo_heads, head_dim_qk]`; where they come in two tensors (latent attention), the second has the
-    /// elements behind those of the first.
+    /// Queries `[num_rows, num_qo_heads, head_dim_qk]`. In latent attention the second tensor has the trailing
+    /// elements.
     pub fn q(&self) -> (View<'a>, Option<View<'a>>) {
         self.q
     }
 
-    /// Keys, and their strides.
+    /// Keys and their strides.
     pub fn k(&self) -> (View<'a>, KvStrides) {
         self.k
     }
 
-    /// Elements of keys behind those of `k`, where they come in two tensors.
+    /// Trailing elements of keys, if they are in a second tensor.
     pub fn k_pe(&self) -> Option<(View<'a>, KvStrides)> {
         self.k_pe
     }
 
-    /// Values, and their strides.
+    /// Values and their strides.
     pub fn v(&self) -> (View<'a>, KvStrides) {
         self.v
     }
 
-    /// What stored keys and values are multiplied with.
+    /// Scales of stored keys and values.
     pub fn scales(&self) -> KvScales<'a> {
         self.scales
     }
 
-    /// The hooks, as data.
+    /// The recorded hooks.
     pub fn variant(&self) -> &'a ExpressionVariant {
         self.variant.recorded()
     }
 
-    /// The same with tensors that lie elsewhere: `moved` gives each tensor's counterpart, of its shape, strides and dtype. For
-    /// backends that bring tensors to others.
+    /// The same inputs with each tensor replaced by `map(tensor)`, of equal shape, strides and dtype; for backends that
+    /// copy tensors to another device.
     ///
     /// # Errors
-    /// Those of `moved`.
+    /// Those of `map`.
     pub fn moved<'b>(&self, mut moved: impl FnMut(View<'a>) -> Result<View<'b>>) -> Result<Inputs<'b>>
     where
         'a: 'b,
@@ -103,29 +103,29 @@ impl<'a> Inputs<'a> {
         Ok(Inputs { q, k, k_pe, v, scales, variant: self.variant, built: self.built })
     }
 
-    /// What the backend's [`build`](Backend::build) made when the operator was made.
+    /// The result of the backend's [`build`](Backend::build) for this operator.
     pub fn built(&self) -> Option<&'a Opaque> {
         self.built
     }
 }
 
 impl<B: Backend> Attention<B> {
-    /// Executes `plan`: no decision, no allocation beyond the first call, no waiting for anything but the result.
+    /// Executes `plan`. It does not schedule; it allocates at most in the first call, and waits only for the result.
     ///
-    /// `q`: `[num_rows, num_qo_heads, head_dim_qk]`; `kv`: see [`KvCache`]. Strides are free but for the last
-    /// axis of each tensor, which must be 1.
+    /// `q`: `[num_rows, num_qo_heads, head_dim_qk]`; `kv`: see [`KvCache`]. Strides are arbitrary, except that the last
+    /// axis of each tensor has stride 1.
     ///
     /// # Errors
-    /// When a shape, stride or dtype does not fit the plan, a page of the plan lies outside the cache, the plan
-    /// was made for another problem, or the workspace is too small; when the variant has no LSE and one is asked for, or
+    /// When a shape, stride or dtype does not fit the plan; a page of the plan is not in the cache; the plan is for
+    /// another problem; the workspace is too small; an LSE is requested from a variant that has none; or a variant
     /// reads positions and a request is longer than 16,777,216 tokens.
     pub fn run(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) -> Result<()> {
         self.run_scaled(plan, q, (kv, KvScales::default()), out)
     }
 
-    /// [`Attention::run`] over a cache whose true values are those stored times `scales`.
+    /// [`Attention::run`] over a quantized cache: true value = stored value times scale.
     ///
-    /// A variant's hooks of keys and values get what is stored, those of logits what is scaled: see
+    /// The `key` and `value` hooks of a variant transform stored values, the `logits` hook scaled ones: see
     /// [`variant`](super::variant).
     ///
     /// # Errors
@@ -171,8 +171,8 @@ impl<B: Backend> Attention<B> {
     /// Executes a plan of [`super::Problem::latent`].
     ///
     /// # Errors
-    /// As [`Attention::run`]. There are no scales: one of `ckv` belongs to the problem's scale and to the output, one of
-    /// `kpe` to `q.pe`.
+    /// As [`Attention::run`]. There are no scales: fold that of `ckv` into the problem's scale and the output, that of
+    /// `kpe` into `q.pe`.
     pub fn run_latent(
         &self,
         plan: &Plan,
@@ -211,7 +211,7 @@ impl<B: Backend> Attention<B> {
         self.backend.attention(plan, &inputs, out)
     }
 
-    /// What does not depend on the form of queries and cache.
+    /// Checks shared by all forms of queries and cache.
     fn check(&self, plan: &Plan, out: &mut Output<'_>) -> Result<()> {
         crate::ensure!(
             plan.problem == self.problem && plan.tiling == self.tiling,
@@ -264,8 +264,8 @@ impl<B: Backend> Attention<B> {
 }
 
 impl Plan {
-    /// Checks that a cache has the plan's shape, layout and dtype, and holds all its pages or tokens. Returns the number
-    /// of pages of a paged one.
+    /// Checks that a cache has the plan's shape, layout and dtype, and all its pages or tokens. Returns the number of
+    /// pages of a paged one.
     fn check_cache(&self, kv: KvCache<'_>) -> Result<Option<usize>> {
         let page_size = match self.requests.source {
             KvSource::Paged { page_size, .. } => Some(page_size),
@@ -307,7 +307,7 @@ impl Plan {
         self.check_count(name, count)
     }
 
-    /// Checks that a tensor holds all pages or tokens of the plan.
+    /// Checks that a tensor has all pages or tokens of the plan.
     fn check_count(&self, name: &str, count: usize) -> Result<()> {
         let problem =
             match self.requests.source {

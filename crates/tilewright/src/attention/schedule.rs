@@ -28,37 +28,34 @@ use super::{capacity::Room, problem::Problem, requests::Requests};
 use crate::{Dtype, Result};
 use std::{fmt, ops::Range};
 
-/// The most work items of a schedule: above it, the list of them is a burden of its own, and indices into it are far
-/// from their 32 bits.
+/// Maximum number of work items of a schedule: bounds the size of the item list and keeps indices well within 32 bits.
 pub(super) const MAX_ITEMS: usize = 1 << 24;
 
-/// How a backend wants work to be cut.
+/// The work granularity and cost model of a backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
-    /// Rows of one item: query tokens times query heads. At least one token of one KV head is taken in any case.
+    /// Maximum rows of one item, query tokens times query heads. An item has at least one token of one KV head.
     pub q_rows: usize,
-    /// The most KV heads of one item. A CPU takes as many as it has rows for, since the heads of a token lie side by
-    /// side in memory; a CTA takes one.
+    /// Maximum KV heads of one item. The CPU fills the row limit with heads, because the heads of a token are adjacent
+    /// in memory; a CTA takes one.
     pub kv_heads: usize,
-    /// Keys of one KV tile; items begin at multiples of it.
+    /// Keys per KV tile; items begin at multiples of it.
     pub kv_tokens: usize,
-    /// What an item costs beside its KV tiles (loading Q, writing O), in KV tiles, at least 1: a segment is never
-    /// free.
+    /// Fixed cost of an item (loading Q, writing O) in KV tiles, at least 1: an empty segment still costs work.
     pub segment_overhead: usize,
-    /// What bringing a KV tile of one head to the arithmetic costs, in query tokens: with one token that is most of
-    /// it, with many next to nothing.
+    /// Cost of loading a KV tile of one head, in query tokens. It dominates with one token and is negligible with many.
     pub tile_load: usize,
-    /// Work items in flight at once: CTAs on a GPU, bins of work for the threads of a CPU.
+    /// Work items in flight at once: CTAs on a GPU, bins of items for CPU threads.
     pub workers: usize,
-    /// Scratch of all workers together, in f32 elements.
+    /// Scratch of all workers, in f32 elements.
     pub scratch: usize,
-    /// What softmax weights may be rounded to before they weigh values (see `Attention::weights_dtype`); their sums are not
-    /// rounded. Matrix units multiply nothing wider than the values.
+    /// Dtype to which softmax weights may be rounded before `P · V` (see `Attention::weights_dtype`); their sums stay
+    /// f32. Matrix units take operands no wider than the values.
     pub weights: Dtype,
 }
 
 impl Tiling {
-    /// What an item with so many KV heads, query tokens and keys costs, in query tokens times KV tiles.
+    /// The cost of an item, in query tokens times KV tiles.
     pub fn cost(&self, kv_heads: usize, qo_len: usize, kv_len: usize) -> usize {
         self.cost_per_tile(kv_heads, qo_len) * (self.segment_overhead + kv_len.div_ceil(self.kv_tokens))
     }
@@ -68,18 +65,18 @@ impl Tiling {
     }
 }
 
-/// Whether and where the keys of a row may be divided among workers.
+/// The KV split policy: whether and where the keys of a row may be divided among workers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Split {
-    /// Wherever it balances the workers.
+    /// At any KV tile, to balance the workers.
     #[default]
     Balanced,
-    /// At multiples of `tokens` (rounded up to whole KV tiles): batch invariant.
+    /// At multiples of `tokens`, rounded up to full KV tiles: batch invariant.
     Fixed {
-        /// Keys of a piece.
+        /// Keys per piece.
         tokens: usize,
     },
-    /// Nowhere: batch invariant.
+    /// No split: batch invariant.
     Never,
 }
 
@@ -93,24 +90,24 @@ impl fmt::Display for Split {
     }
 }
 
-/// One unit of device work: some query rows against a range of keys, for some KV heads and their groups.
+/// One work item: a tile of query rows against a range of keys, for some KV heads and their query heads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkItem {
-    /// The segment whose keys are read. Segments are the requests, after those of cascade levels (the outermost first);
-    /// in block-sparse attention, the blocks of rows.
+    /// The segment of the keys. Cascade levels (outermost first) come before the requests; in block-sparse attention,
+    /// segments are block rows.
     pub segment: u32,
-    /// The KV heads; query heads `kv_head * group..(kv_head + 1) * group` belong to each.
+    /// KV heads; each has query heads `kv_head * group..(kv_head + 1) * group`.
     pub kv_heads: Range<u32>,
-    /// Query rows, counted over the whole batch.
+    /// Query rows, as indices in the batch.
     pub qo: Range<u32>,
-    /// Keys, counted from the segment's first, before the mask.
+    /// Keys, relative to the segment's first, before the mask.
     pub kv: Range<u32>,
-    /// The first of this item's partial rows (ordered `[kv_heads, qo, group]`), or `None` to write the output itself.
+    /// First partial row of this item (order `[kv_heads, qo, group]`); `None` if it writes the output directly.
     pub partial: Option<u32>,
 }
 
 impl WorkItem {
-    /// The partial row of a query row and head, if the item writes any.
+    /// The partial row of a query row and head, if the item writes partial states.
     pub fn partial_row(&self, kv_head: u32, row: u32, group: usize, in_group: usize) -> Option<usize> {
         let head = (kv_head - self.kv_heads.start) as usize;
         let row = head * self.qo.len() + (row - self.qo.start) as usize;
@@ -118,33 +115,33 @@ impl WorkItem {
     }
 }
 
-/// The states to merge into some output rows.
+/// A merge of partial states into output rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Merge {
     /// The KV heads.
     pub kv_heads: Range<u32>,
-    /// Query rows, counted over the whole batch.
+    /// Query rows, as indices in the batch.
     pub qo: Range<u32>,
-    /// Which of [`Schedule::sources`].
+    /// Range in [`Schedule::sources`].
     pub sources: Range<u32>,
 }
 
-/// The work of one step, worker by worker.
+/// The work of one step, grouped by worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Schedule {
     /// All items, in worker order.
     pub items: Vec<WorkItem>,
     /// `[workers + 1]`: worker `w` executes `items[worker_indptr[w]..worker_indptr[w + 1]]`.
     pub worker_indptr: Vec<u32>,
-    /// What to merge when all items are done.
+    /// Merges to perform after their source items.
     pub merges: Vec<Merge>,
-    /// The items whose partial states merges name, those of earlier keys first.
+    /// Source items of merges, ordered by key.
     pub sources: Vec<u32>,
-    /// Partial rows that the workspace must hold.
+    /// Partial rows in the workspace.
     pub partial_rows: usize,
 }
 
-/// What is to be cut, for whom, and how.
+/// Inputs of a schedule.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Asked<'a> {
     pub(crate) operator: &'static str,
@@ -155,10 +152,10 @@ pub(crate) struct Asked<'a> {
 }
 
 impl Schedule {
-    /// Cuts `requests` for `problem` as `tiling` and `split` say. What the schedule held goes, its memory serves again.
+    /// Rewrites the schedule for `inputs`, reusing its memory.
     ///
     /// # Errors
-    /// When there would be more than 16,777,216 items, or partial rows beyond 32 bits.
+    /// When there are more than 16,777,216 items, or partial rows exceed 32 bits.
     pub(crate) fn rewrite(&mut self, asked: &Asked<'_>, scratch: &mut Scratch) -> Result<()> {
         self.clear();
         let has_levels = cut::cut(self, asked, scratch)?;
@@ -176,7 +173,7 @@ impl Schedule {
         Ok(())
     }
 
-    /// Makes room, so that no schedule of a capacity allocates.
+    /// Reserves memory for every schedule within a capacity.
     pub(crate) fn reserve(&mut self, workers: usize, room: &Room) {
         self.items.reserve(room.items);
         self.worker_indptr.reserve(workers + 1);
@@ -184,7 +181,7 @@ impl Schedule {
         self.sources.reserve(room.sources);
     }
 
-    /// Forgets everything but its memory.
+    /// Clears the schedule; keeps its memory.
     pub(crate) fn clear(&mut self) {
         self.items.clear();
         self.worker_indptr.clear();
@@ -194,7 +191,7 @@ impl Schedule {
         self.partial_rows = 0;
     }
 
-    /// Lets the items from here on belong to `worker`, unless they already belong to a later one.
+    /// Assigns all further items to `worker` or a later one.
     #[inline]
     fn advance_to(&mut self, worker: usize) {
         while self.worker_indptr.len() <= worker {
@@ -202,12 +199,12 @@ impl Schedule {
         }
     }
 
-    /// Ends the last of `workers`.
+    /// Ends the item ranges of all workers.
     pub(super) fn close(&mut self, workers: usize) {
         self.advance_to(workers);
     }
 
-    /// The items of worker `w`.
+    /// Items of worker `w`.
     pub fn worker(&self, w: usize) -> &[WorkItem] {
         &self.items[self.worker_indptr[w] as usize..self.worker_indptr[w + 1] as usize]
     }
@@ -218,7 +215,7 @@ impl Schedule {
     }
 }
 
-/// Query tokens of one tile.
+/// Query tokens per tile.
 pub(super) fn tile_tokens(problem: &Problem, tiling: &Tiling) -> usize {
     (tiling.q_rows / problem.heads().group()).max(1)
 }

@@ -1,4 +1,4 @@
-//! One request at a time: attention over dense tensors, as the batch of one.
+//! Attention of a single request over dense tensors, as a batch of one.
 
 use super::{Attention, Batch, Output, Workspace};
 use crate::{
@@ -7,7 +7,7 @@ use crate::{
 };
 
 impl<B: Backend> Attention<B> {
-    /// Attention of one request, planned and run at once.
+    /// Plans and runs one request.
     ///
     /// `q`: `[qo_len, num_qo_heads, head_dim_qk]`; `kv`: ragged tensors of the problem's layout, `[kv_len, num_kv_heads,
     /// head_dim]` (NHD); `o`: `[qo_len, num_qo_heads, head_dim_vo]`; `lse`: `[qo_len, num_qo_heads]` f32, base 2.

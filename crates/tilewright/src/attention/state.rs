@@ -1,27 +1,27 @@
-//! The attention state `(o, lse)` and its merge ⊕: the only way to combine attention over disjoint keys, in
-//! split-KV, cascade, context-parallel and speculative attention alike.
+//! Attention states `(o, lse)` and their merge ⊕: the one way to combine attention over disjoint keys, in split-KV,
+//! cascade, context-parallel and speculative attention.
 //!
-//! LSE is stored in **base 2**: `lse = log2(Σ 2^(logit · log2 e))`, FlashInfer's convention; times `ln 2` it is
-//! the natural log-sum-exp. Merge (FlashInfer, `cascade.cuh`): with `m = max(a.lse, b.lse)`, `wa = 2^(a.lse - m)`,
-//! `wb = 2^(b.lse - m)`:
+//! LSE is stored in **base 2** (FlashInfer's convention): `lse = log2(Σ 2^(logit · log2 e))`; `lse · ln 2` is the
+//! natural log-sum-exp. Merge (FlashInfer, `cascade.cuh`): with `m = max(a.lse, b.lse)`, `wa = 2^(a.lse - m)`, `wb =
+//! 2^(b.lse - m)`:
 //!
 //! ```text
 //! o   = (wa · a.o + wb · b.o) / (wa + wb)
 //! lse = m + log2(wa + wb)
 //! ```
 //!
-//! An empty state is `o = 0, lse = -inf`; it is the identity, and merging two of them gives it again.
+//! The empty state `o = 0, lse = -inf` is the identity.
 
 use crate::{Backend, Result, View, ViewMut, tensor};
 
-/// Factor from the stored base-2 LSE to the natural one.
+/// Converts base-2 LSE to natural LSE.
 pub const LSE_TO_NATURAL: f32 = std::f32::consts::LN_2;
 
-/// The weights `(wa, wb)` of two states and their common LSE.
+/// The normalized weights `(wa, wb)` of two states and the merged LSE.
 #[inline(always)]
 pub(crate) fn merge_weights(a: f32, b: f32) -> (f32, f32, f32) {
     if a.is_nan() || b.is_nan() {
-        return (f32::NAN, f32::NAN, f32::NAN); // first of all: f32::max would drop it, and -inf then look empty
+        return (f32::NAN, f32::NAN, f32::NAN); // f32::max drops NaN
     }
     let max = a.max(b);
     if max == f32::NEG_INFINITY {
@@ -32,14 +32,14 @@ pub(crate) fn merge_weights(a: f32, b: f32) -> (f32, f32, f32) {
     (wa / sum, wb / sum, max + sum.log2())
 }
 
-/// Many states of each row and head, merged into one.
+/// Merges any number of states per row and head.
 ///
 /// `o`: `[num_rows, num_states, num_heads, head_dim]` f32, f16 or bf16; `lse`: `[num_rows, num_states, num_heads]` f32,
 /// base 2; `out`: `[num_rows, num_heads, head_dim]` of `o`'s dtype; `out_lse`: `[num_rows, num_heads]` f32.
 /// With no states, `out` is 0 and `out_lse` is -inf.
 ///
 /// # Errors
-/// When a shape or dtype is not as above.
+/// When a shape or dtype differs from the above.
 pub fn merge_states<B: Backend>(
     backend: &B,
     (o, lse): (View<'_>, View<'_>),
@@ -66,13 +66,13 @@ pub fn merge_states<B: Backend>(
     backend.merge_states((o, lse), (out.reborrow(), out_lse.reborrow()))
 }
 
-/// Two states of each row and head, merged into the first.
+/// Merges a second state per row and head into the first.
 ///
 /// `o`, `other`: `[num_rows, num_heads, head_dim]` of one dtype, f32, f16 or bf16; `lse`, `other_lse`: `[num_rows, num_heads]` f32,
 /// base 2.
 ///
 /// # Errors
-/// When a shape or dtype is not as above.
+/// When a shape or dtype differs from the above.
 pub fn merge_state<B: Backend>(
     backend: &B,
     (mut o, mut lse): (ViewMut<'_>, ViewMut<'_>),

@@ -1,4 +1,4 @@
-//! Puts new keys and values into the pages that a page table assigns to them, quantising where the cache has scales.
+//! Appends new keys and values to a paged KV cache, quantizing where the cache has scales.
 
 use crate::{
     Backend, Result, View,
@@ -11,38 +11,38 @@ use crate::{
     tensor::check_shape,
 };
 
-/// New tokens, of any dtype, and where they go.
+/// New tokens of any dtype, and their requests and positions.
 #[derive(Debug, Clone, Copy)]
 pub struct Append<'a> {
     /// `[num_tokens, num_kv_heads, head_dim_qk]`
     pub k: View<'a>,
     /// `[num_tokens, num_kv_heads, head_dim_vo]`
     pub v: View<'a>,
-    /// `[num_tokens]`: the request of each token; -1 skips the token, whatever its position.
+    /// `[num_tokens]`: the request of each token; -1 skips the token and ignores its position.
     pub batch_indices: &'a [i32],
     /// `[num_tokens]`: the position of each token in its request.
     pub positions: &'a [i32],
 }
 
-/// A cache to write into, and the scales of its K and V.
+/// A cache to write to, and its scales.
 #[derive(Debug)]
 pub struct QuantizedCacheMut<'a> {
     /// K and V, paged, of any dtype.
     pub cache: KvCacheMut<'a>,
-    /// Of keys.
+    /// Scale of keys.
     pub k_scale: ScaleMut<'a>,
-    /// Of values.
+    /// Scale of values.
     pub v_scale: ScaleMut<'a>,
 }
 
-/// For ragged new tokens at the end of their requests: the request and the position of each.
+/// The request and position of each of the ragged new tokens at the end of their requests.
 ///
-/// Request `r` appends `append_indptr[r]..append_indptr[r + 1]`; its last new token stands at `seq_lens[r] - 1`,
-/// so `seq_lens` counts the new tokens already.
+/// Request `r` appends `append_indptr[r]..append_indptr[r + 1]`; its last new token has position `seq_lens[r] - 1`:
+/// `seq_lens` includes the new tokens.
 ///
 /// # Errors
-/// When `append_indptr` decreases, does not have one entry more than `seq_lens`, a length does not fit in 32 bits, or
-/// a request appends more tokens than `seq_lens` says it has.
+/// When `append_indptr` decreases or has not one entry more than `seq_lens`, a length does not fit in 32 bits, or a
+/// request appends more tokens than its `seq_lens`.
 pub fn get_batch_indices_positions<'a>(
     append_indptr: impl Into<Index<'a>>,
     seq_lens: &[usize],
@@ -70,15 +70,15 @@ pub fn get_batch_indices_positions<'a>(
     Ok((requests, positions))
 }
 
-/// Writes each token of `new` into its slot of `cache`.
+/// Writes each token of `new` to its slot in `cache`.
 ///
-/// `cache` is `[num_pages, page_size, num_kv_heads, head_dim]` (NHD) or
-/// `[num_pages, num_kv_heads, page_size, head_dim]` (HND); K and V may differ in head_dim. Values are rounded to the
-/// cache's dtype, to nearest even, as [`crate::Element`] says.
+/// `cache` is `[num_pages, page_size, num_kv_heads, head_dim]` (NHD) or `[num_pages, num_kv_heads, page_size,
+/// head_dim]` (HND); K and V may differ in head_dim. Values are rounded to the cache's dtype, to nearest even (see
+/// [`crate::Element`]).
 ///
 /// # Errors
-/// When shapes disagree, the table is malformed, a token's request, position or page does not exist, or two tokens go
-/// to one slot. Nothing was written then.
+/// When shapes disagree, the table is malformed, a token's request, position or page does not exist, or two tokens map
+/// to one slot. Nothing is written then.
 pub fn append_paged_kv_cache<B: Backend>(
     backend: &B,
     new: &Append<'_>,
@@ -91,13 +91,14 @@ pub fn append_paged_kv_cache<B: Backend>(
     append("kv.append_paged_kv_cache", backend, new, cache, (layout, table))
 }
 
-/// [`append_paged_kv_cache`] into a cache with scales: `stored = value / scale`, divided in f32, then rounded to the
-/// cache's dtype, to nearest even. Values beyond what the dtype holds become its largest.
+/// [`append_paged_kv_cache`] to a quantized cache: `stored = value / scale`, divided in f32, rounded to the cache's
+/// dtype, to nearest even, and saturated.
 ///
-/// With [`ScaleMut::Dynamic`] the scales of the pages are chosen here, from what is in them.
+/// [`ScaleMut::Dynamic`] computes the scales from the contents of the pages.
 ///
 /// # Errors
-/// As [`append_paged_kv_cache`]; and when scales do not fit the cache, or one that is needed is not finite or not above
+/// As [`append_paged_kv_cache`], and when scales do not fit the cache, or a scale in use is not finite or not above 0.
+/// Nothing is written then.
 /// 0. Nothing was written then.
 pub fn append_paged_kv_cache_quantized<B: Backend>(
     backend: &B,
@@ -109,13 +110,14 @@ pub fn append_paged_kv_cache_quantized<B: Backend>(
     append("kv.append_paged_kv_cache_quantized", backend, new, cache, (layout, table))
 }
 
-/// [`append_paged_kv_cache_quantized`] of tokens whose places were looked up before: once a step, for all of its layers.
+/// [`append_paged_kv_cache_quantized`] with slots looked up once per step, for all layers.
 ///
-/// `new`: k `[num_tokens, num_kv_heads, head_dim_qk]` and v `[num_tokens, num_kv_heads, head_dim_vo]`, of any dtype, with as many
-/// tokens as the plan has.
+/// `new`: k `[num_tokens, num_kv_heads, head_dim_qk]` and v `[num_tokens, num_kv_heads, head_dim_vo]`, of any dtype,
+/// with the plan's number of tokens.
 ///
 /// # Errors
-/// When shapes or scales do not fit the plan or the cache, or the cache lacks a page of the plan's table. Nothing was written then.
+/// When shapes or scales do not fit the plan or the cache, or the cache lacks a page of the plan's table. Nothing is
+/// written then.
 pub fn append_planned<B: Backend>(
     backend: &B,
     plan: &AppendPlan,
@@ -146,7 +148,7 @@ fn append<B: Backend>(
     call.run(backend, target, num_pages, |strides| Slots::new(&places, strides))
 }
 
-/// What both ways to append have in common.
+/// Parameters shared by planned and unplanned appends.
 struct Call<'a> {
     operator: &'static str,
     new: (View<'a>, View<'a>),
@@ -156,7 +158,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Checks new tokens against the cache, and returns the pages of K and of V.
+    /// Checks new tokens against the cache. Returns the number of pages of K and of V.
     fn check(&self, cache: &KvCacheMut<'_>) -> Result<[usize; 2]> {
         let (operator, layout) = (self.operator, self.layout);
         let heads = self.new.0.shape().get(1).copied().unwrap_or(0);
@@ -184,7 +186,7 @@ impl Call<'_> {
         Ok(num_pages)
     }
 
-    /// Checks the scales and has the backend write.
+    /// Checks the scales and calls the backend.
     fn run<'s, B: Backend>(
         &self,
         backend: &B,
@@ -209,7 +211,7 @@ impl Call<'_> {
     }
 }
 
-/// Refuses another number of positions than of tokens.
+/// Checks that there are as many positions as tokens.
 pub(super) fn check_positions(operator: &'static str, positions: &[i32], tokens: usize) -> Result<()> {
     check_shape(operator, "positions", (&[positions.len()], &[tokens]), "[num_tokens]")
 }

@@ -1,12 +1,12 @@
-//! Where a step's new tokens go, looked up once for all layers: a value, and what a backend made of it.
+//! An append plan: the slot mapping of a step's new tokens, looked up once for all layers.
 //!
-//! A plan has room for so many tokens. Refilled, it keeps the memory that its backend has, at the same addresses, so that recorded
-//! work which read the old places reads the new ones.
+//! A plan has a fixed token capacity. A refill keeps the backend's memory at the same addresses, so captured work that
+//! read the old slots reads the new ones.
 
 use super::{PageTable, Slot, append::check_positions, slots::Places};
 use crate::{Backend, Result, attention::Prepared, backend::Opaque};
 
-/// The checked places of new tokens.
+/// Validated slots of new tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub struct AppendPlan {
     places: Places,
@@ -17,14 +17,14 @@ pub struct AppendPlan {
 }
 
 impl AppendPlan {
-    /// Looks every token up in the page table.
+    /// Looks up every token in the page table.
     ///
-    /// `batch_indices` `[num_tokens]`: the request of each token; -1 skips the token, whatever its position. `positions`
-    /// `[num_tokens]`: the position of each token in its request.
+    /// `batch_indices` `[num_tokens]`: the request of each token; -1 skips the token and ignores its position.
+    /// `positions` `[num_tokens]`: the position of each token in its request.
     ///
     /// # Errors
-    /// When the two differ in length, the table is malformed, a token's request or position does not exist, or two tokens go to one
-    /// slot.
+    /// When the two differ in length, the table is malformed, a token's request or position does not exist, or two
+    /// tokens map to one slot.
     pub fn new<B: Backend + ?Sized>(
         backend: &B,
         table: &PageTable<'_>,
@@ -34,10 +34,10 @@ impl AppendPlan {
         Self::with_capacity(backend, batch_indices.len(), table, tokens)
     }
 
-    /// [`AppendPlan::new`] with room for `capacity` tokens.
+    /// [`AppendPlan::new`] with capacity for `capacity` tokens.
     ///
     /// # Errors
-    /// As [`AppendPlan::new`], and when there are more tokens.
+    /// As [`AppendPlan::new`], and when there are more tokens than the capacity.
     pub fn with_capacity<B: Backend + ?Sized>(
         backend: &B,
         capacity: usize,
@@ -50,11 +50,11 @@ impl AppendPlan {
         Ok(plan)
     }
 
-    /// Other places, in the same memory.
+    /// Replaces the slots, in the same memory.
     ///
     /// # Errors
-    /// As [`AppendPlan::new`], and when there are more tokens than there is room for. The plan is what it was then, unless the backend
-    /// failed.
+    /// As [`AppendPlan::new`], and when there are more tokens than the capacity. The plan is then unchanged, unless the
+    /// backend failed.
     pub fn refill<B: Backend + ?Sized>(
         &mut self,
         backend: &B,
@@ -76,28 +76,27 @@ impl AppendPlan {
         Ok(())
     }
 
-    /// How many tokens there are, those included that are skipped.
+    /// Number of tokens, including skipped ones.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// The most tokens that it has room for.
+    /// Maximum number of tokens.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Tokens a page holds.
+    /// Tokens per page.
     pub fn page_size(&self) -> usize {
         self.page_size
     }
 
-    /// Where tokens go, by page and slot; those that are skipped are not here.
+    /// The slots, ordered by page and slot, without skipped tokens.
     pub fn slots(&self) -> &[Slot] {
         &self.places.slots
     }
 
-    /// What the backend's [`prepare_append`](Backend::prepare_append) made of it. While a plan is refilled that is what was made
-    /// of it before.
+    /// The result of the backend's [`prepare_append`](Backend::prepare_append); during a refill, the previous result.
     pub fn prepared(&self) -> Option<&Opaque> {
         self.prepared.0.as_ref()
     }

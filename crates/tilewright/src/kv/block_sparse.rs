@@ -1,4 +1,4 @@
-//! Block-sparse rows: one request whose blocks of query rows each look at some blocks of keys.
+//! Block-sparse attention (BSR): one request whose blocks of query rows attend to some blocks of keys.
 //!
 //! ```text
 //! block = (2, 3), kv_len = 9             keys  0 1 2  3 4 5  6 7 8
@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Queries are `[num_rows, num_qo_heads, head_dim]`; keys and values are ragged tensors of `kv_len` tokens in the
-//! problem's layout. Row `i` stands at position `kv_len - num_rows + i`, so that causal masks and windows mean what they
-//! mean without blocks.
+//! problem's layout. Row `i` has position `kv_len - num_rows + i`, so causal masks and windows are the same as without
+//! blocks.
 
 use crate::{
     Error, Result,
@@ -16,34 +16,34 @@ use crate::{
 };
 use std::ops::Range;
 
-/// Blocks of one size, the same for all heads (BSR).
+/// Blocks of one size, shared by all heads (BSR).
 #[derive(Debug, Clone, Copy)]
 pub struct BlockSparse<'a> {
-    /// `[num_block_rows + 1]`: block row `b` looks at the blocks `indices[indptr[b]..indptr[b + 1]]`.
+    /// `[num_block_rows + 1]`: block row `b` attends to the blocks `indices[indptr[b]..indptr[b + 1]]`.
     pub indptr: Index<'a>,
-    /// Columns of blocks, ascending within a block row.
+    /// Block columns, ascending within a block row.
     pub indices: Index<'a>,
-    /// Query rows and keys of a block, `(R, C)`.
+    /// Query rows and keys per block, `(R, C)`.
     pub block: (usize, usize),
     /// Keys of the request, a multiple of `C`.
     pub kv_len: usize,
-    /// Bits `[indices.len(), R, C]`, row-major, packed little-endian as one run: a key is seen where its bit is 1.
+    /// Bits `[indices.len(), R, C]`, row-major, packed little-endian without padding; a 1 makes the key visible.
     pub mask: Option<&'a [u8]>,
 }
 
-/// Blocks whose sizes vary, other ones for each KV head.
+/// Blocks of variable size per KV head.
 #[derive(Debug, Clone, Copy)]
 pub struct VariableBlockSparse<'a> {
-    /// `[num_kv_heads, num_block_rows, num_block_columns]`, row-major: whether a block is looked at.
+    /// `[num_kv_heads, num_block_rows, num_block_columns]`, row-major: whether a block is attended to.
     pub blocks: &'a [bool],
-    /// `[num_kv_heads, num_block_rows]`: query rows of each block row; every head has as many in all.
+    /// `[num_kv_heads, num_block_rows]`: query rows of each block row; the total is equal for all heads.
     pub row_sizes: Index<'a>,
-    /// `[num_kv_heads, num_block_columns]`: keys of each block column; every head has as many in all.
+    /// `[num_kv_heads, num_block_columns]`: keys of each block column; the total is equal for all heads.
     pub column_sizes: Index<'a>,
 }
 
 impl BlockSparse<'_> {
-    /// Checks the blocks and makes a segment of each block row.
+    /// Checks the blocks and builds one segment per block row.
     pub(crate) fn resolve(&self, operator: &'static str, problem: &Problem) -> Result<Requests> {
         let (rows, columns) = self.block;
         let text = "expected at least (1, 1)";
@@ -124,7 +124,7 @@ impl BlockSparse<'_> {
         Ok(())
     }
 
-    /// The bits of blocks, `[blocks, R, C]`, as those of rows: `[R, blocks of the row * C]` for each block row.
+    /// Converts bits from `[blocks, R, C]` to `[R, blocks of the row * C]` per block row.
     fn row_bits(
         &self,
         operator: &'static str,
@@ -158,7 +158,7 @@ impl BlockSparse<'_> {
 }
 
 impl VariableBlockSparse<'_> {
-    /// Checks the blocks and makes a segment of each head's block rows, token by token.
+    /// Checks the blocks and builds one segment per head and block row, indexed by token.
     pub(crate) fn resolve(&self, operator: &'static str, problem: &Problem) -> Result<Requests> {
         let heads = problem.heads().kv;
         let rows = Bounds::new(operator, ("row_sizes", self.row_sizes), heads)?;
@@ -200,15 +200,15 @@ impl VariableBlockSparse<'_> {
     }
 }
 
-/// The most keys that variable blocks may list: each takes 4 bytes of the plan.
+/// Maximum number of keys of variable blocks: each takes 4 bytes of the plan.
 const MAX_KEYS: usize = 1 << 28;
 
-/// Where the blocks of each head begin and end.
+/// Block bounds of each head.
 struct Bounds {
     /// `[heads, blocks + 1]`
     bounds: Vec<usize>,
     blocks: usize,
-    /// What every head's sizes add up to.
+    /// Total size, equal for all heads.
     total: usize,
 }
 
@@ -248,7 +248,7 @@ impl Bounds {
         Ok(Self { bounds, blocks, total: total.unwrap_or(0) })
     }
 
-    /// How many keys all `block_rows` rows of blocks look at, summed over heads.
+    /// Number of keys attended to by all `block_rows` block rows, summed over heads.
     fn seen_keys(&self, blocks: &[bool], block_rows: usize) -> usize {
         let flags = blocks.iter().enumerate().filter(|(_, seen)| **seen).map(|(flag, _)| flag);
         let (columns, block_rows) = (self.blocks.max(1), block_rows.max(1));

@@ -1,14 +1,14 @@
-//! Copies of whole pages within a pool, for requests that go on from a page which is not full.
+//! Page copies within a pool (copy-on-write): for requests that continue from a partially filled shared page.
 
 use crate::{Backend, Result, ViewMut};
 
-/// For each `(from, to)` of `copies`, page `from` of `pages` becomes the content of page `to`. No page is written twice, or both
-/// written and read, so that the order does not matter.
+/// Copies page `from` of `pages` to page `to`, for each `(from, to)` of `copies`. The order does not matter: no page is
+/// written twice, or both read and written.
 ///
 /// `pages`: `[num_pages, ..]` of any dtype, contiguous: K or V of a paged cache.
 ///
 /// # Errors
-/// When `pages` is not contiguous or has no axis, a page does not exist, or one that is written is named again.
+/// When `pages` is not contiguous or has no axis, a page does not exist, or a written page is named again.
 pub fn copy_pages<B: Backend + ?Sized>(
     backend: &B,
     pages: ViewMut<'_>,
@@ -45,7 +45,7 @@ pub fn copy_pages<B: Backend + ?Sized>(
     backend.copy_pages(pages, copies)
 }
 
-/// [`copy_pages`] within host memory.
+/// [`copy_pages`] in host memory.
 pub(crate) fn on_host(pages: ViewMut<'_>, copies: &[(usize, usize)]) {
     let page: usize = pages.shape()[1..].iter().product();
     crate::with_dtype!(pages.dtype(), T => {

@@ -1,4 +1,4 @@
-//! The two axis orders of a KV cache, and the views of K and V that operators take.
+//! The two axis orders of a KV cache, and the K and V views of operators.
 //!
 //! | | NHD | HND |
 //! |---|---|---|
@@ -8,8 +8,7 @@
 use crate::{Dtype, Error, Result, View, ViewMut, tensor::check_dtype};
 use std::fmt;
 
-/// The order of the token and head axes of a KV cache. Queries and outputs are always
-/// `[tokens, heads, head_dim]`.
+/// Order of the token and head axes of a KV cache. Queries and outputs are always `[tokens, heads, head_dim]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum KvLayout {
     /// Tokens before heads.
@@ -20,7 +19,7 @@ pub enum KvLayout {
 }
 
 impl KvLayout {
-    /// The axes of K or V of a paged cache with `num_pages` pages of `page_size` tokens.
+    /// Shape of K or V of a paged cache with `num_pages` pages of `page_size` tokens.
     pub fn paged_shape(
         self,
         num_pages: usize,
@@ -44,16 +43,16 @@ impl fmt::Display for KvLayout {
     }
 }
 
-/// K and V of a cache, paged (rank 4) or ragged (rank 3); see the module for the axes.
+/// K and V of a cache, paged (rank 4) or ragged (rank 3); the module docs list the axes.
 #[derive(Debug, Clone, Copy)]
 pub struct KvCache<'a> {
     /// Keys.
     pub k: View<'a>,
-    /// Values; the same shape but for head_dim, which may differ.
+    /// Values; of the same shape except head_dim, which may differ.
     pub v: View<'a>,
 }
 
-/// [`KvCache`], to write into.
+/// [`KvCache`] for writing.
 #[derive(Debug)]
 pub struct KvCacheMut<'a> {
     /// Keys.
@@ -63,13 +62,13 @@ pub struct KvCacheMut<'a> {
 }
 
 impl KvCacheMut<'_> {
-    /// The same memory, read only.
+    /// A read-only view.
     pub fn as_cache(&self) -> KvCache<'_> {
         KvCache { k: self.k.as_view(), v: self.v.as_view() }
     }
 }
 
-/// What one of K and V must look like; `page_size` is `None` for a ragged tensor.
+/// Expected shape and dtype of K or V; `page_size` is `None` for a ragged tensor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KvShape {
     pub(crate) layout: KvLayout,
@@ -79,19 +78,19 @@ pub(crate) struct KvShape {
     pub(crate) dtype: Dtype,
 }
 
-/// The strides of one of K and V, in elements; `page` is 0 for a ragged tensor.
+/// Strides of K or V, in elements; `page` is 0 for a ragged tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvStrides {
-    /// From a page to the next.
+    /// Page stride.
     pub page: usize,
-    /// From a token to the next of its page, or of a ragged tensor.
+    /// Token stride, within a page or a ragged tensor.
     pub token: usize,
-    /// From a head to the next.
+    /// Head stride.
     pub head: usize,
 }
 
 impl KvShape {
-    /// Checks a K or V argument and returns how many pages (paged) or tokens (ragged) it holds.
+    /// Checks a K or V argument and returns its number of pages (paged) or tokens (ragged).
     pub(crate) fn check(
         &self,
         operator: &'static str,
@@ -133,7 +132,7 @@ impl KvShape {
 }
 
 impl KvStrides {
-    /// Reads page, token and head strides off a tensor that [`KvShape::check`] has accepted.
+    /// The strides of a tensor that has passed [`KvShape::check`].
     pub(crate) fn of(layout: KvLayout, strides: &[usize]) -> Self {
         let (page, rest) = if strides.len() == 4 { (strides[0], &strides[1..]) } else { (0, strides) };
         match layout {

@@ -1,4 +1,4 @@
-//! Puts new tokens into the two caches of multi-head latent attention (DeepSeek-V2): one latent and one rotary row per
+//! Appends tokens to the two caches of multi-head latent attention (DeepSeek-V2 MLA): one latent and one rotary row per
 //! token, shared by all heads.
 
 use crate::{
@@ -9,20 +9,20 @@ use crate::{
 
 const OPERATOR: &str = "kv.append_paged_mla_kv_cache";
 
-/// New tokens, of any dtype, and where they go.
+/// New tokens of any dtype, and their requests and positions.
 #[derive(Debug, Clone, Copy)]
 pub struct AppendMla<'a> {
     /// `[num_tokens, ckv_dim]`: compressed keys and values (512 in DeepSeek's models).
     pub ckv: View<'a>,
     /// `[num_tokens, kpe_dim]`: keys with their positions (64 in DeepSeek's models).
     pub kpe: View<'a>,
-    /// `[num_tokens]`: the request of each token; -1 skips the token, whatever its position.
+    /// `[num_tokens]`: the request of each token; -1 skips the token and ignores its position.
     pub batch_indices: &'a [i32],
     /// `[num_tokens]`: the position of each token in its request.
     pub positions: &'a [i32],
 }
 
-/// The two caches, to write into; their dtypes may differ.
+/// The two caches to write to; their dtypes may differ.
 #[derive(Debug)]
 pub struct MlaCacheMut<'a> {
     /// `[num_pages, page_size, ckv_dim]`
@@ -31,11 +31,11 @@ pub struct MlaCacheMut<'a> {
     pub kpe: ViewMut<'a>,
 }
 
-/// Writes each token of `new` into its slot of both caches, rounded to their dtypes, to nearest even.
+/// Writes each token of `new` to its slot in both caches, rounded to nearest even.
 ///
 /// # Errors
-/// When shapes disagree, a last axis is not dense, the table is malformed, a token's request, position or page does not
-/// exist, or two tokens go to one slot. Nothing was written then.
+/// When shapes disagree, a last axis has not stride 1, the table is malformed, a token's request, position or page does
+/// not exist, or two tokens map to one slot. Nothing is written then.
 pub fn append_paged_mla_kv_cache<B: Backend>(
     backend: &B,
     new: &AppendMla<'_>,
@@ -56,7 +56,7 @@ pub fn append_paged_mla_kv_cache<B: Backend>(
     Ok(())
 }
 
-/// Checks new rows and their cache, and returns its number of pages.
+/// Checks new rows against their cache, and returns its number of pages.
 fn check(name: &str, (new, tokens): (View<'_>, usize), cache: &View<'_>, page_size: usize) -> Result<usize> {
     let dim = new.shape().get(1).copied().unwrap_or(0);
     check_shape(OPERATOR, name, (new.shape(), &[tokens, dim]), "[num_tokens, dim]")?;

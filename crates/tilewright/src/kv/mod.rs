@@ -1,4 +1,4 @@
-//! Where keys and values live: how a cache is laid out, who owns which page, what its scales are, and how tokens get in.
+//! The KV cache: layouts, page tables, scales, and appending tokens.
 
 pub mod append;
 mod append_plan;

@@ -1,37 +1,36 @@
-//! The page indices that a plan keeps: its own copy of them, or the caller's, which it shares.
+//! Page indices of a plan: an owned copy, or a shared reference to the caller's array.
 //!
-//! A quarter of a million indices take longer to copy than all other planning takes. Shared ones are looked at, as their range is
-//! checked, and stay the caller's.
+//! Copying 250,000 indices takes longer than the rest of planning. Shared indices are only range-checked.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
-/// Page indices; reads as a slice of them. Equal lists hold the same indices, whoever owns them.
+/// Page indices; dereferences to a slice. Lists compare by content, shared or not.
 #[derive(Clone, Default)]
 pub struct PageList {
-    /// Empty while others are shared; its memory is kept.
+    /// Empty while indices are shared; its memory is kept.
     own: Vec<i32>,
     shared: Option<Arc<Vec<i32>>>,
 }
 
 impl PageList {
-    /// Whether they are the caller's, and not a copy.
+    /// Whether the list references the caller's array.
     pub fn is_shared(&self) -> bool {
         self.shared.is_some()
     }
 
-    /// Holds none, and lets the caller's go.
+    /// Clears the list and drops the shared reference.
     pub(crate) fn clear(&mut self) {
         self.own.clear();
         self.shared = None;
     }
 
-    /// Holds the caller's indices, as long as it is not told otherwise.
+    /// References the caller's array.
     pub(crate) fn share(&mut self, indices: &Arc<Vec<i32>>) {
         self.own.clear();
         self.shared = Some(indices.clone());
     }
 
-    /// Its own indices, to be added to; where it shared some, a copy of them.
+    /// The owned indices, for appending; copies shared ones first.
     pub(crate) fn own(&mut self) -> &mut Vec<i32> {
         if let Some(shared) = self.shared.take() {
             self.own.extend_from_slice(&shared);
@@ -39,7 +38,7 @@ impl PageList {
         &mut self.own
     }
 
-    /// Makes room for so many indices of its own.
+    /// Reserves memory for `len` owned indices.
     pub(crate) fn reserve(&mut self, len: usize) {
         self.own.reserve(len.saturating_sub(self.own.len()));
     }

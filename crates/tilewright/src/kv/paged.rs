@@ -1,4 +1,4 @@
-//! The page table: which pages of the pool hold which request's tokens (CSR).
+//! The page table: the pages of each request, in CSR format.
 //!
 //! ```text
 //! indptr         0     2        5     request 0 owns indices[0..2], request 1 owns indices[2..5]
@@ -6,14 +6,14 @@
 //! last_page_len     1        2        tokens used in each request's last page, in 1..=page_size
 //! ```
 //!
-//! A request without pages has no tokens, and its `last_page_len` is 0. Slots beyond `last_page_len` may hold
-//! anything and are never read.
+//! A request without pages has no tokens, and its `last_page_len` is 0. Slots from `last_page_len` on may hold garbage
+//! and are never read.
 
 use super::PageList;
 use crate::{Result, attention::Index};
 use std::ops::Range;
 
-/// Which pages hold which request's keys and values.
+/// The pages of each request's keys and values.
 #[derive(Debug, Clone, Copy)]
 pub struct PageTable<'a> {
     /// `[num_requests + 1]`, starts at 0, never decreases.
@@ -22,14 +22,14 @@ pub struct PageTable<'a> {
     pub indices: Index<'a>,
     /// `[num_requests]`
     pub last_page_len: Index<'a>,
-    /// Tokens a page holds, at least 1.
+    /// Tokens per page, at least 1.
     pub page_size: usize,
 }
 
 impl<'a> PageTable<'a> {
-    /// A page table from its three arrays, each `i32` or `i64`. A plan keeps a copy of `indices`, unless they are given as an
-    /// `&Arc<Vec<i32>>`, which it shares: with very many pages that is most of the time that planning takes. The next plan, or
-    /// replan, lets them go, so that two of them that take turns are never copied.
+    /// Builds a page table from its three arrays, each `i32` or `i64`. A plan copies `indices`, unless they are an
+    /// `&Arc<Vec<i32>>`, which it shares; the copy dominates planning time with very many pages. The next plan or
+    /// replan drops the reference, so a caller can alternate two arrays without copies.
     pub fn new(
         indptr: impl Into<Index<'a>>,
         indices: impl Into<Index<'a>>,
@@ -44,12 +44,12 @@ impl<'a> PageTable<'a> {
         }
     }
 
-    /// Checks everything but the page ids' upper bound, which only the cache knows.
+    /// Checks everything except the upper bound of page ids, which depends on the cache.
     pub(crate) fn resolve(&self, operator: &'static str) -> Result<Pages> {
         self.resolve_of(operator, "request")
     }
 
-    /// [`PageTable::resolve`] of a table whose pages belong to an `owner` each: a request, or a group of a level.
+    /// [`PageTable::resolve`] of a table with one page list per `owner`: a request, or a group of a level.
     pub(crate) fn resolve_of(&self, operator: &'static str, owner: &str) -> Result<Pages> {
         let num_requests = self.check_bounds(operator, owner)?;
         let mut indices = PageList::default();
@@ -60,7 +60,7 @@ impl<'a> PageTable<'a> {
         Ok(Pages { ranges, kv_lens, indices, max_page })
     }
 
-    /// Checks everything but the pages and `last_page_len`; the number of owners.
+    /// Checks everything except pages and `last_page_len`. Returns the number of owners.
     pub(crate) fn check_bounds(&self, operator: &'static str, owner: &str) -> Result<usize> {
         crate::ensure!(self.page_size > 0, operator, "page_size = 0, expected at least 1");
         let num_requests = self.last_page_len.len();
@@ -74,8 +74,8 @@ impl<'a> PageTable<'a> {
         Ok(num_requests)
     }
 
-    /// Checks the pages and puts them into `to`, which is empty: a copy, or the caller's where they are shared. The largest of them,
-    /// -1 when there is none.
+    /// Checks the pages and writes them to the empty list `to`, which copies or shares them. Returns the maximum page
+    /// id, -1 if there is none.
     pub(crate) fn keep_pages(&self, operator: &'static str, owner: &str, to: &mut PageList) -> Result<i32> {
         let largest = self.indices.keep_i32(operator, "page", to)?;
         if self.indices.is_empty() {
@@ -90,13 +90,13 @@ impl<'a> PageTable<'a> {
         })
     }
 
-    /// How many tokens the pages of owner `r` hold.
+    /// Number of tokens of owner `r`.
     #[inline]
     pub(crate) fn kv_len(&self, operator: &'static str, (owner, r): (&str, usize)) -> Result<usize> {
         self.kv_len_of(operator, (owner, r), self.indptr.range(r).len())
     }
 
-    /// [`PageTable::kv_len`] of an owner that has so many pages.
+    /// [`PageTable::kv_len`] of an owner with `pages` pages.
     #[inline]
     pub(crate) fn kv_len_of(
         &self,
@@ -105,7 +105,7 @@ impl<'a> PageTable<'a> {
         pages: usize,
     ) -> Result<usize> {
         let (last, page_size) = (self.last_page_len.get(r), self.page_size);
-        // below 1 it is a number beyond any page
+        // values below 1 wrap to above any page size
         let fits = pages > 0 && (last as u64).wrapping_sub(1) < page_size as u64;
         let before = pages.wrapping_sub(1).checked_mul(page_size).filter(|_| fits);
         match before.and_then(|before| before.checked_add(last as usize)) {
@@ -115,7 +115,7 @@ impl<'a> PageTable<'a> {
         }
     }
 
-    /// Why owner `r` has no length.
+    /// The error for owner `r`, whose length is invalid.
     #[cold]
     fn malformed(&self, operator: &'static str, (owner, r): (&str, usize)) -> crate::Error {
         let (pages, last, page_size) =
@@ -131,23 +131,23 @@ impl<'a> PageTable<'a> {
     }
 }
 
-/// A checked page table.
+/// A validated page table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pages {
-    /// Per request, its part of `indices`.
+    /// Range in `indices` per request.
     pub(crate) ranges: Vec<Range<usize>>,
-    /// Per request, its number of cached tokens.
+    /// Number of cached tokens per request.
     pub(crate) kv_lens: Vec<usize>,
     /// Page ids, none negative.
     pub(crate) indices: PageList,
-    /// The largest page id, -1 when there is none.
+    /// The maximum page id, -1 if there is none.
     pub(crate) max_page: i32,
 }
 
 /// The number of cached tokens of each request: `(pages - 1) * page_size + last_page_len`, 0 without pages.
 ///
 /// # Errors
-/// When the table is malformed, in the words of `attention.plan`.
+/// When the table is malformed, with the errors of `attention.plan`.
 pub fn get_seq_lens(table: &PageTable<'_>) -> Result<Vec<usize>> {
     Ok(table.resolve("kv.get_seq_lens")?.kv_lens)
 }

@@ -1,4 +1,4 @@
-//! Scales of a low-precision KV cache: `true value = stored value · scale`, one scale for a tensor, a head or a page.
+//! Scales of a quantized KV cache: `true value = stored value · scale`, per tensor, head or page.
 //!
 //! | | shape | indexed by |
 //! |---|---|---|
@@ -7,37 +7,36 @@
 //! | [`Scale::Head`] | `[num_kv_heads]` | KV head |
 //! | [`Scale::Page`] | `[num_pages]` or `[num_pages, num_kv_heads]` f32 | page of the pool (and KV head) |
 //!
-//! K and V have scales of their own. A scale is finite and above 0; of page scales only those of pages in use are looked
-//! at.
+//! K and V have separate scales. A scale is finite and above 0. Page scales are validated only for pages in use.
 
 use crate::{Dtype, Result, View, ViewMut, tensor::check_dtype};
 
-/// What stored values of K or of V are multiplied with.
+/// Dequantization scale of K or of V.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Scale<'a> {
-    /// Nothing: the stored values are the true ones.
+    /// No scale: stored values are the true ones.
     #[default]
     One,
-    /// One factor for the whole tensor.
+    /// One scale per tensor.
     Tensor(f32),
-    /// `[num_kv_heads]`: one factor for each head.
+    /// `[num_kv_heads]`: one scale per head.
     Head(&'a [f32]),
-    /// `[num_pages]` or `[num_pages, num_kv_heads]` f32, of any strides: one factor for each page, or for each page and
-    /// head. Only a paged cache has them.
+    /// `[num_pages]` or `[num_pages, num_kv_heads]` f32, any strides: one scale per page, or per page and head. Paged
+    /// caches only.
     Page(View<'a>),
 }
 
-/// The scales of a cache.
+/// Dequantization scales of a cache.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct KvScales<'a> {
-    /// Of keys.
+    /// Scale of keys.
     pub k: Scale<'a>,
-    /// Of values.
+    /// Scale of values.
     pub v: Scale<'a>,
 }
 
 impl KvScales<'_> {
-    /// [`Scale::check`] of both, named `k scale` and `v scale`.
+    /// [`Scale::check`] of both, named `k scale` and `v scale` in errors.
     ///
     /// # Errors
     /// As [`Scale::check`].
@@ -48,13 +47,13 @@ impl KvScales<'_> {
 }
 
 impl Scale<'_> {
-    /// Checks the shape, and every factor but those of pages, for which [`Scale::check_pages`] is there: a pool has
-    /// many more pages than a call uses. `num_pages` is that of the cache, `None` for a ragged one; `name` is how errors
-    /// call the argument.
+    /// Checks the shape and every scale except page scales, which [`Scale::check_pages`] checks: a pool has far more
+    /// pages than one call uses. `num_pages` is that of the cache, `None` for a ragged one; `name` is the argument's
+    /// name in errors.
     ///
     /// # Errors
-    /// When a length, shape or dtype is not as [`Scale`] says, a factor is not finite or not above 0, or a ragged cache
-    /// gets page scales.
+    /// When a length, shape or dtype differs from [`Scale`]; a scale is not finite or not above 0; or page scales are
+    /// passed for a ragged cache.
     pub fn check(
         &self,
         operator: &'static str,
@@ -90,11 +89,11 @@ impl Scale<'_> {
         }
     }
 
-    /// Checks the factors of `pages`, each a page of the cache; nothing to do for other scales than page scales, nor for
-    /// those that are on a device, which nobody looks at. The shape must have passed [`Scale::check`].
+    /// Checks the page scales of `pages`. Does nothing for other kinds of scales, or for page scales on a device, which
+    /// are not read. The shape must have passed [`Scale::check`].
     ///
     /// # Errors
-    /// When a factor of one of these pages is not finite or not above 0.
+    /// When a scale of one of these pages is not finite or not above 0.
     pub fn check_pages(
         &self,
         operator: &'static str,
@@ -103,7 +102,7 @@ impl Scale<'_> {
     ) -> Result<()> {
         let Self::Page(factors) = self else { return Ok(()) };
         if factors.device().is_some() {
-            return Ok(()); // looking at them would wait for the device
+            return Ok(()); // reading them would synchronize with the device
         }
         let heads = factors.shape().get(1).copied();
         for (page, head) in pages.into_iter().flat_map(|page| (0..heads.unwrap_or(1)).map(move |h| (page, h)))
@@ -119,12 +118,12 @@ impl Scale<'_> {
         Ok(())
     }
 
-    /// Whether stored values are the true ones.
+    /// Whether there is no scale.
     pub(crate) fn is_one(&self) -> bool {
         matches!(self, Self::One)
     }
 
-    /// The factor of a page and head, both of which exist.
+    /// The scale of a page and head, which must exist.
     #[inline(always)]
     pub(crate) fn factor(&self, page: usize, head: usize) -> f32 {
         match *self {
@@ -140,26 +139,25 @@ impl Scale<'_> {
     }
 }
 
-/// The scales of K or V of a cache that is written.
+/// Quantization scales of K or V for writing to a cache.
 #[derive(Debug)]
 pub enum ScaleMut<'a> {
-    /// They are given: `stored = value / scale`, rounded, and saturated where it is beyond the cache's dtype.
+    /// Passed by the caller: `stored = value / scale`, rounded, and saturated at the limits of the cache's dtype.
     Given(Scale<'a>),
-    /// `[num_pages, num_kv_heads]` f32, of any strides: the append chooses each page's scale from the largest magnitude
-    /// in it, `scale = amax / largest value of the dtype`, and leaves it here; 0 means an unused page.
+    /// `[num_pages, num_kv_heads]` f32, any strides. The append computes each page's scale from its maximum magnitude,
+    /// `scale = amax / largest value of the dtype`, and stores it here; 0 marks an unused page.
     ///
-    /// * Whoever frees a page sets its scales to 0; the tokens in such a page are taken for garbage.
-    /// * When a token with a larger magnitude comes to a page, its scale grows, and the tokens that the page table counts
-    ///   in it are rounded once more. Each growth adds at most half a step of the grown scale to the error of an element
-    ///   (for int8 `scale / 2`, for floats half the distance between neighbours), beside the half step of its first
-    ///   rounding.
-    /// * Infinity and NaN do not take part in the choice: the first saturates, the second stays NaN (0 in int8).
-    /// * A used page's scale is never 0: that of zeros alone is the least normal f32.
+    /// * The caller must set the scales of a freed page to 0; tokens in such a page are treated as garbage.
+    /// * A token with a larger magnitude increases the page's scale, and the tokens that the page table counts in it
+    ///   are requantized. Each increase adds an error of at most half a step of the new scale per element (`scale / 2`
+    ///   for int8, half the distance of adjacent values for floats), plus the half step of the first rounding.
+    /// * Infinity and NaN do not affect the scale: infinity saturates, NaN stays NaN (0 in int8).
+    /// * The scale of a used page is never 0: a page of zeros has the smallest normal f32.
     Dynamic(ViewMut<'a>),
 }
 
 impl ScaleMut<'_> {
-    /// Checks the scales of a cache of `dtype` with this many pages and heads, as far as `pages` are concerned.
+    /// Checks the scales of a cache of `dtype` with `num_pages` pages and `heads` heads, for `pages` only.
     pub(crate) fn check(
         &self,
         operator: &'static str,
@@ -187,7 +185,7 @@ impl ScaleMut<'_> {
         );
         check_page_shape(operator, name, (scales.shape(), scales.dtype()), [num_pages, heads])?;
         if scales.device().is_some() {
-            return Ok(()); // looking at them would wait for the device
+            return Ok(()); // reading them would synchronize with the device
         }
         pages.try_for_each(|page| {
             let bad = (0..heads).map(|head| (head, scales.at(&[page, head])));

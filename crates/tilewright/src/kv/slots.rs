@@ -1,4 +1,4 @@
-//! Where new tokens go: a page and a slot in it for each, no two the same.
+//! Slot mapping of new tokens: a unique page and slot per token.
 
 use super::paged::Pages;
 use crate::{
@@ -8,21 +8,21 @@ use crate::{
 };
 use std::collections::BTreeMap;
 
-/// Marks a token that goes nowhere: padding of a batch of fixed size.
+/// Request index of a skipped token: padding of a fixed-size batch.
 const SKIPPED: i32 = -1;
 
-/// One token's place.
+/// Cache location of one token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
-    /// Index of the token among the new ones.
+    /// Index of the new token.
     pub token: usize,
-    /// Page of the pool.
+    /// Page id in the pool.
     pub page: usize,
     /// Slot in the page.
     pub slot: usize,
 }
 
-/// Where the tokens of one tensor go, ordered by page and slot, without those that are skipped.
+/// Slot mapping of one tensor's tokens, ordered by page and slot, without skipped tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Slots<'a> {
     places: &'a Places,
@@ -33,11 +33,11 @@ pub struct Slots<'a> {
 /// The new tokens of one page.
 #[derive(Debug, Clone, Copy)]
 pub struct PageSlots<'a> {
-    /// Page of the pool.
+    /// Page id in the pool.
     pub page: usize,
-    /// Its new tokens by ascending slot.
+    /// Its new tokens, ordered by slot.
     pub slots: &'a [Slot],
-    /// Slots that hold tokens, counting the new ones; those beyond hold garbage.
+    /// Number of slots in use, including the new tokens; later slots hold garbage.
     pub filled: usize,
 }
 
@@ -46,53 +46,53 @@ impl<'a> Slots<'a> {
         Self { places, strides, prepared: None }
     }
 
-    /// Those of a plan, for a cache of any strides.
+    /// The slots of a plan, for a cache of any strides.
     pub(crate) fn of_plan(plan: &'a AppendPlan) -> impl Fn(KvStrides) -> Self {
         move |strides| Self { places: plan.places(), strides, prepared: plan.prepared() }
     }
 
-    /// What the backend's [`prepare_append`](crate::Backend::prepare_append) made of them, if they are those of an
+    /// The result of the backend's [`prepare_append`](crate::Backend::prepare_append), if the slots are those of an
     /// [`AppendPlan`](super::AppendPlan).
     pub fn prepared(&self) -> Option<&'a Opaque> {
         self.prepared
     }
 
-    /// All tokens, by page and slot.
+    /// All tokens, ordered by page and slot.
     pub fn all(&self) -> &'a [Slot] {
         &self.places.slots
     }
 
-    /// The tokens page by page.
+    /// The tokens, grouped by page.
     pub fn pages(&self) -> impl Iterator<Item = PageSlots<'a>> + use<'a> {
         self.places.by_page()
     }
 
-    /// Distances in the cache, in elements.
+    /// Strides of the cache, in elements.
     pub fn strides(&self) -> KvStrides {
         self.strides
     }
 
-    /// Offset of `head` of a slot in the cache, in elements.
+    /// Offset of a slot and head in the cache, in elements.
     pub fn offset(&self, page: usize, slot: usize, head: usize) -> usize {
         page * self.strides.page + slot * self.strides.token + head * self.strides.head
     }
 }
 
-/// The checked places of all tokens of a call.
+/// Validated slots of all tokens of a call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     pub(crate) slots: Vec<Slot>,
-    /// Of each page that gets a token, how many of its slots hold tokens.
+    /// Slots in use per page with new tokens.
     filled: BTreeMap<usize, usize>,
-    /// The largest page of the table, -1 where there is none.
+    /// Maximum page id of the table, -1 if it has none.
     max_page: i32,
 }
 
 impl Places {
-    /// Looks every token up in the page table. `num_pages` is that of the cache, if it is known already.
+    /// Looks up every token in the page table. `num_pages` is that of the cache, if already known.
     ///
     /// # Errors
-    /// When a request, position or page does not exist, or two tokens go to one slot.
+    /// When a request, position or page does not exist, or two tokens map to one slot.
     pub(crate) fn find(
         operator: &'static str,
         table: &PageTable<'_>,
@@ -132,7 +132,7 @@ impl Places {
         check_pages(operator, self.max_page, num_pages)
     }
 
-    /// The tokens page by page.
+    /// The tokens, grouped by page.
     pub(crate) fn by_page(&self) -> impl Iterator<Item = PageSlots<'_>> {
         let pages = self.slots.chunk_by(|a, b| a.page == b.page);
         pages.map(|slots| {
@@ -151,7 +151,7 @@ fn check_pages(operator: &'static str, max_page: i32, num_pages: usize) -> Resul
     Ok(())
 }
 
-/// Page and slot of a position of a request.
+/// Page and slot of a request's position.
 fn locate(
     pages: &Pages,
     page_size: usize,
@@ -168,7 +168,7 @@ fn locate(
     Ok((pages.indices[pages.ranges[r].start + at / page_size] as usize, at % page_size))
 }
 
-/// How many slots hold tokens in each page of `slots`: the most that any request says, where several share the page.
+/// Slots in use per page of `slots`; the maximum over requests that share the page.
 fn filled(pages: &Pages, page_size: usize, slots: &[Slot]) -> BTreeMap<usize, usize> {
     let mut filled: BTreeMap<usize, usize> = slots.iter().map(|slot| (slot.page, 0)).collect();
     for (range, kv_len) in pages.ranges.iter().zip(&pages.kv_lens) {

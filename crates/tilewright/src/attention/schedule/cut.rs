@@ -1,8 +1,10 @@
-//! Where units are cut, and which worker has which piece.
+//! Work partitioning: cuts units into work items and assigns them to workers.
 //!
-//! Two passes. The first finds the keys that each tile of query rows sees, and with them the cost of the whole batch; the second
-//! lays all units end to end and cuts them where the share of a worker ends. A unit is a tile of query rows, a segment and some
-//! KV heads; heads of a segment have the same tiles, which are found once.
+//! A unit is a tile of query rows, one segment and some KV heads. All heads of a segment have the same query tiles,
+//! which are computed once.
+//!
+//! 1. Compute the visible keys of each query tile, and with them the total cost of the batch.
+//! 2. Concatenate all units along the cost axis and cut them at the workers' quotas.
 
 use super::{Asked, Schedule, Split, WorkItem, check_items, tile_tokens};
 use crate::{
@@ -11,19 +13,19 @@ use crate::{
 };
 use std::ops::Range;
 
-/// A piece, in KV tiles, that no request is longer than.
+/// A piece length, in KV tiles, beyond every request.
 const NEVER: usize = 1 << 40;
 
-/// What the planner remembers from its first pass to the second. No part of a plan: only its memory is kept.
+/// Memory of the first pass, reused by the second and by later plans; not part of a plan's value.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Scratch {
     runs: Vec<Run>,
-    /// Those of segments that have several.
+    /// Tiles of segments with more than one.
     spans: Vec<Span>,
 }
 
 impl Scratch {
-    /// Makes room for so many segments and tiles of query rows.
+    /// Reserves memory.
     pub(crate) fn reserve(&mut self, segments: usize, tiles: usize) {
         self.runs.reserve(segments);
         self.spans.reserve(tiles);
@@ -38,46 +40,46 @@ impl PartialEq for Scratch {
 
 impl Eq for Scratch {}
 
-/// A tile of query rows of one segment, and the keys that it sees.
+/// A tile of query rows of one segment, and its visible keys.
 #[derive(Debug, Clone, Copy, Default)]
 struct Span {
     qo: (u32, u32),
-    /// Whole KV tiles, but for the end of the keys.
+    /// Full KV tiles, except at the end of the keys.
     kv: (u32, u32),
-    /// The first KV tile, and how many there are.
+    /// First KV tile and number of KV tiles.
     tiles: (u32, u32),
 }
 
-/// The units of one segment.
+/// All units of one segment.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     segment: u32,
     kv_heads: (u32, u32),
-    /// KV heads of an item.
+    /// KV heads per item.
     heads: u32,
     num_spans: u32,
-    /// Whether its rows have other segments too.
+    /// Whether its rows also have other segments.
     shared: bool,
-    /// Whether only the share of a worker can divide it, and its items write the output if that does not.
+    /// Whether its units are split only at a worker's quota, and write the output directly if they are not.
     whole: bool,
-    /// What all spans cost for one head.
+    /// Cost of all tiles for one head.
     cost: usize,
-    /// Its span where it has one, as nearly all have: the others are found elsewhere.
+    /// The tile of a segment with a single one, the common case; others are in [`Scratch`].
     span: Span,
 }
 
-/// A span and some of its segment's KV heads, before any cut.
+/// A query tile with some of its segment's KV heads, before any cut.
 #[derive(Clone, Copy)]
 struct Unit {
     segment: u32,
     kv_heads: (u32, u32),
-    /// Whether its rows have other segments too.
+    /// Whether its rows also have other segments.
     shared: bool,
     span: Span,
     cost_per_tile: usize,
 }
 
-/// Cuts into `schedule`, which is empty. Whether rows have several segments, whose states are still to be merged.
+/// Fills the empty `schedule`. Returns whether rows have several segments, whose states are still to be merged.
 pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scratch) -> Result<bool> {
     let mut cutter = Cutter::new(schedule, asked);
     let (mut spans, mut units, mut shared) = (0, 0, false);
@@ -88,7 +90,7 @@ pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scra
         shared |= segment.shared;
     }
     check_items(asked.operator, units)?;
-    // keys that are not divided leave only heads to keep all workers busy
+    // without a balanced KV split, heads are the only way to occupy all workers
     if asked.split != Split::Balanced {
         cutter.most_heads = cutter.most_heads.min(units.div_ceil(asked.tiling.workers)).max(1);
     }
@@ -99,7 +101,7 @@ pub(super) fn cut(schedule: &mut Schedule, asked: &Asked<'_>, scratch: &mut Scra
     let (cost, pieces) = cutter.measure(scratch);
     cutter.quota = cost.div_ceil(asked.tiling.workers).max(1);
     check_items(asked.operator, pieces)?;
-    // those that are balanced are cut where a worker's share ends, but for the last
+    // a balanced split adds at most one item per quota boundary
     let cuts = if cutter.piece.is_none() { asked.tiling.workers - 1 } else { 0 };
     cutter.schedule.items.reserve(pieces + cuts);
     cutter.lay(scratch);
@@ -119,7 +121,7 @@ impl Span {
         }
     }
 
-    /// Which pieces of `piece` KV tiles, counted from the segment's first key, hold its keys; one if there are none.
+    /// The pieces of `piece` KV tiles, counted from the segment's first key, that contain its keys; one if it has none.
     fn pieces(&self, piece: usize) -> Range<usize> {
         let (first, tiles) = (self.tiles.0 as usize, self.tiles.1 as usize);
         if first == 0 && tiles <= piece {
@@ -130,20 +132,20 @@ impl Span {
     }
 }
 
-/// Lays units end to end.
+/// Concatenates the units along the cost axis and cuts them.
 struct Cutter<'a> {
     asked: &'a Asked<'a>,
     schedule: &'a mut Schedule,
     group: usize,
-    /// Query tokens of a tile.
+    /// Query tokens per tile.
     tile: usize,
-    /// The most KV heads of an item.
+    /// Maximum KV heads per item.
     most_heads: usize,
-    /// KV tiles of a piece, where pieces have a fixed length.
+    /// KV tiles per piece, for a fixed split.
     piece: Option<usize>,
-    /// Cost of a worker's share.
+    /// Cost per worker.
     quota: usize,
-    /// Cost of all units so far, whose share it falls into, and where that one ends.
+    /// Cost of all units so far, the worker at that cost, and the end of its quota.
     begin: usize,
     worker: usize,
     worker_end: usize,
@@ -170,14 +172,14 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Tiles of query rows of a segment. Divides only where it must: most segments have one.
+    /// Query tiles of a segment. Avoids the division in the common case of one tile.
     #[inline]
     fn num_tiles(&self, segment: &Segment) -> usize {
         let rows = segment.qo.len();
         if rows <= self.tile { usize::from(rows > 0) } else { rows.div_ceil(self.tile) }
     }
 
-    /// KV heads of an item of a segment.
+    /// KV heads per item of a segment.
     #[inline]
     fn heads(&self, segment: &Segment) -> usize {
         if self.most_heads == 1 {
@@ -187,8 +189,8 @@ impl<'a> Cutter<'a> {
         (self.asked.tiling.q_rows / rows).clamp(1, self.most_heads)
     }
 
-    /// Finds the spans of all segments; what all units cost together, and how many there are, or pieces where those have a fixed
-    /// length.
+    /// Computes the tiles of all segments. Returns the total cost, and the number of units (of pieces for a fixed
+    /// split).
     fn measure(&self, scratch: &mut Scratch) -> (usize, usize) {
         let (mut all, mut num_pieces) = (0, 0_usize);
         for (number, segment) in self.asked.requests.segments.iter().enumerate() {
@@ -225,7 +227,7 @@ impl<'a> Cutter<'a> {
         (all, num_pieces)
     }
 
-    /// What some rows of a segment see, and in how many pieces.
+    /// The query tile of some rows of a segment, and its number of pieces.
     #[inline]
     fn span(&self, segment: &Segment, rows: Range<usize>) -> (Span, usize) {
         let Asked { problem, requests, tiling, .. } = *self.asked;
@@ -234,7 +236,7 @@ impl<'a> Cutter<'a> {
         (span, self.piece.map_or(1, |piece| span.pieces(piece).len()))
     }
 
-    /// Adds the items of all units, in the order of segments, heads and rows.
+    /// Emits the items of all units, ordered by segment, head and row.
     fn lay(&mut self, scratch: &Scratch) {
         (self.begin, self.worker, self.worker_end) = (0, 0, self.quota);
         let mut rest = &scratch.spans[..];
@@ -264,7 +266,8 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Heads, of so many, of which all units lie in the share of this worker: all of them, or whole items.
+    /// The number of heads, at most `heads`, whose units fit in this worker's quota without a cut: all of them or a
+    /// multiple of an item's heads.
     #[inline]
     fn whole_heads(&self, run: &Run, heads: u32) -> u32 {
         if !run.whole {
@@ -278,7 +281,7 @@ impl<'a> Cutter<'a> {
         if run.heads == 1 { fit } else { fit - fit % run.heads }
     }
 
-    /// Adds the units of some heads, none of them cut.
+    /// Emits the uncut units of some heads.
     #[inline]
     fn push_whole(&mut self, run: &Run, spans: &[Span], heads: Range<u32>) {
         self.schedule.advance_to(self.worker);
@@ -299,7 +302,7 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Adds a unit that may have to be cut.
+    /// Emits one unit, cut if required.
     fn push_unit(&mut self, run: &Run, span: Span, kv_heads: (u32, u32)) {
         let rows = (span.qo.1 - span.qo.0) as usize;
         let unit = Unit {
@@ -315,7 +318,7 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Cuts a unit where the share of a worker ends.
+    /// Cuts a unit at the workers' quotas.
     fn balanced(&mut self, unit: Unit) {
         let cost = unit.cost_per_tile * (self.asked.tiling.segment_overhead + unit.span.tiles.1 as usize);
         let end = self.begin + cost;
@@ -328,11 +331,11 @@ impl<'a> Cutter<'a> {
         self.find_worker(end);
     }
 
-    /// Gives each worker, in whose share some of the unit lies, its KV tiles.
+    /// Splits a unit: each worker takes the KV tiles in its quota.
     fn divide(&mut self, unit: &Unit, end: usize) {
         let (overhead, tiles) = (self.asked.tiling.segment_overhead, unit.span.tiles.1 as usize);
         let begin = self.begin;
-        // The tile at which the cost `at` of the whole batch falls inside this unit.
+        // The tile of this unit at cost `at` of the batch, snapped to the unit's ends within the overhead.
         let cut = |at: usize| match ((at - begin) / unit.cost_per_tile).saturating_sub(overhead).min(tiles) {
             tile if tile < overhead => 0,
             tile if tiles - tile < overhead => tiles,
@@ -351,7 +354,7 @@ impl<'a> Cutter<'a> {
         self.merge(unit, first_item);
     }
 
-    /// The keys of some KV tiles of a unit, counted from its first.
+    /// The keys of some KV tiles of a unit, relative to its first tile.
     #[inline]
     fn keys(&self, unit: &Unit, tiles: Range<usize>) -> (u32, u32) {
         let at =
@@ -360,7 +363,7 @@ impl<'a> Cutter<'a> {
         (at(tiles.start).min(limit) as u32, end.min(limit) as u32)
     }
 
-    /// Pieces of `piece` KV tiles counted from each segment's first key; workers take whole pieces.
+    /// Cuts a unit into pieces of `piece` KV tiles counted from the segment's first key; workers take full pieces.
     fn fixed(&mut self, unit: Unit, piece: usize) {
         let (first, tiles) = (unit.span.tiles.0 as usize, unit.span.tiles.1 as usize);
         let (overhead, begin) = (self.asked.tiling.segment_overhead, self.begin);
@@ -378,7 +381,7 @@ impl<'a> Cutter<'a> {
         self.begin += unit.cost_per_tile * (overhead * pieces.len() + tiles);
     }
 
-    /// Moves on to the worker into whose share the cost `at` falls.
+    /// Advances to the worker whose quota contains the cost `at`.
     #[inline]
     fn find_worker(&mut self, at: usize) {
         while at >= self.worker_end && self.worker + 1 < self.asked.tiling.workers {
@@ -387,7 +390,7 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Adds a piece.
+    /// Emits a piece.
     fn push(&mut self, unit: &Unit, worker: usize, kv: (u32, u32), partial: bool) {
         let schedule = &mut *self.schedule;
         let Unit { segment, kv_heads, span: Span { qo, .. }, .. } = *unit;
@@ -401,7 +404,7 @@ impl<'a> Cutter<'a> {
         schedule.items.push(WorkItem { segment, kv_heads, qo, kv, partial: first_row });
     }
 
-    /// Merges the pieces from `first_item` on, if they are several and their rows have no other keys.
+    /// Adds the merge of the pieces from `first_item` on, if there are several and their rows have no other keys.
     fn merge(&mut self, unit: &Unit, first_item: u32) {
         let (schedule, Unit { kv_heads, span: Span { qo, .. }, .. }) = (&mut *self.schedule, *unit);
         let end = schedule.items.len() as u32;
@@ -414,7 +417,7 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// A quotient of numbers that fit in 32 bits, as all counts of keys do: a division of 64 takes several times as long.
+/// Division in 32 bits where both operands fit, as token counts do: several times faster than in 64 bits.
 #[inline]
 fn divide(number: usize, by: usize) -> usize {
     match (u32::try_from(number), u32::try_from(by)) {

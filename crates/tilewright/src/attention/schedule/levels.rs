@@ -1,14 +1,14 @@
-//! Merges of rows whose keys lie in several segments: levels of a cascade, and each request's own keys.
+//! Merges of rows with keys in several segments: cascade levels, and each request's own keys.
 
 use super::{Merge, Schedule};
 use crate::{Result, attention::Segment};
 use std::ops::Range;
 
-/// The most states that merges of levels may name: each takes 4 bytes of the plan.
+/// Maximum number of merge sources: each takes 4 bytes of the plan.
 const MAX_SOURCES: usize = 1 << 26;
 
-/// Adds the merges of segments that share rows. Units of different segments have other rows and heads, so merges are cut wherever
-/// any of them begins or ends.
+/// Adds the merges of segments that share rows. Work items of different segments have different rows and heads, so
+/// merges begin and end at every item boundary.
 pub(super) fn merge(operator: &'static str, schedule: &mut Schedule, segments: &[Segment]) -> Result<()> {
     let Schedule { items, merges, sources, .. } = schedule;
     let mut starting: Vec<u32> = (0..items.len() as u32).collect();
@@ -41,7 +41,7 @@ pub(super) fn merge(operator: &'static str, schedule: &mut Schedule, segments: &
     Ok(())
 }
 
-/// All bounds of `ranges`, ascending.
+/// All bounds of `ranges`, in ascending order.
 fn cuts<'a>(ranges: impl Iterator<Item = &'a Range<u32>>) -> Vec<u32> {
     let mut cuts: Vec<u32> = ranges.flat_map(|range| [range.start, range.end]).collect();
     cuts.sort_unstable();

@@ -1,12 +1,12 @@
-//! Biases that grow with the distance of query and key: ALiBi, and a learned table of relative positions.
+//! Position biases: ALiBi, and a learned table of relative positions.
 
 use super::{At, Number, Properties, Reads, Variant, lists::check_heads};
 use crate::{Problem, Result};
 
 const POSITIONS: Reads = Reads::QO.and(Reads::KV).and(Reads::QO_HEAD).and(Reads::TABLES);
 
-/// `s' = s + slope[h] · (j - p)` for the query at position `p` and the key at `j` (Press et al. 2021, ALiBi). The position
-/// is the true one, so that the LSE is right too, for appended queries as for whole prompts.
+/// `s' = s + slope[h] · (j - p)` for the query at position `p` and the key at `j` (Press et al. 2021, ALiBi). Positions
+/// are absolute, so the LSE is exact for appended queries too.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Alibi {
     slopes: Vec<f32>,
@@ -18,13 +18,13 @@ impl Alibi {
         Self { slopes: Self::slopes(num_qo_heads) }
     }
 
-    /// Slopes of one's own, `[num_qo_heads]`.
+    /// Custom slopes, `[num_qo_heads]`.
     pub fn with_slopes(slopes: Vec<f32>) -> Self {
         Self { slopes }
     }
 
-    /// With `n` the greatest power of two not above the number of heads: `2^(-8 (h + 1) / n)` for the first `n`, and for the
-    /// others the odd powers of `2^(-4 / n)`, which lie between the first.
+    /// With `n` the largest power of two up to the number of heads: `2^(-8 (h + 1) / n)` for the first `n`. The others
+    /// take the odd powers of `2^(-4 / n)`, which interleave with the first.
     pub fn slopes(num_qo_heads: usize) -> Vec<f32> {
         let Some(log) = num_qo_heads.checked_ilog2() else { return Vec::new() };
         let n = 1_usize << log;
@@ -55,8 +55,8 @@ impl Variant for Alibi {
     }
 }
 
-/// `s' = s + table[h, clamp(j - p, -reach, reach) + reach]`: a learned bias of relative positions, clamped (Shaw et al.
-/// 2018; T5 with its buckets spelled out).
+/// `s' = s + table[h, clamp(j - p, -reach, reach) + reach]`: a learned, clamped relative position bias (Shaw et al.
+/// 2018; T5 with its buckets expanded).
 #[derive(Debug, Clone, PartialEq)]
 pub struct RelativePositionBias {
     table: Vec<f32>,
@@ -64,10 +64,10 @@ pub struct RelativePositionBias {
 }
 
 impl RelativePositionBias {
-    /// `table`: `[num_qo_heads, 2 · reach + 1]`, of distances `-reach..=reach`, before the query first.
+    /// `table`: `[num_qo_heads, 2 · reach + 1]`, by key position minus query position, `-reach..=reach`.
     ///
     /// # Errors
-    /// When the table has no whole number of rows.
+    /// When the table's size is not a multiple of `2 · reach + 1`.
     pub fn new(table: Vec<f32>, reach: usize) -> Result<Self> {
         let row = reach.saturating_mul(2).saturating_add(1);
         crate::ensure!(

@@ -1,4 +1,4 @@
-//! Where a hook stands: the indices of the number it is given, and its named parameters, tables and buffers.
+//! Hook context: the indices of the element at hand, and access to named parameters, tables and buffers.
 
 use super::{Number, Row};
 use crate::attention::Heads;
@@ -7,7 +7,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering},
 };
 
-/// Elements `i` and `i + head_dim / 2` of a query or key, the pairs of rotate-half.
+/// Elements `i` and `i + head_dim / 2` of a query or key, the rotate-half pairs.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pair<N> {
     /// Element `i`.
@@ -16,10 +16,10 @@ pub struct Pair<N> {
     pub second: N,
 }
 
-/// The indices that a hook may read, and its way to parameters, tables and buffers.
+/// The context of a hook: its indices, parameters, tables and buffers.
 ///
-/// Which indices exist depends on the hook (see [`Variant`](super::Variant)); reading another one is an error when the
-/// operator is made.
+/// The hook determines the available indices (see [`Variant`](super::Variant)); reading another one is an error when
+/// the operator is constructed.
 #[derive(Debug, Clone, Copy)]
 pub struct At<N> {
     pub(crate) request: N,
@@ -33,7 +33,7 @@ pub struct At<N> {
 }
 
 impl<N: Number> At<N> {
-    /// Nowhere: every index is NaN but the numbers of heads.
+    /// A context without indices: all are NaN except head counts.
     #[inline(always)]
     pub(crate) fn nowhere(witness: N, heads: Heads) -> Self {
         let none = witness.number(f32::NAN);
@@ -49,13 +49,13 @@ impl<N: Number> At<N> {
         }
     }
 
-    /// The request's place in the batch, from 0.
+    /// Index of the request in the batch, from 0.
     #[inline(always)]
     pub fn request(&self) -> N {
         self.request
     }
 
-    /// The query's position in its request: `kv_len - qo_len + i` for row `i`, negative where there are fewer keys than
+    /// The query's position in its request: `kv_len - qo_len + i` for row `i`, negative if there are fewer keys than
     /// rows.
     #[inline(always)]
     pub fn qo(&self) -> N {
@@ -80,19 +80,19 @@ impl<N: Number> At<N> {
         self.kv_head
     }
 
-    /// The element of the head, from 0: `i` of a [`Pair`], or the element of a value or an output.
+    /// Index in the head, from 0: `i` of a [`Pair`], or that of a value or output element.
     #[inline(always)]
     pub fn dim(&self) -> N {
         self.dim
     }
 
-    /// How many query heads the problem has.
+    /// Number of query heads.
     #[inline(always)]
     pub fn num_qo_heads(&self) -> N {
         self.num_qo_heads
     }
 
-    /// How many KV heads the problem has.
+    /// Number of KV heads.
     #[inline(always)]
     pub fn num_kv_heads(&self) -> N {
         self.num_kv_heads
@@ -110,22 +110,22 @@ impl<N: Number> At<N> {
         self.num_qo_heads.truth(true)
     }
 
-    /// A parameter by name: its value here, a kernel's argument when recorded, so that the kernel serves every value.
-    /// One name has one value in all hooks.
+    /// A named parameter: evaluates to `value`, and is a kernel argument when recorded, so one kernel serves all
+    /// values. A name has the same value in all hooks.
     #[inline(always)]
     pub fn scalar(&self, name: &str, value: f32) -> N {
         self.num_qo_heads.scalar(name, value)
     }
 
-    /// `table[index]`, the index rounded down and clamped into the table (NaN reads the first element). One name has one
-    /// table in all hooks; it has 1 to 2^24 elements.
+    /// `table[index]`, with the index rounded down and clamped to the table (NaN reads the first element). A name has
+    /// the same table in all hooks, with 1 to 2^24 elements.
     #[inline(always)]
     pub fn read(&self, name: &str, table: &[f32], index: N) -> N {
         index.read(name, table)
     }
 
-    /// Writes `value` to `buffer[index]`, the index rounded down; outside of the buffer, and for a NaN index, nothing.
-    /// Only the logits hook stores.
+    /// Writes `value` to `buffer[index]`, with the index rounded down. Ignores NaN and out-of-range indices. Only the
+    /// logits hook stores.
     #[inline(always)]
     pub fn store(&self, name: &str, buffer: &Buffer, index: N, value: N) {
         value.store(name, buffer, index);
@@ -133,7 +133,7 @@ impl<N: Number> At<N> {
 }
 
 impl At<f32> {
-    /// Where a hook on f32 stands, to try it alone: at the key at position `kv` and element `dim`.
+    /// A context on f32, for testing a single hook at the key at position `kv` and element `dim`.
     pub fn scalars(row: Row, kv: u32, dim: usize, heads: Heads) -> Self {
         Self {
             request: row.request as f32,
@@ -147,47 +147,47 @@ impl At<f32> {
     }
 }
 
-/// Numbers that hooks write to, `[len]` in f32, shared by all clones.
+/// Output buffer of hooks, `[len]` f32, shared by all clones.
 #[derive(Debug, Clone)]
 pub struct Buffer {
     bits: Arc<[AtomicU32]>,
 }
 
 impl Buffer {
-    /// `len` times NaN.
+    /// A buffer of `len` NaNs.
     pub fn new(len: usize) -> Self {
         Self { bits: (0..len).map(|_| AtomicU32::new(f32::NAN.to_bits())).collect() }
     }
 
-    /// How many numbers it holds.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.bits.len()
     }
 
-    /// Whether it holds none.
+    /// Whether the buffer is empty.
     pub fn is_empty(&self) -> bool {
         self.bits.is_empty()
     }
 
-    /// What was written last; NaN where nothing was.
+    /// The last written values; NaN for unwritten elements.
     pub fn values(&self) -> Vec<f32> {
         self.bits.iter().map(|bits| f32::from_bits(bits.load(Ordering::Relaxed))).collect()
     }
 
-    /// Replaces its numbers by as many of `values` as there are; for devices that write to memory of their own.
+    /// Overwrites the first elements with `values`; for devices that write to their own memory.
     pub fn replace(&self, values: &[f32]) {
         for (bits, value) in self.bits.iter().zip(values) {
             bits.store(value.to_bits(), Ordering::Relaxed);
         }
     }
 
-    /// Whether the other is a clone of this one.
+    /// Whether both are clones of one buffer.
     pub fn shares_with(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.bits, &other.bits)
     }
 
     pub(crate) fn set(&self, index: f32, value: f32) {
-        // a cast would take NaN and what is below 0 to 0
+        // a cast would map NaN and negative values to 0
         if index >= 0.0
             && let Some(bits) = self.bits.get(index as usize)
         {

@@ -1,9 +1,9 @@
-//! No variant, and two at once.
+//! The plain variant, and the composition of two variants.
 
 use super::{At, Number, Pair, Properties, Variant};
 use crate::{Problem, Result};
 
-/// Attention as it is, without hooks.
+/// Standard attention, without hooks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Plain;
 
@@ -17,8 +17,8 @@ impl Variant for Plain {
     }
 }
 
-/// Two variants one after the other: `second(first(x))` for every hook, and both masks must show a key. The scale is
-/// applied once, before the first. Parameters, tables and buffers that share a name must be the same.
+/// Composition of two variants: `second(first(x))` for every hook; a key is visible if both masks show it. The scale is
+/// applied once, before the first. Parameters, tables and buffers of the same name must be the same.
 #[derive(Debug, Clone)]
 pub struct Both<A, B> {
     first: A,
@@ -27,7 +27,7 @@ pub struct Both<A, B> {
 }
 
 impl<A: Variant, B: Variant> Both<A, B> {
-    /// `first`, then `second`: with ALiBi first, a soft cap bounds the biased logit.
+    /// Composes `first`, then `second`: with ALiBi first, a soft cap bounds the biased logit.
     pub fn new(first: A, second: B) -> Self {
         let name = format!("{}_and_{}", first.name(), second.name());
         Self { first, second, name }

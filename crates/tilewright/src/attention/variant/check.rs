@@ -1,4 +1,4 @@
-//! What is checked of a variant when an operator is made: its hooks, recorded, against what it says of itself.
+//! Variant checks at operator construction: recorded hooks against declared properties.
 
 use super::{
     At, ExpressionVariant, Properties, Variant,
@@ -15,8 +15,8 @@ const OPERATOR: &str = "attention.new";
 /// Records `variant` and checks it for `problem`.
 ///
 /// # Errors
-/// When a hook reads what it has not or what the variant does not declare, a promise is not kept, or the variant does not
-/// fit the problem.
+/// When a hook reads an unavailable or undeclared input, a declared property does not hold, or the variant does not fit
+/// the problem.
 pub(crate) fn check<V: Variant>(variant: &V, problem: &Problem) -> Result<ExpressionVariant> {
     let recorded = ExpressionVariant::of(variant)?;
     let fail = |fault: String| Err(Error::new(OPERATOR, format!("variant {}: {fault}", variant.name())));
@@ -30,7 +30,7 @@ pub(crate) fn check<V: Variant>(variant: &V, problem: &Problem) -> Result<Expres
         variant.name()
     );
     unfit(&recorded, declared, problem.head_dim()).map_or(Ok(()), fail)?;
-    // a mask that hides nothing is a staircase, and trying it would be most of the time that an operator takes to make
+    // a full mask is monotone; evaluating it would dominate operator construction
     if declared.monotone_mask && recorded.is_live(Hook::Mask) {
         not_monotone(&recorded, problem.heads()).map_or(Ok(()), fail)?;
     }
@@ -59,7 +59,7 @@ fn unfit(recorded: &ExpressionVariant, declared: Properties, dim: HeadDim) -> Op
     None
 }
 
-/// How a node depends on `o`.
+/// Dependence of a node on `o`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Degree {
     Zero,
@@ -68,7 +68,7 @@ enum Degree {
     Other,
 }
 
-/// Whether the result is `o` times something that does not depend on it, as far as the operations show.
+/// Whether the result is `o` times an expression independent of it, by a conservative analysis of the operations.
 fn is_linear(graph: &Graph) -> bool {
     let mut degrees: Vec<Degree> = Vec::with_capacity(graph.nodes.len());
     for node in &graph.nodes {
@@ -114,11 +114,11 @@ fn degree(op: Op, [a, b, c]: [Degree; 3], operands: usize) -> Degree {
     }
 }
 
-/// Positions around which masks are wont to change.
+/// Positions near typical mask boundaries.
 const GRID: [u32; 22] =
     [0, 1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 1000, 1024, 4096, 100_000];
 
-/// Where the mask is no staircase, among the positions of the grid.
+/// A counterexample to monotonicity, among the test positions.
 fn not_monotone(recorded: &ExpressionVariant, heads: Heads) -> Option<String> {
     let last_head = heads.qo - 1;
     for (request, head) in [(0, 0), (0, last_head), (1, 0), (3, last_head / 2)] {
@@ -133,7 +133,7 @@ fn not_monotone(recorded: &ExpressionVariant, heads: Heads) -> Option<String> {
             };
             recorded.mask(&at)
         };
-        // each place once: a mask may be as costly as its author likes
+        // evaluate each position once, because a mask may be expensive
         let shown = GRID.map(|qo| GRID.map(|kv| sees(qo, kv)));
         let place = format!("in request {request}, head {head}, the query at");
         for (row, qo) in GRID.iter().enumerate() {

@@ -1,12 +1,12 @@
-//! Writes the logits of one request to a buffer, for debugging: attention itself is unchanged.
+//! Debugging: writes the logits of one request to a buffer. Attention is unchanged.
 
 use super::{At, Buffer, Number, Properties, Reads, Variant};
 use crate::{Problem, Result};
 
 /// Stores `scale · q · k` of one request as f32 `[num_qo_heads, qo_len, kv_len]`.
 ///
-/// What is never computed is never stored: keys that the problem's mask hides may stay NaN. As the second of
-/// [`Both`](super::Both) it stores what the first made of the logits.
+/// Only computed logits are stored: keys masked by the problem may stay NaN. As the second of [`Both`](super::Both) it
+/// stores the logits of the first.
 #[derive(Debug, Clone)]
 pub struct DumpLogits {
     request: u32,
@@ -16,10 +16,10 @@ pub struct DumpLogits {
 }
 
 impl DumpLogits {
-    /// For request `request` of a batch, with `lens = (qo_len, kv_len)`.
+    /// Dumps request `request` of a batch, with `lens = (qo_len, kv_len)`.
     ///
     /// # Errors
-    /// When there is nothing to store or more than 2^24 logits.
+    /// When there are no logits or more than 2^24.
     pub fn new(request: u32, num_qo_heads: usize, lens: (u32, u32)) -> Result<Self> {
         let (qo_len, kv_len) = lens;
         let len = [qo_len, kv_len].iter().try_fold(num_qo_heads, |len, n| len.checked_mul(*n as usize));
@@ -32,7 +32,7 @@ impl DumpLogits {
         Ok(Self { request, num_qo_heads, lens, logits: Buffer::new(len) })
     }
 
-    /// The buffer; clones share it, so that it can be read after the operator took the variant.
+    /// The buffer. Clones share it, so it remains readable after the operator takes the variant.
     pub fn logits(&self) -> &Buffer {
         &self.logits
     }

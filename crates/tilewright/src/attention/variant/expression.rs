@@ -1,14 +1,14 @@
-//! A hook as data: a graph of operations, equal ones shared, that any [`Number`] evaluates and a kernel is made from.
+//! Expression graph of a hook, without duplicate nodes. Any [`Number`] evaluates it, and kernels are generated from it.
 //!
-//! Nodes are in the order in which results need them, so that equal hooks have equal graphs however they were written
-//! down. A node's operands come before it.
+//! Invariant: operands precede their node, and nodes are in the order in which results need them. Equal hooks therefore
+//! have equal graphs.
 
 use super::{Number, hook::Hook};
 
-/// The most nodes of one hook.
+/// Maximum nodes of one hook.
 pub(super) const MAX_NODES: usize = 512;
 
-/// What a graph begins with: an index, or an argument of its hook.
+/// An input of a graph: an index, or an argument of its hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "named as the methods of `At` and the arguments of the hooks")]
 pub enum Input {
@@ -30,7 +30,7 @@ pub enum Input {
 }
 
 impl Input {
-    /// Each with its name.
+    /// All variants with their names.
     pub const NAMED: [(Self, &'static str); 15] = [
         (Self::Request, "request"),
         (Self::Qo, "qo"),
@@ -49,13 +49,13 @@ impl Input {
         (Self::O, "o"),
     ];
 
-    /// As it is written in JSON.
+    /// The name in JSON.
     pub fn name(self) -> &'static str {
         Self::NAMED[self as usize].1
     }
 }
 
-/// An operation; [`Number`] says what each computes.
+/// An operation; [`Number`] defines its semantics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "named as the methods of `Number`")]
 pub enum Op {
@@ -87,7 +87,7 @@ pub enum Op {
     Select,
 }
 
-/// What a node's value is.
+/// The type of a node's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// A number.
@@ -97,7 +97,7 @@ pub enum Kind {
 }
 
 impl Op {
-    /// Each with its name.
+    /// All variants with their names.
     pub const NAMED: [(Self, &'static str); 26] = [
         (Self::Neg, "neg"),
         (Self::Abs, "abs"),
@@ -127,12 +127,12 @@ impl Op {
         (Self::Select, "select"),
     ];
 
-    /// As it is written in JSON.
+    /// The name in JSON.
     pub fn name(self) -> &'static str {
         Self::NAMED[self as usize].1
     }
 
-    /// What it takes, and what it gives.
+    /// Operand kinds and result kind.
     pub fn signature(self) -> (&'static [Kind], Kind) {
         use Kind::{Number, Truth};
         match self {
@@ -149,7 +149,7 @@ impl Op {
     }
 }
 
-/// One value of a graph. Operands are places in [`Graph::nodes`], others places in the variant's lists.
+/// One value of a graph. Operands are indices into [`Graph::nodes`], others indices into the variant's lists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Node {
     /// A constant, by its bits.
@@ -167,12 +167,12 @@ pub enum Node {
         /// Which element.
         index: u32,
     },
-    /// An operation; operands that it does not take are 0.
+    /// An operation; unused operands are 0.
     Apply(Op, [u32; 3]),
 }
 
 impl Node {
-    /// The nodes that it is computed from.
+    /// The operand nodes.
     pub fn operands(&self) -> &[u32] {
         match self {
             Self::Read { index, .. } => std::slice::from_ref(index),
@@ -181,7 +181,7 @@ impl Node {
         }
     }
 
-    /// What it is.
+    /// The kind of its value.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Truth(_) => Kind::Truth,
@@ -196,9 +196,9 @@ impl Node {
 pub struct Store {
     /// Which buffer.
     pub buffer: u32,
-    /// The node that says where.
+    /// The node of the index.
     pub index: u32,
-    /// The node that says what.
+    /// The node of the value.
     pub value: u32,
 }
 
@@ -211,29 +211,29 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Its values, operands first.
+    /// The nodes, operands first.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// Its writes, in order.
+    /// The writes, in order.
     pub fn stores(&self) -> &[Store] {
         &self.stores
     }
 
-    /// The nodes that are the hook's results: two for pairs and states, otherwise one.
+    /// The result nodes: two for pairs and states, otherwise one.
     pub fn results(&self) -> &[u32] {
         &self.results
     }
 
-    /// Whether the hook does anything: it gives back its arguments, or shows every key, when it does not.
+    /// Whether the hook has an effect: it does not just return its arguments or show every key.
     pub(super) fn is_live(&self, hook: Hook) -> bool {
         let neutral = hook.neutral();
         let same = self.results.iter().map(|&id| self.nodes[id as usize]).eq(neutral);
         !same || !self.stores.is_empty()
     }
 
-    /// The same with only the nodes that are needed, in the order in which they are.
+    /// The canonical graph: only reachable nodes, in the order in which results need them.
     pub(super) fn canonical(&self) -> Self {
         let mut order = Order { from: self, places: vec![None; self.nodes.len()], nodes: Vec::new() };
         let place = |order: &mut Order<'_>, store: &Store| Store {
@@ -247,7 +247,7 @@ impl Graph {
     }
 }
 
-/// Nodes on their way into the order of need.
+/// Depth-first renumbering of nodes.
 struct Order<'a> {
     from: &'a Graph,
     places: Vec<Option<u32>>,
@@ -255,7 +255,7 @@ struct Order<'a> {
 }
 
 impl Order<'_> {
-    /// As deep as the graph, which has at most [`MAX_NODES`].
+    /// Recursion is bounded by [`MAX_NODES`].
     fn place(&mut self, id: u32) -> u32 {
         if let Some(place) = self.places[id as usize] {
             return place;
@@ -284,7 +284,7 @@ pub(super) enum Value<N: Number> {
     Truth(N::Bool),
 }
 
-/// Computes one operation. Operands are of the kinds of its signature; where they are not, the result is the first one.
+/// Evaluates one operation. Operands must match its signature; otherwise the result is the first operand.
 #[inline(always)]
 pub(super) fn apply<N: Number>(op: Op, operands: [Value<N>; 3]) -> Value<N> {
     use Value::{Number as Num, Truth};

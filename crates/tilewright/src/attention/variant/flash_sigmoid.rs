@@ -1,4 +1,4 @@
-//! Sigmoid attention: each key has its own gate, and none takes from another.
+//! Sigmoid attention: independent gates per key.
 
 use super::{At, Number, Properties, Variant};
 

@@ -1,12 +1,12 @@
-//! Variants with a number for each head: attention sinks and scales.
+//! Variants with a parameter per head: attention sinks and head scales.
 
 use super::{At, Number, Properties, Reads, Variant, lists::check_heads};
 use crate::{Problem, Result};
 
 const HEADS: Reads = Reads::QO_HEAD.and(Reads::TABLES);
 
-/// A learned logit for each head that takes its share of the softmax and has no value: the denominator becomes
-/// `Σ_j e^s[j] + e^sink[h]`, and the LSE counts it (StreamingLLM, gpt-oss). Applied once to a row, after all its keys.
+/// A learned logit per head that adds to the softmax denominator and has no value: the denominator is `Σ_j e^s[j] +
+/// e^sink[h]`, and the LSE includes it (StreamingLLM, gpt-oss). Applied once per row, after all keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AttentionSinks {
     sinks: Vec<f32>,
@@ -45,14 +45,14 @@ impl Variant for AttentionSinks {
     #[inline(always)]
     fn update<N: Number>(&self, at: &At<N>, max: N, sum: N) -> (N, N) {
         let sink = at.read("sinks", &self.sinks, at.qo_head());
-        // this order keeps NaN; a row without keys has max = -inf, whose sum of 0 stays 0
+        // this operand order propagates NaN; a row without keys has max = -inf and its sum stays 0
         let merged = sink.max(max);
         (merged, sum * (max - merged).exp() + (sink - merged).exp())
     }
 }
 
-/// `s' = qk[h] · s` and `o' = vo[h] · o`: the scales of quantized heads (q and k together, v), without touching the LSE's
-/// meaning.
+/// `s' = qk[h] · s` and `o' = vo[h] · o`: scales of quantized heads (q and k combined, v). The meaning of the LSE is
+/// unchanged.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadScales {
     qk: Vec<f32>,
@@ -60,7 +60,7 @@ pub struct HeadScales {
 }
 
 impl HeadScales {
-    /// Both `[num_qo_heads]`: factors on logits, beside the problem's scale, and on outputs.
+    /// Both `[num_qo_heads]`: factors on logits, in addition to the problem's scale, and on outputs.
     pub fn new(qk: Vec<f32>, vo: Vec<f32>) -> Self {
         Self { qk, vo }
     }

@@ -1,8 +1,8 @@
-//! The seven hooks: their names, what each is given, may read and gives.
+//! The seven hooks: names, arguments, indices and results.
 
 use super::expression::{Input, Kind, Node};
 
-/// Which hook.
+/// A hook of [`Variant`](super::Variant).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(missing_docs, reason = "named as the methods of `Variant`")]
 pub enum Hook {
@@ -16,16 +16,16 @@ pub enum Hook {
 }
 
 impl Hook {
-    /// All, in the order of [`Variant`](super::Variant).
+    /// All hooks, in the order of [`Variant`](super::Variant).
     pub const ALL: [Self; 7] =
         [Self::Query, Self::Key, Self::Value, Self::Logits, Self::Mask, Self::Update, Self::Output];
 
-    /// Its method's name.
+    /// The name of its method.
     pub fn name(self) -> &'static str {
         ["query", "key", "value", "logits", "mask", "update", "output"][self as usize]
     }
 
-    /// The arguments beside [`At`](super::At).
+    /// The arguments other than [`At`](super::At).
     pub fn arguments(self) -> &'static [Input] {
         match self {
             Self::Query | Self::Key => &[Input::First, Input::Second],
@@ -37,7 +37,7 @@ impl Hook {
         }
     }
 
-    /// The indices that are there for it; the numbers of heads always are.
+    /// The available indices; head counts are always available.
     pub fn indices(self) -> &'static [Input] {
         use Input::{Dim, Kv, KvHead, Qo, QoHead, Request};
         match self {
@@ -48,13 +48,13 @@ impl Hook {
         }
     }
 
-    /// Everything that its expressions may name.
+    /// All inputs available to its expressions.
     pub(super) fn inputs(self) -> impl Iterator<Item = Input> {
         let heads = [Input::NumQoHeads, Input::NumKvHeads];
         self.arguments().iter().chain(self.indices()).copied().chain(heads)
     }
 
-    /// What each result is.
+    /// The kinds of its results.
     pub(super) fn results(self) -> &'static [Kind] {
         match self {
             Self::Query | Self::Key | Self::Update => &[Kind::Number, Kind::Number],
@@ -63,7 +63,7 @@ impl Hook {
         }
     }
 
-    /// The results of a hook that does nothing.
+    /// The results of an identity hook.
     pub(super) fn neutral(self) -> impl Iterator<Item = Node> {
         let shown = (self == Self::Mask).then_some(Node::Truth(true));
         self.arguments().iter().map(|input| Node::Input(*input)).chain(shown)

@@ -1,21 +1,21 @@
-//! Tables with a list for each request, laid one after the other, and the check that a table has a row for each head.
+//! Tables with one list per request, concatenated, and a check of per-head table sizes.
 
 use super::{At, Number};
 use crate::{Error, Problem, Result};
 
-/// Lists of whole numbers, one for each request.
+/// Concatenated integer lists, one per request.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Lists {
     values: Vec<f32>,
-    /// `[requests + 1]`: where each list starts, and where the last ends.
+    /// `[requests + 1]`: bounds of the lists.
     starts: Vec<f32>,
-    /// What the two tables are called in expressions.
+    /// Names of the two tables in expressions.
     names: [&'static str; 2],
 }
 
 impl Lists {
     /// # Errors
-    /// When a value, or the number of all values, is not below 2^24.
+    /// When a value, or the total number of values, is not below 2^24.
     pub(super) fn new(operator: &'static str, names: [&'static str; 2], lists: &[Vec<u32>]) -> Result<Self> {
         let what = names[0];
         let (mut values, mut starts) = (Vec::new(), vec![0.0]);
@@ -37,13 +37,13 @@ impl Lists {
             values.len()
         );
         if values.is_empty() {
-            // a table cannot be empty; no list reaches this element
+            // a table cannot be empty; no list contains this element
             values.push(0.0);
         }
         Ok(Self { values, starts, names })
     }
 
-    /// Element `place` of the list of the request at hand, and whether there is one.
+    /// Element `index` of the current request's list, and whether it exists.
     #[inline(always)]
     pub(super) fn at<N: Number>(&self, at: &At<N>, place: N) -> (N, N::Bool) {
         let [values, starts] = self.names;
@@ -54,7 +54,7 @@ impl Lists {
     }
 }
 
-/// That a variant has `count` of something for as many query heads.
+/// Checks that `count` is the number of query heads.
 pub(super) fn check_heads(variant: &str, what: &str, count: usize, problem: &Problem) -> Result<()> {
     let heads = problem.heads().qo;
     if count == heads {

@@ -1,19 +1,19 @@
-//! Masks that depend on the request: a prefix that all see, documents packed into one request, items scored at once.
+//! Masks per request: prefix LM, packed documents, multi-item scoring.
 
 use super::{At, Number, Properties, Reads, Variant, lists::Lists};
 use crate::{Mask, Problem, Result};
 
 const OF_REQUESTS: Reads = Reads::REQUEST.and(Reads::QO).and(Reads::KV).and(Reads::TABLES);
 
-/// Causal, but for a prefix of each request that every query sees: the query at `p` sees the key at `j` when `j <= p` or
-/// `j < prefix_len` (prefix LM: T5, PaliGemma). For problems with [`Mask::Full`].
+/// Causal with a bidirectional prefix per request: the query at `p` sees the key at `j` if `j <= p` or `j < prefix_len`
+/// (prefix LM: T5, PaliGemma). For problems with [`Mask::Full`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrefixLm {
     prefix_lens: Vec<f32>,
 }
 
 impl PrefixLm {
-    /// `prefix_lens`: `[requests]`; further requests have the prefix of the last.
+    /// `prefix_lens`: `[requests]`; later requests use the last prefix.
     ///
     /// # Errors
     /// When one is 2^24 or more.
@@ -59,18 +59,18 @@ impl Variant for PrefixLm {
     }
 }
 
-/// Tokens see only tokens of their own document: documents packed into one request. Usually with a causal problem.
+/// Document mask for packed sequences: tokens see only tokens of their own document. Usually with a causal problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DocumentMask {
     documents: Lists,
 }
 
 impl DocumentMask {
-    /// `documents[r][j]`: the document of the token at position `j` of request `r`. A token without one sees nothing and is
-    /// not seen.
+    /// `documents[r][j]`: the document of the token at position `j` of request `r`. A token without one sees no key and
+    /// is not visible.
     ///
     /// # Errors
-    /// When a document's number, or the number of all tokens, is not below 2^24.
+    /// When a document's number, or the total number of tokens, is not below 2^24.
     pub fn new(documents: &[Vec<u32>]) -> Result<Self> {
         Ok(Self {
             documents: Lists::new("attention.document_mask", ["documents", "document_starts"], documents)?,
@@ -95,10 +95,10 @@ impl Variant for DocumentMask {
     }
 }
 
-/// Several items behind one prompt, none seeing another (FlashInfer's multi-item scoring). The query at `p` sees the key at
-/// `j <= p` when `p < prefix_len`, or `j < prefix_len`, or `p - j < place[p - prefix_len]`.
+/// Multi-item scoring (FlashInfer): several items after one prompt, invisible to each other. The query at `p` sees the
+/// key at `j <= p` if `p < prefix_len`, or `j < prefix_len`, or `p - j < place[p - prefix_len]`.
 ///
-/// `place` counts the tokens of an item from its delimiter, which has 0 and so sees only the prefix, not even itself.
+/// `place` is the token's index in its item, from 0 at the delimiter, which sees only the prefix and not itself.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MultiItemScoring {
     prefix_lens: Vec<f32>,
@@ -106,11 +106,11 @@ pub struct MultiItemScoring {
 }
 
 impl MultiItemScoring {
-    /// `prefix_lens`: `[requests]`. `places[r][t]`: the place in its item of the token at position `prefix_len + t` of
-    /// request `r`; a token without one counts as a delimiter.
+    /// `prefix_lens`: `[requests]`. `places[r][t]`: the index in its item of the token at position `prefix_len + t` of
+    /// request `r`; a token without one is a delimiter.
     ///
     /// # Errors
-    /// When there are not as many lists as prefixes, or a number, or the number of all places, is not below 2^24.
+    /// When the numbers of lists and prefixes differ, or a number, or the total number of places, is not below 2^24.
     pub fn new(prefix_lens: &[u32], places: &[Vec<u32>]) -> Result<Self> {
         const OPERATOR: &str = "attention.multi_item_scoring";
         crate::ensure!(

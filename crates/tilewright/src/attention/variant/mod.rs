@@ -1,7 +1,7 @@
-//! Attention variants: hooks in Rust, written once, that compute on any backend.
+//! Attention variants: hooks in Rust, written once for all backends.
 //!
-//! For query row `i` at position `p = kv_len - qo_len + i`, query head `h` and its KV head `g`, over the keys `j` that both
-//! the problem's mask and the variant's show:
+//! For query row `i` at position `p = kv_len - qo_len + i`, query head `h` and its KV head `g`, over the keys `j`
+//! visible in both the problem's mask and the variant's:
 //!
 //! ```text
 //! q' = query(q[i, h])      k' = key(k[j, g])      v' = value(v[j, g])
@@ -28,13 +28,13 @@
 //! # assert_eq!(SoftCap { cap: 30.0 }.properties(), Properties::NONE);
 //! ```
 //!
-//! All numbers are f32, widened from the tensor's dtype. Of a cache with [`KvScales`](crate::KvScales) `k` and `v` are the
-//! stored numbers: its scales come after the hooks of keys and values and before those of logits,
-//! `s[j] = logits(scale · k_scale · q' · k')` and `Σ_j e^(s[j] - max) · v_scale · v'`.
+//! Hooks compute in f32, converted from the tensor's dtype. In a cache with [`KvScales`](crate::KvScales), `k` and `v`
+//! are stored values: the scales are applied after the `key` and `value` hooks and before `logits`, `s[j] =
+//! logits(scale · k_scale · q' · k')` and `Σ_j e^(s[j] - max) · v_scale · v'`.
 //!
-//! [`add_a_variant`] goes through all this step by step.
+//! [`add_a_variant`] is a step-by-step guide.
 
-// The page lies outside of the package, so that only documentation and its tests ask for it.
+// the page is outside of the package, so only documentation and its tests include it
 #[cfg(any(doc, doctest))]
 #[doc = include_str!("../../../../../docs/add-a-variant.md")]
 pub mod add_a_variant {}
@@ -81,51 +81,52 @@ pub(crate) use check::check;
 use crate::{Problem, Result};
 use std::fmt::Debug;
 
-/// An attention variant: every hook is optional, and one that is left out costs nothing.
+/// An attention variant: every hook is optional, and an omitted one costs nothing.
 ///
-/// | hook | called for | may read |
+/// | hook | called per | may read |
 /// |---|---|---|
-/// | [`query`](Self::query) | each pair of a query's elements | request, qo, qo_head, kv_head, dim |
-/// | [`key`](Self::key) | each pair of a key's elements | kv, kv_head, dim |
-/// | [`value`](Self::value) | each element of a value | kv, kv_head, dim |
-/// | [`logits`](Self::logits), [`mask`](Self::mask) | each query and key | request, qo, kv, qo_head, kv_head |
-/// | [`update`](Self::update) | each row, once all keys are seen | request, qo, qo_head, kv_head |
-/// | [`output`](Self::output) | each element of an output | request, qo, qo_head, kv_head, dim |
+/// | [`query`](Self::query) | pair of query elements | request, qo, qo_head, kv_head, dim |
+/// | [`key`](Self::key) | pair of key elements | kv, kv_head, dim |
+/// | [`value`](Self::value) | value element | kv, kv_head, dim |
+/// | [`logits`](Self::logits), [`mask`](Self::mask) | query and key | request, qo, kv, qo_head, kv_head |
+/// | [`update`](Self::update) | row, after all keys | request, qo, qo_head, kv_head |
+/// | [`output`](Self::output) | output element | request, qo, qo_head, kv_head, dim |
 ///
-/// Keys and values know no query and no request, because requests share them. All hooks may read parameters, tables and
-/// the numbers of heads.
+/// The `key` and `value` hooks cannot depend on queries or requests, because requests share pages. All hooks may read
+/// parameters, tables and head counts.
 ///
-/// Hooks are recorded once when the operator is made, and must do the same every time: no branches on state that changes.
-/// Mark them `#[inline(always)]`; without it the compiler may leave calls between them and the vector instructions.
+/// Hooks are recorded once, when the operator is constructed, and must be pure: no branches on mutable state. Mark them
+/// `#[inline(always)]`; otherwise calls may remain between vector instructions.
 pub trait Variant: Debug + Send + Sync + 'static {
-    /// What errors and explanations call it: a letter, then letters, digits and `_`.
+    /// The name in errors and reports: a letter, then letters, digits and `_`.
     fn name(&self) -> &str;
 
-    /// What hooks read and promise.
+    /// Declares the inputs and guarantees of the hooks.
     fn properties(&self) -> Properties {
         Properties::NONE
     }
 
-    /// Whether parameters and tables fit the problem; asked when an operator is made.
+    /// Checks that parameters and tables fit the problem. Called when an operator is constructed.
     ///
     /// # Errors
-    /// When they do not: the text names the variant, the value and what was expected.
+    /// When they do not; the error names the variant, the value and the expectation.
     fn check(&self, problem: &Problem) -> Result<()> {
         let _ = problem;
         Ok(())
     }
 
-    /// Transforms elements `i` and `i + head_dim_qk / 2` of a query, `i` being `at.dim()`; an odd head_dim_qk is refused.
+    /// Transforms elements `i` and `i + head_dim_qk / 2` of a query, with `i = at.dim()`; an odd head_dim_qk is an
+    /// error.
     #[inline(always)]
     fn query<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
         let _ = at;
         pair
     }
 
-    /// Transforms elements `i` and `i + head_dim_qk / 2` of a key, `i` being `at.dim()`; an odd head_dim_qk is refused.
+    /// Transforms elements `i` and `i + head_dim_qk / 2` of a key, with `i = at.dim()`; an odd head_dim_qk is an error.
     ///
-    /// They are as stored, before the cache's scale, which is applied to `q' · k'`. Called for every work item that reads
-    /// the key.
+    /// The elements are as stored, before the cache's scale, which is applied to `q' · k'`. Runs for every work item
+    /// that reads the key.
     #[inline(always)]
     fn key<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
         let _ = at;
@@ -134,37 +135,37 @@ pub trait Variant: Debug + Send + Sync + 'static {
 
     /// Transforms an element of a value.
     ///
-    /// It is as stored, before the cache's scale, which is applied to the weight. Called for every work item that reads the
-    /// value.
+    /// The element is as stored, before the cache's scale, which is applied to the weight. Runs for every work item
+    /// that reads the value.
     #[inline(always)]
     fn value<N: Number>(&self, at: &At<N>, x: N) -> N {
         let _ = at;
         x
     }
 
-    /// Turns `scale · q' · k'`, the cache's scale included, into the logit, in natural-log units; without softmax, into the
-    /// weight. Hidden keys may be asked for too; what it gives for them is dropped.
+    /// Maps `scale · q' · k'`, including the cache's scale, to the logit in natural-log units; without softmax, to the
+    /// weight. May run for masked keys too, whose results are dropped.
     #[inline(always)]
     fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
         let _ = at;
         logit
     }
 
-    /// Whether the query sees the key. A hidden key is never added, whatever its logit is.
+    /// Whether the query sees the key. A masked key never contributes, whatever its logit is.
     #[inline(always)]
     fn mask<N: Number>(&self, at: &At<N>) -> N::Bool {
         at.always()
     }
 
-    /// Changes a row's state, `sum = Σ_j e^(s[j] - max)`: (-inf, 0) where no key was seen. The result is a state too: its sum
-    /// counts from its own maximum. Called once for a row, after all parts are merged.
+    /// Transforms a row's softmax state, `sum = Σ_j e^(s[j] - max)`: (-inf, 0) without visible keys. The result is a
+    /// state too: its sum is relative to its own maximum. Runs once per row, after all partial states are merged.
     #[inline(always)]
     fn update<N: Number>(&self, at: &At<N>, max: N, sum: N) -> (N, N) {
         let _ = at;
         (max, sum)
     }
 
-    /// Transforms an element of the output, once, after all parts are merged: it need not be linear.
+    /// Transforms an element of the output, once, after all partial states are merged; it need not be linear.
     #[inline(always)]
     fn output<N: Number>(&self, at: &At<N>, o: N) -> N {
         let _ = at;

@@ -1,18 +1,18 @@
-//! The arithmetic that hooks are generic over: one source that computes on f32, on vector lanes, or records itself.
+//! Number abstraction of hooks: one source evaluates on f32, on vector lanes, or records an expression graph.
 //!
-//! Indices are numbers too: whole, and exact below 2^24. Comparisons with NaN are false. Operations that are given a
-//! body here are algorithms over the others, so that scalars and lanes differ only where multiply-add is fused.
+//! Indices are numbers too: integers, exact below 2^24. Comparisons with NaN are false. Provided methods are algorithms
+//! over the required ones, so scalars and lanes differ only where multiply-add is fused.
 
 use super::{At, Buffer, ExpressionVariant, Hook, elementary};
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
-/// A number that a hook computes with: f32, a register of them, or a recorded expression.
+/// A number in a hook: f32, a vector register, or a recorded expression.
 ///
-/// Constants need a witness of their kind: `x.number(0.5)`. A hook branches with [`Number::select`], not with `if`.
+/// Constants are built from an existing value: `x.number(0.5)`. Hooks use [`Number::select`] instead of `if`.
 pub trait Number:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> + Neg<Output = Self>
 {
-    /// The result of a comparison, combined with `&`, `|` and `!`.
+    /// The result of a comparison; supports `&`, `|` and `!`.
     type Bool: Copy + BitAnd<Output = Self::Bool> + BitOr<Output = Self::Bool> + Not<Output = Self::Bool>;
 
     /// The constant `value`, of the same kind as `self`.
@@ -21,22 +21,22 @@ pub trait Number:
     /// The constant condition `value`, of the same kind as `self`.
     fn truth(self, value: bool) -> Self::Bool;
 
-    /// `self` where it is less, otherwise `other`: so `other` where either is NaN.
+    /// `self` where it is less, otherwise `other`; hence `other` if either is NaN.
     #[must_use]
     fn min(self, other: Self) -> Self;
-    /// `self` where it is greater, otherwise `other`: so `other` where either is NaN.
+    /// `self` where it is greater, otherwise `other`; hence `other` if either is NaN.
     #[must_use]
     fn max(self, other: Self) -> Self;
     /// `|self|`
     #[must_use]
     fn abs(self) -> Self;
-    /// The greatest whole number that is not above `self`.
+    /// The maximum integer not above `self`.
     #[must_use]
     fn floor(self) -> Self;
     /// The square root, NaN for negative numbers.
     #[must_use]
     fn sqrt(self) -> Self;
-    /// `self · factor + summand`, rounded once where the machine can.
+    /// `self · factor + summand`, fused where the hardware supports it.
     #[must_use]
     fn mul_add(self, factor: Self, summand: Self) -> Self;
 
@@ -56,23 +56,23 @@ pub trait Number:
     fn ge(self, other: Self) -> Self::Bool {
         other.le(self)
     }
-    /// `a` where `condition` holds, otherwise `b`. Both are computed.
+    /// `a` where `condition` holds, otherwise `b`. Both are evaluated.
     #[must_use]
     fn select(condition: Self::Bool, a: Self, b: Self) -> Self;
 
-    /// `2^self` to about 2 units in the last place; 0 below -126, +inf from 128 on.
+    /// `2^self` within about 2 ulp; 0 below -126, +inf from 128 on.
     #[must_use]
     fn exp2(self) -> Self;
     /// The logarithm to base 2.
     #[must_use]
     fn log2(self) -> Self;
-    /// `e^self = 2^(self · log2 e)`; the rounding of that product makes a relative error of up to `|self| · 2^-24`.
+    /// `e^self = 2^(self · log2 e)`; rounding of the product causes a relative error of up to `|self| · 2^-24`.
     #[must_use]
     #[inline(always)]
     fn exp(self) -> Self {
         (self * self.number(std::f32::consts::LOG2_E)).exp2()
     }
-    /// The hyperbolic tangent, within a few units in the last place.
+    /// The hyperbolic tangent, within a few ulp.
     #[must_use]
     #[inline(always)]
     fn tanh(self) -> Self {
@@ -90,26 +90,26 @@ pub trait Number:
     fn sin_cos_turns(self) -> (Self, Self) {
         elementary::sin_cos_turns(self)
     }
-    /// `self · (high + low)` less the nearest whole number, as if computed exactly and rounded at the end: the angle, in
-    /// turns, of position `self` at a frequency of `high + low` turns per position. For products below 2^22.
+    /// `self · (high + low)` minus the nearest integer, computed exactly and rounded once: the angle, in turns, of
+    /// position `self` at a frequency of `high + low` turns per position. Valid for products below 2^22.
     #[must_use]
     fn turns(self, high: Self, low: Self) -> Self;
 
-    /// What [`At::scalar`](super::At::scalar) gives, of the kind of `self`.
+    /// Implements [`At::scalar`](super::At::scalar).
     #[must_use]
     #[inline(always)]
     fn scalar(self, name: &str, value: f32) -> Self {
         let _ = name;
         self.number(value)
     }
-    /// What [`At::read`](super::At::read) gives; `self` is the index.
+    /// Implements [`At::read`](super::At::read); `self` is the index.
     #[must_use]
     fn read(self, name: &str, table: &[f32]) -> Self;
-    /// What [`At::store`](super::At::store) does; `self` is the value.
+    /// Implements [`At::store`](super::At::store); `self` is the value.
     fn store(self, name: &str, buffer: &Buffer, index: Self);
 
-    /// The results of a recorded hook: numbers, and a condition; the others mean nothing. A function of its own for each
-    /// kind of number, because there is an operation of every sort in it.
+    /// The results of a recorded hook: numbers and a condition; unused ones are unspecified. A separate function per
+    /// number type, because it instantiates every operation.
     #[doc(hidden)]
     fn interpret(
         variant: &ExpressionVariant,
@@ -154,7 +154,7 @@ impl Number for f32 {
     }
     #[inline(always)]
     fn mul_add(self, factor: Self, summand: Self) -> Self {
-        // f32::mul_add would call a library function where there is no such instruction
+        // f32::mul_add calls a library function on targets without FMA
         self * factor + summand
     }
     #[inline(always)]
@@ -187,7 +187,7 @@ impl Number for f32 {
     }
     #[inline(always)]
     fn read(self, _: &str, table: &[f32]) -> Self {
-        // a cast takes NaN and what is below 0 to 0
+        // the cast maps NaN and negative values to 0
         let last = table.len().saturating_sub(1);
         table.get((self as usize).min(last)).copied().unwrap_or(Self::NAN)
     }

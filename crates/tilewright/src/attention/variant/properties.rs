@@ -1,8 +1,8 @@
-//! What a variant declares about itself, to be compared with what its hooks do.
+//! Declared properties of a variant, verified against its recorded hooks.
 
 use std::{fmt, ops::BitOr};
 
-/// A set of the things that hooks read: `Reads::QO | Reads::KV`.
+/// A set of hook inputs: `Reads::QO | Reads::KV`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Reads(u8);
 
@@ -31,18 +31,18 @@ impl Reads {
         (Self::TABLES, "tables"),
     ];
 
-    /// Both sets together; `|` for constants.
+    /// The union of both sets; `|` in constants.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// Whether all of `other` is in this set.
+    /// Whether this is a superset of `other`.
     pub const fn contains(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// What is in this set and not in `other`.
+    /// The difference of both sets.
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -58,33 +58,33 @@ impl BitOr for Reads {
 }
 
 impl fmt::Display for Reads {
-    /// The names, with commas between.
+    /// Comma-separated names.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = Self::NAMED.iter().filter(|(one, _)| self.contains(*one)).map(|(_, name)| *name);
         f.write_str(&names.collect::<Vec<_>>().join(", "))
     }
 }
 
-/// What a variant says of itself. Checked when the operator is made: a wrong promise is an error there.
+/// Declared properties of a variant. Verified when the operator is constructed: a wrong declaration is an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Properties {
-    /// What its hooks read, at least.
+    /// A superset of the inputs that hooks read.
     pub reads: Reads,
-    /// Whether logits go through the softmax. Without, the logits hook's result is the weight itself: a hidden key weighs
-    /// 0, partial results are summed, and there is no LSE.
+    /// Whether logits go through the softmax. Otherwise the logits hook returns the weight itself: masked keys have
+    /// weight 0, partial results are summed, and there is no LSE.
     pub softmax: bool,
-    /// Whether the mask is a staircase: a row that sees a key sees all earlier ones, and later rows see it too.
+    /// Whether the mask is monotone: a row that sees a key also sees all earlier keys, and later rows see it too.
     pub monotone_mask: bool,
-    /// Whether the output hook is linear in the output, so that it may be applied to parts of a sum.
+    /// Whether the output hook is linear, so that it may be applied to partial sums.
     pub linear_output: bool,
 }
 
 impl Properties {
-    /// Reads nothing, with softmax, and promises nothing.
+    /// No inputs, with softmax, no guarantees.
     pub const NONE: Self =
         Self { reads: Reads::NONE, softmax: true, monotone_mask: false, linear_output: false };
 
-    /// The same, reading `reads` too.
+    /// Adds `reads` to the inputs.
     #[must_use]
     pub const fn reading(self, reads: Reads) -> Self {
         Self { reads: self.reads.and(reads), ..self }

@@ -1,4 +1,4 @@
-//! A whole variant as data: recorded from hooks or read from JSON, and a [`Variant`] itself, which evaluates its graphs.
+//! A variant as data: recorded from hooks or parsed from JSON. It is a [`Variant`] itself, which evaluates its graphs.
 
 use super::{
     At, Buffer, Number, Pair, Properties, Reads, Variant,
@@ -9,9 +9,9 @@ use super::{
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// A variant's hooks as expressions, with the values of its parameters, tables and buffers, each sorted by name.
+/// A variant's hooks as expression graphs, with the values of its parameters, tables and buffers, each sorted by name.
 ///
-/// Recording it gives itself.
+/// Recording it returns an equal variant.
 #[derive(Debug, Clone)]
 pub struct ExpressionVariant {
     pub(super) name: String,
@@ -22,11 +22,11 @@ pub struct ExpressionVariant {
 }
 
 impl ExpressionVariant {
-    /// Records the hooks of `variant`. What it reads becomes what it is declared to read.
+    /// Records the hooks of `variant`. The recorded reads become the declared ones.
     ///
     /// # Errors
-    /// When a name is used for two things or cannot be one, a table or buffer is empty or has more than 2^24 elements, a
-    /// hook other than logits stores, or one computes more than 512 values.
+    /// When a name is used twice or is invalid, a table or buffer is empty or has more than 2^24 elements, a hook other
+    /// than logits stores, or one computes more than 512 values.
     pub fn of<V: Variant>(variant: &V) -> Result<Self> {
         let recorder = Recorder::default();
         let graphs = Hook::ALL.map(|hook| record(&recorder, variant, hook));
@@ -53,22 +53,22 @@ impl ExpressionVariant {
         &self.graphs[hook as usize]
     }
 
-    /// Whether the hook does anything.
+    /// Whether the hook has an effect.
     pub fn is_live(&self, hook: Hook) -> bool {
         self.graph(hook).is_live(hook)
     }
 
-    /// The parameters with their names; [`Node::Scalar`] counts them.
+    /// The named parameters, indexed by [`Node::Scalar`].
     pub fn scalars(&self) -> &[(String, f32)] {
         &self.named.scalars
     }
 
-    /// The tables with their names; [`Node::Read`] counts them.
+    /// The named tables, indexed by [`Node::Read`].
     pub fn tables(&self) -> &[(String, Arc<[f32]>)] {
         &self.named.tables
     }
 
-    /// The buffers with their names; [`Store`](super::expression::Store) counts them.
+    /// The named buffers, indexed by [`Store`](super::expression::Store).
     pub fn buffers(&self) -> &[(String, Buffer)] {
         &self.named.buffers
     }
@@ -94,7 +94,7 @@ impl ExpressionVariant {
         indices.fold(tables, Reads::and)
     }
 
-    /// Drops names that no hook uses and sorts the others, so that equal variants are equal however they were written.
+    /// Drops unused names and sorts the others, so that equal variants compare equal.
     fn sort_names(&mut self) {
         let (mut scalars, mut tables, mut buffers) = (Vec::new(), Vec::new(), Vec::new());
         for graph in &self.graphs {
@@ -122,8 +122,8 @@ impl ExpressionVariant {
         }
     }
 
-    /// A number that depends on what is computed and not on the values of parameters, tables and buffers: variants with
-    /// the same one can share a kernel. It is the same on every machine.
+    /// A hash of the computation, independent of the values of parameters, tables and buffers. Variants with equal
+    /// fingerprints can share a kernel. The same on every machine.
     pub fn fingerprint(&self) -> u64 {
         let names = |list: Vec<&String>| format!("{list:?}");
         let scalars = names(self.named.scalars.iter().map(|(name, _)| name).collect());
@@ -135,10 +135,10 @@ impl ExpressionVariant {
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
     }
 
-    /// The hook's results at `at`: numbers and a condition, of which it gives one sort.
+    /// The hook's results at `at`: numbers or a condition, according to the hook.
     #[inline(always)]
     pub(crate) fn evaluate<N: Number>(&self, hook: Hook, at: &At<N>, arguments: [N; 2]) -> ([N; 2], N::Bool) {
-        // a small array where it is enough, because every element is written before the first is used
+        // a small array if possible, because every element is initialized first
         const FEW: usize = 24;
         let graph = self.graph(hook);
         let empty = Value::Number(at.num_qo_heads);
@@ -193,7 +193,7 @@ impl ExpressionVariant {
     }
 }
 
-/// Drops what is not in `used`, sorts by name, and says where each went.
+/// Drops entries not in `used`, sorts by name, and returns the new indices.
 fn keep_used<T>(list: &mut Vec<(String, T)>, used: &[u32]) -> Vec<u32> {
     let mut kept: Vec<(usize, (String, T))> = std::mem::take(list).into_iter().enumerate().collect();
     let len = kept.len();

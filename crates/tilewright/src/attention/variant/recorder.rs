@@ -1,5 +1,5 @@
-//! Records hooks: a [`Number`] whose arithmetic builds a [`Graph`]. Equal operations are one node, and operations on
-//! constants are carried out.
+//! Hook recorder: a [`Number`] whose operations build a [`Graph`], with common subexpression elimination and constant
+//! folding.
 
 use super::{
     At, Buffer, Number,
@@ -13,10 +13,10 @@ use std::{
     sync::Arc,
 };
 
-/// The most elements of a table or buffer, so that f32 indices are exact.
+/// Maximum elements of a table or buffer, so that f32 indices are exact.
 pub(super) const MAX_ELEMENTS: usize = 1 << 24;
 
-/// The named things of a variant, in the order of first use.
+/// Named parameters, tables and buffers of a variant, in order of first use.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Named {
     pub(super) scalars: Vec<(String, f32)>,
@@ -24,7 +24,7 @@ pub(super) struct Named {
     pub(super) buffers: Vec<(String, Buffer)>,
 }
 
-/// Takes down one hook after the other.
+/// Records the hooks of a variant, one at a time.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
     state: RefCell<State>,
@@ -39,7 +39,7 @@ struct State {
 }
 
 impl Recorder {
-    /// What `hook` sees: every index, also those that are not there for it, so that reading one is noticed.
+    /// All indices, including those that a hook does not have, so that the check can report their use.
     pub(super) fn at(&self) -> At<Recorded<'_>> {
         At {
             request: self.input(Input::Request),
@@ -57,7 +57,7 @@ impl Recorder {
         self.number(Node::Input(input))
     }
 
-    /// The graph that gives `results`; the next one starts empty.
+    /// Ends the current graph with `results` and starts an empty one.
     pub(super) fn finish(&self, hook: Hook, results: &[u32]) -> Graph {
         let mut state = self.state.borrow_mut();
         state.shared.clear();
@@ -69,23 +69,23 @@ impl Recorder {
         graph.canonical()
     }
 
-    /// The named things, or what was wrong first.
+    /// The named data, or the first error.
     pub(super) fn into_named(self) -> Result<Named, String> {
         let state = self.state.into_inner();
         state.fault.map_or(Ok(state.named), Err)
     }
 
-    /// A node that is a number.
+    /// Adds a number node.
     pub(super) fn number(&self, node: Node) -> Recorded<'_> {
         Recorded { recorder: self, id: self.state.borrow_mut().push(node) }
     }
 
-    /// A node that is a condition.
+    /// Adds a condition node.
     pub(super) fn truth(&self, node: Node) -> RecordedTruth<'_> {
         RecordedTruth { recorder: self, id: self.state.borrow_mut().push(node) }
     }
 
-    /// The operation on earlier nodes, which are of the kinds that it takes.
+    /// Adds an operation on nodes of the kinds that it takes.
     pub(super) fn apply(&self, op: Op, operands: [u32; 3]) -> u32 {
         let mut state = self.state.borrow_mut();
         state.simplify(op, operands).unwrap_or_else(|node| state.push(node))
@@ -145,7 +145,7 @@ impl State {
         id
     }
 
-    /// The place of the thing with this name, which must be the same each time.
+    /// Finds or adds a named entry, which must be the same each time; returns its index.
     fn place<T>(
         &mut self,
         name: &str,
@@ -170,7 +170,7 @@ impl State {
         (list.len() - 1) as u32
     }
 
-    /// A node that has the operation's value already, or the one to be added.
+    /// An existing node equal to the operation, or `Err` with the node to add.
     fn simplify(&mut self, op: Op, operands: [u32; 3]) -> Result<u32, Node> {
         let takes = op.signature().0.len();
         let constant = |id: u32| match self.graph.nodes[id as usize] {
@@ -211,7 +211,7 @@ impl Named {
     }
 }
 
-/// A letter, then letters, digits and `_`.
+/// Checks for a letter, then letters, digits and `_`.
 pub(super) fn check_word(name: &str, most: usize) -> Result<(), String> {
     let word = name.starts_with(|c: char| c.is_ascii_alphabetic())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
@@ -223,7 +223,7 @@ pub(super) fn check_word(name: &str, most: usize) -> Result<(), String> {
     Err(format!("{shown:?} is no name: expected a letter, then letters, digits and _, at most {most} in all"))
 }
 
-/// Names of parameters, tables and buffers are what expressions can tell from inputs.
+/// Checks the name of a parameter, table or buffer, which must be distinct from inputs.
 pub(super) fn check_name(name: &str) -> Result<(), String> {
     check_word(name, 64)?;
     let mut reserved = Input::NAMED.iter().map(|(_, name)| *name).chain(["inf", "nan"]);
@@ -233,14 +233,14 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A number that is being recorded.
+/// A number during recording.
 #[derive(Clone, Copy)]
 pub(super) struct Recorded<'a> {
     recorder: &'a Recorder,
     pub(super) id: u32,
 }
 
-/// A condition that is being recorded.
+/// A condition during recording.
 #[derive(Clone, Copy)]
 pub(super) struct RecordedTruth<'a> {
     recorder: &'a Recorder,

@@ -1,4 +1,5 @@
-//! Rotary embedding inside attention: queries and keys are turned as they are read, and the cache holds them unturned.
+//! Rotary embedding (RoPE) inside attention: queries and keys are rotated when loaded, and the cache holds unrotated
+//! keys.
 
 use super::{At, Number, Pair, Properties, Reads, Variant};
 use crate::{
@@ -6,10 +7,10 @@ use crate::{
     rope::{Rope, RopeStyle},
 };
 
-/// Turns pair `i`, elements `i` and `i + head_dim / 2`, of a query at position `p` or a key at `j` by `p · f[i]` or `j · f[i]`
-/// radians, with the frequencies of a [`Rope`], scaling included (Su et al. 2021; Llama and Llama 3.1).
+/// Rotates pair `i`, elements `i` and `i + head_dim / 2`, of a query at position `p` or a key at `j` by `p · f[i]` or
+/// `j · f[i]` radians, with the frequencies of a [`Rope`], scaling included (Su et al. 2021; Llama and Llama 3.1).
 ///
-/// Angles are computed as if exactly: frequencies are held as two f32 each, in turns per position.
+/// Angles are computed in double-f32 precision: each frequency is a pair of f32, in turns per position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RotaryEmbedding {
     high: Vec<f32>,
@@ -17,7 +18,7 @@ pub struct RotaryEmbedding {
 }
 
 impl RotaryEmbedding {
-    /// The embedding of `rope`, which rotates whole heads.
+    /// The embedding of `rope`, for full heads.
     ///
     /// # Errors
     /// When the pairs of `rope` are interleaved.

@@ -1,9 +1,9 @@
-//! Soft cap: logits squeezed into (-cap, cap).
+//! Soft cap of logits: bounds them to (-cap, cap).
 
 use super::{At, Number, Variant};
 use crate::Result;
 
-/// `s' = cap · tanh(s / cap)` with the scale already in `s`, once (Gemma 2; `logits_soft_cap` of FlashInfer).
+/// `s' = cap · tanh(s / cap)`, with the scale applied to `s` before (Gemma 2; `logits_soft_cap` of FlashInfer).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SoftCap {
     cap: f32,
@@ -13,7 +13,7 @@ impl SoftCap {
     /// `cap` in natural-log units; 50 in Gemma 2, 30 in Grok.
     ///
     /// # Errors
-    /// When `cap` is not a normal number above 0: leave the variant out for no cap.
+    /// When `cap` is not a normal number above 0. For no cap, omit the variant.
     pub fn new(cap: f32) -> Result<Self> {
         crate::ensure!(
             cap.is_normal() && cap > 0.0,
@@ -32,7 +32,7 @@ impl Variant for SoftCap {
     #[inline(always)]
     fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
         let cap = at.scalar("cap", self.cap);
-        // one division for the row instead of one for each key
+        // one division per row instead of one per key
         cap * (logit * (at.number(1.0) / cap)).tanh()
     }
 }

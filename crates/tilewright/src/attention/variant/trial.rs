@@ -1,4 +1,4 @@
-//! A variant tried on a few numbers, without an operator: what its hooks do, as the CPU backend runs them.
+//! Tests the hooks of a variant on a few numbers, without an operator, with the code of the CPU backend.
 
 use super::{ExpressionVariant, Variant};
 use crate::{
@@ -10,20 +10,20 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Where a query row stands.
+/// Indices of a query row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Row {
-    /// Which request of the batch.
+    /// The request's index in the batch.
     pub request: u32,
     /// Its position in the request, `kv_len - qo_len + i` for row `i`.
     pub qo: i32,
-    /// Which query head.
+    /// The query head.
     pub qo_head: u32,
-    /// Which KV head.
+    /// The KV head.
     pub kv_head: u32,
 }
 
-/// A variant that has been checked for a problem.
+/// A variant checked for a problem.
 ///
 /// ```
 /// use tilewright::{HeadDim, Heads, Problem, attention::variant::{Row, SoftCap, Trial}};
@@ -44,22 +44,22 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Checks `variant` as an operator for `problem` would, on the best instruction set of this machine.
+    /// Checks `variant` like an operator for `problem`. Uses the best instruction set of this machine.
     ///
     /// # Errors
-    /// Those of making an operator with it.
+    /// Those of operator construction.
     pub fn new<V: Variant>(variant: V, problem: &Problem) -> Result<Self> {
         let isa = Isa::available().last().copied().unwrap_or(Isa::Portable);
         Ok(Self { hooks: hooks(variant, problem)?, isa })
     }
 
-    /// The same on another instruction set; the portable one where this machine lacks it.
+    /// Selects another instruction set; falls back to the portable one if this machine lacks it.
     #[must_use]
     pub fn on(self, isa: Isa) -> Self {
         Self { isa, ..self }
     }
 
-    /// The hooks as data.
+    /// The recorded hooks.
     pub fn recorded(&self) -> &ExpressionVariant {
         self.hooks.recorded()
     }
@@ -86,7 +86,7 @@ impl Trial {
         }
     }
 
-    /// The logits hook on `logits[j]` of the keys at `kv[j]`; as many as both slices have.
+    /// The logits hook on `logits[j]` of the keys at `kv[j]`, up to the shorter slice.
     pub fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]) {
         for (kv, logits) in kv.chunks(KEYS).zip(logits.chunks_mut(KEYS)) {
             let mut tile = [[0.0; KEYS]];
@@ -96,7 +96,7 @@ impl Trial {
         }
     }
 
-    /// Whether the row sees each of the keys at `kv`, for the variant's mask.
+    /// The variant's mask: whether the row sees each of the keys at `kv`.
     pub fn mask(&self, row: Row, kv: &[u32]) -> Vec<bool> {
         let seen = |kv: &[u32]| self.hooks.mask(self.isa, row.into(), &positions(kv));
         let each = |kv: &[u32]| {
@@ -117,7 +117,7 @@ impl Trial {
     }
 }
 
-/// Positions of up to 64 keys; the others are NaN, so that they store nowhere.
+/// Positions of up to 64 keys, padded with NaN so that padding never stores.
 fn positions(kv: &[u32]) -> [f32; KEYS] {
     let mut positions = [f32::NAN; KEYS];
     positions.iter_mut().zip(kv).for_each(|(to, kv)| *to = *kv as f32);

@@ -1,4 +1,4 @@
-//! Variants as JSON: what a service or a configuration file can hold.
+//! JSON format of variants, for services and configuration files.
 //!
 //! ```json
 //! {
@@ -10,8 +10,8 @@
 //!
 //! | member | holds |
 //! |---|---|
-//! | `name` | as [`Variant::name`](super::Variant::name); the only one that must be there |
-//! | `softmax`, `monotone_mask`, `linear_output` | as [`Properties`](super::Properties); `true`, `false` and `false` when left out |
+//! | `name` | as [`Variant::name`](super::Variant::name); the only required member |
+//! | `softmax`, `monotone_mask`, `linear_output` | as [`Properties`](super::Properties); defaults `true`, `false` and `false` |
 //! | `scalars` | parameters: name and number |
 //! | `tables` | name and array of numbers |
 //! | `buffers` | name and number of elements |
@@ -19,17 +19,17 @@
 //! | `value`, `logits`, `mask`, `output` | an expression |
 //!
 //! An expression is a number (also `"inf"`, `"-inf"`, `"nan"`), `true` or `false`, the name of an
-//! [`Input`](super::Input) or a scalar, `{"read": ["table", index]}`, or `{"operation": operand}` with an array where an
+//! [`Input`](super::Input) or a scalar, `{"read": ["table", index]}`, or `{"operation": operand}`, with an array if an
 //! [`Op`](super::Op) takes several operands. A hook may also be `{"let": [["name", expression], ..], "store":
-//! [["buffer", index, value], ..], "in": result}`, with both first members optional; a bound name may be used in all that
-//! follows.
+//! [["buffer", index, value], ..], "in": result}`, with `let` and `store` optional; a bound name is visible in all
+//! later expressions.
 
 mod read;
 mod write;
 
 const OPERATOR: &str = "attention.variant";
-/// Expressions may be nested so deep; more needs `let`.
+/// Maximum nesting of expressions; deeper ones need `let`.
 const MAX_DEPTH: usize = 64;
-/// Members of the document that are no hooks.
+/// Members of the document that are not hooks.
 const MEMBERS: [&str; 7] =
     ["name", "softmax", "monotone_mask", "linear_output", "scalars", "tables", "buffers"];

@@ -1,4 +1,4 @@
-//! From JSON to a variant. The text may be hostile: it gives an error that names the place, never a panic.
+//! JSON parser of variants. Handles untrusted text: errors name the path, and it never panics.
 
 use super::{MAX_DEPTH, MEMBERS, OPERATOR};
 use crate::{
@@ -14,10 +14,10 @@ use serde_json::{Map, Value};
 use std::sync::Arc;
 
 impl ExpressionVariant {
-    /// Reads a variant from JSON; [`json`](super) has the format.
+    /// Parses a variant; [`json`](super) documents the format.
     ///
     /// # Errors
-    /// When the text is not JSON or not a variant; the error names the place and what was expected there, as in
+    /// When the text is not JSON or not a variant. The error names the path and the expectation, as in
     /// `attention.variant: logits.mul[1]: unknown operation "tahn", expected one of neg, abs, ..`.
     pub fn from_json(text: &str) -> Result<Self> {
         let document: Value =
@@ -56,7 +56,7 @@ impl ExpressionVariant {
     }
 }
 
-/// The complaint that `path` holds `value` and not what was expected.
+/// The error for an unexpected `value` at `path`.
 fn wrong(path: &str, value: &Value, expected: &str) -> Error {
     let shown = match value {
         Value::Null => "nothing".to_owned(),
@@ -73,7 +73,7 @@ fn flag(members: &Map<String, Value>, name: &str, otherwise: bool) -> Result<boo
         .map_or(Ok(otherwise), |value| value.as_bool().ok_or_else(|| wrong(name, value, "true or false")))
 }
 
-/// A number, or the name of one that JSON has no number for.
+/// A number, or the name of one without a JSON literal.
 fn constant(path: &str, value: &Value) -> Result<Option<f32>> {
     Ok(match value {
         Value::Number(number) => {
@@ -95,7 +95,7 @@ fn constant(path: &str, value: &Value) -> Result<Option<f32>> {
     })
 }
 
-/// The parameters, tables and buffers of the document.
+/// Parses parameters, tables and buffers.
 fn named(members: &Map<String, Value>) -> Result<Named> {
     let mut named = Named::default();
     for (name, value) in list(members, "scalars")? {
@@ -132,7 +132,7 @@ fn list<'a>(members: &'a Map<String, Value>, name: &str) -> Result<Vec<(&'a Stri
     Ok(list.iter().collect())
 }
 
-/// What the expressions of one hook may name.
+/// The names in scope of one hook's expressions.
 struct Scope<'a> {
     recorder: &'a Recorder,
     hook: Hook,
@@ -140,14 +140,14 @@ struct Scope<'a> {
     bound: Vec<(String, Operand)>,
 }
 
-/// A recorded node and what it is.
+/// A recorded node and its kind.
 #[derive(Clone, Copy)]
 struct Operand {
     id: u32,
     kind: Kind,
 }
 
-/// Where an expression stands: its path in words, and how deep it is.
+/// The location of an expression in the document.
 struct Place {
     path: String,
     depth: usize,
@@ -241,7 +241,7 @@ impl Scope<'_> {
         Ok(operand.id)
     }
 
-    /// As deep as the value, which is limited here and by the parser.
+    /// Recursion is bounded by the nesting limit here and in the parser.
     fn operand(&self, place: &Place, value: &Value) -> Result<Operand> {
         crate::ensure!(
             place.depth <= MAX_DEPTH,

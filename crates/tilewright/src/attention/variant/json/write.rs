@@ -1,4 +1,4 @@
-//! From a variant to JSON. What several operations use, and what would be nested too deep, is bound to a name.
+//! JSON serialization of variants. Shared and deeply nested subexpressions are bound to names.
 
 use crate::attention::variant::{
     ExpressionVariant,
@@ -7,11 +7,11 @@ use crate::attention::variant::{
 };
 use serde_json::{Map, Value, json};
 
-/// Deeper expressions are cut by binding a part of them.
+/// Nesting depth from which a subexpression is bound to a name.
 const DEEP: usize = 16;
 
 impl ExpressionVariant {
-    /// The variant as JSON, which [`Self::from_json`] reads back; buffers by their lengths.
+    /// Serializes to JSON for [`Self::from_json`]; buffers by length.
     pub fn to_json(&self) -> String {
         let mut document = self.code();
         document.insert("name".to_owned(), json!(self.name));
@@ -27,7 +27,7 @@ impl ExpressionVariant {
         format!("{:#}", Value::Object(document))
     }
 
-    /// The hooks that do anything, and the promises: what a kernel is made from.
+    /// The active hooks and the properties that determine a kernel.
     pub(in crate::attention::variant) fn code(&self) -> Map<String, Value> {
         let mut document = Map::new();
         let properties = self.properties;
@@ -46,14 +46,14 @@ impl ExpressionVariant {
     }
 }
 
-/// A number as short as it reads back the same.
+/// The shortest number that parses to the same f32.
 fn number(x: f32) -> Value {
     if x.is_nan() {
         json!("nan")
     } else if x.is_infinite() {
         json!(if x > 0.0 { "inf" } else { "-inf" })
     } else {
-        // an f64 of the shortest decimal: the f32 nearest to it is the same
+        // the f64 of the shortest decimal rounds to the same f32
         let digits = x.to_string().parse::<f64>().unwrap_or(f64::from(x));
         if digits.fract() == 0.0 && digits.abs() < 1e9 && x.to_bits() != (-0.0_f32).to_bits() {
             json!(digits as i64)
@@ -63,7 +63,7 @@ fn number(x: f32) -> Value {
     }
 }
 
-/// One hook's nodes, each as an expression.
+/// Converts the nodes of one hook to expressions.
 struct Writer<'a> {
     variant: &'a ExpressionVariant,
     graph: &'a Graph,
@@ -91,7 +91,7 @@ impl<'a> Writer<'a> {
     }
 
     fn bind(&mut self, expression: Value) -> Value {
-        // no parameter's name begins so
+        // parameter names never begin with %
         let name = format!("%{}", self.bindings.len());
         self.bindings.push(json!([name, expression]));
         json!(name)
