@@ -122,7 +122,7 @@ fn an_append_with_scales_of_heads_is_recorded<M: Machine>(gpu: &Gpu<M>) {
         let cache =
             KvCacheMut { k: k.view_mut(Dtype::E4m3, 0, &shape)?, v: v.view_mut(Dtype::E4m3, 0, &shape)? };
         let [k_scale, v_scale] =
-            [&[1.5, 2.0], &[3.0, 5.0]].map(|scales| ScaleMut::Given(Scale::Head(scales)));
+            [&[1.5, 2.0], &[3.0, 5.0]].map(|scales| ScaleMut::Static(Scale::Head(scales)));
         let cache = QuantizedCacheMut { cache, k_scale, v_scale };
         append_planned(gpu, &plan, (new, new), cache, KvLayout::Nhd)
     };

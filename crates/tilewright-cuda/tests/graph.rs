@@ -117,7 +117,7 @@ impl<M: Machine> Device<M> {
         let shape = self.page_shape();
         let [k_pages, v_pages] = &mut pool.0;
         let mut cache = KvCacheMut { k: k_pages.view_mut(&shape)?, v: v_pages.view_mut(&shape)? };
-        let one = || ScaleMut::Given(Scale::One);
+        let one = || ScaleMut::Static(Scale::One);
         let pages = KvCacheMut { k: cache.k.reborrow(), v: cache.v.reborrow() };
         let pages = QuantizedCacheMut { cache: pages, k_scale: one(), v_scale: one() };
         append_planned(&self.gpu, append, (k.view(&kv_shape)?, v.view(&kv_shape)?), pages, KvLayout::Nhd)?;

@@ -81,7 +81,7 @@ fn run<M: Machine>(attention: &Attention<Staged<M>>, plan: &Plan) -> Result<Vec<
 /// A kernel's plan of a case, in memory of the room that the host gives it.
 fn planned<M: Machine>(gpu: &Gpu<M>, case: &Case) {
     let (plan, machine) = (case.plan(), gpu.machine());
-    let (schedule, room) = (plan.schedule(), plan.room());
+    let (schedule, room) = (plan.schedule(), plan.array_sizes());
     let batch = [
         upload(gpu, &[case.num_requests]),
         upload(gpu, &case.qo_indptr),

@@ -7,7 +7,7 @@ use tilewright::{
     Backend, Cpu, Dtype, KvCacheMut, KvLayout, PageTable, Result, Scale, View, ViewMut,
     kv::{
         AppendPlan, ScaleMut,
-        append::{Append, QuantizedCacheMut, append_paged_kv_cache, append_planned},
+        append::{NewTokens, QuantizedCacheMut, append_paged_kv_cache, append_planned},
         copy_pages,
     },
     tensor::{Buffer, IndexBuffer, copy},
@@ -130,7 +130,7 @@ fn pools(append: impl FnOnce((View<'_>, View<'_>), KvCacheMut<'_>) -> Result<()>
 }
 
 fn unscaled(cache: KvCacheMut<'_>) -> QuantizedCacheMut<'_> {
-    let scale = || ScaleMut::Given(Scale::One);
+    let scale = || ScaleMut::Static(Scale::One);
     QuantizedCacheMut { cache, k_scale: scale(), v_scale: scale() }
 }
 
@@ -138,7 +138,7 @@ fn unscaled(cache: KvCacheMut<'_>) -> QuantizedCacheMut<'_> {
 fn a_plan_appends_what_the_one_call_form_appends_and_can_be_refilled() {
     let cpu = Cpu::with_threads(1);
     let expected = pools(|(k, v), cache| {
-        let new = Append { k, v, batch_indices: TOKENS.0, positions: TOKENS.1 };
+        let new = NewTokens { k, v, batch_indices: TOKENS.0, positions: TOKENS.1 };
         append_paged_kv_cache(&cpu, &new, cache, KvLayout::Nhd, &table())
     });
     let mut plan = AppendPlan::with_capacity(&cpu, 5, &table(), (&[0], &[0])).unwrap();

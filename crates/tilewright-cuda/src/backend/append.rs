@@ -56,7 +56,7 @@ pub(super) fn append<M: Machine>(
         },
     };
     let prepared = slots.prepared().and_then(|prepared| prepared.downcast_ref::<AppendPlaces>());
-    if let (Some(prepared), ScaleMut::Given(scale)) = (prepared, &scale) {
+    if let (Some(prepared), ScaleMut::Static(scale)) = (prepared, &scale) {
         gpu.check_place(OPERATOR, "the plan", Some(prepared.place()))?;
         return to.given(gpu, prepared.table(tokens as u32), *scale);
     }
@@ -67,7 +67,7 @@ pub(super) fn append<M: Machine>(
     }
     let at = gpu.upload(bytemuck::cast_slice(&arrays.slots))?;
     match scale {
-        ScaleMut::Given(scale) => to.given(gpu, Places::Slots { slots: at.address(), count }, scale),
+        ScaleMut::Static(scale) => to.given(gpu, Places::Slots { slots: at.address(), count }, scale),
         ScaleMut::Dynamic(scales) => {
             let pages = gpu.upload(bytemuck::cast_slice(&arrays.pages))?;
             let pages = (pages.address(), arrays.pages.len() as u32 / 4);

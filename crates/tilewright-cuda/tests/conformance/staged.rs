@@ -132,7 +132,7 @@ impl<M: Machine> Backend for Staged<M> {
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
         let mut views = Vec::new();
-        inputs.moved(|view| {
+        inputs.map_views(|view| {
             views.push(view);
             Ok(view)
         })?;
@@ -142,7 +142,7 @@ impl<M: Machine> Backend for Staged<M> {
         let written: Vec<ViewMut<'_>> = [Some(out.o), out.lse].into_iter().flatten().collect();
         self.staged(&views, written, |read, written| {
             let mut read = read.iter().copied();
-            let inputs = inputs.moved(|_| Ok(read.next().expect("as many as before")))?;
+            let inputs = inputs.map_views(|_| Ok(read.next().expect("as many as before")))?;
             let mut written = written.into_iter();
             let o = written.next().expect("o is the first");
             self.0.attention(plan, &inputs, Output { o, lse: written.next(), workspace: &mut workspace })
@@ -176,11 +176,11 @@ impl<M: Machine> Backend for Staged<M> {
         scale: ScaleMut<'_>,
     ) -> Result<()> {
         match scale {
-            ScaleMut::Given(Scale::Page(factors)) => self.into(&[new, factors], cache, |read, cache| {
-                self.0.append(read[0], cache, slots, ScaleMut::Given(Scale::Page(read[1])))
+            ScaleMut::Static(Scale::Page(factors)) => self.into(&[new, factors], cache, |read, cache| {
+                self.0.append(read[0], cache, slots, ScaleMut::Static(Scale::Page(read[1])))
             }),
-            ScaleMut::Given(other) => self.into(&[new], cache, |read, cache| {
-                self.0.append(read[0], cache, slots, ScaleMut::Given(other))
+            ScaleMut::Static(other) => self.into(&[new], cache, |read, cache| {
+                self.0.append(read[0], cache, slots, ScaleMut::Static(other))
             }),
             ScaleMut::Dynamic(factors) => self.staged(&[new], vec![cache, factors], |read, mut out| {
                 let factors = out.remove(1);

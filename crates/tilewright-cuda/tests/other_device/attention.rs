@@ -8,7 +8,7 @@ use tilewright::{
     attention::{Capacity, LatentCache, LatentQuery, Split, merge_state, merge_states},
     kv::{
         AppendPlan, ScaleMut,
-        append::{Append, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
+        append::{NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
     },
     tensor::DeviceMemory,
 };
@@ -120,10 +120,10 @@ fn append<M: Machine>(
     let new = (view(k, &[1, 1, 16]), view(v, &[1, 1, 16]));
     let cache = QuantizedCacheMut {
         cache: KvCacheMut { k: view_mut(k_cache, &CACHE), v: view_mut(v_cache, &CACHE) },
-        k_scale: ScaleMut::Given(Scale::Page(view(k_scale, &[4]))),
-        v_scale: ScaleMut::Given(Scale::One),
+        k_scale: ScaleMut::Static(Scale::Page(view(k_scale, &[4]))),
+        v_scale: ScaleMut::Static(Scale::One),
     };
-    let new_tokens = Append { k: new.0, v: new.1, batch_indices: &[0], positions: &[2] };
+    let new_tokens = NewTokens { k: new.0, v: new.1, batch_indices: &[0], positions: &[2] };
     match plan {
         Some(plan) => append_planned(gpu, plan, new, cache, KvLayout::Nhd),
         None => append_paged_kv_cache_quantized(gpu, &new_tokens, cache, KvLayout::Nhd, &table()),
@@ -139,9 +139,9 @@ fn tokens_that_are_appended() {
         let cache = QuantizedCacheMut {
             cache: KvCacheMut { k: e4m3(&mut cache), v: e4m3(&mut v_cache) },
             k_scale: ScaleMut::Dynamic(view_mut(&mut scales, &[4, 1])),
-            v_scale: ScaleMut::Given(Scale::One),
+            v_scale: ScaleMut::Static(Scale::One),
         };
-        let new = Append {
+        let new = NewTokens {
             k: view(k, &[1, 1, 16]),
             v: view(&v, &[1, 1, 16]),
             batch_indices: &[0],

@@ -10,7 +10,7 @@ use super::{
 };
 use tilewright::attention::variant::{
     Hook, Input, Op,
-    expression::{Graph, Kind, Node},
+    expression::{Graph, Node, ValueKind},
 };
 use tilewright_ptx::build::Value;
 
@@ -89,8 +89,8 @@ impl<'k, 'v> Declared<'k, 'v> {
         let mut known = vec![None; graph.nodes().len()];
         for &(node, value) in kept {
             known[node as usize] = Some(match graph.nodes()[node as usize].kind() {
-                Kind::Number => Known::Number(value),
-                Kind::Truth => Known::Truth(value.ne(0.0)),
+                ValueKind::Number => Known::Number(value),
+                ValueKind::Truth => Known::Truth(value.ne(0.0)),
             });
         }
         self.with_known(hook, known, wanted.collect())

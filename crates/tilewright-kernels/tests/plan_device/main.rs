@@ -4,7 +4,7 @@ mod case;
 mod words;
 
 use case::{Case, Generator};
-use tilewright::attention::Room;
+use tilewright::attention::ArraySizes;
 use tilewright_kernels::attention::{
     call::PlanArgs,
     items::{Item, Merge, NONE, Source},
@@ -15,7 +15,7 @@ use words::Arrays;
 
 /// What the kernel makes of a batch in memory of exactly the room that the host gives it: the arrays, as long as those of
 /// `lens`, and the flags.
-fn simulated(case: &Case, room: &Room, lens: [usize; 3], seed: u64) -> (Arrays, u32) {
+fn simulated(case: &Case, room: &ArraySizes, lens: [usize; 3], seed: u64) -> (Arrays, u32) {
     let kernel = plan_device("plan_device").expect("it is sound");
     let mut memory = Memory::new();
     let batch = [
@@ -57,7 +57,7 @@ fn agrees(case: &Case, seed: u64) {
     let plan = case.plan();
     let schedule = plan.schedule();
     let lens = [schedule.items.len(), schedule.merges.len(), schedule.sources.len()];
-    let (arrays, flags) = simulated(case, &plan.room(), lens, seed);
+    let (arrays, flags) = simulated(case, &plan.array_sizes(), lens, seed);
     assert_eq!(flags, 0, "{case:?}");
     let expected = Arrays::of(&plan, case.capacity.requests);
     assert_eq!(arrays.worker_indptr, expected.worker_indptr, "{case:?}");
@@ -141,7 +141,7 @@ fn malformed_lengths_are_told_and_planned_as_nothing() {
     let refused = |change: &dyn Fn(&mut Case), refusal: Refusal| {
         let mut case = sound.clone();
         change(&mut case);
-        let room = sound.plan().room();
+        let room = sound.plan().array_sizes();
         let (arrays, flags) = simulated(&case, &room, [0; 3], 1);
         assert_eq!(flags & refusal as u32, refusal as u32, "{case:?}");
         assert!(arrays.worker_indptr.iter().all(|&items| items == 0), "{case:?}");

@@ -1,7 +1,7 @@
 //! Tables and buffers: indices rounded, clamped or dropped, and a variant that has more of them than a kernel takes.
 
 use crate::probe::{LOGIT, Place, on_the_host, run, ways};
-use tilewright::attention::variant::{ExpressionVariant, Row};
+use tilewright::attention::variant::{ExpressionVariant, QueryRow};
 use tilewright_kernels::variant::Hooks;
 
 const INDICES: [f32; 16] = [
@@ -24,7 +24,7 @@ const INDICES: [f32; 16] = [
 ];
 
 fn places() -> Vec<Place> {
-    let place = |x: &f32| Place { row: Row::default(), kv: 0, dim: 0, x: [*x, 0.0], real: *x != 7.0 };
+    let place = |x: &f32| Place { row: QueryRow::default(), kv: 0, dim: 0, x: [*x, 0.0], real: *x != 7.0 };
     INDICES.iter().map(place).collect()
 }
 

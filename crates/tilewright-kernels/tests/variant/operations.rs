@@ -1,14 +1,14 @@
 //! Every operation against f64.
 
 use crate::probe::{LOGIT, Place, Way, run, ways};
-use tilewright::attention::variant::{ExpressionVariant, Op, Row};
+use tilewright::attention::variant::{ExpressionVariant, Op, QueryRow};
 use tilewright_kernels::variant::Arithmetic;
 
 /// `expression` of `logit`, at each `x`.
 fn evaluate(expression: &str, way: Way, xs: &[f32]) -> Vec<f32> {
     let document = format!(r#"{{"name": "tried", "scalars": {{"a": 3}}, "logits": {expression}}}"#);
     let variant = ExpressionVariant::from_json(&document).unwrap_or_else(|why| panic!("{document}: {why}"));
-    let place = |x: &f32| Place { row: Row::default(), kv: 0, dim: 0, x: [*x, 0.0], real: true };
+    let place = |x: &f32| Place { row: QueryRow::default(), kv: 0, dim: 0, x: [*x, 0.0], real: true };
     run(&variant, way, &xs.iter().map(place).collect::<Vec<Place>>())
         .0
         .iter()

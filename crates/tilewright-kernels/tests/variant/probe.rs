@@ -2,7 +2,7 @@
 
 use tilewright::attention::{
     Heads,
-    variant::{At, ExpressionVariant, Hook, Input, Pair, Row, Variant},
+    variant::{At, ExpressionVariant, Hook, Input, Pair, QueryRow, Variant},
 };
 use tilewright_kernels::variant::{Arithmetic, Hooks, arguments};
 use tilewright_ptx::{
@@ -20,7 +20,7 @@ pub(crate) const HEADS: Heads = Heads { qo: 4, kv: 2 };
 /// Where hooks are called, and with what.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
-    pub(crate) row: Row,
+    pub(crate) row: QueryRow,
     pub(crate) kv: u32,
     pub(crate) dim: usize,
     /// The arguments: both of a pair or a state, otherwise the first.
@@ -131,7 +131,7 @@ pub(crate) fn run(variant: &ExpressionVariant, way: Way, places: &[Place]) -> (V
         numbers[LOGIT] = if place.real { numbers[LOGIT] } else { place.x[0] };
         Results { numbers, seen: seen != 0 }
     });
-    let read = |(at, (_, buffer)): (&u64, &(String, tilewright::attention::variant::Buffer))| {
+    let read = |(at, (_, buffer)): (&u64, &(String, tilewright::attention::variant::HookBuffer))| {
         memory.read(*at, buffer.len()).expect("they were filled")
     };
     (results.collect(), buffers.iter().zip(variant.buffers()).map(read).collect())

@@ -4,7 +4,7 @@ use crate::probe::{HEADS, Place, Results, Way, on_the_host, run, ways};
 use tilewright::{
     attention::variant::{
         Alibi, AttentionSinks, Both, DocumentMask, DumpLogits, ExpressionVariant, FlashSigmoid, HeadScales,
-        MultiItemScoring, Plain, PrefixLm, RelativePositionBias, RotaryEmbedding, Row, SoftCap, Variant,
+        MultiItemScoring, Plain, PrefixLm, QueryRow, RelativePositionBias, RotaryEmbedding, SoftCap, Variant,
     },
     rope::Rope,
 };
@@ -65,7 +65,7 @@ fn places() -> Vec<Place> {
     const KV: [u32; 7] = [0, 1, 2, 3, 7, 32, 131_072];
     let place = |i: usize| {
         let (qo, kv, qo_head) = (QO[i % 7], KV[i / 7 % 7], (i % 4) as u32);
-        let row = Row { request: (i / 3 % 4) as u32, qo, qo_head, kv_head: qo_head / 2 };
+        let row = QueryRow { request: (i / 3 % 4) as u32, qo, qo_head, kv_head: qo_head / 2 };
         let x = [((i * 37 % 101) as f32 - 50.0) / 4.0, ((i * 53 % 89) as f32 + 1.0) / 8.0];
         Place { row, kv, dim: i % 3, x, real: i % 11 != 3 }
     };
@@ -105,7 +105,7 @@ fn every_variant_is_what_it_is_on_the_host() {
 fn every_variant_agrees_on_infinities_and_nan() {
     const EXTREMES: [f32; 9] =
         [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 3e38, -3e38, 1e-40, -1e-40, 0.0, -0.0];
-    let of_row = |qo| Row { request: 1, qo, qo_head: 1, kv_head: 0 };
+    let of_row = |qo| QueryRow { request: 1, qo, qo_head: 1, kv_head: 0 };
     let place = |i: usize| Place {
         row: of_row(i as i32 % 5),
         kv: 2,
@@ -132,7 +132,7 @@ fn dumped_logits_lie_where_they_belong() {
         let variant = ExpressionVariant::of(&DumpLogits::new(1, 4, (3, 9)).unwrap()).unwrap();
         // every row of the request, keys beyond its end, and other requests
         let place = |i: usize| {
-            let row = Row {
+            let row = QueryRow {
                 request: (i / 200) as u32,
                 qo: (i % 5) as i32 + 5,
                 qo_head: (i / 5 % 4) as u32,

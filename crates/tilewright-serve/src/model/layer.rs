@@ -168,7 +168,7 @@ fn attention<B: Backend>(pass: &Pass<'_, B>, mut cache: KvCacheMut<'_>, a: &mut 
     let Pass { config, device, arguments } = pass;
     let (rows, dim) = (arguments.rows, config.head_dim);
     let kv_shape = [rows, config.num_key_value_heads, dim];
-    let scale = || ScaleMut::Given(Scale::One);
+    let scale = || ScaleMut::Static(Scale::One);
     let pages = QuantizedCacheMut {
         cache: KvCacheMut { k: cache.k.reborrow(), v: cache.v.reborrow() },
         k_scale: scale(),

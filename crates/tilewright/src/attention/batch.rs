@@ -98,7 +98,12 @@ impl Index<'_> {
     }
 
     /// [`Index::copy_i32`] into an empty list; a shared array is referenced, not copied.
-    pub(crate) fn keep_i32(self, operator: &'static str, name: &str, to: &mut PageList) -> Result<u32> {
+    pub(crate) fn copy_or_share_i32(
+        self,
+        operator: &'static str,
+        name: &str,
+        to: &mut PageList,
+    ) -> Result<u32> {
         if let Self::Shared(shared) = self {
             to.share(shared);
             return Ok(indices::largest_i32(shared));
@@ -220,8 +225,8 @@ pub struct Batch<'a> {
 /// Source of cascade levels.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Levels<'a> {
-    Given(&'a [Level<'a>]),
-    Found,
+    Explicit(&'a [Level<'a>]),
+    Detected,
 }
 
 /// Block-sparse batches hold one request, whose bounds are in its blocks.
@@ -229,7 +234,7 @@ const NO_INDPTR: Index<'static> = Index::I32(&[]);
 
 impl<'a> Batch<'a> {
     fn new(qo_indptr: Index<'a>, kv: KvTable<'a>) -> Self {
-        Self { qo_indptr, kv, mask: None, levels: Levels::Given(&[]), shard: None }
+        Self { qo_indptr, kv, mask: None, levels: Levels::Explicit(&[]), shard: None }
     }
 
     /// Queries over a paged cache. `qo_indptr`: `[num_requests + 1]`, request `r` owns query rows
@@ -264,7 +269,7 @@ impl<'a> Batch<'a> {
     /// its group in every level, then its own; positions count through all of them.
     #[must_use]
     pub fn with_levels(mut self, levels: &'a [Level<'a>]) -> Self {
-        self.levels = Levels::Given(levels);
+        self.levels = Levels::Explicit(levels);
         self
     }
 
@@ -273,7 +278,7 @@ impl<'a> Batch<'a> {
     /// Results change only in rounding.
     #[must_use]
     pub fn with_shared_prefixes(mut self) -> Self {
-        self.levels = Levels::Found;
+        self.levels = Levels::Detected;
         self
     }
 
@@ -285,7 +290,7 @@ impl<'a> Batch<'a> {
         self
     }
 
-    pub(super) fn finds_levels(&self) -> bool {
-        matches!(self.levels, Levels::Found)
+    pub(super) fn detects_levels(&self) -> bool {
+        matches!(self.levels, Levels::Detected)
     }
 }

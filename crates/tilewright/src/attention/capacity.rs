@@ -70,7 +70,7 @@ impl Capacity {
 
 /// Sizes of a plan's arrays: exact for one batch, or upper bounds for a capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Room {
+pub struct ArraySizes {
     /// Requests.
     pub requests: usize,
     /// Page indices, or blocks.
@@ -87,7 +87,7 @@ pub struct Room {
     pub partial_rows: usize,
 }
 
-impl Room {
+impl ArraySizes {
     /// The exact sizes of a plan.
     pub(super) fn of(plan: &Plan) -> Self {
         let (requests, schedule) = (&plan.requests, &plan.schedule);
@@ -105,21 +105,21 @@ impl Room {
 
 /// A capacity resolved for one problem, device and KV storage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Fixed {
+pub(crate) struct FixedCapacity {
     pub(crate) capacity: Capacity,
-    pub(crate) room: Room,
-    kind: Kind,
+    pub(crate) sizes: ArraySizes,
+    kind: KvKind,
 }
 
 /// KV storage parameters that are launch arguments of a captured graph, so they must not change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum KvKind {
     Paged { page_size: usize },
     Ragged,
     Blocks { block: usize },
 }
 
-impl Kind {
+impl KvKind {
     fn of(source: &KvSource) -> Self {
         match *source {
             KvSource::Paged { page_size, .. } => Self::Paged { page_size },
@@ -137,7 +137,7 @@ impl Kind {
     }
 }
 
-impl Fixed {
+impl FixedCapacity {
     /// Upper bounds for batches with the KV storage of `requests`.
     pub(crate) fn new(
         capacity: Capacity,
@@ -145,14 +145,14 @@ impl Fixed {
         split: Split,
         requests: &Requests,
     ) -> Self {
-        let kind = Kind::of(&requests.source);
-        let bounds = Bounds::new(capacity, (problem, tiling), kind);
-        Self { capacity, room: bounds.room(split), kind }
+        let kind = KvKind::of(&requests.source);
+        let bounds = CapacityBounds::new(capacity, (problem, tiling), kind);
+        Self { capacity, sizes: bounds.array_sizes(split), kind }
     }
 
     /// Checks a batch before scheduling.
     pub(crate) fn check_batch(&self, operator: &'static str, batch: &Requests) -> Result<()> {
-        let (capacity, kind) = (&self.capacity, Kind::of(&batch.source));
+        let (capacity, kind) = (&self.capacity, KvKind::of(&batch.source));
         crate::ensure!(
             kind == self.kind,
             operator,
@@ -175,11 +175,11 @@ impl Fixed {
             ("bytes of masks", batch.mask.bytes().len(), capacity.mask_bytes),
         ];
         check(operator, &counts)?;
-        let most = capacity.levels.saturating_mul(capacity.requests);
+        let limit = capacity.levels.saturating_mul(capacity.requests);
         crate::ensure!(
-            shared <= most || kind.is_blocks(),
+            shared <= limit || kind.is_blocks(),
             operator,
-            "the batch has {shared} shared segments, the capacity is {most}: {} levels",
+            "the batch has {shared} shared segments, the capacity is {limit}: {} levels",
             capacity.levels
         );
         Ok(())
@@ -187,18 +187,18 @@ impl Fixed {
 
     /// Checks a schedule; only detected levels and blocks can exceed the bounds.
     pub(crate) fn check_schedule(&self, operator: &'static str, schedule: &Schedule) -> Result<()> {
-        let room = &self.room;
+        let sizes = &self.sizes;
         let counts = [
-            ("work items", schedule.items.len(), room.items),
-            ("merges", schedule.merges.len(), room.merges),
-            ("states to merge", schedule.sources.len(), room.sources),
-            ("partial rows", schedule.partial_rows, room.partial_rows),
+            ("work items", schedule.items.len(), sizes.items),
+            ("merges", schedule.merges.len(), sizes.merges),
+            ("states to merge", schedule.sources.len(), sizes.sources),
+            ("partial rows", schedule.partial_rows, sizes.partial_rows),
         ];
         check(operator, &counts)
     }
 }
 
-impl Kind {
+impl KvKind {
     fn is_blocks(self) -> bool {
         matches!(self, Self::Blocks { .. })
     }
@@ -206,16 +206,16 @@ impl Kind {
 
 /// Rejects the first count above its limit.
 fn check(operator: &'static str, counts: &[(&str, usize, usize)]) -> Result<()> {
-    match counts.iter().find(|(_, count, most)| count > most) {
-        Some((what, count, most)) => {
-            Err(Error::new(operator, format!("the batch has {count} {what}, the capacity is {most}")))
+    match counts.iter().find(|(_, count, limit)| count > limit) {
+        Some((what, count, limit)) => {
+            Err(Error::new(operator, format!("the batch has {count} {what}, the capacity is {limit}")))
         }
         None => Ok(()),
     }
 }
 
 /// Derives array sizes from a capacity. Counts saturate; excessive sizes are rejected later.
-struct Bounds {
+struct CapacityBounds {
     capacity: Capacity,
     workers: usize,
     kv_tokens: usize,
@@ -234,8 +234,8 @@ struct Bounds {
     tokens: usize,
 }
 
-impl Bounds {
-    fn new(capacity: Capacity, (problem, tiling): (&Problem, &Tiling), kind: Kind) -> Self {
+impl CapacityBounds {
+    fn new(capacity: Capacity, (problem, tiling): (&Problem, &Tiling), kind: KvKind) -> Self {
         let Capacity { requests, rows, qo_len, kv_len, pages, levels, .. } = capacity;
         let (group, kv_heads) = (problem.heads().group(), problem.heads().kv);
         let depth = levels.saturating_add(1);
@@ -246,10 +246,10 @@ impl Bounds {
         let item_heads = tiling.kv_heads.clamp(1, kv_heads);
         let all = segments.saturating_mul(depth).saturating_mul(kv_len);
         let tokens = match kind {
-            Kind::Paged { page_size: tokens } | Kind::Blocks { block: tokens } => {
+            KvKind::Paged { page_size: tokens } | KvKind::Blocks { block: tokens } => {
                 pages.saturating_mul(tokens).min(all)
             }
-            Kind::Ragged => all,
+            KvKind::Ragged => all,
         };
         Self {
             capacity: Capacity { qo_len: longest, ..capacity },
@@ -280,7 +280,7 @@ impl Bounds {
         self.tiles().saturating_mul(longest).min(of_all.saturating_mul(tiles))
     }
 
-    fn room(&self, split: Split) -> Room {
+    fn array_sizes(&self, split: Split) -> ArraySizes {
         let Capacity { requests, rows, kv_len, pages, mask_bytes, .. } = self.capacity;
         let units = self.tiles().saturating_mul(self.kv_heads);
         // items added by cuts, and rows and heads of each
@@ -299,7 +299,7 @@ impl Bounds {
         };
         // a unit of p pieces has p - 1 added by cuts, so partial items are at most twice the cuts
         let cut = added.saturating_mul(2).min(items.saturating_mul(added.min(1)));
-        let mut room = Room {
+        let mut sizes = ArraySizes {
             requests,
             pages,
             mask_bytes,
@@ -312,10 +312,10 @@ impl Bounds {
             // plus every row of every level; a merge may begin at every row
             let states = rows.saturating_mul(self.depth).saturating_mul(self.kv_heads);
             let rows_added = added.saturating_mul(added_rows);
-            room.partial_rows = states.saturating_mul(self.group).saturating_add(rows_added);
-            room.merges = rows.saturating_mul(self.kv_heads);
-            room.sources = states.saturating_add(added.saturating_mul(self.tile * added_heads));
+            sizes.partial_rows = states.saturating_mul(self.group).saturating_add(rows_added);
+            sizes.merges = rows.saturating_mul(self.kv_heads);
+            sizes.sources = states.saturating_add(added.saturating_mul(self.tile * added_heads));
         }
-        room
+        sizes
     }
 }

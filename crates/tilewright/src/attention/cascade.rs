@@ -62,7 +62,7 @@ impl Requests {
             let first = self.segments.partition_point(|own| own.qo.end <= qo.start);
             let last = self.segments.partition_point(|own| own.qo.start < qo.end);
             let members = first..last;
-            if let Some(r) = members.clone().find(|&r| cuts(&qo, &self.segments[r].qo)) {
+            if let Some(r) = members.clone().find(|&r| splits_request(&qo, &self.segments[r].qo)) {
                 return error(format!(
                     "rows {qo:?} cut request {r}, which has rows {:?}",
                     self.segments[r].qo
@@ -101,7 +101,7 @@ impl Requests {
 }
 
 /// Whether `group` contains some but not all rows of a request.
-fn cuts(group: &Range<usize>, request: &Range<usize>) -> bool {
+fn splits_request(group: &Range<usize>, request: &Range<usize>) -> bool {
     let common = group.start.max(request.start)..group.end.min(request.end);
     !common.is_empty() && common != *request
 }
@@ -126,8 +126,13 @@ impl SharedPrefix {
         self.cost_shared < self.cost_alone
     }
 
-    fn estimate(requests: Range<usize>, tokens: Range<usize>, own: &[Segment], cutting: Cutting<'_>) -> Self {
-        let Cutting { tiling, tile_tokens } = cutting;
+    fn estimate(
+        requests: Range<usize>,
+        tokens: Range<usize>,
+        own: &[Segment],
+        cost_model: CostModel<'_>,
+    ) -> Self {
+        let CostModel { tiling, tile_tokens } = cost_model;
         let heads = own[0].kv_heads.len();
         let per_tile = |rows: usize| heads * (tiling.tile_load * rows.div_ceil(tile_tokens) + rows);
         let rows = own[requests.clone()].iter().map(|own| own.qo.len());
@@ -149,17 +154,17 @@ impl SharedPrefix {
 impl fmt::Display for SharedPrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { requests, tokens, cost_alone, cost_shared } = self;
-        let verdict = if self.is_level() { "a level" } else { "not worth a level" };
+        let decision = if self.is_level() { "a level" } else { "not worth a level" };
         write!(
             f,
-            "requests {requests:?} share tokens {tokens:?}: {verdict}, cost {cost_shared} as one against {cost_alone} alone"
+            "requests {requests:?} share tokens {tokens:?}: {decision}, cost {cost_shared} as one against {cost_alone} alone"
         )
     }
 }
 
 /// Parameters of the cost estimate.
 #[derive(Clone, Copy)]
-pub(super) struct Cutting<'a> {
+pub(super) struct CostModel<'a> {
     pub(super) tiling: &'a Tiling,
     /// Query tokens per tile.
     pub(super) tile_tokens: usize,
@@ -170,7 +175,7 @@ impl Requests {
     ///
     /// Prefixes form a tree: all requests of a node share its pages, and those of a child share more. A rejected node
     /// leaves its pages to its children.
-    pub(super) fn share_prefixes(&mut self, cutting: Cutting<'_>) -> Vec<SharedPrefix> {
+    pub(super) fn share_prefixes(&mut self, cost_model: CostModel<'_>) -> Vec<SharedPrefix> {
         let common = self.common_pages();
         let KvSource::Paged { page_size, .. } = self.source else { return Vec::new() };
         let (mut found, mut shared) = (Vec::new(), Vec::new());
@@ -182,14 +187,14 @@ impl Requests {
             }
             let between = &common[requests.start..requests.end - 1];
             let pages = between.iter().copied().min().unwrap_or(0);
-            let mut taken = base;
+            let mut level_end = base;
             let rows = self.segments[requests.start].qo.start..self.segments[requests.end - 1].qo.end;
             if pages * page_size > base && !rows.is_empty() {
                 let tokens = base..pages * page_size;
                 let prefix =
-                    SharedPrefix::estimate(requests.clone(), tokens.clone(), &self.segments, cutting);
+                    SharedPrefix::estimate(requests.clone(), tokens.clone(), &self.segments, cost_model);
                 if prefix.is_level() {
-                    taken = tokens.end;
+                    level_end = tokens.end;
                     let first = &self.segments[requests.start];
                     let (kv_heads, kv_start, kv_len) = (first.kv_heads.clone(), first.kv_start, tokens.len());
                     let (qo, request, mask) = (rows, None, None);
@@ -214,10 +219,10 @@ impl Requests {
                 .map(|(_, end)| end);
             let children: Vec<usize> = ends.chain([requests.end]).collect();
             for end in children {
-                nodes.push((begin..end, taken));
+                nodes.push((begin..end, level_end));
                 begin = end;
             }
-            self.segments[requests].iter_mut().for_each(|own| own.leave(taken, page_size));
+            self.segments[requests].iter_mut().for_each(|own| own.drop_prefix(level_end, page_size));
         }
         shared.append(&mut self.segments);
         self.segments = shared;
@@ -227,12 +232,12 @@ impl Requests {
     /// For each request except the last: the number of full pages, none of them masked, shared with the next request.
     fn common_pages(&self) -> Vec<usize> {
         let KvSource::Paged { indices, page_size, .. } = &self.source else { return Vec::new() };
-        let free = |own: &Segment| {
+        let unmasked = |own: &Segment| {
             let tokens = own.kv_len - own.mask.map_or(0, |mask| mask.columns);
             &indices[own.kv_start..own.kv_start + tokens / page_size]
         };
         let common = |pair: &[Segment]| {
-            let (a, b) = (free(&pair[0]), free(&pair[1]));
+            let (a, b) = (unmasked(&pair[0]), unmasked(&pair[1]));
             a.iter().zip(b).take_while(|(a, b)| a == b).count()
         };
         self.segments.windows(2).map(common).collect()
@@ -240,12 +245,12 @@ impl Requests {
 }
 
 impl Segment {
-    /// Removes the keys before position `taken` (full pages), which levels hold.
-    fn leave(&mut self, taken: usize, page_size: usize) {
-        let more = taken - self.base;
-        self.base = taken;
+    /// Removes the keys before position `level_end` (full pages), which levels hold.
+    fn drop_prefix(&mut self, level_end: usize, page_size: usize) {
+        let more = level_end - self.base;
+        self.base = level_end;
         self.kv_start += more / page_size;
         self.kv_len -= more;
-        self.shared = taken > 0;
+        self.shared = level_end > 0;
     }
 }

@@ -87,14 +87,14 @@ impl MaskBits {
     /// The visible keys of `start..start + tokens` (at most 64) of a segment for row `row` of the batch, as bits.
     pub(crate) fn word(&self, segment: &Segment, row: usize, (start, tokens): (usize, usize)) -> u64 {
         let Some(mask) = segment.mask else { return ones(tokens) };
-        let free = segment.kv_len - mask.columns;
-        let shown = free.saturating_sub(start).min(tokens);
-        if shown == tokens {
+        let unmasked = segment.kv_len - mask.columns;
+        let visible = unmasked.saturating_sub(start).min(tokens);
+        if visible == tokens {
             return ones(tokens);
         }
-        let column = start + shown - free;
+        let column = start + visible - unmasked;
         let first = mask.first_bit + (row - segment.qo.start) * mask.columns + column;
-        ones(shown) | self.read(first, tokens - shown) << shown
+        ones(visible) | self.read(first, tokens - visible) << visible
     }
 
     /// `count` bits (1 to 64) from bit `first` on.
@@ -179,7 +179,7 @@ impl TreeMask {
                 OPERATOR,
                 "request {r}: the tree has {count} tokens, the most is {MAX_TREE}"
             );
-            let mut shown = vec![false; count * count];
+            let mut visible = vec![false; count * count];
             for (token, &parent) in parents.iter().enumerate() {
                 crate::ensure!(
                     parent >= -1 && i64::from(parent) < token as i64,
@@ -187,11 +187,11 @@ impl TreeMask {
                     "request {r}: token {token} has parent {parent}, expected -1 or an earlier token"
                 );
                 if let Ok(parent) = usize::try_from(parent) {
-                    shown.copy_within(parent * count..(parent + 1) * count, token * count);
+                    visible.copy_within(parent * count..(parent + 1) * count, token * count);
                 }
-                shown[token * count + token] = true;
+                visible[token * count + token] = true;
             }
-            bits.extend(packbits(&shown, BitOrder::Little));
+            bits.extend(packbits(&visible, BitOrder::Little));
             columns.push(count as i64);
         }
         Ok(Self { bits, columns })

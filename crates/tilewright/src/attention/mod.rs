@@ -24,7 +24,7 @@ mod state;
 pub mod variant;
 
 pub use batch::{Batch, Index, KvTable, Level, Shard};
-pub use capacity::{Capacity, Room};
+pub use capacity::{ArraySizes, Capacity};
 pub use cascade::SharedPrefix;
 pub use mask::MaskBits;
 pub use mask::{BitOrder, PackedMask, TreeMask, packbits, segment_packbits};
@@ -37,7 +37,7 @@ pub use schedule::{Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, merge_state, merge_states};
 pub use variant::Variant;
 
-pub(crate) use plan::Prepared;
+pub(crate) use plan::PreparedData;
 pub(crate) use requests::ones;
 pub(crate) use state::merge_weights;
 
@@ -120,7 +120,7 @@ impl<B: Backend> Attention<B> {
     /// As [`Attention::plan`], and when a fixed split has 0 tokens or yields too many work items.
     pub fn plan_with(&self, batch: &Batch<'_>, split: Split) -> Result<Plan> {
         let mut plan = self.planner().plan_with(batch, split)?;
-        plan.prepared = Prepared(self.backend.prepare(&plan, None)?);
+        plan.prepared = PreparedData(self.backend.prepare(&plan, None)?);
         Ok(plan)
     }
 
@@ -134,7 +134,7 @@ impl<B: Backend> Attention<B> {
     /// items.
     pub fn plan_with_capacity(&self, capacity: &Capacity, batch: &Batch<'_>, split: Split) -> Result<Plan> {
         let mut plan = self.planner().plan_with_capacity(capacity, batch, split)?;
-        plan.prepared = Prepared(self.backend.prepare(&plan, None)?);
+        plan.prepared = PreparedData(self.backend.prepare(&plan, None)?);
         Ok(plan)
     }
 
@@ -148,7 +148,7 @@ impl<B: Backend> Attention<B> {
         // device arrays survive a rejected batch, because a captured graph may still be launched
         self.planner().replan(plan, batch)?;
         let previous = plan.prepared.0.take();
-        plan.prepared = Prepared(self.backend.prepare(plan, previous)?);
+        plan.prepared = PreparedData(self.backend.prepare(plan, previous)?);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! A plan: the validated batch and its schedule. A printable value that only [`super::Attention::replan`] modifies.
 
 use super::{
-    capacity::{Capacity, Fixed, Room},
+    capacity::{ArraySizes, Capacity, FixedCapacity},
     cascade::SharedPrefix,
     problem::Problem,
     requests::{KvSource, Requests, Segment},
@@ -19,24 +19,24 @@ pub struct Plan {
     pub(crate) schedule: Schedule,
     pub(crate) split: Split,
     pub(crate) prefixes: Vec<SharedPrefix>,
-    pub(crate) prepared: Prepared,
-    pub(crate) fixed: Option<Fixed>,
+    pub(crate) prepared: PreparedData,
+    pub(crate) fixed_capacity: Option<FixedCapacity>,
     pub(crate) scratch: Scratch,
 }
 
 /// Backend data derived from a plan. All values compare equal, because they follow from the plan.
 #[derive(Clone, Default)]
-pub(crate) struct Prepared(pub(crate) Option<Opaque>);
+pub(crate) struct PreparedData(pub(crate) Option<Opaque>);
 
-impl PartialEq for Prepared {
+impl PartialEq for PreparedData {
     fn eq(&self, _: &Self) -> bool {
         true
     }
 }
 
-impl Eq for Prepared {}
+impl Eq for PreparedData {}
 
-impl fmt::Debug for Prepared {
+impl fmt::Debug for PreparedData {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() { "prepared" } else { "nothing prepared" })
     }
@@ -52,8 +52,8 @@ impl Plan {
             schedule: Schedule::default(),
             split,
             prefixes: Vec::new(),
-            prepared: Prepared::default(),
-            fixed: None,
+            prepared: PreparedData::default(),
+            fixed_capacity: None,
             scratch: Scratch::default(),
         }
     }
@@ -68,24 +68,24 @@ impl Plan {
     }
 
     /// Reserves memory for every batch within a capacity.
-    pub(super) fn reserve(&mut self, room: &Room) {
-        self.requests.reserve(room.requests);
+    pub(super) fn reserve(&mut self, sizes: &ArraySizes) {
+        self.requests.reserve(sizes.requests);
         if let KvSource::Paged { indices, .. } = &mut self.requests.source {
-            indices.reserve(room.pages);
+            indices.reserve(sizes.pages);
         }
-        self.schedule.reserve(self.tiling.workers, room);
-        let tiles = room.items / self.problem.heads().kv.max(1);
-        self.scratch.reserve(room.requests, tiles);
+        self.schedule.reserve(self.tiling.workers, sizes);
+        let tiles = sizes.items / self.problem.heads().kv.max(1);
+        self.scratch.reserve(sizes.requests, tiles);
     }
 
     /// The batch limits of a plan of fixed capacity: see [`super::Attention::plan_with_capacity`].
     pub fn capacity(&self) -> Option<&Capacity> {
-        self.fixed.as_ref().map(|fixed| &fixed.capacity)
+        self.fixed_capacity.as_ref().map(|fixed| &fixed.capacity)
     }
 
     /// Sizes of the plan's arrays and workspace: for every batch of its capacity, or else for its own batch.
-    pub fn room(&self) -> Room {
-        self.fixed.map_or_else(|| Room::of(self), |fixed| fixed.room)
+    pub fn array_sizes(&self) -> ArraySizes {
+        self.fixed_capacity.map_or_else(|| ArraySizes::of(self), |fixed| fixed.sizes)
     }
 
     /// The expected rows of a tensor of `given` rows: those of the batch, or those of the capacity.
@@ -102,7 +102,7 @@ impl Plan {
     /// Replaces the backend's data; for backends that build plans on the device.
     #[must_use]
     pub fn with_prepared(mut self, prepared: Opaque) -> Self {
-        self.prepared = Prepared(Some(prepared));
+        self.prepared = PreparedData(Some(prepared));
         self
     }
 
@@ -142,7 +142,7 @@ impl Plan {
     }
 
     fn workspace_len(&self) -> usize {
-        self.room().partial_rows * (self.problem.head_dim().vo + 1) + self.tiling.scratch
+        self.array_sizes().partial_rows * (self.problem.head_dim().vo + 1) + self.tiling.scratch
     }
 
     /// Statistics of the schedule.
@@ -167,10 +167,10 @@ impl Plan {
             items: schedule.items.len(),
             merges: schedule.merges.len(),
             workers: schedule.num_workers(),
-            busiest: loads.clone().max().unwrap_or(0),
-            mean: loads.map(|load| load as f64).sum::<f64>() / schedule.num_workers() as f64,
+            max_load: loads.clone().max().unwrap_or(0),
+            mean_load: loads.map(|load| load as f64).sum::<f64>() / schedule.num_workers() as f64,
             kv_bytes: kv_read * token_bytes,
-            kv_bytes_once: self.tokens_once() * token_bytes,
+            kv_bytes_unique: self.unique_tokens() * token_bytes,
             prefixes: self.prefixes.clone(),
             qo_bytes: rows * (dim.qk + dim.vo) * problem.dtype_qo().size(),
             flops: visible.saturating_mul(2 * group * (dim.qk + dim.vo)),
@@ -182,35 +182,36 @@ impl Plan {
     fn visible(&self, segment: &Segment) -> usize {
         const TILE: usize = 64;
         let mask = self.problem.mask();
-        let by_bits = segment.mask.is_some() || self.requests.scattered(&self.problem);
+        let per_key = segment.mask.is_some() || self.requests.has_position_gaps(&self.problem);
         let row = |row: usize| {
-            if !by_bits {
+            if !per_key {
                 return segment.visible(mask, self.requests.row(segment, row).position).len();
             }
             let tile = |start| (start, TILE.min(segment.kv_len - start));
-            let seen = |start| self.requests.seen(mask, segment, row, tile(start)).count_ones() as usize;
-            (0..segment.kv_len).step_by(TILE).map(seen).sum()
+            let visible_in_tile =
+                |start| self.requests.visible_bits(mask, segment, row, tile(start)).count_ones() as usize;
+            (0..segment.kv_len).step_by(TILE).map(visible_in_tile).sum()
         };
         segment.qo.clone().map(row).fold(0, usize::saturating_add).saturating_mul(segment.kv_heads.len())
     }
 
     /// Distinct tokens read by the items, summed over KV heads.
-    fn tokens_once(&self) -> usize {
+    fn unique_tokens(&self) -> usize {
         let heads = self.problem.heads().kv;
         // all heads read the same tokens, unless segments are per head
-        let alike = self.requests.segments.iter().all(|segment| segment.kv_heads == (0..heads));
-        let (asked, times) = if alike { (1, heads) } else { (heads, 1) };
+        let shared_by_heads = self.requests.segments.iter().all(|segment| segment.kv_heads == (0..heads));
+        let (heads_read, times) = if shared_by_heads { (1, heads) } else { (heads, 1) };
         let of_head = |head| {
             let items = self.schedule.items.iter().filter(|item| item.kv_heads.contains(&head));
-            let mut spans: Vec<_> = items.flat_map(|item| self.spans(item)).collect();
-            spans.sort_unstable();
-            covered(&spans) * times
+            let mut ranges: Vec<_> = items.flat_map(|item| self.slot_ranges(item)).collect();
+            ranges.sort_unstable();
+            count_unique_slots(&ranges) * times
         };
-        (0..asked as u32).map(of_head).sum()
+        (0..heads_read as u32).map(of_head).sum()
     }
 
     /// The `(page, first slot, end slot)` ranges that an item reads. A ragged tensor is one page.
-    fn spans(&self, item: &WorkItem) -> impl Iterator<Item = (usize, usize, usize)> {
+    fn slot_ranges(&self, item: &WorkItem) -> impl Iterator<Item = (usize, usize, usize)> {
         let segment = &self.requests.segments[item.segment as usize];
         let (page_size, indices) = match &self.requests.source {
             KvSource::Paged { indices, page_size, .. } => (*page_size, Some(&indices[..])),
@@ -231,14 +232,14 @@ impl Plan {
 }
 
 /// Number of distinct slots in `ranges`, sorted `(page, first slot, end)`.
-fn covered(spans: &[(usize, usize, usize)]) -> usize {
+fn count_unique_slots(ranges: &[(usize, usize, usize)]) -> usize {
     let mut reached = (0, 0);
     let new = |&(page, first, end): &(usize, usize, usize)| {
-        let from = if reached.0 == page { first.max(reached.1) } else { first };
+        let begin = if reached.0 == page { first.max(reached.1) } else { first };
         reached = (page, if reached.0 == page { end.max(reached.1) } else { end });
-        end.saturating_sub(from)
+        end.saturating_sub(begin)
     };
-    spans.iter().map(new).sum()
+    ranges.iter().map(new).sum()
 }
 
 /// Memory of partial states and scratch. Grows with [`Workspace::fit`], never inside `run`.
@@ -325,13 +326,13 @@ pub struct Explanation {
     /// Workers.
     pub workers: usize,
     /// (row, key) pairs of the most loaded worker, per query head of a group.
-    pub busiest: usize,
+    pub max_load: usize,
     /// (row, key) pairs per worker, on average.
-    pub mean: f64,
+    pub mean_load: f64,
     /// K and V bytes read by all items.
     pub kv_bytes: usize,
     /// Distinct K and V bytes: a token shared by several items counts once.
-    pub kv_bytes_once: usize,
+    pub kv_bytes_unique: usize,
     /// Detected shared prefixes, with the decision about each.
     pub prefixes: Vec<SharedPrefix>,
     /// Bytes of Q and O.
@@ -351,7 +352,7 @@ impl Explanation {
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let balance = if self.busiest == 0 { 1.0 } else { self.mean / self.busiest as f64 };
+        let balance = if self.max_load == 0 { 1.0 } else { self.mean_load / self.max_load as f64 };
         writeln!(f, "{}", self.problem)?;
         writeln!(f, "  {} requests, {} query rows, keys split: {}", self.requests, self.rows, self.split)?;
         writeln!(
@@ -366,7 +367,7 @@ impl fmt::Display for Explanation {
             f,
             "  reads {:.3} MB of KV, {:.3} MB of it for the first time, moves {:.3} MB of Q and O, {:.3} GFLOP",
             self.kv_bytes as f64 / 1e6,
-            self.kv_bytes_once as f64 / 1e6,
+            self.kv_bytes_unique as f64 / 1e6,
             self.qo_bytes as f64 / 1e6,
             self.flops as f64 / 1e9
         )?;

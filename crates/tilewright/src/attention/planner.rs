@@ -6,10 +6,10 @@
 use super::{
     Problem,
     batch::Batch,
-    capacity::{Capacity, Fixed},
-    cascade::Cutting,
+    capacity::{Capacity, FixedCapacity},
+    cascade::CostModel,
     plan::Plan,
-    schedule::{self, Asked, MAX_ITEMS, Split, Tiling},
+    schedule::{self, MAX_ITEMS, ScheduleInputs, Split, Tiling},
 };
 use crate::Result;
 
@@ -46,18 +46,18 @@ impl Planner {
     pub fn plan_with_capacity(&self, capacity: &Capacity, batch: &Batch<'_>, split: Split) -> Result<Plan> {
         let mut plan = self.empty(split)?;
         batch.resolve(PLAN, &self.problem, &mut plan.requests)?;
-        let fixed = Fixed::new(*capacity, (&self.problem, &self.tiling), split, &plan.requests);
-        let (room, rows) = (fixed.room, u32::try_from(fixed.room.partial_rows));
+        let fixed = FixedCapacity::new(*capacity, (&self.problem, &self.tiling), split, &plan.requests);
+        let (sizes, rows) = (fixed.sizes, u32::try_from(fixed.sizes.partial_rows));
         crate::ensure!(
-            room.items <= MAX_ITEMS && rows.is_ok(),
+            sizes.items <= MAX_ITEMS && rows.is_ok(),
             PLAN,
             "a capacity of {} work items and {} partial rows, the most is {MAX_ITEMS} and {}: fewer rows, or fewer keys in one request, are needed",
-            room.items,
-            room.partial_rows,
+            sizes.items,
+            sizes.partial_rows,
             u32::MAX
         );
-        plan.reserve(&room);
-        plan.fixed = Some(fixed);
+        plan.reserve(&sizes);
+        plan.fixed_capacity = Some(fixed);
         self.rewrite(PLAN, &mut plan, batch)?;
         Ok(plan)
     }
@@ -98,21 +98,21 @@ impl Planner {
     fn write(&self, operator: &'static str, plan: &mut Plan, batch: &Batch<'_>) -> Result<()> {
         plan.prefixes.clear();
         batch.resolve(operator, &self.problem, &mut plan.requests)?;
-        if batch.finds_levels() {
+        if batch.detects_levels() {
             let tile_tokens = schedule::tile_tokens(&self.problem, &self.tiling);
-            plan.prefixes = plan.requests.share_prefixes(Cutting { tiling: &self.tiling, tile_tokens });
+            plan.prefixes = plan.requests.share_prefixes(CostModel { tiling: &self.tiling, tile_tokens });
         }
-        if let Some(fixed) = &plan.fixed {
+        if let Some(fixed) = &plan.fixed_capacity {
             fixed.check_batch(operator, &plan.requests)?;
         }
-        let asked = Asked {
+        let inputs = ScheduleInputs {
             operator,
             problem: &self.problem,
             requests: &plan.requests,
             tiling: &self.tiling,
             split: plan.split,
         };
-        plan.schedule.rewrite(&asked, &mut plan.scratch)?;
-        plan.fixed.map_or(Ok(()), |fixed| fixed.check_schedule(operator, &plan.schedule))
+        plan.schedule.rewrite(&inputs, &mut plan.scratch)?;
+        plan.fixed_capacity.map_or(Ok(()), |fixed| fixed.check_schedule(operator, &plan.schedule))
     }
 }

@@ -34,7 +34,7 @@ pub struct Request {
 
 /// Request and position of a query row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct RowPosition {
     pub request: u32,
     /// Position in the request, `kv_len - qo_len + i`; negative if the request has fewer keys than rows.
     pub(crate) position: i32,
@@ -129,28 +129,28 @@ impl Requests {
     /// The range of a segment's keys that covers the visible keys of all `rows`.
     #[inline]
     pub(crate) fn visible(&self, problem: &Problem, segment: &Segment, rows: Range<usize>) -> Range<usize> {
-        if self.scattered(problem) {
+        if self.has_position_gaps(problem) {
             return 0..segment.kv_len;
         }
-        let seen = |row| segment.visible(problem.mask(), self.row(segment, row).position);
+        let visible = |row| segment.visible(problem.mask(), self.row(segment, row).position);
         if rows.is_empty() {
             return 0..0;
         }
         // positions ascend within a request, and so do the ranges of visible keys
         if segment.request.is_some() {
-            let last = seen(rows.end - 1);
-            return if rows.len() == 1 { last } else { seen(rows.start).start..last.end };
+            let last = visible(rows.end - 1);
+            return if rows.len() == 1 { last } else { visible(rows.start).start..last.end };
         }
-        let spans = rows.map(seen).filter(|span| !span.is_empty());
+        let spans = rows.map(visible).filter(|span| !span.is_empty());
         spans.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0)
     }
 
     /// Request and position of a row of a segment.
     #[inline(always)]
-    pub(crate) fn row(&self, segment: &Segment, row: usize) -> Row {
+    pub(crate) fn row(&self, segment: &Segment, row: usize) -> RowPosition {
         let request = segment.request.unwrap_or_else(|| self.request_of(row));
         let offset = self.requests[request as usize].offset;
-        Row { request, position: (row as i64 + offset) as i32 }
+        RowPosition { request, position: (row as i64 + offset) as i32 }
     }
 
     /// The request that owns a query row.
@@ -159,7 +159,7 @@ impl Requests {
     }
 
     /// Whether the problem's mask must be tested per key, because positions of sparse blocks have gaps.
-    pub(crate) fn scattered(&self, problem: &Problem) -> bool {
+    pub(crate) fn has_position_gaps(&self, problem: &Problem) -> bool {
         matches!(self.source, KvSource::Blocks { .. }) && problem.mask() != Mask::Full
     }
 
@@ -191,7 +191,7 @@ impl Requests {
     }
 
     /// Visible keys of the KV tile at `start` for row `row`: bit `j` is key `start + j`, for `tokens` keys.
-    pub(crate) fn seen(
+    pub(crate) fn visible_bits(
         &self,
         mask: Mask,
         segment: &Segment,
@@ -201,8 +201,8 @@ impl Requests {
         let position = self.row(segment, row).position;
         let by_mask = if matches!(self.source, KvSource::Blocks { .. }) && mask != Mask::Full {
             let range = mask.range(i64::from(position));
-            let seen = |at: &usize| range.contains(&(self.key_position(segment, start + at) as i64));
-            (0..tokens).filter(seen).fold(0, |bits, at| bits | 1 << at)
+            let visible = |at: &usize| range.contains(&(self.key_position(segment, start + at) as i64));
+            (0..tokens).filter(visible).fold(0, |bits, at| bits | 1 << at)
         } else {
             let visible = segment.visible(mask, position);
             let local = |at: usize| at.saturating_sub(start).min(tokens);

@@ -21,7 +21,7 @@ impl Batch<'_> {
         }?;
         let refused = [
             ("packed mask", self.mask.is_some()),
-            ("levels", !matches!(self.levels, Levels::Given([]))),
+            ("levels", !matches!(self.levels, Levels::Explicit([]))),
             ("shard", self.shard.is_some()),
         ];
         for (what, given) in refused {
@@ -35,7 +35,7 @@ impl Batch<'_> {
         let rows = self.qo_indptr.check_ranges(operator, ("qo_indptr", "request"), count)?;
         let longest = self.resolve_keys(operator, (problem.heads().kv, count), to)?;
         crate::ensure!(
-            !self.finds_levels() || matches!(to.source, KvSource::Paged { .. }),
+            !self.detects_levels() || matches!(to.source, KvSource::Paged { .. }),
             operator,
             "shared prefixes are found by their pages, but the keys are ragged"
         );
@@ -45,13 +45,13 @@ impl Batch<'_> {
         }
         if let Some(shard) = &self.shard {
             crate::ensure!(
-                matches!(self.levels, Levels::Given([])),
+                matches!(self.levels, Levels::Explicit([])),
                 operator,
                 "a batch with a shard takes no levels"
             );
             return to.apply_shard(operator, shard);
         }
-        if let Levels::Given(levels) = self.levels
+        if let Levels::Explicit(levels) = self.levels
             && !levels.is_empty()
         {
             let kv_lens = to.add_levels(operator, levels)?;
@@ -72,7 +72,7 @@ impl Batch<'_> {
         match self.kv {
             KvTable::Paged(table) => {
                 let of_table = table.check_bounds(operator, "request")?;
-                let max_page = table.keep_pages(operator, "request", &mut indices)?;
+                let max_page = table.collect_pages(operator, "request", &mut indices)?;
                 to.source = KvSource::Paged { indices, page_size: table.page_size, max_page };
                 crate::ensure!(
                     of_table == count,

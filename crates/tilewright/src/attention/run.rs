@@ -87,16 +87,16 @@ impl<'a> Inputs<'a> {
     ///
     /// # Errors
     /// Those of `map`.
-    pub fn moved<'b>(&self, mut moved: impl FnMut(View<'a>) -> Result<View<'b>>) -> Result<Inputs<'b>>
+    pub fn map_views<'b>(&self, mut map: impl FnMut(View<'a>) -> Result<View<'b>>) -> Result<Inputs<'b>>
     where
         'a: 'b,
     {
-        let q = (moved(self.q.0)?, self.q.1.map(&mut moved).transpose()?);
-        let k = (moved(self.k.0)?, self.k.1);
-        let k_pe = self.k_pe.map(|(view, strides)| Ok((moved(view)?, strides))).transpose()?;
-        let v = (moved(self.v.0)?, self.v.1);
+        let q = (map(self.q.0)?, self.q.1.map(&mut map).transpose()?);
+        let k = (map(self.k.0)?, self.k.1);
+        let k_pe = self.k_pe.map(|(view, strides)| Ok((map(view)?, strides))).transpose()?;
+        let v = (map(self.v.0)?, self.v.1);
         let mut scale = |scale| match scale {
-            Scale::Page(factors) => moved(factors).map(Scale::Page),
+            Scale::Page(scales) => map(scales).map(Scale::Page),
             other => Ok(other),
         };
         let scales = KvScales { k: scale(self.scales.k)?, v: scale(self.scales.v)? };
@@ -283,8 +283,8 @@ impl Plan {
             };
             let count = shape.check(OPERATOR, name, (view.shape(), view.strides(), view.dtype()))?;
             self.check_count(name, count)?;
-            let fewest = pages.map_or(count, |pages: usize| pages.min(count));
-            pages = page_size.map(|_| fewest);
+            let min_pages = pages.map_or(count, |pages: usize| pages.min(count));
+            pages = page_size.map(|_| min_pages);
         }
         Ok(pages)
     }

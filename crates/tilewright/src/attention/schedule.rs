@@ -24,7 +24,7 @@ mod levels;
 
 pub(crate) use cut::Scratch;
 
-use super::{capacity::Room, problem::Problem, requests::Requests};
+use super::{capacity::ArraySizes, problem::Problem, requests::Requests};
 use crate::{Dtype, Result};
 use std::{fmt, ops::Range};
 
@@ -143,7 +143,7 @@ pub struct Schedule {
 
 /// Inputs of a schedule.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct ScheduleInputs<'a> {
     pub(crate) operator: &'static str,
     pub(crate) problem: &'a Problem,
     pub(crate) requests: &'a Requests,
@@ -156,16 +156,16 @@ impl Schedule {
     ///
     /// # Errors
     /// When there are more than 16,777,216 items, or partial rows exceed 32 bits.
-    pub(crate) fn rewrite(&mut self, asked: &Asked<'_>, scratch: &mut Scratch) -> Result<()> {
+    pub(crate) fn rewrite(&mut self, inputs: &ScheduleInputs<'_>, scratch: &mut Scratch) -> Result<()> {
         self.clear();
-        let has_levels = cut::cut(self, asked, scratch)?;
-        self.close(asked.tiling.workers);
+        let has_levels = cut::cut(self, inputs, scratch)?;
+        self.close(inputs.tiling.workers);
         if has_levels {
-            levels::merge(asked.operator, self, &asked.requests.segments)?;
+            levels::merge(inputs.operator, self, &inputs.requests.segments)?;
         }
         crate::ensure!(
             u32::try_from(self.partial_rows).is_ok(),
-            asked.operator,
+            inputs.operator,
             "{} partial rows, the most is {}: longer pieces or fewer levels are needed",
             self.partial_rows,
             u32::MAX
@@ -174,11 +174,11 @@ impl Schedule {
     }
 
     /// Reserves memory for every schedule within a capacity.
-    pub(crate) fn reserve(&mut self, workers: usize, room: &Room) {
-        self.items.reserve(room.items);
+    pub(crate) fn reserve(&mut self, workers: usize, sizes: &ArraySizes) {
+        self.items.reserve(sizes.items);
         self.worker_indptr.reserve(workers + 1);
-        self.merges.reserve(room.merges);
-        self.sources.reserve(room.sources);
+        self.merges.reserve(sizes.merges);
+        self.sources.reserve(sizes.sources);
     }
 
     /// Clears the schedule; keeps its memory.

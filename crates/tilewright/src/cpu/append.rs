@@ -23,7 +23,7 @@ fn run_of<From: Element, To: Element>(
     for page in slots.pages() {
         for head in 0..heads {
             let factor = match &mut scale {
-                ScaleMut::Given(scale) => scale.factor(page.page, head),
+                ScaleMut::Static(scale) => scale.factor(page.page, head),
                 ScaleMut::Dynamic(scales) => {
                     let new = page.slots.iter().flat_map(|slot| row(slot.token, head));
                     let runs = Runs { to: &mut *to, slots, width };

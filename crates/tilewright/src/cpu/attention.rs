@@ -68,7 +68,7 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) 
         out.workspace.memory.split_at_mut(plan.schedule.partial_rows * plan.problem.head_dim().vo);
     let (partial_lse, scratch) = rest.split_at_mut(plan.schedule.partial_rows);
     let by_key = !plan.requests.mask.is_empty()
-        || plan.requests.scattered(&plan.problem)
+        || plan.requests.has_position_gaps(&plan.problem)
         || inputs.variant.live().mask;
     let call = Call {
         plan,

@@ -6,14 +6,14 @@ use crate::{
     kv::{
         AppendPlan, KvCacheMut, KvLayout, PageTable, Scale, ScaleMut, Slots,
         layout::{KvShape, KvStrides},
-        slots::Places,
+        slots::TokenSlots,
     },
     tensor::check_shape,
 };
 
 /// New tokens of any dtype, and their requests and positions.
 #[derive(Debug, Clone, Copy)]
-pub struct Append<'a> {
+pub struct NewTokens<'a> {
     /// `[num_tokens, num_kv_heads, head_dim_qk]`
     pub k: View<'a>,
     /// `[num_tokens, num_kv_heads, head_dim_vo]`
@@ -81,12 +81,12 @@ pub fn get_batch_indices_positions<'a>(
 /// to one slot. Nothing is written then.
 pub fn append_paged_kv_cache<B: Backend>(
     backend: &B,
-    new: &Append<'_>,
+    new: &NewTokens<'_>,
     cache: KvCacheMut<'_>,
     layout: KvLayout,
     table: &PageTable<'_>,
 ) -> Result<()> {
-    let scale = || ScaleMut::Given(Scale::One);
+    let scale = || ScaleMut::Static(Scale::One);
     let cache = QuantizedCacheMut { cache, k_scale: scale(), v_scale: scale() };
     append("kv.append_paged_kv_cache", backend, new, cache, (layout, table))
 }
@@ -102,7 +102,7 @@ pub fn append_paged_kv_cache<B: Backend>(
 /// 0. Nothing was written then.
 pub fn append_paged_kv_cache_quantized<B: Backend>(
     backend: &B,
-    new: &Append<'_>,
+    new: &NewTokens<'_>,
     cache: QuantizedCacheMut<'_>,
     layout: KvLayout,
     table: &PageTable<'_>,
@@ -126,30 +126,31 @@ pub fn append_planned<B: Backend>(
     layout: KvLayout,
 ) -> Result<()> {
     const OPERATOR: &str = "kv.append_planned";
-    let call = Call { operator: OPERATOR, new, tokens: plan.tokens(), page_size: plan.page_size(), layout };
-    let num_pages = call.check(&cache.cache)?;
-    plan.places().check_pages(OPERATOR, num_pages[0].min(num_pages[1]))?;
-    call.run(backend, cache, num_pages, Slots::of_plan(plan))
+    let params =
+        AppendParams { operator: OPERATOR, new, tokens: plan.tokens(), page_size: plan.page_size(), layout };
+    let num_pages = params.check(&cache.cache)?;
+    plan.token_slots().check_pages(OPERATOR, num_pages[0].min(num_pages[1]))?;
+    params.run(backend, cache, num_pages, Slots::of_plan(plan))
 }
 
 fn append<B: Backend>(
     operator: &'static str,
     backend: &B,
-    new: &Append<'_>,
+    new: &NewTokens<'_>,
     target: QuantizedCacheMut<'_>,
     (layout, table): (KvLayout, &PageTable<'_>),
 ) -> Result<()> {
     let (tokens, page_size) = (new.batch_indices.len(), table.page_size);
-    let call = Call { operator, new: (new.k, new.v), tokens, page_size, layout };
-    let num_pages = call.check(&target.cache)?;
+    let params = AppendParams { operator, new: (new.k, new.v), tokens, page_size, layout };
+    let num_pages = params.check(&target.cache)?;
     check_positions(operator, new.positions, tokens)?;
     let tokens = (new.batch_indices, new.positions);
-    let places = Places::find(operator, table, tokens, Some(num_pages[0].min(num_pages[1])))?;
-    call.run(backend, target, num_pages, |strides| Slots::new(&places, strides))
+    let token_slots = TokenSlots::look_up(operator, table, tokens, Some(num_pages[0].min(num_pages[1])))?;
+    params.run(backend, target, num_pages, |strides| Slots::new(&token_slots, strides))
 }
 
 /// Parameters shared by planned and unplanned appends.
-struct Call<'a> {
+struct AppendParams<'a> {
     operator: &'static str,
     new: (View<'a>, View<'a>),
     tokens: usize,
@@ -157,7 +158,7 @@ struct Call<'a> {
     layout: KvLayout,
 }
 
-impl Call<'_> {
+impl AppendParams<'_> {
     /// Checks new tokens against the cache. Returns the number of pages of K and of V.
     fn check(&self, cache: &KvCacheMut<'_>) -> Result<[usize; 2]> {
         let (operator, layout) = (self.operator, self.layout);

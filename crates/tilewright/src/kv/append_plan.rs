@@ -3,17 +3,17 @@
 //! A plan has a fixed token capacity. A refill keeps the backend's memory at the same addresses, so captured work that
 //! read the old slots reads the new ones.
 
-use super::{PageTable, Slot, append::check_positions, slots::Places};
-use crate::{Backend, Result, attention::Prepared, backend::Opaque};
+use super::{PageTable, Slot, append::check_positions, slots::TokenSlots};
+use crate::{Backend, Result, attention::PreparedData, backend::Opaque};
 
 /// Validated slots of new tokens.
 #[derive(Debug, PartialEq, Eq)]
 pub struct AppendPlan {
-    places: Places,
+    token_slots: TokenSlots,
     tokens: usize,
     page_size: usize,
     capacity: usize,
-    prepared: Prepared,
+    prepared: PreparedData,
 }
 
 impl AppendPlan {
@@ -44,8 +44,8 @@ impl AppendPlan {
         table: &PageTable<'_>,
         tokens: (&[i32], &[i32]),
     ) -> Result<Self> {
-        let (places, prepared) = (Places::default(), Prepared::default());
-        let mut plan = Self { places, tokens: 0, page_size: table.page_size, capacity, prepared };
+        let (token_slots, prepared) = (TokenSlots::default(), PreparedData::default());
+        let mut plan = Self { token_slots, tokens: 0, page_size: table.page_size, capacity, prepared };
         plan.refill(backend, table, tokens)?;
         Ok(plan)
     }
@@ -70,9 +70,9 @@ impl AppendPlan {
             self.capacity
         );
         check_positions(OPERATOR, positions, tokens)?;
-        self.places = Places::find(OPERATOR, table, (batch_indices, positions), None)?;
+        self.token_slots = TokenSlots::look_up(OPERATOR, table, (batch_indices, positions), None)?;
         (self.tokens, self.page_size) = (tokens, table.page_size);
-        self.prepared = Prepared(backend.prepare_append(self)?);
+        self.prepared = PreparedData(backend.prepare_append(self)?);
         Ok(())
     }
 
@@ -93,7 +93,7 @@ impl AppendPlan {
 
     /// The slots, ordered by page and slot, without skipped tokens.
     pub fn slots(&self) -> &[Slot] {
-        &self.places.slots
+        &self.token_slots.slots
     }
 
     /// The result of the backend's [`prepare_append`](Backend::prepare_append); during a refill, the previous result.
@@ -101,7 +101,7 @@ impl AppendPlan {
         self.prepared.0.as_ref()
     }
 
-    pub(crate) fn places(&self) -> &Places {
-        &self.places
+    pub(crate) fn token_slots(&self) -> &TokenSlots {
+        &self.token_slots
     }
 }

@@ -161,8 +161,8 @@ impl VariableBlockSparse<'_> {
     /// Checks the blocks and builds one segment per head and block row, indexed by token.
     pub(crate) fn resolve(&self, operator: &'static str, problem: &Problem) -> Result<Requests> {
         let heads = problem.heads().kv;
-        let rows = Bounds::new(operator, ("row_sizes", self.row_sizes), heads)?;
-        let columns = Bounds::new(operator, ("column_sizes", self.column_sizes), heads)?;
+        let rows = BlockBounds::new(operator, ("row_sizes", self.row_sizes), heads)?;
+        let columns = BlockBounds::new(operator, ("column_sizes", self.column_sizes), heads)?;
         let expected = heads.saturating_mul(rows.blocks).saturating_mul(columns.blocks);
         crate::ensure!(
             self.blocks.len() == expected,
@@ -170,7 +170,7 @@ impl VariableBlockSparse<'_> {
             "blocks has {} flags, expected num_kv_heads * block rows * block columns = {expected}",
             self.blocks.len()
         );
-        let keys = columns.seen_keys(self.blocks, rows.blocks);
+        let keys = columns.count_keys(self.blocks, rows.blocks);
         crate::ensure!(
             keys <= MAX_KEYS,
             operator,
@@ -181,10 +181,10 @@ impl VariableBlockSparse<'_> {
             let first = (head * rows.blocks + b) * columns.blocks;
             let flags = &self.blocks[first..first + columns.blocks];
             let kv_start = indices.len();
-            let seen = (0..columns.blocks).filter(|&column| flags[column]);
-            indices.extend(seen.flat_map(|column| columns.of(head, column)).map(|token| token as i32));
+            let attended = (0..columns.blocks).filter(|&column| flags[column]);
+            indices.extend(attended.flat_map(|column| columns.range(head, column)).map(|token| token as i32));
             segments.push(Segment {
-                qo: rows.of(head, b),
+                qo: rows.range(head, b),
                 kv_heads: head..head + 1,
                 kv_start,
                 kv_len: indices.len() - kv_start,
@@ -204,7 +204,7 @@ impl VariableBlockSparse<'_> {
 const MAX_KEYS: usize = 1 << 28;
 
 /// Block bounds of each head.
-struct Bounds {
+struct BlockBounds {
     /// `[heads, blocks + 1]`
     bounds: Vec<usize>,
     blocks: usize,
@@ -212,7 +212,7 @@ struct Bounds {
     total: usize,
 }
 
-impl Bounds {
+impl BlockBounds {
     fn new(operator: &'static str, (name, sizes): (&str, Index<'_>), heads: usize) -> Result<Self> {
         crate::ensure!(
             sizes.len().is_multiple_of(heads),
@@ -249,14 +249,14 @@ impl Bounds {
     }
 
     /// Number of keys attended to by all `block_rows` block rows, summed over heads.
-    fn seen_keys(&self, blocks: &[bool], block_rows: usize) -> usize {
-        let flags = blocks.iter().enumerate().filter(|(_, seen)| **seen).map(|(flag, _)| flag);
+    fn count_keys(&self, blocks: &[bool], block_rows: usize) -> usize {
+        let flags = blocks.iter().enumerate().filter(|(_, attended)| **attended).map(|(flag, _)| flag);
         let (columns, block_rows) = (self.blocks.max(1), block_rows.max(1));
-        let keys = flags.map(|flag| self.of(flag / columns / block_rows, flag % columns).len());
+        let keys = flags.map(|flag| self.range(flag / columns / block_rows, flag % columns).len());
         keys.fold(0, usize::saturating_add)
     }
 
-    fn of(&self, head: usize, block: usize) -> Range<usize> {
+    fn range(&self, head: usize, block: usize) -> Range<usize> {
         let first = head * (self.blocks + 1) + block;
         self.bounds[first]..self.bounds[first + 1]
     }

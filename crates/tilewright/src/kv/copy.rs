@@ -46,7 +46,7 @@ pub fn copy_pages<B: Backend + ?Sized>(
 }
 
 /// [`copy_pages`] in host memory.
-pub(crate) fn on_host(pages: ViewMut<'_>, copies: &[(usize, usize)]) {
+pub(crate) fn copy_pages_on_host(pages: ViewMut<'_>, copies: &[(usize, usize)]) {
     let page: usize = pages.shape()[1..].iter().product();
     crate::with_dtype!(pages.dtype(), T => {
         let elements = pages.into_slice::<T>().unwrap_or_default();

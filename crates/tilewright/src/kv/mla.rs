@@ -3,7 +3,7 @@
 
 use crate::{
     Backend, Result, View, ViewMut,
-    kv::{PageTable, Scale, ScaleMut, Slots, append::check_positions, layout::KvStrides, slots::Places},
+    kv::{PageTable, Scale, ScaleMut, Slots, append::check_positions, layout::KvStrides, slots::TokenSlots},
     tensor::check_shape,
 };
 
@@ -11,7 +11,7 @@ const OPERATOR: &str = "kv.append_paged_mla_kv_cache";
 
 /// New tokens of any dtype, and their requests and positions.
 #[derive(Debug, Clone, Copy)]
-pub struct AppendMla<'a> {
+pub struct NewMlaTokens<'a> {
     /// `[num_tokens, ckv_dim]`: compressed keys and values (512 in DeepSeek's models).
     pub ckv: View<'a>,
     /// `[num_tokens, kpe_dim]`: keys with their positions (64 in DeepSeek's models).
@@ -38,7 +38,7 @@ pub struct MlaCacheMut<'a> {
 /// not exist, or two tokens map to one slot. Nothing is written then.
 pub fn append_paged_mla_kv_cache<B: Backend>(
     backend: &B,
-    new: &AppendMla<'_>,
+    new: &NewMlaTokens<'_>,
     cache: MlaCacheMut<'_>,
     table: &PageTable<'_>,
 ) -> Result<()> {
@@ -47,11 +47,12 @@ pub fn append_paged_mla_kv_cache<B: Backend>(
     let kpe_pages = check("kpe", (new.kpe, tokens), &cache.kpe.as_view(), table.page_size)?;
     check_positions(OPERATOR, new.positions, tokens)?;
     let num_pages = ckv_pages.min(kpe_pages);
-    let places = Places::find(OPERATOR, table, (new.batch_indices, new.positions), Some(num_pages))?;
+    let token_slots =
+        TokenSlots::look_up(OPERATOR, table, (new.batch_indices, new.positions), Some(num_pages))?;
     for (rows, cache) in [(new.ckv, cache.ckv), (new.kpe, cache.kpe)] {
         let strides = KvStrides { page: cache.strides()[0], token: cache.strides()[1], head: 0 };
-        let slots = Slots::new(&places, strides);
-        backend.append(rows.with_single_head(), cache, &slots, ScaleMut::Given(Scale::One))?;
+        let slots = Slots::new(&token_slots, strides);
+        backend.append(rows.with_single_head(), cache, &slots, ScaleMut::Static(Scale::One))?;
     }
     Ok(())
 }

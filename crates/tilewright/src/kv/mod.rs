@@ -14,7 +14,7 @@ mod slots;
 pub use append_plan::AppendPlan;
 pub use block_sparse::{BlockSparse, VariableBlockSparse};
 pub use copy::copy_pages;
-pub(crate) use copy::on_host as copy_pages_on_host;
+pub(crate) use copy::copy_pages_on_host;
 pub use layout::{KvCache, KvCacheMut, KvLayout, KvStrides};
 pub use page_list::PageList;
 pub use paged::{PageTable, get_seq_lens};

@@ -45,19 +45,19 @@ impl<'a> PageTable<'a> {
     }
 
     /// Checks everything except the upper bound of page ids, which depends on the cache.
-    pub(crate) fn resolve(&self, operator: &'static str) -> Result<Pages> {
+    pub(crate) fn resolve(&self, operator: &'static str) -> Result<CheckedPageTable> {
         self.resolve_of(operator, "request")
     }
 
     /// [`PageTable::resolve`] of a table with one page list per `owner`: a request, or a group of a level.
-    pub(crate) fn resolve_of(&self, operator: &'static str, owner: &str) -> Result<Pages> {
+    pub(crate) fn resolve_of(&self, operator: &'static str, owner: &str) -> Result<CheckedPageTable> {
         let num_requests = self.check_bounds(operator, owner)?;
         let mut indices = PageList::default();
-        let max_page = self.keep_pages(operator, owner, &mut indices)?;
+        let max_page = self.collect_pages(operator, owner, &mut indices)?;
         let ranges = (0..num_requests).map(|r| self.indptr.range(r)).collect();
         let kv_lens =
             (0..num_requests).map(|r| self.kv_len(operator, (owner, r))).collect::<Result<Vec<_>>>()?;
-        Ok(Pages { ranges, kv_lens, indices, max_page })
+        Ok(CheckedPageTable { ranges, kv_lens, indices, max_page })
     }
 
     /// Checks everything except pages and `last_page_len`. Returns the number of owners.
@@ -76,8 +76,13 @@ impl<'a> PageTable<'a> {
 
     /// Checks the pages and writes them to the empty list `to`, which copies or shares them. Returns the maximum page
     /// id, -1 if there is none.
-    pub(crate) fn keep_pages(&self, operator: &'static str, owner: &str, to: &mut PageList) -> Result<i32> {
-        let largest = self.indices.keep_i32(operator, "page", to)?;
+    pub(crate) fn collect_pages(
+        &self,
+        operator: &'static str,
+        owner: &str,
+        to: &mut PageList,
+    ) -> Result<i32> {
+        let largest = self.indices.copy_or_share_i32(operator, "page", to)?;
         if self.indices.is_empty() {
             return Ok(-1);
         }
@@ -133,7 +138,7 @@ impl<'a> PageTable<'a> {
 
 /// A validated page table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Pages {
+pub(crate) struct CheckedPageTable {
     /// Range in `indices` per request.
     pub(crate) ranges: Vec<Range<usize>>,
     /// Number of cached tokens per request.

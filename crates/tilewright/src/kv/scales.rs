@@ -63,28 +63,23 @@ impl Scale<'_> {
     ) -> Result<()> {
         match *self {
             Self::One => Ok(()),
-            Self::Tensor(factor) => check_factor(operator, name, factor),
-            Self::Head(factors) => {
+            Self::Tensor(scale) => check_scale(operator, name, scale),
+            Self::Head(scales) => {
                 crate::ensure!(
-                    factors.len() == num_kv_heads,
+                    scales.len() == num_kv_heads,
                     operator,
                     "{name} has {} elements, expected num_kv_heads = {num_kv_heads}",
-                    factors.len()
+                    scales.len()
                 );
-                let mut each = factors.iter().enumerate();
-                each.try_for_each(|(h, &factor)| check_factor(operator, &format!("head {h}: {name}"), factor))
+                let mut each = scales.iter().enumerate();
+                each.try_for_each(|(h, &scale)| check_scale(operator, &format!("head {h}: {name}"), scale))
             }
-            Self::Page(factors) => {
+            Self::Page(scales) => {
                 let Some(num_pages) = num_pages else {
                     let text = format!("{name} is per page, but the cache is ragged");
                     return Err(crate::Error::new(operator, text));
                 };
-                check_page_shape(
-                    operator,
-                    name,
-                    (factors.shape(), factors.dtype()),
-                    [num_pages, num_kv_heads],
-                )
+                check_page_shape(operator, name, (scales.shape(), scales.dtype()), [num_pages, num_kv_heads])
             }
         }
     }
@@ -100,20 +95,20 @@ impl Scale<'_> {
         name: &str,
         pages: impl IntoIterator<Item = usize>,
     ) -> Result<()> {
-        let Self::Page(factors) = self else { return Ok(()) };
-        if factors.device().is_some() {
+        let Self::Page(scales) = self else { return Ok(()) };
+        if scales.device().is_some() {
             return Ok(()); // reading them would synchronize with the device
         }
-        let heads = factors.shape().get(1).copied();
+        let heads = scales.shape().get(1).copied();
         for (page, head) in pages.into_iter().flat_map(|page| (0..heads.unwrap_or(1)).map(move |h| (page, h)))
         {
-            let factor = self.factor(page, head);
-            if factor.is_finite() && factor > 0.0 {
+            let scale = self.factor(page, head);
+            if scale.is_finite() && scale > 0.0 {
                 continue;
             }
-            let place =
+            let location =
                 if heads.is_some() { format!("page {page}, head {head}") } else { format!("page {page}") };
-            return check_factor(operator, &format!("{place}: {name}"), factor);
+            return check_scale(operator, &format!("{location}: {name}"), scale);
         }
         Ok(())
     }
@@ -128,11 +123,11 @@ impl Scale<'_> {
     pub(crate) fn factor(&self, page: usize, head: usize) -> f32 {
         match *self {
             Self::One => 1.0,
-            Self::Tensor(factor) => factor,
-            Self::Head(factors) => factors[head],
-            Self::Page(factors) => {
-                let data = factors.as_slice::<f32>().unwrap_or_default();
-                let strides = factors.strides();
+            Self::Tensor(scale) => scale,
+            Self::Head(scales) => scales[head],
+            Self::Page(scales) => {
+                let data = scales.as_slice::<f32>().unwrap_or_default();
+                let strides = scales.strides();
                 data[page * strides[0] + strides.get(1).map_or(0, |stride| head * stride)]
             }
         }
@@ -143,7 +138,7 @@ impl Scale<'_> {
 #[derive(Debug)]
 pub enum ScaleMut<'a> {
     /// Passed by the caller: `stored = value / scale`, rounded, and saturated at the limits of the cache's dtype.
-    Given(Scale<'a>),
+    Static(Scale<'a>),
     /// `[num_pages, num_kv_heads]` f32, any strides. The append computes each page's scale from its maximum magnitude,
     /// `scale = amax / largest value of the dtype`, and stores it here; 0 marks an unused page.
     ///
@@ -166,7 +161,7 @@ impl ScaleMut<'_> {
         mut pages: impl Iterator<Item = usize>,
     ) -> Result<()> {
         let scales = match self {
-            Self::Given(scale) => {
+            Self::Static(scale) => {
                 scale.check(operator, name, heads, Some(num_pages))?;
                 return scale.check_pages(operator, name, pages);
             }
@@ -188,9 +183,9 @@ impl ScaleMut<'_> {
             return Ok(()); // reading them would synchronize with the device
         }
         pages.try_for_each(|page| {
-            let bad = (0..heads).map(|head| (head, scales.at(&[page, head])));
-            let bad = bad.into_iter().find(|(_, scale)| !(scale.is_finite() && *scale >= 0.0));
-            let Some((head, scale)) = bad else { return Ok(()) };
+            let invalid = (0..heads).map(|head| (head, scales.at(&[page, head])));
+            let invalid = invalid.into_iter().find(|(_, scale)| !(scale.is_finite() && *scale >= 0.0));
+            let Some((head, scale)) = invalid else { return Ok(()) };
             let text =
                 format!("page {page}, head {head}: {name} = {scale}, expected a finite number, 0 if unused");
             Err(crate::Error::new(operator, text))
@@ -198,11 +193,11 @@ impl ScaleMut<'_> {
     }
 }
 
-fn check_factor(operator: &'static str, name: &str, factor: f32) -> Result<()> {
+fn check_scale(operator: &'static str, name: &str, scale: f32) -> Result<()> {
     crate::ensure!(
-        factor.is_finite() && factor > 0.0,
+        scale.is_finite() && scale > 0.0,
         operator,
-        "{name} = {factor}, expected a finite number above 0"
+        "{name} = {scale}, expected a finite number above 0"
     );
     Ok(())
 }

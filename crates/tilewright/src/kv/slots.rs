@@ -1,6 +1,6 @@
 //! Slot mapping of new tokens: a unique page and slot per token.
 
-use super::paged::Pages;
+use super::paged::CheckedPageTable;
 use crate::{
     Error, Result,
     backend::Opaque,
@@ -25,7 +25,7 @@ pub struct Slot {
 /// Slot mapping of one tensor's tokens, ordered by page and slot, without skipped tokens.
 #[derive(Debug, Clone, Copy)]
 pub struct Slots<'a> {
-    places: &'a Places,
+    token_slots: &'a TokenSlots,
     strides: KvStrides,
     prepared: Option<&'a Opaque>,
 }
@@ -42,13 +42,13 @@ pub struct PageSlots<'a> {
 }
 
 impl<'a> Slots<'a> {
-    pub(crate) fn new(places: &'a Places, strides: KvStrides) -> Self {
-        Self { places, strides, prepared: None }
+    pub(crate) fn new(token_slots: &'a TokenSlots, strides: KvStrides) -> Self {
+        Self { token_slots, strides, prepared: None }
     }
 
     /// The slots of a plan, for a cache of any strides.
     pub(crate) fn of_plan(plan: &'a AppendPlan) -> impl Fn(KvStrides) -> Self {
-        move |strides| Self { places: plan.places(), strides, prepared: plan.prepared() }
+        move |strides| Self { token_slots: plan.token_slots(), strides, prepared: plan.prepared() }
     }
 
     /// The result of the backend's [`prepare_append`](crate::Backend::prepare_append), if the slots are those of an
@@ -59,12 +59,12 @@ impl<'a> Slots<'a> {
 
     /// All tokens, ordered by page and slot.
     pub fn all(&self) -> &'a [Slot] {
-        &self.places.slots
+        &self.token_slots.slots
     }
 
     /// The tokens, grouped by page.
     pub fn pages(&self) -> impl Iterator<Item = PageSlots<'a>> + use<'a> {
-        self.places.by_page()
+        self.token_slots.by_page()
     }
 
     /// Strides of the cache, in elements.
@@ -80,7 +80,7 @@ impl<'a> Slots<'a> {
 
 /// Validated slots of all tokens of a call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct TokenSlots {
     pub(crate) slots: Vec<Slot>,
     /// Slots in use per page with new tokens.
     filled: BTreeMap<usize, usize>,
@@ -88,12 +88,12 @@ pub(crate) struct Places {
     max_page: i32,
 }
 
-impl Places {
+impl TokenSlots {
     /// Looks up every token in the page table. `num_pages` is that of the cache, if already known.
     ///
     /// # Errors
     /// When a request, position or page does not exist, or two tokens map to one slot.
-    pub(crate) fn find(
+    pub(crate) fn look_up(
         operator: &'static str,
         table: &PageTable<'_>,
         (batch_indices, positions): (&[i32], &[i32]),
@@ -153,7 +153,7 @@ fn check_pages(operator: &'static str, max_page: i32, num_pages: usize) -> Resul
 
 /// Page and slot of a request's position.
 fn locate(
-    pages: &Pages,
+    pages: &CheckedPageTable,
     page_size: usize,
     (request, position): (i32, i32),
 ) -> std::result::Result<(usize, usize), String> {
@@ -169,7 +169,7 @@ fn locate(
 }
 
 /// Slots in use per page of `slots`; the maximum over requests that share the page.
-fn filled(pages: &Pages, page_size: usize, slots: &[Slot]) -> BTreeMap<usize, usize> {
+fn filled(pages: &CheckedPageTable, page_size: usize, slots: &[Slot]) -> BTreeMap<usize, usize> {
     let mut filled: BTreeMap<usize, usize> = slots.iter().map(|slot| (slot.page, 0)).collect();
     for (range, kv_len) in pages.ranges.iter().zip(&pages.kv_lens) {
         for (nth, page) in pages.indices[range.clone()].iter().enumerate() {

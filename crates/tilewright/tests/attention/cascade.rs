@@ -313,10 +313,10 @@ fn a_long_prefix_becomes_a_level_and_is_read_once<B: Backend + Clone>(backends: 
             // a tile of query rows that is smaller than the family reads the prefix again
             let tiles = (64 * plan.problem().heads().group()).div_ceil(plan.tiling().q_rows);
             let prefix = tiles.saturating_sub(1) * 1024 * 2 * (64 + 48) * 2;
-            let ratio = (explanation.kv_bytes - prefix) as f64 / explanation.kv_bytes_once as f64;
+            let ratio = (explanation.kv_bytes - prefix) as f64 / explanation.kv_bytes_unique as f64;
             assert!(ratio <= 1.15, "{ratio}: {explanation}");
             // the prefix once, 40 own tokens for each of 64 requests
-            assert_eq!(explanation.kv_bytes_once, (1024 + 64 * 40) * 2 * (64 + 48) * 2, "{explanation}");
+            assert_eq!(explanation.kv_bytes_unique, (1024 + 64 * 40) * 2 * (64 + 48) * 2, "{explanation}");
             if !given {
                 let [prefix] = &explanation.prefixes[..] else { panic!("one prefix: {explanation}") };
                 assert_eq!((&prefix.requests, &prefix.tokens), (&(0..64), &(0..1024)));

@@ -4,7 +4,7 @@ use crate::{elements::Elements, generator::Generator};
 use tilewright::{
     Backend, Dtype, KvCacheMut, KvLayout, PageTable,
     kv::{
-        append::{Append, append_paged_kv_cache, get_batch_indices_positions},
+        append::{NewTokens, append_paged_kv_cache, get_batch_indices_positions},
         get_seq_lens,
     },
 };
@@ -96,7 +96,7 @@ impl Growth {
             vec![HEADS * (dim + new_gap), dim + new_gap, 1]
         };
         let (k_strides, v_strides) = (view(&k_memory, DIMS.0), view(&v_memory, DIMS.1));
-        let new = Append {
+        let new = NewTokens {
             k: k_memory.strided(0, &[self.tokens(), HEADS, DIMS.0], &k_strides),
             v: v_memory.strided(0, &[self.tokens(), HEADS, DIMS.1], &v_strides),
             batch_indices: &batch_indices,
@@ -150,7 +150,7 @@ fn a_cache_with_gaps_takes_tokens_and_keeps_its_gaps<B: Backend + Clone + Sync>(
         let mut caches = [0, 1].map(|_| Elements::filled(Dtype::F16, n * strides[0], UNTOUCHED));
         let [k, v] = &mut caches;
         let view = new.view(&[3, HEADS, dim]);
-        let append = Append { k: view, v: view, batch_indices: &[0, 0, 1], positions: &[4, 5, 0] };
+        let append = NewTokens { k: view, v: view, batch_indices: &[0, 0, 1], positions: &[4, 5, 0] };
         let shape = [n, a, b, dim];
         let target =
             KvCacheMut { k: k.strided_mut(0, &shape, &strides), v: v.strided_mut(0, &shape, &strides) };
@@ -178,7 +178,7 @@ fn a_slot_takes_one_token() {
     let [k, v] = &mut caches;
     let new = Elements::new(Dtype::F32, &[1.0, 2.0]);
     let view = new.view(&[2, 1, 1]);
-    let append = Append { k: view, v: view, batch_indices: &[1, 0], positions: &[1, 1] };
+    let append = NewTokens { k: view, v: view, batch_indices: &[1, 0], positions: &[1, 1] };
     let target = KvCacheMut { k: k.view_mut(&[1, 2, 1, 1]), v: v.view_mut(&[1, 2, 1, 1]) };
     let table = PageTable::new(&[0, 1, 2], &[0, 0], &[2, 2], 2);
     let result = append_paged_kv_cache(&crate::cpus(1)[0], &append, target, KvLayout::Nhd, &table);
@@ -195,7 +195,7 @@ fn padding_is_skipped<B: Backend>(backends: &[B]) {
         let [k, v] = &mut caches;
         let new = Elements::new(Dtype::F32, &[1.0, 2.0, 3.0]);
         let view = new.view(&[3, 1, 1]);
-        let append = Append { k: view, v: view, batch_indices: &[-1, 0, -1], positions: &[1, 1, -7] };
+        let append = NewTokens { k: view, v: view, batch_indices: &[-1, 0, -1], positions: &[1, 1, -7] };
         let target = KvCacheMut { k: k.view_mut(&[1, 2, 1, 1]), v: v.view_mut(&[1, 2, 1, 1]) };
         let table = PageTable::new(&[0, 1], &[0], &[2], 2);
         append_paged_kv_cache(backend, &append, target, KvLayout::Nhd, &table).expect("the tensors fit");

@@ -64,7 +64,7 @@ fn absorbed_decode_agrees_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
             // keys and values are one tensor, whose bytes count once
             let tokens: usize = lens.iter().filter(|lens| lens.0 > 0).map(|lens| lens.1).sum();
             assert_eq!(
-                plan.explain().kv_bytes_once,
+                plan.explain().kv_bytes_unique,
                 tokens * (ckv + kpe) * dtype.size(),
                 "{}",
                 plan.explain()

@@ -8,8 +8,8 @@ use tilewright::{
     Backend, Dtype, KvCacheMut, KvLayout, PageTable, Result, Scale, View, ViewMut,
     kv::{
         ScaleMut,
-        append::{Append, QuantizedCacheMut, append_paged_kv_cache_quantized},
-        mla::{AppendMla, MlaCacheMut, append_paged_mla_kv_cache},
+        append::{NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized},
+        mla::{MlaCacheMut, NewMlaTokens, append_paged_mla_kv_cache},
     },
     reference::quant::quantize,
 };
@@ -44,7 +44,7 @@ impl Pool {
         let dense = [0, 1]
             .map(|t| Elements::F32(tokens.iter().flat_map(|token| token.2[t].iter().copied()).collect()));
         let view = |t: usize| dense[t].view(&[tokens.len(), HEADS, DIMS[t]]);
-        let new = Append {
+        let new = NewTokens {
             k: view(0),
             v: view(1),
             batch_indices: &tokens.iter().map(|token| token.0).collect::<Vec<_>>(),
@@ -103,7 +103,7 @@ fn given_scales_divide_and_round<B: Backend>(backends: &[B]) {
         for (backend, (scale, factor)) in backends.iter().flat_map(|b| scales.iter().map(move |s| (b, s))) {
             let mut pool = Pool::new(dtype, layout);
             // V has another kind of scale than K
-            let both = [ScaleMut::Given(*scale), ScaleMut::Given(Scale::Tensor(0.5))];
+            let both = [ScaleMut::Static(*scale), ScaleMut::Static(Scale::Tensor(0.5))];
             pool.append(backend, &tokens, both).expect("the scales fit");
             let mut written = 0;
             for (request, position, values) in tokens.iter().filter(|token| token.0 >= 0) {
@@ -226,7 +226,7 @@ fn a_freed_page_starts_anew<B: Backend>(backends: &[B]) {
         let mut pool = Pool::new(Dtype::I8, layout);
         let mut scales = Elements::filled(Dtype::F32, PAGES * HEADS, 0.0);
         let values = [vec![2.0; HEADS * DIMS[0]], vec![2.0; HEADS * DIMS[1]]];
-        let both = [ScaleMut::Dynamic(scales.view_mut(&[PAGES, HEADS])), ScaleMut::Given(Scale::One)];
+        let both = [ScaleMut::Dynamic(scales.view_mut(&[PAGES, HEADS])), ScaleMut::Static(Scale::One)];
         pool.append(backend, &[(0, 1, values)], both).expect("the scales fit");
         assert_eq!(pool.stored(0, (4, 1, 0)), vec![127.0; DIMS[0]]);
         assert_eq!(pool.stored(0, (4, 0, 0)), vec![-13.0; DIMS[0]], "garbage is not rounded");
@@ -241,7 +241,7 @@ fn values_that_are_no_numbers<B: Backend>(backends: &[B]) {
         let mut scales = Elements::filled(Dtype::F32, PAGES * HEADS, 0.0);
         let mut k = vec![1.0; HEADS * DIMS[0]];
         (k[0], k[1], k[2]) = (f32::NAN, f32::INFINITY, f32::NEG_INFINITY);
-        let both = [ScaleMut::Dynamic(scales.view_mut(&[PAGES, HEADS])), ScaleMut::Given(Scale::One)];
+        let both = [ScaleMut::Dynamic(scales.view_mut(&[PAGES, HEADS])), ScaleMut::Static(Scale::One)];
         pool.append(backend, &[(0, 0, [k, vec![f32::NAN; HEADS * DIMS[1]]])], both).expect("the scales fit");
         assert_eq!(scales.to_f32()[4 * HEADS], 1.0 / dtype.max());
         let stored = pool.stored(0, (4, 0, 0));
@@ -264,7 +264,7 @@ fn both_mla_caches_take_their_rows<B: Backend>(backends: &[B]) {
         let [ckv, kpe] = &mut caches;
         // one tensor holds both parts of a token side by side
         let strides = [ckv_dim + kpe_dim, 1];
-        let append = AppendMla {
+        let append = NewMlaTokens {
             ckv: new.strided(0, &[4, ckv_dim], &strides),
             kpe: new.strided(ckv_dim, &[4, kpe_dim], &strides),
             batch_indices: &at.map(|a| a.0),
@@ -293,7 +293,7 @@ fn refusal(dtype: Dtype, scale: ScaleMut<'_>) -> String {
     let mut pool = Pool::new(dtype, KvLayout::Nhd);
     let before = pool.memory.clone().map(|memory| memory.to_f32());
     let token = (0, 0, DIMS.map(|dim| vec![0.0; HEADS * dim]));
-    let both = [ScaleMut::Given(Scale::One), scale];
+    let both = [ScaleMut::Static(Scale::One), scale];
     let error = pool.append(&crate::cpus(1)[0], &[token], both).expect_err("it is refused");
     assert_eq!(before, pool.memory.clone().map(|memory| memory.to_f32()), "nothing is written");
     error.to_string()
@@ -303,7 +303,7 @@ fn refusal(dtype: Dtype, scale: ScaleMut<'_>) -> String {
 fn scales_that_do_not_fit() {
     let refuses = |scale: Scale<'_>, text: &str| {
         let text = format!("kv.append_paged_kv_cache_quantized: {text}");
-        assert_eq!(refusal(Dtype::E4m3, ScaleMut::Given(scale)), text);
+        assert_eq!(refusal(Dtype::E4m3, ScaleMut::Static(scale)), text);
     };
     for factor in [0.0, -1.0, f32::NAN, f32::INFINITY] {
         refuses(Scale::Tensor(factor), &format!("v scale = {factor}, expected a finite number above 0"));

@@ -127,7 +127,7 @@ fn plans_of_fixed_capacity_neither_move_nor_outgrow_their_room() {
         let page_size = generator.pick(&[1, 5, 16]);
         let none = Step::new(Vec::new(), page_size);
         let mut plan = planner.plan_with_capacity(&capacity, &none.batch(), split).expect("it fits");
-        let (room, bytes, before) = (plan.room(), plan.workspace_bytes(), places(&plan));
+        let (room, bytes, before) = (plan.array_sizes(), plan.workspace_bytes(), places(&plan));
         for _ in 0..8 {
             let step = Step::draw(&mut generator, &capacity, page_size);
             let told = || format!("{planner:?} {split} {capacity:?} {room:?} {:?}", step.lens);
@@ -140,7 +140,7 @@ fn plans_of_fixed_capacity_neither_move_nor_outgrow_their_room() {
                 told()
             );
             assert_eq!(
-                (plan.room(), plan.workspace_bytes(), places(&plan)),
+                (plan.array_sizes(), plan.workspace_bytes(), places(&plan)),
                 (room, bytes, before),
                 "{}",
                 told()

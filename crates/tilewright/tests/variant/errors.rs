@@ -6,9 +6,9 @@ use tilewright::{
     attention::{
         HeadDim, Heads,
         variant::{
-            Alibi, At, AttentionSinks, Both, Buffer, DocumentMask, DumpLogits, ExpressionVariant, HeadScales,
-            MultiItemScoring, Number, PrefixLm, Properties, Reads, RelativePositionBias, RotaryEmbedding,
-            SoftCap, Trial, Variant,
+            Alibi, At, AttentionSinks, Both, DocumentMask, DumpLogits, ExpressionVariant, HeadScales,
+            HookBuffer, MultiItemScoring, Number, PrefixLm, Properties, Reads, RelativePositionBias,
+            RotaryEmbedding, SoftCap, Trial, Variant,
         },
     },
     rope::{Rope, RopeStyle},
@@ -131,7 +131,7 @@ fn pairs_need_an_even_head_dim() {
 
 /// A variant whose logits hook is given by a number.
 #[derive(Debug)]
-struct Named(u8, Buffer);
+struct Named(u8, HookBuffer);
 
 impl Variant for Named {
     fn name(&self) -> &str {
@@ -148,7 +148,7 @@ impl Variant for Named {
             3 => logit * at.scalar("logit", 1.0),
             4 => (0..600).fold(logit, |sum, i| sum + at.number(i as f32)),
             7 => {
-                at.store("empty", &Buffer::new(0), logit, logit);
+                at.store("empty", &HookBuffer::new(0), logit, logit);
                 logit
             }
             8 => logit * at.scalar("2a", 1.0),
@@ -165,7 +165,7 @@ impl Variant for Named {
 
 #[test]
 fn names_stand_for_one_thing() {
-    let of = |which| text(Trial::new(Named(which, Buffer::new(1)), &problem(2, 2)));
+    let of = |which| text(Trial::new(Named(which, HookBuffer::new(1)), &problem(2, 2)));
     assert_eq!(of(0), "attention.new: variant named: table \"table\" has 0 elements, expected 1 to 16777216");
     assert_eq!(of(1), "attention.new: variant named: \"a\" is given twice, differently");
     assert_eq!(of(2), "attention.new: variant named: \"a\" is given twice, differently");

@@ -4,8 +4,8 @@ use crate::{problem, ways::ways};
 use tilewright::{
     Problem,
     attention::variant::{
-        Alibi, AttentionSinks, Both, FlashSigmoid, HeadScales, RelativePositionBias, RotaryEmbedding, Row,
-        SoftCap, Variant,
+        Alibi, AttentionSinks, Both, FlashSigmoid, HeadScales, QueryRow, RelativePositionBias,
+        RotaryEmbedding, SoftCap, Variant,
     },
     rope::Rope,
 };
@@ -22,7 +22,7 @@ fn agree<V: Variant + Clone>(variant: &V, problem: &Problem) {
     let (_, scalars) = ways.next().expect("the first way is on f32");
     for (way, run) in ways {
         for qo in [-5, 0, (1 << 24) - 1] {
-            let row = Row { qo, ..Row::default() };
+            let row = QueryRow { qo, ..QueryRow::default() };
             let kv = [0, 1, (1 << 24) - 1, 3, 4, 5, 6, 7, 8];
             let (mut want, mut got) = (EXTREMES, EXTREMES);
             scalars.logits(row, &kv, &mut want);
@@ -54,7 +54,7 @@ fn every_way_agrees_on_infinities_and_nan() {
 fn soft_cap_bounds_infinite_logits_and_keeps_nan() {
     for (way, run) in ways(&SoftCap::new(30.0).unwrap(), &problem(2, 2)) {
         let mut logits = [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e38, -1e38];
-        run.logits(Row::default(), &[0; 5], &mut logits);
+        run.logits(QueryRow::default(), &[0; 5], &mut logits);
         assert!(logits[2].is_nan(), "{way}: {logits:?}");
         logits[2] = 0.0;
         for (got, want) in logits.iter().zip([30.0, -30.0, 0.0, 30.0, -30.0_f32]) {
@@ -67,7 +67,7 @@ fn soft_cap_bounds_infinite_logits_and_keeps_nan() {
 fn sigmoid_weights_end_at_zero_and_one() {
     for (way, run) in ways(&FlashSigmoid::new(0.0), &problem(2, 2)) {
         let mut weights = [f32::INFINITY, f32::NEG_INFINITY, 200.0, -200.0];
-        run.logits(Row::default(), &[0; 4], &mut weights);
+        run.logits(QueryRow::default(), &[0; 4], &mut weights);
         assert_eq!(weights, [1.0, 0.0, 1.0, 0.0], "{way}");
     }
 }
@@ -76,7 +76,7 @@ fn sigmoid_weights_end_at_zero_and_one() {
 fn a_sink_alone_is_the_whole_sum() {
     for (way, run) in ways(&AttentionSinks::new(vec![-7.5, 90.0]).unwrap(), &problem(2, 2)) {
         for (head, sink) in [(0, -7.5), (1, 90.0)] {
-            let row = Row { qo_head: head, ..Row::default() };
+            let row = QueryRow { qo_head: head, ..QueryRow::default() };
             assert_eq!(run.update(row, f32::NEG_INFINITY, 0.0), (sink, 1.0), "{way}");
         }
     }
@@ -87,7 +87,7 @@ fn a_turned_nan_stays_in_its_pair() {
     let variant = RotaryEmbedding::new(&Rope::new(8, 1e4).unwrap()).unwrap();
     for (way, run) in ways(&variant, &problem(2, 8)) {
         let mut q = [1.0, 2.0, f32::NAN, 4.0, 5.0, 6.0, 7.0, 8.0];
-        run.query(Row { qo: 131_071, ..Row::default() }, &mut q);
+        run.query(QueryRow { qo: 131_071, ..QueryRow::default() }, &mut q);
         let nan: Vec<usize> = (0..8).filter(|i| q[*i].is_nan()).collect();
         assert_eq!(nan, [2, 6], "{way}: {q:?}");
     }

@@ -1,7 +1,7 @@
 //! Variants from JSON: what is understood, what is refused and how, and that hostile text does no more than that.
 
 use crate::{generator::Generator, problem, ways::ways};
-use tilewright::attention::variant::{ExpressionVariant, Row, Trial};
+use tilewright::attention::variant::{ExpressionVariant, QueryRow, Trial};
 
 fn read(text: &str) -> Result<ExpressionVariant, String> {
     ExpressionVariant::from_json(text).map_err(|why| why.to_string())
@@ -18,7 +18,7 @@ fn the_documented_example_runs() {
     assert_eq!(read(&variant.to_json()).unwrap().to_json(), variant.to_json());
     for (way, run) in ways(&variant, &problem(2, 2)) {
         let mut logits = [15.0];
-        run.logits(Row::default(), &[0], &mut logits);
+        run.logits(QueryRow::default(), &[0], &mut logits);
         assert!((logits[0] - 30.0 * 0.5f32.tanh()).abs() < 1e-5, "{way}: {logits:?}");
     }
 }
@@ -35,7 +35,7 @@ fn names_bind_parts_and_buffers_take_stores() {
     }"#;
     let trial = Trial::new(read(text).unwrap(), &problem(2, 2)).unwrap();
     let mut logits = [0.0, 1.0, 2.0, 3.0, 4.0];
-    trial.logits(Row::default(), &[0, 1, 2, 3, 4], &mut logits);
+    trial.logits(QueryRow::default(), &[0, 1, 2, 3, 4], &mut logits);
     assert_eq!(logits, [6.0, 10.0, 16.0, 23.0, 32.0]);
     assert_eq!(trial.recorded().buffers()[0].1.values(), [1.0, 4.0, 9.0, 16.0]);
 }
@@ -197,8 +197,8 @@ fn hostile_text_is_refused_or_runs_and_never_panics() {
             Ok(variant) => {
                 let Ok(trial) = Trial::new(variant, &problem(2, 2)) else { continue };
                 ran += 1;
-                trial.logits(Row::default(), &[0, 1, 70], &mut [f32::NAN, 1.0, f32::INFINITY]);
-                trial.mask(Row::default(), &[0, 1, 70]);
+                trial.logits(QueryRow::default(), &[0, 1, 70], &mut [f32::NAN, 1.0, f32::INFINITY]);
+                trial.mask(QueryRow::default(), &[0, 1, 70]);
                 assert!(read(&trial.recorded().to_json()).is_ok(), "{text}");
             }
         }

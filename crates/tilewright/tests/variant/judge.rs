@@ -3,7 +3,7 @@
 use crate::{generator::Generator, ways::ways};
 use tilewright::{
     Problem,
-    attention::variant::{Row, Variant},
+    attention::variant::{QueryRow, Variant},
     reference::attention::{Definition, Place},
 };
 
@@ -30,7 +30,7 @@ impl<V: Variant + Clone> Case<'_, V> {
         for (way, run) in ways(&self.variant, self.problem) {
             for (h, p) in (0..heads.qo).flat_map(|h| QO.map(|p| (h, p))) {
                 let g = h / heads.group();
-                let row = Row { request: self.request, qo: p, qo_head: h as u32, kv_head: g as u32 };
+                let row = QueryRow { request: self.request, qo: p, qo_head: h as u32, kv_head: g as u32 };
                 let place = Place { i: 0, j: 0, h, g, p: i64::from(p) };
                 let at = format!("{}, {way}, {row:?}", self.variant.name());
                 self.row(definition, &*run, (row, place), &at);
@@ -50,7 +50,7 @@ impl<V: Variant + Clone> Case<'_, V> {
         &self,
         definition: &Definition<'_>,
         run: &dyn crate::ways::Run,
-        (row, place): (Row, Place),
+        (row, place): (QueryRow, Place),
         at: &str,
     ) {
         let places = KV.map(|kv| Place { j: kv as usize, ..place });
@@ -75,7 +75,7 @@ impl<V: Variant + Clone> Case<'_, V> {
         self.update(definition, run, row, at);
     }
 
-    fn update(&self, definition: &Definition<'_>, run: &dyn crate::ways::Run, row: Row, at: &str) {
+    fn update(&self, definition: &Definition<'_>, run: &dyn crate::ways::Run, row: QueryRow, at: &str) {
         let nothing = (f32::NEG_INFINITY, 0.0);
         for (max, sum) in [nothing, (0.0, 1.0), (-3.5, 2.25), (40.0, 7.0), (-60.0, 1.5)] {
             let (new_max, new_sum) = run.update(row, max, sum);

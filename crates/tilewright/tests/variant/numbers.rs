@@ -1,7 +1,7 @@
 //! The arithmetic itself: every operation on f32 and on every instruction set, against f64.
 
 use crate::{problem, ways::ways};
-use tilewright::attention::variant::{ExpressionVariant, Op, Row};
+use tilewright::attention::variant::{ExpressionVariant, Op, QueryRow};
 
 /// `operation(logit, other)` in every way, on numbers near and far.
 fn each(op: &str, range: f32, check: impl Fn(f32, f32, &str)) {
@@ -13,7 +13,7 @@ fn each(op: &str, range: f32, check: impl Fn(f32, f32, &str)) {
     let kv = vec![0; xs.len()];
     for (way, run) in ways(&variant, &problem(2, 2)) {
         let mut ys = xs.clone();
-        run.logits(Row::default(), &kv, &mut ys);
+        run.logits(QueryRow::default(), &kv, &mut ys);
         xs.iter().zip(&ys).for_each(|(x, y)| check(*x, *y, &format!("{op}({x}), {way}")));
     }
 }
@@ -74,7 +74,7 @@ fn evaluate(expression: &str, x: f32) -> Vec<(String, f32)> {
     let variant = ExpressionVariant::from_json(&document).unwrap();
     let run = |(way, run): (String, Box<dyn crate::ways::Run>)| {
         let mut ys = [x; 70];
-        run.logits(Row::default(), &[0; 70], &mut ys);
+        run.logits(QueryRow::default(), &[0; 70], &mut ys);
         assert!(ys.iter().all(|y| y.to_bits() == ys[0].to_bits()), "{way}: every lane is the same");
         (way, ys[0])
     };

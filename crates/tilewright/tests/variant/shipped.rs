@@ -4,7 +4,7 @@ use crate::{judge::Case, problem};
 use tilewright::{
     attention::variant::{
         Alibi, AttentionSinks, Both, DocumentMask, DumpLogits, FlashSigmoid, HeadScales, MultiItemScoring,
-        Plain, PrefixLm, RelativePositionBias, RotaryEmbedding, Row, SoftCap, Trial, Variant,
+        Plain, PrefixLm, QueryRow, RelativePositionBias, RotaryEmbedding, SoftCap, Trial, Variant,
     },
     cpu::Isa,
     reference::{
@@ -176,7 +176,7 @@ fn dumped_logits_lie_where_they_belong() {
         // beyond both ends of rows and keys, and in another request
         let kv: Vec<u32> = (0..kv_len + 5).collect();
         for (request, qo, head) in (0..2).flat_map(|r| (66..71).flat_map(move |q| [(r, q, 0), (r, q, 1)])) {
-            let row = Row { request, qo, qo_head: head, kv_head: 0 };
+            let row = QueryRow { request, qo, qo_head: head, kv_head: 0 };
             let mut logits: Vec<f32> = kv.iter().map(|kv| logit(request, qo, head, *kv)).collect();
             let before = logits.clone();
             trial.logits(row, &kv, &mut logits);

@@ -22,7 +22,8 @@ fn a_distance_kernel_is_its_formula() {
 #[derive(Debug, Clone)]
 struct Everything;
 
-const ALL: Reads = Reads::REQUEST.and(Reads::QO).and(Reads::KV).and(Reads::QO_HEAD).and(Reads::KV_HEAD);
+const ALL: Reads =
+    Reads::REQUEST.union(Reads::QO).union(Reads::KV).union(Reads::QO_HEAD).union(Reads::KV_HEAD);
 
 impl Variant for Everything {
     fn name(&self) -> &str {

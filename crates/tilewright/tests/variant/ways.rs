@@ -5,20 +5,20 @@ use tilewright::{
     Problem,
     attention::{
         Heads,
-        variant::{At, ExpressionVariant, Pair, Row, Trial, Variant},
+        variant::{At, ExpressionVariant, Pair, QueryRow, Trial, Variant},
     },
     cpu::Isa,
 };
 
 /// One way.
 pub(crate) trait Run {
-    fn query(&self, row: Row, q: &mut [f32]);
+    fn query(&self, row: QueryRow, q: &mut [f32]);
     fn key(&self, kv_head: u32, kv: u32, key: &mut [f32]);
     fn value(&self, kv_head: u32, kv: u32, value: &mut [f32]);
-    fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]);
-    fn mask(&self, row: Row, kv: &[u32]) -> Vec<bool>;
-    fn update(&self, row: Row, max: f32, sum: f32) -> (f32, f32);
-    fn output(&self, row: Row, o: &mut [f32]);
+    fn logits(&self, row: QueryRow, kv: &[u32], logits: &mut [f32]);
+    fn mask(&self, row: QueryRow, kv: &[u32]) -> Vec<bool>;
+    fn update(&self, row: QueryRow, max: f32, sum: f32) -> (f32, f32);
+    fn output(&self, row: QueryRow, o: &mut [f32]);
 }
 
 /// Every way, with words for it.
@@ -47,7 +47,7 @@ fn add<V: Variant + Clone>(
 }
 
 impl Run for Trial {
-    fn query(&self, row: Row, q: &mut [f32]) {
+    fn query(&self, row: QueryRow, q: &mut [f32]) {
         self.query(row, q);
     }
     fn key(&self, kv_head: u32, kv: u32, key: &mut [f32]) {
@@ -56,16 +56,16 @@ impl Run for Trial {
     fn value(&self, kv_head: u32, kv: u32, value: &mut [f32]) {
         self.value(kv_head, kv, value);
     }
-    fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]) {
+    fn logits(&self, row: QueryRow, kv: &[u32], logits: &mut [f32]) {
         self.logits(row, kv, logits);
     }
-    fn mask(&self, row: Row, kv: &[u32]) -> Vec<bool> {
+    fn mask(&self, row: QueryRow, kv: &[u32]) -> Vec<bool> {
         self.mask(row, kv)
     }
-    fn update(&self, row: Row, max: f32, sum: f32) -> (f32, f32) {
+    fn update(&self, row: QueryRow, max: f32, sum: f32) -> (f32, f32) {
         self.update(row, max, sum)
     }
-    fn output(&self, row: Row, o: &mut [f32]) {
+    fn output(&self, row: QueryRow, o: &mut [f32]) {
         self.output(row, o);
     }
 }
@@ -87,31 +87,31 @@ impl<V: Variant> Scalars<V> {
 }
 
 impl<V: Variant> Run for Scalars<V> {
-    fn query(&self, row: Row, q: &mut [f32]) {
+    fn query(&self, row: QueryRow, q: &mut [f32]) {
         self.pairs(q, |variant, dim, pair| variant.query(&At::scalars(row, 0, dim, self.heads), pair));
     }
     fn key(&self, kv_head: u32, kv: u32, key: &mut [f32]) {
-        let row = Row { kv_head, ..Row::default() };
+        let row = QueryRow { kv_head, ..QueryRow::default() };
         self.pairs(key, |variant, dim, pair| variant.key(&At::scalars(row, kv, dim, self.heads), pair));
     }
     fn value(&self, kv_head: u32, kv: u32, value: &mut [f32]) {
-        let row = Row { kv_head, ..Row::default() };
+        let row = QueryRow { kv_head, ..QueryRow::default() };
         for (dim, x) in value.iter_mut().enumerate() {
             *x = self.variant.value(&At::scalars(row, kv, dim, self.heads), *x);
         }
     }
-    fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]) {
+    fn logits(&self, row: QueryRow, kv: &[u32], logits: &mut [f32]) {
         for (kv, logit) in kv.iter().zip(logits) {
             *logit = self.variant.logits(&At::scalars(row, *kv, 0, self.heads), *logit);
         }
     }
-    fn mask(&self, row: Row, kv: &[u32]) -> Vec<bool> {
+    fn mask(&self, row: QueryRow, kv: &[u32]) -> Vec<bool> {
         kv.iter().map(|kv| self.variant.mask(&At::scalars(row, *kv, 0, self.heads))).collect()
     }
-    fn update(&self, row: Row, max: f32, sum: f32) -> (f32, f32) {
+    fn update(&self, row: QueryRow, max: f32, sum: f32) -> (f32, f32) {
         self.variant.update(&At::scalars(row, 0, 0, self.heads), max, sum)
     }
-    fn output(&self, row: Row, o: &mut [f32]) {
+    fn output(&self, row: QueryRow, o: &mut [f32]) {
         for (dim, x) in o.iter_mut().enumerate() {
             *x = self.variant.output(&At::scalars(row, 0, dim, self.heads), *x);
         }

@@ -35,7 +35,7 @@ pub(super) struct Places {
 impl Places {
     /// Of all batches that the plan has room for.
     pub(super) fn of(plan: &Plan) -> Self {
-        let room = plan.room();
+        let room = plan.array_sizes();
         let mut bytes = 0;
         let mut array = |len: usize| {
             let begin = bytes;

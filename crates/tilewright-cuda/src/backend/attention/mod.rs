@@ -72,7 +72,7 @@ impl<M: Machine> Gpu<M> {
         let args = places.at(memory.address());
         self.bring(plan, &places, &args)?;
         let ((layout, page_size), items) = (flatten::layout(plan), flatten::items(plan));
-        let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.room().partial_rows);
+        let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.array_sizes().partial_rows);
         Ok(Some(Arc::new(DevicePlan {
             args,
             layout,

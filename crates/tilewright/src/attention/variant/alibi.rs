@@ -3,7 +3,7 @@
 use super::{At, Number, Properties, Reads, Variant, lists::check_heads};
 use crate::{Problem, Result};
 
-const POSITIONS: Reads = Reads::QO.and(Reads::KV).and(Reads::QO_HEAD).and(Reads::TABLES);
+const POSITION_READS: Reads = Reads::QO.union(Reads::KV).union(Reads::QO_HEAD).union(Reads::TABLES);
 
 /// `s' = s + slope[h] · (j - p)` for the query at position `p` and the key at `j` (Press et al. 2021, ALiBi). Positions
 /// are absolute, so the LSE is exact for appended queries too.
@@ -41,7 +41,7 @@ impl Variant for Alibi {
     }
 
     fn properties(&self) -> Properties {
-        Properties::NONE.reading(POSITIONS)
+        Properties::NONE.reading(POSITION_READS)
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {
@@ -86,7 +86,7 @@ impl Variant for RelativePositionBias {
     }
 
     fn properties(&self) -> Properties {
-        Properties::NONE.reading(POSITIONS)
+        Properties::NONE.reading(POSITION_READS)
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Hook context: the indices of the element at hand, and access to named parameters, tables and buffers.
 
-use super::{Number, Row};
+use super::{Number, QueryRow};
 use crate::attention::Heads;
 use std::sync::{
     Arc,
@@ -35,7 +35,7 @@ pub struct At<N> {
 impl<N: Number> At<N> {
     /// A context without indices: all are NaN except head counts.
     #[inline(always)]
-    pub(crate) fn nowhere(witness: N, heads: Heads) -> Self {
+    pub(crate) fn without_indices(witness: N, heads: Heads) -> Self {
         let none = witness.number(f32::NAN);
         Self {
             request: none,
@@ -127,14 +127,14 @@ impl<N: Number> At<N> {
     /// Writes `value` to `buffer[index]`, with the index rounded down. Ignores NaN and out-of-range indices. Only the
     /// logits hook stores.
     #[inline(always)]
-    pub fn store(&self, name: &str, buffer: &Buffer, index: N, value: N) {
+    pub fn store(&self, name: &str, buffer: &HookBuffer, index: N, value: N) {
         value.store(name, buffer, index);
     }
 }
 
 impl At<f32> {
     /// A context on f32, for testing a single hook at the key at position `kv` and element `dim`.
-    pub fn scalars(row: Row, kv: u32, dim: usize, heads: Heads) -> Self {
+    pub fn scalars(row: QueryRow, kv: u32, dim: usize, heads: Heads) -> Self {
         Self {
             request: row.request as f32,
             qo: row.qo as f32,
@@ -142,18 +142,18 @@ impl At<f32> {
             qo_head: row.qo_head as f32,
             kv_head: row.kv_head as f32,
             dim: dim as f32,
-            ..Self::nowhere(0.0, heads)
+            ..Self::without_indices(0.0, heads)
         }
     }
 }
 
 /// Output buffer of hooks, `[len]` f32, shared by all clones.
 #[derive(Debug, Clone)]
-pub struct Buffer {
+pub struct HookBuffer {
     bits: Arc<[AtomicU32]>,
 }
 
-impl Buffer {
+impl HookBuffer {
     /// A buffer of `len` NaNs.
     pub fn new(len: usize) -> Self {
         Self { bits: (0..len).map(|_| AtomicU32::new(f32::NAN.to_bits())).collect() }

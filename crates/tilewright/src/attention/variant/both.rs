@@ -42,7 +42,7 @@ impl<A: Variant, B: Variant> Variant for Both<A, B> {
     fn properties(&self) -> Properties {
         let (a, b) = (self.first.properties(), self.second.properties());
         Properties {
-            reads: a.reads.and(b.reads),
+            reads: a.reads.union(b.reads),
             softmax: a.softmax && b.softmax,
             monotone_mask: a.monotone_mask && b.monotone_mask,
             linear_output: a.linear_output && b.linear_output,

@@ -1,6 +1,6 @@
 //! Debugging: writes the logits of one request to a buffer. Attention is unchanged.
 
-use super::{At, Buffer, Number, Properties, Reads, Variant};
+use super::{At, HookBuffer, Number, Properties, Reads, Variant};
 use crate::{Problem, Result};
 
 /// Stores `scale · q · k` of one request as f32 `[num_qo_heads, qo_len, kv_len]`.
@@ -12,7 +12,7 @@ pub struct DumpLogits {
     request: u32,
     num_qo_heads: usize,
     lens: (u32, u32),
-    logits: Buffer,
+    logits: HookBuffer,
 }
 
 impl DumpLogits {
@@ -29,11 +29,11 @@ impl DumpLogits {
             "attention.dump_logits",
             "{num_qo_heads} heads x {qo_len} rows x {kv_len} keys, expected 1 to 16777216 logits"
         );
-        Ok(Self { request, num_qo_heads, lens, logits: Buffer::new(len) })
+        Ok(Self { request, num_qo_heads, lens, logits: HookBuffer::new(len) })
     }
 
     /// The buffer. Clones share it, so it remains readable after the operator takes the variant.
-    pub fn logits(&self) -> &Buffer {
+    pub fn logits(&self) -> &HookBuffer {
         &self.logits
     }
 }

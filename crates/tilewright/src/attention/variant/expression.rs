@@ -89,7 +89,7 @@ pub enum Op {
 
 /// The type of a node's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum ValueKind {
     /// A number.
     Number,
     /// A condition.
@@ -133,8 +133,8 @@ impl Op {
     }
 
     /// Operand kinds and result kind.
-    pub fn signature(self) -> (&'static [Kind], Kind) {
-        use Kind::{Number, Truth};
+    pub fn signature(self) -> (&'static [ValueKind], ValueKind) {
+        use ValueKind::{Number, Truth};
         match self {
             Self::Not => (&[Truth], Truth),
             Self::And | Self::Or => (&[Truth, Truth], Truth),
@@ -182,11 +182,11 @@ impl Node {
     }
 
     /// The kind of its value.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ValueKind {
         match self {
-            Self::Truth(_) => Kind::Truth,
+            Self::Truth(_) => ValueKind::Truth,
             Self::Apply(op, _) => op.signature().1,
-            _ => Kind::Number,
+            _ => ValueKind::Number,
         }
     }
 }
@@ -228,66 +228,67 @@ impl Graph {
 
     /// Whether the hook has an effect: it does not just return its arguments or show every key.
     pub(super) fn is_live(&self, hook: Hook) -> bool {
-        let neutral = hook.neutral();
-        let same = self.results.iter().map(|&id| self.nodes[id as usize]).eq(neutral);
+        let identity = hook.identity();
+        let same = self.results.iter().map(|&id| self.nodes[id as usize]).eq(identity);
         !same || !self.stores.is_empty()
     }
 
     /// The canonical graph: only reachable nodes, in the order in which results need them.
     pub(super) fn canonical(&self) -> Self {
-        let mut order = Order { from: self, places: vec![None; self.nodes.len()], nodes: Vec::new() };
-        let place = |order: &mut Order<'_>, store: &Store| Store {
-            index: order.place(store.index),
-            value: order.place(store.value),
+        let mut renumbering =
+            Renumbering { from: self, new_ids: vec![None; self.nodes.len()], nodes: Vec::new() };
+        let renumber = |renumbering: &mut Renumbering<'_>, store: &Store| Store {
+            index: renumbering.visit(store.index),
+            value: renumbering.visit(store.value),
             ..*store
         };
-        let stores = self.stores.iter().map(|store| place(&mut order, store)).collect();
-        let results = self.results.iter().map(|&id| order.place(id)).collect();
-        Self { stores, results, nodes: order.nodes }
+        let stores = self.stores.iter().map(|store| renumber(&mut renumbering, store)).collect();
+        let results = self.results.iter().map(|&id| renumbering.visit(id)).collect();
+        Self { stores, results, nodes: renumbering.nodes }
     }
 }
 
 /// Depth-first renumbering of nodes.
-struct Order<'a> {
+struct Renumbering<'a> {
     from: &'a Graph,
-    places: Vec<Option<u32>>,
+    new_ids: Vec<Option<u32>>,
     nodes: Vec<Node>,
 }
 
-impl Order<'_> {
+impl Renumbering<'_> {
     /// Recursion is bounded by [`MAX_NODES`].
-    fn place(&mut self, id: u32) -> u32 {
-        if let Some(place) = self.places[id as usize] {
-            return place;
+    fn visit(&mut self, id: u32) -> u32 {
+        if let Some(new_id) = self.new_ids[id as usize] {
+            return new_id;
         }
         let node = match self.from.nodes[id as usize] {
-            Node::Read { table, index } => Node::Read { table, index: self.place(index) },
+            Node::Read { table, index } => Node::Read { table, index: self.visit(index) },
             Node::Apply(op, mut operands) => {
                 for operand in &mut operands[..op.signature().0.len()] {
-                    *operand = self.place(*operand);
+                    *operand = self.visit(*operand);
                 }
                 Node::Apply(op, operands)
             }
             other => other,
         };
-        let place = self.nodes.len() as u32;
+        let new_id = self.nodes.len() as u32;
         self.nodes.push(node);
-        self.places[id as usize] = Some(place);
-        place
+        self.new_ids[id as usize] = Some(new_id);
+        new_id
     }
 }
 
 /// A node's value.
 #[derive(Clone, Copy)]
-pub(super) enum Value<N: Number> {
+pub(super) enum ExpressionValue<N: Number> {
     Number(N),
     Truth(N::Bool),
 }
 
 /// Evaluates one operation. Operands must match its signature; otherwise the result is the first operand.
 #[inline(always)]
-pub(super) fn apply<N: Number>(op: Op, operands: [Value<N>; 3]) -> Value<N> {
-    use Value::{Number as Num, Truth};
+pub(super) fn apply<N: Number>(op: Op, operands: [ExpressionValue<N>; 3]) -> ExpressionValue<N> {
+    use ExpressionValue::{Number as Num, Truth};
     match (op, operands) {
         (Op::Neg, [Num(a), ..]) => Num(-a),
         (Op::Abs, [Num(a), ..]) => Num(a.abs()),

@@ -3,7 +3,7 @@
 use super::{At, Number, Properties, Reads, Variant, lists::check_heads};
 use crate::{Problem, Result};
 
-const HEADS: Reads = Reads::QO_HEAD.and(Reads::TABLES);
+const PER_HEAD: Reads = Reads::QO_HEAD.union(Reads::TABLES);
 
 /// A learned logit per head that adds to the softmax denominator and has no value: the denominator is `Σ_j e^s[j] +
 /// e^sink[h]`, and the LSE includes it (StreamingLLM, gpt-oss). Applied once per row, after all keys.
@@ -35,7 +35,7 @@ impl Variant for AttentionSinks {
     }
 
     fn properties(&self) -> Properties {
-        Properties::NONE.reading(HEADS)
+        Properties::NONE.reading(PER_HEAD)
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {
@@ -72,7 +72,7 @@ impl Variant for HeadScales {
     }
 
     fn properties(&self) -> Properties {
-        Properties { linear_output: true, ..Properties::NONE.reading(HEADS) }
+        Properties { linear_output: true, ..Properties::NONE.reading(PER_HEAD) }
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The seven hooks: names, arguments, indices and results.
 
-use super::expression::{Input, Kind, Node};
+use super::expression::{Input, Node, ValueKind};
 
 /// A hook of [`Variant`](super::Variant).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -55,17 +55,17 @@ impl Hook {
     }
 
     /// The kinds of its results.
-    pub(super) fn results(self) -> &'static [Kind] {
+    pub(super) fn result_kinds(self) -> &'static [ValueKind] {
         match self {
-            Self::Query | Self::Key | Self::Update => &[Kind::Number, Kind::Number],
-            Self::Mask => &[Kind::Truth],
-            Self::Value | Self::Logits | Self::Output => &[Kind::Number],
+            Self::Query | Self::Key | Self::Update => &[ValueKind::Number, ValueKind::Number],
+            Self::Mask => &[ValueKind::Truth],
+            Self::Value | Self::Logits | Self::Output => &[ValueKind::Number],
         }
     }
 
     /// The results of an identity hook.
-    pub(super) fn neutral(self) -> impl Iterator<Item = Node> {
-        let shown = (self == Self::Mask).then_some(Node::Truth(true));
-        self.arguments().iter().map(|input| Node::Input(*input)).chain(shown)
+    pub(super) fn identity(self) -> impl Iterator<Item = Node> {
+        let visible = (self == Self::Mask).then_some(Node::Truth(true));
+        self.arguments().iter().map(|input| Node::Input(*input)).chain(visible)
     }
 }

@@ -5,7 +5,7 @@ use crate::{Error, Problem, Result};
 
 /// Concatenated integer lists, one per request.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Lists {
+pub(super) struct RequestLists {
     values: Vec<f32>,
     /// `[requests + 1]`: bounds of the lists.
     starts: Vec<f32>,
@@ -13,7 +13,7 @@ pub(super) struct Lists {
     names: [&'static str; 2],
 }
 
-impl Lists {
+impl RequestLists {
     /// # Errors
     /// When a value, or the total number of values, is not below 2^24.
     pub(super) fn new(operator: &'static str, names: [&'static str; 2], lists: &[Vec<u32>]) -> Result<Self> {
@@ -43,14 +43,14 @@ impl Lists {
         Ok(Self { values, starts, names })
     }
 
-    /// Element `index` of the current request's list, and whether it exists.
+    /// Element `offset` of the current request's list, and whether it exists.
     #[inline(always)]
-    pub(super) fn at<N: Number>(&self, at: &At<N>, place: N) -> (N, N::Bool) {
+    pub(super) fn at<N: Number>(&self, at: &At<N>, offset: N) -> (N, N::Bool) {
         let [values, starts] = self.names;
         let start = at.read(starts, &self.starts, at.request());
         let end = at.read(starts, &self.starts, at.request() + at.number(1.0));
-        let index = start + place;
-        (at.read(values, &self.values, index), at.number(0.0).le(place) & index.lt(end))
+        let index = start + offset;
+        (at.read(values, &self.values, index), at.number(0.0).le(offset) & index.lt(end))
     }
 }
 

@@ -1,9 +1,9 @@
 //! Masks per request: prefix LM, packed documents, multi-item scoring.
 
-use super::{At, Number, Properties, Reads, Variant, lists::Lists};
+use super::{At, Number, Properties, Reads, Variant, lists::RequestLists};
 use crate::{Mask, Problem, Result};
 
-const OF_REQUESTS: Reads = Reads::REQUEST.and(Reads::QO).and(Reads::KV).and(Reads::TABLES);
+const PER_REQUEST: Reads = Reads::REQUEST.union(Reads::QO).union(Reads::KV).union(Reads::TABLES);
 
 /// Causal with a bidirectional prefix per request: the query at `p` sees the key at `j` if `j <= p` or `j < prefix_len`
 /// (prefix LM: T5, PaliGemma). For problems with [`Mask::Full`].
@@ -18,11 +18,11 @@ impl PrefixLm {
     /// # Errors
     /// When one is 2^24 or more.
     pub fn new(prefix_lens: &[u32]) -> Result<Self> {
-        Ok(Self { prefix_lens: lens("attention.prefix_lm", prefix_lens)? })
+        Ok(Self { prefix_lens: checked_lens("attention.prefix_lm", prefix_lens)? })
     }
 }
 
-fn lens(operator: &'static str, prefix_lens: &[u32]) -> Result<Vec<f32>> {
+fn checked_lens(operator: &'static str, prefix_lens: &[u32]) -> Result<Vec<f32>> {
     for (request, len) in prefix_lens.iter().enumerate() {
         crate::ensure!(
             *len < 1 << 24,
@@ -39,7 +39,7 @@ impl Variant for PrefixLm {
     }
 
     fn properties(&self) -> Properties {
-        Properties { monotone_mask: true, ..Properties::NONE.reading(OF_REQUESTS) }
+        Properties { monotone_mask: true, ..Properties::NONE.reading(PER_REQUEST) }
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {
@@ -62,7 +62,7 @@ impl Variant for PrefixLm {
 /// Document mask for packed sequences: tokens see only tokens of their own document. Usually with a causal problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DocumentMask {
-    documents: Lists,
+    documents: RequestLists,
 }
 
 impl DocumentMask {
@@ -73,7 +73,11 @@ impl DocumentMask {
     /// When a document's number, or the total number of tokens, is not below 2^24.
     pub fn new(documents: &[Vec<u32>]) -> Result<Self> {
         Ok(Self {
-            documents: Lists::new("attention.document_mask", ["documents", "document_starts"], documents)?,
+            documents: RequestLists::new(
+                "attention.document_mask",
+                ["documents", "document_starts"],
+                documents,
+            )?,
         })
     }
 }
@@ -84,14 +88,14 @@ impl Variant for DocumentMask {
     }
 
     fn properties(&self) -> Properties {
-        Properties::NONE.reading(OF_REQUESTS)
+        Properties::NONE.reading(PER_REQUEST)
     }
 
     #[inline(always)]
     fn mask<N: Number>(&self, at: &At<N>) -> N::Bool {
-        let (mine, has_mine) = self.documents.at(at, at.qo());
-        let (its, has_its) = self.documents.at(at, at.kv());
-        mine.eq(its) & has_mine & has_its
+        let (qo_document, has_qo_document) = self.documents.at(at, at.qo());
+        let (kv_document, has_kv_document) = self.documents.at(at, at.kv());
+        qo_document.eq(kv_document) & has_qo_document & has_kv_document
     }
 }
 
@@ -102,7 +106,7 @@ impl Variant for DocumentMask {
 #[derive(Debug, Clone, PartialEq)]
 pub struct MultiItemScoring {
     prefix_lens: Vec<f32>,
-    places: Lists,
+    places: RequestLists,
 }
 
 impl MultiItemScoring {
@@ -121,8 +125,8 @@ impl MultiItemScoring {
             prefix_lens.len()
         );
         Ok(Self {
-            prefix_lens: lens(OPERATOR, prefix_lens)?,
-            places: Lists::new(OPERATOR, ["places", "place_starts"], places)?,
+            prefix_lens: checked_lens(OPERATOR, prefix_lens)?,
+            places: RequestLists::new(OPERATOR, ["places", "place_starts"], places)?,
         })
     }
 }
@@ -133,7 +137,7 @@ impl Variant for MultiItemScoring {
     }
 
     fn properties(&self) -> Properties {
-        Properties::NONE.reading(OF_REQUESTS)
+        Properties::NONE.reading(PER_REQUEST)
     }
 
     #[inline(always)]

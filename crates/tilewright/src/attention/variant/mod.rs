@@ -61,7 +61,7 @@ mod soft_cap;
 mod trial;
 
 pub use alibi::{Alibi, RelativePositionBias};
-pub use at::{At, Buffer, Pair};
+pub use at::{At, HookBuffer, Pair};
 pub use both::{Both, Plain};
 pub use dump_logits::DumpLogits;
 pub use expression::{Input, Op};
@@ -74,7 +74,7 @@ pub use properties::{Properties, Reads};
 pub use recorded::ExpressionVariant;
 pub use rotary::RotaryEmbedding;
 pub use soft_cap::SoftCap;
-pub use trial::{Row, Trial};
+pub use trial::{QueryRow, Trial};
 
 pub(crate) use check::check;
 

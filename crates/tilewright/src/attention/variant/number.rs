@@ -3,7 +3,7 @@
 //! Indices are numbers too: integers, exact below 2^24. Comparisons with NaN are false. Provided methods are algorithms
 //! over the required ones, so scalars and lanes differ only where multiply-add is fused.
 
-use super::{At, Buffer, ExpressionVariant, Hook, elementary};
+use super::{At, ExpressionVariant, Hook, HookBuffer, elementary};
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 /// A number in a hook: f32, a vector register, or a recorded expression.
@@ -106,7 +106,7 @@ pub trait Number:
     #[must_use]
     fn read(self, name: &str, table: &[f32]) -> Self;
     /// Implements [`At::store`](super::At::store); `self` is the value.
-    fn store(self, name: &str, buffer: &Buffer, index: Self);
+    fn store(self, name: &str, buffer: &HookBuffer, index: Self);
 
     /// The results of a recorded hook: numbers and a condition; unused ones are unspecified. A separate function per
     /// number type, because it instantiates every operation.
@@ -192,7 +192,7 @@ impl Number for f32 {
         table.get((self as usize).min(last)).copied().unwrap_or(Self::NAN)
     }
     #[inline(always)]
-    fn store(self, _: &str, buffer: &Buffer, index: Self) {
+    fn store(self, _: &str, buffer: &HookBuffer, index: Self) {
         buffer.set(index, self);
     }
     fn interpret(

@@ -33,7 +33,7 @@ impl Reads {
 
     /// The union of both sets; `|` in constants.
     #[must_use]
-    pub const fn and(self, other: Self) -> Self {
+    pub const fn union(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
@@ -44,7 +44,7 @@ impl Reads {
 
     /// The difference of both sets.
     #[must_use]
-    pub const fn without(self, other: Self) -> Self {
+    pub const fn difference(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 }
@@ -53,7 +53,7 @@ impl BitOr for Reads {
     type Output = Self;
 
     fn bitor(self, other: Self) -> Self {
-        self.and(other)
+        self.union(other)
     }
 }
 
@@ -87,7 +87,7 @@ impl Properties {
     /// Adds `reads` to the inputs.
     #[must_use]
     pub const fn reading(self, reads: Reads) -> Self {
-        Self { reads: self.reads.and(reads), ..self }
+        Self { reads: self.reads.union(reads), ..self }
     }
 }
 

@@ -1,10 +1,10 @@
 //! A variant as data: recorded from hooks or parsed from JSON. It is a [`Variant`] itself, which evaluates its graphs.
 
 use super::{
-    At, Buffer, Number, Pair, Properties, Reads, Variant,
-    expression::{Graph, Input, MAX_NODES, Node, Value, apply},
+    At, HookBuffer, Number, Pair, Properties, Reads, Variant,
+    expression::{ExpressionValue, Graph, Input, MAX_NODES, Node, apply},
     hook::Hook,
-    recorder::{Named, Recorder},
+    recorder::{NamedData, Recorder},
 };
 use crate::{Error, Result};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub struct ExpressionVariant {
     pub(super) name: String,
     pub(super) properties: Properties,
-    pub(super) named: Named,
+    pub(super) named: NamedData,
     /// In the order of [`Hook::ALL`].
     pub(super) graphs: [Graph; 7],
 }
@@ -31,7 +31,7 @@ impl ExpressionVariant {
         let recorder = Recorder::default();
         let graphs = Hook::ALL.map(|hook| record(&recorder, variant, hook));
         Self::assemble(variant.name(), variant.properties(), recorder, graphs)
-            .map_err(|fault| Error::new("attention.new", format!("variant {}: {fault}", variant.name())))
+            .map_err(|error| Error::new("attention.new", format!("variant {}: {error}", variant.name())))
     }
 
     pub(super) fn assemble(
@@ -42,10 +42,10 @@ impl ExpressionVariant {
     ) -> Result<Self, String> {
         super::recorder::check_word(name, 256)?;
         let named = recorder.into_named()?;
-        let mut made = Self { name: name.to_owned(), properties, named, graphs };
-        made.sort_names();
-        made.properties.reads = made.reads();
-        Ok(made)
+        let mut variant = Self { name: name.to_owned(), properties, named, graphs };
+        variant.sort_names();
+        variant.properties.reads = variant.reads();
+        Ok(variant)
     }
 
     /// The graph of a hook.
@@ -69,7 +69,7 @@ impl ExpressionVariant {
     }
 
     /// The named buffers, indexed by [`Store`](super::expression::Store).
-    pub fn buffers(&self) -> &[(String, Buffer)] {
+    pub fn buffers(&self) -> &[(String, HookBuffer)] {
         &self.named.buffers
     }
 
@@ -91,7 +91,7 @@ impl ExpressionVariant {
             _ => Reads::NONE,
         });
         let tables = if self.named.tables.is_empty() { Reads::NONE } else { Reads::TABLES };
-        indices.fold(tables, Reads::and)
+        indices.fold(tables, Reads::union)
     }
 
     /// Drops unused names and sorts the others, so that equal variants compare equal.
@@ -100,20 +100,20 @@ impl ExpressionVariant {
         for graph in &self.graphs {
             for node in &graph.nodes {
                 match node {
-                    Node::Scalar(place) => scalars.push(*place),
+                    Node::Scalar(index) => scalars.push(*index),
                     Node::Read { table, .. } => tables.push(*table),
                     _ => {}
                 }
             }
             buffers.extend(graph.stores.iter().map(|store| store.buffer));
         }
-        let scalars = keep_used(&mut self.named.scalars, &scalars);
-        let tables = keep_used(&mut self.named.tables, &tables);
-        let buffers = keep_used(&mut self.named.buffers, &buffers);
+        let scalars = retain_used(&mut self.named.scalars, &scalars);
+        let tables = retain_used(&mut self.named.tables, &tables);
+        let buffers = retain_used(&mut self.named.buffers, &buffers);
         for graph in &mut self.graphs {
             for node in &mut graph.nodes {
                 match node {
-                    Node::Scalar(place) => *place = scalars[*place as usize],
+                    Node::Scalar(index) => *index = scalars[*index as usize],
                     Node::Read { table, .. } => *table = tables[*table as usize],
                     _ => {}
                 }
@@ -139,23 +139,23 @@ impl ExpressionVariant {
     #[inline(always)]
     pub(crate) fn evaluate<N: Number>(&self, hook: Hook, at: &At<N>, arguments: [N; 2]) -> ([N; 2], N::Bool) {
         // a small array if possible, because every element is initialized first
-        const FEW: usize = 24;
+        const SMALL: usize = 24;
         let graph = self.graph(hook);
-        let empty = Value::Number(at.num_qo_heads);
-        let (mut few, mut many);
-        let values: &mut [Value<N>] = if graph.nodes.len() <= FEW {
-            few = [empty; FEW];
-            &mut few
+        let empty = ExpressionValue::Number(at.num_qo_heads);
+        let (mut small, mut large);
+        let values: &mut [ExpressionValue<N>] = if graph.nodes.len() <= SMALL {
+            small = [empty; SMALL];
+            &mut small
         } else {
-            many = [empty; MAX_NODES];
-            &mut many
+            large = [empty; MAX_NODES];
+            &mut large
         };
-        for (place, node) in graph.nodes.iter().enumerate() {
-            values[place] = self.node(node, at, arguments, values);
+        for (index, node) in graph.nodes.iter().enumerate() {
+            values[index] = self.node(node, at, arguments, values);
         }
         for store in &graph.stores {
             let (name, buffer) = &self.named.buffers[store.buffer as usize];
-            if let (Value::Number(index), Value::Number(value)) =
+            if let (ExpressionValue::Number(index), ExpressionValue::Number(value)) =
                 (values[store.index as usize], values[store.value as usize])
             {
                 at.store(name, buffer, index, value);
@@ -164,28 +164,34 @@ impl ExpressionVariant {
         let (mut numbers, mut condition) = ([at.num_qo_heads; 2], at.always());
         for (i, &id) in graph.results.iter().enumerate() {
             match values[id as usize] {
-                Value::Number(number) => numbers[i] = number,
-                Value::Truth(truth) => condition = truth,
+                ExpressionValue::Number(number) => numbers[i] = number,
+                ExpressionValue::Truth(truth) => condition = truth,
             }
         }
         (numbers, condition)
     }
 
     #[inline(always)]
-    fn node<N: Number>(&self, node: &Node, at: &At<N>, arguments: [N; 2], values: &[Value<N>]) -> Value<N> {
+    fn node<N: Number>(
+        &self,
+        node: &Node,
+        at: &At<N>,
+        arguments: [N; 2],
+        values: &[ExpressionValue<N>],
+    ) -> ExpressionValue<N> {
         match *node {
-            Node::Number(bits) => Value::Number(at.number(f32::from_bits(bits))),
-            Node::Truth(value) => Value::Truth(at.num_qo_heads.truth(value)),
-            Node::Input(input) => Value::Number(pick(input, at, arguments)),
-            Node::Scalar(place) => {
-                let (name, value) = &self.named.scalars[place as usize];
-                Value::Number(at.scalar(name, *value))
+            Node::Number(bits) => ExpressionValue::Number(at.number(f32::from_bits(bits))),
+            Node::Truth(value) => ExpressionValue::Truth(at.num_qo_heads.truth(value)),
+            Node::Input(input) => ExpressionValue::Number(input_value(input, at, arguments)),
+            Node::Scalar(index) => {
+                let (name, value) = &self.named.scalars[index as usize];
+                ExpressionValue::Number(at.scalar(name, *value))
             }
             Node::Read { table, index } => {
                 let (name, table) = &self.named.tables[table as usize];
                 match values[index as usize] {
-                    Value::Number(index) => Value::Number(at.read(name, table, index)),
-                    Value::Truth(_) => values[index as usize],
+                    ExpressionValue::Number(index) => ExpressionValue::Number(at.read(name, table, index)),
+                    ExpressionValue::Truth(_) => values[index as usize],
                 }
             }
             Node::Apply(op, operands) => apply(op, operands.map(|id| values[id as usize])),
@@ -194,21 +200,21 @@ impl ExpressionVariant {
 }
 
 /// Drops entries not in `used`, sorts by name, and returns the new indices.
-fn keep_used<T>(list: &mut Vec<(String, T)>, used: &[u32]) -> Vec<u32> {
+fn retain_used<T>(list: &mut Vec<(String, T)>, used: &[u32]) -> Vec<u32> {
     let mut kept: Vec<(usize, (String, T))> = std::mem::take(list).into_iter().enumerate().collect();
     let len = kept.len();
-    kept.retain(|(place, _)| used.contains(&(*place as u32)));
+    kept.retain(|(index, _)| used.contains(&(*index as u32)));
     kept.sort_by(|(_, (a, _)), (_, (b, _))| a.cmp(b));
-    let mut places = vec![0; len];
-    for (to, (from, thing)) in kept.into_iter().enumerate() {
-        places[from] = to as u32;
-        list.push(thing);
+    let mut new_indices = vec![0; len];
+    for (to, (from, entry)) in kept.into_iter().enumerate() {
+        new_indices[from] = to as u32;
+        list.push(entry);
     }
-    places
+    new_indices
 }
 
 #[inline(always)]
-fn pick<N: Number>(input: Input, at: &At<N>, arguments: [N; 2]) -> N {
+fn input_value<N: Number>(input: Input, at: &At<N>, arguments: [N; 2]) -> N {
     match input {
         Input::Request => at.request,
         Input::Qo => at.qo,

@@ -2,8 +2,8 @@
 //! folding.
 
 use super::{
-    At, Buffer, Number,
-    expression::{Graph, Input, Kind, MAX_NODES, Node, Op, Store, Value, apply},
+    At, HookBuffer, Number,
+    expression::{ExpressionValue, Graph, Input, MAX_NODES, Node, Op, Store, ValueKind, apply},
     hook::Hook,
 };
 use std::{
@@ -18,29 +18,29 @@ pub(super) const MAX_ELEMENTS: usize = 1 << 24;
 
 /// Named parameters, tables and buffers of a variant, in order of first use.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Named {
+pub(super) struct NamedData {
     pub(super) scalars: Vec<(String, f32)>,
     pub(super) tables: Vec<(String, Arc<[f32]>)>,
-    pub(super) buffers: Vec<(String, Buffer)>,
+    pub(super) buffers: Vec<(String, HookBuffer)>,
 }
 
 /// Records the hooks of a variant, one at a time.
 #[derive(Debug, Default)]
 pub(super) struct Recorder {
-    state: RefCell<State>,
+    state: RefCell<RecorderState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RecorderState {
     graph: Graph,
     shared: HashMap<Node, u32>,
-    named: Named,
-    fault: Option<String>,
+    named: NamedData,
+    error: Option<String>,
 }
 
 impl Recorder {
     /// All indices, including those that a hook does not have, so that the check can report their use.
-    pub(super) fn at(&self) -> At<Recorded<'_>> {
+    pub(super) fn at(&self) -> At<RecordedNumber<'_>> {
         At {
             request: self.input(Input::Request),
             qo: self.input(Input::Qo),
@@ -53,7 +53,7 @@ impl Recorder {
         }
     }
 
-    pub(super) fn input(&self, input: Input) -> Recorded<'_> {
+    pub(super) fn input(&self, input: Input) -> RecordedNumber<'_> {
         self.number(Node::Input(input))
     }
 
@@ -63,26 +63,26 @@ impl Recorder {
         state.shared.clear();
         let mut graph = std::mem::take(&mut state.graph);
         if !graph.stores.is_empty() && hook != Hook::Logits {
-            state.complain(format!("the {} hook stores, only the logits hook may", hook.name()));
+            state.record_error(format!("the {} hook stores, only the logits hook may", hook.name()));
         }
         graph.results = results.to_vec();
         graph.canonical()
     }
 
     /// The named data, or the first error.
-    pub(super) fn into_named(self) -> Result<Named, String> {
+    pub(super) fn into_named(self) -> Result<NamedData, String> {
         let state = self.state.into_inner();
-        state.fault.map_or(Ok(state.named), Err)
+        state.error.map_or(Ok(state.named), Err)
     }
 
     /// Adds a number node.
-    pub(super) fn number(&self, node: Node) -> Recorded<'_> {
-        Recorded { recorder: self, id: self.state.borrow_mut().push(node) }
+    pub(super) fn number(&self, node: Node) -> RecordedNumber<'_> {
+        RecordedNumber { recorder: self, id: self.state.borrow_mut().push(node) }
     }
 
     /// Adds a condition node.
-    pub(super) fn truth(&self, node: Node) -> RecordedTruth<'_> {
-        RecordedTruth { recorder: self, id: self.state.borrow_mut().push(node) }
+    pub(super) fn truth(&self, node: Node) -> RecordedCondition<'_> {
+        RecordedCondition { recorder: self, id: self.state.borrow_mut().push(node) }
     }
 
     /// Adds an operation on nodes of the kinds that it takes.
@@ -91,27 +91,28 @@ impl Recorder {
         state.simplify(op, operands).unwrap_or_else(|node| state.push(node))
     }
 
-    pub(super) fn scalar(&self, name: &str, value: f32) -> Recorded<'_> {
+    pub(super) fn scalar(&self, name: &str, value: f32) -> RecordedNumber<'_> {
         let mut state = self.state.borrow_mut();
-        let place =
-            state.place(name, |named| &mut named.scalars, || value, |v| v.to_bits() == value.to_bits());
-        let id = state.push(Node::Scalar(place));
-        Recorded { recorder: self, id }
+        let index =
+            state.find_or_add(name, |named| &mut named.scalars, || value, |v| v.to_bits() == value.to_bits());
+        let id = state.push(Node::Scalar(index));
+        RecordedNumber { recorder: self, id }
     }
 
-    pub(super) fn read(&self, name: &str, table: &[f32], index: u32) -> Recorded<'_> {
+    pub(super) fn read(&self, name: &str, table: &[f32], index: u32) -> RecordedNumber<'_> {
         let mut state = self.state.borrow_mut();
         state.check_len("table", name, table.len());
-        let table = state.place(name, |named| &mut named.tables, || table.into(), |t| same_bits(t, table));
+        let table =
+            state.find_or_add(name, |named| &mut named.tables, || table.into(), |t| same_bits(t, table));
         let id = state.push(Node::Read { table, index });
-        Recorded { recorder: self, id }
+        RecordedNumber { recorder: self, id }
     }
 
-    pub(super) fn store(&self, name: &str, buffer: &Buffer, index: u32, value: u32) {
+    pub(super) fn store(&self, name: &str, buffer: &HookBuffer, index: u32, value: u32) {
         let mut state = self.state.borrow_mut();
         state.check_len("buffer", name, buffer.len());
         let clone = || buffer.clone();
-        let buffer = state.place(name, |named| &mut named.buffers, clone, |b| b.shares_with(buffer));
+        let buffer = state.find_or_add(name, |named| &mut named.buffers, clone, |b| b.shares_with(buffer));
         state.graph.stores.push(Store { buffer, index, value });
     }
 }
@@ -120,14 +121,14 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits())
 }
 
-impl State {
-    fn complain(&mut self, fault: String) {
-        self.fault.get_or_insert(fault);
+impl RecorderState {
+    fn record_error(&mut self, error: String) {
+        self.error.get_or_insert(error);
     }
 
     fn check_len(&mut self, what: &str, name: &str, len: usize) {
         if len == 0 || len > MAX_ELEMENTS {
-            self.complain(format!("{what} {name:?} has {len} elements, expected 1 to {MAX_ELEMENTS}"));
+            self.record_error(format!("{what} {name:?} has {len} elements, expected 1 to {MAX_ELEMENTS}"));
         }
     }
 
@@ -136,7 +137,7 @@ impl State {
             return id;
         }
         if self.graph.nodes.len() == MAX_NODES {
-            self.complain(format!("a hook computes more than {MAX_NODES} different values"));
+            self.record_error(format!("a hook computes more than {MAX_NODES} different values"));
             return 0;
         }
         let id = self.graph.nodes.len() as u32;
@@ -146,27 +147,27 @@ impl State {
     }
 
     /// Finds or adds a named entry, which must be the same each time; returns its index.
-    fn place<T>(
+    fn find_or_add<T>(
         &mut self,
         name: &str,
-        list: impl Fn(&mut Named) -> &mut Vec<(String, T)>,
-        make: impl FnOnce() -> T,
+        list: impl Fn(&mut NamedData) -> &mut Vec<(String, T)>,
+        create: impl FnOnce() -> T,
         same: impl FnOnce(&T) -> bool,
     ) -> u32 {
         let found = list(&mut self.named).iter().position(|(known, _)| known == name);
-        if let Some(place) = found {
-            if !same(&list(&mut self.named)[place].1) {
-                self.complain(format!("{name:?} is given twice, differently"));
+        if let Some(index) = found {
+            if !same(&list(&mut self.named)[index].1) {
+                self.record_error(format!("{name:?} is given twice, differently"));
             }
-            return place as u32;
+            return index as u32;
         }
-        if let Err(fault) = check_name(name) {
-            self.complain(fault);
+        if let Err(error) = check_name(name) {
+            self.record_error(error);
         } else if self.named.has(name) {
-            self.complain(format!("{name:?} is given twice, differently"));
+            self.record_error(format!("{name:?} is given twice, differently"));
         }
         let list = list(&mut self.named);
-        list.push((name.to_owned(), make()));
+        list.push((name.to_owned(), create()));
         (list.len() - 1) as u32
     }
 
@@ -174,35 +175,35 @@ impl State {
     fn simplify(&mut self, op: Op, operands: [u32; 3]) -> Result<u32, Node> {
         let takes = op.signature().0.len();
         let constant = |id: u32| match self.graph.nodes[id as usize] {
-            Node::Number(bits) => Some(Value::<f32>::Number(f32::from_bits(bits))),
-            Node::Truth(value) => Some(Value::Truth(value)),
+            Node::Number(bits) => Some(ExpressionValue::<f32>::Number(f32::from_bits(bits))),
+            Node::Truth(value) => Some(ExpressionValue::Truth(value)),
             _ => None,
         };
         let constants = [0, 1, 2].map(|i| if i < takes { constant(operands[i]) } else { None });
         if constants[..takes].iter().all(Option::is_some) {
-            let known = constants.map(|value| value.unwrap_or(Value::Number(0.0)));
+            let known = constants.map(|value| value.unwrap_or(ExpressionValue::Number(0.0)));
             return Err(match apply(op, known) {
-                Value::Number(value) => Node::Number(value.to_bits()),
-                Value::Truth(value) => Node::Truth(value),
+                ExpressionValue::Number(value) => Node::Number(value.to_bits()),
+                ExpressionValue::Truth(value) => Node::Truth(value),
             });
         }
         let [a, b, c] = operands;
         match (op, constants) {
-            (Op::And, [Some(Value::Truth(true)), ..]) | (Op::Or, [Some(Value::Truth(false)), ..]) => Ok(b),
-            (Op::And, [_, Some(Value::Truth(true)), _]) | (Op::Or, [_, Some(Value::Truth(false)), _]) => {
-                Ok(a)
-            }
-            (Op::And, [Some(Value::Truth(false)), ..]) | (Op::Or, [Some(Value::Truth(true)), ..]) => Ok(a),
-            (Op::And, [_, Some(Value::Truth(false)), _]) | (Op::Or, [_, Some(Value::Truth(true)), _]) => {
-                Ok(b)
-            }
-            (Op::Select, [Some(Value::Truth(choice)), ..]) => Ok(if choice { b } else { c }),
+            (Op::And, [Some(ExpressionValue::Truth(true)), ..])
+            | (Op::Or, [Some(ExpressionValue::Truth(false)), ..]) => Ok(b),
+            (Op::And, [_, Some(ExpressionValue::Truth(true)), _])
+            | (Op::Or, [_, Some(ExpressionValue::Truth(false)), _]) => Ok(a),
+            (Op::And, [Some(ExpressionValue::Truth(false)), ..])
+            | (Op::Or, [Some(ExpressionValue::Truth(true)), ..]) => Ok(a),
+            (Op::And, [_, Some(ExpressionValue::Truth(false)), _])
+            | (Op::Or, [_, Some(ExpressionValue::Truth(true)), _]) => Ok(b),
+            (Op::Select, [Some(ExpressionValue::Truth(choice)), ..]) => Ok(if choice { b } else { c }),
             _ => Err(Node::Apply(op, operands)),
         }
     }
 }
 
-impl Named {
+impl NamedData {
     fn has(&self, name: &str) -> bool {
         let scalars = self.scalars.iter().map(|(name, _)| name);
         let others =
@@ -235,28 +236,28 @@ pub(super) fn check_name(name: &str) -> Result<(), String> {
 
 /// A number during recording.
 #[derive(Clone, Copy)]
-pub(super) struct Recorded<'a> {
+pub(super) struct RecordedNumber<'a> {
     recorder: &'a Recorder,
     pub(super) id: u32,
 }
 
 /// A condition during recording.
 #[derive(Clone, Copy)]
-pub(super) struct RecordedTruth<'a> {
+pub(super) struct RecordedCondition<'a> {
     recorder: &'a Recorder,
     pub(super) id: u32,
 }
 
-impl Recorded<'_> {
-    fn give(self, op: Op, others: [u32; 2]) -> Self {
-        debug_assert_eq!(op.signature().1, Kind::Number, "{op:?}");
+impl RecordedNumber<'_> {
+    fn apply(self, op: Op, others: [u32; 2]) -> Self {
+        debug_assert_eq!(op.signature().1, ValueKind::Number, "{op:?}");
         Self { id: self.recorder.apply(op, [self.id, others[0], others[1]]), ..self }
     }
 }
 
-impl<'a> Recorded<'a> {
-    fn compare(self, op: Op, other: Self) -> RecordedTruth<'a> {
-        RecordedTruth { recorder: self.recorder, id: self.recorder.apply(op, [self.id, other.id, 0]) }
+impl<'a> RecordedNumber<'a> {
+    fn compare(self, op: Op, other: Self) -> RecordedCondition<'a> {
+        RecordedCondition { recorder: self.recorder, id: self.recorder.apply(op, [self.id, other.id, 0]) }
     }
 }
 
@@ -272,27 +273,27 @@ macro_rules! operators {
     };
 }
 
-operators! { Recorded:
+operators! { RecordedNumber:
     Add add Add;
     Sub sub Sub;
     Mul mul Mul;
     Div div Div;
 }
 
-operators! { RecordedTruth:
+operators! { RecordedCondition:
     BitAnd bitand And;
     BitOr bitor Or;
 }
 
-impl Neg for Recorded<'_> {
+impl Neg for RecordedNumber<'_> {
     type Output = Self;
 
     fn neg(self) -> Self {
-        self.give(Op::Neg, [0; 2])
+        self.apply(Op::Neg, [0; 2])
     }
 }
 
-impl Not for RecordedTruth<'_> {
+impl Not for RecordedCondition<'_> {
     type Output = Self;
 
     fn not(self) -> Self {
@@ -303,18 +304,18 @@ impl Not for RecordedTruth<'_> {
 macro_rules! unary {
     ($($method:ident $op:ident;)+) => {
         $(fn $method(self) -> Self {
-            self.give(Op::$op, [0; 2])
+            self.apply(Op::$op, [0; 2])
         })+
     };
 }
 
-impl<'a> Number for Recorded<'a> {
-    type Bool = RecordedTruth<'a>;
+impl<'a> Number for RecordedNumber<'a> {
+    type Bool = RecordedCondition<'a>;
 
     fn number(self, value: f32) -> Self {
         self.recorder.number(Node::Number(value.to_bits()))
     }
-    fn truth(self, value: bool) -> RecordedTruth<'a> {
+    fn truth(self, value: bool) -> RecordedCondition<'a> {
         self.recorder.truth(Node::Truth(value))
     }
     unary! {
@@ -328,30 +329,30 @@ impl<'a> Number for Recorded<'a> {
         sigmoid Sigmoid;
     }
     fn min(self, other: Self) -> Self {
-        self.give(Op::Min, [other.id, 0])
+        self.apply(Op::Min, [other.id, 0])
     }
     fn max(self, other: Self) -> Self {
-        self.give(Op::Max, [other.id, 0])
+        self.apply(Op::Max, [other.id, 0])
     }
     fn mul_add(self, factor: Self, summand: Self) -> Self {
-        self.give(Op::MulAdd, [factor.id, summand.id])
+        self.apply(Op::MulAdd, [factor.id, summand.id])
     }
     fn turns(self, high: Self, low: Self) -> Self {
-        self.give(Op::Turns, [high.id, low.id])
+        self.apply(Op::Turns, [high.id, low.id])
     }
     fn sin_cos_turns(self) -> (Self, Self) {
-        (self.give(Op::SinTurns, [0; 2]), self.give(Op::CosTurns, [0; 2]))
+        (self.apply(Op::SinTurns, [0; 2]), self.apply(Op::CosTurns, [0; 2]))
     }
-    fn lt(self, other: Self) -> RecordedTruth<'a> {
+    fn lt(self, other: Self) -> RecordedCondition<'a> {
         self.compare(Op::Lt, other)
     }
-    fn le(self, other: Self) -> RecordedTruth<'a> {
+    fn le(self, other: Self) -> RecordedCondition<'a> {
         self.compare(Op::Le, other)
     }
-    fn eq(self, other: Self) -> RecordedTruth<'a> {
+    fn eq(self, other: Self) -> RecordedCondition<'a> {
         self.compare(Op::Eq, other)
     }
-    fn select(condition: RecordedTruth<'a>, a: Self, b: Self) -> Self {
+    fn select(condition: RecordedCondition<'a>, a: Self, b: Self) -> Self {
         Self { id: a.recorder.apply(Op::Select, [condition.id, a.id, b.id]), ..a }
     }
     fn scalar(self, name: &str, value: f32) -> Self {
@@ -360,7 +361,7 @@ impl<'a> Number for Recorded<'a> {
     fn read(self, name: &str, table: &[f32]) -> Self {
         self.recorder.read(name, table, self.id)
     }
-    fn store(self, name: &str, buffer: &Buffer, index: Self) {
+    fn store(self, name: &str, buffer: &HookBuffer, index: Self) {
         self.recorder.store(name, buffer, index.id, self.id);
     }
 }

@@ -37,7 +37,7 @@ impl RotaryEmbedding {
     }
 
     #[inline(always)]
-    fn turn<N: Number>(&self, at: &At<N>, position: N, pair: Pair<N>) -> Pair<N> {
+    fn rotate<N: Number>(&self, at: &At<N>, position: N, pair: Pair<N>) -> Pair<N> {
         let high = at.read("turns_high", &self.high, at.dim());
         let low = at.read("turns_low", &self.low, at.dim());
         let (sin, cos) = position.turns(high, low).sin_cos_turns();
@@ -51,7 +51,7 @@ impl Variant for RotaryEmbedding {
     }
 
     fn properties(&self) -> Properties {
-        Properties::NONE.reading(Reads::QO.and(Reads::KV).and(Reads::TABLES))
+        Properties::NONE.reading(Reads::QO.union(Reads::KV).union(Reads::TABLES))
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {
@@ -66,11 +66,11 @@ impl Variant for RotaryEmbedding {
 
     #[inline(always)]
     fn query<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
-        self.turn(at, at.qo(), pair)
+        self.rotate(at, at.qo(), pair)
     }
 
     #[inline(always)]
     fn key<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
-        self.turn(at, at.kv(), pair)
+        self.rotate(at, at.kv(), pair)
     }
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 /// Indices of a query row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Row {
+pub struct QueryRow {
     /// The request's index in the batch.
     pub request: u32,
     /// Its position in the request, `kv_len - qo_len + i` for row `i`.
@@ -26,12 +26,12 @@ pub struct Row {
 /// A variant checked for a problem.
 ///
 /// ```
-/// use tilewright::{HeadDim, Heads, Problem, attention::variant::{Row, SoftCap, Trial}};
+/// use tilewright::{HeadDim, Heads, Problem, attention::variant::{QueryRow, SoftCap, Trial}};
 ///
 /// let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(2)).build()?;
 /// let trial = Trial::new(SoftCap::new(30.0)?, &problem)?;
 /// let mut logits = [0.0, 15.0, 1e6];
-/// trial.logits(Row::default(), &[0, 1, 2], &mut logits);
+/// trial.logits(QueryRow::default(), &[0, 1, 2], &mut logits);
 /// for (logit, expected) in logits.into_iter().zip([0.0, 13.8635, 30.0]) {
 ///     assert!((logit - expected).abs() < 1e-4, "{logit} is not 30 tanh(s / 30)");
 /// }
@@ -65,7 +65,7 @@ impl Trial {
     }
 
     /// The query hook on `q`, `[head_dim_qk]`.
-    pub fn query(&self, row: Row, q: &mut [f32]) {
+    pub fn query(&self, row: QueryRow, q: &mut [f32]) {
         self.hooks.query(self.isa, row.into(), q);
     }
 
@@ -87,7 +87,7 @@ impl Trial {
     }
 
     /// The logits hook on `logits[j]` of the keys at `kv[j]`, up to the shorter slice.
-    pub fn logits(&self, row: Row, kv: &[u32], logits: &mut [f32]) {
+    pub fn logits(&self, row: QueryRow, kv: &[u32], logits: &mut [f32]) {
         for (kv, logits) in kv.chunks(KEYS).zip(logits.chunks_mut(KEYS)) {
             let mut tile = [[0.0; KEYS]];
             tile[0][..logits.len()].copy_from_slice(logits);
@@ -97,7 +97,7 @@ impl Trial {
     }
 
     /// The variant's mask: whether the row sees each of the keys at `kv`.
-    pub fn mask(&self, row: Row, kv: &[u32]) -> Vec<bool> {
+    pub fn mask(&self, row: QueryRow, kv: &[u32]) -> Vec<bool> {
         let seen = |kv: &[u32]| self.hooks.mask(self.isa, row.into(), &positions(kv));
         let each = |kv: &[u32]| {
             let bits = seen(kv);
@@ -107,12 +107,12 @@ impl Trial {
     }
 
     /// The update hook on the state `sum = Σ e^(logit - max)`.
-    pub fn update(&self, row: Row, max: f32, sum: f32) -> (f32, f32) {
+    pub fn update(&self, row: QueryRow, max: f32, sum: f32) -> (f32, f32) {
         self.hooks.update(row.into(), max, sum)
     }
 
     /// The output hook on `o`, `[head_dim_vo]`.
-    pub fn output(&self, row: Row, o: &mut [f32]) {
+    pub fn output(&self, row: QueryRow, o: &mut [f32]) {
         self.hooks.output(self.isa, row.into(), o);
     }
 }
@@ -124,8 +124,8 @@ fn positions(kv: &[u32]) -> [f32; KEYS] {
     positions
 }
 
-impl From<Row> for RowAt {
-    fn from(row: Row) -> Self {
+impl From<QueryRow> for RowAt {
+    fn from(row: QueryRow) -> Self {
         Self { request: row.request, qo: row.qo, qo_head: row.qo_head, kv_head: row.kv_head }
     }
 }

@@ -164,7 +164,7 @@ impl<V: Variant> Adapter<V> {
             qo: witness.number(at.qo as f32),
             qo_head: witness.number(at.qo_head as f32),
             kv_head: witness.number(at.kv_head as f32),
-            ..At::nowhere(witness, self.heads)
+            ..At::without_indices(witness, self.heads)
         }
     }
 }
@@ -207,7 +207,7 @@ impl<V: Variant> Task for Key<'_, V> {
     fn run<S: Simd>(self, simd: S) {
         let zero = Lanes::splat(simd, 0.0);
         let kv_head = zero.number(self.kv_head as f32);
-        let nowhere = At { kv_head, ..At::nowhere(zero, self.adapter.heads) };
+        let nowhere = At { kv_head, ..At::without_indices(zero, self.adapter.heads) };
         let (first, second) = self.keys.split_at_mut(self.keys.len() / 2);
         let rows = first.chunks_exact_mut(KEYS).zip(second.chunks_exact_mut(KEYS));
         for (dim, (first, second)) in rows.enumerate() {
@@ -237,7 +237,7 @@ impl<V: Variant> Task for Value<'_, V> {
     fn run<S: Simd>(self, simd: S) {
         let zero = Lanes::splat(simd, 0.0);
         let kv_head = zero.number(self.at.kv_head as f32);
-        let nowhere = At { kv_head, ..At::nowhere(zero, self.adapter.heads) };
+        let nowhere = At { kv_head, ..At::without_indices(zero, self.adapter.heads) };
         for (value, kv) in self.values.chunks_mut(self.at.stride).zip(self.at.kv) {
             let row = At { kv: zero.number(*kv), ..nowhere };
             let width = self.at.width.min(value.len());

@@ -1,7 +1,7 @@
 //! A register as a [`Number`]: hooks compute on [`Simd::LANES`] keys or elements at once.
 
 use super::{Simd, Task, softmax};
-use crate::attention::variant::{At, Buffer, ExpressionVariant, Hook, Number};
+use crate::attention::variant::{At, ExpressionVariant, Hook, HookBuffer, Number};
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 /// The widest register.
@@ -225,7 +225,7 @@ impl<S: Simd> Number for Lanes<S> {
         self.like(unsafe { self.simd.gather(table.as_ptr(), index.lanes) })
     }
     #[inline(always)]
-    fn store(self, _: &str, buffer: &Buffer, index: Self) {
+    fn store(self, _: &str, buffer: &HookBuffer, index: Self) {
         let (indices, values) = (index.array(), self.array());
         for (index, value) in indices[..S::LANES].iter().zip(values) {
             buffer.set(*index, value);

@@ -154,7 +154,7 @@ impl Place<'_> {
     #[inline(always)]
     pub(super) fn seen(&self, r: usize, (start, tokens): (usize, usize)) -> u64 {
         let plan = self.call.plan;
-        plan.requests.seen(plan.problem.mask(), self.segment, self.row(r).0, (start, tokens))
+        plan.requests.visible_bits(plan.problem.mask(), self.segment, self.row(r).0, (start, tokens))
     }
 
     /// The positions of the keys of the KV tile at `start`; NaN beyond its `tokens`, where nothing may be stored.

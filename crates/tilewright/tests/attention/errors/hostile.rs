@@ -7,7 +7,7 @@ use tilewright::{
     attention::{Split, merge_state, merge_states},
     gemm::linear,
     kv::{
-        append::{Append, append_paged_kv_cache, get_batch_indices_positions},
+        append::{NewTokens, append_paged_kv_cache, get_batch_indices_positions},
         get_seq_lens,
     },
     tensor::MAX_RANK,
@@ -119,7 +119,7 @@ fn call(cpu: &Cpu, tensors: &mut [Tensors; 5]) -> Option<usize> {
     let indptr = [0, n as i32];
     let table = PageTable::new(&[0, 1], &[0], &indptr[1..], 2);
     let (requests, positions) = (vec![0; n], (0..n as i32).collect::<Vec<_>>());
-    let new = Append {
+    let new = NewTokens {
         k: a.view(&[n, 1, 2])?,
         v: b.view(&[n, 1, 2])?,
         batch_indices: &requests,

@@ -7,7 +7,7 @@ use tilewright::{
     attention::{merge_state, merge_states},
     gemm::linear,
     kv::{
-        append::{Append, append_paged_kv_cache, get_batch_indices_positions},
+        append::{NewTokens, append_paged_kv_cache, get_batch_indices_positions},
         get_seq_lens,
     },
 };
@@ -48,7 +48,7 @@ impl Appending<'_> {
         let [mut k_cache, mut v_cache] =
             [&self.k_cache, &self.v_cache].map(|(dtype, shape)| zeros(*dtype, shape));
         let cache = KvCacheMut { k: k_cache.view_mut(&self.k_cache.1), v: v_cache.view_mut(&self.v_cache.1) };
-        let new = Append {
+        let new = NewTokens {
             k: k.view(&self.k.1),
             v: v.view(&self.v.1),
             batch_indices: self.batch_indices,
@@ -119,7 +119,7 @@ fn appends_of_tokens_with_gaps_inside() {
     let view = new.strided(0, &[2, 1, 4], &[20, 20, 2]);
     let (mut k, mut v) = (zeros(F32, &[8]), zeros(F32, &[8]));
     let cache = KvCacheMut { k: k.view_mut(&[1, 2, 1, 4]), v: v.view_mut(&[1, 2, 1, 4]) };
-    let append = Append { k: view, v: view, batch_indices: &[0, 0], positions: &[0, 1] };
+    let append = NewTokens { k: view, v: view, batch_indices: &[0, 0], positions: &[0, 1] };
     let table = PageTable::new(&[0, 1], &[0], &[2], 2);
     let result = append_paged_kv_cache(&Cpu::with_threads(1), &append, cache, KvLayout::Nhd, &table);
     let text = "k has strides [20, 20, 2]: head_dim, the last axis, must have stride 1";

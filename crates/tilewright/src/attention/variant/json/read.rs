@@ -4,10 +4,10 @@ use super::{MAX_DEPTH, MEMBERS, OPERATOR};
 use crate::{
     Error, Result,
     attention::variant::{
-        Buffer, ExpressionVariant, Properties,
-        expression::{Graph, Input, Kind, Node, Op},
+        ExpressionVariant, HookBuffer, Properties,
+        expression::{Graph, Input, Node, Op, ValueKind},
         hook::Hook,
-        recorder::{MAX_ELEMENTS, Named, Recorder, check_name},
+        recorder::{MAX_ELEMENTS, NamedData, Recorder, check_name},
     },
 };
 use serde_json::{Map, Value};
@@ -21,9 +21,9 @@ impl ExpressionVariant {
     /// `attention.variant: logits.mul[1]: unknown operation "tahn", expected one of neg, abs, ..`.
     pub fn from_json(text: &str) -> Result<Self> {
         let document: Value =
-            serde_json::from_str(text).map_err(|why| Error::new(OPERATOR, why.to_string()))?;
+            serde_json::from_str(text).map_err(|error| Error::new(OPERATOR, error.to_string()))?;
         let Value::Object(members) = &document else {
-            return Err(wrong("the document", &document, "an object"));
+            return Err(unexpected("the document", &document, "an object"));
         };
         for member in members.keys() {
             let known = MEMBERS.into_iter().chain(Hook::ALL.map(Hook::name));
@@ -34,30 +34,30 @@ impl ExpressionVariant {
             }
         }
         let name = members.get("name").and_then(Value::as_str);
-        let given = members.get("name").unwrap_or(&Value::Null);
-        let name = name.ok_or_else(|| wrong("name", given, "a string"))?;
+        let value_or_null = members.get("name").unwrap_or(&Value::Null);
+        let name = name.ok_or_else(|| unexpected("name", value_or_null, "a string"))?;
         let properties = Properties {
             softmax: flag(members, "softmax", true)?,
             monotone_mask: flag(members, "monotone_mask", false)?,
             linear_output: flag(members, "linear_output", false)?,
             ..Properties::NONE
         };
-        let named = named(members)?;
+        let named = read_named(members)?;
         let recorder = Recorder::default();
         let mut graphs: [Graph; 7] = Default::default();
         for hook in Hook::ALL {
             let scope = Scope { recorder: &recorder, hook, named: &named, bound: Vec::new() };
             graphs[hook as usize] = match members.get(hook.name()) {
                 Some(value) => scope.hook(value)?,
-                None => scope.neutral(),
+                None => scope.identity(),
             };
         }
-        Self::assemble(name, properties, recorder, graphs).map_err(|fault| Error::new(OPERATOR, fault))
+        Self::assemble(name, properties, recorder, graphs).map_err(|error| Error::new(OPERATOR, error))
     }
 }
 
 /// The error for an unexpected `value` at `path`.
-fn wrong(path: &str, value: &Value, expected: &str) -> Error {
+fn unexpected(path: &str, value: &Value, expected: &str) -> Error {
     let shown = match value {
         Value::Null => "nothing".to_owned(),
         Value::Array(items) => format!("an array of {}", items.len()),
@@ -67,23 +67,23 @@ fn wrong(path: &str, value: &Value, expected: &str) -> Error {
     Error::new(OPERATOR, format!("{path}: {shown}, expected {expected}"))
 }
 
-fn flag(members: &Map<String, Value>, name: &str, otherwise: bool) -> Result<bool> {
+fn flag(members: &Map<String, Value>, name: &str, default: bool) -> Result<bool> {
     members
         .get(name)
-        .map_or(Ok(otherwise), |value| value.as_bool().ok_or_else(|| wrong(name, value, "true or false")))
+        .map_or(Ok(default), |value| value.as_bool().ok_or_else(|| unexpected(name, value, "true or false")))
 }
 
 /// A number, or the name of one without a JSON literal.
 fn constant(path: &str, value: &Value) -> Result<Option<f32>> {
     Ok(match value {
         Value::Number(number) => {
-            let wide = number.as_f64().unwrap_or(f64::INFINITY);
+            let number_f64 = number.as_f64().unwrap_or(f64::INFINITY);
             crate::ensure!(
-                (wide as f32).is_finite(),
+                (number_f64 as f32).is_finite(),
                 OPERATOR,
                 "{path}: {number}, expected a number that f32 can hold"
             );
-            Some(wide as f32)
+            Some(number_f64 as f32)
         }
         Value::String(name) => match name.as_str() {
             "inf" => Some(f32::INFINITY),
@@ -96,38 +96,38 @@ fn constant(path: &str, value: &Value) -> Result<Option<f32>> {
 }
 
 /// Parses parameters, tables and buffers.
-fn named(members: &Map<String, Value>) -> Result<Named> {
-    let mut named = Named::default();
-    for (name, value) in list(members, "scalars")? {
+fn read_named(members: &Map<String, Value>) -> Result<NamedData> {
+    let mut named = NamedData::default();
+    for (name, value) in object_entries(members, "scalars")? {
         let path = format!("scalars.{name}");
-        let number = constant(&path, value)?.ok_or_else(|| wrong(&path, value, "a number"))?;
+        let number = constant(&path, value)?.ok_or_else(|| unexpected(&path, value, "a number"))?;
         named.scalars.push((name.clone(), number));
     }
-    for (name, value) in list(members, "tables")? {
+    for (name, value) in object_entries(members, "tables")? {
         let path = format!("tables.{name}");
-        let items = value.as_array().ok_or_else(|| wrong(&path, value, "an array of numbers"))?;
+        let items = value.as_array().ok_or_else(|| unexpected(&path, value, "an array of numbers"))?;
         let mut table = Vec::with_capacity(items.len());
         for (i, item) in items.iter().enumerate() {
             let path = format!("{path}[{i}]");
-            table.push(constant(&path, item)?.ok_or_else(|| wrong(&path, item, "a number"))?);
+            table.push(constant(&path, item)?.ok_or_else(|| unexpected(&path, item, "a number"))?);
         }
         named.tables.push((name.clone(), Arc::from(table)));
     }
-    for (name, value) in list(members, "buffers")? {
+    for (name, value) in object_entries(members, "buffers")? {
         let path = format!("buffers.{name}");
         let len = value.as_u64().filter(|len| (1..=MAX_ELEMENTS as u64).contains(len));
         let expected = format!("a number of elements, 1 to {MAX_ELEMENTS}");
-        let len = len.ok_or_else(|| wrong(&path, value, &expected))?;
-        named.buffers.push((name.clone(), Buffer::new(len as usize)));
+        let len = len.ok_or_else(|| unexpected(&path, value, &expected))?;
+        named.buffers.push((name.clone(), HookBuffer::new(len as usize)));
     }
     Ok(named)
 }
 
-fn list<'a>(members: &'a Map<String, Value>, name: &str) -> Result<Vec<(&'a String, &'a Value)>> {
+fn object_entries<'a>(members: &'a Map<String, Value>, name: &str) -> Result<Vec<(&'a String, &'a Value)>> {
     let Some(value) = members.get(name) else { return Ok(Vec::new()) };
-    let list = value.as_object().ok_or_else(|| wrong(name, value, "an object"))?;
+    let list = value.as_object().ok_or_else(|| unexpected(name, value, "an object"))?;
     for key in list.keys() {
-        check_name(key).map_err(|fault| Error::new(OPERATOR, format!("{name}: {fault}")))?;
+        check_name(key).map_err(|error| Error::new(OPERATOR, format!("{name}: {error}")))?;
     }
     Ok(list.iter().collect())
 }
@@ -136,7 +136,7 @@ fn list<'a>(members: &'a Map<String, Value>, name: &str) -> Result<Vec<(&'a Stri
 struct Scope<'a> {
     recorder: &'a Recorder,
     hook: Hook,
-    named: &'a Named,
+    named: &'a NamedData,
     bound: Vec<(String, Operand)>,
 }
 
@@ -144,134 +144,134 @@ struct Scope<'a> {
 #[derive(Clone, Copy)]
 struct Operand {
     id: u32,
-    kind: Kind,
+    kind: ValueKind,
 }
 
 /// The location of an expression in the document.
-struct Place {
+struct JsonPath {
     path: String,
     depth: usize,
 }
 
-impl Place {
-    fn below(&self, step: &str) -> Self {
+impl JsonPath {
+    fn child(&self, step: &str) -> Self {
         Self { path: format!("{}{step}", self.path), depth: self.depth + 1 }
     }
 }
 
 impl Scope<'_> {
-    fn neutral(&self) -> Graph {
-        let results: Vec<u32> = self.hook.neutral().map(|node| self.recorder.number(node).id).collect();
+    fn identity(&self) -> Graph {
+        let results: Vec<u32> = self.hook.identity().map(|node| self.recorder.number(node).id).collect();
         self.recorder.finish(self.hook, &results)
     }
 
     fn hook(mut self, value: &Value) -> Result<Graph> {
-        let place = Place { path: self.hook.name().to_owned(), depth: 0 };
+        let location = JsonPath { path: self.hook.name().to_owned(), depth: 0 };
         let block = value.as_object().filter(|object| object.contains_key("in"));
         let Some(block) = block else {
-            let results = self.results(&place, value)?;
+            let results = self.results(&location, value)?;
             return Ok(self.recorder.finish(self.hook, &results));
         };
         if let Some(other) = block.keys().find(|key| !["let", "store", "in"].contains(&key.as_str())) {
-            let text = format!("{}: unknown member {other:?}, expected one of let, store, in", place.path);
+            let text = format!("{}: unknown member {other:?}, expected one of let, store, in", location.path);
             return Err(Error::new(OPERATOR, text));
         }
-        let path = &place.path;
+        let path = &location.path;
         for (i, binding) in items(&format!("{path}.let"), block.get("let"))?.iter().enumerate() {
-            let here = place.below(&format!(".let[{i}]"));
-            self.bind(&here, binding)?;
+            let location = location.child(&format!(".let[{i}]"));
+            self.bind(&location, binding)?;
         }
         for (i, store) in items(&format!("{path}.store"), block.get("store"))?.iter().enumerate() {
-            let here = place.below(&format!(".store[{i}]"));
-            self.store(&here, store)?;
+            let location = location.child(&format!(".store[{i}]"));
+            self.store(&location, store)?;
         }
-        let results = self.results(&place.below(".in"), &block["in"])?;
+        let results = self.results(&location.child(".in"), &block["in"])?;
         Ok(self.recorder.finish(self.hook, &results))
     }
 
-    fn results(&self, place: &Place, value: &Value) -> Result<Vec<u32>> {
-        let kinds = self.hook.results();
+    fn results(&self, location: &JsonPath, value: &Value) -> Result<Vec<u32>> {
+        let kinds = self.hook.result_kinds();
         if let [kind] = kinds {
-            return Ok(vec![self.expect(place, value, *kind)?]);
+            return Ok(vec![self.expect(location, value, *kind)?]);
         }
         let pair = value.as_array().filter(|items| items.len() == kinds.len());
-        let pair = pair.ok_or_else(|| wrong(&place.path, value, "an array of two expressions"))?;
+        let pair = pair.ok_or_else(|| unexpected(&location.path, value, "an array of two expressions"))?;
         let each =
-            |(i, value): (usize, &Value)| self.expect(&place.below(&format!("[{i}]")), value, kinds[i]);
+            |(i, value): (usize, &Value)| self.expect(&location.child(&format!("[{i}]")), value, kinds[i]);
         pair.iter().enumerate().map(each).collect()
     }
 
-    fn bind(&mut self, place: &Place, value: &Value) -> Result<()> {
+    fn bind(&mut self, location: &JsonPath, value: &Value) -> Result<()> {
         let Some([Value::String(name), value]) = value.as_array().map(Vec::as_slice) else {
-            return Err(wrong(&place.path, value, "[\"name\", expression]"));
+            return Err(unexpected(&location.path, value, "[\"name\", expression]"));
         };
         let word = name.strip_prefix('%').unwrap_or(name);
-        let fresh = self.find(name).is_none() && !word.is_empty();
+        let is_unused = self.find(name).is_none() && !word.is_empty();
         crate::ensure!(
-            fresh && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'),
+            is_unused && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'),
             OPERATOR,
             "{}: {name:?} has a meaning already or is no name, expected another",
-            place.path
+            location.path
         );
-        let operand = self.operand(&place.below("[1]"), value)?;
+        let operand = self.operand(&location.child("[1]"), value)?;
         self.bound.push((name.clone(), operand));
         Ok(())
     }
 
-    fn store(&self, place: &Place, value: &Value) -> Result<()> {
+    fn store(&self, location: &JsonPath, value: &Value) -> Result<()> {
         let Some([Value::String(name), index, stored]) = value.as_array().map(Vec::as_slice) else {
-            return Err(wrong(&place.path, value, "[\"buffer\", index, value]"));
+            return Err(unexpected(&location.path, value, "[\"buffer\", index, value]"));
         };
         let buffer = self.named.buffers.iter().find(|(known, _)| known == name);
         let names = self.named.buffers.iter().map(|(name, _)| name.as_str());
-        let (_, buffer) = buffer.ok_or_else(|| unknown(&place.path, "buffer", name, names))?;
-        let index = self.expect(&place.below("[1]"), index, Kind::Number)?;
-        let stored = self.expect(&place.below("[2]"), stored, Kind::Number)?;
+        let (_, buffer) = buffer.ok_or_else(|| unknown(&location.path, "buffer", name, names))?;
+        let index = self.expect(&location.child("[1]"), index, ValueKind::Number)?;
+        let stored = self.expect(&location.child("[2]"), stored, ValueKind::Number)?;
         self.recorder.store(name, buffer, index, stored);
         Ok(())
     }
 
-    fn expect(&self, place: &Place, value: &Value, kind: Kind) -> Result<u32> {
-        let operand = self.operand(place, value)?;
+    fn expect(&self, location: &JsonPath, value: &Value, kind: ValueKind) -> Result<u32> {
+        let operand = self.operand(location, value)?;
         let (got, expected) = match kind {
-            Kind::Number => ("a condition", "a number"),
-            Kind::Truth => ("a number", "a condition"),
+            ValueKind::Number => ("a condition", "a number"),
+            ValueKind::Truth => ("a number", "a condition"),
         };
-        crate::ensure!(operand.kind == kind, OPERATOR, "{}: {got}, expected {expected}", place.path);
+        crate::ensure!(operand.kind == kind, OPERATOR, "{}: {got}, expected {expected}", location.path);
         Ok(operand.id)
     }
 
     /// Recursion is bounded by the nesting limit here and in the parser.
-    fn operand(&self, place: &Place, value: &Value) -> Result<Operand> {
+    fn operand(&self, location: &JsonPath, value: &Value) -> Result<Operand> {
         crate::ensure!(
-            place.depth <= MAX_DEPTH,
+            location.depth <= MAX_DEPTH,
             OPERATOR,
             "{}: nested deeper than {MAX_DEPTH}, expected let and names",
             self.hook.name()
         );
-        if let Some(number) = constant(&place.path, value)? {
+        if let Some(number) = constant(&location.path, value)? {
             return Ok(self.number(Node::Number(number.to_bits())));
         }
         match value {
             Value::Bool(truth) => {
-                Ok(Operand { id: self.recorder.truth(Node::Truth(*truth)).id, kind: Kind::Truth })
+                Ok(Operand { id: self.recorder.truth(Node::Truth(*truth)).id, kind: ValueKind::Truth })
             }
             Value::String(name) => self.find(name).ok_or_else(|| {
                 let mut known: Vec<&str> = self.hook.inputs().map(Input::name).collect();
                 known.extend(self.named.scalars.iter().map(|(name, _)| name.as_str()));
                 known.extend(self.bound.iter().map(|(name, _)| name.as_str()));
-                unknown(&place.path, "name", name, known.into_iter())
+                unknown(&location.path, "name", name, known.into_iter())
             }),
             Value::Object(object) if object.len() == 1 => {
                 let (name, operands) = object.iter().next().expect("it has one member");
-                self.operation(place, name, operands)
+                self.operation(location, name, operands)
             }
-            _ => Err(wrong(&place.path, value, "a number, a name or {\"operation\": operands}")),
+            _ => Err(unexpected(&location.path, value, "a number, a name or {\"operation\": operands}")),
         }
     }
 
     fn number(&self, node: Node) -> Operand {
-        Operand { id: self.recorder.number(node).id, kind: Kind::Number }
+        Operand { id: self.recorder.number(node).id, kind: ValueKind::Number }
     }
 
     fn find(&self, name: &str) -> Option<Operand> {
@@ -279,51 +279,51 @@ impl Scope<'_> {
             return Some(*operand);
         }
         if let Some((_, value)) = self.named.scalars.iter().find(|(known, _)| known == name) {
-            return Some(Operand { id: self.recorder.scalar(name, *value).id, kind: Kind::Number });
+            return Some(Operand { id: self.recorder.scalar(name, *value).id, kind: ValueKind::Number });
         }
         let input = self.hook.inputs().find(|input| input.name() == name);
         input.map(|input| self.number(Node::Input(input)))
     }
 
-    fn operation(&self, place: &Place, name: &str, value: &Value) -> Result<Operand> {
-        let inside = place.below(&format!(".{name}"));
+    fn operation(&self, location: &JsonPath, name: &str, value: &Value) -> Result<Operand> {
+        let inside = location.child(&format!(".{name}"));
         if name == "read" {
             return self.read(&inside, value);
         }
         let Some((op, _)) = Op::NAMED.into_iter().find(|(_, known)| *known == name) else {
             let names = Op::NAMED.into_iter().map(|(_, name)| name).chain(["read"]);
-            return Err(unknown(&place.path, "operation", name, names));
+            return Err(unknown(&location.path, "operation", name, names));
         };
-        let (takes, gives) = op.signature();
+        let (operand_kinds, result_kind) = op.signature();
         let mut operands = [0; 3];
-        if let [kind] = takes {
+        if let [kind] = operand_kinds {
             operands[0] = self.expect(&inside, value, *kind)?;
         } else {
-            let given = value.as_array().filter(|given| given.len() == takes.len());
-            let expected = format!("an array of {} operands", takes.len());
-            let given = given.ok_or_else(|| wrong(&inside.path, value, &expected))?;
-            for (i, (value, kind)) in given.iter().zip(takes).enumerate() {
-                operands[i] = self.expect(&place.below(&format!(".{name}[{i}]")), value, *kind)?;
+            let given = value.as_array().filter(|given| given.len() == operand_kinds.len());
+            let expected = format!("an array of {} operands", operand_kinds.len());
+            let given = given.ok_or_else(|| unexpected(&inside.path, value, &expected))?;
+            for (i, (value, kind)) in given.iter().zip(operand_kinds).enumerate() {
+                operands[i] = self.expect(&location.child(&format!(".{name}[{i}]")), value, *kind)?;
             }
         }
-        Ok(Operand { id: self.recorder.apply(op, operands), kind: gives })
+        Ok(Operand { id: self.recorder.apply(op, operands), kind: result_kind })
     }
 
-    fn read(&self, place: &Place, value: &Value) -> Result<Operand> {
+    fn read(&self, location: &JsonPath, value: &Value) -> Result<Operand> {
         let Some([Value::String(name), index]) = value.as_array().map(Vec::as_slice) else {
-            return Err(wrong(&place.path, value, "[\"table\", index]"));
+            return Err(unexpected(&location.path, value, "[\"table\", index]"));
         };
         let table = self.named.tables.iter().find(|(known, _)| known == name);
         let names = self.named.tables.iter().map(|(name, _)| name.as_str());
-        let (_, table) = table.ok_or_else(|| unknown(&place.path, "table", name, names))?;
-        let index = self.expect(&place.below("[1]"), index, Kind::Number)?;
-        Ok(Operand { id: self.recorder.read(name, table, index).id, kind: Kind::Number })
+        let (_, table) = table.ok_or_else(|| unknown(&location.path, "table", name, names))?;
+        let index = self.expect(&location.child("[1]"), index, ValueKind::Number)?;
+        Ok(Operand { id: self.recorder.read(name, table, index).id, kind: ValueKind::Number })
     }
 }
 
 fn items<'a>(path: &str, value: Option<&'a Value>) -> Result<&'a [Value]> {
     let Some(value) = value else { return Ok(&[]) };
-    value.as_array().map(Vec::as_slice).ok_or_else(|| wrong(path, value, "an array"))
+    value.as_array().map(Vec::as_slice).ok_or_else(|| unexpected(path, value, "an array"))
 }
 
 fn unknown<'a>(path: &str, what: &str, name: &str, known: impl Iterator<Item = &'a str>) -> Error {

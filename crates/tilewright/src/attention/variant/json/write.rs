@@ -8,7 +8,7 @@ use crate::attention::variant::{
 use serde_json::{Map, Value, json};
 
 /// Nesting depth from which a subexpression is bound to a name.
-const DEEP: usize = 16;
+const BIND_DEPTH: usize = 16;
 
 impl ExpressionVariant {
     /// Serializes to JSON for [`Self::from_json`]; buffers by length.
@@ -36,7 +36,7 @@ impl ExpressionVariant {
             ("monotone_mask", properties.monotone_mask, false),
             ("linear_output", properties.linear_output, false),
         ];
-        for (name, flag, _) in flags.into_iter().filter(|(_, flag, otherwise)| flag != otherwise) {
+        for (name, flag, _) in flags.into_iter().filter(|(_, flag, default)| flag != default) {
             document.insert(name.to_owned(), json!(flag));
         }
         for hook in Hook::ALL.into_iter().filter(|hook| self.is_live(*hook)) {
@@ -82,7 +82,7 @@ impl<'a> Writer<'a> {
         for (node, uses) in graph.nodes.iter().zip(uses) {
             let expression = writer.expression(node);
             let depth = 1 + node.operands().iter().map(|&id| depths[id as usize]).max().unwrap_or(0);
-            let bind = !node.operands().is_empty() && (uses > 1 || depth > DEEP);
+            let bind = !node.operands().is_empty() && (uses > 1 || depth > BIND_DEPTH);
             depths.push(if bind { 0 } else { depth });
             let expression = if bind { writer.bind(expression) } else { expression };
             writer.written.push(expression);
@@ -126,7 +126,7 @@ impl<'a> Writer<'a> {
             Node::Number(bits) => number(f32::from_bits(*bits)),
             Node::Truth(value) => json!(value),
             Node::Input(input) => json!(input.name()),
-            Node::Scalar(place) => json!(self.variant.named.scalars[*place as usize].0),
+            Node::Scalar(index) => json!(self.variant.named.scalars[*index as usize].0),
             Node::Read { table, index } => {
                 json!({ "read": [self.variant.named.tables[*table as usize].0, operand(*index)] })
             }
