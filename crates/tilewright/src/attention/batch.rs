@@ -78,18 +78,18 @@ impl Index<'_> {
     /// Appends the entries to `to` and returns their maximum as `u32`, so that negative entries compare above
     /// `i32::MAX`.
     pub(crate) fn copy_i32(self, operator: &'static str, name: &str, to: &mut Vec<i32>) -> Result<u32> {
-        let wide = match self {
+        let entries = match self {
             Self::I32(s) => return Ok(indices::copy_i32(s, to)),
             Self::Shared(s) => return Ok(indices::copy_i32(s, to)),
             Self::I64(s) => s,
         };
-        let largest = indices::copy_i64(wide, to);
+        let largest = indices::copy_i64(entries, to);
         if let Ok(largest) = u32::try_from(largest)
             && i32::try_from(largest).is_ok()
         {
             return Ok(largest);
         }
-        match wide.iter().find(|&&value| i32::try_from(value).is_err()) {
+        match entries.iter().find(|&&value| i32::try_from(value).is_err()) {
             Some(value) => {
                 Err(crate::Error::new(operator, format!("{name} = {value} does not fit in 32 bits")))
             }
@@ -148,9 +148,9 @@ impl Index<'_> {
             count + 1
         );
         crate::ensure!(self.get(0) == 0, operator, "{name} starts at {}, expected 0", self.get(0));
-        if !self.ascends() {
-            let falls = |r: &usize| self.get(*r) > self.get(*r + 1);
-            let r = (0..count).find(falls).unwrap_or(0);
+        if !self.never_decreases() {
+            let decreases = |r: &usize| self.get(*r) > self.get(*r + 1);
+            let r = (0..count).find(decreases).unwrap_or(0);
             let (begin, end) = (self.get(r), self.get(r + 1));
             let text = format!("{owner} {r}: {name} decreases from {begin} to {end}");
             return Err(crate::Error::new(operator, text));
@@ -159,15 +159,15 @@ impl Index<'_> {
     }
 
     /// Whether the entries never decrease. Without early exit, so that the loop vectorizes.
-    fn ascends(&self) -> bool {
-        fn all<T: PartialOrd>(entries: &[T]) -> bool {
+    fn never_decreases(&self) -> bool {
+        fn is_sorted<T: PartialOrd>(entries: &[T]) -> bool {
             let pairs = entries.iter().zip(entries.iter().skip(1));
-            pairs.fold(true, |ascends, (one, next)| ascends & (one <= next))
+            pairs.fold(true, |sorted, (one, next)| sorted & (one <= next))
         }
         match self {
-            Self::I32(s) => all(s),
-            Self::I64(s) => all(s),
-            Self::Shared(s) => all(s),
+            Self::I32(s) => is_sorted(s),
+            Self::I64(s) => is_sorted(s),
+            Self::Shared(s) => is_sorted(s),
         }
     }
 

@@ -244,12 +244,12 @@ impl CapacityBounds {
         let longest = if kind.is_blocks() || depth > 1 { rows } else { qo_len };
         let tile = tile_tokens(problem, tiling).min(longest.max(1));
         let item_heads = tiling.kv_heads.clamp(1, kv_heads);
-        let all = segments.saturating_mul(depth).saturating_mul(kv_len);
+        let max_tokens = segments.saturating_mul(depth).saturating_mul(kv_len);
         let tokens = match kind {
             KvKind::Paged { page_size: tokens } | KvKind::Blocks { block: tokens } => {
-                pages.saturating_mul(tokens).min(all)
+                pages.saturating_mul(tokens).min(max_tokens)
             }
-            KvKind::Ragged => all,
+            KvKind::Ragged => max_tokens,
         };
         Self {
             capacity: Capacity { qo_len: longest, ..capacity },
@@ -275,9 +275,9 @@ impl CapacityBounds {
     /// Pieces of `tokens` keys of all tiles for one head; bounded by the longest request and by the total of keys.
     fn pieces(&self, tokens: usize) -> usize {
         let longest = self.capacity.kv_len.min(self.tokens).div_ceil(tokens).max(1);
-        let of_all = (self.tokens / tokens).saturating_add(self.segments.saturating_mul(self.depth));
+        let total_pieces = (self.tokens / tokens).saturating_add(self.segments.saturating_mul(self.depth));
         let tiles = self.capacity.qo_len.div_ceil(self.tile);
-        self.tiles().saturating_mul(longest).min(of_all.saturating_mul(tiles))
+        self.tiles().saturating_mul(longest).min(total_pieces.saturating_mul(tiles))
     }
 
     fn array_sizes(&self, split: Split) -> ArraySizes {

@@ -88,14 +88,14 @@ impl Requests {
     }
 
     /// Appends pages to the table and returns the index of the first.
-    fn append_pages(&mut self, operator: &'static str, more: (PageList, usize, i32)) -> Result<usize> {
+    fn append_pages(&mut self, operator: &'static str, pages: (PageList, usize, i32)) -> Result<usize> {
         let KvSource::Paged { indices, page_size, max_page } = &mut self.source else {
             return Err(Error::new(operator, "keys in pages, but those of the batch are ragged"));
         };
-        crate::ensure!(more.1 == *page_size, operator, "page_size = {}, the batch has {page_size}", more.1);
+        crate::ensure!(pages.1 == *page_size, operator, "page_size = {}, the batch has {page_size}", pages.1);
         let first = indices.len();
-        indices.own().extend_from_slice(&more.0);
-        *max_page = more.2.max(*max_page);
+        indices.own().extend_from_slice(&pages.0);
+        *max_page = pages.2.max(*max_page);
         Ok(first)
     }
 }
@@ -178,15 +178,15 @@ impl Requests {
     pub(super) fn share_prefixes(&mut self, cost_model: CostModel<'_>) -> Vec<SharedPrefix> {
         let common = self.common_pages();
         let KvSource::Paged { page_size, .. } = self.source else { return Vec::new() };
-        let (mut found, mut shared) = (Vec::new(), Vec::new());
+        let (mut prefixes, mut shared) = (Vec::new(), Vec::new());
         // pending nodes: requests, and the position up to which levels hold their keys
         let mut nodes = vec![(0..self.segments.len(), 0)];
         while let Some((requests, base)) = nodes.pop() {
             if requests.len() < 2 {
                 continue;
             }
-            let between = &common[requests.start..requests.end - 1];
-            let pages = between.iter().copied().min().unwrap_or(0);
+            let common_of_node = &common[requests.start..requests.end - 1];
+            let pages = common_of_node.iter().copied().min().unwrap_or(0);
             let mut level_end = base;
             let rows = self.segments[requests.start].qo.start..self.segments[requests.end - 1].qo.end;
             if pages * page_size > base && !rows.is_empty() {
@@ -209,10 +209,10 @@ impl Requests {
                         mask,
                     });
                 }
-                found.push(prefix);
+                prefixes.push(prefix);
             }
             let mut begin = requests.start;
-            let ends = between
+            let ends = common_of_node
                 .iter()
                 .zip(requests.start + 1..)
                 .filter(|(common, _)| **common == pages)
@@ -226,7 +226,7 @@ impl Requests {
         }
         shared.append(&mut self.segments);
         self.segments = shared;
-        found
+        prefixes
     }
 
     /// For each request except the last: the number of full pages, none of them masked, shared with the next request.
@@ -247,10 +247,10 @@ impl Requests {
 impl Segment {
     /// Removes the keys before position `level_end` (full pages), which levels hold.
     fn drop_prefix(&mut self, level_end: usize, page_size: usize) {
-        let more = level_end - self.base;
+        let dropped = level_end - self.base;
         self.base = level_end;
-        self.kv_start += more / page_size;
-        self.kv_len -= more;
+        self.kv_start += dropped / page_size;
+        self.kv_len -= dropped;
         self.shared = level_end > 0;
     }
 }

@@ -101,9 +101,9 @@ impl MaskBits {
     fn read(&self, first: usize, count: usize) -> u64 {
         let (byte, skip) = (first / 8, first % 8);
         let end = (first + count).div_ceil(8);
-        let wide =
+        let word =
             self.bytes[byte..end].iter().rev().fold(0_u128, |bits, &byte| bits << 8 | u128::from(byte));
-        (wide >> skip) as u64 & ones(count)
+        (word >> skip) as u64 & ones(count)
     }
 }
 

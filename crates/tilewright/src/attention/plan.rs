@@ -88,10 +88,10 @@ impl Plan {
         self.fixed_capacity.map_or_else(|| ArraySizes::of(self), |fixed| fixed.sizes)
     }
 
-    /// The expected rows of a tensor of `given` rows: those of the batch, or those of the capacity.
-    pub(super) fn tensor_rows(&self, given: Option<&usize>) -> usize {
+    /// The expected rows of a tensor of `actual` rows: those of the batch, or those of the capacity.
+    pub(super) fn tensor_rows(&self, actual: Option<&usize>) -> usize {
         let rows = self.capacity().map(|capacity| capacity.rows);
-        rows.filter(|rows| given == Some(rows)).unwrap_or_else(|| self.num_rows())
+        rows.filter(|rows| actual == Some(rows)).unwrap_or_else(|| self.num_rows())
     }
 
     /// The result of the backend's [`prepare`](crate::Backend::prepare).
@@ -201,13 +201,13 @@ impl Plan {
         // all heads read the same tokens, unless segments are per head
         let shared_by_heads = self.requests.segments.iter().all(|segment| segment.kv_heads == (0..heads));
         let (heads_read, times) = if shared_by_heads { (1, heads) } else { (heads, 1) };
-        let of_head = |head| {
+        let tokens_of_head = |head| {
             let items = self.schedule.items.iter().filter(|item| item.kv_heads.contains(&head));
             let mut ranges: Vec<_> = items.flat_map(|item| self.slot_ranges(item)).collect();
             ranges.sort_unstable();
             count_unique_slots(&ranges) * times
         };
-        (0..heads_read as u32).map(of_head).sum()
+        (0..heads_read as u32).map(tokens_of_head).sum()
     }
 
     /// The `(page, first slot, end slot)` ranges that an item reads. A ragged tensor is one page.

@@ -19,13 +19,13 @@ impl Batch<'_> {
                 return self.resolve_requests(operator, problem, to);
             }
         }?;
-        let refused = [
+        let unsupported = [
             ("packed mask", self.mask.is_some()),
             ("levels", !matches!(self.levels, Levels::Explicit([]))),
             ("shard", self.shard.is_some()),
         ];
-        for (what, given) in refused {
-            crate::ensure!(!given, operator, "a block-sparse batch takes no {what}");
+        for (what, is_set) in unsupported {
+            crate::ensure!(!is_set, operator, "a block-sparse batch takes no {what}");
         }
         Ok(())
     }
@@ -71,13 +71,13 @@ impl Batch<'_> {
         let mut longest = 0;
         match self.kv {
             KvTable::Paged(table) => {
-                let of_table = table.check_bounds(operator, "request")?;
+                let table_requests = table.check_bounds(operator, "request")?;
                 let max_page = table.collect_pages(operator, "request", &mut indices)?;
                 to.source = KvSource::Paged { indices, page_size: table.page_size, max_page };
                 crate::ensure!(
-                    of_table == count,
+                    table_requests == count,
                     operator,
-                    "the page table has {of_table} requests, qo_indptr has {count}"
+                    "the page table has {table_requests} requests, qo_indptr has {count}"
                 );
                 to.reserve(count);
                 let (mut row, mut page) = (0, 0); // indptr arrays start at 0

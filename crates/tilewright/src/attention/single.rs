@@ -30,7 +30,7 @@ impl<B: Backend> Attention<B> {
         let len = |view: &View<'_>, axis: usize| view.shape().get(axis).copied().unwrap_or(0);
         let (k, v) = (len(&kv.k, axis), len(&kv.v, axis));
         crate::ensure!(k == v, "attention.run_single", "k has {k} tokens, v has {v}");
-        // no tensor of as many elements exists, and the plan refuses it
+        // larger counts exceed every tensor; the plan rejects them
         let count = |len: usize| i64::try_from(len).unwrap_or(i64::MAX);
         let (qo_indptr, kv_indptr) = ([0, count(len(&q, 0))], [0, count(k)]);
         let plan = self.plan(&Batch::ragged(&qo_indptr, &kv_indptr))?;

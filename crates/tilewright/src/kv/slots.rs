@@ -102,8 +102,8 @@ impl TokenSlots {
         let pages = table.resolve(operator)?;
         check_pages(operator, pages.max_page, num_pages.unwrap_or(usize::MAX))?;
         let tokens = batch_indices.iter().zip(positions).enumerate();
-        let kept = tokens.filter(|(_, (request, _))| **request != SKIPPED);
-        let mut slots = kept
+        let used = tokens.filter(|(_, (request, _))| **request != SKIPPED);
+        let mut slots = used
             .map(|(token, (&request, &position))| {
                 let (page, slot) = locate(&pages, table.page_size, (request, position))
                     .map_err(|text| Error::new(operator, format!("token {token}: {text}")))?;
@@ -172,9 +172,9 @@ fn locate(
 fn filled(pages: &CheckedPageTable, page_size: usize, slots: &[Slot]) -> BTreeMap<usize, usize> {
     let mut filled: BTreeMap<usize, usize> = slots.iter().map(|slot| (slot.page, 0)).collect();
     for (range, kv_len) in pages.ranges.iter().zip(&pages.kv_lens) {
-        for (nth, page) in pages.indices[range.clone()].iter().enumerate() {
-            if let Some(most) = filled.get_mut(&(*page as usize)) {
-                *most = (*most).max(page_size.min(kv_len - nth * page_size));
+        for (index, page) in pages.indices[range.clone()].iter().enumerate() {
+            if let Some(in_use) = filled.get_mut(&(*page as usize)) {
+                *in_use = (*in_use).max(page_size.min(kv_len - index * page_size));
             }
         }
     }

@@ -11,15 +11,15 @@ const MAX_SOURCES: usize = 1 << 26;
 /// merges begin and end at every item boundary.
 pub(super) fn merge(operator: &'static str, schedule: &mut Schedule, segments: &[Segment]) -> Result<()> {
     let Schedule { items, merges, sources, .. } = schedule;
-    let mut starting: Vec<u32> = (0..items.len() as u32).collect();
-    starting.retain(|&at| segments[items[at as usize].segment as usize].shared);
-    let row_cuts = cuts(starting.iter().map(|&at| &items[at as usize].qo));
-    starting.sort_by_key(|&at| items[at as usize].qo.start);
-    let mut starting = starting.into_iter().peekable();
+    let mut pending: Vec<u32> = (0..items.len() as u32).collect();
+    pending.retain(|&at| segments[items[at as usize].segment as usize].shared);
+    let row_cuts = cuts(pending.iter().map(|&at| &items[at as usize].qo));
+    pending.sort_by_key(|&at| items[at as usize].qo.start);
+    let mut pending = pending.into_iter().peekable();
     let mut active: Vec<u32> = Vec::new();
     for rows in row_cuts.windows(2) {
         active.retain(|&at| items[at as usize].qo.end > rows[0]);
-        while let Some(at) = starting.next_if(|&at| items[at as usize].qo.start == rows[0]) {
+        while let Some(at) = pending.next_if(|&at| items[at as usize].qo.start == rows[0]) {
             active.push(at);
         }
         let states = sources.len() + active.len();
@@ -32,8 +32,8 @@ pub(super) fn merge(operator: &'static str, schedule: &mut Schedule, segments: &
         let head_cuts = cuts(active.iter().map(|&at| &items[at as usize].kv_heads));
         for heads in head_cuts.windows(2) {
             let first_source = sources.len() as u32;
-            let of_heads = |at: &&u32| items[**at as usize].kv_heads.contains(&heads[0]);
-            sources.extend(active.iter().filter(of_heads));
+            let has_head = |at: &&u32| items[**at as usize].kv_heads.contains(&heads[0]);
+            sources.extend(active.iter().filter(has_head));
             let (kv_heads, qo) = (heads[0]..heads[1], rows[0]..rows[1]);
             merges.push(Merge { kv_heads, qo, sources: first_source..sources.len() as u32 });
         }

@@ -299,10 +299,11 @@ impl Scope<'_> {
         if let [kind] = operand_kinds {
             operands[0] = self.expect(&inside, value, *kind)?;
         } else {
-            let given = value.as_array().filter(|given| given.len() == operand_kinds.len());
+            let operand_values =
+                value.as_array().filter(|operand_values| operand_values.len() == operand_kinds.len());
             let expected = format!("an array of {} operands", operand_kinds.len());
-            let given = given.ok_or_else(|| unexpected(&inside.path, value, &expected))?;
-            for (i, (value, kind)) in given.iter().zip(operand_kinds).enumerate() {
+            let operand_values = operand_values.ok_or_else(|| unexpected(&inside.path, value, &expected))?;
+            for (i, (value, kind)) in operand_values.iter().zip(operand_kinds).enumerate() {
                 operands[i] = self.expect(&location.child(&format!(".{name}[{i}]")), value, *kind)?;
             }
         }
