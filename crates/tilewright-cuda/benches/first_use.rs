@@ -73,7 +73,7 @@ impl Variant for Faded {
     }
 
     fn properties(&self) -> Properties {
-        Properties::NONE.reading(Reads::QO.and(Reads::KV))
+        Properties::NONE.reading(Reads::QO.union(Reads::KV))
     }
 
     fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {

@@ -95,7 +95,7 @@ use std::fmt::Debug;
 /// The `key` and `value` hooks cannot depend on queries or requests, because requests share pages. All hooks may read
 /// parameters, tables and head counts.
 ///
-/// Hooks are recorded once, when the operator is constructed, and must be pure: no branches on mutable state. Mark them
+/// Hooks are recorded once, when the operator is constructed, and must be deterministic: no branches on mutable state. Mark them
 /// `#[inline(always)]`; otherwise calls may remain between vector instructions.
 pub trait Variant: Debug + Send + Sync + 'static {
     /// The name in errors and reports: a letter, then letters, digits and `_`.
