@@ -84,7 +84,7 @@ impl<B: Backend> Attention<B> {
     /// As [`Attention::new`], and when a hook reads an undeclared input or one that the hook does not have.
     pub fn with_variant(problem: Problem, variant: impl Variant, backend: B) -> Result<Self> {
         let tiling = backend.tiling(&problem)?;
-        let variant = crate::cpu::simd::hooks::hooks(variant, &problem)?;
+        let variant = crate::cpu::simd::hooks::prepare_hooks(variant, &problem)?;
         let built = backend.build(&problem, variant.recorded())?;
         Ok(Self { problem, variant, backend, tiling, built })
     }
@@ -96,7 +96,7 @@ impl<B: Backend> Attention<B> {
 
     /// Whether it computes an LSE; false for a variant without softmax.
     pub fn has_lse(&self) -> bool {
-        self.variant.live().softmax
+        self.variant.hook_set().softmax
     }
 
     /// The dtype of the softmax weights in `P · V`. It is bf16 if queries are bf16, cache elements are no wider, and

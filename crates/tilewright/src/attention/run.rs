@@ -226,7 +226,7 @@ impl<B: Backend> Attention<B> {
         self.check_rows("o", &out.o.as_view(), ([rows, heads.qo, dim.vo], axes))?;
         if let Some(lse) = &out.lse {
             crate::ensure!(
-                self.variant.live().softmax,
+                self.variant.hook_set().softmax,
                 OPERATOR,
                 "variant {} has no softmax, so there is no lse",
                 self.variant.name()
@@ -242,7 +242,7 @@ impl<B: Backend> Attention<B> {
         }
         let longest = plan.requests.longest();
         crate::ensure!(
-            !self.variant.live().reads_positions || longest <= MAX_VARIANT_POSITION,
+            !self.variant.hook_set().reads_positions || longest <= MAX_VARIANT_POSITION,
             OPERATOR,
             "variant {} reads positions, which go up to {longest} here, the most is {MAX_VARIANT_POSITION}",
             self.variant.name()

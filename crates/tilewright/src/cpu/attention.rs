@@ -1,12 +1,12 @@
-//! Attention on the CPU: hands the bins of a plan's schedule to threads, then merges.
+//! CPU attention: executes the bins of a plan's schedule on threads, then merges partial states.
 
 use super::{
     Cpu,
     simd::{
         attend::Worker,
-        dots::{self, Dots},
-        merge::merge,
-        place::{self, Call, KV_TOKENS, Layout},
+        bf16::{self, Bf16Mma},
+        context::{self, AttentionParams, KV_TOKENS, ScratchLayout},
+        merge::merge_partials,
         shared::{Shared, SharedRows},
     },
 };
@@ -15,14 +15,13 @@ use crate::{
     attention::{Inputs, Output, Plan, Problem, Tiling, merge_weights},
 };
 
-/// Rows of a query tile: enough that bringing K and V into scratch is cheap beside multiplying with them, few
-/// enough that Q and O stay in second-level cache at head_dim 256.
+/// Rows per query tile: enough to amortize loading K and V into scratch, few enough that Q and O fit in L2 at head_dim 256.
 const Q_ROWS: usize = 384;
-/// Bringing a KV tile into scratch takes as long as multiplying so many rows with it.
+/// Cost of loading a KV tile into scratch, in rows of multiplication with it.
 const TILE_LOAD_ROWS: usize = 8;
-/// Bins per thread: a thread that is held up leaves the rest of its share to others.
+/// Bins per thread, so that other threads take over bins of a delayed thread.
 const BINS_PER_THREAD: usize = 16;
-/// The largest head_dim, so that a tile's scratch stays in cache.
+/// The maximum head_dim, so that the scratch of a tile fits in cache.
 const MAX_HEAD_DIM: usize = 1024;
 
 pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
@@ -46,7 +45,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
         tile_load: TILE_LOAD_ROWS.div_ceil(problem.heads().group()),
         workers: threads * BINS_PER_THREAD,
         scratch: threads * scratch_len(problem),
-        weights: dots::weights_dtype(cpu.isa, problem),
+        weights: bf16::weights_dtype(cpu.isa, problem),
     })
 }
 
@@ -54,12 +53,12 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
 fn scratch_len(problem: &Problem) -> usize {
     let (group, dim) = (problem.heads().group(), problem.head_dim());
     let rows = (Q_ROWS / group).max(1) * group;
-    Layout::new(rows, (dim.qk, dim.vo)).len + place::ALIGN
+    ScratchLayout::new(rows, (dim.qk, dim.vo)).len + context::ALIGN
 }
 
-/// The part of a thread's scratch that begins at a cache line: a register that straddles two costs twice.
-fn aligned(scratch: &mut [f32]) -> &mut [f32] {
-    let skip = scratch.as_ptr().align_offset(place::ALIGN * size_of::<f32>());
+/// Aligns scratch to a cache line, because a register access that crosses two lines costs twice.
+fn align_scratch(scratch: &mut [f32]) -> &mut [f32] {
+    let skip = scratch.as_ptr().align_offset(context::ALIGN * size_of::<f32>());
     &mut scratch[skip..]
 }
 
@@ -67,16 +66,16 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) 
     let (partial_o, rest) =
         out.workspace.memory.split_at_mut(plan.schedule.partial_rows * plan.problem.head_dim().vo);
     let (partial_lse, scratch) = rest.split_at_mut(plan.schedule.partial_rows);
-    let by_key = !plan.requests.mask.is_empty()
-        || plan.requests.has_position_gaps(&plan.problem)
-        || inputs.variant.live().mask;
-    let call = Call {
+    let per_key_mask = !plan.requests.mask.is_empty()
+        || plan.requests.scattered(&plan.problem)
+        || inputs.variant.hook_set().mask;
+    let params = AttentionParams {
         plan,
         inputs,
         isa: cpu.isa,
-        live: inputs.variant.live(),
-        by_key,
-        dots: Dots::of_call(cpu.isa, plan, inputs),
+        hooks: inputs.variant.hook_set(),
+        per_key_mask,
+        bf16_mma: Bf16Mma::for_call(cpu.isa, plan, inputs),
         o: SharedRows::new(out.o),
         lse: out.lse.and_then(ViewMut::into_slice).map(Shared::new),
         partial_o: Shared::new(partial_o),
@@ -84,12 +83,12 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) 
     };
     let schedule = &plan.schedule;
     let scratch_len = scratch_len(&plan.problem);
-    let parts = scratch.chunks_exact_mut(scratch_len).map(aligned);
+    let parts = scratch.chunks_exact_mut(scratch_len).map(align_scratch);
     cpu.for_each(schedule.num_workers(), parts, |worker, scratch| {
-        cpu.isa.dispatch(Worker { call: &call, items: schedule.worker(worker), scratch });
+        cpu.isa.dispatch(Worker { params: &params, items: schedule.worker(worker), scratch });
     });
     cpu.for_each(schedule.merges.len(), scratch.chunks_exact_mut(scratch_len), |at, scratch| {
-        merge(&call, &schedule.merges[at], scratch);
+        merge_partials(&params, &schedule.merges[at], scratch);
     });
 }
 

@@ -1,12 +1,12 @@
-//! `out = x · weightᵀ + bias` on the CPU, through the `gemm` crate.
+//! CPU GEMM `out = x · weightᵀ + bias` with the `gemm` crate.
 //!
-//! Weights stay as the checkpoint stores them. Each task widens one panel of them, [`PANEL`] features of
-//! [`DEPTH`] inputs at a time, into f32 laid out for the library, and multiplies all its rows with it.
+//! Weights keep the layout and dtype of the checkpoint. Each task packs a panel of [`PANEL`] features by [`DEPTH`] inputs as
+//! f32 and multiplies its rows with it.
 
 use super::{
     Cpu,
     simd::{
-        matmul::{DEPTH, PANEL, Panel, Product},
+        matmul::{DEPTH, GemmParams, PANEL, Panel},
         shared::Shared,
     },
 };
@@ -18,14 +18,14 @@ use crate::{
 };
 use std::cell::RefCell;
 
-/// Rows of one task: enough that widening the weights is cheap beside multiplying with them.
-const ROWS: usize = 256;
+/// Rows per task: enough to amortize packing the weights.
+const TASK_ROWS: usize = 256;
 
-/// Multiply-adds below which one thread is done before another has woken up.
-const SMALL: usize = 1 << 20;
+/// Multiply-adds below which one thread finishes before another wakes up.
+const MIN_PARALLEL_MACS: usize = 1 << 20;
 
 thread_local! {
-    /// A widened panel; kept, so that only a thread's first call allocates.
+    /// A packed panel, reused so that only the first call of a thread allocates.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -33,8 +33,8 @@ pub(super) fn linear(cpu: &Cpu, x: View<'_>, weight: View<'_>, bias: Option<View
     if x.dtype() == Dtype::F32 {
         return linear_f32(cpu, x, weight, bias, out);
     }
-    let wide = widened(x);
-    let x = View::new(&wide, x.shape()).expect("a row for each row");
+    let x_f32 = widen_all(x);
+    let x = View::new(&x_f32, x.shape()).expect("a row for each row");
     if out.dtype() == Dtype::F32 {
         return linear_f32(cpu, x, weight, bias, out);
     }
@@ -49,8 +49,8 @@ pub(super) fn linear(cpu: &Cpu, x: View<'_>, weight: View<'_>, bias: Option<View
     });
 }
 
-/// The elements of a matrix, exactly, row by row.
-fn widened(x: View<'_>) -> Vec<f32> {
+/// Converts a matrix to contiguous f32, exactly.
+fn widen_all(x: View<'_>) -> Vec<f32> {
     let mut all = Vec::with_capacity(x.shape().iter().product());
     let mut row = Vec::new();
     with_dtype!(x.dtype(), T => {
@@ -70,7 +70,7 @@ fn linear_f32(cpu: &Cpu, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, 
     if rows == 0 || features == 0 {
         return;
     }
-    let product = Product {
+    let gemm = GemmParams {
         isa: cpu.isa,
         x: (x_slice, x.strides()[0]),
         weight,
@@ -79,17 +79,17 @@ fn linear_f32(cpu: &Cpu, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, 
         out_stride,
     };
     let panels = features.div_ceil(PANEL);
-    let tasks = panels * rows.div_ceil(ROWS);
-    let threads = if rows * features * x.shape()[1] < SMALL { 1 } else { cpu.threads() };
+    let tasks = panels * rows.div_ceil(TASK_ROWS);
+    let threads = if rows * features * x.shape()[1] < MIN_PARALLEL_MACS { 1 } else { cpu.threads() };
     cpu.for_each(tasks, std::iter::repeat_n((), threads), |task, ()| {
-        let (first_row, first_feature) = (task / panels * ROWS, task % panels * PANEL);
+        let (first_row, first_feature) = (task / panels * TASK_ROWS, task % panels * PANEL);
         let panel = Panel {
-            rows: first_row..rows.min(first_row + ROWS),
+            rows: first_row..rows.min(first_row + TASK_ROWS),
             features: first_feature..features.min(first_feature + PANEL),
         };
         SCRATCH.with_borrow_mut(|scratch| {
             scratch.resize(PANEL * DEPTH + 2 * PANEL, 0.0);
-            product.multiply(&panel, scratch);
+            gemm.multiply(&panel, scratch);
         });
     });
 }

@@ -5,7 +5,7 @@ use crate::{
     Problem, Result,
     cpu::{
         Isa,
-        simd::hooks::{Hooks, KEYS, RowAt, ValuesAt, hooks},
+        simd::hooks::{Hooks, KEYS, RowAt, ValuesAt, prepare_hooks},
     },
 };
 use std::sync::Arc;
@@ -50,7 +50,7 @@ impl Trial {
     /// Those of operator construction.
     pub fn new<V: Variant>(variant: V, problem: &Problem) -> Result<Self> {
         let isa = Isa::available().last().copied().unwrap_or(Isa::Portable);
-        Ok(Self { hooks: hooks(variant, problem)?, isa })
+        Ok(Self { hooks: prepare_hooks(variant, problem)?, isa })
     }
 
     /// Selects another instruction set; falls back to the portable one if this machine lacks it.

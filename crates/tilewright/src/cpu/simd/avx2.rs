@@ -1,8 +1,8 @@
-//! The AVX2 leaf: 8 lanes, 16 registers, with FMA and F16C.
+//! AVX2 leaf: 8 lanes, 16 registers, with FMA and F16C.
 
 use super::{
-    EachColumn, Simd, Task,
-    lanes::{Interpret, Interpreted, turns_fused},
+    ColumnSink, Simd, Task,
+    lanes::{InterpretCall, InterpretOutput, turns_fused},
 };
 use crate::{E4m3, E5m2};
 use half::{bf16, f16};
@@ -21,11 +21,9 @@ impl Avx2 {
     }
 }
 
-/// SAFETY: of every block in this file: `self` exists only where the instructions do (see `new`), and memory
-/// arguments are valid by each function's own contract.
 impl Simd for Avx2 {
     type V = __m256;
-    /// All bits of a lane, or none.
+    /// All bits of a lane are equal.
     type Mask = __m256;
     const LANES: usize = 8;
     const TILE_COLUMNS: usize = 2;
@@ -33,73 +31,73 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_set1_ps(value) }
     }
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2; `from` is readable for `LANES` elements.
         unsafe { _mm256_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, value: __m256) {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2; `to` is writable for `LANES` elements.
         unsafe { _mm256_storeu_ps(to, value) }
     }
 
     #[inline(always)]
     fn add(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_add_ps(a, b) }
     }
 
     #[inline(always)]
     fn sub(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_sub_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_mul_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul_add(self, a: __m256, b: __m256, c: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2 and FMA.
         unsafe { _mm256_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
     fn max(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_max_ps(a, b) }
     }
 
     #[inline(always)]
     fn round(self, a: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
     }
 
     #[inline(always)]
     fn scale_or_zero(self, a: __m256, n: __m256, x: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe {
-            // a NaN converts to 1 << 31, of which the shift leaves 0: NaN in `a` stays
+            // NaN converts to 1 << 31, which shifts to 0, so NaN in `a` propagates
             let exponent = _mm256_slli_epi32::<23>(_mm256_cvtps_epi32(n));
             let scaled = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(a), exponent));
-            // "not less than" keeps NaN
+            // "not less than" propagates NaN
             _mm256_and_ps(scaled, _mm256_cmp_ps::<_CMP_NLT_UQ>(x, _mm256_set1_ps(-126.0)))
         }
     }
 
     #[inline(always)]
     fn reduce_max(self, a: __m256) -> f32 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let half = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
             let half = _mm_max_ps(half, _mm_movehl_ps(half, half));
@@ -108,14 +106,14 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
-    fn any_above(self, a: __m256, b: __m256) -> bool {
-        // SAFETY: see the impl.
+    fn any_greater(self, a: __m256, b: __m256) -> bool {
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_movemask_ps(_mm256_cmp_ps::<_CMP_GT_OQ>(a, b)) != 0 }
     }
 
     #[inline(always)]
     fn reduce_add(self, a: __m256) -> f32 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
             let half = _mm_add_ps(half, _mm_movehl_ps(half, half));
@@ -125,97 +123,97 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn min(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_min_ps(a, b) }
     }
 
     #[inline(always)]
     fn div(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_div_ps(a, b) }
     }
 
     #[inline(always)]
     fn sqrt(self, a: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_sqrt_ps(a) }
     }
 
     #[inline(always)]
     fn floor(self, a: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_floor_ps(a) }
     }
 
     #[inline(always)]
     fn abs(self, a: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_andnot_ps(_mm256_set1_ps(-0.0), a) }
     }
 
     #[inline(always)]
     fn negate(self, a: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_xor_ps(_mm256_set1_ps(-0.0), a) }
     }
 
     #[inline(always)]
     fn less(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_cmp_ps::<_CMP_LT_OQ>(a, b) }
     }
 
     #[inline(always)]
     fn less_equal(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_cmp_ps::<_CMP_LE_OQ>(a, b) }
     }
 
     #[inline(always)]
     fn equal(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_cmp_ps::<_CMP_EQ_OQ>(a, b) }
     }
 
     #[inline(always)]
-    fn all(self, value: bool) -> __m256 {
-        // SAFETY: see the impl.
+    fn splat_mask(self, value: bool) -> __m256 {
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_castsi256_ps(_mm256_set1_epi32(-i32::from(value))) }
     }
 
     #[inline(always)]
     fn and(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_and_ps(a, b) }
     }
 
     #[inline(always)]
     fn or(self, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_or_ps(a, b) }
     }
 
     #[inline(always)]
     fn not(self, a: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_xor_ps(a, _mm256_castsi256_ps(_mm256_set1_epi32(-1))) }
     }
 
     #[inline(always)]
     fn bits(self, mask: __m256) -> u32 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_movemask_ps(mask).cast_unsigned() }
     }
 
     #[inline(always)]
     fn select(self, mask: __m256, a: __m256, b: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe { _mm256_blendv_ps(b, a, mask) }
     }
 
     #[inline(always)]
     unsafe fn gather(self, table: *const f32, index: __m256) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2; every index is in bounds of `table`.
         unsafe { _mm256_i32gather_ps::<4>(table, _mm256_cvttps_epi32(index)) }
     }
 
@@ -225,28 +223,28 @@ impl Simd for Avx2 {
     }
 
     #[inline(never)]
-    fn interpret(self, call: Interpret<'_, Self>) -> Interpreted<Self> {
+    fn interpret(self, call: InterpretCall<'_, Self>) -> InterpretOutput<Self> {
         self.vectorize(call)
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, rows: &[*const f32], each: impl EachColumn<__m256>) {
+    unsafe fn transpose(self, rows: &[*const f32], sink: impl ColumnSink<__m256>) {
         assert!(rows.len() == Self::LANES, "a whole block");
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2; rows are readable for `LANES` elements, and `sink` accepts every column.
         unsafe {
             let mut block = [_mm256_setzero_ps(); 8];
             for (register, &row) in block.iter_mut().zip(rows) {
                 *register = _mm256_loadu_ps(row);
             }
             for (i, column) in transpose_8x8(block).into_iter().enumerate() {
-                each.column(i, column);
+                sink.store_column(i, column);
             }
         }
     }
 
     #[inline(always)]
     fn split_bf16(self, pairs: __m256) -> (__m256, __m256) {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let bits = _mm256_castps_si256(pairs);
             let upper = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff_0000_u32.cast_signed()));
@@ -256,12 +254,12 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn split_f16(self, pairs: __m256) -> (__m256, __m256) {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2 and F16C.
         unsafe {
             let bits = _mm256_castps_si256(pairs);
             let lower = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
             let upper = _mm256_srli_epi32::<16>(bits);
-            // packing works in 128-bit halves: quarters come out as lower, upper, lower, upper
+            // packing works per 128-bit half: quarters are ordered lower, upper, lower, upper
             let packed = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packus_epi32(lower, upper));
             let (lower, upper) = (_mm256_castsi256_si128(packed), _mm256_extracti128_si256::<1>(packed));
             (_mm256_cvtph_ps(lower), _mm256_cvtph_ps(upper))
@@ -270,7 +268,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2; `from` is readable for `LANES` elements.
         unsafe {
             let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
@@ -279,50 +277,50 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     unsafe fn load_f16(self, from: *const f16) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2 and F16C; `from` is readable for `LANES` elements.
         unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_e4m3(self, from: *const E4m3) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2 and F16C; `from` is readable for `LANES` elements.
         unsafe {
-            let wide = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(from.cast())));
-            e4m3_of_f16(_mm256_cvtph_ps(_mm_and_si128(wide, _mm_set1_epi16(E4M3_IN_F16))))
+            let shifted = _mm_slli_epi16::<7>(_mm_cvtepi8_epi16(_mm_loadl_epi64(from.cast())));
+            rescale_e4m3(_mm256_cvtph_ps(_mm_and_si128(shifted, _mm_set1_epi16(E4M3_IN_F16))))
         }
     }
 
     #[inline(always)]
     unsafe fn load_e5m2(self, from: *const E5m2) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2 and F16C; `from` is readable for `LANES` elements.
         unsafe {
-            let wide = _mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast()));
-            _mm256_cvtph_ps(_mm_slli_epi16::<8>(wide))
+            let shifted = _mm_cvtepu8_epi16(_mm_loadl_epi64(from.cast()));
+            _mm256_cvtph_ps(_mm_slli_epi16::<8>(shifted))
         }
     }
 
     #[inline(always)]
     unsafe fn load_i8(self, from: *const i8) -> __m256 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2; `from` is readable for `LANES` elements.
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()))) }
     }
 
     #[inline(always)]
     fn split_e4m3(self, fours: __m256) -> [__m256; 4] {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2 and F16C.
         unsafe {
             let (bits, kept) = (_mm256_castps_si256(fours), _mm256_set1_epi16(E4M3_IN_F16));
             let even = _mm256_and_si256(_mm256_srai_epi16::<1>(_mm256_slli_epi16::<8>(bits)), kept);
             let odd = _mm256_and_si256(_mm256_srai_epi16::<1>(bits), kept);
             let (first, third) = self.split_f16(_mm256_castsi256_ps(even));
             let (second, fourth) = self.split_f16(_mm256_castsi256_ps(odd));
-            [e4m3_of_f16(first), e4m3_of_f16(second), e4m3_of_f16(third), e4m3_of_f16(fourth)]
+            [rescale_e4m3(first), rescale_e4m3(second), rescale_e4m3(third), rescale_e4m3(fourth)]
         }
     }
 
     #[inline(always)]
     fn split_e5m2(self, fours: __m256) -> [__m256; 4] {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2 and F16C.
         unsafe {
             let bits = _mm256_castps_si256(fours);
             let odd = _mm256_and_si256(bits, _mm256_set1_epi16(0xff00_u16.cast_signed()));
@@ -335,7 +333,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn split_i8(self, fours: __m256) -> [__m256; 4] {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX2.
         unsafe {
             let bits = _mm256_castps_si256(fours);
             let tops = [
@@ -350,7 +348,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn prefetch(self, from: *const u8) {
-        // SAFETY: see the impl; a prefetch never faults.
+        // SAFETY: `self` proves AVX2; a prefetch of any address is sound.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) }
     }
 
@@ -361,25 +359,25 @@ impl Simd for Avx2 {
         fn vectorized<T: Task>(simd: Avx2, task: T) -> T::Output {
             task.run(simd)
         }
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves all features of `vectorized`.
         unsafe { vectorized(self, task) }
     }
 }
 
-/// Sign, exponent and mantissa of an e4m3 value, moved to where f16 has them: then it is 2^8 too small. (Moved to where
-/// f32 has them it could be subnormal, and multiplying those takes some 150 cycles on many processors.)
+/// Mask of sign, exponent and mantissa of an e4m3 value shifted to f16 position, where it is too small by 2^8. In f32 position it
+/// could be subnormal, and multiplying subnormals takes about 150 cycles on many processors.
 const E4M3_IN_F16: i16 = 0xbf80_u16.cast_signed();
 
-/// Corrects the exponent; what would be 480 is e4m3's NaN.
+/// Corrects the exponent of an e4m3 value that was converted as f16. The encoding of 480 is NaN in e4m3.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn e4m3_of_f16(value: __m256) -> __m256 {
+fn rescale_e4m3(value: __m256) -> __m256 {
     let value = _mm256_mul_ps(value, _mm256_set1_ps(256.0));
     let magnitude = _mm256_andnot_ps(_mm256_set1_ps(-0.0), value);
     _mm256_or_ps(value, _mm256_cmp_ps::<_CMP_EQ_OQ>(magnitude, _mm256_set1_ps(480.0)))
 }
 
-/// Three rounds of interleaving: neighbours, pairs, halves.
+/// Three rounds of interleaving: adjacent rows, pairs of rows, 128-bit halves.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {

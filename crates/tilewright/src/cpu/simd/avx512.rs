@@ -1,8 +1,8 @@
-//! The AVX-512 leaf: 16 lanes, 32 registers.
+//! AVX-512 leaf: 16 lanes, 32 registers.
 
 use super::{
-    EachColumn, Simd, Task,
-    lanes::{Interpret, Interpreted, turns_fused},
+    ColumnSink, Simd, Task,
+    lanes::{InterpretCall, InterpretOutput, turns_fused},
 };
 use crate::{E4m3, E5m2};
 use half::{bf16, f16};
@@ -11,7 +11,7 @@ use std::arch::{asm, x86_64::*};
 /// Proof that this machine has AVX-512 F, BW, DQ and VL.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512 {
-    /// Whether it also has byte permutations of two registers (VBMI).
+    /// Whether it also has VBMI, which permutes bytes of two registers.
     vbmi: bool,
 }
 
@@ -27,16 +27,14 @@ impl Avx512 {
 }
 
 impl Avx512 {
-    /// The e4m3 values of even and of odd bytes as bf16, which holds each exactly.
+    /// Converts e4m3 values to bf16, exactly: those of even bytes, then those of odd bytes.
     #[inline(always)]
-    pub(super) fn bf16_of_e4m3(self, bytes: __m512i) -> (__m512i, __m512i) {
-        // SAFETY: `self` is proof of the instructions.
-        unsafe { if self.vbmi { bf16_of_e4m3_by_table(bytes) } else { bf16_of_e4m3(bytes) } }
+    pub(super) fn e4m3_to_bf16(self, bytes: __m512i) -> (__m512i, __m512i) {
+        // SAFETY: `self` proves AVX-512, and `vbmi` the table lookup.
+        unsafe { if self.vbmi { e4m3_to_bf16_by_table(bytes) } else { e4m3_to_bf16(bytes) } }
     }
 }
 
-/// SAFETY: of every block in this file: `self` exists only where the instructions do (see `new`), and memory
-/// arguments are valid by each function's own contract.
 impl Simd for Avx512 {
     type V = __m512;
     type Mask = __mmask16;
@@ -46,63 +44,63 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_set1_ps(value) }
     }
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; `from` is readable for `LANES` elements.
         unsafe { _mm512_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, value: __m512) {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; `to` is writable for `LANES` elements.
         unsafe { _mm512_storeu_ps(to, value) }
     }
 
     #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_add_ps(a, b) }
     }
 
     #[inline(always)]
     fn sub(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_sub_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_mul_ps(a, b) }
     }
 
     #[inline(always)]
     fn mul_add(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_fmadd_ps(a, b, c) }
     }
 
     #[inline(always)]
     fn max(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_max_ps(a, b) }
     }
 
     #[inline(always)]
     fn round(self, a: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
     }
 
     #[inline(always)]
     fn scale_or_zero(self, a: __m512, n: __m512, x: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe {
-            // "not less than" keeps NaN
+            // "not less than" propagates NaN
             let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x, _mm512_set1_ps(-126.0));
             _mm512_maskz_scalef_ps(keep, a, n)
         }
@@ -110,78 +108,78 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn reduce_max(self, a: __m512) -> f32 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_reduce_max_ps(a) }
     }
 
     #[inline(always)]
-    fn any_above(self, a: __m512, b: __m512) -> bool {
-        // SAFETY: see the impl.
+    fn any_greater(self, a: __m512, b: __m512) -> bool {
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_cmp_ps_mask::<_CMP_GT_OQ>(a, b) != 0 }
     }
 
     #[inline(always)]
     fn reduce_add(self, a: __m512) -> f32 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_reduce_add_ps(a) }
     }
 
     #[inline(always)]
     fn min(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_min_ps(a, b) }
     }
 
     #[inline(always)]
     fn div(self, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_div_ps(a, b) }
     }
 
     #[inline(always)]
     fn sqrt(self, a: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_sqrt_ps(a) }
     }
 
     #[inline(always)]
     fn floor(self, a: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a) }
     }
 
     #[inline(always)]
     fn abs(self, a: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_abs_ps(a) }
     }
 
     #[inline(always)]
     fn negate(self, a: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_xor_ps(_mm512_set1_ps(-0.0), a) }
     }
 
     #[inline(always)]
     fn less(self, a: __m512, b: __m512) -> __mmask16 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
     }
 
     #[inline(always)]
     fn less_equal(self, a: __m512, b: __m512) -> __mmask16 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_cmp_ps_mask::<_CMP_LE_OQ>(a, b) }
     }
 
     #[inline(always)]
     fn equal(self, a: __m512, b: __m512) -> __mmask16 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) }
     }
 
     #[inline(always)]
-    fn all(self, value: bool) -> __mmask16 {
+    fn splat_mask(self, value: bool) -> __mmask16 {
         if value { 0xffff } else { 0 }
     }
 
@@ -207,13 +205,13 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn select(self, mask: __mmask16, a: __m512, b: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe { _mm512_mask_blend_ps(mask, b, a) }
     }
 
     #[inline(always)]
     unsafe fn gather(self, table: *const f32, index: __m512) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; every index is in bounds of `table`.
         unsafe { _mm512_i32gather_ps::<4>(_mm512_cvttps_epi32(index), table) }
     }
 
@@ -223,28 +221,28 @@ impl Simd for Avx512 {
     }
 
     #[inline(never)]
-    fn interpret(self, call: Interpret<'_, Self>) -> Interpreted<Self> {
+    fn interpret(self, call: InterpretCall<'_, Self>) -> InterpretOutput<Self> {
         self.vectorize(call)
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, rows: &[*const f32], each: impl EachColumn<__m512>) {
+    unsafe fn transpose(self, rows: &[*const f32], sink: impl ColumnSink<__m512>) {
         assert!(rows.len() == Self::LANES, "a whole block");
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; rows are readable for `LANES` elements, and `sink` accepts every column.
         unsafe {
             let mut block = [_mm512_setzero_ps(); 16];
             for (register, &row) in block.iter_mut().zip(rows) {
                 *register = _mm512_loadu_ps(row);
             }
             for (i, column) in transpose_16x16(block).into_iter().enumerate() {
-                each.column(i, column);
+                sink.store_column(i, column);
             }
         }
     }
 
     #[inline(always)]
     fn split_bf16(self, pairs: __m512) -> (__m512, __m512) {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe {
             let bits = _mm512_castps_si512(pairs);
             let upper = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
@@ -254,7 +252,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn split_f16(self, pairs: __m512) -> (__m512, __m512) {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe {
             let bits = _mm512_castps_si512(pairs);
             let upper = _mm512_srli_epi32::<16>(bits);
@@ -264,7 +262,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; `from` is readable for `LANES` elements.
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -273,17 +271,17 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_f16(self, from: *const f16) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; `from` is readable for `LANES` elements.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
     }
 
     #[inline(always)]
     unsafe fn load_e4m3(self, from: *const E4m3) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; `from` is readable for `LANES` elements.
         unsafe {
             let bytes = _mm_loadu_si128(from.cast());
-            let wide = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(bytes));
-            let halves = _mm512_cvtph_ps(_mm256_and_si256(wide, _mm256_set1_epi16(E4M3_IN_F16)));
+            let shifted = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(bytes));
+            let halves = _mm512_cvtph_ps(_mm256_and_si256(shifted, _mm256_set1_epi16(E4M3_IN_F16)));
             let magnitude = _mm_and_si128(bytes, _mm_set1_epi8(0x7f));
             let number = _mm_cmpneq_epi8_mask(magnitude, _mm_set1_epi8(0x7f));
             _mm512_mask_mul_ps(_mm512_set1_ps(f32::NAN), number, halves, _mm512_set1_ps(256.0))
@@ -292,12 +290,12 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_four_e4m3(self, from: *const E4m3) -> [__m512; 4] {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; `from` is readable for `4 * LANES` elements.
         unsafe {
-            // element `16 j + i` becomes byte `j` of lane `i`: words to their quarters, then bytes inside
+            // moves element `16 j + i` to byte `j` of lane `i`: permutes words between quarters, then bytes within
             let words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             let bytes = _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-            let quarters = permuted_words(words, _mm512_loadu_si512(from.cast()));
+            let quarters = permute_words(words, _mm512_loadu_si512(from.cast()));
             let fours = _mm512_shuffle_epi8(quarters, _mm512_broadcast_i32x4(bytes));
             self.split_e4m3(_mm512_castsi512_ps(fours))
         }
@@ -305,24 +303,24 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     unsafe fn load_e5m2(self, from: *const E5m2) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; `from` is readable for `LANES` elements.
         unsafe {
-            let wide = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
-            _mm512_cvtph_ps(_mm256_slli_epi16::<8>(wide))
+            let shifted = _mm256_cvtepu8_epi16(_mm_loadu_si128(from.cast()));
+            _mm512_cvtph_ps(_mm256_slli_epi16::<8>(shifted))
         }
     }
 
     #[inline(always)]
     unsafe fn load_i8(self, from: *const i8) -> __m512 {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512; `from` is readable for `LANES` elements.
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))) }
     }
 
     #[inline(always)]
     fn split_e4m3(self, fours: __m512) -> [__m512; 4] {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe {
-            let (even, odd) = self.bf16_of_e4m3(_mm512_castps_si512(fours));
+            let (even, odd) = self.e4m3_to_bf16(_mm512_castps_si512(fours));
             let (even, odd) = (_mm512_castsi512_ps(even), _mm512_castsi512_ps(odd));
             let ((first, third), (second, fourth)) = (self.split_bf16(even), self.split_bf16(odd));
             [first, second, third, fourth]
@@ -331,7 +329,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn split_e5m2(self, fours: __m512) -> [__m512; 4] {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe {
             let bits = _mm512_castps_si512(fours);
             let odd = _mm512_and_si512(bits, _mm512_set1_epi16(0xff00_u16.cast_signed()));
@@ -344,7 +342,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn split_i8(self, fours: __m512) -> [__m512; 4] {
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves AVX-512.
         unsafe {
             let bits = _mm512_castps_si512(fours);
             let tops = [
@@ -359,7 +357,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn prefetch(self, from: *const u8) {
-        // SAFETY: see the impl; a prefetch never faults.
+        // SAFETY: `self` proves AVX-512; a prefetch of any address is sound.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(from.cast()) }
     }
 
@@ -370,21 +368,21 @@ impl Simd for Avx512 {
         fn vectorized<T: Task>(simd: Avx512, task: T) -> T::Output {
             task.run(simd)
         }
-        // SAFETY: see the impl.
+        // SAFETY: `self` proves all features of `vectorized`; AVX-512F implies F16C.
         unsafe { vectorized(self, task) }
     }
 }
 
-/// Sign, exponent and mantissa of an e4m3 value, moved to where f16 has them: then it is 2^8 too small.
+/// Mask of sign, exponent and mantissa of an e4m3 value shifted to f16 position, where it is too small by 2^8.
 const E4M3_IN_F16: i16 = 0xbf80_u16.cast_signed();
 
-/// Word `index[i]` in lane `i`. Written out, since the compiler would make one permutation of this and a following one inside
-/// quarters, for which it then needs ten instructions.
+/// Moves word `index[i]` to lane `i`. Inline assembly, because the compiler merges the intrinsic with a subsequent byte shuffle
+/// into one permutation that takes ten instructions.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn permuted_words(index: __m512i, words: __m512i) -> __m512i {
+fn permute_words(index: __m512i, words: __m512i) -> __m512i {
     let permuted;
-    // SAFETY: registers alone.
+    // SAFETY: callers have AVX-512F; the instruction accesses registers only.
     unsafe {
         asm!("vpermd {to}, {index}, {from}", to = out(zmm_reg) permuted, index = in(zmm_reg) index,
             from = in(zmm_reg) words, options(pure, nomem, nostack, preserves_flags));
@@ -392,10 +390,10 @@ fn permuted_words(index: __m512i, words: __m512i) -> __m512i {
     permuted
 }
 
-/// The two bytes of each bf16 from tables of all 128 magnitudes.
+/// e4m3 to bf16: looks up both bytes of each bf16 in tables of all 128 magnitudes. Requires VBMI.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn bf16_of_e4m3_by_table(bytes: __m512i) -> (__m512i, __m512i) {
+fn e4m3_to_bf16_by_table(bytes: __m512i) -> (__m512i, __m512i) {
     const fn table(shift: u32) -> [u8; 128] {
         let mut table = [0; 128];
         let mut magnitude = 0;
@@ -407,9 +405,9 @@ fn bf16_of_e4m3_by_table(bytes: __m512i) -> (__m512i, __m512i) {
     }
     static UPPER: [u8; 128] = table(24);
     static LOWER: [u8; 128] = table(16);
-    // the index's sign bit is not looked at
+    // vpermi2b ignores the sign bit of an index
     let lookup = |table: &'static [u8; 128]| {
-        // SAFETY: the table has two registers' worth of bytes; the instruction is there, since `vbmi` said so.
+        // SAFETY: the table has 128 bytes, two registers; callers check VBMI.
         unsafe {
             let (first, second) =
                 (_mm512_loadu_si512(table.as_ptr().cast()), _mm512_loadu_si512(table[64..].as_ptr().cast()));
@@ -419,33 +417,35 @@ fn bf16_of_e4m3_by_table(bytes: __m512i) -> (__m512i, __m512i) {
             found
         }
     };
-    // 0xf8: the first operand, or what the other two share
+    // 0xf8: a | (b & c)
     let sign = _mm512_set1_epi8(0x80_u8.cast_signed());
     let upper = _mm512_ternarylogic_epi32::<0xf8>(lookup(&UPPER), bytes, sign);
     let lower = lookup(&LOWER);
-    pairs_of_bytes(upper, lower)
+    combine_bytes(upper, lower)
 }
 
-/// 16-bit numbers from their upper and lower bytes: those of even, and those of odd bytes.
+/// Combines upper and lower bytes to 16-bit values: those of even bytes, then those of odd bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn pairs_of_bytes(upper: __m512i, lower: __m512i) -> (__m512i, __m512i) {
+fn combine_bytes(upper: __m512i, lower: __m512i) -> (__m512i, __m512i) {
     let lower_byte = _mm512_set1_epi16(0xff);
-    // 0xca: the second operand where the first has ones, the third elsewhere
+    // 0xca: a ? b : c, bitwise
     let even = _mm512_ternarylogic_epi32::<0xca>(lower_byte, lower, _mm512_slli_epi16::<8>(upper));
     let odd = _mm512_ternarylogic_epi32::<0xca>(lower_byte, _mm512_srli_epi16::<8>(lower), upper);
     (even, odd)
 }
 
-/// The same without tables of so many bytes.
+/// e4m3 to bf16 with 16-byte tables.
 ///
-/// A float32 multiplication that corrects the exponent would be shorter, but takes some 150 cycles on processors that
-/// help themselves with microcode where an operand is subnormal. So the two bytes of each bf16 are looked up and
-/// shifted, 64 at a time: exponent and the sign above `60 + exponent / 2`, then the exponent's last bit and the
-/// mantissa. Subnormal values and NaN take them from tables of their own.
+/// An f32 multiplication that corrects the exponent is shorter, but takes about 150 cycles on processors that handle subnormal
+/// operands in microcode. Instead, the bytes of each bf16 are computed 64 at a time:
+///
+/// 1. The upper byte, sign and `60 + exponent / 2`, is looked up by the upper nibble.
+/// 2. The lower byte, last exponent bit and mantissa, is a shift of the lower nibble.
+/// 3. Subnormals and NaN are corrected with the tables `EXCESS` and `LOWER`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-fn bf16_of_e4m3(bytes: __m512i) -> (__m512i, __m512i) {
+fn e4m3_to_bf16(bytes: __m512i) -> (__m512i, __m512i) {
     const UPPER: [u8; 16] = {
         let mut table = [0; 16];
         let mut at = 0;
@@ -455,7 +455,7 @@ fn bf16_of_e4m3(bytes: __m512i) -> (__m512i, __m512i) {
         }
         table
     };
-    // what `UPPER` has too much for the subnormal k · 2^-9, and for NaN at 15
+    // excess of `UPPER` for the subnormal k · 2^-9, and for NaN at 15
     const EXCESS: [u8; 16] = [60, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xc4];
     const LOWER: [u8; 16] = [0, 0, 0x80, 0xc0, 0, 0x20, 0x40, 0x60, 0, 0, 0, 0, 0, 0, 0, 0xf0];
     let table = |bytes: [u8; 16]| {
@@ -471,19 +471,19 @@ fn bf16_of_e4m3(bytes: __m512i) -> (__m512i, __m512i) {
     let nibble = _mm512_set1_epi8(0x0f);
     let lower_nibble = _mm512_and_si512(bytes, nibble);
     let upper_nibble = _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), nibble);
-    // twice the magnitude less 16 wraps around for subnormals, and is above that of 448 for NaN
+    // 2 · magnitude - 16 wraps around for subnormals and exceeds that of 448 for NaN
     let order = _mm512_sub_epi8(_mm512_add_epi8(bytes, bytes), _mm512_set1_epi8(16));
-    let special = _mm512_cmpgt_epu8_mask(order, _mm512_set1_epi8(0xec_u8.cast_signed()));
+    let is_special = _mm512_cmpgt_epu8_mask(order, _mm512_set1_epi8(0xec_u8.cast_signed()));
     let upper = _mm512_sub_epi8(
         _mm512_shuffle_epi8(table(UPPER), upper_nibble),
-        _mm512_maskz_shuffle_epi8(special, table(EXCESS), lower_nibble),
+        _mm512_maskz_shuffle_epi8(is_special, table(EXCESS), lower_nibble),
     );
     let lower = _mm512_slli_epi16::<4>(lower_nibble);
-    let lower = _mm512_mask_shuffle_epi8(lower, special, table(LOWER), lower_nibble);
-    pairs_of_bytes(upper, lower)
+    let lower = _mm512_mask_shuffle_epi8(lower, is_special, table(LOWER), lower_nibble);
+    combine_bytes(upper, lower)
 }
 
-/// Four rounds of interleaving: neighbours, pairs, then 128-bit quarters twice.
+/// Four rounds of interleaving: adjacent rows, pairs of rows, then 128-bit quarters twice.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose_16x16(r: [__m512; 16]) -> [__m512; 16] {
@@ -521,7 +521,7 @@ fn transpose_16x16(r: [__m512; 16]) -> [__m512; 16] {
 mod tests {
     use super::*;
 
-    /// Which way is taken depends on the machine; one with tables has both.
+    /// Machines with VBMI test both conversions, others only the one without tables.
     #[test]
     fn every_e4m3_is_exact_with_and_without_tables() {
         let Some(avx512) = Avx512::new() else {
@@ -532,9 +532,9 @@ mod tests {
             for first in (0..=u8::MAX).step_by(64) {
                 let bytes: [u8; 64] = std::array::from_fn(|at| first + at as u8);
                 let mut found = [[bf16::ZERO; 32]; 2];
-                // SAFETY: both arrays have 64 bytes; `avx512` is proof of the instructions.
+                // SAFETY: both arrays have 64 bytes; `avx512` proves the instructions.
                 unsafe {
-                    let (even, odd) = Avx512 { vbmi }.bf16_of_e4m3(_mm512_loadu_si512(bytes.as_ptr().cast()));
+                    let (even, odd) = Avx512 { vbmi }.e4m3_to_bf16(_mm512_loadu_si512(bytes.as_ptr().cast()));
                     _mm512_storeu_si512(found[0].as_mut_ptr().cast(), even);
                     _mm512_storeu_si512(found[1].as_mut_ptr().cast(), odd);
                 }

@@ -1,18 +1,18 @@
-//! Brings rows of Q, K and V from wherever they are, in whatever dtype, into dense f32 rows.
+//! Gathers rows of Q, K and V of any dtype into dense f32 matrices, row-major or transposed.
 
-use super::{EachColumn, Simd, Task, tile::Matrix};
+use super::{ColumnSink, Simd, Task, tile::Matrix};
 use crate::{E4m3, E5m2, Element, tensor::Data};
 use half::{bf16, f16};
 use std::marker::PhantomData;
 
-/// Copies `width` elements from `data[offset]` on, widened to f32, to `to`.
+/// Widens `width` elements from `data[offset]` on to f32 and writes them to `to`.
 ///
 /// # Safety
-/// `to` points to `width` writable elements that overlap nothing else in use.
+/// `to` is writable for `width` elements, without other references.
 #[inline(always)]
 pub(crate) unsafe fn widen<S: Simd>(simd: S, data: Data<'_>, offset: usize, to: *mut f32, width: usize) {
-    // Indexing checks the bounds once per row; past it, all offsets are below `width`.
-    // SAFETY: `from` holds `width` elements, and `to` does by the caller's promise.
+    // Slicing checks the bounds once per row.
+    // SAFETY: `from` has `width` elements, and so has `to`, as upheld by the caller.
     unsafe {
         match data {
             Data::F32(s) => {
@@ -44,7 +44,7 @@ pub(crate) unsafe fn widen<S: Simd>(simd: S, data: Data<'_>, offset: usize, to: 
 }
 
 /// # Safety
-/// `to` points to as many writable elements as `from` has; `load` reads one register's worth.
+/// `to` is writable for `from.len()` elements; `load` reads one register.
 #[inline(always)]
 unsafe fn widen_with<S: Simd, T: Element>(
     simd: S,
@@ -63,17 +63,17 @@ unsafe fn widen_with<S: Simd, T: Element>(
     }
 }
 
-/// [`widen`] of rows that begin at `offsets`, as a function of its own: see [`Simd::vectorize`].
-pub(super) struct Widen<'a> {
+/// [`widen`] of the rows at `offsets`, compiled as a separate function (see [`Simd::vectorize`]).
+pub(super) struct WidenTask<'a> {
     data: Data<'a>,
     offsets: &'a [usize],
     width: usize,
     to: Matrix<*mut f32>,
 }
 
-impl<'a> Widen<'a> {
+impl<'a> WidenTask<'a> {
     /// # Safety
-    /// `to` is writable as `[offsets.len(), width]` and overlaps nothing else in use.
+    /// `to` is writable as `[offsets.len(), width]`, without other references.
     pub(super) unsafe fn new(
         data: Data<'a>,
         offsets: &'a [usize],
@@ -84,29 +84,29 @@ impl<'a> Widen<'a> {
     }
 }
 
-impl Task for Widen<'_> {
+impl Task for WidenTask<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
         for (row, &offset) in self.offsets.iter().enumerate() {
-            // SAFETY: promised to `new`.
-            unsafe { widen(simd, self.data, offset, self.to.at.add(row * self.to.stride), self.width) };
+            // SAFETY: the contract of `new`.
+            unsafe { widen(simd, self.data, offset, self.to.ptr.add(row * self.to.stride), self.width) };
         }
     }
 }
 
-/// [`transpose_rows`] as a function of its own: see [`Simd::vectorize`].
-pub(super) struct Transpose<'a> {
+/// [`transpose_rows`], compiled as a separate function (see [`Simd::vectorize`]).
+pub(super) struct TransposeTask<'a> {
     data: Data<'a>,
     offsets: &'a [usize],
     width: usize,
     to: Matrix<*mut f32>,
 }
 
-impl<'a> Transpose<'a> {
+impl<'a> TransposeTask<'a> {
     /// # Safety
-    /// As [`transpose_rows`].
+    /// Same as [`transpose_rows`].
     pub(super) unsafe fn new(
         data: Data<'a>,
         offsets: &'a [usize],
@@ -117,17 +117,17 @@ impl<'a> Transpose<'a> {
     }
 }
 
-impl Task for Transpose<'_> {
+impl Task for TransposeTask<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        // SAFETY: promised to `new`.
+        // SAFETY: the contract of `new`.
         unsafe { transpose_rows(simd, self.data, self.offsets, self.width, self.to) };
     }
 }
 
-/// Asks for the cache lines of `width` elements from `data[offset]` on; outside the data nothing happens.
+/// Prefetches `width` elements from `data[offset]` on. The range may exceed the data.
 #[inline(always)]
 pub(crate) fn prefetch<S: Simd>(simd: S, data: Data<'_>, offset: usize, width: usize) {
     let (at, size) = match data {
@@ -141,12 +141,10 @@ pub(crate) fn prefetch<S: Simd>(simd: S, data: Data<'_>, offset: usize, width: u
     simd.prefetch_all(at.wrapping_add(offset * size), width * size);
 }
 
-/// Rows that begin at `offsets` in `data` (at most 128, each `width` elements), as columns of a dense f32 matrix:
-/// `to[c][i] = data[offsets[i] + c]`.
+/// Writes the rows of `width` elements at `offsets` as columns of a dense f32 matrix: `to[c][i] = data[offsets[i] + c]`.
 ///
 /// # Safety
-/// `to` is writable as `[width, offsets.len()]`, the latter rounded up to whole registers, and overlaps nothing else
-/// in use.
+/// `to` is writable as `[width, offsets.len()]`, the latter rounded up to whole registers, without other references.
 #[inline(always)]
 pub(crate) unsafe fn transpose_rows<S: Simd>(
     simd: S,
@@ -155,40 +153,40 @@ pub(crate) unsafe fn transpose_rows<S: Simd>(
     width: usize,
     to: Matrix<*mut f32>,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: upheld by the caller.
     unsafe {
         match data {
-            Data::F32(s) => blocks(simd, (s, offsets, width), to),
-            Data::F16(s) => blocks(simd, (s, offsets, width), to),
-            Data::Bf16(s) => blocks(simd, (s, offsets, width), to),
-            Data::E4m3(s) => blocks(simd, (s, offsets, width), to),
-            Data::E5m2(s) => blocks(simd, (s, offsets, width), to),
-            Data::I8(s) => blocks(simd, (s, offsets, width), to),
+            Data::F32(s) => transpose_blocks(simd, (s, offsets, width), to),
+            Data::F16(s) => transpose_blocks(simd, (s, offsets, width), to),
+            Data::Bf16(s) => transpose_blocks(simd, (s, offsets, width), to),
+            Data::E4m3(s) => transpose_blocks(simd, (s, offsets, width), to),
+            Data::E5m2(s) => transpose_blocks(simd, (s, offsets, width), to),
+            Data::I8(s) => transpose_blocks(simd, (s, offsets, width), to),
         }
     }
 }
 
-/// Elements that are transposed as parts of 32-bit words, and taken apart afterwards.
-trait Packed: Element {
-    /// Elements of a word.
+/// Elements that are transposed as 32-bit words and unpacked afterwards.
+trait PackedElement: Element {
+    /// Elements per word.
     const PER_LANE: usize;
 
-    /// Widens the elements of each lane into as many columns, `stride` elements apart.
+    /// Widens the `PER_LANE` elements of each lane into columns that are `stride` elements apart.
     ///
     /// # Safety
-    /// `to` points to a register's worth of writable elements at each of the `PER_LANE` places.
+    /// One register is writable at each of the `PER_LANE` columns.
     unsafe fn store<S: Simd>(simd: S, words: S::V, to: *mut f32, stride: usize);
 }
 
 macro_rules! packed {
     ($($T:ty, $per_lane:literal, $simd:ident, $words:ident => $columns:expr);+ $(;)?) => {$(
-        impl Packed for $T {
+        impl PackedElement for $T {
             const PER_LANE: usize = $per_lane;
             #[inline(always)]
             unsafe fn store<S: Simd>($simd: S, $words: S::V, to: *mut f32, stride: usize) {
                 let columns: [S::V; $per_lane] = $columns;
                 for (c, column) in columns.into_iter().enumerate() {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: upheld by the caller.
                     unsafe { $simd.store(to.wrapping_add(c * stride), column) };
                 }
             }
@@ -204,30 +202,30 @@ packed!(
     i8, 4, simd, words => simd.split_i8(words);
 );
 
-/// Where the columns of a block go, for [`Simd::transpose`].
-struct Columns<S, T> {
+/// Stores the columns of a transposed block as f32.
+struct ColumnWriter<S, T> {
     simd: S,
     to: Matrix<*mut f32>,
     elements: PhantomData<T>,
 }
 
-impl<S: Simd, T: Packed> EachColumn<S::V> for Columns<S, T> {
+impl<S: Simd, T: PackedElement> ColumnSink<S::V> for ColumnWriter<S, T> {
     /// # Safety
-    /// `to` is writable in the columns of word `c`.
+    /// `to` is writable at the columns of word `c`.
     #[inline(always)]
-    unsafe fn column(&self, c: usize, words: S::V) {
-        let at = self.to.at.wrapping_add(c * T::PER_LANE * self.to.stride);
-        // SAFETY: the caller's promise.
+    unsafe fn store_column(&self, c: usize, words: S::V) {
+        let at = self.to.ptr.wrapping_add(c * T::PER_LANE * self.to.stride);
+        // SAFETY: upheld by the caller.
         unsafe { T::store(self.simd, words, at, self.to.stride) };
     }
 }
 
-/// Transposes whole blocks of words, and what is left at the right edge element by element.
+/// Transposes full blocks of words, and the remaining columns element by element.
 ///
 /// # Safety
-/// As [`transpose_rows`].
+/// Same as [`transpose_rows`].
 #[inline(always)]
-unsafe fn blocks<S: Simd, T: Packed>(
+unsafe fn transpose_blocks<S: Simd, T: PackedElement>(
     simd: S,
     (data, offsets, width): (&[T], &[usize], usize),
     to: Matrix<*mut f32>,
@@ -238,22 +236,22 @@ unsafe fn blocks<S: Simd, T: Packed>(
     for (first, group) in offsets.chunks(S::LANES).enumerate() {
         let first = first * S::LANES;
         for (lane, row) in rows[..S::LANES].iter_mut().enumerate() {
-            // lanes beyond the last row repeat it: their columns are never used
+            // lanes after the last row repeat it: their columns are not read
             let offset = group[lane.min(group.len() - 1)];
             *row = data[offset..offset + width].as_ptr().cast();
         }
         for column in (0..whole).step_by(per_block) {
-            let to = Matrix { at: to.at.wrapping_add(column * to.stride + first), ..to };
+            let to = Matrix { ptr: to.ptr.wrapping_add(column * to.stride + first), ..to };
             let block = rows.map(|row| row.wrapping_byte_add(column * size_of::<T>()));
-            // SAFETY: each row has `width` elements, of which a block is inside `whole`; `to` by the caller's promise.
+            // SAFETY: the block is within the `width` elements of each row; `to` is upheld by the caller.
             unsafe {
-                simd.transpose(&block[..S::LANES], Columns::<S, T> { simd, to, elements: PhantomData });
+                simd.transpose(&block[..S::LANES], ColumnWriter::<S, T> { simd, to, elements: PhantomData });
             }
         }
         for (lane, &offset) in group.iter().enumerate() {
             for column in whole..width {
                 // SAFETY: `column < width`, and `first + lane` is a row.
-                unsafe { *to.at.add(column * to.stride + first + lane) = data[offset + column].to_f32() };
+                unsafe { *to.ptr.add(column * to.stride + first + lane) = data[offset + column].to_f32() };
             }
         }
     }

@@ -1,8 +1,7 @@
-//! Runs a variant's hooks over rows, tiles and vectors: one virtual call for up to 64 keys, of a strip of
-//! rows where it is for logits.
+//! Vectorized execution of a variant's hooks: one virtual call per 64 keys of a row, or of a strip of rows for logits.
 //!
-//! Lanes beyond the real keys may hold anything; what comes out of them means nothing. Only where a variant stores
-//! ([`Live::stores`]) must their positions be NaN, so that they store nowhere.
+//! Lanes after the last key contain arbitrary values, and their results are not used. If a variant stores
+//! ([`HookSet::stores`]), the positions of these lanes must be NaN, so that they store nothing.
 
 use super::{Isa, Simd, Task, lanes::Lanes};
 use crate::{
@@ -14,22 +13,22 @@ use crate::{
 };
 use std::{fmt::Debug, sync::Arc};
 
-/// Keys of a row that are handled in one call.
+/// Keys per call.
 pub(crate) const KEYS: usize = 64;
 
-/// Where a query row stands.
+/// Coordinates of a query row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct RowAt {
     pub(crate) request: u32,
-    /// Its position in the request, `kv_len - qo_len + i`.
+    /// Position in the request, `kv_len - qo_len + i`.
     pub(crate) qo: i32,
     pub(crate) qo_head: u32,
     pub(crate) kv_head: u32,
 }
 
-/// Which hooks do anything, and what the operator must know of them.
+/// The hooks that a variant implements, and their requirements on the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Live {
+pub(crate) struct HookSet {
     pub(crate) query: bool,
     pub(crate) key: bool,
     pub(crate) value: bool,
@@ -37,79 +36,79 @@ pub(crate) struct Live {
     pub(crate) mask: bool,
     pub(crate) update: bool,
     pub(crate) output: bool,
-    /// A hook stores: positions of lanes beyond the real keys must be NaN.
+    /// A hook stores to buffers: positions of lanes after the last key must be NaN.
     pub(crate) stores: bool,
-    /// Positions are numbers in f32: requests of more than 2^24 tokens must be refused.
+    /// A hook reads positions, which are f32: requests of more than 2^24 tokens must be rejected.
     pub(crate) reads_positions: bool,
-    /// Whether logits go through the softmax; otherwise they are the weights.
+    /// Whether weights are the softmax of logits; otherwise logits are the weights.
     pub(crate) softmax: bool,
     pub(crate) properties: Properties,
 }
 
-/// A variant with its type erased.
+/// A type-erased variant.
 pub(crate) trait Hooks: Debug + Send + Sync {
     fn name(&self) -> &str;
-    fn live(&self) -> Live;
+    fn hook_set(&self) -> HookSet;
     /// The hooks as data.
     fn recorded(&self) -> &ExpressionVariant;
     /// `q`: `[head_dim_qk]`.
     fn query(&self, isa: Isa, at: RowAt, q: &mut [f32]);
-    /// `keys`: `[head_dim_qk, 64]`, transposed; `kv` are their positions.
+    /// `keys`: `[head_dim_qk, 64]`, transposed; `kv`: their positions.
     fn key(&self, isa: Isa, kv_head: u32, kv: &[f32; KEYS], keys: &mut [f32]);
-    /// `values`: 64 rows of `width` elements, `stride` apart; fewer where the slice ends.
+    /// `values`: at most 64 rows of `width` elements, `stride` apart.
     fn value(&self, isa: Isa, at: ValuesAt<'_>, values: &mut [f32]);
-    /// Takes `scale · q · k` in natural-log units to logits, or to weights where there is no softmax; row `at[i]` has
-    /// `logits[i]`. A strip at a time: for one row, the call would cost as much as what most variants do.
+    /// Replaces `scale · q · k` (natural-log units) by logits, or by weights without softmax; `logits[i]` belongs to row
+    /// `at[i]`. One call per strip, because a call per row would cost as much as most hooks.
     fn logits(&self, isa: Isa, at: &[RowAt], kv: &[f32; KEYS], logits: &mut [[f32; KEYS]]);
-    /// Bit `j`: key `j` is seen.
+    /// Bit `j`: key `j` is visible.
     fn mask(&self, isa: Isa, at: RowAt, kv: &[f32; KEYS]) -> u64;
-    /// `sum = Σ e^(logit - max)`; (-inf, 0) when nothing was seen.
+    /// `sum = Σ e^(logit - max)`; (-inf, 0) without visible keys.
     fn update(&self, at: RowAt, max: f32, sum: f32) -> (f32, f32);
     /// `o`: `[head_dim_vo]`.
     fn output(&self, isa: Isa, at: RowAt, o: &mut [f32]);
 }
 
-/// Which values a tile holds, and how it holds them.
+/// Coordinates and layout of a tile of values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ValuesAt<'a> {
     pub(crate) kv_head: u32,
-    /// The position of each row.
+    /// Position of each row.
     pub(crate) kv: &'a [f32; KEYS],
-    /// Elements from one row to the next.
+    /// Row stride in elements.
     pub(crate) stride: usize,
     /// Elements of a row, head_dim_vo.
     pub(crate) width: usize,
 }
 
-/// Checks `variant` for `problem` and makes it ready to run.
+/// Checks `variant` for `problem` and erases its type.
 ///
 /// # Errors
-/// When a hook reads what it has not or what the variant does not declare, or does not keep a promise.
-pub(crate) fn hooks<V: Variant>(variant: V, problem: &Problem) -> Result<Arc<dyn Hooks>> {
+/// When a hook reads an input that it does not have or that the variant does not declare, or violates a declared property.
+pub(crate) fn prepare_hooks<V: Variant>(variant: V, problem: &Problem) -> Result<Arc<dyn Hooks>> {
     let recorded = check(&variant, problem)?;
-    let live = |hook| recorded.is_live(hook);
+    let is_live = |hook| recorded.is_live(hook);
     let reads = recorded.properties().reads;
-    let live = Live {
-        query: live(Hook::Query),
-        key: live(Hook::Key),
-        value: live(Hook::Value),
-        logits: live(Hook::Logits),
-        mask: live(Hook::Mask),
-        update: live(Hook::Update),
-        output: live(Hook::Output),
+    let hook_set = HookSet {
+        query: is_live(Hook::Query),
+        key: is_live(Hook::Key),
+        value: is_live(Hook::Value),
+        logits: is_live(Hook::Logits),
+        mask: is_live(Hook::Mask),
+        update: is_live(Hook::Update),
+        output: is_live(Hook::Output),
         stores: !recorded.buffers().is_empty(),
         reads_positions: reads.contains(Reads::QO) || reads.contains(Reads::KV),
         softmax: variant.properties().softmax,
         properties: variant.properties(),
     };
-    Ok(Arc::new(Adapter { variant, heads: problem.heads(), live, recorded }))
+    Ok(Arc::new(Adapter { variant, heads: problem.heads(), hook_set, recorded }))
 }
 
 #[derive(Debug)]
 struct Adapter<V> {
     variant: V,
     heads: Heads,
-    live: Live,
+    hook_set: HookSet,
     recorded: ExpressionVariant,
 }
 
@@ -118,8 +117,8 @@ impl<V: Variant> Hooks for Adapter<V> {
         self.variant.name()
     }
 
-    fn live(&self) -> Live {
-        self.live
+    fn hook_set(&self) -> HookSet {
+        self.hook_set
     }
 
     fn recorded(&self) -> &ExpressionVariant {
@@ -127,23 +126,23 @@ impl<V: Variant> Hooks for Adapter<V> {
     }
 
     fn query(&self, isa: Isa, at: RowAt, q: &mut [f32]) {
-        isa.dispatch(Query { adapter: self, at, q });
+        isa.dispatch(QueryHook { adapter: self, at, q });
     }
 
     fn key(&self, isa: Isa, kv_head: u32, kv: &[f32; KEYS], keys: &mut [f32]) {
-        isa.dispatch(Key { adapter: self, kv_head, kv, keys });
+        isa.dispatch(KeyHook { adapter: self, kv_head, kv, keys });
     }
 
     fn value(&self, isa: Isa, at: ValuesAt<'_>, values: &mut [f32]) {
-        isa.dispatch(Value { adapter: self, at, values });
+        isa.dispatch(ValueHook { adapter: self, at, values });
     }
 
     fn logits(&self, isa: Isa, at: &[RowAt], kv: &[f32; KEYS], logits: &mut [[f32; KEYS]]) {
-        isa.dispatch(Logits { adapter: self, at, kv, logits });
+        isa.dispatch(LogitsHook { adapter: self, at, kv, logits });
     }
 
     fn mask(&self, isa: Isa, at: RowAt, kv: &[f32; KEYS]) -> u64 {
-        isa.dispatch(Mask { adapter: self, at, kv })
+        isa.dispatch(MaskHook { adapter: self, at, kv })
     }
 
     fn update(&self, at: RowAt, max: f32, sum: f32) -> (f32, f32) {
@@ -151,12 +150,12 @@ impl<V: Variant> Hooks for Adapter<V> {
     }
 
     fn output(&self, isa: Isa, at: RowAt, o: &mut [f32]) {
-        isa.dispatch(Output { adapter: self, at, o });
+        isa.dispatch(OutputHook { adapter: self, at, o });
     }
 }
 
 impl<V: Variant> Adapter<V> {
-    /// What the hooks of a query row may read.
+    /// Inputs that the hooks of a query row may read.
     #[inline(always)]
     fn row<N: Number>(&self, witness: N, at: RowAt) -> At<N> {
         At {
@@ -169,13 +168,13 @@ impl<V: Variant> Adapter<V> {
     }
 }
 
-struct Query<'a, V> {
+struct QueryHook<'a, V> {
     adapter: &'a Adapter<V>,
     at: RowAt,
     q: &'a mut [f32],
 }
 
-impl<V: Variant> Task for Query<'_, V> {
+impl<V: Variant> Task for QueryHook<'_, V> {
     type Output = ();
 
     #[inline(always)]
@@ -193,14 +192,14 @@ impl<V: Variant> Task for Query<'_, V> {
     }
 }
 
-struct Key<'a, V> {
+struct KeyHook<'a, V> {
     adapter: &'a Adapter<V>,
     kv_head: u32,
     kv: &'a [f32; KEYS],
     keys: &'a mut [f32],
 }
 
-impl<V: Variant> Task for Key<'_, V> {
+impl<V: Variant> Task for KeyHook<'_, V> {
     type Output = ();
 
     #[inline(always)]
@@ -224,13 +223,13 @@ impl<V: Variant> Task for Key<'_, V> {
     }
 }
 
-struct Value<'a, V> {
+struct ValueHook<'a, V> {
     adapter: &'a Adapter<V>,
     at: ValuesAt<'a>,
     values: &'a mut [f32],
 }
 
-impl<V: Variant> Task for Value<'_, V> {
+impl<V: Variant> Task for ValueHook<'_, V> {
     type Output = ();
 
     #[inline(always)]
@@ -249,14 +248,14 @@ impl<V: Variant> Task for Value<'_, V> {
     }
 }
 
-struct Logits<'a, V> {
+struct LogitsHook<'a, V> {
     adapter: &'a Adapter<V>,
     at: &'a [RowAt],
     kv: &'a [f32; KEYS],
     logits: &'a mut [[f32; KEYS]],
 }
 
-impl<V: Variant> Task for Logits<'_, V> {
+impl<V: Variant> Task for LogitsHook<'_, V> {
     type Output = ();
 
     #[inline(always)]
@@ -264,7 +263,7 @@ impl<V: Variant> Task for Logits<'_, V> {
         let zero = Lanes::splat(simd, 0.0);
         for (at, logits) in self.at.iter().zip(self.logits) {
             let row = self.adapter.row(zero, *at);
-            // stored together: what the hook reads of tables for the row could else change under it, and would be read again
+            // four registers per store: the compiler reloads the row's table values after a store, which may alias them
             for keys in (0..KEYS).step_by(4 * S::LANES) {
                 let mut four = [zero; 4];
                 for (i, register) in four.iter_mut().enumerate() {
@@ -280,34 +279,34 @@ impl<V: Variant> Task for Logits<'_, V> {
     }
 }
 
-struct Mask<'a, V> {
+struct MaskHook<'a, V> {
     adapter: &'a Adapter<V>,
     at: RowAt,
     kv: &'a [f32; KEYS],
 }
 
-impl<V: Variant> Task for Mask<'_, V> {
+impl<V: Variant> Task for MaskHook<'_, V> {
     type Output = u64;
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) -> u64 {
         let row = self.adapter.row(Lanes::splat(simd, 0.0), self.at);
-        let mut seen = 0;
+        let mut visible = 0;
         for key in (0..KEYS).step_by(S::LANES) {
             let at = At { kv: Lanes::load(simd, &self.kv[key..]), ..row };
-            seen |= self.adapter.variant.mask(&at).bits() << key;
+            visible |= self.adapter.variant.mask(&at).bits() << key;
         }
-        seen
+        visible
     }
 }
 
-struct Output<'a, V> {
+struct OutputHook<'a, V> {
     adapter: &'a Adapter<V>,
     at: RowAt,
     o: &'a mut [f32],
 }
 
-impl<V: Variant> Task for Output<'_, V> {
+impl<V: Variant> Task for OutputHook<'_, V> {
     type Output = ();
 
     #[inline(always)]

@@ -1,25 +1,25 @@
-//! A register as a [`Number`]: hooks compute on [`Simd::LANES`] keys or elements at once.
+//! SIMD implementation of [`Number`]: hooks compute on [`Simd::LANES`] keys or elements at once.
 
 use super::{Simd, Task, softmax};
 use crate::attention::variant::{At, ExpressionVariant, Hook, HookBuffer, Number};
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
-/// The widest register.
-const MOST: usize = 16;
+/// Lanes of the widest register.
+const MAX_LANES: usize = 16;
 
-/// Below this every whole number is one in f32.
-const EXACT: usize = 1 << 24;
+/// f32 represents every integer below this.
+const EXACT_INTEGERS: usize = 1 << 24;
 
-/// A register and the proof that its instructions exist.
+/// A register, with the leaf that proves its instructions.
 #[derive(Clone, Copy)]
 pub(crate) struct Lanes<S: Simd> {
     simd: S,
     lanes: S::V,
 }
 
-/// A condition for each lane.
+/// One bit per lane, with the leaf that proves its instructions.
 #[derive(Clone, Copy)]
-pub(crate) struct Conditions<S: Simd> {
+pub(crate) struct LaneMask<S: Simd> {
     simd: S,
     mask: S::Mask,
 }
@@ -33,28 +33,28 @@ impl<S: Simd> Lanes<S> {
     /// `first, first + 1, ..`
     #[inline(always)]
     pub(crate) fn counting(simd: S, first: usize) -> Self {
-        let numbers: [f32; MOST] = std::array::from_fn(|i| (first + i) as f32);
+        let numbers: [f32; MAX_LANES] = std::array::from_fn(|i| (first + i) as f32);
         Self::load(simd, &numbers)
     }
 
-    /// The first lanes of `from`, 0 in those that it is too short for.
+    /// The first elements of `from`, padded with 0.
     #[inline(always)]
     pub(crate) fn load(simd: S, from: &[f32]) -> Self {
         if from.len() >= S::LANES {
-            // SAFETY: `from` has a register's worth of elements.
+            // SAFETY: `from` has at least `LANES` elements.
             return Self { simd, lanes: unsafe { simd.load(from.as_ptr()) } };
         }
-        let mut whole = [0.0; MOST];
-        whole[..from.len()].copy_from_slice(from);
-        // SAFETY: `whole` has the elements of the widest register.
-        Self { simd, lanes: unsafe { simd.load(whole.as_ptr()) } }
+        let mut padded = [0.0; MAX_LANES];
+        padded[..from.len()].copy_from_slice(from);
+        // SAFETY: `padded` has the elements of the widest register.
+        Self { simd, lanes: unsafe { simd.load(padded.as_ptr()) } }
     }
 
-    /// Writes the lanes to `to`, as many as fit.
+    /// Writes the lanes to `to`, truncated to its length.
     #[inline(always)]
     pub(crate) fn store_to(self, to: &mut [f32]) {
         if to.len() >= S::LANES {
-            // SAFETY: `to` has a register's worth of elements.
+            // SAFETY: `to` has at least `LANES` elements.
             unsafe { self.simd.store(to.as_mut_ptr(), self.lanes) };
         } else {
             to.copy_from_slice(&self.array()[..to.len()]);
@@ -62,25 +62,25 @@ impl<S: Simd> Lanes<S> {
     }
 
     #[inline(always)]
-    fn array(self) -> [f32; MOST] {
-        let mut array = [0.0; MOST];
+    fn array(self) -> [f32; MAX_LANES] {
+        let mut array = [0.0; MAX_LANES];
         // SAFETY: `array` has the elements of the widest register.
         unsafe { self.simd.store(array.as_mut_ptr(), self.lanes) };
         array
     }
 
     #[inline(always)]
-    fn like(self, lanes: S::V) -> Self {
+    fn with_lanes(self, lanes: S::V) -> Self {
         Self { lanes, ..self }
     }
 
     #[inline(always)]
-    fn conditions(self, mask: S::Mask) -> Conditions<S> {
-        Conditions { simd: self.simd, mask }
+    fn with_mask(self, mask: S::Mask) -> LaneMask<S> {
+        LaneMask { simd: self.simd, mask }
     }
 }
 
-impl<S: Simd> Conditions<S> {
+impl<S: Simd> LaneMask<S> {
     /// Bit `i` is lane `i`.
     #[inline(always)]
     pub(crate) fn bits(self) -> u64 {
@@ -88,7 +88,7 @@ impl<S: Simd> Conditions<S> {
     }
 }
 
-impl<S: Simd> BitAnd for Conditions<S> {
+impl<S: Simd> BitAnd for LaneMask<S> {
     type Output = Self;
 
     #[inline(always)]
@@ -97,7 +97,7 @@ impl<S: Simd> BitAnd for Conditions<S> {
     }
 }
 
-impl<S: Simd> BitOr for Conditions<S> {
+impl<S: Simd> BitOr for LaneMask<S> {
     type Output = Self;
 
     #[inline(always)]
@@ -106,7 +106,7 @@ impl<S: Simd> BitOr for Conditions<S> {
     }
 }
 
-impl<S: Simd> Not for Conditions<S> {
+impl<S: Simd> Not for LaneMask<S> {
     type Output = Self;
 
     #[inline(always)]
@@ -122,7 +122,7 @@ macro_rules! operator {
 
             #[inline(always)]
             fn $method(self, other: Self) -> Self {
-                self.like(self.simd.$of_simd(self.lanes, other.lanes))
+                self.with_lanes(self.simd.$of_simd(self.lanes, other.lanes))
             }
         })+
     };
@@ -140,69 +140,69 @@ impl<S: Simd> Neg for Lanes<S> {
 
     #[inline(always)]
     fn neg(self) -> Self {
-        self.like(self.simd.negate(self.lanes))
+        self.with_lanes(self.simd.negate(self.lanes))
     }
 }
 
 impl<S: Simd> Number for Lanes<S> {
-    type Bool = Conditions<S>;
+    type Bool = LaneMask<S>;
 
     #[inline(always)]
     fn number(self, value: f32) -> Self {
         Self::splat(self.simd, value)
     }
     #[inline(always)]
-    fn truth(self, value: bool) -> Conditions<S> {
-        self.conditions(self.simd.all(value))
+    fn truth(self, value: bool) -> LaneMask<S> {
+        self.with_mask(self.simd.splat_mask(value))
     }
     #[inline(always)]
     fn min(self, other: Self) -> Self {
-        self.like(self.simd.min(self.lanes, other.lanes))
+        self.with_lanes(self.simd.min(self.lanes, other.lanes))
     }
     #[inline(always)]
     fn max(self, other: Self) -> Self {
-        self.like(self.simd.max(self.lanes, other.lanes))
+        self.with_lanes(self.simd.max(self.lanes, other.lanes))
     }
     #[inline(always)]
     fn abs(self) -> Self {
-        self.like(self.simd.abs(self.lanes))
+        self.with_lanes(self.simd.abs(self.lanes))
     }
     #[inline(always)]
     fn floor(self) -> Self {
-        self.like(self.simd.floor(self.lanes))
+        self.with_lanes(self.simd.floor(self.lanes))
     }
     #[inline(always)]
     fn sqrt(self) -> Self {
-        self.like(self.simd.sqrt(self.lanes))
+        self.with_lanes(self.simd.sqrt(self.lanes))
     }
     #[inline(always)]
     fn mul_add(self, factor: Self, summand: Self) -> Self {
-        self.like(self.simd.mul_add(self.lanes, factor.lanes, summand.lanes))
+        self.with_lanes(self.simd.mul_add(self.lanes, factor.lanes, summand.lanes))
     }
     #[inline(always)]
-    fn lt(self, other: Self) -> Conditions<S> {
-        self.conditions(self.simd.less(self.lanes, other.lanes))
+    fn lt(self, other: Self) -> LaneMask<S> {
+        self.with_mask(self.simd.less(self.lanes, other.lanes))
     }
     #[inline(always)]
-    fn le(self, other: Self) -> Conditions<S> {
-        self.conditions(self.simd.less_equal(self.lanes, other.lanes))
+    fn le(self, other: Self) -> LaneMask<S> {
+        self.with_mask(self.simd.less_equal(self.lanes, other.lanes))
     }
     #[inline(always)]
-    fn eq(self, other: Self) -> Conditions<S> {
-        self.conditions(self.simd.equal(self.lanes, other.lanes))
+    fn eq(self, other: Self) -> LaneMask<S> {
+        self.with_mask(self.simd.equal(self.lanes, other.lanes))
     }
     #[inline(always)]
-    fn select(condition: Conditions<S>, a: Self, b: Self) -> Self {
-        a.like(a.simd.select(condition.mask, a.lanes, b.lanes))
+    fn select(condition: LaneMask<S>, a: Self, b: Self) -> Self {
+        a.with_lanes(a.simd.select(condition.mask, a.lanes, b.lanes))
     }
     #[inline(always)]
     fn exp2(self) -> Self {
-        // the softmax's exponential ends at 2^127: above 126 two are taken off and put back as a factor of 4
+        // `softmax::exp2` is limited to 2^127: above 126, compute 2^(x - 2) · 4
         let large = self.number(126.0).lt(self);
         let x = Self::select(large, self - self.number(2.0), self);
-        // this order keeps NaN
+        // this operand order propagates NaN
         let x = self.number(127.0).min(x);
-        let power = self.like(softmax::exp2(self.simd, x.lanes));
+        let power = self.with_lanes(softmax::exp2(self.simd, x.lanes));
         power * Self::select(large, self.number(4.0), self.number(1.0))
     }
     #[inline(always)]
@@ -211,18 +211,18 @@ impl<S: Simd> Number for Lanes<S> {
     }
     #[inline(always)]
     fn turns(self, high: Self, low: Self) -> Self {
-        self.like(self.simd.turns(self.lanes, high.lanes, low.lanes))
+        self.with_lanes(self.simd.turns(self.lanes, high.lanes, low.lanes))
     }
     #[inline(always)]
     fn read(self, _: &str, table: &[f32]) -> Self {
         if table.is_empty() {
             return self.number(f32::NAN);
         }
-        let last = (table.len() - 1).min(EXACT - 1) as f32;
-        // max takes its second operand where the index is NaN
+        let last = (table.len() - 1).min(EXACT_INTEGERS - 1) as f32;
+        // max returns its second operand if the index is NaN
         let index = self.max(self.number(0.0)).min(self.number(last)).floor();
-        // SAFETY: the index is whole and in 0..=last, which f32 holds exactly and which the table has.
-        self.like(unsafe { self.simd.gather(table.as_ptr(), index.lanes) })
+        // SAFETY: the index is an integer in 0..=last, exact in f32 and in bounds of the table.
+        self.with_lanes(unsafe { self.simd.gather(table.as_ptr(), index.lanes) })
     }
     #[inline(always)]
     fn store(self, _: &str, buffer: &HookBuffer, index: Self) {
@@ -237,38 +237,38 @@ impl<S: Simd> Number for Lanes<S> {
         hook: Hook,
         at: &At<Self>,
         arguments: [Self; 2],
-    ) -> Interpreted<S> {
-        arguments[0].simd.interpret(Interpret { variant, hook, at, arguments })
+    ) -> InterpretOutput<S> {
+        arguments[0].simd.interpret(InterpretCall { variant, hook, at, arguments })
     }
 }
 
-/// A call of [`Number::interpret`], to be compiled once for each leaf.
-pub(crate) struct Interpret<'a, S: Simd> {
+/// A call of [`Number::interpret`], compiled once per leaf.
+pub(crate) struct InterpretCall<'a, S: Simd> {
     variant: &'a ExpressionVariant,
     hook: Hook,
     at: &'a At<Lanes<S>>,
     arguments: [Lanes<S>; 2],
 }
 
-/// What it gives.
-pub(crate) type Interpreted<S> = ([Lanes<S>; 2], Conditions<S>);
+/// Results of an [`InterpretCall`].
+pub(crate) type InterpretOutput<S> = ([Lanes<S>; 2], LaneMask<S>);
 
-impl<L: Simd> Task for Interpret<'_, L> {
-    type Output = Interpreted<L>;
+impl<L: Simd> Task for InterpretCall<'_, L> {
+    type Output = InterpretOutput<L>;
 
     #[inline(always)]
-    fn run<S: Simd>(self, _: S) -> Interpreted<L> {
+    fn run<S: Simd>(self, _: S) -> InterpretOutput<L> {
         self.variant.evaluate(self.hook, self.at, self.arguments)
     }
 }
 
-/// [`Simd::turns`] where multiply-add is fused: it recovers what the product's rounding lost.
+/// [`Simd::turns`] for leaves with FMA, which recovers the rounding error of the product.
 #[inline(always)]
 pub(super) fn turns_fused<S: Simd>(simd: S, position: S::V, high: S::V, low: S::V) -> S::V {
     let product = simd.mul(position, high);
-    let lost = simd.mul_add(position, high, simd.negate(product));
+    let error = simd.mul_add(position, high, simd.negate(product));
     let turns = simd.sub(product, simd.round(product));
-    let turns = simd.add(turns, simd.mul_add(position, low, lost));
-    // the remainder may have carried it past a half
+    let turns = simd.add(turns, simd.mul_add(position, low, error));
+    // the correction may have moved it beyond 1/2
     simd.sub(turns, simd.round(turns))
 }

@@ -1,22 +1,22 @@
-//! One panel of `out = x · weightᵀ + bias`: weights widened and transposed, then the `gemm` crate.
+//! Panel GEMM `out = x · weightᵀ + bias`: packs a panel of weights as f32, then calls the `gemm` crate.
 //!
-//! A row's bits must not depend on how many rows there are. The library sums over ascending inputs in one chain of
-//! multiply-adds per element, but chooses other orders for a single row and, for depths above 512, by shape. So a
-//! single row is multiplied twice over, and depth is cut at [`DEPTH`] here.
+//! Invariant: a row is bit-identical for every number of rows. The crate sums ascending inputs in one chain of multiply-adds
+//! per element, but uses other orders for a single row and, depending on the shape, for depths above 512. So a single row is
+//! duplicated, and depth is split at [`DEPTH`].
 
 use super::{Isa, Simd, Task, gather, shared::Shared, tile::Matrix};
 use crate::View;
 use std::ops::Range;
 
-/// Features of a panel.
+/// Features per panel.
 pub(crate) const PANEL: usize = 128;
-/// Inputs of a panel.
+/// Inputs per panel.
 pub(crate) const DEPTH: usize = 512;
 
-/// One matrix product, as all its panels see it.
-pub(crate) struct Product<'a> {
+/// Parameters of one product, shared by all panels.
+pub(crate) struct GemmParams<'a> {
     pub(crate) isa: Isa,
-    /// `[rows, in_features]` and its row stride.
+    /// `[rows, in_features]` with its row stride.
     pub(crate) x: (&'a [f32], usize),
     /// `[out_features, in_features]`, contiguous.
     pub(crate) weight: View<'a>,
@@ -32,15 +32,15 @@ pub(crate) struct Panel {
     pub(crate) features: Range<usize>,
 }
 
-/// Widens and transposes `weight[features, inputs]` into `to`, `[DEPTH, PANEL]`.
-struct Widen<'a> {
+/// Packs `weight[features, inputs]` into `to`: widened, transposed to `[DEPTH, PANEL]`.
+struct PackPanelTask<'a> {
     weight: View<'a>,
     features: Range<usize>,
     inputs: Range<usize>,
     to: &'a mut [f32],
 }
 
-impl Task for Widen<'_> {
+impl Task for PackPanelTask<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -52,40 +52,40 @@ impl Task for Widen<'_> {
             *offset = feature * in_features + self.inputs.start;
         }
         assert!(self.inputs.len() <= DEPTH && self.to.len() == PANEL * DEPTH, "a whole panel of scratch");
-        let to = Matrix { at: self.to.as_mut_ptr(), stride: PANEL };
+        let to = Matrix { ptr: self.to.as_mut_ptr(), stride: PANEL };
         // SAFETY: `to` has DEPTH rows of PANEL elements, a multiple of every register size.
         unsafe { gather::transpose_rows(simd, self.weight.data(), offsets, self.inputs.len(), to) };
     }
 }
 
-impl Product<'_> {
-    /// Computes one block of the output. Panels given to concurrent calls must not overlap.
+impl GemmParams<'_> {
+    /// Computes one block of the output. Panels of concurrent calls must not overlap.
     pub(crate) fn multiply(&self, panel: &Panel, scratch: &mut [f32]) {
-        let (weights, twice) = scratch.split_at_mut(PANEL * DEPTH);
+        let (weights, two_rows) = scratch.split_at_mut(PANEL * DEPTH);
         let in_features = self.weight.shape()[1];
-        self.start_with_bias(panel);
+        self.initialize_with_bias(panel);
         for first in (0..in_features).step_by(DEPTH) {
             let inputs = first..in_features.min(first + DEPTH);
             let features = panel.features.clone();
-            let task = Widen { weight: self.weight, features, inputs: inputs.clone(), to: weights };
+            let task = PackPanelTask { weight: self.weight, features, inputs: inputs.clone(), to: weights };
             self.isa.dispatch(task);
             if panel.rows.len() == 1 {
-                self.accumulate_single(panel, inputs, weights, twice);
+                self.accumulate_single(panel, inputs, weights, two_rows);
             } else {
                 let start = panel.rows.start * self.out_stride + panel.features.start;
                 let len = (panel.rows.len() - 1) * self.out_stride + panel.features.len();
-                // SAFETY: rows of other panels may lie in this part, but the library writes this panel's
-                // elements only, and panels do not overlap; it is passed on as a pointer right away.
+                // SAFETY: the range contains elements of other panels, but `gemm` accesses only this panel's through the
+                // pointer, and panels do not overlap.
                 let out = unsafe { self.out.pointer(start, len) };
                 self.accumulate(panel, &inputs, weights, (out, self.out_stride));
             }
         }
     }
 
-    fn start_with_bias(&self, panel: &Panel) {
+    fn initialize_with_bias(&self, panel: &Panel) {
         for row in panel.rows.clone() {
             let start = row * self.out_stride + panel.features.start;
-            // SAFETY: these elements are this panel's alone.
+            // SAFETY: panels do not overlap, so only this call accesses these elements.
             let out = unsafe { self.out.part(start, panel.features.len()) };
             for (out, feature) in out.iter_mut().zip(panel.features.clone()) {
                 *out = self.bias.map_or(0.0, |bias| bias.at(&[feature]));
@@ -93,20 +93,19 @@ impl Product<'_> {
         }
     }
 
-    /// A single row, multiplied as two equal ones.
-    fn accumulate_single(&self, panel: &Panel, inputs: Range<usize>, weights: &[f32], twice: &mut [f32]) {
+    /// Multiplies a single row as two equal ones.
+    fn accumulate_single(&self, panel: &Panel, inputs: Range<usize>, weights: &[f32], two_rows: &mut [f32]) {
         let start = panel.rows.start * self.out_stride + panel.features.start;
-        // SAFETY: these elements are this panel's alone.
+        // SAFETY: panels do not overlap, so only this call accesses these elements.
         let out = unsafe { self.out.part(start, panel.features.len()) };
-        twice[..out.len()].copy_from_slice(out);
-        twice[PANEL..PANEL + out.len()].copy_from_slice(out);
-        assert!(twice.len() >= 2 * PANEL, "room for two rows");
-        self.accumulate(panel, &inputs, weights, (twice.as_mut_ptr(), PANEL));
-        out.copy_from_slice(&twice[..out.len()]);
+        two_rows[..out.len()].copy_from_slice(out);
+        two_rows[PANEL..PANEL + out.len()].copy_from_slice(out);
+        assert!(two_rows.len() >= 2 * PANEL, "room for two rows");
+        self.accumulate(panel, &inputs, weights, (two_rows.as_mut_ptr(), PANEL));
+        out.copy_from_slice(&two_rows[..out.len()]);
     }
 
-    /// `out[row, feature] += Σ x[row, input] · weights[input, feature]`, for at least two rows: a single one is
-    /// read twice.
+    /// `out[row, feature] += Σ x[row, input] · weights[input, feature]`. A single row of `x` is read twice.
     fn accumulate(&self, panel: &Panel, inputs: &Range<usize>, weights: &[f32], out: (*mut f32, usize)) {
         let (x, x_stride) = self.x;
         let rows = panel.rows.len();
@@ -114,8 +113,8 @@ impl Product<'_> {
         assert!(x.len() >= (rows - 1) * x_stride + inputs.len(), "x has all rows");
         assert!(weights.len() >= PANEL * DEPTH && panel.features.len() <= PANEL, "a whole panel of weights");
         let row_step = if rows == 1 { 0 } else { x_stride };
-        // SAFETY: x holds `rows` rows of `inputs.len()` elements as just checked, `weights` [DEPTH, PANEL], and
-        // `out` the panel's rows at its stride (two rows of PANEL for a single one), by the callers above.
+        // SAFETY: `x` has `rows` rows of `inputs.len()` elements and `weights` is [DEPTH, PANEL], as checked above. Callers
+        // pass the panel's rows as `out`, or two rows of PANEL elements for a single row.
         unsafe {
             gemm::gemm(
                 panel.features.len(),
@@ -142,11 +141,11 @@ impl Product<'_> {
     }
 }
 
-/// `out = a · b` for row-major squares of `size`, by the library on `threads` threads: its own best case.
-pub(crate) fn square(size: usize, (a, b): (&[f32], &[f32]), out: &mut [f32], threads: usize) {
+/// `out = a · b` for row-major squares of `size` on `threads` threads of the `gemm` crate, to measure its peak rate.
+pub(crate) fn multiply_squares(size: usize, (a, b): (&[f32], &[f32]), out: &mut [f32], threads: usize) {
     assert!([a.len(), b.len(), out.len()] == [size * size; 3], "three squares");
     let (stride, parallelism) = (size as isize, gemm::Parallelism::Rayon(threads));
-    // SAFETY: all three hold `size` rows of `size` elements as just checked, and `out` is borrowed mutably.
+    // SAFETY: all three have `size * size` elements as checked above; `out` is borrowed mutably.
     unsafe {
         gemm::gemm(
             size,

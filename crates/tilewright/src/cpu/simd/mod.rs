@@ -1,57 +1,61 @@
-//! The one room of this crate with `unsafe`: vector instructions, and threads that share an output.
+//! SIMD kernels of the CPU backend, and the only module of this crate with `unsafe`.
 //!
-//! Algorithms (`attend`, `tile`, `softmax`) are written once over [`Simd`]; leaves (`avx512`, `avx2`, `portable`)
-//! give the instructions. A value of a leaf type is proof that its instructions exist on this machine: it comes
-//! only from `new`, which asks the processor. [`Isa::dispatch`] picks a leaf at run time.
+//! Layers:
+//!
+//! 1. Algorithms (`attend`, `tile`, `softmax`, `gather`) are written once, generic over [`Simd`].
+//! 2. Leaves (`avx512`, `avx2`, `portable`) implement [`Simd`] with the instructions of one set.
+//! 3. [`Isa::dispatch`] selects a leaf at run time and compiles a [`Task`] for it.
+//!
+//! Invariant: a value of a leaf type proves that the CPU has its instructions, because only `new` creates one, after CPUID.
 
-#![allow(unsafe_code, reason = "the room for it; every block says why it is sound")]
+#![allow(unsafe_code, reason = "the only unsafe module; every block states why it is sound")]
 
 pub(crate) mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod bf16;
 mod bits;
-pub(crate) mod dots;
+pub(crate) mod context;
+mod epilogue;
 mod gather;
 pub(crate) mod hooks;
 pub(crate) mod indices;
 mod lanes;
 pub(crate) mod matmul;
 pub(crate) mod merge;
-pub(crate) mod place;
 mod portable;
+mod pv;
 pub(crate) mod shared;
 mod softmax;
-mod state;
 mod tile;
-mod weigh;
 
-use lanes::{Interpret, Interpreted};
+use lanes::{InterpretCall, InterpretOutput};
 use std::fmt;
 
 /// A set of vector instructions that the CPU backend can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
-    /// What every processor of the architecture has.
+    /// The baseline of the architecture.
     Portable,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
-    /// AVX-512 with dot products of bf16: what is bf16 throughout is not widened.
+    /// AVX-512 with bf16 dot products: bf16 attention does not widen its tiles.
     Avx512Bf16,
-    /// The same with matrix products of bf16 in tile registers.
+    /// Same, with bf16 matrix products in tile registers.
     Amx,
 }
 
 impl Isa {
-    /// Those that this machine has, the best last.
+    /// The sets that this machine has, the best last.
     pub fn available() -> Vec<Self> {
         Self::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
-    /// All that there are, the best last.
+    /// All sets, the best last.
     pub const ALL: [Self; 5] = [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// Whether this machine has it.
@@ -63,13 +67,13 @@ impl Isa {
             #[cfg(target_arch = "x86_64")]
             Self::Avx512 => avx512::Avx512::new().is_some(),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512Bf16 | Self::Amx => dots::Dots::of(self).is_some(),
+            Self::Avx512Bf16 | Self::Amx => bf16::Bf16Mma::new(self).is_some(),
             #[cfg(not(target_arch = "x86_64"))]
             _ => false,
         }
     }
 
-    /// Runs `task` compiled for this instruction set; for the portable one where the machine lacks it.
+    /// Runs `task` compiled for this instruction set, or for the portable one if the machine lacks it.
     pub(crate) fn dispatch<T: Task>(self, task: T) -> T::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -95,92 +99,91 @@ impl fmt::Display for Isa {
     }
 }
 
-/// Work that is compiled once per instruction set. Implementations mark `run` and all it calls
-/// `#[inline(always)]`, so that the leaf's instructions reach the innermost loop.
+/// Work that is compiled once per instruction set. Implementations mark `run` and its callees `#[inline(always)]`, so that
+/// the innermost loop is compiled with the leaf's target features.
 pub(crate) trait Task {
     type Output;
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// What is done with each column of a transposed block. A trait and no closure: those are not compiled with a leaf's
-/// instructions unless they happen to be inlined.
-pub(crate) trait EachColumn<V> {
-    /// Takes column `c`.
+/// Consumer of the columns of a transposed block. A trait, because a closure that is not inlined is compiled without the
+/// leaf's target features.
+pub(crate) trait ColumnSink<V> {
+    /// Stores column `c`.
     ///
     /// # Safety
-    /// As the implementation says.
-    unsafe fn column(&self, c: usize, value: V);
+    /// Each implementation states its contract.
+    unsafe fn store_column(&self, c: usize, value: V);
 }
 
-/// Vectors of f32. Memory arguments are slices of at least [`Simd::LANES`] elements.
+/// Vectors of f32 and masks of their lanes.
 pub(crate) trait Simd: Copy {
     /// One register.
     type V: Copy;
-    /// A condition for each lane.
+    /// One bit per lane.
     type Mask: Copy;
-    /// f32 elements of a register.
+    /// f32 elements per register.
     const LANES: usize;
-    /// Registers per row of the matrix micro-kernel; with [`Simd::TILE_ROWS`] rows its accumulators, one row
-    /// of the right side and a broadcast fill the register file.
+    /// Registers per row of the matrix micro-kernel. Accumulators for [`Simd::TILE_ROWS`] rows, one row of the right-hand
+    /// side and a broadcast fill the register file.
     const TILE_COLUMNS: usize;
     /// Rows of the matrix micro-kernel, at most 6.
     const TILE_ROWS: usize;
 
     fn splat(self, value: f32) -> Self::V;
     /// # Safety
-    /// `from` points to `LANES` readable elements.
+    /// `from` is readable for `LANES` elements.
     unsafe fn load(self, from: *const f32) -> Self::V;
     /// # Safety
-    /// `to` points to `LANES` writable elements.
+    /// `to` is writable for `LANES` elements.
     unsafe fn store(self, to: *mut f32, value: Self::V);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
-    /// `a * b + c`, rounded once where the machine can.
+    /// `a * b + c`, fused if the machine has FMA.
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
     fn max(self, a: Self::V, b: Self::V) -> Self::V;
     fn round(self, a: Self::V) -> Self::V;
-    /// `a * 2^n` for an integral `n` in -126..=127; 0 where `x < -126`. NaN in `a` stays.
+    /// `a * 2^n` for an integral `n` in -126..=127; 0 in lanes with `x < -126`. NaN in `a` propagates.
     fn scale_or_zero(self, a: Self::V, n: Self::V, x: Self::V) -> Self::V;
     fn reduce_max(self, a: Self::V) -> f32;
-    /// Whether any lane of `a` is larger than that of `b`; NaN is not.
-    fn any_above(self, a: Self::V, b: Self::V) -> bool;
+    /// Whether `a > b` in any lane; false for NaN.
+    fn any_greater(self, a: Self::V, b: Self::V) -> bool;
     fn reduce_add(self, a: Self::V) -> f32;
-    /// `a` where it is less, otherwise `b`.
+    /// `a` in lanes with `a < b`, otherwise `b`.
     fn min(self, a: Self::V, b: Self::V) -> Self::V;
     fn div(self, a: Self::V, b: Self::V) -> Self::V;
     fn sqrt(self, a: Self::V) -> Self::V;
     fn floor(self, a: Self::V) -> Self::V;
     fn abs(self, a: Self::V) -> Self::V;
     fn negate(self, a: Self::V) -> Self::V;
-    /// `a < b`, `a <= b` and `a == b` in each lane; NaN is none of them.
+    /// `a < b` per lane; false for NaN, like the other comparisons.
     fn less(self, a: Self::V, b: Self::V) -> Self::Mask;
     fn less_equal(self, a: Self::V, b: Self::V) -> Self::Mask;
     fn equal(self, a: Self::V, b: Self::V) -> Self::Mask;
-    /// Every lane, or none.
-    fn all(self, value: bool) -> Self::Mask;
+    /// The same bit in every lane.
+    fn splat_mask(self, value: bool) -> Self::Mask;
     fn and(self, a: Self::Mask, b: Self::Mask) -> Self::Mask;
     fn or(self, a: Self::Mask, b: Self::Mask) -> Self::Mask;
     fn not(self, a: Self::Mask) -> Self::Mask;
     /// Bit `i` is lane `i`.
     fn bits(self, mask: Self::Mask) -> u32;
-    /// `a` where the mask is set, otherwise `b`.
+    /// `a` in lanes whose mask bit is set, otherwise `b`.
     fn select(self, mask: Self::Mask, a: Self::V, b: Self::V) -> Self::V;
     /// `table[index]` in each lane.
     ///
     /// # Safety
-    /// Every lane of `index` is a whole number and an element of the table.
+    /// Every lane of `index` is an integer and in bounds of the table.
     unsafe fn gather(self, table: *const f32, index: Self::V) -> Self::V;
-    /// `position · (high + low)` less the nearest whole number, as if computed exactly; for products below 2^22.
+    /// `position · (high + low)` minus the nearest integer, as if computed exactly; for products below 2^22.
     fn turns(self, position: Self::V, high: Self::V, low: Self::V) -> Self::V;
-    /// Evaluates a recorded hook: not inlined, because it holds every operation.
-    fn interpret(self, call: Interpret<'_, Self>) -> Interpreted<Self>;
-    /// Transposes a `LANES × LANES` block: hands every column to `each`, `rows[r][c]` in lane `r`.
+    /// Evaluates a recorded hook. Not inlined, because it contains every operation.
+    fn interpret(self, call: InterpretCall<'_, Self>) -> InterpretOutput<Self>;
+    /// Transposes a `LANES × LANES` block and passes each column to `sink`, with `rows[r][c]` in lane `r`.
     ///
     /// # Safety
-    /// `rows` has `LANES` pointers to `LANES` readable elements each, which need not be aligned; `each` may be given
-    /// every column.
-    unsafe fn transpose(self, rows: &[*const f32], each: impl EachColumn<Self::V>);
+    /// `rows` has `LANES` pointers, each readable for `LANES` elements without alignment; `sink` accepts every column.
+    unsafe fn transpose(self, rows: &[*const f32], sink: impl ColumnSink<Self::V>);
     /// Widens the lower and the upper bf16 of each lane.
     fn split_bf16(self, pairs: Self::V) -> (Self::V, Self::V);
     /// Widens the lower and the upper f16 of each lane.
@@ -188,25 +191,25 @@ pub(crate) trait Simd: Copy {
     /// Widens `LANES` bf16 values.
     ///
     /// # Safety
-    /// `from` points to `LANES` readable elements.
+    /// `from` is readable for `LANES` elements.
     unsafe fn load_bf16(self, from: *const half::bf16) -> Self::V;
     /// Widens `LANES` f16 values.
     ///
     /// # Safety
-    /// `from` points to `LANES` readable elements.
+    /// `from` is readable for `LANES` elements.
     unsafe fn load_f16(self, from: *const half::f16) -> Self::V;
     /// Widens `LANES` e4m3 values.
     ///
     /// # Safety
-    /// `from` points to `LANES` readable elements.
+    /// `from` is readable for `LANES` elements.
     unsafe fn load_e4m3(self, from: *const crate::E4m3) -> Self::V;
     /// Widens `4 * LANES` e4m3 values.
     ///
     /// # Safety
-    /// `from` points to `4 * LANES` readable elements.
+    /// `from` is readable for `4 * LANES` elements.
     #[inline(always)]
     unsafe fn load_four_e4m3(self, from: *const crate::E4m3) -> [Self::V; 4] {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe {
             [
                 self.load_e4m3(from),
@@ -219,12 +222,12 @@ pub(crate) trait Simd: Copy {
     /// Widens `LANES` e5m2 values.
     ///
     /// # Safety
-    /// `from` points to `LANES` readable elements.
+    /// `from` is readable for `LANES` elements.
     unsafe fn load_e5m2(self, from: *const crate::E5m2) -> Self::V;
     /// Widens `LANES` 8-bit integers.
     ///
     /// # Safety
-    /// `from` points to `LANES` readable elements.
+    /// `from` is readable for `LANES` elements.
     unsafe fn load_i8(self, from: *const i8) -> Self::V;
     /// Widens the four e4m3 values of each lane, the lowest byte first.
     fn split_e4m3(self, fours: Self::V) -> [Self::V; 4];
@@ -232,9 +235,9 @@ pub(crate) trait Simd: Copy {
     fn split_e5m2(self, fours: Self::V) -> [Self::V; 4];
     /// Widens the four 8-bit integers of each lane, the lowest byte first.
     fn split_i8(self, fours: Self::V) -> [Self::V; 4];
-    /// Asks for the cache line at `from`, which may be any address.
+    /// Prefetches the cache line at `from`, which may be any address.
     fn prefetch(self, from: *const u8);
-    /// Asks for every cache line of `len` bytes from `from` on, which may be any address.
+    /// Prefetches every cache line of `len` bytes from `from` on, which may be any address.
     #[inline(always)]
     fn prefetch_all(self, from: *const u8, len: usize) {
         const LINE: usize = 64;
@@ -242,7 +245,7 @@ pub(crate) trait Simd: Copy {
             self.prefetch(from.wrapping_add(byte));
         }
     }
-    /// Runs `task` with this leaf's instructions switched on, as a function of its own: one that held all of attention would
-    /// take the compiler minutes.
+    /// Runs `task` as a separate function with this leaf's target features. One function for all of attention would compile
+    /// for minutes.
     fn vectorize<T: Task>(self, task: T) -> T::Output;
 }

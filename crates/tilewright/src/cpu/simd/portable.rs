@@ -1,13 +1,13 @@
-//! The portable leaf: 4 lanes as an array, which every compiler target turns into what it has.
+//! Portable leaf: 4 lanes as an array, which the compiler vectorizes for its target.
 
 use super::{
-    EachColumn, Simd, Task,
-    lanes::{Interpret, Interpreted},
+    ColumnSink, Simd, Task,
+    lanes::{InterpretCall, InterpretOutput},
 };
 use crate::{E4m3, E5m2, attention::variant::elementary::turns_in_f64};
 use half::{bf16, f16};
 
-/// Needs no proof.
+/// The leaf without CPU requirements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
 
@@ -18,13 +18,12 @@ fn lanewise(f: impl Fn(usize) -> f32) -> [f32; LANES] {
     std::array::from_fn(f)
 }
 
-/// Byte `c` of each lane through `widen`, for each `c`.
+/// Applies `widen` to byte `c` of each lane, for each `c`.
 #[inline(always)]
-fn bytes(fours: [f32; LANES], widen: impl Fn(u8) -> f32) -> [[f32; LANES]; 4] {
+fn widen_bytes(fours: [f32; LANES], widen: impl Fn(u8) -> f32) -> [[f32; LANES]; 4] {
     std::array::from_fn(|c| lanewise(|i| widen(fours[i].to_bits().to_le_bytes()[c])))
 }
 
-/// SAFETY: of every block in this file: memory arguments are valid by each function's own contract.
 impl Simd for Portable {
     type V = [f32; LANES];
     type Mask = [bool; LANES];
@@ -39,13 +38,13 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load(self, from: *const f32) -> Self::V {
-        // SAFETY: see the impl.
+        // SAFETY: `from` is readable for `LANES` elements.
         unsafe { from.cast::<Self::V>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32, value: Self::V) {
-        // SAFETY: see the impl.
+        // SAFETY: `to` is writable for `LANES` elements.
         unsafe { to.cast::<Self::V>().write_unaligned(value) }
     }
 
@@ -66,7 +65,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn mul_add(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-        // f32::mul_add would call a library function where there is no such instruction
+        // f32::mul_add is a library call on targets without FMA
         lanewise(|i| a[i] * b[i] + c[i])
     }
 
@@ -77,7 +76,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn round(self, a: Self::V) -> Self::V {
-        // adding and taking away 1.5 * 2^23 rounds to nearest even; |a| < 2^22 here
+        // adding and subtracting 1.5 * 2^23 rounds to nearest even, for |a| < 2^22
         const MAGIC: f32 = 12_582_912.0;
         lanewise(|i| (a[i] + MAGIC) - MAGIC)
     }
@@ -96,7 +95,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn any_above(self, a: Self::V, b: Self::V) -> bool {
+    fn any_greater(self, a: Self::V, b: Self::V) -> bool {
         (0..LANES).any(|i| a[i] > b[i])
     }
 
@@ -151,7 +150,7 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn all(self, value: bool) -> Self::Mask {
+    fn splat_mask(self, value: bool) -> Self::Mask {
         [value; LANES]
     }
 
@@ -182,26 +181,26 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn gather(self, table: *const f32, index: Self::V) -> Self::V {
-        // SAFETY: see the impl.
+        // SAFETY: every index is in bounds of `table`.
         lanewise(|i| unsafe { *table.add(index[i] as usize) })
     }
 
     #[inline(always)]
     fn turns(self, position: Self::V, high: Self::V, low: Self::V) -> Self::V {
-        // multiply-add rounds twice here, so that a product has no remainder to recover
+        // mul_add rounds twice here, so it cannot recover the error of a product
         lanewise(|i| turns_in_f64(position[i], high[i], low[i]))
     }
 
     #[inline(never)]
-    fn interpret(self, call: Interpret<'_, Self>) -> Interpreted<Self> {
+    fn interpret(self, call: InterpretCall<'_, Self>) -> InterpretOutput<Self> {
         self.vectorize(call)
     }
 
     #[inline(always)]
-    unsafe fn transpose(self, rows: &[*const f32], each: impl EachColumn<Self::V>) {
+    unsafe fn transpose(self, rows: &[*const f32], sink: impl ColumnSink<Self::V>) {
         for column in 0..LANES {
-            // SAFETY: see the impl.
-            unsafe { each.column(column, lanewise(|row| rows[row].add(column).read_unaligned())) };
+            // SAFETY: rows are readable for `LANES` elements, and `sink` accepts every column.
+            unsafe { sink.store_column(column, lanewise(|row| rows[row].add(column).read_unaligned())) };
         }
     }
 
@@ -219,47 +218,47 @@ impl Simd for Portable {
 
     #[inline(always)]
     unsafe fn load_bf16(self, from: *const bf16) -> Self::V {
-        // SAFETY: see the impl.
+        // SAFETY: `from` is readable for `LANES` elements.
         lanewise(|i| unsafe { *from.add(i) }.to_f32())
     }
 
     #[inline(always)]
     unsafe fn load_f16(self, from: *const f16) -> Self::V {
-        // SAFETY: see the impl.
+        // SAFETY: `from` is readable for `LANES` elements.
         lanewise(|i| unsafe { *from.add(i) }.to_f32())
     }
 
     #[inline(always)]
     unsafe fn load_e4m3(self, from: *const E4m3) -> Self::V {
-        // SAFETY: see the impl.
+        // SAFETY: `from` is readable for `LANES` elements.
         lanewise(|i| unsafe { *from.add(i) }.to_f32())
     }
 
     #[inline(always)]
     unsafe fn load_e5m2(self, from: *const E5m2) -> Self::V {
-        // SAFETY: see the impl.
+        // SAFETY: `from` is readable for `LANES` elements.
         lanewise(|i| unsafe { *from.add(i) }.to_f32())
     }
 
     #[inline(always)]
     unsafe fn load_i8(self, from: *const i8) -> Self::V {
-        // SAFETY: see the impl.
+        // SAFETY: `from` is readable for `LANES` elements.
         lanewise(|i| f32::from(unsafe { *from.add(i) }))
     }
 
     #[inline(always)]
     fn split_e4m3(self, fours: Self::V) -> [Self::V; 4] {
-        bytes(fours, |byte| E4m3::from_bits(byte).to_f32())
+        widen_bytes(fours, |byte| E4m3::from_bits(byte).to_f32())
     }
 
     #[inline(always)]
     fn split_e5m2(self, fours: Self::V) -> [Self::V; 4] {
-        bytes(fours, |byte| E5m2::from_bits(byte).to_f32())
+        widen_bytes(fours, |byte| E5m2::from_bits(byte).to_f32())
     }
 
     #[inline(always)]
     fn split_i8(self, fours: Self::V) -> [Self::V; 4] {
-        bytes(fours, |byte| f32::from(byte.cast_signed()))
+        widen_bytes(fours, |byte| f32::from(byte.cast_signed()))
     }
 
     #[inline(always)]

@@ -1,49 +1,49 @@
-//! Output memory that several threads fill, each its own part.
+//! Output memory that threads write in disjoint parts.
 
 use super::Simd;
 use crate::{E4m3, E5m2, Element, ViewMut, tensor::DataMut};
 use half::{bf16, f16};
 use std::marker::PhantomData;
 
-/// A mutable slice that threads take disjoint parts of.
+/// A mutable slice from which threads take disjoint parts.
 pub(crate) struct Shared<'a, T> {
-    at: *mut T,
+    ptr: *mut T,
     len: usize,
     memory: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: the only access is `part`, whose caller promises that parts do not overlap.
+// SAFETY: all access goes through `part` and `pointer`, whose callers guarantee that parts do not overlap.
 unsafe impl<T: Send> Sync for Shared<'_, T> {}
 
 impl<'a, T> Shared<'a, T> {
     pub(crate) fn new(slice: &'a mut [T]) -> Self {
-        Self { at: slice.as_mut_ptr(), len: slice.len(), memory: PhantomData }
+        Self { ptr: slice.as_mut_ptr(), len: slice.len(), memory: PhantomData }
     }
 
-    /// The first of elements `start..start + len`, for a callee that reads and writes through a pointer.
+    /// Pointer to elements `start..start + len`.
     ///
     /// # Safety
-    /// What is accessed through the pointer is inside these elements and in no other use.
+    /// Accesses through the pointer stay within these elements and do not overlap any other use.
     pub(crate) unsafe fn pointer(&self, start: usize, len: usize) -> *mut T {
         assert!(start <= self.len && len <= self.len - start, "a part lies inside the output");
-        // SAFETY: in bounds as just checked.
-        unsafe { self.at.add(start) }
+        // SAFETY: in bounds as checked above.
+        unsafe { self.ptr.add(start) }
     }
 
     /// Elements `start..start + len`.
     ///
     /// # Safety
-    /// No other part with one of these elements is in use.
+    /// No other part in use contains any of these elements.
     #[inline(always)]
-    #[expect(clippy::mut_from_ref, reason = "disjointness is the caller's promise")]
+    #[expect(clippy::mut_from_ref, reason = "the caller guarantees disjoint parts")]
     pub(crate) unsafe fn part(&self, start: usize, len: usize) -> &mut [T] {
         assert!(start <= self.len && len <= self.len - start, "a part lies inside the output");
-        // SAFETY: in bounds as just checked, and not in use elsewhere by the caller's promise.
-        unsafe { std::slice::from_raw_parts_mut(self.at.add(start), len) }
+        // SAFETY: in bounds as checked above; the caller guarantees that no other part overlaps.
+        unsafe { std::slice::from_raw_parts_mut(self.ptr.add(start), len) }
     }
 }
 
-/// An output tensor `[rows, heads, dim]` of any dtype, filled row by row and head by head.
+/// An output tensor `[rows, heads, dim]` of any dtype, written per row and head.
 pub(crate) struct SharedRows<'a> {
     data: SharedData<'a>,
     row: usize,
@@ -74,29 +74,29 @@ impl<'a> SharedRows<'a> {
         Self { data, row, head }
     }
 
-    /// Asks for the `width` elements of `head` of `row`.
+    /// Prefetches the first `width` elements of `head` of `row`.
     #[inline(always)]
     pub(crate) fn prefetch<S: Simd>(&self, simd: S, (row, head): (usize, usize), width: usize) {
         let (at, size) = match &self.data {
-            SharedData::F32(s) => (s.at.cast::<u8>(), 4),
-            SharedData::F16(s) => (s.at.cast(), 2),
-            SharedData::Bf16(s) => (s.at.cast(), 2),
-            SharedData::E4m3(s) => (s.at.cast(), 1),
-            SharedData::E5m2(s) => (s.at.cast(), 1),
-            SharedData::I8(s) => (s.at.cast(), 1),
+            SharedData::F32(s) => (s.ptr.cast::<u8>(), 4),
+            SharedData::F16(s) => (s.ptr.cast(), 2),
+            SharedData::Bf16(s) => (s.ptr.cast(), 2),
+            SharedData::E4m3(s) => (s.ptr.cast(), 1),
+            SharedData::E5m2(s) => (s.ptr.cast(), 1),
+            SharedData::I8(s) => (s.ptr.cast(), 1),
         };
         let start = (row * self.row + head * self.head) * size;
         simd.prefetch_all(at.wrapping_add(start), width * size);
     }
 
-    /// Rounds `values` into `head` of `row`.
+    /// Rounds `values` to the dtype and writes them to `head` of `row`.
     ///
     /// # Safety
-    /// No other thread stores to this row and head.
+    /// No other thread accesses this row and head.
     #[inline(always)]
     pub(crate) unsafe fn store(&self, row: usize, head: usize, values: &[f32]) {
         let start = row * self.row + head * self.head;
-        // SAFETY: rows and heads of a `ViewMut` do not overlap, and this pair is the caller's alone.
+        // SAFETY: rows and heads of a `ViewMut` do not overlap; the caller guarantees sole access to this pair.
         unsafe {
             match &self.data {
                 SharedData::F32(s) => s.part(start, values.len()).copy_from_slice(values),

@@ -1,68 +1,72 @@
-//! The matrix micro-kernel: `C += A · B` on a strip of at most six rows.
+//! f32 matrix micro-kernel: `C += A · B` for a strip of at most six rows.
 //!
 //! ```text
-//! for each block of columns:  keep C's strip in registers
-//!     for k in 0..depth:      one row of B, one element of A per row, one multiply-add each
+//! for each block of columns:  load the strip of C into registers
+//!     for k in 0..depth:      load one row of B, broadcast one element of A per row, multiply-add
+//!                             store the strip of C
 //! ```
 //!
-//! Each element of C is one chain of multiply-adds over ascending `k`, whatever strip or column block it falls
-//! in: that is why attention gives the same bits for a row alone and among others.
+//! Each element of C is one chain of multiply-adds over ascending `k`, independent of its strip and column block.
+//! So attention over a row is bit-identical for every batch.
 
 use super::{Simd, Task};
 use crate::{E4m3, E5m2};
 use half::{bf16, f16};
 
-/// A row-major matrix in memory: its first element and the distance between rows.
+/// A row-major matrix in memory: pointer to its first element and row stride.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<P> {
-    pub(crate) at: P,
+    pub(crate) ptr: P,
     pub(crate) stride: usize,
 }
 
-/// The right side of a product: rows that are read register by register.
-pub(crate) trait Right: Copy {
+/// The right-hand side of a product, loaded row by row in registers.
+pub(crate) trait RhsMatrix: Copy {
     /// Elements `column..column + LANES` of row `k`.
     ///
     /// # Safety
-    /// The elements are there.
+    /// The elements are readable.
     unsafe fn load<S: Simd>(self, simd: S, k: usize, column: usize) -> S::V;
     /// `N` registers of row `k` from `column` on.
     ///
     /// # Safety
-    /// The elements are there.
+    /// The elements are readable.
     #[inline(always)]
     unsafe fn load_row<S: Simd, const N: usize>(self, simd: S, k: usize, column: usize) -> [S::V; N] {
         let mut row = [simd.splat(0.0); N];
         for (v, register) in row.iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
+            // SAFETY: upheld by the caller.
             *register = unsafe { self.load(simd, k, column + v * S::LANES) };
         }
         row
     }
-    /// The same without the first `rows` rows.
+    /// The matrix without its first `rows` rows.
     fn skip(self, rows: usize) -> Self;
 }
 
-impl Right for Matrix<*const f32> {
+impl RhsMatrix for Matrix<*const f32> {
     #[inline(always)]
     unsafe fn load<S: Simd>(self, simd: S, k: usize, column: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { simd.load(self.at.add(k * self.stride + column)) }
+        // SAFETY: upheld by the caller.
+        unsafe { simd.load(self.ptr.add(k * self.stride + column)) }
     }
     #[inline(always)]
     fn skip(self, rows: usize) -> Self {
-        Self { at: self.at.wrapping_add(rows * self.stride), ..self }
+        Self { ptr: self.ptr.wrapping_add(rows * self.stride), ..self }
     }
 }
 
-/// Rows of any dtype that begin at `offsets`, widened as they are read.
-pub(crate) struct Rows<'a, T> {
+/// Rows of any dtype at `offsets`, dequantized as they are loaded.
+pub(crate) struct KvRows<'a, T> {
     data: &'a [T],
     offsets: &'a [usize],
 }
 
-impl<'a, T> Rows<'a, T> {
-    /// Rows of `width` elements, all of which are in `data`.
+impl<'a, T> KvRows<'a, T> {
+    /// Rows of `width` elements.
+    ///
+    /// # Panics
+    /// If a row exceeds `data`.
     #[inline(always)]
     pub(crate) fn new(data: &'a [T], offsets: &'a [usize], width: usize) -> Self {
         assert!(offsets.iter().all(|offset| offset + width <= data.len()), "rows lie inside the data");
@@ -70,26 +74,26 @@ impl<'a, T> Rows<'a, T> {
     }
 }
 
-impl<T> Clone for Rows<'_, T> {
+impl<T> Clone for KvRows<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<T> Copy for Rows<'_, T> {}
+impl<T> Copy for KvRows<'_, T> {}
 
-macro_rules! right_of_rows {
+macro_rules! kv_rows {
     ($($T:ty, $load:ident $(, $load_four:ident)?);+) => {$(
-        impl Right for Rows<'_, $T> {
+        impl RhsMatrix for KvRows<'_, $T> {
             #[inline(always)]
             unsafe fn load<S: Simd>(self, simd: S, k: usize, column: usize) -> S::V {
-                // SAFETY: the caller's promise.
+                // SAFETY: upheld by the caller.
                 unsafe { simd.$load(self.data.as_ptr().add(*self.offsets.get_unchecked(k) + column)) }
             }
             $(
                 #[inline(always)]
                 unsafe fn load_row<S: Simd, const N: usize>(self, simd: S, k: usize, column: usize) -> [S::V; N] {
                     let mut row = [simd.splat(0.0); N];
-                    // SAFETY: the caller's promise.
+                    // SAFETY: upheld by the caller.
                     unsafe {
                         let at = self.data.as_ptr().add(*self.offsets.get_unchecked(k) + column);
                         if N == 4 {
@@ -110,38 +114,38 @@ macro_rules! right_of_rows {
         }
     )+};
 }
-right_of_rows!(f32, load; f16, load_f16; bf16, load_bf16; E4m3, load_e4m3, load_four_e4m3; E5m2, load_e5m2; i8, load_i8);
+kv_rows!(f32, load; f16, load_f16; bf16, load_bf16; E4m3, load_e4m3, load_four_e4m3; E5m2, load_e5m2; i8, load_i8);
 
-/// `c += a · b` as a function of its own: see [`Simd::vectorize`].
-pub(super) struct Product<B> {
-    /// Rows, width, depth.
+/// `c += a · b`, compiled as a separate function (see [`Simd::vectorize`]).
+pub(super) struct MatrixProduct<B> {
+    /// `(rows, width, depth)`
     pub(super) shape: (usize, usize, usize),
     pub(super) a: Matrix<*const f32>,
     pub(super) b: B,
     pub(super) c: Matrix<*mut f32>,
 }
 
-impl<B: Right> Product<B> {
-    /// Does it.
+impl<B: RhsMatrix> MatrixProduct<B> {
+    /// Runs the product.
     ///
     /// # Safety
-    /// As [`multiply_add`].
+    /// Same as [`multiply_add`].
     #[inline(always)]
     pub(super) unsafe fn run<S: Simd>(self, simd: S) {
-        simd.vectorize(Promised(self));
+        simd.vectorize(ProductTask(self));
     }
 }
 
-/// A product whose caller has made its promise.
-struct Promised<B>(Product<B>);
+/// A product that meets the contract of [`MatrixProduct::run`], its only constructor.
+struct ProductTask<B>(MatrixProduct<B>);
 
-impl<B: Right> Task for Promised<B> {
+impl<B: RhsMatrix> Task for ProductTask<B> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Product { shape, a, b, c } = self.0;
-        // SAFETY: promised to the one function that makes a `Promised`.
+        let MatrixProduct { shape, a, b, c } = self.0;
+        // SAFETY: the contract of `MatrixProduct::run`.
         unsafe { multiply_add(simd, shape, a, b, c) };
     }
 }
@@ -152,7 +156,7 @@ impl<B: Right> Task for Promised<B> {
 /// With `width` rounded up to whole registers: `a` is readable as `[rows, depth]`, `b` as `[depth, width]`, `c`
 /// readable and writable as `[rows, width]`, and `c` overlaps neither; `rows <= 6`.
 #[inline(always)]
-pub(crate) unsafe fn multiply_add<S: Simd, B: Right>(
+pub(crate) unsafe fn multiply_add<S: Simd, B: RhsMatrix>(
     simd: S,
     (rows, width, depth): (usize, usize, usize),
     a: Matrix<*const f32>,
@@ -160,7 +164,7 @@ pub(crate) unsafe fn multiply_add<S: Simd, B: Right>(
     c: Matrix<*mut f32>,
 ) {
     let shape = (width, depth);
-    // SAFETY: the caller's promise; each arm takes as many rows as it says.
+    // SAFETY: upheld by the caller; each arm processes `rows` rows.
     unsafe {
         match rows {
             0 => {}
@@ -175,9 +179,9 @@ pub(crate) unsafe fn multiply_add<S: Simd, B: Right>(
 }
 
 /// # Safety
-/// As [`multiply_add`].
+/// Same as [`multiply_add`].
 #[inline(always)]
-unsafe fn strip<S: Simd, B: Right, const ROWS: usize>(
+unsafe fn strip<S: Simd, B: RhsMatrix, const ROWS: usize>(
     simd: S,
     (width, depth): (usize, usize),
     a: Matrix<*const f32>,
@@ -187,8 +191,8 @@ unsafe fn strip<S: Simd, B: Right, const ROWS: usize>(
     let mut column = 0;
     while column < width {
         let registers = (width - column).div_ceil(S::LANES);
-        let c = Matrix { at: c.at.wrapping_add(column), ..c };
-        // SAFETY: the caller's promise for the columns from `column` on.
+        let c = Matrix { ptr: c.ptr.wrapping_add(column), ..c };
+        // SAFETY: upheld by the caller for the columns from `column` on.
         unsafe {
             if S::TILE_COLUMNS == 4 && registers >= 4 {
                 block::<S, B, ROWS, 4>(simd, depth, a, (b, column), c);
@@ -205,27 +209,27 @@ unsafe fn strip<S: Simd, B: Right, const ROWS: usize>(
 }
 
 /// # Safety
-/// As [`multiply_add`], for `ROWS` rows and `COLUMNS` registers from column `first` of `b` on.
+/// Same as [`multiply_add`], for `ROWS` rows and `COLUMNS` registers from column `first` of `b` on.
 #[inline(always)]
-unsafe fn block<S: Simd, B: Right, const ROWS: usize, const COLUMNS: usize>(
+unsafe fn block<S: Simd, B: RhsMatrix, const ROWS: usize, const COLUMNS: usize>(
     simd: S,
     depth: usize,
     a: Matrix<*const f32>,
     (b, first): (B, usize),
     c: Matrix<*mut f32>,
 ) {
-    // SAFETY: the caller's promise; all offsets are inside the shapes it names.
+    // SAFETY: upheld by the caller; all offsets are within its shapes.
     unsafe {
         let mut sum = [[simd.splat(0.0); COLUMNS]; ROWS];
         for (r, row) in sum.iter_mut().enumerate() {
             for (v, register) in row.iter_mut().enumerate() {
-                *register = simd.load(c.at.add(r * c.stride + v * S::LANES));
+                *register = simd.load(c.ptr.add(r * c.stride + v * S::LANES));
             }
         }
         for k in 0..depth {
             let right: [S::V; COLUMNS] = b.load_row(simd, k, first);
             for (r, row) in sum.iter_mut().enumerate() {
-                let left = simd.splat(*a.at.add(r * a.stride + k));
+                let left = simd.splat(*a.ptr.add(r * a.stride + k));
                 for (register, right) in row.iter_mut().zip(right) {
                     *register = simd.mul_add(left, right, *register);
                 }
@@ -233,7 +237,7 @@ unsafe fn block<S: Simd, B: Right, const ROWS: usize, const COLUMNS: usize>(
         }
         for (r, row) in sum.into_iter().enumerate() {
             for (v, register) in row.into_iter().enumerate() {
-                simd.store(c.at.add(r * c.stride + v * S::LANES), register);
+                simd.store(c.ptr.add(r * c.stride + v * S::LANES), register);
             }
         }
     }

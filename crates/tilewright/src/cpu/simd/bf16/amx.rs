@@ -1,7 +1,7 @@
-//! AMX: eight registers of 16 rows of 64 bytes, and an instruction that multiplies two of them.
+//! AMX: eight tile registers of 16 rows of 64 bytes, and `tdpbf16ps`, which multiplies two of them.
 //!
-//! Rust has no stable names for these instructions yet, so they are written out. The compiler never uses the tile registers
-//! itself, and the operating system keeps them for each thread.
+//! Stable Rust has no intrinsics for these instructions, so this module uses inline assembly. The compiler never allocates
+//! tile registers, and the operating system saves them per thread.
 
 use crate::cpu::simd::tile::Matrix;
 use half::bf16;
@@ -13,10 +13,10 @@ use std::{
     sync::OnceLock,
 };
 
-/// Rows, and 32-bit elements of a row, of a tile register.
+/// Rows of a tile register, and 32-bit elements per row.
 const TILE: usize = 16;
 
-/// Proof that this machine has AMX with bf16, and that the operating system lets this process use it.
+/// Proof that this machine has AMX-BF16 and that the operating system has enabled it for this process.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Amx(());
 
@@ -26,8 +26,8 @@ impl Amx {
         FOUND.get_or_init(|| has_instructions() && is_permitted()).then_some(Self(()))
     }
 
-    /// Gives all tile registers their full shape on the calling thread.
-    pub(super) fn configure(self) -> Configured {
+    /// Configures all tile registers of the calling thread with their full shape.
+    pub(super) fn configure(self) -> TileConfigGuard {
         #[repr(C, align(64))]
         struct Configuration {
             palette: u8,
@@ -40,15 +40,15 @@ impl Amx {
             Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
         configuration.row_bytes[..8].fill(64);
         configuration.rows[..8].fill(TILE as u8);
-        // SAFETY: `self` is proof of the instruction, and the operand is 64 readable bytes of the manual's layout.
+        // SAFETY: `self` proves the instruction; the operand is 64 readable bytes in the layout of the manual.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, preserves_flags, readonly));
         }
-        Configured(())
+        TileConfigGuard(())
     }
 
     /// # Safety
-    /// As [`super::Dots::multiply`]; the thread is configured.
+    /// Same as [`super::Bf16Mma::multiply`].
     #[inline(always)]
     pub(super) unsafe fn multiply<const ADD: bool>(
         self,
@@ -59,17 +59,17 @@ impl Amx {
     ) {
         let mut column = 0;
         while column < columns {
-            let b = Matrix { at: b.at.wrapping_add(column), ..b };
-            let c = Matrix { at: c.at.wrapping_add(column), ..c };
+            let b = Matrix { ptr: b.ptr.wrapping_add(column), ..b };
+            let c = Matrix { ptr: c.ptr.wrapping_add(column), ..c };
             let left = (columns - column) / TILE;
-            // SAFETY: the caller's promise.
+            // SAFETY: upheld by the caller for the columns from `column` on.
             unsafe {
                 column += TILE
                     * match (rows > TILE, left) {
                         (true, 2..) => two_by_two::<ADD>(depth, a, b, c),
                         (true, _) => {
-                            let below = Matrix { at: a.at.wrapping_add(TILE * a.stride), ..a };
-                            let c_below = Matrix { at: c.at.wrapping_add(TILE * c.stride), ..c };
+                            let below = Matrix { ptr: a.ptr.wrapping_add(TILE * a.stride), ..a };
+                            let c_below = Matrix { ptr: c.ptr.wrapping_add(TILE * c.stride), ..c };
                             one_by_one::<ADD>(depth, below, b, c_below);
                             one_by_one::<ADD>(depth, a, b, c)
                         }
@@ -81,25 +81,26 @@ impl Amx {
     }
 }
 
-/// A thread whose tile registers have their shape; without it they have none, and cost nothing when threads change.
+/// Keeps the tile registers of the thread configured. Released tile registers add no cost to context switches.
 #[derive(Debug)]
-pub(crate) struct Configured(());
+pub(crate) struct TileConfigGuard(());
 
-impl Drop for Configured {
+impl Drop for TileConfigGuard {
     fn drop(&mut self) {
-        // SAFETY: the value exists only on machines that have the instruction.
+        // SAFETY: only `Amx::configure` creates a guard, so the machine has the instruction.
         unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) };
     }
 }
 
-/// Writes a kernel: how its sums begin, a step over the depth, where its sums end. Returns the tiles of columns that it did.
+/// Defines a kernel: initializes or loads its accumulators, loops over the depth, stores them. It returns its number of column
+/// tiles.
 macro_rules! kernel {
     ($(#[$doc:meta])* $name:ident, $columns:literal,
      zero: [$($zero:literal),+], load: [$($load:literal),+], step: [$($step:literal),+], store: [$($store:literal),+]) => {
         $(#[$doc])*
         ///
         /// # Safety
-        /// As [`super::Dots::multiply`].
+        /// Same as [`super::Bf16Mma::multiply`].
         #[inline(always)]
         unsafe fn $name<const ADD: bool>(
             depth: usize,
@@ -107,12 +108,12 @@ macro_rules! kernel {
             b: Matrix<*const f32>,
             c: Matrix<*mut f32>,
         ) -> usize {
-            let (a2, c2) = (a.at.wrapping_add(TILE * a.stride), c.at.wrapping_add(TILE * c.stride));
+            let (a2, c2) = (a.ptr.wrapping_add(TILE * a.stride), c.ptr.wrapping_add(TILE * c.stride));
             let c_stride = c.stride * size_of::<f32>();
-            // SAFETY: the caller's promise: every load and store stays in the shapes named there.
+            // SAFETY: upheld by the caller; loads and stores stay within the shapes of `multiply`.
             unsafe {
                 if ADD {
-                    asm!($($load,)+ "/* {c2} */", c = in(reg) c.at, c2 = in(reg) c2, c_stride = in(reg) c_stride,
+                    asm!($($load,)+ "/* {c2} */", c = in(reg) c.ptr, c2 = in(reg) c2, c_stride = in(reg) c_stride,
                         options(nostack, preserves_flags, readonly));
                 } else {
                     asm!($($zero,)+ options(nostack, preserves_flags, nomem));
@@ -125,16 +126,16 @@ macro_rules! kernel {
                     "add {b}, {b_step}",
                     "dec {steps}",
                     "jnz 2b",
-                    a = inout(reg) a.at => _,
+                    a = inout(reg) a.ptr => _,
                     a2 = inout(reg) a2 => _,
                     a_stride = in(reg) a.stride * size_of::<bf16>(),
-                    b = inout(reg) b.at => _,
+                    b = inout(reg) b.ptr => _,
                     b_stride = in(reg) b.stride * size_of::<f32>(),
                     b_step = in(reg) TILE * b.stride * size_of::<f32>(),
                     steps = inout(reg) depth / super::DEPTH => _,
                     options(nostack, readonly),
                 );
-                asm!($($store,)+ "/* {c2} */", c = in(reg) c.at, c2 = in(reg) c2, c_stride = in(reg) c_stride,
+                asm!($($store,)+ "/* {c2} */", c = in(reg) c.ptr, c2 = in(reg) c2, c_stride = in(reg) c_stride,
                     options(nostack, preserves_flags));
             }
             $columns
@@ -143,7 +144,7 @@ macro_rules! kernel {
 }
 
 kernel!(
-    /// 32 rows and 32 columns: each load serves two products.
+    /// 32 rows and 32 columns: each load is used by two products.
     two_by_two, 2,
     zero: ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
     load: [
@@ -162,7 +163,7 @@ kernel!(
 );
 
 kernel!(
-    /// 16 rows and 64 columns: four sums, since each product takes as long as three others.
+    /// 16 rows and 64 columns: four accumulators, because the latency of a product covers three others.
     one_by_four, 4,
     zero: ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
     load: [
@@ -182,7 +183,7 @@ kernel!(
 );
 
 kernel!(
-    /// 16 rows and 16 columns: what is left over.
+    /// 16 rows and 16 columns, for the remainder.
     one_by_one, 1,
     zero: ["tilezero tmm0"],
     load: ["tileloadd tmm0, [{c} + {c_stride}]"],
@@ -192,20 +193,20 @@ kernel!(
     store: ["tilestored [{c} + {c_stride}], tmm0"]
 );
 
-/// AMX-TILE and AMX-BF16, from the manual's leaf 7.
+/// Tests CPUID leaf 7 for AMX-TILE and AMX-BF16.
 fn has_instructions() -> bool {
     const TILE_AND_BF16: u32 = 1 << 24 | 1 << 22;
     __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & TILE_AND_BF16 == TILE_AND_BF16
 }
 
-/// Asks Linux for the tile registers, which it gives only to processes that ask.
+/// Requests permission for tile data from Linux, which enables it per process.
 #[cfg(target_os = "linux")]
 fn is_permitted() -> bool {
     const ARCH_PRCTL: isize = 158;
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XFEATURE_XTILEDATA: usize = 18;
     let result: isize;
-    // SAFETY: the call reads and writes no memory of ours; Linux leaves all registers but three as they are.
+    // SAFETY: the system call accesses no memory of this process; Linux changes only `rax`, `rcx` and `r11`.
     unsafe {
         asm!(
             "syscall",
@@ -220,7 +221,7 @@ fn is_permitted() -> bool {
     result == 0
 }
 
-/// Elsewhere nobody has tried it.
+/// Not supported on other operating systems.
 #[cfg(not(target_os = "linux"))]
 fn is_permitted() -> bool {
     false

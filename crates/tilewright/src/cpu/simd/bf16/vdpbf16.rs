@@ -1,4 +1,4 @@
-//! bf16 dot products of AVX-512, and the moving and rounding that its and AMX's products need.
+//! AVX-512 BF16: dot products with `vdpbf16ps`, and the conversions and permutations that AMX uses, too.
 
 use super::DEPTH;
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 use half::bf16;
 use std::arch::x86_64::*;
 
-/// Rows of a block of accumulators: with 4 registers a row, enough to hide the latency of the products.
+/// Rows of accumulators. With 4 registers per row, there are enough independent products to hide their latency.
 const ROWS: usize = 4;
 
 /// Proof that this machine has AVX-512 F, BW, DQ, VL and BF16.
@@ -21,7 +21,7 @@ impl Avx512Bf16 {
     }
 
     /// # Safety
-    /// As [`super::Dots::multiply`].
+    /// Same as [`super::Bf16Mma::multiply`].
     #[inline(always)]
     pub(super) unsafe fn multiply<const ADD: bool>(
         self,
@@ -30,49 +30,49 @@ impl Avx512Bf16 {
         b: Matrix<*const f32>,
         c: Matrix<*mut f32>,
     ) {
-        // SAFETY: `self` is proof of the instructions; the rest is the caller's promise.
+        // SAFETY: `self` proves the instructions; the rest is upheld by the caller.
         unsafe { multiply::<ADD>((rows, columns, depth), a, b, c) }
     }
 
-    /// Writes `(rows.0[i], rows.1[i])` for `width` columns, 0 for a row that is not there; says whether each is finite.
+    /// Writes `(rows.0[i], rows.1[i])` for `width` columns, with 0 for a missing row. Returns whether each row is finite.
     ///
     /// # Safety
-    /// `to` has room for `width` pairs; `width` is a multiple of [`Paired::COLUMNS`] and the length of both rows.
-    pub(super) unsafe fn interleave<T: Paired>(
+    /// `to` is writable for `width` pairs; `width` is a multiple of [`Bf16Exact::COLUMNS`] and the length of both rows.
+    pub(super) unsafe fn interleave<T: Bf16Exact>(
         self,
         rows: (Option<&[T]>, Option<&[T]>),
         width: usize,
         to: *mut f32,
     ) -> (bool, bool) {
         let at = |row: Option<&[T]>| row.map(|row| row[..width].as_ptr());
-        // SAFETY: `self` is proof of the instructions; the rest is the caller's promise.
+        // SAFETY: `self` proves the instructions; the rest is upheld by the caller.
         unsafe { interleave(self.0, (at(rows.0), at(rows.1)), width, to) }
     }
 
-    /// Writes the first and third element of each of 16 words as 16 pairs, and the others `stride` elements further on.
+    /// Writes the first and third element of each of 16 words as pairs, and the second and fourth `stride` elements later.
     ///
     /// # Safety
-    /// `words` is readable as 64 bytes, `to` writable at both places.
+    /// `words` is readable for 64 bytes, `to` is writable for 64 bytes at both offsets.
     #[inline(always)]
-    pub(super) unsafe fn split<T: Paired>(self, words: *const i32, to: *mut f32, stride: usize) {
-        // SAFETY: `self` is proof of the instructions; the rest is the caller's promise.
+    pub(super) unsafe fn split<T: Bf16Exact>(self, words: *const i32, to: *mut f32, stride: usize) {
+        // SAFETY: `self` proves the instructions; the rest is upheld by the caller.
         unsafe {
-            let (even, odd) = T::widen(self.0, _mm512_loadu_si512(words.cast()));
+            let (even, odd) = T::bytes_to_bf16(self.0, _mm512_loadu_si512(words.cast()));
             _mm512_storeu_si512(to.cast(), even);
             _mm512_storeu_si512(to.wrapping_add(stride).cast(), odd);
         }
     }
 
     /// # Safety
-    /// As [`super::Dots::round_weights`].
+    /// Same as [`super::Bf16Mma::round_weights`].
     pub(super) unsafe fn round(self, weights: *const f32, width: usize, to: *mut bf16) {
-        // SAFETY: `self` is proof of the instructions; the rest is the caller's promise.
+        // SAFETY: `self` proves the instructions; the rest is upheld by the caller.
         unsafe { round(weights, width, to) }
     }
 }
 
 /// # Safety
-/// As [`super::Dots::multiply`].
+/// Same as [`super::Bf16Mma::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn multiply<const ADD: bool>(
     (rows, columns, depth): (usize, usize, usize),
@@ -81,12 +81,12 @@ unsafe fn multiply<const ADD: bool>(
     c: Matrix<*mut f32>,
 ) {
     for row in (0..rows).step_by(ROWS) {
-        let a = Matrix { at: a.at.wrapping_add(row * a.stride), ..a };
+        let a = Matrix { ptr: a.ptr.wrapping_add(row * a.stride), ..a };
         let mut column = 0;
         while column < columns {
-            let b = Matrix { at: b.at.wrapping_add(column), ..b };
-            let c = Matrix { at: c.at.wrapping_add(row * c.stride + column), ..c };
-            // SAFETY: the caller's promise; rows of `a` and `c` are there up to a multiple of 16.
+            let b = Matrix { ptr: b.ptr.wrapping_add(column), ..b };
+            let c = Matrix { ptr: c.ptr.wrapping_add(row * c.stride + column), ..c };
+            // SAFETY: upheld by the caller; `a` and `c` have a multiple of 16 rows.
             unsafe {
                 if columns - column >= 64 {
                     block::<ADD, 4>(depth, a, b, c);
@@ -101,7 +101,7 @@ unsafe fn multiply<const ADD: bool>(
 }
 
 /// # Safety
-/// As [`super::Dots::multiply`], for [`ROWS`] rows and `COLUMNS` registers.
+/// Same as [`super::Bf16Mma::multiply`], for [`ROWS`] rows and `COLUMNS` registers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn block<const ADD: bool, const COLUMNS: usize>(
@@ -113,19 +113,19 @@ unsafe fn block<const ADD: bool, const COLUMNS: usize>(
     let mut sum = [[_mm512_setzero_ps(); COLUMNS]; ROWS];
     for (r, row) in sum.iter_mut().enumerate().filter(|_| ADD) {
         for (v, register) in row.iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
-            *register = unsafe { _mm512_loadu_ps(c.at.add(r * c.stride + 16 * v)) };
+            // SAFETY: upheld by the caller.
+            *register = unsafe { _mm512_loadu_ps(c.ptr.add(r * c.stride + 16 * v)) };
         }
     }
     for k in 0..depth / 2 {
         let mut right = [_mm512_setzero_ps(); COLUMNS];
         for (v, register) in right.iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
-            *register = unsafe { _mm512_loadu_ps(b.at.add(k * b.stride + 16 * v)) };
+            // SAFETY: upheld by the caller.
+            *register = unsafe { _mm512_loadu_ps(b.ptr.add(k * b.stride + 16 * v)) };
         }
         for (r, row) in sum.iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
-            let pair = unsafe { a.at.add(r * a.stride + 2 * k).cast::<i32>().read_unaligned() };
+            // SAFETY: upheld by the caller.
+            let pair = unsafe { a.ptr.add(r * a.stride + 2 * k).cast::<i32>().read_unaligned() };
             let left = _mm512_set1_epi32(pair);
             for (sum, right) in row.iter_mut().zip(right) {
                 *sum = dot(*sum, left, right);
@@ -134,8 +134,8 @@ unsafe fn block<const ADD: bool, const COLUMNS: usize>(
     }
     for (r, row) in sum.into_iter().enumerate() {
         for (v, register) in row.into_iter().enumerate() {
-            // SAFETY: the caller's promise.
-            unsafe { _mm512_storeu_ps(c.at.add(r * c.stride + 16 * v), register) };
+            // SAFETY: upheld by the caller.
+            unsafe { _mm512_storeu_ps(c.ptr.add(r * c.stride + 16 * v), register) };
         }
     }
 }
@@ -144,7 +144,7 @@ unsafe fn block<const ADD: bool, const COLUMNS: usize>(
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn dot(sum: __m512, a: __m512i, b: __m512) -> __m512 {
-    // SAFETY: the three types are 512 bits that mean what the instruction makes of them.
+    // SAFETY: the types are 512 bits without invalid patterns; callers have AVX-512 BF16.
     unsafe {
         let (a, b) =
             (std::mem::transmute::<__m512i, __m512bh>(a), std::mem::transmute::<__m512, __m512bh>(b));
@@ -152,43 +152,43 @@ fn dot(sum: __m512, a: __m512i, b: __m512) -> __m512 {
     }
 }
 
-/// Elements that bf16 holds exactly.
-pub(super) trait Paired: Element {
-    /// Columns that are interleaved at once.
+/// Elements that bf16 represents exactly.
+pub(super) trait Bf16Exact: Element {
+    /// Columns per step of `interleave`.
     const COLUMNS: usize;
 
-    /// Elements of 8 bits as bf16: those of even and those of odd bytes.
+    /// Converts 8-bit elements to bf16: those of even bytes, then those of odd bytes.
     ///
     /// # Safety
     /// The machine has AVX-512 with BF16.
-    unsafe fn widen(avx512: Avx512, bytes: __m512i) -> (__m512i, __m512i);
+    unsafe fn bytes_to_bf16(avx512: Avx512, bytes: __m512i) -> (__m512i, __m512i);
 
-    /// The pairs `(rows.0[i], rows.1[i])` of so many columns in one or two registers; a row that is not there is 0.
+    /// Loads the pairs `(rows.0[i], rows.1[i])` of [`Self::COLUMNS`] columns into one or two registers; a missing row is 0.
     ///
     /// # Safety
-    /// The machine has AVX-512 with BF16, and the rows are readable for [`Paired::COLUMNS`] elements.
+    /// The machine has AVX-512 with BF16, and the rows are readable for [`Bf16Exact::COLUMNS`] elements.
     #[inline(always)]
-    unsafe fn pairs(avx512: Avx512, rows: (Option<*const Self>, Option<*const Self>)) -> [__m512i; 2] {
-        // SAFETY: the caller's promise.
+    unsafe fn load_pairs(avx512: Avx512, rows: (Option<*const Self>, Option<*const Self>)) -> [__m512i; 2] {
+        // SAFETY: upheld by the caller.
         unsafe {
             let load = |row: Option<*const Self>| match row {
                 Some(row) => _mm256_loadu_si256(row.cast()),
                 None => _mm256_setzero_si256(),
             };
             let (a, b) = (_mm512_castsi256_si512(load(rows.0)), _mm512_castsi256_si512(load(rows.1)));
-            // two elements of one row beside the two of the other, so that even bytes make pairs, and odd ones do
-            let twos = _mm512_permutex2var_epi16(a, EACH_OF_BOTH_16, b);
-            let (even, odd) = Self::widen(avx512, twos);
+            // alternates 16-bit units of both rows, so that even bytes form pairs, and odd bytes do
+            let alternating = _mm512_permutex2var_epi16(a, INTERLEAVE_16, b);
+            let (even, odd) = Self::bytes_to_bf16(avx512, alternating);
             [
-                _mm512_permutex2var_epi32(even, FIRST_OF_BOTH_32, odd),
-                _mm512_permutex2var_epi32(even, SECOND_OF_BOTH_32, odd),
+                _mm512_permutex2var_epi32(even, INTERLEAVE_LOW_32, odd),
+                _mm512_permutex2var_epi32(even, INTERLEAVE_HIGH_32, odd),
             ]
         }
     }
 }
 
-/// `0, n, 1, n + 1, ..` from `first` on, for registers of `n` lanes.
-const fn alternating<const N: usize>(first: u16) -> [u16; N] {
+/// The permutation `0, n, 1, n + 1, ..` from `first` on, for registers of `n` lanes.
+const fn interleave_index<const N: usize>(first: u16) -> [u16; N] {
     let mut index = [0; N];
     let mut at = 0;
     while at < N {
@@ -198,7 +198,7 @@ const fn alternating<const N: usize>(first: u16) -> [u16; N] {
     index
 }
 
-const fn wide(index: [u16; 16]) -> [u32; 16] {
+const fn widen_index(index: [u16; 16]) -> [u32; 16] {
     let mut wide = [0; 16];
     let mut at = 0;
     while at < 16 {
@@ -208,24 +208,24 @@ const fn wide(index: [u16; 16]) -> [u32; 16] {
     wide
 }
 
-// SAFETY: registers are 64 bytes without any meaning of their own.
-const EACH_OF_BOTH_16: __m512i = unsafe { std::mem::transmute(alternating::<32>(0)) };
-// SAFETY: as above.
-const FIRST_OF_BOTH_32: __m512i = unsafe { std::mem::transmute(wide(alternating::<16>(0))) };
-// SAFETY: as above.
-const SECOND_OF_BOTH_32: __m512i = unsafe { std::mem::transmute(wide(alternating::<16>(8))) };
+// SAFETY: both types are 64 bytes without invalid patterns.
+const INTERLEAVE_16: __m512i = unsafe { std::mem::transmute(interleave_index::<32>(0)) };
+// SAFETY: both types are 64 bytes without invalid patterns.
+const INTERLEAVE_LOW_32: __m512i = unsafe { std::mem::transmute(widen_index(interleave_index::<16>(0))) };
+// SAFETY: both types are 64 bytes without invalid patterns.
+const INTERLEAVE_HIGH_32: __m512i = unsafe { std::mem::transmute(widen_index(interleave_index::<16>(8))) };
 
-impl Paired for bf16 {
+impl Bf16Exact for bf16 {
     const COLUMNS: usize = 16;
 
     #[inline(always)]
-    unsafe fn widen(_: Avx512, _: __m512i) -> (__m512i, __m512i) {
+    unsafe fn bytes_to_bf16(_: Avx512, _: __m512i) -> (__m512i, __m512i) {
         unreachable!("bf16 has no elements of 8 bits")
     }
 
     #[inline(always)]
-    unsafe fn pairs(_: Avx512, rows: (Option<*const Self>, Option<*const Self>)) -> [__m512i; 2] {
-        // SAFETY: the caller's promise.
+    unsafe fn load_pairs(_: Avx512, rows: (Option<*const Self>, Option<*const Self>)) -> [__m512i; 2] {
+        // SAFETY: upheld by the caller.
         unsafe {
             let load = |row: Option<*const Self>| match row {
                 Some(row) => _mm512_cvtepu16_epi32(_mm256_loadu_si256(row.cast())),
@@ -237,102 +237,102 @@ impl Paired for bf16 {
     }
 }
 
-impl Paired for E4m3 {
+impl Bf16Exact for E4m3 {
     const COLUMNS: usize = 32;
 
     #[inline(always)]
-    unsafe fn widen(avx512: Avx512, bytes: __m512i) -> (__m512i, __m512i) {
-        avx512.bf16_of_e4m3(bytes)
+    unsafe fn bytes_to_bf16(avx512: Avx512, bytes: __m512i) -> (__m512i, __m512i) {
+        avx512.e4m3_to_bf16(bytes)
     }
 }
 
-impl Paired for E5m2 {
+impl Bf16Exact for E5m2 {
     const COLUMNS: usize = 32;
 
     #[inline(always)]
-    unsafe fn widen(_: Avx512, bytes: __m512i) -> (__m512i, __m512i) {
-        // SAFETY: the caller's promise.
+    unsafe fn bytes_to_bf16(_: Avx512, bytes: __m512i) -> (__m512i, __m512i) {
+        // SAFETY: upheld by the caller.
         unsafe {
             let odd = _mm512_and_si512(bytes, _mm512_set1_epi16(0xff00_u16.cast_signed()));
-            (bf16_of_f16(_mm512_slli_epi16::<8>(bytes)), bf16_of_f16(odd))
+            (f16_to_bf16(_mm512_slli_epi16::<8>(bytes)), f16_to_bf16(odd))
         }
     }
 }
 
-impl Paired for i8 {
+impl Bf16Exact for i8 {
     const COLUMNS: usize = 32;
 
     #[inline(always)]
-    unsafe fn widen(_: Avx512, bytes: __m512i) -> (__m512i, __m512i) {
-        // SAFETY: the caller's promise.
+    unsafe fn bytes_to_bf16(_: Avx512, bytes: __m512i) -> (__m512i, __m512i) {
+        // SAFETY: upheld by the caller.
         unsafe {
             let even = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes));
-            (bf16_of_i16(even), bf16_of_i16(_mm512_srai_epi16::<8>(bytes)))
+            (i16_to_bf16(even), i16_to_bf16(_mm512_srai_epi16::<8>(bytes)))
         }
     }
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn bf16_of_f16(halves: __m512i) -> __m512i {
+fn f16_to_bf16(halves: __m512i) -> __m512i {
     let lower = _mm512_cvtph_ps(_mm512_castsi512_si256(halves));
     let upper = _mm512_cvtph_ps(_mm512_extracti64x4_epi64::<1>(halves));
-    rounded(lower, upper)
+    round_to_bf16(lower, upper)
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-fn bf16_of_i16(integers: __m512i) -> __m512i {
+fn i16_to_bf16(integers: __m512i) -> __m512i {
     let lower = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_castsi512_si256(integers)));
     let upper = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64::<1>(integers)));
-    rounded(lower, upper)
+    round_to_bf16(lower, upper)
 }
 
-/// The nearest bf16 of 32 numbers.
+/// Rounds 32 f32 values to the nearest bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-fn rounded(lower: __m512, upper: __m512) -> __m512i {
+fn round_to_bf16(lower: __m512, upper: __m512) -> __m512i {
     // SAFETY: both types are 512 bits of bf16.
     unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(upper, lower)) }
 }
 
 /// # Safety
-/// As [`Avx512Bf16::interleave`].
+/// Same as [`Avx512Bf16::interleave`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn interleave<T: Paired>(
+unsafe fn interleave<T: Bf16Exact>(
     avx512: Avx512,
     rows: (Option<*const T>, Option<*const T>),
     width: usize,
     to: *mut f32,
 ) -> (bool, bool) {
     let exponent = _mm512_set1_epi16(0x7f80);
-    let mut special = 0;
+    let mut nonfinite = 0;
     for at in (0..width).step_by(T::COLUMNS) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe {
             let from = |row: Option<*const T>| row.map(|row| row.add(at));
-            let pairs = T::pairs(avx512, (from(rows.0), from(rows.1)));
+            let pairs = T::load_pairs(avx512, (from(rows.0), from(rows.1)));
             for (i, pairs) in pairs.into_iter().take(T::COLUMNS / 16).enumerate() {
-                special |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(pairs, exponent), exponent);
+                nonfinite |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(pairs, exponent), exponent);
                 _mm512_storeu_si512(to.add(at + 16 * i).cast(), pairs);
             }
         }
     }
-    (special & 0x5555_5555 == 0, special & 0xaaaa_aaaa == 0)
+    (nonfinite & 0x5555_5555 == 0, nonfinite & 0xaaaa_aaaa == 0)
 }
 
 /// # Safety
-/// As [`super::Dots::round_weights`].
+/// Same as [`super::Bf16Mma::round_weights`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 unsafe fn round(weights: *const f32, width: usize, to: *mut bf16) {
     for at in (0..width).step_by(DEPTH) {
-        // SAFETY: the caller's promise.
+        // SAFETY: upheld by the caller.
         unsafe {
             let lower = _mm512_loadu_ps(weights.add(at));
             let upper =
                 if at + 16 < width { _mm512_loadu_ps(weights.add(at + 16)) } else { _mm512_setzero_ps() };
-            // a whole line at once: a tile's load would wait for two halves of one
-            _mm512_storeu_si512(to.add(at).cast(), rounded(lower, upper));
+            // one full-line store: a tile load cannot be forwarded from two half-line stores
+            _mm512_storeu_si512(to.add(at).cast(), round_to_bf16(lower, upper));
         }
     }
 }

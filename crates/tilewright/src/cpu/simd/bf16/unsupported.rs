@@ -1,9 +1,9 @@
-//! Machines without any of these instructions: types that have no value, so that there is nothing to do.
+//! Uninhabited stand-ins for architectures without bf16 instructions.
 
 use crate::{E4m3, E5m2, cpu::simd::tile::Matrix};
 use half::bf16;
 
-/// Stands for `avx512::Avx512Bf16`.
+/// Stands in for `vdpbf16::Avx512Bf16`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Avx512Bf16 {}
 
@@ -22,7 +22,7 @@ impl Avx512Bf16 {
         match self {}
     }
 
-    pub(super) unsafe fn interleave<T: Paired>(
+    pub(super) unsafe fn interleave<T: Bf16Exact>(
         self,
         _: (Option<&[T]>, Option<&[T]>),
         _: usize,
@@ -31,7 +31,7 @@ impl Avx512Bf16 {
         match self {}
     }
 
-    pub(super) unsafe fn split<T: Paired>(self, _: *const i32, _: *mut f32, _: usize) {
+    pub(super) unsafe fn split<T: Bf16Exact>(self, _: *const i32, _: *mut f32, _: usize) {
         match self {}
     }
 
@@ -40,15 +40,15 @@ impl Avx512Bf16 {
     }
 }
 
-/// Stands for `avx512::Paired`.
-pub(super) trait Paired {}
+/// Stands in for `vdpbf16::Bf16Exact`.
+pub(super) trait Bf16Exact {}
 
-impl Paired for bf16 {}
-impl Paired for E4m3 {}
-impl Paired for E5m2 {}
-impl Paired for i8 {}
+impl Bf16Exact for bf16 {}
+impl Bf16Exact for E4m3 {}
+impl Bf16Exact for E5m2 {}
+impl Bf16Exact for i8 {}
 
-/// Stands for `amx::Amx`.
+/// Stands in for `amx::Amx`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Amx {}
 
@@ -57,7 +57,7 @@ impl Amx {
         None
     }
 
-    pub(super) fn configure(self) -> Configured {
+    pub(super) fn configure(self) -> TileConfigGuard {
         match self {}
     }
 
@@ -72,6 +72,6 @@ impl Amx {
     }
 }
 
-/// Stands for `amx::Configured`.
+/// Stands in for `amx::TileConfigGuard`.
 #[derive(Debug)]
-pub(crate) enum Configured {}
+pub(crate) enum TileConfigGuard {}

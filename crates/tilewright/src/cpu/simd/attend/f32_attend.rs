@@ -1,0 +1,192 @@
+//! Attention over keys and values dequantized to f32, for every dtype and hook: one micro-kernel computes both products,
+//! six rows at a time.
+
+use super::{KvTile, QueryTile};
+use crate::{
+    cpu::simd::{
+        Simd,
+        context::{ALIGN, KV_TOKENS},
+        gather,
+        hooks::ValuesAt,
+        pv::PvProduct,
+        tile::{KvRows, Matrix, MatrixProduct},
+    },
+    tensor::Data,
+};
+
+impl QueryTile<'_, '_> {
+    /// Dequantizes the keys (transposed) and values of a tile into scratch.
+    #[inline(always)]
+    pub(super) fn load_f32_tile<S: Simd>(&mut self, simd: S, keys: &KvTile<'_>) {
+        let (dim, layout) = (self.ctx.params.plan.problem.head_dim(), &self.ctx.layout);
+        let (now, (k, v)) = (keys.location, self.ctx.heads_from(keys.head));
+        let pe = self.ctx.params.inputs.k_pe.map(|(pe, _)| pe.data());
+        let width = if pe.is_some() { dim.vo } else { dim.qk };
+        for first in (0..now.tokens).step_by(ALIGN) {
+            let tokens = first..now.tokens.min(first + ALIGN);
+            self.prefetch_next_tile(simd, keys, first / ALIGN);
+            let to = self.scratch[layout.keys + first..layout.values].as_mut_ptr();
+            // SAFETY: scratch holds [head_dim_qk, 64] for keys, and `first` is a multiple of every register size.
+            unsafe {
+                let to = Matrix { ptr: to, stride: KV_TOKENS };
+                simd.vectorize(gather::TransposeTask::new(k, &now.k[tokens.clone()], width, to));
+                if let Some(pe) = pe {
+                    let to = Matrix { ptr: to.ptr.add(width * KV_TOKENS), stride: KV_TOKENS };
+                    simd.vectorize(gather::TransposeTask::new(pe, &now.pe[tokens], dim.qk - width, to));
+                }
+            }
+        }
+        if self.ctx.reads_values_once::<S>() {
+            return;
+        }
+        let values = &mut self.scratch[layout.values..][..KV_TOKENS * layout.vo];
+        let to = Matrix { ptr: values.as_mut_ptr(), stride: layout.vo };
+        // SAFETY: scratch holds [64, head_dim_vo] for values, rows padded to whole registers.
+        simd.vectorize(unsafe { gather::WidenTask::new(v, &now.v[..now.tokens], dim.vo, to) });
+    }
+
+    /// Applies the key and value hooks.
+    #[inline(always)]
+    pub(super) fn apply_kv_hooks<S: Simd>(&mut self, _: S, keys: &KvTile<'_>) {
+        let (params, layout) = (self.ctx.params, &self.ctx.layout);
+        let (dim, variant) = (params.plan.problem.head_dim(), params.inputs.variant);
+        let kv_head = self.ctx.item.kv_heads.start + keys.head as u32;
+        if params.hooks.key {
+            let tile = &mut self.scratch[layout.keys..][..dim.qk * KV_TOKENS];
+            variant.key(params.isa, kv_head, keys.positions, tile);
+        }
+        if params.hooks.value {
+            let values = &mut self.scratch[layout.values..][..keys.location.tokens * layout.vo];
+            let at = ValuesAt { kv_head, kv: keys.positions, stride: layout.vo, width: dim.vo };
+            variant.value(params.isa, at, values);
+        }
+    }
+
+    /// Updates the state of all rows of a KV head with a tile of keys.
+    #[inline(always)]
+    pub(super) fn attend_f32<S: Simd>(&mut self, simd: S, keys: &KvTile<'_>) {
+        let rows_per_head = self.ctx.rows_per_head();
+        let all = keys.head * rows_per_head..(keys.head + 1) * rows_per_head;
+        for first in all.clone().step_by(S::TILE_ROWS) {
+            let rows = S::TILE_ROWS.min(all.end - first);
+            if !self.ctx.reads_values_once::<S>() {
+                let strip = ((first - all.start) / S::TILE_ROWS, all.len().div_ceil(S::TILE_ROWS));
+                self.prefetch_during_strip(simd, keys, strip);
+            }
+            let visible: [u64; 6] = self.visible((first, rows), (keys.start, keys.location.tokens));
+            let any = visible.iter().fold(0, |any, visible| any | visible);
+            if any == 0 {
+                continue;
+            }
+            let width = (64 - any.leading_zeros() as usize).next_multiple_of(S::LANES);
+            self.compute_weights(simd, (first, &visible[..rows]), width, keys.positions);
+            self.accumulate_pv(simd, (first, &visible[..rows]), keys);
+        }
+    }
+
+    /// Computes the softmax weights of the strip of rows from `first` on over `width` keys.
+    #[inline(always)]
+    fn compute_weights<S: Simd>(
+        &mut self,
+        simd: S,
+        (first, visible): (usize, &[u64]),
+        width: usize,
+        positions: &[f32; KV_TOKENS],
+    ) {
+        let (dim, layout, rows) = (self.ctx.params.plan.problem.head_dim(), &self.ctx.layout, visible.len());
+        // SAFETY: scratch holds each matrix in the shape of `ScratchLayout`, padded to whole registers; they do not
+        // overlap.
+        unsafe {
+            let base = self.scratch.as_mut_ptr();
+            let queries = Matrix { ptr: base.add(first * dim.qk).cast_const(), stride: dim.qk };
+            let keys = Matrix { ptr: base.add(layout.keys).cast_const(), stride: KV_TOKENS };
+            let logits = Matrix { ptr: base.add(layout.logits), stride: KV_TOKENS };
+            std::slice::from_raw_parts_mut(logits.ptr, rows * KV_TOKENS).fill(0.0);
+            MatrixProduct { shape: (rows, width, dim.qk), a: queries, b: keys, c: logits }.run(simd);
+            self.finish_logits(simd, (first, rows), width, positions);
+            for (r, &visible) in visible.iter().enumerate() {
+                let rescale_by = self.softmax_row(simd, (first + r, r), (visible, width));
+                let o = self.scratch.as_mut_ptr().add(layout.o + (first + r) * layout.vo);
+                rescale(simd, o, dim.vo, rescale_by);
+            }
+        }
+    }
+
+    /// `o += weights · values` for at most `TILE_ROWS` rows, with values dequantized as they are loaded from the cache.
+    ///
+    /// # Safety
+    /// Same as [`PvProduct::run`].
+    #[inline(always)]
+    pub(super) unsafe fn accumulate_pv_from_cache<S: Simd>(
+        &self,
+        simd: S,
+        (visible, keys): (&[u64], &KvTile<'_>),
+        weights: Matrix<*const f32>,
+        o: Matrix<*mut f32>,
+    ) {
+        let (ctx, location) = (self.ctx, keys.location);
+        let (dim, offsets) = (ctx.params.plan.problem.head_dim().vo, &location.v[..location.tokens]);
+        // SAFETY: upheld by the caller.
+        unsafe {
+            match ctx.heads_from(keys.head).1 {
+                Data::F32(v) => {
+                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
+                }
+                Data::F16(v) => {
+                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
+                }
+                Data::Bf16(v) => {
+                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
+                }
+                Data::E4m3(v) => {
+                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
+                }
+                Data::E5m2(v) => {
+                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
+                }
+                Data::I8(v) => {
+                    PvProduct { visible, dim, weights, values: KvRows::new(v, offsets, dim), o }.run(simd);
+                }
+            }
+        }
+    }
+
+    /// `o += weights · values` for the strip of rows from `first` on.
+    #[inline(always)]
+    fn accumulate_pv<S: Simd>(&mut self, simd: S, (first, visible): (usize, &[u64]), keys: &KvTile<'_>) {
+        let (layout, dim) = (&self.ctx.layout, self.ctx.params.plan.problem.head_dim().vo);
+        // SAFETY: scratch holds each matrix in the shape of `ScratchLayout`, padded to whole registers.
+        unsafe {
+            let base = self.scratch.as_mut_ptr();
+            let weights = Matrix { ptr: base.add(layout.logits).cast_const(), stride: KV_TOKENS };
+            let o = Matrix { ptr: base.add(layout.o + first * layout.vo), stride: layout.vo };
+            if self.ctx.reads_values_once::<S>() {
+                for quarter in 0..4 {
+                    self.prefetch_next_tile(simd, keys, 4 + quarter);
+                    let mut part = [0; 6];
+                    let tokens = 0xffff << (16 * quarter);
+                    part.iter_mut().zip(visible).for_each(|(part, visible)| *part = visible & tokens);
+                    self.accumulate_pv_from_cache(simd, (&part[..visible.len()], keys), weights, o);
+                }
+            } else {
+                let values = Matrix { ptr: base.add(layout.values).cast_const(), stride: layout.vo };
+                PvProduct { visible, dim, weights, values, o }.run(simd);
+            }
+        }
+    }
+}
+
+/// `row *= factor`; does nothing if the factor is 1.
+///
+/// # Safety
+/// `row` is writable for `width` elements, rounded up to whole registers.
+#[inline(always)]
+pub(super) unsafe fn rescale<S: Simd>(simd: S, row: *mut f32, width: usize, factor: f32) {
+    if factor == 1.0 {
+        return;
+    }
+    for at in (0..width).step_by(S::LANES) {
+        // SAFETY: upheld by the caller.
+        unsafe { simd.store(row.add(at), simd.mul(simd.load(row.add(at)), simd.splat(factor))) };
+    }
+}
