@@ -1,7 +1,7 @@
-//! Sampling on the CPU: a row is read once into f32 weights, and every filter is a threshold on those.
+//! CPU sampling: a row is read once into f32 weights, and each filter is a threshold on weights.
 //!
-//! Weights are `e^((logit - max) / temperature)`, or probabilities as given; they are never divided by their sum,
-//! which filters and draw take into account instead.
+//! Weights are `e^((logit - max) / temperature)`, or the input probabilities. They are not normalized: filters and draws
+//! scale by their sum instead.
 
 pub(super) mod edit;
 pub(super) mod logprobs;
@@ -16,7 +16,7 @@ use crate::{
     with_dtype,
 };
 
-/// Sums and maxima are kept in this many lanes; the number is part of the result's bits.
+/// Partial sums and maxima. The number affects the bits of the result.
 const LANES: usize = 16;
 
 pub(super) fn sample(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) {
@@ -26,7 +26,7 @@ pub(super) fn sample(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingParams], o
         let rows = Rows::<T>::new(view);
         cpu.each_row(out.iter_mut().collect(), vocab, Vec::new, |weights, row, out| {
             widen(rows.get(row), weights);
-            *out = token(&scores, weights, &params[row]).map_err(|why| Error::new(scores.operator(), format!("request {row}: {why}")));
+            *out = sample_row(&scores, weights, &params[row]).map_err(|why| Error::new(scores.operator(), format!("request {row}: {why}")));
         });
     });
 }
@@ -36,11 +36,11 @@ pub(super) fn distribution(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingPara
     with_dtype!(view.dtype(), T => {
         let rows = Rows::<T>::new(view);
         let load = |row, weights: &mut Vec<f32>| widen(rows.get(row), weights);
-        with_dtype!(out.dtype(), O => distribute(cpu, (scores, params), load, rows_mut::<O>(out)));
+        with_dtype!(out.dtype(), O => write_distribution(cpu, (scores, params), load, rows_mut::<O>(out)));
     });
 }
 
-fn distribute<O: Element>(
+fn write_distribution<O: Element>(
     cpu: &Cpu,
     (scores, params): (Scores<'_>, &[SamplingParams]),
     load: impl Fn(usize, &mut Vec<f32>) + Sync + Send,
@@ -49,8 +49,8 @@ fn distribute<O: Element>(
     let vocab = out.first().map_or(0, |row| row.len());
     cpu.each_row(out, vocab, Vec::new, |weights, row, out| {
         load(row, weights);
-        match weigh(&scores, weights, &params[row]) {
-            Ok(floor) => renormalise(weights, floor, out),
+        match compute_weights(&scores, weights, &params[row]) {
+            Ok(floor) => renormalize(weights, floor, out),
             Err(_) => out.fill(O::from_f32(f32::NAN)),
         }
     });
@@ -74,7 +74,7 @@ fn softmax_row<T: Element>(logits: &mut [f32], temperature: f32, out: &mut [T]) 
         out[token as usize] = T::from_f32(1.0);
     } else {
         exponentiate(logits, temperature)?;
-        renormalise(logits, 0.0, out);
+        renormalize(logits, 0.0, out);
     }
     Ok(())
 }
@@ -91,18 +91,18 @@ pub(super) fn filter(cpu: &Cpu, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_
 }
 
 fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &[f32], out: &mut [T]) {
-    let good = match filter {
+    let valid = match filter {
         Filter::TopKMask(_) => !values.iter().any(|value| value.is_nan()),
         Filter::TopKRenorm(_) | Filter::TopPRenorm(_) => check_probs(values).is_ok(),
     };
-    if !good {
+    if !valid {
         return out.fill(T::from_f32(f32::NAN));
     }
     match filter {
-        Filter::TopKRenorm(k) => renormalise(values, top_k(values, k[row]), out),
-        Filter::TopPRenorm(p) => renormalise(values, top_p(values, p[row], 0.0), out),
+        Filter::TopKRenorm(k) => renormalize(values, top_k_threshold(values, k[row]), out),
+        Filter::TopPRenorm(p) => renormalize(values, top_p_threshold(values, p[row], 0.0), out),
         Filter::TopKMask(k) => {
-            let floor = top_k(values, k[row]);
+            let floor = top_k_threshold(values, k[row]);
             for (out, &value) in out.iter_mut().zip(values) {
                 *out = T::from_f32(if value >= floor { value } else { f32::NEG_INFINITY });
             }
@@ -110,21 +110,21 @@ fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &[f32], out: &
     }
 }
 
-/// Draws a token of a row.
-fn token(scores: &Scores<'_>, row: &mut [f32], params: &SamplingParams) -> Result<u32, String> {
+/// Samples a token of a row.
+fn sample_row(scores: &Scores<'_>, row: &mut [f32], params: &SamplingParams) -> Result<u32, String> {
     if matches!(scores, Scores::Logits(_)) && params.temperature == 0.0 {
         return greedy(row);
     }
-    let floor = weigh(scores, row, params)?;
+    let floor = compute_weights(scores, row, params)?;
     let kept = row.iter().map(|&weight| if weight >= floor { f64::from(weight) } else { 0.0 });
-    Ok(pick(kept, uniform(params.seed, params.offset) * mass(row, floor)))
+    Ok(draw(kept, uniform(params.seed, params.offset) * mass(row, floor)))
 }
 
-/// Replaces the scores of a row by weights and returns the smallest weight that can be drawn.
-fn weigh(scores: &Scores<'_>, row: &mut [f32], params: &SamplingParams) -> Result<f32, String> {
+/// Replaces the scores of a row by weights. Returns the minimum weight that can be drawn.
+fn compute_weights(scores: &Scores<'_>, row: &mut [f32], params: &SamplingParams) -> Result<f32, String> {
     match scores {
         Scores::Logits(_) if params.temperature == 0.0 => {
-            // Every filter keeps the most probable token, so none can matter.
+            // Every filter keeps the most probable token.
             let token = greedy(row)?;
             row.fill(0.0);
             row[token as usize] = 1.0;
@@ -133,7 +133,7 @@ fn weigh(scores: &Scores<'_>, row: &mut [f32], params: &SamplingParams) -> Resul
         Scores::Logits(_) => exponentiate(row, params.temperature)?,
         Scores::Probs(_) => check_probs(row)?,
     }
-    Ok(floor(row, params))
+    Ok(filter_threshold(row, params))
 }
 
 fn greedy(logits: &[f32]) -> Result<u32, String> {
@@ -141,19 +141,19 @@ fn greedy(logits: &[f32]) -> Result<u32, String> {
     Ok(logits.iter().position(|&logit| logit == max).unwrap_or_default() as u32)
 }
 
-/// Replaces logits by weights, of which the largest is 1.
+/// Replaces logits by weights; the maximum weight is 1.
 fn exponentiate(logits: &mut [f32], temperature: f32) -> Result<(), String> {
     let max = largest_logit(logits)?;
     for logit in logits {
-        // Dividing by a subnormal temperature is safe where multiplying by its reciprocal, infinity, is not.
+        // Divide, because the reciprocal of a subnormal temperature is infinite.
         *logit = ((*logit - max) / temperature).exp();
     }
     Ok(())
 }
 
-/// The largest logit of a row that can be sampled.
+/// The maximum logit, or an error if the row cannot be sampled.
 fn largest_logit(logits: &[f32]) -> Result<f32, String> {
-    if let Some(token) = first(logits, |logit| logit.is_nan() || logit == f32::INFINITY) {
+    if let Some(token) = find_first(logits, |logit| logit.is_nan() || logit == f32::INFINITY) {
         return Err(format!("logits hold {} at token {token}", logits[token]));
     }
     let max = max(logits);
@@ -164,7 +164,7 @@ fn largest_logit(logits: &[f32]) -> Result<f32, String> {
 }
 
 fn check_probs(probs: &[f32]) -> Result<(), String> {
-    if let Some(token) = first(probs, |p| !(0.0..f32::INFINITY).contains(&p)) {
+    if let Some(token) = find_first(probs, |p| !(0.0..f32::INFINITY).contains(&p)) {
         return Err(format!("probabilities hold {} at token {token}", probs[token]));
     }
     if max(probs) == 0.0 {
@@ -173,24 +173,25 @@ fn check_probs(probs: &[f32]) -> Result<(), String> {
     Ok(())
 }
 
-/// The first token that `wanted` picks, looked for by blocks so that good rows pass at the speed of vectors.
-fn first(values: &[f32], wanted: impl Fn(f32) -> bool) -> Option<usize> {
+/// The first token that satisfies `predicate`. Tests whole blocks, so that the scan of valid rows is vectorized.
+fn find_first(values: &[f32], predicate: impl Fn(f32) -> bool) -> Option<usize> {
     const BLOCK: usize = 256;
-    let block = values.chunks(BLOCK).position(|block| block.iter().fold(false, |any, &v| any | wanted(v)))?;
+    let block =
+        values.chunks(BLOCK).position(|block| block.iter().fold(false, |any, &v| any | predicate(v)))?;
     let start = block * BLOCK;
-    values[start..].iter().position(|&v| wanted(v)).map(|i| start + i)
+    values[start..].iter().position(|&v| predicate(v)).map(|i| start + i)
 }
 
-/// The smallest weight that all of a row's filters keep. Ties that top-k drops become negative, below every floor.
-fn floor(weights: &mut [f32], params: &SamplingParams) -> f32 {
-    let by_k = params.top_k.map_or(0.0, |k| top_k(weights, k));
+/// The minimum weight that all filters of a row keep. Ties that top-k drops become negative, below every threshold.
+fn filter_threshold(weights: &mut [f32], params: &SamplingParams) -> f32 {
+    let by_k = params.top_k.map_or(0.0, |k| top_k_threshold(weights, k));
     let mut floor = by_k;
     if params.order == FilterOrder::Joint {
-        floor = floor.max(top_p(weights, params.top_p, 0.0));
+        floor = floor.max(top_p_threshold(weights, params.top_p, 0.0));
         drop_ties(weights, by_k, params);
     } else {
         drop_ties(weights, by_k, params);
-        floor = floor.max(top_p(weights, params.top_p, by_k));
+        floor = floor.max(top_p_threshold(weights, params.top_p, by_k));
     }
     if params.min_p > 0.0 {
         floor = floor.max(params.min_p * max(weights));
@@ -198,7 +199,7 @@ fn floor(weights: &mut [f32], params: &SamplingParams) -> f32 {
     floor
 }
 
-/// Leaves exactly `top_k` weights at or above `floor`, the `top_k`-th largest, where a tie rule asks for it.
+/// Applies the tie rule: keeps exactly `top_k` weights at or above `floor`, the `top_k`-th largest.
 fn drop_ties(weights: &mut [f32], floor: f32, params: &SamplingParams) {
     let k = params.top_k.map_or(usize::MAX, |k| k as usize);
     if params.top_k_ties == TopKTies::Keep || k >= weights.len() {
@@ -212,8 +213,8 @@ fn drop_ties(weights: &mut [f32], floor: f32, params: &SamplingParams) {
     }
 }
 
-/// The `k`-th largest value, or one that keeps all.
-fn top_k(values: &[f32], k: u32) -> f32 {
+/// The `k`-th largest value, or -inf if `k` keeps all.
+fn top_k_threshold(values: &[f32], k: u32) -> f32 {
     if k as usize >= values.len() {
         return f32::NEG_INFINITY;
     }
@@ -221,7 +222,7 @@ fn top_k(values: &[f32], k: u32) -> f32 {
 }
 
 /// The threshold of top-p over the weights >= `base`.
-fn top_p(weights: &[f32], p: f32, base: f32) -> f32 {
+fn top_p_threshold(weights: &[f32], p: f32, base: f32) -> f32 {
     if p == 1.0 {
         return base;
     }
@@ -229,11 +230,11 @@ fn top_p(weights: &[f32], p: f32, base: f32) -> f32 {
     search(weights, |w| if w >= base { f64::from(w) } else { 0.0 }, share)
 }
 
-/// The first token at which the cumulative weight exceeds `rest`.
-fn pick(weights: impl Iterator<Item = f64>, mut rest: f64) -> u32 {
+/// The first token at which the cumulative weight exceeds `rest` (inverse transform sampling).
+fn draw(weights: impl Iterator<Item = f64>, mut rest: f64) -> u32 {
     let mut token = 0;
     for (i, weight) in weights.enumerate() {
-        // A weight of 0 is never drawn, even if rounding leaves `rest` at 0 to the end.
+        // Skip weights of 0, so that rounding of `rest` cannot select one.
         if weight > 0.0 {
             token = i;
             rest -= weight;
@@ -245,7 +246,7 @@ fn pick(weights: impl Iterator<Item = f64>, mut rest: f64) -> u32 {
     token as u32
 }
 
-fn renormalise<T: Element>(weights: &[f32], floor: f32, out: &mut [T]) {
+fn renormalize<T: Element>(weights: &[f32], floor: f32, out: &mut [T]) {
     let mass = mass(weights, floor);
     for (out, &weight) in out.iter_mut().zip(weights) {
         *out = T::from_f32(if weight >= floor { (f64::from(weight) / mass) as f32 } else { 0.0 });

@@ -1,55 +1,55 @@
-//! The smallest value that a top-k or top-p filter keeps, exact to the bit and without sorting.
+//! Exact top-k and top-p thresholds by radix select, without sorting.
 //!
-//! A radix search: floats map to integers of the same order, and one pass per 11 bits adds up how much each bucket
-//! holds. The answer is the largest `v` at which `Σ {measure(x) : x >= v}` reaches the target. No value is NaN.
+//! 1. Map floats to integers of the same order. Values must not be NaN.
+//! 2. For each digit of 11 bits, sum the measures per bucket and select the bucket that reaches the target.
+//! 3. The result is the maximum `v` for which `Σ {measure(x) : x >= v}` reaches the target.
 
 use std::ops::Range;
 
-const DIGIT: u32 = 11;
-const BUCKETS: usize = 1 << DIGIT;
+const DIGIT_BITS: u32 = 11;
+const BUCKETS: usize = 1 << DIGIT_BITS;
 
-/// The largest `v` among `values` such that the measures of all values >= `v` add up to `target`; the smallest with
-/// a measure above 0 if they never do.
+/// The maximum `v` in `values` for which the measures of all values >= `v` sum to at least `target`. If no `v` reaches it, the
+/// minimum with a measure above 0.
 pub(super) fn search(values: &[f32], measure: impl Fn(f32) -> f64, target: f64) -> f32 {
     let (mut prefix, mut above) = (0, 0.0);
-    // 11 + 11 + 10 bits: in the last pass a bucket holds equal values only.
+    // 11 + 11 + 10 bits: buckets of the last pass contain equal values only.
     for shift in [21, 10, 0] {
-        let digit = if shift == 0 { DIGIT - 1 } else { DIGIT };
+        let digit = if shift == 0 { DIGIT_BITS - 1 } else { DIGIT_BITS };
         let mut buckets = [0.0; BUCKETS];
         for &value in values {
-            let key = u64::from(key(value));
+            let key = u64::from(ordered_key(value));
             if key >> (shift + digit) == prefix {
                 buckets[(key >> shift) as usize & ((1 << digit) - 1)] += measure(value);
             }
         }
-        let (bucket, before) = descend(&buckets, above, target);
+        let (bucket, before) = select_bucket(&buckets, above, target);
         prefix = prefix << digit | bucket as u64;
         above = before;
     }
-    unkey(prefix as u32)
+    from_ordered_key(prefix as u32)
 }
 
-/// Where values equal to `floor`, the `k`-th largest of `values`, count among exactly `k`: the range of indices that
-/// holds as many of them as there is room for, the last ones if `highest`, else the first.
+/// Breaks ties at `floor`, the `k`-th largest of `values`: returns an index range in which values equal to `floor` complete
+/// exactly `k` kept values. It contains the last ties if `highest`, otherwise the first.
 pub(super) fn ties_within(values: &[f32], floor: f32, k: usize, highest: bool) -> Range<usize> {
-    let room = k - values.iter().filter(|&&value| value > floor).count();
+    let remaining = k - values.iter().filter(|&&value| value > floor).count();
     let mut ties = values.iter().enumerate().filter(|&(_, &value)| value == floor).map(|(i, _)| i);
     if highest {
-        ties.nth_back(room - 1).unwrap_or(0)..values.len()
+        ties.nth_back(remaining - 1).unwrap_or(0)..values.len()
     } else {
-        0..ties.nth(room - 1).map_or(values.len(), |last| last + 1)
+        0..ties.nth(remaining - 1).map_or(values.len(), |last| last + 1)
     }
 }
 
-/// The highest bucket with which the sum, starting at `above`, reaches `target`, and the sum before it.
-fn descend(buckets: &[f64; BUCKETS], mut above: f64, target: f64) -> (usize, f64) {
+/// The highest bucket at which the sum, starting at `above`, reaches `target`, and the sum before this bucket.
+fn select_bucket(buckets: &[f64; BUCKETS], mut above: f64, target: f64) -> (usize, f64) {
     let mut chosen = (0, above);
-    for (bucket, &held) in buckets.iter().enumerate().rev() {
-        if held > 0.0 {
+    for (bucket, &sum) in buckets.iter().enumerate().rev() {
+        if sum > 0.0 {
             chosen = (bucket, above);
-            above += held;
-            // Sums in another order may end a rounding error short; then the lowest bucket that holds anything
-            // is the answer.
+            above += sum;
+            // A different summation order can leave the sum below `target`; then the lowest nonempty bucket is selected.
             if above >= target {
                 break;
             }
@@ -58,12 +58,12 @@ fn descend(buckets: &[f64; BUCKETS], mut above: f64, target: f64) -> (usize, f64
     chosen
 }
 
-/// An integer of the same order: negative floats count downwards.
-fn key(value: f32) -> u32 {
+/// An integer of the same order: the order of negative floats is reversed.
+fn ordered_key(value: f32) -> u32 {
     let bits = value.to_bits();
     if bits >> 31 == 1 { !bits } else { bits | 1 << 31 }
 }
 
-fn unkey(key: u32) -> f32 {
+fn from_ordered_key(key: u32) -> f32 {
     f32::from_bits(if key >> 31 == 1 { key & !(1 << 31) } else { !key })
 }

@@ -1,6 +1,6 @@
-//! Log-probabilities on the CPU: ranks come from the logits themselves, so that rounding makes no ties.
+//! CPU log-probabilities. Ranks compare logits, because rounded log-probabilities could tie.
 
-use super::{largest_logit, mass, top_k::largest, weigh};
+use super::{compute_weights, largest_logit, mass, top_k::largest};
 use crate::{
     Cpu, Error, Result, View,
     rows::{Rows, widen},
@@ -22,38 +22,38 @@ pub(in crate::cpu) fn run(
         cpu.each_row(out.iter_mut().collect(), vocab, scratch, |(logits, weights), row, out| {
             widen(rows.get(row), logits);
             widen(logits, weights);
-            let answer = keep(Scores::Logits(view), (logits, weights), &params[row])
-                .map(|scale| scale.answer(logits, choices[row]));
-            *out = answer.map_err(|why| Error::new("sampling.logprobs", format!("request {row}: {why}")));
+            let logprobs = apply_filters(Scores::Logits(view), (logits, weights), &params[row])
+                .map(|log_softmax| log_softmax.logprobs(logits, choices[row]));
+            *out = logprobs.map_err(|why| Error::new("sampling.logprobs", format!("request {row}: {why}")));
         });
     });
 }
 
-/// What turns a logit into a log-probability: `(logit - max) / temperature - log_mass`.
-struct Scale {
+/// Log-softmax of a row: `(logit - max) / temperature - log_mass`.
+struct LogSoftmax {
     max: f64,
     temperature: f64,
     log_mass: f64,
 }
 
-/// Sets the logits that no draw can give to -inf.
-fn keep(
+/// Sets logits of filtered tokens to -inf.
+fn apply_filters(
     scores: Scores<'_>,
     (logits, weights): (&mut [f32], &mut [f32]),
     params: &SamplingParams,
-) -> Result<Scale, String> {
+) -> Result<LogSoftmax, String> {
     let max = f64::from(largest_logit(logits)?);
-    let floor = weigh(&scores, weights, params)?;
+    let floor = compute_weights(&scores, weights, params)?;
     for (logit, &weight) in logits.iter_mut().zip(weights.iter()) {
         *logit = if weight >= floor { *logit } else { f32::NEG_INFINITY };
     }
-    // At temperature 0 one logit is left, the largest, whose log-probability is 0 at any temperature.
+    // Temperature 0 keeps only the maximum logit, whose log-probability is 0 at any temperature.
     let temperature = if params.temperature == 0.0 { 1.0 } else { f64::from(params.temperature) };
-    Ok(Scale { max, temperature, log_mass: mass(weights, floor).ln() })
+    Ok(LogSoftmax { max, temperature, log_mass: mass(weights, floor).ln() })
 }
 
-impl Scale {
-    fn answer(&self, logits: &[f32], Choice { token, top_n }: Choice) -> Logprobs {
+impl LogSoftmax {
+    fn logprobs(&self, logits: &[f32], Choice { token, top_n }: Choice) -> Logprobs {
         let of = |token: usize, rank: usize| {
             let scaled = (f64::from(logits[token]) - self.max) / self.temperature;
             TokenLogprob { token: token as u32, logprob: (scaled - self.log_mass) as f32, rank: rank as u32 }

@@ -1,6 +1,6 @@
-//! Chain speculative sampling on the CPU: one request is the work of one thread, two rows at a time.
+//! CPU chain speculative sampling: one thread per request, two rows at a time.
 
-use super::{check_probs, mass, pick, weigh};
+use super::{check_probs, compute_weights, draw, mass};
 use crate::{
     Cpu, Error, View,
     rows::{Rows, widen},
@@ -19,11 +19,11 @@ pub(in crate::cpu) fn run(
     let (positions, vocab) = (view.shape()[1], view.shape()[2]);
     let ChainOutput { tokens, chains, totals } = out;
     let items = tokens.chunks_mut(positions).zip(&mut *chains).collect();
-    let judge = Judge { drafts, target, positions };
+    let verifier = ChainVerifier { drafts, target, positions };
     let buffers = || (Vec::new(), Vec::new());
     cpu.each_row(items, 2 * positions * vocab, buffers, |buffers, request, (tokens, chain)| {
         tokens.fill(-1);
-        *chain = judge.request(request, &params[request], buffers, tokens).map_err(|why| {
+        *chain = verifier.verify(request, &params[request], buffers, tokens).map_err(|why| {
             tokens.fill(-1);
             Error::new("sampling.chain_speculative_sampling", format!("request {request}: {why}"))
         });
@@ -33,14 +33,14 @@ pub(in crate::cpu) fn run(
     }
 }
 
-struct Judge<'a> {
+struct ChainVerifier<'a> {
     drafts: Drafts<'a>,
     target: Scores<'a>,
     positions: usize,
 }
 
-impl Judge<'_> {
-    fn request(
+impl ChainVerifier<'_> {
+    fn verify(
         &self,
         request: usize,
         params: &SamplingParams,
@@ -49,7 +49,7 @@ impl Judge<'_> {
     ) -> Result<ChainCounts, String> {
         let n = self.positions - 1;
         let ids = self.drafts.ids[request * n..][..n].iter().take_while(|&&id| id != -1);
-        let (mut counts, mut open) = (ChainCounts::default(), true);
+        let (mut counts, mut all_accepted) = (ChainCounts::default(), true);
         let mut len = 0;
         for (i, &id) in ids.enumerate() {
             let pair = speculative_pair(params.seed, params.offset.wrapping_add(i as u64));
@@ -57,24 +57,24 @@ impl Judge<'_> {
             check_probs(draft).map_err(|why| format!("draft at position {i}: {why}"))?;
             self.load_target((request, i), params, target)?;
             let masses = (mass(draft, 0.0), mass(target, 0.0));
-            let keeps = passes((draft[id as usize], target[id as usize]), masses, pair[0]);
-            counts.accepted += u64::from(keeps);
-            counts.emitted += u64::from(open && keeps);
-            if open {
-                tokens[i] = if keeps { id } else { replacement(draft, target, masses, pair[1]) };
+            let accepted = accepts((draft[id as usize], target[id as usize]), masses, pair[0]);
+            counts.accepted += u64::from(accepted);
+            counts.emitted += u64::from(all_accepted && accepted);
+            if all_accepted {
+                tokens[i] = if accepted { id } else { sample_residual(draft, target, masses, pair[1]) };
             }
-            open &= keeps;
+            all_accepted &= accepted;
             len = i + 1;
         }
         self.load_target((request, len), params, target)?;
-        if open {
+        if all_accepted {
             let [_, u] = speculative_pair(params.seed, params.offset.wrapping_add(len as u64));
-            tokens[len] = pick(wide(target), u * mass(target, 0.0)) as i32;
+            tokens[len] = draw(to_f64(target), u * mass(target, 0.0)) as i32;
         }
         Ok(counts)
     }
 
-    /// The target's weights at a position; 0 for what its filters drop.
+    /// Loads the target's weights at a position; 0 for filtered tokens.
     fn load_target(
         &self,
         (request, i): (usize, usize),
@@ -83,30 +83,31 @@ impl Judge<'_> {
     ) -> Result<(), String> {
         let (Scores::Logits(view) | Scores::Probs(view)) = self.target;
         load(view, request * self.positions + i, weights);
-        let floor =
-            weigh(&self.target, weights, params).map_err(|why| format!("target at position {i}: {why}"))?;
+        let floor = compute_weights(&self.target, weights, params)
+            .map_err(|why| format!("target at position {i}: {why}"))?;
         weights.iter_mut().for_each(|weight| *weight = if *weight >= floor { *weight } else { 0.0 });
         Ok(())
     }
 }
 
-fn load(view: View<'_>, row: usize, wide: &mut Vec<f32>) {
-    with_dtype!(view.dtype(), T => widen(Rows::<T>::new(view).get(row), wide));
+fn load(view: View<'_>, row: usize, row_f32: &mut Vec<f32>) {
+    with_dtype!(view.dtype(), T => widen(Rows::<T>::new(view).get(row), row_f32));
 }
 
-fn wide(weights: &[f32]) -> impl Iterator<Item = f64> {
+fn to_f64(weights: &[f32]) -> impl Iterator<Item = f64> {
     weights.iter().map(|&weight| f64::from(weight))
 }
 
-/// Whether a token of weights `(draft, target)` is kept: `u < q / p` without a division, so that p may be 0.
-fn passes((draft, target): (f32, f32), (draft_mass, target_mass): (f64, f64), u: f64) -> bool {
+/// Whether to accept a token of weights `(draft, target)`: `u < q / p` without division, because p may be 0.
+fn accepts((draft, target): (f32, f32), (draft_mass, target_mass): (f64, f64), u: f64) -> bool {
     u * f64::from(draft) * target_mass < f64::from(target) * draft_mass
 }
 
-/// A token of `max(q - p, 0)`, or of `q` where that is 0 everywhere.
-fn replacement(draft: &[f32], target: &[f32], (draft_mass, target_mass): (f64, f64), u: f64) -> i32 {
-    let excess = || wide(draft).zip(wide(target)).map(|(p, q)| (q * draft_mass - p * target_mass).max(0.0));
-    let mass: f64 = excess().sum();
-    let token = if mass > 0.0 { pick(excess(), u * mass) } else { pick(wide(target), u * target_mass) };
+/// Samples the residual distribution `max(q - p, 0)`, or `q` if the residual is 0 everywhere.
+fn sample_residual(draft: &[f32], target: &[f32], (draft_mass, target_mass): (f64, f64), u: f64) -> i32 {
+    let residual =
+        || to_f64(draft).zip(to_f64(target)).map(|(p, q)| (q * draft_mass - p * target_mass).max(0.0));
+    let mass: f64 = residual().sum();
+    let token = if mass > 0.0 { draw(residual(), u * mass) } else { draw(to_f64(target), u * target_mass) };
     token as i32
 }

@@ -1,4 +1,4 @@
-//! The `k` largest of each row on the CPU: a threshold by radix search, then one pass that collects.
+//! CPU top-k: a threshold by radix select, then one pass that collects.
 
 use super::{search, ties_within};
 use crate::{
@@ -20,14 +20,14 @@ pub(in crate::cpu) fn run(
     with_dtype!(scores.dtype(), T => {
         let rows = Rows::<T>::new(scores);
         let out = rows_mut::<T>(values).into_iter().zip(indices.chunks_mut(top_k.k)).collect();
-        cpu.each_row(out, vocab, Vec::new, |wide, row, (values, indices)| {
+        cpu.each_row(out, vocab, Vec::new, |scores_f32, row, (values, indices)| {
             let scores = rows.get(row);
-            widen(scores, wide);
-            if wide.iter().any(|score| score.is_nan()) {
+            widen(scores, scores_f32);
+            if scores_f32.iter().any(|score| score.is_nan()) {
                 values.fill(T::from_f32(f32::NAN));
                 return indices.fill(-1);
             }
-            for ((value, index), at) in values.iter_mut().zip(indices).zip(largest(wide, top_k)) {
+            for ((value, index), at) in values.iter_mut().zip(indices).zip(largest(scores_f32, top_k)) {
                 *value = scores[at];
                 *index = at as i32;
             }
@@ -35,7 +35,7 @@ pub(in crate::cpu) fn run(
     });
 }
 
-/// Where the `k` largest of `values` are, none of them NaN.
+/// Indices of the `k` largest of `values`, which must not be NaN.
 pub(super) fn largest(values: &[f32], TopK { k, ties, sorted }: TopK) -> Vec<usize> {
     if k == 0 {
         return Vec::new();
@@ -48,7 +48,7 @@ pub(super) fn largest(values: &[f32], TopK { k, ties, sorted }: TopK) -> Vec<usi
         if ties == TieBreak::Highest {
             chosen.reverse();
         }
-        // A stable sort leaves equals in the order of the rule.
+        // A stable sort keeps the tie order.
         chosen.sort_by(|&a, &b| values[b].partial_cmp(&values[a]).unwrap_or(Ordering::Equal));
     }
     chosen
