@@ -1,5 +1,5 @@
-//! Gated activations on the CPU, in forms that keep their relative accuracy for large negative gates, where
-//! `1 + tanh` and `1 + erf` cancel.
+//! CPU gated activations, in forms that keep relative accuracy for large negative gates, for which `1 + tanh` and
+//! `1 + erf` cancel.
 
 use crate::{
     Cpu, Element, View, ViewMut,

@@ -1,4 +1,4 @@
-//! Appending to pages on the CPU: each token and head is a run of the cache, divided by its scale and rounded.
+//! CPU append to KV pages: each (token, head) is a contiguous run, divided by its scale and rounded.
 
 use crate::{
     Element, View, ViewMut,
@@ -7,11 +7,11 @@ use crate::{
 
 pub(super) fn run(new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>, scale: ScaleMut<'_>) {
     crate::with_dtype!(new.dtype(), From => {
-        crate::with_dtype!(cache.dtype(), To => run_of::<From, To>(new, cache, slots, scale));
+        crate::with_dtype!(cache.dtype(), To => append_as::<From, To>(new, cache, slots, scale));
     });
 }
 
-fn run_of<From: Element, To: Element>(
+fn append_as<From: Element, To: Element>(
     new: View<'_>,
     mut cache: ViewMut<'_>,
     slots: &Slots<'_>,
@@ -26,8 +26,8 @@ fn run_of<From: Element, To: Element>(
                 ScaleMut::Static(scale) => scale.factor(page.page, head),
                 ScaleMut::Dynamic(scales) => {
                     let new = page.slots.iter().flat_map(|slot| row(slot.token, head));
-                    let runs = Runs { to: &mut *to, slots, width };
-                    runs.grow(scales, (&page, head), amax(new))
+                    let runs = CacheRuns { to: &mut *to, slots, width };
+                    runs.grow_scale(scales, (&page, head), amax(new))
                 }
             };
             for slot in page.slots {
@@ -39,22 +39,22 @@ fn run_of<From: Element, To: Element>(
     }
 }
 
-/// The largest finite magnitude, 0 without any.
+/// The maximum finite magnitude, 0 if there is none.
 fn amax<'a, T: Element>(values: impl Iterator<Item = &'a T>) -> f32 {
     let magnitudes = values.map(|value| value.to_f32().abs());
     magnitudes.filter(|magnitude| magnitude.is_finite()).fold(0.0, f32::max)
 }
 
-/// The runs of a cache.
-struct Runs<'a, T> {
+/// A cache, accessed by (slot, head) runs.
+struct CacheRuns<'a, T> {
     to: &'a mut [T],
     slots: &'a Slots<'a>,
     width: usize,
 }
 
-impl<T: Element> Runs<'_, T> {
-    /// Makes room for magnitudes up to `amax` in a page and head, and gives its scale.
-    fn grow(self, scales: &mut ViewMut<'_>, (page, head): (&PageSlots<'_>, usize), amax: f32) -> f32 {
+impl<T: Element> CacheRuns<'_, T> {
+    /// Grows the scale of a page and head to represent `amax`, and returns it.
+    fn grow_scale(self, scales: &mut ViewMut<'_>, (page, head): (&PageSlots<'_>, usize), amax: f32) -> f32 {
         let at = [page.page, head];
         let old = scales.as_view().at(&at);
         let needed = (amax / T::DTYPE.max()).max(f32::MIN_POSITIVE);
@@ -68,12 +68,12 @@ impl<T: Element> Runs<'_, T> {
         needed
     }
 
-    /// Rounds the tokens that are there to the steps of another scale.
+    /// Requantizes the stored tokens to another scale.
     fn requantize(self, (page, head): (&PageSlots<'_>, usize), old: f32, new: f32) {
-        let mut coming = page.slots.iter().map(|slot| slot.slot).peekable();
+        let mut incoming = page.slots.iter().map(|slot| slot.slot).peekable();
         for slot in 0..page.filled {
-            if coming.next_if_eq(&slot).is_some() {
-                continue; // about to be written for the first time
+            if incoming.next_if_eq(&slot).is_some() {
+                continue; // this append overwrites it
             }
             let start = self.slots.offset(page.page, slot, head);
             for value in &mut self.to[start..start + self.width] {

@@ -1,4 +1,4 @@
-//! Rows of a table by their numbers, on the CPU.
+//! CPU row gather: copies table rows selected by index.
 
 use crate::{
     Cpu, Element, View, ViewMut,

@@ -1,4 +1,4 @@
-//! The CPU backend: executes the same plans as a GPU, on a pool of threads.
+//! CPU backend: executes the same plans as the GPU backend on a thread pool.
 
 mod activation;
 mod append;
@@ -29,15 +29,14 @@ use crate::{
 };
 use std::sync::Arc;
 
-/// Refuses those of these views that are on a device.
+/// Returns an error if one of the views is in device memory.
 macro_rules! on_host {
     ($operator:literal, $($view:ident),+) => {
         check_on_host($operator, &[$((stringify!($view), $view.device())),+])?
     };
 }
 
-/// The CPU backend: a thread pool and the best vector instructions of the machine. Cheap to clone; clones share
-/// the pool.
+/// The CPU backend: a thread pool and the best vector instructions of the machine. Clones are cheap and share the pool.
 #[derive(Debug, Clone)]
 pub struct Cpu {
     pub(crate) pool: Arc<rayon::ThreadPool>,
@@ -45,7 +44,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// As many threads as the machine has, and its best instruction set.
+    /// One thread per hardware thread, and the best instruction set of the machine.
     pub fn new() -> Self {
         Self::with_threads(std::thread::available_parallelism().map_or(1, usize::from))
     }
@@ -53,7 +52,7 @@ impl Cpu {
     /// Exactly `threads` threads, at least one.
     ///
     /// # Panics
-    /// When the operating system does not give them.
+    /// When the operating system cannot create them.
     pub fn with_threads(threads: usize) -> Self {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads.max(1))
@@ -64,7 +63,7 @@ impl Cpu {
         Self { pool: Arc::new(pool), isa }
     }
 
-    /// The same threads with another instruction set, for tests and comparisons.
+    /// Same threads with another instruction set, for tests and comparisons.
     ///
     /// # Errors
     /// When this machine does not have it.
@@ -108,7 +107,7 @@ impl Backend for Cpu {
     }
 
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
-        on_host("attention.run", inputs, &out)?;
+        check_attention_on_host("attention.run", inputs, &out)?;
         attention::run(self, plan, inputs, out);
         Ok(())
     }
@@ -286,19 +285,19 @@ impl Backend for Cpu {
         params: &[SamplingParams],
         out: ChainOutput<'_>,
     ) -> Result<()> {
-        let places = [("probs", drafts.probs.device()), ("target", target.view().device())];
-        check_on_host("sampling.chain_speculative_sampling", &places)?;
+        let devices = [("probs", drafts.probs.device()), ("target", target.view().device())];
+        check_on_host("sampling.chain_speculative_sampling", &devices)?;
         sampling::speculative::run(self, drafts, target, params, out);
         Ok(())
     }
 }
 
-/// Refuses attention over anything that is on a device.
-fn on_host(operator: &'static str, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
+/// Returns an error if an input or output of attention is in device memory.
+fn check_attention_on_host(operator: &'static str, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
     let optional = |view: Option<View<'_>>| view.and_then(|view| view.device());
     let lse = out.lse.as_ref().and_then(ViewMut::device);
     let workspace = out.workspace.device().map(DeviceMemory::place);
-    let places = [
+    let devices = [
         ("q", inputs.q.0.device()),
         ("q.pe", optional(inputs.q.1)),
         ("k", inputs.k.0.device()),
@@ -308,5 +307,5 @@ fn on_host(operator: &'static str, inputs: &Inputs<'_>, out: &Output<'_>) -> Res
         ("lse", lse),
         ("workspace", workspace),
     ];
-    check_on_host(operator, &places)
+    check_on_host(operator, &devices)
 }

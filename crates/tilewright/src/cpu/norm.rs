@@ -1,4 +1,4 @@
-//! RMSNorm on the CPU: each row is widened to f32, weighed, and rounded once on its way out.
+//! CPU RMSNorm: each row is widened to f32, normalized, and rounded once on output.
 
 use crate::{
     Cpu, Element, View, ViewMut,
@@ -7,8 +7,7 @@ use crate::{
     with_dtype,
 };
 
-/// Sums of squares are kept in this many lanes, for vectors and for accuracy; the number is part of the result's
-/// bits, so it does not follow the machine.
+/// Partial sums of squares, for vectorization and accuracy. A constant, because it affects the bits of the result.
 const LANES: usize = 16;
 
 pub(super) fn rmsnorm(cpu: &Cpu, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) {
@@ -16,9 +15,9 @@ pub(super) fn rmsnorm(cpu: &Cpu, x: View<'_>, weight: &NormWeight<'_>, eps: f32,
     with_dtype!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);
         with_dtype!(out.dtype(), Out => {
-            cpu.each_row(rows_mut::<Out>(out), factors.len(), Vec::new, |wide, row, out| {
-                widen(rows.get(row), wide);
-                normalise(wide, &factors, eps, out);
+            cpu.each_row(rows_mut::<Out>(out), factors.len(), Vec::new, |row_f32, row, out| {
+                widen(rows.get(row), row_f32);
+                normalize(row_f32, &factors, eps, out);
             });
         });
     });
@@ -27,9 +26,9 @@ pub(super) fn rmsnorm(cpu: &Cpu, x: View<'_>, weight: &NormWeight<'_>, eps: f32,
 pub(super) fn rmsnorm_in_place(cpu: &Cpu, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) {
     let factors = weight.factors();
     with_dtype!(x.dtype(), T => {
-        cpu.each_row(rows_mut::<T>(x), factors.len(), Vec::new, |wide, _, x| {
-            widen(x, wide);
-            normalise(wide, &factors, eps, x);
+        cpu.each_row(rows_mut::<T>(x), factors.len(), Vec::new, |row_f32, _, x| {
+            widen(x, row_f32);
+            normalize(row_f32, &factors, eps, x);
         });
     });
 }
@@ -44,13 +43,13 @@ pub(super) fn fused_add_rmsnorm(
     let factors = weight.factors();
     with_dtype!(x.dtype(), T => {
         let pairs: Vec<_> = rows_mut::<T>(x).into_iter().zip(rows_mut::<T>(residual)).collect();
-        cpu.each_row(pairs, factors.len(), Vec::new, |wide, _, (x, residual)| {
-            widen(x, wide);
-            for (sum, residual) in wide.iter_mut().zip(residual) {
+        cpu.each_row(pairs, factors.len(), Vec::new, |row_f32, _, (x, residual)| {
+            widen(x, row_f32);
+            for (sum, residual) in row_f32.iter_mut().zip(residual) {
                 *sum += residual.to_f32();
                 *residual = T::from_f32(*sum);
             }
-            normalise(wide, &factors, eps, x);
+            normalize(row_f32, &factors, eps, x);
         });
     });
 }
@@ -70,13 +69,13 @@ pub(super) fn add_rmsnorm(
             cpu.each_row(pairs, factors.len(), || (), |(), row, (residual, out)| {
                 let added = rows.get(row).iter();
                 residual.iter_mut().zip(added).for_each(|(sum, x)| *sum += x.to_f32());
-                normalise(residual, &factors, eps, out);
+                normalize(residual, &factors, eps, out);
             });
         });
     });
 }
 
-fn normalise<T: Element>(row: &[f32], factors: &[f32], eps: f32, out: &mut [T]) {
+fn normalize<T: Element>(row: &[f32], factors: &[f32], eps: f32, out: &mut [T]) {
     let mean = sum_of_squares(row) / row.len() as f32;
     let scale = 1.0 / (mean + eps).sqrt();
     for ((out, x), factor) in out.iter_mut().zip(row).zip(factors) {

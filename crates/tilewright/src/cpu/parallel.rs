@@ -1,17 +1,17 @@
-//! How operators share the threads of a pool: by rows, or by numbered jobs.
+//! Work distribution over the thread pool: per row, or per task index.
 
 use crate::Cpu;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Waking the pool takes some 20 microseconds, in which one thread gets through about this many elements.
-const WORTH_WAKING: usize = 1 << 14;
+/// Waking the pool takes about 20 µs, in which one thread processes this many elements.
+const MIN_PARALLEL_ELEMENTS: usize = 1 << 14;
 
 impl Cpu {
     /// Runs `work(scratch, row, item)` for every item, a row of `width` elements.
     ///
-    /// Each row is the work of one thread, so the number of threads and the other rows cannot change a result;
-    /// `scratch` is only ever a buffer to write before reading.
+    /// One thread processes a row, so results do not depend on the number of threads or on other rows. `work` must write to
+    /// `scratch` before reading it.
     pub(crate) fn each_row<I: Send, S>(
         &self,
         items: Vec<I>,
@@ -19,7 +19,7 @@ impl Cpu {
         scratch: impl Fn() -> S + Sync + Send,
         work: impl Fn(&mut S, usize, I) + Sync + Send,
     ) {
-        if items.len() <= 1 || items.len() * width <= WORTH_WAKING {
+        if items.len() <= 1 || items.len() * width <= MIN_PARALLEL_ELEMENTS {
             let mut scratch = scratch();
             return items.into_iter().enumerate().for_each(|(row, item)| work(&mut scratch, row, item));
         }
@@ -30,9 +30,9 @@ impl Cpu {
         self.pool.install(run);
     }
 
-    /// Calls `work` with each of `0..count` from as many threads as `states` gives, the calling one among them, each with
-    /// a state of its own.
-    /// Threads take the next number when they are done with one, so that one held up leaves its share to others.
+    /// Calls `work` for each index in `0..count` on one thread per state in `states`, including the calling thread.
+    ///
+    /// Threads fetch the next index dynamically, which balances the load if one is delayed.
     pub(crate) fn for_each<W: Send>(
         &self,
         count: usize,
@@ -50,14 +50,14 @@ impl Cpu {
             }
         };
         let mut states = states.take(count.min(self.threads()));
-        let Some(ours) = states.next() else { return };
-        // the calling thread works too: waking another costs more than a small job
+        let Some(own_state) = states.next() else { return };
+        // the calling thread participates, because waking another costs more than a small task
         self.pool.in_place_scope(|scope| {
             for state in states {
                 let run = &run;
                 scope.spawn(move |_| run(state));
             }
-            run(ours);
+            run(own_state);
         });
     }
 }

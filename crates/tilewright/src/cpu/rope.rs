@@ -1,4 +1,4 @@
-//! Rotary embedding on the CPU: a row of cosines and sines per token, shared by all of its heads.
+//! CPU rotary embedding: one row of cosines and sines per token, shared by its heads.
 
 use crate::{
     Cpu, Element, View, ViewMut,
@@ -48,7 +48,7 @@ pub(super) fn rotate_with_cos_sin_cache(
     }
 }
 
-/// Rotates every head of one tensor, in f32, into another, with the rest of the head.
+/// Rotates each head of `from` in f32 and writes it to `to`, with the dimensions that are not rotated.
 fn rotate_to<'t>(
     cpu: &Cpu,
     (from, to): (View<'_>, ViewMut<'_>),
@@ -59,18 +59,18 @@ fn rotate_to<'t>(
     with_dtype!(from.dtype(), From => {
         let rows = Rows::<From>::new(from);
         with_dtype!(to.dtype(), To => {
-            cpu.each_row(rows_mut::<To>(to), width, Vec::new, |wide, row, head| {
-                widen(rows.get(row), wide);
+            cpu.each_row(rows_mut::<To>(to), width, Vec::new, |head_f32, row, head| {
+                widen(rows.get(row), head_f32);
                 let angles = angles(row / heads);
                 let (cosines, sines) = angles.split_at(angles.len() / 2);
-                rotate_head(&mut wide[..angles.len()], style, cosines, sines);
-                head.iter_mut().zip(&*wide).for_each(|(to, &from)| *to = To::from_f32(from));
+                rotate_head(&mut head_f32[..angles.len()], style, cosines, sines);
+                head.iter_mut().zip(&*head_f32).for_each(|(to, &from)| *to = To::from_f32(from));
             });
         });
     });
 }
 
-/// Rotates every head of `x` by the row of cosines and sines that `angles` has for its token.
+/// Rotates each head of `x` in place by the cosines and sines that `angles` returns for its token.
 fn rotate<'t>(
     cpu: &Cpu,
     x: ViewMut<'_>,
