@@ -52,7 +52,7 @@ impl QueryTile<'_, '_> {
             }
             let width = (64 - any.leading_zeros() as usize).next_multiple_of(ALIGN);
             // SAFETY: scratch holds each matrix in the shape of `ScratchLayout`, queries and keys as pairs in half of it.
-            // `ScratchLayout` pads queries for a strip at any row; matrices do not overlap.
+            // It pads queries for a strip at any row; matrices do not overlap. `Worker::run` holds the thread guard.
             unsafe {
                 let base = self.scratch.as_mut_ptr();
                 let queries = base.cast::<bf16>().add(first * dim.qk).cast_const();
@@ -88,7 +88,8 @@ impl QueryTile<'_, '_> {
         width: usize,
     ) {
         let (layout, vo) = (&self.ctx.layout, self.ctx.params.plan.problem.head_dim().vo);
-        // SAFETY: matrices have the shapes of `ScratchLayout`; weights are 0 from `width` to the next multiple of `DEPTH`.
+        // SAFETY: as upheld by the caller, matrices have the shapes of `ScratchLayout`; weights are padded with 0 to a multiple
+        // of `DEPTH`. `Worker::run` holds the thread guard.
         unsafe {
             let base = self.scratch.as_mut_ptr();
             let weights = base.add(layout.weights).cast::<bf16>();

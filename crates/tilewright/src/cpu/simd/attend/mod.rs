@@ -137,8 +137,8 @@ impl QueryTile<'_, '_> {
         }
     }
 
-    /// Prefetches part of the next KV tile, for all heads. The work on one head issues eight parts: four while it loads keys,
-    /// four during P·V. Parts are small because a full line-fill buffer stalls the core. All heads of a token go together
+    /// Prefetches part of the next KV tile. The work on one head issues eight parts: four while it loads keys, four during P·V.
+    /// Parts are small, because the core stalls once its line-fill buffers are full. A part covers all heads of its tokens,
     /// because they are adjacent in memory.
     #[inline(always)]
     fn prefetch_next_tile<S: Simd>(&self, simd: S, keys: &KvTile<'_>, part: usize) {

@@ -331,7 +331,7 @@ unsafe fn round(weights: *const f32, width: usize, to: *mut bf16) {
             let lower = _mm512_loadu_ps(weights.add(at));
             let upper =
                 if at + 16 < width { _mm512_loadu_ps(weights.add(at + 16)) } else { _mm512_setzero_ps() };
-            // one full-line store: a tile load cannot be forwarded from two half-line stores
+            // one full-line store, because a tile load stalls on two half-line stores
             _mm512_storeu_si512(to.add(at).cast(), round_to_bf16(lower, upper));
         }
     }
