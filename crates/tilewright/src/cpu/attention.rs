@@ -67,7 +67,7 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) 
         out.workspace.memory.split_at_mut(plan.schedule.partial_rows * plan.problem.head_dim().vo);
     let (partial_lse, scratch) = rest.split_at_mut(plan.schedule.partial_rows);
     let per_key_mask = !plan.requests.mask.is_empty()
-        || plan.requests.scattered(&plan.problem)
+        || plan.requests.has_position_gaps(&plan.problem)
         || inputs.variant.hook_set().mask;
     let params = AttentionParams {
         plan,

@@ -151,7 +151,7 @@ impl ItemContext<'_> {
     #[inline(always)]
     pub(super) fn visible(&self, r: usize, (start, tokens): (usize, usize)) -> u64 {
         let plan = self.params.plan;
-        plan.requests.seen(plan.problem.mask(), self.segment, self.row(r).0, (start, tokens))
+        plan.requests.visible_bits(plan.problem.mask(), self.segment, self.row(r).0, (start, tokens))
     }
 
     /// Positions of the keys of the KV tile at `start`. NaN after its `tokens`, so that hooks store nothing there.
