@@ -1,7 +1,7 @@
-//! The parameters of attention kernels, declared once: in kernels by [`Params`], as arguments by [`Call`].
+//! Parameters of the attention kernels: [`AttentionParams`] on the host, [`AttentionParamRegs`] in the kernel.
 //!
-//! Group, page size, layout, mask and strides are parameters, so that few kernels serve everything; only dtypes, head dims, latent
-//! or not, and a variant's hooks are compiled in. A variant's own parameters come behind these.
+//! Group size, page size, layout, mask and strides are runtime parameters. Compiled in are only dtypes, head dims, MLA or not,
+//! and a variant's hooks. A variant's own parameters follow these.
 //!
 //! Shapes, with strides in elements: q `[rows, qo_heads, head_dim_qk]`, o `[rows, qo_heads, head_dim_vo]`, lse `[rows, qo_heads]`
 //! f32, dense, base 2; k and v `[pages, slots, kv_heads, head_dim]`, where a ragged tensor is one page. Key `j` of a segment is
@@ -12,8 +12,8 @@
 //! | [`KvLayout::Ragged`] | 0 | `kv_start + j` | `base + j` |
 //! | [`KvLayout::Blocks`] | `indices[kv_start + j / page_size]` | `j % page_size` | `page * page_size + slot` |
 //!
-//! and its element 0 is `page * page stride + slot * token stride + head * head stride`: blocks have a page stride of `page_size`
-//! tokens.
+//! and its element 0 is at `page * page stride + slot * token stride + head * head stride`. Blocks have a page stride of
+//! `page_size` tokens.
 
 use super::divisor::{Divisor, DivisorValues};
 use tilewright_ptx::{
@@ -21,19 +21,19 @@ use tilewright_ptx::{
     sim::Arg,
 };
 
-/// How keys of a segment become places in the cache.
+/// Maps the keys of a segment to locations in the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum KvLayout {
-    /// Pages by a table.
+    /// Pages of a page table.
     Paged,
-    /// Tokens one after the other.
+    /// Consecutive tokens.
     Ragged,
-    /// Blocks of a sparse tensor by a list; the page size is the block, and a key's position is its token.
+    /// Listed blocks of a block-sparse tensor; the page size is the block size, and a key's position is its token index.
     Blocks,
 }
 
 impl KvLayout {
-    /// What kernels call it.
+    /// The value of the kernel parameter `layout`.
     pub fn word(self) -> u32 {
         match self {
             Self::Paged => 0,
@@ -43,7 +43,7 @@ impl KvLayout {
     }
 }
 
-/// Where query heads or outputs lie: address, and strides of rows and heads in elements.
+/// Query heads or outputs: address, and strides of rows and heads in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowTensor {
     /// Address in bytes.
@@ -55,13 +55,13 @@ pub struct RowTensor {
 }
 
 impl RowTensor {
-    /// Whether each row of a head of elements of `size` bytes begins at a multiple of `to` bytes.
+    /// Whether each row of a head begins at a multiple of `to` bytes, for elements of `size` bytes.
     pub(crate) fn is_aligned(self, to: u64, size: usize) -> bool {
         are_multiples(to, [self.address, self.row * size as u64, self.head * size as u64])
     }
 }
 
-/// Where keys or values lie: address, and strides of pages, tokens and heads in elements.
+/// Keys or values: address, and strides of pages, tokens and heads in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct CacheTensor {
     /// Address in bytes.
@@ -75,7 +75,7 @@ pub struct CacheTensor {
 }
 
 impl CacheTensor {
-    /// Whether each token of a head of elements of `size` bytes begins at a multiple of `to` bytes.
+    /// Whether each token of a head begins at a multiple of `to` bytes, for elements of `size` bytes.
     pub(crate) fn is_aligned(self, to: u64, size: usize) -> bool {
         let strides = [self.page, self.token, self.head].map(|stride| stride * size as u64);
         are_multiples(to, strides) && are_multiples(to, [self.address])
@@ -86,21 +86,21 @@ fn are_multiples<const N: usize>(of: u64, bytes: [u64; N]) -> bool {
     bytes.iter().all(|bytes| bytes.is_multiple_of(of))
 }
 
-/// What stored keys or values are multiplied with: `factors[page * page + head * head]`, or `factor` if the address is 0.
+/// Scale of stored keys or values: `scales[page * page_stride + head * head_stride]`, or `value` if the address is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ScaleArgs {
-    /// Address of f32 factors, or 0.
+    /// Address of f32 scales, or 0.
     pub address: u64,
     /// Elements between pages.
     pub page: u64,
     /// Elements between heads.
     pub head: u64,
-    /// The factor of all.
+    /// The scale of all pages and heads if there is no array.
     pub factor: f32,
 }
 
 impl ScaleArgs {
-    /// Whether pages have factors of their own.
+    /// Whether the scale differs between pages.
     pub(crate) fn is_of_pages(self) -> bool {
         self.address != 0 && self.page != 0
     }
@@ -112,7 +112,7 @@ impl Default for ScaleArgs {
     }
 }
 
-/// The part of queries and keys that a latent kernel has beside.
+/// The positional (RoPE) part of queries and keys in MLA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pe {
     /// `[rows, qo_heads, head_dim_pe]`
@@ -124,41 +124,41 @@ pub struct Pe {
 /// Addresses of a plan's arrays: see [`items`](super::items).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PlanArgs {
-    /// [`Item`](super::items::Item)s, aligned to 16 bytes.
+    /// [`WorkItem`](super::items::WorkItem)s, aligned to 16 bytes.
     pub items: u64,
     /// `[workers + 1]` u32.
     pub worker_indptr: u64,
     /// u32.
     pub feeds: u64,
-    /// [`Merge`](super::items::Merge)s, aligned to 16 bytes.
+    /// [`MergeItem`](super::items::MergeItem)s, aligned to 16 bytes.
     pub merges: u64,
-    /// [`Source`](super::items::Source)s, aligned to 8 bytes.
+    /// [`MergeSource`](super::items::MergeSource)s, aligned to 8 bytes.
     pub sources: u64,
     /// `[merges]` u32, all 0.
     pub counters: u64,
-    /// [`Request`](super::items::Request)s, aligned to 8 bytes.
+    /// [`RequestRows`](super::items::RequestRows), aligned to 8 bytes.
     pub requests: u64,
-    /// How many requests; at least 1 where items have rows of several.
+    /// Number of requests; at least 1 if an item has rows of several.
     pub num_requests: u32,
-    /// i32: pages, or blocks.
+    /// i32: page numbers, or block numbers.
     pub indices: u64,
     /// Mask bits, or 0.
     pub mask_bits: u64,
 }
 
-/// A position's distance that limits nothing.
+/// A window without a limit.
 pub const UNLIMITED: u32 = u32::MAX;
 
-/// All arguments of an attention kernel. Its grid is `[workers, 1, 1]`.
+/// All arguments of an attention kernel. Grid: `[workers, 1, 1]`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Call {
     /// Queries.
     pub q: RowTensor,
     /// Keys.
     pub k: CacheTensor,
-    /// Values; a latent kernel's values are its keys.
+    /// Values; ignored by MLA kernels, whose values are the first part of the keys.
     pub v: CacheTensor,
-    /// What latent kernels have beside, and no others.
+    /// The positional part; present in MLA only.
     pub pe: Option<Pe>,
     /// The output.
     pub o: RowTensor,
@@ -172,28 +172,28 @@ pub struct Call {
     pub plan: PlanArgs,
     /// Query heads.
     pub qo_heads: u32,
-    /// Query heads of a KV head.
+    /// Query heads per KV head.
     pub group: u32,
-    /// Slots of a page, or tokens of a block.
+    /// Slots per page, or tokens per block.
     pub page_size: u32,
-    /// How keys become places.
+    /// Maps keys to cache locations.
     pub layout: KvLayout,
-    /// How far below its position a row sees; [`UNLIMITED`] for no limit.
+    /// Visible keys below a row's position; [`UNLIMITED`] for no limit.
     pub left: u32,
-    /// How far above; 0 is causal.
+    /// Visible keys above a row's position; 0 is causal.
     pub right: u32,
-    /// The factor on products of queries and keys.
+    /// The softmax scale of `Q · Kᵀ`.
     pub scale: f32,
-    /// Of keys.
+    /// Scale of stored keys.
     pub k_scale: ScaleArgs,
-    /// Of values.
+    /// Scale of stored values.
     pub v_scale: ScaleArgs,
     /// The variant's own arguments.
     pub variant: Vec<Arg>,
 }
 
 impl Call {
-    /// The arguments in the order of [`Params::declare`], and then the variant's.
+    /// The arguments in the order of [`AttentionParamRegs::declare`], then the variant's.
     pub fn args(&self) -> Vec<Arg> {
         let row = |tensor: RowTensor| [tensor.address, tensor.row, tensor.head].map(Arg::U64).to_vec();
         let cache = |tensor: CacheTensor| {
@@ -252,27 +252,27 @@ pub struct CacheParams<'k> {
     pub head: Value<'k, u64>,
 }
 
-/// [`ScaleArgs`] in a kernel.
+/// A [`ScaleTensor`] in a kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct ScaleParams<'k> {
-    /// Factors; the address may be 0.
+    /// Scales; the address may be 0.
     pub factors: Global<'k, f32>,
     /// Elements between pages.
     pub page: Value<'k, u64>,
     /// Elements between heads.
     pub head: Value<'k, u64>,
-    /// The factor of all, if the address is 0.
+    /// The scale of all pages and heads if the address is 0.
     pub factor: Value<'k, f32>,
 }
 
-/// All parameters in a kernel but the variant's; the fields are those of [`Call`] and [`PlanArgs`].
+/// All kernel parameters except the variant's; the fields are those of [`AttentionParams`] and [`PlanArrays`].
 #[derive(Debug, Clone, Copy)]
 #[allow(missing_docs, reason = "the fields are those of `Call` and `PlanArgs`, which say what they are")]
 pub struct Params<'k> {
     pub q: RowParams<'k>,
     pub k: CacheParams<'k>,
     pub v: CacheParams<'k>,
-    /// Queries and keys that latent kernels have beside.
+    /// The positional part of queries and keys in MLA.
     pub pe: Option<(RowParams<'k>, CacheParams<'k>)>,
     pub o: RowParams<'k>,
     pub lse: Global<'k, f32>,
@@ -287,12 +287,12 @@ pub struct Params<'k> {
     pub requests: Global<'k, u32>,
     pub num_requests: Value<'k, u32>,
     pub indices: Global<'k, u32>,
-    /// The address of mask bits, byte by byte.
+    /// Address of the mask bits, loaded as bytes.
     pub mask_bits: Value<'k, u64>,
     pub qo_heads: Value<'k, u32>,
     pub group: DivisorValues<'k>,
     pub page_size: DivisorValues<'k>,
-    /// [`KvLayout::word`]
+    /// [`KvLayout::code`]
     pub layout: Value<'k, u32>,
     pub left: Value<'k, u32>,
     pub right: Value<'k, u32>,
@@ -302,11 +302,11 @@ pub struct Params<'k> {
 }
 
 impl<'k> Params<'k> {
-    /// Declares them, before all others; `latent` kernels have two more tensors.
+    /// Declares the parameters, before all others; `mla` kernels have two more tensors.
     #[track_caller]
     pub fn declare(k: &'k Builder, latent: bool) -> Self {
         let _line = k.at_line(std::panic::Location::caller());
-        // fields are evaluated in the order in which they stand here
+        // fields are evaluated in source order
         Self {
             q: RowParams::declare(k, "q"),
             k: CacheParams::declare(k, "k"),
@@ -338,13 +338,13 @@ impl<'k> Params<'k> {
         }
     }
 
-    /// Whether the LSE is asked for.
+    /// Whether the LSE is requested.
     #[track_caller]
     pub fn has_lse(&self) -> Value<'k, bool> {
         is_given(self.lse)
     }
 
-    /// Whether the layout is this one.
+    /// Whether the layout is `layout`.
     #[track_caller]
     pub fn is(&self, layout: KvLayout) -> Value<'k, bool> {
         self.layout.eq(layout.word())
@@ -377,13 +377,13 @@ impl<'k> ScaleParams<'k> {
         Self { factors, page, head, factor }
     }
 
-    /// Whether there are factors of pages or heads, not one of all.
+    /// Whether there is an array of scales, not one value.
     #[track_caller]
     pub fn is_array(self) -> Value<'k, bool> {
         is_given(self.factors)
     }
 
-    /// The factor of a page and head.
+    /// The scale of a page and head.
     #[track_caller]
     pub fn at(self, k: &'k Builder, page: Value<'k, u32>, head: Value<'k, u32>) -> Value<'k, f32> {
         let factor = k.var("factor", self.factor);
@@ -412,7 +412,7 @@ mod tests {
         sim::{Arg, Launch, Memory},
     };
 
-    /// A call whose arguments are all different.
+    /// Parameters that are all different.
     fn call(latent: bool) -> Call {
         let row = |first| RowTensor { address: first, row: first + 1, head: first + 2 };
         let cache =
@@ -457,7 +457,7 @@ mod tests {
         }
     }
 
-    /// What each parameter is, by its name in [`Params`], and what the call above has there.
+    /// Each parameter's value and the value that `params` passes for it.
     fn fields<'k>(params: &Params<'k>, variant: Value<'k, u32>) -> Vec<(Value<'k, u32>, u32)> {
         let row = |p: super::RowParams<'k>, first: u32| {
             vec![(p.address.low(), first), (p.row.low(), first + 1), (p.head.low(), first + 2)]

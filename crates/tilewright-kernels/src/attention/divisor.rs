@@ -1,14 +1,11 @@
-//! Division by a number that is known when a kernel is launched: a multiplication and two shifts.
-//!
-//! With `l = ceil(log2 d)` and `m = ceil(2^(31 + l) / d)`, `n / d = (2 n · m >> 32) >> l` for all `n < 2^31` (Granlund and
-//! Montgomery, "Division by invariant integers using multiplication", 1994, theorem 4.2 with N = 31).
+//! Division by a launch-time constant: one multiplication and two shifts.
 
 use tilewright_ptx::{
     build::{Builder, Value},
     sim::Arg,
 };
 
-/// A divisor, for the host.
+/// A divisor, on the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Divisor {
     by: u32,
@@ -17,7 +14,7 @@ pub struct Divisor {
 }
 
 impl Divisor {
-    /// Division by `by`, from 1 to 2^31; 0 is taken for 1.
+    /// Division by `by`, from 1 to 2^31; 0 is treated as 1.
     pub fn new(by: u32) -> Self {
         let by = by.clamp(1, 1 << 31);
         let shift = by.next_power_of_two().trailing_zeros();
@@ -25,7 +22,7 @@ impl Divisor {
         Self { by, multiplier, shift }
     }
 
-    /// Its arguments, in the order of [`DivisorValues::declare`].
+    /// The arguments in the order of [`DivisorRegs::declare`].
     pub fn args(self) -> [Arg; 3] {
         [self.by, self.multiplier, self.shift].map(Arg::U32)
     }
@@ -41,7 +38,7 @@ pub struct DivisorValues<'k> {
 }
 
 impl<'k> DivisorValues<'k> {
-    /// Its three parameters.
+    /// Declares the three parameters.
     #[track_caller]
     pub fn declare(k: &'k Builder, name: &str) -> Self {
         Self {

@@ -1,18 +1,18 @@
-//! The device form of a schedule: work items, merges and the partial states that they name, as words in device memory.
+//! Device form of a schedule: work items, merges and their partial states, as words in device memory.
 //!
-//! All words are 32 bits, little endian. Of the arrays of a plan:
+//! All words are 32 bits, little endian. A plan's arrays:
 //!
 //! | array | element |
 //! |---|---|
-//! | `items` | [`Item`], in the order of workers |
-//! | `worker_indptr` `[workers + 1]` | worker `w` (CTA `w`) does `items[worker_indptr[w]..worker_indptr[w + 1]]` |
-//! | `feeds` | numbers of merges; `feeds[item.feed_begin..item.feed_end]` wait for an item |
-//! | `merges` | [`Merge`] |
-//! | `sources` | [`Source`]; those of a merge in the order in which it adds them |
-//! | `counters` `[merges]` | how many of a merge's sources are done: 0 before and after a run |
-//! | `requests` | [`Request`], in the order of their rows |
+//! | `items` | [`WorkItem`], in the order of workers |
+//! | `worker_indptr` `[workers + 1]` | worker `w` (CTA `w`) executes `items[worker_indptr[w]..worker_indptr[w + 1]]` |
+//! | `merge_deps` | merge numbers; `merge_deps[item.merge_deps_begin..item.merge_deps_end]` depend on an item |
+//! | `merges` | [`MergeItem`] |
+//! | `sources` | [`MergeSource`]; those of a merge in accumulation order |
+//! | `arrival_counters` `[merges]` | completed sources per merge: 0 before and after a run |
+//! | `requests` | [`RequestRows`], in row order |
 //!
-//! Rows are query tokens, counted over the whole batch. The state of (row, query head `g` of the group) lies in partial row
+//! Rows are query tokens, counted over the whole batch. The state of (row, query head `g` of the group) is in partial row
 //! `partial + (row - qo_begin) * group + g`.
 
 use tilewright_ptx::{
@@ -20,10 +20,11 @@ use tilewright_ptx::{
     isa::types::Scalar,
 };
 
-/// No number: all bits are 1.
+/// Absent value: all bits are 1.
 pub const NONE: u32 = u32::MAX;
 
-/// Declares a record: the host's struct, which becomes words, and the kernel's, which is loaded.
+/// Declares a record: the host struct, which is converted to words, and its device form, which is loaded into registers. A name
+/// in parentheses is the register's name if it differs from the field's.
 macro_rules! record {
     ($(#[$doc:meta])* $name:ident, $(#[$values_doc:meta])* $values:ident, $words:literal:
         $($(#[$field_doc:meta])* $field:ident: $ty:ident,)*) => {
@@ -36,12 +37,12 @@ macro_rules! record {
         pub struct $values<'k> { $($(#[$field_doc])* pub $field: Value<'k, $ty>,)* }
 
         impl $name {
-            /// Words of a record.
+            /// Words per record.
             pub const WORDS: usize = $words;
-            /// Bytes of a record.
+            /// Bytes per record.
             pub const BYTES: usize = 4 * $words;
 
-            /// The record as it lies in memory; words beyond its fields are 0.
+            /// The record in device layout; words beyond its fields are 0.
             #[inline]
             pub fn to_words(&self) -> [u32; $words] {
                 let mut words = [0; $words];
@@ -52,14 +53,14 @@ macro_rules! record {
         }
 
         impl<'k> $values<'k> {
-            /// The record `index` of those at `records`, the same in every thread that asks for the same.
+            /// Loads record `index` of `records`. Equal indices give equal results in all threads.
             #[track_caller]
             pub fn load(k: &'k Builder, records: Global<'k, u32>, index: Value<'k, u32>) -> Self {
                 let _line = k.at_line(std::panic::Location::caller());
                 Self::of_words(k, load_words::<$words, u64>(records.at_wide(index.to_u64() * $words)))
             }
 
-            /// The record that lies in shared memory.
+            /// Loads the record from shared memory.
             #[track_caller]
             pub fn load_shared(k: &'k Builder, record: Shared<'k, u32>) -> Self {
                 let _line = k.at_line(std::panic::Location::caller());
@@ -75,7 +76,7 @@ macro_rules! record {
     };
 }
 
-/// What a field is as a word.
+/// Conversion of a field to a word.
 mod word {
     pub(super) fn u32(field: u32) -> u32 {
         field
@@ -88,46 +89,46 @@ mod word {
 record! {
     /// A unit of work: query rows of one KV head against a range of keys of one segment. 16 words.
     Item,
-    /// An [`Item`] in a kernel.
+    /// A [`WorkItem`] in registers.
     ItemValues, 16:
     /// The first row.
     qo_begin: u32,
     /// Rows (query tokens).
     qo_len: u32,
-    /// The KV head; query heads `kv_head * group..(kv_head + 1) * group` belong to it.
+    /// The KV head; its query heads are `kv_head * group..(kv_head + 1) * group`.
     kv_head: u32,
-    /// The request of the rows, or [`NONE`]: rows of several, each to be looked up in `requests`.
+    /// The request of the rows, or [`NONE`]: the rows belong to several, and each is looked up in `requests`.
     request: u32,
-    /// The position of row `r` is `r + offset`; nothing if `request` is [`NONE`].
+    /// The position of row `r` is `r + offset`; undefined if `request` is [`NONE`].
     offset: i32,
     /// The first key, counted from the segment's first.
     kv_begin: u32,
-    /// One past the last key, likewise.
+    /// One past the last key, counted likewise.
     kv_end: u32,
     /// Keys of the segment.
     kv_len: u32,
     /// The first entry of the segment in the page indices or, in a ragged tensor, its first token.
     kv_start: u32,
-    /// The position of the segment's first key; nothing in block-sparse attention.
+    /// The position of the segment's first key; unused in block-sparse attention.
     base: u32,
     /// The first partial row, or [`NONE`]: the item writes the output itself.
     partial: u32,
-    /// The first of `feeds` that is of this item.
+    /// The first entry of `merge_deps` of this item.
     feed_begin: u32,
     /// One past the last.
     feed_end: u32,
-    /// Columns of the segment's mask bits, for its last so many keys; 0 if bits hide nothing.
+    /// Columns of the segment's mask bits, which cover its last keys; 0 without mask bits.
     mask_columns: u32,
-    /// The low word of the number of the bit of row `qo_begin` and the first column.
+    /// The low word of the bit index of row `qo_begin` and the first column.
     mask_bit_low: u32,
-    /// The high word.
+    /// The high word of that index.
     mask_bit_high: u32,
 }
 
 record! {
     /// Rows of one KV head, and the partial states that are merged into their output. 8 words.
     Merge,
-    /// A [`Merge`] in a kernel.
+    /// A [`MergeItem`] in registers.
     MergeValues, 8:
     /// The KV head.
     kv_head: u32,
@@ -142,9 +143,9 @@ record! {
 }
 
 record! {
-    /// The partial states of an item. 2 words.
+    /// The partial states of a work item. 2 words.
     Source,
-    /// A [`Source`] in a kernel.
+    /// A [`MergeSource`] in registers.
     SourceValues, 2:
     /// The item's first partial row.
     partial: u32,
@@ -153,17 +154,17 @@ record! {
 }
 
 record! {
-    /// Whose rows are whose. 2 words.
+    /// The rows of a request. 2 words.
     Request,
-    /// A [`Request`] in a kernel.
+    /// [`RequestRows`] in registers.
     RequestValues, 2:
     /// One past the last row of the request.
     end: u32,
-    /// From the number of one of its rows to its position.
+    /// Offset from row number to position.
     offset: i32,
 }
 
-/// `N` words, four at a time where there are so many; the address is aligned to 16 bytes, or to all of them.
+/// Loads `N` words by vectors of four, or of two if `N` is 2. The address must be aligned to the vector.
 #[track_caller]
 fn load_words<const N: usize, A: Scalar>(at: Pointer<'_, u32, A>) -> Vec<Value<'_, u32>> {
     match N {
@@ -172,7 +173,7 @@ fn load_words<const N: usize, A: Scalar>(at: Pointer<'_, u32, A>) -> Vec<Value<'
     }
 }
 
-/// The request that owns `row`: the first whose end is beyond it, by bisection; the last if there is none.
+/// The request of `row` by binary search: the first whose end is beyond it, or the last.
 #[track_caller]
 pub fn request_of<'k>(
     k: &'k Builder,
@@ -192,8 +193,8 @@ pub fn request_of<'k>(
     low.get()
 }
 
-/// Looks up whose row a row is whose item has rows of several requests, that is, whose `known` request is [`NONE`]: sets `offset`,
-/// and `request` if anybody asks for it. Of any other row both stay what they are.
+/// Looks up the request of a row if its item has rows of several, that is, if the `known` request is [`NONE`]. Sets `offset`, and
+/// `request` if passed. Otherwise both keep their values.
 #[track_caller]
 pub fn look_up_request<'k>(
     k: &'k Builder,
@@ -273,7 +274,7 @@ mod tests {
         let kernel = Builder::kernel("look_up", 32, |k| {
             let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
             let (requests, row) = ((requests, k.param("count")), k.thread());
-            // rows from 8 on are of an item that is of request 7
+            // rows from 8 on belong to an item of request 7
             let known = row.lt(8).select(NONE, k.constant(7));
             let (request, offset) = (k.var("request", known), k.var("offset", 50_i32));
             look_up_request(k, requests, (row, known), (Some(request), offset));

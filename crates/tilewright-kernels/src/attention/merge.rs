@@ -1,12 +1,12 @@
-//! Merges attention states: what rows of attention over parts of the keys become over all of them.
+//! Merge of attention states: combines partial attention over disjoint key ranges.
 //!
 //! ```text
 //! m = max lse_i     w_i = 2^(lse_i - m)     v = Σ w_i · v_i / Σ w_i     lse = m + log2 Σ w_i
 //! ```
 //!
-//! LSE is base 2. A state of no keys is 0 and -inf, and so is what such states merge into; a NaN among the LSE makes NaN.
-//! Shapes: values of many states `[rows, states, heads, head_dim]`, of two `[rows, heads, head_dim]` each, of one dtype, f32, f16 or
-//! bf16; LSE the same without the last axis, f32; all of any strides. Sizes are known at launch; compiled in is a class of lengths.
+//! LSE is base 2. A state of no keys is 0 and -inf, as is the merge of such states; a NaN in an LSE gives NaN. Shapes: values of
+//! many states `[rows, states, heads, head_dim]`, of two `[rows, heads, head_dim]` each, of one dtype, f32, f16 or bf16; LSE the
+//! same without the last axis, f32; any strides. Sizes are launch parameters; only a class of head lengths is compiled in.
 
 use crate::tile::{Chunk, ChunkPlace, Elements, RowPlace, Rows, Strided, chunk};
 use tilewright::Dtype;
@@ -18,59 +18,59 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// States whose values a thread asks for at once.
+/// States whose values a thread prefetches together.
 const BATCH: u32 = 4;
 
-/// What a kernel is made for.
+/// Compile-time configuration of a merge kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Merge {
-    /// Of values.
+    /// Dtype of the values.
     pub dtype: Dtype,
-    /// Elements that are loaded at once: 1, or [`chunk::most`].
+    /// Elements per load: 1, or [`chunk::most`].
     pub width: u32,
-    /// The class of lengths of a head.
+    /// The class of head lengths.
     pub rows: Rows,
-    /// Whether there are two states, each a tensor of its own.
+    /// Whether the inputs are two separate tensors.
     pub two: bool,
 }
 
-/// Values and LSE in memory.
+/// Values and LSE of states in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct State {
-    /// Of the first value, in bytes.
+    /// Address of the first value, in bytes.
     pub v: u64,
-    /// How far rows, heads and elements of a head are apart, in elements.
+    /// Strides of rows, heads and elements, in elements.
     pub v_strides: [u64; 3],
-    /// Of the first LSE, in bytes.
+    /// Address of the first LSE, in bytes.
     pub lse: u64,
-    /// How far rows and heads are apart there, in elements.
+    /// Strides of rows and heads of the LSE, in elements.
     pub lse_strides: [u64; 2],
 }
 
-/// What is merged.
+/// The states to merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum States {
-    /// Two, of which the result may replace either.
+    /// Two states; the result may overwrite either.
     Two([State; 2]),
-    /// As many as `count` says, also none.
+    /// `count` states at a fixed stride; `count` may be 0.
     Many {
-        /// The first of each row.
+        /// The first state of each row.
         first: State,
-        /// How many there are.
+        /// Number of states.
         count: u32,
-        /// How far they are apart, values and LSE, in elements.
+        /// Strides between states of values and LSE, in elements.
         strides: [u64; 2],
     },
 }
 
-/// One launch.
+/// Arguments of one launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Call {
-    /// Of values.
+    /// Dtype of the values.
     pub dtype: Dtype,
-    /// Rows, heads, elements of a head.
+    /// Rows, heads, elements per head.
     pub shape: [u32; 3],
-    /// What is merged.
+    /// The states to merge.
     pub states: States,
     /// The result.
     pub out: State,
@@ -89,7 +89,7 @@ impl State {
 }
 
 impl Call {
-    /// The kernel for it; none for heads that registers do not hold.
+    /// The kernel for these parameters; `None` if a head does not fit into registers.
     pub fn merge(&self) -> Option<Merge> {
         let (dtype, dim) = (self.dtype, self.shape[2]);
         let (states, stride) = match self.states {
@@ -104,7 +104,7 @@ impl Call {
         Some(Merge { dtype, width, rows, two: matches!(self.states, States::Two(_)) })
     }
 
-    /// Grid and arguments for `merge`, which is [`Call::merge`]; there is at least one row, one head and one element.
+    /// Grid and arguments for `config`, which is [`MergeParams::config`]; rows, heads and elements must not be 0.
     pub fn launch(&self, merge: Merge) -> ([u32; 3], Vec<Arg>) {
         let [rows, heads, dim] = self.shape;
         let mut args = match self.states {
@@ -120,14 +120,14 @@ impl Call {
 }
 
 impl Merge {
-    /// A name that no other configuration has.
+    /// A unique name of the configuration.
     pub fn name(self) -> String {
         let what = if self.two { "merge_state" } else { "merge_states" };
         format!("{what}_{}_{}_{}", self.dtype, self.width, self.rows.name())
     }
 }
 
-/// The kernel of a configuration; its parameters are those of [`Call::launch`].
+/// Builds the kernel of a configuration; its parameters are those of [`MergeParams::launch`].
 ///
 /// # Errors
 /// None.
@@ -142,7 +142,7 @@ fn merge_state(name: &str, config: Merge) -> Result<Kernel, Invalid> {
         config.rows.place(k, (sizes.rows, sizes.chunks), |place| {
             let head = Head::new(k, config, (place, sizes));
             let loaded = states.each_ref().map(|state| (head.load(state, None), head.lse(state, None)));
-            // the threads of a head have read its LSE before one of them writes it
+            // all threads of a head must read its LSE before one of them overwrites it
             match config.rows.of_cta() {
                 1 => k.sync_threads(),
                 _ => k.sync_warp(),
@@ -178,13 +178,13 @@ fn merge_states(name: &str, config: Merge) -> Result<Kernel, Invalid> {
     })
 }
 
-/// How far state `i` is beyond the first, values and LSE.
+/// Offset of state `i` from the first, of values and LSE.
 #[track_caller]
 fn further<'k>(apart: [Value<'k, u64>; 2], i: Value<'k, u32>) -> Option<[Value<'k, u64>; 2]> {
     Some(apart.map(|stride| i.to_u64() * stride))
 }
 
-/// A state in a kernel.
+/// A [`StateTensor`] in a kernel.
 struct StateOf<'k> {
     v: Elements<'k>,
     v_strides: [Value<'k, u64>; 3],
@@ -205,7 +205,7 @@ impl<'k> StateOf<'k> {
     }
 }
 
-/// Rows times heads, heads, chunks of a head.
+/// Rows times heads, heads, chunks per head.
 #[derive(Clone, Copy)]
 struct Sizes<'k> {
     rows: Value<'k, u32>,
@@ -220,7 +220,7 @@ impl<'k> Sizes<'k> {
     }
 }
 
-/// A head of a row, and what its states have summed up to.
+/// One head of a row, with its merge accumulators.
 #[derive(Clone)]
 struct Head<'k> {
     k: &'k Builder,
@@ -228,7 +228,7 @@ struct Head<'k> {
     row: [Value<'k, u64>; 2],
     config: Merge,
     condition: Value<'k, bool>,
-    /// The greatest LSE, or 0 where all states are empty.
+    /// The maximum LSE, or 0 if all states are empty.
     reference: Var<'k, f32>,
     weights: Var<'k, f32>,
     sums: Vec<Vec<Var<'k, f32>>>,
@@ -250,14 +250,14 @@ impl<'k> Head<'k> {
         }
     }
 
-    /// The same, whose loads give empty states where `condition` does not hold.
+    /// The same, with loads that return empty states if `condition` is false.
     #[must_use]
     #[track_caller]
     fn only_when(&self, condition: Value<'k, bool>) -> Self {
         Self { condition: self.condition & condition, ..self.clone() }
     }
 
-    /// Where chunks of this thread are, those of a state some elements further on.
+    /// Locations of this thread's chunks in a state at an element offset.
     #[track_caller]
     fn chunks(
         &self,
@@ -296,10 +296,10 @@ impl<'k> Head<'k> {
         value.get()
     }
 
-    /// Begins to sum states whose greatest LSE is `max`.
+    /// Sets the maximum LSE before accumulation.
     #[track_caller]
     fn begin(&self, max: Value<'k, f32>) {
-        // where nothing was seen: (-inf) - (-inf) would be NaN
+        // no state has keys: (-inf) - (-inf) would be NaN
         self.reference.set(max.unless(max.eq(f32::NEG_INFINITY), 0.0));
     }
 

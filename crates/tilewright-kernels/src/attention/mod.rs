@@ -1,4 +1,4 @@
-//! Attention.
+//! Attention kernels.
 
 pub mod call;
 pub mod divisor;

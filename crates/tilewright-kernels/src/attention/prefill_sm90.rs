@@ -1,4 +1,4 @@
-//! Prefill on Hopper: flash attention with `wgmma` and TMA, head_dim 128, bf16, ragged requests.
+//! Prefill on Hopper: FlashAttention with `wgmma` and TMA, head_dim 128, bf16, ragged requests.
 //!
 //! ```text
 //! CTA      128 query rows of one head and request: a producer warpgroup, and two consumers of 64 rows each
@@ -8,12 +8,12 @@
 //!          O = O · 2^((old max - max) · scale) + P · V
 //! ```
 //!
-//! `S` of the next tile is computed while the softmax of this one runs: a consumer starts `Q · Kᵀ` of tile j, then `P · V` of
-//! tile j + 1, waits for the first only, does the softmax of tile j, and only then waits for the second.
+//! `S` of the next tile overlaps with the softmax of the current one: a consumer starts `Q · Kᵀ` of tile j, then `P · V` of tile
+//! j + 1, waits for the first only, computes the softmax of tile j, and then waits for the second.
 //!
-//! Shapes: q, o `[tokens, qo_heads, 128]`; k, v `[keys, kv_heads, 128]`, in any strides that a tensor map takes; lse
-//! `[tokens, qo_heads]` in base 2, -inf where a row sees no key; indptr `[requests + 1]`.
-//! Grid: `[tiles of the longest request, qo_heads, requests]`.
+//! Shapes: q, o `[tokens, qo_heads, 128]`; k, v `[keys, kv_heads, 128]`, in any strides that a tensor map supports; lse `[tokens,
+//! qo_heads]` in base 2, -inf where a row sees no key; indptr `[requests + 1]`. Grid: `[tiles of the longest request, qo_heads,
+//! requests]`.
 
 use crate::{
     tile::{Cursor, Ring, SharedTile, Sums, reduce, sums},
@@ -31,33 +31,33 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Elements of a head.
+/// Elements per head.
 const HEAD_DIM: usize = 128;
-/// Query rows of a CTA, 64 for each consumer.
+/// Query rows per CTA, 64 per consumer.
 const Q_ROWS: usize = 128;
-/// Keys of a KV tile.
+/// Keys per KV tile.
 const KEYS: usize = 128;
-/// Stages of each ring.
+/// Stages per ring.
 const STAGES: usize = 2;
 /// One producer and two consumers, 128 threads each.
 const THREADS: u32 = 384;
 const CONSUMERS: u32 = 2;
 const BF16: (Elements, Elements) = (Elements::Bf16, Elements::Bf16);
 
-/// What a kernel is made for.
+/// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Prefill {
     /// Query heads and KV heads.
     pub heads: (u32, u32),
-    /// Whether row i of a request sees keys up to `kv_len - qo_len + i` only.
+    /// Whether row i of a request sees only keys up to `kv_len - qo_len + i`.
     pub causal: bool,
 }
 
-/// The kernel. Parameters: maps of q, k and v in boxes of `[1, 128, 64]`; o, lse; qo_indptr, kv_indptr; the scale of logits,
-/// times log2 e if there is no hook; the variant's parameters.
+/// Builds the kernel. Parameters: tensor maps of q, k and v in boxes of `[1, 128, 64]`; o, lse; qo_indptr, kv_indptr; the scale
+/// of logits, times log2 e if there is no hook; the variant's parameters.
 ///
 /// # Errors
-/// When the variant does more than to change logits.
+/// When the variant has other hooks than that of logits.
 pub fn prefill(name: &str, config: Prefill, variant: Option<&ExpressionVariant>) -> Result<Kernel, Invalid> {
     let hooks = variant.map(|variant| logits_hook(name, variant)).transpose()?.flatten();
     Builder::kernel(name, THREADS, |k| {
@@ -70,7 +70,7 @@ pub fn prefill(name: &str, config: Prefill, variant: Option<&ExpressionVariant>)
     })
 }
 
-/// The logits hook of `variant`; none if it does nothing.
+/// The logits hook of `variant`; `None` if it does nothing.
 fn logits_hook<'v>(name: &str, variant: &'v ExpressionVariant) -> Result<Option<Hooks<'v>>, Invalid> {
     let hooks = Hooks::of(name, variant)?;
     let others = Hook::ALL.into_iter().filter(|hook| *hook != Hook::Logits && hooks.is_live(*hook));
@@ -87,7 +87,7 @@ fn logits_hook<'v>(name: &str, variant: &'v ExpressionVariant) -> Result<Option<
     Err(Invalid::of(name, format!("cannot compute this variant: {}", reasons.join("; "))))
 }
 
-/// What all warps of a CTA know.
+/// State shared by all warps of a CTA.
 struct Cta<'k, 'v> {
     k: &'k Builder,
     config: Prefill,
@@ -107,7 +107,7 @@ struct Cta<'k, 'v> {
     q_full: Barrier<'k>,
 }
 
-/// A request's part of a packed tensor.
+/// The range of a request in a ragged tensor.
 #[derive(Clone, Copy)]
 struct Span<'k> {
     begin: Value<'k, u32>,
@@ -137,7 +137,7 @@ impl<'k, 'v> Cta<'k, 'v> {
         };
         let heads = (k.constant(config.heads.0), k.constant(config.heads.1));
         let hook = hooks.map(|hooks| hooks.declare(k, heads).prepare(Hook::Logits, &known));
-        // causal: the last rows see most, and begin first
+        // causal: the last rows see most keys, so they are scheduled first
         let tile = if config.causal { k.ctas() - 1 - k.cta() } else { k.cta() };
         Self {
             k,
@@ -173,7 +173,7 @@ impl<'k, 'v> Cta<'k, 'v> {
         self.first_row.lt(self.qo.len)
     }
 
-    /// How many keys a row sees, or 0 and less.
+    /// Number of keys that a row sees; may be negative.
     fn seen_by(&self, row: Value<'k, u32>) -> Value<'k, i32> {
         let len = self.kv.len.reinterpret::<i32>();
         match self.config.causal {
@@ -194,7 +194,7 @@ impl<'k, 'v> Cta<'k, 'v> {
         k.give_registers(24);
         k.when(k.thread().eq(0), || {
             let left = k.var("left", self.tiles());
-            // nobody would wait for queries that see nothing
+            // without KV tiles no consumer waits for the queries
             k.when(left.get().gt(0), || {
                 self.q_full.arrive_expecting(self.q.bytes());
                 let corner = [self.qo.begin + self.first_row, self.head];
@@ -217,13 +217,13 @@ impl<'k, 'v> Cta<'k, 'v> {
     }
 }
 
-/// 64 rows of a CTA, one warpgroup.
+/// A consumer warpgroup, with 64 rows of the CTA.
 struct Consumer<'c, 'k, 'v> {
     cta: &'c Cta<'k, 'v>,
     k: &'k Builder,
-    /// The thread in its warpgroup.
+    /// Thread index in the warpgroup.
     thread: Value<'k, u32>,
-    /// The row of the request that is this thread's first; its second is 8 further down.
+    /// This thread's first row in the request; its second is 8 below.
     row: Value<'k, u32>,
     q: SharedTile<'k>,
     logits: Sums<'k>,
@@ -271,7 +271,7 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         self.store();
     }
 
-    /// Logits and weights of the last keys; their values come with the next tile.
+    /// Logits and weights of the last KV tile; its `P · V` overlaps with the next tile.
     fn first_tile(&self, left: Var<'k, u32>) {
         let k = self.k;
         left.set(left.get() - 1);
@@ -286,7 +286,7 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         self.clear_hidden_values(left.get());
     }
 
-    /// Logits and weights of a tile, while the values of the one before are weighed.
+    /// Logits and weights of a tile, overlapped with `P · V` of the previous one.
     fn next_tile(&self, left: Var<'k, u32>) {
         let k = self.k;
         left.set(left.get() - 1);
@@ -340,13 +340,13 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         self.k.wgmma_commit();
     }
 
-    /// One thread of the warpgroup says that it is done with a stage.
+    /// One thread of the warpgroup releases the stage.
     fn release(&self, cursor: Cursor<'k>) {
         self.k.when(self.thread.eq(0), || cursor.release());
         cursor.advance();
     }
 
-    /// Turns the logits of KV tile `tile` into weights; gives the factors that bring what was summed before to the new maxima.
+    /// Converts the logits of KV tile `tile` to weights; returns the rescale factors of the accumulators.
     fn softmax(&self, tile: Value<'k, u32>) -> [Value<'k, f32>; 2] {
         let (k, cta) = (self.k, self.cta);
         let scale = match &cta.hook {
@@ -368,7 +368,7 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         std::array::from_fn(|half| {
             let before = self.max[half].get();
             let max = self.logits.row_max(half, before);
-            // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
+            // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
             let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
             let factor = ((before - reference) * scale).exp2();
             self.max[half].set(max);
@@ -389,7 +389,7 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         row - self.cta.qo.len.reinterpret::<i32>()
     }
 
-    /// Puts -inf in the place of logits that their rows do not see, in tiles that have any.
+    /// Masks logits to -inf, in tiles that any row does not see in full.
     fn hide(&self, tile: Value<'k, u32>) {
         let (k, cta) = (self.k, self.cta);
         let first_key = tile * KEYS as u32;
@@ -404,7 +404,7 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         });
     }
 
-    /// Values behind the last key may be anything, and a weight of 0 times NaN would be NaN: makes them 0.
+    /// Zeroes values after the last key: they may be NaN, and a weight of 0 times NaN is NaN.
     fn clear_hidden_values(&self, tile: Value<'k, u32>) {
         let (k, cta) = (self.k, self.cta);
         let keys = cta.kv.len - tile * KEYS as u32;
@@ -420,8 +420,8 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         });
     }
 
-    /// Keeps the softmax before the wait that follows: the assembler would move the wait up, and end the overlap. The branch is
-    /// never taken, but depends on all weights.
+    /// Keeps the softmax before the following wait: the assembler would hoist the wait and end the overlap. The branch is never
+    /// taken, but depends on all weights.
     fn pin_softmax(&self) {
         let k = self.k;
         k.when((self.sum[0].get() + self.sum[1].get()).lt(0.0), || {
@@ -430,7 +430,7 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         });
     }
 
-    /// Rounds the weights to the left side of the product with values.
+    /// Rounds the weights to the A operand of `P · V`.
     fn pack_weights(&self) {
         for (pair, weight) in self.weights.iter().enumerate() {
             weight.set(self.logits.pair(self.k, pair).reinterpret::<u32>());

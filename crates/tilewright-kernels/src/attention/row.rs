@@ -1,12 +1,12 @@
-//! A query row of one head: what hooks and masks know of it, in the kernels with tensor cores and in those without.
+//! A query row of one head: the indices that hooks and masks read, with and without tensor cores.
 //!
-//! Its request is known of the item, or [looked up](super::items::look_up_request); its position is its number and the request's
-//! offset.
+//! The request is that of the item, or [looked up](super::items::look_up_request); the position is the row number plus the
+//! request's offset.
 
 use tilewright::attention::variant::Input;
 use tilewright_ptx::build::Value;
 
-/// Where a row stands.
+/// Indices of a query row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Row<'k> {
     /// Counted over the whole batch.
@@ -14,12 +14,12 @@ pub(super) struct Row<'k> {
     pub(super) qo_head: Value<'k, u32>,
     pub(super) kv_head: Value<'k, u32>,
     pub(super) request: Value<'k, u32>,
-    /// In its request.
+    /// Within its request.
     pub(super) position: Value<'k, i32>,
 }
 
 impl<'k> Row<'k> {
-    /// As a hook's input; nothing if it is not the row that decides it.
+    /// The value of a hook's input; `None` if the input is not a property of the row.
     #[track_caller]
     pub(super) fn input(&self, input: Input) -> Option<Value<'k, f32>> {
         match input {

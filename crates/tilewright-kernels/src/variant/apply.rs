@@ -1,7 +1,7 @@
-//! One operation of a hook, recorded.
+//! Recording of one operation of a hook.
 //!
-//! What each computes is defined by [`tilewright::attention::variant::Number`]: comparisons with NaN are false, and `min` and `max`
-//! give the second operand where either is NaN.
+//! The semantics are those of [`tilewright::attention::variant::Number`]: comparisons with NaN are false, and `min` and `max`
+//! return the second operand if either is NaN.
 
 use super::elementary;
 use tilewright::attention::variant::Op;
@@ -14,18 +14,18 @@ pub(super) enum Known<'k> {
     Truth(Value<'k, bool>),
 }
 
-/// How exponentials, logarithms and quotients are computed.
+/// Precision of exponentials, logarithms and quotients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Arithmetic {
-    /// By the hardware's approximations: `tanh` and `sigmoid` through `2^x` and `1 / x`, with an absolute error of about 1e-7;
-    /// quotients of what is not computed once through `1 / x`, with a relative error of about 2e-7.
+    /// Hardware approximations: `tanh` and `sigmoid` through `2^x` and `1 / x`, with an absolute error of about 1e-7. Quotients
+    /// that are not computed once use `1 / x`, with a relative error of about 2e-7.
     #[default]
     Fast,
     /// Within a few units in the last place, as on the CPU, and the same on every GPU and in the simulator.
     Exact,
 }
 
-/// Computes it. `exact` says that the exact way is wanted, `once` that exact quotients cost nothing.
+/// Records an operation. `once` means that it is computed once, so that an exact quotient costs nothing.
 #[track_caller]
 pub(super) fn apply<'k>(
     k: &'k Builder,
@@ -47,7 +47,7 @@ pub(super) fn apply<'k>(
         (Op::Mul, &[Number(a), Number(b)]) => Number(a * b),
         (Op::Div, &[Number(a), Number(b)]) if once || arithmetic == Arithmetic::Exact => Number(a / b),
         (Op::Div, &[Number(a), Number(b)]) => Number(a * b.recip()),
-        // `other` where either is NaN, which the instruction is not
+        // the `min` and `max` instructions treat NaN differently
         (Op::Min, &[Number(a), Number(b)]) => Number(a.lt(b).select(a, b)),
         (Op::Max, &[Number(a), Number(b)]) => Number(a.gt(b).select(a, b)),
         (Op::MulAdd, &[Number(a), Number(b), Number(c)]) => Number(a.mul_add(b, c)),
@@ -56,7 +56,7 @@ pub(super) fn apply<'k>(
             Arithmetic::Fast => fast(k, op, a),
             Arithmetic::Exact => exact(op, a),
         }),
-        // signatures were checked when the graph was made
+        // signatures were checked at graph construction
         (_, operands) => operands.first().copied().unwrap_or(Number(k.constant(0.0))),
     }
 }
@@ -88,7 +88,7 @@ fn exact(op: Op, a: Value<'_, f32>) -> Value<'_, f32> {
     }
 }
 
-/// What is the same in both.
+/// Operations that are the same in both.
 #[track_caller]
 fn simple(op: Op, a: Value<'_, f32>) -> Value<'_, f32> {
     match op {

@@ -1,4 +1,4 @@
-//! A variant whose parameters a kernel has declared, and its hooks with some of their inputs known.
+//! A variant with declared kernel parameters, and its hooks, partially evaluated.
 
 use super::{
     Arithmetic, Hooks,
@@ -15,8 +15,8 @@ use tilewright_ptx::{
     isa::memory::{Access, Scope},
 };
 
-/// What is known of a hook's indices, as numbers; asked only for those that it reads. The numbers of heads and the hook's
-/// arguments are not asked for.
+/// Known index inputs of a hook; called only for inputs that the hook reads. Head counts and the hook's arguments are never
+/// requested.
 pub type Inputs<'a, 'k> = dyn Fn(Input) -> Option<Value<'k, f32>> + 'a;
 
 /// An array in device memory.
@@ -40,15 +40,15 @@ struct Parameters<'k, 'v> {
     buffers: Vec<Array<'k>>,
 }
 
-/// A hook in a kernel, of which some values are known already.
+/// A partially evaluated hook in a kernel.
 #[derive(Debug, Clone)]
 pub struct Prepared<'k, 'v> {
     parameters: Rc<Parameters<'k, 'v>>,
     graph: &'v Graph,
     known: Vec<Option<Known<'k>>>,
-    /// Which nodes are computed when they can be.
+    /// Nodes to compute as soon as their operands are known.
     wanted: Rc<[bool]>,
-    /// Which are computed exactly.
+    /// Nodes to compute exactly.
     exact: Rc<[bool]>,
 }
 
@@ -70,20 +70,19 @@ impl<'k, 'v> Declared<'k, 'v> {
         }))
     }
 
-    /// What it was declared from.
+    /// The hooks that it was declared from.
     pub fn hooks(&self) -> &Hooks<'v> {
         &self.0.hooks
     }
 
-    /// The hook, with all computed that needs no more than `inputs`. A hook that does nothing gives back its arguments and
-    /// costs nothing.
+    /// The hook, evaluated as far as `inputs` allow. A hook that does nothing returns its arguments at no cost.
     #[track_caller]
     pub fn prepare(&self, hook: Hook, inputs: &Inputs<'_, 'k>) -> Prepared<'k, 'v> {
         let nodes = self.0.hooks.variant.graph(hook).nodes().len();
         self.with_known(hook, vec![None; nodes], vec![true; nodes]).computed(inputs, &[], true)
     }
 
-    /// The hook where some values are known, and `wanted` of the others are computed when they can be.
+    /// The hook with some known values, of which only `eager` nodes are computed later.
     pub(super) fn with_known(
         &self,
         hook: Hook,
@@ -97,50 +96,50 @@ impl<'k, 'v> Declared<'k, 'v> {
 }
 
 impl<'k> Parameters<'k, '_> {
-    /// `table[index]` as `At::read` defines it: the index rounded down and clamped, NaN reads the first element.
+    /// `table[index]` as `At::read` defines it: the index is rounded down and clamped, NaN reads the first element.
     #[track_caller]
     fn read(&self, table: usize, index: Value<'k, f32>) -> Value<'k, f32> {
         let Array { first, len } = self.tables[table];
-        // the conversion saturates, and takes NaN to 0
+        // the conversion saturates, and maps NaN to 0
         let index = index.trunc_to_i32().max(0).reinterpret::<u32>();
         first.at(index.min(len - 1)).load_with(Access::ReadOnly)
     }
 
-    /// `buffer[index] = value` as `At::store` defines it: outside of the buffer, and for a NaN index, nothing.
+    /// `buffer[index] = value` as `At::store` defines it: no store outside of the buffer or for a NaN index.
     #[track_caller]
     fn store(&self, buffer: usize, (index, value): (Value<'k, f32>, Value<'k, f32>), real: Value<'k, bool>) {
         let Array { first, len } = self.buffers[buffer];
         let at = index.trunc_to_i32().reinterpret::<u32>();
         self.k.when(real & index.ge(0.0) & at.lt(len), || {
-            // which of several writes to one place stays is open, as on the CPU
+            // the order of several writes to one element is unspecified, as on the CPU
             first.at(at).store_with(value, Access::Relaxed(Scope::Gpu));
         });
     }
 }
 
 impl<'k> Prepared<'k, '_> {
-    /// The same, with all computed that needs no more than what is known already and `inputs`.
+    /// Evaluates further with `inputs`.
     #[must_use]
     #[track_caller]
     pub fn further(&self, inputs: &Inputs<'_, 'k>) -> Self {
         self.computed(inputs, &[], true)
     }
 
-    /// The query or key hook on elements `i` and `i + head_dim / 2`.
+    /// Applies the query or key hook to elements `i` and `i + head_dim / 2`.
     #[track_caller]
     pub fn pair(&self, inputs: &Inputs<'_, 'k>, pair: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
         let all = self.computed(inputs, &[(Input::First, pair[0]), (Input::Second, pair[1])], false);
         [all.number(0, pair[0]), all.number(1, pair[1])]
     }
 
-    /// The value hook on an element.
+    /// Applies the value hook to an element.
     #[track_caller]
     pub fn value(&self, inputs: &Inputs<'_, 'k>, x: Value<'k, f32>) -> Value<'k, f32> {
         self.computed(inputs, &[(Input::X, x)], false).number(0, x)
     }
 
-    /// The logits hook on a scaled product, in natural-log units. What it stores is stored where `real` holds: of keys that are
-    /// none, nothing.
+    /// Applies the logits hook to a scaled logit, in natural-log units. Its stores are executed only if `real`, that is, if the
+    /// key exists.
     #[track_caller]
     pub fn logit(
         &self,
@@ -158,7 +157,7 @@ impl<'k> Prepared<'k, '_> {
         all.number(0, logit)
     }
 
-    /// The mask hook: whether the row sees the key.
+    /// Applies the mask hook: whether the row sees the key.
     #[track_caller]
     pub fn mask(&self, inputs: &Inputs<'_, 'k>) -> Value<'k, bool> {
         match self.computed(inputs, &[], false).result(0) {
@@ -167,7 +166,7 @@ impl<'k> Prepared<'k, '_> {
         }
     }
 
-    /// The update hook on a row's state `(max, Σ e^(logit - max))`, natural-log units; (-inf, 0) where no key was seen.
+    /// Applies the update hook to a row's state `(max, Σ e^(logit - max))`, in natural-log units; (-inf, 0) if no key is visible.
     #[track_caller]
     pub fn update(
         &self,
@@ -178,7 +177,7 @@ impl<'k> Prepared<'k, '_> {
         (all.number(0, max), all.number(1, sum))
     }
 
-    /// The output hook on an element.
+    /// Applies the output hook to an element.
     #[track_caller]
     pub fn output(&self, inputs: &Inputs<'_, 'k>, o: Value<'k, f32>) -> Value<'k, f32> {
         self.computed(inputs, &[(Input::O, o)], false).number(0, o)
@@ -193,7 +192,7 @@ impl<'k> Prepared<'k, '_> {
         self.graph.results().get(place).and_then(|&node| self.known[node as usize])
     }
 
-    /// A result that is a number. All inputs that a hook has are given when it is asked for; without, it is `argument`.
+    /// A numeric result, or `argument` if an input is missing.
     fn number(&self, place: usize, argument: Value<'k, f32>) -> Value<'k, f32> {
         match self.result(place) {
             Some(Known::Number(value)) => value,
@@ -201,7 +200,7 @@ impl<'k> Prepared<'k, '_> {
         }
     }
 
-    /// The same with all values that what is given suffices for; `once` as [`apply`] has it.
+    /// Evaluates all nodes whose inputs are known; `once` as in [`apply`].
     #[track_caller]
     fn computed(&self, inputs: &Inputs<'_, 'k>, arguments: &[(Input, Value<'k, f32>)], once: bool) -> Self {
         let mut values = self.clone();
@@ -232,7 +231,7 @@ impl<'k> Prepared<'k, '_> {
         }
     }
 
-    /// A node's value, where all that it is computed from is known.
+    /// A node's value, if its operands are known.
     #[track_caller]
     fn node(&self, (at, node): (usize, &Node), input: &Inputs<'_, 'k>, once: bool) -> Option<Known<'k>> {
         let (parameters, k) = (&self.parameters, self.parameters.k);

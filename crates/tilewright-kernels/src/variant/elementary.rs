@@ -1,27 +1,27 @@
-//! Elementary functions of f32 made of additions and multiplications only: the same bits in the simulator as on every GPU, and
-//! within a few units in the last place.
+//! Elementary f32 functions from additions and multiplications only: the same bits in the simulator and on every GPU, within a
+//! few units in the last place.
 //!
-//! The hardware's own (`ex2.approx`, `lg2.approx`, `sin.approx`) are faster and less exact; [`super::Arithmetic`] chooses. Sine,
-//! cosine and turns have no choice: the hardware's would be wrong by 2^-20.
+//! The hardware's (`ex2.approx`, `lg2.approx`, `sin.approx`) are faster and less exact; [`super::Arithmetic`] selects. Sine,
+//! cosine and turns are always exact, because the hardware's have an error of 2^-20.
 
 use tilewright_ptx::build::Value;
 
-/// An f32 of each thread.
+/// An f32 per thread.
 type Number<'k> = Value<'k, f32>;
 
-/// Adding it rounds to a whole number, which then is in the low bits of the sum.
+/// Adding it rounds to an integer, which is then in the low bits of the sum.
 const ROUND: f32 = 12_582_912.0;
 
-/// `2^f` for `|f| <= 1/2`: the polynomial of Cephes' `exp2f`, from the highest power down, as all here.
+/// `2^f` for `|f| <= 1/2`: the polynomial of Cephes' `exp2f`. Coefficients here are from the highest power down.
 const EXP2: [f32; 7] =
     [1.535_336_2e-4, 1.339_887_5e-3, 9.618_437e-3, 5.550_332_6e-2, 2.402_264_8e-1, 6.931_472e-1, 1.0];
 
 /// `2^x` for `x <= 0`, within 2 units in the last place down to -126; 0 below -126.5 and for -inf, NaN for NaN.
 #[track_caller]
 pub(crate) fn exp2_of_negative(x: Number<'_>) -> Number<'_> {
-    // a comparison keeps NaN, which a maximum would not
+    // a comparison keeps NaN, a maximum would not
     let (n, power) = split_exp2(x.lt(-127.0).select(-127.0, x));
-    // the exponent of 2^-127 is 0, and so is the factor
+    // the exponent bits of 2^-127 are 0, and so is the factor
     power * power_of_two(n)
 }
 
@@ -30,12 +30,12 @@ pub(crate) fn exp2_of_negative(x: Number<'_>) -> Number<'_> {
 pub(crate) fn exp2(x: Number<'_>) -> Number<'_> {
     let bounded = x.lt(-126.0).select(-126.0, x);
     let (n, power) = split_exp2(bounded.gt(129.0).select(129.0, bounded));
-    // two factors, since 2^128 is none
+    // two factors, because 2^128 is not representable
     let half = n >> 1;
     x.lt(-126.0).select(0.0, power * power_of_two(half) * power_of_two(n - half))
 }
 
-/// The nearest whole number `n`, and `2^(x - n)`.
+/// The nearest integer `n`, and `2^(x - n)`.
 #[track_caller]
 fn split_exp2(x: Number<'_>) -> (Value<'_, i32>, Number<'_>) {
     let shifted = x + ROUND;
@@ -52,7 +52,7 @@ fn power_of_two(n: Value<'_, i32>) -> Number<'_> {
 /// The logarithm to base 2, within 2 units in the last place: -inf for 0, NaN below.
 ///
 /// `x = 2^e · (1 + f)` with `1 + f` in `sqrt(1/2)..sqrt(2)`; `ln (1 + f) = f - f²/2 + f³ · P(f)` with the polynomial of Cephes'
-/// `logf`, and log2 e as 1 and the rest, so that what is large is added last.
+/// `logf`. log2 e is split into 1 and the rest, so that large terms are added last.
 #[track_caller]
 pub(crate) fn log2(x: Number<'_>) -> Number<'_> {
     const P: [f32; 9] = [
@@ -107,8 +107,8 @@ fn bounded(x: Number<'_>, bound: f32) -> Number<'_> {
     x.lt(-bound).select(-bound, x)
 }
 
-/// Sine and cosine of `2π · x` for `x` in -0.5..=0.5, within about 1e-7: the angle less the nearest quarter turn, Cephes' `sinf`
-/// and `cosf` on what is left, and the quarters put back by exchanging and negating.
+/// Sine and cosine of `2π · x` for `x` in -0.5..=0.5, within about 1e-7: subtract the nearest quarter turn, evaluate Cephes'
+/// `sinf` and `cosf` on the rest, and restore the quarters by exchange and negation.
 #[track_caller]
 pub(super) fn sin_cos_turns<'k>(x: Number<'k>) -> (Number<'k>, Number<'k>) {
     const SIN: [f32; 3] = [-1.951_529_6e-4, 8.332_161e-3, -1.666_665_5e-1];
@@ -127,8 +127,8 @@ pub(super) fn sin_cos_turns<'k>(x: Number<'k>) -> (Number<'k>, Number<'k>) {
     (sin_negative.select(-a, a), cos_negative.select(-b, b))
 }
 
-/// `position · (high + low)` less the nearest whole number, as if computed exactly: a fused multiply-add recovers what the
-/// product's rounding lost.
+/// `position · (high + low)` minus the nearest integer, as if computed exactly: a fused multiply-add recovers the rounding error
+/// of the product.
 #[track_caller]
 pub(super) fn turns<'k>(position: Number<'k>, high: Number<'k>, low: Number<'k>) -> Number<'k> {
     let product = position * high;

@@ -1,7 +1,7 @@
-//! What of a hook is worth keeping of a row: computed once, put down in memory, and taken up where keys and elements come.
+//! Hoisting of hook values that depend on the row alone: computed once, stored, and reloaded for each key or element.
 //!
-//! A value is free (a constant or a parameter), of the row, or late, which means that it depends on an input that is not known yet.
-//! Kept are values of the row that late ones are computed from, or that are results.
+//! A node is uniform (a constant or a parameter), of the row, or late: it depends on an input that is not yet known. Hoisted are
+//! row values that late nodes use or that are results.
 
 use super::{
     Arithmetic, Hooks,
@@ -14,7 +14,7 @@ use tilewright::attention::variant::{
 };
 use tilewright_ptx::build::Value;
 
-/// When a value is known.
+/// The earliest stage at which a node is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Stage {
     Free,
@@ -39,8 +39,8 @@ fn stages(graph: &Graph, late: &[Input]) -> Vec<Stage> {
     stages
 }
 
-/// Nodes on which an element of a table, a comparison or a whole number depends: they are computed exactly, since an error of a
-/// last place would choose another one.
+/// Nodes that decide a table index, a comparison or an integer: they are computed exactly, because an error in the last place
+/// could change the decision.
 pub(super) fn decisive(graph: &Graph, arithmetic: Arithmetic) -> Vec<bool> {
     let mut decisive = vec![arithmetic == Arithmetic::Exact; graph.nodes().len()];
     graph.stores().iter().for_each(|store| decisive[store.index as usize] = true);
@@ -55,7 +55,7 @@ pub(super) fn decisive(graph: &Graph, arithmetic: Arithmetic) -> Vec<bool> {
 }
 
 impl Hooks<'_> {
-    /// The nodes of `hook` to keep of a row, where the inputs `late` (arguments of the hook too) come later.
+    /// The nodes of `hook` to store per row if the inputs `late`, including arguments of the hook, are not yet known.
     pub fn kept(&self, hook: Hook, late: &[Input]) -> Vec<u32> {
         let graph = self.variant.graph(hook);
         let stages = stages(graph, late);
@@ -71,7 +71,7 @@ impl Hooks<'_> {
         kept
     }
 
-    /// How many operations of `hook` depend on one of `late`.
+    /// Number of operations of `hook` that depend on one of `late`.
     pub fn late_operations(&self, hook: Hook, late: &[Input]) -> usize {
         let graph = self.variant.graph(hook);
         let is_operation = |node: &Node| matches!(node, Node::Read { .. } | Node::Apply(..));
@@ -81,7 +81,7 @@ impl Hooks<'_> {
 }
 
 impl<'k, 'v> Declared<'k, 'v> {
-    /// The hook with what was kept of a row, by node. What the row's other values are computed from is not asked for again.
+    /// The hook with stored row values, by node. Nodes that only the stored values depend on are not recomputed.
     #[track_caller]
     pub fn resume(&self, hook: Hook, kept: &[(u32, Value<'k, f32>)], late: &[Input]) -> Prepared<'k, 'v> {
         let graph = self.hooks().variant.graph(hook);
@@ -98,7 +98,7 @@ impl<'k, 'v> Declared<'k, 'v> {
 }
 
 impl<'k> Prepared<'k, '_> {
-    /// The values of some nodes, of conditions 1 or 0; nothing of what is not known.
+    /// The known values of some nodes; conditions are 1 or 0.
     #[track_caller]
     pub fn values(&self, nodes: &[u32]) -> Vec<(u32, Value<'k, f32>)> {
         let value = |&node: &u32| match self.known(node)? {

@@ -1,4 +1,4 @@
-//! Where the shares of workers end: in which unit, at which of its KV tiles, and how many cuts were before.
+//! Cuts: the unit and KV tile where each worker's share ends, and prefix counts of cuts.
 
 use super::{
     Params, THREADS,
@@ -11,29 +11,30 @@ use tilewright_ptx::{
     isa::warp::Shuffle,
 };
 
-/// The tile of a cut that leaves all KV tiles of its unit to the workers before it.
+/// KV tile of an end that leaves the whole unit to the previous workers.
 const ALL: u32 = u32::MAX;
-/// Ends that a warp is the first to find: of one before them it only sees whether it is the same.
+/// New ends per warp; its first lane recomputes the last end of the previous warp to detect equal ends.
 pub(super) const ENDS: u32 = 31;
 
-/// The ends of shares that a thread knows.
+/// The end of a share, one per thread.
 #[derive(Clone, Copy)]
 pub(super) struct End<'k> {
-    /// Its number: where the share of worker `w - 1` ends.
+    /// Index of the end: the share of worker `w - 1` ends here.
     w: Value<'k, u32>,
     unit: Var<'k, u32>,
     tile: Var<'k, u32>,
-    /// What the unit is, where there is one.
+    /// Request, head and query tile of the unit, if it exists.
     found: Found<'k>,
 }
 
 impl<'k> End<'k> {
-    /// Whether this warp has ends. Each has [`ENDS`], one a lane, behind the last of the warp before it, which lane 0 finds once more.
+    /// Whether this warp has ends: [`ENDS_PER_WARP`] each, one per lane from lane 1 on; lane 0 recomputes the last end of the
+    /// previous warp.
     pub(super) fn are_here(p: &Params<'k>) -> Value<'k, bool> {
         (p.warp * ENDS).le(p.workers.by)
     }
 
-    /// Finds all ends, a thread each.
+    /// Finds all ends, one per thread.
     pub(super) fn find<L: Layout<'k>>(k: &'k Builder, layout: L, quota: Value<'k, L::Cost>) -> Self {
         let p = &layout.lengths().params;
         let w = p.warp * ENDS + p.lane - 1;
@@ -46,7 +47,7 @@ impl<'k> End<'k> {
             let per_tile = L::Cost::of(span.cost_per_tile(p));
             let reached = L::Cost::quotient(k, place.within, per_tile).max(L::Cost::of(p.overhead));
             let reached = (L::Cost::low(reached) - p.overhead).min(span.tiles);
-            // not so near to an end that the piece would cost less than its own overhead
+            // a piece must not cost less than its own overhead
             let near_begin = reached.lt(p.overhead);
             let near_end = !near_begin & (span.tiles - reached).lt(p.overhead);
             let nothing = span.tiles.eq(0) & place.within.ne(L::Cost::of(k.constant(0)));
@@ -58,11 +59,11 @@ impl<'k> End<'k> {
     }
 }
 
-/// Counts of cuts before one.
+/// Counts before a cut.
 #[derive(Clone, Copy)]
 pub(super) struct Before<'k> {
     pub(super) cuts: Value<'k, u32>,
-    /// Units that are divided.
+    /// Divided units.
     pub(super) units: Value<'k, u32>,
     pub(super) partial_rows: Value<'k, u32>,
 }
@@ -73,37 +74,37 @@ impl<'k> Before<'k> {
     }
 }
 
-/// All ends of shares, and this thread's.
+/// All cuts, and this thread's end.
 #[derive(Clone, Copy)]
 pub(super) struct Cuts<'k> {
-    /// The number of this thread's end, and whether it is this thread's to write.
+    /// Index of this thread's end, and whether this thread writes it.
     pub(super) w: Value<'k, u32>,
     pub(super) is_here: Value<'k, bool>,
-    /// Whether this thread's end divides its unit, at a tile where no earlier one does.
+    /// Whether this thread's end cuts its unit at a tile where no earlier end does.
     pub(super) is_cut: Value<'k, bool>,
-    /// Of this thread's end.
+    /// Unit and KV tile of this thread's end.
     pub(super) unit: Value<'k, u32>,
     pub(super) tile: Value<'k, u32>,
     pub(super) found: Found<'k>,
-    /// Before this thread's end, and with it.
+    /// Counts before this thread's end, and including it.
     pub(super) before: Before<'k>,
     pub(super) with: Before<'k>,
     num_cuts: Value<'k, u32>,
-    /// `[workers + 1][2]`: what is before each end.
+    /// `[workers + 1][2]`: counts before each end.
     counts: Shared<'k, u32>,
-    /// `[num_cuts][2]`: unit and tile of the ends that cut.
+    /// `[num_cuts][2]`: unit and KV tile of each cut.
     cuts: Shared<'k, u32>,
 }
 
 impl<'k> Cuts<'k> {
-    /// Memory for what ends cut, which has to be there before a barrier that comes before [`Cuts::count`].
+    /// Declares and clears the scan of cuts; a barrier must follow before [`Cuts::count`].
     pub(super) fn sums(k: &'k Builder, p: &Params<'k>) -> Scan<'k, u32, 2> {
         let sums = Scan::declare(k, "cut_sums", p);
         sums.clear(k);
         sums
     }
 
-    /// Adds up what ends cut, in two steps with a barrier behind each.
+    /// Scans the cuts, in two steps that each end with a barrier.
     pub(super) fn count<L: Layout<'k>>(
         k: &'k Builder,
         layout: L,
@@ -114,7 +115,7 @@ impl<'k> Cuts<'k> {
         let [cuts, counts] = ["cuts", "before"].map(|name| k.shared::<u32>(name, 2 * THREADS as usize, 8));
         let (w, unit, tile) = (end.w, end.unit.get(), end.tile.get());
         let is_here = p.lane.ne(0) & w.le(p.workers.by);
-        // ends at the same tile as the one before cut nothing; the first of a unit makes two pieces of it
+        // an end at the same tile as the previous one cuts nothing; the first cut of a unit makes two pieces
         let [unit_before, tile_before] = [unit, tile].map(|of_end| of_end.shuffle(Shuffle::Up, 1));
         let same = unit_before.eq(unit);
         let is_cut = is_here & tile.ne(0) & tile.ne(ALL) & !(same & tile_before.eq(tile));
@@ -134,17 +135,17 @@ impl<'k> Cuts<'k> {
         Self { w, is_here, is_cut, unit, tile, found: end.found, before, with, num_cuts, counts, cuts }
     }
 
-    /// What is before end `w`.
+    /// Counts before end `w`.
     pub(super) fn before(&self, w: Value<'k, u32>) -> Before<'k> {
         Before::of(self.counts.at(w * 2).load_vector())
     }
 
-    /// The KV tile of cut `number`, which is there.
+    /// The KV tile of cut `number`, which must exist.
     pub(super) fn tile_of(&self, number: Value<'k, u32>) -> Value<'k, u32> {
         self.cuts.at(number * 2).plus(1).load()
     }
 
-    /// Unit and tile of the cut behind this thread's, where there is one.
+    /// Calls `then` with unit and KV tile of the cut after this thread's, if it exists.
     pub(super) fn next(&self, k: &'k Builder, then: impl FnOnce([Value<'k, u32>; 2])) {
         let number = self.with.cuts;
         k.when(number.lt(self.num_cuts), || then(self.cuts.at(number * 2).load_vector()));

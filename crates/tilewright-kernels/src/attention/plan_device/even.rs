@@ -1,6 +1,6 @@
-//! Batches of requests that are one tile of query rows each, as those that decode are: span `j` is that of request `j`.
+//! Batches of one query tile per request, such as decode batches: query tile `j` is that of request `j`.
 //!
-//! Costs are of 32 bits, and known as soon as the batch is read.
+//! Costs have 32 bits and are known once the batch is read.
 
 use super::{
     MAX_REQUESTS, THREADS,
@@ -10,18 +10,18 @@ use super::{
 };
 use tilewright_ptx::build::{Builder, Shared, Value};
 
-/// Such a batch.
+/// A batch of one query tile per request.
 #[derive(Clone, Copy)]
 pub(super) struct Even<'k> {
     lengths: Lengths<'k>,
-    /// `[MAX_REQUESTS + 1]`: what is before each request, for one head; behind the last what all cost.
+    /// `[MAX_REQUESTS + 1]`: prefix sums of request costs, per head; the last entry is the total.
     costs: Shared<'k, u32>,
-    /// `[MAX_REQUESTS][4]`: the fields of each [`Request`].
+    /// `[MAX_REQUESTS][4]`: the fields of each [`RequestLengths`].
     requests: Shared<'k, u32>,
 }
 
 impl<'k> Even<'k> {
-    /// All threads take part; a barrier follows.
+    /// Writes costs and requests to shared memory. All threads take part; ends with a barrier.
     pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>, room: Room<'k>) -> Self {
         const { assert!(THREADS == MAX_REQUESTS, "a thread each") };
         let (costs, requests) = (room.of_requests, room.of_spans.cast::<u32>());
@@ -34,7 +34,7 @@ impl<'k> Even<'k> {
         Self { lengths, costs, requests }
     }
 
-    /// What is before a request, and with it.
+    /// The prefix sums before and after a request.
     fn around(&self, r: Value<'k, u32>) -> [Value<'k, u32>; 2] {
         let before = self.costs.at(r);
         [before.load(), before.plus(1).load()]
@@ -45,10 +45,10 @@ impl<'k> Even<'k> {
         Span::of(&self.lengths.params, request, request.qo_begin)
     }
 
-    /// The last request before which there is at most `cost`.
+    /// The last request with a prefix sum of at most `cost`.
     fn request(&self, k: &'k Builder, cost: Value<'k, u32>) -> Value<'k, u32> {
         let r = k.var("request", 0_u32);
-        // three places at once, as each step waits for memory; behind the last request costs are beyond all that is asked for
+        // three probes per step, because each step has the latency of shared memory; costs beyond the last request exceed `cost`
         for step in [256_u32, 64, 16, 4, 1] {
             k.when(self.lengths.count.gt(step), || {
                 let from = self.costs.at(r.get());

@@ -1,32 +1,32 @@
-//! How units are laid end to end: what a batch has to answer before its cuts can be found.
+//! Cost axis of a batch: the units of a batch concatenated by cost, and the queries that cuts need.
 
 use super::{MAX_REQUESTS, MAX_SPANS, lengths::Lengths, spans::Span};
 use tilewright_ptx::build::{Arithmetic, Builder, Compare, Shared, Stored, Value};
 
-/// A batch whose costs are known, as numbers of type [`Cost`](Layout::Cost).
+/// A batch with known costs, of integer type [`Cost`](CostLayout::Cost).
 pub(super) trait Layout<'k>: Copy {
-    /// Numbers that hold what all units cost together, and one worker more.
+    /// An integer type that holds the total cost and one share more.
     type Cost: Cost;
     /// The requests.
     fn lengths(&self) -> &Lengths<'k>;
-    /// Spans of all requests.
+    /// Query tiles of all requests.
     fn num_spans(&self) -> Value<'k, u32>;
-    /// What all units cost.
+    /// Total cost of all units.
     fn total(&self) -> Value<'k, Self::Cost>;
-    /// The share of a worker, rounded up.
+    /// The cost share per worker, rounded up.
     fn quota(&self, k: &'k Builder) -> Value<'k, Self::Cost>;
-    /// Where a cost below that of all units falls.
+    /// The unit at cost `at`, which is below the total.
     fn place(&self, k: &'k Builder, at: Value<'k, Self::Cost>) -> Place<'k, Self::Cost>;
-    /// The unit of a number.
+    /// The unit of an index.
     fn unit(&self, k: &'k Builder, unit: Value<'k, u32>) -> Unit<'k, Self::Cost>;
 }
 
-/// Memory for what is known of a batch: one layout's or the other's.
+/// Shared memory of a batch, reused by both layouts.
 #[derive(Clone, Copy)]
 pub(super) struct Room<'k> {
-    /// `[MAX_REQUESTS + 1]`: a number for each request, and one behind.
+    /// `[MAX_REQUESTS + 1]`: one word per request, and one more.
     pub(super) of_requests: Shared<'k, u32>,
-    /// `[MAX_SPANS + 1]`: one for each span, and one behind; or four words for each request.
+    /// `[MAX_QUERY_TILES + 1]`: one per query tile, and one more; or four words per request.
     pub(super) of_spans: Shared<'k, u64>,
 }
 
@@ -38,18 +38,18 @@ impl<'k> Room<'k> {
     }
 }
 
-/// Where a cost falls.
+/// The unit at a cost.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'k, T> {
     pub(super) r: Value<'k, u32>,
     pub(super) head: Value<'k, u32>,
     pub(super) span: Span<'k>,
     pub(super) unit: Value<'k, u32>,
-    /// What of the cost is within the unit.
+    /// The cost within the unit.
     pub(super) within: Value<'k, T>,
 }
 
-/// A unit, and what is before it and with it.
+/// A unit, and the prefix sums of costs before and after it.
 #[derive(Clone, Copy)]
 pub(super) struct Unit<'k, T> {
     pub(super) r: Value<'k, u32>,
@@ -59,9 +59,9 @@ pub(super) struct Unit<'k, T> {
     pub(super) with: Value<'k, T>,
 }
 
-/// Numbers that costs are.
+/// An integer type of costs.
 pub(super) trait Cost: Arithmetic + Compare + Stored {
-    /// A number of 32 bits as one of them.
+    /// Converts from 32 bits.
     fn of(value: Value<'_, u32>) -> Value<'_, Self>;
     /// The low 32 bits.
     fn low(value: Value<'_, Self>) -> Value<'_, u32>;
@@ -92,7 +92,7 @@ impl Cost for u64 {
         value.low()
     }
 
-    /// Most have 32 bits all the same, whose division takes a fraction of the time.
+    /// Most values fit into 32 bits, whose division is several times faster.
     fn quotient<'k>(k: &'k Builder, a: Value<'k, Self>, by: Value<'k, Self>) -> Value<'k, Self> {
         let quotient = k.var("quotient", 0_u64);
         let narrow = (a.high() | by.high()).eq(0);

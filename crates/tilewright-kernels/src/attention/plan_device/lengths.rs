@@ -1,4 +1,4 @@
-//! The batch, checked, and what its requests cost where each is one tile of query rows.
+//! Lengths of the batch: validation, and costs of requests that are one query tile each.
 
 use super::{MAX_REQUESTS, Params, Refusal, THREADS, scan::Scan, spans::Span};
 use tilewright_ptx::{
@@ -6,12 +6,12 @@ use tilewright_ptx::{
     isa::warp::WarpReduction,
 };
 
-/// What a thread tells beside [`Refusal`]s: that its request has no span, or several, or one that costs [`LITTLE`] or more.
+/// Flag beside [`LengthError`]s: a request is not one query tile, or costs [`MAX_TILE_COST`] or more.
 const UNEVEN: u32 = 1 << 16;
-/// Sums of [`MAX_REQUESTS`] lower costs stay far below 2^32.
+/// Sums of [`MAX_REQUESTS`] costs below it stay far below 2^32.
 const LITTLE: u64 = 1 << 20;
 
-/// What a request has. All of it is checked.
+/// Validated lengths of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Request<'k> {
     pub(super) qo_begin: Value<'k, u32>,
@@ -21,7 +21,7 @@ pub(super) struct Request<'k> {
 }
 
 impl<'k> Request<'k> {
-    /// From the number of a row to its position.
+    /// Offset from row number to position.
     pub(super) fn offset(self) -> Value<'k, u32> {
         self.kv_len - self.qo_end
     }
@@ -39,7 +39,7 @@ impl<'k> Request<'k> {
     }
 }
 
-/// What the batch says of a request.
+/// Unchecked entries of a request in the batch arrays.
 #[derive(Clone, Copy)]
 struct Stated<'k> {
     rows: [Value<'k, u32>; 2],
@@ -62,13 +62,13 @@ impl<'k> Stated<'k> {
         Request { qo_begin: self.rows[0], qo_end: self.rows[1], kv_start, kv_len }
     }
 
-    /// What is wrong with it, each with the bit that tells so. What wraps around is found here or in a request before it.
+    /// The errors and their conditions. Wraparound is detected here or in a previous request.
     fn wrong(&self, p: &Params<'k>, r: Value<'k, u32>) -> [(Refusal, Value<'k, bool>); 3] {
         let Self { rows: [begin, row_end], pages: [first, page_end], last_page_len: last } = *self;
         let pages = page_end - first;
         let starts = |indptr: Value<'k, u32>| r.eq(0) & indptr.ne(0);
         let some = pages.ne(0);
-        // so many pages that the number of keys wraps around are too many
+        // a page count that wraps the number of keys exceeds the maximum
         let many = pages.gt(p.max_kv_pages) | self.request(p).kv_len.gt(p.max_kv_len);
         let not_of_a_page = (last - 1).ge(p.page_size);
         [
@@ -79,25 +79,25 @@ impl<'k> Stated<'k> {
     }
 }
 
-/// The requests, a thread each.
+/// The validated batch, one request per thread.
 #[derive(Clone, Copy)]
 pub(super) struct Lengths<'k> {
     pub(super) params: Params<'k>,
-    /// How many; 0 where something is wrong.
+    /// Number of requests; 0 on an error.
     pub(super) count: Value<'k, u32>,
-    /// Bits of [`Refusal`].
+    /// Bits of [`LengthError`].
     flags: Value<'k, u32>,
-    /// Whether each request is one span, and all that is computed of costs is below 2^31; true where something is wrong.
+    /// Whether each request is one query tile and all cost computations stay below 2^31; true on an error.
     pub(super) even: Value<'k, bool>,
-    /// Where it is, what requests before this thread's cost, for one head, and what all do.
+    /// If so, the prefix sum of costs before this thread's request, per head, and the total.
     pub(super) before: Value<'k, u32>,
     pub(super) total: Value<'k, u32>,
-    /// This thread's request, where there is one.
+    /// This thread's request, if it exists.
     pub(super) request: Request<'k>,
 }
 
 impl<'k> Lengths<'k> {
-    /// Reads and checks the batch.
+    /// Loads and validates the batch.
     pub(super) fn read(k: &'k Builder, params: Params<'k>) -> Self {
         let p = &params;
         let told = k.shared::<u32>("told", THREADS as usize / 32, 4);

@@ -1,31 +1,34 @@
-//! The plan of a batch whose lengths are on the device, made by a kernel: no number of it is read by the host.
+//! Device-side planner: computes the schedule of a batch whose lengths are in device memory, without a copy to the host.
 //!
-//! The arrays are those of [`items`](super::items), equal word by word to what the host makes of the same batch with
-//! `Split::Balanced`: the keys of every request in pages, neither levels, mask bits nor blocks, an item for one KV head. Arrays of a
-//! batch, all i32:
+//! The arrays are those of [`items`](super::items), word by word equal to the host's schedule of the same batch with
+//! `Split::Balanced`. Supported are paged keys without cascade levels, mask bits or blocks, with one KV head per item. Batch
+//! arrays, all i32:
 //!
 //! | array | |
 //! |---|---|
 //! | `num_requests` `[1]` | at most [`MAX_REQUESTS`] and the capacity |
 //! | `qo_indptr` `[num_requests + 1]` | request `r` has query rows `qo_indptr[r]..qo_indptr[r + 1]` |
 //! | `kv_indptr` `[num_requests + 1]` | and entries `kv_indptr[r]..kv_indptr[r + 1]` of the page indices |
-//! | `last_page_len` `[num_requests]` | tokens in the last page, 0 where there is none |
+//! | `last_page_len` `[num_requests]` | tokens in the last page, 0 without pages |
 //!
-//! All units, laid end to end as the host does, are cut where the share of a worker ends. Cuts come from prefix sums of costs alone:
+//! As on the host, all units are concatenated along the cost axis and cut at the end of each worker's share. The kernel finds the
+//! cuts from prefix sums of costs:
 //!
-//! 1. tiles of query rows of each request, added up: *spans*, one for each tile, for all heads;
-//! 2. what each span costs, added up;
-//! 3. a thread for each end of a share finds the unit that it falls into, and the KV tile;
-//! 4. cuts before each, and their partial rows, added up: from them follow the numbers of items, merges and sources;
-//! 5. a thread for each unit writes its first item, and a thread for each cut the item behind it.
+//! 1. Scan the query tiles of the requests; a query tile is shared by all KV heads.
+//! 2. Scan the costs of the query tiles.
+//! 3. One thread per end of a share finds its unit and KV tile.
+//! 4. Scan the cuts and their partial rows, which gives the indices of items, merges and sources.
+//! 5. One thread per unit writes its first item, and one thread per cut writes the item after it.
 //!
-//! Every CTA does 1 to 4 for itself, and its part of 5. Its time is that of a chain of loads, barriers and shuffles, so what is known
-//! of most batches makes it short: where each request is one span and costs are low, as those that decode are (`even`), 1 and 2 are
-//! one step, nothing is searched for but requests, and all numbers have 32 bits; otherwise (`uneven`) spans are found by searching, and
-//! costs have 64 bits. Units are found by warps that have no ends to find, at the same time.
+//! Every CTA repeats steps 1 to 4 and executes its part of step 5. The kernel is latency-bound: a chain of loads, barriers and
+//! shuffles. Departures that shorten the chain:
 //!
-//! What is not as above is told by [`Refusal`] in `flags`, and then the plan is one of nothing: nothing is read or written through
-//! lengths that were not checked.
+//! - Batches of one query tile per request and low costs, such as decode batches (`single_tile`), do steps 1 and 2 in one scan.
+//!   They search for requests only, in 32 bits.
+//! - Other batches (`multi_tile`) search for query tiles, with costs in 64 bits.
+//! - Warps without ends to find look up the units of step 5 during step 3.
+//!
+//! Invalid lengths set bits of [`LengthError`] in `flags`, and the plan is empty. No address is derived from unchecked lengths.
 
 mod cuts;
 mod even;
@@ -54,73 +57,73 @@ use tilewright_ptx::{
 use uneven::Uneven;
 use write::First;
 
-/// Threads of a CTA, and the most requests, and half the most spans.
+/// Threads per CTA; also the maximum number of requests, and half that of query tiles.
 pub const THREADS: u32 = 1024;
-/// Units, or cuts, that a CTA writes.
+/// Units, or cuts, written per CTA.
 const UNITS: u32 = 128;
-/// The most CTAs.
+/// Maximum CTAs.
 const MAX_CTAS: u32 = 64;
-/// The most requests of a batch.
+/// Maximum requests of a batch.
 pub const MAX_REQUESTS: u32 = THREADS;
-/// The most workers.
+/// Maximum workers.
 pub const MAX_WORKERS: u32 = THREADS / 32 * cuts::ENDS - 1;
-/// The most tiles of query rows of a batch, for one KV head.
+/// Maximum query tiles of a batch, per KV head.
 pub const MAX_SPANS: u32 = 2 * THREADS;
-/// The most query rows and keys: sums of positions stay within 32 bits.
+/// Maximum query rows and keys, so that sums of positions fit into 32 bits.
 pub const MAX_LEN: u32 = 1 << 28;
 
-/// What was wrong with lengths on the device: bits of `flags`.
+/// Error of the lengths on the device: a bit of `flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Refusal {
-    /// More requests than the capacity has.
+    /// More requests than the capacity.
     Requests = 1,
-    /// `qo_indptr` does not start at 0, decreases, or has more rows than the capacity, in all or in one request.
+    /// `qo_indptr` does not start at 0, decreases, or exceeds the capacity of rows, in total or in one request.
     Rows = 2,
-    /// `kv_indptr` does not start at 0, decreases, or has more pages than the capacity.
+    /// `kv_indptr` does not start at 0, decreases, or exceeds the capacity of pages.
     Pages = 4,
-    /// A `last_page_len` is not in `1..=page_size`, or not 0 where there are no pages; or a request has too many keys.
+    /// A `last_page_len` is not in `1..=page_size`, or not 0 without pages; or a request has too many keys.
     Keys = 8,
 }
 
-/// What a plan depends on beside the batch. Constant over its life.
+/// Configuration of a plan, constant over its lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Shape {
-    /// Query heads of a KV head.
+    /// Query heads per KV head.
     pub group: u32,
     /// KV heads.
     pub kv_heads: u32,
-    /// Slots of a page.
+    /// Slots per page.
     pub page_size: u32,
-    /// How far below its position a row sees; [`UNLIMITED`] for no limit.
+    /// Visible keys below a row's position; [`UNLIMITED`] for no limit.
     pub left: u32,
-    /// How far above.
+    /// Visible keys above a row's position.
     pub right: u32,
-    /// Query tokens of a tile.
+    /// Query tokens per tile.
     pub tile: u32,
-    /// Keys of a KV tile.
+    /// Keys per KV tile.
     pub kv_tokens: u32,
-    /// What an item costs beside its KV tiles, in KV tiles; at least 1.
+    /// Fixed cost of an item, in KV tiles; at least 1.
     pub segment_overhead: u32,
-    /// What bringing a KV tile costs, in query tokens.
+    /// Cost of loading a KV tile, in query tokens.
     pub tile_load: u32,
     /// Workers, at most [`MAX_WORKERS`].
     pub workers: u32,
-    /// The most requests, query rows, rows of one request, pages, and keys of one request.
+    /// Maximum requests, query rows, rows of one request, pages, and keys of one request.
     pub capacity: [u32; 5],
 }
 
-/// The arguments of the kernel.
+/// Arguments of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     /// Addresses of `num_requests`, `qo_indptr`, `kv_indptr` and `last_page_len`.
     pub batch: [u64; 4],
-    /// Where the plan goes. `requests` has room for `plan.num_requests`, which is the capacity; `indices`, `mask_bits` and
-    /// `counters` are not written.
+    /// The output arrays. `requests` has capacity for `plan.num_requests`, the maximum; `indices`, `mask_bits` and
+    /// `arrival_counters` are not written.
     pub plan: PlanArgs,
-    /// The address of a word for [`Refusal`]s; 0 if there is nothing wrong.
+    /// Address of a word for [`LengthError`] bits; 0 if there is no error.
     pub flags: u64,
-    /// Everything else.
+    /// The configuration.
     pub shape: Shape,
 }
 
@@ -129,7 +132,7 @@ impl Call {
     pub fn args(&self) -> Vec<Arg> {
         let (plan, shape) = (&self.plan, &self.shape);
         let arrays = [plan.items, plan.worker_indptr, plan.feeds, plan.merges, plan.sources, plan.requests];
-        // distances beyond any length limit nothing, and do not overflow
+        // windows beyond any length are clamped to avoid overflow
         let [left, right] =
             [shape.left, shape.right].map(|side| if side == UNLIMITED { 1 << 30 } else { side.min(1 << 30) });
         let divisors = [shape.kv_heads, shape.tile, shape.kv_tokens, shape.workers, self.grid()[0]]
@@ -143,8 +146,8 @@ impl Call {
         addresses.chain(divisors.into_iter().flatten()).chain(numbers).collect()
     }
 
-    /// CTAs: so many that each writes the items of a few warps' units and cuts, as an SM takes long to write many. Beyond 64, each
-    /// writes more, up to one unit a thread.
+    /// Grid: enough CTAs that each writes the items of a few warps' units and cuts, because writes of one SM are slow. Beyond 64
+    /// CTAs each writes more, up to one unit per thread.
     pub fn grid(&self) -> [u32; 3] {
         let Shape { kv_heads, tile, workers, capacity: [requests, rows, ..], .. } = self.shape;
         let spans = rows.min((rows / tile.max(1)).saturating_add(requests));
@@ -154,7 +157,7 @@ impl Call {
     }
 }
 
-/// The parameters, in the order of [`Call::args`], and who asks.
+/// The parameters in the order of [`PlanDeviceParams::args`], and the indices of this thread.
 #[derive(Clone, Copy)]
 struct Params<'k> {
     num_requests: Global<'k, u32>,
@@ -184,9 +187,9 @@ struct Params<'k> {
     max_qo_len: Value<'k, u32>,
     max_pages: Value<'k, u32>,
     max_kv_len: Value<'k, u32>,
-    /// Pages of so many keys.
+    /// Pages of `max_kv_len` keys.
     max_kv_pages: Value<'k, u32>,
-    /// The numbers of this warp, lane and CTA.
+    /// Indices of this warp, lane and CTA.
     warp: Value<'k, u32>,
     lane: Value<'k, u32>,
     cta: Value<'k, u32>,
@@ -194,7 +197,7 @@ struct Params<'k> {
 
 impl<'k> Params<'k> {
     fn declare(k: &'k Builder) -> Self {
-        // fields are evaluated in the order in which they stand here
+        // fields are evaluated in source order
         Self {
             num_requests: k.global("num_requests"),
             qo_indptr: k.global("qo_indptr"),
@@ -231,10 +234,11 @@ impl<'k> Params<'k> {
     }
 }
 
-/// The kernel that makes a plan. One for all problems, tilings and capacities; grid and arguments are those of [`Call`].
+/// Builds the planning kernel: one for all problems, tilings and capacities. Grid and arguments are those of
+/// [`PlanDeviceParams`].
 ///
 /// # Errors
-/// None but those of the verifier.
+/// Only those of the verifier.
 pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
         let params = Params::declare(k);
@@ -250,8 +254,8 @@ pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
     })
 }
 
-/// Steps 3 to 5. All warps come to each barrier, those with nothing to do too: at a place of their own it would be another barrier to
-/// tools that look for such mistakes.
+/// Steps 3 to 5. Every warp executes the same `bar.sync`, idle ones included; separate barrier sites would be reported by
+/// synccheck.
 fn plan<'k, L: Layout<'k>>(k: &'k Builder, layout: L, sums: Scan<'k, u32, 2>) {
     let quota = layout.quota(k);
     let end = End::find(k, layout, quota);

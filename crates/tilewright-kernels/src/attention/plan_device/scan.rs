@@ -1,7 +1,7 @@
-//! Sums over the threads of a CTA, each of those before it, with one barrier.
+//! Exclusive scan over the threads of a CTA, with one barrier.
 //!
-//! Warps add up for themselves, those that have something to add. Behind the barrier each of them adds up the sums of all warps:
-//! that is less to wait for than a warp that does it for all and a second barrier.
+//! Each warp with values scans its own. After the barrier each warp reduces the sums of all warps, which has a shorter latency
+//! than one warp that does it for all and a second barrier.
 
 use super::{Params, THREADS};
 use tilewright_ptx::{
@@ -11,31 +11,31 @@ use tilewright_ptx::{
 
 const WARPS: usize = THREADS as usize / 32;
 
-/// Memory of the sums of warps, for one scan of `N` values of each thread.
+/// Warp sums of one scan of `N` values per thread.
 #[derive(Clone, Copy)]
 pub(super) struct Scan<'k, T, const N: usize> {
-    /// The numbers of this warp and lane.
+    /// Indices of this warp and lane.
     warp: Value<'k, u32>,
     lane: Value<'k, u32>,
     /// `[warps][N]`
     sums: Shared<'k, T>,
 }
 
-/// A scan whose warps have added up.
+/// A scan after its warp-level step.
 #[derive(Clone, Copy)]
 pub(super) struct Started<'k, T, const N: usize> {
     scan: Scan<'k, T, N>,
-    /// The sums over the lanes before this one.
+    /// The sums over the lower lanes.
     before: [Value<'k, T>; N],
 }
 
-/// What can be added up.
+/// A type that can be scanned.
 pub(super) trait Summed: Arithmetic + Stored {
-    /// The value of the lane so far below this one, or its own where there is none.
+    /// The value of the lane `distance` below, or the lane's own if there is none.
     fn from_below<'k>(k: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self>;
-    /// Nothing.
+    /// Zero.
     fn zero(k: &Builder) -> Value<'_, Self>;
-    /// The sum of the lanes before `count`, which is at most 31, and that of all.
+    /// The sum of the lanes before `count`, which is at most 31, and the sum of all.
     fn of_first<'k>(
         k: &'k Builder,
         value: Value<'k, Self>,
@@ -89,13 +89,13 @@ impl<'k, T: Summed, const N: usize> Scan<'k, T, N> {
         Self { warp: p.warp, lane: p.lane, sums: k.shared(name, N * WARPS, 8) }
     }
 
-    /// The sums of warps are 0 until they are added up. Each warp clears its own.
+    /// Zeroes the warp sums; each warp clears its own.
     pub(super) fn clear(self, k: &'k Builder) {
         k.when(self.lane.eq(31), || self.store([T::zero(k); N]));
     }
 
-    /// Adds up a warp, if there is something to add `here`, which is the same in all lanes, and otherwise values are 0. A barrier
-    /// comes before [`Started::finish`].
+    /// Scans a warp if `active`, which must be uniform; otherwise values must be 0. A barrier must follow before
+    /// [`PartialScan::finish`].
     pub(super) fn start(
         self,
         k: &'k Builder,
@@ -118,7 +118,7 @@ impl<'k, T: Summed, const N: usize> Scan<'k, T, N> {
 }
 
 impl<'k, T: Summed, const N: usize> Started<'k, T, N> {
-    /// The sums over the threads before this one, and over all of them. Whole warps ask.
+    /// The sums over the previous threads, and over all. Called by whole warps.
     pub(super) fn finish(self, k: &'k Builder) -> [[Value<'k, T>; 2]; N] {
         let Scan { warp, lane, sums } = self.scan;
         let at = sums.at(lane * N as u32);
@@ -128,7 +128,7 @@ impl<'k, T: Summed, const N: usize> Started<'k, T, N> {
     }
 }
 
-/// The sums over a warp's lanes up to this one.
+/// Inclusive scan over a warp.
 fn of_warp<'k, T: Summed, const N: usize>(
     k: &'k Builder,
     values: [Value<'k, T>; N],

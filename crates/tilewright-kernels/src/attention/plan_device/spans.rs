@@ -1,4 +1,4 @@
-//! A tile of query rows of a request, and the keys that it sees.
+//! Query tiles: a tile of query rows of a request, and the keys that it sees.
 
 use super::{Params, lengths::Request};
 use tilewright_ptx::build::{Builder, Value, Var};
@@ -8,7 +8,7 @@ use tilewright_ptx::build::{Builder, Value, Var};
 pub(super) struct Span<'k> {
     pub(super) begin: Value<'k, u32>,
     pub(super) rows: Value<'k, u32>,
-    /// From the number of a row to its position.
+    /// Offset from row number to position.
     pub(super) offset: Value<'k, u32>,
     pub(super) kv_start: Value<'k, u32>,
     pub(super) kv_len: Value<'k, u32>,
@@ -18,13 +18,13 @@ pub(super) struct Span<'k> {
 }
 
 impl<'k> Span<'k> {
-    /// The one of a request that begins with row `begin`.
+    /// The query tile of a request that begins at row `begin`.
     pub(super) fn of(p: &Params<'k>, request: Request<'k>, begin: Value<'k, u32>) -> Self {
         let rows = p.tile.by.min(request.qo_end - begin);
         let signed = |value: Value<'k, u32>| value.reinterpret::<i32>();
         let (offset, kv_len) = (signed(request.offset()), signed(request.kv_len));
         let (first, last) = (signed(begin) + offset, signed(begin + rows) + offset - 1);
-        // positions ascend, and with them what is seen; the last is before `kv_len`
+        // positions ascend, so visible ranges do too; the last position is below `kv_len`
         let start = (first - signed(p.left)).max(0).reinterpret::<u32>();
         let kv_end = (last + 1 + signed(p.right)).max(0).min(kv_len).reinterpret::<u32>();
         let first_tile = p.kv_tokens.quotient(start);
@@ -34,12 +34,12 @@ impl<'k> Span<'k> {
         Self { begin, rows, offset: request.offset(), kv_start, kv_len, kv_end, first_tile, tiles }
     }
 
-    /// What a KV tile costs, for one head.
+    /// Cost per KV tile and head.
     pub(super) fn cost_per_tile(&self, p: &Params<'k>) -> Value<'k, u32> {
         p.tile_load + self.rows
     }
 
-    /// What all of it costs, for one head.
+    /// Cost per head.
     pub(super) fn cost(&self, p: &Params<'k>) -> Value<'k, u64> {
         self.cost_per_tile(p).to_u64() * (p.overhead + self.tiles).to_u64()
     }
@@ -54,7 +54,7 @@ impl<'k> Span<'k> {
     }
 }
 
-/// A span that some threads find, with its request and KV head.
+/// Variables of a query tile that some threads find, with its request and KV head.
 #[derive(Clone, Copy)]
 pub(super) struct Found<'k>([Var<'k, u32>; 10]);
 
@@ -81,7 +81,7 @@ impl<'k> Found<'k> {
         self.0.into_iter().zip(values).for_each(|(var, value)| var.set(value));
     }
 
-    /// Request, KV head and span, in threads that have set them.
+    /// Request, KV head and query tile, in threads that have set them.
     pub(super) fn get(self) -> (Value<'k, u32>, Value<'k, u32>, Span<'k>) {
         let [r, head, begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles] =
             self.0.map(|var| var.get());

@@ -1,6 +1,6 @@
-//! Batches of any requests: without rows, or with so many that they are several tiles of query rows.
+//! General batches: requests without rows, or of several query tiles.
 //!
-//! Spans are found by searching, and costs have 64 bits.
+//! Query tiles are found by binary search, and costs have 64 bits.
 
 use super::{
     layout::{Cost, Layout, Place, Room, Unit},
@@ -10,21 +10,22 @@ use super::{
 };
 use tilewright_ptx::build::{Builder, Shared, Value};
 
-/// Any batch.
+/// A general batch.
 #[derive(Clone, Copy)]
 pub(super) struct Uneven<'k> {
     lengths: Lengths<'k>,
     num_spans: Value<'k, u32>,
-    /// `[count + 1]`: the first span of each request.
+    /// `[count + 1]`: the first query tile of each request.
     first_span: Shared<'k, u32>,
-    /// `[num_spans + 1]`: what spans before each cost, for one head.
+    /// `[num_q_tiles + 1]`: prefix sums of query tile costs, per head.
     costs: Shared<'k, u64>,
-    /// What all cost, for one head.
+    /// Total cost per head.
     of_head: Value<'k, u64>,
 }
 
 impl<'k> Uneven<'k> {
-    /// Adds up spans of requests, a thread each, and what they cost, two of them a thread. All threads take part; a barrier follows.
+    /// Scans the query tiles, one request per thread, and their costs, two query tiles per thread. All threads take part; ends
+    /// with a barrier.
     pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>, room: Room<'k>) -> Self {
         let (first_span, costs, p) = (room.of_requests, room.of_spans, &lengths.params);
         let (thread, count) = (k.thread(), lengths.count);
@@ -59,7 +60,7 @@ impl<'k> Uneven<'k> {
         Self { of_head, ..spans }
     }
 
-    /// The last of `0..count` for which `reached` holds: it holds for the first, and for none behind one where it does not.
+    /// The last of `0..count` for which `reached` holds; it must hold for a prefix that includes 0.
     fn last(
         k: &'k Builder,
         count: Value<'k, u32>,
@@ -69,7 +70,7 @@ impl<'k> Uneven<'k> {
         k.forever(|| {
             let (from, until) = (low.get(), high.get());
             k.leave_when((from + 1).ge(until));
-            // three places at once, as each step waits for memory
+            // three probes per step, because each step has the latency of memory
             let quarter = (until - from + 3) >> 2;
             let passed = [1_u32, 2, 3].map(|i| {
                 let at = from + quarter * i;
@@ -87,13 +88,13 @@ impl<'k> Uneven<'k> {
         self.costs.at(j).load()
     }
 
-    /// The spans of a request: the first, and one past the last.
+    /// The query tiles of a request: the first, and one past the last.
     fn spans_of(&self, r: Value<'k, u32>) -> [Value<'k, u32>; 2] {
         let first = self.first_span.at(r);
         [first.load(), first.plus(1).load()]
     }
 
-    /// Span `j`, which is one of request `r`.
+    /// Query tile `j`, which belongs to request `r`.
     fn span(&self, r: Value<'k, u32>, j: Value<'k, u32>) -> Span<'k> {
         let (p, request) = (&self.lengths.params, Request::load(&self.lengths.params, r));
         let begin = request.qo_begin + (j - self.first_span.at(r).load()) * p.tile.by;

@@ -1,4 +1,4 @@
-//! The arrays of the plan, from its cuts.
+//! Writes the plan's arrays from its cuts.
 
 use super::{
     Params, THREADS,
@@ -15,33 +15,33 @@ struct Piece<'k> {
     r: Value<'k, u32>,
     head: Value<'k, u32>,
     span: Span<'k>,
-    /// KV tiles.
+    /// KV tile range.
     tiles: (Value<'k, u32>, Value<'k, u32>),
-    /// Whether it writes a partial state.
+    /// Whether the item writes a partial state.
     is_partial: Value<'k, bool>,
     partial: Value<'k, u32>,
     source: Value<'k, u32>,
     merge: Value<'k, u32>,
 }
 
-/// The unit whose first item a thread writes, without what depends on cuts: warps that find no ends find it meanwhile.
+/// The unit whose first item a thread writes, as far as it is independent of cuts: warps without ends look it up meanwhile.
 #[derive(Clone, Copy)]
 pub(super) struct First<'k> {
     unit: Value<'k, u32>,
     is_there: Value<'k, bool>,
     found: Found<'k>,
-    /// The first end inside the unit, and the first behind it.
+    /// The first end inside the unit, and the first after it.
     ends: [Var<'k, u32>; 2],
 }
 
 impl<'k> First<'k> {
-    /// The first of this warp: units are dealt to CTAs a warp at a time, to the last warps first, as the first ones find ends.
+    /// The first unit of this warp. Warps take units round-robin over CTAs, last warps first, because the first warps find ends.
     pub(super) fn of_warp(k: &'k Builder, p: &Params<'k>) -> Value<'k, u32> {
         let warp = k.constant(THREADS / 32 - 1) - p.warp;
         (warp * p.ctas.by + p.cta) * 32
     }
 
-    /// Finds a unit for each thread, as far as there are any.
+    /// Finds one unit per thread, if it exists.
     pub(super) fn find<L: Layout<'k>>(k: &'k Builder, layout: L, quota: Value<'k, L::Cost>) -> Self {
         let p = &layout.lengths().params;
         let unit = Self::of_warp(k, p) + p.lane;
@@ -89,10 +89,10 @@ impl<'k> First<'k> {
     }
 }
 
-/// Writes this CTA's part of the items, and the first CTA all bounds of workers.
+/// Writes this CTA's part of the items; the first CTA also writes `worker_indptr`.
 pub(super) fn all<'k, L: Layout<'k>>(k: &'k Builder, layout: L, cuts: Cuts<'k>, first: First<'k>) {
     let p = &layout.lengths().params;
-    // cuts are dealt a warp at a time to the last CTA first
+    // warps of cuts are assigned round-robin, last CTA first
     let is_mine = p.ctas.divide(p.warp).1.eq(p.ctas.by - 1 - p.cta);
     k.when(first.is_there, || first.write(k, p, cuts));
     k.when(cuts.is_cut & is_mine, || behind_cut(k, p, cuts));
@@ -102,7 +102,7 @@ pub(super) fn all<'k, L: Layout<'k>>(k: &'k Builder, layout: L, cuts: Cuts<'k>, 
     });
 }
 
-/// The item behind this thread's cut.
+/// Writes the item after this thread's cut.
 fn behind_cut<'k>(k: &'k Builder, p: &Params<'k>, cuts: Cuts<'k>) {
     let ((r, head, span), with) = (cuts.found.get(), cuts.with);
     let until = k.var("until", span.tiles);
@@ -122,7 +122,7 @@ fn behind_cut<'k>(k: &'k Builder, p: &Params<'k>, cuts: Cuts<'k>) {
 }
 
 impl<'k> Piece<'k> {
-    /// Writes the item, and what merges read of it.
+    /// Writes the item, and its source for the merge.
     fn write(&self, k: &'k Builder, p: &Params<'k>) {
         let span = self.span;
         let [kv_begin, kv_end] = span.keys(p, self.tiles);
@@ -154,7 +154,7 @@ impl<'k> Piece<'k> {
     }
 }
 
-/// Words, four at a time.
+/// Stores words as vectors of four.
 fn store<'k>(to: Global<'k, u32>, words: &[Value<'k, u32>]) {
     for (at, words) in words.as_chunks::<4>().0.iter().enumerate() {
         to.plus(4 * at).store_vector(*words);

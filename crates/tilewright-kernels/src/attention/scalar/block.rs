@@ -1,4 +1,4 @@
-//! What a CTA has, and its way through items, blocks of rows and KV tiles.
+//! State of a CTA, and its loops over items, blocks of rows and KV tiles.
 
 use super::{Config, FEW_OF_WARP, KEYS, WARPS, locate::Keys, rows::Rows};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 use tilewright::attention::variant::Hook;
 use tilewright_ptx::build::{Builder, Shared, Value};
 
-/// The hooks, with what depends on nothing computed.
+/// The hooks, with their constant parts computed.
 pub(super) struct Hooked<'k, 'v> {
     declared: Declared<'k, 'v>,
     pub(super) query: Prepared<'k, 'v>,
@@ -32,13 +32,13 @@ impl<'k, 'v> Hooked<'k, 'v> {
         self.declared.hooks()
     }
 
-    /// Whether elements `i` and `i + head_dim / 2` of queries and keys are needed together.
+    /// Whether hooks need elements `i` and `i + head_dim / 2` of queries and keys together.
     pub(super) fn pairs(&self) -> bool {
         self.is().is_live(Hook::Query) || self.is().is_live(Hook::Key)
     }
 }
 
-/// What all threads of a CTA know.
+/// State shared by all threads of a CTA.
 pub(super) struct Cta<'k, 'v> {
     pub(super) k: &'k Builder,
     pub(super) config: Config,
@@ -48,15 +48,15 @@ pub(super) struct Cta<'k, 'v> {
     pub(super) lane: Value<'k, u32>,
     /// Queries of the block, `[rows, q_stride]`.
     pub(super) q: Shared<'k, f32>,
-    /// `Σ weight · v` of the block, `[rows, o_stride]`; each lane touches only dims of its own residue.
+    /// `Σ weight · v` of the block, `[rows, o_stride]`; each lane accesses only dims of its own residue.
     pub(super) o: Shared<'k, f32>,
-    /// Products, then weights of the tile, `[rows, 64]`.
+    /// Logits, then weights of the tile, `[rows, 64]`.
     pub(super) weights: Shared<'k, f32>,
-    /// A part of the dims of the tile's keys, then of its values.
+    /// Some dims of the tile's keys, then of its values.
     pub(super) stage: Shared<'k, f32>,
     pub(super) rows: Rows<'k>,
     pub(super) keys: Keys<'k>,
-    /// A word that one thread tells the others.
+    /// A word that one thread broadcasts to the others.
     pub(super) word: Shared<'k, u32>,
 }
 
@@ -66,11 +66,11 @@ pub(super) struct Block<'k> {
     pub(super) item: ItemValues<'k>,
     /// The first packed row.
     pub(super) first: Value<'k, u32>,
-    /// Rows for which each warp's code is made.
+    /// Rows per warp in the specialized code.
     pub(super) per_warp: u32,
     /// The first row of this warp in the block.
     pub(super) of_warp: Value<'k, u32>,
-    /// How many this warp has.
+    /// Number of this warp's rows.
     pub(super) count: Value<'k, u32>,
 }
 
@@ -99,7 +99,7 @@ impl<'k, 'v> Cta<'k, 'v> {
         }
     }
 
-    /// All items of this CTA.
+    /// Executes all items of this CTA.
     #[track_caller]
     pub(super) fn run(&self) {
         let (k, params) = (self.k, &self.params);
@@ -112,7 +112,7 @@ impl<'k, 'v> Cta<'k, 'v> {
         });
     }
 
-    /// One block of an item's `packed` rows.
+    /// Processes one block of an item's `packed` rows.
     #[track_caller]
     fn attend(&self, item: ItemValues<'k>, first: Value<'k, u32>, packed: Value<'k, u32>) {
         let (k, per_warp) = (self.k, self.config.rows() / WARPS);
@@ -137,7 +137,7 @@ impl<'k, 'v> Cta<'k, 'v> {
                 || self.attend_block(&block(per_warp)),
             );
         }
-        // rows and keys are the next block's
+        // the next block overwrites the row and key tables
         k.sync_threads();
     }
 
@@ -146,7 +146,7 @@ impl<'k, 'v> Cta<'k, 'v> {
         let (k, item) = (self.k, &block.item);
         self.load_queries(block);
         self.clear_output(block);
-        // tiles begin at multiples of their keys, wherever the item does
+        // tiles begin at multiples of their keys, independent of the item's first key
         let begin = item.kv_begin & !(KEYS - 1);
         k.repeat((begin, item.kv_end), KEYS, |tile| {
             let all_seen = k.var("all_seen", true);

@@ -1,16 +1,16 @@
-//! Elements of any dtype, one at a time, as f32.
+//! Scalar loads and stores of any dtype, converted to and from f32.
 
 use half::{bf16, f16};
 use tilewright::Dtype;
 use tilewright_ptx::build::{Builder, Global, Value};
 
-/// The address of element `index` behind `address`.
+/// The address of element `index` from `address` on.
 #[track_caller]
 pub(super) fn place<'k>(dtype: Dtype, address: Value<'k, u64>, index: Value<'k, u64>) -> Value<'k, u64> {
     address + (index << dtype.size().trailing_zeros())
 }
 
-/// The element at an address that is aligned to it, exactly.
+/// Loads the element at an aligned address, exactly.
 #[track_caller]
 pub(super) fn load(dtype: Dtype, at: Value<'_, u64>) -> Value<'_, f32> {
     match dtype {
@@ -24,7 +24,7 @@ pub(super) fn load(dtype: Dtype, at: Value<'_, u64>) -> Value<'_, f32> {
     }
 }
 
-/// Exponent and mantissa where f32 has them, and the difference of the biases as a factor, which is exact for subnormal
+/// Moves exponent and mantissa to their f32 bits, and multiplies by the difference of the biases, which is exact for subnormal
 /// numbers too.
 #[track_caller]
 fn of_e4m3(byte: Value<'_, u32>) -> Value<'_, f32> {
@@ -35,7 +35,7 @@ fn of_e4m3(byte: Value<'_, u32>) -> Value<'_, f32> {
     (number.reinterpret::<u32>() | ((byte & 0x80) << 24)).reinterpret()
 }
 
-/// Stores the nearest element; `dtype` is one of those of outputs.
+/// Rounds to nearest and stores; `dtype` is an output dtype.
 #[track_caller]
 pub(super) fn store<'k>(k: &'k Builder, dtype: Dtype, at: Value<'k, u64>, value: Value<'k, f32>) {
     let _line = k.at_line(std::panic::Location::caller());

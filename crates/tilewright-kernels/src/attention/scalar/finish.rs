@@ -1,4 +1,4 @@
-//! The end of a row: from sums over its keys to the output, or to a partial state.
+//! Epilogue of a row: normalizes the accumulators and writes the output or a partial state.
 
 use super::{
     block::{Block, Cta},
@@ -12,7 +12,7 @@ use std::f32::consts::{LN_2, LOG2_E};
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::Value;
 
-/// A row's state: the maximum of its logits in base 2, and `Σ 2^(logit - max)`.
+/// The softmax state of a row: the maximum base-2 logit, and `Σ 2^(logit - max)`.
 #[derive(Clone, Copy)]
 pub(super) struct State<'k> {
     pub(super) max: Value<'k, f32>,
@@ -20,7 +20,7 @@ pub(super) struct State<'k> {
 }
 
 impl<'k> State<'k> {
-    /// In base 2; -inf of a row that has seen nothing.
+    /// The LSE in base 2; -inf for a row without visible keys.
     #[track_caller]
     fn lse(&self) -> Value<'k, f32> {
         (self.max + log2(self.sum)).unless(self.sum.eq(0.0), f32::NEG_INFINITY)
@@ -44,7 +44,7 @@ impl<'k> Cta<'k, '_> {
         });
     }
 
-    /// Writes partial row `partial`: normalised, so that its LSE is its whole weight.
+    /// Writes partial row `partial`, normalized, so that its LSE is its whole weight.
     #[track_caller]
     fn write_partial(
         &self,
@@ -61,7 +61,7 @@ impl<'k> Cta<'k, '_> {
         });
     }
 
-    /// Writes a row's output and LSE, with what a variant does to a whole row.
+    /// Writes a row's output and LSE, after the update and output hooks.
     #[track_caller]
     pub(super) fn write_output(
         &self,
@@ -86,7 +86,7 @@ impl<'k> Cta<'k, '_> {
         });
     }
 
-    /// What sums are multiplied with: `factor / sum`, 0 where nothing was seen; 1 without softmax.
+    /// The normalization factor of O: `factor / sum`, 0 for a row without visible keys; 1 without softmax.
     #[track_caller]
     fn normalizer(&self, sum: Value<'k, f32>, factor: Value<'k, f32>) -> Value<'k, f32> {
         if !self.hooks.is().softmax() {
@@ -95,7 +95,7 @@ impl<'k> Cta<'k, '_> {
         (factor / sum).unless(sum.eq(0.0), 0.0)
     }
 
-    /// The state that the update hook makes, and the factor that brings what was summed to its maximum.
+    /// The state after the update hook, and the rescale factor of the accumulators.
     #[track_caller]
     fn updated(&self, row: &Row<'k>, state: State<'k>) -> (State<'k>, Value<'k, f32>) {
         let one = self.k.constant(1.0);
@@ -106,7 +106,7 @@ impl<'k> Cta<'k, '_> {
         let (max, sum) = hook.update(&|input| row.input(input), (state.max * LN_2, state.sum));
         let updated = State { max: max * LOG2_E, sum };
         let factor = exp2(state.max - updated.max);
-        // a row that has seen nothing has nothing to bring to the new maximum
+        // a row without visible keys has nothing to rescale
         (updated, factor.unless(state.sum.eq(0.0), 0.0))
     }
 }

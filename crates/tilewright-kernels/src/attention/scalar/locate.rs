@@ -1,4 +1,4 @@
-//! Where the keys of a KV tile are: addresses, positions and scales, found by a thread a key.
+//! Key table of a KV tile: addresses, positions and scales, looked up by one thread per key.
 
 use super::{KEYS, block::Cta, elements};
 use crate::attention::{
@@ -7,14 +7,14 @@ use crate::attention::{
 };
 use tilewright_ptx::build::{Builder, Shared, Value};
 
-/// What is kept of a tile's keys in shared memory, `[64]` each.
+/// The key table in shared memory, `[64]` each.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Keys<'k> {
-    /// Addresses of the item's head of each key; 0 where the item has no key.
+    /// Address of each key in the item's head; 0 if the item does not have the key.
     pub(super) k: Shared<'k, u64>,
-    /// Of the part that latent keys have beside.
+    /// Address of the positional part of MLA keys.
     pub(super) pe: Shared<'k, u64>,
-    /// Of each value.
+    /// Address of each value.
     pub(super) v: Shared<'k, u64>,
     pub(super) position: Shared<'k, i32>,
     pub(super) k_scale: Shared<'k, f32>,
@@ -34,7 +34,7 @@ impl<'k> Keys<'k> {
         }
     }
 
-    /// Whether there is key `key` of the tile, by its address.
+    /// Whether the key with this address exists.
     #[track_caller]
     pub(super) fn is_real(address: Value<'k, u64>) -> Value<'k, bool> {
         (address.low() | address.high()).ne(0)
@@ -42,7 +42,7 @@ impl<'k> Keys<'k> {
 }
 
 impl<'k> Cta<'k, '_> {
-    /// Finds the keys of the tile that begins at key `tile` of the segment.
+    /// Looks up the keys of the tile that begins at key `tile` of the segment.
     #[track_caller]
     pub(super) fn locate(&self, item: &ItemValues<'k>, tile: Value<'k, u32>) {
         let (k, thread) = (self.k, self.k.thread());
@@ -53,7 +53,7 @@ impl<'k> Cta<'k, '_> {
         });
     }
 
-    /// Writes down where key `key` of the segment is, for this thread's place in the tile.
+    /// Writes this thread's table entry for key `key` of the segment.
     #[track_caller]
     fn find_key(&self, item: &ItemValues<'k>, key: Value<'k, u32>) {
         let (k, keys, params, thread) = (self.k, &self.keys, &self.params, self.k.thread());
@@ -78,7 +78,7 @@ impl<'k> Cta<'k, '_> {
         let in_blocks = page * params.page_size.by + slot;
         let position = params.is(KvLayout::Blocks).select(in_blocks, item.base + key);
         keys.position.at(thread).store(position.reinterpret::<i32>());
-        // only pages have scales of their own
+        // only pages have individual scales
         let page = params.is(KvLayout::Paged).select(page, 0);
         keys.k_scale.at(thread).store(params.k_scale.at(k, page, item.kv_head));
         keys.v_scale.at(thread).store(params.v_scale.at(k, page, item.kv_head));

@@ -1,5 +1,4 @@
-//! Merging partial states: the CTA that completes the last of them does it, in the order of the plan's sources, so that results do
-//! not depend on who that is.
+//! Merge of partial states by the last CTA to arrive, in the plan's order of sources, so that results are deterministic.
 
 use super::{THREADS, block::Cta, finish::State};
 use crate::{
@@ -16,8 +15,8 @@ use tilewright_ptx::{
 };
 
 impl<'k> Cta<'k, '_> {
-    /// Tells the merges that wait for `item` that it is done, and does those that waited for nothing else. All threads of the CTA
-    /// have written and synchronised.
+    /// Arrives at the merges that depend on `item`, and performs those that it completes. All threads of the CTA have written and
+    /// synchronized.
     #[track_caller]
     pub(super) fn feed_merges(&self, item: &ItemValues<'k>) {
         let (k, params) = (self.k, &self.params);
@@ -26,7 +25,7 @@ impl<'k> Cta<'k, '_> {
             let merge = MergeValues::load(k, params.merges, number);
             let counter = params.counters.at_wide(number.to_u64());
             k.when(k.thread().eq(0), || {
-                // what this CTA wrote comes before the count, and what others counted before what follows
+                // acquire-release: orders this CTA's writes before the count, and those of the others before the merge
                 let before = counter.atomic(AtomicOp::AddU32, 1, (Order::AcqRel, Scope::Gpu));
                 let last = (before + 1).eq(merge.source_end - merge.source_begin);
                 k.when(last, || counter.store(0));
@@ -34,18 +33,18 @@ impl<'k> Cta<'k, '_> {
             });
             k.sync_threads();
             k.when(self.word.load().ne(0), || self.merge(&merge));
-            // the word is the next merge's
+            // the next merge overwrites the word
             k.sync_threads();
         });
     }
 
-    /// Merges all rows, each warp every fourth.
+    /// Merges all rows, every fourth per warp.
     #[track_caller]
     fn merge(&self, merge: &MergeValues<'k>) {
         let (k, params) = (self.k, &self.params);
         let reads =
             |input| [Hook::Update, Hook::Output].into_iter().any(|hook| self.hooks.is().reads(hook, input));
-        // nobody looks for what nobody reads
+        // skip the lookup if no hook uses the result
         let request = if reads(Input::Request) || reads(Input::Qo) { NONE } else { 0 };
         let known = (k.constant(request), k.constant(0));
         k.repeat((self.warp, merge.qo_len * params.group.by), THREADS / 32, |packed| {
@@ -67,7 +66,7 @@ impl<'k> Cta<'k, '_> {
         });
     }
 
-    /// The largest LSE, or NaN if one is; and the sum of weights.
+    /// The maximum LSE, or NaN if one is; and the sum of weights.
     #[track_caller]
     fn merged_state(&self, merge: &MergeValues<'k>, row: &Row<'k>) -> State<'k> {
         let k = self.k;
@@ -77,7 +76,7 @@ impl<'k> Cta<'k, '_> {
         let (max, sum) = (k.var("max", f32::NEG_INFINITY), k.var("sum", 0.0));
         self.each_partial(merge, row, |partial| {
             let lse = self.params.partial_lse.at_wide(partial).load();
-            // a comparison with NaN does not hold: NaN comes, and stays
+            // comparisons with NaN are false, so a NaN is taken and kept
             let kept = max.get().is_nan() | lse.le(max.get());
             max.set(kept.select(max.get(), lse));
         });
@@ -85,13 +84,13 @@ impl<'k> Cta<'k, '_> {
         State { max: max.get(), sum: sum.get() }
     }
 
-    /// What a partial state weighs.
+    /// The weight of a partial state.
     #[track_caller]
     fn weight(&self, partial: Value<'k, u64>, max: Value<'k, f32>) -> Value<'k, f32> {
         if !self.hooks.is().softmax() {
             return self.k.constant(1.0);
         }
-        // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
+        // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
         let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
         exp2_of_negative(self.params.partial_lse.at_wide(partial).load() - reference)
     }
@@ -108,7 +107,7 @@ impl<'k> Cta<'k, '_> {
         self.each_partial(merge, row, |partial| {
             let weight = self.weight(partial, state.max);
             let o = self.params.partial_o.at_wide(partial * vo).at(dim).load();
-            // an empty state is no summand, whatever its values
+            // an empty state must not contribute, even if its values are NaN
             let added = weight.mul_add(o, sum.get());
             sum.set(weight.eq(0.0).select(sum.get(), added));
         });

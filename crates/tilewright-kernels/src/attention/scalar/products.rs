@@ -1,7 +1,7 @@
-//! Queries into shared memory, and `S = Q · Kᵀ` of a KV tile, 32 dims of the keys at a time.
+//! Loads queries to shared memory, and computes `S = Q · Kᵀ` of a KV tile, 32 dims of the keys at a time.
 //!
-//! A lane has keys `lane` and `lane + 32` of the tile, and all rows of its warp. Where a hook needs pairs, the 32 dims are 16 and
-//! their partners half a head further on, in queries and keys alike.
+//! A lane has keys `lane` and `lane + 32` of the tile, and all rows of its warp. If a hook needs pairs, the 32 dims are 16 dims
+//! and their partners half a head further on, in queries and keys alike.
 
 use super::{
     K_DIMS, K_STRIDE, KEYS, WARPS,
@@ -15,16 +15,16 @@ use tilewright_ptx::build::{Value, Var};
 /// A lane's dim of a part of 32.
 #[derive(Clone, Copy)]
 struct Dim<'k> {
-    /// Of the head.
+    /// Index in the head.
     dim: Value<'k, u32>,
-    /// Of the pair, where there are pairs.
+    /// Index of the pair, if hooks need pairs.
     pair: Value<'k, u32>,
-    /// Whether the head has it.
+    /// Whether the head has this dim.
     is_there: Value<'k, bool>,
 }
 
 impl<'k> Cta<'k, '_> {
-    /// Parts of 32 dims.
+    /// Number of parts of 32 dims.
     fn parts(&self) -> u32 {
         self.config.head_dim.0.div_ceil(K_DIMS)
     }
@@ -40,8 +40,7 @@ impl<'k> Cta<'k, '_> {
         Dim { dim: lane.lt(16).select(pair, pair + half), pair, is_there: pair.lt(half) }
     }
 
-    /// The address of an element of a head in two parts: behind `first` below `head_dim.1` if the kernel is latent, otherwise
-    /// behind `second`.
+    /// The address of an element of a head. In MLA it is relative to `first` below `head_dim.1`, otherwise to `second`.
     #[track_caller]
     fn element_at(
         &self,
@@ -56,7 +55,7 @@ impl<'k> Cta<'k, '_> {
         elements::place(dtype, base, dim.to_u64())
     }
 
-    /// The element at an address where `condition` holds, otherwise 0.
+    /// Loads the element at an address if `condition` holds, otherwise 0.
     #[track_caller]
     pub(super) fn load_when(
         &self,
@@ -69,7 +68,7 @@ impl<'k> Cta<'k, '_> {
         x.get()
     }
 
-    /// What a hook on pairs makes of this lane's element `x`.
+    /// Applies a hook on pairs to this lane's element `x`.
     #[track_caller]
     fn with_partner(
         &self,
@@ -81,14 +80,14 @@ impl<'k> Cta<'k, '_> {
         is_first.select(first, second)
     }
 
-    /// Brings the block's queries to shared memory, each warp its rows; rows that are not there are 0.
+    /// Loads the block's queries to shared memory, each warp its rows; missing rows are 0.
     #[track_caller]
     pub(super) fn load_queries(&self, block: &Block<'k>) {
         let (k, params, dtype) = (self.k, &self.params, self.config.dtype_qo);
         let end = block.of_warp + block.per_warp;
         k.repeat((block.of_warp, end), 1, |r| {
             let is_there = r.lt(block.of_warp + block.count);
-            // what is not there is taken for the first row, and not read
+            // missing rows use the indices of the first row and are not loaded
             let row = self.rows.row(is_there.select(r, 0), block.item.kv_head);
             let (token, head) = (row.token.to_u64(), row.qo_head.to_u64());
             let at = |q: &crate::attention::call::RowParams<'k>| {
@@ -110,7 +109,7 @@ impl<'k> Cta<'k, '_> {
         });
     }
 
-    /// Computes the products of the tile's keys with the block's rows, into `weights`. Leaves the stage free.
+    /// Computes the logits of the tile's keys for the block's rows into `weights`. Leaves the stage free.
     #[track_caller]
     pub(super) fn multiply_keys(&self, block: &Block<'k>) {
         let k = self.k;
@@ -130,7 +129,7 @@ impl<'k> Cta<'k, '_> {
         k.sync_warp();
     }
 
-    /// Brings 32 dims of all keys to the stage, as f32 and hooked: each warp every fourth key.
+    /// Loads 32 dims of all keys to the stage, as f32 after the hook: every fourth key per warp.
     #[track_caller]
     fn load_keys(&self, block: &Block<'k>, part: Value<'k, u32>) {
         let dtype = self.config.dtype_kv;
@@ -142,7 +141,7 @@ impl<'k> Cta<'k, '_> {
             let at = self.element_at(dtype, (address, second), dim.dim);
             self.load_when(Keys::is_real(address) & dim.is_there, dtype, at)
         };
-        // all are asked for before the first is needed
+        // issue all loads before the first use
         let loaded: Vec<Value<'k, f32>> = (0..KEYS / WARPS).map(load).collect();
         for (key, x) in (0..).zip(loaded) {
             let to = self.stage.at(places(key) * K_STRIDE + self.lane);

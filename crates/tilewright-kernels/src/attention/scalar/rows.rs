@@ -1,24 +1,24 @@
-//! The rows of a block: where each stands, what the mask shows it, and its state while keys go by.
+//! Row table of a block: indices, visible range and softmax state of each row.
 
 use super::block::Cta;
 use crate::attention::{items::look_up_request, row::Row};
 use tilewright_ptx::build::{Builder, Shared, Value};
 
-/// What is kept of the rows of a block in shared memory, `[rows]` each.
+/// The row table in shared memory, `[rows]` each.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows<'k> {
     token: Shared<'k, u32>,
     qo_head: Shared<'k, u32>,
     request: Shared<'k, u32>,
     position: Shared<'k, i32>,
-    /// See [`Rows::shown`].
+    /// See [`BlockRows::visible_range`].
     low: Shared<'k, i32>,
     high: Shared<'k, i32>,
-    /// The largest logit so far, before what is multiplied in base 2.
+    /// The running maximum of logits, before the conversion to base 2.
     pub(super) max: Shared<'k, f32>,
     /// `Σ 2^(logit - max)`
     pub(super) sum: Shared<'k, f32>,
-    /// What brings earlier sums to the new maximum.
+    /// The rescale factor of the accumulators.
     pub(super) factor: Shared<'k, f32>,
 }
 
@@ -50,7 +50,7 @@ impl<'k> Rows<'k> {
         }
     }
 
-    /// The first position that the mask shows row `r`, and one past the last.
+    /// The first position that row `r` sees, and one past the last.
     #[track_caller]
     pub(super) fn shown(&self, r: Value<'k, u32>) -> (Value<'k, i32>, Value<'k, i32>) {
         (self.low.at(r).load(), self.high.at(r).load())
@@ -58,7 +58,7 @@ impl<'k> Rows<'k> {
 }
 
 impl<'k> Cta<'k, '_> {
-    /// A row by its packed number in an item or a merge, with the request that is known, or [`NONE`](crate::attention::items::NONE).
+    /// A row by its packed index in an item or a merge; its request is `known` or [`NONE`](crate::attention::items::NONE).
     #[track_caller]
     pub(super) fn row_of(
         &self,
@@ -81,7 +81,7 @@ impl<'k> Cta<'k, '_> {
         }
     }
 
-    /// Finds where row `r` of the block stands and what the mask shows it.
+    /// Writes the indices and visible range of row `r` of the block, and resets its state.
     #[track_caller]
     pub(super) fn place_row(&self, r: Value<'k, u32>, row: &Row<'k>) {
         let (k, rows, params) = (self.k, &self.rows, &self.params);
@@ -89,7 +89,7 @@ impl<'k> Cta<'k, '_> {
         rows.qo_head.at(r).store(row.qo_head);
         rows.request.at(r).store(row.request);
         rows.position.at(r).store(row.position);
-        // what is unlimited is beyond all 32-bit positions
+        // no limit exceeds all 32-bit positions
         let wide = |x: Value<'k, u32>| x.to_u64().reinterpret::<i64>();
         let position = row.position.to_i64();
         let narrow = |x: Value<'k, i64>| {

@@ -1,4 +1,4 @@
-//! `O = O · factor + P · V` of a KV tile, 64 dims of the values at a time.
+//! `O = O · rescale + P · V` of a KV tile, 64 dims of the values at a time.
 //!
 //! A lane has dims `lane` and `lane + 32` of a part, for all rows of its warp.
 
@@ -13,7 +13,7 @@ use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Value, Var};
 
 impl<'k> Cta<'k, '_> {
-    /// Makes this warp's rows of O 0.
+    /// Zeroes this warp's rows of O.
     #[track_caller]
     pub(super) fn clear_output(&self, block: &Block<'k>) {
         let first = block.of_warp * self.config.o_stride();
@@ -21,8 +21,8 @@ impl<'k> Cta<'k, '_> {
         self.k.repeat((first + self.lane, end), 32, |at| self.o.at(at).store(0.0));
     }
 
-    /// Adds the tile's values, each with its weight, to the block's rows; `all_seen` says that this warp's rows see all keys.
-    /// Leaves the stage free.
+    /// Adds the tile's values, multiplied by their weights, to the block's rows. `all_visible` means that this warp's rows see
+    /// all keys. Leaves the stage free.
     #[track_caller]
     pub(super) fn weigh_values(&self, block: &Block<'k>, all_seen: Value<'k, bool>) {
         let k = self.k;
@@ -35,7 +35,7 @@ impl<'k> Cta<'k, '_> {
         });
     }
 
-    /// Brings a part of all values to the stage, as f32 and hooked: each warp every fourth key. What is no key or no dim is 0.
+    /// Loads a part of all values to the stage, as f32 after the hook: every fourth key per warp. Missing keys and dims are 0.
     #[track_caller]
     fn load_values(&self, block: &Block<'k>, part: Value<'k, u32>) {
         let (dims, dtype) = (self.config.v_dims(), self.config.dtype_kv);
@@ -47,7 +47,7 @@ impl<'k> Cta<'k, '_> {
             (there, dim, self.load_when(there, dtype, elements::place(dtype, address, dim.to_u64())))
         };
         let places = (0..KEYS / WARPS).flat_map(|key| (0..dims).step_by(32).map(move |ahead| (key, ahead)));
-        // all are asked for before the first is needed
+        // issue all loads before the first use
         let loaded: Vec<_> = places.map(|(key, ahead)| (key, ahead, at(key, ahead))).collect();
         for (key, ahead, (there, dim, mut x)) in loaded {
             if self.hooks.is().is_live(Hook::Value) {
@@ -91,8 +91,8 @@ impl<'k> Cta<'k, '_> {
         }
     }
 
-    /// Adds all keys of the tile, in order, to the sums `[rows, dims / 32]`; `set` is given a weight's bits, a sum and what it
-    /// would become.
+    /// Adds all keys of the tile, in order, to the sums `[rows, dims / 32]`; `set` is called with a weight's bits, a sum and its
+    /// new value.
     #[track_caller]
     fn add_values(
         &self,
@@ -119,7 +119,7 @@ impl<'k> Cta<'k, '_> {
         });
     }
 
-    /// What brings row `row` of this warp to its new maximum; 1 for rows that are not there.
+    /// The rescale factor of row `row` of this warp; 1 for missing rows.
     #[track_caller]
     fn factor(&self, block: &Block<'k>, row: u32) -> Value<'k, f32> {
         let factor = self.k.var("factor_is", 1.0);

@@ -1,6 +1,6 @@
-//! From products to weights: scales, hooks, masks and a step of the online softmax, a row at a time.
+//! Softmax: scales, hooks, masks and one step of the online softmax, one row at a time.
 //!
-//! The maximum is that of the logits before they are scaled to base 2, so that its own weight is exactly 1, however large it is.
+//! The running maximum is that of the unscaled logits, so that its own weight is exactly 1, however large it is.
 
 use super::{
     KEYS,
@@ -12,22 +12,22 @@ use std::f32::consts::LOG2_E;
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Global, Value, Var};
 
-/// Stands in the place of the weight of a key that its row does not see: it is not added, not even as 0 times NaN. No
-/// weight has these bits, since NaN weights are made others.
+/// Bits of the weight of a masked key, which is not added, not even as 0 times NaN. No weight has these bits, because NaN weights
+/// are canonicalized.
 pub(super) const HIDDEN: u32 = u32::MAX;
 
-/// One key for a row.
+/// A key's logit for a row.
 struct Seen<'k> {
-    /// Its place in the row's weights.
+    /// Index in the row's weights.
     place: Value<'k, u32>,
-    /// Whether the item has it.
+    /// Whether the item has the key.
     real: Value<'k, bool>,
     seen: Value<'k, bool>,
     logit: Value<'k, f32>,
 }
 
 impl<'k> Cta<'k, '_> {
-    /// The factor that takes what the softmax gets to base 2: a logits hook's results have the problem's scale already.
+    /// The factor from the softmax input to base 2; results of a logits hook already have the problem's scale.
     #[track_caller]
     pub(super) fn scale_to_base_2(&self) -> Value<'k, f32> {
         if self.hooks.is().is_live(Hook::Logits) {
@@ -36,8 +36,8 @@ impl<'k> Cta<'k, '_> {
         self.params.scale * LOG2_E
     }
 
-    /// Turns the products of the tile that begins at key `tile` into weights, times the scales of values, and moves the maxima of
-    /// this warp's rows on. `all_seen` becomes false where a row does not see a key.
+    /// Converts the logits of the tile at key `tile` to weights, times the scales of values, and updates the maxima of this
+    /// warp's rows. Clears `all_visible` if a row does not see a key.
     #[track_caller]
     pub(super) fn weigh_keys(&self, block: &Block<'k>, tile: Value<'k, u32>, all_seen: Var<'k, bool>) {
         let k = self.k;
@@ -55,7 +55,7 @@ impl<'k> Cta<'k, '_> {
             for (key, weight) in keys.iter().zip(weights) {
                 let weight = weight * self.keys.v_scale.at(key.place).load();
                 let bits = weight.is_nan().select(f32::NAN.to_bits(), weight.reinterpret::<u32>());
-                // what is no key has a value of 0, which may be added
+                // missing keys have values of 0, which may be added
                 let other = key.real.select(HIDDEN, 0);
                 self.weights.at(r * KEYS + key.place).cast::<u32>().store(key.seen.select(bits, other));
             }
@@ -63,7 +63,7 @@ impl<'k> Cta<'k, '_> {
         k.sync_warp();
     }
 
-    /// Key `lane + ahead` of the tile: its logit for row `r`, and whether the row sees it.
+    /// The logit of key `lane + ahead` of the tile for row `r`, and its visibility.
     #[track_caller]
     fn look(
         &self,
@@ -89,7 +89,7 @@ impl<'k> Cta<'k, '_> {
         Seen { place, real, seen, logit }
     }
 
-    /// Whether the mask's bits show a row key `key` of the segment; looked up where `asked` holds.
+    /// Whether the mask bits make key `key` of the segment visible to a row; loaded if `condition` holds.
     #[track_caller]
     fn bit(
         &self,
@@ -111,23 +111,23 @@ impl<'k> Cta<'k, '_> {
         shown.get().ne(0)
     }
 
-    /// The weights of a row's keys; puts down the new maximum and sum, and the factor for what was added before.
+    /// The weights of a row's keys; stores the new maximum, sum and rescale factor.
     #[track_caller]
     fn softmax_step(&self, r: Value<'k, u32>, keys: &[Seen<'k>; 2]) -> [Value<'k, f32>; 2] {
         let (k, rows, scale) = (self.k, &self.rows, self.scale_to_base_2());
         let before = rows.max.at(r).load();
-        // a maximum drops NaN, which comes back with its own weight
+        // a maximum drops NaN, which returns with its own weight
         let logits = keys.each_ref().map(|key| key.seen.select(key.logit, f32::NEG_INFINITY));
         let largest = reduce::warp_max(logits[0].max(logits[1]));
         let grows = largest.gt(before);
         let max = grows.select(largest, before);
         let factor = exp2_of_negative((before - max) * scale).unless(!grows, 1.0);
-        // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
+        // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
         let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
         let weights = keys.each_ref().map(|key| exp2_of_negative((key.logit - reference) * scale));
         let of_seen: [Value<'k, f32>; 2] = std::array::from_fn(|i| keys[i].seen.select(weights[i], 0.0));
         let sum = rows.sum.at(r).load() * factor + reduce::warp_sum(of_seen[0] + of_seen[1]);
-        // all lanes have read what one of them writes
+        // all lanes must load before lane 0 overwrites
         k.sync_warp();
         k.when(self.lane.eq(0), || {
             rows.max.at(r).store(max);

@@ -1,29 +1,29 @@
-//! What a kernel is made for: dtypes, head dims and the device, and what follows for tiles and shared memory.
+//! Kernel configuration: dtypes, head dims, device, and the tile sizes and shared memory that follow from them.
 
 use super::layout::Layout;
 use crate::attention::call::Call;
 use tilewright::{Dtype, HeadDim};
 
-/// Threads of a CTA.
+/// Threads per CTA.
 pub const THREADS: u32 = 128;
-/// Keys of a KV tile.
+/// Keys per KV tile.
 pub const KV_TOKENS: usize = 64;
-/// Query rows (tokens times heads of the group) up to which an item is done by warps that divide its keys.
+/// Maximum query rows (tokens times heads of the group) of an item whose keys are divided among warps.
 pub const FEW_ROWS: usize = 16;
 
-/// What a kernel must know of the device.
+/// Device properties that a kernel depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Device {
     /// The compute capability, 90 for 9.0.
     pub arch: u32,
-    /// Bytes of shared memory that a CTA may have.
+    /// Maximum bytes of shared memory per CTA.
     pub shared_of_cta: usize,
-    /// Bytes of shared memory of an SM; each CTA there takes 1,024 of them for the system.
+    /// Bytes of shared memory per SM; the system reserves 1,024 of them per CTA.
     pub shared_of_sm: usize,
 }
 
 impl Device {
-    /// Devices of an architecture ("CUDA C++ programming guide", technical specifications per compute capability).
+    /// Properties of an architecture ("CUDA C++ programming guide", technical specifications per compute capability).
     pub fn of_arch(arch: u32) -> Self {
         let kib = match arch {
             80 | 87 => 164,
@@ -34,92 +34,92 @@ impl Device {
     }
 }
 
-/// Which items a kernel does.
+/// The item bodies that a kernel contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Items {
-    /// Those of at most [`FEW_ROWS`] rows, as decoding has them: a third of the code, and so of the time that assembling it takes.
+    /// Only the body for items of at most [`MAX_SPLIT_KV_ROWS`] rows, for decoding: a third of the code and of the JIT time.
     Few,
-    /// All.
+    /// Both bodies, for items of any size.
     Any,
 }
 
-/// What a kernel is made for.
+/// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// The dtype of queries and outputs: f16 or bf16. Weights are rounded to it.
+    /// The dtype of queries and outputs: f16 or bf16. Softmax weights are rounded to it.
     pub qo: Dtype,
-    /// The dtype of keys and values: that of queries, or one of 8 bits.
+    /// The dtype of keys and values: that of queries, or an 8-bit one.
     pub kv: Dtype,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: HeadDim,
-    /// What it does.
+    /// Item bodies in the kernel.
     pub items: Items,
-    /// Where it runs.
+    /// The target device.
     pub device: Device,
 }
 
-/// What a kernel of a configuration has beside its layout, and how many row tiles it has room for.
+/// Row tiles per warp, and shared memory reserved outside of the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Needs {
-    /// Bytes of shared memory that something else takes.
+    /// Reserved bytes of shared memory.
     pub(super) bytes: usize,
-    /// As [`Config::row_tiles`], or fewer.
+    /// [`MmaConfig::row_tiles`] or fewer.
     pub(super) row_tiles: usize,
 }
 
 impl Config {
-    /// Query rows of a tile: what `Tiling::q_rows` should be. Items of more rows are done tile by tile.
+    /// Query rows per tile: the value for `Tiling::q_rows`. Larger items are processed tile by tile.
     pub fn q_rows(&self) -> usize {
         64 * self.row_tiles()
     }
 
-    /// Tiles of 16 rows that a warp has at once: two of them halve what is read from shared memory, but need its registers.
+    /// Row tiles of 16 rows per warp: two halve the loads from shared memory, at the cost of registers.
     pub(super) fn row_tiles(&self) -> usize {
         if self.head_dim.vo <= 128 && self.head_dim.qk <= 192 { 2 } else { 1 }
     }
 
-    /// CTAs that share an SM: what the grid, and `Tiling::workers`, should be a multiple of. As many whatever the items are: plans
-    /// are for both.
+    /// CTAs per SM: the grid and `Tiling::workers` should be a multiple of it. Independent of `bodies`, because one plan serves
+    /// both kernels.
     pub fn ctas_per_sm(&self) -> u32 {
         self.ctas_with(self.needs())
     }
 
-    /// What there is without hooks.
+    /// The tile budget without hooks.
     pub(super) fn needs(&self) -> Needs {
         Needs { bytes: 0, row_tiles: self.row_tiles() }
     }
 
-    /// CTAs that share an SM.
+    /// CTAs per SM.
     pub(super) fn ctas_with(&self, needs: Needs) -> u32 {
         let any = Self { items: Items::Any, ..*self };
-        // plans are for kernels without hooks too
+        // plans must also fit kernels without hooks
         let two = [needs, any.needs()].into_iter().all(|needs| any.layout_of_share(2, needs).is_some());
         if two { 2 } else { 1 }
     }
 
-    /// The layout where so many CTAs share an SM.
+    /// The layout for `ctas` CTAs per SM.
     fn layout_of_share(&self, ctas: usize, needs: Needs) -> Option<Layout> {
         let each = self.device.shared_of_sm / ctas - 1024;
         Layout::new(self, needs.row_tiles, each.min(self.device.shared_of_cta).checked_sub(needs.bytes)?)
     }
 
-    /// Bytes of shared memory of a CTA.
+    /// Bytes of shared memory per CTA.
     pub fn shared_bytes(&self) -> usize {
         self.layout().map_or(0, |layout| layout.bytes)
     }
 
-    /// What lies where in shared memory, if it is enough.
+    /// The shared memory layout; `None` if it does not fit.
     pub(super) fn layout(&self) -> Option<Layout> {
         self.layout_with(self.needs())
     }
 
-    /// The same for a kernel with hooks.
+    /// The same for another tile budget, as with hooks.
     pub(super) fn layout_with(&self, needs: Needs) -> Option<Layout> {
         self.layout_of_share(self.ctas_with(needs) as usize, needs)
     }
 
-    /// Whether the kernel can take these arguments. Addresses and strides have to be multiples of 16 bytes, those of the output of 8,
-    /// and scales may differ between heads, and between pages only of caches of 8 bits. Each run asks, so nothing is allocated.
+    /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of
+    /// 8. Scales may differ between heads, and between pages only in 8-bit caches. Called on every run, so it must not allocate.
     pub fn takes(&self, call: &Call) -> bool {
         let (qo, kv) = (self.qo.size(), self.kv.size());
         let scales = kv == 1 || !(call.k_scale.is_of_pages() || call.v_scale.is_of_pages());
@@ -130,7 +130,7 @@ impl Config {
             && call.o.is_aligned(8, qo)
     }
 
-    /// Why there is no such kernel; nothing if there is one.
+    /// Reasons why the configuration is unsupported; empty if it is supported.
     pub fn refuses(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.device.arch < 80 {
@@ -165,7 +165,7 @@ mod tests {
     use crate::attention::call::{CacheTensor, Call, KvLayout, PlanArgs, RowTensor, ScaleArgs};
     use tilewright::{Dtype, HeadDim};
 
-    /// A call as well aligned as it has to be, and no better.
+    /// Parameters with the minimum alignment.
     fn call(kv: Dtype) -> Call {
         let elements = 16 / kv.size() as u64;
         let of_row = |to: u64| RowTensor { address: 3 * to, row: 5 * to / 2, head: 7 * to / 2 };

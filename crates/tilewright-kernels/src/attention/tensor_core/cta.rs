@@ -1,4 +1,4 @@
-//! What all threads of a CTA know, and the way of an item: its rows, the body that is given, and merges.
+//! State shared by all threads of a CTA, and the loop over its work items.
 
 use super::{factors, hooked::Hooked, layout::Layout, merge};
 use crate::attention::{
@@ -12,51 +12,50 @@ use tilewright_ptx::{
     isa::{matrix::Elements, types::Scalar},
 };
 
-/// Where the item lies among the words that warps tell each other, in bytes.
+/// Offset of the item in the control words, in bytes.
 const ITEM: usize = 128;
-/// Where the number of the item lies, the end of those of this CTA, and the first row of the tile.
+/// Offset of the item index, the end of this CTA's items, and the first row of the current tile.
 const COUNTERS: usize = 116;
 
-/// A CTA.
+/// Parameters, layout and shared memory of a CTA.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Cta<'k> {
     pub(super) k: &'k Builder,
     pub(super) layout: Layout,
     pub(super) elements: Elements,
-    /// Threads of the CTA.
+    /// Threads per CTA.
     pub(super) threads: usize,
     pub(super) params: Params<'k>,
-    /// The dtype of the cache, and the compute capability.
+    /// The dtype of the cache.
     pub(super) kv: Dtype,
     pub(super) arch: u32,
     arena: Shared<'k, u32>,
 }
 
-/// An item on its way. It lies in shared memory, and what is not asked for in the innermost loop is loaded anew where it is needed:
-/// registers are what this kernel has least of.
+/// The current work item. It is kept in shared memory, and fields that the innermost loop does not use are reloaded at their
+/// point of use to reduce register pressure.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Work<'k> {
     cta: Cta<'k>,
     words: Shared<'k, u32>,
-    /// One past the last key, which the innermost loop asks for.
+    /// One past the last key; the innermost loop uses it.
     pub(super) kv_end: Value<'k, u32>,
-    /// The factor that makes products of queries and keys, or what the logits hook gives, logits in base 2.
+    /// The factor from `Q · Kᵀ`, or from the results of the logits hook, to base-2 logits.
     pub(super) scale: Value<'k, f32>,
-    /// The factor that makes them what the logits hook is given; `scale` is that of its results then.
+    /// The factor from `Q · Kᵀ` to the arguments of the logits hook.
     pub(super) scale_of_products: Value<'k, f32>,
 }
 
-/// A row of the batch, and its query head.
+/// A token of the batch and a query head.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Head<'k> {
-    /// The token, counted over the whole batch.
+    /// The token index over the whole batch.
     pub(super) token: Value<'k, u32>,
     pub(super) qo_head: Value<'k, u32>,
 }
 
 impl<'k> Cta<'k> {
-    /// One of so many threads, for an architecture, and for dtypes of queries and of the cache; `latent` as in
-    /// [`Params::declare`].
+    /// Declares parameters and shared memory; `mla` as in [`AttentionParamRegs::declare`].
     pub(super) fn new(
         k: &'k Builder,
         (threads, arch): (u32, u32),
@@ -70,7 +69,7 @@ impl<'k> Cta<'k> {
         Self { k, layout, elements, threads: threads as usize, params, kv, arch, arena }
     }
 
-    /// Does the items of this CTA, one after the other, each by `body`.
+    /// Executes the items of this CTA in order, each with `body`.
     pub(super) fn run(&self, hooks: &Hooked<'k, '_>, body: impl FnOnce(&Work<'k>)) {
         let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
         let words = self.at(self.layout.words + ITEM);
@@ -102,18 +101,18 @@ impl<'k> Cta<'k> {
             body(&work);
             let item = work.item();
             k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work, hooks));
-            // shared memory is free for the next item
+            // the next item reuses the shared memory
             k.sync_threads();
         });
     }
 
-    /// Shared memory from a byte of the layout on.
+    /// Shared memory at a byte offset of the layout.
     #[track_caller]
     pub(super) fn at<T: Scalar>(&self, byte: usize) -> Shared<'k, T> {
         self.arena.plus(byte / 4).cast()
     }
 
-    /// Two numbers, each rounded to the dtype of queries.
+    /// Rounds two numbers to the dtype of queries and packs them.
     #[track_caller]
     pub(super) fn narrow(&self, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32> {
         match self.elements {
@@ -122,7 +121,7 @@ impl<'k> Cta<'k> {
         }
     }
 
-    /// Whose row `row` of an item is.
+    /// The token and query head of row `row` of an item.
     #[track_caller]
     pub(super) fn head(&self, item: &ItemValues<'k>, row: Value<'k, u32>) -> Head<'k> {
         let (token, in_group) = self.params.group.divide(row);
@@ -130,20 +129,20 @@ impl<'k> Cta<'k> {
         Head { token: item.qo_begin + token, qo_head }
     }
 
-    /// The queries of a head, or a part of them.
+    /// The address of a query row.
     #[track_caller]
     pub(super) fn query(&self, q: &RowParams<'k>, head: Head<'k>) -> Global<'k, u16> {
         let place = head.token.to_u64() * q.row + head.qo_head.to_u64() * q.head;
         Global::new(q.address).at_wide(place)
     }
 
-    /// Whether positions of keys have gaps.
+    /// Whether key positions may have gaps (block-sparse).
     #[track_caller]
     pub(super) fn is_blocks(&self) -> Value<'k, bool> {
         self.params.is(KvLayout::Blocks)
     }
 
-    /// Starts to copy 16 bytes, or makes them 0 where they are `absent`, both constant numbers of bytes further on.
+    /// Starts an asynchronous copy of 16 bytes, or of zeros if `absent`; both addresses are plus constant byte offsets.
     #[track_caller]
     pub(super) fn copy_chunk(
         &self,
@@ -154,7 +153,7 @@ impl<'k> Cta<'k> {
         self.k.copy_async_unless(absent, to.plus(to_bytes / 4), from.plus(from_bytes / 4), 16);
     }
 
-    /// Fresh variables, all 0.
+    /// New accumulators, all 0.
     #[track_caller]
     pub(super) fn zeros(&self, name: &str, count: usize) -> Vec<[Var<'k, f32>; 4]> {
         (0..count).map(|_| std::array::from_fn(|_| self.k.var(name, 0.0))).collect()
@@ -162,18 +161,18 @@ impl<'k> Cta<'k> {
 }
 
 impl<'k> Work<'k> {
-    /// The item.
+    /// Loads the item from shared memory.
     #[track_caller]
     pub(super) fn item(&self) -> ItemValues<'k> {
         ItemValues::load_shared(self.cta.k, self.words)
     }
 
-    /// Where the first row of the tile lies that is on its way.
+    /// The first row of the current tile, in shared memory.
     pub(super) fn first_row(&self) -> Shared<'k, u32> {
         self.cta.at::<u32>(self.cta.layout.words + COUNTERS).plus(2)
     }
 
-    /// Calls `tile` for each KV tile of so many keys, with its first key.
+    /// Calls `tile` with the first key of each KV tile of `keys` keys.
     pub(super) fn for_each_tile(&self, keys: usize, tile: impl FnOnce(Value<'k, u32>)) {
         let k = self.cta.k;
         let next = k.var("first_key", self.item().kv_begin);
@@ -185,28 +184,28 @@ impl<'k> Work<'k> {
         });
     }
 
-    /// Query rows: tokens times heads of the group, those of a token side by side.
+    /// Query rows: tokens times heads of the group; the heads of a token are adjacent.
     #[track_caller]
     pub(super) fn rows(&self) -> Value<'k, u32> {
         self.item().qo_len * self.cta.params.group.by
     }
 }
 
-/// How a copy of rows is dealt to threads: each has one chunk of some rows, and all chunks `lanes` further on.
+/// Partition of rows of chunks among threads: each thread takes one chunk per row, and every `lanes`-th chunk after it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Deal<'k> {
     /// The first row of this thread.
     pub(super) row: Value<'k, u32>,
-    /// The first chunk of its rows.
+    /// The first chunk of this thread in its rows.
     pub(super) chunk: Value<'k, u32>,
-    /// Threads of a row.
+    /// Threads per row.
     pub(super) lanes: usize,
-    /// Rows of all threads at once.
+    /// Rows of one pass of all threads.
     pub(super) rows_at_once: usize,
 }
 
 impl<'k> Deal<'k> {
-    /// `threads` threads, of which this is `thread`, for rows of `chunks` chunks.
+    /// Partitions rows of `chunks` chunks among `threads` threads, of which this is `thread`.
     #[track_caller]
     pub(super) fn new(thread: Value<'k, u32>, threads: usize, chunks: usize) -> Self {
         let lanes = 1 << chunks.trailing_zeros().min(5);
@@ -214,13 +213,13 @@ impl<'k> Deal<'k> {
         Self { row, chunk, lanes, rows_at_once: threads / lanes }
     }
 
-    /// Calls `body` with each of this thread's rows of `rows`, less its first.
+    /// Calls `body` for each of this thread's rows among `rows`, relative to its first.
     #[track_caller]
     pub(super) fn each_row(&self, k: &'k Builder, rows: usize, mut body: impl FnMut(usize)) {
         self.each_rows(k, rows, 1, |rows| rows.iter().for_each(|row| body(*row)));
     }
 
-    /// The same, up to `at_once` rows together.
+    /// The same, with up to `batch` rows per call.
     #[track_caller]
     pub(super) fn each_rows(
         &self,
@@ -238,7 +237,7 @@ impl<'k> Deal<'k> {
     }
 }
 
-/// Quotient and rest by a constant. Assemblers do not make shifts of divisions by themselves.
+/// Quotient and remainder by a constant. Assemblers do not turn divisions by powers of two into shifts.
 #[track_caller]
 pub(super) fn divide(n: Value<'_, u32>, by: usize) -> (Value<'_, u32>, Value<'_, u32>) {
     match by.is_power_of_two() {

@@ -1,4 +1,4 @@
-//! What hooks do at the end of a row, once, after all its parts are merged: to its state, and to elements of its output.
+//! Epilogue hooks: the update and output hooks of a row, applied once after all partial states are merged.
 
 use super::{
     cta::{Cta, Head},
@@ -10,21 +10,21 @@ use std::f32::consts::{LN_2, LOG2_E};
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::Value;
 
-/// The hooks of a row's end; those that do nothing are none.
+/// The update and output hooks of a row; `None` if they do nothing.
 pub(super) struct Ends<'k, 'v> {
     update: Option<Prepared<'k, 'v>>,
     output: Option<Prepared<'k, 'v>>,
 }
 
 impl<'k, 'v> Hooked<'k, 'v> {
-    /// Those of the row of the tile that is `down` below `row`.
+    /// The epilogue hooks of the row of the tile that is `down` below `row`.
     #[track_caller]
     pub(super) fn ends(&self, row: impl Fn() -> Value<'k, u32>, down: usize) -> Ends<'k, 'v> {
         let of = |hook| if self.is_live(hook) { self.of_row(hook, row(), down) } else { None };
         Ends { update: of(Hook::Update), output: of(Hook::Output) }
     }
 
-    /// Those of a row whose values nobody keeps, as in merges.
+    /// The epilogue hooks of a row outside of the tile's table, as in merges.
     #[track_caller]
     pub(super) fn ends_of(&self, cta: &Cta<'k>, head: Head<'k>, kv_head: Value<'k, u32>) -> Ends<'k, 'v> {
         let hooks = [Hook::Update, Hook::Output];
@@ -39,21 +39,21 @@ impl<'k, 'v> Hooked<'k, 'v> {
 }
 
 impl<'k> Ends<'k, '_> {
-    /// What the row has summed up to, after the update hook.
+    /// Applies the update hook to the row's statistics.
     #[track_caller]
     pub(super) fn updated(&self, total: Total<'k>) -> Total<'k> {
         let Some(hook) = &self.update else { return total };
         let empty = total.sum.eq(0.0);
-        // a row that has seen nothing
+        // a row without visible keys
         let max = total.max.unless(empty, f32::NEG_INFINITY);
         let (natural, sum) = hook.update(&|_| None, (max * LN_2, total.sum));
         let updated = Total::new(natural * LOG2_E, sum);
-        // brings what was summed to the new maximum, of which an empty row has nothing
+        // rescales the accumulators to the new maximum; an empty row has none
         let factor = (max - updated.max).exp2().unless(empty, 0.0);
         Total { normalizer: updated.normalizer * factor, ..updated }
     }
 
-    /// Neighbours of an output from element `dim` on, after the output hook.
+    /// Applies the output hook to adjacent elements of an output from element `dim` on.
     #[track_caller]
     pub(super) fn output<const N: usize>(
         &self,
@@ -68,7 +68,7 @@ impl<'k> Ends<'k, '_> {
         })
     }
 
-    /// Whether there is none.
+    /// Whether there are no hooks.
     pub(super) fn is_empty(&self) -> bool {
         self.update.is_none() && self.output.is_none()
     }

@@ -1,15 +1,15 @@
-//! Factors of keys and values: one of all or of a head, or, in caches of 8 bits, one of each page.
+//! Scales of quantized keys and values: one per tensor or head, or one per page in 8-bit caches.
 //!
-//! One factor is part of the scale of logits, or of outputs. Those of pages come with the places of keys (`keys`), and lie beside
-//! the keys of a slot or stage, `[2][keys]` f32. A product of a query and a key is multiplied with that of the key before it is
-//! masked, and a weight with that of its value before it is rounded:
+//! A single scale is folded into the scale of logits or outputs. Per-page scales are loaded with the page-table lookup
+//! (`page_lookup`) and stored after the keys of a stage, `[2][keys]` f32. S is multiplied by the key's scale before masking, and
+//! P by the value's scale before rounding:
 //!
 //! ```text
-//! O = Σ w · v · f = R · Σ (w · f / R) · v
+//! O = Σ p · v · s = R · Σ (p · s / R) · v
 //! ```
 //!
-//! `R` is the greatest power of two of all factors so far, so that weights stay in the range of f16. It is the same in all lanes of
-//! a warp, which has it in shared memory: registers are scarce.
+//! The running scale `R` is the maximum power of two of all scales so far, which keeps P in the range of f16. It is uniform per
+//! warp and kept in shared memory to reduce register pressure.
 
 use super::{cta::Cta, fragments::Sums};
 use crate::attention::call::ScaleParams;
@@ -18,26 +18,26 @@ use tilewright_ptx::{
     isa::warp::WarpReduction,
 };
 
-/// The least `R`, and the greatest, whose reciprocals are normal numbers: 2^-126 and 2^126.
+/// The minimum and maximum `R` with normal reciprocals: 2^-126 and 2^126.
 const LEAST: u32 = 1 << 23;
 const MOST: u32 = 253 << 23;
-/// The exponent of an f32.
+/// Exponent bits of an f32.
 const EXPONENT: u32 = 0xff << 23;
 
-/// Whether pages have factors; `None` where that is not compiled in.
+/// Whether scales are per page; `None` if that is not compiled in.
 fn of_pages<'k>(cta: &Cta<'k>) -> Option<Value<'k, bool>> {
     let params = &cta.params;
     let any = |page: Value<'k, u64>| page.low() | page.high();
     (cta.kv.size() == 1).then(|| (any(params.k_scale.page) | any(params.v_scale.page)).ne(0))
 }
 
-/// The factor of an item's keys, or values; 1 where pages have some.
+/// The scale of an item's keys or values; 1 if scales are per page.
 #[track_caller]
 pub(super) fn of_item<'k>(cta: &Cta<'k>, scale: ScaleParams<'k>, head: Value<'k, u32>) -> Value<'k, f32> {
     of_item_or(cta, (scale, head), || cta.k.constant(1.0))
 }
 
-/// The factor of what this warp has summed: that of the item's values, or `R`.
+/// The scale of this warp's accumulators: that of the item's values, or `R`.
 #[track_caller]
 pub(super) fn of_sums<'k>(cta: &Cta<'k>, head: Value<'k, u32>) -> Value<'k, f32> {
     let reference = || place(cta, cta.k.thread() >> 5).cast().load();
@@ -56,7 +56,7 @@ fn of_item_or<'k>(
     factor.get()
 }
 
-/// The bits of the factor of a key, or of its value, where pages have factors and the key exists; otherwise 0.
+/// The bits of a key's or value's scale, if scales are per page and the key exists; otherwise 0.
 #[track_caller]
 pub(super) fn of_key<'k>(
     cta: &Cta<'k>,
@@ -73,7 +73,7 @@ pub(super) fn of_key<'k>(
     factor.get().reinterpret()
 }
 
-/// `R` of a warp, or 1 where pages have no factors; `None` where that is not compiled in.
+/// `R` of a warp, or 1 if scales are not per page; `None` if that is not compiled in.
 #[track_caller]
 pub(super) fn reference<'k>(cta: &Cta<'k>, warp: Value<'k, u32>) -> Option<Value<'k, f32>> {
     of_pages(cta).map(|of_pages| {
@@ -83,23 +83,23 @@ pub(super) fn reference<'k>(cta: &Cta<'k>, warp: Value<'k, u32>) -> Option<Value
     })
 }
 
-/// Where `R` of a warp lies, `1 / R`, and `R` of before divided by `R`.
+/// `R` of a warp, `1 / R`, and the previous `R` divided by `R`.
 #[track_caller]
 fn place<'k>(cta: &Cta<'k>, warp: Value<'k, u32>) -> Shared<'k, u32> {
     cta.at::<u32>(cta.layout.references).at(warp << 2)
 }
 
-/// Factors of pages on their way; nothing where they are not compiled in.
+/// Per-page scales of a body; no-ops if they are not compiled in.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Factors<'k> {
     cta: Cta<'k>,
-    /// Keys of a KV tile, or of a stage.
+    /// Keys per KV tile or stage.
     keys: usize,
-    /// Whether pages have factors, and this warp's [`place`].
+    /// Whether scales are per page, and this warp's [`running_scale_slot`].
     of_pages: Option<(Value<'k, bool>, Shared<'k, u32>)>,
 }
 
-/// What brings weights, and what was summed before, to the `R` of a tile.
+/// Rescaling of weights and accumulators to the running scale of a tile.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ToReference<'k> {
     factors: Factors<'k>,
@@ -107,7 +107,7 @@ pub(super) struct ToReference<'k> {
 }
 
 impl<'k> Factors<'k> {
-    /// Of no keys; `R` can be read behind a barrier.
+    /// Starts with the minimum `R`, which is valid after a barrier.
     pub(super) fn new(cta: &Cta<'k>, keys: usize) -> Self {
         let of_pages = of_pages(cta).map(|of_pages| (of_pages, place(cta, cta.k.thread() >> 5)));
         let new = Self { cta: *cta, keys, of_pages };
@@ -126,7 +126,7 @@ impl<'k> Factors<'k> {
         k.when(k.lane().eq(0), || (0..3).for_each(|at| place.plus(at).store(words[at])));
     }
 
-    /// Brings the factors of keys from the entries of their places to `to`, by the first two threads of each key.
+    /// Copies the scales from the key entries to `to`, by the first two threads of each key.
     #[track_caller]
     pub(super) fn bring(&self, thread: Value<'k, u32>, entries: Shared<'k, u32>, to: Shared<'k, u32>) {
         self.when(|_| {
@@ -136,14 +136,14 @@ impl<'k> Factors<'k> {
         });
     }
 
-    /// The factors of this thread's two columns of each 8 keys, or of their values.
+    /// The scales of this thread's two columns of each 8 keys, or of their values.
     #[track_caller]
     fn of_columns(&self, at: Shared<'k, f32>) -> impl Iterator<Item = [Value<'k, f32>; 2]> {
         let at = at.at((self.cta.k.lane() & 3) << 1);
         (0..self.keys / 8).map(move |tile| at.plus(8 * tile).load_vector::<2>())
     }
 
-    /// Multiplies products with keys, whose factors are at `at`.
+    /// Multiplies logits by the scales of their keys, which are at `at`.
     #[track_caller]
     pub(super) fn scale_keys(&self, at: Shared<'k, f32>, logits: &[Vec<Sums<'k>>]) {
         self.when(|_| {
@@ -154,7 +154,7 @@ impl<'k> Factors<'k> {
         });
     }
 
-    /// Takes the values of the keys whose factors are at `at` into account.
+    /// Updates the running scale for the values whose scales follow those of the keys at `at`.
     #[track_caller]
     pub(super) fn next(&self, at: Shared<'k, f32>) -> ToReference<'k> {
         let k = self.cta.k;
@@ -168,7 +168,7 @@ impl<'k> Factors<'k> {
             let most = exponents.reduce(|a, b| a.max(b)).unwrap_or_else(|| k.constant(0));
             let most = k.reduce_warp(WarpReduction::MaxU32, most.min(MOST));
             let reference = before.max(most);
-            // all lanes have read the one of before
+            // all lanes have read the previous one
             k.sync_warp();
             let inverse = (k.constant(254_u32 << 23) - reference).reinterpret::<f32>();
             let of_before = (before.reinterpret::<f32>() * inverse).reinterpret::<u32>();
@@ -180,7 +180,7 @@ impl<'k> Factors<'k> {
 }
 
 impl<'k> ToReference<'k> {
-    /// Multiplies weights with the factors of their values.
+    /// Multiplies weights by the scales of their values, relative to `R`.
     #[track_caller]
     pub(super) fn weights(&self, weights: &[Sums<'k>]) {
         self.factors.when(|place| {
@@ -192,7 +192,7 @@ impl<'k> ToReference<'k> {
         });
     }
 
-    /// The factors that bring what was summed before to new maxima, and to this `R`.
+    /// The rescale factors of the accumulators to new maxima and this `R`.
     #[track_caller]
     pub(super) fn sums(&self, factors: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
         let Some((of_pages, place)) = self.factors.of_pages else { return factors };

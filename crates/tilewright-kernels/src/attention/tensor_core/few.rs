@@ -1,4 +1,5 @@
-//! An item of at most 16 query rows: its warps divide the keys, 16 at a time, and put their sums together at the end.
+//! Split-KV body, for items of at most 16 query rows (decoding): the warps divide the keys, 16 at a time, and reduce their states
+//! at the end.
 //!
 //! ```text
 //! warp w    keys 16 (4 i + w) .. + 16 for i = 0, 1, ..: K and V copied `num_stages - 1` stages ahead, by this warp alone
@@ -7,7 +8,8 @@
 //! end       O = Σ_w O_w · 2^((max_w - max) · scale)
 //! ```
 //!
-//! Decoding waits for memory: what counts is how many bytes are under way, and that no warp waits for another.
+//! Decoding is memory-bound: warps run independently, without CTA barriers in the loop, to keep as many bytes in flight as
+//! possible.
 
 use super::{
     config::FEW_ROWS,
@@ -26,7 +28,7 @@ use super::{
 use crate::tile::reduce;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
-/// Does an item.
+/// Executes an item.
 pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
     let body = Few::new(cta, work, hooks);
     let query = body.begin();
@@ -41,7 +43,7 @@ struct Few<'c, 'k> {
     k: &'k Builder,
     warp: Value<'k, u32>,
     kv_begin: Value<'k, u32>,
-    /// Stages of this warp.
+    /// Number of this warp's stages.
     count: Value<'k, u32>,
     rows: Rows<'k>,
     tile: RowTile<'k>,
@@ -51,10 +53,10 @@ struct Few<'c, 'k> {
     keys: Copier<'k>,
     values: Copier<'k>,
     wide: Wide<'k>,
-    /// Places of this warp's keys and values.
+    /// Entries of this warp's keys and values.
     entries: Shared<'k, u32>,
     factors: Factors<'k>,
-    /// Bytes from the first stage to the one that is read next, and to the one that is filled next.
+    /// Byte offsets of the next stage to read and the next stage to write.
     reads: Var<'k, u32>,
     fills: Var<'k, u32>,
 }
@@ -99,7 +101,7 @@ impl<'c, 'k> Few<'c, 'k> {
         self.kv_begin + (stage * WARPS as u32 + self.warp) * STAGE_KEYS as u32
     }
 
-    /// Starts the first copies; gives the left sides of the queries, one for each step of 16 elements.
+    /// Starts the first copies; returns the query fragments, one per step of 16 elements.
     fn begin(&self) -> Vec<[Value<'k, u32>; 4]> {
         let (k, zero, layout) = (self.k, self.k.constant(0_u32), &self.cta.layout);
         let q = self.cta.at(layout.few.q);
@@ -118,7 +120,7 @@ impl<'c, 'k> Few<'c, 'k> {
         (0..layout.q.steps()).map(|step| self.places.query(self.cta, q, step)).collect()
     }
 
-    /// Starts the copies of a stage, whose pages were asked for.
+    /// Starts the copies of a stage, whose pages were prefetched.
     fn load(&self, stage: Value<'k, u32>) {
         let (k, few) = (self.k, &self.cta.layout.few);
         k.when(stage.lt(self.count), || {
@@ -148,7 +150,7 @@ impl<'c, 'k> Few<'c, 'k> {
         let (k, few) = (self.k, &self.cta.layout.few);
         k.repeat((0, self.count), 1, |stage| {
             k.wait_copies(few.num_stages - 2);
-            // the copies of all lanes are there, and all are done with the stage that is filled next
+            // the copies of all lanes have arrived, and all lanes have read the stage that is overwritten next
             k.sync_warp();
             self.load(stage + (few.num_stages - 1) as u32);
             let stored = self.ring.byte(self.reads.get());
@@ -198,7 +200,8 @@ impl<'c, 'k> Few<'c, 'k> {
         std::array::from_fn(|_| self.k.unset_var("s"))
     }
 
-    /// What this lane's two rows see of a stage: each lane finds the word of one row, and takes its own from others.
+    /// Computes the visible masks of this lane's two rows for a stage: each lane computes the mask of one row, then they are
+    /// shuffled.
     fn find_seen(&self, stage: Value<'k, u32>, words: [Var<'k, u32>; 2]) {
         let k = self.k;
         let row = k.lane() & (FEW_ROWS - 1) as u32;
@@ -212,17 +215,17 @@ impl<'c, 'k> Few<'c, 'k> {
         words[1].set(word.of_lane(own + 8));
     }
 
-    /// The codes of this warp's values.
+    /// The nonfinite masks of this warp's values.
     fn codes(&self) -> Shared<'k, u16> {
         let bytes = STAGE_KEYS * self.cta.layout.v.chunks * 2;
         self.cta.at::<u32>(self.cta.layout.few.codes).byte(self.warp * bytes as u32).cast()
     }
 
-    /// Puts the states of all warps together and writes them.
+    /// Reduces the states of all warps and writes the result.
     fn end(&self) {
         let (k, few, lane) = (self.k, &self.cta.layout.few, self.k.lane());
         let (states, rows) = (self.cta.at::<f32>(few.entries), self.work.rows());
-        // nobody finds keys any more
+        // the states overwrite the key entries
         k.sync_threads();
         for half in 0..2 {
             let row = (lane >> 2) + 8 * half as u32;
@@ -247,7 +250,7 @@ impl<'c, 'k> Few<'c, 'k> {
         });
     }
 
-    /// Four neighbours of a row, summed over warps.
+    /// Four adjacent elements of a row, reduced over warps.
     fn together(
         &self,
         states: Shared<'k, f32>,

@@ -1,7 +1,7 @@
-//! Rows of a warp on their way through the keys: sums of weighed values, maxima, and the products of `mma.sync`.
+//! Register fragments of `mma.sync`: accumulators, row states, and the products `Q · Kᵀ` and `P · V`.
 //!
-//! A tile of 16 rows is that of `mma`: lane `l` holds rows `l / 4` and 8 further down, and of each 8 columns `2 (l % 4)` and the
-//! next. The sums of products with 16 keys are, rounded, the left side of the product of these keys' weights and values.
+//! A tile of 16 rows is an `mma` tile: lane `l` holds rows `l / 4` and `l / 4 + 8`, and columns `2 (l % 4)` and the next of each
+//! 8 columns. An accumulator of 16 keys, rounded, is the A fragment of `P · V` for these keys.
 
 use super::{
     cta::Cta,
@@ -9,26 +9,26 @@ use super::{
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
-/// A tile of 16 rows and 8 columns of sums.
+/// An accumulator fragment of 16 rows and 8 columns.
 pub(super) type Sums<'k> = [Var<'k, f32>; 4];
 
-/// The state of 16 rows.
+/// The softmax state and accumulators of 16 rows.
 #[derive(Debug, Clone)]
 pub(super) struct RowTile<'k> {
-    /// For each 8 elements of a head `Σ weight · value`.
+    /// Per 8 elements of a head `Σ weight · value`.
     pub(super) o: Vec<Sums<'k>>,
-    /// For each half the greatest product of queries and keys.
+    /// Per half the running maximum of `Q · Kᵀ`.
     pub(super) max: [Var<'k, f32>; 2],
-    /// For each half this thread's share of the sum of weights.
+    /// Per half this thread's part of the sum of weights.
     pub(super) sum: [Cell<'k>; 2],
 }
 
-/// A number of this thread.
+/// A number per thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Cell<'k> {
     /// In a register.
     Register(Var<'k, f32>),
-    /// In shared memory, where registers are scarce.
+    /// In shared memory, to reduce register pressure.
     Memory(Shared<'k, f32>),
 }
 
@@ -51,12 +51,12 @@ impl<'k> Cell<'k> {
 }
 
 impl<'k> RowTile<'k> {
-    /// A state of no keys, whose sums of weights are in `sum`.
+    /// An empty state; the sums of weights are stored in `sum`.
     pub(super) fn new(cta: &Cta<'k>, sum: [Cell<'k>; 2]) -> Self {
         Self::of_columns(cta, cta.layout.v.steps(), sum)
     }
 
-    /// The same for a part of a head's elements, `steps` times 16.
+    /// The same for `steps` times 16 elements of a head.
     pub(super) fn of_columns(cta: &Cta<'k>, steps: usize, sum: [Cell<'k>; 2]) -> Self {
         let k = cta.k;
         sum.iter().for_each(|sum| sum.set(k.constant(0.0)));
@@ -64,8 +64,7 @@ impl<'k> RowTile<'k> {
     }
 }
 
-/// Puts -inf in the place of logits that a row does not see: bit `8 t + 2 (lane % 4) + i` of `seen` tells of column `i` of tile
-/// `t`, for both halves.
+/// Masks logits to -inf: bit `8 t + 2 (lane % 4) + i` of `visible` is column `i` of tile `t`, for both halves.
 pub(super) fn hide<'k>(k: &'k Builder, seen: [Value<'k, u64>; 2], logits: &[Sums<'k>]) {
     let column = (k.lane() & 3) << 1;
     for (half, seen) in seen.into_iter().enumerate() {
@@ -81,14 +80,14 @@ pub(super) fn hide<'k>(k: &'k Builder, seen: [Value<'k, u64>; 2], logits: &[Sums
     }
 }
 
-/// Where a lane finds its rows for `ldmatrix`, in bytes from the first row of a tile of 16.
+/// Per-lane `ldmatrix` offsets, in bytes from the first row of a tile of 16.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LanePlaces<'k> {
-    /// Queries, as the left side.
+    /// Queries, as the A operand.
     q: Value<'k, u32>,
-    /// Keys, as columns.
+    /// Keys, as B columns.
     k: Value<'k, u32>,
-    /// Values, as depth.
+    /// Values, as B depth (transposed).
     v: Value<'k, u32>,
 }
 
@@ -106,27 +105,27 @@ impl<'k> LanePlaces<'k> {
         }
     }
 
-    /// The left side for step `step` of 16 elements, of the 16 rows at `rows`.
+    /// The A fragment of step `step` of 16 elements of the 16 rows at `rows`.
     #[track_caller]
     pub(super) fn query(&self, cta: &Cta<'k>, rows: Shared<'k, u32>, step: usize) -> [Value<'k, u32>; 4] {
         cta.k.load_matrix(rows.byte(self.q).plus(step * 8), false)
     }
 
-    /// Both right sides, of 8 keys each, for step `step` of 16 elements, of the 16 keys at `keys`.
+    /// Both B fragments, of 8 keys each, of step `step` of 16 elements of the 16 keys at `keys`.
     #[track_caller]
     pub(super) fn key(&self, cta: &Cta<'k>, keys: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
         let [a, b, c, d] = cta.k.load_matrix::<4, _>(keys.byte(self.k).plus(step * 8), false);
         [[a, b], [c, d]]
     }
 
-    /// Both right sides, of 8 elements each, for the `step`th 16 elements of the 16 values at `values`.
+    /// Both B fragments, of 8 elements each, of the `step`th 16 elements of the 16 values at `values`.
     #[track_caller]
     fn value(&self, cta: &Cta<'k>, values: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
         let [a, b, c, d] = cta.k.load_matrix::<4, _>(values.byte(self.v).plus(step * 8), true);
         [[a, b], [c, d]]
     }
 
-    /// `logits = Q · Kᵀ` of some row tiles and all keys at `keys`; `query` gives the left side of a row tile and step.
+    /// `logits = Q · Kᵀ` of some row tiles and all keys at `keys`; `query` returns the A fragment of a row tile and step.
     pub(super) fn multiply_keys(
         &self,
         cta: &Cta<'k>,
@@ -149,7 +148,7 @@ impl<'k> LanePlaces<'k> {
         }
     }
 
-    /// `O += P · V`, where `values` begin with the first element that `tiles` have: `weights` are those of each row tile, four words for each 16 keys.
+    /// `O += P · V`; `values` begin at the first element of `tiles`, and `weights` are four words per row tile and 16 keys.
     pub(super) fn weigh_values(
         &self,
         cta: &Cta<'k>,

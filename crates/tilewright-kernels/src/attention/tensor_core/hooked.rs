@@ -1,13 +1,14 @@
-//! A variant's hooks in this kernel: which it takes, what of them is kept of a row, and what they do to logits.
+//! Hooks of a variant in the tensor-core kernels: supported hooks, their per-row values, and their application to logits and
+//! masks.
 //!
 //! ```text
-//! rows are filled     all that a hook computes of a row alone goes to shared memory: `[slots][128]` f32
-//! logits              s = logits(scale · q · k), s in the place of the product, where it is still in registers
-//! mask                bits of words of keys that a row sees (`shown`)
-//! end of a row        update and output, once, after all parts are merged (`ends`)
+//! start of a tile     values that depend on the row alone are computed once and stored in shared memory: `[slots][128]` f32
+//! logits              s = logits(scale · q · k), in place, in registers
+//! mask                bits of the visible masks (`visible_mask`)
+//! end of a row        update and output, once, after all parts are merged (`epilogue_hooks`)
 //! ```
 //!
-//! Rows' values are loaded where they are used: registers are what this kernel has least of.
+//! Per-row values are loaded at their point of use to reduce register pressure.
 
 use super::{
     config::{Config, Needs},
@@ -25,30 +26,30 @@ use crate::{
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant};
 use tilewright_ptx::build::{Builder, Shared, Value};
 
-/// The hooks that are taken, and of each the inputs that a row does not know.
+/// The supported hooks, each with the inputs that are not properties of the row.
 const TAKEN: [(Hook, &[Input]); 4] = [
     (Hook::Logits, &[Input::Kv, Input::Logit]),
     (Hook::Mask, &[Input::Kv]),
     (Hook::Update, &[Input::Max, Input::Sum]),
     (Hook::Output, &[Input::Dim, Input::O]),
 ];
-/// Rows of the longest tile, and so from slot to slot.
+/// Maximum rows per tile, and the stride of slots.
 const ROWS: usize = 128;
-/// Numbers that are kept of a row, at most.
+/// Maximum stored values per row.
 const MOST_SLOTS: usize = 12;
-/// Keys whose masks are computed at once: what they read of tables is under way together.
+/// Keys whose masks are computed together, to have several table loads in flight.
 const MASK_BATCH: u32 = 4;
-/// The largest heads of values that leave registers for a mask hook.
+/// The maximum `head_dim.vo` that leaves enough registers for a mask hook.
 const MOST_MASKED_DIM: usize = 192;
-/// Operations of a hook for each logit, key or element, at most: they stand in the kernel many times.
+/// Maximum operations of a hook per logit, key or element, because they are unrolled many times.
 const MOST_OPERATIONS: [(Hook, usize); 3] = [(Hook::Logits, 32), (Hook::Mask, 128), (Hook::Output, 16)];
 
 fn late(hook: Hook) -> &'static [Input] {
     TAKEN.iter().find(|(taken, _)| *taken == hook).map_or(&[], |(_, late)| late)
 }
 
-/// Why the kernel of a configuration that is not refused does not take a variant; nothing if it does. What it refuses the kernel
-/// without tensor cores takes.
+/// Reasons why the kernel of a supported configuration does not support a variant; empty if it does. The kernel without tensor
+/// cores is the fallback.
 pub fn refuses_variant(config: &Config, variant: &ExpressionVariant) -> Vec<String> {
     let mut reasons = Vec::new();
     if !variant.properties().softmax {
@@ -90,13 +91,13 @@ pub fn refuses_variant(config: &Config, variant: &ExpressionVariant) -> Vec<Stri
     reasons
 }
 
-/// Hooks and nodes of what is kept of a row.
+/// Hooks and nodes of the stored per-row values.
 fn slots(hooks: &Hooks<'_>) -> Vec<(Hook, u32)> {
     let live = TAKEN.into_iter().filter(|(hook, _)| hooks.is_live(*hook));
     live.flat_map(|(hook, late)| hooks.kept(hook, late).into_iter().map(move |node| (hook, node))).collect()
 }
 
-/// What hooks leave to the layout. Hooks of each key need registers, which large heads have for one tile of rows only.
+/// The tile budget with hooks. Hooks per key need registers, which large heads have for one row tile only.
 pub(super) fn needs(config: &Config, hooks: &Hooks<'_>) -> Needs {
     let small = config.head_dim.qk.max(config.head_dim.vo) <= 64;
     let of_keys = hooks.is_live(Hook::Logits) || hooks.is_live(Hook::Mask);
@@ -104,7 +105,7 @@ pub(super) fn needs(config: &Config, hooks: &Hooks<'_>) -> Needs {
     Needs { bytes: slots(hooks).len() * ROWS * 4, row_tiles }
 }
 
-/// The hooks, if there are any.
+/// The hooks of the kernel, if there are any.
 pub(super) struct Hooked<'k, 'v> {
     k: &'k Builder,
     declared: Option<Declared<'k, 'v>>,
@@ -114,7 +115,7 @@ pub(super) struct Hooked<'k, 'v> {
 }
 
 impl<'k, 'v> Hooked<'k, 'v> {
-    /// Declares their parameters, which come after those of attention.
+    /// Declares the variant's parameters after those of attention.
     pub(super) fn new(cta: &Cta<'k>, hooks: Option<&Hooks<'v>>) -> Self {
         let k = cta.k;
         let live = hooks.filter(|hooks| TAKEN.iter().any(|(hook, _)| hooks.is_live(*hook)));
@@ -136,7 +137,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
         self.declared.as_ref().is_some_and(reads)
     }
 
-    /// The row of a head, of a request that is known or [`NONE`](crate::attention::items::NONE), for some hooks.
+    /// The query row of a head for some hooks; its request is `known` or [`NONE`](crate::attention::items::NONE).
     #[track_caller]
     pub(super) fn row(
         &self,
@@ -147,7 +148,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
     ) -> Row<'k> {
         let (k, params) = (self.k, &cta.params);
         let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
-        // nobody looks for what nobody reads
+        // skip the lookup if no hook uses the result
         if self.reads(hooks, Input::Request) || self.reads(hooks, Input::Qo) {
             let requests = (params.requests, params.num_requests);
             look_up_request(k, requests, (head.token, known.0), (Some(request), offset));
@@ -156,8 +157,8 @@ impl<'k, 'v> Hooked<'k, 'v> {
         Row { token: head.token, qo_head: head.qo_head, kv_head, request: request.get(), position }
     }
 
-    /// Keeps what hooks compute of the `count` rows from `begin` on, by all threads; to be read behind a barrier. Rows behind the
-    /// item's last are taken for it.
+    /// Stores the per-row values of the `count` rows from `begin` on, by all threads; valid after a barrier. Rows beyond the
+    /// item's last repeat the last.
     pub(super) fn fill(&self, cta: &Cta<'k>, work: &Work<'k>, (begin, count): (Value<'k, u32>, usize)) {
         let (Some(declared), Some(table)) = (&self.declared, self.table) else { return };
         let (k, thread, item) = (self.k, self.k.thread(), work.item());
@@ -181,7 +182,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
         self.slots.clone().into_iter().enumerate().filter(move |(_, (of, _))| *of == hook)
     }
 
-    /// A live hook for the row of the tile that is `down` below `row`.
+    /// A live hook for the row of the tile that is `down` below `row`, with its stored values.
     #[track_caller]
     pub(super) fn of_row(&self, hook: Hook, row: Value<'k, u32>, down: usize) -> Option<Prepared<'k, 'v>> {
         let declared = self.declared.as_ref().filter(|declared| declared.hooks().is_live(hook))?;
@@ -192,8 +193,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
         Some(declared.resume(hook, &kept, late(hook)))
     }
 
-    /// Turns products of the keys with rows into logits: those of fragments that lie 64 rows one behind the other in the tile,
-    /// the first of them from `row` on.
+    /// Applies the logits hook to `Q · Kᵀ`, in row tiles that are 64 rows apart, the first at row `row` of the tile.
     pub(super) fn logits(
         &self,
         (cta, work): (&Cta<'k>, &Work<'k>),
@@ -210,10 +210,10 @@ impl<'k, 'v> Hooked<'k, 'v> {
                 let Some(hook) = self.of_row(Hook::Logits, row, 64 * fragment + 8 * half) else { return };
                 let of_half = sums.iter().flat_map(|sums| [sums[2 * half], sums[2 * half + 1]]);
                 for (at, logit) in of_half.enumerate() {
-                    // nothing where no hook asks
+                    // empty if the hook does not read positions
                     let position = positions.get(at).copied();
                     let kv = |input| position.filter(|_| input == Input::Kv);
-                    // of hooks that write nothing it is no matter whether there is such a key
+                    // hooks here store nothing, so missing keys do not matter
                     let real = self.k.constant(true);
                     logit.set(hook.logit(&kv, logit.get() * work.scale_of_products, real));
                 }
@@ -228,13 +228,13 @@ impl<'k, 'v> Hooked<'k, 'v> {
         Some(declared.prepare(hook, &|input| row.input(input)))
     }
 
-    /// Whether some row may not see some key, where `masked` says that without hooks.
+    /// Whether a KV tile needs a mask, given `masked` without hooks.
     #[track_caller]
     pub(super) fn is_masked(&self, masked: Value<'k, bool>) -> Value<'k, bool> {
         if self.is_live(Hook::Mask) { self.k.constant(true) } else { masked }
     }
 
-    /// What row `row` of the tile sees of some keys, of which `word` tells without hooks.
+    /// Applies the mask hook to the visible mask `word` of row `row` of the tile.
     pub(super) fn shown(
         &self,
         (cta, item): (&Cta<'k>, &ItemValues<'k>),
@@ -244,7 +244,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
     ) -> Value<'k, u64> {
         let Some(hook) = self.of_row(Hook::Mask, row, 0) else { return word };
         let k = self.k;
-        // bits come in at the top and move down
+        // bits are shifted in at the top
         let shown = k.var::<u64>("shown", 0);
         k.repeat((0, keys.width), MASK_BATCH, |at| {
             let key = |ahead: u32| key_position((cta, item), keys.first + at + ahead);
@@ -260,7 +260,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
         word & (shown.get() >> (64 - keys.width))
     }
 
-    /// The positions of this lane's keys of a fragment, two of each eight; nothing if the logits hook does not read them.
+    /// The positions of this lane's keys, two of each eight; empty if the logits hook does not read them.
     fn positions(&self, (cta, work): (&Cta<'k>, &Work<'k>), keys: Keys<'k>) -> Vec<Value<'k, f32>> {
         if !self.reads(&[Hook::Logits], Input::Kv) {
             return Vec::new();
@@ -274,7 +274,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
     }
 }
 
-/// The position of a key, of one behind the item's last that of the last.
+/// The position of a key, clamped to the item's last key.
 #[track_caller]
 fn key_position<'k>((cta, item): (&Cta<'k>, &ItemValues<'k>), key: Value<'k, u32>) -> Value<'k, f32> {
     position(cta, item, key.min(item.kv_end - 1)).to_f32()

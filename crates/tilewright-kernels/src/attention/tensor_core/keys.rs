@@ -1,9 +1,9 @@
-//! Where keys and values of a segment lie, and how they come to shared memory.
+//! Page-table lookup of keys and values, and their asynchronous copies to shared memory.
 //!
-//! A thread finds the place of one key's K or V: the number of its page is asked for long before it is used, since its load takes as
-//! long as the copy itself. Places become entries in shared memory, `[address, address, 1 if it exists, factor]`, which are read by
-//! all threads that copy chunks of that row; the factor is that of its page, or 0. Of keys beyond the item's last nothing is read,
-//! and they become 0.
+//! Each thread looks up the location of one key's K or V. Page numbers are prefetched one KV tile ahead, because their latency is
+//! that of the copy itself. Locations are written to shared memory as entries `[address, address, 1 if the key exists, scale]`,
+//! which all threads that copy chunks of the row load. The scale is that of the key's page, or 0. Keys beyond the item's last are
+//! not loaded; their rows are zero-filled.
 
 use super::{
     cta::{Cta, Deal, Work},
@@ -13,27 +13,27 @@ use super::{
 use crate::attention::call::{CacheParams, KvLayout, RowParams};
 use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
-/// Finds places of keys, one key at a time for this thread.
+/// Page-table lookup, one key per thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Finder<'k> {
     cta: Cta<'k>,
     work: Work<'k>,
     thread: Value<'k, u32>,
-    /// Keys that are found at once, a power of two.
+    /// Keys per lookup, a power of two.
     count: usize,
     entries: Shared<'k, u32>,
-    /// The page of the key that is found next.
+    /// The prefetched page of the next key.
     pending: Var<'k, u32>,
 }
 
-/// Bytes of an entry.
+/// Bytes per entry.
 const ENTRY: usize = 16;
-/// Entries that a thread loads together, in four registers each.
+/// Entries per batch of loads, four registers each.
 const AT_ONCE: usize = 8;
 
 impl<'k> Finder<'k> {
-    /// `count` keys are found at once: by threads below `count` where their keys lie, by as many further where their values lie,
-    /// or the part that latent keys have beside. Entries are `[2][count]` from `entries` on.
+    /// Looks up `count` keys at once: threads below `count` look up K, the next `count` look up V, or the positional part of the
+    /// keys in MLA. Entries are `[2][count]` at `entries`.
     pub(super) fn new(
         (cta, work): (&Cta<'k>, &Work<'k>),
         (thread, count): (Value<'k, u32>, usize),
@@ -42,13 +42,13 @@ impl<'k> Finder<'k> {
         Self { cta: *cta, work: *work, thread, count, entries, pending: cta.k.var("pending_page", 0) }
     }
 
-    /// This thread's key of those from `first` on.
+    /// This thread's key of the tile at `first`.
     #[track_caller]
     fn key(&self, first: Value<'k, u32>) -> Value<'k, u32> {
         first + (self.thread & (self.count as u32 - 1))
     }
 
-    /// Asks for the page of this thread's key of those from `first` on.
+    /// Prefetches the page of this thread's key of the tile at `first`.
     #[track_caller]
     pub(super) fn ask(&self, first: Value<'k, u32>) {
         let (params, item) = (&self.cta.params, self.work.item());
@@ -60,7 +60,7 @@ impl<'k> Finder<'k> {
         });
     }
 
-    /// Writes the entry of the key that was asked for; `buffer` says which of several tables, in bytes.
+    /// Writes the entry of the prefetched key; `buffer` is the byte offset of its table.
     #[track_caller]
     pub(super) fn write(&self, first: Value<'k, u32>, buffer: Value<'k, u32>) {
         let (k, params, item) = (self.cta.k, &self.cta.params, self.work.item());
@@ -68,14 +68,14 @@ impl<'k> Finder<'k> {
         let (_, slot) = params.page_size.divide(key);
         let slot = slot.unless(params.is(KvLayout::Ragged), item.kv_start + key);
         let exists = key.lt(self.work.kv_end);
-        // nothing is read behind the last key, but the address is one inside
+        // the address must be valid even though nothing is loaded after the last key
         let [page, slot] = [self.pending.get(), slot].map(|at| at.unless(!exists, 0).to_u64());
         let address = k.unset_var::<u64>("address");
         let set = |tensor: &CacheParams<'k>| {
             let place = page * tensor.page + slot * tensor.token + item.kv_head.to_u64() * tensor.head;
             address.set(tensor.address + place * self.cta.kv.size() as u64);
         };
-        // strides come from parameters, not from registers
+        // strides are loaded from parameters, which saves registers
         let is_key = self.thread.lt(self.count as u32);
         let beside = params.pe.map_or(params.v, |(_, keys)| keys);
         k.when_else(is_key, || set(&params.k), || set(&beside));
@@ -85,7 +85,7 @@ impl<'k> Finder<'k> {
     }
 }
 
-/// Copies rows whose entries are there. What it needs of the thread is computed where it copies, which spares registers.
+/// Copies rows from the cache by their entries. Thread offsets are recomputed at each copy to reduce register pressure.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Copier<'k> {
     cta: Cta<'k>,
@@ -97,7 +97,7 @@ pub(super) struct Copier<'k> {
 }
 
 impl<'k> Copier<'k> {
-    /// `rows` rows, by `threads` threads of which this is `thread`.
+    /// Copies `rows` rows by `threads` threads, of which this is `thread`.
     pub(super) fn new(
         cta: &Cta<'k>,
         (thread, threads): (Value<'k, u32>, usize),
@@ -107,13 +107,13 @@ impl<'k> Copier<'k> {
         Self { cta: *cta, thread, threads, format, rows, entries }
     }
 
-    /// How chunks are dealt to threads.
+    /// The partition of chunks among threads.
     #[track_caller]
     pub(super) fn deal(&self) -> (Deal<'k>, RowFormat, usize) {
         (Deal::new(self.thread, self.threads, self.format.chunks), self.format, self.rows)
     }
 
-    /// Starts the copies of this thread to the rows at `to`.
+    /// Starts this thread's copies to the rows at `to`.
     #[track_caller]
     pub(super) fn copy(&self, to: Shared<'k, u32>, buffer: Value<'k, u32>) {
         let (k, format) = (self.cta.k, self.format);
@@ -125,7 +125,7 @@ impl<'k> Copier<'k> {
             (0..format.chunks).step_by(deal.lanes).map(|chunk| exists(k, format, deal.chunk + chunk as u32));
         let there: Vec<_> = there.collect();
         deal.each_rows(k, self.rows, AT_ONCE, |rows| {
-            // all loads first: they do not pass copies to shared memory, and each would be waited for
+            // all loads first: assemblers do not move loads from shared memory across copies to it, so each would stall
             let entry = |row: &usize| entries.plus(row * ENTRY / 4).load_vector::<4>();
             let entries: Vec<_> = rows.iter().map(entry).collect();
             for (row, [low, high, exists, _]) in rows.iter().zip(entries) {
@@ -139,13 +139,13 @@ impl<'k> Copier<'k> {
     }
 }
 
-/// Whether rows in global memory have such a chunk.
+/// Whether rows in global memory have this chunk.
 fn exists<'k>(k: &'k Builder, format: RowFormat, chunk: Value<'k, u32>) -> Value<'k, bool> {
     let chunks = format.dim * format.size / 16;
     if chunks == format.chunks { k.constant(true) } else { chunk.lt(chunks as u32) }
 }
 
-/// Starts copying the queries of `count` rows from `begin` on, which are in `q`, to `to`; rows beyond the item's last become 0.
+/// Starts the copies of `count` query rows of `q` from `begin` on to `to`; rows beyond the item's last are zero-filled.
 pub(super) fn copy_queries<'k>(
     (cta, work): (&Cta<'k>, &Work<'k>),
     (begin, count): (Value<'k, u32>, usize),

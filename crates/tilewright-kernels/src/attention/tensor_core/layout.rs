@@ -1,38 +1,38 @@
-//! What lies where in the shared memory of a CTA.
+//! Shared memory layout of a CTA.
 //!
-//! Rows of elements are chunks of 16 bytes. A row has an odd number of them, so that eight rows' chunks of one column lie in
-//! different banks, and so that every place is a constant behind an address that each lane computes once.
+//! Rows of elements are chunks of 16 bytes. The row stride is an odd number of chunks, so that the same column of eight rows is
+//! in different banks, and every location is a constant offset from one address per lane.
 //!
 //! ```text
-//! always        positions and ranges of the tile's rows, a few words
-//! many rows     places of keys · seen words · sums · codes | queries | wide | slots, each a KV tile's keys or values, in turn
-//! few rows      places of keys · codes | queries | wide | for each warp stages of 16 keys with their values
+//! always     positions and visible ranges of the tile's rows, control words
+//! split_q    key entries · visible masks · sums · nonfinite masks | queries | dequantized tile | stages, each the K or V of a KV tile
+//! split_kv   key entries · nonfinite masks | queries | dequantized tiles | per warp, stages of 16 keys and their values
 //! ```
 
 use super::config::{Config, FEW_ROWS, Items, KV_TOKENS};
 
-/// Warps of a CTA.
+/// Warps per CTA.
 pub(super) const WARPS: usize = 4;
-/// Bytes of words that warps tell each other, and of the item: limits of rows by warp, what each of up to 8 warps sees in full,
-/// which found values that are not finite, what merges are complete, counters, and the item.
+/// Bytes of the control words: row limits per warp, the unmasked range of each of up to 8 warps, warps that found non-finite
+/// values, completed merges, item counters, and the item.
 pub(super) const WORDS: usize = 192;
-/// Keys that a warp of few rows takes at once.
+/// Keys per stage of a warp in `split_kv`.
 pub(super) const STAGE_KEYS: usize = 16;
-/// Rows of the longest tile.
+/// Maximum rows per tile.
 const MOST_ROWS: usize = 128;
-/// More slots or stages than this are no use.
+/// Maximum stages of a ring; more do not help.
 const MOST_BUFFERS: usize = 8;
 
-/// How rows of a head lie in shared memory.
+/// Format of a head's rows in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RowFormat {
-    /// Elements that there are; those behind them are 0.
+    /// Elements of a row; padding is 0.
     pub(super) dim: usize,
-    /// Bytes of an element.
+    /// Bytes per element.
     pub(super) size: usize,
-    /// Chunks of 16 bytes, for whole steps of 16 elements.
+    /// Chunks of 16 bytes, padded to steps of 16 elements.
     pub(super) chunks: usize,
-    /// Bytes from row to row.
+    /// Row stride in bytes.
     pub(super) stride: usize,
 }
 
@@ -48,74 +48,74 @@ impl RowFormat {
     }
 }
 
-/// Byte offsets, and how many slots and stages there are.
+/// Byte offsets, and numbers of stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) q: RowFormat,
-    /// Keys and values as products take them, in 16 bits.
+    /// Keys and values as MMA operands, in 16 bits.
     pub(super) k: RowFormat,
     pub(super) v: RowFormat,
-    /// The same as they arrive.
+    /// Keys and values as stored in the cache.
     pub(super) stored_k: RowFormat,
     pub(super) stored_v: RowFormat,
-    /// Tiles of 16 rows of a warp.
+    /// Row tiles of 16 rows per warp.
     pub(super) row_tiles: usize,
-    /// `[3][128]` i32: positions, first keys, ends of keys of rows.
+    /// `[3][128]` i32: positions, first visible keys and ends of visible keys of the rows.
     pub(super) rows: usize,
-    /// Words that warps tell each other, and the item.
+    /// The control words.
     pub(super) words: usize,
-    /// `[4 warps][4]` words: what factors of pages are brought to, if elements have 8 bits.
+    /// `[4 warps][4]` words: the running scale, if the cache has 8 bits.
     pub(super) references: usize,
     pub(super) many: Many,
     pub(super) few: Few,
-    /// All together.
+    /// Bytes of the whole layout.
     pub(super) bytes: usize,
 }
 
-/// The layout for many rows; nothing where a kernel has no such body.
+/// Layout of the `split_q` body; default in a kernel without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Many {
-    /// `[2][2][64]` entries of 16 bytes: keys and values of two tiles.
+    /// `[2][2][64]` entries of 16 bytes: keys and values of two KV tiles.
     pub(super) entries: usize,
-    /// `[128]` u64: the keys of the tile that a row sees.
+    /// `[128]` u64: the visible keys of the KV tile per row.
     pub(super) seen: usize,
-    /// `[128][4]` f32: sums of weights of each thread.
+    /// `[128][4]` f32: sums of weights per thread.
     pub(super) sums: usize,
-    /// `[64][chunks]` u16: values that are not finite.
+    /// `[64][chunks]` u16: masks of non-finite values.
     pub(super) codes: usize,
     pub(super) q: usize,
-    /// Keys or values of a tile made 16 bits, if they are 8.
+    /// The dequantized K or V tile, if the cache has 8 bits.
     pub(super) wide: usize,
     pub(super) slots: usize,
     pub(super) slot_bytes: usize,
     pub(super) num_slots: usize,
-    /// From a slot to the factors of its keys and their values, `[2][64]` f32, if elements have 8 bits.
+    /// Offset from a stage to the scales of its keys and values, `[2][64]` f32, if the cache has 8 bits.
     pub(super) factors: usize,
 }
 
-/// The layout for few rows; nothing where a kernel has no such body.
+/// Layout of the `split_kv` body; default in a kernel without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Few {
     /// `[4 warps][2][16]` entries of 16 bytes.
     pub(super) entries: usize,
-    /// `[4 warps][16][chunks]` u16.
+    /// `[4 warps][16][chunks]` u16: masks of non-finite values.
     pub(super) codes: usize,
     pub(super) q: usize,
-    /// For each warp, keys or values of a stage made 16 bits, if they are 8.
+    /// The dequantized K or V of a stage, per warp, if the cache has 8 bits.
     pub(super) wide: usize,
     pub(super) wide_bytes: usize,
-    /// The rings of the warps, one behind the other.
+    /// The rings of the warps, one after the other.
     pub(super) rings: usize,
     pub(super) ring_bytes: usize,
     pub(super) stage_bytes: usize,
     pub(super) num_stages: usize,
-    /// From a stage to the factors of its keys and values, `[2][16]` f32, if elements have 8 bits.
+    /// Offset from a stage to the scales of its keys and values, `[2][16]` f32, if the cache has 8 bits.
     pub(super) factors: usize,
-    /// f32 elements from row to row of a warp's sums, which come into its ring at the end.
+    /// Row stride, in f32 elements, of a warp's O, which overwrites its ring at the end.
     pub(super) sums_stride: usize,
 }
 
-/// Takes pieces off a stretch of memory.
+/// Bump allocator of shared memory offsets.
 pub(super) struct Pieces(pub(super) usize);
 
 impl Pieces {
@@ -126,30 +126,30 @@ impl Pieces {
     }
 }
 
-/// Rows of queries, keys and values, and what of shared memory all items need.
+/// The parts of the layout that both bodies share.
 struct Common {
     q: RowFormat,
     v: RowFormat,
     stored: [RowFormat; 2],
-    /// Bytes of the codes of values.
+    /// Bytes of the nonfinite masks.
     codes: usize,
-    /// Whether elements have 8 bits.
+    /// Whether the cache has 8 bits.
     bytes: bool,
     taken: Pieces,
 }
 
 impl Common {
-    /// Bytes of keys or values made 16 bits.
+    /// Bytes of dequantized keys or values.
     fn wide(&self, keys: usize) -> usize {
         if self.bytes { keys * self.q.stride.max(self.v.stride) } else { 0 }
     }
 
-    /// Bytes of the factors of keys and their values.
+    /// Bytes of the scales of keys and values.
     fn factors(&self, keys: usize) -> usize {
         if self.bytes { 2 * 4 * keys } else { 0 }
     }
 
-    /// The layout for many rows, and its end.
+    /// The layout of `split_q`, and its end.
     fn many(&self, row_tiles: usize, budget: usize) -> (Many, usize) {
         let mut pieces = Pieces(self.taken.0);
         let entries = pieces.take(2 * 2 * KV_TOKENS * 16);
@@ -164,7 +164,7 @@ impl Common {
         (many, pieces.0)
     }
 
-    /// The layout for few rows, and its end.
+    /// The layout of `split_kv`, and its end.
     fn few(&self, budget: usize) -> (Few, usize) {
         let mut pieces = Pieces(self.taken.0);
         let entries = pieces.take(WARPS * 2 * STAGE_KEYS * 16);
@@ -195,7 +195,7 @@ impl Common {
 }
 
 impl Layout {
-    /// The layout with as many slots and stages as fit into `budget` bytes; `None` if not two of each do.
+    /// The layout with the maximum number of stages that fit into `budget` bytes; `None` if a ring has fewer than two.
     pub(super) fn new(config: &Config, row_tiles: usize, budget: usize) -> Option<Self> {
         let (dim, size) = (config.head_dim, config.kv.size());
         let (q, v) = (RowFormat::new(dim.qk, 2), RowFormat::new(dim.vo, 2));

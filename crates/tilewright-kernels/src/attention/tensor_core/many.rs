@@ -1,15 +1,16 @@
-//! An item of many query rows: 64 or 128 of them at once, 16 or 32 a warp, against KV tiles of 64 keys.
+//! Split-Q body, for items of more than 16 query rows (prefill): 64 or 128 rows at once, 16 or 32 per warp, against KV tiles of
+//! 64 keys.
 //!
 //! ```text
-//! ring     K of tile 0, V of tile 0, K of tile 1, ..  one slot each, copied `num_slots - 1` slots ahead
+//! ring     K of tile 0, V of tile 0, K of tile 1, ..  one stage each, copied `num_stages - 1` stages ahead
 //! for each KV tile:
-//!     wait for K    S = Q · Kᵀ, what rows do not see becomes -inf, P = 2^((S - max) · scale);
+//!     wait for K    S = Q · Kᵀ, masked to -inf, P = 2^((S - max) · scale);
 //!                   where a maximum is new, O = O · 2^((old max - max) · scale)
 //!     wait for V    O = O + P · V
 //! ```
 //!
-//! Each wait ends at a barrier of the CTA: behind it all copies of the slot are there, and all threads are done with the slot
-//! before it, which is filled anew.
+//! Each wait ends with a CTA barrier. After it all copies of the stage have arrived, and all threads have read the previous
+//! stage, which is overwritten next.
 
 use super::{
     config::KV_TOKENS,
@@ -27,7 +28,7 @@ use super::{
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
-/// Does an item, tile of rows by tile of rows.
+/// Executes an item, one tile of rows after the other.
 pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
     let (k, rows) = (cta.k, 64 * cta.layout.row_tiles as u32);
     k.when(k.thread().eq(0), || work.first_row().store(0_u32));
@@ -40,7 +41,7 @@ pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
         for (at, tile) in body.tiles.iter().enumerate() {
             store_tile((cta, work, hooks), tile, (first, body.row_of_tile(at)));
         }
-        // the next rows' queries replace these
+        // the next tile overwrites the queries
         k.sync_threads();
         k.leave_when((first + rows).ge(work.rows()));
         k.when(k.thread().eq(0), || work.first_row().store(first + rows));
@@ -48,7 +49,7 @@ pub(super) fn run<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
     });
 }
 
-/// Where the words of [`Many::special`] lie.
+/// Offset of [`SplitQBody::nonfinite_warps`] in the control words.
 const SPECIAL: usize = 96;
 
 struct Many<'c, 'k> {
@@ -66,7 +67,7 @@ struct Many<'c, 'k> {
     values: Copier<'k>,
     wide: Wide<'k>,
     factors: Factors<'k>,
-    /// Bytes from the first slot to the one that is filled next, behind which is the one that is read next.
+    /// Byte offset of the next stage to write; the stage after it is the next to read.
     fills: Var<'k, u32>,
 }
 
@@ -103,12 +104,12 @@ impl<'c, 'k> Many<'c, 'k> {
         }
     }
 
-    /// The first row of this warp's tile `at`: those of all warps lie side by side.
+    /// The first row of this warp's tile `at`; the tiles of all warps with one `at` are adjacent.
     fn row_of_tile(&self, at: usize) -> Value<'k, u32> {
         self.k.warp_index() * 16 + 64 * at as u32
     }
 
-    /// Which of the two tables of entries is that of the tile whose first key this is, in bytes.
+    /// Byte offset of the entry table of the KV tile that begins at key `first`.
     fn table(&self, first: Value<'k, u32>) -> Value<'k, u32> {
         (divide(first, KV_TOKENS).0 & 1) * (2 * KV_TOKENS * 16) as u32
     }
@@ -125,20 +126,20 @@ impl<'c, 'k> Many<'c, 'k> {
         self.find(first);
         for load in 0..self.cta.layout.many.num_slots - 1 {
             if load.is_multiple_of(2) {
-                // entries, and the table of rows, are there
+                // the entries and the row table are written
                 k.sync_threads();
             }
             self.load(first, load);
         }
     }
 
-    /// Writes the entries of the tile whose first key this is, and whose pages were asked for; asks for those of the next.
+    /// Writes the entries of the tile at `first`, and prefetches the pages of the next tile.
     fn find(&self, first: Value<'k, u32>) {
         self.finder.write(first, self.table(first));
         self.finder.ask(first + KV_TOKENS as u32);
     }
 
-    /// Starts the `ahead`th copy from the keys of a tile on.
+    /// Starts copy `ahead`, counted from the keys of the tile at `first`.
     fn load(&self, first: Value<'k, u32>, ahead: usize) {
         let (k, many) = (self.k, &self.cta.layout.many);
         let half = if ahead.is_multiple_of(2) { Half::Keys } else { Half::Values };
@@ -147,7 +148,7 @@ impl<'c, 'k> Many<'c, 'k> {
             let slot = self.cta.at::<u32>(many.slots).byte(self.fills.get());
             let copier = if half == Half::Keys { &self.keys } else { &self.values };
             if half == Half::Keys {
-                // into the other table, and before the copies, which loads from shared memory do not pass
+                // into the other table, and before the copies, which loads from shared memory cannot pass
                 self.find(first + KV_TOKENS as u32);
                 let entries = self.cta.at::<u32>(many.entries).byte(self.table(first));
                 self.factors.bring(k.thread(), entries, slot.plus(many.factors / 4));
@@ -158,15 +159,15 @@ impl<'c, 'k> Many<'c, 'k> {
         self.fills.set(self.next(self.fills.get()));
     }
 
-    /// The slot behind another.
+    /// The stage after `stage`.
     fn next(&self, slot: Value<'k, u32>) -> Value<'k, u32> {
         let many = &self.cta.layout.many;
         let next = slot + many.slot_bytes as u32;
         next.unless(next.eq((many.num_slots * many.slot_bytes) as u32), 0)
     }
 
-    /// Waits for the slot that is read next, and starts to fill the one before it; gives what products read of it, and the slot.
-    /// `look` is called when what this thread brought is there.
+    /// Waits for the next stage and starts to overwrite the previous one. Returns the MMA operand and the stage. `inspect` is
+    /// called once this thread's own copies have arrived.
     fn next_slot(
         &self,
         first: Value<'k, u32>,
@@ -190,7 +191,7 @@ impl<'c, 'k> Many<'c, 'k> {
         self.k.wait_copies(0);
     }
 
-    /// The KV tile from key `first` on.
+    /// Processes the KV tile at key `first`.
     fn attend_tile(&self, first: Value<'k, u32>) {
         let k = self.k;
         let masked = self.hooks.is_masked(self.rows.is_masked(first, KV_TOKENS));
@@ -220,12 +221,12 @@ impl<'c, 'k> Many<'c, 'k> {
         self.cta.at(self.cta.layout.many.codes)
     }
 
-    /// Which warps found values that are not finite.
+    /// Flags of warps that found non-finite values.
     fn special(&self) -> Shared<'k, u32> {
         self.cta.at(self.cta.layout.words + SPECIAL)
     }
 
-    /// Looks for values that are not finite; to be read behind a barrier.
+    /// Detects non-finite values; the flags are valid after a barrier.
     fn find_special(&self, values: Shared<'k, u32>) {
         let k = self.k;
         let found = k.ballot(special::find(self.cta, self.wide.deal(&self.values), values));
@@ -237,7 +238,7 @@ impl<'c, 'k> Many<'c, 'k> {
         (found[0] | found[1] | found[2] | found[3]).ne(0)
     }
 
-    /// Puts 0 in their place, and writes what they are.
+    /// Replaces non-finite values by 0 and writes their masks.
     fn encode_special(&self, values: Shared<'k, u32>) {
         let k = self.k;
         k.when(self.any_special(), || {
@@ -247,18 +248,18 @@ impl<'c, 'k> Many<'c, 'k> {
         });
     }
 
-    /// Adds them.
+    /// Adds the non-finite values back.
     fn add_special(&self) {
         let k = self.k;
         k.when(self.any_special(), || {
             let seen: Vec<_> = (0..self.tiles.len()).map(|at| self.seen_by(at)).collect();
             special::add(self.cta, (self.codes(), KV_TOKENS), &self.tiles, &seen);
-            // what rows see is found anew for the next tile
+            // the next tile overwrites the visible masks
             k.sync_threads();
         });
     }
 
-    /// What this thread's rows of a tile see.
+    /// The visible masks of this thread's rows of a tile.
     fn seen_by(&self, at: usize) -> [Value<'k, u64>; 2] {
         let row = self.row_of_tile(at) + (self.k.lane() >> 2);
         [0, 8].map(|down| self.seen.at(row).plus(down).load())
@@ -268,7 +269,7 @@ impl<'c, 'k> Many<'c, 'k> {
         std::array::from_fn(|_| self.k.unset_var("s"))
     }
 
-    /// Finds what this thread's row sees of a tile; to be read behind a barrier.
+    /// Computes the visible mask of this thread's row for a KV tile; valid after a barrier.
     fn find_seen(&self, first: Value<'k, u32>) {
         let (k, thread) = (self.k, self.k.thread());
         k.when(thread.lt(64 * self.cta.layout.row_tiles as u32), || {

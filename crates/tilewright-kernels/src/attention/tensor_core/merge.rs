@@ -1,11 +1,11 @@
-//! Merging of partial states by the CTA that completes the last of them.
+//! Merge of partial states by the last CTA to arrive.
 //!
 //! ```text
 //! m = max lse_i     w_i = 2^(lse_i - m)     o = Σ w_i · o_i / Σ w_i     lse = m + log2 Σ w_i
 //! ```
 //!
-//! Each item counts up the merges that wait for it; who counts to a merge's number of sources finds all of them written, and
-//! adds them in their order, so that bits do not depend on who came last. A warp has a row.
+//! Each work item increments the arrival counters of the merges that depend on it. The CTA that completes a counter finds all
+//! sources written and adds them in plan order, so the result is deterministic. One warp per row.
 
 use super::{
     cta::{Cta, Head, Work},
@@ -24,16 +24,16 @@ use tilewright_ptx::{
     },
 };
 
-/// Where the word lies that tells which merges are complete.
+/// Offset of the word of completed merges.
 const COMPLETE: usize = 112;
-/// Partial states whose values are under way at once.
+/// Partial states in flight at once.
 const BATCH: u32 = 4;
 
-/// Counts the merges that wait for this item, and does those that it completes.
+/// Arrives at the merges that depend on this item, and performs those that it completes.
 pub(super) fn feed<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
     let (k, item) = (cta.k, work.item());
     let complete: Shared<'k, u32> = cta.at(cta.layout.words + COMPLETE);
-    // what all threads wrote comes before what this warp counts
+    // release the writes of all threads before this warp increments the counters
     k.fence(Fence::AcqRel(Scope::Gpu));
     k.sync_threads();
     k.repeat((item.feed_begin, item.feed_end), 32, |first| {
@@ -60,7 +60,7 @@ pub(super) fn feed<'k>(cta: &Cta<'k>, work: &Work<'k>, hooks: &Hooked<'k, '_>) {
     });
 }
 
-/// Counts one source of a merge; whether it was the last. The counter is 0 again then.
+/// Arrives at a merge; returns whether this was the last source. The counter wraps to 0 then.
 fn count<'k>(cta: &Cta<'k>, number: Value<'k, u32>) -> Value<'k, bool> {
     let record = cta.params.merges.at_wide(number.to_u64() * Merge::WORDS as u64);
     let [begin, end] = [3, 4].map(|word| record.plus(word).load());
@@ -69,7 +69,7 @@ fn count<'k>(cta: &Cta<'k>, number: Value<'k, u32>) -> Value<'k, bool> {
     before.eq(last)
 }
 
-/// Merges the states of all rows of a merge.
+/// Merges the states of all rows.
 fn merge<'k>(cta: &Cta<'k>, hooks: &Hooked<'k, '_>, number: Value<'k, u32>) {
     let k = cta.k;
     let merge = MergeValues::load(k, cta.params.merges, number);
@@ -96,7 +96,7 @@ fn store_lse_of_row<'k>(cta: &Cta<'k>, head: Head<'k>, lse: Value<'k, f32>) {
     cta.k.when(cta.k.lane().eq(0), || store_lse(cta, head, lse));
 }
 
-/// The partial states of a head of a row.
+/// The partial states of a query head of a row.
 struct Sources<'c, 'k> {
     cta: &'c Cta<'k>,
     merge: MergeValues<'k>,
@@ -105,13 +105,14 @@ struct Sources<'c, 'k> {
 }
 
 impl<'k> Sources<'_, 'k> {
-    /// The partial row in the state of source `at`, which exists.
+    /// The partial row in the state of source `at`, which must exist.
     fn partial_row(&self, at: Value<'k, u32>) -> Value<'k, u32> {
         let source = SourceValues::load(self.cta.k, self.cta.params.sources, at);
         source.partial + (self.token - source.qo_begin) * self.cta.params.group.by + self.in_group
     }
 
-    /// This lane's source of the 32 from `first` on: its partial row, and its LSE. Lanes beyond the last have its row, empty.
+    /// This lane's source of the 32 from `first` on: its partial row and LSE. Lanes beyond the last source load that of the last,
+    /// with an LSE of -inf.
     fn of_lane(&self, first: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, f32>) {
         let k = self.cta.k;
         let at = first + k.lane();
@@ -120,7 +121,7 @@ impl<'k> Sources<'_, 'k> {
         (row, lse.unless(at.ge(self.merge.source_end), f32::NEG_INFINITY))
     }
 
-    /// The greatest LSE, or 0 where all states are empty; NaN is added later.
+    /// The maximum LSE, or 0 if all states are empty; NaN enters with the weights.
     fn max(&self) -> Value<'k, f32> {
         let k = self.cta.k;
         let max = k.var("max", f32::NEG_INFINITY);
@@ -131,7 +132,7 @@ impl<'k> Sources<'_, 'k> {
         max.unless(max.eq(f32::NEG_INFINITY), 0.0)
     }
 
-    /// Weighed sums of this lane's chunks, and the sum of weights.
+    /// Weighted sums of this lane's chunks, and the sum of weights.
     fn add(&self, max: Value<'k, f32>) -> (Vec<[Var<'k, f32>; 4]>, Value<'k, f32>) {
         let k = self.cta.k;
         let sums = self.cta.zeros("merged", self.chunks().div_ceil(32));
@@ -160,7 +161,7 @@ impl<'k> Sources<'_, 'k> {
             let loaded: Vec<_> = batch.iter().map(|(row, _)| load(row)).collect();
             for (values, (_, weight)) in loaded.iter().zip(batch) {
                 for (sum, value) in sums[at].iter().zip(values) {
-                    // an empty state is no summand
+                    // an empty state must not contribute, even if its values are NaN
                     let added = value.mul_add(*weight, sum.get());
                     sum.set(added.unless(weight.eq(0.0), sum.get()));
                 }
@@ -168,12 +169,12 @@ impl<'k> Sources<'_, 'k> {
         });
     }
 
-    /// Vectors of four elements of a head.
+    /// Vectors of four elements per head.
     fn chunks(&self) -> usize {
         self.cta.layout.v.dim / 4
     }
 
-    /// Calls `body` with each of this lane's chunks.
+    /// Calls `body` for each of this lane's chunks.
     fn each_chunk(&self, mut body: impl FnMut(usize, Value<'k, u32>)) {
         let (k, chunks) = (self.cta.k, self.chunks());
         for at in 0..chunks.div_ceil(32) {

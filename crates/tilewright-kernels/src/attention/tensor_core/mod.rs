@@ -1,13 +1,28 @@
-//! Attention with `mma.sync` and `cp.async`, on any GPU from Ampere on: prefill, append, decode, mixed batches, levels of cascades
+//! FlashAttention with `mma.sync` and `cp.async`, for Ampere and newer: prefill, append, decode, mixed batches, cascade levels
 //! and block-sparse rows in one launch of one kernel.
 //!
-//! A CTA does the items of a worker one after the other. What an item is, only its numbers tell: with up to 16 query rows (tokens
-//! times heads of the group) its warps divide the keys (`few`), with more they divide the rows (`many`). What arrives is masked
-//! where a row may not see it (`seen`, `special`), weighed by an online softmax (`fragments`), written as output or partial state
-//! (`output`), and merged by whoever completes the last part (`merge`). Keys and values of 8 bits are made 16 when they have arrived
-//! (`wide`), and pages may have factors of their own (`factors`).
+//! Grid: `[workers, 1, 1]`; parameters: [`AttentionParamRegs`](super::params::AttentionParamRegs). One item is a tile of query
+//! rows (tokens times heads of a group) against a range of keys. K and V are staged in shared memory by KV tiles. S, P and O stay
+//! in registers as `mma` fragments.
 //!
-//! Parameters: [`Params`](super::call::Params). Grid: `[workers, 1, 1]`.
+//! The simple algorithm, per CTA:
+//!
+//! 1. Load the next work item of this worker. Items of up to [`MAX_SPLIT_KV_ROWS`] rows divide the keys among the warps
+//!    (`split_kv`); larger items divide the rows (`split_q`).
+//! 2. Per KV tile: look up pages, `cp.async` K and V through a ring of stages (`page_lookup`), and compute `S = Q · Kᵀ`.
+//! 3. Apply the mask (`visible`) and the online softmax (`softmax`), then `O = O · rescale + P · V` (`fragments`).
+//! 4. Write the output or a partial state (`output`).
+//! 5. The last CTA to arrive at a merge reduces its partial states in plan order (`merge`).
+//!
+//! Departures from the paper:
+//!
+//! 1. The mask is one 64-bit word per row and KV tile; tiles that all rows see in full are not masked.
+//! 2. Non-finite V elements of masked tiles are replaced by 0 and added back to the rows that see them (`nonfinite`), because 0 ×
+//!    NaN is NaN.
+//! 3. 8-bit K and V are converted to 16 bits in shared memory after they arrive (`dequant`). Per-page scales are applied to S and
+//!    P, relative to a running scale (`page_scales`).
+//! 4. O is rescaled only if a row has a new maximum, which is rare in later tiles.
+//! 5. Hooks of a variant are compiled in (`row_hooks`, `epilogue_hooks`); their per-row values are computed once per item.
 
 mod config;
 mod cta;
@@ -37,19 +52,19 @@ use hooked::Hooked;
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
-/// The kernel.
+/// Builds the kernel.
 ///
 /// # Errors
-/// With the reasons of [`Config::refuses`], if there are any.
+/// With the reasons of [`MmaConfig::unsupported`], if there are any.
 pub fn attention(name: &str, config: &Config) -> Result<Kernel, Invalid> {
     recorded(name, config, None)
 }
 
-/// The kernel for a variant, whose parameters follow those of [`Params`](super::call::Params) as
-/// [`arguments`](crate::variant::arguments) gives them. Without hooks it is [`attention`].
+/// Builds the kernel for a variant, whose parameters follow those of [`AttentionParamRegs`](super::params::AttentionParamRegs) in
+/// the order of [`arguments`](crate::variant::arguments). Without hooks it is [`attention`].
 ///
 /// # Errors
-/// With the reasons of [`Config::refuses`] and [`refuses_variant`], if there are any.
+/// With the reasons of [`MmaConfig::unsupported`] and [`unsupported_variant`], if there are any.
 pub fn attention_with(name: &str, config: &Config, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
     let reasons = [config.refuses(), refuses_variant(config, variant)].concat();
     if !reasons.is_empty() {
@@ -69,7 +84,7 @@ fn recorded(name: &str, config: &Config, hooks: Option<&Hooks<'_>>) -> Result<Ke
         let cta = Cta::new(k, (THREADS, config.device.arch), (config.qo, config.kv), false, layout);
         let hooks = Hooked::new(&cta, hooks);
         if config.device.arch >= 90 {
-            // what the kernel before wrote is there
+            // wait for the writes of the previous kernel (programmatic dependent launch)
             k.wait_for_prerequisites();
         }
         cta.run(&hooks, |work| {

@@ -1,4 +1,4 @@
-//! The end of rows: normalised sums become outputs, or partial states.
+//! Epilogue: normalizes the accumulators and writes outputs or partial states.
 
 use super::{
     cta::{Cta, Head, Work},
@@ -12,21 +12,21 @@ use crate::{
 };
 use tilewright_ptx::build::{Global, Value};
 
-/// What a row has summed up to.
+/// Final softmax statistics of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Total<'k> {
-    /// The factor that makes sums of weighed values a mean; 0 where nothing was seen.
+    /// The factor from accumulators to outputs; 0 if the row sees no key.
     pub(super) normalizer: Value<'k, f32>,
     /// The LSE in base 2.
     pub(super) lse: Value<'k, f32>,
-    /// The greatest logit in base 2, or another that the sum refers to.
+    /// The maximum base-2 logit, or another reference of the sum.
     pub(super) max: Value<'k, f32>,
-    /// The sum of weights; 0 where nothing was seen.
+    /// The sum of weights; 0 if the row sees no key.
     pub(super) sum: Value<'k, f32>,
 }
 
 impl<'k> Total<'k> {
-    /// Of the greatest logit in base 2, and the sum of weights beside it.
+    /// From the maximum base-2 logit and the sum of weights relative to it.
     #[track_caller]
     pub(super) fn new(max: Value<'k, f32>, sum: Value<'k, f32>) -> Self {
         let empty = sum.eq(0.0);
@@ -39,7 +39,7 @@ impl<'k> Total<'k> {
     }
 }
 
-/// The output of a head of a row.
+/// The output row of a query head.
 #[track_caller]
 pub(super) fn output<'k>(cta: &Cta<'k>, head: Head<'k>) -> Global<'k, u32> {
     let o = &cta.params.o;
@@ -47,7 +47,7 @@ pub(super) fn output<'k>(cta: &Cta<'k>, head: Head<'k>) -> Global<'k, u32> {
     Global::<u16>::new(o.address).at_wide(place).cast()
 }
 
-/// Writes the LSE of a head of a row, if it is asked for.
+/// Writes the LSE of a query head, if requested.
 #[track_caller]
 pub(super) fn store_lse<'k>(cta: &Cta<'k>, head: Head<'k>, lse: Value<'k, f32>) {
     let params = &cta.params;
@@ -57,7 +57,7 @@ pub(super) fn store_lse<'k>(cta: &Cta<'k>, head: Head<'k>, lse: Value<'k, f32>) 
     });
 }
 
-/// The partial state of a row of an item: its output and its LSE.
+/// The partial state of a row of an item: output and LSE.
 #[track_caller]
 pub(super) fn partial<'k>(
     cta: &Cta<'k>,
@@ -69,16 +69,16 @@ pub(super) fn partial<'k>(
     (o, cta.params.partial_lse.at_wide(place))
 }
 
-/// Which elements of a head a fragment has.
+/// The range of a head's elements that a row tile has.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Columns<'k> {
-    /// The first of them, an even number.
+    /// The first element, an even number.
     pub(super) first: Value<'k, u32>,
-    /// Whether the rows' LSEs are written with them.
+    /// Whether the rows' LSEs are written too.
     pub(super) with_lse: Value<'k, bool>,
 }
 
-/// Writes the 16 rows of a fragment, the first of which is row `in_tile` of the rows from row `first` of the item on.
+/// Writes the 16 rows of a row tile, which begins at row `in_tile` of the tile at row `first` of the item.
 pub(super) fn store_tile<'k>(
     at: (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
     tile: &RowTile<'k>,
@@ -88,7 +88,7 @@ pub(super) fn store_tile<'k>(
     store_columns(at, tile, rows, Columns { first: k.constant(0), with_lse: k.constant(true) });
 }
 
-/// The same for some elements of a head.
+/// The same for a range of a head's elements.
 pub(super) fn store_columns<'k>(
     (cta, work, hooks): (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
     tile: &RowTile<'k>,
@@ -140,8 +140,8 @@ pub(super) fn store_columns<'k>(
     }
 }
 
-/// Writes four neighbours of a row of an item that begin at element `4 chunk`, and with the first of them the LSE; `values` are
-/// sums of weighed values.
+/// Writes four adjacent elements of a row of an item, from element `4 chunk` on, and the LSE with the first chunk; `values` are
+/// not yet normalized.
 pub(super) fn store_chunk<'k>(
     (cta, work, hooks): (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
     (row, chunk): (Value<'k, u32>, Value<'k, u32>),
@@ -177,7 +177,7 @@ pub(super) fn store_chunk<'k>(
     );
 }
 
-/// Rounds four neighbours and writes them to an output.
+/// Rounds four adjacent elements and writes them to an output.
 #[track_caller]
 pub(super) fn store_four<'k>(
     cta: &Cta<'k>,

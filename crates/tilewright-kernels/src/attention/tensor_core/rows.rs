@@ -1,8 +1,8 @@
-//! The rows of a tile: their positions, and which keys of the segment each sees by the mask.
+//! Row table of a tile: positions and visible ranges of its rows.
 //!
-//! A row at position `p` sees positions `p - left ..= p + right`. Where keys have positions without gaps these are keys
-//! `first..end` of the segment; in block-sparse attention they stay positions, and are compared with those of single keys.
-//! KV tiles between `plain_from` and `plain_to` are seen by all rows, and need no mask.
+//! A row at position `p` sees positions `p - left ..= p + right`. If key positions have no gaps, these are keys `first..end` of
+//! the segment. In block-sparse attention they remain positions, which are compared with those of single keys. KV tiles between
+//! `unmasked_from` and `unmasked_to` are visible to all rows and need no mask.
 
 use super::{
     cta::{Cta, Work},
@@ -14,14 +14,14 @@ use tilewright_ptx::{
     isa::warp::WarpReduction,
 };
 
-/// The table of a tile's rows in shared memory.
+/// The row table in shared memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Rows<'k> {
     positions: Shared<'k, i32>,
     first: Shared<'k, i32>,
     end: Shared<'k, i32>,
     limits: Shared<'k, i32>,
-    /// `plain_from` and `plain_to`, of this warp.
+    /// `unmasked_from` and `unmasked_to`, of this warp.
     plain: Shared<'k, i32>,
 }
 
@@ -32,7 +32,7 @@ impl<'k> Rows<'k> {
         Self { positions: at(0), first: at(1), end: at(2), limits: cta.at(cta.layout.words), plain }
     }
 
-    /// Fills the table for the `count` rows from `begin` on, by all threads; to be read behind a barrier.
+    /// Fills the table for the `count` rows from `begin` on, by all threads; valid after a barrier.
     pub(super) fn fill(&self, cta: &Cta<'k>, work: &Work<'k>, (begin, count): (Value<'k, u32>, usize)) {
         let (k, thread) = (cta.k, cta.k.thread());
         let item = work.item();
@@ -58,7 +58,7 @@ impl<'k> Rows<'k> {
         });
     }
 
-    /// Finds which keys all rows see; each warp for itself.
+    /// Computes the key range that all rows see; each warp for itself.
     pub(super) fn find_plain(&self, cta: &Cta<'k>, work: &Work<'k>) {
         let item = work.item();
         let firsts = self.limits.load_vector::<4>();
@@ -67,7 +67,7 @@ impl<'k> Rows<'k> {
         let to = ends.into_iter().reduce(|a, b| a.min(b)).unwrap_or_else(|| cta.k.constant(0));
         let bits_from = (item.kv_len - item.mask_columns).reinterpret::<i32>();
         let limit = bits_from.unless(item.mask_columns.eq(0), i32::MAX);
-        // positions of blocks: all or nothing
+        // block positions: all keys or none
         let all = from.le(0) & to.eq(i32::MAX);
         let end = item.kv_end.reinterpret::<i32>();
         let of_blocks = all.select::<i32>(end, 0);
@@ -76,7 +76,7 @@ impl<'k> Rows<'k> {
         cta.k.sync_warp();
     }
 
-    /// Whether some row does not see all of the `count` keys from `first` on.
+    /// Whether any row does not see all of the `count` keys from `first` on.
     #[track_caller]
     pub(super) fn is_masked(&self, first: Value<'k, u32>, count: usize) -> Value<'k, bool> {
         let [from, to] = self.plain.load_vector::<2>();
@@ -100,7 +100,7 @@ fn position<'k>(cta: &Cta<'k>, item: &ItemValues<'k>, row: Value<'k, u32>) -> Va
     token.reinterpret::<i32>() + offset.get()
 }
 
-/// What a row at a position sees. Limits go up to 2^32 - 1, which is more than any distance and so no limit.
+/// The visible range of a row at a position. Windows go up to 2^32 - 1, which exceeds any distance and so means no limit.
 fn range<'k>(
     cta: &Cta<'k>,
     item: &ItemValues<'k>,

@@ -1,17 +1,17 @@
-//! Which keys of a KV tile a row sees, as the bits of a word: by ranges, by the positions of blocks, by mask bits.
+//! Visible masks: the keys of a KV tile that a row sees, one bit per key, from key ranges, block positions and mask bits.
 
 use super::cta::Cta;
 use crate::attention::items::ItemValues;
 use tilewright_ptx::build::{Builder, Global, Value};
 
-/// Keys of a KV tile: `width` (at most 64) from `first` on.
+/// Keys of a KV tile: `width` (at most 64) keys from `first` on.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Keys<'k> {
     pub(super) first: Value<'k, u32>,
     pub(super) width: u32,
 }
 
-/// The word of row `row` of the item, which sees keys, or positions, `range`.
+/// The visible mask of row `row` of the item, which sees keys, or positions in block-sparse attention, `from..to`.
 pub(super) fn seen<'k>(
     (cta, item): (&Cta<'k>, &ItemValues<'k>),
     row: Value<'k, u32>,
@@ -43,7 +43,7 @@ pub(super) fn seen<'k>(
     word.get()
 }
 
-/// The position of a key, which exists.
+/// The position of an existing key.
 #[track_caller]
 pub(super) fn position<'k>(cta: &Cta<'k>, item: &ItemValues<'k>, key: Value<'k, u32>) -> Value<'k, i32> {
     let (k, params) = (cta.k, &cta.params);
@@ -55,7 +55,7 @@ pub(super) fn position<'k>(cta: &Cta<'k>, item: &ItemValues<'k>, key: Value<'k, 
     position.get().reinterpret()
 }
 
-/// The mask bits of a row for some keys, of which at least one has a bit; keys without are shown.
+/// The mask bits of a row for some keys, at least one of which has a bit; keys without a bit are visible.
 fn bits<'k>((cta, item): (&Cta<'k>, &ItemValues<'k>), row: Value<'k, u32>, keys: Keys<'k>) -> Value<'k, u64> {
     let k = cta.k;
     let free = item.kv_len - item.mask_columns;
@@ -78,9 +78,9 @@ fn bits<'k>((cta, item): (&Cta<'k>, &ItemValues<'k>), row: Value<'k, u32>, keys:
     ones(k, shown) | (word.get() << shown)
 }
 
-/// The lowest `count` bits; all of them from 64 on.
+/// The lowest `count` bits; all bits from 64 on.
 #[track_caller]
 fn ones<'k>(k: &'k Builder, count: Value<'k, u32>) -> Value<'k, u64> {
-    // a shift by 64 or more leaves nothing
+    // a shift by 64 or more gives 0
     !(k.constant(u64::MAX) << count)
 }

@@ -1,7 +1,7 @@
-//! Weights of keys as they come, and what was summed before brought to them ("Online normalizer calculation for softmax", Milakov
+//! Online softmax: update the running maximum and rescale the accumulators ("Online normalizer calculation for softmax", Milakov
 //! and Gimelshein 2018).
 //!
-//! Of all rows of a thread each step is done before the next: a row alone would wait for its own results.
+//! Each step is done for all rows of the thread before the next step, to expose instruction-level parallelism.
 
 use super::{
     cta::Cta,
@@ -11,18 +11,18 @@ use super::{
 use crate::tile::reduce;
 use tilewright_ptx::build::{Value, Var};
 
-/// For each row tile a number of each half.
+/// Per row tile, one number for each half.
 type Halves<'k> = Vec<[Value<'k, f32>; 2]>;
 
-/// Products of queries and keys of some row tiles on their way to weights.
+/// One softmax step: `Q · Kᵀ` of some row tiles becomes weights.
 struct Products<'a, 'k> {
     tiles: &'a [RowTile<'k>],
     logits: &'a [Vec<Sums<'k>>],
     scale: Value<'k, f32>,
 }
 
-/// Turns products of row tiles with keys into weights, rounded and in pairs, four for each 16 keys; brings what was summed before to
-/// their maxima. `to` tells of factors of pages, if there are any.
+/// Converts `Q · Kᵀ` to weights, rounded and packed in pairs, four words per 16 keys, and rescales the accumulators to the new
+/// maxima. `page_rescale` applies per-page scales, if there are any.
 pub(super) fn weigh<'k>(
     cta: &Cta<'k>,
     (tiles, logits): (&[RowTile<'k>], &[Vec<Sums<'k>>]),
@@ -43,16 +43,17 @@ pub(super) fn weigh<'k>(
 }
 
 impl<'k> Products<'_, 'k> {
-    /// This thread's keys, for each a logit of both halves of each tile.
+    /// The logits of this thread's keys: per key, one of both halves of each tile.
     fn keys(&self) -> impl Iterator<Item = Vec<Var<'k, f32>>> {
         let keys = (0..self.logits.first().map_or(0, Vec::len)).flat_map(|tile| [(tile, 0), (tile, 1)]);
         keys.map(|(keys, i)| self.logits.iter().flat_map(|of| [of[keys][i], of[keys][2 + i]]).collect())
     }
 
-    /// For each half what is subtracted from its logits, the new maximum, and the factor that brings what was summed before to it.
+    /// Updates the running maxima. Returns per half the value to subtract from the logits, and the rescale factor of the
+    /// accumulators.
     fn refer(&self) -> (Halves<'k>, Halves<'k>) {
         let before: Vec<_> = self.tiles.iter().flat_map(|tile| tile.max).map(|max| max.get()).collect();
-        // by fours, so that no chain of results that wait for each other is long
+        // reduce by fours to shorten the dependency chain
         let keys: Vec<_> = self.keys().collect();
         let mut max = before.clone();
         for four in keys.chunks(4) {
@@ -62,7 +63,7 @@ impl<'k> Products<'_, 'k> {
             }
         }
         let max = reduce::quads_max(max);
-        // a row that has seen nothing subtracts 0: (-inf) - (-inf) would be NaN
+        // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
         let references: Vec<_> = max.iter().map(|max| max.unless(max.eq(f32::NEG_INFINITY), 0.0)).collect();
         let factors =
             before.iter().zip(&references).map(|(before, by)| ((*before - *by) * self.scale).exp2());
@@ -73,10 +74,10 @@ impl<'k> Products<'_, 'k> {
         (of_tiles(references), of_tiles(factors))
     }
 
-    /// Brings what was summed before to new maxima. Later KV tiles seldom have one, and what is multiplied by 1 has the same bits.
+    /// Rescales the accumulators to the new maxima. Skipped if all factors are 1, which is common in later KV tiles and exact.
     fn rescale(&self, factors: &[[Value<'k, f32>; 2]], to: Option<&ToReference<'k>>) {
         let k = self.scale.builder();
-        // none is above 1, nor is what they are multiplied with
+        // all factors are at most 1, also those of page scales
         let of_values: Halves<'k> = factors.iter().map(|of| to.map_or(*of, |to| to.sums(*of))).collect();
         let same = of_values.iter().flatten().map(|factor| factor.eq(1.0));
         let same = same.reduce(|a, b| a & b).unwrap_or_else(|| k.constant(true));
@@ -90,7 +91,7 @@ impl<'k> Products<'_, 'k> {
         });
     }
 
-    /// Puts weights in the place of logits, and adds them to their sums.
+    /// Replaces logits by weights and adds them to the row sums.
     fn weigh(&self, references: &[[Value<'k, f32>; 2]]) {
         let k = self.scale.builder();
         let offsets: Vec<_> = references.iter().flatten().map(|by| -(*by * self.scale)).collect();

@@ -1,11 +1,11 @@
-//! Values that are not finite, in KV tiles of which some rows see only a part.
+//! Non-finite values in partially masked KV tiles.
 //!
-//! A weight of 0 times NaN would be NaN, and a row must not learn of a value that it does not see. So in such tiles each thread
-//! looks at the values that it copied itself. If any is not finite, it becomes 0, and a code says what it was: in bits 0 to 7 of a
-//! word which of 8 neighbours count as +inf, in bits 8 to 15 which as -inf; NaN is both. After the product the rows that see such a
-//! key add what it was. Tiles that all rows see need none of this: there what is not finite spreads by itself.
+//! 0 × NaN is NaN, so a masked V element could poison a row. In such tiles each thread checks the values that it copied. If any
+//! is not finite, it is replaced by 0 and recorded in a mask per 8 elements: bits 0 to 7 for +inf, bits 8 to 15 for -inf, both
+//! for NaN. After `P · V` the rows that see the key add the value back. Unmasked tiles need none of this, because there
+//! non-finite values propagate by themselves.
 //!
-//! Codes are made in loops that are not unrolled: they are rare, and all of a kernel is assembled at its first use.
+//! The loops over masks are not unrolled: they are rarely executed, and the whole kernel is assembled at its first use.
 
 use super::{
     cta::{Cta, Deal, divide},
@@ -17,19 +17,19 @@ use tilewright_ptx::{
     isa::matrix::Elements,
 };
 
-/// The exponent bits of both halves of a word, and the lowest of them.
+/// The exponent bits of both halves of a word, and the lowest exponent bit of each.
 fn exponents(elements: Elements) -> (u32, u32) {
     if elements == Elements::F16 { (0x7c00_7c00, 0x0400_0400) } else { (0x7f80_7f80, 0x0080_0080) }
 }
 
-/// The sign's bit of both halves of a word where they are not finite.
+/// The sign bit of each half of a word that is not finite.
 fn flags<'k>(elements: Elements, word: Value<'k, u32>) -> Value<'k, u32> {
     let (bits, lowest) = exponents(elements);
-    // the lowest bit carries into the sign's place where all of them are 1
+    // adding the lowest bit carries into the sign bit if all exponent bits are 1
     ((word & bits) + lowest) & 0x8000_8000
 }
 
-/// Looks at this thread's chunks of `rows` values, as `deal` has dealt them; whether anything is not finite.
+/// Whether any of this thread's chunks of `rows` values, by `partition`, is not finite.
 pub(super) fn find<'k>(
     cta: &Cta<'k>,
     (deal, format, rows): (Deal<'k>, RowFormat, usize),
@@ -38,7 +38,7 @@ pub(super) fn find<'k>(
     let k = cta.k;
     let found = k.var::<u32>("not_finite", 0);
     let values = values.byte(deal.chunk << 4);
-    // not unrolled: rows that are loaded at once would take the registers of the sums
+    // not unrolled: rows in flight would take the registers of the accumulators
     k.repeat((deal.row, rows as u32), deal.rows_at_once as u32, |row| {
         let values = values.byte(row * format.stride as u32);
         for chunk in (0..format.chunks).step_by(deal.lanes) {
@@ -50,7 +50,7 @@ pub(super) fn find<'k>(
     found.get().ne(0)
 }
 
-/// Puts 0 in the place of what is not finite in `rows` values, and writes codes; by `threads` threads of which this is `thread`.
+/// Replaces non-finite elements of `rows` values by 0 and writes their masks, by `threads` threads of which this is `thread`.
 pub(super) fn encode<'k>(
     cta: &Cta<'k>,
     (thread, threads): (Value<'k, u32>, usize),
@@ -69,10 +69,10 @@ pub(super) fn encode<'k>(
     });
 }
 
-/// The code of 8 neighbours, where `flags` has the sign's bit of those that are not finite.
+/// The mask of 8 adjacent elements; `flags` has the sign bit of those that are not finite.
 fn code_of<'k>(cta: &Cta<'k>, words: [Value<'k, u32>; 4], flags: [Value<'k, u32>; 4]) -> Value<'k, u32> {
     let mantissa = !exponents(cta.elements).0 & 0x7fff_7fff;
-    // latent values are keys, too: the weight of one that is not finite is NaN or 0, and what it adds is NaN
+    // MLA values are also keys: a non-finite one has a weight of NaN or 0, so its product is NaN
     let always_nan = cta.k.constant(cta.params.pe.is_some());
     let mut code = cta.k.constant(0_u32);
     for at in 0..8_u32 {
@@ -87,8 +87,8 @@ fn code_of<'k>(cta: &Cta<'k>, words: [Value<'k, u32>; 4], flags: [Value<'k, u32>
     code
 }
 
-/// Adds what is not finite among `count` keys to the sums of rows that see them: bit `j` of `seen` tells of key `j`, for both
-/// halves of each tile. `codes` begin with that of the first elements that `tiles` have.
+/// Adds the non-finite values of `count` keys to the rows that see them. Bit `j` of `visible` is key `j`, for both halves of each
+/// tile. `masks` begin at the first elements of `tiles`.
 pub(super) fn add<'k>(
     cta: &Cta<'k>,
     (codes, count): (Shared<'k, u16>, usize),
@@ -108,7 +108,7 @@ pub(super) fn add<'k>(
     });
 }
 
-/// Adds one element of a chunk, the `i`th of this thread's two, to the rows that see its key.
+/// Adds element `i` of this thread's two elements of a chunk to the rows that see its key.
 fn add_one<'k>(
     tiles: &[RowTile<'k>],
     sees: &[[Value<'k, bool>; 2]],
@@ -124,7 +124,7 @@ fn add_one<'k>(
     }
 }
 
-/// What bits 0 and 8 of a code say.
+/// The value of bits 0 and 8 of a mask.
 fn not_finite(code: Value<'_, u32>) -> Value<'_, f32> {
     let (plus, minus) = ((code & 1).ne(0), (code & 0x100).ne(0));
     let one = plus.select::<f32>(f32::INFINITY, 0.0);

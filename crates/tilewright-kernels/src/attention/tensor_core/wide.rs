@@ -1,12 +1,12 @@
-//! Keys and values of 8 bits that have arrived become elements of 16 bits, in a tile that products read as they read any other.
+//! Dequantization of 8-bit K and V tiles to 16 bits, from a stage in shared memory to a tile that `ldmatrix` reads.
 //!
 //! ```text
-//! slot or stage   [keys, head_dim] of 8 bits, rows of `stored` format
-//! wide tile       [keys, head_dim] of 16 bits, first the keys, then the values in their place
+//! stage              [keys, head_dim] of 8 bits, rows of `stored` format
+//! dequantized tile   [keys, head_dim] of 16 bits, first the keys, then the values in their place
 //! ```
 //!
-//! Each thread takes 8 elements at a time, so that it reads and writes without bank conflicts. Nothing of this is in kernels whose
-//! cache has 16 bits.
+//! Each thread converts 8 elements at a time, so that loads and stores are free of bank conflicts. Kernels of 16-bit caches
+//! contain none of this.
 
 use super::{
     cta::{Cta, Deal},
@@ -20,14 +20,14 @@ use tilewright_ptx::{
     isa::matrix::Elements,
 };
 
-/// What of a KV tile.
+/// The keys or the values of a KV tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Half {
     Keys,
     Values,
 }
 
-/// Where elements are made wide, and by whom.
+/// Conversion of a tile by a warp or the CTA.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wide<'k> {
     cta: Cta<'k>,
@@ -37,11 +37,11 @@ pub(super) struct Wide<'k> {
     tile: Shared<'k, u32>,
 }
 
-/// Pieces of 8 elements that a thread has at once, about: enough to hide how long loads take.
+/// Approximate chunks of 8 elements in flight per thread, to hide the load latency.
 const PIECES: usize = 4;
 
 impl<'k> Wide<'k> {
-    /// A tile of `rows` rows, by `threads` threads, a warp or the CTA, of which this is `thread`.
+    /// Converts to `tile` of `rows` rows, by `threads` threads, a warp or the CTA, of which this is `thread`.
     pub(super) fn new(
         cta: &Cta<'k>,
         (thread, threads): (Value<'k, u32>, usize),
@@ -50,8 +50,8 @@ impl<'k> Wide<'k> {
         Self { cta: *cta, thread, threads, rows, tile }
     }
 
-    /// The rows that products read, for those at `stored`, whose copies by this thread are there. A warp can read them at once; a
-    /// CTA behind a barrier, before which each thread may look at what it dealt itself.
+    /// The 16-bit operand of the rows at `stored`, whose copies by this thread have arrived. Valid at once for a warp, and after
+    /// a barrier for a CTA. Before the barrier each thread may read its own partition.
     #[track_caller]
     pub(super) fn arrived(&self, half: Half, stored: Shared<'k, u32>) -> Shared<'k, u32> {
         let (k, layout) = (self.cta.k, &self.cta.layout);
@@ -62,7 +62,7 @@ impl<'k> Wide<'k> {
             Half::Keys => (layout.stored_k, layout.k),
             Half::Values => (layout.stored_v, layout.v),
         };
-        // the copies of others are there, and nobody reads what was in the tile before
+        // the copies of other threads have arrived, and the previous tile has been read
         if self.threads == 32 {
             k.sync_warp();
         } else {
@@ -75,7 +75,7 @@ impl<'k> Wide<'k> {
         self.tile
     }
 
-    /// How the values that products read were dealt to threads, if `copier` brought them.
+    /// The thread partition of the 16-bit values, if `loader` copied them.
     #[track_caller]
     pub(super) fn deal(&self, copier: &Copier<'k>) -> (Deal<'k>, RowFormat, usize) {
         match self.cta.kv.size() {
@@ -91,12 +91,12 @@ impl<'k> Wide<'k> {
     fn widen(&self, from: Shared<'k, u32>, (stored, format): (RowFormat, RowFormat)) {
         let (k, deal) = (self.cta.k, self.deal_of(format));
         let (from, to) = (from.byte(deal.chunk << 3), self.tile.byte(deal.chunk << 4));
-        // all of them powers of two
+        // all are powers of two
         let turns = self.rows / deal.rows_at_once;
         let pieces = if self.threads == 32 { PIECES } else { 2 };
         let at_once = (pieces * deal.lanes / format.chunks).clamp(1, turns);
         let at_once = 1 << at_once.ilog2();
-        // it begins at a row that no assembler knows, so that none unrolls it
+        // the first row is not a constant, so that assemblers do not unroll the loop
         k.repeat((deal.row, self.rows as u32), (at_once * deal.rows_at_once) as u32, |row| {
             let (from, to) = (from.byte(row * stored.stride as u32), to.byte(row * format.stride as u32));
             let pieces: Vec<_> = (0..at_once)

@@ -1,7 +1,8 @@
-//! An item: 16 rows a group, tile of rows by tile of rows, against KV tiles that come by a ring.
+//! Body of the MLA kernel: 16 rows per group, tile of rows by tile of rows, against KV tiles in a ring.
 //!
-//! Two barriers of the CTA a KV tile. Behind the first all its copies are there, and all threads are done with the tile before, which
-//! is filled anew, and with its logits; behind the second all logits are there, what rows see, and whether values are not finite.
+//! Two CTA barriers per KV tile. After the first all copies of the tile have arrived, and all threads have read the previous tile
+//! and its logits, which are overwritten next. After the second all logits, visible masks and flags of non-finite values are
+//! written.
 
 use super::{
     config::THREADS,
@@ -20,19 +21,19 @@ use crate::attention::tensor_core::{
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
-/// Which rows and which elements of sums are a warp's.
+/// The rows and the elements of O of a warp.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place<'k> {
     /// The group of 16 rows.
     pub(super) group: Value<'k, u32>,
-    /// The part of the elements.
+    /// The part of the elements of O.
     pub(super) column: Value<'k, u32>,
 }
 
-/// What a body is given.
+/// The CTA, the current item and the hooks.
 type Given<'c, 'k> = (&'c Cta<'k>, &'c Work<'k>, &'c Hooked<'k, 'c>);
 
-/// Does an item.
+/// Executes an item.
 pub(super) fn run<'k>(given: Given<'_, 'k>, layout: &Layout, body: BodyLayout) {
     let (cta, work, _) = given;
     let (k, rows) = (cta.k, 16 * body.groups as u32);
@@ -44,7 +45,7 @@ pub(super) fn run<'k>(given: Given<'_, 'k>, layout: &Layout, body: BodyLayout) {
         body.attend();
         body.end();
         let first = work.first_row().load();
-        // the next rows' queries replace these
+        // the next tile overwrites the queries
         k.sync_threads();
         k.leave_when((first + rows).ge(work.rows()));
         k.when(k.thread().eq(0), || work.first_row().store(first + rows));
@@ -67,7 +68,7 @@ struct Body<'c, 'k> {
     seen: Shared<'k, u64>,
     finder: Finder<'k>,
     copiers: [Copier<'k>; 2],
-    /// Bytes from the first stage to the one that is filled next, behind which is the one that is read next.
+    /// Byte offset of the next stage to write; the stage after it is the next to read.
     fills: Var<'k, u32>,
 }
 
@@ -101,7 +102,7 @@ impl<'c, 'k> Body<'c, 'k> {
         }
     }
 
-    /// Query rows of a tile.
+    /// Query rows per tile.
     fn num_rows(&self) -> usize {
         16 * self.body.groups
     }
@@ -111,12 +112,12 @@ impl<'c, 'k> Body<'c, 'k> {
         let (k, first) = (self.k, self.work.item().kv_begin);
         let rows = (self.work.first_row().load(), self.num_rows());
         self.finding(|| self.finder.ask(first));
-        // the table of rows is filled by four warps, as other kernels have them
+        // four warps fill the row table, as in the other bodies
         k.when(k.thread().lt(128), || self.rows.fill(self.cta, self.work, rows));
         self.copy_queries(rows);
         self.find(first);
         for ahead in 0..self.body.num_stages - 1 {
-            // entries, and the table of rows, are there
+            // the entries and the row table are written
             k.sync_threads();
             self.load(first + (ahead * self.layout.keys) as u32);
         }
@@ -132,18 +133,18 @@ impl<'c, 'k> Body<'c, 'k> {
         }
     }
 
-    /// Does what only the threads do that find keys.
+    /// Runs `body` in the threads that look up pages.
     fn finding(&self, body: impl FnOnce()) {
         self.k.when(self.k.thread().lt(2 * self.layout.keys as u32), body);
     }
 
-    /// Which of the two tables of entries is that of the KV tile whose first key this is, in bytes.
+    /// Byte offset of the entry table of the KV tile that begins at key `first`.
     fn table(&self, first: Value<'k, u32>) -> Value<'k, u32> {
         let keys = self.layout.keys;
         (divide(first, keys).0 & 1) * (2 * keys * 16) as u32
     }
 
-    /// Writes the entries of the KV tile whose first key this is, and whose pages were asked for; asks for those of the next.
+    /// Writes the entries of the KV tile at `first`, and prefetches the pages of the next tile.
     fn find(&self, first: Value<'k, u32>) {
         self.finding(|| {
             self.finder.write(first, self.table(first));
@@ -151,13 +152,13 @@ impl<'c, 'k> Body<'c, 'k> {
         });
     }
 
-    /// Starts the copies of the KV tile whose first key this is, if there is one.
+    /// Starts the copies of the KV tile at `first`, if it exists.
     fn load(&self, first: Value<'k, u32>) {
         let k = self.k;
         k.when(first.lt(self.work.kv_end), || {
             let to = self.cta.at::<u32>(self.body.stages).byte(self.fills.get());
             let table = self.table(first);
-            // into the other table, and before the copies, which loads from shared memory do not pass
+            // into the other table, and before the copies, which loads from shared memory cannot pass
             self.find(first + self.layout.keys as u32);
             self.copiers[0].copy(to, table);
             self.copiers[1].copy(to.plus(self.layout.parts[0].chunks * 4), table);
@@ -168,7 +169,7 @@ impl<'c, 'k> Body<'c, 'k> {
         self.fills.set(next.unless(next.eq((self.body.num_stages * bytes) as u32), 0));
     }
 
-    /// Waits for the KV tile whose first key this is, and starts to fill the stage before it; gives where it is.
+    /// Waits for the KV tile at `first` and starts to overwrite the previous stage; returns the tile.
     fn next_tile(&self, first: Value<'k, u32>) -> Shared<'k, u32> {
         let ahead = self.body.num_stages - 1;
         self.k.wait_copies(ahead - 1);
@@ -183,7 +184,7 @@ impl<'c, 'k> Body<'c, 'k> {
         self.k.wait_copies(0);
     }
 
-    /// The KV tile from key `first` on.
+    /// Processes the KV tile at key `first`.
     fn attend_tile(&self, first: Value<'k, u32>) {
         let k = self.k;
         let masked = self.rows.is_masked(first, self.layout.keys);
@@ -204,12 +205,12 @@ impl<'c, 'k> Body<'c, 'k> {
         k.when(masked, || self.add_special());
     }
 
-    /// The first element of this warp's sums.
+    /// The first element of this warp's part of O.
     fn first_column(&self) -> Value<'k, u32> {
         self.place.column * (self.cta.layout.v.dim / self.body.columns()) as u32
     }
 
-    /// Finds what this thread's row sees of a KV tile; to be read behind a barrier.
+    /// Computes the visible mask of this thread's row for a KV tile; valid after a barrier.
     fn find_seen(&self, first: Value<'k, u32>) {
         let (k, thread) = (self.k, self.k.thread());
         k.when(thread.lt(self.num_rows() as u32), || {
@@ -221,23 +222,23 @@ impl<'c, 'k> Body<'c, 'k> {
         });
     }
 
-    /// What this thread's rows see.
+    /// The visible masks of this thread's rows.
     fn seen_by(&self) -> [Value<'k, u64>; 2] {
         let row = (self.place.group << 4) + (self.k.lane() >> 2);
         [0, 8].map(|down| self.seen.at(row).plus(down).load())
     }
 
-    /// Which warps found values that are not finite.
+    /// Flags of warps that found non-finite values.
     fn special(&self) -> Shared<'k, u32> {
         self.cta.at(self.layout.special)
     }
 
-    /// Codes of values, in the place of logits that everybody has read.
+    /// Nonfinite masks; they overwrite the logits once all warps have read them.
     fn codes(&self) -> Shared<'k, u16> {
         self.cta.at(self.body.logits)
     }
 
-    /// Looks for values that are not finite; to be read behind a barrier.
+    /// Detects non-finite values; the flags are valid after a barrier.
     fn find_special(&self, tile: Shared<'k, u32>) {
         let (k, format) = (self.k, self.cta.layout.v);
         let deal = Deal::new(k.thread(), THREADS as usize, format.chunks);
@@ -251,11 +252,11 @@ impl<'c, 'k> Body<'c, 'k> {
         words.reduce(|a, b| a | b).unwrap_or_else(|| self.k.constant(0)).ne(0)
     }
 
-    /// Puts 0 in their place, and writes what they are.
+    /// Replaces non-finite values by 0 and writes their masks.
     fn encode_special(&self, tile: Shared<'k, u32>) {
         let k = self.k;
         k.when(self.any_special(), || {
-            // all logits are read
+            // all warps have read the logits
             k.sync_threads();
             let of_values = (self.cta.layout.v, self.layout.keys);
             special::encode(self.cta, (k.thread(), THREADS as usize), of_values, (tile, self.codes()));
@@ -263,7 +264,7 @@ impl<'c, 'k> Body<'c, 'k> {
         });
     }
 
-    /// Adds them.
+    /// Adds the non-finite values back.
     fn add_special(&self) {
         self.k.when(self.any_special(), || {
             let codes = self.codes().at(self.first_column() >> 3);

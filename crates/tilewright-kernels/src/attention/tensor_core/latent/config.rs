@@ -1,4 +1,4 @@
-//! What a latent kernel is made for, and what it cannot do.
+//! Configuration of MLA kernels, and its limits.
 
 use super::layout::Layout;
 use crate::attention::{
@@ -7,36 +7,37 @@ use crate::attention::{
 };
 use tilewright::{Dtype, HeadDim};
 
-/// Threads of a CTA.
+/// Threads per CTA.
 pub const THREADS: u32 = 256;
 
-/// What a kernel is made for.
+/// Compile-time configuration of an MLA kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Config {
-    /// The dtype of queries, of the cache and of outputs: f16 or bf16. Weights are rounded to it.
+    /// The dtype of queries, cache and outputs: f16 or bf16. Softmax weights are rounded to it.
     pub dtype: Dtype,
-    /// Elements of queries and keys, and of the latent part, which comes first and is the values: 576 and 512 of DeepSeek's.
+    /// Elements of queries and keys, and of the compressed part, which comes first and is the values: 576 and 512 in DeepSeek
+    /// models.
     pub head_dim: HeadDim,
-    /// Query heads: tiles have no more rows than tokens of 17 to 32 of them. Up to 16 and from 33 on, kernels are the same.
+    /// Query heads. With 17 to 32 heads, tiles have at most as many rows as one token; all other counts give the same kernel.
     pub heads: usize,
-    /// What it does.
+    /// Item bodies in the kernel.
     pub items: Items,
-    /// Where it runs.
+    /// The target device.
     pub device: Device,
 }
 
 impl Config {
-    /// Query rows of a tile: what `Tiling::q_rows` should be. Items of more rows are done tile by tile.
+    /// Query rows per tile: the value for `Tiling::q_rows`. Larger items are processed tile by tile.
     pub fn q_rows(&self) -> usize {
         self.layout_of(Items::Any).map_or(0, |layout| 16 * layout.many.groups)
     }
 
-    /// Bytes of shared memory of a CTA, of which an SM has one.
+    /// Bytes of shared memory per CTA; one CTA per SM.
     pub fn shared_bytes(&self) -> usize {
         self.layout().map_or(0, |layout| layout.cta.bytes)
     }
 
-    /// What lies where in shared memory, if it is enough.
+    /// The shared memory layout; `None` if it does not fit.
     pub(super) fn layout(&self) -> Option<Layout> {
         self.layout_of(self.items)
     }
@@ -46,8 +47,8 @@ impl Config {
         Layout::new((self.head_dim, self.heads), items, sm.min(self.device.shared_of_cta))
     }
 
-    /// Whether the kernel can take these arguments. Addresses and strides have to be multiples of 16 bytes, those of the output of 8;
-    /// scales may differ between heads, not between pages. Each run asks, so nothing is allocated.
+    /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of
+    /// 8. Scales may differ between heads, not between pages. Called on every run, so it must not allocate.
     pub fn takes(&self, call: &Call) -> bool {
         let size = self.dtype.size();
         call.pe.is_some_and(|pe| pe.q.is_aligned(16, size) && pe.k.is_aligned(16, size))
@@ -57,7 +58,7 @@ impl Config {
             && !(call.k_scale.is_of_pages() || call.v_scale.is_of_pages())
     }
 
-    /// Why there is no such kernel; nothing if there is one.
+    /// Reasons why the configuration is unsupported; empty if it is supported.
     pub fn refuses(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         let HeadDim { qk, vo } = self.head_dim;
@@ -91,7 +92,7 @@ mod tests {
     use crate::attention::call::{CacheTensor, Call, KvLayout, Pe, PlanArgs, RowTensor, ScaleArgs};
     use tilewright::{Dtype, HeadDim};
 
-    /// DeepSeek's heads.
+    /// The head dims of DeepSeek models.
     fn config(arch: u32) -> Config {
         let head_dim = HeadDim { qk: 576, vo: 512 };
         Config { dtype: Dtype::Bf16, head_dim, heads: 128, items: Items::Any, device: Device::of_arch(arch) }
@@ -130,7 +131,7 @@ mod tests {
         }
     }
 
-    /// A call as well aligned as it has to be, and no better.
+    /// Parameters with the minimum alignment.
     fn call() -> Call {
         let row = |address| RowTensor { address, row: address / 2, head: 3 * address / 2 };
         let cache = CacheTensor { address: 48, page: 24, token: 8, head: 40 };

@@ -1,11 +1,11 @@
-//! What lies where in the shared memory of a CTA of latent attention, and how its warps divide the work.
+//! Shared memory layout of an MLA CTA, and the division of work among its warps.
 //!
 //! ```text
-//! positions and ranges of rows · words · places of keys · seen words · which warps found something | queries | logits | KV tiles
+//! positions and ranges of rows · control words · key entries · visible masks · nonfinite flags | queries | logits | KV tiles
 //! ```
 //!
-//! A row of queries or keys is both of its parts side by side, an odd number of chunks of 16 bytes as everywhere. Logits are shares:
-//! `[dim parts][16 · groups][keys + 8]` f32. Codes of values that are not finite take their place.
+//! A row of queries or keys is its two parts side by side, with an odd number of 16-byte chunks as stride. Logits are partial
+//! sums `[dim parts][16 · groups][keys + 8]` f32. Nonfinite masks overwrite them.
 
 use crate::attention::tensor_core::{
     Items,
@@ -13,42 +13,42 @@ use crate::attention::tensor_core::{
 };
 use tilewright::HeadDim;
 
-/// Warps of a CTA.
+/// Warps per CTA.
 pub(super) const WARPS: usize = 8;
-/// Groups of 16 rows that a body for many rows may have at once, and keys of a KV tile: the first that fit.
+/// Groups of 16 rows of the multi-group body, and keys per KV tile, in order of preference.
 const SIZES: [(usize, usize); 3] = [(4, 32), (2, 32), (2, 16)];
-/// Parts of a product's elements, at most: head dims are as many times 16.
+/// Maximum parts of the elements of `Q · Kᵀ`; head dims are multiples of 16 times this.
 const MOST_DIM_PARTS: usize = 4;
-/// More stages than this are no use.
+/// Maximum stages of the ring; more do not help.
 const MOST_STAGES: usize = 8;
 
-/// All of it.
+/// The whole layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
-    /// What other kernels of tensor cores have, too.
+    /// The layout shared with the other tensor-core kernels.
     pub(super) cta: layout::Layout,
-    /// Keys of a KV tile.
+    /// Keys per KV tile.
     pub(super) keys: usize,
-    /// How the latent part of a row lies, and the part beside.
+    /// Formats of the compressed and the positional part of a row.
     pub(super) parts: [RowFormat; 2],
     /// `[2][2][keys]` entries of 16 bytes: both parts of the keys of two KV tiles.
     pub(super) entries: usize,
-    /// `[64]` u64: the keys of the tile that a row sees.
+    /// `[64]` u64: the visible keys of the KV tile per row.
     pub(super) seen: usize,
-    /// `[8]` words: which warps found values that are not finite.
+    /// `[8]` words: flags of warps that found non-finite values.
     pub(super) special: usize,
     /// The body for items of up to 16 rows.
     pub(super) few: Body,
-    /// The body for more.
+    /// The body for larger items.
     pub(super) many: Body,
 }
 
-/// How a body divides rows, and what is its own.
+/// Division of rows among warps, and shared memory of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Body {
     /// Groups of 16 rows.
     pub(super) groups: usize,
-    /// Parts that the elements of a logit's product are divided into.
+    /// Parts of the elements of `Q · Kᵀ`, one per warp.
     pub(super) dim_parts: usize,
     pub(super) q: usize,
     pub(super) logits: usize,
@@ -57,16 +57,16 @@ pub(super) struct Body {
 }
 
 impl Body {
-    /// Warps of a group of rows: parts of the elements of its sums.
+    /// Warps per group of rows, which divide the elements of O.
     pub(super) fn columns(self) -> usize {
         WARPS / self.groups
     }
 
-    /// The body with as many stages as fit behind what is `taken`, and its end.
+    /// The body with the maximum number of stages after `taken`, and its end.
     fn new(groups: usize, (keys, stride): (usize, usize), mut taken: Pieces, budget: usize) -> (Self, usize) {
         let dim_parts = (WARPS / groups / (keys / 16)).min(MOST_DIM_PARTS);
         let (q, rows) = (taken.take(16 * groups * stride), 16 * groups * dim_parts);
-        // codes take no more: 16 bits for each of 64 chunks of a key, at most
+        // nonfinite masks take no more: 16 bits for each of at most 64 chunks per key
         let logits = taken.take((rows * logits_stride(keys) * 4).max(keys * 64 * 2));
         let num_stages = (budget.saturating_sub(taken.0) / (keys * stride)).min(MOST_STAGES);
         let stages = taken.take(num_stages * keys * stride);
@@ -74,17 +74,17 @@ impl Body {
     }
 }
 
-/// Numbers from row to row of logits: pairs of four rows lie in different banks.
+/// Row stride of the logits; pairs of four rows are in different banks.
 pub(super) fn logits_stride(keys: usize) -> usize {
     keys + 8
 }
 
 impl Layout {
-    /// The first of [`SIZES`] that fits into `budget` bytes, with as many stages as fit; `None` if not two of each do. What a step of
-    /// decoding has no rows for is left out, if it does not go into one group.
+    /// The first of [`SIZES`] that fits into `budget` bytes, with the maximum number of stages; `None` if a ring has fewer than
+    /// two. Sizes with more rows than a decode step of `heads` fills are skipped.
     pub(super) fn new((dim, heads): (HeadDim, usize), items: Items, budget: usize) -> Option<Self> {
         let most = if (17..=32).contains(&heads) { 2 } else { SIZES[0].0 };
-        // the same sizes whatever the items are: plans are for both
+        // the same size for all bodies, because one plan serves both kernels
         SIZES.into_iter().filter(|(groups, _)| *groups <= most).find_map(|size| {
             Self::of(dim, Items::Any, size, budget).and_then(|_| Self::of(dim, items, size, budget))
         })

@@ -1,11 +1,11 @@
-//! Products of queries and keys of a KV tile: each warp multiplies some of them, and all warps of a group of rows read them all.
+//! Exchange of logits: each warp computes partial sums of `Q · Kᵀ`, and all warps of a row group load all of them.
 //!
 //! ```text
-//! warp w     rows 16 (w % R) .. + 16, and of the 8 / R warps that have these the number c = w / R:
-//!            16 keys (c % (keys / 16)), and of the elements of their products the part c / (keys / 16)
+//! warp w     rows 16 (w % R) .. + 16; c = w / R is its index among the 8 / R warps of these rows:
+//!            keys 16 (c % (keys / 16)) .. + 16, and part c / (keys / 16) of the elements
 //! ```
 //!
-//! Shares of elements are added when they are read.
+//! Partial sums over elements are added when they are loaded.
 
 use super::{
     body::Place,
@@ -17,18 +17,18 @@ use crate::attention::tensor_core::{
 };
 use tilewright_ptx::build::{Builder, Shared, Value};
 
-/// Where logits are exchanged, by this thread.
+/// The exchange buffer, as addressed by this thread.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Logits<'k> {
     cta: Cta<'k>,
     place: Place<'k>,
     body: Body,
     keys: usize,
-    /// This lane's first place of its warp's rows, of the first share.
+    /// This lane's first logit of its warp's rows, in the first partial sum.
     at: Shared<'k, f32>,
 }
 
-/// Chains of products that a warp adds to in turn: one alone waits for each product before the next.
+/// Independent accumulators per warp, to hide the latency of dependent `mma`s.
 const CHAINS: usize = 2;
 
 impl<'k> Logits<'k> {
@@ -39,12 +39,12 @@ impl<'k> Logits<'k> {
         Self { cta: *cta, place, body, keys: layout.keys, at: cta.at::<f32>(body.logits).at(at) }
     }
 
-    /// Numbers from share to share of the elements.
+    /// Stride between partial sums.
     fn share(&self) -> usize {
         16 * self.body.groups * logits_stride(self.keys)
     }
 
-    /// Multiplies this warp's share of a KV tile and writes it; to be read behind a barrier.
+    /// Computes and stores this warp's partial sum of a KV tile; valid after a barrier.
     pub(super) fn multiply(&self, places: &LanePlaces<'k>, tile: Shared<'k, u32>) {
         let (cta, k, format) = (&self.cta, self.cta.k, self.cta.layout.k);
         let (dim_part, keys) = divide(self.place.column, self.keys / 16);
@@ -73,7 +73,7 @@ impl<'k> Logits<'k> {
         });
     }
 
-    /// All logits of this warp's rows, as products have them.
+    /// Loads all logits of this warp's rows as accumulator fragments.
     pub(super) fn load(&self) -> Vec<Sums<'k>> {
         let k = self.cta.k;
         let half = |eight: usize, half: usize| {
