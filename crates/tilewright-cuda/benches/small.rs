@@ -208,19 +208,20 @@ fn merging(device: &Stream) -> Outcome {
     let state = |v, lse, states: usize| {
         let [row, dim] = [states * HEADS.0 * DIM, DIM].map(|n| n as u64);
         let lse_strides = [(states * HEADS.0) as u64, 1];
-        merge::State { v, v_strides: [row, dim, 1], lse, lse_strides }
+        merge::StateTensor { v, v_strides: [row, dim, 1], lse, lse_strides }
     };
     let second = state(v.address() + (rows * DIM * 2) as u64, lse.address() + rows as u64 * 4, 1);
-    let many = merge::States::Many {
+    let many = merge::MergeInputs::Strided {
         first: state(v.address(), lse.address(), states),
         count: states as u32,
         strides: [HEADS.0 * DIM, HEADS.0].map(|stride| stride as u64),
     };
-    let two = merge::States::Two([state(v.address(), lse.address(), 1), second]);
+    let two = merge::MergeInputs::Pair([state(v.address(), lse.address(), 1), second]);
     for (name, states, count) in [("merge_state", two, 2), ("merge_states of 4", many, states)] {
         let out = state(out.address(), out_lse.address(), 1);
-        let call = merge::Call { dtype: BF16, shape: [TOKENS, HEADS.0, DIM].map(|n| n as u32), states, out };
-        let config = call.merge().ok_or("a head that registers do not hold")?;
+        let call =
+            merge::MergeParams { dtype: BF16, shape: [TOKENS, HEADS.0, DIM].map(|n| n as u32), states, out };
+        let config = call.config().ok_or("a head that registers do not hold")?;
         let (grid, arguments) = call.launch(config);
         let kernel = merge::merge("merge", config)?;
         Case { name, kernel, grid, arguments, bytes: (count + 1) * of_state }.time(device)?;

@@ -20,9 +20,9 @@ use tilewright::{
 };
 use tilewright_cuda::{DeviceBatch, Gpu, machine::Machine};
 use tilewright_kernels::attention::{
-    call::PlanArgs,
-    items::{Item, Merge, Source},
-    plan_device::{Call, plan_device},
+    items::{MergeItem, MergeSource, WorkItem},
+    params::PlanArrays,
+    plan_device::{PlanDeviceParams, plan_device},
 };
 use words::Arrays;
 
@@ -90,32 +90,32 @@ fn planned<M: Machine>(gpu: &Gpu<M>, case: &Case) {
     ];
     let array = |bytes: usize| gpu.allocate(bytes.max(16)).expect("there is room");
     let arrays = [
-        array(Item::BYTES * room.items),
+        array(WorkItem::BYTES * room.items),
         array(4 * (case.tiling.workers + 1)),
         array(4 * room.sources),
-        array(Merge::BYTES * room.merges),
-        array(Source::BYTES * room.sources),
+        array(MergeItem::BYTES * room.merges),
+        array(MergeSource::BYTES * room.sources),
         array(8 * room.requests),
         array(4),
     ];
     let [items, worker_indptr, feeds, merges, sources, requests, flags] =
         arrays.each_ref().map(DeviceMemory::address);
     let num_requests = room.requests as u32;
-    let of_plan = PlanArgs {
+    let of_plan = PlanArrays {
         items,
         worker_indptr,
-        feeds,
+        merge_deps: feeds,
         merges,
         sources,
         requests,
         num_requests,
-        ..PlanArgs::default()
+        ..PlanArrays::default()
     };
-    let call = Call {
+    let call = PlanDeviceParams {
         batch: batch.each_ref().map(DeviceMemory::address),
         plan: of_plan,
         flags,
-        shape: case.shape(),
+        config: case.shape(),
     };
     let kernel = machine.load(&plan_device("plan_device").unwrap()).unwrap();
     machine.launch(&kernel, call.grid(), &call.args()).unwrap();
@@ -126,10 +126,10 @@ fn planned<M: Machine>(gpu: &Gpu<M>, case: &Case) {
     };
     assert_eq!(words(flags, 1), [0], "{case:?}");
     let found = Arrays {
-        items: words(items, Item::WORDS * schedule.items.len()),
+        items: words(items, WorkItem::WORDS * schedule.items.len()),
         worker_indptr: words(worker_indptr, case.tiling.workers + 1),
         feeds: words(feeds, schedule.sources.len()),
-        merges: words(merges, Merge::WORDS * schedule.merges.len()),
+        merges: words(merges, MergeItem::WORDS * schedule.merges.len()),
         sources: words(sources, 2 * schedule.sources.len()),
         requests: words(requests, 2 * room.requests),
     };

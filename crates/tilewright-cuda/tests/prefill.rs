@@ -8,7 +8,7 @@ mod real;
 use half::bf16;
 use tilewright::attention::variant::{ExpressionVariant, SoftCap};
 use tilewright_cuda::{Result, Stream};
-use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
+use tilewright_kernels::attention::prefill_sm90::{PrefillConfig, prefill};
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::sim::Arg;
 
@@ -58,7 +58,7 @@ fn map(address: u64, tokens: usize, heads: u32) -> tilewright_ptx::sim::tensor::
 fn run(device: &Stream, case: &Case) -> Result<()> {
     let cap =
         case.cap.map(|cap| SoftCap::new(cap).and_then(|cap| ExpressionVariant::of(&cap)).expect("a variant"));
-    let config = Prefill { heads: case.heads, causal: case.causal };
+    let config = PrefillConfig { heads: case.heads, causal: case.causal };
     let kernel = prefill("prefill", config, cap.as_ref()).expect("a valid kernel");
     let function = device.load(&kernel)?;
     assert_eq!(function.resources().local, 0, "bytes of registers that a thread spills");

@@ -4,7 +4,7 @@ use super::{Case, gemm::noise};
 use half::bf16;
 use std::{error::Error, time::Instant};
 use tilewright_cuda::Stream;
-use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
+use tilewright_kernels::attention::prefill_sm90::{PrefillConfig, prefill};
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::{sim::Arg, text};
 
@@ -29,7 +29,7 @@ pub(crate) fn with_case<T>(
     let (causal, len) =
         (name.contains("causal"), name.rsplit('.').next().unwrap_or_default().parse::<u32>()?);
     let start = Instant::now();
-    let kernel = prefill("prefill", Prefill { heads: HEADS, causal }, None)?;
+    let kernel = prefill("prefill", PrefillConfig { heads: HEADS, causal }, None)?;
     let recorded = start.elapsed();
     let start = Instant::now();
     text::ptx(&kernel, 90)?;

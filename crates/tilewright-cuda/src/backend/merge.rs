@@ -3,7 +3,7 @@
 use super::{Gpu, geometry::extents};
 use crate::machine::Machine;
 use tilewright::{Dtype, Error, Result, View, ViewMut};
-use tilewright_kernels::attention::merge::{Call, State, States, merge};
+use tilewright_kernels::attention::merge::{MergeInputs, MergeParams, StateTensor, merge};
 
 pub(super) fn merge_states<M: Machine>(
     gpu: &Gpu<M>,
@@ -12,14 +12,14 @@ pub(super) fn merge_states<M: Machine>(
 ) -> Result<()> {
     const OPERATOR: &str = "attention.merge_states";
     let stride = |view: &View<'_>, axis: usize| view.strides()[axis] as u64;
-    let first = State {
+    let first = StateTensor {
         v: gpu.address(OPERATOR, "o", &o)?,
         v_strides: [0, 2, 3].map(|axis| stride(&o, axis)),
         lse: gpu.address(OPERATOR, "lse", &lse)?,
         lse_strides: [0, 2].map(|axis| stride(&lse, axis)),
     };
     let strides = [stride(&o, 1), stride(&lse, 1)];
-    let states = States::Many {
+    let states = MergeInputs::Strided {
         first,
         count: super::geometry::extent(OPERATOR, "num_states", o.shape()[1])?,
         strides,
@@ -35,7 +35,7 @@ pub(super) fn merge_state<M: Machine>(
     const OPERATOR: &str = "attention.merge_state";
     let ours = state(gpu, OPERATOR, ["o", "lse"], [&o.as_view(), &lse.as_view()])?;
     let theirs = state(gpu, OPERATOR, ["other", "other_lse"], [&other, &other_lse])?;
-    run(gpu, (OPERATOR, o.dtype()), States::Two([ours, theirs]), (&o, &lse))
+    run(gpu, (OPERATOR, o.dtype()), MergeInputs::Pair([ours, theirs]), (&o, &lse))
 }
 
 fn state<M: Machine>(
@@ -43,9 +43,9 @@ fn state<M: Machine>(
     operator: &'static str,
     names: [&str; 2],
     [o, lse]: [&View<'_>; 2],
-) -> Result<State> {
+) -> Result<StateTensor> {
     let stride = |view: &View<'_>, axis: usize| view.strides()[axis] as u64;
-    Ok(State {
+    Ok(StateTensor {
         v: gpu.address(operator, names[0], o)?,
         v_strides: [0, 1, 2].map(|axis| stride(o, axis)),
         lse: gpu.address(operator, names[1], lse)?,
@@ -56,13 +56,13 @@ fn state<M: Machine>(
 fn run<M: Machine>(
     gpu: &Gpu<M>,
     (operator, dtype): (&'static str, Dtype),
-    states: States,
+    states: MergeInputs,
     (out, out_lse): (&ViewMut<'_>, &ViewMut<'_>),
 ) -> Result<()> {
     let Some(shape) = extents(operator, out.shape())? else { return Ok(()) };
     let out = state(gpu, operator, ["out", "out_lse"], [&out.as_view(), &out_lse.as_view()])?;
-    let call = Call { dtype, shape, states, out };
-    let Some(config) = call.merge() else {
+    let call = MergeParams { dtype, shape, states, out };
+    let Some(config) = call.config() else {
         let text = format!(
             "head_dim = {}, the most is 4096 chunks of 16 bytes, or elements if not aligned",
             shape[2]

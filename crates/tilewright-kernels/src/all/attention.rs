@@ -3,9 +3,9 @@
 use super::{ALL, Configured, HOPPER, plain};
 use crate::attention::{
     plan_device::plan_device,
-    prefill_sm90::{Prefill, prefill},
+    prefill_sm90::{PrefillConfig, prefill},
     scalar,
-    tensor_core::{self, Config, Device, Items, latent},
+    tensor_core::{self, Bodies, DeviceLimits, MmaConfig, mla},
 };
 use tilewright::{
     Dtype, HeadDim, Heads, Mask, Problem,
@@ -27,7 +27,7 @@ fn prefills() -> Vec<Configured> {
         let entry = name.clone();
         let build = move || {
             let variant = if soft_cap { Some(capped(&entry)?) } else { None };
-            prefill(&entry, Prefill { heads, causal }, variant.as_ref())
+            prefill(&entry, PrefillConfig { heads, causal }, variant.as_ref())
         };
         Configured { name, archs: HOPPER, build: Box::new(build), problem: None, overlap: true }
     };
@@ -36,21 +36,21 @@ fn prefills() -> Vec<Configured> {
 
 /// Attention on tensor cores from Ampere on, for each size of shared memory: a kernel is for devices of one.
 fn attentions() -> Vec<Configured> {
-    let of_items = |items, (qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
+    let of_items = |bodies, (qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
         let arch = archs[0];
-        let device = Device::of_arch(arch);
-        let config = Config { qo, kv, head_dim: HeadDim { qk, vo }, items, device };
+        let device = DeviceLimits::of_arch(arch);
+        let config = MmaConfig { qo, kv, head_dim: HeadDim { qk, vo }, bodies, device };
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
         let build = move |name: &str| tensor_core::attention(name, &config);
-        let few = if items == Items::Few { "_few" } else { "" };
+        let few = if bodies == Bodies::SplitKv { "_few" } else { "" };
         let plain = plain(format!("attention_{dim}_{qo}_{kv}{few}_sm{arch}"), archs, build);
         Configured { problem: problem((qo, kv), HeadDim { qk, vo }, false), ..plain }
     };
-    let of = |dims, dtypes, archs| of_items(Items::Any, dims, dtypes, archs);
+    let of = |dims, dtypes, archs| of_items(Bodies::Both, dims, dtypes, archs);
     let (bf16, f16) = ((Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16));
     vec![
         of((128, 128), bf16, &[90, 100]),
-        of_items(Items::Few, (128, 128), bf16, &[90, 100]),
+        of_items(Bodies::SplitKv, (128, 128), bf16, &[90, 100]),
         of((128, 128), bf16, &[80]),
         of((128, 128), bf16, &[86, 89]),
         of((128, 128), bf16, &[120]),
@@ -58,7 +58,7 @@ fn attentions() -> Vec<Configured> {
         of((256, 256), bf16, &[90, 100]),
         of((192, 128), bf16, &[90, 100]),
         of((128, 128), (Dtype::Bf16, Dtype::E4m3), &[90, 100]),
-        of_items(Items::Few, (128, 128), (Dtype::Bf16, Dtype::E4m3), &[90, 100]),
+        of_items(Bodies::SplitKv, (128, 128), (Dtype::Bf16, Dtype::E4m3), &[90, 100]),
         of((128, 128), (Dtype::Bf16, Dtype::E4m3), &[80]),
         of((64, 64), (Dtype::F16, Dtype::E5m2), &[86, 89]),
         of((256, 256), (Dtype::Bf16, Dtype::I8), &[90, 100]),
@@ -67,38 +67,38 @@ fn attentions() -> Vec<Configured> {
 
 /// Latent attention on tensor cores, likewise.
 fn latents() -> Vec<Configured> {
-    let of_heads = |heads: usize, items, dtype: Dtype, archs: &'static [u32]| {
+    let of_heads = |heads: usize, bodies, dtype: Dtype, archs: &'static [u32]| {
         let (arch, head_dim) = (archs[0], HeadDim { qk: 576, vo: 512 });
-        let config = latent::Config { dtype, head_dim, heads, items, device: Device::of_arch(arch) };
-        let few = if items == Items::Few { "_few" } else { "" };
+        let config = mla::MlaConfig { dtype, head_dim, heads, bodies, device: DeviceLimits::of_arch(arch) };
+        let few = if bodies == Bodies::SplitKv { "_few" } else { "" };
         let name = format!("attention_latent{heads}_d512_64_{dtype}{few}_sm{arch}");
-        let plain = plain(name, archs, move |name: &str| latent::attention(name, &config));
+        let plain = plain(name, archs, move |name: &str| mla::attention(name, &config));
         Configured { problem: problem((dtype, dtype), head_dim, true), ..plain }
     };
-    let of = |items, dtype, archs| of_heads(128, items, dtype, archs);
+    let of = |bodies, dtype, archs| of_heads(128, bodies, dtype, archs);
     vec![
-        of(Items::Any, Dtype::Bf16, &[90, 100]),
-        of_heads(32, Items::Any, Dtype::Bf16, &[90, 100]),
-        of(Items::Few, Dtype::Bf16, &[90, 100]),
-        of(Items::Any, Dtype::Bf16, &[80]),
-        of(Items::Any, Dtype::Bf16, &[86, 89]),
-        of(Items::Any, Dtype::F16, &[120]),
+        of(Bodies::Both, Dtype::Bf16, &[90, 100]),
+        of_heads(32, Bodies::Both, Dtype::Bf16, &[90, 100]),
+        of(Bodies::SplitKv, Dtype::Bf16, &[90, 100]),
+        of(Bodies::Both, Dtype::Bf16, &[80]),
+        of(Bodies::Both, Dtype::Bf16, &[86, 89]),
+        of(Bodies::Both, Dtype::F16, &[120]),
     ]
 }
 
 /// What tensor cores are not for: f32, odd heads, odd latent heads, hooks on everything.
 fn scalars() -> Vec<Configured> {
     use Dtype::{Bf16, E5m2, F16, F32};
-    let of = |name: &str, dtypes: (Dtype, Dtype), head_dim: (u32, u32), latent, hooked: bool| {
+    let of = |name: &str, dtypes: (Dtype, Dtype), head_dim: (u32, u32), mla, hooked: bool| {
         let (dtype_qo, dtype_kv) = dtypes;
-        let config = scalar::Config { dtype_qo, dtype_kv, head_dim, latent };
+        let config = scalar::SimtConfig { dtype_qo, dtype_kv, head_dim, mla };
         let build = move |name: &str| {
             let variant =
                 if hooked { rotated(name)? } else { recorded(name, ExpressionVariant::of(&Plain))? };
             scalar::attention(name, config, &variant)
         };
         let dim = HeadDim { qk: head_dim.0 as usize, vo: head_dim.1 as usize };
-        let problem = if hooked { None } else { problem(dtypes, dim, latent) };
+        let problem = if hooked { None } else { problem(dtypes, dim, mla) };
         Configured { problem, ..plain(format!("scalar_{name}"), ALL, build) }
     };
     vec![
@@ -110,8 +110,8 @@ fn scalars() -> Vec<Configured> {
 }
 
 /// What a kernel of attention is for: Llama 3's heads, or for latent attention those of DeepSeek.
-fn problem(dtypes: (Dtype, Dtype), dim: HeadDim, latent: bool) -> Option<Problem> {
-    let builder = match latent {
+fn problem(dtypes: (Dtype, Dtype), dim: HeadDim, mla: bool) -> Option<Problem> {
+    let builder = match mla {
         true => Problem::latent(128, dim.vo, dim.qk - dim.vo).scale(1.0 / 192_f32.sqrt()),
         false => Problem::builder(Heads { qo: 32, kv: 8 }, dim),
     };

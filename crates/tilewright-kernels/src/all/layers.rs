@@ -46,7 +46,7 @@ fn layers(dtype: Dtype) -> Vec<Configured> {
         rows: Rows::for_chunks(4096 / width),
     };
     let turned = |style, angles| Rope { dtypes: (dtype, dtype), style, angles, width };
-    let merged = |two| merge::Merge { dtype, width, rows: rows_of(128 / width), two };
+    let merged = |pair| merge::MergeConfig { dtype, width, rows: rows_of(128 / width), pair };
     let to = |cache| Append {
         dtypes: (dtype, cache),
         width: chunk::most(&[dtype, cache]),
@@ -74,7 +74,7 @@ fn layers(dtype: Dtype) -> Vec<Configured> {
 /// Elements of f32, elements one by one, rows that registers do not hold, and what has no other dtypes.
 fn others() -> Vec<Configured> {
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
-    let merged = |two| merge::Merge { dtype: f32, width: 4, rows: rows_of(32), two };
+    let merged = |pair| merge::MergeConfig { dtype: f32, width: 4, rows: rows_of(32), pair };
     let norm = |width, rows| Norm {
         dtype: f32,
         out: f32,

@@ -30,14 +30,14 @@ impl Divisor {
 
 /// A divisor in a kernel.
 #[derive(Debug, Clone, Copy)]
-pub struct DivisorValues<'k> {
+pub struct DivisorRegs<'k> {
     /// The divisor.
     pub by: Value<'k, u32>,
     multiplier: Value<'k, u32>,
     shift: Value<'k, u32>,
 }
 
-impl<'k> DivisorValues<'k> {
+impl<'k> DivisorRegs<'k> {
     /// Declares the three parameters.
     #[track_caller]
     pub fn declare(k: &'k Builder, name: &str) -> Self {

@@ -26,15 +26,17 @@ pub const NONE: u32 = u32::MAX;
 /// Declares a record: the host struct, which is converted to words, and its device form, which is loaded into registers. A name
 /// in parentheses is the register's name if it differs from the field's.
 macro_rules! record {
-    ($(#[$doc:meta])* $name:ident, $(#[$values_doc:meta])* $values:ident, $words:literal:
-        $($(#[$field_doc:meta])* $field:ident: $ty:ident,)*) => {
+    (@register $field:ident) => { stringify!($field) };
+    (@register $field:ident $register:literal) => { $register };
+    ($(#[$doc:meta])* $name:ident, $(#[$regs_doc:meta])* $regs:ident, $words:literal:
+        $($(#[$field_doc:meta])* $field:ident $(($register:literal))?: $ty:ident,)*) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         pub struct $name { $($(#[$field_doc])* pub $field: $ty,)* }
 
-        $(#[$values_doc])*
+        $(#[$regs_doc])*
         #[derive(Debug, Clone, Copy)]
-        pub struct $values<'k> { $($(#[$field_doc])* pub $field: Value<'k, $ty>,)* }
+        pub struct $regs<'k> { $($(#[$field_doc])* pub $field: Value<'k, $ty>,)* }
 
         impl $name {
             /// Words per record.
@@ -52,25 +54,25 @@ macro_rules! record {
             }
         }
 
-        impl<'k> $values<'k> {
+        impl<'k> $regs<'k> {
             /// Loads record `index` of `records`. Equal indices give equal results in all threads.
             #[track_caller]
             pub fn load(k: &'k Builder, records: Global<'k, u32>, index: Value<'k, u32>) -> Self {
                 let _line = k.at_line(std::panic::Location::caller());
-                Self::of_words(k, load_words::<$words, u64>(records.at_wide(index.to_u64() * $words)))
+                Self::from_words(k, load_words::<$words, u64>(records.at_wide(index.to_u64() * $words)))
             }
 
             /// Loads the record from shared memory.
             #[track_caller]
             pub fn load_shared(k: &'k Builder, record: Shared<'k, u32>) -> Self {
                 let _line = k.at_line(std::panic::Location::caller());
-                Self::of_words(k, load_words::<$words, u32>(record))
+                Self::from_words(k, load_words::<$words, u32>(record))
             }
 
-            fn of_words(k: &'k Builder, words: Vec<Value<'k, u32>>) -> Self {
+            fn from_words(k: &'k Builder, words: Vec<Value<'k, u32>>) -> Self {
                 let mut words = words.into_iter();
                 let mut next = || words.next().unwrap_or_else(|| k.constant(0));
-                Self { $($field: next().reinterpret::<$ty>().named(stringify!($field)),)* }
+                Self { $($field: next().reinterpret::<$ty>().named(record!(@register $field $($register)?)),)* }
             }
         }
     };
@@ -88,9 +90,9 @@ mod word {
 
 record! {
     /// A unit of work: query rows of one KV head against a range of keys of one segment. 16 words.
-    Item,
+    WorkItem,
     /// A [`WorkItem`] in registers.
-    ItemValues, 16:
+    WorkItemRegs, 16:
     /// The first row.
     qo_begin: u32,
     /// Rows (query tokens).
@@ -114,9 +116,9 @@ record! {
     /// The first partial row, or [`NONE`]: the item writes the output itself.
     partial: u32,
     /// The first entry of `merge_deps` of this item.
-    feed_begin: u32,
+    merge_deps_begin ("feed_begin"): u32,
     /// One past the last.
-    feed_end: u32,
+    merge_deps_end ("feed_end"): u32,
     /// Columns of the segment's mask bits, which cover its last keys; 0 without mask bits.
     mask_columns: u32,
     /// The low word of the bit index of row `qo_begin` and the first column.
@@ -127,9 +129,9 @@ record! {
 
 record! {
     /// Rows of one KV head, and the partial states that are merged into their output. 8 words.
-    Merge,
+    MergeItem,
     /// A [`MergeItem`] in registers.
-    MergeValues, 8:
+    MergeItemRegs, 8:
     /// The KV head.
     kv_head: u32,
     /// The first row.
@@ -144,9 +146,9 @@ record! {
 
 record! {
     /// The partial states of a work item. 2 words.
-    Source,
+    MergeSource,
     /// A [`MergeSource`] in registers.
-    SourceValues, 2:
+    MergeSourceRegs, 2:
     /// The item's first partial row.
     partial: u32,
     /// The item's first row.
@@ -155,9 +157,9 @@ record! {
 
 record! {
     /// The rows of a request. 2 words.
-    Request,
+    RequestRows,
     /// [`RequestRows`] in registers.
-    RequestValues, 2:
+    RequestRowsRegs, 2:
     /// One past the last row of the request.
     end: u32,
     /// Offset from row number to position.
@@ -175,7 +177,7 @@ fn load_words<const N: usize, A: Scalar>(at: Pointer<'_, u32, A>) -> Vec<Value<'
 
 /// The request of `row` by binary search: the first whose end is beyond it, or the last.
 #[track_caller]
-pub fn request_of<'k>(
+pub fn find_request<'k>(
     k: &'k Builder,
     (requests, count): (Global<'k, u32>, Value<'k, u32>),
     row: Value<'k, u32>,
@@ -185,7 +187,7 @@ pub fn request_of<'k>(
     k.forever(|| {
         k.leave_when(low.get().ge(high.get()));
         let middle = (low.get() + high.get()) >> 1;
-        let beyond = requests.at_wide(middle.to_u64() * Request::WORDS as u64).load().gt(row);
+        let beyond = requests.at_wide(middle.to_u64() * RequestRows::WORDS as u64).load().gt(row);
         let (new_low, new_high) = (beyond.select(low.get(), middle + 1), beyond.select(middle, high.get()));
         low.set(new_low);
         high.set(new_high);
@@ -204,18 +206,20 @@ pub fn look_up_request<'k>(
 ) {
     let _line = k.at_line(std::panic::Location::caller());
     k.when(known.eq(NONE), || {
-        let of = request_of(k, (requests, count), row);
+        let of = find_request(k, (requests, count), row);
         if let Some(request) = request {
             request.set(of);
         }
-        let record = requests.at_wide(of.to_u64() * Request::WORDS as u64);
+        let record = requests.at_wide(of.to_u64() * RequestRows::WORDS as u64);
         offset.set(record.plus(1).load().reinterpret::<i32>());
     });
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Item, ItemValues, Merge, NONE, Request, Source, look_up_request, request_of};
+    use super::{
+        MergeItem, MergeSource, NONE, RequestRows, WorkItem, WorkItemRegs, find_request, look_up_request,
+    };
     use tilewright_ptx::{
         build::Builder,
         sim::{Arg, Launch, Memory},
@@ -223,18 +227,22 @@ mod tests {
 
     #[test]
     fn records_are_words_in_the_order_of_their_fields() {
-        let item = Item { qo_begin: 1, offset: -2, partial: NONE, mask_bit_high: 3, ..Item::default() };
+        let item =
+            WorkItem { qo_begin: 1, offset: -2, partial: NONE, mask_bit_high: 3, ..WorkItem::default() };
         let words = item.to_words();
         assert_eq!((words[0], words[4], words[10], words[15]), (1, u32::MAX - 1, NONE, 3));
-        assert_eq!(Merge { source_end: 7, ..Merge::default() }.to_words(), [0, 0, 0, 0, 7, 0, 0, 0]);
-        assert_eq!((Item::BYTES, Merge::BYTES, Source::BYTES, Request::BYTES), (64, 32, 8, 8));
+        assert_eq!(MergeItem { source_end: 7, ..MergeItem::default() }.to_words(), [0, 0, 0, 0, 7, 0, 0, 0]);
+        assert_eq!(
+            (WorkItem::BYTES, MergeItem::BYTES, MergeSource::BYTES, RequestRows::BYTES),
+            (64, 32, 8, 8)
+        );
     }
 
     #[test]
-    fn kernels_load_what_the_host_wrote() {
+    fn records_round_trip_to_registers() {
         let kernel = Builder::kernel("load", 32, |k| {
             let (items, out) = (k.global::<u32>("items"), k.global::<u32>("out"));
-            let item = ItemValues::load(k, items, k.constant(1));
+            let item = WorkItemRegs::load(k, items, k.constant(1));
             k.when(k.thread().eq(0), || {
                 out.store(item.kv_end);
                 out.plus(1).store(item.offset.reinterpret::<u32>());
@@ -242,9 +250,9 @@ mod tests {
             });
         })
         .unwrap();
-        let item = Item { kv_end: 5, offset: -9, mask_bit_low: 8, ..Item::default() };
+        let item = WorkItem { kv_end: 5, offset: -9, mask_bit_low: 8, ..WorkItem::default() };
         let mut memory = Memory::new();
-        let items = memory.alloc_from(&[Item::default().to_words(), item.to_words()].concat());
+        let items = memory.alloc_from(&[WorkItem::default().to_words(), item.to_words()].concat());
         let out = memory.alloc(12);
         let args = [Arg::U64(items), Arg::U64(out)];
         Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed: 0 }.run(&mut memory).unwrap();
@@ -252,14 +260,15 @@ mod tests {
     }
 
     #[test]
-    fn rows_find_their_requests() {
+    fn find_request_finds_the_owner_of_a_row() {
         let kernel = Builder::kernel("request", 32, |k| {
             let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
-            out.at(k.thread()).store(request_of(k, (requests, k.param("count")), k.thread()));
+            out.at(k.thread()).store(find_request(k, (requests, k.param("count")), k.thread()));
         })
         .unwrap();
         let ends = [3_u32, 3, 4, 20, 32];
-        let words: Vec<u32> = ends.iter().flat_map(|&end| Request { end, offset: 0 }.to_words()).collect();
+        let words: Vec<u32> =
+            ends.iter().flat_map(|&end| RequestRows { end, offset: 0 }.to_words()).collect();
         let mut memory = Memory::new();
         let (requests, out) = (memory.alloc_from(&words), memory.alloc(128));
         let args = [Arg::U64(requests), Arg::U64(out), Arg::U32(ends.len() as u32)];
@@ -270,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_and_offsets_are_looked_up_where_an_item_has_rows_of_several() {
+    fn look_up_request_sets_request_and_offset_of_mixed_items() {
         let kernel = Builder::kernel("look_up", 32, |k| {
             let (requests, out) = (k.global::<u32>("requests"), k.global::<u32>("out"));
             let (requests, row) = ((requests, k.param("count")), k.thread());
@@ -284,7 +293,8 @@ mod tests {
             found.into_iter().enumerate().for_each(|(at, word)| out.at(row * 3).plus(at).store(word));
         })
         .unwrap();
-        let words = [(3, 100), (3, 200), (32, -2)].map(|(end, offset)| Request { end, offset }.to_words());
+        let words =
+            [(3, 100), (3, 200), (32, -2)].map(|(end, offset)| RequestRows { end, offset }.to_words());
         let mut memory = Memory::new();
         let (requests, out) = (memory.alloc_from(&words.concat()), memory.alloc(32 * 12));
         let args = [Arg::U64(requests), Arg::U64(out), Arg::U32(3)];

@@ -23,7 +23,7 @@ const BATCH: u32 = 4;
 
 /// Compile-time configuration of a merge kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Merge {
+pub struct MergeConfig {
     /// Dtype of the values.
     pub dtype: Dtype,
     /// Elements per load: 1, or [`chunk::most`].
@@ -31,12 +31,12 @@ pub struct Merge {
     /// The class of head lengths.
     pub rows: Rows,
     /// Whether the inputs are two separate tensors.
-    pub two: bool,
+    pub pair: bool,
 }
 
 /// Values and LSE of states in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct State {
+pub struct StateTensor {
     /// Address of the first value, in bytes.
     pub v: u64,
     /// Strides of rows, heads and elements, in elements.
@@ -49,13 +49,13 @@ pub struct State {
 
 /// The states to merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum States {
+pub enum MergeInputs {
     /// Two states; the result may overwrite either.
-    Two([State; 2]),
+    Pair([StateTensor; 2]),
     /// `count` states at a fixed stride; `count` may be 0.
-    Many {
+    Strided {
         /// The first state of each row.
-        first: State,
+        first: StateTensor,
         /// Number of states.
         count: u32,
         /// Strides between states of values and LSE, in elements.
@@ -65,18 +65,18 @@ pub enum States {
 
 /// Arguments of one launch.
 #[derive(Debug, Clone, Copy)]
-pub struct Call {
+pub struct MergeParams {
     /// Dtype of the values.
     pub dtype: Dtype,
     /// Rows, heads, elements per head.
     pub shape: [u32; 3],
     /// The states to merge.
-    pub states: States,
+    pub states: MergeInputs,
     /// The result.
-    pub out: State,
+    pub out: StateTensor,
 }
 
-impl State {
+impl StateTensor {
     fn alignment(self, dtype: Dtype) -> Vec<u64> {
         let rows = Strided { address: self.v, strides: [self.v_strides[0], self.v_strides[1]] };
         rows.alignment(dtype).to_vec()
@@ -88,42 +88,42 @@ impl State {
     }
 }
 
-impl Call {
+impl MergeParams {
     /// The kernel for these parameters; `None` if a head does not fit into registers.
-    pub fn merge(&self) -> Option<Merge> {
+    pub fn config(&self) -> Option<MergeConfig> {
         let (dtype, dim) = (self.dtype, self.shape[2]);
         let (states, stride) = match self.states {
-            States::Two(both) => (both.to_vec(), 0),
-            States::Many { first, strides, .. } => (vec![first], strides[0]),
+            MergeInputs::Pair(pair) => (pair.to_vec(), 0),
+            MergeInputs::Strided { first, strides, .. } => (vec![first], strides[0]),
         };
         let all = || states.iter().copied().chain([self.out]);
         let dense = dim == 1 || all().all(|state| state.v_strides[2] == 1);
         let elements = all().flat_map(|state| state.alignment(dtype)).chain([stride, u64::from(dim)]);
         let width = if dense { chunk::width(&[dtype], elements) } else { 1 };
         let rows = Rows::for_chunks(dim / width)?;
-        Some(Merge { dtype, width, rows, two: matches!(self.states, States::Two(_)) })
+        Some(MergeConfig { dtype, width, rows, pair: matches!(self.states, MergeInputs::Pair(_)) })
     }
 
     /// Grid and arguments for `config`, which is [`MergeParams::config`]; rows, heads and elements must not be 0.
-    pub fn launch(&self, merge: Merge) -> ([u32; 3], Vec<Arg>) {
+    pub fn launch(&self, config: MergeConfig) -> ([u32; 3], Vec<Arg>) {
         let [rows, heads, dim] = self.shape;
         let mut args = match self.states {
-            States::Two(both) => both.into_iter().flat_map(State::args).collect(),
-            States::Many { first, count, strides } => {
+            MergeInputs::Pair(pair) => pair.into_iter().flat_map(StateTensor::args).collect(),
+            MergeInputs::Strided { first, count, strides } => {
                 [&first.args()[..], &strides.map(Arg::U64), &[Arg::U32(count)]].concat()
             }
         };
         args.extend(self.out.args());
-        args.extend([rows * heads, heads, dim / merge.width].map(Arg::U32));
-        ([merge.rows.ctas(rows * heads), 1, 1], args)
+        args.extend([rows * heads, heads, dim / config.width].map(Arg::U32));
+        ([config.rows.ctas(rows * heads), 1, 1], args)
     }
 }
 
-impl Merge {
+impl MergeConfig {
     /// A unique name of the configuration.
     pub fn name(self) -> String {
-        let what = if self.two { "merge_state" } else { "merge_states" };
-        format!("{what}_{}_{}_{}", self.dtype, self.width, self.rows.name())
+        let prefix = if self.pair { "merge_state" } else { "merge_states" };
+        format!("{prefix}_{}_{}_{}", self.dtype, self.width, self.rows.name())
     }
 }
 
@@ -131,47 +131,50 @@ impl Merge {
 ///
 /// # Errors
 /// None.
-pub fn merge(name: &str, config: Merge) -> Result<Kernel, Invalid> {
-    if config.two { merge_state(name, config) } else { merge_states(name, config) }
+pub fn merge(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
+    if config.pair { merge_state(name, config) } else { merge_states(name, config) }
 }
 
-fn merge_state(name: &str, config: Merge) -> Result<Kernel, Invalid> {
+fn merge_state(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, config.rows.cta_threads(), |k| {
-        let states = ["_a", "_b"].map(|of| StateOf::param(k, of, config.dtype));
-        let (to, sizes) = (StateOf::param(k, "", config.dtype), Sizes::param(k));
+        let states = ["_a", "_b"].map(|of| StateTensorRegs::param(k, of, config.dtype));
+        let (to, sizes) = (StateTensorRegs::param(k, "", config.dtype), Sizes::param(k));
         config.rows.place(k, (sizes.rows, sizes.chunks), |place| {
-            let head = Head::new(k, config, (place, sizes));
+            let head = HeadMerge::new(k, config, (place, sizes));
             let loaded = states.each_ref().map(|state| (head.load(state, None), head.lse(state, None)));
             // all threads of a head must read its LSE before one of them overwrites it
             match config.rows.of_cta() {
                 1 => k.sync_threads(),
                 _ => k.sync_warp(),
             }
-            head.begin(loaded[0].1.max(loaded[1].1));
-            loaded.iter().for_each(|(chunks, lse)| head.add(chunks, *lse));
+            head.set_max(loaded[0].1.max(loaded[1].1));
+            loaded.iter().for_each(|(chunks, lse)| head.accumulate(chunks, *lse));
             head.store(&to);
         });
     })
 }
 
-fn merge_states(name: &str, config: Merge) -> Result<Kernel, Invalid> {
+fn merge_states(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, config.rows.cta_threads(), |k| {
-        let from = StateOf::param(k, "_first", config.dtype);
-        let apart = ["v_state_stride", "lse_state_stride"].map(|name| k.param::<u64>(name));
+        let from = StateTensorRegs::param(k, "_first", config.dtype);
+        let state_strides = ["v_state_stride", "lse_state_stride"].map(|name| k.param::<u64>(name));
         let states = k.param::<u32>("states");
-        let (to, sizes) = (StateOf::param(k, "", config.dtype), Sizes::param(k));
+        let (to, sizes) = (StateTensorRegs::param(k, "", config.dtype), Sizes::param(k));
         config.rows.place(k, (sizes.rows, sizes.chunks), |place| {
-            let head = Head::new(k, config, (place, sizes));
+            let head = HeadMerge::new(k, config, (place, sizes));
             let max = k.var("max", f32::NEG_INFINITY);
-            k.repeat((0, states), 1, |i| max.set(max.get().max(head.lse(&from, further(apart, i)))));
-            head.begin(max.get());
+            k.repeat((0, states), 1, |i| {
+                max.set(max.get().max(head.lse(&from, state_offset(state_strides, i))));
+            });
+            head.set_max(max.get());
             k.repeat((0, states), BATCH, |i| {
                 let batch = (0..BATCH).map(|ahead| {
-                    let (head, state) = (head.only_when((i + ahead).lt(states)), further(apart, i + ahead));
+                    let (head, state) =
+                        (head.only_when((i + ahead).lt(states)), state_offset(state_strides, i + ahead));
                     (head.load(&from, state), head.lse(&from, state))
                 });
                 let batch: Vec<_> = batch.collect();
-                batch.iter().for_each(|(chunks, lse)| head.add(chunks, *lse));
+                batch.iter().for_each(|(chunks, lse)| head.accumulate(chunks, *lse));
             });
             head.store(&to);
         });
@@ -180,22 +183,22 @@ fn merge_states(name: &str, config: Merge) -> Result<Kernel, Invalid> {
 
 /// Offset of state `i` from the first, of values and LSE.
 #[track_caller]
-fn further<'k>(apart: [Value<'k, u64>; 2], i: Value<'k, u32>) -> Option<[Value<'k, u64>; 2]> {
-    Some(apart.map(|stride| i.to_u64() * stride))
+fn state_offset<'k>(state_strides: [Value<'k, u64>; 2], i: Value<'k, u32>) -> Option<[Value<'k, u64>; 2]> {
+    Some(state_strides.map(|stride| i.to_u64() * stride))
 }
 
 /// A [`StateTensor`] in a kernel.
-struct StateOf<'k> {
+struct StateTensorRegs<'k> {
     v: Elements<'k>,
     v_strides: [Value<'k, u64>; 3],
     lse: Elements<'k>,
     lse_strides: [Value<'k, u64>; 2],
 }
 
-impl<'k> StateOf<'k> {
+impl<'k> StateTensorRegs<'k> {
     #[track_caller]
     fn param(k: &'k Builder, of: &str, dtype: Dtype) -> Self {
-        let stride = |what: &str, axis: &str| k.param(&format!("{what}{of}_{axis}_stride"));
+        let stride = |tensor: &str, axis: &str| k.param(&format!("{tensor}{of}_{axis}_stride"));
         Self {
             v: Elements::param(k, &format!("v{of}"), dtype),
             v_strides: ["row", "head", "element"].map(|axis| stride("v", axis)),
@@ -222,21 +225,21 @@ impl<'k> Sizes<'k> {
 
 /// One head of a row, with its merge accumulators.
 #[derive(Clone)]
-struct Head<'k> {
+struct HeadMerge<'k> {
     k: &'k Builder,
     place: RowPlace<'k>,
     row: [Value<'k, u64>; 2],
-    config: Merge,
+    config: MergeConfig,
     condition: Value<'k, bool>,
     /// The maximum LSE, or 0 if all states are empty.
-    reference: Var<'k, f32>,
-    weights: Var<'k, f32>,
+    max: Var<'k, f32>,
+    weight_sum: Var<'k, f32>,
     sums: Vec<Vec<Var<'k, f32>>>,
 }
 
-impl<'k> Head<'k> {
+impl<'k> HeadMerge<'k> {
     #[track_caller]
-    fn new(k: &'k Builder, config: Merge, (place, sizes): (RowPlace<'k>, Sizes<'k>)) -> Self {
+    fn new(k: &'k Builder, config: MergeConfig, (place, sizes): (RowPlace<'k>, Sizes<'k>)) -> Self {
         let chunk = || (0..config.width).map(|_| k.var("v", 0.0)).collect();
         Self {
             k,
@@ -244,8 +247,8 @@ impl<'k> Head<'k> {
             row: [place.row / sizes.heads, place.row % sizes.heads].map(|at| at.to_u64()),
             config,
             condition: place.in_rows,
-            reference: k.unset_var("reference"),
-            weights: k.var("weights", 0.0),
+            max: k.unset_var("reference"),
+            weight_sum: k.var("weights", 0.0),
             sums: place.chunks().iter().map(|_| chunk()).collect(),
         }
     }
@@ -261,13 +264,13 @@ impl<'k> Head<'k> {
     #[track_caller]
     fn chunks(
         &self,
-        of: &StateOf<'k>,
-        further: Option<Value<'k, u64>>,
+        of: &StateTensorRegs<'k>,
+        state_offset: Option<Value<'k, u64>>,
     ) -> Vec<(Elements<'k>, ChunkPlace<'k>)> {
         let [row, head] = self.row;
         let (width, thread) = (self.config.width, self.place.thread);
         let index = row * of.v_strides[0] + head * of.v_strides[1];
-        let first = of.v.at_wide(further.map_or(index, |further| index + further));
+        let first = of.v.at_wide(state_offset.map_or(index, |state_offset| index + state_offset));
         let place = |at: ChunkPlace<'k>| match width {
             1 => (first.at_wide((thread + at.after_first).to_u64() * of.v_strides[2]), at),
             _ => (first.at(thread * width).plus(at.after_first * width), at),
@@ -276,37 +279,37 @@ impl<'k> Head<'k> {
     }
 
     #[track_caller]
-    fn load(&self, of: &StateOf<'k>, further: Option<[Value<'k, u64>; 2]>) -> Vec<Chunk<'k>> {
+    fn load(&self, of: &StateTensorRegs<'k>, state_offset: Option<[Value<'k, u64>; 2]>) -> Vec<Chunk<'k>> {
         let load = |(from, at): (Elements<'k>, ChunkPlace<'k>)| {
             from.load_when(at.is_there & self.condition, self.config.width, Access::Streaming)
         };
-        self.chunks(of, further.map(|further| further[0])).into_iter().map(load).collect()
+        self.chunks(of, state_offset.map(|state_offset| state_offset[0])).into_iter().map(load).collect()
     }
 
     #[track_caller]
-    fn lse_at(&self, of: &StateOf<'k>, further: Option<[Value<'k, u64>; 2]>) -> Elements<'k> {
+    fn lse_at(&self, of: &StateTensorRegs<'k>, state_offset: Option<[Value<'k, u64>; 2]>) -> Elements<'k> {
         let index = self.row[0] * of.lse_strides[0] + self.row[1] * of.lse_strides[1];
-        of.lse.at_wide(further.map_or(index, |further| index + further[1]))
+        of.lse.at_wide(state_offset.map_or(index, |state_offset| index + state_offset[1]))
     }
 
     #[track_caller]
-    fn lse(&self, of: &StateOf<'k>, further: Option<[Value<'k, u64>; 2]>) -> Value<'k, f32> {
-        let (value, at) = (self.k.var("lse", f32::NEG_INFINITY), self.lse_at(of, further));
+    fn lse(&self, of: &StateTensorRegs<'k>, state_offset: Option<[Value<'k, u64>; 2]>) -> Value<'k, f32> {
+        let (value, at) = (self.k.var("lse", f32::NEG_INFINITY), self.lse_at(of, state_offset));
         self.k.when(self.condition, || value.set(at.number(Access::Weak)));
         value.get()
     }
 
     /// Sets the maximum LSE before accumulation.
     #[track_caller]
-    fn begin(&self, max: Value<'k, f32>) {
+    fn set_max(&self, max: Value<'k, f32>) {
         // no state has keys: (-inf) - (-inf) would be NaN
-        self.reference.set(max.unless(max.eq(f32::NEG_INFINITY), 0.0));
+        self.max.set(max.unless(max.eq(f32::NEG_INFINITY), 0.0));
     }
 
     #[track_caller]
-    fn add(&self, chunks: &[Chunk<'k>], lse: Value<'k, f32>) {
-        let weight = (lse - self.reference.get()).exp2();
-        self.weights.set(self.weights.get() + weight);
+    fn accumulate(&self, chunks: &[Chunk<'k>], lse: Value<'k, f32>) {
+        let weight = (lse - self.max.get()).exp2();
+        self.weight_sum.set(self.weight_sum.get() + weight);
         for (sums, chunk) in self.sums.iter().zip(chunks) {
             for (sum, number) in sums.iter().zip(chunk.numbers()) {
                 sum.set(number.mul_add(weight, sum.get()));
@@ -315,17 +318,17 @@ impl<'k> Head<'k> {
     }
 
     #[track_caller]
-    fn store(&self, to: &StateOf<'k>) {
-        let (k, place, weights) = (self.k, self.place, self.weights.get());
-        let empty = weights.eq(0.0);
-        let factor = weights.recip().unless(empty, 0.0);
+    fn store(&self, to: &StateTensorRegs<'k>) {
+        let (k, place, weight_sum) = (self.k, self.place, self.weight_sum.get());
+        let empty = weight_sum.eq(0.0);
+        let factor = weight_sum.recip().unless(empty, 0.0);
         for ((to, at), sums) in self.chunks(to, None).into_iter().zip(&self.sums) {
             let numbers: Vec<_> = sums.iter().map(|sum| sum.get() * factor).collect();
             let chunk = Chunk::of(self.config.dtype, &numbers);
             k.when(at.is_there, || chunk.store(to));
         }
         k.when(place.in_rows & place.thread.eq(0), || {
-            let merged = self.reference.get() + weights.log2();
+            let merged = self.max.get() + weight_sum.log2();
             Chunk::of(Dtype::F32, &[merged.unless(empty, f32::NEG_INFINITY)]).store(self.lse_at(to, None));
         });
     }

@@ -1,11 +1,11 @@
 //! Attention kernels.
 
-pub mod call;
 pub mod divisor;
 pub mod items;
 pub mod merge;
+pub mod params;
 pub mod plan_device;
 pub mod prefill_sm90;
-mod row;
+mod query_row;
 pub mod scalar;
 pub mod tensor_core;

@@ -17,7 +17,7 @@
 
 use crate::{
     tile::{Cursor, Ring, SharedTile, Sums, reduce, sums},
-    variant::{Hooks, Prepared},
+    variant::{Hooks, PartialHook},
 };
 use half::bf16;
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input};
@@ -46,7 +46,7 @@ const BF16: (Elements, Elements) = (Elements::Bf16, Elements::Bf16);
 
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Prefill {
+pub struct PrefillConfig {
     /// Query heads and KV heads.
     pub heads: (u32, u32),
     /// Whether row i of a request sees only keys up to `kv_len - qo_len + i`.
@@ -58,14 +58,18 @@ pub struct Prefill {
 ///
 /// # Errors
 /// When the variant has other hooks than that of logits.
-pub fn prefill(name: &str, config: Prefill, variant: Option<&ExpressionVariant>) -> Result<Kernel, Invalid> {
+pub fn prefill(
+    name: &str,
+    config: PrefillConfig,
+    variant: Option<&ExpressionVariant>,
+) -> Result<Kernel, Invalid> {
     let hooks = variant.map(|variant| logits_hook(name, variant)).transpose()?.flatten();
     Builder::kernel(name, THREADS, |k| {
-        let cta = Cta::new(k, config, hooks);
+        let cta = PrefillCta::new(k, config, hooks);
         cta.init();
         k.when(cta.has_rows(), || {
             let group = (k.thread() >> 7).of_lane(0).named("warpgroup");
-            k.when_else(group.eq(0), || cta.produce(), || Consumer::new(&cta, group - 1).run());
+            k.when_else(group.eq(0), || cta.produce(), || PrefillConsumer::new(&cta, group - 1).run());
         });
     })
 }
@@ -88,10 +92,10 @@ fn logits_hook<'v>(name: &str, variant: &'v ExpressionVariant) -> Result<Option<
 }
 
 /// State shared by all warps of a CTA.
-struct Cta<'k, 'v> {
+struct PrefillCta<'k, 'v> {
     k: &'k Builder,
-    config: Prefill,
-    hook: Option<Prepared<'k, 'v>>,
+    config: PrefillConfig,
+    hook: Option<PartialHook<'k, 'v>>,
     maps: [Value<'k, u64>; 3],
     o: Global<'k, bf16>,
     lse: Global<'k, f32>,
@@ -99,8 +103,8 @@ struct Cta<'k, 'v> {
     /// The first row of this CTA in its request.
     first_row: Value<'k, u32>,
     head: Value<'k, u32>,
-    qo: Span<'k>,
-    kv: Span<'k>,
+    qo: RaggedRange<'k>,
+    kv: RaggedRange<'k>,
     q: SharedTile<'k>,
     keys: (SharedTile<'k>, Ring<'k>),
     values: (SharedTile<'k>, Ring<'k>),
@@ -109,12 +113,12 @@ struct Cta<'k, 'v> {
 
 /// The range of a request in a ragged tensor.
 #[derive(Clone, Copy)]
-struct Span<'k> {
+struct RaggedRange<'k> {
     begin: Value<'k, u32>,
     len: Value<'k, u32>,
 }
 
-impl<'k> Span<'k> {
+impl<'k> RaggedRange<'k> {
     #[track_caller]
     fn load(indptr: Global<'k, u32>, request: Value<'k, u32>) -> Self {
         let begin = indptr.at(request).load();
@@ -122,8 +126,8 @@ impl<'k> Span<'k> {
     }
 }
 
-impl<'k, 'v> Cta<'k, 'v> {
-    fn new(k: &'k Builder, config: Prefill, hooks: Option<Hooks<'v>>) -> Self {
+impl<'k, 'v> PrefillCta<'k, 'v> {
+    fn new(k: &'k Builder, config: PrefillConfig, hooks: Option<Hooks<'v>>) -> Self {
         let maps = ["q_map", "k_map", "v_map"].map(|name| k.tensor_map(name));
         let (o, lse) = (k.global("o"), k.global("lse"));
         let (qo_indptr, kv_indptr) = (k.global("qo_indptr"), k.global("kv_indptr"));
@@ -149,8 +153,8 @@ impl<'k, 'v> Cta<'k, 'v> {
             scale,
             first_row: (tile * Q_ROWS as u32).named("first_row"),
             head,
-            qo: Span::load(qo_indptr, request),
-            kv: Span::load(kv_indptr, request),
+            qo: RaggedRange::load(qo_indptr, request),
+            kv: RaggedRange::load(kv_indptr, request),
             q: SharedTile::new(k, "q", (Q_ROWS, HEAD_DIM), 1),
             keys: (SharedTile::new(k, "keys", (KEYS, HEAD_DIM), STAGES), Ring::new(k, "keys", STAGES)),
             values: (SharedTile::new(k, "values", (KEYS, HEAD_DIM), STAGES), Ring::new(k, "values", STAGES)),
@@ -174,7 +178,7 @@ impl<'k, 'v> Cta<'k, 'v> {
     }
 
     /// Number of keys that a row sees; may be negative.
-    fn seen_by(&self, row: Value<'k, u32>) -> Value<'k, i32> {
+    fn visible_keys(&self, row: Value<'k, u32>) -> Value<'k, i32> {
         let len = self.kv.len.reinterpret::<i32>();
         match self.config.causal {
             true => (row.reinterpret::<i32>() + 1 + len - self.qo.len.reinterpret::<i32>()).min(len),
@@ -185,8 +189,8 @@ impl<'k, 'v> Cta<'k, 'v> {
     /// KV tiles that any row of this CTA sees.
     fn tiles(&self) -> Value<'k, u32> {
         let last_row = (self.first_row + (Q_ROWS - 1) as u32).min(self.qo.len - 1);
-        let seen = self.seen_by(last_row).max(0).reinterpret::<u32>();
-        ((seen + (KEYS - 1) as u32) / KEYS as u32).named("tiles")
+        let visible = self.visible_keys(last_row).max(0).reinterpret::<u32>();
+        ((visible + (KEYS - 1) as u32) / KEYS as u32).named("tiles")
     }
 
     fn produce(&self) {
@@ -218,8 +222,8 @@ impl<'k, 'v> Cta<'k, 'v> {
 }
 
 /// A consumer warpgroup, with 64 rows of the CTA.
-struct Consumer<'c, 'k, 'v> {
-    cta: &'c Cta<'k, 'v>,
+struct PrefillConsumer<'c, 'k, 'v> {
+    cta: &'c PrefillCta<'k, 'v>,
     k: &'k Builder,
     /// Thread index in the warpgroup.
     thread: Value<'k, u32>,
@@ -235,8 +239,8 @@ struct Consumer<'c, 'k, 'v> {
     values: Cursor<'k>,
 }
 
-impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
-    fn new(cta: &'c Cta<'k, 'v>, consumer: Value<'k, u32>) -> Self {
+impl<'c, 'k, 'v> PrefillConsumer<'c, 'k, 'v> {
+    fn new(cta: &'c PrefillCta<'k, 'v>, consumer: Value<'k, u32>) -> Self {
         let k = cta.k;
         k.take_registers(240);
         let thread = (k.thread() & 127).named("thread_of_group");
@@ -283,7 +287,7 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         self.softmax(left.get());
         self.pack_weights();
         self.values.wait_full();
-        self.clear_hidden_values(left.get());
+        self.zero_missing_values(left.get());
     }
 
     /// Logits and weights of a tile, overlapped with `P · V` of the previous one.
@@ -295,14 +299,14 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         self.multiply_keys();
         self.values.wait_full();
         k.wgmma_fence();
-        self.weigh_values();
+        self.multiply_values();
         k.wgmma_wait(1);
         self.release(self.keys);
-        let factors = self.softmax(left.get());
+        let rescale = self.softmax(left.get());
         self.pin_softmax();
         k.wgmma_wait(0);
         self.release(self.values);
-        self.o.map(|place, o| o * factors[place.half]);
+        self.o.map(|place, o| o * rescale[place.half]);
         self.pack_weights();
     }
 
@@ -310,7 +314,7 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
         let k = self.k;
         self.values.wait_full();
         k.wgmma_fence();
-        self.weigh_values();
+        self.multiply_values();
         k.wgmma_wait(0);
         self.release(self.values);
     }
@@ -329,7 +333,7 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
     }
 
     /// Starts `O += P · V`.
-    fn weigh_values(&self) {
+    fn multiply_values(&self) {
         let values = self.cta.values.0.stage(self.values.stage()).columns_descriptor();
         for step in 0..KEYS / 16 {
             let left = WgmmaLeft::Registers(std::array::from_fn(|i| self.weights[4 * step + i].get()));
@@ -364,22 +368,22 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
             }
             None => cta.scale,
         };
-        self.hide(tile);
+        self.apply_mask(tile);
         std::array::from_fn(|half| {
-            let before = self.max[half].get();
-            let max = self.logits.row_max(half, before);
+            let old_max = self.max[half].get();
+            let max = self.logits.row_max(half, old_max);
             // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
             let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
-            let factor = ((before - reference) * scale).exp2();
+            let rescale = ((old_max - reference) * scale).exp2();
             self.max[half].set(max);
             let offset = -(reference * scale);
-            let mut sum = self.sum[half].get() * factor;
+            let mut sum = self.sum[half].get() * rescale;
             for logit in self.logits.row(half) {
                 logit.set(logit.get().mul_add(scale, offset).exp2());
                 sum = sum + logit.get();
             }
             self.sum[half].set(sum);
-            factor
+            rescale
         })
     }
 
@@ -390,22 +394,22 @@ impl<'c, 'k, 'v> Consumer<'c, 'k, 'v> {
     }
 
     /// Masks logits to -inf, in tiles that any row does not see in full.
-    fn hide(&self, tile: Value<'k, u32>) {
+    fn apply_mask(&self, tile: Value<'k, u32>) {
         let (k, cta) = (self.k, self.cta);
         let first_key = tile * KEYS as u32;
         let end = (first_key + KEYS as u32).reinterpret::<i32>();
-        let has_hidden = end.gt(cta.seen_by(cta.first_row));
-        k.when(has_hidden, || {
+        let needs_mask = end.gt(cta.visible_keys(cta.first_row));
+        k.when(needs_mask, || {
             let first = (first_key + sums::first_column(self.thread)).reinterpret::<i32>();
-            let seen = [0, 8].map(|down| cta.seen_by(self.row + down) - first);
+            let visible = [0, 8].map(|down| cta.visible_keys(self.row + down) - first);
             self.logits.map(|place, logit| {
-                logit.unless(seen[place.half].le(place.column as i32), f32::NEG_INFINITY)
+                logit.unless(visible[place.half].le(place.column as i32), f32::NEG_INFINITY)
             });
         });
     }
 
     /// Zeroes values after the last key: they may be NaN, and a weight of 0 times NaN is NaN.
-    fn clear_hidden_values(&self, tile: Value<'k, u32>) {
+    fn zero_missing_values(&self, tile: Value<'k, u32>) {
         let (k, cta) = (self.k, self.cta);
         let keys = cta.kv.len - tile * KEYS as u32;
         k.when(keys.lt(KEYS as u32), || {

@@ -9,7 +9,7 @@ use tilewright_ptx::build::{Builder, Value};
 
 /// The value of a node.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Known<'k> {
+pub(super) enum NodeValue<'k> {
     Number(Value<'k, f32>),
     Truth(Value<'k, bool>),
 }
@@ -30,10 +30,10 @@ pub enum Arithmetic {
 pub(super) fn apply<'k>(
     k: &'k Builder,
     op: Op,
-    operands: &[Known<'k>],
+    operands: &[NodeValue<'k>],
     (arithmetic, once): (Arithmetic, bool),
-) -> Known<'k> {
-    use Known::{Number, Truth};
+) -> NodeValue<'k> {
+    use NodeValue::{Number, Truth};
     match (op, operands) {
         (Op::Not, &[Truth(a)]) => Truth(!a),
         (Op::And, &[Truth(a), Truth(b)]) => Truth(a & b),
@@ -72,7 +72,7 @@ fn fast<'k>(k: &'k Builder, op: Op, a: Value<'k, f32>) -> Value<'k, f32> {
         Op::Exp => (a * LOG2_E).exp2(),
         Op::Tanh => ((a * (2.0 * LOG2_E)).exp2() + 1.0).recip().mul_add(-2.0, one),
         Op::Sigmoid => ((a * -LOG2_E).exp2() + 1.0).recip(),
-        op => simple(op, a),
+        op => common(op, a),
     }
 }
 
@@ -84,13 +84,13 @@ fn exact(op: Op, a: Value<'_, f32>) -> Value<'_, f32> {
         Op::Exp => elementary::exp2(a * LOG2_E),
         Op::Tanh => elementary::tanh(a),
         Op::Sigmoid => (elementary::exp2(-a * LOG2_E) + 1.0).recip_exact(),
-        op => simple(op, a),
+        op => common(op, a),
     }
 }
 
 /// Operations that are the same in both.
 #[track_caller]
-fn simple(op: Op, a: Value<'_, f32>) -> Value<'_, f32> {
+fn common(op: Op, a: Value<'_, f32>) -> Value<'_, f32> {
     match op {
         Op::Neg => -a,
         Op::Abs => a.abs(),

@@ -1,4 +1,4 @@
-//! The hooks of an attention variant, recorded into a kernel from the graphs of their operations.
+//! Hooks of an attention variant, recorded into a kernel from their expression graphs.
 //!
 //! ```
 //! use tilewright::attention::variant::{Alibi, ExpressionVariant, Hook, Input};
@@ -11,7 +11,7 @@
 //! let kernel = Builder::kernel("biased", 32, |k| {
 //!     let logits = k.global::<f32>("logits");
 //!     let hooks = hooks.declare(k, (k.constant(4), k.constant(4)));
-//!     // the slope is read once, for it depends on the head alone
+//!     // the slope is loaded once, because it depends on the head alone
 //!     let of_row = hooks.prepare(Hook::Logits, &|input| match input {
 //!         Input::QoHead => Some(k.cta().to_f32()),
 //!         Input::Qo => Some(k.constant(31.0)),
@@ -21,22 +21,22 @@
 //!     let kv = |input| (input == Input::Kv).then(|| k.thread().to_f32());
 //!     at.store(of_row.logit(&kv, at.load(), k.constant(true)));
 //! })?;
-//! // behind the kernel's own argument: the address and length of the table of slopes
+//! // after the kernel's own argument: the address and length of the table of slopes
 //! assert_eq!(arguments(&alibi, |_table| 4096, |_buffer| 0).len(), 2);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
 //! The variant's parameters, tables and buffers are the kernel's, so that one kernel serves every variant of the same
-//! [`fingerprint`](ExpressionVariant::fingerprint). Whatever is known of a hook's inputs can be said early
-//! ([`Prepared::further`]): what depends on nothing else is computed there, once.
+//! [`fingerprint`](ExpressionVariant::fingerprint). Hooks are partially evaluated: [`PartialHook::bind`] passes the inputs that are
+//! known so far, and nodes that depend on nothing else are computed there, once.
 
 mod apply;
-mod declared;
+mod declared_variant;
 pub(crate) mod elementary;
-mod kept;
+mod hoist;
 
 pub use apply::Arithmetic;
-pub use declared::{Declared, Inputs, Prepared};
+pub use declared_variant::{DeclaredVariant, HookInputs, PartialHook};
 
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant, expression::Node};
 use tilewright_ptx::{
@@ -45,10 +45,10 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// The most bytes that a variant's parameters may take of the 4096 that a kernel has.
+/// Maximum bytes of a variant's parameters, of the 4096 that a kernel may have.
 const MAX_BYTES: usize = 3072;
 
-/// A variant that kernels of attention can compute.
+/// A variant that attention kernels can compute.
 #[derive(Debug, Clone, Copy)]
 pub struct Hooks<'v> {
     variant: &'v ExpressionVariant,
@@ -56,11 +56,10 @@ pub struct Hooks<'v> {
 }
 
 impl<'v> Hooks<'v> {
-    /// Those of `variant`, for kernels of the name `kernel`, in [`Arithmetic::Fast`].
+    /// The hooks of `variant`, for a kernel of the name `kernel`, in [`Arithmetic::Fast`].
     ///
     /// # Errors
-    /// When the variant has more parameters, tables and buffers than a kernel can have: 3072 bytes, 4 for each parameter, 16 for
-    /// each table and buffer.
+    /// When the variant's parameters, tables and buffers exceed 3072 bytes: 4 per parameter, 16 per table and buffer.
     pub fn of(kernel: &str, variant: &'v ExpressionVariant) -> Result<Self, Invalid> {
         let (scalars, arrays) = (variant.scalars().len(), variant.tables().len() + variant.buffers().len());
         let bytes = 4 * scalars + 16 * arrays;
@@ -72,7 +71,7 @@ impl<'v> Hooks<'v> {
         Ok(Self { variant, arithmetic: Arithmetic::Fast })
     }
 
-    /// The same in another arithmetic.
+    /// The same with another arithmetic.
     #[must_use]
     pub fn with(self, arithmetic: Arithmetic) -> Self {
         Self { arithmetic, ..self }
@@ -83,7 +82,7 @@ impl<'v> Hooks<'v> {
         self.variant.is_live(hook)
     }
 
-    /// Whether logits go through the softmax; otherwise they are the weights.
+    /// Whether the variant has a softmax; otherwise logits are the weights.
     pub fn softmax(&self) -> bool {
         self.variant.properties().softmax
     }
@@ -101,13 +100,17 @@ impl<'v> Hooks<'v> {
     /// Declares the variant's parameters, which follow those of the kernel: the scalars, then address and length of each table
     /// and each buffer, as [`arguments`] lists them. `heads` are the problem's query and KV heads, constants or not.
     #[track_caller]
-    pub fn declare<'k>(&self, k: &'k Builder, heads: (Value<'k, u32>, Value<'k, u32>)) -> Declared<'k, 'v> {
-        Declared::new(k, *self, heads)
+    pub fn declare<'k>(
+        &self,
+        k: &'k Builder,
+        heads: (Value<'k, u32>, Value<'k, u32>),
+    ) -> DeclaredVariant<'k, 'v> {
+        DeclaredVariant::new(k, *self, heads)
     }
 }
 
-/// The arguments for the parameters that [`Hooks::declare`] declares, of `variant` or another of its fingerprint. `table` gives the
-/// address in device memory of the table with a number in [`ExpressionVariant::tables`], f32; `buffer` that of a buffer in
+/// The arguments for the parameters of [`Hooks::declare`], of `variant` or another with its fingerprint. `table` returns the device
+/// address of a table by its index in [`ExpressionVariant::tables`], f32. `buffer` returns that of a buffer of
 /// [`ExpressionVariant::buffers`], f32, aligned to 4 bytes, as long as on the host.
 pub fn arguments(
     variant: &ExpressionVariant,

@@ -5,7 +5,7 @@ use crate::{
     judge::check,
 };
 use tilewright::{Dtype, HeadDim};
-use tilewright_kernels::attention::call::KvLayout;
+use tilewright_kernels::attention::params::KvLayout;
 
 const DTYPES: [(Dtype, Dtype); 6] = [
     (Dtype::Bf16, Dtype::E4m3),

@@ -2,8 +2,8 @@
 
 use tilewright::{Dtype, HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::attention::{
-    call::{Call, KvLayout, UNLIMITED},
-    tensor_core::{Config, Device, FEW_ROWS, Items, attention_with, latent},
+    params::{AttentionParams, KvLayout, UNLIMITED},
+    tensor_core::{Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, MmaConfig, attention_with, mla},
 };
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
@@ -88,38 +88,42 @@ impl Case {
     }
 
     /// The kernels that do its items: where these have few rows, two.
-    pub(crate) fn kernels(&self, variant: &ExpressionVariant) -> Vec<(Items, Result<Kernel, Invalid>)> {
-        let few = self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= FEW_ROWS);
-        let kernel = |items| {
+    pub(crate) fn kernels(&self, variant: &ExpressionVariant) -> Vec<(Bodies, Result<Kernel, Invalid>)> {
+        let few = self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= MAX_SPLIT_KV_ROWS);
+        let kernel = |bodies| {
             let kernel = match self.latent {
-                true => latent::attention("attention", &self.latent_config(items)),
-                false => attention_with("attention", &self.config(items), variant),
+                true => mla::attention("attention", &self.latent_config(bodies)),
+                false => attention_with("attention", &self.config(bodies), variant),
             };
-            (items, kernel)
+            (bodies, kernel)
         };
-        [Items::Any, Items::Few].into_iter().take(1 + usize::from(few)).map(kernel).collect()
+        [Bodies::Both, Bodies::SplitKv].into_iter().take(1 + usize::from(few)).map(kernel).collect()
     }
 
-    pub(crate) fn config(&self, items: Items) -> Config {
-        let device = Device::of_arch(self.arch);
-        Config { qo: self.qo, kv: self.kv, head_dim: self.dim, items, device }
+    pub(crate) fn config(&self, bodies: Bodies) -> MmaConfig {
+        let device = DeviceLimits::of_arch(self.arch);
+        MmaConfig { qo: self.qo, kv: self.kv, head_dim: self.dim, bodies, device }
     }
 
-    pub(crate) fn latent_config(&self, items: Items) -> latent::Config {
-        let device = Device::of_arch(self.arch);
-        latent::Config { dtype: self.qo, head_dim: self.dim, heads: self.heads.0, items, device }
+    pub(crate) fn latent_config(&self, bodies: Bodies) -> mla::MlaConfig {
+        let device = DeviceLimits::of_arch(self.arch);
+        mla::MlaConfig { dtype: self.qo, head_dim: self.dim, heads: self.heads.0, bodies, device }
     }
 
     /// Rows of a tile of the kernel.
     pub(crate) fn q_rows(&self) -> usize {
-        if self.latent { self.latent_config(Items::Any).q_rows() } else { self.config(Items::Any).q_rows() }
+        if self.latent {
+            self.latent_config(Bodies::Both).q_rows()
+        } else {
+            self.config(Bodies::Both).q_rows()
+        }
     }
 
     /// Whether the kernel takes a call.
-    pub(crate) fn takes(&self, call: &Call) -> bool {
+    pub(crate) fn takes(&self, params: &AttentionParams) -> bool {
         match self.latent {
-            true => self.latent_config(Items::Any).takes(call),
-            false => self.config(Items::Any).takes(call),
+            true => self.latent_config(Bodies::Both).accepts(params),
+            false => self.config(Bodies::Both).accepts(params),
         }
     }
 

@@ -16,8 +16,8 @@ use tilewright::{
     rope::Rope,
 };
 use tilewright_kernels::attention::{
-    call::KvLayout,
-    tensor_core::{Items, refuses_variant},
+    params::KvLayout,
+    tensor_core::{Bodies, unsupported_variant},
 };
 
 /// Cases of four query heads: few rows and many, of one item and of several, of one request and of all, of keys with gaps.
@@ -158,20 +158,20 @@ fn outputs_of_all_inputs() {
 
 #[test]
 fn what_is_refused() {
-    let config = Case::new(32, (1, 1), &[]).config(Items::Any);
+    let config = Case::new(32, (1, 1), &[]).config(Bodies::Both);
     let rope = Rope::new(32, 1e4).and_then(|rope| RotaryEmbedding::new(&rope)).expect("it is sound");
     assert_eq!(
-        refuses_variant(&config, &recorded(&rope)),
+        unsupported_variant(&config, &recorded(&rope)),
         ["there is a hook of query, expected none", "there is a hook of key, expected none"]
     );
     assert_eq!(
-        refuses_variant(&config, &recorded(&FlashSigmoid::new(-1.5))),
+        unsupported_variant(&config, &recorded(&FlashSigmoid::new(-1.5))),
         ["logits are weights, expected a softmax"]
     );
     let prefixes = recorded(&PrefixLm::new(&[3]).expect("it is small"));
-    assert!(refuses_variant(&config, &prefixes).is_empty());
+    assert!(unsupported_variant(&config, &prefixes).is_empty());
     assert_eq!(
-        refuses_variant(&Case::new(256, (1, 1), &[]).config(Items::Any), &prefixes),
+        unsupported_variant(&Case::new(256, (1, 1), &[]).config(Bodies::Both), &prefixes),
         ["a mask hook leaves too few registers for head_dim vo = 256, the most is 192"]
     );
 }

@@ -8,7 +8,7 @@ use crate::{
 };
 use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
-use tilewright_kernels::attention::call::{KvLayout, UNLIMITED};
+use tilewright_kernels::attention::params::{KvLayout, UNLIMITED};
 
 /// DeepSeek's heads.
 const WHOLE_HEADS: HeadDim = HeadDim { qk: 576, vo: 512 };

@@ -5,7 +5,7 @@ use crate::{
     judge::check,
 };
 use tilewright::{Dtype, HeadDim};
-use tilewright_kernels::attention::call::{KvLayout, UNLIMITED};
+use tilewright_kernels::attention::params::{KvLayout, UNLIMITED};
 
 #[test]
 fn decode_of_uneven_requests() {

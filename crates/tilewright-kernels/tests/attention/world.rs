@@ -7,8 +7,8 @@ use crate::{
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_kernels::{
     attention::{
-        call::{CacheTensor, Call, KvLayout, Pe, PlanArgs, RowTensor, ScaleArgs},
-        items::{Item, Merge, NONE, Request, Source},
+        items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
+        params::{AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor},
     },
     variant::arguments,
 };
@@ -165,17 +165,17 @@ impl World {
     }
 
     /// The factors of keys (0) or values (1) in memory: `[pages, heads + 1]`, with a NaN behind the heads of a page.
-    fn scales(&self, of: usize, memory: &mut Memory) -> ScaleArgs {
+    fn scales(&self, of: usize, memory: &mut Memory) -> ScaleTensor {
         let (case, heads) = (&self.case, self.case.heads.1);
         let of_page = |page| (0..heads).map(move |head| case.factor(of, page, head)).chain([f32::NAN]);
         let factors: Vec<f32> = (0..self.num_pages()).flat_map(of_page).collect();
         let mut array =
-            |page| ScaleArgs { address: memory.alloc_from(&factors), page, head: 1, factor: f32::NAN };
+            |page| ScaleTensor { address: memory.alloc_from(&factors), page, head: 1, value: f32::NAN };
         match (case.scales, of) {
-            (Scales::One, _) => ScaleArgs::default(),
-            (Scales::Tensor, _) => ScaleArgs { factor: case.factor(of, 0, 0), ..ScaleArgs::default() },
+            (Scales::One, _) => ScaleTensor::default(),
+            (Scales::Tensor, _) => ScaleTensor { value: case.factor(of, 0, 0), ..ScaleTensor::default() },
             (Scales::Head, _) | (Scales::Mixed, 0) => array(0),
-            (Scales::Page, _) => ScaleArgs { head: 0, ..array(heads as u64 + 1) },
+            (Scales::Page, _) => ScaleTensor { head: 0, ..array(heads as u64 + 1) },
             (Scales::Mixed, _) => array(heads as u64 + 1),
         }
     }
@@ -235,7 +235,7 @@ impl World {
         let (o, lse) = (memory.alloc(o_elements * 2), memory.alloc(rows * 4));
         let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
         let (q, k, v, pe) = self.tensors(&mut memory);
-        let call = Call {
+        let call = AttentionParams {
             q,
             k,
             v,
@@ -257,10 +257,10 @@ impl World {
             variant: self.hook_arguments(&mut memory),
         };
         assert!(case.takes(&call), "{call:?}");
-        let counters = call.plan.counters;
+        let arrival_counters = call.plan.arrival_counters;
         let launch = Launch { kernel, grid: [case.workers as u32, 1, 1], args: &call.args(), seed };
         launch.run(&mut memory)?;
-        assert!(memory.read::<u32>(counters, schedule.merges.len())?.iter().all(|&count| count == 0));
+        assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
         let mut found = vec![0; o_elements * 2];
         // what lies between heads is nobody's
         for at in 0..rows {
@@ -274,7 +274,7 @@ impl World {
     }
 
     /// Queries, keys, values, and what latent attention has beside.
-    fn tensors(&self, memory: &mut Memory) -> (RowTensor, CacheTensor, CacheTensor, Option<Pe>) {
+    fn tensors(&self, memory: &mut Memory) -> (RowTensor, CacheTensor, CacheTensor, Option<PeTensors>) {
         let (case, dim) = (&self.case, self.case.dim);
         let cache = |address, dim| {
             let [page, token, head] = self.strides(dim).map(|stride| stride as u64);
@@ -289,7 +289,7 @@ impl World {
             true => {
                 let [k, pe] = [0..dim.vo, dim.vo..dim.qk].map(|part| memory.alloc_bytes(&self.part(part)));
                 let pe_of_q = RowTensor { address: q.address + (dim.vo * case.qo.size()) as u64, ..q };
-                let pe = Pe { q: pe_of_q, k: cache(pe, dim.qk - dim.vo) };
+                let pe = PeTensors { q: pe_of_q, k: cache(pe, dim.qk - dim.vo) };
                 (q, cache(k, dim.vo), CacheTensor::default(), Some(pe))
             }
         }
@@ -315,10 +315,10 @@ impl World {
 /// A schedule, cut by hand.
 #[derive(Debug, Default)]
 struct Schedule {
-    items: Vec<Item>,
-    merges: Vec<Merge>,
-    sources: Vec<Source>,
-    feeds: Vec<u32>,
+    items: Vec<WorkItem>,
+    merges: Vec<MergeItem>,
+    sources: Vec<MergeSource>,
+    merge_deps: Vec<u32>,
     partial_rows: usize,
     bits: Vec<u8>,
 }
@@ -381,7 +381,7 @@ impl Schedule {
             if partial.is_some() {
                 self.partial_rows += rows.len() * case.group();
             }
-            self.items.push(Item {
+            self.items.push(WorkItem {
                 qo_begin: rows.start as u32,
                 qo_len: rows.len() as u32,
                 kv_head: head as u32,
@@ -393,8 +393,8 @@ impl Schedule {
                 kv_start: segment.kv_start as u32,
                 base: segment.base as u32,
                 partial: partial.unwrap_or(NONE),
-                feed_begin: 0,
-                feed_end: 0,
+                merge_deps_begin: 0,
+                merge_deps_end: 0,
                 mask_columns: columns as u32,
                 mask_bit_low: bit as u32,
                 mask_bit_high: (bit >> 32) as u32,
@@ -405,8 +405,8 @@ impl Schedule {
     /// Merges each row of each head from all items that have it: as runs of rows with the same items.
     fn merge(&mut self, world: &World) {
         let case = &world.case;
-        let of = |items: &[Item], row: u32, head: u32| -> Vec<usize> {
-            let has = |item: &Item| {
+        let of = |items: &[WorkItem], row: u32, head: u32| -> Vec<usize> {
+            let has = |item: &WorkItem| {
                 item.kv_head == head && (item.qo_begin..item.qo_begin + item.qo_len).contains(&row)
             };
             (0..items.len()).filter(|&at| items[at].partial != NONE && has(&items[at])).collect()
@@ -427,19 +427,19 @@ impl Schedule {
             }
         }
         for (item, waiting) in self.items.iter_mut().zip(waiting) {
-            item.feed_begin = self.feeds.len() as u32;
-            self.feeds.extend(waiting);
-            item.feed_end = self.feeds.len() as u32;
+            item.merge_deps_begin = self.merge_deps.len() as u32;
+            self.merge_deps.extend(waiting);
+            item.merge_deps_end = self.merge_deps.len() as u32;
         }
     }
 
     fn push_merge(&mut self, head: u32, rows: std::ops::Range<u32>, sources: &[usize]) {
         let source_begin = self.sources.len() as u32;
         for &at in sources {
-            let Item { partial, qo_begin, .. } = self.items[at];
-            self.sources.push(Source { partial, qo_begin });
+            let WorkItem { partial, qo_begin, .. } = self.items[at];
+            self.sources.push(MergeSource { partial, qo_begin });
         }
-        self.merges.push(Merge {
+        self.merges.push(MergeItem {
             kv_head: head,
             qo_begin: rows.start,
             qo_len: rows.end - rows.start,
@@ -448,24 +448,24 @@ impl Schedule {
         });
     }
 
-    fn args(&self, world: &World, memory: &mut Memory) -> PlanArgs {
+    fn args(&self, world: &World, memory: &mut Memory) -> PlanArrays {
         let case = &world.case;
         let words = |words: Vec<u32>, memory: &mut Memory| memory.alloc_from(&words);
         let workers = case.workers;
         let indptr: Vec<u32> = (0..=workers).map(|w| (self.items.len() * w / workers) as u32).collect();
         let requests = case.lengths.iter().enumerate().flat_map(|(r, &(rows, keys))| {
             let first = case.first_row(r);
-            Request { end: (first + rows) as u32, offset: keys as i32 - rows as i32 - first as i32 }
+            RequestRows { end: (first + rows) as u32, offset: keys as i32 - rows as i32 - first as i32 }
                 .to_words()
         });
         let requests: Vec<u32> = requests.collect();
-        PlanArgs {
-            items: words(self.items.iter().flat_map(Item::to_words).collect(), memory),
+        PlanArrays {
+            items: words(self.items.iter().flat_map(WorkItem::to_words).collect(), memory),
             worker_indptr: words(indptr, memory),
-            feeds: words(self.feeds.clone(), memory),
-            merges: words(self.merges.iter().flat_map(Merge::to_words).collect(), memory),
-            sources: words(self.sources.iter().flat_map(Source::to_words).collect(), memory),
-            counters: words(vec![0; self.merges.len()], memory),
+            merge_deps: words(self.merge_deps.clone(), memory),
+            merges: words(self.merges.iter().flat_map(MergeItem::to_words).collect(), memory),
+            sources: words(self.sources.iter().flat_map(MergeSource::to_words).collect(), memory),
+            arrival_counters: words(vec![0; self.merges.len()], memory),
             requests: words(requests, memory),
             num_requests: case.lengths.len() as u32,
             indices: words(world.indices.clone(), memory),

@@ -4,7 +4,7 @@ use tilewright::{
     Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
     attention::{Capacity, Planner, Split, Tiling},
 };
-use tilewright_kernels::attention::{call::UNLIMITED, plan_device::Shape};
+use tilewright_kernels::attention::{params::UNLIMITED, plan_device::PlanConfig};
 
 /// Numbers that are the same in every run.
 pub(crate) struct Generator(pub(crate) u64);
@@ -94,14 +94,14 @@ impl Case {
             .unwrap()
     }
 
-    pub(crate) fn shape(&self) -> Shape {
+    pub(crate) fn shape(&self) -> PlanConfig {
         let (left, right) = match self.mask {
             Mask::Full => (UNLIMITED, UNLIMITED),
             Mask::Causal => (UNLIMITED, 0),
             Mask::Window { left, right } => (left, right.unwrap_or(UNLIMITED)),
         };
         let Capacity { requests, rows, qo_len, kv_len, pages, .. } = self.capacity;
-        Shape {
+        PlanConfig {
             group: self.heads.group() as u32,
             kv_heads: self.heads.kv as u32,
             page_size: self.page_size as u32,

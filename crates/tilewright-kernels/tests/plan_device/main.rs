@@ -6,9 +6,9 @@ mod words;
 use case::{Case, Generator};
 use tilewright::attention::ArraySizes;
 use tilewright_kernels::attention::{
-    call::PlanArgs,
-    items::{Item, Merge, NONE, Source},
-    plan_device::{Call, Refusal, plan_device},
+    items::{MergeItem, MergeSource, NONE, WorkItem},
+    params::PlanArrays,
+    plan_device::{LengthError, PlanDeviceParams, plan_device},
 };
 use tilewright_ptx::sim::{Launch, Memory};
 use words::Arrays;
@@ -25,28 +25,28 @@ fn simulated(case: &Case, room: &ArraySizes, lens: [usize; 3], seed: u64) -> (Ar
         memory.alloc_from(&[&case.last_page_len[..], &[0]].concat()),
     ];
     let mut array = |bytes: usize| memory.alloc(bytes.max(16));
-    let plan = PlanArgs {
-        items: array(Item::BYTES * room.items),
+    let plan = PlanArrays {
+        items: array(WorkItem::BYTES * room.items),
         worker_indptr: array(4 * (case.tiling.workers + 1)),
-        feeds: array(4 * room.sources),
-        merges: array(Merge::BYTES * room.merges),
-        sources: array(Source::BYTES * room.sources),
+        merge_deps: array(4 * room.sources),
+        merges: array(MergeItem::BYTES * room.merges),
+        sources: array(MergeSource::BYTES * room.sources),
         requests: array(8 * room.requests),
         num_requests: room.requests as u32,
-        ..PlanArgs::default()
+        ..PlanArrays::default()
     };
     let flags = array(4);
-    let call = Call { batch, plan, flags, shape: case.shape() };
+    let call = PlanDeviceParams { batch, plan, flags, config: case.shape() };
     Launch { kernel: &kernel, grid: call.grid(), args: &call.args(), seed }
         .run(&mut memory)
         .unwrap_or_else(|fault| panic!("{fault}: {case:?}"));
     let words = |at: u64, len: usize| memory.read::<u32>(at, len).expect("it was written");
     let [items, merges, sources] = lens;
     let arrays = Arrays {
-        items: words(plan.items, Item::WORDS * items),
+        items: words(plan.items, WorkItem::WORDS * items),
         worker_indptr: words(plan.worker_indptr, case.tiling.workers + 1),
-        feeds: words(plan.feeds, sources),
-        merges: words(plan.merges, Merge::WORDS * merges),
+        feeds: words(plan.merge_deps, sources),
+        merges: words(plan.merges, MergeItem::WORDS * merges),
         sources: words(plan.sources, 2 * sources),
         requests: words(plan.requests, 2 * room.requests),
     };
@@ -61,8 +61,8 @@ fn agrees(case: &Case, seed: u64) {
     assert_eq!(flags, 0, "{case:?}");
     let expected = Arrays::of(&plan, case.capacity.requests);
     assert_eq!(arrays.worker_indptr, expected.worker_indptr, "{case:?}");
-    for (number, words) in expected.items.chunks(Item::WORDS).enumerate() {
-        let found = &arrays.items[number * Item::WORDS..(number + 1) * Item::WORDS];
+    for (number, words) in expected.items.chunks(WorkItem::WORDS).enumerate() {
+        let found = &arrays.items[number * WorkItem::WORDS..(number + 1) * WorkItem::WORDS];
         assert_eq!(found, words, "item {number} of {case:?}");
     }
     assert_eq!(arrays, expected, "{case:?}");
@@ -138,7 +138,7 @@ fn costs_of_requests_that_decode_may_be_high() {
 #[test]
 fn malformed_lengths_are_told_and_planned_as_nothing() {
     let sound = Case::new(&[(2, 40), (1, 17)], 16);
-    let refused = |change: &dyn Fn(&mut Case), refusal: Refusal| {
+    let refused = |change: &dyn Fn(&mut Case), refusal: LengthError| {
         let mut case = sound.clone();
         change(&mut case);
         let room = sound.plan().array_sizes();
@@ -147,18 +147,18 @@ fn malformed_lengths_are_told_and_planned_as_nothing() {
         assert!(arrays.worker_indptr.iter().all(|&items| items == 0), "{case:?}");
         assert!(arrays.requests.iter().all(|&word| word == NONE), "{case:?}");
     };
-    refused(&|case| case.num_requests = 6, Refusal::Requests);
-    refused(&|case| case.num_requests = -1, Refusal::Requests);
-    refused(&|case| case.qo_indptr[0] = 1, Refusal::Rows);
-    refused(&|case| case.qo_indptr[1] = 4, Refusal::Rows);
-    refused(&|case| case.qo_indptr[1] = -1, Refusal::Rows);
-    refused(&|case| case.qo_indptr[2] = 11, Refusal::Rows);
-    refused(&|case| case.capacity.qo_len = 1, Refusal::Rows);
-    refused(&|case| case.kv_indptr[0] = -1, Refusal::Pages);
-    refused(&|case| case.kv_indptr[1] = 6, Refusal::Pages);
-    refused(&|case| case.kv_indptr[2] = 11, Refusal::Pages);
-    refused(&|case| case.last_page_len[0] = 0, Refusal::Keys);
-    refused(&|case| case.last_page_len[1] = 17, Refusal::Keys);
-    refused(&|case| case.capacity.kv_len = 39, Refusal::Keys);
-    refused(&|case| (case.kv_indptr[1], case.last_page_len[0]) = (0, 3), Refusal::Keys);
+    refused(&|case| case.num_requests = 6, LengthError::Requests);
+    refused(&|case| case.num_requests = -1, LengthError::Requests);
+    refused(&|case| case.qo_indptr[0] = 1, LengthError::Rows);
+    refused(&|case| case.qo_indptr[1] = 4, LengthError::Rows);
+    refused(&|case| case.qo_indptr[1] = -1, LengthError::Rows);
+    refused(&|case| case.qo_indptr[2] = 11, LengthError::Rows);
+    refused(&|case| case.capacity.qo_len = 1, LengthError::Rows);
+    refused(&|case| case.kv_indptr[0] = -1, LengthError::Pages);
+    refused(&|case| case.kv_indptr[1] = 6, LengthError::Pages);
+    refused(&|case| case.kv_indptr[2] = 11, LengthError::Pages);
+    refused(&|case| case.last_page_len[0] = 0, LengthError::Keys);
+    refused(&|case| case.last_page_len[1] = 17, LengthError::Keys);
+    refused(&|case| case.capacity.kv_len = 39, LengthError::Keys);
+    refused(&|case| (case.kv_indptr[1], case.last_page_len[0]) = (0, 3), LengthError::Keys);
 }

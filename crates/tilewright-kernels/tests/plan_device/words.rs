@@ -1,7 +1,7 @@
 //! A plan as words, by the definitions of its arrays.
 
 use tilewright::Plan;
-use tilewright_kernels::attention::items::{Item, Merge, NONE, Source};
+use tilewright_kernels::attention::items::{MergeItem, MergeSource, NONE, WorkItem};
 
 /// The arrays of a plan, as words; of a merge those that mean something.
 #[derive(Debug, PartialEq, Eq)]
@@ -25,8 +25,9 @@ impl Arrays {
         };
         let items = schedule.items.iter().zip(0..).flat_map(|(item, number)| {
             let segment = &requests.segments[item.segment as usize];
-            let (feed_begin, feed_end) = merge_of(number).map_or((0, 0), |(source, _)| (source, source + 1));
-            let words = Item {
+            let (merge_deps_begin, merge_deps_end) =
+                merge_of(number).map_or((0, 0), |(source, _)| (source, source + 1));
+            let words = WorkItem {
                 qo_begin: item.qo.start,
                 qo_len: item.qo.len() as u32,
                 kv_head: item.kv_heads.start,
@@ -38,8 +39,8 @@ impl Arrays {
                 kv_start: segment.kv_start as u32,
                 base: 0,
                 partial: item.partial.unwrap_or(NONE),
-                feed_begin,
-                feed_end,
+                merge_deps_begin,
+                merge_deps_end,
                 mask_columns: 0,
                 mask_bit_low: 0,
                 mask_bit_high: 0,
@@ -49,11 +50,11 @@ impl Arrays {
         let merges = schedule.merges.iter().flat_map(|merge| {
             let (source_begin, source_end) = (merge.sources.start, merge.sources.end);
             let (qo_begin, qo_len) = (merge.qo.start, merge.qo.len() as u32);
-            Merge { kv_head: merge.kv_heads.start, qo_begin, qo_len, source_begin, source_end }.to_words()
+            MergeItem { kv_head: merge.kv_heads.start, qo_begin, qo_len, source_begin, source_end }.to_words()
         });
         let sources = schedule.sources.iter().flat_map(|&source| {
             let item = &schedule.items[source as usize];
-            Source { partial: item.partial.unwrap(), qo_begin: item.qo.start }.to_words()
+            MergeSource { partial: item.partial.unwrap(), qo_begin: item.qo.start }.to_words()
         });
         let rows = requests.requests.iter().flat_map(|r| [r.end as u32, (r.offset as i32).cast_unsigned()]);
         let unused = std::iter::repeat_n(NONE, 2 * (max_requests - requests.requests.len()));

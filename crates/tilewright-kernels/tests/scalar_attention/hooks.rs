@@ -21,7 +21,7 @@ use tilewright::{
     },
     rope::Rope,
 };
-use tilewright_kernels::attention::scalar::{Config, attention};
+use tilewright_kernels::attention::scalar::{SimtConfig, attention};
 
 const LENS: [Lens; 5] = [(1, 65), (9, 90), (3, 0), (2, 1), (0, 9)];
 const MASKS: [Mask; 3] = [Mask::Causal, Mask::Full, Mask::Window { left: 50, right: Some(0) }];
@@ -198,7 +198,7 @@ fn refuses_what_it_cannot_do() {
     let rope = Rope::new(DIM, 1e4).and_then(|rope| RotaryEmbedding::new(&rope)).expect("it is sound");
     let rope = ExpressionVariant::of(&rope).expect("it can be recorded");
     let refused = |dtype_qo, head_dim, latent| {
-        let config = Config { dtype_qo, dtype_kv: Dtype::I8, head_dim, latent };
+        let config = SimtConfig { dtype_qo, dtype_kv: Dtype::I8, head_dim, mla: latent };
         attention("attend", config, &rope).expect_err("refused").to_string()
     };
     assert_eq!(

@@ -14,9 +14,11 @@ use tilewright::{
 };
 use tilewright_kernels::{
     attention::{
-        call::{CacheTensor, Call, KvLayout, Pe, PlanArgs, RowTensor, ScaleArgs, UNLIMITED},
-        items::Request,
-        scalar::{Config, attention},
+        items::RequestRows,
+        params::{
+            AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor, UNLIMITED,
+        },
+        scalar::{SimtConfig, attention},
     },
     variant::arguments,
 };
@@ -86,14 +88,14 @@ impl<'a> Case<'a> {
         }
     }
 
-    pub(crate) fn config(&self) -> Config {
+    pub(crate) fn config(&self) -> SimtConfig {
         let problem = &self.sample.problem;
         let dim = problem.head_dim();
-        Config {
+        SimtConfig {
             dtype_qo: problem.dtype_qo(),
             dtype_kv: problem.dtype_kv(),
             head_dim: (dim.qk as u32, dim.vo as u32),
-            latent: problem.is_latent(),
+            mla: problem.is_latent(),
         }
     }
 
@@ -102,12 +104,12 @@ impl<'a> Case<'a> {
     }
 
     /// Requests and one segment for each.
-    pub(crate) fn requests(&self) -> (Vec<Request>, Vec<Segment>) {
+    pub(crate) fn requests(&self) -> (Vec<RequestRows>, Vec<Segment>) {
         let (mut requests, mut segments, mut end) = (Vec::new(), Vec::new(), 0);
         for (r, &(qo_len, kv_len)) in self.sample.lens.iter().enumerate() {
             let qo = end..end + qo_len;
             end = qo.end;
-            requests.push(Request { end: end as u32, offset: kv_len as i32 - qo.end as i32 });
+            requests.push(RequestRows { end: end as u32, offset: kv_len as i32 - qo.end as i32 });
             segments.push(Segment {
                 qo,
                 kv_heads: 0..self.sample.problem.heads().kv,
@@ -167,7 +169,7 @@ impl<'a> Case<'a> {
             panic!("{}, {:?}, seed {}: {fault}", self.sample.problem, self.cut, self.seed)
         });
         let counters: Vec<u32> =
-            memory.read(call.plan.counters, arrays.num_merges).expect("they were filled");
+            memory.read(call.plan.arrival_counters, arrays.num_merges).expect("they were filled");
         assert!(counters.iter().all(|count| *count == 0), "counters are 0 after a run");
         self.read(&memory, o, lse)
     }
@@ -233,7 +235,7 @@ impl<'a> Case<'a> {
         memory.read(buffers[0], self.variant.buffers()[0].1.len()).expect("it was filled")
     }
 
-    fn call(&self, memory: &mut Memory, arrays: &Arrays, (o, lse): (u64, u64)) -> Call {
+    fn call(&self, memory: &mut Memory, arrays: &Arrays, (o, lse): (u64, u64)) -> AttentionParams {
         let problem = &self.sample.problem;
         let (heads, dim, config) = (problem.heads(), problem.head_dim(), self.config());
         let (left, right) = self.reach();
@@ -255,18 +257,18 @@ impl<'a> Case<'a> {
             (of_blocks(k), of_blocks(v))
         });
         let pe_at = k.address + (dim.vo * config.dtype_kv.size()) as u64;
-        let pe = Pe { q: q(dim.vo), k: CacheTensor { address: pe_at, ..k } };
+        let pe = PeTensors { q: q(dim.vo), k: CacheTensor { address: pe_at, ..k } };
         let (row, head) = ((heads.qo * self.o_stride()) as u64, self.o_stride() as u64);
         let partials = (arrays.partial_rows, arrays.partial_rows * dim.vo);
         let plan = self.plan(memory, arrays);
         let [k_scale, v_scale] = self.scales.each_ref().map(|(factors, [page, head])| match factors[..] {
-            [] => ScaleArgs::default(),
-            [factor] => ScaleArgs { factor, ..ScaleArgs::default() },
+            [] => ScaleTensor::default(),
+            [factor] => ScaleTensor { value: factor, ..ScaleTensor::default() },
             _ => {
-                ScaleArgs { address: memory.alloc_from(factors), page: *page, head: *head, factor: f32::NAN }
+                ScaleTensor { address: memory.alloc_from(factors), page: *page, head: *head, value: f32::NAN }
             }
         });
-        Call {
+        AttentionParams {
             q: q(0),
             k,
             v,
@@ -304,17 +306,17 @@ impl<'a> Case<'a> {
         CacheTensor { address, page, token, head }
     }
 
-    fn plan(&self, memory: &mut Memory, arrays: &Arrays) -> PlanArgs {
+    fn plan(&self, memory: &mut Memory, arrays: &Arrays) -> PlanArrays {
         let pages = || self.stored.indices.iter().map(|page| page.cast_unsigned()).collect();
         let indices: Vec<u32> = self.blocks.as_ref().map_or_else(pages, |(_, blocks)| blocks.clone());
         let bits = if self.mask_bits.is_empty() { 0 } else { memory.alloc_bytes(&self.mask_bits) };
-        PlanArgs {
+        PlanArrays {
             items: memory.alloc_from(&arrays.items),
             worker_indptr: memory.alloc_from(&arrays.worker_indptr),
-            feeds: memory.alloc_from(&arrays.feeds),
+            merge_deps: memory.alloc_from(&arrays.feeds),
             merges: memory.alloc_from(&arrays.merges),
             sources: memory.alloc_from(&arrays.sources),
-            counters: memory.alloc_from(&vec![0_u32; arrays.num_merges]),
+            arrival_counters: memory.alloc_from(&vec![0_u32; arrays.num_merges]),
             requests: memory.alloc_from(&arrays.requests),
             num_requests: self.sample.lens.len() as u32,
             indices: memory.alloc_from(&indices),

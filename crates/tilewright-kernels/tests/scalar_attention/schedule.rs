@@ -1,7 +1,7 @@
 //! A small planner: segments cut into items in the device's form, every piece of a row merged in order.
 
 use std::ops::Range;
-use tilewright_kernels::attention::items::{Item, Merge, NONE, Request, Source};
+use tilewright_kernels::attention::items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem};
 
 /// A run of keys and the rows that look at it, as the engine has it.
 #[derive(Debug, Clone)]
@@ -44,7 +44,7 @@ pub(crate) struct Arrays {
 /// Cuts `segments`, of which those of earlier keys come first; `visible` says which keys of a segment some of its rows see.
 pub(crate) fn schedule(
     segments: &[Segment],
-    requests: &[Request],
+    requests: &[RequestRows],
     (group, cut): (usize, Cut),
     visible: impl Fn(&Segment, Range<usize>) -> Range<usize>,
 ) -> Arrays {
@@ -67,10 +67,10 @@ pub(crate) fn schedule(
     merge(&mut items, &mut arrays);
     // the last first, so that merges wait for items of other workers in every order
     items.reverse();
-    arrays.items = items.iter().flat_map(Item::to_words).collect();
+    arrays.items = items.iter().flat_map(WorkItem::to_words).collect();
     arrays.worker_indptr =
         (0..=cut.workers).map(|worker| (items.len() * worker / cut.workers) as u32).collect();
-    arrays.requests = requests.iter().flat_map(Request::to_words).collect();
+    arrays.requests = requests.iter().flat_map(RequestRows::to_words).collect();
     arrays
 }
 
@@ -95,13 +95,13 @@ fn item(
     segment: &Segment,
     (head, qo): (usize, &Range<usize>),
     kv: &Range<usize>,
-    requests: &[Request],
-) -> Item {
+    requests: &[RequestRows],
+) -> WorkItem {
     let mask = segment
         .mask
         .map(|(first, columns)| (first + ((qo.start - segment.qo.start) * columns) as u64, columns as u32));
     let (first_bit, mask_columns) = mask.unwrap_or((0, 0));
-    Item {
+    WorkItem {
         qo_begin: qo.start as u32,
         qo_len: qo.len() as u32,
         kv_head: head as u32,
@@ -117,35 +117,35 @@ fn item(
         mask_columns,
         mask_bit_low: first_bit as u32,
         mask_bit_high: (first_bit >> 32) as u32,
-        ..Item::default()
+        ..WorkItem::default()
     }
 }
 
 /// A merge for each row and KV head that has partial states.
-fn merge(items: &mut [Item], arrays: &mut Arrays) {
+fn merge(items: &mut [WorkItem], arrays: &mut Arrays) {
     let rows = items.iter().map(|item| item.qo_begin + item.qo_len).max().unwrap_or(0);
     let heads = items.iter().map(|item| item.kv_head + 1).max().unwrap_or(0);
     let mut feeds: Vec<Vec<u32>> = vec![Vec::new(); items.len()];
     for (row, kv_head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-        let source_begin = (arrays.sources.len() / Source::WORDS) as u32;
+        let source_begin = (arrays.sources.len() / MergeSource::WORDS) as u32;
         for (item, feeds) in items.iter().zip(&mut feeds) {
             let has_row = (item.qo_begin..item.qo_begin + item.qo_len).contains(&row);
             if has_row && item.kv_head == kv_head && item.partial != NONE {
                 feeds.push(arrays.num_merges as u32);
-                let source = Source { partial: item.partial, qo_begin: item.qo_begin };
+                let source = MergeSource { partial: item.partial, qo_begin: item.qo_begin };
                 arrays.sources.extend(source.to_words());
             }
         }
-        let source_end = (arrays.sources.len() / Source::WORDS) as u32;
+        let source_end = (arrays.sources.len() / MergeSource::WORDS) as u32;
         if source_begin < source_end {
-            let merge = Merge { kv_head, qo_begin: row, qo_len: 1, source_begin, source_end };
+            let merge = MergeItem { kv_head, qo_begin: row, qo_len: 1, source_begin, source_end };
             arrays.merges.extend(merge.to_words());
             arrays.num_merges += 1;
         }
     }
     for (item, of_item) in items.iter_mut().zip(feeds) {
-        item.feed_begin = arrays.feeds.len() as u32;
+        item.merge_deps_begin = arrays.feeds.len() as u32;
         arrays.feeds.extend(of_item);
-        item.feed_end = arrays.feeds.len() as u32;
+        item.merge_deps_end = arrays.feeds.len() as u32;
     }
 }

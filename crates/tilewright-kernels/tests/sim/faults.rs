@@ -7,7 +7,7 @@ use crate::{
     edit::{add, change, delay, delay_past_release, find, is, remove, remove_wait},
     prefill::{Case, Inputs, kernel},
 };
-use tilewright_kernels::attention::prefill_sm90::Prefill;
+use tilewright_kernels::attention::prefill_sm90::PrefillConfig;
 use tilewright_ptx::{
     ir::{Inst, Kernel, Operand},
     isa::{
@@ -22,7 +22,11 @@ use tilewright_ptx::{
 const SEEDS: u64 = 32;
 
 fn case() -> Case {
-    Case { config: Prefill { heads: (1, 1), causal: true }, capped: false, lengths: &[(130, 600), (1, 200)] }
+    Case {
+        config: PrefillConfig { heads: (1, 1), causal: true },
+        capped: false,
+        lengths: &[(130, 600), (1, 200)],
+    }
 }
 
 /// What has to be found.

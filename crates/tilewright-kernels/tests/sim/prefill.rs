@@ -3,7 +3,7 @@
 use crate::real::noise;
 use half::bf16;
 use tilewright::attention::variant::{DumpLogits, ExpressionVariant, FlashSigmoid, HeadScales, SoftCap};
-use tilewright_kernels::attention::prefill_sm90::{Prefill, prefill};
+use tilewright_kernels::attention::prefill_sm90::{PrefillConfig, prefill};
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::{
     ir::Kernel,
@@ -16,7 +16,7 @@ const CAP: f64 = 2.0;
 /// Requests of so many query rows and keys.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
-    pub(crate) config: Prefill,
+    pub(crate) config: PrefillConfig,
     pub(crate) capped: bool,
     pub(crate) lengths: &'static [(usize, usize)],
 }
@@ -25,7 +25,7 @@ pub(crate) struct Case {
 fn ragged_requests() {
     let lengths: &[(usize, usize)] = &[(130, 300), (0, 5), (1, 129), (70, 20), (3, 0)];
     for (causal, capped) in [(false, false), (true, false), (true, true)] {
-        let case = Case { config: Prefill { heads: (2, 1), causal }, capped, lengths };
+        let case = Case { config: PrefillConfig { heads: (2, 1), causal }, capped, lengths };
         (0..2).for_each(|seed| check(&case, seed));
     }
 }
@@ -33,7 +33,7 @@ fn ragged_requests() {
 #[test]
 fn many_timings_of_one_request() {
     let case =
-        Case { config: Prefill { heads: (1, 1), causal: true }, capped: false, lengths: &[(100, 333)] };
+        Case { config: PrefillConfig { heads: (1, 1), causal: true }, capped: false, lengths: &[(100, 333)] };
     (0..32).for_each(|seed| check(&case, seed));
 }
 
@@ -179,7 +179,7 @@ fn check(case: &Case, seed: u64) {
 #[test]
 fn refuses_variants_that_do_more_than_change_logits() {
     let refused = |variant: Result<ExpressionVariant, tilewright::Error>| {
-        let config = Prefill { heads: (2, 1), causal: true };
+        let config = PrefillConfig { heads: (2, 1), causal: true };
         prefill("attend", config, Some(&variant.expect("a variant"))).expect_err("refused").to_string()
     };
     assert_eq!(

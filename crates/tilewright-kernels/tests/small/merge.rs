@@ -6,7 +6,7 @@ use crate::{
 };
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_kernels::attention::merge::{Call, State as PlaceOf, States, merge};
+use tilewright_kernels::attention::merge::{MergeInputs, MergeParams, StateTensor as PlaceOf, merge};
 use tilewright_ptx::sim::Memory;
 
 /// One vector, half a warp with idle lanes, a lane for each vector, and several vectors a lane.
@@ -64,8 +64,8 @@ fn place(at: [u64; 2], heads: usize, dim: usize) -> PlaceOf {
     PlaceOf { v: at[0], v_strides: [row, dim, 1], lse: at[1], lse_strides: [heads as u64, 1] }
 }
 
-fn launch(what: &str, call: Call, seed: u64, memory: &mut Memory) {
-    let config = call.merge().expect("a head that registers hold");
+fn launch(what: &str, call: MergeParams, seed: u64, memory: &mut Memory) {
+    let config = call.config().expect("a head that registers hold");
     let kernel = merge("merge", config).expect("a valid kernel");
     let (grid, args) = call.launch(config);
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
@@ -80,10 +80,10 @@ fn two<T: Real>(dim: usize, rows: usize, (seed, into): (u64, Into)) {
         Into::First => a_at,
         Into::Second => b_at,
     };
-    let call = Call {
+    let call = MergeParams {
         dtype: T::DTYPE,
         shape: [rows as u32, 1, dim as u32],
-        states: States::Two([a_at, b_at].map(|at| place(at, 1, dim))),
+        states: MergeInputs::Pair([a_at, b_at].map(|at| place(at, 1, dim))),
         out: place(to, 1, dim),
     };
     let what = format!("{dim} of {}, {rows} rows, {into:?}", T::PTX);
@@ -118,13 +118,13 @@ fn call_many(
     dim: usize,
     [rows, states, heads]: [usize; 3],
     (from, to): ([u64; 2], [u64; 2]),
-) -> Call {
+) -> MergeParams {
     let strides = [heads * dim, heads].map(|stride| stride as u64);
     let mut first = place(from, heads, dim);
     first.v_strides[0] *= states as u64;
     first.lse_strides[0] *= states as u64;
-    let states = States::Many { first, count: states as u32, strides };
-    Call { dtype, shape: [rows, heads, dim].map(|n| n as u32), states, out: place(to, heads, dim) }
+    let states = MergeInputs::Strided { first, count: states as u32, strides };
+    MergeParams { dtype, shape: [rows, heads, dim].map(|n| n as u32), states, out: place(to, heads, dim) }
 }
 
 fn many<T: Real>(dim: usize, [rows, states_of_row, heads]: [usize; 3], seed: u64) {
@@ -170,7 +170,7 @@ fn a_nan_among_lse_makes_nan() {
         let to = [memory.alloc(16), memory.alloc(4), memory.alloc(16), memory.alloc(4)];
         let two = [[v, from], [v + 16, from + 4]].map(|at| place(at, 1, 4));
         let out = place([to[0], to[1]], 1, 4);
-        let call = Call { dtype: Dtype::F32, shape: [1, 1, 4], states: States::Two(two), out };
+        let call = MergeParams { dtype: Dtype::F32, shape: [1, 1, 4], states: MergeInputs::Pair(two), out };
         launch("two", call, 0, &mut memory);
         let at = ([v, from], [to[2], to[3]]);
         launch("many", call_many(Dtype::F32, 4, [1, 2, 1], at), 0, &mut memory);

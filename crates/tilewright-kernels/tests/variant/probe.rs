@@ -69,7 +69,7 @@ fn kernel(variant: &ExpressionVariant, way: Way) -> Kernel {
             };
             let row = |input| (way.staged && !matches!(input, Input::Kv | Input::Dim)).then(|| of(input));
             let all = |input| Some(of(input));
-            let prepared = |hook| hooks.prepare(hook, &|_| None).further(&row);
+            let prepared = |hook| hooks.prepare(hook, &|_| None).bind(&row);
             let [x, y, real] = arguments.map(|x| x.at(at).load());
             let pair = |hook| prepared(hook).pair(&all, [x, y]);
             let (max, sum) = prepared(Hook::Update).update(&all, (x, y));

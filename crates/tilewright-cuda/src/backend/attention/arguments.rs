@@ -1,4 +1,4 @@
-//! The arguments of an attention kernel: from checked tensors to [`Call`].
+//! The arguments of an attention kernel: from checked tensors to [`AttentionParams`].
 //!
 //! Strides and addresses are those of the views. Scales of heads, which the caller keeps on the host, are brought to the device once
 //! (`backend/factors.rs`), as are a variant's tables; buffers that a variant writes are brought there and back by each run.
@@ -8,7 +8,9 @@ use crate::{backend::Gpu, machine::Machine};
 use tilewright::{
     Mask, Problem, Result, Scale, View, ViewMut, attention::Inputs, kv::KvStrides, tensor::DeviceMemory,
 };
-use tilewright_kernels::attention::call::{CacheTensor, Call, KvLayout, Pe, RowTensor, ScaleArgs, UNLIMITED};
+use tilewright_kernels::attention::params::{
+    AttentionParams, CacheTensor, KvLayout, PeTensors, RowTensor, ScaleTensor, UNLIMITED,
+};
 
 /// Memory that has to live until the launch has been given.
 pub(super) type Held = Vec<DeviceMemory>;
@@ -39,7 +41,7 @@ impl<M: Machine> Gpu<M> {
         inputs: &Inputs<'_>,
         (o, lse): (&ViewMut<'_>, Option<&ViewMut<'_>>),
         (workspace, held): (u64, &mut Held),
-    ) -> Result<Call> {
+    ) -> Result<AttentionParams> {
         let (q, q_pe) = inputs.q();
         let row = |name, view: View<'_>| -> Result<RowTensor> {
             Ok(row_tensor(self.address(OPERATOR, name, &view)?, view.strides()))
@@ -52,13 +54,13 @@ impl<M: Machine> Gpu<M> {
             Ok(tensor)
         };
         let pe = match (q_pe, inputs.k_pe()) {
-            (Some(q), Some(k)) => Some(Pe { q: row("q.pe", q)?, k: cache("kpe", k)? }),
+            (Some(q), Some(k)) => Some(PeTensors { q: row("q.pe", q)?, k: cache("kpe", k)? }),
             _ => None,
         };
         let (left, right) = window(problem.mask());
         let (heads, dim) = (problem.heads(), problem.head_dim());
         let lse = lse.map(|lse| self.address_mut(OPERATOR, "lse", lse)).transpose()?;
-        Ok(Call {
+        Ok(AttentionParams {
             q: row("q", q)?,
             k: cache("k", inputs.k())?,
             v: cache("v", inputs.v())?,
@@ -81,20 +83,20 @@ impl<M: Machine> Gpu<M> {
         })
     }
 
-    fn scale(&self, name: &str, scale: Scale<'_>, held: &mut Held) -> Result<ScaleArgs> {
+    fn scale(&self, name: &str, scale: Scale<'_>, held: &mut Held) -> Result<ScaleTensor> {
         Ok(match scale {
-            Scale::One => ScaleArgs::default(),
-            Scale::Tensor(factor) => ScaleArgs { factor, ..ScaleArgs::default() },
+            Scale::One => ScaleTensor::default(),
+            Scale::Tensor(factor) => ScaleTensor { value: factor, ..ScaleTensor::default() },
             Scale::Head(factors) => {
                 let (address, of_this_run) = self.factors(factors)?;
                 held.extend(of_this_run);
-                ScaleArgs { address, page: 0, head: 1, factor: 1.0 }
+                ScaleTensor { address, page: 0, head: 1, value: 1.0 }
             }
             Scale::Page(factors) => {
                 let address = self.address(OPERATOR, name, &factors)?;
                 let strides = factors.strides();
                 let head = strides.get(1).copied().unwrap_or(0);
-                ScaleArgs { address, page: strides[0] as u64, head: head as u64, factor: 1.0 }
+                ScaleTensor { address, page: strides[0] as u64, head: head as u64, value: 1.0 }
             }
         })
     }

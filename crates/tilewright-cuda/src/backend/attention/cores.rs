@@ -6,8 +6,8 @@ use tilewright::{
     attention::variant::{ExpressionVariant, Hook, Variant},
 };
 use tilewright_kernels::attention::{
-    call::Call,
-    tensor_core::{self, Config, Device, Items, latent},
+    params::AttentionParams,
+    tensor_core::{self, Bodies, DeviceLimits, MmaConfig, mla},
 };
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
@@ -19,46 +19,46 @@ const LATENT_TILE_LOAD_ROWS: usize = 48;
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Cores {
-    Heads(Config),
-    Latent(latent::Config),
+    Heads(MmaConfig),
+    Latent(mla::MlaConfig),
 }
 
 impl Cores {
     /// For items of any number of rows, where tensor cores do this problem.
     pub(super) fn of(limits: &Limits, problem: &Problem) -> Option<Self> {
-        let device = Device {
+        let device = DeviceLimits {
             arch: limits.arch,
-            shared_of_cta: limits.shared_of_cta as usize,
-            shared_of_sm: limits.shared_of_sm as usize,
+            shared_per_cta: limits.shared_of_cta as usize,
+            shared_per_sm: limits.shared_of_sm as usize,
         };
         let (qo, kv, head_dim) = (problem.dtype_qo(), problem.dtype_kv(), problem.head_dim());
-        let items = Items::Any;
+        let bodies = Bodies::Both;
         if problem.is_latent() {
-            let config = latent::Config { dtype: qo, head_dim, heads: problem.heads().qo, items, device };
-            return (qo == kv && config.refuses().is_empty()).then_some(Self::Latent(config));
+            let config = mla::MlaConfig { dtype: qo, head_dim, heads: problem.heads().qo, bodies, device };
+            return (qo == kv && config.unsupported().is_empty()).then_some(Self::Latent(config));
         }
-        let config = Config { qo, kv, head_dim, items, device };
-        config.refuses().is_empty().then_some(Self::Heads(config))
+        let config = MmaConfig { qo, kv, head_dim, bodies, device };
+        config.unsupported().is_empty().then_some(Self::Heads(config))
     }
 
     /// The same for other items.
-    pub(super) fn with(self, items: Items) -> Self {
+    pub(super) fn with(self, bodies: Bodies) -> Self {
         match self {
-            Self::Heads(config) => Self::Heads(Config { items, ..config }),
-            Self::Latent(config) => Self::Latent(latent::Config { items, ..config }),
+            Self::Heads(config) => Self::Heads(MmaConfig { bodies, ..config }),
+            Self::Latent(config) => Self::Latent(mla::MlaConfig { bodies, ..config }),
         }
     }
 
-    fn items(&self) -> Items {
+    fn items(&self) -> Bodies {
         match self {
-            Self::Heads(config) => config.items,
-            Self::Latent(config) => config.items,
+            Self::Heads(config) => config.bodies,
+            Self::Latent(config) => config.bodies,
         }
     }
 
     /// What of the kernel's name is not told by dtypes and head dims.
     pub(super) fn kind(&self) -> String {
-        let few = if self.items() == Items::Few { "_few" } else { "" };
+        let few = if self.items() == Bodies::SplitKv { "_few" } else { "" };
         match self {
             Self::Heads(_) => few.to_owned(),
             Self::Latent(config) => format!("_latent{}{few}", config.q_rows()),
@@ -91,16 +91,16 @@ impl Cores {
 
     pub(super) fn does(&self, variant: &ExpressionVariant) -> bool {
         match self {
-            Self::Heads(config) => tensor_core::refuses_variant(config, variant).is_empty(),
+            Self::Heads(config) => tensor_core::unsupported_variant(config, variant).is_empty(),
             Self::Latent(_) => is_plain(variant),
         }
     }
 
     /// Whether the kernel takes these arguments: it wants them aligned, for example.
-    pub(super) fn takes(&self, call: &Call) -> bool {
+    pub(super) fn takes(&self, call: &AttentionParams) -> bool {
         match self {
-            Self::Heads(config) => config.takes(call),
-            Self::Latent(config) => config.takes(call),
+            Self::Heads(config) => config.accepts(call),
+            Self::Latent(config) => config.accepts(call),
         }
     }
 
@@ -108,7 +108,7 @@ impl Cores {
     pub(super) fn record(&self, name: &str, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
         match self {
             Self::Heads(config) => tensor_core::attention_with(name, config, variant),
-            Self::Latent(config) => latent::attention(name, config),
+            Self::Latent(config) => mla::attention(name, config),
         }
     }
 

@@ -15,9 +15,9 @@ use tilewright::{
     attention::{KvSource, Schedule, Segment},
 };
 use tilewright_kernels::attention::{
-    call::{KvLayout, PlanArgs},
-    items::{Item, Merge, NONE, Request, Source},
-    tensor_core::{FEW_ROWS, Items},
+    items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
+    params::{KvLayout, PlanArrays},
+    tensor_core::{Bodies, MAX_SPLIT_KV_ROWS},
 };
 
 /// Every array begins at a multiple of this many bytes.
@@ -27,7 +27,7 @@ const ALIGN: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Places {
     /// Offsets instead of addresses.
-    offsets: PlanArgs,
+    offsets: PlanArrays,
     /// Bytes of all arrays.
     pub(super) bytes: usize,
 }
@@ -43,15 +43,15 @@ impl Places {
             begin as u64
         };
         // fields are evaluated in the order in which they stand here
-        let offsets = PlanArgs {
+        let offsets = PlanArrays {
             worker_indptr: array(4 * (plan.schedule().num_workers() + 1)),
-            counters: array(4 * room.merges),
-            requests: array(Request::BYTES * room.requests),
+            arrival_counters: array(4 * room.merges),
+            requests: array(RequestRows::BYTES * room.requests),
             num_requests: room.requests as u32,
-            merges: array(Merge::BYTES * room.merges),
-            sources: array(Source::BYTES * room.sources),
-            feeds: array(4 * room.sources),
-            items: array(Item::BYTES * room.items),
+            merges: array(MergeItem::BYTES * room.merges),
+            sources: array(MergeSource::BYTES * room.sources),
+            merge_deps: array(4 * room.sources),
+            items: array(WorkItem::BYTES * room.items),
             indices: array(4 * room.pages),
             mask_bits: array(room.mask_bytes),
         };
@@ -59,15 +59,15 @@ impl Places {
     }
 
     /// The arrays' addresses in memory that begins at `base`.
-    pub(super) fn at(&self, base: u64) -> PlanArgs {
+    pub(super) fn at(&self, base: u64) -> PlanArrays {
         let offsets = &self.offsets;
-        PlanArgs {
+        PlanArrays {
             items: base + offsets.items,
             worker_indptr: base + offsets.worker_indptr,
-            feeds: base + offsets.feeds,
+            merge_deps: base + offsets.merge_deps,
             merges: base + offsets.merges,
             sources: base + offsets.sources,
-            counters: base + offsets.counters,
+            arrival_counters: base + offsets.arrival_counters,
             requests: base + offsets.requests,
             num_requests: offsets.num_requests,
             indices: base + offsets.indices,
@@ -77,7 +77,7 @@ impl Places {
 
     /// Words from the beginning to the end of the last item that the plan has.
     pub(super) fn words(&self, plan: &Plan) -> usize {
-        self.offsets.items as usize / 4 + Item::WORDS * plan.schedule().items.len()
+        self.offsets.items as usize / 4 + WorkItem::WORDS * plan.schedule().items.len()
     }
 
     /// Words of everything.
@@ -104,8 +104,11 @@ pub(super) fn write(plan: &Plan, places: &Places, words: &mut [u32]) {
     let from = |offset: u64| offset as usize / 4..;
     rest[from(offsets.worker_indptr)][..schedule.worker_indptr.len()]
         .copy_from_slice(&schedule.worker_indptr);
-    rest[from(offsets.counters)][..schedule.merges.len()].fill(0);
-    write_requests(&mut rest[from(offsets.requests)][..Request::WORDS * offsets.num_requests as usize], plan);
+    rest[from(offsets.arrival_counters)][..schedule.merges.len()].fill(0);
+    write_requests(
+        &mut rest[from(offsets.requests)][..RequestRows::WORDS * offsets.num_requests as usize],
+        plan,
+    );
     let merges = rest[from(offsets.merges)].as_chunks_mut().0.iter_mut();
     for (to, merge) in merges.zip(&schedule.merges) {
         *to = device_merge(merge).to_words();
@@ -113,23 +116,23 @@ pub(super) fn write(plan: &Plan, places: &Places, words: &mut [u32]) {
     let sources = rest[from(offsets.sources)].as_chunks_mut().0.iter_mut();
     for (to, &source) in sources.zip(&schedule.sources) {
         let item = &schedule.items[source as usize];
-        *to = Source { partial: item.partial.unwrap_or(NONE), qo_begin: item.qo.start }.to_words();
+        *to = MergeSource { partial: item.partial.unwrap_or(NONE), qo_begin: item.qo.start }.to_words();
     }
-    write_feeds(&mut rest[from(offsets.feeds)][..schedule.sources.len()], items, schedule);
+    write_feeds(&mut rest[from(offsets.merge_deps)][..schedule.sources.len()], items, schedule);
 }
 
 /// Requests, and behind them such as no row belongs to.
 fn write_requests(to: &mut [u32], plan: &Plan) {
     let requests = &plan.requests().requests;
-    let (used, unused) = to.split_at_mut(Request::WORDS * requests.len());
+    let (used, unused) = to.split_at_mut(RequestRows::WORDS * requests.len());
     for (to, request) in used.as_chunks_mut().0.iter_mut().zip(requests) {
-        *to = Request { end: request.end as u32, offset: request.offset as i32 }.to_words();
+        *to = RequestRows { end: request.end as u32, offset: request.offset as i32 }.to_words();
     }
     unused.fill(NONE);
 }
 
-fn device_merge(merge: &tilewright::attention::Merge) -> Merge {
-    Merge {
+fn device_merge(merge: &tilewright::attention::Merge) -> MergeItem {
+    MergeItem {
         kv_head: merge.kv_heads.start,
         qo_begin: merge.qo.start,
         qo_len: merge.qo.len() as u32,
@@ -143,7 +146,7 @@ const FEEDS: std::ops::Range<usize> = 11..13;
 
 /// Which merges wait for each item: the merges, and bounds of each item's share of them.
 fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
-    let items = items.as_chunks_mut::<{ Item::WORDS }>().0;
+    let items = items.as_chunks_mut::<{ WorkItem::WORDS }>().0;
     // without levels an item is a source of one merge at most, in the order of items
     if schedule.sources.is_sorted_by(|a, b| a < b) {
         for (number, merge) in schedule.merges.iter().enumerate() {
@@ -178,12 +181,12 @@ fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
 fn write_items(to: &mut [u32], plan: &Plan) {
     let segments = &plan.requests().segments;
     // neighbours are mostly of one segment
-    let (mut number, mut of_segment) = (NONE, Item::default());
+    let (mut number, mut of_segment) = (NONE, WorkItem::default());
     for (to, item) in to.as_chunks_mut().0.iter_mut().zip(&plan.schedule().items) {
         if item.segment != number {
             (number, of_segment) = (item.segment, item_of(plan, &segments[item.segment as usize]));
         }
-        let mut words = Item {
+        let mut words = WorkItem {
             qo_begin: item.qo.start,
             qo_len: item.qo.end - item.qo.start,
             kv_head: item.kv_heads.start,
@@ -203,16 +206,16 @@ fn write_items(to: &mut [u32], plan: &Plan) {
 }
 
 /// What items of a segment have in common.
-fn item_of(plan: &Plan, segment: &Segment) -> Item {
+fn item_of(plan: &Plan, segment: &Segment) -> WorkItem {
     let offset = |request: u32| plan.requests().requests[request as usize].offset;
-    Item {
+    WorkItem {
         request: segment.request.unwrap_or(NONE),
         offset: segment.request.map_or(0, offset) as i32,
         kv_len: segment.kv_len as u32,
         kv_start: segment.kv_start as u32,
         base: segment.base as u32,
         mask_columns: segment.mask.map_or(0, |mask| mask.columns) as u32,
-        ..Item::default()
+        ..WorkItem::default()
     }
 }
 
@@ -226,13 +229,13 @@ pub(super) fn layout(plan: &Plan) -> (KvLayout, u32) {
 }
 
 /// Of how many rows the items of a plan are; of one of fixed capacity, of all plans that it may become.
-pub(super) fn items(plan: &Plan) -> Items {
+pub(super) fn items(plan: &Plan) -> Bodies {
     let group = plan.problem().heads().group();
-    let few = |rows: usize| rows.saturating_mul(group) <= FEW_ROWS;
+    let few = |rows: usize| rows.saturating_mul(group) <= MAX_SPLIT_KV_ROWS;
     let all_few = match plan.capacity() {
         // a level's items have rows of many requests
         Some(capacity) => capacity.levels == 0 && few(capacity.qo_len),
         None => plan.schedule().items.iter().all(|item| few(item.qo.len())),
     };
-    if all_few { Items::Few } else { Items::Any }
+    if all_few { Bodies::SplitKv } else { Bodies::Both }
 }

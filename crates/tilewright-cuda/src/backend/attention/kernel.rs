@@ -17,9 +17,9 @@ use tilewright::{
     attention::{Tiling, variant::ExpressionVariant},
 };
 use tilewright_kernels::attention::{
-    call::Call,
+    params::AttentionParams,
     scalar,
-    tensor_core::{FEW_ROWS, Items, KV_TOKENS},
+    tensor_core::{Bodies, KV_TOKENS, MAX_SPLIT_KV_ROWS},
 };
 
 const OPERATOR: &str = "attention.new";
@@ -49,13 +49,13 @@ struct Fast<M: Machine> {
     any: OnceLock<M::Function>,
 }
 
-fn without_tensor_cores(problem: &Problem) -> scalar::Config {
+fn without_tensor_cores(problem: &Problem) -> scalar::SimtConfig {
     let dim = problem.head_dim();
-    scalar::Config {
+    scalar::SimtConfig {
         dtype_qo: problem.dtype_qo(),
         dtype_kv: problem.dtype_kv(),
         head_dim: (dim.qk as u32, dim.vo as u32),
-        latent: problem.is_latent(),
+        mla: problem.is_latent(),
     }
 }
 
@@ -104,8 +104,8 @@ impl<M: Machine> Built<M> {
         match Cores::of(&gpu.limits, problem).filter(|cores| cores.does(variant)) {
             Some(cores) => {
                 let fast = Fast { cores, few: OnceLock::new(), any: OnceLock::new() };
-                let few = problem.heads().group() <= FEW_ROWS;
-                fast.of(gpu, (problem, variant), if few { Items::Few } else { Items::Any })?;
+                let few = problem.heads().group() <= MAX_SPLIT_KV_ROWS;
+                fast.of(gpu, (problem, variant), if few { Bodies::SplitKv } else { Bodies::Both })?;
                 Ok(Self { fast: Some(fast), ..built })
             }
             None => {
@@ -120,7 +120,7 @@ impl<M: Machine> Built<M> {
         &self,
         gpu: &Gpu<M>,
         asked: (&Problem, &ExpressionVariant),
-        (items, call): (Items, &Call),
+        (items, call): (Bodies, &AttentionParams),
     ) -> Result<M::Function> {
         match &self.fast {
             Some(fast) if fast.cores.takes(call) => fast.of(gpu, asked, items),
@@ -145,17 +145,17 @@ impl<M: Machine> Built<M> {
 }
 
 impl<M: Machine> Fast<M> {
-    fn of(&self, gpu: &Gpu<M>, asked: (&Problem, &ExpressionVariant), items: Items) -> Result<M::Function> {
+    fn of(&self, gpu: &Gpu<M>, asked: (&Problem, &ExpressionVariant), items: Bodies) -> Result<M::Function> {
         let made = match items {
             // a kernel for all items does these, too
-            Items::Few => self.few.get().or(self.any.get()),
-            Items::Any => self.any.get(),
+            Bodies::SplitKv => self.few.get().or(self.any.get()),
+            Bodies::Both => self.any.get(),
         };
         if let Some(made) = made {
             return Ok(made.clone());
         }
         let function = on_cores(gpu, asked, self.cores.with(items))?;
-        let slot = if items == Items::Few { &self.few } else { &self.any };
+        let slot = if items == Bodies::SplitKv { &self.few } else { &self.any };
         Ok(slot.get_or_init(|| function).clone())
     }
 }

@@ -12,8 +12,10 @@ use tilewright::{
     tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
-    call::{KvLayout, UNLIMITED},
-    plan_device::{Call, MAX_LEN, MAX_REQUESTS, MAX_SPANS, MAX_WORKERS, Shape, plan_device},
+    params::{KvLayout, UNLIMITED},
+    plan_device::{
+        MAX_LEN, MAX_QUERY_TILES, MAX_REQUESTS, MAX_WORKERS, PlanConfig, PlanDeviceParams, plan_device,
+    },
 };
 
 const OPERATOR: &str = "attention.plan_on_device";
@@ -38,7 +40,7 @@ pub struct DeviceBatch {
 /// What makes a plan.
 #[derive(Debug)]
 pub(super) struct Made {
-    call: Call,
+    call: PlanDeviceParams,
     flags: DeviceMemory,
     /// Read by the kernel and by runs.
     _batch: DeviceBatch,
@@ -66,7 +68,7 @@ impl<M: Machine> Gpu<M> {
         let (flags, mut args) = (self.allocate(4)?, places.at(memory.address()));
         args.indices = indices;
         let arrays = [num_requests, qo_indptr, kv_indptr, last_page_len];
-        let call = Call { batch: arrays, plan: args, flags: flags.address(), shape };
+        let call = PlanDeviceParams { batch: arrays, plan: args, flags: flags.address(), config: shape };
         let DevicePlan { layout, page_size, workers, items, partial_rows, .. } = *before;
         let lengths = Some(Made { call, flags, _batch: batch });
         let made = DevicePlan { args, layout, page_size, workers, items, partial_rows, lengths, memory };
@@ -85,7 +87,7 @@ impl<M: Machine> Gpu<M> {
         self.machine.launch(&kernel, made.call.grid(), &made.call.args())
     }
 
-    /// What the last planning found wrong: bits of [`Refusal`](tilewright_kernels::attention::plan_device::Refusal), 0 if
+    /// What the last planning found wrong: bits of [`LengthError`](tilewright_kernels::attention::plan_device::LengthError), 0 if
     /// nothing. Then the plan is one of no requests. Waits for the device.
     ///
     /// # Errors
@@ -97,7 +99,7 @@ impl<M: Machine> Gpu<M> {
     }
 
     /// Where the arrays of a batch begin, in the order in which they stand there.
-    fn arrays(&self, batch: &DeviceBatch, shape: &Shape) -> Result<[u64; 5]> {
+    fn arrays(&self, batch: &DeviceBatch, shape: &PlanConfig) -> Result<[u64; 5]> {
         let [requests, _, _, pages, _] = shape.capacity;
         let arrays = [
             ("num_requests", &batch.num_requests, 1),
@@ -129,7 +131,7 @@ impl<M: Machine> Gpu<M> {
 }
 
 /// What the kernel has to know, or why it cannot plan this.
-fn shape(plan: &Plan, before: &DevicePlan) -> Result<Shape> {
+fn shape(plan: &Plan, before: &DevicePlan) -> Result<PlanConfig> {
     let (problem, tiling): (&Problem, &Tiling) = (plan.problem(), plan.tiling());
     let Some(capacity) = plan.capacity() else {
         return Err(Error::new(OPERATOR, "the plan has no fixed capacity"));
@@ -151,7 +153,7 @@ fn shape(plan: &Plan, before: &DevicePlan) -> Result<Shape> {
         most("requests", requests, MAX_REQUESTS),
         most("query rows", rows, MAX_LEN),
         most("pages", pages, i32::MAX as u32),
-        most("tiles of query rows", spans, MAX_SPANS),
+        most("tiles of query rows", spans, MAX_QUERY_TILES),
         most("workers", tiling.workers, MAX_WORKERS),
     ]
     .into_iter()
@@ -163,7 +165,7 @@ fn shape(plan: &Plan, before: &DevicePlan) -> Result<Shape> {
         Mask::Causal => (UNLIMITED, 0),
         Mask::Window { left, right } => (left, right.unwrap_or(UNLIMITED)),
     };
-    Ok(Shape {
+    Ok(PlanConfig {
         group: heads.group() as u32,
         kv_heads: heads.kv as u32,
         page_size: before.page_size,

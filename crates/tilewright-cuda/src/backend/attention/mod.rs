@@ -21,8 +21,8 @@ use tilewright::{
     tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
-    call::{KvLayout, PlanArgs},
-    tensor_core::Items,
+    params::{KvLayout, PlanArrays},
+    tensor_core::Bodies,
 };
 
 const OPERATOR: &str = "attention.run";
@@ -30,12 +30,12 @@ const OPERATOR: &str = "attention.run";
 /// A plan in device memory.
 #[derive(Debug)]
 pub(super) struct DevicePlan {
-    args: PlanArgs,
+    args: PlanArrays,
     layout: KvLayout,
     page_size: u32,
     workers: u32,
     /// Of how many rows its items are, now and after each replanning within its capacity.
-    items: Items,
+    items: Bodies,
     /// Room of the workspace.
     partial_rows: usize,
     /// How a kernel makes it, where it is made of lengths on the device.
@@ -86,7 +86,7 @@ impl<M: Machine> Gpu<M> {
     }
 
     /// Writes a plan to where it lies on the device.
-    fn bring(&self, plan: &Plan, places: &Places, args: &PlanArgs) -> Result<()> {
+    fn bring(&self, plan: &Plan, places: &Places, args: &PlanArrays) -> Result<()> {
         if plan.capacity().is_none() {
             return self.machine.write_words(args.worker_indptr, places.all_words(), &mut |all| {
                 flatten::write(plan, places, &mut all[..places.words(plan)]);

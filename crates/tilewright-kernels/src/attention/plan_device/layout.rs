@@ -1,49 +1,49 @@
 //! Cost axis of a batch: the units of a batch concatenated by cost, and the queries that cuts need.
 
-use super::{MAX_REQUESTS, MAX_SPANS, lengths::Lengths, spans::Span};
+use super::{MAX_QUERY_TILES, MAX_REQUESTS, lengths::BatchLengths, query_tiles::QueryTile};
 use tilewright_ptx::build::{Arithmetic, Builder, Compare, Shared, Stored, Value};
 
 /// A batch with known costs, of integer type [`Cost`](CostLayout::Cost).
-pub(super) trait Layout<'k>: Copy {
+pub(super) trait CostLayout<'k>: Copy {
     /// An integer type that holds the total cost and one share more.
     type Cost: Cost;
     /// The requests.
-    fn lengths(&self) -> &Lengths<'k>;
+    fn lengths(&self) -> &BatchLengths<'k>;
     /// Query tiles of all requests.
-    fn num_spans(&self) -> Value<'k, u32>;
+    fn num_q_tiles(&self) -> Value<'k, u32>;
     /// Total cost of all units.
     fn total(&self) -> Value<'k, Self::Cost>;
     /// The cost share per worker, rounded up.
     fn quota(&self, k: &'k Builder) -> Value<'k, Self::Cost>;
     /// The unit at cost `at`, which is below the total.
-    fn place(&self, k: &'k Builder, at: Value<'k, Self::Cost>) -> Place<'k, Self::Cost>;
+    fn locate(&self, k: &'k Builder, at: Value<'k, Self::Cost>) -> CostLocation<'k, Self::Cost>;
     /// The unit of an index.
-    fn unit(&self, k: &'k Builder, unit: Value<'k, u32>) -> Unit<'k, Self::Cost>;
+    fn unit(&self, k: &'k Builder, unit: Value<'k, u32>) -> UnitCosts<'k, Self::Cost>;
 }
 
 /// Shared memory of a batch, reused by both layouts.
 #[derive(Clone, Copy)]
-pub(super) struct Room<'k> {
+pub(super) struct BatchScratch<'k> {
     /// `[MAX_REQUESTS + 1]`: one word per request, and one more.
-    pub(super) of_requests: Shared<'k, u32>,
+    pub(super) request_words: Shared<'k, u32>,
     /// `[MAX_QUERY_TILES + 1]`: one per query tile, and one more; or four words per request.
-    pub(super) of_spans: Shared<'k, u64>,
+    pub(super) q_tile_words: Shared<'k, u64>,
 }
 
-impl<'k> Room<'k> {
+impl<'k> BatchScratch<'k> {
     pub(super) fn declare(k: &'k Builder) -> Self {
-        const { assert!(8 * MAX_SPANS >= 16 * MAX_REQUESTS, "four words each") };
-        let of_spans = k.shared("of_spans", MAX_SPANS as usize + 1, 16);
-        Self { of_requests: k.shared("of_requests", MAX_REQUESTS as usize + 1, 4), of_spans }
+        const { assert!(8 * MAX_QUERY_TILES >= 16 * MAX_REQUESTS, "four words per request") };
+        let q_tile_words = k.shared("of_spans", MAX_QUERY_TILES as usize + 1, 16);
+        Self { request_words: k.shared("of_requests", MAX_REQUESTS as usize + 1, 4), q_tile_words }
     }
 }
 
 /// The unit at a cost.
 #[derive(Clone, Copy)]
-pub(super) struct Place<'k, T> {
+pub(super) struct CostLocation<'k, T> {
     pub(super) r: Value<'k, u32>,
     pub(super) head: Value<'k, u32>,
-    pub(super) span: Span<'k>,
+    pub(super) q_tile: QueryTile<'k>,
     pub(super) unit: Value<'k, u32>,
     /// The cost within the unit.
     pub(super) within: Value<'k, T>,
@@ -51,10 +51,10 @@ pub(super) struct Place<'k, T> {
 
 /// A unit, and the prefix sums of costs before and after it.
 #[derive(Clone, Copy)]
-pub(super) struct Unit<'k, T> {
+pub(super) struct UnitCosts<'k, T> {
     pub(super) r: Value<'k, u32>,
     pub(super) head: Value<'k, u32>,
-    pub(super) span: Span<'k>,
+    pub(super) q_tile: QueryTile<'k>,
     pub(super) before: Value<'k, T>,
     pub(super) with: Value<'k, T>,
 }

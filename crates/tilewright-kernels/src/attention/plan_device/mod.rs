@@ -31,51 +31,51 @@
 //! Invalid lengths set bits of [`LengthError`] in `flags`, and the plan is empty. No address is derived from unchecked lengths.
 
 mod cuts;
-mod even;
 mod layout;
 mod lengths;
+mod multi_tile;
+mod query_tiles;
 mod scan;
-mod spans;
-mod uneven;
+mod single_tile;
 mod write;
 
 use super::{
-    call::{PlanArgs, UNLIMITED},
-    divisor::{Divisor, DivisorValues},
+    divisor::{Divisor, DivisorRegs},
+    params::{PlanArrays, UNLIMITED},
 };
-use cuts::{Cuts, End};
-use even::Even;
-use layout::{Layout, Room};
-use lengths::Lengths;
+use cuts::{Cuts, ShareEnd};
+use layout::{BatchScratch, CostLayout};
+use lengths::BatchLengths;
+use multi_tile::MultiTileBatch;
 use scan::Scan;
+use single_tile::SingleTileBatch;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     ir::Kernel,
     sim::Arg,
     verify::Invalid,
 };
-use uneven::Uneven;
-use write::First;
+use write::FirstItem;
 
 /// Threads per CTA; also the maximum number of requests, and half that of query tiles.
 pub const THREADS: u32 = 1024;
 /// Units, or cuts, written per CTA.
-const UNITS: u32 = 128;
+const UNITS_PER_CTA: u32 = 128;
 /// Maximum CTAs.
 const MAX_CTAS: u32 = 64;
 /// Maximum requests of a batch.
 pub const MAX_REQUESTS: u32 = THREADS;
 /// Maximum workers.
-pub const MAX_WORKERS: u32 = THREADS / 32 * cuts::ENDS - 1;
+pub const MAX_WORKERS: u32 = THREADS / 32 * cuts::ENDS_PER_WARP - 1;
 /// Maximum query tiles of a batch, per KV head.
-pub const MAX_SPANS: u32 = 2 * THREADS;
+pub const MAX_QUERY_TILES: u32 = 2 * THREADS;
 /// Maximum query rows and keys, so that sums of positions fit into 32 bits.
 pub const MAX_LEN: u32 = 1 << 28;
 
 /// Error of the lengths on the device: a bit of `flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub enum Refusal {
+pub enum LengthError {
     /// More requests than the capacity.
     Requests = 1,
     /// `qo_indptr` does not start at 0, decreases, or exceeds the capacity of rows, in total or in one request.
@@ -88,7 +88,7 @@ pub enum Refusal {
 
 /// Configuration of a plan, constant over its lifetime.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
+pub struct PlanConfig {
     /// Query heads per KV head.
     pub group: u32,
     /// KV heads.
@@ -115,32 +115,33 @@ pub struct Shape {
 
 /// Arguments of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Call {
+pub struct PlanDeviceParams {
     /// Addresses of `num_requests`, `qo_indptr`, `kv_indptr` and `last_page_len`.
     pub batch: [u64; 4],
     /// The output arrays. `requests` has capacity for `plan.num_requests`, the maximum; `indices`, `mask_bits` and
     /// `arrival_counters` are not written.
-    pub plan: PlanArgs,
+    pub plan: PlanArrays,
     /// Address of a word for [`LengthError`] bits; 0 if there is no error.
     pub flags: u64,
     /// The configuration.
-    pub shape: Shape,
+    pub config: PlanConfig,
 }
 
-impl Call {
+impl PlanDeviceParams {
     /// The arguments in the order of the parameters.
     pub fn args(&self) -> Vec<Arg> {
-        let (plan, shape) = (&self.plan, &self.shape);
-        let arrays = [plan.items, plan.worker_indptr, plan.feeds, plan.merges, plan.sources, plan.requests];
+        let (plan, config) = (&self.plan, &self.config);
+        let arrays =
+            [plan.items, plan.worker_indptr, plan.merge_deps, plan.merges, plan.sources, plan.requests];
         // windows beyond any length are clamped to avoid overflow
-        let [left, right] =
-            [shape.left, shape.right].map(|side| if side == UNLIMITED { 1 << 30 } else { side.min(1 << 30) });
-        let divisors = [shape.kv_heads, shape.tile, shape.kv_tokens, shape.workers, self.grid()[0]]
+        let [left, right] = [config.left, config.right]
+            .map(|side| if side == UNLIMITED { 1 << 30 } else { side.min(1 << 30) });
+        let divisors = [config.kv_heads, config.tile, config.kv_tokens, config.workers, self.grid()[0]]
             .map(|by| Divisor::new(by).args());
-        let Shape { group, page_size, segment_overhead, tile_load, .. } = *shape;
+        let PlanConfig { group, page_size, segment_overhead, tile_load, .. } = *config;
         let numbers = [group, page_size, left, right, segment_overhead, tile_load];
         let addresses = self.batch.into_iter().chain(arrays).chain([self.flags]).map(Arg::U64);
-        let [requests, rows, qo_len, pages, kv_len] = shape.capacity;
+        let [requests, rows, qo_len, pages, kv_len] = config.capacity;
         let capacity = [requests, rows, qo_len.min(rows), pages, kv_len, kv_len.div_ceil(page_size.max(1))];
         let numbers = numbers.into_iter().chain(capacity).map(Arg::U32);
         addresses.chain(divisors.into_iter().flatten()).chain(numbers).collect()
@@ -149,33 +150,33 @@ impl Call {
     /// Grid: enough CTAs that each writes the items of a few warps' units and cuts, because writes of one SM are slow. Beyond 64
     /// CTAs each writes more, up to one unit per thread.
     pub fn grid(&self) -> [u32; 3] {
-        let Shape { kv_heads, tile, workers, capacity: [requests, rows, ..], .. } = self.shape;
-        let spans = rows.min((rows / tile.max(1)).saturating_add(requests));
-        let units = spans.min(MAX_SPANS).saturating_mul(kv_heads);
-        let ctas = units.div_ceil(UNITS).max(workers.div_ceil(UNITS));
+        let PlanConfig { kv_heads, tile, workers, capacity: [requests, rows, ..], .. } = self.config;
+        let query_tiles = rows.min((rows / tile.max(1)).saturating_add(requests));
+        let units = query_tiles.min(MAX_QUERY_TILES).saturating_mul(kv_heads);
+        let ctas = units.div_ceil(UNITS_PER_CTA).max(workers.div_ceil(UNITS_PER_CTA));
         [ctas.clamp(1, MAX_CTAS).max(units.div_ceil(THREADS)), 1, 1]
     }
 }
 
 /// The parameters in the order of [`PlanDeviceParams::args`], and the indices of this thread.
 #[derive(Clone, Copy)]
-struct Params<'k> {
+struct PlanDeviceRegs<'k> {
     num_requests: Global<'k, u32>,
     qo_indptr: Global<'k, u32>,
     kv_indptr: Global<'k, u32>,
     last_page_len: Global<'k, u32>,
     items: Global<'k, u32>,
     worker_indptr: Global<'k, u32>,
-    feeds: Global<'k, u32>,
+    merge_deps: Global<'k, u32>,
     merges: Global<'k, u32>,
     sources: Global<'k, u32>,
     requests: Global<'k, u32>,
     flags: Global<'k, u32>,
-    kv_heads: DivisorValues<'k>,
-    tile: DivisorValues<'k>,
-    kv_tokens: DivisorValues<'k>,
-    workers: DivisorValues<'k>,
-    ctas: DivisorValues<'k>,
+    kv_heads: DivisorRegs<'k>,
+    tile: DivisorRegs<'k>,
+    kv_tokens: DivisorRegs<'k>,
+    workers: DivisorRegs<'k>,
+    ctas: DivisorRegs<'k>,
     group: Value<'k, u32>,
     page_size: Value<'k, u32>,
     left: Value<'k, u32>,
@@ -195,7 +196,7 @@ struct Params<'k> {
     cta: Value<'k, u32>,
 }
 
-impl<'k> Params<'k> {
+impl<'k> PlanDeviceRegs<'k> {
     fn declare(k: &'k Builder) -> Self {
         // fields are evaluated in source order
         Self {
@@ -205,16 +206,16 @@ impl<'k> Params<'k> {
             last_page_len: k.global("last_page_len"),
             items: k.global("items"),
             worker_indptr: k.global("worker_indptr"),
-            feeds: k.global("feeds"),
+            merge_deps: k.global("feeds"),
             merges: k.global("merges"),
             sources: k.global("sources"),
             requests: k.global("requests"),
             flags: k.global("flags"),
-            kv_heads: DivisorValues::declare(k, "kv_heads"),
-            tile: DivisorValues::declare(k, "tile"),
-            kv_tokens: DivisorValues::declare(k, "kv_tokens"),
-            workers: DivisorValues::declare(k, "workers"),
-            ctas: DivisorValues::declare(k, "ctas"),
+            kv_heads: DivisorRegs::declare(k, "kv_heads"),
+            tile: DivisorRegs::declare(k, "tile"),
+            kv_tokens: DivisorRegs::declare(k, "kv_tokens"),
+            workers: DivisorRegs::declare(k, "workers"),
+            ctas: DivisorRegs::declare(k, "ctas"),
             group: k.param("group"),
             page_size: k.param("page_size"),
             left: k.param("left"),
@@ -241,14 +242,14 @@ impl<'k> Params<'k> {
 /// Only those of the verifier.
 pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
-        let params = Params::declare(k);
+        let params = PlanDeviceRegs::declare(k);
         let sums = Cuts::sums(k, &params);
-        let lengths = Lengths::read(k, params);
-        let room = Room::declare(k);
+        let lengths = BatchLengths::read(k, params);
+        let scratch = BatchScratch::declare(k);
         k.when_else(
-            lengths.even,
-            || plan(k, Even::measure(k, lengths, room), sums),
-            || plan(k, Uneven::measure(k, lengths, room), sums),
+            lengths.single_tile,
+            || plan(k, SingleTileBatch::measure(k, lengths, scratch), sums),
+            || plan(k, MultiTileBatch::measure(k, lengths, scratch), sums),
         );
         k.when(params.cta.eq(0), || lengths.write(k));
     })
@@ -256,10 +257,10 @@ pub fn plan_device(name: &str) -> Result<Kernel, Invalid> {
 
 /// Steps 3 to 5. Every warp executes the same `bar.sync`, idle ones included; separate barrier sites would be reported by
 /// synccheck.
-fn plan<'k, L: Layout<'k>>(k: &'k Builder, layout: L, sums: Scan<'k, u32, 2>) {
+fn plan<'k, L: CostLayout<'k>>(k: &'k Builder, layout: L, sums: Scan<'k, u32, 2>) {
     let quota = layout.quota(k);
-    let end = End::find(k, layout, quota);
-    let first = First::find(k, layout, quota);
+    let end = ShareEnd::find(k, layout, quota);
+    let first = FirstItem::find(k, layout, quota);
     let cuts = Cuts::count(k, layout, end, sums);
-    write::all(k, layout, cuts, first);
+    write::write_plan(k, layout, cuts, first);
 }

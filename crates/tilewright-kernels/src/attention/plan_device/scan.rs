@@ -3,7 +3,7 @@
 //! Each warp with values scans its own. After the barrier each warp reduces the sums of all warps, which has a shorter latency
 //! than one warp that does it for all and a second barrier.
 
-use super::{Params, THREADS};
+use super::{PlanDeviceRegs, THREADS};
 use tilewright_ptx::{
     build::{Arithmetic, Builder, Shared, Stored, Value},
     isa::warp::{Shuffle, WarpReduction},
@@ -23,28 +23,28 @@ pub(super) struct Scan<'k, T, const N: usize> {
 
 /// A scan after its warp-level step.
 #[derive(Clone, Copy)]
-pub(super) struct Started<'k, T, const N: usize> {
+pub(super) struct PartialScan<'k, T, const N: usize> {
     scan: Scan<'k, T, N>,
     /// The sums over the lower lanes.
     before: [Value<'k, T>; N],
 }
 
 /// A type that can be scanned.
-pub(super) trait Summed: Arithmetic + Stored {
+pub(super) trait Scannable: Arithmetic + Stored {
     /// The value of the lane `distance` below, or the lane's own if there is none.
-    fn from_below<'k>(k: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self>;
+    fn shuffle_up<'k>(k: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self>;
     /// Zero.
     fn zero(k: &Builder) -> Value<'_, Self>;
     /// The sum of the lanes before `count`, which is at most 31, and the sum of all.
-    fn of_first<'k>(
+    fn sum_first<'k>(
         k: &'k Builder,
         value: Value<'k, Self>,
         count_and_lane: [Value<'k, u32>; 2],
     ) -> [Value<'k, Self>; 2];
 }
 
-impl Summed for u32 {
-    fn from_below<'k>(_: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self> {
+impl Scannable for u32 {
+    fn shuffle_up<'k>(_: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self> {
         value.shuffle(Shuffle::Up, distance)
     }
 
@@ -52,7 +52,7 @@ impl Summed for u32 {
         k.constant(0)
     }
 
-    fn of_first<'k>(
+    fn sum_first<'k>(
         k: &'k Builder,
         value: Value<'k, Self>,
         [count, lane]: [Value<'k, u32>; 2],
@@ -61,8 +61,8 @@ impl Summed for u32 {
     }
 }
 
-impl Summed for u64 {
-    fn from_below<'k>(k: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self> {
+impl Scannable for u64 {
+    fn shuffle_up<'k>(k: &'k Builder, value: Value<'k, Self>, distance: u32) -> Value<'k, Self> {
         let [low, high] = [value.low(), value.high()].map(|half| half.shuffle(Shuffle::Up, distance));
         k.pack32(low, high)
     }
@@ -71,12 +71,12 @@ impl Summed for u64 {
         k.constant(0)
     }
 
-    fn of_first<'k>(
+    fn sum_first<'k>(
         k: &'k Builder,
         value: Value<'k, Self>,
         [count, lane]: [Value<'k, u32>; 2],
     ) -> [Value<'k, Self>; 2] {
-        let [with] = of_warp(k, [value], lane);
+        let [with] = scan_warp(k, [value], lane);
         let of_lane = |value: Value<'k, u64>, lane: Value<'k, u32>| {
             k.pack32(value.low().of_lane(lane), value.high().of_lane(lane))
         };
@@ -84,8 +84,8 @@ impl Summed for u64 {
     }
 }
 
-impl<'k, T: Summed, const N: usize> Scan<'k, T, N> {
-    pub(super) fn declare(k: &'k Builder, name: &str, p: &Params<'k>) -> Self {
+impl<'k, T: Scannable, const N: usize> Scan<'k, T, N> {
+    pub(super) fn declare(k: &'k Builder, name: &str, p: &PlanDeviceRegs<'k>) -> Self {
         Self { warp: p.warp, lane: p.lane, sums: k.shared(name, N * WARPS, 8) }
     }
 
@@ -100,15 +100,15 @@ impl<'k, T: Summed, const N: usize> Scan<'k, T, N> {
         self,
         k: &'k Builder,
         values: [Value<'k, T>; N],
-        here: Value<'k, bool>,
-    ) -> Started<'k, T, N> {
+        active: Value<'k, bool>,
+    ) -> PartialScan<'k, T, N> {
         let with = values.map(|_| k.var("with", T::zero(k)));
-        k.when(here, || {
-            with.into_iter().zip(of_warp(k, values, self.lane)).for_each(|(var, sum)| var.set(sum));
+        k.when(active, || {
+            with.into_iter().zip(scan_warp(k, values, self.lane)).for_each(|(var, sum)| var.set(sum));
         });
         let with = with.map(|var| var.get());
         k.when(self.lane.eq(31), || self.store(with));
-        Started { scan: self, before: std::array::from_fn(|i| with[i] - values[i]) }
+        PartialScan { scan: self, before: std::array::from_fn(|i| with[i] - values[i]) }
     }
 
     fn store(self, sums: [Value<'k, T>; N]) {
@@ -117,25 +117,25 @@ impl<'k, T: Summed, const N: usize> Scan<'k, T, N> {
     }
 }
 
-impl<'k, T: Summed, const N: usize> Started<'k, T, N> {
+impl<'k, T: Scannable, const N: usize> PartialScan<'k, T, N> {
     /// The sums over the previous threads, and over all. Called by whole warps.
     pub(super) fn finish(self, k: &'k Builder) -> [[Value<'k, T>; 2]; N] {
         let Scan { warp, lane, sums } = self.scan;
         let at = sums.at(lane * N as u32);
         let sums: [Value<'k, T>; N] = std::array::from_fn(|i| at.plus(i).load());
-        let of_warps = sums.map(|sum| T::of_first(k, sum, [warp, lane]));
+        let of_warps = sums.map(|sum| T::sum_first(k, sum, [warp, lane]));
         std::array::from_fn(|i| [of_warps[i][0] + self.before[i], of_warps[i][1]])
     }
 }
 
 /// Inclusive scan over a warp.
-fn of_warp<'k, T: Summed, const N: usize>(
+fn scan_warp<'k, T: Scannable, const N: usize>(
     k: &'k Builder,
     values: [Value<'k, T>; N],
     lane: Value<'k, u32>,
 ) -> [Value<'k, T>; N] {
     [1_u32, 2, 4, 8, 16].into_iter().fold(values, |sums, distance| {
-        let below = sums.map(|sum| T::from_below(k, sum, distance));
+        let below = sums.map(|sum| T::shuffle_up(k, sum, distance));
         std::array::from_fn(|i| sums[i] + below[i].unless(lane.lt(distance), T::zero(k)))
     })
 }

@@ -1,49 +1,49 @@
 //! State of a CTA, and its loops over items, blocks of rows and KV tiles.
 
-use super::{Config, FEW_OF_WARP, KEYS, WARPS, locate::Keys, rows::Rows};
+use super::{KEYS, SMALL_ROWS_PER_WARP, SimtConfig, WARPS, block_rows::BlockRows, key_table::KeyTable};
 use crate::{
-    attention::{call::Params, items::ItemValues},
-    variant::{Declared, Hooks, Prepared},
+    attention::{items::WorkItemRegs, params::AttentionParamRegs},
+    variant::{DeclaredVariant, Hooks, PartialHook},
 };
 use tilewright::attention::variant::Hook;
 use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// The hooks, with their constant parts computed.
-pub(super) struct Hooked<'k, 'v> {
-    declared: Declared<'k, 'v>,
-    pub(super) query: Prepared<'k, 'v>,
-    pub(super) key: Prepared<'k, 'v>,
-    pub(super) value: Prepared<'k, 'v>,
-    pub(super) logits: Prepared<'k, 'v>,
-    pub(super) mask: Prepared<'k, 'v>,
-    pub(super) update: Prepared<'k, 'v>,
-    pub(super) output: Prepared<'k, 'v>,
+pub(super) struct SimtHooks<'k, 'v> {
+    declared: DeclaredVariant<'k, 'v>,
+    pub(super) query: PartialHook<'k, 'v>,
+    pub(super) key: PartialHook<'k, 'v>,
+    pub(super) value: PartialHook<'k, 'v>,
+    pub(super) logits: PartialHook<'k, 'v>,
+    pub(super) mask: PartialHook<'k, 'v>,
+    pub(super) update: PartialHook<'k, 'v>,
+    pub(super) output: PartialHook<'k, 'v>,
 }
 
-impl<'k, 'v> Hooked<'k, 'v> {
+impl<'k, 'v> SimtHooks<'k, 'v> {
     #[track_caller]
-    fn new(declared: Declared<'k, 'v>) -> Self {
+    fn new(declared: DeclaredVariant<'k, 'v>) -> Self {
         let [query, key, value, logits, mask, update, output] =
             Hook::ALL.map(|hook| declared.prepare(hook, &|_| None));
         Self { declared, query, key, value, logits, mask, update, output }
     }
 
-    pub(super) fn is(&self) -> &Hooks<'v> {
+    pub(super) fn hooks(&self) -> &Hooks<'v> {
         self.declared.hooks()
     }
 
     /// Whether hooks need elements `i` and `i + head_dim / 2` of queries and keys together.
-    pub(super) fn pairs(&self) -> bool {
-        self.is().is_live(Hook::Query) || self.is().is_live(Hook::Key)
+    pub(super) fn needs_pairs(&self) -> bool {
+        self.hooks().is_live(Hook::Query) || self.hooks().is_live(Hook::Key)
     }
 }
 
 /// State shared by all threads of a CTA.
-pub(super) struct Cta<'k, 'v> {
+pub(super) struct SimtCta<'k, 'v> {
     pub(super) k: &'k Builder,
-    pub(super) config: Config,
-    pub(super) params: Params<'k>,
-    pub(super) hooks: Hooked<'k, 'v>,
+    pub(super) config: SimtConfig,
+    pub(super) params: AttentionParamRegs<'k>,
+    pub(super) hooks: SimtHooks<'k, 'v>,
     pub(super) warp: Value<'k, u32>,
     pub(super) lane: Value<'k, u32>,
     /// Queries of the block, `[rows, q_stride]`.
@@ -54,32 +54,32 @@ pub(super) struct Cta<'k, 'v> {
     pub(super) weights: Shared<'k, f32>,
     /// Some dims of the tile's keys, then of its values.
     pub(super) stage: Shared<'k, f32>,
-    pub(super) rows: Rows<'k>,
-    pub(super) keys: Keys<'k>,
+    pub(super) rows: BlockRows<'k>,
+    pub(super) keys: KeyTable<'k>,
     /// A word that one thread broadcasts to the others.
     pub(super) word: Shared<'k, u32>,
 }
 
 /// A block of packed rows of an item.
 #[derive(Clone, Copy)]
-pub(super) struct Block<'k> {
-    pub(super) item: ItemValues<'k>,
+pub(super) struct RowBlock<'k> {
+    pub(super) item: WorkItemRegs<'k>,
     /// The first packed row.
     pub(super) first: Value<'k, u32>,
     /// Rows per warp in the specialized code.
     pub(super) per_warp: u32,
     /// The first row of this warp in the block.
-    pub(super) of_warp: Value<'k, u32>,
+    pub(super) warp_first: Value<'k, u32>,
     /// Number of this warp's rows.
     pub(super) count: Value<'k, u32>,
 }
 
-impl<'k, 'v> Cta<'k, 'v> {
+impl<'k, 'v> SimtCta<'k, 'v> {
     #[track_caller]
-    pub(super) fn new(k: &'k Builder, config: Config, hooks: &Hooks<'v>) -> Self {
-        let params = Params::declare(k, config.latent);
+    pub(super) fn new(k: &'k Builder, config: SimtConfig, hooks: &Hooks<'v>) -> Self {
+        let params = AttentionParamRegs::declare(k, config.mla);
         let heads = (params.qo_heads, params.group.quotient(params.qo_heads));
-        let hooks = Hooked::new(hooks.declare(k, heads));
+        let hooks = SimtHooks::new(hooks.declare(k, heads));
         let rows = config.rows();
         let array = |name: &str, len: u32| k.shared::<f32>(name, len as usize, 16);
         Self {
@@ -93,8 +93,8 @@ impl<'k, 'v> Cta<'k, 'v> {
             o: array("o", rows * config.o_stride()),
             weights: array("weights", rows * KEYS),
             stage: array("stage", config.stage()),
-            rows: Rows::new(k, rows),
-            keys: Keys::new(k),
+            rows: BlockRows::new(k, rows),
+            keys: KeyTable::new(k),
             word: k.shared("word", 1, 4),
         }
     }
@@ -105,35 +105,35 @@ impl<'k, 'v> Cta<'k, 'v> {
         let (k, params) = (self.k, &self.params);
         let bounds = params.worker_indptr.at(k.cta());
         k.repeat((bounds.load(), bounds.plus(1).load()), 1, |item| {
-            let item = ItemValues::load(k, params.items, item);
+            let item = WorkItemRegs::load(k, params.items, item);
             let packed = item.qo_len * params.group.by;
             k.repeat((0, packed), self.config.rows(), |first| self.attend(item, first, packed));
-            self.feed_merges(&item);
+            self.arrive_at_merges(&item);
         });
     }
 
     /// Processes one block of an item's `packed` rows.
     #[track_caller]
-    fn attend(&self, item: ItemValues<'k>, first: Value<'k, u32>, packed: Value<'k, u32>) {
+    fn attend(&self, item: WorkItemRegs<'k>, first: Value<'k, u32>, packed: Value<'k, u32>) {
         let (k, per_warp) = (self.k, self.config.rows() / WARPS);
         let left = (packed - first).min(self.config.rows());
         k.when(k.thread().lt(left), || {
             let known = (item.request, item.offset);
             let row = self.row_of((item.qo_begin, item.kv_head), first + k.thread(), known);
-            self.place_row(k.thread(), &row);
+            self.init_row(k.thread(), &row);
         });
         k.sync_threads();
         let block = |per_warp: u32| {
-            let of_warp = self.warp * per_warp;
-            let count = (left.max(of_warp) - of_warp).min(per_warp).named("row_count");
-            Block { item, first, per_warp, of_warp, count }
+            let warp_first = self.warp * per_warp;
+            let count = (left.max(warp_first) - warp_first).min(per_warp).named("row_count");
+            RowBlock { item, first, per_warp, warp_first, count }
         };
-        if per_warp == FEW_OF_WARP {
+        if per_warp == SMALL_ROWS_PER_WARP {
             self.attend_block(&block(per_warp));
         } else {
             k.when_else(
-                left.le(FEW_OF_WARP * WARPS),
-                || self.attend_block(&block(FEW_OF_WARP)),
+                left.le(SMALL_ROWS_PER_WARP * WARPS),
+                || self.attend_block(&block(SMALL_ROWS_PER_WARP)),
                 || self.attend_block(&block(per_warp)),
             );
         }
@@ -142,26 +142,26 @@ impl<'k, 'v> Cta<'k, 'v> {
     }
 
     #[track_caller]
-    fn attend_block(&self, block: &Block<'k>) {
+    fn attend_block(&self, block: &RowBlock<'k>) {
         let (k, item) = (self.k, &block.item);
         self.load_queries(block);
         self.clear_output(block);
         // tiles begin at multiples of their keys, independent of the item's first key
         let begin = item.kv_begin & !(KEYS - 1);
         k.repeat((begin, item.kv_end), KEYS, |tile| {
-            let all_seen = k.var("all_seen", true);
-            self.locate(item, tile);
+            let all_visible = k.var("all_seen", true);
+            self.look_up_keys(item, tile);
             k.sync_threads();
             self.multiply_keys(block);
-            k.when(block.count.gt(0), || self.weigh_keys(block, tile, all_seen));
-            self.weigh_values(block, all_seen.get());
+            k.when(block.count.gt(0), || self.softmax_tile(block, tile, all_visible));
+            self.multiply_values(block, all_visible.get());
         });
         self.finish_rows(block);
     }
 
     /// Runs `body` for each row of this warp in a block.
     #[track_caller]
-    pub(super) fn each_row(&self, block: &Block<'k>, body: impl FnOnce(Value<'k, u32>)) {
-        self.k.repeat((block.of_warp, block.of_warp + block.count), 1, body);
+    pub(super) fn for_each_row(&self, block: &RowBlock<'k>, body: impl FnOnce(Value<'k, u32>)) {
+        self.k.repeat((block.warp_first, block.warp_first + block.count), 1, body);
     }
 }

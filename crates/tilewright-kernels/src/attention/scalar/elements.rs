@@ -6,7 +6,7 @@ use tilewright_ptx::build::{Builder, Global, Value};
 
 /// The address of element `index` from `address` on.
 #[track_caller]
-pub(super) fn place<'k>(dtype: Dtype, address: Value<'k, u64>, index: Value<'k, u64>) -> Value<'k, u64> {
+pub(super) fn address_of<'k>(dtype: Dtype, address: Value<'k, u64>, index: Value<'k, u64>) -> Value<'k, u64> {
     address + (index << dtype.size().trailing_zeros())
 }
 
@@ -17,7 +17,7 @@ pub(super) fn load(dtype: Dtype, at: Value<'_, u64>) -> Value<'_, f32> {
         Dtype::F32 => Global::<f32>::new(at).load(),
         Dtype::F16 => Global::<f16>::new(at).load().to_f32(),
         Dtype::Bf16 => Global::<bf16>::new(at).load().to_f32(),
-        Dtype::E4m3 => of_e4m3(Global::<u16>::new(at).load_u8()),
+        Dtype::E4m3 => from_e4m3(Global::<u16>::new(at).load_u8()),
         // e5m2 is the upper byte of f16
         Dtype::E5m2 => (Global::<u16>::new(at).load_u8() << 8).low().reinterpret::<f16>().to_f32(),
         Dtype::I8 => ((Global::<u16>::new(at).load_u8() << 24).reinterpret::<i32>() >> 24).to_f32(),
@@ -27,7 +27,7 @@ pub(super) fn load(dtype: Dtype, at: Value<'_, u64>) -> Value<'_, f32> {
 /// Moves exponent and mantissa to their f32 bits, and multiplies by the difference of the biases, which is exact for subnormal
 /// numbers too.
 #[track_caller]
-fn of_e4m3(byte: Value<'_, u32>) -> Value<'_, f32> {
+fn from_e4m3(byte: Value<'_, u32>) -> Value<'_, f32> {
     let k = byte.builder();
     let magnitude = byte & 0x7f;
     let number = (magnitude << 20).reinterpret::<f32>() * f32::from_bits(247 << 23);

@@ -1,10 +1,10 @@
 //! Merge of partial states by the last CTA to arrive, in the plan's order of sources, so that results are deterministic.
 
-use super::{THREADS, block::Cta, finish::State};
+use super::{THREADS, block::SimtCta, epilogue::SoftmaxState};
 use crate::{
     attention::{
-        items::{ItemValues, MergeValues, NONE, SourceValues},
-        row::Row,
+        items::{MergeItemRegs, MergeSourceRegs, NONE, WorkItemRegs},
+        query_row::QueryRow,
     },
     variant::elementary::exp2_of_negative,
 };
@@ -14,16 +14,16 @@ use tilewright_ptx::{
     isa::memory::{AtomicOp, Order, Scope},
 };
 
-impl<'k> Cta<'k, '_> {
+impl<'k> SimtCta<'k, '_> {
     /// Arrives at the merges that depend on `item`, and performs those that it completes. All threads of the CTA have written and
     /// synchronized.
     #[track_caller]
-    pub(super) fn feed_merges(&self, item: &ItemValues<'k>) {
+    pub(super) fn arrive_at_merges(&self, item: &WorkItemRegs<'k>) {
         let (k, params) = (self.k, &self.params);
-        k.repeat((item.feed_begin, item.feed_end), 1, |feed| {
-            let number = params.feeds.at_wide(feed.to_u64()).load();
-            let merge = MergeValues::load(k, params.merges, number);
-            let counter = params.counters.at_wide(number.to_u64());
+        k.repeat((item.merge_deps_begin, item.merge_deps_end), 1, |feed| {
+            let number = params.merge_deps.at_wide(feed.to_u64()).load();
+            let merge = MergeItemRegs::load(k, params.merges, number);
+            let counter = params.arrival_counters.at_wide(number.to_u64());
             k.when(k.thread().eq(0), || {
                 // acquire-release: orders this CTA's writes before the count, and those of the others before the merge
                 let before = counter.atomic(AtomicOp::AddU32, 1, (Order::AcqRel, Scope::Gpu));
@@ -40,10 +40,11 @@ impl<'k> Cta<'k, '_> {
 
     /// Merges all rows, every fourth per warp.
     #[track_caller]
-    fn merge(&self, merge: &MergeValues<'k>) {
+    fn merge(&self, merge: &MergeItemRegs<'k>) {
         let (k, params) = (self.k, &self.params);
-        let reads =
-            |input| [Hook::Update, Hook::Output].into_iter().any(|hook| self.hooks.is().reads(hook, input));
+        let reads = |input| {
+            [Hook::Update, Hook::Output].into_iter().any(|hook| self.hooks.hooks().reads(hook, input))
+        };
         // skip the lookup if no hook uses the result
         let request = if reads(Input::Request) || reads(Input::Qo) { NONE } else { 0 };
         let known = (k.constant(request), k.constant(0));
@@ -56,10 +57,15 @@ impl<'k> Cta<'k, '_> {
 
     /// Runs `body` for the partial rows of a row.
     #[track_caller]
-    fn each_partial(&self, merge: &MergeValues<'k>, row: &Row<'k>, body: impl FnOnce(Value<'k, u64>)) {
+    fn for_each_partial(
+        &self,
+        merge: &MergeItemRegs<'k>,
+        row: &QueryRow<'k>,
+        body: impl FnOnce(Value<'k, u64>),
+    ) {
         let (k, params) = (self.k, &self.params);
         k.repeat((merge.source_begin, merge.source_end), 1, |source| {
-            let source = SourceValues::load(k, params.sources, source);
+            let source = MergeSourceRegs::load(k, params.sources, source);
             let in_group = row.qo_head - row.kv_head * params.group.by;
             let partial = source.partial + (row.token - source.qo_begin) * params.group.by + in_group;
             body(partial.to_u64());
@@ -68,26 +74,26 @@ impl<'k> Cta<'k, '_> {
 
     /// The maximum LSE, or NaN if one is; and the sum of weights.
     #[track_caller]
-    fn merged_state(&self, merge: &MergeValues<'k>, row: &Row<'k>) -> State<'k> {
+    fn merged_state(&self, merge: &MergeItemRegs<'k>, row: &QueryRow<'k>) -> SoftmaxState<'k> {
         let k = self.k;
-        if !self.hooks.is().softmax() {
-            return State { max: k.constant(f32::NEG_INFINITY), sum: k.constant(0.0) };
+        if !self.hooks.hooks().softmax() {
+            return SoftmaxState { max: k.constant(f32::NEG_INFINITY), sum: k.constant(0.0) };
         }
         let (max, sum) = (k.var("max", f32::NEG_INFINITY), k.var("sum", 0.0));
-        self.each_partial(merge, row, |partial| {
+        self.for_each_partial(merge, row, |partial| {
             let lse = self.params.partial_lse.at_wide(partial).load();
             // comparisons with NaN are false, so a NaN is taken and kept
-            let kept = max.get().is_nan() | lse.le(max.get());
-            max.set(kept.select(max.get(), lse));
+            let hoisted_nodes = max.get().is_nan() | lse.le(max.get());
+            max.set(hoisted_nodes.select(max.get(), lse));
         });
-        self.each_partial(merge, row, |partial| sum.set(sum.get() + self.weight(partial, max.get())));
-        State { max: max.get(), sum: sum.get() }
+        self.for_each_partial(merge, row, |partial| sum.set(sum.get() + self.weight(partial, max.get())));
+        SoftmaxState { max: max.get(), sum: sum.get() }
     }
 
     /// The weight of a partial state.
     #[track_caller]
     fn weight(&self, partial: Value<'k, u64>, max: Value<'k, f32>) -> Value<'k, f32> {
-        if !self.hooks.is().softmax() {
+        if !self.hooks.hooks().softmax() {
             return self.k.constant(1.0);
         }
         // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
@@ -98,13 +104,13 @@ impl<'k> Cta<'k, '_> {
     #[track_caller]
     fn merged_element(
         &self,
-        merge: &MergeValues<'k>,
-        (row, state): (&Row<'k>, State<'k>),
+        merge: &MergeItemRegs<'k>,
+        (row, state): (&QueryRow<'k>, SoftmaxState<'k>),
         dim: Value<'k, u32>,
     ) -> Value<'k, f32> {
         let (k, vo) = (self.k, u64::from(self.config.head_dim.1));
         let sum = k.var("o_sum", 0.0);
-        self.each_partial(merge, row, |partial| {
+        self.for_each_partial(merge, row, |partial| {
             let weight = self.weight(partial, state.max);
             let o = self.params.partial_o.at_wide(partial * vo).at(dim).load();
             // an empty state must not contribute, even if its values are NaN

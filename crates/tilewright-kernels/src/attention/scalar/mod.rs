@@ -19,17 +19,17 @@
 //! ascending order, and masked keys never contribute. A row's bits therefore do not depend on the batch, given the same splits.
 
 mod block;
+mod block_rows;
 mod elements;
-mod finish;
-mod locate;
+mod epilogue;
+mod key_table;
 mod merge;
-mod products;
-mod rows;
-mod values;
-mod weights;
+mod pv;
+mod qk;
+mod softmax;
 
 use crate::variant::{Arithmetic, Hooks};
-use block::Cta;
+use block::SimtCta;
 use tilewright::{
     Dtype,
     attention::variant::{ExpressionVariant, Hook},
@@ -52,11 +52,11 @@ const WARPS: u32 = THREADS / 32;
 /// KiB per CTA are available on every GPU. 8 rows always fit.
 const ROWS: [(u32, usize); 3] = [(32, 75 << 10), (16, 99 << 10), (8, usize::MAX)];
 /// Rows per warp up to which a block has specialized code.
-const FEW_OF_WARP: u32 = 2;
+const SMALL_ROWS_PER_WARP: u32 = 2;
 
 /// Compile-time configuration of a kernel, beside its variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Config {
+pub struct SimtConfig {
     /// Dtype of queries and outputs: f32, f16 or bf16.
     pub dtype_qo: Dtype,
     /// Dtype of keys and values: any.
@@ -65,10 +65,10 @@ pub struct Config {
     pub head_dim: (u32, u32),
     /// Whether queries and keys are two tensors each, the first part of the keys being the values: the parts have `head_dim.1`
     /// and `head_dim.0 - head_dim.1` elements.
-    pub latent: bool,
+    pub mla: bool,
 }
 
-impl Config {
+impl SimtConfig {
     /// Packed rows per block: a tiling of a multiple of it wastes no rows.
     pub fn rows(self) -> u32 {
         let fits = |(rows, most): &(u32, usize)| self.shared_bytes_of(*rows) <= *most;
@@ -109,7 +109,7 @@ impl Config {
     fn check(self, name: &str, hooks: &Hooks<'_>) -> Result<(), Invalid> {
         let (qk, vo) = self.head_dim;
         let in_range = |dim: u32| (1..=MAX_HEAD_DIM).contains(&dim);
-        let pairs = [Hook::Query, Hook::Key].into_iter().any(|hook| hooks.is_live(hook));
+        let needs_pairs = [Hook::Query, Hook::Key].into_iter().any(|hook| hooks.is_live(hook));
         let reasons = [
             (
                 self.dtype_qo.is_cache_only(),
@@ -118,11 +118,11 @@ impl Config {
             (!in_range(qk), format!("head_dim.qk = {qk}, expected 1..={MAX_HEAD_DIM}")),
             (!in_range(vo), format!("head_dim.vo = {vo}, expected 1..={MAX_HEAD_DIM}")),
             (
-                self.latent && qk <= vo,
+                self.mla && qk <= vo,
                 format!("head_dim = {qk}/{vo} latent, expected more for keys than for values"),
             ),
             (
-                pairs && !qk.is_multiple_of(2),
+                needs_pairs && !qk.is_multiple_of(2),
                 format!("head_dim.qk = {qk}, expected an even one: a hook needs pairs"),
             ),
         ];
@@ -140,8 +140,8 @@ impl Config {
 ///
 /// # Errors
 /// When a head dim is 0 or above 1024, or odd with a hook of queries or keys; with all reasons.
-pub fn attention(name: &str, config: Config, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
+pub fn attention(name: &str, config: SimtConfig, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
     let hooks = Hooks::of(name, variant)?.with(Arithmetic::Exact);
     config.check(name, &hooks)?;
-    Builder::kernel(name, THREADS, |k| Cta::new(k, config, &hooks).run())
+    Builder::kernel(name, THREADS, |k| SimtCta::new(k, config, &hooks).run())
 }

@@ -1,7 +1,7 @@
 //! Kernel configuration: dtypes, head dims, device, and the tile sizes and shared memory that follow from them.
 
-use super::layout::Layout;
-use crate::attention::call::Call;
+use super::layout::SharedLayout;
+use crate::attention::params::AttentionParams;
 use tilewright::{Dtype, HeadDim};
 
 /// Threads per CTA.
@@ -9,20 +9,20 @@ pub const THREADS: u32 = 128;
 /// Keys per KV tile.
 pub const KV_TOKENS: usize = 64;
 /// Maximum query rows (tokens times heads of the group) of an item whose keys are divided among warps.
-pub const FEW_ROWS: usize = 16;
+pub const MAX_SPLIT_KV_ROWS: usize = 16;
 
 /// Device properties that a kernel depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Device {
+pub struct DeviceLimits {
     /// The compute capability, 90 for 9.0.
     pub arch: u32,
     /// Maximum bytes of shared memory per CTA.
-    pub shared_of_cta: usize,
+    pub shared_per_cta: usize,
     /// Bytes of shared memory per SM; the system reserves 1,024 of them per CTA.
-    pub shared_of_sm: usize,
+    pub shared_per_sm: usize,
 }
 
-impl Device {
+impl DeviceLimits {
     /// Properties of an architecture ("CUDA C++ programming guide", technical specifications per compute capability).
     pub fn of_arch(arch: u32) -> Self {
         let kib = match arch {
@@ -30,22 +30,22 @@ impl Device {
             90..=110 => 228,
             _ => 100,
         };
-        Self { arch, shared_of_cta: (kib - 1) << 10, shared_of_sm: kib << 10 }
+        Self { arch, shared_per_cta: (kib - 1) << 10, shared_per_sm: kib << 10 }
     }
 }
 
 /// The item bodies that a kernel contains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Items {
+pub enum Bodies {
     /// Only the body for items of at most [`MAX_SPLIT_KV_ROWS`] rows, for decoding: a third of the code and of the JIT time.
-    Few,
+    SplitKv,
     /// Both bodies, for items of any size.
-    Any,
+    Both,
 }
 
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Config {
+pub struct MmaConfig {
     /// The dtype of queries and outputs: f16 or bf16. Softmax weights are rounded to it.
     pub qo: Dtype,
     /// The dtype of keys and values: that of queries, or an 8-bit one.
@@ -53,21 +53,21 @@ pub struct Config {
     /// Elements per head.
     pub head_dim: HeadDim,
     /// Item bodies in the kernel.
-    pub items: Items,
+    pub bodies: Bodies,
     /// The target device.
-    pub device: Device,
+    pub device: DeviceLimits,
 }
 
 /// Row tiles per warp, and shared memory reserved outside of the layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Needs {
+pub(super) struct TileBudget {
     /// Reserved bytes of shared memory.
     pub(super) bytes: usize,
     /// [`MmaConfig::row_tiles`] or fewer.
     pub(super) row_tiles: usize,
 }
 
-impl Config {
+impl MmaConfig {
     /// Query rows per tile: the value for `Tiling::q_rows`. Larger items are processed tile by tile.
     pub fn q_rows(&self) -> usize {
         64 * self.row_tiles()
@@ -81,26 +81,32 @@ impl Config {
     /// CTAs per SM: the grid and `Tiling::workers` should be a multiple of it. Independent of `bodies`, because one plan serves
     /// both kernels.
     pub fn ctas_per_sm(&self) -> u32 {
-        self.ctas_with(self.needs())
+        self.ctas_with_budget(self.tile_budget())
     }
 
     /// The tile budget without hooks.
-    pub(super) fn needs(&self) -> Needs {
-        Needs { bytes: 0, row_tiles: self.row_tiles() }
+    pub(super) fn tile_budget(&self) -> TileBudget {
+        TileBudget { bytes: 0, row_tiles: self.row_tiles() }
     }
 
     /// CTAs per SM.
-    pub(super) fn ctas_with(&self, needs: Needs) -> u32 {
-        let any = Self { items: Items::Any, ..*self };
+    pub(super) fn ctas_with_budget(&self, tile_budget: TileBudget) -> u32 {
+        let both = Self { bodies: Bodies::Both, ..*self };
         // plans must also fit kernels without hooks
-        let two = [needs, any.needs()].into_iter().all(|needs| any.layout_of_share(2, needs).is_some());
-        if two { 2 } else { 1 }
+        let fits_two = [tile_budget, both.tile_budget()]
+            .into_iter()
+            .all(|tile_budget| both.layout_for_ctas(2, tile_budget).is_some());
+        if fits_two { 2 } else { 1 }
     }
 
     /// The layout for `ctas` CTAs per SM.
-    fn layout_of_share(&self, ctas: usize, needs: Needs) -> Option<Layout> {
-        let each = self.device.shared_of_sm / ctas - 1024;
-        Layout::new(self, needs.row_tiles, each.min(self.device.shared_of_cta).checked_sub(needs.bytes)?)
+    fn layout_for_ctas(&self, ctas: usize, tile_budget: TileBudget) -> Option<SharedLayout> {
+        let each = self.device.shared_per_sm / ctas - 1024;
+        SharedLayout::new(
+            self,
+            tile_budget.row_tiles,
+            each.min(self.device.shared_per_cta).checked_sub(tile_budget.bytes)?,
+        )
     }
 
     /// Bytes of shared memory per CTA.
@@ -109,29 +115,29 @@ impl Config {
     }
 
     /// The shared memory layout; `None` if it does not fit.
-    pub(super) fn layout(&self) -> Option<Layout> {
-        self.layout_with(self.needs())
+    pub(super) fn layout(&self) -> Option<SharedLayout> {
+        self.layout_with_budget(self.tile_budget())
     }
 
     /// The same for another tile budget, as with hooks.
-    pub(super) fn layout_with(&self, needs: Needs) -> Option<Layout> {
-        self.layout_of_share(self.ctas_with(needs) as usize, needs)
+    pub(super) fn layout_with_budget(&self, tile_budget: TileBudget) -> Option<SharedLayout> {
+        self.layout_for_ctas(self.ctas_with_budget(tile_budget) as usize, tile_budget)
     }
 
     /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of
     /// 8. Scales may differ between heads, and between pages only in 8-bit caches. Called on every run, so it must not allocate.
-    pub fn takes(&self, call: &Call) -> bool {
+    pub fn accepts(&self, params: &AttentionParams) -> bool {
         let (qo, kv) = (self.qo.size(), self.kv.size());
-        let scales = kv == 1 || !(call.k_scale.is_of_pages() || call.v_scale.is_of_pages());
+        let scales = kv == 1 || !(params.k_scale.is_per_page() || params.v_scale.is_per_page());
         scales
-            && call.q.is_aligned(16, qo)
-            && call.k.is_aligned(16, kv)
-            && call.v.is_aligned(16, kv)
-            && call.o.is_aligned(8, qo)
+            && params.q.is_aligned(16, qo)
+            && params.k.is_aligned(16, kv)
+            && params.v.is_aligned(16, kv)
+            && params.o.is_aligned(8, qo)
     }
 
     /// Reasons why the configuration is unsupported; empty if it is supported.
-    pub fn refuses(&self) -> Vec<String> {
+    pub fn unsupported(&self) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.device.arch < 80 {
             reasons
@@ -151,7 +157,7 @@ impl Config {
             }
         }
         if reasons.is_empty() && self.layout().is_none() {
-            let least = self.device.shared_of_cta;
+            let least = self.device.shared_per_cta;
             reasons
                 .push(format!("a CTA has {least} bytes of shared memory, which is too little for two tiles"));
         }
@@ -161,18 +167,20 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
-    use super::{Config, Device, Items};
-    use crate::attention::call::{CacheTensor, Call, KvLayout, PlanArgs, RowTensor, ScaleArgs};
+    use super::{Bodies, DeviceLimits, MmaConfig};
+    use crate::attention::params::{
+        AttentionParams, CacheTensor, KvLayout, PlanArrays, RowTensor, ScaleTensor,
+    };
     use tilewright::{Dtype, HeadDim};
 
     /// Parameters with the minimum alignment.
-    fn call(kv: Dtype) -> Call {
+    fn params(kv: Dtype) -> AttentionParams {
         let elements = 16 / kv.size() as u64;
         let of_row = |to: u64| RowTensor { address: 3 * to, row: 5 * to / 2, head: 7 * to / 2 };
         let (page, token, head) = (3 * elements, 5 * elements, 7 * elements);
         let cache = CacheTensor { address: 48, page, token, head };
-        let scale = ScaleArgs { address: 4, page: 0, head: 1, factor: 1.0 };
-        Call {
+        let scale = ScaleTensor { address: 4, page: 0, head: 1, value: 1.0 };
+        AttentionParams {
             q: of_row(16),
             k: cache,
             v: cache,
@@ -181,7 +189,7 @@ mod tests {
             lse: 4,
             partial_o: 4,
             partial_lse: 4,
-            plan: PlanArgs::default(),
+            plan: PlanArrays::default(),
             qo_heads: 1,
             group: 1,
             page_size: 1,
@@ -196,14 +204,15 @@ mod tests {
     }
 
     #[test]
-    fn refusals_have_all_reasons() {
-        let device = Device::of_arch(90);
-        let (bf16, items) = (Dtype::Bf16, Items::Any);
-        let bf16 = Config { qo: bf16, kv: bf16, head_dim: HeadDim::same(128), items, device };
-        assert!(bf16.refuses().is_empty());
-        let wrong = Config { qo: Dtype::F32, kv: Dtype::Bf16, head_dim: HeadDim { qk: 33, vo: 512 }, ..bf16 };
+    fn unsupported_configs_report_all_reasons() {
+        let device = DeviceLimits::of_arch(90);
+        let (bf16, bodies) = (Dtype::Bf16, Bodies::Both);
+        let bf16 = MmaConfig { qo: bf16, kv: bf16, head_dim: HeadDim::same(128), bodies, device };
+        assert!(bf16.unsupported().is_empty());
+        let wrong =
+            MmaConfig { qo: Dtype::F32, kv: Dtype::Bf16, head_dim: HeadDim { qk: 33, vo: 512 }, ..bf16 };
         assert_eq!(
-            wrong.refuses(),
+            wrong.unsupported(),
             [
                 "queries are f32, expected f16 or bf16",
                 "keys and values are bf16, expected f32 as queries, or 8 bits",
@@ -211,52 +220,53 @@ mod tests {
                 "head_dim vo = 512, expected a multiple of 8 in 16..=256",
             ]
         );
-        let bytes = Config { kv: Dtype::E4m3, head_dim: HeadDim::same(80), ..bf16 };
-        assert!(bytes.refuses().is_empty());
-        let odd = Config { head_dim: HeadDim { qk: 72, vo: 80 }, ..bytes };
-        assert_eq!(odd.refuses(), ["head_dim qk = 72, expected a multiple of 16 in 16..=256"]);
+        let bytes = MmaConfig { kv: Dtype::E4m3, head_dim: HeadDim::same(80), ..bf16 };
+        assert!(bytes.unsupported().is_empty());
+        let odd = MmaConfig { head_dim: HeadDim { qk: 72, vo: 80 }, ..bytes };
+        assert_eq!(odd.unsupported(), ["head_dim qk = 72, expected a multiple of 16 in 16..=256"]);
     }
 
     #[test]
-    fn calls_are_taken_if_nothing_speaks_against_them() {
+    fn aligned_params_are_accepted() {
         let (bf16, e4m3) = (Dtype::Bf16, Dtype::E4m3);
-        let config = |kv| Config {
+        let config = |kv| MmaConfig {
             qo: bf16,
             kv,
             head_dim: HeadDim::same(64),
-            items: Items::Any,
-            device: Device::of_arch(90),
+            bodies: Bodies::Both,
+            device: DeviceLimits::of_arch(90),
         };
-        let misaligned: [fn(&mut Call); 14] = [
-            |call| call.q.address += 8,
-            |call| call.q.row += 4,
-            |call| call.q.head += 4,
-            |call| call.k.address += 8,
-            |call| call.k.page += 4,
-            |call| call.k.token += 4,
-            |call| call.k.head += 4,
-            |call| call.v.address += 8,
-            |call| call.v.page += 4,
-            |call| call.v.token += 4,
-            |call| call.v.head += 4,
-            |call| call.o.address += 4,
-            |call| call.o.row += 2,
-            |call| call.o.head += 2,
+        let misaligned: [fn(&mut AttentionParams); 14] = [
+            |params| params.q.address += 8,
+            |params| params.q.row += 4,
+            |params| params.q.head += 4,
+            |params| params.k.address += 8,
+            |params| params.k.page += 4,
+            |params| params.k.token += 4,
+            |params| params.k.head += 4,
+            |params| params.v.address += 8,
+            |params| params.v.page += 4,
+            |params| params.v.token += 4,
+            |params| params.v.head += 4,
+            |params| params.o.address += 4,
+            |params| params.o.row += 2,
+            |params| params.o.head += 2,
         ];
         for kv in [bf16, e4m3] {
-            assert!(config(kv).takes(&call(kv)));
+            assert!(config(kv).accepts(&params(kv)));
             for change in misaligned {
-                let mut call = call(kv);
-                change(&mut call);
-                assert!(!config(kv).takes(&call), "{call:?}");
+                let mut params = params(kv);
+                change(&mut params);
+                assert!(!config(kv).accepts(&params), "{params:?}");
             }
         }
-        let of_pages: [fn(&mut Call); 2] = [|call| call.k_scale.page = 1, |call| call.v_scale.page = 1];
+        let of_pages: [fn(&mut AttentionParams); 2] =
+            [|params| params.k_scale.page = 1, |params| params.v_scale.page = 1];
         for change in of_pages {
-            let [mut wide, mut narrow] = [bf16, e4m3].map(call);
+            let [mut wide, mut narrow] = [bf16, e4m3].map(params);
             change(&mut wide);
             change(&mut narrow);
-            assert!(!config(bf16).takes(&wide) && config(e4m3).takes(&narrow));
+            assert!(!config(bf16).accepts(&wide) && config(e4m3).accepts(&narrow));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! State shared by all threads of a CTA, and the loop over its work items.
 
-use super::{factors, hooked::Hooked, layout::Layout, merge};
+use super::{layout::SharedLayout, merge, page_scales, row_hooks::RowHooks};
 use crate::attention::{
-    call::{KvLayout, Params, RowParams},
-    items::{Item, ItemValues},
+    items::{WorkItem, WorkItemRegs},
+    params::{AttentionParamRegs, KvLayout, RowTensorRegs},
 };
 use std::f32::consts::LOG2_E;
 use tilewright::{Dtype, attention::variant::Hook};
@@ -13,19 +13,19 @@ use tilewright_ptx::{
 };
 
 /// Offset of the item in the control words, in bytes.
-const ITEM: usize = 128;
+const ITEM_OFFSET: usize = 128;
 /// Offset of the item index, the end of this CTA's items, and the first row of the current tile.
-const COUNTERS: usize = 116;
+const CURSOR_OFFSET: usize = 116;
 
 /// Parameters, layout and shared memory of a CTA.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Cta<'k> {
+pub(super) struct MmaCta<'k> {
     pub(super) k: &'k Builder,
-    pub(super) layout: Layout,
+    pub(super) layout: SharedLayout,
     pub(super) elements: Elements,
     /// Threads per CTA.
     pub(super) threads: usize,
-    pub(super) params: Params<'k>,
+    pub(super) params: AttentionParamRegs<'k>,
     /// The dtype of the cache.
     pub(super) kv: Dtype,
     pub(super) arch: u32,
@@ -35,72 +35,74 @@ pub(super) struct Cta<'k> {
 /// The current work item. It is kept in shared memory, and fields that the innermost loop does not use are reloaded at their
 /// point of use to reduce register pressure.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Work<'k> {
-    cta: Cta<'k>,
+pub(super) struct CurrentItem<'k> {
+    cta: MmaCta<'k>,
     words: Shared<'k, u32>,
     /// One past the last key; the innermost loop uses it.
     pub(super) kv_end: Value<'k, u32>,
     /// The factor from `Q · Kᵀ`, or from the results of the logits hook, to base-2 logits.
     pub(super) scale: Value<'k, f32>,
     /// The factor from `Q · Kᵀ` to the arguments of the logits hook.
-    pub(super) scale_of_products: Value<'k, f32>,
+    pub(super) product_scale: Value<'k, f32>,
 }
 
 /// A token of the batch and a query head.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Head<'k> {
+pub(super) struct QueryHead<'k> {
     /// The token index over the whole batch.
     pub(super) token: Value<'k, u32>,
     pub(super) qo_head: Value<'k, u32>,
 }
 
-impl<'k> Cta<'k> {
+impl<'k> MmaCta<'k> {
     /// Declares parameters and shared memory; `mla` as in [`AttentionParamRegs::declare`].
     pub(super) fn new(
         k: &'k Builder,
         (threads, arch): (u32, u32),
         (qo, kv): (Dtype, Dtype),
-        latent: bool,
-        layout: Layout,
+        mla: bool,
+        layout: SharedLayout,
     ) -> Self {
         let elements = if qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
-        let params = Params::declare(k, latent);
+        let params = AttentionParamRegs::declare(k, mla);
         let arena = k.shared("arena", layout.bytes / 4, 128);
         Self { k, layout, elements, threads: threads as usize, params, kv, arch, arena }
     }
 
     /// Executes the items of this CTA in order, each with `body`.
-    pub(super) fn run(&self, hooks: &Hooked<'k, '_>, body: impl FnOnce(&Work<'k>)) {
+    pub(super) fn run(&self, hooks: &RowHooks<'k, '_>, body: impl FnOnce(&CurrentItem<'k>)) {
         let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
-        let words = self.at(self.layout.words + ITEM);
+        let words = self.at(self.layout.control + ITEM_OFFSET);
         let scale = k.var("scale_of_item", 0.0);
-        let [at, end] = [0, 1].map(|word| self.at::<u32>(self.layout.words + COUNTERS).plus(word));
+        let [at, end] = [0, 1].map(|word| self.at::<u32>(self.layout.control + CURSOR_OFFSET).plus(word));
         k.when(k.thread().eq(0), || {
             at.store(indptr.load());
             end.store(indptr.plus(1).load());
         });
         k.sync_threads();
         k.forever(|| {
-            let number = at.load();
-            k.leave_when(number.ge(end.load()));
-            k.when(k.thread().lt(Item::WORDS as u32), || {
-                let item = self.params.items.at_wide(number.to_u64() * Item::WORDS as u64);
+            let index = at.load();
+            k.leave_when(index.ge(end.load()));
+            k.when(k.thread().lt(WorkItem::WORDS as u32), || {
+                let item = self.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
                 words.at(k.thread()).store(item.at(k.thread()).load());
             });
             k.sync_threads();
-            k.when(k.thread().eq(0), || at.store(number + 1));
+            k.when(k.thread().eq(0), || at.store(index + 1));
             let head = words.plus(2).load();
-            let k_factor = factors::of_item(self, self.params.k_scale, head);
-            let hooked = hooks.is_live(Hook::Logits);
-            let to_logits = if hooked { self.params.scale } else { self.params.scale * LOG2_E };
-            scale.set(to_logits * k_factor);
-            let scale_of_products = scale.get();
-            let scale = if hooked { k.constant(LOG2_E) } else { scale_of_products };
-            let kv_end = ItemValues::load_shared(k, words).kv_end;
-            let work = Work { cta: *self, words, kv_end, scale, scale_of_products };
-            body(&work);
-            let item = work.item();
-            k.when(item.feed_begin.lt(item.feed_end), || merge::feed(self, &work, hooks));
+            let k_scale = page_scales::item_scale(self, self.params.k_scale, head);
+            let has_logits_hook = hooks.is_live(Hook::Logits);
+            let to_logits = if has_logits_hook { self.params.scale } else { self.params.scale * LOG2_E };
+            scale.set(to_logits * k_scale);
+            let product_scale = scale.get();
+            let scale = if has_logits_hook { k.constant(LOG2_E) } else { product_scale };
+            let kv_end = WorkItemRegs::load_shared(k, words).kv_end;
+            let current = CurrentItem { cta: *self, words, kv_end, scale, product_scale };
+            body(&current);
+            let item = current.load();
+            k.when(item.merge_deps_begin.lt(item.merge_deps_end), || {
+                merge::arrive_and_merge(self, &current, hooks);
+            });
             // the next item reuses the shared memory
             k.sync_threads();
         });
@@ -114,7 +116,7 @@ impl<'k> Cta<'k> {
 
     /// Rounds two numbers to the dtype of queries and packs them.
     #[track_caller]
-    pub(super) fn narrow(&self, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32> {
+    pub(super) fn round_pair(&self, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32> {
         match self.elements {
             Elements::F16 => self.k.f16x2(low, high).reinterpret(),
             _ => self.k.bf16x2(low, high).reinterpret(),
@@ -123,15 +125,15 @@ impl<'k> Cta<'k> {
 
     /// The token and query head of row `row` of an item.
     #[track_caller]
-    pub(super) fn head(&self, item: &ItemValues<'k>, row: Value<'k, u32>) -> Head<'k> {
+    pub(super) fn query_head(&self, item: &WorkItemRegs<'k>, row: Value<'k, u32>) -> QueryHead<'k> {
         let (token, in_group) = self.params.group.divide(row);
         let qo_head = item.kv_head * self.params.group.by + in_group;
-        Head { token: item.qo_begin + token, qo_head }
+        QueryHead { token: item.qo_begin + token, qo_head }
     }
 
     /// The address of a query row.
     #[track_caller]
-    pub(super) fn query(&self, q: &RowParams<'k>, head: Head<'k>) -> Global<'k, u16> {
+    pub(super) fn query(&self, q: &RowTensorRegs<'k>, head: QueryHead<'k>) -> Global<'k, u16> {
         let place = head.token.to_u64() * q.row + head.qo_head.to_u64() * q.head;
         Global::new(q.address).at_wide(place)
     }
@@ -139,10 +141,10 @@ impl<'k> Cta<'k> {
     /// Whether key positions may have gaps (block-sparse).
     #[track_caller]
     pub(super) fn is_blocks(&self) -> Value<'k, bool> {
-        self.params.is(KvLayout::Blocks)
+        self.params.has_layout(KvLayout::Blocks)
     }
 
-    /// Starts an asynchronous copy of 16 bytes, or of zeros if `absent`; both addresses are plus constant byte offsets.
+    /// Starts an asynchronous copy of 16 bytes, or zero-fills them if `absent`. Each address has a constant byte offset.
     #[track_caller]
     pub(super) fn copy_chunk(
         &self,
@@ -160,22 +162,22 @@ impl<'k> Cta<'k> {
     }
 }
 
-impl<'k> Work<'k> {
+impl<'k> CurrentItem<'k> {
     /// Loads the item from shared memory.
     #[track_caller]
-    pub(super) fn item(&self) -> ItemValues<'k> {
-        ItemValues::load_shared(self.cta.k, self.words)
+    pub(super) fn load(&self) -> WorkItemRegs<'k> {
+        WorkItemRegs::load_shared(self.cta.k, self.words)
     }
 
     /// The first row of the current tile, in shared memory.
     pub(super) fn first_row(&self) -> Shared<'k, u32> {
-        self.cta.at::<u32>(self.cta.layout.words + COUNTERS).plus(2)
+        self.cta.at::<u32>(self.cta.layout.control + CURSOR_OFFSET).plus(2)
     }
 
     /// Calls `tile` with the first key of each KV tile of `keys` keys.
     pub(super) fn for_each_tile(&self, keys: usize, tile: impl FnOnce(Value<'k, u32>)) {
         let k = self.cta.k;
-        let next = k.var("first_key", self.item().kv_begin);
+        let next = k.var("first_key", self.load().kv_begin);
         k.forever(|| {
             let first = next.get();
             k.leave_when(first.ge(self.kv_end));
@@ -187,13 +189,13 @@ impl<'k> Work<'k> {
     /// Query rows: tokens times heads of the group; the heads of a token are adjacent.
     #[track_caller]
     pub(super) fn rows(&self) -> Value<'k, u32> {
-        self.item().qo_len * self.cta.params.group.by
+        self.load().qo_len * self.cta.params.group.by
     }
 }
 
 /// Partition of rows of chunks among threads: each thread takes one chunk per row, and every `lanes`-th chunk after it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Deal<'k> {
+pub(super) struct ThreadPartition<'k> {
     /// The first row of this thread.
     pub(super) row: Value<'k, u32>,
     /// The first chunk of this thread in its rows.
@@ -204,7 +206,7 @@ pub(super) struct Deal<'k> {
     pub(super) rows_at_once: usize,
 }
 
-impl<'k> Deal<'k> {
+impl<'k> ThreadPartition<'k> {
     /// Partitions rows of `chunks` chunks among `threads` threads, of which this is `thread`.
     #[track_caller]
     pub(super) fn new(thread: Value<'k, u32>, threads: usize, chunks: usize) -> Self {
@@ -215,24 +217,24 @@ impl<'k> Deal<'k> {
 
     /// Calls `body` for each of this thread's rows among `rows`, relative to its first.
     #[track_caller]
-    pub(super) fn each_row(&self, k: &'k Builder, rows: usize, mut body: impl FnMut(usize)) {
-        self.each_rows(k, rows, 1, |rows| rows.iter().for_each(|row| body(*row)));
+    pub(super) fn for_each_row(&self, k: &'k Builder, rows: usize, mut body: impl FnMut(usize)) {
+        self.for_each_rows(k, rows, 1, |rows| rows.iter().for_each(|row| body(*row)));
     }
 
     /// The same, with up to `batch` rows per call.
     #[track_caller]
-    pub(super) fn each_rows(
+    pub(super) fn for_each_rows(
         &self,
         k: &'k Builder,
         rows: usize,
-        at_once: usize,
+        batch: usize,
         mut body: impl FnMut(&[usize]),
     ) {
-        let whole: Vec<_> = (0..rows / self.rows_at_once).map(|at| at * self.rows_at_once).collect();
-        whole.chunks(at_once).for_each(&mut body);
-        let rest = rows % self.rows_at_once;
-        if rest > 0 {
-            k.when(self.row.lt(rest as u32), || body(&[rows - rest]));
+        let full_passes: Vec<_> = (0..rows / self.rows_at_once).map(|at| at * self.rows_at_once).collect();
+        full_passes.chunks(batch).for_each(&mut body);
+        let remainder = rows % self.rows_at_once;
+        if remainder > 0 {
+            k.when(self.row.lt(remainder as u32), || body(&[rows - remainder]));
         }
     }
 }

@@ -4,35 +4,35 @@
 //! 8 columns. An accumulator of 16 keys, rounded, is the A fragment of `P · V` for these keys.
 
 use super::{
-    cta::Cta,
-    layout::{Layout, RowFormat},
+    cta::MmaCta,
+    layout::{RowFormat, SharedLayout},
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// An accumulator fragment of 16 rows and 8 columns.
-pub(super) type Sums<'k> = [Var<'k, f32>; 4];
+pub(super) type AccFragment<'k> = [Var<'k, f32>; 4];
 
 /// The softmax state and accumulators of 16 rows.
 #[derive(Debug, Clone)]
 pub(super) struct RowTile<'k> {
     /// Per 8 elements of a head `Σ weight · value`.
-    pub(super) o: Vec<Sums<'k>>,
+    pub(super) o: Vec<AccFragment<'k>>,
     /// Per half the running maximum of `Q · Kᵀ`.
     pub(super) max: [Var<'k, f32>; 2],
     /// Per half this thread's part of the sum of weights.
-    pub(super) sum: [Cell<'k>; 2],
+    pub(super) sum: [ThreadScalar<'k>; 2],
 }
 
 /// A number per thread.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Cell<'k> {
+pub(super) enum ThreadScalar<'k> {
     /// In a register.
     Register(Var<'k, f32>),
     /// In shared memory, to reduce register pressure.
     Memory(Shared<'k, f32>),
 }
 
-impl<'k> Cell<'k> {
+impl<'k> ThreadScalar<'k> {
     #[track_caller]
     pub(super) fn get(self) -> Value<'k, f32> {
         match self {
@@ -52,12 +52,12 @@ impl<'k> Cell<'k> {
 
 impl<'k> RowTile<'k> {
     /// An empty state; the sums of weights are stored in `sum`.
-    pub(super) fn new(cta: &Cta<'k>, sum: [Cell<'k>; 2]) -> Self {
+    pub(super) fn new(cta: &MmaCta<'k>, sum: [ThreadScalar<'k>; 2]) -> Self {
         Self::of_columns(cta, cta.layout.v.steps(), sum)
     }
 
     /// The same for `steps` times 16 elements of a head.
-    pub(super) fn of_columns(cta: &Cta<'k>, steps: usize, sum: [Cell<'k>; 2]) -> Self {
+    pub(super) fn of_columns(cta: &MmaCta<'k>, steps: usize, sum: [ThreadScalar<'k>; 2]) -> Self {
         let k = cta.k;
         sum.iter().for_each(|sum| sum.set(k.constant(0.0)));
         Self { o: cta.zeros("o", 2 * steps), max: [0, 1].map(|_| k.var("max", f32::NEG_INFINITY)), sum }
@@ -65,10 +65,10 @@ impl<'k> RowTile<'k> {
 }
 
 /// Masks logits to -inf: bit `8 t + 2 (lane % 4) + i` of `visible` is column `i` of tile `t`, for both halves.
-pub(super) fn hide<'k>(k: &'k Builder, seen: [Value<'k, u64>; 2], logits: &[Sums<'k>]) {
+pub(super) fn apply_mask<'k>(k: &'k Builder, visible: [Value<'k, u64>; 2], logits: &[AccFragment<'k>]) {
     let column = (k.lane() & 3) << 1;
-    for (half, seen) in seen.into_iter().enumerate() {
-        let own = seen >> column;
+    for (half, visible) in visible.into_iter().enumerate() {
+        let own = visible >> column;
         for (tile, sums) in logits.iter().enumerate() {
             let word = if tile < 4 { own.low() } else { own.high() };
             for i in 0..2 {
@@ -82,7 +82,7 @@ pub(super) fn hide<'k>(k: &'k Builder, seen: [Value<'k, u64>; 2], logits: &[Sums
 
 /// Per-lane `ldmatrix` offsets, in bytes from the first row of a tile of 16.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LanePlaces<'k> {
+pub(super) struct FragmentLoader<'k> {
     /// Queries, as the A operand.
     q: Value<'k, u32>,
     /// Keys, as B columns.
@@ -91,8 +91,8 @@ pub(super) struct LanePlaces<'k> {
     v: Value<'k, u32>,
 }
 
-impl<'k> LanePlaces<'k> {
-    pub(super) fn new(k: &'k Builder, layout: &Layout) -> Self {
+impl<'k> FragmentLoader<'k> {
+    pub(super) fn new(k: &'k Builder, layout: &SharedLayout) -> Self {
         let lane = k.lane();
         let (low, high, middle) = (lane & 15, lane >> 4, (lane >> 3) & 1);
         let at = |row: Value<'k, u32>, chunk: Value<'k, u32>, format: RowFormat| {
@@ -107,20 +107,25 @@ impl<'k> LanePlaces<'k> {
 
     /// The A fragment of step `step` of 16 elements of the 16 rows at `rows`.
     #[track_caller]
-    pub(super) fn query(&self, cta: &Cta<'k>, rows: Shared<'k, u32>, step: usize) -> [Value<'k, u32>; 4] {
+    pub(super) fn query(&self, cta: &MmaCta<'k>, rows: Shared<'k, u32>, step: usize) -> [Value<'k, u32>; 4] {
         cta.k.load_matrix(rows.byte(self.q).plus(step * 8), false)
     }
 
     /// Both B fragments, of 8 keys each, of step `step` of 16 elements of the 16 keys at `keys`.
     #[track_caller]
-    pub(super) fn key(&self, cta: &Cta<'k>, keys: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
+    pub(super) fn key(
+        &self,
+        cta: &MmaCta<'k>,
+        keys: Shared<'k, u32>,
+        step: usize,
+    ) -> [[Value<'k, u32>; 2]; 2] {
         let [a, b, c, d] = cta.k.load_matrix::<4, _>(keys.byte(self.k).plus(step * 8), false);
         [[a, b], [c, d]]
     }
 
     /// Both B fragments, of 8 elements each, of the `step`th 16 elements of the 16 values at `values`.
     #[track_caller]
-    fn value(&self, cta: &Cta<'k>, values: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
+    fn value(&self, cta: &MmaCta<'k>, values: Shared<'k, u32>, step: usize) -> [[Value<'k, u32>; 2]; 2] {
         let [a, b, c, d] = cta.k.load_matrix::<4, _>(values.byte(self.v).plus(step * 8), true);
         [[a, b], [c, d]]
     }
@@ -128,10 +133,10 @@ impl<'k> LanePlaces<'k> {
     /// `logits = Q · Kᵀ` of some row tiles and all keys at `keys`; `query` returns the A fragment of a row tile and step.
     pub(super) fn multiply_keys(
         &self,
-        cta: &Cta<'k>,
+        cta: &MmaCta<'k>,
         query: impl Fn(usize, usize) -> [Value<'k, u32>; 4],
         keys: Shared<'k, u32>,
-        logits: &[Vec<Sums<'k>>],
+        logits: &[Vec<AccFragment<'k>>],
     ) {
         let format = cta.layout.k;
         logits.iter().flatten().flatten().for_each(|sum| sum.set(0.0));
@@ -149,9 +154,9 @@ impl<'k> LanePlaces<'k> {
     }
 
     /// `O += P · V`; `values` begin at the first element of `tiles`, and `weights` are four words per row tile and 16 keys.
-    pub(super) fn weigh_values(
+    pub(super) fn multiply_values(
         &self,
-        cta: &Cta<'k>,
+        cta: &MmaCta<'k>,
         weights: &[Vec<[Value<'k, u32>; 4]>],
         values: Shared<'k, u32>,
         tiles: &[RowTile<'k>],

@@ -9,7 +9,7 @@
 //!
 //! 1. Load the next work item of this worker. Items of up to [`MAX_SPLIT_KV_ROWS`] rows divide the keys among the warps
 //!    (`split_kv`); larger items divide the rows (`split_q`).
-//! 2. Per KV tile: look up pages, `cp.async` K and V through a ring of stages (`page_lookup`), and compute `S = Q · Kᵀ`.
+//! 2. Per KV tile: prefetch page-table entries, `cp.async` K and V through a ring of stages (`page_lookup`), and compute `S = Q · Kᵀ`.
 //! 3. Apply the mask (`visible`) and the online softmax (`softmax`), then `O = O · rescale + P · V` (`fragments`).
 //! 4. Write the output or a partial state (`output`).
 //! 5. The last CTA to arrive at a merge reduces its partial states in plan order (`merge`).
@@ -26,29 +26,29 @@
 
 mod config;
 mod cta;
-mod ends;
-mod factors;
-mod few;
+mod dequant;
+mod epilogue_hooks;
 mod fragments;
-mod hooked;
-mod keys;
-pub mod latent;
 mod layout;
-mod many;
 mod merge;
+pub mod mla;
+mod nonfinite;
 mod output;
-mod rows;
-mod seen;
+mod page_lookup;
+mod page_scales;
+mod row_hooks;
+mod row_table;
 mod softmax;
-mod special;
-mod wide;
+mod split_kv;
+mod split_q;
+mod visible;
 
-pub use config::{Config, Device, FEW_ROWS, Items, KV_TOKENS, THREADS};
-pub use hooked::refuses_variant;
+pub use config::{Bodies, DeviceLimits, KV_TOKENS, MAX_SPLIT_KV_ROWS, MmaConfig, THREADS};
+pub use row_hooks::unsupported_variant;
 
 use crate::variant::Hooks;
-use cta::Cta;
-use hooked::Hooked;
+use cta::MmaCta;
+use row_hooks::RowHooks;
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
@@ -56,7 +56,7 @@ use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 ///
 /// # Errors
 /// With the reasons of [`MmaConfig::unsupported`], if there are any.
-pub fn attention(name: &str, config: &Config) -> Result<Kernel, Invalid> {
+pub fn attention(name: &str, config: &MmaConfig) -> Result<Kernel, Invalid> {
     recorded(name, config, None)
 }
 
@@ -65,33 +65,39 @@ pub fn attention(name: &str, config: &Config) -> Result<Kernel, Invalid> {
 ///
 /// # Errors
 /// With the reasons of [`MmaConfig::unsupported`] and [`unsupported_variant`], if there are any.
-pub fn attention_with(name: &str, config: &Config, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
-    let reasons = [config.refuses(), refuses_variant(config, variant)].concat();
+pub fn attention_with(
+    name: &str,
+    config: &MmaConfig,
+    variant: &ExpressionVariant,
+) -> Result<Kernel, Invalid> {
+    let reasons = [config.unsupported(), unsupported_variant(config, variant)].concat();
     if !reasons.is_empty() {
         return Err(Invalid::of(name, reasons.join("; ")));
     }
     recorded(name, config, Some(&Hooks::of(name, variant)?))
 }
 
-fn recorded(name: &str, config: &Config, hooks: Option<&Hooks<'_>>) -> Result<Kernel, Invalid> {
-    let needs = hooks.map_or_else(|| config.needs(), |hooks| hooked::needs(config, hooks));
-    let reasons = config.refuses();
-    let Some(layout) = config.layout_with(needs).filter(|_| reasons.is_empty()) else {
+fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result<Kernel, Invalid> {
+    let tile_budget =
+        hooks.map_or_else(|| config.tile_budget(), |hooks| row_hooks::tile_budget(config, hooks));
+    let reasons = config.unsupported();
+    let Some(layout) = config.layout_with_budget(tile_budget).filter(|_| reasons.is_empty()) else {
         return Err(Invalid::of(name, reasons.join("; ")));
     };
     Builder::kernel(name, THREADS, |k| {
-        k.ctas_per_sm(config.ctas_with(needs));
-        let cta = Cta::new(k, (THREADS, config.device.arch), (config.qo, config.kv), false, layout);
-        let hooks = Hooked::new(&cta, hooks);
+        k.ctas_per_sm(config.ctas_with_budget(tile_budget));
+        let cta = MmaCta::new(k, (THREADS, config.device.arch), (config.qo, config.kv), false, layout);
+        let hooks = RowHooks::new(&cta, hooks);
         if config.device.arch >= 90 {
             // wait for the writes of the previous kernel (programmatic dependent launch)
             k.wait_for_prerequisites();
         }
-        cta.run(&hooks, |work| {
-            let (few, many) = (|| few::run(&cta, work, &hooks), || many::run(&cta, work, &hooks));
-            match config.items {
-                Items::Few => few(),
-                Items::Any => k.when_else(work.rows().le(FEW_ROWS as u32), few, many),
+        cta.run(&hooks, |current| {
+            let (split_kv, split_q) =
+                (|| split_kv::run(&cta, current, &hooks), || split_q::run(&cta, current, &hooks));
+            match config.bodies {
+                Bodies::SplitKv => split_kv(),
+                Bodies::Both => k.when_else(current.rows().le(MAX_SPLIT_KV_ROWS as u32), split_kv, split_q),
             }
         });
     })

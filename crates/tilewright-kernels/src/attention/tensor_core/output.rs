@@ -1,20 +1,20 @@
 //! Epilogue: normalizes the accumulators and writes outputs or partial states.
 
 use super::{
-    cta::{Cta, Head, Work},
-    factors,
+    cta::{CurrentItem, MmaCta, QueryHead},
     fragments::RowTile,
-    hooked::Hooked,
+    page_scales,
+    row_hooks::RowHooks,
 };
 use crate::{
-    attention::items::{ItemValues, NONE},
+    attention::items::{NONE, WorkItemRegs},
     tile::reduce,
 };
 use tilewright_ptx::build::{Global, Value};
 
 /// Final softmax statistics of a row.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Total<'k> {
+pub(super) struct SoftmaxStats<'k> {
     /// The factor from accumulators to outputs; 0 if the row sees no key.
     pub(super) normalizer: Value<'k, f32>,
     /// The LSE in base 2.
@@ -25,7 +25,7 @@ pub(super) struct Total<'k> {
     pub(super) sum: Value<'k, f32>,
 }
 
-impl<'k> Total<'k> {
+impl<'k> SoftmaxStats<'k> {
     /// From the maximum base-2 logit and the sum of weights relative to it.
     #[track_caller]
     pub(super) fn new(max: Value<'k, f32>, sum: Value<'k, f32>) -> Self {
@@ -41,37 +41,37 @@ impl<'k> Total<'k> {
 
 /// The output row of a query head.
 #[track_caller]
-pub(super) fn output<'k>(cta: &Cta<'k>, head: Head<'k>) -> Global<'k, u32> {
+pub(super) fn output_row<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>) -> Global<'k, u32> {
     let o = &cta.params.o;
-    let place = head.token.to_u64() * o.row + head.qo_head.to_u64() * o.head;
-    Global::<u16>::new(o.address).at_wide(place).cast()
+    let offset = head.token.to_u64() * o.row + head.qo_head.to_u64() * o.head;
+    Global::<u16>::new(o.address).at_wide(offset).cast()
 }
 
 /// Writes the LSE of a query head, if requested.
 #[track_caller]
-pub(super) fn store_lse<'k>(cta: &Cta<'k>, head: Head<'k>, lse: Value<'k, f32>) {
+pub(super) fn store_lse<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>, lse: Value<'k, f32>) {
     let params = &cta.params;
     cta.k.when(params.has_lse(), || {
-        let place = head.token.to_u64() * params.qo_heads.to_u64() + head.qo_head.to_u64();
-        params.lse.at_wide(place).store(lse);
+        let offset = head.token.to_u64() * params.qo_heads.to_u64() + head.qo_head.to_u64();
+        params.lse.at_wide(offset).store(lse);
     });
 }
 
 /// The partial state of a row of an item: output and LSE.
 #[track_caller]
-pub(super) fn partial<'k>(
-    cta: &Cta<'k>,
-    item: &ItemValues<'k>,
+pub(super) fn partial_row<'k>(
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
     row: Value<'k, u32>,
 ) -> (Global<'k, f32>, Global<'k, f32>) {
-    let place = (item.partial + row).to_u64();
-    let o = cta.params.partial_o.at_wide(place * cta.layout.v.dim as u64);
-    (o, cta.params.partial_lse.at_wide(place))
+    let offset = (item.partial + row).to_u64();
+    let o = cta.params.partial_o.at_wide(offset * cta.layout.v.dim as u64);
+    (o, cta.params.partial_lse.at_wide(offset))
 }
 
 /// The range of a head's elements that a row tile has.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Columns<'k> {
+pub(super) struct ColumnRange<'k> {
     /// The first element, an even number.
     pub(super) first: Value<'k, u32>,
     /// Whether the rows' LSEs are written too.
@@ -80,28 +80,28 @@ pub(super) struct Columns<'k> {
 
 /// Writes the 16 rows of a row tile, which begins at row `in_tile` of the tile at row `first` of the item.
 pub(super) fn store_tile<'k>(
-    at: (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
+    at: (&MmaCta<'k>, &CurrentItem<'k>, &RowHooks<'k, '_>),
     tile: &RowTile<'k>,
     rows: (Value<'k, u32>, Value<'k, u32>),
 ) {
     let k = at.0.k;
-    store_columns(at, tile, rows, Columns { first: k.constant(0), with_lse: k.constant(true) });
+    store_columns(at, tile, rows, ColumnRange { first: k.constant(0), with_lse: k.constant(true) });
 }
 
 /// The same for a range of a head's elements.
 pub(super) fn store_columns<'k>(
-    (cta, work, hooks): (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
+    (cta, current, hooks): (&MmaCta<'k>, &CurrentItem<'k>, &RowHooks<'k, '_>),
     tile: &RowTile<'k>,
     (first, in_tile): (Value<'k, u32>, Value<'k, u32>),
-    columns: Columns<'k>,
+    columns: ColumnRange<'k>,
 ) {
-    let (first_row, k, lane, item) = (first + in_tile, cta.k, cta.k.lane(), work.item());
+    let (first_row, k, lane, item) = (first + in_tile, cta.k, cta.k.lane(), current.load());
     let rows = item.qo_len * cta.params.group.by;
     for half in 0..2 {
         let sum = reduce::quad_sum(tile.sum[half].get());
-        let total = Total::new(tile.max[half].get() * work.scale, sum);
-        let of_values = factors::of_sums(cta, item.kv_head);
-        let factor = total.normalizer * of_values;
+        let stats = SoftmaxStats::new(tile.max[half].get() * current.scale, sum);
+        let v_scale = page_scales::accumulator_scale(cta, item.kv_head);
+        let factor = stats.normalizer * v_scale;
         let row = first_row + (lane >> 2) + 8 * half as u32;
         let first_of_quad = (lane & 3).eq(0) & columns.with_lse;
         let pairs = |factor: Value<'k, f32>| {
@@ -112,28 +112,28 @@ pub(super) fn store_columns<'k>(
             k.when_else(
                 item.partial.ne(NONE),
                 || {
-                    let (o, lse) = partial(cta, &item, row);
+                    let (o, lse) = partial_row(cta, &item, row);
                     let o = o.at(columns.first + ((lane & 3) << 1));
                     pairs(factor).for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
-                    k.when(first_of_quad, || lse.store(total.lse));
+                    k.when(first_of_quad, || lse.store(stats.lse));
                 },
                 || {
-                    let head = cta.head(&item, row);
-                    let o = output(cta, head).at((columns.first >> 1) + (lane & 3));
-                    let ends = hooks.ends(|| in_tile + (lane >> 2), 8 * half);
-                    let (total, factor) = match ends.is_empty() {
-                        true => (total, factor),
+                    let head = cta.query_head(&item, row);
+                    let o = output_row(cta, head).at((columns.first >> 1) + (lane & 3));
+                    let epilogue = hooks.epilogue(|| in_tile + (lane >> 2), 8 * half);
+                    let (stats, factor) = match epilogue.is_empty() {
+                        true => (stats, factor),
                         false => {
-                            let total = ends.updated(total);
-                            (total, total.normalizer * of_values)
+                            let stats = epilogue.apply_update(stats);
+                            (stats, stats.normalizer * v_scale)
                         }
                     };
                     pairs(factor).for_each(|(at, pair)| {
                         let [low, high] =
-                            ends.output(|| columns.first + ((lane & 3) << 1) + 8 * at as u32, pair);
-                        o.plus(4 * at).store(cta.narrow(low, high));
+                            epilogue.apply_output(|| columns.first + ((lane & 3) << 1) + 8 * at as u32, pair);
+                        o.plus(4 * at).store(cta.round_pair(low, high));
                     });
-                    k.when(first_of_quad, || store_lse(cta, head, total.lse));
+                    k.when(first_of_quad, || store_lse(cta, head, stats.lse));
                 },
             );
         });
@@ -143,48 +143,48 @@ pub(super) fn store_columns<'k>(
 /// Writes four adjacent elements of a row of an item, from element `4 chunk` on, and the LSE with the first chunk; `values` are
 /// not yet normalized.
 pub(super) fn store_chunk<'k>(
-    (cta, work, hooks): (&Cta<'k>, &Work<'k>, &Hooked<'k, '_>),
+    (cta, current, hooks): (&MmaCta<'k>, &CurrentItem<'k>, &RowHooks<'k, '_>),
     (row, chunk): (Value<'k, u32>, Value<'k, u32>),
     values: [Value<'k, f32>; 4],
-    total: Total<'k>,
+    stats: SoftmaxStats<'k>,
 ) {
-    let (k, item) = (cta.k, work.item());
-    let of_values = factors::of_item(cta, cta.params.v_scale, item.kv_head);
-    let factor = total.normalizer * of_values;
+    let (k, item) = (cta.k, current.load());
+    let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
+    let factor = stats.normalizer * v_scale;
     let sums = values;
     let values = sums.map(|value| value * factor);
     k.when_else(
         item.partial.ne(NONE),
         || {
-            let (o, lse) = partial(cta, &item, row);
+            let (o, lse) = partial_row(cta, &item, row);
             o.at(chunk << 2).store_vector(values);
-            k.when(chunk.eq(0), || lse.store(total.lse));
+            k.when(chunk.eq(0), || lse.store(stats.lse));
         },
         || {
-            let head = cta.head(&item, row);
-            let ends = hooks.ends(|| row, 0);
-            let (total, values) = match ends.is_empty() {
-                true => (total, values),
+            let head = cta.query_head(&item, row);
+            let epilogue = hooks.epilogue(|| row, 0);
+            let (stats, values) = match epilogue.is_empty() {
+                true => (stats, values),
                 false => {
-                    let total = ends.updated(total);
-                    let factor = total.normalizer * of_values;
-                    (total, ends.output(|| chunk << 2, sums.map(|sum| sum * factor)))
+                    let stats = epilogue.apply_update(stats);
+                    let factor = stats.normalizer * v_scale;
+                    (stats, epilogue.apply_output(|| chunk << 2, sums.map(|sum| sum * factor)))
                 }
             };
-            store_four(cta, output(cta, head), chunk, values);
-            k.when(chunk.eq(0), || store_lse(cta, head, total.lse));
+            store_vec4(cta, output_row(cta, head), chunk, values);
+            k.when(chunk.eq(0), || store_lse(cta, head, stats.lse));
         },
     );
 }
 
 /// Rounds four adjacent elements and writes them to an output.
 #[track_caller]
-pub(super) fn store_four<'k>(
-    cta: &Cta<'k>,
+pub(super) fn store_vec4<'k>(
+    cta: &MmaCta<'k>,
     to: Global<'k, u32>,
     chunk: Value<'k, u32>,
     values: [Value<'k, f32>; 4],
 ) {
-    let words = [cta.narrow(values[0], values[1]), cta.narrow(values[2], values[3])];
+    let words = [cta.round_pair(values[0], values[1]), cta.round_pair(values[2], values[3])];
     to.at(chunk << 1).store_vector(words);
 }

@@ -1,12 +1,12 @@
 //! Row table of a block: indices, visible range and softmax state of each row.
 
-use super::block::Cta;
-use crate::attention::{items::look_up_request, row::Row};
+use super::block::SimtCta;
+use crate::attention::{items::look_up_request, query_row::QueryRow};
 use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// The row table in shared memory, `[rows]` each.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rows<'k> {
+pub(super) struct BlockRows<'k> {
     token: Shared<'k, u32>,
     qo_head: Shared<'k, u32>,
     request: Shared<'k, u32>,
@@ -19,10 +19,10 @@ pub(super) struct Rows<'k> {
     /// `Σ 2^(logit - max)`
     pub(super) sum: Shared<'k, f32>,
     /// The rescale factor of the accumulators.
-    pub(super) factor: Shared<'k, f32>,
+    pub(super) rescale: Shared<'k, f32>,
 }
 
-impl<'k> Rows<'k> {
+impl<'k> BlockRows<'k> {
     pub(super) fn new(k: &'k Builder, rows: u32) -> Self {
         let rows = rows as usize;
         Self {
@@ -34,14 +34,14 @@ impl<'k> Rows<'k> {
             high: k.shared("row_high", rows, 4),
             max: k.shared("row_max", rows, 4),
             sum: k.shared("row_sum", rows, 4),
-            factor: k.shared("row_factor", rows, 4),
+            rescale: k.shared("row_factor", rows, 4),
         }
     }
 
     /// Row `r` of the block.
     #[track_caller]
-    pub(super) fn row(&self, r: Value<'k, u32>, kv_head: Value<'k, u32>) -> Row<'k> {
-        Row {
+    pub(super) fn row(&self, r: Value<'k, u32>, kv_head: Value<'k, u32>) -> QueryRow<'k> {
+        QueryRow {
             token: self.token.at(r).load(),
             qo_head: self.qo_head.at(r).load(),
             kv_head,
@@ -52,12 +52,12 @@ impl<'k> Rows<'k> {
 
     /// The first position that row `r` sees, and one past the last.
     #[track_caller]
-    pub(super) fn shown(&self, r: Value<'k, u32>) -> (Value<'k, i32>, Value<'k, i32>) {
+    pub(super) fn visible_range(&self, r: Value<'k, u32>) -> (Value<'k, i32>, Value<'k, i32>) {
         (self.low.at(r).load(), self.high.at(r).load())
     }
 }
 
-impl<'k> Cta<'k, '_> {
+impl<'k> SimtCta<'k, '_> {
     /// A row by its packed index in an item or a merge; its request is `known` or [`NONE`](crate::attention::items::NONE).
     #[track_caller]
     pub(super) fn row_of(
@@ -65,14 +65,14 @@ impl<'k> Cta<'k, '_> {
         (qo_begin, kv_head): (Value<'k, u32>, Value<'k, u32>),
         packed: Value<'k, u32>,
         known: (Value<'k, u32>, Value<'k, i32>),
-    ) -> Row<'k> {
+    ) -> QueryRow<'k> {
         let (k, params) = (self.k, &self.params);
         let (token, in_group) = params.group.divide(packed);
         let token = qo_begin + token;
         let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
         let requests = (params.requests, params.num_requests);
         look_up_request(k, requests, (token, known.0), (Some(request), offset));
-        Row {
+        QueryRow {
             token,
             qo_head: kv_head * params.group.by + in_group,
             kv_head,
@@ -83,24 +83,24 @@ impl<'k> Cta<'k, '_> {
 
     /// Writes the indices and visible range of row `r` of the block, and resets its state.
     #[track_caller]
-    pub(super) fn place_row(&self, r: Value<'k, u32>, row: &Row<'k>) {
+    pub(super) fn init_row(&self, r: Value<'k, u32>, row: &QueryRow<'k>) {
         let (k, rows, params) = (self.k, &self.rows, &self.params);
         rows.token.at(r).store(row.token);
         rows.qo_head.at(r).store(row.qo_head);
         rows.request.at(r).store(row.request);
         rows.position.at(r).store(row.position);
         // no limit exceeds all 32-bit positions
-        let wide = |x: Value<'k, u32>| x.to_u64().reinterpret::<i64>();
+        let to_i64 = |x: Value<'k, u32>| x.to_u64().reinterpret::<i64>();
         let position = row.position.to_i64();
-        let narrow = |x: Value<'k, i64>| {
+        let clamp = |x: Value<'k, i64>| {
             x.max(i64::from(i32::MIN))
                 .min(i64::from(i32::MAX))
                 .reinterpret::<u64>()
                 .low()
                 .reinterpret::<i32>()
         };
-        rows.low.at(r).store(narrow(position - wide(params.left)));
-        rows.high.at(r).store(narrow(position + wide(params.right) + 1));
+        rows.low.at(r).store(clamp(position - to_i64(params.left)));
+        rows.high.at(r).store(clamp(position + to_i64(params.right) + 1));
         rows.max.at(r).store(k.constant(f32::NEG_INFINITY));
         rows.sum.at(r).store(k.constant(0.0_f32));
     }

@@ -6,18 +6,18 @@
 //! not loaded; their rows are zero-filled.
 
 use super::{
-    cta::{Cta, Deal, Work},
-    factors,
+    cta::{CurrentItem, MmaCta, ThreadPartition},
     layout::RowFormat,
+    page_scales,
 };
-use crate::attention::call::{CacheParams, KvLayout, RowParams};
+use crate::attention::params::{CacheTensorRegs, KvLayout, RowTensorRegs};
 use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
 /// Page-table lookup, one key per thread.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Finder<'k> {
-    cta: Cta<'k>,
-    work: Work<'k>,
+pub(super) struct PageLookup<'k> {
+    cta: MmaCta<'k>,
+    current: CurrentItem<'k>,
     thread: Value<'k, u32>,
     /// Keys per lookup, a power of two.
     count: usize,
@@ -27,19 +27,19 @@ pub(super) struct Finder<'k> {
 }
 
 /// Bytes per entry.
-const ENTRY: usize = 16;
+const ENTRY_BYTES: usize = 16;
 /// Entries per batch of loads, four registers each.
-const AT_ONCE: usize = 8;
+const ENTRIES_PER_BATCH: usize = 8;
 
-impl<'k> Finder<'k> {
+impl<'k> PageLookup<'k> {
     /// Looks up `count` keys at once: threads below `count` look up K, the next `count` look up V, or the positional part of the
     /// keys in MLA. Entries are `[2][count]` at `entries`.
     pub(super) fn new(
-        (cta, work): (&Cta<'k>, &Work<'k>),
+        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
         (thread, count): (Value<'k, u32>, usize),
         entries: Shared<'k, u32>,
     ) -> Self {
-        Self { cta: *cta, work: *work, thread, count, entries, pending: cta.k.var("pending_page", 0) }
+        Self { cta: *cta, current: *current, thread, count, entries, pending: cta.k.var("pending_page", 0) }
     }
 
     /// This thread's key of the tile at `first`.
@@ -50,45 +50,45 @@ impl<'k> Finder<'k> {
 
     /// Prefetches the page of this thread's key of the tile at `first`.
     #[track_caller]
-    pub(super) fn ask(&self, first: Value<'k, u32>) {
-        let (params, item) = (&self.cta.params, self.work.item());
+    pub(super) fn prefetch(&self, first: Value<'k, u32>) {
+        let (params, item) = (&self.cta.params, self.current.load());
         let key = self.key(first);
-        let exists = key.lt(item.kv_end) & params.layout.ne(KvLayout::Ragged.word());
+        let exists = key.lt(item.kv_end) & params.layout.ne(KvLayout::Ragged.code());
         self.cta.k.when(exists, || {
-            let place = item.kv_start + params.page_size.quotient(key);
-            self.pending.set(params.indices.at(place).load());
+            let offset = item.kv_start + params.page_size.quotient(key);
+            self.pending.set(params.indices.at(offset).load());
         });
     }
 
     /// Writes the entry of the prefetched key; `buffer` is the byte offset of its table.
     #[track_caller]
-    pub(super) fn write(&self, first: Value<'k, u32>, buffer: Value<'k, u32>) {
-        let (k, params, item) = (self.cta.k, &self.cta.params, self.work.item());
+    pub(super) fn write_entry(&self, first: Value<'k, u32>, buffer: Value<'k, u32>) {
+        let (k, params, item) = (self.cta.k, &self.cta.params, self.current.load());
         let key = self.key(first);
         let (_, slot) = params.page_size.divide(key);
-        let slot = slot.unless(params.is(KvLayout::Ragged), item.kv_start + key);
-        let exists = key.lt(self.work.kv_end);
+        let slot = slot.unless(params.has_layout(KvLayout::Ragged), item.kv_start + key);
+        let exists = key.lt(self.current.kv_end);
         // the address must be valid even though nothing is loaded after the last key
         let [page, slot] = [self.pending.get(), slot].map(|at| at.unless(!exists, 0).to_u64());
         let address = k.unset_var::<u64>("address");
-        let set = |tensor: &CacheParams<'k>| {
-            let place = page * tensor.page + slot * tensor.token + item.kv_head.to_u64() * tensor.head;
-            address.set(tensor.address + place * self.cta.kv.size() as u64);
+        let set = |tensor: &CacheTensorRegs<'k>| {
+            let offset = page * tensor.page + slot * tensor.token + item.kv_head.to_u64() * tensor.head;
+            address.set(tensor.address + offset * self.cta.kv.size() as u64);
         };
         // strides are loaded from parameters, which saves registers
         let is_key = self.thread.lt(self.count as u32);
-        let beside = params.pe.map_or(params.v, |(_, keys)| keys);
-        k.when_else(is_key, || set(&params.k), || set(&beside));
-        let factor = factors::of_key(&self.cta, (is_key, exists), (self.pending.get(), item.kv_head));
-        let words = [address.get().low(), address.get().high(), exists.select(1, 0), factor];
+        let second = params.pe.map_or(params.v, |(_, keys)| keys);
+        k.when_else(is_key, || set(&params.k), || set(&second));
+        let scale = page_scales::entry_scale(&self.cta, (is_key, exists), (self.pending.get(), item.kv_head));
+        let words = [address.get().low(), address.get().high(), exists.select(1, 0), scale];
         self.entries.byte(self.thread << 4).byte(buffer).store_vector(words);
     }
 }
 
 /// Copies rows from the cache by their entries. Thread offsets are recomputed at each copy to reduce register pressure.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Copier<'k> {
-    cta: Cta<'k>,
+pub(super) struct TileLoader<'k> {
+    cta: MmaCta<'k>,
     thread: Value<'k, u32>,
     threads: usize,
     format: RowFormat,
@@ -96,10 +96,10 @@ pub(super) struct Copier<'k> {
     entries: Shared<'k, u32>,
 }
 
-impl<'k> Copier<'k> {
+impl<'k> TileLoader<'k> {
     /// Copies `rows` rows by `threads` threads, of which this is `thread`.
     pub(super) fn new(
-        cta: &Cta<'k>,
+        cta: &MmaCta<'k>,
         (thread, threads): (Value<'k, u32>, usize),
         (format, rows): (RowFormat, usize),
         entries: Shared<'k, u32>,
@@ -109,29 +109,30 @@ impl<'k> Copier<'k> {
 
     /// The partition of chunks among threads.
     #[track_caller]
-    pub(super) fn deal(&self) -> (Deal<'k>, RowFormat, usize) {
-        (Deal::new(self.thread, self.threads, self.format.chunks), self.format, self.rows)
+    pub(super) fn partition(&self) -> (ThreadPartition<'k>, RowFormat, usize) {
+        (ThreadPartition::new(self.thread, self.threads, self.format.chunks), self.format, self.rows)
     }
 
     /// Starts this thread's copies to the rows at `to`.
     #[track_caller]
     pub(super) fn copy(&self, to: Shared<'k, u32>, buffer: Value<'k, u32>) {
         let (k, format) = (self.cta.k, self.format);
-        let (deal, ..) = self.deal();
-        let entries = self.entries.byte(deal.row * ENTRY as u32).byte(buffer);
-        let to = to.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
-        let first_chunk = (deal.chunk << 4).to_u64();
-        let there =
-            (0..format.chunks).step_by(deal.lanes).map(|chunk| exists(k, format, deal.chunk + chunk as u32));
-        let there: Vec<_> = there.collect();
-        deal.each_rows(k, self.rows, AT_ONCE, |rows| {
+        let (partition, ..) = self.partition();
+        let entries = self.entries.byte(partition.row * ENTRY_BYTES as u32).byte(buffer);
+        let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
+        let first_chunk = (partition.chunk << 4).to_u64();
+        let present = (0..format.chunks)
+            .step_by(partition.lanes)
+            .map(|chunk| exists(k, format, partition.chunk + chunk as u32));
+        let present: Vec<_> = present.collect();
+        partition.for_each_rows(k, self.rows, ENTRIES_PER_BATCH, |rows| {
             // all loads first: assemblers do not move loads from shared memory across copies to it, so each would stall
-            let entry = |row: &usize| entries.plus(row * ENTRY / 4).load_vector::<4>();
+            let entry = |row: &usize| entries.plus(row * ENTRY_BYTES / 4).load_vector::<4>();
             let entries: Vec<_> = rows.iter().map(entry).collect();
             for (row, [low, high, exists, _]) in rows.iter().zip(entries) {
                 let from = Global::new(k.pack32(low, high) + first_chunk);
-                for (at, there) in there.iter().enumerate() {
-                    let (chunk, absent) = (at * deal.lanes, exists.eq(0) | !*there);
+                for (at, present) in present.iter().enumerate() {
+                    let (chunk, absent) = (at * partition.lanes, exists.eq(0) | !*present);
                     self.cta.copy_chunk((to, row * format.stride + chunk * 16), (from, chunk * 16), absent);
                 }
             }
@@ -147,22 +148,22 @@ fn exists<'k>(k: &'k Builder, format: RowFormat, chunk: Value<'k, u32>) -> Value
 
 /// Starts the copies of `count` query rows of `q` from `begin` on to `to`; rows beyond the item's last are zero-filled.
 pub(super) fn copy_queries<'k>(
-    (cta, work): (&Cta<'k>, &Work<'k>),
+    (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
     (begin, count): (Value<'k, u32>, usize),
-    (q, format): (&RowParams<'k>, RowFormat),
+    (q, format): (&RowTensorRegs<'k>, RowFormat),
     to: Shared<'k, u32>,
 ) {
-    let (k, item) = (cta.k, work.item());
+    let (k, item) = (cta.k, current.load());
     let rows = item.qo_len * cta.params.group.by;
-    let deal = Deal::new(k.thread(), cta.threads, format.chunks);
-    let to = to.byte(deal.row * format.stride as u32 + (deal.chunk << 4));
-    deal.each_row(k, count, |first| {
-        let row = begin + deal.row + first as u32;
+    let partition = ThreadPartition::new(k.thread(), cta.threads, format.chunks);
+    let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
+    partition.for_each_row(k, count, |first| {
+        let row = begin + partition.row + first as u32;
         let row_exists = row.lt(rows);
-        let from = cta.query(q, cta.head(&item, row.min(rows - 1))).at(deal.chunk << 3).cast();
-        for chunk in (0..format.chunks).step_by(deal.lanes) {
-            let there = row_exists & exists(k, format, deal.chunk + chunk as u32);
-            cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), !there);
+        let from = cta.query(q, cta.query_head(&item, row.min(rows - 1))).at(partition.chunk << 3).cast();
+        for chunk in (0..format.chunks).step_by(partition.lanes) {
+            let present = row_exists & exists(k, format, partition.chunk + chunk as u32);
+            cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), !present);
         }
     });
 }

@@ -11,23 +11,23 @@
 //! Per-row values are loaded at their point of use to reduce register pressure.
 
 use super::{
-    config::{Config, Needs},
-    cta::{Cta, Head, Work},
-    fragments::Sums,
-    seen::{Keys, position},
+    config::{MmaConfig, TileBudget},
+    cta::{CurrentItem, MmaCta, QueryHead},
+    fragments::AccFragment,
+    visible::{KeyRange, key_position},
 };
 use crate::{
     attention::{
-        items::{ItemValues, look_up_request},
-        row::Row,
+        items::{WorkItemRegs, look_up_request},
+        query_row::QueryRow,
     },
-    variant::{Declared, Hooks, Prepared},
+    variant::{DeclaredVariant, Hooks, PartialHook},
 };
 use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant};
 use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// The supported hooks, each with the inputs that are not properties of the row.
-const TAKEN: [(Hook, &[Input]); 4] = [
+const SUPPORTED: [(Hook, &[Input]); 4] = [
     (Hook::Logits, &[Input::Kv, Input::Logit]),
     (Hook::Mask, &[Input::Kv]),
     (Hook::Update, &[Input::Max, Input::Sum]),
@@ -36,21 +36,21 @@ const TAKEN: [(Hook, &[Input]); 4] = [
 /// Maximum rows per tile, and the stride of slots.
 const ROWS: usize = 128;
 /// Maximum stored values per row.
-const MOST_SLOTS: usize = 12;
+const MAX_SLOTS: usize = 12;
 /// Keys whose masks are computed together, to have several table loads in flight.
 const MASK_BATCH: u32 = 4;
 /// The maximum `head_dim.vo` that leaves enough registers for a mask hook.
-const MOST_MASKED_DIM: usize = 192;
+const MAX_MASKED_DIM: usize = 192;
 /// Maximum operations of a hook per logit, key or element, because they are unrolled many times.
-const MOST_OPERATIONS: [(Hook, usize); 3] = [(Hook::Logits, 32), (Hook::Mask, 128), (Hook::Output, 16)];
+const MAX_OPERATIONS: [(Hook, usize); 3] = [(Hook::Logits, 32), (Hook::Mask, 128), (Hook::Output, 16)];
 
-fn late(hook: Hook) -> &'static [Input] {
-    TAKEN.iter().find(|(taken, _)| *taken == hook).map_or(&[], |(_, late)| late)
+fn late_inputs(hook: Hook) -> &'static [Input] {
+    SUPPORTED.iter().find(|(supported, _)| *supported == hook).map_or(&[], |(_, late)| late)
 }
 
 /// Reasons why the kernel of a supported configuration does not support a variant; empty if it does. The kernel without tensor
 /// cores is the fallback.
-pub fn refuses_variant(config: &Config, variant: &ExpressionVariant) -> Vec<String> {
+pub fn unsupported_variant(config: &MmaConfig, variant: &ExpressionVariant) -> Vec<String> {
     let mut reasons = Vec::new();
     if !variant.properties().softmax {
         reasons.push("logits are weights, expected a softmax".to_owned());
@@ -68,21 +68,21 @@ pub fn refuses_variant(config: &Config, variant: &ExpressionVariant) -> Vec<Stri
         reasons.push("the logits hook writes to buffers, expected none that does".to_owned());
     }
     let vo = config.head_dim.vo;
-    if hooks.is_live(Hook::Mask) && vo > MOST_MASKED_DIM {
+    if hooks.is_live(Hook::Mask) && vo > MAX_MASKED_DIM {
         reasons.push(format!(
-            "a mask hook leaves too few registers for head_dim vo = {vo}, the most is {MOST_MASKED_DIM}"
+            "a mask hook leaves too few registers for head_dim vo = {vo}, the most is {MAX_MASKED_DIM}"
         ));
     }
     let slots = slots(&hooks).len();
-    if slots > MOST_SLOTS {
-        reasons.push(format!("hooks keep {slots} numbers of a row, the most is {MOST_SLOTS}"));
-    } else if config.layout().is_some() && config.layout_with(needs(config, &hooks)).is_none() {
+    if slots > MAX_SLOTS {
+        reasons.push(format!("hooks keep {slots} numbers of a row, the most is {MAX_SLOTS}"));
+    } else if config.layout().is_some() && config.layout_with_budget(tile_budget(config, &hooks)).is_none() {
         reasons.push(format!(
             "hooks keep {slots} numbers of a row, which leaves too little shared memory for two tiles"
         ));
     }
-    for (hook, most) in MOST_OPERATIONS {
-        let operations = hooks.late_operations(hook, late(hook));
+    for (hook, most) in MAX_OPERATIONS {
+        let operations = hooks.late_operations(hook, late_inputs(hook));
         if operations > most {
             let what = format!("the {hook:?} hook").to_lowercase();
             reasons.push(format!("{what} has {operations} operations at once, the most is {most}"));
@@ -93,32 +93,33 @@ pub fn refuses_variant(config: &Config, variant: &ExpressionVariant) -> Vec<Stri
 
 /// Hooks and nodes of the stored per-row values.
 fn slots(hooks: &Hooks<'_>) -> Vec<(Hook, u32)> {
-    let live = TAKEN.into_iter().filter(|(hook, _)| hooks.is_live(*hook));
-    live.flat_map(|(hook, late)| hooks.kept(hook, late).into_iter().map(move |node| (hook, node))).collect()
+    let live = SUPPORTED.into_iter().filter(|(hook, _)| hooks.is_live(*hook));
+    live.flat_map(|(hook, late)| hooks.hoisted_nodes(hook, late).into_iter().map(move |node| (hook, node)))
+        .collect()
 }
 
 /// The tile budget with hooks. Hooks per key need registers, which large heads have for one row tile only.
-pub(super) fn needs(config: &Config, hooks: &Hooks<'_>) -> Needs {
-    let small = config.head_dim.qk.max(config.head_dim.vo) <= 64;
+pub(super) fn tile_budget(config: &MmaConfig, hooks: &Hooks<'_>) -> TileBudget {
+    let has_small_heads = config.head_dim.qk.max(config.head_dim.vo) <= 64;
     let of_keys = hooks.is_live(Hook::Logits) || hooks.is_live(Hook::Mask);
-    let row_tiles = if of_keys && !small { 1 } else { config.row_tiles() };
-    Needs { bytes: slots(hooks).len() * ROWS * 4, row_tiles }
+    let row_tiles = if of_keys && !has_small_heads { 1 } else { config.row_tiles() };
+    TileBudget { bytes: slots(hooks).len() * ROWS * 4, row_tiles }
 }
 
 /// The hooks of the kernel, if there are any.
-pub(super) struct Hooked<'k, 'v> {
+pub(super) struct RowHooks<'k, 'v> {
     k: &'k Builder,
-    declared: Option<Declared<'k, 'v>>,
+    declared: Option<DeclaredVariant<'k, 'v>>,
     slots: Vec<(Hook, u32)>,
     /// `[slots][128]`
     table: Option<Shared<'k, f32>>,
 }
 
-impl<'k, 'v> Hooked<'k, 'v> {
+impl<'k, 'v> RowHooks<'k, 'v> {
     /// Declares the variant's parameters after those of attention.
-    pub(super) fn new(cta: &Cta<'k>, hooks: Option<&Hooks<'v>>) -> Self {
+    pub(super) fn new(cta: &MmaCta<'k>, hooks: Option<&Hooks<'v>>) -> Self {
         let k = cta.k;
-        let live = hooks.filter(|hooks| TAKEN.iter().any(|(hook, _)| hooks.is_live(*hook)));
+        let live = hooks.filter(|hooks| SUPPORTED.iter().any(|(hook, _)| hooks.is_live(*hook)));
         let Some(hooks) = live else { return Self { k, declared: None, slots: Vec::new(), table: None } };
         let heads = (cta.params.qo_heads, cta.params.group.quotient(cta.params.qo_heads));
         let slots = slots(hooks);
@@ -131,7 +132,7 @@ impl<'k, 'v> Hooked<'k, 'v> {
     }
 
     fn reads(&self, hooks: &[Hook], input: Input) -> bool {
-        let reads = |declared: &Declared<'k, 'v>| {
+        let reads = |declared: &DeclaredVariant<'k, 'v>| {
             hooks.iter().any(|hook| declared.hooks().is_live(*hook) && declared.hooks().reads(*hook, input))
         };
         self.declared.as_ref().is_some_and(reads)
@@ -139,13 +140,13 @@ impl<'k, 'v> Hooked<'k, 'v> {
 
     /// The query row of a head for some hooks; its request is `known` or [`NONE`](crate::attention::items::NONE).
     #[track_caller]
-    pub(super) fn row(
+    pub(super) fn query_row(
         &self,
-        cta: &Cta<'k>,
-        (head, kv_head): (Head<'k>, Value<'k, u32>),
+        cta: &MmaCta<'k>,
+        (head, kv_head): (QueryHead<'k>, Value<'k, u32>),
         known: (Value<'k, u32>, Value<'k, i32>),
         hooks: &[Hook],
-    ) -> Row<'k> {
+    ) -> QueryRow<'k> {
         let (k, params) = (self.k, &cta.params);
         let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
         // skip the lookup if no hook uses the result
@@ -154,25 +155,30 @@ impl<'k, 'v> Hooked<'k, 'v> {
             look_up_request(k, requests, (head.token, known.0), (Some(request), offset));
         }
         let position = head.token.reinterpret::<i32>() + offset.get();
-        Row { token: head.token, qo_head: head.qo_head, kv_head, request: request.get(), position }
+        QueryRow { token: head.token, qo_head: head.qo_head, kv_head, request: request.get(), position }
     }
 
     /// Stores the per-row values of the `count` rows from `begin` on, by all threads; valid after a barrier. Rows beyond the
     /// item's last repeat the last.
-    pub(super) fn fill(&self, cta: &Cta<'k>, work: &Work<'k>, (begin, count): (Value<'k, u32>, usize)) {
+    pub(super) fn fill(
+        &self,
+        cta: &MmaCta<'k>,
+        current: &CurrentItem<'k>,
+        (begin, count): (Value<'k, u32>, usize),
+    ) {
         let (Some(declared), Some(table)) = (&self.declared, self.table) else { return };
-        let (k, thread, item) = (self.k, self.k.thread(), work.item());
+        let (k, thread, item) = (self.k, self.k.thread(), current.load());
         k.when(thread.lt(count as u32), || {
-            let head = cta.head(&item, (begin + thread).min(work.rows() - 1));
-            let hooks = TAKEN.map(|(hook, _)| hook);
-            let row = self.row(cta, (head, item.kv_head), (item.request, item.offset), &hooks);
+            let head = cta.query_head(&item, (begin + thread).min(current.rows() - 1));
+            let hooks = SUPPORTED.map(|(hook, _)| hook);
+            let row = self.query_row(cta, (head, item.kv_head), (item.request, item.offset), &hooks);
             for hook in hooks {
-                let of_row = declared.prepare(hook, &|input| row.input(input));
-                let kept = |(slot, (_, node)): (usize, (Hook, u32))| {
-                    of_row.values(&[node]).into_iter().map(move |(_, value)| (slot, value))
+                let partial = declared.prepare(hook, &|input| row.input(input));
+                let stored = |(slot, (_, node)): (usize, (Hook, u32))| {
+                    partial.values(&[node]).into_iter().map(move |(_, value)| (slot, value))
                 };
                 self.slots_of(hook)
-                    .flat_map(kept)
+                    .flat_map(stored)
                     .for_each(|(slot, value)| table.plus(slot * ROWS).at(thread).store(value));
             }
         });
@@ -184,38 +190,43 @@ impl<'k, 'v> Hooked<'k, 'v> {
 
     /// A live hook for the row of the tile that is `down` below `row`, with its stored values.
     #[track_caller]
-    pub(super) fn of_row(&self, hook: Hook, row: Value<'k, u32>, down: usize) -> Option<Prepared<'k, 'v>> {
+    pub(super) fn resume_row(
+        &self,
+        hook: Hook,
+        row: Value<'k, u32>,
+        down: usize,
+    ) -> Option<PartialHook<'k, 'v>> {
         let declared = self.declared.as_ref().filter(|declared| declared.hooks().is_live(hook))?;
         let load = |(slot, (_, node)): (usize, (Hook, u32))| {
             self.table.map(|table| (node, table.at(row).plus(slot * ROWS + down).load()))
         };
-        let kept: Vec<_> = self.slots_of(hook).filter_map(load).collect();
-        Some(declared.resume(hook, &kept, late(hook)))
+        let stored: Vec<_> = self.slots_of(hook).filter_map(load).collect();
+        Some(declared.resume(hook, &stored, late_inputs(hook)))
     }
 
     /// Applies the logits hook to `Q · Kᵀ`, in row tiles that are 64 rows apart, the first at row `row` of the tile.
     pub(super) fn logits(
         &self,
-        (cta, work): (&Cta<'k>, &Work<'k>),
-        keys: Keys<'k>,
-        (row, products): (&dyn Fn() -> Value<'k, u32>, &[Vec<Sums<'k>>]),
+        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        keys: KeyRange<'k>,
+        (row, products): (&dyn Fn() -> Value<'k, u32>, &[Vec<AccFragment<'k>>]),
     ) {
         if !self.is_live(Hook::Logits) {
             return;
         }
-        let positions = self.positions((cta, work), keys);
+        let positions = self.positions((cta, current), keys);
         let row = row() + (self.k.lane() >> 2);
         for (fragment, sums) in products.iter().enumerate() {
             for half in 0..2 {
-                let Some(hook) = self.of_row(Hook::Logits, row, 64 * fragment + 8 * half) else { return };
+                let Some(hook) = self.resume_row(Hook::Logits, row, 64 * fragment + 8 * half) else { return };
                 let of_half = sums.iter().flat_map(|sums| [sums[2 * half], sums[2 * half + 1]]);
                 for (at, logit) in of_half.enumerate() {
                     // empty if the hook does not read positions
-                    let position = positions.get(at).copied();
-                    let kv = |input| position.filter(|_| input == Input::Kv);
+                    let kv_position = positions.get(at).copied();
+                    let kv = |input| kv_position.filter(|_| input == Input::Kv);
                     // hooks here store nothing, so missing keys do not matter
                     let real = self.k.constant(true);
-                    logit.set(hook.logit(&kv, logit.get() * work.scale_of_products, real));
+                    logit.set(hook.logit(&kv, logit.get() * current.product_scale, real));
                 }
             }
         }
@@ -223,50 +234,54 @@ impl<'k, 'v> Hooked<'k, 'v> {
 
     /// A live hook for any row.
     #[track_caller]
-    pub(super) fn prepared(&self, hook: Hook, row: &Row<'k>) -> Option<Prepared<'k, 'v>> {
+    pub(super) fn prepare_row(&self, hook: Hook, row: &QueryRow<'k>) -> Option<PartialHook<'k, 'v>> {
         let declared = self.declared.as_ref().filter(|declared| declared.hooks().is_live(hook))?;
         Some(declared.prepare(hook, &|input| row.input(input)))
     }
 
     /// Whether a KV tile needs a mask, given `masked` without hooks.
     #[track_caller]
-    pub(super) fn is_masked(&self, masked: Value<'k, bool>) -> Value<'k, bool> {
+    pub(super) fn needs_mask(&self, masked: Value<'k, bool>) -> Value<'k, bool> {
         if self.is_live(Hook::Mask) { self.k.constant(true) } else { masked }
     }
 
     /// Applies the mask hook to the visible mask `word` of row `row` of the tile.
-    pub(super) fn shown(
+    pub(super) fn visible_mask(
         &self,
-        (cta, item): (&Cta<'k>, &ItemValues<'k>),
+        (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
         row: Value<'k, u32>,
-        keys: Keys<'k>,
+        keys: KeyRange<'k>,
         word: Value<'k, u64>,
     ) -> Value<'k, u64> {
-        let Some(hook) = self.of_row(Hook::Mask, row, 0) else { return word };
+        let Some(hook) = self.resume_row(Hook::Mask, row, 0) else { return word };
         let k = self.k;
         // bits are shifted in at the top
-        let shown = k.var::<u64>("shown", 0);
+        let visible = k.var::<u64>("shown", 0);
         k.repeat((0, keys.width), MASK_BATCH, |at| {
-            let key = |ahead: u32| key_position((cta, item), keys.first + at + ahead);
+            let key = |ahead: u32| clamped_key_position((cta, item), keys.first + at + ahead);
             let positions: Vec<_> = (0..MASK_BATCH).map(key).collect();
             let mut bits = k.constant(0_u32);
-            for (ahead, position) in positions.into_iter().enumerate() {
-                let seen = hook.mask(&|input| (input == Input::Kv).then_some(position));
-                bits = bits | seen.select::<u32>(1 << ahead, 0);
+            for (ahead, kv_position) in positions.into_iter().enumerate() {
+                let sees = hook.mask(&|input| (input == Input::Kv).then_some(kv_position));
+                bits = bits | sees.select::<u32>(1 << ahead, 0);
             }
-            let low = shown.get() >> MASK_BATCH;
-            shown.set(low | (bits.to_u64() << (64 - MASK_BATCH)));
+            let low = visible.get() >> MASK_BATCH;
+            visible.set(low | (bits.to_u64() << (64 - MASK_BATCH)));
         });
-        word & (shown.get() >> (64 - keys.width))
+        word & (visible.get() >> (64 - keys.width))
     }
 
     /// The positions of this lane's keys, two of each eight; empty if the logits hook does not read them.
-    fn positions(&self, (cta, work): (&Cta<'k>, &Work<'k>), keys: Keys<'k>) -> Vec<Value<'k, f32>> {
+    fn positions(
+        &self,
+        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        keys: KeyRange<'k>,
+    ) -> Vec<Value<'k, f32>> {
         if !self.reads(&[Hook::Logits], Input::Kv) {
             return Vec::new();
         }
-        let (item, lane) = (work.item(), self.k.lane());
-        let of_lane = |ahead: u32| key_position((cta, &item), keys.first + lane + ahead);
+        let (item, lane) = (current.load(), self.k.lane());
+        let of_lane = |ahead: u32| clamped_key_position((cta, &item), keys.first + lane + ahead);
         let words: Vec<_> = (0..keys.width).step_by(32).map(of_lane).collect();
         let column = (lane & 3) << 1;
         let keys = (0..keys.width).step_by(8).flat_map(|tile| [tile, tile + 1]);
@@ -276,6 +291,9 @@ impl<'k, 'v> Hooked<'k, 'v> {
 
 /// The position of a key, clamped to the item's last key.
 #[track_caller]
-fn key_position<'k>((cta, item): (&Cta<'k>, &ItemValues<'k>), key: Value<'k, u32>) -> Value<'k, f32> {
-    position(cta, item, key.min(item.kv_end - 1)).to_f32()
+fn clamped_key_position<'k>(
+    (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+    key: Value<'k, u32>,
+) -> Value<'k, f32> {
+    key_position(cta, item, key.min(item.kv_end - 1)).to_f32()
 }

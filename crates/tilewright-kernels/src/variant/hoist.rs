@@ -5,8 +5,8 @@
 
 use super::{
     Arithmetic, Hooks,
-    apply::Known,
-    declared::{Declared, Prepared},
+    apply::NodeValue,
+    declared_variant::{DeclaredVariant, PartialHook},
 };
 use tilewright::attention::variant::{
     Hook, Input, Op,
@@ -16,23 +16,23 @@ use tilewright_ptx::build::Value;
 
 /// The earliest stage at which a node is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Stage {
-    Free,
+enum EvalStage {
+    Uniform,
     Row,
     Late,
 }
 
 /// The stage of each node of a graph.
-fn stages(graph: &Graph, late: &[Input]) -> Vec<Stage> {
-    let mut stages: Vec<Stage> = Vec::new();
+fn stages(graph: &Graph, late: &[Input]) -> Vec<EvalStage> {
+    let mut stages: Vec<EvalStage> = Vec::new();
     for node in graph.nodes() {
         stages.push(match node {
-            Node::Number(_) | Node::Truth(_) | Node::Scalar(_) => Stage::Free,
-            Node::Input(input) if late.contains(input) => Stage::Late,
-            Node::Input(_) => Stage::Row,
+            Node::Number(_) | Node::Truth(_) | Node::Scalar(_) => EvalStage::Uniform,
+            Node::Input(input) if late.contains(input) => EvalStage::Late,
+            Node::Input(_) => EvalStage::Row,
             Node::Read { .. } | Node::Apply(..) => {
                 let of_operands = node.operands().iter().map(|&operand| stages[operand as usize]).max();
-                of_operands.unwrap_or(Stage::Row).max(Stage::Row)
+                of_operands.unwrap_or(EvalStage::Row).max(EvalStage::Row)
             }
         });
     }
@@ -41,34 +41,34 @@ fn stages(graph: &Graph, late: &[Input]) -> Vec<Stage> {
 
 /// Nodes that decide a table index, a comparison or an integer: they are computed exactly, because an error in the last place
 /// could change the decision.
-pub(super) fn decisive(graph: &Graph, arithmetic: Arithmetic) -> Vec<bool> {
-    let mut decisive = vec![arithmetic == Arithmetic::Exact; graph.nodes().len()];
-    graph.stores().iter().for_each(|store| decisive[store.index as usize] = true);
+pub(super) fn exact_nodes(graph: &Graph, arithmetic: Arithmetic) -> Vec<bool> {
+    let mut exact_nodes = vec![arithmetic == Arithmetic::Exact; graph.nodes().len()];
+    graph.stores().iter().for_each(|store| exact_nodes[store.index as usize] = true);
     for (at, node) in graph.nodes().iter().enumerate().rev() {
         let decides =
             matches!(node, Node::Read { .. } | Node::Apply(Op::Floor | Op::Lt | Op::Le | Op::Eq, _));
-        if decides || decisive[at] {
-            node.operands().iter().for_each(|&operand| decisive[operand as usize] = true);
+        if decides || exact_nodes[at] {
+            node.operands().iter().for_each(|&operand| exact_nodes[operand as usize] = true);
         }
     }
-    decisive
+    exact_nodes
 }
 
 impl Hooks<'_> {
     /// The nodes of `hook` to store per row if the inputs `late`, including arguments of the hook, are not yet known.
-    pub fn kept(&self, hook: Hook, late: &[Input]) -> Vec<u32> {
+    pub fn hoisted_nodes(&self, hook: Hook, late: &[Input]) -> Vec<u32> {
         let graph = self.variant.graph(hook);
         let stages = stages(graph, late);
-        let mut kept = graph.results().to_vec();
+        let mut hoisted = graph.results().to_vec();
         for (node, stage) in graph.nodes().iter().zip(&stages) {
-            if *stage == Stage::Late {
-                kept.extend_from_slice(node.operands());
+            if *stage == EvalStage::Late {
+                hoisted.extend_from_slice(node.operands());
             }
         }
-        kept.retain(|&node| stages[node as usize] == Stage::Row);
-        kept.sort_unstable();
-        kept.dedup();
-        kept
+        hoisted.retain(|&node| stages[node as usize] == EvalStage::Row);
+        hoisted.sort_unstable();
+        hoisted.dedup();
+        hoisted
     }
 
     /// Number of operations of `hook` that depend on one of `late`.
@@ -76,34 +76,44 @@ impl Hooks<'_> {
         let graph = self.variant.graph(hook);
         let is_operation = |node: &Node| matches!(node, Node::Read { .. } | Node::Apply(..));
         let stages = stages(graph, late);
-        graph.nodes().iter().zip(stages).filter(|(node, at)| *at == Stage::Late && is_operation(node)).count()
+        graph
+            .nodes()
+            .iter()
+            .zip(stages)
+            .filter(|(node, at)| *at == EvalStage::Late && is_operation(node))
+            .count()
     }
 }
 
-impl<'k, 'v> Declared<'k, 'v> {
+impl<'k, 'v> DeclaredVariant<'k, 'v> {
     /// The hook with stored row values, by node. Nodes that only the stored values depend on are not recomputed.
     #[track_caller]
-    pub fn resume(&self, hook: Hook, kept: &[(u32, Value<'k, f32>)], late: &[Input]) -> Prepared<'k, 'v> {
+    pub fn resume(
+        &self,
+        hook: Hook,
+        values: &[(u32, Value<'k, f32>)],
+        late: &[Input],
+    ) -> PartialHook<'k, 'v> {
         let graph = self.hooks().variant.graph(hook);
-        let wanted = stages(graph, late).into_iter().map(|stage| stage != Stage::Row);
+        let eager = stages(graph, late).into_iter().map(|stage| stage != EvalStage::Row);
         let mut known = vec![None; graph.nodes().len()];
-        for &(node, value) in kept {
+        for &(node, value) in values {
             known[node as usize] = Some(match graph.nodes()[node as usize].kind() {
-                ValueKind::Number => Known::Number(value),
-                ValueKind::Truth => Known::Truth(value.ne(0.0)),
+                ValueKind::Number => NodeValue::Number(value),
+                ValueKind::Truth => NodeValue::Truth(value.ne(0.0)),
             });
         }
-        self.with_known(hook, known, wanted.collect())
+        self.with_known(hook, known, eager.collect())
     }
 }
 
-impl<'k> Prepared<'k, '_> {
+impl<'k> PartialHook<'k, '_> {
     /// The known values of some nodes; conditions are 1 or 0.
     #[track_caller]
     pub fn values(&self, nodes: &[u32]) -> Vec<(u32, Value<'k, f32>)> {
         let value = |&node: &u32| match self.known(node)? {
-            Known::Number(number) => Some((node, number)),
-            Known::Truth(truth) => Some((node, truth.select(1.0, 0.0))),
+            NodeValue::Number(number) => Some((node, number)),
+            NodeValue::Truth(truth) => Some((node, truth.select(1.0, 0.0))),
         };
         nodes.iter().filter_map(value).collect()
     }

@@ -1,15 +1,15 @@
 //! Key table of a KV tile: addresses, positions and scales, looked up by one thread per key.
 
-use super::{KEYS, block::Cta, elements};
+use super::{KEYS, block::SimtCta, elements};
 use crate::attention::{
-    call::{CacheParams, KvLayout},
-    items::ItemValues,
+    items::WorkItemRegs,
+    params::{CacheTensorRegs, KvLayout},
 };
 use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// The key table in shared memory, `[64]` each.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Keys<'k> {
+pub(super) struct KeyTable<'k> {
     /// Address of each key in the item's head; 0 if the item does not have the key.
     pub(super) k: Shared<'k, u64>,
     /// Address of the positional part of MLA keys.
@@ -21,7 +21,7 @@ pub(super) struct Keys<'k> {
     pub(super) v_scale: Shared<'k, f32>,
 }
 
-impl<'k> Keys<'k> {
+impl<'k> KeyTable<'k> {
     pub(super) fn new(k: &'k Builder) -> Self {
         let keys = KEYS as usize;
         Self {
@@ -41,55 +41,55 @@ impl<'k> Keys<'k> {
     }
 }
 
-impl<'k> Cta<'k, '_> {
+impl<'k> SimtCta<'k, '_> {
     /// Looks up the keys of the tile that begins at key `tile` of the segment.
     #[track_caller]
-    pub(super) fn locate(&self, item: &ItemValues<'k>, tile: Value<'k, u32>) {
+    pub(super) fn look_up_keys(&self, item: &WorkItemRegs<'k>, tile: Value<'k, u32>) {
         let (k, thread) = (self.k, self.k.thread());
         let key = tile + thread;
         k.when(thread.lt(KEYS), || {
-            let there = key.ge(item.kv_begin) & key.lt(item.kv_end);
-            k.when_else(there, || self.find_key(item, key), || self.no_key());
+            let in_range = key.ge(item.kv_begin) & key.lt(item.kv_end);
+            k.when_else(in_range, || self.write_key(item, key), || self.write_missing_key());
         });
     }
 
     /// Writes this thread's table entry for key `key` of the segment.
     #[track_caller]
-    fn find_key(&self, item: &ItemValues<'k>, key: Value<'k, u32>) {
+    fn write_key(&self, item: &WorkItemRegs<'k>, key: Value<'k, u32>) {
         let (k, keys, params, thread) = (self.k, &self.keys, &self.params, self.k.thread());
         let (page, slot) = (k.var::<u32>("page", 0), k.var::<u32>("slot", item.kv_start + key));
-        k.when(!params.is(KvLayout::Ragged), || {
+        k.when(!params.has_layout(KvLayout::Ragged), || {
             let (entry, in_page) = params.page_size.divide(key);
             page.set(params.indices.at_wide((item.kv_start + entry).to_u64()).load());
             slot.set(in_page);
         });
         let (page, slot) = (page.get(), slot.get());
-        let address = |tensor: &CacheParams<'k>| {
+        let address = |tensor: &CacheTensorRegs<'k>| {
             let head = item.kv_head.to_u64() * tensor.head;
             let element = page.to_u64() * tensor.page + slot.to_u64() * tensor.token + head;
-            elements::place(self.config.dtype_kv, tensor.address, element)
+            elements::address_of(self.config.dtype_kv, tensor.address, element)
         };
         let k_at = address(&params.k);
         keys.k.at(thread).store(k_at);
-        keys.v.at(thread).store(if self.config.latent { k_at } else { address(&params.v) });
+        keys.v.at(thread).store(if self.config.mla { k_at } else { address(&params.v) });
         if let Some((_, pe)) = &params.pe {
             keys.pe.at(thread).store(address(pe));
         }
         let in_blocks = page * params.page_size.by + slot;
-        let position = params.is(KvLayout::Blocks).select(in_blocks, item.base + key);
+        let position = params.has_layout(KvLayout::Blocks).select(in_blocks, item.base + key);
         keys.position.at(thread).store(position.reinterpret::<i32>());
         // only pages have individual scales
-        let page = params.is(KvLayout::Paged).select(page, 0);
+        let page = params.has_layout(KvLayout::Paged).select(page, 0);
         keys.k_scale.at(thread).store(params.k_scale.at(k, page, item.kv_head));
         keys.v_scale.at(thread).store(params.v_scale.at(k, page, item.kv_head));
     }
 
     #[track_caller]
-    fn no_key(&self) {
+    fn write_missing_key(&self) {
         let (keys, thread) = (&self.keys, self.k.thread());
         keys.k.at(thread).store(0);
         keys.v.at(thread).store(0);
-        if self.config.latent {
+        if self.config.mla {
             keys.pe.at(thread).store(0);
         }
         keys.position.at(thread).store(0);

@@ -2,8 +2,8 @@
 
 use super::{
     Arithmetic, Hooks,
-    apply::{Known, apply},
-    kept::decisive,
+    apply::{NodeValue, apply},
+    hoist::exact_nodes,
 };
 use std::rc::Rc;
 use tilewright::attention::variant::{
@@ -17,7 +17,7 @@ use tilewright_ptx::{
 
 /// Known index inputs of a hook; called only for inputs that the hook reads. Head counts and the hook's arguments are never
 /// requested.
-pub type Inputs<'a, 'k> = dyn Fn(Input) -> Option<Value<'k, f32>> + 'a;
+pub type HookInputs<'a, 'k> = dyn Fn(Input) -> Option<Value<'k, f32>> + 'a;
 
 /// An array in device memory.
 #[derive(Debug, Clone, Copy)]
@@ -28,10 +28,10 @@ struct Array<'k> {
 
 /// A variant in a kernel.
 #[derive(Debug, Clone)]
-pub struct Declared<'k, 'v>(Rc<Parameters<'k, 'v>>);
+pub struct DeclaredVariant<'k, 'v>(Rc<VariantParams<'k, 'v>>);
 
 #[derive(Debug)]
-struct Parameters<'k, 'v> {
+struct VariantParams<'k, 'v> {
     k: &'k Builder,
     hooks: Hooks<'v>,
     heads: [Value<'k, u32>; 2],
@@ -42,17 +42,17 @@ struct Parameters<'k, 'v> {
 
 /// A partially evaluated hook in a kernel.
 #[derive(Debug, Clone)]
-pub struct Prepared<'k, 'v> {
-    parameters: Rc<Parameters<'k, 'v>>,
+pub struct PartialHook<'k, 'v> {
+    params: Rc<VariantParams<'k, 'v>>,
     graph: &'v Graph,
-    known: Vec<Option<Known<'k>>>,
+    known: Vec<Option<NodeValue<'k>>>,
     /// Nodes to compute as soon as their operands are known.
-    wanted: Rc<[bool]>,
+    eager: Rc<[bool]>,
     /// Nodes to compute exactly.
     exact: Rc<[bool]>,
 }
 
-impl<'k, 'v> Declared<'k, 'v> {
+impl<'k, 'v> DeclaredVariant<'k, 'v> {
     #[track_caller]
     pub(super) fn new(k: &'k Builder, hooks: Hooks<'v>, heads: (Value<'k, u32>, Value<'k, u32>)) -> Self {
         let variant = hooks.variant;
@@ -60,7 +60,7 @@ impl<'k, 'v> Declared<'k, 'v> {
             first: k.global(&format!("variant_{name}")),
             len: k.param(&format!("variant_{name}_len")),
         };
-        Self(Rc::new(Parameters {
+        Self(Rc::new(VariantParams {
             k,
             hooks,
             heads: heads.into(),
@@ -77,25 +77,25 @@ impl<'k, 'v> Declared<'k, 'v> {
 
     /// The hook, evaluated as far as `inputs` allow. A hook that does nothing returns its arguments at no cost.
     #[track_caller]
-    pub fn prepare(&self, hook: Hook, inputs: &Inputs<'_, 'k>) -> Prepared<'k, 'v> {
+    pub fn prepare(&self, hook: Hook, inputs: &HookInputs<'_, 'k>) -> PartialHook<'k, 'v> {
         let nodes = self.0.hooks.variant.graph(hook).nodes().len();
-        self.with_known(hook, vec![None; nodes], vec![true; nodes]).computed(inputs, &[], true)
+        self.with_known(hook, vec![None; nodes], vec![true; nodes]).evaluate(inputs, &[], true)
     }
 
     /// The hook with some known values, of which only `eager` nodes are computed later.
     pub(super) fn with_known(
         &self,
         hook: Hook,
-        known: Vec<Option<Known<'k>>>,
-        wanted: Vec<bool>,
-    ) -> Prepared<'k, 'v> {
+        known: Vec<Option<NodeValue<'k>>>,
+        eager: Vec<bool>,
+    ) -> PartialHook<'k, 'v> {
         let graph = self.0.hooks.variant.graph(hook);
-        let exact = decisive(graph, self.0.hooks.arithmetic).into();
-        Prepared { parameters: Rc::clone(&self.0), graph, known, wanted: wanted.into(), exact }
+        let exact = exact_nodes(graph, self.0.hooks.arithmetic).into();
+        PartialHook { params: Rc::clone(&self.0), graph, known, eager: eager.into(), exact }
     }
 }
 
-impl<'k> Parameters<'k, '_> {
+impl<'k> VariantParams<'k, '_> {
     /// `table[index]` as `At::read` defines it: the index is rounded down and clamped, NaN reads the first element.
     #[track_caller]
     fn read(&self, table: usize, index: Value<'k, f32>) -> Value<'k, f32> {
@@ -117,25 +117,25 @@ impl<'k> Parameters<'k, '_> {
     }
 }
 
-impl<'k> Prepared<'k, '_> {
+impl<'k> PartialHook<'k, '_> {
     /// Evaluates further with `inputs`.
     #[must_use]
     #[track_caller]
-    pub fn further(&self, inputs: &Inputs<'_, 'k>) -> Self {
-        self.computed(inputs, &[], true)
+    pub fn bind(&self, inputs: &HookInputs<'_, 'k>) -> Self {
+        self.evaluate(inputs, &[], true)
     }
 
     /// Applies the query or key hook to elements `i` and `i + head_dim / 2`.
     #[track_caller]
-    pub fn pair(&self, inputs: &Inputs<'_, 'k>, pair: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
-        let all = self.computed(inputs, &[(Input::First, pair[0]), (Input::Second, pair[1])], false);
+    pub fn pair(&self, inputs: &HookInputs<'_, 'k>, pair: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
+        let all = self.evaluate(inputs, &[(Input::First, pair[0]), (Input::Second, pair[1])], false);
         [all.number(0, pair[0]), all.number(1, pair[1])]
     }
 
     /// Applies the value hook to an element.
     #[track_caller]
-    pub fn value(&self, inputs: &Inputs<'_, 'k>, x: Value<'k, f32>) -> Value<'k, f32> {
-        self.computed(inputs, &[(Input::X, x)], false).number(0, x)
+    pub fn value(&self, inputs: &HookInputs<'_, 'k>, x: Value<'k, f32>) -> Value<'k, f32> {
+        self.evaluate(inputs, &[(Input::X, x)], false).number(0, x)
     }
 
     /// Applies the logits hook to a scaled logit, in natural-log units. Its stores are executed only if `real`, that is, if the
@@ -143,15 +143,15 @@ impl<'k> Prepared<'k, '_> {
     #[track_caller]
     pub fn logit(
         &self,
-        inputs: &Inputs<'_, 'k>,
+        inputs: &HookInputs<'_, 'k>,
         logit: Value<'k, f32>,
         real: Value<'k, bool>,
     ) -> Value<'k, f32> {
-        let all = self.computed(inputs, &[(Input::Logit, logit)], false);
+        let all = self.evaluate(inputs, &[(Input::Logit, logit)], false);
         for store in self.graph.stores() {
             let [index, value] = [store.index, store.value].map(|node| all.known[node as usize]);
-            if let (Some(Known::Number(index)), Some(Known::Number(value))) = (index, value) {
-                self.parameters.store(store.buffer as usize, (index, value), real);
+            if let (Some(NodeValue::Number(index)), Some(NodeValue::Number(value))) = (index, value) {
+                self.params.store(store.buffer as usize, (index, value), real);
             }
         }
         all.number(0, logit)
@@ -159,10 +159,10 @@ impl<'k> Prepared<'k, '_> {
 
     /// Applies the mask hook: whether the row sees the key.
     #[track_caller]
-    pub fn mask(&self, inputs: &Inputs<'_, 'k>) -> Value<'k, bool> {
-        match self.computed(inputs, &[], false).result(0) {
-            Some(Known::Truth(seen)) => seen,
-            _ => self.parameters.k.constant(true),
+    pub fn mask(&self, inputs: &HookInputs<'_, 'k>) -> Value<'k, bool> {
+        match self.evaluate(inputs, &[], false).result(0) {
+            Some(NodeValue::Truth(seen)) => seen,
+            _ => self.params.k.constant(true),
         }
     }
 
@@ -170,42 +170,47 @@ impl<'k> Prepared<'k, '_> {
     #[track_caller]
     pub fn update(
         &self,
-        inputs: &Inputs<'_, 'k>,
+        inputs: &HookInputs<'_, 'k>,
         (max, sum): (Value<'k, f32>, Value<'k, f32>),
     ) -> (Value<'k, f32>, Value<'k, f32>) {
-        let all = self.computed(inputs, &[(Input::Max, max), (Input::Sum, sum)], false);
+        let all = self.evaluate(inputs, &[(Input::Max, max), (Input::Sum, sum)], false);
         (all.number(0, max), all.number(1, sum))
     }
 
     /// Applies the output hook to an element.
     #[track_caller]
-    pub fn output(&self, inputs: &Inputs<'_, 'k>, o: Value<'k, f32>) -> Value<'k, f32> {
-        self.computed(inputs, &[(Input::O, o)], false).number(0, o)
+    pub fn output(&self, inputs: &HookInputs<'_, 'k>, o: Value<'k, f32>) -> Value<'k, f32> {
+        self.evaluate(inputs, &[(Input::O, o)], false).number(0, o)
     }
 
     /// The value of a node.
-    pub(super) fn known(&self, node: u32) -> Option<Known<'k>> {
+    pub(super) fn known(&self, node: u32) -> Option<NodeValue<'k>> {
         self.known[node as usize]
     }
 
-    fn result(&self, place: usize) -> Option<Known<'k>> {
+    fn result(&self, place: usize) -> Option<NodeValue<'k>> {
         self.graph.results().get(place).and_then(|&node| self.known[node as usize])
     }
 
     /// A numeric result, or `argument` if an input is missing.
     fn number(&self, place: usize, argument: Value<'k, f32>) -> Value<'k, f32> {
         match self.result(place) {
-            Some(Known::Number(value)) => value,
+            Some(NodeValue::Number(value)) => value,
             _ => argument,
         }
     }
 
     /// Evaluates all nodes whose inputs are known; `once` as in [`apply`].
     #[track_caller]
-    fn computed(&self, inputs: &Inputs<'_, 'k>, arguments: &[(Input, Value<'k, f32>)], once: bool) -> Self {
+    fn evaluate(
+        &self,
+        inputs: &HookInputs<'_, 'k>,
+        arguments: &[(Input, Value<'k, f32>)],
+        once: bool,
+    ) -> Self {
         let mut values = self.clone();
         for (at, node) in self.graph.nodes().iter().enumerate() {
-            if values.known[at].is_none() && self.wanted[at] {
+            if values.known[at].is_none() && self.eager[at] {
                 let input = |input| self.input(input, inputs, arguments);
                 values.known[at] = values.node((at, node), &input, once);
             }
@@ -217,13 +222,13 @@ impl<'k> Prepared<'k, '_> {
     fn input(
         &self,
         input: Input,
-        inputs: &Inputs<'_, 'k>,
+        inputs: &HookInputs<'_, 'k>,
         arguments: &[(Input, Value<'k, f32>)],
     ) -> Option<Value<'k, f32>> {
         let argument = arguments.iter().find(|(of, _)| *of == input).map(|(_, value)| *value);
         match input {
-            Input::NumQoHeads => Some(self.parameters.heads[0].to_f32()),
-            Input::NumKvHeads => Some(self.parameters.heads[1].to_f32()),
+            Input::NumQoHeads => Some(self.params.heads[0].to_f32()),
+            Input::NumKvHeads => Some(self.params.heads[1].to_f32()),
             Input::First | Input::Second | Input::X | Input::Logit | Input::Max | Input::Sum | Input::O => {
                 argument
             }
@@ -233,28 +238,33 @@ impl<'k> Prepared<'k, '_> {
 
     /// A node's value, if its operands are known.
     #[track_caller]
-    fn node(&self, (at, node): (usize, &Node), input: &Inputs<'_, 'k>, once: bool) -> Option<Known<'k>> {
-        let (parameters, k) = (&self.parameters, self.parameters.k);
+    fn node(
+        &self,
+        (at, node): (usize, &Node),
+        input: &HookInputs<'_, 'k>,
+        once: bool,
+    ) -> Option<NodeValue<'k>> {
+        let (params, k) = (&self.params, self.params.k);
         match *node {
-            Node::Number(bits) => Some(Known::Number(k.constant(f32::from_bits(bits)))),
-            Node::Truth(truth) => Some(Known::Truth(k.constant(truth))),
-            Node::Input(of) => input(of).map(Known::Number),
-            Node::Scalar(place) => Some(Known::Number(parameters.scalars[place as usize])),
+            Node::Number(bits) => Some(NodeValue::Number(k.constant(f32::from_bits(bits)))),
+            Node::Truth(truth) => Some(NodeValue::Truth(k.constant(truth))),
+            Node::Input(of) => input(of).map(NodeValue::Number),
+            Node::Scalar(place) => Some(NodeValue::Number(params.scalars[place as usize])),
             Node::Read { table, index } => match self.known[index as usize] {
-                Some(Known::Number(index)) => Some(Known::Number(parameters.read(table as usize, index))),
+                Some(NodeValue::Number(index)) => Some(NodeValue::Number(params.read(table as usize, index))),
                 _ => None,
             },
             Node::Apply(op, _) => {
                 let arithmetic = if self.exact[at] { Arithmetic::Exact } else { Arithmetic::Fast };
-                self.applied(op, node.operands(), (arithmetic, once))
+                self.apply_op(op, node.operands(), (arithmetic, once))
             }
         }
     }
 
     #[track_caller]
-    fn applied(&self, op: Op, operands: &[u32], how: (Arithmetic, bool)) -> Option<Known<'k>> {
-        let known: Option<Vec<Known<'k>>> =
+    fn apply_op(&self, op: Op, operands: &[u32], how: (Arithmetic, bool)) -> Option<NodeValue<'k>> {
+        let known: Option<Vec<NodeValue<'k>>> =
             operands.iter().map(|&operand| self.known[operand as usize]).collect();
-        known.map(|known| apply(self.parameters.k, op, &known, how))
+        known.map(|known| apply(self.params.k, op, &known, how))
     }
 }

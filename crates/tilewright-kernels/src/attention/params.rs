@@ -15,7 +15,7 @@
 //! and its element 0 is at `page * page stride + slot * token stride + head * head stride`. Blocks have a page stride of
 //! `page_size` tokens.
 
-use super::divisor::{Divisor, DivisorValues};
+use super::divisor::{Divisor, DivisorRegs};
 use tilewright_ptx::{
     build::{Builder, Global, Value},
     sim::Arg,
@@ -34,7 +34,7 @@ pub enum KvLayout {
 
 impl KvLayout {
     /// The value of the kernel parameter `layout`.
-    pub fn word(self) -> u32 {
+    pub fn code(self) -> u32 {
         match self {
             Self::Paged => 0,
             Self::Ragged => 1,
@@ -88,7 +88,7 @@ fn are_multiples<const N: usize>(of: u64, bytes: [u64; N]) -> bool {
 
 /// Scale of stored keys or values: `scales[page * page_stride + head * head_stride]`, or `value` if the address is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ScaleArgs {
+pub struct ScaleTensor {
     /// Address of f32 scales, or 0.
     pub address: u64,
     /// Elements between pages.
@@ -96,25 +96,25 @@ pub struct ScaleArgs {
     /// Elements between heads.
     pub head: u64,
     /// The scale of all pages and heads if there is no array.
-    pub factor: f32,
+    pub value: f32,
 }
 
-impl ScaleArgs {
+impl ScaleTensor {
     /// Whether the scale differs between pages.
-    pub(crate) fn is_of_pages(self) -> bool {
+    pub(crate) fn is_per_page(self) -> bool {
         self.address != 0 && self.page != 0
     }
 }
 
-impl Default for ScaleArgs {
+impl Default for ScaleTensor {
     fn default() -> Self {
-        Self { address: 0, page: 0, head: 0, factor: 1.0 }
+        Self { address: 0, page: 0, head: 0, value: 1.0 }
     }
 }
 
 /// The positional (RoPE) part of queries and keys in MLA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Pe {
+pub struct PeTensors {
     /// `[rows, qo_heads, head_dim_pe]`
     pub q: RowTensor,
     /// `[pages, slots, kv_heads, head_dim_pe]`
@@ -123,19 +123,19 @@ pub struct Pe {
 
 /// Addresses of a plan's arrays: see [`items`](super::items).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PlanArgs {
+pub struct PlanArrays {
     /// [`WorkItem`](super::items::WorkItem)s, aligned to 16 bytes.
     pub items: u64,
     /// `[workers + 1]` u32.
     pub worker_indptr: u64,
     /// u32.
-    pub feeds: u64,
+    pub merge_deps: u64,
     /// [`MergeItem`](super::items::MergeItem)s, aligned to 16 bytes.
     pub merges: u64,
     /// [`MergeSource`](super::items::MergeSource)s, aligned to 8 bytes.
     pub sources: u64,
     /// `[merges]` u32, all 0.
-    pub counters: u64,
+    pub arrival_counters: u64,
     /// [`RequestRows`](super::items::RequestRows), aligned to 8 bytes.
     pub requests: u64,
     /// Number of requests; at least 1 if an item has rows of several.
@@ -151,7 +151,7 @@ pub const UNLIMITED: u32 = u32::MAX;
 
 /// All arguments of an attention kernel. Grid: `[workers, 1, 1]`.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Call {
+pub struct AttentionParams {
     /// Queries.
     pub q: RowTensor,
     /// Keys.
@@ -159,7 +159,7 @@ pub struct Call {
     /// Values; ignored by MLA kernels, whose values are the first part of the keys.
     pub v: CacheTensor,
     /// The positional part; present in MLA only.
-    pub pe: Option<Pe>,
+    pub pe: Option<PeTensors>,
     /// The output.
     pub o: RowTensor,
     /// The address of `[rows, qo_heads]` f32, or 0.
@@ -169,7 +169,7 @@ pub struct Call {
     /// The address of `[partial_rows]` f32.
     pub partial_lse: u64,
     /// The schedule.
-    pub plan: PlanArgs,
+    pub plan: PlanArrays,
     /// Query heads.
     pub qo_heads: u32,
     /// Query heads per KV head.
@@ -185,26 +185,33 @@ pub struct Call {
     /// The softmax scale of `Q · Kᵀ`.
     pub scale: f32,
     /// Scale of stored keys.
-    pub k_scale: ScaleArgs,
+    pub k_scale: ScaleTensor,
     /// Scale of stored values.
-    pub v_scale: ScaleArgs,
+    pub v_scale: ScaleTensor,
     /// The variant's own arguments.
     pub variant: Vec<Arg>,
 }
 
-impl Call {
+impl AttentionParams {
     /// The arguments in the order of [`AttentionParamRegs::declare`], then the variant's.
     pub fn args(&self) -> Vec<Arg> {
         let row = |tensor: RowTensor| [tensor.address, tensor.row, tensor.head].map(Arg::U64).to_vec();
         let cache = |tensor: CacheTensor| {
             [tensor.address, tensor.page, tensor.token, tensor.head].map(Arg::U64).to_vec()
         };
-        let scale = |scale: ScaleArgs| {
+        let scale = |scale: ScaleTensor| {
             let [address, page, head] = [scale.address, scale.page, scale.head].map(Arg::U64);
-            vec![address, page, head, Arg::F32(scale.factor)]
+            vec![address, page, head, Arg::F32(scale.value)]
         };
         let plan = &self.plan;
-        let arrays = [plan.items, plan.worker_indptr, plan.feeds, plan.merges, plan.sources, plan.counters];
+        let arrays = [
+            plan.items,
+            plan.worker_indptr,
+            plan.merge_deps,
+            plan.merges,
+            plan.sources,
+            plan.arrival_counters,
+        ];
         [
             row(self.q),
             cache(self.k),
@@ -218,7 +225,7 @@ impl Call {
             vec![Arg::U32(self.qo_heads)],
             Divisor::new(self.group).args().to_vec(),
             Divisor::new(self.page_size).args().to_vec(),
-            [self.layout.word(), self.left, self.right].map(Arg::U32).to_vec(),
+            [self.layout.code(), self.left, self.right].map(Arg::U32).to_vec(),
             vec![Arg::F32(self.scale)],
             scale(self.k_scale),
             scale(self.v_scale),
@@ -230,7 +237,7 @@ impl Call {
 
 /// A [`RowTensor`] in a kernel.
 #[derive(Debug, Clone, Copy)]
-pub struct RowParams<'k> {
+pub struct RowTensorRegs<'k> {
     /// Address in bytes.
     pub address: Value<'k, u64>,
     /// Elements between rows.
@@ -241,7 +248,7 @@ pub struct RowParams<'k> {
 
 /// A [`CacheTensor`] in a kernel.
 #[derive(Debug, Clone, Copy)]
-pub struct CacheParams<'k> {
+pub struct CacheTensorRegs<'k> {
     /// Address in bytes.
     pub address: Value<'k, u64>,
     /// Elements between pages.
@@ -254,104 +261,104 @@ pub struct CacheParams<'k> {
 
 /// A [`ScaleTensor`] in a kernel.
 #[derive(Debug, Clone, Copy)]
-pub struct ScaleParams<'k> {
+pub struct ScaleTensorRegs<'k> {
     /// Scales; the address may be 0.
-    pub factors: Global<'k, f32>,
+    pub scales: Global<'k, f32>,
     /// Elements between pages.
     pub page: Value<'k, u64>,
     /// Elements between heads.
     pub head: Value<'k, u64>,
     /// The scale of all pages and heads if the address is 0.
-    pub factor: Value<'k, f32>,
+    pub value: Value<'k, f32>,
 }
 
 /// All kernel parameters except the variant's; the fields are those of [`AttentionParams`] and [`PlanArrays`].
 #[derive(Debug, Clone, Copy)]
-#[allow(missing_docs, reason = "the fields are those of `Call` and `PlanArgs`, which say what they are")]
-pub struct Params<'k> {
-    pub q: RowParams<'k>,
-    pub k: CacheParams<'k>,
-    pub v: CacheParams<'k>,
+#[allow(missing_docs, reason = "documented in `AttentionParams` and `PlanArrays`")]
+pub struct AttentionParamRegs<'k> {
+    pub q: RowTensorRegs<'k>,
+    pub k: CacheTensorRegs<'k>,
+    pub v: CacheTensorRegs<'k>,
     /// The positional part of queries and keys in MLA.
-    pub pe: Option<(RowParams<'k>, CacheParams<'k>)>,
-    pub o: RowParams<'k>,
+    pub pe: Option<(RowTensorRegs<'k>, CacheTensorRegs<'k>)>,
+    pub o: RowTensorRegs<'k>,
     pub lse: Global<'k, f32>,
     pub partial_o: Global<'k, f32>,
     pub partial_lse: Global<'k, f32>,
     pub items: Global<'k, u32>,
     pub worker_indptr: Global<'k, u32>,
-    pub feeds: Global<'k, u32>,
+    pub merge_deps: Global<'k, u32>,
     pub merges: Global<'k, u32>,
     pub sources: Global<'k, u32>,
-    pub counters: Global<'k, u32>,
+    pub arrival_counters: Global<'k, u32>,
     pub requests: Global<'k, u32>,
     pub num_requests: Value<'k, u32>,
     pub indices: Global<'k, u32>,
     /// Address of the mask bits, loaded as bytes.
     pub mask_bits: Value<'k, u64>,
     pub qo_heads: Value<'k, u32>,
-    pub group: DivisorValues<'k>,
-    pub page_size: DivisorValues<'k>,
+    pub group: DivisorRegs<'k>,
+    pub page_size: DivisorRegs<'k>,
     /// [`KvLayout::code`]
     pub layout: Value<'k, u32>,
     pub left: Value<'k, u32>,
     pub right: Value<'k, u32>,
     pub scale: Value<'k, f32>,
-    pub k_scale: ScaleParams<'k>,
-    pub v_scale: ScaleParams<'k>,
+    pub k_scale: ScaleTensorRegs<'k>,
+    pub v_scale: ScaleTensorRegs<'k>,
 }
 
-impl<'k> Params<'k> {
+impl<'k> AttentionParamRegs<'k> {
     /// Declares the parameters, before all others; `mla` kernels have two more tensors.
     #[track_caller]
-    pub fn declare(k: &'k Builder, latent: bool) -> Self {
+    pub fn declare(k: &'k Builder, mla: bool) -> Self {
         let _line = k.at_line(std::panic::Location::caller());
         // fields are evaluated in source order
         Self {
-            q: RowParams::declare(k, "q"),
-            k: CacheParams::declare(k, "k"),
-            v: CacheParams::declare(k, "v"),
-            pe: latent.then(|| (RowParams::declare(k, "q_pe"), CacheParams::declare(k, "k_pe"))),
-            o: RowParams::declare(k, "o"),
+            q: RowTensorRegs::declare(k, "q"),
+            k: CacheTensorRegs::declare(k, "k"),
+            v: CacheTensorRegs::declare(k, "v"),
+            pe: mla.then(|| (RowTensorRegs::declare(k, "q_pe"), CacheTensorRegs::declare(k, "k_pe"))),
+            o: RowTensorRegs::declare(k, "o"),
             lse: k.global("lse"),
             partial_o: k.global("partial_o"),
             partial_lse: k.global("partial_lse"),
             items: k.global("items"),
             worker_indptr: k.global("worker_indptr"),
-            feeds: k.global("feeds"),
+            merge_deps: k.global("feeds"),
             merges: k.global("merges"),
             sources: k.global("sources"),
-            counters: k.global("counters"),
+            arrival_counters: k.global("counters"),
             requests: k.global("requests"),
             num_requests: k.param("num_requests"),
             indices: k.global("indices"),
             mask_bits: k.param("mask_bits"),
             qo_heads: k.param("qo_heads"),
-            group: DivisorValues::declare(k, "group"),
-            page_size: DivisorValues::declare(k, "page_size"),
+            group: DivisorRegs::declare(k, "group"),
+            page_size: DivisorRegs::declare(k, "page_size"),
             layout: k.param("layout"),
             left: k.param("left"),
             right: k.param("right"),
             scale: k.param("scale"),
-            k_scale: ScaleParams::declare(k, "k_scale"),
-            v_scale: ScaleParams::declare(k, "v_scale"),
+            k_scale: ScaleTensorRegs::declare(k, "k_scale"),
+            v_scale: ScaleTensorRegs::declare(k, "v_scale"),
         }
     }
 
     /// Whether the LSE is requested.
     #[track_caller]
     pub fn has_lse(&self) -> Value<'k, bool> {
-        is_given(self.lse)
+        is_non_null(self.lse)
     }
 
     /// Whether the layout is `layout`.
     #[track_caller]
-    pub fn is(&self, layout: KvLayout) -> Value<'k, bool> {
-        self.layout.eq(layout.word())
+    pub fn has_layout(&self, layout: KvLayout) -> Value<'k, bool> {
+        self.layout.eq(layout.code())
     }
 }
 
-impl<'k> RowParams<'k> {
+impl<'k> RowTensorRegs<'k> {
     #[track_caller]
     fn declare(k: &'k Builder, name: &str) -> Self {
         let [address, row, head] = ["", "_row", "_head"].map(|of| k.param(&format!("{name}{of}")));
@@ -359,7 +366,7 @@ impl<'k> RowParams<'k> {
     }
 }
 
-impl<'k> CacheParams<'k> {
+impl<'k> CacheTensorRegs<'k> {
     #[track_caller]
     fn declare(k: &'k Builder, name: &str) -> Self {
         let [address, page, token, head] =
@@ -368,43 +375,46 @@ impl<'k> CacheParams<'k> {
     }
 }
 
-impl<'k> ScaleParams<'k> {
+impl<'k> ScaleTensorRegs<'k> {
     #[track_caller]
     fn declare(k: &'k Builder, name: &str) -> Self {
-        let factors = k.global(name);
+        let scales = k.global(name);
         let [page, head] = ["_page", "_head"].map(|of| k.param(&format!("{name}{of}")));
-        let factor = k.param(&format!("{name}_factor"));
-        Self { factors, page, head, factor }
+        let value = k.param(&format!("{name}_factor"));
+        Self { scales, page, head, value }
     }
 
     /// Whether there is an array of scales, not one value.
     #[track_caller]
     pub fn is_array(self) -> Value<'k, bool> {
-        is_given(self.factors)
+        is_non_null(self.scales)
     }
 
     /// The scale of a page and head.
     #[track_caller]
     pub fn at(self, k: &'k Builder, page: Value<'k, u32>, head: Value<'k, u32>) -> Value<'k, f32> {
-        let factor = k.var("factor", self.factor);
+        let value = k.var("factor", self.value);
         k.when(self.is_array(), || {
-            let place = page.to_u64() * self.page + head.to_u64() * self.head;
-            factor.set(self.factors.at_wide(place).load());
+            let offset = page.to_u64() * self.page + head.to_u64() * self.head;
+            value.set(self.scales.at_wide(offset).load());
         });
-        factor.get()
+        value.get()
     }
 }
 
 /// Whether an address is not 0.
 #[track_caller]
-fn is_given(array: Global<'_, f32>) -> Value<'_, bool> {
+fn is_non_null(array: Global<'_, f32>) -> Value<'_, bool> {
     let address = array.address();
     (address.low() | address.high()).ne(0)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{CacheTensor, Call, KvLayout, Params, Pe, PlanArgs, RowTensor, ScaleArgs};
+    use super::{
+        AttentionParamRegs, AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor,
+        ScaleTensor,
+    };
     use tilewright_ptx::{
         build::{Builder, Value},
         ir::ParamKind,
@@ -413,32 +423,32 @@ mod tests {
     };
 
     /// Parameters that are all different.
-    fn call(latent: bool) -> Call {
+    fn params(mla: bool) -> AttentionParams {
         let row = |first| RowTensor { address: first, row: first + 1, head: first + 2 };
         let cache =
             |first| CacheTensor { address: first, page: first + 1, token: first + 2, head: first + 3 };
-        let scale = |first: u64| ScaleArgs {
+        let scale = |first: u64| ScaleTensor {
             address: first,
             page: first + 1,
             head: first + 2,
-            factor: f32::from_bits(first as u32 + 3),
+            value: f32::from_bits(first as u32 + 3),
         };
-        Call {
+        AttentionParams {
             q: row(10),
             k: cache(20),
             v: cache(30),
-            pe: latent.then(|| Pe { q: row(40), k: cache(50) }),
+            pe: mla.then(|| PeTensors { q: row(40), k: cache(50) }),
             o: row(60),
             lse: 70,
             partial_o: 71,
             partial_lse: 72,
-            plan: PlanArgs {
+            plan: PlanArrays {
                 items: 80,
                 worker_indptr: 81,
-                feeds: 82,
+                merge_deps: 82,
                 merges: 83,
                 sources: 84,
-                counters: 85,
+                arrival_counters: 85,
                 requests: 86,
                 num_requests: 87,
                 indices: 88,
@@ -458,28 +468,29 @@ mod tests {
     }
 
     /// Each parameter's value and the value that `params` passes for it.
-    fn fields<'k>(params: &Params<'k>, variant: Value<'k, u32>) -> Vec<(Value<'k, u32>, u32)> {
-        let row = |p: super::RowParams<'k>, first: u32| {
+    fn fields<'k>(params: &AttentionParamRegs<'k>, variant: Value<'k, u32>) -> Vec<(Value<'k, u32>, u32)> {
+        let row = |p: super::RowTensorRegs<'k>, first: u32| {
             vec![(p.address.low(), first), (p.row.low(), first + 1), (p.head.low(), first + 2)]
         };
-        let cache = |p: super::CacheParams<'k>, first: u32| {
+        let cache = |p: super::CacheTensorRegs<'k>, first: u32| {
             let [a, b, c, d] = [p.address, p.page, p.token, p.head].map(Value::<u64>::low);
             vec![(a, first), (b, first + 1), (c, first + 2), (d, first + 3)]
         };
-        let scale = |p: super::ScaleParams<'k>, first: u32| {
-            let [a, b, c] = [p.factors.address(), p.page, p.head].map(Value::<u64>::low);
-            vec![(a, first), (b, first + 1), (c, first + 2), (p.factor.reinterpret(), first + 3)]
+        let scale = |p: super::ScaleTensorRegs<'k>, first: u32| {
+            let [a, b, c] = [p.scales.address(), p.page, p.head].map(Value::<u64>::low);
+            vec![(a, first), (b, first + 1), (c, first + 2), (p.value.reinterpret(), first + 3)]
         };
         let p = params;
         let floats = [(p.lse, 70), (p.partial_o, 71), (p.partial_lse, 72)];
-        let arrays = [p.items, p.worker_indptr, p.feeds, p.merges, p.sources, p.counters, p.requests];
+        let arrays =
+            [p.items, p.worker_indptr, p.merge_deps, p.merges, p.sources, p.arrival_counters, p.requests];
         let words = [(p.num_requests, 87), (p.indices.address().low(), 88), (p.mask_bits.low(), 89)];
         let numbers = [(p.qo_heads, 90), (p.group.by, 91), (p.page_size.by, 92), (p.layout, 2)];
         let others = [(p.left, 93), (p.right, 94), (p.scale.reinterpret(), 95), (variant, 120)];
-        let latent = p.pe.map(|(q, k)| [row(q, 40), cache(k, 50)].concat());
+        let mla = p.pe.map(|(q, k)| [row(q, 40), cache(k, 50)].concat());
         [
             [row(p.q, 10), cache(p.k, 20), cache(p.v, 30), row(p.o, 60)].concat(),
-            latent.unwrap_or_default(),
+            mla.unwrap_or_default(),
             floats.map(|(p, expected)| (p.address().low(), expected)).to_vec(),
             arrays.iter().zip(80..).map(|(p, expected)| (p.address().low(), expected)).collect(),
             [words.to_vec(), numbers.to_vec(), others.to_vec()].concat(),
@@ -490,10 +501,10 @@ mod tests {
 
     #[test]
     fn arguments_are_in_the_order_of_parameters() {
-        for latent in [false, true] {
+        for mla in [false, true] {
             let mut expected = Vec::new();
             let kernel = Builder::kernel("order", 32, |k| {
-                let params = Params::declare(k, latent);
+                let params = AttentionParamRegs::declare(k, mla);
                 let fields = fields(&params, k.param("variant"));
                 let out = k.global::<u32>("out");
                 expected = fields.iter().map(|(_, wanted)| *wanted).collect();
@@ -503,7 +514,7 @@ mod tests {
             .unwrap();
             let mut memory = Memory::new();
             let out = memory.alloc(4 * expected.len());
-            let args = [call(latent).args(), vec![Arg::U64(out)]].concat();
+            let args = [params(mla).args(), vec![Arg::U64(out)]].concat();
             let classes: Vec<ParamKind> = kernel.params.iter().map(|param| param.kind).collect();
             assert_eq!(classes, args.iter().map(kind).collect::<Vec<_>>());
             Launch { kernel: &kernel, grid: [1, 1, 1], args: &args, seed: 0 }.run(&mut memory).unwrap();

@@ -1,5 +1,5 @@
 //! Multi-head latent attention (MLA) with `mma.sync` and `cp.async`, for Ampere and newer: one KV head of 512 + 64 elements,
-//! whose first 512 are the values, shared by many query heads.
+//! the first 512 of which are the values, shared by many query heads.
 //!
 //! Grid: `[workers, 1, 1]`. Parameters: [`AttentionParamRegs`](crate::attention::params::AttentionParamRegs) of MLA kernels; `v`
 //! is not read. The body differs from that of the parent module because rows are far longer. A KV tile is loaded once and used as
@@ -21,35 +21,37 @@ mod config;
 mod layout;
 mod logits;
 
-pub use config::{Config, THREADS};
+pub use config::{MlaConfig, THREADS};
 
-use super::{FEW_ROWS, Items, cta::Cta, hooked::Hooked};
+use super::{Bodies, MAX_SPLIT_KV_ROWS, cta::MmaCta, row_hooks::RowHooks};
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
 /// Builds the kernel.
 ///
 /// # Errors
 /// With the reasons of [`MlaConfig::unsupported`], if there are any.
-pub fn attention(name: &str, config: &Config) -> Result<Kernel, Invalid> {
-    let reasons = config.refuses();
+pub fn attention(name: &str, config: &MlaConfig) -> Result<Kernel, Invalid> {
+    let reasons = config.unsupported();
     let Some(layout) = config.layout().filter(|_| reasons.is_empty()) else {
         return Err(Invalid::of(name, reasons.join("; ")));
     };
     Builder::kernel(name, THREADS, |k| {
         k.ctas_per_sm(1);
         let arch = config.device.arch;
-        let cta = Cta::new(k, (THREADS, arch), (config.dtype, config.dtype), true, layout.cta);
-        let hooks = Hooked::new(&cta, None);
+        let cta = MmaCta::new(k, (THREADS, arch), (config.dtype, config.dtype), true, layout.cta);
+        let hooks = RowHooks::new(&cta, None);
         if arch >= 90 {
             // wait for the writes of the previous kernel (programmatic dependent launch)
             k.wait_for_prerequisites();
         }
-        cta.run(&hooks, |work| {
-            let few = || body::run((&cta, work, &hooks), &layout, layout.few);
-            let many = || body::run((&cta, work, &hooks), &layout, layout.many);
-            match config.items {
-                Items::Few => few(),
-                Items::Any => k.when_else(work.rows().le(FEW_ROWS as u32), few, many),
+        cta.run(&hooks, |current| {
+            let single_group = || body::run((&cta, current, &hooks), &layout, layout.single_group);
+            let multi_group = || body::run((&cta, current, &hooks), &layout, layout.multi_group);
+            match config.bodies {
+                Bodies::SplitKv => single_group(),
+                Bodies::Both => {
+                    k.when_else(current.rows().le(MAX_SPLIT_KV_ROWS as u32), single_group, multi_group)
+                }
             }
         });
     })

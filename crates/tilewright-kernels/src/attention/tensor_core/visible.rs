@@ -1,26 +1,26 @@
 //! Visible masks: the keys of a KV tile that a row sees, one bit per key, from key ranges, block positions and mask bits.
 
-use super::cta::Cta;
-use crate::attention::items::ItemValues;
+use super::cta::MmaCta;
+use crate::attention::items::WorkItemRegs;
 use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Keys of a KV tile: `width` (at most 64) keys from `first` on.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Keys<'k> {
+pub(super) struct KeyRange<'k> {
     pub(super) first: Value<'k, u32>,
     pub(super) width: u32,
 }
 
 /// The visible mask of row `row` of the item, which sees keys, or positions in block-sparse attention, `from..to`.
-pub(super) fn seen<'k>(
-    (cta, item): (&Cta<'k>, &ItemValues<'k>),
+pub(super) fn visible_mask<'k>(
+    (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
     row: Value<'k, u32>,
     (from, to): (Value<'k, i32>, Value<'k, i32>),
-    keys: Keys<'k>,
+    keys: KeyRange<'k>,
 ) -> Value<'k, u64> {
     let (k, blocks) = (cta.k, cta.is_blocks());
     let first = keys.first.reinterpret::<i32>();
-    let local = |at: Value<'k, i32>| ones(k, (at - first).max(0).reinterpret());
+    let local = |at: Value<'k, i32>| low_bits(k, (at - first).max(0).reinterpret());
     let (by_key, end) = (item.kv_end.reinterpret::<i32>(), local(to));
     let end = blocks.select(local(by_key), end);
     let begin = local(from).unless(blocks, 0);
@@ -29,8 +29,8 @@ pub(super) fn seen<'k>(
         k.repeat((0, keys.width), 1, |at| {
             let key = keys.first + at;
             k.when(key.lt(item.kv_end), || {
-                let position = position(cta, item, key);
-                let hidden = position.lt(from) | position.ge(to);
+                let key_position = key_position(cta, item, key);
+                let hidden = key_position.lt(from) | key_position.ge(to);
                 let bit = (k.constant(1_u64) << at).unless(!hidden, 0);
                 word.set(word.get() & !bit);
             });
@@ -38,32 +38,40 @@ pub(super) fn seen<'k>(
     });
     let free = item.kv_len - item.mask_columns;
     k.when(item.mask_columns.gt(0) & (keys.first + keys.width).gt(free), || {
-        word.set(word.get() & bits((cta, item), row, keys));
+        word.set(word.get() & mask_bits((cta, item), row, keys));
     });
     word.get()
 }
 
 /// The position of an existing key.
 #[track_caller]
-pub(super) fn position<'k>(cta: &Cta<'k>, item: &ItemValues<'k>, key: Value<'k, u32>) -> Value<'k, i32> {
+pub(super) fn key_position<'k>(
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
+    key: Value<'k, u32>,
+) -> Value<'k, i32> {
     let (k, params) = (cta.k, &cta.params);
-    let position = k.var::<u32>("position", item.base + key);
+    let key_position = k.var::<u32>("position", item.base + key);
     k.when(cta.is_blocks(), || {
         let (block, slot) = params.page_size.divide(key);
-        position.set(params.indices.at(item.kv_start + block).load() * params.page_size.by + slot);
+        key_position.set(params.indices.at(item.kv_start + block).load() * params.page_size.by + slot);
     });
-    position.get().reinterpret()
+    key_position.get().reinterpret()
 }
 
 /// The mask bits of a row for some keys, at least one of which has a bit; keys without a bit are visible.
-fn bits<'k>((cta, item): (&Cta<'k>, &ItemValues<'k>), row: Value<'k, u32>, keys: Keys<'k>) -> Value<'k, u64> {
+fn mask_bits<'k>(
+    (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+    row: Value<'k, u32>,
+    keys: KeyRange<'k>,
+) -> Value<'k, u64> {
     let k = cta.k;
     let free = item.kv_len - item.mask_columns;
     // keys before the first column, keys that have bits, and the first column of these
-    let shown = free.max(keys.first) - keys.first;
+    let free_keys = free.max(keys.first) - keys.first;
     let end = (item.kv_end.max(keys.first) - keys.first).min(keys.width);
-    let count = end.max(shown) - shown;
-    let column = keys.first + shown - free;
+    let count = end.max(free_keys) - free_keys;
+    let column = keys.first + free_keys - free;
     let token = cta.params.group.quotient(row);
     let first_bit = k.pack32(item.mask_bit_low, item.mask_bit_high);
     let bit = first_bit + token.to_u64() * item.mask_columns.to_u64() + column.to_u64();
@@ -75,12 +83,12 @@ fn bits<'k>((cta, item): (&Cta<'k>, &ItemValues<'k>), row: Value<'k, u32>, keys:
         let first = at.eq(0).select(eight >> skip, eight << ((at << 3) - skip));
         word.set(word.get() | first);
     });
-    ones(k, shown) | (word.get() << shown)
+    low_bits(k, free_keys) | (word.get() << free_keys)
 }
 
 /// The lowest `count` bits; all bits from 64 on.
 #[track_caller]
-fn ones<'k>(k: &'k Builder, count: Value<'k, u32>) -> Value<'k, u64> {
+fn low_bits<'k>(k: &'k Builder, count: Value<'k, u32>) -> Value<'k, u64> {
     // a shift by 64 or more gives 0
     !(k.constant(u64::MAX) << count)
 }

@@ -5,39 +5,39 @@
 
 use super::{
     K_DIMS, K_STRIDE, KEYS, WARPS,
-    block::{Block, Cta},
+    block::{RowBlock, SimtCta},
     elements,
-    locate::Keys,
+    key_table::KeyTable,
 };
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Value, Var};
 
 /// A lane's dim of a part of 32.
 #[derive(Clone, Copy)]
-struct Dim<'k> {
+struct LaneDim<'k> {
     /// Index in the head.
     dim: Value<'k, u32>,
     /// Index of the pair, if hooks need pairs.
     pair: Value<'k, u32>,
     /// Whether the head has this dim.
-    is_there: Value<'k, bool>,
+    exists: Value<'k, bool>,
 }
 
-impl<'k> Cta<'k, '_> {
+impl<'k> SimtCta<'k, '_> {
     /// Number of parts of 32 dims.
     fn parts(&self) -> u32 {
         self.config.head_dim.0.div_ceil(K_DIMS)
     }
 
     #[track_caller]
-    fn dim(&self, part: Value<'k, u32>) -> Dim<'k> {
+    fn dim(&self, part: Value<'k, u32>) -> LaneDim<'k> {
         let (qk, lane) = (self.config.head_dim.0, self.lane);
-        if !self.hooks.pairs() {
+        if !self.hooks.needs_pairs() {
             let dim = part * K_DIMS + lane;
-            return Dim { dim, pair: dim, is_there: dim.lt(qk) };
+            return LaneDim { dim, pair: dim, exists: dim.lt(qk) };
         }
         let (half, pair) = (qk / 2, part * (K_DIMS / 2) + (lane & 15));
-        Dim { dim: lane.lt(16).select(pair, pair + half), pair, is_there: pair.lt(half) }
+        LaneDim { dim: lane.lt(16).select(pair, pair + half), pair, exists: pair.lt(half) }
     }
 
     /// The address of an element of a head. In MLA it is relative to `first` below `head_dim.1`, otherwise to `second`.
@@ -49,10 +49,10 @@ impl<'k> Cta<'k, '_> {
         dim: Value<'k, u32>,
     ) -> Value<'k, u64> {
         let vo = self.config.head_dim.1;
-        let Some(second) = second else { return elements::place(dtype, first, dim.to_u64()) };
+        let Some(second) = second else { return elements::address_of(dtype, first, dim.to_u64()) };
         let in_first = dim.lt(vo);
         let (base, dim) = (in_first.select(first, second), in_first.select(dim, dim - vo));
-        elements::place(dtype, base, dim.to_u64())
+        elements::address_of(dtype, base, dim.to_u64())
     }
 
     /// Loads the element at an address if `condition` holds, otherwise 0.
@@ -82,27 +82,27 @@ impl<'k> Cta<'k, '_> {
 
     /// Loads the block's queries to shared memory, each warp its rows; missing rows are 0.
     #[track_caller]
-    pub(super) fn load_queries(&self, block: &Block<'k>) {
+    pub(super) fn load_queries(&self, block: &RowBlock<'k>) {
         let (k, params, dtype) = (self.k, &self.params, self.config.dtype_qo);
-        let end = block.of_warp + block.per_warp;
-        k.repeat((block.of_warp, end), 1, |r| {
-            let is_there = r.lt(block.of_warp + block.count);
+        let end = block.warp_first + block.per_warp;
+        k.repeat((block.warp_first, end), 1, |r| {
+            let exists = r.lt(block.warp_first + block.count);
             // missing rows use the indices of the first row and are not loaded
-            let row = self.rows.row(is_there.select(r, 0), block.item.kv_head);
+            let row = self.rows.row(exists.select(r, 0), block.item.kv_head);
             let (token, head) = (row.token.to_u64(), row.qo_head.to_u64());
-            let at = |q: &crate::attention::call::RowParams<'k>| {
-                elements::place(dtype, q.address, token * q.row + head * q.head)
+            let at = |q: &crate::attention::params::RowTensorRegs<'k>| {
+                elements::address_of(dtype, q.address, token * q.row + head * q.head)
             };
             let (first, second) = (at(&params.q), params.pe.as_ref().map(|(q, _)| at(q)));
-            let hook = self.hooks.query.further(&|input| row.input(input));
+            let hook = self.hooks.query.bind(&|input| row.input(input));
             k.repeat((0, self.parts()), 1, |part| {
                 let dim = self.dim(part);
-                let there = is_there & dim.is_there;
-                let mut x = self.load_when(there, dtype, self.element_at(dtype, (first, second), dim.dim));
-                if self.hooks.is().is_live(Hook::Query) {
+                let in_range = exists & dim.exists;
+                let mut x = self.load_when(in_range, dtype, self.element_at(dtype, (first, second), dim.dim));
+                if self.hooks.hooks().is_live(Hook::Query) {
                     let at = |input| (input == Input::Dim).then(|| dim.pair.to_f32());
                     let hooked = self.with_partner(x, |pair| hook.pair(&at, pair));
-                    x = there.select(hooked, 0.0);
+                    x = in_range.select(hooked, 0.0);
                 }
                 self.q.at(r * self.config.q_stride() + part * K_DIMS + self.lane).store(x);
             });
@@ -111,7 +111,7 @@ impl<'k> Cta<'k, '_> {
 
     /// Computes the logits of the tile's keys for the block's rows into `weights`. Leaves the stage free.
     #[track_caller]
-    pub(super) fn multiply_keys(&self, block: &Block<'k>) {
+    pub(super) fn multiply_keys(&self, block: &RowBlock<'k>) {
         let k = self.k;
         let sums: Vec<[Var<'k, f32>; 2]> =
             (0..block.per_warp).map(|_| [k.var("s", 0.0), k.var("s", 0.0)]).collect();
@@ -122,7 +122,7 @@ impl<'k> Cta<'k, '_> {
             k.sync_threads();
         });
         for (row, sums) in sums.iter().enumerate() {
-            let row = self.weights.at((block.of_warp + row as u32) * KEYS + self.lane);
+            let row = self.weights.at((block.warp_first + row as u32) * KEYS + self.lane);
             row.store(sums[0].get());
             row.plus(32).store(sums[1].get());
         }
@@ -131,21 +131,21 @@ impl<'k> Cta<'k, '_> {
 
     /// Loads 32 dims of all keys to the stage, as f32 after the hook: every fourth key per warp.
     #[track_caller]
-    fn load_keys(&self, block: &Block<'k>, part: Value<'k, u32>) {
+    fn load_keys(&self, block: &RowBlock<'k>, part: Value<'k, u32>) {
         let dtype = self.config.dtype_kv;
         let dim = self.dim(part);
         let places = |key: u32| self.warp + key * WARPS;
         let load = |key: u32| {
             let address = self.keys.k.at(places(key)).load();
-            let second = self.config.latent.then(|| self.keys.pe.at(places(key)).load());
+            let second = self.config.mla.then(|| self.keys.pe.at(places(key)).load());
             let at = self.element_at(dtype, (address, second), dim.dim);
-            self.load_when(Keys::is_real(address) & dim.is_there, dtype, at)
+            self.load_when(KeyTable::is_real(address) & dim.exists, dtype, at)
         };
         // issue all loads before the first use
         let loaded: Vec<Value<'k, f32>> = (0..KEYS / WARPS).map(load).collect();
         for (key, x) in (0..).zip(loaded) {
             let to = self.stage.at(places(key) * K_STRIDE + self.lane);
-            if !self.hooks.is().is_live(Hook::Key) {
+            if !self.hooks.hooks().is_live(Hook::Key) {
                 to.store(x);
                 continue;
             }
@@ -157,13 +157,13 @@ impl<'k> Cta<'k, '_> {
                 _ => None,
             };
             let hooked = self.with_partner(x, |pair| self.hooks.key.pair(&at, pair));
-            to.store(dim.is_there.select(hooked, 0.0));
+            to.store(dim.exists.select(hooked, 0.0));
         }
     }
 
     #[track_caller]
-    fn multiply_part(&self, block: &Block<'k>, part: Value<'k, u32>, sums: &[[Var<'k, f32>; 2]]) {
-        let q = self.q.at(block.of_warp * self.config.q_stride() + part * K_DIMS);
+    fn multiply_part(&self, block: &RowBlock<'k>, part: Value<'k, u32>, sums: &[[Var<'k, f32>; 2]]) {
+        let q = self.q.at(block.warp_first * self.config.q_stride() + part * K_DIMS);
         let key = self.stage.at(self.lane * K_STRIDE);
         for dims in (0..K_DIMS as usize).step_by(4) {
             let keys = [0, 32 * K_STRIDE as usize].map(|at| key.plus(at + dims).load_vector::<4>());

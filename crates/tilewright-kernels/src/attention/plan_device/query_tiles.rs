@@ -1,11 +1,11 @@
 //! Query tiles: a tile of query rows of a request, and the keys that it sees.
 
-use super::{Params, lengths::Request};
+use super::{PlanDeviceRegs, lengths::RequestLengths};
 use tilewright_ptx::build::{Builder, Value, Var};
 
 /// A tile of query rows of a request, and the keys that it sees.
 #[derive(Clone, Copy)]
-pub(super) struct Span<'k> {
+pub(super) struct QueryTile<'k> {
     pub(super) begin: Value<'k, u32>,
     pub(super) rows: Value<'k, u32>,
     /// Offset from row number to position.
@@ -17,9 +17,9 @@ pub(super) struct Span<'k> {
     pub(super) tiles: Value<'k, u32>,
 }
 
-impl<'k> Span<'k> {
+impl<'k> QueryTile<'k> {
     /// The query tile of a request that begins at row `begin`.
-    pub(super) fn of(p: &Params<'k>, request: Request<'k>, begin: Value<'k, u32>) -> Self {
+    pub(super) fn of(p: &PlanDeviceRegs<'k>, request: RequestLengths<'k>, begin: Value<'k, u32>) -> Self {
         let rows = p.tile.by.min(request.qo_end - begin);
         let signed = |value: Value<'k, u32>| value.reinterpret::<i32>();
         let (offset, kv_len) = (signed(request.offset()), signed(request.kv_len));
@@ -30,24 +30,24 @@ impl<'k> Span<'k> {
         let first_tile = p.kv_tokens.quotient(start);
         let until = p.kv_tokens.quotient(kv_end + p.kv_tokens.by - 1);
         let tiles = (until - first_tile).unless(start.ge(kv_end), 0_u32);
-        let Request { kv_start, kv_len, .. } = request;
+        let RequestLengths { kv_start, kv_len, .. } = request;
         Self { begin, rows, offset: request.offset(), kv_start, kv_len, kv_end, first_tile, tiles }
     }
 
     /// Cost per KV tile and head.
-    pub(super) fn cost_per_tile(&self, p: &Params<'k>) -> Value<'k, u32> {
+    pub(super) fn cost_per_tile(&self, p: &PlanDeviceRegs<'k>) -> Value<'k, u32> {
         p.tile_load + self.rows
     }
 
     /// Cost per head.
-    pub(super) fn cost(&self, p: &Params<'k>) -> Value<'k, u64> {
+    pub(super) fn cost(&self, p: &PlanDeviceRegs<'k>) -> Value<'k, u64> {
         self.cost_per_tile(p).to_u64() * (p.overhead + self.tiles).to_u64()
     }
 
     /// The keys of KV tiles `from..to`.
     pub(super) fn keys(
         &self,
-        p: &Params<'k>,
+        p: &PlanDeviceRegs<'k>,
         (from, to): (Value<'k, u32>, Value<'k, u32>),
     ) -> [Value<'k, u32>; 2] {
         [from, to].map(|tile| ((self.first_tile + tile) * p.kv_tokens.by).min(self.kv_end))
@@ -56,9 +56,9 @@ impl<'k> Span<'k> {
 
 /// Variables of a query tile that some threads find, with its request and KV head.
 #[derive(Clone, Copy)]
-pub(super) struct Found<'k>([Var<'k, u32>; 10]);
+pub(super) struct QueryTileVars<'k>([Var<'k, u32>; 10]);
 
-impl<'k> Found<'k> {
+impl<'k> QueryTileVars<'k> {
     pub(super) fn declare(k: &'k Builder) -> Self {
         let names = [
             "request",
@@ -75,16 +75,16 @@ impl<'k> Found<'k> {
         Self(names.map(|name| k.var(name, 0_u32)))
     }
 
-    pub(super) fn set(self, r: Value<'k, u32>, head: Value<'k, u32>, span: Span<'k>) {
-        let Span { begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles } = span;
+    pub(super) fn set(self, r: Value<'k, u32>, head: Value<'k, u32>, q_tile: QueryTile<'k>) {
+        let QueryTile { begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles } = q_tile;
         let values = [r, head, begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles];
         self.0.into_iter().zip(values).for_each(|(var, value)| var.set(value));
     }
 
     /// Request, KV head and query tile, in threads that have set them.
-    pub(super) fn get(self) -> (Value<'k, u32>, Value<'k, u32>, Span<'k>) {
+    pub(super) fn get(self) -> (Value<'k, u32>, Value<'k, u32>, QueryTile<'k>) {
         let [r, head, begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles] =
             self.0.map(|var| var.get());
-        (r, head, Span { begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles })
+        (r, head, QueryTile { begin, rows, offset, kv_start, kv_len, kv_end, first_tile, tiles })
     }
 }

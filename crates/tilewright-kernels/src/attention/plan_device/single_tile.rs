@@ -4,27 +4,27 @@
 
 use super::{
     MAX_REQUESTS, THREADS,
-    layout::{Layout, Place, Room, Unit},
-    lengths::{Lengths, Request},
-    spans::Span,
+    layout::{BatchScratch, CostLayout, CostLocation, UnitCosts},
+    lengths::{BatchLengths, RequestLengths},
+    query_tiles::QueryTile,
 };
 use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// A batch of one query tile per request.
 #[derive(Clone, Copy)]
-pub(super) struct Even<'k> {
-    lengths: Lengths<'k>,
+pub(super) struct SingleTileBatch<'k> {
+    lengths: BatchLengths<'k>,
     /// `[MAX_REQUESTS + 1]`: prefix sums of request costs, per head; the last entry is the total.
     costs: Shared<'k, u32>,
     /// `[MAX_REQUESTS][4]`: the fields of each [`RequestLengths`].
     requests: Shared<'k, u32>,
 }
 
-impl<'k> Even<'k> {
+impl<'k> SingleTileBatch<'k> {
     /// Writes costs and requests to shared memory. All threads take part; ends with a barrier.
-    pub(super) fn measure(k: &'k Builder, lengths: Lengths<'k>, room: Room<'k>) -> Self {
-        const { assert!(THREADS == MAX_REQUESTS, "a thread each") };
-        let (costs, requests) = (room.of_requests, room.of_spans.cast::<u32>());
+    pub(super) fn measure(k: &'k Builder, lengths: BatchLengths<'k>, scratch: BatchScratch<'k>) -> Self {
+        const { assert!(THREADS == MAX_REQUESTS, "one thread per request") };
+        let (costs, requests) = (scratch.request_words, scratch.q_tile_words.cast::<u32>());
         k.when(k.thread().lt(lengths.count), || {
             requests.at(k.thread() * 4).store_vector(lengths.request.words());
         });
@@ -35,14 +35,14 @@ impl<'k> Even<'k> {
     }
 
     /// The prefix sums before and after a request.
-    fn around(&self, r: Value<'k, u32>) -> [Value<'k, u32>; 2] {
+    fn prefix_sums(&self, r: Value<'k, u32>) -> [Value<'k, u32>; 2] {
         let before = self.costs.at(r);
         [before.load(), before.plus(1).load()]
     }
 
-    fn span(&self, r: Value<'k, u32>) -> Span<'k> {
-        let request = Request::of_words(self.requests.at(r * 4).load_vector());
-        Span::of(&self.lengths.params, request, request.qo_begin)
+    fn q_tile(&self, r: Value<'k, u32>) -> QueryTile<'k> {
+        let request = RequestLengths::from_words(self.requests.at(r * 4).load_vector());
+        QueryTile::of(&self.lengths.params, request, request.qo_begin)
     }
 
     /// The last request with a prefix sum of at most `cost`.
@@ -63,14 +63,14 @@ impl<'k> Even<'k> {
     }
 }
 
-impl<'k> Layout<'k> for Even<'k> {
+impl<'k> CostLayout<'k> for SingleTileBatch<'k> {
     type Cost = u32;
 
-    fn lengths(&self) -> &Lengths<'k> {
+    fn lengths(&self) -> &BatchLengths<'k> {
         &self.lengths
     }
 
-    fn num_spans(&self) -> Value<'k, u32> {
+    fn num_q_tiles(&self) -> Value<'k, u32> {
         self.lengths.count
     }
 
@@ -83,22 +83,22 @@ impl<'k> Layout<'k> for Even<'k> {
         workers.quotient(self.total() + workers.by - 1).max(1)
     }
 
-    fn place(&self, k: &'k Builder, at: Value<'k, u32>) -> Place<'k, u32> {
+    fn locate(&self, k: &'k Builder, at: Value<'k, u32>) -> CostLocation<'k, u32> {
         let heads = self.lengths.params.kv_heads;
         let r = self.request(k, heads.quotient(at));
-        let span = self.span(r);
-        let [before, with] = self.around(r);
-        let (within, of_head) = (at - before * heads.by, with - before);
-        let head = within / of_head;
-        Place { r, head, span, unit: r * heads.by + head, within: within - head * of_head }
+        let q_tile = self.q_tile(r);
+        let [before, with] = self.prefix_sums(r);
+        let (within, head_cost) = (at - before * heads.by, with - before);
+        let head = within / head_cost;
+        CostLocation { r, head, q_tile, unit: r * heads.by + head, within: within - head * head_cost }
     }
 
-    fn unit(&self, _: &'k Builder, unit: Value<'k, u32>) -> Unit<'k, u32> {
+    fn unit(&self, _: &'k Builder, unit: Value<'k, u32>) -> UnitCosts<'k, u32> {
         let (r, head) = self.lengths.params.kv_heads.divide(unit);
-        let span = self.span(r);
-        let [before, with] = self.around(r);
-        let of_head = with - before;
-        let before = before * self.lengths.params.kv_heads.by + head * of_head;
-        Unit { r, head, span, before, with: before + of_head }
+        let q_tile = self.q_tile(r);
+        let [before, with] = self.prefix_sums(r);
+        let head_cost = with - before;
+        let before = before * self.lengths.params.kv_heads.by + head * head_cost;
+        UnitCosts { r, head, q_tile, before, with: before + head_cost }
     }
 }

@@ -8,7 +8,7 @@ use tilewright_ptx::build::Value;
 
 /// Indices of a query row.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Row<'k> {
+pub(super) struct QueryRow<'k> {
     /// Counted over the whole batch.
     pub(super) token: Value<'k, u32>,
     pub(super) qo_head: Value<'k, u32>,
@@ -18,7 +18,7 @@ pub(super) struct Row<'k> {
     pub(super) position: Value<'k, i32>,
 }
 
-impl<'k> Row<'k> {
+impl<'k> QueryRow<'k> {
     /// The value of a hook's input; `None` if the input is not a property of the row.
     #[track_caller]
     pub(super) fn input(&self, input: Input) -> Option<Value<'k, f32>> {

@@ -4,19 +4,19 @@
 
 use super::{
     KEYS, WARPS,
-    block::{Block, Cta},
+    block::{RowBlock, SimtCta},
     elements,
-    locate::Keys,
-    weights::HIDDEN,
+    key_table::KeyTable,
+    softmax::MASKED,
 };
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Value, Var};
 
-impl<'k> Cta<'k, '_> {
+impl<'k> SimtCta<'k, '_> {
     /// Zeroes this warp's rows of O.
     #[track_caller]
-    pub(super) fn clear_output(&self, block: &Block<'k>) {
-        let first = block.of_warp * self.config.o_stride();
+    pub(super) fn clear_output(&self, block: &RowBlock<'k>) {
+        let first = block.warp_first * self.config.o_stride();
         let end = first + block.per_warp * self.config.o_stride();
         self.k.repeat((first + self.lane, end), 32, |at| self.o.at(at).store(0.0));
     }
@@ -24,33 +24,37 @@ impl<'k> Cta<'k, '_> {
     /// Adds the tile's values, multiplied by their weights, to the block's rows. `all_visible` means that this warp's rows see
     /// all keys. Leaves the stage free.
     #[track_caller]
-    pub(super) fn weigh_values(&self, block: &Block<'k>, all_seen: Value<'k, bool>) {
+    pub(super) fn multiply_values(&self, block: &RowBlock<'k>, all_visible: Value<'k, bool>) {
         let k = self.k;
         let parts = self.config.o_stride() / self.config.v_dims();
         k.repeat((0, parts), 1, |part| {
             self.load_values(block, part);
             k.sync_threads();
-            k.when(block.count.gt(0), || self.weigh_part(block, part, all_seen));
+            k.when(block.count.gt(0), || self.accumulate_part(block, part, all_visible));
             k.sync_threads();
         });
     }
 
     /// Loads a part of all values to the stage, as f32 after the hook: every fourth key per warp. Missing keys and dims are 0.
     #[track_caller]
-    fn load_values(&self, block: &Block<'k>, part: Value<'k, u32>) {
+    fn load_values(&self, block: &RowBlock<'k>, part: Value<'k, u32>) {
         let (dims, dtype) = (self.config.v_dims(), self.config.dtype_kv);
         let place = |key: u32| self.warp + key * WARPS;
         let at = |key: u32, ahead: u32| {
             let dim = part * dims + self.lane + ahead;
             let address = self.keys.v.at(place(key)).load();
-            let there = Keys::is_real(address) & dim.lt(self.config.head_dim.1);
-            (there, dim, self.load_when(there, dtype, elements::place(dtype, address, dim.to_u64())))
+            let in_range = KeyTable::is_real(address) & dim.lt(self.config.head_dim.1);
+            (
+                in_range,
+                dim,
+                self.load_when(in_range, dtype, elements::address_of(dtype, address, dim.to_u64())),
+            )
         };
         let places = (0..KEYS / WARPS).flat_map(|key| (0..dims).step_by(32).map(move |ahead| (key, ahead)));
         // issue all loads before the first use
         let loaded: Vec<_> = places.map(|(key, ahead)| (key, ahead, at(key, ahead))).collect();
-        for (key, ahead, (there, dim, mut x)) in loaded {
-            if self.hooks.is().is_live(Hook::Value) {
+        for (key, ahead, (in_range, dim, mut x)) in loaded {
+            if self.hooks.hooks().is_live(Hook::Value) {
                 let position = self.keys.position.at(place(key)).load();
                 let at = |input| match input {
                     Input::Kv => Some(position.to_f32()),
@@ -58,29 +62,29 @@ impl<'k> Cta<'k, '_> {
                     Input::Dim => Some(dim.to_f32()),
                     _ => None,
                 };
-                x = there.select(self.hooks.value.value(&at, x), 0.0);
+                x = in_range.select(self.hooks.value.value(&at, x), 0.0);
             }
             self.stage.at(place(key) * dims + self.lane + ahead).store(x);
         }
     }
 
     #[track_caller]
-    fn weigh_part(&self, block: &Block<'k>, part: Value<'k, u32>, all_seen: Value<'k, bool>) {
+    fn accumulate_part(&self, block: &RowBlock<'k>, part: Value<'k, u32>, all_visible: Value<'k, bool>) {
         let (k, dims, stride) = (self.k, self.config.v_dims(), self.config.o_stride());
-        let first = self.o.at(block.of_warp * stride + part * dims + self.lane);
+        let first = self.o.at(block.warp_first * stride + part * dims + self.lane);
         let sums: Vec<Vec<Var<'k, f32>>> = (0..block.per_warp)
             .map(|row| {
-                let factor = self.factor(block, row);
-                let o = |ahead| first.plus((row * stride + ahead) as usize).load() * factor;
+                let rescale = self.rescale(block, row);
+                let o = |ahead| first.plus((row * stride + ahead) as usize).load() * rescale;
                 (0..dims).step_by(32).map(|ahead| k.var("o_sum", o(ahead))).collect()
             })
             .collect();
         k.when_else(
-            all_seen,
+            all_visible,
             || self.add_values(block, &sums, |_, sum, added| sum.set(added)),
             || {
                 self.add_values(block, &sums, |weight, sum, added| {
-                    sum.set(weight.eq(HIDDEN).select(sum.get(), added));
+                    sum.set(weight.eq(MASKED).select(sum.get(), added));
                 });
             },
         );
@@ -96,13 +100,13 @@ impl<'k> Cta<'k, '_> {
     #[track_caller]
     fn add_values(
         &self,
-        block: &Block<'k>,
+        block: &RowBlock<'k>,
         sums: &[Vec<Var<'k, f32>>],
         set: impl Fn(Value<'k, u32>, Var<'k, f32>, Value<'k, f32>),
     ) {
         let dims = self.config.v_dims();
         self.k.repeat((0, KEYS), 4, |key| {
-            let weights = self.weights.at(block.of_warp * KEYS + key).cast::<u32>();
+            let weights = self.weights.at(block.warp_first * KEYS + key).cast::<u32>();
             let values = self.stage.at(key * dims + self.lane);
             let weights: Vec<[Value<'k, u32>; 4]> =
                 (0..sums.len()).map(|row| weights.plus(row * KEYS as usize).load_vector()).collect();
@@ -121,9 +125,9 @@ impl<'k> Cta<'k, '_> {
 
     /// The rescale factor of row `row` of this warp; 1 for missing rows.
     #[track_caller]
-    fn factor(&self, block: &Block<'k>, row: u32) -> Value<'k, f32> {
-        let factor = self.k.var("factor_is", 1.0);
-        self.k.when(block.count.gt(row), || factor.set(self.rows.factor.at(block.of_warp + row).load()));
-        factor.get()
+    fn rescale(&self, block: &RowBlock<'k>, row: u32) -> Value<'k, f32> {
+        let rescale = self.k.var("factor_is", 1.0);
+        self.k.when(block.count.gt(row), || rescale.set(self.rows.rescale.at(block.warp_first + row).load()));
+        rescale.get()
     }
 }
