@@ -22,7 +22,7 @@
 //! 3. 8-bit K and V are converted to 16 bits in shared memory after they arrive (`dequant`). Per-page scales are applied to S and
 //!    P, relative to a running scale (`page_scales`).
 //! 4. O is rescaled only if a row has a new maximum, which is rare in later tiles.
-//! 5. Hooks of a variant are compiled in (`row_hooks`, `epilogue_hooks`); their per-row values are computed once per item.
+//! 5. Hooks of a variant are compiled in (`row_hooks`, `epilogue_hooks`); their per-row values are computed once per row tile.
 
 mod config;
 mod cta;

@@ -48,7 +48,7 @@ pub(super) struct MlaLayout {
 pub(super) struct MlaBodyLayout {
     /// Groups of 16 rows.
     pub(super) groups: usize,
-    /// Parts of the elements of `Q · Kᵀ`, one per warp.
+    /// Number of parts of the elements of `Q · Kᵀ`, one part per warp.
     pub(super) dim_parts: usize,
     pub(super) q: usize,
     pub(super) logits: usize,
