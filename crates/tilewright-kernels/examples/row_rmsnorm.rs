@@ -3,7 +3,7 @@
 use tilewright_ptx::{
     build::Builder,
     ir::{Kernel, Stmt},
-    isa::{Op, sync::Sync},
+    isa::{Op, sync::SyncOp},
     sim::{Arg, Fault, FaultKind, Launch, Memory, Report},
     text::ptx,
     verify::Invalid,
@@ -73,7 +73,7 @@ pub(crate) fn simulated(kernel: &Kernel, seed: u64) -> Result<Report, Fault> {
 /// The same kernel without `sync_threads`.
 pub(crate) fn without_barrier(kernel: &Kernel) -> Kernel {
     let mut wrong = kernel.clone();
-    wrong.body.retain(|stmt| !matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(Sync::Barrier)));
+    wrong.body.retain(|stmt| !matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(SyncOp::Barrier)));
     wrong
 }
 

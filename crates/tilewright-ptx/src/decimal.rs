@@ -1,7 +1,7 @@
-//! Decimal numbers at the end of a text, several times as fast as `write!`, which would take most of the time that kernels are
-//! named and printed in.
+//! Appends decimal integers to a string. Several times faster than `write!`, which would dominate the time to name and print
+//! kernels.
 
-/// Writes `number` behind `text`.
+/// Appends `number` to `text`.
 pub(crate) fn push(text: &mut String, number: u32) {
     if number >= 10 {
         push(text, number / 10);
@@ -14,7 +14,7 @@ mod tests {
     use super::push;
 
     #[test]
-    fn numbers_are_written_as_std_writes_them() {
+    fn push_matches_std_formatting() {
         let powers = (0..10).map(|exponent| 10_u32.pow(exponent));
         for number in powers.flat_map(|power| [power - 1, power, power + 1]).chain([u32::MAX]) {
             let mut text = "x".to_owned();

@@ -1,4 +1,4 @@
-//! The forms of a kernel's instructions, each made once: thousands of instructions have some forty forms.
+//! The instruction forms of a kernel, each built once: thousands of instructions share about forty forms.
 
 use crate::{
     ir::Kernel,
@@ -7,7 +7,7 @@ use crate::{
 use rustc_hash::FxHashMap;
 use std::ops::Index;
 
-/// The form of every instruction that a kernel has.
+/// The form of every instruction in a kernel.
 #[derive(Debug)]
 pub(crate) struct Forms(FxHashMap<Op, Form>);
 
@@ -25,7 +25,7 @@ impl Forms {
         self.0.iter().map(|(op, form)| (*op, form))
     }
 
-    /// The first PTX version and architecture that have all of them, and launch clusters of `cluster` CTAs.
+    /// The first PTX version and architecture that support all forms and clusters of `cluster` CTAs.
     pub(crate) fn since(&self, cluster: u32) -> Since {
         let clusters = (cluster > 1).then(|| Since::new("7.8", "sm_90"));
         let forms = self.0.values().map(|form| form.since);
@@ -36,7 +36,7 @@ impl Forms {
 impl Index<Op> for Forms {
     type Output = Form;
 
-    /// The form of an instruction of the kernel that these are the forms of.
+    /// The form of an instruction of this kernel.
     fn index(&self, op: Op) -> &Form {
         &self.0[&op]
     }

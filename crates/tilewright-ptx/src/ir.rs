@@ -1,6 +1,6 @@
-//! A kernel as a value: virtual registers, and instructions under structured control flow.
+//! The kernel IR: virtual registers, and instructions under structured control flow.
 //!
-//! What must hold is listed in [`verify`](crate::verify), which checks it.
+//! [`verify`](crate::verify) lists and checks the invariants.
 
 use crate::{
     forms::Forms,
@@ -11,46 +11,46 @@ use crate::{
 };
 use std::panic::Location;
 
-/// A virtual register, by its place in [`Kernel::registers`].
+/// A virtual register: an index into [`Kernel::registers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reg(pub u32);
 
 impl Reg {
-    /// Its place.
+    /// The index as `usize`.
     pub fn index(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What an instruction reads.
+/// An instruction's operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Operand {
     /// A register.
     Reg(Reg),
-    /// A constant: the bits that a register with this value would have.
+    /// A constant, as the bits of a register with this value.
     Const(u64),
 }
 
 /// One instruction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inst {
-    /// What it does.
+    /// The operation.
     pub op: Op,
-    /// What it writes, as [`Form::results`](field@crate::isa::Form::results) says.
+    /// Registers that it writes, as in [`Form::results`](field@crate::isa::Form::results).
     pub results: Vec<Reg>,
-    /// What it reads, as [`Form::operands`](field@crate::isa::Form::operands) says; an address is two operands, the second a
-    /// constant.
+    /// Operands that it reads, as in [`Form::operands`](field@crate::isa::Form::operands). An address takes two operands; the
+    /// second is a constant offset.
     pub operands: Vec<Operand>,
-    /// The line that recorded it.
+    /// The source line that recorded it.
     pub at: &'static Location<'static>,
 }
 
-/// A condition: a predicate register, and what it has to be.
+/// A condition: a predicate register and its required value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Condition {
-    /// The register.
+    /// The predicate register.
     pub reg: Reg,
-    /// Its value where the condition holds.
+    /// The register's value when the condition is true.
     pub holds: bool,
 }
 
@@ -59,99 +59,99 @@ pub struct Condition {
 pub enum Stmt {
     /// An instruction.
     Inst(Inst),
-    /// Lanes where the condition holds take the first block, the others the second.
+    /// A branch per lane: `then` if the condition is true, else `otherwise`.
     If {
         /// The condition.
         condition: Condition,
-        /// Where it holds.
+        /// The block for a true condition.
         then: Block,
-        /// Where it does not.
+        /// The block for a false condition.
         otherwise: Block,
-        /// The line that recorded it.
+        /// The source line that recorded it.
         at: &'static Location<'static>,
     },
-    /// Repeats its block until a [`Stmt::Break`] of it.
+    /// Repeats its body until a [`Stmt::Break`].
     Loop {
-        /// The block.
+        /// The body.
         body: Block,
-        /// The line that recorded it.
+        /// The source line that recorded it.
         at: &'static Location<'static>,
     },
-    /// Leaves the innermost loop where the condition holds.
+    /// Leaves the innermost loop if the condition is true.
     Break {
         /// The condition.
         condition: Condition,
-        /// The line that recorded it.
+        /// The source line that recorded it.
         at: &'static Location<'static>,
     },
-    /// A remark for those who read the text.
+    /// A comment in the PTX text.
     Comment(String),
 }
 
-/// Statements, one after the other.
+/// A sequence of statements.
 pub type Block = Vec<Stmt>;
 
 /// A register.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Register {
-    /// What PTX declares it as.
+    /// The class that PTX declares.
     pub class: Class,
-    /// Its name in the text, without the percent sign; unique in the kernel.
+    /// The name in the text, without the percent sign; unique in the kernel.
     pub name: String,
 }
 
-/// A parameter.
+/// The kind of a kernel parameter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParamKind {
-    /// A value of a class.
+    /// A scalar of a register class.
     Value(Class),
     /// A tensor map: 128 bytes, aligned to 64.
     TensorMap,
 }
 
-/// A parameter, and its name in the text.
+/// A kernel parameter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Param {
-    /// Its name.
+    /// The name in the text.
     pub name: String,
-    /// What it is.
+    /// The kind.
     pub kind: ParamKind,
 }
 
 /// An array in shared memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SharedArray {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: usize,
-    /// Its alignment, a power of two.
+    /// The alignment in bytes, a power of two.
     pub align: usize,
 }
 
 /// A kernel.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Kernel {
-    /// Its name, that of the PTX entry.
+    /// The name of the PTX entry.
     pub name: String,
-    /// The threads of a CTA, x only; a multiple of 32.
+    /// Threads per CTA, x only; a multiple of 32.
     pub threads: u32,
-    /// CTAs of a cluster; 1 without clusters.
+    /// CTAs per cluster; 1 without clusters.
     pub cluster: u32,
-    /// How many CTAs of it an SM has to hold at least, for whoever hands out registers.
+    /// Minimum resident CTAs per SM (`.minnctapersm`), which limits the register allocation.
     pub ctas_per_sm: u32,
-    /// Its parameters.
+    /// The parameters.
     pub params: Vec<Param>,
-    /// Shared arrays, laid out one after the other. All are dynamic shared memory: there is more of that.
+    /// Shared arrays in layout order. All are dynamic shared memory, which has the larger limit.
     pub shared: Vec<SharedArray>,
-    /// Its registers.
+    /// The virtual registers.
     pub registers: Vec<Register>,
-    /// Its code.
+    /// The code.
     pub body: Block,
 }
 
 impl Kernel {
-    /// Where each shared array begins, and the size of all.
+    /// The offset of each shared array, and the total size in bytes.
     pub fn shared_layout(&self) -> (Vec<usize>, usize) {
         let mut end = 0_usize;
         let mut begin = |array: &SharedArray| {
@@ -162,12 +162,12 @@ impl Kernel {
         (self.shared.iter().map(&mut begin).collect(), end)
     }
 
-    /// Calls `each` with every instruction, in the order of the text.
+    /// Calls `each` with every instruction, in text order.
     pub fn for_each(&self, mut each: impl FnMut(&Inst)) {
         walk(&self.body, &mut each);
     }
 
-    /// The first PTX version and architecture that have all its instructions.
+    /// The first PTX version and architecture that support all instructions of the kernel.
     pub fn since(&self) -> Since {
         Forms::of(self).since(self.cluster)
     }

@@ -2,14 +2,14 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`isa`] | the instructions: spelling, operands, meaning |
-//! | [`ir`] | a kernel as a value |
-//! | [`build`] | Rust functions that record kernels |
-//! | [`verify`] | what must hold of a kernel |
-//! | [`text`] | PTX |
-//! | [`sim`] | executes kernels on the CPU, and says what is wrong with them |
+//! | [`isa`] | instructions: spelling, operands, semantics |
+//! | [`ir`] | the kernel IR |
+//! | [`build`] | the builder: Rust functions that record kernels |
+//! | [`verify`] | the verifier: invariants of the IR |
+//! | [`text`] | the PTX printer |
+//! | [`sim`] | the simulator: executes kernels on the CPU and reports faults |
 //!
-//! This crate knows nothing of attention, of drivers or of devices.
+//! This crate does not depend on attention, on a driver or on a device.
 #![forbid(unsafe_code)]
 
 pub mod build;
@@ -17,7 +17,7 @@ mod decimal;
 mod forms;
 pub mod ir;
 pub mod isa;
-mod registers;
+mod register_set;
 pub mod sim;
 pub mod text;
 pub mod verify;

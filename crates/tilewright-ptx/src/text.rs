@@ -1,7 +1,7 @@
-//! Prints a kernel as PTX.
+//! The PTX printer.
 //!
-//! Lines of the Rust source follow as `.loc`, so that profilers and sanitizers point there. Registers keep the names that the
-//! source gave them. The text is the same for the same kernel, whatever ran before.
+//! Rust source lines are emitted as `.loc`, so profilers and sanitizers refer to them. Registers keep their source names. The
+//! text is deterministic: equal kernels give equal text.
 
 mod spelling;
 
@@ -13,7 +13,7 @@ use crate::{
     verify::Invalid,
 };
 use rustc_hash::FxHashMap;
-use spelling::{Piece, Spelling};
+use spelling::{Spelling, Token};
 use std::{
     collections::BTreeMap,
     fmt::{self, Write},
@@ -21,17 +21,17 @@ use std::{
     ptr,
 };
 
-/// The name of the shared memory of a kernel.
+/// The name of the kernel's dynamic shared memory.
 const SHARED: &str = "shared_memory";
 
-/// The kernel for `sm_<arch>`, or `sm_<arch>a` if it has instructions that only that target has.
+/// Prints the kernel for `sm_<arch>`, or for `sm_<arch>a` if it has architecture-specific instructions.
 ///
 /// # Errors
-/// When it has instructions that `arch` does not have.
+/// When `arch` does not support an instruction.
 pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
     let forms = Forms::of(kernel);
     let since = forms.since(kernel.cluster);
-    // specific instructions are for one architecture, others for all that follow
+    // architecture-specific instructions are not forward compatible
     if if since.specific { arch != since.sm } else { arch < since.sm } {
         let suffix = if since.specific { "a alone" } else { " or newer" };
         return Err(Invalid::new(
@@ -49,7 +49,7 @@ pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
         last: ("", 0),
         loops: Vec::new(),
     };
-    // architectures have a first PTX version themselves
+    // the architecture also has a minimum PTX version
     let version = since.ptx.max(version_of(arch));
     printer.kernel((version, arch, since.specific)).map_err(|_| {
         Invalid::new(kernel, "it has an instruction or a break that `verify` does not accept")
@@ -57,17 +57,17 @@ pub fn ptx(kernel: &Kernel, arch: u32) -> Result<String, Invalid> {
     Ok(printer.text)
 }
 
-/// A text of [`ptx`] without `.loc` and `.file`: the same as long as the code is, wherever its source moves.
+/// A text of [`ptx`] without `.loc` and `.file`, so it does not depend on source positions.
 pub fn without_source_lines(text: &str) -> String {
     code_lines(text).collect()
 }
 
-/// The lines of [`without_source_lines`], each with its end.
+/// The lines of [`without_source_lines`], each with its newline.
 pub fn code_lines(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive('\n').filter(|line| !line.starts_with("    .loc ") && !line.starts_with(".file "))
 }
 
-/// The first PTX version that knows an architecture.
+/// The first PTX version that supports an architecture.
 fn version_of(arch: u32) -> u32 {
     match arch {
         ..=80 => 70,
@@ -83,7 +83,7 @@ fn files(kernel: &Kernel) -> BTreeMap<&'static str, u32> {
     let mut files = BTreeMap::new();
     let mut last = "";
     kernel.for_each(|inst| {
-        // most instructions are of the file of the one before
+        // consecutive instructions mostly share a file
         if !ptr::eq(last, inst.at.file()) {
             last = inst.at.file();
             files.insert(last, 0);
@@ -96,13 +96,13 @@ fn files(kernel: &Kernel) -> BTreeMap<&'static str, u32> {
 struct Printer<'a> {
     kernel: &'a Kernel,
     text: String,
-    /// How each of its instructions is written.
+    /// The spelling of each op of the kernel.
     spellings: &'a FxHashMap<Op, Spelling<'a>>,
     labels: usize,
     files: BTreeMap<&'static str, u32>,
-    /// The file of the last line, and its number.
+    /// The file of the last `.loc`, and its number.
     last: (&'static str, u32),
-    /// Labels behind the open loops.
+    /// End labels of the open loops.
     loops: Vec<usize>,
 }
 
@@ -149,7 +149,7 @@ impl<'a> Printer<'a> {
         writeln!(self.text, "{{")
     }
 
-    /// Declares registers, class by class.
+    /// Declares the registers, grouped by class.
     fn registers(&mut self) -> fmt::Result {
         for class in [Class::Pred, Class::B16, Class::B32, Class::B64] {
             let of_class = self.kernel.registers.iter().filter(|register| register.class == class);
@@ -202,7 +202,7 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// Branches where the condition holds, or where it does not.
+    /// Branches if the condition is true, or if it is false when `negated`.
     fn branch(&mut self, condition: Condition, negated: bool, to: usize) -> fmt::Result {
         let not = if condition.holds == negated { "!" } else { "" };
         let name = &self.kernel.registers[condition.reg.index()].name;
@@ -211,7 +211,7 @@ impl<'a> Printer<'a> {
 
     fn loc(&mut self, at: &Location<'static>) {
         if !ptr::eq(self.last.0, at.file()) {
-            // branches may be of a file that no instruction is of
+            // a branch may be in a file without instructions
             let Some(&number) = self.files.get(at.file()) else { return };
             self.last = (at.file(), number);
         }
@@ -228,19 +228,19 @@ impl<'a> Printer<'a> {
         let kernel = self.kernel;
         let result = || inst.results.first().map(|reg| &kernel.registers[reg.index()]).ok_or(fmt::Error);
         match (inst.op, inst.operands.first()) {
-            (Op::Param(place), _) => {
-                let (param, Register { class, name }) = (&kernel.params[place].name, result()?);
+            (Op::Param(index), _) => {
+                let (param, Register { class, name }) = (&kernel.params[index].name, result()?);
                 write!(self.text, "ld.param.{} %{name}, [{param}]", class.ptx())?;
             }
-            (Op::ParamAddress(place), _) => {
-                let (param, name) = (&kernel.params[place].name, &result()?.name);
+            (Op::ParamAddress(index), _) => {
+                let (param, name) = (&kernel.params[index].name, &result()?.name);
                 write!(self.text, "mov.b64 %{name}, {param};\n    cvta.param.u64 %{name}, %{name}")?;
             }
-            (Op::SharedAddress(place), _) => {
-                let offset = kernel.shared_layout().0[place];
+            (Op::SharedAddress(index), _) => {
+                let offset = kernel.shared_layout().0[index];
                 write!(self.text, "mov.u32 %{}, {SHARED}+{offset}", result()?.name)?;
             }
-            // a predicate has no mov from a constant of its own
+            // PTX has no mov of a constant to a predicate
             (Op::Move(Class::Pred), Some(Operand::Const(bits))) => {
                 write!(self.text, "setp.ne.u32 %{}, {bits}, 0", result()?.name)?;
             }
@@ -250,14 +250,14 @@ impl<'a> Printer<'a> {
         Ok(())
     }
 
-    /// An instruction as its form says.
+    /// Prints an instruction according to its form.
     fn spelled(&mut self, inst: &Inst) -> fmt::Result {
-        for piece in self.spellings[&inst.op].pieces() {
-            match *piece {
-                Piece::Word(word) => self.text += word,
-                Piece::Result(at) => self.name(*inst.results.get(at).ok_or(fmt::Error)?),
-                Piece::Operand(at) => self.operand(inst, at)?,
-                Piece::Address(at) => {
+        for token in self.spellings[&inst.op].tokens() {
+            match *token {
+                Token::Word(word) => self.text += word,
+                Token::Result(at) => self.name(*inst.results.get(at).ok_or(fmt::Error)?),
+                Token::Operand(at) => self.operand(inst, at)?,
+                Token::Address(at) => {
                     self.text += "[";
                     self.operand(inst, at)?;
                     match inst.operands.get(at + 1) {

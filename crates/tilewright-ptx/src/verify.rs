@@ -1,36 +1,36 @@
-//! What must hold of a kernel, and the check that it does.
+//! The verifier: checks the invariants of the kernel IR.
 //!
-//! 1. CTAs have a multiple of 32 threads, from 32 to 1024; clusters have 1 to 8 CTAs (16 is not portable).
-//! 2. The kernel, its parameters and registers have names that PTX allows, and no two registers or parameters the same.
-//! 3. Every instruction has the results and operands that its form asks for, of the right classes; constants only where the form
-//!    takes them, and offsets of addresses are constants.
-//! 4. A register is written on every way to where it is read.
-//! 5. `break` stands in a loop.
+//! 1. A CTA has a multiple of 32 threads, from 32 to 1024; a cluster has 1 to 8 CTAs (16 is not portable).
+//! 2. Kernel, parameter and register names are PTX identifiers. Register names are unique, and so are parameter names.
+//! 3. Results and operands of every instruction match its form in number and class. Constants are used only where the form
+//!    allows them; address offsets are constants.
+//! 4. A register is written on every path to each read.
+//! 5. Every `break` is inside a loop.
 //! 6. Shared arrays are aligned to powers of two up to 1024.
-//! 7. Sizes of copies, vectors, fragments and groups are those that the instruction has.
+//! 7. Sizes of copies, vectors, fragments and groups are supported by the instruction.
 
 use crate::{
     forms::Forms,
     ir::{Block, Inst, Kernel, Operand, Reg, Register, Stmt},
-    isa::{Op, Slot, copies::Copy, matrix::Matrix, memory::Memory, types::Class},
-    registers::Registers,
+    isa::{Op, Slot, copies::CopyOp, matrix::MatrixOp, memory::MemoryOp, types::Class},
+    register_set::RegisterSet,
 };
 use rustc_hash::FxHashSet;
 use std::{error::Error, fmt, panic::Location};
 
-/// Why a kernel is none.
+/// The error of an invalid kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Invalid {
     /// The kernel's name.
     pub kernel: String,
-    /// What is wrong, and what was expected.
+    /// The violated invariant and the expectation.
     pub why: String,
-    /// The line of the source, if it is one line's fault.
+    /// The source line, if a single line is at fault.
     pub at: Option<&'static Location<'static>>,
 }
 
 impl Invalid {
-    /// A kernel that cannot be made, and why.
+    /// An error for a kernel that cannot be built.
     pub fn of(kernel: &str, why: impl Into<String>) -> Self {
         Self { kernel: kernel.to_owned(), why: why.into(), at: None }
     }
@@ -52,21 +52,21 @@ impl Error for Invalid {}
 /// Checks the invariants above.
 ///
 /// # Errors
-/// The first that does not hold.
+/// The first violated invariant.
 pub fn check(kernel: &Kernel) -> Result<(), Invalid> {
-    let whole = |holds: bool, why: String| if holds { Ok(()) } else { Err(Invalid::new(kernel, why)) };
+    let require = |holds: bool, why: String| if holds { Ok(()) } else { Err(Invalid::new(kernel, why)) };
     let threads = kernel.threads;
-    whole(
+    require(
         threads.is_multiple_of(32) && (32..=1024).contains(&threads),
         format!("threads = {threads}, expected a multiple of 32 in 32..=1024"),
     )?;
-    whole((1..=8).contains(&kernel.cluster), format!("cluster = {}, expected 1..=8", kernel.cluster))?;
+    require((1..=8).contains(&kernel.cluster), format!("cluster = {}, expected 1..=8", kernel.cluster))?;
     let names = kernel.registers.iter().map(|register| &register.name);
     unique(kernel, "register", names)?;
     unique(kernel, "parameter", kernel.params.iter().map(|param| &param.name))?;
-    whole(is_name(&kernel.name), format!("name = {:?} is no identifier", kernel.name))?;
+    require(is_name(&kernel.name), format!("name = {:?} is no identifier", kernel.name))?;
     for array in &kernel.shared {
-        whole(
+        require(
             array.align.is_power_of_two() && array.align <= 1024,
             format!(
                 "shared array {}: align = {}, expected a power of two up to 1024",
@@ -75,7 +75,7 @@ pub fn check(kernel: &Kernel) -> Result<(), Invalid> {
         )?;
     }
     let checker = Checker { kernel, forms: Forms::of(kernel) };
-    checker.block(&kernel.body, &mut Registers::none_of(kernel.registers.len()), &mut Vec::new())
+    checker.block(&kernel.body, &mut RegisterSet::empty(kernel.registers.len()), &mut Vec::new())
 }
 
 fn is_name(name: &str) -> bool {
@@ -103,46 +103,43 @@ struct Checker<'a> {
     forms: Forms,
 }
 
-/// Registers that were written on every way to a place.
-type Written = Registers;
-
 impl Checker<'_> {
     fn fail<T>(&self, at: &'static Location<'static>, why: String) -> Result<T, Invalid> {
         Err(Invalid { at: Some(at), ..Invalid::new(self.kernel, why) })
     }
 
-    /// Checks a block. `leaving` collects, for each open loop, what was written where it is left.
+    /// Checks a block. `exits` collects, per open loop, the registers written at each break.
     fn block(
         &self,
         block: &Block,
-        written: &mut Written,
-        leaving: &mut Vec<Vec<Written>>,
+        written: &mut RegisterSet,
+        exits: &mut Vec<Vec<RegisterSet>>,
     ) -> Result<(), Invalid> {
         for stmt in block {
             match stmt {
                 Stmt::Inst(inst) => self.inst(inst, written)?,
                 Stmt::Comment(_) => {}
                 Stmt::If { condition, then, otherwise, at } => {
-                    self.reads(condition.reg, Class::Pred, written, at)?;
+                    self.check_read(condition.reg, Class::Pred, written, at)?;
                     let mut other = written.clone();
-                    self.block(then, written, leaving)?;
-                    self.block(otherwise, &mut other, leaving)?;
-                    written.keep(&other);
+                    self.block(then, written, exits)?;
+                    self.block(otherwise, &mut other, exits)?;
+                    written.intersect(&other);
                 }
                 Stmt::Loop { body, .. } => {
-                    leaving.push(Vec::new());
-                    self.block(body, &mut written.clone(), leaving)?;
-                    let ways = leaving.pop().unwrap_or_default();
-                    // behind a loop that is never left, nothing is reached
-                    if let Some((first, others)) = ways.split_first() {
+                    exits.push(Vec::new());
+                    self.block(body, &mut written.clone(), exits)?;
+                    let breaks = exits.pop().unwrap_or_default();
+                    // code after a loop without a break is unreachable
+                    if let Some((first, others)) = breaks.split_first() {
                         *written = first.clone();
-                        others.iter().for_each(|way| written.keep(way));
+                        others.iter().for_each(|other| written.intersect(other));
                     }
                 }
                 Stmt::Break { condition, at } => {
-                    self.reads(condition.reg, Class::Pred, written, at)?;
-                    match leaving.last_mut() {
-                        Some(ways) => ways.push(written.clone()),
+                    self.check_read(condition.reg, Class::Pred, written, at)?;
+                    match exits.last_mut() {
+                        Some(breaks) => breaks.push(written.clone()),
                         None => return self.fail(at, "break outside of any loop".to_owned()),
                     }
                 }
@@ -158,11 +155,11 @@ impl Checker<'_> {
         }
     }
 
-    fn reads(
+    fn check_read(
         &self,
         reg: Reg,
         class: Class,
-        written: &Written,
+        written: &RegisterSet,
         at: &'static Location<'static>,
     ) -> Result<(), Invalid> {
         let register = self.register(reg, at)?;
@@ -176,7 +173,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    fn inst(&self, inst: &Inst, written: &mut Written) -> Result<(), Invalid> {
+    fn inst(&self, inst: &Inst, written: &mut RegisterSet) -> Result<(), Invalid> {
         if let Some(why) = wrong_size(inst.op) {
             return self.fail(inst.at, why);
         }
@@ -186,7 +183,7 @@ impl Checker<'_> {
             self.operands(inst, &form.operands, written)?;
             self.results(inst, &form.results)?;
         }
-        // the sums of a wgmma are read, too, unless its condition is known not to hold
+        // a wgmma also reads its accumulators, unless its condition is known to be false
         for &reg in &inst.results {
             self.register(reg, inst.at)?;
             written.insert(reg);
@@ -204,7 +201,7 @@ impl Checker<'_> {
         self.fail(inst.at, format!("{:?} has results {found:?}, expected {classes:?}", inst.op))
     }
 
-    fn operands(&self, inst: &Inst, slots: &[Slot], written: &Written) -> Result<(), Invalid> {
+    fn operands(&self, inst: &Inst, slots: &[Slot], written: &RegisterSet) -> Result<(), Invalid> {
         let mut operands = inst.operands.iter();
         for slot in slots {
             let Some(&operand) = operands.next() else {
@@ -212,7 +209,7 @@ impl Checker<'_> {
             };
             match (*slot, operand) {
                 (Slot::Value(class) | Slot::Register(class) | Slot::Address(class), Operand::Reg(reg)) => {
-                    self.reads(reg, class, written, inst.at)?;
+                    self.check_read(reg, class, written, inst.at)?;
                 }
                 (Slot::Value(Class::Pred) | Slot::Register(_), Operand::Const(_))
                     if !matches!(inst.op, Op::Move(_)) =>
@@ -235,36 +232,36 @@ impl Checker<'_> {
     }
 }
 
-/// What is wrong with the sizes of an instruction.
+/// The error message for an unsupported size of an instruction.
 fn wrong_size(op: Op) -> Option<String> {
     let expect = |holds: bool, what: &str, is: usize, expected: &str| {
         (!holds).then(|| format!("{what} = {is}, expected {expected}"))
     };
     match op {
-        Op::Memory(Memory::Load(_, element, count, _) | Memory::Store(_, element, count, _)) => {
+        Op::Memory(MemoryOp::Load(_, element, count, _) | MemoryOp::Store(_, element, count, _)) => {
             let fits = matches!(count, 1 | 2 | 4) && count * element.bytes() <= 16;
             expect(fits, "elements of a vector", count, "1, 2 or 4 of together at most 16 bytes")
         }
-        Op::Copy(Copy::Async(bytes) | Copy::AsyncUnless(bytes)) => {
+        Op::Copy(CopyOp::Async(bytes) | CopyOp::AsyncUnless(bytes)) => {
             expect(matches!(bytes, 4 | 8 | 16), "bytes of a copy", bytes, "4, 8 or 16")
         }
         Op::Copy(
-            Copy::TensorLoad(dims)
-            | Copy::TensorLoadMulticast(dims)
-            | Copy::TensorStore(dims)
-            | Copy::TensorPrefetch(dims),
+            CopyOp::TensorLoad(dims)
+            | CopyOp::TensorLoadMulticast(dims)
+            | CopyOp::TensorStore(dims)
+            | CopyOp::TensorPrefetch(dims),
         ) => expect((1..=5).contains(&dims), "dimensions of a tensor", dims, "1 to 5"),
-        Op::Matrix(Matrix::Load(count, _) | Matrix::Store(count, _)) => {
+        Op::Matrix(MatrixOp::Load(count, _) | MatrixOp::Store(count, _)) => {
             expect(matches!(count, 1 | 2 | 4), "matrices", count, "1, 2 or 4")
         }
-        Op::Matrix(Matrix::Wgmma { n, a, b, .. }) => {
+        Op::Matrix(MatrixOp::Wgmma { n, a, b, .. }) => {
             let fits = n.is_multiple_of(8) && (8..=256).contains(&n);
             expect(fits, "columns of a wgmma", n, "a multiple of 8 in 8..=256").or_else(|| {
                 expect(a.bytes() == b.bytes(), "bytes of an element of B", b.bytes(), "as many as of A")
             })
         }
         Op::Sync(
-            crate::isa::sync::Sync::TakeRegisters(count) | crate::isa::sync::Sync::GiveRegisters(count),
+            crate::isa::sync::SyncOp::SetmaxnregInc(count) | crate::isa::sync::SyncOp::SetmaxnregDec(count),
         ) => {
             let fits = count.is_multiple_of(8) && (24..=256).contains(&count);
             expect(fits, "registers of a thread", count as usize, "a multiple of 8 in 24..=256")
@@ -282,8 +279,8 @@ mod tests {
         isa::Op,
     };
 
-    /// A kernel that reads a variable behind what `before` does, after so many registers that sets have several words.
-    fn read_behind(before: impl FnOnce(&Builder, [Var<'_, u32>; 2])) -> Result<(), Invalid> {
+    /// A kernel that reads a variable after `before`. It has enough registers that a set has several words.
+    fn read_after(before: impl FnOnce(&Builder, [Var<'_, u32>; 2])) -> Result<(), Invalid> {
         let kernel = Builder::kernel("k", 32, |k| {
             let words: Vec<_> = (1..100).map(|number| k.lane() + number).collect();
             let (x, y) = (k.unset_var::<u32>("x"), k.unset_var::<u32>("y"));
@@ -294,43 +291,43 @@ mod tests {
     }
 
     fn refused(before: impl FnOnce(&Builder, [Var<'_, u32>; 2])) {
-        let why = read_behind(before).map_err(|invalid| invalid.why);
+        let why = read_after(before).map_err(|invalid| invalid.why);
         assert_eq!(why, Err("%x is read where it may not have been written".to_owned()));
     }
 
     #[test]
-    fn a_register_is_written_on_every_way_through_a_branch() {
-        read_behind(|k, [x, _]| k.when_else(k.lane().lt(1), || x.set(1), || x.set(2))).unwrap();
+    fn a_register_is_written_on_every_path_through_a_branch() {
+        read_after(|k, [x, _]| k.when_else(k.lane().lt(1), || x.set(1), || x.set(2))).unwrap();
         refused(|k, [x, y]| k.when_else(k.lane().lt(1), || x.set(1), || y.set(2)));
         refused(|k, [x, _]| k.when(k.lane().lt(1), || x.set(1)));
         refused(|_, _| {});
     }
 
     #[test]
-    fn a_register_is_written_on_every_way_out_of_a_loop() {
-        read_behind(|k, [x, y]| {
-            k.forever(|| {
+    fn a_register_is_written_on_every_exit_of_a_loop() {
+        read_after(|k, [x, y]| {
+            k.loop_(|| {
                 x.set(1);
-                k.leave_when(k.lane().lt(1));
+                k.break_if(k.lane().lt(1));
                 y.set(2);
-                k.leave_when(k.lane().lt(2));
+                k.break_if(k.lane().lt(2));
             });
         })
         .unwrap();
         refused(|k, [x, _]| {
-            k.forever(|| {
-                k.leave_when(k.lane().lt(1));
+            k.loop_(|| {
+                k.break_if(k.lane().lt(1));
                 x.set(1);
-                k.leave_when(k.lane().lt(2));
+                k.break_if(k.lane().lt(2));
             });
         });
         refused(|k, [x, _]| {
-            k.forever(|| {
+            k.loop_(|| {
                 k.when(k.lane().lt(1), || {
                     x.set(1);
-                    k.leave_when(k.lane().lt(1));
+                    k.break_if(k.lane().lt(1));
                 });
-                k.leave_when(k.lane().lt(2));
+                k.break_if(k.lane().lt(2));
             });
         });
     }

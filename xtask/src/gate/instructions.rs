@@ -65,11 +65,11 @@ impl Trial for Kernel {
     }
 
     fn unknown(&mut self, class: Class) -> Operand {
-        use tilewright_ptx::isa::pure::Pure;
+        use tilewright_ptx::isa::pure::PureOp;
         let reg = self.register(class);
         if class == Class::Pred {
             let word = self.unknown(Class::B32);
-            self.push(Op::Pure(Pure::NeU32), vec![reg], vec![word, Operand::Const(0)]);
+            self.push(Op::Pure(PureOp::NeU32), vec![reg], vec![word, Operand::Const(0)]);
         } else {
             let name = format!("p{}", self.params.len());
             self.params.push(Param { name, kind: ParamKind::Value(class) });

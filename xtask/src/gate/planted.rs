@@ -4,7 +4,7 @@ use super::{assemble::Assembler, measure::Measured};
 use tilewright_kernels::Configured;
 use tilewright_ptx::{
     ir::{Block, Kernel, Stmt},
-    isa::{Op, matrix::Matrix, sync::Sync},
+    isa::{Op, matrix::MatrixOp, sync::SyncOp},
     text::ptx,
 };
 
@@ -49,7 +49,7 @@ fn unpinned(kernel: &Kernel) -> Result<(Kernel, String), String> {
     let mut kernel = kernel.clone();
     let removed = remove(&mut kernel.body, &|stmt| match stmt {
         Stmt::If { then, .. } => {
-            has(then, Op::Sync(Sync::Trap)) && has(then, Op::Matrix(Matrix::WgmmaWait(0)))
+            has(then, Op::Sync(SyncOp::Trap)) && has(then, Op::Matrix(MatrixOp::WgmmaWait(0)))
         }
         _ => false,
     });
@@ -61,7 +61,7 @@ fn unpinned(kernel: &Kernel) -> Result<(Kernel, String), String> {
 fn impatient(kernel: &Kernel) -> Result<(Kernel, String), String> {
     let mut kernel = kernel.clone();
     let is_wait =
-        |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Matrix(Matrix::WgmmaWait(0)));
+        |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Matrix(MatrixOp::WgmmaWait(0)));
     let removed = remove(&mut kernel.body, &is_wait);
     let text = text_of(&kernel)?;
     if removed == 0 { Err("no wait to remove".to_owned()) } else { Ok((kernel, text)) }

@@ -4,7 +4,7 @@ use super::{Error, Result, error::driver, handle::optional};
 use cudarc::driver::sys;
 use tilewright_ptx::{
     ir::{Kernel, Param, ParamKind},
-    isa::{Op, sync::Sync, types::Class},
+    isa::{Op, sync::SyncOp, types::Class},
     sim::Arg,
 };
 
@@ -22,7 +22,7 @@ pub(super) struct Signature {
 impl Signature {
     pub(super) fn of(kernel: &Kernel) -> Self {
         let mut waits = false;
-        kernel.for_each(|inst| waits |= inst.op == Op::Sync(Sync::WaitForPrerequisites));
+        kernel.for_each(|inst| waits |= inst.op == Op::Sync(SyncOp::WaitForPrerequisites));
         Self {
             threads: kernel.threads,
             cluster: kernel.cluster,

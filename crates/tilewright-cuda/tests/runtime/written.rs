@@ -43,8 +43,8 @@ pub(crate) fn spin() -> Kernel {
     let kernel = Builder::kernel("spin", 32, |k| {
         let nanoseconds = k.param::<u64>("nanoseconds");
         let start = k.global_timer();
-        k.forever(|| {
-            k.leave_when((k.global_timer() - start).ge(nanoseconds));
+        k.loop_(|| {
+            k.break_if((k.global_timer() - start).ge(nanoseconds));
             k.sleep(1000);
         });
     });

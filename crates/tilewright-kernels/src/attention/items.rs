@@ -184,8 +184,8 @@ pub fn find_request<'k>(
 ) -> Value<'k, u32> {
     let _line = k.at_line(std::panic::Location::caller());
     let (low, high) = (k.var::<u32>("low", 0), k.var::<u32>("high", count - 1));
-    k.forever(|| {
-        k.leave_when(low.get().ge(high.get()));
+    k.loop_(|| {
+        k.break_if(low.get().ge(high.get()));
         let middle = (low.get() + high.get()) >> 1;
         let beyond = requests.at_wide(middle.to_u64() * RequestRows::WORDS as u64).load().gt(row);
         let (new_low, new_high) = (beyond.select(low.get(), middle + 1), beyond.select(middle, high.get()));

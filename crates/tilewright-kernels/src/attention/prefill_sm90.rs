@@ -195,7 +195,7 @@ impl<'k, 'v> PrefillCta<'k, 'v> {
 
     fn produce(&self) {
         let (k, kv_head) = (self.k, self.head / (self.config.heads.0 / self.config.heads.1));
-        k.give_registers(24);
+        k.setmaxnreg_dec(24);
         k.when(k.thread().eq(0), || {
             let left = k.var("left", self.tiles());
             // without KV tiles no consumer waits for the queries
@@ -205,8 +205,8 @@ impl<'k, 'v> PrefillCta<'k, 'v> {
                 self.q.load(k, self.maps[0], &corner, self.q_full);
             });
             let (keys, values) = (self.keys.1.cursor(k), self.values.1.cursor(k));
-            k.forever(|| {
-                k.leave_when(left.get().eq(0));
+            k.loop_(|| {
+                k.break_if(left.get().eq(0));
                 left.set(left.get() - 1);
                 let row = self.kv.begin + left.get() * KEYS as u32;
                 for (map, (tile, _), cursor) in
@@ -242,7 +242,7 @@ struct PrefillConsumer<'c, 'k, 'v> {
 impl<'c, 'k, 'v> PrefillConsumer<'c, 'k, 'v> {
     fn new(cta: &'c PrefillCta<'k, 'v>, consumer: Value<'k, u32>) -> Self {
         let k = cta.k;
-        k.take_registers(240);
+        k.setmaxnreg_inc(240);
         let thread = (k.thread() & 127).named("thread_of_group");
         let first = consumer << 6;
         Self {
@@ -266,8 +266,8 @@ impl<'c, 'k, 'v> PrefillConsumer<'c, 'k, 'v> {
         k.when(left.get().gt(0), || {
             self.cta.q_full.wait(0);
             self.first_tile(left);
-            k.forever(|| {
-                k.leave_when(left.get().eq(0));
+            k.loop_(|| {
+                k.break_if(left.get().eq(0));
                 self.next_tile(left);
             });
             self.last_values();
@@ -420,7 +420,7 @@ impl<'c, 'k, 'v> PrefillConsumer<'c, 'k, 'v> {
                 values.chunk(row, thread & 15).cast::<u32>().store_vector([zero; 4]);
             });
             k.fence(Fence::ProxyAsyncShared);
-            k.sync_some(1, 256);
+            k.sync_named(1, 256);
         });
     }
 

@@ -128,7 +128,7 @@ impl<'k> Cta<'k> {
 
     fn produce(&self) {
         let k = self.k;
-        k.give_registers(40);
+        k.setmaxnreg_dec(40);
         k.when(k.thread().eq(0), || {
             let cursor = self.ring.cursor(k);
             self.for_each_tile(|row, column| {
@@ -162,7 +162,7 @@ struct Consumer<'c, 'k> {
 impl<'c, 'k> Consumer<'c, 'k> {
     fn new(cta: &'c Cta<'k>, index: Value<'k, u32>) -> Self {
         let k = cta.k;
-        k.take_registers(232);
+        k.setmaxnreg_inc(232);
         Self {
             cta,
             k,
@@ -222,7 +222,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let (row_of_lane, chunk_of_lane) = ((warp << 4) + (lane & 15), lane >> 4);
         for first in (0..self.cta.config.tile_columns).step_by(STORE_COLUMNS) {
             k.when(self.thread.eq(0), || k.wait_bulk_read(0));
-            k.sync_some(self.index + 1, 128);
+            k.sync_named(self.index + 1, 128);
             for block in (0..STORE_COLUMNS).step_by(16) {
                 // registers of 16 columns: halves of rows alternate, then the next 8 columns
                 let words =
@@ -231,7 +231,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
                 k.store_matrix::<4, _>(to, words, false);
             }
             k.fence(Fence::ProxyAsyncShared);
-            k.sync_some(self.index + 1, 128);
+            k.sync_named(self.index + 1, 128);
             k.when(self.thread.eq(0), || {
                 let corner = [row + (self.index << 6)];
                 self.d.store_columns(k, self.cta.d_map, (column + first as u32, &corner));

@@ -159,7 +159,7 @@ impl<'k> Block<'k> {
         let k = self.k;
         let (prefix, above) = (k.var("prefix", 0_u32), k.var("above", 0_u64));
         let shift = k.var("shift", (32 - 1) / self.digit * self.digit);
-        k.forever(|| {
+        k.loop_(|| {
             k.sync_threads();
             for bucket in (0..1 << self.digit).step_by(self.threads as usize) {
                 self.low.at(k.thread() + bucket).store(0_u32);
@@ -177,7 +177,7 @@ impl<'k> Block<'k> {
             let (bucket, before) = self.descend(target - above.get());
             prefix.set((begun << self.digit) | bucket);
             above.set(above.get() + before);
-            k.leave_when(at.eq(0));
+            k.break_if(at.eq(0));
             shift.set(at - self.digit);
         });
         (prefix.get(), above.get())

@@ -130,7 +130,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     #[track_caller]
     fn run(&self) {
         let (k, state) = (self.block.k, &self.state);
-        k.forever(|| {
+        k.loop_(|| {
             let position = state.position.get();
             let token = k.var("drafted", -1_i32);
             k.when(position.lt(self.n), || token.set(self.ids.at(position).load()));
@@ -143,10 +143,10 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
             );
             let mass = k.var("draft_mass", 0.0_f64);
             k.when(drafted, || mass.set(self.draft_mass(&row)));
-            k.leave_when(state.stopped.get());
+            k.break_if(state.stopped.get());
             let draft = Draft { row, token: token.reinterpret(), mass: mass.get() };
             self.judge(drafted, &draft);
-            k.leave_when(state.stopped.get() | !drafted);
+            k.break_if(state.stopped.get() | !drafted);
             state.position.set(position + 1);
         });
     }

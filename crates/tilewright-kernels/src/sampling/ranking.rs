@@ -123,8 +123,8 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
         // before the first window nothing is taken
         let least = k.var("taken_least", f32::INFINITY);
         let (begin, end) = (k.var("taken_begin", u32::MAX), k.var("taken_end", 0_u32));
-        k.forever(|| {
-            k.leave_when(from.get().ge(count));
+        k.loop_(|| {
+            k.break_if(from.get().ge(count));
             let first = from.get();
             let to = (first + WINDOW).min(count);
             let taken = Boundary { least: least.get(), begin: begin.get(), end: end.get() };

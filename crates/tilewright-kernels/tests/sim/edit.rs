@@ -4,7 +4,7 @@ use tilewright_ptx::{
     ir::{Block, Inst, Kernel, Operand, Stmt},
     isa::{
         Op,
-        sync::{Mbarrier, Sync},
+        sync::{MbarrierOp, SyncOp},
     },
 };
 
@@ -93,7 +93,7 @@ pub(crate) fn delay(kernel: &mut Kernel, what: &Find<'_>, past: usize) {
 
 /// Moves an instruction behind the next arrival at an mbarrier.
 pub(crate) fn delay_past_release(kernel: &mut Kernel, what: &Find<'_>) {
-    let arrives = |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(Sync::Mbarrier(Mbarrier::Arrive)));
+    let arrives = |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(SyncOp::Mbarrier(MbarrierOp::Arrive)));
     delay_by(kernel, what, &|rest| {
         let release =
             rest.iter().position(|stmt| matches!(stmt, Stmt::If { then, .. } if then.iter().any(arrives)));

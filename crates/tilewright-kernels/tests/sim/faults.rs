@@ -12,9 +12,9 @@ use tilewright_ptx::{
     ir::{Inst, Kernel, Operand},
     isa::{
         Op,
-        matrix::Matrix,
-        pure::Pure,
-        sync::{Fence, Mbarrier, Sync},
+        matrix::MatrixOp,
+        pure::PureOp,
+        sync::{Fence, MbarrierOp, SyncOp},
     },
     sim::FaultKind,
 };
@@ -73,8 +73,8 @@ fn named_lines(report: &str) -> Vec<&'static str> {
     numbers.filter_map(|number| SOURCE.lines().nth(number - 1)).collect()
 }
 
-fn mbarrier(op: Mbarrier) -> impl Fn(&Inst) -> bool {
-    is(Op::Sync(Sync::Mbarrier(op)))
+fn mbarrier(op: MbarrierOp) -> impl Fn(&Inst) -> bool {
+    is(Op::Sync(SyncOp::Mbarrier(op)))
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn the_kernel_without_mistakes_is_right() {
 #[test]
 fn a_dropped_arrival() {
     finds(&Found::Fault(&[FaultKind::Deadlock], &["cursor.fill"]), |kernel| {
-        remove(kernel, &find(&mbarrier(Mbarrier::Arrive), 1));
+        remove(kernel, &find(&mbarrier(MbarrierOp::Arrive), 1));
     });
 }
 
@@ -103,7 +103,7 @@ fn a_barrier_that_expects_too_few() {
         ),
         |kernel| {
             // an `empty` barrier, which both consumers arrive at
-            let two = |inst: &Inst| mbarrier(Mbarrier::Init)(inst) && inst.operands[2] == Operand::Const(2);
+            let two = |inst: &Inst| mbarrier(MbarrierOp::Init)(inst) && inst.operands[2] == Operand::Const(2);
             change(kernel, &find(&two, 0), |inst| add(inst, 2, -1));
         },
     );
@@ -112,7 +112,7 @@ fn a_barrier_that_expects_too_few() {
 #[test]
 fn a_barrier_that_expects_too_many() {
     finds(&Found::Fault(&[FaultKind::Deadlock], &["cursor.fill"]), |kernel| {
-        let two = |inst: &Inst| mbarrier(Mbarrier::Init)(inst) && inst.operands[2] == Operand::Const(2);
+        let two = |inst: &Inst| mbarrier(MbarrierOp::Init)(inst) && inst.operands[2] == Operand::Const(2);
         change(kernel, &find(&two, 0), |inst| add(inst, 2, 1));
     });
 }
@@ -126,7 +126,7 @@ fn a_missing_wait_for_keys() {
         ),
         |kernel| {
             // the producer waits twice, then a consumer for queries, then for its first keys
-            remove_wait(kernel, &find(&mbarrier(Mbarrier::TryWait), 3));
+            remove_wait(kernel, &find(&mbarrier(MbarrierOp::TryWait), 3));
         },
     );
 }
@@ -134,22 +134,22 @@ fn a_missing_wait_for_keys() {
 #[test]
 fn a_missing_wait_for_products() {
     finds(&Found::Fault(&[FaultKind::InFlight], &["self.logits.row_max"]), |kernel| {
-        remove(kernel, &find(&is(Op::Matrix(Matrix::WgmmaWait(1))), 0));
+        remove(kernel, &find(&is(Op::Matrix(MatrixOp::WgmmaWait(1))), 0));
     });
 }
 
 #[test]
 fn a_missing_wgmma_fence() {
     finds(&Found::Fault(&[FaultKind::MissingWgmmaFence], &["self.k.wgmma(self.logits"]), |kernel| {
-        remove(kernel, &find(&is(Op::Matrix(Matrix::WgmmaFence)), 1));
-        remove(kernel, &find(&is(Op::Matrix(Matrix::WgmmaFence)), 1));
+        remove(kernel, &find(&is(Op::Matrix(MatrixOp::WgmmaFence)), 1));
+        remove(kernel, &find(&is(Op::Matrix(MatrixOp::WgmmaFence)), 1));
     });
 }
 
 #[test]
 fn a_producer_in_the_wrong_phase() {
     finds(&Found::Fault(&[FaultKind::Deadlock], &["cursor.fill"]), |kernel| {
-        let flip = |inst: &Inst| inst.op == Op::Pure(Pure::XorB32) && inst.operands[1] == Operand::Const(1);
+        let flip = |inst: &Inst| inst.op == Op::Pure(PureOp::XorB32) && inst.operands[1] == Operand::Const(1);
         change(kernel, &find(&flip, 0), |inst| add(inst, 1, -1));
     });
 }
@@ -160,7 +160,7 @@ fn phases_that_never_change() {
         &[FaultKind::Deadlock, FaultKind::InFlight, FaultKind::WrongPhase, FaultKind::WrongArrivalCount];
     finds(&Found::Fault(kinds, &["cursor.fill"]), |kernel| {
         // the second flip of the text is that of the producer's advance
-        let flip = |inst: &Inst| inst.op == Op::Pure(Pure::XorB32) && inst.operands[1] == Operand::Const(1);
+        let flip = |inst: &Inst| inst.op == Op::Pure(PureOp::XorB32) && inst.operands[1] == Operand::Const(1);
         change(kernel, &find(&flip, 1), |inst| add(inst, 1, -1));
     });
 }
@@ -169,7 +169,7 @@ fn phases_that_never_change() {
 fn a_stage_released_too_early() {
     finds(&Found::Fault(&[FaultKind::InFlight, FaultKind::Race], &["load(k, map"]), |kernel| {
         // the wait before the release of keys comes behind it
-        delay_past_release(kernel, &find(&is(Op::Matrix(Matrix::WgmmaWait(0))), 2));
+        delay_past_release(kernel, &find(&is(Op::Matrix(MatrixOp::WgmmaWait(0))), 2));
     });
 }
 
@@ -177,7 +177,7 @@ fn a_stage_released_too_early() {
 fn weights_packed_before_their_products_are_done() {
     finds(&Found::Fault(&[FaultKind::InFlight], &["self.o.map", "self.logits.pair"]), |kernel| {
         // behind the wait of the loop come the release, the rescaled sums and the packed weights
-        let waits = is(Op::Matrix(Matrix::WgmmaWait(0)));
+        let waits = is(Op::Matrix(MatrixOp::WgmmaWait(0)));
         delay(kernel, &find(&waits, 2), 400);
     });
 }
@@ -185,8 +185,9 @@ fn weights_packed_before_their_products_are_done() {
 #[test]
 fn a_descriptor_with_a_wrong_stride() {
     finds(&Found::Wrong, |kernel| {
-        let pack =
-            |inst: &Inst| inst.op == Op::Pure(Pure::Pack32) && matches!(inst.operands[1], Operand::Const(_));
+        let pack = |inst: &Inst| {
+            inst.op == Op::Pure(PureOp::Pack32) && matches!(inst.operands[1], Operand::Const(_))
+        };
         change(kernel, &find(&pack, 3), |inst| add(inst, 1, -32));
     });
 }
@@ -194,7 +195,7 @@ fn a_descriptor_with_a_wrong_stride() {
 #[test]
 fn causal_by_one_key_too_many() {
     finds(&Found::Wrong, |kernel| {
-        let hides = |inst: &Inst| inst.op == Op::Pure(Pure::LeI32);
+        let hides = |inst: &Inst| inst.op == Op::Pure(PureOp::LeI32);
         for nth in 0..64 {
             change(kernel, &find(&hides, nth), |inst| add(inst, 1, -1));
         }
@@ -204,7 +205,7 @@ fn causal_by_one_key_too_many() {
 #[test]
 fn bytes_that_nobody_sends() {
     finds(&Found::Fault(&[FaultKind::WrongTransactionCount], &["self.q_full.arrive_expecting"]), |kernel| {
-        let expects = |inst: &Inst| mbarrier(Mbarrier::ArriveExpect)(inst);
+        let expects = |inst: &Inst| mbarrier(MbarrierOp::ArriveExpect)(inst);
         change(kernel, &find(&expects, 0), |inst| add(inst, 2, 128));
     });
 }
@@ -213,7 +214,7 @@ fn bytes_that_nobody_sends() {
 fn bytes_that_nobody_expects() {
     let kinds = &[FaultKind::WrongTransactionCount, FaultKind::InFlight];
     finds(&Found::Fault(kinds, &["self.q.load"]), |kernel| {
-        let expects = |inst: &Inst| mbarrier(Mbarrier::ArriveExpect)(inst);
+        let expects = |inst: &Inst| mbarrier(MbarrierOp::ArriveExpect)(inst);
         change(kernel, &find(&expects, 0), |inst| add(inst, 2, -128));
     });
 }
@@ -221,7 +222,7 @@ fn bytes_that_nobody_expects() {
 #[test]
 fn values_cleared_without_a_proxy_fence() {
     finds(&Found::Fault(&[FaultKind::MissingProxyFence], &["values.chunk(row"]), |kernel| {
-        remove(kernel, &find(&is(Op::Sync(Sync::Fence(Fence::ProxyAsyncShared))), 0));
+        remove(kernel, &find(&is(Op::Sync(SyncOp::Fence(Fence::ProxyAsyncShared))), 0));
     });
 }
 
@@ -230,7 +231,7 @@ fn values_cleared_without_waiting_for_each_other() {
     let kinds = &[FaultKind::MissingProxyFence, FaultKind::Race, FaultKind::InFlight];
     finds(&Found::Fault(kinds, &["values.chunk(row"]), |kernel| {
         // the second barrier of the text; the first is that behind the initialisation
-        remove(kernel, &find(&is(Op::Sync(Sync::Barrier)), 1));
+        remove(kernel, &find(&is(Op::Sync(SyncOp::Barrier)), 1));
     });
 }
 
@@ -238,6 +239,6 @@ fn values_cleared_without_waiting_for_each_other() {
 fn barriers_used_before_others_know_of_them() {
     let kinds = &[FaultKind::NotAnMbarrier, FaultKind::Race, FaultKind::Uninitialized];
     finds(&Found::Fault(kinds, &["q_full.wait", "wait_full", "cursor.fill"]), |kernel| {
-        remove(kernel, &find(&is(Op::Sync(Sync::Barrier)), 0));
+        remove(kernel, &find(&is(Op::Sync(SyncOp::Barrier)), 0));
     });
 }

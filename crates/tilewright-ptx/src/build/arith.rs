@@ -1,11 +1,11 @@
-//! Arithmetic, comparison, bits: operators and methods of values.
+//! Arithmetic, comparison and bit operators and methods of values.
 
-use super::{Builder, Of, Value};
+use super::{Builder, IntoOperand, Value};
 use crate::{
     ir::Operand,
     isa::{
         Op,
-        pure::Pure,
+        pure::PureOp,
         types::{Bf16x2, Class, F16x2, Scalar},
     },
 };
@@ -15,40 +15,40 @@ use std::ops;
 /// Types with `+`, `-` and `*`.
 pub trait Arithmetic: Scalar {
     /// `a + b`
-    const ADD: Pure;
+    const ADD: PureOp;
     /// `a - b`
-    const SUB: Pure;
-    /// `a · b`, for whole numbers the low half.
-    const MUL: Pure;
+    const SUB: PureOp;
+    /// `a · b`; the low half for integers.
+    const MUL: PureOp;
     /// `a · b + c`, rounded once.
-    const MAD: Pure;
-    /// The lesser.
-    const MIN: Pure;
-    /// The greater.
-    const MAX: Pure;
+    const MAD: PureOp;
+    /// The minimum.
+    const MIN: PureOp;
+    /// The maximum.
+    const MAX: PureOp;
 }
 
 /// Types with an order.
 pub trait Compare: Scalar {
     /// `==`, `!=`, `<`, `<=`, `>`, `>=`
-    const COMPARE: [Pure; 6];
+    const COMPARE: [PureOp; 6];
 }
 
-/// Types that are bits.
+/// Types with bitwise operators.
 pub trait Bits: Scalar {
     /// `&`, `|`, `^`, `!`
-    const LOGIC: [Pure; 4];
+    const LOGIC: [PureOp; 4];
 }
 
 macro_rules! arithmetic {
     ($($ty:ty: $add:ident $sub:ident $mul:ident $mad:ident $min:ident $max:ident;)*) => {$(
         impl Arithmetic for $ty {
-            const ADD: Pure = Pure::$add;
-            const SUB: Pure = Pure::$sub;
-            const MUL: Pure = Pure::$mul;
-            const MAD: Pure = Pure::$mad;
-            const MIN: Pure = Pure::$min;
-            const MAX: Pure = Pure::$max;
+            const ADD: PureOp = PureOp::$add;
+            const SUB: PureOp = PureOp::$sub;
+            const MUL: PureOp = PureOp::$mul;
+            const MAD: PureOp = PureOp::$mad;
+            const MIN: PureOp = PureOp::$min;
+            const MAX: PureOp = PureOp::$max;
         }
     )*};
 }
@@ -67,7 +67,7 @@ arithmetic! {
 macro_rules! compare {
     ($($ty:ty: $($op:ident)*;)*) => {$(
         impl Compare for $ty {
-            const COMPARE: [Pure; 6] = [$(Pure::$op),*];
+            const COMPARE: [PureOp; 6] = [$(PureOp::$op),*];
         }
     )*};
 }
@@ -84,7 +84,7 @@ compare! {
 macro_rules! bits {
     ($($ty:ty: $($op:ident)*;)*) => {$(
         impl Bits for $ty {
-            const LOGIC: [Pure; 4] = [$(Pure::$op),*];
+            const LOGIC: [PureOp; 4] = [$(PureOp::$op),*];
         }
     )*};
 }
@@ -96,9 +96,9 @@ bits! {
 }
 
 impl Builder {
-    /// The result of an instruction that computes.
+    /// Records a pure instruction and returns its result.
     #[track_caller]
-    pub(super) fn compute<T: Scalar>(&self, op: Pure, operands: &[Operand]) -> Value<'_, T> {
+    pub(super) fn compute<T: Scalar>(&self, op: PureOp, operands: &[Operand]) -> Value<'_, T> {
         debug_assert!(op.result() == T::CLASS, "{op:?} gives {:?}", op.result());
         self.pure(Op::Pure(op), operands)
     }
@@ -106,11 +106,11 @@ impl Builder {
 
 macro_rules! operators {
     ($($bound:ident { $($trait:ident $method:ident $op:expr;)* })*) => {$($(
-        impl<'k, T: $bound, B: Of<T>> ops::$trait<B> for Value<'k, T> {
+        impl<'k, T: $bound, B: IntoOperand<T>> ops::$trait<B> for Value<'k, T> {
             type Output = Self;
             #[track_caller]
             fn $method(self, b: B) -> Self {
-                self.k.compute($op, &[self.is, b.of()])
+                self.k.compute($op, &[self.operand, b.into_operand()])
             }
         }
     )*)*};
@@ -124,17 +124,17 @@ impl<T: Bits> ops::Not for Value<'_, T> {
     type Output = Self;
     #[track_caller]
     fn not(self) -> Self {
-        self.k.compute(T::LOGIC[3], &[self.is])
+        self.k.compute(T::LOGIC[3], &[self.operand])
     }
 }
 
 macro_rules! on_one_type {
     ($($trait:ident $method:ident { $($ty:ty, $b:ty, $op:ident;)* })*) => {$($(
-        impl<'k, B: Of<$b>> ops::$trait<B> for Value<'k, $ty> {
+        impl<'k, B: IntoOperand<$b>> ops::$trait<B> for Value<'k, $ty> {
             type Output = Self;
             #[track_caller]
             fn $method(self, b: B) -> Self {
-                self.k.compute(Pure::$op, &[self.is, b.of()])
+                self.k.compute(PureOp::$op, &[self.operand, b.into_operand()])
             }
         }
     )*)*};
@@ -154,85 +154,88 @@ macro_rules! negated {
             type Output = Self;
             #[track_caller]
             fn neg(self) -> Self {
-                self.k.compute(Pure::$op, &[self.is])
+                self.k.compute(PureOp::$op, &[self.operand])
             }
         }
     )*};
 }
 negated! { f32, NegF32; i32, NegI32; f16, NegF16; bf16, NegBf16; F16x2, NegF16x2; Bf16x2, NegBf16x2; }
 
-#[allow(clippy::should_implement_trait, reason = "what a thread compares is no bool of Rust's")]
+#[allow(clippy::should_implement_trait, reason = "a comparison on the device does not return a Rust bool")]
 impl<'k, T: Compare> Value<'k, T> {
     /// `self == b`
     #[track_caller]
-    pub fn eq(self, b: impl Of<T>) -> Value<'k, bool> {
-        self.k.compute(T::COMPARE[0], &[self.is, b.of()])
+    pub fn eq(self, b: impl IntoOperand<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[0], &[self.operand, b.into_operand()])
     }
     /// `self != b`; false where either is NaN.
     #[track_caller]
-    pub fn ne(self, b: impl Of<T>) -> Value<'k, bool> {
-        self.k.compute(T::COMPARE[1], &[self.is, b.of()])
+    pub fn ne(self, b: impl IntoOperand<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[1], &[self.operand, b.into_operand()])
     }
     /// `self < b`
     #[track_caller]
-    pub fn lt(self, b: impl Of<T>) -> Value<'k, bool> {
-        self.k.compute(T::COMPARE[2], &[self.is, b.of()])
+    pub fn lt(self, b: impl IntoOperand<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[2], &[self.operand, b.into_operand()])
     }
     /// `self <= b`
     #[track_caller]
-    pub fn le(self, b: impl Of<T>) -> Value<'k, bool> {
-        self.k.compute(T::COMPARE[3], &[self.is, b.of()])
+    pub fn le(self, b: impl IntoOperand<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[3], &[self.operand, b.into_operand()])
     }
     /// `self > b`
     #[track_caller]
-    pub fn gt(self, b: impl Of<T>) -> Value<'k, bool> {
-        self.k.compute(T::COMPARE[4], &[self.is, b.of()])
+    pub fn gt(self, b: impl IntoOperand<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[4], &[self.operand, b.into_operand()])
     }
     /// `self >= b`
     #[track_caller]
-    pub fn ge(self, b: impl Of<T>) -> Value<'k, bool> {
-        self.k.compute(T::COMPARE[5], &[self.is, b.of()])
+    pub fn ge(self, b: impl IntoOperand<T>) -> Value<'k, bool> {
+        self.k.compute(T::COMPARE[5], &[self.operand, b.into_operand()])
     }
 }
 
 impl<T: Arithmetic> Value<'_, T> {
-    /// The lesser; of floats the other where one is NaN.
+    /// The minimum; for floats, if one is NaN, the other.
     #[must_use]
     #[track_caller]
-    pub fn min(self, b: impl Of<T>) -> Self {
-        self.k.compute(T::MIN, &[self.is, b.of()])
+    pub fn min(self, b: impl IntoOperand<T>) -> Self {
+        self.k.compute(T::MIN, &[self.operand, b.into_operand()])
     }
-    /// The greater; of floats the other where one is NaN.
+    /// The maximum; for floats, if one is NaN, the other.
     #[must_use]
     #[track_caller]
-    pub fn max(self, b: impl Of<T>) -> Self {
-        self.k.compute(T::MAX, &[self.is, b.of()])
+    pub fn max(self, b: impl IntoOperand<T>) -> Self {
+        self.k.compute(T::MAX, &[self.operand, b.into_operand()])
     }
-    /// `self · b + c`, for floats rounded once.
+    /// `self · b + c`; rounded once for floats.
     #[must_use]
     #[track_caller]
-    pub fn mul_add(self, b: impl Of<T>, c: impl Of<T>) -> Self {
-        self.k.compute(T::MAD, &[self.is, b.of(), c.of()])
+    pub fn mul_add(self, b: impl IntoOperand<T>, c: impl IntoOperand<T>) -> Self {
+        self.k.compute(T::MAD, &[self.operand, b.into_operand(), c.into_operand()])
     }
 }
 
 impl<'k> Value<'k, bool> {
-    /// `a` where it holds, otherwise `b`.
+    /// `a` if true, otherwise `b`.
     #[track_caller]
-    pub fn select<T: Scalar>(self, a: impl Of<T>, b: impl Of<T>) -> Value<'k, T> {
+    pub fn select<T: Scalar>(self, a: impl IntoOperand<T>, b: impl IntoOperand<T>) -> Value<'k, T> {
         let op = match T::CLASS {
-            Class::B16 => Pure::SelB16,
-            Class::B32 => Pure::SelB32,
-            Class::B64 => Pure::SelB64,
+            Class::B16 => PureOp::SelB16,
+            Class::B32 => PureOp::SelB32,
+            Class::B64 => PureOp::SelB64,
             Class::Pred => {
-                let (a, b) = (Value::<bool>::new(self.k, a.of()), Value::<bool>::new(self.k, b.of()));
-                return Value::new(self.k, ((self & a) | (!self & b)).is);
+                let (a, b) = (
+                    Value::<bool>::new(self.k, a.into_operand()),
+                    Value::<bool>::new(self.k, b.into_operand()),
+                );
+                return Value::new(self.k, ((self & a) | (!self & b)).operand);
             }
         };
         if let Some(known) = self.known() {
-            return Value::new(self.k, if known { a.of() } else { b.of() });
+            return Value::new(self.k, if known { a.into_operand() } else { b.into_operand() });
         }
-        self.k.compute(op, &[a.of(), b.of(), self.is])
+        self.k.compute(op, &[a.into_operand(), b.into_operand(), self.operand])
     }
 }
 
@@ -242,7 +245,7 @@ macro_rules! methods {
             $(#[$doc])*
             #[track_caller]
             pub fn $name(self) -> Value<'k, $out> {
-                self.k.compute(Pure::$op, &[self.is])
+                self.k.compute(PureOp::$op, &[self.operand])
             }
         }
     )*};
@@ -250,11 +253,11 @@ macro_rules! methods {
 methods! {
     /// `|self|`
     f32: abs AbsF32 -> f32;
-    /// `2^self`, to 2 units in the last place; subnormal results become 0.
+    /// `2^self`, to 2 ulp; subnormal results are flushed to 0.
     f32: exp2 Ex2F32 -> f32;
     /// The logarithm to base 2, with an error of at most 2^-22.
     f32: log2 Lg2F32 -> f32;
-    /// `1 / self`, to 1 unit in the last place.
+    /// `1 / self`, to 1 ulp.
     f32: recip RcpApproxF32 -> f32;
     /// `1 / self`, correctly rounded.
     f32: recip_exact RcpF32 -> f32;
@@ -266,19 +269,19 @@ methods! {
     f32: tanh TanhApproxF32 -> f32;
     /// The sine, with an absolute error of at most 2^-20.5 in -π..π.
     f32: sin SinApproxF32 -> f32;
-    /// The cosine, likewise.
+    /// The cosine, with an absolute error of at most 2^-20.5 in -π..π.
     f32: cos CosApproxF32 -> f32;
-    /// The greatest whole number that is not above.
+    /// Rounds towards negative infinity.
     f32: floor FloorF32 -> f32;
-    /// The least whole number that is not below.
+    /// Rounds towards positive infinity.
     f32: ceil CeilF32 -> f32;
-    /// The nearest whole number, ties to even.
+    /// Rounds to the nearest integer, ties to even.
     f32: round RoundF32 -> f32;
-    /// Bits that are 1.
+    /// The number of 1 bits.
     u32: count_ones Popc -> u32;
-    /// Zeros above the highest 1.
+    /// The number of leading zeros.
     u32: leading_zeros Clz -> u32;
-    /// The bits in reverse.
+    /// The bits in reverse order.
     u32: reverse_bits Brev -> u32;
     /// `|self|`
     i32: abs AbsI32 -> i32;
@@ -293,10 +296,10 @@ methods! {
 }
 
 impl<'k> Value<'k, f32> {
-    /// Whether it is NaN.
+    /// Returns whether the value is NaN.
     #[track_caller]
     pub fn is_nan(self) -> Value<'k, bool> {
-        self.k.compute(Pure::IsNanF32, &[self.is, self.is])
+        self.k.compute(PureOp::IsNanF32, &[self.operand, self.operand])
     }
 }
 
@@ -304,25 +307,28 @@ impl Value<'_, u32> {
     /// The high half of `self · b`.
     #[must_use]
     #[track_caller]
-    pub fn mul_high(self, b: impl Of<u32>) -> Self {
-        self.k.compute(Pure::MulHiU32, &[self.is, b.of()])
+    pub fn mul_high(self, b: impl IntoOperand<u32>) -> Self {
+        self.k.compute(PureOp::MulHiU32, &[self.operand, b.into_operand()])
     }
-    /// Any function of three words' bits: bit `4 a + 2 b + c` of `table`.
+    /// A bitwise function of three words: bit `4 a + 2 b + c` of `table`.
     #[must_use]
     #[track_caller]
-    pub fn lop3(self, b: impl Of<u32>, c: impl Of<u32>, table: u8) -> Self {
-        self.k.compute(Pure::Lop3, &[self.is, b.of(), c.of(), Operand::Const(u64::from(table))])
+    pub fn lop3(self, b: impl IntoOperand<u32>, c: impl IntoOperand<u32>, table: u8) -> Self {
+        self.k.compute(
+            PureOp::Lop3,
+            &[self.operand, b.into_operand(), c.into_operand(), Operand::Const(u64::from(table))],
+        )
     }
-    /// Four of the bytes of `{b, self}`, chosen by `selector`.
+    /// Four bytes of `{b, self}`, selected by `selector` (`prmt`).
     #[must_use]
     #[track_caller]
-    pub fn permute_bytes(self, b: impl Of<u32>, selector: impl Of<u32>) -> Self {
-        self.k.compute(Pure::Prmt, &[self.is, b.of(), selector.of()])
+    pub fn permute_bytes(self, b: impl IntoOperand<u32>, selector: impl IntoOperand<u32>) -> Self {
+        self.k.compute(PureOp::Prmt, &[self.operand, b.into_operand(), selector.into_operand()])
     }
-    /// `len` bits from bit `at` on.
+    /// Extracts `len` bits starting at bit `at`.
     #[must_use]
     #[track_caller]
-    pub fn bits(self, at: impl Of<u32>, len: impl Of<u32>) -> Self {
-        self.k.compute(Pure::Bfe, &[self.is, at.of(), len.of()])
+    pub fn bits(self, at: impl IntoOperand<u32>, len: impl IntoOperand<u32>) -> Self {
+        self.k.compute(PureOp::Bfe, &[self.operand, at.into_operand(), len.into_operand()])
     }
 }

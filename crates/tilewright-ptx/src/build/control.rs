@@ -1,6 +1,6 @@
-//! Control flow that is decided while the kernel runs.
+//! Control flow of the kernel: branches and loops.
 
-use super::{Builder, Of, Value};
+use super::{Builder, IntoOperand, Value};
 use crate::{
     ir::{Condition, Operand, Stmt},
     isa::types::Scalar,
@@ -8,17 +8,17 @@ use crate::{
 use std::panic::Location;
 
 impl Builder {
-    /// Runs `body` in the threads where `condition` holds.
+    /// Runs `body` in threads with a true `condition`.
     #[track_caller]
     pub fn when(&self, condition: Value<'_, bool>, body: impl FnOnce()) {
         self.when_else(condition, body, || {});
     }
 
-    /// Runs `then` in the threads where `condition` holds, `otherwise` in the others.
+    /// Runs `then` in threads with a true `condition`, `otherwise` in the others.
     #[track_caller]
     pub fn when_else(&self, condition: Value<'_, bool>, then: impl FnOnce(), otherwise: impl FnOnce()) {
         let at = Location::caller();
-        let resolved = self.0.borrow_mut().resolve(condition.is);
+        let resolved = self.0.borrow_mut().resolve(condition.operand);
         match resolved {
             Operand::Const(0) => otherwise(),
             Operand::Const(_) => then(),
@@ -37,9 +37,9 @@ impl Builder {
         }
     }
 
-    /// Repeats `body` until it leaves by [`Builder::leave_when`].
+    /// Repeats `body` until a [`Builder::break_if`] in it.
     #[track_caller]
-    pub fn forever(&self, body: impl FnOnce()) {
+    pub fn loop_(&self, body: impl FnOnce()) {
         let at = Location::caller();
         self.0.borrow_mut().begin(true);
         body();
@@ -47,14 +47,14 @@ impl Builder {
         self.0.borrow_mut().push_stmt(Stmt::Loop { body, at });
     }
 
-    /// Leaves the innermost loop where `condition` holds.
+    /// Leaves the innermost loop if `condition` is true.
     #[track_caller]
-    pub fn leave_when(&self, condition: Value<'_, bool>) {
+    pub fn break_if(&self, condition: Value<'_, bool>) {
         let at = Location::caller();
-        let condition = match condition.is {
-            Operand::Reg(_) => condition.is,
-            // a constant has to be in a register to be tested
-            Operand::Const(bits) => self.var::<bool>("always", bits != 0).get().is,
+        let condition = match condition.operand {
+            Operand::Reg(_) => condition.operand,
+            // a branch tests a register, not a constant
+            Operand::Const(bits) => self.var::<bool>("always", bits != 0).get().operand,
         };
         let mut state = self.0.borrow_mut();
         if let Operand::Reg(reg) = state.resolve(condition) {
@@ -62,34 +62,34 @@ impl Builder {
         }
     }
 
-    /// Runs `body` for every number of `range`, `step` apart, in each thread for its own range.
+    /// Runs `body` for every `step`-th index of `range`, which may differ between threads.
     #[track_caller]
-    pub fn repeat<'k, A: Of<u32>, B: Of<u32>>(
+    pub fn repeat<'k, A: IntoOperand<u32>, B: IntoOperand<u32>>(
         &'k self,
         range: (A, B),
-        step: impl Of<u32>,
+        step: impl IntoOperand<u32>,
         body: impl FnOnce(Value<'k, u32>),
     ) {
         let at = Location::caller();
         let (from, to) = range;
-        let i = self.var::<u32>("i", Value::<u32>::new(self, from.of()));
-        self.forever(|| {
+        let i = self.var::<u32>("i", Value::<u32>::new(self, from.into_operand()));
+        self.loop_(|| {
             let line = self.at_line(at);
-            self.leave_when(i.get().ge(Value::<u32>::new(self, to.of())));
+            self.break_if(i.get().ge(Value::<u32>::new(self, to.into_operand())));
             drop(line);
             body(i.get());
             let _line = self.at_line(at);
-            i.set(i.get() + Value::<u32>::new(self, step.of()));
+            i.set(i.get() + Value::<u32>::new(self, step.into_operand()));
         });
     }
 
-    /// Runs `body` in one thread of a warp that is there as a whole.
+    /// Runs `body` in one elected lane of a converged warp.
     #[track_caller]
     pub fn one_lane(&self, body: impl FnOnce()) {
         self.when(self.elect(), body);
     }
 
-    /// Ends the kernel with an error where `condition` holds.
+    /// Aborts the kernel (`trap`) if `condition` is true.
     #[track_caller]
     pub fn trap_when(&self, condition: Value<'_, bool>) {
         self.when(condition, || self.trap());
@@ -97,10 +97,10 @@ impl Builder {
 }
 
 impl<'k, T: Scalar> Value<'k, T> {
-    /// This value, or `other` where `condition` holds.
+    /// `other` if `condition` is true, otherwise this value.
     #[must_use]
     #[track_caller]
-    pub fn unless(self, condition: Value<'k, bool>, other: impl Of<T>) -> Self {
+    pub fn unless(self, condition: Value<'k, bool>, other: impl IntoOperand<T>) -> Self {
         condition.select(other, self)
     }
 }

@@ -1,8 +1,8 @@
-//! From one type to another.
+//! Conversions between types.
 
-use super::{Builder, Of, Value};
+use super::{Builder, IntoOperand, Value};
 use crate::isa::{
-    pure::Pure,
+    pure::PureOp,
     types::{Bf16x2, E4m3x2, E5m2x2, F16x2},
 };
 use half::{bf16, f16};
@@ -13,7 +13,7 @@ macro_rules! conversions {
             $(#[$doc])*
             #[track_caller]
             pub fn $name(self) -> Value<'k, $to> {
-                self.k.compute(Pure::$op, &[self.is])
+                self.k.compute(PureOp::$op, &[self.operand])
             }
         }
     )*};
@@ -23,13 +23,13 @@ conversions! {
     f32: to_f16 F32ToF16 -> f16;
     /// The nearest bf16.
     f32: to_bf16 F32ToBf16 -> bf16;
-    /// Exactly.
+    /// Exact.
     f16: to_f32 F16ToF32 -> f32;
-    /// The nearest whole number, ties to even; saturated, 0 for NaN.
+    /// The nearest integer, ties to even; saturated, 0 for NaN.
     f32: to_u32 F32ToU32 -> u32;
-    /// The nearest whole number, ties to even; saturated, 0 for NaN.
+    /// The nearest integer, ties to even; saturated, 0 for NaN.
     f32: to_i32 F32ToI32 -> i32;
-    /// The next whole number towards 0; saturated, 0 for NaN.
+    /// Truncated towards 0; saturated, 0 for NaN.
     f32: trunc_to_i32 F32TruncI32 -> i32;
     /// The nearest of -128..=127, 0 for NaN.
     f32: to_i8 F32ToI8 -> i32;
@@ -37,15 +37,15 @@ conversions! {
     u32: to_f32 U32ToF32 -> f32;
     /// The nearest f32.
     i32: to_f32 I32ToF32 -> f32;
-    /// Exactly.
+    /// Exact.
     f32: to_f64 F32ToF64 -> f64;
     /// The nearest f32.
     f64: to_f32 F64ToF32 -> f32;
-    /// Exactly.
+    /// Exact.
     u32: to_f64 U32ToF64 -> f64;
-    /// With zeros above.
+    /// Zero-extended.
     u32: to_u64 U32ToU64 -> u64;
-    /// With the sign above.
+    /// Sign-extended.
     i32: to_i64 I32ToI64 -> i64;
     /// The low half.
     u64: low Low32 -> u32;
@@ -55,11 +55,11 @@ conversions! {
     u32: low Low16 -> u16;
     /// The high half.
     u32: high High16 -> u16;
-    /// With zeros above.
+    /// Zero-extended.
     u16: to_u32 U16ToU32 -> u32;
-    /// Exactly.
+    /// Exact.
     E4m3x2: to_f16x2 E4m3x2ToF16x2 -> F16x2;
-    /// Exactly.
+    /// Exact.
     E5m2x2: to_f16x2 E5m2x2ToF16x2 -> F16x2;
     /// The nearest e4m3, saturated at 448.
     F16x2: to_e4m3x2 F16x2ToE4m3x2 -> E4m3x2;
@@ -68,11 +68,11 @@ conversions! {
 }
 
 impl<'k> Value<'k, bf16> {
-    /// Exactly: a bf16 is the upper half of an f32, so that older GPUs need no instruction for it.
+    /// Exact. A bf16 is the upper half of an f32, so older GPUs need no conversion instruction.
     #[track_caller]
     pub fn to_f32(self) -> Value<'k, f32> {
         let zero = self.k.constant(0_u16);
-        self.k.compute::<u32>(Pure::Pack16, &[zero.is, self.is]).reinterpret()
+        self.k.compute::<u32>(PureOp::Pack16, &[zero.operand, self.operand]).reinterpret()
     }
 }
 
@@ -81,9 +81,9 @@ macro_rules! pairs {
         impl Builder {
             #[doc = $pack_doc]
             #[track_caller]
-            pub fn $pack(&self, low: impl Of<f32>, high: impl Of<f32>) -> Value<'_, $pair> {
-                // the instruction takes the upper half first
-                self.compute(Pure::$op, &[high.of(), low.of()])
+            pub fn $pack(&self, low: impl IntoOperand<f32>, high: impl IntoOperand<f32>) -> Value<'_, $pair> {
+                // the instruction's first operand is the upper half
+                self.compute(PureOp::$op, &[high.into_operand(), low.into_operand()])
             }
         }
     )*};
@@ -116,13 +116,13 @@ impl<'k> Value<'k, F16x2> {
 impl Builder {
     /// A word of two halves.
     #[track_caller]
-    pub fn pack16(&self, low: impl Of<u16>, high: impl Of<u16>) -> Value<'_, u32> {
-        self.compute(Pure::Pack16, &[low.of(), high.of()])
+    pub fn pack16(&self, low: impl IntoOperand<u16>, high: impl IntoOperand<u16>) -> Value<'_, u32> {
+        self.compute(PureOp::Pack16, &[low.into_operand(), high.into_operand()])
     }
 
-    /// 64 bits of two words.
+    /// Packs two words into 64 bits.
     #[track_caller]
-    pub fn pack32(&self, low: impl Of<u32>, high: impl Of<u32>) -> Value<'_, u64> {
-        self.compute(Pure::Pack32, &[low.of(), high.of()])
+    pub fn pack32(&self, low: impl IntoOperand<u32>, high: impl IntoOperand<u32>) -> Value<'_, u64> {
+        self.compute(PureOp::Pack32, &[low.into_operand(), high.into_operand()])
     }
 }

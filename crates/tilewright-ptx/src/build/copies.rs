@@ -1,38 +1,38 @@
-//! Copies that complete later.
+//! Asynchronous copies.
 
-use super::{Barrier, Builder, Global, Of, Shared, Value};
+use super::{Barrier, Builder, Global, IntoOperand, Shared, Value};
 use crate::{
     ir::Operand,
-    isa::{Op, copies::Copy, types::Scalar},
+    isa::{Op, copies::CopyOp, types::Scalar},
 };
 
-/// What else a tensor load does.
+/// Options of a tensor load.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct BulkOptions<'k> {
-    /// Into the CTAs of the cluster whose bits are set, instead of this one alone.
+    /// A bitmask of destination CTAs of the cluster; without it, only this CTA.
     pub multicast: Option<Value<'k, u16>>,
 }
 
 impl Builder {
     #[track_caller]
-    fn copy_op(&self, op: Copy, operands: &[&[Operand]]) {
-        self.act(Op::Copy(op), &operands.concat());
+    fn copy_op(&self, op: CopyOp, operands: &[&[Operand]]) {
+        self.emit(Op::Copy(op), &operands.concat());
     }
 
-    /// Copies 4, 8 or 16 bytes; of these `read` are read, and the rest is 0.
+    /// Copies 4, 8 or 16 bytes. Only the first `read` bytes are read; the rest is zero-filled.
     #[track_caller]
     pub fn copy_async<T: Scalar>(
         &self,
         to: Shared<'_, T>,
         from: Global<'_, T>,
         bytes: usize,
-        read: impl Of<u32>,
+        read: impl IntoOperand<u32>,
     ) {
-        self.copy_op(Copy::Async(bytes), &[&to.operands(), &from.operands(), &[read.of()]]);
+        self.copy_op(CopyOp::Async(bytes), &[&to.operands(), &from.operands(), &[read.into_operand()]]);
     }
 
-    /// Copies 4, 8 or 16 bytes, or makes them 0 where they are `absent`: nothing is read then. It takes fewer instructions than a
-    /// number of bytes.
+    /// Copies 4, 8 or 16 bytes, or zero-fills them without a read if `absent`. A predicate takes fewer instructions than a byte
+    /// count.
     #[track_caller]
     pub fn copy_async_unless<T: Scalar>(
         &self,
@@ -41,54 +41,62 @@ impl Builder {
         from: Global<'_, T>,
         bytes: usize,
     ) {
-        self.copy_op(Copy::AsyncUnless(bytes), &[&to.operands(), &from.operands(), &[absent.of()]]);
+        self.copy_op(
+            CopyOp::AsyncUnless(bytes),
+            &[&to.operands(), &from.operands(), &[absent.into_operand()]],
+        );
     }
 
-    /// Ends a group of this thread's copies.
+    /// Commits this thread's pending copies as a group.
     #[track_caller]
     pub fn commit_copies(&self) {
-        self.copy_op(Copy::AsyncCommit, &[]);
+        self.copy_op(CopyOp::AsyncCommit, &[]);
     }
 
-    /// Waits until at most so many of this thread's youngest groups are incomplete.
+    /// Waits until at most `incomplete` of this thread's most recent groups are incomplete.
     #[track_caller]
     pub fn wait_copies(&self, incomplete: usize) {
-        self.copy_op(Copy::AsyncWait(incomplete), &[]);
+        self.copy_op(CopyOp::AsyncWait(incomplete), &[]);
     }
 
-    /// Arrives at `barrier` when this thread's copies so far are complete.
+    /// Arrives at `barrier` when this thread's prior copies are complete.
     #[track_caller]
     pub fn arrive_after_copies(&self, barrier: Barrier<'_>) {
-        self.copy_op(Copy::AsyncArrive, &[&barrier.0.operands()]);
+        self.copy_op(CopyOp::AsyncArrive, &[&barrier.0.operands()]);
     }
 
-    /// Copies bytes, a multiple of 16, and reports them to `barrier`.
+    /// Copies `bytes`, a multiple of 16, and signals them to `barrier`.
     #[track_caller]
     pub fn load_bulk<T: Scalar>(
         &self,
         to: Shared<'_, T>,
         from: Global<'_, T>,
-        bytes: impl Of<u32>,
+        bytes: impl IntoOperand<u32>,
         barrier: Barrier<'_>,
     ) {
         let operands: [&[Operand]; 4] =
-            [&to.operands(), &from.operands(), &[bytes.of()], &barrier.0.operands()];
-        self.copy_op(Copy::BulkLoad, &operands);
+            [&to.operands(), &from.operands(), &[bytes.into_operand()], &barrier.0.operands()];
+        self.copy_op(CopyOp::BulkLoad, &operands);
     }
 
-    /// Copies bytes, a multiple of 16, in this thread's bulk group.
+    /// Copies `bytes`, a multiple of 16, in this thread's bulk group.
     #[track_caller]
-    pub fn store_bulk<T: Scalar>(&self, to: Global<'_, T>, from: Shared<'_, T>, bytes: impl Of<u32>) {
-        self.copy_op(Copy::BulkStore, &[&to.operands(), &from.operands(), &[bytes.of()]]);
+    pub fn store_bulk<T: Scalar>(
+        &self,
+        to: Global<'_, T>,
+        from: Shared<'_, T>,
+        bytes: impl IntoOperand<u32>,
+    ) {
+        self.copy_op(CopyOp::BulkStore, &[&to.operands(), &from.operands(), &[bytes.into_operand()]]);
     }
 
-    /// The same, added in f32 to what is there.
+    /// Like [`Builder::store_bulk`], but adds to the destination in f32.
     #[track_caller]
-    pub fn add_bulk(&self, to: Global<'_, f32>, from: Shared<'_, f32>, bytes: impl Of<u32>) {
-        self.copy_op(Copy::BulkReduceAddF32, &[&to.operands(), &from.operands(), &[bytes.of()]]);
+    pub fn add_bulk(&self, to: Global<'_, f32>, from: Shared<'_, f32>, bytes: impl IntoOperand<u32>) {
+        self.copy_op(CopyOp::BulkReduceAddF32, &[&to.operands(), &from.operands(), &[bytes.into_operand()]]);
     }
 
-    /// Loads a box of a tensor, whose corner is at `coordinates` (the innermost first), and reports its bytes to `barrier`.
+    /// Loads a box of a tensor at `coordinates` (innermost first) and signals its bytes to `barrier`.
     #[track_caller]
     pub fn load_tensor<T: Scalar>(
         &self,
@@ -97,11 +105,11 @@ impl Builder {
         barrier: Barrier<'_>,
         options: BulkOptions<'_>,
     ) {
-        let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.is).collect();
-        let (map, dims) = ([map.is, Operand::Const(0)], coordinates.len());
+        let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.operand).collect();
+        let (map, dims) = ([map.operand, Operand::Const(0)], coordinates.len());
         let (op, mask) = match options.multicast {
-            None => (Copy::TensorLoad(dims), vec![]),
-            Some(mask) => (Copy::TensorLoadMulticast(dims), vec![mask.is]),
+            None => (CopyOp::TensorLoad(dims), vec![]),
+            Some(mask) => (CopyOp::TensorLoadMulticast(dims), vec![mask.operand]),
         };
         self.copy_op(op, &[&to.operands(), &map, &barrier.0.operands(), &coordinates, &mask]);
     }
@@ -113,33 +121,36 @@ impl Builder {
         (map, coordinates): (Value<'_, u64>, &[Value<'_, u32>]),
         from: Shared<'_, T>,
     ) {
-        let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.is).collect();
-        let map = [map.is, Operand::Const(0)];
-        self.copy_op(Copy::TensorStore(coordinates.len()), &[&map, &from.operands(), &coordinates]);
+        let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.operand).collect();
+        let map = [map.operand, Operand::Const(0)];
+        self.copy_op(CopyOp::TensorStore(coordinates.len()), &[&map, &from.operands(), &coordinates]);
     }
 
-    /// Asks for a box in L2.
+    /// Prefetches a box into L2.
     #[track_caller]
     pub fn prefetch_tensor(&self, map: Value<'_, u64>, coordinates: &[Value<'_, u32>]) {
-        let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.is).collect();
-        self.copy_op(Copy::TensorPrefetch(coordinates.len()), &[&[map.is, Operand::Const(0)], &coordinates]);
+        let coordinates: Vec<Operand> = coordinates.iter().map(|at| at.operand).collect();
+        self.copy_op(
+            CopyOp::TensorPrefetch(coordinates.len()),
+            &[&[map.operand, Operand::Const(0)], &coordinates],
+        );
     }
 
-    /// Ends a group of this thread's bulk stores.
+    /// Commits this thread's pending bulk stores as a group.
     #[track_caller]
     pub fn commit_bulk(&self) {
-        self.copy_op(Copy::BulkCommit, &[]);
+        self.copy_op(CopyOp::BulkCommit, &[]);
     }
 
-    /// Waits until at most so many of this thread's youngest groups still write.
+    /// Waits until at most `incomplete` of this thread's most recent bulk groups still write.
     #[track_caller]
     pub fn wait_bulk(&self, incomplete: usize) {
-        self.copy_op(Copy::BulkWait(incomplete), &[]);
+        self.copy_op(CopyOp::BulkWait(incomplete), &[]);
     }
 
-    /// Waits until at most so many of them still read shared memory.
+    /// Waits until at most `incomplete` of this thread's most recent bulk groups still read shared memory.
     #[track_caller]
     pub fn wait_bulk_read(&self, incomplete: usize) {
-        self.copy_op(Copy::BulkWaitRead(incomplete), &[]);
+        self.copy_op(CopyOp::BulkWaitRead(incomplete), &[]);
     }
 }

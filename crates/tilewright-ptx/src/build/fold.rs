@@ -1,11 +1,11 @@
-//! What needs no instruction: computing with constants only, and a few that change nothing.
+//! Constant folding and algebraic identities.
 
 use crate::{
     ir::Operand,
-    isa::{Op, pure::Pure},
+    isa::{Op, pure::PureOp},
 };
 
-/// The operand that an instruction would give, where that is known.
+/// The operand that replaces an instruction, if its result is known at recording time.
 pub(super) fn fold(op: Op, operands: &[Operand]) -> Option<Operand> {
     let Op::Pure(op) = op else { return None };
     let constants = operands.iter().filter_map(|operand| match operand {
@@ -20,9 +20,9 @@ pub(super) fn fold(op: Op, operands: &[Operand]) -> Option<Operand> {
     unchanged(op, operands)
 }
 
-/// Operations on whole numbers that give one of their operands. Not on floats: -0 + 0 is +0.
-fn unchanged(op: Pure, operands: &[Operand]) -> Option<Operand> {
-    use Pure::*;
+/// Integer identities such as `a + 0`. Floats are excluded: -0 + 0 is +0.
+fn unchanged(op: PureOp, operands: &[Operand]) -> Option<Operand> {
+    use PureOp::*;
     let is = |at: usize, bits: u64| operands.get(at) == Some(&Operand::Const(bits));
     match op {
         AddU32 | AddI32 | AddU64 | AddI64 | OrB32 | OrB64 | XorB32 | XorB64 if is(1, 0) => Some(operands[0]),

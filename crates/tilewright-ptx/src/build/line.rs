@@ -1,34 +1,34 @@
-//! Whose line of the source instructions are put down to, where that is not the line that records them.
+//! Source-line attribution for library functions.
 
 use super::Builder;
 use std::panic::Location;
 
-/// While it lives, what is recorded is put down to one line.
+/// A guard: while it exists, recorded instructions are attributed to one source line.
 #[derive(Debug)]
-#[must_use = "it ends when it is dropped"]
-pub struct AtLine<'k> {
+#[must_use = "attribution ends when the guard is dropped"]
+pub struct LineGuard<'k> {
     builder: &'k Builder,
-    /// Whether a verb around this one has said another line, which stays.
-    inner: bool,
+    /// Whether an outer guard already set the line, which then stays.
+    nested: bool,
 }
 
-impl Drop for AtLine<'_> {
+impl Drop for LineGuard<'_> {
     fn drop(&mut self) {
-        if !self.inner {
+        if !self.nested {
             self.builder.0.borrow_mut().line = None;
         }
     }
 }
 
 impl Builder {
-    /// Puts all that follows down to `line`, until what is given is dropped: for verbs, whose callers' lines tell more than
-    /// their own. Within another verb, that one's line stays.
-    pub fn at_line(&self, line: &'static Location<'static>) -> AtLine<'_> {
+    /// Attributes instructions to `line` until the guard is dropped. Library functions use it so that profilers show the
+    /// caller's line. An outer guard takes precedence.
+    pub fn at_line(&self, line: &'static Location<'static>) -> LineGuard<'_> {
         let mut state = self.0.borrow_mut();
-        let inner = state.line.is_some();
-        if !inner {
+        let nested = state.line.is_some();
+        if !nested {
             state.line = Some(line);
         }
-        AtLine { builder: self, inner }
+        LineGuard { builder: self, nested }
     }
 }

@@ -1,9 +1,9 @@
-//! The builder: a Rust function that computes with [`Value`]s records a kernel.
+//! The kernel builder: a Rust function that computes with [`Value`]s records a kernel.
 //!
 //! ```
 //! use tilewright_ptx::{build::Builder, text};
 //!
-//! // y[i] = a · x[i] for i < n, one thread an element
+//! // y[i] = a · x[i] for i < n, one thread per element
 //! let kernel = Builder::kernel("scale", 128, |k| {
 //!     let (x, y) = (k.global::<f32>("x"), k.global::<f32>("y"));
 //!     let (n, a) = (k.param::<u32>("n"), k.param::<f32>("a"));
@@ -14,11 +14,11 @@
 //! # Ok::<(), tilewright_ptx::verify::Invalid>(())
 //! ```
 //!
-//! - Arithmetic on values records instructions; what has constants only is computed at once, and what was computed before under
-//!   the same roof is not computed again.
-//! - Rust's `if` and `for` decide while recording: they specialise and unroll. [`Builder::when`] and [`Builder::repeat`] decide
-//!   while the kernel runs.
-//! - A [`Value`] never changes. What changes is a [`Var`].
+//! - Arithmetic on values records instructions. Constants are folded, and common subexpressions within the same scope are
+//!   emitted once.
+//! - Rust's `if` and `for` run at recording time: they specialize and unroll. [`Builder::when`] and [`Builder::repeat`] record
+//!   control flow of the kernel.
+//! - A [`Value`] is immutable; a [`Var`] is a mutable register.
 
 mod arith;
 mod control;
@@ -36,98 +36,98 @@ mod warp;
 
 pub use arith::{Arithmetic, Bits, Compare};
 pub use copies::BulkOptions;
-pub use line::AtLine;
+pub use line::LineGuard;
 pub use matrix::{WgmmaLeft, WgmmaOperands};
 pub use memory::{Global, Pointer, Shared, Stored};
 pub use sync::Barrier;
-pub use value::{Of, Value, Var};
+pub use value::{IntoOperand, Value, Var};
 
 use crate::{
     ir::{Kernel, Param, ParamKind, SharedArray},
     isa::{Op, types::Scalar},
     verify::{self, Invalid},
 };
-use record::State;
+use record::Recorder;
 use std::cell::RefCell;
 
-/// Records a kernel.
+/// A recorder of one kernel.
 #[derive(Debug)]
-pub struct Builder(RefCell<State>);
+pub struct Builder(RefCell<Recorder>);
 
 impl Builder {
-    /// The kernel that `body` records, for CTAs of `threads` threads.
+    /// Returns the kernel that `body` records, with `threads` threads per CTA.
     ///
     /// # Errors
-    /// What [`verify`] finds.
+    /// The first invariant of [`verify`] that the kernel violates.
     pub fn kernel(name: &str, threads: u32, body: impl FnOnce(&Self)) -> Result<Kernel, Invalid> {
-        let builder = Self(RefCell::new(State::new(name, threads)));
+        let builder = Self(RefCell::new(Recorder::new(name, threads)));
         body(&builder);
         let kernel = builder.0.into_inner().finish();
         verify::check(&kernel)?;
         Ok(kernel)
     }
 
-    /// Launches in clusters of so many CTAs.
+    /// Sets the cluster size in CTAs.
     pub fn clusters_of(&self, ctas: u32) {
         self.0.borrow_mut().kernel.cluster = ctas;
     }
 
-    /// Lets at least so many CTAs share an SM, which limits their registers.
+    /// Sets the minimum number of resident CTAs per SM, which limits their registers.
     pub fn ctas_per_sm(&self, ctas: u32) {
         self.0.borrow_mut().kernel.ctas_per_sm = ctas;
     }
 
-    /// A parameter.
+    /// A scalar parameter.
     #[track_caller]
     pub fn param<T: Scalar>(&self, name: &str) -> Value<'_, T> {
-        let place = self.add_param(name, ParamKind::Value(T::CLASS));
-        self.pure::<T>(Op::Param(place), &[]).named(name)
+        let index = self.add_param(name, ParamKind::Value(T::CLASS));
+        self.pure::<T>(Op::Param(index), &[]).named(name)
     }
 
-    /// A parameter that is the address of an array in global memory.
+    /// A parameter with the address of an array in global memory.
     #[track_caller]
     pub fn global<T: Stored>(&self, name: &str) -> Global<'_, T> {
         Global::new(self.param::<u64>(name))
     }
 
-    /// The address of a parameter that is a tensor map.
+    /// The address of a tensor map parameter.
     #[track_caller]
     pub fn tensor_map(&self, name: &str) -> Value<'_, u64> {
-        let place = self.add_param(name, ParamKind::TensorMap);
-        self.pure::<u64>(Op::ParamAddress(place), &[]).named(name)
+        let index = self.add_param(name, ParamKind::TensorMap);
+        self.pure::<u64>(Op::ParamAddress(index), &[]).named(name)
     }
 
     /// An array of `len` elements in shared memory, aligned to `align` bytes.
     #[track_caller]
     pub fn shared<T: Stored>(&self, name: &str, len: usize, align: usize) -> Shared<'_, T> {
         let bytes = len * T::CLASS.bytes();
-        let place = {
+        let index = {
             let shared = &mut self.0.borrow_mut().kernel.shared;
             shared.push(SharedArray { name: name.to_owned(), bytes, align });
             shared.len() - 1
         };
-        Shared::new(self.pure::<u32>(Op::SharedAddress(place), &[]).named(name))
+        Shared::new(self.pure::<u32>(Op::SharedAddress(index), &[]).named(name))
     }
 
-    /// A remark in the text.
+    /// A comment in the PTX text.
     pub fn comment(&self, text: &str) {
         self.0.borrow_mut().comment(text);
     }
 
-    /// A constant as a value.
+    /// A constant.
     pub fn constant<T: Scalar>(&self, value: T) -> Value<'_, T> {
         Value::new(self, crate::ir::Operand::Const(value.bits()))
     }
 
-    /// A variable that begins as `value`.
+    /// A variable initialized to `value`.
     #[track_caller]
-    pub fn var<T: Scalar>(&self, name: &str, value: impl Of<T>) -> Var<'_, T> {
+    pub fn var<T: Scalar>(&self, name: &str, value: impl IntoOperand<T>) -> Var<'_, T> {
         let var = self.unset_var(name);
         var.set(value);
         var
     }
 
-    /// A variable that has to be set before it is read.
+    /// An uninitialized variable, which must be set before it is read.
     pub fn unset_var<T: Scalar>(&self, name: &str) -> Var<'_, T> {
         Var::new(self, self.0.borrow_mut().variable(T::CLASS, name))
     }

@@ -1,29 +1,28 @@
-//! Names of registers: those that the source gives, with a number where one is given again.
+//! Register names: the source's names, numbered where one repeats.
 
 use crate::decimal;
 use rustc_hash::FxHashMap;
 
-/// How often each name was given.
+/// The number of uses of each name.
 #[derive(Debug, Default)]
 pub(super) struct Names(FxHashMap<String, u32>);
 
 impl Names {
-    /// `prefix`, with a number behind it.
+    /// `prefix` followed by a number.
     pub(super) fn numbered(&mut self, prefix: &str) -> String {
         let number = self.count(prefix);
-        joined(prefix, "", number)
+        concat(prefix, "", number)
     }
 
-    /// `name`, with a number behind it if there was one of this name.
+    /// `name`, followed by a number if it was used before.
     pub(super) fn unique(&mut self, name: &str) -> String {
         match self.count(name) {
             0 => name.to_owned(),
-            number => joined(name, "_", number),
+            number => concat(name, "_", number),
         }
     }
 
-    /// How often the name was given before; from now on, once more. Variables and copies count as `v` and `c`, whatever they are
-    /// called.
+    /// Returns the number of previous uses and counts one more. Variables and copies also count as `v` and `c`.
     pub(super) fn count(&mut self, name: &str) -> u32 {
         if let Some(count) = self.0.get_mut(name) {
             *count += 1;
@@ -34,11 +33,11 @@ impl Names {
     }
 }
 
-fn joined(name: &str, between: &str, number: u32) -> String {
-    // a number of a kernel's registers has hardly more digits
-    let mut joined = String::with_capacity(name.len() + between.len() + 5);
-    joined += name;
-    joined += between;
-    decimal::push(&mut joined, number);
-    joined
+fn concat(name: &str, between: &str, number: u32) -> String {
+    // register numbers rarely have more than 5 digits
+    let mut concat = String::with_capacity(name.len() + between.len() + 5);
+    concat += name;
+    concat += between;
+    decimal::push(&mut concat, number);
+    concat
 }

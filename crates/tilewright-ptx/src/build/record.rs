@@ -1,8 +1,10 @@
-//! How instructions are recorded: blocks that are open, values that are known, and what a variable was.
+//! The instruction recorder: open blocks, common subexpressions, and variable versions.
 //!
-//! Reading a variable gives a value, and values never change; so a read is a copy. Most copies are not needed: as long as the
-//! variable was not set again, and the reader is in the same loop, the variable itself is read instead. A copy that nobody needed
-//! is not in the finished kernel. Likewise an instruction whose result only goes into a variable writes the variable itself.
+//! A value is immutable, so reading a variable copies it. The recorder removes most copies:
+//!
+//! 1. While the variable is not set again and the reader is in the same loop, instructions read the variable itself.
+//! 2. A copy without remaining readers is dropped from the finished kernel.
+//! 3. An instruction with a result that is only assigned to a variable writes the variable directly.
 
 use super::{Builder, Value, fold, names::Names};
 use crate::{
@@ -15,61 +17,60 @@ use crate::{
 use rustc_hash::FxHashMap;
 use std::panic::Location;
 
-/// A kernel on its way.
+/// The recording state of a kernel.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct Recorder {
     pub(super) kernel: Kernel,
     /// Open blocks, the innermost last.
-    open: Vec<Open>,
-    /// Open loops, by numbers that are not given twice.
+    open: Vec<OpenBlock>,
+    /// Ids of the open loops; ids are unique in the kernel.
     loops: Vec<u32>,
     loops_so_far: u32,
-    /// What each register is to the recorder, by its place.
+    /// The role of each register, by index.
     roles: Vec<Role>,
-    /// What was computed in the open blocks. None of it is there twice, since it would not have been computed again.
-    known: FxHashMap<Known, Reg>,
+    /// Expressions computed in the open blocks.
+    computed: FxHashMap<ExprKey, Reg>,
     names: Names,
-    /// The line to which all is put down that is recorded now, if a verb said so.
+    /// The source line set by [`Builder::at_line`].
     pub(super) line: Option<&'static Location<'static>>,
 }
 
-/// A block that is open.
+/// An open block.
 #[derive(Debug, Default)]
-struct Open {
+struct OpenBlock {
     block: Block,
-    /// What was computed in it, which is not known behind it.
-    known: Vec<Known>,
+    /// Expressions computed in it, which are not available after it.
+    computed: Vec<ExprKey>,
 }
 
-/// An instruction that computes: what gives the same whenever it is executed. Instructions with the same `op` have equally many
-/// operands, so that those that are not there may be anything.
-type Known = (Op, [Operand; MOST_OPERANDS]);
+/// The key of a pure expression. An `op` has a fixed operand count, so padding operands are arbitrary.
+type ExprKey = (Op, [Operand; MAX_OPERANDS]);
 
-/// The most operands of an instruction that computes.
-const MOST_OPERANDS: usize = 4;
+/// The maximum operand count of a pure instruction.
+const MAX_OPERANDS: usize = 4;
 
-/// What a register is to the recorder.
+/// The role of a register.
 #[derive(Debug, Default)]
 struct Role {
-    /// Of a variable: how often it was set.
+    /// For a variable: the number of assignments.
     version: Option<u32>,
-    /// Of a copy: what of.
-    copy: Option<CopyOf>,
-    /// Of a copy: whether somebody needs it.
+    /// For a copy: its source.
+    copy: Option<CopySource>,
+    /// For a copy: whether an instruction reads it.
     needed: bool,
-    /// Whether some instruction reads it.
+    /// Whether an instruction reads the register.
     read: bool,
 }
 
-/// What a variable was.
+/// The source of a copy: a version of a variable.
 #[derive(Debug, Clone, Copy)]
-struct CopyOf {
+struct CopySource {
     variable: Reg,
     version: u32,
     in_loop: Option<u32>,
 }
 
-impl State {
+impl Recorder {
     pub(super) fn new(name: &str, threads: u32) -> Self {
         let kernel = Kernel {
             name: name.to_owned(),
@@ -83,11 +84,11 @@ impl State {
         };
         Self {
             kernel,
-            open: vec![Open::default()],
+            open: vec![OpenBlock::default()],
             loops: Vec::new(),
             loops_so_far: 0,
             roles: Vec::new(),
-            known: FxHashMap::default(),
+            computed: FxHashMap::default(),
             names: Names::default(),
             line: None,
         }
@@ -132,7 +133,7 @@ impl State {
         self.block().push(Stmt::Comment(text.to_owned()));
     }
 
-    fn innermost(&mut self) -> &mut Open {
+    fn innermost(&mut self) -> &mut OpenBlock {
         self.open.last_mut().expect("the outermost block is open until the end")
     }
 
@@ -140,7 +141,7 @@ impl State {
         &mut self.innermost().block
     }
 
-    /// What an instruction recorded now reads where it is given `operand`.
+    /// The operand that an instruction recorded now reads for `operand`.
     pub(super) fn resolve(&mut self, operand: Operand) -> Operand {
         let Operand::Reg(mut reg) = operand else { return operand };
         if let Some(copy) = self.role(reg).copy {
@@ -173,25 +174,25 @@ impl State {
         self.block().push(Stmt::Inst(Inst { op, results, operands, at }));
     }
 
-    /// What the variable is now, as a register that never changes.
+    /// Copies the current value of a variable to an immutable register.
     pub(super) fn copy(&mut self, variable: Reg, at: &'static Location<'static>) -> Reg {
         let Register { class, name } = &self.kernel.registers[variable.index()];
         let (class, name) = (*class, format!("{name}_was"));
         self.names.count("c");
         let name = self.names.unique(&name);
         let copy = self.add(class, name);
-        self.note_copy(copy, variable);
+        self.record_copy(copy, variable);
         let operands = vec![Operand::Reg(variable)];
         self.block().push(Stmt::Inst(Inst { op: Op::Move(class), results: vec![copy], operands, at }));
         copy
     }
 
-    /// A register that holds a constant; one for all who need the same in this block.
+    /// A register with a constant, shared within the block.
     fn constant(&mut self, class: Class, value: Operand, at: &'static Location<'static>) -> Reg {
         self.compute((class, "k"), Op::Move(class), &[value], at)
     }
 
-    /// The result of an instruction that computes; recorded if it is not known.
+    /// The result of a pure instruction, recorded unless an open block already computed it.
     fn compute(
         &mut self,
         (class, prefix): (Class, &str),
@@ -200,23 +201,24 @@ impl State {
         at: &'static Location<'static>,
     ) -> Reg {
         let key = (op, padded(operands));
-        if let Some(&known) = self.known.get(&key) {
-            return known;
+        if let Some(&computed) = self.computed.get(&key) {
+            return computed;
         }
         let reg = self.register(class, prefix);
         self.push(op, vec![reg], operands, at);
-        self.known.insert(key, reg);
-        self.innermost().known.push(key);
+        self.computed.insert(key, reg);
+        self.innermost().computed.push(key);
         reg
     }
 
-    fn note_copy(&mut self, copy: Reg, variable: Reg) {
+    fn record_copy(&mut self, copy: Reg, variable: Reg) {
         let in_loop = self.loops.last().copied();
         let version = self.role(variable).version.unwrap_or_default();
-        self.role(copy).copy = Some(CopyOf { variable, version, in_loop });
+        self.role(copy).copy = Some(CopySource { variable, version, in_loop });
     }
 
-    /// Sets a variable: by the instruction that has just computed the value, if nobody has read that yet.
+    /// Assigns a variable. If the last instruction computed `value` and no instruction has read it, that instruction writes the
+    /// variable directly.
     pub(super) fn set(&mut self, variable: Reg, value: Operand, at: &'static Location<'static>) {
         let class = self.kernel.registers[variable.index()].class;
         let fresh = match value {
@@ -231,8 +233,8 @@ impl State {
                 inst.results[0] = variable;
                 let version = &mut self.role(variable).version;
                 *version = version.map(|version| version + 1);
-                // whoever still holds the value reads the variable, or this copy of it
-                self.note_copy(reg, variable);
+                // later reads of the value use the variable or this copy
+                self.record_copy(reg, variable);
                 let operands = vec![Operand::Reg(variable)];
                 self.block().push(Stmt::Inst(Inst { op: Op::Move(class), results: vec![reg], operands, at }));
             }
@@ -240,9 +242,9 @@ impl State {
         }
     }
 
-    /// Opens a block; of a loop, if it is one.
+    /// Opens a block, or a loop body if `is_loop`.
     pub(super) fn begin(&mut self, is_loop: bool) {
-        self.open.push(Open::default());
+        self.open.push(OpenBlock::default());
         if is_loop {
             self.loops.push(self.loops_so_far);
             self.loops_so_far += 1;
@@ -254,9 +256,9 @@ impl State {
         if is_loop {
             self.loops.pop();
         }
-        let Open { block, known } = self.open.pop().unwrap_or_default();
-        for key in &known {
-            self.known.remove(key);
+        let OpenBlock { block, computed } = self.open.pop().unwrap_or_default();
+        for key in &computed {
+            self.computed.remove(key);
         }
         block
     }
@@ -272,7 +274,7 @@ impl State {
 }
 
 impl Builder {
-    /// Records an instruction without a trace: shared if it is known, computed if it has constants only.
+    /// Records a pure instruction, after constant folding and common subexpression elimination.
     #[track_caller]
     pub(super) fn pure<T: Scalar>(&self, op: Op, operands: &[Operand]) -> Value<'_, T> {
         if let Some(folded) = fold::fold(op, operands) {
@@ -281,13 +283,13 @@ impl Builder {
         let mut all = padded(operands);
         let operands = &mut all[..operands.len()];
         self.constants_in_registers(op, operands);
-        // not the closure's line
+        // outside of the closure, which has its own location
         let at = Location::caller();
         let reg = self.0.borrow_mut().compute((T::CLASS, T::PREFIX), op, operands, at);
         Value::new(self, Operand::Reg(reg))
     }
 
-    /// Puts constants in registers where the instruction takes no others.
+    /// Moves constants to registers where the instruction requires a register.
     #[track_caller]
     fn constants_in_registers(&self, op: Op, operands: &mut [Operand]) {
         let Op::Pure(op) = op else { return };
@@ -299,7 +301,7 @@ impl Builder {
         }
     }
 
-    /// Records an instruction with new registers for results of one type.
+    /// Records an instruction with side effects and results of one type.
     #[track_caller]
     pub(super) fn effect<T: Scalar, const N: usize>(
         &self,
@@ -314,17 +316,17 @@ impl Builder {
 
     /// Records an instruction without results.
     #[track_caller]
-    pub(super) fn act(&self, op: Op, operands: &[Operand]) {
+    pub(super) fn emit(&self, op: Op, operands: &[Operand]) {
         self.0.borrow_mut().push(op, Vec::new(), operands, Location::caller());
     }
 }
 
-/// The operands of an instruction that computes, with those that are not there.
-fn padded(operands: &[Operand]) -> [Operand; MOST_OPERANDS] {
+/// The operands of a pure instruction, padded to [`MAX_OPERANDS`].
+fn padded(operands: &[Operand]) -> [Operand; MAX_OPERANDS] {
     std::array::from_fn(|at| operands.get(at).copied().unwrap_or(Operand::Const(0)))
 }
 
-/// Takes the copies that nobody needs out of a block.
+/// Removes unneeded copies from a block.
 fn drop_copies(block: &mut Block, roles: &[Role]) {
     let unneeded = |reg: &Reg| matches!(roles[reg.index()], Role { copy: Some(_), needed: false, .. });
     block.retain_mut(|stmt| match stmt {

@@ -1,11 +1,11 @@
-//! Where a thread is, and how threads wait for each other.
+//! Special registers, barriers, fences and mbarriers.
 
-use super::{Builder, Of, Shared, Value};
+use super::{Builder, IntoOperand, Shared, Value};
 use crate::{
     ir::Operand,
     isa::{
         Op,
-        sync::{Fence, Mbarrier, Special, Sync},
+        sync::{Fence, MbarrierOp, Special, SyncOp},
         types::Scalar,
     },
 };
@@ -15,48 +15,48 @@ impl Builder {
     #[track_caller]
     fn special<T: Scalar>(&self, special: Special, name: &str) -> Value<'_, T> {
         let before = self.0.borrow().kernel.registers.len();
-        let value = self.pure::<T>(Op::Sync(Sync::Special(special)), &[]);
+        let value = self.pure::<T>(Op::Sync(SyncOp::Special(special)), &[]);
         let new = self.0.borrow().kernel.registers.len() > before;
         if new { value.named(name) } else { value }
     }
 
-    /// The thread in its CTA.
+    /// The thread index in the CTA.
     #[track_caller]
     pub fn thread(&self) -> Value<'_, u32> {
         self.special(Special::Thread(0), "thread")
     }
 
-    /// The lane in its warp.
+    /// The lane index in the warp.
     #[track_caller]
     pub fn lane(&self) -> Value<'_, u32> {
         self.special(Special::Lane, "lane")
     }
 
-    /// The warp in its CTA, the same register in all lanes, so that branches on it are known to be uniform.
+    /// The warp index in the CTA, broadcast from lane 0 so that the assembler treats branches on it as uniform.
     #[track_caller]
     pub fn warp_index(&self) -> Value<'_, u32> {
         (self.thread() >> 5).of_lane(0).named("warp")
     }
 
-    /// The CTA in the grid.
+    /// The CTA index in the grid.
     #[track_caller]
     pub fn cta(&self) -> Value<'_, u32> {
         self.special(Special::Cta(0), "cta")
     }
 
-    /// The CTA in the grid's second dimension.
+    /// The CTA index in the grid's second dimension.
     #[track_caller]
     pub fn cta_y(&self) -> Value<'_, u32> {
         self.special(Special::Cta(1), "cta_y")
     }
 
-    /// The CTA in the grid's third dimension.
+    /// The CTA index in the grid's third dimension.
     #[track_caller]
     pub fn cta_z(&self) -> Value<'_, u32> {
         self.special(Special::Cta(2), "cta_z")
     }
 
-    /// CTAs of the grid.
+    /// The number of CTAs in the grid, x.
     #[track_caller]
     pub fn ctas(&self) -> Value<'_, u32> {
         self.special(Special::Grid(0), "ctas")
@@ -68,93 +68,93 @@ impl Builder {
         self.special(Special::ClusterRank, "rank")
     }
 
-    /// Nanoseconds of the device's clock; each call reads it anew.
+    /// The device clock in nanoseconds; each call reads it again.
     #[track_caller]
     pub fn global_timer(&self) -> Value<'_, u64> {
-        let [time] = self.effect(Op::Sync(Sync::Special(Special::GlobalTimer)), &[]);
+        let [time] = self.effect(Op::Sync(SyncOp::Special(Special::GlobalTimer)), &[]);
         time
     }
 
     #[track_caller]
-    fn sync(&self, op: Sync, operands: &[Operand]) {
-        self.act(Op::Sync(op), operands);
+    fn sync(&self, op: SyncOp, operands: &[Operand]) {
+        self.emit(Op::Sync(op), operands);
     }
 
-    /// Waits for all threads of the CTA.
+    /// Barrier of all threads of the CTA.
     #[track_caller]
     pub fn sync_threads(&self) {
         let threads = self.0.borrow().kernel.threads;
-        self.sync_some(0, threads);
+        self.sync_named(0, threads);
     }
 
-    /// Waits until `threads` threads came to barrier `id` (0 to 15; 0 is that of [`Builder::sync_threads`]).
+    /// Waits until `threads` threads arrived at named barrier `id` (0 to 15; [`Builder::sync_threads`] uses 0).
     #[track_caller]
-    pub fn sync_some(&self, id: impl Of<u32>, threads: u32) {
-        self.sync(Sync::Barrier, &[id.of(), Operand::Const(threads.into())]);
+    pub fn sync_named(&self, id: impl IntoOperand<u32>, threads: u32) {
+        self.sync(SyncOp::Barrier, &[id.into_operand(), Operand::Const(threads.into())]);
     }
 
-    /// Comes to barrier `id` without waiting.
+    /// Arrives at named barrier `id` without waiting.
     #[track_caller]
-    pub fn arrive_some(&self, id: impl Of<u32>, threads: u32) {
-        self.sync(Sync::BarrierArrive, &[id.of(), Operand::Const(threads.into())]);
+    pub fn arrive_named(&self, id: impl IntoOperand<u32>, threads: u32) {
+        self.sync(SyncOp::BarrierArrive, &[id.into_operand(), Operand::Const(threads.into())]);
     }
 
-    /// Orders what it says.
+    /// A memory fence.
     #[track_caller]
     pub fn fence(&self, fence: Fence) {
-        self.sync(Sync::Fence(fence), &[]);
+        self.sync(SyncOp::Fence(fence), &[]);
     }
 
-    /// Arrives at the cluster's barrier and waits there.
+    /// Barrier of all threads of the cluster.
     #[track_caller]
     pub fn sync_cluster(&self) {
-        self.sync(Sync::ClusterArrive, &[]);
-        self.sync(Sync::ClusterWait, &[]);
+        self.sync(SyncOp::ClusterArrive, &[]);
+        self.sync(SyncOp::ClusterWait, &[]);
     }
 
     /// The same shared address in another CTA of the cluster.
     #[track_caller]
-    pub fn map_to_cta<'k>(&'k self, address: Value<'k, u32>, rank: impl Of<u32>) -> Value<'k, u32> {
-        self.pure(Op::Sync(Sync::MapToCta), &[address.is, rank.of()])
+    pub fn map_to_cta<'k>(&'k self, address: Value<'k, u32>, rank: impl IntoOperand<u32>) -> Value<'k, u32> {
+        self.pure(Op::Sync(SyncOp::MapToCta), &[address.operand, rank.into_operand()])
     }
 
-    /// Up to so many registers for each thread of this warpgroup.
+    /// Raises the warpgroup's register limit to `count` per thread (`setmaxnreg.inc`).
     #[track_caller]
-    pub fn take_registers(&self, count: u32) {
-        self.sync(Sync::TakeRegisters(count), &[]);
+    pub fn setmaxnreg_inc(&self, count: u32) {
+        self.sync(SyncOp::SetmaxnregInc(count), &[]);
     }
 
-    /// Down to so many registers for each thread of this warpgroup.
+    /// Lowers the warpgroup's register limit to `count` per thread (`setmaxnreg.dec`).
     #[track_caller]
-    pub fn give_registers(&self, count: u32) {
-        self.sync(Sync::GiveRegisters(count), &[]);
+    pub fn setmaxnreg_dec(&self, count: u32) {
+        self.sync(SyncOp::SetmaxnregDec(count), &[]);
     }
 
-    /// Lets kernels that depend on this one begin.
+    /// Allows dependent kernels to start (programmatic dependent launch).
     #[track_caller]
     pub fn launch_dependents(&self) {
-        self.sync(Sync::LaunchDependents, &[]);
+        self.sync(SyncOp::LaunchDependents, &[]);
     }
 
-    /// Waits for the kernels that this one depends on.
+    /// Waits until prerequisite kernels have completed and their memory is visible.
     #[track_caller]
     pub fn wait_for_prerequisites(&self) {
-        self.sync(Sync::WaitForPrerequisites, &[]);
+        self.sync(SyncOp::WaitForPrerequisites, &[]);
     }
 
-    /// Sleeps for about so many nanoseconds.
+    /// Sleeps for approximately `nanoseconds`.
     #[track_caller]
-    pub fn sleep(&self, nanoseconds: impl Of<u32>) {
-        self.sync(Sync::Sleep, &[nanoseconds.of()]);
+    pub fn sleep(&self, nanoseconds: impl IntoOperand<u32>) {
+        self.sync(SyncOp::Sleep, &[nanoseconds.into_operand()]);
     }
 
-    /// Ends the kernel with an error.
+    /// Aborts the kernel with an error.
     #[track_caller]
     pub fn trap(&self) {
-        self.sync(Sync::Trap, &[]);
+        self.sync(SyncOp::Trap, &[]);
     }
 
-    /// `count` mbarriers in shared memory, not yet initialised.
+    /// `count` uninitialized mbarriers in shared memory.
     #[track_caller]
     pub fn barriers(&self, name: &str, count: usize) -> Barrier<'_> {
         Barrier(self.shared(name, count, 8))
@@ -166,89 +166,89 @@ impl Builder {
 pub struct Barrier<'k>(pub(super) Shared<'k, u64>);
 
 impl<'k> Barrier<'k> {
-    /// The one `index` further on.
+    /// Mbarrier `index` of the array.
     #[must_use]
     #[track_caller]
-    pub fn at(self, index: impl Of<u32>) -> Self {
+    pub fn at(self, index: impl IntoOperand<u32>) -> Self {
         Self(self.0.at(index))
     }
 
-    /// The same in another CTA of the cluster.
+    /// The corresponding mbarrier of another CTA of the cluster.
     #[must_use]
     #[track_caller]
-    pub fn of_cta(self, rank: impl Of<u32>) -> Self {
+    pub fn of_cta(self, rank: impl IntoOperand<u32>) -> Self {
         Self(self.0.of_cta(rank))
     }
 
-    /// Its address.
+    /// The shared-memory address.
     #[track_caller]
     pub fn address(self) -> Value<'k, u32> {
         self.0.address()
     }
 
     #[track_caller]
-    fn act(self, op: Mbarrier, operands: &[Operand]) {
+    fn emit(self, op: MbarrierOp, operands: &[Operand]) {
         let operands = [&self.0.operands()[..], operands].concat();
-        self.0.builder().act(Op::Sync(Sync::Mbarrier(op)), &operands);
+        self.0.builder().emit(Op::Sync(SyncOp::Mbarrier(op)), &operands);
     }
 
-    /// Begins its life in phase 0, which ends after so many arrivals. By one thread; others need a barrier of the CTA to see it,
-    /// asynchronous copies [`Fence::MbarrierInit`].
+    /// Initializes phase 0, which completes after `arrivals` arrivals. One thread calls it. Other threads need a CTA barrier
+    /// before they use it, asynchronous copies [`Fence::MbarrierInit`].
     #[track_caller]
-    pub fn init(self, arrivals: impl Of<u32>) {
+    pub fn init(self, arrivals: impl IntoOperand<u32>) {
         let _line = self.0.builder().at_line(Location::caller());
-        self.act(Mbarrier::Init, &[arrivals.of()]);
+        self.emit(MbarrierOp::Init, &[arrivals.into_operand()]);
     }
 
-    /// Ends its life: its memory may be used for other things. By one thread, when nobody waits any more.
+    /// Invalidates the mbarrier, so its memory can be reused. One thread calls it after all waits.
     #[track_caller]
     pub fn invalidate(self) {
         let _line = self.0.builder().at_line(Location::caller());
-        self.act(Mbarrier::Invalidate, &[]);
+        self.emit(MbarrierOp::Invalidate, &[]);
     }
 
-    /// One arrival.
+    /// Arrives once.
     #[track_caller]
     pub fn arrive(self) {
         let _line = self.0.builder().at_line(Location::caller());
-        self.act(Mbarrier::Arrive, &[]);
+        self.emit(MbarrierOp::Arrive, &[]);
     }
 
     /// One arrival at the barrier of another CTA ([`Barrier::of_cta`]).
     #[track_caller]
     pub fn arrive_remote(self) {
         let _line = self.0.builder().at_line(Location::caller());
-        self.act(Mbarrier::ArriveRemote, &[]);
+        self.emit(MbarrierOp::ArriveRemote, &[]);
     }
 
-    /// One arrival, and the phase waits for so many bytes more.
+    /// Arrives once and adds `bytes` to the phase's expected transaction count.
     #[track_caller]
-    pub fn arrive_expecting(self, bytes: impl Of<u32>) {
+    pub fn arrive_expecting(self, bytes: impl IntoOperand<u32>) {
         let _line = self.0.builder().at_line(Location::caller());
-        self.act(Mbarrier::ArriveExpect, &[bytes.of()]);
+        self.emit(MbarrierOp::ArriveExpect, &[bytes.into_operand()]);
     }
 
-    /// The phase waits for so many bytes more.
+    /// Adds `bytes` to the phase's expected transaction count.
     #[track_caller]
-    pub fn expect(self, bytes: impl Of<u32>) {
+    pub fn expect(self, bytes: impl IntoOperand<u32>) {
         let _line = self.0.builder().at_line(Location::caller());
-        self.act(Mbarrier::Expect, &[bytes.of()]);
+        self.emit(MbarrierOp::Expect, &[bytes.into_operand()]);
     }
 
-    /// Whether the phase of parity `parity` is over.
+    /// Returns whether the phase with this parity has completed.
     #[track_caller]
-    pub fn is_over(self, parity: impl Of<u32>) -> Value<'k, bool> {
+    pub fn is_over(self, parity: impl IntoOperand<u32>) -> Value<'k, bool> {
         let _line = self.0.builder().at_line(Location::caller());
-        let operands = [&self.0.operands()[..], &[parity.of()]].concat();
-        let [over] = self.0.builder().effect(Op::Sync(Sync::Mbarrier(Mbarrier::TryWait)), &operands);
+        let operands = [&self.0.operands()[..], &[parity.into_operand()]].concat();
+        let [over] = self.0.builder().effect(Op::Sync(SyncOp::Mbarrier(MbarrierOp::TryWait)), &operands);
         over
     }
 
-    /// Waits until the phase of parity `parity` is over.
+    /// Waits until the phase with this parity has completed.
     #[track_caller]
-    pub fn wait(self, parity: impl Of<u32>) {
+    pub fn wait(self, parity: impl IntoOperand<u32>) {
         let _line = self.0.builder().at_line(Location::caller());
         let k = self.0.builder();
-        k.forever(|| k.leave_when(self.is_over(Value::<u32>::new(k, parity.of()))));
+        k.loop_(|| k.break_if(self.is_over(Value::<u32>::new(k, parity.into_operand()))));
     }
 }

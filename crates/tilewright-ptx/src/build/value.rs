@@ -1,4 +1,4 @@
-//! Values, which never change, and variables, which do.
+//! Immutable values and mutable variables.
 
 use super::Builder;
 use crate::{
@@ -7,10 +7,10 @@ use crate::{
 };
 use std::{fmt, marker::PhantomData, panic::Location};
 
-/// A `T` for each thread, in a register or constant.
+/// An immutable per-thread `T`: a register or a constant.
 pub struct Value<'k, T> {
     pub(super) k: &'k Builder,
-    pub(super) is: Operand,
+    pub(super) operand: Operand,
     ty: PhantomData<T>,
 }
 
@@ -23,72 +23,72 @@ impl<T> Copy for Value<'_, T> {}
 
 impl<T> fmt::Debug for Value<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.is)
+        write!(f, "{:?}", self.operand)
     }
 }
 
 impl<'k, T: Scalar> Value<'k, T> {
-    pub(super) fn new(k: &'k Builder, is: Operand) -> Self {
-        Self { k, is, ty: PhantomData }
+    pub(super) fn new(k: &'k Builder, operand: Operand) -> Self {
+        Self { k, operand, ty: PhantomData }
     }
 
-    /// The builder that records what is done with it.
+    /// The builder that owns the value.
     pub fn builder(self) -> &'k Builder {
         self.k
     }
 
-    /// What it is in the kernel.
+    /// The operand in the IR.
     pub fn operand(self) -> Operand {
-        self.is
+        self.operand
     }
 
     /// The same bits as another type of the same class.
     ///
     /// # Panics
-    /// When the classes differ, which is a mistake in the kernel's source.
+    /// When the classes differ: a bug in the kernel's source.
     #[track_caller]
     pub fn reinterpret<U: Scalar>(self) -> Value<'k, U> {
         assert!(T::CLASS == U::CLASS, "{} and {} are not of one width", T::PTX, U::PTX);
-        Value::new(self.k, self.is)
+        Value::new(self.k, self.operand)
     }
 
-    /// The same, called `name` in the text.
+    /// The same value, named `name` in the text.
     #[must_use]
     pub fn named(self, name: &str) -> Self {
-        if let Operand::Reg(reg) = self.is {
+        if let Operand::Reg(reg) = self.operand {
             self.k.0.borrow_mut().rename(reg, name);
         }
         self
     }
 
-    /// Its value, if that is known while recording.
+    /// The constant, if it is known at recording time.
     pub fn known(self) -> Option<T> {
-        match self.is {
+        match self.operand {
             Operand::Const(bits) => Some(T::from_bits(bits)),
             Operand::Reg(_) => None,
         }
     }
 }
 
-/// A value of type `T`, or a constant that becomes one.
-pub trait Of<T>: Copy {
-    /// What it is in a kernel.
-    fn of(self) -> Operand;
+/// A [`Value`] or a constant of type `T`, as an argument of builder functions.
+pub trait IntoOperand<T>: Copy {
+    /// The operand in the IR.
+    fn into_operand(self) -> Operand;
 }
 
-impl<T: Scalar> Of<T> for T {
-    fn of(self) -> Operand {
+impl<T: Scalar> IntoOperand<T> for T {
+    fn into_operand(self) -> Operand {
         Operand::Const(self.bits())
     }
 }
 
-impl<T: Scalar> Of<T> for Value<'_, T> {
-    fn of(self) -> Operand {
-        self.is
+impl<T: Scalar> IntoOperand<T> for Value<'_, T> {
+    fn into_operand(self) -> Operand {
+        self.operand
     }
 }
 
-/// A register that changes.
+/// A mutable per-thread register.
 pub struct Var<'k, T> {
     pub(super) k: &'k Builder,
     pub(super) reg: Reg,
@@ -113,16 +113,16 @@ impl<'k, T: Scalar> Var<'k, T> {
         Self { k, reg, ty: PhantomData }
     }
 
-    /// What it is now; later changes do not change what this gives.
+    /// The current value; later assignments do not change it.
     #[track_caller]
     pub fn get(self) -> Value<'k, T> {
         let copy = self.k.0.borrow_mut().copy(self.reg, Location::caller());
         Value::new(self.k, Operand::Reg(copy))
     }
 
-    /// Becomes `value`.
+    /// Assigns `value`.
     #[track_caller]
-    pub fn set(self, value: impl Of<T>) {
-        self.k.0.borrow_mut().set(self.reg, value.of(), Location::caller());
+    pub fn set(self, value: impl IntoOperand<T>) {
+        self.k.0.borrow_mut().set(self.reg, value.into_operand(), Location::caller());
     }
 }

@@ -1,92 +1,93 @@
-//! What the lanes of a warp do together.
+//! Warp-level primitives: shuffles, votes, reductions, `elect`.
 
-use super::{Builder, Of, Value};
+use super::{Builder, IntoOperand, Value};
 use crate::{
     ir::Operand,
     isa::{
         Op,
         types::Scalar,
-        warp::{Shuffle, Warp, WarpReduction},
+        warp::{Shuffle, WarpOp, WarpReduction},
     },
 };
 
 impl<T: Scalar> Value<'_, T> {
-    /// The value of the lane whose number differs in the bits of `mask`; `T` has 32 bits.
+    /// The value of lane `lane ^ mask`; `T` has 32 bits.
     #[must_use]
     #[track_caller]
-    pub fn shuffle_xor(self, mask: impl Of<u32>) -> Self {
+    pub fn shuffle_xor(self, mask: impl IntoOperand<u32>) -> Self {
         self.shuffle(Shuffle::Butterfly, mask)
     }
 
     /// The value of lane `lane`.
     #[must_use]
     #[track_caller]
-    pub fn of_lane(self, lane: impl Of<u32>) -> Self {
+    pub fn of_lane(self, lane: impl IntoOperand<u32>) -> Self {
         self.shuffle(Shuffle::Index, lane)
     }
 
-    /// The value of the lane that `kind` and `which` say.
+    /// The value of the lane that `kind` and `which` select.
     #[must_use]
     #[track_caller]
-    pub fn shuffle(self, kind: Shuffle, which: impl Of<u32>) -> Self {
+    pub fn shuffle(self, kind: Shuffle, which: impl IntoOperand<u32>) -> Self {
         let value = self.k.in_register(self);
-        let [shuffled] = self.k.effect(Op::Warp(Warp::Shuffle(kind)), &[value.is, which.of()]);
+        let [shuffled] =
+            self.k.effect(Op::Warp(WarpOp::Shuffle(kind)), &[value.operand, which.into_operand()]);
         shuffled
     }
 }
 
 impl Builder {
     #[track_caller]
-    fn warp<T: Scalar>(&self, op: Warp, operands: &[Operand]) -> Value<'_, T> {
+    fn warp<T: Scalar>(&self, op: WarpOp, operands: &[Operand]) -> Value<'_, T> {
         let [value] = self.effect(Op::Warp(op), operands);
         value
     }
 
-    /// One bit for each lane where `condition` holds.
+    /// A bitmask of the lanes with a true `condition`.
     #[track_caller]
     pub fn ballot(&self, condition: Value<'_, bool>) -> Value<'_, u32> {
-        self.warp(Warp::Ballot, &[condition.is])
+        self.warp(WarpOp::Ballot, &[condition.operand])
     }
 
-    /// Whether it holds in any lane.
+    /// Returns whether `condition` is true in any lane.
     #[track_caller]
     pub fn any(&self, condition: Value<'_, bool>) -> Value<'_, bool> {
-        self.warp(Warp::Any, &[condition.is])
+        self.warp(WarpOp::Any, &[condition.operand])
     }
 
-    /// Whether it holds in all lanes.
+    /// Returns whether `condition` is true in all lanes.
     #[track_caller]
     pub fn all(&self, condition: Value<'_, bool>) -> Value<'_, bool> {
-        self.warp(Warp::All, &[condition.is])
+        self.warp(WarpOp::All, &[condition.operand])
     }
 
-    /// One word of the words of all lanes.
+    /// Reduces the words of all lanes to one.
     #[track_caller]
-    pub fn reduce_warp(&self, op: WarpReduction, value: impl Of<u32>) -> Value<'_, u32> {
-        self.warp(Warp::Reduce(op), &[value.of()])
+    pub fn reduce_warp(&self, op: WarpReduction, value: impl IntoOperand<u32>) -> Value<'_, u32> {
+        self.warp(WarpOp::Reduce(op), &[value.into_operand()])
     }
 
     /// The lanes with the same word, one bit each.
     #[track_caller]
-    pub fn lanes_like(&self, value: impl Of<u32>) -> Value<'_, u32> {
-        self.warp(Warp::Match, &[value.of()])
+    pub fn lanes_like(&self, value: impl IntoOperand<u32>) -> Value<'_, u32> {
+        self.warp(WarpOp::Match, &[value.into_operand()])
     }
 
-    /// True in one lane of the warp.
+    /// Elects one lane of the warp: true in that lane only.
     #[track_caller]
     pub fn elect(&self) -> Value<'_, bool> {
-        self.warp(Warp::Elect, &[])
+        self.warp(WarpOp::Elect, &[])
     }
 
-    /// Waits for all lanes of the warp; what they wrote, all see.
+    /// Barrier of the warp's lanes, with memory ordering between them.
     #[track_caller]
     pub fn sync_warp(&self) {
-        self.act(Op::Warp(Warp::Sync), &[]);
+        self.emit(Op::Warp(WarpOp::Sync), &[]);
     }
 
     /// The lanes that are here, one bit each.
     #[track_caller]
     pub fn active_lanes(&self) -> Value<'_, u32> {
-        self.warp(Warp::ActiveMask, &[])
+        self.warp(WarpOp::ActiveMask, &[])
     }
 }

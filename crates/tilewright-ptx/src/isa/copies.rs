@@ -1,4 +1,4 @@
-//! Copies that a thread starts and that complete later: `cp.async` by the LSU, bulk and tensor copies by the TMA unit.
+//! Asynchronous copies: `cp.async` by the LSU, bulk and tensor copies by the TMA unit.
 
 use super::{
     Form,
@@ -6,53 +6,54 @@ use super::{
     types::Class::{B16, B32, B64, Pred},
 };
 
-/// A copy, or what waits for some.
+/// An asynchronous copy, or an operation on copy groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Copy {
-    /// 4, 8 or 16 bytes from global to shared memory, of which as many as the last operand says are read and the rest are 0:
-    /// operands `[shared + offset]`, `[global + offset]`, bytes read. 16 bytes go past L1.
+pub enum CopyOp {
+    /// Copies 4, 8 or 16 bytes from global to shared memory. The last operand is the number of bytes read; the rest is
+    /// zero-filled. Operands: `[shared + offset]`, `[global + offset]`, bytes read. 16-byte copies bypass L1.
     Async(usize),
-    /// The same of all bytes, or of none where the last operand, a predicate, is true: they are 0 then. L2 is asked for the 128 bytes
-    /// around 16.
+    /// Like `Async`, but the last operand is a predicate: if true, nothing is read and the destination is zero-filled. 16-byte
+    /// copies prefetch 128 bytes into L2.
     AsyncUnless(usize),
-    /// Ends a group of this thread's copies.
+    /// Commits this thread's pending copies as a group.
     AsyncCommit,
-    /// Waits until at most so many of this thread's youngest groups are incomplete.
+    /// Waits until at most this many of the thread's most recent groups are incomplete.
     AsyncWait(usize),
-    /// Arrives at an mbarrier when this thread's copies so far are complete; the arrival is one of those that are expected.
+    /// Arrives at an mbarrier when this thread's prior copies are complete (`.noinc`: the arrival is an expected one).
     AsyncArrive,
-    /// Bytes, a multiple of 16, from global to shared memory; the mbarrier gets their number: operands `[shared + offset]`,
-    /// `[global + offset]`, bytes, `[mbarrier + offset]`.
+    /// Copies bytes, a multiple of 16, from global to shared memory and signals them to the mbarrier. Operands:
+    /// `[shared + offset]`, `[global + offset]`, bytes, `[mbarrier + offset]`.
     BulkLoad,
-    /// The same from shared to global memory, in this thread's bulk group: operands `[global + offset]`, `[shared + offset]`, bytes.
+    /// Copies from shared to global memory in this thread's bulk group. Operands: `[global + offset]`, `[shared + offset]`,
+    /// bytes.
     BulkStore,
-    /// The same, added to what is there in f32.
+    /// Like `BulkStore`, but adds to the destination in f32.
     BulkReduceAddF32,
-    /// A box of a tensor of so many dimensions into shared memory: operands `[shared + offset]`, `[map + offset]`,
-    /// `[mbarrier + offset]`, coordinates, the innermost first.
+    /// Loads a box of a tensor with this many dimensions into shared memory. Operands: `[shared + offset]`, `[map + offset]`,
+    /// `[mbarrier + offset]`, coordinates, innermost first.
     TensorLoad(usize),
-    /// The same into the same place of every CTA of the cluster whose bit is set: one more operand, the mask.
+    /// Like `TensorLoad`, to the same offset of every CTA in a bitmask, which is one more operand.
     TensorLoadMulticast(usize),
-    /// A box from shared memory, in this thread's bulk group: operands `[map + offset]`, `[shared + offset]`, coordinates.
+    /// Stores a box in this thread's bulk group. Operands: `[map + offset]`, `[shared + offset]`, coordinates.
     TensorStore(usize),
-    /// Asks for a box in L2: operands `[map + offset]`, coordinates.
+    /// Prefetches a box into L2. Operands: `[map + offset]`, coordinates.
     TensorPrefetch(usize),
-    /// Ends a group of this thread's stores.
+    /// Commits this thread's pending bulk stores as a group.
     BulkCommit,
-    /// Waits until at most so many of this thread's youngest groups still write.
+    /// Waits until at most this many of the thread's most recent bulk groups still write.
     BulkWait(usize),
-    /// Waits until at most so many of them still read shared memory.
+    /// Waits until at most this many of the thread's most recent bulk groups still read shared memory.
     BulkWaitRead(usize),
 }
 
-impl Copy {
+impl CopyOp {
     pub(super) fn form(self) -> Form {
         let (shared, global) = (Address(B32), Address(B64));
         match self {
             Self::Async(bytes) | Self::AsyncUnless(bytes) => {
                 let cache = if bytes == 16 { "cg" } else { "ca" };
                 let unless = matches!(self, Self::AsyncUnless(_));
-                // decoding takes 2 % less time where L2 is asked for the whole line at once
+                // a 128-byte L2 prefetch makes decode 2 % faster
                 let line = if unless && bytes == 16 { ".L2::128B" } else { "" };
                 let spelling = format!("cp.async.{cache}.shared.global{line} $0, $2, {bytes}, $4");
                 let (version, read) = if unless { ("7.5", Pred) } else { ("7.0", B32) };
@@ -90,7 +91,7 @@ impl Copy {
             }
         }
     }
-    /// The form of a copy of a box of `dims` dimensions.
+    /// The form of a tensor copy of `dims` dimensions.
     fn tensor_form(self, dims: usize) -> Form {
         let (shared, global) = (Address(B32), Address(B64));
         let coordinates = |before: &[Slot]| [before.to_vec(), vec![Value(B32); dims]].concat();

@@ -1,4 +1,4 @@
-//! Matrix fragments and their products: `ldmatrix`, `stmatrix`, `mma.sync`, and the asynchronous `wgmma`.
+//! Matrix instructions: `ldmatrix`, `stmatrix`, `mma.sync`, and the asynchronous `wgmma`.
 
 use super::{
     Form,
@@ -6,23 +6,23 @@ use super::{
     types::Class::{self, B32, B64},
 };
 
-/// What elements of A and B are, and so what a product is called.
+/// The element type of A and B, which determines the accumulator type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Elements {
-    /// f16, sums in f32.
+    /// f16, f32 accumulators.
     F16,
-    /// bf16, sums in f32.
+    /// bf16, f32 accumulators.
     Bf16,
-    /// e4m3, sums in f32.
+    /// e4m3, f32 accumulators.
     E4m3,
-    /// e5m2, sums in f32.
+    /// e5m2, f32 accumulators.
     E5m2,
-    /// i8, sums in i32.
+    /// i8, i32 accumulators.
     S8,
 }
 
 impl Elements {
-    /// As instructions name them.
+    /// The PTX type name.
     pub fn ptx(self) -> &'static str {
         match self {
             Self::F16 => "f16",
@@ -33,7 +33,7 @@ impl Elements {
         }
     }
 
-    /// Bytes of one.
+    /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2,
@@ -41,7 +41,7 @@ impl Elements {
         }
     }
 
-    /// The depth of one product: 32 bytes.
+    /// The K extent of one MMA: 32 bytes of elements.
     pub fn depth(self) -> usize {
         32 / self.bytes()
     }
@@ -51,16 +51,16 @@ impl Elements {
     }
 }
 
-/// Which way a `wgmma` operand's elements lie in shared memory.
+/// The major dimension of a `wgmma` operand in shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Major {
-    /// Neighbours in memory are neighbours in depth.
+    /// K-major: elements adjacent in K are contiguous.
     K,
-    /// Neighbours in memory are neighbours in rows of A or columns of B; 16-bit elements only.
+    /// MN-major: rows of A or columns of B are contiguous; 16-bit elements only.
     Mn,
 }
 
-/// Where a `wgmma` takes A from.
+/// The source of the A operand of a `wgmma`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Left {
     /// Shared memory, by a descriptor.
@@ -69,40 +69,40 @@ pub enum Left {
     Registers,
 }
 
-/// An instruction on matrices.
+/// A matrix instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Matrix {
-    /// Loads 1, 2 or 4 matrices of 8 rows of 16 bytes; lanes 8 i .. 8 i + 8 hold the addresses of matrix i. With `true`
-    /// transposed, in elements of 16 bits. Operands `[a + offset]`.
+pub enum MatrixOp {
+    /// `ldmatrix`: loads 1, 2 or 4 matrices of 8 rows of 16 bytes; lanes 8 i .. 8 i + 8 hold the row addresses of matrix i.
+    /// `true` transposes in units of 16 bits. Operands: `[a + offset]`.
     Load(usize, bool),
-    /// The way back: operands `[a + offset], values..`.
+    /// `stmatrix`, the inverse. Operands: `[a + offset], values..`.
     Store(usize, bool),
-    /// D = A · B + C, 16 by 8 by [`Elements::depth`], for a warp: results D (4), operands A (4), B (2), C (4).
+    /// D = A · B + C with shape 16 × 8 × [`Elements::depth`], per warp. Results: D (4). Operands: A (4), B (2), C (4).
     Mma(Elements),
-    /// D = A · B, or D += A · B where the last operand holds, 64 by n by [`Elements::depth`], for a warpgroup, some time before
-    /// its group is waited for. Results: the n / 2 registers of D of each thread, which are also read. Operands: A (a descriptor,
-    /// or 4 registers); the descriptor of B; the condition.
+    /// D = A · B, or D += A · B if the last operand is true, with shape 64 × n × [`Elements::depth`]. Runs asynchronously for a
+    /// warpgroup. Results: the n / 2 registers of D per thread, which are also read. Operands: A (a descriptor or 4 registers);
+    /// the descriptor of B; the condition.
     Wgmma {
         /// Columns, a multiple of 8 up to 256.
         n: usize,
-        /// Elements of A.
+        /// Element type of A.
         a: Elements,
-        /// Elements of B, of the same width.
+        /// Element type of B, of the same width.
         b: Elements,
-        /// Where A is.
+        /// The source of A.
         left: Left,
-        /// How B lies.
+        /// The major dimension of B.
         right: Major,
     },
     /// Orders registers and shared memory before the `wgmma` that follow.
     WgmmaFence,
-    /// Ends a group.
+    /// Commits the pending `wgmma` as a group.
     WgmmaCommit,
-    /// Waits until at most so many of the youngest groups are incomplete.
+    /// Waits until at most this many of the most recent groups are incomplete.
     WgmmaWait(usize),
 }
 
-impl Matrix {
+impl MatrixOp {
     pub(super) fn form(self) -> Form {
         match self {
             Self::Load(count, transposed) => {
@@ -147,14 +147,14 @@ fn wgmma(n: usize, (a, b): (Elements, Elements), left: Left, right: Major) -> Fo
         Left::Registers => ("$*0:4", vec![Register(B32); 4]),
     };
     let at = a_slots.len();
-    // 16-bit elements may lie either way, and only they say which
+    // only 16-bit elements support both major dimensions and have the qualifier
     let transposed = |major| if major == Major::Mn { ", 1" } else { ", 0" };
     let ways = match (a.bytes(), left) {
         (2, Left::Shared(major)) => format!("{}{}", transposed(major), transposed(right)),
         (2, Left::Registers) => transposed(right).to_owned(),
         _ => String::new(),
     };
-    // signs of A and B, which integers do not have
+    // the sign multipliers of A and B, which integers do not have
     let signs = if a == Elements::S8 { "" } else { ", 1, 1" };
     let (depth, sum, a, b) = (a.depth(), a.sum(), a.ptx(), b.ptx());
     let spelling = format!(

@@ -1,4 +1,4 @@
-//! Loads and stores of every width, atomics and reductions, prefetches.
+//! Memory instructions: loads, stores, atomics, reductions, prefetches.
 
 use super::{
     Form,
@@ -7,7 +7,7 @@ use super::{
 };
 use Class::{B16, B32, B64};
 
-/// Where an address points to.
+/// An address space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Space {
     /// Device memory; addresses have 64 bits.
@@ -19,7 +19,7 @@ pub enum Space {
 }
 
 impl Space {
-    /// As instructions name it.
+    /// The PTX name.
     pub fn ptx(self) -> &'static str {
         match self {
             Self::Global => "global",
@@ -28,18 +28,18 @@ impl Space {
         }
     }
 
-    /// The class of its addresses.
+    /// The class of addresses.
     pub fn address(self) -> Class {
         if self == Self::Global { B64 } else { B32 }
     }
 }
 
-/// What an element in memory becomes in its register.
+/// An element in memory and its extension in a register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Element {
-    /// A byte, with zeros above it, in 32 bits.
+    /// A byte, zero-extended to 32 bits.
     U8,
-    /// A byte, with its sign above it, in 32 bits.
+    /// A byte, sign-extended to 32 bits.
     S8,
     /// 16 bits.
     B16,
@@ -60,7 +60,7 @@ impl Element {
         }
     }
 
-    /// The class of its register.
+    /// The register class.
     pub fn class(self) -> Class {
         match self {
             Self::B16 => B16,
@@ -80,15 +80,15 @@ impl Element {
     }
 }
 
-/// How a load or store is ordered, or what it asks of the caches.
+/// The memory ordering or cache hint of a load or store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum Access {
-    /// Weak, cached as usual.
+    /// Weak, with the default cache policy.
     #[default]
     Weak,
-    /// Memory that nobody writes while the kernel runs (`ld.global.nc`), through the texture path.
+    /// Memory that is read-only during the launch (`ld.global.nc`), through the texture path.
     ReadOnly,
-    /// Read once: not kept in L1 (`.L1::no_allocate`).
+    /// Data that is used once: not allocated in L1 (`.L1::no_allocate`).
     Streaming,
     /// `ld.relaxed` or `st.relaxed` at a scope.
     Relaxed(Scope),
@@ -98,7 +98,7 @@ pub enum Access {
     Volatile,
 }
 
-/// Who sees an ordered access in order.
+/// The scope of an ordered access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Scope {
     /// The CTA.
@@ -112,7 +112,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// As instructions name it.
+    /// The PTX name.
     pub fn ptx(self) -> &'static str {
         match self {
             Self::Cta => "cta",
@@ -123,7 +123,7 @@ impl Scope {
     }
 }
 
-/// What an atomic does with the old value `a` and its operand `b`.
+/// The operation of an atomic on the old value `a` and the operand `b`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum AtomicOp {
     /// `a + b` in u32.
@@ -132,9 +132,9 @@ pub enum AtomicOp {
     AddU64,
     /// `a + b` in f32, rounded to nearest.
     AddF32,
-    /// Both halves, rounded to nearest.
+    /// `a + b` in both f16 halves, rounded to nearest.
     AddF16x2,
-    /// Both halves, rounded to nearest.
+    /// `a + b` in both bf16 halves, rounded to nearest.
     AddBf16x2,
     /// `min(a, b)` in u32.
     MinU32,
@@ -156,14 +156,14 @@ pub enum AtomicOp {
     Inc,
     /// `b`
     Exch,
-    /// `a == b ? c : a`
+    /// `a == b ? c : a` in 32 bits.
     Cas,
-    /// The same in 64 bits.
+    /// `a == b ? c : a` in 64 bits.
     CasU64,
 }
 
 impl AtomicOp {
-    /// All of them.
+    /// All operations.
     pub const ALL: [Self; 17] = [
         Self::AddU32,
         Self::AddU64,
@@ -184,8 +184,8 @@ impl AtomicOp {
         Self::CasU64,
     ];
 
-    /// Spelling, class, first version and architecture.
-    fn line(self) -> (&'static str, Class, &'static str, &'static str) {
+    /// Spelling, class, first PTX version and architecture.
+    fn entry(self) -> (&'static str, Class, &'static str, &'static str) {
         match self {
             Self::AddU32 => ("add.u32", B32, "1.1", "sm_50"),
             Self::AddU64 => ("add.u64", B64, "1.2", "sm_50"),
@@ -209,20 +209,20 @@ impl AtomicOp {
 
     /// The class of the value in memory.
     pub fn class(self) -> Class {
-        self.line().1
+        self.entry().1
     }
 }
 
-/// How an atomic is ordered.
+/// The memory ordering of an atomic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Order {
-    /// Not at all.
+    /// Relaxed.
     Relaxed,
-    /// What follows it comes after.
+    /// Acquire.
     Acquire,
-    /// What is before it comes first.
+    /// Release.
     Release,
-    /// Both.
+    /// Acquire and release.
     AcqRel,
 }
 
@@ -237,24 +237,24 @@ impl Order {
     }
 }
 
-/// An instruction on memory. Addresses are aligned to the whole access.
+/// A memory instruction. Addresses are aligned to the full access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Memory {
+pub enum MemoryOp {
     /// Loads 1, 2 or 4 elements: operands `[a + offset]`.
     Load(Space, Element, usize, Access),
     /// Stores 1, 2 or 4 elements: operands `[a + offset], values..`.
     Store(Space, Element, usize, Access),
-    /// Changes memory and gives the old value: operands `[a + offset], b`, and `c` for compare-and-swap.
+    /// Updates memory and returns the old value: operands `[a + offset], b`, and `c` for compare-and-swap.
     Atomic(Space, AtomicOp, Order, Scope),
-    /// The same without the old value; not for exchanges.
+    /// Updates memory without a result (`red`); not for exchanges.
     Reduce(Space, AtomicOp, Order, Scope),
-    /// Asks for the line of `[a + offset]` in L2.
+    /// Prefetches the cache line of `[a + offset]` into L2.
     Prefetch,
-    /// Asks for the tensor map at an address.
+    /// Prefetches the tensor map at an address.
     PrefetchTensorMap,
 }
 
-impl Memory {
+impl MemoryOp {
     pub(super) fn form(&self) -> Form {
         match *self {
             Self::Load(space, element, count, access) => {
@@ -277,7 +277,7 @@ impl Memory {
                 Form::since(spelling, since).operands(operands)
             }
             Self::Atomic(space, op, order, scope) => {
-                let (name, class, ptx, sm) = op.line();
+                let (name, class, ptx, sm) = op.entry();
                 let cas = matches!(op, AtomicOp::Cas | AtomicOp::CasU64);
                 let words = format!("atom.{}.{}.{}.{name}", order.ptx(), scope.ptx(), space.ptx());
                 let spelling =
@@ -287,7 +287,7 @@ impl Memory {
                 ordered(Form::new(spelling, ptx, sm).results([class]).operands(operands), space, scope)
             }
             Self::Reduce(space, op, order, scope) => {
-                let (name, class, ptx, sm) = op.line();
+                let (name, class, ptx, sm) = op.entry();
                 let spelling = format!("red.{}.{}.{}.{name} $0, $2", order.ptx(), scope.ptx(), space.ptx());
                 ordered(
                     Form::new(spelling, ptx, sm).operands([Address(space.address()), Value(class)]),
@@ -311,7 +311,7 @@ fn vector(count: usize) -> &'static str {
     }
 }
 
-/// The words between `ld` or `st` and the width, and what has them.
+/// The qualifiers between `ld` or `st` and the width, and their minimum target.
 fn access_words(access: Access, space: Space, load: bool) -> (String, Since) {
     let space_word = space.ptx();
     let (words, scope, ptx, sm) = match access {
@@ -330,7 +330,7 @@ fn access_words(access: Access, space: Space, load: bool) -> (String, Since) {
     (words, of_cluster(Since::new(ptx, sm), space, scope))
 }
 
-/// Clusters came later.
+/// Raises the minimum target if the instruction uses clusters.
 fn of_cluster(since: Since, space: Space, scope: Option<Scope>) -> Since {
     match space == Space::Cluster || scope == Some(Scope::Cluster) {
         true => since.and(Since::new("7.8", "sm_90")),

@@ -1,97 +1,97 @@
-//! The instructions of the language. Each is defined once: its PTX spelling, its operands, what has it, and its meaning.
+//! The instruction set. Each instruction is defined once: PTX spelling, operands, minimum target and semantics.
 //!
-//! - [`pure`]: what computes; meaning is in the table.
+//! - [`pure`]: instructions without side effects; the table contains their semantics.
 //! - [`memory`]: loads, stores, atomics, prefetches.
-//! - [`warp`]: what lanes of a warp do together.
+//! - [`warp`]: warp-level primitives.
 //! - [`sync`]: barriers, fences, clusters and dependent launches.
-//! - [`copies`]: copies that complete later.
-//! - [`matrix`]: fragments and their products.
+//! - [`copies`]: asynchronous copies.
+//! - [`matrix`]: matrix fragments and MMA.
 //!
-//! All but the first leave traces in memory or in time; what they mean is in the files of the simulator of the same names.
+//! The simulator implements the semantics of all groups after the first.
 
 mod all;
 pub mod copies;
 pub mod matrix;
-pub(crate) mod meaning;
 pub mod memory;
 pub mod pure;
+pub(crate) mod semantics;
 pub mod sync;
 pub mod types;
 pub mod warp;
 
 pub use all::all;
 
-use copies::Copy;
-use matrix::Matrix;
-use memory::Memory;
-use pure::Pure;
-use sync::Sync;
+use copies::CopyOp;
+use matrix::MatrixOp;
+use memory::MemoryOp;
+use pure::PureOp;
+use sync::SyncOp;
 use types::{Class, Since};
-use warp::Warp;
+use warp::WarpOp;
 
 /// An instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// Computes.
-    Pure(Pure),
-    /// `mov d, a`: what makes a value a variable's, or keeps what a variable was.
+    /// An instruction without side effects.
+    Pure(PureOp),
+    /// `mov d, a`: assigns a variable, or copies its current value.
     Move(Class),
-    /// Reads a parameter of the kernel, by its place.
+    /// Reads a kernel parameter, by index.
     Param(usize),
-    /// The address of a parameter that is a tensor map, by its place.
+    /// The address of a tensor map parameter, by index.
     ParamAddress(usize),
-    /// The address of a shared array of the kernel, by its place.
+    /// The address of a shared array, by index.
     SharedAddress(usize),
-    /// Memory.
-    Memory(Memory),
-    /// Lanes of a warp.
-    Warp(Warp),
-    /// Barriers and fences.
-    Sync(Sync),
-    /// Asynchronous copies.
-    Copy(Copy),
-    /// Matrices.
-    Matrix(Matrix),
+    /// A memory instruction.
+    Memory(MemoryOp),
+    /// A warp-level primitive.
+    Warp(WarpOp),
+    /// A barrier, fence or special register.
+    Sync(SyncOp),
+    /// An asynchronous copy.
+    Copy(CopyOp),
+    /// A matrix instruction.
+    Matrix(MatrixOp),
 }
 
-/// What an operand of an instruction must be.
+/// The kind of an operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Slot {
     /// A register, or a constant of its class.
     Value(Class),
     /// A register.
     Register(Class),
-    /// A constant, written into the instruction.
+    /// A constant, encoded in the instruction.
     Immediate,
-    /// An address, and a constant offset to it: two operands, written `[a + offset]`.
+    /// An address and a constant offset: two operands, written `[a + offset]`.
     Address(Class),
 }
 
-/// How an instruction is written, and what it needs.
+/// The form of an instruction: spelling, operands and requirements.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Form {
-    /// Its spelling. `$d`, `$d1`, .. are results, `$0`, `$1`, .. operands; `$*d`, `$*2:6` lists of them in braces; an address
-    /// and its offset are written as one, `[a + offset]`, by the number of the address, and without brackets by `$#0`.
+    /// The spelling. `$d`, `$d1`, .. are results, `$0`, `$1`, .. operands, `$*d`, `$*2:6` lists of them in braces. The index of
+    /// an address prints `[a + offset]`; `$#0` prints the address without brackets.
     pub spelling: String,
-    /// The classes of its results.
+    /// The classes of the results.
     pub results: Vec<Class>,
-    /// Its operands.
+    /// The operands.
     pub operands: Vec<Slot>,
-    /// The first that has it.
+    /// The first PTX version and architecture that support it.
     pub since: Since,
-    /// Whether all lanes of a warp have to execute it together.
+    /// Whether all lanes of a warp must execute it together (`.aligned`).
     pub aligned: bool,
 }
 
 impl Op {
-    /// How it is written, and what it needs.
+    /// The instruction's form.
     pub fn form(&self) -> Form {
         match self {
             Self::Pure(op) => pure_form(*op),
             Self::Move(class) => Form::new(format!("mov.{} $d, $0", class.ptx()), "1.0", "sm_50")
                 .results([*class])
                 .operands([Slot::Value(*class)]),
-            // their classes are the kernel's business
+            // the kernel defines their classes
             Self::Param(_) | Self::ParamAddress(_) | Self::SharedAddress(_) => {
                 Form::new(String::new(), "1.0", "sm_50")
             }
@@ -104,7 +104,7 @@ impl Op {
     }
 }
 
-fn pure_form(op: Pure) -> Form {
+fn pure_form(op: PureOp) -> Form {
     let operands = op.operands();
     let spelling = if op.spelling().contains('$') {
         op.spelling().to_owned()
@@ -121,12 +121,12 @@ fn pure_form(op: Pure) -> Form {
     }
 }
 
-impl Pure {
-    /// What operand `at` must be.
+impl PureOp {
+    /// The kind of operand `at`.
     pub(crate) fn slot(self, at: usize) -> Slot {
         let class = self.operands()[at];
         match self.types()[at] {
-            // PTX has no constants of 16 bits that are floats
+            // PTX has no 16-bit float constants
             "f16" | "bf16" | "f16x2" | "bf16x2" | "e4m3x2" | "e5m2x2" => Slot::Register(class),
             // the table of `lop3` is part of the instruction
             _ if self == Self::Lop3 && at == 3 => Slot::Immediate,
@@ -136,7 +136,7 @@ impl Pure {
 }
 
 impl Form {
-    /// An instruction without results and operands that lanes may execute alone.
+    /// A non-aligned instruction without results and operands.
     pub(crate) fn new(spelling: impl Into<String>, ptx: &str, sm: &str) -> Self {
         Self::since(spelling.into(), Since::new(ptx, sm))
     }

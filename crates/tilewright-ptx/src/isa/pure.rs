@@ -1,55 +1,55 @@
-//! The instructions that compute: registers in, one register out, no trace left. One line each: name, spelling, operands,
-//! result, the first PTX version and architecture, meaning.
+//! Pure instructions: registers in, one register out, no side effects. One line each: name, spelling, operands, result, first
+//! PTX version and architecture, semantics.
 //!
-//! A spelling with `$` says where operands go; all others are written `spelling d, a, b, ..`. The meaning is what the simulator
-//! executes and what the builder folds constants with.
+//! A spelling with `$` contains operand placeholders; all others are printed as `spelling d, a, b, ..`. The simulator and the
+//! builder's constant folding both evaluate the semantics.
 
 use super::{
-    meaning::*,
+    semantics::*,
     types::{Bf16x2, Class, E4m3x2, E5m2x2, F16x2, Scalar, Since},
 };
 use half::{bf16, f16};
 
-/// One value of a register for each lane of a warp.
+/// A register's value in each lane of a warp.
 pub type Lanes = [u64; 32];
 
 macro_rules! instructions {
-    ($($op:ident $spelling:literal ($($arg:ident: $ty:ty),*) -> $out:ty [$ptx:literal $sm:ident] { $meaning:expr })*) => {
-        /// An instruction that computes.
+    ($($op:ident $spelling:literal ($($arg:ident: $ty:ty),*) -> $out:ty [$ptx:literal $sm:ident] { $semantics:expr })*) => {
+        /// A pure instruction.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-        #[allow(missing_docs, reason = "the table says what each is")]
-        pub enum Pure { $($op),* }
+        #[allow(missing_docs, reason = "the table documents each instruction")]
+        pub enum PureOp { $($op),* }
 
-        impl Pure {
-            /// All of them, in the order of the table.
+        impl PureOp {
+            /// All pure instructions, in table order.
             pub const ALL: &'static [Self] = &[$(Self::$op),*];
 
-            /// As PTX spells it.
+            /// The PTX spelling.
             pub fn spelling(self) -> &'static str {
                 match self { $(Self::$op => $spelling),* }
             }
 
-            /// The classes of its operands.
+            /// The classes of the operands.
             pub fn operands(self) -> &'static [Class] {
                 match self { $(Self::$op => &[$(<$ty as Scalar>::CLASS),*]),* }
             }
 
-            /// What its operands are, as instructions name types.
+            /// The PTX types of the operands.
             pub fn types(self) -> &'static [&'static str] {
                 match self { $(Self::$op => &[$(<$ty as Scalar>::PTX),*]),* }
             }
 
-            /// The class of its result.
+            /// The class of the result.
             pub fn result(self) -> Class {
                 match self { $(Self::$op => <$out as Scalar>::CLASS),* }
             }
 
-            /// What has it.
+            /// The first PTX version and architecture that support it.
             pub fn since(self) -> Since {
                 match self { $(Self::$op => const { Since::new(stringify!($ptx), stringify!($sm)) }),* }
             }
 
-            /// Its result for each lane. Operands beyond the last are taken as 0.
+            /// Evaluates the instruction in each lane. Excess operands are ignored.
             pub fn eval(self, args: [&Lanes; 4]) -> Lanes {
                 let mut out = [0; 32];
                 match self {
@@ -57,7 +57,7 @@ macro_rules! instructions {
                         for (lane, out) in out.iter_mut().enumerate() {
                             let mut args = args.iter();
                             $(let $arg = <$ty as Scalar>::from_bits(args.next().map_or(0, |arg| arg[lane]));)*
-                            let result: $out = $meaning;
+                            let result: $out = $semantics;
                             *out = Scalar::bits(result);
                         }
                     })*
@@ -70,7 +70,7 @@ macro_rules! instructions {
 
 instructions! {
 
-    // Whole numbers.
+    // Integers.
     AddU32         "add.u32"                       (a: u32, b: u32) -> u32 [1.0 sm_50] { a.wrapping_add(b) }
     SubU32         "sub.u32"                       (a: u32, b: u32) -> u32 [1.0 sm_50] { a.wrapping_sub(b) }
     MulU32         "mul.lo.u32"                    (a: u32, b: u32) -> u32 [1.0 sm_50] { a.wrapping_mul(b) }
@@ -131,17 +131,17 @@ instructions! {
     ShrU64         "shr.u64"                       (a: u64, n: u32) -> u64 [1.0 sm_50] { a.checked_shr(n).unwrap_or(0) }
     ShrI32         "shr.s32"                       (a: i32, n: u32) -> i32 [1.0 sm_50] { a >> n.min(31) }
     ShrI64         "shr.s64"                       (a: i64, n: u32) -> i64 [1.0 sm_50] { a >> n.min(63) }
-    ShfL           "shf.l.wrap.b32"                (low: u32, high: u32, n: u32) -> u32 [3.1 sm_50] { ((joined(low, high) << (n & 31)) >> 32) as u32 }
-    ShfR           "shf.r.wrap.b32"                (low: u32, high: u32, n: u32) -> u32 [3.1 sm_50] { (joined(low, high) >> (n & 31)) as u32 }
+    ShfL           "shf.l.wrap.b32"                (low: u32, high: u32, n: u32) -> u32 [3.1 sm_50] { ((concat_words(low, high) << (n & 31)) >> 32) as u32 }
+    ShfR           "shf.r.wrap.b32"                (low: u32, high: u32, n: u32) -> u32 [3.1 sm_50] { (concat_words(low, high) >> (n & 31)) as u32 }
     Prmt           "prmt.b32"                      (a: u32, b: u32, selector: u32) -> u32 [2.0 sm_50] { permute_bytes(a, b, selector) }
-    Lop3           "lop3.b32"                      (a: u32, b: u32, c: u32, table: u32) -> u32 [4.3 sm_50] { look_up(a, b, c, table) }
+    Lop3           "lop3.b32"                      (a: u32, b: u32, c: u32, table: u32) -> u32 [4.3 sm_50] { lop3(a, b, c, table) }
     Bfe            "bfe.u32"                       (a: u32, at: u32, len: u32) -> u32 [2.0 sm_50] { extract(a, at, len) }
     Bfi            "bfi.b32"                       (a: u32, b: u32, at: u32, len: u32) -> u32 [2.0 sm_50] { insert(a, b, at, len) }
     Brev           "brev.b32"                      (a: u32) -> u32 [2.0 sm_50] { a.reverse_bits() }
     Clz            "clz.b32"                       (a: u32) -> u32 [2.0 sm_50] { a.leading_zeros() }
     Popc           "popc.b32"                      (a: u32) -> u32 [2.0 sm_50] { a.count_ones() }
 
-    // Comparisons, false where a number is NaN, and selection.
+    // Comparisons (false for NaN) and selection.
     EqU32          "setp.eq.u32"                   (a: u32, b: u32) -> bool [1.0 sm_50] { a == b }
     NeU32          "setp.ne.u32"                   (a: u32, b: u32) -> bool [1.0 sm_50] { a != b }
     LtU32          "setp.lt.u32"                   (a: u32, b: u32) -> bool [1.0 sm_50] { a < b }
@@ -189,7 +189,7 @@ instructions! {
     SelB32         "selp.b32"                      (a: u32, b: u32, p: bool) -> u32 [1.0 sm_50] { if p { a } else { b } }
     SelB64         "selp.b64"                      (a: u64, b: u64, p: bool) -> u64 [1.0 sm_50] { if p { a } else { b } }
 
-    // f32. What says `approx` is exact here to its last place: nobody may rely on more than the manual promises.
+    // f32. `approx` instructions are accurate to the last place here; kernels may only rely on the manual's error bounds.
     AddF32         "add.rn.f32"                    (a: f32, b: f32) -> f32 [1.0 sm_50] { a + b }
     SubF32         "sub.rn.f32"                    (a: f32, b: f32) -> f32 [1.0 sm_50] { a - b }
     MulF32         "mul.rn.f32"                    (a: f32, b: f32) -> f32 [1.0 sm_50] { a * b }
@@ -212,16 +212,16 @@ instructions! {
     CosApproxF32   "cos.approx.ftz.f32"            (a: f32) -> f32 [1.4 sm_50] { flush(flush(a).cos()) }
     TanhApproxF32  "tanh.approx.f32"               (a: f32) -> f32 [7.0 sm_75] { a.tanh() }
 
-    // f64, where a table of frequencies or a sum of many needs it.
+    // f64, for frequency tables and long sums.
     AddF64         "add.rn.f64"                    (a: f64, b: f64) -> f64 [1.4 sm_50] { a + b }
     MulF64         "mul.rn.f64"                    (a: f64, b: f64) -> f64 [1.4 sm_50] { a * b }
     FmaF64         "fma.rn.f64"                    (a: f64, b: f64, c: f64) -> f64 [1.4 sm_50] { a.mul_add(b, c) }
 
-    // f16 and bf16, alone and in pairs. A sum of two rounds once, since f32 holds it exactly enough (Figueroa).
+    // f16 and bf16, scalar and packed. Addition in f32 followed by rounding equals a single rounding (Figueroa).
     AddF16         "add.rn.f16"                    (a: f16, b: f16) -> f16 [4.2 sm_53] { f16::from_f32(a.to_f32() + b.to_f32()) }
     SubF16         "sub.rn.f16"                    (a: f16, b: f16) -> f16 [4.2 sm_53] { f16::from_f32(a.to_f32() - b.to_f32()) }
     MulF16         "mul.rn.f16"                    (a: f16, b: f16) -> f16 [4.2 sm_53] { f16::from_f32(a.to_f32() * b.to_f32()) }
-    FmaF16         "fma.rn.f16"                    (a: f16, b: f16, c: f16) -> f16 [4.2 sm_53] { fused::<f16>(a, b, c) }
+    FmaF16         "fma.rn.f16"                    (a: f16, b: f16, c: f16) -> f16 [4.2 sm_53] { fma::<f16>(a, b, c) }
     MinF16         "min.f16"                       (a: f16, b: f16) -> f16 [7.0 sm_80] { f16::from_f32(min_number(a.to_f32(), b.to_f32())) }
     MaxF16         "max.f16"                       (a: f16, b: f16) -> f16 [7.0 sm_80] { f16::from_f32(max_number(a.to_f32(), b.to_f32())) }
     NegF16         "neg.f16"                       (a: f16) -> f16 [6.0 sm_53] { -a }
@@ -229,14 +229,14 @@ instructions! {
     AddF16x2       "add.rn.f16x2"                  (a: F16x2, b: F16x2) -> F16x2 [4.2 sm_53] { F16x2(f16::from_f32(a.0.to_f32() + b.0.to_f32()), f16::from_f32(a.1.to_f32() + b.1.to_f32())) }
     SubF16x2       "sub.rn.f16x2"                  (a: F16x2, b: F16x2) -> F16x2 [4.2 sm_53] { F16x2(f16::from_f32(a.0.to_f32() - b.0.to_f32()), f16::from_f32(a.1.to_f32() - b.1.to_f32())) }
     MulF16x2       "mul.rn.f16x2"                  (a: F16x2, b: F16x2) -> F16x2 [4.2 sm_53] { F16x2(f16::from_f32(a.0.to_f32() * b.0.to_f32()), f16::from_f32(a.1.to_f32() * b.1.to_f32())) }
-    FmaF16x2       "fma.rn.f16x2"                  (a: F16x2, b: F16x2, c: F16x2) -> F16x2 [4.2 sm_53] { F16x2(fused::<f16>(a.0, b.0, c.0), fused::<f16>(a.1, b.1, c.1)) }
+    FmaF16x2       "fma.rn.f16x2"                  (a: F16x2, b: F16x2, c: F16x2) -> F16x2 [4.2 sm_53] { F16x2(fma::<f16>(a.0, b.0, c.0), fma::<f16>(a.1, b.1, c.1)) }
     MinF16x2       "min.f16x2"                     (a: F16x2, b: F16x2) -> F16x2 [7.0 sm_80] { F16x2(f16::from_f32(min_number(a.0.to_f32(), b.0.to_f32())), f16::from_f32(min_number(a.1.to_f32(), b.1.to_f32()))) }
     MaxF16x2       "max.f16x2"                     (a: F16x2, b: F16x2) -> F16x2 [7.0 sm_80] { F16x2(f16::from_f32(max_number(a.0.to_f32(), b.0.to_f32())), f16::from_f32(max_number(a.1.to_f32(), b.1.to_f32()))) }
     NegF16x2       "neg.f16x2"                     (a: F16x2) -> F16x2 [6.0 sm_53] { F16x2(-a.0, -a.1) }
     AddBf16        "add.rn.bf16"                   (a: bf16, b: bf16) -> bf16 [7.8 sm_90] { bf16::from_f32(a.to_f32() + b.to_f32()) }
     SubBf16        "sub.rn.bf16"                   (a: bf16, b: bf16) -> bf16 [7.8 sm_90] { bf16::from_f32(a.to_f32() - b.to_f32()) }
     MulBf16        "mul.rn.bf16"                   (a: bf16, b: bf16) -> bf16 [7.8 sm_90] { bf16::from_f32(a.to_f32() * b.to_f32()) }
-    FmaBf16        "fma.rn.bf16"                   (a: bf16, b: bf16, c: bf16) -> bf16 [7.0 sm_80] { fused::<bf16>(a, b, c) }
+    FmaBf16        "fma.rn.bf16"                   (a: bf16, b: bf16, c: bf16) -> bf16 [7.0 sm_80] { fma::<bf16>(a, b, c) }
     MinBf16        "min.bf16"                      (a: bf16, b: bf16) -> bf16 [7.0 sm_80] { bf16::from_f32(min_number(a.to_f32(), b.to_f32())) }
     MaxBf16        "max.bf16"                      (a: bf16, b: bf16) -> bf16 [7.0 sm_80] { bf16::from_f32(max_number(a.to_f32(), b.to_f32())) }
     NegBf16        "neg.bf16"                      (a: bf16) -> bf16 [7.0 sm_80] { -a }
@@ -244,7 +244,7 @@ instructions! {
     AddBf16x2      "add.rn.bf16x2"                 (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(a.0.to_f32() + b.0.to_f32()), bf16::from_f32(a.1.to_f32() + b.1.to_f32())) }
     SubBf16x2      "sub.rn.bf16x2"                 (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(a.0.to_f32() - b.0.to_f32()), bf16::from_f32(a.1.to_f32() - b.1.to_f32())) }
     MulBf16x2      "mul.rn.bf16x2"                 (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(a.0.to_f32() * b.0.to_f32()), bf16::from_f32(a.1.to_f32() * b.1.to_f32())) }
-    FmaBf16x2      "fma.rn.bf16x2"                 (a: Bf16x2, b: Bf16x2, c: Bf16x2) -> Bf16x2 [7.0 sm_80] { Bf16x2(fused::<bf16>(a.0, b.0, c.0), fused::<bf16>(a.1, b.1, c.1)) }
+    FmaBf16x2      "fma.rn.bf16x2"                 (a: Bf16x2, b: Bf16x2, c: Bf16x2) -> Bf16x2 [7.0 sm_80] { Bf16x2(fma::<bf16>(a.0, b.0, c.0), fma::<bf16>(a.1, b.1, c.1)) }
     MinBf16x2      "min.bf16x2"                    (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.0 sm_80] { Bf16x2(bf16::from_f32(min_number(a.0.to_f32(), b.0.to_f32())), bf16::from_f32(min_number(a.1.to_f32(), b.1.to_f32()))) }
     MaxBf16x2      "max.bf16x2"                    (a: Bf16x2, b: Bf16x2) -> Bf16x2 [7.0 sm_80] { Bf16x2(bf16::from_f32(max_number(a.0.to_f32(), b.0.to_f32())), bf16::from_f32(max_number(a.1.to_f32(), b.1.to_f32()))) }
     NegBf16x2      "neg.bf16x2"                    (a: Bf16x2) -> Bf16x2 [7.0 sm_80] { Bf16x2(-a.0, -a.1) }
@@ -254,19 +254,19 @@ instructions! {
     TanhF16x2      "tanh.approx.f16x2"             (a: F16x2) -> F16x2 [7.0 sm_75] { F16x2(f16::from_f32(a.0.to_f32().tanh()), f16::from_f32(a.1.to_f32().tanh())) }
     TanhBf16x2     "tanh.approx.bf16x2"            (a: Bf16x2) -> Bf16x2 [7.8 sm_90] { Bf16x2(bf16::from_f32(a.0.to_f32().tanh()), bf16::from_f32(a.1.to_f32().tanh())) }
 
-    // Conversions. Pairs take the upper half first, as the manual does.
+    // Conversions. Packed forms take the upper half first, as in the manual.
     F32ToF16       "cvt.rn.f16.f32"                (a: f32) -> f16 [1.0 sm_50] { f16::from_f32(a) }
     F16ToF32       "cvt.f32.f16"                   (a: f16) -> f32 [1.0 sm_50] { a.to_f32() }
     F32ToBf16      "cvt.rn.bf16.f32"               (a: f32) -> bf16 [7.0 sm_80] { bf16::from_f32(a) }
     Bf16ToF32      "cvt.f32.bf16"                  (a: bf16) -> f32 [7.1 sm_80] { a.to_f32() }
     F32ToF16x2     "cvt.rn.f16x2.f32"              (high: f32, low: f32) -> F16x2 [7.0 sm_80] { F16x2(f16::from_f32(low), f16::from_f32(high)) }
     F32ToBf16x2    "cvt.rn.bf16x2.f32"             (high: f32, low: f32) -> Bf16x2 [7.0 sm_80] { Bf16x2(bf16::from_f32(low), bf16::from_f32(high)) }
-    F32ToE4m3x2    "cvt.rn.satfinite.e4m3x2.f32"   (high: f32, low: f32) -> E4m3x2 [8.1 sm_89] { E4m3x2([e4m3_of(low), e4m3_of(high)]) }
-    F32ToE5m2x2    "cvt.rn.satfinite.e5m2x2.f32"   (high: f32, low: f32) -> E5m2x2 [8.1 sm_89] { E5m2x2([e5m2_of(low), e5m2_of(high)]) }
-    F16x2ToE4m3x2  "cvt.rn.satfinite.e4m3x2.f16x2" (a: F16x2) -> E4m3x2 [8.1 sm_89] { E4m3x2([e4m3_of(a.0.to_f32()), e4m3_of(a.1.to_f32())]) }
-    F16x2ToE5m2x2  "cvt.rn.satfinite.e5m2x2.f16x2" (a: F16x2) -> E5m2x2 [8.1 sm_89] { E5m2x2([e5m2_of(a.0.to_f32()), e5m2_of(a.1.to_f32())]) }
-    E4m3x2ToF16x2  "cvt.rn.f16x2.e4m3x2"           (a: E4m3x2) -> F16x2 [8.1 sm_89] { F16x2(f16::from_f32(of_e4m3(a.0[0])), f16::from_f32(of_e4m3(a.0[1]))) }
-    E5m2x2ToF16x2  "cvt.rn.f16x2.e5m2x2"           (a: E5m2x2) -> F16x2 [8.1 sm_89] { F16x2(of_e5m2(a.0[0]), of_e5m2(a.0[1])) }
+    F32ToE4m3x2    "cvt.rn.satfinite.e4m3x2.f32"   (high: f32, low: f32) -> E4m3x2 [8.1 sm_89] { E4m3x2([f32_to_e4m3(low), f32_to_e4m3(high)]) }
+    F32ToE5m2x2    "cvt.rn.satfinite.e5m2x2.f32"   (high: f32, low: f32) -> E5m2x2 [8.1 sm_89] { E5m2x2([f32_to_e5m2(low), f32_to_e5m2(high)]) }
+    F16x2ToE4m3x2  "cvt.rn.satfinite.e4m3x2.f16x2" (a: F16x2) -> E4m3x2 [8.1 sm_89] { E4m3x2([f32_to_e4m3(a.0.to_f32()), f32_to_e4m3(a.1.to_f32())]) }
+    F16x2ToE5m2x2  "cvt.rn.satfinite.e5m2x2.f16x2" (a: F16x2) -> E5m2x2 [8.1 sm_89] { E5m2x2([f32_to_e5m2(a.0.to_f32()), f32_to_e5m2(a.1.to_f32())]) }
+    E4m3x2ToF16x2  "cvt.rn.f16x2.e4m3x2"           (a: E4m3x2) -> F16x2 [8.1 sm_89] { F16x2(f16::from_f32(e4m3_to_f32(a.0[0])), f16::from_f32(e4m3_to_f32(a.0[1]))) }
+    E5m2x2ToF16x2  "cvt.rn.f16x2.e5m2x2"           (a: E5m2x2) -> F16x2 [8.1 sm_89] { F16x2(e5m2_to_f16(a.0[0]), e5m2_to_f16(a.0[1])) }
     U32ToF32       "cvt.rn.f32.u32"                (a: u32) -> f32 [1.0 sm_50] { a as f32 }
     I32ToF32       "cvt.rn.f32.s32"                (a: i32) -> f32 [1.0 sm_50] { a as f32 }
     F32ToU32       "cvt.rni.u32.f32"               (a: f32) -> u32 [1.0 sm_50] { a.round_ties_even() as u32 }
@@ -288,7 +288,7 @@ instructions! {
     Pack16         "mov.b32 $d, {$0, $1}"          (low: u16, high: u16) -> u32 [1.0 sm_50] { u32::from(low) | u32::from(high) << 16 }
     Low16          "mov.b32 {$d, _}, $0"           (a: u32) -> u16 [7.1 sm_50] { a as u16 }
     High16         "mov.b32 {_, $d}, $0"           (a: u32) -> u16 [7.1 sm_50] { (a >> 16) as u16 }
-    Pack32         "mov.b64 $d, {$0, $1}"          (low: u32, high: u32) -> u64 [1.0 sm_50] { joined(low, high) }
+    Pack32         "mov.b64 $d, {$0, $1}"          (low: u32, high: u32) -> u64 [1.0 sm_50] { concat_words(low, high) }
     Low32          "mov.b64 {$d, _}, $0"           (a: u64) -> u32 [7.1 sm_50] { a as u32 }
     High32         "mov.b64 {_, $d}, $0"           (a: u64) -> u32 [7.1 sm_50] { (a >> 32) as u32 }
 }

@@ -1,4 +1,4 @@
-//! Barriers, fences, clusters, dependent launches, registers between warps, and where a thread is.
+//! Barriers, mbarriers, fences, clusters, dependent launches, `setmaxnreg` and special registers.
 
 use super::{
     Form,
@@ -10,33 +10,33 @@ use super::{
 /// A special register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Special {
-    /// The thread in its CTA; x, y or z.
+    /// The thread index in the CTA; x, y or z.
     Thread(usize),
-    /// The CTA in the grid.
+    /// The CTA index in the grid.
     Cta(usize),
-    /// CTAs of the grid.
+    /// The grid size in CTAs.
     Grid(usize),
-    /// Threads of the CTA.
+    /// The CTA size in threads.
     Block(usize),
-    /// The lane in its warp.
+    /// The lane index in the warp.
     Lane,
     /// The CTA's rank in its cluster.
     ClusterRank,
-    /// CTAs of the cluster.
+    /// The cluster size in CTAs.
     ClusterSize,
-    /// The cluster in the grid, x.
+    /// The cluster index in the grid, x.
     Cluster,
-    /// Nanoseconds of the device's clock, in 64 bits.
+    /// The device clock in nanoseconds, 64 bits.
     GlobalTimer,
-    /// Cycles of the SM's clock, in 64 bits.
+    /// The SM clock in cycles, 64 bits.
     Clock,
-    /// The SM's number.
+    /// The SM index.
     Sm,
 }
 
 impl Special {
-    /// Its PTX name, and what has it.
-    pub fn line(self) -> (String, &'static str, &'static str) {
+    /// The PTX name, first PTX version and architecture.
+    pub fn entry(self) -> (String, &'static str, &'static str) {
         let axis = |at: usize| ["x", "y", "z"][at.min(2)];
         match self {
             Self::Thread(at) => (format!("%tid.{}", axis(at)), "1.0", "sm_50"),
@@ -54,80 +54,80 @@ impl Special {
     }
 }
 
-/// What an `mbarrier` instruction does. The barrier is 8 bytes of shared memory, aligned to 8.
+/// An `mbarrier` operation. An mbarrier is 8 bytes of shared memory, aligned to 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Mbarrier {
-    /// Begins phase 0 with so many expected arrivals; operands `[a + offset]`, count.
+pub enum MbarrierOp {
+    /// Initializes phase 0 with an arrival count; operands `[a + offset]`, count.
     Init,
-    /// Ends its life.
+    /// Invalidates the mbarrier.
     Invalidate,
-    /// One arrival.
+    /// Arrives once.
     Arrive,
-    /// One arrival at the barrier of another CTA of the cluster.
+    /// Arrives once at an mbarrier of another CTA of the cluster.
     ArriveRemote,
-    /// One arrival, and so many bytes more to wait for: operands `[a + offset]`, bytes.
+    /// Arrives once and adds to the expected transaction bytes; operands `[a + offset]`, bytes.
     ArriveExpect,
-    /// So many bytes more to wait for.
+    /// Adds to the expected transaction bytes; operands `[a + offset]`, bytes.
     Expect,
-    /// Whether the phase of that parity is over; operands `[a + offset]`, parity. May wait for a while.
+    /// Returns whether the phase with a parity has completed; operands `[a + offset]`, parity. May suspend the thread.
     TryWait,
-    /// The same, without waiting.
+    /// Like `TryWait`, but never suspends the thread.
     TestWait,
 }
 
-/// What a fence orders.
+/// A memory or proxy fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fence {
-    /// Memory accesses of this thread, as others of the scope see them.
+    /// Acquire-release fence at a scope.
     AcqRel(Scope),
-    /// The same, in one order for all.
+    /// Sequentially consistent fence at a scope.
     SeqCst(Scope),
-    /// What threads wrote to shared memory before what asynchronous copies and `wgmma` do with it.
+    /// Orders generic-proxy writes to shared memory before async-proxy accesses (asynchronous copies, `wgmma`).
     ProxyAsyncShared,
-    /// The same in all memory.
+    /// Like `ProxyAsyncShared`, for all memory.
     ProxyAsync,
-    /// Initialised mbarriers, as the cluster and asynchronous copies see them.
+    /// Makes initialized mbarriers visible to the cluster and to asynchronous copies.
     MbarrierInit,
 }
 
-/// An instruction that orders or waits.
+/// A synchronization instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Sync {
+pub enum SyncOp {
     /// Reads a special register.
     Special(Special),
-    /// `bar.sync id, threads`: waits until so many threads of the CTA arrived; operands id, threads.
+    /// `bar.sync id, threads`: waits until this many threads of the CTA have arrived; operands id, threads.
     Barrier,
     /// `bar.arrive id, threads`: arrives without waiting.
     BarrierArrive,
-    /// An mbarrier.
-    Mbarrier(Mbarrier),
+    /// An mbarrier operation.
+    Mbarrier(MbarrierOp),
     /// A fence.
     Fence(Fence),
-    /// Arrives at the cluster's barrier.
+    /// Arrives at the cluster barrier.
     ClusterArrive,
-    /// Waits for all threads of the cluster.
+    /// Waits until all threads of the cluster have arrived.
     ClusterWait,
-    /// The address of shared memory of another CTA of the cluster: operands address, rank.
+    /// Maps a shared address to another CTA of the cluster (`mapa`): operands address, rank.
     MapToCta,
-    /// More registers for each thread of the warpgroup, up to so many.
-    TakeRegisters(u32),
-    /// Fewer, down to so many.
-    GiveRegisters(u32),
-    /// Lets kernels that depend on this one begin.
+    /// Raises the warpgroup's register limit per thread to this count.
+    SetmaxnregInc(u32),
+    /// Lowers the warpgroup's register limit per thread to this count.
+    SetmaxnregDec(u32),
+    /// Allows dependent kernels to start.
     LaunchDependents,
-    /// Waits for the kernels that this one depends on, and for what they wrote.
+    /// Waits until prerequisite kernels have completed and their memory is visible.
     WaitForPrerequisites,
-    /// Sleeps for about so many nanoseconds.
+    /// Sleeps for approximately this many nanoseconds.
     Sleep,
-    /// Ends the kernel with an error.
+    /// Aborts the kernel with an error.
     Trap,
 }
 
-impl Sync {
+impl SyncOp {
     pub(super) fn form(self) -> Form {
         match self {
             Self::Special(special) => {
-                let (name, ptx, sm) = special.line();
+                let (name, ptx, sm) = special.entry();
                 let wide = matches!(special, Special::GlobalTimer | Special::Clock);
                 let (word, class) = if wide { ("u64", B64) } else { ("u32", B32) };
                 Form::new(format!("mov.{word} $d, {name}"), ptx, sm).results([class])
@@ -147,10 +147,10 @@ impl Sync {
             Self::MapToCta => Form::new("mapa.shared::cluster.u32 $d, $0, $1", "7.8", "sm_90")
                 .results([B32])
                 .operands([Value(B32), Value(B32)]),
-            Self::TakeRegisters(count) => {
+            Self::SetmaxnregInc(count) => {
                 Form::new(format!("setmaxnreg.inc.sync.aligned.u32 {count}"), "8.0", "sm_90a").aligned()
             }
-            Self::GiveRegisters(count) => {
+            Self::SetmaxnregDec(count) => {
                 Form::new(format!("setmaxnreg.dec.sync.aligned.u32 {count}"), "8.0", "sm_90a").aligned()
             }
             Self::LaunchDependents => Form::new("griddepcontrol.launch_dependents", "7.8", "sm_90"),
@@ -161,7 +161,7 @@ impl Sync {
     }
 }
 
-impl Mbarrier {
+impl MbarrierOp {
     fn form(self) -> Form {
         let at = Address(B32);
         match self {

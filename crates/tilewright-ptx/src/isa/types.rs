@@ -1,13 +1,13 @@
-//! What a register holds: its class, which PTX declares, and the Rust type of what is in it.
+//! Register classes, the Rust types of register values, and minimum targets.
 //!
-//! A lane's register is 64 bits in this crate; narrower values lie in the low bits, the rest is 0.
+//! This crate represents a lane's register as 64 bits; narrower values use the low bits, the rest is 0.
 
 use half::{bf16, f16};
 
-/// What PTX declares a register as: predicates, and bits of three widths, which instructions give a meaning.
+/// A register class: predicates, and untyped bits of three widths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// A condition.
+    /// A predicate.
     Pred,
     /// 16 bits.
     B16,
@@ -18,7 +18,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// As in `.reg`.
+    /// The type in a `.reg` declaration.
     pub fn ptx(self) -> &'static str {
         match self {
             Self::Pred => "pred",
@@ -28,7 +28,7 @@ impl Class {
         }
     }
 
-    /// Bytes in memory; none for predicates.
+    /// Bytes in memory; 0 for predicates.
     pub fn bytes(self) -> usize {
         match self {
             Self::Pred => 0,
@@ -39,17 +39,17 @@ impl Class {
     }
 }
 
-/// A type that one register holds.
+/// A type that fits in one register.
 pub trait Scalar: Copy + PartialEq + std::fmt::Debug + 'static {
-    /// What PTX declares its registers as.
+    /// The class of its registers.
     const CLASS: Class;
-    /// As instructions name it, such as `f32`.
+    /// The PTX type, such as `f32`.
     const PTX: &'static str;
-    /// The first letters of its registers' names, so that a reader sees what they hold.
+    /// The prefix of its registers' names, which shows the type in the text.
     const PREFIX: &'static str;
-    /// The bits of a register that holds `self`.
+    /// The register bits of `self`.
     fn bits(self) -> u64;
-    /// The value of a register.
+    /// The value of register bits.
     fn from_bits(bits: u64) -> Self;
 }
 
@@ -106,14 +106,14 @@ pub struct E4m3x2(pub [u8; 2]);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct E5m2x2(pub [u8; 2]);
 
-/// The first PTX version and architecture that have an instruction.
+/// The first PTX version and architecture that support an instruction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Since {
     /// Ten times the PTX version: 80 is 8.0.
     pub ptx: u32,
     /// The compute capability: 90 is `sm_90`.
     pub sm: u32,
-    /// Whether only the architecture-specific target has it, such as `sm_90a`.
+    /// Whether it requires an architecture-specific target such as `sm_90a`.
     pub specific: bool,
 }
 
@@ -121,7 +121,7 @@ impl Since {
     /// From the notation of the tables: a PTX version such as `7.8`, and `sm_90` or `sm_90a`.
     ///
     /// # Panics
-    /// When the text is something else. Tables are constants, so that this happens while compiling.
+    /// For any other text. The tables are constants, so the panic occurs at compile time.
     pub const fn new(ptx: &str, sm: &str) -> Self {
         let (ptx, sm) = (ptx.as_bytes(), sm.as_bytes());
         assert!(ptx.len() == 3 && ptx[1] == b'.', "a version such as 7.8");
@@ -138,7 +138,7 @@ impl Since {
         Self { ptx: (ptx[0] - b'0') as u32 * 10 + (ptx[2] - b'0') as u32, sm: number, specific }
     }
 
-    /// The first that has both.
+    /// The first target that supports both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {

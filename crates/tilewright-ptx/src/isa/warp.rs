@@ -1,4 +1,4 @@
-//! What the lanes of a warp do together: shuffles, votes, reductions. All lanes take part, so all must be there.
+//! Warp-level primitives: shuffles, votes, reductions. All 32 lanes must execute them together.
 
 use super::{
     Form,
@@ -6,64 +6,64 @@ use super::{
     types::Class::{self, B32, Pred},
 };
 
-/// From which lane a shuffle takes its value.
+/// The source lane of a shuffle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Shuffle {
-    /// The lane whose number is the operand.
+    /// `operand`
     Index,
     /// `lane ^ operand`
     Butterfly,
-    /// `lane - operand`, or its own where that is below the first.
+    /// `lane - operand`, or `lane` if that is below 0.
     Up,
-    /// `lane + operand`, or its own where that is beyond the last.
+    /// `lane + operand`, or `lane` if that is above 31.
     Down,
 }
 
-/// How a warp's words become one.
+/// The operator of a warp reduction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum WarpReduction {
-    /// Their sum, modulo 2^32.
+    /// Sum modulo 2^32.
     Add,
-    /// The least u32.
+    /// Minimum of u32.
     MinU32,
-    /// The greatest u32.
+    /// Maximum of u32.
     MaxU32,
-    /// The least i32.
+    /// Minimum of i32.
     MinS32,
-    /// The greatest i32.
+    /// Maximum of i32.
     MaxS32,
-    /// Bits that all have.
+    /// Bitwise and.
     And,
-    /// Bits that any has.
+    /// Bitwise or.
     Or,
-    /// Bits that an odd number has.
+    /// Bitwise xor.
     Xor,
 }
 
-/// An instruction of a whole warp.
+/// A warp-level primitive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Warp {
-    /// `a` of another lane; operands `a`, which.
+pub enum WarpOp {
+    /// `a` of another lane; operands `a`, lane selector.
     Shuffle(Shuffle),
-    /// One bit for each lane: whether its operand holds.
+    /// A bitmask of the lanes with a true operand.
     Ballot,
-    /// Whether the operand holds in any lane.
+    /// Whether the operand is true in any lane.
     Any,
-    /// Whether it holds in all.
+    /// Whether the operand is true in all lanes.
     All,
-    /// One word of all lanes' words.
+    /// Reduces the words of all lanes to one.
     Reduce(WarpReduction),
-    /// One bit for each lane with the same word as this one.
+    /// A bitmask of the lanes with the same word as this lane.
     Match,
-    /// Whether this is the one lane that is elected.
+    /// True in one elected lane.
     Elect,
-    /// Waits for all lanes; what they wrote to memory before, all see afterwards.
+    /// Barrier of all lanes, with memory ordering between them.
     Sync,
-    /// The lanes that execute this, one bit each; they need not be all.
+    /// A bitmask of the active lanes; the warp may be diverged.
     ActiveMask,
 }
 
-impl Warp {
+impl WarpOp {
     pub(super) fn form(self) -> Form {
         const ALL: &str = "0xffffffff";
         let form = |spelling: String, ptx, sm| Form::new(spelling, ptx, sm).results([B32]);

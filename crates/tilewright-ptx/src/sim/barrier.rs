@@ -1,9 +1,9 @@
-//! Named barriers of a CTA, and the barrier of a cluster.
+//! Named barriers of a CTA, and the cluster barrier.
 
 use super::{
     clock::Clock,
     exec::{Exec, Next},
-    fault::{FaultKind, Trouble},
+    fault::{FaultCause, FaultKind},
     lower::Range,
     warp::{FULL, Wait},
 };
@@ -11,27 +11,27 @@ use std::rc::Rc;
 
 /// One of the 16 barriers of a CTA.
 #[derive(Debug)]
-pub(super) struct Named {
-    /// Threads that arrived, of those that are expected.
+pub(super) struct NamedBarrier {
+    /// Arrived and expected threads.
     pub(super) arrived: u32,
     pub(super) expected: u32,
-    /// The instruction that arrived first.
+    /// The instruction of the first arrival.
     first: u32,
     clock: Option<Clock>,
 }
 
-/// The barrier of a cluster.
+/// The cluster barrier.
 #[derive(Debug)]
 pub(super) struct ClusterBarrier {
-    /// Phases that are over.
+    /// Completed phases.
     pub(super) phase: u64,
-    /// Warps that arrived in this one.
+    /// Warps that arrived in this phase.
     pub(super) arrived: u32,
     clock: Clock,
     done: Rc<Clock>,
 }
 
-impl Named {
+impl NamedBarrier {
     pub(super) fn new() -> Self {
         Self { arrived: 0, expected: 0, first: 0, clock: None }
     }
@@ -39,11 +39,11 @@ impl Named {
 
 impl ClusterBarrier {
     pub(super) fn new() -> Self {
-        let nobody = Clock::new(u32::MAX);
-        Self { phase: 0, arrived: 0, done: Rc::new(nobody.clone()), clock: nobody }
+        let empty = Clock::new(u32::MAX);
+        Self { phase: 0, arrived: 0, done: Rc::new(empty.clone()), clock: empty }
     }
 
-    /// Ends the phase when all that still run arrived.
+    /// Completes the phase if all live warps have arrived.
     fn settle(&mut self, live: u32) -> bool {
         let over = self.arrived > 0 && self.arrived >= live;
         if over {
@@ -56,8 +56,8 @@ impl ClusterBarrier {
 }
 
 impl Exec<'_, '_> {
-    /// `barrier.sync` and `barrier.arrive`, by a whole warp.
-    pub(super) fn named(&mut self, operands: Range, waits: bool) -> Result<Next, Trouble> {
+    /// `barrier.sync` and `barrier.arrive` by a full warp.
+    pub(super) fn named_barrier(&mut self, operands: Range, waits: bool) -> Result<Next, FaultCause> {
         let id = self.uniform(operands, 0, "the barrier")? as usize;
         let expected = self.uniform(operands, 1, "the threads of the barrier")? as u32;
         let threads = self.world.program.threads;
@@ -81,10 +81,10 @@ impl Exec<'_, '_> {
         }
         barrier.arrived += 32;
         let clock = barrier.clock.get_or_insert_with(|| Clock::new(cluster));
-        self.warp.known.release(FULL, (cluster, first), clock);
+        self.warp.clocks.release(FULL, (cluster, first), clock);
         self.world.progress += 1;
         if barrier.arrived < expected {
-            return Ok(if waits { Next::Rest(Wait::Barrier(id)) } else { Next::Advance });
+            return Ok(if waits { Next::WaitThenAdvance(Wait::Barrier(id)) } else { Next::Advance });
         }
         barrier.arrived = 0;
         let done = Rc::new(barrier.clock.take().unwrap_or_default());
@@ -92,18 +92,18 @@ impl Exec<'_, '_> {
             for group in &mut warp.groups {
                 if group.wait == Wait::Barrier(id) {
                     group.wait = Wait::None;
-                    warp.known.replace(&done);
+                    warp.clocks.replace(&done);
                     warp.awake = true;
                 }
             }
         }
         if waits {
-            self.warp.known.replace(&done);
+            self.warp.clocks.replace(&done);
         }
         Ok(Next::Advance)
     }
 
-    pub(super) fn cluster_arrive(&mut self) -> Result<(), Trouble> {
+    pub(super) fn cluster_arrive(&mut self) -> Result<(), FaultCause> {
         if self.warp.cluster_arrivals > self.warp.cluster_waits {
             let message = "a second arrival at the cluster's barrier without a wait between".to_owned();
             return Err((FaultKind::WrongArrivalCount, message));
@@ -112,25 +112,25 @@ impl Exec<'_, '_> {
         self.warp.cluster_waits = self.cluster.barrier.phase;
         self.cluster.barrier.arrived += 1;
         let first = (self.cluster.id, self.first() as usize);
-        self.warp.known.release(FULL, first, &mut self.cluster.barrier.clock);
+        self.warp.clocks.release(FULL, first, &mut self.cluster.barrier.clock);
         self.settle_cluster();
         Ok(())
     }
 
-    pub(super) fn cluster_wait(&mut self) -> Result<Next, Trouble> {
+    pub(super) fn cluster_wait(&mut self) -> Result<Next, FaultCause> {
         if self.warp.cluster_arrivals == self.warp.cluster_waits {
             let message = "a wait for the cluster's barrier without an arrival before".to_owned();
             return Err((FaultKind::WrongArrivalCount, message));
         }
         if self.cluster.barrier.phase < self.warp.cluster_arrivals {
-            return Ok(Next::Again(Wait::Cluster));
+            return Ok(Next::WaitThenRetry(Wait::Cluster));
         }
         self.warp.cluster_waits = self.warp.cluster_arrivals;
-        self.warp.known.acquire(FULL, &self.cluster.barrier.done);
+        self.warp.clocks.acquire(FULL, &self.cluster.barrier.done);
         Ok(Next::Advance)
     }
 
-    /// After an arrival, or the end of a warp.
+    /// Completes the cluster barrier if possible, after an arrival or the exit of a warp.
     fn settle_cluster(&mut self) {
         self.world.progress += 1;
         let others = self.cluster.ctas.iter().flat_map(|cta| &cta.warps).filter(|warp| warp.live()).count();
@@ -141,14 +141,13 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// What the end of a warp means for those that are left.
-    pub(super) fn end_of_warp(&mut self) -> Result<(), Trouble> {
+    /// Handles the exit of a warp.
+    pub(super) fn end_of_warp(&mut self) -> Result<(), FaultCause> {
         self.settle_cluster();
         let last = !self.cluster.ctas[self.rank].warps.iter().any(super::warp::Warp::live);
-        if last
-            && let Some(flight) = self.cluster.ctas[self.rank].flights.iter().find(|flight| flight.is_load())
+        if last && let Some(copy) = self.cluster.ctas[self.rank].in_flight.iter().find(|copy| copy.is_load())
         {
-            let line = self.world.line(flight.pc);
+            let line = self.world.line(copy.pc);
             let message =
                 format!("the CTA ends before the copy of {line} into its shared memory is complete");
             return Err((FaultKind::InFlight, message));

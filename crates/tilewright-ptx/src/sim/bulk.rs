@@ -1,22 +1,22 @@
-//! Bulk and tensor copies: loads that an mbarrier counts, stores in groups of their thread.
+//! Bulk and tensor copies: loads that complete on an mbarrier, stores in bulk groups of their thread.
 //!
-//! Global memory that nobody wrote may be loaded, as rows beyond a tensor's last are; whoever reads it then has to answer for it.
+//! Loads may copy uninitialized global memory, such as rows after a tensor's last. Only a later read of these bytes is a fault.
 
 use super::{
-    copies::Part,
+    copies::ChunkSpec,
     exec::{Exec, Next},
-    fault::{FaultKind, Trouble},
-    flight::{Flight, Kind, finish, finish_reads},
+    fault::{FaultCause, FaultKind},
+    flight::{AsyncCopy, CopyKind, finish, finish_reads},
     lower::{Range, SHARED_BASE},
     shadow::Mark,
     tensor::TensorMap,
-    world::{Agent, Spot},
+    world::{Agent, MemoryLocation},
 };
 use crate::isa::memory::Space;
 
 impl Exec<'_, '_> {
     /// The tensor map at an address.
-    pub(super) fn tensor_map(&self, address: u64) -> Result<TensorMap, Trouble> {
+    pub(super) fn tensor_map(&self, address: u64) -> Result<TensorMap, FaultCause> {
         self.world.program.map(address).cloned().ok_or_else(|| {
             (
                 FaultKind::BadArgument,
@@ -25,15 +25,15 @@ impl Exec<'_, '_> {
         })
     }
 
-    /// The parts of a bulk copy, after its sizes and addresses were checked.
-    fn bulk_parts(
+    /// Checks a bulk copy's size and addresses and splits it into chunks.
+    fn bulk_chunks(
         &mut self,
         (shared, global): (u64, u64),
         bytes: u64,
         load: bool,
         lane: usize,
-    ) -> Result<Vec<Part>, Trouble> {
-        self.culprit = 1 << lane;
+    ) -> Result<Vec<ChunkSpec>, FaultCause> {
+        self.faulting_lanes = 1 << lane;
         if bytes == 0 || !bytes.is_multiple_of(16) || bytes >= 1 << 20 {
             return Err((
                 FaultKind::BadArgument,
@@ -46,21 +46,21 @@ impl Exec<'_, '_> {
                 return Err((FaultKind::Misaligned, message));
             }
         }
-        let here = self.place(if load { Space::Cluster } else { Space::Shared }, shared, bytes as usize)?;
-        let there = self.place(Space::Global, global, bytes as usize)?;
-        self.culprit = self.mask;
+        let here = self.locate(if load { Space::Cluster } else { Space::Shared }, shared, bytes as usize)?;
+        let there = self.locate(Space::Global, global, bytes as usize)?;
+        self.faulting_lanes = self.mask;
         let (from, to) = if load { (there, here) } else { (here, there) };
         Ok((0..bytes as usize).step_by(16).map(|at| (Some(from.plus(at)), to.plus(at), (16, 16))).collect())
     }
 
-    pub(super) fn bulk_load(&mut self, operands: Range) -> Result<(), Trouble> {
+    pub(super) fn bulk_load(&mut self, operands: Range) -> Result<(), FaultCause> {
         let (shared, global) = (self.addresses(operands, 0, false), self.addresses(operands, 2, true));
         let barriers = self.addresses(operands, 5, false);
         for lane in self.active() {
             let bytes = self.operand(operands, 4)[lane];
-            let parts = self.bulk_parts((shared[lane], global[lane]), bytes, true, lane)?;
+            let chunks = self.bulk_chunks((shared[lane], global[lane]), bytes, true, lane)?;
             let barrier = self.find_mbarrier(barriers[lane], true, lane)?;
-            self.start_load(&parts, barrier, lane)?;
+            self.start_load(&chunks, barrier, lane)?;
         }
         Ok(())
     }
@@ -70,7 +70,7 @@ impl Exec<'_, '_> {
         operands: Range,
         dims: usize,
         multicast: bool,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), FaultCause> {
         let (shared, maps) = (self.addresses(operands, 0, false), self.addresses(operands, 2, true));
         let barriers = self.addresses(operands, 4, false);
         for lane in self.active() {
@@ -80,9 +80,9 @@ impl Exec<'_, '_> {
                 false => 0,
             };
             let barrier = self.find_mbarrier(barriers[lane], true, lane)?;
-            let parts = self.box_parts(&map, (operands, 6, dims), shared[lane], lane)?;
+            let chunks = self.box_chunks(&map, (operands, 6, dims), shared[lane], lane)?;
             if !multicast {
-                self.start_load(&parts, barrier, lane)?;
+                self.start_load(&chunks, barrier, lane)?;
                 continue;
             }
             if ctas == 0 || ctas >> self.cluster.ctas.len() != 0 {
@@ -91,27 +91,32 @@ impl Exec<'_, '_> {
                 return Err((FaultKind::BadArgument, message));
             }
             for rank in (0..16).filter(|rank| ctas >> rank & 1 != 0) {
-                let there =
-                    |spot| if let Spot::Shared(_, offset) = spot { Spot::Shared(rank, offset) } else { spot };
-                let parts: Vec<Part> =
-                    parts.iter().map(|&(from, to, bytes)| (from, there(to), bytes)).collect();
+                let there = |location| {
+                    if let MemoryLocation::Shared(_, offset) = location {
+                        MemoryLocation::Shared(rank, offset)
+                    } else {
+                        location
+                    }
+                };
+                let chunks: Vec<ChunkSpec> =
+                    chunks.iter().map(|&(from, to, bytes)| (from, there(to), bytes)).collect();
                 let address = ((rank as u64 + 1) << 24) + u64::from(SHARED_BASE + barrier.1);
                 let barrier = self.find_mbarrier(address, true, lane)?;
-                self.start_load(&parts, barrier, lane)?;
+                self.start_load(&chunks, barrier, lane)?;
             }
         }
         Ok(())
     }
 
-    /// The parts of a box into shared memory.
-    fn box_parts(
+    /// Splits the copy of a box into chunks.
+    fn box_chunks(
         &mut self,
         map: &TensorMap,
         (operands, first, dims): (Range, usize, usize),
         shared: u64,
         lane: usize,
-    ) -> Result<Vec<Part>, Trouble> {
-        self.culprit = 1 << lane;
+    ) -> Result<Vec<ChunkSpec>, FaultCause> {
+        self.faulting_lanes = 1 << lane;
         if map.dims.len() != dims {
             let message = format!("a copy of {dims} dimensions of a tensor of {}", map.dims.len());
             return Err((FaultKind::BadArgument, message));
@@ -122,28 +127,33 @@ impl Exec<'_, '_> {
         }
         let coordinates: Vec<i32> =
             (0..dims).map(|at| (self.operand(operands, first + at)[lane] as u32).cast_signed()).collect();
-        let moves = map.moves(&coordinates, shared as u32);
-        let mut parts = Vec::with_capacity(moves.len());
-        for piece in moves {
-            let bytes = piece.bytes as usize;
-            let to = self.place(Space::Cluster, u64::from(piece.shared), bytes)?;
-            let from = match piece.global {
-                Some(address) => Some(self.place(Space::Global, address, bytes)?),
+        let segments = map.segments(&coordinates, shared as u32);
+        let mut chunks = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let bytes = segment.bytes as usize;
+            let to = self.locate(Space::Cluster, u64::from(segment.shared), bytes)?;
+            let from = match segment.global {
+                Some(address) => Some(self.locate(Space::Global, address, bytes)?),
                 None => None,
             };
-            parts.push((from, to, (bytes, bytes)));
+            chunks.push((from, to, (bytes, bytes)));
         }
-        self.culprit = self.mask;
-        Ok(parts)
+        self.faulting_lanes = self.mask;
+        Ok(chunks)
     }
 
-    /// Starts a copy into shared memory that an mbarrier counts.
-    fn start_load(&mut self, parts: &[Part], barrier: (usize, u32), lane: usize) -> Result<(), Trouble> {
+    /// Starts a copy into shared memory that completes on an mbarrier.
+    fn start_load(
+        &mut self,
+        chunks: &[ChunkSpec],
+        barrier: (usize, u32),
+        lane: usize,
+    ) -> Result<(), FaultCause> {
         let Some(found) = self.cluster.ctas[barrier.0].mbarriers.get(&barrier.1) else { return Ok(()) };
         let (phase, agent, init) = (found.phase, found.agent, found.init);
         let mine = self.mark(lane, 0);
-        if init.who == mine.who && init.count == mine.count {
-            self.culprit = 1 << lane;
+        if init.thread == mine.thread && init.count == mine.count {
+            self.faulting_lanes = 1 << lane;
             let message = format!(
                 "the mbarrier at {}, initialised at {}, counts a copy without a fence.mbarrier_init or a barrier between",
                 self.world.program.arrays.name(barrier.1 as usize),
@@ -151,47 +161,51 @@ impl Exec<'_, '_> {
             );
             return Err((FaultKind::MissingProxyFence, message));
         }
-        let mark = Mark { who: agent, count: phase as u32 + 1, ..mine };
+        let mark = Mark { thread: agent, count: phase as u32 + 1, ..mine };
         let mut rank = self.rank;
-        for &(from, to, (bytes, _)) in parts {
+        for &(from, to, (bytes, _)) in chunks {
             if let Some(from) = from {
                 self.check_proxy((from, bytes), lane)?;
-                self.note(false, (from, bytes), lane, mark)?;
+                self.record_access(false, (from, bytes), lane, mark)?;
             }
             self.check_proxy((to, bytes), lane)?;
-            self.note(true, (to, bytes), lane, mark)?;
-            if let Spot::Shared(owner, _) = to {
+            self.record_access(true, (to, bytes), lane, mark)?;
+            if let MemoryLocation::Shared(owner, _) = to {
                 rank = owner;
             }
         }
         if rank != barrier.0 {
-            self.culprit = 1 << lane;
+            self.faulting_lanes = 1 << lane;
             let message =
                 format!("a copy into CTA {rank} of the cluster with an mbarrier of CTA {}", barrier.0);
             return Err((FaultKind::BadArgument, message));
         }
-        self.take_off(Kind::Load { barrier, phase }, rank, parts, (1 << lane, 0));
+        self.issue_copy(CopyKind::Load { barrier, phase }, rank, chunks, (1 << lane, 0));
         Ok(())
     }
 
-    /// Whether those who wrote bytes fenced them from the asynchronous proxy.
-    fn check_proxy(&mut self, (spot, bytes): (Spot, usize), lane: usize) -> Result<(), Trouble> {
+    /// Checks that every writer of the bytes executed a proxy fence after the write.
+    fn check_proxy(
+        &mut self,
+        (location, bytes): (MemoryLocation, usize),
+        lane: usize,
+    ) -> Result<(), FaultCause> {
         let me = (self.cluster.id, self.first() + lane as u32);
-        let (clock, mine) = (self.warp.known.of(lane), self.warp.known.counts[lane]);
+        let (clock, mine) = (self.warp.clocks.of(lane), self.warp.clocks.counts[lane]);
         let mut missing = None;
         let world = &*self.world;
-        let (shadow, offset, global) = match spot {
-            Spot::Global(place) => (&world.shadows[place.allocation], place.offset, true),
-            Spot::Shared(rank, offset) => (&self.cluster.ctas[rank].shared.shadow, offset, false),
+        let (shadow, offset, global) = match location {
+            MemoryLocation::Global(location) => (&world.shadows[location.allocation], location.offset, true),
+            MemoryLocation::Shared(rank, offset) => (&self.cluster.ctas[rank].shared.shadow, offset, false),
         };
         shadow.writes((offset, bytes), |mark| {
-            let known = match (mark.cluster, mark.who) == me {
+            let known = match (mark.cluster, mark.thread) == me {
                 true => mine,
-                false => clock.get(mark.cluster, mark.who as usize),
+                false => clock.get(mark.cluster, mark.thread as usize),
             };
-            // what is not even known is a race, and reported as one
+            // an unordered write is a race and is reported as one
             if known > mark.count && !world.fenced(mark, known, global)
-                || known == mark.count && (mark.cluster, mark.who) == me
+                || known == mark.count && (mark.cluster, mark.thread) == me
             {
                 missing = Some(*mark);
             }
@@ -199,56 +213,56 @@ impl Exec<'_, '_> {
         match missing {
             None => Ok(()),
             Some(mark) => {
-                self.culprit = 1 << lane;
-                Err(unfenced(&self.world.name(spot), &self.world.line(mark.pc)))
+                self.faulting_lanes = 1 << lane;
+                Err(unfenced(&self.world.name(location), &self.world.line(mark.pc)))
             }
         }
     }
 
-    pub(super) fn bulk_store(&mut self, operands: Range, add: bool) -> Result<(), Trouble> {
+    pub(super) fn bulk_store(&mut self, operands: Range, add: bool) -> Result<(), FaultCause> {
         let (global, shared) = (self.addresses(operands, 0, true), self.addresses(operands, 2, false));
         for lane in self.active() {
             let bytes = self.operand(operands, 4)[lane];
-            let parts = self.bulk_parts((shared[lane], global[lane]), bytes, false, lane)?;
-            self.start_store(&parts, add, lane)?;
+            let chunks = self.bulk_chunks((shared[lane], global[lane]), bytes, false, lane)?;
+            self.start_store(&chunks, add, lane)?;
         }
         Ok(())
     }
 
-    pub(super) fn tensor_store(&mut self, operands: Range, dims: usize) -> Result<(), Trouble> {
+    pub(super) fn tensor_store(&mut self, operands: Range, dims: usize) -> Result<(), FaultCause> {
         let (maps, shared) = (self.addresses(operands, 0, true), self.addresses(operands, 2, false));
         for lane in self.active() {
             let map = self.tensor_map(maps[lane])?;
-            let parts = self.box_parts(&map, (operands, 4, dims), shared[lane], lane)?;
+            let chunks = self.box_chunks(&map, (operands, 4, dims), shared[lane], lane)?;
             let inside =
-                parts.into_iter().filter_map(|(global, shared, bytes)| Some((Some(shared), global?, bytes)));
-            let parts: Vec<Part> = inside.collect();
-            self.start_store(&parts, false, lane)?;
+                chunks.into_iter().filter_map(|(global, shared, bytes)| Some((Some(shared), global?, bytes)));
+            let chunks: Vec<ChunkSpec> = inside.collect();
+            self.start_store(&chunks, false, lane)?;
         }
         Ok(())
     }
 
-    fn start_store(&mut self, parts: &[Part], add: bool, lane: usize) -> Result<(), Trouble> {
+    fn start_store(&mut self, chunks: &[ChunkSpec], add: bool, lane: usize) -> Result<(), FaultCause> {
         let bulks = self.cluster.agent(Agent::Bulks(self.rank, self.warp.index)) + lane as u32;
         let reads = self.cluster.agent(Agent::Reads(self.rank, self.warp.index)) + lane as u32;
         let batch = self.warp.bulks[lane].open;
         let mine = self.mark(lane, 0);
-        let write = Mark { who: bulks, count: batch, strength: if add { 3 } else { 0 }, ..mine };
-        let read = Mark { who: reads, count: batch, ..mine };
-        for &(from, to, (bytes, _)) in parts {
+        let write = Mark { thread: bulks, count: batch, strength: if add { 3 } else { 0 }, ..mine };
+        let read = Mark { thread: reads, count: batch, ..mine };
+        for &(from, to, (bytes, _)) in chunks {
             if let Some(from) = from {
                 self.check_proxy((from, bytes), lane)?;
-                self.note(false, (from, bytes), lane, read)?;
-                self.bytes(from, bytes)?;
+                self.record_access(false, (from, bytes), lane, read)?;
+                self.read_bytes(from, bytes)?;
             }
-            self.note(true, (to, bytes), lane, write)?;
+            self.record_access(true, (to, bytes), lane, write)?;
         }
         self.warp.unread[lane] = Some((batch, self.pc));
-        self.take_off(Kind::Store { add }, self.rank, parts, (1 << lane, batch));
+        self.issue_copy(CopyKind::Store { add }, self.rank, chunks, (1 << lane, batch));
         Ok(())
     }
 
-    pub(super) fn bulk_wait(&mut self, left: usize, only_read: bool) -> Result<Next, Trouble> {
+    pub(super) fn bulk_wait(&mut self, left: usize, only_read: bool) -> Result<Next, FaultCause> {
         let (rank, warp) = (self.rank, self.warp.index);
         let bulks = self.cluster.agent(Agent::Bulks(rank, warp));
         let reads = self.cluster.agent(Agent::Reads(rank, warp));
@@ -256,12 +270,12 @@ impl Exec<'_, '_> {
             let bound =
                 if only_read { self.warp.reads[lane].bound(left) } else { self.warp.bulks[lane].bound(left) };
             let Some(bound) = bound else { continue };
-            let waited = |flight: &Flight| {
-                matches!(flight.kind, Kind::Store { .. })
-                    && (flight.warp, flight.lanes) == (warp, 1 << lane)
-                    && flight.batch <= bound
+            let waited = |copy: &AsyncCopy| {
+                matches!(copy.kind, CopyKind::Store { .. })
+                    && (copy.warp, copy.lanes) == (warp, 1 << lane)
+                    && copy.batch <= bound
             };
-            if self.cluster.ctas[rank].flights.iter().any(waited) && self.world.rng.once_in(2) {
+            if self.cluster.ctas[rank].in_flight.iter().any(waited) && self.world.rng.once_in(2) {
                 return Ok(Next::Yield);
             }
             if only_read {
@@ -270,10 +284,10 @@ impl Exec<'_, '_> {
                 finish(self.world, self.cluster, rank, waited)
                     .map_err(|fault| (fault.kind, fault.message))?;
                 self.warp.bulks[lane].forget(bound);
-                self.know(lane, bulks + lane as u32, bound);
+                self.order_batch(lane, bulks + lane as u32, bound);
             }
             self.warp.reads[lane].forget(bound);
-            self.know(lane, reads + lane as u32, bound);
+            self.order_batch(lane, reads + lane as u32, bound);
             if self.warp.unread[lane].is_some_and(|(batch, _)| batch <= bound) {
                 self.warp.unread[lane] = None;
             }
@@ -281,11 +295,11 @@ impl Exec<'_, '_> {
         Ok(Next::Advance)
     }
 
-    /// Lanes end: what they stored from shared memory must have been read.
-    pub(super) fn check_unread(&mut self) -> Result<(), Trouble> {
+    /// Checks at thread exit that all bulk stores have read their shared memory.
+    pub(super) fn check_unread(&mut self) -> Result<(), FaultCause> {
         for lane in self.active() {
             if let Some((_, pc)) = self.warp.unread[lane] {
-                self.culprit = 1 << lane;
+                self.faulting_lanes = 1 << lane;
                 let message = format!(
                     "the thread ends before it waited for the bulk store of {} to have read its shared memory",
                     self.world.line(pc)
@@ -297,8 +311,8 @@ impl Exec<'_, '_> {
     }
 }
 
-/// What it is to forget a fence.
-pub(super) fn unfenced(what: &str, line: &str) -> Trouble {
+/// The fault of a missing proxy fence.
+pub(super) fn unfenced(what: &str, line: &str) -> FaultCause {
     let message = format!(
         "an asynchronous operation meets what {line} wrote to {what}, without a fence.proxy.async by the writer after it"
     );

@@ -1,17 +1,17 @@
-//! Who knows what: vector clocks, over the threads of a cluster and what works for them, and over other clusters.
+//! Vector clocks over the threads and asynchronous agents of a cluster, and over other clusters.
 //!
-//! Every thread counts its releases (arrivals, fences, barriers). An access is marked with the thread and its count; another
-//! thread comes after it when its vector clock has a greater count for that thread. What works asynchronously has numbers of
-//! its own behind the threads: a bulk copy is marked with its mbarrier and phase, a store with its thread's group.
+//! Every thread counts its releases (arrivals, fences, barriers). An access is marked with the thread and its count. It happens
+//! before another thread's access if that thread's vector clock has a greater count for the first thread. Asynchronous agents
+//! have indices after the threads: a bulk load is marked with its mbarrier and phase, a store with its thread's group.
 
 use std::rc::Rc;
 
-/// What a thread knows of others: for each the first count that it has not seen the end of.
+/// A vector clock: per thread or agent, the first count that is not ordered before.
 ///
-/// A mark with count `c` is known when the clock is greater than `c`.
+/// An access with count `c` happens before if the clock is greater than `c`.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Clock {
-    /// The cluster of `counts`; `u32::MAX` where nobody is at home.
+    /// The cluster of `counts`; `u32::MAX` for none.
     home: u32,
     counts: Vec<u32>,
     others: Vec<(u32, Vec<u32>)>,
@@ -42,7 +42,7 @@ impl Clock {
         &mut self.others[at].1
     }
 
-    /// All that either knows.
+    /// Takes the maximum with another clock.
     pub(super) fn join(&mut self, other: &Self) {
         if !other.counts.is_empty() {
             join_counts(self.of(other.home), &other.counts);
@@ -52,7 +52,7 @@ impl Clock {
         }
     }
 
-    /// Only what both know, of the same home; of other clusters nothing.
+    /// Takes the minimum with another clock of the same home cluster; counts of other clusters are ignored.
     pub(super) fn meet(&mut self, other: &Self) {
         self.counts.truncate(other.counts.len());
         for (mine, theirs) in self.counts.iter_mut().zip(&other.counts) {
@@ -60,53 +60,53 @@ impl Clock {
         }
     }
 
-    /// Everything of `who` below `count` is known.
-    pub(super) fn raise(&mut self, cluster: u32, who: usize, count: u32) {
+    /// Raises the count of `thread` to at least `count`.
+    pub(super) fn raise(&mut self, cluster: u32, thread: usize, count: u32) {
         let counts = self.of(cluster);
-        if counts.len() <= who {
-            counts.resize(who + 1, 0);
+        if counts.len() <= thread {
+            counts.resize(thread + 1, 0);
         }
-        counts[who] = counts[who].max(count);
+        counts[thread] = counts[thread].max(count);
     }
 
-    /// What is known of one.
+    /// The count of a thread or agent.
     #[inline]
-    pub(super) fn get(&self, cluster: u32, who: usize) -> u32 {
+    pub(super) fn get(&self, cluster: u32, thread: usize) -> u32 {
         if cluster == self.home {
-            return self.counts.get(who).copied().unwrap_or(0);
+            return self.counts.get(thread).copied().unwrap_or(0);
         }
         let other = self.others.iter().find(|(other, _)| *other == cluster);
-        other.and_then(|(_, counts)| counts.get(who).copied()).unwrap_or(0)
+        other.and_then(|(_, counts)| counts.get(thread).copied()).unwrap_or(0)
     }
 }
 
-/// The clocks of a warp's lanes: lanes that know the same share one.
+/// The clocks of a warp's lanes; lanes with equal clocks share one.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Known {
-    /// Masks that do not overlap and together are all lanes.
+pub(super) struct WarpClocks {
+    /// Disjoint lane masks that cover the warp, and their clocks.
     pub(super) parts: Vec<(u32, Rc<Clock>)>,
-    /// How often each lane released, from 1 on.
+    /// The number of releases of each lane, starting at 1.
     pub(super) counts: Vec<u32>,
 }
 
-impl Known {
+impl WarpClocks {
     pub(super) fn new(home: u32) -> Self {
         Self { parts: vec![(!0, Rc::new(Clock::new(home)))], counts: vec![1; 32] }
     }
 
-    /// The clock of a lane, without its own count.
+    /// The clock of a lane, excluding its own count.
     pub(super) fn of(&self, lane: usize) -> &Rc<Clock> {
         let part = self.parts.iter().find(|(mask, _)| mask >> lane & 1 != 0);
         &part.unwrap_or(&self.parts[0]).1
     }
 
-    /// Lanes make what they did and know known to `into`. What they do next is not.
+    /// Release: joins the lanes' clocks and counts into `into`, then advances their counts.
     pub(super) fn release(&mut self, mask: u32, (cluster, first): (u32, usize), into: &mut Clock) {
         self.publish(mask, (cluster, first), into);
         self.advance(mask);
     }
 
-    /// The same, where [`Known::advance`] follows.
+    /// The first half of a release; [`WarpClocks::advance`] is the second.
     pub(super) fn publish(&self, mask: u32, (cluster, first): (u32, usize), into: &mut Clock) {
         for (part, clock) in &self.parts {
             if part & mask != 0 {
@@ -124,7 +124,7 @@ impl Known {
         }
     }
 
-    /// Changes what lanes know.
+    /// Applies `change` to the clocks of some lanes.
     pub(super) fn change(&mut self, mask: u32, mut change: impl FnMut(&mut Clock)) {
         let mut apart = Vec::new();
         for (part, clock) in &mut self.parts {
@@ -141,12 +141,12 @@ impl Known {
         self.parts.append(&mut apart);
     }
 
-    /// Lanes learn what `from` knows.
+    /// Acquire: joins `from` into the lanes' clocks.
     pub(super) fn acquire(&mut self, mask: u32, from: &Clock) {
         self.change(mask, |clock| clock.join(from));
     }
 
-    /// All lanes know the same, and that includes all that they knew.
+    /// Replaces all lanes' clocks by one that includes them.
     pub(super) fn replace(&mut self, with: &Rc<Clock>) {
         self.parts.clear();
         self.parts.push((!0, Rc::clone(with)));

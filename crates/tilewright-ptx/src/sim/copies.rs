@@ -1,58 +1,65 @@
-//! Starting asynchronous copies: `cp.async` and its groups; bulk and tensor copies are in `bulk`.
+//! Issue of asynchronous copies: `cp.async` and its groups. Bulk and tensor copies are in `bulk`.
 //!
-//! A copy marks what it touches when it starts: what it writes as written by its mbarrier's phase or its lane's batch, which
-//! nobody knows before the wait. So an access in between is found whether the bytes have arrived by then or not.
+//! A copy marks its source and destination at issue, as accesses of its mbarrier's phase or its lane's batch. No thread's clock
+//! includes these before the wait. An access before the wait is therefore a fault, whether the bytes have arrived or not.
 
 use super::{
     exec::{Exec, Next},
-    fault::{FaultKind, Trouble},
-    flight::{Flight, Kind, Piece, finish},
+    fault::{FaultCause, FaultKind},
+    flight::{AsyncCopy, CopyChunk, CopyKind, finish},
     lower::Range,
     shadow::Mark,
-    world::{Agent, Spot},
+    world::{Agent, MemoryLocation},
 };
-use crate::isa::{copies::Copy, memory::Space};
+use crate::isa::{copies::CopyOp, memory::Space};
 
-/// Bytes between two spots, of which the second number is read.
-pub(super) type Part = (Option<Spot>, Spot, (usize, usize));
+/// A chunk of a copy: source, destination, and its bytes written and read.
+pub(super) type ChunkSpec = (Option<MemoryLocation>, MemoryLocation, (usize, usize));
 
 impl Exec<'_, '_> {
-    pub(super) fn copy(&mut self, op: Copy, operands: Range) -> Result<Next, Trouble> {
+    pub(super) fn copy(&mut self, op: CopyOp, operands: Range) -> Result<Next, FaultCause> {
         match op {
-            Copy::Async(bytes) => self.async_copy(bytes, operands, |read| read as usize)?,
-            Copy::AsyncUnless(bytes) => {
+            CopyOp::Async(bytes) => self.async_copy(bytes, operands, |read| read as usize)?,
+            CopyOp::AsyncUnless(bytes) => {
                 self.async_copy(bytes, operands, |absent| if absent == 0 { bytes } else { 0 })?;
             }
-            Copy::AsyncCommit => self.active().for_each(|lane| self.warp.copies[lane].commit()),
-            Copy::AsyncWait(left) => return self.async_wait(left),
-            Copy::AsyncArrive => self.async_arrive(operands)?,
-            Copy::BulkLoad => self.bulk_load(operands)?,
-            Copy::BulkStore => self.bulk_store(operands, false)?,
-            Copy::BulkReduceAddF32 => self.bulk_store(operands, true)?,
-            Copy::TensorLoad(dims) => self.tensor_load(operands, dims, false)?,
-            Copy::TensorLoadMulticast(dims) => self.tensor_load(operands, dims, true)?,
-            Copy::TensorStore(dims) => self.tensor_store(operands, dims)?,
-            Copy::TensorPrefetch(_) => {
+            CopyOp::AsyncCommit => self.active().for_each(|lane| self.warp.copies[lane].commit()),
+            CopyOp::AsyncWait(left) => return self.async_wait(left),
+            CopyOp::AsyncArrive => self.async_arrive(operands)?,
+            CopyOp::BulkLoad => self.bulk_load(operands)?,
+            CopyOp::BulkStore => self.bulk_store(operands, false)?,
+            CopyOp::BulkReduceAddF32 => self.bulk_store(operands, true)?,
+            CopyOp::TensorLoad(dims) => self.tensor_load(operands, dims, false)?,
+            CopyOp::TensorLoadMulticast(dims) => self.tensor_load(operands, dims, true)?,
+            CopyOp::TensorStore(dims) => self.tensor_store(operands, dims)?,
+            CopyOp::TensorPrefetch(_) => {
                 let maps = self.addresses(operands, 0, true);
                 for lane in self.active() {
                     self.tensor_map(maps[lane])?;
                 }
             }
-            Copy::BulkCommit => self.active().for_each(|lane| {
+            CopyOp::BulkCommit => self.active().for_each(|lane| {
                 self.warp.bulks[lane].commit();
                 self.warp.reads[lane].commit();
             }),
-            Copy::BulkWait(left) => return self.bulk_wait(left, false),
-            Copy::BulkWaitRead(left) => return self.bulk_wait(left, true),
+            CopyOp::BulkWait(left) => return self.bulk_wait(left, false),
+            CopyOp::BulkWaitRead(left) => return self.bulk_wait(left, true),
         }
         Ok(Next::Advance)
     }
 
-    pub(super) fn take_off(&mut self, kind: Kind, rank: usize, parts: &[Part], (lanes, batch): (u32, u32)) {
-        let piece = |&(from, to, (bytes, read)): &Part| Piece { from, to, bytes, read, held: None };
-        let flight = Flight {
+    pub(super) fn issue_copy(
+        &mut self,
+        kind: CopyKind,
+        rank: usize,
+        chunks: &[ChunkSpec],
+        (lanes, batch): (u32, u32),
+    ) {
+        let chunk =
+            |&(from, to, (bytes, read)): &ChunkSpec| CopyChunk { from, to, bytes, read, snapshot: None };
+        let copy = AsyncCopy {
             kind,
-            pieces: parts.iter().map(piece).collect(),
+            chunks: chunks.iter().map(chunk).collect(),
             cta: self.cluster.ctas[self.rank].id,
             warp: self.warp.index,
             lanes,
@@ -60,71 +67,71 @@ impl Exec<'_, '_> {
             pc: self.pc,
         };
         self.world.report.async_copies += 1;
-        self.cluster.ctas[rank].flights.push(flight);
+        self.cluster.ctas[rank].in_flight.push(copy);
     }
 
-    /// `read` tells from the last operand how many bytes are read.
+    /// `cp.async`; `read` maps the last operand to the number of bytes read.
     fn async_copy(
         &mut self,
         bytes: usize,
         operands: Range,
         read: impl Fn(u64) -> usize,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), FaultCause> {
         let (shared, global) = (self.addresses(operands, 0, false), self.addresses(operands, 2, true));
         let agent = self.cluster.agent(Agent::Copies(self.rank, self.warp.index));
-        let mut parts: Vec<(u32, u32, Vec<Part>)> = Vec::new();
+        let mut chunks: Vec<(u32, u32, Vec<ChunkSpec>)> = Vec::new();
         for lane in self.active() {
             let read = read(self.operand(operands, 4)[lane]);
             if read > bytes {
-                self.culprit = 1 << lane;
+                self.faulting_lanes = 1 << lane;
                 return Err((FaultKind::BadArgument, format!("{read} bytes to read of a copy of {bytes}")));
             }
             let batch = self.warp.copies[lane].open;
-            let mark = Mark { who: agent + lane as u32, count: batch, ..self.mark(lane, 0) };
-            let to = self.spot(Space::Shared, shared[lane], bytes, lane)?;
+            let mark = Mark { thread: agent + lane as u32, count: batch, ..self.mark(lane, 0) };
+            let to = self.locate_aligned(Space::Shared, shared[lane], bytes, lane)?;
             let from = if read == 0 {
                 None
             } else {
                 if !global[lane].is_multiple_of(bytes as u64) {
-                    self.culprit = 1 << lane;
+                    self.faulting_lanes = 1 << lane;
                     let message =
                         format!("{bytes} bytes from {:#x}: expected a multiple of {bytes}", global[lane]);
                     return Err((FaultKind::Misaligned, message));
                 }
-                let from = self.place(Space::Global, global[lane], read)?;
-                self.note(false, (from, read), lane, mark)?;
+                let from = self.locate(Space::Global, global[lane], read)?;
+                self.record_access(false, (from, read), lane, mark)?;
                 Some(from)
             };
-            self.note(true, (to, bytes), lane, mark)?;
-            // the asynchronous proxy does not see these without a fence
-            self.world.fences.entry((mark.cluster, mark.who)).or_default();
+            self.record_access(true, (to, bytes), lane, mark)?;
+            // the async proxy needs a fence before it reads these bytes
+            self.world.fences.entry((mark.cluster, mark.thread)).or_default();
             let part = (from, to, (bytes, read));
-            match parts.iter_mut().find(|(_, other, _)| *other == batch) {
-                Some((lanes, _, parts)) => {
+            match chunks.iter_mut().find(|(_, other, _)| *other == batch) {
+                Some((lanes, _, chunks)) => {
                     *lanes |= 1 << lane;
-                    parts.push(part);
+                    chunks.push(part);
                 }
-                None => parts.push((1 << lane, batch, vec![part])),
+                None => chunks.push((1 << lane, batch, vec![part])),
             }
         }
-        for (lanes, batch, parts) in parts {
-            self.take_off(Kind::Async, self.rank, &parts, (lanes, batch));
+        for (lanes, batch, chunks) in chunks {
+            self.issue_copy(CopyKind::Async, self.rank, &chunks, (lanes, batch));
         }
         Ok(())
     }
 
-    fn async_wait(&mut self, left: usize) -> Result<Next, Trouble> {
+    fn async_wait(&mut self, left: usize) -> Result<Next, FaultCause> {
         let bounds: Vec<(usize, Option<u32>)> =
             self.active().map(|lane| (lane, self.warp.copies[lane].bound(left))).collect();
         let warp = self.warp.index;
-        let waited = |flight: &Flight| {
-            flight.kind == Kind::Async
-                && flight.warp == warp
+        let waited = |copy: &AsyncCopy| {
+            copy.kind == CopyKind::Async
+                && copy.warp == warp
                 && bounds.iter().any(|&(lane, bound)| {
-                    flight.lanes >> lane & 1 != 0 && bound.is_some_and(|bound| flight.batch <= bound)
+                    copy.lanes >> lane & 1 != 0 && bound.is_some_and(|bound| copy.batch <= bound)
                 })
         };
-        if self.cluster.ctas[self.rank].flights.iter().any(waited) {
+        if self.cluster.ctas[self.rank].in_flight.iter().any(waited) {
             if self.world.rng.once_in(2) {
                 return Ok(Next::Yield);
             }
@@ -136,27 +143,27 @@ impl Exec<'_, '_> {
         for (lane, bound) in bounds {
             let Some(bound) = bound else { continue };
             self.warp.copies[lane].forget(bound);
-            self.know(lane, agent + lane as u32, bound);
+            self.order_batch(lane, agent + lane as u32, bound);
         }
         Ok(Next::Advance)
     }
 
-    /// A lane has waited for a batch.
-    pub(super) fn know(&mut self, lane: usize, who: u32, batch: u32) {
+    /// Orders a batch before the lane's next accesses, after its wait.
+    pub(super) fn order_batch(&mut self, lane: usize, thread: u32, batch: u32) {
         let id = self.cluster.id;
-        self.warp.known.change(1 << lane, |clock| clock.raise(id, who as usize, batch + 1));
+        self.warp.clocks.change(1 << lane, |clock| clock.raise(id, thread as usize, batch + 1));
     }
 
-    fn async_arrive(&mut self, operands: Range) -> Result<(), Trouble> {
+    fn async_arrive(&mut self, operands: Range) -> Result<(), FaultCause> {
         let addresses = self.addresses(operands, 0, false);
         let agent = self.cluster.agent(Agent::Copies(self.rank, self.warp.index));
         for lane in self.active() {
             let barrier = self.find_mbarrier(addresses[lane], false, lane)?;
-            // later copies are another batch
+            // later copies belong to another batch
             let batch = self.warp.copies[lane].open;
             self.warp.copies[lane].open += 1;
-            let kind = Kind::Arrival { barrier, agent: agent + lane as u32 };
-            self.take_off(kind, self.rank, &[], (1 << lane, batch));
+            let kind = CopyKind::Arrival { barrier, agent: agent + lane as u32 };
+            self.issue_copy(kind, self.rank, &[], (1 << lane, batch));
         }
         Ok(())
     }

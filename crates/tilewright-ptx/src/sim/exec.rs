@@ -2,40 +2,40 @@
 
 use super::{
     clock::Clock,
-    fault::{Fault, FaultKind, Trouble},
+    fault::{Fault, FaultCause, FaultKind},
     lower::{Code, Range},
     shadow::{Actor, Mark},
     warp::{FULL, Group, Wait, Warp},
-    world::{Cluster, Cta, Spot, World},
+    world::{Cluster, Cta, MemoryLocation, World},
 };
-use crate::isa::{Op, matrix::Matrix, pure::Lanes};
+use crate::isa::{Op, matrix::MatrixOp, pure::Lanes};
 use std::rc::Rc;
 
-/// A warp at work: taken out of its CTA, beside all that it can reach.
+/// The execution context of a warp. The warp is moved out of its CTA so that the rest can be borrowed.
 pub(super) struct Exec<'a, 'm> {
     pub(super) world: &'a mut World<'m>,
     pub(super) cluster: &'a mut Cluster,
     /// The rank of its CTA.
     pub(super) rank: usize,
     pub(super) warp: &'a mut Warp,
-    /// The group at work.
+    /// The executing group of lanes.
     pub(super) group: usize,
     pub(super) pc: u32,
     pub(super) mask: u32,
-    /// The lanes that a fault blames.
-    pub(super) culprit: u32,
+    /// The lanes reported by a fault.
+    pub(super) faulting_lanes: u32,
 }
 
-/// What comes after a step.
+/// The control transfer after a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The next.
+    /// Continue with the next step.
     Advance,
-    /// The next, when a wait is over.
-    Rest(Wait),
-    /// The same again, when a wait is over.
-    Again(Wait),
-    /// The same again, later.
+    /// Block, then continue with the next step.
+    WaitThenAdvance(Wait),
+    /// Block, then retry this step.
+    WaitThenRetry(Wait),
+    /// Retry this step in a later slice.
     Yield,
 }
 
@@ -48,7 +48,7 @@ impl Exec<'_, '_> {
                 return self.check_lanes();
             };
             self.group = group;
-            // alone until it waits or ends; among others one step at a time, since any may be the next
+            // a converged warp runs until it blocks or exits; diverged groups interleave step by step
             let steps = if self.warp.groups.len() == 1 { budget } else { 1 };
             let (done, yielded) = self.steps(steps)?;
             budget -= done.min(budget);
@@ -59,11 +59,11 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Executes up to `steps` steps of one group: how many, and whether it would rather not go on.
+    /// Executes up to `steps` steps of one group. Returns their number and whether the group yielded.
     fn steps(&mut self, steps: u32) -> Result<(u32, bool), Fault> {
         for done in 1..=steps {
             let group = self.warp.groups[self.group];
-            (self.pc, self.mask, self.culprit) = (group.pc, group.mask, group.mask);
+            (self.pc, self.mask, self.faulting_lanes) = (group.pc, group.mask, group.mask);
             if group.mask != FULL && self.world.program.aligned[group.pc as usize] {
                 self.warp.groups[self.group].wait = Wait::Lanes;
                 self.warp.merge();
@@ -72,7 +72,7 @@ impl Exec<'_, '_> {
             self.world.report.warp_instructions += 1;
             self.world.report.thread_instructions += u64::from(group.mask.count_ones());
             match self.step(group) {
-                Err(trouble) => return Err(self.fault(trouble)),
+                Err(cause) => return Err(self.fault(cause)),
                 Ok(false) => {}
                 Ok(true) => return Ok((done, !self.moved(group))),
             }
@@ -80,13 +80,13 @@ impl Exec<'_, '_> {
         Ok((steps, false))
     }
 
-    /// Whether the group that was `before` is elsewhere, or another.
+    /// Returns whether the group differs from its state `before`.
     fn moved(&self, before: Group) -> bool {
         self.warp.groups.get(self.group).is_none_or(|now| *now != before)
     }
 
-    /// One step: whether the group has to be chosen anew.
-    fn step(&mut self, group: Group) -> Result<bool, Trouble> {
+    /// Executes one step. Returns whether a group must be chosen again.
+    fn step(&mut self, group: Group) -> Result<bool, FaultCause> {
         let next = match self.world.program.code[group.pc as usize] {
             Code::Pure(op, d, args, count) => {
                 self.check_read(&args[..usize::from(count)])?;
@@ -104,7 +104,7 @@ impl Exec<'_, '_> {
             }
             Code::Jump(to) => {
                 self.warp.groups[self.group].pc = to;
-                return Ok(self.joined());
+                return Ok(self.merge_groups());
             }
             Code::Branch(p, when, to) => {
                 self.check_read(&[p])?;
@@ -121,8 +121,8 @@ impl Exec<'_, '_> {
                 return Ok(true);
             }
         };
-        if matches!(next, Next::Again(_) | Next::Yield) {
-            // it counts when it is done
+        if matches!(next, Next::WaitThenRetry(_) | Next::Yield) {
+            // an instruction counts once, when it completes
             self.world.report.warp_instructions -= 1;
             self.world.report.thread_instructions -= u64::from(group.mask.count_ones());
         }
@@ -130,15 +130,15 @@ impl Exec<'_, '_> {
         match next {
             Next::Advance => {
                 group.pc += 1;
-                group.give_up = false;
-                Ok(self.joined())
+                group.timed_out = false;
+                Ok(self.merge_groups())
             }
-            Next::Rest(wait) => {
+            Next::WaitThenAdvance(wait) => {
                 group.pc += 1;
                 group.wait = wait;
                 Ok(true)
             }
-            Next::Again(wait) => {
+            Next::WaitThenRetry(wait) => {
                 group.wait = wait;
                 Ok(true)
             }
@@ -146,8 +146,8 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// After a move: merges with who is there. Whether groups changed.
-    fn joined(&mut self) -> bool {
+    /// Merges groups at the same step. Returns whether groups may have changed.
+    fn merge_groups(&mut self) -> bool {
         if self.warp.groups.len() == 1 {
             return false;
         }
@@ -162,20 +162,20 @@ impl Exec<'_, '_> {
         let group = &mut self.warp.groups[self.group];
         if taken == self.mask {
             group.pc = to;
-            return self.joined();
+            return self.merge_groups();
         }
         group.pc += 1;
         if taken == 0 {
-            return self.joined();
+            return self.merge_groups();
         }
         group.mask &= !taken;
-        self.warp.groups.push(Group { pc: to, mask: taken, wait: Wait::None, give_up: false });
+        self.warp.groups.push(Group { pc: to, mask: taken, wait: Wait::None, timed_out: false });
         self.warp.merge();
         true
     }
 
-    fn op(&mut self, op: Op, results: Range, operands: Range) -> Result<Next, Trouble> {
-        let wgmma = matches!(op, Op::Matrix(Matrix::Wgmma { .. }));
+    fn op(&mut self, op: Op, results: Range, operands: Range) -> Result<Next, FaultCause> {
+        let wgmma = matches!(op, Op::Matrix(MatrixOp::Wgmma { .. }));
         if !wgmma {
             self.check_read(self.world.program.regs(operands))?;
         }
@@ -191,9 +191,9 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// Whether registers may be read: written, and not in the hands of a product in flight.
+    /// Checks that registers are initialized and not owned by a `wgmma` in flight.
     #[inline]
-    pub(super) fn check_read(&self, regs: &[u32]) -> Result<(), Trouble> {
+    pub(super) fn check_read(&self, regs: &[u32]) -> Result<(), FaultCause> {
         for &reg in regs {
             if self.warp.ready[reg as usize] & self.mask != self.mask {
                 return Err((
@@ -201,21 +201,21 @@ impl Exec<'_, '_> {
                     format!("register {} was never written", self.name(reg)),
                 ));
             }
-            if self.warp.products.issued != self.warp.products.waited {
+            if self.warp.wgmma.issued != self.warp.wgmma.waited {
                 self.check_in_flight(reg, "read")?;
             }
         }
         Ok(())
     }
 
-    /// The name of a register.
+    /// The register's name.
     pub(super) fn name(&self, reg: u32) -> &str {
         self.world.program.names.get(reg as usize).map_or("of a constant", String::as_str)
     }
 
-    /// Writes a register in the lanes at work.
+    /// Writes a register in the active lanes.
     #[inline]
-    pub(super) fn write(&mut self, reg: u32, value: &Lanes) -> Result<(), Trouble> {
+    pub(super) fn write(&mut self, reg: u32, value: &Lanes) -> Result<(), FaultCause> {
         let at = reg as usize;
         if self.world.program.wgmma {
             self.check_write(reg)?;
@@ -234,7 +234,7 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Lanes of an operand.
+    /// The values of an operand.
     pub(super) fn operand(&self, operands: Range, at: usize) -> &Lanes {
         &self.warp.regs[self.world.program.regs(operands)[at] as usize]
     }
@@ -244,21 +244,21 @@ impl Exec<'_, '_> {
         self.world.program.regs(results)[0]
     }
 
-    /// The lanes at work.
+    /// The active lanes.
     pub(super) fn active(&self) -> impl Iterator<Item = usize> + use<> {
         let mask = self.mask;
         (0..32).filter(move |lane| mask >> lane & 1 != 0)
     }
 
-    /// The addresses that the operands from `at` on say, of 32 or 64 bits.
+    /// The addresses in operands `at` and `at + 1` (base and offset), of 32 or 64 bits.
     pub(super) fn addresses(&self, operands: Range, at: usize, wide: bool) -> Lanes {
         let (base, offset) = (self.operand(operands, at), self.operand(operands, at + 1));
         let low = if wide { !0 } else { 0xffff_ffff };
         std::array::from_fn(|lane| base[lane].wrapping_add(offset[lane]) & low)
     }
 
-    /// An operand that all lanes at work have to agree on.
-    pub(super) fn uniform(&mut self, operands: Range, at: usize, what: &str) -> Result<u64, Trouble> {
+    /// An operand that must be uniform over the active lanes.
+    pub(super) fn uniform(&mut self, operands: Range, at: usize, what: &str) -> Result<u64, FaultCause> {
         let lanes = *self.operand(operands, at);
         let first = lanes[self.mask.trailing_zeros() as usize];
         match self.active().find(|&lane| lanes[lane] != first) {
@@ -274,67 +274,67 @@ impl Exec<'_, '_> {
         &mut self.cluster.ctas[self.rank]
     }
 
-    /// The number of lane 0 among the threads of the cluster.
+    /// The index of lane 0 among the threads of the cluster.
     pub(super) fn first(&self) -> u32 {
         self.rank as u32 * self.world.program.threads + 32 * self.warp.index
     }
 
     /// The mark of a lane's access.
     pub(super) fn mark(&self, lane: usize, strength: u8) -> Mark {
-        let who = self.first() + lane as u32;
-        Mark { cluster: self.cluster.id, who, count: self.warp.known.counts[lane], pc: self.pc, strength }
+        let thread = self.first() + lane as u32;
+        Mark { cluster: self.cluster.id, thread, count: self.warp.clocks.counts[lane], pc: self.pc, strength }
     }
 
-    /// Notes a lane's access, which is remembered as `mark`.
-    pub(super) fn note(
+    /// Records a lane's access in the shadow memory as `mark` and checks it for races.
+    pub(super) fn record_access(
         &mut self,
         write: bool,
-        (spot, bytes): (Spot, usize),
+        (location, bytes): (MemoryLocation, usize),
         lane: usize,
         mark: Mark,
-    ) -> Result<(), Trouble> {
-        let me = (self.cluster.id, self.first() + lane as u32);
-        let actor = Actor { clock: self.warp.known.of(lane), me, mark };
-        let noted = match spot {
-            Spot::Global(place) => {
-                self.world.shadows[place.allocation].note(write, (place.offset, bytes), &actor)
+    ) -> Result<(), FaultCause> {
+        let id = (self.cluster.id, self.first() + lane as u32);
+        let actor = Actor { clock: self.warp.clocks.of(lane), id, mark };
+        let noted = match location {
+            MemoryLocation::Global(location) => {
+                self.world.shadows[location.allocation].record(write, (location.offset, bytes), &actor)
             }
-            Spot::Shared(rank, offset) => {
-                self.cluster.ctas[rank].shared.shadow.note(write, (offset, bytes), &actor)
+            MemoryLocation::Shared(rank, offset) => {
+                self.cluster.ctas[rank].shared.shadow.record(write, (offset, bytes), &actor)
             }
         };
         noted.map_err(|conflict| {
-            self.culprit = 1 << lane;
-            self.world.conflict(conflict, write, spot)
+            self.faulting_lanes = 1 << lane;
+            self.world.conflict(conflict, write, location)
         })
     }
 
-    /// Makes what lanes did and know known.
+    /// Releases the accesses of lanes into a clock.
     pub(super) fn release(&mut self, mask: u32, into: &mut Clock) {
         let first = (self.cluster.id, self.first() as usize);
-        self.warp.known.release(mask, first, into);
+        self.warp.clocks.release(mask, first, into);
     }
 
-    /// All lanes of the warp know what any of them did.
+    /// Orders prior accesses of all lanes before later accesses of all lanes.
     pub(super) fn sync_lanes(&mut self) {
         let mut all = Clock::new(self.cluster.id);
         self.release(FULL, &mut all);
-        self.warp.known.replace(&Rc::new(all));
+        self.warp.clocks.replace(&Rc::new(all));
     }
 
-    /// A mistake of the lanes at work.
-    pub(super) fn fault(&self, (kind, message): Trouble) -> Fault {
+    /// The fault for a cause at the current step.
+    pub(super) fn fault(&self, (kind, message): FaultCause) -> Fault {
         Fault {
             kind,
             message,
             at: self.world.program.at.get(self.pc as usize).copied(),
             cta: self.cluster.ctas[self.rank].id,
             warp: self.warp.index,
-            lanes: self.culprit,
+            lanes: self.faulting_lanes,
         }
     }
 
-    /// When no lane goes on: whether those that wait for lanes wait in vain.
+    /// Reports divergence if all groups of the warp wait for other lanes.
     fn check_lanes(&mut self) -> Result<(), Fault> {
         let groups = &self.warp.groups;
         if groups.is_empty() || groups.iter().any(|group| group.wait != Wait::Lanes) {
@@ -348,7 +348,7 @@ impl Exec<'_, '_> {
         let live = groups.iter().fold(0, |live, group| live | group.mask);
         let ended = (live != FULL).then(|| format!("lanes {:#x} have ended", !live));
         let why: Vec<String> = others.into_iter().chain(ended).collect();
-        (self.pc, self.culprit) = (pc, mask);
+        (self.pc, self.faulting_lanes) = (pc, mask);
         let message = format!(
             "an instruction for the whole warp is executed by lanes {mask:#x} only: {}",
             why.join(", ")

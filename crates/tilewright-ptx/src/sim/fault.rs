@@ -1,42 +1,42 @@
-//! What a kernel did wrong, where, and who did it.
+//! Faults: kind, message, source line, and the threads that caused them.
 
 use std::{error::Error, fmt, panic::Location};
 
-/// A kind of mistake.
+/// The kind of a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum FaultKind {
-    /// Nothing in the grid can go on.
+    /// No thread of the grid can make progress.
     Deadlock,
-    /// An address outside of what there is.
+    /// An address outside of all allocations.
     OutOfBounds,
-    /// An address that is not a multiple of the whole access.
+    /// An address that is not aligned to the access.
     Misaligned,
-    /// Memory or a register that nobody wrote.
+    /// A read of uninitialized memory or of an uninitialized register.
     Uninitialized,
-    /// Two threads touch the same bytes, one of them writes, and nothing orders them.
+    /// Two unordered accesses to the same bytes, at least one a write.
     Race,
-    /// Bytes that an mbarrier is told to expect are not those that arrive.
+    /// The bytes that an mbarrier expects differ from the bytes that arrive.
     WrongTransactionCount,
     /// More threads arrive at a barrier than it expects.
     WrongArrivalCount,
-    /// A phase of an mbarrier ended twice while a thread waited for its first end.
+    /// Two phases of an mbarrier completed while a thread waited for the first.
     WrongPhase,
-    /// Memory or registers of an asynchronous operation that nobody waited for.
+    /// An access to memory or registers of an asynchronous operation in flight.
     InFlight,
-    /// An asynchronous operation meets what threads wrote without `fence.proxy.async`.
+    /// An asynchronous operation accesses bytes written by threads without a `fence.proxy.async`.
     MissingProxyFence,
-    /// A `wgmma` meets registers that were written after the last `wgmma.fence`.
+    /// A `wgmma` uses registers that were written after the last `wgmma.fence`.
     MissingWgmmaFence,
-    /// An instruction for a whole warp or warpgroup that some of its lanes do not execute.
+    /// A warp or warpgroup instruction that some lanes do not execute.
     Divergence,
-    /// An instruction on an mbarrier where there is none, or an ordinary access to one.
+    /// An mbarrier instruction on other memory, or an ordinary access to an mbarrier.
     NotAnMbarrier,
-    /// Operands, parameters or a launch that the hardware refuses.
+    /// Operands, parameters or a launch configuration that the hardware rejects.
     BadArgument,
-    /// The kernel gave up (`trap`).
+    /// The kernel executed `trap`.
     Trap,
-    /// Threads go round without changing anything.
+    /// Threads loop without progress.
     RunsForever,
 }
 
@@ -63,25 +63,25 @@ impl fmt::Display for FaultKind {
     }
 }
 
-/// A mistake of a kernel.
+/// A fault of a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// What kind.
+    /// The kind.
     pub kind: FaultKind,
-    /// What happened, with values, and what was expected.
+    /// The observed values and the expectation.
     pub message: String,
-    /// The line that recorded the instruction; none where no instruction is to blame.
+    /// The source line of the instruction; none if no instruction is at fault.
     pub at: Option<&'static Location<'static>>,
-    /// The CTA in the grid.
+    /// The CTA index in the grid.
     pub cta: [u32; 3],
-    /// The warp in its CTA.
+    /// The warp index in the CTA.
     pub warp: u32,
-    /// Which of its lanes, one bit each.
+    /// A bitmask of its lanes.
     pub lanes: u32,
 }
 
 impl Fault {
-    /// One that no thread is to blame for.
+    /// A fault that is not caused by a thread.
     pub(super) fn of_launch(kind: FaultKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into(), at: None, cta: [0; 3], warp: 0, lanes: 0 }
     }
@@ -104,10 +104,10 @@ impl fmt::Display for Fault {
 
 impl Error for Fault {}
 
-/// What is wrong, before it is known who does it.
-pub(super) type Trouble = (FaultKind, String);
+/// The kind and message of a fault, before its threads are added.
+pub(super) type FaultCause = (FaultKind, String);
 
-/// A line of the kernel's source, the file without its folders.
+/// A source line, with the file name only.
 pub(super) fn line(at: &Location<'_>) -> String {
     let file = at.file().rsplit(['/', '\\']).next().unwrap_or_default();
     format!("{file}:{}", at.line())

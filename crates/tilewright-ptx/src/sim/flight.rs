@@ -1,44 +1,44 @@
-//! Asynchronous copies on their way: pieces that arrive one by one, at times and in an order that the seed chooses.
+//! Asynchronous copies in flight. Their chunks arrive one by one, at times and in an order that depend on the seed.
 
 use super::{
-    access::changed,
-    fault::{Fault, Trouble},
-    world::{Cluster, Spot, World},
+    access::apply_atomic,
+    fault::{Fault, FaultCause},
+    world::{Cluster, MemoryLocation, World},
 };
 use crate::isa::memory::AtomicOp;
 
-/// Bytes on their way, 16 at most.
+/// A chunk of a copy, at most 16 bytes.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Piece {
-    /// Nowhere: zeros.
-    pub(super) from: Option<Spot>,
-    pub(super) to: Spot,
+pub(super) struct CopyChunk {
+    /// The source; none for zero fill.
+    pub(super) from: Option<MemoryLocation>,
+    pub(super) to: MemoryLocation,
     pub(super) bytes: usize,
     /// Bytes that are read; the rest is 0.
     pub(super) read: usize,
-    /// What was read, and which of it anybody had written.
-    pub(super) held: Option<([u8; 16], u16)>,
+    /// The source bytes and a mask of the initialized ones, if already read.
+    pub(super) snapshot: Option<([u8; 16], u16)>,
 }
 
-/// What becomes of a copy when it arrives.
+/// The completion mechanism of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
-    /// The mbarrier counts its bytes, in this phase.
+pub(super) enum CopyKind {
+    /// An mbarrier counts its bytes in this phase.
     Load { barrier: (usize, u32), phase: u64 },
     /// Its lanes wait for the batch.
     Async,
-    /// An mbarrier gets an arrival when all `cp.async` of the lane up to the batch arrived.
+    /// An mbarrier receives an arrival after all `cp.async` of the lane up to the batch.
     Arrival { barrier: (usize, u32), agent: u32 },
-    /// Its lane waits for the batch, or for the batch to be read.
+    /// Its lane waits for the batch, or for the batch's reads.
     Store { add: bool },
 }
 
-/// A copy.
+/// An asynchronous copy in flight.
 #[derive(Debug, Clone)]
-pub(super) struct Flight {
-    pub(super) kind: Kind,
-    pub(super) pieces: Vec<Piece>,
-    /// Who started it.
+pub(super) struct AsyncCopy {
+    pub(super) kind: CopyKind,
+    pub(super) chunks: Vec<CopyChunk>,
+    /// The issuing CTA, warp and lanes.
     pub(super) cta: [u32; 3],
     pub(super) warp: u32,
     pub(super) lanes: u32,
@@ -46,39 +46,39 @@ pub(super) struct Flight {
     pub(super) pc: u32,
 }
 
-impl Flight {
-    /// Whether it brings bytes that an mbarrier counts.
+impl AsyncCopy {
+    /// Whether an mbarrier counts its bytes.
     pub(super) fn is_load(&self) -> bool {
-        matches!(self.kind, Kind::Load { .. })
+        matches!(self.kind, CopyKind::Load { .. })
     }
 }
 
-fn read(world: &World<'_>, cluster: &Cluster, piece: &Piece) -> ([u8; 16], u16) {
-    if let Some(held) = piece.held {
-        return held;
+fn read(world: &World<'_>, cluster: &Cluster, chunk: &CopyChunk) -> ([u8; 16], u16) {
+    if let Some(snapshot) = chunk.snapshot {
+        return snapshot;
     }
     let zeros = ([0; 16], !0);
-    match piece.from {
-        _ if piece.read == 0 => zeros,
+    match chunk.from {
+        _ if chunk.read == 0 => zeros,
         None => zeros,
         Some(from) => {
             let (bytes, known) = match from {
-                Spot::Global(place) => world.memory.peek(place, piece.read),
-                Spot::Shared(rank, offset) => cluster.ctas[rank].shared.peek(offset, piece.read),
+                MemoryLocation::Global(location) => world.memory.peek(location, chunk.read),
+                MemoryLocation::Shared(rank, offset) => cluster.ctas[rank].shared.peek(offset, chunk.read),
             };
-            (bytes, known | (u32::MAX << piece.read) as u16)
+            (bytes, known | (u32::MAX << chunk.read) as u16)
         }
     }
 }
 
-/// Moves one piece to where it goes.
-fn land(world: &mut World<'_>, cluster: &mut Cluster, piece: &Piece, add: bool) {
-    let mut found = read(world, cluster, piece);
-    match piece.to {
-        Spot::Global(place) => {
+/// Writes one chunk to its destination.
+fn write_chunk(world: &mut World<'_>, cluster: &mut Cluster, chunk: &CopyChunk, add: bool) {
+    let mut found = read(world, cluster, chunk);
+    match chunk.to {
+        MemoryLocation::Global(location) => {
             if add {
-                let (old, known) = world.memory.peek(place, piece.bytes);
-                for at in (0..piece.bytes).step_by(4) {
+                let (old, known) = world.memory.peek(location, chunk.bytes);
+                for at in (0..chunk.bytes).step_by(4) {
                     let word = |bytes: &[u8; 16]| {
                         u64::from(u32::from_le_bytes([
                             bytes[at],
@@ -87,73 +87,73 @@ fn land(world: &mut World<'_>, cluster: &mut Cluster, piece: &Piece, add: bool) 
                             bytes[at + 3],
                         ]))
                     };
-                    let sum = changed(AtomicOp::AddF32, word(&old), word(&found.0), 0) as u32;
+                    let sum = apply_atomic(AtomicOp::AddF32, word(&old), word(&found.0), 0) as u32;
                     found.0[at..at + 4].copy_from_slice(&sum.to_le_bytes());
                 }
                 found.1 &= known;
             }
-            world.memory.poke(place, piece.bytes, &found);
+            world.memory.poke(location, chunk.bytes, &found);
         }
-        Spot::Shared(rank, offset) => cluster.ctas[rank].shared.poke(offset, piece.bytes, &found),
+        MemoryLocation::Shared(rank, offset) => cluster.ctas[rank].shared.poke(offset, chunk.bytes, &found),
     }
 }
 
-/// Lets up to `count` pieces of a copy arrive, and the copy complete when none is left. `true` when it did.
-pub(super) fn fly(
+/// Writes up to `count` chunks of a copy. Returns whether the copy completed.
+pub(super) fn advance(
     world: &mut World<'_>,
     cluster: &mut Cluster,
     (rank, at): (usize, usize),
     count: usize,
 ) -> Result<bool, Fault> {
-    let mut flight = cluster.ctas[rank].flights.swap_remove(at);
-    if let Kind::Arrival { .. } = flight.kind
-        && cluster.ctas[rank].flights.iter().any(|other| {
-            other.kind == Kind::Async
-                && other.warp == flight.warp
-                && other.lanes & flight.lanes != 0
-                && other.batch <= flight.batch
+    let mut copy = cluster.ctas[rank].in_flight.swap_remove(at);
+    if let CopyKind::Arrival { .. } = copy.kind
+        && cluster.ctas[rank].in_flight.iter().any(|other| {
+            other.kind == CopyKind::Async
+                && other.warp == copy.warp
+                && other.lanes & copy.lanes != 0
+                && other.batch <= copy.batch
         })
     {
-        cluster.ctas[rank].flights.push(flight);
+        cluster.ctas[rank].in_flight.push(copy);
         return Ok(false);
     }
     world.progress += 1;
-    let add = flight.kind == Kind::Store { add: true };
+    let add = copy.kind == CopyKind::Store { add: true };
     let mut arrived = 0;
-    for _ in 0..count.min(flight.pieces.len()) {
-        let next = world.rng.below(flight.pieces.len());
-        let piece = flight.pieces.swap_remove(next);
-        land(world, cluster, &piece, add);
-        arrived += piece.bytes;
+    for _ in 0..count.min(copy.chunks.len()) {
+        let next = world.rng.below(copy.chunks.len());
+        let chunk = copy.chunks.swap_remove(next);
+        write_chunk(world, cluster, &chunk, add);
+        arrived += chunk.bytes;
     }
-    let over = flight.pieces.is_empty();
-    let signalled = signal(world, cluster, &flight, arrived);
-    let fault = |(kind, message): Trouble| Fault {
+    let over = copy.chunks.is_empty();
+    let signalled = signal(world, cluster, &copy, arrived);
+    let fault = |(kind, message): FaultCause| Fault {
         kind,
         message,
-        at: world.program.at.get(flight.pc as usize).copied(),
-        cta: flight.cta,
-        warp: flight.warp,
-        lanes: flight.lanes,
+        at: world.program.at.get(copy.pc as usize).copied(),
+        cta: copy.cta,
+        warp: copy.warp,
+        lanes: copy.lanes,
     };
     if signalled.map_err(fault)? {
         cluster.wake();
     }
     if !over {
-        cluster.ctas[rank].flights.push(flight);
+        cluster.ctas[rank].in_flight.push(copy);
     }
     Ok(over)
 }
 
-/// Tells the mbarrier, if the copy has one: `true` when a phase ended.
+/// Signals the copy's mbarrier, if any. Returns whether a phase completed.
 fn signal(
     world: &World<'_>,
     cluster: &mut Cluster,
-    flight: &Flight,
+    copy: &AsyncCopy,
     arrived: usize,
-) -> Result<bool, Trouble> {
-    match flight.kind {
-        Kind::Load { barrier, phase } => {
+) -> Result<bool, FaultCause> {
+    match copy.kind {
+        CopyKind::Load { barrier, phase } => {
             let now = cluster.ctas[barrier.0].mbarriers.get(&barrier.1);
             if let Some(now) = now.filter(|now| now.phase != phase) {
                 let expecter = now.expecter.map_or_else(String::new, |pc| format!(" by {}", world.line(pc)));
@@ -165,47 +165,47 @@ fn signal(
             }
             cluster.signal(barrier, 0, arrived as i64)
         }
-        Kind::Arrival { barrier, agent } => {
+        CopyKind::Arrival { barrier, agent } => {
             let id = cluster.id;
             if let Some(found) = cluster.ctas[barrier.0].mbarriers.get_mut(&barrier.1) {
-                found.learn(id, agent as usize, flight.batch + 1);
+                found.order_agent(id, agent as usize, copy.batch + 1);
             }
             cluster.signal(barrier, 1, 0)
         }
-        Kind::Async | Kind::Store { .. } => Ok(false),
+        CopyKind::Async | CopyKind::Store { .. } => Ok(false),
     }
 }
 
-/// Completes all copies of a CTA that `which` chooses, in an order of the seed's.
+/// Completes all copies of a CTA selected by `which`, in an order that depends on the seed.
 pub(super) fn finish(
     world: &mut World<'_>,
     cluster: &mut Cluster,
     rank: usize,
-    which: impl Fn(&Flight) -> bool,
+    which: impl Fn(&AsyncCopy) -> bool,
 ) -> Result<(), Fault> {
     loop {
-        let flights = &cluster.ctas[rank].flights;
-        let chosen: Vec<usize> = (0..flights.len()).filter(|&at| which(&flights[at])).collect();
+        let in_flight = &cluster.ctas[rank].in_flight;
+        let chosen: Vec<usize> = (0..in_flight.len()).filter(|&at| which(&in_flight[at])).collect();
         if chosen.is_empty() {
             return Ok(());
         }
         let at = chosen[world.rng.below(chosen.len())];
-        fly(world, cluster, (rank, at), usize::MAX)?;
+        advance(world, cluster, (rank, at), usize::MAX)?;
     }
 }
 
-/// Reads all that stores of a CTA which `which` chooses have still to read.
+/// Completes the pending reads of all stores of a CTA selected by `which`.
 pub(super) fn finish_reads(
     world: &World<'_>,
     cluster: &mut Cluster,
     rank: usize,
-    which: impl Fn(&Flight) -> bool,
+    which: impl Fn(&AsyncCopy) -> bool,
 ) {
-    let mut flights = std::mem::take(&mut cluster.ctas[rank].flights);
-    for flight in flights.iter_mut().filter(|flight| which(flight)) {
-        for piece in &mut flight.pieces {
-            piece.held = Some(read(world, cluster, piece));
+    let mut in_flight = std::mem::take(&mut cluster.ctas[rank].in_flight);
+    for copy in in_flight.iter_mut().filter(|copy| which(copy)) {
+        for chunk in &mut copy.chunks {
+            chunk.snapshot = Some(read(world, cluster, chunk));
         }
     }
-    cluster.ctas[rank].flights = flights;
+    cluster.ctas[rank].in_flight = in_flight;
 }

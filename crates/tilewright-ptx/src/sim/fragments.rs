@@ -1,35 +1,42 @@
-//! `ldmatrix`, `stmatrix` and `mma.sync`: matrices of one warp, at once.
+//! `ldmatrix`, `stmatrix` and `mma.sync`: synchronous matrix instructions of one warp.
 
 use super::{
     exec::{Exec, Next},
-    fault::Trouble,
+    fault::FaultCause,
     lower::Range,
     matrix, traffic,
 };
 use crate::isa::{
-    matrix::{Elements, Matrix},
+    matrix::{Elements, MatrixOp},
     memory::Space,
     pure::Lanes,
 };
 
 impl Exec<'_, '_> {
-    pub(super) fn matrix(&mut self, op: Matrix, results: Range, operands: Range) -> Result<Next, Trouble> {
+    pub(super) fn matrix(
+        &mut self,
+        op: MatrixOp,
+        results: Range,
+        operands: Range,
+    ) -> Result<Next, FaultCause> {
         match op {
-            Matrix::Load(count, transposed) => self.load_matrices((count, transposed), results, operands)?,
-            Matrix::Store(count, transposed) => self.store_matrices((count, transposed), operands)?,
-            Matrix::Mma(elements) => self.mma(elements, results, operands)?,
-            Matrix::Wgmma { .. } => return self.wgmma(op, results, operands),
-            Matrix::WgmmaFence => self.warp.products.fences += 1,
-            Matrix::WgmmaCommit => {
-                let issued = self.warp.products.issued;
-                self.warp.products.commits.push_back(issued);
+            MatrixOp::Load(count, transposed) => {
+                self.load_matrices((count, transposed), results, operands)?
             }
-            Matrix::WgmmaWait(left) => return self.wait_products(left),
+            MatrixOp::Store(count, transposed) => self.store_matrices((count, transposed), operands)?,
+            MatrixOp::Mma(elements) => self.mma(elements, results, operands)?,
+            MatrixOp::Wgmma { .. } => return self.wgmma(op, results, operands),
+            MatrixOp::WgmmaFence => self.warp.wgmma.fences += 1,
+            MatrixOp::WgmmaCommit => {
+                let issued = self.warp.wgmma.issued;
+                self.warp.wgmma.commits.push_back(issued);
+            }
+            MatrixOp::WgmmaWait(left) => return self.wait_wgmma(left),
         }
         Ok(Next::Advance)
     }
 
-    fn mma(&mut self, elements: Elements, results: Range, operands: Range) -> Result<(), Trouble> {
+    fn mma(&mut self, elements: Elements, results: Range, operands: Range) -> Result<(), FaultCause> {
         self.world.report.matrix_instructions += 1;
         let at = |at: usize| *self.operand(operands, at);
         let a = [at(0), at(1), at(2), at(3)];
@@ -41,10 +48,10 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    /// Conflicts of the rows of each matrix, 8 lanes after the other.
+    /// Counts the bank conflicts of each matrix, 8 lanes at a time.
     fn count_rows(&mut self, addresses: &Lanes, count: usize) {
         for matrix in 0..count {
-            self.world.report.bank_conflicts += traffic::conflicts(addresses, 0xff << (8 * matrix), 16);
+            self.world.report.bank_conflicts += traffic::bank_conflicts(addresses, 0xff << (8 * matrix), 16);
         }
     }
 
@@ -53,17 +60,17 @@ impl Exec<'_, '_> {
         (count, transposed): (usize, bool),
         results: Range,
         operands: Range,
-    ) -> Result<(), Trouble> {
+    ) -> Result<(), FaultCause> {
         let addresses = self.addresses(operands, 0, false);
         self.count_rows(&addresses, count);
         let mut rows = [[0; 16]; 32];
         for lane in 0..8 * count {
-            let spot = self.spot(Space::Shared, addresses[lane], 16, lane)?;
-            self.note(false, (spot, 16), lane, self.mark(lane, 0))?;
-            self.culprit = 1 << lane;
-            rows[lane].copy_from_slice(self.bytes(spot, 16)?);
+            let location = self.locate_aligned(Space::Shared, addresses[lane], 16, lane)?;
+            self.record_access(false, (location, 16), lane, self.mark(lane, 0))?;
+            self.faulting_lanes = 1 << lane;
+            rows[lane].copy_from_slice(self.read_bytes(location, 16)?);
         }
-        self.culprit = self.mask;
+        self.faulting_lanes = self.mask;
         let loaded = matrix::ldmatrix(count, transposed, &rows[..8 * count]);
         for (at, lanes) in loaded.iter().enumerate() {
             self.write(self.world.program.regs(results)[at], lanes)?;
@@ -71,15 +78,19 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    fn store_matrices(&mut self, (count, transposed): (usize, bool), operands: Range) -> Result<(), Trouble> {
+    fn store_matrices(
+        &mut self,
+        (count, transposed): (usize, bool),
+        operands: Range,
+    ) -> Result<(), FaultCause> {
         let addresses = self.addresses(operands, 0, false);
         self.count_rows(&addresses, count);
         let registers: Vec<Lanes> = (0..count).map(|at| *self.operand(operands, 2 + at)).collect();
         let rows = matrix::stmatrix(count, transposed, &registers);
         for (lane, row) in rows.iter().enumerate() {
-            let spot = self.spot(Space::Shared, addresses[lane], 16, lane)?;
-            self.note(true, (spot, 16), lane, self.mark(lane, 0))?;
-            self.put(spot, row);
+            let location = self.locate_aligned(Space::Shared, addresses[lane], 16, lane)?;
+            self.record_access(true, (location, 16), lane, self.mark(lane, 0))?;
+            self.write_bytes(location, row);
         }
         Ok(())
     }

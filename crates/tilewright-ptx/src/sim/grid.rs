@@ -1,48 +1,48 @@
-//! The grid at work: which CTAs are there, who runs next and for how long, and when asynchronous operations complete.
+//! The grid scheduler: residency of clusters, choice and length of warp slices, progress of asynchronous operations.
 
 use super::{
-    Launch, Memory, Report,
+    Launch, Memory, Report, deadlock,
     exec::Exec,
     fault::{Fault, FaultKind},
     flight,
     lower::Program,
     rng::Rng,
     shadow::Shadow,
-    stuck,
     warp::{Wait, Warp},
     wgmma,
     world::{Cluster, World},
 };
 use std::{collections::HashMap, mem};
 
-/// Clusters that run together at most.
-const RESIDENT: usize = 132;
+/// The maximum number of resident clusters.
+const MAX_RESIDENT_CLUSTERS: usize = 132;
 
-/// So many instructions of warps without any change that another could wait for are a loop without an end.
-const PATIENCE: u64 = 4_000_000;
+/// Warp instructions without progress after which the kernel counts as deadlocked or as an infinite loop.
+const DEADLOCK_LIMIT: u64 = 4_000_000;
 
-/// Slices after which moods change.
-const MOOD: u32 = 64;
+/// Slices between two changes of the scheduler bias.
+const BIAS_SLICES: u32 = 64;
 
-/// A launch at work.
+/// A running launch.
 pub(super) struct Grid<'m> {
     world: World<'m>,
     clusters: Vec<Cluster>,
-    /// Clusters that did not begin, the next one last.
+    /// Clusters that have not started, the next one last.
     waiting: Vec<u32>,
-    mood: Mood,
-    /// Progress when somebody last gave up, and when it was last seen, in instructions.
-    gave_up_at: u64,
+    bias: SchedulerBias,
+    /// The progress count at the last forced wakeup of waits.
+    forced_at: u64,
+    /// The last progress count, and the instruction count at which it changed.
     progress: (u64, u64),
 }
 
-/// What the seed prefers for a while.
+/// The scheduler's bias for a number of slices, so that seeds reach different interleavings.
 #[derive(Debug, Default)]
-struct Mood {
+struct SchedulerBias {
     slices: u32,
-    /// Warps whose mixed number is small wait while others can run.
-    salt: u64,
-    /// Pieces of copies that arrive after each slice: once in so many, and how many.
+    /// The seed of a hash that selects the starved warps: they run only if no other warp can.
+    seed: u64,
+    /// The arrival rate of copy chunks after each slice: once in `.0`, at most `.1` chunks.
     pace: (usize, usize),
     last: Option<(usize, usize, usize)>,
 }
@@ -76,30 +76,30 @@ impl<'m> Grid<'m> {
             progress: 0,
             grid,
         };
-        let mood = Mood::default();
-        Ok(Self { world, clusters: Vec::new(), waiting, mood, gave_up_at: u64::MAX, progress: (0, 0) })
+        let bias = SchedulerBias::default();
+        Ok(Self { world, clusters: Vec::new(), waiting, bias, forced_at: u64::MAX, progress: (0, 0) })
     }
 
-    /// Runs until all CTAs ended.
+    /// Runs until all CTAs have exited.
     pub(super) fn run(mut self) -> Result<Report, Fault> {
         loop {
-            let room = self.clusters.len() < RESIDENT;
-            if self.clusters.len() < 2 || (room && self.world.rng.once_in(128)) {
-                self.admit();
+            let has_capacity = self.clusters.len() < MAX_RESIDENT_CLUSTERS;
+            if self.clusters.len() < 2 || (has_capacity && self.world.rng.once_in(128)) {
+                self.start_cluster();
             }
             if self.clusters.is_empty() {
                 return Ok(self.world.report);
             }
-            self.feel();
+            self.resample_bias();
             match self.pick() {
-                Some(place) => self.slice(place)?,
-                None => self.unstick()?,
+                Some(position) => self.slice(position)?,
+                None => self.force_progress()?,
             }
         }
     }
 
-    /// Lets the next cluster begin. Whether there was one.
-    fn admit(&mut self) -> bool {
+    /// Starts the next cluster. Returns whether there was one.
+    fn start_cluster(&mut self) -> bool {
         let Some(number) = self.waiting.pop() else { return false };
         let [width, height, _] = self.world.grid;
         let size = self.world.program.cluster;
@@ -111,41 +111,41 @@ impl<'m> Grid<'m> {
         true
     }
 
-    fn feel(&mut self) {
-        if self.mood.slices == 0 {
+    fn resample_bias(&mut self) {
+        if self.bias.slices == 0 {
             let rng = &mut self.world.rng;
-            self.mood.slices = MOOD;
-            self.mood.salt = rng.next();
-            self.mood.pace = [(1, 0), (8, 1), (2, 4), (1, 64), (1, 100_000)][rng.below(5)];
+            self.bias.slices = BIAS_SLICES;
+            self.bias.seed = rng.next();
+            self.bias.pace = [(1, 0), (8, 1), (2, 4), (1, 64), (1, 100_000)][rng.below(5)];
         }
-        self.mood.slices -= 1;
+        self.bias.slices -= 1;
     }
 
-    /// A warp that is worth trying.
+    /// Chooses a warp that may make progress.
     fn pick(&mut self) -> Option<(usize, usize, usize)> {
         let rng = &mut self.world.rng;
-        if let Some((c, r, w)) = self.mood.last
+        if let Some((c, r, w)) = self.bias.last
             && rng.once_in(3)
             && self.clusters.get(c).is_some_and(|cluster| cluster.ctas[r].warps[w].awake)
         {
-            return self.mood.last;
+            return self.bias.last;
         }
         let (size, warps) = (self.world.program.cluster as usize, self.world.program.threads as usize / 32);
         let total = self.clusters.len() * size * warps;
         let start = rng.below(total);
-        let place = |at: usize| (at / warps / size, at / warps % size, at % warps);
+        let position = |at: usize| (at / warps / size, at / warps % size, at % warps);
         let awake = |&(c, r, w): &(usize, usize, usize)| {
             let warp: &Warp = &self.clusters[c].ctas[r].warps[w];
             warp.awake && warp.live()
         };
-        let salt = self.mood.salt;
+        let seed = self.bias.seed;
         let starved =
-            |&(c, r, w): &(usize, usize, usize)| Rng::new(salt ^ (c << 20 | r << 10 | w) as u64).once_in(4);
-        let mut found = (start..start + total).map(|at| place(at % total)).filter(awake);
+            |&(c, r, w): &(usize, usize, usize)| Rng::new(seed ^ (c << 20 | r << 10 | w) as u64).once_in(4);
+        let mut found = (start..start + total).map(|at| position(at % total)).filter(awake);
         let first = found.next()?;
         let chosen =
-            if starved(&first) { found.find(|place| !starved(place)).unwrap_or(first) } else { first };
-        self.mood.last = Some(chosen);
+            if starved(&first) { found.find(|position| !starved(position)).unwrap_or(first) } else { first };
+        self.bias.last = Some(chosen);
         Some(chosen)
     }
 
@@ -162,7 +162,7 @@ impl<'m> Grid<'m> {
             group: 0,
             pc: 0,
             mask: 0,
-            culprit: 0,
+            faulting_lanes: 0,
         };
         let ran = exec.slice(budget);
         self.clusters[c].ctas[rank].warps[w] = warp;
@@ -170,23 +170,23 @@ impl<'m> Grid<'m> {
         if !self.clusters[c].ctas[rank].warps[w].live() && !self.clusters[c].live() {
             return self.retire(c);
         }
-        self.tick(c)?;
-        self.check_patience()
+        self.advance_async(c)?;
+        self.check_deadlock_limit()
     }
 
-    /// All of a cluster's warps ended: what is on its way arrives.
+    /// Completes all copies in flight of a cluster after all its warps have exited.
     fn retire(&mut self, c: usize) -> Result<(), Fault> {
         let mut cluster = self.clusters.swap_remove(c);
-        self.mood.last = None;
+        self.bias.last = None;
         for rank in 0..cluster.ctas.len() {
             flight::finish(&mut self.world, &mut cluster, rank, |_| true)?;
         }
         Ok(())
     }
 
-    /// Some asynchronous operations of a cluster go on.
-    fn tick(&mut self, c: usize) -> Result<(), Fault> {
-        let (once_in, pieces) = self.mood.pace;
+    /// Advances some asynchronous operations of a cluster.
+    fn advance_async(&mut self, c: usize) -> Result<(), Fault> {
+        let (once_in, chunks) = self.bias.pace;
         let cluster = &mut self.clusters[c];
         for rank in 0..cluster.ctas.len() {
             for group in 0..cluster.ctas[rank].warpgroups.len() {
@@ -194,36 +194,37 @@ impl<'m> Grid<'m> {
                 if warpgroup.pending.is_empty() {
                     continue;
                 }
-                let (hurry, any) = (warpgroup.hurry, u32::MAX);
+                let (drain_until, any) = (warpgroup.drain_until, u32::MAX);
                 if self.world.rng.once_in(4) {
                     wgmma::compute(&mut self.world, cluster, (rank, group), any)?;
                 }
                 if self.world.rng.once_in(2) {
-                    wgmma::compute(&mut self.world, cluster, (rank, group), hurry)?;
+                    wgmma::compute(&mut self.world, cluster, (rank, group), drain_until)?;
                 }
             }
-            let mut left = pieces;
-            while left > 0 && !cluster.ctas[rank].flights.is_empty() && self.world.rng.once_in(once_in) {
-                let at = self.world.rng.below(cluster.ctas[rank].flights.len());
+            let mut left = chunks;
+            while left > 0 && !cluster.ctas[rank].in_flight.is_empty() && self.world.rng.once_in(once_in) {
+                let at = self.world.rng.below(cluster.ctas[rank].in_flight.len());
                 let some = 1 + self.world.rng.below(left);
-                flight::fly(&mut self.world, cluster, (rank, at), some)?;
+                flight::advance(&mut self.world, cluster, (rank, at), some)?;
                 left -= some;
             }
         }
         Ok(())
     }
 
-    /// Nobody can go on: completes something, or lets a cluster begin, or waits give up; else that is the end.
-    fn unstick(&mut self) -> Result<(), Fault> {
+    /// Forces progress when no warp can run: completes an asynchronous operation, starts a cluster, or wakes `try_wait`s. If
+    /// none of these is possible, reports a deadlock.
+    fn force_progress(&mut self) -> Result<(), Fault> {
         let chosen = self.world.rng.below(self.clusters.len());
         let order = (chosen..self.clusters.len()).chain(0..chosen);
         for c in order {
             let cluster = &mut self.clusters[c];
             for rank in 0..cluster.ctas.len() {
-                let count = cluster.ctas[rank].flights.len();
+                let count = cluster.ctas[rank].in_flight.len();
                 if count > 0 {
                     let at = self.world.rng.below(count);
-                    flight::fly(&mut self.world, cluster, (rank, at), usize::MAX)?;
+                    flight::advance(&mut self.world, cluster, (rank, at), usize::MAX)?;
                     return Ok(());
                 }
                 let groups = &cluster.ctas[rank].warpgroups;
@@ -232,40 +233,40 @@ impl<'m> Grid<'m> {
                 }
             }
         }
-        if self.admit() {
+        if self.start_cluster() {
             return Ok(());
         }
-        let mut gave_up = false;
-        if self.gave_up_at != self.world.progress {
-            self.gave_up_at = self.world.progress;
+        let mut woken = false;
+        if self.forced_at != self.world.progress {
+            self.forced_at = self.world.progress;
             for warp in
                 self.clusters.iter_mut().flat_map(|cluster| &mut cluster.ctas).flat_map(|cta| &mut cta.warps)
             {
                 for group in warp.groups.iter_mut().filter(|group| group.wait == Wait::Phase) {
-                    (group.wait, group.give_up) = (Wait::None, true);
-                    (warp.awake, gave_up) = (true, true);
+                    (group.wait, group.timed_out) = (Wait::None, true);
+                    (warp.awake, woken) = (true, true);
                 }
             }
         }
-        if gave_up { Ok(()) } else { Err(stuck::explain(&self.world, &self.clusters)) }
+        if woken { Ok(()) } else { Err(deadlock::explain(&self.world, &self.clusters)) }
     }
 
-    /// Whether anything changed for a long time.
-    fn check_patience(&mut self) -> Result<(), Fault> {
+    /// Reports a fault if there was no progress for [`DEADLOCK_LIMIT`] instructions.
+    fn check_deadlock_limit(&mut self) -> Result<(), Fault> {
         let now = self.world.report.warp_instructions;
         if self.world.progress != self.progress.0 {
             self.progress = (self.world.progress, now);
-        } else if now - self.progress.1 > PATIENCE {
+        } else if now - self.progress.1 > DEADLOCK_LIMIT {
             for c in 0..self.clusters.len() {
-                if self.clusters[c].ctas.iter().any(|cta| !cta.flights.is_empty()) {
+                if self.clusters[c].ctas.iter().any(|cta| !cta.in_flight.is_empty()) {
                     self.progress.1 = now;
-                    return self.unstick();
+                    return self.force_progress();
                 }
             }
-            if self.admit() {
+            if self.start_cluster() {
                 return Ok(());
             }
-            return Err(stuck::runs_forever(&self.world, &self.clusters, PATIENCE));
+            return Err(deadlock::no_progress(&self.world, &self.clusters, DEADLOCK_LIMIT));
         }
         Ok(())
     }

@@ -1,24 +1,24 @@
-//! Shuffles, votes, reductions and matches among the lanes of a warp.
+//! Warp-level primitives: shuffles, votes, reductions, matches.
 
 use super::{
     exec::{Exec, Next},
-    fault::Trouble,
+    fault::FaultCause,
     lower::Range,
 };
 use crate::isa::{
     pure::Lanes,
-    warp::{Shuffle, Warp, WarpReduction},
+    warp::{Shuffle, WarpOp, WarpReduction},
 };
 
 impl Exec<'_, '_> {
-    pub(super) fn lanes(&mut self, op: Warp, results: Range, operands: Range) -> Result<Next, Trouble> {
+    pub(super) fn lanes(&mut self, op: WarpOp, results: Range, operands: Range) -> Result<Next, FaultCause> {
         let out: Lanes = match op {
-            Warp::Shuffle(kind) => shuffled(kind, self.operand(operands, 0), self.operand(operands, 1)),
-            Warp::Ballot => [u64::from(votes(self.operand(operands, 0))); 32],
-            Warp::Any => [u64::from(votes(self.operand(operands, 0)) != 0); 32],
-            Warp::All => [u64::from(votes(self.operand(operands, 0)) == !0); 32],
-            Warp::Reduce(kind) => [reduced(kind, self.operand(operands, 0)); 32],
-            Warp::Match => {
+            WarpOp::Shuffle(kind) => shuffle(kind, self.operand(operands, 0), self.operand(operands, 1)),
+            WarpOp::Ballot => [u64::from(ballot(self.operand(operands, 0))); 32],
+            WarpOp::Any => [u64::from(ballot(self.operand(operands, 0)) != 0); 32],
+            WarpOp::All => [u64::from(ballot(self.operand(operands, 0)) == !0); 32],
+            WarpOp::Reduce(kind) => [reduce(kind, self.operand(operands, 0)); 32],
+            WarpOp::Match => {
                 let a = self.operand(operands, 0);
                 a.map(|word| {
                     a.iter()
@@ -26,12 +26,12 @@ impl Exec<'_, '_> {
                         .fold(0, |same, (lane, other)| same | u64::from(*other == word) << lane)
                 })
             }
-            Warp::Elect => {
+            WarpOp::Elect => {
                 let elected = self.world.rng.below(32);
                 std::array::from_fn(|lane| u64::from(lane == elected))
             }
-            Warp::ActiveMask => [u64::from(self.mask); 32],
-            Warp::Sync => {
+            WarpOp::ActiveMask => [u64::from(self.mask); 32],
+            WarpOp::Sync => {
                 self.sync_lanes();
                 return Ok(Next::Advance);
             }
@@ -41,11 +41,11 @@ impl Exec<'_, '_> {
     }
 }
 
-fn votes(p: &Lanes) -> u32 {
-    p.iter().enumerate().fold(0, |votes, (lane, p)| votes | ((*p & 1) as u32) << lane)
+fn ballot(p: &Lanes) -> u32 {
+    p.iter().enumerate().fold(0, |ballot, (lane, p)| ballot | ((*p & 1) as u32) << lane)
 }
 
-fn shuffled(kind: Shuffle, a: &Lanes, which: &Lanes) -> Lanes {
+fn shuffle(kind: Shuffle, a: &Lanes, which: &Lanes) -> Lanes {
     std::array::from_fn(|lane| {
         let by = (which[lane] & 31) as usize;
         let from = match kind {
@@ -58,7 +58,7 @@ fn shuffled(kind: Shuffle, a: &Lanes, which: &Lanes) -> Lanes {
     })
 }
 
-fn reduced(kind: WarpReduction, a: &Lanes) -> u64 {
+fn reduce(kind: WarpReduction, a: &Lanes) -> u64 {
     let words = a.iter().map(|&word| word as u32);
     let result = match kind {
         WarpReduction::Add => words.reduce(u32::wrapping_add),

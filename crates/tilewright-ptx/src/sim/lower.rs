@@ -1,4 +1,4 @@
-//! A kernel as flat code: branches instead of blocks, and constants in registers of their own behind the kernel's.
+//! Lowering of a kernel to flat code: blocks become branches; constants occupy registers after the kernel's.
 
 use super::{
     Arg,
@@ -9,27 +9,27 @@ use crate::{
     ir::{Block, Condition, Inst, Kernel, Operand, ParamKind, Stmt},
     isa::{
         Op,
-        matrix::Matrix,
-        pure::Pure,
+        matrix::MatrixOp,
+        pure::PureOp,
         types::{Class, Scalar},
     },
 };
 use std::{collections::HashMap, panic::Location, rc::Rc};
 
-/// One step. Registers are places in a warp's file.
+/// One step. Registers are indices into a warp's register file.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Code {
-    /// Computes; the last number is how many of the arguments count.
-    Pure(Pure, u32, [u32; 4], u8),
-    /// Copies a register.
+    /// A pure instruction: result, arguments, and their number.
+    Pure(PureOp, u32, [u32; 4], u8),
+    /// Copies a register: destination, source.
     Move(u32, u32),
-    /// All lanes go on elsewhere.
+    /// An unconditional jump.
     Jump(u32),
-    /// Lanes where the register is as told go on elsewhere.
+    /// A jump of the lanes with this value of a predicate register.
     Branch(u32, bool, u32),
-    /// All others: results and operands are ranges of the pool.
+    /// Any other instruction, with its results and operands.
     Op(Op, Range, Range),
-    /// The lanes are done.
+    /// Exit of the lanes.
     End,
 }
 
@@ -37,44 +37,44 @@ pub(super) enum Code {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Range(u32, u32);
 
-/// Addresses of tensor maps begin here, and are 128 apart.
-const MAPS: u64 = 0x7f00_0000_0000_0000;
+/// The address of the first tensor map; maps are 128 bytes apart.
+const TENSOR_MAP_BASE: u64 = 0x7f00_0000_0000_0000;
 
-/// Where the shared memory of a CTA begins; what is below belongs to the system.
+/// The first address of a CTA's shared memory; lower addresses are reserved by the system.
 pub(super) const SHARED_BASE: u32 = 1024;
 
 /// A kernel with its arguments, ready to run.
 #[derive(Debug, Clone)]
 pub(super) struct Program {
     pub(super) code: Vec<Code>,
-    /// Whether the whole warp has to be there, for each step.
+    /// Whether each step requires a converged warp.
     pub(super) aligned: Vec<bool>,
-    /// The line of each step.
+    /// The source line of each step.
     pub(super) at: Vec<&'static Location<'static>>,
     pool: Vec<u32>,
-    /// What the registers behind the kernel's hold.
+    /// The constants, in registers after the kernel's.
     pub(super) constants: Vec<u64>,
-    /// The registers of the kernel.
+    /// The number of the kernel's registers.
     pub(super) registers: usize,
-    /// Their names.
+    /// The register names.
     pub(super) names: Vec<String>,
     pub(super) shared_bytes: usize,
     pub(super) arrays: Rc<Arrays>,
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub(super) threads: u32,
-    /// CTAs of a cluster.
+    /// CTAs per cluster.
     pub(super) cluster: u32,
-    /// Whether there is a `wgmma`, so that registers can be in flight.
+    /// Whether the kernel has a `wgmma`, which can have registers in flight.
     pub(super) wgmma: bool,
     maps: Vec<Option<TensorMap>>,
 }
 
-/// Where shared arrays begin, and their names.
+/// Offsets and names of the shared arrays.
 #[derive(Debug)]
 pub(super) struct Arrays(Vec<(usize, String)>);
 
 impl Arrays {
-    /// What a byte of shared memory is called.
+    /// The name of a byte of shared memory, as array and offset.
     pub(super) fn name(&self, offset: usize) -> String {
         match self.0.iter().rev().find(|(start, _)| *start <= offset) {
             Some((start, name)) if *start == offset => name.clone(),
@@ -84,18 +84,21 @@ impl Arrays {
     }
 }
 
-fn bad(message: String) -> Fault {
+fn bad_argument(message: String) -> Fault {
     Fault::of_launch(FaultKind::BadArgument, message)
 }
 
 impl Program {
-    /// Of a kernel and its arguments.
+    /// Lowers a kernel and checks its arguments.
     pub(super) fn new(kernel: &Kernel, args: &[Arg]) -> Result<Self, Fault> {
         if kernel.threads == 0 || !kernel.threads.is_multiple_of(32) || kernel.threads > 1024 {
-            return Err(bad(format!("{} threads: expected a multiple of 32 up to 1024", kernel.threads)));
+            return Err(bad_argument(format!(
+                "{} threads: expected a multiple of 32 up to 1024",
+                kernel.threads
+            )));
         }
         if kernel.cluster == 0 || kernel.cluster > 16 {
-            return Err(bad(format!("a cluster of {} CTAs: expected 1..=16", kernel.cluster)));
+            return Err(bad_argument(format!("a cluster of {} CTAs: expected 1..=16", kernel.cluster)));
         }
         let params = params(kernel, args)?;
         let (starts, shared_bytes) = kernel.shared_layout();
@@ -138,7 +141,7 @@ impl Program {
 
     /// The tensor map at an address.
     pub(super) fn map(&self, address: u64) -> Option<&TensorMap> {
-        let offset = address.checked_sub(MAPS)?;
+        let offset = address.checked_sub(TENSOR_MAP_BASE)?;
         if offset % 128 != 0 {
             return None;
         }
@@ -146,10 +149,10 @@ impl Program {
     }
 }
 
-/// The bits of each parameter's register.
+/// The register bits of each parameter.
 fn params(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u64>, Fault> {
     if args.len() != kernel.params.len() {
-        return Err(bad(format!(
+        return Err(bad_argument(format!(
             "{} arguments: {} has {} parameters",
             args.len(),
             kernel.name,
@@ -163,18 +166,21 @@ fn params(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u64>, Fault> {
             Arg::F32(value) => (Class::B32, value.bits()),
             Arg::U64(value) => (Class::B64, *value),
             Arg::TensorMap(map) => {
-                map.check().map_err(|why| bad(format!("tensor map {}: {why}", param.name)))?;
+                map.check().map_err(|why| bad_argument(format!("tensor map {}: {why}", param.name)))?;
                 if param.kind != ParamKind::TensorMap {
-                    return Err(bad(format!(
+                    return Err(bad_argument(format!(
                         "parameter {} is {:?}, but a tensor map came",
                         param.name, param.kind
                     )));
                 }
-                return Ok(MAPS + 128 * at as u64);
+                return Ok(TENSOR_MAP_BASE + 128 * at as u64);
             }
         };
         if param.kind != ParamKind::Value(class) {
-            return Err(bad(format!("parameter {} is {:?}, but {arg:?} came", param.name, param.kind)));
+            return Err(bad_argument(format!(
+                "parameter {} is {:?}, but {arg:?} came",
+                param.name, param.kind
+            )));
         }
         Ok(bits)
     };
@@ -184,7 +190,7 @@ fn params(kernel: &Kernel, args: &[Arg]) -> Result<Vec<u64>, Fault> {
 struct Lower<'a> {
     starts: &'a [usize],
     params: &'a [u64],
-    /// The place of the first constant.
+    /// The register of the first constant.
     first: u32,
     constants: HashMap<u64, u32>,
     program: Program,
@@ -203,8 +209,8 @@ impl Lower<'_> {
         self.program.code.len() as u32
     }
 
-    /// Jumps and branches at these places lead here.
-    fn land(&mut self, from: &[usize]) {
+    /// Sets the targets of jumps and branches to the next step.
+    fn patch_targets(&mut self, from: &[usize]) {
         let here = self.here();
         for &at in from {
             match &mut self.program.code[at] {
@@ -216,11 +222,11 @@ impl Lower<'_> {
 
     fn constant(&mut self, bits: u64) -> u32 {
         let next = self.first + self.program.constants.len() as u32;
-        let place = *self.constants.entry(bits).or_insert(next);
-        if place == next {
+        let register = *self.constants.entry(bits).or_insert(next);
+        if register == next {
             self.program.constants.push(bits);
         }
-        place
+        register
     }
 
     fn operand(&mut self, operand: Operand) -> u32 {
@@ -230,7 +236,7 @@ impl Lower<'_> {
         }
     }
 
-    /// Lowers a block; `breaks` collects the branches that leave the innermost loop.
+    /// Lowers a block; `breaks` collects the exits of the innermost loop.
     fn block(&mut self, block: &Block, breaks: &mut Vec<usize>) -> Result<(), Fault> {
         let branch =
             |condition: &Condition, when: bool| Code::Branch(condition.reg.0, condition.holds == when, 0);
@@ -241,19 +247,19 @@ impl Lower<'_> {
                     let skip = self.push(branch(condition, false), at);
                     self.block(then, breaks)?;
                     if otherwise.is_empty() {
-                        self.land(&[skip]);
+                        self.patch_targets(&[skip]);
                         continue;
                     }
                     let end = self.push(Code::Jump(0), at);
-                    self.land(&[skip]);
+                    self.patch_targets(&[skip]);
                     self.block(otherwise, breaks)?;
-                    self.land(&[end]);
+                    self.patch_targets(&[end]);
                 }
                 Stmt::Loop { body, at } => {
                     let (top, mut ends) = (self.here(), Vec::new());
                     self.block(body, &mut ends)?;
                     self.push(Code::Jump(top), at);
-                    self.land(&ends);
+                    self.patch_targets(&ends);
                 }
                 Stmt::Break { condition, at } => breaks.push(self.push(branch(condition, true), at)),
                 Stmt::Comment(_) => {}
@@ -263,8 +269,9 @@ impl Lower<'_> {
     }
 
     fn inst(&mut self, inst: &Inst) -> Result<(), Fault> {
-        let missing =
-            || bad(format!("{:?} at {} lacks an operand or names what is not there", inst.op, inst.at));
+        let missing = || {
+            bad_argument(format!("{:?} at {} lacks an operand or names what is not there", inst.op, inst.at))
+        };
         let result = || inst.results.first().map(|reg| reg.0).ok_or_else(missing);
         let code = match inst.op {
             Op::Pure(op) => {
@@ -290,7 +297,7 @@ impl Lower<'_> {
                 Code::Move(result()?, self.constant(u64::from(SHARED_BASE) + start as u64))
             }
             op => {
-                self.program.wgmma |= matches!(op, Op::Matrix(Matrix::Wgmma { .. }));
+                self.program.wgmma |= matches!(op, Op::Matrix(MatrixOp::Wgmma { .. }));
                 let form = op.form();
                 let slots: usize = form
                     .operands

@@ -1,33 +1,33 @@
-//! Mbarriers: arrivals and bytes that a phase waits for.
+//! Mbarriers: pending arrivals and transaction bytes of a phase.
 
 use super::{
     clock::Clock,
     exec::{Exec, Next},
-    fault::{FaultKind, Trouble},
+    fault::{FaultCause, FaultKind},
     lower::Range,
     shadow::Mark,
     warp::Wait,
-    world::{Agent, Cluster, Spot},
+    world::{Agent, Cluster, MemoryLocation},
 };
-use crate::isa::{memory::Space, pure::Lanes, sync::Mbarrier as Op};
+use crate::isa::{memory::Space, pure::Lanes, sync::MbarrierOp as Op};
 use std::rc::Rc;
 
-/// Bytes that a phase may wait for are below this, either way.
+/// The absolute limit of a phase's transaction count.
 const BYTES: i64 = 1 << 20;
 
 /// An mbarrier.
 #[derive(Debug)]
 pub(super) struct Mbarrier {
-    /// Arrivals of each phase, and those that this one waits for.
+    /// Arrivals per phase, and pending arrivals of this phase.
     pub(super) expected: u32,
     pub(super) pending: u32,
-    /// Bytes that were expected and did not arrive.
+    /// Expected bytes that have not arrived.
     pub(super) bytes: i64,
-    /// Phases that are over.
+    /// Completed phases.
     pub(super) phase: u64,
-    /// Who initialised it.
+    /// The initialization.
     pub(super) init: Mark,
-    /// The number of the copies that it counts.
+    /// The agent of the copies that it counts.
     pub(super) agent: u32,
     /// The step that last expected bytes.
     pub(super) expecter: Option<u32>,
@@ -36,8 +36,8 @@ pub(super) struct Mbarrier {
 }
 
 impl Mbarrier {
-    /// Takes arrivals.
-    fn arrive(&mut self, count: u32) -> Result<(), Trouble> {
+    /// Counts arrivals.
+    fn arrive(&mut self, count: u32) -> Result<(), FaultCause> {
         let Some(pending) = self.pending.checked_sub(count) else {
             let message = format!(
                 "an arrival more in phase {} than the {} that the mbarrier expects",
@@ -49,8 +49,8 @@ impl Mbarrier {
         Ok(())
     }
 
-    /// Counts bytes that are expected, or with a minus that arrived.
-    pub(super) fn expect(&mut self, bytes: i64) -> Result<(), Trouble> {
+    /// Counts expected bytes, or arrived bytes if negative.
+    pub(super) fn expect(&mut self, bytes: i64) -> Result<(), FaultCause> {
         self.bytes += bytes;
         if self.bytes.abs() >= BYTES {
             let message =
@@ -60,8 +60,8 @@ impl Mbarrier {
         Ok(())
     }
 
-    /// Ends the phase if all arrived. Copies of the phase are known from then on to who waits.
-    pub(super) fn settle(&mut self, cluster: u32) -> Result<bool, Trouble> {
+    /// Completes the phase if nothing is pending, and orders its copies before the waiters. Returns whether it completed.
+    pub(super) fn settle(&mut self, cluster: u32) -> Result<bool, FaultCause> {
         if self.pending > 0 || self.bytes > 0 {
             return Ok(false);
         }
@@ -79,20 +79,20 @@ impl Mbarrier {
         Ok(true)
     }
 
-    /// `cp.async` of a lane are known to who waits.
-    pub(super) fn learn(&mut self, cluster: u32, who: usize, count: u32) {
-        self.clock.raise(cluster, who, count);
+    /// Orders `cp.async` of a lane before the waiters.
+    pub(super) fn order_agent(&mut self, cluster: u32, thread: usize, count: u32) {
+        self.clock.raise(cluster, thread, count);
     }
 }
 
 impl Cluster {
-    /// One arrival from what works asynchronously, or bytes: `true` when that ended the phase.
+    /// An arrival or bytes from an asynchronous operation. Returns whether the phase completed.
     pub(super) fn signal(
         &mut self,
         (rank, offset): (usize, u32),
         arrivals: u32,
         bytes: i64,
-    ) -> Result<bool, Trouble> {
+    ) -> Result<bool, FaultCause> {
         let id = self.id;
         let Some(barrier) = self.ctas[rank].mbarriers.get_mut(&offset) else {
             let message = format!(
@@ -110,7 +110,7 @@ impl Cluster {
 }
 
 impl Exec<'_, '_> {
-    pub(super) fn mbarrier(&mut self, op: Op, results: Range, operands: Range) -> Result<Next, Trouble> {
+    pub(super) fn mbarrier(&mut self, op: Op, results: Range, operands: Range) -> Result<Next, FaultCause> {
         let addresses = self.addresses(operands, 0, false);
         match op {
             Op::TryWait | Op::TestWait => {
@@ -132,7 +132,7 @@ impl Exec<'_, '_> {
         Ok(Next::Advance)
     }
 
-    fn init(&mut self, addresses: &Lanes, operands: Range) -> Result<(), Trouble> {
+    fn init(&mut self, addresses: &Lanes, operands: Range) -> Result<(), FaultCause> {
         for lane in self.active() {
             let count = self.operand(operands, 2)[lane] as u32;
             if count == 0 || count >= 1 << 20 {
@@ -141,17 +141,16 @@ impl Exec<'_, '_> {
                     format!("an mbarrier for {count} arrivals: expected 1..2^20"),
                 ));
             }
-            let spot = self.spot(Space::Shared, addresses[lane], 8, lane)?;
+            let location = self.locate_aligned(Space::Shared, addresses[lane], 8, lane)?;
             let mark = self.mark(lane, 0);
-            self.note(true, (spot, 8), lane, mark)?;
-            let Spot::Shared(rank, offset) = spot else { continue };
+            self.record_access(true, (location, 8), lane, mark)?;
+            let MemoryLocation::Shared(rank, offset) = location else { continue };
             let agent = self.cluster.agent(Agent::Mbarrier(rank, offset as u32));
             let clock = Clock::new(u32::MAX);
             let barrier = Mbarrier {
                 expected: count,
                 pending: count,
                 bytes: 0,
-                // phases of another life at the same place must not be mistaken for those of this one
                 phase: 0,
                 init: mark,
                 agent,
@@ -166,56 +165,58 @@ impl Exec<'_, '_> {
         Ok(())
     }
 
-    fn invalidate(&mut self, addresses: &Lanes) -> Result<(), Trouble> {
+    fn invalidate(&mut self, addresses: &Lanes) -> Result<(), FaultCause> {
         for lane in self.active() {
             let (rank, offset) = self.find_mbarrier(addresses[lane], false, lane)?;
             let cta = &mut self.cluster.ctas[rank];
             cta.mbarriers.remove(&offset);
             cta.shared.set_barrier(offset as usize, false);
             let mark = self.mark(lane, 0);
-            self.note(true, (Spot::Shared(rank, offset as usize), 8), lane, mark)?;
+            self.record_access(true, (MemoryLocation::Shared(rank, offset as usize), 8), lane, mark)?;
         }
         Ok(())
     }
 
-    /// The rank and offset of a live mbarrier that a lane knows to be initialised.
+    /// The rank and offset of a valid mbarrier. Its initialization must happen before the lane's access.
     pub(super) fn find_mbarrier(
         &mut self,
         address: u64,
         remote: bool,
         lane: usize,
-    ) -> Result<(usize, u32), Trouble> {
-        self.culprit = 1 << lane;
+    ) -> Result<(usize, u32), FaultCause> {
+        self.faulting_lanes = 1 << lane;
         if !address.is_multiple_of(8) {
             return Err((
                 FaultKind::Misaligned,
                 format!("an mbarrier at {address:#x}: expected a multiple of 8"),
             ));
         }
-        let Spot::Shared(rank, offset) = self.cluster.shared_spot(self.rank, address as u32, 8, remote)?
+        let MemoryLocation::Shared(rank, offset) =
+            self.cluster.locate_shared(self.rank, address as u32, 8, remote)?
         else {
             return Err((FaultKind::NotAnMbarrier, "an mbarrier outside of shared memory".to_owned()));
         };
         let Some(barrier) = self.cluster.ctas[rank].mbarriers.get(&(offset as u32)) else {
-            let message = format!("there is no mbarrier in {}", self.world.name(Spot::Shared(rank, offset)));
+            let message =
+                format!("there is no mbarrier in {}", self.world.name(MemoryLocation::Shared(rank, offset)));
             return Err((FaultKind::NotAnMbarrier, message));
         };
         let init = barrier.init;
-        if init.who != self.first() + lane as u32
-            && self.warp.known.of(lane).get(init.cluster, init.who as usize) <= init.count
+        if init.thread != self.first() + lane as u32
+            && self.warp.clocks.of(lane).get(init.cluster, init.thread as usize) <= init.count
         {
             let message = format!(
                 "the mbarrier in {} is used, and nothing orders that after its initialisation at {}",
-                self.world.name(Spot::Shared(rank, offset)),
+                self.world.name(MemoryLocation::Shared(rank, offset)),
                 self.world.line(init.pc)
             );
             return Err((FaultKind::Race, message));
         }
-        self.culprit = self.mask;
+        self.faulting_lanes = self.mask;
         Ok((rank, offset as u32))
     }
 
-    fn arrive(&mut self, op: Op, address: u64, bytes: u32, lane: usize) -> Result<(), Trouble> {
+    fn arrive(&mut self, op: Op, address: u64, bytes: u32, lane: usize) -> Result<(), FaultCause> {
         let (rank, offset) = self.find_mbarrier(address, op == Op::ArriveRemote, lane)?;
         let (cluster, first, pc) = (self.cluster.id, self.first() as usize, self.pc);
         let Some(barrier) = self.cluster.ctas[rank].mbarriers.get_mut(&offset) else { return Ok(()) };
@@ -224,7 +225,7 @@ impl Exec<'_, '_> {
         }
         let arrived = barrier.expect(i64::from(bytes)).and_then(|()| {
             if op != Op::Expect {
-                self.warp.known.release(1 << lane, (cluster, first), &mut barrier.clock);
+                self.warp.clocks.release(1 << lane, (cluster, first), &mut barrier.clock);
                 barrier.arrive(1)?;
             }
             barrier.settle(cluster)
@@ -237,7 +238,7 @@ impl Exec<'_, '_> {
             }
             Ok(false) => Ok(()),
             Err((kind, message)) => {
-                self.culprit = 1 << lane;
+                self.faulting_lanes = 1 << lane;
                 Err((
                     kind,
                     format!("{message} (mbarrier at {})", self.world.program.arrays.name(offset as usize)),
@@ -246,13 +247,13 @@ impl Exec<'_, '_> {
         }
     }
 
-    /// Whether the phase of a parity is over, for lanes that may disagree about barrier and parity.
+    /// `try_wait` and `test_wait`, for lanes with possibly different mbarriers and parities.
     fn wait_phase(
         &mut self,
         addresses: &Lanes,
         may_wait: bool,
         (results, operands): (Range, Range),
-    ) -> Result<Next, Trouble> {
+    ) -> Result<Next, FaultCause> {
         let parities = self.operand(operands, 2).map(|parity| parity & 1);
         let (mut left, mut over, mut known) = (self.mask, 0, Vec::new());
         while left != 0 {
@@ -272,26 +273,31 @@ impl Exec<'_, '_> {
                 known.push((same, done));
             }
         }
-        let give_up = self.warp.groups[self.group].give_up;
-        if over != self.mask && may_wait && !give_up && !self.world.rng.once_in(4) {
-            return Ok(Next::Again(Wait::Phase));
+        let timed_out = self.warp.groups[self.group].timed_out;
+        if over != self.mask && may_wait && !timed_out && !self.world.rng.once_in(4) {
+            return Ok(Next::WaitThenRetry(Wait::Phase));
         }
         for (lanes, done) in known {
-            self.warp.known.acquire(lanes, &done);
+            self.warp.clocks.acquire(lanes, &done);
         }
         let out: Lanes = std::array::from_fn(|lane| u64::from(over >> lane & 1));
         self.write(self.result(results), &out)?;
         Ok(Next::Advance)
     }
 
-    /// Remembers what lanes wait for; a phase that ended twice since then was missed.
-    fn check_phase(&mut self, lanes: u32, (offset, phase): (u32, u64), is_over: bool) -> Result<(), Trouble> {
+    /// Records the phase that lanes wait for. It is a fault if the next phase completed, too, before a lane's wait returned.
+    fn check_phase(
+        &mut self,
+        lanes: u32,
+        (offset, phase): (u32, u64),
+        is_over: bool,
+    ) -> Result<(), FaultCause> {
         for lane in (0..32).filter(|lane| lanes >> lane & 1 != 0) {
             let wait = &mut self.warp.waits[lane];
             match *wait {
                 Some((at, since)) if at == offset && (since & 1 == phase & 1) != is_over => {
                     if phase >= since + 2 {
-                        self.culprit = 1 << lane;
+                        self.faulting_lanes = 1 << lane;
                         let message = format!(
                             "phase {since} of the mbarrier at {}, which this thread waits for, ended, and so did phase {}, before the thread saw the first: its parity now means another phase",
                             self.world.program.arrays.name(offset as usize),

@@ -1,11 +1,11 @@
-//! Device memory: allocations with unmapped gaps between them, and which of their bytes were ever written.
+//! Device memory: allocations with unmapped gaps, and a bitmap of their initialized bytes.
 //!
-//! Allocation `i` begins at `(i + 1) << 32`, so that no offset of 32 bits leads from one into another.
+//! Allocation `i` begins at `(i + 1) << 32`, so a 32-bit offset never reaches another allocation.
 
-use super::fault::{Fault, FaultKind, Trouble};
+use super::fault::{Fault, FaultCause, FaultKind};
 use crate::isa::types::{Class, Scalar};
 
-/// What bytes hold before anybody writes them: as `f32` and `f16` a NaN, as an index far outside.
+/// The content of uninitialized bytes: NaN as `f32` and `f16`, out of bounds as an index.
 pub(super) const GARBAGE: u8 = 0xff;
 
 /// Device memory.
@@ -17,31 +17,31 @@ pub struct Memory {
 #[derive(Debug, Clone)]
 struct Allocation {
     bytes: Vec<u8>,
-    /// One bit for each byte.
+    /// One bit per byte.
     written: Vec<u64>,
 }
 
-/// Bytes of an allocation.
+/// A location in an allocation.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct GlobalLocation {
     pub(super) allocation: usize,
     pub(super) offset: usize,
 }
 
 impl Memory {
-    /// Without allocations.
+    /// Memory without allocations.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// So many bytes that nobody wrote; the address is a multiple of 256.
+    /// Allocates uninitialized bytes; the address is a multiple of 256.
     pub fn alloc(&mut self, bytes: usize) -> u64 {
         let written = vec![0; bytes.div_ceil(64)];
         self.allocations.push(Allocation { bytes: vec![GARBAGE; bytes], written });
         (self.allocations.len() as u64) << 32
     }
 
-    /// Bytes that hold these values, one after the other.
+    /// Allocates and initializes an array.
     ///
     /// # Panics
     /// For `bool`, which has no width in memory.
@@ -54,52 +54,52 @@ impl Memory {
         self.alloc_bytes(&bytes)
     }
 
-    /// Bytes that hold these.
+    /// Allocates and initializes bytes.
     pub fn alloc_bytes(&mut self, bytes: &[u8]) -> u64 {
         let address = self.alloc(bytes.len());
-        let place = Place { allocation: self.allocations.len() - 1, offset: 0 };
-        self.write_bytes(place, bytes);
+        let location = GlobalLocation { allocation: self.allocations.len() - 1, offset: 0 };
+        self.write_bytes(location, bytes);
         address
     }
 
-    /// Writes bytes from an address on.
+    /// Writes bytes at an address.
     ///
     /// # Errors
-    /// Where they are not inside of one allocation.
+    /// When they are not inside one allocation.
     pub fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), Fault> {
-        let place = self.place(address, bytes.len());
-        let place = place.map_err(|(kind, message)| Fault::of_launch(kind, message))?;
-        self.write_bytes(place, bytes);
+        let location = self.locate(address, bytes.len());
+        let location = location.map_err(|(kind, message)| Fault::of_launch(kind, message))?;
+        self.write_bytes(location, bytes);
         Ok(())
     }
 
-    /// Copies bytes from an address on.
+    /// Copies bytes at an address to `bytes`.
     ///
     /// # Errors
     /// As [`Memory::read`].
     pub fn copy_to(&self, address: u64, bytes: &mut [u8]) -> Result<(), Fault> {
-        let place = self.place(address, bytes.len());
-        let read = place.and_then(|place| self.read_bytes(place, bytes.len()));
+        let location = self.locate(address, bytes.len());
+        let read = location.and_then(|location| self.read_bytes(location, bytes.len()));
         bytes.copy_from_slice(read.map_err(|(kind, message)| Fault::of_launch(kind, message))?);
         Ok(())
     }
 
-    /// Copies bytes within the memory, from the first to the last. Those that nobody wrote may be copied, and stay such.
+    /// Copies bytes within the memory, in ascending order. Uninitialized bytes may be copied and stay uninitialized.
     ///
     /// # Errors
-    /// Where they are not inside of one allocation.
+    /// When they are not inside one allocation.
     pub fn copy(&mut self, from: u64, to: u64, bytes: usize) -> Result<(), Fault> {
-        let fail = |(kind, message): Trouble| Fault::of_launch(kind, message);
-        let (from, to) = (self.place(from, bytes).map_err(fail)?, self.place(to, bytes).map_err(fail)?);
+        let fail = |(kind, message): FaultCause| Fault::of_launch(kind, message);
+        let (from, to) = (self.locate(from, bytes).map_err(fail)?, self.locate(to, bytes).map_err(fail)?);
         for at in (0..bytes).step_by(16) {
             let count = (bytes - at).min(16);
-            let moved = self.peek(Place { offset: from.offset + at, ..from }, count);
-            self.poke(Place { offset: to.offset + at, ..to }, count, &moved);
+            let moved = self.peek(GlobalLocation { offset: from.offset + at, ..from }, count);
+            self.poke(GlobalLocation { offset: to.offset + at, ..to }, count, &moved);
         }
         Ok(())
     }
 
-    /// Gives an allocation back: whoever uses it again makes a fault.
+    /// Frees an allocation; a later use is a fault.
     pub fn free(&mut self, address: u64) {
         let number = (address >> 32) as usize;
         if let Some(found) = number.checked_sub(1).and_then(|at| self.allocations.get_mut(at)) {
@@ -107,18 +107,18 @@ impl Memory {
         }
     }
 
-    /// `count` values from an address on.
+    /// Reads `count` values at an address.
     ///
     /// # Errors
-    /// Where they are not inside of one allocation, or were not written.
+    /// When they are not inside one allocation, or are uninitialized.
     pub fn read<T: Scalar>(&self, address: u64, count: usize) -> Result<Vec<T>, Fault> {
         let wide = T::CLASS.bytes();
-        let fail = |(kind, message): Trouble| Fault::of_launch(kind, message);
+        let fail = |(kind, message): FaultCause| Fault::of_launch(kind, message);
         if wide == 0 {
             return Err(fail((FaultKind::BadArgument, "predicates have no width in memory".to_owned())));
         }
-        let place = self.place(address, count * wide).map_err(fail)?;
-        let bytes = self.read_bytes(place, count * wide).map_err(fail)?;
+        let location = self.locate(address, count * wide).map_err(fail)?;
+        let bytes = self.read_bytes(location, count * wide).map_err(fail)?;
         let value = |bytes: &[u8]| {
             let mut word = [0; 8];
             word[..wide].copy_from_slice(bytes);
@@ -127,13 +127,13 @@ impl Memory {
         Ok(bytes.chunks_exact(wide).map(value).collect())
     }
 
-    /// Where `bytes` bytes at an address are.
-    pub(super) fn place(&self, address: u64, bytes: usize) -> Result<Place, Trouble> {
+    /// Resolves an address of `bytes` bytes.
+    pub(super) fn locate(&self, address: u64, bytes: usize) -> Result<GlobalLocation, FaultCause> {
         let (number, offset) = ((address >> 32) as usize, (address & 0xffff_ffff) as usize);
         let found = number.checked_sub(1).and_then(|at| Some((at, self.allocations.get(at)?)));
         match found {
             Some((allocation, found)) if offset + bytes <= found.bytes.len() => {
-                Ok(Place { allocation, offset })
+                Ok(GlobalLocation { allocation, offset })
             }
             Some((allocation, found)) => Err((
                 FaultKind::OutOfBounds,
@@ -149,36 +149,36 @@ impl Memory {
         }
     }
 
-    /// Bytes, which must have been written.
+    /// Reads initialized bytes.
     #[inline]
-    pub(super) fn read_bytes(&self, place: Place, bytes: usize) -> Result<&[u8], Trouble> {
-        let found = &self.allocations[place.allocation];
-        if let Some(at) = first_unwritten(&found.written, place.offset, bytes) {
-            let address = ((place.allocation as u64 + 1) << 32) + at as u64;
+    pub(super) fn read_bytes(&self, location: GlobalLocation, bytes: usize) -> Result<&[u8], FaultCause> {
+        let found = &self.allocations[location.allocation];
+        if let Some(at) = first_unwritten(&found.written, location.offset, bytes) {
+            let address = ((location.allocation as u64 + 1) << 32) + at as u64;
             return Err((
                 FaultKind::Uninitialized,
                 format!("global memory at {address:#x} was never written"),
             ));
         }
-        Ok(&found.bytes[place.offset..place.offset + bytes])
+        Ok(&found.bytes[location.offset..location.offset + bytes])
     }
 
-    pub(super) fn write_bytes(&mut self, place: Place, bytes: &[u8]) {
-        let found = &mut self.allocations[place.allocation];
-        found.bytes[place.offset..place.offset + bytes.len()].copy_from_slice(bytes);
-        set_written(&mut found.written, place.offset, bytes.len());
+    pub(super) fn write_bytes(&mut self, location: GlobalLocation, bytes: &[u8]) {
+        let found = &mut self.allocations[location.allocation];
+        found.bytes[location.offset..location.offset + bytes.len()].copy_from_slice(bytes);
+        set_written(&mut found.written, location.offset, bytes.len());
     }
 
-    /// Up to 16 bytes, and which of them were written.
-    pub(super) fn peek(&self, place: Place, bytes: usize) -> ([u8; 16], u16) {
-        let found = &self.allocations[place.allocation];
-        peek(&found.bytes, &found.written, place.offset, bytes)
+    /// Up to 16 bytes, and a mask of the initialized ones.
+    pub(super) fn peek(&self, location: GlobalLocation, bytes: usize) -> ([u8; 16], u16) {
+        let found = &self.allocations[location.allocation];
+        peek(&found.bytes, &found.written, location.offset, bytes)
     }
 
-    /// Puts back what [`Memory::peek`] gave.
-    pub(super) fn poke(&mut self, place: Place, bytes: usize, from: &([u8; 16], u16)) {
-        let found = &mut self.allocations[place.allocation];
-        poke(&mut found.bytes, &mut found.written, (place.offset, bytes), from);
+    /// Writes a result of [`Memory::peek`].
+    pub(super) fn poke(&mut self, location: GlobalLocation, bytes: usize, from: &([u8; 16], u16)) {
+        let found = &mut self.allocations[location.allocation];
+        poke(&mut found.bytes, &mut found.written, (location.offset, bytes), from);
     }
 
     /// The size of each allocation.
@@ -187,7 +187,7 @@ impl Memory {
     }
 }
 
-/// The words of a map of one bit a byte that tell of some bytes: place, and bits.
+/// The words of a one-bit-per-byte bitmap that cover a byte range: index, and mask.
 fn words(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, u64)> {
     let end = offset + bytes;
     (offset / 64..end.div_ceil(64)).map(move |word| {
@@ -196,7 +196,7 @@ fn words(offset: usize, bytes: usize) -> impl Iterator<Item = (usize, u64)> {
     })
 }
 
-/// The first of some bytes that nobody wrote.
+/// The first uninitialized byte of a range.
 pub(super) fn first_unwritten(written: &[u64], offset: usize, bytes: usize) -> Option<usize> {
     let (word, missing) = words(offset, bytes)
         .map(|(word, bits)| (word, bits & !written[word]))
@@ -204,12 +204,12 @@ pub(super) fn first_unwritten(written: &[u64], offset: usize, bytes: usize) -> O
     Some(64 * word + missing.trailing_zeros() as usize)
 }
 
-/// Says that some bytes were written.
+/// Marks bytes as initialized.
 pub(super) fn set_written(written: &mut [u64], offset: usize, bytes: usize) {
     words(offset, bytes).for_each(|(word, bits)| written[word] |= bits);
 }
 
-/// Up to 16 bytes, and which of them were written.
+/// Up to 16 bytes, and a mask of the initialized ones.
 pub(super) fn peek(bytes: &[u8], written: &[u64], offset: usize, count: usize) -> ([u8; 16], u16) {
     let mut out = [0; 16];
     out[..count].copy_from_slice(&bytes[offset..offset + count]);
@@ -217,7 +217,7 @@ pub(super) fn peek(bytes: &[u8], written: &[u64], offset: usize, count: usize) -
     (out, (0..count).fold(0, |known, at| known | bit(at) << at))
 }
 
-/// Puts back what [`peek`] gave: bytes that nobody wrote are again such.
+/// Writes a result of [`peek`], including its initialization mask.
 pub(super) fn poke(
     bytes: &mut [u8],
     written: &mut [u64],

@@ -1,27 +1,29 @@
-//! The simulator: executes a kernel on the CPU with the GPU's own hazards, and explains what is wrong with it.
+//! The simulator: executes a kernel on the CPU with the GPU's hazards and reports faults by source line.
 //!
 //! | | |
 //! |---|---|
-//! | [`Launch`], [`Report`], [`Arg`] | a kernel with its arguments, run once; what it did |
+//! | [`Launch`], [`Report`], [`Arg`] | a kernel launch with its arguments; its counters |
 //! | [`Memory`] | device memory |
-//! | [`Fault`], [`FaultKind`] | what a kernel did wrong, and at which line |
-//! | [`matrix`], [`tensor`] | arithmetic of fragments; boxes of tensors |
+//! | [`Fault`], [`FaultKind`] | the error of a kernel, and its source line |
+//! | [`matrix`], [`tensor`] | MMA and matrix layouts; tensor maps |
 //!
-//! Inside: `lower` makes flat code of a kernel; `grid` chooses who runs and when asynchronous operations complete, `exec` runs
-//! a slice of one `warp`; `access`, `lanes`, `sync`, `barrier`, `mbarrier`, `order`, `copies`, `bulk`, `fragments` and `wgmma` are the
-//! instructions; `flight` holds copies on their way. `clock` and `shadow` find what nothing orders; `stuck` explains why nothing
-//! goes on; `traffic` counts.
+//! Structure:
 //!
-//! Whatever the hardware leaves open is chosen by the seed: which warp runs and for how long, which of its diverged lanes, when
-//! and in what order asynchronous operations complete, the order of atomics, which lane is elected. Accesses that nothing
-//! orders are faults even where they come out right with this seed, as are accesses to what an asynchronous operation has in
-//! hand, until it was waited for.
+//! 1. `lower` converts a kernel to flat code. `grid` schedules warps and asynchronous operations; `exec` runs a slice of a `warp`.
+//! 2. `access`, `lanes`, `sync`, `barrier`, `mbarrier`, `order`, `copies`, `bulk`, `fragments` and `wgmma` implement the
+//!    instructions. `flight` holds copies in flight.
+//! 3. `clock` and `shadow` detect races, `deadlock` explains deadlocks, `traffic` counts bank conflicts and sectors.
+//!
+//! The seed determines all unspecified hardware behavior: the choice and length of warp slices, the order of diverged lanes, the
+//! time and order of asynchronous completions, the order of atomics, the elected lane. Unordered accesses are faults even if the
+//! result is right with this seed. So are accesses to memory of an asynchronous operation before its wait.
 
 mod access;
 mod barrier;
 mod bulk;
 mod clock;
 mod copies;
+mod deadlock;
 mod exec;
 mod fault;
 mod flight;
@@ -35,7 +37,6 @@ mod memory;
 mod order;
 mod rng;
 mod shadow;
-mod stuck;
 mod sync;
 pub mod tensor;
 mod traffic;
@@ -49,58 +50,58 @@ pub use memory::Memory;
 use crate::ir::Kernel;
 use tensor::TensorMap;
 
-/// An argument of a kernel.
+/// A kernel argument.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Arg {
-    /// A 32-bit number.
+    /// A `u32`.
     U32(u32),
-    /// A 32-bit number with a sign.
+    /// An `i32`.
     I32(i32),
-    /// A 32-bit float.
+    /// An `f32`.
     F32(f32),
-    /// A 64-bit number, such as an address.
+    /// A `u64`, such as an address.
     U64(u64),
     /// A tensor map.
     TensorMap(TensorMap),
 }
 
-/// A kernel with its arguments, to be run once.
+/// A kernel launch.
 #[derive(Debug, Clone, Copy)]
 pub struct Launch<'a> {
     /// The kernel.
     pub kernel: &'a Kernel,
-    /// CTAs; x is a multiple of the kernel's cluster.
+    /// The grid size in CTAs; x is a multiple of the cluster size.
     pub grid: [u32; 3],
-    /// One for each parameter.
+    /// One argument per parameter.
     pub args: &'a [Arg],
-    /// What decides whatever the hardware leaves open.
+    /// The seed for unspecified hardware behavior.
     pub seed: u64,
 }
 
-/// What a launch did.
+/// The counters of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Report {
-    /// Instructions, counted once for each lane.
+    /// Instructions, counted per lane.
     pub thread_instructions: u64,
-    /// Instructions, counted once for each group of lanes that executes them together.
+    /// Instructions, counted per converged group of lanes.
     pub warp_instructions: u64,
-    /// `mma` and `wgmma`, once for each warp.
+    /// `mma` and `wgmma`, counted per warp.
     pub matrix_instructions: u64,
-    /// Asynchronous copies that were started; `cp.async` once for each warp.
+    /// Issued asynchronous copies; `cp.async` counted per warp.
     pub async_copies: u64,
-    /// Wavefronts on shared memory beyond one for each access.
+    /// Shared-memory wavefronts in excess of one per access.
     pub bank_conflicts: u64,
-    /// Sectors of 32 bytes of global memory that loads and stores touch.
+    /// 32-byte global-memory sectors accessed by loads and stores.
     pub global_sectors: u64,
-    /// As many as would have done.
+    /// The minimum number of sectors for these accesses.
     pub global_sectors_ideal: u64,
 }
 
 impl Launch<'_> {
-    /// Runs the kernel to its end.
+    /// Runs the kernel to completion.
     ///
     /// # Errors
-    /// The first mistake of the kernel or of the launch that shows with this seed. Memory is then as it was at that moment.
+    /// The first fault of the kernel or launch with this seed. Memory keeps its state at the fault.
     pub fn run(&self, memory: &mut Memory) -> Result<Report, Fault> {
         grid::Grid::new(self, memory)?.run()
     }

@@ -1,4 +1,4 @@
-//! The generator behind every choice that a seed makes: equal seeds give equal runs.
+//! The random generator of all scheduling choices: equal seeds give equal runs.
 
 /// SplitMix64, of Steele, Lea and Flood.
 #[derive(Debug, Clone)]
@@ -17,12 +17,12 @@ impl Rng {
         word ^ (word >> 31)
     }
 
-    /// Less than `end`, which is not 0.
+    /// A number below `end`, which is not 0.
     pub(super) fn below(&mut self, end: usize) -> usize {
         ((u128::from(self.next()) * end as u128) >> 64) as usize
     }
 
-    /// True once in `times`.
+    /// True with probability 1 / `times`.
     pub(super) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

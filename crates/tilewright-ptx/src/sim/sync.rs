@@ -1,41 +1,41 @@
-//! Where a thread is, and what makes it wait or sets others free: special registers, barriers, fences, clusters.
+//! Synchronization instructions and special registers.
 
 use super::{
     exec::{Exec, Next},
-    fault::{FaultKind, Trouble},
+    fault::{FaultCause, FaultKind},
     lower::Range,
 };
 use crate::isa::{
     pure::Lanes,
-    sync::{Special, Sync},
+    sync::{Special, SyncOp},
 };
 
 impl Exec<'_, '_> {
-    pub(super) fn sync(&mut self, op: Sync, results: Range, operands: Range) -> Result<Next, Trouble> {
+    pub(super) fn sync(&mut self, op: SyncOp, results: Range, operands: Range) -> Result<Next, FaultCause> {
         match op {
-            Sync::Special(special) => {
+            SyncOp::Special(special) => {
                 let out = self.special(special);
                 self.write(self.result(results), &out)?;
             }
-            Sync::Barrier => return self.named(operands, true),
-            Sync::BarrierArrive => return self.named(operands, false),
-            Sync::Mbarrier(op) => return self.mbarrier(op, results, operands),
-            Sync::Fence(fence) => self.fence(fence),
-            Sync::ClusterArrive => self.cluster_arrive()?,
-            Sync::ClusterWait => return self.cluster_wait(),
-            Sync::MapToCta => {
-                let out = self.mapped(operands)?;
+            SyncOp::Barrier => return self.named_barrier(operands, true),
+            SyncOp::BarrierArrive => return self.named_barrier(operands, false),
+            SyncOp::Mbarrier(op) => return self.mbarrier(op, results, operands),
+            SyncOp::Fence(fence) => self.fence(fence),
+            SyncOp::ClusterArrive => self.cluster_arrive()?,
+            SyncOp::ClusterWait => return self.cluster_wait(),
+            SyncOp::MapToCta => {
+                let out = self.map_to_cta(operands)?;
                 self.write(self.result(results), &out)?;
             }
-            // how many registers a thread has is the assembler's business, and other kernels are not here
-            Sync::TakeRegisters(_) | Sync::GiveRegisters(_) => {}
-            Sync::LaunchDependents | Sync::WaitForPrerequisites => {}
-            Sync::Sleep => {
+            // the simulator has no register limit and runs one kernel at a time
+            SyncOp::SetmaxnregInc(_) | SyncOp::SetmaxnregDec(_) => {}
+            SyncOp::LaunchDependents | SyncOp::WaitForPrerequisites => {}
+            SyncOp::Sleep => {
                 let group = &mut self.warp.groups[self.group];
-                group.give_up = !group.give_up;
-                return Ok(if group.give_up { Next::Yield } else { Next::Advance });
+                group.timed_out = !group.timed_out;
+                return Ok(if group.timed_out { Next::Yield } else { Next::Advance });
             }
-            Sync::Trap => return Err((FaultKind::Trap, "the kernel gave up".to_owned())),
+            SyncOp::Trap => return Err((FaultKind::Trap, "the kernel gave up".to_owned())),
         }
         Ok(Next::Advance)
     }
@@ -61,14 +61,14 @@ impl Exec<'_, '_> {
         [u64::from(word); 32]
     }
 
-    /// `mapa`: the same place in the shared memory of a CTA of the cluster.
-    fn mapped(&mut self, operands: Range) -> Result<Lanes, Trouble> {
+    /// `mapa`: the same offset in the shared memory of a CTA of the cluster.
+    fn map_to_cta(&mut self, operands: Range) -> Result<Lanes, FaultCause> {
         let (addresses, ranks) = (*self.operand(operands, 0), *self.operand(operands, 1));
         let size = self.cluster.ctas.len() as u64;
         let mut out = [0; 32];
         for lane in self.active() {
             if ranks[lane] >= size {
-                self.culprit = 1 << lane;
+                self.faulting_lanes = 1 << lane;
                 let message = format!("CTA {} of a cluster of {size}", ranks[lane]);
                 return Err((FaultKind::BadArgument, message));
             }

@@ -1,24 +1,24 @@
-//! Tensor maps: what a TMA copy of a box moves, byte for byte.
+//! Tensor maps: the bytes that a TMA copy of a box moves.
 //!
-//! A box lies in shared memory densely, its innermost dimension first, and swizzled by address. Coordinates may lie outside of
-//! the tensor: loads fill such elements with zeros, stores leave them out.
+//! A box is dense in shared memory, innermost dimension first, and swizzled by address. Coordinates may be outside the tensor:
+//! loads fill such elements with zeros, stores skip them.
 
-/// How 16-byte pieces change places in shared memory: bits of the address from 4 on are exchanged (XOR) with those from 7 on.
+/// The swizzle of 16-byte units in shared memory: address bits from 4 up are XORed with those from 7 up.
 /// (PTX ISA, "Swizzling Modes": `Swizzle<3,4,3>`, `<2,4,3>` and `<1,4,3>` of CuTe.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Swizzle {
-    /// Nothing does.
+    /// No swizzle.
     None,
-    /// Among 32 bytes: bit 4 with bit 7; repeats every 256 bytes.
+    /// Span of 32 bytes: bit 4 with bit 7; repeats every 256 bytes.
     B32,
-    /// Among 64 bytes: bits 4 and 5 with bits 7 and 8; repeats every 512 bytes.
+    /// Span of 64 bytes: bits 4 and 5 with bits 7 and 8; repeats every 512 bytes.
     B64,
-    /// Among 128 bytes: bits 4 to 6 with bits 7 to 9; repeats every 1024 bytes.
+    /// Span of 128 bytes: bits 4 to 6 with bits 7 to 9; repeats every 1024 bytes.
     B128,
 }
 
 impl Swizzle {
-    /// The bytes among which pieces change places, if any.
+    /// The span in bytes, if swizzled.
     pub fn span(self) -> Option<u32> {
         match self {
             Self::None => None,
@@ -28,50 +28,50 @@ impl Swizzle {
         }
     }
 
-    /// Where the byte at a shared address really lies. Its own inverse.
+    /// The swizzled address of a shared address. The function is its own inverse.
     pub fn apply(self, address: u32) -> u32 {
-        let pieces = self.span().map_or(0, |span| span / 16 - 1);
-        address ^ (address >> 7 & pieces) << 4
+        let chunks = self.span().map_or(0, |span| span / 16 - 1);
+        address ^ (address >> 7 & chunks) << 4
     }
 }
 
-/// A tensor in global memory, and the box of it that one copy moves. Dimensions are innermost first.
+/// A tensor in global memory, and the shape of the box that one copy moves. Dimensions are innermost first.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorMap {
-    /// Bytes of an element.
+    /// Bytes per element.
     pub element_bytes: u32,
     /// Global address of the first element.
     pub address: u64,
-    /// Elements of each dimension, 1 to 5 of them.
+    /// Elements per dimension; 1 to 5 dimensions.
     pub dims: Vec<u64>,
-    /// Bytes between neighbours of each dimension but the innermost, where elements are dense.
+    /// Byte strides of all dimensions except the innermost, which is dense.
     pub strides: Vec<u64>,
-    /// Elements of the box in each dimension.
+    /// Elements of the box per dimension.
     pub box_dims: Vec<u32>,
-    /// How the box is swizzled in shared memory.
+    /// The swizzle of the box in shared memory.
     pub swizzle: Swizzle,
 }
 
-/// A piece of a box: consecutive bytes within 16 that are.
+/// A segment of a box: contiguous bytes within an aligned 16-byte unit of shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Move {
-    /// Where in shared memory.
+pub struct BoxSegment {
+    /// The shared address.
     pub shared: u32,
-    /// Where in global memory; nowhere outside of the tensor.
+    /// The global address; none outside the tensor.
     pub global: Option<u64>,
-    /// How many.
+    /// The length in bytes.
     pub bytes: u32,
 }
 
 impl TensorMap {
-    /// What a box in shared memory has to be aligned to, in bytes.
+    /// The alignment of a box in shared memory, in bytes.
     pub const SHARED_ALIGN: u32 = 128;
 
-    /// Whether the driver would encode it (`cuTensorMapEncodeTiled`, no interleaving, element strides 1).
+    /// Checks the driver's rules (`cuTensorMapEncodeTiled`, no interleaving, element strides 1).
     ///
     /// # Errors
-    /// The first rule that it breaks. One is ours: where there is a swizzle, the box's innermost dimension fills its span, since
-    /// what lies between shorter rows is not documented.
+    /// The first violated rule. One rule is stricter than the driver: with a swizzle, the innermost box dimension must fill the
+    /// span, because the gap between shorter rows is undocumented.
     pub fn check(&self) -> Result<(), String> {
         self.check_tensor().and_then(|()| self.check_box()).map_err(|error| format!("tensor map: {error}"))
     }
@@ -139,46 +139,52 @@ impl TensorMap {
         }
     }
 
-    /// Bytes of a box in shared memory: what a load adds to its mbarrier, wherever the box lies.
+    /// Bytes of a box in shared memory. A load signals this many bytes to its mbarrier, even if the box exceeds the tensor.
     pub fn box_bytes(&self) -> u32 {
         self.box_dims.iter().product::<u32>() * self.element_bytes
     }
 
-    /// The pieces of the box whose first element has these coordinates, innermost first, and lies at `shared` before swizzling,
-    /// a multiple of [`SHARED_ALIGN`](Self::SHARED_ALIGN). They come in the order of the unswizzled box.
+    /// The segments of the box at `coordinates` (innermost first) and shared address `shared`, a multiple of
+    /// [`SHARED_ALIGN`](Self::SHARED_ALIGN). They are in the order of the unswizzled box.
     ///
     /// # Panics
-    /// When there are more or fewer coordinates than dimensions. The map has to pass [`check`](Self::check).
-    pub fn moves(&self, coordinates: &[i32], shared: u32) -> Vec<Move> {
+    /// When the number of coordinates differs from the dimensions. The map must pass [`check`](Self::check).
+    pub fn segments(&self, coordinates: &[i32], shared: u32) -> Vec<BoxSegment> {
         assert_eq!(coordinates.len(), self.dims.len(), "coordinates of a tensor copy");
         let inner = self.box_dims[0] * self.element_bytes;
-        let mut moves = Vec::with_capacity((self.box_bytes() / 16) as usize);
+        let mut segments = Vec::with_capacity((self.box_bytes() / 16) as usize);
         for row in 0..self.box_bytes() / inner {
             let line = self.row_address(coordinates, row);
             for piece in (0..inner).step_by(16) {
-                let place = self.swizzle.apply(shared.saturating_add(row * inner + piece));
-                moves.extend(self.cut(coordinates[0], piece, line, place));
+                let address = self.swizzle.apply(shared.saturating_add(row * inner + piece));
+                segments.extend(self.split_unit(coordinates[0], piece, line, address));
             }
         }
-        moves
+        segments
     }
 
-    /// Where the tensor's line of a row of the box begins, if it lies in the tensor.
+    /// The global address of a box row's tensor line, if it is inside the tensor.
     fn row_address(&self, coordinates: &[i32], mut row: u32) -> Option<u64> {
         let mut address = self.address;
         for (at, &stride) in self.strides.iter().enumerate() {
             let side = self.box_dims[at + 1];
-            let place = i64::from(coordinates[at + 1]) + i64::from(row % side);
+            let index = i64::from(coordinates[at + 1]) + i64::from(row % side);
             row /= side;
-            let place = u64::try_from(place).ok().filter(|&place| place < self.dims[at + 1])?;
-            address += place * stride;
+            let index = u64::try_from(index).ok().filter(|&index| index < self.dims[at + 1])?;
+            address += index * stride;
         }
         Some(address)
     }
 
-    /// The pieces of 16 bytes of the box, which the tensor's edges may cut: `piece` is where they begin in their row, `first`
-    /// the row's coordinate.
-    fn cut(&self, first: i32, piece: u32, line: Option<u64>, shared: u32) -> impl Iterator<Item = Move> {
+    /// The segments of a 16-byte unit, split at the tensor's edges. `piece` is its byte offset in the row, `first` the row's
+    /// coordinate.
+    fn split_unit(
+        &self,
+        first: i32,
+        piece: u32,
+        line: Option<u64>,
+        shared: u32,
+    ) -> impl Iterator<Item = BoxSegment> {
         let begin = i64::from(first) * i64::from(self.element_bytes) + i64::from(piece);
         let end = if line.is_some() {
             self.dims[0].cast_signed() * i64::from(self.element_bytes)
@@ -188,7 +194,11 @@ impl TensorMap {
         let low = (-begin).clamp(0, 16);
         let high = (end - begin).clamp(low, 16);
         let part = move |(from, to, global): (i64, i64, Option<u64>)| {
-            (from < to).then_some(Move { shared: shared + from as u32, global, bytes: (to - from) as u32 })
+            (from < to).then_some(BoxSegment {
+                shared: shared + from as u32,
+                global,
+                bytes: (to - from) as u32,
+            })
         };
         let inside = line.map(|line| line.wrapping_add_signed(begin + low));
         [(0, low, None), (low, high, inside), (high, 16, None)].into_iter().filter_map(part)

@@ -1,21 +1,21 @@
-//! How well accesses fit the hardware: conflicts of shared memory's banks, and sectors of global memory.
+//! Memory traffic counters: shared-memory bank conflicts and global-memory sectors.
 
 use crate::isa::pure::Lanes;
 
-/// Wavefronts beyond the first of one access to shared memory, which has 32 banks of 4 bytes.
+/// The wavefronts of a shared-memory access after the first. Shared memory has 32 banks of 4 bytes.
 ///
-/// Lanes with 8 bytes go by halves of the warp, with 16 by quarters; equal words count once.
-pub(super) fn conflicts(addresses: &Lanes, mask: u32, bytes: usize) -> u64 {
+/// 8-byte accesses are split into half warps, 16-byte accesses into quarter warps; equal words count once.
+pub(super) fn bank_conflicts(addresses: &Lanes, mask: u32, bytes: usize) -> u64 {
     let lanes = match bytes {
         16 => 8,
         8 => 16,
         _ => 32,
     };
-    (0..32).step_by(lanes).map(|first| waves(addresses, mask, first..first + lanes, bytes)).sum()
+    (0..32).step_by(lanes).map(|first| excess_wavefronts(addresses, mask, first..first + lanes, bytes)).sum()
 }
 
-fn waves(addresses: &Lanes, mask: u32, lanes: std::ops::Range<usize>, bytes: usize) -> u64 {
-    // words of each bank; almost always one
+fn excess_wavefronts(addresses: &Lanes, mask: u32, lanes: std::ops::Range<usize>, bytes: usize) -> u64 {
+    // words per bank; almost always one
     let mut seen = [(0_u8, [0_u32; 4]); 32];
     let mut most = 0;
     for lane in lanes.filter(|lane| mask >> lane & 1 != 0) {
@@ -36,13 +36,13 @@ fn waves(addresses: &Lanes, mask: u32, lanes: std::ops::Range<usize>, bytes: usi
     u64::from(most.saturating_sub(1))
 }
 
-/// Sectors of 32 bytes that one access to global memory touches, and how few would do.
+/// The 32-byte sectors of a global-memory access, and the minimum for its size.
 pub(super) fn sectors(addresses: &Lanes, mask: u32, bytes: usize) -> (u64, u64) {
     let mut touched = [0; 64];
     let mut count = 0;
     for lane in (0..32).filter(|lane| mask >> lane & 1 != 0) {
         let sector = addresses[lane] / 32;
-        // neighbours mostly touch the same
+        // adjacent lanes mostly share a sector
         if count > 0 && touched[count - 1] == sector {
             continue;
         }

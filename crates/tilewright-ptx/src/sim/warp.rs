@@ -1,26 +1,26 @@
-//! A warp: its registers, and where its lanes are. Lanes that are at the same step and may go on form a group.
+//! The state of a warp: registers and groups of converged lanes.
 
-use super::{clock::Known, lower::Program, rng::Rng};
+use super::{clock::WarpClocks, lower::Program, rng::Rng};
 use crate::isa::pure::Lanes;
 use std::{collections::VecDeque, rc::Rc};
 
 /// All lanes.
 pub(super) const FULL: u32 = !0;
 
-/// Why lanes do not go on.
+/// The condition that a group of lanes waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// They do.
+    /// None: the group can run.
     None,
-    /// For the other lanes of the warp, at an instruction that needs all.
+    /// The other lanes of the warp, at an aligned instruction.
     Lanes,
-    /// For a named barrier, which lets them go itself.
+    /// A named barrier, which releases the group itself.
     Barrier(usize),
-    /// They try again when something happened in the cluster: a phase of an mbarrier.
+    /// A phase of an mbarrier. The group retries after each event of the cluster.
     Phase,
-    /// The same: the cluster's barrier.
+    /// The cluster barrier, with retries.
     Cluster,
-    /// The same: the other warps of the warpgroup.
+    /// The other warps of the warpgroup, with retries.
     Warpgroup,
 }
 
@@ -30,35 +30,35 @@ pub(super) struct Group {
     pub(super) pc: u32,
     pub(super) mask: u32,
     pub(super) wait: Wait,
-    /// Whether a wait that may give up has to.
-    pub(super) give_up: bool,
+    /// Whether a `try_wait` must return, even if its phase is incomplete.
+    pub(super) timed_out: bool,
 }
 
-/// Groups of asynchronous operations of one lane; batches count up, so that one that is complete says so of all before.
+/// Groups of asynchronous operations of one lane. Batch numbers increase, so completion of one implies completion of all before.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Batches {
     /// The open batch.
     pub(super) open: u32,
-    /// Last batches of committed groups that were not waited for.
+    /// The last batches of committed groups without a wait.
     pub(super) commits: VecDeque<u32>,
-    /// The last batch that was waited for.
+    /// The last batch with a wait.
     pub(super) waited: u32,
 }
 
 impl Batches {
-    /// Ends a group.
+    /// Commits a group.
     pub(super) fn commit(&mut self) {
         self.commits.push_back(self.open);
         self.open += 1;
     }
 
-    /// The batch up to which all is complete when at most `left` groups are not.
+    /// The last complete batch if at most `left` groups are incomplete.
     pub(super) fn bound(&mut self, left: usize) -> Option<u32> {
         let done = self.commits.len().checked_sub(left + 1)?;
         self.commits.get(done).copied()
     }
 
-    /// Forgets groups up to a batch, which were waited for.
+    /// Removes groups up to a batch, after a wait.
     pub(super) fn forget(&mut self, bound: u32) {
         self.waited = self.waited.max(bound);
         while self.commits.front().is_some_and(|&batch| batch <= bound) {
@@ -67,26 +67,26 @@ impl Batches {
     }
 }
 
-/// What a lane made known with its last fence, and how far.
+/// The clock that a lane released with its last fence, and the fence's scope level.
 #[derive(Debug)]
-pub(super) struct Released {
+pub(super) struct FenceRelease {
     pub(super) clock: super::clock::Clock,
     pub(super) level: u8,
 }
 
-/// The `wgmma` of a warp.
+/// The `wgmma` state of a warp.
 #[derive(Debug, Default)]
-pub(super) struct Products {
-    /// The number of the last one that was issued.
+pub(super) struct WgmmaState {
+    /// The number of the last issued `wgmma`.
     pub(super) issued: u32,
-    /// The number of the last one that was waited for.
+    /// The number of the last `wgmma` with a wait.
     pub(super) waited: u32,
-    /// The last of each committed group that was not waited for.
+    /// The last `wgmma` of each committed group without a wait.
     pub(super) commits: VecDeque<u32>,
-    /// For each register the last product that adds to it, and the last that reads it as A.
+    /// Per register, the last `wgmma` that accumulates into it, and the last that reads it as A.
     pub(super) sums: Vec<u32>,
     pub(super) inputs: Vec<u32>,
-    /// Fences so far, and for each register how many there were when it was written.
+    /// The number of fences, and per register one more than their number at its last write.
     pub(super) fences: u32,
     pub(super) written: Vec<u32>,
 }
@@ -94,29 +94,29 @@ pub(super) struct Products {
 /// A warp.
 #[derive(Debug, Default)]
 pub(super) struct Warp {
-    /// Its place in its CTA.
+    /// The index in the CTA.
     pub(super) index: u32,
     /// Registers, then constants.
     pub(super) regs: Vec<Lanes>,
-    /// Lanes in which each register was written.
+    /// Per register, a mask of the lanes in which it is initialized.
     pub(super) ready: Vec<u32>,
     pub(super) groups: Vec<Group>,
-    pub(super) known: Known,
-    /// Whether it is worth trying.
+    pub(super) clocks: WarpClocks,
+    /// Whether some group may be able to run.
     pub(super) awake: bool,
-    /// Groups of `cp.async`, of bulk stores, and of what these read.
+    /// Groups of `cp.async`, of bulk stores, and of the stores' reads.
     pub(super) copies: Vec<Batches>,
     pub(super) bulks: Vec<Batches>,
     pub(super) reads: Vec<Batches>,
-    /// For each lane its last bulk store whose reads it did not wait for: batch and step.
+    /// Per lane, the last bulk store without a wait for its reads: batch and step.
     pub(super) unread: Vec<Option<(u32, u32)>>,
-    pub(super) products: Products,
-    pub(super) released: Vec<Option<Rc<Released>>>,
-    /// What relaxed loads saw, until a fence.
-    pub(super) acquired: Vec<(usize, super::clock::Clock)>,
-    /// For each lane the mbarrier that it waits for in vain, and the phase.
+    pub(super) wgmma: WgmmaState,
+    pub(super) fence_releases: Vec<Option<Rc<FenceRelease>>>,
+    /// Clocks of relaxed loads, acquired by the next fence.
+    pub(super) pending_acquires: Vec<(usize, super::clock::Clock)>,
+    /// Per lane, the mbarrier and phase that it waits for.
     pub(super) waits: Vec<Option<(u32, u64)>>,
-    /// Arrivals and waits at the cluster's barrier.
+    /// Arrivals and waits at the cluster barrier.
     pub(super) cluster_arrivals: u64,
     pub(super) cluster_waits: u64,
 }
@@ -129,38 +129,38 @@ impl Warp {
         let mut ready = vec![0; program.registers];
         ready.resize(regs.len(), FULL);
         let per_register = if program.wgmma { program.registers } else { 0 };
-        let products = Products {
+        let wgmma = WgmmaState {
             sums: vec![0; per_register],
             inputs: vec![0; per_register],
             written: vec![0; per_register],
-            ..Products::default()
+            ..WgmmaState::default()
         };
         Self {
             index,
             regs,
             ready,
-            groups: vec![Group { pc: 0, mask: FULL, wait: Wait::None, give_up: false }],
-            known: Known::new(cluster),
+            groups: vec![Group { pc: 0, mask: FULL, wait: Wait::None, timed_out: false }],
+            clocks: WarpClocks::new(cluster),
             awake: true,
             copies: vec![Batches { open: 1, ..Batches::default() }; 32],
             bulks: vec![Batches { open: 1, ..Batches::default() }; 32],
             reads: vec![Batches { open: 1, ..Batches::default() }; 32],
             unread: vec![None; 32],
-            products,
-            released: vec![None; 32],
-            acquired: Vec::new(),
+            wgmma,
+            fence_releases: vec![None; 32],
+            pending_acquires: Vec::new(),
             waits: vec![None; 32],
             cluster_arrivals: 0,
             cluster_waits: 0,
         }
     }
 
-    /// Whether some of its lanes have not ended.
+    /// Whether some lanes have not exited.
     pub(super) fn live(&self) -> bool {
         !self.groups.is_empty()
     }
 
-    /// Something happened: waits that ask again may do so.
+    /// Lets waits with retries try again.
     pub(super) fn wake(&mut self) {
         for group in &mut self.groups {
             if matches!(group.wait, Wait::Phase | Wait::Cluster | Wait::Warpgroup) {
@@ -170,13 +170,13 @@ impl Warp {
         self.awake = true;
     }
 
-    /// Joins groups at the same step, of which lanes that wait for lanes are one.
+    /// Merges groups at the same step that can run or wait for lanes.
     pub(super) fn merge(&mut self) {
         let joins = |wait| matches!(wait, Wait::None | Wait::Lanes);
         let mut merged: Vec<Group> = Vec::with_capacity(self.groups.len());
         for &group in &self.groups {
-            let place = merged.iter_mut().find(|other| other.pc == group.pc && joins(other.wait));
-            match place {
+            let target = merged.iter_mut().find(|other| other.pc == group.pc && joins(other.wait));
+            match target {
                 Some(other) if joins(group.wait) => {
                     other.mask |= group.mask;
                     if group.wait == Wait::None || other.mask == FULL {
@@ -189,7 +189,7 @@ impl Warp {
         self.groups = merged;
     }
 
-    /// A group that may go on: mostly the one that is furthest behind, so that lanes meet again.
+    /// Chooses a runnable group: mostly the one with the lowest step, so that lanes reconverge.
     pub(super) fn choose(&self, rng: &mut Rng) -> Option<usize> {
         if self.groups.len() == 1 {
             return (self.groups[0].wait == Wait::None).then_some(0);

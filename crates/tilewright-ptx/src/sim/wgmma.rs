@@ -1,39 +1,40 @@
-//! `wgmma`: products of a warpgroup that are computed some time after they are issued.
+//! `wgmma`: asynchronous MMA of a warpgroup.
 //!
-//! A product is issued when all four warps are there. Until a `wgmma.wait_group` covers it, its sums may be neither read nor
-//! written, its A registers not written, and its shared memory not written. One warp's wait is enough for the shared memory,
-//! since the product is that of all four.
+//! 1. A `wgmma` is issued when all four warps have arrived at it.
+//! 2. Until a `wgmma.wait_group` covers it, accumulators may not be read or written. Its A registers and its shared memory may
+//!    not be written.
+//! 3. One warp's wait covers the shared memory, because all four warps share the operation.
 
 use super::{
     bulk::unfenced,
     clock::Clock,
     exec::{Exec, Next},
-    fault::{Fault, FaultKind, Trouble},
+    fault::{Fault, FaultCause, FaultKind},
     lower::{Range, SHARED_BASE},
     matrix::{self, Descriptor, Row},
     shadow::{Actor, Mark},
     warp::{FULL, Wait, Warp},
-    world::{Agent, Cluster, Cta, Spot, World},
+    world::{Agent, Cluster, Cta, MemoryLocation, World},
 };
 use crate::isa::{
-    matrix::{Elements, Left, Major, Matrix},
+    matrix::{Elements, Left, Major, MatrixOp},
     pure::Lanes,
 };
 use std::collections::VecDeque;
 
-/// Four warps that multiply together.
+/// The state of a warpgroup (four warps).
 #[derive(Debug, Default)]
 pub(super) struct Warpgroup {
-    /// Where each warp is, if it is at a product.
+    /// The arrivals of warps at the next `wgmma`.
     arrived: [Option<Arrival>; 4],
-    /// Products so far.
+    /// The number of issued `wgmma`.
     issued: u32,
-    pub(super) pending: VecDeque<Product>,
-    /// The product up to which somebody waits.
-    pub(super) hurry: u32,
+    pub(super) pending: VecDeque<PendingWgmma>,
+    /// The last `wgmma` that a warp waits for.
+    pub(super) drain_until: u32,
 }
 
-/// What a warp brings to a product; all four have to bring the same.
+/// The operands of a warp at a `wgmma`; all four warps must agree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Arrival {
     pc: u32,
@@ -42,16 +43,16 @@ struct Arrival {
     accumulate: bool,
 }
 
-/// Where A is.
+/// The source of A.
 #[derive(Debug, Clone)]
 enum Source {
     Shared(Descriptor, Major),
     Registers([u32; 4]),
 }
 
-/// A product that is not computed yet.
+/// An issued `wgmma` that is not computed yet.
 #[derive(Debug, Clone)]
-pub(super) struct Product {
+pub(super) struct PendingWgmma {
     number: u32,
     elements: (Elements, Elements),
     n: usize,
@@ -63,26 +64,26 @@ pub(super) struct Product {
 }
 
 impl Exec<'_, '_> {
-    /// Whether a register belongs to no product in flight. Only further products may use one that does.
-    pub(super) fn check_in_flight(&self, reg: u32, what: &str) -> Result<(), Trouble> {
+    /// Checks that no `wgmma` in flight uses a register.
+    pub(super) fn check_in_flight(&self, reg: u32, what: &str) -> Result<(), FaultCause> {
         self.check_sums(reg, what)?;
-        let products = &self.warp.products;
-        if products.inputs.get(reg as usize).is_none_or(|&input| input <= products.waited) {
+        let wgmma = &self.warp.wgmma;
+        if wgmma.inputs.get(reg as usize).is_none_or(|&input| input <= wgmma.waited) {
             return Ok(());
         }
         Err(self.in_flight(reg, what, "reads"))
     }
 
-    /// Whether a register is no sum of a product in flight.
-    fn check_sums(&self, reg: u32, what: &str) -> Result<(), Trouble> {
-        let products = &self.warp.products;
-        if products.sums.get(reg as usize).is_none_or(|&sum| sum <= products.waited) {
+    /// Checks that a register is not an accumulator of a `wgmma` in flight.
+    fn check_sums(&self, reg: u32, what: &str) -> Result<(), FaultCause> {
+        let wgmma = &self.warp.wgmma;
+        if wgmma.sums.get(reg as usize).is_none_or(|&sum| sum <= wgmma.waited) {
             return Ok(());
         }
         Err(self.in_flight(reg, what, "adds to"))
     }
 
-    fn in_flight(&self, reg: u32, what: &str, does: &str) -> Trouble {
+    fn in_flight(&self, reg: u32, what: &str, does: &str) -> FaultCause {
         let message = format!(
             "register {} is {what} while a wgmma {does} it: expected a wgmma.wait_group that covers it",
             self.name(reg)
@@ -90,22 +91,27 @@ impl Exec<'_, '_> {
         (FaultKind::InFlight, message)
     }
 
-    /// Whether a register may be written; remembers that it was.
-    pub(super) fn check_write(&mut self, reg: u32) -> Result<(), Trouble> {
+    /// Checks that a register may be written, and records the write.
+    pub(super) fn check_write(&mut self, reg: u32) -> Result<(), FaultCause> {
         self.check_in_flight(reg, "written")?;
-        self.warp.products.written[reg as usize] = self.warp.products.fences + 1;
+        self.warp.wgmma.written[reg as usize] = self.warp.wgmma.fences + 1;
         Ok(())
     }
 
-    /// A warp comes to a product; the last of four issues it.
-    pub(super) fn wgmma(&mut self, op: Matrix, results: Range, operands: Range) -> Result<Next, Trouble> {
-        let Matrix::Wgmma { n, a: left_elements, b: right_elements, left, right } = op else {
+    /// Arrives at a `wgmma`; the last of the four warps issues it.
+    pub(super) fn wgmma(
+        &mut self,
+        op: MatrixOp,
+        results: Range,
+        operands: Range,
+    ) -> Result<Next, FaultCause> {
+        let MatrixOp::Wgmma { n, a: left_elements, b: right_elements, left, right } = op else {
             return Ok(Next::Advance);
         };
         let arrival = self.arrival(left, results, operands)?;
-        let (group, place) = (self.warp.index as usize / 4, self.warp.index as usize % 4);
+        let (group, position) = (self.warp.index as usize / 4, self.warp.index as usize % 4);
         let warpgroup = &mut self.cluster.ctas[self.rank].warpgroups[group];
-        warpgroup.arrived[place] = Some(arrival);
+        warpgroup.arrived[position] = Some(arrival);
         if let Some(other) = warpgroup.arrived.iter().flatten().find(|other| **other != arrival) {
             let line = self.world.line(other.pc);
             let message = format!(
@@ -114,7 +120,7 @@ impl Exec<'_, '_> {
             return Err((FaultKind::Divergence, message));
         }
         if warpgroup.arrived.iter().any(Option::is_none) {
-            return Ok(Next::Again(Wait::Warpgroup));
+            return Ok(Next::WaitThenRetry(Wait::Warpgroup));
         }
         warpgroup.arrived = [None; 4];
         warpgroup.issued += 1;
@@ -125,7 +131,7 @@ impl Exec<'_, '_> {
             (Left::Shared(major), Some(bits)) => Source::Shared(decode(bits)?, major),
             _ => Source::Registers([inputs[0], inputs[1], inputs[2], inputs[3]]),
         };
-        let product = Product {
+        let wgmma = PendingWgmma {
             number,
             elements: (left_elements, right_elements),
             n,
@@ -135,24 +141,24 @@ impl Exec<'_, '_> {
             sums: self.world.program.regs(results).to_vec(),
             pc: self.pc,
         };
-        self.lock(&product, group)?;
+        self.mark_reads(&wgmma, group)?;
         self.world.report.matrix_instructions += 4;
         self.world.progress += 1;
-        product.issue(self.warp);
-        for at in (0..4).filter(|&at| at != place) {
+        wgmma.issue(self.warp);
+        for at in (0..4).filter(|&at| at != position) {
             let warp = &mut self.cluster.ctas[self.rank].warps[4 * group + at];
-            product.issue(warp);
+            wgmma.issue(warp);
             for waiting in &mut warp.groups {
                 (waiting.pc, waiting.wait) = (waiting.pc + 1, Wait::None);
             }
             warp.awake = true;
         }
-        self.cluster.ctas[self.rank].warpgroups[group].pending.push_back(product);
+        self.cluster.ctas[self.rank].warpgroups[group].pending.push_back(wgmma);
         Ok(Next::Advance)
     }
 
-    /// What this warp brings, after its registers were checked.
-    fn arrival(&mut self, left: Left, results: Range, operands: Range) -> Result<Arrival, Trouble> {
+    /// Checks this warp's registers and returns its operands.
+    fn arrival(&mut self, left: Left, results: Range, operands: Range) -> Result<Arrival, FaultCause> {
         let (threads, group) = (self.world.program.threads, self.warp.index / 4);
         if 128 * (group + 1) > threads {
             let message = format!("wgmma by warpgroup {group} of {threads} threads: expected 128 threads");
@@ -172,15 +178,15 @@ impl Exec<'_, '_> {
         let accumulate = self.uniform(operands, b_at + 1, "whether to add")? & 1 != 0;
         let sums = self.world.program.regs(results);
         let registers = sums.iter().chain(&self.world.program.regs(operands)[..inputs]);
-        let products = &self.warp.products;
-        if products.fences == 0 {
+        let wgmma = &self.warp.wgmma;
+        if wgmma.fences == 0 {
             return Err((
                 FaultKind::MissingWgmmaFence,
                 "the first wgmma of a warp comes before any wgmma.fence".to_owned(),
             ));
         }
         for &reg in registers {
-            if products.written.get(reg as usize).is_some_and(|&written| written > products.fences) {
+            if wgmma.written.get(reg as usize).is_some_and(|&written| written > wgmma.fences) {
                 let message = format!("register {} was written after the last wgmma.fence", self.name(reg));
                 return Err((FaultKind::MissingWgmmaFence, message));
             }
@@ -194,21 +200,21 @@ impl Exec<'_, '_> {
         Ok(Arrival { pc: self.pc, a, b, accumulate })
     }
 
-    /// Marks what a product reads of shared memory: all threads of the warpgroup have to know who wrote it.
-    fn lock(&mut self, product: &Product, group: usize) -> Result<(), Trouble> {
-        let who = self.cluster.agent(Agent::Warpgroup(self.rank, group as u32));
-        let mut clock = Clock::clone(&self.warp.known.parts[0].1);
+    /// Marks the shared memory that a `wgmma` reads. Its writes must happen before all threads of the warpgroup.
+    fn mark_reads(&mut self, wgmma: &PendingWgmma, group: usize) -> Result<(), FaultCause> {
+        let thread = self.cluster.agent(Agent::Warpgroup(self.rank, group as u32));
+        let mut clock = Clock::clone(&self.warp.clocks.parts[0].1);
         let others = (0..4).map(|at| 4 * group + at).filter(|&at| at != self.warp.index as usize);
         let warps = others.map(|at| &self.cluster.ctas[self.rank].warps[at]).chain([&*self.warp]);
-        for (_, part) in warps.flat_map(|warp| &warp.known.parts) {
+        for (_, part) in warps.flat_map(|warp| &warp.clocks.parts) {
             clock.meet(part);
         }
         let (cluster, rank, pc) = (self.cluster.id, self.rank, self.pc);
-        let mark = Mark { cluster, who, count: product.number, pc, strength: 0 };
-        let actor = Actor { clock: &clock, me: (cluster, who), mark };
+        let mark = Mark { cluster, thread, count: wgmma.number, pc, strength: 0 };
+        let actor = Actor { clock: &clock, id: (cluster, thread), mark };
         let (world, cta) = (&*self.world, &mut self.cluster.ctas[rank]);
         let size = cta.shared.bytes.len();
-        product.each_address(|address| {
+        wgmma.each_address(|address| {
             let offset = address.wrapping_sub(SHARED_BASE) as usize;
             if address < SHARED_BASE || offset + 16 > size {
                 let message = format!(
@@ -217,61 +223,61 @@ impl Exec<'_, '_> {
                 return Err((FaultKind::OutOfBounds, message));
             }
             let shadow = &mut cta.shared.shadow;
-            let spot = Spot::Shared(rank, offset);
+            let location = MemoryLocation::Shared(rank, offset);
             shadow
-                .note(false, (offset, 16), &actor)
-                .map_err(|conflict| world.conflict(conflict, false, spot))?;
+                .record(false, (offset, 16), &actor)
+                .map_err(|conflict| world.conflict(conflict, false, location))?;
             let mut missing = None;
             shadow.writes((offset, 16), |mark| {
-                let known = actor.clock.get(mark.cluster, mark.who as usize);
+                let known = actor.clock.get(mark.cluster, mark.thread as usize);
                 if known > mark.count && !world.fenced(mark, known, false) {
                     missing = Some(*mark);
                 }
             });
-            missing.map_or(Ok(()), |mark| Err(unfenced(&world.name(spot), &world.line(mark.pc))))
+            missing.map_or(Ok(()), |mark| Err(unfenced(&world.name(location), &world.line(mark.pc))))
         })
     }
 
     /// `wgmma.wait_group`
-    pub(super) fn wait_products(&mut self, left: usize) -> Result<Next, Trouble> {
-        let commits = &self.warp.products.commits;
+    pub(super) fn wait_wgmma(&mut self, left: usize) -> Result<Next, FaultCause> {
+        let commits = &self.warp.wgmma.commits;
         let Some(last) = commits.len().checked_sub(left + 1) else { return Ok(Next::Advance) };
         let bound = commits[last];
         let group = self.warp.index / 4;
         if let Some(warpgroup) = self.cluster.ctas[self.rank].warpgroups.get_mut(group as usize)
-            && warpgroup.pending.iter().any(|product| product.number <= bound)
+            && warpgroup.pending.iter().any(|wgmma| wgmma.number <= bound)
         {
-            warpgroup.hurry = warpgroup.hurry.max(bound);
+            warpgroup.drain_until = warpgroup.drain_until.max(bound);
             return Ok(Next::Yield);
         }
-        self.warp.products.commits.drain(..=last);
-        self.warp.products.waited = self.warp.products.waited.max(bound);
-        let who = self.cluster.agent(Agent::Warpgroup(self.rank, group)) as usize;
+        self.warp.wgmma.commits.drain(..=last);
+        self.warp.wgmma.waited = self.warp.wgmma.waited.max(bound);
+        let thread = self.cluster.agent(Agent::Warpgroup(self.rank, group)) as usize;
         let cluster = self.cluster.id;
-        self.warp.known.change(FULL, |clock| clock.raise(cluster, who, bound + 1));
+        self.warp.clocks.change(FULL, |clock| clock.raise(cluster, thread, bound + 1));
         Ok(Next::Advance)
     }
 }
 
-impl Product {
-    /// What it means for the registers of a warp.
+impl PendingWgmma {
+    /// Updates the register state of a warp.
     fn issue(&self, warp: &mut Warp) {
-        warp.products.issued = self.number;
+        warp.wgmma.issued = self.number;
         for &reg in &self.sums {
-            warp.products.sums[reg as usize] = self.number;
+            warp.wgmma.sums[reg as usize] = self.number;
             warp.ready[reg as usize] = FULL;
         }
         if let Source::Registers(inputs) = &self.a {
             for &reg in inputs {
-                if let Some(input) = warp.products.inputs.get_mut(reg as usize) {
+                if let Some(input) = warp.wgmma.inputs.get_mut(reg as usize) {
                     *input = self.number;
                 }
             }
         }
     }
 
-    /// Calls `each` with the addresses of all that it reads, 16 bytes each.
-    fn each_address(&self, mut each: impl FnMut(u32) -> Result<(), Trouble>) -> Result<(), Trouble> {
+    /// Calls `each` with all shared addresses that it reads, 16 bytes each.
+    fn each_address(&self, mut each: impl FnMut(u32) -> Result<(), FaultCause>) -> Result<(), FaultCause> {
         let mut gather = |descriptor: &Descriptor, major, rows| {
             descriptor.gather(major, rows, |address| each(address).map(|()| [0; 16])).map(|_| ())
         };
@@ -281,7 +287,7 @@ impl Product {
         gather(&self.b.0, self.b.1, self.n)
     }
 
-    fn compute(&self, cta: &mut Cta, group: usize) -> Result<(), Trouble> {
+    fn compute(&self, cta: &mut Cta, group: usize) -> Result<(), FaultCause> {
         let shared = &cta.shared;
         let read = |address: u32| {
             let mut bytes = [0; 16];
@@ -310,7 +316,8 @@ impl Product {
     }
 }
 
-/// Computes a product of a warpgroup: any of those that add to other registers than all before them.
+/// Computes a pending `wgmma` up to number `bound`, chosen by the seed among those without earlier ones on the same
+/// accumulators.
 pub(super) fn compute(
     world: &mut World<'_>,
     cluster: &mut Cluster,
@@ -319,20 +326,20 @@ pub(super) fn compute(
 ) -> Result<(), Fault> {
     let cta = &mut cluster.ctas[rank];
     let pending = &cta.warpgroups[group].pending;
-    let count = pending.iter().filter(|product| product.number <= bound).count();
+    let count = pending.iter().filter(|wgmma| wgmma.number <= bound).count();
     if count == 0 {
         return Ok(());
     }
     let chosen = world.rng.below(count);
-    // sums are added up in order
+    // accumulation into the same registers is in order
     let shares = |at: &usize| pending[*at].sums.iter().any(|reg| pending[chosen].sums.contains(reg));
     let first = (0..chosen).find(shares).unwrap_or(chosen);
-    let Some(product) = cta.warpgroups[group].pending.remove(first) else { return Ok(()) };
+    let Some(wgmma) = cta.warpgroups[group].pending.remove(first) else { return Ok(()) };
     world.progress += 1;
-    product.compute(cta, group).map_err(|(kind, message)| Fault {
+    wgmma.compute(cta, group).map_err(|(kind, message)| Fault {
         kind,
         message,
-        at: world.program.at.get(product.pc as usize).copied(),
+        at: world.program.at.get(wgmma.pc as usize).copied(),
         cta: cta.id,
         warp: 4 * group as u32,
         lanes: FULL,

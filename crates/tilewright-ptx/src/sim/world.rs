@@ -1,14 +1,14 @@
-//! What a launch consists of: memory, clusters, CTAs; and what all parts of the simulator need of it.
+//! The state of a launch: memory, clusters and CTAs.
 
 use super::{
     Report,
-    barrier::{ClusterBarrier, Named},
+    barrier::{ClusterBarrier, NamedBarrier},
     clock::Clock,
-    fault::{FaultKind, Trouble, line},
-    flight::Flight,
+    fault::{FaultCause, FaultKind, line},
+    flight::AsyncCopy,
     lower::{Arrays, Program, SHARED_BASE},
     mbarrier::Mbarrier,
-    memory::{self, GARBAGE, Memory, Place},
+    memory::{self, GARBAGE, GlobalLocation, Memory},
     rng::Rng,
     shadow::{Conflict, Mark, Shadow},
     warp::Warp,
@@ -19,49 +19,49 @@ use std::{
     rc::Rc,
 };
 
-/// What is shared by the whole grid.
+/// The state shared by the grid.
 #[derive(Debug)]
 pub(super) struct World<'m> {
     pub(super) program: Program,
     pub(super) memory: &'m mut Memory,
-    /// One for each allocation.
+    /// One shadow per allocation.
     pub(super) shadows: Vec<Shadow>,
     pub(super) flags: HashMap<u64, Flag>,
-    /// For each thread the counts at which it fenced the asynchronous proxy, and whether for all memory; the same for the
-    /// batches of its `cp.async`, if it has any.
+    /// Per thread, the counts of its proxy fences, and whether they cover all memory. Per `cp.async` agent, the batches that
+    /// these fences cover.
     pub(super) fences: HashMap<(u32, u32), Vec<(u32, bool)>>,
     pub(super) rng: Rng,
     pub(super) report: Report,
-    /// Counts whatever changes something that another thread may wait for.
+    /// Counts state changes that another thread may wait for.
     pub(super) progress: u64,
     pub(super) grid: [u32; 3],
 }
 
-/// What releases at a word made known.
+/// The release state of a memory word.
 #[derive(Debug)]
 pub(super) struct Flag {
     pub(super) clock: Clock,
     pub(super) level: u8,
-    /// The CTA that released: cluster and rank.
+    /// The releasing CTA: cluster and rank.
     pub(super) cta: (u32, usize),
 }
 
-/// What works asynchronously. Each has a number, or 32, behind those of its cluster's threads.
+/// An asynchronous agent: a source of accesses with its own vector clock entries, one or 32, after the cluster's threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Agent {
     /// Copies that an mbarrier counts, by rank and offset.
     Mbarrier(usize, u32),
     /// `cp.async` of a warp's lanes, by rank and warp.
     Copies(usize, u32),
-    /// Writes of bulk stores of a warp's lanes.
+    /// Writes of bulk stores of a warp's lanes, by rank and warp.
     Bulks(usize, u32),
-    /// What these read.
+    /// Reads of bulk stores of a warp's lanes, by rank and warp.
     Reads(usize, u32),
-    /// What `wgmma` reads, by rank and warpgroup.
+    /// Reads of `wgmma`, by rank and warpgroup.
     Warpgroup(usize, u32),
 }
 
-/// The CTAs of a cluster, which run together.
+/// A cluster of CTAs.
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) id: u32,
@@ -75,63 +75,68 @@ pub(super) struct Cluster {
 #[derive(Debug)]
 pub(super) struct Cta {
     pub(super) id: [u32; 3],
-    pub(super) shared: Shared,
+    pub(super) shared: SharedMemory,
     pub(super) flags: HashMap<u64, Flag>,
-    pub(super) barriers: Vec<Named>,
-    /// By offset.
+    pub(super) barriers: Vec<NamedBarrier>,
+    /// Valid mbarriers by offset.
     pub(super) mbarriers: BTreeMap<u32, Mbarrier>,
     pub(super) warps: Vec<Warp>,
-    pub(super) flights: Vec<Flight>,
+    pub(super) in_flight: Vec<AsyncCopy>,
     pub(super) warpgroups: Vec<Warpgroup>,
 }
 
 /// Shared memory of a CTA.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedMemory {
     pub(super) bytes: Vec<u8>,
     written: Vec<u64>,
-    /// One bit for each 8 bytes that are an mbarrier.
+    /// One bit per 8 bytes: whether they are an mbarrier.
     barriers: Vec<u64>,
     pub(super) arrays: Rc<Arrays>,
     pub(super) shadow: Shadow,
 }
 
-/// Bytes somewhere.
+/// A resolved memory location.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Spot {
-    Global(Place),
+pub(super) enum MemoryLocation {
+    Global(GlobalLocation),
     /// Rank and offset.
     Shared(usize, usize),
 }
 
-impl Spot {
-    /// As messages name it.
+impl MemoryLocation {
+    /// The name in messages.
     fn name(self, arrays: &Arrays) -> String {
         match self {
-            Self::Global(place) => {
-                format!("global memory at {:#x}", ((place.allocation as u64 + 1) << 32) + place.offset as u64)
+            Self::Global(location) => {
+                format!(
+                    "global memory at {:#x}",
+                    ((location.allocation as u64 + 1) << 32) + location.offset as u64
+                )
             }
             Self::Shared(_, offset) => format!("shared memory at {}", arrays.name(offset)),
         }
     }
 
-    /// The key of its word among the flags of its memory.
+    /// The key of its word in the flags of its memory.
     pub(super) fn word(self) -> u64 {
         match self {
-            Self::Global(place) => ((place.allocation as u64) << 32) + (place.offset as u64 & !3),
+            Self::Global(location) => ((location.allocation as u64) << 32) + (location.offset as u64 & !3),
             Self::Shared(_, offset) => offset as u64 & !3,
         }
     }
 
     pub(super) fn plus(self, bytes: usize) -> Self {
         match self {
-            Self::Global(place) => Self::Global(Place { offset: place.offset + bytes, ..place }),
+            Self::Global(location) => {
+                Self::Global(GlobalLocation { offset: location.offset + bytes, ..location })
+            }
             Self::Shared(rank, offset) => Self::Shared(rank, offset + bytes),
         }
     }
 }
 
-impl Shared {
+impl SharedMemory {
     fn new(program: &Program) -> Self {
         let (bytes, shape) = (program.shared_bytes, (program.threads, program.cluster));
         let written = vec![0; bytes.div_ceil(64)];
@@ -140,7 +145,7 @@ impl Shared {
         Self { bytes, written, barriers, arrays: Rc::clone(&program.arrays), shadow }
     }
 
-    pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<&[u8], Trouble> {
+    pub(super) fn read(&self, offset: usize, bytes: usize) -> Result<&[u8], FaultCause> {
         if let Some(at) = memory::first_unwritten(&self.written, offset, bytes) {
             let message = format!("shared memory at {} was never written", self.arrays.name(at));
             return Err((FaultKind::Uninitialized, message));
@@ -153,24 +158,24 @@ impl Shared {
         memory::set_written(&mut self.written, offset, bytes.len());
     }
 
-    /// Up to 16 bytes, and which of them were written.
+    /// Up to 16 bytes, and a mask of the initialized ones.
     pub(super) fn peek(&self, offset: usize, bytes: usize) -> ([u8; 16], u16) {
         memory::peek(&self.bytes, &self.written, offset, bytes)
     }
 
-    /// Puts back what [`Shared::peek`] gave.
+    /// Writes a result of [`SharedMemory::peek`].
     pub(super) fn poke(&mut self, offset: usize, bytes: usize, from: &([u8; 16], u16)) {
         memory::poke(&mut self.bytes, &mut self.written, (offset, bytes), from);
     }
 
-    /// Says that 8 bytes are an mbarrier, or that they no longer are.
+    /// Marks 8 bytes as an mbarrier, or as ordinary memory.
     pub(super) fn set_barrier(&mut self, offset: usize, is: bool) {
         let bit = 1 << (offset / 8 % 64);
         let word = &mut self.barriers[offset / 512];
         *word = if is { *word | bit } else { *word & !bit };
     }
 
-    /// Whether bytes are part of an mbarrier.
+    /// Whether bytes overlap an mbarrier.
     pub(super) fn is_barrier(&self, offset: usize, bytes: usize) -> bool {
         (offset / 8..=(offset + bytes - 1) / 8).any(|at| self.barriers[at / 64] >> (at % 64) & 1 != 0)
     }
@@ -180,12 +185,12 @@ impl Cluster {
     pub(super) fn new(number: u32, ctas: Vec<[u32; 3]>, program: &Program) -> Self {
         let cta = |id| Cta {
             id,
-            shared: Shared::new(program),
+            shared: SharedMemory::new(program),
             flags: HashMap::new(),
-            barriers: (0..16).map(|_| Named::new()).collect(),
+            barriers: (0..16).map(|_| NamedBarrier::new()).collect(),
             mbarriers: BTreeMap::new(),
             warps: (0..program.threads / 32).map(|index| Warp::new(index, program, number)).collect(),
-            flights: Vec::new(),
+            in_flight: Vec::new(),
             warpgroups: (0..program.threads.div_ceil(128)).map(|_| Warpgroup::default()).collect(),
         };
         let ctas: Vec<Cta> = ctas.into_iter().map(cta).collect();
@@ -193,7 +198,7 @@ impl Cluster {
         Self { id: number, ctas, agents: HashMap::new(), next_agent, barrier: ClusterBarrier::new() }
     }
 
-    /// The number of what works asynchronously; lanes follow each other.
+    /// The index of an agent; agents of 32 lanes have consecutive indices.
     pub(super) fn agent(&mut self, agent: Agent) -> u32 {
         let wide = if matches!(agent, Agent::Mbarrier(..) | Agent::Warpgroup(..)) { 1 } else { 32 };
         let next = self.next_agent;
@@ -204,26 +209,26 @@ impl Cluster {
         number
     }
 
-    /// Whether any warp of it has not ended.
+    /// Whether any warp has not exited.
     pub(super) fn live(&self) -> bool {
         self.ctas.iter().any(|cta| cta.warps.iter().any(Warp::live))
     }
 
-    /// Something happened that its warps may wait for.
+    /// Wakes all warps after an event that they may wait for.
     pub(super) fn wake(&mut self) {
         for warp in self.ctas.iter_mut().flat_map(|cta| &mut cta.warps) {
             warp.wake();
         }
     }
 
-    /// Where bytes of shared memory are: those of the CTA of that rank, or with `remote` of any CTA of the cluster.
-    pub(super) fn shared_spot(
+    /// Resolves a shared address of the CTA with this rank, or with `remote` of any CTA of the cluster.
+    pub(super) fn locate_shared(
         &self,
         rank: usize,
         address: u32,
         bytes: usize,
         remote: bool,
-    ) -> Result<Spot, Trouble> {
+    ) -> Result<MemoryLocation, FaultCause> {
         let (window, low) = ((address >> 24) as usize, address & 0xff_ffff);
         let owner = if window == 0 { rank } else { window - 1 };
         let offset = low.wrapping_sub(SHARED_BASE) as usize;
@@ -243,61 +248,61 @@ impl Cluster {
                 format!("shared memory of CTA {owner} of the cluster, which has ended"),
             ));
         }
-        Ok(Spot::Shared(owner, offset))
+        Ok(MemoryLocation::Shared(owner, offset))
     }
 }
 
 impl World<'_> {
-    /// The line of a step.
+    /// The source line of a step.
     pub(super) fn line(&self, pc: u32) -> String {
         self.program.at.get(pc as usize).map_or_else(String::new, |at| line(at))
     }
 
-    /// What bytes are called.
-    pub(super) fn name(&self, spot: Spot) -> String {
-        spot.name(&self.program.arrays)
+    /// The name of a location in messages.
+    pub(super) fn name(&self, location: MemoryLocation) -> String {
+        location.name(&self.program.arrays)
     }
 
-    /// What a conflict is called.
-    pub(super) fn conflict(&self, conflict: Conflict, write: bool, spot: Spot) -> Trouble {
+    /// The fault of a conflict.
+    pub(super) fn conflict(&self, conflict: Conflict, write: bool, location: MemoryLocation) -> FaultCause {
         let Conflict { other, wrote } = conflict;
         let line = self.line(other.pc);
-        let (mine, spot) = (if write { "written" } else { "read" }, self.name(spot));
+        let (mine, location) = (if write { "written" } else { "read" }, self.name(location));
         let threads = self.program.threads * self.program.cluster;
-        if other.who >= threads {
+        if other.thread >= threads {
             let what = if wrote { "writes" } else { "reads" };
             let message = format!(
-                "{spot} is {mine} while nobody waited for the asynchronous operation of {line} that {what} it"
+                "{location} is {mine} while nobody waited for the asynchronous operation of {line} that {what} it"
             );
             return (FaultKind::InFlight, message);
         }
-        let (thread, rank) = (other.who % self.program.threads, other.who / self.program.threads);
+        let (thread, rank) = (other.thread % self.program.threads, other.thread / self.program.threads);
         let what = if wrote { "write" } else { "read" };
         let cta = match self.program.cluster {
             1 => format!("CTA number {}", other.cluster),
             _ => format!("CTA {rank} of cluster {}", other.cluster),
         };
         let message = format!(
-            "{spot} is {mine}, and nothing orders that after the {what} of {line} by thread {thread} of {cta}"
+            "{location} is {mine}, and nothing orders that after the {what} of {line} by thread {thread} of {cta}"
         );
         (FaultKind::Race, message)
     }
 
-    /// Whether the writer of a mark fenced it from the asynchronous proxy, as far as is known up to `known`.
+    /// Whether the writer of a mark executed a proxy fence after it and before count `known`.
     pub(super) fn fenced(&self, mark: &Mark, known: u32, global: bool) -> bool {
         let agents = self.program.threads * self.program.cluster;
         let reaches = |fence: &(u32, bool)| fence.1 || !global;
         if mark.count == 0 {
             return true;
         }
-        if mark.who >= agents {
-            // of these only `cp.async` is not of the asynchronous proxy itself
-            let fences = self.fences.get(&(mark.cluster, mark.who));
+        if mark.thread >= agents {
+            // among agents, only `cp.async` does not use the async proxy
+            let fences = self.fences.get(&(mark.cluster, mark.thread));
             return fences.is_none_or(|fences| {
                 fences.iter().rev().any(|fence| fence.0 >= mark.count && reaches(fence))
             });
         }
-        self.fences.get(&(mark.cluster, mark.who)).is_some_and(|fences| {
+        self.fences.get(&(mark.cluster, mark.thread)).is_some_and(|fences| {
             let first = fences.partition_point(|(count, _)| *count < mark.count);
             fences[first..].iter().take_while(|(count, _)| *count < known).any(reaches)
         })

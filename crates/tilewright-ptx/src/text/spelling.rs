@@ -1,42 +1,42 @@
-//! How an instruction is written, taken apart once for all instructions of its form: words, and what stands between them.
+//! The parsed spelling of an instruction form: literal words and placeholders, parsed once per form.
 
 use crate::isa::{Form, Slot};
 
-/// A part of an instruction.
+/// A token of a spelling.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Piece<'f> {
-    /// As it is.
+pub(super) enum Token<'f> {
+    /// A literal.
     Word(&'f str),
-    /// A result, by its place.
+    /// A result, by index.
     Result(usize),
-    /// An operand, by its place.
+    /// An operand, by index.
     Operand(usize),
-    /// An address and its offset, by the place of the address.
+    /// An address and its offset, by the index of the address.
     Address(usize),
 }
 
-/// The pieces of an instruction of a form, one after the other. [`Form::spelling`] says how they are noted there.
+/// The tokens of a form's spelling, in order. [`Form::spelling`] defines the notation.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Spelling<'f>(Vec<Piece<'f>>);
+pub(super) struct Spelling<'f>(Vec<Token<'f>>);
 
 impl<'f> Spelling<'f> {
     pub(super) fn of(form: &'f Form) -> Self {
         let addresses = addresses(&form.operands);
         let operand = |at: usize| match addresses.contains(&at) {
-            true => Piece::Address(at),
-            false => Piece::Operand(at),
+            true => Token::Address(at),
+            false => Token::Operand(at),
         };
         let mut spelling = Self(Vec::new());
         let mut rest = form.spelling.as_str();
         while let Some(at) = rest.find('$') {
-            spelling.0.push(Piece::Word(&rest[..at]));
+            spelling.0.push(Token::Word(&rest[..at]));
             rest = &rest[at + 1..];
             if let Some(after) = rest.strip_prefix("*d") {
                 rest = after;
-                spelling.list((0..form.results.len()).map(Piece::Result));
+                spelling.list((0..form.results.len()).map(Token::Result));
             } else if let Some(after) = rest.strip_prefix('d') {
                 rest = after;
-                spelling.0.push(Piece::Result(0));
+                spelling.0.push(Token::Result(0));
             } else if let Some(after) = rest.strip_prefix('*') {
                 let (first, after) = number(after);
                 let (end, after) = number(&after[1..]);
@@ -45,31 +45,31 @@ impl<'f> Spelling<'f> {
             } else if let Some(after) = rest.strip_prefix('#') {
                 let (at, after) = number(after);
                 rest = after;
-                spelling.0.push(Piece::Operand(at));
+                spelling.0.push(Token::Operand(at));
             } else {
                 let (at, after) = number(rest);
                 rest = after;
                 spelling.0.push(operand(at));
             }
         }
-        spelling.0.push(Piece::Word(rest));
+        spelling.0.push(Token::Word(rest));
         spelling
     }
 
-    /// Adds some in braces.
-    fn list(&mut self, pieces: impl Iterator<Item = Piece<'f>>) {
-        for (at, piece) in pieces.enumerate() {
-            self.0.extend([Piece::Word(if at == 0 { "{" } else { ", " }), piece]);
+    /// Appends a list in braces.
+    fn list(&mut self, tokens: impl Iterator<Item = Token<'f>>) {
+        for (at, token) in tokens.enumerate() {
+            self.0.extend([Token::Word(if at == 0 { "{" } else { ", " }), token]);
         }
-        self.0.push(Piece::Word("}"));
+        self.0.push(Token::Word("}"));
     }
 
-    pub(super) fn pieces(&self) -> &[Piece<'f>] {
+    pub(super) fn tokens(&self) -> &[Token<'f>] {
         &self.0
     }
 }
 
-/// Which operands are addresses, counting an address and its offset as two.
+/// The indices of the address operands; an address and its offset count as two operands.
 fn addresses(slots: &[Slot]) -> Vec<usize> {
     let mut at = 0;
     let mut addresses = Vec::new();
@@ -83,7 +83,7 @@ fn addresses(slots: &[Slot]) -> Vec<usize> {
     addresses
 }
 
-/// The number at the beginning of a text, and what follows it.
+/// Splits the leading integer off a text.
 fn number(text: &str) -> (usize, &str) {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     (text[..end].parse().unwrap_or_default(), &text[end..])
@@ -92,32 +92,31 @@ fn number(text: &str) -> (usize, &str) {
 #[cfg(test)]
 mod tests {
     use super::{
-        Piece::{self, Address, Operand, Result, Word},
         Spelling,
+        Token::{self, Address, Operand, Result, Word},
     };
     use crate::isa::{
         Op,
-        copies::Copy,
-        memory::{Access, Element, Memory, Space},
-        pure::Pure,
+        copies::CopyOp,
+        memory::{Access, Element, MemoryOp, Space},
+        pure::PureOp,
     };
 
-    fn pieces(op: Op, is: &[Piece<'_>]) {
+    fn check_tokens(op: Op, expected: &[Token<'_>]) {
         let form = op.form();
         let all = Spelling::of(&form);
-        // empty words are none
-        let found: Vec<&Piece<'_>> = all.pieces().iter().filter(|&piece| *piece != Word("")).collect();
-        assert_eq!(found, is.iter().collect::<Vec<_>>(), "{op:?}: {}", form.spelling);
+        let found: Vec<&Token<'_>> = all.tokens().iter().filter(|&token| *token != Word("")).collect();
+        assert_eq!(found, expected.iter().collect::<Vec<_>>(), "{op:?}: {}", form.spelling);
     }
 
     #[test]
-    fn a_spelling_is_taken_apart_as_its_form_notes_it() {
-        pieces(
-            Op::Pure(Pure::AddU32),
+    fn spellings_are_parsed_into_tokens() {
+        check_tokens(
+            Op::Pure(PureOp::AddU32),
             &[Word("add.u32 "), Result(0), Word(", "), Operand(0), Word(", "), Operand(1)],
         );
-        pieces(
-            Op::Memory(Memory::Load(Space::Shared, Element::B32, 2, Access::Weak)),
+        check_tokens(
+            Op::Memory(MemoryOp::Load(Space::Shared, Element::B32, 2, Access::Weak)),
             &[
                 Word("ld.shared.v2.b32 "),
                 Word("{"),
@@ -129,8 +128,8 @@ mod tests {
                 Address(0),
             ],
         );
-        pieces(
-            Op::Copy(Copy::TensorStore(2)),
+        check_tokens(
+            Op::Copy(CopyOp::TensorStore(2)),
             &[
                 Word("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group ["),
                 Operand(0),

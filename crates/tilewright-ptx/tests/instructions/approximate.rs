@@ -5,7 +5,7 @@ use super::{
     check::{Meaning, Want, check, halves},
     exact::{BF16, F16, F32, F64, Format},
 };
-use tilewright_ptx::isa::pure::Pure::{self, *};
+use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
 fn approximations_are_near_their_definitions() {
@@ -42,7 +42,7 @@ fn pair(format: Format, x: &[u64; 4], function: fn(f64) -> f64) -> Want {
     Want::NearPair(format, halves(x[0]).map(|bits| nearest(format, function(value(format, bits)))), 1)
 }
 
-pub(crate) fn meaning(op: Pure) -> Option<Meaning> {
+pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
     Some(match op {
         Ex2F32 => |x| single(x, f64::exp2),
         Lg2F32 => |x| single(x, f64::log2),
@@ -69,7 +69,7 @@ const TINY: f32 = f32::from_bits(1);
 const CORNERS: [f32; 9] = [-INF, -1.0, -TINY, -0.0, 0.0, TINY, 1.0, INF, NAN];
 
 /// Results at the corners; `None` where the tables leave rounding.
-const RESULTS: [(Pure, [Option<f32>; 9]); 8] = {
+const RESULTS: [(PureOp, [Option<f32>; 9]); 8] = {
     const fn s(a: f32) -> Option<f32> {
         Some(a)
     }

@@ -2,7 +2,7 @@
 
 use super::check::{Meaning, Want, check};
 use Want::Bits;
-use tilewright_ptx::isa::pure::Pure::{self, *};
+use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
 fn bits_are_as_defined() {
@@ -66,7 +66,7 @@ fn leading_zeros(x: &[u64; 4]) -> Want {
     Bits(count)
 }
 
-pub(crate) fn meaning(op: Pure) -> Option<Meaning> {
+pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
     Some(match op {
         AndB32 => |x| word(32, |at| bit(x[0], at) && bit(x[1], at)),
         OrB32 => |x| word(32, |at| bit(x[0], at) || bit(x[1], at)),

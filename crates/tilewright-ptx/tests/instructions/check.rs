@@ -4,7 +4,7 @@ use super::{
     exact::{F16, F32, Format, Number},
     inputs::{Args, inputs},
 };
-use tilewright_ptx::isa::pure::{Lanes, Pure};
+use tilewright_ptx::isa::pure::{Lanes, PureOp};
 
 /// A definition: what operands give.
 pub(crate) type Meaning = fn(&Args) -> Want;
@@ -70,8 +70,8 @@ pub(crate) fn halves(bits: u64) -> [u64; 2] {
 }
 
 /// Compares the rows of a family with their definitions, 32 lanes at a time.
-pub(crate) fn check(family: fn(Pure) -> Option<Meaning>, more: impl Fn(Pure) -> Vec<Args>) {
-    let rows = Pure::ALL.iter().filter_map(|&op| Some((op, family(op)?)));
+pub(crate) fn check(family: fn(PureOp) -> Option<Meaning>, more: impl Fn(PureOp) -> Vec<Args>) {
+    let rows = PureOp::ALL.iter().filter_map(|&op| Some((op, family(op)?)));
     for (op, meaning) in rows {
         let inputs = [inputs(op), more(op)].concat();
         for args in inputs.chunks(32) {

@@ -5,7 +5,7 @@ use super::{
     exact::{BF16, F16, F32, Format},
 };
 use std::cmp::Ordering::{self, Equal, Greater, Less};
-use tilewright_ptx::isa::pure::Pure::{self, *};
+use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
 fn comparisons_are_as_defined() {
@@ -50,7 +50,7 @@ macro_rules! comparisons {
     };
 }
 
-pub(crate) fn meaning(op: Pure) -> Option<Meaning> {
+pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
     Some(comparisons! {
         op:
         EqU32 NeU32 LtU32 LeU32 GtU32 GeU32 by unsigned;

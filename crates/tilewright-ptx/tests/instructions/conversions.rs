@@ -6,7 +6,7 @@ use super::{
     inputs::Args,
 };
 use std::sync::LazyLock;
-use tilewright_ptx::isa::pure::Pure::{self, *};
+use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
 fn conversions_are_as_defined() {
@@ -66,7 +66,7 @@ pub(crate) fn large_of(small: &Small, bits: u64) -> Option<u64> {
 }
 
 /// f32 at and beside every tie of f16, bf16 and the 8-bit formats, and f64 at those of f32.
-fn near_ties(op: Pure) -> Vec<Args> {
+fn near_ties(op: PureOp) -> Vec<Args> {
     let beside = |bits: u64| [bits.wrapping_sub(1), bits, bits + 1];
     let of = |value: f64| u64::from((value as f32).to_bits());
     let between = |format: Format| {
@@ -147,11 +147,11 @@ fn of_whole(value: i128, format: Format) -> Want {
     Want::float(format, &Number::Finite(Exact::whole(value)))
 }
 
-pub(crate) fn meaning(op: Pure) -> Option<Meaning> {
+pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
     floats(op).or_else(|| small(op)).or_else(|| integers(op))
 }
 
-fn floats(op: Pure) -> Option<Meaning> {
+fn floats(op: PureOp) -> Option<Meaning> {
     Some(match op {
         F32ToF16 => |x| Want::Float(F16, converted(F32, F16, x[0])),
         F16ToF32 => |x| Want::Float(F32, converted(F16, F32, x[0])),
@@ -169,7 +169,7 @@ fn floats(op: Pure) -> Option<Meaning> {
     })
 }
 
-fn small(op: Pure) -> Option<Meaning> {
+fn small(op: PureOp) -> Option<Meaning> {
     Some(match op {
         F32ToE4m3x2 => |x| Want::Bits(small_of(&E4M3_TIES, F32, x[1]) | small_of(&E4M3_TIES, F32, x[0]) << 8),
         F32ToE5m2x2 => |x| Want::Bits(small_of(&E5M2_TIES, F32, x[1]) | small_of(&E5M2_TIES, F32, x[0]) << 8),
@@ -187,7 +187,7 @@ fn small(op: Pure) -> Option<Meaning> {
     })
 }
 
-fn integers(op: Pure) -> Option<Meaning> {
+fn integers(op: PureOp) -> Option<Meaning> {
     const LEAST: i128 = -(1 << 31);
     const MOST: i128 = (1 << 31) - 1;
     Some(match op {

@@ -4,8 +4,8 @@ use crate::harness::{BYTES, execute};
 use half::{bf16, f16};
 use tilewright_ptx::isa::{
     Op, all,
-    memory::{AtomicOp, Element, Memory},
-    warp::{Shuffle, Warp, WarpReduction},
+    memory::{AtomicOp, Element, MemoryOp},
+    warp::{Shuffle, WarpOp, WarpReduction},
 };
 
 /// Bytes for each lane, all different, some with their upper bit set.
@@ -38,7 +38,7 @@ fn element(element: Element, bytes: &[u8]) -> u64 {
 fn loads_of_every_width_and_space() {
     let mut count = 0;
     for op in all() {
-        let Op::Memory(Memory::Load(_, of, vector, _)) = op else { continue };
+        let Op::Memory(MemoryOp::Load(_, of, vector, _)) = op else { continue };
         let memory = bytes();
         let outcome = execute(op, false, &memory, &[]);
         for (lane, found) in outcome.results.iter().enumerate() {
@@ -56,7 +56,7 @@ fn loads_of_every_width_and_space() {
 fn stores_of_every_width_and_space() {
     let mut count = 0;
     for op in all() {
-        let Op::Memory(Memory::Store(_, of, vector, _)) = op else { continue };
+        let Op::Memory(MemoryOp::Store(_, of, vector, _)) = op else { continue };
         let (mut expected, values) = (bytes(), words(7));
         let outcome = execute(op, false, &expected, &values);
         for (memory, values) in expected.iter_mut().zip(&values) {
@@ -138,8 +138,8 @@ fn atomics_change_memory_and_give_what_it_was() {
     let mut count = 0;
     for op in all() {
         let (atomic, gives) = match op {
-            Op::Memory(Memory::Atomic(_, atomic, ..)) => (atomic, true),
-            Op::Memory(Memory::Reduce(_, atomic, ..)) => (atomic, false),
+            Op::Memory(MemoryOp::Atomic(_, atomic, ..)) => (atomic, true),
+            Op::Memory(MemoryOp::Reduce(_, atomic, ..)) => (atomic, false),
             _ => continue,
         };
         for (old, b, c) in cases(atomic) {
@@ -159,12 +159,12 @@ fn atomics_change_memory_and_give_what_it_was() {
 }
 
 /// What each lane gets, by the words and second operands that all bring.
-fn of_warp(op: Warp, words: &[u32], second: &[u32]) -> Option<Vec<u64>> {
+fn of_warp(op: WarpOp, words: &[u32], second: &[u32]) -> Option<Vec<u64>> {
     let lanes = 0..32_usize;
     let truth: Vec<bool> = words.iter().map(|&word| word != 0).collect();
     let same = |value: u64| Some(vec![value; 32]);
     match op {
-        Warp::Shuffle(kind) => Some(
+        WarpOp::Shuffle(kind) => Some(
             lanes
                 .map(|lane| {
                     let by = second[lane] as usize % 32;
@@ -184,16 +184,16 @@ fn of_warp(op: Warp, words: &[u32], second: &[u32]) -> Option<Vec<u64>> {
                 })
                 .collect(),
         ),
-        Warp::Ballot => same(truth.iter().enumerate().map(|(lane, &holds)| u64::from(holds) << lane).sum()),
-        Warp::Any => same(u64::from(truth.contains(&true))),
-        Warp::All => same(u64::from(!truth.contains(&false))),
-        Warp::Match => Some(
+        WarpOp::Ballot => same(truth.iter().enumerate().map(|(lane, &holds)| u64::from(holds) << lane).sum()),
+        WarpOp::Any => same(u64::from(truth.contains(&true))),
+        WarpOp::All => same(u64::from(!truth.contains(&false))),
+        WarpOp::Match => Some(
             lanes
                 .map(|lane| (0..32).map(|other| u64::from(words[other] == words[lane]) << other).sum())
                 .collect(),
         ),
-        Warp::ActiveMask => same(0xffff_ffff),
-        Warp::Reduce(kind) => {
+        WarpOp::ActiveMask => same(0xffff_ffff),
+        WarpOp::Reduce(kind) => {
             let signed = |word: &u32| word.cast_signed();
             let greatest = words.iter().max().copied().unwrap_or(0);
             let least = words.iter().min().copied().unwrap_or(0);
@@ -219,7 +219,7 @@ fn of_warp(op: Warp, words: &[u32], second: &[u32]) -> Option<Vec<u64>> {
             })
         }
         // which lane is elected is open; a barrier has no result
-        Warp::Elect | Warp::Sync => None,
+        WarpOp::Elect | WarpOp::Sync => None,
     }
 }
 
@@ -244,7 +244,7 @@ fn what_lanes_do_together() {
                 outcome.results.iter().filter_map(|of_lane| of_lane.first().copied()).collect();
             match of_warp(warp, &column(0), &column(1)) {
                 Some(expected) => assert_eq!(found, expected, "{op:?}, seed {seed}"),
-                None if warp == Warp::Elect => {
+                None if warp == WarpOp::Elect => {
                     assert_eq!(found.iter().sum::<u64>(), 1, "one lane is elected");
                 }
                 None => {}

@@ -5,7 +5,7 @@ use super::{
     exact::{BF16, Exact, F16, F32, F64, Format, Natural, Number, plus, times},
     inputs::{Args, Random},
 };
-use tilewright_ptx::isa::pure::Pure::{self, *};
+use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
 fn floats_are_as_defined() {
@@ -13,7 +13,7 @@ fn floats_are_as_defined() {
 }
 
 /// Sums of three whose product is nearly `-c`, and sums near ties: what random operands hardly meet.
-fn cancelling(op: Pure) -> Vec<Args> {
+fn cancelling(op: PureOp) -> Vec<Args> {
     let format = match op {
         FmaF16 | FmaF16x2 => F16,
         FmaBf16 | FmaBf16x2 => BF16,
@@ -142,11 +142,11 @@ fn magnitude(format: Format, bits: u64) -> Want {
     Want::Float(format, (!format.is_nan(bits)).then(|| format.magnitude(bits)))
 }
 
-pub(crate) fn meaning(op: Pure) -> Option<Meaning> {
+pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
     singles(op).or_else(|| f16s(op)).or_else(|| bf16s(op))
 }
 
-fn singles(op: Pure) -> Option<Meaning> {
+fn singles(op: PureOp) -> Option<Meaning> {
     Some(match op {
         AddF32 => |x| one(F32, x, sum),
         SubF32 => |x| one(F32, x, difference),
@@ -174,7 +174,7 @@ fn singles(op: Pure) -> Option<Meaning> {
     })
 }
 
-fn f16s(op: Pure) -> Option<Meaning> {
+fn f16s(op: PureOp) -> Option<Meaning> {
     Some(match op {
         AddF16 => |x| one(F16, x, sum),
         SubF16 => |x| one(F16, x, difference),
@@ -195,7 +195,7 @@ fn f16s(op: Pure) -> Option<Meaning> {
     })
 }
 
-fn bf16s(op: Pure) -> Option<Meaning> {
+fn bf16s(op: PureOp) -> Option<Meaning> {
     Some(match op {
         AddBf16 => |x| one(BF16, x, sum),
         SubBf16 => |x| one(BF16, x, difference),

@@ -5,9 +5,9 @@ use tilewright_ptx::{
     ir::{Block, Condition, Inst, Kernel, Operand, Param, ParamKind, Reg, Register, SharedArray, Stmt},
     isa::{
         Op, Slot,
-        memory::{Access, Element, Memory as MemoryOp, Space},
-        pure::Pure,
-        sync::{Special, Sync},
+        memory::{Access, Element, MemoryOp, Space},
+        pure::PureOp,
+        sync::{Special, SyncOp},
         types::Class,
     },
     sim::{Arg, Launch, Memory},
@@ -86,21 +86,21 @@ pub(crate) fn execute(op: Op, alone: bool, memory: &[Vec<u8>], values: &[Values]
     };
     let form = op.form();
     let mut k = Recorder { kernel: empty() };
-    let lane = k.push(Op::Sync(Sync::Special(Special::Lane)), Class::B32, &[]);
+    let lane = k.push(Op::Sync(SyncOp::Special(Special::Lane)), Class::B32, &[]);
     let own = |k: &mut Recorder, param: usize| {
         let base = k.push(Op::Param(param), Class::B64, &[]);
-        k.push(Op::Pure(Pure::MadWideU32), Class::B64, &[lane, Operand::Const(BYTES as u64), base])
+        k.push(Op::Pure(PureOp::MadWideU32), Class::B64, &[lane, Operand::Const(BYTES as u64), base])
     };
     let [home, brought, results] = [0, 1, 2].map(|param| own(&mut k, param));
     let shared = k.push(Op::SharedAddress(0), Class::B32, &[]);
-    let shared = k.push(Op::Pure(Pure::MadU32), Class::B32, &[lane, Operand::Const(BYTES as u64), shared]);
+    let shared = k.push(Op::Pure(PureOp::MadU32), Class::B32, &[lane, Operand::Const(BYTES as u64), shared]);
     if space != Space::Global {
         copy(&mut k, (Space::Global, home), (Space::Shared, shared));
     }
     let address = match space {
         Space::Global => home,
         Space::Shared => shared,
-        Space::Cluster => k.push(Op::Sync(Sync::MapToCta), Class::B32, &[shared, Operand::Const(0)]),
+        Space::Cluster => k.push(Op::Sync(SyncOp::MapToCta), Class::B32, &[shared, Operand::Const(0)]),
     };
     let mut operands = Vec::new();
     let mut taken = 0;
@@ -123,7 +123,7 @@ pub(crate) fn execute(op: Op, alone: bool, memory: &[Vec<u8>], values: &[Values]
     }
     if alone {
         let then: Block = k.kernel.body.split_off(before);
-        let first = k.push(Op::Pure(Pure::EqU32), Class::Pred, &[lane, Operand::Const(0)]);
+        let first = k.push(Op::Pure(PureOp::EqU32), Class::Pred, &[lane, Operand::Const(0)]);
         let Operand::Reg(reg) = first else { unreachable!("just made") };
         let condition = Condition { reg, holds: true };
         let at = std::panic::Location::caller();
@@ -157,7 +157,7 @@ fn bring(k: &mut Recorder, (from, offset): (Operand, usize), class: Class) -> Op
     let load = Op::Memory(MemoryOp::Load(Space::Global, element, 1, Access::Weak));
     let value = k.push(load, loaded, &[from, Operand::Const(offset as u64)]);
     match class {
-        Class::Pred => k.push(Op::Pure(Pure::NeU32), Class::Pred, &[value, Operand::Const(0)]),
+        Class::Pred => k.push(Op::Pure(PureOp::NeU32), Class::Pred, &[value, Operand::Const(0)]),
         _ => value,
     }
 }
@@ -168,7 +168,7 @@ fn take_home(k: &mut Recorder, (to, offset): (Operand, usize), (reg, class): (Re
     match class {
         Class::Pred => {
             let word =
-                k.push(Op::Pure(Pure::SelB32), Class::B32, &[Operand::Const(1), Operand::Const(0), reg]);
+                k.push(Op::Pure(PureOp::SelB32), Class::B32, &[Operand::Const(1), Operand::Const(0), reg]);
             k.store(Element::B32, to, offset, word);
         }
         Class::B16 => k.store(Element::B16, to, offset, reg),

@@ -1,6 +1,6 @@
 //! Operands: what is at an edge, everything of 16 bits, and random bits of several kinds.
 
-use tilewright_ptx::isa::{pure::Pure, types::Class};
+use tilewright_ptx::isa::{pure::PureOp, types::Class};
 
 /// Operands of an instruction; those that it lacks are 0.
 pub(crate) type Args = [u64; 4];
@@ -176,7 +176,7 @@ fn random_operand(class: Class, random: &mut Random) -> u64 {
 }
 
 /// All combinations of edges, as many as are bearable, then random operands; alone, every 16 bits.
-pub(crate) fn inputs(op: Pure) -> Vec<Args> {
+pub(crate) fn inputs(op: PureOp) -> Vec<Args> {
     let classes = op.operands();
     let mut inputs = vec![[0; 4]];
     for (at, &class) in classes.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use super::check::{Meaning, Want, check};
 use Want::{Anything, Bits};
-use tilewright_ptx::isa::pure::Pure::{self, *};
+use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
 fn integers_are_as_defined() {
@@ -33,11 +33,11 @@ fn remainder(a: i128, b: i128, width: u32) -> Want {
     if b == 0 || overflows { Anything } else { low(a - a / b * b, width) }
 }
 
-pub(crate) fn meaning(op: Pure) -> Option<Meaning> {
+pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
     unsigned(op).or_else(|| signed(op)).or_else(|| mixed(op))
 }
 
-fn unsigned(op: Pure) -> Option<Meaning> {
+fn unsigned(op: PureOp) -> Option<Meaning> {
     Some(match op {
         AddU32 => |x| low(u(x[0]) + u(x[1]), 32),
         SubU32 => |x| low(u(x[0]) - u(x[1]), 32),
@@ -59,7 +59,7 @@ fn unsigned(op: Pure) -> Option<Meaning> {
     })
 }
 
-fn signed(op: Pure) -> Option<Meaning> {
+fn signed(op: PureOp) -> Option<Meaning> {
     Some(match op {
         AddI32 => |x| low(s(x[0], 32) + s(x[1], 32), 32),
         SubI32 => |x| low(s(x[0], 32) - s(x[1], 32), 32),
@@ -84,7 +84,7 @@ fn signed(op: Pure) -> Option<Meaning> {
 }
 
 /// Products whose upper half counts, and what only changes the width.
-fn mixed(op: Pure) -> Option<Meaning> {
+fn mixed(op: PureOp) -> Option<Meaning> {
     Some(match op {
         MulHiU32 => |x| low((u(x[0]) * u(x[1])) >> 32, 32),
         MulWideU32 => |x| low(u(x[0]) * u(x[1]), 64),

@@ -20,10 +20,10 @@ mod tensor;
 mod waits;
 
 use check::Meaning;
-use tilewright_ptx::isa::pure::Pure;
+use tilewright_ptx::isa::pure::PureOp;
 
 /// The families, each with its definitions.
-const FAMILIES: [fn(Pure) -> Option<Meaning>; 6] = [
+const FAMILIES: [fn(PureOp) -> Option<Meaning>; 6] = [
     integers::meaning,
     bits::meaning,
     comparisons::meaning,
@@ -34,7 +34,7 @@ const FAMILIES: [fn(Pure) -> Option<Meaning>; 6] = [
 
 #[test]
 fn every_row_of_the_table_has_one_definition() {
-    for &op in Pure::ALL {
+    for &op in PureOp::ALL {
         let count = FAMILIES.iter().filter(|family| family(op).is_some()).count();
         assert_eq!(count, 1, "{op:?} has {count} definitions");
     }

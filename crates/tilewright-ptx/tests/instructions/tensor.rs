@@ -2,7 +2,7 @@
 
 use super::{descriptors::by_figure, inputs::Random};
 use std::collections::HashMap;
-use tilewright_ptx::sim::tensor::{Move, Swizzle, TensorMap};
+use tilewright_ptx::sim::tensor::{BoxSegment, Swizzle, TensorMap};
 
 const SHARED: u32 = 0x1400;
 
@@ -33,9 +33,9 @@ fn by_elements(map: &TensorMap, coordinates: &[i32]) -> HashMap<u32, u8> {
 }
 
 /// The same by pieces; each byte once.
-fn by_moves(moves: &[Move]) -> HashMap<u32, u8> {
+fn by_moves(segments: &[BoxSegment]) -> HashMap<u32, u8> {
     let mut shared = HashMap::new();
-    for piece in moves {
+    for piece in segments {
         assert!(piece.bytes > 0 && piece.shared % 16 + piece.bytes <= 16, "{piece:?}");
         for at in 0..piece.bytes {
             let value = piece.global.map_or(0, |global| byte(global + u64::from(at)));
@@ -72,11 +72,11 @@ fn moves_are_those_of_a_loop_over_elements() {
         if random.below(4) == 0 {
             coordinates[0] = 0;
         }
-        let moves = map.moves(&coordinates, SHARED);
-        cut += moves.iter().filter(|piece| piece.bytes < 16).count();
-        outside += moves.iter().filter(|piece| piece.global.is_none()).count();
-        assert_eq!(moves.iter().map(|piece| piece.bytes).sum::<u32>(), map.box_bytes());
-        assert_eq!(by_moves(&moves), by_elements(&map, &coordinates), "{map:?} at {coordinates:?}");
+        let segments = map.segments(&coordinates, SHARED);
+        cut += segments.iter().filter(|piece| piece.bytes < 16).count();
+        outside += segments.iter().filter(|piece| piece.global.is_none()).count();
+        assert_eq!(segments.iter().map(|piece| piece.bytes).sum::<u32>(), map.box_bytes());
+        assert_eq!(by_moves(&segments), by_elements(&map, &coordinates), "{map:?} at {coordinates:?}");
     }
     assert!(cut > 1000 && outside > 1000, "edges were met: {cut} {outside}");
 }
@@ -97,15 +97,15 @@ fn page() -> TensorMap {
 fn a_box_in_numbers() {
     let map = page();
     assert_eq!((map.check(), map.box_bytes()), (Ok(()), 2048));
-    let moves = map.moves(&[64, 0, 3, 7], 0x2000);
-    assert_eq!(moves.len(), 128);
+    let segments = map.segments(&[64, 0, 3, 7], 0x2000);
+    assert_eq!(segments.len(), 128);
     let start = 0x10_0000 + 7 * 32768 + 3 * 4096 + 128;
-    assert_eq!(moves[0], Move { shared: 0x2000, global: Some(start), bytes: 16 });
-    assert_eq!(moves[9], Move { shared: 0x2080, global: Some(start + 256 + 16), bytes: 16 });
+    assert_eq!(segments[0], BoxSegment { shared: 0x2000, global: Some(start), bytes: 16 });
+    assert_eq!(segments[9], BoxSegment { shared: 0x2080, global: Some(start + 256 + 16), bytes: 16 });
     for coordinates in [[i32::MAX; 4], [i32::MIN; 4], [0, 0, 0, i32::MAX], [i32::MIN, 0, 0, 0]] {
-        let moves = map.moves(&coordinates, 0x2000);
-        assert!(moves.iter().all(|piece| piece.global.is_none()));
-        assert_eq!(moves.len(), 128);
+        let segments = map.segments(&coordinates, 0x2000);
+        assert!(segments.iter().all(|piece| piece.global.is_none()));
+        assert_eq!(segments.len(), 128);
     }
 }
 

@@ -7,7 +7,7 @@ use tilewright_ptx::{
     ir::{Block, Kernel, Stmt},
     isa::{
         Op, all,
-        sync::{Fence, Mbarrier, Special, Sync},
+        sync::{Fence, MbarrierOp, Special, SyncOp},
     },
     sim::{
         Arg, FaultKind, Launch, Memory,
@@ -21,7 +21,7 @@ const SEEDS: u64 = 8;
 fn special_registers_say_where_a_thread_is() {
     let mut count = 0;
     for op in all() {
-        let Op::Sync(Sync::Special(special)) = op else { continue };
+        let Op::Sync(SyncOp::Special(special)) = op else { continue };
         let found = execute(op, false, &vec![vec![0; 64]; 32], &[]).results;
         for (lane, found) in found.iter().enumerate() {
             let expected = match special {
@@ -125,7 +125,7 @@ fn barriers_in_shared_memory_hand_memory_over() {
     }));
     let mut tested = handed_over(|full| full.arrive());
     let [try_wait, test_wait] =
-        [Mbarrier::TryWait, Mbarrier::TestWait].map(|op| Op::Sync(Sync::Mbarrier(op)));
+        [MbarrierOp::TryWait, MbarrierOp::TestWait].map(|op| Op::Sync(SyncOp::Mbarrier(op)));
     assert!(replace(&mut tested.body, try_wait, test_wait) > 0);
     hands_over(&tested);
 }
@@ -164,12 +164,12 @@ fn what_orders_without_a_trace_leaves_none() {
         let out = k.global::<u32>("out");
         for op in all() {
             match op {
-                Op::Sync(Sync::Fence(fence)) => k.fence(fence),
-                Op::Sync(Sync::TakeRegisters(count)) => k.take_registers(count),
-                Op::Sync(Sync::GiveRegisters(count)) => k.give_registers(count),
-                Op::Sync(Sync::LaunchDependents) => k.launch_dependents(),
-                Op::Sync(Sync::WaitForPrerequisites) => k.wait_for_prerequisites(),
-                Op::Sync(Sync::Sleep) => k.sleep(100),
+                Op::Sync(SyncOp::Fence(fence)) => k.fence(fence),
+                Op::Sync(SyncOp::SetmaxnregInc(count)) => k.setmaxnreg_inc(count),
+                Op::Sync(SyncOp::SetmaxnregDec(count)) => k.setmaxnreg_dec(count),
+                Op::Sync(SyncOp::LaunchDependents) => k.launch_dependents(),
+                Op::Sync(SyncOp::WaitForPrerequisites) => k.wait_for_prerequisites(),
+                Op::Sync(SyncOp::Sleep) => k.sleep(100),
                 _ => {}
             }
         }

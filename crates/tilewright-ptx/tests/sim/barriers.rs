@@ -16,12 +16,12 @@ fn a_barrier_that_not_all_reach() {
 #[test]
 fn barriers_for_other_numbers_of_threads() {
     let faulty = kernel(96, |k| {
-        k.when_else(k.warp_index().eq(0), || k.sync_some(1, 96), || k.sync_some(1, 64));
+        k.when_else(k.warp_index().eq(0), || k.sync_named(1, 96), || k.sync_named(1, 64));
     });
     // unless the other two meet first, and the third waits for ever
     finds_one_of(&[FaultKind::WrongArrivalCount, FaultKind::Deadlock], &faulty);
-    finds(FaultKind::BadArgument, &kernel(64, |k| k.sync_some(16, 64)), 1);
-    finds(FaultKind::BadArgument, &kernel(64, |k| k.sync_some(1, 128)), 1);
+    finds(FaultKind::BadArgument, &kernel(64, |k| k.sync_named(16, 64)), 1);
+    finds(FaultKind::BadArgument, &kernel(64, |k| k.sync_named(1, 128)), 1);
 }
 
 #[test]
@@ -32,10 +32,10 @@ fn a_producer_arrives_and_a_consumer_waits() {
             k.warp_index().eq(0),
             || {
                 x.at(k.lane()).store(k.lane() + 5);
-                k.arrive_some(1, 64);
+                k.arrive_named(1, 64);
             },
             || {
-                k.sync_some(1, 64);
+                k.sync_named(1, 64);
                 out.at(k.lane()).store(x.at(k.lane()).load());
             },
         );

@@ -6,7 +6,7 @@ use tilewright_ptx::{
     ir::{Kernel, Stmt},
     isa::{
         Op,
-        sync::{Fence, Sync},
+        sync::{Fence, SyncOp},
     },
     sim::{
         Arg, FaultKind, Launch, Memory,
@@ -56,7 +56,7 @@ fn arrivals_and_waits_come_in_pairs() {
         k.sync_cluster();
     });
     crate::passes(&pair, 2);
-    for missing in [Sync::ClusterArrive, Sync::ClusterWait] {
+    for missing in [SyncOp::ClusterArrive, SyncOp::ClusterWait] {
         let mut faulty = pair.clone();
         faulty.body.retain(|stmt| !matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(missing)));
         finds(FaultKind::WrongArrivalCount, &faulty, 2);

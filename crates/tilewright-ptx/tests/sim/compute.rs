@@ -32,8 +32,8 @@ fn lanes_leave_a_loop_one_after_the_other() {
     let kernel = kernel(64, |k| {
         let out = k.global::<u32>("out");
         let (n, steps) = (k.var::<u32>("n", k.thread() + 1), k.var::<u32>("steps", 0));
-        k.forever(|| {
-            k.leave_when(n.get().eq(1));
+        k.loop_(|| {
+            k.break_if(n.get().eq(1));
             let value = n.get();
             k.when_else((value & 1).eq(0), || n.set(value >> 1), || n.set(value * 3 + 1));
             steps.set(steps.get() + 1);
@@ -115,8 +115,8 @@ fn a_loop_without_an_end() {
     let faulty = kernel(32, |k| {
         let out = k.global::<u32>("out");
         let i = k.var::<u32>("i", 0);
-        k.forever(|| {
-            k.leave_when(i.get().eq(1));
+        k.loop_(|| {
+            k.break_if(i.get().eq(1));
             i.set(i.get() + 2);
         });
         out.at(0).store(i.get());

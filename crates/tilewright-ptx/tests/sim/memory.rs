@@ -6,7 +6,7 @@ use tilewright_ptx::{
     isa::{
         Op,
         memory::{AtomicOp, Order, Scope},
-        sync::{Special, Sync},
+        sync::{Special, SyncOp},
     },
     sim::{Arg, FaultKind, Launch, Memory},
 };
@@ -65,7 +65,7 @@ fn a_register_that_nobody_wrote() {
     let right = kernel(32, |k| k.global::<u32>("out").at(k.thread()).store(1));
     passes(&right, 1);
     let mut faulty = right.clone();
-    let reads_thread = |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(Sync::Special(Special::Thread(0))));
+    let reads_thread = |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(SyncOp::Special(Special::Thread(0))));
     faulty.body.retain(|stmt| !reads_thread(stmt));
     let fault = finds(FaultKind::Uninitialized, &faulty, 1);
     assert!(fault.message.contains("register thread"), "{fault}");

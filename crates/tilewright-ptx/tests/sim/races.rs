@@ -114,7 +114,7 @@ fn flag(k: &Builder, raise: impl Fn(Global<'_, u32>), order: Access, fence: bool
                 raise(out.at(8));
             },
             || {
-                k.forever(|| k.leave_when(out.at(8).load_with(order).eq(1)));
+                k.loop_(|| k.break_if(out.at(8).load_with(order).eq(1)));
                 if fence {
                     k.fence(Fence::AcqRel(Scope::Gpu));
                 }

@@ -52,8 +52,8 @@ fn divergence() -> Kernel {
         let sum = k.var::<u32>("sum", 0);
         k.repeat((0, 100), 1, |_| {
             let i = k.var::<u32>("i", 0);
-            k.forever(|| {
-                k.leave_when(i.get().ge(k.thread() & 31));
+            k.loop_(|| {
+                k.break_if(i.get().ge(k.thread() & 31));
                 i.set(i.get() + 1);
                 k.when((i.get() & 1).eq(0), || sum.set(sum.get() + i.get()));
             });

@@ -67,9 +67,9 @@ impl<'k> MultiTileBatch<'k> {
         reached: impl Fn(Value<'k, u32>) -> Value<'k, bool>,
     ) -> Value<'k, u32> {
         let (low, high) = (k.var::<u32>("low", 0), k.var::<u32>("high", count));
-        k.forever(|| {
+        k.loop_(|| {
             let (from, until) = (low.get(), high.get());
-            k.leave_when((from + 1).ge(until));
+            k.break_if((from + 1).ge(until));
             // three probes per step, because each step has the latency of memory
             let quarter = (until - from + 3) >> 2;
             let passed = [1_u32, 2, 3].map(|i| {

@@ -80,9 +80,9 @@ impl<'k> MmaCta<'k> {
             end.store(indptr.plus(1).load());
         });
         k.sync_threads();
-        k.forever(|| {
+        k.loop_(|| {
             let index = at.load();
-            k.leave_when(index.ge(end.load()));
+            k.break_if(index.ge(end.load()));
             k.when(k.thread().lt(WorkItem::WORDS as u32), || {
                 let item = self.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
                 words.at(k.thread()).store(item.at(k.thread()).load());
@@ -178,9 +178,9 @@ impl<'k> CurrentItem<'k> {
     pub(super) fn for_each_tile(&self, keys: usize, tile: impl FnOnce(Value<'k, u32>)) {
         let k = self.cta.k;
         let next = k.var("first_key", self.load().kv_begin);
-        k.forever(|| {
+        k.loop_(|| {
             let first = next.get();
-            k.leave_when(first.ge(self.kv_end));
+            k.break_if(first.ge(self.kv_end));
             tile(first);
             next.set(next.get() + keys as u32);
         });

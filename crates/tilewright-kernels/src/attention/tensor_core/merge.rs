@@ -49,8 +49,8 @@ pub(super) fn arrive_and_merge<'k>(cta: &MmaCta<'k>, current: &CurrentItem<'k>, 
         k.sync_threads();
         let left = k.var("left", complete.load());
         k.when(left.get().ne(0), || k.fence(Fence::AcqRel(Scope::Gpu)));
-        k.forever(|| {
-            k.leave_when(left.get().eq(0));
+        k.loop_(|| {
+            k.break_if(left.get().eq(0));
             let lowest = left.get() & (k.constant(0) - left.get());
             left.set(left.get() ^ lowest);
             let at = k.constant(31) - lowest.leading_zeros();

@@ -34,7 +34,7 @@ pub(super) fn run<'k>(cta: &MmaCta<'k>, current: &CurrentItem<'k>, hooks: &RowHo
     let (k, rows) = (cta.k, 64 * cta.layout.row_tiles as u32);
     k.when(k.thread().eq(0), || current.first_row().store(0_u32));
     k.sync_threads();
-    k.forever(|| {
+    k.loop_(|| {
         let body = SplitQBody::new(cta, current, hooks);
         body.begin();
         body.attend();
@@ -44,7 +44,7 @@ pub(super) fn run<'k>(cta: &MmaCta<'k>, current: &CurrentItem<'k>, hooks: &RowHo
         }
         // the next tile overwrites the queries
         k.sync_threads();
-        k.leave_when((first + rows).ge(current.rows()));
+        k.break_if((first + rows).ge(current.rows()));
         k.when(k.thread().eq(0), || current.first_row().store(first + rows));
         k.sync_threads();
     });

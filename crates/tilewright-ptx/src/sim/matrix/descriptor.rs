@@ -1,16 +1,16 @@
-//! The 64 bits that tell a `wgmma` where an operand lies in shared memory.
+//! The 64-bit matrix descriptor of a `wgmma` operand in shared memory.
 //!
 //! | bits | field |
 //! |---|---|
 //! | 0..14 | start address / 16 |
 //! | 16..30 | LBO / 16, the leading dimension's byte offset |
 //! | 32..46 | SBO / 16, the stride dimension's byte offset |
-//! | 49..52 | base offset: where a pattern that repeats begins, in units of 128 bytes modulo 8 |
+//! | 49..52 | base offset: start of the repeating pattern, in units of 128 bytes modulo 8 |
 //! | 62..64 | swizzle: 0 none, 1 128 bytes, 2 64 bytes, 3 32 bytes |
 //!
-//! Source: PTX ISA, "Matrix Descriptor Format" and "Canonical Layouts" of `wgmma`. The canonical layouts are given there in
-//! elements as CuTe layouts; here they are bytes from the start address, with `r` the row of A or column of B, `b = k · bytes`
-//! and `s` the swizzle's span (128, 64 or 32 bytes):
+//! Source: PTX ISA, "Matrix Descriptor Format" and "Canonical Layouts" of `wgmma`. The manual specifies the canonical layouts
+//! as CuTe layouts in elements. The last column is the offset in bytes from the start address, with `r` the row of A or column
+//! of B, `b = k · bytes` and `s` the swizzle span (128, 64 or 32 bytes):
 //!
 //! | major | swizzle | canonical layout | bytes from the start |
 //! |---|---|---|---|
@@ -19,13 +19,13 @@
 //! | MN | none | `((T,1,m),(8,k)):((1,T,SBO),(1T,LBO))` | `r/8 · SBO + r%8 · 2 + k/8 · LBO + k%8 · 16` |
 //! | MN | s | `((T,s/16,m),(8,k)):((1,T,LBO),(sT/16,SBO))` | `2r/s · LBO + 2r%s + k/8 · SBO + k%8 · s` |
 //!
-//! What the sum with the start address gives is swizzled by [`Swizzle::apply`], as tensor copies do: by the address itself, not
-//! by the distance from the start, so that a start inside of a row of the pattern (the next step in depth) works.
+//! [`Swizzle::apply`] swizzles the sum with the start address, as in tensor copies. It depends on the address, not on the
+//! offset, so a start address inside a row of the pattern (the next K step) works.
 
 use super::{super::tensor::Swizzle, Row};
 use crate::isa::matrix::Major;
 
-/// What a descriptor says, in bytes.
+/// The decoded fields of a descriptor, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Descriptor {
     /// Shared address of the first element, before swizzling; a multiple of 16.
@@ -34,16 +34,15 @@ pub struct Descriptor {
     pub lbo: u32,
     /// Stride dimension's byte offset.
     pub sbo: u32,
-    /// How the operand is swizzled.
+    /// The swizzle mode.
     pub swizzle: Swizzle,
 }
 
 impl Descriptor {
-    /// What the bits say.
+    /// Decodes a descriptor.
     ///
     /// # Errors
-    /// When bits are set that the format leaves out, or a base offset: then the pattern does not begin at a multiple of its
-    /// size, which is not simulated.
+    /// When reserved bits are set, or a base offset: a pattern that is not aligned to its size is not simulated.
     pub fn decode(bits: u64) -> Result<Self, String> {
         const FIELDS: u64 = 0x3fff | 0x3fff << 16 | 0x3fff << 32 | 7 << 49 | 3 << 62;
         if bits & !FIELDS != 0 {
@@ -67,8 +66,8 @@ impl Descriptor {
         Ok(Self { start: field(0), lbo: field(16), sbo: field(32), swizzle })
     }
 
-    /// The shared address of element `k` of row `row` of A, or of column `row` of B. It may lie beyond any memory. Elements
-    /// that are MN-major have 2 bytes; others have `element_bytes`.
+    /// The shared address of element `k` in row `row` of A or column `row` of B. It may be out of bounds. MN-major elements have
+    /// 2 bytes; others have `element_bytes`.
     pub fn address(&self, major: Major, row: usize, k: usize, element_bytes: usize) -> u32 {
         let (row, k) = (row as u32, k as u32);
         let (b, mn) = (k * element_bytes as u32, row * 2);
@@ -81,11 +80,11 @@ impl Descriptor {
         self.swizzle.apply(self.start + offset)
     }
 
-    /// The operand's `num_rows` rows of A or columns of B, a multiple of 8, each with the depth of one product. `read` gives the 16 bytes at a
-    /// shared address, which is a multiple of 16: no layout divides them.
+    /// Gathers `num_rows` rows of A or columns of B, a multiple of 8, with the K extent of one MMA. `read` returns 16 bytes at a
+    /// shared address that is a multiple of 16; no layout splits them.
     ///
     /// # Errors
-    /// The first of `read`.
+    /// The first error of `read`.
     pub fn gather<E>(
         &self,
         major: Major,

@@ -1,11 +1,11 @@
-//! What the matrix instructions compute: functions of registers and bytes, without state.
+//! Semantics of the matrix instructions as stateless functions of registers and bytes.
 //!
-//! - [`mma`]: products of fragments in registers; what `mma.sync` and `wgmma` share.
-//! - [`wgmma`]: products of a warpgroup.
-//! - [`Descriptor`]: where a `wgmma` operand's elements lie in shared memory.
-//! - [`ldmatrix`], [`stmatrix`]: 8 by 8 matrices between shared memory and registers.
+//! - [`mma`]: MMA of fragments in registers, the core of `mma.sync` and `wgmma`.
+//! - [`wgmma`]: MMA of a warpgroup.
+//! - [`Descriptor`]: the layout of a `wgmma` operand in shared memory.
+//! - [`ldmatrix`], [`stmatrix`]: 8 × 8 matrices between shared memory and registers.
 //!
-//! One [`Row`] is 32 bytes, whatever the elements: the depth of one product of a row of A, or of a column of B.
+//! A [`Row`] is 32 bytes for every element type: the K extent of one MMA, for a row of A or a column of B.
 
 mod descriptor;
 mod ldmatrix;

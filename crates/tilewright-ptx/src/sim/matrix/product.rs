@@ -1,31 +1,31 @@
-//! `mma` and `wgmma`: D = A · B + C, 16 rows a warp, any multiple of 8 columns, 32 bytes of depth.
+//! `mma` and `wgmma`: D = A · B + C with 16 rows per warp, any multiple of 8 columns, and 32 bytes of K.
 //!
-//! Fragments, with `g = lane / 4` and `t = lane % 4` (PTX ISA, "Matrix Fragments for mma.m16n8k16" and the like). Bytes of a row
-//! count elements in order of depth, so that one line serves 16 and 8 bits:
+//! Fragments, with `g = lane / 4` and `t = lane % 4` (PTX ISA, "Matrix Fragments for mma.m16n8k16" and similar). Bytes of a row
+//! are in K order, so one line of the table covers 16-bit and 8-bit elements:
 //!
-//! | register | row or column | bytes of the depth, or columns |
+//! | register | row or column | K bytes, or columns |
 //! |---|---|---|
 //! | A `r` | row `g + 8 (r % 2)` | bytes `16 (r / 2) + 4 t ..`, 4 of them |
 //! | B `r` | column `g` | bytes `16 r + 4 t ..`, 4 of them |
 //! | C, D `r` | row `g + 8 (r / 2 % 2)` | column `8 (r / 4) + 2 t + r % 2` |
 //!
-//! Products of these formats are exact in f32 but for bf16's largest and smallest. They are added to C one after the other, in
-//! order of depth, each sum rounded to nearest: a choice, since hardware's order and the width of its sums are not specified,
-//! and those of 8-bit floats are narrower there than f32. Integers wrap, and no order shows.
+//! Products of these formats are exact in f32, except for the largest and smallest of bf16. They are added to C in K order, with
+//! each sum rounded to nearest. This order is a choice: the hardware's order and accumulator width are unspecified, and its
+//! accumulators for 8-bit floats are narrower than f32. Integer sums wrap, so their order does not matter.
 
 use crate::isa::{
     matrix::Elements,
-    meaning::{of_e4m3, of_e5m2},
     pure::Lanes,
+    semantics::{e4m3_to_f32, e5m2_to_f16},
     types::Scalar,
 };
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use std::sync::LazyLock;
 
-/// A row of A or a column of B: the bytes of one product's depth.
+/// A row of A or a column of B, with the K extent of one MMA.
 pub type Row = [u8; 32];
 
-/// The rows of A that four registers of a warp hold.
+/// The rows of A in four registers of a warp.
 pub fn rows_of(registers: &[Lanes; 4]) -> [Row; 16] {
     let mut rows = [[0; 32]; 16];
     for (r, register) in registers.iter().enumerate() {
@@ -36,7 +36,7 @@ pub fn rows_of(registers: &[Lanes; 4]) -> [Row; 16] {
     rows
 }
 
-/// The columns of B that two registers of a warp hold.
+/// The columns of B in two registers of a warp.
 pub fn columns_of(registers: &[Lanes; 2]) -> [Row; 8] {
     let mut columns = [[0; 32]; 8];
     for (r, register) in registers.iter().enumerate() {
@@ -51,19 +51,19 @@ fn put(row: &mut Row, at: usize, bits: u64) {
     row[at..at + 4].copy_from_slice(&(bits as u32).to_le_bytes());
 }
 
-/// `mma.sync`: the registers of D, from those of A, B and C.
+/// `mma.sync`: computes D from A, B and C.
 pub fn mma(elements: Elements, a: &[Lanes; 4], b: &[Lanes; 2], c: &[Lanes; 4]) -> [Lanes; 4] {
     let mut d = *c;
     multiply((elements, elements), &rows_of(a), &columns_of(b), &mut [&mut d]);
     d
 }
 
-/// `wgmma`: what a warpgroup makes of 64 rows of A and the columns of B, whose number is a multiple of 8. Each warp's
-/// accumulators are half as many registers as there are columns; they are what D was where `accumulate`, and become D. Rows
-/// `16 w .. 16 w + 16` belong to warp `w`: four registers of A are made rows by [`rows_of`].
+/// `wgmma`: D = A · B, or D += A · B if `accumulate`, for 64 rows of A and a multiple of 8 columns of B. `accumulators` is D,
+/// with half as many registers per warp as columns. Warp `w` holds rows `16 w .. 16 w + 16`. [`rows_of`] converts registers of
+/// A to rows.
 ///
 /// # Panics
-/// When a number of rows, columns or registers is another, or elements of A and B differ in width.
+/// When the number of rows, columns or registers is wrong, or elements of A and B differ in width.
 pub fn wgmma(
     elements: (Elements, Elements),
     a: &[Row],
@@ -80,7 +80,7 @@ pub fn wgmma(
     multiply(elements, a, b, &mut accumulators);
 }
 
-/// Adds A · B to what the warps' registers hold, 16 rows of A each.
+/// Adds A · B to the accumulators of the warps, 16 rows of A each.
 fn multiply(elements: (Elements, Elements), a: &[Row], b: &[Row], sums: &mut [&mut [Lanes]]) {
     assert_eq!(elements.0.bytes(), elements.1.bytes(), "widths of elements");
     assert_eq!(b.len() % 8, 0, "columns come in eights");
@@ -93,7 +93,7 @@ fn multiply(elements: (Elements, Elements), a: &[Row], b: &[Row], sums: &mut [&m
     }
 }
 
-/// What sums are of.
+/// Accumulator types.
 trait Sum: Scalar + Default {
     /// `self + a · b`
     fn plus_product(self, a: Self, b: Self) -> Self;
@@ -113,7 +113,7 @@ impl Sum for i32 {
     }
 }
 
-/// The numbers of rows, one row after the other.
+/// Converts the elements of rows to f32.
 fn floats(elements: Elements, rows: &[Row]) -> Vec<f32> {
     let table = |table: &[f32; 256], rows| widen(rows, |row| row.map(|byte| table[usize::from(byte)]));
     match elements {
@@ -130,9 +130,9 @@ fn floats(elements: Elements, rows: &[Row]) -> Vec<f32> {
     }
 }
 
-static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|byte| of_e4m3(byte as u8)));
+static E4M3: LazyLock<[f32; 256]> = LazyLock::new(|| std::array::from_fn(|byte| e4m3_to_f32(byte as u8)));
 static E5M2: LazyLock<[f32; 256]> =
-    LazyLock::new(|| std::array::from_fn(|byte| of_e5m2(byte as u8).to_f32()));
+    LazyLock::new(|| std::array::from_fn(|byte| e5m2_to_f16(byte as u8).to_f32()));
 
 fn widen<T, const N: usize>(rows: &[Row], each: impl Fn(&Row) -> [T; N]) -> Vec<T> {
     let mut numbers = Vec::with_capacity(N * rows.len());
@@ -148,16 +148,16 @@ fn i8s(row: &Row) -> [i32; 32] {
     row.map(|byte| i32::from(byte.cast_signed()))
 }
 
-/// Where eight columns lie side by side: those that neighbouring lanes of one register hold, then those of the next.
-const COLUMNS: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+/// The order of eight columns in a line: the columns of one register's adjacent lanes, then those of the next register.
+const COLUMN_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
 
-/// Adds the products, row by row: all columns of a row are one vector, which the compiler divides as the processor likes.
+/// Adds the products row by row. All columns of a row form one slice, which the compiler vectorizes.
 fn add_products<T: Sum>(a: &[T], b: &[T], depth: usize, sums: &mut [&mut [Lanes]]) {
     let num_columns = b.len() / depth;
     let mut lines = Vec::with_capacity(b.len());
     for k in 0..depth {
         let line =
-            b.chunks_exact(8 * depth).flat_map(|eight| COLUMNS.map(|column| eight[column * depth + k]));
+            b.chunks_exact(8 * depth).flat_map(|eight| COLUMN_ORDER.map(|column| eight[column * depth + k]));
         lines.extend(line);
     }
     let mut line = vec![T::default(); num_columns];
@@ -181,7 +181,7 @@ fn add_products<T: Sum>(a: &[T], b: &[T], depth: usize, sums: &mut [&mut [Lanes]
     }
 }
 
-/// Adds a row of A times all columns of B, four steps in depth at a time, so that sums are loaded and stored less often.
+/// Adds a row of A times all columns of B, four K steps at a time to reduce loads and stores of the sums.
 fn add_row<T: Sum>(a: &[T], b: &[T], sums: &mut [T]) {
     for (a, lines) in a.chunks_exact(4).zip(b.chunks_exact(4 * sums.len())) {
         let (b01, b23) = lines.split_at(2 * sums.len());

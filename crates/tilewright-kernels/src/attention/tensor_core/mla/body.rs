@@ -40,7 +40,7 @@ pub(super) fn run<'k>(context: BodyContext<'_, 'k>, layout: &MlaLayout, body: Ml
     let (k, rows) = (cta.k, 16 * body.groups as u32);
     k.when(k.thread().eq(0), || current.first_row().store(0_u32));
     k.sync_threads();
-    k.forever(|| {
+    k.loop_(|| {
         let body = MlaBody::new(context, layout, body);
         body.begin();
         body.attend();
@@ -48,7 +48,7 @@ pub(super) fn run<'k>(context: BodyContext<'_, 'k>, layout: &MlaLayout, body: Ml
         let first = current.first_row().load();
         // the next tile overwrites the queries
         k.sync_threads();
-        k.leave_when((first + rows).ge(current.rows()));
+        k.break_if((first + rows).ge(current.rows()));
         k.when(k.thread().eq(0), || current.first_row().store(first + rows));
         k.sync_threads();
     });

@@ -1,4 +1,4 @@
-//! Why nothing goes on: who waits, where, and for what.
+//! Deadlock reports: the waiting threads, their source lines, and the barriers that they wait for.
 
 use super::{
     fault::{Fault, FaultKind},
@@ -6,36 +6,36 @@ use super::{
     world::{Cluster, Cta, World},
 };
 
-/// Lines of a report on waiting threads.
+/// The maximum number of waiting groups in a report.
 const LINES: usize = 16;
 
-struct Waiting<'a> {
+struct WaitingGroup<'a> {
     cta: &'a Cta,
     warp: &'a Warp,
     group: &'a Group,
 }
 
-fn all(clusters: &[Cluster]) -> impl Iterator<Item = Waiting<'_>> {
+fn all(clusters: &[Cluster]) -> impl Iterator<Item = WaitingGroup<'_>> {
     let ctas = clusters.iter().flat_map(|cluster| &cluster.ctas);
     let warps = ctas.flat_map(|cta| cta.warps.iter().map(move |warp| (cta, warp)));
-    warps.flat_map(|(cta, warp)| warp.groups.iter().map(move |group| Waiting { cta, warp, group }))
+    warps.flat_map(|(cta, warp)| warp.groups.iter().map(move |group| WaitingGroup { cta, warp, group }))
 }
 
-impl Waiting<'_> {
+impl WaitingGroup<'_> {
     /// The step that waits.
     fn pc(&self) -> u32 {
         self.group.pc - u32::from(matches!(self.group.wait, Wait::Barrier(_)))
     }
 
-    /// The mbarrier that the first lane waits for in vain.
+    /// The mbarrier that the first lane waits for, and its phase.
     fn mbarrier(&self) -> Option<(u32, u64)> {
         let spins = matches!(self.group.wait, Wait::Phase | Wait::None);
         self.warp.waits[self.group.mask.trailing_zeros() as usize].filter(|_| spins)
     }
 
-    /// What is wrong with what it waits for.
+    /// The fault kind of this wait.
     fn kind(&self) -> FaultKind {
-        // who has ended will not come; who waits for something else might have
+        // exited lanes and warps never arrive; waiting ones might
         let ended = match self.group.wait {
             Wait::Lanes => self.warp.groups.iter().fold(0, |live, group| live | group.mask) != !0,
             Wait::Warpgroup => {
@@ -96,7 +96,7 @@ impl Waiting<'_> {
 }
 
 fn fault(world: &World<'_>, kind: FaultKind, clusters: &[Cluster], head: &str) -> Fault {
-    let waiting: Vec<Waiting<'_>> = all(clusters).collect();
+    let waiting: Vec<WaitingGroup<'_>> = all(clusters).collect();
     let blamed = waiting.iter().find(|waiting| waiting.kind() == kind).or(waiting.first());
     let mut lines: Vec<String> = waiting.iter().take(LINES).map(|waiting| waiting.explain(world)).collect();
     if waiting.len() > LINES {
@@ -116,7 +116,7 @@ fn fault(world: &World<'_>, kind: FaultKind, clusters: &[Cluster], head: &str) -
     }
 }
 
-/// Nothing in the grid can go on.
+/// The fault when no thread of the grid can run.
 pub(super) fn explain(world: &World<'_>, clusters: &[Cluster]) -> Fault {
     let kinds: Vec<FaultKind> = all(clusters).map(|waiting| waiting.kind()).collect();
     let kind = [FaultKind::WrongTransactionCount, FaultKind::Divergence, FaultKind::Deadlock]
@@ -126,8 +126,8 @@ pub(super) fn explain(world: &World<'_>, clusters: &[Cluster]) -> Fault {
     fault(world, kind, clusters, "nothing can go on")
 }
 
-/// Threads run, but nothing changes.
-pub(super) fn runs_forever(world: &World<'_>, clusters: &[Cluster], steps: u64) -> Fault {
+/// The fault when threads run without progress.
+pub(super) fn no_progress(world: &World<'_>, clusters: &[Cluster], steps: u64) -> Fault {
     let waits = all(clusters).any(|waiting| waiting.group.wait != Wait::None || waiting.mbarrier().is_some());
     let kind = if waits { FaultKind::Deadlock } else { FaultKind::RunsForever };
     fault(world, kind, clusters, &format!("nothing changed in {steps} instructions of warps"))
