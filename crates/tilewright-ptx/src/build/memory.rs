@@ -248,7 +248,7 @@ impl<'k, T: Stored, A: Scalar> Pointer<'k, T, A> {
         old
     }
 
-    /// `value` where the element is `expected`; gives what it was.
+    /// Compare-and-swap; returns the old value.
     #[track_caller]
     pub fn compare_and_swap(
         self,

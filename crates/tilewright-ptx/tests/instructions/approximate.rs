@@ -1,19 +1,18 @@
-//! What the manual calls approximate: f64 and then the nearest of the format, one or two places aside; corner cases as its
-//! tables have them.
+//! Approximate instructions: f64 rounded to the format, within one or two ulp; corner cases from the manual's tables.
 
 use super::{
-    check::{Meaning, Want, check, halves},
+    check::{Definition, Expected, check, halves},
     exact::{BF16, F16, F32, F64, Format},
 };
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
 fn approximations_are_near_their_definitions() {
-    check(meaning, |_| Vec::new());
+    check(definition, |_| Vec::new());
 }
 
-/// Places that a result may be aside: the functions of f32 are not rounded correctly on every machine, and the manual allows
-/// at least as much to each (2 places of f32 are 2^-22).
+/// The tolerance in ulp: f32 functions are not correctly rounded on every host, and the manual allows at least this much for
+/// each instruction (2 ulp of f32 are 2^-22).
 const PLACES: u64 = 2;
 
 fn value(format: Format, bits: u64) -> f64 {
@@ -28,21 +27,21 @@ fn flushed(format: Format, bits: u64) -> u64 {
     if format.is_subnormal(bits) { bits - format.magnitude(bits) } else { bits }
 }
 
-/// With `.ftz`, operand and result.
+/// Flushes operand and result (`.ftz`).
 fn ftz(format: Format, bits: u64, function: fn(f64) -> f64) -> Option<u64> {
     let result = nearest(format, function(value(format, flushed(format, bits))));
     result.map(|bits| flushed(format, bits))
 }
 
-fn single(x: &[u64; 4], function: fn(f64) -> f64) -> Want {
-    Want::Near(F32, ftz(F32, x[0], function), PLACES)
+fn single(x: &[u64; 4], function: fn(f64) -> f64) -> Expected {
+    Expected::Near(F32, ftz(F32, x[0], function), PLACES)
 }
 
-fn pair(format: Format, x: &[u64; 4], function: fn(f64) -> f64) -> Want {
-    Want::NearPair(format, halves(x[0]).map(|bits| nearest(format, function(value(format, bits)))), 1)
+fn pair(format: Format, x: &[u64; 4], function: fn(f64) -> f64) -> Expected {
+    Expected::NearPair(format, halves(x[0]).map(|bits| nearest(format, function(value(format, bits)))), 1)
 }
 
-pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
+pub(crate) fn definition(op: PureOp) -> Option<Definition> {
     Some(match op {
         Ex2F32 => |x| single(x, f64::exp2),
         Lg2F32 => |x| single(x, f64::log2),
@@ -51,10 +50,10 @@ pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
         RsqrtApproxF32 => |x| single(x, |a| 1.0 / a.sqrt()),
         SinApproxF32 => |x| single(x, f64::sin),
         CosApproxF32 => |x| single(x, f64::cos),
-        TanhApproxF32 => |x| Want::Near(F32, nearest(F32, value(F32, x[0]).tanh()), PLACES),
-        Ex2F16 => |x| Want::Near(F16, nearest(F16, value(F16, x[0]).exp2()), 1),
+        TanhApproxF32 => |x| Expected::Near(F32, nearest(F32, value(F32, x[0]).tanh()), PLACES),
+        Ex2F16 => |x| Expected::Near(F16, nearest(F16, value(F16, x[0]).exp2()), 1),
         Ex2F16x2 => |x| pair(F16, x, f64::exp2),
-        Ex2Bf16x2 => |x| Want::NearPair(BF16, halves(x[0]).map(|bits| ftz(BF16, bits, f64::exp2)), 1),
+        Ex2Bf16x2 => |x| Expected::NearPair(BF16, halves(x[0]).map(|bits| ftz(BF16, bits, f64::exp2)), 1),
         TanhF16x2 => |x| pair(F16, x, f64::tanh),
         TanhBf16x2 => |x| pair(BF16, x, f64::tanh),
         _ => return None,
@@ -68,7 +67,7 @@ const TINY: f32 = f32::from_bits(1);
 /// Operands of the manual's tables.
 const CORNERS: [f32; 9] = [-INF, -1.0, -TINY, -0.0, 0.0, TINY, 1.0, INF, NAN];
 
-/// Results at the corners; `None` where the tables leave rounding.
+/// Results of the corner cases; `None` if rounded.
 const RESULTS: [(PureOp, [Option<f32>; 9]); 8] = {
     const fn s(a: f32) -> Option<f32> {
         Some(a)
@@ -87,7 +86,7 @@ const RESULTS: [(PureOp, [Option<f32>; 9]); 8] = {
     ]
 };
 
-/// Here signs of zeros count, which `near` does not see.
+/// Includes signs of zeros, which `near` ignores.
 #[test]
 fn corner_cases_are_exact() {
     let zeros = [0; 32];

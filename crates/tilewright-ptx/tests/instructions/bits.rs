@@ -1,38 +1,38 @@
-//! Bits: each bit of a result for itself, as the manual's loops have it.
+//! Bit operations: each result bit separately, following the manual's loops.
 
-use super::check::{Meaning, Want, check};
-use Want::Bits;
+use super::check::{Definition, Expected, check};
+use Expected::Bits;
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
-fn bits_are_as_defined() {
-    check(meaning, |_| Vec::new());
+fn bit_operations_match_their_definitions() {
+    check(definition, |_| Vec::new());
 }
 
 fn bit(word: u64, at: u64) -> bool {
     word >> at & 1 == 1
 }
 
-/// The word whose bits are these.
-fn word(width: u64, bit: impl Fn(u64) -> bool) -> Want {
+/// The word with these bits.
+fn word(width: u64, bit: impl Fn(u64) -> bool) -> Expected {
     Bits((0..width).map(|at| u64::from(bit(at)) << at).sum())
 }
 
-fn shift_left(a: u64, by: u64, width: u64) -> Want {
+fn shift_left(a: u64, by: u64, width: u64) -> Expected {
     word(width, |at| at >= by && bit(a, at - by))
 }
 
-/// `fill` comes from above.
-fn shift_right(a: u64, by: u64, width: u64, fill: bool) -> Want {
+/// Shifts in `fill` from above.
+fn shift_right(a: u64, by: u64, width: u64, fill: bool) -> Expected {
     word(width, |at| if at + by < width { bit(a, at + by) } else { fill })
 }
 
-/// `shf`: the 64 bits of `{b, a}`, of which `from` is the lowest that stays.
-fn funnel(a: u64, b: u64, from: u64) -> Want {
+/// `shf`: 32 bits of `{b, a}` starting at bit `from`.
+fn funnel(a: u64, b: u64, from: u64) -> Expected {
     word(32, |at| if at + from < 32 { bit(a, at + from) } else { bit(b, at + from - 32) })
 }
 
-fn permute(x: &[u64; 4]) -> Want {
+fn permute(x: &[u64; 4]) -> Expected {
     let byte = |at: u64| if at < 4 { x[0] >> (8 * at) & 0xff } else { x[1] >> (8 * (at - 4)) & 0xff };
     let chosen = |at: u64| {
         let selector = x[2] >> (4 * at) & 0xf;
@@ -45,8 +45,8 @@ fn permute(x: &[u64; 4]) -> Want {
     Bits((0..4).map(|at| chosen(at) << (8 * at)).sum())
 }
 
-/// `bfi`: as long as there are bits of `a` to come and of `b` to replace.
-fn insert(x: &[u64; 4]) -> Want {
+/// `bfi`: replaces bits of `b` one by one.
+fn insert(x: &[u64; 4]) -> Expected {
     let (at, len) = (x[2] & 0xff, x[3] & 0xff);
     let mut result = x[1];
     let mut from = 0;
@@ -58,7 +58,7 @@ fn insert(x: &[u64; 4]) -> Want {
     Bits(result)
 }
 
-fn leading_zeros(x: &[u64; 4]) -> Want {
+fn leading_zeros(x: &[u64; 4]) -> Expected {
     let mut count = 0;
     while count < 32 && !bit(x[0], 31 - count) {
         count += 1;
@@ -66,7 +66,7 @@ fn leading_zeros(x: &[u64; 4]) -> Want {
     Bits(count)
 }
 
-pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
+pub(crate) fn definition(op: PureOp) -> Option<Definition> {
     Some(match op {
         AndB32 => |x| word(32, |at| bit(x[0], at) && bit(x[1], at)),
         OrB32 => |x| word(32, |at| bit(x[0], at) || bit(x[1], at)),

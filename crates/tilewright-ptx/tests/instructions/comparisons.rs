@@ -1,26 +1,26 @@
-//! Comparisons: whole numbers by i128, floats by their place in order, which NaN has not.
+//! Comparisons: integers by their bits, floats by rank; NaN is unordered.
 
 use super::{
-    check::{Meaning, Want, check},
+    check::{Definition, Expected, check},
     exact::{BF16, F16, F32, Format},
 };
 use std::cmp::Ordering::{self, Equal, Greater, Less};
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
-fn comparisons_are_as_defined() {
-    check(meaning, |_| Vec::new());
+fn comparisons_match_their_definitions() {
+    check(definition, |_| Vec::new());
 }
 
-fn holds(order: Option<Ordering>, wanted: &[Ordering]) -> Want {
-    Want::Bits(u64::from(order.is_some_and(|order| wanted.contains(&order))))
+fn holds(order: Option<Ordering>, wanted: &[Ordering]) -> Expected {
+    Expected::Bits(u64::from(order.is_some_and(|order| wanted.contains(&order))))
 }
 
 fn unsigned(x: &[u64; 4]) -> Option<Ordering> {
     Some(x[0].cmp(&x[1]))
 }
 
-/// The order of two's complement is that of the bits with the top one turned over.
+/// Two's complement orders like the bits with the top bit flipped.
 fn signed(x: &[u64; 4], width: u32) -> Option<Ordering> {
     let top = 1 << (width - 1);
     Some((x[0] ^ top).cmp(&(x[1] ^ top)))
@@ -44,13 +44,13 @@ macro_rules! comparisons {
             $le => |x| holds($order(x), &[Less, Equal]),
             $gt => |x| holds($order(x), &[Greater]),
             $ge => |x| holds($order(x), &[Greater, Equal]),)*
-            IsNanF32 => |x| Want::Bits(u64::from(F32.is_nan(x[0]) || F32.is_nan(x[1]))),
+            IsNanF32 => |x| Expected::Bits(u64::from(F32.is_nan(x[0]) || F32.is_nan(x[1]))),
             _ => return None,
         }
     };
 }
 
-pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
+pub(crate) fn definition(op: PureOp) -> Option<Definition> {
     Some(comparisons! {
         op:
         EqU32 NeU32 LtU32 LeU32 GtU32 GeU32 by unsigned;

@@ -1,7 +1,7 @@
-//! Conversions: the exact value, then the nearest of the format; 8-bit floats by a table of their values.
+//! Conversions: the exact value, rounded to the format; 8-bit floats by a table of their values.
 
 use super::{
-    check::{Meaning, Want, check, halves},
+    check::{Definition, Expected, check, halves},
     exact::{BF16, Exact, F16, F32, F64, Format, Number},
     inputs::Args,
 };
@@ -9,11 +9,11 @@ use std::sync::LazyLock;
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
-fn conversions_are_as_defined() {
-    check(meaning, near_ties);
+fn conversions_match_their_definitions() {
+    check(definition, near_ties);
 }
 
-/// An 8-bit float: bits of the fraction, the exponent of the least subnormal, the magnitude of its largest number.
+/// An 8-bit float format: fraction bits, exponent of the smallest subnormal, magnitude bits of the maximum.
 pub(crate) struct Small {
     digits: u32,
     lowest: i32,
@@ -24,7 +24,7 @@ pub(crate) const E4M3: Small = Small { digits: 3, lowest: -9, largest: 0x7e };
 pub(crate) const E5M2: Small = Small { digits: 2, lowest: -16, largest: 0x7b };
 
 impl Small {
-    /// The value of a magnitude, also of those beyond the largest.
+    /// The value of magnitude bits, including those above the maximum.
     fn value(&self, bits: u32) -> f64 {
         let hidden = 1 << self.digits;
         let (field, fraction) = (bits / hidden, bits % hidden);
@@ -32,7 +32,7 @@ impl Small {
         f64::from(steps) * f64::from(self.lowest + (field as i32 - 1).max(0)).exp2()
     }
 
-    /// Half way between a magnitude and the next.
+    /// The midpoints of adjacent magnitudes.
     fn ties(&self) -> Vec<f64> {
         (0..u32::from(self.largest)).map(|bits| (self.value(bits) + self.value(bits + 1)) / 2.0).collect()
     }
@@ -41,7 +41,7 @@ impl Small {
 static E4M3_TIES: LazyLock<Vec<f64>> = LazyLock::new(|| E4M3.ties());
 static E5M2_TIES: LazyLock<Vec<f64>> = LazyLock::new(|| E5M2.ties());
 
-/// `cvt.rn.satfinite` to 8 bits: as many ties as are below are between 0 and the result; at a tie, the even one.
+/// `cvt.rn.satfinite` to 8 bits: the result is the number of ties below the value; a tie rounds to even.
 fn small_of(ties: &[f64], format: Format, bits: u64) -> u64 {
     if format.is_nan(bits) {
         return 0x7f;
@@ -54,7 +54,7 @@ fn small_of(ties: &[f64], format: Format, bits: u64) -> u64 {
     below as u64 | if format.sign(bits) { 0x80 } else { 0 }
 }
 
-/// An 8-bit float as f16, which has all of them.
+/// An 8-bit float as f16, which represents all of them.
 pub(crate) fn large_of(small: &Small, bits: u64) -> Option<u64> {
     let magnitude = (bits & 0x7f) as u32;
     let infinite = small.digits == 2 && magnitude == 0x7c;
@@ -65,7 +65,7 @@ pub(crate) fn large_of(small: &Small, bits: u64) -> Option<u64> {
     F16.encode(&F64.decode(value.to_bits())).map(|half| half | (bits & 0x80) << 8)
 }
 
-/// f32 at and beside every tie of f16, bf16 and the 8-bit formats, and f64 at those of f32.
+/// f32 at and next to every tie of f16, bf16 and the 8-bit formats.
 fn near_ties(op: PureOp) -> Vec<Args> {
     let beside = |bits: u64| [bits.wrapping_sub(1), bits, bits + 1];
     let of = |value: f64| u64::from((value as f32).to_bits());
@@ -99,36 +99,36 @@ fn converted(from: Format, to: Format, bits: u64) -> Option<u64> {
 }
 
 #[derive(Clone, Copy)]
-enum Toward {
+enum Rounding {
     Nearest,
     Zero,
     Below,
     Above,
 }
 
-fn whole(exact: &Exact, toward: Toward) -> i128 {
-    let away = i128::from(!exact.is_whole());
+fn whole(exact: &Exact, toward: Rounding) -> i128 {
+    let away = i128::from(!exact.is_integer());
     match toward {
-        Toward::Nearest => exact.nearest_whole(),
-        Toward::Zero => exact.truncated(),
-        Toward::Below => exact.truncated() - if exact.negative { away } else { 0 },
-        Toward::Above => exact.truncated() + if exact.negative { 0 } else { away },
+        Rounding::Nearest => exact.nearest_integer(),
+        Rounding::Zero => exact.truncated(),
+        Rounding::Below => exact.truncated() - if exact.negative { away } else { 0 },
+        Rounding::Above => exact.truncated() + if exact.negative { 0 } else { away },
     }
 }
 
-/// A float of a whole number; 0 keeps its sign.
-fn rounded(bits: u64, toward: Toward) -> Want {
+/// A float rounded to an integral value; 0 keeps its sign.
+fn rounded(bits: u64, toward: Rounding) -> Expected {
     match F32.decode(bits) {
-        Number::Finite(exact) if !exact.is_whole() => {
-            let value = Exact { negative: exact.negative, ..Exact::whole(whole(&exact, toward)) };
-            Want::float(F32, &Number::Finite(value))
+        Number::Finite(exact) if !exact.is_integer() => {
+            let value = Exact { negative: exact.negative, ..Exact::integer(whole(&exact, toward)) };
+            Expected::float(F32, &Number::Finite(value))
         }
-        number => Want::float(F32, &number),
+        number => Expected::float(F32, &number),
     }
 }
 
-/// The whole number in `least..=most`, whichever is nearest, as a register of 32 bits.
-fn integer(bits: u64, toward: Toward, least: i128, most: i128) -> Want {
+/// An integer clamped to `least..=most`, as a 32-bit register.
+fn integer(bits: u64, toward: Rounding, least: i128, most: i128) -> Expected {
     let value = match F32.decode(bits) {
         Number::Nan => 0,
         Number::Infinite(negative) => {
@@ -140,64 +140,68 @@ fn integer(bits: u64, toward: Toward, least: i128, most: i128) -> Want {
         }
         Number::Finite(exact) => whole(&exact, toward).clamp(least, most),
     };
-    Want::Bits((value & 0xffff_ffff) as u64)
+    Expected::Bits((value & 0xffff_ffff) as u64)
 }
 
-fn of_whole(value: i128, format: Format) -> Want {
-    Want::float(format, &Number::Finite(Exact::whole(value)))
+fn from_integer(value: i128, format: Format) -> Expected {
+    Expected::float(format, &Number::Finite(Exact::integer(value)))
 }
 
-pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
+pub(crate) fn definition(op: PureOp) -> Option<Definition> {
     floats(op).or_else(|| small(op)).or_else(|| integers(op))
 }
 
-fn floats(op: PureOp) -> Option<Meaning> {
+fn floats(op: PureOp) -> Option<Definition> {
     Some(match op {
-        F32ToF16 => |x| Want::Float(F16, converted(F32, F16, x[0])),
-        F16ToF32 => |x| Want::Float(F32, converted(F16, F32, x[0])),
-        F32ToBf16 => |x| Want::Float(BF16, converted(F32, BF16, x[0])),
-        Bf16ToF32 => |x| Want::Float(F32, converted(BF16, F32, x[0])),
-        F32ToF16x2 => |x| Want::Pair(F16, [converted(F32, F16, x[1]), converted(F32, F16, x[0])]),
-        F32ToBf16x2 => |x| Want::Pair(BF16, [converted(F32, BF16, x[1]), converted(F32, BF16, x[0])]),
-        F32ToF64 => |x| Want::Float(F64, converted(F32, F64, x[0])),
-        F64ToF32 => |x| Want::Float(F32, converted(F64, F32, x[0])),
-        FloorF32 => |x| rounded(x[0], Toward::Below),
-        CeilF32 => |x| rounded(x[0], Toward::Above),
-        RoundF32 => |x| rounded(x[0], Toward::Nearest),
-        TruncF32 => |x| rounded(x[0], Toward::Zero),
+        F32ToF16 => |x| Expected::Float(F16, converted(F32, F16, x[0])),
+        F16ToF32 => |x| Expected::Float(F32, converted(F16, F32, x[0])),
+        F32ToBf16 => |x| Expected::Float(BF16, converted(F32, BF16, x[0])),
+        Bf16ToF32 => |x| Expected::Float(F32, converted(BF16, F32, x[0])),
+        F32ToF16x2 => |x| Expected::Pair(F16, [converted(F32, F16, x[1]), converted(F32, F16, x[0])]),
+        F32ToBf16x2 => |x| Expected::Pair(BF16, [converted(F32, BF16, x[1]), converted(F32, BF16, x[0])]),
+        F32ToF64 => |x| Expected::Float(F64, converted(F32, F64, x[0])),
+        F64ToF32 => |x| Expected::Float(F32, converted(F64, F32, x[0])),
+        FloorF32 => |x| rounded(x[0], Rounding::Below),
+        CeilF32 => |x| rounded(x[0], Rounding::Above),
+        RoundF32 => |x| rounded(x[0], Rounding::Nearest),
+        TruncF32 => |x| rounded(x[0], Rounding::Zero),
         _ => return None,
     })
 }
 
-fn small(op: PureOp) -> Option<Meaning> {
+fn small(op: PureOp) -> Option<Definition> {
     Some(match op {
-        F32ToE4m3x2 => |x| Want::Bits(small_of(&E4M3_TIES, F32, x[1]) | small_of(&E4M3_TIES, F32, x[0]) << 8),
-        F32ToE5m2x2 => |x| Want::Bits(small_of(&E5M2_TIES, F32, x[1]) | small_of(&E5M2_TIES, F32, x[0]) << 8),
+        F32ToE4m3x2 => {
+            |x| Expected::Bits(small_of(&E4M3_TIES, F32, x[1]) | small_of(&E4M3_TIES, F32, x[0]) << 8)
+        }
+        F32ToE5m2x2 => {
+            |x| Expected::Bits(small_of(&E5M2_TIES, F32, x[1]) | small_of(&E5M2_TIES, F32, x[0]) << 8)
+        }
         F16x2ToE4m3x2 => |x| {
             let [low, high] = halves(x[0]).map(|half| small_of(&E4M3_TIES, F16, half));
-            Want::Bits(low | high << 8)
+            Expected::Bits(low | high << 8)
         },
         F16x2ToE5m2x2 => |x| {
             let [low, high] = halves(x[0]).map(|half| small_of(&E5M2_TIES, F16, half));
-            Want::Bits(low | high << 8)
+            Expected::Bits(low | high << 8)
         },
-        E4m3x2ToF16x2 => |x| Want::Pair(F16, [x[0] & 0xff, x[0] >> 8].map(|byte| large_of(&E4M3, byte))),
-        E5m2x2ToF16x2 => |x| Want::Pair(F16, [x[0] & 0xff, x[0] >> 8].map(|byte| large_of(&E5M2, byte))),
+        E4m3x2ToF16x2 => |x| Expected::Pair(F16, [x[0] & 0xff, x[0] >> 8].map(|byte| large_of(&E4M3, byte))),
+        E5m2x2ToF16x2 => |x| Expected::Pair(F16, [x[0] & 0xff, x[0] >> 8].map(|byte| large_of(&E5M2, byte))),
         _ => return None,
     })
 }
 
-fn integers(op: PureOp) -> Option<Meaning> {
+fn integers(op: PureOp) -> Option<Definition> {
     const LEAST: i128 = -(1 << 31);
     const MOST: i128 = (1 << 31) - 1;
     Some(match op {
-        U32ToF32 => |x| of_whole(x[0].into(), F32),
-        I32ToF32 => |x| of_whole(i128::from(x[0]) - if x[0] >> 31 == 1 { 1 << 32 } else { 0 }, F32),
-        U32ToF64 => |x| of_whole(x[0].into(), F64),
-        F32ToU32 => |x| integer(x[0], Toward::Nearest, 0, (1 << 32) - 1),
-        F32ToI32 => |x| integer(x[0], Toward::Nearest, LEAST, MOST),
-        F32TruncI32 => |x| integer(x[0], Toward::Zero, LEAST, MOST),
-        F32ToI8 => |x| integer(x[0], Toward::Nearest, -128, 127),
+        U32ToF32 => |x| from_integer(x[0].into(), F32),
+        I32ToF32 => |x| from_integer(i128::from(x[0]) - if x[0] >> 31 == 1 { 1 << 32 } else { 0 }, F32),
+        U32ToF64 => |x| from_integer(x[0].into(), F64),
+        F32ToU32 => |x| integer(x[0], Rounding::Nearest, 0, (1 << 32) - 1),
+        F32ToI32 => |x| integer(x[0], Rounding::Nearest, LEAST, MOST),
+        F32TruncI32 => |x| integer(x[0], Rounding::Zero, LEAST, MOST),
+        F32ToI8 => |x| integer(x[0], Rounding::Nearest, -128, 127),
         _ => return None,
     })
 }

@@ -1,4 +1,4 @@
-//! Matrix descriptors against the manual's CuTe layouts, evaluated as such, and its figures of swizzled atoms, written out.
+//! Matrix descriptors against the manual's CuTe layouts and its figures of swizzled atoms.
 //! (PTX ISA, `wgmma`: "Canonical Layouts", "Matrix Descriptor Format".)
 
 use tilewright_ptx::{
@@ -6,7 +6,7 @@ use tilewright_ptx::{
     sim::{matrix::Descriptor, tensor::Swizzle},
 };
 
-/// Where each 16-byte piece of each row of a pattern lies, by the figures: rows are as long as the swizzle's span.
+/// The position of each 16-byte unit in each row of a swizzle pattern, from the figures. A row is one span long.
 pub(crate) const PATTERN_128: [[u32; 8]; 8] = [
     [0, 1, 2, 3, 4, 5, 6, 7],
     [1, 0, 3, 2, 5, 4, 7, 6],
@@ -29,7 +29,7 @@ const PATTERN_64: [[u32; 4]; 8] = [
 ];
 const PATTERN_32: [[u32; 2]; 8] = [[0, 1], [0, 1], [0, 1], [0, 1], [1, 0], [1, 0], [1, 0], [1, 0]];
 
-/// A swizzled address by the figures.
+/// A swizzled address, by the figures.
 pub(crate) fn by_figure(swizzle: Swizzle, address: u32) -> u32 {
     let place = |span: u32, row: &dyn Fn(usize, usize) -> u32| {
         let (line, within) = (address / span, address % span);
@@ -43,10 +43,10 @@ pub(crate) fn by_figure(swizzle: Swizzle, address: u32) -> u32 {
     }
 }
 
-/// A mode of a CuTe layout: sizes, innermost first, and the distance of each in elements.
+/// A mode of a CuTe layout: sizes, innermost first, and strides in elements.
 type Mode = [(usize, usize)];
 
-/// The offset of an index in a mode: its digits in the sizes' mixed radix, each times its stride; the last size is open.
+/// The offset of an index in a mode: mixed-radix digits times strides; the last size is unbounded.
 fn offset(mode: &Mode, mut index: usize) -> usize {
     let mut sum = 0;
     for (at, &(size, stride)) in mode.iter().enumerate() {
@@ -57,8 +57,8 @@ fn offset(mode: &Mode, mut index: usize) -> usize {
     sum
 }
 
-/// A layout of the manual: modes of rows and of depth in elements, and what the descriptor says of it in bytes.
-struct Case {
+/// A layout of the manual: row and K modes in elements, and the descriptor's fields in bytes.
+struct LayoutCase {
     major: Major,
     swizzle: Swizzle,
     bytes: usize,
@@ -68,7 +68,7 @@ struct Case {
     depth: Vec<(usize, usize)>,
 }
 
-/// Bits of a descriptor, put together from its table.
+/// Encodes a descriptor by the manual's table.
 fn encode(start: u32, lbo: u32, sbo: u32, swizzle: Swizzle) -> u64 {
     let mode = match swizzle {
         Swizzle::None => 0,
@@ -80,7 +80,7 @@ fn encode(start: u32, lbo: u32, sbo: u32, swizzle: Swizzle) -> u64 {
     field(start) + field(lbo) * (1 << 16) + field(sbo) * (1 << 32) + mode * (1 << 62)
 }
 
-fn check(case: &Case, start: u32, num_rows: usize) {
+fn check(case: &LayoutCase, start: u32, num_rows: usize) {
     let bits = encode(start, case.lbo, case.sbo, case.swizzle);
     let descriptor = Descriptor::decode(bits).unwrap();
     for (row, k) in (0..num_rows).flat_map(|row| (0..32 / case.bytes).map(move |k| (row, k))) {
@@ -91,11 +91,11 @@ fn check(case: &Case, start: u32, num_rows: usize) {
     }
 }
 
-/// The examples that the manual works out, with its numbers. (tf32 is not an element here, but its 4 bytes are.)
+/// The manual's worked examples. (tf32 is not an element type here, but 4-byte elements are covered.)
 #[test]
 fn the_manuals_examples() {
     let (k, mn) = (Major::K, Major::Mn);
-    let case = |major, swizzle, bytes, (lbo, sbo): (u32, u32), rows: &Mode, depth: &Mode| Case {
+    let case = |major, swizzle, bytes, (lbo, sbo): (u32, u32), rows: &Mode, depth: &Mode| LayoutCase {
         major,
         swizzle,
         bytes,
@@ -116,7 +116,7 @@ fn the_manuals_examples() {
     }
 }
 
-/// The table of canonical layouts for every element width, with strides that are not those of dense tiles.
+/// The table of canonical layouts for every element width, with strides other than those of dense tiles.
 #[test]
 fn canonical_layouts() {
     for (bytes, (lbo, sbo)) in [(2, (4096, 1024)), (1, (4096, 2048)), (2, (1024, 8192)), (2, (16, 3072))] {
@@ -127,20 +127,20 @@ fn canonical_layouts() {
         {
             let rows = vec![(8, pieces * t), (99, stride)];
             let depth = vec![(t, 1), (99, if swizzle == Swizzle::None { leading } else { t })];
-            check(&Case { major: Major::K, swizzle, bytes, lbo, sbo, rows, depth }, 0x400, 256);
+            check(&LayoutCase { major: Major::K, swizzle, bytes, lbo, sbo, rows, depth }, 0x400, 256);
             if bytes == 2 {
                 let (outer, deep) = if pieces == 1 { (stride, leading) } else { (leading, stride) };
                 let rows = vec![(t, 1), (pieces, t), (99, outer)];
                 let depth = vec![(8, pieces * t), (99, deep)];
-                check(&Case { major: Major::Mn, swizzle, bytes, lbo, sbo, rows, depth }, 0x400, 256);
+                check(&LayoutCase { major: Major::Mn, swizzle, bytes, lbo, sbo, rows, depth }, 0x400, 256);
             }
         }
     }
 }
 
-/// The next steps in depth of a tile of 128 bytes a row: the start moves by 32 bytes inside of the pattern.
+/// K steps in a tile with 128-byte rows: the start address advances by 32 bytes inside the pattern.
 #[test]
-fn steps_inside_of_a_pattern() {
+fn k_steps_inside_a_swizzle_pattern() {
     for step in 0..4 {
         let descriptor = Descriptor::decode(encode(0x800 + 32 * step, 16, 1024, Swizzle::B128)).unwrap();
         for (row, k) in (0..64).flat_map(|row| (0..16).map(move |k| (row, k))) {
@@ -151,9 +151,9 @@ fn steps_inside_of_a_pattern() {
     }
 }
 
-/// Gathered rows hold what lies at the addresses of their elements.
+/// Gathered rows equal the bytes at their elements' addresses.
 #[test]
-fn gathered_bytes_are_those_of_the_addresses() {
+fn gather_matches_element_addresses() {
     let memory: Vec<u8> = (0..1_u32 << 18).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
     let read = |at: u32| -> Result<[u8; 16], String> {
         assert_eq!(at % 16, 0);

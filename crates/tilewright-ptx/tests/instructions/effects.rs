@@ -1,4 +1,4 @@
-//! Loads, stores, atomics and what lanes do together, each in the simulator against a definition of its own.
+//! Loads, stores, atomics and warp-level primitives in the simulator, against independent definitions.
 
 use crate::harness::{BYTES, execute};
 use half::{bf16, f16};
@@ -8,12 +8,12 @@ use tilewright_ptx::isa::{
     warp::{Shuffle, WarpOp, WarpReduction},
 };
 
-/// Bytes for each lane, all different, some with their upper bit set.
+/// Distinct bytes per lane, some with the upper bit set.
 fn bytes() -> Vec<Vec<u8>> {
     (0..32_usize).map(|lane| (0..BYTES).map(|at| (lane * 89 + at * 37 + 5) as u8).collect()).collect()
 }
 
-/// Words for each lane.
+/// Words per lane.
 fn words(seed: u64) -> Vec<Vec<u64>> {
     (0..32_u64)
         .map(|lane| {
@@ -24,7 +24,7 @@ fn words(seed: u64) -> Vec<Vec<u64>> {
         .collect()
 }
 
-/// An element of memory as a register holds it, by arithmetic alone.
+/// The register value of a memory element, by arithmetic.
 fn element(element: Element, bytes: &[u8]) -> u64 {
     let value =
         bytes[..element.bytes()].iter().rev().fold(0_u64, |value, &byte| value * 256 + u64::from(byte));
@@ -77,7 +77,7 @@ fn halves(old: u64, b: u64, sum: impl Fn(u16, u16) -> u16) -> u64 {
     half(0) + half(16)
 }
 
-/// The new value of an atomic, in the manual's words.
+/// The new value of an atomic, by the manual's definition.
 fn changed(op: AtomicOp, old: u64, b: u64, c: u64) -> u64 {
     let signed = |word: u64| i64::from((word as u32).cast_signed());
     let bits = |holds: fn(u64) -> bool| {
@@ -120,7 +120,7 @@ fn changed(op: AtomicOp, old: u64, b: u64, c: u64) -> u64 {
     }
 }
 
-/// Memory and operands that show what an atomic does: floats that are numbers, a swap that succeeds and one that does not.
+/// Memory and operands for an atomic: finite floats, a successful and a failing compare-and-swap.
 fn cases(op: AtomicOp) -> Vec<(u64, u64, u64)> {
     match op {
         AtomicOp::AddF32 => vec![(u64::from(1.5_f32.to_bits()), u64::from((-0.1_f32).to_bits()), 0)],
@@ -134,7 +134,7 @@ fn cases(op: AtomicOp) -> Vec<(u64, u64, u64)> {
 }
 
 #[test]
-fn atomics_change_memory_and_give_what_it_was() {
+fn atomics_update_memory_and_return_the_old_value() {
     let mut count = 0;
     for op in all() {
         let (atomic, gives) = match op {
@@ -158,7 +158,7 @@ fn atomics_change_memory_and_give_what_it_was() {
     assert!(count > 40, "{count} atomics");
 }
 
-/// What each lane gets, by the words and second operands that all bring.
+/// The result of each lane, from the words and second operands of all lanes.
 fn of_warp(op: WarpOp, words: &[u32], second: &[u32]) -> Option<Vec<u64>> {
     let lanes = 0..32_usize;
     let truth: Vec<bool> = words.iter().map(|&word| word != 0).collect();
@@ -218,18 +218,18 @@ fn of_warp(op: WarpOp, words: &[u32], second: &[u32]) -> Option<Vec<u64>> {
                 WarpReduction::Xor => bits(&|ones| ones % 2 == 1),
             })
         }
-        // which lane is elected is open; a barrier has no result
+        // the elected lane is unspecified; a barrier has no result
         WarpOp::Elect | WarpOp::Sync => None,
     }
 }
 
 #[test]
-fn what_lanes_do_together() {
+fn warp_primitives_match_their_definitions() {
     let mut count = 0;
     for op in all() {
         let Op::Warp(warp) = op else { continue };
         for seed in 0..6_u64 {
-            // few different words, so that some are alike, all alike, or zero
+            // few distinct words, so that some or all are equal, or zero
             let word = |lane: u64| match seed {
                 0 => 0,
                 1 => 0xffff_ffff,

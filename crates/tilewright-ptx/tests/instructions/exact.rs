@@ -1,8 +1,8 @@
-//! Exact numbers: naturals of any length, times a power of 2, and the binary formats that they are rounded to.
+//! Exact arithmetic: arbitrary-precision naturals times a power of 2, and rounding to binary formats.
 
 use std::cmp::Ordering;
 
-/// A natural number: limbs of 32 bits, the lowest first, the highest not 0.
+/// A natural number: 32-bit limbs, lowest first, highest nonzero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Natural(Vec<u32>);
 
@@ -106,7 +106,7 @@ impl Natural {
     }
 }
 
-/// A magnitude times a power of 2, and a sign, which 0 has too.
+/// A magnitude times a power of 2, with a sign (0 is signed).
 #[derive(Debug, Clone)]
 pub(crate) struct Exact {
     pub(crate) negative: bool,
@@ -115,7 +115,7 @@ pub(crate) struct Exact {
 }
 
 impl Exact {
-    pub(crate) fn whole(value: i128) -> Self {
+    pub(crate) fn integer(value: i128) -> Self {
         Self { negative: value < 0, magnitude: Natural::new(value.unsigned_abs()), exponent: 0 }
     }
 
@@ -127,7 +127,7 @@ impl Exact {
         }
     }
 
-    /// The sum; a 0 that two numbers make is positive, unless both are negative (round to nearest).
+    /// The sum; an exact 0 is positive unless both are negative (round to nearest).
     pub(crate) fn plus(&self, other: &Self) -> Self {
         let exponent = self.exponent.min(other.exponent);
         let a = self.magnitude.shifted_left(self.exponent - exponent);
@@ -142,7 +142,7 @@ impl Exact {
         }
     }
 
-    /// The magnitude in steps of `2^quantum`, the nearest, ties to even.
+    /// The magnitude in units of `2^quantum`, rounded to nearest, ties to even.
     fn steps(&self, quantum: i32) -> u128 {
         let cut = quantum - self.exponent;
         if cut <= 0 {
@@ -153,30 +153,30 @@ impl Exact {
         whole + u128::from(up)
     }
 
-    /// The nearest whole number, ties to even; 2^64 and more stay what they are, as 2^100.
-    pub(crate) fn nearest_whole(&self) -> i128 {
-        self.whole_of(self.steps(0))
+    /// The nearest integer, ties to even; 2^64 and above become 2^100.
+    pub(crate) fn nearest_integer(&self) -> i128 {
+        self.signed_integer(self.steps(0))
     }
 
-    /// The whole number towards 0.
+    /// The integer part, rounded towards 0.
     pub(crate) fn truncated(&self) -> i128 {
-        self.whole_of(
+        self.signed_integer(
             self.magnitude.shifted_right((-self.exponent).max(0)).shifted_left(self.exponent.max(0)).low(),
         )
     }
 
-    pub(crate) fn is_whole(&self) -> bool {
+    pub(crate) fn is_integer(&self) -> bool {
         self.exponent >= 0 || !self.magnitude.any_below(-self.exponent)
     }
 
-    fn whole_of(&self, magnitude: u128) -> i128 {
+    fn signed_integer(&self, magnitude: u128) -> i128 {
         let huge = self.magnitude.bit_len() + self.exponent > 64;
         let magnitude = if huge { 1 << 100 } else { magnitude.cast_signed() };
         if self.negative { -magnitude } else { magnitude }
     }
 }
 
-/// A binary format of IEEE 754: bits of the significand with the hidden one, the exponent of the least subnormal, all bits.
+/// An IEEE 754 binary format: significand bits including the hidden one, exponent of the smallest subnormal, width in bits.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Format {
     digits: i32,
@@ -189,7 +189,7 @@ pub(crate) const BF16: Format = Format { digits: 8, lowest: -133, width: 16 };
 pub(crate) const F32: Format = Format { digits: 24, lowest: -149, width: 32 };
 pub(crate) const F64: Format = Format { digits: 53, lowest: -1074, width: 64 };
 
-/// What bits of a format are.
+/// A decoded float.
 #[derive(Debug, Clone)]
 pub(crate) enum Number {
     Nan,
@@ -236,7 +236,7 @@ impl Format {
         Number::Finite(Exact { negative, magnitude, exponent: self.lowest + (field - 1).max(0) })
     }
 
-    /// The nearest, ties to even; infinity beyond the largest. Nothing for NaN.
+    /// Rounds to nearest, ties to even, with overflow to infinity. `None` for NaN.
     pub(crate) fn encode(self, number: &Number) -> Option<u64> {
         let signed = |negative: bool, bits: u64| bits | u64::from(negative) << (self.width - 1);
         match number {
@@ -246,7 +246,7 @@ impl Format {
                 let top = exact.magnitude.bit_len() + exact.exponent;
                 let quantum = (top - self.digits).max(self.lowest);
                 let steps = exact.steps(quantum) as u64;
-                // the hidden bit of `steps` counts one in the exponent's field
+                // the hidden bit of `steps` adds one to the exponent field
                 let bits = if exact.magnitude.is_zero() {
                     0
                 } else {

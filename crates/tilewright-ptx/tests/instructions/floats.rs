@@ -1,18 +1,18 @@
-//! Floats that round once: exact numbers, then the nearest of the format.
+//! Correctly rounded float operations: exact arithmetic, then one rounding to the format.
 
 use super::{
-    check::{Meaning, Want, check, halves},
+    check::{Definition, Expected, check, halves},
     exact::{BF16, Exact, F16, F32, F64, Format, Natural, Number, plus, times},
     inputs::{Args, Random},
 };
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
-fn floats_are_as_defined() {
-    check(meaning, cancelling);
+fn floats_match_their_definitions() {
+    check(definition, cancelling);
 }
 
-/// Sums of three whose product is nearly `-c`, and sums near ties: what random operands hardly meet.
+/// Fused multiply-add operands with cancellation (product near `-c`) and near ties, which random operands rarely hit.
 fn cancelling(op: PureOp) -> Vec<Args> {
     let format = match op {
         FmaF16 | FmaF16x2 => F16,
@@ -61,9 +61,9 @@ fn fused(format: Format, a: u64, b: u64, c: u64) -> Option<u64> {
     format.encode(&plus(&times(&format.decode(a), &format.decode(b)), &format.decode(c)))
 }
 
-/// The lesser, or the greater: "+0.0 > -0.0", and a number before NaN.
-fn least(format: Format, a: u64, b: u64, greatest: bool) -> Option<u64> {
-    let place = |bits: u64| {
+/// The minimum, or the maximum: "+0.0 > -0.0"; if one is NaN, the other.
+fn extremum(format: Format, a: u64, b: u64, maximum: bool) -> Option<u64> {
+    let rank = |bits: u64| {
         let magnitude = i128::from(format.magnitude(bits));
         if format.sign(bits) { -1 - magnitude } else { magnitude }
     };
@@ -71,25 +71,25 @@ fn least(format: Format, a: u64, b: u64, greatest: bool) -> Option<u64> {
         (true, true) => None,
         (true, false) => Some(b),
         (false, true) => Some(a),
-        (false, false) => Some(if (place(a) < place(b)) != greatest { a } else { b }),
+        (false, false) => Some(if (rank(a) < rank(b)) != maximum { a } else { b }),
     }
 }
 
 fn minimum(format: Format, a: u64, b: u64) -> Option<u64> {
-    least(format, a, b, false)
+    extremum(format, a, b, false)
 }
 
 fn maximum(format: Format, a: u64, b: u64) -> Option<u64> {
-    least(format, a, b, true)
+    extremum(format, a, b, true)
 }
 
-/// The quotient to 56 places and more, and one more place that says whether anything is left.
+/// The quotient to at least 56 bits, and a sticky bit for the remainder.
 fn quotient(a: &Number, b: &Number) -> Number {
     match (a, b) {
         (Number::Nan, _) | (_, Number::Nan) | (Number::Infinite(_), Number::Infinite(_)) => Number::Nan,
         (Number::Infinite(sign), Number::Finite(b)) => Number::Infinite(*sign != b.negative),
         (Number::Finite(a), Number::Infinite(sign)) => {
-            Number::Finite(Exact { negative: a.negative != *sign, ..Exact::whole(0) })
+            Number::Finite(Exact { negative: a.negative != *sign, ..Exact::integer(0) })
         }
         (Number::Finite(a), Number::Finite(b)) => {
             let negative = a.negative != b.negative;
@@ -119,18 +119,18 @@ fn root(a: Number) -> Number {
     Number::Finite(Exact { negative: false, magnitude, exponent: (exact.exponent - shift) / 2 - 1 })
 }
 
-fn pair(format: Format, x: &Args, each: Binary) -> Want {
+fn pair(format: Format, x: &Args, each: Binary) -> Expected {
     let [[a, c], [b, d]] = [halves(x[0]), halves(x[1])];
-    Want::Pair(format, [each(format, a, b), each(format, c, d)])
+    Expected::Pair(format, [each(format, a, b), each(format, c, d)])
 }
 
-fn fused_pair(format: Format, x: &Args) -> Want {
+fn fused_pair(format: Format, x: &Args) -> Expected {
     let [[a, d], [b, e], [c, f]] = [halves(x[0]), halves(x[1]), halves(x[2])];
-    Want::Pair(format, [fused(format, a, b, c), fused(format, d, e, f)])
+    Expected::Pair(format, [fused(format, a, b, c), fused(format, d, e, f)])
 }
 
-fn one(format: Format, x: &Args, each: Binary) -> Want {
-    Want::Float(format, each(format, x[0], x[1]))
+fn one(format: Format, x: &Args, each: Binary) -> Expected {
+    Expected::Float(format, each(format, x[0], x[1]))
 }
 
 /// The sign of `-a` is the other one; a NaN stays one.
@@ -138,51 +138,51 @@ fn minus(format: Format, bits: u64) -> Option<u64> {
     format.encode(&negated(format.decode(bits)))
 }
 
-fn magnitude(format: Format, bits: u64) -> Want {
-    Want::Float(format, (!format.is_nan(bits)).then(|| format.magnitude(bits)))
+fn magnitude(format: Format, bits: u64) -> Expected {
+    Expected::Float(format, (!format.is_nan(bits)).then(|| format.magnitude(bits)))
 }
 
-pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
+pub(crate) fn definition(op: PureOp) -> Option<Definition> {
     singles(op).or_else(|| f16s(op)).or_else(|| bf16s(op))
 }
 
-fn singles(op: PureOp) -> Option<Meaning> {
+fn singles(op: PureOp) -> Option<Definition> {
     Some(match op {
         AddF32 => |x| one(F32, x, sum),
         SubF32 => |x| one(F32, x, difference),
         MulF32 => |x| one(F32, x, product),
-        FmaF32 => |x| Want::Float(F32, fused(F32, x[0], x[1], x[2])),
-        DivF32 => |x| Want::float(F32, &quotient(&F32.decode(x[0]), &F32.decode(x[1]))),
-        RcpF32 => |x| Want::float(F32, &quotient(&Number::Finite(Exact::whole(1)), &F32.decode(x[0]))),
-        SqrtF32 => |x| Want::float(F32, &root(F32.decode(x[0]))),
+        FmaF32 => |x| Expected::Float(F32, fused(F32, x[0], x[1], x[2])),
+        DivF32 => |x| Expected::float(F32, &quotient(&F32.decode(x[0]), &F32.decode(x[1]))),
+        RcpF32 => |x| Expected::float(F32, &quotient(&Number::Finite(Exact::integer(1)), &F32.decode(x[0]))),
+        SqrtF32 => |x| Expected::float(F32, &root(F32.decode(x[0]))),
         MinF32 => |x| one(F32, x, minimum),
         MaxF32 => |x| one(F32, x, maximum),
         MaxNanF32 => |x| {
             let nan = F32.is_nan(x[0]) || F32.is_nan(x[1]);
-            if nan { Want::Float(F32, None) } else { one(F32, x, maximum) }
+            if nan { Expected::Float(F32, None) } else { one(F32, x, maximum) }
         },
-        NegF32 => |x| Want::Float(F32, minus(F32, x[0])),
+        NegF32 => |x| Expected::Float(F32, minus(F32, x[0])),
         AbsF32 => |x| magnitude(F32, x[0]),
         CopysignF32 => |x| {
             let bits = F32.magnitude(x[1]) | if F32.sign(x[0]) { 1 << 31 } else { 0 };
-            Want::Float(F32, (!F32.is_nan(x[1])).then_some(bits))
+            Expected::Float(F32, (!F32.is_nan(x[1])).then_some(bits))
         },
         AddF64 => |x| one(F64, x, sum),
         MulF64 => |x| one(F64, x, product),
-        FmaF64 => |x| Want::Float(F64, fused(F64, x[0], x[1], x[2])),
+        FmaF64 => |x| Expected::Float(F64, fused(F64, x[0], x[1], x[2])),
         _ => return None,
     })
 }
 
-fn f16s(op: PureOp) -> Option<Meaning> {
+fn f16s(op: PureOp) -> Option<Definition> {
     Some(match op {
         AddF16 => |x| one(F16, x, sum),
         SubF16 => |x| one(F16, x, difference),
         MulF16 => |x| one(F16, x, product),
-        FmaF16 => |x| Want::Float(F16, fused(F16, x[0], x[1], x[2])),
+        FmaF16 => |x| Expected::Float(F16, fused(F16, x[0], x[1], x[2])),
         MinF16 => |x| one(F16, x, minimum),
         MaxF16 => |x| one(F16, x, maximum),
-        NegF16 => |x| Want::Float(F16, minus(F16, x[0])),
+        NegF16 => |x| Expected::Float(F16, minus(F16, x[0])),
         AbsF16 => |x| magnitude(F16, x[0]),
         AddF16x2 => |x| pair(F16, x, sum),
         SubF16x2 => |x| pair(F16, x, difference),
@@ -190,20 +190,20 @@ fn f16s(op: PureOp) -> Option<Meaning> {
         FmaF16x2 => |x| fused_pair(F16, x),
         MinF16x2 => |x| pair(F16, x, minimum),
         MaxF16x2 => |x| pair(F16, x, maximum),
-        NegF16x2 => |x| Want::Pair(F16, halves(x[0]).map(|half| minus(F16, half))),
+        NegF16x2 => |x| Expected::Pair(F16, halves(x[0]).map(|half| minus(F16, half))),
         _ => return None,
     })
 }
 
-fn bf16s(op: PureOp) -> Option<Meaning> {
+fn bf16s(op: PureOp) -> Option<Definition> {
     Some(match op {
         AddBf16 => |x| one(BF16, x, sum),
         SubBf16 => |x| one(BF16, x, difference),
         MulBf16 => |x| one(BF16, x, product),
-        FmaBf16 => |x| Want::Float(BF16, fused(BF16, x[0], x[1], x[2])),
+        FmaBf16 => |x| Expected::Float(BF16, fused(BF16, x[0], x[1], x[2])),
         MinBf16 => |x| one(BF16, x, minimum),
         MaxBf16 => |x| one(BF16, x, maximum),
-        NegBf16 => |x| Want::Float(BF16, minus(BF16, x[0])),
+        NegBf16 => |x| Expected::Float(BF16, minus(BF16, x[0])),
         AbsBf16 => |x| magnitude(BF16, x[0]),
         AddBf16x2 => |x| pair(BF16, x, sum),
         SubBf16x2 => |x| pair(BF16, x, difference),
@@ -211,7 +211,7 @@ fn bf16s(op: PureOp) -> Option<Meaning> {
         FmaBf16x2 => |x| fused_pair(BF16, x),
         MinBf16x2 => |x| pair(BF16, x, minimum),
         MaxBf16x2 => |x| pair(BF16, x, maximum),
-        NegBf16x2 => |x| Want::Pair(BF16, halves(x[0]).map(|half| minus(BF16, half))),
+        NegBf16x2 => |x| Expected::Pair(BF16, halves(x[0]).map(|half| minus(BF16, half))),
         _ => return None,
     })
 }

@@ -1,5 +1,5 @@
-//! One instruction in a kernel of its own, executed by the simulator: a warp whose lanes bring their operands and take their
-//! results home.
+//! Executes one instruction in its own kernel in the simulator. The lanes of one warp load their operands and store their
+//! results.
 
 use tilewright_ptx::{
     ir::{Block, Condition, Inst, Kernel, Operand, Param, ParamKind, Reg, Register, SharedArray, Stmt},
@@ -13,14 +13,14 @@ use tilewright_ptx::{
     sim::{Arg, Launch, Memory},
 };
 
-/// Bytes of memory that each lane of a warp has for itself.
+/// Bytes of private memory per lane.
 pub(crate) const BYTES: usize = 64;
 const LANES: usize = 32;
 
-/// What a lane brings to an instruction: a value for each operand that is no address.
+/// A lane's operands, excluding addresses.
 pub(crate) type Values = Vec<u64>;
 
-/// What came of an instruction: the results of each lane, and each lane's memory.
+/// The results of each lane, and each lane's memory.
 pub(crate) struct Outcome {
     pub(crate) results: Vec<Vec<u64>>,
     pub(crate) memory: Vec<Vec<u8>>,
@@ -56,7 +56,7 @@ impl Recorder {
     }
 }
 
-/// A warp's kernel, with nothing in it.
+/// An empty kernel of one warp.
 fn empty() -> Kernel {
     Kernel {
         name: "instruction".to_owned(),
@@ -72,8 +72,8 @@ fn empty() -> Kernel {
     }
 }
 
-/// Executes `op` in all lanes, or in lane 0 alone: addresses are those of the lane's own memory, in the space of the
-/// instruction; `values` are its other operands.
+/// Executes `op` in all lanes, or in lane 0 alone. Addresses point to the lane's own memory in the instruction's space;
+/// `values` are the other operands.
 pub(crate) fn execute(op: Op, alone: bool, memory: &[Vec<u8>], values: &[Values]) -> Outcome {
     let space = match op {
         Op::Memory(
@@ -91,14 +91,14 @@ pub(crate) fn execute(op: Op, alone: bool, memory: &[Vec<u8>], values: &[Values]
         let base = k.push(Op::Param(param), Class::B64, &[]);
         k.push(Op::Pure(PureOp::MadWideU32), Class::B64, &[lane, Operand::Const(BYTES as u64), base])
     };
-    let [home, brought, results] = [0, 1, 2].map(|param| own(&mut k, param));
+    let [data, inputs, results] = [0, 1, 2].map(|param| own(&mut k, param));
     let shared = k.push(Op::SharedAddress(0), Class::B32, &[]);
     let shared = k.push(Op::Pure(PureOp::MadU32), Class::B32, &[lane, Operand::Const(BYTES as u64), shared]);
     if space != Space::Global {
-        copy(&mut k, (Space::Global, home), (Space::Shared, shared));
+        copy(&mut k, (Space::Global, data), (Space::Shared, shared));
     }
     let address = match space {
-        Space::Global => home,
+        Space::Global => data,
         Space::Shared => shared,
         Space::Cluster => k.push(Op::Sync(SyncOp::MapToCta), Class::B32, &[shared, Operand::Const(0)]),
     };
@@ -109,7 +109,7 @@ pub(crate) fn execute(op: Op, alone: bool, memory: &[Vec<u8>], values: &[Values]
             Slot::Address(_) => operands.extend([address, Operand::Const(0)]),
             Slot::Immediate => operands.push(Operand::Const(0)),
             Slot::Value(class) | Slot::Register(class) => {
-                operands.push(bring(&mut k, (brought, 8 * taken), class));
+                operands.push(load_operand(&mut k, (inputs, 8 * taken), class));
                 taken += 1;
             }
         }
@@ -119,7 +119,7 @@ pub(crate) fn execute(op: Op, alone: bool, memory: &[Vec<u8>], values: &[Values]
     let inst = k.inst(op, &found, &operands);
     k.kernel.body.push(inst);
     for (at, (&reg, &class)) in found.iter().zip(&form.results).enumerate() {
-        take_home(&mut k, (results, 8 * at), (reg, class));
+        store_result(&mut k, (results, 8 * at), (reg, class));
     }
     if alone {
         let then: Block = k.kernel.body.split_off(before);
@@ -130,7 +130,7 @@ pub(crate) fn execute(op: Op, alone: bool, memory: &[Vec<u8>], values: &[Values]
         k.kernel.body.push(Stmt::If { condition, then, otherwise: Vec::new(), at });
     }
     if space != Space::Global {
-        copy(&mut k, (Space::Shared, shared), (Space::Global, home));
+        copy(&mut k, (Space::Shared, shared), (Space::Global, data));
     }
     run(&k.kernel, memory, values, form.results.len())
 }
@@ -147,8 +147,8 @@ fn copy(k: &mut Recorder, from: (Space, Operand), to: (Space, Operand)) {
     }
 }
 
-/// An operand, from memory.
-fn bring(k: &mut Recorder, (from, offset): (Operand, usize), class: Class) -> Operand {
+/// Loads an operand from memory.
+fn load_operand(k: &mut Recorder, (from, offset): (Operand, usize), class: Class) -> Operand {
     let (element, loaded) = match class {
         Class::B16 => (Element::B16, Class::B16),
         Class::B64 => (Element::B64, Class::B64),
@@ -162,8 +162,8 @@ fn bring(k: &mut Recorder, (from, offset): (Operand, usize), class: Class) -> Op
     }
 }
 
-/// A result, to memory.
-fn take_home(k: &mut Recorder, (to, offset): (Operand, usize), (reg, class): (Reg, Class)) {
+/// Stores a result to memory.
+fn store_result(k: &mut Recorder, (to, offset): (Operand, usize), (reg, class): (Reg, Class)) {
     let reg = Operand::Reg(reg);
     match class {
         Class::Pred => {
@@ -180,16 +180,16 @@ fn take_home(k: &mut Recorder, (to, offset): (Operand, usize), (reg, class): (Re
 fn run(kernel: &Kernel, memory: &[Vec<u8>], values: &[Values], results: usize) -> Outcome {
     tilewright_ptx::verify::check(kernel).unwrap_or_else(|why| panic!("{why}"));
     let mut device = Memory::new();
-    let home = device.alloc_bytes(&memory.concat());
+    let data = device.alloc_bytes(&memory.concat());
     let words =
         values.iter().flat_map(|of_lane| (0..BYTES / 8).map(|at| of_lane.get(at).copied().unwrap_or(0)));
-    let brought = device.alloc_from(&words.collect::<Vec<u64>>());
+    let inputs = device.alloc_from(&words.collect::<Vec<u64>>());
     let taken = device.alloc_from(&vec![0_u64; LANES * BYTES / 8]);
-    let args = [home, brought, taken].map(Arg::U64);
+    let args = [data, inputs, taken].map(Arg::U64);
     let launch = Launch { kernel, grid: [1, 1, 1], args: &args, seed: 1 };
     launch.run(&mut device).unwrap_or_else(|fault| panic!("{fault}"));
     let taken: Vec<u64> = device.read(taken, LANES * BYTES / 8).unwrap_or_else(|fault| panic!("{fault}"));
-    let words: Vec<u64> = device.read(home, LANES * BYTES / 8).unwrap_or_else(|fault| panic!("{fault}"));
+    let words: Vec<u64> = device.read(data, LANES * BYTES / 8).unwrap_or_else(|fault| panic!("{fault}"));
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     Outcome {
         results: taken.chunks(BYTES / 8).map(|of_lane| of_lane[..results].to_vec()).collect(),

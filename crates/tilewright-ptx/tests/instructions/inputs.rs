@@ -1,11 +1,11 @@
-//! Operands: what is at an edge, everything of 16 bits, and random bits of several kinds.
+//! Test operands: edge cases, all 16-bit patterns, and several distributions of random bits.
 
 use tilewright_ptx::isa::{pure::PureOp, types::Class};
 
-/// Operands of an instruction; those that it lacks are 0.
+/// Operands of an instruction, padded with 0.
 pub(crate) type Args = [u64; 4];
 
-/// Numbers that look random and are the same each time (splitmix64).
+/// A deterministic pseudorandom generator (SplitMix64).
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -136,7 +136,8 @@ fn ones(class: Class) -> u64 {
     }
 }
 
-/// A float of few bits and an exponent near 0, so that sums and products meet ties and cancel; pairs where 32 bits are two.
+/// A float with few fraction bits and an exponent near 0, so that sums and products produce ties and cancellation. 32 bits may
+/// hold a pair of 16-bit floats.
 fn sparse(class: Class, random: &mut Random) -> u64 {
     let bits = |random: &mut Random, digits: u32, bias: u64, spread: u64| {
         let fraction =
@@ -175,7 +176,7 @@ fn random_operand(class: Class, random: &mut Random) -> u64 {
     }
 }
 
-/// All combinations of edges, as many as are bearable, then random operands; alone, every 16 bits.
+/// Combinations of edge cases, then random operands, then every 16-bit pattern for one or two operands.
 pub(crate) fn inputs(op: PureOp) -> Vec<Args> {
     let classes = op.operands();
     let mut inputs = vec![[0; 4]];
@@ -201,7 +202,7 @@ pub(crate) fn inputs(op: PureOp) -> Vec<Args> {
         inputs.push(args);
     }
     if classes.len() <= 2 && matches!(classes[0], Class::B16 | Class::B32) {
-        // an odd factor meets each value once in the other half and in the other operand
+        // an odd factor permutes the 16-bit patterns, so the other half and the other operand also take each value once
         let all = (0..1 << 16).map(|x: u64| {
             let partner = x.wrapping_mul(40_503) & 0xffff;
             let first = x | if classes[0] == Class::B32 { partner << 16 } else { 0 };

@@ -1,15 +1,15 @@
-//! Whole numbers: exact in i128, then the low bits.
+//! Integers: exact in i128, then truncated to the low bits.
 
-use super::check::{Meaning, Want, check};
-use Want::{Anything, Bits};
+use super::check::{Definition, Expected, check};
+use Expected::{Anything, Bits};
 use tilewright_ptx::isa::pure::PureOp::{self, *};
 
 #[test]
-fn integers_are_as_defined() {
-    check(meaning, |_| Vec::new());
+fn integers_match_their_definitions() {
+    check(definition, |_| Vec::new());
 }
 
-fn low(value: i128, width: u32) -> Want {
+fn low(value: i128, width: u32) -> Expected {
     Bits((value & ((1 << width) - 1)) as u64)
 }
 
@@ -17,27 +17,27 @@ fn u(bits: u64) -> i128 {
     i128::from(bits)
 }
 
-/// Two's complement: the top bit counts negatively.
+/// Two's complement: the top bit has negative weight.
 fn s(bits: u64, width: u32) -> i128 {
     u(bits) - if bits >> (width - 1) & 1 == 1 { 1 << width } else { 0 }
 }
 
-fn divide(a: i128, b: i128, width: u32) -> Want {
+fn divide(a: i128, b: i128, width: u32) -> Expected {
     let overflows = b == -1 && a == -(1 << (width - 1));
     if b == 0 || overflows { Anything } else { low(a / b, width) }
 }
 
-/// What is left of `a` when the quotient is rounded towards 0.
-fn remainder(a: i128, b: i128, width: u32) -> Want {
+/// The remainder of division rounded towards 0.
+fn remainder(a: i128, b: i128, width: u32) -> Expected {
     let overflows = b == -1 && a == -(1 << (width - 1));
     if b == 0 || overflows { Anything } else { low(a - a / b * b, width) }
 }
 
-pub(crate) fn meaning(op: PureOp) -> Option<Meaning> {
+pub(crate) fn definition(op: PureOp) -> Option<Definition> {
     unsigned(op).or_else(|| signed(op)).or_else(|| mixed(op))
 }
 
-fn unsigned(op: PureOp) -> Option<Meaning> {
+fn unsigned(op: PureOp) -> Option<Definition> {
     Some(match op {
         AddU32 => |x| low(u(x[0]) + u(x[1]), 32),
         SubU32 => |x| low(u(x[0]) - u(x[1]), 32),
@@ -59,7 +59,7 @@ fn unsigned(op: PureOp) -> Option<Meaning> {
     })
 }
 
-fn signed(op: PureOp) -> Option<Meaning> {
+fn signed(op: PureOp) -> Option<Definition> {
     Some(match op {
         AddI32 => |x| low(s(x[0], 32) + s(x[1], 32), 32),
         SubI32 => |x| low(s(x[0], 32) - s(x[1], 32), 32),
@@ -83,8 +83,8 @@ fn signed(op: PureOp) -> Option<Meaning> {
     })
 }
 
-/// Products whose upper half counts, and what only changes the width.
-fn mixed(op: PureOp) -> Option<Meaning> {
+/// High and wide products, and width changes.
+fn mixed(op: PureOp) -> Option<Definition> {
     Some(match op {
         MulHiU32 => |x| low((u(x[0]) * u(x[1])) >> 32, 32),
         MulWideU32 => |x| low(u(x[0]) * u(x[1]), 64),

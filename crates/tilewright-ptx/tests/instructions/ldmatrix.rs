@@ -3,7 +3,7 @@
 use super::inputs::Random;
 use tilewright_ptx::sim::matrix::{ldmatrix, stmatrix};
 
-/// Rows of 16 bytes whose elements are all different.
+/// Rows of 16 bytes with distinct elements.
 fn rows(count: usize) -> Vec<[u8; 16]> {
     let element = |row: usize, column: usize| ((row * 8 + column) as u16 * 251 + 7).to_le_bytes();
     let row = |row: usize| std::array::from_fn(|byte| element(row, byte / 2)[byte % 2]);
@@ -25,7 +25,7 @@ fn each_thread_gets_its_elements() {
             let (matrix, lane) = (thread / 32, thread % 32);
             let want = element(&rows, row, pair) + (element(&rows, row, pair + 1) << 16);
             assert_eq!(plain[matrix][lane], want, "matrix {matrix} thread {lane}");
-            // transposed, rows and columns of each matrix change places
+            // transposed: rows and columns of each matrix are exchanged
             let (first, inner) = (8 * matrix, row % 8);
             let want = element(&rows, first + pair, inner) + (element(&rows, first + pair + 1, inner) << 16);
             assert_eq!(transposed[matrix][lane], want, "transposed matrix {matrix} thread {lane}");
@@ -34,7 +34,7 @@ fn each_thread_gets_its_elements() {
 }
 
 #[test]
-fn stores_are_the_way_back() {
+fn stmatrix_inverts_ldmatrix() {
     let mut random = Random(5);
     for (count, transposed) in [(1, false), (2, false), (4, false), (1, true), (2, true), (4, true)] {
         let registers: Vec<_> =

@@ -1,5 +1,5 @@
-//! Every instruction against a definition of its own, written from the manual's text and not from the table: whole numbers by
-//! i128 and loops over bits, floats by exact arithmetic of any length, layouts by the figures' formulas.
+//! Every instruction against an independent definition, written from the manual and not from the table: integers in i128 and
+//! bit loops, floats in exact arbitrary-precision arithmetic, layouts by the formulas of the figures.
 
 mod approximate;
 mod bits;
@@ -19,21 +19,21 @@ mod products;
 mod tensor;
 mod waits;
 
-use check::Meaning;
+use check::Definition;
 use tilewright_ptx::isa::pure::PureOp;
 
-/// The families, each with its definitions.
-const FAMILIES: [fn(PureOp) -> Option<Meaning>; 6] = [
-    integers::meaning,
-    bits::meaning,
-    comparisons::meaning,
-    floats::meaning,
-    approximate::meaning,
-    conversions::meaning,
+/// The instruction families with their definitions.
+const FAMILIES: [fn(PureOp) -> Option<Definition>; 6] = [
+    integers::definition,
+    bits::definition,
+    comparisons::definition,
+    floats::definition,
+    approximate::definition,
+    conversions::definition,
 ];
 
 #[test]
-fn every_row_of_the_table_has_one_definition() {
+fn every_pure_instruction_has_one_definition() {
     for &op in PureOp::ALL {
         let count = FAMILIES.iter().filter(|family| family(op).is_some()).count();
         assert_eq!(count, 1, "{op:?} has {count} definitions");

@@ -1,9 +1,9 @@
-//! `mma` and `wgmma` against sums over the depth, element by element.
+//! `mma` and `wgmma` against dot products over K, element by element.
 
 use super::{
     conversions::{E4M3, E5M2, large_of},
     exact::{BF16, F16, F32},
-    fragments::{ALL, Matrix, bits, pack_a, pack_b, place_c},
+    fragments::{ALL, Matrix, bits, pack_a, pack_b, position_c},
     inputs::Random,
 };
 use tilewright_ptx::{
@@ -22,12 +22,12 @@ fn one_hot(rows: usize, columns: usize, at: (usize, usize)) -> Matrix {
     matrix
 }
 
-/// A sum as a register has it.
+/// The register bits of a sum.
 fn sum_bits(elements: Elements, sum: i32) -> u64 {
     u64::from(if elements == Elements::S8 { sum.cast_unsigned() } else { (sum as f32).to_bits() })
 }
 
-/// The sum over the depth, of numbers so small that no order rounds.
+/// The dot product over K, of integers so small that no order rounds.
 fn dot(a: &Matrix, b: &Matrix, row: usize, column: usize) -> i32 {
     a[row].iter().zip(b).map(|(&a, line)| i32::from(a) * i32::from(line[column])).sum()
 }
@@ -35,13 +35,13 @@ fn dot(a: &Matrix, b: &Matrix, row: usize, column: usize) -> i32 {
 fn check_mma(elements: Elements, a: &Matrix, b: &Matrix, c: &[[i32; 8]; 16]) {
     let registers = std::array::from_fn(|i| {
         std::array::from_fn(|lane| {
-            let (row, column) = place_c(lane, i);
+            let (row, column) = position_c(lane, i);
             sum_bits(elements, c[row][column])
         })
     });
     let d = mma(elements, &pack_a(elements, a), &pack_b(elements, b), &registers);
     for (lane, i) in (0..32).flat_map(|lane| (0..4).map(move |i| (lane, i))) {
-        let (row, column) = place_c(lane, i);
+        let (row, column) = position_c(lane, i);
         let want = sum_bits(elements, c[row][column] + dot(a, b, row, column));
         assert_eq!(d[i][lane], want, "{elements:?}: D[{row}][{column}]");
     }
@@ -60,7 +60,7 @@ fn mma_multiplies_random_fragments() {
     }
 }
 
-/// Each element of A meets each column of B, alone.
+/// Each element of A with each column of B, all other elements 0.
 #[test]
 fn mma_multiplies_each_pair_of_elements() {
     for elements in ALL {
@@ -74,7 +74,7 @@ fn mma_multiplies_each_pair_of_elements() {
     }
 }
 
-/// Sums of f32 round one by one in order of depth; those of i32 wrap.
+/// f32 sums round after each product in K order; i32 sums wrap.
 #[test]
 fn sums_round_in_order_and_wrap() {
     let ones = |elements: Elements| {
@@ -83,7 +83,7 @@ fn sums_round_in_order_and_wrap() {
     };
     for elements in [Elements::F16, Elements::Bf16, Elements::E4m3, Elements::E5m2] {
         let (a, b) = ones(elements);
-        // each 1 is half a place of 2^24, a tie to even; together they would be seen
+        // each 1 is half an ulp of 2^24, a tie to even; a wider accumulator would change the sum
         let large = [[(2.0_f32.powi(24)).to_bits().into(); 32]; 4];
         assert_eq!(mma(elements, &a, &b, &large), large, "{elements:?}");
     }
@@ -92,7 +92,7 @@ fn sums_round_in_order_and_wrap() {
     assert_eq!(d, [[u64::from((i32::MIN + 31).cast_unsigned()); 32]; 4]);
 }
 
-/// All numbers of a format, each times 1, alone in A and B.
+/// All values of a format times 1, with all other elements 0.
 #[test]
 fn every_element_has_its_value() {
     let check = |elements: Elements, bits: u64, want: Option<u64>| {
@@ -131,10 +131,10 @@ fn check_wgmma(elements: (Elements, Elements), n: usize, accumulate: bool, rando
     let depth = elements.0.depth();
     let a = random_matrix(64, depth, random);
     let columns = random_matrix(n, depth, random);
-    // what is not accumulated may be anything, NaN as well
+    // without accumulation the old value is arbitrary, even NaN
     let before = |random: &mut Random| if accumulate { random.below(100) as i32 } else { -1 };
     let old: Vec<Vec<i32>> = (0..64).map(|_| (0..n).map(|_| before(random)).collect()).collect();
-    // the manual's figure of D: a lane has two neighbours of a row, then two of the row 8 below, then those 8 columns on
+    // the manual's figure of D: a lane has two adjacent elements of a row, two of row + 8, then the same at column + 8
     let place = |row: usize, column: usize| {
         let lane = 4 * (row % 8) + column % 8 / 2;
         (row / 16, column / 8 * 4 + row % 16 / 8 * 2 + column % 2, lane)
@@ -173,9 +173,9 @@ fn wgmma_multiplies_every_shape() {
     }
 }
 
-/// A of a `wgmma` in registers has the fragments of `mma`, 16 rows a warp.
+/// A `wgmma` A operand in registers has the fragment layout of `mma`, 16 rows per warp.
 #[test]
-fn rows_of_registers_are_those_that_were_packed() {
+fn rows_of_inverts_pack_a() {
     let mut random = Random(3);
     for elements in ALL {
         let a = random_matrix(16, elements.depth(), &mut random);

@@ -1,4 +1,4 @@
-//! Boxes of tensors against a loop over their elements.
+//! Tensor map boxes against a loop over their elements.
 
 use super::{descriptors::by_figure, inputs::Random};
 use std::collections::HashMap;
@@ -6,12 +6,12 @@ use tilewright_ptx::sim::tensor::{BoxSegment, Swizzle, TensorMap};
 
 const SHARED: u32 = 0x1400;
 
-/// The byte of a tensor: one that tells its place.
+/// The tensor's byte at an address: a hash of the address.
 fn byte(address: u64) -> u8 {
     (address.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
 
-/// Shared memory after a load, by element: coordinates of the box count up, the innermost first.
+/// Shared memory after a load, element by element, innermost dimension first.
 fn by_elements(map: &TensorMap, coordinates: &[i32]) -> HashMap<u32, u8> {
     let mut shared = HashMap::new();
     let count: u32 = map.box_dims.iter().product();
@@ -32,14 +32,14 @@ fn by_elements(map: &TensorMap, coordinates: &[i32]) -> HashMap<u32, u8> {
     shared
 }
 
-/// The same by pieces; each byte once.
-fn by_moves(segments: &[BoxSegment]) -> HashMap<u32, u8> {
+/// Shared memory after a load, by segments; each byte is written once.
+fn by_segments(segments: &[BoxSegment]) -> HashMap<u32, u8> {
     let mut shared = HashMap::new();
-    for piece in segments {
-        assert!(piece.bytes > 0 && piece.shared % 16 + piece.bytes <= 16, "{piece:?}");
-        for at in 0..piece.bytes {
-            let value = piece.global.map_or(0, |global| byte(global + u64::from(at)));
-            assert_eq!(shared.insert(piece.shared + at, value), None, "{piece:?} overlaps another");
+    for segment in segments {
+        assert!(segment.bytes > 0 && segment.shared % 16 + segment.bytes <= 16, "{segment:?}");
+        for at in 0..segment.bytes {
+            let value = segment.global.map_or(0, |global| byte(global + u64::from(at)));
+            assert_eq!(shared.insert(segment.shared + at, value), None, "{segment:?} overlaps another");
         }
     }
     shared
@@ -54,14 +54,14 @@ fn random_map(random: &mut Random) -> TensorMap {
     let mut box_dims = vec![inner];
     box_dims.extend((1..rank).map(|_| 1 + random.below(4) as u32));
     let dims: Vec<u64> = (0..rank).map(|at| 1 + random.below(if at == 0 { 90 } else { 7 })).collect();
-    // strides in any order, as layouts have them, with gaps
+    // strides in any order, with gaps
     let strides = (1..rank).map(|_| 1024 * (1 + random.below(500))).collect();
     let address = 16 * random.below(1 << 40);
     TensorMap { element_bytes, address, dims, strides, box_dims, swizzle }
 }
 
 #[test]
-fn moves_are_those_of_a_loop_over_elements() {
+fn segments_match_a_loop_over_elements() {
     let mut random = Random(11);
     let (mut cut, mut outside) = (0, 0);
     for _ in 0..3000 {
@@ -73,10 +73,10 @@ fn moves_are_those_of_a_loop_over_elements() {
             coordinates[0] = 0;
         }
         let segments = map.segments(&coordinates, SHARED);
-        cut += segments.iter().filter(|piece| piece.bytes < 16).count();
-        outside += segments.iter().filter(|piece| piece.global.is_none()).count();
-        assert_eq!(segments.iter().map(|piece| piece.bytes).sum::<u32>(), map.box_bytes());
-        assert_eq!(by_moves(&segments), by_elements(&map, &coordinates), "{map:?} at {coordinates:?}");
+        cut += segments.iter().filter(|segment| segment.bytes < 16).count();
+        outside += segments.iter().filter(|segment| segment.global.is_none()).count();
+        assert_eq!(segments.iter().map(|segment| segment.bytes).sum::<u32>(), map.box_bytes());
+        assert_eq!(by_segments(&segments), by_elements(&map, &coordinates), "{map:?} at {coordinates:?}");
     }
     assert!(cut > 1000 && outside > 1000, "edges were met: {cut} {outside}");
 }
@@ -92,9 +92,9 @@ fn page() -> TensorMap {
     }
 }
 
-/// A page of a KV cache, and coordinates at the ends of what i32 holds.
+/// A page of a KV cache, and coordinates at the limits of i32.
 #[test]
-fn a_box_in_numbers() {
+fn a_kv_cache_page_has_the_expected_segments() {
     let map = page();
     assert_eq!((map.check(), map.box_bytes()), (Ok(()), 2048));
     let segments = map.segments(&[64, 0, 3, 7], 0x2000);
@@ -104,12 +104,12 @@ fn a_box_in_numbers() {
     assert_eq!(segments[9], BoxSegment { shared: 0x2080, global: Some(start + 256 + 16), bytes: 16 });
     for coordinates in [[i32::MAX; 4], [i32::MIN; 4], [0, 0, 0, i32::MAX], [i32::MIN, 0, 0, 0]] {
         let segments = map.segments(&coordinates, 0x2000);
-        assert!(segments.iter().all(|piece| piece.global.is_none()));
+        assert!(segments.iter().all(|segment| segment.global.is_none()));
         assert_eq!(segments.len(), 128);
     }
 }
 
-/// What breaks a rule.
+/// A change that violates a rule.
 type Change = fn(&mut TensorMap);
 
 #[test]

@@ -1,5 +1,4 @@
-//! Where a thread is, barriers in shared memory, and copies that complete later: each in the simulator against what the manual
-//! says comes of it.
+//! Special registers, mbarriers and asynchronous copies in the simulator, against the manual's description.
 
 use crate::harness::execute;
 use tilewright_ptx::{
@@ -18,7 +17,7 @@ use tilewright_ptx::{
 const SEEDS: u64 = 8;
 
 #[test]
-fn special_registers_say_where_a_thread_is() {
+fn special_registers_have_the_thread_position() {
     let mut count = 0;
     for op in all() {
         let Op::Sync(SyncOp::Special(special)) = op else { continue };
@@ -29,7 +28,7 @@ fn special_registers_say_where_a_thread_is() {
                 Special::Block(0) => 32,
                 Special::Block(_) | Special::Grid(_) | Special::ClusterSize => 1,
                 Special::Thread(_) | Special::Cta(_) | Special::ClusterRank | Special::Cluster => 0,
-                Special::GlobalTimer | Special::Clock | Special::Sm => found[0], // open
+                Special::GlobalTimer | Special::Clock | Special::Sm => found[0], // unspecified
             };
             assert_eq!(found[0], expected, "{special:?} in lane {lane}");
         }
@@ -39,7 +38,7 @@ fn special_registers_say_where_a_thread_is() {
 }
 
 #[test]
-fn ctas_know_their_place_in_the_grid() {
+fn cta_indices_are_those_of_the_grid() {
     let kernel = kernel(32, |k| {
         let out = k.global::<u32>("out");
         let (x, y, z) = (k.cta(), k.cta_y(), k.cta_z());
@@ -56,7 +55,7 @@ fn kernel(threads: u32, body: impl FnOnce(&Builder)) -> Kernel {
     Builder::kernel("test", threads, body).unwrap_or_else(|why| panic!("{why}"))
 }
 
-/// Puts `to` in the place of every `from`.
+/// Replaces every `from` by `to` and returns their number.
 fn replace(block: &mut Block, from: Op, to: Op) -> usize {
     let in_stmt = |stmt: &mut Stmt| match stmt {
         Stmt::Inst(inst) if inst.op == from => {
@@ -70,8 +69,8 @@ fn replace(block: &mut Block, from: Op, to: Op) -> usize {
     block.iter_mut().map(in_stmt).sum()
 }
 
-/// Warp 0 fills words, warp 1 reads them, four times over one barrier; `fill` is how warp 0 says so.
-fn handed_over(fill: impl Fn(Barrier<'_>)) -> Kernel {
+/// Warp 0 writes words and warp 1 reads them, four times through one mbarrier; `fill` is warp 0's arrival.
+fn producer_consumer(fill: impl Fn(Barrier<'_>)) -> Kernel {
     kernel(64, |k| {
         let out = k.global::<u32>("out");
         let words = k.shared::<u32>("words", 32, 16);
@@ -103,7 +102,7 @@ fn handed_over(fill: impl Fn(Barrier<'_>)) -> Kernel {
     })
 }
 
-fn hands_over(kernel: &Kernel) {
+fn check_producer_consumer(kernel: &Kernel) {
     let expected: Vec<u32> = (0..128).map(|at| ((at % 32) ^ 1) + at / 32 * 100).collect();
     for seed in 0..SEEDS {
         let mut memory = Memory::new();
@@ -115,23 +114,23 @@ fn hands_over(kernel: &Kernel) {
 }
 
 #[test]
-fn barriers_in_shared_memory_hand_memory_over() {
-    hands_over(&handed_over(|full| full.arrive()));
-    // nothing is expected: the arrival is an arrival
-    hands_over(&handed_over(|full| full.arrive_expecting(0)));
-    hands_over(&handed_over(|full| {
+fn mbarriers_order_producer_and_consumer() {
+    check_producer_consumer(&producer_consumer(|full| full.arrive()));
+    // 0 expected bytes: a plain arrival
+    check_producer_consumer(&producer_consumer(|full| full.arrive_expecting(0)));
+    check_producer_consumer(&producer_consumer(|full| {
         full.expect(0);
         full.arrive();
     }));
-    let mut tested = handed_over(|full| full.arrive());
+    let mut tested = producer_consumer(|full| full.arrive());
     let [try_wait, test_wait] =
         [MbarrierOp::TryWait, MbarrierOp::TestWait].map(|op| Op::Sync(SyncOp::Mbarrier(op)));
     assert!(replace(&mut tested.body, try_wait, test_wait) > 0);
-    hands_over(&tested);
+    check_producer_consumer(&tested);
 }
 
 #[test]
-fn memory_of_an_invalid_barrier_is_memory() {
+fn memory_of_an_invalidated_mbarrier_is_ordinary_memory() {
     let of = |invalidates: bool| {
         kernel(32, |k| {
             let (out, barrier) = (k.global::<u32>("out"), k.barriers("barrier", 1));
@@ -159,7 +158,7 @@ fn memory_of_an_invalid_barrier_is_memory() {
 }
 
 #[test]
-fn what_orders_without_a_trace_leaves_none() {
+fn fences_and_hints_have_no_side_effects() {
     let kernel = kernel(128, |k| {
         let out = k.global::<u32>("out");
         for op in all() {
@@ -184,7 +183,7 @@ fn what_orders_without_a_trace_leaves_none() {
     assert_eq!(memory.read::<u32>(out, 128).unwrap(), (0..128).collect::<Vec<u32>>());
 }
 
-/// The box of `sides` at `corner` of a tensor of `dims` words that count up from 1, innermost first; 0 outside.
+/// The box of `sides` at `corner` of a tensor of `dims` words 1, 2, .., innermost first; 0 outside.
 fn boxed(dims: &[u64], sides: &[u32], corner: &[i32]) -> Vec<u32> {
     let count: u32 = sides.iter().product();
     let word = |mut at: u32| {
@@ -215,7 +214,7 @@ const DIMS: [u64; 5] = [12, 5, 3, 2, 2];
 const SIDES: [u32; 5] = [8, 2, 2, 1, 2];
 const CORNERS: [[i32; 5]; 3] = [[0; 5], [8, 4, -1, 1, 1], [-4, 1, 2, 0, -1]];
 
-/// A kernel that loads a box, in `ctas` CTAs of a cluster at once if there are several, and copies it to `out`.
+/// A kernel that loads a box and copies it to `out`, with multicast if `ctas > 1`.
 fn loads(dims: usize, corner: &[i32], ctas: u32) -> Kernel {
     let words: u32 = SIDES[..dims].iter().product();
     kernel(32, |k| {
@@ -304,7 +303,7 @@ fn boxes_of_one_to_five_dimensions_are_stored() {
     }
 }
 
-/// Runs a kernel on 64 words that count up from 1, and an output of as many zeros; gives the output.
+/// Runs a kernel on the words 1..=64 and a zeroed output of 64 words; returns the output.
 fn copied(kernel: &Kernel, seed: u64) -> Vec<u32> {
     let mut memory = Memory::new();
     let from = memory.alloc_from(&(1..=64).collect::<Vec<u32>>());
@@ -316,7 +315,7 @@ fn copied(kernel: &Kernel, seed: u64) -> Vec<u32> {
 }
 
 #[test]
-fn copies_of_threads_read_as_much_as_they_say() {
+fn cp_async_reads_the_given_bytes() {
     for (bytes, read, by_barrier) in [(4, 4), (8, 4), (16, 16), (16, 8), (16, 0), (4, 0)]
         .into_iter()
         .flat_map(|(b, r)| [(b, r, false), (b, r, true)])
@@ -350,7 +349,7 @@ fn copies_of_threads_read_as_much_as_they_say() {
 }
 
 #[test]
-fn copies_of_threads_are_0_where_nothing_is_read() {
+fn absent_cp_async_is_zero_filled() {
     for bytes in [4, 8, 16] {
         let words = bytes / 4;
         let kernel = kernel(32, |k| {
@@ -358,7 +357,7 @@ fn copies_of_threads_are_0_where_nothing_is_read() {
             let memory = k.shared::<u32>("memory", 128, 16);
             let first = k.thread() * words as u32;
             let inside = first.lt(64);
-            // an absent one may be anywhere
+            // the address of an absent copy is arbitrary
             let place = inside.select(first, u32::MAX / 8);
             let absent = !inside | (k.thread() & 1).eq(1);
             k.copy_async_unless(absent, memory.at(first), from.at(place), bytes);
@@ -377,7 +376,7 @@ fn copies_of_threads_are_0_where_nothing_is_read() {
 }
 
 #[test]
-fn bulk_copies_go_in_and_out_and_add() {
+fn bulk_copies_load_store_and_add() {
     let through = |out_by: fn(&Builder, Value<'_, u64>, Shared<'_, u32>)| {
         kernel(32, |k| {
             let (from, out) = (k.global::<u32>("from"), k.param::<u64>("out"));
@@ -400,7 +399,7 @@ fn bulk_copies_go_in_and_out_and_add() {
     });
     let words: Vec<u32> = (1..=64).collect();
     (0..SEEDS).for_each(|seed| assert_eq!(copied(&stored, seed), words));
-    // small words are tiny floats, and 0 plus each is exact
+    // small words are subnormal floats, and adding each to 0 is exact
     let added = through(|k, out, memory| {
         k.add_bulk(tilewright_ptx::build::Global::new(out), memory.cast::<f32>(), 256);
     });

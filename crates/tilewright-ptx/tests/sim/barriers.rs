@@ -1,27 +1,27 @@
 //! Named barriers and mbarriers.
 
-use crate::{finds, finds_one_of, gives, kernel, passes};
+use crate::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
 use tilewright_ptx::{build::Builder, isa::sync::Fence, sim::FaultKind};
 
 #[test]
-fn a_barrier_that_not_all_reach() {
+fn a_barrier_that_some_threads_skip() {
     let faulty = kernel(64, |k| {
         k.when(k.warp_index().eq(0), || k.sync_threads());
     });
-    let fault = finds(FaultKind::Deadlock, &faulty, 1);
+    let fault = assert_fault(FaultKind::Deadlock, &faulty, 1);
     assert!(fault.message.contains("barrier 0, where 32 of 64 threads arrived"), "{fault}");
-    passes(&kernel(64, |k| k.when(k.warp_index().lt(2), || k.sync_threads())), 1);
+    assert_passes(&kernel(64, |k| k.when(k.warp_index().lt(2), || k.sync_threads())), 1);
 }
 
 #[test]
-fn barriers_for_other_numbers_of_threads() {
+fn barriers_with_different_thread_counts() {
     let faulty = kernel(96, |k| {
         k.when_else(k.warp_index().eq(0), || k.sync_named(1, 96), || k.sync_named(1, 64));
     });
-    // unless the other two meet first, and the third waits for ever
-    finds_one_of(&[FaultKind::WrongArrivalCount, FaultKind::Deadlock], &faulty);
-    finds(FaultKind::BadArgument, &kernel(64, |k| k.sync_named(16, 64)), 1);
-    finds(FaultKind::BadArgument, &kernel(64, |k| k.sync_named(1, 128)), 1);
+    // unless the other two warps complete the barrier first, and the third deadlocks
+    assert_fault_in(&[FaultKind::WrongArrivalCount, FaultKind::Deadlock], &faulty);
+    assert_fault(FaultKind::BadArgument, &kernel(64, |k| k.sync_named(16, 64)), 1);
+    assert_fault(FaultKind::BadArgument, &kernel(64, |k| k.sync_named(1, 128)), 1);
 }
 
 #[test]
@@ -40,10 +40,10 @@ fn a_producer_arrives_and_a_consumer_waits() {
             },
         );
     });
-    gives(&kernel, 1, &[0; 32], &(5..37).collect::<Vec<u32>>());
+    assert_output(&kernel, 1, &[0; 32], &(5..37).collect::<Vec<u32>>());
 }
 
-/// One thread initialises an mbarrier for `arrivals`; warp 0 and the others then do their parts.
+/// One thread initializes an mbarrier for `arrivals`; then `parts` runs.
 fn pair(k: &Builder, arrivals: u32, fence: bool, parts: impl FnOnce(tilewright_ptx::build::Barrier<'_>)) {
     let barrier = k.barriers("ready", 1);
     k.when(k.thread().eq(0), || {
@@ -58,8 +58,8 @@ fn pair(k: &Builder, arrivals: u32, fence: bool, parts: impl FnOnce(tilewright_p
     parts(barrier);
 }
 
-/// Warp 0 writes and its lanes arrive; warp 1 waits and reads.
-fn hand_over(arrivals: u32, arriving: u32, fence: bool) -> tilewright_ptx::ir::Kernel {
+/// Warp 0 writes and `arriving` of its lanes arrive; warp 1 waits and reads.
+fn producer_consumer(arrivals: u32, arriving: u32, fence: bool) -> tilewright_ptx::ir::Kernel {
     kernel(64, move |k| {
         let (x, out) = (k.shared::<u32>("x", 32, 4), k.global::<u32>("out"));
         pair(k, arrivals, fence, |barrier| {
@@ -79,25 +79,25 @@ fn hand_over(arrivals: u32, arriving: u32, fence: bool) -> tilewright_ptx::ir::K
 }
 
 #[test]
-fn arrivals_hand_memory_over() {
-    gives(&hand_over(32, 32, true), 1, &[0; 32], &(0..32).collect::<Vec<u32>>());
+fn arrivals_order_memory() {
+    assert_output(&producer_consumer(32, 32, true), 1, &[0; 32], &(0..32).collect::<Vec<u32>>());
 }
 
 #[test]
 fn arrivals_that_are_missing() {
-    let fault = finds(FaultKind::Deadlock, &hand_over(33, 32, true), 1);
+    let fault = assert_fault(FaultKind::Deadlock, &producer_consumer(33, 32, true), 1);
     assert!(fault.message.contains("1 of 33 arrivals are missing"), "{fault}");
 }
 
 #[test]
-fn only_lanes_that_arrive_hand_over() {
-    // the other lanes' stores are ordered by nothing
-    finds(FaultKind::Race, &hand_over(1, 1, true), 1);
+fn only_arriving_lanes_order_their_stores() {
+    // the other lanes' stores are unordered
+    assert_fault(FaultKind::Race, &producer_consumer(1, 1, true), 1);
 }
 
 #[test]
 fn too_many_arrivals() {
-    // one phase cannot end before its bytes are there, so that the second arrival is one too many
+    // the phase cannot complete before its bytes arrive, so the second arrival exceeds the count
     let arrive = |times: usize| {
         kernel(32, move |k| {
             pair(k, 1, true, |barrier| {
@@ -111,8 +111,8 @@ fn too_many_arrivals() {
             });
         })
     };
-    finds(FaultKind::WrongArrivalCount, &arrive(2), 1);
-    passes(&arrive(1), 1);
+    assert_fault(FaultKind::WrongArrivalCount, &arrive(2), 1);
+    assert_passes(&arrive(1), 1);
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn an_mbarrier_that_is_not_one() {
         let barrier = k.barriers("ready", 1);
         k.when(k.thread().eq(0), || barrier.arrive());
     });
-    finds(FaultKind::NotAnMbarrier, &faulty, 1);
+    assert_fault(FaultKind::NotAnMbarrier, &faulty, 1);
     let overwritten = kernel(32, |k| {
         let barrier = k.barriers("ready", 1);
         k.when(k.thread().eq(0), || {
@@ -129,12 +129,12 @@ fn an_mbarrier_that_is_not_one() {
             tilewright_ptx::build::Shared::<u32>::new(barrier.address()).store(0);
         });
     });
-    finds(FaultKind::NotAnMbarrier, &overwritten, 1);
+    assert_fault(FaultKind::NotAnMbarrier, &overwritten, 1);
 }
 
 #[test]
-fn an_mbarrier_whose_initialisation_nothing_orders() {
-    let kernel = hand_over(32, 32, false);
+fn an_mbarrier_with_unordered_initialization() {
+    let kernel = producer_consumer(32, 32, false);
     let kinds: Vec<FaultKind> = (0..32)
         .filter_map(|seed| crate::run(&kernel, 1, &[0; 32], seed).err())
         .map(|fault| fault.kind)
@@ -144,16 +144,10 @@ fn an_mbarrier_whose_initialisation_nothing_orders() {
     assert!(kinds.contains(&FaultKind::Race), "{kinds:?}");
 }
 
-fn seen_by(polite: bool, wait: &dyn Fn()) {
-    if polite {
-        wait();
-    }
-}
-
 #[test]
-fn a_phase_that_ends_twice() {
-    // warp 0 does not wait for warp 1 before it ends the next phase
-    let run_ahead = |polite: bool| {
+fn a_phase_that_completes_twice() {
+    // without `waits`, warp 0 completes the next phase before warp 1 has observed the first
+    let run_ahead = |waits: bool| {
         kernel(64, move |k| {
             let (ready, seen) = (k.barriers("ready", 1), k.barriers("seen", 1));
             k.when(k.thread().eq(0), || {
@@ -167,7 +161,9 @@ fn a_phase_that_ends_twice() {
                 || {
                     for phase in 0..4 {
                         ready.arrive();
-                        seen_by(polite, &|| seen.wait(phase & 1));
+                        if waits {
+                            seen.wait(phase & 1);
+                        }
                     }
                 },
                 || {
@@ -188,5 +184,5 @@ fn a_phase_that_ends_twice() {
         kinds.iter().all(|kind| matches!(kind, FaultKind::WrongPhase | FaultKind::Deadlock)),
         "{kinds:?}"
     );
-    passes(&run_ahead(true), 1);
+    assert_passes(&run_ahead(true), 1);
 }

@@ -1,6 +1,6 @@
-//! Clusters: their barrier, each other's shared memory, multicast.
+//! Clusters: barrier, distributed shared memory, multicast.
 
-use crate::{SEEDS, finds, gives, kernel};
+use crate::{SEEDS, assert_fault, assert_output, kernel};
 use tilewright_ptx::{
     build::BulkOptions,
     ir::{Kernel, Stmt},
@@ -14,7 +14,7 @@ use tilewright_ptx::{
     },
 };
 
-/// CTAs of a pair write to each other's shared memory.
+/// The CTAs of a pair write to each other's shared memory.
 fn exchange(before: bool, after: bool) -> Kernel {
     kernel(32, move |k| {
         k.clusters_of(2);
@@ -33,9 +33,9 @@ fn exchange(before: bool, after: bool) -> Kernel {
 }
 
 #[test]
-fn the_shared_memory_of_a_neighbour() {
+fn the_shared_memory_of_a_peer_cta() {
     let expected: Vec<u32> = (0..128).map(|i| (1 - i / 32 % 2) * 100 + i % 32).collect();
-    gives(&exchange(true, true), 4, &[0; 128], &expected);
+    assert_output(&exchange(true, true), 4, &[0; 128], &expected);
     let kinds = |kernel: &Kernel| -> Vec<FaultKind> {
         (0..SEEDS)
             .filter_map(|seed| crate::run(kernel, 2, &[0; 128], seed).err())
@@ -55,27 +55,27 @@ fn arrivals_and_waits_come_in_pairs() {
         k.sync_cluster();
         k.sync_cluster();
     });
-    crate::passes(&pair, 2);
+    crate::assert_passes(&pair, 2);
     for missing in [SyncOp::ClusterArrive, SyncOp::ClusterWait] {
         let mut faulty = pair.clone();
         faulty.body.retain(|stmt| !matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(missing)));
-        finds(FaultKind::WrongArrivalCount, &faulty, 2);
+        assert_fault(FaultKind::WrongArrivalCount, &faulty, 2);
     }
 }
 
 #[test]
-fn ranks_that_are_not_there() {
+fn ranks_outside_the_cluster() {
     let kernel = kernel(32, |k| {
         k.clusters_of(2);
         let tile = k.shared::<u32>("tile", 32, 4);
         tile.of_cta(2).at(k.lane()).store(1);
     });
-    finds(FaultKind::BadArgument, &kernel, 2);
-    finds(FaultKind::BadArgument, &kernel, 3);
+    assert_fault(FaultKind::BadArgument, &kernel, 2);
+    assert_fault(FaultKind::BadArgument, &kernel, 3);
 }
 
 #[test]
-fn a_box_for_both_ctas() {
+fn a_multicast_box() {
     let kernel = kernel(32, |k| {
         k.clusters_of(2);
         let (map, out) = (k.tensor_map("map"), k.global::<u32>("out"));
@@ -87,7 +87,7 @@ fn a_box_for_both_ctas() {
         });
         k.sync_cluster();
         k.when(k.thread().eq(0), || {
-            // each CTA loads one half for both
+            // each CTA loads one half for both CTAs
             let rank = k.cluster_rank();
             let options = BulkOptions { multicast: Some(k.constant(3_u16)) };
             k.load_tensor(tile.at(rank * 32), (map, &[rank * 32]), full, options);

@@ -1,6 +1,6 @@
-//! Control flow, divergence, and what lanes do together.
+//! Control flow, divergence, and warp-level primitives.
 
-use crate::{SEEDS, finds, gives, kernel, passes, run};
+use crate::{SEEDS, assert_fault, assert_output, assert_passes, kernel, run};
 use tilewright_ptx::{
     isa::warp::WarpReduction,
     sim::{Arg, FaultKind, Launch, Memory},
@@ -27,8 +27,8 @@ fn threads_compute_with_parameters() {
 }
 
 #[test]
-fn lanes_leave_a_loop_one_after_the_other() {
-    // the Collatz steps of every thread's number, so that all lanes go different ways
+fn lanes_leave_a_loop_at_different_iterations() {
+    // Collatz steps per thread, so that all lanes diverge
     let kernel = kernel(64, |k| {
         let out = k.global::<u32>("out");
         let (n, steps) = (k.var::<u32>("n", k.thread() + 1), k.var::<u32>("steps", 0));
@@ -48,11 +48,11 @@ fn lanes_leave_a_loop_one_after_the_other() {
         }
         steps
     };
-    gives(&kernel, 1, &[0; 64], &(1..=64).map(steps).collect::<Vec<u32>>());
+    assert_output(&kernel, 1, &[0; 64], &(1..=64).map(steps).collect::<Vec<u32>>());
 }
 
 #[test]
-fn lanes_meet_again_before_they_shuffle() {
+fn lanes_reconverge_before_a_shuffle() {
     let kernel = kernel(32, |k| {
         let out = k.global::<u32>("out");
         let value = k.var::<u32>("value", k.lane());
@@ -63,11 +63,11 @@ fn lanes_meet_again_before_they_shuffle() {
     });
     let value = |lane: u32| if lane < 7 { 10 * lane } else { lane };
     let sum: u32 = (0..32).map(value).sum();
-    gives(&kernel, 1, &[0; 32], &(0..32).map(|lane| value(lane ^ 1) + sum).collect::<Vec<u32>>());
+    assert_output(&kernel, 1, &[0; 32], &(0..32).map(|lane| value(lane ^ 1) + sum).collect::<Vec<u32>>());
 }
 
 #[test]
-fn one_lane_is_elected_and_seeds_choose_which() {
+fn the_elected_lane_depends_on_the_seed() {
     let kernel = kernel(32, |k| {
         let out = k.global::<u32>("out");
         k.one_lane(|| out.at(0).store(k.lane()));
@@ -81,14 +81,14 @@ fn one_lane_is_elected_and_seeds_choose_which() {
 }
 
 #[test]
-fn an_instruction_of_the_warp_without_all_lanes() {
+fn an_aligned_instruction_without_all_lanes() {
     let faulty = kernel(32, |k| {
         let out = k.global::<u32>("out");
         k.when(k.lane().lt(16), || out.at(k.lane()).store(k.lane().shuffle_xor(1)));
     });
-    let fault = finds(FaultKind::Divergence, &faulty, 1);
+    let fault = assert_fault(FaultKind::Divergence, &faulty, 1);
     assert_eq!(fault.lanes, 0xffff);
-    passes(
+    assert_passes(
         &kernel(32, |k| {
             let out = k.global::<u32>("out");
             let other = k.lane().shuffle_xor(1);
@@ -99,7 +99,7 @@ fn an_instruction_of_the_warp_without_all_lanes() {
 }
 
 #[test]
-fn lanes_that_wait_at_two_instructions_of_the_warp() {
+fn lanes_at_two_different_aligned_instructions() {
     let kernel = kernel(32, |k| {
         let out = k.global::<u32>("out");
         let value = k.var::<u32>("value", 0);
@@ -107,7 +107,7 @@ fn lanes_that_wait_at_two_instructions_of_the_warp() {
         k.when_else(low, || value.set(k.lane().shuffle_xor(1)), || value.set(k.lane().shuffle_xor(2)));
         out.at(k.lane()).store(value.get());
     });
-    assert!(finds(FaultKind::Divergence, &kernel, 1).message.contains("wait at"));
+    assert!(assert_fault(FaultKind::Divergence, &kernel, 1).message.contains("wait at"));
 }
 
 #[test]
@@ -128,12 +128,12 @@ fn a_loop_without_an_end() {
 #[test]
 fn a_trap() {
     let trap = |limit| kernel(32, move |k| k.trap_when(k.thread().ge(limit)));
-    assert_eq!(finds(FaultKind::Trap, &trap(31), 1).lanes, 1 << 31);
-    passes(&trap(32), 1);
+    assert_eq!(assert_fault(FaultKind::Trap, &trap(31), 1).lanes, 1 << 31);
+    assert_passes(&trap(32), 1);
 }
 
 #[test]
-fn launches_that_the_driver_refuses() {
+fn invalid_launches_are_rejected() {
     let kernel = kernel(32, |k| k.global::<u32>("out").store(1));
     let mut memory = Memory::new();
     let address = memory.alloc(4);

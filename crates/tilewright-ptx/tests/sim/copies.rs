@@ -1,6 +1,6 @@
 //! Asynchronous copies: groups, mbarriers, transaction counts, proxies.
 
-use crate::{SEEDS, finds, finds_one_of, gives, kernel, passes};
+use crate::{SEEDS, assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
 use tilewright_ptx::{
     build::{Barrier, Builder, BulkOptions},
     ir::Kernel,
@@ -34,14 +34,14 @@ fn groups_of_async_copies() {
     for thread in 0..128 {
         expected[512 + thread] = (thread * 4) as u32 ^ 256;
     }
-    gives(&async_copy(true, true), 1, &words, &expected);
-    let fault = finds(FaultKind::InFlight, &async_copy(false, true), 1);
+    assert_output(&async_copy(true, true), 1, &words, &expected);
+    let fault = assert_fault(FaultKind::InFlight, &async_copy(false, true), 1);
     assert!(fault.message.contains("asynchronous operation of copies.rs:"), "{fault}");
-    finds_one_of(&[FaultKind::InFlight, FaultKind::Uninitialized], &async_copy(true, false));
+    assert_fault_in(&[FaultKind::InFlight, FaultKind::Uninitialized], &async_copy(true, false));
 }
 
 #[test]
-fn all_but_the_youngest_group() {
+fn all_but_the_most_recent_group() {
     let double = |left: usize| {
         kernel(32, move |k| {
             let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 16));
@@ -55,12 +55,12 @@ fn all_but_the_youngest_group() {
             x.at(k.thread() + 96).store(tile.at(k.thread() + 32).load());
         })
     };
-    passes(&double(1), 1);
-    finds(FaultKind::InFlight, &double(2), 1);
+    assert_passes(&double(1), 1);
+    assert_fault(FaultKind::InFlight, &double(2), 1);
 }
 
 #[test]
-fn copies_that_arrive_at_an_mbarrier() {
+fn cp_async_arrives_at_an_mbarrier() {
     let kernel = kernel(32, |k| {
         let (x, tile, ready) =
             (k.global::<u32>("x"), k.shared::<u32>("tile", 32, 16), k.barriers("ready", 1));
@@ -72,10 +72,10 @@ fn copies_that_arrive_at_an_mbarrier() {
         ready.wait(0);
         x.at(k.thread()).store(tile.at(k.thread() ^ 1).load());
     });
-    gives(&kernel, 1, &[0x0005_0007; 32], &[7; 32]);
+    assert_output(&kernel, 1, &[0x0005_0007; 32], &[7; 32]);
 }
 
-/// One thread loads 256 bytes; then all read them.
+/// One thread loads 256 bytes; then all threads read them.
 fn bulk(k: &Builder, expected: u32, waits: bool, extra: impl FnOnce(Barrier<'_>)) {
     let (x, tile, ready) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128), k.barriers("ready", 1));
     k.when(k.thread().eq(0), || {
@@ -95,19 +95,20 @@ fn bulk(k: &Builder, expected: u32, waits: bool, extra: impl FnOnce(Barrier<'_>)
 }
 
 #[test]
-fn bulk_loads_and_their_bytes() {
+fn bulk_loads_and_their_transaction_counts() {
     let words: Vec<u32> = (0..128).collect();
     let right = kernel(64, |k| bulk(k, 256, true, |_| {}));
-    gives(&right, 1, &words, &(0..64).chain(0..64).collect::<Vec<u32>>());
+    assert_output(&right, 1, &words, &(0..64).chain(0..64).collect::<Vec<u32>>());
     let unwaited = kernel(64, |k| bulk(k, 256, false, |ready| ready.wait(0)));
-    finds_one_of(&[FaultKind::InFlight, FaultKind::Uninitialized], &unwaited);
-    let fault = finds(FaultKind::WrongTransactionCount, &kernel(64, |k| bulk(k, 512, true, |_| {})), 1);
+    assert_fault_in(&[FaultKind::InFlight, FaultKind::Uninitialized], &unwaited);
+    let fault =
+        assert_fault(FaultKind::WrongTransactionCount, &kernel(64, |k| bulk(k, 512, true, |_| {})), 1);
     assert!(fault.message.contains("waits for 256 more bytes, expected by copies.rs:"), "{fault}");
-    finds_one_of(
+    assert_fault_in(
         &[FaultKind::WrongTransactionCount, FaultKind::Uninitialized],
         &kernel(64, |k| bulk(k, 128, true, |_| {})),
     );
-    finds(
+    assert_fault(
         FaultKind::Misaligned,
         &kernel(64, |k| {
             let (x, tile, ready) =
@@ -123,7 +124,7 @@ fn bulk_loads_and_their_bytes() {
 }
 
 #[test]
-fn an_mbarrier_that_copies_may_not_see_yet() {
+fn an_mbarrier_without_an_init_fence() {
     let load = |fence: bool| {
         kernel(32, move |k| {
             let (x, tile, ready) =
@@ -139,12 +140,12 @@ fn an_mbarrier_that_copies_may_not_see_yet() {
             });
         })
     };
-    finds(FaultKind::MissingProxyFence, &load(false), 1);
-    passes(&load(true), 1);
+    assert_fault(FaultKind::MissingProxyFence, &load(false), 1);
+    assert_passes(&load(true), 1);
 }
 
 #[test]
-fn a_stage_that_is_loaded_again_while_it_is_read() {
+fn a_stage_that_is_overwritten_while_it_is_read() {
     let reload = |released: bool| {
         kernel(64, move |k| {
             let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 32, 128));
@@ -174,7 +175,7 @@ fn a_stage_that_is_loaded_again_while_it_is_read() {
             );
         })
     };
-    passes(&reload(true), 1);
+    assert_passes(&reload(true), 1);
     let kinds: Vec<FaultKind> = (0..64)
         .filter_map(|seed| crate::run(&reload(false), 1, &[0; 1024], seed).err())
         .map(|fault| fault.kind)
@@ -182,7 +183,7 @@ fn a_stage_that_is_loaded_again_while_it_is_read() {
     assert!(kinds.len() == 64 && kinds.contains(&FaultKind::Race), "{kinds:?}");
 }
 
-/// All threads write shared memory, and one stores it.
+/// All threads write shared memory, and one thread stores it to global memory.
 fn store(fence: bool, barrier: bool, waits: bool, reuse: bool) -> Kernel {
     kernel(64, move |k| {
         let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 128));
@@ -210,10 +211,10 @@ fn store(fence: bool, barrier: bool, waits: bool, reuse: bool) -> Kernel {
 
 #[test]
 fn bulk_stores() {
-    gives(&store(true, true, true, true), 1, &[0; 64], &(1..65).collect::<Vec<u32>>());
-    finds(FaultKind::MissingProxyFence, &store(false, true, true, false), 1);
-    finds_one_of(&[FaultKind::Race, FaultKind::Uninitialized], &store(true, false, true, false));
-    let fault = finds(FaultKind::InFlight, &store(true, true, false, true), 1);
+    assert_output(&store(true, true, true, true), 1, &[0; 64], &(1..65).collect::<Vec<u32>>());
+    assert_fault(FaultKind::MissingProxyFence, &store(false, true, true, false), 1);
+    assert_fault_in(&[FaultKind::Race, FaultKind::Uninitialized], &store(true, false, true, false));
+    let fault = assert_fault(FaultKind::InFlight, &store(true, true, false, true), 1);
     assert!(fault.message.contains("written while nobody waited"), "{fault}");
 }
 
@@ -237,12 +238,12 @@ fn async_copies_that_a_bulk_store_reads() {
         })
     };
     let words: Vec<u32> = (0..64).collect();
-    gives(&forward(true), 1, &words, &(0..32).chain(0..32).collect::<Vec<u32>>());
-    finds(FaultKind::MissingProxyFence, &forward(false), 1);
+    assert_output(&forward(true), 1, &words, &(0..32).chain(0..32).collect::<Vec<u32>>());
+    assert_fault(FaultKind::MissingProxyFence, &forward(false), 1);
 }
 
 #[test]
-fn a_cta_that_ends_before_its_store_was_read() {
+fn a_cta_that_exits_before_its_store_has_read() {
     let store = |waits: bool| {
         kernel(32, move |k| {
             let (x, tile) = (k.global::<f32>("x"), k.shared::<f32>("tile", 4, 128));
@@ -259,8 +260,8 @@ fn a_cta_that_ends_before_its_store_was_read() {
             });
         })
     };
-    finds(FaultKind::InFlight, &store(false), 3);
-    gives(&store(true), 3, &[0; 4], &[3.0_f32.to_bits(); 4]);
+    assert_fault(FaultKind::InFlight, &store(false), 3);
+    assert_output(&store(true), 3, &[0; 4], &[3.0_f32.to_bits(); 4]);
 }
 
 fn run_tensor(kernel: &Kernel, seed: u64) -> Result<Vec<u32>, Fault> {
@@ -282,7 +283,7 @@ fn run_tensor(kernel: &Kernel, seed: u64) -> Result<Vec<u32>, Fault> {
 
 #[test]
 fn boxes_of_tensors() {
-    // rows 4..12 go to rows 2..10, three columns to the left; what is outside is 0 on one side and untouched on the other
+    // rows 4..12 go to rows 2..10, three columns to the left; out of bounds, loads give 0 and stores are skipped
     let kernel = kernel(32, |k| {
         let (from, to) = (k.tensor_map("x"), k.tensor_map("out"));
         let (tile, ready) = (k.shared::<u32>("tile", 256, 1024), k.barriers("ready", 1));

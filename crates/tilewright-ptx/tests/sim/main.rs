@@ -1,4 +1,4 @@
-//! The simulator: right kernels run with every seed, and for each kind of mistake a kernel that makes it is found out.
+//! The simulator: correct kernels run with every seed, and every kind of bug is reported.
 
 mod barriers;
 mod clusters;
@@ -16,15 +16,15 @@ use tilewright_ptx::{
     sim::{Arg, Fault, FaultKind, Launch, Memory, Report},
 };
 
-/// Seeds of each test.
+/// Seeds per test.
 const SEEDS: u64 = 32;
 
-/// A kernel.
+/// Records a kernel.
 fn kernel(threads: u32, body: impl FnOnce(&Builder)) -> Kernel {
     Builder::kernel("test", threads, body).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Runs a kernel on one or more CTAs; the first parameter is the address of `words` words, which come back.
+/// Runs a kernel and returns the final `words`, an array in global memory that is the kernel's only parameter.
 fn run(kernel: &Kernel, ctas: u32, words: &[u32], seed: u64) -> Result<(Vec<u32>, Report), Fault> {
     let mut memory = Memory::new();
     let address = memory.alloc_from(words);
@@ -33,9 +33,9 @@ fn run(kernel: &Kernel, ctas: u32, words: &[u32], seed: u64) -> Result<(Vec<u32>
     Ok((memory.read(address, words.len())?, report))
 }
 
-/// With every seed these words come out.
+/// Asserts the output words for every seed.
 #[track_caller]
-fn gives(kernel: &Kernel, ctas: u32, words: &[u32], expected: &[u32]) {
+fn assert_output(kernel: &Kernel, ctas: u32, words: &[u32], expected: &[u32]) {
     for seed in 0..SEEDS {
         match run(kernel, ctas, words, seed) {
             Ok((found, _)) => assert_eq!(found, expected, "seed {seed}"),
@@ -44,9 +44,9 @@ fn gives(kernel: &Kernel, ctas: u32, words: &[u32], expected: &[u32]) {
     }
 }
 
-/// With every seed the kernel runs.
+/// Asserts that the kernel runs without fault for every seed.
 #[track_caller]
-fn passes(kernel: &Kernel, ctas: u32) {
+fn assert_passes(kernel: &Kernel, ctas: u32) {
     for seed in 0..SEEDS {
         if let Err(fault) = run(kernel, ctas, &[0; 1024], seed) {
             panic!("seed {seed}: {fault}");
@@ -54,9 +54,9 @@ fn passes(kernel: &Kernel, ctas: u32) {
     }
 }
 
-/// With every seed this mistake is found; one of the reports comes back.
+/// Asserts that every seed reports this kind of fault; returns the first fault.
 #[track_caller]
-fn finds(kind: FaultKind, kernel: &Kernel, ctas: u32) -> Fault {
+fn assert_fault(kind: FaultKind, kernel: &Kernel, ctas: u32) -> Fault {
     let faults: Vec<Fault> = (0..SEEDS)
         .map(|seed| match run(kernel, ctas, &[0; 1024], seed) {
             Ok(_) => panic!("seed {seed}: nothing was found, expected {kind}"),
@@ -70,9 +70,9 @@ fn finds(kind: FaultKind, kernel: &Kernel, ctas: u32) -> Fault {
     faults[0].clone()
 }
 
-/// With every seed one of these is found, the first with some.
+/// Asserts that every seed reports one of these kinds, and at least one seed the first.
 #[track_caller]
-fn finds_one_of(kinds: &[FaultKind], kernel: &Kernel) {
+fn assert_fault_in(kinds: &[FaultKind], kernel: &Kernel) {
     let fault = |seed| run(kernel, 1, &[0; 1024], seed).expect_err("a fault").kind;
     let found: Vec<FaultKind> = (0..SEEDS).map(fault).collect();
     assert!(found.iter().all(|kind| kinds.contains(kind)), "{found:?}");

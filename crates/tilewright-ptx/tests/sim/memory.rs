@@ -1,6 +1,6 @@
-//! Addresses, uninitialised memory, atomics, and counts of traffic.
+//! Addresses, uninitialized memory, atomics, and traffic counters.
 
-use crate::{SEEDS, finds, gives, kernel, passes, run};
+use crate::{SEEDS, assert_fault, assert_output, assert_passes, kernel, run};
 use tilewright_ptx::{
     ir::Stmt,
     isa::{
@@ -12,23 +12,23 @@ use tilewright_ptx::{
 };
 
 #[test]
-fn global_addresses_outside_of_an_allocation() {
+fn global_addresses_outside_an_allocation() {
     let store = |last: u32| kernel(32, move |k| k.global::<u32>("out").at(k.thread() * 4 + last).store(1));
-    let fault = finds(FaultKind::OutOfBounds, &store(901), 1);
+    let fault = assert_fault(FaultKind::OutOfBounds, &store(901), 1);
     assert_eq!((fault.lanes, fault.warp), (1 << 31, 0));
     assert!(fault.to_string().contains("byte 4100 of the 4096 of allocation 0 at memory.rs:"), "{fault}");
-    passes(&store(899), 1);
+    assert_passes(&store(899), 1);
 }
 
 #[test]
-fn shared_addresses_outside_of_the_cta() {
+fn shared_addresses_outside_the_cta() {
     let store = |len: usize| kernel(32, move |k| k.shared::<u32>("x", len, 4).at(k.thread()).store(1));
-    finds(FaultKind::OutOfBounds, &store(31), 1);
-    passes(&store(32), 1);
+    assert_fault(FaultKind::OutOfBounds, &store(31), 1);
+    assert_passes(&store(32), 1);
 }
 
 #[test]
-fn a_vector_that_is_not_aligned() {
+fn a_misaligned_vector() {
     let load = |step: u32| {
         kernel(32, move |k| {
             let x = k.global::<u32>("x");
@@ -36,12 +36,12 @@ fn a_vector_that_is_not_aligned() {
             k.trap_when((a + b).ne(0));
         })
     };
-    assert_eq!(finds(FaultKind::Misaligned, &load(3), 1).lanes, 2);
-    passes(&load(2), 1);
+    assert_eq!(assert_fault(FaultKind::Misaligned, &load(3), 1).lanes, 2);
+    assert_passes(&load(2), 1);
 }
 
 #[test]
-fn memory_that_nobody_wrote() {
+fn uninitialized_memory() {
     let load = |stored: bool| {
         kernel(32, move |k| {
             let (x, out) = (k.shared::<u32>("x", 32, 4), k.global::<u32>("out"));
@@ -51,8 +51,8 @@ fn memory_that_nobody_wrote() {
             out.at(k.thread()).store(x.at(k.thread()).load());
         })
     };
-    finds(FaultKind::Uninitialized, &load(false), 1);
-    passes(&load(true), 1);
+    assert_fault(FaultKind::Uninitialized, &load(false), 1);
+    assert_passes(&load(true), 1);
 
     let mut memory = Memory::new();
     let address = memory.alloc(64);
@@ -61,13 +61,13 @@ fn memory_that_nobody_wrote() {
 }
 
 #[test]
-fn a_register_that_nobody_wrote() {
+fn an_uninitialized_register() {
     let right = kernel(32, |k| k.global::<u32>("out").at(k.thread()).store(1));
-    passes(&right, 1);
+    assert_passes(&right, 1);
     let mut faulty = right.clone();
     let reads_thread = |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(SyncOp::Special(Special::Thread(0))));
     faulty.body.retain(|stmt| !reads_thread(stmt));
-    let fault = finds(FaultKind::Uninitialized, &faulty, 1);
+    let fault = assert_fault(FaultKind::Uninitialized, &faulty, 1);
     assert!(fault.message.contains("register thread"), "{fault}");
 }
 
@@ -96,7 +96,7 @@ fn atomics_of_all_threads() {
         out.at(2).reduce(AtomicOp::Xor, old, (Order::Relaxed, Scope::Gpu));
         out.at(3).reduce(AtomicOp::Inc, 255, (Order::Relaxed, Scope::Gpu));
     });
-    gives(&kernel, 3, &[0; 4], &[384, 383, (0..384).fold(0, |all, i| all ^ i), 128]);
+    assert_output(&kernel, 3, &[0; 4], &[384, 383, (0..384).fold(0, |all, i| all ^ i), 128]);
 }
 
 #[test]

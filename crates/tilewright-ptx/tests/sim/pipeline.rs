@@ -1,5 +1,5 @@
-//! A kernel as they are in earnest: a producer warp loads stages of A and B by TMA, a warpgroup multiplies them; and what
-//! happens when either forgets its part.
+//! A warp-specialized GEMM: a producer warp loads stages of A and B by TMA and a warpgroup multiplies them. Each synchronization
+//! bug must be reported.
 
 use crate::SEEDS;
 use half::bf16;
@@ -17,25 +17,25 @@ use tilewright_ptx::{
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mistake {
+enum Bug {
     None,
     /// The consumer does not wait for its stage.
     NoFullWait,
-    /// The producer does not wait for stages to be free.
+    /// The producer does not wait for empty stages.
     NoEmptyWait,
-    /// The consumer frees a stage before its products are waited for.
+    /// The consumer releases a stage before the wait for its `wgmma`.
     EarlyRelease,
-    /// The consumer never frees a stage.
+    /// The consumer never releases a stage.
     NoRelease,
-    /// Fewer bytes are expected than come.
+    /// Fewer bytes are expected than copied.
     ShortExpect,
-    /// More bytes are expected than come.
+    /// More bytes are expected than copied.
     LongExpect,
-    /// Parities of the consumer are the wrong way round.
+    /// The consumer's parities are swapped.
     SwappedPhase,
-    /// An mbarrier is initialised for one arrival too many.
+    /// An mbarrier is initialized with one arrival too many.
     WrongCount,
-    /// Sums are read without a wait for the last products.
+    /// Accumulators are read without a wait for the last `wgmma`.
     NoWgmmaWait,
 }
 
@@ -51,7 +51,7 @@ struct Stage<'k> {
     empty: Barrier<'k>,
 }
 
-fn stages(k: &Builder, mistake: Mistake) -> Vec<Stage<'_>> {
+fn stages(k: &Builder, bug: Bug) -> Vec<Stage<'_>> {
     let words = (TILE / 4) as usize;
     let a = k.shared::<u32>("a", words * STAGES as usize, 1024);
     let b = k.shared::<u32>("b", words * STAGES as usize, 1024);
@@ -65,7 +65,7 @@ fn stages(k: &Builder, mistake: Mistake) -> Vec<Stage<'_>> {
     let stages: Vec<Stage<'_>> = (0..STAGES).map(stage).collect();
     k.when(k.thread().eq(0), || {
         for stage in &stages {
-            stage.full.init(if mistake == Mistake::WrongCount { 2 } else { 1 });
+            stage.full.init(if bug == Bug::WrongCount { 2 } else { 1 });
             stage.empty.init(1);
         }
         k.fence(Fence::MbarrierInit);
@@ -74,16 +74,16 @@ fn stages(k: &Builder, mistake: Mistake) -> Vec<Stage<'_>> {
     stages
 }
 
-fn produce(k: &Builder, stages: &[Stage<'_>], (a, b): (Value<'_, u64>, Value<'_, u64>), mistake: Mistake) {
+fn produce(k: &Builder, stages: &[Stage<'_>], (a, b): (Value<'_, u64>, Value<'_, u64>), bug: Bug) {
     k.one_lane(|| {
         for tile in 0..TILES {
             let stage = &stages[(tile % STAGES) as usize];
-            if mistake != Mistake::NoEmptyWait {
+            if bug != Bug::NoEmptyWait {
                 stage.empty.wait(((tile / STAGES) & 1) ^ 1);
             }
-            let bytes = match mistake {
-                Mistake::ShortExpect => 2 * TILE - 512,
-                Mistake::LongExpect => 2 * TILE + 512,
+            let bytes = match bug {
+                Bug::ShortExpect => 2 * TILE - 512,
+                Bug::LongExpect => 2 * TILE + 512,
                 _ => 2 * TILE,
             };
             stage.full.arrive_expecting(bytes);
@@ -94,12 +94,12 @@ fn produce(k: &Builder, stages: &[Stage<'_>], (a, b): (Value<'_, u64>, Value<'_,
     });
 }
 
-fn consume<'k>(k: &'k Builder, stages: &[Stage<'k>], mistake: Mistake) -> Vec<Var<'k, f32>> {
+fn consume<'k>(k: &'k Builder, stages: &[Stage<'k>], bug: Bug) -> Vec<Var<'k, f32>> {
     let sums: Vec<Var<'_, f32>> = (0..32).map(|_| k.var("sum", 0.0_f32)).collect();
     for tile in 0..TILES {
         let stage = &stages[(tile % STAGES) as usize];
-        if mistake != Mistake::NoFullWait {
-            let swapped = u32::from(mistake == Mistake::SwappedPhase);
+        if bug != Bug::NoFullWait {
+            let swapped = u32::from(bug == Bug::SwappedPhase);
             stage.full.wait(((tile / STAGES) & 1) ^ swapped);
         }
         k.wgmma_fence();
@@ -117,36 +117,36 @@ fn consume<'k>(k: &'k Builder, stages: &[Stage<'k>], mistake: Mistake) -> Vec<Va
         }
         k.wgmma_commit();
         let release = || {
-            if mistake != Mistake::NoRelease {
+            if bug != Bug::NoRelease {
                 k.when((k.thread() & 127).eq(0), || stage.empty.arrive());
             }
         };
-        if mistake == Mistake::EarlyRelease {
+        if bug == Bug::EarlyRelease {
             release();
         }
-        if mistake != Mistake::NoWgmmaWait || tile + 1 < TILES {
+        if bug != Bug::NoWgmmaWait || tile + 1 < TILES {
             k.wgmma_wait(0);
         }
-        if mistake != Mistake::EarlyRelease {
+        if bug != Bug::EarlyRelease {
             release();
         }
     }
     sums
 }
 
-fn gemm(mistake: Mistake) -> Kernel {
-    let kernel = Builder::kernel("gemm", 160, |k| gemm_body(k, mistake));
+fn gemm(bug: Bug) -> Kernel {
+    let kernel = Builder::kernel("gemm", 160, |k| gemm_body(k, bug));
     kernel.unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn gemm_body(k: &Builder, mistake: Mistake) {
+fn gemm_body(k: &Builder, bug: Bug) {
     let (a, b, out) = (k.tensor_map("a"), k.tensor_map("b"), k.global::<f32>("out"));
-    let stages = stages(k, mistake);
+    let stages = stages(k, bug);
     k.when_else(
         k.warp_index().eq(4),
-        || produce(k, &stages, (a, b), mistake),
+        || produce(k, &stages, (a, b), bug),
         || {
-            let sums = consume(k, &stages, mistake);
+            let sums = consume(k, &stages, bug);
             let row = (k.thread() >> 5) * 16 + (k.lane() >> 2) + k.cta() * 64;
             for (i, sum) in sums.iter().enumerate() {
                 let i = i as u32;
@@ -178,12 +178,12 @@ fn run(kernel: &Kernel, seed: u64) -> Result<(Vec<f32>, Report), Fault> {
 }
 
 #[test]
-fn it_multiplies() {
+fn the_correct_gemm_multiplies() {
     let value = |i: usize, by: usize| (i * by % 11) as f32 - 5.0;
     let expected: Vec<f32> = (0..128 * 64)
         .map(|at| (0..320).map(|k| value(at / 64 * 320 + k, 7) * value(at % 64 * 320 + k, 5)).sum())
         .collect();
-    let (kernel, start) = (gemm(Mistake::None), std::time::Instant::now());
+    let (kernel, start) = (gemm(Bug::None), std::time::Instant::now());
     let mut products = 0;
     for seed in 0..SEEDS {
         let (found, report) = run(&kernel, seed).unwrap_or_else(|fault| panic!("seed {seed}: {fault}"));
@@ -193,12 +193,12 @@ fn it_multiplies() {
     println!("wgmma m64n64k16: {:.1} us each", start.elapsed().as_secs_f64() * 1e6 / products as f64);
 }
 
-/// What is found with all seeds, each kind once.
-fn found(mistake: Mistake) -> Vec<FaultKind> {
-    let kernel = gemm(mistake);
+/// The distinct kinds of faults over all seeds.
+fn found(bug: Bug) -> Vec<FaultKind> {
+    let kernel = gemm(bug);
     let mut kinds: Vec<FaultKind> = (0..SEEDS)
         .map(|seed| match run(&kernel, seed) {
-            Ok(_) => panic!("seed {seed}: {mistake:?} was not found"),
+            Ok(_) => panic!("seed {seed}: {bug:?} was not found"),
             Err(fault) => {
                 assert!(fault.to_string().contains(".rs:"), "{fault}");
                 fault.kind
@@ -211,19 +211,19 @@ fn found(mistake: Mistake) -> Vec<FaultKind> {
 }
 
 #[test]
-fn every_mistake_is_found() {
-    for (mistake, expected) in [
-        (Mistake::NoFullWait, &[FaultKind::Uninitialized, FaultKind::InFlight][..]),
-        (Mistake::NoEmptyWait, &[FaultKind::WrongArrivalCount]),
-        (Mistake::EarlyRelease, &[FaultKind::InFlight]),
-        (Mistake::NoRelease, &[FaultKind::Deadlock]),
-        (Mistake::ShortExpect, &[FaultKind::WrongTransactionCount]),
-        (Mistake::LongExpect, &[FaultKind::WrongTransactionCount]),
-        (Mistake::SwappedPhase, &[FaultKind::InFlight, FaultKind::Uninitialized, FaultKind::Deadlock]),
-        (Mistake::WrongCount, &[FaultKind::Deadlock]),
-        (Mistake::NoWgmmaWait, &[FaultKind::InFlight]),
+fn every_bug_is_reported() {
+    for (bug, expected) in [
+        (Bug::NoFullWait, &[FaultKind::Uninitialized, FaultKind::InFlight][..]),
+        (Bug::NoEmptyWait, &[FaultKind::WrongArrivalCount]),
+        (Bug::EarlyRelease, &[FaultKind::InFlight]),
+        (Bug::NoRelease, &[FaultKind::Deadlock]),
+        (Bug::ShortExpect, &[FaultKind::WrongTransactionCount]),
+        (Bug::LongExpect, &[FaultKind::WrongTransactionCount]),
+        (Bug::SwappedPhase, &[FaultKind::InFlight, FaultKind::Uninitialized, FaultKind::Deadlock]),
+        (Bug::WrongCount, &[FaultKind::Deadlock]),
+        (Bug::NoWgmmaWait, &[FaultKind::InFlight]),
     ] {
-        let found = found(mistake);
-        assert!(found.iter().all(|kind| expected.contains(kind)), "{mistake:?}: {found:?}");
+        let found = found(bug);
+        assert!(found.iter().all(|kind| expected.contains(kind)), "{bug:?}: {found:?}");
     }
 }

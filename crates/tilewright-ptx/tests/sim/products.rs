@@ -1,6 +1,6 @@
-//! `mma` and `wgmma`, and what is in flight while a `wgmma` is.
+//! `mma` and `wgmma`, and accesses to their operands in flight.
 
-use crate::{finds, gives, kernel, passes};
+use crate::{assert_fault, assert_output, assert_passes, kernel};
 use half::bf16;
 use tilewright_ptx::{
     build::{Value, Var, WgmmaLeft, WgmmaOperands},
@@ -12,9 +12,9 @@ use tilewright_ptx::{
     sim::FaultKind,
 };
 
-/// What a kernel leaves out or does too early.
+/// A synchronization bug of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mistake {
+enum Bug {
     None,
     NoProxyFence,
     NoBarrier,
@@ -27,19 +27,19 @@ enum Mistake {
     BeyondShared,
 }
 
-/// A (64 × 16) lies before B (8 × 16) in memory, both in cores of 8 rows of 16 bytes; D follows, row by row.
+/// The offset of D (row-major) in words, after A (64 × 16) and B (8 × 16) in core matrices of 8 rows of 16 bytes.
 const D: u32 = 576;
 
-/// D = A · Bᵀ, and A twice, once from registers where `registers`.
-fn product(mistake: Mistake, registers: bool) -> Kernel {
+/// D = 2 · A · Bᵀ by two `wgmma`, with A in registers if `registers`.
+fn product(bug: Bug, registers: bool) -> Kernel {
     kernel(128, move |k| {
         let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 576, 1024));
         let (thread, lane) = (k.thread(), k.lane());
         k.repeat((thread, 576), 128, |i| tile.at(i).store(x.at(i).load()));
-        if mistake != Mistake::NoProxyFence {
+        if bug != Bug::NoProxyFence {
             k.fence(Fence::ProxyAsyncShared);
         }
-        if mistake != Mistake::NoBarrier {
+        if bug != Bug::NoBarrier {
             k.sync_threads();
         }
         let row = (thread >> 5) * 16 + (lane >> 2);
@@ -50,15 +50,15 @@ fn product(mistake: Mistake, registers: bool) -> Kernel {
         });
         let sums: [Var<'_, f32>; 4] = std::array::from_fn(|_| k.var("sum", 0.0_f32));
         let inputs: [Value<'_, u32>; 4] = a.map(Var::get);
-        if mistake != Mistake::NoWgmmaFence {
+        if bug != Bug::NoWgmmaFence {
             k.wgmma_fence();
         }
-        let address = tile.address() + if mistake == Mistake::BeyondShared { 512 } else { 0 };
+        let address = tile.address() + if bug == Bug::BeyondShared { 512 } else { 0 };
         let descriptor = |offset: u32| {
             let start = ((address + offset) >> 4).to_u64();
             start | (8_u64 << 16 | 16 << 32)
         };
-        let other = if mistake == Mistake::OtherDescriptor { (thread >> 6) * 16 } else { k.constant(0) };
+        let other = if bug == Bug::OtherDescriptor { (thread >> 6) * 16 } else { k.constant(0) };
         let left = match registers {
             true => WgmmaLeft::Registers(inputs),
             false => WgmmaLeft::Shared(descriptor(0), Major::K),
@@ -71,18 +71,18 @@ fn product(mistake: Mistake, registers: bool) -> Kernel {
             k.wgmma(&sums, operands, true);
             k.wgmma_commit();
         };
-        match mistake {
-            Mistake::OneWarpLess => k.when(k.warp_index().lt(3), multiply),
+        match bug {
+            Bug::OneWarpLess => k.when(k.warp_index().lt(3), multiply),
             _ => multiply(),
         }
-        match mistake {
-            Mistake::NoWait => {}
-            Mistake::SumWritten => sums[3].set(1.0),
-            // B, which nobody but the product reads
-            Mistake::SharedWritten => k.when(thread.lt(64), || tile.at(thread + 512).store(0)),
+        match bug {
+            Bug::NoWait => {}
+            Bug::SumWritten => sums[3].set(1.0),
+            // B, which only the `wgmma` reads
+            Bug::SharedWritten => k.when(thread.lt(64), || tile.at(thread + 512).store(0)),
             _ => k.wgmma_wait(0),
         }
-        if mistake != Mistake::NoWait {
+        if bug != Bug::NoWait {
             k.wgmma_wait(0);
         }
         for (i, sum) in sums.iter().enumerate() {
@@ -120,13 +120,13 @@ fn words() -> (Vec<u32>, Vec<u32>) {
 #[test]
 fn warpgroups_multiply() {
     let (words, expected) = words();
-    gives(&product(Mistake::None, false), 1, &words, &expected);
-    gives(&product(Mistake::None, true), 1, &words, &expected);
+    assert_output(&product(Bug::None, false), 1, &words, &expected);
+    assert_output(&product(Bug::None, true), 1, &words, &expected);
 }
 
 #[track_caller]
-fn mistaken(mistake: Mistake, registers: bool) -> tilewright_ptx::sim::Fault {
-    let kernel = product(mistake, registers);
+fn fault_of(bug: Bug, registers: bool) -> tilewright_ptx::sim::Fault {
+    let kernel = product(bug, registers);
     let (words, _) = words();
     let mut faults = (0..32).map(|seed| crate::run(&kernel, 1, &words, seed).expect_err("a fault"));
     let first = faults.next().unwrap_or_else(|| unreachable!("32 seeds"));
@@ -137,23 +137,23 @@ fn mistaken(mistake: Mistake, registers: bool) -> tilewright_ptx::sim::Fault {
 }
 
 #[test]
-fn mistakes_with_products() {
-    let kind = |mistake, registers| {
-        let fault = mistaken(mistake, registers);
+fn wgmma_bugs_are_reported() {
+    let kind = |bug, registers| {
+        let fault = fault_of(bug, registers);
         assert!(fault.to_string().contains("products.rs:"), "{fault}");
         fault.kind
     };
-    assert_eq!(kind(Mistake::NoProxyFence, false), FaultKind::MissingProxyFence);
-    assert_eq!(kind(Mistake::NoWgmmaFence, false), FaultKind::MissingWgmmaFence);
-    assert_eq!(kind(Mistake::NoWait, false), FaultKind::InFlight);
-    assert_eq!(kind(Mistake::SumWritten, false), FaultKind::InFlight);
-    assert_eq!(kind(Mistake::SharedWritten, true), FaultKind::InFlight);
-    assert_eq!(kind(Mistake::OneWarpLess, true), FaultKind::Divergence);
-    assert_eq!(kind(Mistake::OtherDescriptor, false), FaultKind::Divergence);
-    assert_eq!(kind(Mistake::BeyondShared, false), FaultKind::OutOfBounds);
+    assert_eq!(kind(Bug::NoProxyFence, false), FaultKind::MissingProxyFence);
+    assert_eq!(kind(Bug::NoWgmmaFence, false), FaultKind::MissingWgmmaFence);
+    assert_eq!(kind(Bug::NoWait, false), FaultKind::InFlight);
+    assert_eq!(kind(Bug::SumWritten, false), FaultKind::InFlight);
+    assert_eq!(kind(Bug::SharedWritten, true), FaultKind::InFlight);
+    assert_eq!(kind(Bug::OneWarpLess, true), FaultKind::Divergence);
+    assert_eq!(kind(Bug::OtherDescriptor, false), FaultKind::Divergence);
+    assert_eq!(kind(Bug::BeyondShared, false), FaultKind::OutOfBounds);
 }
 
-/// A warpgroup adds products of what it loads to its sums, three times in a loop and twice behind it.
+/// A warpgroup accumulates five `wgmma` with loaded A registers: three in a loop and two after it.
 fn again(waits: bool, fences: bool) -> Kernel {
     kernel(128, move |k| {
         let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 64, 1024));
@@ -184,21 +184,21 @@ fn again(waits: bool, fences: bool) -> Kernel {
 }
 
 #[test]
-fn inputs_that_are_loaded_again_too_early() {
-    passes(&again(true, true), 1);
-    let fault = finds(FaultKind::InFlight, &again(false, true), 1);
+fn inputs_that_are_overwritten_in_flight() {
+    assert_passes(&again(true, true), 1);
+    let fault = assert_fault(FaultKind::InFlight, &again(false, true), 1);
     assert!(fault.message.contains("while a wgmma reads it"), "{fault}");
 }
 
 #[test]
 fn inputs_that_are_loaded_after_the_fence() {
-    let fault = finds(FaultKind::MissingWgmmaFence, &again(true, false), 1);
+    let fault = assert_fault(FaultKind::MissingWgmmaFence, &again(true, false), 1);
     assert!(fault.message.contains("written after the last wgmma.fence"), "{fault}");
 }
 
 #[test]
-fn products_of_a_warp() {
-    // D = A · B + C where all of A is 1, B's column g holds g, and C holds the lane
+fn mma_of_a_warp() {
+    // D = A · B + C with A all 1, column g of B all g, and C the lane index
     let kernel = kernel(32, |k| {
         let x = k.global::<f32>("x");
         let one = u32::from(bf16::ONE.to_bits()) * 0x1_0001;
@@ -213,11 +213,11 @@ fn products_of_a_warp() {
         }
     });
     let value = |i: u32| ((i / 4) as f32 + 16.0 * ((i / 4 % 4) * 2 + i % 2) as f32).to_bits();
-    gives(&kernel, 1, &[0; 128], &(0..128).map(value).collect::<Vec<u32>>());
+    assert_output(&kernel, 1, &[0; 128], &(0..128).map(value).collect::<Vec<u32>>());
 }
 
 #[test]
-fn matrices_of_shared_memory() {
+fn ldmatrix_transposes_shared_memory() {
     let transpose = |wide: u32| {
         kernel(32, move |k| {
             let (x, tile) = (k.global::<u32>("x"), k.shared::<u32>("tile", 256, 128));
@@ -236,11 +236,11 @@ fn matrices_of_shared_memory() {
         (0..32).map(|i| at(i / 4, i % 4 * 2) | at(i / 4, i % 4 * 2 + 1) << 16).collect()
     };
     let expected = words(&|row, column| element(column, row));
-    gives(&transpose(4), 1, &words(&element), &expected);
+    assert_output(&transpose(4), 1, &words(&element), &expected);
     let conflicts = |wide| {
         crate::run(&transpose(wide), 1, &words(&element), 0).map(|(_, report)| report.bank_conflicts).ok()
     };
     assert!(conflicts(32) >= conflicts(4).map(|few| few + 7), "{:?} {:?}", conflicts(32), conflicts(4));
-    passes(&transpose(4), 1);
-    finds(FaultKind::Misaligned, &transpose(5), 1);
+    assert_passes(&transpose(4), 1);
+    assert_fault(FaultKind::Misaligned, &transpose(5), 1);
 }

@@ -1,6 +1,6 @@
-//! Races: on shared memory within a CTA and a warp, on global memory between CTAs; and what orders accesses.
+//! Races on shared memory within a CTA or warp and on global memory between CTAs, and the operations that prevent them.
 
-use crate::{finds, gives, kernel, passes};
+use crate::{assert_fault, assert_output, assert_passes, kernel};
 use tilewright_ptx::{
     build::{Builder, Global},
     isa::{
@@ -25,7 +25,7 @@ fn a_missing_barrier_between_write_and_read() {
     let fault = (0..64).find_map(|seed| crate::run(&exchange(false), 1, &[0; 128], seed).err());
     let kind = fault.map(|fault| fault.kind);
     assert!(matches!(kind, Some(FaultKind::Race | FaultKind::Uninitialized)), "{kind:?}");
-    gives(&exchange(true), 1, &[0; 128], &(0..128).map(|i| i ^ 64).collect::<Vec<u32>>());
+    assert_output(&exchange(true), 1, &[0; 128], &(0..128).map(|i| i ^ 64).collect::<Vec<u32>>());
 }
 
 #[test]
@@ -42,9 +42,9 @@ fn a_missing_barrier_between_read_and_write() {
             x.at(k.thread()).store(0);
         })
     };
-    let fault = finds(FaultKind::Race, &overwrite(false), 1);
+    let fault = assert_fault(FaultKind::Race, &overwrite(false), 1);
     assert!(fault.message.contains("races.rs:"), "{fault}");
-    passes(&overwrite(true), 1);
+    assert_passes(&overwrite(true), 1);
 }
 
 #[test]
@@ -60,21 +60,21 @@ fn a_shuffle_orders_no_memory() {
             out.at(k.thread()).store(x.at(other).load());
         })
     };
-    finds(FaultKind::Race, &exchange(false), 1);
-    gives(&exchange(true), 1, &[0; 32], &(0..32).map(|i| i ^ 1).collect::<Vec<u32>>());
+    assert_fault(FaultKind::Race, &exchange(false), 1);
+    assert_output(&exchange(true), 1, &[0; 32], &(0..32).map(|i| i ^ 1).collect::<Vec<u32>>());
 }
 
 #[test]
 fn two_lanes_store_to_one_word() {
     let store =
         |shift: u32| kernel(32, move |k| k.global::<u32>("out").at(k.thread() >> shift).store(k.thread()));
-    assert_eq!(finds(FaultKind::Race, &store(1), 1).lanes, 2);
-    passes(&store(0), 1);
+    assert_eq!(assert_fault(FaultKind::Race, &store(1), 1).lanes, 2);
+    assert_passes(&store(0), 1);
 }
 
 #[test]
-fn halves_of_a_word_are_apart() {
-    passes(
+fn halves_of_a_word_are_separate() {
+    assert_passes(
         &kernel(64, |k| {
             let x = k.shared::<u16>("x", 64, 4);
             x.at(k.thread()).store(1_u16);
@@ -84,7 +84,7 @@ fn halves_of_a_word_are_apart() {
         }),
         1,
     );
-    finds(
+    assert_fault(
         FaultKind::Race,
         &kernel(64, |k| {
             let x = k.shared::<u16>("x", 64, 4);
@@ -99,11 +99,11 @@ fn two_ctas_store_to_one_word() {
     let store = |apart: u32| {
         kernel(32, move |k| k.when(k.thread().eq(0), || k.global::<u32>("out").at(k.cta() * apart).store(1)))
     };
-    finds(FaultKind::Race, &store(0), 2);
-    passes(&store(1), 2);
+    assert_fault(FaultKind::Race, &store(0), 2);
+    assert_passes(&store(1), 2);
 }
 
-/// CTA 0 writes a value and raises a flag; CTA 1 waits for the flag and reads the value.
+/// CTA 0 writes a value and sets a flag; CTA 1 polls the flag and reads the value.
 fn flag(k: &Builder, raise: impl Fn(Global<'_, u32>), order: Access, fence: bool) {
     let out = k.global::<u32>("out");
     k.when(k.thread().eq(0), || {
@@ -129,7 +129,7 @@ fn flags_between_ctas() {
     let (gpu, acquire) = (Scope::Gpu, Access::Ordered(Scope::Gpu));
     let expected = [7, 7, 0, 0, 0, 0, 0, 0, 1];
     let release = kernel(32, |k| flag(k, |flag| flag.store_with(1, Access::Ordered(gpu)), acquire, false));
-    gives(&release, 2, &[0; 9], &expected);
+    assert_output(&release, 2, &[0; 9], &expected);
     let fences = kernel(32, |k| {
         let raise = |flag: Global<'_, u32>| {
             k.fence(Fence::AcqRel(gpu));
@@ -137,18 +137,18 @@ fn flags_between_ctas() {
         };
         flag(k, raise, Access::Relaxed(gpu), true);
     });
-    gives(&fences, 2, &[0; 9], &expected);
+    assert_output(&fences, 2, &[0; 9], &expected);
     let atomic = kernel(32, |k| {
         let raise = |flag: Global<'_, u32>| flag.reduce(AtomicOp::AddU32, 1, (Order::Release, gpu));
         flag(k, raise, acquire, false);
     });
-    gives(&atomic, 2, &[0; 9], &expected);
+    assert_output(&atomic, 2, &[0; 9], &expected);
 
     let relaxed = kernel(32, |k| flag(k, |flag| flag.store_with(1, Access::Relaxed(gpu)), acquire, false));
-    finds(FaultKind::Race, &relaxed, 2);
+    assert_fault(FaultKind::Race, &relaxed, 2);
     let near = Access::Ordered(Scope::Cta);
     let near = kernel(32, |k| flag(k, |flag| flag.store_with(1, near), acquire, false));
-    finds(FaultKind::Race, &near, 2);
+    assert_fault(FaultKind::Race, &near, 2);
     let near_fence = kernel(32, |k| {
         let raise = |flag: Global<'_, u32>| {
             k.fence(Fence::AcqRel(Scope::Cta));
@@ -156,14 +156,14 @@ fn flags_between_ctas() {
         };
         flag(k, raise, acquire, false);
     });
-    finds(FaultKind::Race, &near_fence, 2);
+    assert_fault(FaultKind::Race, &near_fence, 2);
     let unfenced =
         kernel(32, |k| flag(k, |flag| flag.store_with(1, Access::Ordered(gpu)), Access::Relaxed(gpu), false));
-    finds(FaultKind::Race, &unfenced, 2);
+    assert_fault(FaultKind::Race, &unfenced, 2);
 }
 
 #[test]
-fn memory_that_is_said_to_be_read_only() {
+fn memory_that_is_declared_read_only() {
     let load = |apart: u32| {
         kernel(32, move |k| {
             let out = k.global::<u32>("out");
@@ -172,7 +172,7 @@ fn memory_that_is_said_to_be_read_only() {
             k.trap_when(out.at(k.thread()).load_with(Access::ReadOnly).ne(apart.min(1) ^ 1));
         })
     };
-    passes(&load(32), 1);
-    let fault = finds(FaultKind::Race, &load(0), 1);
+    assert_passes(&load(32), 1);
+    let fault = assert_fault(FaultKind::Race, &load(0), 1);
     assert!(fault.message.contains("loaded as read-only"), "{fault}");
 }

@@ -1,4 +1,4 @@
-//! How fast the simulator is: printed, not judged.
+//! Simulator throughput: printed without assertions.
 
 use crate::{kernel, run};
 use std::time::Instant;
