@@ -1,6 +1,6 @@
 //! Loads, stores, atomics and warp-level primitives in the simulator, against independent definitions.
 
-use crate::harness::{BYTES, execute};
+use super::harness::{BYTES, execute};
 use half::{bf16, f16};
 use tilewright_ptx::isa::{
     Op, all,

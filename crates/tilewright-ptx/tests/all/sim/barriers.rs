@@ -1,6 +1,6 @@
 //! Named barriers and mbarriers.
 
-use crate::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
+use super::{assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
 use tilewright_ptx::{build::Builder, isa::sync::Fence, sim::FaultKind};
 
 #[test]
@@ -136,7 +136,7 @@ fn an_mbarrier_that_is_not_one() {
 fn an_mbarrier_with_unordered_initialization() {
     let kernel = producer_consumer(32, 32, false);
     let kinds: Vec<FaultKind> = (0..32)
-        .filter_map(|seed| crate::run(&kernel, 1, &[0; 32], seed).err())
+        .filter_map(|seed| super::run(&kernel, 1, &[0; 32], seed).err())
         .map(|fault| fault.kind)
         .collect();
     assert_eq!(kinds.len(), 32);
@@ -176,7 +176,7 @@ fn a_phase_that_completes_twice() {
         })
     };
     let kinds: Vec<FaultKind> = (0..128)
-        .filter_map(|seed| crate::run(&run_ahead(false), 1, &[0], seed).err())
+        .filter_map(|seed| super::run(&run_ahead(false), 1, &[0], seed).err())
         .map(|fault| fault.kind)
         .collect();
     assert!(kinds.contains(&FaultKind::WrongPhase), "{kinds:?}");

@@ -1,6 +1,6 @@
 //! `mma` and `wgmma`, and accesses to their operands in flight.
 
-use crate::{assert_fault, assert_output, assert_passes, kernel};
+use super::{assert_fault, assert_output, assert_passes, kernel};
 use half::bf16;
 use tilewright_ptx::{
     build::{Value, Var, WgmmaLeft, WgmmaOperands},
@@ -128,7 +128,7 @@ fn warpgroups_multiply() {
 fn fault_of(bug: Bug, registers: bool) -> tilewright_ptx::sim::Fault {
     let kernel = product(bug, registers);
     let (words, _) = words();
-    let mut faults = (0..32).map(|seed| crate::run(&kernel, 1, &words, seed).expect_err("a fault"));
+    let mut faults = (0..32).map(|seed| super::run(&kernel, 1, &words, seed).expect_err("a fault"));
     let first = faults.next().unwrap_or_else(|| unreachable!("32 seeds"));
     for fault in faults {
         assert_eq!(fault.kind, first.kind, "{fault}\n{first}");
@@ -238,7 +238,7 @@ fn ldmatrix_transposes_shared_memory() {
     let expected = words(&|row, column| element(column, row));
     assert_output(&transpose(4), 1, &words(&element), &expected);
     let conflicts = |wide| {
-        crate::run(&transpose(wide), 1, &words(&element), 0).map(|(_, report)| report.bank_conflicts).ok()
+        super::run(&transpose(wide), 1, &words(&element), 0).map(|(_, report)| report.bank_conflicts).ok()
     };
     assert!(conflicts(32) >= conflicts(4).map(|few| few + 7), "{:?} {:?}", conflicts(32), conflicts(4));
     assert_passes(&transpose(4), 1);

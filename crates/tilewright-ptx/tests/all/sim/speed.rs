@@ -1,6 +1,6 @@
 //! Simulator throughput: printed without assertions.
 
-use crate::{kernel, run};
+use super::{kernel, run};
 use std::time::Instant;
 use tilewright_ptx::ir::Kernel;
 

@@ -1,6 +1,6 @@
 //! Races on shared memory within a CTA or warp and on global memory between CTAs, and the operations that prevent them.
 
-use crate::{assert_fault, assert_output, assert_passes, kernel};
+use super::{assert_fault, assert_output, assert_passes, kernel};
 use tilewright_ptx::{
     build::{Builder, Global},
     isa::{
@@ -22,7 +22,7 @@ fn a_missing_barrier_between_write_and_read() {
             out.at(k.thread()).store(x.at(k.thread() ^ 64).load_with(Access::Weak));
         })
     };
-    let fault = (0..64).find_map(|seed| crate::run(&exchange(false), 1, &[0; 128], seed).err());
+    let fault = (0..64).find_map(|seed| super::run(&exchange(false), 1, &[0; 128], seed).err());
     let kind = fault.map(|fault| fault.kind);
     assert!(matches!(kind, Some(FaultKind::Race | FaultKind::Uninitialized)), "{kind:?}");
     assert_output(&exchange(true), 1, &[0; 128], &(0..128).map(|i| i ^ 64).collect::<Vec<u32>>());

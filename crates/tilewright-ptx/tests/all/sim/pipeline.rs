@@ -1,7 +1,7 @@
 //! A warp-specialized GEMM: a producer warp loads stages of A and B by TMA and a warpgroup multiplies them. Each synchronization
 //! bug must be reported.
 
-use crate::SEEDS;
+use super::SEEDS;
 use half::bf16;
 use tilewright_ptx::{
     build::{Barrier, Builder, BulkOptions, Shared, Value, Var, WgmmaLeft, WgmmaOperands},

@@ -1,6 +1,6 @@
 //! Addresses, uninitialized memory, atomics, and traffic counters.
 
-use crate::{SEEDS, assert_fault, assert_output, assert_passes, kernel, run};
+use super::{SEEDS, assert_fault, assert_output, assert_passes, kernel, run};
 use tilewright_ptx::{
     ir::Stmt,
     isa::{

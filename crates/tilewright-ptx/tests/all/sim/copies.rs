@@ -1,6 +1,6 @@
 //! Asynchronous copies: groups, mbarriers, transaction counts, proxies.
 
-use crate::{SEEDS, assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
+use super::{SEEDS, assert_fault, assert_fault_in, assert_output, assert_passes, kernel};
 use tilewright_ptx::{
     build::{Barrier, Builder, BulkOptions},
     ir::Kernel,
@@ -177,7 +177,7 @@ fn a_stage_that_is_overwritten_while_it_is_read() {
     };
     assert_passes(&reload(true), 1);
     let kinds: Vec<FaultKind> = (0..64)
-        .filter_map(|seed| crate::run(&reload(false), 1, &[0; 1024], seed).err())
+        .filter_map(|seed| super::run(&reload(false), 1, &[0; 1024], seed).err())
         .map(|fault| fault.kind)
         .collect();
     assert!(kinds.len() == 64 && kinds.contains(&FaultKind::Race), "{kinds:?}");

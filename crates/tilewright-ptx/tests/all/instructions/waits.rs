@@ -1,6 +1,7 @@
 //! Special registers, mbarriers and asynchronous copies in the simulator, against the manual's description.
 
-use crate::harness::execute;
+use super::harness::execute;
+use crate::kernel;
 use tilewright_ptx::{
     build::{Barrier, Builder, BulkOptions, Shared, Value},
     ir::{Block, Kernel, Stmt},
@@ -49,10 +50,6 @@ fn cta_indices_are_those_of_the_grid() {
     Launch { kernel: &kernel, grid: [3, 2, 2], args: &[Arg::U64(out)], seed: 3 }.run(&mut memory).unwrap();
     let expected: Vec<u32> = (0..12).map(|at| at % 3 + at / 3 % 2 * 10 + at / 6 * 100 + 3000).collect();
     assert_eq!(memory.read::<u32>(out, 12).unwrap(), expected);
-}
-
-fn kernel(threads: u32, body: impl FnOnce(&Builder)) -> Kernel {
-    Builder::kernel("test", threads, body).unwrap_or_else(|why| panic!("{why}"))
 }
 
 /// Replaces every `from` by `to` and returns their number.

@@ -1,6 +1,6 @@
 //! Clusters: barrier, distributed shared memory, multicast.
 
-use crate::{SEEDS, assert_fault, assert_output, kernel};
+use super::{SEEDS, assert_fault, assert_output, kernel};
 use tilewright_ptx::{
     build::BulkOptions,
     ir::{Kernel, Stmt},
@@ -38,7 +38,7 @@ fn the_shared_memory_of_a_peer_cta() {
     assert_output(&exchange(true, true), 4, &[0; 128], &expected);
     let kinds = |kernel: &Kernel| -> Vec<FaultKind> {
         (0..SEEDS)
-            .filter_map(|seed| crate::run(kernel, 2, &[0; 128], seed).err())
+            .filter_map(|seed| super::run(kernel, 2, &[0; 128], seed).err())
             .map(|fault| fault.kind)
             .collect()
     };
@@ -55,7 +55,7 @@ fn arrivals_and_waits_come_in_pairs() {
         k.sync_cluster();
         k.sync_cluster();
     });
-    crate::assert_passes(&pair, 2);
+    super::assert_passes(&pair, 2);
     for missing in [SyncOp::ClusterArrive, SyncOp::ClusterWait] {
         let mut faulty = pair.clone();
         faulty.body.retain(|stmt| !matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(missing)));

@@ -10,19 +10,14 @@ mod products;
 mod races;
 mod speed;
 
+use crate::kernel;
 use tilewright_ptx::{
-    build::Builder,
     ir::Kernel,
     sim::{Arg, Fault, FaultKind, Launch, Memory, Report},
 };
 
 /// Seeds per test.
 const SEEDS: u64 = 32;
-
-/// Records a kernel.
-fn kernel(threads: u32, body: impl FnOnce(&Builder)) -> Kernel {
-    Builder::kernel("test", threads, body).unwrap_or_else(|error| panic!("{error}"))
-}
 
 /// Runs a kernel and returns the final `words`, an array in global memory that is the kernel's only parameter.
 fn run(kernel: &Kernel, ctas: u32, words: &[u32], seed: u64) -> Result<(Vec<u32>, Report), Fault> {

@@ -1,6 +1,6 @@
 //! Control flow, divergence, and warp-level primitives.
 
-use crate::{SEEDS, assert_fault, assert_output, assert_passes, kernel, run};
+use super::{SEEDS, assert_fault, assert_output, assert_passes, kernel, run};
 use tilewright_ptx::{
     isa::warp::WarpReduction,
     sim::{Arg, FaultKind, Launch, Memory},
