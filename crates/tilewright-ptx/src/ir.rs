@@ -84,8 +84,6 @@ pub enum Stmt {
         /// The source line that recorded it.
         at: &'static Location<'static>,
     },
-    /// A comment in the PTX text.
-    Comment(String),
 }
 
 /// A sequence of statements.
@@ -182,7 +180,7 @@ fn walk(block: &Block, each: &mut impl FnMut(&Inst)) {
                 walk(otherwise, each);
             }
             Stmt::Loop { body, .. } => walk(body, each),
-            Stmt::Break { .. } | Stmt::Comment(_) => {}
+            Stmt::Break { .. } => {}
         }
     }
 }

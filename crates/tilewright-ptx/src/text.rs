@@ -170,7 +170,6 @@ impl<'a> Printer<'a> {
         for stmt in block {
             match stmt {
                 Stmt::Inst(inst) => self.inst(inst)?,
-                Stmt::Comment(text) => writeln!(self.text, "\n    // {text}")?,
                 Stmt::If { condition, then, otherwise, at } => {
                     let (past, end) = (self.label(), self.label());
                     self.loc(at);

@@ -118,7 +118,6 @@ impl Checker<'_> {
         for stmt in block {
             match stmt {
                 Stmt::Inst(inst) => self.inst(inst, written)?,
-                Stmt::Comment(_) => {}
                 Stmt::If { condition, then, otherwise, at } => {
                     self.check_read(condition.reg, Class::Pred, written, at)?;
                     let mut other = written.clone();

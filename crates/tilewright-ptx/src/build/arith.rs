@@ -265,34 +265,12 @@ methods! {
     f32: sqrt SqrtF32 -> f32;
     /// `1 / sqrt(self)`, with a relative error of at most 2^-22.9.
     f32: rsqrt RsqrtApproxF32 -> f32;
-    /// The hyperbolic tangent, with a relative error of at most 2^-11.
-    f32: tanh TanhApproxF32 -> f32;
-    /// The sine, with an absolute error of at most 2^-20.5 in -π..π.
-    f32: sin SinApproxF32 -> f32;
-    /// The cosine, with an absolute error of at most 2^-20.5 in -π..π.
-    f32: cos CosApproxF32 -> f32;
     /// Rounds towards negative infinity.
     f32: floor FloorF32 -> f32;
-    /// Rounds towards positive infinity.
-    f32: ceil CeilF32 -> f32;
     /// Rounds to the nearest integer, ties to even.
     f32: round RoundF32 -> f32;
-    /// The number of 1 bits.
-    u32: count_ones Popc -> u32;
     /// The number of leading zeros.
     u32: leading_zeros Clz -> u32;
-    /// The bits in reverse order.
-    u32: reverse_bits Brev -> u32;
-    /// `|self|`
-    i32: abs AbsI32 -> i32;
-    /// `2^self` of both.
-    F16x2: exp2 Ex2F16x2 -> F16x2;
-    /// `2^self` of both.
-    Bf16x2: exp2 Ex2Bf16x2 -> Bf16x2;
-    /// The hyperbolic tangent of both.
-    F16x2: tanh TanhF16x2 -> F16x2;
-    /// The hyperbolic tangent of both.
-    Bf16x2: tanh TanhBf16x2 -> Bf16x2;
 }
 
 impl<'k> Value<'k, f32> {
@@ -309,15 +287,6 @@ impl Value<'_, u32> {
     #[track_caller]
     pub fn mul_high(self, b: impl IntoOperand<u32>) -> Self {
         self.k.compute(PureOp::MulHiU32, &[self.operand, b.into_operand()])
-    }
-    /// A bitwise function of three words: bit `4 a + 2 b + c` of `table`.
-    #[must_use]
-    #[track_caller]
-    pub fn lop3(self, b: impl IntoOperand<u32>, c: impl IntoOperand<u32>, table: u8) -> Self {
-        self.k.compute(
-            PureOp::Lop3,
-            &[self.operand, b.into_operand(), c.into_operand(), Operand::Const(u64::from(table))],
-        )
     }
     /// Four bytes of `{b, self}`, selected by `selector` (`prmt`).
     #[must_use]

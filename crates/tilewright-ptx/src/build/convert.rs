@@ -3,7 +3,7 @@
 use super::{Builder, IntoOperand, Value};
 use crate::isa::{
     pure::PureOp,
-    types::{Bf16x2, E4m3x2, E5m2x2, F16x2},
+    types::{Bf16x2, E4m3x2, F16x2},
 };
 use half::{bf16, f16};
 
@@ -26,8 +26,6 @@ conversions! {
     /// Exact.
     f16: to_f32 F16ToF32 -> f32;
     /// The nearest integer, ties to even; saturated, 0 for NaN.
-    f32: to_u32 F32ToU32 -> u32;
-    /// The nearest integer, ties to even; saturated, 0 for NaN.
     f32: to_i32 F32ToI32 -> i32;
     /// Truncated towards 0; saturated, 0 for NaN.
     f32: trunc_to_i32 F32TruncI32 -> i32;
@@ -39,8 +37,6 @@ conversions! {
     i32: to_f32 I32ToF32 -> f32;
     /// Exact.
     f32: to_f64 F32ToF64 -> f64;
-    /// The nearest f32.
-    f64: to_f32 F64ToF32 -> f32;
     /// Exact.
     u32: to_f64 U32ToF64 -> f64;
     /// Zero-extended.
@@ -59,12 +55,6 @@ conversions! {
     u16: to_u32 U16ToU32 -> u32;
     /// Exact.
     E4m3x2: to_f16x2 E4m3x2ToF16x2 -> F16x2;
-    /// Exact.
-    E5m2x2: to_f16x2 E5m2x2ToF16x2 -> F16x2;
-    /// The nearest e4m3, saturated at 448.
-    F16x2: to_e4m3x2 F16x2ToE4m3x2 -> E4m3x2;
-    /// The nearest e5m2, saturated at 57344.
-    F16x2: to_e5m2x2 F16x2ToE5m2x2 -> E5m2x2;
 }
 
 impl<'k> Value<'k, bf16> {
@@ -91,8 +81,6 @@ macro_rules! pairs {
 pairs! {
     F16x2, f16: f16x2 "The nearest f16 of two numbers." F32ToF16x2;
     Bf16x2, bf16: bf16x2 "The nearest bf16 of two numbers." F32ToBf16x2;
-    E4m3x2, u8: e4m3x2 "The nearest e4m3 of two numbers, saturated at 448." F32ToE4m3x2;
-    E5m2x2, u8: e5m2x2 "The nearest e5m2 of two numbers, saturated at 57344." F32ToE5m2x2;
 }
 
 impl<'k> Value<'k, Bf16x2> {
@@ -114,12 +102,6 @@ impl<'k> Value<'k, F16x2> {
 }
 
 impl Builder {
-    /// A word of two halves.
-    #[track_caller]
-    pub fn pack16(&self, low: impl IntoOperand<u16>, high: impl IntoOperand<u16>) -> Value<'_, u32> {
-        self.compute(PureOp::Pack16, &[low.into_operand(), high.into_operand()])
-    }
-
     /// Packs two words into 64 bits.
     #[track_caller]
     pub fn pack32(&self, low: impl IntoOperand<u32>, high: impl IntoOperand<u32>) -> Value<'_, u64> {

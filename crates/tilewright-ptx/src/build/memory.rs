@@ -248,21 +248,6 @@ impl<'k, T: Stored, A: Scalar> Pointer<'k, T, A> {
         old
     }
 
-    /// Compare-and-swap; returns the old value.
-    #[track_caller]
-    pub fn compare_and_swap(
-        self,
-        expected: impl IntoOperand<T>,
-        value: impl IntoOperand<T>,
-        (order, scope): (Order, Scope),
-    ) -> Value<'k, T> {
-        let op = if T::CLASS == Class::B64 { AtomicOp::CasU64 } else { AtomicOp::Cas };
-        let operands = [&self.operands()[..], &[expected.into_operand(), value.into_operand()]].concat();
-        let [old] =
-            self.builder().effect(Op::Memory(MemoryOp::Atomic(self.space, op, order, scope)), &operands);
-        old
-    }
-
     /// Applies `op` to the element.
     #[track_caller]
     pub fn reduce(self, op: AtomicOp, value: impl IntoOperand<T>, (order, scope): (Order, Scope)) {

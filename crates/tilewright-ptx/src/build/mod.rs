@@ -109,11 +109,6 @@ impl Builder {
         Shared::new(self.pure::<u32>(Op::SharedAddress(index), &[]).named(name))
     }
 
-    /// A comment in the PTX text.
-    pub fn comment(&self, text: &str) {
-        self.0.borrow_mut().comment(text);
-    }
-
     /// A constant.
     pub fn constant<T: Scalar>(&self, value: T) -> Value<'_, T> {
         Value::new(self, crate::ir::Operand::Const(value.bits()))

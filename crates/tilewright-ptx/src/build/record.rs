@@ -129,10 +129,6 @@ impl Recorder {
         &mut self.roles[reg.index()]
     }
 
-    pub(super) fn comment(&mut self, text: &str) {
-        self.block().push(Stmt::Comment(text.to_owned()));
-    }
-
     fn innermost(&mut self) -> &mut OpenBlock {
         self.open.last_mut().expect("the outermost block is open until the end")
     }

@@ -214,13 +214,6 @@ impl<'k> Barrier<'k> {
         self.emit(MbarrierOp::Arrive, &[]);
     }
 
-    /// One arrival at the barrier of another CTA ([`Barrier::of_cta`]).
-    #[track_caller]
-    pub fn arrive_remote(self) {
-        let _line = self.0.builder().at_line(Location::caller());
-        self.emit(MbarrierOp::ArriveRemote, &[]);
-    }
-
     /// Arrives once and adds `bytes` to the phase's expected transaction count.
     #[track_caller]
     pub fn arrive_expecting(self, bytes: impl IntoOperand<u32>) {

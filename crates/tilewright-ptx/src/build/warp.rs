@@ -67,12 +67,6 @@ impl Builder {
         self.warp(WarpOp::Reduce(op), &[value.into_operand()])
     }
 
-    /// The lanes with the same word, one bit each.
-    #[track_caller]
-    pub fn lanes_like(&self, value: impl IntoOperand<u32>) -> Value<'_, u32> {
-        self.warp(WarpOp::Match, &[value.into_operand()])
-    }
-
     /// Elects one lane of the warp: true in that lane only.
     #[track_caller]
     pub fn elect(&self) -> Value<'_, bool> {
@@ -83,11 +77,5 @@ impl Builder {
     #[track_caller]
     pub fn sync_warp(&self) {
         self.emit(Op::Warp(WarpOp::Sync), &[]);
-    }
-
-    /// The lanes that are here, one bit each.
-    #[track_caller]
-    pub fn active_lanes(&self) -> Value<'_, u32> {
-        self.warp(WarpOp::ActiveMask, &[])
     }
 }

@@ -36,7 +36,7 @@ pub enum Special {
 
 impl Special {
     /// The PTX name, first PTX version and architecture.
-    pub fn entry(self) -> (String, &'static str, &'static str) {
+    fn entry(self) -> (String, &'static str, &'static str) {
         let axis = |at: usize| ["x", "y", "z"][at.min(2)];
         match self {
             Self::Thread(at) => (format!("%tid.{}", axis(at)), "1.0", "sm_50"),

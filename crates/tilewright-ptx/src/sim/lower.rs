@@ -262,7 +262,6 @@ impl Lower<'_> {
                     self.patch_targets(&ends);
                 }
                 Stmt::Break { condition, at } => breaks.push(self.push(branch(condition, true), at)),
-                Stmt::Comment(_) => {}
             }
         }
         Ok(())
