@@ -1,9 +1,9 @@
-//! The memory of the KV pool: for each layer, K and V of all pages.
+//! The memory of the KV pool: K and V of all pages, per layer.
 
 use crate::{model::ModelConfig, pages::PageId};
 use tilewright::{Backend, Dtype, KvCacheMut, KvLayout, Result, ensure, kv::copy_pages, tensor::Buffer};
 
-/// K and V of all layers: `[num_pages, page_size, num_kv_heads, head_dim]` each (NHD), where the backend computes.
+/// K and V of all layers in the backend's memory, each `[num_pages, page_size, num_kv_heads, head_dim]` (NHD).
 #[derive(Debug)]
 pub(crate) struct KvPool {
     layers: Vec<[Buffer; 2]>,
@@ -11,13 +11,13 @@ pub(crate) struct KvPool {
 }
 
 impl KvPool {
-    /// The layout of every layer's K and V.
+    /// The layout of K and V in every layer.
     pub(crate) const LAYOUT: KvLayout = KvLayout::Nhd;
 
-    /// The pages of all layers of a model.
+    /// Allocates the pages of all layers of a model.
     ///
     /// # Errors
-    /// When the backend does not have so much memory.
+    /// When the backend has too little memory.
     pub(crate) fn for_model<B: Backend>(
         backend: &B,
         config: &ModelConfig,
@@ -28,14 +28,14 @@ impl KvPool {
             Self::LAYOUT.paged_shape(num_pages, page_size, config.num_key_value_heads, config.head_dim);
         let mut sizes = shape.into_iter().chain([2, config.num_hidden_layers]);
         let bytes = sizes.try_fold(dtype.size(), usize::checked_mul);
-        // asked for as a whole and given back: without memory the system would end the process later instead
+        // Reserves the total once and frees it: Linux may grant the layers one by one and kill the process at a later write.
         let probe =
             |bytes: usize| !backend.computes_on_host() || Vec::<u8>::new().try_reserve_exact(bytes).is_ok();
-        let given = bytes.is_some_and(probe);
+        let fits = bytes.is_some_and(probe);
         let bytes =
             bytes.map_or("more bytes than can be counted".to_owned(), |bytes| format!("{bytes} bytes"));
         ensure!(
-            given,
+            fits,
             "engine.new",
             "{num_pages} pages of {page_size} tokens need {bytes}, which this machine does not give"
         );
@@ -51,7 +51,7 @@ impl KvPool {
         Ok(KvCacheMut { k: k.view_mut(&self.shape)?, v: v.view_mut(&self.shape)? })
     }
 
-    /// Copies whole pages, in all layers.
+    /// Copies full pages in all layers.
     pub(crate) fn copy_pages<B: Backend>(&mut self, backend: &B, copies: &[(PageId, PageId)]) -> Result<()> {
         if copies.is_empty() {
             return Ok(());

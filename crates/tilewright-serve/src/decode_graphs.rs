@@ -1,55 +1,57 @@
-//! Decoding steps as recorded work: one recording for each power of two of rows, which serves every step of up to as many.
+//! Graph capture of decode steps: one graph per power of two of rows, replayed for every step of at most that many rows.
 //!
-//! A step is padded: tokens that nobody has are appended nowhere and looked at by nobody. The first step of a size runs as it is, so
-//! that kernels are there; the second is recorded; from then on a step refills its arguments and replays.
+//! 1. A step is padded to the graph's rows; padding rows append no KV and no row attends to them.
+//! 2. The first step of a size runs eagerly, which compiles its kernels.
+//! 3. The second step is captured.
+//! 4. Later steps refill the captured inputs and replay.
 
 use crate::{
-    arguments::Arguments,
     cache::KvPool,
-    model::{Transformer, activations::Activations, transformer::Device},
+    model::{Transformer, activations::Activations, transformer::ForwardContext},
     step::Step,
+    step_inputs::StepInputs,
 };
 use std::collections::BTreeMap;
 use tilewright::{Backend, Recorded, Result};
 
-/// The recordings of an engine.
+/// The captured graphs of an engine.
 #[derive(Debug)]
 pub(crate) struct DecodeGraphs {
     by_rows: BTreeMap<usize, Graph>,
     enabled: bool,
-    /// How many steps were replayed.
+    /// Number of replayed steps.
     pub(crate) replays: usize,
 }
 
 #[derive(Debug)]
 struct Graph {
-    arguments: Arguments,
-    /// What was recorded, when so much had moved.
+    inputs: StepInputs,
+    /// The recording, and `StepInputs::reallocations` at its capture.
     recorded: Option<(Box<dyn Recorded>, usize)>,
 }
 
-/// What a step runs on.
-pub(crate) struct Run<'a, B> {
+/// The model with the memory that a step runs on.
+pub(crate) struct ModelRunner<'a, B> {
     pub(crate) model: &'a Transformer,
-    pub(crate) device: Device<'a, B>,
+    pub(crate) context: ForwardContext<'a, B>,
     pub(crate) cache: &'a mut KvPool,
     pub(crate) activations: &'a mut Activations,
 }
 
-impl<B: Backend> Run<'_, B> {
-    fn forward(&mut self, arguments: &Arguments) -> Result<()> {
-        self.model.forward(&self.device, arguments, self.cache, self.activations)
+impl<B: Backend> ModelRunner<'_, B> {
+    fn forward(&mut self, inputs: &StepInputs) -> Result<()> {
+        self.model.forward(&self.context, inputs, self.cache, self.activations)
     }
 
-    fn reserve(&mut self, arguments: &Arguments) -> Result<bool> {
-        let sizes = self.model.sizes(arguments);
-        self.activations.reserve(self.device.backend, self.model.config(), sizes)
+    fn reserve(&mut self, inputs: &StepInputs) -> Result<bool> {
+        let sizes = self.model.sizes(inputs);
+        self.activations.reserve(self.context.backend, self.model.config(), sizes)
     }
 
-    /// Runs a step once.
-    pub(crate) fn once(&mut self, arguments: &Arguments) -> Result<()> {
-        self.reserve(arguments)?;
-        self.forward(arguments)
+    /// Runs a step without capture.
+    pub(crate) fn run_eagerly(&mut self, inputs: &StepInputs) -> Result<()> {
+        self.reserve(inputs)?;
+        self.forward(inputs)
     }
 }
 
@@ -58,47 +60,51 @@ impl DecodeGraphs {
         Self { by_rows: BTreeMap::new(), enabled, replays: 0 }
     }
 
-    /// Whether to run this step.
-    pub(crate) fn take(&self, step: &Step) -> bool {
+    /// Whether this step runs through a graph.
+    pub(crate) fn applies_to(&self, step: &Step) -> bool {
         self.enabled && step.is_decode()
     }
 
-    /// Runs a decoding step; gives back its arguments.
-    pub(crate) fn run<B: Backend>(&mut self, run: &mut Run<'_, B>, mut step: Step) -> Result<&Arguments> {
+    /// Runs a decode step and returns its inputs.
+    pub(crate) fn run<B: Backend>(
+        &mut self,
+        runner: &mut ModelRunner<'_, B>,
+        mut step: Step,
+    ) -> Result<&StepInputs> {
         let rows = step.rows().next_power_of_two();
         step.pad(rows);
-        let (backend, attention) = (run.device.backend, run.device.attention);
+        let (backend, attention) = (runner.context.backend, runner.context.attention);
         let warm = self.by_rows.contains_key(&rows);
         if let Some(graph) = self.by_rows.get_mut(&rows) {
-            graph.arguments.refill(backend, attention, &step)?;
+            graph.inputs.refill(backend, attention, &step)?;
         } else {
-            let arguments = Arguments::refillable(backend, attention, &step)?;
-            self.by_rows.insert(rows, Graph { arguments, recorded: None });
+            let inputs = StepInputs::refillable(backend, attention, &step)?;
+            self.by_rows.insert(rows, Graph { inputs, recorded: None });
         }
-        if run.reserve(&self.by_rows[&rows].arguments)? {
-            // recordings know the old places
+        if runner.reserve(&self.by_rows[&rows].inputs)? {
+            // recordings hold the old addresses
             self.by_rows.values_mut().for_each(|graph| graph.recorded = None);
         }
         let Self { by_rows, enabled, replays } = self;
-        let graph = by_rows.get_mut(&rows).expect("it was just inserted, or there before");
-        let moves = graph.arguments.moves;
-        if graph.recorded.as_ref().is_some_and(|(_, then)| *then != moves) {
+        let graph = by_rows.get_mut(&rows).expect("the graph was inserted above");
+        let reallocations = graph.inputs.reallocations;
+        if graph.recorded.as_ref().is_some_and(|(_, captured)| *captured != reallocations) {
             graph.recorded = None;
         }
         if warm && graph.recorded.is_none() {
-            let arguments = &graph.arguments;
-            let recorded = backend.record(&mut || run.forward(arguments))?;
+            let inputs = &graph.inputs;
+            let recorded = backend.record(&mut || runner.forward(inputs))?;
             *enabled = recorded.is_some();
-            graph.recorded = recorded.map(|recorded| (recorded, moves));
+            graph.recorded = recorded.map(|recorded| (recorded, reallocations));
         }
         match &graph.recorded {
             Some((recorded, _)) => {
                 recorded.replay()?;
-                run.activations.logits_rows = graph.arguments.wanted;
+                runner.activations.logits_rows = graph.inputs.num_logits;
                 *replays += 1;
             }
-            None => run.forward(&graph.arguments)?,
+            None => runner.forward(&graph.inputs)?,
         }
-        Ok(&graph.arguments)
+        Ok(&graph.inputs)
     }
 }

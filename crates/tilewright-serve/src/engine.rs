@@ -1,24 +1,25 @@
-//! The engine: each step schedules, plans, runs the layers, samples and commits.
+//! The serving engine: each step schedules, plans, runs the layers, samples and commits.
 //!
-//! On the CPU a request's tokens do not depend on its neighbours, on chunking, on reuse or on preemption, bit for bit: every operator
-//! computes a row from that row alone, and attention divides keys at fixed places. A GPU chooses kernels by the number of rows: the
-//! same step gives the same bits there, but logits may differ in their last bits between a request alone and among others, and
-//! between a prompt whole and in chunks, so that its tokens may where two logits nearly tie.
+//! Determinism on the CPU: a request's tokens are bit-identical whatever its batch peers, chunking, prefix reuse or preemption.
+//! Every operator computes a row from that row alone, and attention splits keys at fixed positions.
+//!
+//! Determinism on a GPU: equal steps give equal bits. Kernels are chosen by the number of rows, so the last bits of logits may
+//! depend on the batch and on chunking. Tokens may then differ where two logits nearly tie.
 
 use crate::{
-    arguments::Arguments,
     cache::KvPool,
-    decode_graphs::{DecodeGraphs, Run},
+    decode_graphs::{DecodeGraphs, ModelRunner},
     model::{
         Transformer,
         activations::{Activations, Sizes},
-        transformer::Device,
+        transformer::ForwardContext,
     },
-    pool::Pool,
+    pool::PagePool,
     report::{Report, StepCost},
     request::{Event, FinishReason, Fork, GenerateOptions, Request, RequestId},
     scheduler::{Chunk, Limits, Scheduler},
     step::Step,
+    step_inputs::StepInputs,
 };
 use std::time::Instant;
 use tilewright::{
@@ -29,33 +30,33 @@ use tilewright::{
     sampling::{self, Sampled},
 };
 
-/// Keys of a piece of attention: long enough that few requests are divided at all.
+/// Keys per split of attention: long enough that few requests are split.
 pub(crate) const SPLIT: Split = Split::Fixed { tokens: 2048 };
 
 /// The engine's memory and its limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
-    /// Tokens a page holds.
+    /// Tokens per page.
     pub page_size: usize,
-    /// Pages of the pool; together with `page_size` this bounds the longest request.
+    /// Pages of the pool; `num_pages * page_size` bounds the longest request.
     pub num_pages: usize,
-    /// Tokens computed in one step: longer prompts are computed in chunks.
+    /// Maximum tokens per step; longer prompts are computed in chunks.
     pub max_step_tokens: usize,
-    /// Requests that run at once.
+    /// Maximum concurrent requests.
     pub max_requests: usize,
-    /// Whether pages of earlier requests are read by later ones with the same prefix.
+    /// Whether requests reuse the pages of earlier requests with the same prefix.
     pub prefix_reuse: bool,
-    /// Dtype of keys and values in the pool; `None` is that of the weights.
+    /// Dtype of keys and values in the pool; `None` is the dtype of the weights.
     pub kv_dtype: Option<Dtype>,
-    /// Dtype of what products and attention read: f32, f16 or bf16. Tensor cores need one of 16 bits. Results of products, and the
-    /// residual stream, are f32 whatever this is ([`Precision`](crate::model::Precision)).
+    /// Input dtype of matrix products and attention: f32, f16 or bf16. Tensor cores need 16 bits. Outputs of matrix products and
+    /// the residual stream are always f32 ([`Precision`](crate::model::Precision)).
     pub activations: Dtype,
-    /// Whether decoding steps are recorded and replayed, on a backend that can.
+    /// Whether decode steps are captured and replayed, on a backend that supports it.
     pub graphs: bool,
 }
 
 impl Default for EngineOptions {
-    /// 16 tokens a page, 1,024 pages, 512 tokens and 64 requests a step, with reuse; activations in f32.
+    /// 1,024 pages of 16 tokens, at most 512 tokens and 64 requests per step, with prefix reuse and f32 activations.
     fn default() -> Self {
         Self {
             page_size: 16,
@@ -89,11 +90,11 @@ pub struct Engine<B> {
 }
 
 impl<B: Backend + Clone> Engine<B> {
-    /// An engine for `model` on `backend`, to which its weights are brought if they are not there.
+    /// An engine for `model` on `backend`; uploads the weights to a device backend.
     ///
     /// # Errors
-    /// When an option is 0, activations are of a dtype that only KV caches have, there is no memory for the pages, or the backend
-    /// cannot do the model's attention.
+    /// When an option is 0, `activations` is a cache-only dtype, the pages do not fit in memory, or the backend does not support
+    /// the model's attention.
     pub fn new(model: Transformer, backend: B, options: EngineOptions) -> Result<Self> {
         let limits = Limits { max_step_tokens: options.max_step_tokens, max_requests: options.max_requests };
         for (name, value) in [
@@ -107,11 +108,11 @@ impl<B: Backend + Clone> Engine<B> {
         let dtype = options.activations;
         ensure!(!dtype.is_cache_only(), "engine.new", "activations = {dtype}, expected f32, f16 or bf16");
         let kv_dtype = options.kv_dtype.unwrap_or(model.dtype());
-        // before anything else that grows with the number of pages: it is the largest, and says so when it is too large
+        // Allocated first: the pool is the largest allocation, and its error names the size.
         let pages = (options.num_pages, options.page_size);
         let cache = KvPool::for_model(&backend, model.config(), pages, kv_dtype)?;
-        let model = model.on(&backend, |_| ())?;
-        let pool = Pool::new(options.num_pages, options.page_size, options.prefix_reuse)?;
+        let model = model.upload(&backend, |_| ())?;
+        let pool = PagePool::new(options.num_pages, options.page_size, options.prefix_reuse)?;
         let context = model.config().max_position_embeddings.min(options.num_pages * options.page_size);
         Ok(Self {
             attention: Attention::new(model.attention_problem(dtype, kv_dtype)?, backend.clone())?,
@@ -129,7 +130,7 @@ impl<B: Backend + Clone> Engine<B> {
         })
     }
 
-    /// The longest request, prompt and continuation together, in tokens.
+    /// The maximum length of prompt and continuation together, in tokens.
     pub fn context(&self) -> usize {
         self.context
     }
@@ -139,8 +140,8 @@ impl<B: Backend + Clone> Engine<B> {
         self.cache.bytes()
     }
 
-    /// Queues `continuations` of `prompt`, one for each of the options; the prompt is computed once. Returns their
-    /// names in order.
+    /// Queues one continuation of `prompt` per entry of `continuations`; the prompt is computed once. Returns the ids
+    /// in order.
     ///
     /// # Errors
     /// When the prompt is empty, does not fit into the context, or has a token outside the vocabulary; when there
@@ -177,15 +178,15 @@ impl<B: Backend + Clone> Engine<B> {
         Ok(ids)
     }
 
-    /// Whether nothing is left to do.
+    /// Whether no request is running or waiting.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }
 
-    /// Advances every request that has its turn by a chunk of its prompt or by one token.
+    /// Advances every scheduled request by a chunk of its prompt or by one token.
     ///
     /// # Errors
-    /// When an operator refuses its arguments, which only a damaged model can cause.
+    /// When an operator rejects its arguments, which only a damaged model can cause.
     pub fn step(&mut self) -> Result<Vec<Event>> {
         let start = Instant::now();
         let chunks = self.scheduler.schedule()?;
@@ -195,25 +196,25 @@ impl<B: Backend + Clone> Engine<B> {
         let step = Step::new(&self.scheduler, &chunks, self.options.page_size);
         let explanation = self.run(step)?;
         let drawn = self.sample(&chunks)?;
-        self.count(&chunks, &explanation, start);
+        self.record_step(&chunks, &explanation, start);
         self.commit(drawn)
     }
 
-    /// Runs the layers, and says what their attention did.
+    /// Runs the layers and returns the explanation of their attention plan.
     fn run(&mut self, step: Step) -> Result<Explanation> {
         let Self { model, backend, attention, rope, cache, activations, graphs, .. } = self;
-        let device = Device { backend, attention, rope };
-        let mut run = Run { model, device, cache, activations };
-        if graphs.take(&step) {
-            return Ok(graphs.run(&mut run, step)?.plan.explain());
+        let context = ForwardContext { backend, attention, rope };
+        let mut runner = ModelRunner { model, context, cache, activations };
+        if graphs.applies_to(&step) {
+            return Ok(graphs.run(&mut runner, step)?.plan.explain());
         }
-        let arguments = Arguments::new(backend, attention, &step)?;
-        run.once(&arguments)?;
-        Ok(arguments.plan.explain())
+        let inputs = StepInputs::new(backend, attention, &step)?;
+        runner.run_eagerly(&inputs)?;
+        Ok(inputs.plan.explain())
     }
 
-    /// Counts the work of a step whose layers have run.
-    fn count(&mut self, chunks: &[Chunk], attention: &Explanation, start: Instant) {
+    /// Adds a finished step to the report.
+    fn record_step(&mut self, chunks: &[Chunk], attention: &Explanation, start: Instant) {
         let is_decode = |chunk: &&Chunk| {
             let request = &self.scheduler.running[chunk.request];
             chunk.tokens.len() == 1 && chunk.tokens.start >= request.prompt_len
@@ -231,14 +232,14 @@ impl<B: Backend + Clone> Engine<B> {
         self.report.add(cost, attention);
     }
 
-    /// Draws a token for every request that is computed up to its end, forks included; gives each one's place among
-    /// the running requests.
+    /// Samples a token for every fully computed request, forks included. Returns pairs of index into the running
+    /// requests and token.
     fn sample(&mut self, chunks: &[Chunk]) -> Result<Vec<(usize, Sampled)>> {
         let mut drawn = Vec::new();
         for chunk in chunks {
             self.scheduler.advance(chunk)?;
         }
-        let ready = chunks.iter().filter(|chunk| self.scheduler.running[chunk.request].missing() == 0);
+        let ready = chunks.iter().filter(|chunk| self.scheduler.running[chunk.request].uncomputed() == 0);
         let ready: Vec<usize> = ready.map(|chunk| chunk.request).collect();
         let logits = self.activations.first_logits(ready.len())?;
         drawn.extend(draw(&self.backend, &self.scheduler, &ready, logits)?);
@@ -250,14 +251,14 @@ impl<B: Backend + Clone> Engine<B> {
             let copies = self.scheduler.start_forks(leader)?;
             self.cache.copy_pages(&self.backend, &copies)?;
             let forks: Vec<usize> = (first..self.scheduler.running.len()).collect();
-            // all forks go on from the leader's logits
+            // all forks sample from the leader's logits
             let logits = self.activations.repeated_logits(row, forks.len())?;
             drawn.extend(draw(&self.backend, &self.scheduler, &forks, logits)?);
         }
         Ok(drawn)
     }
 
-    /// Hands out the drawn tokens and lets go of requests that are done.
+    /// Appends the sampled tokens and releases finished requests.
     fn commit(&mut self, drawn: Vec<(usize, Sampled)>) -> Result<Vec<Event>> {
         let mut events = Vec::new();
         let mut done = Vec::new();
@@ -270,7 +271,7 @@ impl<B: Backend + Clone> Engine<B> {
                     request.push(token, self.context)
                 }
                 Err(error) => {
-                    // the sampler's text begins with the row of its batch, which says nothing to the request
+                    // the sampler's text begins with the row in the batch, which is meaningless to the request
                     let text = error.message();
                     let why = text.split_once(": ").map_or(text, |(_, why)| why);
                     Some(FinishReason::Failed(why.to_owned()))
@@ -288,37 +289,37 @@ impl<B: Backend + Clone> Engine<B> {
         Ok(events)
     }
 
-    /// What was done so far.
+    /// Counters since the engine was created.
     pub fn report(&self) -> Report {
-        let tally = self.scheduler.tally;
+        let stats = self.scheduler.stats;
         Report {
             attention_time: self.activations.attention_time,
             replays: self.graphs.replays,
-            reused_tokens: tally.reused_tokens,
-            reused_pages: tally.reused_pages,
-            peak_pages: tally.peak_pages,
-            preemptions: tally.preemptions,
+            reused_tokens: stats.reused_tokens,
+            reused_pages: stats.reused_pages,
+            peak_pages: stats.peak_pages,
+            preemptions: stats.preemptions,
             num_pages: self.scheduler.pool().num_pages(),
             ..self.report
         }
     }
 
-    /// Pages that a new request could get: free ones, and those kept for reuse that nobody reads. When the engine
-    /// is idle, that is all of them.
+    /// Pages available to a new request: free pages and unlocked pages of the radix tree. All pages when the engine
+    /// is idle.
     pub fn available_pages(&self) -> usize {
         self.scheduler.pool().available()
     }
 
-    /// Checks that every page has exactly one owner, and that exactly the pages that are read are kept.
+    /// Checks that every page has exactly one owner, and that exactly the pages in use by requests are locked.
     ///
     /// # Errors
-    /// When the books do not balance, which is a bug.
+    /// When an invariant is broken, which is a bug.
     pub fn check_integrity(&self) -> Result<()> {
         self.scheduler.check_integrity()
     }
 }
 
-/// A token for each of the running `requests`, from its row of `logits`.
+/// Samples a token for each of the running `requests` from its row of `logits`.
 fn draw<B: Backend>(
     backend: &B,
     scheduler: &Scheduler,

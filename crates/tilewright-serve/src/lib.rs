@@ -1,13 +1,14 @@
-//! Serving on top of `tilewright`: who owns which page, who runs next, and the model in between.
+//! A serving engine on `tilewright`: continuous batching, paged KV with prefix reuse, and the model's forward pass.
 //!
 //! | | |
 //! |---|---|
-//! | [`engine`] | [`Engine::step`]: schedule, plan, layers, sample, commit |
-//! | [`model`] | a Hugging Face folder and its forward pass |
+//! | [`engine`] | [`Engine::step`]: schedule, plan, run the layers, sample, commit |
+//! | [`model`] | loads a Hugging Face folder and runs its forward pass |
 //! | [`pages`], [`radix`] | the page allocator and the prefix tree |
 #![cfg_attr(not(test), forbid(clippy::unwrap_used))]
+// Not `forbid`: `model/weights/shard.rs` maps the weights, and memmap2 has no safe constructor.
+#![deny(unsafe_code)]
 
-mod arguments;
 mod cache;
 mod decode_graphs;
 pub mod engine;
@@ -19,6 +20,7 @@ mod report;
 mod request;
 mod scheduler;
 mod step;
+mod step_inputs;
 
 pub use engine::{Engine, EngineOptions};
 pub use report::{Report, Work};

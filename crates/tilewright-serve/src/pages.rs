@@ -1,12 +1,12 @@
-//! The page allocator: which pages of the KV pool are free.
+//! The page allocator: the free list of the KV pool.
 //!
-//! Invariant: the free list holds every free page once and no used page. A used page has exactly one owner, a
-//! running request or the [radix tree](crate::radix), so there is nothing to count here: sharing is done with
-//! locks in the tree.
+//! Invariant: the free list holds every free page once and no used page. A used page has exactly one owner: a
+//! running request or the [radix tree](crate::radix). Pages have no reference counts; locks in the tree implement
+//! sharing.
 
 use tilewright::{Error, Result, ensure};
 
-/// Index of a page in the KV pool, as the page tables that kernels see hold it.
+/// Index of a page in the KV pool, as stored in the page tables of kernels.
 pub type PageId = i32;
 
 /// The free pages of a KV pool of fixed size.
@@ -22,7 +22,7 @@ pub type PageId = i32;
 /// ```
 #[derive(Debug, Clone)]
 pub struct PageAllocator {
-    /// A stack: the page freed last is handed out first, while caches may still hold it.
+    /// A stack: the page freed last is allocated first, because it may still be in the CPU cache.
     free_list: Vec<PageId>,
     /// `[num_pages]`
     states: Vec<State>,
@@ -47,8 +47,8 @@ impl PageAllocator {
         Ok(Self { free_list: (0..end).rev().collect(), states: vec![State::Free; num_pages] })
     }
 
-    /// Takes `count` pages, which are then the caller's, or none at all (`None`) when fewer are free.
-    #[must_use = "pages that nobody keeps are lost to the pool"]
+    /// Allocates `count` pages, which the caller then owns; `None` when fewer are free.
+    #[must_use = "dropped pages are lost to the pool"]
     pub fn allocate(&mut self, count: usize) -> Option<Vec<PageId>> {
         let kept = self.free_list.len().checked_sub(count)?;
         let pages: Vec<PageId> = self.free_list.drain(kept..).rev().collect();
@@ -58,10 +58,10 @@ impl PageAllocator {
         Some(pages)
     }
 
-    /// Takes `pages` back, in any order.
+    /// Frees `pages`, in any order.
     ///
     /// # Errors
-    /// When a page is unknown, is free already, or is given twice; then nothing was freed.
+    /// When a page is unknown, free already, or passed twice; nothing is freed then.
     pub fn free(&mut self, pages: &[PageId]) -> Result<()> {
         for (i, &page) in pages.iter().enumerate() {
             if let Err(error) = self.release(page) {
@@ -80,7 +80,7 @@ impl PageAllocator {
         Ok(())
     }
 
-    /// Marks one page free, or says what is wrong with it.
+    /// Marks one page free, or returns the reason why it cannot be freed.
     fn release(&mut self, page: PageId) -> Result<(), String> {
         let num_pages = self.num_pages();
         let state = usize::try_from(page).ok().and_then(|at| self.states.get_mut(at));
@@ -94,25 +94,25 @@ impl PageAllocator {
         }
     }
 
-    /// How many pages can still be allocated.
+    /// The number of free pages.
     pub fn num_free(&self) -> usize {
         self.free_list.len()
     }
 
-    /// How many pages have an owner.
+    /// The number of pages that have an owner.
     pub fn num_used(&self) -> usize {
         self.num_pages() - self.num_free()
     }
 
-    /// The size of the pool.
+    /// The number of pages of the pool.
     pub fn num_pages(&self) -> usize {
         self.states.len()
     }
 
-    /// Checks the invariant of this file, in time linear in the pool.
+    /// Checks the module's invariant, in time linear in the pool.
     ///
     /// # Errors
-    /// With the first page that breaks it.
+    /// With the first page that violates it.
     pub fn check_integrity(&self) -> Result<()> {
         const OPERATOR: &str = "pages.check_integrity";
         let mut listed = vec![false; self.num_pages()];
@@ -133,7 +133,7 @@ impl PageAllocator {
 mod tests {
     use super::*;
 
-    fn complaint(damage: impl Fn(&mut PageAllocator)) -> String {
+    fn error_after(damage: impl Fn(&mut PageAllocator)) -> String {
         let mut allocator = PageAllocator::new(4).unwrap();
         assert_eq!(allocator.allocate(2), Some(vec![0, 1]));
         allocator.check_integrity().unwrap();
@@ -143,10 +143,10 @@ mod tests {
 
     #[test]
     fn check_integrity_finds_every_damage() {
-        assert_eq!(complaint(|a| a.free_list.push(4)), "the free list holds the unknown page 4");
-        assert_eq!(complaint(|a| a.free_list.push(-1)), "the free list holds the unknown page -1");
-        assert_eq!(complaint(|a| a.free_list.push(1)), "the free list holds the used page 1");
-        assert_eq!(complaint(|a| a.free_list.push(2)), "the free list holds page 2 twice");
-        assert_eq!(complaint(|a| a.states[1] = State::Free), "free page 1 is not in the free list");
+        assert_eq!(error_after(|a| a.free_list.push(4)), "the free list holds the unknown page 4");
+        assert_eq!(error_after(|a| a.free_list.push(-1)), "the free list holds the unknown page -1");
+        assert_eq!(error_after(|a| a.free_list.push(1)), "the free list holds the used page 1");
+        assert_eq!(error_after(|a| a.free_list.push(2)), "the free list holds page 2 twice");
+        assert_eq!(error_after(|a| a.states[1] = State::Free), "free page 1 is not in the free list");
     }
 }

@@ -1,7 +1,7 @@
-//! The pages of the KV pool as requests hold them: the allocator and the radix tree, kept in step.
+//! Page ownership: the allocator and the radix tree, kept consistent.
 //!
-//! Invariant: every used page belongs to the tree or to exactly one [`Holding`]. Of a holding's pages the first
-//! `shared` are the tree's, locked; the rest are its own, and only those are written.
+//! Invariant: the tree or exactly one [`RequestPages`] owns each used page. The first `shared` pages of a request belong
+//! to the tree and are locked; the request owns the rest and writes only those.
 
 use crate::{
     pages::{PageAllocator, PageId},
@@ -10,55 +10,55 @@ use crate::{
 use std::collections::HashSet;
 use tilewright::{Result, ensure};
 
-/// The pages of one request, in the order of its tokens.
+/// The pages of one request, in token order.
 #[derive(Debug, Default)]
-pub(crate) struct Holding {
-    pub(crate) pages: Vec<PageId>,
+pub(crate) struct RequestPages {
+    pub(crate) ids: Vec<PageId>,
     shared: usize,
     node: Option<NodeId>,
 }
 
-impl Holding {
-    /// Pages that it reads from the tree.
+impl RequestPages {
+    /// Number of pages owned by the tree.
     pub(crate) fn shared(&self) -> usize {
         self.shared
     }
 }
 
-/// A second holding of the same tokens, which reads the first one's shared pages.
+/// The pages of a fork: same tokens, same shared pages, own copies of the rest.
 #[derive(Debug)]
-pub(crate) struct Forked {
-    pub(crate) holding: Holding,
-    /// Pages to copy before anything is computed, (from, to): both holdings go on filling the same page.
+pub(crate) struct ForkPages {
+    pub(crate) pages: RequestPages,
+    /// Pages to copy before the next step, (from, to): both requests continue to fill them.
     pub(crate) copies: Vec<(PageId, PageId)>,
 }
 
-/// All pages of an engine.
+/// The page allocator and the radix tree of an engine.
 #[derive(Debug)]
-pub(crate) struct Pool {
+pub(crate) struct PagePool {
     allocator: PageAllocator,
     radix: RadixTree,
     page_size: usize,
     prefix_reuse: bool,
 }
 
-impl Pool {
+impl PagePool {
     pub(crate) fn new(num_pages: usize, page_size: usize, prefix_reuse: bool) -> Result<Self> {
         let (allocator, radix) = (PageAllocator::new(num_pages)?, RadixTree::new(page_size)?);
         Ok(Self { allocator, radix, page_size, prefix_reuse })
     }
 
-    /// Pages that hold `tokens` tokens.
+    /// Pages needed for `tokens` tokens.
     pub(crate) fn pages_for(&self, tokens: usize) -> usize {
         tokens.div_ceil(self.page_size)
     }
 
-    /// Tokens that fit in `pages` pages.
+    /// Token capacity of `pages` pages.
     pub(crate) fn tokens_in(&self, pages: usize) -> usize {
         pages * self.page_size
     }
 
-    /// Pages that a request could get: free ones, and those of the tree that nobody reads.
+    /// Free pages and evictable pages of the tree.
     pub(crate) fn available(&self) -> usize {
         self.allocator.num_free() + self.radix.num_evictable()
     }
@@ -68,25 +68,25 @@ impl Pool {
         self.allocator.num_used()
     }
 
-    /// All pages.
+    /// The size of the pool.
     pub(crate) fn num_pages(&self) -> usize {
         self.allocator.num_pages()
     }
 
-    /// Starts a holding with the longest prefix of `tokens` that the tree has, locked.
-    pub(crate) fn start(&mut self, tokens: &[u32]) -> Result<Holding> {
+    /// Locks the longest prefix of `tokens` in the tree and returns its pages.
+    pub(crate) fn acquire(&mut self, tokens: &[u32]) -> Result<RequestPages> {
         if !self.prefix_reuse {
-            return Ok(Holding::default());
+            return Ok(RequestPages::default());
         }
         let prefix = self.radix.match_prefix(tokens);
         self.radix.lock(prefix.node)?;
-        Ok(Holding { shared: prefix.pages.len(), pages: prefix.pages, node: Some(prefix.node) })
+        Ok(RequestPages { shared: prefix.pages.len(), ids: prefix.pages, node: Some(prefix.node) })
     }
 
-    /// Grows `holding` until it has room for `tokens` tokens, evicting what nobody reads; `false`, and nothing has
-    /// changed, when there are not enough pages.
-    pub(crate) fn grow(&mut self, holding: &mut Holding, tokens: usize) -> Result<bool> {
-        let count = self.pages_for(tokens).saturating_sub(holding.pages.len());
+    /// Allocates pages until `pages` has capacity for `tokens` tokens; evicts unlocked pages if needed. With too few
+    /// pages it returns `false` and changes nothing.
+    pub(crate) fn grow(&mut self, pages: &mut RequestPages, tokens: usize) -> Result<bool> {
+        let count = self.pages_for(tokens).saturating_sub(pages.ids.len());
         if count > self.available() {
             return Ok(false);
         }
@@ -94,68 +94,67 @@ impl Pool {
             let evicted = self.radix.evict(count - self.allocator.num_free());
             self.allocator.free(&evicted)?;
         }
-        let pages = self.allocator.allocate(count);
-        holding.pages.extend(pages.iter().flatten());
-        Ok(pages.is_some())
+        let new = self.allocator.allocate(count);
+        pages.ids.extend(new.iter().flatten());
+        Ok(new.is_some())
     }
 
-    /// Gives the whole pages of `computed`, the tokens whose KV is in `holding`, to the tree for others to read.
-    pub(crate) fn publish(&mut self, holding: &mut Holding, computed: &[u32]) -> Result<()> {
-        let whole = computed.len() / self.page_size;
-        if !self.prefix_reuse || whole <= holding.shared {
+    /// Inserts the full pages of `computed`, the tokens with KV in `pages`, into the tree.
+    pub(crate) fn publish(&mut self, pages: &mut RequestPages, computed: &[u32]) -> Result<()> {
+        let full = computed.len() / self.page_size;
+        if !self.prefix_reuse || full <= pages.shared {
             return Ok(());
         }
-        let tokens = &computed[..whole * self.page_size];
-        let insertion = self.radix.insert(tokens, &holding.pages[..whole])?;
+        let tokens = &computed[..full * self.page_size];
+        let insertion = self.radix.insert(tokens, &pages.ids[..full])?;
         if !insertion.duplicates.is_empty() {
-            // another request was first: its pages hold the same, so these are not needed twice
-            let theirs = self.radix.match_prefix(tokens).pages;
-            holding.pages[..whole].copy_from_slice(&theirs);
+            // another request inserted the same tokens first: use its pages and free these
+            let existing = self.radix.match_prefix(tokens).pages;
+            pages.ids[..full].copy_from_slice(&existing);
             self.allocator.free(&insertion.duplicates)?;
         }
         self.radix.lock(insertion.node)?;
-        if let Some(old) = holding.node.replace(insertion.node) {
+        if let Some(old) = pages.node.replace(insertion.node) {
             self.radix.unlock(old)?;
         }
-        holding.shared = whole;
+        pages.shared = full;
         Ok(())
     }
 
-    /// Ends a holding: whole pages of `computed` go to the tree, the rest become free.
-    pub(crate) fn release(&mut self, mut holding: Holding, computed: &[u32]) -> Result<()> {
-        self.publish(&mut holding, computed)?;
-        if let Some(node) = holding.node {
+    /// Moves the full pages of `computed` to the tree and frees the rest.
+    pub(crate) fn release(&mut self, mut pages: RequestPages, computed: &[u32]) -> Result<()> {
+        self.publish(&mut pages, computed)?;
+        if let Some(node) = pages.node {
             self.radix.unlock(node)?;
         }
-        self.allocator.free(&holding.pages[holding.shared..])
+        self.allocator.free(&pages.ids[pages.shared..])
     }
 
-    /// A second holding of the tokens of `holding`; `None` when there are not enough pages.
-    pub(crate) fn fork(&mut self, holding: &Holding) -> Result<Option<Forked>> {
-        let mut fork = Holding { pages: holding.pages[..holding.shared].to_vec(), ..Holding::default() };
-        if let Some(node) = holding.node {
+    /// Pages for a second request with the same tokens; `None` when too few are available.
+    pub(crate) fn fork(&mut self, pages: &RequestPages) -> Result<Option<ForkPages>> {
+        let mut fork = RequestPages { ids: pages.ids[..pages.shared].to_vec(), ..RequestPages::default() };
+        if let Some(node) = pages.node {
             self.radix.lock(node)?;
-            (fork.node, fork.shared) = (Some(node), holding.shared);
+            (fork.node, fork.shared) = (Some(node), pages.shared);
         }
-        if !self.grow(&mut fork, holding.pages.len() * self.page_size)? {
+        if !self.grow(&mut fork, pages.ids.len() * self.page_size)? {
             self.release(fork, &[])?;
             return Ok(None);
         }
         let own = fork.shared..;
-        let copies =
-            holding.pages[own.clone()].iter().copied().zip(fork.pages[own].iter().copied()).collect();
-        Ok(Some(Forked { holding: fork, copies }))
+        let copies = pages.ids[own.clone()].iter().copied().zip(fork.ids[own].iter().copied()).collect();
+        Ok(Some(ForkPages { pages: fork, copies }))
     }
 
-    /// Checks the allocator, the tree, that `holdings` and the tree own every used page once, and that the tree's
-    /// locks keep the pages which `holdings` read and no others.
-    pub(crate) fn check_integrity<'a>(&self, holdings: impl Iterator<Item = &'a Holding>) -> Result<()> {
+    /// Checks the allocator and the tree, that each used page has one owner, and that exactly the pages shared by
+    /// `requests` are locked.
+    pub(crate) fn check_integrity<'a>(&self, requests: impl Iterator<Item = &'a RequestPages>) -> Result<()> {
         const OPERATOR: &str = "pool.check_integrity";
         self.allocator.check_integrity()?;
         self.radix.check_integrity()?;
         let (mut own, mut read) = (HashSet::new(), HashSet::<PageId>::new());
-        for holding in holdings {
-            let (shared, rest) = holding.pages.split_at(holding.shared);
+        for pages in requests {
+            let (shared, rest) = pages.ids.split_at(pages.shared);
             read.extend(shared);
             let twice = rest.iter().find(|&&page| !own.insert(page));
             ensure!(twice.is_none(), OPERATOR, "page {} has two owners", twice.copied().unwrap_or_default());

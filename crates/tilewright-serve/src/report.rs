@@ -1,52 +1,52 @@
-//! What an engine did: tokens, pages, time, and the bounds that the machine sets.
+//! Engine statistics: tokens, pages, time, and bytes and operations for roofline estimates.
 
 use std::time::Duration;
 use tilewright::{Estimate, Roofline, attention::Explanation};
 
-/// Counted over the life of an engine.
+/// Counters over the lifetime of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Report {
-    /// Steps.
+    /// Engine steps.
     pub steps: usize,
-    /// Prompt tokens computed, those computed again after a preemption included.
+    /// Prompt tokens computed, recomputation after a preemption included.
     pub prefill_tokens: usize,
-    /// Tokens computed one at a time after a prompt.
+    /// Tokens computed by decode steps.
     pub decode_tokens: usize,
-    /// Tokens whose KV was there already: shared prefixes, and prompts shared by several continuations.
+    /// Tokens with cached KV: shared prefixes, and prompts shared by several continuations.
     pub reused_tokens: usize,
-    /// Pages that requests read instead of filling them.
+    /// Pages reused instead of filled.
     pub reused_pages: usize,
-    /// The most pages in use at once, those kept for reuse included.
+    /// Peak number of used pages, pages cached for reuse included.
     pub peak_pages: usize,
     /// Pages of the pool.
     pub num_pages: usize,
-    /// Requests that had to give their pages back for a while.
+    /// Preemptions: requests that lost their pages and were computed again.
     pub preemptions: usize,
-    /// Steps that replayed recorded work.
+    /// Steps that replayed a captured graph.
     pub replays: usize,
-    /// Time of prefill: that of each step, shared out by tokens.
+    /// Prefill time: each step's time, attributed by token count.
     pub prefill_time: Duration,
-    /// Time of decoding.
+    /// Decode time, attributed the same way.
     pub decode_time: Duration,
-    /// Time in attention, appending to pages included.
+    /// Time in attention, KV append included.
     pub attention_time: Duration,
-    /// What prefill moved and computed.
+    /// Bytes and operations of prefill.
     pub prefill_work: Work,
-    /// What decoding moved and computed.
+    /// Bytes and operations of decode.
     pub decode_work: Work,
 }
 
-/// Bytes and operations, from shapes.
+/// Bytes and operations, computed from shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Work {
-    /// Weights, keys and values read, queries and outputs of attention.
+    /// Bytes of weights, keys and values read, and of queries and outputs of attention.
     pub bytes: f64,
-    /// Multiplications and additions.
+    /// Floating-point multiplications and additions.
     pub flops: f64,
 }
 
 impl Work {
-    /// The least time on a device of that `roofline`.
+    /// The minimum time on a device with this `roofline`.
     pub fn estimate(&self, roofline: &Roofline) -> Estimate {
         roofline.estimate(self.bytes, self.flops)
     }
@@ -57,21 +57,21 @@ impl Work {
     }
 }
 
-/// A step's share of the report.
+/// The cost of one step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StepCost {
     pub(crate) prefill_tokens: usize,
     pub(crate) decode_tokens: usize,
     pub(crate) time: Duration,
-    /// Read once in the step.
+    /// Weights, read once per step.
     pub(crate) weight_bytes: usize,
-    /// For each token, without attention.
+    /// Per token, without attention.
     pub(crate) flops_per_token: usize,
     pub(crate) layers: usize,
 }
 
 impl Report {
-    /// Adds a step. What all its tokens share (time, weights, attention) is shared out by their number.
+    /// Adds a step. Costs common to all tokens (time, weights, attention) are split by token count.
     pub(crate) fn add(&mut self, step: StepCost, attention: &Explanation) {
         let tokens = (step.prefill_tokens + step.decode_tokens) as f64;
         self.steps += 1;

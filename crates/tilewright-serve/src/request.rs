@@ -1,13 +1,13 @@
-//! A request: its tokens so far, how many of them have their KV in pages, and what it wants to be sampled with.
+//! A request: its tokens, the number of tokens with KV in pages, and its sampling options.
 //!
-//! Invariant: `computed <= tokens.len()`. What is missing is computed in chunks; when nothing but the last token
-//! was missing, that is a decoding step, and no other case needs a name.
+//! Invariant: `computed <= tokens.len()`. Uncomputed tokens are computed in chunks; a chunk of only the last token is a
+//! decode step.
 
-use crate::pool::Holding;
+use crate::pool::RequestPages;
 use std::fmt;
 use tilewright::sampling::SamplingParams;
 
-/// Names a request for as long as the engine lives.
+/// Identifies a request, unique within an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub(crate) usize);
 
@@ -17,45 +17,45 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// What a request asks for beside its prompt.
+/// The options of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateOptions {
-    /// The most tokens to generate, at least 1; the model's context may end a request earlier.
+    /// Maximum number of generated tokens, at least 1; the model's context may end a request earlier.
     pub max_tokens: usize,
-    /// How tokens are drawn; its `offset` counts the request's own tokens and is set by the engine.
+    /// Sampling parameters; the engine sets `offset` to the number of generated tokens.
     pub sampling: SamplingParams,
-    /// Tokens that end the request when they are drawn.
+    /// Tokens that end the request when sampled.
     pub stop: Vec<u32>,
 }
 
 /// Why a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum FinishReason {
-    /// It drew one of its stop tokens.
+    /// A stop token was sampled.
     Stop,
-    /// It reached `max_tokens`.
+    /// `max_tokens` was reached.
     MaxTokens,
-    /// It filled the model's context.
+    /// The model's context is full.
     Context,
-    /// No token could be drawn from its logits, for the reason given.
+    /// No token could be sampled from the logits, with the reason.
     Failed(String),
 }
 
-/// What happened to a request in a step.
+/// A change of a request in one step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// It drew a token.
+    /// A token was sampled.
     Token {
-        /// Who.
+        /// The request.
         request: RequestId,
-        /// What.
+        /// The sampled token.
         token: u32,
     },
-    /// It is done and its pages are free, or in the radix tree.
+    /// The request ended; its pages are free or in the radix tree.
     Finished {
-        /// Who.
+        /// The request.
         request: RequestId,
-        /// Why.
+        /// The reason.
         reason: FinishReason,
     },
 }
@@ -64,18 +64,18 @@ pub enum Event {
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
-    /// The prompt, then what was generated.
+    /// The prompt, then the generated tokens.
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompt_len: usize,
-    /// How many of `tokens`, from the first, have their KV in pages.
+    /// Number of leading tokens with KV in pages.
     pub(crate) computed: usize,
-    pub(crate) holding: Holding,
+    pub(crate) pages: RequestPages,
     pub(crate) options: GenerateOptions,
-    /// Further continuations of the same prompt: they start from this request's pages when its prompt is computed.
+    /// Further continuations of the same prompt; they fork this request's pages once its prompt is computed.
     pub(crate) forks: Vec<Fork>,
 }
 
-/// A continuation that waits for its prompt to be computed by another request.
+/// A continuation that waits until another request has computed its prompt.
 #[derive(Debug)]
 pub(crate) struct Fork {
     pub(crate) id: RequestId,
@@ -90,28 +90,28 @@ impl Request {
             tokens: prompt,
             prompt_len,
             computed: 0,
-            holding: Holding::default(),
+            pages: RequestPages::default(),
             options,
             forks: Vec::new(),
         }
     }
 
-    /// How many tokens wait to be computed.
-    pub(crate) fn missing(&self) -> usize {
+    /// Number of tokens without KV.
+    pub(crate) fn uncomputed(&self) -> usize {
         self.tokens.len() - self.computed
     }
 
-    /// How many tokens it has drawn.
+    /// Number of generated tokens.
     pub(crate) fn generated(&self) -> usize {
         self.tokens.len() - self.prompt_len
     }
 
-    /// The sampling parameters of its next token.
+    /// The sampling parameters of the next token.
     pub(crate) fn sampling(&self) -> SamplingParams {
         SamplingParams { offset: self.generated() as u64, ..self.options.sampling }
     }
 
-    /// Takes a drawn token, and says whether that was the last.
+    /// Appends a sampled token; returns the reason if it ends the request.
     pub(crate) fn push(&mut self, token: u32, context: usize) -> Option<FinishReason> {
         self.tokens.push(token);
         if self.options.stop.contains(&token) {

@@ -1,51 +1,50 @@
-//! Continuous batching: which requests run in a step, and which of their tokens.
+//! Continuous batching with chunked prefill and preemption.
 //!
 //! ```text
-//! each step, within a budget of tokens:
-//!     running requests, the oldest first:  their next chunk (one token when decoding)
-//!         no page left?  preempt the newest: its pages go back, it waits at the front
-//!     waiting requests, the oldest first:  admitted while all their pages could be had
+//! each step, within a token budget:
+//!     running requests, oldest first:  schedule the next chunk (one token when decoding)
+//!         no page left?  preempt the newest: free its pages and put it at the front of the queue
+//!     waiting requests, oldest first:  admit while all their pages are available
 //! ```
 //!
-//! The oldest request can always have every page that [`Scheduler::submit`] let it ask for, so some request always
-//! advances.
+//! Progress: the pool can hold every submitted request alone, so the oldest request always advances.
 
 use crate::{
     pages::PageId,
-    pool::{Forked, Holding, Pool},
+    pool::{ForkPages, PagePool, RequestPages},
     request::{Fork, Request},
 };
 use std::{collections::VecDeque, ops::Range};
 use tilewright::{Result, ensure};
 
-/// The bounds of a step.
+/// Limits of a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Tokens of one step.
+    /// Maximum tokens per step.
     pub(crate) max_step_tokens: usize,
-    /// Requests of one step.
+    /// Maximum running requests.
     pub(crate) max_requests: usize,
 }
 
-/// A request's share of a step.
+/// The tokens of one request in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chunk {
     /// Index into [`Scheduler::running`].
     pub(crate) request: usize,
-    /// Which of its tokens are computed.
+    /// Range of the request's tokens to compute.
     pub(crate) tokens: Range<usize>,
 }
 
-/// What was reused and given up so far.
+/// Counters of reuse and preemption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct Tally {
-    /// Tokens whose KV was found in the tree when a request was admitted, or taken over from another at a fork.
+pub(crate) struct SchedulerStats {
+    /// Tokens with KV from the tree at admission, or from the leader at a fork.
     pub(crate) reused_tokens: usize,
-    /// Pages that requests read instead of filling them.
+    /// Pages reused instead of filled.
     pub(crate) reused_pages: usize,
-    /// The most pages in use at once.
+    /// Peak number of used pages.
     pub(crate) peak_pages: usize,
-    /// Requests that had to give their pages back.
+    /// Number of preemptions.
     pub(crate) preemptions: usize,
 }
 
@@ -54,17 +53,17 @@ pub(crate) struct Tally {
 pub(crate) struct Scheduler {
     pub(crate) running: Vec<Request>,
     waiting: VecDeque<Request>,
-    pool: Pool,
+    pool: PagePool,
     limits: Limits,
-    pub(crate) tally: Tally,
+    pub(crate) stats: SchedulerStats,
 }
 
 impl Scheduler {
-    pub(crate) fn new(pool: Pool, limits: Limits) -> Self {
-        Self { running: Vec::new(), waiting: VecDeque::new(), pool, limits, tally: Tally::default() }
+    pub(crate) fn new(pool: PagePool, limits: Limits) -> Self {
+        Self { running: Vec::new(), waiting: VecDeque::new(), pool, limits, stats: SchedulerStats::default() }
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
+    pub(crate) fn pool(&self) -> &PagePool {
         &self.pool
     }
 
@@ -76,40 +75,40 @@ impl Scheduler {
         self.running.is_empty() && self.waiting.is_empty()
     }
 
-    /// Chooses the chunks of a step; their pages are there when it returns.
+    /// Chooses the chunks of a step and allocates their pages.
     pub(crate) fn schedule(&mut self) -> Result<Vec<Chunk>> {
         let mut chunks = Vec::new();
         let mut budget = self.limits.max_step_tokens;
-        let preemptions = self.tally.preemptions;
+        let preemptions = self.stats.preemptions;
         let mut at = 0;
         while at < self.running.len() && budget > 0 {
             let request = &self.running[at];
-            let tokens = request.computed..request.computed + request.missing().min(budget);
-            if self.make_room(at, tokens.end)? {
+            let tokens = request.computed..request.computed + request.uncomputed().min(budget);
+            if self.reserve_pages(at, tokens.end)? {
                 budget -= tokens.len();
                 chunks.push(Chunk { request: at, tokens });
                 at += 1;
             }
         }
-        // pages that were just taken from a request are not for another that comes later
-        while budget > 0 && self.tally.preemptions == preemptions && self.admit()? {
+        // no admission after a preemption: the freed pages are for older requests
+        while budget > 0 && self.stats.preemptions == preemptions && self.admit()? {
             let request = self.running.len() - 1;
             let start = self.running[request].computed;
-            let tokens = start..start + self.running[request].missing().min(budget);
-            if !self.make_room(request, tokens.end)? {
+            let tokens = start..start + self.running[request].uncomputed().min(budget);
+            if !self.reserve_pages(request, tokens.end)? {
                 break;
             }
             budget -= tokens.len();
             chunks.push(Chunk { request, tokens });
         }
-        self.tally.peak_pages = self.tally.peak_pages.max(self.pool.used());
+        self.stats.peak_pages = self.stats.peak_pages.max(self.pool.used());
         Ok(chunks)
     }
 
-    /// Pages for the first `tokens` tokens of `running[at]`, if need be from newer requests; `false` when it had
-    /// to be preempted itself.
-    fn make_room(&mut self, at: usize, tokens: usize) -> Result<bool> {
-        while !self.pool.grow(&mut self.running[at].holding, tokens)? {
+    /// Allocates pages for the first `tokens` tokens of `running[at]`, preempting newer requests if needed; `false`
+    /// when `running[at]` itself was preempted.
+    fn reserve_pages(&mut self, at: usize, tokens: usize) -> Result<bool> {
+        while !self.pool.grow(&mut self.running[at].pages, tokens)? {
             self.preempt_newest()?;
             if at == self.running.len() {
                 return Ok(false);
@@ -120,98 +119,98 @@ impl Scheduler {
 
     fn preempt_newest(&mut self) -> Result<()> {
         let Some(mut request) = self.running.pop() else { return Ok(()) };
-        let holding = std::mem::take(&mut request.holding);
-        self.pool.release(holding, &request.tokens[..request.computed])?;
+        let pages = std::mem::take(&mut request.pages);
+        self.pool.release(pages, &request.tokens[..request.computed])?;
         request.computed = 0;
         self.waiting.push_front(request);
-        self.tally.preemptions += 1;
+        self.stats.preemptions += 1;
         Ok(())
     }
 
-    /// Moves the first waiting request to the running ones, with what the tree has of it, if all its pages could
-    /// be had now.
+    /// Moves the first waiting request to the running ones, with its cached prefix, if all its pages are
+    /// available.
     fn admit(&mut self) -> Result<bool> {
         if self.running.len() >= self.limits.max_requests {
             return Ok(false);
         }
         let Some(mut request) = self.waiting.pop_front() else { return Ok(false) };
-        // at least one token must be computed, to have logits
-        let known = &request.tokens[..request.tokens.len() - 1];
-        let holding = self.pool.start(known)?;
-        let needed = self.pool.pages_for(request.tokens.len() + 1) - holding.pages.len();
+        // at least one token must be computed to produce logits
+        let reusable = &request.tokens[..request.tokens.len() - 1];
+        let pages = self.pool.acquire(reusable)?;
+        let needed = self.pool.pages_for(request.tokens.len() + 1) - pages.ids.len();
         if needed > self.pool.available() && !self.running.is_empty() {
-            self.pool.release(holding, &[])?;
+            self.pool.release(pages, &[])?;
             self.waiting.push_front(request);
             return Ok(false);
         }
-        request.computed = self.reuse(&holding, request.tokens.len());
-        request.holding = holding;
+        request.computed = self.count_reuse(&pages, request.tokens.len());
+        request.pages = pages;
         self.running.push(request);
         Ok(true)
     }
 
-    /// Counts what a holding that was just started spares, and returns it in tokens.
-    fn reuse(&mut self, holding: &Holding, tokens: usize) -> usize {
-        let computed = self.pool.tokens_in(holding.shared()).min(tokens);
-        self.tally.reused_tokens += computed;
-        self.tally.reused_pages += holding.shared();
+    /// Counts the reused prefix of an admitted request and returns its tokens.
+    fn count_reuse(&mut self, pages: &RequestPages, tokens: usize) -> usize {
+        let computed = self.pool.tokens_in(pages.shared()).min(tokens);
+        self.stats.reused_tokens += computed;
+        self.stats.reused_pages += pages.shared();
         computed
     }
 
-    /// Notes that a chunk was computed; a computed prompt becomes readable for others.
+    /// Marks a chunk as computed and publishes the pages of a fully computed request.
     pub(crate) fn advance(&mut self, chunk: &Chunk) -> Result<()> {
         let request = &mut self.running[chunk.request];
         request.computed = chunk.tokens.end;
-        if request.missing() == 0 {
-            self.pool.publish(&mut request.holding, &request.tokens)?;
+        if request.uncomputed() == 0 {
+            self.pool.publish(&mut request.pages, &request.tokens)?;
         }
         Ok(())
     }
 
-    /// Starts the forks of `running[at]`, whose prompt was just computed: each takes over its pages and goes on
-    /// from the same logits. Returns the pages to copy. Forks that find no place wait as requests of their own.
+    /// Starts the forks of `running[at]`, whose prompt was just computed: each shares its pages and samples from the
+    /// same logits. Returns the pages to copy. Forks without capacity wait as separate requests.
     pub(crate) fn start_forks(&mut self, at: usize) -> Result<Vec<(PageId, PageId)>> {
         let forks = std::mem::take(&mut self.running[at].forks);
         let mut copies = Vec::new();
         for Fork { id, options } in forks {
             let leader = &self.running[at];
             let mut fork = Request::new(id, leader.tokens.clone(), options);
-            let room = self.running.len() < self.limits.max_requests;
-            match if room { self.pool.fork(&leader.holding)? } else { None } {
-                Some(Forked { holding, copies: pages }) => {
-                    copies.extend(pages);
+            let admissible = self.running.len() < self.limits.max_requests;
+            match if admissible { self.pool.fork(&leader.pages)? } else { None } {
+                Some(ForkPages { pages, copies: page_copies }) => {
+                    copies.extend(page_copies);
                     fork.computed = fork.tokens.len();
-                    self.tally.reused_tokens += fork.computed;
-                    self.tally.reused_pages += holding.shared();
-                    fork.holding = holding;
+                    self.stats.reused_tokens += fork.computed;
+                    self.stats.reused_pages += pages.shared();
+                    fork.pages = pages;
                     self.running.push(fork);
                 }
                 None => self.waiting.push_back(fork),
             }
         }
-        self.tally.peak_pages = self.tally.peak_pages.max(self.pool.used());
+        self.stats.peak_pages = self.stats.peak_pages.max(self.pool.used());
         Ok(copies)
     }
 
-    /// Takes `running[at]` out; its whole pages stay in the tree until they are evicted.
+    /// Removes `running[at]`; its full pages stay in the tree until eviction.
     pub(crate) fn finish(&mut self, at: usize) -> Result<Request> {
         let mut request = self.running.remove(at);
-        let holding = std::mem::take(&mut request.holding);
-        self.pool.release(holding, &request.tokens[..request.computed])?;
+        let pages = std::mem::take(&mut request.pages);
+        self.pool.release(pages, &request.tokens[..request.computed])?;
         Ok(request)
     }
 
-    /// Checks that every page has one owner, and that what counts as computed is in pages.
+    /// Checks that every page has one owner, and that each request's pages hold its computed tokens.
     pub(crate) fn check_integrity(&self) -> Result<()> {
         for request in self.running.iter().chain(&self.waiting) {
             let (id, computed, tokens) = (request.id, request.computed, request.tokens.len());
-            let room = self.pool.tokens_in(request.holding.pages.len());
+            let capacity = self.pool.tokens_in(request.pages.ids.len());
             ensure!(
-                computed <= room.min(tokens),
+                computed <= capacity.min(tokens),
                 "scheduler.check_integrity",
-                "{id}: computed = {computed} of {tokens} tokens, its pages have room for {room}"
+                "{id}: computed = {computed} of {tokens} tokens, its pages have room for {capacity}"
             );
         }
-        self.pool.check_integrity(self.running.iter().map(|request| &request.holding))
+        self.pool.check_integrity(self.running.iter().map(|request| &request.pages))
     }
 }

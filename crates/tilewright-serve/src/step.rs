@@ -1,10 +1,10 @@
-//! One step's batch, as operators take it: the chosen tokens of all requests end to end, and their page table.
+//! The batch of one step: ragged tokens of all chunks, and their page table.
 
 use crate::scheduler::{Chunk, Scheduler};
 use std::sync::Arc;
 use tilewright::{Batch, PageTable};
 
-/// The tokens of a step. Ragged: chunk `c` owns rows `qo_indptr[c]..qo_indptr[c + 1]`.
+/// The ragged batch of a step: chunk `c` owns rows `qo_indptr[c]..qo_indptr[c + 1]`.
 #[derive(Debug, Default)]
 pub(crate) struct Step {
     /// `[rows]`
@@ -13,8 +13,8 @@ pub(crate) struct Step {
     pub(crate) positions: Vec<i32>,
     /// `[rows]`: chunk of each token.
     pub(crate) batch_indices: Vec<i32>,
-    /// Rows whose logits are wanted: the last of each request that is computed up to its end.
-    pub(crate) wanted_rows: Vec<i32>,
+    /// Rows for which logits are computed: the last row of each fully computed request.
+    pub(crate) logit_rows: Vec<i32>,
     qo_indptr: Vec<i32>,
     kv_indptr: Vec<i32>,
     /// Shared with the step's plan.
@@ -34,11 +34,11 @@ impl Step {
             step.batch_indices.extend(chunk.tokens.clone().map(|_| index as i32));
             step.qo_indptr.push(step.tokens.len() as i32);
             if chunk.tokens.end == request.tokens.len() {
-                step.wanted_rows.push(step.tokens.len() as i32 - 1);
+                step.logit_rows.push(step.tokens.len() as i32 - 1);
             }
             let kv_len = chunk.tokens.end;
             let pages = kv_len.div_ceil(page_size);
-            indices.extend(&request.holding.pages[..pages]);
+            indices.extend(&request.pages.ids[..pages]);
             step.kv_indptr.push(indices.len() as i32);
             step.last_page_len.push((kv_len - (pages - 1) * page_size) as i32);
         }
@@ -46,14 +46,14 @@ impl Step {
         step
     }
 
-    /// One text from its first token on, in pages of its own, with the logits of every row wanted.
-    pub(crate) fn whole(tokens: &[u32], page_size: usize) -> Self {
+    /// A single sequence from its first token, in pages `0..`, with logits for every row.
+    pub(crate) fn single_sequence(tokens: &[u32], page_size: usize) -> Self {
         let (rows, pages) = (tokens.len() as i32, tokens.len().div_ceil(page_size));
         Self {
             tokens: tokens.iter().map(|&token| token as i32).collect(),
             positions: (0..rows).collect(),
             batch_indices: vec![0; tokens.len()],
-            wanted_rows: (0..rows).collect(),
+            logit_rows: (0..rows).collect(),
             qo_indptr: vec![0, rows],
             kv_indptr: vec![0, pages as i32],
             indices: Arc::new((0..pages as i32).collect()),
@@ -67,39 +67,38 @@ impl Step {
         self.tokens.len()
     }
 
-    /// Whether the logits of all rows are wanted.
-    pub(crate) fn all_wanted(&self) -> bool {
-        self.wanted_rows.len() == self.rows()
+    /// Whether logits are computed for every row.
+    pub(crate) fn all_logits(&self) -> bool {
+        self.logit_rows.len() == self.rows()
     }
 
-    /// Whether every request has one token here, its last.
+    /// Whether every request has exactly one token, its last.
     pub(crate) fn is_decode(&self) -> bool {
-        self.all_wanted() && self.qo_indptr.len() == self.rows() + 1
+        self.all_logits() && self.qo_indptr.len() == self.rows() + 1
     }
 
-    /// Pages of all requests together, and keys of the longest.
-    pub(crate) fn longest(&self) -> (usize, usize) {
+    /// Total pages of all requests, and an upper bound on the keys of the longest.
+    pub(crate) fn kv_extent(&self) -> (usize, usize) {
         let pages = self.kv_indptr.windows(2).map(|pages| (pages[1] - pages[0]) as usize);
         (self.indices.len(), pages.max().unwrap_or(0) * self.page_size)
     }
 
-    /// Whether there are no more pages and keys than these.
+    /// Whether the step needs at most `pages` pages and `kv_len` keys.
     pub(crate) fn fits(&self, pages: usize, kv_len: usize) -> bool {
-        let longest = self.longest();
-        longest.0 <= pages && longest.1 <= kv_len
+        let extent = self.kv_extent();
+        extent.0 <= pages && extent.1 <= kv_len
     }
 
-    /// Adds tokens up to `rows` that belong to nobody: they are appended nowhere, look at nothing, and what comes of them is not
-    /// looked at.
+    /// Pads the batch to `rows` tokens: padding rows append no KV, attend to no key, and their logits are ignored.
     pub(crate) fn pad(&mut self, rows: usize) {
-        let wanted = self.rows() as i32..rows as i32;
+        let padding = self.rows() as i32..rows as i32;
         self.tokens.resize(rows, 0);
         self.positions.resize(rows, 0);
         self.batch_indices.resize(rows, -1);
-        self.wanted_rows.extend(wanted);
+        self.logit_rows.extend(padding);
     }
 
-    /// Who owns which pages, this step's tokens included.
+    /// The page table, this step's tokens included.
     pub(crate) fn table(&self) -> PageTable<'_> {
         PageTable::new(&self.kv_indptr, &self.indices, &self.last_page_len, self.page_size)
     }

@@ -1,7 +1,7 @@
-//! The logits of every draw, bit for bit: whatever the engine did, they are those of the text scored as a whole, and
-//! the token is the one that they, the seed and the number of the draw decide.
+//! Bit-exact logits: for every sampled token the engine's logits equal those of the whole text scored at once, and the
+//! token is determined by logits, seed and offset.
 //!
-//! The tests of the crate compare drawn tokens, which differ only when logits differ by much.
+//! The integration tests compare sampled tokens, which are less sensitive.
 
 use super::{Engine, EngineOptions};
 use crate::{
@@ -16,8 +16,8 @@ use tilewright::{
 
 const DRAWS: usize = 40;
 
-/// A text and the logits of its draws, `None` where a continuation drew from those of another.
-struct Text {
+/// A sequence with the logits of each sampled token; `None` for a token sampled from another request's logits.
+struct Sequence {
     tokens: Vec<u32>,
     prompt_len: usize,
     sampling: SamplingParams,
@@ -41,53 +41,57 @@ fn draws(seed: u64) -> GenerateOptions {
     GenerateOptions { max_tokens: DRAWS, sampling, stop: Vec::new() }
 }
 
-/// Runs prompts of these lengths, the second with three continuations, and checks every logit of every draw.
+/// Runs prompts of these lengths, the second with three continuations, and checks all logits of every sampled token.
 fn check(model: impl Fn() -> Transformer, threads: usize, options: EngineOptions, lens: &[usize]) {
     let mut engine = Engine::new(model(), Cpu::with_threads(threads), options).unwrap();
-    let mut texts = BTreeMap::<RequestId, Text>::new();
+    let mut sequences = BTreeMap::<RequestId, Sequence>::new();
     for (seed, &len) in (1..).zip(lens) {
-        // prompts share their beginning, for reuse
+        // prompts share a prefix, for reuse
         let tokens = [&prompt(1, 13.min(len))[..], &prompt(seed, len - 13.min(len))].concat();
         let continuations: Vec<_> =
             if seed == 2 { vec![draws(2), draws(3), draws(4)] } else { vec![draws(7)] };
-        for (id, wanted) in engine.submit(&tokens, &continuations).unwrap().into_iter().zip(continuations) {
-            let text =
-                Text { tokens: tokens.clone(), prompt_len: len, sampling: wanted.sampling, logits: vec![] };
-            texts.insert(id, text);
+        for (id, options) in engine.submit(&tokens, &continuations).unwrap().into_iter().zip(continuations) {
+            let sequence = Sequence {
+                tokens: tokens.clone(),
+                prompt_len: len,
+                sampling: options.sampling,
+                logits: vec![],
+            };
+            sequences.insert(id, sequence);
         }
     }
     while !engine.is_idle() {
         let events = engine.step().unwrap();
         engine.check_integrity().unwrap();
-        // in the order of the rows; continuations that start from another's logits come last and have no row
+        // events are in row order; forks come last and have no row
         let logits = engine.activations.logits().unwrap();
         let logits = logits.as_slice::<f32>().unwrap_or_default();
         let mut rows = logits.chunks_exact(engine.model.config().vocab_size);
         for event in events {
             let Event::Token { request, token } = event else { continue };
-            let text = texts.get_mut(&request).unwrap();
-            text.tokens.push(token);
-            text.logits.push(rows.next().map(|row| row.iter().map(|x| x.to_bits()).collect()));
+            let sequence = sequences.get_mut(&request).unwrap();
+            sequence.tokens.push(token);
+            sequence.logits.push(rows.next().map(|row| row.iter().map(|x| x.to_bits()).collect()));
         }
-        assert_eq!(rows.next(), None, "every row was drawn from");
+        assert_eq!(rows.next(), None, "every row was sampled from");
     }
     let model = model();
     let kv_dtype = options.kv_dtype.unwrap_or(model.dtype());
-    for (id, text) in texts {
-        assert_eq!(text.logits.len(), DRAWS, "{id}");
-        text.check(&model, kv_dtype, &format!("{id}, {threads} threads, {options:?}"));
+    for (id, sequence) in sequences {
+        assert_eq!(sequence.logits.len(), DRAWS, "{id}");
+        sequence.check(&model, kv_dtype, &format!("{id}, {threads} threads, {options:?}"));
     }
 }
 
-impl Text {
-    /// Holds every draw against the logits of the whole text.
+impl Sequence {
+    /// Compares every sampled token with the logits of the whole text.
     fn check(&self, model: &Transformer, kv_dtype: Dtype, context: &str) {
         let (cpu, vocab) = (Cpu::with_threads(2), model.config().vocab_size);
         let whole = model.score(&cpu, &self.tokens, kv_dtype).unwrap();
         let rows = whole.chunks_exact(vocab).skip(self.prompt_len - 1);
-        for (draw, (row, seen)) in rows.zip(&self.logits).enumerate() {
+        for (draw, (row, logits)) in rows.zip(&self.logits).enumerate() {
             let bits: Vec<u32> = row.iter().map(|x| x.to_bits()).collect();
-            assert!(seen.as_ref().is_none_or(|seen| *seen == bits), "{context}, draw {draw}");
+            assert!(logits.as_ref().is_none_or(|logits| *logits == bits), "{context}, draw {draw}");
             let params = SamplingParams { offset: draw as u64, ..self.sampling };
             let mut token = [Ok(0)];
             sample(&cpu, View::new(row, &[1, vocab]).unwrap(), &[params], &mut token).unwrap();
@@ -96,7 +100,7 @@ impl Text {
     }
 }
 
-/// Undisturbed; in chunks; with too few pages; one request at a time.
+/// Undisturbed, chunked, with too few pages, and with one request at a time.
 fn setups() -> [EngineOptions; 6] {
     let plain = EngineOptions { num_pages: 64, prefix_reuse: false, ..EngineOptions::default() };
     [
@@ -110,7 +114,7 @@ fn setups() -> [EngineOptions; 6] {
 }
 
 #[test]
-fn logits_have_the_bits_of_the_whole_text_in_f32() {
+fn logits_equal_those_of_the_whole_text_in_f32() {
     for name in ["tests/fixtures/llama", "tests/fixtures/qwen2", "tests/fixtures/qwen3"] {
         for (setup, threads) in setups().into_iter().zip([2, 1, 4, 2, 1, 3]) {
             check(|| model(name, None, 0), threads, setup, &[1, 37, 16, 130, 17]);
@@ -119,7 +123,7 @@ fn logits_have_the_bits_of_the_whole_text_in_f32() {
 }
 
 #[test]
-fn logits_have_the_bits_of_the_whole_text_in_16_bits() {
+fn logits_equal_those_of_the_whole_text_in_16_bits() {
     for (dtype, kv_dtype) in [(Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F32), (Dtype::F32, Dtype::F16)]
     {
         for setup in setups() {
@@ -130,15 +134,15 @@ fn logits_have_the_bits_of_the_whole_text_in_16_bits() {
 }
 
 #[test]
-fn logits_of_the_shipped_model_have_the_bits_of_the_whole_text() {
+fn logits_of_the_shipped_model_equal_those_of_the_whole_text() {
     for setup in [setups()[1], setups()[4]] {
         check(|| model("models/tilewright-small", None, 0), 2, setup, &[9, 37, 100]);
     }
 }
 
 #[test]
-fn logits_have_the_bits_of_the_whole_text_where_its_keys_are_divided() {
-    // two and a bit pieces of attention
+fn logits_equal_those_of_the_whole_text_with_split_keys() {
+    // slightly more than two splits
     for max_step_tokens in [512, 700] {
         let options = EngineOptions { num_pages: 600, max_step_tokens, ..EngineOptions::default() };
         check(|| model("tests/fixtures/llama", None, 8192), 2, options, &[4200, 20]);

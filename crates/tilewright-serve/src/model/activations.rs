@@ -1,63 +1,63 @@
-//! The memory of a forward pass, kept from step to step.
+//! Activation buffers of the forward pass, reused across steps.
 //!
-//! What products and attention read is of the dtype that is asked for. What products write is f32, and so is the residual stream:
-//! every number is rounded once, where the next product or attention reads it.
+//! Inputs of matrix products and attention have the requested dtype. Outputs of matrix products and the residual stream are f32, so
+//! each value is rounded once, at the input of the next product or attention.
 //!
-//! Invariant: what recorded work has seen stays where it is until [`Activations::reserve`] says that it has moved.
+//! Invariant: buffers keep their addresses, which recorded work holds, until [`Activations::reserve`] reports a reallocation.
 
 use super::{ModelConfig, Tensor};
 use std::time::Duration;
 use tilewright::{Backend, Dtype, Result, View, Workspace, norm, tensor::Buffer};
 
-/// Memory for so many rows.
+/// Buffers for up to `sizes.rows` rows.
 #[derive(Debug)]
 pub(crate) struct Activations {
     /// The residual stream, f32 `[rows, hidden]`.
     pub(super) residual: Buffer,
-    /// f32 `[rows, hidden]`: what is about to be added to the residual stream.
-    pub(super) added: Buffer,
-    /// `[rows, hidden]`: a normed input.
+    /// f32 `[rows, hidden]`: output of a block, to be added to the residual stream.
+    pub(super) block_output: Buffer,
+    /// `[rows, hidden]`: the normalized input of a block.
     pub(super) x: Buffer,
-    /// f32, as products leave them.
+    /// f32 outputs of the projections.
     pub(super) q: Buffer,
     pub(super) k: Buffer,
     pub(super) v: Buffer,
-    /// q and k at their positions, as attention reads them.
+    /// q and k after RoPE, in the input dtype of attention.
     pub(super) rotated: [Buffer; 2],
     /// `[rows, num_attention_heads * head_dim]`
-    pub(super) attended: Buffer,
+    pub(super) attention_output: Buffer,
     /// f32 `[rows, 2 * intermediate]`: gate, then up.
     pub(super) gate_up: Buffer,
     /// `[rows, intermediate]`
     pub(super) activated: Buffer,
-    /// `[wanted rows, hidden]`: of the last norm, the rows whose logits are wanted.
-    pub(super) wanted: Buffer,
-    /// `[wanted rows, vocab]`, f32
+    /// `[num_logits, hidden]`: the rows of the final norm for which logits are computed.
+    pub(super) logit_inputs: Buffer,
+    /// f32 `[num_logits, vocab]`
     pub(super) logits: Buffer,
     pub(super) workspace: Workspace,
-    /// Time spent in attention, appending included; none where work is done later than it is asked for.
+    /// Time spent in attention, KV append included; zero on backends that execute asynchronously.
     pub(crate) attention_time: Duration,
     sizes: Sizes,
-    /// Rows of logits that the last step has left.
+    /// Rows of logits written by the last step.
     pub(crate) logits_rows: usize,
     vocab: usize,
 }
 
-/// What there is room for.
+/// Capacities of the buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Sizes {
     pub(crate) rows: usize,
-    /// Rows whose logits are wanted.
-    pub(crate) wanted: usize,
+    /// Rows for which logits are computed.
+    pub(crate) num_logits: usize,
     /// Bytes of the workspace.
     pub(crate) workspace: usize,
 }
 
 impl Activations {
-    /// Memory for a step of these sizes, of which products and attention read `dtype`.
+    /// Buffers for steps of up to `sizes`; `dtype` is the input dtype of matrix products and attention.
     ///
     /// # Errors
-    /// When there is too little.
+    /// When the backend has too little memory.
     pub(crate) fn new<B: Backend>(
         backend: &B,
         config: &ModelConfig,
@@ -66,21 +66,21 @@ impl Activations {
     ) -> Result<Self> {
         let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (q, kv) = (config.num_attention_heads * dim, config.num_key_value_heads * dim);
-        let read = |width: usize| backend.allocate(dtype, sizes.rows * width);
-        let wide = |width: usize| backend.allocate(Dtype::F32, sizes.rows * width);
+        let input = |width: usize| backend.allocate(dtype, sizes.rows * width);
+        let f32 = |width: usize| backend.allocate(Dtype::F32, sizes.rows * width);
         Ok(Self {
-            residual: wide(hidden)?,
-            added: wide(hidden)?,
-            x: read(hidden)?,
-            q: wide(q)?,
-            k: wide(kv)?,
-            v: wide(kv)?,
-            rotated: [read(q)?, read(kv)?],
-            attended: read(q)?,
-            gate_up: wide(2 * inner)?,
-            activated: read(inner)?,
-            wanted: backend.allocate(dtype, sizes.wanted * hidden)?,
-            logits: backend.allocate(Dtype::F32, sizes.wanted * config.vocab_size)?,
+            residual: f32(hidden)?,
+            block_output: f32(hidden)?,
+            x: input(hidden)?,
+            q: f32(q)?,
+            k: f32(kv)?,
+            v: f32(kv)?,
+            rotated: [input(q)?, input(kv)?],
+            attention_output: input(q)?,
+            gate_up: f32(2 * inner)?,
+            activated: input(inner)?,
+            logit_inputs: backend.allocate(dtype, sizes.num_logits * hidden)?,
+            logits: backend.allocate(Dtype::F32, sizes.num_logits * config.vocab_size)?,
             workspace: backend.workspace(sizes.workspace)?,
             attention_time: Duration::ZERO,
             sizes,
@@ -89,7 +89,7 @@ impl Activations {
         })
     }
 
-    /// Makes room for a step. Says whether memory has moved; what was in it is lost then.
+    /// Grows the buffers to `needed`. Returns whether buffers were reallocated; their contents are lost then.
     pub(crate) fn reserve<B: Backend>(
         &mut self,
         backend: &B,
@@ -101,13 +101,13 @@ impl Activations {
             |needed: usize, have: usize| if needed > have { needed.next_power_of_two() } else { have };
         let sizes = Sizes {
             rows: grown(needed.rows, have.rows),
-            wanted: grown(needed.wanted, have.wanted),
+            num_logits: grown(needed.num_logits, have.num_logits),
             workspace: needed.workspace.max(have.workspace),
         };
         if sizes == have {
             return Ok(false);
         }
-        if (sizes.rows, sizes.wanted) == (have.rows, have.wanted) {
+        if (sizes.rows, sizes.num_logits) == (have.rows, have.num_logits) {
             self.workspace = backend.workspace(sizes.workspace)?;
             self.sizes = sizes;
             return Ok(true);
@@ -117,22 +117,22 @@ impl Activations {
         Ok(true)
     }
 
-    /// The logits that the last step has left, f32 `[rows, vocab]`.
+    /// The logits of the last step, f32 `[rows, vocab]`.
     pub(crate) fn logits(&self) -> Result<View<'_>> {
         self.logits.view(&[self.logits_rows, self.vocab])
     }
 
-    /// The first `rows` of them.
+    /// The first `rows` rows of the logits.
     pub(crate) fn first_logits(&self, rows: usize) -> Result<View<'_>> {
         self.logits.view(&[rows, self.vocab])
     }
 
-    /// Row `row` of the logits, `count` times.
+    /// Row `row` of the logits, broadcast to `count` rows.
     pub(crate) fn repeated_logits(&self, row: usize, count: usize) -> Result<View<'_>> {
         self.logits.strided(row * self.vocab, (&[count, self.vocab], &[0, 1]))
     }
 
-    /// `residual += added; x ← norm(residual)`; at first there is nothing to add.
+    /// `residual += block_output; x ← norm(residual)`; the first norm adds nothing.
     pub(super) fn norm<B: Backend>(
         &mut self,
         backend: &B,
@@ -146,6 +146,6 @@ impl Activations {
             return norm::rmsnorm(backend, self.residual.view(&shape)?, weight.view(), eps, x);
         }
         let residual = self.residual.view_mut(&shape)?;
-        norm::add_rmsnorm(backend, self.added.view(&shape)?, residual, (weight.view(), eps), x)
+        norm::add_rmsnorm(backend, self.block_output.view(&shape)?, residual, (weight.view(), eps), x)
     }
 }

@@ -1,7 +1,6 @@
-//! Messages to one prompt, by the chat template that comes with a model, as `transformers` renders it.
+//! Chat templates: render messages to a prompt as `transformers` does.
 //!
-//! The template is a program of the checkpoint's author. It sees the messages and the special tokens, and nothing
-//! else but the date.
+//! A template is code of the checkpoint's author. It has access only to the messages, the special tokens and the date.
 
 mod clock;
 mod python;
@@ -18,27 +17,27 @@ const FILE: &str = "chat_template.jinja";
 const CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat";
 
-/// The special tokens that templates may write.
+/// The special tokens passed to templates.
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// One turn of a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, or what else the template knows.
+    /// `system`, `user`, `assistant`, or another role of the template.
     pub role: String,
-    /// What is said.
+    /// The text of the turn.
     pub content: String,
 }
 
 impl Message {
-    /// A turn of `role`.
+    /// A message of `role`.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self { role: role.into(), content: content.into() }
     }
 }
 
-/// A compiled chat template and the special tokens it may write.
+/// A compiled chat template with the model's special tokens.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
@@ -46,8 +45,8 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads `dir/chat_template.jinja`, else `chat_template` of `dir/tokenizer_config.json`: the template itself, or
-    /// a list of which the one named `default` is taken. `None` where there is neither.
+    /// Reads `dir/chat_template.jinja`, else `chat_template` of `dir/tokenizer_config.json`: a template, or a list with
+    /// one named `default`. `None` if neither exists.
     ///
     /// # Errors
     /// When the folder does not exist, the template does not parse, or a list has no default.
@@ -59,7 +58,7 @@ impl ChatTemplate {
         };
         let source = match read_optional(OPERATOR, dir, FILE)? {
             Some(text) => Some(text),
-            None => configured(config.get("chat_template"))?,
+            None => template_of_config(config.get("chat_template"))?,
         };
         let Some(source) = source else { return Ok(None) };
         let mut tokens = BTreeMap::new();
@@ -73,24 +72,24 @@ impl ChatTemplate {
 
     fn parse(source: &str, tokens: BTreeMap<&'static str, String>) -> Result<Self> {
         let mut environment = python::environment();
-        environment.add_template_owned(NAME, python::dialect(source)).map_err(|error| {
+        environment.add_template_owned(NAME, python::to_minijinja(source)).map_err(|error| {
             Error::new(OPERATOR, format!("the template does not parse: {}", reason(&error)))
         })?;
         Ok(Self { environment, tokens })
     }
 
-    /// The prompt for `messages`; `add_generation_prompt` appends what makes the model answer. Encode it without
-    /// special tokens: the template has written them.
+    /// Renders the prompt for `messages`; `add_generation_prompt` appends the header of an assistant turn. Encode the
+    /// result without special tokens: the template has written them.
     ///
     /// # Errors
-    /// When the template refuses the messages (by `raise_exception`) or does something it cannot.
+    /// When the template rejects the messages (by `raise_exception`) or fails.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let refused = |error| Error::new(OPERATOR, format!("the template fails: {}", reason(&error)));
         let none = minijinja::Value::from(());
         let values = context! {
             messages,
             add_generation_prompt,
-            // Templates test these against none, as `transformers` passes them.
+            // `transformers` passes none for these, and templates test for it.
             tools => none,
             documents => none,
             ..minijinja::Value::from_serialize(&self.tokens)
@@ -99,8 +98,8 @@ impl ChatTemplate {
     }
 }
 
-/// The template in the field of `tokenizer_config.json`.
-fn configured(value: Option<&Value>) -> Result<Option<String>> {
+/// The template in the `chat_template` field of `tokenizer_config.json`.
+fn template_of_config(value: Option<&Value>) -> Result<Option<String>> {
     let list = match value {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::String(template)) => return Ok(Some(template.clone())),
@@ -117,7 +116,7 @@ fn configured(value: Option<&Value>) -> Result<Option<String>> {
     })
 }
 
-/// The error without the name of the template, which is ours, and with its line.
+/// The error with its line, without the internal template name.
 fn reason(error: &minijinja::Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     error.line().map_or_else(|| what.clone(), |line| format!("line {line}: {what}"))

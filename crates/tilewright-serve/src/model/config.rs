@@ -1,8 +1,7 @@
-//! What a model is, read from `config.json`: its sizes, its rotation, and one switch for each term of the forward
-//! pass.
+//! Model configuration from `config.json`: sizes, RoPE, and one switch per optional term of the forward pass.
 //!
-//! Invariant: a setting that changes the numbers is either a field of [`ModelConfig`] or refused. Settings that
-//! change nothing at inference (dropout, initialisers, caches) are left unread.
+//! Invariant: a setting that affects results is either a field of [`ModelConfig`] or an error. Settings without effect on
+//! inference (dropout, initializers, caches) are ignored.
 
 mod fields;
 mod parameters;
@@ -20,8 +19,8 @@ use tilewright::{Dtype, Error, Result, ensure};
 const OPERATOR: &str = "model.config";
 const SUPPORTED: &str = "llama, mistral, qwen2, qwen3";
 
-/// Settings by which other models bend the same forward pass; `transformers` would not write them here.
-const FOREIGN: [&str; 9] = [
+/// Settings of other architectures that would change this forward pass.
+const UNSUPPORTED: [&str; 9] = [
     "quantization_config",
     "compression_config",
     "attn_logit_softcapping",
@@ -33,7 +32,7 @@ const FOREIGN: [&str; 9] = [
     "logit_scale",
 ];
 
-/// The family whose names and defaults a checkpoint follows. A forward pass needs only the switches of
+/// The family that defines tensor names and defaults. The forward pass depends only on the switches of
 /// [`ModelConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Architecture {
@@ -63,43 +62,43 @@ pub struct ModelConfig {
     pub num_key_value_heads: usize,
     /// Channels of one head, even.
     pub head_dim: usize,
-    /// Rows of the embedding and number of logits; at least as many as the tokenizer has tokens.
+    /// Rows of the embedding and number of logits; at least the tokenizer's vocabulary size.
     pub vocab_size: usize,
-    /// Positions that the model was made for, in tokens.
+    /// Context length, in tokens.
     pub max_position_embeddings: usize,
-    /// What every RMSNorm adds to the mean square.
+    /// The epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
-    /// The rotation of queries and keys.
+    /// Rotary position embedding of queries and keys.
     pub rope: Rope,
-    /// Whether the logits are made with the embedding, so that there is no `lm_head.weight`.
+    /// Whether the output matrix is the embedding, so that there is no `lm_head.weight`.
     pub tie_word_embeddings: bool,
     /// Whether the q, k and v projections add a bias.
     pub qkv_bias: bool,
     /// Whether the output projection of the attention adds a bias.
     pub output_bias: bool,
-    /// Whether q and k pass an RMSNorm per head, before the rotation.
+    /// Whether an RMSNorm per head is applied to q and k before RoPE.
     pub qk_norm: bool,
-    /// The dtype that the checkpoint says it was saved in, if it says so.
+    /// The dtype of the checkpoint, if specified.
     pub dtype: Option<Dtype>,
     /// The token that begins a sequence.
     pub bos_token_id: Option<u32>,
-    /// The tokens that end a sequence, without duplicates: those of `generation_config.json`, else of `config.json`.
+    /// The tokens that end a sequence, without duplicates; `generation_config.json` overrides `config.json`.
     pub eos_token_ids: Vec<u32>,
 }
 
 impl ModelConfig {
-    /// Reads `dir/config.json`, and the end tokens of `dir/generation_config.json` where there is one.
+    /// Reads `dir/config.json`, and the end tokens of `dir/generation_config.json` if it exists.
     ///
     /// # Errors
     /// When the folder or `config.json` does not exist, a field has the wrong type, sizes contradict each other, or
-    /// the model computes something that is not supported; the text names the field.
+    /// the model needs an unsupported feature; the text names the field.
     pub fn open(dir: &Path) -> Result<Self> {
         let text = read_required(OPERATOR, dir, "config.json")?;
         let mut config = Self::parse(&text)
             .map_err(|e| Error::new(OPERATOR, format!("{}: {}", dir.display(), e.message())))?;
         if let Some(text) = read_optional(OPERATOR, dir, "generation_config.json")? {
             let values = parse_object(OPERATOR, "generation_config.json", &text)?;
-            let fields = Fields { place: "generation_config.json: ", values: &values };
+            let fields = Fields { prefix: "generation_config.json: ", values: &values };
             if let Some(ids) = fields.ids("eos_token_id", config.vocab_size)? {
                 config.eos_token_ids = ids;
             }
@@ -107,13 +106,13 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Reads the text of a `config.json`.
+    /// Parses the text of a `config.json`.
     ///
     /// # Errors
     /// As [`ModelConfig::open`].
     pub fn parse(text: &str) -> Result<Self> {
         let values = parse_object(OPERATOR, "config.json", text)?;
-        let fields = Fields { place: "", values: &values };
+        let fields = Fields { prefix: "", values: &values };
         let model_type = model_type(&fields)?;
         let architecture = match model_type {
             "qwen2" => Architecture::Qwen2,
@@ -137,7 +136,7 @@ impl ModelConfig {
             rms_norm_eps: fields.required_positive("rms_norm_eps")? as f32,
             rope: Rope::read(&fields)?,
             tie_word_embeddings: fields.flag("tie_word_embeddings")?,
-            // Qwen2 has these three biases by construction and reads no switch for them.
+            // Qwen2 always has these three biases; it has no switch for them.
             qkv_bias: bias || architecture == Architecture::Qwen2,
             output_bias: bias && architecture != Architecture::Qwen2,
             qk_norm: architecture == Architecture::Qwen3,
@@ -145,8 +144,8 @@ impl ModelConfig {
             bos_token_id: fields.ids("bos_token_id", vocab_size)?.and_then(|ids| ids.first().copied()),
             eos_token_ids: fields.ids("eos_token_id", vocab_size)?.unwrap_or_default(),
         };
-        refuse_unsupported(&fields, model_type)?;
-        refuse_window(&fields, model_type, &config)?;
+        reject_unsupported(&fields, model_type)?;
+        reject_sliding_window(&fields, model_type, &config)?;
         config.check()?;
         Ok(config)
     }
@@ -168,7 +167,7 @@ impl ModelConfig {
     }
 }
 
-/// The model type, one of the supported ones, after a look at `architectures`.
+/// The model type, checked against the supported ones and against `architectures`.
 fn model_type<'a>(fields: &Fields<'a>) -> Result<&'a str> {
     let model_type = fields.text("model_type")?.unwrap_or("");
     let class = match model_type {
@@ -182,8 +181,8 @@ fn model_type<'a>(fields: &Fields<'a>) -> Result<&'a str> {
             return Err(Error::new(OPERATOR, message));
         }
     };
-    // Other heads over the same layers (classifiers, reward models) have no logits to sample from.
-    fields.only("architectures", &json!([class]))?;
+    // Other heads on the same layers (classifiers, reward models) produce no logits over tokens.
+    fields.require("architectures", &json!([class]))?;
     Ok(model_type)
 }
 
@@ -212,24 +211,24 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<Dtype>> {
     }
 }
 
-fn refuse_unsupported(fields: &Fields<'_>, model_type: &str) -> Result<()> {
-    fields.only("hidden_act", &json!("silu"))?;
-    fields.only("mlp_bias", &json!(false))?;
+fn reject_unsupported(fields: &Fields<'_>, model_type: &str) -> Result<()> {
+    fields.require("hidden_act", &json!("silu"))?;
+    fields.require("mlp_bias", &json!(false))?;
     if model_type == "mistral" {
-        fields.only("attention_bias", &json!(false))?;
+        fields.require("attention_bias", &json!(false))?;
     }
-    fields.only_one("partial_rotary_factor")?;
-    FOREIGN.iter().try_for_each(|key| fields.none(key))
+    fields.require_one("partial_rotary_factor")?;
+    UNSUPPORTED.iter().try_for_each(|key| fields.reject(key))
 }
 
-/// Refuses a model some of whose layers look back only so far.
-fn refuse_window(fields: &Fields<'_>, model_type: &str, config: &ModelConfig) -> Result<()> {
-    fields.only("use_sliding_window", &json!(false))?;
+/// Rejects models with sliding-window layers.
+fn reject_sliding_window(fields: &Fields<'_>, model_type: &str, config: &ModelConfig) -> Result<()> {
+    fields.require("use_sliding_window", &json!(false))?;
     for kind in fields.list("layer_types")? {
         let message = format!("layer_types has {kind}, which is not supported, expected \"full_attention\"");
         ensure!(kind.as_str() == Some("full_attention"), OPERATOR, "{message}");
     }
-    // The Qwen configurations carry a window that `use_sliding_window` switches off.
+    // Qwen configurations contain a window that `use_sliding_window` disables.
     if model_type.starts_with("qwen") {
         return Ok(());
     }
@@ -240,7 +239,7 @@ fn refuse_window(fields: &Fields<'_>, model_type: &str, config: &ModelConfig) ->
         }
         (window, _) => window,
     };
-    // A window as long as the longest sequence hides nothing.
+    // A window of at least the context length masks nothing.
     let Some(window) = window.filter(|&window| window < config.max_position_embeddings) else {
         return Ok(());
     };

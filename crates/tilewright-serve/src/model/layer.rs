@@ -1,9 +1,9 @@
 //! One layer of a Llama-family decoder: attention, then feed-forward.
 //!
-//! Both read the normed input and leave what is to be added to the residual stream.
+//! Both blocks read the normalized input `x` and write `block_output`, which the next norm adds to the residual stream.
 
-use super::{ModelConfig, Tensor, activations::Activations, transformer::Device};
-use crate::{arguments::Arguments, cache::KvPool};
+use super::{ModelConfig, Tensor, activations::Activations, transformer::ForwardContext};
+use crate::{cache::KvPool, step_inputs::StepInputs};
 use std::time::Instant;
 use tilewright::{
     Backend, Dtype, KvCacheMut, Output, Result, Scale, View, ViewMut, activation, gemm,
@@ -29,7 +29,7 @@ pub(super) struct Layer {
     q: Linear,
     k: Linear,
     v: Linear,
-    /// `[head_dim]` each: norms on the heads of q and k.
+    /// Per-head norms of q and k, `[head_dim]` each.
     head_norms: Option<[Tensor; 2]>,
     o: Linear,
     pub(super) post_attention_norm: Tensor,
@@ -38,11 +38,11 @@ pub(super) struct Layer {
     down: Linear,
 }
 
-/// What every layer of a forward pass sees alike.
-pub(super) struct Pass<'a, B> {
+/// Inputs common to all layers of a forward context.
+pub(super) struct LayerContext<'a, B> {
     pub(super) config: &'a ModelConfig,
-    pub(super) device: &'a Device<'a, B>,
-    pub(super) arguments: &'a Arguments,
+    pub(super) forward: &'a ForwardContext<'a, B>,
+    pub(super) inputs: &'a StepInputs,
 }
 
 impl Linear {
@@ -70,7 +70,7 @@ impl Layer {
         let tensor = |name: &str, shape: &[usize]| get(&format!("model.layers.{index}.{name}"), shape);
         let linear = |name: &str, shape: [usize; 2], bias: bool| -> Result<Linear> {
             let bias = bias.then(|| tensor(&format!("{name}.bias"), &shape[..1])).transpose()?;
-            // exactly, and of the dtype of the sums: libraries of products want both to be of one
+            // f32 is exact, and GEMM libraries require the bias in the dtype of the accumulator
             let bias = bias.map(|bias| bias.cast(Dtype::F32));
             Ok(Linear { weight: tensor(&format!("{name}.weight"), &shape)?, bias })
         };
@@ -93,7 +93,7 @@ impl Layer {
         [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down].into_iter()
     }
 
-    /// The matrices, which are what a decoding step reads.
+    /// The weight matrices, which dominate the bytes of a decode step.
     pub(super) fn matrices(&self) -> impl Iterator<Item = &Tensor> {
         self.linears().map(|linear| &linear.weight)
     }
@@ -104,7 +104,7 @@ impl Layer {
         self.linears().flat_map(Linear::tensors).chain(norms).chain(self.head_norms.iter().flatten())
     }
 
-    /// All weights, to be put elsewhere.
+    /// All weights, mutable, for upload.
     pub(super) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
         let Self { q, k, v, o, gate, up, down, .. } = self;
         let norms = [&mut self.input_norm, &mut self.post_attention_norm];
@@ -112,14 +112,14 @@ impl Layer {
         [q, k, v, o, gate, up, down].into_iter().flat_map(Linear::tensors_mut).chain(norms).chain(head_norms)
     }
 
-    /// `added ← attention(x) · Wo`
+    /// `block_output ← attention(x) · Wo`
     pub(super) fn attend<B: Backend>(
         &self,
-        pass: &Pass<'_, B>,
+        context: &LayerContext<'_, B>,
         cache: KvCacheMut<'_>,
         a: &mut Activations,
     ) -> Result<()> {
-        let (config, backend, rows) = (pass.config, pass.device.backend, pass.arguments.rows);
+        let (config, backend, rows) = (context.config, context.forward.backend, context.inputs.rows);
         let dim = config.head_dim;
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let x = a.x.view(&[rows, config.hidden_size])?;
@@ -136,22 +136,26 @@ impl Layer {
         let from = [a.q.view(&q_shape)?, a.k.view(&kv_shape)?];
         let [q, k] = &mut a.rotated;
         let to = [q.view_mut(&q_shape)?, k.view_mut(&kv_shape)?];
-        let positions = Positions::Indices(pass.arguments.positions()?);
-        rope::rotate_with_cos_sin_cache(backend, from, to, positions, pass.device.rope)?;
+        let positions = Positions::Indices(context.inputs.positions()?);
+        rope::rotate_with_cos_sin_cache(backend, from, to, positions, context.forward.rope)?;
 
         let start = Instant::now();
-        attention(pass, cache, a)?;
+        attention(context, cache, a)?;
         if backend.computes_on_host() {
             a.attention_time += start.elapsed();
         }
-        let attended = a.attended.view(&[rows, heads * dim])?;
-        self.o.multiply(backend, attended, a.added.view_mut(&[rows, config.hidden_size])?)
+        let attention_output = a.attention_output.view(&[rows, heads * dim])?;
+        self.o.multiply(backend, attention_output, a.block_output.view_mut(&[rows, config.hidden_size])?)
     }
 
-    /// `added ← (silu(x · Wgate) * x · Wup) · Wdown`
-    pub(super) fn feed_forward<B: Backend>(&self, pass: &Pass<'_, B>, a: &mut Activations) -> Result<()> {
-        let (backend, rows) = (pass.device.backend, pass.arguments.rows);
-        let (hidden, inner) = (pass.config.hidden_size, pass.config.intermediate_size);
+    /// `block_output ← (silu(x · Wgate) * x · Wup) · Wdown`
+    pub(super) fn feed_forward<B: Backend>(
+        &self,
+        context: &LayerContext<'_, B>,
+        a: &mut Activations,
+    ) -> Result<()> {
+        let (backend, rows) = (context.forward.backend, context.inputs.rows);
+        let (hidden, inner) = (context.config.hidden_size, context.config.intermediate_size);
         let x = a.x.view(&[rows, hidden])?;
         for (linear, column) in [(&self.gate, 0), (&self.up, inner)] {
             let out = a.gate_up.strided_mut(column, (&[rows, inner], &[2 * inner, 1]))?;
@@ -159,14 +163,22 @@ impl Layer {
         }
         let activated = a.activated.view_mut(&[rows, inner])?;
         activation::silu_and_mul(backend, a.gate_up.view(&[rows, 2 * inner])?, activated)?;
-        self.down.multiply(backend, a.activated.view(&[rows, inner])?, a.added.view_mut(&[rows, hidden])?)
+        self.down.multiply(
+            backend,
+            a.activated.view(&[rows, inner])?,
+            a.block_output.view_mut(&[rows, hidden])?,
+        )
     }
 }
 
-/// `pages ← k, v; attended ← attention(q, pages)`, in all rows but those that are padding.
-fn attention<B: Backend>(pass: &Pass<'_, B>, mut cache: KvCacheMut<'_>, a: &mut Activations) -> Result<()> {
-    let Pass { config, device, arguments } = pass;
-    let (rows, dim) = (arguments.rows, config.head_dim);
+/// `pages ← k, v; attention_output ← attention(q, pages)`, except in padding rows.
+fn attention<B: Backend>(
+    context: &LayerContext<'_, B>,
+    mut cache: KvCacheMut<'_>,
+    a: &mut Activations,
+) -> Result<()> {
+    let LayerContext { config, forward, inputs } = context;
+    let (rows, dim) = (inputs.rows, config.head_dim);
     let kv_shape = [rows, config.num_key_value_heads, dim];
     let scale = || ScaleMut::Static(Scale::One);
     let pages = QuantizedCacheMut {
@@ -176,9 +188,9 @@ fn attention<B: Backend>(pass: &Pass<'_, B>, mut cache: KvCacheMut<'_>, a: &mut 
     };
     let [q, k] = &a.rotated;
     let new = (k.view(&kv_shape)?, a.v.view(&kv_shape)?);
-    append_planned(device.backend, &arguments.append, new, pages, KvPool::LAYOUT)?;
-    let q_shape = [arguments.plan.num_rows(), config.num_attention_heads, dim];
-    let o = a.attended.view_mut(&q_shape)?;
+    append_planned(forward.backend, &inputs.append, new, pages, KvPool::LAYOUT)?;
+    let q_shape = [inputs.plan.num_rows(), config.num_attention_heads, dim];
+    let o = a.attention_output.view_mut(&q_shape)?;
     let out = Output { o, lse: None, workspace: &mut a.workspace };
-    device.attention.run(&arguments.plan, q.view(&q_shape)?, cache.as_cache(), out)
+    forward.attention.run(&inputs.plan, q.view(&q_shape)?, cache.as_cache(), out)
 }

@@ -1,7 +1,7 @@
-//! A model as Hugging Face lays it out in a folder: `config.json`, safetensors, `tokenizer.json`, chat template.
+//! A model in a Hugging Face folder: `config.json`, safetensors, `tokenizer.json`, chat template.
 //!
-//! Each part opens by itself from the folder's path and refuses, with a message, whatever it would otherwise have
-//! to guess. [`ModelConfig`] tells [`Transformer`], the forward pass, all it needs without an architecture's name.
+//! Each part is loaded separately from the folder's path; ambiguous or unsupported settings are errors.
+//! [`ModelConfig`] describes the forward pass of [`Transformer`] without reference to an architecture's name.
 
 pub(crate) mod activations;
 mod chat;
@@ -22,7 +22,7 @@ pub use weights::{Tensor, Weights};
 use std::path::Path;
 use tilewright::{Error, Result};
 
-/// The text of `dir/file`, or `None` where there is no such file.
+/// The text of `dir/file`; `None` if the file does not exist.
 fn read_optional(operator: &'static str, dir: &Path, file: &str) -> Result<Option<String>> {
     let path = dir.join(file);
     match std::fs::read_to_string(&path) {
@@ -39,7 +39,7 @@ fn read_required(operator: &'static str, dir: &Path, file: &str) -> Result<Strin
         .ok_or_else(|| Error::new(operator, format!("{}: there is no {file}", dir.display())))
 }
 
-/// The JSON object that `text`, the content of `file`, must be.
+/// Parses `text`, the content of `file`, as a JSON object.
 fn parse_object(
     operator: &'static str,
     file: &str,

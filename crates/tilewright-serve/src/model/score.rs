@@ -1,35 +1,35 @@
-//! Logits of every position of a text, for evaluation: no engine, no sampling.
+//! Logits of every position of a text, for evaluation without engine and sampling.
 
-use super::{Transformer, activations::Activations, transformer::Device};
-use crate::{arguments::Arguments, cache::KvPool, step::Step};
+use super::{Transformer, activations::Activations, transformer::ForwardContext};
+use crate::{cache::KvPool, step::Step, step_inputs::StepInputs};
 use tilewright::{Attention, Backend, Dtype, Result, ViewMut, ensure, tensor::copy};
 
 const PAGE_SIZE: usize = 16;
 
-/// What a text is computed in.
+/// Dtypes of the computation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Precision {
-    /// Of what products and attention read, and so of what tensor cores multiply: f32, f16 or bf16. Results of products, and the
-    /// residual stream, are f32 whatever this is.
+    /// Input dtype of matrix products and attention: f32, f16 or bf16. Outputs of matrix products and the residual stream are
+    /// always f32.
     pub activations: Dtype,
-    /// Of keys and values in their pages.
+    /// Dtype of keys and values in the KV cache.
     pub kv: Dtype,
 }
 
 impl From<Dtype> for Precision {
-    /// Activations in f32, keys and values in `kv`.
+    /// f32 activations, keys and values in `kv`.
     fn from(kv: Dtype) -> Self {
         Self { activations: Dtype::F32, kv }
     }
 }
 
 impl Transformer {
-    /// The logits `[tokens, vocab_size]` after each of `tokens`, in f32, computed in `precision`. On the CPU they are, to the last
-    /// bit, those that an [`Engine`](crate::Engine) draws from.
+    /// The logits after each of `tokens`, f32 `[tokens, vocab_size]`, computed in `precision`. On the CPU they are bit-identical to
+    /// those that an [`Engine`](crate::Engine) samples from.
     ///
     /// # Errors
-    /// When there is no token, one is outside the vocabulary, or there are more than the model's context; when the weights are not
-    /// where `backend` reads them ([`Transformer::on`]).
+    /// When `tokens` is empty, exceeds the model's context, or has a token outside the vocabulary; when the weights are not in the
+    /// memory of `backend` ([`Transformer::upload`]).
     pub fn score<B: Backend + Clone>(
         &self,
         backend: &B,
@@ -37,11 +37,11 @@ impl Transformer {
         precision: impl Into<Precision>,
     ) -> Result<Vec<f32>> {
         const OPERATOR: &str = "model.score";
-        let (vocab, context) = (self.config().vocab_size, self.config().max_position_embeddings);
+        let (vocab, max_len) = (self.config().vocab_size, self.config().max_position_embeddings);
         ensure!(
-            (1..=context).contains(&tokens.len()),
+            (1..=max_len).contains(&tokens.len()),
             OPERATOR,
-            "there are {} tokens, expected 1 to {context}",
+            "there are {} tokens, expected 1 to {max_len}",
             tokens.len()
         );
         if let Some(token) = tokens.iter().find(|&&token| token as usize >= vocab) {
@@ -51,13 +51,13 @@ impl Transformer {
         let num_pages = tokens.len().div_ceil(PAGE_SIZE);
         let mut cache = KvPool::for_model(backend, self.config(), (num_pages, PAGE_SIZE), kv)?;
         let attention = Attention::new(self.attention_problem(activations, kv)?, backend.clone())?;
-        let device = Device { backend, attention: &attention, rope: &self.rope(tokens.len())? };
-        let step = Arguments::new(backend, &attention, &Step::whole(tokens, PAGE_SIZE))?;
+        let context = ForwardContext { backend, attention: &attention, rope: &self.rope(tokens.len())? };
+        let step = StepInputs::new(backend, &attention, &Step::single_sequence(tokens, PAGE_SIZE))?;
         let mut activations = Activations::new(backend, self.config(), activations, self.sizes(&step))?;
-        self.forward(&device, &step, &mut cache, &mut activations)?;
+        self.forward(&context, &step, &mut cache, &mut activations)?;
         let mut logits = vec![0.0; tokens.len() * vocab];
-        let there = ViewMut::new(&mut logits, &[tokens.len(), vocab])?;
-        copy(backend, activations.logits()?, there)?;
+        let host = ViewMut::new(&mut logits, &[tokens.len(), vocab])?;
+        copy(backend, activations.logits()?, host)?;
         Ok(logits)
     }
 }

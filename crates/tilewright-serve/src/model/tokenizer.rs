@@ -1,7 +1,7 @@
-//! Text to token ids and back, by the rules of `tokenizer.json`, and back piece by piece while a model generates.
+//! The tokenizer of `tokenizer.json`: encoding, decoding, and streaming detokenization.
 //!
-//! Invariant: every id that comes out is below the model's `vocab_size`. The opposite need not hold: embeddings are
-//! often padded, and the ids of the padding decode to nothing.
+//! Invariant: every returned id is below the model's `vocab_size`. Not every id below it has a token: embeddings are often
+//! padded, and padding ids decode to nothing.
 
 mod stream;
 
@@ -24,18 +24,18 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads `dir/tokenizer.json`, and the name of the end token from `dir/tokenizer_config.json` where there is
-    /// one. `vocab_size` is the model's, in tokens.
+    /// Reads `dir/tokenizer.json`, and the end token from `dir/tokenizer_config.json` if that file exists.
+    /// `vocab_size` is the model's.
     ///
     /// # Errors
-    /// When the file is missing or not a tokenizer, or when it knows a token that the model does not.
+    /// When the file is missing or not a tokenizer, or has an id that is not below `vocab_size`.
     pub fn open(dir: &Path, vocab_size: usize) -> Result<Self> {
         let text = read_required(OPERATOR, dir, "tokenizer.json")?;
         let damaged = |error: tokenizers::Error| {
             Error::new(OPERATOR, format!("{}/tokenizer.json is not a tokenizer: {error}", dir.display()))
         };
         let mut inner = parse(&text).map_err(damaged)?;
-        // The file keeps how its last user cut and filled batches; a prompt is neither cut nor filled.
+        // The file may enable truncation and padding from training; prompts need neither.
         inner.with_truncation(None).map_err(damaged)?.with_padding(None);
         let largest = inner.get_vocab(true).into_iter().max_by_key(|&(_, id)| id);
         if let Some((token, id)) = largest {
@@ -60,24 +60,23 @@ impl Tokenizer {
         Ok(Self { inner: Arc::new(inner), special, vocab_size, eos_id })
     }
 
-    /// The ids of `text`. `add_special` adds what the tokenizer puts around a text (often a begin token); leave it
-    /// out after a chat template, which has written them. Special tokens that are spelled in the text become their
-    /// ids either way.
+    /// Encodes `text`. `add_special` adds the tokenizer's own special tokens (often a BOS token); pass `false` after a chat
+    /// template, which has written them. Special tokens spelled in the text become their ids either way.
     ///
     /// # Errors
-    /// When the tokenizer cannot spell the text, or adds an id that is not below the model's `vocab_size`.
+    /// When the tokenizer cannot encode the text, or adds an id that is not below the model's `vocab_size`.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let encoding = self
             .inner
             .encode_fast(text, add_special)
             .map_err(|error| Error::new(OPERATOR, format!("cannot encode the text: {error}")))?;
         let ids = encoding.get_ids();
-        // What the tokenizer puts around a text is written in the file as ids, beside its vocabulary.
+        // The file stores the added special tokens as ids, independent of its vocabulary.
         self.check(ids)?;
         Ok(ids.to_vec())
     }
 
-    /// The text of `ids`, without special tokens; bytes that are not UTF-8 become U+FFFD.
+    /// Decodes `ids`, without special tokens; invalid UTF-8 becomes U+FFFD.
     ///
     /// # Errors
     /// When an id is not below the model's `vocab_size`.
@@ -86,28 +85,27 @@ impl Tokenizer {
         self.decode_checked(ids)
     }
 
-    /// A decoder for a text that arrives token by token.
+    /// A streaming decoder.
     pub fn decoder(&self) -> Decoder {
         Decoder::new(self.clone())
     }
 
-    /// The id of a token as the vocabulary spells it, as in `<|im_end|>`.
+    /// The id of a token by its vocabulary spelling, as in `<|im_end|>`.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// The token of an id as the vocabulary spells it; `None` for the padding of the embedding.
+    /// The vocabulary spelling of an id; `None` for padding ids.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }
 
-    /// Whether `id` is a control token, which [`Tokenizer::decode`] leaves out.
+    /// Whether `id` is a special token, which [`Tokenizer::decode`] omits.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)
     }
 
-    /// The `eos_token` of `tokenizer_config.json`. The model may name more:
-    /// [`super::ModelConfig::eos_token_ids`].
+    /// The `eos_token` of `tokenizer_config.json`; see also [`super::ModelConfig::eos_token_ids`].
     pub fn eos_id(&self) -> Option<u32> {
         self.eos_id
     }
@@ -133,8 +131,8 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// The crate's reading of a file, and of a text by its rules. The crate panics on files of some shapes, and on some
-/// only when it first encodes; that is the file's fault, and the caller's to hear of.
+/// Parses a tokenizer file and encodes a test string. The `tokenizers` crate panics on some malformed files, on some only at
+/// the first encode; such panics become errors.
 fn parse(text: &str) -> tokenizers::Result<tokenizers::Tokenizer> {
     let attempt = || {
         let tokenizer = tokenizers::Tokenizer::from_bytes(text)?;
@@ -144,7 +142,7 @@ fn parse(text: &str) -> tokenizers::Result<tokenizers::Tokenizer> {
     std::panic::catch_unwind(attempt).unwrap_or_else(|_| Err("a part of it is malformed".into()))
 }
 
-/// A token that `dir/tokenizer_config.json` names, written as a string or as an object with its `content`.
+/// The token `name` of `dir/tokenizer_config.json`, a string or an object with `content`.
 fn special_token(dir: &Path, name: &str) -> Result<Option<String>> {
     let Some(text) = read_optional(OPERATOR, dir, "tokenizer_config.json")? else { return Ok(None) };
     let config = parse_object(OPERATOR, "tokenizer_config.json", &text)?;

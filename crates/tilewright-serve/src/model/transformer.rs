@@ -7,18 +7,18 @@
 //!     q, k = rope(head_norm(q), head_norm(k))                        head_norm: Qwen3 only
 //!     pages ← k, v;  x += attention(q, pages) · Wo
 //!     x += (silu(norm(x) · Wgate) * norm(x) · Wup) · Wdown
-//! logits = norm(x)[wanted] · Woutput                                 [wanted, vocab], f32
+//! logits = norm(x)[logit_rows] · Woutput                             [num_logits, vocab], f32
 //! ```
 //!
-//! What products and attention read is of the dtype that is asked for; what they add up stays in f32, as [`Activations`] says. Weights
-//! stay in the checkpoint's dtype, or are rounded once, when they are loaded.
+//! Matrix products and attention read the requested dtype and accumulate in f32 (see [`Activations`]). Weights keep the
+//! checkpoint's dtype, or are rounded once at load time.
 
 use super::{
     ModelConfig, RopeScaling, Tensor, Weights,
     activations::{Activations, Sizes},
-    layer::{Layer, Linear, Pass},
+    layer::{Layer, LayerContext, Linear},
 };
-use crate::{arguments::Arguments, cache::KvPool};
+use crate::{cache::KvPool, step_inputs::StepInputs};
 use tilewright::{
     Attention, Backend, Dtype, HeadDim, Heads, Problem, Result, ensure,
     gather::gather_rows,
@@ -35,19 +35,18 @@ pub struct Transformer {
     output: Linear,
 }
 
-/// What a forward pass runs on, beside the model.
-pub(crate) struct Device<'a, B> {
+/// Backend, attention operator and RoPE table of a forward pass.
+pub(crate) struct ForwardContext<'a, B> {
     pub(crate) backend: &'a B,
     pub(crate) attention: &'a Attention<B>,
     pub(crate) rope: &'a CosSinCache,
 }
 
 impl Transformer {
-    /// Takes the weights of `config`, rounded to `dtype` if one is given.
+    /// Assembles the weights of `config`, rounded to `dtype` if it is `Some`.
     ///
     /// # Errors
-    /// When a tensor is missing, left over, or has another shape or dtype than the configuration says, or `dtype` is one
-    /// that only KV caches have.
+    /// When a tensor is missing or unexpected, its shape or dtype differs from the configuration, or `dtype` is cache-only.
     pub fn new(config: ModelConfig, weights: &Weights, dtype: Option<Dtype>) -> Result<Self> {
         if let Some(dtype) = dtype {
             ensure!(!dtype.is_cache_only(), "model.new", "dtype = {dtype}, expected f32, f16 or bf16");
@@ -74,12 +73,12 @@ impl Transformer {
         })
     }
 
-    /// The same model with its weights where `backend` reads them: nothing is done for one that computes on the host. `progress` is
-    /// told how many bytes have been brought, weight by weight; the last call says [`Transformer::bytes`].
+    /// Uploads the weights to the memory of `backend`; does nothing for a backend that computes on the host. Calls `progress` with
+    /// the bytes uploaded so far after each weight, up to [`Transformer::bytes`].
     ///
     /// # Errors
-    /// When there is no room for them.
-    pub fn on<B: Backend>(mut self, backend: &B, mut progress: impl FnMut(u64)) -> Result<Self> {
+    /// When the backend has too little memory.
+    pub fn upload<B: Backend>(mut self, backend: &B, mut progress: impl FnMut(u64)) -> Result<Self> {
         if backend.computes_on_host() {
             return Ok(self);
         }
@@ -88,7 +87,7 @@ impl Transformer {
         let layers = self.layers.iter_mut().flat_map(Layer::tensors_mut);
         let output = (!tied).then_some(&mut self.output.weight);
         for tensor in layers.chain([&mut self.norm, &mut self.embedding]).chain(output) {
-            *tensor = tensor.on(backend)?;
+            *tensor = tensor.upload(backend)?;
             done += tensor.bytes() as u64;
             progress(done);
         }
@@ -98,7 +97,7 @@ impl Transformer {
         Ok(self)
     }
 
-    /// What the model is.
+    /// The configuration of the model.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -108,14 +107,14 @@ impl Transformer {
         self.embedding.dtype()
     }
 
-    /// Bytes of all weights; a matrix that is embedding and output counts once.
+    /// Bytes of all weights; a tied embedding counts once.
     pub fn bytes(&self) -> u64 {
         let output = (!self.config.tie_word_embeddings).then_some(&self.output.weight);
         let all = self.layers.iter().flat_map(Layer::tensors).chain([&self.norm, &self.embedding]);
         all.chain(output).map(|tensor| tensor.bytes() as u64).sum()
     }
 
-    /// Bytes of weights that a decoding step reads: all but the embedding, of which it reads a row per token.
+    /// Bytes of weights that a decode step reads: all except the embedding, of which it reads one row per token.
     pub fn bytes_per_step(&self) -> usize {
         let layers = self.layers.iter().flat_map(Layer::matrices).map(Tensor::bytes).sum::<usize>();
         layers + self.output.weight.bytes()
@@ -126,7 +125,7 @@ impl Transformer {
         2 * self.bytes_per_step() / self.dtype().size()
     }
 
-    /// The attention that every layer asks for.
+    /// The attention problem of every layer.
     pub(crate) fn attention_problem(&self, activations: Dtype, kv_dtype: Dtype) -> Result<Problem> {
         let ModelConfig { num_attention_heads: qo, num_key_value_heads: kv, head_dim, .. } = self.config;
         Problem::builder(Heads { qo, kv }, HeadDim::same(head_dim))
@@ -135,10 +134,10 @@ impl Transformer {
             .build()
     }
 
-    /// Cosines and sines for positions below `context`.
+    /// The RoPE table for positions below `context`.
     pub(crate) fn rope(&self, context: usize) -> Result<CosSinCache> {
-        let ours = self.config.rope;
-        let scaling = match ours.scaling {
+        let config = self.config.rope;
+        let scaling = match config.scaling {
             RopeScaling::None => rope::RopeScaling::None,
             RopeScaling::Linear { factor } => rope::RopeScaling::Linear { factor },
             RopeScaling::Llama3 {
@@ -151,47 +150,52 @@ impl Transformer {
                 rope::RopeScaling::Llama31 { factor, low_freq_factor, high_freq_factor, original_context }
             }
         };
-        let rope = rope::Rope::new(self.config.head_dim, ours.theta)?.with_scaling(scaling)?;
+        let rope = rope::Rope::new(self.config.head_dim, config.theta)?.with_scaling(scaling)?;
         Ok(CosSinCache::new(&rope, context as u32))
     }
 
-    /// Runs a step, appends its keys and values to `cache`, and leaves the wanted rows' logits in `activations`, which have
-    /// room for it. All it does is ask `device` for work.
+    /// Runs a step: appends its keys and values to `cache` and writes the logits to `activations`, which must have the
+    /// [`sizes`](Self::sizes) of the step. It only enqueues work on the backend, so it can be captured.
     pub(crate) fn forward<B: Backend>(
         &self,
-        device: &Device<'_, B>,
-        arguments: &Arguments,
+        context: &ForwardContext<'_, B>,
+        inputs: &StepInputs,
         cache: &mut KvPool,
         activations: &mut Activations,
     ) -> Result<()> {
-        let (backend, config, rows) = (device.backend, &self.config, arguments.rows);
+        let (backend, config, rows) = (context.backend, &self.config, inputs.rows);
         let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
         let residual = activations.residual.view_mut(&[rows, hidden])?;
-        gather_rows(backend, self.embedding.view(), arguments.tokens()?, residual)?;
-        let pass = Pass { config, device, arguments };
+        gather_rows(backend, self.embedding.view(), inputs.tokens()?, residual)?;
+        let layer_context = LayerContext { config, forward: context, inputs };
         for (index, layer) in self.layers.iter().enumerate() {
             activations.norm(backend, (rows, &layer.input_norm), eps, index == 0)?;
-            layer.attend(&pass, cache.layer(index)?, activations)?;
+            layer.attend(&layer_context, cache.layer(index)?, activations)?;
             activations.norm(backend, (rows, &layer.post_attention_norm), eps, false)?;
-            layer.feed_forward(&pass, activations)?;
+            layer.feed_forward(&layer_context, activations)?;
         }
         activations.norm(backend, (rows, &self.norm), eps, self.layers.is_empty())?;
-        self.logits(backend, arguments, activations)
+        self.logits(backend, inputs, activations)
     }
 
-    fn logits<B: Backend>(&self, backend: &B, step: &Arguments, a: &mut Activations) -> Result<()> {
+    fn logits<B: Backend>(&self, backend: &B, step: &StepInputs, a: &mut Activations) -> Result<()> {
         let (hidden, vocab) = (self.config.hidden_size, self.config.vocab_size);
         let mut x = a.x.view(&[step.rows, hidden])?;
-        if !step.all_wanted {
-            gather_rows(backend, x, step.wanted_rows()?, a.wanted.view_mut(&[step.wanted, hidden])?)?;
-            x = a.wanted.view(&[step.wanted, hidden])?;
+        if !step.all_logits {
+            gather_rows(
+                backend,
+                x,
+                step.logit_rows()?,
+                a.logit_inputs.view_mut(&[step.num_logits, hidden])?,
+            )?;
+            x = a.logit_inputs.view(&[step.num_logits, hidden])?;
         }
-        a.logits_rows = step.wanted;
-        self.output.multiply(backend, x, a.logits.view_mut(&[step.wanted, vocab])?)
+        a.logits_rows = step.num_logits;
+        self.output.multiply(backend, x, a.logits.view_mut(&[step.num_logits, vocab])?)
     }
 
-    /// What a step needs of activations.
-    pub(crate) fn sizes(&self, step: &Arguments) -> Sizes {
-        Sizes { rows: step.rows, wanted: step.wanted, workspace: step.plan.workspace_bytes() }
+    /// The activation sizes that a step needs.
+    pub(crate) fn sizes(&self, step: &StepInputs) -> Sizes {
+        Sizes { rows: step.rows, num_logits: step.num_logits, workspace: step.plan.workspace_bytes() }
     }
 }

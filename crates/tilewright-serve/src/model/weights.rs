@@ -1,6 +1,6 @@
-//! The weights of a checkpoint: one safetensors file or several, mapped into memory and never copied.
+//! The weights of a checkpoint: one or more memory-mapped safetensors files.
 //!
-//! Invariant: after [`Weights::open`] every tensor of the index has been found in its file, whole.
+//! Invariant: after [`Weights::open`] every tensor of the index is complete in its file.
 
 mod shard;
 mod tensor;
@@ -9,7 +9,7 @@ pub use tensor::Tensor;
 
 use super::{ModelConfig, parse_object, read_optional};
 use serde_json::Value;
-use shard::Record;
+use shard::TensorEntry;
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -21,29 +21,28 @@ const OPERATOR: &str = "model.weights";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-/// How many bytes [`Weights::load`] reads between two reports, and the distance of its reads: a page, or a part of
-/// one where pages are larger.
-const REPORT: usize = 16 << 20;
-const PAGE: usize = 4096;
+/// Bytes that [`Weights::load`] reads between progress reports, and its read stride: at most the page size of the system.
+const REPORT_BYTES: usize = 16 << 20;
+const PAGE_BYTES: usize = 4096;
 
-/// The tensors of a checkpoint by name. They are read from disk when they are first looked at.
+/// The tensors of a checkpoint by name, read from disk on first access.
 pub struct Weights {
-    records: BTreeMap<String, Record>,
+    entries: BTreeMap<String, TensorEntry>,
     dir: PathBuf,
 }
 
 impl Weights {
     /// Maps `dir/model.safetensors`, or the files that `dir/model.safetensors.index.json` names.
     ///
-    /// Nobody may write to the files while the weights or one of their tensors are in use: truncating a mapped file
-    /// ends the process. (Replacing one, as downloads and `mv` do, is harmless.)
+    /// No process may write to the files while the weights or one of their tensors exist: access to a truncated map is
+    /// fatal (SIGBUS). Replacing a file, as downloads and `mv` do, is safe.
     ///
     /// # Errors
     /// When the folder or a file does not exist, a file is truncated or its header damaged, or a tensor of the
     /// index is not in its file.
     pub fn open(dir: &Path) -> Result<Self> {
         ensure!(dir.is_dir(), OPERATOR, "{}: there is no such folder", dir.display());
-        let records = if dir.join(SINGLE).exists() {
+        let entries = if dir.join(SINGLE).exists() {
             shard::open(&dir.join(SINGLE))?.into_iter().collect()
         } else if let Some(text) = read_optional(OPERATOR, dir, INDEX)? {
             sharded(dir, &text)?
@@ -51,29 +50,28 @@ impl Weights {
             let message = format!("{}: there is neither {SINGLE} nor {INDEX}", dir.display());
             return Err(Error::new(OPERATOR, message));
         };
-        Ok(Self { records, dir: dir.to_owned() })
+        Ok(Self { entries, dir: dir.to_owned() })
     }
 
-    /// The tensor called `name`, of `shape`, in the dtype of the file.
+    /// The tensor `name` with `shape`, in the dtype of the file.
     ///
     /// # Errors
-    /// When there is none, it has another shape, more than four axes, or is neither f32, f16 nor bf16.
+    /// When it does not exist, has another shape, more than four axes, or is neither f32, f16 nor bf16.
     pub fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
-        let Some(record) = self.records.get(name) else {
+        let Some(entry) = self.entries.get(name) else {
             return Err(Error::new(OPERATOR, format!("{}: there is no tensor {name}", self.dir.display())));
         };
-        let actual = &record.shape;
+        let actual = &entry.shape;
         ensure!(actual == shape, OPERATOR, "{name} has shape {actual:?}, expected {shape:?}");
-        Tensor::new(name, record)
+        Tensor::new(name, entry)
     }
 
-    /// Looks whether these are the weights of `config`: all of them, and none that its forward pass would leave
-    /// unread.
+    /// Checks that the tensors are exactly the weights of `config`.
     ///
     /// # Errors
-    /// As [`Weights::get`] for the first weight that is wrong, and when a tensor is left over.
+    /// As [`Weights::get`] for the first wrong weight, and when there is an unexpected tensor.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
-        let mut rest: BTreeSet<&str> = self.records.keys().map(String::as_str).collect();
+        let mut rest: BTreeSet<&str> = self.entries.keys().map(String::as_str).collect();
         for parameter in config.parameters() {
             self.get(&parameter.name, &parameter.shape).map_err(|error| {
                 let output = !config.tie_word_embeddings && parameter.name == config.output_matrix();
@@ -83,7 +81,7 @@ impl Weights {
             })?;
             rest.remove(parameter.name.as_str());
         }
-        // Older exports keep the frequencies, which the configuration gives, and a second copy of a tied matrix.
+        // Older exports also store the RoPE frequencies and a second copy of a tied matrix; both are redundant.
         rest.retain(|name| {
             !(name.ends_with(".rotary_emb.inv_freq")
                 || config.tie_word_embeddings && *name == "lm_head.weight")
@@ -95,23 +93,22 @@ impl Weights {
 
     /// The names of all tensors, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.records.keys().map(String::as_str)
+        self.entries.keys().map(String::as_str)
     }
 
-    /// Bytes of all tensors together, as stored.
+    /// Stored bytes of all tensors.
     pub fn total_bytes(&self) -> u64 {
-        self.records.values().map(|record| record.bytes.len() as u64).sum()
+        self.entries.values().map(|entry| entry.bytes.len() as u64).sum()
     }
 
-    /// Reads all tensors from disk into memory, so that the first forward pass need not wait for the disk, and calls
-    /// `progress` with the bytes read so far, at least every 16 MiB and at the end of each tensor; the last call
-    /// says [`Weights::total_bytes`]. Not needed for correctness.
+    /// Prefaults all mapped pages, so that the first forward pass does not block on the disk. Calls `progress` with the
+    /// bytes read so far, at least every 16 MiB and after each tensor, up to [`Weights::total_bytes`]. Optional.
     pub fn load(&self, mut progress: impl FnMut(u64)) {
         let mut done = 0;
-        for record in self.records.values() {
-            for chunk in record.map[record.bytes.clone()].chunks(REPORT) {
-                let touched = chunk.iter().step_by(PAGE).fold(0, |sum: u8, &byte| sum ^ byte);
-                // Without a use of the sum the reads would be optimised away.
+        for entry in self.entries.values() {
+            for chunk in entry.map[entry.bytes.clone()].chunks(REPORT_BYTES) {
+                let touched = chunk.iter().step_by(PAGE_BYTES).fold(0, |sum: u8, &byte| sum ^ byte);
+                // keeps the compiler from removing the reads
                 std::hint::black_box(touched);
                 done += chunk.len() as u64;
                 progress(done);
@@ -126,20 +123,20 @@ impl fmt::Debug for Weights {
             f,
             "Weights({}: {} tensors, {} bytes)",
             self.dir.display(),
-            self.records.len(),
+            self.entries.len(),
             self.total_bytes()
         )
     }
 }
 
-/// The tensors of all files that the index names.
-fn sharded(dir: &Path, text: &str) -> Result<BTreeMap<String, Record>> {
+/// The tensors of all files listed in the index.
+fn sharded(dir: &Path, text: &str) -> Result<BTreeMap<String, TensorEntry>> {
     let index = parse_object(OPERATOR, INDEX, text)?;
     let Some(Value::Object(weight_map)) = index.get("weight_map") else {
         return Err(Error::new(OPERATOR, format!("{INDEX} has no object weight_map")));
     };
     let mut files = BTreeMap::new();
-    let mut records = BTreeMap::new();
+    let mut entries = BTreeMap::new();
     for (name, file) in weight_map {
         let Some(file) = file.as_str().filter(|file| is_file_name(file)) else {
             let message =
@@ -151,23 +148,23 @@ fn sharded(dir: &Path, text: &str) -> Result<BTreeMap<String, Record>> {
             ensure!(path.exists(), OPERATOR, "{}: {INDEX} names {file}, which is missing", dir.display());
             files.insert(file, shard::open(&path)?.into_iter().collect::<BTreeMap<_, _>>());
         }
-        let Some(record) = files.get_mut(file).and_then(|tensors| tensors.remove(name)) else {
+        let Some(entry) = files.get_mut(file).and_then(|tensors| tensors.remove(name)) else {
             return Err(Error::new(
                 OPERATOR,
                 format!("{INDEX} says that {name} is in {file}, where it is not"),
             ));
         };
-        records.insert(name.clone(), record);
+        entries.insert(name.clone(), entry);
     }
-    // A tensor that the index forgets would never be missed: say so instead.
+    // A tensor missing from the index would be dropped silently, so it is an error.
     for (file, tensors) in files {
         let Some(name) = tensors.keys().next() else { continue };
         return Err(Error::new(OPERATOR, format!("{file} holds {name}, which {INDEX} does not mention")));
     }
-    Ok(records)
+    Ok(entries)
 }
 
-/// Whether the index names a file of its own folder: anything else could read the whole disk.
+/// Whether `file` is a plain file name; a path could escape the folder.
 fn is_file_name(file: &str) -> bool {
     Path::new(file).file_name().is_some_and(|name| name == file)
 }

@@ -1,7 +1,7 @@
-//! Pages enter the tree, and what the tree already has goes back to the caller.
+//! Insertion of pages with deduplication.
 //!
-//! Invariant: every page that a caller brings is afterwards the tree's or among the duplicates, and a refused
-//! insertion has changed nothing.
+//! Invariant: after an insertion each passed page belongs to the tree or is among the duplicates; a failed insertion
+//! changes nothing.
 
 use std::collections::HashSet;
 
@@ -15,28 +15,27 @@ use crate::pages::PageId;
 
 const OPERATOR: &str = "radix.insert";
 
-/// What an insertion made of the caller's pages.
+/// The result of an insertion.
 #[derive(Debug, Clone, PartialEq, Eq)]
-#[must_use = "the duplicates are the caller's to free"]
+#[must_use = "the caller must free the duplicates"]
 pub struct Insertion {
-    /// The node where the inserted tokens end; the root for no tokens.
+    /// The node at the end of the inserted tokens; the root for no tokens.
     pub node: NodeId,
-    /// Pages for which the tree already has others, in the caller's order. They are still the caller's, to be
-    /// freed as soon as he uses the tree's instead, which [`RadixTree::match_prefix`] tells.
+    /// Pages whose tokens the tree already has in other pages, in the passed order. The caller still owns them and
+    /// frees them once it uses the tree's pages, which [`RadixTree::match_prefix`] returns.
     pub duplicates: Vec<PageId>,
 }
 
 impl RadixTree {
-    /// Gives the tree the KV of `tokens`, which is in `pages`.
+    /// Inserts `pages`, which hold the KV of `tokens`.
     ///
-    /// The tree takes ownership of the pages that are new to it. A page that it has for these very tokens may be
-    /// given again, as a request does with the prefix that it matched: nothing happens to it. Like
-    /// [`match_prefix`](Self::match_prefix) this renews the access time of the path and may split an edge.
-    /// It locks nothing.
+    /// The tree takes ownership of the new pages. A page that it already has for the same tokens may be passed again,
+    /// as a request does with its matched prefix; it is ignored. Like [`match_prefix`](Self::match_prefix) this updates
+    /// the access time of the path and may split an edge. It locks nothing.
     ///
     /// # Errors
-    /// When `tokens` do not fill `pages` exactly, or a page is negative, is given twice, or is in the tree for
-    /// other tokens; then nothing was changed.
+    /// When `tokens` do not fill `pages` exactly, or a page is negative, passed twice, or in the tree for other tokens;
+    /// the tree is unchanged then.
     pub fn insert(&mut self, tokens: &[u32], pages: &[PageId]) -> Result<Insertion> {
         let fits =
             tokens.len().is_multiple_of(self.page_size) && tokens.len() / self.page_size == pages.len();
@@ -48,24 +47,24 @@ impl RadixTree {
             pages.len(),
             self.page_size
         );
-        let reached = self.walk(tokens);
-        let duplicates = self.duplicates(&reached.pages, pages)?;
-        let num_known = reached.pages.len();
-        let mut node = self.settle(&reached);
+        let end = self.walk(tokens);
+        let duplicates = self.duplicates(&end.pages, pages)?;
+        let num_known = end.pages.len();
+        let mut node = self.ensure_node(&end);
         if num_known < pages.len() {
-            node = self.grow(node, &tokens[num_known * self.page_size..], &pages[num_known..]);
+            node = self.add_leaf(node, &tokens[num_known * self.page_size..], &pages[num_known..]);
         }
         Ok(Insertion { node: self.nodes.id(node), duplicates })
     }
 
-    /// Checks the caller's `pages` against those that the tree has for the same tokens (`known`, a prefix), and
-    /// returns the ones that are not needed.
+    /// Checks the passed `pages` against the tree's pages for the same tokens (`known`, a prefix) and returns the
+    /// redundant ones.
     fn duplicates(&self, known: &[PageId], pages: &[PageId]) -> Result<Vec<PageId>> {
         let mut seen = HashSet::new();
         let mut duplicates = Vec::new();
         for (i, &page) in pages.iter().enumerate() {
             if known.get(i) == Some(&page) {
-                continue; // if it is given a second time, that is elsewhere in the tree
+                continue; // a second occurrence fails the `elsewhere` check
             }
             ensure!(page >= 0, OPERATOR, "pages[{i}] = {page} is negative");
             ensure!(seen.insert(page), OPERATOR, "pages[{i}] = {page} is given twice");
@@ -78,9 +77,9 @@ impl RadixTree {
         Ok(duplicates)
     }
 
-    /// Hangs a new leaf under `parent`, as recently used as its parent.
-    fn grow(&mut self, parent: usize, tokens: &[u32], pages: &[PageId]) -> usize {
-        self.retract(parent);
+    /// Adds a leaf below `parent`, with the parent's access time.
+    fn add_leaf(&mut self, parent: usize, tokens: &[u32], pages: &[PageId]) -> usize {
+        self.remove_candidate(parent);
         let leaf = self.nodes.add(Node {
             parent: Some(parent),
             tokens: tokens.to_vec(),
@@ -91,7 +90,7 @@ impl RadixTree {
         self.nodes[parent].children.insert(tokens[..self.page_size].into(), leaf);
         self.pages.extend(pages);
         self.num_evictable += pages.len();
-        self.propose(leaf);
+        self.add_candidate(leaf);
         leaf
     }
 }

@@ -1,7 +1,7 @@
-//! The invariants of the whole tree, checked from scratch.
+//! Integrity check of the whole tree.
 //!
-//! Invariant: nothing cached is trusted here; a damaged tree gives an error, neither a panic nor an endless
-//! loop (a second way to a node contradicts that node's parent link or its key).
+//! Invariant: cached values are recomputed, not trusted. A damaged tree gives an error, never a panic or an endless loop:
+//! a second path to a node contradicts that node's parent link or its key.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -12,9 +12,9 @@ use crate::pages::PageId;
 
 const OPERATOR: &str = "radix.check_integrity";
 
-/// What a visit of every node adds up to, to be compared with what the tree keeps.
+/// Totals over all nodes, compared with the tree's cached values.
 #[derive(Default)]
-struct Census {
+struct Totals {
     num_nodes: usize,
     num_evictable: usize,
     pages: HashSet<PageId>,
@@ -25,18 +25,18 @@ impl RadixTree {
     /// Checks every invariant of the tree (the module lists them), in time linear in its tokens.
     ///
     /// # Errors
-    /// With the first invariant that does not hold, and the node or page concerned.
+    /// With the first violated invariant and its node or page.
     pub fn check_integrity(&self) -> Result<()> {
         self.nodes.check(OPERATOR)?;
         self.check_root()?;
-        let mut census = Census::default();
+        let mut totals = Totals::default();
         let mut stack = vec![(ROOT, &self.nodes[ROOT])];
         while let Some((index, node)) = stack.pop() {
             let mut path_locks = node.own_locks;
             for (key, &child) in &node.children {
-                let below = self.check_child(index, key, child)?;
-                path_locks += below.path_locks;
-                stack.push((child, below));
+                let child_node = self.check_child(index, key, child)?;
+                path_locks += child_node.path_locks;
+                stack.push((child, child_node));
             }
             ensure!(
                 node.path_locks == path_locks,
@@ -44,9 +44,9 @@ impl RadixTree {
                 "node {index} counts {} path locks, but its own and its children's are {path_locks}",
                 node.path_locks
             );
-            census.add(index, node)?;
+            totals.add(index, node)?;
         }
-        self.check_totals(&census)
+        self.check_totals(&totals)
     }
 
     fn check_root(&self) -> Result<()> {
@@ -56,7 +56,7 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Checks what `child` must be to hang under node `index` by `key`, and returns it.
+    /// Checks `child` of node `index` under `key` and returns it.
     fn check_child(&self, index: usize, key: &[u32], child: usize) -> Result<&Node> {
         let Some(node) = self.nodes.get(child) else {
             return Err(Error::new(OPERATOR, format!("node {index} has the child {child}, which is vacant")));
@@ -85,24 +85,24 @@ impl RadixTree {
         Ok(node)
     }
 
-    fn check_totals(&self, census: &Census) -> Result<()> {
-        let (reachable, all) = (census.num_nodes, self.nodes.num_nodes());
+    fn check_totals(&self, totals: &Totals) -> Result<()> {
+        let (reachable, all) = (totals.num_nodes, self.nodes.num_nodes());
         ensure!(reachable == all, OPERATOR, "{reachable} of {all} nodes can be reached from the root");
-        let strays = census.pages.symmetric_difference(&self.pages).count();
+        let strays = totals.pages.symmetric_difference(&self.pages).count();
         ensure!(strays == 0, OPERATOR, "{strays} pages are only in the set of pages or only in the nodes");
-        let strays: Vec<_> = census.candidates.symmetric_difference(&self.candidates).collect();
+        let strays: Vec<_> = totals.candidates.symmetric_difference(&self.candidates).collect();
         ensure!(
             strays.is_empty(),
             OPERATOR,
             "the candidates for eviction and the unlocked leaves differ in {strays:?}"
         );
-        let (counted, kept) = (census.num_evictable, self.num_evictable);
+        let (counted, kept) = (totals.num_evictable, self.num_evictable);
         ensure!(counted == kept, OPERATOR, "num_evictable is {kept}, but {counted} pages are unlocked");
         Ok(())
     }
 }
 
-impl Census {
+impl Totals {
     fn add(&mut self, index: usize, node: &Node) -> Result<()> {
         self.num_nodes += 1;
         for &page in &node.pages {
@@ -127,8 +127,8 @@ mod tests {
         tree.insert(tokens, pages).unwrap().node
     }
 
-    /// Node 1 is the edge [1 1 2 2] with pages [0 1]. Under it are node 2, [3 3] with page 2, which is locked,
-    /// and node 3, [4 4] with page 3, which is the only candidate.
+    /// Node 1 is the edge [1 1 2 2] with pages [0 1]. Its children are node 2, [3 3] with page 2, locked, and node 3,
+    /// [4 4] with page 3, the only candidate.
     fn tree() -> RadixTree {
         let mut tree = RadixTree::new(2).unwrap();
         put(&mut tree, &[1, 1, 2, 2], &[0, 1]);
@@ -138,11 +138,11 @@ mod tests {
         tree
     }
 
-    fn hang(tree: &mut RadixTree, parent: usize, key: [u32; 2], child: usize) {
+    fn link_child(tree: &mut RadixTree, parent: usize, key: [u32; 2], child: usize) {
         tree.nodes[parent].children.insert(key.into(), child);
     }
 
-    fn complaint(damage: impl Fn(&mut RadixTree)) -> String {
+    fn error_after(damage: impl Fn(&mut RadixTree)) -> String {
         let mut tree = tree();
         tree.check_integrity().unwrap();
         damage(&mut tree);
@@ -151,38 +151,41 @@ mod tests {
 
     #[test]
     fn damaged_links_are_found() {
-        assert_eq!(complaint(|t| t.nodes[0].parent = Some(1)), "the root has a parent");
-        assert_eq!(complaint(|t| t.nodes[0].pages.push(9)), "the root has an edge");
+        assert_eq!(error_after(|t| t.nodes[0].parent = Some(1)), "the root has a parent");
+        assert_eq!(error_after(|t| t.nodes[0].pages.push(9)), "the root has an edge");
         assert_eq!(
-            complaint(|t| t.nodes[3].parent = Some(2)),
+            error_after(|t| t.nodes[3].parent = Some(2)),
             "node 3 is a child of node 1, but its parent is Some(2)"
         );
-        assert_eq!(complaint(|t| hang(t, 2, [8, 8], 9)), "node 2 has the child 9, which is vacant");
+        assert_eq!(error_after(|t| link_child(t, 2, [8, 8], 9)), "node 2 has the child 9, which is vacant");
         let text = "node 3 hangs under node 1 by tokens that are not those of its first page";
-        assert_eq!(complaint(|t| hang(t, 1, [5, 5], 3)), text);
+        assert_eq!(error_after(|t| link_child(t, 1, [5, 5], 3)), text);
         let text = "3 of 4 nodes can be reached from the root";
-        assert_eq!(complaint(|t| t.nodes[1].children.retain(|_, &mut child| child != 3)), text);
+        assert_eq!(error_after(|t| t.nodes[1].children.retain(|_, &mut child| child != 3)), text);
     }
 
     #[test]
     fn damaged_edges_are_found() {
-        assert_eq!(complaint(|t| t.nodes[3].pages.clear()), "node 3 has no pages");
-        assert_eq!(complaint(|t| t.nodes[3].tokens.push(4)), "node 3 has 3 tokens for 1 pages of 2");
-        assert_eq!(complaint(|t| t.nodes[3].pages[0] = -1), "node 3 has the negative page -1");
-        assert_eq!(complaint(|t| t.nodes[1].pages[0] = 1), "page 1 is in the tree twice");
+        assert_eq!(error_after(|t| t.nodes[3].pages.clear()), "node 3 has no pages");
+        assert_eq!(error_after(|t| t.nodes[3].tokens.push(4)), "node 3 has 3 tokens for 1 pages of 2");
+        assert_eq!(error_after(|t| t.nodes[3].pages[0] = -1), "node 3 has the negative page -1");
+        assert_eq!(error_after(|t| t.nodes[1].pages[0] = 1), "page 1 is in the tree twice");
         let text = "2 pages are only in the set of pages or only in the nodes";
-        assert_eq!(complaint(|t| t.nodes[3].pages[0] = 7), text);
+        assert_eq!(error_after(|t| t.nodes[3].pages[0] = 7), text);
     }
 
     #[test]
     fn damaged_counts_are_found() {
         let text = "node 2 counts 1 path locks, but its own and its children's are 0";
-        assert_eq!(complaint(|t| t.nodes[2].own_locks = 0), text);
+        assert_eq!(error_after(|t| t.nodes[2].own_locks = 0), text);
         let text = "node 0 counts 1 path locks, but its own and its children's are 0";
-        assert_eq!(complaint(|t| t.nodes[1].path_locks = 0), text);
-        assert_eq!(complaint(|t| t.nodes[3].last_access = 9), "node 3 was used at 9, after its parent at 3");
+        assert_eq!(error_after(|t| t.nodes[1].path_locks = 0), text);
+        assert_eq!(
+            error_after(|t| t.nodes[3].last_access = 9),
+            "node 3 was used at 9, after its parent at 3"
+        );
         let text = "the candidates for eviction and the unlocked leaves differ in [(3, 3)]";
-        assert_eq!(complaint(|t| t.candidates.clear()), text);
-        assert_eq!(complaint(|t| t.num_evictable = 2), "num_evictable is 2, but 1 pages are unlocked");
+        assert_eq!(error_after(|t| t.candidates.clear()), text);
+        assert_eq!(error_after(|t| t.num_evictable = 2), "num_evictable is 2, but 1 pages are unlocked");
     }
 }

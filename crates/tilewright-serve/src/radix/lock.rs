@@ -1,20 +1,20 @@
-//! Locks: how a running request keeps the prefix that it uses.
+//! Locks: protect the prefix of a running request from eviction.
 //!
-//! Invariant: a node's path locks are its own locks plus the path locks of its children, so an unlocked node
-//! has nothing locked below it and eviction from the leaves upwards never meets a lock.
+//! Invariant: a node's path locks are its own locks plus the path locks of its children. An unlocked node therefore has no
+//! locked descendant, and bottom-up eviction never reaches a locked node.
 
 use tilewright::{Error, Result, ensure};
 
 use super::{RadixTree, node::NodeId};
 
 impl RadixTree {
-    /// Keeps `node` and all above it from eviction until [`unlock`](Self::unlock). Locks add up.
+    /// Protects `node` and its ancestors from eviction until [`unlock`](Self::unlock). Locks are counted.
     ///
     /// # Errors
-    /// When the node is no longer in the tree.
+    /// When the node is not, or no longer, in the tree.
     pub fn lock(&mut self, node: NodeId) -> Result<()> {
         let index = self.find("radix.lock", node)?;
-        self.retract(index);
+        self.remove_candidate(index);
         self.nodes[index].own_locks += 1;
         let mut at = Some(index);
         while let Some(index) = at {
@@ -28,10 +28,10 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Takes back one [`lock`](Self::lock) of this very node. The access time stays as it is.
+    /// Releases one [`lock`](Self::lock) of exactly this node. The access time is unchanged.
     ///
     /// # Errors
-    /// When the node is no longer in the tree or has no lock of its own; then nothing was changed.
+    /// When the node is not in the tree or has no lock of its own; the tree is unchanged then.
     pub fn unlock(&mut self, node: NodeId) -> Result<()> {
         let index = self.find("radix.unlock", node)?;
         ensure!(self.nodes[index].own_locks > 0, "radix.unlock", "{node} is not locked");
@@ -45,11 +45,11 @@ impl RadixTree {
             }
             at = node.parent;
         }
-        self.propose(index);
+        self.add_candidate(index);
         Ok(())
     }
 
-    /// The slot of a node that a caller names.
+    /// The slot of a node id.
     fn find(&self, operator: &'static str, node: NodeId) -> Result<usize> {
         let missing = || Error::new(operator, format!("{node} is not, or no longer, in the tree"));
         self.nodes.find(node).ok_or_else(missing)

@@ -1,10 +1,10 @@
-//! The radix tree: which token prefixes have their KV in the pool, and in which pages.
+//! The radix tree: maps token prefixes to the pages that hold their KV.
 //!
-//! Invariant: only whole pages are in the tree, every page once, and a locked path is never evicted.
+//! Invariant: the tree has only full pages, each once, and never evicts a locked path.
 //!
 #![doc = include_str!("README.md")]
 
-mod draw;
+mod display;
 mod evict;
 mod insert;
 mod integrity;
@@ -23,31 +23,29 @@ use node::Node;
 pub use node::NodeId;
 use slab::Slab;
 
-/// The slot of the root, which is there from the beginning to the end.
+/// The slot of the root, which is never removed.
 const ROOT: usize = 0;
 
-/// A prefix tree over token ids, at the granularity of pages; see the [module](self).
-///
-/// Its [`Display`](std::fmt::Display) draws it.
+/// A prefix tree over token ids with page granularity; see the [module](self). Its [`Display`](std::fmt::Display) draws it.
 #[derive(Debug)]
 pub struct RadixTree {
     page_size: usize,
     /// The root's access time is the clock: it counts matches and insertions.
     nodes: Slab,
-    /// Every page of the tree, so that none can enter twice.
+    /// All pages of the tree, to reject duplicates.
     pages: HashSet<PageId>,
     /// Unlocked leaves as (last access, index), the least recently used first.
     candidates: BTreeSet<(u64, usize)>,
     num_evictable: usize,
 }
 
-/// What the tree has of some tokens: the longest prefix in whole pages.
+/// The longest cached prefix of some tokens, in full pages.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prefix {
-    /// The pages of the prefix, from the first token on. They are the tree's: to be read after
-    /// [`RadixTree::lock`] of `node`, which refuses when any of them was evicted in the meantime.
+    /// The pages of the prefix, in order. The tree owns them: [`RadixTree::lock`] `node` before reading them. The lock
+    /// fails if any of them was evicted since.
     pub pages: Vec<PageId>,
-    /// The node where the prefix ends; the root for an empty one.
+    /// The node at the end of the prefix; the root for an empty one.
     pub node: NodeId,
     num_tokens: usize,
 }
@@ -71,30 +69,30 @@ impl RadixTree {
         Ok(Self { page_size, nodes, pages: HashSet::new(), candidates: BTreeSet::new(), num_evictable: 0 })
     }
 
-    /// The longest prefix of `tokens` that the tree has, in whole pages.
+    /// The longest cached prefix of `tokens`, in full pages.
     ///
-    /// **This changes the tree**, though never what it holds: it renews the access time of the path, and when the
-    /// match ends inside an edge it splits that edge, so that a node can name the prefix. It locks nothing.
+    /// **This modifies the tree**, though not its contents: it updates the access time of the path and splits an edge if
+    /// the match ends inside it, so that a node identifies the prefix. It locks nothing.
     ///
-    /// A request that must compute at least one token asks with its last token left out.
+    /// A request must compute at least one token, so it passes its tokens without the last.
     pub fn match_prefix(&mut self, tokens: &[u32]) -> Prefix {
-        let reached = self.walk(tokens);
-        let node = self.settle(&reached);
-        let num_tokens = reached.pages.len() * self.page_size;
-        Prefix { pages: reached.pages, node: self.nodes.id(node), num_tokens }
+        let end = self.walk(tokens);
+        let node = self.ensure_node(&end);
+        let num_tokens = end.pages.len() * self.page_size;
+        Prefix { pages: end.pages, node: self.nodes.id(node), num_tokens }
     }
 
-    /// Tokens in a page.
+    /// Tokens per page.
     pub fn page_size(&self) -> usize {
         self.page_size
     }
 
-    /// How many pages the tree owns.
+    /// The number of pages in the tree.
     pub fn num_pages(&self) -> usize {
         self.pages.len()
     }
 
-    /// How many of its pages no lock keeps: what [`evict`](Self::evict) can give at most.
+    /// The number of unlocked pages: the maximum that [`evict`](Self::evict) returns.
     pub fn num_evictable(&self) -> usize {
         self.num_evictable
     }

@@ -1,7 +1,7 @@
-//! Slots for the nodes, numbered by a small index and reused with a new generation.
+//! Generational slab of nodes.
 //!
-//! Invariant: every slot is either occupied or on the vacant list, once; a slot's generation grows whenever its
-//! node leaves, so an old [`NodeId`] finds nothing rather than the slot's next node.
+//! Invariant: each slot is either occupied or exactly once on the vacant list. A slot's generation grows when its node is
+//! removed, so a stale [`NodeId`] never resolves to the slot's next node.
 
 use std::ops::{Index, IndexMut};
 
@@ -17,13 +17,13 @@ pub(super) struct Slab {
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// 64 bits, because the slot on top of the vacant list is reused again and again.
+    /// 64 bits, because the slot on top of the vacant list is reused most often and must not wrap.
     generation: u64,
     node: Option<Node>,
 }
 
 impl Slab {
-    /// Puts a node into a vacant or a new slot and returns its index.
+    /// Stores a node in a vacant or new slot and returns its index.
     pub(super) fn add(&mut self, node: Node) -> usize {
         let index = self.vacant.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
@@ -33,7 +33,7 @@ impl Slab {
         index
     }
 
-    /// Takes the node out; all ids of it are stale from now on.
+    /// Removes the node; its ids become stale.
     pub(super) fn remove(&mut self, index: usize) -> Node {
         let slot = &mut self.slots[index];
         let node = slot.node.take().expect("only a node of the tree is removed");
@@ -47,7 +47,7 @@ impl Slab {
         NodeId { index, generation: self.slots[index].generation }
     }
 
-    /// The index of a node that is still in the tree.
+    /// The index of a node; `None` for a stale id.
     pub(super) fn find(&self, id: NodeId) -> Option<usize> {
         let slot = self.slots.get(id.index)?;
         (slot.generation == id.generation && slot.node.is_some()).then_some(id.index)
@@ -62,7 +62,7 @@ impl Slab {
         self.slots.len() - self.vacant.len()
     }
 
-    /// Checks the invariant of this file, in the name of `operator`.
+    /// Checks the module's invariant; errors name `operator`.
     pub(super) fn check(&self, operator: &'static str) -> Result<()> {
         let mut listed = vec![false; self.slots.len()];
         for &index in &self.vacant {
@@ -97,7 +97,7 @@ impl IndexMut<usize> for Slab {
 mod tests {
     use super::*;
 
-    fn complaint(damage: impl Fn(&mut Slab)) -> String {
+    fn error_after(damage: impl Fn(&mut Slab)) -> String {
         let mut slab = Slab::default();
         for _ in 0..3 {
             slab.add(Node::default());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reused_slot_refuses_the_old_id() {
+    fn a_reused_slot_rejects_the_old_id() {
         let mut slab = Slab::default();
         let old = slab.add(Node::default());
         let old = slab.id(old);
@@ -122,9 +122,9 @@ mod tests {
 
     #[test]
     fn check_finds_every_damage() {
-        assert_eq!(complaint(|s| s.vacant.push(2)), "the vacant list holds slot 2, which is not vacant");
-        assert_eq!(complaint(|s| s.vacant.push(9)), "the vacant list holds slot 9, which is not vacant");
-        assert_eq!(complaint(|s| s.vacant.push(1)), "the vacant list holds slot 1 twice");
-        assert_eq!(complaint(|s| s.vacant.clear()), "vacant slot 1 is not in the vacant list");
+        assert_eq!(error_after(|s| s.vacant.push(2)), "the vacant list holds slot 2, which is not vacant");
+        assert_eq!(error_after(|s| s.vacant.push(9)), "the vacant list holds slot 9, which is not vacant");
+        assert_eq!(error_after(|s| s.vacant.push(1)), "the vacant list holds slot 1 twice");
+        assert_eq!(error_after(|s| s.vacant.clear()), "vacant slot 1 is not in the vacant list");
     }
 }

@@ -1,49 +1,49 @@
-//! From the root down as far as some tokens go, and the split of an edge where they leave it.
+//! Prefix walk from the root, and splits of edges.
 //!
-//! Invariant: a split keeps the lower node in its slot, so every id that was handed out still names the deepest
-//! node of its path; the new upper node has nobody's id yet, hence no lock of its own.
+//! Invariant: a split keeps the lower node in its slot, so issued ids still identify the deepest node of their path. The
+//! new upper node has no issued id, hence no lock of its own.
 
 use std::{collections::HashMap, mem};
 
 use super::{ROOT, RadixTree, node::Node};
 use crate::pages::PageId;
 
-/// Where tokens leave the tree.
-pub(super) struct Reached {
-    /// The tree's pages for the tokens so far.
+/// The end of a prefix walk.
+pub(super) struct WalkEnd {
+    /// The tree's pages of the matched tokens.
     pub(super) pages: Vec<PageId>,
-    /// The last node on the way whose edge shares at least a page with the tokens; or the root.
+    /// The last node whose edge shares at least one page with the tokens, or the root.
     node: usize,
-    /// How many pages of that node's edge are shared: all of them, or the tokens leave inside the edge.
+    /// Shared pages of that node's edge; fewer than all if the walk ended inside the edge.
     shared: usize,
 }
 
 impl RadixTree {
-    /// Follows `tokens` down the tree, by whole pages, and changes nothing.
-    pub(super) fn walk(&self, tokens: &[u32]) -> Reached {
-        let mut reached = Reached { pages: Vec::new(), node: ROOT, shared: 0 };
+    /// Follows `tokens` down the tree in full pages, without modification.
+    pub(super) fn walk(&self, tokens: &[u32]) -> WalkEnd {
+        let mut end = WalkEnd { pages: Vec::new(), node: ROOT, shared: 0 };
         let mut rest = tokens;
         while let Some(first_page) = rest.get(..self.page_size)
-            && let Some(&child) = self.nodes[reached.node].children.get(first_page)
+            && let Some(&child) = self.nodes[end.node].children.get(first_page)
         {
             let edge = &self.nodes[child];
             let pairs = edge.tokens.chunks_exact(self.page_size).zip(rest.chunks_exact(self.page_size));
-            let shared = pairs.take_while(|(ours, theirs)| ours == theirs).count();
-            reached.pages.extend_from_slice(&edge.pages[..shared]);
-            (reached.node, reached.shared) = (child, shared);
+            let shared = pairs.take_while(|(cached, passed)| cached == passed).count();
+            end.pages.extend_from_slice(&edge.pages[..shared]);
+            (end.node, end.shared) = (child, shared);
             if shared < edge.pages.len() {
                 break;
             }
             rest = &rest[edge.tokens.len()..];
         }
-        reached
+        end
     }
 
-    /// The node at which a walk ended, made by a split if need be, with the access time of its path renewed.
-    pub(super) fn settle(&mut self, reached: &Reached) -> usize {
-        let inside = reached.shared < self.nodes[reached.node].pages.len();
-        let node = if inside { self.split(reached.node, reached.shared) } else { reached.node };
-        self.renew(node);
+    /// The node at the end of a walk, created by a split if needed; updates the access time of its path.
+    pub(super) fn ensure_node(&mut self, end: &WalkEnd) -> usize {
+        let inside = end.shared < self.nodes[end.node].pages.len();
+        let node = if inside { self.split(end.node, end.shared) } else { end.node };
+        self.touch(node);
         node
     }
 
@@ -70,15 +70,15 @@ impl RadixTree {
         upper
     }
 
-    /// Moves the clock on and makes the path from `node` to the root the most recently used.
-    fn renew(&mut self, node: usize) {
+    /// Advances the clock and marks the path from `node` to the root as most recently used.
+    fn touch(&mut self, node: usize) {
         let now = self.nodes[ROOT].last_access + 1;
-        self.retract(node);
+        self.remove_candidate(node);
         let mut at = Some(node);
         while let Some(index) = at {
             self.nodes[index].last_access = now;
             at = self.nodes[index].parent;
         }
-        self.propose(node);
+        self.add_candidate(node);
     }
 }

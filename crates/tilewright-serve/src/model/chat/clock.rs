@@ -1,4 +1,4 @@
-//! The date for templates that write it into the prompt: `strftime_now`, in UTC.
+//! `strftime_now` for templates that write the date into the prompt, in UTC.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -17,16 +17,16 @@ const MONTHS: [&str; 12] = [
     "November",
     "December",
 ];
-/// From the first of January 1970 on.
+/// Weekdays, starting with that of 1 January 1970.
 const DAYS: [&str; 7] = ["Thursday", "Friday", "Saturday", "Sunday", "Monday", "Tuesday", "Wednesday"];
 
-/// The present moment, written as `format` says; the letter that is not known otherwise.
+/// The current time in `format`; an unsupported conversion letter is the error.
 pub(super) fn strftime_now(format: &str) -> Result<String, char> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     strftime(format, seconds)
 }
 
-/// `seconds` since 1970, written as `format` says: Python's codes, as far as prompts use them.
+/// `seconds` since 1970 in `format`: the subset of Python's codes that prompts use.
 fn strftime(format: &str, seconds: u64) -> Result<String, char> {
     let (year, month, day) = date(seconds / DAY);
     let (name, weekday) = (MONTHS[month - 1], DAYS[(seconds / DAY % 7) as usize]);
@@ -55,7 +55,7 @@ fn strftime(format: &str, seconds: u64) -> Result<String, char> {
     Ok(text)
 }
 
-/// Year, month (1..=12) and day (1..=31) of the Gregorian calendar, `days` after the first of January 1970.
+/// Gregorian year, month (1..=12) and day (1..=31), `days` after 1 January 1970.
 fn date(mut days: u64) -> (u64, usize, u64) {
     let leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     let mut year = 1970;
@@ -77,7 +77,7 @@ mod tests {
     use super::strftime;
 
     #[test]
-    fn dates_are_those_of_python() {
+    fn dates_equal_those_of_python() {
         // datetime.fromtimestamp(seconds, timezone.utc).strftime(format)
         for (seconds, expected) in [
             (0, "Thursday 01 January 1970 00:00:00"),

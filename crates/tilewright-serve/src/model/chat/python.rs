@@ -1,4 +1,4 @@
-//! What chat templates expect of Python: `tojson` as `json.dumps` writes, constants as Python prints them, and
+//! Python behavior that chat templates rely on: `tojson` like `json.dumps`, constants printed like Python's, and the
 //! functions that Hugging Face adds.
 
 use super::clock;
@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 use std::io::{self, Write};
 
-/// An environment that reads templates as `transformers` does.
+/// An environment with the settings of `transformers`.
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
@@ -23,9 +23,9 @@ pub(super) fn environment() -> Environment<'static> {
     environment
 }
 
-/// The template with what only Python's Jinja reads rewritten: `{% generation %}` blocks, which mark the answers for
-/// training and print as they are, and lines joined by a backslash inside a string.
-pub(super) fn dialect(source: &str) -> String {
+/// Rewrites syntax that minijinja does not support: `{% generation %}` blocks, which mark answers for training and print
+/// their content, and backslash line continuations inside strings.
+pub(super) fn to_minijinja(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(at) = rest.find("{%").into_iter().chain(rest.find("{{")).min() {
@@ -35,7 +35,7 @@ pub(super) fn dialect(source: &str) -> String {
         let inside = match inside.trim_matches(['-', '+', ' ', '\n']) {
             "generation" if close == "%}" => inside.replace("generation", "if true"),
             "endgeneration" if close == "%}" => inside.replace("endgeneration", "endif"),
-            _ => joined(inside),
+            _ => join_continued_lines(inside),
         };
         text.extend([before, inside.as_str(), close]);
         rest = after;
@@ -43,8 +43,8 @@ pub(super) fn dialect(source: &str) -> String {
     text + rest
 }
 
-/// The text without each newline that follows a backslash, itself not escaped, and without that backslash.
-fn joined(inside: &str) -> String {
+/// Removes each unescaped backslash that precedes a newline, and that newline.
+fn join_continued_lines(inside: &str) -> String {
     let mut parts = inside.split("\\\n").peekable();
     let mut text = String::with_capacity(inside.len());
     while let Some(part) = parts.next() {
@@ -86,7 +86,7 @@ fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     }
     options.assert_all_used()?;
     let text = match indent {
-        None => write(value, Spaced),
+        None => write(value, PythonFormatter),
         Some(indent) => write(value, PrettyFormatter::with_indent(" ".repeat(indent.min(16)).as_bytes())),
     };
     text.map(Value::from_safe_string)
@@ -100,9 +100,9 @@ fn write(value: &Value, formatter: impl Formatter) -> Result<String, serde_json:
 }
 
 /// Python's separators, `", "` and `": "`.
-struct Spaced;
+struct PythonFormatter;
 
-impl Formatter for Spaced {
+impl Formatter for PythonFormatter {
     fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
         if first { Ok(()) } else { out.write_all(b", ") }
     }

@@ -1,4 +1,4 @@
-//! The weights that a model of some configuration has, by the names and shapes of Hugging Face.
+//! Names and shapes of all weights of a configuration, as in Hugging Face checkpoints.
 //!
 //! Matrices are `[out, in]`: a projection computes `x @ w^T`.
 
@@ -7,15 +7,15 @@ use super::ModelConfig;
 /// One weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Parameter {
-    /// Its name in the checkpoint, as in `model.layers.0.self_attn.q_proj.weight`.
+    /// The name in the checkpoint, as in `model.layers.0.self_attn.q_proj.weight`.
     pub name: String,
-    /// Its extents, in elements.
+    /// Extents, in elements.
     pub shape: Vec<usize>,
 }
 
 impl ModelConfig {
-    /// Every weight of the model, in the order of the forward pass: embedding, layers, final norm, and the output
-    /// matrix unless it is the embedding.
+    /// All weights in the order of the forward pass: embedding, layers, final norm, and the output matrix unless it is
+    /// tied to the embedding.
     pub fn parameters(&self) -> impl Iterator<Item = Parameter> + '_ {
         let table = || vec![self.vocab_size, self.hidden_size];
         let first = Parameter { name: Self::EMBEDDING.to_owned(), shape: table() };
@@ -33,7 +33,7 @@ impl ModelConfig {
 
     const OUTPUT: &str = "lm_head.weight";
 
-    /// The name of the matrix that makes logits, `[vocab_size, hidden_size]`: the embedding where the two are tied.
+    /// The name of the output matrix, `[vocab_size, hidden_size]`: the embedding if the two are tied.
     pub fn output_matrix(&self) -> &'static str {
         if self.tie_word_embeddings { Self::EMBEDDING } else { Self::OUTPUT }
     }

@@ -1,46 +1,45 @@
-//! How positions rotate queries and keys: `rope_theta` and `rope_scaling`, or the newer `rope_parameters`.
+//! RoPE configuration: `rope_theta` and `rope_scaling`, or the newer `rope_parameters`.
 //!
-//! Invariant: where two spellings disagree, or a rule of rotation is unknown, the configuration is refused.
+//! Invariant: contradictory spellings and unknown scaling types are errors.
 
 use super::{OPERATOR, fields::Fields};
 use serde_json::Value;
 use tilewright::{Error, Result, ensure};
 
-/// `transformers`' base where a configuration names none.
+/// The default base of `transformers`.
 const DEFAULT_THETA: f64 = 10_000.0;
 
-/// Rotary positions over the whole head, in the half-split order of Hugging Face's weights: element `i` turns with
-/// element `i + head_dim / 2`, by `position * frequency[i]`.
+/// Rotary position embedding of the full head, in the half-split order of Hugging Face: element `i` pairs with element
+/// `i + head_dim / 2` and rotates by `position * frequency[i]`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rope {
     /// The base: before scaling, `frequency[i] = theta ^ (-2 i / head_dim)`.
     pub theta: f64,
-    /// What is done to the frequencies.
+    /// Scaling of the frequencies.
     pub scaling: RopeScaling,
 }
 
-/// How the frequencies are stretched for contexts longer than those of the first training.
+/// Scaling of the frequencies for contexts longer than the original training context.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     None,
     /// Each frequency is divided by `factor`.
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// Llama 3.1's rule, by wavelength (`2 pi / frequency`, in tokens): up to `original / high_freq_factor` a
-    /// frequency stays, from `original / low_freq_factor` it is divided by `factor`, in between the two are mixed
-    /// with the weight `(original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)` on the
-    /// unscaled one.
+    /// Llama 3.1's rule, by wavelength (`2 pi / frequency`, in tokens). Up to `original / high_freq_factor` a frequency is
+    /// unchanged; from `original / low_freq_factor` it is divided by `factor`. In between the two are interpolated with
+    /// weight `(original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)` on the unscaled one.
     Llama3 {
         /// The divisor of the long wavelengths.
         factor: f64,
-        /// Where the long wavelengths begin.
+        /// `original / low_freq_factor` is the lower bound of long wavelengths.
         low_freq_factor: f64,
-        /// Where the short wavelengths end; above `low_freq_factor`.
+        /// `original / high_freq_factor` is the upper bound of short wavelengths; greater than `low_freq_factor`.
         high_freq_factor: f64,
-        /// The context of the first training, in tokens: `original` above.
+        /// The original training context, in tokens: `original` above.
         original_max_position_embeddings: usize,
     },
 }
@@ -48,7 +47,7 @@ pub enum RopeScaling {
 impl Rope {
     pub(super) fn read(config: &Fields<'_>) -> Result<Self> {
         let outer = config.positive("rope_theta")?;
-        let Some(fields) = rule(config)? else {
+        let Some(fields) = rope_fields(config)? else {
             return Ok(Self { theta: outer.unwrap_or(DEFAULT_THETA), scaling: RopeScaling::None });
         };
         let inner = fields.positive("rope_theta")?;
@@ -57,29 +56,29 @@ impl Rope {
                 outer == inner,
                 OPERATOR,
                 "rope_theta = {outer} and {}rope_theta = {inner} disagree",
-                fields.place
+                fields.prefix
             );
         }
-        fields.only_one("partial_rotary_factor")?;
+        fields.require_one("partial_rotary_factor")?;
         Ok(Self { theta: inner.or(outer).unwrap_or(DEFAULT_THETA), scaling: RopeScaling::read(&fields)? })
     }
 }
 
-/// The object that describes the rotation, whichever name it goes by.
-fn rule<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>> {
+/// The RoPE object, under its old or new name.
+fn rope_fields<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>> {
     let (old, new) = (config.get("rope_scaling"), config.get("rope_parameters"));
     if let (Some(old), Some(new)) = (old, new) {
         ensure!(old == new, OPERATOR, "rope_scaling = {old} and rope_parameters = {new} disagree");
     }
-    let (place, value) = match (old, new) {
+    let (prefix, value) = match (old, new) {
         (_, Some(new)) => ("rope_parameters.", new),
         (Some(old), None) => ("rope_scaling.", old),
         (None, None) => return Ok(None),
     };
     match value {
-        Value::Object(values) => Ok(Some(Fields { place, values })),
+        Value::Object(values) => Ok(Some(Fields { prefix, values })),
         _ => {
-            let name = place.trim_end_matches('.');
+            let name = prefix.trim_end_matches('.');
             Err(Error::new(OPERATOR, format!("{name} = {value}, expected an object or null")))
         }
     }
@@ -89,8 +88,8 @@ impl RopeScaling {
     fn read(fields: &Fields<'_>) -> Result<Self> {
         let (old, new) = (fields.text("type")?, fields.text("rope_type")?);
         if let (Some(old), Some(new)) = (old, new) {
-            let place = fields.place;
-            ensure!(old == new, OPERATOR, "{place}type = {old:?} and {place}rope_type = {new:?} disagree");
+            let prefix = fields.prefix;
+            ensure!(old == new, OPERATOR, "{prefix}type = {old:?} and {prefix}rope_type = {new:?} disagree");
         }
         let kind = new.or(old).unwrap_or("default");
         let (scaling, own): (_, &[&str]) = match kind {
@@ -105,20 +104,20 @@ impl RopeScaling {
                     OPERATOR,
                     format!(
                         "{}rope_type = {kind:?} is not supported, expected one of \"default\", \"linear\", \"llama3\"",
-                        fields.place
+                        fields.prefix
                     ),
                 ));
             }
         };
-        // The set is small and closed, and a field that is read by nobody here turns something somewhere else.
+        // Unknown fields are errors: each could change the rotation.
         let known = |key: &str| {
             matches!(key, "type" | "rope_type" | "rope_theta" | "partial_rotary_factor") || own.contains(&key)
         };
         if let Some(key) = fields.values.keys().find(|key| !known(key) && fields.get(key).is_some()) {
-            let place = fields.place;
+            let prefix = fields.prefix;
             return Err(Error::new(
                 OPERATOR,
-                format!("{place}{key} is not supported with rope_type = {kind:?}"),
+                format!("{prefix}{key} is not supported with rope_type = {kind:?}"),
             ));
         }
         Ok(scaling)
@@ -131,7 +130,7 @@ impl RopeScaling {
             low < high,
             OPERATOR,
             "{0}low_freq_factor = {low} is not below {0}high_freq_factor = {high}",
-            fields.place
+            fields.prefix
         );
         Ok(Self::Llama3 {
             factor: fields.required_positive("factor")?,

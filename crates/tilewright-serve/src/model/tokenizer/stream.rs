@@ -1,34 +1,34 @@
-//! Decoding while a model generates: text leaves as soon as no later token can change it.
+//! Streaming detokenization: emits text as soon as no later token can change it.
 //!
-//! Invariant: the pieces, with that of [`Decoder::finish`], put together are [`Tokenizer::decode`] of all tokens.
+//! Invariant: the concatenated pieces, [`Decoder::finish`] included, equal [`Tokenizer::decode`] of all tokens.
 
 use super::Tokenizer;
 use tilewright::Result;
 
-/// Tokens in the window before it is cut, and after. What a token decodes to depends on few tokens before it: the
-/// first of a text may lose a space, and a character may be spread over four.
-const LONGEST: usize = 16;
-const KEPT: usize = 8;
+/// Maximum tokens of the window, and tokens kept when it is trimmed. A token's text depends on few tokens before it: the
+/// first token of a text may lose a space, and a character may span four tokens.
+const MAX_WINDOW: usize = 16;
+const KEPT_TOKENS: usize = 8;
 
-/// Turns tokens into text one by one, in whole characters.
+/// Decodes tokens one by one into complete characters.
 ///
-/// A character that is spread over several tokens leaves with its last one. Of the byte tokens of SentencePiece
-/// vocabularies (`<0xE2>`) a whole run decides whether it is text at all, so it leaves when the run is over.
+/// A character that spans several tokens is emitted with its last token. SentencePiece byte tokens (`<0xE2>`) are valid
+/// UTF-8 only as a complete run, so a run is emitted when it ends.
 #[derive(Debug, Clone)]
 pub struct Decoder {
     tokenizer: Tokenizer,
-    /// The last tokens that have a text.
+    /// The most recent tokens, special tokens excluded.
     window: Vec<u32>,
-    /// How many bytes of the window's text have left.
+    /// Bytes of the window's text that were emitted.
     emitted: usize,
 }
 
 impl Decoder {
     pub(super) fn new(tokenizer: Tokenizer) -> Self {
-        Self { tokenizer, window: Vec::with_capacity(LONGEST + 1), emitted: 0 }
+        Self { tokenizer, window: Vec::with_capacity(MAX_WINDOW + 1), emitted: 0 }
     }
 
-    /// The text that became certain with `id`; often one token's, sometimes none.
+    /// Appends `id` and returns the text that became final; may be empty.
     ///
     /// # Errors
     /// When `id` is not below the model's `vocab_size`.
@@ -42,15 +42,15 @@ impl Decoder {
             return Ok(String::new());
         }
         let text = self.tokenizer.decode_checked(&self.window)?;
-        // Only the last character can still be waiting for its bytes, and then it reads U+FFFD.
-        let certain = text.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&text).len();
-        let piece = text.get(self.emitted..certain).unwrap_or_default().to_owned();
-        self.emitted = certain.max(self.emitted);
-        self.forget(text.len() - certain)?;
+        // Only the last character can be incomplete; it decodes to U+FFFD.
+        let complete = text.strip_suffix(char::REPLACEMENT_CHARACTER).unwrap_or(&text).len();
+        let piece = text.get(self.emitted..complete).unwrap_or_default().to_owned();
+        self.emitted = complete.max(self.emitted);
+        self.trim_window(text.len() - complete)?;
         Ok(piece)
     }
 
-    /// The rest of the text after the last token; an unfinished character reads U+FFFD.
+    /// Returns the remaining text; an incomplete character becomes U+FFFD.
     ///
     /// # Errors
     /// When the tokenizer cannot decode the tokens.
@@ -59,24 +59,24 @@ impl Decoder {
         Ok(text.get(self.emitted..).unwrap_or_default().to_owned())
     }
 
-    /// Drops tokens that no longer matter. `waiting` bytes at the end of the window's text have not left yet; the
-    /// end of the text does not depend on where the window begins.
-    fn forget(&mut self, waiting: usize) -> Result<()> {
-        if self.window.len() <= LONGEST {
+    /// Drops old tokens of the window. The last `pending` bytes of its text are not emitted yet; they do not depend on the
+    /// start of the window.
+    fn trim_window(&mut self, pending: usize) -> Result<()> {
+        if self.window.len() <= MAX_WINDOW {
             return Ok(());
         }
-        let kept = &self.window[self.window.len() - KEPT..];
+        let kept = &self.window[self.window.len() - KEPT_TOKENS..];
         let length = self.tokenizer.decode_checked(kept)?.len();
-        // A window without a text of its own would lose the next token's leading space again.
-        if length > waiting {
-            self.window.drain(..self.window.len() - KEPT);
-            self.emitted = length - waiting;
+        // A window without emitted text would strip the next token's leading space again.
+        if length > pending {
+            self.window.drain(..self.window.len() - KEPT_TOKENS);
+            self.emitted = length - pending;
         }
         Ok(())
     }
 }
 
-/// Whether the vocabulary spells a single byte this way.
+/// Whether `token` is a byte token, as in `<0xE2>`.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit()))

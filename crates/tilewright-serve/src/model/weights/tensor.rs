@@ -1,9 +1,8 @@
-//! One weight: read-only elements, in the file's map wherever they are aligned for their type.
+//! One weight: read-only, row-major elements, borrowed from the file's map if they are aligned for their type.
 //!
-//! Row-major. A tensor keeps the map alive that it looks into, so it may outlive the [`super::Weights`] it came
-//! from.
+//! A tensor keeps its map alive, so it may outlive the [`super::Weights`] it came from.
 
-use super::{OPERATOR, shard::Record};
+use super::{OPERATOR, shard::TensorEntry};
 use half::{bf16, f16};
 use memmap2::Mmap;
 use std::{fmt, ops::Range, sync::Arc};
@@ -22,7 +21,7 @@ pub struct Tensor {
 
 #[derive(Clone)]
 enum Storage {
-    /// Aligned for the dtype, which [`Tensor::new`] has checked.
+    /// Aligned for the dtype; [`Tensor::new`] checks this.
     Mapped(Arc<Mmap>, Range<usize>),
     F32(Arc<[f32]>),
     F16(Arc<[f16]>),
@@ -30,14 +29,14 @@ enum Storage {
     E4m3(Arc<[E4m3]>),
     E5m2(Arc<[E5m2]>),
     I8(Arc<[i8]>),
-    /// In the memory of a device.
-    Placed(Arc<Buffer>),
+    /// In device memory.
+    Device(Arc<Buffer>),
 }
 
 impl Tensor {
-    /// The tensor at `record`, copied only where the file puts it at an address that its type cannot have.
-    pub(super) fn new(name: &str, record: &Record) -> Result<Self> {
-        let dtype = match record.dtype {
+    /// The tensor of `entry`, copied only if it is misaligned in the file.
+    pub(super) fn new(name: &str, entry: &TensorEntry) -> Result<Self> {
+        let dtype = match entry.dtype {
             safetensors::Dtype::F32 => Dtype::F32,
             safetensors::Dtype::F16 => Dtype::F16,
             safetensors::Dtype::BF16 => Dtype::Bf16,
@@ -46,36 +45,36 @@ impl Tensor {
                 return Err(Error::new(OPERATOR, message));
             }
         };
-        let bytes = &record.map[record.bytes.clone()];
-        let storage = if mapped(bytes, dtype).is_some() {
-            Storage::Mapped(record.map.clone(), record.bytes.clone())
+        let bytes = &entry.map[entry.bytes.clone()];
+        let storage = if cast_bytes(bytes, dtype).is_some() {
+            Storage::Mapped(entry.map.clone(), entry.bytes.clone())
         } else {
-            copied(bytes, dtype)
+            copy_bytes(bytes, dtype)
         };
-        let tensor = Self { storage, dtype, shape: record.shape.clone() };
-        // The only thing left that a view can refuse is the rank; then `view` cannot fail.
+        let tensor = Self { storage, dtype, shape: entry.shape.clone() };
+        // The only remaining reason to fail is the rank; after this check `view` cannot fail.
         View::new(tensor.data(), &tensor.shape)
             .map_err(|error| Error::new(OPERATOR, format!("{name}: {}", error.message())))?;
         Ok(tensor)
     }
 
-    /// The whole tensor as an argument for an operator.
+    /// The tensor as an operator argument.
     pub fn view(&self) -> View<'_> {
         let view = match &self.storage {
-            Storage::Placed(buffer) => buffer.view(&self.shape),
+            Storage::Device(buffer) => buffer.view(&self.shape),
             _ => View::new(self.data(), &self.shape),
         };
-        view.expect("`new` has made this view before")
+        view.expect("`new` has checked this view")
     }
 
-    /// The same weight in memory of `backend`.
-    pub(crate) fn on<B: Backend>(&self, backend: &B) -> Result<Self> {
-        let mut there = backend.allocate(self.dtype, self.shape.iter().product())?;
-        copy(backend, self.view(), there.view_mut(&self.shape)?)?;
-        Ok(Self { storage: Storage::Placed(Arc::new(there)), dtype: self.dtype, shape: self.shape.clone() })
+    /// Copies the weight to the memory of `backend`.
+    pub(crate) fn upload<B: Backend>(&self, backend: &B) -> Result<Self> {
+        let mut buffer = backend.allocate(self.dtype, self.shape.iter().product())?;
+        copy(backend, self.view(), buffer.view_mut(&self.shape)?)?;
+        Ok(Self { storage: Storage::Device(Arc::new(buffer)), dtype: self.dtype, shape: self.shape.clone() })
     }
 
-    /// Its size.
+    /// The size in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.shape.iter().product::<usize>() * self.dtype.size()
     }
@@ -90,25 +89,25 @@ impl Tensor {
         self.dtype
     }
 
-    /// Whether the elements are those of the file, not a copy.
+    /// Whether the elements are borrowed from the file's map.
     pub fn is_mapped(&self) -> bool {
         matches!(self.storage, Storage::Mapped(..))
     }
 
-    /// The same weight in another dtype, each element rounded to the nearest, ties to even; no copy is made when
-    /// it has that dtype already. Through f32, which holds every f16 and bf16 exactly.
+    /// The weight in another dtype, rounded to nearest, ties to even; shares the storage if it already has that dtype.
+    /// Converts through f32, which represents every f16 and bf16 exactly.
     pub fn cast(&self, dtype: Dtype) -> Self {
         if dtype == self.dtype {
             return self.clone();
         }
         let data = self.data();
         let storage = match dtype {
-            Dtype::F32 => Storage::F32(rounded(data)),
-            Dtype::F16 => Storage::F16(rounded(data)),
-            Dtype::Bf16 => Storage::Bf16(rounded(data)),
-            Dtype::E4m3 => Storage::E4m3(rounded(data)),
-            Dtype::E5m2 => Storage::E5m2(rounded(data)),
-            Dtype::I8 => Storage::I8(rounded(data)),
+            Dtype::F32 => Storage::F32(convert(data)),
+            Dtype::F16 => Storage::F16(convert(data)),
+            Dtype::Bf16 => Storage::Bf16(convert(data)),
+            Dtype::E4m3 => Storage::E4m3(convert(data)),
+            Dtype::E5m2 => Storage::E5m2(convert(data)),
+            Dtype::I8 => Storage::I8(convert(data)),
         };
         Self { storage, dtype, shape: self.shape.clone() }
     }
@@ -116,7 +115,7 @@ impl Tensor {
     fn data(&self) -> Data<'_> {
         match &self.storage {
             Storage::Mapped(map, bytes) => {
-                mapped(&map[bytes.clone()], self.dtype).expect("`new` has checked the alignment")
+                cast_bytes(&map[bytes.clone()], self.dtype).expect("`new` has checked the alignment")
             }
             Storage::F32(values) => Data::F32(values),
             Storage::F16(values) => Data::F16(values),
@@ -124,7 +123,7 @@ impl Tensor {
             Storage::E4m3(values) => Data::E4m3(values),
             Storage::E5m2(values) => Data::E5m2(values),
             Storage::I8(values) => Data::I8(values),
-            Storage::Placed(_) => self.view().data(),
+            Storage::Device(_) => self.view().data(),
         }
     }
 }
@@ -135,8 +134,8 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// The bytes as elements, if they are aligned for them. (An empty tensor may lie anywhere.)
-fn mapped(bytes: &[u8], dtype: Dtype) -> Option<Data<'_>> {
+/// The bytes as elements; `None` if misaligned. (An empty tensor is never misaligned.)
+fn cast_bytes(bytes: &[u8], dtype: Dtype) -> Option<Data<'_>> {
     match dtype {
         Dtype::F32 => bytemuck::try_cast_slice(bytes).ok().map(Data::F32),
         Dtype::F16 => bytemuck::try_cast_slice(bytes).ok().map(Data::F16),
@@ -147,7 +146,7 @@ fn mapped(bytes: &[u8], dtype: Dtype) -> Option<Data<'_>> {
     }
 }
 
-fn copied(bytes: &[u8], dtype: Dtype) -> Storage {
+fn copy_bytes(bytes: &[u8], dtype: Dtype) -> Storage {
     match dtype {
         Dtype::F32 => Storage::F32(bytemuck::pod_collect_to_vec(bytes).into()),
         Dtype::F16 => Storage::F16(bytemuck::pod_collect_to_vec(bytes).into()),
@@ -158,7 +157,7 @@ fn copied(bytes: &[u8], dtype: Dtype) -> Storage {
     }
 }
 
-fn rounded<T: Element>(data: Data<'_>) -> Arc<[T]> {
+fn convert<T: Element>(data: Data<'_>) -> Arc<[T]> {
     fn each<S: Element, T: Element>(values: &[S]) -> Arc<[T]> {
         values.iter().map(|value| T::from_f32(value.to_f32())).collect()
     }

@@ -1,12 +1,12 @@
-//! The tree drawn for a person: a line a node, children in the order of their tokens.
+//! `Display` of the tree: one line per node, children in token order.
 //!
-//! Invariant: the same tree gives the same text, whatever the order of its hash maps.
+//! Invariant: equal trees give equal text, independent of hash map order.
 
 use std::fmt;
 
 use super::{ROOT, RadixTree, node::Node};
 
-/// Longer runs are cut: an edge may hold a whole document.
+/// Longer lists are truncated: an edge may hold a whole document.
 const MAX_SHOWN: usize = 8;
 
 impl fmt::Display for RadixTree {
@@ -17,16 +17,20 @@ impl fmt::Display for RadixTree {
             self.num_pages(),
             self.page_size,
             self.num_evictable,
-            Standing(&self.nodes[ROOT])
+            EvictionState(&self.nodes[ROOT])
         )?;
-        // A stack rather than a recursion: a conversation of many turns is a deep tree.
+        // An explicit stack: multi-turn conversations make deep trees, and recursion could overflow.
         let mut stack = Vec::new();
         self.push_children(&mut stack, ROOT, "");
         while let Some((index, indent, last)) = stack.pop() {
             let node = &self.nodes[index];
             let branch = if last { "└── " } else { "├── " };
-            let (tokens, pages) = (Run(&node.tokens), Run(&node.pages));
-            writeln!(f, "{indent}{branch}node {index}: tokens {tokens}, pages {pages}, {}", Standing(node))?;
+            let (tokens, pages) = (ListHead(&node.tokens), ListHead(&node.pages));
+            writeln!(
+                f,
+                "{indent}{branch}node {index}: tokens {tokens}, pages {pages}, {}",
+                EvictionState(node)
+            )?;
             let below = if last { "    " } else { "│   " };
             self.push_children(&mut stack, index, &format!("{indent}{below}"));
         }
@@ -35,7 +39,7 @@ impl fmt::Display for RadixTree {
 }
 
 impl RadixTree {
-    /// Pushes (index, indentation, whether it is the last sibling), so that the first child is popped first.
+    /// Pushes (index, indentation, whether last sibling) in reverse, so that the first child is popped first.
     fn push_children(&self, stack: &mut Vec<(usize, String, bool)>, index: usize, indent: &str) {
         let mut children: Vec<_> = self.nodes[index].children.iter().collect();
         children.sort_by(|a, b| b.0.cmp(a.0));
@@ -44,20 +48,20 @@ impl RadixTree {
     }
 }
 
-/// What decides whether a node can go.
-struct Standing<'a>(&'a Node);
+/// The state of a node that decides whether it is evictable.
+struct EvictionState<'a>(&'a Node);
 
-impl fmt::Display for Standing<'_> {
+impl fmt::Display for EvictionState<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Node { own_locks, path_locks, last_access, .. } = self.0;
         write!(f, "locks {own_locks} of {path_locks}, used at {last_access}")
     }
 }
 
-/// The beginning of a list of numbers.
-struct Run<'a, T>(&'a [T]);
+/// The first elements of a list.
+struct ListHead<'a, T>(&'a [T]);
 
-impl<T: fmt::Display> fmt::Display for Run<'_, T> {
+impl<T: fmt::Display> fmt::Display for ListHead<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "[")?;
         for (i, number) in self.0.iter().take(MAX_SHOWN).enumerate() {
