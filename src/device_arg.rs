@@ -1,12 +1,12 @@
-//! Devices as the command line spells them: `cpu`, `cuda`, `cuda:1`.
+//! The `--device` argument: `cpu`, `cuda`, `cuda:1`.
 
 use std::{fmt, str::FromStr};
 
-/// What computes.
+/// A compute device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DeviceArg {
     Cpu,
-    /// The GPU of that number, as the driver counts.
+    /// The GPU with this ordinal of the driver.
     Cuda(usize),
 }
 
@@ -37,7 +37,7 @@ mod tests {
     use super::DeviceArg;
 
     #[test]
-    fn devices_are_spelled_in_three_ways() {
+    fn devices_have_three_spellings() {
         for (text, device) in
             [("cpu", DeviceArg::Cpu), ("cuda", DeviceArg::Cuda(0)), ("cuda:12", DeviceArg::Cuda(12))]
         {

@@ -1,10 +1,10 @@
-//! Dtypes as the command line and JSON spell them.
+//! Dtype arguments of the command line and JSON.
 
 use clap::ValueEnum;
 use serde::Deserialize;
 use tilewright::Dtype;
 
-/// [`Dtype`], by name.
+/// A [`Dtype`] by name.
 #[derive(Debug, Clone, Copy, Default, ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum DtypeArg {

@@ -1,4 +1,4 @@
-//! The tilewright command line: one subcommand, one file. Every error is reported through miette.
+//! The `tilewright` command line: one module per subcommand. miette reports all errors.
 
 mod device_arg;
 mod doctor;
@@ -28,10 +28,10 @@ struct CommandLine {
 #[derive(Subcommand)]
 enum Command {
     Generate(generate::GenerateArgs),
-    Plan(plan::Arguments),
+    Plan(plan::PlanArgs),
     #[command(subcommand)]
-    Kernels(kernels::Command),
-    Doctor(doctor::Arguments),
+    Kernels(kernels::KernelsCommand),
+    Doctor(doctor::DoctorArgs),
 }
 
 fn main() -> ExitCode {
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes a whole report. Who closes the pipe early, `head` for example, has seen enough.
+/// Writes a report to standard output. A closed pipe, as with `head`, is not an error.
 fn print(report: &str) -> Result<()> {
     match std::io::stdout().lock().write_all(report.as_bytes()) {
         Err(why) if why.kind() != ErrorKind::BrokenPipe => {

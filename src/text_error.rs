@@ -1,9 +1,9 @@
-//! What is wrong with a text that a person wrote, shown under the very words.
+//! Errors in user-written text, shown with the source location.
 
 use miette::{Diagnostic, NamedSource, Report, SourceSpan};
 use std::{fmt, ops::Range, process::ExitCode};
 
-/// A mistake in an argument or in a file.
+/// An error in an argument or in a file.
 #[derive(Debug, Diagnostic)]
 pub(crate) struct TextError {
     message: String,
@@ -14,17 +14,17 @@ pub(crate) struct TextError {
     label: String,
     #[help]
     help: String,
-    /// In the command line itself, so that it is a usage error as clap's are.
+    /// Whether the text is a command-line argument: a usage error, like clap's.
     usage: bool,
 }
 
 impl TextError {
-    /// `[message, label, help]` about the bytes `at` of `text`, the value of the option `name`.
+    /// Error `[message, label, help]` at bytes `at` of `text`, the value of option `name`.
     pub(crate) fn in_argument((name, text): (&str, &str), at: Range<usize>, texts: [String; 3]) -> Report {
         Self::new((name, text), at, texts, true).into()
     }
 
-    /// `[message, label, help]` about the bytes `at` of `text`, the content of the file `name`.
+    /// Error `[message, label, help]` at bytes `at` of `text`, the content of file `name`.
     pub(crate) fn in_file((name, text): (&str, &str), at: Range<usize>, texts: [String; 3]) -> Report {
         Self::new((name, text), at, texts, false).into()
     }
@@ -43,7 +43,7 @@ impl fmt::Display for TextError {
 
 impl std::error::Error for TextError {}
 
-/// 2 for usage errors, as clap has it, and 1 for all others.
+/// 2 for usage errors, like clap, and 1 for all others.
 pub(crate) fn exit_code(report: &Report) -> ExitCode {
     match report.downcast_ref::<TextError>() {
         Some(error) if error.usage => ExitCode::from(2),

@@ -1,4 +1,4 @@
-//! What there is of a GPU: the driver's library, looked for by name, and what the driver says when it is loaded.
+//! GPU detection: searches for the driver's library and queries the first device.
 
 use serde::Serialize;
 use std::{
@@ -8,7 +8,7 @@ use std::{
 use tilewright_cuda::{Context, cache::Settings};
 
 const LIBRARY: &str = "libcuda.so.1";
-/// Where distributions and containers put it when the loader's cache does not know.
+/// Folders of distributions and containers, for libraries missing from the loader's cache.
 const FOLDERS: [&str; 8] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
@@ -20,18 +20,18 @@ const FOLDERS: [&str; 8] = [
     "/run/opengl-driver/lib",
 ];
 
-/// What there is of a GPU.
+/// The state of the first GPU.
 #[derive(Serialize)]
 pub(super) struct Gpu {
-    /// The driver's library.
+    /// Path of the driver's library.
     driver: Option<String>,
-    /// Whether the first GPU can compute.
+    /// Whether the first GPU is usable.
     backend: bool,
-    /// The first GPU, if it can compute.
+    /// The first GPU, if usable.
     device: Option<Device>,
-    /// Why it cannot.
+    /// Why it is not usable.
     why: Option<String>,
-    /// Where machine code of kernels is kept.
+    /// Folder of the kernel cache.
     cache: Option<PathBuf>,
 }
 
@@ -44,7 +44,7 @@ struct Device {
     multiprocessors: u32,
     /// The CUDA version of the driver: 13000 is 13.0.
     driver: u32,
-    /// Bytes of its memory that are free, and all.
+    /// Free and total bytes of device memory.
     free_memory: usize,
     memory: usize,
 }
@@ -59,7 +59,7 @@ impl Device {
     }
 }
 
-/// Looks for the library, and asks the driver.
+/// Searches for the library and queries the driver.
 pub(super) fn find() -> Gpu {
     let cache = Settings::from_environment().ok().and_then(|settings| settings.folder().map(Path::to_owned));
     let (device, why) = match Device::open() {
@@ -69,7 +69,7 @@ pub(super) fn find() -> Gpu {
     Gpu { driver: library(), backend: device.is_some(), device, why, cache }
 }
 
-/// Looks where the loader would: its search path, its cache, the usual folders.
+/// Searches like the loader: `LD_LIBRARY_PATH`, the loader's cache, standard folders.
 fn library() -> Option<String> {
     let search_path = std::env::var("LD_LIBRARY_PATH").unwrap_or_default();
     let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
@@ -83,7 +83,7 @@ fn library() -> Option<String> {
         .or_else(|| in_folders(&mut FOLDERS.into_iter()))
 }
 
-/// The library's path among the strings of the loader's cache, which end in NUL.
+/// The library's path among the NUL-terminated strings of the loader's cache.
 fn in_cache(cache: &[u8]) -> Option<String> {
     let strings = cache.split(|&byte| byte == 0).filter_map(|string| std::str::from_utf8(string).ok());
     let mut paths = strings.filter(|string| string.starts_with('/'));
@@ -105,7 +105,7 @@ impl fmt::Display for Gpu {
 }
 
 impl Gpu {
-    /// Where machine code is kept, for a person to read.
+    /// The folder of the kernel cache, for display.
     pub(super) fn cache(&self) -> String {
         self.cache.as_ref().map_or("nowhere".to_owned(), |folder| folder.display().to_string())
     }
@@ -133,7 +133,7 @@ mod tests {
     use super::in_cache;
 
     #[test]
-    fn the_cache_names_the_driver_by_its_path() {
+    fn the_loader_cache_contains_the_driver_path() {
         let cache = |path: &str| format!("glibc-ld.so.cache1.1\u{1}\0libcuda.so.1\0{path}\0/lib/libc.so.6\0");
         let found = in_cache(cache("/usr/lib64/libcuda.so.1").as_bytes());
         assert_eq!(found.as_deref(), Some("/usr/lib64/libcuda.so.1"));

@@ -1,4 +1,4 @@
-//! How much memory there is, as Linux says it.
+//! Total and available memory, from Linux.
 
 use serde::Serialize;
 use std::fmt;
@@ -6,13 +6,13 @@ use std::fmt;
 /// In bytes.
 #[derive(Debug, Serialize, PartialEq)]
 pub(super) struct Memory {
-    /// Of the machine, or of the container where that is less.
+    /// The minimum of the machine's memory and the container's limit.
     total: u64,
-    /// Of the machine.
+    /// Available memory of the machine, at most `total`.
     available: u64,
 }
 
-/// `None` where the system does not say.
+/// `None` if the system does not report it.
 pub(super) fn find() -> Option<Memory> {
     let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
     read(&std::fs::read_to_string("/proc/meminfo").ok()?, &limit)
@@ -24,7 +24,7 @@ fn read(meminfo: &str, limit: &str) -> Option<Memory> {
         line.trim_end_matches("kB").trim().parse::<u64>().ok()?.checked_mul(1024)
     };
     let (total, available) = (bytes("MemTotal:")?, bytes("MemAvailable:")?);
-    let limit = limit.trim().parse().unwrap_or(u64::MAX); // "max" where there is none
+    let limit = limit.trim().parse().unwrap_or(u64::MAX); // "max" without a limit
     Some(Memory { total: total.min(limit), available: available.min(limit) })
 }
 
@@ -39,7 +39,7 @@ mod tests {
     use super::{Memory, read};
 
     #[test]
-    fn a_containers_limit_counts_where_it_is_less() {
+    fn a_smaller_container_limit_applies() {
         let meminfo = "MemTotal:       2000 kB\nMemFree:  1 kB\nMemAvailable:   1500 kB\n";
         let memory = |total, available| Some(Memory { total, available });
         assert_eq!(read(meminfo, "max\n"), memory(2_048_000, 1_536_000));

@@ -1,4 +1,4 @@
-//! `tilewright doctor`: says what the machine has and which backend will run.
+//! `tilewright doctor`: reports the machine's hardware and the selected backend.
 
 mod gpu;
 mod memory;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use std::{fmt, path::PathBuf};
 use tilewright::{Backend, Cpu, cpu::Isa};
 
-/// What a model folder must have.
+/// Required files of a model folder.
 const MODEL_FILES: [&str; 3] = ["config.json", "tokenizer.json", "model.safetensors"];
 
 const EXAMPLES: &str = "\
@@ -17,25 +17,25 @@ Examples:
   tilewright doctor
   tilewright doctor --json";
 
-/// Say what this machine has, and which backend will run
+/// Report this machine's hardware and the backend that will run
 ///
-/// Measures for about a quarter second how fast this machine reads memory and multiplies. A missing GPU or model is
-/// no failure.
+/// Measures memory bandwidth and arithmetic throughput, which takes about a quarter of a second. A missing GPU or model
+/// is not an error.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
-pub(crate) struct Arguments {
-    /// Print JSON, for programs
+pub(crate) struct DoctorArgs {
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What was found.
+/// The result of the checks.
 #[derive(Serialize)]
-struct Findings {
+struct DoctorReport {
     version: &'static str,
     backend: String,
     threads: usize,
-    /// Sets of vector instructions that the CPU backend could use, the best last.
+    /// Instruction sets available to the CPU backend, best last.
     isa_available: Vec<String>,
     isa_used: String,
     memory: Option<memory::Memory>,
@@ -44,37 +44,37 @@ struct Findings {
     model: Model,
 }
 
-/// A roofline, in units of 10⁹.
+/// A roofline, in units of 10⁹ per second.
 #[derive(Serialize)]
 struct Rates {
     gigabytes_per_second: f64,
     gigaflops_per_second: f64,
 }
 
-/// The folder that `generate` reads where it is given no other.
+/// The default model folder of `generate`.
 #[derive(Serialize)]
 struct Model {
     folder: Option<PathBuf>,
-    /// Files that are not there; a model is present when this is empty.
+    /// Missing files; empty if the model is complete.
     missing: Vec<&'static str>,
 }
 
-/// Looks around and reports.
-pub(crate) fn run(arguments: &Arguments) -> Result<String> {
-    let findings = Findings::collect();
+/// Runs the checks and formats the report.
+pub(crate) fn run(arguments: &DoctorArgs) -> Result<String> {
+    let report = DoctorReport::collect();
     if arguments.json {
-        return Ok(serde_json::to_string_pretty(&findings).into_diagnostic()? + "\n");
+        return Ok(serde_json::to_string_pretty(&report).into_diagnostic()? + "\n");
     }
-    Ok(findings.to_string())
+    Ok(report.to_string())
 }
 
-impl Findings {
+impl DoctorReport {
     fn collect() -> Self {
         let cpu = Cpu::new();
         let roofline = cpu.measure_roofline();
         let folder = crate::model_folder::shipped();
-        let is_there = |file: &str| folder.as_ref().is_some_and(|folder| folder.join(file).is_file());
-        let missing = MODEL_FILES.into_iter().filter(|file| !is_there(file)).collect();
+        let exists = |file: &str| folder.as_ref().is_some_and(|folder| folder.join(file).is_file());
+        let missing = MODEL_FILES.into_iter().filter(|file| !exists(file)).collect();
         Self {
             version: env!("CARGO_PKG_VERSION"),
             backend: cpu.describe(),
@@ -92,7 +92,7 @@ impl Findings {
     }
 }
 
-impl fmt::Display for Findings {
+impl fmt::Display for DoctorReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut row = |name: &str, text: &dyn fmt::Display| writeln!(f, "{name:14}{text}");
         row("tilewright", &self.version)?;

@@ -7,10 +7,10 @@ use miette::{Result, miette};
 use std::path::PathBuf;
 use tilewright::{Dtype, sampling::SamplingParams};
 
-/// Generate text.
+/// Generate text
 ///
-/// Continues PROMPT, or every prompt of a file, and streams the text to standard output. What happened (tokens per
-/// second, pages, the machine's bounds) follows on standard error. The same seed gives the same text.
+/// Continues PROMPT, or every prompt of a file, and streams the text to standard output. Statistics (tokens per second,
+/// pages, roofline) follow on standard error. The same seed gives the same text.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tilewright generate \"It was a dark night, and\"
@@ -20,94 +20,94 @@ use tilewright::{Dtype, sampling::SamplingParams};
   tilewright generate --device cuda --model ~/models/Llama-3.1-8B \"The capital of France is\"
   tilewright generate --batch prompts.txt")]
 pub(crate) struct GenerateArgs {
-    /// The text to continue.
+    /// The text to continue
     #[arg(required_unless_present = "batch", conflicts_with = "batch")]
     prompt: Option<String>,
 
-    /// Continue every line of a file (`-` is standard input) instead, all in one batch.
+    /// Continue every line of a file (`-` for standard input), all in one batch
     #[arg(long, value_name = "FILE")]
     batch: Option<PathBuf>,
 
-    /// A Hugging Face folder of a Llama, Qwen2 or Qwen3 model: config.json, *.safetensors, tokenizer.json. [default:
-    /// the small model that ships with tilewright]
+    /// Hugging Face folder of a Llama, Mistral, Qwen2 or Qwen3 model: config.json, *.safetensors, tokenizer.json [default:
+    /// the bundled small model]
     #[arg(long, value_name = "DIR")]
     pub(super) model: Option<PathBuf>,
 
-    /// Treat each prompt as a user's message, by the model's chat template.
+    /// Treat each prompt as a user message and apply the model's chat template
     #[arg(long)]
     pub(super) chat: bool,
 
-    /// The most tokens to generate for each continuation.
+    /// Maximum tokens to generate per continuation
     #[arg(long, value_name = "N", default_value_t = 200)]
     pub(super) max_tokens: usize,
 
-    /// Divides the logits: 0 always takes the most probable token, 1 samples as the model was trained.
+    /// Sampling temperature: 0 is greedy, 1 samples from the model's distribution
     #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f32,
 
-    /// Keep only the K most probable tokens, at least 1.
+    /// Keep only the K most probable tokens (K >= 1)
     #[arg(long, value_name = "K")]
     top_k: Option<u32>,
 
-    /// Keep the smallest set of tokens whose probabilities add up to P, in (0, 1].
+    /// Keep the smallest set of tokens with total probability P, in (0, 1]
     #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
     top_p: f32,
 
-    /// Keep tokens at least P times as probable as the most probable one, in [0, 1].
+    /// Keep tokens at least P times as probable as the most probable one, in [0, 1]
     #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
     min_p: f32,
 
-    /// The stream of random numbers; continuation i of a prompt uses SEED + i.
+    /// Random seed; continuation i of a prompt uses SEED + i
     #[arg(long, default_value_t = 0)]
     pub(super) seed: u64,
 
-    /// Continuations of each prompt; the prompt is computed once.
+    /// Continuations per prompt; the prompt is computed once
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(super) n: u32,
 
-    /// What computes: `cpu`, or a GPU, `cuda` or `cuda:N`.
+    /// Device: `cpu`, `cuda` or `cuda:N`
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceArg::Cpu)]
     pub(super) device: DeviceArg,
 
-    /// Round the weights to this type while loading. [default: as stored; on a GPU that of the activations]
+    /// Round the weights to this dtype at load time [default: as stored; on a GPU, the dtype of activations]
     #[arg(long)]
     dtype: Option<DtypeArg>,
 
-    /// Compute in this type. [default: f32; on a GPU f16 for weights of f16, else bf16]
+    /// Dtype of activations [default: f32; on a GPU, f16 for f16 weights, else bf16]
     #[arg(long)]
     activations: Option<DtypeArg>,
 
-    /// Keep keys and values in this type. [default: that of the weights]
+    /// Dtype of the KV cache [default: the dtype of the weights]
     #[arg(long)]
     kv_dtype: Option<DtypeArg>,
 
-    /// Threads of the CPU. [default: all of the machine]
+    /// CPU threads [default: all cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub(super) threads: Option<u16>,
 
-    /// Tokens a page of the KV cache holds.
+    /// Tokens per page of the KV cache
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub(super) page_size: usize,
 
-    /// Pages of the KV cache. [default: enough for all continuations, up to 4 GiB]
+    /// Pages of the KV cache [default: enough for all continuations, up to 4 GiB]
     #[arg(long, value_name = "N")]
     pub(super) pages: Option<usize>,
 
-    /// Tokens computed in one step; longer prompts are computed in chunks.
+    /// Maximum tokens per step; longer prompts are computed in chunks
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(super) chunk: usize,
 
-    /// Compute every prompt anew, also where another one begins the same.
+    /// Do not reuse the KV cache of common prefixes
     #[arg(long)]
     pub(super) no_prefix_reuse: bool,
 
-    /// Print the text only.
+    /// Print only the text
     #[arg(long, short)]
     pub(super) quiet: bool,
 }
 
 impl GenerateArgs {
-    /// The prompts, in order; none is empty.
+    /// The prompts, in order; an empty prompt is an error.
     pub(super) fn prompts(&self) -> Result<Vec<String>> {
         let Some(path) = &self.batch else {
             let prompt = self.prompt.clone().unwrap_or_default();
@@ -129,7 +129,7 @@ impl GenerateArgs {
         Ok(text.lines().map(str::to_owned).collect())
     }
 
-    /// How tokens are drawn.
+    /// The sampling parameters.
     pub(super) fn sampling(&self) -> SamplingParams {
         SamplingParams {
             temperature: self.temperature,
@@ -141,24 +141,24 @@ impl GenerateArgs {
         }
     }
 
-    /// What to compute in, for weights that are stored as `stored`.
+    /// The dtype of activations, for weights stored as `stored`.
     pub(super) fn activations(&self, stored: Dtype) -> Dtype {
         let weights = self.dtype.map_or(stored, Dtype::from);
-        let usual = match (self.device, weights) {
+        let default = match (self.device, weights) {
             (DeviceArg::Cpu, _) => Dtype::F32,
             (DeviceArg::Cuda(_), Dtype::F16) => Dtype::F16,
             (DeviceArg::Cuda(_), _) => Dtype::Bf16,
         };
-        self.activations.map_or(usual, Dtype::from)
+        self.activations.map_or(default, Dtype::from)
     }
 
-    /// What to round weights to that are stored as `stored`.
+    /// The dtype to round weights to, for weights stored as `stored`; `None` keeps them.
     pub(super) fn dtype(&self, stored: Dtype) -> Option<Dtype> {
-        let usual = match self.device {
+        let default = match self.device {
             DeviceArg::Cpu => None,
             DeviceArg::Cuda(_) => Some(self.activations(stored)),
         };
-        self.dtype.map(Dtype::from).or(usual)
+        self.dtype.map(Dtype::from).or(default)
     }
 
     pub(super) fn kv_dtype(&self) -> Option<Dtype> {

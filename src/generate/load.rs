@@ -1,4 +1,4 @@
-//! Opens a model folder, with a bar for what takes long.
+//! Loads a model folder, with progress bars.
 
 use super::GenerateArgs;
 use crate::model_folder;
@@ -7,18 +7,18 @@ use miette::{IntoDiagnostic, Result, miette};
 use tilewright::{Backend, Dtype};
 use tilewright_serve::model::{ChatTemplate, ModelConfig, Tokenizer, Transformer, Weights};
 
-/// A model and what belongs to its texts.
-pub(super) struct Loaded {
+/// A model with its tokenizer and chat template.
+pub(super) struct LoadedModel {
     pub(super) model: Transformer,
-    /// What to compute in.
+    /// The dtype of activations.
     pub(super) activations: Dtype,
     pub(super) tokenizer: Tokenizer,
-    /// Only where `--chat` asks for it.
+    /// Only with `--chat`.
     pub(super) chat: Option<ChatTemplate>,
 }
 
-/// Opens the model, with its weights where `backend` reads them.
-pub(super) fn open<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<Loaded> {
+/// Loads the model and uploads its weights to `backend`.
+pub(super) fn open<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<LoadedModel> {
     let dir = args.model.clone().or_else(model_folder::shipped).ok_or_else(|| {
         miette!(
             help = "run it in the project's folder, or name a Hugging Face folder with --model DIR",
@@ -35,19 +35,19 @@ pub(super) fn open<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<Loade
     let vocab = [config.vocab_size, config.hidden_size];
     let stored = weights.get(ModelConfig::EMBEDDING, &vocab).into_diagnostic()?.dtype();
     let model = Transformer::new(config, &weights, args.dtype(stored)).into_diagnostic()?;
-    let moving = bar("to the GPU", if backend.computes_on_host() { 0 } else { model.bytes() })?;
-    let model = model.on(backend, |bytes| moving.set_position(bytes)).into_diagnostic()?;
-    moving.finish_and_clear();
-    Ok(Loaded { model, activations: args.activations(stored), tokenizer, chat })
+    let upload = bar("to the GPU", if backend.computes_on_host() { 0 } else { model.bytes() })?;
+    let model = model.upload(backend, |bytes| upload.set_position(bytes)).into_diagnostic()?;
+    upload.finish_and_clear();
+    Ok(LoadedModel { model, activations: args.activations(stored), tokenizer, chat })
 }
 
-/// A bar for so many bytes; none is shown for nothing.
-fn bar(what: &'static str, bytes: u64) -> Result<ProgressBar> {
+/// A progress bar over `bytes`; hidden for 0.
+fn bar(message: &'static str, bytes: u64) -> Result<ProgressBar> {
     if bytes == 0 {
         return Ok(ProgressBar::hidden());
     }
     let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}");
-    Ok(ProgressBar::new(bytes).with_style(style.into_diagnostic()?).with_message(what))
+    Ok(ProgressBar::new(bytes).with_style(style.into_diagnostic()?).with_message(message))
 }
 
 fn chat_template(dir: &std::path::Path) -> Result<ChatTemplate> {

@@ -1,4 +1,4 @@
-//! `tilewright generate`: text from a model, streamed, and at the end what happened.
+//! `tilewright generate`: streams generated text, then prints statistics.
 
 mod args;
 mod load;
@@ -8,18 +8,18 @@ mod report;
 pub(crate) use args::GenerateArgs;
 
 use crate::device_arg::DeviceArg;
-use load::Loaded;
+use load::LoadedModel;
 use miette::{IntoDiagnostic, Result, miette};
 use print::Printer;
 use tilewright::{Backend, Cpu, sampling::SamplingParams};
 use tilewright_cuda::{Card, Cuda};
 use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions, Report};
 
-/// Memory for keys and values, unless `--pages` says how much.
+/// Maximum bytes of the KV cache without `--pages`.
 const KV_BYTES: usize = 4 << 30;
 
 /// One prompt and its continuations.
-struct Job {
+struct PromptJob {
     prompt: String,
     tokens: Vec<u32>,
     continuations: Vec<GenerateOptions>,
@@ -49,14 +49,14 @@ fn generate<B: Backend + Clone>(
     let loaded = load::open(args, &backend)?;
     let jobs = jobs(args, &loaded, prompts)?;
     let options = options(args, &loaded, &jobs);
-    let stop_texts = loaded.tokenizer.clone();
+    let tokenizer = loaded.tokenizer.clone();
     let mut engine = Engine::new(loaded.model, backend, options).into_diagnostic()?;
 
     let count = jobs.iter().map(|job| job.continuations.len()).sum();
-    let mut printer = Printer::new(stop_texts, count);
+    let mut printer = Printer::new(tokenizer, count);
     for job in &jobs {
         for id in engine.submit(&job.tokens, &job.continuations).into_diagnostic()? {
-            printer.expect(id, &job.prompt);
+            printer.register(id, &job.prompt);
         }
     }
     while !engine.is_idle() {
@@ -67,15 +67,15 @@ fn generate<B: Backend + Clone>(
             }
         }
     }
-    let ended = printer.end();
+    let outcome = printer.finish();
     if !args.quiet {
         eprint!("{}", report(&engine.report()));
     }
-    ended
+    outcome
 }
 
-/// Turns prompts into tokens and gives every continuation a seed of its own.
-fn jobs(args: &GenerateArgs, loaded: &Loaded, prompts: Vec<String>) -> Result<Vec<Job>> {
+/// Encodes the prompts and gives each continuation its own seed.
+fn jobs(args: &GenerateArgs, loaded: &LoadedModel, prompts: Vec<String>) -> Result<Vec<PromptJob>> {
     let mut stop: Vec<u32> = loaded.model.config().eos_token_ids.clone();
     stop.extend(loaded.tokenizer.eos_id());
     let job = |prompt: String| {
@@ -91,16 +91,15 @@ fn jobs(args: &GenerateArgs, loaded: &Loaded, prompts: Vec<String>) -> Result<Ve
             sampling: SamplingParams { seed: args.seed.wrapping_add(index), ..args.sampling() },
             stop: stop.clone(),
         };
-        Ok(Job { prompt, tokens, continuations: (0..args.n as u64).map(continuation).collect() })
+        Ok(PromptJob { prompt, tokens, continuations: (0..args.n as u64).map(continuation).collect() })
     };
     prompts.into_iter().map(job).collect()
 }
 
-/// Pages for all continuations at once if they fit into [`KV_BYTES`], else as many as do; the engine queues the
-/// rest.
-fn options(args: &GenerateArgs, loaded: &Loaded, jobs: &[Job]) -> EngineOptions {
+/// Engine options with pages for all continuations, limited to [`KV_BYTES`]; the engine queues the rest.
+fn options(args: &GenerateArgs, loaded: &LoadedModel, jobs: &[PromptJob]) -> EngineOptions {
     let config = loaded.model.config();
-    let pages = |job: &Job| {
+    let pages = |job: &PromptJob| {
         let tokens = job.tokens.len().saturating_add(args.max_tokens).min(config.max_position_embeddings);
         tokens.div_ceil(args.page_size.max(1)) + 1
     };
@@ -111,7 +110,7 @@ fn options(args: &GenerateArgs, loaded: &Loaded, jobs: &[Job]) -> EngineOptions 
         * config.num_key_value_heads
         * config.head_dim
         * args.kv_dtype().unwrap_or(loaded.model.dtype()).size();
-    // the engine refuses a page size that is out of range
+    // the engine rejects a page size out of range
     let page_bytes = token_bytes.saturating_mul(args.page_size.max(1));
     let fitting = all.min(KV_BYTES / page_bytes).max(longest);
     EngineOptions {
@@ -125,7 +124,7 @@ fn options(args: &GenerateArgs, loaded: &Loaded, jobs: &[Job]) -> EngineOptions 
     }
 }
 
-/// Refuses a prompt that has nothing in it.
+/// Rejects an empty prompt.
 fn check_prompt(prompt: &str, place: &str) -> Result<()> {
     if prompt.is_empty() {
         return Err(miette!(

@@ -1,4 +1,4 @@
-//! Prints texts: a single one as it comes, several each as a whole when it is done.
+//! Output of generated text: a single text is streamed, several are printed when complete.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{IntoDiagnostic, Result, miette};
@@ -8,18 +8,18 @@ use tilewright_serve::{
     model::{Decoder, Tokenizer},
 };
 
-/// The texts that are being generated.
+/// State of all texts in progress.
 pub(super) struct Printer {
     tokenizer: Tokenizer,
-    texts: BTreeMap<RequestId, Text>,
-    /// How many texts there will be.
+    texts: BTreeMap<RequestId, TextState>,
+    /// Total number of texts.
     count: usize,
     tokens: ProgressBar,
-    /// Why texts ended early. The others go on.
+    /// Messages of failed texts; the others continue.
     failures: Vec<String>,
 }
 
-struct Text {
+struct TextState {
     number: usize,
     prompt: String,
     continuation: String,
@@ -35,11 +35,11 @@ impl Printer {
         Self { tokenizer, texts: BTreeMap::new(), count, tokens, failures: Vec::new() }
     }
 
-    /// Announces a text that continues `prompt`.
-    pub(super) fn expect(&mut self, request: RequestId, prompt: &str) {
+    /// Registers a text that continues `prompt`.
+    pub(super) fn register(&mut self, request: RequestId, prompt: &str) {
         let number = self.texts.len() + 1;
         let (prompt, decoder) = (prompt.to_owned(), self.tokenizer.decoder());
-        self.texts.insert(request, Text { number, prompt, continuation: String::new(), decoder });
+        self.texts.insert(request, TextState { number, prompt, continuation: String::new(), decoder });
     }
 
     pub(super) fn token(&mut self, request: RequestId, token: u32) -> Result<()> {
@@ -70,8 +70,8 @@ impl Printer {
         Ok(())
     }
 
-    /// Says which texts ended early, when all have ended.
-    pub(super) fn end(self) -> Result<()> {
+    /// Returns an error that lists the failed texts.
+    pub(super) fn finish(self) -> Result<()> {
         self.tokens.finish_and_clear();
         if self.failures.is_empty() {
             return Ok(());
@@ -80,7 +80,7 @@ impl Printer {
     }
 }
 
-/// Writes to standard output at once. When nobody reads any more there is nothing left to do.
+/// Writes to standard output and flushes. A closed pipe ends the process.
 fn write(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -1,11 +1,11 @@
-//! What happened, in a few lines for a person, beside what the machine could do at best.
+//! Statistics of a run, compared with the machine's roofline.
 
 use std::{fmt::Write, time::Duration};
 use tilewright::{Backend, Cpu, Roofline};
 use tilewright_cuda::Cuda;
 use tilewright_serve::{Report, Work};
 
-/// What each part of the work is called, and its share of a report.
+/// Name, tokens, time and work of each phase with tokens.
 fn phases(report: &Report) -> impl Iterator<Item = (&'static str, usize, Duration, Work)> {
     let phases = [
         ("prefill", report.prefill_tokens, report.prefill_time, report.prefill_work),
@@ -14,7 +14,7 @@ fn phases(report: &Report) -> impl Iterator<Item = (&'static str, usize, Duratio
     phases.into_iter().filter(|phase| phase.1 > 0)
 }
 
-/// Measures the machine's ceilings and sets the report beside them.
+/// The report of a CPU run, with the measured roofline.
 pub(super) fn of_cpu(report: &Report, cpu: &Cpu) -> String {
     let roofline = cpu.measure_roofline();
     let mut text = format!("\n{}\n", cpu.describe());
@@ -35,7 +35,7 @@ pub(super) fn of_cpu(report: &Report, cpu: &Cpu) -> String {
     text
 }
 
-/// What a GPU did, and what of it moved how many bytes.
+/// The report of a GPU run.
 pub(super) fn of_gpu(report: &Report, gpu: &Cuda) -> String {
     let mut text = format!("\n{}\n", gpu.describe());
     for (name, tokens, time, work) in phases(report) {
@@ -61,13 +61,13 @@ fn pages(report: &Report) -> String {
 }
 
 fn phase(tokens: usize, time: Duration, work: &Work, roofline: &Roofline) -> String {
-    let least = work.estimate(roofline);
+    let estimate = work.estimate(roofline);
     let rate = |seconds: f64| tokens as f64 / seconds.max(f64::MIN_POSITIVE);
     format!(
         "{tokens} tokens in {:.3} s: {:.0} tokens/s; {} bounds it at {:.0} tokens/s",
         time.as_secs_f64(),
         rate(time.as_secs_f64()),
-        least.bound(),
-        rate(least.seconds())
+        estimate.bound(),
+        rate(estimate.seconds())
     )
 }

@@ -1,18 +1,18 @@
-//! `tilewright kernels clear`: an empty cache.
+//! `tilewright kernels clear`: empties the cache.
 
-use super::{cache, counted, folder, size};
+use super::{cache, folder, kernel_count, size};
 use clap::Args;
 use miette::{IntoDiagnostic, Result};
 
-/// Remove every kernel from the cache
+/// Remove all kernels from the cache
 ///
-/// They are assembled again when they are used. Files that are no kernels stay.
+/// Kernels are assembled again at their next use. Other files in the folder are kept.
 #[derive(Args)]
-pub(crate) struct Arguments {}
+pub(crate) struct ClearArgs {}
 
-pub(super) fn run(_: &Arguments) -> Result<String> {
+pub(super) fn run(_: &ClearArgs) -> Result<String> {
     let cache = cache()?;
     let folder = folder(&cache)?;
     let (entries, bytes) = cache.clear().into_diagnostic()?;
-    Ok(format!("removed {}, {}, from {}\n", counted(entries), size(bytes), folder.display()))
+    Ok(format!("removed {}, {}, from {}\n", kernel_count(entries), size(bytes), folder.display()))
 }

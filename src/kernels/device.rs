@@ -1,9 +1,9 @@
-//! This machine's GPU, whose driver assembles.
+//! The driver of this machine's first GPU, as an assembler.
 
 use miette::{Result, miette};
 use tilewright_cuda::{Context, cache::Driver};
 
-/// The driver of the first GPU, for a command that needs one.
+/// Opens the driver of the first GPU; errors name `command`.
 pub(super) fn open(command: &str) -> Result<Driver> {
     let context = Context::open(0).map_err(|why| {
         miette!(

@@ -1,6 +1,6 @@
-//! `tilewright kernels inspect`: one kernel, its launch, its text, what its machine code needs, and how long it takes.
+//! `tilewright kernels inspect`: launch parameters, PTX, resources and times of one kernel.
 
-use super::{cache, chosen, device, size, targets, times};
+use super::{cache, device, selection, size, targets, times};
 use crate::plan::parse_roofline;
 use clap::Args;
 use miette::{IntoDiagnostic, Result, miette};
@@ -15,61 +15,61 @@ use tilewright_ptx::ir::{Kernel, ParamKind};
 
 /// Show a kernel: registers, shared memory, spills, PTX, predicted and measured time
 ///
-/// Times are told of attention kernels, over a step of decoding: what the machine's limits allow at best, and what this machine's GPU
-/// takes. A kernel with hooks, and one that is not of attention, has no problem of its own.
+/// Times are for attention kernels over one decode step: the roofline estimate, and the measurement on this machine's GPU. Kernels with
+/// hooks and kernels other than attention have no reference problem, hence no times.
 #[derive(Args)]
-pub(crate) struct Arguments {
-    /// Its name; `tilewright kernels list` has them all
+pub(crate) struct InspectArgs {
+    /// Kernel name; see `tilewright kernels list`
     name: String,
-    /// The architecture: 90 is sm_90. [default: this machine's GPU, or the newest that the kernel is for]
+    /// Architecture: 90 is sm_90 [default: this machine's GPU, or the newest that the kernel supports]
     #[arg(long)]
     arch: Option<u32>,
-    /// Print its PTX and nothing else
+    /// Print only the PTX
     #[arg(long)]
     ptx: bool,
-    /// The assembler of the CUDA toolkit. [default: the driver, or else ptxas of PATH]
+    /// Path of ptxas, the assembler of the CUDA toolkit [default: the driver, else ptxas on PATH]
     #[arg(long, value_name = "FILE")]
     ptxas: Option<PathBuf>,
-    /// Predict with these rates instead of those of this machine's GPU
+    /// Bandwidth and throughput for the prediction [default: those of this machine's GPU]
     #[arg(long, value_name = "GB/s/GFLOP/s", value_parser = parse_roofline)]
     roofline: Option<Roofline>,
 }
 
-/// What shows a kernel's machine code.
-enum Maker {
+/// The assembler of the machine code.
+enum KernelAssembler {
     Driver(Driver),
     Ptxas(Ptxas),
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<String> {
-    let chosen = chosen::kernels(std::slice::from_ref(&arguments.name))?;
-    let [configured] = chosen.as_slice() else {
+pub(super) fn run(arguments: &InspectArgs) -> Result<String> {
+    let selected = selection::select(std::slice::from_ref(&arguments.name))?;
+    let [configured] = selected.as_slice() else {
         return Err(miette!(
             "kernels inspect: {} are {} kernels, expected one",
             arguments.name,
-            chosen.len()
+            selected.len()
         ));
     };
     let kernel = (configured.build)().into_diagnostic()?;
-    let maker = arguments.maker()?;
-    let arch = arguments.arch.or_else(|| maker.as_ref().ok()?.arch());
+    let assembler = arguments.assembler()?;
+    let arch = arguments.arch.or_else(|| assembler.as_ref().ok()?.arch());
     let newest = configured.archs.last().copied().unwrap_or_default();
     let arch = arch.unwrap_or(newest);
     let source = Source::of(&kernel, arch).into_diagnostic()?;
     if arguments.ptx {
         return Ok(source.ptx().to_owned());
     }
-    let mut report = described(configured, &kernel, &source);
-    match maker {
-        Ok(maker) => report += &maker.machine_code(&source)?,
+    let mut report = describe(configured, &kernel, &source);
+    match assembler {
+        Ok(assembler) => report += &assembler.machine_code(&source)?,
         Err(why) => row(&mut report, "machine code", &format!("not known: {why}")),
     }
     report += &arguments.times(configured, arch);
     Ok(report)
 }
 
-impl Arguments {
-    /// How long it takes at least, and on the GPU if it is one of this architecture.
+impl InspectArgs {
+    /// The predicted time, and the measured time if the GPU has this architecture.
     fn times(&self, configured: &Configured, arch: u32) -> String {
         let mut report = String::new();
         let Some(problem) = &configured.problem else {
@@ -80,7 +80,7 @@ impl Arguments {
             );
             return report;
         };
-        row(&mut report, "over", &times::step(problem));
+        row(&mut report, "over", &times::describe_step(problem));
         let gpu = self.gpu(arch);
         match times::predicted(problem, arch, (self.roofline, &gpu)) {
             Ok(time) => row(&mut report, "predicted", &time),
@@ -93,33 +93,33 @@ impl Arguments {
         report
     }
 
-    /// This machine's GPU, if it is of this architecture.
+    /// This machine's GPU, if it has this architecture.
     fn gpu(&self, arch: u32) -> Result<Context> {
         let driver = device::open("inspect")?;
         match device::arch(&driver) {
-            of_gpu if of_gpu == arch => Ok(driver.context().clone()),
-            of_gpu => Err(miette!("the GPU is sm_{of_gpu}")),
+            gpu_arch if gpu_arch == arch => Ok(driver.context().clone()),
+            gpu_arch => Err(miette!("the GPU is sm_{gpu_arch}")),
         }
     }
 
-    /// What can assemble: the ptxas that was named, the GPU unless another architecture is asked for, or some ptxas; else why
-    /// nothing can.
-    fn maker(&self) -> Result<Result<Maker, String>> {
+    /// The assembler: the ptxas passed, else the driver unless another architecture is requested, else ptxas on PATH; or why none
+    /// is available.
+    fn assembler(&self) -> Result<Result<KernelAssembler, String>> {
         if let Some(path) = &self.ptxas {
-            return Ok(Ok(Maker::Ptxas(Ptxas::at(path).into_diagnostic()?)));
+            return Ok(Ok(KernelAssembler::Ptxas(Ptxas::at(path).into_diagnostic()?)));
         }
         let no_gpu = match device::open("inspect") {
             Ok(driver) if self.arch.is_none_or(|arch| arch == device::arch(&driver)) => {
-                return Ok(Ok(Maker::Driver(driver)));
+                return Ok(Ok(KernelAssembler::Driver(driver)));
             }
             Ok(driver) => format!("the GPU is sm_{}", device::arch(&driver)),
             Err(why) => why.to_string(),
         };
-        Ok(Ptxas::at("ptxas").map(Maker::Ptxas).map_err(|why| format!("{no_gpu}; {why}")))
+        Ok(Ptxas::at("ptxas").map(KernelAssembler::Ptxas).map_err(|why| format!("{no_gpu}; {why}")))
     }
 }
 
-impl Maker {
+impl KernelAssembler {
     fn arch(&self) -> Option<u32> {
         match self {
             Self::Driver(driver) => Some(device::arch(driver)),
@@ -128,7 +128,7 @@ impl Maker {
     }
 
     fn machine_code(&self, source: &Source) -> Result<String> {
-        // what a ptxas makes to be looked at is not what the driver would be given
+        // ptxas output is for display only and must not enter the driver's cache
         let (assembler, cache): (&dyn Assembler, Cache) = match self {
             Self::Driver(driver) => (driver, cache()?),
             Self::Ptxas(ptxas) => (ptxas, Cache::open(Settings::off()).into_diagnostic()?),
@@ -148,8 +148,8 @@ impl Maker {
     }
 }
 
-/// What is known without an assembler.
-fn described(configured: &Configured, kernel: &Kernel, source: &Source) -> String {
+/// The part of the report that needs no assembler.
+fn describe(configured: &Configured, kernel: &Kernel, source: &Source) -> String {
     let mut report = format!("{}\n", kernel.name);
     row(&mut report, "for", &targets(configured.archs));
     row(&mut report, "shown for", &source.target());

@@ -1,6 +1,6 @@
-//! `tilewright kernels list`: what is in the cache, and what this version knows.
+//! `tilewright kernels list`: cached kernels, and all kernels of this version.
 
-use super::{cache, counted, folder, size, targets};
+use super::{cache, folder, kernel_count, size, targets};
 use clap::Args;
 use miette::{IntoDiagnostic, Result};
 use serde::Serialize;
@@ -11,26 +11,26 @@ use std::{
 };
 use tilewright_cuda::cache::{Footprint, Listed};
 
-/// List the kernels in the cache, and those that this version knows
+/// List the cached kernels and all kernels of this version
 #[derive(Args)]
-pub(crate) struct Arguments {
-    /// Print JSON, for programs
+pub(crate) struct ListArgs {
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// What there is.
+/// Cached and known kernels.
 #[derive(Serialize)]
-struct Report {
+struct KernelList {
     folder: PathBuf,
-    /// The most recently used first.
-    cached: Vec<Cached>,
-    known: Vec<Known>,
+    /// Most recently used first.
+    cached: Vec<CachedKernel>,
+    known: Vec<KnownKernel>,
 }
 
-/// An entry of the cache; one that is damaged has neither names nor resources.
+/// An entry of the cache; a damaged one has neither names nor resources.
 #[derive(Serialize, Default)]
-struct Cached {
+struct CachedKernel {
     key: String,
     bytes: u64,
     seconds_since_use: u64,
@@ -39,25 +39,27 @@ struct Cached {
     assembler: Option<String>,
     registers: Option<u32>,
     stack_bytes: Option<u32>,
-    /// Why it cannot be used, and will be a miss.
+    /// Why the entry is unusable; it counts as a miss.
     damage: Option<String>,
 }
 
-/// A kernel in a configuration.
+/// A kernel of this version.
 #[derive(Serialize)]
-struct Known {
+struct KnownKernel {
     kernel: String,
     /// 90 is sm_90.
     archs: Vec<u32>,
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<String> {
+pub(super) fn run(arguments: &ListArgs) -> Result<String> {
     let cache = cache()?;
     let known = tilewright_kernels::all().into_iter();
-    let report = Report {
+    let report = KernelList {
         folder: folder(&cache)?.to_owned(),
-        cached: cache.list().into_diagnostic()?.into_iter().map(Cached::from).collect(),
-        known: known.map(|kernel| Known { kernel: kernel.name, archs: kernel.archs.to_vec() }).collect(),
+        cached: cache.list().into_diagnostic()?.into_iter().map(CachedKernel::from).collect(),
+        known: known
+            .map(|kernel| KnownKernel { kernel: kernel.name, archs: kernel.archs.to_vec() })
+            .collect(),
     };
     if arguments.json {
         return Ok(serde_json::to_string_pretty(&report).into_diagnostic()? + "\n");
@@ -65,7 +67,7 @@ pub(super) fn run(arguments: &Arguments) -> Result<String> {
     Ok(report.to_string())
 }
 
-impl From<Listed> for Cached {
+impl From<Listed> for CachedKernel {
     fn from(listed: Listed) -> Self {
         let entry = Self {
             key: listed.key.to_string(),
@@ -90,10 +92,10 @@ impl From<Listed> for Cached {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for KernelList {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = self.cached.iter().map(|entry| entry.bytes).sum();
-        writeln!(f, "{}: {}, {}", self.folder.display(), counted(self.cached.len()), size(bytes))?;
+        writeln!(f, "{}: {}, {}", self.folder.display(), kernel_count(self.cached.len()), size(bytes))?;
         let names = self.cached.iter().filter_map(|entry| entry.kernel.as_ref());
         let names = names.chain(self.known.iter().map(|known| &known.kernel));
         let width = names.map(String::len).max().unwrap_or(0);
@@ -114,7 +116,7 @@ impl fmt::Display for Report {
     }
 }
 
-impl Cached {
+impl CachedKernel {
     fn row(&self, width: usize, rows: &mut String) -> fmt::Result {
         let used = ago(Duration::from_secs(self.seconds_since_use));
         let bytes = size(self.bytes);
@@ -135,7 +137,7 @@ impl Cached {
     }
 }
 
-/// How long ago, in the largest unit that has been full.
+/// Elapsed time in the largest unit that is at least 1.
 fn ago(passed: Duration) -> String {
     match passed.as_secs() {
         0..60 => "now".to_owned(),
@@ -151,7 +153,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn ages_have_the_unit_that_fits() {
+    fn ages_have_a_suitable_unit() {
         let of = |seconds| ago(Duration::from_secs(seconds));
         assert_eq!(
             [59, 60, 3_599, 3_600, 86_399, 172_800].map(of),

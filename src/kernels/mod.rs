@@ -1,12 +1,12 @@
-//! `tilewright kernels`: machine code of GPU kernels, what there is of it, and making it ahead of time.
+//! `tilewright kernels`: the cache of compiled GPU kernels, and ahead-of-time compilation.
 
 mod bundle;
-mod chosen;
 mod clear;
 mod device;
 mod inspect;
 mod list;
 mod progress;
+mod selection;
 mod times;
 mod warm;
 
@@ -15,36 +15,35 @@ use miette::{IntoDiagnostic, Result, miette};
 use std::path::Path;
 use tilewright_cuda::cache::{Cache, Settings, VARIABLE};
 
-/// See, warm, bundle and clear the machine code of GPU kernels
+/// List, warm, inspect, bundle and clear compiled GPU kernels
 ///
-/// Kernels are made machine code by the GPU's driver when they are first used, and kept in
-/// ~/.cache/tilewright/kernels. The environment variable TILEWRIGHT_CACHE names another folder, `read-only`,
-/// `read-only:FOLDER`, or `off`.
+/// The GPU driver JIT-compiles kernels at their first use and caches them in ~/.cache/tilewright/kernels. Set
+/// TILEWRIGHT_CACHE to another folder, to `read-only`, to `read-only:FOLDER`, or to `off`.
 #[derive(Subcommand)]
-pub(crate) enum Command {
-    List(list::Arguments),
-    Warm(warm::Arguments),
-    Inspect(inspect::Arguments),
-    Bundle(bundle::Arguments),
-    Clear(clear::Arguments),
+pub(crate) enum KernelsCommand {
+    List(list::ListArgs),
+    Warm(warm::WarmArgs),
+    Inspect(inspect::InspectArgs),
+    Bundle(bundle::BundleArgs),
+    Clear(clear::ClearArgs),
 }
 
-pub(crate) fn run(command: &Command) -> Result<String> {
+pub(crate) fn run(command: &KernelsCommand) -> Result<String> {
     match command {
-        Command::List(arguments) => list::run(arguments),
-        Command::Warm(arguments) => warm::run(arguments),
-        Command::Inspect(arguments) => inspect::run(arguments),
-        Command::Bundle(arguments) => bundle::run(arguments),
-        Command::Clear(arguments) => clear::run(arguments),
+        KernelsCommand::List(arguments) => list::run(arguments),
+        KernelsCommand::Warm(arguments) => warm::run(arguments),
+        KernelsCommand::Inspect(arguments) => inspect::run(arguments),
+        KernelsCommand::Bundle(arguments) => bundle::run(arguments),
+        KernelsCommand::Clear(arguments) => clear::run(arguments),
     }
 }
 
-/// The cache that every other command uses.
+/// The cache selected by the environment.
 fn cache() -> Result<Cache> {
     Cache::open(Settings::from_environment().into_diagnostic()?).into_diagnostic()
 }
 
-/// The folder of a cache, for commands that are about it.
+/// The folder of a cache; an error if the cache is off.
 fn folder(cache: &Cache) -> Result<&Path> {
     cache.settings().folder().ok_or_else(|| {
         miette!(
@@ -54,7 +53,7 @@ fn folder(cache: &Cache) -> Result<&Path> {
     })
 }
 
-/// Bytes for people, in units of 1,000.
+/// Formats bytes in units of 1,000.
 fn size(bytes: u64) -> String {
     match bytes {
         0..1_000 => format!("{bytes} B"),
@@ -64,7 +63,7 @@ fn size(bytes: u64) -> String {
 }
 
 /// `1 kernel`, `2 kernels`.
-fn counted(number: usize) -> String {
+fn kernel_count(number: usize) -> String {
     format!("{number} kernel{}", if number == 1 { "" } else { "s" })
 }
 
@@ -78,7 +77,7 @@ mod tests {
     use super::size;
 
     #[test]
-    fn sizes_have_the_unit_that_fits() {
+    fn sizes_have_a_suitable_unit() {
         assert_eq!([999, 1_000, 999_949, 1_000_000].map(size), ["999 B", "1.0 kB", "999.9 kB", "1.0 MB"]);
     }
 }

@@ -1,11 +1,11 @@
-//! A bar while kernels are assembled, on standard error where that is a terminal.
+//! A progress bar for assembling, shown if standard error is a terminal.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use miette::{IntoDiagnostic, Result};
 use tilewright_cuda::cache::Source;
 
-/// What `work` makes of so many kernels; it tells of each as it is there.
-pub(super) fn shown<R>(kernels: usize, work: impl FnOnce(&(dyn Fn(&Source) + Sync)) -> R) -> Result<R> {
+/// Runs `work` on `kernels` kernels; `work` calls its argument after each one.
+pub(super) fn with_bar<R>(kernels: usize, work: impl FnOnce(&(dyn Fn(&Source) + Sync)) -> R) -> Result<R> {
     let style =
         ProgressStyle::with_template("assembling {bar:30} {pos}/{len} {wide_msg}").into_diagnostic()?;
     let bar = ProgressBar::new(kernels as u64).with_style(style);

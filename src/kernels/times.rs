@@ -1,6 +1,6 @@
-//! Times of an attention kernel over a step of decoding: the least that a machine's limits allow, and what a GPU takes.
+//! Predicted and measured time of an attention kernel over one decode step.
 //!
-//! Other kernels have no problem of their own: how long they take depends on nothing but the bytes that they are given.
+//! Other kernels have no reference problem: their time depends only on the bytes passed.
 
 use super::cache;
 use crate::plan::{estimate, rates, time};
@@ -15,27 +15,27 @@ use tilewright_cuda::{Card, Context, Cuda, Gpu, Simulator, machine::Machine};
 
 /// Requests of the step, each with one query row.
 const REQUESTS: usize = 64;
-/// Keys of each.
+/// Keys per request.
 const KEYS: usize = 4096;
 const PAGE_SIZE: usize = 16;
-/// Runs that are timed together, and how often they are.
+/// Runs per timed round, and rounds.
 const RUNS: u32 = 10;
 const ROUNDS: usize = 9;
 
-/// What the rows of a report are about.
-pub(super) fn step(problem: &Problem) -> String {
+/// Describes the decode step.
+pub(super) fn describe_step(problem: &Problem) -> String {
     format!("{REQUESTS} requests of 1 query row and {KEYS} keys in pages of {PAGE_SIZE}: {problem}")
 }
 
-/// The step's page table: pages lie in order.
-struct Arrays {
+/// The arrays of the decode step; pages are in order.
+struct DecodeBatch {
     rows: Vec<i32>,
     pages: Vec<i32>,
     indices: Vec<i32>,
     last_page_len: Vec<i32>,
 }
 
-impl Arrays {
+impl DecodeBatch {
     fn new() -> Self {
         let upto = |step: usize| (0..=REQUESTS).map(|request| (request * step) as i32).collect::<Vec<_>>();
         let pages = upto(KEYS / PAGE_SIZE);
@@ -49,7 +49,7 @@ impl Arrays {
     }
 }
 
-/// The least time on a GPU of this architecture: with the limits that were given, or those of `gpu` by its clocks.
+/// The roofline estimate on a GPU of this architecture, with the limits passed or those of `gpu` by its clocks.
 pub(super) fn predicted(
     problem: &Problem,
     arch: u32,
@@ -57,7 +57,7 @@ pub(super) fn predicted(
 ) -> Result<String> {
     let multiprocessors = gpu.as_ref().map_or(132, |gpu| gpu.limits().multiprocessors);
     let tiling = Gpu::new(Simulator::new(arch, multiprocessors)).tiling(problem).into_diagnostic()?;
-    let plan = Planner::new(*problem, tiling).plan_with(&Arrays::new().batch(), Split::Balanced);
+    let plan = Planner::new(*problem, tiling).plan_with(&DecodeBatch::new().batch(), Split::Balanced);
     let explanation = plan.into_diagnostic()?.explain();
     let tensor_cores = tiling.weights != tilewright::Dtype::F32;
     let (roofline, origin) = match (given, gpu) {
@@ -71,17 +71,17 @@ pub(super) fn predicted(
     Ok(format!("{}, at {} {origin}", estimate(&explanation, &roofline), rates(&roofline)))
 }
 
-/// The median of rounds of runs, one right after the other, of the kernel that the backend takes for `problem`.
+/// The median time of the kernel that the backend selects for `problem`, over rounds of back-to-back runs.
 pub(super) fn measured(problem: &Problem, gpu: &Context) -> Result<String> {
     let card = Card::new(gpu.stream().into_diagnostic()?, Arc::new(cache()?));
-    let mut run = Run::new(Gpu::new(card.clone()), *problem).into_diagnostic()?;
+    let mut run = AttentionRun::new(Gpu::new(card.clone()), *problem).into_diagnostic()?;
     let stopwatch = card.stream().stopwatch().into_diagnostic()?;
-    run.once().into_diagnostic()?;
+    run.execute().into_diagnostic()?;
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
         let mut outcome = Ok(());
         let work = || {
-            outcome = (0..RUNS).try_for_each(|_| run.once());
+            outcome = (0..RUNS).try_for_each(|_| run.execute());
             Ok(())
         };
         let seconds = stopwatch.time(work).into_diagnostic()?;
@@ -93,8 +93,8 @@ pub(super) fn measured(problem: &Problem, gpu: &Context) -> Result<String> {
     Ok(format!("{} on {name}, the median of {ROUNDS} rounds of {RUNS} runs", time(median)))
 }
 
-/// All that a run needs; numbers are 0, which take as long as any.
-struct Run {
+/// Operator, plan and buffers of the decode step. Buffers are zero: the time does not depend on the values.
+struct AttentionRun {
     attention: Attention<Cuda>,
     plan: Plan,
     q: DeviceMemory,
@@ -104,29 +104,29 @@ struct Run {
     workspace: Workspace,
 }
 
-impl Run {
+impl AttentionRun {
     fn new(gpu: Cuda, problem: Problem) -> tilewright::Result<Self> {
         let (heads, dim) = (problem.heads(), problem.head_dim());
-        let (of_qo, of_kv) = (problem.dtype_qo().size(), problem.dtype_kv().size());
+        let (qo_bytes, kv_bytes) = (problem.dtype_qo().size(), problem.dtype_kv().size());
         let zeros = |bytes: usize| {
             let memory = gpu.allocate(bytes)?;
             gpu.machine().fill(memory.address(), 0, bytes)?;
             Ok::<_, tilewright::Error>(memory)
         };
-        let (rows, tokens) = (REQUESTS * heads.qo * of_qo, REQUESTS * KEYS * heads.kv * of_kv);
+        let (rows, tokens) = (REQUESTS * heads.qo * qo_bytes, REQUESTS * KEYS * heads.kv * kv_bytes);
         let (q, o) = (zeros(rows * dim.qk)?, zeros(rows * dim.vo)?);
-        // latent attention has its keys in two tensors, and no values beside
+        // latent attention has its keys in two tensors and no separate values
         let (k, v) = match problem.is_latent() {
             true => (zeros(tokens * dim.vo)?, zeros(tokens * (dim.qk - dim.vo))?),
             false => (zeros(tokens * dim.qk)?, zeros(tokens * dim.vo)?),
         };
         let attention = Attention::new(problem, gpu.clone())?;
-        let plan = attention.plan(&Arrays::new().batch())?;
+        let plan = attention.plan(&DecodeBatch::new().batch())?;
         let workspace = gpu.workspace(plan.workspace_bytes())?;
         Ok(Self { attention, plan, q, k, v, o, workspace })
     }
 
-    fn once(&mut self) -> tilewright::Result<()> {
+    fn execute(&mut self) -> tilewright::Result<()> {
         let problem = self.plan.problem();
         let (heads, dim, pages) = (problem.heads(), problem.head_dim(), REQUESTS * KEYS / PAGE_SIZE);
         let (qo, kv) = (problem.dtype_qo(), problem.dtype_kv());
@@ -134,10 +134,10 @@ impl Run {
         let out = Output { o, lse: None, workspace: &mut self.workspace };
         if problem.is_latent() {
             let pe = dim.qk - dim.vo;
-            let parts = REQUESTS * heads.qo * dim.vo * qo.size();
+            let pe_offset = REQUESTS * heads.qo * dim.vo * qo.size();
             let query = LatentQuery {
                 nope: self.q.view(qo, 0, &[REQUESTS, heads.qo, dim.vo])?,
-                pe: self.q.view(qo, parts, &[REQUESTS, heads.qo, pe])?,
+                pe: self.q.view(qo, pe_offset, &[REQUESTS, heads.qo, pe])?,
             };
             let cache = LatentCache {
                 ckv: self.k.view(kv, 0, &[pages, PAGE_SIZE, dim.vo])?,

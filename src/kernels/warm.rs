@@ -1,43 +1,43 @@
-//! `tilewright kernels warm`: fills the cache before the kernels are needed.
+//! `tilewright kernels warm`: fills the cache ahead of use.
 
-use super::{cache, chosen, counted, device, folder, progress};
+use super::{cache, device, folder, kernel_count, progress, selection};
 use clap::Args;
 use miette::{IntoDiagnostic, Result, bail};
 use std::time::Instant;
 use tilewright_cuda::cache::{Assembler, Mode, Source};
 
-/// Assemble kernels into the cache, for this machine's GPU
+/// Assemble kernels for this machine's GPU into the cache
 #[derive(Args)]
-pub(crate) struct Arguments {
-    /// Kernels by name, or by what names begin with, as in gemm*. [default: all that this GPU can run]
+pub(crate) struct WarmArgs {
+    /// Kernels by name or prefix, as in gemm* [default: all that this GPU can run]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
 }
 
-pub(super) fn run(arguments: &Arguments) -> Result<String> {
+pub(super) fn run(arguments: &WarmArgs) -> Result<String> {
     let cache = cache()?;
     let folder = folder(&cache)?;
     if cache.settings().mode() != Mode::ReadWrite {
         bail!("kernels warm: {} may only be read", folder.display());
     }
-    let kernels = chosen::kernels(&arguments.names)?;
+    let kernels = selection::select(&arguments.names)?;
     let driver = device::open("warm")?;
     let mut sources = Vec::new();
     for kernel in &kernels {
         let recorded = (kernel.build)().into_diagnostic()?;
         match Source::of(&recorded, device::arch(&driver)) {
             Ok(source) => sources.push(source),
-            // not asked for: it is for others
+            // not requested by name and not for this GPU
             Err(_) if arguments.names.is_empty() => {}
             Err(why) => return Err(why).into_diagnostic(),
         }
     }
     let start = Instant::now();
-    progress::shown(sources.len(), |done| cache.all(&sources, &driver, done))?.into_diagnostic()?;
+    progress::with_bar(sources.len(), |done| cache.all(&sources, &driver, done))?.into_diagnostic()?;
     let counts = cache.counts();
     Ok(format!(
         "{} for {}: {} were there, {} assembled in {:.1} s by {}, in {}\n",
-        counted(sources.len()),
+        kernel_count(sources.len()),
         driver.context().limits().name,
         counts.cached,
         counts.assembled,

@@ -1,4 +1,4 @@
-//! The problem and the batch that a plan is asked for, whether by arguments or by a file.
+//! Input of a plan: problem and batch, from arguments or a JSON file.
 
 use miette::{IntoDiagnostic, Result, bail};
 use serde::Deserialize;
@@ -7,61 +7,61 @@ use tilewright::{
     attention::{Split, Tiling},
 };
 
-/// More than these cannot be read as a report or a picture any more.
+/// Limits above which a report or a picture is unreadable.
 const MAX_REQUESTS: usize = 1 << 16;
 const MAX_PAGES: usize = 1 << 24;
 const MAX_ITEMS: usize = 1 << 18;
 
-/// How long a request is.
+/// Query rows and keys of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Lengths {
+pub(crate) struct RequestLengths {
     pub(crate) qo: usize,
     pub(crate) kv: usize,
 }
 
-/// Everything that a plan depends on beside the machine.
+/// All inputs of a plan except the machine.
 #[derive(Debug, PartialEq)]
-pub(super) struct Asked {
+pub(super) struct PlanInput {
     pub(super) heads: Heads,
     pub(super) head_dim: HeadDim,
     pub(super) dtype: Dtype,
     pub(super) page_size: usize,
     pub(super) mask: Mask,
     pub(super) split: Split,
-    pub(super) requests: Vec<Lengths>,
+    pub(super) requests: Vec<RequestLengths>,
 }
 
-/// A batch's arrays; request after request owns the next pages of a pool.
-pub(super) struct Pages {
+/// The arrays of a batch; each request owns the next pages of a pool.
+pub(super) struct BatchArrays {
     qo_indptr: Vec<i64>,
     indptr: Vec<i64>,
     indices: Vec<i32>,
     last_page_len: Vec<i64>,
 }
 
-impl Asked {
+impl PlanInput {
     pub(super) fn problem(&self) -> Result<Problem> {
         let builder = Problem::builder(self.heads, self.head_dim);
         builder.dtypes(self.dtype, self.dtype).mask(self.mask).build().into_diagnostic()
     }
 
-    /// The batch's arrays, unless the batch would be too large to be shown when it is cut as `tiling` says.
-    pub(super) fn pages(&self, tiling: &Tiling) -> Result<Pages> {
-        let page_size = self.page_size.max(1); // 0 is the planner's to refuse
-        let sum = |part: &dyn Fn(&Lengths) -> usize| {
+    /// The arrays of the batch; an error if its plan with `tiling` would be too large to display.
+    pub(super) fn arrays(&self, tiling: &Tiling) -> Result<BatchArrays> {
+        let page_size = self.page_size.max(1); // the planner rejects 0
+        let sum = |part: &dyn Fn(&RequestLengths) -> usize| {
             self.requests.iter().fold(0usize, |sum, request| sum.saturating_add(part(request)))
         };
         let pages = sum(&|request| request.kv.div_ceil(page_size));
-        for (about, what, value, most) in [
+        for (qualifier, name, value, limit) in [
             ("", "requests", self.requests.len(), MAX_REQUESTS),
             ("", "pages", pages, MAX_PAGES),
-            ("up to ", "work items", sum(&|request| self.items_of(request, tiling)), MAX_ITEMS),
+            ("up to ", "work items", sum(&|request| self.max_items(request, tiling)), MAX_ITEMS),
         ] {
-            if value > most {
-                bail!("the batch has {about}{value} {what}, the most that can be shown is {most}");
+            if value > limit {
+                bail!("the batch has {qualifier}{value} {name}, the most that can be shown is {limit}");
             }
         }
-        let sums = |length: &dyn Fn(&Lengths) -> usize| {
+        let sums = |length: &dyn Fn(&RequestLengths) -> usize| {
             let mut indptr = vec![0];
             for request in &self.requests {
                 indptr.push(indptr[indptr.len() - 1] + length(request) as i64);
@@ -69,7 +69,7 @@ impl Asked {
             indptr
         };
         let last = |kv: usize| if kv == 0 { 0 } else { (kv - 1) % page_size + 1 };
-        Ok(Pages {
+        Ok(BatchArrays {
             qo_indptr: sums(&|request| request.qo),
             indptr: sums(&|request| request.kv.div_ceil(page_size)),
             indices: (0..pages as i32).collect(),
@@ -77,8 +77,8 @@ impl Asked {
         })
     }
 
-    /// The most work items of a request, those aside that come of balancing: fewer than there are workers.
-    fn items_of(&self, request: &Lengths, tiling: &Tiling) -> usize {
+    /// Upper bound on the work items of a request, without the cuts of balancing, which are fewer than the workers.
+    fn max_items(&self, request: &RequestLengths, tiling: &Tiling) -> usize {
         let rows = (tiling.q_rows / self.heads.group()).max(1);
         let pieces = match self.split {
             Split::Fixed { tokens } => request.kv.div_ceil(tokens.max(tiling.kv_tokens)).max(1),
@@ -88,29 +88,29 @@ impl Asked {
     }
 }
 
-impl Pages {
+impl BatchArrays {
     pub(super) fn batch(&self, page_size: usize) -> Batch<'_> {
         let table = PageTable::new(&self.indptr, &self.indices, &self.last_page_len, page_size);
         Batch::paged(&self.qo_indptr, table)
     }
 }
 
-/// [`Mask`], by name.
+/// A [`Mask`] by name.
 #[derive(Debug, Clone, Copy, Default, clap::ValueEnum, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum MaskName {
-    /// Those up to its own position
+pub(super) enum MaskArg {
+    /// Keys up to the row's own position
     #[default]
     Causal,
-    /// All of its request
+    /// All keys of the request
     Full,
 }
 
-impl From<MaskName> for Mask {
-    fn from(name: MaskName) -> Self {
+impl From<MaskArg> for Mask {
+    fn from(name: MaskArg) -> Self {
         match name {
-            MaskName::Causal => Self::Causal,
-            MaskName::Full => Self::Full,
+            MaskArg::Causal => Self::Causal,
+            MaskArg::Full => Self::Full,
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Problem and batch as JSON, for `--json`.
+//! JSON input of `--json`.
 
-use super::asked::{Asked, Lengths, MaskName};
+use super::input::{MaskArg, PlanInput, RequestLengths};
 use crate::dtype_arg::DtypeArg;
 use crate::text_error::TextError;
 use miette::{Context, IntoDiagnostic, Report, Result};
@@ -10,7 +10,7 @@ use tilewright::{HeadDim, Heads, attention::Split};
 
 const HELP: &str = "`tilewright plan --help` shows a whole file";
 
-/// The file as it is written.
+/// The schema of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
@@ -21,7 +21,7 @@ struct File {
     #[serde(default = "default_page_size")]
     page_size: usize,
     #[serde(default)]
-    mask: MaskName,
+    mask: MaskArg,
     #[serde(default, deserialize_with = "split")]
     split: Split,
     requests: Vec<[usize; 2]>,
@@ -41,20 +41,20 @@ fn default_page_size() -> usize {
 fn split<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Split, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "split is neither \"balanced\", \"never\" nor a number of tokens")]
-    enum Spelled {
+    enum SplitField {
         Tokens(usize),
         Name(String),
     }
-    match Spelled::deserialize(deserializer)? {
-        Spelled::Tokens(tokens) => Ok(Split::Fixed { tokens }),
-        Spelled::Name(name) => {
+    match SplitField::deserialize(deserializer)? {
+        SplitField::Tokens(tokens) => Ok(Split::Fixed { tokens }),
+        SplitField::Name(name) => {
             super::parse_split(&name).map_err(|why| D::Error::custom(format!("split: {why}")))
         }
     }
 }
 
-/// Reads `path`, or standard input where it is `-`.
-pub(super) fn read(path: &Path) -> Result<Asked> {
+/// Reads `path`, or standard input if it is `-`.
+pub(super) fn read(path: &Path) -> Result<PlanInput> {
     let (name, text) = if path == Path::new("-") {
         let mut text = String::new();
         ("standard input".to_owned(), std::io::stdin().read_to_string(&mut text).map(|_| text))
@@ -64,7 +64,7 @@ pub(super) fn read(path: &Path) -> Result<Asked> {
     let text = text.into_diagnostic().wrap_err_with(|| format!("cannot read `{name}`"))?;
     let file: File = serde_json::from_str(&text).map_err(|why| explain(&why, &name, &text))?;
     let [qo, kv] = file.heads;
-    Ok(Asked {
+    Ok(PlanInput {
         heads: Heads { qo, kv },
         head_dim: match file.head_dim {
             OneOrTwo::One(dim) => HeadDim::same(dim),
@@ -74,11 +74,11 @@ pub(super) fn read(path: &Path) -> Result<Asked> {
         page_size: file.page_size,
         mask: file.mask.into(),
         split: file.split,
-        requests: file.requests.into_iter().map(|[qo, kv]| Lengths { qo, kv }).collect(),
+        requests: file.requests.into_iter().map(|[qo, kv]| RequestLengths { qo, kv }).collect(),
     })
 }
 
-/// Points at the last character that was read, and at the last of all where the text ends too early.
+/// An error that points at the last character read; at the last character of the text if it ends too early.
 fn explain(why: &serde_json::Error, name: &str, text: &str) -> Report {
     let line_start: usize = text.split_inclusive('\n').take(why.line().saturating_sub(1)).map(str::len).sum();
     let read = &text[..text.floor_char_boundary(line_start + why.column())];

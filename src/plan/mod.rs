@@ -1,17 +1,17 @@
-//! `tilewright plan`: prints and draws the schedule of a batch.
+//! `tilewright plan`: prints and draws the attention schedule of a batch.
 
-mod asked;
+mod input;
 mod json;
 mod report;
 mod requests;
 
-pub(crate) use asked::Lengths;
+pub(crate) use input::RequestLengths;
 pub(crate) use report::{cost, cost_formula, estimate, rates, time};
 
 use crate::dtype_arg::DtypeArg;
 use crate::schedule_svg::Picture;
-use asked::{Asked, MaskName, parse_head_dim, parse_heads, parse_split};
 use clap::Args;
+use input::{MaskArg, PlanInput, parse_head_dim, parse_heads, parse_split};
 use miette::{Context, IntoDiagnostic, Result};
 use std::path::PathBuf;
 use tilewright::{Attention, Backend, Cpu, HeadDim, Heads, Roofline, attention::Split};
@@ -21,82 +21,82 @@ tilewright plan --heads <QO/KV> --head-dim <DIM> --requests <LIST> [OPTIONS]
        tilewright plan --json <FILE> [OPTIONS]";
 
 const EXAMPLES: &str = "\
-A request is qo_len:kv_len, its query rows and its keys; 8*1:4096 is eight of the same.
+A request is qo_len:kv_len, query rows and keys; 8*1:4096 stands for eight equal requests.
 
 Examples:
-  Two requests that decode and a prompt's chunk of 64 tokens, one batch:
+  Two decode requests and a prefill chunk of 64 tokens in one batch:
     tilewright plan --heads 32/8 --head-dim 128 --requests 2*1:4096,64:700
 
-  The same drawn, for 8 threads and a machine of 200 GB/s and 3000 GFLOP/s:
+  The same batch as an SVG, for 8 threads at 200 GB/s and 3000 GFLOP/s:
     tilewright plan --heads 32/8 --head-dim 128 --requests 2*1:4096,64:700 \\
         --threads 8 --roofline 200/3000 --svg plan.svg
 
-  From a file, or from another program with `--json -`:
+  From a file, or from standard input with `--json -`:
     tilewright plan --json batch.json
 
-  batch.json, where `dtype`, `page_size`, `mask` and `split` may be left out:
+  batch.json; `dtype`, `page_size`, `mask` and `split` are optional:
     {\"heads\": [32, 8], \"head_dim\": 128, \"dtype\": \"bf16\", \"page_size\": 16, \"mask\": \"causal\",
      \"split\": \"balanced\", \"requests\": [[1, 4096], [1, 4096], [64, 700]]}";
 
-/// Print and draw how a batch would be divided among workers
+/// Print and draw the schedule of a batch
 ///
-/// Prints what the plan makes the device do, the least time that this machine needs for it, and the share of every
-/// worker. Nothing is computed.
+/// Prints the work of the plan, its minimum time on this machine (roofline), and the load of every worker. No attention
+/// is computed.
 #[derive(Args)]
 #[command(override_usage = USAGE, after_long_help = EXAMPLES)]
-pub(crate) struct Arguments {
-    /// Query and KV heads; 32 is 32/32
+pub(crate) struct PlanArgs {
+    /// Query and KV heads; 32 means 32/32
     #[arg(long, value_name = "QO/KV", value_parser = parse_heads)]
     #[arg(required_unless_present = "json", conflicts_with = "json")]
     heads: Option<Heads>,
-    /// Elements per head; 192/128 where values are shorter than keys
+    /// Elements per head; 192/128 for values shorter than keys
     #[arg(long, value_name = "DIM", value_parser = parse_head_dim)]
     #[arg(required_unless_present = "json", conflicts_with = "json")]
     head_dim: Option<HeadDim>,
-    /// The batch: qo_len:kv_len of each request, with commas between them
+    /// The batch: a comma-separated list of qo_len:kv_len
     #[arg(long, value_name = "LIST", required_unless_present = "json", conflicts_with = "json")]
     requests: Option<String>,
-    /// Type of queries, outputs, keys and values
+    /// Dtype of queries, outputs, keys and values
     #[arg(long, value_enum, default_value = "bf16", conflicts_with = "json")]
     dtype: DtypeArg,
-    /// Tokens that a page holds
+    /// Tokens per page
     #[arg(long, value_name = "TOKENS", default_value_t = 16, conflicts_with = "json")]
     page_size: usize,
-    /// Which keys a query row sees
+    /// Keys visible to a query row
     #[arg(long, value_enum, default_value = "causal", conflicts_with = "json")]
-    mask: MaskName,
-    /// How keys are divided: balanced, never, or after a number of tokens
+    mask: MaskArg,
+    /// How to split keys: balanced, never, or a number of tokens per split
     #[arg(long, value_name = "HOW", value_parser = parse_split, default_value = "balanced")]
     #[arg(conflicts_with = "json")]
     split: Split,
-    /// Read problem and batch from this file, `-` for standard input
+    /// Read problem and batch from this file (`-` for standard input)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Plan for so many threads instead of this machine's
+    /// Number of threads to plan for [default: all cores]
     #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Estimate with these rates instead of measuring them
+    /// Bandwidth and throughput for the estimate [default: measured]
     #[arg(long, value_name = "GB/s/GFLOP/s", value_parser = parse_roofline)]
     roofline: Option<Roofline>,
-    /// Draw the schedule to this file
+    /// Write the schedule as an SVG to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
 
-/// Plans, draws where that was asked for, and reports.
-pub(crate) fn run(arguments: &Arguments) -> Result<String> {
-    let asked = arguments.asked()?;
+/// Plans, draws if requested, and reports.
+pub(crate) fn run(arguments: &PlanArgs) -> Result<String> {
+    let input = arguments.input()?;
     let cpu = arguments.threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(threads.into()));
-    let problem = asked.problem()?;
+    let problem = input.problem()?;
     let tiling = cpu.tiling(&problem).into_diagnostic()?;
     let attention = Attention::new(problem, cpu.clone()).into_diagnostic()?;
-    let pages = asked.pages(&tiling)?;
-    let plan = attention.plan_with(&pages.batch(asked.page_size), asked.split).into_diagnostic()?;
+    let arrays = input.arrays(&tiling)?;
+    let plan = attention.plan_with(&arrays.batch(input.page_size), input.split).into_diagnostic()?;
 
     if let Some(path) = &arguments.svg {
         let picture = Picture {
             subtitle: format!("{problem} · {}", cpu.describe()),
-            requests: &asked.requests,
+            requests: &input.requests,
             schedule: plan.schedule(),
             tiling,
         };
@@ -118,14 +118,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String> {
     ))
 }
 
-impl Arguments {
-    fn asked(&self) -> Result<Asked> {
+impl PlanArgs {
+    fn input(&self) -> Result<PlanInput> {
         if let Some(path) = &self.json {
             return json::read(path);
         }
         let missing = || miette::miette!("--heads, --head-dim and --requests are needed, or --json");
         let requests = requests::parse(self.requests.as_ref().ok_or_else(missing)?)?;
-        Ok(Asked {
+        Ok(PlanInput {
             heads: self.heads.ok_or_else(missing)?,
             head_dim: self.head_dim.ok_or_else(missing)?,
             dtype: self.dtype.into(),

@@ -1,4 +1,4 @@
-//! A plan's estimate and the shares of its workers, as text.
+//! Text report of a plan: roofline estimate and load of the workers.
 
 use std::fmt::Write as _;
 use tilewright::{
@@ -6,23 +6,23 @@ use tilewright::{
     attention::{Explanation, Schedule, Tiling, WorkItem},
 };
 
-/// Characters of the longest bar.
+/// Width of the longest bar, in characters.
 const BAR: usize = 24;
 
-/// The ceilings of a machine, in 10⁹ per second.
+/// The roofline of a machine, in 10⁹ per second.
 pub(crate) fn rates(roofline: &Roofline) -> String {
     let (bytes, flops) = (roofline.bytes_per_second / 1e9, roofline.flops_per_second / 1e9);
     format!("{bytes:.1} GB/s and {flops:.1} GFLOP/s")
 }
 
-/// The least time that a plan takes, and why.
+/// The roofline estimate of a plan and its bound.
 pub(crate) fn estimate(explanation: &Explanation, roofline: &Roofline) -> String {
     let estimate = explanation.estimate(roofline);
     let [total, memory, compute] = [estimate.seconds(), estimate.memory, estimate.compute].map(time);
     format!("at least {total}, bound by {} (memory {memory}, compute {compute})", estimate.bound())
 }
 
-/// Seconds in the unit that suits them.
+/// Formats seconds in a suitable unit.
 pub(crate) fn time(seconds: f64) -> String {
     match seconds {
         s if s < 1e-3 => format!("{:.2} µs", s * 1e6),
@@ -31,12 +31,12 @@ pub(crate) fn time(seconds: f64) -> String {
     }
 }
 
-/// What an item costs in the planner's eyes.
+/// The planner's cost of an item.
 pub(crate) fn cost(item: &WorkItem, tiling: &Tiling) -> usize {
     tiling.cost(item.kv_heads.len(), item.qo.len(), item.kv.len())
 }
 
-/// What the numbers of [`cost`] mean.
+/// The formula of [`cost`].
 pub(crate) fn cost_formula(tiling: &Tiling) -> String {
     format!(
         "cost: (KV tiles of {} keys + {}) × (query rows + {}) × KV heads",
@@ -44,7 +44,7 @@ pub(crate) fn cost_formula(tiling: &Tiling) -> String {
     )
 }
 
-/// One line a worker.
+/// One line per worker.
 pub(super) fn workers(schedule: &Schedule, tiling: &Tiling) -> String {
     let costs: Vec<usize> = (0..schedule.num_workers())
         .map(|w| schedule.worker(w).iter().map(|item| cost(item, tiling)).sum())
@@ -67,7 +67,7 @@ pub(super) fn workers(schedule: &Schedule, tiling: &Tiling) -> String {
     text
 }
 
-/// The requests of neighbouring items: `0`, `3-7`, nothing for no item.
+/// The requests of consecutive items: `0`, `3-7`, empty for no item.
 fn requests(items: &[WorkItem]) -> String {
     match items {
         [] => String::new(),

@@ -1,8 +1,8 @@
-//! The few shapes of SVG that the picture needs, and its colours. Coordinates are pixels from the upper left corner.
+//! SVG primitives and colors. Coordinates are pixels from the upper left corner.
 
 use std::fmt::Write as _;
 
-/// Ten colours that are told apart at a glance, also by most who do not see all of them.
+/// Ten distinct colors, mostly distinguishable with color vision deficiency (after Tableau 10).
 const COLOURS: [u32; 10] =
     [0x4e79a7, 0xf28e2b, 0x59a14f, 0xe15759, 0x76b7b2, 0xedc948, 0xb07aa1, 0x9c755f, 0xff9da7, 0x8c96a8];
 
@@ -26,7 +26,7 @@ text { font-family: system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, sans-serif;
 </defs>
 ";
 
-/// Where text begins, or what it ends or lies around.
+/// Alignment of text relative to its position.
 #[derive(Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -43,14 +43,14 @@ pub(super) struct Area {
     pub(super) height: f64,
 }
 
-/// A picture as it grows.
+/// An SVG under construction.
 #[derive(Default)]
 pub(super) struct Canvas {
     shapes: String,
 }
 
 impl Canvas {
-    /// A filled rectangle with a class and a text that shows under the pointer.
+    /// A filled rectangle with a class and a tooltip.
     pub(super) fn rect(&mut self, area: Area, (class, colour): (&str, u32), tip: &str) {
         let Area { x, y, width, height } = area;
         let _ = writeln!(
@@ -61,7 +61,7 @@ impl Canvas {
         );
     }
 
-    /// An area that lies over another and lets the pointer through.
+    /// An overlay that ignores the pointer.
     pub(super) fn cover(&mut self, area: Area, class: &str) {
         let Area { x, y, width, height } = area;
         let _ = writeln!(
@@ -78,7 +78,7 @@ impl Canvas {
         );
     }
 
-    /// Text whose baseline is at `y`, in a class or with further attributes.
+    /// Text with its baseline at `y` and further attributes.
     pub(super) fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, attributes: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
@@ -103,12 +103,12 @@ impl Canvas {
     }
 }
 
-/// Pixels that `text` needs at the usual size; fonts differ, so rather too many.
+/// Upper estimate of the width of `text` in pixels; fonts differ.
 pub(super) fn text_width(text: &str) -> f64 {
     7.2 * text.chars().count() as f64
 }
 
-/// The colour of a request; from the eleventh on they come again, paler and then darker.
+/// The color of a request; later requests reuse the ten colors in lighter and darker shades.
 pub(super) fn colour(request: usize) -> u32 {
     let colour = COLOURS[request % COLOURS.len()];
     let shade = |shift: u32| {
@@ -123,7 +123,7 @@ pub(super) fn colour(request: usize) -> u32 {
     shade(16) | shade(8) | shade(0)
 }
 
-/// An attribute that makes text readable on `colour`.
+/// A style attribute with a text color readable on `colour`.
 pub(super) fn ink(colour: u32) -> &'static str {
     let brightness = 299 * (colour >> 16 & 0xff) + 587 * (colour >> 8 & 0xff) + 114 * (colour & 0xff);
     if brightness < 125_000 { "style=\"fill:#fff\"" } else { "style=\"fill:#111\"" }

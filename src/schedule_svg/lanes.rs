@@ -1,18 +1,18 @@
-//! The lanes: what every worker does, along an axis of cost.
+//! The lanes: work items of each worker along a cost axis.
 
 use super::{
     LANES, LEFT, Picture,
     canvas::{Anchor, Area, Canvas, colour, ink, text_width},
-    name, short_heads,
+    range_label, short_heads,
 };
 use crate::plan::cost_formula;
 use tilewright::attention::WorkItem;
 
-/// Ticks of the axis, at most.
+/// Maximum ticks of the axis.
 const TICKS: usize = 10;
 
 impl Picture<'_> {
-    /// Draws them from `top`, and returns where the axis' name ends.
+    /// Draws the lanes from `top`; returns the bottom of the axis label.
     pub(super) fn draw_lanes(&self, canvas: &mut Canvas, top: f64) -> f64 {
         let workers = self.schedule.num_workers();
         let costs: Vec<usize> =
@@ -23,7 +23,7 @@ impl Picture<'_> {
         let bottom = top + pitch * workers as f64;
 
         draw_axis(canvas, (busiest, scale), (top, bottom));
-        let every = (14.0 / pitch).ceil() as usize;
+        let label_stride = (14.0 / pitch).ceil() as usize;
         for (w, cost) in costs.iter().enumerate() {
             let y = top + pitch * w as f64;
             let mut begin = 0;
@@ -33,7 +33,7 @@ impl Picture<'_> {
                 self.draw_item(canvas, item, area);
                 begin += self.cost(item);
             }
-            if w % every == 0 {
+            if w % label_stride == 0 {
                 let baseline = y + pitch / 2.0 + 4.0;
                 canvas.text((LEFT - 8.0, baseline), Anchor::End, "", &w.to_string());
                 let right = LEFT + LANES + 8.0;
@@ -55,10 +55,10 @@ impl Picture<'_> {
     fn draw_item(&self, canvas: &mut Canvas, item: &WorkItem, area: Area) {
         let WorkItem { segment: request, kv_heads, qo, kv, partial } = item;
         let fill = colour(*request as usize);
-        let (rows, heads) = (name("row", qo), short_heads(kv_heads));
+        let (rows, heads) = (range_label("row", qo), short_heads(kv_heads));
         let long = format!(
             "request {request}, {}, {rows}, keys {}..{}",
-            name("KV head", kv_heads),
+            range_label("KV head", kv_heads),
             kv.start,
             kv.end
         );
@@ -76,18 +76,18 @@ impl Picture<'_> {
             format!("r{request} {heads} {rows}"),
             format!("r{request} {heads}"),
         ];
-        let room = area.width - overhead - 8.0;
-        let fitting = labels.iter().find(|label| text_width(label) <= room && area.height >= 13.0);
+        let label_width = area.width - overhead - 8.0;
+        let fitting = labels.iter().find(|label| text_width(label) <= label_width && area.height >= 13.0);
         if let Some(label) = fitting {
             let middle = (area.x + overhead + 6.0, area.y + area.height / 2.0 + 4.0);
-            // A hatched item is paler than its colour.
+            // hatching lightens the item
             let ink = if partial.is_some() { ink(0xffffff) } else { ink(fill) };
             canvas.text(middle, Anchor::Start, &format!("{ink} pointer-events=\"none\""), label);
         }
     }
 }
 
-/// Numbers and grid lines between `top` and `bottom`, at 1, 2 or 5 times a power of ten.
+/// Draws tick labels and grid lines between `top` and `bottom`, at 1, 2 or 5 times a power of ten.
 fn draw_axis(canvas: &mut Canvas, (busiest, scale): (usize, f64), (top, bottom): (f64, f64)) {
     let steps = (0..).flat_map(|power| [1, 2, 5].map(|step| step * 10usize.pow(power)));
     let step = steps.into_iter().find(|step| busiest / step <= TICKS).unwrap_or(busiest);

@@ -1,17 +1,17 @@
-//! Title and legend: which colour is which request, and what the marks mean.
+//! Title and legend: colors of requests and meaning of the marks.
 
 use super::{
     LEFT, Picture, WIDTH,
     canvas::{Anchor, Area, Canvas, colour, text_width},
 };
 
-/// More requests than these are counted, not listed.
-const LISTED: usize = 20;
+/// Maximum listed requests; the rest is only counted.
+const MAX_LISTED: usize = 20;
 const CHIP: f64 = 13.0;
 const LINE: f64 = 22.0;
 
 impl Picture<'_> {
-    /// Draws them from the top, and returns where they end.
+    /// Draws title and legend; returns their bottom.
     pub(super) fn draw_legend(&self, canvas: &mut Canvas) -> f64 {
         let schedule = self.schedule;
         let title = format!(
@@ -24,14 +24,14 @@ impl Picture<'_> {
         canvas.text((18.0, 34.0), Anchor::Start, "class=\"title\"", &title);
         canvas.text((18.0, 56.0), Anchor::Start, "class=\"quiet\"", &self.subtitle);
 
-        let mut row = Row { x: LEFT, y: 74.0 };
-        for (r, request) in self.requests.iter().enumerate().take(LISTED) {
+        let mut row = LegendCursor { x: LEFT, y: 74.0 };
+        for (r, request) in self.requests.iter().enumerate().take(MAX_LISTED) {
             let label = format!("request {r}: {} × {}", request.qo, request.kv);
             let chip = row.chip(&label);
             canvas.rect(chip, ("chip", colour(r)), "query rows × keys");
             row.label(canvas, &label);
         }
-        let ending = match self.requests.len().saturating_sub(LISTED) {
+        let ending = match self.requests.len().saturating_sub(MAX_LISTED) {
             0 => "(query rows × keys)".to_owned(),
             more => format!("and {more} more (query rows × keys)"),
         };
@@ -55,18 +55,18 @@ impl Picture<'_> {
     }
 }
 
-/// Where the next entry goes.
-struct Row {
+/// Position of the next legend entry.
+struct LegendCursor {
     x: f64,
     y: f64,
 }
 
-impl Row {
+impl LegendCursor {
     fn next(&mut self) {
         (self.x, self.y) = (LEFT, self.y + LINE);
     }
 
-    /// The chip of an entry, in the next line when the entry would not fit in this one.
+    /// The color chip of an entry; starts a new line if the entry does not fit.
     fn chip(&mut self, label: &str) -> Area {
         if self.x > LEFT && self.x + CHIP + 6.0 + text_width(label) > WIDTH - 18.0 {
             self.next();

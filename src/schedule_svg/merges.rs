@@ -1,9 +1,9 @@
-//! The merges: which partial states become one output when all work items are done.
+//! The merges of partial states, below the lanes.
 
 use super::{
     LANES, LEFT, Picture,
     canvas::{Anchor, Area, Canvas, colour},
-    name, short_heads,
+    range_label, short_heads,
 };
 use tilewright::attention::Merge;
 
@@ -12,7 +12,7 @@ const CHIP: f64 = 13.0;
 const LINE: f64 = 22.0;
 
 impl Picture<'_> {
-    /// Draws them from `top`, and returns where they end.
+    /// Draws the merges from `top`; returns their bottom.
     pub(super) fn draw_merges(&self, canvas: &mut Canvas, top: f64) -> f64 {
         let merges = &self.schedule.merges;
         let heading = match merges.len() {
@@ -33,26 +33,26 @@ impl Picture<'_> {
         top + 14.0 + merges.len().div_ceil(COLUMNS) as f64 * LINE
     }
 
-    /// For every item: the worker that executes it, and the request.
+    /// Worker and request of each item.
     fn origins(&self) -> Vec<(usize, usize)> {
         let workers = 0..self.schedule.num_workers();
         let items = workers.flat_map(|w| self.schedule.worker(w).iter().map(move |item| (w, item)));
         items.map(|(w, item)| (w, item.segment as usize)).collect()
     }
 
-    /// The request of a merge, and what is merged.
+    /// The request of a merge and its label.
     fn describe(&self, merge: &Merge, origins: &[(usize, usize)]) -> (usize, String) {
         let sources = &self.schedule.sources[merge.sources.start as usize..merge.sources.end as usize];
         let mut workers: Vec<usize> = sources.iter().map(|source| origins[*source as usize].0).collect();
         let request = origins[sources[0] as usize].1;
-        workers.dedup(); // they are in order
+        workers.dedup(); // sorted
         let workers = match &workers[..] {
             [one] => format!("worker {one}"),
             [one, other] => format!("workers {one} and {other}"),
             [first, .., last] => format!("workers {first} to {last}"),
             [] => String::new(),
         };
-        let (rows, heads) = (name("row", &merge.qo), short_heads(&merge.kv_heads));
+        let (rows, heads) = (range_label("row", &merge.qo), short_heads(&merge.kv_heads));
         let states = sources.len();
         (request, format!("r{request} {heads} {rows} ← {states} states of {workers}"))
     }

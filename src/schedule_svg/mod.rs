@@ -1,5 +1,4 @@
-//! A picture of a schedule: a lane for each worker, a rectangle for each work item along an axis of cost, and the
-//! merges below.
+//! SVG of a schedule: one lane per worker, one rectangle per work item along a cost axis, and the merges below.
 //!
 //! ```text
 //! title, problem                                    ┐ legend.rs
@@ -15,7 +14,7 @@ mod lanes;
 mod legend;
 mod merges;
 
-use crate::plan::{Lengths, cost};
+use crate::plan::{RequestLengths, cost};
 use canvas::Canvas;
 use std::ops::Range;
 use tilewright::attention::{Schedule, Tiling, WorkItem};
@@ -24,14 +23,14 @@ use tilewright::attention::{Schedule, Tiling, WorkItem};
 const LEFT: f64 = 78.0;
 /// Pixels of the lanes for the busiest worker.
 const LANES: f64 = 960.0;
-/// Pixels of the whole picture; the costs of lanes stand at the right.
+/// Pixels of the whole picture; the lane costs are right of the lanes.
 const WIDTH: f64 = LEFT + LANES + 62.0;
 
-/// What is drawn.
+/// A schedule to draw.
 pub(crate) struct Picture<'a> {
     /// A line below the title.
     pub(crate) subtitle: String,
-    pub(crate) requests: &'a [Lengths],
+    pub(crate) requests: &'a [RequestLengths],
     pub(crate) schedule: &'a Schedule,
     pub(crate) tiling: Tiling,
 }
@@ -50,22 +49,22 @@ impl Picture<'_> {
         cost(item, &self.tiling)
     }
 
-    /// The share of an item's cost that is not KV tiles.
+    /// The share of an item's cost that is overhead, not KV tiles.
     fn overhead(&self, item: &WorkItem) -> f64 {
         let tiles = item.kv.len().div_ceil(self.tiling.kv_tokens);
         self.tiling.segment_overhead as f64 / (self.tiling.segment_overhead + tiles) as f64
     }
 }
 
-/// How a label names some of a kind: `row 3`, `rows 3..5`.
-fn name(kind: &str, some: &Range<u32>) -> String {
-    match some.len() {
-        1 => format!("{kind} {}", some.start),
-        _ => format!("{kind}s {}..{}", some.start, some.end),
+/// A label for a range: `row 3`, `rows 3..5`.
+fn range_label(kind: &str, range: &Range<u32>) -> String {
+    match range.len() {
+        1 => format!("{kind} {}", range.start),
+        _ => format!("{kind}s {}..{}", range.start, range.end),
     }
 }
 
-/// A short name of KV heads: `h3`, `h3..5`.
+/// A short label of KV heads: `h3`, `h3..5`.
 fn short_heads(kv_heads: &Range<u32>) -> String {
     match kv_heads.len() {
         1 => format!("h{}", kv_heads.start),
