@@ -1,4 +1,4 @@
-//! `config.json`: the three fixtures as they are, and every refusal with its text.
+//! `config.json`: the three fixtures, accepted variants, and every error text.
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn edited(name: &str, edits: &Value) -> tilewright::Result<ModelConfig> {
 }
 
 #[track_caller]
-fn refused(name: &str, edits: Value, expected: &str) {
+fn assert_rejected(name: &str, edits: Value, expected: &str) {
     match edited(name, &edits) {
         Ok(_) => panic!("{edits} was accepted"),
         Err(error) => assert_eq!(error.to_string(), format!("model.config: {expected}")),
@@ -31,7 +31,7 @@ fn refused(name: &str, edits: Value, expected: &str) {
 }
 
 #[test]
-fn llama_with_scaled_rotation() {
+fn llama_with_scaled_rope() {
     let config = ModelConfig::open(&fixture("llama")).unwrap();
     assert_eq!(config.architecture, Architecture::Llama);
     assert_eq!((config.hidden_size, config.intermediate_size, config.num_hidden_layers), (64, 96, 3));
@@ -55,7 +55,7 @@ fn llama_with_scaled_rotation() {
 }
 
 #[test]
-fn qwen2_with_biases_and_one_embedding() {
+fn qwen2_with_biases_and_tied_embedding() {
     let config = ModelConfig::open(&fixture("qwen2")).unwrap();
     assert_eq!(config.architecture, Architecture::Qwen2);
     assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (2, 1, 32));
@@ -66,7 +66,7 @@ fn qwen2_with_biases_and_one_embedding() {
 }
 
 #[test]
-fn qwen3_with_wide_heads_and_their_norms() {
+fn qwen3_with_wide_heads_and_head_norms() {
     let config = ModelConfig::open(&fixture("qwen3")).unwrap();
     assert_eq!(config.architecture, Architecture::Qwen3);
     assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (4, 2, 32));
@@ -110,18 +110,18 @@ fn accepted_spellings() {
 }
 
 #[test]
-fn unknown_architectures_are_refused() {
-    refused(
+fn unknown_architectures_are_rejected() {
+    assert_rejected(
         "llama",
         json!({ "model_type": "gemma2" }),
         "model_type = \"gemma2\" is not supported, expected one of llama, mistral, qwen2, qwen3",
     );
-    refused(
+    assert_rejected(
         "llama",
         json!({ "model_type": null }),
         "model_type = \"\" is not supported, expected one of llama, mistral, qwen2, qwen3",
     );
-    refused(
+    assert_rejected(
         "llama",
         json!({ "architectures": ["LlamaForSequenceClassification"] }),
         "architectures = [\"LlamaForSequenceClassification\"] is not supported, expected [\"LlamaForCausalLM\"]",
@@ -129,7 +129,7 @@ fn unknown_architectures_are_refused() {
 }
 
 #[test]
-fn terms_that_nobody_computes_are_refused() {
+fn unsupported_terms_are_rejected() {
     for (edits, expected) in [
         (json!({ "hidden_act": "gelu" }), "hidden_act = \"gelu\" is not supported, expected \"silu\""),
         (json!({ "mlp_bias": true }), "mlp_bias = true is not supported, expected false"),
@@ -143,9 +143,9 @@ fn terms_that_nobody_computes_are_refused() {
             "dtype = \"float8_e4m3fn\" is not supported, expected one of \"float32\", \"float16\", \"bfloat16\"",
         ),
     ] {
-        refused("llama", edits, expected);
+        assert_rejected("llama", edits, expected);
     }
-    refused(
+    assert_rejected(
         "llama",
         json!({ "model_type": "mistral", "architectures": null, "attention_bias": true }),
         "attention_bias = true is not supported, expected false",
@@ -153,33 +153,33 @@ fn terms_that_nobody_computes_are_refused() {
 }
 
 #[test]
-fn active_windows_are_refused() {
+fn active_sliding_windows_are_rejected() {
     let mistral = json!({ "model_type": "mistral", "architectures": null });
-    refused(
+    assert_rejected(
         "llama",
         mistral,
         "sliding_window is missing, which means 4096 for mistral; only null is supported",
     );
-    refused(
+    assert_rejected(
         "llama",
         json!({ "sliding_window": 256 }),
         "sliding_window = 256 is not supported, expected null",
     );
-    refused(
+    assert_rejected(
         "qwen2",
         json!({ "use_sliding_window": true }),
         "use_sliding_window = true is not supported, expected false",
     );
-    refused(
+    assert_rejected(
         "qwen3",
         json!({ "layer_types": ["full_attention", "sliding_attention"] }),
         "layer_types has \"sliding_attention\", which is not supported, expected \"full_attention\"",
     );
-    refused("qwen3", json!({ "layer_types": "all" }), "layer_types = \"all\", expected a list");
+    assert_rejected("qwen3", json!({ "layer_types": "all" }), "layer_types = \"all\", expected a list");
 }
 
 #[test]
-fn rotations_that_are_not_known_are_refused() {
+fn unknown_rope_settings_are_rejected() {
     let llama3 = |key: &str, value: Value| {
         let mut scaling = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
             "high_freq_factor": 4.0, "original_max_position_embeddings": 64 });
@@ -223,12 +223,12 @@ fn rotations_that_are_not_known_are_refused() {
             "rope_scaling = {\"type\":\"linear\"} and rope_parameters = {\"type\":\"default\"} disagree",
         ),
     ] {
-        refused("llama", edits, expected);
+        assert_rejected("llama", edits, expected);
     }
 }
 
 #[test]
-fn sizes_that_contradict_are_refused() {
+fn invalid_sizes_are_rejected() {
     for (edits, expected) in [
         (json!({ "hidden_size": null }), "hidden_size is missing"),
         (json!({ "hidden_size": 0 }), "hidden_size = 0, expected an integer in 1..=2147483647"),
@@ -255,17 +255,17 @@ fn sizes_that_contradict_are_refused() {
         ),
         (json!({ "bos_token_id": -1 }), "bos_token_id = -1, expected token ids below vocab_size = 288"),
     ] {
-        refused("llama", edits, expected);
+        assert_rejected("llama", edits, expected);
     }
 }
 
 #[test]
-fn damaged_texts_never_panic() {
+fn corrupted_texts_never_panic() {
     let text = std::fs::read_to_string(fixture("llama").join("config.json")).unwrap();
     for at in 0..text.len() {
         for byte in ["", "0", "9", "-", "\"", "}", "[", ",", "x"] {
             let damaged = format!("{}{byte}{}", &text[..at], &text[at + 1..]);
-            // Accepted or not, the numbers must be fit to compute with.
+            // An accepted configuration must be usable.
             if let Ok(config) = ModelConfig::parse(&damaged) {
                 assert!(config.parameters().next().is_some());
             }
@@ -274,7 +274,7 @@ fn damaged_texts_never_panic() {
 }
 
 #[test]
-fn files_that_are_not_there_or_not_json() {
+fn missing_and_malformed_files_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let at = dir.path().display().to_string();
     let text = |dir: &Path| ModelConfig::open(dir).unwrap_err().to_string();

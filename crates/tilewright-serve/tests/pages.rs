@@ -1,4 +1,4 @@
-//! The page allocator: what it hands out, what it refuses, and 100,000 random operations against a set.
+//! The page allocator: allocation order, error texts, and 100,000 random operations compared with a set.
 
 use std::collections::BTreeSet;
 
@@ -7,10 +7,10 @@ use tilewright_serve::pages::{PageAllocator, PageId};
 
 mod generator;
 
-fn refusal(allocator: &mut PageAllocator, pages: &[PageId]) -> String {
+fn error_of_free(allocator: &mut PageAllocator, pages: &[PageId]) -> String {
     let before = allocator.clone();
     let error = allocator.free(pages).unwrap_err();
-    assert_eq!(format!("{before:?}"), format!("{allocator:?}"), "a refused free changed the allocator");
+    assert_eq!(format!("{before:?}"), format!("{allocator:?}"), "a failed free changed the allocator");
     error.to_string()
 }
 
@@ -37,7 +37,7 @@ fn allocation_is_all_or_nothing() {
 }
 
 #[test]
-fn the_page_freed_last_is_handed_out_first() {
+fn the_page_freed_last_is_allocated_first() {
     let mut allocator = PageAllocator::new(5).unwrap();
     assert_eq!(allocator.allocate(5), Some(vec![0, 1, 2, 3, 4]));
     allocator.free(&[3]).unwrap();
@@ -46,19 +46,19 @@ fn the_page_freed_last_is_handed_out_first() {
 }
 
 #[test]
-fn a_wrong_free_is_refused_and_changes_nothing() {
+fn an_invalid_free_is_rejected_and_changes_nothing() {
     let mut allocator = PageAllocator::new(4).unwrap();
     assert_eq!(allocator.allocate(3), Some(vec![0, 1, 2]));
-    assert_eq!(refusal(&mut allocator, &[0, 3]), "pages.free: pages[1] = 3 is free already");
-    assert_eq!(refusal(&mut allocator, &[0, 1, 0]), "pages.free: pages[2] = 0 is given twice");
-    assert_eq!(refusal(&mut allocator, &[2, 4]), "pages.free: pages[1] = 4 is not in 0..4");
-    assert_eq!(refusal(&mut allocator, &[-1]), "pages.free: pages[0] = -1 is not in 0..4");
+    assert_eq!(error_of_free(&mut allocator, &[0, 3]), "pages.free: pages[1] = 3 is free already");
+    assert_eq!(error_of_free(&mut allocator, &[0, 1, 0]), "pages.free: pages[2] = 0 is given twice");
+    assert_eq!(error_of_free(&mut allocator, &[2, 4]), "pages.free: pages[1] = 4 is not in 0..4");
+    assert_eq!(error_of_free(&mut allocator, &[-1]), "pages.free: pages[0] = -1 is not in 0..4");
     allocator.free(&[0, 1, 2]).unwrap();
     assert_eq!(allocator.num_free(), 4);
 }
 
-/// Takes a random half of `used` out of it.
-fn draw(generator: &mut Generator, used: &mut BTreeSet<PageId>) -> Vec<PageId> {
+/// Removes a random half of `used` and returns it, shuffled.
+fn remove_random_half(generator: &mut Generator, used: &mut BTreeSet<PageId>) -> Vec<PageId> {
     let mut pages: Vec<PageId> = used.iter().copied().filter(|_| generator.below(2) == 0).collect();
     for i in (1..pages.len()).rev() {
         pages.swap(i, generator.below(i + 1));
@@ -73,32 +73,32 @@ fn the_allocator_survives_100_000_random_operations() {
     let mut generator = Generator::new(7);
     let mut allocator = PageAllocator::new(NUM_PAGES).unwrap();
     let mut used = BTreeSet::new();
-    let mut refused = [0; 2];
+    let mut rejected = [0; 2];
     for _ in 0..100_000 {
         match generator.below(4) {
             0 | 1 => {
                 let count = generator.below(NUM_PAGES / 3);
                 let pages = allocator.allocate(count);
                 assert_eq!(pages.is_some(), count <= NUM_PAGES - used.len());
-                refused[0] += usize::from(pages.is_none());
+                rejected[0] += usize::from(pages.is_none());
                 let pages = pages.unwrap_or_default();
                 assert!(pages.is_empty() || pages.len() == count);
                 assert!(pages.iter().all(|&page| (0..NUM_PAGES as i32).contains(&page) && used.insert(page)));
             }
-            2 => allocator.free(&draw(&mut generator, &mut used)).unwrap(),
+            2 => allocator.free(&remove_random_half(&mut generator, &mut used)).unwrap(),
             _ => {
-                // Anything from -1 to the end of the pool, after pages that could be freed.
+                // An id in -1..=num_pages, after valid pages.
                 let wrong = generator.below(NUM_PAGES + 2) as i32 - 1;
                 if !used.contains(&wrong) {
-                    let mut pages = draw(&mut generator, &mut used.clone());
+                    let mut pages = remove_random_half(&mut generator, &mut used.clone());
                     pages.push(wrong);
-                    refusal(&mut allocator, &pages);
-                    refused[1] += 1;
+                    error_of_free(&mut allocator, &pages);
+                    rejected[1] += 1;
                 }
             }
         }
         allocator.check_integrity().unwrap();
         assert_eq!((allocator.num_used(), allocator.num_free()), (used.len(), NUM_PAGES - used.len()));
     }
-    assert!(refused.iter().all(|&count| count > 5_000), "too few of one kind to mean much: {refused:?}");
+    assert!(rejected.iter().all(|&count| count > 5_000), "too few of one kind to mean much: {rejected:?}");
 }

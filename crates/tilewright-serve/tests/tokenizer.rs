@@ -1,5 +1,4 @@
-//! Tokenizers and chat templates against what `transformers` makes of the same folders, and streaming against
-//! decoding at once.
+//! Tokenizers and chat templates compared with `transformers`, and streaming compared with decoding at once.
 
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -25,15 +24,15 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
 }
 
-/// The pieces of a stream, the last one included.
-fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
+/// The pieces of streaming detokenization, the last one included.
+fn stream(tokenizer: &Tokenizer, ids: &[u32]) -> Vec<String> {
     let mut decoder = tokenizer.decoder();
     let mut pieces: Vec<String> = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
     pieces.push(decoder.finish().unwrap());
     pieces
 }
 
-/// Numbers that look random (SplitMix64).
+/// Pseudorandom numbers (SplitMix64).
 fn random(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let mut z = *state;
@@ -51,7 +50,7 @@ fn folder(files: &[(&str, &str)]) -> TempDir {
     dir
 }
 
-/// A tokenizer as SentencePiece models have it: spaces as `▁`, unknown characters as byte tokens.
+/// A SentencePiece-style tokenizer: spaces as `▁`, unknown characters as byte tokens.
 fn sentencepiece() -> Tokenizer {
     let words = ["<unk>", "<s>", "</s>", "▁", "▁tile", "a", "é", "▁and"];
     let mut vocab: serde_json::Map<String, Value> =
@@ -76,7 +75,7 @@ fn sentencepiece() -> Tokenizer {
 }
 
 #[test]
-fn texts_have_the_ids_of_transformers() {
+fn ids_equal_those_of_transformers() {
     for name in FAMILIES {
         let (tokenizer, expected) = (open(name), expected(name));
         for case in expected["encode"].as_array().unwrap() {
@@ -92,74 +91,71 @@ fn texts_have_the_ids_of_transformers() {
 }
 
 #[test]
-fn tokens_have_names() {
+fn tokens_map_to_spellings() {
     let llama = open("llama");
     assert_eq!((llama.eos_id(), llama.id("<|eot_id|>"), llama.id("no such")), (Some(287), Some(287), None));
     assert_eq!(llama.token(283).as_deref(), Some("<|begin_of_text|>"));
     assert!(llama.is_special(283) && !llama.is_special(0));
-    // The padding of the embedding has no token, and decodes to nothing.
+    // Padding ids have no token and decode to nothing.
     let qwen2 = open("qwen2");
     assert_eq!((qwen2.token(295), qwen2.decode(&[295, 83]).unwrap()), (None, "t".to_owned()));
 }
 
 #[test]
-fn characters_leave_whole() {
+fn characters_are_emitted_whole() {
     let tokenizer = open("qwen3");
     let brick = tokenizer.encode("🧱é", false).unwrap();
     assert_eq!(brick.len(), 6, "the alphabet is bytes");
-    assert_eq!(streamed(&tokenizer, &brick), ["", "", "", "🧱", "", "é", ""]);
-    // Eleven bytes, so often that the window of the stream begins at each of them.
+    assert_eq!(stream(&tokenizer, &brick), ["", "", "", "🧱", "", "é", ""]);
+    // Eleven bytes, repeated so that the stream's window starts at each of them.
     let text = "日🧱éé".repeat(40);
     let bytes = tokenizer.encode(&text, false).unwrap();
-    assert_eq!((bytes.len(), streamed(&tokenizer, &bytes).concat()), (440, text));
-    // Cut short, and cut short by something else.
-    assert_eq!(streamed(&tokenizer, &brick[..2]), ["", "", "\u{fffd}"]);
-    assert_eq!(streamed(&tokenizer, &[brick[0], brick[1], 83]), ["", "", "\u{fffd}t", ""]);
-    // A control token writes nothing and parts nothing.
+    assert_eq!((bytes.len(), stream(&tokenizer, &bytes).concat()), (440, text));
+    // Truncated at the end, and truncated by another token.
+    assert_eq!(stream(&tokenizer, &brick[..2]), ["", "", "\u{fffd}"]);
+    assert_eq!(stream(&tokenizer, &[brick[0], brick[1], 83]), ["", "", "\u{fffd}t", ""]);
+    // A special token emits nothing and does not split a character.
     let end = tokenizer.id("<|im_end|>").unwrap();
-    assert_eq!(streamed(&tokenizer, &[brick[4], end, brick[5]]), ["", "", "é", ""]);
+    assert_eq!(stream(&tokenizer, &[brick[4], end, brick[5]]), ["", "", "é", ""]);
 }
 
 #[test]
-fn byte_tokens_leave_as_a_run() {
+fn byte_tokens_are_emitted_as_a_run() {
     let tokenizer = sentencepiece();
     let byte = |b: u32| 8 + b;
     assert_eq!(
-        streamed(&tokenizer, &[1, 4, 7, byte(0xE2), byte(0x82), byte(0xAC), 5, 2]),
+        stream(&tokenizer, &[1, 4, 7, byte(0xE2), byte(0x82), byte(0xAC), 5, 2]),
         ["", "tile", " and", "", "", "", "€a", "", ""]
     );
-    // One wrong byte makes the whole run unreadable, the `A` before it included.
+    // One invalid byte invalidates the whole run, the `A` before it included.
     let spoiled = [4, byte(0x41), byte(0xE2), 5];
-    assert_eq!(streamed(&tokenizer, &spoiled), ["tile", "", "", "\u{fffd}\u{fffd}a", ""]);
-    assert_eq!(streamed(&tokenizer, &spoiled[..3]).concat(), tokenizer.decode(&spoiled[..3]).unwrap());
+    assert_eq!(stream(&tokenizer, &spoiled), ["tile", "", "", "\u{fffd}\u{fffd}a", ""]);
+    assert_eq!(stream(&tokenizer, &spoiled[..3]).concat(), tokenizer.decode(&spoiled[..3]).unwrap());
 }
 
 #[test]
-fn streams_add_up_to_the_text_decoded_at_once() {
+fn concatenated_pieces_equal_the_text_decoded_at_once() {
     let mut state = 7;
     for tokenizer in [open("llama"), open("qwen2"), sentencepiece()] {
         for round in 0..300 {
             let length = random(&mut state) % 100;
-            // Every other round keeps to a few tokens, so that runs of broken characters and of spaces come up.
+            // Every other round uses few tokens, which makes runs of incomplete characters and of spaces likely.
             let among = if round % 2 == 0 { 264 } else { 12 };
             let first = if round % 2 == 0 { 0 } else { random(&mut state) % 252 };
             let ids: Vec<u32> =
                 (0..length).map(|_| (first + random(&mut state) % among) as u32).map(|id| id % 264).collect();
-            let pieces = streamed(&tokenizer, &ids);
+            let pieces = stream(&tokenizer, &ids);
             assert_eq!(pieces.concat(), tokenizer.decode(&ids).unwrap(), "{tokenizer:?} {ids:?}");
         }
     }
     for name in FAMILIES {
         let greedy = ids(&expected(name)["greedy"]["tokens"]);
-        assert_eq!(
-            streamed(&open(name), &greedy).concat(),
-            expected(name)["decode_greedy"].as_str().unwrap()
-        );
+        assert_eq!(stream(&open(name), &greedy).concat(), expected(name)["decode_greedy"].as_str().unwrap());
     }
 }
 
 #[test]
-fn tokenizers_that_are_missing_damaged_or_of_another_model() {
+fn missing_malformed_and_foreign_tokenizers_are_rejected() {
     let text = |dir: &Path, vocab_size| {
         let error = Tokenizer::open(dir, vocab_size).unwrap_err().to_string();
         error.replace(&dir.display().to_string(), "DIR")
@@ -174,7 +170,7 @@ fn tokenizers_that_are_missing_damaged_or_of_another_model() {
          tokenizer belongs to another model"
     );
     let whole = std::fs::read_to_string(fixture("qwen3").join("tokenizer.json")).unwrap();
-    // A rule that puts a second text around a single one, over which the crate stumbles when it encodes.
+    // A template with a second sequence for single texts, on which the crate panics at encode.
     let mut file: Value = serde_json::from_str(&whole).unwrap();
     file["post_processor"] = json!({ "type": "TemplateProcessing", "pair": [], "special_tokens": {},
         "single": [{ "Sequence": { "id": "B", "type_id": 0 } }] });
@@ -202,7 +198,7 @@ fn tokenizers_that_are_missing_damaged_or_of_another_model() {
 }
 
 #[test]
-fn a_file_that_cuts_and_fills_batches_leaves_prompts_alone() {
+fn truncation_and_padding_of_the_file_are_ignored() {
     let whole = std::fs::read_to_string(fixture("qwen3").join("tokenizer.json")).unwrap();
     let mut file: Value = serde_json::from_str(&whole).unwrap();
     file["truncation"] =
@@ -217,7 +213,7 @@ fn a_file_that_cuts_and_fills_batches_leaves_prompts_alone() {
 }
 
 #[test]
-fn damaged_files_never_panic() {
+fn corrupted_files_never_panic() {
     let whole = std::fs::read(fixture("llama").join("tokenizer.json")).unwrap();
     let dir = folder(&[]);
     let mut state = 11;
@@ -242,7 +238,7 @@ fn messages(case: &Value) -> Vec<Message> {
 }
 
 #[test]
-fn prompts_are_those_of_transformers() {
+fn prompts_equal_those_of_transformers() {
     for name in FAMILIES {
         let template = ChatTemplate::open(&fixture(name)).unwrap().unwrap();
         for case in expected(name)["chat"].as_array().unwrap() {
@@ -259,7 +255,7 @@ fn prompts_are_those_of_transformers() {
 }
 
 #[test]
-fn the_file_goes_before_the_field_and_tokens_may_be_objects() {
+fn the_file_overrides_the_field_and_tokens_may_be_objects() {
     let config = r#"{"bos_token": {"content": "<s>"}, "chat_template": "field"}"#;
     let dir = folder(&[
         ("tokenizer_config.json", config),
@@ -270,14 +266,14 @@ fn the_file_goes_before_the_field_and_tokens_may_be_objects() {
     assert!(ChatTemplate::open(folder(&[]).path()).unwrap().is_none());
 }
 
-fn rendered(template: &str) -> Result<String, String> {
+fn render(template: &str) -> Result<String, String> {
     let dir = folder(&[("chat_template.jinja", template)]);
     let template = ChatTemplate::open(dir.path()).map_err(|error| error.to_string())?.unwrap();
     template.render(&[Message::new("user", "hi")], true).map_err(|error| error.to_string())
 }
 
 #[test]
-fn constructs_of_published_templates() {
+fn constructs_of_published_templates_are_supported() {
     for (template, expected) in [
         (
             "{{ messages | tojson(indent=2) }}",
@@ -289,12 +285,12 @@ fn constructs_of_published_templates() {
         ("{% set a = 'b\\\nc' %}{{ a }}{{ 'd\\\ne' }}f\\\ng{{ 'h\\\\\ni' }}", "bcdef\\\ngh\\\ni"),
         ("{{ 'generation' }}{% set generation = 1 %}{{ generation }}", "generation1"),
     ] {
-        assert_eq!(rendered(template).as_deref(), Ok(expected), "{template}");
+        assert_eq!(render(template).as_deref(), Ok(expected), "{template}");
     }
 }
 
 #[test]
-fn templates_that_fail() {
+fn template_errors_have_a_line_and_a_reason() {
     for (template, expected) in [
         ("{% if %}", "the template does not parse: line 1: unexpected end of block"),
         ("\n{{ raise_exception('no tools') }}", "the template fails: line 2: no tools"),
@@ -305,7 +301,7 @@ fn templates_that_fail() {
             "the template fails: line 1: tojson(ensure_ascii=true) is not supported",
         ),
     ] {
-        assert_eq!(rendered(template), Err(format!("model.chat: {expected}")));
+        assert_eq!(render(template), Err(format!("model.chat: {expected}")));
     }
     let text = |config: &str| {
         let dir = folder(&[("tokenizer_config.json", config)]);

@@ -1,4 +1,4 @@
-//! The forward pass against `transformers`: logits and greedy texts of random checkpoints of each architecture.
+//! The forward pass compared with `transformers`: logits and greedy tokens of random checkpoints of each architecture.
 
 use std::path::{Path, PathBuf};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
@@ -28,7 +28,7 @@ fn tokens(value: &serde_json::Value) -> Vec<u32> {
     value.as_array().expect("an array").iter().map(|id| id.as_u64().expect("an id") as u32).collect()
 }
 
-/// One of the tensors of `expected.safetensors`, all of them f32 `[37, vocab]`.
+/// A tensor of `expected.safetensors`, f32 `[37, vocab]`.
 fn expected_logits(name: &str, tensor: &str) -> Vec<f32> {
     let bytes = std::fs::read(folder(name).join("expected.safetensors")).expect("expected.safetensors");
     let file = safetensors::SafeTensors::deserialize(&bytes).expect("safetensors");
@@ -36,7 +36,7 @@ fn expected_logits(name: &str, tensor: &str) -> Vec<f32> {
     view.data().chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
 }
 
-/// The norm of the difference over the norm of what is expected.
+/// The norm of the difference divided by the norm of `expected`.
 fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(actual.len(), expected.len());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
@@ -77,16 +77,16 @@ fn bf16_weights_and_cache_are_closer_to_f32_than_transformers_in_bf16() {
     for name in FIXTURES {
         let prompt = tokens(&expected(name)["prompt"]);
         let logits = model(name, Dtype::Bf16).score(&Cpu::new(), &prompt, Dtype::Bf16).expect("logits");
-        // the same weights, rounded to bf16, in an f32 computation
+        // the same bf16 weights, computed in f32
         let exact = expected_logits(name, "logits.bf16_weights");
         let error = relative_error(&logits, &exact);
-        let theirs = relative_error(&expected_logits(name, "logits.bf16"), &exact);
-        println!("{name}: bf16 logits are off by {error:.2e}, those of transformers by {theirs:.2e}");
-        assert!(error <= 2e-2 && error < theirs, "{name}: {error:e}, transformers {theirs:e}");
+        let reference = relative_error(&expected_logits(name, "logits.bf16"), &exact);
+        println!("{name}: bf16 logits are off by {error:.2e}, those of transformers by {reference:.2e}");
+        assert!(error <= 2e-2 && error < reference, "{name}: {error:e}, transformers {reference:e}");
     }
 }
 
-/// What a GPU with tensor cores computes in.
+/// The precision of a GPU with tensor cores.
 #[test]
 fn bf16_throughout_is_within_two_percent_of_f32() {
     for name in FIXTURES {
@@ -95,14 +95,14 @@ fn bf16_throughout_is_within_two_percent_of_f32() {
         let logits = model(name, Dtype::Bf16).score(&Cpu::new(), &prompt, precision).expect("logits");
         let exact = expected_logits(name, "logits.bf16_weights");
         let error = relative_error(&logits, &exact);
-        let theirs = relative_error(&expected_logits(name, "logits.bf16"), &exact);
-        println!("{name}: logits in bf16 are off by {error:.2e}, those of transformers by {theirs:.2e}");
-        assert!(error <= 2e-2 && error < theirs, "{name}: {error:e}, transformers {theirs:e}");
+        let reference = relative_error(&expected_logits(name, "logits.bf16"), &exact);
+        println!("{name}: logits in bf16 are off by {error:.2e}, those of transformers by {reference:.2e}");
+        assert!(error <= 2e-2 && error < reference, "{name}: {error:e}, transformers {reference:e}");
     }
 }
 
 #[test]
-fn bf16_weights_with_an_f32_cache_lose_nothing_but_the_weights_rounding() {
+fn bf16_weights_with_an_f32_cache_only_add_the_rounding_of_weights() {
     for name in FIXTURES {
         let prompt = tokens(&expected(name)["prompt"]);
         let logits = model(name, Dtype::Bf16).score(&Cpu::new(), &prompt, Dtype::F32).expect("logits");

@@ -1,4 +1,4 @@
-//! Safetensors folders: the fixtures whole, the folders that are damaged with the text of their refusal.
+//! Safetensors folders: the intact fixtures, and the error texts of damaged folders.
 
 use safetensors::tensor::{Dtype as Stored, TensorView, serialize_to_file};
 use std::path::{Path, PathBuf};
@@ -29,12 +29,12 @@ fn folder(dtype: Stored, shape: &[usize], bytes: &[u8]) -> TempDir {
 }
 
 #[track_caller]
-fn refused(dir: &Path, expected: &str) {
+fn assert_rejected(dir: &Path, expected: &str) {
     let error = Weights::open(dir).unwrap_err().to_string();
     assert_eq!(error.replace(&dir.display().to_string(), "DIR"), format!("model.weights: {expected}"));
 }
 
-/// A text of the index, edited.
+/// Replaces a text in the index.
 fn edit_index(dir: &Path, from: &str, to: &str) {
     let path = dir.join("model.safetensors.index.json");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -69,7 +69,7 @@ fn every_parameter_of_the_fixtures_loads_without_a_copy() {
 }
 
 #[test]
-fn values_are_those_of_the_file() {
+fn values_equal_those_of_the_file() {
     let weights = Weights::open(&fixture("qwen2")).unwrap();
     let tensor = weights.get("model.layers.2.self_attn.k_proj.bias", &[32]).unwrap();
     let file =
@@ -78,7 +78,7 @@ fn values_are_those_of_the_file() {
     let bytes = tensors.tensor("model.layers.2.self_attn.k_proj.bias").unwrap().data().to_vec();
     let expected: Vec<f32> = bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();
     assert_eq!(values(&tensor), expected);
-    // The tensor keeps its file alive.
+    // The tensor keeps its map alive.
     drop(weights);
     assert_eq!(values(&tensor), expected);
 }
@@ -112,7 +112,7 @@ fn each_dtype_is_read_and_cast() {
         let tensor = Weights::open(dir.path()).unwrap().get("x", &[2, 2]).unwrap();
         assert_eq!(tensor.dtype(), dtype);
         assert_eq!((tensor.view().at(&[0, 1]), tensor.view().shape()), (-2.5, &[2, 2][..]));
-        // 65504 is beyond the mantissa of bf16; 1 + 1/256 lies between two bf16 and goes to the even one.
+        // 65504 exceeds the mantissa of bf16; 1 + 1/256 is halfway between two bf16 values and rounds to even.
         let rounded = values(&tensor.cast(Dtype::Bf16));
         assert_eq!(rounded, [1.0, -2.5, 65536.0, 1.0]);
         assert!(tensor.cast(dtype).is_mapped());
@@ -121,7 +121,7 @@ fn each_dtype_is_read_and_cast() {
 
 #[test]
 fn misaligned_tensors_are_copied() {
-    // Eight bytes of length and a header of odd length: every value lies at an odd address.
+    // Eight bytes of length and a header of odd length: every value has an odd address.
     for (stored, dtype, size) in [("F32", Dtype::F32, 4), ("F16", Dtype::F16, 2), ("BF16", Dtype::Bf16, 2)] {
         let mut header =
             format!(r#"{{"x":{{"dtype":"{stored}","shape":[3],"data_offsets":[0,{}]}}}}"#, 3 * size);
@@ -147,14 +147,14 @@ fn misaligned_tensors_are_copied() {
 }
 
 #[test]
-fn folders_without_weights() {
+fn folders_without_weights_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
-    refused(&dir.path().join("no"), "DIR: there is no such folder");
-    refused(dir.path(), "DIR: there is neither model.safetensors nor model.safetensors.index.json");
+    assert_rejected(&dir.path().join("no"), "DIR: there is no such folder");
+    assert_rejected(dir.path(), "DIR: there is neither model.safetensors nor model.safetensors.index.json");
 }
 
 #[test]
-fn truncated_files() {
+fn truncated_files_are_rejected() {
     let dir = copy("llama");
     let path = dir.path().join("model.safetensors");
     let whole = std::fs::read(&path).unwrap();
@@ -163,21 +163,24 @@ fn truncated_files() {
         std::fs::write(&path, &whole[..cut]).unwrap();
         let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap());
         let wanted = if cut as u64 >= header { size as u64 } else { header };
-        refused(dir.path(), &format!("DIR/model.safetensors: is truncated: {cut} bytes, expected {wanted}"));
+        assert_rejected(
+            dir.path(),
+            &format!("DIR/model.safetensors: is truncated: {cut} bytes, expected {wanted}"),
+        );
     }
     for cut in [0, 7] {
         std::fs::write(&path, &whole[..cut]).unwrap();
-        refused(dir.path(), &format!("DIR/model.safetensors: is truncated: {cut} bytes, expected 8"));
+        assert_rejected(dir.path(), &format!("DIR/model.safetensors: is truncated: {cut} bytes, expected 8"));
     }
     std::fs::write(&path, [whole.as_slice(), b"more"].concat()).unwrap();
-    refused(
+    assert_rejected(
         dir.path(),
         &format!("DIR/model.safetensors: has {} bytes, its header describes {size}", size + 4),
     );
 }
 
 #[test]
-fn damaged_headers() {
+fn damaged_headers_are_rejected() {
     let dir = copy("llama");
     let path = dir.path().join("model.safetensors");
     let whole = std::fs::read(&path).unwrap();
@@ -188,16 +191,16 @@ fn damaged_headers() {
     let at = format!("{}: has a damaged header: invalid JSON in header: ", path.display());
     assert!(error.message().starts_with(&at), "{error}");
     std::fs::write(&path, "<!DOCTYPE html><title>404</title>").unwrap();
-    refused(dir.path(), "DIR/model.safetensors: has a damaged header: header too large");
+    assert_rejected(dir.path(), "DIR/model.safetensors: has a damaged header: header too large");
     std::fs::write(&path, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 520952\n").unwrap();
-    refused(
+    assert_rejected(
         dir.path(),
         "DIR/model.safetensors: is a Git LFS pointer, not the weights; run `git lfs pull` in the folder",
     );
     let header = r#"{"x":{"dtype":"F32","shape":[4],"data_offsets":[0,8]}}"#;
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat();
     std::fs::write(&path, file).unwrap();
-    refused(
+    assert_rejected(
         dir.path(),
         "DIR/model.safetensors: has a damaged header: invalid shape, data type, or offset for tensor",
     );
@@ -215,7 +218,7 @@ fn damaged_headers_never_panic() {
             damaged[at] = byte;
             std::fs::write(&path, damaged).unwrap();
             if let Ok(weights) = Weights::open(dir.path()) {
-                // Whatever it now claims to hold, it must be able to show.
+                // An accepted tensor must be readable.
                 if let Ok(tensor) = weights.get("x", &[3, 2]) {
                     assert_eq!(values(&tensor).len(), 6);
                 }
@@ -226,10 +229,10 @@ fn damaged_headers_never_panic() {
 }
 
 #[test]
-fn indices_that_do_not_fit_their_files() {
+fn an_index_that_contradicts_its_files_is_rejected() {
     let dir = copy("qwen2");
     std::fs::remove_file(dir.path().join("model-00002-of-00003.safetensors")).unwrap();
-    refused(
+    assert_rejected(
         dir.path(),
         "DIR: model.safetensors.index.json names model-00002-of-00003.safetensors, which is missing",
     );
@@ -239,14 +242,14 @@ fn indices_that_do_not_fit_their_files() {
     let shard = shard_of("model.norm.weight");
     let expected =
         format!("model.safetensors.index.json says that model.gone.weight is in {shard}, where it is not");
-    refused(dir.path(), &expected);
+    assert_rejected(dir.path(), &expected);
 
     let dir = copy("qwen2");
     let entry = format!("\"model.norm.weight\": \"{shard}\"");
     edit_index(dir.path(), &format!(",\n    {entry}"), "");
     let expected =
         format!("{shard} holds model.norm.weight, which model.safetensors.index.json does not mention");
-    refused(dir.path(), &expected);
+    assert_rejected(dir.path(), &expected);
 
     let dir = copy("qwen2");
     edit_index(dir.path(), &entry, "\"model.norm.weight\": \"../secret\"");
@@ -256,11 +259,11 @@ fn indices_that_do_not_fit_their_files() {
     assert_eq!(error.message(), expected);
 
     std::fs::write(dir.path().join("model.safetensors.index.json"), "{}").unwrap();
-    refused(dir.path(), "model.safetensors.index.json has no object weight_map");
+    assert_rejected(dir.path(), "model.safetensors.index.json has no object weight_map");
 }
 
 #[test]
-fn tensors_that_are_not_what_is_asked_for() {
+fn tensors_with_another_name_shape_or_dtype_are_rejected() {
     let weights = Weights::open(&fixture("llama")).unwrap();
     let text = |name, shape: &[usize]| weights.get(name, shape).unwrap_err().to_string();
     assert_eq!(
@@ -283,7 +286,7 @@ fn tensors_that_are_not_what_is_asked_for() {
 }
 
 #[test]
-fn weights_of_another_model() {
+fn weights_of_another_model_are_rejected() {
     let text = |weights: &str, config: &ModelConfig| {
         let error = Weights::open(&fixture(weights)).unwrap().check(config).unwrap_err();
         error.to_string().replace(&fixture(weights).display().to_string(), "DIR")
@@ -309,7 +312,7 @@ fn weights_of_another_model() {
         text("llama", &wide),
         "model.weights: model.layers.0.self_attn.q_proj.weight has shape [64, 64], expected [128, 64]"
     );
-    // A matrix that is tied all the same may lie in the file as well.
+    // The file may also contain a tied matrix.
     let tied = ModelConfig { tie_word_embeddings: true, ..open("llama") };
     Weights::open(&fixture("llama")).unwrap().check(&tied).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Weights that are not numbers: requests end with a clear word, never with a hang, a panic or a token from nowhere.
+//! NaN weights: requests end with an error, never with a hang, a panic or an arbitrary token.
 
 use crate::session::{Case, Session, Setup, case, folder, prompt, transformer};
 use tempfile::TempDir;
@@ -47,20 +47,20 @@ fn a_model_of_nan_fails_every_request() {
         ids.push(session.submit(&greedy));
         session.finish();
         for id in ids {
-            let outcome = session.take(id);
+            let outcome = session.take_outcome(id);
             assert_eq!((outcome.tokens, outcome.reason), (vec![], failed()));
         }
     }
 }
 
 #[test]
-fn a_token_of_nan_fails_the_requests_that_have_it_and_no_other() {
+fn a_token_of_nan_fails_only_the_requests_that_contain_it() {
     const POISON: u32 = 200;
     let dir = damaged("model.embed_tokens.weight", POISON as usize * 64..(POISON as usize + 1) * 64);
     let clean = |case: &Case| !case.prompt.contains(&POISON);
     let candidates: Vec<_> = (1..30).map(|seed| case(seed, 20, 44)).filter(clean).collect();
-    let expected = Setup::new("llama").alone(&candidates);
-    // a healthy request may well draw the token; these do not
+    let expected = Setup::new("llama").run_separately(&candidates);
+    // a healthy request may sample the token; these do not
     let (others, expected): (Vec<_>, Vec<_>) = candidates
         .into_iter()
         .zip(expected)
@@ -77,18 +77,18 @@ fn a_token_of_nan_fails_the_requests_that_have_it_and_no_other() {
         let mut poisoned = case(40, 30, 44);
         poisoned.prompt[11] = POISON;
         let mut healthy = Vec::new();
-        let mut ill = Vec::new();
+        let mut affected = Vec::new();
         for other in &others {
-            ill.extend(
+            affected.extend(
                 session.submit_all(&poisoned.prompt, &[poisoned.options.clone(), other.options.clone()]),
             );
             healthy.push(session.submit(other));
         }
         session.finish();
-        let outcomes: Vec<_> = healthy.into_iter().map(|id| session.take(id)).collect();
+        let outcomes: Vec<_> = healthy.into_iter().map(|id| session.take_outcome(id)).collect();
         assert_eq!(outcomes, expected, "{setup:?}");
-        for id in ill {
-            let outcome = session.take(id);
+        for id in affected {
+            let outcome = session.take_outcome(id);
             assert_eq!((outcome.tokens, outcome.reason), (vec![], failed()));
         }
     }

@@ -1,12 +1,12 @@
-//! Several continuations of a prompt: it is computed once, and each says what it would say as a request of its own.
+//! Several continuations of a prompt: the prompt is computed once, and each output equals that of a separate request.
 
 use crate::session::{Case, FIXTURES, Outcome, SHIPPED, Session, Setup, case, draws, prompt};
 
-/// `count` continuations of one prompt, in one session and as requests in engines of their own.
+/// Compares `count` continuations of one prompt with separate requests in separate engines.
 fn compare(setup: Setup, len: usize, count: u64) -> Session {
     let cases: Vec<_> =
         (0..count).map(|seed| Case { prompt: prompt(7, len), options: draws(seed, 44) }).collect();
-    let expected = Setup::new(setup.model).alone(&cases);
+    let expected = Setup::new(setup.model).run_separately(&cases);
     let mut session = setup.start();
     let outcomes = continue_all(&mut session, &cases);
     assert_eq!(outcomes, expected, "{setup:?}");
@@ -17,14 +17,14 @@ fn continue_all(session: &mut Session, cases: &[Case]) -> Vec<Outcome> {
     let options: Vec<_> = cases.iter().map(|case| case.options.clone()).collect();
     let ids = session.submit_all(&cases[0].prompt, &options);
     session.finish();
-    ids.into_iter().map(|id| session.take(id)).collect()
+    ids.into_iter().map(|id| session.take_outcome(id)).collect()
 }
 
 #[test]
-fn continuations_say_the_same_as_requests_of_their_own() {
+fn continuations_equal_separate_requests() {
     for model in FIXTURES {
         for prefix_reuse in [false, true] {
-            // with a page that is not full, with one that is, and with a single one that is not
+            // a partial last page, a full last page, and a single partial page
             for len in [37, 48, 5] {
                 let setup = Setup::new(model).with(|options| options.prefix_reuse = prefix_reuse);
                 let report = compare(setup, len, 6).report();
@@ -36,7 +36,7 @@ fn continuations_say_the_same_as_requests_of_their_own() {
 }
 
 #[test]
-fn continuations_of_a_prompt_in_chunks_say_the_same() {
+fn continuations_of_a_chunked_prompt_equal_separate_requests() {
     for model in FIXTURES {
         for max_step_tokens in [1, 10, 37] {
             let setup = Setup::new(model).with(|options| options.max_step_tokens = max_step_tokens);
@@ -55,22 +55,23 @@ fn a_prompt_of_1000_tokens_with_8_continuations_is_computed_once() {
     session.finish();
     let report = session.report();
     assert_eq!((report.prefill_tokens, report.reused_tokens), (1000, 7000));
-    // 62 whole pages are read by all; the 63rd, half full, is copied
+    // 62 full pages are shared; the 63rd, half full, is copied
     assert_eq!((report.reused_pages, report.peak_pages), (7 * 62, 62 + 8));
     assert_eq!(report.decode_tokens, 8 * 7);
-    let expected = setup.alone(&[3, 7].map(|seed| Case { prompt: prompt(7, 1000), options: draws(seed, 8) }));
-    assert_eq!([session.take(ids[3]), session.take(ids[7])], expected[..]);
+    let expected =
+        setup.run_separately(&[3, 7].map(|seed| Case { prompt: prompt(7, 1000), options: draws(seed, 8) }));
+    assert_eq!([session.take_outcome(ids[3]), session.take_outcome(ids[7])], expected[..]);
 }
 
 #[test]
-fn continuations_that_find_no_place_among_the_requests_say_the_same() {
+fn continuations_above_max_requests_equal_separate_requests() {
     for model in FIXTURES {
         for (max_requests, prefix_reuse) in [(1, false), (1, true), (3, false), (3, true)] {
             let setup = Setup::new(model).with(|options| {
                 (options.max_requests, options.prefix_reuse) = (max_requests, prefix_reuse);
             });
             let report = compare(setup, 37, 6).report();
-            // those that wait find the prompt in the tree, or compute it again
+            // waiting continuations reuse the prompt from the tree, or compute it again
             let computed = if prefix_reuse { 37 + (6 - max_requests) * 5 } else { 37 * (7 - max_requests) };
             assert_eq!(report.prefill_tokens, computed, "{setup:?}");
         }
@@ -78,7 +79,7 @@ fn continuations_that_find_no_place_among_the_requests_say_the_same() {
 }
 
 #[test]
-fn continuations_that_find_no_pages_say_the_same() {
+fn continuations_without_pages_equal_separate_requests() {
     for model in FIXTURES {
         for (prefix_reuse, max_step_tokens) in [(false, 512), (true, 512), (true, 10), (false, 10)] {
             let setup = Setup::new(model).with(|options| {
@@ -86,13 +87,13 @@ fn continuations_that_find_no_pages_say_the_same() {
                 (options.prefix_reuse, options.max_step_tokens) = (prefix_reuse, max_step_tokens);
             });
             let report = compare(setup, 37, 6).report();
-            assert!(report.preemptions > 0, "{setup:?}: nobody was disturbed");
+            assert!(report.preemptions > 0, "{setup:?}: no preemption");
         }
     }
 }
 
 #[test]
-fn continuations_of_a_preempted_prompt_say_the_same() {
+fn continuations_of_a_preempted_prompt_equal_separate_requests() {
     for model in FIXTURES {
         let setup = Setup::new(model).with(|options| {
             (options.page_size, options.num_pages, options.max_step_tokens) = (4, 24, 8);
@@ -104,9 +105,13 @@ fn continuations_of_a_preempted_prompt_say_the_same() {
         let first = others.each_ref().map(|case| session.submit(case));
         (0..14).for_each(|_| session.step());
         let outcomes = continue_all(&mut session, &cases);
-        assert_eq!(outcomes, Setup::new(model).alone(&cases), "{model}");
-        assert_eq!(first.map(|id| session.take(id))[..], Setup::new(model).alone(&others), "{model}");
-        assert!(session.report().preemptions > 0, "{model}: nobody was disturbed");
+        assert_eq!(outcomes, Setup::new(model).run_separately(&cases), "{model}");
+        assert_eq!(
+            first.map(|id| session.take_outcome(id))[..],
+            Setup::new(model).run_separately(&others),
+            "{model}"
+        );
+        assert!(session.report().preemptions > 0, "{model}: no preemption");
     }
 }
 
@@ -122,12 +127,12 @@ fn continuations_with_one_seed_are_equal_and_with_different_seeds_are_not() {
 }
 
 #[test]
-fn continuations_may_end_at_different_times() {
+fn continuations_of_different_lengths_equal_separate_requests() {
     for model in FIXTURES {
         let mut session = Setup::new(model).start();
         let cases =
             [1, 3, 0, 7].map(|more| Case { prompt: prompt(7, 37), options: draws(more as u64, 1 + more) });
         let outcomes = continue_all(&mut session, &cases);
-        assert_eq!(outcomes, Setup::new(model).alone(&cases), "{model}");
+        assert_eq!(outcomes, Setup::new(model).run_separately(&cases), "{model}");
     }
 }

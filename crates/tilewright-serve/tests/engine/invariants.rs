@@ -1,46 +1,46 @@
-//! A request says the same, token for token, whoever runs beside it and however the engine cuts its work.
+//! Batch invariance: a request's tokens do not depend on batch peers or on the engine's options.
 //!
-//! Tokens are drawn at random with a seed; that the logits are equal to the last bit is tested beside the engine.
+//! Tokens are sampled with a seed; the unit tests of the engine compare logits bit for bit.
 
 use crate::session::{Case, FIXTURES, SHIPPED, Setup, case, draws};
 use tilewright::Dtype;
 use tilewright_serve::EngineOptions;
 
-/// Prompts around the bounds of a page, and a long one.
+/// Prompt lengths around a page boundary, and a long prompt.
 fn cases() -> Vec<Case> {
     let lengths = [1, 15, 16, 17, 37, 150];
     (1..).zip(lengths).map(|(seed, len)| case(seed, len, 44)).collect()
 }
 
 #[track_caller]
-fn same(setups: &[Setup], baseline: Setup, cases: &[Case]) {
-    let expected = baseline.alone(cases);
-    assert!(expected.iter().all(|outcome| outcome.tokens.len() >= 40), "long enough to tell them apart");
+fn assert_same(setups: &[Setup], baseline: Setup, cases: &[Case]) {
+    let expected = baseline.run_separately(cases);
+    assert!(expected.iter().all(|outcome| outcome.tokens.len() >= 40), "outputs are long enough to differ");
     for setup in setups {
-        assert_eq!(setup.together(cases), expected, "{setup:?}");
+        assert_eq!(setup.run_batched(cases), expected, "{setup:?}");
     }
 }
 
 #[test]
-fn a_request_says_the_same_alone_and_in_any_batch() {
+fn output_is_the_same_alone_and_in_any_batch() {
     for model in FIXTURES {
         let baseline = Setup::new(model);
         let mut cases = cases();
-        let mut expected = baseline.alone(&cases);
+        let mut expected = baseline.run_separately(&cases);
         for max_requests in [1, 2, 3, 64] {
             cases.rotate_left(1);
             expected.rotate_left(1);
             let setup = baseline.with(|options| options.max_requests = max_requests);
-            assert_eq!(setup.together(&cases), expected, "{setup:?}");
+            assert_eq!(setup.run_batched(&cases), expected, "{setup:?}");
         }
         cases.reverse();
         expected.reverse();
-        assert_eq!(baseline.together(&cases), expected, "{model}, in the opposite order");
+        assert_eq!(baseline.run_batched(&cases), expected, "{model}, in the opposite order");
     }
 }
 
 #[test]
-fn requests_that_come_while_others_run_say_the_same() {
+fn requests_submitted_during_a_run_have_the_same_output() {
     for model in FIXTURES {
         let setup = Setup::new(model);
         let cases = cases();
@@ -51,27 +51,27 @@ fn requests_that_come_while_others_run_say_the_same() {
             (0..3 * pause).for_each(|_| session.step());
         }
         session.finish();
-        let outcomes: Vec<_> = ids.into_iter().map(|id| session.take(id)).collect();
-        assert_eq!(outcomes, setup.alone(&cases), "{model}");
+        let outcomes: Vec<_> = ids.into_iter().map(|id| session.take_outcome(id)).collect();
+        assert_eq!(outcomes, setup.run_separately(&cases), "{model}");
     }
 }
 
 #[test]
-fn prompts_in_chunks_say_the_same_as_whole_ones() {
+fn chunked_prompts_have_the_same_output() {
     for model in FIXTURES {
         let baseline = Setup::new(model);
         let chunks = |tokens| baseline.with(|options| options.max_step_tokens = tokens);
-        same(&[1, 7, 16, 64, 512].map(chunks), baseline, &cases());
+        assert_same(&[1, 7, 16, 64, 512].map(chunks), baseline, &cases());
     }
 }
 
 #[test]
-fn preempted_requests_say_the_same_as_undisturbed_ones() {
+fn preempted_requests_have_the_same_output() {
     for model in FIXTURES {
         let baseline = Setup::new(model);
         let cases: Vec<_> =
             (1..).zip([5, 37, 1, 16, 30, 23, 8, 37, 12, 3]).map(|(s, n)| case(s, n, 44)).collect();
-        let expected = baseline.alone(&cases);
+        let expected = baseline.run_separately(&cases);
         for (page_size, prefix_reuse, max_step_tokens) in
             [(4, false, 512), (4, true, 512), (4, true, 6), (1, true, 16), (16, false, 9)]
         {
@@ -84,7 +84,7 @@ fn preempted_requests_say_the_same_as_undisturbed_ones() {
             let mut session = setup.start();
             assert_eq!(session.run(&cases), expected, "{setup:?}");
             let report = session.report();
-            assert!(report.preemptions > 0, "{setup:?}: nobody was disturbed");
+            assert!(report.preemptions > 0, "{setup:?}: no preemption");
             assert!(report.peak_pages <= report.num_pages, "{report:?}");
         }
     }
@@ -97,22 +97,22 @@ fn a_preempted_request_is_computed_again_from_its_first_token() {
     session.run(&[case(1, 20, 44), case(2, 20, 44)]);
     let report = session.report();
     assert_eq!(report.preemptions, 1);
-    // The second one has at least its prompt computed twice, and each token but the last once.
+    // At least the second prompt is computed twice, and each other token except the last once.
     assert!(report.prefill_tokens >= 60, "{report:?}");
     assert_eq!(report.reused_tokens, 0);
 }
 
 #[test]
-fn a_preempted_request_goes_before_those_that_wait() {
+fn a_preempted_request_precedes_waiting_ones() {
     let small = |options: &mut EngineOptions| {
         (options.page_size, options.num_pages, options.max_requests) = (4, 20, 2);
     };
     let mut session = Setup::new("llama").with(small).start();
     let [first, _, third] =
         [case(1, 20, 44), case(2, 20, 44), case(3, 1, 3)].map(|case| session.submit(&case));
-    while session.said(first).len() < 44 {
+    while session.generated(first).len() < 44 {
         session.step();
-        assert_eq!(session.said(third), [0; 0], "it overtook the second, which needs more pages");
+        assert_eq!(session.generated(third), [0; 0], "it overtook the second, which needs more pages");
     }
     assert_eq!(session.report().preemptions, 1);
     session.finish();
@@ -129,7 +129,7 @@ fn pages_of_any_size_give_the_same_tokens() {
             })
         };
         let sizes = [(1, false), (1, true), (5, false), (5, true), (16, true), (64, false), (64, true)];
-        same(&sizes.map(paged), baseline, &cases());
+        assert_same(&sizes.map(paged), baseline, &cases());
     }
 }
 
@@ -138,12 +138,12 @@ fn any_number_of_threads_gives_the_same_tokens() {
     for model in FIXTURES {
         let baseline = Setup::new(model);
         let on = |threads| Setup { threads, ..baseline.with(|options| options.max_step_tokens = 64) };
-        same(&[1, 2, 4].map(on), baseline, &cases());
+        assert_same(&[1, 2, 4].map(on), baseline, &cases());
     }
 }
 
 #[test]
-fn every_dtype_of_weights_and_pages_keeps_the_promise() {
+fn output_is_batch_invariant_for_every_dtype_of_weights_and_pages() {
     let dtypes = [Dtype::F32, Dtype::F16, Dtype::Bf16];
     for model in FIXTURES {
         for (dtype, kv_dtype) in dtypes.iter().flat_map(|&dtype| dtypes.map(|kv_dtype| (dtype, kv_dtype))) {
@@ -153,13 +153,13 @@ fn every_dtype_of_weights_and_pages_keeps_the_promise() {
                 (options.page_size, options.num_pages, options.max_step_tokens) = (4, 50, 21);
                 options.prefix_reuse = true;
             });
-            same(&[small], baseline, &cases()[2..]);
+            assert_same(&[small], baseline, &cases()[2..]);
         }
     }
 }
 
 #[test]
-fn the_shipped_model_keeps_the_promise() {
+fn output_of_the_shipped_model_is_batch_invariant() {
     let baseline = Setup::new(SHIPPED);
     let cases: Vec<_> = (1..).zip([9, 100, 33]).map(|(seed, len)| case(seed, len, 44)).collect();
     let small = |max_step_tokens| {
@@ -168,7 +168,7 @@ fn the_shipped_model_keeps_the_promise() {
             (options.max_step_tokens, options.prefix_reuse) = (max_step_tokens, true);
         })
     };
-    same(&[baseline, small(512), small(17)], baseline, &cases);
+    assert_same(&[baseline, small(512), small(17)], baseline, &cases);
 }
 
 #[test]
@@ -179,10 +179,10 @@ fn temperature_0_is_the_same_for_every_seed() {
             (case.options.sampling.temperature, case.options.sampling.seed) = (0.0, seed);
             case
         };
-        let outcomes = Setup::new(model).together(&[1, 2, 3].map(greedy));
+        let outcomes = Setup::new(model).run_batched(&[1, 2, 3].map(greedy));
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{model}");
         let drawn = Setup::new(model)
-            .together(&[1, 5].map(|seed| Case { options: draws(seed, 44), ..case(1, 37, 44) }));
+            .run_batched(&[1, 5].map(|seed| Case { options: draws(seed, 44), ..case(1, 37, 44) }));
         assert_ne!(drawn[0], drawn[1], "{model}: with a temperature the seed decides");
     }
 }

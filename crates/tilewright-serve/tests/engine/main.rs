@@ -1,13 +1,13 @@
-//! The engine, promise by promise: what a request says depends on nothing but the request.
+//! The engine's determinism: the output of a request depends only on the request.
 //!
 //! | | |
 //! |---|---|
-//! | [`invariants`] | neighbours, chunks, preemption, page sizes, threads, dtypes |
-//! | [`reuse`] | prefixes that others computed |
+//! | [`invariants`] | batch peers, chunks, preemption, page sizes, threads, dtypes |
+//! | [`reuse`] | prefix reuse |
 //! | [`forks`] | several continuations of one prompt |
-//! | [`requests`] | how requests end, and what is refused |
-//! | [`damage`] | weights that are not numbers |
-//! | [`soak`] | all of it at random |
+//! | [`requests`] | end of requests, reports, and error texts |
+//! | [`damage`] | NaN weights |
+//! | [`soak`] | random combinations of all of these |
 
 mod damage;
 mod forks;

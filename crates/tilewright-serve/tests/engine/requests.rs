@@ -1,4 +1,4 @@
-//! How requests end, what a report counts, and what the engine refuses, by its words.
+//! Finish reasons, counters of the report, and error texts of the engine.
 
 use crate::session::{Case, FIXTURES, SHIPPED, Setup, VOCAB, case, draws, folder, prompt, transformer};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
@@ -10,7 +10,7 @@ use tilewright_serve::{
 #[test]
 fn max_tokens_ends_a_request() {
     for max_tokens in [1, 2, 44] {
-        let outcome = Setup::new("llama").alone(&[case(1, 37, max_tokens)]).remove(0);
+        let outcome = Setup::new("llama").run_separately(&[case(1, 37, max_tokens)]).remove(0);
         assert_eq!((outcome.tokens.len(), outcome.reason), (max_tokens, Some(FinishReason::MaxTokens)));
     }
 }
@@ -19,13 +19,13 @@ fn max_tokens_ends_a_request() {
 fn a_stop_token_is_the_last_token_of_a_request_and_of_no_other() {
     for model in FIXTURES {
         let setup = Setup::new(model);
-        let free = setup.alone(&[case(1, 37, 44)]).remove(0).tokens;
-        // some token that comes late, at its first place
+        let free = setup.run_separately(&[case(1, 37, 44)]).remove(0).tokens;
+        // the first occurrence of a late token
         let stop = free[20];
         let end = free.iter().position(|&token| token == stop).expect("it is there");
         let mut stopped = case(1, 37, 44);
         stopped.options.stop = vec![stop, VOCAB as u32 - 1];
-        let outcomes = setup.together(&[stopped, case(1, 37, 44)]);
+        let outcomes = setup.run_batched(&[stopped, case(1, 37, 44)]);
         assert_eq!(outcomes[0].tokens, free[..=end], "{model}");
         assert_eq!(outcomes[0].reason, Some(FinishReason::Stop), "{model}");
         assert_eq!(outcomes[1].tokens, free, "{model}");
@@ -34,31 +34,32 @@ fn a_stop_token_is_the_last_token_of_a_request_and_of_no_other() {
 
 #[test]
 fn a_stop_token_in_the_prompt_stops_nothing() {
-    let mut greeted = case(1, 37, 44);
-    let said = Setup::new("llama").alone(std::slice::from_ref(&greeted));
-    let unsaid =
-        (0..VOCAB as u32).find(|token| !said[0].tokens.contains(token)).expect("few tokens were said");
-    greeted.prompt[36] = unsaid;
-    let expected = Setup::new("llama").alone(std::slice::from_ref(&greeted));
-    if !expected[0].tokens.contains(&unsaid) {
-        greeted.options.stop = vec![unsaid];
-        assert_eq!(Setup::new("llama").alone(&[greeted]), expected);
+    let mut request = case(1, 37, 44);
+    let outcomes = Setup::new("llama").run_separately(std::slice::from_ref(&request));
+    let unused = (0..VOCAB as u32)
+        .find(|token| !outcomes[0].tokens.contains(token))
+        .expect("few tokens were generated");
+    request.prompt[36] = unused;
+    let expected = Setup::new("llama").run_separately(std::slice::from_ref(&request));
+    if !expected[0].tokens.contains(&unused) {
+        request.options.stop = vec![unused];
+        assert_eq!(Setup::new("llama").run_separately(&[request]), expected);
     }
 }
 
 #[test]
 fn the_context_ends_a_request_before_max_tokens() {
     for (model, context) in [("llama", 512), ("qwen2", 512), (SHIPPED, 2048)] {
-        let outcome = Setup::new(model).alone(&[case(1, context - 10, 44)]).remove(0);
+        let outcome = Setup::new(model).run_separately(&[case(1, context - 10, 44)]).remove(0);
         assert_eq!((outcome.tokens.len(), outcome.reason), (10, Some(FinishReason::Context)), "{model}");
     }
-    // a small pool is a short context
+    // a small pool limits the context
     let setup = Setup::new("llama").with(|options| (options.num_pages, options.page_size) = (10, 5));
     assert_eq!(setup.start().engine.context(), 50);
-    let outcomes = setup.together(&[case(1, 40, 44), case(2, 49, 44)]);
+    let outcomes = setup.run_batched(&[case(1, 40, 44), case(2, 49, 44)]);
     assert_eq!(outcomes[0].reason, Some(FinishReason::Context));
     assert_eq!(outcomes.iter().map(|outcome| outcome.tokens.len()).collect::<Vec<_>>(), [10, 1]);
-    let whole = Setup::new("llama").alone(&[case(1, 40, 10), case(2, 49, 1)]);
+    let whole = Setup::new("llama").run_separately(&[case(1, 40, 10), case(2, 49, 1)]);
     assert_eq!([&outcomes[0].tokens, &outcomes[1].tokens], [&whole[0].tokens, &whole[1].tokens]);
 }
 
@@ -70,7 +71,7 @@ fn a_report_counts_every_token_once() {
     assert_eq!(session.engine.step().expect("an idle step"), []);
     session.run(&[case(1, 37, 10), case(2, 5, 3)]);
     let report = session.report();
-    // the last token of each is drawn, not computed
+    // the last token of each request is sampled, not computed
     assert_eq!((report.prefill_tokens, report.decode_tokens), (37 + 5, 9 + 2));
     assert_eq!((report.preemptions, report.reused_tokens, report.num_pages), (0, 0, 512));
     assert_eq!(report.peak_pages, 3 + 1);
@@ -79,7 +80,7 @@ fn a_report_counts_every_token_once() {
 }
 
 #[test]
-fn a_step_computes_no_more_tokens_than_it_may_and_runs_no_more_requests() {
+fn a_step_respects_the_limits_of_tokens_and_requests() {
     let setup = Setup::new("llama");
     let setup = setup.with(|options| (options.max_step_tokens, options.max_requests) = (11, 3));
     let mut session = setup.start();
@@ -107,7 +108,7 @@ fn engine(change: impl Fn(&mut EngineOptions)) -> Result<Engine<Cpu>, tilewright
 }
 
 #[test]
-fn an_engine_refuses_options_that_leave_it_nothing_to_work_with() {
+fn an_engine_rejects_options_of_zero() {
     let refused = |change: fn(&mut EngineOptions)| engine(change).expect_err("refused").to_string();
     let zero = refused(|options| options.max_step_tokens = 0);
     assert_eq!(zero, "engine.new: max_step_tokens = 0, expected at least 1");
@@ -120,7 +121,7 @@ fn an_engine_refuses_options_that_leave_it_nothing_to_work_with() {
 }
 
 #[test]
-fn an_engine_refuses_a_pool_that_no_machine_has() {
+fn an_engine_rejects_a_pool_larger_than_memory() {
     let refused = |num_pages, page_size| {
         let change =
             |options: &mut EngineOptions| (options.num_pages, options.page_size) = (num_pages, page_size);
@@ -140,7 +141,7 @@ fn an_engine_refuses_a_pool_that_no_machine_has() {
 }
 
 #[test]
-fn a_prompt_must_fit_and_be_made_of_tokens() {
+fn an_invalid_prompt_is_rejected() {
     let mut engine = engine(|_| {}).expect("an engine");
     let mut refused =
         |prompt: &[u32]| engine.submit(prompt, &[draws(1, 5)]).expect_err("refused").to_string();
@@ -157,7 +158,7 @@ fn a_prompt_must_fit_and_be_made_of_tokens() {
     assert_eq!(refused(&[1, 288, 2]), "engine.submit: the prompt has token 288, which is not in 0..288");
     let huge = "engine.submit: the prompt has token 4294967295, which is not in 0..288";
     assert_eq!(refused(&[u32::MAX]), huge);
-    assert!(engine.is_idle(), "what was refused is not queued");
+    assert!(engine.is_idle(), "a rejected request is not queued");
     assert_eq!(engine.submit(&prompt(1, 511), &[draws(1, 5)]).expect("it fits").len(), 1);
 }
 
@@ -167,7 +168,7 @@ fn options_of_a_continuation_are_checked_when_it_is_submitted() {
     let mut refused = |change: fn(&mut GenerateOptions)| {
         let mut options = draws(0, 5);
         change(&mut options);
-        // a good continuation before it does not help
+        // after a valid continuation
         engine.submit(&[1], &[draws(0, 5), options]).expect_err("refused").to_string()
     };
     assert_eq!(refused(|o| o.max_tokens = 0), "engine.submit: max_tokens = 0, expected at least 1");
@@ -185,19 +186,19 @@ fn options_of_a_continuation_are_checked_when_it_is_submitted() {
     assert_eq!(refused(|o| o.sampling.min_p = 1.1), text("1.1"));
     let none = engine.submit(&[1], &[]).expect_err("refused").to_string();
     assert_eq!(none, "engine.submit: there is no continuation, expected at least 1");
-    assert!(engine.is_idle(), "what was refused is not queued");
+    assert!(engine.is_idle(), "a rejected request is not queued");
 }
 
 #[test]
-fn an_offset_that_a_caller_sets_does_not_matter() {
+fn an_offset_in_the_options_is_ignored() {
     let mut shifted = case(1, 37, 44);
     shifted.options.sampling = SamplingParams { offset: 77, ..shifted.options.sampling };
-    let outcomes = Setup::new("llama").together(&[shifted, case(1, 37, 44)]);
+    let outcomes = Setup::new("llama").run_batched(&[shifted, case(1, 37, 44)]);
     assert_eq!(outcomes[0], outcomes[1]);
 }
 
 #[test]
-fn a_text_to_score_must_fit_and_be_made_of_tokens() {
+fn an_invalid_text_to_score_is_rejected() {
     let model = transformer(&folder("llama"), None);
     let refused = |tokens: &[u32]| {
         model.score(&Cpu::with_threads(1), tokens, Dtype::F32).expect_err("refused").to_string()
@@ -208,7 +209,7 @@ fn a_text_to_score_must_fit_and_be_made_of_tokens() {
 }
 
 #[test]
-fn a_model_refuses_the_weights_of_another() {
+fn weights_of_another_model_are_rejected() {
     let weights = Weights::open(&folder("qwen3")).expect("weights");
     let config = |name| ModelConfig::open(&folder(name)).expect("a config.json");
     let refused = |name| Transformer::new(config(name), &weights, None).expect_err("refused").to_string();
@@ -227,12 +228,12 @@ fn requests_start_in_the_order_of_submission() {
     let mut session = Setup::new("llama").with(|options| options.max_requests = 2).start();
     let ids = [1, 2, 3, 4].map(|seed| session.submit(&case(seed, 20, 5)));
     session.step();
-    assert_eq!(ids.map(|id| session.said(id).len()), [1, 1, 0, 0]);
+    assert_eq!(ids.map(|id| session.generated(id).len()), [1, 1, 0, 0]);
     session.finish();
 }
 
 #[test]
-fn requests_are_named_in_the_order_of_submission() {
+fn ids_are_in_the_order_of_submission() {
     let mut session = Setup::new("llama").start();
     let first = session.submit_all(&[1], &[draws(0, 2), draws(1, 2)]);
     let second = session.submit(&Case { prompt: vec![2], options: draws(0, 2) });

@@ -1,4 +1,4 @@
-//! An engine under test: it checks every page after every step and keeps what each request said.
+//! An engine under test: checks integrity after every step and records the output of each request.
 
 use crate::generator::Generator;
 use std::{
@@ -13,16 +13,16 @@ use tilewright_serve::{
 
 /// Random checkpoints, one for each architecture: 3 layers, 288 tokens or a few more, a context of 512.
 pub(crate) const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
-/// Tokens that every fixture has.
+/// Vocabulary size common to all fixtures.
 pub(crate) const VOCAB: usize = 288;
-/// The trained model that ships: 8 layers, 4,096 tokens, bf16, a context of 2,048.
+/// The bundled trained model: 8 layers, 4,096 tokens, bf16, a context of 2,048.
 pub(crate) const SHIPPED: &str = "tilewright-small";
 
-/// What an engine is made of.
+/// Model, threads and options of an engine.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Setup {
     pub(crate) model: &'static str,
-    /// That of the weights; `None` is as stored.
+    /// Dtype of the weights; `None` is as stored.
     pub(crate) dtype: Option<Dtype>,
     pub(crate) threads: usize,
     pub(crate) options: EngineOptions,
@@ -35,7 +35,7 @@ pub(crate) struct Case {
     pub(crate) options: GenerateOptions,
 }
 
-/// What a request said and why it stopped.
+/// Output and finish reason of a request.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Outcome {
     pub(crate) tokens: Vec<u32>,
@@ -48,13 +48,13 @@ pub(crate) struct Session {
 }
 
 impl Setup {
-    /// 512 pages of 16 tokens without reuse, and steps that no prompt of a test fills: nothing disturbs anybody.
+    /// 512 pages of 16 tokens without reuse, and steps larger than every prompt: no preemption and no chunking.
     pub(crate) fn new(model: &'static str) -> Self {
         let options = EngineOptions { num_pages: 512, prefix_reuse: false, ..EngineOptions::default() };
         Self { model, dtype: None, threads: 2, options }
     }
 
-    /// The same with other options.
+    /// Same, with changed options.
     pub(crate) fn with(self, change: impl Fn(&mut EngineOptions)) -> Self {
         let mut options = self.options;
         change(&mut options);
@@ -66,13 +66,13 @@ impl Setup {
         Session::new(Engine::new(model, Cpu::with_threads(self.threads), self.options).expect("an engine"))
     }
 
-    /// Each case in an engine of its own.
-    pub(crate) fn alone(&self, cases: &[Case]) -> Vec<Outcome> {
-        cases.iter().map(|case| self.together(std::slice::from_ref(case)).remove(0)).collect()
+    /// Runs each case in a separate engine.
+    pub(crate) fn run_separately(&self, cases: &[Case]) -> Vec<Outcome> {
+        cases.iter().map(|case| self.run_batched(std::slice::from_ref(case)).remove(0)).collect()
     }
 
-    /// All cases at once in one engine.
-    pub(crate) fn together(&self, cases: &[Case]) -> Vec<Outcome> {
+    /// Runs all cases in one batch.
+    pub(crate) fn run_batched(&self, cases: &[Case]) -> Vec<Outcome> {
         self.start().run(cases)
     }
 }
@@ -97,7 +97,7 @@ impl Session {
             match event {
                 Event::Token { request, token } => {
                     let outcome = self.outcomes.get_mut(&request).expect("a known request");
-                    assert_eq!(outcome.reason, None, "{request} goes on after its end");
+                    assert_eq!(outcome.reason, None, "{request} continues after its end");
                     outcome.tokens.push(token);
                 }
                 Event::Finished { request, reason } => {
@@ -109,13 +109,13 @@ impl Session {
         self.engine.check_integrity().expect("pages with one owner each");
     }
 
-    /// Steps until nothing is left to do; then no page is anybody's any more.
+    /// Steps until the engine is idle, then checks that all pages are available.
     pub(crate) fn finish(&mut self) {
         let mut steps = 0;
         while !self.engine.is_idle() {
             self.step();
             steps += 1;
-            assert!(steps < 100_000, "the engine does not get on");
+            assert!(steps < 100_000, "the engine makes no progress");
         }
         assert_eq!(self.engine.available_pages(), self.report().num_pages, "a page is lost");
     }
@@ -123,16 +123,16 @@ impl Session {
     pub(crate) fn run(&mut self, cases: &[Case]) -> Vec<Outcome> {
         let ids: Vec<_> = cases.iter().map(|case| self.submit(case)).collect();
         self.finish();
-        ids.into_iter().map(|id| self.take(id)).collect()
+        ids.into_iter().map(|id| self.take_outcome(id)).collect()
     }
 
-    /// What a request has said so far.
-    pub(crate) fn said(&self, request: RequestId) -> &[u32] {
+    /// The tokens of a running request so far.
+    pub(crate) fn generated(&self, request: RequestId) -> &[u32] {
         &self.outcomes[&request].tokens
     }
 
-    /// What a request said that is done.
-    pub(crate) fn take(&mut self, request: RequestId) -> Outcome {
+    /// Removes and returns the outcome of a finished request.
+    pub(crate) fn take_outcome(&mut self, request: RequestId) -> Outcome {
         let outcome = self.outcomes.remove(&request).expect("a known request");
         assert!(outcome.reason.is_some(), "{request} is not done");
         outcome
@@ -159,7 +159,7 @@ pub(crate) fn prompt(seed: u64, len: usize) -> Vec<u32> {
     (0..len).map(|_| generator.below(VOCAB) as u32).collect()
 }
 
-/// `max_tokens` random draws: each seed has its own stream and one of four filters.
+/// Options to sample `max_tokens` tokens: each seed selects one of four filters.
 pub(crate) fn draws(seed: u64, max_tokens: usize) -> GenerateOptions {
     let plain = SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };
     let sampling = match seed % 4 {
@@ -171,7 +171,7 @@ pub(crate) fn draws(seed: u64, max_tokens: usize) -> GenerateOptions {
     GenerateOptions { max_tokens, sampling, stop: Vec::new() }
 }
 
-/// A request of `len` random tokens that draws `max_tokens`.
+/// A request of `len` random tokens that samples `max_tokens`.
 pub(crate) fn case(seed: u64, len: usize, max_tokens: usize) -> Case {
     Case { prompt: prompt(seed, len), options: draws(seed, max_tokens) }
 }

@@ -1,6 +1,6 @@
-//! Hundreds of random requests through small random pools, submitted at random moments.
+//! Soak test: hundreds of random requests in small random pools, submitted at random times.
 //!
-//! Invariant: pages are whole after every step, every request ends, and each says what it says alone.
+//! Checked: page integrity after every step, every request ends, and each output equals that of a separate run.
 
 use crate::{
     generator::Generator,
@@ -14,11 +14,11 @@ const REQUESTS: usize = 32;
 /// The longest prompt and the longest continuation.
 const LONGEST: usize = 40 + 30;
 
-/// A request by numbers, so that equal ones are computed alone once.
+/// The parameters of a request; equal requests share one separate run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     stem: u64,
-    /// Tokens of the stem, then of a tail of its own.
+    /// Tokens of the shared stem; the tail follows.
     stem_len: usize,
     tail_len: usize,
     max_tokens: usize,
@@ -41,26 +41,26 @@ impl Key {
     fn case(&self) -> Case {
         let stem = &prompt(self.stem, 40)[..self.stem_len];
         let mut options = draws(self.seed, self.max_tokens);
-        // an eighth of the vocabulary: most continuations meet one of them
+        // an eighth of the vocabulary: most continuations sample one of them
         options.stop = if self.stops { (40..76).collect() } else { Vec::new() };
         Case { prompt: [stem, &prompt(100 + self.tail_len as u64, self.tail_len)].concat(), options }
     }
 }
 
-/// Each request alone, computed when it is first asked for.
-struct Alone {
+/// Cached outcomes of separate runs.
+struct SeparateRuns {
     setup: Setup,
     known: BTreeMap<Key, Outcome>,
 }
 
-impl Alone {
+impl SeparateRuns {
     fn outcome(&mut self, key: Key) -> &Outcome {
         let setup = self.setup;
-        self.known.entry(key).or_insert_with(|| setup.alone(&[key.case()]).remove(0))
+        self.known.entry(key).or_insert_with(|| setup.run_separately(&[key.case()]).remove(0))
     }
 }
 
-/// A pool that holds the longest request and little more, cut in some way.
+/// A pool with little more capacity than the longest request, with random options.
 fn random_setup(model: &'static str, random: &mut Generator) -> Setup {
     let page_size = [1, 3, 4, 16][random.below(4)];
     let tokens = LONGEST + 1 + random.below(LONGEST);
@@ -77,7 +77,7 @@ fn random_setup(model: &'static str, random: &mut Generator) -> Setup {
 
 fn submit(session: &mut Session, random: &mut Generator, waiting: &mut Vec<(RequestId, Key)>) -> usize {
     let key = Key::random(random);
-    // sometimes several continuations, each with a seed of its own
+    // sometimes several continuations with different seeds
     let count = if random.below(4) == 0 { 2 + random.below(4) } else { 1 };
     let keys: Vec<_> = (0..count as u64).map(|i| Key { seed: (key.seed + i) % 4, ..key }).collect();
     let options: Vec<_> = keys.iter().map(|key| key.case().options).collect();
@@ -86,11 +86,11 @@ fn submit(session: &mut Session, random: &mut Generator, waiting: &mut Vec<(Requ
 }
 
 #[test]
-fn random_requests_in_small_pools_say_what_they_say_alone() {
+fn random_requests_in_small_pools_equal_separate_runs() {
     let mut preemptions = 0;
     for (seed, model) in [(1, "llama"), (2, "qwen2"), (3, "qwen3")] {
         let mut random = Generator::new(seed);
-        let mut alone = Alone { setup: Setup::new(model), known: BTreeMap::new() };
+        let mut separate = SeparateRuns { setup: Setup::new(model), known: BTreeMap::new() };
         for round in 0..ROUNDS {
             let setup = random_setup(model, &mut random);
             let mut session = setup.start();
@@ -103,8 +103,8 @@ fn random_requests_in_small_pools_say_what_they_say_alone() {
             session.finish();
             for (id, key) in waiting {
                 assert_eq!(
-                    &session.take(id),
-                    alone.outcome(key),
+                    &session.take_outcome(id),
+                    separate.outcome(key),
                     "round {round} of {model}: {key:?}, {setup:?}"
                 );
             }

@@ -1,6 +1,6 @@
-//! A small seeded generator (splitmix64) for the random tests.
+//! A seeded random generator (SplitMix64) for the tests.
 //!
-//! Invariant: the same seed gives the same numbers on every machine.
+//! Invariant: equal seeds give equal numbers on every machine.
 
 pub(crate) struct Generator(u64);
 
@@ -9,7 +9,7 @@ impl Generator {
         Self(seed)
     }
 
-    /// A number in `0..end`; the tiny bias of the remainder does not matter here.
+    /// A number in `0..end`; the modulo bias is negligible.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;

@@ -1,4 +1,4 @@
-//! The radix tree, behaviour by behaviour; `random` holds it against a naive model.
+//! The radix tree, behavior by behavior; `random` compares it with a naive model.
 
 use tilewright_serve::{
     pages::PageId,
@@ -12,7 +12,7 @@ mod random;
 
 const NO_PAGES: [PageId; 0] = [];
 
-/// A tree of two tokens a page that has every path of `content`, inserted in this order.
+/// A tree with pages of two tokens and every path of `content`, inserted in order.
 fn tree(content: &[(&[u32], &[PageId])]) -> RadixTree {
     let mut tree = RadixTree::new(2).unwrap();
     for (tokens, pages) in content {
@@ -41,10 +41,10 @@ fn evicted(tree: &mut RadixTree, count: usize) -> Vec<PageId> {
     pages
 }
 
-fn refusal(tree: &mut RadixTree, tokens: &[u32], pages: &[PageId]) -> String {
+fn error_of_insert(tree: &mut RadixTree, tokens: &[u32], pages: &[PageId]) -> String {
     let before = tree.to_string();
     let error = tree.insert(tokens, pages).unwrap_err();
-    assert_eq!(tree.to_string(), before, "a refused insertion changed the tree");
+    assert_eq!(tree.to_string(), before, "a failed insertion changed the tree");
     error.to_string()
 }
 
@@ -55,7 +55,7 @@ fn a_page_has_at_least_one_token() {
 }
 
 #[test]
-fn the_longest_prefix_in_whole_pages_is_matched() {
+fn the_longest_prefix_in_full_pages_is_matched() {
     let mut tree = tree(&[(&[1, 2, 3, 4], &[0, 1]), (&[1, 2, 3, 4, 5, 6], &[0, 1, 2])]);
     assert_eq!(matched(&mut tree, &[]), NO_PAGES);
     assert_eq!(matched(&mut tree, &[1]), NO_PAGES);
@@ -97,7 +97,7 @@ fn an_insertion_that_ends_inside_an_edge_gets_a_node_of_its_own() {
 }
 
 #[test]
-fn pages_that_the_tree_has_under_another_id_are_duplicates() {
+fn pages_with_tokens_that_the_tree_has_are_duplicates() {
     let mut tree = tree(&[(&[1, 1, 2, 2, 3, 3], &[0, 1, 2])]);
     let insertion = tree.insert(&[1, 1, 2, 2, 4, 4], &[0, 7, 8]).unwrap();
     assert_eq!(insertion.duplicates, [7]); // 0 is the tree's own, 8 is new
@@ -106,27 +106,27 @@ fn pages_that_the_tree_has_under_another_id_are_duplicates() {
 }
 
 #[test]
-fn a_wrong_insertion_is_refused_and_changes_nothing() {
+fn an_invalid_insertion_is_rejected_and_changes_nothing() {
     let mut tree = tree(&[(&[1, 1, 2, 2], &[0, 1])]);
     let text = "radix.insert: tokens.len() = 3 does not fill pages.len() = 2 of 2 tokens each";
-    assert_eq!(refusal(&mut tree, &[1, 1, 2], &[0, 1]), text);
+    assert_eq!(error_of_insert(&mut tree, &[1, 1, 2], &[0, 1]), text);
     let text = "radix.insert: tokens.len() = 2 does not fill pages.len() = 2 of 2 tokens each";
-    assert_eq!(refusal(&mut tree, &[1, 1], &[0, 1]), text);
+    assert_eq!(error_of_insert(&mut tree, &[1, 1], &[0, 1]), text);
     let text = "radix.insert: pages[1] = 5 is given twice";
-    assert_eq!(refusal(&mut tree, &[8, 8, 9, 9], &[5, 5]), text);
+    assert_eq!(error_of_insert(&mut tree, &[8, 8, 9, 9], &[5, 5]), text);
     let text = "radix.insert: pages[0] = -1 is negative";
-    assert_eq!(refusal(&mut tree, &[8, 8], &[-1]), text);
+    assert_eq!(error_of_insert(&mut tree, &[8, 8], &[-1]), text);
     let text = "radix.insert: pages[1] = 1 is in the tree already, for other tokens";
-    assert_eq!(refusal(&mut tree, &[1, 1, 3, 3], &[0, 1]), text);
+    assert_eq!(error_of_insert(&mut tree, &[1, 1, 3, 3], &[0, 1]), text);
     let text = "radix.insert: pages[0] = 1 is in the tree already, for other tokens";
-    assert_eq!(refusal(&mut tree, &[1, 1], &[1]), text);
-    assert_eq!(refusal(&mut tree, &[1, 1, 2, 2], &[1, 0]), text);
+    assert_eq!(error_of_insert(&mut tree, &[1, 1], &[1]), text);
+    assert_eq!(error_of_insert(&mut tree, &[1, 1, 2, 2], &[1, 0]), text);
     let text = "radix.insert: pages[2] = 0 is in the tree already, for other tokens";
-    assert_eq!(refusal(&mut tree, &[1, 1, 2, 2, 3, 3], &[0, 1, 0]), text);
+    assert_eq!(error_of_insert(&mut tree, &[1, 1, 2, 2, 3, 3], &[0, 1, 0]), text);
 }
 
 #[test]
-fn a_lock_keeps_the_whole_path_and_nothing_else() {
+fn a_lock_protects_exactly_its_path() {
     let mut tree = tree(&[(&[1, 1, 2, 2, 4, 4], &[0, 1, 3])]);
     let locked = insert(&mut tree, &[1, 1, 2, 2, 3, 3], &[0, 1, 2]);
     tree.lock(locked).unwrap();
@@ -165,7 +165,7 @@ fn the_root_can_be_locked_by_a_request_that_matched_nothing() {
 }
 
 #[test]
-fn the_least_recently_used_pages_go_first() {
+fn the_least_recently_used_pages_are_evicted_first() {
     let mut tree = tree(&[(&[1, 1], &[0]), (&[2, 2], &[1]), (&[3, 3], &[2])]);
     matched(&mut tree, &[1, 1]);
     insert(&mut tree, &[2, 2], &[1]);
@@ -175,7 +175,7 @@ fn the_least_recently_used_pages_go_first() {
 }
 
 #[test]
-fn a_parent_goes_after_its_last_child() {
+fn a_parent_is_evicted_after_its_last_child() {
     let mut tree = tree(&[(&[1, 1, 2, 2], &[0, 1]), (&[1, 1, 3, 3], &[0, 2]), (&[4, 4], &[3])]);
     assert_eq!(evicted(&mut tree, 3), [1, 2, 0]);
     assert_eq!(matched(&mut tree, &[4, 4]), [3]);
@@ -191,7 +191,7 @@ fn eviction_trims_the_last_leaf_to_the_exact_count() {
 }
 
 #[test]
-fn a_stale_id_is_refused_even_when_its_tokens_come_back() {
+fn a_stale_id_is_rejected_even_after_reinsertion() {
     let mut tree = tree(&[]);
     let old = insert(&mut tree, &[1, 1, 2, 2], &[0, 1]);
     assert_eq!(evicted(&mut tree, 1), [1]);
@@ -206,7 +206,7 @@ fn a_stale_id_is_refused_even_when_its_tokens_come_back() {
 }
 
 #[test]
-fn an_id_of_another_tree_is_refused() {
+fn an_id_of_another_tree_is_rejected() {
     let mut other = tree(&[(&[1, 1], &[0]), (&[2, 2], &[1])]);
     let foreign = other.match_prefix(&[2, 2]).node;
     let text = "radix.lock: node 2 is not, or no longer, in the tree";
@@ -214,7 +214,7 @@ fn an_id_of_another_tree_is_refused() {
 }
 
 #[test]
-fn a_drawing_shows_siblings_in_order_and_cuts_long_runs() {
+fn display_sorts_siblings_and_truncates_long_lists() {
     let mut tree = tree(&[(&[5, 6], &[9]), (&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10], &[0, 1, 2, 3, 4])]);
     matched(&mut tree, &[1, 2]);
     let expected = "\

@@ -1,12 +1,12 @@
-//! A naive radix tree: a map from every prefix of whole pages to its page.
+//! A naive model of the radix tree: a map from every prefix in full pages to its last page.
 //!
-//! Invariant: with a path, every shorter path is in the map. It knows nothing of nodes, edges and splits.
+//! Invariant: with a path, every shorter path is in the map. There are no nodes, edges or splits.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use tilewright_serve::pages::PageId;
 
-pub(crate) struct Model {
+pub(crate) struct PrefixMap {
     page_size: usize,
     clock: u64,
     pub(crate) entries: BTreeMap<Vec<u32>, Entry>,
@@ -18,12 +18,12 @@ pub(crate) struct Entry {
     locks: usize,
 }
 
-impl Model {
+impl PrefixMap {
     pub(crate) fn new(page_size: usize) -> Self {
         Self { page_size, clock: 0, entries: BTreeMap::new() }
     }
 
-    /// The pages of the longest prefix, each of them used now.
+    /// The pages of the longest prefix; updates their access time.
     pub(crate) fn match_prefix(&mut self, tokens: &[u32]) -> Vec<PageId> {
         self.clock += 1;
         let mut pages = Vec::new();
@@ -35,7 +35,7 @@ impl Model {
         pages
     }
 
-    /// The given pages that are not needed.
+    /// Inserts `pages` and returns the duplicates.
     pub(crate) fn insert(&mut self, tokens: &[u32], pages: &[PageId]) -> Vec<PageId> {
         let known = self.match_prefix(tokens);
         for (path, &page) in prefixes(tokens, self.page_size).zip(pages).skip(known.len()) {
@@ -56,8 +56,8 @@ impl Model {
         }
     }
 
-    /// Removes the `count` oldest pages without lock, of equally old ones (they are on one path) the deepest
-    /// first, and returns them with their paths.
+    /// Removes the `count` oldest unlocked pages and returns them with their paths. Equally old pages are on one path;
+    /// the deepest is removed first.
     pub(crate) fn evict(&mut self, count: usize) -> Vec<(Vec<u32>, PageId)> {
         let unlocked = self.entries.iter().filter(|(_, entry)| entry.locks == 0);
         let mut order: Vec<_> =
@@ -76,7 +76,7 @@ impl Model {
     }
 }
 
-/// The prefixes of `tokens` in whole pages, the shortest first.
+/// The prefixes of `tokens` in full pages, shortest first.
 fn prefixes(tokens: &[u32], page_size: usize) -> impl Iterator<Item = &[u32]> {
     (1..=tokens.len() / page_size).map(move |num_pages| &tokens[..num_pages * page_size])
 }

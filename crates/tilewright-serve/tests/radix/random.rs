@@ -1,7 +1,7 @@
-//! 100,000 random operations of simulated requests on tree and allocator, held against the model.
+//! 100,000 random operations of simulated requests on tree and allocator, compared with the model.
 //!
-//! Invariant, checked after each one: both structures are whole, tree and model have the same pages, and every
-//! used page of the pool has exactly one owner, the tree or a request.
+//! Checked after each operation: both structures are consistent, tree and model have the same pages, and each used page
+//! has exactly one owner, the tree or a request.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,12 +10,12 @@ use tilewright_serve::{
     radix::{NodeId, RadixTree},
 };
 
-use crate::{generator::Generator, model::Model};
+use crate::{generator::Generator, model::PrefixMap};
 
 const NUM_PAGES: usize = 192;
-const MAX_PAGES_OF_A_REQUEST: usize = 12;
+const MAX_REQUEST_PAGES: usize = 12;
 
-/// A running request: the first `num_shared` pages are the tree's, kept by a lock of `path`.
+/// A running request: the tree owns the first `num_shared` pages, protected by a lock of `path`.
 struct Request {
     tokens: Vec<u32>,
     pages: Vec<PageId>,
@@ -23,38 +23,38 @@ struct Request {
     path: Vec<u32>,
 }
 
-struct World {
+struct Simulation {
     page_size: usize,
     generator: Generator,
     allocator: PageAllocator,
     tree: RadixTree,
-    model: Model,
+    model: PrefixMap,
     requests: Vec<Request>,
-    /// Changes now and then: few requests leave much to evict, many leave nothing.
+    /// Changes occasionally: few requests leave many evictable pages, many leave none.
     max_requests: usize,
-    /// The id of each path that was ever named and is still in the tree.
+    /// The id of each path that was ever returned and is still in the tree.
     ids: BTreeMap<Vec<u32>, NodeId>,
     stale: Vec<NodeId>,
-    /// How often each path is locked, by requests and otherwise.
+    /// Number of locks per path, by requests and otherwise.
     locks: BTreeMap<Vec<u32>, usize>,
-    /// How often each interesting thing happened.
-    tally: BTreeMap<&'static str, usize>,
+    /// Number of occurrences of each event.
+    event_counts: BTreeMap<&'static str, usize>,
 }
 
-impl World {
+impl Simulation {
     fn new(page_size: usize, seed: u64) -> Self {
         Self {
             page_size,
             generator: Generator::new(seed),
             allocator: PageAllocator::new(NUM_PAGES).unwrap(),
             tree: RadixTree::new(page_size).unwrap(),
-            model: Model::new(page_size),
+            model: PrefixMap::new(page_size),
             requests: Vec::new(),
             max_requests: 8,
             ids: BTreeMap::new(),
             stale: Vec::new(),
             locks: BTreeMap::new(),
-            tally: BTreeMap::new(),
+            event_counts: BTreeMap::new(),
         }
     }
 
@@ -67,10 +67,10 @@ impl World {
             3..6 if self.requests.len() < self.max_requests => self.start(),
             3..8 => self.finish(),
             8..10 => self.commit(),
-            10 => self.bring(),
-            11 => self.bring_wrongly(),
-            12 => self.lock_something(),
-            13..15 => self.unlock_something(),
+            10 => self.insert_unmatched(),
+            11 => self.insert_invalid(),
+            12 => self.lock_random(),
+            13..15 => self.unlock_random(),
             _ => {
                 let count = self.generator.below(20);
                 self.evict(count);
@@ -78,26 +78,25 @@ impl World {
         }
     }
 
-    fn count(&mut self, what: &'static str) {
-        *self.tally.entry(what).or_default() += 1;
+    fn count(&mut self, event: &'static str) {
+        *self.event_counts.entry(event).or_default() += 1;
     }
 
-    /// Tokens that often begin like a path that was named before; the alphabet is so small that even random
-    /// pages repeat.
+    /// Tokens that often start with a known path; the alphabet is small, so random pages repeat too.
     fn tokens(&mut self) -> Vec<u32> {
         let mut tokens = Vec::new();
         if !self.ids.is_empty() && self.generator.below(4) > 0 {
             let path = self.ids.keys().nth(self.generator.below(self.ids.len())).unwrap();
             tokens = path[..self.generator.below(path.len() + 1)].to_vec();
         }
-        let more = self.generator.below(MAX_PAGES_OF_A_REQUEST * self.page_size - tokens.len() + 1);
+        let more = self.generator.below(MAX_REQUEST_PAGES * self.page_size - tokens.len() + 1);
         tokens.extend((0..more).map(|_| self.generator.below(3) as u32));
         tokens
     }
 
-    /// Notes the id of a path: the same id as ever, or one that was never seen.
-    fn name(&mut self, path: &[u32], node: NodeId) {
-        assert!(!self.stale.contains(&node), "{node} was stale and names a path again");
+    /// Records the id of a path: it must equal the known id or be a new one.
+    fn record_id(&mut self, path: &[u32], node: NodeId) {
+        assert!(!self.stale.contains(&node), "{node} was stale and identifies a path again");
         let known = *self.ids.entry(path.to_vec()).or_insert(node);
         assert_eq!(known, node, "the id of a path changed");
     }
@@ -112,7 +111,7 @@ impl World {
         if !path.is_empty() && !self.ids.contains_key(path) {
             self.count("match without an id of its own");
         }
-        self.name(path, prefix.node);
+        self.record_id(path, prefix.node);
         tokens
     }
 
@@ -140,12 +139,12 @@ impl World {
                 self.locks.remove(&path);
             }
         }
-        // Keeps the check in `name` fast; slots are reused soon or not at all.
-        let forgotten = self.stale.len().saturating_sub(64);
-        self.stale.drain(..forgotten);
+        // Keeps the check in `record_id` fast; slots are reused soon or never.
+        let excess = self.stale.len().saturating_sub(64);
+        self.stale.drain(..excess);
     }
 
-    /// Pages for a request, at the tree's cost if need be.
+    /// Allocates pages for a request, with eviction if needed.
     fn allocate(&mut self, count: usize) -> Option<Vec<PageId>> {
         let missing = count.saturating_sub(self.allocator.num_free());
         if missing > 0 {
@@ -177,7 +176,7 @@ impl World {
         let expected = self.model.insert(tokens, pages);
         let insertion = self.tree.insert(tokens, pages).unwrap();
         assert_eq!(insertion.duplicates, expected);
-        self.name(tokens, insertion.node);
+        self.record_id(tokens, insertion.node);
         self.allocator.free(&insertion.duplicates).unwrap();
         if !expected.is_empty() {
             self.count("duplicates");
@@ -189,7 +188,7 @@ impl World {
         (num_requests > 0).then(|| self.requests.swap_remove(self.generator.below(num_requests)))
     }
 
-    /// A request ends: its full pages go to the tree, the last page back to the pool.
+    /// Ends a request: inserts its full pages and frees the partial one.
     fn finish(&mut self) {
         let Some(Request { tokens, pages, path, .. }) = self.take_request() else { return };
         let num_full = tokens.len() / self.page_size;
@@ -199,7 +198,7 @@ impl World {
         self.count("finished request");
     }
 
-    /// A request gives some of its full pages to the tree and runs on, with the tree's pages for them.
+    /// Inserts some full pages of a running request, which continues with the tree's pages.
     fn commit(&mut self) {
         let Some(mut request) = self.take_request() else { return };
         let num_full = request.tokens.len() / self.page_size;
@@ -215,8 +214,8 @@ impl World {
         self.count("commit");
     }
 
-    /// Pages arrive without a match before, as from another machine.
-    fn bring(&mut self) {
+    /// Inserts pages without a preceding match, as if received from another machine.
+    fn insert_unmatched(&mut self) {
         let mut tokens = self.tokens();
         tokens.truncate(tokens.len() / self.page_size * self.page_size);
         if let Some(pages) = self.allocate(tokens.len() / self.page_size) {
@@ -224,21 +223,21 @@ impl World {
         }
     }
 
-    /// A page that the tree has elsewhere: refused, and nothing changes.
-    fn bring_wrongly(&mut self) {
+    /// Inserts a page that the tree has for other tokens, which fails without effect.
+    fn insert_invalid(&mut self) {
         let Some((path, entry)) = self.model.entries.iter().next_back() else { return };
-        let wrong = (path.clone(), entry.page);
+        let existing = (path.clone(), entry.page);
         let mut tokens = self.tokens();
         tokens.resize(self.page_size, 0);
-        if tokens != wrong.0 {
-            let error = self.tree.insert(&tokens, &[wrong.1]).unwrap_err();
-            let text = format!("pages[0] = {} is in the tree already, for other tokens", wrong.1);
+        if tokens != existing.0 {
+            let error = self.tree.insert(&tokens, &[existing.1]).unwrap_err();
+            let text = format!("pages[0] = {} is in the tree already, for other tokens", existing.1);
             assert_eq!(error.message(), text);
             self.count("refused insertion");
         }
     }
 
-    fn lock_something(&mut self) {
+    fn lock_random(&mut self) {
         if !self.stale.is_empty() && self.generator.below(2) == 0 {
             let node = self.stale[self.generator.below(self.stale.len())];
             let error = self.tree.lock(node).unwrap_err().to_string();
@@ -250,21 +249,21 @@ impl World {
         }
     }
 
-    /// Unlocks a path that no request holds, or tries a node that is not locked.
-    fn unlock_something(&mut self) {
+    /// Unlocks a path that no request uses, or tries to unlock a node without lock.
+    fn unlock_random(&mut self) {
         let Some(at) = self.ids.len().checked_sub(1).map(|last| self.generator.below(last + 1)) else {
             return;
         };
         let (path, &node) = self.ids.iter().nth(at).unwrap();
         let path = path.clone();
-        let held = self.requests.iter().filter(|request| request.path == path).count();
+        let in_use = self.requests.iter().filter(|request| request.path == path).count();
         match self.locks.get(&path).copied().unwrap_or_default() {
             0 => {
                 let error = self.tree.unlock(node).unwrap_err().to_string();
                 assert_eq!(error, format!("radix.unlock: {node} is not locked"));
                 self.count("refused unlock");
             }
-            locks => (held..locks).for_each(|_| self.unlock(&path)),
+            locks => (in_use..locks).for_each(|_| self.unlock(&path)),
         }
     }
 
@@ -282,7 +281,7 @@ impl World {
         assert_eq!(self.allocator.num_used(), owned.len());
     }
 
-    /// Ends everything; afterwards all pages must be free.
+    /// Ends all requests and locks; afterwards all pages must be free.
     fn drain(&mut self) {
         while !self.requests.is_empty() {
             self.finish();
@@ -300,13 +299,22 @@ impl World {
 #[test]
 fn the_tree_survives_100_000_random_operations() {
     for page_size in 1..=3 {
-        let mut world = World::new(page_size, page_size as u64);
+        let mut simulation = Simulation::new(page_size, page_size as u64);
         for _ in 0..100_000 {
-            world.step();
-            world.check();
+            simulation.step();
+            simulation.check();
         }
-        world.drain();
-        assert_eq!(world.tally.len(), 9, "something never happened: {:?}", world.tally);
-        assert!(world.tally.values().all(|&count| count > 500), "too few to mean much: {:?}", world.tally);
+        simulation.drain();
+        assert_eq!(
+            simulation.event_counts.len(),
+            9,
+            "some event never occurred: {:?}",
+            simulation.event_counts
+        );
+        assert!(
+            simulation.event_counts.values().all(|&count| count > 500),
+            "too few occurrences: {:?}",
+            simulation.event_counts
+        );
     }
 }
