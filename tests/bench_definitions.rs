@@ -1,4 +1,4 @@
-//! The definitions of `benches/`: those that ship are sound, and what is wrong in one is said before anything is timed.
+//! Bench definitions: the checked-in file is valid, and errors are reported before any measurement.
 
 #[path = "../benches/cpu_attention/case.rs"]
 mod case;
@@ -20,11 +20,11 @@ page_size = 16
 bound = "memory"
 "#;
 
-/// The case `name`, like [`FIRST`], with more or other lines.
+/// The case `name`: a copy of [`FIRST`] with lines replaced or added.
 fn second(name: &str, lines: &[&str]) -> String {
     let field = |line: &str| line.split(" = ").next().unwrap().to_owned();
-    let given: Vec<String> = lines.iter().map(|line| field(line)).collect();
-    let kept = FIRST.lines().filter(|line| !given.contains(&field(line)));
+    let replaced: Vec<String> = lines.iter().map(|line| field(line)).collect();
+    let kept = FIRST.lines().filter(|line| !replaced.contains(&field(line)));
     let text: String = kept.map(|line| line.to_owned() + "\n").collect();
     let lines: String = lines.iter().map(|line| (*line).to_owned() + "\n").collect();
     text.replace("\"first\"", &format!("\"{name}\"")) + &lines
@@ -35,15 +35,15 @@ fn parsed(lines: &[&str]) -> Case {
 }
 
 #[test]
-fn those_that_ship_are_sound() {
+fn the_checked_in_definitions_are_valid() {
     let cases = parse(SHIPPED).unwrap();
     assert!(cases.iter().any(|case| case.peer && case.baseline.is_none()));
 }
 
 #[test]
-fn work_is_counted_by_hand() {
+fn flops_and_bytes_equal_hand_counts() {
     let rows = ["qo_len = 3", "kv_len = 5"];
-    // rows at positions 2, 3 and 4 see 3, 4 and 5 keys; of 4 heads of 8; 3 requests
+    // rows at positions 2, 3 and 4 have 3, 4 and 5 visible keys; 4 heads of 8; 3 requests
     assert_eq!(parsed(&rows).flops(), 3 * (3 + 4 + 5) * 4 * 8 * 4);
     let window = [&rows[..], &["variant = \"window\"", "window = 3"]].concat();
     assert_eq!(parsed(&window).flops(), 3 * (3 + 4 + 4) * 4 * 8 * 4);
@@ -54,7 +54,7 @@ fn work_is_counted_by_hand() {
 }
 
 #[test]
-fn the_peer_decodes_in_both_forms() {
+fn the_peer_runs_decode_in_both_forms() {
     assert_eq!(parsed(&["peer = true"]).forms(), [Form::Gqa, Form::Rows]);
     assert_eq!(parsed(&["peer = true", "heads = [2, 2]"]).forms(), [Form::Gqa]);
     assert_eq!(parsed(&["peer = true", "qo_len = 100"]).forms(), [Form::Gqa]);
@@ -62,7 +62,7 @@ fn the_peer_decodes_in_both_forms() {
 }
 
 #[test]
-fn mistakes_are_named() {
+fn invalid_definitions_are_rejected() {
     for (lines, expected) in [
         (&["speed = 2.0"][..], "unknown field `speed`"),
         (&["dtype = \"fp8\""], "unknown variant `fp8`, expected one of `f32`, `f16`, `bf16`"),

@@ -1,4 +1,4 @@
-//! `tilewright doctor` and the command line as a whole, run as a user runs them.
+//! `tilewright doctor` and the top-level command line, run as processes.
 
 use std::{
     path::Path,
@@ -24,7 +24,7 @@ fn printed(output: &Output) -> &str {
 }
 
 #[test]
-fn says_what_there_is_and_what_will_run() {
+fn the_report_has_hardware_and_backend() {
     let output = tilewright(&["doctor"], root());
     let report = printed(&output);
     let row = |name: &str| {
@@ -39,7 +39,7 @@ fn says_what_there_is_and_what_will_run() {
     assert!(row("instructions").starts_with("portable"), "{report}");
     assert!(row("instructions").ends_with(&format!("{used} is used")), "{report}");
     assert!(row("roofline").contains(" GB/s read, ") && row("roofline").contains(" GFLOP/s"), "{report}");
-    // a GPU with what it has, or why there is none
+    // the GPU, or the reason why none is usable
     let gpu = row("GPU");
     assert!(gpu.ends_with("; the CPU backend will run") || gpu.contains(", sm_"), "{report}");
     assert!(row("kernels").ends_with("tilewright/kernels"), "{report}");
@@ -47,7 +47,7 @@ fn says_what_there_is_and_what_will_run() {
 }
 
 #[test]
-fn json_says_the_same_to_programs() {
+fn json_has_the_same_findings() {
     let output = tilewright(&["doctor", "--json"], root());
     let report: serde_json::Value = serde_json::from_str(printed(&output)).unwrap();
     let threads = std::thread::available_parallelism().unwrap().get();
@@ -59,7 +59,7 @@ fn json_says_the_same_to_programs() {
     assert!(report["roofline"]["gigaflops_per_second"].as_f64().unwrap() > 0.1);
     let gpu = &report["gpu"];
     assert_eq!(gpu["backend"], !gpu["device"].is_null());
-    assert_eq!(gpu["why"].is_null(), !gpu["device"].is_null(), "the one or the other: {gpu}");
+    assert_eq!(gpu["why"].is_null(), !gpu["device"].is_null(), "exactly one of the two: {gpu}");
     assert!(gpu.get("driver").is_some());
     assert_eq!(report["model"]["missing"], serde_json::json!([]));
     #[cfg(target_os = "linux")]
@@ -67,7 +67,7 @@ fn json_says_the_same_to_programs() {
 }
 
 #[test]
-fn a_missing_model_is_named_file_by_file() {
+fn missing_model_files_are_listed() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("models/tilewright-small");
     std::fs::create_dir_all(&model).unwrap();
@@ -78,7 +78,7 @@ fn a_missing_model_is_named_file_by_file() {
 }
 
 #[test]
-fn a_drivers_library_is_found_where_the_loader_would_look() {
+fn the_driver_library_is_found_in_the_loader_path() {
     let folder = tempfile::tempdir().unwrap();
     let library = folder.path().join("libcuda.so.1");
     std::fs::write(&library, "").unwrap();
@@ -93,7 +93,7 @@ fn a_drivers_library_is_found_where_the_loader_would_look() {
 }
 
 #[test]
-fn the_command_line_lists_its_commands() {
+fn help_lists_the_commands() {
     let output = tilewright(&["--help"], root());
     for command in ["generate", "plan", "kernels", "doctor"] {
         assert!(printed(&output).lines().any(|line| line.trim().starts_with(command)), "{command}");
@@ -108,7 +108,7 @@ fn the_command_line_lists_its_commands() {
 }
 
 #[test]
-fn a_reader_that_leaves_early_is_no_error() {
+fn a_closed_pipe_is_no_error() {
     use std::process::Stdio;
     let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
         .arg("doctor")
@@ -116,7 +116,7 @@ fn a_reader_that_leaves_early_is_no_error() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    drop(child.stdout.take()); // before the measurement is done
+    drop(child.stdout.take()); // before the measurement ends
     let output = child.wait_with_output().unwrap();
     assert_eq!(std::str::from_utf8(&output.stderr).unwrap(), "");
     assert_eq!(output.status.code(), Some(0));

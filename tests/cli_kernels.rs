@@ -1,15 +1,15 @@
-//! `tilewright kernels`, run as a user runs it on a machine without a GPU; with an assembler where the gate has installed one.
+//! `tilewright kernels`, run as a process without a GPU; with ptxas if the gate has installed it.
 
 mod output;
 
-use output::{printed, refused};
+use output::{error_text, printed};
 use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
-/// The commands of this machine with `cache` as the cache, and with no ptxas on PATH.
+/// Runs `tilewright kernels` with `cache` as the cache and an empty PATH, so without ptxas.
 fn kernels(cache: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
     command
@@ -21,7 +21,7 @@ fn kernels(cache: &str, arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// The assembler that `cargo xtask gate` installs.
+/// The ptxas installed by `cargo xtask gate`.
 fn ptxas() -> Option<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/cuda-tools/lib");
     let pythons = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -33,13 +33,13 @@ fn ptxas() -> Option<PathBuf> {
     ptxas
 }
 
-/// The first kernel whose name begins so: the rest spells its configuration.
-fn named(beginning: &str) -> String {
+/// The first kernel with this name prefix; the rest of the name is its configuration.
+fn kernel_with_prefix(prefix: &str) -> String {
     let known = tilewright_kernels::all().into_iter();
-    known.map(|kernel| kernel.name).find(|name| name.starts_with(beginning)).unwrap()
+    known.map(|kernel| kernel.name).find(|name| name.starts_with(prefix)).unwrap()
 }
 
-/// Whether there is a driver; tests of what is said without one say that they are skipped.
+/// Whether a GPU is usable; tests that need a machine without one are skipped then.
 fn has_gpu() -> bool {
     let found = tilewright_cuda::Context::open(0).is_ok();
     if found {
@@ -49,7 +49,7 @@ fn has_gpu() -> bool {
 }
 
 #[test]
-fn the_list_has_every_known_kernel_and_what_is_cached() {
+fn the_list_has_all_known_and_cached_kernels() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("kernels");
     let cache = cache.to_str().unwrap();
@@ -62,7 +62,7 @@ fn the_list_has_every_known_kernel_and_what_is_cached() {
         assert!(line.is_some_and(|line| line.ends_with(&archs.join(", "))), "{} in {report}", known.name);
     }
 
-    // an entry that is damaged
+    // a damaged entry
     fs::create_dir(cache).unwrap();
     let name = "ab".repeat(32);
     fs::write(format!("{cache}/{name}.kernel"), "nothing").unwrap();
@@ -85,12 +85,12 @@ fn the_list_has_every_known_kernel_and_what_is_cached() {
 }
 
 #[test]
-fn a_bundle_is_made_without_a_gpu_and_listed_as_a_cache_is() {
+fn a_bundle_is_built_without_a_gpu_and_listed_like_a_cache() {
     let Some(ptxas) = ptxas() else { return };
     let folder = tempfile::tempdir().unwrap();
     let bundle = folder.path().join("bundle");
     let [bundle, ptxas] = [bundle.to_str().unwrap(), ptxas.to_str().unwrap()];
-    let (norm, gemm) = (named("rmsnorm_bf16"), named("gemm_sm80"));
+    let (norm, gemm) = (kernel_with_prefix("rmsnorm_bf16"), kernel_with_prefix("gemm_sm80"));
     let two = ["bundle", bundle, &norm, &gemm, "--arch", "80,90", "--ptxas", ptxas];
     let output = kernels("off", &two);
     let report = printed(&output);
@@ -103,11 +103,11 @@ fn a_bundle_is_made_without_a_gpu_and_listed_as_a_cache_is() {
     let rmsnorm = entries.iter().find(|entry| entry["kernel"] == norm).unwrap();
     assert!(rmsnorm["registers"].as_u64() > Some(16) && rmsnorm["stack_bytes"] == 0, "{rmsnorm}");
 
-    let why = refused(&kernels("off", &two), 1);
+    let why = error_text(&kernels("off", &two), 1);
     assert!(why.ends_with("it is not empty; a bundle is made in a folder of its own"), "{why}");
     let other = folder.path().join("other");
     let hopper = ["bundle", other.to_str().unwrap(), "gemm_sm90*", "--arch=80", "--ptxas", ptxas];
-    let why = refused(&kernels("off", &hopper), 1);
+    let why = error_text(&kernels("off", &hopper), 1);
     assert!(why.contains("none of them is for sm_80: gemm_sm90_128x128 is for sm_90; "), "{why}");
     assert!(!other.exists());
 }
@@ -120,7 +120,7 @@ fn a_kernel_is_shown_as_far_as_it_is_known() {
         let line = report.lines().find_map(|line| line.strip_prefix(&format!("  {name:15} ")));
         line.unwrap_or_else(|| panic!("no {name} in {report}")).to_owned()
     };
-    let norm = &named("rmsnorm_bf16");
+    let norm = &kernel_with_prefix("rmsnorm_bf16");
     let output = kernels(cache, &["inspect", norm, "--arch", "90", "--ptx"]);
     assert!(printed(&output).contains("\n.target sm_90\n"));
     if !has_gpu() {
@@ -139,17 +139,17 @@ fn a_kernel_is_shown_as_far_as_it_is_known() {
     let report = printed(&output);
     assert!(row(report, "registers").ends_with(" a thread"), "{report}");
     assert_eq!(row(report, "spills"), "0 bytes a thread");
-    assert_eq!(fs::read_dir(cache).unwrap().count(), 0, "looking keeps nothing");
+    assert_eq!(fs::read_dir(cache).unwrap().count(), 0, "inspect writes nothing to the cache");
 }
 
 #[test]
-fn times_of_attention_are_told_over_a_step_of_decoding() {
+fn attention_times_are_over_one_decode_step() {
     let row = |report: &str, name: &str| {
         let line = report.lines().find_map(|line| line.strip_prefix(&format!("  {name:15} ")));
         line.unwrap_or_else(|| panic!("no {name} in {report}")).to_owned()
     };
-    // K and V of 64 requests, 4096 keys and 8 heads of 128 in bf16 are 2^30 bytes, Q and O of 32 heads 2^20; twice a multiplication
-    // and an addition for each key of each query head's elements are 2^32 operations
+    // K and V of 64 requests, 4096 keys and 8 heads of 128 in bf16 are 2^30 bytes, Q and O of 32 heads 2^20; 2 multiply-adds per
+    // key, query head and element are 2^32 operations
     let inspect = ["inspect", "attention_d128_bf16_bf16_sm80", "--roofline"];
     let output = kernels("off", &[&inspect[..], &["1000/100000"]].concat());
     let report = printed(&output);
@@ -173,51 +173,51 @@ fn times_of_attention_are_told_over_a_step_of_decoding() {
 }
 
 #[test]
-fn unknown_kernels_and_architectures_are_refused() {
-    let why = refused(&kernels("off", &["inspect", "prefill_sm90_d821"]), 2);
+fn unknown_kernels_and_architectures_are_rejected() {
+    let why = error_text(&kernels("off", &["inspect", "prefill_sm90_d821"]), 2);
     assert!(why.contains("no kernel is named `prefill_sm90_d821`"), "{why}");
     assert!(
         why.contains("help: there is prefill_sm90_d128; `tilewright kernels list` names them all"),
         "{why}"
     );
-    let why = refused(&kernels("off", &["inspect", "rmsnorm*"]), 1);
+    let why = error_text(&kernels("off", &["inspect", "rmsnorm*"]), 1);
     assert!(
         why.contains("kernels inspect: rmsnorm* are ") && why.ends_with(" kernels, expected one"),
         "{why}"
     );
-    let why = refused(&kernels("off", &["inspect", "prefill_sm90_d128", "--arch", "80"]), 1);
+    let why = error_text(&kernels("off", &["inspect", "prefill_sm90_d128", "--arch", "80"]), 1);
     assert!(why.contains("sm_80 was asked for; it needs sm_90a alone"), "{why}");
-    let why = refused(&kernels("off", &["inspect", "prefill_sm90_d128", "--ptxas", "/no/ptxas"]), 1);
+    let why = error_text(&kernels("off", &["inspect", "prefill_sm90_d128", "--ptxas", "/no/ptxas"]), 1);
     assert!(why.contains("kernels: /no/ptxas: it does not start: "), "{why}");
 }
 
 #[test]
-fn a_cache_that_is_off_or_wrong_is_told_of() {
+fn a_disabled_or_invalid_cache_is_an_error() {
     for command in ["list", "clear", "warm"] {
-        let why = refused(&kernels("off", &[command]), 1);
+        let why = error_text(&kernels("off", &[command]), 1);
         assert!(why.contains("kernels: the cache is off"), "{command}: {why}");
         assert!(why.contains("help: let TILEWRIGHT_CACHE name a folder"), "{command}: {why}");
-        let why = refused(&kernels("kernels", &[command]), 1);
+        let why = error_text(&kernels("kernels", &[command]), 1);
         assert!(
             why.contains("TILEWRIGHT_CACHE = \"kernels\", expected an absolute path"),
             "{command}: {why}"
         );
     }
-    let why = refused(&kernels("read-only:/k", &["warm"]), 1);
+    let why = error_text(&kernels("read-only:/k", &["warm"]), 1);
     assert!(why.contains("kernels warm: /k may only be read"), "{why}");
 }
 
 #[test]
-fn without_a_gpu_it_is_said_what_can_be_done() {
+fn errors_without_a_gpu_suggest_alternatives() {
     if has_gpu() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
-    let why = refused(&kernels(path, &["warm"]), 1);
+    let why = error_text(&kernels(path, &["warm"]), 1);
     assert!(why.contains("kernels warm: context.open: "), "{why}");
     assert!(why.ends_with("help: without a GPU, `tilewright kernels bundle` assembles with ptxas"), "{why}");
-    let why = refused(&kernels("off", &["bundle", path]), 1);
+    let why = error_text(&kernels("off", &["bundle", path]), 1);
     assert!(
         why.contains("kernels bundle: nothing can assemble: kernels: ptxas: it does not start: "),
         "{why}"
@@ -226,7 +226,7 @@ fn without_a_gpu_it_is_said_what_can_be_done() {
 }
 
 #[test]
-fn the_subcommands_are_listed() {
+fn help_lists_the_subcommands() {
     let output = kernels("off", &["--help"]);
     for command in ["list", "warm", "inspect", "bundle", "clear"] {
         assert!(printed(&output).lines().any(|line| line.trim().starts_with(command)), "{command}");

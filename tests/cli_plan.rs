@@ -1,15 +1,15 @@
-//! `tilewright plan`, run as a user runs it: what it prints and draws, and what it says about mistakes.
+//! `tilewright plan`, run as a process: report, SVG and error messages.
 
 mod output;
 
-use output::{printed, refused, text};
+use output::{error_text, printed, text};
 use std::{
     io::Write as _,
     path::Path,
     process::{Command, Output, Stdio},
 };
 
-/// Two that decode and a chunk of a prompt, for a machine that is always the same.
+/// Two decode requests and a prefill chunk, on a fixed machine.
 const BATCH: [&str; 6] = ["--heads", "32/8", "--head-dim", "128", "--requests", "2*1:4096,64:700"];
 const MACHINE: [&str; 4] = ["--threads", "2", "--roofline", "20/100"];
 
@@ -23,20 +23,20 @@ fn plan(arguments: &[&[&str]], input: &str) -> Output {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // A command that refuses its arguments does not read.
+    // A command that rejects its arguments does not read standard input.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
 
-/// The number before `words` in the report.
+/// The number before `unit` in the report.
 #[track_caller]
-fn count(report: &str, words: &str) -> usize {
-    let before = report.split(words).next().unwrap();
+fn count(report: &str, unit: &str) -> usize {
+    let before = report.split(unit).next().unwrap();
     before.split_whitespace().next_back().unwrap().parse().unwrap()
 }
 
 #[test]
-fn prints_the_explanation_the_estimate_and_every_workers_share() {
+fn the_report_has_explanation_estimate_and_load_of_each_worker() {
     let output = plan(&[&["--heads=32/8", "--head-dim=128", "--requests=2*1:4096"], &MACHINE], "");
     let report = printed(&output);
     let lines: Vec<&str> = report.lines().collect();
@@ -61,7 +61,7 @@ fn prints_the_explanation_the_estimate_and_every_workers_share() {
 }
 
 #[test]
-fn the_cost_of_a_work_item_is_its_tiles_with_an_overhead_times_its_rows_with_the_load() {
+fn costs_follow_the_printed_formula() {
     let output = plan(&[&["--heads=4/1", "--head-dim=128", "--requests=2*1:4096"], &MACHINE], "");
     let report = printed(&output);
     let workers = report.lines().skip(10).take(count(report, " workers"));
@@ -73,7 +73,7 @@ fn the_cost_of_a_work_item_is_its_tiles_with_an_overhead_times_its_rows_with_the
 }
 
 #[test]
-fn equal_questions_get_equal_answers() {
+fn equal_inputs_give_equal_outputs() {
     let folder = tempfile::tempdir().unwrap();
     let draw = |name: &str| {
         let path = folder.path().join(name);
@@ -84,7 +84,7 @@ fn equal_questions_get_equal_answers() {
 }
 
 #[test]
-fn json_and_arguments_ask_the_same() {
+fn json_and_arguments_are_equivalent() {
     let all = r#"{"heads": [32, 8], "head_dim": [192, 128], "dtype": "f16", "page_size": 8, "mask": "full",
                   "split": 512, "requests": [[1, 4096], [64, 700]]}"#;
     let arguments = [
@@ -102,10 +102,10 @@ fn json_and_arguments_ask_the_same() {
     assert!(printed(&from_json).contains("head_dim 192/128, f16 q/o, f16 KV, NHD, full"));
     assert!(printed(&from_json).contains("keys split: every 512 keys"));
 
-    // Pages show in nothing that is printed but a refusal.
+    // The page size appears only in an error.
     let pageless = all.replace("\"page_size\": 8", "\"page_size\": 0");
-    let said = refused(&plan(&[&["--json", "-"], &MACHINE], &pageless), 1);
-    assert!(said.contains("page_size = 0"), "{said}");
+    let error = error_text(&plan(&[&["--json", "-"], &MACHINE], &pageless), 1);
+    assert!(error.contains("page_size = 0"), "{error}");
 
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("batch.json");
@@ -116,7 +116,7 @@ fn json_and_arguments_ask_the_same() {
 }
 
 #[test]
-fn a_split_that_is_never_cuts_nothing() {
+fn split_never_makes_no_merges() {
     let decode = ["--heads=32/8", "--head-dim=128", "--requests=2*1:4096"];
     let output = plan(&[&decode, &MACHINE, &["--split", "never"]], "");
     assert!(printed(&output).contains(" 0 merges\n"), "{}", printed(&output));
@@ -125,7 +125,7 @@ fn a_split_that_is_never_cuts_nothing() {
 }
 
 #[test]
-fn the_picture_has_a_rectangle_for_each_work_item_and_a_mark_for_each_partial_state() {
+fn the_picture_has_one_rectangle_per_work_item_and_one_mark_per_partial_state() {
     let folder = tempfile::tempdir().unwrap();
     let many = (0..40).map(|i| format!("1:{}", i * 131 % 3000 + 1)).collect::<Vec<_>>().join(",");
     let batches: [&[&str]; 3] = [
@@ -147,7 +147,7 @@ fn check_picture(path: &Path, report: &str) {
     let shapes = |class: &'static str| svg.descendants().filter(move |n| n.attribute("class") == Some(class));
     assert_eq!(shapes("item").count(), count(report, " work items"));
     assert_eq!(shapes("merge").count(), count(report, " merges"));
-    // A mark for each chip of a merge and one in the legend lie beside those of the work items.
+    // Besides the marks of work items there is one per merge and one in the legend.
     let partial =
         report.lines().skip(10).map_while(|line| line.split_whitespace().nth(2)?.parse::<usize>().ok());
     assert_eq!(shapes("partial").count(), partial.sum::<usize>() + count(report, " merges") + 1);
@@ -160,7 +160,7 @@ fn check_picture(path: &Path, report: &str) {
         assert!(x >= 0.0 && y >= 0.0 && w > 0.0 && h > 0.0, "{rect:?}");
         assert!(x + w <= width && y + h <= height, "{rect:?} is outside {width} x {height}");
     }
-    // Items of a lane touch and do not overlap.
+    // Items of a lane are adjacent and do not overlap.
     let items: Vec<_> = shapes("item").collect();
     for pair in items.windows(2).filter(|pair| pair[0].attribute("y") == pair[1].attribute("y")) {
         let gap = attribute(pair[1], "x") - attribute(pair[0], "x") - attribute(pair[0], "width");
@@ -169,7 +169,7 @@ fn check_picture(path: &Path, report: &str) {
 }
 
 #[test]
-fn a_mistake_in_the_requests_is_shown_where_it_is() {
+fn an_error_in_requests_points_at_the_invalid_part() {
     let output = plan(&[&["--heads=4", "--head-dim=64", "--requests=1:4096,17,64:700"]], "");
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(
@@ -186,11 +186,11 @@ fn a_mistake_in_the_requests_is_shown_where_it_is() {
 "
     );
     let output = plan(&[&["--heads=4", "--head-dim=64", "--requests=1:4k"]], "");
-    assert!(refused(&output, 2).contains("expected kv_len, the number of keys"));
+    assert!(error_text(&output, 2).contains("expected kv_len, the number of keys"));
 }
 
 #[test]
-fn mistakes_in_a_file_are_no_usage_errors() {
+fn errors_in_a_file_exit_with_1() {
     for (json, words) in [
         ("", "`standard input` is not a batch: EOF while parsing a value"),
         (r#"{"heads": [32, 8], "head_dim": 128"#, "EOF while parsing an object"),
@@ -201,17 +201,17 @@ fn mistakes_in_a_file_are_no_usage_errors() {
         (r#"{"split": "é"}"#, "split: expected balanced, never, or a number of tokens"),
         (r#"{"threads": 2}"#, "unknown field `threads`, expected one of `heads`, `head_dim`"),
     ] {
-        let said = refused(&plan(&[&["--json", "-"]], json), 1);
-        assert!(said.contains(words), "{json}: {said}");
+        let error = error_text(&plan(&[&["--json", "-"]], json), 1);
+        assert!(error.contains(words), "{json}: {error}");
     }
-    let said = refused(&plan(&[&["--json", "no/such/batch.json"]], ""), 1);
-    assert!(said.contains("cannot read `no/such/batch.json`"), "{said}");
-    let said = refused(&plan(&[&BATCH, &MACHINE, &["--svg", "no/such/folder.svg"]], ""), 1);
-    assert!(said.contains("cannot write `no/such/folder.svg`"), "{said}");
+    let error = error_text(&plan(&[&["--json", "no/such/batch.json"]], ""), 1);
+    assert!(error.contains("cannot read `no/such/batch.json`"), "{error}");
+    let error = error_text(&plan(&[&BATCH, &MACHINE, &["--svg", "no/such/folder.svg"]], ""), 1);
+    assert!(error.contains("cannot write `no/such/folder.svg`"), "{error}");
 }
 
 #[test]
-fn what_the_planner_refuses_is_told_in_its_words() {
+fn errors_of_the_planner_are_passed_through() {
     let cases: [(&[&str], &str); 9] = [
         (
             &["--heads=32/7", "--requests=1:1"],
@@ -239,13 +239,13 @@ fn what_the_planner_refuses_is_told_in_its_words() {
         (&["--heads=64", "--requests=1:16777216", "--split=1"], " work items, the most that can be shown"),
     ];
     for (arguments, words) in cases {
-        let said = refused(&plan(&[arguments, &["--head-dim=64"]], ""), 1);
-        assert!(said.contains(words), "{arguments:?}: {said}");
+        let error = error_text(&plan(&[arguments, &["--head-dim=64"]], ""), 1);
+        assert!(error.contains(words), "{arguments:?}: {error}");
     }
 }
 
 #[test]
-fn usage_errors_end_with_2() {
+fn usage_errors_exit_with_2() {
     let cases: [(&[&str], &str); 8] = [
         (&[], "required arguments were not provided: --heads <QO/KV> --head-dim <DIM> --requests <LIST>"),
         (&["--heads=x/8"], "invalid value 'x/8' for '--heads <QO/KV>': expected QO/KV, as in 32/8"),
@@ -260,13 +260,13 @@ fn usage_errors_end_with_2() {
         (&["--json=-", "--mask=full"], "the argument '--json <FILE>' cannot be used with '--mask <MASK>'"),
     ];
     for (arguments, words) in cases {
-        let said = refused(&plan(&[arguments], ""), 2);
-        assert!(said.contains(words), "{arguments:?}: {said}");
+        let error = error_text(&plan(&[arguments], ""), 2);
+        assert!(error.contains(words), "{arguments:?}: {error}");
     }
 }
 
 #[test]
-fn help_shows_examples_that_work() {
+fn examples_in_help_work() {
     let output = plan(&[&["--help"]], "");
     let help = printed(&output).to_owned();
     let json = &help[help.find("{\"heads\"").unwrap()..];

@@ -1,7 +1,7 @@
-//! `tilewright generate` as a person meets it: the program, its texts, its report.
+//! `tilewright generate`, run as a process: texts and report.
 
+mod errors;
 mod program;
-mod refusals;
 
 use program::{Run, copy, edit, fixture, generate, generate_from, root};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
@@ -13,7 +13,7 @@ use tilewright_serve::{
 const NIGHT: &str = "It was a dark night, and";
 
 #[test]
-fn the_shipped_model_goes_on_with_words() {
+fn the_bundled_model_continues_with_words() {
     let run = generate(&["--max-tokens", "60", NIGHT]);
     let text = run.text();
     let continuation = text.strip_prefix(NIGHT).expect("the prompt comes first");
@@ -27,7 +27,7 @@ fn the_shipped_model_goes_on_with_words() {
     assert_report(&run, "prefill   8 tokens in ", "decode    59 tokens in ");
 }
 
-/// The lines of a report, in order.
+/// Checks the lines of a report, in order.
 #[track_caller]
 fn assert_report(run: &Run, prefill: &str, decode: &str) {
     let lines: Vec<_> = run.err.lines().skip_while(|line| !line.starts_with("cpu: ")).collect();
@@ -42,7 +42,7 @@ fn assert_report(run: &Run, prefill: &str, decode: &str) {
 }
 
 #[test]
-fn a_seed_gives_one_text_and_another_seed_another() {
+fn equal_seeds_give_equal_texts_and_different_seeds_different_ones() {
     let text = |seed: &str, threads: &str| {
         let run = generate(&["-q", "--max-tokens", "30", "--seed", seed, "--threads", threads, NIGHT]);
         assert_eq!(run.err, "", "quiet");
@@ -53,7 +53,7 @@ fn a_seed_gives_one_text_and_another_seed_another() {
 }
 
 #[test]
-fn temperature_0_ignores_the_seed_and_max_tokens_cuts_the_same_text() {
+fn temperature_0_ignores_the_seed_and_max_tokens_truncates() {
     let text = |seed: &str, max_tokens: &str| {
         let arguments = ["-q", "--temperature", "0", "--seed", seed, "--max-tokens", max_tokens, NIGHT];
         generate(&arguments).text().to_owned()
@@ -65,7 +65,7 @@ fn temperature_0_ignores_the_seed_and_max_tokens_cuts_the_same_text() {
 }
 
 #[test]
-fn continuations_are_the_texts_of_the_seeds_that_follow() {
+fn continuations_equal_the_texts_of_consecutive_seeds() {
     let run = generate(&["-q", "--n", "3", "--seed", "20", "--max-tokens", "20", NIGHT]);
     assert_eq!((run.code, run.err.as_str()), (0, ""));
     for (number, seed) in [(1, "20"), (2, "21"), (3, "22")] {
@@ -76,7 +76,7 @@ fn continuations_are_the_texts_of_the_seeds_that_follow() {
 }
 
 #[test]
-fn a_batch_from_a_file_or_from_standard_input_has_the_texts_of_its_lines() {
+fn a_batch_has_the_texts_of_its_lines() {
     let (first, second) = ("The old man", "She opened the letter and");
     let lines = format!("{first}\n{second}\n");
     let file = tempfile::NamedTempFile::new().expect("a file");
@@ -100,7 +100,7 @@ fn a_prompt_of_1000_tokens_with_8_continuations_is_computed_once() {
     fn text(words: usize) -> String {
         ["the", "night", "was", "dark", "and"].into_iter().cycle().take(words).collect::<Vec<_>>().join(" ")
     }
-    let words = (500..=1000).rev().find(|&words| len(words) == 1000).expect("about a token a word");
+    let words = (500..=1000).rev().find(|&words| len(words) == 1000).expect("about one token per word");
     let run = generate(&["--n", "8", "--max-tokens", "4", &text(words)]);
     assert_report(&run, "prefill   1000 tokens in ", "decode    24 tokens in ");
     let pages =
@@ -109,7 +109,7 @@ fn a_prompt_of_1000_tokens_with_8_continuations_is_computed_once() {
 }
 
 #[test]
-fn small_pools_small_pages_small_chunks_and_no_reuse_change_no_text() {
+fn pool_page_chunk_and_reuse_options_do_not_change_texts() {
     let plain = generate(&["-q", "--n", "4", "--max-tokens", "24", NIGHT]);
     let sorted = |run: &Run| {
         let mut texts: Vec<_> = run.out.split("\n\n").map(str::to_owned).collect();
@@ -124,10 +124,10 @@ fn small_pools_small_pages_small_chunks_and_no_reuse_change_no_text() {
 }
 
 #[test]
-fn chunks_pages_and_reuse_are_those_that_were_asked_for() {
+fn chunk_page_and_reuse_options_take_effect() {
     let common = ["--chunk", "4", "--page-size", "4", "--max-tokens", "5", "--batch", "-"];
     let lines = format!("{NIGHT}\n{NIGHT}\n");
-    // the first fills two steps with its 8 tokens; then the second reads its first page
+    // the first prompt fills two steps with its 8 tokens; then the second reuses its first page
     let run = generate_from(&lines, &[&common[..], &["--pages", "33"]].concat());
     assert_report(&run, "prefill   12 tokens in ", "decode    8 tokens in ");
     assert!(run.err.contains(" of 33 used at most, 1 reused (4 tokens not computed again)"), "{}", run.err);
@@ -139,15 +139,15 @@ fn chunks_pages_and_reuse_are_those_that_were_asked_for() {
 }
 
 #[test]
-fn max_tokens_may_be_any_number_and_the_context_ends_the_text() {
+fn the_context_limits_a_huge_max_tokens() {
     let most = usize::MAX.to_string();
     // ten pages of four tokens are a context of forty
     let run = generate(&["--max-tokens", &most, "--pages", "10", "--page-size", "4", "--seed", "3", NIGHT]);
     assert_report(&run, "prefill   8 tokens in ", "decode    31 tokens in ");
 }
 
-/// Greedy text after `prompt`, by the library.
-fn by_library(name: &str, prompt: &[u32], count: usize) -> String {
+/// The library's greedy text after `prompt`.
+fn library_text(name: &str, prompt: &[u32], count: usize) -> String {
     let dir = fixture(name);
     let config = ModelConfig::open(&dir).expect("a config.json");
     let tokenizer = Tokenizer::open(&dir, config.vocab_size).expect("a tokenizer");
@@ -178,8 +178,8 @@ fn ids(value: &serde_json::Value) -> Vec<u32> {
     serde_json::from_value(value.clone()).expect("token ids")
 }
 
-/// 64 greedy tokens of a fixture after `prompt`, as text.
-fn say(name: &str, arguments: &[&str], prompt: &str) -> String {
+/// The program's 64 greedy tokens after `prompt`, as text.
+fn greedy_text(name: &str, arguments: &[&str], prompt: &str) -> String {
     let dir = fixture(name).display().to_string();
     let greedy = ["--temperature", "0", "--max-tokens", "64", "-q", "--model", &dir, prompt];
     let run = generate(&[arguments, &greedy].concat());
@@ -187,12 +187,12 @@ fn say(name: &str, arguments: &[&str], prompt: &str) -> String {
 }
 
 #[test]
-fn each_fixture_says_what_the_library_says() {
+fn texts_equal_those_of_the_library() {
     for name in ["llama", "qwen2", "qwen3"] {
         let case = &expected(name)["encode"][2];
         let text = case["text"].as_str().expect("a text");
-        let wanted = by_library(name, &ids(&case["with_special"]), 64);
-        assert_eq!(say(name, &["--dtype", "f32"], text), wanted, "{name}");
+        let wanted = library_text(name, &ids(&case["with_special"]), 64);
+        assert_eq!(greedy_text(name, &["--dtype", "f32"], text), wanted, "{name}");
     }
 }
 
@@ -210,18 +210,18 @@ fn the_end_token_of_a_model_ends_its_text() {
     assert_eq!(run.text(), prompt + &tokenizer.decode(&tokens[..4]).expect("a text"));
 }
 
-/// The prompts of the Qwen fixtures end inside a character, which no argument can; the library is tested with them.
+/// Only Llama: the prompts of the Qwen fixtures end inside a character, which an argument cannot; the library tests cover them.
 #[test]
-fn llama_says_what_transformers_says_in_each_dtype() {
+fn texts_equal_those_of_transformers_in_each_dtype() {
     let expected = expected("llama");
     let tokenizer = Tokenizer::open(&fixture("llama"), 288).expect("a tokenizer");
     let text = |value: &serde_json::Value| tokenizer.decode(&ids(value)).expect("a text");
     let (prompt, exact) = (text(&expected["prompt"]), text(&expected["greedy"]["tokens"]));
     assert_eq!(exact, expected["decode_greedy"]);
-    assert_eq!(say("llama", &[], &prompt), exact);
-    assert_eq!(say("llama", &["--dtype", "f32"], &prompt), exact);
+    assert_eq!(greedy_text("llama", &[], &prompt), exact);
+    assert_eq!(greedy_text("llama", &["--dtype", "f32"], &prompt), exact);
     let rounded = text(&expected["greedy_bf16_weights"]["tokens"]);
-    assert_eq!(say("llama", &["--dtype", "bf16", "--kv-dtype", "f32"], &prompt), rounded);
+    assert_eq!(greedy_text("llama", &["--dtype", "bf16", "--kv-dtype", "f32"], &prompt), rounded);
     assert_ne!(exact, rounded);
 }
 
@@ -236,37 +236,37 @@ fn a_chat_template_wraps_the_prompt() {
 }
 
 #[test]
-fn a_text_whose_logits_are_not_numbers_fails_and_the_others_are_printed() {
+fn nan_logits_fail_one_text_and_the_others_are_printed() {
     let dir = copy("llama");
     let path = dir.path().join("model.safetensors");
     let mut bytes = std::fs::read(&path).expect("the weights");
-    let file = safetensors_start(&bytes, "model.embed_tokens.weight");
-    // the token of `~`, which no other prompt has
+    let offset = tensor_offset(&bytes, "model.embed_tokens.weight");
+    // the token of `~`, which only one prompt has
     let tokenizer = Tokenizer::open(dir.path(), 288).expect("a tokenizer");
     let poison = tokenizer.id("~").expect("a token") as usize;
     for element in 0..64 {
-        bytes[file + 4 * (64 * poison + element)..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
+        bytes[offset + 4 * (64 * poison + element)..][..4].copy_from_slice(&f32::NAN.to_le_bytes());
     }
     std::fs::write(path, bytes).expect("written");
     let dir = dir.path().display().to_string();
     let arguments = ["-q", "--temperature", "0", "--max-tokens", "5", "--model", &dir];
     let run = generate_from("the pages\na ~ b\nthe wright\n", &[&arguments[..], &["--batch", "-"]].concat());
     assert_eq!(run.code, 1);
-    assert_eq!(run.complaint(), "× generate: text 2 of 3 ended early: logits hold NaN at token 0");
+    assert_eq!(run.error_line(), "× generate: text 2 of 3 ended early: logits hold NaN at token 0");
     for text in ["[1/3] the pages", "[2/3] a ~ b\n\n", "[3/3] the wright"] {
         assert!(run.out.contains(text), "{:?}", run.out);
     }
 }
 
-/// Where the data of a tensor begins in the bytes of a safetensors file.
-fn safetensors_start(bytes: &[u8], tensor: &str) -> usize {
+/// The byte offset of a tensor's data in a safetensors file.
+fn tensor_offset(bytes: &[u8], tensor: &str) -> usize {
     let header = u64::from_le_bytes(*bytes.first_chunk().expect("a length")) as usize;
     let json: serde_json::Value = serde_json::from_slice(&bytes[8..8 + header]).expect("a header");
     8 + header + json[tensor]["data_offsets"][0].as_u64().expect("an offset") as usize
 }
 
 #[test]
-fn the_model_folder_may_be_edited_into_a_shorter_context() {
+fn the_config_may_shorten_the_context() {
     let dir = copy("llama");
     edit(&dir, "config.json", "\"max_position_embeddings\": 512", "\"max_position_embeddings\": 128");
     let path = dir.path().display().to_string();

@@ -1,4 +1,4 @@
-//! Runs the program and holds what it printed.
+//! Runs `tilewright generate` and captures its output.
 
 use std::{
     io::Write,
@@ -7,29 +7,29 @@ use std::{
 };
 use tempfile::TempDir;
 
-/// What `tilewright generate` did.
+/// Exit code and output of a run.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) code: i32,
     pub(crate) out: String,
-    /// Standard error as it is.
+    /// Standard error, unmodified.
     pub(crate) err: String,
 }
 
 impl Run {
-    /// The output of a run that went well, without the newline at its end.
+    /// The output of a successful run, without the final newline.
     #[track_caller]
     pub(crate) fn text(&self) -> &str {
         assert_eq!(self.code, 0, "{self:?}");
         self.out.strip_suffix('\n').expect("a newline at the end")
     }
 
-    /// Standard error in one line: messages are broken to the width of a terminal, at spaces and after hyphens.
-    pub(crate) fn complaint(&self) -> String {
+    /// Standard error as one line: miette wraps messages at spaces and after hyphens.
+    pub(crate) fn error_line(&self) -> String {
         let mut line = String::new();
         for part in self.err.lines().map(|part| part.trim().trim_start_matches(['│', ' '])) {
-            let word_goes_on = line.ends_with('-') && part.starts_with(char::is_alphanumeric);
-            line.push_str(if line.is_empty() || part.is_empty() || word_goes_on { "" } else { " " });
+            let word_continues = line.ends_with('-') && part.starts_with(char::is_alphanumeric);
+            line.push_str(if line.is_empty() || part.is_empty() || word_continues { "" } else { " " });
             line.push_str(part);
         }
         line.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -50,7 +50,7 @@ pub(crate) fn generate(arguments: &[&str]) -> Run {
     generate_from("", arguments)
 }
 
-/// Runs it with something on standard input.
+/// Runs `tilewright generate` with `input` on standard input.
 #[track_caller]
 pub(crate) fn generate_from(input: &str, arguments: &[&str]) -> Run {
     let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
@@ -63,7 +63,7 @@ pub(crate) fn generate_from(input: &str, arguments: &[&str]) -> Run {
         .stderr(Stdio::piped())
         .spawn()
         .expect("the program starts");
-    // a program that refuses its arguments does not wait for its input
+    // a program that rejects its arguments does not read standard input
     let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
     let output = child.wait_with_output().expect("the program ends");
     let run = Run {

@@ -1,13 +1,13 @@
-//! What a run of the command line said, checked: what it printed, or how it refused.
+//! Checked output of a command: its report, or its error message.
 
 use std::process::Output;
 
-/// Bytes that have to be text.
+/// Output bytes as UTF-8.
 pub(crate) fn text(bytes: &[u8]) -> &str {
     std::str::from_utf8(bytes).unwrap()
 }
 
-/// What a command printed that ended well and without a word on standard error.
+/// Standard output of a command that succeeded without output on standard error.
 #[track_caller]
 pub(crate) fn printed(output: &Output) -> &str {
     assert_eq!(text(&output.stderr), "");
@@ -15,9 +15,9 @@ pub(crate) fn printed(output: &Output) -> &str {
     text(&output.stdout)
 }
 
-/// What a command that ended with `code` says, without the drawing around the words.
+/// Standard error of a command that failed with `code`, without box-drawing characters.
 #[track_caller]
-pub(crate) fn refused(output: &Output, code: i32) -> String {
+pub(crate) fn error_text(output: &Output, code: i32) -> String {
     assert_eq!(text(&output.stdout), "");
     assert_eq!(output.status.code(), Some(code), "{}", text(&output.stderr));
     let words = text(&output.stderr).split_whitespace();
