@@ -1,8 +1,8 @@
-//! What is timed and what is expected of it: the cases of `benches/definitions/cpu-attention.toml`, checked.
+//! Validated bench cases of `benches/definitions/cpu-attention.toml`.
 
 use serde::{Deserialize, Serialize};
 
-/// A name that is not known is refused with the names that are.
+/// Dtype of the KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum CacheDtype {
@@ -24,7 +24,7 @@ impl CacheDtype {
     }
 }
 
-/// The ceiling that a case is held against.
+/// The roofline ceiling that a case is compared with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Bound {
@@ -32,70 +32,70 @@ pub(crate) enum Bound {
     Compute,
 }
 
-/// What differs from plain causal attention.
+/// Variant of causal attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Variant {
-    /// Each row sees itself and the `window` keys before it.
+    /// Each row attends to itself and the `window` keys before it.
     Window,
     SoftCap,
     Alibi,
 }
 
-/// The ways in which torch is asked for the same attention.
+/// Forms of the same attention in torch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Form {
-    /// Every query head with `enable_gqa`, as models call it.
+    /// All query heads with `enable_gqa`, as in models.
     Gqa,
-    /// The query heads of a group as rows of its KV head: faster, and possible where a request has one row.
+    /// The query heads of a group as rows of its KV head: faster, only for one query row per request.
     Rows,
 }
 
-/// One case. Queries are of the cache's dtype, of bf16 where that has 8 bits; attention is causal.
+/// A bench case of causal attention. Queries have the cache's dtype, or bf16 for an 8-bit cache.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Case {
     pub(crate) name: String,
-    /// Why it is measured, for whoever reads the definitions.
+    /// Reason to measure the case.
     pub(crate) why: String,
     /// Query and KV heads.
     pub(crate) heads: [usize; 2],
     pub(crate) head_dim: usize,
-    /// Of the cache.
+    /// Dtype of the cache.
     pub(crate) dtype: CacheDtype,
     pub(crate) requests: usize,
-    /// Query rows of each request.
+    /// Query rows per request.
     pub(crate) qo_len: usize,
-    /// Keys of each request, the shared ones among them.
+    /// Keys per request, shared ones included.
     pub(crate) kv_len: usize,
     pub(crate) page_size: usize,
-    /// How many of each request's first keys are those of all requests, in whole pages.
+    /// Leading keys shared by all requests, in full pages.
     #[serde(default)]
     pub(crate) shared_len: usize,
-    /// Whether the plan looks for shared pages and makes levels of them.
+    /// Whether the plan detects shared pages and makes cascade levels of them.
     #[serde(default)]
     pub(crate) shared_prefixes: bool,
     pub(crate) variant: Option<Variant>,
-    /// Keys before a row's own, of [`Variant::Window`].
+    /// Keys before the row's own, for [`Variant::Window`].
     pub(crate) window: Option<u32>,
     pub(crate) bound: Bound,
-    /// The least share of the ceiling.
+    /// Minimum share of the ceiling.
     pub(crate) target: Option<f64>,
-    /// The most bytes of keys and values that the plan reads, over those that have to be read.
+    /// Maximum ratio of the KV bytes that the plan reads to the compulsory bytes.
     pub(crate) bytes_ratio: Option<f64>,
-    /// The case that is timed in the same rounds, to be compared with.
+    /// The case to compare with, timed in the same rounds.
     pub(crate) baseline: Option<String>,
-    /// How many times faster than the baseline, at least.
+    /// Minimum speedup over the baseline.
     pub(crate) speedup: Option<f64>,
-    /// How many times the baseline's time, at most.
+    /// Maximum ratio of the time to the baseline's.
     pub(crate) time_ratio: Option<f64>,
     /// Whether torch is timed in the same rounds.
     #[serde(default)]
     pub(crate) peer: bool,
-    /// How many times faster than torch in [`Form::Gqa`], at least.
+    /// Minimum speedup over torch in [`Form::Gqa`].
     pub(crate) peer_speedup: Option<f64>,
-    /// The same of [`Form::Rows`].
+    /// Minimum speedup over torch in [`Form::Rows`].
     pub(crate) peer_rows_speedup: Option<f64>,
 }
 
@@ -105,10 +105,10 @@ struct Definitions {
     case: Vec<Case>,
 }
 
-/// The cases of a file of definitions.
+/// Parses and validates a definitions file.
 ///
 /// # Errors
-/// When a field or name is unknown, or a case makes no sense; the text says which and what was expected.
+/// When a field or name is unknown or a case is inconsistent; the text names the case and the expectation.
 pub(crate) fn parse(text: &str) -> Result<Vec<Case>, String> {
     let Definitions { case: cases } = toml::from_str(text).map_err(|why| why.to_string())?;
     for (at, case) in cases.iter().enumerate() {
@@ -121,12 +121,12 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Case>, String> {
 }
 
 impl Case {
-    /// The query heads that share a KV head.
+    /// Query heads per KV head.
     fn group(&self) -> usize {
         self.heads[0] / self.heads[1]
     }
 
-    /// The forms in which the peer is timed.
+    /// The forms timed with the peer.
     pub(crate) fn forms(&self) -> &'static [Form] {
         match self.peer {
             false => &[],
@@ -135,20 +135,20 @@ impl Case {
         }
     }
 
-    /// Bytes of keys and values that have to be read: those that requests share count once.
+    /// Compulsory bytes of keys and values; shared keys count once.
     pub(crate) fn compulsory_bytes(&self) -> usize {
         let tokens = self.shared_len + self.requests * (self.kv_len - self.shared_len);
         tokens * self.heads[1] * self.head_dim * 2 * self.dtype.bytes()
     }
 
-    /// Floating-point operations on the keys that rows see: 2 per multiply-add, `q · k` and `p · v`.
+    /// Floating-point operations on visible keys: 2 per multiply-add, `q · k` and `p · v`.
     pub(crate) fn flops(&self) -> usize {
         let window = self.window.map_or(usize::MAX, |window| window as usize + 1);
         let visible: usize = (self.kv_len - self.qo_len..self.kv_len).map(|at| (at + 1).min(window)).sum();
         self.requests * visible * self.heads[0] * self.head_dim * 4
     }
 
-    /// What a type cannot say; `before` are the cases above this one.
+    /// Checks constraints beyond the types; `before` are the preceding cases.
     fn check(&self, before: &[Self]) -> Result<(), String> {
         let [qo, kv] = self.heads;
         let sizes = [qo, kv, self.head_dim, self.requests, self.qo_len, self.kv_len, self.page_size];

@@ -1,13 +1,13 @@
-//! A picture of a record: how many times as fast as torch each case is, a bar for each form that torch was timed in.
+//! SVG chart of a record: speedup over torch, one bar per case and form.
 //!
 //! ```text
 //! decode.8x4096.bf16   ██████████┃███████████ 3.65      ┃ as fast as torch
-//!          (as rows)   ██████████┃█████ ╎ 1.58          ╎ what is expected
+//!          (as rows)   ██████████┃█████ ╎ 1.58          ╎ expected
 //! ```
 
 use std::fmt::Write as _;
 
-/// Pixels from the left edge to the bars, of the longest bar, and of a row.
+/// Layout in pixels: start of the bars, longest bar, row height, top of the bars.
 const LEFT: f64 = 250.0;
 const BARS: f64 = 480.0;
 const ROW: f64 = 26.0;

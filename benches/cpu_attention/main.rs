@@ -1,10 +1,10 @@
-//! Times attention on the CPU over `benches/definitions/cpu-attention.toml`: each case beside the machine's own
-//! ceilings, its baseline and torch, all in the same rounds. CONTRIBUTING.md has the command line.
+//! CPU attention benchmark over `benches/definitions/cpu-attention.toml`: each case is timed in the same rounds as its
+//! baseline, torch and the machine's roofline. CONTRIBUTING.md has the command line.
 
 mod case;
 mod chart;
-mod ours;
 mod peer;
+mod prepared;
 mod record;
 mod rounds;
 
@@ -15,29 +15,29 @@ use record::{Machine, Outcome};
 use std::{error::Error, path::PathBuf, process::ExitCode};
 use tilewright::Cpu;
 
-/// Times attention on the CPU, beside the machine's own ceilings and, if there is one, a peer.
+/// Times attention on the CPU and compares it with the machine's roofline and an optional peer.
 #[derive(Parser)]
 #[command(name = "cargo bench --bench cpu_attention --")]
-struct Arguments {
-    /// A Python that has torch; without one no peer is timed.
+struct BenchArgs {
+    /// A Python with torch; without it no peer is timed.
     #[arg(long)]
     peer: Option<String>,
-    /// Writes what was measured to this file, and a chart of the comparisons with torch beside it.
+    /// Write the results to this CSV file, and a chart of the speedups over torch next to it.
     #[arg(long)]
     record: Option<PathBuf>,
-    /// Rounds that count; one more comes before them.
+    /// Measured rounds, after one warm-up round.
     #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Only cases whose name contains this text, and their baselines.
+    /// Run only cases whose name contains this text, and their baselines.
     #[arg(long)]
     only: Option<String>,
-    /// What cargo adds.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
 fn main() -> ExitCode {
-    match run(&Arguments::parse()) {
+    match run(&BenchArgs::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
             eprintln!("error: {why}");
@@ -46,10 +46,10 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+fn run(arguments: &BenchArgs) -> Result<(), Box<dyn Error>> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/definitions/cpu-attention.toml");
     let definitions = case::parse(&std::fs::read_to_string(path)?).map_err(|why| format!("{path}: {why}"))?;
-    let cases = chosen(&definitions, arguments.only.as_deref())?;
+    let cases = select_cases(&definitions, arguments.only.as_deref())?;
     if let Some(folder) = arguments.record.as_ref().and_then(|file| file.parent()) {
         std::fs::create_dir_all(folder)?;
     }
@@ -59,7 +59,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         Some(python) => Some(Peer::start(python, cpu.threads())?),
         None => None,
     };
-    let machine = Machine::of(&cpu, peer.as_ref().map(Peer::about), arguments.command());
+    let machine = Machine::of(&cpu, peer.as_ref().map(Peer::info), arguments.command());
     print!("{machine}");
     if peer.is_none() && cases.iter().any(|case| case.peer) {
         println!("# no --peer: what is expected beside torch is not measured, its columns stay empty");
@@ -69,16 +69,16 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     for group in rounds::groups(&cases) {
         let members: Vec<&Case> = group.iter().map(|&at| cases[at]).collect();
         let measured = rounds::time(&cpu, peer.as_mut(), &members, arguments.rounds as usize)?;
-        for (place, &at) in group.iter().enumerate() {
+        for (index, &at) in group.iter().enumerate() {
             let baseline = members.iter().position(|case| cases[at].baseline.as_ref() == Some(&case.name));
             let outcome =
-                Outcome::new(cases[at], &measured[place], baseline.map(|baseline| &measured[baseline]));
+                Outcome::new(cases[at], &measured[index], baseline.map(|baseline| &measured[baseline]));
             print!("{outcome}");
             outcomes[at] = Some(outcome);
         }
     }
     let outcomes: Vec<Outcome> = outcomes.into_iter().flatten().collect();
-    println!("{}", record::verdict(&outcomes));
+    println!("{}", record::summarize(&outcomes));
     if let Some(file) = &arguments.record {
         std::fs::write(file, record::csv(&machine, &outcomes))?;
         let bars: Vec<_> = outcomes.iter().flat_map(Outcome::bars).collect();
@@ -89,8 +89,8 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-impl Arguments {
-    /// The command again, without paths of this machine.
+impl BenchArgs {
+    /// The command line, without paths of this machine.
     fn command(&self) -> String {
         let peer = self.peer.as_ref().map_or("", |_| " --peer PYTHON");
         let only = self.only.as_ref().map_or(String::new(), |text| format!(" --only {text}"));
@@ -98,17 +98,17 @@ impl Arguments {
     }
 }
 
-/// The cases whose name contains `only`, and those that they are compared with.
-fn chosen<'a>(cases: &'a [Case], only: Option<&str>) -> Result<Vec<&'a Case>, String> {
+/// The cases whose name contains `only`, and their baselines.
+fn select_cases<'a>(cases: &'a [Case], only: Option<&str>) -> Result<Vec<&'a Case>, String> {
     let named = |case: &&Case| only.is_none_or(|text| case.name.contains(text));
     let baselines: Vec<&String> =
         cases.iter().filter(named).filter_map(|case| case.baseline.as_ref()).collect();
-    let chosen: Vec<&Case> =
+    let selected: Vec<&Case> =
         cases.iter().filter(|case| named(case) || baselines.contains(&&case.name)).collect();
-    if chosen.is_empty() {
+    if selected.is_empty() {
         let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
         let only = only.unwrap_or_default();
         return Err(format!("--only {only} is in no name of a case; there are {}", names.join(", ")));
     }
-    Ok(chosen)
+    Ok(selected)
 }

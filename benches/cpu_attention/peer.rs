@@ -1,4 +1,4 @@
-//! The peer: torch in a process of its own (`benches/peers/torch_sdpa.py`), asked for one timed call at a time.
+//! The peer: torch in a separate process (`benches/peers/torch_sdpa.py`), driven by one JSON request per timed call.
 
 use crate::case::{CacheDtype, Case, Form};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -10,33 +10,33 @@ use std::{
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/peers/torch_sdpa.py");
 
-/// A running peer; it ends with this value.
+/// A running peer; the process ends when this is dropped.
 pub(crate) struct Peer {
     process: Child,
-    /// Taken when the peer is to end, which it does at the end of its input.
-    questions: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-    about: About,
+    /// Dropped to end the peer, which exits at end of input.
+    requests: Option<ChildStdin>,
+    responses: BufReader<ChildStdout>,
+    info: PeerInfo,
 }
 
-/// What runs, as it says itself.
+/// Version and threads reported by the peer.
 #[derive(Deserialize)]
-pub(crate) struct About {
+pub(crate) struct PeerInfo {
     pub(crate) version: String,
     pub(crate) threads: usize,
 }
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Question<'a> {
+enum PeerRequest<'a> {
     Threads { threads: usize },
-    Cases { cases: Vec<Shape<'a>> },
+    Cases { cases: Vec<PeerCase<'a>> },
     Run { run: &'a str, form: Form },
 }
 
-/// What the peer needs to know of a case.
+/// The fields of a case sent to the peer.
 #[derive(Serialize)]
-struct Shape<'a> {
+struct PeerCase<'a> {
     name: &'a str,
     heads: [usize; 2],
     head_dim: usize,
@@ -46,7 +46,7 @@ struct Shape<'a> {
     kv_len: usize,
 }
 
-impl<'a> Shape<'a> {
+impl<'a> PeerCase<'a> {
     fn of(case: &'a Case) -> Self {
         let Case { name, heads, head_dim, dtype, requests, qo_len, kv_len, .. } = case;
         Self {
@@ -75,57 +75,57 @@ struct Failed {
 }
 
 impl Peer {
-    /// Starts it with so many threads.
+    /// Starts the peer with `threads` threads.
     pub(crate) fn start(python: &str, threads: usize) -> Result<Self, Box<dyn Error>> {
         let mut command = Command::new(python);
         command.arg(SCRIPT).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().map_err(|why| format!("--peer {python} does not start: {why}"))?;
-        let questions = process.stdin.take();
-        let answers = BufReader::new(process.stdout.take().ok_or("the peer has no stdout")?);
-        let about = About { version: String::new(), threads };
-        let mut peer = Self { process, questions, answers, about };
-        peer.about = peer.ask(&Question::Threads { threads })?;
+        let requests = process.stdin.take();
+        let responses = BufReader::new(process.stdout.take().ok_or("the peer has no stdout")?);
+        let info = PeerInfo { version: String::new(), threads };
+        let mut peer = Self { process, requests, responses, info };
+        peer.info = peer.send(&PeerRequest::Threads { threads })?;
         Ok(peer)
     }
 
-    pub(crate) fn about(&self) -> &About {
-        &self.about
+    pub(crate) fn info(&self) -> &PeerInfo {
+        &self.info
     }
 
-    /// Makes the tensors of `cases` and forgets those of earlier ones.
+    /// Allocates the tensors of `cases` and frees those of earlier ones.
     pub(crate) fn prepare(&mut self, cases: &[&Case]) -> Result<(), Box<dyn Error>> {
-        let cases = cases.iter().filter(|case| case.peer).map(|case| Shape::of(case)).collect();
-        let Done {} = self.ask(&Question::Cases { cases })?;
+        let cases = cases.iter().filter(|case| case.peer).map(|case| PeerCase::of(case)).collect();
+        let Done {} = self.send(&PeerRequest::Cases { cases })?;
         Ok(())
     }
 
-    /// Seconds of one call right after an untimed one.
+    /// Seconds of one call after an untimed warm-up call.
     pub(crate) fn time(&mut self, case: &Case, form: Form) -> Result<f64, Box<dyn Error>> {
-        let Timed { seconds } = self.ask(&Question::Run { run: &case.name, form })?;
+        let Timed { seconds } = self.send(&PeerRequest::Run { run: &case.name, form })?;
         Ok(seconds)
     }
 
-    fn ask<A: DeserializeOwned>(&mut self, question: &Question<'_>) -> Result<A, Box<dyn Error>> {
-        let questions = self.questions.as_mut().ok_or("the peer has ended")?;
-        let mut line = serde_json::to_string(question)?;
+    fn send<A: DeserializeOwned>(&mut self, request: &PeerRequest<'_>) -> Result<A, Box<dyn Error>> {
+        let requests = self.requests.as_mut().ok_or("the peer has ended")?;
+        let mut line = serde_json::to_string(request)?;
         line.push('\n');
-        // a peer that has died says why on stderr; that it does not listen is told by its answer
-        let _ = questions.write_all(line.as_bytes());
+        // a write error is ignored: a dead peer has an empty response, and its reason is on stderr
+        let _ = requests.write_all(line.as_bytes());
         let mut answer = String::new();
-        if self.answers.read_line(&mut answer)? == 0 {
+        if self.responses.read_line(&mut answer)? == 0 {
             return Err(format!("the peer ended without an answer to {}", line.trim_end()).into());
         }
         if let Ok(Failed { error }) = serde_json::from_str(&answer) {
             return Err(format!("the peer cannot answer {}: {error}", line.trim_end()).into());
         }
-        let unread = |why| format!("the peer answers {} with {}: {why}", line.trim_end(), answer.trim_end());
-        serde_json::from_str(&answer).map_err(|why| unread(why).into())
+        let invalid = |why| format!("the peer answers {} with {}: {why}", line.trim_end(), answer.trim_end());
+        serde_json::from_str(&answer).map_err(|why| invalid(why).into())
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        self.questions.take();
+        self.requests.take();
         let _ = self.process.wait();
     }
 }

@@ -1,4 +1,4 @@
-//! A case, ready to run: tensors, page table, plan and workspace, and the call that is timed.
+//! A prepared case: tensors, page table, plan and workspace, and the timed call.
 
 use crate::case::{CacheDtype, Case, Variant};
 use half::{bf16, f16};
@@ -10,17 +10,17 @@ use tilewright::{
     tensor::{Data, DataMut},
 };
 
-/// Gemma 2's.
+/// The value of Gemma 2.
 const SOFT_CAP: f32 = 50.0;
 
-/// A case whose time can be taken again and again.
-pub(crate) struct Ours {
-    /// Bytes of keys and values that its plan reads.
+/// A case prepared for repeated timing.
+pub(crate) struct PreparedCase {
+    /// Bytes of keys and values that the plan reads.
     pub(crate) kv_bytes: usize,
     call: Box<dyn FnMut() -> tilewright::Result<()>>,
 }
 
-impl Ours {
+impl PreparedCase {
     pub(crate) fn new(cpu: &Cpu, case: &Case) -> Result<Self, Box<dyn Error>> {
         match case.dtype {
             CacheDtype::F32 => prepare::<f32, f32>(cpu, case),
@@ -32,8 +32,7 @@ impl Ours {
         }
     }
 
-    /// Seconds of one call right after an untimed one: what others left in caches and what wakes sleeping threads is
-    /// nobody's merit.
+    /// Seconds of one call after an untimed warm-up call, which fills the caches and wakes the threads.
     pub(crate) fn time(&mut self) -> tilewright::Result<f64> {
         (self.call)()?;
         let start = Instant::now();
@@ -42,8 +41,8 @@ impl Ours {
     }
 }
 
-/// `Q` is the type of queries and outputs, `C` that of the cache.
-fn prepare<Q: Element, C: Element>(cpu: &Cpu, case: &Case) -> Result<Ours, Box<dyn Error>>
+/// `Q` is the element type of queries and outputs, `C` of the cache.
+fn prepare<Q: Element, C: Element>(cpu: &Cpu, case: &Case) -> Result<PreparedCase, Box<dyn Error>>
 where
     for<'a> Data<'a>: From<&'a [Q]> + From<&'a [C]>,
     for<'a> DataMut<'a>: From<&'a mut [Q]>,
@@ -73,14 +72,14 @@ where
         let out = Output { o: ViewMut::new(&mut o[..], &q_shape)?, lse: None, workspace: &mut workspace };
         attention.run(&plan, View::new(&q[..], &q_shape)?, kv, out)
     };
-    Ok(Ours { kv_bytes, call: Box::new(call) })
+    Ok(PreparedCase { kv_bytes, call: Box::new(call) })
 }
 
-/// A page table: the shared pages of all requests first, then each one's own.
+/// The page table: shared pages first, then the pages of each request.
 struct Pages {
     indptr: Vec<i32>,
     indices: Vec<i32>,
-    /// Of the pool.
+    /// Pages of the pool.
     count: usize,
 }
 
@@ -88,7 +87,7 @@ impl Pages {
     fn of(case: &Case) -> Self {
         let (each, shared) = (case.kv_len.div_ceil(case.page_size), case.shared_len / case.page_size);
         let count = shared + case.requests * (each - shared);
-        // pages in an order that no stream prefetcher guesses
+        // an order that hardware prefetchers do not predict
         let page = |at: usize| (at * 7919 % count) as i32;
         let own =
             |request: usize| shared + request * (each - shared)..shared + (request + 1) * (each - shared);

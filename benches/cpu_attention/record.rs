@@ -1,26 +1,26 @@
-//! What came out: the table that people read, and the CSV that is kept in `benches/record/`.
+//! Results: the printed table, and the CSV kept in `benches/record/`.
 
 use crate::{
     case::{Bound, Case, Form},
     chart::Bar,
-    peer::About,
+    peer::PeerInfo,
     rounds::{Series, median, ratio},
 };
 use std::fmt::{self, Write as _};
 use tilewright::Cpu;
 
-/// Ratios say how many times faster; `time_ratio` how many times as long, `bytes_ratio` how many times as much.
+/// Speedups are baseline time over own time; `time_ratio` is own time over baseline time.
 const COLUMNS: &str = "case,seconds_median,seconds_min,rate,unit,ceiling,share,target,\
     baseline,speedup,speedup_expected,time_ratio,time_ratio_expected,bytes_ratio,bytes_ratio_expected,\
     torch_seconds,torch_speedup,torch_expected,torch_rows_seconds,torch_rows_speedup,torch_rows_expected";
 
-/// On what and how it was measured; prints as the comment at the head of a record.
+/// Machine and command of a measurement; printed as the header comment of a record.
 pub(crate) struct Machine {
     lines: Vec<(&'static str, String)>,
 }
 
 impl Machine {
-    pub(crate) fn of(cpu: &Cpu, peer: Option<&About>, command: String) -> Self {
+    pub(crate) fn of(cpu: &Cpu, peer: Option<&PeerInfo>, command: String) -> Self {
         let peer = peer
             .map_or("none".to_owned(), |peer| format!("torch {}, {} threads", peer.version, peer.threads));
         let lines = vec![
@@ -34,18 +34,17 @@ impl Machine {
     }
 }
 
-/// The processor's name, as Linux tells it.
+/// The processor's name, from Linux.
 fn model() -> String {
-    let told = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = told.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or("unknown", |(_, name)| name.trim()).to_owned()
 }
 
 impl Machine {
-    /// What runs on what, in a line.
+    /// Machine and peer on one line.
     pub(crate) fn summary(&self) -> String {
-        let of =
-            |asked: &str| self.lines.iter().find(|(name, _)| *name == asked).map_or("", |(_, value)| value);
+        let of = |key: &str| self.lines.iter().find(|(name, _)| *name == key).map_or("", |(_, value)| value);
         format!("{}, {} threads, {}; {}", of("cpu"), of("threads"), of("isa"), of("peer"))
     }
 }
@@ -56,7 +55,7 @@ impl fmt::Display for Machine {
     }
 }
 
-/// A limit that a measured number must keep.
+/// A limit of a measured value.
 #[derive(Clone, Copy)]
 enum Limit {
     AtLeast(f64),
@@ -71,18 +70,18 @@ impl Limit {
     }
 }
 
-/// Something that was measured, or could not be, and what is expected of it.
+/// A measured value, if available, with its expected limit.
 struct Measure {
-    /// What it is, to be read behind the number.
+    /// Description, printed after the number.
     label: String,
     value: Option<f64>,
     limit: Option<Limit>,
-    /// Not worth a line of the table unless something is expected of it.
-    aside: bool,
+    /// Printed only if it has a limit.
+    optional: bool,
 }
 
 impl Measure {
-    /// Whether it is as expected; `None` where nothing is expected or measured.
+    /// Whether the limit is met; `None` without a limit or a value.
     fn is_met(&self) -> Option<bool> {
         let value = self.value?;
         self.limit.map(|limit| match limit {
@@ -91,7 +90,7 @@ impl Measure {
         })
     }
 
-    /// The number and its limit, empty where there is none, as cells of a CSV.
+    /// Value and limit as CSV cells, empty if absent.
     fn cells(&self) -> [String; 2] {
         let limit = self.limit.map(|limit| limit.number().to_string());
         [self.value.map_or(String::new(), |value| format!("{value:.3}")), limit.unwrap_or_default()]
@@ -115,12 +114,12 @@ impl fmt::Display for Measure {
     }
 }
 
-/// A case with everything that was measured of it.
+/// A case with all its measurements.
 pub(crate) struct Outcome {
     name: String,
     median: f64,
     min: f64,
-    /// In 10⁹ of the unit, as the ceiling.
+    /// Rate and ceiling, in 10⁹ of the unit.
     rate: f64,
     ceiling: f64,
     unit: &'static str,
@@ -149,7 +148,7 @@ impl Outcome {
                 label: label.to_owned(),
                 value: speedup,
                 limit: limit.map(Limit::AtLeast),
-                aside: false,
+                optional: false,
             };
             (its.map(|its| median(its)), measure)
         };
@@ -164,26 +163,26 @@ impl Outcome {
                 label: "of the ceiling".to_owned(),
                 value: Some(rate / ceiling),
                 limit: case.target.map(Limit::AtLeast),
-                aside: false,
+                optional: false,
             },
             baseline: case.baseline.clone(),
             speedup: Measure {
                 label: format!("times as fast as {over}"),
                 value: baseline.map(|its| ratio(&its.seconds, &own.seconds)),
                 limit: case.speedup.map(Limit::AtLeast),
-                aside: case.time_ratio.is_some(),
+                optional: case.time_ratio.is_some(),
             },
             time_ratio: Measure {
                 label: format!("times the time of {over}"),
                 value: baseline.map(|its| ratio(&own.seconds, &its.seconds)),
                 limit: case.time_ratio.map(Limit::AtMost),
-                aside: true,
+                optional: true,
             },
             bytes_ratio: Measure {
                 label: "times the bytes that have to be read".to_owned(),
                 value: Some(own.kv_bytes as f64 / case.compulsory_bytes() as f64),
                 limit: case.bytes_ratio.map(Limit::AtMost),
-                aside: true,
+                optional: true,
             },
             torch: torch(Form::Gqa, case.peer_speedup, "times as fast as torch"),
             torch_rows: torch(
@@ -194,12 +193,12 @@ impl Outcome {
         }
     }
 
-    /// Everything beside the time, in the order of the columns.
+    /// All measures except times, in column order.
     fn measures(&self) -> [&Measure; 6] {
         [&self.share, &self.speedup, &self.time_ratio, &self.bytes_ratio, &self.torch.1, &self.torch_rows.1]
     }
 
-    /// What was compared with torch.
+    /// The chart bars of the comparisons with torch.
     pub(crate) fn bars(&self) -> impl Iterator<Item = Bar> {
         let forms = [("", &self.torch.1), (" (rows)", &self.torch_rows.1)];
         forms.into_iter().filter_map(|(form, measure)| {
@@ -235,13 +234,14 @@ impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { name, median, rate, ceiling, unit, .. } = self;
         writeln!(f, "{name:36} {:9.3} ms  {rate:6.1} of {ceiling:6.1} {unit}", median * 1e3)?;
-        let told = |measure: &&&Measure| measure.limit.is_some() || measure.value.is_some() && !measure.aside;
-        self.measures().iter().filter(told).try_for_each(|measure| writeln!(f, "{measure}"))
+        let printed =
+            |measure: &&&Measure| measure.limit.is_some() || measure.value.is_some() && !measure.optional;
+        self.measures().iter().filter(printed).try_for_each(|measure| writeln!(f, "{measure}"))
     }
 }
 
-/// How many expectations are met, and which are not.
-pub(crate) fn verdict(outcomes: &[Outcome]) -> String {
+/// The number of limits met, and the list of those missed.
+pub(crate) fn summarize(outcomes: &[Outcome]) -> String {
     let all = outcomes.iter().flat_map(|outcome| outcome.measures().map(|measure| (outcome, measure)));
     let expected: Vec<_> = all.filter(|(_, measure)| measure.limit.is_some()).collect();
     let met = expected.iter().filter(|(_, measure)| measure.is_met() == Some(true)).count();
@@ -252,7 +252,7 @@ pub(crate) fn verdict(outcomes: &[Outcome]) -> String {
     text
 }
 
-/// The record: the machine as comments, then a line for each case.
+/// The record: the machine as comments, then one line per case.
 pub(crate) fn csv(machine: &Machine, outcomes: &[Outcome]) -> String {
     let lines: String = outcomes.iter().map(|outcome| outcome.cells().join(",") + "\n").collect();
     format!("{machine}{COLUMNS}\n{lines}")

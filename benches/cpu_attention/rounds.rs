@@ -1,17 +1,17 @@
-//! Rounds: cases that are compared take turns, so that what disturbs the machine disturbs all of them.
+//! Interleaved rounds: compared cases take turns, so that machine noise affects all of them.
 
 use crate::{
     case::{Case, Form},
-    ours::Ours,
     peer::Peer,
+    prepared::PreparedCase,
 };
 use std::error::Error;
 use tilewright::{Cpu, Roofline};
 
-/// What was measured of a case, one entry a round.
+/// The measurements of a case, one entry per round.
 pub(crate) struct Series {
     pub(crate) seconds: Vec<f64>,
-    /// Of each form that the peer was timed in.
+    /// Seconds of the peer, per form.
     pub(crate) peers: Vec<(Form, Vec<f64>)>,
     /// Medians over the rounds.
     pub(crate) roofline: Roofline,
@@ -19,15 +19,15 @@ pub(crate) struct Series {
     pub(crate) kv_bytes: usize,
 }
 
-/// Whose turn it is, by the place of the case in its group.
+/// A timed call: the case by its index in the group.
 #[derive(Clone, Copy)]
 enum Turn {
-    Ours(usize),
-    /// The form by its place among those of the case.
+    Engine(usize),
+    /// Index of the case, and index of the form in the case.
     Peer(usize, usize),
 }
 
-/// Divides cases into groups in which each is with its baseline; places in `cases`, in order.
+/// Groups each case with its baseline; indices into `cases`, sorted.
 pub(crate) fn groups(cases: &[&Case]) -> Vec<Vec<usize>> {
     let mut groups: Vec<Vec<usize>> = (0..cases.len()).map(|at| vec![at]).collect();
     for case in cases {
@@ -46,36 +46,37 @@ pub(crate) fn groups(cases: &[&Case]) -> Vec<Vec<usize>> {
     groups
 }
 
-/// Times the cases of one group in `rounds` rounds after one that does not count.
+/// Times the cases of one group in `rounds` rounds, after one warm-up round.
 pub(crate) fn time(
     cpu: &Cpu,
     mut peer: Option<&mut Peer>,
     cases: &[&Case],
     rounds: usize,
 ) -> Result<Vec<Series>, Box<dyn Error>> {
-    let mut ours = cases.iter().map(|case| Ours::new(cpu, case)).collect::<Result<Vec<_>, _>>()?;
+    let mut prepared =
+        cases.iter().map(|case| PreparedCase::new(cpu, case)).collect::<Result<Vec<_>, _>>()?;
     if let Some(peer) = &mut peer {
         peer.prepare(cases)?;
     }
-    let none = Roofline { bytes_per_second: 0.0, flops_per_second: 0.0 };
+    let zero = Roofline { bytes_per_second: 0.0, flops_per_second: 0.0 };
     let forms = |case: &Case| if peer.is_some() { case.forms() } else { &[] };
-    let series = |(case, ours): (&&Case, &Ours)| Series {
+    let series = |(case, prepared): (&&Case, &PreparedCase)| Series {
         seconds: Vec::new(),
         peers: forms(case).iter().map(|form| (*form, Vec::new())).collect(),
-        roofline: none,
-        kv_bytes: ours.kv_bytes,
+        roofline: zero,
+        kv_bytes: prepared.kv_bytes,
     };
-    let mut measured: Vec<Series> = cases.iter().zip(&ours).map(series).collect();
+    let mut measured: Vec<Series> = cases.iter().zip(&prepared).map(series).collect();
     let turns = |(at, series): (usize, &Series)| {
         let peers: Vec<Turn> = (0..series.peers.len()).map(|form| Turn::Peer(at, form)).collect();
-        [vec![Turn::Ours(at)], peers].concat()
+        [vec![Turn::Engine(at)], peers].concat()
     };
     let turns: Vec<Turn> = measured.iter().enumerate().flat_map(turns).collect();
 
     let (mut memory, mut compute) = (Vec::new(), Vec::new());
     for round in 0..=rounds {
         let roofline = cpu.measure_roofline();
-        // another one begins each round, so that none always follows the same neighbour or the ceilings
+        // rotate the order, so that no call always follows the same call or the roofline measurement
         let begin = round % turns.len();
         for turn in turns[begin..].iter().chain(&turns[..begin]) {
             let (seconds, of) = match (*turn, &mut peer) {
@@ -83,7 +84,9 @@ pub(crate) fn time(
                     let (form, seconds) = &mut measured[at].peers[form];
                     (peer.time(cases[at], *form)?, seconds)
                 }
-                (Turn::Ours(at) | Turn::Peer(at, _), _) => (ours[at].time()?, &mut measured[at].seconds),
+                (Turn::Engine(at) | Turn::Peer(at, _), _) => {
+                    (prepared[at].time()?, &mut measured[at].seconds)
+                }
             };
             if round > 0 {
                 of.push(seconds);
@@ -99,12 +102,12 @@ pub(crate) fn time(
     Ok(measured)
 }
 
-/// The median over rounds of each round's `of / over`.
+/// The median of the per-round ratios `of / over`.
 pub(crate) fn ratio(of: &[f64], over: &[f64]) -> f64 {
     median(&of.iter().zip(over).map(|(of, over)| of / over).collect::<Vec<_>>())
 }
 
-/// The one in the middle, the mean of two where there are two.
+/// The median; the mean of the middle two for an even count.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
