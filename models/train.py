@@ -10,11 +10,11 @@ The text file holds plain-text books separated by `<|endoftext|>`. The script
 3. trains the model on windows of `--context` tokens, each of which begins with `<|endoftext|>` and a paragraph,
    just as a prompt does when the tokenizer encodes it;
 4. exports the weights of the best held-out loss in bfloat16, with the configuration and the tokenizer;
-5. loads the folder with `transformers`, checks that its logits are those of the model trained here, reports the
+5. loads the folder with `transformers`, compares its logits with those of the trained model, reports the
    held-out loss of the exported weights, and prints a few continuations.
 
 It needs torch, transformers, tokenizers and safetensors. The defaults are the recipe of `tilewright-small` and want a
-GPU. Without one, try it at a small size:
+GPU. Without one, use small sizes:
 
     python models/train.py books.txt --out tiny --limit-chars 2000000 --vocab-size 1024 --layers 2 --hidden 64 \\
         --heads 2 --kv-heads 1 --head-dim 32 --ffn 128 --context 128 --batch 8 --steps 100 --warmup 10 \\
@@ -47,7 +47,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, help="plain-text books, separated by <|endoftext|>")
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    parser.add_argument("--limit-chars", type=int, help="use only the first so many characters of the text")
+    parser.add_argument("--limit-chars", type=int, help="use only this many leading characters of the text")
     model = parser.add_argument_group("model")
     for name, size in [("vocab-size", 4096), ("layers", 8), ("hidden", 256), ("heads", 4), ("kv-heads", 2),
                        ("head-dim", 64), ("ffn", 512), ("context", 2048)]:
@@ -55,7 +55,7 @@ def parse_arguments():
     training = parser.add_argument_group("training")
     training.add_argument("--steps", type=int, default=13000)
     training.add_argument("--minutes", type=float, default=math.inf,
-                          help="end the schedule after so many minutes of training, if the steps have not ended it")
+                          help="end the schedule after this many minutes of training, if the steps have not ended before")
     training.add_argument("--batch", type=int, default=64, help="windows in a step")
     training.add_argument("--lr", type=float, default=4e-3, help="peak learning rate")
     training.add_argument("--warmup", type=int, default=500, help="steps of linear warm-up")
@@ -80,7 +80,7 @@ class Log:
 
 def clean_book(book):
     book = re.sub(r"\A\s*Title:.*?\n-{5,}\n", "", book, count=1, flags=re.DOTALL)
-    book = re.sub(r" -- ", "--", book)  # most of the books set their dashes without spaces
+    book = re.sub(r" -- ", "--", book)  # most of the books use dashes without spaces
     book = re.sub(r"[ \t]+", " ", book)
     book = re.sub(r" ?\n ?", "\n", book)
     return re.sub(r"\n{3,}", "\n\n", book).strip()
@@ -108,13 +108,13 @@ def train_tokenizer(books, vocab_size):
 
 
 class TrainingWindows:
-    """Random windows of the training tokens; every one starts at a paragraph, behind an `<|endoftext|>`."""
+    """Random windows of the training tokens; each starts at a paragraph, after an `<|endoftext|>`."""
 
     def __init__(self, tokenizer, books, context, device):
         self.end_id = tokenizer.token_to_id(END_OF_TEXT)
         self.context = context
         encoded = tokenizer.encode_batch(books)
-        # Every encoded book starts with the end token, which so separates the books.
+        # Every encoded book starts with the end token, which separates the books.
         tokens = torch.tensor([token for book in encoded for token in book.ids])
         newline = tokens == tokenizer.encode("\n", add_special_tokens=False).ids[0]
         paragraph = (torch.roll(newline, 1) & torch.roll(newline, 2)) | torch.roll(tokens == self.end_id, 1)
@@ -123,15 +123,15 @@ class TrainingWindows:
         self.tokens = tokens.to(device)
 
     def sample(self, batch):
-        # Paragraphs are as likely as they are long, so that every token is about equally likely to be seen.
+        # Paragraphs are sampled in proportion to their length, so that every token is about equally likely.
         where = torch.randint(int(self.starts[-1]) + 1, (batch,), device=self.starts.device)
         first = self.starts[torch.searchsorted(self.starts, where)]
         targets = self.tokens[first[:, None] + torch.arange(self.context, device=first.device)]
-        return behind_end_token(targets, self.end_id), targets
+        return shift_after_end_token(targets, self.end_id), targets
 
 
-def behind_end_token(targets, end_id):
-    """The inputs that go with the targets: the end token, then every target but the last."""
+def shift_after_end_token(targets, end_id):
+    """The inputs for the targets: the end token, then every target except the last."""
     return F.pad(targets[:, :-1], (1, 0), value=end_id)
 
 
@@ -140,11 +140,11 @@ def held_out_windows(tokenizer, text, context, device):
     end_id = tokenizer.token_to_id(END_OF_TEXT)
     tokens = torch.tensor(tokenizer.encode(text, add_special_tokens=False).ids)
     targets = F.pad(tokens, (0, -len(tokens) % context), value=IGNORED).view(-1, context).to(device)
-    # The padding is at the end, where no token looks at it: any id in range will do as its input.
-    return behind_end_token(targets, end_id).clamp(min=0), targets
+    # The padding is at the end, where no token attends to it: any id in range is a valid input.
+    return shift_after_end_token(targets, end_id).clamp(min=0), targets
 
 
-# Model: the attribute names give the parameters the names that they have in a Hugging Face Llama.
+# Model: attribute names give the parameters their names in a Hugging Face Llama.
 
 
 def linear(inputs, outputs):
@@ -233,7 +233,7 @@ class Llama(nn.Module):
         self.model = Decoder(args)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
-                # Each layer adds to the residual stream twice; smaller writers keep its variance near the others'.
+                # Each layer adds to the residual stream twice; smaller output weights limit the growth of its variance.
                 writes_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
                 nn.init.normal_(parameter, std=0.02 / math.sqrt(2 * args.layers) if writes_residual else 0.02)
 
@@ -266,7 +266,7 @@ def learning_rate(args, step, progress):
 
 
 def train(args, model, windows, held_out, bytes_per_token, log):
-    """Leaves the model with the weights of the best held-out loss."""
+    """Trains the model and restores the weights of the best held-out loss."""
     device = windows.tokens.device
     autocast = torch.autocast(device.type, dtype=torch.bfloat16)
     optimizer = make_optimizer(model, args, device)
@@ -286,7 +286,7 @@ def train(args, model, windows, held_out, bytes_per_token, log):
         running += loss.detach()
         step += 1
         if step == 1:
-            running.item()  # waits for the device: the clock starts behind the compilation
+            running.item()  # waits for the device: the clock starts after the compilation
             started = time.monotonic()
         elapsed = time.monotonic() - started
         progress = max(step / args.steps, elapsed / 60 / args.minutes)
@@ -332,11 +332,11 @@ def export(args, model, tokenizer):
 
 @torch.no_grad()
 def check_export(args, model, held_out, bytes_per_token, log):
-    """Holds the exported folder, as `transformers` reads it, against the model that was trained."""
+    """Compares the exported folder, loaded with `transformers`, with the trained model."""
     device = held_out[0].device
     exported = LlamaForCausalLM.from_pretrained(args.out, dtype=torch.float32).to(device).eval()
     for weight in model.parameters():
-        weight.copy_(weight.bfloat16())  # what was exported
+        weight.copy_(weight.bfloat16())  # the exported weights
     loss = held_out_loss(model, *held_out, args.batch)
     sample = held_out[0][:1]
     model.eval()

@@ -1,13 +1,13 @@
-"""Times attention of torch and, where it is installed, FlashInfer on a GPU, for `attention --peer`, a case at a time.
+"""Times attention of torch and, if installed, FlashInfer on a GPU, for `attention --peer`, one case at a time.
 
-Reads one JSON object a line from stdin and answers each with one on stdout:
+Reads one JSON request per line from stdin and writes one response per line to stdout:
 
     {"about": true}                            -> {"about": "torch 2.11.0, FlashInfer 0.6.18"}
     {"prefill": {"heads", "head_dim", "batch", "len", "causal"}, "calls": n}        -> {"seconds": 0.0123, "best": "cudnn"}
     {"decode": {"heads", "head_dim", "lens", "page_size", "kv"}, "calls": n}        -> {"seconds": 0.0123, "best": "flashinfer tc"}
 
-The first question about a case tries everything that can compute it, and keeps the fastest, which all later questions time:
-`calls` calls in a replayed graph where it can be captured, by events, after one that warms up.
+The first request for a case tries all implementations and keeps the fastest, which later requests time: `calls` calls of a
+captured graph, measured with events after one warm-up call.
 """
 
 import json
@@ -34,7 +34,7 @@ def workspace():
 
 
 def prefill(case):
-    """The calls that compute a prefill, by name."""
+    """The implementations of a prefill, by name."""
     (qo, kv), dim, batch, length, causal = (case[k] for k in ("heads", "head_dim", "batch", "len", "causal"))
     q, k, v = (noise(batch, length, heads, dim) for heads in (qo, kv, kv))
     by_head = [x.transpose(1, 2) for x in (q, k, v)]
@@ -59,7 +59,7 @@ def prefill(case):
 
 
 def decode(case):
-    """The calls that compute a decode step over pages, by name."""
+    """The implementations of a paged decode step, by name."""
     (qo, kv), dim, lens, page = (case[k] for k in ("heads", "head_dim", "lens", "page_size"))
     dtype = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}[case["kv"]]
     pages = [-(-length // page) for length in lens]
@@ -75,7 +75,7 @@ def decode(case):
             wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", use_tensor_cores=tensor_cores)
             try:
                 wrapper.plan(indptr, indices, last, qo, kv, dim, page, q_data_type=torch.bfloat16, kv_data_type=dtype)
-            except Exception as why:  # without tensor cores it has no groups of 5 or 16
+            except Exception as why:  # without tensor cores it does not support groups of 5 or 16
                 print(f"{name}: {str(why)[-200:]}", file=sys.stderr)
                 continue
             calls[name] = lambda wrapper=wrapper: wrapper.run(q, cache)
@@ -100,7 +100,7 @@ def seconds(call, calls):
 
 
 def graphed(call):
-    """The call as a graph that is replayed, so that the host's time does not count."""
+    """The call captured as a CUDA graph, to exclude host time."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -113,7 +113,7 @@ def graphed(call):
 
 
 def choose(kind, case, calls):
-    """The fastest way to compute a case, and its name."""
+    """Name and call of the fastest implementation of a case."""
     found = []
     for name, call in {"prefill": prefill, "decode": decode}[kind](case).items():
         try:
@@ -121,32 +121,32 @@ def choose(kind, case, calls):
             torch.cuda.synchronize()
             call = graphed(call)
             found.append((min(seconds(call, calls) for _ in range(3)), name, call))
-        except Exception as why:  # a backend that refuses a case is no peer for it
+        except Exception as why:  # skip backends that do not support the case
             print(f"{name}: {str(why)[:200]}", file=sys.stderr)
     if not found:
         raise RuntimeError(f"nothing computes {kind} {case}")
     for time, name, _ in found:
         print(f"{kind} {case}: {name} {time * 1e6:.1f} us", file=sys.stderr)
-    return min(found, key=lambda one: one[0])[1:]
+    return min(found, key=lambda entry: entry[0])[1:]
 
 
-def answer(asked):
-    if "about" in asked:
+def respond(request):
+    if "about" in request:
         version = f", FlashInfer {flashinfer.__version__}" if flashinfer else ""
         return {"about": f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}{version}"}
-    kind = "prefill" if "prefill" in asked else "decode"
-    key = json.dumps(asked)
+    kind = "prefill" if "prefill" in request else "decode"
+    key = json.dumps(request)
     if key not in best:
-        best.clear()  # one case at a time is in memory
+        best.clear()  # keep only one case in memory
         torch.cuda.empty_cache()
-        best[key] = choose(kind, asked[kind], asked["calls"])
+        best[key] = choose(kind, request[kind], request["calls"])
     name, call = best[key]
-    return {"seconds": seconds(call, asked["calls"]), "best": name}
+    return {"seconds": seconds(call, request["calls"]), "best": name}
 
 
 for line in sys.stdin:
     try:
-        said = answer(json.loads(line))
+        response = respond(json.loads(line))
     except Exception as why:
-        said = {"error": str(why)[:300]}
-    print(json.dumps(said), flush=True)
+        response = {"error": str(why)[:300]}
+    print(json.dumps(response), flush=True)

@@ -1,15 +1,15 @@
 """Times torch's `scaled_dot_product_attention` on the CPU for `cpu_attention --peer`, one call at a time.
 
-Reads one JSON object a line from stdin and answers each with one on stdout:
+Reads one JSON request per line from stdin and writes one response per line to stdout:
 
     {"threads": 2}                                     -> {"version": "2.11.0", "threads": 2}
     {"cases": [{"name", "heads", "head_dim", "dtype", "requests", "qo_len", "kv_len"}, ...]}   -> {}
     {"run": "<name>", "form": "gqa" | "rows"}          -> {"seconds": 0.0123}
 
-`gqa` gives every query head with `enable_gqa=True`, as models call it, causal where there is more than one row. `rows`
-gives the query heads of a group as rows of their KV head, for one row a request; it is mostly faster, and checked to
-give the same numbers. Each answer times the second of two calls and waits until torch's threads rest, so that they take
-nothing from whoever is timed next.
+`gqa` passes all query heads with `enable_gqa=True`, as models do, causal for more than one row. `rows` passes the query
+heads of a group as rows of their KV head, for one row per request; it is usually faster, and its results are compared
+with `gqa`. Each request times the second of two calls, then waits until torch's threads are idle, so that they do not
+disturb the next measurement.
 """
 
 import json
@@ -23,12 +23,12 @@ attention = torch.nn.functional.scaled_dot_product_attention
 
 
 def noise(*shape, dtype):
-    """Uniform in -1..1, contiguous, which is the layout that suits torch best."""
+    """Uniform in -1..1, contiguous: torch's fastest layout."""
     return (torch.rand(*shape) * 2 - 1).to(dtype)
 
 
 def forms(case):
-    """The calls that compute a case, by name, warmed up."""
+    """The calls of a case by form, warmed up."""
     (qo, kv), dim, dtype = case["heads"], case["head_dim"], DTYPES[case["dtype"]]
     requests, rows = case["requests"], case["qo_len"]
     q = noise(requests, qo, rows, dim, dtype=dtype)
@@ -46,15 +46,15 @@ def forms(case):
 
 
 def timed(call):
-    """Seconds of a call right after another."""
+    """Seconds of a call after a warm-up call."""
     call()
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
-def rest():
-    """Waits until the threads of this process have stopped spinning for more work."""
+def wait_until_idle():
+    """Waits until the threads of this process have stopped spinning."""
     for _ in range(200):
         before = time.process_time()
         time.sleep(0.005)
@@ -65,21 +65,21 @@ def rest():
 def main():
     calls = {}
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            if "threads" in asked:
-                torch.set_num_threads(asked["threads"])
-                answer = {"version": torch.__version__, "threads": torch.get_num_threads()}
-            elif "cases" in asked:
+            if "threads" in request:
+                torch.set_num_threads(request["threads"])
+                response = {"version": torch.__version__, "threads": torch.get_num_threads()}
+            elif "cases" in request:
                 calls.clear()
-                calls.update((case["name"], forms(case)) for case in asked["cases"])
-                answer = {}
+                calls.update((case["name"], forms(case)) for case in request["cases"])
+                response = {}
             else:
-                answer = {"seconds": timed(calls[asked["run"]][asked["form"]])}
-        except Exception as why:  # whatever it is, the bench shall say it
-            answer = {"error": f"{type(why).__name__}: {why}"}
-        rest()
-        print(json.dumps(answer), flush=True)
+                response = {"seconds": timed(calls[request["run"]][request["form"]])}
+        except Exception as why:  # reported by the benchmark
+            response = {"error": f"{type(why).__name__}: {why}"}
+        wait_until_idle()
+        print(json.dumps(response), flush=True)
 
 
 if __name__ == "__main__":
