@@ -1,6 +1,6 @@
 //! NaN weights: requests end with an error, never with a hang, a panic or an arbitrary token.
 
-use crate::session::{Case, Session, Setup, case, folder, prompt, transformer};
+use super::session::{Case, Session, Setup, case, folder, prompt, transformer};
 use tempfile::TempDir;
 use tilewright::Cpu;
 use tilewright_serve::{Engine, FinishReason};

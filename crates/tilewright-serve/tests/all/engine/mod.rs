@@ -11,8 +11,6 @@
 
 mod damage;
 mod forks;
-#[path = "../generator/mod.rs"]
-mod generator;
 mod invariants;
 mod requests;
 mod reuse;

@@ -2,10 +2,8 @@
 //!
 //! Checked: page integrity after every step, every request ends, and each output equals that of a separate run.
 
-use crate::{
-    generator::Generator,
-    session::{Case, Outcome, Session, Setup, draws, prompt},
-};
+use super::session::{Case, Outcome, Session, Setup, draws, prompt};
+use crate::generator::Generator;
 use std::collections::BTreeMap;
 use tilewright_serve::RequestId;
 

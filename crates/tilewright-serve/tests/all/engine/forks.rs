@@ -1,6 +1,6 @@
 //! Several continuations of a prompt: the prompt is computed once, and each output equals that of a separate request.
 
-use crate::session::{Case, FIXTURES, Outcome, SHIPPED, Session, Setup, case, draws, prompt};
+use super::session::{Case, FIXTURES, Outcome, SHIPPED, Session, Setup, case, draws, prompt};
 
 /// Compares `count` continuations of one prompt with separate requests in separate engines.
 fn compare(setup: Setup, len: usize, count: u64) -> Session {

@@ -10,7 +10,8 @@ use tilewright_serve::{
     radix::{NodeId, RadixTree},
 };
 
-use crate::{generator::Generator, model::PrefixMap};
+use super::model::PrefixMap;
+use crate::generator::Generator;
 
 const NUM_PAGES: usize = 192;
 const MAX_REQUEST_PAGES: usize = 12;

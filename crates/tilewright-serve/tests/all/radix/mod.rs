@@ -5,8 +5,6 @@ use tilewright_serve::{
     radix::{NodeId, RadixTree},
 };
 
-#[path = "../generator/mod.rs"]
-mod generator;
 mod model;
 mod random;
 

@@ -2,10 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use generator::Generator;
+use crate::generator::Generator;
 use tilewright_serve::pages::{PageAllocator, PageId};
-
-mod generator;
 
 fn error_of_free(allocator: &mut PageAllocator, pages: &[PageId]) -> String {
     let before = allocator.clone();

@@ -1,6 +1,6 @@
 //! Finish reasons, counters of the report, and error texts of the engine.
 
-use crate::session::{Case, FIXTURES, SHIPPED, Setup, VOCAB, case, draws, folder, prompt, transformer};
+use super::session::{Case, FIXTURES, SHIPPED, Setup, VOCAB, case, draws, folder, prompt, transformer};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
     Engine, EngineOptions, Event, FinishReason, GenerateOptions,

@@ -2,7 +2,7 @@
 //!
 //! Tokens are sampled with a seed; the unit tests of the engine compare logits bit for bit.
 
-use crate::session::{Case, FIXTURES, SHIPPED, Setup, case, draws};
+use super::session::{Case, FIXTURES, SHIPPED, Setup, case, draws};
 use tilewright::Dtype;
 use tilewright_serve::EngineOptions;
 

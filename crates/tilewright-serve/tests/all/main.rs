@@ -1,0 +1,10 @@
+//! Integration tests of `tilewright-serve`, in one binary to link only once.
+
+mod config;
+mod engine;
+mod generator;
+mod pages;
+mod radix;
+mod tokenizer;
+mod transformers;
+mod weights;
