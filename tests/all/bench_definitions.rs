@@ -1,11 +1,11 @@
 //! Bench definitions: the checked-in file is valid, and errors are reported before any measurement.
 
-#[path = "../benches/cpu_attention/case.rs"]
+#[path = "../../benches/cpu_attention/case.rs"]
 mod case;
 
 use case::{Case, Form, parse};
 
-const SHIPPED: &str = include_str!("../benches/definitions/cpu-attention.toml");
+const SHIPPED: &str = include_str!("../../benches/definitions/cpu-attention.toml");
 const FIRST: &str = r#"
 [[case]]
 name = "first"

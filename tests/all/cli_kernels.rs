@@ -1,8 +1,6 @@
 //! `tilewright kernels`, run as a process without a GPU; with ptxas if the gate has installed it.
 
-mod output;
-
-use output::{error_text, printed};
+use crate::output::{error_text, printed};
 use std::{
     fs,
     path::{Path, PathBuf},

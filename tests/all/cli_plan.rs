@@ -1,8 +1,6 @@
 //! `tilewright plan`, run as a process: report, SVG and error messages.
 
-mod output;
-
-use output::{error_text, printed, text};
+use crate::output::{error_text, printed, text};
 use std::{
     io::Write as _,
     path::Path,

@@ -12,7 +12,7 @@ const TESTS: [&str; 5] = [
     "crates/tilewright-kernels/tests/",
     "crates/tilewright-cuda/tests/",
     "crates/tilewright-cuda/src/",
-    "tests/",
+    "tests/all/",
 ];
 
 pub(super) const GUARD: Guard = Guard { name: "tested", check, planted, clean };
