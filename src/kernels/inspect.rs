@@ -10,7 +10,7 @@ use tilewright_cuda::{
     Context,
     cache::{Assembler, Cache, Driver, Footprint, Ptxas, Settings, Source},
 };
-use tilewright_kernels::Configured;
+use tilewright_kernels::KernelEntry;
 use tilewright_ptx::ir::{Kernel, ParamKind};
 
 /// Show a kernel: registers, shared memory, spills, PTX, predicted and measured time
@@ -43,36 +43,36 @@ enum KernelAssembler {
 
 pub(super) fn run(arguments: &InspectArgs) -> Result<String> {
     let selected = selection::select(std::slice::from_ref(&arguments.name))?;
-    let [configured] = selected.as_slice() else {
+    let [entry] = selected.as_slice() else {
         return Err(miette!(
             "kernels inspect: {} are {} kernels, expected one",
             arguments.name,
             selected.len()
         ));
     };
-    let kernel = (configured.build)().into_diagnostic()?;
+    let kernel = (entry.build)().into_diagnostic()?;
     let assembler = arguments.assembler()?;
     let arch = arguments.arch.or_else(|| assembler.as_ref().ok()?.arch());
-    let newest = configured.archs.last().copied().unwrap_or_default();
+    let newest = entry.archs.last().copied().unwrap_or_default();
     let arch = arch.unwrap_or(newest);
     let source = Source::of(&kernel, arch).into_diagnostic()?;
     if arguments.ptx {
         return Ok(source.ptx().to_owned());
     }
-    let mut report = describe(configured, &kernel, &source);
+    let mut report = describe(entry, &kernel, &source);
     match assembler {
         Ok(assembler) => report += &assembler.machine_code(&source)?,
         Err(why) => row(&mut report, "machine code", &format!("not known: {why}")),
     }
-    report += &arguments.times(configured, arch);
+    report += &arguments.times(entry, arch);
     Ok(report)
 }
 
 impl InspectArgs {
     /// The predicted time, and the measured time if the GPU has this architecture.
-    fn times(&self, configured: &Configured, arch: u32) -> String {
+    fn times(&self, entry: &KernelEntry, arch: u32) -> String {
         let mut report = String::new();
-        let Some(problem) = &configured.problem else {
+        let Some(problem) = &entry.problem else {
             row(
                 &mut report,
                 "time",
@@ -149,9 +149,9 @@ impl KernelAssembler {
 }
 
 /// The part of the report that needs no assembler.
-fn describe(configured: &Configured, kernel: &Kernel, source: &Source) -> String {
+fn describe(entry: &KernelEntry, kernel: &Kernel, source: &Source) -> String {
     let mut report = format!("{}\n", kernel.name);
-    row(&mut report, "for", &targets(configured.archs));
+    row(&mut report, "for", &targets(entry.archs));
     row(&mut report, "shown for", &source.target());
     let cluster =
         if kernel.cluster > 1 { format!(", clusters of {}", kernel.cluster) } else { String::new() };

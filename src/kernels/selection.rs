@@ -4,22 +4,22 @@ use super::targets;
 use crate::text_error::TextError;
 use miette::{IntoDiagnostic, Report, Result, bail};
 use tilewright_cuda::cache::Source;
-use tilewright_kernels::{Configured, all};
+use tilewright_kernels::{KernelEntry, all};
 
 /// The kernels with these names, or with the prefix of a name that ends in `*`; all kernels for no names. Each once, in catalog
 /// order.
-pub(super) fn select(names: &[String]) -> Result<Vec<Configured>> {
+pub(super) fn select(names: &[String]) -> Result<Vec<KernelEntry>> {
     let known = all();
     if let Some(unknown) = names.iter().find(|name| !known.iter().any(|kernel| matches(name, &kernel.name))) {
         return Err(unknown_kernel(unknown, &known));
     }
     let chosen =
-        |kernel: &Configured| names.is_empty() || names.iter().any(|name| matches(name, &kernel.name));
+        |kernel: &KernelEntry| names.is_empty() || names.iter().any(|name| matches(name, &kernel.name));
     Ok(known.into_iter().filter(chosen).collect())
 }
 
 /// The PTX of `kernels` for all their architectures, or for those in `archs`.
-pub(super) fn sources(kernels: &[Configured], archs: &[u32]) -> Result<Vec<Source>> {
+pub(super) fn sources(kernels: &[KernelEntry], archs: &[u32]) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for kernel in kernels {
         let selected = |arch: &&u32| archs.is_empty() || archs.contains(arch);
@@ -43,8 +43,8 @@ fn matches(pattern: &str, kernel: &str) -> bool {
     pattern.strip_suffix('*').map_or(pattern == kernel, |prefix| kernel.starts_with(prefix))
 }
 
-fn unknown_kernel(name: &str, known: &[Configured]) -> Report {
-    let common_prefix = |kernel: &&Configured| {
+fn unknown_kernel(name: &str, known: &[KernelEntry]) -> Report {
+    let common_prefix = |kernel: &&KernelEntry| {
         kernel.name.bytes().zip(name.bytes()).take_while(|(known, given)| known == given).count()
     };
     let nearest = known.iter().rev().max_by_key(common_prefix).filter(|kernel| common_prefix(kernel) > 2);

@@ -14,7 +14,7 @@ use tilewright_kernels::{
     activation::{self, Activation},
     append,
     attention::merge,
-    gemm::{Matrix, Product},
+    gemm::{GemmParams, Matrix},
     norm,
     rope::{self, Angles},
     tile::Strided,
@@ -87,7 +87,7 @@ fn norms(device: &Stream) -> Outcome {
     let (x, residual, out, weight) = (x?, residual?, out?, device.filled::<bf16>(HIDDEN, 0x3c)?);
     let [x, residual, out] = [&x, &residual, &out].map(|tensor| rows(tensor.address(), [HIDDEN, 0]));
     for (name, add, to) in [("rmsnorm", None, out), ("fused_add_rmsnorm", Some((residual, BF16)), x)] {
-        let call = norm::Call {
+        let call = norm::NormParams {
             dtypes: (BF16, BF16),
             shape: [TOKENS as u32, 1, HIDDEN as u32],
             x,
@@ -98,7 +98,7 @@ fn norms(device: &Stream) -> Outcome {
             offset: 0.0,
         };
         let (grid, arguments) = call.launch();
-        let (kernel, tensors) = (norm::norm("norm", call.norm())?, if add.is_some() { 4 } else { 2 });
+        let (kernel, tensors) = (norm::norm("norm", call.config())?, if add.is_some() { 4 } else { 2 });
         Case { name, kernel, grid, arguments, bytes: tensors * elements * 2 }.time(device)?;
     }
     Ok(())
@@ -118,11 +118,11 @@ fn embeddings(device: &Stream) -> Outcome {
     ] {
         let [from, to] = [&from, if in_place { &from } else { &to }]
             .map(|[q, k]| [rows(q.address(), [HEADS.0 * DIM, DIM]), rows(k.address(), [HEADS.1 * DIM, DIM])]);
-        let call = rope::Call {
+        let call = rope::RopeParams {
             dtypes: (BF16, BF16),
             style,
             angles,
-            angles_at: table.address(),
+            angles_address: table.address(),
             positions: positions.address(),
             tokens: TOKENS as u32,
             heads: [HEADS.0 as u32, HEADS.1 as u32],
@@ -131,7 +131,7 @@ fn embeddings(device: &Stream) -> Outcome {
             to,
         };
         let (grid, arguments) = call.launch();
-        let kernel = rope::rope("rope", call.rope())?;
+        let kernel = rope::rope("rope", call.config())?;
         Case { name, kernel, grid, arguments, bytes: 2 * (q + k) * 2 }.time(device)?;
     }
     Ok(())
@@ -145,7 +145,7 @@ fn activations(device: &Stream) -> Outcome {
         ("gelu_and_mul", Activation::Gelu),
         ("gelu_tanh_and_mul", Activation::GeluTanh),
     ] {
-        let call = activation::Call {
+        let call = activation::ActivationParams {
             activation,
             dtypes: (BF16, BF16),
             shape: [TOKENS as u32, FEED_FORWARD as u32],
@@ -153,7 +153,7 @@ fn activations(device: &Stream) -> Outcome {
             out: rows(out.address(), [FEED_FORWARD, 0]),
         };
         let (grid, arguments) = call.launch();
-        let kernel = activation::act_and_mul("act_and_mul", call.gated())?;
+        let kernel = activation::act_and_mul("act_and_mul", call.config())?;
         Case { name, kernel, grid, arguments, bytes: TOKENS * 3 * FEED_FORWARD * 2 }.time(device)?;
     }
     Ok(())
@@ -174,7 +174,7 @@ fn appending(device: &Stream) -> Outcome {
         ("append, NHD, to e4m3", [row, DIM], Dtype::E4m3),
         ("append, NHD, to int8", [row, DIM], Dtype::I8),
     ] {
-        let call = append::Call {
+        let call = append::AppendParams {
             dtypes: (BF16, dtype),
             shape: [HEADS.1 as u32, DIM as u32],
             new: rows(k.address(), [row, DIM]),
@@ -182,7 +182,7 @@ fn appending(device: &Stream) -> Outcome {
                 address: cache.address(),
                 strides: [PAGE_SIZE * row, slot, head].map(|stride| stride as u64),
             },
-            places: append::Places::Table {
+            slot_mapping: append::SlotMapping::Table {
                 batch_indices: requests.address(),
                 positions: positions.address(),
                 indptr: indptr.address(),
@@ -193,7 +193,7 @@ fn appending(device: &Stream) -> Outcome {
             scale: (dtype != BF16).then_some(scale),
         };
         let (grid, arguments) = call.launch();
-        let kernel = append::append("append", call.append())?;
+        let kernel = append::append("append", call.config())?;
         Case { name, kernel, grid, arguments, bytes: elements * (2 + dtype.size()) }.time(device)?;
     }
     Ok(())
@@ -244,7 +244,7 @@ fn decoding(device: &Stream) -> Outcome {
             [rows * inputs, features * inputs, rows * features].map(|len| device.filled::<bf16>(len, 0x3c));
         let (x, weight, out) = (x?, weight?, out?);
         let matrix = |address, stride: usize| Matrix { dtype: BF16, address, stride: stride as u64 };
-        let product = Product {
+        let product = GemmParams {
             shape: [rows, features, inputs].map(|n| n as u32),
             x: matrix(x.address(), inputs),
             weight: matrix(weight.address(), inputs),
@@ -252,7 +252,7 @@ fn decoding(device: &Stream) -> Outcome {
             out: matrix(out.address(), features),
             groups: None,
         };
-        let choice = product.choose(multiprocessors);
+        let choice = product.choose_kernel(multiprocessors);
         let (grid, arguments) = product.launch(choice);
         let kernel = choice.kernel("linear")?;
         Case { name, kernel, grid, arguments, bytes: features * inputs * 2 }.time(device)?;

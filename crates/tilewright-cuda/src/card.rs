@@ -7,7 +7,7 @@ use crate::{
 };
 use std::{any::Any, sync::Arc};
 use tilewright::{Error, Recorded, Result, tensor::DeviceMemory};
-use tilewright_kernels::gemm::Product;
+use tilewright_kernels::gemm::GemmParams;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
 /// A stream of a GPU. Cheap to clone; clones are the same stream and share the cache.
@@ -104,7 +104,7 @@ impl Machine for Card {
         self.stream.launch(function, grid, args).map_err(of_driver)
     }
 
-    fn multiply(&self, product: &Product) -> Result<bool> {
+    fn multiply(&self, product: &GemmParams) -> Result<bool> {
         self.products.as_ref().map_or(Ok(false), |products| products.multiply(product).map_err(of_driver))
     }
 

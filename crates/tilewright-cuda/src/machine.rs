@@ -4,7 +4,7 @@
 
 use std::fmt::Debug;
 use tilewright::{Recorded, Result, tensor::DeviceMemory};
-use tilewright_kernels::gemm::Product;
+use tilewright_kernels::gemm::GemmParams;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
 /// What a machine has.
@@ -51,7 +51,7 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// When the library fails.
-    fn multiply(&self, product: &Product) -> Result<bool> {
+    fn multiply(&self, product: &GemmParams) -> Result<bool> {
         let _ = product; // a machine without libraries
         Ok(false)
     }

@@ -10,8 +10,8 @@ use real::noise;
 use tilewright::Dtype;
 use tilewright_cuda::{Result, Stream};
 use tilewright_kernels::gemm::{
-    Choice, Ends, Matrix, Product, sm80,
-    sm90::{Gemm, TILE_ROWS, gemm},
+    Epilogue, GemmKernel, GemmParams, Matrix, sm80,
+    sm90::{Sm90Config, TILE_ROWS, gemm},
 };
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::sim::Arg;
@@ -29,14 +29,14 @@ fn products_of_odd_shapes_agree_with_the_definition() -> Result<()> {
         [24, 520, 1032],
     ] {
         for tile_columns in [128, 256] {
-            product(&device, Gemm { tile_columns }, shape)?;
+            product(&device, Sm90Config { tile_columns }, shape)?;
         }
         product_of_any_gpu(&device, shape)?;
     }
     Ok(())
 }
 
-fn product(device: &Stream, config: Gemm, [m, n, k]: [usize; 3]) -> Result<()> {
+fn product(device: &Stream, config: Sm90Config, [m, n, k]: [usize; 3]) -> Result<()> {
     let kernel = gemm("gemm", config).expect("a valid kernel");
     let function = device.load(&kernel)?;
     let (a, b) = (noise(m * k, 1), noise(n * k, 2));
@@ -66,11 +66,12 @@ fn product_of_any_gpu(device: &Stream, [m, n, k]: [usize; 3]) -> Result<()> {
     let (a, b) = (noise(m * k, 1), noise(n * k, 2));
     let (a_d, b_d) = (device.upload(&a)?, device.upload(&b)?);
     let matrix = |address, stride: usize| Matrix { dtype: Dtype::Bf16, address, stride: stride as u64 };
-    let ends = Ends { bias: None, out: Dtype::Bf16, pairs: true, grouped: false };
-    let tiles = [false, true].map(|large| Choice::Sm80(sm80::Gemm { elements: Dtype::Bf16, large, ends }));
+    let epilogue = Epilogue { bias: None, out: Dtype::Bf16, paired: true, grouped: false };
+    let tiles = [false, true]
+        .map(|large| GemmKernel::Sm80(sm80::Sm80Config { elements: Dtype::Bf16, large, epilogue }));
     for forced in [None, Some(tiles[0]), Some(tiles[1])] {
         let d_d = device.filled::<u16>(m * n, 0xff)?;
-        let product = Product {
+        let product = GemmParams {
             shape: [m, n, k].map(|n| n as u32),
             x: matrix(a_d.address(), k),
             weight: matrix(b_d.address(), k),
@@ -78,7 +79,8 @@ fn product_of_any_gpu(device: &Stream, [m, n, k]: [usize; 3]) -> Result<()> {
             out: matrix(d_d.address(), n),
             groups: None,
         };
-        let choice = forced.unwrap_or_else(|| product.choose(device.context().limits().multiprocessors));
+        let choice =
+            forced.unwrap_or_else(|| product.choose_kernel(device.context().limits().multiprocessors));
         let (grid, arguments) = product.launch(choice);
         let function = device.load(&choice.kernel("gemm").expect("a valid kernel"))?;
         device.launch(&function, grid, &arguments)?;

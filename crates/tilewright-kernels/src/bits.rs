@@ -1,8 +1,9 @@
-//! Packs flags into bits, eight to a byte; the last byte is filled up with zeros.
+//! Packs flags into bits, eight per byte; the last byte is zero-padded.
 //!
-//! Shapes: flags u8 `[flags]`, of which all but 0 are set; out u8. A segment `flags[indptr[s]..indptr[s + 1]]` begins at byte
-//! `out_indptr[s]`; both i32 `[segments + 1]`. Without segments, pass one: `[0, flags]` and `[0, ceil(flags / 8)]`.
-//! Grid: `[segments, Bits::ctas(bytes of the longest), 1]`.
+//! Shapes: flags u8 `[flags]`, set if nonzero; out u8. Segment `flags[indptr[s]..indptr[s + 1]]` begins at byte
+//! `out_indptr[s]`. Both index arrays are i32 `[segments + 1]`. Without segments, pass one: `[0, flags]` and `[0,
+//! ceil(flags / 8)]`.
+//! Grid: `[segments, ceil(longest / THREADS), 1]`, one thread per output byte.
 
 use tilewright::attention::BitOrder;
 use tilewright_ptx::{
@@ -14,27 +15,27 @@ use tilewright_ptx::{
 
 const THREADS: u32 = 128;
 
-/// One launch.
+/// Parameters of one launch.
 #[derive(Debug, Clone, Copy)]
-pub struct Call {
-    /// The order of bits in a byte.
+pub struct PackbitsParams {
+    /// Bit order in a byte.
     pub order: BitOrder,
     /// Address of the flags.
     pub flags: u64,
-    /// Address of the bounds of segments, in flags.
+    /// Address of the segment bounds, in flags.
     pub indptr: u64,
     /// Address of the result.
     pub out: u64,
-    /// Address of the bounds of segments, in bytes.
+    /// Address of the segment bounds, in bytes.
     pub out_indptr: u64,
-    /// How many segments there are.
+    /// Number of segments.
     pub segments: u32,
-    /// Bytes of the longest of them, at most 2^22.
+    /// Bytes of the longest segment, at most 2^22.
     pub longest: u32,
 }
 
-impl Call {
-    /// A name that no other order has.
+impl PackbitsParams {
+    /// Kernel name, unique per bit order.
     pub fn name(&self) -> String {
         match self.order {
             BitOrder::Little => "packbits_little".to_owned(),
@@ -42,14 +43,14 @@ impl Call {
         }
     }
 
-    /// Grid and arguments for the kernel of this order; there is at least one segment and one byte.
+    /// Grid and arguments of the kernel for this bit order. Requires at least one segment and one byte.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
         let args = [self.flags, self.indptr, self.out, self.out_indptr].map(Arg::U64);
         ([self.segments, self.longest.div_ceil(THREADS), 1], args.to_vec())
     }
 }
 
-/// The kernel of an order; its parameters are those of [`Call::launch`].
+/// Records the kernel for a bit order. Its parameters are those of [`PackbitsParams::launch`].
 ///
 /// # Errors
 /// None.

@@ -2,21 +2,21 @@
 //!
 //! | | |
 //! |---|---|
-//! | [`tile`] | the nouns and verbs: fragments, tiles, rings, rows of vectors |
-//! | [`attention`] | attention, and merging its states |
+//! | [`tile`] | building blocks: register fragments, shared-memory tiles, stage rings, vectorized rows |
+//! | [`attention`] | attention, and merging of partial states |
 //! | [`append`] | new keys and values into pages |
-//! | [`norm`], [`rope`], [`activation`] | what a layer does beside attention and products |
-//! | [`sampling`] | probabilities of logits; tokens |
+//! | [`norm`], [`rope`], [`activation`] | memory-bound elementwise operators of a layer |
+//! | [`sampling`] | token sampling from logits or probabilities |
 //! | [`variant`] | hooks of attention variants, recorded into kernels |
 //! | [`gemm`] | matrix products |
-//! | [`all`] | every kernel in every configuration |
+//! | [`all`] | every kernel in every tested configuration |
 //!
-//! Kernels know shapes and variants, no driver and no device.
+//! Kernels depend on shapes and variants only, not on a driver or a device.
 //!
-//! [`write_a_kernel`] goes through one line by line, [`tiles`] draws what lies where.
+//! [`write_a_kernel`] explains one kernel line by line; [`tiles`] shows the memory and register layouts.
 #![forbid(unsafe_code)]
 
-// The pages lie outside of the package, so that only documentation and its tests ask for them.
+// The pages are outside of the package: only rustdoc and doctests include them.
 #[cfg(any(doc, doctest))]
 #[doc = include_str!("../../../docs/write-a-kernel.md")]
 pub mod write_a_kernel {}
@@ -38,4 +38,4 @@ pub mod sampling;
 pub mod tile;
 pub mod variant;
 
-pub use all::{Configured, all, golden_texts};
+pub use all::{KernelEntry, all, golden_texts};

@@ -9,9 +9,9 @@ use tilewright_ptx::text::ptx;
 
 /// PTX of every kernel for every architecture, with lines of the source.
 fn every_text() -> String {
-    let of = |configured: &tilewright_kernels::Configured| {
-        let kernel = (configured.build)().unwrap();
-        configured.archs.iter().map(|&arch| ptx(&kernel, arch).unwrap()).collect::<String>()
+    let of = |entry: &tilewright_kernels::KernelEntry| {
+        let kernel = (entry.build)().unwrap();
+        entry.archs.iter().map(|&arch| ptx(&kernel, arch).unwrap()).collect::<String>()
     };
     all().iter().map(of).collect()
 }

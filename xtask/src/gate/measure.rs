@@ -6,7 +6,7 @@ use super::{
     report::Report,
     sass::Code,
 };
-use tilewright_kernels::Configured;
+use tilewright_kernels::KernelEntry;
 use tilewright_ptx::{ir::Kernel, text::ptx};
 
 /// What was measured of a kernel for one architecture.
@@ -25,7 +25,7 @@ pub(crate) struct Measured {
 
 impl Measured {
     /// Assembles a configured kernel for one of its architectures.
-    pub(crate) fn of(assembler: &Assembler, configured: &Configured, arch: u32) -> Result<Self, String> {
+    pub(crate) fn of(assembler: &Assembler, configured: &KernelEntry, arch: u32) -> Result<Self, String> {
         let kernel = (configured.build)().map_err(|why| why.to_string())?;
         let text = ptx(&kernel, arch).map_err(|why| why.to_string())?;
         let measured = Self::of_text(assembler, &kernel, &text, configured.overlap)?;

@@ -1,7 +1,7 @@
 //! The gate is not believed before it has caught violations that are planted in kernels which have none.
 
 use super::{assemble::Assembler, measure::Measured};
-use tilewright_kernels::Configured;
+use tilewright_kernels::KernelEntry;
 use tilewright_ptx::{
     ir::{Block, Kernel, Stmt},
     isa::{Op, matrix::MatrixOp, sync::SyncOp},
@@ -18,7 +18,7 @@ const PLANTS: [Plant; 3] = [
 ];
 
 /// Plants every violation in the kernel that promises overlap; gives their number when each was caught.
-pub(crate) fn prove(assembler: &Assembler, kernels: &[Configured]) -> Result<usize, String> {
+pub(crate) fn prove(assembler: &Assembler, kernels: &[KernelEntry]) -> Result<usize, String> {
     let sound = kernels.iter().find(|kernel| kernel.overlap);
     let Some(sound) = sound else {
         return Err("no kernel promises overlap to plant violations in".to_owned());

@@ -6,8 +6,8 @@ use std::error::Error;
 use tilewright::Dtype;
 use tilewright_cuda::Stream;
 use tilewright_kernels::gemm::{
-    Matrix, Product,
-    sm90::{Gemm, TILE_ROWS, gemm},
+    GemmParams, Matrix,
+    sm90::{Sm90Config, TILE_ROWS, gemm},
 };
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::sim::Arg;
@@ -32,7 +32,7 @@ pub(crate) fn with_case<T>(
     }
     let numbers: Vec<usize> = name.split(['.', 'x']).filter_map(|part| part.parse().ok()).collect();
     let &[tile_columns, m, n, k] = &numbers[..] else { return Err(format!("{name} is no case").into()) };
-    let function = device.load(&gemm("gemm", Gemm { tile_columns })?)?;
+    let function = device.load(&gemm("gemm", Sm90Config { tile_columns })?)?;
     let (a, b) = (device.upload(&noise(m * k))?, device.upload(&noise(n * k))?);
     let d = device.filled::<bf16>(m * n, 0)?;
     let map = |address: u64, [rows, columns]: [usize; 2], box_rows: usize| {
@@ -69,7 +69,7 @@ fn with_case_sm80<T>(
     let (a, b) = (device.upload(&noise(m * k))?, device.upload(&noise(n * k))?);
     let d = device.filled::<bf16>(m * n, 0)?;
     let matrix = |address, stride: usize| Matrix { dtype: Dtype::Bf16, address, stride: stride as u64 };
-    let product = Product {
+    let product = GemmParams {
         shape: [m, n, k].map(|n| n as u32),
         x: matrix(a.address(), k),
         weight: matrix(b.address(), k),
@@ -77,7 +77,7 @@ fn with_case_sm80<T>(
         out: matrix(d.address(), n),
         groups: None,
     };
-    let choice = product.choose(device.context().limits().multiprocessors);
+    let choice = product.choose_kernel(device.context().limits().multiprocessors);
     let (grid, arguments) = product.launch(choice);
     let function = device.load(&choice.kernel("gemm")?)?;
     time(&Case {

@@ -7,7 +7,7 @@ use tilewright::{
     kv::{ScaleMut, Slots},
 };
 use tilewright_kernels::{
-    append::{self as kernels, Cache, Call, Places, Scale, dynamic},
+    append::{self as kernels, AppendParams, Cache, Scale, SlotMapping, dynamic},
     tile::Strided,
 };
 
@@ -67,7 +67,7 @@ pub(super) fn append<M: Machine>(
     }
     let at = gpu.upload(bytemuck::cast_slice(&arrays.slots))?;
     match scale {
-        ScaleMut::Static(scale) => to.given(gpu, Places::Slots { slots: at.address(), count }, scale),
+        ScaleMut::Static(scale) => to.given(gpu, SlotMapping::Slots { slots: at.address(), count }, scale),
         ScaleMut::Dynamic(scales) => {
             let pages = gpu.upload(bytemuck::cast_slice(&arrays.pages))?;
             let pages = (pages.address(), arrays.pages.len() as u32 / 4);
@@ -85,7 +85,7 @@ struct Target {
 }
 
 impl Target {
-    fn given<M: Machine>(&self, gpu: &Gpu<M>, places: Places, scale: kv::Scale<'_>) -> Result<()> {
+    fn given<M: Machine>(&self, gpu: &Gpu<M>, slot_mapping: SlotMapping, scale: kv::Scale<'_>) -> Result<()> {
         let of = |at, page_stride, head_stride| Scale { at, page_stride, head_stride, factor: 1.0 };
         let mut of_this_call = None;
         let scale = match scale {
@@ -102,9 +102,15 @@ impl Target {
                 Some(of(gpu.address(OPERATOR, "scale", &pages)?, strides[0] as u64, head))
             }
         };
-        let call =
-            Call { dtypes: self.dtypes, shape: self.shape, new: self.new, cache: self.cache, places, scale };
-        let config = call.append();
+        let call = AppendParams {
+            dtypes: self.dtypes,
+            shape: self.shape,
+            new: self.new,
+            cache: self.cache,
+            slot_mapping,
+            scale,
+        };
+        let config = call.config();
         let kernel = gpu.kernel(OPERATOR, &config.name(), |name| kernels::append(name, config))?;
         let (grid, args) = call.launch();
         let launched = gpu.machine.launch(&kernel, grid, &args);
@@ -130,7 +136,7 @@ impl Target {
             address: gpu.address_mut(OPERATOR, "scale", scales)?,
             strides: [strides[0] as u64, strides[1] as u64],
         };
-        let call = dynamic::Call {
+        let call = dynamic::DynamicAppendParams {
             dtypes: self.dtypes,
             shape: self.shape,
             new: self.new,
@@ -139,7 +145,7 @@ impl Target {
             pages,
             scales,
         };
-        let config = dynamic::Dynamic { dtypes: self.dtypes };
+        let config = dynamic::DynamicAppendConfig { dtypes: self.dtypes };
         let kernel = gpu.kernel(OPERATOR, &config.name(), |name| dynamic::append(name, config))?;
         let (grid, args) = call.launch();
         gpu.machine.launch(&kernel, grid, &args)

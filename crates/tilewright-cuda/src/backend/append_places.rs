@@ -18,7 +18,7 @@ use tilewright::{
     kv::AppendPlan,
     tensor::{DeviceAddress, DeviceMemory},
 };
-use tilewright_kernels::append::Places;
+use tilewright_kernels::append::SlotMapping;
 
 /// Slots are below it, so that they are what they are modulo it.
 const NO_PAGE_SIZE: u32 = 1 << 31;
@@ -37,9 +37,9 @@ impl AppendPlaces {
     }
 
     /// The first `count` tokens, as the kernel takes them.
-    pub(super) fn table(&self, count: u32) -> Places {
+    pub(super) fn table(&self, count: u32) -> SlotMapping {
         let at = |word: usize| self.memory.address() + (word * size_of::<i32>()) as u64;
-        Places::Table {
+        SlotMapping::Table {
             batch_indices: at(0),
             positions: at(self.capacity),
             indptr: at(2 * self.capacity),

@@ -3,7 +3,7 @@
 use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
 use tilewright::{Result, attention::BitOrder, ensure, tensor::DeviceMemory};
-use tilewright_kernels::bits::{Call, packbits as kernel};
+use tilewright_kernels::bits::{PackbitsParams, packbits as kernel};
 
 const OPERATOR: &str = "attention.segment_packbits";
 /// The longest segment: a grid has 2^16 - 1 CTAs of 128 bytes in its second dimension.
@@ -58,7 +58,7 @@ impl<M: Machine> Gpu<M> {
             let [indptr_at, bounds_at] =
                 [indptr, &bounds].map(|values| self.upload(bytemuck::cast_slice(values)));
             let (indptr_at, bounds_at) = (indptr_at?, bounds_at?);
-            let call = Call {
+            let call = PackbitsParams {
                 order,
                 flags: flags_at,
                 indptr: indptr_at.address(),

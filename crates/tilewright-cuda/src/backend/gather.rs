@@ -6,7 +6,7 @@ use super::{
 };
 use crate::machine::Machine;
 use tilewright::{Result, View, ViewMut, tensor::Indices};
-use tilewright_kernels::rows::{self, Call};
+use tilewright_kernels::rows::{self, CopyRowsParams};
 
 const OPERATOR: &str = "gather.gather_rows";
 
@@ -19,7 +19,7 @@ pub(super) fn gather_rows<M: Machine>(
     let Some([count, _, width]) = extents(OPERATOR, out.shape())? else { return Ok(()) };
     extent(OPERATOR, "rows", table.shape()[0])?;
     let (from, _held) = gpu.indices(OPERATOR, "ids", ids)?;
-    let call = Call {
+    let call = CopyRowsParams {
         dtypes: (table.dtype(), out.dtype()),
         shape: [count, width],
         table: gpu.rows(OPERATOR, "table", &table)?,
@@ -27,7 +27,7 @@ pub(super) fn gather_rows<M: Machine>(
         out: gpu.rows_mut(OPERATOR, "out", &out)?,
         to: 0,
     };
-    let config = call.copy();
+    let config = call.config();
     let kernel = gpu.kernel(OPERATOR, &config.name(), |name| rows::copy(name, config))?;
     let (grid, args) = call.launch();
     gpu.machine.launch(&kernel, grid, &args)

@@ -3,7 +3,7 @@
 use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
 use tilewright::{Error, Result, View, ViewMut, ensure, tensor::DeviceMemory};
-use tilewright_kernels::gemm::{Groups, Matrix, Product};
+use tilewright_kernels::gemm::{GemmParams, Groups, Matrix};
 
 const OPERATOR: &str = "gemm.linear";
 const SEGMENTS: &str = "gemm.segment_gemm";
@@ -36,7 +36,7 @@ pub(super) fn linear<M: Machine>(
         return Ok(());
     }
     let bias = bias.map(|bias| Ok((bias.dtype(), gpu.address(OPERATOR, "bias", &bias)?))).transpose()?;
-    let product = Product {
+    let product = GemmParams {
         shape,
         x: matrix(gpu, OPERATOR, "x", &x, 0)?,
         weight: matrix(gpu, OPERATOR, "weight", &weight, 0)?,
@@ -48,11 +48,11 @@ pub(super) fn linear<M: Machine>(
 }
 
 /// Has a library of the machine compute `product`, or else the kernel that fits it.
-pub(super) fn run<M: Machine>(gpu: &Gpu<M>, operator: &'static str, product: &Product) -> Result<()> {
+pub(super) fn run<M: Machine>(gpu: &Gpu<M>, operator: &'static str, product: &GemmParams) -> Result<()> {
     if gpu.machine.multiply(product)? {
         return Ok(());
     }
-    let choice = product.choose(gpu.limits.multiprocessors);
+    let choice = product.choose_kernel(gpu.limits.multiprocessors);
     let (grid, args) = product.launch(choice);
     ensure!(
         grid[1] <= 0xffff && grid[2] <= 0xffff,
@@ -100,7 +100,7 @@ impl<M: Machine> Gpu<M> {
         let indptr_at = self.upload(bytemuck::cast_slice(indptr))?;
         let ids = ids.map(|ids| self.upload(bytemuck::cast_slice(ids))).transpose()?;
         let size = |name, size| extent(SEGMENTS, name, size);
-        let product = Product {
+        let product = GemmParams {
             shape: [size("rows", rows)?, size("out_features", features)?, size("in_features", inputs)?],
             x: matrix(self, SEGMENTS, "x", &x, 0)?,
             weight: matrix(self, SEGMENTS, "weights", &weights, 1)?,

@@ -4,7 +4,7 @@ use super::{Gpu, geometry::extents};
 use crate::machine::Machine;
 use tilewright::{Dtype, Result, View, ViewMut, norm::NormWeight};
 use tilewright_kernels::{
-    norm::{Call, norm},
+    norm::{NormParams, norm},
     tile::Strided,
 };
 
@@ -69,7 +69,7 @@ fn run<M: Machine>(
 ) -> Result<()> {
     let Some(shape) = extents(operator, x.shape())? else { return Ok(()) };
     let of_weight = weight.weight();
-    let call = Call {
+    let call = NormParams {
         dtypes: (x.dtype(), of_weight.dtype()),
         shape,
         x: at,
@@ -79,7 +79,7 @@ fn run<M: Machine>(
         eps,
         offset: weight.offset(),
     };
-    let config = call.norm();
+    let config = call.config();
     let kernel = gpu.kernel(operator, &config.name(), |name| norm(name, config))?;
     let (grid, args) = call.launch();
     gpu.machine.launch(&kernel, grid, &args)

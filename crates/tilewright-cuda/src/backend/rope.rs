@@ -8,7 +8,7 @@ use tilewright::{
     tensor::Indices,
 };
 use tilewright_kernels::{
-    rope::{self as kernels, Angles, Call},
+    rope::{self as kernels, Angles, RopeParams},
     tile::Strided,
 };
 
@@ -106,11 +106,11 @@ fn run<M: Machine>(
         if heads == [0, 0] {
             return Ok(());
         }
-        let call = Call {
+        let call = RopeParams {
             dtypes: q.dtypes,
             style: angles.3,
             angles: angles.0,
-            angles_at: angles.1,
+            angles_address: angles.1,
             positions: positions_at,
             tokens: positions.len() as u32,
             heads,
@@ -118,7 +118,7 @@ fn run<M: Machine>(
             from: [q.from, k.from],
             to: [q.to, k.to],
         };
-        let config = call.rope();
+        let config = call.config();
         let kernel = gpu.kernel(operator, &config.name(), |name| kernels::rope(name, config))?;
         let (grid, args) = call.launch();
         gpu.machine.launch(&kernel, grid, &args)

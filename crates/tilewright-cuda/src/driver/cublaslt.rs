@@ -19,7 +19,7 @@ use std::{
     sync::{Arc, Mutex, OnceLock},
 };
 use tilewright::Dtype;
-use tilewright_kernels::gemm::Product;
+use tilewright_kernels::gemm::GemmParams;
 
 /// Bytes that algorithms may use for themselves: what NVIDIA recommends for Hopper.
 const WORKSPACE: usize = 32 << 20;
@@ -96,7 +96,7 @@ impl Products {
     ///
     /// # Errors
     /// When the library or the driver fails.
-    pub(crate) fn multiply(&self, product: &Product) -> Result<bool> {
+    pub(crate) fn multiply(&self, product: &GemmParams) -> Result<bool> {
         let Some(key) = Key::of(product) else { return Ok(false) };
         let _current = self.stream.context().enter()?;
         // what opening it allocates must not become part of a graph
@@ -112,7 +112,7 @@ impl Products {
 
 impl Key {
     /// That of a product that the library may be asked for.
-    fn of(product: &Product) -> Option<Self> {
+    fn of(product: &GemmParams) -> Option<Self> {
         let [rows, features, inputs] = product.shape;
         let (x, weight, out) = (product.x, product.weight, product.out);
         let elements = x.dtype == weight.dtype && x.dtype.size() == 2;
@@ -149,7 +149,7 @@ impl Library {
         Ok(Self { handle: Handle(handle), version, workspace, plans: Mutex::default() })
     }
 
-    fn multiply(&self, stream: &Stream, key: Key, product: &Product) -> Result<bool> {
+    fn multiply(&self, stream: &Stream, key: Key, product: &GemmParams) -> Result<bool> {
         let mut plans = lock(&self.plans);
         if plans.len() >= MOST && !plans.contains_key(&key) {
             plans.clear();
@@ -305,11 +305,11 @@ fn prefer(preference: sys::cublasLtMatmulPreference_t) -> std::result::Result<()
 mod tests {
     use super::Key;
     use tilewright::Dtype;
-    use tilewright_kernels::gemm::{Matrix, Product};
+    use tilewright_kernels::gemm::{GemmParams, Matrix};
 
-    fn product() -> Product {
+    fn product() -> GemmParams {
         let matrix = |address| Matrix { dtype: Dtype::Bf16, address, stride: 64 };
-        Product {
+        GemmParams {
             shape: [17, 64, 64],
             x: matrix(256),
             weight: matrix(512),
@@ -322,15 +322,15 @@ mod tests {
     #[test]
     fn the_library_is_asked_only_for_what_it_has() {
         assert!(Key::of(&product()).is_some());
-        let not = |why: &str, product: Product| assert_eq!(Key::of(&product), None, "{why}");
-        not("few rows", Product { shape: [16, 64, 64], ..product() });
-        not("no inputs", Product { shape: [17, 64, 0], ..product() });
-        not("rows at one place", Product { x: Matrix { stride: 0, ..product().x }, ..product() });
-        not("an address", Product { x: Matrix { address: 258, ..product().x }, ..product() });
-        not("a stride", Product { out: Matrix { stride: 65, ..product().out }, ..product() });
-        not("f32", Product { x: Matrix { dtype: Dtype::F32, ..product().x }, ..product() });
-        not("f16 of bf16", Product { out: Matrix { dtype: Dtype::F16, ..product().out }, ..product() });
-        not("a bias of another dtype", Product { bias: Some((Dtype::F32, 1024)), ..product() });
-        assert!(Key::of(&Product { bias: Some((Dtype::Bf16, 1024)), ..product() }).is_some());
+        let not = |why: &str, product: GemmParams| assert_eq!(Key::of(&product), None, "{why}");
+        not("few rows", GemmParams { shape: [16, 64, 64], ..product() });
+        not("no inputs", GemmParams { shape: [17, 64, 0], ..product() });
+        not("rows at one place", GemmParams { x: Matrix { stride: 0, ..product().x }, ..product() });
+        not("an address", GemmParams { x: Matrix { address: 258, ..product().x }, ..product() });
+        not("a stride", GemmParams { out: Matrix { stride: 65, ..product().out }, ..product() });
+        not("f32", GemmParams { x: Matrix { dtype: Dtype::F32, ..product().x }, ..product() });
+        not("f16 of bf16", GemmParams { out: Matrix { dtype: Dtype::F16, ..product().out }, ..product() });
+        not("a bias of another dtype", GemmParams { bias: Some((Dtype::F32, 1024)), ..product() });
+        assert!(Key::of(&GemmParams { bias: Some((Dtype::Bf16, 1024)), ..product() }).is_some());
     }
 }

@@ -33,7 +33,7 @@ fn code_for_one_architecture_is_assembled() -> Result<()> {
         println!("skipped: the kernel is for sm_90a");
         return Ok(());
     }
-    let config = tilewright_kernels::gemm::sm90::Gemm { tile_columns: 128 };
+    let config = tilewright_kernels::gemm::sm90::Sm90Config { tile_columns: 128 };
     let kernel = tilewright_kernels::gemm::sm90::gemm("gemm", config).expect("a valid kernel");
     let function = stream.load(&kernel)?;
     assert_eq!(function.resources().local, 0);

@@ -1,6 +1,6 @@
 //! Attention: Llama 3's heads on Hopper, and what has to run everywhere.
 
-use super::{ALL, Configured, HOPPER, plain};
+use super::{ALL, HOPPER, KernelEntry, entry_with};
 use crate::attention::{
     plan_device::plan_device,
     prefill_sm90::{PrefillConfig, prefill},
@@ -14,13 +14,13 @@ use tilewright::{
 };
 use tilewright_ptx::verify::Invalid;
 
-pub(super) fn all() -> Vec<Configured> {
-    let plans = vec![plain("plan_device".to_owned(), ALL, plan_device)];
+pub(super) fn all() -> Vec<KernelEntry> {
+    let plans = vec![entry_with("plan_device".to_owned(), ALL, plan_device)];
     [prefills(), attentions(), latents(), scalars(), plans].into_iter().flatten().collect()
 }
 
 /// Llama 3's heads of 128, with every way to see keys and with a hook.
-fn prefills() -> Vec<Configured> {
+fn prefills() -> Vec<KernelEntry> {
     let heads = (32, 8);
     let of = |suffix: &str, causal: bool, soft_cap: bool| {
         let name = format!("prefill_sm90_d128{suffix}");
@@ -29,13 +29,13 @@ fn prefills() -> Vec<Configured> {
             let variant = if soft_cap { Some(capped(&entry)?) } else { None };
             prefill(&entry, PrefillConfig { heads, causal }, variant.as_ref())
         };
-        Configured { name, archs: HOPPER, build: Box::new(build), problem: None, overlap: true }
+        KernelEntry { name, archs: HOPPER, build: Box::new(build), problem: None, overlap: true }
     };
     vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
 }
 
 /// Attention on tensor cores from Ampere on, for each size of shared memory: a kernel is for devices of one.
-fn attentions() -> Vec<Configured> {
+fn attentions() -> Vec<KernelEntry> {
     let of_items = |bodies, (qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
         let arch = archs[0];
         let device = DeviceLimits::of_arch(arch);
@@ -43,8 +43,8 @@ fn attentions() -> Vec<Configured> {
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
         let build = move |name: &str| tensor_core::attention(name, &config);
         let few = if bodies == Bodies::SplitKv { "_few" } else { "" };
-        let plain = plain(format!("attention_{dim}_{qo}_{kv}{few}_sm{arch}"), archs, build);
-        Configured { problem: problem((qo, kv), HeadDim { qk, vo }, false), ..plain }
+        let plain = entry_with(format!("attention_{dim}_{qo}_{kv}{few}_sm{arch}"), archs, build);
+        KernelEntry { problem: problem((qo, kv), HeadDim { qk, vo }, false), ..plain }
     };
     let of = |dims, dtypes, archs| of_items(Bodies::Both, dims, dtypes, archs);
     let (bf16, f16) = ((Dtype::Bf16, Dtype::Bf16), (Dtype::F16, Dtype::F16));
@@ -66,14 +66,14 @@ fn attentions() -> Vec<Configured> {
 }
 
 /// Latent attention on tensor cores, likewise.
-fn latents() -> Vec<Configured> {
+fn latents() -> Vec<KernelEntry> {
     let of_heads = |heads: usize, bodies, dtype: Dtype, archs: &'static [u32]| {
         let (arch, head_dim) = (archs[0], HeadDim { qk: 576, vo: 512 });
         let config = mla::MlaConfig { dtype, head_dim, heads, bodies, device: DeviceLimits::of_arch(arch) };
         let few = if bodies == Bodies::SplitKv { "_few" } else { "" };
         let name = format!("attention_latent{heads}_d512_64_{dtype}{few}_sm{arch}");
-        let plain = plain(name, archs, move |name: &str| mla::attention(name, &config));
-        Configured { problem: problem((dtype, dtype), head_dim, true), ..plain }
+        let plain = entry_with(name, archs, move |name: &str| mla::attention(name, &config));
+        KernelEntry { problem: problem((dtype, dtype), head_dim, true), ..plain }
     };
     let of = |bodies, dtype, archs| of_heads(128, bodies, dtype, archs);
     vec![
@@ -87,7 +87,7 @@ fn latents() -> Vec<Configured> {
 }
 
 /// What tensor cores are not for: f32, odd heads, odd latent heads, hooks on everything.
-fn scalars() -> Vec<Configured> {
+fn scalars() -> Vec<KernelEntry> {
     use Dtype::{Bf16, E5m2, F16, F32};
     let of = |name: &str, dtypes: (Dtype, Dtype), head_dim: (u32, u32), mla, hooked: bool| {
         let (dtype_qo, dtype_kv) = dtypes;
@@ -99,7 +99,7 @@ fn scalars() -> Vec<Configured> {
         };
         let dim = HeadDim { qk: head_dim.0 as usize, vo: head_dim.1 as usize };
         let problem = if hooked { None } else { problem(dtypes, dim, mla) };
-        Configured { problem, ..plain(format!("scalar_{name}"), ALL, build) }
+        KernelEntry { problem, ..entry_with(format!("scalar_{name}"), ALL, build) }
     };
     vec![
         of("f32_d128", (F32, F32), (128, 128), false, false),

@@ -26,7 +26,7 @@ const ALL: &[u32] = &[80, 86, 89, 90, 100, 120];
 type Build = Box<dyn Fn() -> Result<Kernel, Invalid> + Send + Sync>;
 
 /// A kernel in one configuration.
-pub struct Configured {
+pub struct KernelEntry {
     /// Its name, such as `prefill_sm90_d128_causal`; unique.
     pub name: String,
     /// The architectures that it is for, as in `sm_90`: some of 80, 86, 89, 90, 100, 120.
@@ -40,7 +40,7 @@ pub struct Configured {
     pub overlap: bool,
 }
 
-impl fmt::Debug for Configured {
+impl fmt::Debug for KernelEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Configured")
             .field("name", &self.name)
@@ -51,7 +51,7 @@ impl fmt::Debug for Configured {
 }
 
 /// All of them, in a fixed order.
-pub fn all() -> Vec<Configured> {
+pub fn all() -> Vec<KernelEntry> {
     [attention::all(), products::all(), layers::all(), sampling::all()].into_iter().flatten().collect()
 }
 
@@ -63,40 +63,40 @@ const GOLDEN: [&str; 4] = ["prefill_sm90_d128", "gemm_sm80", "rmsnorm_bf16", "me
 /// # Errors
 /// When a kernel cannot be recorded or printed.
 pub fn golden_texts() -> Result<Vec<(String, String)>, Invalid> {
-    let text = |configured: &Configured| {
-        let arch = configured.archs.first().copied().unwrap_or_default();
-        let text = ptx(&(configured.build)()?, arch)?;
-        Ok((format!("{}.ptx", configured.name), without_source_lines(&text)))
+    let text = |entry: &KernelEntry| {
+        let arch = entry.archs.first().copied().unwrap_or_default();
+        let text = ptx(&(entry.build)()?, arch)?;
+        Ok((format!("{}.ptx", entry.name), without_source_lines(&text)))
     };
-    all().iter().filter(|configured| GOLDEN.contains(&configured.name.as_str())).map(text).collect()
+    all().iter().filter(|entry| GOLDEN.contains(&entry.name.as_str())).map(text).collect()
 }
 
 /// A kernel without overlap, by a function of its name.
-fn plain(
+fn entry_with(
     name: String,
     archs: &'static [u32],
     build: impl Fn(&str) -> Result<Kernel, Invalid> + Send + Sync + 'static,
-) -> Configured {
+) -> KernelEntry {
     let entry = name.clone();
-    Configured { name, archs, build: Box::new(move || build(&entry)), problem: None, overlap: false }
+    KernelEntry { name, archs, build: Box::new(move || build(&entry)), problem: None, overlap: false }
 }
 
 /// A kernel that needs nothing newer than Ampere, by its configuration.
-fn of<C: Copy + Send + Sync + 'static>(
+fn entry<C: Copy + Send + Sync + 'static>(
     config: C,
     name: fn(C) -> String,
     build: fn(&str, C) -> Result<Kernel, Invalid>,
-) -> Configured {
-    called(name(config), config, build)
+) -> KernelEntry {
+    named_entry(name(config), config, build)
 }
 
 /// The same by another name: those of models have short ones, which books of measurements keep.
-fn called<C: Copy + Send + Sync + 'static>(
+fn named_entry<C: Copy + Send + Sync + 'static>(
     name: String,
     config: C,
     build: fn(&str, C) -> Result<Kernel, Invalid>,
-) -> Configured {
-    plain(name, ALL, move |name| build(name, config))
+) -> KernelEntry {
+    entry_with(name, ALL, move |name| build(name, config))
 }
 
 #[cfg(test)]

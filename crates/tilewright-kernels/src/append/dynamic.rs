@@ -1,8 +1,14 @@
-//! Appends to a cache whose pages have scales that grow: `scale = largest magnitude in the page / largest value of the dtype`.
+//! Append to a cache with growing per-page scales: `scale = largest magnitude in the page / largest value of the
+//! dtype`.
 //!
-//! A CTA has a page and a head. It finds the largest magnitude that comes; where the page's scale is too small for it, the tokens
-//! that are there are rounded to the steps of a larger one; then the new ones are written. Infinity and NaN have no say in the
-//! scale; 0 marks a page that holds nothing. What this promises is said by [`tilewright::kv::ScaleMut::Dynamic`].
+//! One CTA per page and head:
+//!
+//! 1. Find the largest finite magnitude of the new tokens.
+//! 2. If the page's scale is too small for it, requantize the tokens in the page to a larger scale.
+//! 3. Write the new tokens.
+//!
+//! Infinity and NaN do not affect the scale; scale 0 marks an empty page. The contract is that of
+//! [`tilewright::kv::ScaleMut::Dynamic`].
 
 use super::Cache;
 use crate::tile::{Chunk, Elements, Strided, StridedRows, reduce};
@@ -17,35 +23,35 @@ use tilewright_ptx::{
 
 const THREADS: u32 = 128;
 
-/// What a kernel is made for.
+/// Compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Dynamic {
-    /// Of new elements, and of the cache's, which have 8 bits.
+pub struct DynamicAppendConfig {
+    /// Dtypes of new elements and of the cache, which has 8 bits.
     pub dtypes: (Dtype, Dtype),
 }
 
-/// One launch.
+/// Parameters of one launch.
 #[derive(Debug, Clone, Copy)]
-pub struct Call {
-    /// Of new elements, and of the cache's.
+pub struct DynamicAppendParams {
+    /// Dtypes of new elements and of the cache.
     pub dtypes: (Dtype, Dtype),
-    /// Heads, and elements of a head; at most 2^16 - 1 heads.
+    /// `[kv_heads, head_dim]`, at most 2^16 - 1 heads.
     pub shape: [u32; 2],
     /// New tokens.
     pub new: Strided,
-    /// Where they go.
+    /// Destination cache.
     pub cache: Cache,
-    /// Address of u32 `[places, 3]`: a token, its page, its slot there, ordered by page and slot.
+    /// Address of u32 `[entries, 3]`: token, page, slot in the page, ordered by page and slot.
     pub slots: u64,
-    /// Address of u32 `[pages, 4]` and how many there are: a page, the first of its places and the one behind its last, and how many
-    /// of its slots hold tokens, counting the new ones.
+    /// Address and length of u32 `[pages, 4]`: page, begin and end of its entries in `slots`, number of filled slots
+    /// including the new ones.
     pub pages: (u64, u32),
-    /// The scales, f32: where, and how far pages and heads are apart.
+    /// f32 scales, with page and head strides.
     pub scales: Strided,
 }
 
-impl Call {
-    /// Grid and arguments for the kernel of these dtypes; there is at least one page, one head and one element.
+impl DynamicAppendParams {
+    /// Grid and arguments of the kernel for these dtypes. Requires at least one page, one head and one element.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
         let mut args = [self.new.args().to_vec(), self.cache.args()].concat();
         args.extend([self.slots, self.pages.0].map(Arg::U64));
@@ -55,18 +61,18 @@ impl Call {
     }
 }
 
-impl Dynamic {
-    /// A name that no other configuration has.
+impl DynamicAppendConfig {
+    /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
         format!("append_dynamic_{}_{}", self.dtypes.0, self.dtypes.1)
     }
 }
 
-/// The kernel of a configuration; its parameters are those of [`Call::launch`].
+/// Records the kernel of a configuration. Its parameters are those of [`DynamicAppendParams::launch`].
 ///
 /// # Errors
 /// None.
-pub fn append(name: &str, config: Dynamic) -> Result<Kernel, Invalid> {
+pub fn append(name: &str, config: DynamicAppendConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
         let (new, cache) =
             (StridedRows::param(k, "new", config.dtypes.0), Elements::param(k, "cache", config.dtypes.1));
@@ -76,49 +82,49 @@ pub fn append(name: &str, config: Dynamic) -> Result<Kernel, Invalid> {
         let (dim, head) = (k.param::<u32>("head_dim"), k.cta_y());
         let [page, begin, end, filled] = [0, 1, 2, 3].map(|i| pages.at(k.cta() * 4).plus(i).load());
         let row = cache.at_wide(page.to_u64() * strides[0] + head.to_u64() * strides[2]);
-        let of = Page { k, config, dim, head, new, slots, row, slot_stride: strides[1] };
+        let update = PageUpdate { k, config, dim, head, new, slots, row, slot_stride: strides[1] };
         let scale = scales.row(page, head);
         let old = scale.number(Access::Weak);
-        let needed = (of.largest(begin, end) / config.dtypes.1.max()).max(f32::MIN_POSITIVE);
+        let needed = (update.max_magnitude(begin, end) / config.dtypes.1.max()).max(f32::MIN_POSITIVE);
         let grows = needed.gt(old);
-        k.when(grows & old.gt(0.0), || of.round_again((begin, end, filled), old, needed));
+        k.when(grows & old.gt(0.0), || update.rescale((begin, end, filled), old, needed));
         let now = grows.select(needed, old);
-        // all threads have read the old one: they met to find the largest
+        // every thread has read the old scale: the reduction above is a barrier
         k.when(k.thread().eq(0), || Chunk::of(Dtype::F32, &[now]).store(scale));
-        of.write(begin, end, now);
+        update.write(begin, end, now);
     })
 }
 
-/// A head of a page.
-struct Page<'k> {
+/// One head of a page.
+struct PageUpdate<'k> {
     k: &'k Builder,
-    config: Dynamic,
+    config: DynamicAppendConfig,
     dim: Value<'k, u32>,
     head: Value<'k, u32>,
     new: StridedRows<'k>,
     slots: Global<'k, u32>,
-    /// The head in slot 0.
+    /// This head in slot 0.
     row: Elements<'k>,
     slot_stride: Value<'k, u64>,
 }
 
-impl<'k> Page<'k> {
-    /// Calls `body` with each place of this thread's warp, and with each element of this lane there.
+impl<'k> PageUpdate<'k> {
+    /// Calls `body` for each new entry of this warp and each element of this lane.
     #[track_caller]
-    fn each(
+    fn for_each_new(
         &self,
         (begin, end): (Value<'k, u32>, Value<'k, u32>),
         body: impl FnOnce(Value<'k, u32>, Value<'k, u32>),
     ) {
         let k = self.k;
-        k.repeat((begin + (k.thread() >> 5), end), THREADS / 32, |place| {
-            k.repeat((k.thread() & 31, self.dim), 32, |d| body(place, d));
+        k.repeat((begin + (k.thread() >> 5), end), THREADS / 32, |index| {
+            k.repeat((k.thread() & 31, self.dim), 32, |d| body(index, d));
         });
     }
 
     #[track_caller]
-    fn value(&self, place: Value<'k, u32>, d: Value<'k, u32>) -> Value<'k, f32> {
-        self.new.row(self.slots.at(place * 3).load(), self.head).at(d).number(Access::Weak)
+    fn value(&self, index: Value<'k, u32>, d: Value<'k, u32>) -> Value<'k, f32> {
+        self.new.row(self.slots.at(index * 3).load(), self.head).at(d).number(Access::Weak)
     }
 
     #[track_caller]
@@ -126,23 +132,29 @@ impl<'k> Page<'k> {
         self.row.at_wide(slot.to_u64() * self.slot_stride)
     }
 
-    /// The largest finite magnitude that comes, 0 without any; the same in all threads.
+    /// Largest finite magnitude of the new tokens, 0 without any; the same in all threads.
     #[track_caller]
-    fn largest(&self, begin: Value<'k, u32>, end: Value<'k, u32>) -> Value<'k, f32> {
-        let largest = self.k.var("largest", 0.0_f32);
-        self.each((begin, end), |place, d| {
-            let magnitude = self.value(place, d).abs();
-            // false for NaN, too
+    fn max_magnitude(&self, begin: Value<'k, u32>, end: Value<'k, u32>) -> Value<'k, f32> {
+        let max_magnitude = self.k.var("largest", 0.0_f32);
+        self.for_each_new((begin, end), |index, d| {
+            let magnitude = self.value(index, d).abs();
+            // also false for NaN
             let finite = magnitude.le(f32::MAX);
-            largest.set(largest.get().max(finite.select(magnitude, 0.0)));
+            max_magnitude.set(max_magnitude.get().max(finite.select(magnitude, 0.0)));
         });
         let memory = self.k.shared("largest", THREADS as usize / 32, 4);
-        reduce::over_cta(self.k, (memory, THREADS), largest.get(), |x| reduce::warp_max(x), |a, b| a.max(b))
+        reduce::over_cta(
+            self.k,
+            (memory, THREADS),
+            max_magnitude.get(),
+            |x| reduce::warp_max(x),
+            |a, b| a.max(b),
+        )
     }
 
-    /// Rounds the tokens that are there to the steps of another scale.
+    /// Requantizes the tokens in the page to another scale.
     #[track_caller]
-    fn round_again(
+    fn rescale(
         &self,
         (begin, end, filled): (Value<'k, u32>, Value<'k, u32>, Value<'k, u32>),
         old: Value<'k, f32>,
@@ -150,13 +162,13 @@ impl<'k> Page<'k> {
     ) {
         let k = self.k;
         k.repeat((k.thread() >> 5, filled), THREADS / 32, |slot| {
-            // what is about to be written for the first time is garbage
-            let comes = k.var("comes", 0_u32);
-            k.repeat((begin, end), 1, |place| {
-                let this = self.slots.at(place * 3).plus(2).load().eq(slot);
-                comes.set(this.select(1, comes.get()));
+            // slots that the new tokens fill hold garbage
+            let overwritten = k.var("comes", 0_u32);
+            k.repeat((begin, end), 1, |index| {
+                let this = self.slots.at(index * 3).plus(2).load().eq(slot);
+                overwritten.set(this.select(1, overwritten.get()));
             });
-            k.when(comes.get().eq(0), || {
+            k.when(overwritten.get().eq(0), || {
                 k.repeat((k.thread() & 31, self.dim), 32, |d| {
                     let at = self.slot(slot).at(d);
                     let value = at.number(Access::Weak) * old / new;
@@ -166,12 +178,12 @@ impl<'k> Page<'k> {
         });
     }
 
-    /// Writes what comes.
+    /// Writes the new tokens.
     #[track_caller]
     fn write(&self, begin: Value<'k, u32>, end: Value<'k, u32>, scale: Value<'k, f32>) {
-        self.each((begin, end), |place, d| {
-            let slot = self.slots.at(place * 3).plus(2).load();
-            let value = self.value(place, d) / scale;
+        self.for_each_new((begin, end), |index, d| {
+            let slot = self.slots.at(index * 3).plus(2).load();
+            let value = self.value(index, d) / scale;
             Chunk::of(self.config.dtypes.1, &[value]).store(self.slot(slot).at(d));
         });
     }

@@ -1,16 +1,16 @@
-//! Appends new keys or values to a paged cache, in the layouts NHD and HND, which differ in strides only.
+//! Appends new keys or values to a paged cache. The layouts NHD and HND differ in strides only.
 //!
 //! ```text
 //! stored = value / scale, rounded to the cache's dtype
 //! ```
 //!
-//! Shapes: new `[tokens, kv_heads, head_dim]`; cache pages of `[page_size, kv_heads, head_dim]` in any strides; each of any dtype. Where
-//! tokens go is said by [`Places`]; no two go to one slot, and every page is there: the caller has checked. Sizes are known at
-//! launch. Scales that grow with what is appended are [`dynamic`].
+//! Shapes: new `[tokens, kv_heads, head_dim]`; cache pages `[page_size, kv_heads, head_dim]` in any strides; each of
+//! any dtype. [`SlotMapping`] maps tokens to slots: the caller has checked that slots are distinct and pages exist.
+//! Sizes are launch parameters. For scales that grow with the appended values see [`dynamic`].
 
 pub mod dynamic;
 
-use crate::tile::{Elements, Shares, Strided, StridedRows, chunk};
+use crate::tile::{Elements, Strided, StridedRows, TokenPartition, chunk};
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
@@ -20,30 +20,30 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Chunks of a thread, all of one token.
-const EACH: u32 = 2;
+/// Chunks per thread, all of one token.
+const CHUNKS_PER_THREAD: u32 = 2;
 
-/// How a kernel is told where tokens go.
+/// Format of a [`SlotMapping`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// [`Places::Slots`]
+pub enum SlotMappingKind {
+    /// [`SlotMapping::Slots`]
     Slots,
-    /// [`Places::Table`]
+    /// [`SlotMapping::Table`]
     Table,
 }
 
-/// Where tokens go, in arrays in device memory.
+/// Destination slots of tokens, as arrays in device memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Places {
-    /// u32 `[places, 3]`: a token, its page, its slot there.
+pub enum SlotMapping {
+    /// u32 `[count, 3]`: token, page, slot in the page.
     Slots {
-        /// Its address.
+        /// Address of the array.
         slots: u64,
-        /// How many there are.
+        /// Number of entries.
         count: u32,
     },
-    /// Token t of request `r = batch_indices[t]` goes to slot `positions[t] % page_size` of page
-    /// `indices[indptr[r] + positions[t] / page_size]`; r < 0 skips it.
+    /// Token t of request `r = batch_indices[t]` is written to slot `positions[t] % page_size` of page
+    /// `indices[indptr[r] + positions[t] / page_size]`; a negative r skips it.
     Table {
         /// i32 `[tokens]`
         batch_indices: u64,
@@ -53,35 +53,36 @@ pub enum Places {
         indptr: u64,
         /// i32 `[pages]`
         indices: u64,
-        /// Tokens of a page.
+        /// Tokens per page.
         page_size: u32,
-        /// How many new tokens there are.
+        /// Number of new tokens.
         count: u32,
     },
 }
 
-/// What stored values are multiplied with: the number at `at[page · page_stride + head · head_stride]`, or `factor` where `at` is 0.
+/// Scale of stored values: element `page · page_stride + head · head_stride` of the array at `at`, or `factor` if
+/// `at` is 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Scale {
-    /// Address of f32, or 0.
+    /// Address of f32 scales, or 0.
     pub at: u64,
-    /// How far pages are apart there, in elements.
+    /// Page stride, in elements.
     pub page_stride: u64,
-    /// How far heads are.
+    /// Head stride, in elements.
     pub head_stride: u64,
-    /// The one factor where there is no address.
+    /// Uniform scale if `at` is 0.
     pub factor: f32,
 }
 
-/// What a kernel is made for.
+/// Compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Append {
-    /// Of new elements, and of the cache's.
+pub struct AppendConfig {
+    /// Dtypes of new elements and of the cache.
     pub dtypes: (Dtype, Dtype),
-    /// Elements that are loaded at once: 1, or [`chunk::most`] of both dtypes.
+    /// Elements per load: 1, or [`chunk::max_width`] of both dtypes.
     pub width: u32,
-    /// How places are given.
-    pub places: Kind,
+    /// Format of the slot mapping.
+    pub slot_mapping: SlotMappingKind,
     /// Whether values are divided by a scale.
     pub scaled: bool,
 }
@@ -89,9 +90,9 @@ pub struct Append {
 /// A paged cache in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cache {
-    /// Of its first element, in bytes.
+    /// Byte address of the first element.
     pub address: u64,
-    /// How far pages, slots and heads are apart, in elements.
+    /// Strides of pages, slots and heads, in elements.
     pub strides: [u64; 3],
 }
 
@@ -106,48 +107,48 @@ impl Cache {
     }
 }
 
-/// One launch.
+/// Parameters of one launch.
 #[derive(Debug, Clone, Copy)]
-pub struct Call {
-    /// Of new elements, and of the cache's.
+pub struct AppendParams {
+    /// Dtypes of new elements and of the cache.
     pub dtypes: (Dtype, Dtype),
-    /// Heads, and elements of a head.
+    /// `[kv_heads, head_dim]`
     pub shape: [u32; 2],
     /// New tokens.
     pub new: Strided,
-    /// Where they go.
+    /// Destination cache.
     pub cache: Cache,
-    /// To which slots.
-    pub places: Places,
-    /// What they are divided by; none if by nothing.
+    /// Destination slots.
+    pub slot_mapping: SlotMapping,
+    /// Divisor of values, if there is one.
     pub scale: Option<Scale>,
 }
 
-impl Call {
-    /// The kernel for it.
-    pub fn append(&self) -> Append {
+impl AppendParams {
+    /// Configuration of the kernel for this launch.
+    pub fn config(&self) -> AppendConfig {
         let (new, cache) = self.dtypes;
         let elements = self.new.alignment(new).into_iter().chain(self.cache.alignment(cache));
         let width = chunk::width(&[new, cache], elements.chain([u64::from(self.shape[1])]));
-        let places = match self.places {
-            Places::Slots { .. } => Kind::Slots,
-            Places::Table { .. } => Kind::Table,
+        let slot_mapping = match self.slot_mapping {
+            SlotMapping::Slots { .. } => SlotMappingKind::Slots,
+            SlotMapping::Table { .. } => SlotMappingKind::Table,
         };
-        Append { dtypes: self.dtypes, width, places, scaled: self.scale.is_some() }
+        AppendConfig { dtypes: self.dtypes, width, slot_mapping, scaled: self.scale.is_some() }
     }
 
-    /// Grid and arguments for [`Call::append`]; there is at least one place and one element.
+    /// Grid and arguments for [`AppendParams::config`]. Requires at least one entry and one element.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
         let [heads, dim] = self.shape;
-        let chunks = dim / self.append().width;
-        let threads = (heads * chunks).div_ceil(EACH);
+        let chunks = dim / self.config().width;
+        let threads = (heads * chunks).div_ceil(CHUNKS_PER_THREAD);
         let mut args = [self.new.args().to_vec(), self.cache.args()].concat();
-        let count = match self.places {
-            Places::Slots { slots, count } => {
+        let count = match self.slot_mapping {
+            SlotMapping::Slots { slots, count } => {
                 args.push(Arg::U64(slots));
                 count
             }
-            Places::Table { batch_indices, positions, indptr, indices, page_size, count } => {
+            SlotMapping::Table { batch_indices, positions, indptr, indices, page_size, count } => {
                 args.extend([batch_indices, positions, indptr, indices].map(Arg::U64));
                 args.push(Arg::U32(page_size));
                 count
@@ -158,58 +159,58 @@ impl Call {
             args.push(Arg::F32(scale.factor));
         }
         args.extend([count, threads, heads, chunks].map(Arg::U32));
-        let [x, y] = Shares::new(threads).ctas(count);
+        let [x, y] = TokenPartition::new(threads).ctas(count);
         ([x, y, 1], args)
     }
 }
 
-impl Append {
-    /// A name that no other configuration has.
+impl AppendConfig {
+    /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
         let (new, cache) = self.dtypes;
-        let places = match self.places {
-            Kind::Slots => "slots",
-            Kind::Table => "table",
+        let slot_mapping = match self.slot_mapping {
+            SlotMappingKind::Slots => "slots",
+            SlotMappingKind::Table => "table",
         };
         let scaled = if self.scaled { "_scaled" } else { "" };
-        format!("append_{places}_{new}_{cache}_{}{scaled}", self.width)
+        format!("append_{slot_mapping}_{new}_{cache}_{}{scaled}", self.width)
     }
 }
 
-/// The kernel of a configuration; its parameters are those of [`Call::launch`].
+/// Records the kernel of a configuration. Its parameters are those of [`AppendParams::launch`].
 ///
 /// # Errors
-/// None that a caller of [`Call::append`] can provoke.
-pub fn append(name: &str, config: Append) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, Shares::THREADS, |k| {
+/// None for a configuration from [`AppendParams::config`].
+pub fn append(name: &str, config: AppendConfig) -> Result<Kernel, Invalid> {
+    Builder::kernel(name, TokenPartition::THREADS, |k| {
         let new = StridedRows::param(k, "new", config.dtypes.0);
         let cache = Elements::param(k, "cache", config.dtypes.1);
         let strides = ["page", "slot", "head"].map(|axis| k.param::<u64>(&format!("cache_{axis}_stride")));
-        let table = Table::new(k, config.places);
-        let scale = config.scaled.then(|| ScaleOf::new(k));
+        let lookup = SlotLookup::new(k, config.slot_mapping);
+        let scale = config.scaled.then(|| ScaleRegs::new(k));
         let [count, threads, heads, chunks] =
             ["count", "threads", "heads", "chunks"].map(|name| k.param::<u32>(name));
-        let (place, first, is_there) = Shares::place(k, (count, threads));
-        k.when(is_there, || {
-            let token = table.token(place);
-            let of_token = |i| {
+        let (index, first, in_bounds) = TokenPartition::locate(k, (count, threads));
+        k.when(in_bounds, || {
+            let token = lookup.token(index);
+            let locate_chunk = |i| {
                 let chunk = first + threads * i;
                 let (head, column) = (chunk / chunks, chunk % chunks * config.width);
                 (chunk.lt(heads * chunks), head, column)
             };
             let load = |i| {
-                let (is_there, head, column) = of_token(i);
-                new.row(token, head).at(column).load_when(is_there, config.width, Access::Streaming)
+                let (in_bounds, head, column) = locate_chunk(i);
+                new.row(token, head).at(column).load_when(in_bounds, config.width, Access::Streaming)
             };
-            // the way to a page is several loads long; what goes there is on its way meanwhile
-            let loaded: Vec<_> = (0..EACH).map(load).collect();
-            table.find(k, place, |page, slot| {
+            // the page lookup is a chain of dependent loads: prefetch the values before it
+            let loaded: Vec<_> = (0..CHUNKS_PER_THREAD).map(load).collect();
+            lookup.find(k, index, |page, slot| {
                 let row = cache.at_wide(page.to_u64() * strides[0] + slot.to_u64() * strides[1]);
-                (0..EACH).zip(&loaded).for_each(|(i, loaded)| {
-                    let (is_there, head, column) = of_token(i);
+                (0..CHUNKS_PER_THREAD).zip(&loaded).for_each(|(i, loaded)| {
+                    let (in_bounds, head, column) = locate_chunk(i);
                     let to = row.at_wide(head.to_u64() * strides[2]).at(column);
                     let dtype = config.dtypes.1;
-                    k.when(is_there, || match &scale {
+                    k.when(in_bounds, || match &scale {
                         None => loaded.to(dtype).store(to),
                         Some(scale) => loaded.divided(dtype, scale.of(page, head)).store(to),
                     });
@@ -219,8 +220,8 @@ pub fn append(name: &str, config: Append) -> Result<Kernel, Invalid> {
     })
 }
 
-/// Where tokens go.
-enum Table<'k> {
+/// The slot mapping in registers.
+enum SlotLookup<'k> {
     Slots(Global<'k, u32>),
     Pages {
         batch_indices: Global<'k, i32>,
@@ -231,12 +232,12 @@ enum Table<'k> {
     },
 }
 
-impl<'k> Table<'k> {
+impl<'k> SlotLookup<'k> {
     #[track_caller]
-    fn new(k: &'k Builder, kind: Kind) -> Self {
+    fn new(k: &'k Builder, kind: SlotMappingKind) -> Self {
         match kind {
-            Kind::Slots => Self::Slots(k.global("slots")),
-            Kind::Table => Self::Pages {
+            SlotMappingKind::Slots => Self::Slots(k.global("slots")),
+            SlotMappingKind::Table => Self::Pages {
                 batch_indices: k.global("batch_indices"),
                 positions: k.global("positions"),
                 indptr: k.global("indptr"),
@@ -247,25 +248,25 @@ impl<'k> Table<'k> {
     }
 
     #[track_caller]
-    fn token(&self, place: Value<'k, u32>) -> Value<'k, u32> {
+    fn token(&self, index: Value<'k, u32>) -> Value<'k, u32> {
         match self {
-            Self::Slots(slots) => slots.at(place * 3).load(),
-            Self::Pages { .. } => place,
+            Self::Slots(slots) => slots.at(index * 3).load(),
+            Self::Pages { .. } => index,
         }
     }
 
-    /// Calls `body` with the page of a place and its slot there, unless the token is skipped.
+    /// Calls `body` with the page and slot of entry `index`, unless the token is skipped.
     #[track_caller]
-    fn find(&self, k: &'k Builder, place: Value<'k, u32>, body: impl FnOnce(Value<'k, u32>, Value<'k, u32>)) {
+    fn find(&self, k: &'k Builder, index: Value<'k, u32>, body: impl FnOnce(Value<'k, u32>, Value<'k, u32>)) {
         match *self {
             Self::Slots(slots) => {
-                let at = slots.at(place * 3);
+                let at = slots.at(index * 3);
                 body(at.plus(1).load(), at.plus(2).load());
             }
             Self::Pages { batch_indices, positions, indptr, indices, page_size } => {
-                let request = batch_indices.at(place).load();
+                let request = batch_indices.at(index).load();
                 k.when(request.ge(0), || {
-                    let position = positions.at(place).load();
+                    let position = positions.at(index).load();
                     let entry = indptr.at(request.reinterpret::<u32>()).load() + position / page_size;
                     body(indices.at(entry).load().named("page"), (position % page_size).named("slot"));
                 });
@@ -274,14 +275,14 @@ impl<'k> Table<'k> {
     }
 }
 
-/// A scale in a kernel.
-struct ScaleOf<'k> {
+/// A [`Scale`] in registers.
+struct ScaleRegs<'k> {
     at: Value<'k, u64>,
     strides: [Value<'k, u64>; 2],
     factor: Value<'k, f32>,
 }
 
-impl<'k> ScaleOf<'k> {
+impl<'k> ScaleRegs<'k> {
     #[track_caller]
     fn new(k: &'k Builder) -> Self {
         let strides = |axis: &str| k.param(&format!("scale_{axis}_stride"));

@@ -8,7 +8,7 @@
 //! many states `[rows, states, heads, head_dim]`, of two `[rows, heads, head_dim]` each, of one dtype, f32, f16 or bf16; LSE the
 //! same without the last axis, f32; any strides. Sizes are launch parameters; only a class of head lengths is compiled in.
 
-use crate::tile::{Chunk, ChunkPlace, Elements, RowPlace, Rows, Strided, chunk};
+use crate::tile::{Chunk, ChunkPlace, Elements, RowPartition, RowPlace, Strided, chunk};
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Value, Var},
@@ -26,10 +26,10 @@ const BATCH: u32 = 4;
 pub struct MergeConfig {
     /// Dtype of the values.
     pub dtype: Dtype,
-    /// Elements per load: 1, or [`chunk::most`].
+    /// Elements per load: 1, or [`chunk::max_width`].
     pub width: u32,
     /// The class of head lengths.
-    pub rows: Rows,
+    pub rows: RowPartition,
     /// Whether the inputs are two separate tensors.
     pub pair: bool,
 }
@@ -68,7 +68,7 @@ pub enum MergeInputs {
 pub struct MergeParams {
     /// Dtype of the values.
     pub dtype: Dtype,
-    /// Rows, heads, elements per head.
+    /// RowPartition, heads, elements per head.
     pub shape: [u32; 3],
     /// The states to merge.
     pub states: MergeInputs,
@@ -100,7 +100,7 @@ impl MergeParams {
         let dense = dim == 1 || all().all(|state| state.v_strides[2] == 1);
         let elements = all().flat_map(|state| state.alignment(dtype)).chain([stride, u64::from(dim)]);
         let width = if dense { chunk::width(&[dtype], elements) } else { 1 };
-        let rows = Rows::for_chunks(dim / width)?;
+        let rows = RowPartition::for_chunks(dim / width)?;
         Some(MergeConfig { dtype, width, rows, pair: matches!(self.states, MergeInputs::Pair(_)) })
     }
 
@@ -143,7 +143,7 @@ fn merge_state(name: &str, config: MergeConfig) -> Result<Kernel, Invalid> {
             let head = HeadMerge::new(k, config, (place, sizes));
             let loaded = states.each_ref().map(|state| (head.load(state, None), head.lse(state, None)));
             // all threads of a head must read its LSE before one of them overwrites it
-            match config.rows.of_cta() {
+            match config.rows.rows_per_cta() {
                 1 => k.sync_threads(),
                 _ => k.sync_warp(),
             }
@@ -208,7 +208,7 @@ impl<'k> StateTensorRegs<'k> {
     }
 }
 
-/// Rows times heads, heads, chunks per head.
+/// RowPartition times heads, heads, chunks per head.
 #[derive(Clone, Copy)]
 struct Sizes<'k> {
     rows: Value<'k, u32>,
@@ -281,7 +281,7 @@ impl<'k> HeadMerge<'k> {
     #[track_caller]
     fn load(&self, of: &StateTensorRegs<'k>, state_offset: Option<[Value<'k, u64>; 2]>) -> Vec<Chunk<'k>> {
         let load = |(from, at): (Elements<'k>, ChunkPlace<'k>)| {
-            from.load_when(at.is_there & self.condition, self.config.width, Access::Streaming)
+            from.load_when(at.in_bounds & self.condition, self.config.width, Access::Streaming)
         };
         self.chunks(of, state_offset.map(|state_offset| state_offset[0])).into_iter().map(load).collect()
     }
@@ -325,7 +325,7 @@ impl<'k> HeadMerge<'k> {
         for ((to, at), sums) in self.chunks(to, None).into_iter().zip(&self.sums) {
             let numbers: Vec<_> = sums.iter().map(|sum| sum.get() * factor).collect();
             let chunk = Chunk::of(self.config.dtype, &numbers);
-            k.when(at.is_there, || chunk.store(to));
+            k.when(at.in_bounds, || chunk.store(to));
         }
         k.when(place.in_rows & place.thread.eq(0), || {
             let merged = self.max.get() + weight_sum.log2();

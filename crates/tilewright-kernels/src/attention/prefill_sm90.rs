@@ -453,9 +453,9 @@ impl<'c, 'k, 'v> PrefillConsumer<'c, 'k, 'v> {
             k.when(row.lt(cta.qo.len), || {
                 let at = (cta.qo.begin + row).to_u64() * u64::from(cta.config.heads.0) + cta.head.to_u64();
                 let first = cta.o.at_wide(at * HEAD_DIM as u64).at(sums::first_column(self.thread));
-                for pair in (0..self.o.pairs()).filter(|pair| Sums::place(2 * pair).half == half) {
+                for pair in (0..self.o.pairs()).filter(|pair| Sums::position(2 * pair).half == half) {
                     let [low, high] = [0, 1].map(|i| self.o.registers()[2 * pair + i].get() * normalizer);
-                    let to = first.plus(Sums::place(2 * pair).column);
+                    let to = first.plus(Sums::position(2 * pair).column);
                     to.cast::<u32>().store(k.bf16x2(low, high).reinterpret::<u32>());
                 }
                 k.when((self.thread & 3).eq(0), || {

@@ -7,7 +7,7 @@
 //!
 //! Grid: `[ceil(features / FEATURES), 1, 1]`. The order of a row's sum does not depend on other rows.
 
-use super::{product::Ends, store::Call};
+use super::{args::GemmArgs, params::Epilogue};
 use crate::tile::reduce;
 use tilewright::Dtype;
 use tilewright_ptx::{
@@ -18,14 +18,14 @@ use tilewright_ptx::{
 };
 
 /// The most rows.
-pub const MOST: u32 = 8;
+pub const MAX_ROWS: u32 = 8;
 /// Features of a CTA.
 pub const FEATURES: u32 = 4;
 const THREADS: u32 = 128;
 
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Dot {
+pub struct DotConfig {
     /// Of x.
     pub x: Dtype,
     /// Of the weight.
@@ -35,14 +35,14 @@ pub struct Dot {
     /// Rows, at least as many as there are: 1, 2, 4 or 8.
     pub rows: u32,
     /// Bias and result.
-    pub ends: Ends,
+    pub epilogue: Epilogue,
 }
 
-impl Dot {
+impl DotConfig {
     /// A name that no other configuration has.
     pub fn name(self) -> String {
-        let Self { x, weight, width, rows, ends } = self;
-        format!("gemm_dot{rows}_{x}_{weight}_{width}_{}", ends.name())
+        let Self { x, weight, width, rows, epilogue } = self;
+        format!("gemm_dot{rows}_{x}_{weight}_{width}_{}", epilogue.name())
     }
 }
 
@@ -50,18 +50,18 @@ impl Dot {
 ///
 /// # Errors
 /// None.
-pub fn dot(name: &str, config: Dot) -> Result<Kernel, Invalid> {
+pub fn dot(name: &str, config: DotConfig) -> Result<Kernel, Invalid> {
     let (rows, width) = (config.rows as usize, config.width);
     Builder::kernel(name, THREADS, |k| {
-        let call = Call::new(k, (config.x, config.weight), config.ends);
+        let args = GemmArgs::new(k, (config.x, config.weight), config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");
         // beyond the last row or feature the last is taken again, and not stored
-        let x: Vec<_> = (0..config.rows).map(|row| call.x_row(k.constant(row).min(call.rows - 1))).collect();
+        let x: Vec<_> = (0..config.rows).map(|row| args.x_row(k.constant(row).min(args.rows - 1))).collect();
         let weights: Vec<_> =
-            (0..FEATURES).map(|i| call.weight_row((first + i).min(call.features - 1))).collect();
+            (0..FEATURES).map(|i| args.weight_row((first + i).min(args.features - 1))).collect();
         let sums: Vec<Vec<Var<'_, f32>>> =
             (0..rows).map(|_| weights.iter().map(|_| k.var("sum", 0.0)).collect()).collect();
-        k.repeat((k.thread() * width, call.inputs), THREADS * width, |at| {
+        k.repeat((k.thread() * width, args.inputs), THREADS * width, |at| {
             let loaded: Vec<_> =
                 weights.iter().map(|row| row.at(at).load(width, Access::Streaming)).collect();
             let x: Vec<_> = x.iter().map(|row| row.at(at).load(width, Access::ReadOnly)).collect();
@@ -74,10 +74,10 @@ pub fn dot(name: &str, config: Dot) -> Result<Kernel, Invalid> {
             }
         });
         let memory = k.shared::<f32>("sums", rows * FEATURES as usize * THREADS as usize / 32, 16);
-        let of_warp = memory.at((k.thread() >> 5) * (config.rows * FEATURES));
+        let warp_sums = memory.at((k.thread() >> 5) * (config.rows * FEATURES));
         for (at, sum) in sums.iter().flatten().enumerate() {
             let sum = reduce::warp_sum(sum.get());
-            k.when((k.thread() & 31).eq(0), || of_warp.plus(at).store(sum));
+            k.when((k.thread() & 31).eq(0), || warp_sums.plus(at).store(sum));
         }
         k.sync_threads();
         k.when(k.thread().lt(config.rows), || {
@@ -89,7 +89,7 @@ pub fn dot(name: &str, config: Dot) -> Result<Kernel, Invalid> {
                 all.fold(k.constant(0.0), |sum, part| sum + part)
             };
             let sums: Vec<_> = (0..FEATURES as usize).map(sum).collect();
-            call.store((row, first), &sums);
+            args.store((row, first), &sums);
         });
     })
 }

@@ -10,12 +10,12 @@
 //! | [`tiles`] | any dtypes, any alignment | many rows, in f32 |
 //! | [`sm90`] | bf16, aligned | many rows, by `wgmma`; chosen by name only |
 
+mod args;
 pub mod dot;
-mod product;
+mod params;
 pub mod skinny;
 pub mod sm80;
 pub mod sm90;
-mod store;
 pub mod tiles;
 
-pub use product::{Choice, Ends, Groups, Matrix, Product};
+pub use params::{Epilogue, GemmKernel, GemmParams, Groups, Matrix};

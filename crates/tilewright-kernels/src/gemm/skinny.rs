@@ -12,7 +12,7 @@
 //! x and weight are aligned to 16 bytes, and inputs are a multiple of 8. Grid: `[ceil(features / FEATURES), 1, 1]`. The order of a
 //! row's sum does not depend on other rows.
 
-use super::{product::Ends, store::Call};
+use super::{args::GemmArgs, params::Epilogue};
 use crate::tile::Elements;
 use tilewright::Dtype;
 use tilewright_ptx::{
@@ -27,25 +27,25 @@ pub const FEATURES: u32 = 16;
 const WARPS: u32 = 8;
 /// Inputs of a lane, and of a warp.
 const CHUNK: u32 = 8;
-const PIECE: u32 = 4 * CHUNK;
+const WARP_DEPTH: u32 = 4 * CHUNK;
 /// Sums of a row in shared memory: no two lanes of a warp write to one bank.
 const PITCH: u32 = FEATURES + 4;
 
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Skinny {
+pub struct SkinnyConfig {
     /// Of x and the weight: f16 or bf16.
     pub elements: Dtype,
     /// Rows, at least as many as there are: 8, 16 or 32.
     pub rows: u32,
     /// Bias and result.
-    pub ends: Ends,
+    pub epilogue: Epilogue,
 }
 
-impl Skinny {
+impl SkinnyConfig {
     /// A name that no other configuration has.
     pub fn name(self) -> String {
-        format!("gemm_skinny{}_{}_{}", self.rows, self.elements, self.ends.name())
+        format!("gemm_skinny{}_{}_{}", self.rows, self.elements, self.epilogue.name())
     }
 }
 
@@ -58,48 +58,48 @@ pub(super) fn fragment(dtype: Dtype) -> Fragment {
 ///
 /// # Errors
 /// None.
-pub fn gemm(name: &str, config: Skinny) -> Result<Kernel, Invalid> {
+pub fn gemm(name: &str, config: SkinnyConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, 32 * WARPS, |k| {
-        let call = Call::new(k, (config.elements, config.elements), config.ends);
+        let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");
         let memory = k.shared::<f32>("sums", (WARPS * config.rows * PITCH) as usize, 16);
         let sums: Vec<[Var<'_, f32>; 4]> =
             (0..config.rows / 8).map(|_| std::array::from_fn(|_| k.var("sum", 0.0))).collect();
-        let cta = Cta { k, config, call, first, memory };
+        let cta = SkinnyCta { k, config, args, first, memory };
         cta.multiply(&sums);
-        cta.keep(&sums);
+        cta.store_partials(&sums);
         k.sync_threads();
         cta.store();
     })
 }
 
-struct Cta<'k> {
+struct SkinnyCta<'k> {
     k: &'k Builder,
-    config: Skinny,
-    call: Call<'k>,
+    config: SkinnyConfig,
+    args: GemmArgs<'k>,
     /// Its first feature.
     first: Value<'k, u32>,
     /// `[WARPS][rows][PITCH]`
     memory: Shared<'k, f32>,
 }
 
-impl<'k> Cta<'k> {
+impl<'k> SkinnyCta<'k> {
     fn multiply(&self, sums: &[[Var<'k, f32>; 4]]) {
-        let (k, call, group) = (self.k, self.call, self.k.lane() >> 2);
+        let (k, args, group) = (self.k, self.args, self.k.lane() >> 2);
         // pieces of a warp whose loads are under way together
-        let ahead = if sums.len() == 1 { 4 } else { 2 };
+        let unroll = if sums.len() == 1 { 4 } else { 2 };
         // beyond the last row or feature the last is taken again, and not stored
         let rows: Vec<_> =
-            (0..sums.len() as u32).map(|i| call.x_row((group + 8 * i).min(call.rows - 1))).collect();
-        let features = [0, 8].map(|half| call.weight_row((self.first + group + half).min(call.features - 1)));
-        let begin = k.warp_index() * (PIECE * ahead);
-        k.repeat((begin, call.inputs), WARPS * PIECE * ahead, |at| {
+            (0..sums.len() as u32).map(|i| args.x_row((group + 8 * i).min(args.rows - 1))).collect();
+        let features = [0, 8].map(|half| args.weight_row((self.first + group + half).min(args.features - 1)));
+        let begin = k.warp_index() * (WARP_DEPTH * unroll);
+        k.repeat((begin, args.inputs), WARPS * WARP_DEPTH * unroll, |at| {
             let at = at + (k.lane() & 3) * CHUNK;
             let load = |row: &Elements<'k>, piece: u32, access| {
-                let from = row.at(at).plus(piece * PIECE);
-                self.words(from, (at + piece * PIECE).lt(call.inputs), access)
+                let from = row.at(at).plus(piece * WARP_DEPTH);
+                self.load_words(from, (at + piece * WARP_DEPTH).lt(args.inputs), access)
             };
-            let loaded: Vec<_> = (0..ahead)
+            let loaded: Vec<_> = (0..unroll)
                 .map(|piece| {
                     let left = features.each_ref().map(|row| load(row, piece, Access::Streaming));
                     let right: Vec<_> = rows.iter().map(|row| load(row, piece, Access::ReadOnly)).collect();
@@ -107,14 +107,19 @@ impl<'k> Cta<'k> {
                 })
                 .collect();
             for (left, right) in loaded {
-                sums.iter().zip(right).for_each(|(sums, x)| self.add(*sums, left, x));
+                sums.iter().zip(right).for_each(|(sums, x)| self.accumulate(*sums, left, x));
             }
         });
     }
 
     /// Adds the products of a lane's chunks: of both halves of the features, and of eight rows.
     #[track_caller]
-    fn add(&self, sums: [Var<'k, f32>; 4], [low, high]: [[Value<'k, u32>; 4]; 2], x: [Value<'k, u32>; 4]) {
+    fn accumulate(
+        &self,
+        sums: [Var<'k, f32>; 4],
+        [low, high]: [[Value<'k, u32>; 4]; 2],
+        x: [Value<'k, u32>; 4],
+    ) {
         for i in [0, 2] {
             let left = [low[i], high[i], low[i + 1], high[i + 1]];
             self.k.mma(fragment(self.config.elements), sums, left, [x[i], x[i + 1]]);
@@ -123,9 +128,14 @@ impl<'k> Cta<'k> {
 
     /// 16 bytes, or zeros.
     #[track_caller]
-    fn words(&self, from: Elements<'k>, is_there: Value<'k, bool>, access: Access) -> [Value<'k, u32>; 4] {
+    fn load_words(
+        &self,
+        from: Elements<'k>,
+        in_bounds: Value<'k, bool>,
+        access: Access,
+    ) -> [Value<'k, u32>; 4] {
         let words: [Var<'k, u32>; 4] = std::array::from_fn(|_| self.k.var("word", 0));
-        self.k.when(is_there, || {
+        self.k.when(in_bounds, || {
             let loaded = Global::<u32>::new(from.address()).load_vector_with::<4>(access);
             words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
         });
@@ -133,11 +143,11 @@ impl<'k> Cta<'k> {
     }
 
     /// Puts a warp's sums where all see them.
-    fn keep(&self, sums: &[[Var<'k, f32>; 4]]) {
+    fn store_partials(&self, sums: &[[Var<'k, f32>; 4]]) {
         let (k, group, pair) = (self.k, self.k.lane() >> 2, (self.k.lane() & 3) << 1);
-        let of_warp = self.memory.at(k.warp_index() * (self.config.rows * PITCH));
+        let warp_sums = self.memory.at(k.warp_index() * (self.config.rows * PITCH));
         for (i, sums) in (0..).zip(sums) {
-            let at = of_warp.at((pair + 8 * i) * PITCH + group);
+            let at = warp_sums.at((pair + 8 * i) * PITCH + group);
             for (sum, place) in sums.iter().zip([0, PITCH, 8, PITCH + 8]) {
                 at.plus(place as usize).store(sum.get());
             }
@@ -153,7 +163,7 @@ impl<'k> Cta<'k> {
             let parts = (0..WARPS).map(|warp| at.plus((warp * rows * PITCH) as usize).load_vector::<2>());
             let zero = k.constant(0.0);
             let sums = parts.fold([zero; 2], |sums, part| [sums[0] + part[0], sums[1] + part[1]]);
-            self.call.store((row, self.first + feature), &sums);
+            self.args.store((row, self.first + feature), &sums);
         });
     }
 }

@@ -9,7 +9,7 @@
 //! Shapes: x `[rows, inputs]`, weight `[features, inputs]`, both of one dtype, aligned to 16 bytes, and so are strides; any number of
 //! rows, features and inputs from 1 on. Grid: `[ceil(features / tile), ceil(rows / tile), segments]`.
 
-use super::{product::Ends, skinny::fragment, store::Call};
+use super::{args::GemmArgs, params::Epilogue, skinny::fragment};
 use crate::tile::{Elements, SharedTile};
 use half::bf16;
 use tilewright::Dtype;
@@ -27,19 +27,19 @@ const CHUNK: u32 = 8;
 
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Gemm {
+pub struct Sm80Config {
     /// Of x and the weight: f16 or bf16.
     pub elements: Dtype,
     /// Whether tiles have 128 rows and features, otherwise 64.
     pub large: bool,
     /// Bias and result.
-    pub ends: Ends,
+    pub epilogue: Epilogue,
 }
 
-impl Gemm {
+impl Sm80Config {
     /// A name that no other configuration has.
     pub fn name(self) -> String {
-        format!("gemm_sm80_{}_{}_{}", self.tile(), self.elements, self.ends.name())
+        format!("gemm_sm80_{}_{}_{}", self.tile(), self.elements, self.epilogue.name())
     }
 
     /// Rows and features of a tile.
@@ -61,21 +61,21 @@ impl Gemm {
 ///
 /// # Errors
 /// None.
-pub fn gemm(name: &str, config: Gemm) -> Result<Kernel, Invalid> {
+pub fn gemm(name: &str, config: Sm80Config) -> Result<Kernel, Invalid> {
     Builder::kernel(name, config.threads(), |k| {
-        let call = Call::new(k, (config.elements, config.elements), config.ends);
+        let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
         // the longest segment says how many CTAs there are
-        k.when((k.cta_y() * config.tile() as u32).lt(call.rows), || Cta::new(k, config, call).run());
+        k.when((k.cta_y() * config.tile() as u32).lt(args.rows), || Sm80Cta::new(k, config, args).run());
     })
 }
 
 /// One tile of the result.
-struct Cta<'k> {
+struct Sm80Cta<'k> {
     k: &'k Builder,
-    config: Gemm,
-    call: Call<'k>,
+    config: Sm80Config,
+    args: GemmArgs<'k>,
     /// x and the weight.
-    operands: [Side<'k>; 2],
+    operands: [MatrixOperand<'k>; 2],
     steps: Value<'k, u32>,
     /// The place of this thread's warp in the tile.
     warp: (Value<'k, u32>, Value<'k, u32>),
@@ -85,19 +85,19 @@ struct Cta<'k> {
 
 /// x or the weight: where it is, how many rows it has, which is the first of this CTA, where it comes to be.
 #[derive(Clone, Copy)]
-struct Side<'k> {
+struct MatrixOperand<'k> {
     matrix: (Elements<'k>, Value<'k, u64>),
     rows: Value<'k, u32>,
     first: Value<'k, u32>,
     tile: SharedTile<'k>,
 }
 
-impl<'k> Cta<'k> {
-    fn new(k: &'k Builder, config: Gemm, call: Call<'k>) -> Self {
-        let (tile, of_warp) = (config.tile(), config.warp());
+impl<'k> Sm80Cta<'k> {
+    fn new(k: &'k Builder, config: Sm80Config, args: GemmArgs<'k>) -> Self {
+        let (tile, warp_tile) = (config.tile(), config.warp());
         // bytes are what counts: f16 and bf16 lie alike
         let shared = |name| SharedTile::<bf16>::new(k, name, (tile, DEPTH), STAGES);
-        let side = |name, matrix, rows, cta: Value<'k, u32>| Side {
+        let operand = |name, matrix, rows, cta: Value<'k, u32>| MatrixOperand {
             matrix,
             rows,
             first: cta * tile as u32,
@@ -107,14 +107,14 @@ impl<'k> Cta<'k> {
         Self {
             k,
             config,
-            call,
+            args,
             operands: [
-                side("x_tile", call.x, call.rows, k.cta_y()),
-                side("weight_tile", call.weight, call.features, k.cta()),
+                operand("x_tile", args.x, args.rows, k.cta_y()),
+                operand("weight_tile", args.weight, args.features, k.cta()),
             ],
-            steps: ((call.inputs + (DEPTH - 1) as u32) / DEPTH as u32).named("steps"),
-            warp: ((warp & 1) * of_warp.0 as u32, (warp >> 1) * of_warp.1 as u32),
-            sums: (0..of_warp.0 / 16).map(|_| (0..of_warp.1 / 8).map(sum).collect()).collect(),
+            steps: ((args.inputs + (DEPTH - 1) as u32) / DEPTH as u32).named("steps"),
+            warp: ((warp & 1) * warp_tile.0 as u32, (warp >> 1) * warp_tile.1 as u32),
+            sums: (0..warp_tile.0 / 16).map(|_| (0..warp_tile.1 / 8).map(sum).collect()).collect(),
         }
     }
 
@@ -123,14 +123,14 @@ impl<'k> Cta<'k> {
         for stage in 0..STAGES as u32 - 1 {
             self.copy(k.constant(stage), k.constant(stage));
         }
-        let (reads, writes) = (k.var("reads", 0_u32), k.var("writes", STAGES as u32 - 1));
+        let (read_stage, write_stage) = (k.var("reads", 0_u32), k.var("writes", STAGES as u32 - 1));
         k.repeat((0, self.steps), 1, |step| {
             k.wait_copies(STAGES - 2);
             // all threads' copies are there, and nobody reads the stage that is written next
             k.sync_threads();
-            self.copy(step + (STAGES as u32 - 1), writes.get());
-            self.multiply(reads.get());
-            for stage in [reads, writes] {
+            self.copy(step + (STAGES as u32 - 1), write_stage.get());
+            self.multiply(read_stage.get());
+            for stage in [read_stage, write_stage] {
                 let next = stage.get() + 1;
                 stage.set(next.unless(next.eq(STAGES as u32), 0));
             }
@@ -140,20 +140,20 @@ impl<'k> Cta<'k> {
 
     /// Starts copying 64 inputs, from `64 step` on, to a stage; what is outside of the matrix becomes 0.
     fn copy(&self, step: Value<'k, u32>, stage: Value<'k, u32>) {
-        let (k, thread, inputs) = (self.k, self.k.thread(), self.call.inputs);
+        let (k, thread, inputs) = (self.k, self.k.thread(), self.args.inputs);
         let chunk = thread & 7;
         let column = step * DEPTH as u32 + chunk * CHUNK;
         // of 16 bytes those inside are read; where there are none, the address is one inside
         let left = inputs - inputs.min(column);
         let (bytes, column) = (left.min(CHUNK) * 2, left.eq(0).select(0, column));
-        for side in self.operands {
+        for operand in self.operands {
             for first in (0..self.config.tile() as u32).step_by(self.config.threads() as usize / 8) {
                 let row = (thread >> 3) + first;
-                let of_matrix = side.first + row;
-                let read = of_matrix.lt(side.rows).select(bytes, 0);
-                let (base, stride) = side.matrix;
-                let from = base.at_wide(of_matrix.min(side.rows - 1).to_u64() * stride).at(column);
-                let to = side.tile.stage(stage).chunk(row, chunk);
+                let matrix_row = operand.first + row;
+                let read = matrix_row.lt(operand.rows).select(bytes, 0);
+                let (base, stride) = operand.matrix;
+                let from = base.at_wide(matrix_row.min(operand.rows - 1).to_u64() * stride).at(column);
+                let to = operand.tile.stage(stage).chunk(row, chunk);
                 k.copy_async(to, Global::new(from.address()), 16, read);
             }
         }
@@ -163,7 +163,7 @@ impl<'k> Cta<'k> {
     /// Adds the products of a stage.
     fn multiply(&self, stage: Value<'k, u32>) {
         let (k, lane) = (self.k, self.k.lane());
-        let [a, b] = self.operands.map(|side| side.tile.stage(stage));
+        let [a, b] = self.operands.map(|operand| operand.tile.stage(stage));
         for step in 0..DEPTH as u32 / 16 {
             // 16 rows and 16 columns: rows by lanes 0 to 15, the second 8 columns by the others
             let rows = |block: usize| {
@@ -179,8 +179,8 @@ impl<'k> Cta<'k> {
             for (block, sums) in self.sums.iter().enumerate() {
                 let rows = rows(block);
                 for (at, &sums) in sums.iter().enumerate() {
-                    let of_pair = columns[at / 2];
-                    let [low, high] = [of_pair[2 * (at % 2)], of_pair[2 * (at % 2) + 1]];
+                    let pair = columns[at / 2];
+                    let [low, high] = [pair[2 * (at % 2)], pair[2 * (at % 2) + 1]];
                     k.mma(fragment(self.config.elements), sums, rows, [low, high]);
                 }
             }
@@ -195,7 +195,7 @@ impl<'k> Cta<'k> {
                 for (down, pair) in [(16 * block, [sums[0], sums[1]]), (16 * block + 8, [sums[2], sums[3]])] {
                     let row = x.first + self.warp.0 + down as u32 + (lane >> 2);
                     let feature = weight.first + self.warp.1 + 8 * at as u32 + ((lane & 3) << 1);
-                    self.call.store((row, feature), &pair.map(Var::get));
+                    self.args.store((row, feature), &pair.map(Var::get));
                 }
             }
         }

@@ -36,12 +36,12 @@ const BF16: (Elements, Elements) = (Elements::Bf16, Elements::Bf16);
 
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gemm {
+pub struct Sm90Config {
     /// Columns of a tile of D: 128 or 256.
     pub tile_columns: usize,
 }
 
-impl Gemm {
+impl Sm90Config {
     /// As many stages as fit.
     fn stages(self) -> usize {
         if self.tile_columns == 256 { 4 } else { 6 }
@@ -52,23 +52,23 @@ impl Gemm {
 ///
 /// # Errors
 /// When `tile_columns` is neither 128 nor 256.
-pub fn gemm(name: &str, config: Gemm) -> Result<Kernel, Invalid> {
+pub fn gemm(name: &str, config: Sm90Config) -> Result<Kernel, Invalid> {
     if !matches!(config.tile_columns, 128 | 256) {
         let why = format!("tile_columns = {}, expected 128 or 256", config.tile_columns);
         return Err(Invalid::of(name, why));
     }
     Builder::kernel(name, THREADS, |k| {
-        let cta = Cta::new(k, config);
+        let cta = Sm90Cta::new(k, config);
         cta.init();
         let group = (k.thread() >> 7).of_lane(0).named("warpgroup");
-        k.when_else(group.eq(0), || cta.produce(), || Consumer::new(&cta, group - 1).run());
+        k.when_else(group.eq(0), || cta.run_producer(), || GemmConsumer::new(&cta, group - 1).run());
     })
 }
 
 /// What all warps of a CTA know.
-struct Cta<'k> {
+struct Sm90Cta<'k> {
     k: &'k Builder,
-    config: Gemm,
+    config: Sm90Config,
     a_map: Value<'k, u64>,
     b_map: Value<'k, u64>,
     d_map: Value<'k, u64>,
@@ -83,8 +83,8 @@ struct Cta<'k> {
     ring: Ring<'k>,
 }
 
-impl<'k> Cta<'k> {
-    fn new(k: &'k Builder, config: Gemm) -> Self {
+impl<'k> Sm90Cta<'k> {
+    fn new(k: &'k Builder, config: Sm90Config) -> Self {
         let [a_map, b_map, d_map] = ["a_map", "b_map", "d_map"].map(|name| k.tensor_map(name));
         let [m, n, depth] = ["m", "n", "k"].map(|name| k.param::<u32>(name));
         let (columns, stages) = (config.tile_columns as u32, config.stages());
@@ -115,18 +115,18 @@ impl<'k> Cta<'k> {
     /// Calls `body` with the first row and column of every tile of this CTA.
     fn for_each_tile(&self, body: impl FnOnce(Value<'k, u32>, Value<'k, u32>)) {
         let k = self.k;
-        let (down, sideways) = self.tiles;
-        k.repeat((k.cta(), down * sideways), k.ctas(), |tile| {
-            let of_band = sideways * BAND;
-            let band = tile / of_band;
-            let inside = tile % of_band;
-            let height = (down - band * BAND).min(BAND);
-            let (row, column) = (band * BAND + inside % height, inside / height);
+        let (tile_rows, tile_columns) = self.tiles;
+        k.repeat((k.cta(), tile_rows * tile_columns), k.ctas(), |tile| {
+            let tiles_per_band = tile_columns * BAND;
+            let band = tile / tiles_per_band;
+            let in_band = tile % tiles_per_band;
+            let height = (tile_rows - band * BAND).min(BAND);
+            let (row, column) = (band * BAND + in_band % height, in_band / height);
             body(row * TILE_ROWS as u32, column * self.config.tile_columns as u32);
         });
     }
 
-    fn produce(&self) {
+    fn run_producer(&self) {
         let k = self.k;
         k.setmaxnreg_dec(40);
         k.when(k.thread().eq(0), || {
@@ -145,8 +145,8 @@ impl<'k> Cta<'k> {
 }
 
 /// 64 rows of each tile, one warpgroup.
-struct Consumer<'c, 'k> {
-    cta: &'c Cta<'k>,
+struct GemmConsumer<'c, 'k> {
+    cta: &'c Sm90Cta<'k>,
     k: &'k Builder,
     /// Which of the two.
     index: Value<'k, u32>,
@@ -159,8 +159,8 @@ struct Consumer<'c, 'k> {
     in_flight: Cursor<'k>,
 }
 
-impl<'c, 'k> Consumer<'c, 'k> {
-    fn new(cta: &'c Cta<'k>, index: Value<'k, u32>) -> Self {
+impl<'c, 'k> GemmConsumer<'c, 'k> {
+    fn new(cta: &'c Sm90Cta<'k>, index: Value<'k, u32>) -> Self {
         let k = cta.k;
         k.setmaxnreg_inc(232);
         Self {

@@ -8,7 +8,7 @@
 //! Grid: `[ceil(features / TILE), ceil(rows / TILE), segments]`. Each result is one chain of multiply-adds over its inputs, so that
 //! a row has the same bits in any company.
 
-use super::{product::Ends, store::Call};
+use super::{args::GemmArgs, params::Epilogue};
 use crate::tile::{Chunk, Elements};
 use tilewright::Dtype;
 use tilewright_ptx::{
@@ -24,13 +24,13 @@ pub const TILE: u32 = 64;
 const DEPTH: u32 = 16;
 const THREADS: u32 = 256;
 /// Rows and features of a thread.
-const EACH: u32 = 4;
+const THREAD_TILE: u32 = 4;
 /// Numbers of a row in shared memory: 16-byte aligned, and few of a column in one bank.
 const PITCH: u32 = TILE + 4;
 
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Tiles {
+pub struct TilesConfig {
     /// Of x.
     pub x: Dtype,
     /// Of the weight.
@@ -38,13 +38,13 @@ pub struct Tiles {
     /// Elements that are loaded at once: 1 or 4.
     pub width: u32,
     /// Bias and result.
-    pub ends: Ends,
+    pub epilogue: Epilogue,
 }
 
-impl Tiles {
+impl TilesConfig {
     /// A name that no other configuration has.
     pub fn name(self) -> String {
-        format!("gemm_tiles_{}_{}_{}_{}", self.x, self.weight, self.width, self.ends.name())
+        format!("gemm_tiles_{}_{}_{}_{}", self.x, self.weight, self.width, self.epilogue.name())
     }
 }
 
@@ -52,17 +52,24 @@ impl Tiles {
 ///
 /// # Errors
 /// None.
-pub fn gemm(name: &str, config: Tiles) -> Result<Kernel, Invalid> {
+pub fn gemm(name: &str, config: TilesConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
-        let call = Call::new(k, (config.x, config.weight), config.ends);
+        let args = GemmArgs::new(k, (config.x, config.weight), config.epilogue);
         let first = (k.cta_y() * TILE, k.cta() * TILE);
-        k.when(first.0.lt(call.rows), || {
+        k.when(first.0.lt(args.rows), || {
             let memory = |name| k.shared::<f32>(name, (DEPTH * PITCH) as usize, 16);
             let sum = || std::array::from_fn(|_| k.var("sum", 0.0));
-            let x =
-                Side { k, width: config.width, memory: memory("x_tile"), rows: call.rows, first: first.0 };
-            let weight = Side { memory: memory("weight_tile"), rows: call.features, first: first.1, ..x };
-            let cta = Cta { k, call, sides: [x, weight], sums: [(); EACH as usize].map(|()| sum()) };
+            let x = TileOperand {
+                k,
+                width: config.width,
+                memory: memory("x_tile"),
+                rows: args.rows,
+                first: first.0,
+            };
+            let weight =
+                TileOperand { memory: memory("weight_tile"), rows: args.features, first: first.1, ..x };
+            let cta =
+                TilesCta { k, args, operands: [x, weight], sums: [(); THREAD_TILE as usize].map(|()| sum()) };
             cta.run();
         });
     })
@@ -70,7 +77,7 @@ pub fn gemm(name: &str, config: Tiles) -> Result<Kernel, Invalid> {
 
 /// x or the weight.
 #[derive(Clone, Copy)]
-struct Side<'k> {
+struct TileOperand<'k> {
     k: &'k Builder,
     width: u32,
     /// `[DEPTH][PITCH]`: columns of the tile lie side by side.
@@ -79,21 +86,21 @@ struct Side<'k> {
     first: Value<'k, u32>,
 }
 
-struct Cta<'k> {
+struct TilesCta<'k> {
     k: &'k Builder,
-    call: Call<'k>,
-    sides: [Side<'k>; 2],
+    args: GemmArgs<'k>,
+    operands: [TileOperand<'k>; 2],
     /// By row and feature.
-    sums: [[Var<'k, f32>; EACH as usize]; EACH as usize],
+    sums: [[Var<'k, f32>; THREAD_TILE as usize]; THREAD_TILE as usize],
 }
 
-impl<'k> Side<'k> {
+impl<'k> TileOperand<'k> {
     /// The place of this thread's chunk number `i` in the tile: its row and its first input.
     #[track_caller]
-    fn place(&self, i: u32) -> (Value<'k, u32>, Value<'k, u32>) {
+    fn locate(&self, i: u32) -> (Value<'k, u32>, Value<'k, u32>) {
         let chunk = self.k.thread() + i * THREADS;
-        let of_row = DEPTH / self.width;
-        (chunk / of_row, chunk % of_row * self.width)
+        let chunks_per_row = DEPTH / self.width;
+        (chunk / chunks_per_row, chunk % chunks_per_row * self.width)
     }
 
     /// This thread's part of a step; zeros outside.
@@ -104,7 +111,7 @@ impl<'k> Side<'k> {
         (step, inputs): (Value<'k, u32>, Value<'k, u32>),
     ) -> Vec<Chunk<'k>> {
         let load = |i| {
-            let (at, input) = self.place(i);
+            let (at, input) = self.locate(i);
             let (at, input) = (self.first + at, step + input);
             let inside = at.lt(self.rows) & input.lt(inputs);
             row(at).at(input).load_when(inside, self.width, Access::Weak)
@@ -113,9 +120,9 @@ impl<'k> Side<'k> {
     }
 
     #[track_caller]
-    fn keep(&self, chunks: &[Chunk<'k>]) {
+    fn store_shared(&self, chunks: &[Chunk<'k>]) {
         for (i, chunk) in (0..).zip(chunks) {
-            let (row, input) = self.place(i);
+            let (row, input) = self.locate(i);
             let to = self.memory.at(input * PITCH + row);
             for (j, number) in chunk.numbers().into_iter().enumerate() {
                 to.plus(j * PITCH as usize).store(number);
@@ -125,24 +132,28 @@ impl<'k> Side<'k> {
 
     /// Four neighbours at an input.
     #[track_caller]
-    fn four(&self, input: u32, first: Value<'k, u32>) -> [Value<'k, f32>; EACH as usize] {
-        self.memory.at(first * EACH).plus((input * PITCH) as usize).load_vector()
+    fn load_four(&self, input: u32, first: Value<'k, u32>) -> [Value<'k, f32>; THREAD_TILE as usize] {
+        self.memory.at(first * THREAD_TILE).plus((input * PITCH) as usize).load_vector()
     }
 }
 
-impl<'k> Cta<'k> {
+impl<'k> TilesCta<'k> {
     #[track_caller]
     fn load(&self, step: Value<'k, u32>) -> [Vec<Chunk<'k>>; 2] {
-        let (call, step) = (self.call, (step, self.call.inputs));
+        let (args, step) = (self.args, (step, self.args.inputs));
         [
-            self.sides[0].load(|row| call.x_row(row), step),
-            self.sides[1].load(|feature| call.weight_row(feature), step),
+            self.operands[0].load(|row| args.x_row(row), step),
+            self.operands[1].load(|feature| args.weight_row(feature), step),
         ]
     }
 
     /// Adds the products of an input.
     #[track_caller]
-    fn add(&self, x: [Value<'k, f32>; EACH as usize], weight: [Value<'k, f32>; EACH as usize]) {
+    fn accumulate(
+        &self,
+        x: [Value<'k, f32>; THREAD_TILE as usize],
+        weight: [Value<'k, f32>; THREAD_TILE as usize],
+    ) {
         for (sums, x) in self.sums.iter().zip(x) {
             sums.iter().zip(weight).for_each(|(sum, weight)| sum.set(x.mul_add(weight, sum.get())));
         }
@@ -150,21 +161,27 @@ impl<'k> Cta<'k> {
 
     fn run(&self) {
         let (k, thread) = (self.k, self.k.thread());
-        let (down, sideways) = (thread / (TILE / EACH), thread % (TILE / EACH));
-        k.repeat((0, self.call.inputs), DEPTH, |step| {
+        let (thread_row, thread_column) = (thread / (TILE / THREAD_TILE), thread % (TILE / THREAD_TILE));
+        k.repeat((0, self.args.inputs), DEPTH, |step| {
             let loaded = self.load(step);
             // all have done what they do with the step before
             k.sync_threads();
-            self.sides.iter().zip(&loaded).for_each(|(side, chunks)| side.keep(chunks));
+            self.operands.iter().zip(&loaded).for_each(|(operand, chunks)| operand.store_shared(chunks));
             k.sync_threads();
             (0..DEPTH).for_each(|input| {
-                self.add(self.sides[0].four(input, down), self.sides[1].four(input, sideways));
+                self.accumulate(
+                    self.operands[0].load_four(input, thread_row),
+                    self.operands[1].load_four(input, thread_column),
+                );
             });
         });
-        let (row, feature) = (self.sides[0].first + down * EACH, self.sides[1].first + sideways * EACH);
-        for (i, sums) in (0..EACH).zip(&self.sums) {
+        let (row, feature) = (
+            self.operands[0].first + thread_row * THREAD_TILE,
+            self.operands[1].first + thread_column * THREAD_TILE,
+        );
+        for (i, sums) in (0..THREAD_TILE).zip(&self.sums) {
             let sums: Vec<_> = sums.iter().map(|sum| sum.get()).collect();
-            self.call.store((row + i, feature), &sums);
+            self.args.store((row + i, feature), &sums);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Cosines and sines of positions: from a table, or computed.
+//! Cosines and sines of positions, loaded from a table or computed.
 //!
-//! An angle is kept in turns times 2^64 and in whole numbers. Their product with a position drops whole turns and is exact, however
-//! far the position: what f64 says of a frequency is all that limits it.
+//! Angles are 64-bit integers in units of 2^-64 turns. The product with a position wraps modulo one turn and is exact
+//! for every position; the only error is that of the f64 frequency.
 
 use crate::tile::{Elements, chunk::BYTES};
 use tilewright::Dtype;
@@ -10,14 +10,14 @@ use tilewright_ptx::{
     isa::memory::Access,
 };
 
-/// How far a pair of `frequency` radians per position turns with each position, in turns times 2^64, without whole turns.
+/// Angle per position of a pair with `frequency` radians per position, in turns times 2^64, modulo one turn.
 pub fn turns(frequency: f64) -> u64 {
     let turns = frequency / std::f64::consts::TAU;
     // exact: a fraction of at most 53 bits times a power of two
     ((turns - turns.floor()) * 2f64.powi(64)) as u64
 }
 
-/// `len` numbers of a table.
+/// Loads `len` table entries.
 #[track_caller]
 pub(super) fn load(from: Elements<'_>, len: u32) -> Vec<Value<'_, f32>> {
     let width = len.min(BYTES / Dtype::F32.size() as u32);
@@ -27,9 +27,9 @@ pub(super) fn load(from: Elements<'_>, len: u32) -> Vec<Value<'_, f32>> {
         .collect()
 }
 
-/// Cosines and sines of pairs `first`, `first + 1`, .. of a position.
+/// Computes cosines and sines of `len` pairs from `first` on.
 #[track_caller]
-pub(super) fn computed<'k>(
+pub(super) fn compute<'k>(
     turns: Value<'k, u64>,
     (first, len): (Value<'k, u32>, u32),
     position: Value<'k, u32>,
@@ -39,11 +39,11 @@ pub(super) fn computed<'k>(
     (0..len as usize).map(of).collect()
 }
 
-/// Cosine and sine of an angle in turns times 2^64, each to 2^-23: Taylor's series between -45 and 45 degrees, beyond which quarters
-/// of a turn exchange them.
+/// Cosine and sine of an angle in turns times 2^64, each to 2^-23: Taylor series on [-45°, 45°], with quadrant
+/// reduction.
 #[track_caller]
 fn cos_sin(angle: Value<'_, u64>) -> [Value<'_, f32>; 2] {
-    // factors of r² from the highest power on, for |r| ≤ π / 4
+    // coefficients of powers of r², highest first, for |r| ≤ π / 4
     const SIN: [f32; 4] = [2.755_731_9e-6, -1.984_127e-4, 8.333_334e-3, -1.666_666_7e-1];
     const COS: [f32; 5] = [-2.755_732e-7, 2.480_158_8e-5, -1.388_888_9e-3, 4.166_666_8e-2, -0.5];
     let angle = angle.high();

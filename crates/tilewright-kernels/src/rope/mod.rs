@@ -1,20 +1,22 @@
-//! Rotary embedding of queries and keys in one launch, by a table of cosines and sines or by angles computed here.
+//! Rotary embedding of queries and keys in one launch, from a cosine/sine table or from angles computed in the
+//! kernel.
 //!
 //! ```text
 //! pair (a, b) of a head at angle φ becomes (a · cos φ - b · sin φ, b · cos φ + a · sin φ)
 //! ```
 //!
-//! Shapes: q, q_out `[tokens, qo_heads, head_dim]`, k, k_out `[tokens, kv_heads, head_dim]`, tokens and heads any stride apart, of
-//! one dtype to one dtype, each f32, f16 or bf16; positions i32 `[tokens]`, not negative; angles as [`Angles`] says. Sizes are known at launch.
+//! Shapes: q, q_out `[tokens, qo_heads, head_dim]`, k, k_out `[tokens, kv_heads, head_dim]`, any token and head
+//! strides. q and k share one dtype, q_out and k_out another; each f32, f16 or bf16. Positions are i32 `[tokens]`,
+//! not negative; for angles see [`Angles`]. Sizes are launch parameters.
 //!
-//! A thread has two chunks that hold pairs, of four heads: it has cosines and sines once for all of them, and 128 bytes in flight.
-//! What is beyond `rotary_dim` is not touched in place, and copied otherwise.
+//! A thread processes a pair of chunks in each of four heads: it loads or computes its cosines and sines once, and
+//! has 128 bytes in flight. Elements beyond `rotary_dim` are copied, or skipped in place.
 
 mod angles;
 
 pub use angles::turns;
 
-use crate::tile::{Chunk, Elements, Shares, Strided, StridedRows, chunk};
+use crate::tile::{Chunk, Elements, Strided, StridedRows, TokenPartition, chunk};
 use tilewright::{Dtype, rope::RopeStyle};
 use tilewright_ptx::{
     build::{Builder, Value},
@@ -24,93 +26,94 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Heads of a thread.
-const EACH: u32 = 4;
+/// Heads per thread.
+const HEADS_PER_THREAD: u32 = 4;
 
-/// Where cosines and sines come from.
+/// Source of cosines and sines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Angles {
-    /// f32 `[max_positions, rotary_dim]`, dense, aligned to 16 bytes: each row its cosines first, then the sines. Positions are in it.
+    /// f32 `[max_positions, rotary_dim]`, dense, aligned to 16 bytes; each row holds the cosines, then the sines.
+    /// Every position must be below `max_positions`.
     Table,
-    /// u64 `[rotary_dim / 2]`: how far each pair turns with each position, in turns times 2^64 ([`turns`]). Any position.
+    /// u64 `[rotary_dim / 2]`: angle per position of each pair, in turns times 2^64 ([`turns`]). Any position.
     Turns,
 }
 
-/// What a kernel is made for.
+/// Compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Rope {
-    /// Of q and k, and of q_out and k_out.
+pub struct RopeConfig {
+    /// Dtypes of the inputs and of the outputs.
     pub dtypes: (Dtype, Dtype),
-    /// What a pair is.
+    /// Pairing of elements.
     pub style: RopeStyle,
-    /// Where cosines and sines come from.
+    /// Source of cosines and sines.
     pub angles: Angles,
-    /// Elements that are loaded at once: 1, or [`chunk::most`] of both dtypes.
+    /// Elements per load: 1, or [`chunk::max_width`] of both dtypes.
     pub width: u32,
 }
 
-/// One launch.
+/// Parameters of one launch.
 #[derive(Debug, Clone, Copy)]
-pub struct Call {
-    /// Of q and k, and of q_out and k_out.
+pub struct RopeParams {
+    /// Dtypes of the inputs and of the outputs.
     pub dtypes: (Dtype, Dtype),
-    /// What a pair is.
+    /// Pairing of elements.
     pub style: RopeStyle,
-    /// What is at `angles_at`.
+    /// Format of the array at `angles_address`.
     pub angles: Angles,
     /// Address of the table or of the turns.
-    pub angles_at: u64,
+    pub angles_address: u64,
     /// Address of the positions.
     pub positions: u64,
-    /// How many tokens there are.
+    /// Number of tokens.
     pub tokens: u32,
-    /// Query heads and KV heads; there may be none of one of them.
+    /// Query heads and KV heads; one of them may be 0.
     pub heads: [u32; 2],
-    /// Elements of a head, and how many of them are rotated.
+    /// `[head_dim, rotary_dim]`
     pub dims: [u32; 2],
     /// q and k.
     pub from: [Strided; 2],
-    /// q_out and k_out, which may be q and k.
+    /// q_out and k_out; may alias q and k.
     pub to: [Strided; 2],
 }
 
-impl Call {
-    /// The kernel for it.
-    pub fn rope(&self) -> Rope {
+impl RopeParams {
+    /// Configuration of the kernel for this launch.
+    pub fn config(&self) -> RopeConfig {
         let [dim, rotary] = self.dims.map(u64::from);
-        let (of_from, of_to) = self.dtypes;
-        let from = self.from.iter().flat_map(|tensor| tensor.alignment(of_from));
-        let elements = from.chain(self.to.iter().flat_map(|tensor| tensor.alignment(of_to)));
-        // two chunks each of what is rotated, and of what is not
+        let (from_dtype, to_dtype) = self.dtypes;
+        let from = self.from.iter().flat_map(|tensor| tensor.alignment(from_dtype));
+        let elements = from.chain(self.to.iter().flat_map(|tensor| tensor.alignment(to_dtype)));
+        // the rotated part and the rest have two chunks per pair
         let halves = [rotary, dim - rotary].map(|part| if part % 2 == 0 { part / 2 } else { 1 });
-        let width = chunk::width(&[of_from, of_to], elements.chain(halves));
-        Rope { dtypes: self.dtypes, style: self.style, angles: self.angles, width }
+        let width = chunk::width(&[from_dtype, to_dtype], elements.chain(halves));
+        RopeConfig { dtypes: self.dtypes, style: self.style, angles: self.angles, width }
     }
 
-    /// Pairs of chunks of a head that are rotated, and that are touched.
+    /// Chunk pairs per head: rotated ones, and all processed ones.
     fn columns(&self) -> [u32; 2] {
         let [dim, rotary] = self.dims;
-        let of = |dim: u32| dim.div_ceil(2 * self.rope().width);
+        let of = |dim: u32| dim.div_ceil(2 * self.config().width);
         [of(rotary), of(rotary) + if self.from == self.to { 0 } else { of(dim - rotary) }]
     }
 
-    /// Grid and arguments for [`Call::rope`]; there is at least one token and one head.
+    /// Grid and arguments for [`RopeParams::config`]. Requires at least one token and one head.
     pub fn launch(&self) -> ([u32; 3], Vec<Arg>) {
         let [rotated, columns] = self.columns();
-        let groups = self.heads.map(|heads| heads.div_ceil(EACH));
+        let groups = self.heads.map(|heads| heads.div_ceil(HEADS_PER_THREAD));
         let threads = (groups[0] + groups[1]) * columns;
-        let [x, y] = Shares::new(threads).ctas(self.tokens);
+        let [x, y] = TokenPartition::new(threads).ctas(self.tokens);
         let words = [self.tokens, threads, self.heads[0], self.heads[1], groups[0], groups[1]];
         let words = [&words[..], &[self.dims[0], self.dims[1], rotated, columns]].concat();
-        let mut args = vec![Arg::U64(self.angles_at), Arg::U64(self.positions)];
+        let mut args = vec![Arg::U64(self.angles_address), Arg::U64(self.positions)];
         args.extend(self.from.iter().chain(&self.to).flat_map(|tensor| tensor.args()));
         args.extend(words.into_iter().map(Arg::U32));
         ([x, y, 1], args)
     }
 }
 
-impl Rope {
-    /// A name that no other configuration has.
+impl RopeConfig {
+    /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
         let style = match self.style {
             RopeStyle::Neox => "halves",
@@ -126,26 +129,26 @@ impl Rope {
     }
 }
 
-/// The kernel of a configuration; its parameters are those of [`Call::launch`].
+/// Records the kernel of a configuration. Its parameters are those of [`RopeParams::launch`].
 ///
 /// # Errors
-/// None that a caller of [`Call::rope`] can provoke.
-pub fn rope(name: &str, config: Rope) -> Result<Kernel, Invalid> {
-    Builder::kernel(name, Shares::THREADS, |k| {
+/// None for a configuration from [`RopeParams::config`].
+pub fn rope(name: &str, config: RopeConfig) -> Result<Kernel, Invalid> {
+    Builder::kernel(name, TokenPartition::THREADS, |k| {
         let (angles, positions) = (k.param::<u64>("angles"), k.global::<u32>("positions"));
-        let (of_from, of_to) = config.dtypes;
-        let [q, key] = ["q", "k"].map(|name| StridedRows::param(k, name, of_from));
-        let [q_out, k_out] = ["q_out", "k_out"].map(|name| StridedRows::param(k, name, of_to));
+        let (from_dtype, to_dtype) = config.dtypes;
+        let [q, key] = ["q", "k"].map(|name| StridedRows::param(k, name, from_dtype));
+        let [q_out, k_out] = ["q_out", "k_out"].map(|name| StridedRows::param(k, name, to_dtype));
         let [tokens, threads] = ["tokens", "threads"].map(|name| k.param::<u32>(name));
         let names = ["qo_heads", "kv_heads", "qo_groups", "kv_groups"];
         let [qo_heads, kv_heads, qo_groups, kv_groups] = names.map(|name| k.param::<u32>(name));
         let [dim, rotary, rotated, columns] =
             ["head_dim", "rotary_dim", "rotated", "columns"].map(|name| k.param::<u32>(name));
-        let (token, of_token, is_there) = Shares::place(k, (tokens, threads));
-        k.when(is_there, || {
-            let (group, column) = (of_token / columns, of_token % columns);
+        let (token, thread_of_token, in_bounds) = TokenPartition::locate(k, (tokens, threads));
+        k.when(in_bounds, || {
+            let (group, column) = (thread_of_token / columns, thread_of_token % columns);
             let queries = group.lt(qo_groups);
-            let unit = Unit {
+            let thread = RopeThread {
                 k,
                 config,
                 token,
@@ -153,34 +156,34 @@ pub fn rope(name: &str, config: Rope) -> Result<Kernel, Invalid> {
                 rotated,
                 dims: (dim, rotary),
                 head: queries.select(group, group - qo_groups),
-                step: queries.select(qo_groups, kv_groups),
+                head_stride: queries.select(qo_groups, kv_groups),
                 heads: queries.select(qo_heads, kv_heads),
             };
-            let (from, to) = (q.or_else(queries, key, of_from), q_out.or_else(queries, k_out, of_to));
-            // a load of its own, asked for first
+            let (from, to) = (q.or_else(queries, key, from_dtype), q_out.or_else(queries, k_out, to_dtype));
+            // issued first: the angles depend on it
             let position = positions.at(token).load();
-            unit.run((from, to), angles, position);
+            thread.run((from, to), angles, position);
         });
     })
 }
 
-/// What a thread has: a pair of chunks of some heads of a token.
-struct Unit<'k> {
+/// One thread: a pair of chunks in several heads of one token.
+struct RopeThread<'k> {
     k: &'k Builder,
-    config: Rope,
+    config: RopeConfig,
     token: Value<'k, u32>,
-    /// The pair of chunks, and how many of them are rotated.
+    /// The chunk pair of this thread, and the number of rotated pairs.
     column: Value<'k, u32>,
     rotated: Value<'k, u32>,
-    /// Elements of a head, and how many of them are rotated.
+    /// `[head_dim, rotary_dim]`
     dims: (Value<'k, u32>, Value<'k, u32>),
-    /// The first of its heads, how far apart they are, and how many there are in all.
+    /// First head of this thread, stride to the next, and number of heads.
     head: Value<'k, u32>,
-    step: Value<'k, u32>,
+    head_stride: Value<'k, u32>,
     heads: Value<'k, u32>,
 }
 
-impl<'k> Unit<'k> {
+impl<'k> RopeThread<'k> {
     #[track_caller]
     fn run(
         &self,
@@ -190,36 +193,36 @@ impl<'k> Unit<'k> {
     ) {
         let (k, width) = (self.k, self.config.width);
         let is_rotated = self.column.lt(self.rotated);
-        let [first, second] = self.places(is_rotated);
-        let loaded: Vec<_> = (0..EACH)
+        let [first, second] = self.chunk_offsets(is_rotated);
+        let loaded: Vec<_> = (0..HEADS_PER_THREAD)
             .map(|i| {
-                let head = self.head + self.step * i;
-                let there = head.lt(self.heads);
-                // what is copied one by one may be odd
-                let there = [there, there & second.lt(self.dims.0)];
+                let head = self.head + self.head_stride * i;
+                let in_bounds = head.lt(self.heads);
+                // at width 1 the copied part may have an odd length
+                let in_bounds = [in_bounds, in_bounds & second.lt(self.dims.0)];
                 let (from, to) = (from.row(self.token, head), to.row(self.token, head));
-                let load = |at, there| from.at(at).load_when(there, width, Access::Streaming);
-                (there, to, [load(first, there[0]), load(second, there[1])])
+                let load = |at, in_bounds| from.at(at).load_when(in_bounds, width, Access::Streaming);
+                (in_bounds, to, [load(first, in_bounds[0]), load(second, in_bounds[1])])
             })
             .collect();
         let column = self.column.min(self.rotated - 1);
         let angles = self.angles(angles, position, column);
-        for (there, to, before) in loaded {
+        for (in_bounds, to, before) in loaded {
             let after = self.rotate(&before, &angles);
             for (i, place) in [first, second].into_iter().enumerate() {
                 let after = after[i].or_else(is_rotated, &before[i].to(self.config.dtypes.1));
-                k.when(there[i], || after.store(to.at(place)));
+                k.when(in_bounds[i], || after.store(to.at(place)));
             }
         }
     }
 
-    /// Where its two chunks begin in a head.
+    /// Element offsets of the two chunks in a head.
     #[track_caller]
-    fn places(&self, is_rotated: Value<'k, bool>) -> [Value<'k, u32>; 2] {
+    fn chunk_offsets(&self, is_rotated: Value<'k, bool>) -> [Value<'k, u32>; 2] {
         let (width, rotary) = (self.config.width, self.dims.1);
-        let neighbours = self.column * (2 * width);
+        let adjacent = self.column * (2 * width);
         let pair = match (self.config.style, width) {
-            (RopeStyle::Interleaved, 1) => [neighbours, neighbours + 1],
+            (RopeStyle::Interleaved, 1) => [adjacent, adjacent + 1],
             _ => [self.column * width, self.column * width + (rotary >> 1)],
         };
         let beyond = rotary + (self.column - self.rotated) * (2 * width);
@@ -227,7 +230,7 @@ impl<'k> Unit<'k> {
         [0, 1].map(|i| is_rotated.select(pair[i], copied[i]))
     }
 
-    /// Cosine and sine of each pair of both chunks, in the order in which [`Unit::rotate`] takes them.
+    /// Cosine and sine of each pair in both chunks, in the order that [`RopeThread::rotate`] expects.
     #[track_caller]
     fn angles(
         &self,
@@ -236,7 +239,7 @@ impl<'k> Unit<'k> {
         column: Value<'k, u32>,
     ) -> Vec<[Value<'k, f32>; 2]> {
         let (width, half) = (self.config.width, self.dims.1 >> 1);
-        // the first of so many pairs side by side; those of the second chunk are a quarter of the head further on
+        // runs of `len` pairs; the run of the second chunk begins a quarter of the rotated part later
         let (len, parts) = match (self.config.style, width) {
             (RopeStyle::Interleaved, 2..) => {
                 (width / 2, vec![column * (width / 2), column * (width / 2) + (half >> 1)])
@@ -250,7 +253,7 @@ impl<'k> Unit<'k> {
                     (angles::load(row.at(first), len), angles::load(row.at(first + half), len));
                 cosines.into_iter().zip(sines).map(|(cos, sin)| [cos, sin]).collect::<Vec<_>>()
             }
-            Angles::Turns => angles::computed(angles, (first, len), position),
+            Angles::Turns => angles::compute(angles, (first, len), position),
         });
         pairs.collect()
     }

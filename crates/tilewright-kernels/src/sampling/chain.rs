@@ -7,16 +7,16 @@
 //! and tokens `[batch, n + 1]` i32; outcomes `[batch, OUTCOME_WORDS]`. Grid: `[batch, 1, 1]`.
 
 use super::{
-    block::Block,
+    candidates::CandidateList,
     check_threads,
-    double::{Units as DoubleUnits, excess, less, of_fraction, of_mass},
-    elements::List,
-    number::{Number, Units, fraction_of},
-    request::Request,
-    row::Row,
-    sample::Sample,
-    survey::{GOOD, Kind, Survey},
-    weights::{Kept, Weights},
+    cta::CtaCollectives,
+    mass::{MassScale, Number, fraction_of},
+    product_scale::{ProductScale, excess, less, of_fraction, of_mass},
+    request::SamplingRequest,
+    row_reader::RowReader,
+    row_stats::{RowKind, RowStats, VALID},
+    sample::SampleConfig,
+    weights::{KeptSet, Weights},
 };
 use tilewright_ptx::{
     build::{Builder, Global, Value, Var},
@@ -26,14 +26,14 @@ use tilewright_ptx::{
 
 /// Words of an outcome: the verdict of the row that stopped it, or [`GOOD`]; 0 where that row is the draft's, 1 the target's; its position;
 /// how many tokens were accepted; how many were emitted.
-pub const OUTCOME_WORDS: usize = 8;
+pub const CHAIN_OUTCOME_WORDS: usize = 8;
 
 /// The kernel. Parameters: drafts, target, requests, ids, tokens, outcomes; draft_batch, draft_position, target_batch,
 /// target_position (u64: strides in elements), n, vocab (u32). Where an outcome is not good its tokens are to be ignored.
 ///
 /// # Errors
 /// When a CTA cannot have so many threads.
-pub fn chain<D: Number, T: Number>(name: &str, config: Sample) -> Result<Kernel, Invalid> {
+pub fn chain<D: Number, T: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Invalid> {
     check_threads(name, config.threads)?;
     Builder::kernel(name, config.threads, |k| {
         let chain = Chain::<D, T>::new(k, config);
@@ -45,25 +45,25 @@ pub fn chain<D: Number, T: Number>(name: &str, config: Sample) -> Result<Kernel,
 
 /// A request's chain.
 struct Chain<'k, D, T> {
-    block: Block<'k>,
-    list: List<'k>,
-    kind: Kind,
+    cta: CtaCollectives<'k>,
+    list: CandidateList<'k>,
+    kind: RowKind,
     drafts: Global<'k, D>,
     target: Global<'k, T>,
     draft_position: Value<'k, u64>,
     target_position: Value<'k, u64>,
-    request: Request<'k>,
+    request: SamplingRequest<'k>,
     ids: Global<'k, i32>,
     tokens: Global<'k, i32>,
     outcome: Global<'k, u32>,
     n: Value<'k, u32>,
     vocab: Value<'k, u32>,
-    state: State<'k>,
+    state: ChainState<'k>,
 }
 
 /// How far it is.
 #[derive(Clone, Copy)]
-struct State<'k> {
+struct ChainState<'k> {
     position: Var<'k, u32>,
     /// Whether no token was rejected so far.
     open: Var<'k, bool>,
@@ -75,7 +75,7 @@ struct State<'k> {
 /// The draft of a position.
 #[derive(Clone, Copy)]
 struct Draft<'k, D> {
-    row: Row<'k, D>,
+    row: RowReader<'k, D>,
     /// The token that was drafted.
     token: Value<'k, u32>,
     /// The sum of its row.
@@ -84,7 +84,7 @@ struct Draft<'k, D> {
 
 impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     #[track_caller]
-    fn new(k: &'k Builder, config: Sample) -> Self {
+    fn new(k: &'k Builder, config: SampleConfig) -> Self {
         let (drafts, target) = (k.global::<D>("drafts"), k.global::<T>("target"));
         let requests = k.global::<u32>("requests");
         let (ids, tokens) = (k.global::<i32>("ids"), k.global::<i32>("tokens"));
@@ -95,20 +95,20 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         let (n, vocab) = (k.param::<u32>("n"), k.param::<u32>("vocab"));
         let at = k.cta().to_u64();
         Self {
-            block: Block::new(k, config.threads),
-            list: List::new(k),
+            cta: CtaCollectives::new(k, config.threads),
+            list: CandidateList::new(k),
             kind: config.kind,
             drafts: drafts.at_wide(at * draft_batch),
             target: target.at_wide(at * target_batch),
             draft_position,
             target_position,
-            request: Request::load(requests, k.cta()),
+            request: SamplingRequest::load(requests, k.cta()),
             ids: ids.at_wide(at * n.to_u64()),
             tokens: tokens.at_wide(at * (n + 1).to_u64()),
-            outcome: outcomes.at_wide(at * OUTCOME_WORDS as u64),
+            outcome: outcomes.at_wide(at * CHAIN_OUTCOME_WORDS as u64),
             n,
             vocab,
-            state: State {
+            state: ChainState {
                 position: k.var("position", 0_u32),
                 open: k.var("open", true),
                 accepted: k.var("accepted", 0_u32),
@@ -121,23 +121,23 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     /// Nothing is emitted yet.
     #[track_caller]
     fn clear(&self) {
-        let k = self.block.k;
-        k.repeat((k.thread(), self.n + 1), self.block.threads, |i| self.tokens.at(i).store(-1_i32));
+        let k = self.cta.k;
+        k.repeat((k.thread(), self.n + 1), self.cta.threads, |i| self.tokens.at(i).store(-1_i32));
         let zero = k.constant(0_u32);
-        k.when(k.thread().eq(0), || self.outcome.store_vector::<4>([k.constant(GOOD), zero, zero, zero]));
+        k.when(k.thread().eq(0), || self.outcome.store_vector::<4>([k.constant(VALID), zero, zero, zero]));
     }
 
     #[track_caller]
     fn run(&self) {
-        let (k, state) = (self.block.k, &self.state);
+        let (k, state) = (self.cta.k, &self.state);
         k.loop_(|| {
             let position = state.position.get();
             let token = k.var("drafted", -1_i32);
             k.when(position.lt(self.n), || token.set(self.ids.at(position).load()));
             let token = token.get();
             let drafted = token.ge(0);
-            let row = Row::new(
-                &self.block,
+            let row = RowReader::new(
+                &self.cta,
                 self.drafts.at_wide(position.to_u64() * self.draft_position),
                 self.vocab,
             );
@@ -145,7 +145,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
             k.when(drafted, || mass.set(self.draft_mass(&row)));
             k.break_if(state.stopped.get());
             let draft = Draft { row, token: token.reinterpret(), mass: mass.get() };
-            self.judge(drafted, &draft);
+            self.verify(drafted, &draft);
             k.break_if(state.stopped.get() | !drafted);
             state.position.set(position + 1);
         });
@@ -153,68 +153,71 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
 
     /// The sum of a draft's row; stops where it has none.
     #[track_caller]
-    fn draft_mass(&self, row: &Row<'k, D>) -> Value<'k, f64> {
-        let k = self.block.k;
-        let survey = Survey::new(&self.block, row, Kind::Probs);
-        self.stop_at(&survey, row, 0);
-        let units = Units::new(self.vocab, survey.max + 0.0);
-        let total = self.block.total();
-        k.when(survey.verdict.eq(GOOD), || {
-            row.each(1, |_, x| total.add(units.mass(x + 0.0)));
+    fn draft_mass(&self, row: &RowReader<'k, D>) -> Value<'k, f64> {
+        let k = self.cta.k;
+        let stats = RowStats::new(&self.cta, row, RowKind::Probs);
+        self.stop_at(&stats, row, 0);
+        let mass_scale = MassScale::new(self.vocab, stats.max + 0.0);
+        let total = self.cta.total();
+        k.when(stats.outcome.eq(VALID), || {
+            row.each(1, |_, x| total.add(mass_scale.mass(x + 0.0)));
         });
-        of_mass(total.of_all(), -units.power())
+        of_mass(total.of_all(), -mass_scale.power())
     }
 
     /// Says what is wrong with a row, if anything, and stops.
     #[track_caller]
-    fn stop_at<E: Number>(&self, survey: &Survey<'k>, row: &Row<'k, E>, of_target: u32) {
-        let (k, state) = (self.block.k, &self.state);
-        k.when(survey.verdict.ne(GOOD), || {
+    fn stop_at<E: Number>(&self, stats: &RowStats<'k>, row: &RowReader<'k, E>, of_target: u32) {
+        let (k, state) = (self.cta.k, &self.state);
+        k.when(stats.outcome.ne(VALID), || {
             state.stopped.set(true);
-            survey.write(&self.block, row, (self.outcome, k.constant(0)));
-            let place = [k.constant(of_target), state.position.get()];
-            k.when(k.thread().eq(0), || self.outcome.plus(4).store_vector::<2>(place));
+            stats.write(&self.cta, row, (self.outcome, k.constant(0)));
+            let index = [k.constant(of_target), state.position.get()];
+            k.when(k.thread().eq(0), || self.outcome.plus(4).store_vector::<2>(index));
         });
     }
 
     /// Reads the target's row and decides about the drafted token, or draws one behind all of them.
     #[track_caller]
-    fn judge(&self, drafted: Value<'k, bool>, draft: &Draft<'k, D>) {
-        let (k, state, block) = (self.block.k, &self.state, self.block);
+    fn verify(&self, drafted: Value<'k, bool>, draft: &Draft<'k, D>) {
+        let (k, state, cta) = (self.cta.k, &self.state, self.cta);
         let position = state.position.get();
-        let row = Row::new(&block, self.target.at_wide(position.to_u64() * self.target_position), self.vocab);
-        let survey = Survey::new(&block, &row, self.kind);
-        self.stop_at(&survey, &row, 1);
-        k.when(survey.verdict.eq(GOOD), || {
-            let weights = Weights::new((block, self.list), row, (self.kind, &survey), &self.request);
-            let kept = weights.keep();
+        let row =
+            RowReader::new(&cta, self.target.at_wide(position.to_u64() * self.target_position), self.vocab);
+        let stats = RowStats::new(&cta, &row, self.kind);
+        self.stop_at(&stats, &row, 1);
+        k.when(stats.outcome.eq(VALID), || {
+            let weights = Weights::new((cta, self.list), row, (self.kind, &stats), &self.request);
+            let kept = weights.apply_filters();
             let [test, draw] = self.request.stream.pair(k, position);
-            let is_kept = k.var("is_kept", false);
-            k.when(drafted, || is_kept.set(self.passes(draft, (&weights, &kept), test)));
-            let one = is_kept.get().select(1_u32, 0_u32);
+            let accepted = k.var("is_kept", false);
+            k.when(drafted, || accepted.set(self.is_accepted(draft, (&weights, &kept), test)));
+            let one = accepted.get().select(1_u32, 0_u32);
             state.accepted.set(state.accepted.get() + one);
             k.when(state.open.get(), || {
                 state.emitted.set(state.emitted.get() + one);
                 let token = k.var("emitted_token", draft.token);
-                k.when(!is_kept.get(), || token.set(self.another(drafted, draft, (&weights, &kept), draw)));
+                k.when(!accepted.get(), || {
+                    token.set(self.draw_replacement(drafted, draft, (&weights, &kept), draw))
+                });
                 k.sync_threads(); // the row of -1 is there
                 k.when(k.thread().eq(0), || self.tokens.at(position).store(token.get().reinterpret::<i32>()));
             });
-            state.open.set(state.open.get() & is_kept.get());
+            state.open.set(state.open.get() & accepted.get());
         });
     }
 
     /// Whether the drafted token is kept.
     #[track_caller]
-    fn passes(
+    fn is_accepted(
         &self,
         draft: &Draft<'k, D>,
-        (weights, kept): (&Weights<'k, T>, &Kept<'k>),
+        (weights, kept): (&Weights<'k, T>, &KeptSet<'k>),
         test: Value<'k, u64>,
     ) -> Value<'k, bool> {
         let p = (draft.row.element(draft.token) + 0.0).to_f64();
         let q = self.target_weight(weights, kept, draft.token).to_f64();
-        less(of_fraction(test) * p * of_mass(kept.mass, -weights.units.power()), q * draft.mass)
+        less(of_fraction(test) * p * of_mass(kept.mass, -weights.mass_scale.power()), q * draft.mass)
     }
 
     /// The target's weight of a token; 0 where its filters drop it.
@@ -222,40 +225,40 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
     fn target_weight(
         &self,
         weights: &Weights<'k, T>,
-        kept: &Kept<'k>,
+        kept: &KeptSet<'k>,
         token: Value<'k, u32>,
     ) -> Value<'k, f32> {
-        let weight = weights.weight(token, weights.elements.row.element(token));
+        let weight = weights.weight(token, weights.candidates.row.element(token));
         kept.has(token, weight).select(weight, 0.0_f32)
     }
 
     /// A token of what the target has in excess of the draft, or of the target.
     #[track_caller]
-    fn another(
+    fn draw_replacement(
         &self,
         drafted: Value<'k, bool>,
         draft: &Draft<'k, D>,
-        (weights, kept): (&Weights<'k, T>, &Kept<'k>),
+        (weights, kept): (&Weights<'k, T>, &KeptSet<'k>),
         draw: Value<'k, u64>,
     ) -> Value<'k, u32> {
-        let k = self.block.k;
-        let target_mass = of_mass(kept.mass, -weights.units.power());
+        let k = self.cta.k;
+        let target_mass = of_mass(kept.mass, -weights.mass_scale.power());
         let bits = (self.vocab - 1).leading_zeros() + 31;
-        let units = DoubleUnits::new(bits, weights.rule.greatest().to_f64() * draft.mass);
-        let number = |place, x| weights.weight(place, x);
-        let mass = |place, weight: Value<'k, f32>| {
+        let mass_scale = ProductScale::new(bits, weights.rule.max_weight().to_f64() * draft.mass);
+        let value = |index, x| weights.weight(index, x);
+        let mass = |index, weight: Value<'k, f32>| {
             let found = k.var("mass", 0_u64);
-            k.when(kept.has(place, weight) & weight.gt(0.0), || {
-                let p = (draft.row.element(place) + 0.0).to_f64();
-                found.set(units.mass(excess(weight.to_f64() * draft.mass, p * target_mass)));
+            k.when(kept.has(index, weight) & weight.gt(0.0), || {
+                let p = (draft.row.element(index) + 0.0).to_f64();
+                found.set(mass_scale.mass(excess(weight.to_f64() * draft.mass, p * target_mass)));
             });
             found.get()
         };
         let (total, token) = (k.var("excess", 0_u64), k.var("token", 0_u32));
-        k.when(drafted, || total.set(weights.elements.sum(&number, &mass)));
+        k.when(drafted, || total.set(weights.candidates.sum(&value, &mass)));
         k.when_else(
             total.get().ne(0),
-            || token.set(weights.elements.first(&number, &mass, fraction_of(draw, total.get()) + 1)),
+            || token.set(weights.candidates.first(&value, &mass, fraction_of(draw, total.get()) + 1)),
             || token.set(weights.draw(kept, draw)),
         );
         token.get()
@@ -263,7 +266,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
 
     #[track_caller]
     fn report(&self) {
-        let k = self.block.k;
+        let k = self.cta.k;
         let counts = [self.state.accepted.get(), self.state.emitted.get()];
         k.when(k.thread().eq(0), || self.outcome.plus(6).store_vector::<2>(counts));
     }

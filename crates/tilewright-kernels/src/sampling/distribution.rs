@@ -6,15 +6,15 @@
 //! distribution becomes NaN. Grid: `[rows, 1, 1]`.
 
 use super::{
-    block::Block,
+    candidates::CandidateList,
     check_threads,
-    elements::List,
-    number::Number,
-    request::Request,
-    row::Row,
-    sample::Sample,
-    sink::Sink,
-    survey::{GOOD, Survey},
+    cta::CtaCollectives,
+    mass::Number,
+    request::SamplingRequest,
+    row_reader::RowReader,
+    row_stats::{RowStats, VALID},
+    row_writer::RowWriter,
+    sample::SampleConfig,
     weights::Weights,
 };
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
@@ -24,7 +24,7 @@ use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 ///
 /// # Errors
 /// When a CTA cannot have so many threads.
-pub fn distribution<T: Number, O: Number>(name: &str, config: Sample) -> Result<Kernel, Invalid> {
+pub fn distribution<T: Number, O: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Invalid> {
     check_threads(name, config.threads)?;
     Builder::kernel(name, config.threads, |k| {
         let (scores, requests, out) =
@@ -32,23 +32,23 @@ pub fn distribution<T: Number, O: Number>(name: &str, config: Sample) -> Result<
         let (stride, out_stride) = (k.param::<u64>("stride"), k.param::<u64>("out_stride"));
         let vocab = k.param::<u32>("vocab");
         let at = k.cta().to_u64();
-        let (block, list) = (Block::new(k, config.threads), List::new(k));
-        let row = Row::new(&block, scores.at_wide(at * stride), vocab);
-        let request = Request::load(requests, k.cta());
-        let survey = Survey::new(&block, &row, config.kind);
-        let sink = Sink::new(&row, out.at_wide(at * out_stride));
+        let (cta, list) = (CtaCollectives::new(k, config.threads), CandidateList::new(k));
+        let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
+        let request = SamplingRequest::load(requests, k.cta());
+        let stats = RowStats::new(&cta, &row, config.kind);
+        let writer = RowWriter::new(&row, out.at_wide(at * out_stride));
         k.when_else(
-            survey.verdict.eq(GOOD),
+            stats.outcome.eq(VALID),
             || {
-                let weights = Weights::new((block, list), row, (config.kind, &survey), &request);
-                let kept = weights.keep();
-                let share = weights.units.share(kept.mass);
-                sink.replace(&row, |place, x| {
-                    let weight = weights.weight(place, x);
-                    kept.has(place, weight).select(share.of(weight), 0.0_f32)
+                let weights = Weights::new((cta, list), row, (config.kind, &stats), &request);
+                let kept = weights.apply_filters();
+                let share = weights.mass_scale.share(kept.mass);
+                writer.replace(&row, |index, x| {
+                    let weight = weights.weight(index, x);
+                    kept.has(index, weight).select(share.of(weight), 0.0_f32)
                 });
             },
-            || sink.replace(&row, |_, _| k.constant(f32::NAN)),
+            || writer.replace(&row, |_, _| k.constant(f32::NAN)),
         );
     })
 }

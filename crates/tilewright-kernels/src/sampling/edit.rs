@@ -3,7 +3,7 @@
 //! Shapes: logits `[rows, vocab]`, a row any stride after the other; all lists u32 or f32. What a row has listed twice is one group, so that no two
 //! threads have the same logit.
 
-use super::number::Number;
+use super::mass::Number;
 use tilewright_ptx::{
     build::{Builder, Value},
     ir::Kernel,
@@ -13,7 +13,7 @@ use tilewright_ptx::{
 /// Threads of a CTA, each of which has an entry, or [`MASKED`] logits.
 pub const EDIT_THREADS: u32 = 128;
 /// Logits of a thread that masks.
-pub const MASKED: u32 = 8;
+pub const TOKENS_PER_MASK_THREAD: u32 = 8;
 
 /// Sets logits to -inf whose bit is 0. Parameters: logits, words `[.., words_per_row]`, rows; stride (u64, in elements), vocab (u32). Grid: `[rows to
 /// be masked, ⌈vocab / (EDIT_THREADS · MASKED)⌉, 1]`; `rows` names them, each once.
@@ -29,8 +29,8 @@ pub fn mask_tokens<T: Number>(name: &str) -> Result<Kernel, Invalid> {
         let logits = logits.at_wide(row * stride);
         let words = words.at_wide(row * ((vocab - 1) / 32 + 1).to_u64());
         let excluded = T::of(k.constant(f32::NEG_INFINITY));
-        let first = k.cta_y() * (EDIT_THREADS * MASKED) + k.thread();
-        for token in (0..MASKED).map(|i| first + i * EDIT_THREADS) {
+        let first = k.cta_y() * (EDIT_THREADS * TOKENS_PER_MASK_THREAD) + k.thread();
+        for token in (0..TOKENS_PER_MASK_THREAD).map(|i| first + i * EDIT_THREADS) {
             k.when(token.lt(vocab), || {
                 let allowed = (words.at(token >> 5).load() >> (token & 31)) & 1;
                 k.when(allowed.eq(0), || logits.at(token).store(excluded));

@@ -14,32 +14,32 @@
 //! reads and `sink` who writes what, `survey` a row at first sight, `elements` the list of the greatest, `weights` filters,
 //! `ranking` order.
 
-mod block;
+mod candidates;
 mod chain;
+mod cta;
 mod distribution;
-mod double;
 mod edit;
-mod elements;
 mod logprobs;
-mod number;
+mod mass;
+mod product_scale;
 mod ranking;
 mod request;
 mod rng;
-mod row;
+mod row_reader;
+mod row_stats;
+mod row_writer;
 mod sample;
-mod sink;
-mod survey;
 mod top_k;
 mod weights;
 
-pub use chain::{OUTCOME_WORDS, chain};
+pub use chain::{CHAIN_OUTCOME_WORDS, chain};
 pub use distribution::distribution;
-pub use edit::{EDIT_THREADS, MASKED, add_bias, mask_tokens, penalise};
-pub use logprobs::{ANSWER_WORDS, logprobs};
-pub use number::{Number, mass_bits};
+pub use edit::{EDIT_THREADS, TOKENS_PER_MASK_THREAD, add_bias, mask_tokens, penalise};
+pub use logprobs::{LOGPROBS_WORDS, logprobs};
+pub use mass::{Number, mass_bits};
 pub use request::{JOINT, REQUEST_WORDS, request_words};
-pub use sample::{Sample, sample};
-pub use survey::{BAD_NUMBER, GOOD, Kind, NOTHING, VERDICT_WORDS};
+pub use row_stats::{EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, VALID};
+pub use sample::{SampleConfig, sample};
 pub use top_k::{LAST_FIRST, SORTED, top_k, top_k_mask};
 
 use tilewright_ptx::verify::Invalid;

@@ -4,10 +4,10 @@
 //! two boundaries fits into shared memory, and each of its elements counts those before it to know its own rank.
 
 use super::{
-    block::{Block, RELAXED},
-    elements::{Elements, LISTED, Of},
-    number::{Number, key},
-    survey::{Survey, fits},
+    candidates::{Candidates, LIST_CAPACITY, ValueFn},
+    cta::{CtaCollectives, RELAXED},
+    mass::{Number, key},
+    row_stats::{RowStats, fits},
 };
 use tilewright_ptx::{
     build::{Shared, Value, Var},
@@ -29,17 +29,17 @@ pub(super) struct Boundary<'k> {
 impl<'k> Boundary<'k> {
     /// Whether an element is among them.
     #[track_caller]
-    pub(super) fn has(&self, place: Value<'k, u32>, number: Value<'k, f32>) -> Value<'k, bool> {
-        let between = place.ge(self.begin) & place.lt(self.end);
-        number.gt(self.least) | (number.eq(self.least) & between)
+    pub(super) fn has(&self, index: Value<'k, u32>, value: Value<'k, f32>) -> Value<'k, bool> {
+        let between = index.ge(self.begin) & index.lt(self.end);
+        value.gt(self.least) | (value.eq(self.least) & between)
     }
 }
 
 /// A row in order.
 #[derive(Clone, Copy)]
 pub(super) struct Ranking<'a, 'k, T> {
-    elements: Elements<'k, T>,
-    number: Of<'a, 'k>,
+    candidates: Candidates<'k, T>,
+    value: ValueFn<'a, 'k>,
     /// Whether of equals the last come first.
     last_first: Value<'k, bool>,
 }
@@ -48,48 +48,48 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
     /// Reads a row for its `count` greatest; `number` is at most the element itself, and no NaN.
     #[track_caller]
     pub(super) fn new(
-        elements: Elements<'k, T>,
-        survey: &Survey<'k>,
-        (number, last_first): (Of<'a, 'k>, Value<'k, bool>),
+        candidates: Candidates<'k, T>,
+        stats: &RowStats<'k>,
+        (value, last_first): (ValueFn<'a, 'k>, Value<'k, bool>),
         count: Value<'k, u32>,
     ) -> Self {
-        let Elements { block, row, list, listed } = elements;
-        let k = block.k;
+        let Candidates { cta, row, list, listed } = candidates;
+        let k = cta.k;
         let whole = fits(row.vocab);
-        let (wanted, worth) = Survey::attempt(&block, count);
+        let (wanted, worth) = RowStats::list_size(&cta, count);
         let tried = worth & !whole;
         let least = k.var("least", whole.select(f32::NEG_INFINITY, f32::INFINITY));
-        k.when(tried, || least.set(survey.reached_by(&block, wanted)));
+        k.when(tried, || least.set(stats.list_threshold(&cta, wanted)));
         k.sync_threads();
         list.clear();
         k.sync_threads();
         k.when(whole | tried, || {
-            row.each(2, |place, x| {
-                let number = number(place, x);
-                k.when(number.ge(least.get()), || list.add(place, number));
+            row.each(2, |index, x| {
+                let value = value(index, x);
+                k.when(value.ge(least.get()), || list.add(index, value));
             });
         });
         k.sync_threads();
         let added = list.count();
-        listed.set(whole | (tried & added.ge(count) & added.le(LISTED)));
-        Self { elements, number, last_first }
+        listed.set(whole | (tried & added.ge(count) & added.le(LIST_CAPACITY)));
+        Self { candidates, value, last_first }
     }
 
     /// Where the greatest `count` end.
     #[track_caller]
     pub(super) fn boundary(&self, count: Value<'k, u32>) -> Boundary<'k> {
-        let k = self.elements.block.k;
+        let k = self.candidates.cta.k;
         let one = |_, _| k.constant(1_u64);
-        let (least, above) = self.elements.threshold(self.number, &one, count.to_u64());
-        let tie = |_, number: Value<'k, f32>| number.eq(least).select(1_u64, 0_u64);
+        let (least, above) = self.candidates.threshold(self.value, &one, count.to_u64());
+        let tie = |_, value: Value<'k, f32>| value.eq(least).select(1_u64, 0_u64);
         let room = count.to_u64() - above;
-        let all = self.elements.sum(self.number, &tie);
+        let all = self.candidates.sum(self.value, &tie);
         let target = self.last_first.select(all - room + 1, room);
-        let place = self.elements.first(self.number, &tie, target);
+        let index = self.candidates.first(self.value, &tie, target);
         Boundary {
             least,
-            begin: self.last_first.select(place, 0_u32),
-            end: self.last_first.select(k.constant(u32::MAX), place + 1),
+            begin: self.last_first.select(index, 0_u32),
+            end: self.last_first.select(k.constant(u32::MAX), index + 1),
         }
     }
 
@@ -98,27 +98,27 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
     #[track_caller]
     pub(super) fn emit(
         &self,
-        (count, by_place): (Value<'k, u32>, Value<'k, bool>),
+        (count, by_index): (Value<'k, u32>, Value<'k, bool>),
         emit: impl Fn(Value<'k, u32>, Value<'k, u32>),
     ) {
-        let k = self.elements.block.k;
-        let window = Window::new(&self.elements.block);
+        let k = self.candidates.cta.k;
+        let window = RankWindow::new(&self.candidates.cta);
         k.when_else(
-            by_place & count.gt(WINDOW),
+            by_index & count.gt(WINDOW),
             || self.emit_ascending(count, &emit),
-            || self.emit_ranked((count, by_place), &window, &emit),
+            || self.emit_ranked((count, by_index), &window, &emit),
         );
     }
 
     #[track_caller]
     fn emit_ranked(
         &self,
-        (count, by_place): (Value<'k, u32>, Value<'k, bool>),
-        window: &Window<'k>,
+        (count, by_index): (Value<'k, u32>, Value<'k, bool>),
+        window: &RankWindow<'k>,
         emit: &impl Fn(Value<'k, u32>, Value<'k, u32>),
     ) {
-        let Elements { block, .. } = self.elements;
-        let k = block.k;
+        let Candidates { cta, .. } = self.candidates;
+        let k = cta.k;
         let from = k.var("from", 0_u32);
         // before the first window nothing is taken
         let least = k.var("taken_least", f32::INFINITY);
@@ -130,21 +130,21 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
             let taken = Boundary { least: least.get(), begin: begin.get(), end: end.get() };
             let next = self.boundary(to);
             window.fill(|add| {
-                self.elements.each(self.number, |place, number| {
-                    let minor = (self.last_first & !by_place).select(place, !place);
-                    let major = by_place.select(0_u32, key(number));
-                    let is_new = next.has(place, number) & !taken.has(place, number);
+                self.candidates.each(self.value, |index, value| {
+                    let minor = (self.last_first & !by_index).select(index, !index);
+                    let major = by_index.select(0_u32, key(value));
+                    let is_new = next.has(index, value) & !taken.has(index, value);
                     k.when(is_new, || add(k.pack32(minor, major)));
                 });
             });
-            k.repeat((k.thread(), to - first), block.threads, |at| {
+            k.repeat((k.thread(), to - first), cta.threads, |at| {
                 let (mine, rank) = (window.entries.at(at).load(), k.var("rank", first));
                 k.repeat((0_u32, to - first), 1, |other| {
                     let before = window.entries.at(other).load().gt(mine);
                     rank.set(rank.get() + before.select(1_u32, 0_u32));
                 });
-                let place = mine.low();
-                emit(rank.get(), (self.last_first & !by_place).select(place, !place));
+                let index = mine.low();
+                emit(rank.get(), (self.last_first & !by_index).select(index, !index));
             });
             least.set(next.least);
             begin.set(next.begin);
@@ -156,44 +156,44 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
     /// The same by place, for any count: threads take neighbours, and those before them say where they write.
     #[track_caller]
     fn emit_ascending(&self, count: Value<'k, u32>, emit: &impl Fn(Value<'k, u32>, Value<'k, u32>)) {
-        let Elements { block, row, .. } = self.elements;
-        let k = block.k;
+        let Candidates { cta, row, .. } = self.candidates;
+        let k = cta.k;
         let taken = self.boundary(count);
         let rank: Var<'k, u32> = k.var("rank", 0_u32);
-        k.repeat((0_u32, row.vocab), block.threads, |first| {
-            let place = first + k.thread();
+        k.repeat((0_u32, row.vocab), cta.threads, |first| {
+            let index = first + k.thread();
             let has = k.var("has", false);
-            k.when(place.lt(row.vocab), || {
-                has.set(taken.has(place, (self.number)(place, row.element(place))));
+            k.when(index.lt(row.vocab), || {
+                has.set(taken.has(index, (self.value)(index, row.element(index))));
             });
             let one = has.get().select(1_u64, 0_u64);
-            let before = block.sum_before(one);
-            k.when(has.get(), || emit(rank.get() + before.low(), place));
-            rank.set(rank.get() + block.sum(one).low());
+            let before = cta.exclusive_sum(one);
+            k.when(has.get(), || emit(rank.get() + before.low(), index));
+            rank.set(rank.get() + cta.sum(one).low());
         });
     }
 }
 
 /// Elements of which each finds its rank.
 #[derive(Debug, Clone, Copy)]
-struct Window<'k> {
-    block: Block<'k>,
+struct RankWindow<'k> {
+    cta: CtaCollectives<'k>,
     entries: Shared<'k, u64>,
     count: Shared<'k, u32>,
 }
 
-impl<'k> Window<'k> {
+impl<'k> RankWindow<'k> {
     #[track_caller]
-    fn new(block: &Block<'k>) -> Self {
-        let k = block.k;
+    fn new(cta: &CtaCollectives<'k>) -> Self {
+        let k = cta.k;
         let entries = k.shared("window", WINDOW as usize, 16);
-        Self { block: *block, entries, count: k.shared("in_window", 1, 4) }
+        Self { cta: *cta, entries, count: k.shared("in_window", 1, 4) }
     }
 
     /// Empties it and has `fill` add entries, at most [`WINDOW`]; behind barriers.
     #[track_caller]
     fn fill(&self, fill: impl FnOnce(&dyn Fn(Value<'k, u64>))) {
-        let k = self.block.k;
+        let k = self.cta.k;
         k.sync_threads();
         k.when(k.thread().eq(0), || self.count.store(0_u32));
         k.sync_threads();

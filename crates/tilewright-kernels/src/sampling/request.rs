@@ -34,7 +34,7 @@ pub fn request_words(params: &SamplingParams) -> [u32; REQUEST_WORDS] {
 
 /// A request in registers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Request<'k> {
+pub(super) struct SamplingRequest<'k> {
     pub(super) temperature: Value<'k, f32>,
     pub(super) top_k: Value<'k, u32>,
     pub(super) top_p: Value<'k, f32>,
@@ -45,7 +45,7 @@ pub(super) struct Request<'k> {
     pub(super) stream: Stream<'k>,
 }
 
-impl<'k> Request<'k> {
+impl<'k> SamplingRequest<'k> {
     /// Number `row` of `requests`.
     #[track_caller]
     pub(super) fn load(requests: Global<'k, u32>, row: Value<'k, u32>) -> Self {

@@ -7,22 +7,22 @@
 //! VERDICT_WORDS]` u32. Grid: `[rows, 1, 1]`.
 
 use super::{
-    block::Block,
+    candidates::CandidateList,
     check_threads,
-    elements::List,
-    number::Number,
-    request::{REQUEST_WORDS, Request},
-    row::Row,
-    survey::{GOOD, Kind, Survey, VERDICT_WORDS},
+    cta::CtaCollectives,
+    mass::Number,
+    request::{REQUEST_WORDS, SamplingRequest},
+    row_reader::RowReader,
+    row_stats::{ROW_OUTCOME_WORDS, RowKind, RowStats, VALID},
     weights::Weights,
 };
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
 /// What a kernel is made for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
+pub struct SampleConfig {
     /// What rows hold.
-    pub kind: Kind,
+    pub kind: RowKind,
     /// Threads of a CTA: a power of two from 64 to 1024.
     pub threads: u32,
 }
@@ -33,28 +33,28 @@ pub struct Sample {
 ///
 /// # Errors
 /// When a CTA cannot have so many threads.
-pub fn sample<T: Number>(name: &str, config: Sample) -> Result<Kernel, Invalid> {
+pub fn sample<T: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Invalid> {
     check_threads(name, config.threads)?;
     Builder::kernel(name, config.threads, |k| {
         let (scores, requests) = (k.global::<T>("scores"), k.global::<u32>("requests"));
-        let verdicts = k.global::<u32>("verdicts");
+        let outcomes = k.global::<u32>("verdicts");
         let (stride, vocab) = (k.param::<u64>("stride"), k.param::<u32>("vocab"));
         let at = k.cta().to_u64();
-        let (block, list) = (Block::new(k, config.threads), List::new(k));
-        let row = Row::new(&block, scores.at_wide(at * stride), vocab);
-        let request = Request::load(requests, k.cta());
-        let survey = Survey::new(&block, &row, config.kind);
-        let token = k.var("token", survey.first);
+        let (cta, list) = (CtaCollectives::new(k, config.threads), CandidateList::new(k));
+        let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
+        let request = SamplingRequest::load(requests, k.cta());
+        let stats = RowStats::new(&cta, &row, config.kind);
+        let token = k.var("token", stats.first);
         let drawn = match config.kind {
-            Kind::Logits => request.temperature.ne(0.0),
-            Kind::Probs | Kind::Scores => k.constant(true),
+            RowKind::Logits => request.temperature.ne(0.0),
+            RowKind::Probs | RowKind::Scores => k.constant(true),
         };
-        k.when(survey.verdict.eq(GOOD) & drawn, || {
-            let weights = Weights::new((block, list), row, (config.kind, &survey), &request);
-            token.set(weights.draw(&weights.keep(), request.stream.uniform(k)));
+        k.when(stats.outcome.eq(VALID) & drawn, || {
+            let weights = Weights::new((cta, list), row, (config.kind, &stats), &request);
+            token.set(weights.draw(&weights.apply_filters(), request.stream.uniform(k)));
         });
-        let verdict = verdicts.at_wide(at * VERDICT_WORDS as u64);
-        survey.write(&block, &row, (verdict, token.get()));
+        let outcome = outcomes.at_wide(at * ROW_OUTCOME_WORDS as u64);
+        stats.write(&cta, &row, (outcome, token.get()));
     })
 }
 

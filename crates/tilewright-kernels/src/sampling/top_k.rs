@@ -4,14 +4,14 @@
 //! `[rows]` u32. A row that holds NaN gives NaN and -1. Grid: `[rows, 1, 1]`.
 
 use super::{
-    block::Block,
+    candidates::{CandidateList, Candidates},
     check_threads,
-    elements::{Elements, List},
-    number::Number,
+    cta::CtaCollectives,
+    mass::Number,
     ranking::Ranking,
-    row::Row,
-    sink::Sink,
-    survey::{GOOD, Kind, Survey},
+    row_reader::RowReader,
+    row_stats::{RowKind, RowStats, VALID},
+    row_writer::RowWriter,
 };
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
@@ -33,19 +33,19 @@ pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
         let (stride, values_stride) = (k.param::<u64>("stride"), k.param::<u64>("values_stride"));
         let (vocab, count, flags) = (k.param::<u32>("vocab"), k.param::<u32>("k"), k.param::<u32>("flags"));
         let at = k.cta().to_u64();
-        let (block, list) = (Block::new(k, threads), List::new(k));
-        let row = Row::new(&block, scores.at_wide(at * stride), vocab);
+        let (cta, list) = (CtaCollectives::new(k, threads), CandidateList::new(k));
+        let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
         let (values, indices) = (values.at_wide(at * values_stride), indices.at_wide(at * count.to_u64()));
-        let survey = Survey::new(&block, &row, Kind::Scores);
+        let stats = RowStats::new(&cta, &row, RowKind::Scores);
         k.when_else(
-            survey.verdict.eq(GOOD),
+            stats.outcome.eq(VALID),
             || {
-                let elements = Elements::new(block, list, row);
+                let candidates = Candidates::new(cta, list, row);
                 let last_first = (flags & LAST_FIRST).ne(0);
-                let ranking = Ranking::new(elements, &survey, (&|_, x| x, last_first), count);
-                ranking.emit((count, (flags & SORTED).eq(0)), |rank, place| {
-                    values.at(rank).store(T::of(row.element(place)));
-                    indices.at(rank).store(place.reinterpret::<i32>());
+                let ranking = Ranking::new(candidates, &stats, (&|_, x| x, last_first), count);
+                ranking.emit((count, (flags & SORTED).eq(0)), |rank, index| {
+                    values.at(rank).store(T::of(row.element(index)));
+                    indices.at(rank).store(index.reinterpret::<i32>());
                 });
             },
             || {
@@ -71,21 +71,21 @@ pub fn top_k_mask<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid
         let (stride, out_stride) = (k.param::<u64>("stride"), k.param::<u64>("out_stride"));
         let vocab = k.param::<u32>("vocab");
         let at = k.cta().to_u64();
-        let (block, list) = (Block::new(k, threads), List::new(k));
-        let row = Row::new(&block, scores.at_wide(at * stride), vocab);
+        let (cta, list) = (CtaCollectives::new(k, threads), CandidateList::new(k));
+        let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
         let count = counts.at(k.cta()).load().min(vocab);
-        let survey = Survey::new(&block, &row, Kind::Scores);
-        let sink = Sink::new(&row, out.at_wide(at * out_stride));
+        let stats = RowStats::new(&cta, &row, RowKind::Scores);
+        let writer = RowWriter::new(&row, out.at_wide(at * out_stride));
         k.when_else(
-            survey.verdict.eq(GOOD),
+            stats.outcome.eq(VALID),
             || {
-                let elements = Elements::new(block, list, row);
-                let number = |_, x| x;
-                Ranking::new(elements, &survey, (&number, k.constant(false)), count);
-                let (least, _) = elements.threshold(&number, &|_, _| k.constant(1_u64), count.to_u64());
-                sink.replace(&row, |_, x| x.ge(least).select(x, f32::NEG_INFINITY));
+                let candidates = Candidates::new(cta, list, row);
+                let value = |_, x| x;
+                Ranking::new(candidates, &stats, (&value, k.constant(false)), count);
+                let (least, _) = candidates.threshold(&value, &|_, _| k.constant(1_u64), count.to_u64());
+                writer.replace(&row, |_, x| x.ge(least).select(x, f32::NEG_INFINITY));
             },
-            || sink.replace(&row, |_, _| k.constant(f32::NAN)),
+            || writer.replace(&row, |_, _| k.constant(f32::NAN)),
         );
     })
 }

@@ -4,19 +4,19 @@
 //! is enough, which it says of itself: the `top_k` greatest, or the share `top_p` of all, lie in it.
 
 use super::{
-    block::Block,
-    elements::{Elements, LISTED, List},
-    number::{Number, Units, exp, part_of},
-    request::Request,
-    row::Row,
-    survey::{Kind, Survey, fits},
+    candidates::{CandidateList, Candidates, LIST_CAPACITY},
+    cta::CtaCollectives,
+    mass::{MassScale, Number, exp, part_of},
+    request::SamplingRequest,
+    row_reader::RowReader,
+    row_stats::{RowKind, RowStats, fits},
 };
 use tilewright_ptx::build::{Builder, Value};
 
 /// How a number of a row becomes a weight.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Rule<'k> {
-    kind: Kind,
+pub(super) struct WeightRule<'k> {
+    kind: RowKind,
     max: Value<'k, f32>,
     temperature: Value<'k, f32>,
     /// Whether all weight is on the first of the greatest, and which that is.
@@ -24,36 +24,36 @@ pub(super) struct Rule<'k> {
     first: Value<'k, u32>,
 }
 
-impl<'k> Rule<'k> {
+impl<'k> WeightRule<'k> {
     #[track_caller]
-    fn new(k: &'k Builder, kind: Kind, survey: &Survey<'k>, request: &Request<'k>) -> Self {
+    fn new(k: &'k Builder, kind: RowKind, stats: &RowStats<'k>, request: &SamplingRequest<'k>) -> Self {
         let greedy = match kind {
-            Kind::Logits => request.temperature.eq(0.0),
-            Kind::Probs | Kind::Scores => k.constant(false),
+            RowKind::Logits => request.temperature.eq(0.0),
+            RowKind::Probs | RowKind::Scores => k.constant(false),
         };
         let temperature = greedy.select(1.0, request.temperature);
-        Self { kind, max: survey.max, temperature, greedy, first: survey.first }
+        Self { kind, max: stats.max, temperature, greedy, first: stats.first }
     }
 
     /// The weight of an element.
     #[track_caller]
-    pub(super) fn weight(&self, place: Value<'k, u32>, x: Value<'k, f32>) -> Value<'k, f32> {
+    pub(super) fn weight(&self, index: Value<'k, u32>, x: Value<'k, f32>) -> Value<'k, f32> {
         match self.kind {
-            Kind::Logits => {
-                let alone = place.eq(self.first).select(1.0_f32, 0.0_f32);
+            RowKind::Logits => {
+                let alone = index.eq(self.first).select(1.0_f32, 0.0_f32);
                 self.greedy.select(alone, exp((x - self.max) / self.temperature))
             }
             // both zeros become one
-            Kind::Probs | Kind::Scores => x + 0.0,
+            RowKind::Probs | RowKind::Scores => x + 0.0,
         }
     }
 
     /// The greatest weight.
     #[track_caller]
-    pub(super) fn greatest(&self) -> Value<'k, f32> {
+    pub(super) fn max_weight(&self) -> Value<'k, f32> {
         match self.kind {
-            Kind::Logits => self.max.builder().constant(1.0),
-            Kind::Probs | Kind::Scores => self.max + 0.0,
+            RowKind::Logits => self.max.builder().constant(1.0),
+            RowKind::Probs | RowKind::Scores => self.max + 0.0,
         }
     }
 }
@@ -70,7 +70,7 @@ struct Filters<'k> {
 
 impl<'k> Filters<'k> {
     #[track_caller]
-    fn new(request: &Request<'k>, vocab: Value<'k, u32>) -> Self {
+    fn new(request: &SamplingRequest<'k>, vocab: Value<'k, u32>) -> Self {
         let top_k = request.top_k.lt(vocab);
         let (top_p, min_p) = (request.top_p.lt(1.0), request.min_p.gt(0.0));
         Self { top_k, top_p, min_p, of_all: request.joint | !top_k }
@@ -85,10 +85,10 @@ impl<'k> Filters<'k> {
 /// The weights of a row that can be sampled.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weights<'k, T> {
-    pub(super) elements: Elements<'k, T>,
-    pub(super) rule: Rule<'k>,
-    pub(super) units: Units<'k>,
-    request: Request<'k>,
+    pub(super) candidates: Candidates<'k, T>,
+    pub(super) rule: WeightRule<'k>,
+    pub(super) mass_scale: MassScale<'k>,
+    request: SamplingRequest<'k>,
     filters: Filters<'k>,
     /// The mass of all.
     total: Value<'k, u64>,
@@ -98,60 +98,60 @@ impl<'k, T: Number> Weights<'k, T> {
     /// Reads a row of which nothing bad is known.
     #[track_caller]
     pub(super) fn new(
-        (block, list): (Block<'k>, List<'k>),
-        row: Row<'k, T>,
-        (kind, survey): (Kind, &Survey<'k>),
-        request: &Request<'k>,
+        (cta, list): (CtaCollectives<'k>, CandidateList<'k>),
+        row: RowReader<'k, T>,
+        (kind, stats): (RowKind, &RowStats<'k>),
+        request: &SamplingRequest<'k>,
     ) -> Self {
-        let k = block.k;
-        let rule = Rule::new(k, kind, survey, request);
+        let k = cta.k;
+        let rule = WeightRule::new(k, kind, stats, request);
         let request = request.without_filters(k, rule.greedy);
         let filters = Filters::new(&request, row.vocab);
-        let units = Units::new(row.vocab, rule.greatest());
-        let elements = Elements::new(block, list, row);
+        let mass_scale = MassScale::new(row.vocab, rule.max_weight());
+        let candidates = Candidates::new(cta, list, row);
 
         let whole = fits(row.vocab);
-        let wanted = filters.top_k.select(request.top_k, block.threads / 2);
-        let (wanted, worth) = Survey::attempt(&block, wanted);
+        let wanted = filters.top_k.select(request.top_k, cta.threads / 2);
+        let (wanted, worth) = RowStats::list_size(&cta, wanted);
         let tried = filters.any() & worth & !whole;
         // the weight from which on elements are listed
         let least = k.var("least", whole.select(-1.0_f32, f32::INFINITY));
-        k.when(tried, || least.set(rule.weight(k.constant(0), survey.reached_by(&block, wanted))));
+        k.when(tried, || least.set(rule.weight(k.constant(0), stats.list_threshold(&cta, wanted))));
         k.sync_threads();
         list.clear();
         k.sync_threads();
-        let (total, listed) = (block.total(), block.total());
-        row.each(2, |place, x| {
-            let weight = rule.weight(place, x);
-            let mass = units.mass(weight);
+        let (total, listed) = (cta.total(), cta.total());
+        row.each(2, |index, x| {
+            let weight = rule.weight(index, x);
+            let mass = mass_scale.mass(weight);
             total.add(mass);
             k.when(weight.ge(least.get()), || {
-                list.add(place, weight);
+                list.add(index, weight);
                 listed.add(mass);
             });
         });
         let (total, listed, count) = (total.of_all(), listed.of_all(), list.count());
         let has_k = !filters.top_k | count.ge(request.top_k);
         let has_p = !(filters.top_p & filters.of_all) | listed.ge(part_of(request.top_p, total));
-        let by_min = filters.top_k | filters.top_p | (request.min_p * rule.greatest()).ge(least.get());
-        elements.listed.set(whole | (tried & count.le(LISTED) & has_k & has_p & by_min));
-        Self { elements, rule, units, request, filters, total }
+        let by_min = filters.top_k | filters.top_p | (request.min_p * rule.max_weight()).ge(least.get());
+        candidates.listed.set(whole | (tried & count.le(LIST_CAPACITY) & has_k & has_p & by_min));
+        Self { candidates, rule, mass_scale, request, filters, total }
     }
 
     /// The weight of an element.
     #[track_caller]
-    pub(super) fn weight(&self, place: Value<'k, u32>, x: Value<'k, f32>) -> Value<'k, f32> {
-        self.rule.weight(place, x)
+    pub(super) fn weight(&self, index: Value<'k, u32>, x: Value<'k, f32>) -> Value<'k, f32> {
+        self.rule.weight(index, x)
     }
 
     /// What the filters keep.
     #[track_caller]
-    pub(super) fn keep(&self) -> Kept<'k> {
-        let (k, filters) = (self.elements.block.k, &self.filters);
+    pub(super) fn apply_filters(&self) -> KeptSet<'k> {
+        let (k, filters) = (self.candidates.cta.k, &self.filters);
         let by_k = k.var("by_k", 0.0_f32);
         let (begin, end) = (k.var("ties_begin", 0_u32), k.var("ties_end", u32::MAX));
         k.when(filters.top_k, || {
-            self.keep_top_k(|kth, from, to| {
+            self.find_top_k(|kth, from, to| {
                 by_k.set(kth);
                 begin.set(from);
                 end.set(to);
@@ -161,64 +161,64 @@ impl<'k, T: Number> Weights<'k, T> {
         // of a greedy row the weights of all others are 0, and not kept
         let least = self.rule.greedy.select(1.0_f32, by_k);
         let floor = k.var("floor", least);
-        let kept_by_k = Kept { floor: least, by_k, ties, mass: self.total };
+        let kept_by_k = KeptSet { floor: least, by_k, ties, mass: self.total };
         k.when(filters.top_p, || floor.set(by_k.max(self.top_p(&kept_by_k))));
-        k.when(filters.min_p, || floor.set(floor.get().max(self.request.min_p * self.rule.greatest())));
-        let kept = Kept { floor: floor.get(), ..kept_by_k };
+        k.when(filters.min_p, || floor.set(floor.get().max(self.request.min_p * self.rule.max_weight())));
+        let kept = KeptSet { floor: floor.get(), ..kept_by_k };
         let mass = k.var("mass", self.total);
         k.when(filters.any(), || mass.set(self.mass_of(&kept)));
-        Kept { mass: mass.get(), ..kept }
+        KeptSet { mass: mass.get(), ..kept }
     }
 
     /// Tells the `top_k`-th greatest weight, and between which places its equals are kept.
     #[track_caller]
-    fn keep_top_k(&self, tell: impl Fn(Value<'k, f32>, Value<'k, u32>, Value<'k, u32>)) {
-        let (k, elements) = (self.elements.block.k, &self.elements);
-        let number = |place, x| self.weight(place, x);
+    fn find_top_k(&self, set: impl Fn(Value<'k, f32>, Value<'k, u32>, Value<'k, u32>)) {
+        let (k, candidates) = (self.candidates.cta.k, &self.candidates);
+        let value = |index, x| self.weight(index, x);
         let top_k = self.request.top_k.to_u64();
-        let (kth, above) = elements.threshold(&number, &|_, _| k.constant(1_u64), top_k);
-        tell(kth, k.constant(0), k.constant(u32::MAX));
+        let (kth, above) = candidates.threshold(&value, &|_, _| k.constant(1_u64), top_k);
+        set(kth, k.constant(0), k.constant(u32::MAX));
         k.when(self.request.ties.ne(0), || {
             let is_tie = |_, weight: Value<'k, f32>| weight.eq(kth).select(1_u64, 0_u64);
             let room = top_k - above;
-            let all = elements.sum(&number, &is_tie);
+            let all = candidates.sum(&value, &is_tie);
             let first = self.request.ties.eq(1);
-            let place = elements.first(&number, &is_tie, first.select(room, all - room + 1));
-            tell(kth, first.select(0_u32, place), first.select(place + 1, u32::MAX));
+            let index = candidates.first(&value, &is_tie, first.select(room, all - room + 1));
+            set(kth, first.select(0_u32, index), first.select(index + 1, u32::MAX));
         });
     }
 
     /// The threshold of top-p.
     #[track_caller]
-    fn top_p(&self, by_k: &Kept<'k>) -> Value<'k, f32> {
-        let (k, of_all) = (self.elements.block.k, self.filters.of_all);
+    fn top_p(&self, by_k: &KeptSet<'k>) -> Value<'k, f32> {
+        let (k, of_all) = (self.candidates.cta.k, self.filters.of_all);
         let mass = k.var("judged", self.total);
         k.when(!of_all, || mass.set(self.mass_of(by_k)));
         let target = part_of(self.request.top_p, mass.get());
         let judged =
-            |place, weight| (of_all | by_k.has(place, weight)).select(self.units.mass(weight), 0_u64);
-        self.elements.threshold(&|place, x| self.weight(place, x), &judged, target).0
+            |index, weight| (of_all | by_k.has(index, weight)).select(self.mass_scale.mass(weight), 0_u64);
+        self.candidates.threshold(&|index, x| self.weight(index, x), &judged, target).0
     }
 
     /// The mass of what is kept.
     #[track_caller]
-    fn mass_of(&self, kept: &Kept<'k>) -> Value<'k, u64> {
-        let mass = |place, weight| kept.has(place, weight).select(self.units.mass(weight), 0_u64);
-        self.elements.sum(&|place, x| self.weight(place, x), &mass)
+    fn mass_of(&self, kept: &KeptSet<'k>) -> Value<'k, u64> {
+        let mass = |index, weight| kept.has(index, weight).select(self.mass_scale.mass(weight), 0_u64);
+        self.candidates.sum(&|index, x| self.weight(index, x), &mass)
     }
 
     /// The token at which the mass of what is kept first exceeds `fraction`, of 2^64, of all of it.
     #[track_caller]
-    pub(super) fn draw(&self, kept: &Kept<'k>, fraction: Value<'k, u64>) -> Value<'k, u32> {
-        let mass = |place, weight| kept.has(place, weight).select(self.units.mass(weight), 0_u64);
-        let target = super::number::fraction_of(fraction, kept.mass) + 1;
-        self.elements.first(&|place, x| self.weight(place, x), &mass, target)
+    pub(super) fn draw(&self, kept: &KeptSet<'k>, fraction: Value<'k, u64>) -> Value<'k, u32> {
+        let mass = |index, weight| kept.has(index, weight).select(self.mass_scale.mass(weight), 0_u64);
+        let target = super::mass::fraction_of(fraction, kept.mass) + 1;
+        self.candidates.first(&|index, x| self.weight(index, x), &mass, target)
     }
 }
 
 /// What the filters keep of a row.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Kept<'k> {
+pub(super) struct KeptSet<'k> {
     /// The least weight that is kept.
     floor: Value<'k, f32>,
     /// The weight of which only those between two places are kept.
@@ -228,11 +228,11 @@ pub(super) struct Kept<'k> {
     pub(super) mass: Value<'k, u64>,
 }
 
-impl<'k> Kept<'k> {
+impl<'k> KeptSet<'k> {
     /// Whether an element of this place and weight is kept.
     #[track_caller]
-    pub(super) fn has(&self, place: Value<'k, u32>, weight: Value<'k, f32>) -> Value<'k, bool> {
-        let between = place.ge(self.ties.0) & place.lt(self.ties.1);
+    pub(super) fn has(&self, index: Value<'k, u32>, weight: Value<'k, f32>) -> Value<'k, bool> {
+        let between = index.ge(self.ties.0) & index.lt(self.ties.1);
         weight.ge(self.floor) & (weight.gt(self.by_k) | between)
     }
 }

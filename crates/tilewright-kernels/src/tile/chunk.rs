@@ -15,15 +15,19 @@ use tilewright_ptx::{
 pub const BYTES: u32 = 16;
 
 /// The most elements of all of `dtypes` that fit into one load or store: 4 beside f32, 8 beside 16-bit dtypes, 16 otherwise.
-pub fn most(dtypes: &[Dtype]) -> u32 {
+pub fn max_width(dtypes: &[Dtype]) -> u32 {
     dtypes.iter().map(|dtype| BYTES / dtype.size() as u32).min().unwrap_or(1)
 }
 
 /// The width for elements of `dtypes`: [`most`] where all of `elements`, which are lengths and strides in elements, and addresses
 /// divided by their dtype's size, are multiples of it; otherwise 1.
 pub fn width(dtypes: &[Dtype], elements: impl IntoIterator<Item = u64>) -> u32 {
-    let most = most(dtypes);
-    if elements.into_iter().all(|elements| elements.is_multiple_of(u64::from(most))) { most } else { 1 }
+    let max_width = max_width(dtypes);
+    if elements.into_iter().all(|elements| elements.is_multiple_of(u64::from(max_width))) {
+        max_width
+    } else {
+        1
+    }
 }
 
 /// An address of elements of a dtype.

@@ -27,14 +27,16 @@ pub fn halves<'k>((from, to): (Dtype, Dtype), arch: u32, word: Value<'k, u32>) -
         }),
         (Dtype::E4m3, Dtype::F16) => upper(word, 0).map(|bytes| {
             // 2^8: biases are 7 and 15
-            let raised = raise(bytes, Raise { shift: 1, carry: 0x0080, bit: 0x4000, missing: 1 });
-            (raised.reinterpret::<F16x2>() * k.constant(0x5c00_5c00_u32).reinterpret()).reinterpret()
+            let shifted =
+                shift_exponent(bytes, ExponentShift { shift: 1, carry: 0x0080, bit: 0x4000, nan_factor: 1 });
+            (shifted.reinterpret::<F16x2>() * k.constant(0x5c00_5c00_u32).reinterpret()).reinterpret()
         }),
         (Dtype::E4m3, _) => upper(word, 0).map(|bytes| {
             // 2^120: biases are 7 and 127; only newer GPUs multiply without adding, and -0 changes no 0
-            let raised = raise(bytes, Raise { shift: 4, carry: 0x0010, bit: 0x0800, missing: 15 });
+            let shifted =
+                shift_exponent(bytes, ExponentShift { shift: 4, carry: 0x0010, bit: 0x0800, nan_factor: 15 });
             let [factor, zero] = [0x7b80_7b80, 0x8000_8000].map(|of| k.constant::<u32>(of).reinterpret());
-            raised.reinterpret::<Bf16x2>().mul_add(factor, zero).reinterpret()
+            shifted.reinterpret::<Bf16x2>().mul_add(factor, zero).reinterpret()
         }),
         (_, Dtype::F16) => lower(word ^ 0x8080_8080, 0x6464_6464).map(|bytes| {
             // 1024 + 128 + x, where 1 is the last place
@@ -69,21 +71,21 @@ fn lower(word: Value<'_, u32>, other: u32) -> [Value<'_, u32>; 2] {
 }
 
 /// How an exponent comes to its place.
-struct Raise {
+struct ExponentShift {
     /// How far down.
     shift: u32,
     /// Added to a NaN there, but to nothing else, this carries into `bit`.
     carry: u32,
     bit: u32,
     /// How many times that bit lacks for an exponent of ones.
-    missing: u32,
+    nan_factor: u32,
 }
 
 /// Moves exponents and mantissas of bytes of e4m3 down, those of NaN so that they are NaN.
 #[track_caller]
-fn raise(bytes: Value<'_, u32>, how: Raise) -> Value<'_, u32> {
+fn shift_exponent(bytes: Value<'_, u32>, spec: ExponentShift) -> Value<'_, u32> {
     let both = |half: u32| half | half << 16;
-    let magnitude = (bytes & 0x7fff_7fff) >> how.shift;
-    let nan = (magnitude + both(how.carry)) & both(how.bit);
-    nan.mul_add(how.missing, magnitude) | (bytes & 0x8000_8000)
+    let magnitude = (bytes & 0x7fff_7fff) >> spec.shift;
+    let nan = (magnitude + both(spec.carry)) & both(spec.bit);
+    nan.mul_add(spec.nan_factor, magnitude) | (bytes & 0x8000_8000)
 }

@@ -14,19 +14,19 @@ mod float;
 pub mod halves;
 pub mod number;
 mod ring;
-mod rows;
+mod row_partition;
 mod shared;
-mod shares;
 mod strided;
 pub mod sums;
+mod token_partition;
 
 pub mod reduce;
 
 pub use chunk::{Chunk, Elements};
 pub use float::Float;
 pub use ring::{Cursor, Ring};
-pub use rows::{ChunkPlace, RowPlace, Rows};
+pub use row_partition::{ChunkPlace, RowPartition, RowPlace};
 pub use shared::{SharedTile, panel_map};
-pub use shares::Shares;
 pub use strided::{Strided, StridedRows};
-pub use sums::{Place, Sums};
+pub use sums::{FragmentPosition, Sums};
+pub use token_partition::TokenPartition;

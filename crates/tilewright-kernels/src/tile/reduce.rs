@@ -10,10 +10,10 @@ pub fn quad_max(x: Value<'_, f32>) -> Value<'_, f32> {
 
 /// The same of several numbers, whose lanes do not wait for each number in turn.
 #[track_caller]
-pub fn quads_max<'k>(of_lanes: Vec<Value<'k, f32>>) -> Vec<Value<'k, f32>> {
-    [1, 2].into_iter().fold(of_lanes, |of_lanes, mask| {
-        let others: Vec<_> = of_lanes.iter().map(|x| x.shuffle_xor(mask)).collect();
-        of_lanes.iter().zip(others).map(|(x, other)| x.max(other)).collect()
+pub fn quads_max<'k>(values: Vec<Value<'k, f32>>) -> Vec<Value<'k, f32>> {
+    [1, 2].into_iter().fold(values, |values, mask| {
+        let others: Vec<_> = values.iter().map(|x| x.shuffle_xor(mask)).collect();
+        values.iter().zip(others).map(|(x, other)| x.max(other)).collect()
     })
 }
 
@@ -42,16 +42,16 @@ pub fn over_cta<'k>(
     k: &'k Builder,
     (memory, threads): (Shared<'k, f32>, u32),
     x: Value<'k, f32>,
-    of_warp: impl Fn(Value<'k, f32>) -> Value<'k, f32>,
-    both: impl Fn(Value<'k, f32>, Value<'k, f32>) -> Value<'k, f32>,
+    reduce_warp: impl Fn(Value<'k, f32>) -> Value<'k, f32>,
+    combine: impl Fn(Value<'k, f32>, Value<'k, f32>) -> Value<'k, f32>,
 ) -> Value<'k, f32> {
-    let of_this = of_warp(x);
+    let warp_value = reduce_warp(x);
     let (thread, warps) = (k.thread(), threads / 32);
     if warps == 1 {
-        return of_this;
+        return warp_value;
     }
-    k.when((thread & 31).eq(0), || memory.at(thread >> 5).store(of_this));
+    k.when((thread & 31).eq(0), || memory.at(thread >> 5).store(warp_value));
     k.sync_threads();
     let first = memory.load();
-    (1..warps as usize).fold(first, |x, warp| both(x, memory.plus(warp).load()))
+    (1..warps as usize).fold(first, |x, warp| combine(x, memory.plus(warp).load()))
 }

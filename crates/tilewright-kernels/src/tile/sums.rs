@@ -20,7 +20,7 @@ pub struct Sums<'k> {
 
 /// Where a register of a fragment is: its row among the thread's two, and its column in the fragment, less that of the thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct FragmentPosition {
     /// 0, or 1 for the row 8 further down.
     pub half: usize,
     /// `8 (i / 4) + i % 2`
@@ -47,15 +47,15 @@ impl<'k> Sums<'k> {
     }
 
     /// Where register `i` is.
-    pub fn place(i: usize) -> Place {
-        Place { half: i / 2 % 2, column: 8 * (i / 4) + i % 2 }
+    pub fn position(i: usize) -> FragmentPosition {
+        FragmentPosition { half: i / 2 % 2, column: 8 * (i / 4) + i % 2 }
     }
 
     /// Replaces each by what `f` makes of its place and it.
     #[track_caller]
-    pub fn map(&self, mut f: impl FnMut(Place, Value<'k, f32>) -> Value<'k, f32>) {
+    pub fn map(&self, mut f: impl FnMut(FragmentPosition, Value<'k, f32>) -> Value<'k, f32>) {
         for (i, sum) in self.registers.iter().enumerate() {
-            sum.set(f(Self::place(i), sum.get()));
+            sum.set(f(Self::position(i), sum.get()));
         }
     }
 
@@ -65,15 +65,15 @@ impl<'k> Sums<'k> {
             .iter()
             .copied()
             .enumerate()
-            .filter(move |(i, _)| Self::place(*i).half == half)
+            .filter(move |(i, _)| Self::position(*i).half == half)
             .map(|(_, sum)| sum)
     }
 
     /// The greatest of a row, and of `least`; the same in all four threads of the row.
     #[track_caller]
-    pub fn row_max(&self, half: usize, least: Value<'k, f32>) -> Value<'k, f32> {
-        let _line = least.builder().at_line(Location::caller());
-        let own = self.row(half).fold(least, |max, sum| max.max(sum.get()));
+    pub fn row_max(&self, half: usize, min: Value<'k, f32>) -> Value<'k, f32> {
+        let _line = min.builder().at_line(Location::caller());
+        let own = self.row(half).fold(min, |max, sum| max.max(sum.get()));
         reduce::quad_max(own)
     }
 

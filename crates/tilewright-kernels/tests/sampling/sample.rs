@@ -6,7 +6,9 @@ use tilewright::{
     Cpu,
     sampling::{FilterOrder, SamplingParams, TopKTies, sample as on_cpu, sampling_from_probs},
 };
-use tilewright_kernels::sampling::{BAD_NUMBER, GOOD, Kind, NOTHING, Sample, VERDICT_WORDS, sample};
+use tilewright_kernels::sampling::{
+    EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, SampleConfig, VALID, sample,
+};
 use tilewright_ptx::sim::{Arg, Memory};
 
 /// Requests of every kind.
@@ -25,17 +27,17 @@ fn params(count: usize) -> Vec<SamplingParams> {
 }
 
 /// What the kernel says of rows: verdicts.
-fn verdicts<T: Both>(
+fn outcomes<T: Both>(
     rows: &Rows<T>,
-    kind: Kind,
+    kind: RowKind,
     params: &[SamplingParams],
     (threads, seed): (u32, u64),
 ) -> Vec<u32> {
-    let kernel = sample::<T>("sample", Sample { kind, threads }).expect("a valid kernel");
+    let kernel = sample::<T>("sample", SampleConfig { kind, threads }).expect("a valid kernel");
     let mut memory = Memory::new();
     let scores = rows.load(&mut memory);
     let requests = requests(params, &mut memory);
-    let to = memory.alloc(params.len() * VERDICT_WORDS * 4);
+    let to = memory.alloc(params.len() * ROW_OUTCOME_WORDS * 4);
     let [count, vocab] = rows.shape;
     let args = [
         Arg::U64(scores),
@@ -45,7 +47,7 @@ fn verdicts<T: Both>(
         Arg::U32(vocab as u32),
     ];
     run(&kernel, count, &args, (seed, &mut memory));
-    memory.read(to, count * VERDICT_WORDS).expect("verdicts")
+    memory.read(to, count * ROW_OUTCOME_WORDS).expect("verdicts")
 }
 
 fn assert_drawn<T: Both>(rows: &Rows<T>, params: &[SamplingParams], launch: (u32, u64))
@@ -54,11 +56,11 @@ where
 {
     let mut expected = vec![Ok(0); params.len()];
     on_cpu(&Cpu::with_threads(1), rows.view(), params, &mut expected).expect("valid arguments");
-    let found = verdicts(rows, Kind::Logits, params, launch);
-    for (row, (found, expected)) in found.chunks(VERDICT_WORDS).zip(expected).enumerate() {
+    let found = outcomes(rows, RowKind::Logits, params, launch);
+    for (row, (found, expected)) in found.chunks(ROW_OUTCOME_WORDS).zip(expected).enumerate() {
         assert_eq!(
             (found[0], Ok(found[1])),
-            (GOOD, expected),
+            (VALID, expected),
             "{:?}, row {row}: {:?}",
             rows.shape,
             params[row]
@@ -112,11 +114,11 @@ fn weights_are_drawn_over_the_whole_range_of_f32() {
         (0..8).map(|seed| SamplingParams { seed, top_p: [1.0, 0.6][seed as usize % 2], ..plain }).collect();
     let mut expected = vec![Ok(0); 8];
     sampling_from_probs(&Cpu::with_threads(1), rows.view(), &params, &mut expected).expect("valid arguments");
-    let found = verdicts(&rows, Kind::Probs, &params, (128, 0));
-    for (found, expected) in found.chunks(VERDICT_WORDS).zip(&expected[..7]) {
-        assert_eq!((found[0], &Ok(found[1])), (GOOD, expected));
+    let found = outcomes(&rows, RowKind::Probs, &params, (128, 0));
+    for (found, expected) in found.chunks(ROW_OUTCOME_WORDS).zip(&expected[..7]) {
+        assert_eq!((found[0], &Ok(found[1])), (VALID, expected));
     }
-    assert_eq!(found[7 * VERDICT_WORDS], NOTHING);
+    assert_eq!(found[7 * ROW_OUTCOME_WORDS], EMPTY);
 }
 
 #[test]
@@ -126,15 +128,15 @@ fn the_first_bad_number_is_told() {
     };
     let params = [SamplingParams::default(); 4];
     let rows = Rows::<f32>::new((4, 2900), (0, 0), bad([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0]));
-    let found = verdicts(&rows, Kind::Logits, &params, (128, 0));
-    let heads: Vec<_> = found.chunks(VERDICT_WORDS).map(|row| row[0]).collect();
-    assert_eq!(heads, [BAD_NUMBER, BAD_NUMBER, GOOD, GOOD]);
+    let found = outcomes(&rows, RowKind::Logits, &params, (128, 0));
+    let heads: Vec<_> = found.chunks(ROW_OUTCOME_WORDS).map(|row| row[0]).collect();
+    assert_eq!(heads, [INVALID_VALUE, INVALID_VALUE, VALID, VALID]);
     assert_eq!((found[1], found[5]), (777, 777));
     assert!(f32::from_bits(found[2]).is_nan() && f32::from_bits(found[6]) == f32::INFINITY);
 }
 
 #[test]
 fn refuses_other_numbers_of_threads() {
-    let error = sample::<f32>("s", Sample { kind: Kind::Probs, threads: 96 }).expect_err("refused");
+    let error = sample::<f32>("s", SampleConfig { kind: RowKind::Probs, threads: 96 }).expect_err("refused");
     assert_eq!(error.to_string(), "kernel s: threads = 96, expected a power of two in 64..=1024");
 }

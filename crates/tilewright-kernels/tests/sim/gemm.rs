@@ -2,7 +2,7 @@
 
 use crate::real::noise;
 use half::bf16;
-use tilewright_kernels::gemm::sm90::{Gemm, TILE_ROWS, gemm};
+use tilewright_kernels::gemm::sm90::{Sm90Config, TILE_ROWS, gemm};
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::sim::{Arg, Launch, Memory};
 
@@ -11,7 +11,7 @@ fn products_of_odd_shapes_whatever_the_timing() {
     for tile_columns in [128, 256] {
         for shape in [[1, 8, 8], [130, 264, 200], [300, 136, 72]] {
             for seed in 0..4 {
-                product(Gemm { tile_columns }, shape, seed);
+                product(Sm90Config { tile_columns }, shape, seed);
             }
         }
     }
@@ -20,7 +20,7 @@ fn products_of_odd_shapes_whatever_the_timing() {
 #[test]
 fn many_timings_of_one_product() {
     for tile_columns in [128, 256] {
-        (0..32).for_each(|seed| product(Gemm { tile_columns }, [200, 136, 264], seed));
+        (0..32).for_each(|seed| product(Sm90Config { tile_columns }, [200, 136, 264], seed));
     }
 }
 
@@ -28,7 +28,7 @@ fn map(address: u64, [rows, columns]: [usize; 2], box_rows: usize) -> Arg {
     Arg::TensorMap(panel_map(address, &[columns as u64, rows as u64], &[columns as u64 * 2], box_rows))
 }
 
-fn product(config: Gemm, [m, n, k]: [usize; 3], seed: u64) {
+fn product(config: Sm90Config, [m, n, k]: [usize; 3], seed: u64) {
     let kernel = gemm("gemm", config).expect("a valid kernel");
     let (a, b) = (noise(m * k, 1), noise(n * k, 2));
     let mut memory = Memory::new();

@@ -7,7 +7,7 @@ use crate::{
 use half::{bf16, f16};
 use tilewright::reference::activation::act_and_mul as definition;
 use tilewright_kernels::{
-    activation::{Activation, Call, act_and_mul},
+    activation::{Activation, ActivationParams, act_and_mul},
     tile::Strided,
 };
 use tilewright_ptx::sim::Memory;
@@ -37,8 +37,8 @@ fn call<T: Real>(
     [x, out]: [u64; 2],
     (tokens, d): (usize, usize),
     strides: [u64; 2],
-) -> Call {
-    Call {
+) -> ActivationParams {
+    ActivationParams {
         activation,
         dtypes: (T::DTYPE, T::DTYPE),
         shape: [tokens as u32, d as u32],
@@ -47,8 +47,8 @@ fn call<T: Real>(
     }
 }
 
-fn launch(what: &str, call: Call, seed: u64, memory: &mut Memory) {
-    let kernel = act_and_mul("act_and_mul", call.gated()).expect("a valid kernel");
+fn launch(what: &str, call: ActivationParams, seed: u64, memory: &mut Memory) {
+    let kernel = act_and_mul("act_and_mul", call.config()).expect("a valid kernel");
     let (grid, args) = call.launch();
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
@@ -61,7 +61,7 @@ fn run<T: Real, Out: Real>(activation: Activation, d: usize, tokens: usize, seed
     let what = format!("{activation:?}, {tokens} tokens of {d} {} to {}", T::PTX, Out::PTX);
     let strides = [x_stride as u64, out_stride as u64];
     let call = call::<T>(activation, [x_at, out_at], (tokens, d), strides);
-    launch(&what, Call { dtypes: (T::DTYPE, Out::DTYPE), ..call }, seed, &mut memory);
+    launch(&what, ActivationParams { dtypes: (T::DTYPE, Out::DTYPE), ..call }, seed, &mut memory);
     for token in 0..tokens {
         let at = out_at + (token * out_stride * size_of::<Out>()) as u64;
         let found: Vec<Out> = memory.read(at, d).expect("a token that was written");

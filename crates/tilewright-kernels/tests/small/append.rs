@@ -7,7 +7,7 @@ use crate::{
 use half::{bf16, f16};
 use tilewright::{Dtype, E4m3, E5m2, Element};
 use tilewright_kernels::{
-    append::{Cache, Call, Places, Scale, append},
+    append::{AppendParams, Cache, Scale, SlotMapping, append},
     tile::Strided,
 };
 use tilewright_ptx::sim::Memory;
@@ -70,8 +70,8 @@ fn place((request, position): (i32, i32), page_size: u32) -> [u32; 2] {
     [INDICES[(INDPTR[request as usize] + page) as usize], slot]
 }
 
-fn launch(what: &str, call: Call, seed: u64, memory: &mut Memory) {
-    let kernel = append("append", call.append()).expect("a valid kernel");
+fn launch(what: &str, call: AppendParams, seed: u64, memory: &mut Memory) {
+    let kernel = append("append", call.config()).expect("a valid kernel");
     let (grid, args) = call.launch();
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
@@ -83,13 +83,16 @@ fn run<T: Real>(shape: Shape, layout: Layout, (by_slots, seed): (bool, u64)) {
     let new = noise::<T>(tokens.len() * new_stride, seed + 3);
     let before = noise::<T>(PAGES * shape.2 as usize * heads * dim, seed + 7);
     let kept = || tokens.iter().enumerate().filter(|(_, (request, _))| *request >= 0);
-    let places = if by_slots {
+    let slot_mapping = if by_slots {
         let slots =
             kept().flat_map(|(token, &at)| [vec![token as u32], place(at, shape.2).to_vec()].concat());
-        Places::Slots { slots: memory.alloc_from(&slots.collect::<Vec<_>>()), count: kept().count() as u32 }
+        SlotMapping::Slots {
+            slots: memory.alloc_from(&slots.collect::<Vec<_>>()),
+            count: kept().count() as u32,
+        }
     } else {
         let (requests, positions): (Vec<i32>, Vec<i32>) = tokens.iter().copied().unzip();
-        Places::Table {
+        SlotMapping::Table {
             batch_indices: memory.alloc_from(&requests),
             positions: memory.alloc_from(&positions),
             indptr: memory.alloc_from(&INDPTR),
@@ -99,12 +102,12 @@ fn run<T: Real>(shape: Shape, layout: Layout, (by_slots, seed): (bool, u64)) {
         }
     };
     let strides = strides(layout, shape);
-    let call = Call {
+    let call = AppendParams {
         dtypes: (T::DTYPE, T::DTYPE),
         shape: [shape.0, shape.1],
         new: Strided { address: memory.alloc_from(&new), strides: [new_stride as u64, dim as u64] },
         cache: Cache { address: memory.alloc_from(&before), strides },
-        places,
+        slot_mapping,
         scale: None,
     };
     launch(&format!("{layout:?}"), call, seed, &mut memory);
@@ -131,12 +134,12 @@ fn values_are_divided_and_rounded_as_the_engine_does() {
             new[..6].copy_from_slice(&[f32::NAN, f32::INFINITY, -1e30, -0.0, 1e-12, 447.0]);
             let scale =
                 Scale { at: memory.alloc_from(&[0.3_f32]), page_stride: 0, head_stride: 0, factor: 0.0 };
-            let call = Call {
+            let call = AppendParams {
                 dtypes: (Dtype::F32, dtype),
                 shape: [1, dim as u32],
                 new: Strided { address: memory.alloc_from(&new), strides: [dim as u64, 0] },
                 cache: Cache { address: memory.alloc(dim), strides: [dim as u64; 3] },
-                places: Places::Slots { slots: memory.alloc_from(&[0_u32, 0, 0]), count: 1 },
+                slot_mapping: SlotMapping::Slots { slots: memory.alloc_from(&[0_u32, 0, 0]), count: 1 },
                 scale: Some(scale),
             };
             launch("8 bits", call, 0, &mut memory);
@@ -158,12 +161,12 @@ fn offsets_have_64_bits() {
     let mut memory = Memory::new();
     let new = noise::<bf16>(16, 1);
     let [near, _, far] = [0; 3].map(|_| memory.alloc_from(&[bf16::ZERO; 8]));
-    let call = Call {
+    let call = AppendParams {
         dtypes: (Dtype::Bf16, Dtype::Bf16),
         shape: [1, 8],
         new: Strided { address: memory.alloc_from(&new), strides: [8, 8] },
         cache: Cache { address: near, strides: [1 << 31, 8, 8] },
-        places: Places::Slots { slots: memory.alloc_from(&[0_u32, 2, 0, 1, 0, 0]), count: 2 },
+        slot_mapping: SlotMapping::Slots { slots: memory.alloc_from(&[0_u32, 2, 0, 1, 0, 0]), count: 2 },
         scale: None,
     };
     launch("far pages", call, 0, &mut memory);

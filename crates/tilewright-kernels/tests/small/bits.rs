@@ -2,7 +2,7 @@
 
 use crate::simulate::simulate;
 use tilewright::attention::{BitOrder, segment_packbits};
-use tilewright_kernels::bits::{Call, packbits};
+use tilewright_kernels::bits::{PackbitsParams, packbits};
 use tilewright_ptx::sim::Memory;
 
 #[test]
@@ -16,7 +16,7 @@ fn segments_have_bytes_of_their_own() {
             let mut memory = Memory::new();
             // anything but 0 is set
             let bytes: Vec<u8> = flags.iter().map(|&flag| if flag { 200 } else { 0 }).collect();
-            let call = Call {
+            let call = PackbitsParams {
                 order,
                 flags: memory.alloc_bytes(&bytes),
                 indptr: memory.alloc_from(&indptr),

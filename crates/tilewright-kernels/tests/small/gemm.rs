@@ -6,13 +6,13 @@ use crate::{
 };
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_kernels::gemm::{Choice, Ends, Groups, Matrix, Product, dot, skinny, sm80, tiles};
+use tilewright_kernels::gemm::{Epilogue, GemmKernel, GemmParams, Groups, Matrix, dot, skinny, sm80, tiles};
 use tilewright_ptx::sim::Memory;
 
 /// A product in the simulator, with what it should be.
 struct Case {
     memory: Memory,
-    product: Product,
+    product: GemmParams,
     expected: Vec<f64>,
     /// Sums of magnitudes, to which errors are relative.
     sizes: Vec<f64>,
@@ -34,7 +34,7 @@ impl Case {
             sizes.push(terms.map(f64::abs).sum::<f64>() + start.abs());
         }
         let out = memory.alloc(rows * out_stride * size_of::<O>());
-        let product = Product {
+        let product = GemmParams {
             shape: [rows, features, inputs].map(|n| n as u32),
             x: Matrix { dtype: X::DTYPE, address: memory.alloc_from(&x), stride: x_stride as u64 },
             weight: Matrix { dtype: W::DTYPE, address: memory.alloc_from(&weight), stride: inputs as u64 },
@@ -45,13 +45,13 @@ impl Case {
         Self { memory, product, expected, sizes }
     }
 
-    fn ends(&self) -> Ends {
+    fn epilogue(&self) -> Epilogue {
         let product = self.product;
-        let pairs = product.shape[1].is_multiple_of(2) && product.out.stride.is_multiple_of(2);
-        Ends { bias: product.bias.map(|bias| bias.0), out: product.out.dtype, pairs, grouped: false }
+        let paired = product.shape[1].is_multiple_of(2) && product.out.stride.is_multiple_of(2);
+        Epilogue { bias: product.bias.map(|bias| bias.0), out: product.out.dtype, paired, grouped: false }
     }
 
-    fn run<O: Real>(&mut self, choice: Choice, seed: u64) {
+    fn run<O: Real>(&mut self, choice: GemmKernel, seed: u64) {
         let kernel = choice.kernel("gemm").expect("a valid kernel");
         let (grid, args) = self.product.launch(choice);
         let what = format!("{choice:?} {:?}", self.product);
@@ -75,13 +75,13 @@ fn few_rows() {
     for (rows, features, inputs) in [(1, 5, 264), (2, 16, 1100), (3, 7, 8), (8, 9, 2100)] {
         for (bias, width) in [(true, 8), (false, 1)] {
             let mut case = Case::new::<bf16, bf16, bf16>([rows, features, inputs / 8 * 8], bias, 8);
-            let (x, weight, ends) = (Dtype::Bf16, Dtype::Bf16, case.ends());
+            let (x, weight, epilogue) = (Dtype::Bf16, Dtype::Bf16, case.epilogue());
             let rows = rows.next_power_of_two() as u32;
-            case.run::<bf16>(Choice::Dot(dot::Dot { x, weight, width, rows, ends }), 0);
+            case.run::<bf16>(GemmKernel::Dot(dot::DotConfig { x, weight, width, rows, epilogue }), 0);
         }
         let mut case = Case::new::<f32, f16, f32>([rows, features, inputs], true, 4);
-        let choice = case.product.choose(4);
-        assert!(matches!(choice, Choice::Dot(dot::Dot { width: 4, .. })), "{choice:?}");
+        let choice = case.product.choose_kernel(4);
+        assert!(matches!(choice, GemmKernel::Dot(dot::DotConfig { width: 4, .. })), "{choice:?}");
         case.run::<f32>(choice, 1);
     }
 }
@@ -92,11 +92,17 @@ fn few_rows_on_tensor_cores() {
     {
         let size = (rows as u32).next_power_of_two().max(8);
         let mut case = Case::new::<bf16, bf16, bf16>([rows, features, inputs], features % 2 == 1, 8);
-        let ends = case.ends();
-        case.run::<bf16>(Choice::Skinny(skinny::Skinny { elements: Dtype::Bf16, rows: size, ends }), 0);
+        let epilogue = case.epilogue();
+        case.run::<bf16>(
+            GemmKernel::Skinny(skinny::SkinnyConfig { elements: Dtype::Bf16, rows: size, epilogue }),
+            0,
+        );
         let mut case = Case::new::<f16, f16, f32>([rows, features, inputs], true, 8);
-        let ends = case.ends();
-        case.run::<f32>(Choice::Skinny(skinny::Skinny { elements: Dtype::F16, rows: size, ends }), 1);
+        let epilogue = case.epilogue();
+        case.run::<f32>(
+            GemmKernel::Skinny(skinny::SkinnyConfig { elements: Dtype::F16, rows: size, epilogue }),
+            1,
+        );
     }
 }
 
@@ -104,8 +110,9 @@ fn few_rows_on_tensor_cores() {
 fn many_rows_on_tensor_cores() {
     for (seed, large) in [(0, false), (1, true), (2, false), (3, true)] {
         for (shape, gap) in [([1, 8, 8], 8), ([130, 264, 200], 0), ([70, 136, 72], 8), ([40, 31, 64], 0)] {
-            let choice =
-                |case: &Case, elements| Choice::Sm80(sm80::Gemm { elements, large, ends: case.ends() });
+            let choice = |case: &Case, elements| {
+                GemmKernel::Sm80(sm80::Sm80Config { elements, large, epilogue: case.epilogue() })
+            };
             let mut case = Case::new::<bf16, bf16, bf16>(shape, true, gap);
             let of = choice(&case, Dtype::Bf16);
             case.run::<bf16>(of, seed);
@@ -123,7 +130,7 @@ fn ragged_inputs_on_tensor_cores() {
     for inputs in [1_usize, 65, 67] {
         let (x, weight) = (noise::<bf16>(5 * stride, 1), noise::<bf16>(6 * stride, 2));
         let matrix = |address, stride| Matrix { dtype: Dtype::Bf16, address, stride };
-        let product = Product {
+        let product = GemmParams {
             shape: [5, 6, inputs as u32],
             x: matrix(memory.alloc_from(&x), stride as u64),
             weight: matrix(memory.alloc_from(&weight), stride as u64),
@@ -131,8 +138,8 @@ fn ragged_inputs_on_tensor_cores() {
             out: matrix(memory.alloc(5 * 6 * 2), 6),
             groups: None,
         };
-        let ends = Ends { bias: None, out: Dtype::Bf16, pairs: true, grouped: false };
-        let choice = Choice::Sm80(sm80::Gemm { elements: Dtype::Bf16, large: false, ends });
+        let epilogue = Epilogue { bias: None, out: Dtype::Bf16, paired: true, grouped: false };
+        let choice = GemmKernel::Sm80(sm80::Sm80Config { elements: Dtype::Bf16, large: false, epilogue });
         let (grid, args) = product.launch(choice);
         simulate("ragged", &choice.kernel("gemm").expect("a kernel"), (grid, &args), 0, &mut memory);
         let found: Vec<bf16> = memory.read(product.out.address, 30).expect("a result");
@@ -148,12 +155,12 @@ fn ragged_inputs_on_tensor_cores() {
 fn products_of_any_dtypes() {
     for shape in [[1, 1, 1], [65, 70, 33], [64, 64, 16], [3, 130, 100]] {
         let mut case = Case::new::<f32, bf16, f32>(shape, true, 3);
-        let (x, weight, ends) = (Dtype::F32, Dtype::Bf16, case.ends());
-        case.run::<f32>(Choice::Tiles(tiles::Tiles { x, weight, width: 1, ends }), 0);
+        let (x, weight, epilogue) = (Dtype::F32, Dtype::Bf16, case.epilogue());
+        case.run::<f32>(GemmKernel::Tiles(tiles::TilesConfig { x, weight, width: 1, epilogue }), 0);
         if shape[2] % 4 == 0 {
             let mut case = Case::new::<bf16, f32, f16>(shape, false, 8);
-            let (x, weight, ends) = (Dtype::Bf16, Dtype::F32, case.ends());
-            case.run::<f16>(Choice::Tiles(tiles::Tiles { x, weight, width: 4, ends }), 1);
+            let (x, weight, epilogue) = (Dtype::Bf16, Dtype::F32, case.epilogue());
+            case.run::<f16>(GemmKernel::Tiles(tiles::TilesConfig { x, weight, width: 4, epilogue }), 1);
         }
     }
 }
@@ -162,7 +169,7 @@ fn products_of_any_dtypes() {
 fn without_inputs_the_bias_remains() {
     for rows in [1, 9, 70] {
         let mut case = Case::new::<f32, f32, f32>([rows, 5, 0], true, 0);
-        let choice = case.product.choose(4);
+        let choice = case.product.choose_kernel(4);
         case.run::<f32>(choice, 0);
     }
 }
@@ -177,7 +184,7 @@ fn segments_have_weights_of_their_own() {
         let (x, weights) = (noise::<bf16>(rows * inputs, 1), noise::<bf16>(3 * features * inputs, 2));
         let ids_at = memory.alloc_from(&ids.map(|id| id as i32));
         let matrix = |address, stride| Matrix { dtype: Dtype::Bf16, address, stride: stride as u64 };
-        let product = Product {
+        let product = GemmParams {
             shape: [rows, features, inputs].map(|n| n as u32),
             x: matrix(memory.alloc_from(&x), inputs),
             weight: matrix(memory.alloc_from(&weights), inputs),
@@ -191,8 +198,8 @@ fn segments_have_weights_of_their_own() {
                 stride: (features * inputs) as u64,
             }),
         };
-        let choice = product.choose(4);
-        assert_eq!(matches!(choice, Choice::Sm80(_)), aligned, "{choice:?}");
+        let choice = product.choose_kernel(4);
+        assert_eq!(matches!(choice, GemmKernel::Sm80(_)), aligned, "{choice:?}");
         let kernel = choice.kernel("gemm").expect("a valid kernel");
         let (grid, args) = product.launch(choice);
         simulate("groups", &kernel, (grid, &args), 0, &mut memory);
@@ -209,14 +216,23 @@ fn segments_have_weights_of_their_own() {
 
 #[test]
 fn each_kernel_is_chosen_where_it_fits() {
-    let choose = |shape, multiprocessors| {
-        Case::new::<bf16, bf16, bf16>(shape, false, 0).product.choose(multiprocessors)
+    let choose_kernel = |shape, multiprocessors| {
+        Case::new::<bf16, bf16, bf16>(shape, false, 0).product.choose_kernel(multiprocessors)
     };
-    assert!(matches!(choose([1, 16, 64], 4), Choice::Dot(_)));
-    assert!(matches!(choose([16, 16, 64], 4), Choice::Skinny(skinny::Skinny { rows: 16, .. })));
-    assert!(matches!(choose([40, 16, 64], 4), Choice::Sm80(sm80::Gemm { large: false, .. })));
-    assert!(matches!(choose([256, 256, 64], 4), Choice::Sm80(sm80::Gemm { large: true, .. })));
-    assert!(matches!(choose([40, 16, 65], 4), Choice::Tiles(tiles::Tiles { width: 1, .. })));
-    let mixed = Case::new::<f32, bf16, f32>([40, 16, 64], false, 0).product.choose(4);
-    assert!(matches!(mixed, Choice::Tiles(tiles::Tiles { width: 4, .. })));
+    assert!(matches!(choose_kernel([1, 16, 64], 4), GemmKernel::Dot(_)));
+    assert!(matches!(
+        choose_kernel([16, 16, 64], 4),
+        GemmKernel::Skinny(skinny::SkinnyConfig { rows: 16, .. })
+    ));
+    assert!(matches!(
+        choose_kernel([40, 16, 64], 4),
+        GemmKernel::Sm80(sm80::Sm80Config { large: false, .. })
+    ));
+    assert!(matches!(
+        choose_kernel([256, 256, 64], 4),
+        GemmKernel::Sm80(sm80::Sm80Config { large: true, .. })
+    ));
+    assert!(matches!(choose_kernel([40, 16, 65], 4), GemmKernel::Tiles(tiles::TilesConfig { width: 1, .. })));
+    let mixed = Case::new::<f32, bf16, f32>([40, 16, 64], false, 0).product.choose_kernel(4);
+    assert!(matches!(mixed, GemmKernel::Tiles(tiles::TilesConfig { width: 4, .. })));
 }

@@ -7,7 +7,7 @@ use crate::{
 use half::{bf16, f16};
 use tilewright::{Dtype, reference::norm::rmsnorm as definition};
 use tilewright_kernels::{
-    norm::{Call, norm},
+    norm::{NormParams, norm},
     tile::Strided,
 };
 use tilewright_ptx::sim::Memory;
@@ -51,8 +51,12 @@ fn normalised(offset: f32, x: &[f64], weight: &[f64]) -> Vec<f64> {
 }
 
 /// A call on tensors of one head, all of one dtype: addresses of x, of the result and of the weight.
-fn call<T: Real>([x, out, weight]: [u64; 3], (rows, hidden): (usize, usize), strides: [u64; 2]) -> Call {
-    Call {
+fn call<T: Real>(
+    [x, out, weight]: [u64; 3],
+    (rows, hidden): (usize, usize),
+    strides: [u64; 2],
+) -> NormParams {
+    NormParams {
         dtypes: (T::DTYPE, T::DTYPE),
         shape: [rows as u32, 1, hidden as u32],
         x: at(x, strides[0]),
@@ -69,8 +73,8 @@ fn at(address: u64, stride: u64) -> Strided {
     Strided { address, strides: [stride, 0] }
 }
 
-fn run(what: &str, call: Call, seed: u64, memory: &mut Memory) {
-    let kernel = norm("norm", call.norm()).expect("a valid kernel");
+fn run(what: &str, call: NormParams, seed: u64, memory: &mut Memory) {
+    let kernel = norm("norm", call.config()).expect("a valid kernel");
     let (grid, args) = call.launch();
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
@@ -84,7 +88,7 @@ fn alone<T: Real, Out: Real>((hidden, offset): (usize, f32), rows: usize, seed: 
     let out_at = memory.alloc(rows * out_stride * size_of::<Out>());
     let call = call::<T>([x_at, out_at, weight_at], (rows, hidden), [x_stride as u64, out_stride as u64]);
     let out = (call.out.0, Out::DTYPE);
-    run("alone", Call { offset, out, ..call }, seed, &mut memory);
+    run("alone", NormParams { offset, out, ..call }, seed, &mut memory);
     for row in 0..rows {
         let expected = normalised(offset, &wide(&x[row * x_stride..][..hidden]), &wide(&weight));
         let at = out_at + (row * out_stride * size_of::<Out>()) as u64;
@@ -104,7 +108,7 @@ fn in_place<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     let (x, weight) = (noise::<T>(rows * hidden, seed + 3), noise::<T>(hidden, seed + 4));
     let (x_at, weight_at) = (memory.alloc_from(&x), memory.alloc_from(&weight));
     let call = call::<T>([x_at, x_at, weight_at], (rows, hidden), [hidden as u64; 2]);
-    run("in place", Call { offset, ..call }, seed, &mut memory);
+    run("in place", NormParams { offset, ..call }, seed, &mut memory);
     let found: Vec<T> = memory.read(x_at, rows * hidden).expect("rows");
     let expected = x.chunks(hidden).flat_map(|row| normalised(offset, &wide(row), &wide(&weight)));
     compare("in place", &found, &expected.collect::<Vec<_>>());
@@ -117,7 +121,7 @@ fn fused<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     let [x_at, residual_at, weight_at] = [&x, &residual, &weight].map(|values| memory.alloc_from(values));
     let call = call::<T>([x_at, x_at, weight_at], (rows, hidden), [hidden as u64; 2]);
     let residual_rows = Some((at(residual_at, stride as u64), T::DTYPE));
-    run("added", Call { offset, residual: residual_rows, ..call }, seed, &mut memory);
+    run("added", NormParams { offset, residual: residual_rows, ..call }, seed, &mut memory);
     let found: Vec<T> = memory.read(x_at, rows * hidden).expect("rows");
     let kept: Vec<T> = memory.read(residual_at, rows * stride).expect("rows");
     check_sum(((hidden, offset), &weight), (&x, &residual), (&found, &kept));
@@ -131,7 +135,7 @@ fn apart<Out: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     let [x_at, residual_at] = [&x, &residual].map(|values| memory.alloc_from(values));
     let (weight_at, out_at) = (memory.alloc_from(&weight), memory.alloc(rows * hidden * size_of::<Out>()));
     let call = call::<f32>([x_at, out_at, weight_at], (rows, hidden), [hidden as u64; 2]);
-    let call = Call {
+    let call = NormParams {
         dtypes: (Dtype::F32, Out::DTYPE),
         residual: Some((at(residual_at, stride as u64), Dtype::F32)),
         out: (call.out.0, Out::DTYPE),
@@ -197,13 +201,13 @@ fn a_row_with_nan_becomes_nan() {
 
 #[test]
 fn the_host_chooses_wide_loads_where_they_are_possible() {
-    let of = |x, (rows, hidden), strides| call::<bf16>([x, 512, 768], (rows, hidden), strides).norm();
+    let of = |x, (rows, hidden), strides| call::<bf16>([x, 512, 768], (rows, hidden), strides).config();
     assert_eq!(of(256, (2, 4096), [4096; 2]).width, 8);
     assert_eq!(of(258, (2, 4096), [4096; 2]).width, 1, "an address");
     assert_eq!(of(256, (2, 4096), [4100, 4096]).width, 1, "a stride");
     assert_eq!(of(256, (2, 4095), [4096; 2]).width, 1, "a length");
     let call = call::<bf16>([256, 512, 768], (2, 4096), [4096; 2]);
-    assert_eq!(Call { dtypes: (Dtype::Bf16, Dtype::F32), ..call }.norm().width, 4, "beside f32");
-    assert_eq!(Call { weight: (768, 2), ..call }.norm().width, 1, "a weight with gaps");
+    assert_eq!(NormParams { dtypes: (Dtype::Bf16, Dtype::F32), ..call }.config().width, 4, "beside f32");
+    assert_eq!(NormParams { weight: (768, 2), ..call }.config().width, 1, "a weight with gaps");
     assert_eq!(of(256, (1, 1 << 16), [1 << 16; 2]).rows, None, "a row that registers do not hold");
 }

@@ -11,7 +11,7 @@ use tilewright::{
     rope::{CosSinCache, Rope as Embedding, RopeStyle},
 };
 use tilewright_kernels::{
-    rope::{Angles, Call, rope, turns},
+    rope::{Angles, RopeParams, rope, turns},
     tile::Strided,
 };
 use tilewright_ptx::sim::Memory;
@@ -87,8 +87,8 @@ fn rotated(case: Case, head: &[f64], position: i32) -> Vec<f64> {
     rotate(head, &(0..rotary / 2).map(angle).collect::<Vec<_>>(), case.style)
 }
 
-fn launch(what: &str, call: Call, seed: u64, memory: &mut Memory) {
-    let kernel = rope("rope", call.rope()).expect("a valid kernel");
+fn launch(what: &str, call: RopeParams, seed: u64, memory: &mut Memory) {
+    let kernel = rope("rope", call.config()).expect("a valid kernel");
     let (grid, args) = call.launch();
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
@@ -112,11 +112,11 @@ fn run<T: Real, To: Real>(case: Case, tokens: usize, seed: u64) {
             strides: [(heads * dim) as u64, dim as u64],
         }),
     };
-    let call = Call {
+    let call = RopeParams {
         dtypes: (T::DTYPE, To::DTYPE),
         style: case.style,
         angles: case.angles,
-        angles_at: angles(case, &mut memory),
+        angles_address: angles(case, &mut memory),
         positions: memory.alloc_from(&positions),
         tokens: tokens as u32,
         heads: case.heads,
@@ -155,11 +155,11 @@ fn angles_of_far_positions_are_exact() {
     let positions = [0, 1, 131_071, 1_000_003, i32::MAX - 1];
     let (x, mut memory) = (noise::<f32>(64 * positions.len(), 1), Memory::new());
     let at = Strided { address: memory.alloc_from(&x), strides: [64, 64] };
-    let call = Call {
+    let call = RopeParams {
         dtypes: (Dtype::F32, Dtype::F32),
         style: case.style,
         angles: case.angles,
-        angles_at: angles(case, &mut memory),
+        angles_address: angles(case, &mut memory),
         positions: memory.alloc_from(&positions),
         tokens: positions.len() as u32,
         heads: case.heads,
@@ -186,11 +186,11 @@ fn offsets_have_64_bits() {
     let tokens = [1, 2, 3].map(|seed| noise::<bf16>(16, seed));
     let at = tokens.each_ref().map(|token| memory.alloc_from(token));
     let rows = Strided { address: at[0], strides: [1 << 31, 16] };
-    let call = Call {
+    let call = RopeParams {
         dtypes: (Dtype::Bf16, Dtype::Bf16),
         style: case.style,
         angles: case.angles,
-        angles_at: angles(case, &mut memory),
+        angles_address: angles(case, &mut memory),
         positions: memory.alloc_from(&[7, 9, 4]),
         tokens: 3,
         heads: case.heads,

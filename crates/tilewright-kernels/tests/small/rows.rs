@@ -6,7 +6,7 @@ use crate::{
 };
 use half::{bf16, f16};
 use tilewright_kernels::{
-    rows::{Call, copy},
+    rows::{CopyRowsParams, copy},
     tile::Strided,
 };
 use tilewright_ptx::sim::Memory;
@@ -16,7 +16,7 @@ fn run<A: Real, B: Real>(width: usize, to: Option<[i32; 3]>, seed: u64) {
     let (stride, mut memory) = (width + 8, Memory::new());
     let (table, before) = (noise::<A>(6 * stride, seed), noise::<B>(4 * stride, seed + 1));
     let of = |address| Strided { address, strides: [stride as u64, 0] };
-    let call = Call {
+    let call = CopyRowsParams {
         dtypes: (A::DTYPE, B::DTYPE),
         shape: [3, width as u32],
         table: of(memory.alloc_from(&table)),
@@ -24,7 +24,7 @@ fn run<A: Real, B: Real>(width: usize, to: Option<[i32; 3]>, seed: u64) {
         out: of(memory.alloc_from(&before)),
         to: to.map_or(0, |to| memory.alloc_from(&to)),
     };
-    let kernel = copy("copy", call.copy()).expect("a valid kernel");
+    let kernel = copy("copy", call.config()).expect("a valid kernel");
     let (grid, args) = call.launch();
     simulate(&format!("{call:?}"), &kernel, (grid, &args), seed, &mut memory);
     let mut expected: Vec<f64> = before.iter().map(|x| x.wide()).collect();

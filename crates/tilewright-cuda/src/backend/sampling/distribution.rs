@@ -6,7 +6,7 @@ use tilewright::{
     Result, View, ViewMut,
     sampling::{Filter, SamplingParams, Scores},
 };
-use tilewright_kernels::sampling::{self, Sample};
+use tilewright_kernels::sampling::{self, SampleConfig};
 use tilewright_ptx::sim::Arg;
 
 pub(in crate::backend) fn distribution<M: Machine>(
@@ -64,7 +64,7 @@ fn run<M: Machine>(
     if rows == 0 {
         return Ok(());
     }
-    let config = Sample { kind, threads: threads_of(vocab) };
+    let config = SampleConfig { kind, threads: threads_of(vocab) };
     let name = format!("distribution_{}_{}_{}_{}", name_of(kind), view.dtype(), out.dtype(), config.threads);
     let kernel = with_elements!(operator, view.dtype(), T => with_elements!(operator, out.dtype(), O => {
         gpu.kernel(operator, &name, |name| sampling::distribution::<T, O>(name, config))

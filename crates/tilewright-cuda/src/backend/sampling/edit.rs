@@ -7,7 +7,7 @@ use tilewright::{
     Result, ViewMut,
     sampling::{Bias, History, LogitsEdit, Penalties, TokenBitmask},
 };
-use tilewright_kernels::sampling::{EDIT_THREADS, MASKED, add_bias, mask_tokens, penalise};
+use tilewright_kernels::sampling::{EDIT_THREADS, TOKENS_PER_MASK_THREAD, add_bias, mask_tokens, penalise};
 use tilewright_ptx::sim::Arg;
 
 /// Row, token, and two words that the kernel explains.
@@ -63,7 +63,7 @@ fn mask<M: Machine>(gpu: &Gpu<M>, logits: &Logits<'_>, bitmask: &TokenBitmask<'_
         gpu.kernel(logits.operator, &format!("mask_tokens_{dtype}"), mask_tokens::<T>)
     })?;
     let words = gpu.upload(bytemuck::cast_slice(bitmask.words))?;
-    let ctas = logits.vocab.div_ceil(EDIT_THREADS * MASKED);
+    let ctas = logits.vocab.div_ceil(EDIT_THREADS * TOKENS_PER_MASK_THREAD);
     let grid = [chosen.len() as u32, ctas, 1];
     let rows = gpu.upload_words(chosen)?;
     let args = [

@@ -6,7 +6,7 @@ use tilewright::{
     Result, View,
     sampling::{Choice, Logprobs, SamplingParams, TokenLogprob},
 };
-use tilewright_kernels::sampling::{self, ANSWER_WORDS, Kind, mass_bits};
+use tilewright_kernels::sampling::{self, LOGPROBS_WORDS, RowKind, mass_bits};
 use tilewright_ptx::sim::Arg;
 
 const OPERATOR: &str = "sampling.logprobs";
@@ -32,7 +32,7 @@ pub(in crate::backend) fn logprobs<M: Machine>(
     let most = choices.iter().map(|choice| choice.top_n).max().unwrap_or(0) as usize;
     let requests = gpu.upload_requests(params)?;
     let asked = gpu.upload_words(choices.iter().flat_map(|choice| [choice.token, choice.top_n]))?;
-    let answers = gpu.allocate(rows * ANSWER_WORDS * 4)?;
+    let answers = gpu.allocate(rows * LOGPROBS_WORDS * 4)?;
     // rows that ask for fewer, and bad ones, write less than all of it
     let tops = gpu.allocate((rows * most * 8).max(8))?;
     gpu.machine.fill(answers.address(), 0, answers.bytes())?;
@@ -48,11 +48,11 @@ pub(in crate::backend) fn logprobs<M: Machine>(
         Arg::U32(most as u32),
     ];
     gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)?;
-    let answers = gpu.read_words(&answers, rows * ANSWER_WORDS)?;
+    let answers = gpu.read_words(&answers, rows * LOGPROBS_WORDS)?;
     let tops = gpu.read_words(&tops, rows * most * 2)?;
     for (row, out) in out.iter_mut().enumerate() {
-        let answer = &answers[row * ANSWER_WORDS..][..ANSWER_WORDS];
-        *out = match problem(Kind::Logits, answer) {
+        let answer = &answers[row * LOGPROBS_WORDS..][..LOGPROBS_WORDS];
+        *out = match problem(RowKind::Logits, answer) {
             Some(why) => Err(error_of(OPERATOR, row, &why)),
             None => {
                 let scale = Scale::new(answer, columns, params[row].temperature);

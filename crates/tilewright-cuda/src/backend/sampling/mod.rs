@@ -23,7 +23,7 @@ use tilewright::{
     sampling::{SamplingParams, Scores},
     tensor::DeviceMemory,
 };
-use tilewright_kernels::sampling::{BAD_NUMBER, GOOD, Kind, request_words};
+use tilewright_kernels::sampling::{INVALID_VALUE, RowKind, VALID, request_words};
 
 /// Names the element type of a dtype that can be computed with.
 macro_rules! with_elements {
@@ -67,31 +67,33 @@ fn vocab_of(operator: &'static str, vocab: usize) -> Result<u32> {
     Ok(vocab as u32)
 }
 
-fn kind_of(scores: &Scores<'_>) -> Kind {
+fn kind_of(scores: &Scores<'_>) -> RowKind {
     match scores {
-        Scores::Logits(_) => Kind::Logits,
-        Scores::Probs(_) => Kind::Probs,
+        Scores::Logits(_) => RowKind::Logits,
+        Scores::Probs(_) => RowKind::Probs,
     }
 }
 
 /// What kernels' names call them.
-fn name_of(kind: Kind) -> &'static str {
+fn name_of(kind: RowKind) -> &'static str {
     match kind {
-        Kind::Logits => "logits",
-        Kind::Probs => "probs",
-        Kind::Scores => "scores",
+        RowKind::Logits => "logits",
+        RowKind::Probs => "probs",
+        RowKind::Scores => "scores",
     }
 }
 
 /// What a verdict says is wrong with a row, if anything.
-fn problem(kind: Kind, verdict: &[u32]) -> Option<String> {
+fn problem(kind: RowKind, verdict: &[u32]) -> Option<String> {
     let (numbers, nothing) = match kind {
-        Kind::Probs => ("probabilities", "every probability is 0"),
-        Kind::Logits | Kind::Scores => ("logits", "every logit is -inf"),
+        RowKind::Probs => ("probabilities", "every probability is 0"),
+        RowKind::Logits | RowKind::Scores => ("logits", "every logit is -inf"),
     };
     match verdict[0] {
-        GOOD => None,
-        BAD_NUMBER => Some(format!("{numbers} hold {} at token {}", f32::from_bits(verdict[2]), verdict[1])),
+        VALID => None,
+        INVALID_VALUE => {
+            Some(format!("{numbers} hold {} at token {}", f32::from_bits(verdict[2]), verdict[1]))
+        }
         _ => Some(nothing.to_owned()),
     }
 }

@@ -6,7 +6,7 @@ use tilewright::{
     Result,
     sampling::{Sampled, SamplingParams, Scores},
 };
-use tilewright_kernels::sampling::{self, Sample, VERDICT_WORDS};
+use tilewright_kernels::sampling::{self, ROW_OUTCOME_WORDS, SampleConfig};
 use tilewright_ptx::sim::Arg;
 
 pub(in crate::backend) fn sample<M: Machine>(
@@ -26,12 +26,12 @@ pub(in crate::backend) fn sample<M: Machine>(
     if rows == 0 {
         return Ok(());
     }
-    let config = Sample { kind, threads: threads_of(vocab) };
+    let config = SampleConfig { kind, threads: threads_of(vocab) };
     let name = format!("sample_{}_{}_{}", name_of(kind), view.dtype(), config.threads);
     let kernel = with_elements!(operator, view.dtype(), T => {
         gpu.kernel(operator, &name, |name| sampling::sample::<T>(name, config))
     })?;
-    let (requests, verdicts) = (gpu.upload_requests(params)?, gpu.allocate(rows * VERDICT_WORDS * 4)?);
+    let (requests, verdicts) = (gpu.upload_requests(params)?, gpu.allocate(rows * ROW_OUTCOME_WORDS * 4)?);
     let args = [
         Arg::U64(address),
         Arg::U64(requests.address()),
@@ -40,8 +40,8 @@ pub(in crate::backend) fn sample<M: Machine>(
         Arg::U32(columns),
     ];
     gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)?;
-    let verdicts = gpu.read_words(&verdicts, rows * VERDICT_WORDS)?;
-    for (row, (out, verdict)) in out.iter_mut().zip(verdicts.chunks_exact(VERDICT_WORDS)).enumerate() {
+    let verdicts = gpu.read_words(&verdicts, rows * ROW_OUTCOME_WORDS)?;
+    for (row, (out, verdict)) in out.iter_mut().zip(verdicts.chunks_exact(ROW_OUTCOME_WORDS)).enumerate() {
         *out = problem(kind, verdict).map_or(Ok(verdict[1]), |why| Err(error_of(operator, row, &why)));
     }
     Ok(())

@@ -6,7 +6,7 @@ use tilewright::{
     Result,
     sampling::{ChainCounts, ChainOutput, Drafts, SamplingParams, Scores},
 };
-use tilewright_kernels::sampling::{self, Kind, OUTCOME_WORDS, Sample};
+use tilewright_kernels::sampling::{self, CHAIN_OUTCOME_WORDS, RowKind, SampleConfig};
 use tilewright_ptx::sim::Arg;
 
 const OPERATOR: &str = "sampling.chain_speculative_sampling";
@@ -20,14 +20,14 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
 ) -> Result<()> {
     let (view, kind) = (target.view(), kind_of(&target));
     let [batch, positions, vocab] = [view.shape()[0], view.shape()[1], view.shape()[2]];
-    let argument = if kind == Kind::Logits { "target logits" } else { "target probs" };
+    let argument = if kind == RowKind::Logits { "target logits" } else { "target probs" };
     let from = gpu.address(OPERATOR, "draft probs", &drafts.probs)?;
     let judge = gpu.address(OPERATOR, argument, &view)?;
     let columns = vocab_of(OPERATOR, vocab)?;
     if batch == 0 {
         return Ok(());
     }
-    let config = Sample { kind, threads: threads_of_large(vocab) };
+    let config = SampleConfig { kind, threads: threads_of_large(vocab) };
     let (of_draft, of_target) = (drafts.probs.dtype(), view.dtype());
     let name = format!("chain_{}_{of_draft}_{of_target}_{}", name_of(kind), config.threads);
     let kernel = with_elements!(OPERATOR, of_draft, D => with_elements!(OPERATOR, of_target, T => {
@@ -36,7 +36,7 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     let requests = gpu.upload_requests(params)?;
     let ids = gpu.upload_words(drafts.ids.iter().map(|id| id.cast_unsigned()))?;
     let tokens = gpu.allocate(4 * batch * positions)?;
-    let outcomes = gpu.allocate(4 * batch * OUTCOME_WORDS)?;
+    let outcomes = gpu.allocate(4 * batch * CHAIN_OUTCOME_WORDS)?;
     gpu.machine.fill(outcomes.address(), 0, outcomes.bytes())?;
     let stride = |strides: &[usize], axis: usize| Arg::U64(strides[axis] as u64);
     let args = [
@@ -55,20 +55,21 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     ];
     gpu.machine.launch(&kernel, [batch as u32, 1, 1], &args)?;
     let tokens = gpu.read_words(&tokens, batch * positions)?;
-    let outcomes = gpu.read_words(&outcomes, batch * OUTCOME_WORDS)?;
+    let outcomes = gpu.read_words(&outcomes, batch * CHAIN_OUTCOME_WORDS)?;
     tell(kind, (&tokens, &outcomes), out);
     Ok(())
 }
 
 /// Writes what came of all chains.
-fn tell(kind: Kind, (tokens, outcomes): (&[u32], &[u32]), out: ChainOutput<'_>) {
+fn tell(kind: RowKind, (tokens, outcomes): (&[u32], &[u32]), out: ChainOutput<'_>) {
     let ChainOutput { tokens: to, chains, totals } = out;
     to.iter_mut().zip(tokens).for_each(|(to, &token)| *to = token.cast_signed());
     let positions = to.len() / chains.len();
-    for (request, (chain, outcome)) in chains.iter_mut().zip(outcomes.chunks_exact(OUTCOME_WORDS)).enumerate()
+    for (request, (chain, outcome)) in
+        chains.iter_mut().zip(outcomes.chunks_exact(CHAIN_OUTCOME_WORDS)).enumerate()
     {
         let of_target = outcome[4] == 1;
-        let (row, kind) = if of_target { ("target", kind) } else { ("draft", Kind::Probs) };
+        let (row, kind) = if of_target { ("target", kind) } else { ("draft", RowKind::Probs) };
         *chain = match problem(kind, outcome) {
             None => Ok(ChainCounts { accepted: outcome[6].into(), emitted: outcome[7].into() }),
             Some(why) => {

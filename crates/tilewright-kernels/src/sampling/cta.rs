@@ -12,7 +12,7 @@ use tilewright_ptx::{
 };
 
 /// Bits of a digit of keys: with many threads, three digits are fewer barriers; with few, less is cleared and added up.
-fn digit_of(threads: u32) -> u32 {
+fn digit_bits(threads: u32) -> u32 {
     if threads >= 512 { 11 } else { 8 }
 }
 
@@ -20,7 +20,7 @@ pub(super) const RELAXED: (Order, Scope) = (Order::Relaxed, Scope::Cta);
 
 /// The threads of a CTA, and the shared memory by which they meet.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Block<'k> {
+pub(super) struct CtaCollectives<'k> {
     pub(super) k: &'k Builder,
     pub(super) threads: u32,
     /// Bits of a digit; it has as many buckets as values.
@@ -35,10 +35,10 @@ pub(super) struct Block<'k> {
     high: Shared<'k, u32>,
 }
 
-impl<'k> Block<'k> {
+impl<'k> CtaCollectives<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k Builder, threads: u32) -> Self {
-        let digit = digit_of(threads);
+        let digit = digit_bits(threads);
         let buckets = 1 << digit;
         Self {
             k,
@@ -103,7 +103,7 @@ impl<'k> Block<'k> {
 
     /// The sum of the numbers of the threads before this one.
     #[track_caller]
-    pub(super) fn sum_before(&self, value: Value<'k, u64>) -> Value<'k, u64> {
+    pub(super) fn exclusive_sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
         let k = self.k;
         let through = self.warp_scan(value);
         k.sync_threads();
@@ -129,9 +129,9 @@ impl<'k> Block<'k> {
 
     /// In the one thread that says so, `index` and the sum before it; the same in all threads.
     #[track_caller]
-    pub(super) fn announce(
+    pub(super) fn broadcast(
         &self,
-        says: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
+        publish: impl FnOnce(&dyn Fn(Value<'k, u32>, Value<'k, u64>)),
     ) -> (Value<'k, u32>, Value<'k, u64>) {
         let k = self.k;
         k.sync_threads();
@@ -140,7 +140,7 @@ impl<'k> Block<'k> {
             self.before.store(0_u64);
         });
         k.sync_threads();
-        says(&|index, before| {
+        publish(&|index, before| {
             self.found.store(index);
             self.before.store(before);
         });
@@ -174,7 +174,7 @@ impl<'k> Block<'k> {
                 });
             });
             k.sync_threads();
-            let (bucket, before) = self.descend(target - above.get());
+            let (bucket, before) = self.find_bucket(target - above.get());
             prefix.set((begun << self.digit) | bucket);
             above.set(above.get() + before);
             k.break_if(at.eq(0));
@@ -197,7 +197,7 @@ impl<'k> Block<'k> {
 
     /// The highest bucket with which the sum from the top reaches `target`, and the sum before it.
     #[track_caller]
-    fn descend(&self, target: Value<'k, u64>) -> (Value<'k, u32>, Value<'k, u64>) {
+    fn find_bucket(&self, target: Value<'k, u64>) -> (Value<'k, u32>, Value<'k, u64>) {
         let k = self.k;
         let buckets = 1 << self.digit;
         let each = buckets / self.threads;
@@ -205,12 +205,12 @@ impl<'k> Block<'k> {
         let held: Vec<_> =
             (0..each).map(|i| k.pack32(self.low.at(top - i).load(), self.high.at(top - i).load())).collect();
         let all = held.iter().skip(1).fold(held[0], |sum, &held| sum + held);
-        let before = self.sum_before(all);
-        self.announce(|say| {
+        let before = self.exclusive_sum(all);
+        self.broadcast(|publish| {
             let mut before = before;
             for (i, &held) in (0..each).zip(&held) {
                 let after = before + held;
-                k.when(before.lt(target) & after.ge(target), || say(top - i, before));
+                k.when(before.lt(target) & after.ge(target), || publish(top - i, before));
                 before = after;
             }
         })
@@ -218,19 +218,19 @@ impl<'k> Block<'k> {
 
     /// A sum that every thread adds to.
     #[track_caller]
-    pub(super) fn total(&self) -> Total<'k> {
-        Total { block: *self, sum: self.k.var("sum", 0_u64) }
+    pub(super) fn total(&self) -> CtaSum<'k> {
+        CtaSum { cta: *self, sum: self.k.var("sum", 0_u64) }
     }
 }
 
 /// A sum that every thread adds to.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Total<'k> {
-    block: Block<'k>,
+pub(super) struct CtaSum<'k> {
+    cta: CtaCollectives<'k>,
     sum: Var<'k, u64>,
 }
 
-impl<'k> Total<'k> {
+impl<'k> CtaSum<'k> {
     #[track_caller]
     pub(super) fn add(&self, mass: Value<'k, u64>) {
         self.sum.set(self.sum.get() + mass);
@@ -245,6 +245,6 @@ impl<'k> Total<'k> {
     /// Of all threads.
     #[track_caller]
     pub(super) fn of_all(&self) -> Value<'k, u64> {
-        self.block.sum(self.sum.get())
+        self.cta.sum(self.sum.get())
     }
 }

@@ -41,14 +41,14 @@ pub(super) fn excess<'k>(a: Value<'k, f64>, b: Value<'k, f64>) -> Value<'k, f64>
 
 /// How numbers of which `greatest` is the greatest become masses of up to `bits` bits.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Units<'k> {
+pub(super) struct ProductScale<'k> {
     shift: Value<'k, i32>,
 }
 
-impl<'k> Units<'k> {
+impl<'k> ProductScale<'k> {
     #[track_caller]
-    pub(super) fn new(bits: Value<'k, u32>, greatest: Value<'k, f64>) -> Self {
-        Self { shift: bits.reinterpret::<i32>() - exponent(greatest) - 53 }
+    pub(super) fn new(bits: Value<'k, u32>, max: Value<'k, f64>) -> Self {
+        Self { shift: bits.reinterpret::<i32>() - exponent(max) - 53 }
     }
 
     /// The number as a mass, rounded.

@@ -11,37 +11,37 @@ use tilewright_ptx::build::{Builder, Shared, Value};
 /// Threads of a CTA that has several rows.
 const THREADS: u32 = 128;
 /// Chunks of a thread, unless rows are short.
-const EACH: u32 = 4;
+const CHUNKS_PER_THREAD: u32 = 4;
 /// Threads of a CTA that has one row: few classes, near enough to each other that few threads are idle.
 const CLASSES: [u32; 15] = [64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024];
 
 /// A class of lengths of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Rows {
+pub struct RowPartition {
     threads: u32,
-    each: u32,
+    chunks_per_thread: u32,
 }
 
-impl Rows {
+impl RowPartition {
     /// The longest row, in chunks.
-    pub const MAX_CHUNKS: u32 = 1024 * EACH;
+    pub const MAX_CHUNKS: u32 = 1024 * CHUNKS_PER_THREAD;
 
     /// The class of rows of `chunks` chunks; none beyond [`Rows::MAX_CHUNKS`].
     pub fn for_chunks(chunks: u32) -> Option<Self> {
-        let wanted = chunks.div_ceil(EACH);
+        let min_threads = chunks.div_ceil(CHUNKS_PER_THREAD);
         match chunks {
-            ..=32 => Some(Self { threads: chunks.max(1).next_power_of_two(), each: 1 }),
-            33..=128 => Some(Self { threads: 32, each: EACH }),
+            ..=32 => Some(Self { threads: chunks.max(1).next_power_of_two(), chunks_per_thread: 1 }),
+            33..=128 => Some(Self { threads: 32, chunks_per_thread: CHUNKS_PER_THREAD }),
             _ => CLASSES
                 .into_iter()
-                .find(|&threads| threads >= wanted)
-                .map(|threads| Self { threads, each: EACH }),
+                .find(|&threads| threads >= min_threads)
+                .map(|threads| Self { threads, chunks_per_thread: CHUNKS_PER_THREAD }),
         }
     }
 
     /// Its name in names of kernels: threads of a row, and chunks of a thread.
     pub fn name(self) -> String {
-        format!("{}x{}", self.threads, self.each)
+        format!("{}x{}", self.threads, self.chunks_per_thread)
     }
 
     /// Threads of a CTA.
@@ -50,13 +50,13 @@ impl Rows {
     }
 
     /// Rows of a CTA.
-    pub fn of_cta(self) -> u32 {
+    pub fn rows_per_cta(self) -> u32 {
         if self.threads > 32 { 1 } else { THREADS / self.threads }
     }
 
     /// CTAs of `rows` rows.
     pub fn ctas(self, rows: u32) -> u32 {
-        rows.div_ceil(self.of_cta())
+        rows.div_ceil(self.rows_per_cta())
     }
 
     /// Calls `body` with the place of this thread among `rows` rows of `chunks` chunks, which are of this class. Warps beyond the
@@ -68,7 +68,7 @@ impl Rows {
         (rows, chunks): (Value<'k, u32>, Value<'k, u32>),
         body: impl FnOnce(RowPlace<'k>),
     ) {
-        let (row, thread) = match self.of_cta() {
+        let (row, thread) = match self.rows_per_cta() {
             1 => (k.cta(), k.thread()),
             rows => (k.cta() * rows + k.thread() / self.threads, k.thread() % self.threads),
         };
@@ -85,7 +85,7 @@ impl Rows {
 #[derive(Debug, Clone, Copy)]
 pub struct RowPlace<'k> {
     k: &'k Builder,
-    rows: Rows,
+    rows: RowPartition,
     /// The row, which may be beyond the last.
     pub row: Value<'k, u32>,
     /// The thread among those of its row.
@@ -101,7 +101,7 @@ pub struct ChunkPlace<'k> {
     /// Its distance from the thread's first, in chunks.
     pub after_first: u32,
     /// Whether the row is there and has such a chunk.
-    pub is_there: Value<'k, bool>,
+    pub in_bounds: Value<'k, bool>,
 }
 
 impl<'k> RowPlace<'k> {
@@ -111,9 +111,9 @@ impl<'k> RowPlace<'k> {
         let place = |i: u32| {
             let after_first = i * self.rows.threads;
             let inside = (self.thread + after_first).lt(self.chunks);
-            ChunkPlace { after_first, is_there: inside & self.in_rows }
+            ChunkPlace { after_first, in_bounds: inside & self.in_rows }
         };
-        (0..self.rows.each).map(place).collect()
+        (0..self.rows.chunks_per_thread).map(place).collect()
     }
 
     /// The sum over all threads of the row, the same in all of them; `memory` has a number for each warp of the CTA.
@@ -130,17 +130,20 @@ impl<'k> RowPlace<'k> {
 
 #[cfg(test)]
 mod tests {
-    use super::Rows;
+    use super::RowPartition;
 
     #[test]
     fn rows_fit_their_class_and_leave_few_threads_idle() {
-        for chunks in 1..=Rows::MAX_CHUNKS {
-            let rows = Rows::for_chunks(chunks).expect("a class");
-            let room = rows.threads * rows.each;
-            assert!(chunks <= room, "{chunks} chunks in {rows:?}");
-            let idle = room - chunks;
-            assert!(idle < 128.max(room / 4) || room <= 128, "{chunks} chunks leave {idle} of {rows:?} idle");
+        for chunks in 1..=RowPartition::MAX_CHUNKS {
+            let rows = RowPartition::for_chunks(chunks).expect("a class");
+            let capacity = rows.threads * rows.chunks_per_thread;
+            assert!(chunks <= capacity, "{chunks} chunks in {rows:?}");
+            let idle = capacity - chunks;
+            assert!(
+                idle < 128.max(capacity / 4) || capacity <= 128,
+                "{chunks} chunks leave {idle} of {rows:?} idle"
+            );
         }
-        assert_eq!(Rows::for_chunks(Rows::MAX_CHUNKS + 1), None);
+        assert_eq!(RowPartition::for_chunks(RowPartition::MAX_CHUNKS + 1), None);
     }
 }

@@ -93,14 +93,14 @@ pub fn mass_bits(vocab: u32) -> u32 {
 
 /// How weights of a row become whole numbers.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Units<'k> {
+pub(super) struct MassScale<'k> {
     /// What is added to a weight's exponent to get how far its digits are shifted.
     shift: Value<'k, i32>,
     /// `mass = weight · 2^power`
     power: Value<'k, i32>,
 }
 
-impl<'k> Units<'k> {
+impl<'k> MassScale<'k> {
     /// For rows of `vocab` weights, the greatest of which is `max`.
     #[track_caller]
     pub(super) fn new(vocab: Value<'k, u32>, max: Value<'k, f32>) -> Self {
@@ -129,7 +129,7 @@ impl<'k> Units<'k> {
 
     /// What turns weights into probabilities, when all have the mass `mass`.
     #[track_caller]
-    pub(super) fn share(self, mass: Value<'k, u64>) -> Share<'k> {
+    pub(super) fn share(self, mass: Value<'k, u64>) -> Normalizer<'k> {
         let zeros = leading_zeros(mass);
         let digits = mass << zeros;
         // 48 digits of the mass in two numbers, and of its reciprocal
@@ -140,20 +140,20 @@ impl<'k> Units<'k> {
         let power = self.power + (zeros.reinterpret::<i32>() - 63);
         let half = power >> 1_u32;
         let scales = [power_of_two(half), power_of_two(power - half)];
-        Share { scales, reciprocal, rest: reciprocal * rest }
+        Normalizer { scales, reciprocal, rest: reciprocal * rest }
     }
 }
 
 /// Divides weights by their sum.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Share<'k> {
+pub(super) struct Normalizer<'k> {
     scales: [Value<'k, f32>; 2],
     reciprocal: Value<'k, f32>,
     /// What the reciprocal lacks.
     rest: Value<'k, f32>,
 }
 
-impl<'k> Share<'k> {
+impl<'k> Normalizer<'k> {
     /// The share of a weight, rounded once.
     #[track_caller]
     pub(super) fn of(&self, weight: Value<'k, f32>) -> Value<'k, f32> {

@@ -39,7 +39,7 @@ pub struct Groups {
 
 /// One product. There is at least one row and one feature; there may be no inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Product {
+pub struct GemmParams {
     /// Rows, features, inputs.
     pub shape: [u32; 3],
     /// `[rows, inputs]`
@@ -56,37 +56,37 @@ pub struct Product {
 
 /// A kernel in one configuration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Choice {
+pub enum GemmKernel {
     /// [`dot`]
-    Dot(dot::Dot),
+    Dot(dot::DotConfig),
     /// [`skinny`]
-    Skinny(skinny::Skinny),
+    Skinny(skinny::SkinnyConfig),
     /// [`sm80`]
-    Sm80(sm80::Gemm),
+    Sm80(sm80::Sm80Config),
     /// [`tiles`]
-    Tiles(tiles::Tiles),
+    Tiles(tiles::TilesConfig),
 }
 
 /// What all kernels are compiled for: dtypes of the bias and of the result, and whether there are groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Ends {
+pub struct Epilogue {
     /// Of the bias, if there is one.
     pub bias: Option<Dtype>,
     /// Of the result.
     pub out: Dtype,
     /// Whether neighbours of the result are stored two at a time.
-    pub pairs: bool,
+    pub paired: bool,
     /// Whether rows have weights by segments.
     pub grouped: bool,
 }
 
-impl Ends {
+impl Epilogue {
     /// As it is part of names.
     pub fn name(self) -> String {
         let bias = self.bias.map_or(String::new(), |dtype| format!("_bias_{dtype}"));
-        let pairs = if self.pairs { "_pairs" } else { "" };
+        let paired = if self.paired { "_pairs" } else { "" };
         let grouped = if self.grouped { "_grouped" } else { "" };
-        format!("{}{pairs}{bias}{grouped}", self.out)
+        format!("{}{paired}{bias}{grouped}", self.out)
     }
 }
 
@@ -96,49 +96,56 @@ impl Matrix {
     }
 }
 
-impl Product {
+impl GemmParams {
     /// The kernel for a device of so many SMs.
-    pub fn choose(&self, multiprocessors: u32) -> Choice {
+    pub fn choose_kernel(&self, multiprocessors: u32) -> GemmKernel {
         let [rows, features, inputs] = self.shape;
-        let ends = self.ends();
+        let epilogue = self.epilogue();
         let (x, weight) = (self.x.dtype, self.weight.dtype);
-        let of_groups = self.groups.map_or(0, |groups| groups.stride);
-        let elements = || self.x.alignment().into_iter().chain(self.weight.alignment()).chain([of_groups]);
-        let matrix = x == weight && x.size() == 2 && elements().all(|at| at.is_multiple_of(8)) && inputs > 0;
-        let few = self.groups.is_none();
-        if matrix && few && (5..=32).contains(&rows) && inputs.is_multiple_of(8) {
-            return Choice::Skinny(skinny::Skinny {
+        let group_stride = self.groups.map_or(0, |groups| groups.stride);
+        let elements = || self.x.alignment().into_iter().chain(self.weight.alignment()).chain([group_stride]);
+        let tensor_core_layout =
+            x == weight && x.size() == 2 && elements().all(|at| at.is_multiple_of(8)) && inputs > 0;
+        let ungrouped = self.groups.is_none();
+        if tensor_core_layout && ungrouped && (5..=32).contains(&rows) && inputs.is_multiple_of(8) {
+            return GemmKernel::Skinny(skinny::SkinnyConfig {
                 elements: x,
                 rows: rows.next_power_of_two().max(8),
-                ends,
+                epilogue,
             });
         }
-        if few && rows <= dot::MOST {
+        if ungrouped && rows <= dot::MAX_ROWS {
             let width = chunk::width(&[x, weight], elements().chain([u64::from(inputs)]));
-            return Choice::Dot(dot::Dot { x, weight, width, rows: rows.next_power_of_two(), ends });
+            return GemmKernel::Dot(dot::DotConfig {
+                x,
+                weight,
+                width,
+                rows: rows.next_power_of_two(),
+                epilogue,
+            });
         }
-        if matrix {
-            let of_rows = self.groups.map_or(rows, |groups| groups.longest).div_ceil(128);
-            let ctas = of_rows * features.div_ceil(128) * self.groups.map_or(1, |groups| groups.segments);
+        if tensor_core_layout {
+            let row_tiles = self.groups.map_or(rows, |groups| groups.longest).div_ceil(128);
+            let ctas = row_tiles * features.div_ceil(128) * self.groups.map_or(1, |groups| groups.segments);
             let large = rows > 64 && ctas >= multiprocessors;
-            return Choice::Sm80(sm80::Gemm { elements: x, large, ends });
+            return GemmKernel::Sm80(sm80::Sm80Config { elements: x, large, epilogue });
         }
-        let fours = elements().chain([u64::from(inputs)]).all(|at| at.is_multiple_of(4));
-        Choice::Tiles(tiles::Tiles { x, weight, width: if fours { 4 } else { 1 }, ends })
+        let aligned_to_4 = elements().chain([u64::from(inputs)]).all(|at| at.is_multiple_of(4));
+        GemmKernel::Tiles(tiles::TilesConfig { x, weight, width: if aligned_to_4 { 4 } else { 1 }, epilogue })
     }
 
-    fn ends(&self) -> Ends {
-        let even = self.out.alignment().into_iter().chain([u64::from(self.shape[1])]);
-        Ends {
+    fn epilogue(&self) -> Epilogue {
+        let offsets = self.out.alignment().into_iter().chain([u64::from(self.shape[1])]);
+        Epilogue {
             bias: self.bias.map(|bias| bias.0),
             out: self.out.dtype,
-            pairs: even.into_iter().all(|at| at.is_multiple_of(2)),
+            paired: offsets.into_iter().all(|at| at.is_multiple_of(2)),
             grouped: self.groups.is_some(),
         }
     }
 
     /// Grid and arguments for `choice`, which is [`Product::choose`].
-    pub fn launch(&self, choice: Choice) -> ([u32; 3], Vec<Arg>) {
+    pub fn launch(&self, choice: GemmKernel) -> ([u32; 3], Vec<Arg>) {
         let mut args: Vec<Arg> = [self.x, self.weight, self.out]
             .into_iter()
             .flat_map(|matrix| [Arg::U64(matrix.address), Arg::U64(matrix.stride)])
@@ -155,7 +162,7 @@ impl Product {
     }
 }
 
-impl Choice {
+impl GemmKernel {
     /// A name that no other configuration has.
     pub fn name(self) -> String {
         match self {
@@ -180,12 +187,12 @@ impl Choice {
     }
 
     fn ctas(self, rows: u32, features: u32) -> [u32; 2] {
-        let (of_features, of_rows) = match self {
+        let (features_per_cta, rows_per_cta) = match self {
             Self::Dot(_) => (dot::FEATURES, rows),
             Self::Skinny(_) => (skinny::FEATURES, rows),
             Self::Sm80(config) => (config.tile() as u32, config.tile() as u32),
             Self::Tiles(_) => (tiles::TILE, tiles::TILE),
         };
-        [features.div_ceil(of_features), rows.div_ceil(of_rows)]
+        [features.div_ceil(features_per_cta), rows.div_ceil(rows_per_cta)]
     }
 }

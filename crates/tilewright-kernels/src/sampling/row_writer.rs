@@ -1,12 +1,12 @@
 //! A row that is written, number by number of a row that is read.
 
-use super::{number::Number, row::Row};
+use super::{mass::Number, row_reader::RowReader};
 use crate::tile::{Chunk, chunk};
 use tilewright_ptx::build::{Builder, Global, Value};
 
 /// A row of elements `O`, for one of elements `T`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sink<'k, O> {
+pub(super) struct RowWriter<'k, O> {
     k: &'k Builder,
     to: Global<'k, O>,
     /// Whether what becomes of a vector is aligned to what is stored at once.
@@ -18,9 +18,9 @@ fn at_once<T: Number, O: Number>() -> u32 {
     T::PER_VECTOR.min(O::PER_VECTOR)
 }
 
-impl<'k, O: Number> Sink<'k, O> {
+impl<'k, O: Number> RowWriter<'k, O> {
     #[track_caller]
-    pub(super) fn new<T: Number>(row: &Row<'k, T>, to: Global<'k, O>) -> Self {
+    pub(super) fn new<T: Number>(row: &RowReader<'k, T>, to: Global<'k, O>) -> Self {
         let bytes = at_once::<T, O>() * O::DTYPE.size() as u32;
         let first = to.at(row.first_vector()).address().low();
         Self { k: first.builder(), to, aligned: (first & (bytes - 1)).eq(0) }
@@ -30,7 +30,7 @@ impl<'k, O: Number> Sink<'k, O> {
     #[track_caller]
     pub(super) fn replace<T: Number>(
         &self,
-        row: &Row<'k, T>,
+        row: &RowReader<'k, T>,
         f: impl Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>,
     ) {
         let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
@@ -47,6 +47,6 @@ impl<'k, O: Number> Sink<'k, O> {
                 || (0..).zip(&results).for_each(|(i, &x)| to.plus(i).store(O::of(x))),
             );
         };
-        row.visit(1, group, |place, x| self.to.at(place).store(O::of(f(place, x))));
+        row.visit(1, group, |index, x| self.to.at(index).store(O::of(f(index, x))));
     }
 }

@@ -1,10 +1,10 @@
 //! What a row is, at first sight: its greatest element, an element that makes it useless, and a value that few elements reach.
 
 use super::{
-    block::Block,
-    elements::LISTED,
-    number::{Number, key, of_key},
-    row::Row,
+    candidates::LIST_CAPACITY,
+    cta::CtaCollectives,
+    mass::{Number, key, of_key},
+    row_reader::RowReader,
 };
 use tilewright_ptx::{
     build::{Global, Value},
@@ -13,7 +13,7 @@ use tilewright_ptx::{
 
 /// What a row holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum RowKind {
     /// Natural-log scores; NaN, +inf and rows of -inf alone have no distribution.
     Logits,
     /// Probabilities, or any weights; NaN, negative numbers, infinity and rows of zeros have none.
@@ -23,92 +23,95 @@ pub enum Kind {
 }
 
 /// Words of a row's verdict: what is wrong, where, and the bits of what is there.
-pub const VERDICT_WORDS: usize = 4;
+pub const ROW_OUTCOME_WORDS: usize = 4;
 /// Nothing is wrong; word 1 may hold a token.
-pub const GOOD: u32 = 0;
+pub const VALID: u32 = 0;
 /// The token in word 1 has a number, in word 2, that such rows may not hold.
-pub const BAD_NUMBER: u32 = 1;
+pub const INVALID_VALUE: u32 = 1;
 /// Nothing can be drawn: logits of -inf alone, or probabilities of 0.
-pub const NOTHING: u32 = 2;
+pub const EMPTY: u32 = 2;
 
 /// A row at first sight; the same in all threads.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Survey<'k> {
+pub(super) struct RowStats<'k> {
     /// The greatest.
     pub(super) max: Value<'k, f32>,
     /// Where the first of the greatest is.
     pub(super) first: Value<'k, u32>,
     /// [`GOOD`], [`BAD_NUMBER`] or [`NOTHING`].
-    pub(super) verdict: Value<'k, u32>,
+    pub(super) outcome: Value<'k, u32>,
     /// The first token whose number is bad.
     pub(super) bad: Value<'k, u32>,
     /// The greatest of this thread.
-    of_thread: Value<'k, f32>,
+    thread_max: Value<'k, f32>,
 }
 
-impl<'k> Survey<'k> {
+impl<'k> RowStats<'k> {
     /// Reads the row.
     #[track_caller]
-    pub(super) fn new<T: Number>(block: &Block<'k>, row: &Row<'k, T>, kind: Kind) -> Self {
-        let k = block.k;
+    pub(super) fn new<T: Number>(cta: &CtaCollectives<'k>, row: &RowReader<'k, T>, kind: RowKind) -> Self {
+        let k = cta.k;
         let max = k.var("max", f32::NEG_INFINITY);
         let (first, bad) = (k.var("first", u32::MAX), k.var("bad", u32::MAX));
-        row.each(2, |place, x| {
+        row.each(2, |index, x| {
             let wrong = match kind {
-                Kind::Logits => x.is_nan() | x.eq(f32::INFINITY),
-                Kind::Probs => !(x.ge(0.0) & x.lt(f32::INFINITY)),
-                Kind::Scores => x.is_nan(),
+                RowKind::Logits => x.is_nan() | x.eq(f32::INFINITY),
+                RowKind::Probs => !(x.ge(0.0) & x.lt(f32::INFINITY)),
+                RowKind::Scores => x.is_nan(),
             };
-            bad.set(bad.get().min(wrong.select(place, u32::MAX)));
-            let better = x.gt(max.get()) | (x.eq(max.get()) & place.lt(first.get()));
-            first.set(better.select(place, first.get()));
+            bad.set(bad.get().min(wrong.select(index, u32::MAX)));
+            let better = x.gt(max.get()) | (x.eq(max.get()) & index.lt(first.get()));
+            first.set(better.select(index, first.get()));
             max.set(better.select(x, max.get()));
         });
-        let of_thread = max.get();
-        let greatest = of_key(block.reduce(WarpReduction::MaxU32, key(of_thread)));
-        let candidate = of_thread.eq(greatest).select(first.get(), u32::MAX);
-        let first = block.reduce(WarpReduction::MinU32, candidate);
-        let bad = block.reduce(WarpReduction::MinU32, bad.get());
+        let thread_max = max.get();
+        let row_max = of_key(cta.reduce(WarpReduction::MaxU32, key(thread_max)));
+        let candidate = thread_max.eq(row_max).select(first.get(), u32::MAX);
+        let first = cta.reduce(WarpReduction::MinU32, candidate);
+        let bad = cta.reduce(WarpReduction::MinU32, bad.get());
         let nothing = match kind {
-            Kind::Logits => greatest.eq(f32::NEG_INFINITY),
-            Kind::Probs => greatest.eq(0.0),
-            Kind::Scores => k.constant(false),
+            RowKind::Logits => row_max.eq(f32::NEG_INFINITY),
+            RowKind::Probs => row_max.eq(0.0),
+            RowKind::Scores => k.constant(false),
         };
-        let of_all = nothing.select(NOTHING, GOOD);
-        let verdict = bad.ne(u32::MAX).select(k.constant(BAD_NUMBER), of_all);
-        Self { max: greatest, first, verdict, bad, of_thread }
+        let of_all = nothing.select(EMPTY, VALID);
+        let outcome = bad.ne(u32::MAX).select(k.constant(INVALID_VALUE), of_all);
+        Self { max: row_max, first, outcome, bad, thread_max }
     }
 
     /// A value that at least `wanted` elements reach, if so many threads have one, and mostly not many more; `wanted` is at most the
     /// number of threads.
     #[track_caller]
-    pub(super) fn reached_by(&self, block: &Block<'k>, wanted: Value<'k, u32>) -> Value<'k, f32> {
-        let (found, _) = block.threshold(wanted.to_u64(), |count| {
-            count(key(self.of_thread), block.k.constant(1_u64));
+    pub(super) fn list_threshold(&self, cta: &CtaCollectives<'k>, wanted: Value<'k, u32>) -> Value<'k, f32> {
+        let (found, _) = cta.threshold(wanted.to_u64(), |count| {
+            count(key(self.thread_max), cta.k.constant(1_u64));
         });
         of_key(found)
     }
 
     /// How many elements a list is tried with to have the `top_k` greatest; and whether it is worth trying.
     #[track_caller]
-    pub(super) fn attempt(block: &Block<'k>, top_k: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, bool>) {
-        (top_k.min(block.threads), top_k.le(block.threads * 3 / 4))
+    pub(super) fn list_size(
+        cta: &CtaCollectives<'k>,
+        top_k: Value<'k, u32>,
+    ) -> (Value<'k, u32>, Value<'k, bool>) {
+        (top_k.min(cta.threads), top_k.le(cta.threads * 3 / 4))
     }
 
     /// Writes the verdict, with `token` where all is good.
     #[track_caller]
     pub(super) fn write<T: Number>(
         &self,
-        block: &Block<'k>,
-        row: &Row<'k, T>,
+        cta: &CtaCollectives<'k>,
+        row: &RowReader<'k, T>,
         (to, token): (Global<'k, u32>, Value<'k, u32>),
     ) {
-        let k = block.k;
+        let k = cta.k;
         k.when(k.thread().eq(0), || {
             let bits = k.var("bits", 0_u32);
-            let is_bad = self.verdict.eq(BAD_NUMBER);
+            let is_bad = self.outcome.eq(INVALID_VALUE);
             k.when(is_bad, || bits.set(row.element(self.bad).reinterpret::<u32>()));
-            to.store_vector::<4>([self.verdict, is_bad.select(self.bad, token), bits.get(), k.constant(0)]);
+            to.store_vector::<4>([self.outcome, is_bad.select(self.bad, token), bits.get(), k.constant(0)]);
         });
     }
 }
@@ -116,5 +119,5 @@ impl<'k> Survey<'k> {
 /// Whether a whole row fits into a list.
 #[track_caller]
 pub(super) fn fits(vocab: Value<'_, u32>) -> Value<'_, bool> {
-    vocab.le(LISTED)
+    vocab.le(LIST_CAPACITY)
 }

@@ -3,7 +3,7 @@
 //! Rows begin anywhere and have any length: numbers before the first 16 aligned bytes belong to the first warp, those behind the last
 //! to the last warp, and whole vectors are dealt in runs of 32, so that a warp reads neighbours.
 
-use super::{block::Block, number::Number};
+use super::{cta::CtaCollectives, mass::Number};
 use crate::tile::chunk;
 use tilewright_ptx::{
     build::{Builder, Global, Value},
@@ -12,7 +12,7 @@ use tilewright_ptx::{
 
 /// A row of `vocab` elements.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Row<'k, T> {
+pub(super) struct RowReader<'k, T> {
     k: &'k Builder,
     warps: u32,
     begin: Global<'k, T>,
@@ -24,15 +24,15 @@ pub(super) struct Row<'k, T> {
     share: Value<'k, u32>,
 }
 
-impl<'k, T: Number> Row<'k, T> {
+impl<'k, T: Number> RowReader<'k, T> {
     #[track_caller]
-    pub(super) fn new(block: &Block<'k>, begin: Global<'k, T>, vocab: Value<'k, u32>) -> Self {
-        let (k, threads) = (block.k, block.threads);
+    pub(super) fn new(cta: &CtaCollectives<'k>, begin: Global<'k, T>, vocab: Value<'k, u32>) -> Self {
+        let (k, threads) = (cta.k, cta.threads);
         let ahead = (begin.address().low() - 1) ^ u32::MAX; // bytes, modulo 16
         let head = ((ahead & 15) / (16 / T::PER_VECTOR)).min(vocab).named("head");
         let vectors = ((vocab - head) / T::PER_VECTOR).named("vectors");
         let share = ((vectors + (threads - 1)) / threads * 32).named("share");
-        Self { k, warps: block.warps(), begin, vocab, head, vectors, share }
+        Self { k, warps: cta.warps(), begin, vocab, head, vectors, share }
     }
 
     /// Element `i`.
@@ -62,9 +62,9 @@ impl<'k, T: Number> Row<'k, T> {
     ) {
         let (k, warp, lane) = (self.k, self.k.warp_index(), self.k.lane());
         let first = warp.eq(0);
-        let place = first.select(lane, self.tail() + lane);
-        let there = (first & lane.lt(self.head)) | (warp.eq(self.warps - 1) & place.lt(self.vocab));
-        k.when(there, || single(place, self.element(place)));
+        let index = first.select(lane, self.tail() + lane);
+        let there = (first & lane.lt(self.head)) | (warp.eq(self.warps - 1) & index.lt(self.vocab));
+        k.when(there, || single(index, self.element(index)));
 
         let begin = warp * self.share;
         let end = (begin + self.share).min(self.vectors);

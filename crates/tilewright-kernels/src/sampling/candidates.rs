@@ -4,9 +4,9 @@
 //! looks at the list. Where the list turns out to be too short, the row itself is looked at again.
 
 use super::{
-    block::{Block, RELAXED},
-    number::{Number, key, of_key},
-    row::Row,
+    cta::{CtaCollectives, RELAXED},
+    mass::{Number, key, of_key},
+    row_reader::RowReader,
 };
 use tilewright_ptx::{
     build::{Builder, Shared, Value, Var},
@@ -14,27 +14,27 @@ use tilewright_ptx::{
 };
 
 /// Elements of a list.
-pub(super) const LISTED: u32 = 2048;
+pub(super) const LIST_CAPACITY: u32 = 2048;
 
 /// A number of each element, which the kernel computes from its place and value.
-pub(super) type Of<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>;
+pub(super) type ValueFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>;
 
 /// A list of elements in shared memory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct List<'k> {
+pub(super) struct CandidateList<'k> {
     k: &'k Builder,
-    places: Shared<'k, u32>,
-    numbers: Shared<'k, f32>,
+    indices: Shared<'k, u32>,
+    values: Shared<'k, f32>,
     count: Shared<'k, u32>,
 }
 
-impl<'k> List<'k> {
+impl<'k> CandidateList<'k> {
     #[track_caller]
     pub(super) fn new(k: &'k Builder) -> Self {
         Self {
             k,
-            places: k.shared("listed_places", LISTED as usize, 16),
-            numbers: k.shared("listed_numbers", LISTED as usize, 16),
+            indices: k.shared("listed_places", LIST_CAPACITY as usize, 16),
+            values: k.shared("listed_numbers", LIST_CAPACITY as usize, 16),
             count: k.shared("listed", 1, 4),
         }
     }
@@ -47,11 +47,11 @@ impl<'k> List<'k> {
 
     /// Adds an element, if there is room.
     #[track_caller]
-    pub(super) fn add(&self, place: Value<'k, u32>, number: Value<'k, f32>) {
+    pub(super) fn add(&self, index: Value<'k, u32>, value: Value<'k, f32>) {
         let at = self.count.atomic(AtomicOp::AddU32, 1_u32, RELAXED);
-        self.k.when(at.lt(LISTED), || {
-            self.places.at(at).store(place);
-            self.numbers.at(at).store(number);
+        self.k.when(at.lt(LIST_CAPACITY), || {
+            self.indices.at(at).store(index);
+            self.values.at(at).store(value);
         });
     }
 
@@ -64,47 +64,47 @@ impl<'k> List<'k> {
     /// Element `at`.
     #[track_caller]
     pub(super) fn get(&self, at: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, f32>) {
-        (self.places.at(at).load(), self.numbers.at(at).load())
+        (self.indices.at(at).load(), self.values.at(at).load())
     }
 }
 
 /// The elements of a row.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Elements<'k, T> {
-    pub(super) block: Block<'k>,
-    pub(super) row: Row<'k, T>,
-    pub(super) list: List<'k>,
+pub(super) struct Candidates<'k, T> {
+    pub(super) cta: CtaCollectives<'k>,
+    pub(super) row: RowReader<'k, T>,
+    pub(super) list: CandidateList<'k>,
     /// Whether the list has all that matter.
     pub(super) listed: Var<'k, bool>,
 }
 
-impl<'k, T: Number> Elements<'k, T> {
+impl<'k, T: Number> Candidates<'k, T> {
     #[track_caller]
-    pub(super) fn new(block: Block<'k>, list: List<'k>, row: Row<'k, T>) -> Self {
-        Self { block, row, list, listed: block.k.var("all_are_listed", false) }
+    pub(super) fn new(cta: CtaCollectives<'k>, list: CandidateList<'k>, row: RowReader<'k, T>) -> Self {
+        Self { cta, row, list, listed: cta.k.var("all_are_listed", false) }
     }
 
     /// Calls `body` with place and number of each element of this thread.
     #[track_caller]
-    pub(super) fn each(&self, number: Of<'_, 'k>, body: impl Fn(Value<'k, u32>, Value<'k, f32>)) {
-        let k = self.block.k;
+    pub(super) fn each(&self, value: ValueFn<'_, 'k>, body: impl Fn(Value<'k, u32>, Value<'k, f32>)) {
+        let k = self.cta.k;
         k.when_else(
             self.listed.get(),
             || {
-                k.repeat((k.thread(), self.list.count()), self.block.threads, |at| {
-                    let (place, number) = self.list.get(at);
-                    body(place, number);
+                k.repeat((k.thread(), self.list.count()), self.cta.threads, |at| {
+                    let (index, value) = self.list.get(at);
+                    body(index, value);
                 });
             },
-            || self.row.each(1, |place, x| body(place, number(place, x))),
+            || self.row.each(1, |index, x| body(index, value(index, x))),
         );
     }
 
     /// The sum of the masses of all elements.
     #[track_caller]
-    pub(super) fn sum(&self, number: Of<'_, 'k>, mass: Mass<'_, 'k>) -> Value<'k, u64> {
-        let total = self.block.total();
-        self.each(number, |place, number| total.add(mass(place, number)));
+    pub(super) fn sum(&self, value: ValueFn<'_, 'k>, mass: MassFn<'_, 'k>) -> Value<'k, u64> {
+        let total = self.cta.total();
+        self.each(value, |index, value| total.add(mass(index, value)));
         total.of_all()
     }
 
@@ -113,17 +113,17 @@ impl<'k, T: Number> Elements<'k, T> {
     #[track_caller]
     pub(super) fn threshold(
         &self,
-        number: Of<'_, 'k>,
-        mass: Mass<'_, 'k>,
+        value: ValueFn<'_, 'k>,
+        mass: MassFn<'_, 'k>,
         target: Value<'k, u64>,
     ) -> (Value<'k, f32>, Value<'k, u64>) {
-        let k = self.block.k;
-        let (found, above) = self.block.threshold(target, |count| {
-            self.each(number, |place, number| {
-                let mass = mass(place, number);
+        let k = self.cta.k;
+        let (found, above) = self.cta.threshold(target, |count| {
+            self.each(value, |index, value| {
+                let mass = mass(index, value);
                 match mass.known() {
-                    Some(_) => count(key(number), mass),
-                    None => k.when(mass.ne(0), || count(key(number), mass)),
+                    Some(_) => count(key(value), mass),
+                    None => k.when(mass.ne(0), || count(key(value), mass)),
                 }
             });
         });
@@ -134,28 +134,28 @@ impl<'k, T: Number> Elements<'k, T> {
     #[track_caller]
     pub(super) fn first(
         &self,
-        number: Of<'_, 'k>,
-        mass: Mass<'_, 'k>,
+        value: ValueFn<'_, 'k>,
+        mass: MassFn<'_, 'k>,
         target: Value<'k, u64>,
     ) -> Value<'k, u32> {
-        let k = self.block.k;
+        let k = self.cta.k;
         let first = k.var("first", 0_u32);
         k.when_else(
             self.listed.get(),
             || {
-                let (found, _) = self.block.threshold(target, |count| {
-                    k.repeat((k.thread(), self.list.count()), self.block.threads, |at| {
-                        let (place, number) = self.list.get(at);
-                        let mass = mass(place, number);
-                        k.when(mass.ne(0), || count(!place, mass));
+                let (found, _) = self.cta.threshold(target, |count| {
+                    k.repeat((k.thread(), self.list.count()), self.cta.threads, |at| {
+                        let (index, value) = self.list.get(at);
+                        let mass = mass(index, value);
+                        k.when(mass.ne(0), || count(!index, mass));
                     });
                 });
                 first.set(!found);
             },
             || {
-                let total = self.block.total();
-                self.row.each(2, |place, x| total.add(mass(place, number(place, x))));
-                first.set(self.first_of_row(number, mass, (target, total.of_thread())));
+                let total = self.cta.total();
+                self.row.each(2, |index, x| total.add(mass(index, value(index, x))));
+                first.set(self.first_of_row(value, mass, (target, total.of_thread())));
             },
         );
         first.get()
@@ -165,41 +165,41 @@ impl<'k, T: Number> Elements<'k, T> {
     #[track_caller]
     fn first_of_row(
         &self,
-        number: Of<'_, 'k>,
-        mass: Mass<'_, 'k>,
+        value: ValueFn<'_, 'k>,
+        mass: MassFn<'_, 'k>,
         (target, of_thread): (Value<'k, u64>, Value<'k, u64>),
     ) -> Value<'k, u32> {
-        let (k, block) = (self.block.k, self.block);
-        let before = block.sum_before(of_thread);
-        let of_warp = block.warp_sum(of_thread);
+        let (k, cta) = (self.cta.k, self.cta);
+        let before = cta.exclusive_sum(of_thread);
+        let of_warp = cta.warp_sum(of_thread);
         let this = k.warp_index(); // which all lanes find together
-        let (warp, before) = block.announce(|say| {
+        let (warp, before) = cta.broadcast(|publish| {
             let before = k.pack32(before.low().of_lane(0), before.high().of_lane(0));
             let here = k.lane().eq(0) & before.lt(target) & (before + of_warp).ge(target);
-            k.when(here, || say(this, before));
+            k.when(here, || publish(this, before));
         });
         let (begin, end) = self.row.of_warp(warp);
-        let each = (end - begin + (block.threads - 1)) / block.threads;
+        let each = (end - begin + (cta.threads - 1)) / cta.threads;
         let begin = (begin + k.thread() * each).min(end);
         let end = (begin + each).min(end);
-        let of = |place| mass(place, number(place, self.row.element(place)));
-        let total = block.total();
-        k.repeat((begin, end), 1, |place| total.add(of(place)));
-        let sum = k.var("before", before + block.sum_before(total.of_thread()));
+        let of = |index| mass(index, value(index, self.row.element(index)));
+        let total = cta.total();
+        k.repeat((begin, end), 1, |index| total.add(of(index)));
+        let sum = k.var("before", before + cta.exclusive_sum(total.of_thread()));
         let has = sum.get().lt(target) & (sum.get() + total.of_thread()).ge(target);
-        let (place, _) = block.announce(|say| {
+        let (index, _) = cta.broadcast(|publish| {
             k.when(has, || {
-                k.repeat((begin, end), 1, |place| {
+                k.repeat((begin, end), 1, |index| {
                     let before = sum.get();
-                    let after = before + of(place);
-                    k.when(before.lt(target) & after.ge(target), || say(place, before));
+                    let after = before + of(index);
+                    k.when(before.lt(target) & after.ge(target), || publish(index, before));
                     sum.set(after);
                 });
             });
         });
-        place
+        index
     }
 }
 
 /// The mass of an element of this place and number.
-pub(super) type Mass<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, u64>;
+pub(super) type MassFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, u64>;

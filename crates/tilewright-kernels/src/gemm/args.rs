@@ -1,6 +1,6 @@
 //! Both ends of a product in a kernel: its parameters, which rows and which weight a CTA has, and how a result is written.
 
-use super::product::Ends;
+use super::params::Epilogue;
 use crate::tile::{Chunk, Elements};
 use tilewright::Dtype;
 use tilewright_ptx::{
@@ -10,7 +10,7 @@ use tilewright_ptx::{
 
 /// The parameters of a product, in the order of [`super::Product::launch`], as this CTA sees them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Call<'k> {
+pub(super) struct GemmArgs<'k> {
     /// x, from the first row of the CTA's segment on, and how far rows are apart.
     pub(super) x: (Elements<'k>, Value<'k, u64>),
     /// The CTA's weight, and how far its rows are apart.
@@ -21,18 +21,18 @@ pub(super) struct Call<'k> {
     pub(super) inputs: Value<'k, u32>,
     out: (Elements<'k>, Value<'k, u64>),
     bias: Option<Elements<'k>>,
-    ends: Ends,
+    epilogue: Epilogue,
 }
 
-impl<'k> Call<'k> {
+impl<'k> GemmArgs<'k> {
     #[track_caller]
-    pub(super) fn new(k: &'k Builder, (x, weight): (Dtype, Dtype), ends: Ends) -> Self {
+    pub(super) fn new(k: &'k Builder, (x, weight): (Dtype, Dtype), epilogue: Epilogue) -> Self {
         let matrix =
             |name: &str, dtype| (Elements::param(k, name, dtype), k.param::<u64>(&format!("{name}_stride")));
         let (mut x, mut weight, mut out) =
-            (matrix("x", x), matrix("weight", weight), matrix("out", ends.out));
-        let bias = ends.bias.map(|dtype| Elements::param(k, "bias", dtype));
-        let groups = ends
+            (matrix("x", x), matrix("weight", weight), matrix("out", epilogue.out));
+        let bias = epilogue.bias.map(|dtype| Elements::param(k, "bias", dtype));
+        let groups = epilogue
             .grouped
             .then(|| (k.global::<u32>("indptr"), k.param::<u64>("ids"), k.param::<u64>("group_stride")));
         let [mut rows, features, inputs] = ["rows", "features", "inputs"].map(|name| k.param::<u32>(name));
@@ -46,7 +46,7 @@ impl<'k> Call<'k> {
             out.0 = out.0.at_wide(begin.to_u64() * out.1);
             rows = end - begin;
         }
-        Self { x, weight, rows, features, inputs, out, bias, ends }
+        Self { x, weight, rows, features, inputs, out, bias, epilogue }
     }
 
     /// A row of x, and one of the weight.
@@ -71,18 +71,18 @@ impl<'k> Call<'k> {
         };
         let inside = row.lt(self.rows);
         let count = sums.len() as u32;
-        if self.ends.pairs && count.is_multiple_of(2) {
+        if self.epilogue.paired && count.is_multiple_of(2) {
             for i in (0..count).step_by(2) {
                 k.when(inside & (feature + i).lt(self.features), || {
                     let pair = [with_bias(i), with_bias(i + 1)];
-                    Chunk::of(self.ends.out, &pair).store(out.plus(i));
+                    Chunk::of(self.epilogue.out, &pair).store(out.plus(i));
                 });
             }
             return;
         }
         for i in 0..count {
             k.when(inside & (feature + i).lt(self.features), || {
-                Chunk::of(self.ends.out, &[with_bias(i)]).store(out.plus(i));
+                Chunk::of(self.epilogue.out, &[with_bias(i)]).store(out.plus(i));
             });
         }
     }
