@@ -1,4 +1,4 @@
-//! Attention: Llama 3's heads on Hopper, and what has to run everywhere.
+//! Attention kernels: Llama 3 heads on Hopper, and the portable kernels.
 
 use super::{ALL, HOPPER, KernelEntry, entry_with};
 use crate::attention::{
@@ -19,7 +19,7 @@ pub(super) fn all() -> Vec<KernelEntry> {
     [prefills(), attentions(), latents(), scalars(), plans].into_iter().flatten().collect()
 }
 
-/// Llama 3's heads of 128, with every way to see keys and with a hook.
+/// Llama 3 heads of 128, with each mask and with a hook.
 fn prefills() -> Vec<KernelEntry> {
     let heads = (32, 8);
     let of = |suffix: &str, causal: bool, soft_cap: bool| {
@@ -34,7 +34,7 @@ fn prefills() -> Vec<KernelEntry> {
     vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
 }
 
-/// Attention on tensor cores from Ampere on, for each size of shared memory: a kernel is for devices of one.
+/// Tensor-core attention from Ampere on, one kernel per shared memory size.
 fn attentions() -> Vec<KernelEntry> {
     let of_items = |bodies, (qk, vo): (usize, usize), (qo, kv): (Dtype, Dtype), archs: &'static [u32]| {
         let arch = archs[0];
@@ -86,7 +86,7 @@ fn latents() -> Vec<KernelEntry> {
     ]
 }
 
-/// What tensor cores are not for: f32, odd heads, odd latent heads, hooks on everything.
+/// Fallback kernels without tensor cores: f32, odd head sizes, odd latent heads, all hooks.
 fn scalars() -> Vec<KernelEntry> {
     use Dtype::{Bf16, E5m2, F16, F32};
     let of = |name: &str, dtypes: (Dtype, Dtype), head_dim: (u32, u32), mla, hooked: bool| {
@@ -109,7 +109,7 @@ fn scalars() -> Vec<KernelEntry> {
     ]
 }
 
-/// What a kernel of attention is for: Llama 3's heads, or for latent attention those of DeepSeek.
+/// Representative problem: Llama 3 heads, or DeepSeek heads for latent attention.
 fn problem(dtypes: (Dtype, Dtype), dim: HeadDim, mla: bool) -> Option<Problem> {
     let builder = match mla {
         true => Problem::latent(128, dim.vo, dim.qk - dim.vo).scale(1.0 / 192_f32.sqrt()),
@@ -118,7 +118,7 @@ fn problem(dtypes: (Dtype, Dtype), dim: HeadDim, mla: bool) -> Option<Problem> {
     builder.dtypes(dtypes.0, dtypes.1).mask(Mask::Causal).build().ok()
 }
 
-/// Rotation, ALiBi and a cap, with a sink for each of 32 heads.
+/// Rotation, ALiBi, soft cap and attention sinks for 32 heads.
 fn rotated(kernel: &str) -> Result<ExpressionVariant, Invalid> {
     let rope = Rope::new(64, 1e4).and_then(|rope| RotaryEmbedding::new(&rope));
     let variant = rope.and_then(|rope| {

@@ -1,4 +1,4 @@
-//! What a layer does beside attention and products.
+//! Elementwise and cache operators of a layer.
 
 use super::{ALL, KernelEntry, entry, entry_with, named_entry};
 use crate::{
@@ -18,7 +18,7 @@ pub(super) fn all() -> Vec<KernelEntry> {
     [layers(Dtype::Bf16), layers(Dtype::F16), others()].into_iter().flatten().chain(rounding).collect()
 }
 
-/// What the serving engine rounds to `dtype`: f32 of products and of the residual stream, for what reads 16 bits.
+/// Kernels of the serving engine that round f32 products and residuals to `dtype`.
 fn rounding(dtype: Dtype) -> Vec<KernelEntry> {
     let (f32, width) = (Dtype::F32, 4);
     let rows = RowPartition::for_chunks(4096 / width);
@@ -35,7 +35,7 @@ fn rounding(dtype: Dtype) -> Vec<KernelEntry> {
     ]
 }
 
-/// What a layer of Llama 3 8B does beside attention and products, with elements of `dtype`.
+/// Operators of a Llama 3 8B layer beside attention and matrix products, with elements of `dtype`.
 fn layers(dtype: Dtype) -> Vec<KernelEntry> {
     let width = chunk::max_width(&[dtype]);
     let norm = |residual: Option<Dtype>| NormConfig {
@@ -77,7 +77,7 @@ fn layers(dtype: Dtype) -> Vec<KernelEntry> {
     ]
 }
 
-/// Elements of f32, elements one by one, rows that registers do not hold, and what has no other dtypes.
+/// f32 elements, width 1, rows that exceed registers, and kernels with a single dtype.
 fn others() -> Vec<KernelEntry> {
     let (f32, bf16) = (Dtype::F32, Dtype::Bf16);
     let merged = |pair| merge::MergeConfig { dtype: f32, width: 4, rows: row_partition(32), pair };

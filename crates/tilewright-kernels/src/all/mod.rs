@@ -1,7 +1,6 @@
-//! Every kernel in every configuration that is assembled, measured and compared with what it was.
+//! List of all kernels in every configuration that is assembled, measured and compared with golden PTX.
 //!
-//! The list is for whoever judges kernels: a kernel that is not here is not tested. Names are unique, and are those of the PTX
-//! entries.
+//! A kernel that is not in this list is not tested by the gate. Names are unique and equal the PTX entry names.
 
 mod attention;
 mod layers;
@@ -16,27 +15,27 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Architectures with `wgmma`: its instructions are for `sm_90a` alone.
+/// Architectures with `wgmma`, which exists in `sm_90a` only.
 const HOPPER: &[u32] = &[90];
 
-/// What needs nothing newer than Ampere.
+/// Architectures of kernels that need Ampere only.
 const ALL: &[u32] = &[80, 86, 89, 90, 100, 120];
 
-/// Records a kernel, the same one each time.
+/// Deterministic recording function.
 type Build = Box<dyn Fn() -> Result<Kernel, Invalid> + Send + Sync>;
 
 /// A kernel in one configuration.
 pub struct KernelEntry {
-    /// Its name, such as `prefill_sm90_d128_causal`; unique.
+    /// Unique name, such as `prefill_sm90_d128_causal`.
     pub name: String,
-    /// The architectures that it is for, as in `sm_90`: some of 80, 86, 89, 90, 100, 120.
+    /// Target architectures, as in `sm_90`: a subset of 80, 86, 89, 90, 100, 120.
     pub archs: &'static [u32],
-    /// Records it.
+    /// Recording function.
     pub build: Build,
-    /// Of attention as the engine asks for it: a problem that it is for, over which its time can be told.
+    /// For attention kernels of the engine: a representative problem, for time estimates.
     pub problem: Option<Problem>,
-    /// Whether it promises that in its main loop the softmax of a tile runs beside the product of another: its exponentials
-    /// lie between the wait for the one product and that for the other.
+    /// Whether its main loop must overlap the softmax of one tile with the product of another: the exponentials are
+    /// between the waits for the two products.
     pub overlap: bool,
 }
 
@@ -50,18 +49,18 @@ impl fmt::Debug for KernelEntry {
     }
 }
 
-/// All of them, in a fixed order.
+/// All kernels, in a fixed order.
 pub fn all() -> Vec<KernelEntry> {
     [attention::all(), products::all(), layers::all(), sampling::all()].into_iter().flatten().collect()
 }
 
-/// Those whose text is kept in `golden/`, word for word: few, since a line that changes in all kernels changes all files.
+/// Kernels with golden PTX in `golden/`: few, because a change in shared code changes every file.
 const GOLDEN: [&str; 4] = ["prefill_sm90_d128", "gemm_sm80", "rmsnorm_bf16", "merge_state_f32"];
 
-/// The golden files, each with its name and what it has to be: PTX for the first architecture, without lines of the source.
+/// Names and expected content of the golden files: PTX for the first architecture, without source lines.
 ///
 /// # Errors
-/// When a kernel cannot be recorded or printed.
+/// If a kernel cannot be recorded or printed.
 pub fn golden_texts() -> Result<Vec<(String, String)>, Invalid> {
     let text = |entry: &KernelEntry| {
         let arch = entry.archs.first().copied().unwrap_or_default();
@@ -71,7 +70,7 @@ pub fn golden_texts() -> Result<Vec<(String, String)>, Invalid> {
     all().iter().filter(|entry| GOLDEN.contains(&entry.name.as_str())).map(text).collect()
 }
 
-/// A kernel without overlap, by a function of its name.
+/// Entry of a kernel without overlap, recorded by a function of its name.
 fn entry_with(
     name: String,
     archs: &'static [u32],
@@ -81,7 +80,7 @@ fn entry_with(
     KernelEntry { name, archs, build: Box::new(move || build(&entry)), problem: None, overlap: false }
 }
 
-/// A kernel that needs nothing newer than Ampere, by its configuration.
+/// Entry of an Ampere-compatible kernel, named by its configuration.
 fn entry<C: Copy + Send + Sync + 'static>(
     config: C,
     name: fn(C) -> String,
@@ -90,7 +89,7 @@ fn entry<C: Copy + Send + Sync + 'static>(
     named_entry(name(config), config, build)
 }
 
-/// The same by another name: those of models have short ones, which books of measurements keep.
+/// Same, with an explicit short name, as recorded in benchmark tables.
 fn named_entry<C: Copy + Send + Sync + 'static>(
     name: String,
     config: C,

@@ -1,4 +1,4 @@
-//! Samplers: for large vocabularies, of which one row is a CTA of 1024 threads, and for small ones.
+//! Samplers: large vocabularies with CTAs of 1024 threads, and small ones.
 
 use super::{ALL, KernelEntry, entry_with};
 use crate::sampling::{self, RowKind, SampleConfig};

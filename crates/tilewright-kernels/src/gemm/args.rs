@@ -1,4 +1,5 @@
-//! Both ends of a product in a kernel: its parameters, which rows and which weight a CTA has, and how a result is written.
+//! Prologue and epilogue that all GEMM kernels share: parameters, the row segment and weight of a CTA, and result
+//! stores.
 
 use super::params::Epilogue;
 use crate::tile::{Chunk, Elements};
@@ -8,14 +9,14 @@ use tilewright_ptx::{
     isa::memory::Access,
 };
 
-/// The parameters of a product, in the order of [`super::Product::launch`], as this CTA sees them.
+/// Kernel parameters in the order of [`super::GemmParams::launch`], offset to the segment of this CTA.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct GemmArgs<'k> {
-    /// x, from the first row of the CTA's segment on, and how far rows are apart.
+    /// x from the first row of the segment on, and its row stride.
     pub(super) x: (Elements<'k>, Value<'k, u64>),
-    /// The CTA's weight, and how far its rows are apart.
+    /// Weight of the segment, and its row stride.
     pub(super) weight: (Elements<'k>, Value<'k, u64>),
-    /// Rows of the CTA's segment.
+    /// Rows of the segment.
     pub(super) rows: Value<'k, u32>,
     pub(super) features: Value<'k, u32>,
     pub(super) inputs: Value<'k, u32>,
@@ -49,7 +50,7 @@ impl<'k> GemmArgs<'k> {
         Self { x, weight, rows, features, inputs, out, bias, epilogue }
     }
 
-    /// A row of x, and one of the weight.
+    /// First element of a row of x.
     #[track_caller]
     pub(super) fn x_row(&self, row: Value<'k, u32>) -> Elements<'k> {
         self.x.0.at_wide(row.to_u64() * self.x.1)
@@ -60,7 +61,8 @@ impl<'k> GemmArgs<'k> {
         self.weight.0.at_wide(feature.to_u64() * self.weight.1)
     }
 
-    /// Writes neighbours of a row, with the bias, those that are inside; of two the first is even.
+    /// Adds the bias and writes adjacent elements of a row, skipping those out of bounds. Paired stores require an
+    /// even `feature`.
     #[track_caller]
     pub(super) fn store(&self, (row, feature): (Value<'k, u32>, Value<'k, u32>), sums: &[Value<'k, f32>]) {
         let k = row.builder();

@@ -1,11 +1,11 @@
-//! Products of up to [`MOST`] rows, any dtypes: what waits for the weight's bytes.
+//! GEMM for up to [`MAX_ROWS`] rows of any dtypes (weight-bandwidth-bound).
 //!
 //! ```text
-//! CTA    4 features; each thread chunks of 16 bytes of the weight, one of each feature, and those of x that go with them
-//! end    sums over lanes, then over warps
+//! CTA       4 features; each thread loads 16-byte chunks of each feature's weight and the matching chunks of x
+//! epilogue  reduction over lanes, then over warps
 //! ```
 //!
-//! Grid: `[ceil(features / FEATURES), 1, 1]`. The order of a row's sum does not depend on other rows.
+//! Grid: `[ceil(features / FEATURES), 1, 1]`. The accumulation order of a row does not depend on other rows.
 
 use super::{args::GemmArgs, params::Epilogue};
 use crate::tile::reduce;
@@ -17,36 +17,36 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// The most rows.
+/// Maximum number of rows.
 pub const MAX_ROWS: u32 = 8;
-/// Features of a CTA.
+/// Features per CTA.
 pub const FEATURES: u32 = 4;
 const THREADS: u32 = 128;
 
-/// What a kernel is made for.
+/// Compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DotConfig {
-    /// Of x.
+    /// Dtype of x.
     pub x: Dtype,
-    /// Of the weight.
+    /// Dtype of the weight.
     pub weight: Dtype,
-    /// Elements that are loaded at once.
+    /// Elements per load.
     pub width: u32,
-    /// Rows, at least as many as there are: 1, 2, 4 or 8.
+    /// Row capacity, at least the number of rows: 1, 2, 4 or 8.
     pub rows: u32,
-    /// Bias and result.
+    /// Epilogue: bias and result.
     pub epilogue: Epilogue,
 }
 
 impl DotConfig {
-    /// A name that no other configuration has.
+    /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
         let Self { x, weight, width, rows, epilogue } = self;
         format!("gemm_dot{rows}_{x}_{weight}_{width}_{}", epilogue.name())
     }
 }
 
-/// The kernel of a configuration; its parameters are those of [`super::Product::launch`].
+/// Records the kernel of a configuration. Its parameters are those of [`super::GemmParams::launch`].
 ///
 /// # Errors
 /// None.
@@ -55,7 +55,7 @@ pub fn dot(name: &str, config: DotConfig) -> Result<Kernel, Invalid> {
     Builder::kernel(name, THREADS, |k| {
         let args = GemmArgs::new(k, (config.x, config.weight), config.epilogue);
         let first = (k.cta() * FEATURES).named("feature");
-        // beyond the last row or feature the last is taken again, and not stored
+        // out-of-range rows and features repeat the last one and are not stored
         let x: Vec<_> = (0..config.rows).map(|row| args.x_row(k.constant(row).min(args.rows - 1))).collect();
         let weights: Vec<_> =
             (0..FEATURES).map(|i| args.weight_row((first + i).min(args.features - 1))).collect();

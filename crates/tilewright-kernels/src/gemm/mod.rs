@@ -1,14 +1,14 @@
 //! Matrix products.
 //!
-//! [`Product`] says what is multiplied, and [`Product::choose`] which kernel does it:
+//! [`GemmParams`] describes a product; [`GemmParams::choose_kernel`] selects its kernel:
 //!
 //! | | x and weight | for |
 //! |---|---|---|
-//! | [`dot`] | any dtypes, any alignment | up to 8 rows: waits for the weight's bytes |
-//! | [`skinny`] | of one 16-bit dtype, aligned | up to 32 rows, on tensor cores: likewise |
-//! | [`sm80`] | of one 16-bit dtype, aligned | many rows, on tensor cores |
+//! | [`dot`] | any dtypes, any alignment | up to 8 rows; weight-bandwidth-bound |
+//! | [`skinny`] | one 16-bit dtype, aligned | up to 32 rows, on tensor cores; weight-bandwidth-bound |
+//! | [`sm80`] | one 16-bit dtype, aligned | many rows, on tensor cores |
 //! | [`tiles`] | any dtypes, any alignment | many rows, in f32 |
-//! | [`sm90`] | bf16, aligned | many rows, by `wgmma`; chosen by name only |
+//! | [`sm90`] | bf16, aligned | many rows, by `wgmma`; never selected, launched by name only |
 
 mod args;
 pub mod dot;

@@ -1,46 +1,46 @@
-//! What is multiplied, and by which kernel.
+//! Launch parameters of a matrix product, and kernel selection.
 //!
 //! ```text
-//! out[r, f] = Σ x[r, i] · weight[f, i] + bias[f]         summed in f32, rounded once
+//! out[r, f] = Σ x[r, i] · weight[f, i] + bias[f]         accumulated in f32, rounded once
 //! ```
 //!
-//! In groups, segment s of the rows has a weight of its own, `weights[ids[s]]`.
+//! A grouped product has one weight per segment of rows: segment s uses `weights[ids[s]]`.
 
 use super::{dot, skinny, sm80, tiles};
 use crate::tile::{Strided, chunk};
 use tilewright::Dtype;
 use tilewright_ptx::{ir::Kernel, sim::Arg, verify::Invalid};
 
-/// A matrix in memory, whose last axis has stride 1.
+/// A matrix in memory with a dense last axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Matrix {
-    /// Of its elements.
+    /// Dtype of its elements.
     pub dtype: Dtype,
-    /// Of the first, in bytes.
+    /// Byte address of the first element.
     pub address: u64,
-    /// How far rows are apart, in elements.
+    /// Row stride, in elements.
     pub stride: u64,
 }
 
-/// Segments of rows, each with its weight.
+/// Row segments with one weight each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Groups {
-    /// Address of i32 `[segments + 1]`: rows `indptr[s]..indptr[s + 1]` are segment s.
+    /// Address of i32 `[segments + 1]`: segment s is rows `indptr[s]..indptr[s + 1]`.
     pub indptr: u64,
-    /// Address of i32 `[segments]`: which weight each has; 0: those of their own numbers.
+    /// Address of i32 `[segments]`, the weight index of each segment; 0 for `0..segments`.
     pub ids: u64,
-    /// How many segments there are, at most 2^16 - 1.
+    /// Number of segments, at most 2^16 - 1.
     pub segments: u32,
-    /// At least as many rows as the longest has.
+    /// Upper bound of rows per segment.
     pub longest: u32,
-    /// How far weights are apart, in elements.
+    /// Weight stride, in elements.
     pub stride: u64,
 }
 
-/// One product. There is at least one row and one feature; there may be no inputs.
+/// Parameters of one product. Requires at least one row and one feature; inputs may be 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GemmParams {
-    /// Rows, features, inputs.
+    /// `[rows, features, inputs]`
     pub shape: [u32; 3],
     /// `[rows, inputs]`
     pub x: Matrix,
@@ -50,7 +50,7 @@ pub struct GemmParams {
     pub bias: Option<(Dtype, u64)>,
     /// `[rows, features]`
     pub out: Matrix,
-    /// The weights of segments; none where all rows have one.
+    /// Segments, if the product is grouped.
     pub groups: Option<Groups>,
 }
 
@@ -67,21 +67,21 @@ pub enum GemmKernel {
     Tiles(tiles::TilesConfig),
 }
 
-/// What all kernels are compiled for: dtypes of the bias and of the result, and whether there are groups.
+/// Compile-time epilogue options that all kernels share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Epilogue {
-    /// Of the bias, if there is one.
+    /// Dtype of the bias, if there is one.
     pub bias: Option<Dtype>,
-    /// Of the result.
+    /// Dtype of the result.
     pub out: Dtype,
-    /// Whether neighbours of the result are stored two at a time.
+    /// Whether adjacent results are stored two at a time.
     pub paired: bool,
-    /// Whether rows have weights by segments.
+    /// Whether the product is grouped.
     pub grouped: bool,
 }
 
 impl Epilogue {
-    /// As it is part of names.
+    /// Part of kernel names.
     pub fn name(self) -> String {
         let bias = self.bias.map_or(String::new(), |dtype| format!("_bias_{dtype}"));
         let paired = if self.paired { "_pairs" } else { "" };
@@ -97,7 +97,7 @@ impl Matrix {
 }
 
 impl GemmParams {
-    /// The kernel for a device of so many SMs.
+    /// Selects the kernel for a device with this number of SMs.
     pub fn choose_kernel(&self, multiprocessors: u32) -> GemmKernel {
         let [rows, features, inputs] = self.shape;
         let epilogue = self.epilogue();
@@ -144,7 +144,7 @@ impl GemmParams {
         }
     }
 
-    /// Grid and arguments for `choice`, which is [`Product::choose`].
+    /// Grid and arguments for the kernel that [`GemmParams::choose_kernel`] returned.
     pub fn launch(&self, choice: GemmKernel) -> ([u32; 3], Vec<Arg>) {
         let mut args: Vec<Arg> = [self.x, self.weight, self.out]
             .into_iter()
@@ -163,7 +163,7 @@ impl GemmParams {
 }
 
 impl GemmKernel {
-    /// A name that no other configuration has.
+    /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
         match self {
             Self::Dot(config) => config.name(),
@@ -173,10 +173,10 @@ impl GemmKernel {
         }
     }
 
-    /// The kernel; its parameters are those of [`Product::launch`].
+    /// Records the kernel. Its parameters are those of [`GemmParams::launch`].
     ///
     /// # Errors
-    /// None that a caller of [`Product::choose`] can provoke.
+    /// None for a configuration from [`GemmParams::choose_kernel`].
     pub fn kernel(self, name: &str) -> Result<Kernel, Invalid> {
         match self {
             Self::Dot(config) => dot::dot(name, config),

@@ -1,16 +1,16 @@
-//! Products of up to 32 rows of 16-bit elements on tensor cores: what waits for the weight's bytes, but has too many rows for
-//! [`super::dot`].
+//! GEMM for 2–32 rows of 16-bit elements on tensor cores (weight-bandwidth-bound).
 //!
 //! ```text
-//! CTA    16 features; 8 warps, each every eighth piece of the inputs
-//! loop   16 bytes of a row for each lane, straight into fragments: two products of 16 inputs
-//! end    sums over warps
+//! CTA       16 features; 8 warps split the inputs
+//! loop      16 bytes of a row per lane, loaded directly into fragments: two MMAs of 16 inputs
+//! epilogue  reduction over warps
 //! ```
 //!
-//! The weight is the left side of `mma.sync`, x the right. In which order inputs are summed is nobody's business as long as both
-//! sides agree: so the eight inputs that a lane loads at once are those that it holds.
-//! x and weight are aligned to 16 bytes, and inputs are a multiple of 8. Grid: `[ceil(features / FEATURES), 1, 1]`. The order of a
-//! row's sum does not depend on other rows.
+//! The weight is the A operand of `mma.sync`, x is B. The K order is arbitrary as long as both operands use the same
+//! one, so the fragment of a lane holds the eight inputs of one 16-byte load.
+//!
+//! x and weight are aligned to 16 bytes; inputs are a multiple of 8. Grid: `[ceil(features / FEATURES), 1, 1]`. The
+//! accumulation order of a row does not depend on other rows.
 
 use super::{args::GemmArgs, params::Epilogue};
 use crate::tile::Elements;
@@ -22,39 +22,39 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Features of a CTA.
+/// Features per CTA.
 pub const FEATURES: u32 = 16;
 const WARPS: u32 = 8;
-/// Inputs of a lane, and of a warp.
+/// Inputs per lane and load, and per warp.
 const CHUNK: u32 = 8;
 const WARP_DEPTH: u32 = 4 * CHUNK;
-/// Sums of a row in shared memory: no two lanes of a warp write to one bank.
+/// Row pitch of partial sums in shared memory, without bank conflicts among the lanes of a warp.
 const PITCH: u32 = FEATURES + 4;
 
-/// What a kernel is made for.
+/// Compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SkinnyConfig {
-    /// Of x and the weight: f16 or bf16.
+    /// Dtype of x and the weight: f16 or bf16.
     pub elements: Dtype,
-    /// Rows, at least as many as there are: 8, 16 or 32.
+    /// Row capacity, at least the number of rows: 8, 16 or 32.
     pub rows: u32,
-    /// Bias and result.
+    /// Epilogue: bias and result.
     pub epilogue: Epilogue,
 }
 
 impl SkinnyConfig {
-    /// A name that no other configuration has.
+    /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
         format!("gemm_skinny{}_{}_{}", self.rows, self.elements, self.epilogue.name())
     }
 }
 
-/// What `mma.sync` calls elements of a dtype.
+/// Operand type of `mma.sync` for a dtype.
 pub(super) fn fragment(dtype: Dtype) -> Fragment {
     if dtype == Dtype::F16 { Fragment::F16 } else { Fragment::Bf16 }
 }
 
-/// The kernel of a configuration; its parameters are those of [`super::Product::launch`].
+/// Records the kernel of a configuration. Its parameters are those of [`super::GemmParams::launch`].
 ///
 /// # Errors
 /// None.
@@ -77,7 +77,7 @@ struct SkinnyCta<'k> {
     k: &'k Builder,
     config: SkinnyConfig,
     args: GemmArgs<'k>,
-    /// Its first feature.
+    /// First feature of the CTA.
     first: Value<'k, u32>,
     /// `[WARPS][rows][PITCH]`
     memory: Shared<'k, f32>,
@@ -86,9 +86,9 @@ struct SkinnyCta<'k> {
 impl<'k> SkinnyCta<'k> {
     fn multiply(&self, sums: &[[Var<'k, f32>; 4]]) {
         let (k, args, group) = (self.k, self.args, self.k.lane() >> 2);
-        // pieces of a warp whose loads are under way together
+        // loads in flight per warp, in units of `WARP_DEPTH` inputs
         let unroll = if sums.len() == 1 { 4 } else { 2 };
-        // beyond the last row or feature the last is taken again, and not stored
+        // out-of-range rows and features repeat the last one and are not stored
         let rows: Vec<_> =
             (0..sums.len() as u32).map(|i| args.x_row((group + 8 * i).min(args.rows - 1))).collect();
         let features = [0, 8].map(|half| args.weight_row((self.first + group + half).min(args.features - 1)));
@@ -112,7 +112,7 @@ impl<'k> SkinnyCta<'k> {
         });
     }
 
-    /// Adds the products of a lane's chunks: of both halves of the features, and of eight rows.
+    /// Accumulates the products of a lane: 16 features by eight rows.
     #[track_caller]
     fn accumulate(
         &self,
@@ -126,7 +126,7 @@ impl<'k> SkinnyCta<'k> {
         }
     }
 
-    /// 16 bytes, or zeros.
+    /// Loads 16 bytes, or zeros out of bounds.
     #[track_caller]
     fn load_words(
         &self,
@@ -142,7 +142,7 @@ impl<'k> SkinnyCta<'k> {
         words.map(Var::get)
     }
 
-    /// Puts a warp's sums where all see them.
+    /// Writes the partial sums of a warp to shared memory.
     fn store_partials(&self, sums: &[[Var<'k, f32>; 4]]) {
         let (k, group, pair) = (self.k, self.k.lane() >> 2, (self.k.lane() & 3) << 1);
         let warp_sums = self.memory.at(k.warp_index() * (self.config.rows * PITCH));
@@ -154,7 +154,7 @@ impl<'k> SkinnyCta<'k> {
         }
     }
 
-    /// Two features of a row for each thread, as far as there are any.
+    /// Reduces the partial sums over warps and stores two features per thread.
     fn store(&self) {
         let (k, rows) = (self.k, self.config.rows);
         let (row, feature) = (k.thread() / (FEATURES / 2), k.thread() % (FEATURES / 2) * 2);

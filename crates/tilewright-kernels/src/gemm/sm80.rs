@@ -1,13 +1,14 @@
-//! Products of 16-bit elements on any GPU from Ampere on: sums in f32, `cp.async` and `mma.sync`.
+//! GEMM of 16-bit elements with f32 accumulation for Ampere and later: a `cp.async` pipeline feeds `mma.sync`.
 //!
 //! ```text
-//! CTA    a tile of 128 by 128 of the result; 8 warps, each 64 by 32; or of 64 by 64, 4 warps, each 32 by 32
-//! loop   copy stage s + 2 of x and the weight (64 inputs each) while the products of stage s are computed
-//! end    the result from registers
+//! CTA       a 128 × 128 tile of the result, 8 warps of 64 × 32; or 64 × 64, 4 warps of 32 × 32
+//! loop      copy stage s + 2 of x and the weight (64 inputs each) during the products of stage s
+//! epilogue  results stored from registers
 //! ```
 //!
-//! Shapes: x `[rows, inputs]`, weight `[features, inputs]`, both of one dtype, aligned to 16 bytes, and so are strides; any number of
-//! rows, features and inputs from 1 on. Grid: `[ceil(features / tile), ceil(rows / tile), segments]`.
+//! Shapes: x `[rows, inputs]`, weight `[features, inputs]` of one dtype; addresses and strides are aligned to 16
+//! bytes. Rows, features and inputs are any numbers from 1 on. Grid: `[ceil(features / tile), ceil(rows / tile),
+//! segments]`.
 
 use super::{args::GemmArgs, params::Epilogue, skinny::fragment};
 use crate::tile::{Elements, SharedTile};
@@ -19,30 +20,30 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Inputs that a stage holds.
+/// Inputs per stage.
 const DEPTH: usize = 64;
 const STAGES: usize = 3;
-/// Elements of 16 bytes.
+/// Elements per 16 bytes.
 const CHUNK: u32 = 8;
 
-/// What a kernel is made for.
+/// Compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Sm80Config {
-    /// Of x and the weight: f16 or bf16.
+    /// Dtype of x and the weight: f16 or bf16.
     pub elements: Dtype,
-    /// Whether tiles have 128 rows and features, otherwise 64.
+    /// Whether tiles are 128 × 128 instead of 64 × 64.
     pub large: bool,
-    /// Bias and result.
+    /// Epilogue: bias and result.
     pub epilogue: Epilogue,
 }
 
 impl Sm80Config {
-    /// A name that no other configuration has.
+    /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
         format!("gemm_sm80_{}_{}_{}", self.tile(), self.elements, self.epilogue.name())
     }
 
-    /// Rows and features of a tile.
+    /// Rows and features per tile.
     pub fn tile(self) -> usize {
         if self.large { 128 } else { 64 }
     }
@@ -51,20 +52,20 @@ impl Sm80Config {
         if self.large { 256 } else { 128 }
     }
 
-    /// Rows and features of a warp.
+    /// Rows and features per warp.
     fn warp(self) -> (usize, usize) {
         (self.tile() / 2, 32)
     }
 }
 
-/// The kernel of a configuration; its parameters are those of [`super::Product::launch`].
+/// Records the kernel of a configuration. Its parameters are those of [`super::GemmParams::launch`].
 ///
 /// # Errors
 /// None.
 pub fn gemm(name: &str, config: Sm80Config) -> Result<Kernel, Invalid> {
     Builder::kernel(name, config.threads(), |k| {
         let args = GemmArgs::new(k, (config.elements, config.elements), config.epilogue);
-        // the longest segment says how many CTAs there are
+        // the grid covers the longest segment
         k.when((k.cta_y() * config.tile() as u32).lt(args.rows), || Sm80Cta::new(k, config, args).run());
     })
 }
@@ -77,13 +78,13 @@ struct Sm80Cta<'k> {
     /// x and the weight.
     operands: [MatrixOperand<'k>; 2],
     steps: Value<'k, u32>,
-    /// The place of this thread's warp in the tile.
+    /// Row and column of this warp in the tile.
     warp: (Value<'k, u32>, Value<'k, u32>),
     /// `[row block][column block]`, each 16 by 8.
     sums: Vec<Vec<[Var<'k, f32>; 4]>>,
 }
 
-/// x or the weight: where it is, how many rows it has, which is the first of this CTA, where it comes to be.
+/// x or the weight: base and row stride, number of rows, first row of the CTA, shared-memory tile.
 #[derive(Clone, Copy)]
 struct MatrixOperand<'k> {
     matrix: (Elements<'k>, Value<'k, u64>),
@@ -95,7 +96,7 @@ struct MatrixOperand<'k> {
 impl<'k> Sm80Cta<'k> {
     fn new(k: &'k Builder, config: Sm80Config, args: GemmArgs<'k>) -> Self {
         let (tile, warp_tile) = (config.tile(), config.warp());
-        // bytes are what counts: f16 and bf16 lie alike
+        // only the element size matters: f16 and bf16 share this layout
         let shared = |name| SharedTile::<bf16>::new(k, name, (tile, DEPTH), STAGES);
         let operand = |name, matrix, rows, cta: Value<'k, u32>| MatrixOperand {
             matrix,
@@ -126,7 +127,7 @@ impl<'k> Sm80Cta<'k> {
         let (read_stage, write_stage) = (k.var("reads", 0_u32), k.var("writes", STAGES as u32 - 1));
         k.repeat((0, self.steps), 1, |step| {
             k.wait_copies(STAGES - 2);
-            // all threads' copies are there, and nobody reads the stage that is written next
+            // the copies of all threads have arrived, and the stage to overwrite is no longer read
             k.sync_threads();
             self.copy(step + (STAGES as u32 - 1), write_stage.get());
             self.multiply(read_stage.get());
@@ -138,12 +139,12 @@ impl<'k> Sm80Cta<'k> {
         self.store();
     }
 
-    /// Starts copying 64 inputs, from `64 step` on, to a stage; what is outside of the matrix becomes 0.
+    /// Starts the copy of 64 inputs from `64 step` on into a stage, zero-filled out of bounds.
     fn copy(&self, step: Value<'k, u32>, stage: Value<'k, u32>) {
         let (k, thread, inputs) = (self.k, self.k.thread(), self.args.inputs);
         let chunk = thread & 7;
         let column = step * DEPTH as u32 + chunk * CHUNK;
-        // of 16 bytes those inside are read; where there are none, the address is one inside
+        // only in-bounds bytes are read; with none of them, the address is clamped into the matrix
         let left = inputs - inputs.min(column);
         let (bytes, column) = (left.min(CHUNK) * 2, left.eq(0).select(0, column));
         for operand in self.operands {
@@ -160,17 +161,17 @@ impl<'k> Sm80Cta<'k> {
         k.commit_copies();
     }
 
-    /// Adds the products of a stage.
+    /// Accumulates the products of a stage.
     fn multiply(&self, stage: Value<'k, u32>) {
         let (k, lane) = (self.k, self.k.lane());
         let [a, b] = self.operands.map(|operand| operand.tile.stage(stage));
         for step in 0..DEPTH as u32 / 16 {
-            // 16 rows and 16 columns: rows by lanes 0 to 15, the second 8 columns by the others
+            // 16 rows × 16 columns: lanes 0–15 address the first 8 columns, lanes 16–31 the second
             let rows = |block: usize| {
                 let row = self.warp.0 + (16 * block) as u32 + (lane & 15);
                 k.load_matrix::<4, _>(a.chunk(row, (lane >> 4) + 2 * step), false)
             };
-            // 16 columns of D: for each 8 both halves of the depth, one after the other
+            // 16 columns of D: for each 8 columns, the two halves of the depth
             let columns = |block: usize| {
                 let column = self.warp.1 + (16 * block) as u32 + ((lane & 7) + ((lane >> 4) << 3));
                 k.load_matrix::<4, _>(b.chunk(column, ((lane >> 3) & 1) + 2 * step), false)
@@ -187,7 +188,7 @@ impl<'k> Sm80Cta<'k> {
         }
     }
 
-    /// Rounds the sums and writes those that are inside: a thread has two neighbours of a row of each block of 8 by 8.
+    /// Rounds the sums and stores those in bounds: two adjacent elements of a row per thread and 8 × 8 block.
     fn store(&self) {
         let (lane, [x, weight]) = (self.k.lane(), self.operands);
         for (block, of_rows) in self.sums.iter().enumerate() {

@@ -1,15 +1,15 @@
-//! `D = A · Bᵀ` on Hopper: bf16 with f32 sums, persistent, warp-specialised.
+//! Persistent, warp-specialized `wgmma` GEMM for Hopper: `D = A · Bᵀ` in bf16 with f32 accumulation.
 //!
 //! ```text
-//! CTA      tiles of D, one after another: a producer warpgroup, and two consumers of 64 rows each
-//! producer for each tile, for each 64 columns of A and B:  both, into one ring
-//! consumer for each tile:  D = Σ A · Bᵀ, one group of products in flight;  D to shared memory and from there by TMA
+//! CTA       tiles of D in turn: one producer warpgroup, two consumers of 64 rows each
+//! producer  per tile, per 64 columns of A and B:  TMA loads of both into one ring
+//! consumer  per tile:  D = Σ A · Bᵀ with one wgmma group in flight;  D to shared memory, then TMA store
 //! ```
 //!
-//! Tiles are taken in bands of 16 rows of tiles, column by column, so that what CTAs read at one time fits into L2.
+//! Tiles are ordered in bands of 16 tile rows, column by column, so that the tiles in flight fit into L2.
 //!
-//! Shapes: A `[m, k]`, B `[n, k]`, D `[m, n]`, rows 16-byte aligned; k is at least 1. What is outside of a matrix counts as 0 and
-//! is not written. Grid: `[any number of CTAs up to that of tiles, 1, 1]`.
+//! Shapes: A `[m, k]`, B `[n, k]`, D `[m, n]`, rows aligned to 16 bytes; k is at least 1. Out-of-bounds elements read
+//! as 0 and are not written. Grid: at most one CTA per tile.
 
 use crate::tile::{Cursor, Ring, SharedTile, Sums};
 use tilewright_ptx::{
@@ -22,33 +22,34 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Rows of a tile of D, 64 for each consumer.
+/// Rows per tile of D, 64 per consumer.
 pub const TILE_ROWS: usize = 128;
-/// Columns of A and B that a stage holds.
+/// Columns of A and B per stage.
 const DEPTH: usize = 64;
-/// Columns of D that a consumer writes at once.
+/// Columns of D per store.
 const STORE_COLUMNS: usize = 128;
 const THREADS: u32 = 384;
 const CONSUMERS: u32 = 2;
-/// Rows of tiles of a band.
+/// Tile rows per band.
 const BAND: u32 = 16;
 const BF16: (Elements, Elements) = (Elements::Bf16, Elements::Bf16);
 
-/// What a kernel is made for.
+/// Compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sm90Config {
-    /// Columns of a tile of D: 128 or 256.
+    /// Columns per tile of D: 128 or 256.
     pub tile_columns: usize,
 }
 
 impl Sm90Config {
-    /// As many stages as fit.
+    /// Stages that fit into shared memory.
     fn stages(self) -> usize {
         if self.tile_columns == 256 { 4 } else { 6 }
     }
 }
 
-/// The kernel. Parameters: maps of A and B in boxes of `[128, 64]` and `[tile_columns, 64]`, of D in boxes of `[64, 64]`; m, n, k.
+/// Records the kernel. Parameters: tensor maps of A and B in boxes of `[128, 64]` and `[tile_columns, 64]`, of D in
+/// boxes of `[64, 64]`; m, n, k.
 ///
 /// # Errors
 /// When `tile_columns` is neither 128 nor 256.
@@ -65,20 +66,20 @@ pub fn gemm(name: &str, config: Sm90Config) -> Result<Kernel, Invalid> {
     })
 }
 
-/// What all warps of a CTA know.
+/// State that all warps of a CTA share.
 struct Sm90Cta<'k> {
     k: &'k Builder,
     config: Sm90Config,
     a_map: Value<'k, u64>,
     b_map: Value<'k, u64>,
     d_map: Value<'k, u64>,
-    /// Tiles of D, downwards and sideways.
+    /// Tile rows and tile columns of D.
     tiles: (Value<'k, u32>, Value<'k, u32>),
-    /// Stages of a tile.
+    /// Stages per tile.
     steps: Value<'k, u32>,
     a: SharedTile<'k>,
     b: SharedTile<'k>,
-    /// Part of the rows of each consumer, on its way out.
+    /// Staging buffer of results, one per consumer.
     d: SharedTile<'k>,
     ring: Ring<'k>,
 }
@@ -144,17 +145,17 @@ impl<'k> Sm90Cta<'k> {
     }
 }
 
-/// 64 rows of each tile, one warpgroup.
+/// One warpgroup: 64 rows of each tile.
 struct GemmConsumer<'c, 'k> {
     cta: &'c Sm90Cta<'k>,
     k: &'k Builder,
-    /// Which of the two.
+    /// Consumer index.
     index: Value<'k, u32>,
-    /// The thread in its warpgroup.
+    /// Thread index in the warpgroup.
     thread: Value<'k, u32>,
     d: SharedTile<'k>,
     sums: Sums<'k>,
-    /// The stage that is read next, and the one whose products are in flight.
+    /// The next stage to read, and the stage of the products in flight.
     next: Cursor<'k>,
     in_flight: Cursor<'k>,
 }
@@ -189,11 +190,11 @@ impl<'c, 'k> GemmConsumer<'c, 'k> {
             self.release();
             self.store(row, column);
         });
-        // what is still on its way reads shared memory
+        // pending TMA stores still read shared memory
         k.when(self.thread.eq(0), || k.wait_bulk(0));
     }
 
-    /// Starts the products of a stage.
+    /// Issues the products of a stage.
     fn multiply(&self) {
         self.next.wait_full();
         let a = self.cta.a.stage(self.next.stage()).from_row(self.index << 6).rows_descriptor();
@@ -208,23 +209,23 @@ impl<'c, 'k> GemmConsumer<'c, 'k> {
         self.next.advance();
     }
 
-    /// One thread says that the products of the oldest stage are done.
+    /// Releases the oldest stage in flight, by one thread.
     fn release(&self) {
         self.k.when(self.thread.eq(0), || self.in_flight.release());
         self.in_flight.advance();
     }
 
-    /// Rounds the sums and writes them, some columns at a time, through shared memory.
+    /// Rounds the sums and stores them through shared memory, `STORE_COLUMNS` at a time.
     fn store(&self, row: Value<'k, u32>, column: Value<'k, u32>) {
         let k = self.k;
         let (warp, lane) = ((self.thread >> 5).named("warp_of_group"), k.lane());
-        // four matrices of 8 by 8 at once: 16 rows and 16 columns
+        // four 8 × 8 matrices at once: 16 rows and 16 columns
         let (row_of_lane, chunk_of_lane) = ((warp << 4) + (lane & 15), lane >> 4);
         for first in (0..self.cta.config.tile_columns).step_by(STORE_COLUMNS) {
             k.when(self.thread.eq(0), || k.wait_bulk_read(0));
             k.sync_named(self.index + 1, 128);
             for block in (0..STORE_COLUMNS).step_by(16) {
-                // registers of 16 columns: halves of rows alternate, then the next 8 columns
+                // register order of 16 columns: row halves alternate, then the next 8 columns
                 let words =
                     std::array::from_fn(|i| self.sums.pair(k, (first + block) / 4 + i).reinterpret::<u32>());
                 let to = self.d.chunk(row_of_lane, chunk_of_lane + (block / 8) as u32);

@@ -1,12 +1,12 @@
-//! Products of any dtypes in f32: what tensor cores cannot do, or not exactly enough.
+//! GEMM of any dtypes in f32, on CUDA cores: for dtypes, alignments or accuracy that tensor cores do not support.
 //!
 //! ```text
-//! CTA    a tile of 64 by 64 of the result; 256 threads, each 4 by 4
-//! loop   16 inputs of both sides, widened, into shared memory, while the products of those before are computed
+//! CTA    a 64 × 64 tile of the result; 256 threads, each 4 × 4
+//! loop   load and widen the next 16 inputs of both operands during the products of the current 16
 //! ```
 //!
-//! Grid: `[ceil(features / TILE), ceil(rows / TILE), segments]`. Each result is one chain of multiply-adds over its inputs, so that
-//! a row has the same bits in any company.
+//! Grid: `[ceil(features / TILE), ceil(rows / TILE), segments]`. Each result is one chain of multiply-adds over its
+//! inputs, so the bits of a row do not depend on its batch peers.
 
 use super::{args::GemmArgs, params::Epilogue};
 use crate::tile::{Chunk, Elements};
@@ -18,37 +18,37 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Rows and features of a CTA.
+/// Rows and features per CTA.
 pub const TILE: u32 = 64;
-/// Inputs of a step.
+/// Inputs per step.
 const DEPTH: u32 = 16;
 const THREADS: u32 = 256;
-/// Rows and features of a thread.
+/// Rows and features per thread.
 const THREAD_TILE: u32 = 4;
-/// Numbers of a row in shared memory: 16-byte aligned, and few of a column in one bank.
+/// Row pitch in shared memory: keeps 16-byte alignment and limits bank conflicts along columns.
 const PITCH: u32 = TILE + 4;
 
-/// What a kernel is made for.
+/// Compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TilesConfig {
-    /// Of x.
+    /// Dtype of x.
     pub x: Dtype,
-    /// Of the weight.
+    /// Dtype of the weight.
     pub weight: Dtype,
-    /// Elements that are loaded at once: 1 or 4.
+    /// Elements per load: 1 or 4.
     pub width: u32,
-    /// Bias and result.
+    /// Epilogue: bias and result.
     pub epilogue: Epilogue,
 }
 
 impl TilesConfig {
-    /// A name that no other configuration has.
+    /// Kernel name, unique per configuration.
     pub fn name(self) -> String {
         format!("gemm_tiles_{}_{}_{}_{}", self.x, self.weight, self.width, self.epilogue.name())
     }
 }
 
-/// The kernel of a configuration; its parameters are those of [`super::Product::launch`].
+/// Records the kernel of a configuration. Its parameters are those of [`super::GemmParams::launch`].
 ///
 /// # Errors
 /// None.
@@ -80,7 +80,7 @@ pub fn gemm(name: &str, config: TilesConfig) -> Result<Kernel, Invalid> {
 struct TileOperand<'k> {
     k: &'k Builder,
     width: u32,
-    /// `[DEPTH][PITCH]`: columns of the tile lie side by side.
+    /// `[DEPTH][PITCH]`, transposed: tile rows are contiguous.
     memory: Shared<'k, f32>,
     rows: Value<'k, u32>,
     first: Value<'k, u32>,
@@ -90,12 +90,12 @@ struct TilesCta<'k> {
     k: &'k Builder,
     args: GemmArgs<'k>,
     operands: [TileOperand<'k>; 2],
-    /// By row and feature.
+    /// `[row][feature]`
     sums: [[Var<'k, f32>; THREAD_TILE as usize]; THREAD_TILE as usize],
 }
 
 impl<'k> TileOperand<'k> {
-    /// The place of this thread's chunk number `i` in the tile: its row and its first input.
+    /// Tile row and first input of chunk `i` of this thread.
     #[track_caller]
     fn locate(&self, i: u32) -> (Value<'k, u32>, Value<'k, u32>) {
         let chunk = self.k.thread() + i * THREADS;
@@ -103,7 +103,7 @@ impl<'k> TileOperand<'k> {
         (chunk / chunks_per_row, chunk % chunks_per_row * self.width)
     }
 
-    /// This thread's part of a step; zeros outside.
+    /// Loads this thread's chunks of a step, zeros out of bounds.
     #[track_caller]
     fn load(
         &self,
@@ -130,7 +130,7 @@ impl<'k> TileOperand<'k> {
         }
     }
 
-    /// Four neighbours at an input.
+    /// Four adjacent tile rows at one input.
     #[track_caller]
     fn load_four(&self, input: u32, first: Value<'k, u32>) -> [Value<'k, f32>; THREAD_TILE as usize] {
         self.memory.at(first * THREAD_TILE).plus((input * PITCH) as usize).load_vector()
@@ -147,7 +147,7 @@ impl<'k> TilesCta<'k> {
         ]
     }
 
-    /// Adds the products of an input.
+    /// Accumulates the products of one input.
     #[track_caller]
     fn accumulate(
         &self,
@@ -164,7 +164,7 @@ impl<'k> TilesCta<'k> {
         let (thread_row, thread_column) = (thread / (TILE / THREAD_TILE), thread % (TILE / THREAD_TILE));
         k.repeat((0, self.args.inputs), DEPTH, |step| {
             let loaded = self.load(step);
-            // all have done what they do with the step before
+            // every thread has finished reading the previous step
             k.sync_threads();
             self.operands.iter().zip(&loaded).for_each(|(operand, chunks)| operand.store_shared(chunks));
             k.sync_threads();

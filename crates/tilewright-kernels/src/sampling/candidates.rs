@@ -1,7 +1,7 @@
-//! The elements that can matter: all of a row, or a list in shared memory of the greatest.
+//! Candidate elements of a row: a list of the largest in shared memory, or the full row as fallback.
 //!
-//! A row is read once for its maxima, and once more for the list of its greatest elements, if it may be enough: whatever comes after
-//! looks at the list. Where the list turns out to be too short, the row itself is looked at again.
+//! The second pass over a row collects its largest elements into the list. Later steps read only the list if it
+//! suffices; otherwise they read the row again.
 
 use super::{
     cta::{CtaCollectives, RELAXED},
@@ -13,13 +13,13 @@ use tilewright_ptx::{
     isa::memory::AtomicOp,
 };
 
-/// Elements of a list.
+/// Capacity of a list.
 pub(super) const LIST_CAPACITY: u32 = 2048;
 
-/// A number of each element, which the kernel computes from its place and value.
+/// Value of an element, computed from its index and stored number.
 pub(super) type ValueFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, f32>;
 
-/// A list of elements in shared memory.
+/// List of elements in shared memory.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CandidateList<'k> {
     k: &'k Builder,
@@ -39,13 +39,13 @@ impl<'k> CandidateList<'k> {
         }
     }
 
-    /// Empties it; a barrier has to follow, and one to come before.
+    /// Clears the list; the caller synchronizes before and after.
     #[track_caller]
     pub(super) fn clear(&self) {
         self.k.when(self.k.thread().eq(0), || self.count.store(0_u32));
     }
 
-    /// Adds an element, if there is room.
+    /// Appends an element; beyond the capacity it is counted only.
     #[track_caller]
     pub(super) fn add(&self, index: Value<'k, u32>, value: Value<'k, f32>) {
         let at = self.count.atomic(AtomicOp::AddU32, 1_u32, RELAXED);
@@ -55,26 +55,26 @@ impl<'k> CandidateList<'k> {
         });
     }
 
-    /// How many were added, behind a barrier.
+    /// Number of appended elements; the caller synchronizes before.
     #[track_caller]
     pub(super) fn count(&self) -> Value<'k, u32> {
         self.count.load()
     }
 
-    /// Element `at`.
+    /// Entry `at`.
     #[track_caller]
     pub(super) fn get(&self, at: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, f32>) {
         (self.indices.at(at).load(), self.values.at(at).load())
     }
 }
 
-/// The elements of a row.
+/// The candidate elements of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidates<'k, T> {
     pub(super) cta: CtaCollectives<'k>,
     pub(super) row: RowReader<'k, T>,
     pub(super) list: CandidateList<'k>,
-    /// Whether the list has all that matter.
+    /// Whether the list holds every element that matters.
     pub(super) listed: Var<'k, bool>,
 }
 
@@ -84,7 +84,7 @@ impl<'k, T: Number> Candidates<'k, T> {
         Self { cta, row, list, listed: cta.k.var("all_are_listed", false) }
     }
 
-    /// Calls `body` with place and number of each element of this thread.
+    /// Calls `body` with index and value of each element of this thread.
     #[track_caller]
     pub(super) fn each(&self, value: ValueFn<'_, 'k>, body: impl Fn(Value<'k, u32>, Value<'k, f32>)) {
         let k = self.cta.k;
@@ -100,7 +100,7 @@ impl<'k, T: Number> Candidates<'k, T> {
         );
     }
 
-    /// The sum of the masses of all elements.
+    /// Total mass of all elements.
     #[track_caller]
     pub(super) fn sum(&self, value: ValueFn<'_, 'k>, mass: MassFn<'_, 'k>) -> Value<'k, u64> {
         let total = self.cta.total();
@@ -108,8 +108,8 @@ impl<'k, T: Number> Candidates<'k, T> {
         total.of_all()
     }
 
-    /// The greatest number such that the masses of all that are as great reach `target`, and the mass of the greater ones. `target` is
-    /// at least 1 and at most all.
+    /// Largest value such that elements at or above it have a total mass of at least `target`, and the mass above it.
+    /// `target` is in 1..=total.
     #[track_caller]
     pub(super) fn threshold(
         &self,
@@ -130,7 +130,7 @@ impl<'k, T: Number> Candidates<'k, T> {
         (of_key(found), above)
     }
 
-    /// The first place up to which the masses reach `target`, which is at least 1 and at most all.
+    /// First index at which the running sum of masses reaches `target`, in 1..=total.
     #[track_caller]
     pub(super) fn first(
         &self,
@@ -161,7 +161,8 @@ impl<'k, T: Number> Candidates<'k, T> {
         first.get()
     }
 
-    /// The same in the row, whose threads have these masses: first the warp, then the thread, then the place.
+    /// [`Candidates::first`] in the row, given the masses of its threads: finds the warp, then the thread, then the
+    /// index.
     #[track_caller]
     fn first_of_row(
         &self,
@@ -172,7 +173,7 @@ impl<'k, T: Number> Candidates<'k, T> {
         let (k, cta) = (self.cta.k, self.cta);
         let before = cta.exclusive_sum(of_thread);
         let of_warp = cta.warp_sum(of_thread);
-        let this = k.warp_index(); // which all lanes find together
+        let this = k.warp_index(); // warp-uniform
         let (warp, before) = cta.broadcast(|publish| {
             let before = k.pack32(before.low().of_lane(0), before.high().of_lane(0));
             let here = k.lane().eq(0) & before.lt(target) & (before + of_warp).ge(target);
@@ -201,5 +202,5 @@ impl<'k, T: Number> Candidates<'k, T> {
     }
 }
 
-/// The mass of an element of this place and number.
+/// Mass of an element, computed from its index and value.
 pub(super) type MassFn<'a, 'k> = &'a dyn Fn(Value<'k, u32>, Value<'k, f32>) -> Value<'k, u64>;

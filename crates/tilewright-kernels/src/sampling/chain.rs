@@ -1,10 +1,12 @@
-//! Chains of drafted tokens, judged position by position: which are kept, and what comes instead of the first that is not.
+//! Speculative decoding: verification of chains of drafted tokens and sampling of replacements.
 //!
-//! Drafted token d is kept where `u · p(d) · ‖q‖ < q(d) · ‖p‖`, with the draft's weights p and the target's q; otherwise a token of
-//! `max(q · ‖p‖ - p · ‖q‖, 0)` comes, or of q where that is 0 everywhere. All drafted tokens are judged, for the counts.
+//! With draft weights p and target weights q, drafted token d is accepted if `u · p(d) · ‖q‖ < q(d) · ‖p‖`. The
+//! replacement of the first rejected token is drawn from `max(q · ‖p‖ - p · ‖q‖, 0)`, or from q if that is 0
+//! everywhere. All drafted tokens are verified, for the acceptance counts.
 //!
-//! Shapes: drafts `[batch, n, vocab]` and target `[batch, n + 1, vocab]`, rows any strides apart; requests `[batch, REQUEST_WORDS]`; ids `[batch, n]`
-//! and tokens `[batch, n + 1]` i32; outcomes `[batch, OUTCOME_WORDS]`. Grid: `[batch, 1, 1]`.
+//! Shapes: drafts `[batch, n, vocab]` and target `[batch, n + 1, vocab]`, any row strides; requests `[batch,
+//! REQUEST_WORDS]`; ids `[batch, n]` and tokens `[batch, n + 1]` i32; outcomes `[batch, CHAIN_OUTCOME_WORDS]`. Grid:
+//! `[batch, 1, 1]`.
 
 use super::{
     candidates::CandidateList,
@@ -24,15 +26,16 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Words of an outcome: the verdict of the row that stopped it, or [`GOOD`]; 0 where that row is the draft's, 1 the target's; its position;
-/// how many tokens were accepted; how many were emitted.
+/// Words per outcome. Words 0–3: outcome of the invalid row that stopped the chain, or [`VALID`]. Words 4–7: 0 if
+/// that row is the draft's, 1 if the target's; its position; accepted tokens; emitted tokens.
 pub const CHAIN_OUTCOME_WORDS: usize = 8;
 
-/// The kernel. Parameters: drafts, target, requests, ids, tokens, outcomes; draft_batch, draft_position, target_batch,
-/// target_position (u64: strides in elements), n, vocab (u32). Where an outcome is not good its tokens are to be ignored.
+/// Records the kernel. Parameters: drafts, target, requests, ids, tokens, outcomes; draft_batch, draft_position,
+/// target_batch, target_position (u64 strides in elements), n, vocab (u32). The tokens of a failed chain are
+/// unspecified.
 ///
 /// # Errors
-/// When a CTA cannot have so many threads.
+/// If `threads` is not supported.
 pub fn chain<D: Number, T: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Invalid> {
     check_threads(name, config.threads)?;
     Builder::kernel(name, config.threads, |k| {
@@ -43,7 +46,7 @@ pub fn chain<D: Number, T: Number>(name: &str, config: SampleConfig) -> Result<K
     })
 }
 
-/// A request's chain.
+/// Chain of one request.
 struct Chain<'k, D, T> {
     cta: CtaCollectives<'k>,
     list: CandidateList<'k>,
@@ -61,24 +64,24 @@ struct Chain<'k, D, T> {
     state: ChainState<'k>,
 }
 
-/// How far it is.
+/// Progress of a chain.
 #[derive(Clone, Copy)]
 struct ChainState<'k> {
     position: Var<'k, u32>,
-    /// Whether no token was rejected so far.
+    /// Whether no token has been rejected yet.
     open: Var<'k, bool>,
     accepted: Var<'k, u32>,
     emitted: Var<'k, u32>,
     stopped: Var<'k, bool>,
 }
 
-/// The draft of a position.
+/// Draft at one position.
 #[derive(Clone, Copy)]
 struct Draft<'k, D> {
     row: RowReader<'k, D>,
-    /// The token that was drafted.
+    /// Drafted token.
     token: Value<'k, u32>,
-    /// The sum of its row.
+    /// Sum of its row.
     mass: Value<'k, f64>,
 }
 
@@ -89,9 +92,9 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         let requests = k.global::<u32>("requests");
         let (ids, tokens) = (k.global::<i32>("ids"), k.global::<i32>("tokens"));
         let outcomes = k.global::<u32>("outcomes");
-        let wide = |name| k.param::<u64>(name);
-        let (draft_batch, draft_position) = (wide("draft_batch"), wide("draft_position"));
-        let (target_batch, target_position) = (wide("target_batch"), wide("target_position"));
+        let stride = |name| k.param::<u64>(name);
+        let (draft_batch, draft_position) = (stride("draft_batch"), stride("draft_position"));
+        let (target_batch, target_position) = (stride("target_batch"), stride("target_position"));
         let (n, vocab) = (k.param::<u32>("n"), k.param::<u32>("vocab"));
         let at = k.cta().to_u64();
         Self {
@@ -118,7 +121,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         }
     }
 
-    /// Nothing is emitted yet.
+    /// Initializes the tokens to -1 and the outcome to [`VALID`].
     #[track_caller]
     fn clear(&self) {
         let k = self.cta.k;
@@ -135,23 +138,23 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
             let token = k.var("drafted", -1_i32);
             k.when(position.lt(self.n), || token.set(self.ids.at(position).load()));
             let token = token.get();
-            let drafted = token.ge(0);
+            let has_draft = token.ge(0);
             let row = RowReader::new(
                 &self.cta,
                 self.drafts.at_wide(position.to_u64() * self.draft_position),
                 self.vocab,
             );
             let mass = k.var("draft_mass", 0.0_f64);
-            k.when(drafted, || mass.set(self.draft_mass(&row)));
+            k.when(has_draft, || mass.set(self.draft_mass(&row)));
             k.break_if(state.stopped.get());
             let draft = Draft { row, token: token.reinterpret(), mass: mass.get() };
-            self.verify(drafted, &draft);
-            k.break_if(state.stopped.get() | !drafted);
+            self.verify(has_draft, &draft);
+            k.break_if(state.stopped.get() | !has_draft);
             state.position.set(position + 1);
         });
     }
 
-    /// The sum of a draft's row; stops where it has none.
+    /// Sum of a draft row; stops the chain if the row is invalid.
     #[track_caller]
     fn draft_mass(&self, row: &RowReader<'k, D>) -> Value<'k, f64> {
         let k = self.cta.k;
@@ -165,21 +168,21 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         of_mass(total.of_all(), -mass_scale.power())
     }
 
-    /// Says what is wrong with a row, if anything, and stops.
+    /// Stops the chain and reports the outcome if the row is invalid.
     #[track_caller]
     fn stop_at<E: Number>(&self, stats: &RowStats<'k>, row: &RowReader<'k, E>, of_target: u32) {
         let (k, state) = (self.cta.k, &self.state);
         k.when(stats.outcome.ne(VALID), || {
             state.stopped.set(true);
             stats.write(&self.cta, row, (self.outcome, k.constant(0)));
-            let index = [k.constant(of_target), state.position.get()];
-            k.when(k.thread().eq(0), || self.outcome.plus(4).store_vector::<2>(index));
+            let location = [k.constant(of_target), state.position.get()];
+            k.when(k.thread().eq(0), || self.outcome.plus(4).store_vector::<2>(location));
         });
     }
 
-    /// Reads the target's row and decides about the drafted token, or draws one behind all of them.
+    /// Verifies the drafted token against the target row, or draws the token after the last draft.
     #[track_caller]
-    fn verify(&self, drafted: Value<'k, bool>, draft: &Draft<'k, D>) {
+    fn verify(&self, has_draft: Value<'k, bool>, draft: &Draft<'k, D>) {
         let (k, state, cta) = (self.cta.k, &self.state, self.cta);
         let position = state.position.get();
         let row =
@@ -191,23 +194,23 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
             let kept = weights.apply_filters();
             let [test, draw] = self.request.stream.pair(k, position);
             let accepted = k.var("is_kept", false);
-            k.when(drafted, || accepted.set(self.is_accepted(draft, (&weights, &kept), test)));
+            k.when(has_draft, || accepted.set(self.is_accepted(draft, (&weights, &kept), test)));
             let one = accepted.get().select(1_u32, 0_u32);
             state.accepted.set(state.accepted.get() + one);
             k.when(state.open.get(), || {
                 state.emitted.set(state.emitted.get() + one);
                 let token = k.var("emitted_token", draft.token);
                 k.when(!accepted.get(), || {
-                    token.set(self.draw_replacement(drafted, draft, (&weights, &kept), draw))
+                    token.set(self.draw_replacement(has_draft, draft, (&weights, &kept), draw))
                 });
-                k.sync_threads(); // the row of -1 is there
+                k.sync_threads(); // after the initialization to -1
                 k.when(k.thread().eq(0), || self.tokens.at(position).store(token.get().reinterpret::<i32>()));
             });
             state.open.set(state.open.get() & accepted.get());
         });
     }
 
-    /// Whether the drafted token is kept.
+    /// Whether the drafted token is accepted.
     #[track_caller]
     fn is_accepted(
         &self,
@@ -220,7 +223,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         less(of_fraction(test) * p * of_mass(kept.mass, -weights.mass_scale.power()), q * draft.mass)
     }
 
-    /// The target's weight of a token; 0 where its filters drop it.
+    /// Target weight of a token; 0 if the filters drop it.
     #[track_caller]
     fn target_weight(
         &self,
@@ -232,11 +235,11 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         kept.has(token, weight).select(weight, 0.0_f32)
     }
 
-    /// A token of what the target has in excess of the draft, or of the target.
+    /// Draws from the excess of the target over the draft, or from the target if there is no excess.
     #[track_caller]
     fn draw_replacement(
         &self,
-        drafted: Value<'k, bool>,
+        has_draft: Value<'k, bool>,
         draft: &Draft<'k, D>,
         (weights, kept): (&Weights<'k, T>, &KeptSet<'k>),
         draw: Value<'k, u64>,
@@ -244,18 +247,18 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         let k = self.cta.k;
         let target_mass = of_mass(kept.mass, -weights.mass_scale.power());
         let bits = (self.vocab - 1).leading_zeros() + 31;
-        let mass_scale = ProductScale::new(bits, weights.rule.max_weight().to_f64() * draft.mass);
+        let product_scale = ProductScale::new(bits, weights.rule.max_weight().to_f64() * draft.mass);
         let value = |index, x| weights.weight(index, x);
         let mass = |index, weight: Value<'k, f32>| {
             let found = k.var("mass", 0_u64);
             k.when(kept.has(index, weight) & weight.gt(0.0), || {
                 let p = (draft.row.element(index) + 0.0).to_f64();
-                found.set(mass_scale.mass(excess(weight.to_f64() * draft.mass, p * target_mass)));
+                found.set(product_scale.mass(excess(weight.to_f64() * draft.mass, p * target_mass)));
             });
             found.get()
         };
         let (total, token) = (k.var("excess", 0_u64), k.var("token", 0_u32));
-        k.when(drafted, || total.set(weights.candidates.sum(&value, &mass)));
+        k.when(has_draft, || total.set(weights.candidates.sum(&value, &mass)));
         k.when_else(
             total.get().ne(0),
             || token.set(weights.candidates.first(&value, &mass, fraction_of(draw, total.get()) + 1)),

@@ -1,7 +1,7 @@
-//! What the threads of a CTA find out together: sums, extremes, where a running sum is, and thresholds.
+//! CTA collectives: reductions, prefix sums, broadcasts and radix-select thresholds.
 //!
-//! Every verb is for all threads, begins with a barrier, and gives all threads the same. Sums are of whole numbers, so that no
-//! order matters.
+//! Every thread of the CTA must call a collective. Each begins with a barrier and returns the same value in all
+//! threads unless stated otherwise. Sums are integers, so their order does not matter.
 
 use tilewright_ptx::{
     build::{Builder, Shared, Value, Var},
@@ -11,26 +11,26 @@ use tilewright_ptx::{
     },
 };
 
-/// Bits of a digit of keys: with many threads, three digits are fewer barriers; with few, less is cleared and added up.
+/// Bits per radix digit: large CTAs use fewer passes (barriers), small CTAs fewer buckets to clear and scan.
 fn digit_bits(threads: u32) -> u32 {
     if threads >= 512 { 11 } else { 8 }
 }
 
 pub(super) const RELAXED: (Order, Scope) = (Order::Relaxed, Scope::Cta);
 
-/// The threads of a CTA, and the shared memory by which they meet.
+/// The threads of a CTA and the shared memory of their collectives.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CtaCollectives<'k> {
     pub(super) k: &'k Builder,
     pub(super) threads: u32,
-    /// Bits of a digit; it has as many buckets as values.
+    /// Bits per radix digit; there are 2^digit buckets.
     digit: u32,
     words: Shared<'k, u32>,
     wide: Shared<'k, u64>,
-    /// A bucket or an index, and the sum before it.
+    /// Broadcast slot: a bucket or an index, and the sum before it.
     found: Shared<'k, u32>,
     before: Shared<'k, u64>,
-    /// The halves of the buckets.
+    /// Low and high words of the bucket sums.
     low: Shared<'k, u32>,
     high: Shared<'k, u32>,
 }
@@ -57,7 +57,7 @@ impl<'k> CtaCollectives<'k> {
         self.threads / 32
     }
 
-    /// The least, the greatest or the sum of all threads' words.
+    /// Minimum, maximum or sum of the words of all threads.
     #[track_caller]
     pub(super) fn reduce(&self, op: WarpReduction, value: Value<'k, u32>) -> Value<'k, u32> {
         let k = self.k;
@@ -73,7 +73,7 @@ impl<'k> CtaCollectives<'k> {
         k.reduce_warp(op, counted)
     }
 
-    /// The sum of all threads' numbers.
+    /// Sum over all threads.
     #[track_caller]
     pub(super) fn sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
         let k = self.k;
@@ -84,7 +84,7 @@ impl<'k> CtaCollectives<'k> {
         self.warp_sum(self.of_lane())
     }
 
-    /// The sum of the warp's numbers.
+    /// Sum over the warp, in every lane.
     #[track_caller]
     pub(super) fn warp_sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
         let other = |x: Value<'k, u64>, mask: u32| {
@@ -93,7 +93,7 @@ impl<'k> CtaCollectives<'k> {
         [16, 8, 4, 2, 1].into_iter().fold(value, |x, mask| x + other(x, mask))
     }
 
-    /// What the warp of this lane's number left in `wide`.
+    /// Partial value of the warp with the index of this lane, 0 beyond the last warp.
     #[track_caller]
     fn of_lane(&self) -> Value<'k, u64> {
         let lane = self.k.lane();
@@ -101,7 +101,7 @@ impl<'k> CtaCollectives<'k> {
         lane.lt(self.warps()).select(value, 0_u64)
     }
 
-    /// The sum of the numbers of the threads before this one.
+    /// Exclusive prefix sum over threads.
     #[track_caller]
     pub(super) fn exclusive_sum(&self, value: Value<'k, u64>) -> Value<'k, u64> {
         let k = self.k;
@@ -116,7 +116,7 @@ impl<'k> CtaCollectives<'k> {
         warp.eq(0).select(0_u64, before) + (through - value)
     }
 
-    /// The sum of the numbers of the lanes up to this one.
+    /// Inclusive prefix sum over lanes.
     #[track_caller]
     fn warp_scan(&self, value: Value<'k, u64>) -> Value<'k, u64> {
         let (k, lane) = (self.k, self.k.lane());
@@ -127,7 +127,7 @@ impl<'k> CtaCollectives<'k> {
         })
     }
 
-    /// In the one thread that says so, `index` and the sum before it; the same in all threads.
+    /// Broadcasts `index` and the sum before it from the one thread that calls `publish`.
     #[track_caller]
     pub(super) fn broadcast(
         &self,
@@ -148,8 +148,9 @@ impl<'k> CtaCollectives<'k> {
         (self.found.load(), self.before.load())
     }
 
-    /// The greatest key at which the masses of all greater or equal keys reach `target`, and the mass of the greater ones. `each`
-    /// has every thread name the keys and masses of its elements, the same each time. `target` is at least 1 and at most all.
+    /// Radix select: the largest key such that keys at or above it have a total mass of at least `target`, and the
+    /// mass above that key. `each` passes the keys and masses of a thread's elements, the same in each pass. `target`
+    /// is in 1..=total.
     #[track_caller]
     pub(super) fn threshold(
         &self,
@@ -168,7 +169,7 @@ impl<'k> CtaCollectives<'k> {
             k.sync_threads();
             let (begun, at) = (prefix.get(), shift.get());
             each(&|key, mass| {
-                // a shift by more than 31 gives 0: at first all keys are looked at
+                // shifts above 31 give 0: the first pass includes all keys
                 k.when((key >> (at + self.digit)).eq(begun), || {
                     self.add((key >> at) & ((1 << self.digit) - 1), mass);
                 });
@@ -183,7 +184,7 @@ impl<'k> CtaCollectives<'k> {
         (prefix.get(), above.get())
     }
 
-    /// Adds to a bucket: to its low half, and what that carries to its high half.
+    /// Adds to a bucket: the low word, then the carry and the high word.
     #[track_caller]
     fn add(&self, bucket: Value<'k, u32>, mass: Value<'k, u64>) {
         let k = self.k;
@@ -195,7 +196,7 @@ impl<'k> CtaCollectives<'k> {
         k.when(carried.ne(0), || self.high.at(bucket).reduce(AtomicOp::AddU32, carried, RELAXED));
     }
 
-    /// The highest bucket with which the sum from the top reaches `target`, and the sum before it.
+    /// Highest bucket whose sum from the top reaches `target`, and the sum above it.
     #[track_caller]
     fn find_bucket(&self, target: Value<'k, u64>) -> (Value<'k, u32>, Value<'k, u64>) {
         let k = self.k;
@@ -216,14 +217,14 @@ impl<'k> CtaCollectives<'k> {
         })
     }
 
-    /// A sum that every thread adds to.
+    /// Per-thread accumulator of a CTA-wide sum.
     #[track_caller]
     pub(super) fn total(&self) -> CtaSum<'k> {
         CtaSum { cta: *self, sum: self.k.var("sum", 0_u64) }
     }
 }
 
-/// A sum that every thread adds to.
+/// Per-thread accumulator of a CTA-wide sum.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CtaSum<'k> {
     cta: CtaCollectives<'k>,
@@ -236,13 +237,13 @@ impl<'k> CtaSum<'k> {
         self.sum.set(self.sum.get() + mass);
     }
 
-    /// Of this thread.
+    /// Sum of this thread.
     #[track_caller]
     pub(super) fn of_thread(&self) -> Value<'k, u64> {
         self.sum.get()
     }
 
-    /// Of all threads.
+    /// Sum over all threads.
     #[track_caller]
     pub(super) fn of_all(&self) -> Value<'k, u64> {
         self.cta.sum(self.sum.get())

@@ -1,9 +1,9 @@
-//! The distribution of which tokens are drawn: weights that the filters keep, divided by their sum.
+//! Filtered probability distribution of a row: the kept weights divided by their sum.
 //!
-//! Softmax is the distribution of logits without filters; the filters that renormalise are those of probabilities.
+//! For logits without filters this is softmax; for probabilities it is the renormalizing filters.
 //!
-//! Shapes: scores and out `[rows, vocab]`, a row any stride after the other; requests `[rows, REQUEST_WORDS]` u32. A row that has no
-//! distribution becomes NaN. Grid: `[rows, 1, 1]`.
+//! Shapes: scores and out `[rows, vocab]`, any row strides; requests `[rows, REQUEST_WORDS]` u32. An invalid row
+//! becomes NaN. Grid: `[rows, 1, 1]`.
 
 use super::{
     candidates::CandidateList,
@@ -19,11 +19,11 @@ use super::{
 };
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
-/// The kernel. Parameters: scores, requests, out; stride, out_stride (u64, in elements), vocab (u32). `out` may be `scores` where their
-/// elements and strides are the same.
+/// Records the kernel. Parameters: scores, requests, out; stride, out_stride (u64, in elements), vocab (u32). `out`
+/// may alias `scores` if dtypes and strides are equal.
 ///
 /// # Errors
-/// When a CTA cannot have so many threads.
+/// If `threads` is not supported.
 pub fn distribution<T: Number, O: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Invalid> {
     check_threads(name, config.threads)?;
     Builder::kernel(name, config.threads, |k| {
@@ -42,10 +42,10 @@ pub fn distribution<T: Number, O: Number>(name: &str, config: SampleConfig) -> R
             || {
                 let weights = Weights::new((cta, list), row, (config.kind, &stats), &request);
                 let kept = weights.apply_filters();
-                let share = weights.mass_scale.share(kept.mass);
+                let normalizer = weights.mass_scale.normalizer(kept.mass);
                 writer.replace(&row, |index, x| {
                     let weight = weights.weight(index, x);
-                    kept.has(index, weight).select(share.of(weight), 0.0_f32)
+                    kept.has(index, weight).select(normalizer.normalize(weight), 0.0_f32)
                 });
             },
             || writer.replace(&row, |_, _| k.constant(f32::NAN)),

@@ -1,7 +1,7 @@
-//! Edits of logits in place: those that a bitmask excludes, and the few that a request names.
+//! In-place edits of logits: token bitmasks, penalties and biases.
 //!
-//! Shapes: logits `[rows, vocab]`, a row any stride after the other; all lists u32 or f32. What a row has listed twice is one group, so that no two
-//! threads have the same logit.
+//! Shapes: logits `[rows, vocab]`, any row stride; all lists u32 or f32. Entries of one row and token form one group,
+//! so no two threads write the same logit.
 
 use super::mass::Number;
 use tilewright_ptx::{
@@ -10,16 +10,17 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// Threads of a CTA, each of which has an entry, or [`MASKED`] logits.
+/// Threads per CTA; each handles one entry, or [`TOKENS_PER_MASK_THREAD`] logits.
 pub const EDIT_THREADS: u32 = 128;
-/// Logits of a thread that masks.
+/// Logits per thread of [`mask_tokens`].
 pub const TOKENS_PER_MASK_THREAD: u32 = 8;
 
-/// Sets logits to -inf whose bit is 0. Parameters: logits, words `[.., words_per_row]`, rows; stride (u64, in elements), vocab (u32). Grid: `[rows to
-/// be masked, ⌈vocab / (EDIT_THREADS · MASKED)⌉, 1]`; `rows` names them, each once.
+/// Sets the logits of tokens with mask bit 0 to -inf. Parameters: logits, words `[.., words_per_row]`, rows; stride
+/// (u64, in elements), vocab (u32). Grid: `[masked rows, ⌈vocab / (EDIT_THREADS · TOKENS_PER_MASK_THREAD)⌉, 1]`;
+/// `rows` lists each masked row once.
 ///
 /// # Errors
-/// None that a caller can cause.
+/// None.
 pub fn mask_tokens<T: Number>(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, EDIT_THREADS, |k| {
         let (logits, words, rows) =
@@ -28,7 +29,7 @@ pub fn mask_tokens<T: Number>(name: &str) -> Result<Kernel, Invalid> {
         let row = rows.at(k.cta()).load().to_u64();
         let logits = logits.at_wide(row * stride);
         let words = words.at_wide(row * ((vocab - 1) / 32 + 1).to_u64());
-        let excluded = T::of(k.constant(f32::NEG_INFINITY));
+        let excluded = T::narrow(k.constant(f32::NEG_INFINITY));
         let first = k.cta_y() * (EDIT_THREADS * TOKENS_PER_MASK_THREAD) + k.thread();
         for token in (0..TOKENS_PER_MASK_THREAD).map(|i| first + i * EDIT_THREADS) {
             k.when(token.lt(vocab), || {
@@ -39,7 +40,7 @@ pub fn mask_tokens<T: Number>(name: &str) -> Result<Kernel, Invalid> {
     })
 }
 
-/// Calls `body` with row, token and two more words of this thread's entry of `entries`.
+/// Calls `body` with row, token and two more words of the entry of this thread.
 #[track_caller]
 fn each_entry(k: &Builder, body: impl FnOnce([Value<'_, u32>; 4])) {
     let (entries, count) = (k.global::<u32>("entries"), k.param::<u32>("count"));
@@ -47,11 +48,12 @@ fn each_entry(k: &Builder, body: impl FnOnce([Value<'_, u32>; 4])) {
     k.when(entry.lt(count), || body(entries.at_wide(entry.to_u64() * 4_u64).load_vector::<4>()));
 }
 
-/// Penalises tokens. Parameters: entries `[count, 4]` (row, token, how often the output has it, nothing), count (u32); logits, penalties `[rows,
-/// 4]` f32 (repetition, presence, frequency, nothing), stride (u64, in elements). Grid: `[⌈count / EDIT_THREADS⌉, 1, 1]`.
+/// Applies penalties. Parameters: entries `[count, 4]` (row, token, occurrences in the output, unused), count (u32);
+/// logits, penalties `[rows, 4]` f32 (repetition, presence, frequency, unused), stride (u64, in elements). Grid:
+/// `[⌈count / EDIT_THREADS⌉, 1, 1]`.
 ///
 /// # Errors
-/// None that a caller can cause.
+/// None.
 pub fn penalise<T: Number>(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, EDIT_THREADS, |k| {
         each_entry(k, |[row, token, count, _]| {
@@ -60,33 +62,34 @@ pub fn penalise<T: Number>(name: &str) -> Result<Kernel, Invalid> {
             let [repetition, presence, frequency, _] =
                 penalties.at_wide(row.to_u64() * 4_u64).load_vector::<4>();
             let at = logits.at_wide(row.to_u64() * stride + token.to_u64());
-            let logit = T::wide(at.load());
+            let logit = T::widen(at.load());
             let repeated = logit.gt(0.0).select(logit / repetition, logit * repetition);
             let present = repeated - frequency * count.to_f32() - presence;
-            at.store(T::of(count.eq(0).select(repeated, present)));
+            at.store(T::narrow(count.eq(0).select(repeated, present)));
         });
     })
 }
 
-/// Adds to tokens. Parameters: entries `[count, 4]` (row, token, the first and the end of its biases), count (u32); logits, biases f32, stride (u64, in
-/// elements). Each sum is rounded; -inf excludes a token whatever its logit is. Grid: `[⌈count / EDIT_THREADS⌉, 1, 1]`.
+/// Adds biases. Parameters: entries `[count, 4]` (row, token, begin and end of its biases), count (u32); logits,
+/// biases f32, stride (u64, in elements). Each sum is rounded; a bias of -inf excludes the token whatever its logit.
+/// Grid: `[⌈count / EDIT_THREADS⌉, 1, 1]`.
 ///
 /// # Errors
-/// None that a caller can cause.
+/// None.
 pub fn add_bias<T: Number>(name: &str) -> Result<Kernel, Invalid> {
     Builder::kernel(name, EDIT_THREADS, |k| {
         each_entry(k, |[row, token, begin, end]| {
             let (logits, biases) = (k.global::<T>("logits"), k.global::<f32>("biases"));
             let stride = k.param::<u64>("stride");
             let at = logits.at_wide(row.to_u64() * stride + token.to_u64());
-            let logit = k.var("logit", T::wide(at.load()));
+            let logit = k.var("logit", T::widen(at.load()));
             k.repeat((begin, end), 1, |i| {
                 let bias = biases.at(i).load();
-                // not a sum: infinity less infinity would be NaN, and NaN would stay
+                // no addition: inf - inf would be NaN, and a NaN logit would stay
                 let sum = bias.eq(f32::NEG_INFINITY).select(bias, logit.get() + bias);
-                logit.set(T::wide(T::of(sum)));
+                logit.set(T::widen(T::narrow(sum)));
             });
-            at.store(T::of(logit.get()));
+            at.store(T::narrow(logit.get()));
         });
     })
 }

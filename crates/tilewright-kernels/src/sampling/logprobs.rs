@@ -1,9 +1,10 @@
-//! What log-probabilities are computed of: logits, the mass of what is kept, and ranks.
+//! Inputs of log-probabilities: logits, kept mass and ranks.
 //!
-//! The logarithms are left to the host, which has doubles: `(logit - max) / temperature - ln mass`.
+//! The host computes the logarithms in f64: `(logit - max) / temperature - ln mass`.
 //!
-//! Shapes: logits `[rows, vocab]`, a row any stride after the other; requests `[rows, REQUEST_WORDS]`, choices `[rows, 2]` (token, top_n), answers
-//! `[rows, ANSWER_WORDS]`, tops `[rows, most, 2]` (token, bits of its logit) u32. Grid: `[rows, 1, 1]`.
+//! Shapes: logits `[rows, vocab]`, any row stride; requests `[rows, REQUEST_WORDS]`, choices `[rows, 2]` (token,
+//! top_n), answers `[rows, LOGPROBS_WORDS]`, tops `[rows, most, 2]` (token, bits of its logit) u32. Grid: `[rows, 1,
+//! 1]`.
 
 use super::{
     candidates::{CandidateList, Candidates},
@@ -18,15 +19,15 @@ use super::{
 };
 use tilewright_ptx::{build::Builder, ir::Kernel, isa::warp::WarpReduction, verify::Invalid};
 
-/// Words of an answer: the verdict; bits of the greatest logit, of the chosen one, its rank, nothing; the halves of the mass that
-/// is kept, the lower first, of which `2^(mass_bits - 1)` is the mass of the greatest; and nothing.
+/// Words per answer: the row outcome; bits of the maximum logit, bits of the chosen logit, its rank, unused; low and
+/// high word of the kept mass, unused. The mass of the maximum is `2^(mass_bits - 1)`.
 pub const LOGPROBS_WORDS: usize = 12;
 
-/// The kernel. Parameters: logits, requests, choices, answers, tops; stride (u64, in elements), vocab, most (u32). Logits that are not
-/// kept are -inf; ranks count from 1.
+/// Records the kernel. Parameters: logits, requests, choices, answers, tops; stride (u64, in elements), vocab, most
+/// (u32). Filtered logits count as -inf; ranks start at 1.
 ///
 /// # Errors
-/// When a CTA cannot have so many threads.
+/// If `threads` is not supported.
 pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
     check_threads(name, threads)?;
     Builder::kernel(name, threads, |k| {

@@ -1,37 +1,37 @@
-//! Numbers of the samplers: elements as f32, e^x, a key in the order of floats, and weights as whole numbers.
+//! Fixed-point weights (masses), `e^x` and order-preserving keys.
 //!
-//! Sums of whole numbers are the same in any order. With b = [`mass_bits`] a weight becomes `weight / 2^⌊log2 greatest⌋ · 2^(b - 1)`,
-//! rounded: as much as leaves the sum of a row below 2^63. A weight has 24 bits, so those down to `2^(25 - b)` of the greatest are
-//! exact; what is below half a unit counts as 0 and is not drawn.
+//! Sums of masses are order-independent. With b = [`mass_bits`] a weight becomes `weight / 2^⌊log2 max⌋ · 2^(b - 1)`,
+//! rounded; b keeps the sum of a row below 2^63. A weight has 24 significant bits, so weights down to `2^(25 - b)` of
+//! the maximum are exact; below half a unit they round to 0 and are never drawn.
 
 use half::{bf16, f16};
 use tilewright::Dtype;
 use tilewright_ptx::build::{Stored, Value};
 
-/// Elements of rows.
+/// Element types of rows.
 pub trait Number: Stored {
-    /// What they are.
+    /// Dtype of the elements.
     const DTYPE: Dtype;
-    /// Elements of 16 bytes.
+    /// Elements per 16 bytes.
     const PER_VECTOR: u32;
-    /// The nearest.
+    /// Rounds to nearest.
     #[track_caller]
-    fn of(x: Value<'_, f32>) -> Value<'_, Self>;
-    /// Exactly.
+    fn narrow(x: Value<'_, f32>) -> Value<'_, Self>;
+    /// Widens exactly.
     #[track_caller]
-    fn wide(x: Value<'_, Self>) -> Value<'_, f32>;
+    fn widen(x: Value<'_, Self>) -> Value<'_, f32>;
 }
 
 macro_rules! numbers {
-    ($($ty:ty: $dtype:ident $per_vector:literal $of:expr, $wide:expr;)*) => {$(
+    ($($ty:ty: $dtype:ident $per_vector:literal $narrow:expr, $widen:expr;)*) => {$(
         impl Number for $ty {
             const DTYPE: Dtype = Dtype::$dtype;
             const PER_VECTOR: u32 = $per_vector;
-            fn of(x: Value<'_, f32>) -> Value<'_, Self> {
-                $of(x)
+            fn narrow(x: Value<'_, f32>) -> Value<'_, Self> {
+                $narrow(x)
             }
-            fn wide(x: Value<'_, Self>) -> Value<'_, f32> {
-                $wide(x)
+            fn widen(x: Value<'_, Self>) -> Value<'_, f32> {
+                $widen(x)
             }
         }
     )*};
@@ -42,29 +42,28 @@ numbers! {
     bf16: Bf16 8 Value::<f32>::to_bf16, Value::<bf16>::to_f32;
 }
 
-/// `e^x` of numbers that are not positive, to 0.53 units in the last place, subnormal results included; exactly 1 for 0. By additions and
-/// multiplications alone, so that the simulator and every GPU give the same bits.
+/// `e^x` for x ≤ 0, to 0.53 ulp including subnormal results; exactly 1 for 0. Uses additions and multiplications only, so the simulator and every GPU give the same bits.
 #[track_caller]
 pub(super) fn exp(x: Value<'_, f32>) -> Value<'_, f32> {
-    // e^-104 is less than half of the least number; -inf ends here, too
+    // e^-104 is below half of the smallest subnormal; also clamps -inf
     const LOWEST: f32 = -104.0;
-    // ln 2 in two parts: products of the first with whole numbers of 8 bits are exact
+    // ln 2 in two parts: products of the first with 8-bit integers are exact
     const LN_2: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
-    // (e^r - 1 - r) / r², interpolated at the zeros of a polynomial of Chebyshev in |r| <= ln 2 / 2
+    // (e^r - 1 - r) / r², interpolated at Chebyshev nodes for |r| <= ln 2 / 2
     const Q: [f32; 6] = [1.989_108e-4, 1.393_373_1e-3, 8.333_31e-3, 4.166_646_3e-2, 0.166_666_67, 0.5];
     let x = x.max(LOWEST);
-    let turns = (x * std::f32::consts::LOG2_E).round();
-    let high = turns.mul_add(-LN_2[0], x);
-    let r = turns.mul_add(-LN_2[1], high);
-    let lost = turns.mul_add(-LN_2[1], high - r);
+    let n = (x * std::f32::consts::LOG2_E).round();
+    let high = n.mul_add(-LN_2[0], x);
+    let r = n.mul_add(-LN_2[1], high);
+    let residual = n.mul_add(-LN_2[1], high - r);
     let q = Q[1..].iter().fold(x.builder().constant(Q[0]), |q, &next| q.mul_add(r, next));
-    // 1 + r rounds; what it loses is added with the small terms
+    // 1 + r rounds; its rounding error is added to the small terms
     let sum = r + 1.0;
-    let small = (r * r).mul_add(q, (r - (sum - 1.0)) + lost);
-    // in two steps, of which the first is exact, so that a subnormal result is rounded once
-    let turns = turns.to_i32();
-    let half = (turns.reinterpret::<i32>() >> 1_u32).reinterpret::<i32>();
-    (sum + small) * power_of_two(half) * power_of_two(turns - half)
+    let small = (r * r).mul_add(q, (r - (sum - 1.0)) + residual);
+    // scale in two steps, the first exact, so that a subnormal result is rounded once
+    let n = n.to_i32();
+    let half = (n.reinterpret::<i32>() >> 1_u32).reinterpret::<i32>();
+    (sum + small) * power_of_two(half) * power_of_two(n - half)
 }
 
 /// `2^n` for n in -126..=127.
@@ -73,35 +72,35 @@ pub(super) fn power_of_two(n: Value<'_, i32>) -> Value<'_, f32> {
     ((n + 127).reinterpret::<u32>() << 23).reinterpret()
 }
 
-/// A whole number in the order of floats that are not NaN; both zeros have one.
+/// Integer key in the order of non-NaN floats; both zeros share one key.
 #[track_caller]
 pub(super) fn key(x: Value<'_, f32>) -> Value<'_, u32> {
     let bits = (x + 0.0).reinterpret::<u32>();
     (bits >> 31).eq(1).select(!bits, bits | 1 << 31)
 }
 
-/// The number of a key.
+/// Inverse of [`key`].
 #[track_caller]
 pub(super) fn of_key(key: Value<'_, u32>) -> Value<'_, f32> {
     (key >> 31).eq(1).select(key & !(1 << 31), !key).reinterpret()
 }
 
-/// The b of the samplers' whole numbers, for rows of `vocab` weights: 63 less the bits of `vocab - 1`.
+/// Fixed-point bits b for rows of `vocab` weights: 63 minus the bits of `vocab - 1`.
 pub fn mass_bits(vocab: u32) -> u32 {
     63 - (32 - vocab.saturating_sub(1).leading_zeros())
 }
 
-/// How weights of a row become whole numbers.
+/// Fixed-point scale of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MassScale<'k> {
-    /// What is added to a weight's exponent to get how far its digits are shifted.
+    /// Added to the exponent of a weight to get the shift of its digits.
     shift: Value<'k, i32>,
     /// `mass = weight · 2^power`
     power: Value<'k, i32>,
 }
 
 impl<'k> MassScale<'k> {
-    /// For rows of `vocab` weights, the greatest of which is `max`.
+    /// Scale for rows of `vocab` weights with maximum `max`.
     #[track_caller]
     pub(super) fn new(vocab: Value<'k, u32>, max: Value<'k, f32>) -> Self {
         let bits = ((vocab - 1).leading_zeros() + 31).reinterpret::<i32>();
@@ -115,7 +114,7 @@ impl<'k> MassScale<'k> {
         self.power
     }
 
-    /// The weight, which is not negative, as a whole number.
+    /// Converts a non-negative weight to fixed point.
     #[track_caller]
     pub(super) fn mass(self, weight: Value<'k, f32>) -> Value<'k, u64> {
         let bits = weight.reinterpret::<u32>();
@@ -127,12 +126,12 @@ impl<'k> MassScale<'k> {
         ((((digits << 1) >> down) + 1) >> 1).to_u64() << up
     }
 
-    /// What turns weights into probabilities, when all have the mass `mass`.
+    /// Normalizer of weights with total mass `mass`.
     #[track_caller]
-    pub(super) fn share(self, mass: Value<'k, u64>) -> Normalizer<'k> {
+    pub(super) fn normalizer(self, mass: Value<'k, u64>) -> Normalizer<'k> {
         let zeros = leading_zeros(mass);
         let digits = mass << zeros;
-        // 48 digits of the mass in two numbers, and of its reciprocal
+        // 48 bits of the mass as two f32, and its reciprocal likewise
         let part = |from: u32| ((digits >> from).low() & 0xff_ffff).to_f32();
         let (high, low) = (part(40) * 2_f32.powi(-23), part(16) * 2_f32.powi(-47));
         let reciprocal = high.recip_exact();
@@ -149,14 +148,14 @@ impl<'k> MassScale<'k> {
 pub(super) struct Normalizer<'k> {
     scales: [Value<'k, f32>; 2],
     reciprocal: Value<'k, f32>,
-    /// What the reciprocal lacks.
+    /// Residual of the reciprocal.
     rest: Value<'k, f32>,
 }
 
 impl<'k> Normalizer<'k> {
-    /// The share of a weight, rounded once.
+    /// Normalized weight, rounded once.
     #[track_caller]
-    pub(super) fn of(&self, weight: Value<'k, f32>) -> Value<'k, f32> {
+    pub(super) fn normalize(&self, weight: Value<'k, f32>) -> Value<'k, f32> {
         let scaled = weight * self.scales[0] * self.scales[1];
         scaled.mul_add(self.reciprocal, scaled * self.rest)
     }
@@ -168,7 +167,7 @@ fn leading_zeros(x: Value<'_, u64>) -> Value<'_, u32> {
     high.eq(0).select(low.leading_zeros() + 32, high.leading_zeros())
 }
 
-/// `⌈share · mass⌉` for a share in (0, 1), exactly; `mass` is below 2^63.
+/// `⌈share · mass⌉` for a share in (0, 1), exact; `mass` is below 2^63.
 #[track_caller]
 pub(super) fn part_of<'k>(share: Value<'k, f32>, mass: Value<'k, u64>) -> Value<'k, u64> {
     let bits = share.reinterpret::<u32>();

@@ -1,18 +1,25 @@
-//! Sampling: rows of logits or probabilities become tokens, distributions, or the greatest with their places.
+//! Samplers: one CTA per row of logits or probabilities.
 //!
-//! A row has a CTA. What is summed are whole numbers, so that results depend neither on the order of threads nor on the device: the
-//! same row and request give the same token everywhere.
+//! Results depend neither on the order of threads nor on the device: sums are fixed-point (order-independent), `e^x`
+//! uses IEEE additions and multiplications only, and random numbers are counter-based (Philox). The same row and
+//! request give the same token everywhere.
 //!
 //! | | |
 //! |---|---|
-//! | [`sample()`], [`distribution()`] | temperature, top-k, top-p, min-p, and a token or all probabilities |
-//! | [`top_k()`], [`top_k_mask`], [`logprobs()`] | the greatest, with their places; ranks |
-//! | [`chain()`] | chains of drafted tokens |
-//! | [`mask_tokens`], [`penalise`], [`add_bias`] | edits of logits in place |
+//! | [`sample()`], [`distribution()`] | temperature, top-k, top-p, min-p; a token, or all probabilities |
+//! | [`top_k()`], [`top_k_mask`], [`logprobs()`] | largest elements with their indices; ranks |
+//! | [`chain()`] | verification of chains of drafted tokens |
+//! | [`mask_tokens`], [`penalise`], [`add_bias`] | in-place edits of logits |
 //!
-//! Inside: `number` e^x and whole numbers, `double` products of weights, `rng` Philox, `block` what threads find out together, `row` who
-//! reads and `sink` who writes what, `survey` a row at first sight, `elements` the list of the greatest, `weights` filters,
-//! `ranking` order.
+//! The algorithm of a row:
+//!
+//! 1. `row_stats`: first pass, maximum, validity and a lower bound of the candidates.
+//! 2. `weights`, `candidates`: second pass, fixed-point weights; the largest elements go to a list in shared memory.
+//! 3. `weights`: filters become thresholds on the weights, found in the list if it suffices, otherwise in the row.
+//! 4. The token is the first index whose running sum exceeds the random number; `ranking` orders elements exactly.
+//!
+//! Modules below: `mass` (fixed point, `e^x`), `product_scale` (f64 products of weights), `cta` (collectives),
+//! `row_reader` and `row_writer`, `rng`.
 
 mod candidates;
 mod chain;
@@ -44,7 +51,7 @@ pub use top_k::{LAST_FIRST, SORTED, top_k, top_k_mask};
 
 use tilewright_ptx::verify::Invalid;
 
-/// Refuses CTAs of so many threads.
+/// Checks the number of threads per CTA.
 fn check_threads(kernel: &str, threads: u32) -> Result<(), Invalid> {
     if threads.is_power_of_two() && (64..=1024).contains(&threads) {
         return Ok(());

@@ -1,6 +1,6 @@
-//! Numbers of 64 bits that are not negative: made of masses, scaled by powers of two, compared, and made masses again.
+//! Non-negative f64 products of weights: built from masses, compared, and converted back to fixed point.
 //!
-//! As f64 they hold products of two weights; the order of their bits is their order.
+//! An f64 holds the product of two weights. Comparisons use the bit patterns, whose order is that of the values.
 
 use tilewright_ptx::build::Value;
 
@@ -12,7 +12,7 @@ pub(super) fn of_mass<'k>(mass: Value<'k, u64>, power: Value<'k, i32>) -> Value<
     (shifted + mass.low().to_f64()) * power_of_two(power)
 }
 
-/// A fraction of 2^64, of which the lowest 11 bits are 0, as a number in [0, 1).
+/// A fraction of 2^64 with 11 low zero bits, as a number in [0, 1).
 #[track_caller]
 pub(super) fn of_fraction(fraction: Value<'_, u64>) -> Value<'_, f64> {
     let k = fraction.builder();
@@ -31,7 +31,7 @@ pub(super) fn less<'k>(a: Value<'k, f64>, b: Value<'k, f64>) -> Value<'k, bool> 
     a.reinterpret::<u64>().lt(b.reinterpret::<u64>())
 }
 
-/// `a - b` where that is above 0, otherwise 0.
+/// `max(a - b, 0)`
 #[track_caller]
 pub(super) fn excess<'k>(a: Value<'k, f64>, b: Value<'k, f64>) -> Value<'k, f64> {
     let minus = (b.reinterpret::<u64>() ^ (1_u64 << 63)).reinterpret::<f64>();
@@ -39,7 +39,7 @@ pub(super) fn excess<'k>(a: Value<'k, f64>, b: Value<'k, f64>) -> Value<'k, f64>
     less(b, a).select(difference, 0_u64).reinterpret()
 }
 
-/// How numbers of which `greatest` is the greatest become masses of up to `bits` bits.
+/// Fixed-point scale of f64 values up to `max`, for masses of up to `bits` bits.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ProductScale<'k> {
     shift: Value<'k, i32>,
@@ -51,7 +51,7 @@ impl<'k> ProductScale<'k> {
         Self { shift: bits.reinterpret::<i32>() - exponent(max) - 53 }
     }
 
-    /// The number as a mass, rounded.
+    /// Converts a value to fixed point, rounded.
     #[track_caller]
     pub(super) fn mass(self, x: Value<'k, f64>) -> Value<'k, u64> {
         let bits = x.reinterpret::<u64>();
@@ -59,7 +59,7 @@ impl<'k> ProductScale<'k> {
         let shift = exponent(x) + self.shift;
         let (down, up) = ((-shift).max(0).reinterpret::<u32>(), shift.max(0).reinterpret::<u32>());
         let rounded = (((digits << 1_u32) >> down) + 1) >> 1_u32;
-        // products of weights are never subnormal: less is 0
+        // products of weights are never subnormal: an exponent of 0 means 0
         exponent(x).eq(0).select(0_u64, rounded << up)
     }
 }

@@ -1,7 +1,8 @@
-//! The greatest numbers of a row, exactly so many, with a rule for equals.
+//! Exact selection and ordering of the `count` largest elements of a row.
 //!
-//! Numbers are ordered by value, then by place; no two are equal. A boundary divides a row into the greatest so many and the rest; what lies between
-//! two boundaries fits into shared memory, and each of its elements counts those before it to know its own rank.
+//! Elements are ordered by value, then by index, so the order is total. A [`Boundary`] separates the `count` largest
+//! from the rest. The elements between two boundaries fit into shared memory; each computes its rank by counting the
+//! elements before it.
 
 use super::{
     candidates::{Candidates, LIST_CAPACITY, ValueFn},
@@ -14,20 +15,20 @@ use tilewright_ptx::{
     isa::memory::AtomicOp,
 };
 
-/// Elements whose ranks are counted at once.
+/// Elements per ranking window.
 const WINDOW: u32 = 1024;
 
-/// Where the greatest so many end.
+/// Boundary after the `count` largest elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Boundary<'k> {
     least: Value<'k, f32>,
-    /// Of those that equal it, the ones between these places belong to them.
+    /// Index range of the included elements with value `least`.
     begin: Value<'k, u32>,
     end: Value<'k, u32>,
 }
 
 impl<'k> Boundary<'k> {
-    /// Whether an element is among them.
+    /// Whether an element is inside the boundary.
     #[track_caller]
     pub(super) fn has(&self, index: Value<'k, u32>, value: Value<'k, f32>) -> Value<'k, bool> {
         let between = index.ge(self.begin) & index.lt(self.end);
@@ -35,17 +36,17 @@ impl<'k> Boundary<'k> {
     }
 }
 
-/// A row in order.
+/// Ranking of the elements of a row.
 #[derive(Clone, Copy)]
 pub(super) struct Ranking<'a, 'k, T> {
     candidates: Candidates<'k, T>,
     value: ValueFn<'a, 'k>,
-    /// Whether of equals the last come first.
+    /// Whether ties are ordered by descending index.
     last_first: Value<'k, bool>,
 }
 
 impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
-    /// Reads a row for its `count` greatest; `number` is at most the element itself, and no NaN.
+    /// Prepares the selection of the `count` largest elements. `value` is never NaN and at most the stored element.
     #[track_caller]
     pub(super) fn new(
         candidates: Candidates<'k, T>,
@@ -75,16 +76,16 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
         Self { candidates, value, last_first }
     }
 
-    /// Where the greatest `count` end.
+    /// Boundary of the `count` largest elements.
     #[track_caller]
     pub(super) fn boundary(&self, count: Value<'k, u32>) -> Boundary<'k> {
         let k = self.candidates.cta.k;
         let one = |_, _| k.constant(1_u64);
         let (least, above) = self.candidates.threshold(self.value, &one, count.to_u64());
         let tie = |_, value: Value<'k, f32>| value.eq(least).select(1_u64, 0_u64);
-        let room = count.to_u64() - above;
+        let remaining = count.to_u64() - above;
         let all = self.candidates.sum(self.value, &tie);
-        let target = self.last_first.select(all - room + 1, room);
+        let target = self.last_first.select(all - remaining + 1, remaining);
         let index = self.candidates.first(self.value, &tie, target);
         Boundary {
             least,
@@ -93,8 +94,8 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
         }
     }
 
-    /// Calls `emit` with rank and place of each of the greatest `count`, in some thread; ranks begin with 0. Where `by_place` holds the
-    /// ranks are those of their places.
+    /// Calls `emit` with rank and index of each of the `count` largest elements, each from one thread; ranks start at
+    /// 0. With `by_index` ranks follow the indices.
     #[track_caller]
     pub(super) fn emit(
         &self,
@@ -120,7 +121,7 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
         let Candidates { cta, .. } = self.candidates;
         let k = cta.k;
         let from = k.var("from", 0_u32);
-        // before the first window nothing is taken
+        // empty boundary before the first window
         let least = k.var("taken_least", f32::INFINITY);
         let (begin, end) = (k.var("taken_begin", u32::MAX), k.var("taken_end", 0_u32));
         k.loop_(|| {
@@ -153,7 +154,7 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
         });
     }
 
-    /// The same by place, for any count: threads take neighbours, and those before them say where they write.
+    /// Emits in index order, for any count: adjacent elements per thread, output offsets by prefix sums.
     #[track_caller]
     fn emit_ascending(&self, count: Value<'k, u32>, emit: &impl Fn(Value<'k, u32>, Value<'k, u32>)) {
         let Candidates { cta, row, .. } = self.candidates;
@@ -174,7 +175,7 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
     }
 }
 
-/// Elements of which each finds its rank.
+/// Elements that are ranked against each other.
 #[derive(Debug, Clone, Copy)]
 struct RankWindow<'k> {
     cta: CtaCollectives<'k>,
@@ -190,7 +191,7 @@ impl<'k> RankWindow<'k> {
         Self { cta: *cta, entries, count: k.shared("in_window", 1, 4) }
     }
 
-    /// Empties it and has `fill` add entries, at most [`WINDOW`]; behind barriers.
+    /// Clears the window and lets `fill` add up to [`WINDOW`] entries, with barriers before and after.
     #[track_caller]
     fn fill(&self, fill: impl FnOnce(&dyn Fn(Value<'k, u64>))) {
         let k = self.cta.k;

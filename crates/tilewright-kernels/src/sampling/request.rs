@@ -1,23 +1,23 @@
-//! What a request asks of its sampler, as twelve words in device memory.
+//! Sampling parameters of a request, as twelve words in device memory.
 //!
 //! | word | |
 //! |---|---|
 //! | 0, 2, 3 | temperature, top_p, min_p: f32 |
-//! | 1 | top_k; [`u32::MAX`] or from the vocabulary's size on: all |
-//! | 4 | which ties of top-k stay: 0 all, 1 the first, 2 the last; with [`JOINT`] added, top-p judges all tokens |
+//! | 1 | top_k; [`u32::MAX`] or any value from the vocabulary size on: off |
+//! | 4 | ties of top-k: 0 keeps all, 1 the first, 2 the last; plus [`JOINT`] if top-p applies to all tokens |
 //! | 6, 7 and 8, 9 | seed and offset, low words first |
 
 use super::rng::Stream;
 use tilewright::sampling::{FilterOrder, SamplingParams, TopKTies};
 use tilewright_ptx::build::{Builder, Global, Value};
 
-/// Words of a request.
+/// Words per request.
 pub const REQUEST_WORDS: usize = 12;
 
-/// Added to word 4 where top-k and top-p both judge the whole distribution.
+/// Flag of word 4: top-k and top-p both apply to the full distribution.
 pub const JOINT: u32 = 4;
 
-/// The words of a request.
+/// Encodes a request.
 pub fn request_words(params: &SamplingParams) -> [u32; REQUEST_WORDS] {
     let ties = match params.top_k_ties {
         TopKTies::Keep => 0,
@@ -32,21 +32,21 @@ pub fn request_words(params: &SamplingParams) -> [u32; REQUEST_WORDS] {
     [temperature, top_k, top_p, min_p, ties | order, 0, seed, seed_high, offset, offset_high, 0, 0]
 }
 
-/// A request in registers.
+/// A sampling request in registers.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SamplingRequest<'k> {
     pub(super) temperature: Value<'k, f32>,
     pub(super) top_k: Value<'k, u32>,
     pub(super) top_p: Value<'k, f32>,
     pub(super) min_p: Value<'k, f32>,
-    /// 0: all, 1: the first, 2: the last.
+    /// Kept ties of top-k: 0 all, 1 the first, 2 the last.
     pub(super) ties: Value<'k, u32>,
     pub(super) joint: Value<'k, bool>,
     pub(super) stream: Stream<'k>,
 }
 
 impl<'k> SamplingRequest<'k> {
-    /// Number `row` of `requests`.
+    /// Loads request `row`.
     #[track_caller]
     pub(super) fn load(requests: Global<'k, u32>, row: Value<'k, u32>) -> Self {
         let at = requests.at_wide(row.to_u64() * REQUEST_WORDS as u64);
@@ -64,7 +64,7 @@ impl<'k> SamplingRequest<'k> {
         }
     }
 
-    /// The same with every filter off.
+    /// Disables every filter if `off` holds.
     #[track_caller]
     pub(super) fn without_filters(self, k: &'k Builder, off: Value<'k, bool>) -> Self {
         Self {

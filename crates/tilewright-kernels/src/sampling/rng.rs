@@ -1,8 +1,8 @@
-//! Random numbers from counters: Philox4x32-10, the bits of `tilewright::sampling::rng`.
+//! Counter-based random numbers: Philox4x32-10, bit-identical to `tilewright::sampling::rng`.
 
 use tilewright_ptx::build::{Builder, Value};
 
-/// A request's stream, and which number of it: low and high words.
+/// Random stream of a request and position in it: low and high words.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Stream<'k> {
     pub(super) seed: [Value<'k, u32>; 2],
@@ -10,9 +10,9 @@ pub(super) struct Stream<'k> {
 }
 
 impl<'k> Stream<'k> {
-    /// Four words for the stream's number `ahead` places further on. `purpose` is 0 for draws, 1 for speculation.
+    /// Four words at position `offset + ahead`. `purpose` is 0 for draws, 1 for speculation.
     #[track_caller]
-    fn block(self, k: &'k Builder, ahead: Value<'k, u32>, purpose: u32) -> [Value<'k, u32>; 4] {
+    fn philox(self, k: &'k Builder, ahead: Value<'k, u32>, purpose: u32) -> [Value<'k, u32>; 4] {
         let offset = k.pack32(self.offset[0], self.offset[1]) + ahead.to_u64();
         let mut x = [offset.low(), offset.high(), k.constant(purpose), k.constant(0)];
         let mut key = self.seed;
@@ -25,17 +25,17 @@ impl<'k> Stream<'k> {
         x
     }
 
-    /// The number that draws a token, as a fraction of 2^64: its upper 53 bits.
+    /// Uniform number of a draw as a fraction of 2^64: its upper 53 bits.
     #[track_caller]
     pub(super) fn uniform(self, k: &'k Builder) -> Value<'k, u64> {
-        let [high, low, ..] = self.block(k, k.constant(0), 0);
+        let [high, low, ..] = self.philox(k, k.constant(0), 0);
         fraction(k, high, low)
     }
 
-    /// The two numbers of speculation for the token `ahead` places further on, likewise.
+    /// Two uniform numbers of speculation, for the token `ahead` positions later.
     #[track_caller]
     pub(super) fn pair(self, k: &'k Builder, ahead: Value<'k, u32>) -> [Value<'k, u64>; 2] {
-        let [a, b, c, d] = self.block(k, ahead, 1);
+        let [a, b, c, d] = self.philox(k, ahead, 1);
         [fraction(k, a, b), fraction(k, c, d)]
     }
 }

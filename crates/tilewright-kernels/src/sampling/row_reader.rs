@@ -1,7 +1,7 @@
-//! A row dealt to the threads of a CTA: every warp has a run of neighbours, a later warp a later one.
+//! Partition of a row among the threads of a CTA: each warp owns a contiguous range, in warp order.
 //!
-//! Rows begin anywhere and have any length: numbers before the first 16 aligned bytes belong to the first warp, those behind the last
-//! to the last warp, and whole vectors are dealt in runs of 32, so that a warp reads neighbours.
+//! Rows have any alignment and length. The elements before the first 16-byte boundary belong to the first warp, those
+//! after the last full vector to the last warp. Vectors are assigned in runs of 32 per warp, so loads are coalesced.
 
 use super::{cta::CtaCollectives, mass::Number};
 use crate::tile::chunk;
@@ -17,10 +17,10 @@ pub(super) struct RowReader<'k, T> {
     warps: u32,
     begin: Global<'k, T>,
     pub(super) vocab: Value<'k, u32>,
-    /// Elements before the first vector.
+    /// Elements before the first aligned vector.
     head: Value<'k, u32>,
     vectors: Value<'k, u32>,
-    /// Vectors of a warp.
+    /// Vectors per warp.
     share: Value<'k, u32>,
 }
 
@@ -38,21 +38,22 @@ impl<'k, T: Number> RowReader<'k, T> {
     /// Element `i`.
     #[track_caller]
     pub(super) fn element(&self, i: Value<'k, u32>) -> Value<'k, f32> {
-        T::wide(self.begin.at(i).load())
+        T::widen(self.begin.at(i).load())
     }
 
-    /// The first element of a vector.
+    /// Index of the first aligned vector.
     pub(super) fn first_vector(&self) -> Value<'k, u32> {
         self.head
     }
 
-    /// Elements behind the last vector begin here.
+    /// Index of the first element after the last vector.
     #[track_caller]
     fn tail(&self) -> Value<'k, u32> {
         self.head + self.vectors * T::PER_VECTOR
     }
 
-    /// Calls `group` with the places and numbers of vectors, `ahead` of which are asked for at once, and `single` with those of others.
+    /// Calls `group` with the first index and the values of each vector, with `ahead` loads in flight, and `single`
+    /// for the elements outside of vectors.
     #[track_caller]
     pub(super) fn visit(
         &self,
@@ -82,7 +83,7 @@ impl<'k, T: Number> RowReader<'k, T> {
         });
     }
 
-    /// Calls `body` with place and number of each element of this thread.
+    /// Calls `body` with index and value of each element of this thread.
     #[track_caller]
     pub(super) fn each(&self, ahead: u32, body: impl Fn(Value<'k, u32>, Value<'k, f32>)) {
         let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
@@ -91,7 +92,7 @@ impl<'k, T: Number> RowReader<'k, T> {
         self.visit(ahead, group, &body);
     }
 
-    /// The elements of a warp.
+    /// Index range of a warp.
     #[track_caller]
     pub(super) fn of_warp(&self, warp: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u32>) {
         let tail = self.tail();

@@ -1,4 +1,4 @@
-//! What a row is, at first sight: its greatest element, an element that makes it useless, and a value that few elements reach.
+//! First pass over a row: maximum, validity check and a lower bound for the candidate list.
 
 use super::{
     candidates::LIST_CAPACITY,
@@ -11,38 +11,38 @@ use tilewright_ptx::{
     isa::warp::WarpReduction,
 };
 
-/// What a row holds.
+/// Content of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RowKind {
-    /// Natural-log scores; NaN, +inf and rows of -inf alone have no distribution.
+    /// Natural-log scores. NaN, +inf and all-(-inf) rows are invalid.
     Logits,
-    /// Probabilities, or any weights; NaN, negative numbers, infinity and rows of zeros have none.
+    /// Probabilities or unnormalized weights. NaN, negative values, infinity and all-zero rows are invalid.
     Probs,
-    /// Numbers that are only compared; NaN is refused.
+    /// Values that are only compared. NaN is invalid.
     Scores,
 }
 
-/// Words of a row's verdict: what is wrong, where, and the bits of what is there.
+/// Words per row outcome: status, token index, bits of the invalid value, 0.
 pub const ROW_OUTCOME_WORDS: usize = 4;
-/// Nothing is wrong; word 1 may hold a token.
+/// The row is valid; word 1 may hold a token.
 pub const VALID: u32 = 0;
-/// The token in word 1 has a number, in word 2, that such rows may not hold.
+/// The row holds an invalid value: word 1 is its token, word 2 its bits.
 pub const INVALID_VALUE: u32 = 1;
-/// Nothing can be drawn: logits of -inf alone, or probabilities of 0.
+/// The row has no mass: logits of -inf only, or probabilities of 0 only.
 pub const EMPTY: u32 = 2;
 
-/// A row at first sight; the same in all threads.
+/// Statistics of a row; the same in all threads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowStats<'k> {
-    /// The greatest.
+    /// Maximum.
     pub(super) max: Value<'k, f32>,
-    /// Where the first of the greatest is.
+    /// First index of the maximum.
     pub(super) first: Value<'k, u32>,
-    /// [`GOOD`], [`BAD_NUMBER`] or [`NOTHING`].
+    /// [`VALID`], [`INVALID_VALUE`] or [`EMPTY`].
     pub(super) outcome: Value<'k, u32>,
-    /// The first token whose number is bad.
+    /// First token with an invalid value.
     pub(super) bad: Value<'k, u32>,
-    /// The greatest of this thread.
+    /// Maximum of this thread's elements.
     thread_max: Value<'k, f32>,
 }
 
@@ -79,8 +79,8 @@ impl<'k> RowStats<'k> {
         Self { max: row_max, first, outcome, bad, thread_max }
     }
 
-    /// A value that at least `wanted` elements reach, if so many threads have one, and mostly not many more; `wanted` is at most the
-    /// number of threads.
+    /// A lower bound that at least `wanted` elements reach, if as many threads have elements, and usually few more.
+    /// `wanted` is at most the number of threads.
     #[track_caller]
     pub(super) fn list_threshold(&self, cta: &CtaCollectives<'k>, wanted: Value<'k, u32>) -> Value<'k, f32> {
         let (found, _) = cta.threshold(wanted.to_u64(), |count| {
@@ -89,7 +89,7 @@ impl<'k> RowStats<'k> {
         of_key(found)
     }
 
-    /// How many elements a list is tried with to have the `top_k` greatest; and whether it is worth trying.
+    /// Number of elements to request for a list that holds the `top_k` largest, and whether to try.
     #[track_caller]
     pub(super) fn list_size(
         cta: &CtaCollectives<'k>,
@@ -98,7 +98,7 @@ impl<'k> RowStats<'k> {
         (top_k.min(cta.threads), top_k.le(cta.threads * 3 / 4))
     }
 
-    /// Writes the verdict, with `token` where all is good.
+    /// Writes the outcome, with `token` if the row is valid.
     #[track_caller]
     pub(super) fn write<T: Number>(
         &self,
@@ -116,7 +116,7 @@ impl<'k> RowStats<'k> {
     }
 }
 
-/// Whether a whole row fits into a list.
+/// Whether the full row fits into a list.
 #[track_caller]
 pub(super) fn fits(vocab: Value<'_, u32>) -> Value<'_, bool> {
     vocab.le(LIST_CAPACITY)

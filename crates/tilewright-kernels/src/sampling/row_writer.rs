@@ -1,19 +1,19 @@
-//! A row that is written, number by number of a row that is read.
+//! Output row, written elementwise from an input row.
 
 use super::{mass::Number, row_reader::RowReader};
 use crate::tile::{Chunk, chunk};
 use tilewright_ptx::build::{Builder, Global, Value};
 
-/// A row of elements `O`, for one of elements `T`.
+/// Output row of `O` for an input row of `T`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowWriter<'k, O> {
     k: &'k Builder,
     to: Global<'k, O>,
-    /// Whether what becomes of a vector is aligned to what is stored at once.
+    /// Whether vector stores are aligned.
     aligned: Value<'k, bool>,
 }
 
-/// Elements that are stored at once, of those that become of a vector of `T`.
+/// Elements per store for one input vector of `T`.
 fn at_once<T: Number, O: Number>() -> u32 {
     T::PER_VECTOR.min(O::PER_VECTOR)
 }
@@ -26,7 +26,7 @@ impl<'k, O: Number> RowWriter<'k, O> {
         Self { k: first.builder(), to, aligned: (first & (bytes - 1)).eq(0) }
     }
 
-    /// Writes `f` of the place of each number of `row`, and of the number.
+    /// Writes `f(index, value)` for each element of `row`.
     #[track_caller]
     pub(super) fn replace<T: Number>(
         &self,
@@ -44,9 +44,9 @@ impl<'k, O: Number> RowWriter<'k, O> {
                         Chunk::of(O::DTYPE, part).store(chunk::Elements::new(to, O::DTYPE));
                     }
                 },
-                || (0..).zip(&results).for_each(|(i, &x)| to.plus(i).store(O::of(x))),
+                || (0..).zip(&results).for_each(|(i, &x)| to.plus(i).store(O::narrow(x))),
             );
         };
-        row.visit(1, group, |index, x| self.to.at(index).store(O::of(f(index, x))));
+        row.visit(1, group, |index, x| self.to.at(index).store(O::narrow(f(index, x))));
     }
 }

@@ -1,10 +1,10 @@
-//! One token for each row, by the filters and the random number of its request.
+//! Token sampling: one token per row, with the filters and random number of its request.
 //!
-//! A row is read twice: for its greatest number, and for the list of the greatest weights, among which thresholds and token are found;
-//! greedy rows once. Where the list is too short, and where there is no filter, rows are read again.
+//! A row is read twice: for its maximum, and for the list of its largest weights, which usually determines thresholds
+//! and token. Greedy rows are read once. Rows without filters, or with too short a list, are read again.
 //!
-//! Shapes: scores `[rows, vocab]`, a row any stride after the other; requests `[rows, REQUEST_WORDS]` and verdicts `[rows,
-//! VERDICT_WORDS]` u32. Grid: `[rows, 1, 1]`.
+//! Shapes: scores `[rows, vocab]`, any row stride; requests `[rows, REQUEST_WORDS]` and outcomes `[rows,
+//! ROW_OUTCOME_WORDS]` u32. Grid: `[rows, 1, 1]`.
 
 use super::{
     candidates::CandidateList,
@@ -18,21 +18,21 @@ use super::{
 };
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
-/// What a kernel is made for.
+/// Compile-time configuration of the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SampleConfig {
-    /// What rows hold.
+    /// Content of rows.
     pub kind: RowKind,
-    /// Threads of a CTA: a power of two from 64 to 1024.
+    /// Threads per CTA: a power of two from 64 to 1024.
     pub threads: u32,
 }
 
-/// The kernel. Parameters: scores, requests, verdicts; stride (u64, in elements), vocab (u32).
+/// Records the kernel. Parameters: scores, requests, verdicts; stride (u64, in elements), vocab (u32).
 ///
-/// Word 1 of a good verdict is the token.
+/// Word 1 of a valid outcome is the token.
 ///
 /// # Errors
-/// When a CTA cannot have so many threads.
+/// If `threads` is not supported.
 pub fn sample<T: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Invalid> {
     check_threads(name, config.threads)?;
     Builder::kernel(name, config.threads, |k| {

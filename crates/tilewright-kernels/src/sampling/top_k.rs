@@ -1,7 +1,7 @@
-//! The `k` greatest of each row with their places, and rows of which only those are left.
+//! Top-k selection: the `k` largest elements of each row with their indices, and rows masked to them.
 //!
-//! Shapes: scores, out `[rows, vocab]`, values `[rows, k]`, of one dtype, a row any stride after the other; indices `[rows, k]` i32; counts
-//! `[rows]` u32. A row that holds NaN gives NaN and -1. Grid: `[rows, 1, 1]`.
+//! Shapes: scores, out `[rows, vocab]`, values `[rows, k]`, of one dtype and any row strides; indices `[rows, k]`
+//! i32; counts `[rows]` u32. A row that holds NaN gives NaN and -1. Grid: `[rows, 1, 1]`.
 
 use super::{
     candidates::{CandidateList, Candidates},
@@ -15,16 +15,16 @@ use super::{
 };
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
-/// In the flags of [`top_k`]: from the greatest on, not by ascending index.
+/// Flag of [`top_k`]: descending values instead of ascending indices.
 pub const SORTED: u32 = 1;
-/// In the flags of [`top_k`]: of equals the last come first.
+/// Flag of [`top_k`]: among ties, the last indices win.
 pub const LAST_FIRST: u32 = 2;
 
-/// Selects exactly `k` of each row. Parameters: scores, values, indices; stride, values_stride (u64, in elements), vocab, k, flags
-/// (u32).
+/// Selects exactly `k` elements per row. Parameters: scores, values, indices; stride, values_stride (u64, in
+/// elements), vocab, k, flags (u32).
 ///
 /// # Errors
-/// When a CTA cannot have so many threads.
+/// If `threads` is not supported.
 pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
     check_threads(name, threads)?;
     Builder::kernel(name, threads, |k| {
@@ -44,13 +44,13 @@ pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
                 let last_first = (flags & LAST_FIRST).ne(0);
                 let ranking = Ranking::new(candidates, &stats, (&|_, x| x, last_first), count);
                 ranking.emit((count, (flags & SORTED).eq(0)), |rank, index| {
-                    values.at(rank).store(T::of(row.element(index)));
+                    values.at(rank).store(T::narrow(row.element(index)));
                     indices.at(rank).store(index.reinterpret::<i32>());
                 });
             },
             || {
                 k.repeat((k.thread(), count), threads, |rank| {
-                    values.at(rank).store(T::of(k.constant(f32::NAN)));
+                    values.at(rank).store(T::narrow(k.constant(f32::NAN)));
                     indices.at(rank).store(-1_i32);
                 });
             },
@@ -58,11 +58,11 @@ pub fn top_k<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
     })
 }
 
-/// Replaces numbers below the `count`-th greatest of their row by -inf. Parameters: scores, counts, out; stride, out_stride (u64, in elements),
-/// vocab (u32). A count is at least 1; from `vocab` on all stay.
+/// Replaces values below the `count`-th largest of their row by -inf. Parameters: scores, counts, out; stride,
+/// out_stride (u64, in elements), vocab (u32). A count is at least 1; from `vocab` on nothing is masked.
 ///
 /// # Errors
-/// When a CTA cannot have so many threads.
+/// If `threads` is not supported.
 pub fn top_k_mask<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> {
     check_threads(name, threads)?;
     Builder::kernel(name, threads, |k| {

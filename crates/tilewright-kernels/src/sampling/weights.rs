@@ -1,7 +1,7 @@
-//! The weights of a row: `e^((logit - greatest) / temperature)`, or probabilities as they are, and what the filters keep of them.
+//! Weights of a row and the filters on them: `e^((logit - max) / temperature)`, or probabilities as they are.
 //!
-//! A filter is a threshold: what it keeps is at least as great. Thresholds are found among the list of the greatest weights where that
-//! is enough, which it says of itself: the `top_k` greatest, or the share `top_p` of all, lie in it.
+//! Each filter is a threshold: it keeps weights at or above it. Thresholds are found in the candidate list if it
+//! holds the `top_k` largest weights, or the mass share `top_p`; otherwise in the row.
 
 use super::{
     candidates::{CandidateList, Candidates, LIST_CAPACITY},
@@ -13,13 +13,13 @@ use super::{
 };
 use tilewright_ptx::build::{Builder, Value};
 
-/// How a number of a row becomes a weight.
+/// Conversion of row elements to weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct WeightRule<'k> {
     kind: RowKind,
     max: Value<'k, f32>,
     temperature: Value<'k, f32>,
-    /// Whether all weight is on the first of the greatest, and which that is.
+    /// Whether all mass is on the first maximum (temperature 0), and its index.
     greedy: Value<'k, bool>,
     first: Value<'k, u32>,
 }
@@ -35,7 +35,7 @@ impl<'k> WeightRule<'k> {
         Self { kind, max: stats.max, temperature, greedy, first: stats.first }
     }
 
-    /// The weight of an element.
+    /// Weight of an element.
     #[track_caller]
     pub(super) fn weight(&self, index: Value<'k, u32>, x: Value<'k, f32>) -> Value<'k, f32> {
         match self.kind {
@@ -43,12 +43,12 @@ impl<'k> WeightRule<'k> {
                 let alone = index.eq(self.first).select(1.0_f32, 0.0_f32);
                 self.greedy.select(alone, exp((x - self.max) / self.temperature))
             }
-            // both zeros become one
+            // -0 becomes 0
             RowKind::Probs | RowKind::Scores => x + 0.0,
         }
     }
 
-    /// The greatest weight.
+    /// Maximum weight.
     #[track_caller]
     pub(super) fn max_weight(&self) -> Value<'k, f32> {
         match self.kind {
@@ -58,14 +58,14 @@ impl<'k> WeightRule<'k> {
     }
 }
 
-/// Which filters a request has.
+/// Active filters of a request.
 #[derive(Debug, Clone, Copy)]
 struct Filters<'k> {
     top_k: Value<'k, bool>,
     top_p: Value<'k, bool>,
     min_p: Value<'k, bool>,
-    /// Whether top-p judges all weights.
-    of_all: Value<'k, bool>,
+    /// Whether top-p applies to all weights, not only to those that top-k keeps.
+    top_p_of_all: Value<'k, bool>,
 }
 
 impl<'k> Filters<'k> {
@@ -73,7 +73,7 @@ impl<'k> Filters<'k> {
     fn new(request: &SamplingRequest<'k>, vocab: Value<'k, u32>) -> Self {
         let top_k = request.top_k.lt(vocab);
         let (top_p, min_p) = (request.top_p.lt(1.0), request.min_p.gt(0.0));
-        Self { top_k, top_p, min_p, of_all: request.joint | !top_k }
+        Self { top_k, top_p, min_p, top_p_of_all: request.joint | !top_k }
     }
 
     #[track_caller]
@@ -82,7 +82,7 @@ impl<'k> Filters<'k> {
     }
 }
 
-/// The weights of a row that can be sampled.
+/// Weights of a valid row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Weights<'k, T> {
     pub(super) candidates: Candidates<'k, T>,
@@ -90,12 +90,12 @@ pub(super) struct Weights<'k, T> {
     pub(super) mass_scale: MassScale<'k>,
     request: SamplingRequest<'k>,
     filters: Filters<'k>,
-    /// The mass of all.
+    /// Total mass.
     total: Value<'k, u64>,
 }
 
 impl<'k, T: Number> Weights<'k, T> {
-    /// Reads a row of which nothing bad is known.
+    /// Reads a valid row: computes the total mass and fills the candidate list.
     #[track_caller]
     pub(super) fn new(
         (cta, list): (CtaCollectives<'k>, CandidateList<'k>),
@@ -114,7 +114,7 @@ impl<'k, T: Number> Weights<'k, T> {
         let wanted = filters.top_k.select(request.top_k, cta.threads / 2);
         let (wanted, worth) = RowStats::list_size(&cta, wanted);
         let tried = filters.any() & worth & !whole;
-        // the weight from which on elements are listed
+        // minimum weight of listed elements
         let least = k.var("least", whole.select(-1.0_f32, f32::INFINITY));
         k.when(tried, || least.set(rule.weight(k.constant(0), stats.list_threshold(&cta, wanted))));
         k.sync_threads();
@@ -132,19 +132,19 @@ impl<'k, T: Number> Weights<'k, T> {
         });
         let (total, listed, count) = (total.of_all(), listed.of_all(), list.count());
         let has_k = !filters.top_k | count.ge(request.top_k);
-        let has_p = !(filters.top_p & filters.of_all) | listed.ge(part_of(request.top_p, total));
+        let has_p = !(filters.top_p & filters.top_p_of_all) | listed.ge(part_of(request.top_p, total));
         let by_min = filters.top_k | filters.top_p | (request.min_p * rule.max_weight()).ge(least.get());
         candidates.listed.set(whole | (tried & count.le(LIST_CAPACITY) & has_k & has_p & by_min));
         Self { candidates, rule, mass_scale, request, filters, total }
     }
 
-    /// The weight of an element.
+    /// Weight of an element.
     #[track_caller]
     pub(super) fn weight(&self, index: Value<'k, u32>, x: Value<'k, f32>) -> Value<'k, f32> {
         self.rule.weight(index, x)
     }
 
-    /// What the filters keep.
+    /// Applies the filters.
     #[track_caller]
     pub(super) fn apply_filters(&self) -> KeptSet<'k> {
         let (k, filters) = (self.candidates.cta.k, &self.filters);
@@ -158,7 +158,7 @@ impl<'k, T: Number> Weights<'k, T> {
             });
         });
         let (by_k, ties) = (by_k.get(), (begin.get(), end.get()));
-        // of a greedy row the weights of all others are 0, and not kept
+        // greedy rows keep weight 1 only: all other weights are 0
         let least = self.rule.greedy.select(1.0_f32, by_k);
         let floor = k.var("floor", least);
         let kept_by_k = KeptSet { floor: least, by_k, ties, mass: self.total };
@@ -170,7 +170,7 @@ impl<'k, T: Number> Weights<'k, T> {
         KeptSet { mass: mass.get(), ..kept }
     }
 
-    /// Tells the `top_k`-th greatest weight, and between which places its equals are kept.
+    /// Finds the `top_k`-th largest weight and the index range of its kept ties.
     #[track_caller]
     fn find_top_k(&self, set: impl Fn(Value<'k, f32>, Value<'k, u32>, Value<'k, u32>)) {
         let (k, candidates) = (self.candidates.cta.k, &self.candidates);
@@ -180,34 +180,35 @@ impl<'k, T: Number> Weights<'k, T> {
         set(kth, k.constant(0), k.constant(u32::MAX));
         k.when(self.request.ties.ne(0), || {
             let is_tie = |_, weight: Value<'k, f32>| weight.eq(kth).select(1_u64, 0_u64);
-            let room = top_k - above;
+            let remaining = top_k - above;
             let all = candidates.sum(&value, &is_tie);
             let first = self.request.ties.eq(1);
-            let index = candidates.first(&value, &is_tie, first.select(room, all - room + 1));
+            let index = candidates.first(&value, &is_tie, first.select(remaining, all - remaining + 1));
             set(kth, first.select(0_u32, index), first.select(index + 1, u32::MAX));
         });
     }
 
-    /// The threshold of top-p.
+    /// Threshold of top-p.
     #[track_caller]
     fn top_p(&self, by_k: &KeptSet<'k>) -> Value<'k, f32> {
-        let (k, of_all) = (self.candidates.cta.k, self.filters.of_all);
+        let (k, top_p_of_all) = (self.candidates.cta.k, self.filters.top_p_of_all);
         let mass = k.var("judged", self.total);
-        k.when(!of_all, || mass.set(self.mass_of(by_k)));
+        k.when(!top_p_of_all, || mass.set(self.mass_of(by_k)));
         let target = part_of(self.request.top_p, mass.get());
-        let judged =
-            |index, weight| (of_all | by_k.has(index, weight)).select(self.mass_scale.mass(weight), 0_u64);
-        self.candidates.threshold(&|index, x| self.weight(index, x), &judged, target).0
+        let top_p_mass = |index, weight| {
+            (top_p_of_all | by_k.has(index, weight)).select(self.mass_scale.mass(weight), 0_u64)
+        };
+        self.candidates.threshold(&|index, x| self.weight(index, x), &top_p_mass, target).0
     }
 
-    /// The mass of what is kept.
+    /// Mass of the kept elements.
     #[track_caller]
     fn mass_of(&self, kept: &KeptSet<'k>) -> Value<'k, u64> {
         let mass = |index, weight| kept.has(index, weight).select(self.mass_scale.mass(weight), 0_u64);
         self.candidates.sum(&|index, x| self.weight(index, x), &mass)
     }
 
-    /// The token at which the mass of what is kept first exceeds `fraction`, of 2^64, of all of it.
+    /// First token at which the running kept mass exceeds `fraction` / 2^64 of the total kept mass.
     #[track_caller]
     pub(super) fn draw(&self, kept: &KeptSet<'k>, fraction: Value<'k, u64>) -> Value<'k, u32> {
         let mass = |index, weight| kept.has(index, weight).select(self.mass_scale.mass(weight), 0_u64);
@@ -216,20 +217,20 @@ impl<'k, T: Number> Weights<'k, T> {
     }
 }
 
-/// What the filters keep of a row.
+/// Elements of a row that the filters keep.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeptSet<'k> {
-    /// The least weight that is kept.
+    /// Minimum kept weight.
     floor: Value<'k, f32>,
-    /// The weight of which only those between two places are kept.
+    /// Weight whose ties are kept only in the index range `ties`.
     by_k: Value<'k, f32>,
     ties: (Value<'k, u32>, Value<'k, u32>),
-    /// The mass of all that is kept.
+    /// Total kept mass.
     pub(super) mass: Value<'k, u64>,
 }
 
 impl<'k> KeptSet<'k> {
-    /// Whether an element of this place and weight is kept.
+    /// Whether an element is kept.
     #[track_caller]
     pub(super) fn has(&self, index: Value<'k, u32>, weight: Value<'k, f32>) -> Value<'k, bool> {
         let between = index.ge(self.ties.0) & index.lt(self.ties.1);

@@ -1,8 +1,8 @@
-//! Neighbours in memory of any dtype, loaded and stored at once and computed with in f32.
+//! Vectorized loads and stores: adjacent elements of any dtype, computed with in f32.
 //!
-//! A [`Chunk`] has `width` elements: as many as are 16 bytes of the widest dtype of a kernel where addresses are aligned, one
-//! where they are not. So a kernel is written once, and the host chooses its width ([`width`]). A chunk is kept as words until its
-//! numbers are asked for: half the registers, for elements of 16 bits, while loads are under way.
+//! A [`Chunk`] has `width` elements: 16 bytes of the widest dtype of a kernel if addresses are aligned, otherwise one
+//! element. The host chooses the width ([`width`]), so one kernel source covers both. A chunk keeps its raw words
+//! until values are used: 16-bit elements in flight take half the registers.
 
 use super::number::{narrow, widen};
 use tilewright::Dtype;
@@ -11,54 +11,50 @@ use tilewright_ptx::{
     isa::memory::Access,
 };
 
-/// Bytes that a thread loads or stores at once, at most.
+/// Maximum bytes per load or store.
 pub const BYTES: u32 = 16;
 
-/// The most elements of all of `dtypes` that fit into one load or store: 4 beside f32, 8 beside 16-bit dtypes, 16 otherwise.
+/// Maximum width for all of `dtypes`: 4 with f32, 8 with 16-bit dtypes, otherwise 16.
 pub fn max_width(dtypes: &[Dtype]) -> u32 {
     dtypes.iter().map(|dtype| BYTES / dtype.size() as u32).min().unwrap_or(1)
 }
 
-/// The width for elements of `dtypes`: [`most`] where all of `elements`, which are lengths and strides in elements, and addresses
-/// divided by their dtype's size, are multiples of it; otherwise 1.
+/// Width for `dtypes`: [`max_width`] if all of `elements` are multiples of it, otherwise 1. Pass lengths and strides
+/// in elements, and addresses divided by the size of their dtype.
 pub fn width(dtypes: &[Dtype], elements: impl IntoIterator<Item = u64>) -> u32 {
-    let max_width = max_width(dtypes);
-    if elements.into_iter().all(|elements| elements.is_multiple_of(u64::from(max_width))) {
-        max_width
-    } else {
-        1
-    }
+    let widest = max_width(dtypes);
+    if elements.into_iter().all(|elements| elements.is_multiple_of(u64::from(widest))) { widest } else { 1 }
 }
 
-/// An address of elements of a dtype.
+/// Address of elements of a dtype.
 #[derive(Debug, Clone, Copy)]
 pub struct Elements<'k> {
     base: Value<'k, u64>,
     dtype: Dtype,
-    /// Bytes beyond it.
+    /// Constant byte offset, folded into instructions.
     offset: usize,
 }
 
 impl<'k> Elements<'k> {
-    /// Those that a parameter points to.
+    /// Elements at a pointer parameter.
     #[track_caller]
     pub fn param(k: &'k Builder, name: &str, dtype: Dtype) -> Self {
         Self::new(k.param(name), dtype)
     }
 
-    /// Those at an address.
+    /// Elements at an address.
     pub fn new(base: Value<'k, u64>, dtype: Dtype) -> Self {
         Self { base, dtype, offset: 0 }
     }
 
-    /// Element `index`.
+    /// Element at `index`.
     #[must_use]
     #[track_caller]
     pub fn at_wide(self, index: Value<'k, u64>) -> Self {
         Self { base: index.mul_add(self.dtype.size() as u64, self.base), ..self }
     }
 
-    /// Element `index`.
+    /// Element at `index`.
     #[must_use]
     #[track_caller]
     pub fn at(self, index: Value<'k, u32>) -> Self {
@@ -70,7 +66,7 @@ impl<'k> Elements<'k> {
         Self { base, ..self }
     }
 
-    /// Element `index`, known while recording: an offset in instructions.
+    /// Element at a constant index: an immediate offset.
     #[must_use]
     pub fn plus(self, index: u32) -> Self {
         Self { offset: self.offset + index as usize * self.dtype.size(), ..self }
@@ -82,12 +78,12 @@ impl<'k> Elements<'k> {
         self.base + self.offset as u64
     }
 
-    /// What they are.
+    /// Dtype of the elements.
     pub fn dtype(self) -> Dtype {
         self.dtype
     }
 
-    /// `width` of them; the address is aligned to all their bytes.
+    /// Loads `width` elements; the address must be aligned to their total size.
     #[track_caller]
     pub fn load(self, width: u32, access: Access) -> Chunk<'k> {
         let bytes = width * self.dtype.size() as u32;
@@ -101,7 +97,7 @@ impl<'k> Elements<'k> {
         Chunk { words, dtype: self.dtype, width }
     }
 
-    /// The same where `condition` holds, otherwise zeros, and nothing is read.
+    /// Loads if `condition` holds; otherwise returns zeros without a memory access.
     #[track_caller]
     pub fn load_when(self, condition: Value<'k, bool>, width: u32, access: Access) -> Chunk<'k> {
         if condition.known() == Some(true) {
@@ -118,7 +114,7 @@ impl<'k> Elements<'k> {
         Chunk { words, dtype: self.dtype, width }
     }
 
-    /// The element, as a number.
+    /// Loads one element, widened to f32.
     #[track_caller]
     pub fn number(self, access: Access) -> Value<'k, f32> {
         self.load(1, access).numbers()[0]
@@ -132,7 +128,7 @@ impl<'k> Elements<'k> {
     }
 }
 
-/// Neighbours of a dtype, in registers.
+/// Adjacent elements of a dtype, in registers.
 #[derive(Debug, Clone)]
 pub struct Chunk<'k> {
     words: Vec<Value<'k, u32>>,
@@ -141,28 +137,28 @@ pub struct Chunk<'k> {
 }
 
 impl<'k> Chunk<'k> {
-    /// The nearest of `dtype` to numbers; see [`tilewright::Element`] for what is out of range.
+    /// Rounds numbers to `dtype`; see [`tilewright::Element`] for out-of-range values.
     #[track_caller]
     pub fn of(dtype: Dtype, numbers: &[Value<'k, f32>]) -> Self {
         let words = numbers.chunks(4 / dtype.size()).map(|part| narrow(dtype, part)).collect();
         Self { words, dtype, width: numbers.len() as u32 }
     }
 
-    /// Its numbers, in the order of memory, exactly.
+    /// Values widened to f32 exactly, in memory order.
     #[track_caller]
     pub fn numbers(&self) -> Vec<Value<'k, f32>> {
         let of_word = (4 / self.dtype.size()).min(self.width as usize);
         self.words.iter().flat_map(|&word| widen(self.dtype, word, of_word)).collect()
     }
 
-    /// The same numbers in `dtype`.
+    /// Converts to `dtype`.
     #[must_use]
     #[track_caller]
     pub fn to(&self, dtype: Dtype) -> Self {
         if dtype == self.dtype { self.clone() } else { Self::of(dtype, &self.numbers()) }
     }
 
-    /// The nearest of `dtype` to its numbers, each divided by `by`.
+    /// Divides each value by `by` and rounds to `dtype`.
     #[must_use]
     #[track_caller]
     pub fn divided(&self, dtype: Dtype, by: Value<'k, f32>) -> Self {
@@ -170,7 +166,7 @@ impl<'k> Chunk<'k> {
         Self::of(dtype, &quotients)
     }
 
-    /// This one where `condition` holds, otherwise `other`, of the same dtype and width.
+    /// Selects `self` if `condition` holds, otherwise `other` of the same dtype and width.
     #[must_use]
     #[track_caller]
     pub fn or_else(&self, condition: Value<'k, bool>, other: &Self) -> Self {
@@ -178,7 +174,7 @@ impl<'k> Chunk<'k> {
         Self { words: both.map(|(&a, &b)| condition.select(a, b)).collect(), ..*self }
     }
 
-    /// Stores it where elements are of its dtype; the address is aligned to all its bytes.
+    /// Stores the chunk to elements of its dtype; the address must be aligned to its total size.
     #[track_caller]
     pub fn store(&self, to: Elements<'k>) {
         debug_assert!(to.dtype == self.dtype, "a chunk of {} is stored as {}", self.dtype, to.dtype);

@@ -1,16 +1,16 @@
-//! Elements of 16 bits: two of them are a word, widened exactly and rounded together.
+//! 16-bit elements: a word holds two, widened exactly and rounded together.
 
 use half::{bf16, f16};
 use tilewright_ptx::build::{Builder, Stored, Value};
 
-/// Elements of 16 bits that kernels compute with in f32.
+/// 16-bit elements that kernels compute with in f32.
 pub trait Float: Stored {
-    /// Its name in names of kernels.
+    /// Part of kernel names.
     const NAME: &'static str;
-    /// Both halves of a word, the low one first.
+    /// Widens both halves of a word, the low one first.
     #[track_caller]
     fn widen<'k>(word: Value<'k, u32>) -> [Value<'k, f32>; 2];
-    /// A word of two numbers, each rounded to the nearest.
+    /// Rounds two numbers to nearest and packs them.
     #[track_caller]
     fn narrow<'k>(k: &'k Builder, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32>;
 }

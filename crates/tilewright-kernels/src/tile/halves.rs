@@ -1,7 +1,7 @@
-//! Elements of 8 bits as elements of 16, two at a time and exactly: every e4m3, e5m2 and int8 is an f16 and a bf16.
+//! Exact widening of 8-bit elements to 16 bits, two at a time: every e4m3, e5m2 and int8 value is an f16 and a bf16.
 //!
-//! A byte is put into the upper half of each 16 bits, with its sign where theirs is. What is left is the exponent, which is moved
-//! to its place and whose bias is put right by multiplying with a power of two, for subnormal numbers as well.
+//! Each byte is placed in the upper half of a 16-bit lane, so that the sign is in place. The exponent is shifted to
+//! its field; a multiplication by a power of two corrects its bias, for subnormals too.
 
 use super::float::Float;
 use half::{bf16, f16};
@@ -11,10 +11,9 @@ use tilewright_ptx::{
     isa::types::{Bf16x2, E4m3x2, F16x2},
 };
 
-/// The four elements of `word`, from its lowest bits on, as two words of `to`.
+/// Widens the four elements of `word`, lowest bits first, to two words of `to`.
 ///
-/// `from` is [`Dtype::E4m3`], [`Dtype::E5m2`] or [`Dtype::I8`], `to` [`Dtype::F16`] or, if it is any other, bf16; `arch` is the
-/// compute capability, 90 for 9.0.
+/// `from` is [`Dtype::E4m3`], [`Dtype::E5m2`] or [`Dtype::I8`]. `to` is [`Dtype::F16`]; any other means bf16. `arch` is the compute capability, 90 for 9.0.
 #[track_caller]
 pub fn halves<'k>((from, to): (Dtype, Dtype), arch: u32, word: Value<'k, u32>) -> [Value<'k, u32>; 2] {
     let k = word.builder();
@@ -26,24 +25,25 @@ pub fn halves<'k>((from, to): (Dtype, Dtype), arch: u32, word: Value<'k, u32>) -
             if to == Dtype::F16 { pair } else { to_bf16(pair) }
         }),
         (Dtype::E4m3, Dtype::F16) => upper(word, 0).map(|bytes| {
-            // 2^8: biases are 7 and 15
+            // 2^8: the biases are 7 and 15
             let shifted =
                 shift_exponent(bytes, ExponentShift { shift: 1, carry: 0x0080, bit: 0x4000, nan_factor: 1 });
             (shifted.reinterpret::<F16x2>() * k.constant(0x5c00_5c00_u32).reinterpret()).reinterpret()
         }),
         (Dtype::E4m3, _) => upper(word, 0).map(|bytes| {
-            // 2^120: biases are 7 and 127; only newer GPUs multiply without adding, and -0 changes no 0
+            // 2^120: the biases are 7 and 127. A bf16 `mul` without `add` needs a newer GPU; adding -0 preserves
+            // every value.
             let shifted =
                 shift_exponent(bytes, ExponentShift { shift: 4, carry: 0x0010, bit: 0x0800, nan_factor: 15 });
             let [factor, zero] = [0x7b80_7b80, 0x8000_8000].map(|of| k.constant::<u32>(of).reinterpret());
             shifted.reinterpret::<Bf16x2>().mul_add(factor, zero).reinterpret()
         }),
         (_, Dtype::F16) => lower(word ^ 0x8080_8080, 0x6464_6464).map(|bytes| {
-            // 1024 + 128 + x, where 1 is the last place
+            // 1024 + 128 + x, with a unit in the last place of 1
             (bytes.reinterpret::<F16x2>() + k.constant(0xe480_e480_u32).reinterpret()).reinterpret()
         }),
         (_, _) => lower(word, 0x4343_4343).map(|bytes| {
-            // 128 + the lower seven bits, less 128, or 256 where the sign is set
+            // 128 + the lower seven bits, minus 128, or minus 256 if the sign is set
             let (less, all) = (bytes & 0xff80_ff80, bytes & 0xff7f_ff7f);
             let minus_one = k.constant(0xbf80_bf80_u32).reinterpret::<Bf16x2>();
             less.reinterpret::<Bf16x2>().mul_add(minus_one, all.reinterpret::<Bf16x2>()).reinterpret()
@@ -51,37 +51,37 @@ pub fn halves<'k>((from, to): (Dtype, Dtype), arch: u32, word: Value<'k, u32>) -
     }
 }
 
-/// Two f16 as two bf16.
+/// Converts two f16 to two bf16.
 #[track_caller]
 fn to_bf16(pair: Value<'_, u32>) -> Value<'_, u32> {
     let [low, high] = f16::widen(pair);
     bf16::narrow(pair.builder(), low, high)
 }
 
-/// Each byte of a word as the upper half of 16 bits, above those of `other`.
+/// Places each byte in the upper half of 16 bits, above the bytes of `other`.
 #[track_caller]
 fn upper(word: Value<'_, u32>, other: u32) -> [Value<'_, u32>; 2] {
     [0x1404, 0x3424].map(|bytes: u32| word.permute_bytes(other, bytes))
 }
 
-/// Each byte of a word as the lower half of 16 bits, below those of `other`.
+/// Places each byte in the lower half of 16 bits, below the bytes of `other`.
 #[track_caller]
 fn lower(word: Value<'_, u32>, other: u32) -> [Value<'_, u32>; 2] {
     [0x4140, 0x4342].map(|bytes: u32| word.permute_bytes(other, bytes))
 }
 
-/// How an exponent comes to its place.
+/// Relocation of an exponent field.
 struct ExponentShift {
-    /// How far down.
+    /// Right shift.
     shift: u32,
-    /// Added to a NaN there, but to nothing else, this carries into `bit`.
+    /// Added to a magnitude, this carries into `bit` only for NaN.
     carry: u32,
     bit: u32,
-    /// How many times that bit lacks for an exponent of ones.
+    /// Multiple of `bit` that completes an all-ones exponent.
     nan_factor: u32,
 }
 
-/// Moves exponents and mantissas of bytes of e4m3 down, those of NaN so that they are NaN.
+/// Shifts exponents and mantissas of e4m3 bytes right; NaN stays NaN.
 #[track_caller]
 fn shift_exponent(bytes: Value<'_, u32>, spec: ExponentShift) -> Value<'_, u32> {
     let both = |half: u32| half | half << 16;

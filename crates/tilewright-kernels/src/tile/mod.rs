@@ -1,12 +1,12 @@
-//! The nouns and verbs of kernels: what lies where in shared memory and in registers, and who waits for whom.
+//! Building blocks of kernels: register fragments, shared-memory layouts and stage pipelines.
 //!
-//! - [`SharedTile`]: rows of 16-bit elements in shared memory, swizzled, with the descriptors by which `wgmma` reads them.
-//! - [`Sums`]: the f32 fragment of 64 rows that a warpgroup accumulates.
-//! - [`Ring`] and [`Cursor`]: stages that a producer fills and consumers empty.
-//! - [`chunk`]: neighbours of any dtype, computed with in f32.
-//! - [`Rows`]: how rows of chunks are dealt to threads.
-//! - [`Shares`]: how tokens are.
-//! - [`Strided`]: rows of two outer axes.
+//! - [`SharedTile`]: rows of 16-bit elements in shared memory, 128-byte swizzled, with `wgmma` descriptors.
+//! - [`Sums`]: the f32 `wgmma` accumulator of 64 rows.
+//! - [`Ring`] and [`Cursor`]: producer-consumer pipeline of stages.
+//! - [`chunk`]: vectorized loads and stores of any dtype, computed with in f32.
+//! - [`RowPartition`]: partition of chunked rows among threads.
+//! - [`TokenPartition`]: partition of tokens among threads.
+//! - [`Strided`]: rows with two outer axes.
 //! - [`reduce`]: sums and maxima over lanes and warps.
 
 pub mod chunk;

@@ -1,15 +1,14 @@
-//! Elements of every dtype and what they are in f32: words of them widened exactly, numbers rounded as [`tilewright::Element`]
-//! says.
+//! Conversion between f32 and words of any dtype: exact widening, and rounding as [`tilewright::Element`] defines.
 //!
-//! 8-bit floats go through integers and f16, in the same way on all architectures: those before `sm_89` have no instruction for
-//! them. Formats: see [`tilewright::E4m3`] and [`tilewright::E5m2`].
+//! 8-bit floats are converted with integer and f16 operations, identically on all architectures: those before `sm_89`
+//! have no conversion instructions. Formats: [`tilewright::E4m3`] and [`tilewright::E5m2`].
 
 use super::float::Float;
 use half::{bf16, f16};
 use tilewright::Dtype;
 use tilewright_ptx::build::Value;
 
-/// The first `count` numbers of a word, from its lowest bits on.
+/// Widens the first `count` elements of a word, lowest bits first.
 #[track_caller]
 pub fn widen(dtype: Dtype, word: Value<'_, u32>, count: usize) -> Vec<Value<'_, f32>> {
     let each_byte = |number: fn(Value<'_, u32>) -> Value<'_, f32>| {
@@ -27,7 +26,7 @@ pub fn widen(dtype: Dtype, word: Value<'_, u32>, count: usize) -> Vec<Value<'_, 
     }
 }
 
-/// A word of numbers, each rounded to the nearest, the first in the lowest bits; zeros where there are fewer than fit.
+/// Rounds numbers to nearest and packs them, the first in the lowest bits, zero-padded.
 #[track_caller]
 pub fn narrow<'k>(dtype: Dtype, numbers: &[Value<'k, f32>]) -> Value<'k, u32> {
     let k = numbers[0].builder();
@@ -51,7 +50,7 @@ fn bytes<'k>(numbers: &[Value<'k, f32>], byte: impl Fn(Value<'k, f32>) -> Value<
     all[1..].iter().fold(all[0], |word, &byte| word | byte)
 }
 
-/// A format of 8 bits: the bias of its exponent, bits of its mantissa, its largest pattern without the sign.
+/// 8-bit float format: exponent bias, mantissa bits, largest finite bit pattern.
 #[derive(Clone, Copy)]
 struct Float8 {
     bias: u32,
@@ -62,8 +61,8 @@ struct Float8 {
 const E4M3: Float8 = Float8 { bias: 7, mantissa: 3, max: 0x7e };
 const E5M2: Float8 = Float8 { bias: 15, mantissa: 2, max: 0x7b };
 
-/// The bits of a float of 8 bits. In f32, exponent and mantissa lie as they do in it, but for the bias: multiplying by a power of
-/// two puts that right, for subnormal numbers as well.
+/// Bits are moved to the f32 fields; a multiplication by a power of two corrects the exponent bias, for subnormals
+/// too.
 #[track_caller]
 fn e4m3(bits: Value<'_, u32>) -> Value<'_, f32> {
     let magnitude = bits & 0x7f;
@@ -72,7 +71,7 @@ fn e4m3(bits: Value<'_, u32>) -> Value<'_, f32> {
     (value.reinterpret::<u32>() | ((bits & 0x80) << 24)).reinterpret()
 }
 
-/// The upper half of an f16.
+/// e5m2 is the upper half of an f16.
 #[track_caller]
 fn e5m2(bits: Value<'_, u32>) -> Value<'_, f32> {
     (bits << 8).low().reinterpret::<f16>().to_f32()
@@ -83,14 +82,14 @@ fn int8(bits: Value<'_, u32>) -> Value<'_, f32> {
     ((bits << 24).reinterpret::<i32>() >> 24).to_f32()
 }
 
-/// The nearest, ties to even; the largest for all beyond it, NaN for NaN.
+/// Rounds to nearest even, saturating; NaN stays NaN.
 #[track_caller]
 fn to_float8(x: Value<'_, f32>, format: Float8) -> Value<'_, u32> {
     let Float8 { bias, mantissa, max } = format;
     let (all, dropped) = (x.reinterpret::<u32>(), 23 - mantissa);
     let sign = (all >> 24) & 0x80;
     let bits = all & 0x7fff_ffff;
-    // In 2^23 · quantum one step of f32 is one quantum, the distance between subnormal numbers: the addition rounds.
+    // near 2^23 · quantum one f32 ulp is the subnormal quantum: the addition rounds
     let base = f32::from_bits((127 + 24 - bias - mantissa) << 23);
     let subnormal = (bits.reinterpret::<f32>() + base).reinterpret::<u32>() & 0xff;
     let to_even = ((bits >> dropped) & 1) + ((1 << (dropped - 1)) - 1);

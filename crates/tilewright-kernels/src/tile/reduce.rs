@@ -2,13 +2,13 @@
 
 use tilewright_ptx::build::{Builder, Shared, Value};
 
-/// The greatest over four lanes side by side; the same in all four.
+/// Maximum over four adjacent lanes; the same in all four.
 #[track_caller]
 pub fn quad_max(x: Value<'_, f32>) -> Value<'_, f32> {
     [1, 2].into_iter().fold(x, |x, mask| x.max(x.shuffle_xor(mask)))
 }
 
-/// The same of several numbers, whose lanes do not wait for each number in turn.
+/// [`quad_max`] of several values, interleaved to hide shuffle latency.
 #[track_caller]
 pub fn quads_max<'k>(values: Vec<Value<'k, f32>>) -> Vec<Value<'k, f32>> {
     [1, 2].into_iter().fold(values, |values, mask| {
@@ -17,26 +17,26 @@ pub fn quads_max<'k>(values: Vec<Value<'k, f32>>) -> Vec<Value<'k, f32>> {
     })
 }
 
-/// The sum over four lanes side by side; the same in all four.
+/// Sum over four adjacent lanes; the same in all four.
 #[track_caller]
 pub fn quad_sum(x: Value<'_, f32>) -> Value<'_, f32> {
     [1, 2].into_iter().fold(x, |x, mask| x + x.shuffle_xor(mask))
 }
 
-/// The sum over a warp; the same in all lanes.
+/// Sum over a warp; the same in all lanes.
 #[track_caller]
 pub fn warp_sum(x: Value<'_, f32>) -> Value<'_, f32> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask| x + x.shuffle_xor(mask))
 }
 
-/// The greatest over a warp; the same in all lanes.
+/// Maximum over a warp; the same in all lanes.
 #[track_caller]
 pub fn warp_max(x: Value<'_, f32>) -> Value<'_, f32> {
     [16, 8, 4, 2, 1].into_iter().fold(x, |x, mask| x.max(x.shuffle_xor(mask)))
 }
 
-/// One number of the numbers of all `threads` threads of a CTA, by `of_warp` in each warp and `both` over warps, the same in all
-/// threads; `memory` has room for one number a warp. To use the memory again, synchronise first.
+/// Reduces over all `threads` threads of a CTA with `reduce_warp` in each warp and `combine` over warps; the same in
+/// all threads. `memory` holds one value per warp; synchronize before reusing it.
 #[track_caller]
 pub fn over_cta<'k>(
     k: &'k Builder,

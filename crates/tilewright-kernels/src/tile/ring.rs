@@ -1,13 +1,14 @@
-//! Stages of shared memory that a producer fills and consumers empty, in turn.
+//! Producer-consumer pipeline of shared-memory stages.
 //!
-//! Each stage has two barriers. `full` is over when the bytes of the stage have arrived, `empty` when all consumers are done with
-//! it. A phase is one turn around the ring: both sides count turns, and wait for the phase of their turn's parity. In its first
-//! turn a producer finds all stages empty: it waits for the parity of the turn before, which a fresh barrier takes to be over.
+//! Each stage has two mbarriers: `full` completes when the bytes of the stage have arrived, `empty` when all
+//! consumers have released it. A phase is one turn around the ring. Both sides count turns and wait for the parity of
+//! their turn. In its first turn a producer waits for the parity of the previous turn, which a fresh mbarrier reports
+//! as complete.
 
 use std::panic::Location;
 use tilewright_ptx::build::{Barrier, Builder, Value, Var};
 
-/// The barriers of a ring of stages.
+/// The mbarriers of a ring of stages.
 #[derive(Debug, Clone, Copy)]
 pub struct Ring<'k> {
     full: Barrier<'k>,
@@ -16,7 +17,7 @@ pub struct Ring<'k> {
 }
 
 impl<'k> Ring<'k> {
-    /// A ring of `stages` stages; its barriers are called after `name`.
+    /// A ring of `stages` stages; `name` prefixes its barriers.
     #[track_caller]
     pub fn new(k: &'k Builder, name: &str, stages: usize) -> Self {
         let full = k.barriers(&format!("{name}_full"), stages);
@@ -24,7 +25,7 @@ impl<'k> Ring<'k> {
         Self { full, empty, stages }
     }
 
-    /// Begins its life, by one thread: `consumers` arrivals empty a stage.
+    /// Initializes the barriers, by one thread: `consumers` arrivals empty a stage.
     #[track_caller]
     pub fn init(self, k: &'k Builder, consumers: u32) {
         for stage in 0..self.stages as u32 {
@@ -33,38 +34,37 @@ impl<'k> Ring<'k> {
         }
     }
 
-    /// The place where one side begins.
+    /// Cursor at the first stage.
     #[track_caller]
     pub fn cursor(self, k: &'k Builder) -> Cursor<'k> {
         Cursor { k, ring: self, stage: k.var("stage", 0), turn: k.var("turn", 0) }
     }
 }
 
-/// Where one side of a ring is.
+/// Position of one side of a ring.
 #[derive(Debug, Clone, Copy)]
 pub struct Cursor<'k> {
     k: &'k Builder,
     ring: Ring<'k>,
     stage: Var<'k, u32>,
-    /// The parity of the turn.
+    /// Parity of the turn.
     turn: Var<'k, u32>,
 }
 
 impl<'k> Cursor<'k> {
-    /// The stage, which has a place in shared memory.
+    /// Stage index.
     #[track_caller]
     pub fn stage(self) -> Value<'k, u32> {
         self.stage.get()
     }
 
-    /// The parity of the turn: what a consumer waits for, and a producer for the other.
+    /// Parity of the turn: consumers wait for it, producers for its opposite.
     #[track_caller]
     pub fn turn(self) -> Value<'k, u32> {
         self.turn.get()
     }
 
-    /// The producer waits until consumers are done with the stage, then announces `bytes`; gives the barrier to which copies
-    /// report them.
+    /// Producer: waits until the stage is empty and expects `bytes`; returns the barrier for the copies.
     #[track_caller]
     pub fn fill(self, bytes: u32) -> Barrier<'k> {
         let _line = self.k.at_line(Location::caller());
@@ -74,21 +74,21 @@ impl<'k> Cursor<'k> {
         full
     }
 
-    /// A consumer waits until the stage is full.
+    /// Consumer: waits until the stage is full.
     #[track_caller]
     pub fn wait_full(self) {
         let _line = self.k.at_line(Location::caller());
         self.ring.full.at(self.stage.get()).wait(self.turn.get());
     }
 
-    /// A consumer is done with the stage: one arrival.
+    /// Consumer: releases the stage with one arrival.
     #[track_caller]
     pub fn release(self) {
         let _line = self.k.at_line(Location::caller());
         self.ring.empty.at(self.stage.get()).arrive();
     }
 
-    /// On to the next stage.
+    /// Moves to the next stage.
     #[track_caller]
     pub fn advance(self) {
         let _line = self.k.at_line(Location::caller());
@@ -98,7 +98,7 @@ impl<'k> Cursor<'k> {
         self.stage.set(around.select::<u32>(0, next));
     }
 
-    /// A second cursor at the same place.
+    /// A second cursor at the same position.
     #[must_use]
     #[track_caller]
     pub fn fork(self, k: &'k Builder) -> Self {
@@ -106,7 +106,7 @@ impl<'k> Cursor<'k> {
         Self { stage, turn, ..self }
     }
 
-    /// Goes where another cursor of the same ring is.
+    /// Moves to the position of another cursor of the same ring.
     #[track_caller]
     pub fn follow(self, other: Self) {
         self.stage.set(other.stage.get());

@@ -1,21 +1,25 @@
-//! How rows of chunks are dealt to threads.
+//! Partition of chunked rows among threads.
 //!
-//! Thread `t` of a row has the chunks `t + i · threads`, so that neighbours load neighbours. A row of up to 32 chunks has a power
-//! of two of threads, and longer ones up to 128 a warp: nobody waits for a barrier. Beyond that a row has a CTA, and four chunks
-//! a thread: 64 bytes in flight for each, in few enough registers that an SM holds some thousand threads. How many chunks rows
-//! have is known when a kernel is launched; compiled in is only a class of lengths ([`Rows::for_chunks`]).
+//! Thread `t` of a row owns the chunks `t + i · threads`, so loads are coalesced:
+//!
+//! 1. Up to 32 chunks: a power of two of threads per row, no barriers.
+//! 2. Up to 128 chunks: one warp per row, no barriers.
+//! 3. Beyond: one CTA per row and four chunks per thread. This keeps 64 bytes per thread in flight in few enough
+//!    registers for about 1000 threads per SM.
+//!
+//! The number of chunks is a launch parameter; only a length class is compiled in ([`RowPartition::for_chunks`]).
 
 use super::reduce;
 use tilewright_ptx::build::{Builder, Shared, Value};
 
-/// Threads of a CTA that has several rows.
+/// Threads of a CTA with several rows.
 const THREADS: u32 = 128;
-/// Chunks of a thread, unless rows are short.
+/// Chunks per thread, except for short rows.
 const CHUNKS_PER_THREAD: u32 = 4;
-/// Threads of a CTA that has one row: few classes, near enough to each other that few threads are idle.
+/// CTA sizes for one row per CTA: few classes, dense enough to leave few threads idle.
 const CLASSES: [u32; 15] = [64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024];
 
-/// A class of lengths of rows.
+/// Partition of one length class of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct RowPartition {
     threads: u32,
@@ -23,10 +27,10 @@ pub struct RowPartition {
 }
 
 impl RowPartition {
-    /// The longest row, in chunks.
+    /// Maximum row length, in chunks.
     pub const MAX_CHUNKS: u32 = 1024 * CHUNKS_PER_THREAD;
 
-    /// The class of rows of `chunks` chunks; none beyond [`Rows::MAX_CHUNKS`].
+    /// Partition for rows of `chunks` chunks; `None` beyond [`RowPartition::MAX_CHUNKS`].
     pub fn for_chunks(chunks: u32) -> Option<Self> {
         let min_threads = chunks.div_ceil(CHUNKS_PER_THREAD);
         match chunks {
@@ -39,28 +43,28 @@ impl RowPartition {
         }
     }
 
-    /// Its name in names of kernels: threads of a row, and chunks of a thread.
+    /// Part of kernel names: threads per row and chunks per thread.
     pub fn name(self) -> String {
         format!("{}x{}", self.threads, self.chunks_per_thread)
     }
 
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub fn cta_threads(self) -> u32 {
         if self.threads > 32 { self.threads } else { THREADS }
     }
 
-    /// Rows of a CTA.
+    /// Rows per CTA.
     pub fn rows_per_cta(self) -> u32 {
         if self.threads > 32 { 1 } else { THREADS / self.threads }
     }
 
-    /// CTAs of `rows` rows.
+    /// CTAs for `rows` rows.
     pub fn ctas(self, rows: u32) -> u32 {
         rows.div_ceil(self.rows_per_cta())
     }
 
-    /// Calls `body` with the place of this thread among `rows` rows of `chunks` chunks, which are of this class. Warps beyond the
-    /// last row skip it, lanes do not: a warp stays together.
+    /// Calls `body` with the row of this thread, among `rows` rows of `chunks` chunks of this class. Only full warps
+    /// are skipped beyond the last row, so warps stay convergent.
     #[track_caller]
     pub fn place<'k>(
         self,
@@ -81,31 +85,31 @@ impl RowPartition {
     }
 }
 
-/// A thread's row, and its chunks there.
+/// Row of a thread, and its chunks there.
 #[derive(Debug, Clone, Copy)]
 pub struct RowPlace<'k> {
     k: &'k Builder,
     rows: RowPartition,
-    /// The row, which may be beyond the last.
+    /// Row index, may be out of range.
     pub row: Value<'k, u32>,
-    /// The thread among those of its row.
+    /// Thread index in the row.
     pub thread: Value<'k, u32>,
-    /// Whether there is such a row; known where a warp has one row or less.
+    /// Whether the row exists; constant if a warp has at most one row.
     pub in_rows: Value<'k, bool>,
     chunks: Value<'k, u32>,
 }
 
-/// A chunk of a thread.
+/// One chunk of a thread.
 #[derive(Debug, Clone, Copy)]
 pub struct ChunkPlace<'k> {
-    /// Its distance from the thread's first, in chunks.
+    /// Offset from the first chunk of the thread, in chunks.
     pub after_first: u32,
-    /// Whether the row is there and has such a chunk.
+    /// Whether the row and the chunk exist.
     pub in_bounds: Value<'k, bool>,
 }
 
 impl<'k> RowPlace<'k> {
-    /// The chunks of this thread.
+    /// Chunks of this thread.
     #[track_caller]
     pub fn chunks(self) -> Vec<ChunkPlace<'k>> {
         let place = |i: u32| {
@@ -116,7 +120,7 @@ impl<'k> RowPlace<'k> {
         (0..self.rows.chunks_per_thread).map(place).collect()
     }
 
-    /// The sum over all threads of the row, the same in all of them; `memory` has a number for each warp of the CTA.
+    /// Sum over all threads of the row, the same in all of them; `memory` holds one value per warp of the CTA.
     #[track_caller]
     pub fn sum(self, memory: Shared<'k, f32>, x: Value<'k, f32>) -> Value<'k, f32> {
         let threads = self.rows.threads;

@@ -1,4 +1,4 @@
-//! Rows of two outer axes, any distances apart: what a host says of them, and what a kernel makes of it.
+//! Rows with two outer axes of any strides: host description and device pointers.
 
 use super::Elements;
 use tilewright::Dtype;
@@ -7,31 +7,31 @@ use tilewright_ptx::{
     sim::Arg,
 };
 
-/// Rows of a tensor `[tokens, heads, ..]`, whose last axis has stride 1.
+/// Rows of a tensor `[tokens, heads, ..]` with a dense last axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Strided {
-    /// Of the first element, in bytes.
+    /// Byte address of the first element.
     pub address: u64,
-    /// How far tokens and heads are apart, in elements.
+    /// Token and head strides, in elements.
     pub strides: [u64; 2],
 }
 
 impl Strided {
-    /// What has to be a multiple of a chunk's width ([`super::chunk::width`]).
+    /// Quantities that must be multiples of a chunk width ([`super::chunk::width`]).
     pub fn alignment(self, dtype: Dtype) -> [u64; 3] {
-        // an address that is no multiple of the element is a multiple of no width
+        // an address that is not a multiple of the element size rules out every width but 1
         let size = dtype.size() as u64;
         let address = if self.address.is_multiple_of(size) { self.address / size } else { 1 };
         [address, self.strides[0], self.strides[1]]
     }
 
-    /// Address and strides, in the order of [`StridedRows::param`].
+    /// Address and strides in the order of [`StridedRows::param`].
     pub fn args(self) -> [Arg; 3] {
         [Arg::U64(self.address), Arg::U64(self.strides[0]), Arg::U64(self.strides[1])]
     }
 }
 
-/// The same in a kernel.
+/// [`Strided`] in registers.
 #[derive(Debug, Clone, Copy)]
 pub struct StridedRows<'k> {
     base: Elements<'k>,
@@ -39,20 +39,20 @@ pub struct StridedRows<'k> {
 }
 
 impl<'k> StridedRows<'k> {
-    /// Three parameters: an address, `_token_stride` and `_head_stride`.
+    /// Declares three parameters: an address, `_token_stride` and `_head_stride`.
     #[track_caller]
     pub fn param(k: &'k Builder, name: &str, dtype: Dtype) -> Self {
         let base = Elements::param(k, name, dtype);
         Self { base, strides: ["token", "head"].map(|axis| k.param(&format!("{name}_{axis}_stride"))) }
     }
 
-    /// The first element of a row.
+    /// First element of a row.
     #[track_caller]
     pub fn row(self, token: Value<'k, u32>, head: Value<'k, u32>) -> Elements<'k> {
         self.base.at_wide(token.to_u64() * self.strides[0] + head.to_u64() * self.strides[1])
     }
 
-    /// These where `condition` holds, otherwise `other`.
+    /// Selects `self` if `condition` holds, otherwise `other`.
     #[must_use]
     #[track_caller]
     pub fn or_else(self, condition: Value<'k, bool>, other: Self, dtype: Dtype) -> Self {

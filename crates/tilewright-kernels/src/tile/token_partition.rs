@@ -1,33 +1,33 @@
-//! How tokens are dealt to threads: each has the same number of threads, and nobody waits for anybody.
+//! Partition of tokens among threads: every token has the same number of threads, without synchronization.
 //!
-//! A CTA has as many whole tokens as fit; a token of more than [`Shares::THREADS`] threads has several CTAs, in the grid's second
-//! dimension. How many threads a token has is known when a kernel is launched: a thread finds its token by 32-bit arithmetic.
+//! A CTA holds as many full tokens as fit. A token of more than [`TokenPartition::THREADS`] threads spans several
+//! CTAs in the second grid dimension. Threads per token are a launch parameter: a thread computes its token in 32-bit
+//! arithmetic.
 
 use tilewright_ptx::build::{Builder, Value};
 
-/// Tokens of so many threads.
+/// Partition with a fixed number of threads per token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenPartition {
     threads: u32,
 }
 
 impl TokenPartition {
-    /// Threads of a CTA.
+    /// Threads per CTA.
     pub const THREADS: u32 = 256;
 
-    /// `threads` threads for each token.
+    /// Assigns `threads` threads to each token.
     pub fn new(threads: u32) -> Self {
         Self { threads: threads.max(1) }
     }
 
-    /// The first two dimensions of the grid for `tokens` tokens.
+    /// First two grid dimensions for `tokens` tokens.
     pub fn ctas(self, tokens: u32) -> [u32; 2] {
         let tokens_per_cta = (Self::THREADS / self.threads).max(1);
         [tokens.div_ceil(tokens_per_cta), self.threads.div_ceil(Self::THREADS)]
     }
 
-    /// The token of this thread, its place among the `threads` of the token, and whether there is such a token of `tokens`, and
-    /// such a place.
+    /// Token of this thread, its index among the `threads` of the token, and whether both are in range.
     #[track_caller]
     pub fn locate<'k>(
         k: &'k Builder,
