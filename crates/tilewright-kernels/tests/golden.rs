@@ -1,7 +1,7 @@
-//! The PTX of kernels: word for word what it was, and the same whenever and wherever it is made.
+//! PTX of the kernels: equal to the golden files, and deterministic across builds and processes.
 //!
-//! Golden files have no lines of the source in them, so that a line that moves changes none. `cargo xtask gate --bless` writes
-//! them anew.
+//! Golden files contain no source lines, so moving code does not change them. `cargo xtask gate --bless` rewrites
+//! them.
 
 use std::{collections::BTreeSet, path::Path, process::Command};
 use tilewright_kernels::{all, golden_texts};
@@ -17,7 +17,7 @@ fn every_text() -> String {
 }
 
 #[test]
-fn golden_files_are_what_kernels_print() {
+fn golden_files_match() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("golden");
     let texts = golden_texts().unwrap();
     let files =
@@ -43,12 +43,12 @@ fn golden_files_are_what_kernels_print() {
 }
 
 #[test]
-fn a_kernel_is_the_same_each_time_it_is_built() {
+fn builds_are_deterministic() {
     assert!(every_text() == every_text(), "two builds in one process differ");
 }
 
 #[test]
-fn a_kernel_is_the_same_in_each_process() {
+fn processes_print_the_same_text() {
     let of_other = || {
         let mut other = Command::new(std::env::current_exe().unwrap());
         let output =
@@ -62,13 +62,13 @@ fn a_kernel_is_the_same_in_each_process() {
 }
 
 #[test]
-#[ignore = "not a test of its own: `a_kernel_is_the_same_in_each_process` reads what it prints"]
+#[ignore = "not a test of its own: read by `processes_print_the_same_text`"]
 fn print_every_text() {
     println!("{}", every_text());
 }
 
 #[test]
-fn source_lines_are_of_this_project_wherever_it_lies() {
+fn source_lines_are_relative_to_the_repository() {
     let text = every_text();
     let files: BTreeSet<&str> = text.lines().filter_map(|line| line.strip_prefix(".file ")).collect();
     assert!(files.len() >= 3, "kernels have lines of the source: {files:?}");

@@ -1,4 +1,4 @@
-//! docs/write-a-kernel.md: its first listing is the example, and what it quotes is what is printed.
+//! docs/write-a-kernel.md: its first listing is the example, and its quotes are excerpts of real output.
 
 #[allow(dead_code, reason = "the example's `main` prints what is compared here")]
 #[path = "../examples/row_rmsnorm.rs"]
@@ -13,7 +13,7 @@ use tilewright_ptx::{
 const PAGE: &str = include_str!("../../../docs/write-a-kernel.md");
 const EXAMPLE: &str = include_str!("../examples/row_rmsnorm.rs");
 
-/// The fenced listings of a kind.
+/// Fenced listings of a kind.
 fn listings(kind: &str) -> Vec<&'static str> {
     let fence = format!("\n```{kind}\n");
     let ends =
@@ -23,7 +23,7 @@ fn listings(kind: &str) -> Vec<&'static str> {
     found
 }
 
-/// Every listing of a kind is an excerpt of `whole`.
+/// Checks that every listing of a kind is an excerpt of `whole`.
 fn quotes(kind: &str, whole: &str) {
     for listing in listings(kind) {
         assert!(whole.contains(listing), "the page quotes\n{listing}which is not in\n{whole}");
@@ -36,13 +36,13 @@ fn the_first_listing_is_the_example() {
 }
 
 #[test]
-fn the_ptx_is_what_is_printed() {
+fn ptx_listings_match() {
     let text = ptx(&rmsnorm(128).unwrap(), 80).unwrap();
     quotes("ptx", &without_source_lines(&text));
 }
 
 #[test]
-fn the_report_is_that_of_seed_1_and_almost_that_of_others() {
+fn report_listing_matches_seed_1_and_other_seeds_differ_in_warp_instructions_only() {
     let kernel = rmsnorm(128).unwrap();
     let first = simulated(&kernel, 1).unwrap();
     quotes("report", &format!("{first:#?}\n"));
@@ -53,13 +53,13 @@ fn the_report_is_that_of_seed_1_and_almost_that_of_others() {
 }
 
 #[test]
-fn the_faults_are_what_the_simulator_says() {
+fn fault_listings_match() {
     let wrong = without_barrier(&rmsnorm(128).unwrap());
-    let told = (0..8).map(|seed| format!("seed {seed}: {}\n", simulated(&wrong, seed).unwrap_err()));
-    quotes("fault", &told.collect::<String>());
+    let reports = (0..8).map(|seed| format!("seed {seed}: {}\n", simulated(&wrong, seed).unwrap_err()));
+    quotes("fault", &reports.collect::<String>());
 }
 
 #[test]
-fn the_budgets_are_those_of_the_gate() {
+fn budget_listings_match() {
     quotes("csv", include_str!("../budgets.csv"));
 }

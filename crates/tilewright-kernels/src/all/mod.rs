@@ -104,7 +104,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_are_unique_and_those_of_the_entries() {
+    fn names_are_unique_and_equal_the_ptx_entries() {
         let all = all();
         let names: BTreeSet<&str> = all.iter().map(|kernel| kernel.name.as_str()).collect();
         assert_eq!(names.len(), all.len());
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_of_attention_have_the_problem_that_their_name_tells() {
+    fn problems_match_kernel_names() {
         let all = all();
         let found: Vec<_> = all.iter().filter(|kernel| kernel.problem.is_some()).collect();
         assert!(found.len() >= 10, "{} kernels", found.len());
@@ -122,13 +122,13 @@ mod tests {
             let problem = kernel.problem.unwrap();
             let (dim, qo) = (problem.head_dim(), problem.dtype_qo());
             let qk = if problem.is_latent() { dim.vo } else { dim.qk };
-            let told = [format!("d{qk}"), qo.to_string()].iter().all(|part| kernel.name.contains(part));
-            assert!(told, "{}: {problem}", kernel.name);
+            let named = [format!("d{qk}"), qo.to_string()].iter().all(|part| kernel.name.contains(part));
+            assert!(named, "{}: {problem}", kernel.name);
         }
     }
 
     #[test]
-    fn every_kernel_has_ptx_for_each_of_its_architectures() {
+    fn every_kernel_prints_for_its_architectures() {
         for kernel in all() {
             assert!(!kernel.archs.is_empty(), "{kernel:?} is for nothing");
             let built = (kernel.build)().unwrap();
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn every_golden_name_is_that_of_a_kernel() {
+    fn golden_names_exist() {
         let texts = golden_texts().unwrap();
         let names: Vec<&str> = texts.iter().map(|(file, _)| file.trim_end_matches(".ptx")).collect();
         assert_eq!(names, GOLDEN);

@@ -25,8 +25,8 @@ pub(super) struct CtaCollectives<'k> {
     pub(super) threads: u32,
     /// Bits per radix digit; there are 2^digit buckets.
     digit: u32,
-    words: Shared<'k, u32>,
-    wide: Shared<'k, u64>,
+    partials: Shared<'k, u32>,
+    wide_partials: Shared<'k, u64>,
     /// Broadcast slot: a bucket or an index, and the sum before it.
     found: Shared<'k, u32>,
     before: Shared<'k, u64>,
@@ -44,8 +44,8 @@ impl<'k> CtaCollectives<'k> {
             k,
             threads,
             digit,
-            words: k.shared("words", 32, 4),
-            wide: k.shared("wide", 32, 8),
+            partials: k.shared("words", 32, 4),
+            wide_partials: k.shared("wide", 32, 8),
             found: k.shared("found", 1, 4),
             before: k.shared("before", 1, 8),
             low: k.shared("bucket_low", buckets, 16),
@@ -63,9 +63,9 @@ impl<'k> CtaCollectives<'k> {
         let k = self.k;
         let of_warp = k.reduce_warp(op, value);
         k.sync_threads();
-        k.when(k.lane().eq(0), || self.words.at(k.thread() >> 5).store(of_warp));
+        k.when(k.lane().eq(0), || self.partials.at(k.thread() >> 5).store(of_warp));
         k.sync_threads();
-        let of_lane = self.words.at(k.lane().min(self.warps() - 1)).load();
+        let of_lane = self.partials.at(k.lane().min(self.warps() - 1)).load();
         let counted = match op {
             WarpReduction::Add => k.lane().lt(self.warps()).select(of_lane, 0_u32),
             _ => of_lane,
@@ -79,7 +79,7 @@ impl<'k> CtaCollectives<'k> {
         let k = self.k;
         let of_warp = self.warp_sum(value);
         k.sync_threads();
-        k.when(k.lane().eq(0), || self.wide.at(k.thread() >> 5).store(of_warp));
+        k.when(k.lane().eq(0), || self.wide_partials.at(k.thread() >> 5).store(of_warp));
         k.sync_threads();
         self.warp_sum(self.of_lane())
     }
@@ -97,7 +97,7 @@ impl<'k> CtaCollectives<'k> {
     #[track_caller]
     fn of_lane(&self) -> Value<'k, u64> {
         let lane = self.k.lane();
-        let value = self.wide.at(lane.min(self.warps() - 1)).load();
+        let value = self.wide_partials.at(lane.min(self.warps() - 1)).load();
         lane.lt(self.warps()).select(value, 0_u64)
     }
 
@@ -107,7 +107,7 @@ impl<'k> CtaCollectives<'k> {
         let k = self.k;
         let through = self.warp_scan(value);
         k.sync_threads();
-        k.when(k.lane().eq(31), || self.wide.at(k.thread() >> 5).store(through));
+        k.when(k.lane().eq(31), || self.wide_partials.at(k.thread() >> 5).store(through));
         k.sync_threads();
         let warps = self.warp_scan(self.of_lane());
         let warp = k.warp_index();

@@ -137,7 +137,7 @@ mod tests {
     use super::RowPartition;
 
     #[test]
-    fn rows_fit_their_class_and_leave_few_threads_idle() {
+    fn classes_fit_rows_with_few_idle_threads() {
         for chunks in 1..=RowPartition::MAX_CHUNKS {
             let rows = RowPartition::for_chunks(chunks).expect("a class");
             let capacity = rows.threads * rows.chunks_per_thread;

@@ -1,4 +1,4 @@
-//! Caches of 8 bits: dtypes, factors of a tensor, of heads and of pages, and elements that are not finite.
+//! 8-bit caches: dtypes, scales per tensor, head and page, and non-finite elements.
 
 use crate::{
     case::{Case, FULL, Scales},
@@ -16,7 +16,7 @@ const DTYPES: [(Dtype, Dtype); 6] = [
     (Dtype::F16, Dtype::I8),
 ];
 
-/// A case of a dtype, in which int8, whose elements are large, has small factors.
+/// A case of a dtype.
 fn case(dim: usize, (qo, kv): (Dtype, Dtype), scales: Scales) -> Case {
     let lengths = [(1, 90), (33, 70), (1, 0), (2, 3)];
     Case::new(dim, (4, 2), &lengths).with(|case| (case.qo, case.kv, case.scales) = (qo, kv, scales))

@@ -1,4 +1,4 @@
-//! What is tested: a batch of requests, how their keys lie, how the work is cut.
+//! Test cases: a batch of requests, the memory layout of its keys, and the split of its work.
 
 use tilewright::{Dtype, HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::attention::{
@@ -7,14 +7,14 @@ use tilewright_kernels::attention::{
 };
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
-/// Which factors keys and values are stored without.
+/// Granularity of the KV scales.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scales {
     One,
     Tensor,
     Head,
     Page,
-    /// Those of keys of heads, those of values of pages and heads.
+    /// Keys per head, values per page and head.
     Mixed,
 }
 
@@ -25,28 +25,28 @@ pub(crate) struct Case {
     pub(crate) kv: Dtype,
     pub(crate) scales: Scales,
     pub(crate) dim: HeadDim,
-    /// The first elements of keys are their values.
+    /// Values are the first elements of keys.
     pub(crate) latent: bool,
     /// Query and KV heads.
     pub(crate) heads: (usize, usize),
     /// Query rows and keys of each request.
     pub(crate) lengths: Vec<(usize, usize)>,
-    /// The first so many keys of all requests are the same, and are a segment of their own.
+    /// Number of leading keys that all requests share, in a segment of their own.
     pub(crate) prefix: usize,
     pub(crate) layout: KvLayout,
     pub(crate) page_size: usize,
-    /// Heads lie outside of tokens.
+    /// HND layout: heads outside of tokens.
     pub(crate) hnd: bool,
     /// Left and right limits of the mask.
     pub(crate) mask: (u32, u32),
-    /// Mask bits hide some of the last so many keys of each request.
+    /// Mask bits hide some of the last `n` keys of each request.
     pub(crate) bits: Option<usize>,
-    /// Items end at multiples of so many keys.
+    /// Split length: items end at multiples of it.
     pub(crate) piece: usize,
     pub(crate) workers: usize,
-    /// The last key of a segment is so many times longer than the first, and those between are in between.
+    /// Ratio of the last to the first key magnitude of a segment, linear in between.
     pub(crate) growth: f64,
-    /// Keys that are not finite, by request and key, and what is there.
+    /// Non-finite keys: request, key, value.
     pub(crate) spoiled: Vec<(usize, usize, f64)>,
     pub(crate) arch: u32,
     pub(crate) seeds: u64,
@@ -87,7 +87,7 @@ impl Case {
         self
     }
 
-    /// The kernels that do its items: where these have few rows, two.
+    /// Kernels for this case: two if all items have few rows.
     pub(crate) fn kernels(&self, variant: &ExpressionVariant) -> Vec<(Bodies, Result<Kernel, Invalid>)> {
         let few = self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= MAX_SPLIT_KV_ROWS);
         let kernel = |bodies| {
@@ -110,7 +110,7 @@ impl Case {
         mla::MlaConfig { dtype: self.qo, head_dim: self.dim, heads: self.heads.0, bodies, device }
     }
 
-    /// Rows of a tile of the kernel.
+    /// Rows per tile of the kernel.
     pub(crate) fn q_rows(&self) -> usize {
         if self.latent {
             self.latent_config(Bodies::Both).q_rows()
@@ -119,7 +119,7 @@ impl Case {
         }
     }
 
-    /// Whether the kernel takes a call.
+    /// Whether the kernel supports a call.
     pub(crate) fn takes(&self, params: &AttentionParams) -> bool {
         match self.latent {
             true => self.latent_config(Bodies::Both).accepts(params),
@@ -135,14 +135,14 @@ impl Case {
         self.lengths.iter().map(|of| of.0).sum()
     }
 
-    /// The first row of a request.
+    /// First row of a request.
     pub(crate) fn first_row(&self, request: usize) -> usize {
         self.lengths[..request].iter().map(|of| of.0).sum()
     }
 
-    /// The factor of keys (0) or values (1) of a page and KV head.
+    /// Scale of keys (0) or values (1) of a page and KV head.
     pub(crate) fn factor(&self, of: usize, page: usize, head: usize) -> f32 {
-        // a hundred times more or less from page to page, and for some much less
+        // differs by two orders of magnitude between pages, and by more for some
         let one = |at: usize| [0.013, 0.6, 0.1, 0.04, 0.0007][(at + of) % 5];
         match (self.scales, of) {
             (Scales::One, _) => 1.0,
@@ -153,14 +153,14 @@ impl Case {
         }
     }
 
-    /// Whether bits show a key of a request to its `row`th row.
+    /// Whether the mask bits of a request show a key to its `row`th row.
     pub(crate) fn bit(&self, request: usize, row: usize, key: usize) -> bool {
         let Some(columns) = self.bits else { return true };
         let free = self.lengths[request].1.saturating_sub(columns);
         key < free || !(row * 7 + key * 5 + request).is_multiple_of(3)
     }
 
-    /// Whether a request's `row`th row sees its key, which has a position.
+    /// Whether the key at a position is visible to the `row`th row of a request.
     pub(crate) fn sees(&self, request: usize, row: usize, (key, at): (usize, i64)) -> bool {
         let (rows, keys) = self.lengths[request];
         let position = keys as i64 - rows as i64 + row as i64;

@@ -1,4 +1,4 @@
-//! Every element of 8 bits, in 16 bits.
+//! Exact widening of every 8-bit pattern to 16 bits.
 
 use crate::numbers::number;
 use tilewright::Dtype;

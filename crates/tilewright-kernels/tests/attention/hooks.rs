@@ -1,4 +1,4 @@
-//! Hooks of variants, each in decode and prefill, in divided requests, levels and blocks; and what is refused.
+//! Variant hooks in decode, prefill, split requests, cascades and blocks; refused variants.
 
 use crate::{
     case::{CAUSAL, Case, FULL},
@@ -20,7 +20,7 @@ use tilewright_kernels::attention::{
     tensor_core::{Bodies, unsupported_variant},
 };
 
-/// Cases of four query heads: few rows and many, of one item and of several, of one request and of all, of keys with gaps.
+/// Cases with four query heads: few and many rows, one and several items, one and all requests, keys with gaps.
 fn cases() -> Vec<Case> {
     let mixed = Case::new(32, (4, 2), &[(1, 100), (3, 90), (40, 100), (2, 0)]);
     let level = Case::new(32, (4, 1), &[(1, 100), (3, 90), (20, 128)]);
@@ -67,8 +67,8 @@ fn biased_logits() {
     check_all(&bias, &|_| formula::relative_position_bias(&wide_table, 10));
 }
 
-/// A logits hook that reads everything there is, and whose table is read where a quotient says: 41 times the nearest number to 1 / 41
-/// is below 1.
+/// A logits hook that reads every input, and a table at a rounded quotient: 41 times the f32 nearest to 1 / 41 is
+/// below 1.
 const ALL_INPUTS: &str = r#"{
     "name": "all_inputs", "tables": {"t": [0.5, -0.25, 1, 0, 2, 0.75]}, "scalars": {"by": 41},
     "logits": {"add": [
@@ -134,7 +134,7 @@ fn states_and_outputs() {
     check_all(&HeadScales::new(qk, vo), &|_| formula::head_scales(&wide_qk, &wide_vo));
 }
 
-/// Outputs that know their row and element.
+/// A hook whose output depends on row and element.
 const OUTPUTS: &str = r#"{
     "name": "outputs",
     "mask": {"not": {"eq": [{"mul": [{"floor": {"div": ["kv", 3]}}, 3]}, "kv"]}},

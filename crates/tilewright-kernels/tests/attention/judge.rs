@@ -1,4 +1,4 @@
-//! Whether outputs are those of the definition, in f64.
+//! Comparison of outputs with the f64 definition.
 
 use crate::{
     case::Case,
@@ -11,13 +11,13 @@ use tilewright::{
     reference::attention::{Definition, Place},
 };
 
-/// Runs a case with several seeds and judges each run.
+/// Runs a case with several seeds and checks each run.
 pub(crate) fn check(case: &Case) {
     let plain = ExpressionVariant::of(&Plain).expect("it does nothing");
     check_with(case, &plain, &|_| Definition::default());
 }
 
-/// The same with a variant, and what it does to each request.
+/// [`check`] with a variant and its definition per request.
 pub(crate) fn check_with<'a>(
     case: &Case,
     variant: &ExpressionVariant,
@@ -70,9 +70,9 @@ impl World {
         if !close {
             return Err(format!("lse {found}, not {lse}"));
         }
-        let place = self.asked((request, row, head));
+        let place = self.place_at((request, row, head));
         let output = |sign: f64| {
-            // 0 times an infinite error would be NaN
+            // 0 × inf would be NaN
             let shift = |error: f64| if sign == 0.0 { 0.0 } else { sign * error };
             let mut o: Vec<f64> =
                 means.iter().zip(&errors).map(|(mean, error)| mean + shift(*error)).collect();
@@ -84,7 +84,7 @@ impl World {
         for (d, &expected) in expected.iter().enumerate() {
             let found = self.number(&outputs.o, case.qo, o + d);
             let error = (above[d] - expected).abs().max((below[d] - expected).abs());
-            // a hook's output is rounded too
+            // the output of a hook is rounded too
             let error = error.max(expected.abs() * precision);
             let close = ((found - expected).abs() <= error && expected.is_finite() && found.is_finite())
                 || found == expected
@@ -96,20 +96,20 @@ impl World {
         Ok(())
     }
 
-    /// How far off weights and outputs are, relative to them.
+    /// Relative error of weights and outputs.
     fn precision(&self) -> f64 {
         if self.case.qo == Dtype::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 }
     }
 
-    /// What a definition is asked about a row's keys, by position.
-    fn asked(&self, (request, row, head): (usize, usize, usize)) -> impl Fn(i64) -> Place {
+    /// Arguments of the definition for the keys of a row, by position.
+    fn place_at(&self, (request, row, head): (usize, usize, usize)) -> impl Fn(i64) -> Place {
         let (rows, keys) = self.case.lengths[request];
         let p = keys as i64 - rows as i64 + row as i64;
         let g = head / self.case.group();
         move |at| Place { i: row, j: at as usize, h: head, g, p }
     }
 
-    /// The LSE of a row, its outputs before the output hook, and how far off these may be.
+    /// LSE of a row, its outputs before the output hook, and their error bounds.
     fn state(
         &self,
         definition: &Definition<'_>,
@@ -118,7 +118,7 @@ impl World {
         let (case, dim) = (&self.case, self.case.dim);
         let q = self.row(dim.qk, case.first_row(request) + row, head);
         let kv_head = head / case.group();
-        let place = self.asked((request, row, head));
+        let place = self.place_at((request, row, head));
         let mut keys = self.keys(request, row);
         keys.retain(|(segment, key)| (definition.visible)(place(self.position(segment, *key))));
         let logit = |&(segment, key): &(&Segment, usize)| {
@@ -151,7 +151,7 @@ impl World {
         (lse, means, errors)
     }
 
-    /// The keys that a row sees, by segment.
+    /// Visible keys of a row, by segment.
     fn keys(&self, request: usize, row: usize) -> Vec<(&Segment, usize)> {
         let at_row = self.case.first_row(request) + row;
         let of = |segment: &&Segment| segment.rows.contains(&at_row);

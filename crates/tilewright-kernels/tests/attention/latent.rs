@@ -1,4 +1,4 @@
-//! Latent attention: its tensors, whose keys come in two parts of which the first is the values, and what only its kernel has.
+//! Latent attention: keys in two parts, the first of which is the values, and features of the latent kernel only.
 
 use crate::{
     case::{CAUSAL, Case, FULL},
@@ -10,10 +10,10 @@ use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
 use tilewright_kernels::attention::params::{KvLayout, UNLIMITED};
 
-/// DeepSeek's heads.
+/// Heads of DeepSeek.
 const WHOLE_HEADS: HeadDim = HeadDim { qk: 576, vo: 512 };
 
-/// Small heads, so that a test takes no longer than it must.
+/// Small heads, to keep tests short.
 fn latent(heads: usize, lengths: &[(usize, usize)]) -> Case {
     Case::new(128, (heads, 1), lengths)
         .with(|case| (case.latent, case.dim) = (true, HeadDim { qk: 192, vo: 128 }))
@@ -25,7 +25,7 @@ impl World {
         keys.for_each(|(segment, key)| body(segment, key));
     }
 
-    /// A part of all keys, in a tensor of its own; what is no key is NaN.
+    /// Copies a part of all keys to its own tensor; memory outside of keys is NaN.
     pub(crate) fn part(&self, part: Range<usize>) -> Vec<u8> {
         let (case, size) = (&self.case, self.case.kv.size());
         let mut pool = bytes(case.kv, f64::NAN).repeat(self.pool(part.len()));
@@ -37,8 +37,8 @@ impl World {
         pool
     }
 
-    /// Writes what is not finite into keys, and then the first part of each into values, by which outputs are judged.
-    pub(crate) fn spoil_latent(&mut self) {
+    /// Writes non-finite elements to keys, then copies the first part of each key to the reference values.
+    pub(crate) fn poison_latent(&mut self) {
         let (dim, size) = (self.case.dim, self.case.kv.size());
         for &(request, key, value) in &self.case.spoiled {
             let segment = &self.segments[request + usize::from(self.case.prefix > 0)];

@@ -1,4 +1,4 @@
-//! The attention kernel of tensor cores in the simulator, against the definition in f64.
+//! Tensor-core attention kernels in the simulator, against the f64 definition.
 
 mod bytes;
 mod case;

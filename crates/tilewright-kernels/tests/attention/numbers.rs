@@ -1,9 +1,9 @@
-//! Noise, and numbers as the bytes of a dtype.
+//! Noise, and conversion between f64 and the bytes of a dtype.
 
 use half::{bf16, f16};
 use tilewright::{Dtype, E4m3, E5m2};
 
-/// A number in -1..1 that `seed` and `at` decide.
+/// Deterministic noise in -1..1.
 pub(crate) fn noise(seed: u64, at: usize) -> f64 {
     let mut state = (at as u64).wrapping_add(seed << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -11,7 +11,7 @@ pub(crate) fn noise(seed: u64, at: usize) -> f64 {
     ((state ^ (state >> 31)) >> 11) as f64 / (1_u64 << 52) as f64 - 1.0
 }
 
-/// The bytes of the nearest number of a dtype.
+/// Rounds to a dtype.
 pub(crate) fn bytes(dtype: Dtype, x: f64) -> Vec<u8> {
     match dtype {
         Dtype::F16 => f16::from_f64(x).to_le_bytes().to_vec(),
@@ -24,7 +24,7 @@ pub(crate) fn bytes(dtype: Dtype, x: f64) -> Vec<u8> {
     }
 }
 
-/// The number of some bytes.
+/// Decodes one element.
 pub(crate) fn number(dtype: Dtype, bytes: &[u8]) -> f64 {
     let pair = || [bytes[0], bytes[1]];
     match dtype {

@@ -1,4 +1,4 @@
-//! Decode, append, prefill and mixed batches; groups, head dims, pages, layouts, masks; divided keys and levels.
+//! Decode, append, prefill and mixed batches; groups, head dims, pages, layouts, masks; split keys and cascades.
 
 use crate::{
     case::{CAUSAL, Case, FULL},
@@ -63,7 +63,7 @@ fn f16() {
     check(&Case::new(64, (2, 1), &[(1, 90), (33, 70)]).with(f16));
 }
 
-/// Some rows of a warp have a new maximum in later tiles, others have none.
+/// Only some rows of a warp raise their running maximum in later tiles.
 #[test]
 fn logits_that_grow() {
     for (growth, dtype) in [4.0, 40.0].into_iter().flat_map(|by| [(by, Dtype::F16), (by, Dtype::Bf16)]) {

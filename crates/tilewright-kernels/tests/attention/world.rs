@@ -1,4 +1,4 @@
-//! A case in device memory: tensors, the cache, the schedule.
+//! A case in device memory: tensors, cache and schedule.
 
 use crate::{
     case::{Case, Scales},
@@ -17,7 +17,7 @@ use tilewright_ptx::{
     sim::{Arg, Fault, Launch, Memory},
 };
 
-/// Keys that some rows look at.
+/// A range of keys that a range of rows attends to.
 #[derive(Debug, Clone)]
 pub(crate) struct Segment {
     pub(crate) rows: std::ops::Range<usize>,
@@ -27,7 +27,7 @@ pub(crate) struct Segment {
     pub(crate) kv_start: usize,
 }
 
-/// What the kernel is launched with, and what it is judged by.
+/// Inputs of the kernel and of the reference.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) case: Case,
@@ -40,7 +40,7 @@ pub(crate) struct World {
     pub(crate) v: Vec<u8>,
 }
 
-/// What a run gave.
+/// Outputs of a run.
 #[derive(Debug)]
 pub(crate) struct Outputs {
     pub(crate) o: Vec<u8>,
@@ -63,7 +63,7 @@ impl World {
         world
     }
 
-    /// Makes segments, and deals out pages.
+    /// Creates segments and assigns pages.
     fn segment(&mut self) {
         let case = &self.case;
         let mut begin = 0;
@@ -86,7 +86,7 @@ impl World {
                 _ => segment.len.div_ceil(case.page_size),
             };
         }
-        // pages in no order, with gaps; blocks of a segment ascend, with gaps
+        // shuffled pages with gaps; the blocks of a segment ascend with gaps
         self.indices = match case.layout {
             KvLayout::Ragged => Vec::new(),
             KvLayout::Paged => (0..begin).map(|i| ((i * 7 + 3) % self.num_pages()) as u32).collect(),
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// Pages of the pool, a number that 7 does not divide; one for a ragged tensor.
+    /// Pages of the pool, not a multiple of 7; one for a ragged tensor.
     fn num_pages(&self) -> usize {
         match self.case.layout {
             KvLayout::Ragged => 1,
@@ -133,7 +133,7 @@ impl World {
         }
     }
 
-    /// The position of a segment's key.
+    /// Position of a key of a segment.
     pub(crate) fn position(&self, segment: &Segment, key: usize) -> i64 {
         match self.case.layout {
             KvLayout::Blocks => {
@@ -144,7 +144,7 @@ impl World {
         }
     }
 
-    /// Strides of K or V in elements: pages, tokens, heads. Rows are longer than heads.
+    /// Strides of K or V in elements: pages, tokens, heads. Rows are padded.
     fn strides(&self, dim: usize) -> [usize; 3] {
         let (row, heads, slots) = (dim + 16, self.case.heads.1, self.slots());
         match self.case.hnd {
@@ -153,18 +153,18 @@ impl World {
         }
     }
 
-    /// The first element of a key's K or V.
+    /// First element of K or V of a key.
     pub(crate) fn element(&self, dim: usize, segment: &Segment, (key, head): (usize, usize)) -> usize {
         let ([page, token, of_head], (at, slot)) = (self.strides(dim), self.place(segment, key));
         at * page + slot * token + head * of_head
     }
 
-    /// The factor of a key (0) or its value (1).
+    /// Scale of a key (0) or its value (1).
     pub(crate) fn factor(&self, of: usize, segment: &Segment, (key, head): (usize, usize)) -> f64 {
         f64::from(self.case.factor(of, self.place(segment, key).0, head))
     }
 
-    /// The factors of keys (0) or values (1) in memory: `[pages, heads + 1]`, with a NaN behind the heads of a page.
+    /// Scales of keys (0) or values (1) in memory: `[pages, heads + 1]`, with a NaN after the heads of a page.
     fn scales(&self, of: usize, memory: &mut Memory) -> ScaleTensor {
         let (case, heads) = (&self.case, self.case.heads.1);
         let of_page = |page| (0..heads).map(move |head| case.factor(of, page, head)).chain([f32::NAN]);
@@ -180,13 +180,13 @@ impl World {
         }
     }
 
-    /// The first element of a query or output.
+    /// First element of a query or output row.
     pub(crate) fn row(&self, dim: usize, row: usize, head: usize) -> usize {
         (row * self.case.heads.0 + head) * (dim + 8)
     }
 
-    /// How many times longer than others a key is, by how far behind the first of its segment it is.
-    fn longer(&self, is_key: bool, along: f64) -> f64 {
+    /// Magnitude of a key, by its relative position in the segment.
+    fn magnitude(&self, is_key: bool, along: f64) -> f64 {
         if is_key { 1.0 + (self.case.growth - 1.0) * along } else { 1.0 }
     }
 
@@ -194,17 +194,17 @@ impl World {
         let (case, dim) = (self.case.clone(), self.case.dim);
         let elements = case.num_rows() * case.heads.0 * (dim.qk + 8);
         self.q = (0..elements).flat_map(|at| bytes(case.qo, noise(1, at))).collect();
-        // what is not a key of anybody is NaN, or the greatest number where there is none
-        let nothing = |dim: usize| bytes(case.kv, f64::NAN).repeat(self.pool(dim));
-        let (mut k, mut v) = (nothing(dim.qk), nothing(dim.vo));
+        // memory outside of keys is NaN, or the maximum of the dtype if it has no NaN
+        let poison = |dim: usize| bytes(case.kv, f64::NAN).repeat(self.pool(dim));
+        let (mut k, mut v) = (poison(dim.qk), poison(dim.vo));
         let size = case.kv.size();
         for (number, segment) in self.segments.iter().enumerate() {
             for (key, head) in (0..segment.len).flat_map(|key| (0..case.heads.1).map(move |h| (key, h))) {
                 for (pool, dim, seed) in [(&mut k, dim.qk, 2), (&mut v, dim.vo, 3)] {
                     let at = self.element(dim, segment, (key, head)) * size;
-                    let longer = self.longer(seed == 2, key as f64 / segment.len as f64);
+                    let magnitude = self.magnitude(seed == 2, key as f64 / segment.len as f64);
                     let number =
-                        |d: usize| longer * noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
+                        |d: usize| magnitude * noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
                     let row: Vec<u8> = (0..dim).flat_map(|d| bytes(case.kv, number(d))).collect();
                     pool[at..][..row.len()].copy_from_slice(&row);
                 }
@@ -221,7 +221,7 @@ impl World {
         }
         (self.k, self.v) = (k, v);
         if case.latent {
-            self.spoil_latent();
+            self.poison_latent();
         }
     }
 
@@ -262,7 +262,7 @@ impl World {
         launch.run(&mut memory)?;
         assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
         let mut found = vec![0; o_elements * 2];
-        // what lies between heads is nobody's
+        // padding between heads must stay unwritten
         for at in 0..rows {
             let first = at * (dim.vo + 8);
             let words = memory.read::<u16>(o + 2 * first as u64, dim.vo)?;
@@ -273,7 +273,7 @@ impl World {
         Ok(Outputs { o: found, lse: memory.read(lse, rows)? })
     }
 
-    /// Queries, keys, values, and what latent attention has beside.
+    /// Query, key and value tensors, and the positional part of latent attention.
     fn tensors(&self, memory: &mut Memory) -> (RowTensor, CacheTensor, CacheTensor, Option<PeTensors>) {
         let (case, dim) = (&self.case, self.case.dim);
         let cache = |address, dim| {
@@ -312,7 +312,7 @@ impl World {
     }
 }
 
-/// A schedule, cut by hand.
+/// A hand-made schedule.
 #[derive(Debug, Default)]
 struct Schedule {
     items: Vec<WorkItem>,
@@ -337,11 +337,11 @@ impl Schedule {
             }
         }
         schedule.merge(world);
-        // long items are not all with one worker
+        // long items are not all assigned to one worker
         schedule
     }
 
-    /// The first bit of each request.
+    /// Packs mask bits; returns the first bit of each request.
     fn pack_bits(&mut self, case: &Case) -> Vec<u64> {
         let Some(columns) = case.bits else { return vec![0; case.lengths.len()] };
         let mut first = Vec::new();
@@ -402,7 +402,7 @@ impl Schedule {
         }
     }
 
-    /// Merges each row of each head from all items that have it: as runs of rows with the same items.
+    /// Merges each row of each head from all items that contain it, in runs of rows with the same items.
     fn merge(&mut self, world: &World) {
         let case = &world.case;
         let of = |items: &[WorkItem], row: u32, head: u32| -> Vec<usize> {

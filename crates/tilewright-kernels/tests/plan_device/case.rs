@@ -1,4 +1,4 @@
-//! Batches with the problem, tiling and capacity that they are planned for.
+//! Batches with the problem, tiling and capacity to plan them for.
 
 use tilewright::{
     Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
@@ -6,7 +6,7 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{params::UNLIMITED, plan_device::PlanConfig};
 
-/// Numbers that are the same in every run.
+/// Deterministic random numbers.
 pub(crate) struct Generator(pub(crate) u64);
 
 impl Generator {
@@ -83,7 +83,7 @@ impl Case {
         case
     }
 
-    /// What the host makes of it, with the room of its capacity.
+    /// Plan of the host, within the capacity.
     pub(crate) fn plan(&self) -> Plan {
         let problem = Problem::builder(self.heads, HeadDim::same(8)).mask(self.mask).build().unwrap();
         let indices: Vec<i32> = (0..self.kv_indptr[self.kv_indptr.len() - 1]).collect();

@@ -1,4 +1,4 @@
-//! The kernel that plans, in the simulator: word by word what the host makes of the same batch, and nothing of a malformed one.
+//! The planning kernel in the simulator: word for word the plan of the host, and an empty plan for malformed batches.
 
 mod case;
 mod words;
@@ -13,8 +13,8 @@ use tilewright_kernels::attention::{
 use tilewright_ptx::sim::{Launch, Memory};
 use words::Arrays;
 
-/// What the kernel makes of a batch in memory of exactly the room that the host gives it: the arrays, as long as those of
-/// `lens`, and the flags.
+/// Runs the kernel in memory of exactly the host's capacity. Returns the arrays, as long as those of `lens`, and the
+/// flags.
 fn simulated(case: &Case, room: &ArraySizes, lens: [usize; 3], seed: u64) -> (Arrays, u32) {
     let kernel = plan_device("plan_device").expect("it is sound");
     let mut memory = Memory::new();
@@ -129,7 +129,7 @@ fn costs_of_requests_that_decode_may_be_high() {
     let mut high = Case::new(&lens[..70], 16);
     high.tiling.tile_load = 1 << 19;
     agrees(&high, 10);
-    // each is low, their sum is not
+    // each cost is low, their sum is not
     let mut many = Case::new(&lens, 16);
     many.tiling.tile_load = 1 << 17;
     agrees(&many, 11);

@@ -3,7 +3,7 @@
 use tilewright::Plan;
 use tilewright_kernels::attention::items::{MergeItem, MergeSource, NONE, WorkItem};
 
-/// The arrays of a plan, as words; of a merge those that mean something.
+/// Arrays of a plan as words; of a merge only the meaningful ones.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Arrays {
     pub(crate) items: Vec<u32>,
@@ -15,7 +15,7 @@ pub(crate) struct Arrays {
 }
 
 impl Arrays {
-    /// Those of the host's plan, by their definitions.
+    /// Arrays of the host's plan.
     pub(crate) fn of(plan: &Plan, max_requests: usize) -> Self {
         let (schedule, requests) = (plan.schedule(), plan.requests());
         let merge_of = |item: u32| {

@@ -1,7 +1,7 @@
-//! The samplers' kernels in the simulator, whatever the timing: the same tokens as the CPU backend's.
+//! Sampling kernels in the simulator, with several seeds: the same tokens as the CPU backend.
 //!
-//! What is right is judged by the engine's own tests, which run on the backend; here are the ways through a kernel that small
-//! vocabularies do not take, and what no caller sees.
+//! The engine's tests on the backend cover the semantics. These tests cover kernel paths that small vocabularies do
+//! not take.
 
 mod rows;
 mod sample;

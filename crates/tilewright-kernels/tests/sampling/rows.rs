@@ -9,13 +9,13 @@ use tilewright_ptx::{
     sim::{Arg, Launch, Memory},
 };
 
-/// Elements of the engine and of kernels.
+/// Element types of the engine and of kernels.
 pub(crate) trait Both: Element + Number {}
 impl Both for f32 {}
 impl Both for f16 {}
 impl Both for bf16 {}
 
-/// Rows of `vocab` numbers, `stride` elements from one to the next, `begin` elements behind an aligned address.
+/// Rows of `vocab` elements with stride `stride`, `begin` elements after an aligned address.
 pub(crate) struct Rows<T> {
     pub(crate) data: Vec<T>,
     pub(crate) begin: usize,
@@ -39,7 +39,7 @@ impl<T: Both> Rows<T> {
         Self { data, begin, shape: [rows, vocab], stride }
     }
 
-    /// On the CPU.
+    /// View on the CPU.
     pub(crate) fn view(&self) -> View<'_>
     where
         for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
@@ -48,7 +48,7 @@ impl<T: Both> Rows<T> {
             .expect("rows inside of their memory")
     }
 
-    /// In the simulator: the address of the first row.
+    /// Copies the rows to the simulator; returns the address of the first row.
     pub(crate) fn load(&self, memory: &mut Memory) -> u64 {
         memory.alloc_from(&self.data) + (self.begin * size_of::<T>()) as u64
     }
@@ -66,12 +66,12 @@ pub(crate) fn bell(row: usize, i: usize) -> f32 {
     3.0 * (next() + next() + next() + next())
 }
 
-/// The words of requests, in the simulator.
+/// Encodes requests in the simulator.
 pub(crate) fn requests(params: &[SamplingParams], memory: &mut Memory) -> u64 {
     memory.alloc_from(&params.iter().flat_map(request_words).collect::<Vec<u32>>())
 }
 
-/// Runs a kernel with a CTA for each of `rows` rows.
+/// Runs a kernel with one CTA per row.
 pub(crate) fn run(kernel: &Kernel, rows: usize, args: &[Arg], (seed, memory): (u64, &mut Memory)) {
     let done = Launch { kernel, grid: [rows as u32, 1, 1], args, seed }.run(memory);
     done.unwrap_or_else(|fault| panic!("{}, seed {seed}: {fault}", kernel.name));

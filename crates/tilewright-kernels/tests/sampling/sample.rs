@@ -1,4 +1,4 @@
-//! Tokens are those that the CPU draws.
+//! Sampled tokens equal those of the CPU backend.
 
 use crate::rows::{Both, Rows, bell, requests, run};
 use half::{bf16, f16};
@@ -26,7 +26,7 @@ fn params(count: usize) -> Vec<SamplingParams> {
     (0..count).map(of).collect()
 }
 
-/// What the kernel says of rows: verdicts.
+/// Runs the kernel and returns the row outcomes.
 fn outcomes<T: Both>(
     rows: &Rows<T>,
     kind: RowKind,
@@ -79,8 +79,8 @@ fn short_rows() {
 }
 
 #[test]
-fn rows_of_which_the_greatest_are_listed_and_rows_of_which_too_many_are() {
-    let falling = |_, i: usize| -(i as f32) * 1e-3; // all of the greatest are one thread's
+fn long_rows_with_and_without_a_sufficient_list() {
+    let falling = |_, i: usize| -(i as f32) * 1e-3; // one thread holds all of the largest
     for threads in [128, 1024] {
         let params = params(30);
         assert_drawn(&Rows::<bf16>::new((30, 5003), (5, 1), bell), &params, (threads, 3));
@@ -89,7 +89,7 @@ fn rows_of_which_the_greatest_are_listed_and_rows_of_which_too_many_are() {
 }
 
 #[test]
-fn whatever_the_timing() {
+fn every_seed_gives_the_same_tokens() {
     for seed in 0..8 {
         assert_drawn(&Rows::<f16>::new((15, 2500), (1, 0), bell), &params(15), (64, seed));
     }
@@ -122,7 +122,7 @@ fn weights_are_drawn_over_the_whole_range_of_f32() {
 }
 
 #[test]
-fn the_first_bad_number_is_told() {
+fn reports_the_first_invalid_value() {
     let bad = |values: [f32; 4]| {
         move |row: usize, i: usize| if i % 1000 == 777 { values[row] } else { bell(row, i) }
     };
@@ -136,7 +136,7 @@ fn the_first_bad_number_is_told() {
 }
 
 #[test]
-fn refuses_other_numbers_of_threads() {
+fn rejects_unsupported_thread_counts() {
     let error = sample::<f32>("s", SampleConfig { kind: RowKind::Probs, threads: 96 }).expect_err("refused");
     assert_eq!(error.to_string(), "kernel s: threads = 96, expected a power of two in 64..=1024");
 }

@@ -1,4 +1,4 @@
-//! Infinities, NaN, huge logits and scales: only rows that see them change, and they change as in the oracle.
+//! Infinities, NaN, huge logits and scales: they change only the rows that they are visible to, as in the oracle.
 
 use crate::{
     elements::round,
@@ -36,7 +36,7 @@ fn at(token: usize, head: usize, d: usize) -> usize {
 }
 
 #[test]
-fn special_keys_and_values_reach_those_who_see_them() {
+fn nonfinite_keys_and_values_reach_only_rows_that_see_them() {
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for (mask, positions) in [(Mask::Full, [63]), (Mask::Causal, [137])] {
             for position in positions {
@@ -57,7 +57,7 @@ fn special_keys_and_values_reach_those_who_see_them() {
 }
 
 #[test]
-fn special_queries_stay_in_their_row_and_head() {
+fn nonfinite_queries_stay_in_their_row_and_head() {
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let mut sample = Sample::random(problem(Mask::Causal), &LENS, 4);
         let row = sample.q_row();
@@ -117,12 +117,12 @@ fn every_number_of_eight_and_sixteen_bits() {
             Dtype::F16 => half::f16::from_bits(bits).to_f32(),
             _ => half::bf16::from_bits(bits).to_f32(),
         };
-        // all of 8 bits; of 16 all signs and exponents
+        // all 8-bit patterns; of 16 bits all signs and exponents
         let step = if dtype.size() == 1 { 1 } else { 257 };
         let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim { qk: 1, vo: 256 });
         let problem = problem.dtypes(Dtype::F32, dtype).build().expect("it is sound");
         let mut sample = Sample::random(problem, &[(1, 1)], 1);
-        // a cache of 8 bits has no infinity: what is stored saturates
+        // 8-bit caches saturate instead of storing infinity
         sample.v[0] = (0..256).map(|i| round(dtype, number(i * step))).collect();
         let stored = Stored::new(&sample, Storage::Ragged, 1);
         let outcome = Case::new((&sample, &stored, Storage::Ragged), &variant, CUTS[0]).run();
@@ -145,7 +145,7 @@ fn scales_of_tensors_heads_and_pages() {
         }
         let storage = Storage::Paged(5);
         let stored = Stored::new(&sample, storage, 3);
-        // numbers of few bits, so that products with what is stored are exact
+        // values with few significant bits, so that products with scales are exact
         let factors =
             |first: usize| (0..count).map(|i| (i * 5 % 7 + first) as f32 / 8.0).collect::<Vec<f32>>();
         let scales = [(factors(1), strides), (factors(2), strides)];
@@ -160,7 +160,7 @@ fn scales_of_tensors_heads_and_pages() {
                 }
             }
         }
-        // the dtype would round what is scaled
+        // the dtype would round scaled values
         truth.problem = Problem::builder(HEADS, HeadDim::same(DIM)).scale(0.2).build().expect("it is sound");
         let variant = plain();
         let case = Case { scales, ..Case::new((&sample, &stored, storage), &variant, CUTS[number % 3]) };
@@ -170,7 +170,7 @@ fn scales_of_tensors_heads_and_pages() {
 }
 
 #[test]
-fn an_lse_that_nobody_asks_for_is_not_written() {
+fn does_not_write_an_lse_that_is_not_requested() {
     let sample = Sample::random(problem(Mask::Causal), &LENS, 1);
     let stored = Stored::new(&sample, Storage::Paged(5), 1);
     let variant = plain();

@@ -1,4 +1,4 @@
-//! Every hook in whole attention, against the oracle: each shipped variant, and one that has all hooks.
+//! Every hook in full attention, against the oracle: each shipped variant, and one with all hooks.
 
 use crate::{
     judge::Expected,
@@ -121,7 +121,7 @@ fn masks() {
     judge(&variant, |r| formula::multi_item_scoring(prefixes[r] as usize, &places[r]));
 }
 
-/// Every hook does something, with every input that it may read.
+/// A variant with every hook and every input.
 const EVERYTHING: &str = r#"{
     "name": "everything", "tables": {"t": [0.5, -0.25, 1, 0, 2]},
     "query": {"let": [["f", {"sub": [{"add": [1, {"mul": ["request", 0.1]}]}, {"mul": ["dim", 0.005]}]}]],
@@ -158,7 +158,7 @@ fn every_hook_at_once() {
         logit: Box::new(move |at, s| s + table[(at.j as i64 - at.h as i64).clamp(0, 4) as usize]),
         visible: Box::new(|at: Place| !at.j.is_multiple_of(3)),
         output: Box::new(|at, o| {
-            // the state's sum is made larger before the output is normalised
+            // the state hook increases the sum before the output is normalized
             let factor = 1.5 + at.g as f64;
             let output =
                 |(i, o): (usize, &mut f64)| *o = (*o / factor).powi(2) + i as f64 * 0.1 - at.h as f64;
@@ -167,7 +167,7 @@ fn every_hook_at_once() {
         ..Definition::default()
     };
     let variant = ExpressionVariant::from_json(EVERYTHING).unwrap_or_else(|why| panic!("{why}"));
-    // a sum that is larger by a factor is an LSE that is larger by its logarithm
+    // a factor on the sum adds its logarithm to the LSE
     judge_recorded(&variant, definition, |expected| {
         expected.shift_lse(|head| (1.5 + (head / 3) as f64).log2());
     });
@@ -194,7 +194,7 @@ fn dumped_logits_are_those_of_attention() {
 }
 
 #[test]
-fn refuses_what_it_cannot_do() {
+fn rejects_unsupported_hooks() {
     let rope = Rope::new(DIM, 1e4).and_then(|rope| RotaryEmbedding::new(&rope)).expect("it is sound");
     let rope = ExpressionVariant::of(&rope).expect("it can be recorded");
     let refused = |dtype_qo, head_dim, latent| {

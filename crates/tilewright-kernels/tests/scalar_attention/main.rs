@@ -1,5 +1,5 @@
-//! Attention without tensor cores, in the simulator, against the engine's oracle, by the engine's own judge: samples, storage
-//! and tolerances are those of the conformance suite.
+//! Attention without tensor cores in the simulator, against the oracle, with the samples, storage and tolerances of
+//! the conformance suite.
 
 #[path = "../../../tilewright/tests/attention/elements.rs"]
 #[allow(

@@ -1,4 +1,4 @@
-//! Windows, packed bits, blocks, and keys that several requests share, against the oracle.
+//! Windows, packed bits, blocks and shared prefixes, against the oracle.
 
 use crate::{
     generator::Generator,
@@ -44,7 +44,8 @@ fn windows() {
     }
 }
 
-/// The bits of `shown[request][row * columns + column]`, each request from a byte of its own, and where each begins.
+/// Packs `shown[request][row * columns + column]`, each request from a byte boundary; returns the bits and the first
+/// bit of each request.
 fn packed(shown: &[Vec<bool>]) -> (Vec<u8>, Vec<u64>) {
     let (mut bytes, mut first) = (Vec::new(), Vec::new());
     for request in shown {
@@ -63,7 +64,7 @@ fn packed_bits_of_all_keys_and_of_the_last() {
         let sample = Sample::random(problem((4, 2), mask), &LENS, number as u64);
         let storage = STORAGES[number % 3];
         let stored = Stored::new(&sample, storage, 1);
-        // all keys, or half of them and one more
+        // all keys, or half of them plus one
         let columns = LENS.map(|(_, keys)| if number % 2 == 0 { keys } else { keys.div_ceil(2) });
         let mut generator = Generator::new(number as u64);
         let shown: Vec<Vec<bool>> = LENS
@@ -96,7 +97,7 @@ fn blocks_at_their_positions() {
         let sample = Sample::random(problem((4, 2), mask), &[(rows, keys)], number as u64);
         let stored = Stored::new(&sample, Storage::Ragged, 1);
         let mut generator = Generator::new(number as u64);
-        // blocks of 10 rows; heads have blocks of their own
+        // blocks of 10 rows, different per head
         let has: Vec<Vec<bool>> =
             (0..8).map(|_| (0..keys / block).map(|_| generator.below(3) == 0).collect()).collect();
         let (mut indices, mut segments) = (Vec::new(), Vec::new());
@@ -128,7 +129,7 @@ fn blocks_at_their_positions() {
     }
 }
 
-/// Requests whose first 64 tokens are the same, stored once: one segment for all of them, one for each request's own.
+/// Requests with a shared prefix of 64 tokens: one segment for the prefix and one per request.
 fn levels(variant: &ExpressionVariant, definition: impl Fn(usize) -> Definition<'static>, mask: Mask) {
     const SHARED: usize = 64;
     let lens = [(2, 70), (0, 64), (1, 64), (5, 200)];
@@ -161,14 +162,14 @@ fn levels(variant: &ExpressionVariant, definition: impl Fn(usize) -> Definition<
 }
 
 #[test]
-fn keys_that_requests_share() {
+fn shared_prefixes() {
     for mask in [Mask::Causal, Mask::Full, Mask::Window { left: 30, right: Some(0) }] {
         levels(&plain(), |_| Definition::default(), mask);
     }
 }
 
 #[test]
-fn hooks_know_requests_and_positions_through_levels() {
+fn hooks_get_requests_and_positions_in_cascades() {
     let rope = RotaryEmbedding::new(&Rope::new(24, 1e4).expect("it is sound")).expect("it is sound");
     let prefixes = PrefixLm::new(&[3, 64, 9, 120]).expect("they are small");
     let variant = Both::new(rope, Both::new(Alibi::new(6), prefixes));
@@ -184,7 +185,7 @@ fn hooks_know_requests_and_positions_through_levels() {
 }
 
 #[test]
-fn what_a_row_does_not_see_changes_no_bit() {
+fn masked_keys_change_no_bit() {
     let variant = plain();
     let sample = Sample::random(problem((4, 2), Mask::Window { left: 100, right: Some(0) }), &[(9, 150)], 2);
     let hidden: [usize; 6] = [0, 3, 63, 64, 100, 149];

@@ -1,4 +1,4 @@
-//! Puts a sample into the simulator's memory, runs the kernel, and reads what came out; nothing else is written.
+//! Runs the kernel on a sample in the simulator and reads the outputs.
 
 use crate::{
     elements::Elements,
@@ -27,25 +27,25 @@ use tilewright_ptx::{
     sim::{Launch, Memory},
 };
 
-/// What came out, widened to f32.
+/// Outputs, widened to f32.
 #[derive(Debug, Clone)]
 pub(crate) struct Outcome {
     /// `[num_rows, num_qo_heads, head_dim_vo]`
     pub(crate) o: Vec<f32>,
     /// `[num_rows, num_qo_heads]`, where there is one.
     pub(crate) lse: Option<Vec<f32>>,
-    /// What its weights were rounded to: nothing.
+    /// Rounding of the weights: none.
     pub(crate) weights: Dtype,
 }
 
 impl Outcome {
-    /// All bits, for comparisons that must be exact.
+    /// Bit patterns, for exact comparison.
     pub(crate) fn bits(&self) -> Vec<u32> {
         self.o.iter().chain(self.lse.iter().flatten()).map(|value| value.to_bits()).collect()
     }
 }
 
-/// What is run, and how.
+/// A sample, a variant and a split.
 #[derive(Clone)]
 pub(crate) struct Case<'a> {
     pub(crate) sample: &'a Sample,
@@ -53,19 +53,19 @@ pub(crate) struct Case<'a> {
     pub(crate) storage: Storage,
     pub(crate) variant: &'a ExpressionVariant,
     pub(crate) cut: Cut,
-    /// Other segments than one for each request.
+    /// Segments, if not one per request.
     pub(crate) segments: Option<Vec<Segment>>,
     pub(crate) mask_bits: Vec<u8>,
-    /// Blocks of so many tokens of a ragged tensor: the segments' keys are in this list.
+    /// Block size of a ragged tensor, and the block list of all segments.
     pub(crate) blocks: Option<(usize, Vec<u32>)>,
-    /// Of keys and values: factors, and what they are indexed by; `page, head` strides.
+    /// KV scales with their `page, head` strides.
     pub(crate) scales: [(Vec<f32>, [u64; 2]); 2],
     pub(crate) has_lse: bool,
     pub(crate) seed: u64,
 }
 
 impl<'a> Case<'a> {
-    /// One segment a request, nothing special.
+    /// One segment per request, defaults otherwise.
     pub(crate) fn new(
         (sample, stored, storage): (&'a Sample, &'a Stored, Storage),
         variant: &'a ExpressionVariant,
@@ -103,7 +103,7 @@ impl<'a> Case<'a> {
         attention("attend", self.config(), self.variant).expect("a valid kernel")
     }
 
-    /// Requests and one segment for each.
+    /// Requests, and one segment for each.
     pub(crate) fn requests(&self) -> (Vec<RequestRows>, Vec<Segment>) {
         let (mut requests, mut segments, mut end) = (Vec::new(), Vec::new(), 0);
         for (r, &(qo_len, kv_len)) in self.sample.lens.iter().enumerate() {
@@ -131,7 +131,7 @@ impl<'a> Case<'a> {
             let (Some(request), None) = (segment.request, &self.blocks) else { return 0..segment.kv_len };
             let position = |row: usize| row as i64 + i64::from(requests[request].offset);
             let local = |at: i64| (at - segment.base as i64).clamp(0, segment.kv_len as i64) as usize;
-            let (left, right) = self.reach();
+            let (left, right) = self.mask_limits();
             let first = if left == UNLIMITED { 0 } else { local(position(qo.start) - i64::from(left)) };
             let unlimited = segment.kv_len;
             let end = if right == UNLIMITED {
@@ -144,8 +144,8 @@ impl<'a> Case<'a> {
         schedule(segments, &requests, (self.sample.problem.heads().group(), self.cut), visible)
     }
 
-    /// How far rows see to the left and to the right.
-    fn reach(&self) -> (u32, u32) {
+    /// Left and right limits of the mask.
+    fn mask_limits(&self) -> (u32, u32) {
         match self.sample.problem.mask() {
             Mask::Full => (UNLIMITED, UNLIMITED),
             Mask::Causal => (UNLIMITED, 0),
@@ -163,7 +163,7 @@ impl<'a> Case<'a> {
         let (o, lse) = self.outputs(&mut memory);
         let call = self.call(&mut memory, &arrays, (o, lse));
         let mut args = call.args();
-        args.extend(self.of_variant(&mut memory).0);
+        args.extend(self.variant_args(&mut memory).0);
         let grid = [self.cut.workers as u32, 1, 1];
         Launch { kernel, grid, args: &args, seed: self.seed }.run(&mut memory).unwrap_or_else(|fault| {
             panic!("{}, {:?}, seed {}: {fault}", self.sample.problem, self.cut, self.seed)
@@ -178,7 +178,7 @@ impl<'a> Case<'a> {
         self.sample.num_rows() * self.sample.problem.heads().qo
     }
 
-    /// Elements from head to head of O: some more than it has, which nobody may write.
+    /// Head stride of O: padded, and the padding must stay unwritten.
     fn o_stride(&self) -> usize {
         self.sample.problem.head_dim().vo + 3
     }
@@ -211,8 +211,8 @@ impl<'a> Case<'a> {
         Outcome { o: (0..self.rows()).flat_map(row).collect(), lse, weights: Dtype::F32 }
     }
 
-    /// The variant's arguments, and its buffers' addresses.
-    fn of_variant(&self, memory: &mut Memory) -> (Vec<tilewright_ptx::sim::Arg>, Vec<u64>) {
+    /// Arguments of the variant and addresses of its buffers.
+    fn variant_args(&self, memory: &mut Memory) -> (Vec<tilewright_ptx::sim::Arg>, Vec<u64>) {
         let tables: Vec<u64> =
             self.variant.tables().iter().map(|(_, table)| memory.alloc_from(table)).collect();
         let nan = |len: usize| vec![f32::NAN; len];
@@ -221,13 +221,13 @@ impl<'a> Case<'a> {
         (arguments(self.variant, |table| tables[table], |buffer| buffers[buffer]), buffers)
     }
 
-    /// Runs it, and gives what is in the variant's first buffer.
+    /// Runs the kernel and returns the first buffer of the variant.
     pub(crate) fn run_for_buffer(&self) -> Vec<f32> {
         let (mut memory, arrays) = (Memory::new(), self.arrays());
         let outputs = self.outputs(&mut memory);
         let call = self.call(&mut memory, &arrays, outputs);
-        let (of_variant, buffers) = self.of_variant(&mut memory);
-        let args = [call.args(), of_variant].concat();
+        let (variant_args, buffers) = self.variant_args(&mut memory);
+        let args = [call.args(), variant_args].concat();
         let (kernel, grid) = (self.kernel(), [self.cut.workers as u32, 1, 1]);
         Launch { kernel: &kernel, grid, args: &args, seed: self.seed }
             .run(&mut memory)
@@ -238,7 +238,7 @@ impl<'a> Case<'a> {
     fn call(&self, memory: &mut Memory, arrays: &Arrays, (o, lse): (u64, u64)) -> AttentionParams {
         let problem = &self.sample.problem;
         let (heads, dim, config) = (problem.heads(), problem.head_dim(), self.config());
-        let (left, right) = self.reach();
+        let (left, right) = self.mask_limits();
         let q = Elements::new(config.dtype_qo, &self.sample.q);
         let q = upload(memory, q.data());
         let q = |first: usize| RowTensor {

@@ -1,9 +1,9 @@
-//! A small planner: segments cut into items in the device's form, every piece of a row merged in order.
+//! A minimal planner: splits segments into device work items and merges the pieces of a row in order.
 
 use std::ops::Range;
 use tilewright_kernels::attention::items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem};
 
-/// A run of keys and the rows that look at it, as the engine has it.
+/// A range of keys and its rows.
 #[derive(Debug, Clone)]
 pub(crate) struct Segment {
     pub(crate) qo: Range<usize>,
@@ -14,16 +14,16 @@ pub(crate) struct Segment {
     pub(crate) request: Option<usize>,
     /// Whether its rows have other segments too.
     pub(crate) shared: bool,
-    /// First bit and columns.
+    /// First mask bit and mask columns.
     pub(crate) mask: Option<(u64, usize)>,
 }
 
-/// How work is cut.
+/// Split of the work.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cut {
-    /// Packed rows of an item.
+    /// Packed rows per item.
     pub(crate) rows: usize,
-    /// Keys of a piece, a multiple of 64; all if 0.
+    /// Keys per piece, a multiple of 64; 0 for no split.
     pub(crate) keys: usize,
     pub(crate) workers: usize,
 }
@@ -41,7 +41,7 @@ pub(crate) struct Arrays {
     pub(crate) num_merges: usize,
 }
 
-/// Cuts `segments`, of which those of earlier keys come first; `visible` says which keys of a segment some of its rows see.
+/// Splits `segments`, sorted by keys; `visible` returns the range of keys of a segment that some of its rows see.
 pub(crate) fn schedule(
     segments: &[Segment],
     requests: &[RequestRows],
@@ -65,7 +65,7 @@ pub(crate) fn schedule(
     }
     let mut arrays = Arrays { partial_rows, ..Arrays::default() };
     merge(&mut items, &mut arrays);
-    // the last first, so that merges wait for items of other workers in every order
+    // reversed, so that merges depend on items of other workers in every order
     items.reverse();
     arrays.items = items.iter().flat_map(WorkItem::to_words).collect();
     arrays.worker_indptr =
@@ -82,7 +82,7 @@ fn units(segment: &Segment, group: usize, cut: Cut) -> Vec<(usize, Range<usize>)
     heads.clone().flat_map(|head| qo.clone().step_by(tokens).map(move |start| (head, tile(start)))).collect()
 }
 
-/// Cut at multiples of `keys`; one without keys where there are none.
+/// Splits at multiples of `keys`; one empty piece without keys.
 fn pieces(kv: Range<usize>, keys: usize) -> Vec<Range<usize>> {
     if keys == 0 || kv.is_empty() {
         return vec![kv];
@@ -106,7 +106,7 @@ fn item(
         qo_len: qo.len() as u32,
         kv_head: head as u32,
         request: segment.request.map_or(NONE, |request| request as u32),
-        // of items of several requests it means nothing
+        // unused by items of several requests
         offset: segment.request.map_or(i32::MIN, |request| requests[request].offset),
         kv_begin: kv.start as u32,
         kv_end: kv.end as u32,
@@ -121,7 +121,7 @@ fn item(
     }
 }
 
-/// A merge for each row and KV head that has partial states.
+/// Adds one merge per row and KV head with partial states.
 fn merge(items: &mut [WorkItem], arrays: &mut Arrays) {
     let rows = items.iter().map(|item| item.qo_begin + item.qo_len).max().unwrap_or(0);
     let heads = items.iter().map(|item| item.kv_head + 1).max().unwrap_or(0);

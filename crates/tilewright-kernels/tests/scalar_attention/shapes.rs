@@ -1,4 +1,4 @@
-//! Dtypes, head dims, groups, page sizes, layouts and splits against the oracle.
+//! Dtypes, head dims, groups, page sizes, layouts and splits, against the oracle.
 
 use crate::{
     judge::Expected,
@@ -12,14 +12,14 @@ use tilewright::{
     attention::variant::{ExpressionVariant, Plain},
 };
 
-/// Empty requests, lengths at borders of pages and tiles, fewer keys than queries.
+/// Empty requests, lengths at page and tile boundaries, fewer keys than queries.
 const LENS: [Lens; 6] = [(1, 65), (0, 3), (7, 63), (1, 1), (3, 0), (2, 130)];
 
 pub(crate) fn plain() -> ExpressionVariant {
     ExpressionVariant::of(&Plain).expect("it can be recorded")
 }
 
-/// Cuts that give few and many pieces.
+/// Splits into few and many pieces.
 pub(crate) const CUTS: [Cut; 3] = [
     Cut { rows: 32, keys: 0, workers: 3 },
     Cut { rows: 8, keys: 64, workers: 5 },
@@ -106,7 +106,7 @@ fn latent_heads() {
 }
 
 #[test]
-fn timing_changes_nothing() {
+fn every_seed_gives_the_same_bits() {
     let problem = problem(Heads { qo: 4, kv: 2 }, (32, 32), 0);
     let sample = Sample::random(problem, &LENS, 1);
     let stored = Stored::new(&sample, Storage::Paged(5), 1);
@@ -119,16 +119,16 @@ fn timing_changes_nothing() {
 }
 
 #[test]
-fn neighbours_change_no_bit() {
+fn batch_peers_change_no_bit() {
     let masks = [Mask::Full, Mask::Window { left: 30, right: Some(0) }];
     for (mask, keys) in masks.into_iter().flat_map(|mask| [0, 64].map(|keys| (mask, keys))) {
         let builder = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim { qk: 48, vo: 40 }).mask(mask);
-        neighbours(builder.build().expect("it is sound"), keys);
+        check_batch_invariance(builder.build().expect("it is sound"), keys);
     }
 }
 
-/// Each request alone, in tiles of other rows, has the bits that it has in the batch.
-fn neighbours(problem: Problem, keys: usize) {
+/// Each request alone, in tiles of other rows, has the same bits as in the batch.
+fn check_batch_invariance(problem: Problem, keys: usize) {
     let lens = [LENS[0], LENS[1], LENS[2], LENS[4], (20, 130)];
     let sample = Sample::random(problem, &lens, 3);
     let variant = plain();

@@ -1,4 +1,4 @@
-//! Kernels with a mistake: statements taken out, moved or changed.
+//! Mutations of kernels: statements removed, moved or changed.
 
 use tilewright_ptx::{
     ir::{Block, Inst, Kernel, Operand, Stmt},
@@ -8,24 +8,24 @@ use tilewright_ptx::{
     },
 };
 
-/// What a statement is looked for by: the kind of instruction, and a piece of its source line.
+/// Selector of an instruction.
 pub(crate) struct Find<'a> {
     pub(crate) op: &'a dyn Fn(&Inst) -> bool,
-    /// Which of those that fit, in the order of the text.
+    /// Index among the matches, in text order.
     pub(crate) nth: usize,
 }
 
-/// Looks for an instruction.
+/// Selects the `nth` match of a predicate.
 pub(crate) fn find(op: &dyn Fn(&Inst) -> bool, nth: usize) -> Find<'_> {
     Find { op, nth }
 }
 
-/// Looks for an operation.
+/// Matches an operation.
 pub(crate) fn is(op: Op) -> impl Fn(&Inst) -> bool {
     move |inst| inst.op == op
 }
 
-/// Takes an instruction out; gives it.
+/// Removes an instruction and returns it.
 pub(crate) fn remove(kernel: &mut Kernel, what: &Find<'_>) -> Inst {
     let mut found = None;
     let mut left = what.nth;
@@ -65,7 +65,7 @@ pub(crate) fn change(kernel: &mut Kernel, what: &Find<'_>, edit: impl Fn(&mut In
     assert!(left.is_none(), "the kernel has such an instruction");
 }
 
-/// Takes out the loop that waits by instruction `what`.
+/// Removes the wait loop around instruction `what`.
 pub(crate) fn remove_wait(kernel: &mut Kernel, what: &Find<'_>) {
     let (mut left, mut done) = (what.nth, false);
     visit(&mut kernel.body, &mut |block, at| {
@@ -86,12 +86,12 @@ pub(crate) fn remove_wait(kernel: &mut Kernel, what: &Find<'_>) {
     assert!(done, "the kernel has such a wait");
 }
 
-/// Moves an instruction behind the `past` statements that follow it.
+/// Moves an instruction after the next `past` statements.
 pub(crate) fn delay(kernel: &mut Kernel, what: &Find<'_>, past: usize) {
     delay_by(kernel, what, &|_| past);
 }
 
-/// Moves an instruction behind the next arrival at an mbarrier.
+/// Moves an instruction after the next arrival at an mbarrier.
 pub(crate) fn delay_past_release(kernel: &mut Kernel, what: &Find<'_>) {
     let arrives = |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Sync(SyncOp::Mbarrier(MbarrierOp::Arrive)));
     delay_by(kernel, what, &|rest| {
@@ -101,7 +101,7 @@ pub(crate) fn delay_past_release(kernel: &mut Kernel, what: &Find<'_>) {
     });
 }
 
-/// Moves an instruction behind as many statements as `past` says of those that follow it.
+/// Moves an instruction by `past(following statements)`.
 fn delay_by(kernel: &mut Kernel, what: &Find<'_>, past: &dyn Fn(&[Stmt]) -> usize) {
     let (mut left, mut done) = (what.nth, false);
     visit(&mut kernel.body, &mut |block, at| {
@@ -128,7 +128,7 @@ pub(crate) fn add(inst: &mut Inst, operand: usize, by: i64) {
     *bits = bits.wrapping_add_signed(by);
 }
 
-/// Calls `edit` with every place of every block.
+/// Calls `edit` for every position of every block.
 fn visit(block: &mut Block, edit: &mut impl FnMut(&mut Block, usize)) {
     let mut at = 0;
     while at < block.len() {

@@ -1,7 +1,7 @@
-//! Mistakes in the attention kernel, each planted alone: the simulator names each, and the line.
+//! Mutations of the attention kernel, one at a time: the simulator reports each, with its source line.
 //!
-//! A mistake counts as found when one of a few seeds shows it, since many are right most of the time; what is found is always
-//! of the kinds that the test names.
+//! A mutation counts as found if one of several seeds shows it, because many are correct most of the time. Every
+//! report must be of the expected kind.
 
 use crate::{
     edit::{add, change, delay, delay_past_release, find, is, remove, remove_wait},
@@ -29,15 +29,15 @@ fn case() -> Case {
     }
 }
 
-/// What has to be found.
+/// Expected detection.
 enum Found {
-    /// A fault of one of these kinds, at or because of a line of the kernel that contains one of these texts.
+    /// A fault of one of these kinds, reported at or caused by a kernel line that contains one of these texts.
     Fault(&'static [FaultKind], &'static [&'static str]),
-    /// Wrong numbers.
+    /// Wrong results.
     Wrong,
 }
 
-/// Plants a mistake and looks for it.
+/// Applies a mutation and checks its detection.
 fn finds(expected: &Found, plant: impl FnOnce(&mut Kernel)) {
     let case = case();
     let inputs = Inputs::new(&case);
@@ -64,7 +64,7 @@ fn finds(expected: &Found, plant: impl FnOnce(&mut Kernel)) {
     panic!("not found by {SEEDS} seeds: {seen:?}");
 }
 
-/// The lines of the kernel that a report names.
+/// Kernel source lines in a report.
 fn named_lines(report: &str) -> Vec<&'static str> {
     const SOURCE: &str = include_str!("../../src/attention/prefill_sm90.rs");
     let numbers = report.split("prefill_sm90.rs:").skip(1).filter_map(|rest| {
@@ -78,7 +78,7 @@ fn mbarrier(op: MbarrierOp) -> impl Fn(&Inst) -> bool {
 }
 
 #[test]
-fn the_kernel_without_mistakes_is_right() {
+fn the_unmodified_kernel_is_correct() {
     let case = case();
     let inputs = Inputs::new(&case);
     for seed in 0..SEEDS {
@@ -159,7 +159,7 @@ fn phases_that_never_change() {
     let kinds =
         &[FaultKind::Deadlock, FaultKind::InFlight, FaultKind::WrongPhase, FaultKind::WrongArrivalCount];
     finds(&Found::Fault(kinds, &["cursor.fill"]), |kernel| {
-        // the second flip of the text is that of the producer's advance
+        // the second flip in the text is in the producer's advance
         let flip = |inst: &Inst| inst.op == Op::Pure(PureOp::XorB32) && inst.operands[1] == Operand::Const(1);
         change(kernel, &find(&flip, 1), |inst| add(inst, 1, -1));
     });
@@ -168,7 +168,7 @@ fn phases_that_never_change() {
 #[test]
 fn a_stage_released_too_early() {
     finds(&Found::Fault(&[FaultKind::InFlight, FaultKind::Race], &["load(k, map"]), |kernel| {
-        // the wait before the release of keys comes behind it
+        // the wait before the release of keys follows it
         delay_past_release(kernel, &find(&is(Op::Matrix(MatrixOp::WgmmaWait(0))), 2));
     });
 }
@@ -176,7 +176,7 @@ fn a_stage_released_too_early() {
 #[test]
 fn weights_packed_before_their_products_are_done() {
     finds(&Found::Fault(&[FaultKind::InFlight], &["self.o.map", "self.logits.pair"]), |kernel| {
-        // behind the wait of the loop come the release, the rescaled sums and the packed weights
+        // the release, the rescaled sums and the packed weights follow the wait of the loop
         let waits = is(Op::Matrix(MatrixOp::WgmmaWait(0)));
         delay(kernel, &find(&waits, 2), 400);
     });
@@ -193,7 +193,7 @@ fn a_descriptor_with_a_wrong_stride() {
 }
 
 #[test]
-fn causal_by_one_key_too_many() {
+fn causal_mask_off_by_one() {
     finds(&Found::Wrong, |kernel| {
         let hides = |inst: &Inst| inst.op == Op::Pure(PureOp::LeI32);
         for nth in 0..64 {
@@ -203,7 +203,7 @@ fn causal_by_one_key_too_many() {
 }
 
 #[test]
-fn bytes_that_nobody_sends() {
+fn expected_bytes_that_are_never_sent() {
     finds(&Found::Fault(&[FaultKind::WrongTransactionCount], &["self.q_full.arrive_expecting"]), |kernel| {
         let expects = |inst: &Inst| mbarrier(MbarrierOp::ArriveExpect)(inst);
         change(kernel, &find(&expects, 0), |inst| add(inst, 2, 128));
@@ -211,7 +211,7 @@ fn bytes_that_nobody_sends() {
 }
 
 #[test]
-fn bytes_that_nobody_expects() {
+fn sent_bytes_that_are_not_expected() {
     let kinds = &[FaultKind::WrongTransactionCount, FaultKind::InFlight];
     finds(&Found::Fault(kinds, &["self.q.load"]), |kernel| {
         let expects = |inst: &Inst| mbarrier(MbarrierOp::ArriveExpect)(inst);
@@ -227,16 +227,16 @@ fn values_cleared_without_a_proxy_fence() {
 }
 
 #[test]
-fn values_cleared_without_waiting_for_each_other() {
+fn values_cleared_without_a_barrier() {
     let kinds = &[FaultKind::MissingProxyFence, FaultKind::Race, FaultKind::InFlight];
     finds(&Found::Fault(kinds, &["values.chunk(row"]), |kernel| {
-        // the second barrier of the text; the first is that behind the initialisation
+        // the second barrier in the text; the first follows the initialization
         remove(kernel, &find(&is(Op::Sync(SyncOp::Barrier)), 1));
     });
 }
 
 #[test]
-fn barriers_used_before_others_know_of_them() {
+fn barriers_used_before_their_initialization_is_visible() {
     let kinds = &[FaultKind::NotAnMbarrier, FaultKind::Race, FaultKind::Uninitialized];
     finds(&Found::Fault(kinds, &["q_full.wait", "wait_full", "cursor.fill"]), |kernel| {
         remove(kernel, &find(&is(Op::Sync(SyncOp::Barrier)), 0));

@@ -1,4 +1,4 @@
-//! Matrix products.
+//! The `wgmma` GEMM.
 
 use crate::real::noise;
 use half::bf16;
@@ -7,7 +7,7 @@ use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::sim::{Arg, Launch, Memory};
 
 #[test]
-fn products_of_odd_shapes_whatever_the_timing() {
+fn odd_shapes_with_many_seeds() {
     for tile_columns in [128, 256] {
         for shape in [[1, 8, 8], [130, 264, 200], [300, 136, 72]] {
             for seed in 0..4 {
@@ -18,7 +18,7 @@ fn products_of_odd_shapes_whatever_the_timing() {
 }
 
 #[test]
-fn many_timings_of_one_product() {
+fn one_product_with_many_seeds() {
     for tile_columns in [128, 256] {
         (0..32).for_each(|seed| product(Sm90Config { tile_columns }, [200, 136, 264], seed));
     }
@@ -52,7 +52,7 @@ fn judge((a, b, d): (&[bf16], &[bf16], &[bf16]), [m, n, k]: [usize; 3]) {
         let (row, column) = (at / n, at % n);
         let terms = (0..k).map(|i| a[row * k + i].to_f64() * b[column * k + i].to_f64());
         let (expected, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-        // sums in f32, one rounding to bf16
+        // f32 accumulation, one rounding to bf16
         let tolerance = expected.abs() / 256.0 + size * 1e-6 + 1e-30;
         let found = found.to_f64();
         assert!(

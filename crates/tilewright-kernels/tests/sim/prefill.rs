@@ -1,4 +1,4 @@
-//! Attention of ragged requests.
+//! Hopper prefill of ragged requests.
 
 use crate::real::noise;
 use half::bf16;
@@ -13,7 +13,7 @@ use tilewright_ptx::{
 pub(crate) const DIM: usize = 128;
 const CAP: f64 = 2.0;
 
-/// Requests of so many query rows and keys.
+/// Query rows and keys of each request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Case {
     pub(crate) config: PrefillConfig,
@@ -31,7 +31,7 @@ fn ragged_requests() {
 }
 
 #[test]
-fn many_timings_of_one_request() {
+fn one_request_with_many_seeds() {
     let case =
         Case { config: PrefillConfig { heads: (1, 1), causal: true }, capped: false, lengths: &[(100, 333)] };
     (0..32).for_each(|seed| check(&case, seed));
@@ -42,7 +42,7 @@ pub(crate) fn kernel(case: &Case) -> Kernel {
     prefill("prefill", case.config, case.capped.then_some(&cap)).expect("a valid kernel")
 }
 
-/// What a case is run on.
+/// Inputs of a case.
 pub(crate) struct Inputs {
     qo: Vec<u32>,
     kv: Vec<u32>,
@@ -65,7 +65,8 @@ impl Inputs {
         let (rows, keys) = (qo[qo.len() - 1] as usize, kv[kv.len() - 1] as usize);
         let (qo_heads, kv_heads) = (case.config.heads.0 as usize, case.config.heads.1 as usize);
         let mut v = noise(keys * kv_heads * DIM, 3);
-        // what nobody sees may be anything: the next request's first value, for those that end inside of a KV tile
+        // invisible elements may be anything: here the first value of the next request, if the last KV tile is
+        // partial
         for (&end, &(_, len)) in kv[1..].iter().zip(case.lengths).take(case.lengths.len() - 1) {
             let at = end as usize * kv_heads * DIM;
             if len > 0 && at < v.len() && case.lengths.iter().filter(|l| l.1 > 0).count() > 1 {
@@ -75,7 +76,7 @@ impl Inputs {
         Self { q: noise(rows * qo_heads * DIM, 1), k: noise(keys * kv_heads * DIM, 2), v, qo, kv }
     }
 
-    /// Runs a kernel on them; gives the outputs and the LSE.
+    /// Runs a kernel; returns the outputs and the LSE.
     pub(crate) fn run(
         &self,
         case: &Case,
@@ -113,7 +114,7 @@ impl Inputs {
         Ok((memory.read(o, self.q.len())?, memory.read(lse, (rows * heads.0) as usize)?, report))
     }
 
-    /// Whether outputs are those of the definition; if not, where.
+    /// Compares the outputs with the definition; returns the first mismatch.
     pub(crate) fn judge(&self, case: &Case, o: &[bf16], lse: &[f32]) -> Result<(), String> {
         let (qo_heads, kv_heads) = (case.config.heads.0 as usize, case.config.heads.1 as usize);
         for (r, &(qo_len, kv_len)) in case.lengths.iter().enumerate() {
@@ -139,7 +140,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// The weights of a row's keys, and its LSE to base 2.
+    /// Softmax weights of a row, and its LSE to base 2.
     fn weights(&self, case: &Case, row: usize, keys: impl Iterator<Item = usize>) -> (Vec<f64>, f64) {
         let logit = |key: usize| {
             let dot: f64 = (0..DIM).map(|d| self.q[row + d].to_f64() * self.k[key + d].to_f64()).sum();
@@ -155,12 +156,12 @@ impl Inputs {
     }
 }
 
-/// Whether a row is the weighed sum of the values that `value` gives by key and dimension.
+/// Compares a row with the weighted sum of `value(key, dimension)`.
 fn judge_row(weights: &[f64], value: impl Fn(usize, usize) -> f64, o: &[bf16]) -> Result<(), String> {
     for (d, found) in o.iter().map(|o| o.to_f64()).enumerate() {
         let terms = weights.iter().enumerate().map(|(j, weight)| weight * value(j, d));
         let (expected, size) = terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()));
-        // weights and output are rounded to bf16
+        // weights and outputs are rounded to bf16
         if (found - expected).abs() > size / 128.0 + 1e-6 || found.is_nan() {
             return Err(format!("dim {d}: {found}, not {expected}"));
         }
@@ -177,7 +178,7 @@ fn check(case: &Case, seed: u64) {
 }
 
 #[test]
-fn refuses_variants_that_do_more_than_change_logits() {
+fn rejects_variants_with_other_than_logits_hooks() {
     let refused = |variant: Result<ExpressionVariant, tilewright::Error>| {
         let config = PrefillConfig { heads: (2, 1), causal: true };
         prefill("attend", config, Some(&variant.expect("a variant"))).expect_err("refused").to_string()

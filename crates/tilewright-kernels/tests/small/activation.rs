@@ -27,11 +27,11 @@ fn tokens_of_all_widths() {
 }
 
 #[test]
-fn whatever_the_timing() {
+fn many_seeds() {
     (0..SEEDS).for_each(|seed| ALL.iter().for_each(|&which| run::<bf16, bf16>(which, 264, 3, seed)));
 }
 
-/// A call on dense tensors with gaps between tokens.
+/// Parameters for dense tensors with gaps between tokens.
 fn call<T: Real>(
     activation: Activation,
     [x, out]: [u64; 2],
@@ -55,7 +55,7 @@ fn launch(what: &str, call: ActivationParams, seed: u64, memory: &mut Memory) {
 
 fn run<T: Real, Out: Real>(activation: Activation, d: usize, tokens: usize, seed: u64) {
     let (x_stride, out_stride, mut memory) = (2 * d + 8, d + 16, Memory::new());
-    // gates of -10 to 10: Φ(-10) is 8e-24, whose relative error counts
+    // gates from -10 to 10: Φ(-10) is 8e-24, which tests the relative error
     let x: Vec<T> = noise::<T>(tokens * x_stride, seed + 1).iter().map(|x| T::of(x.wide() * 10.0)).collect();
     let (x_at, out_at) = (memory.alloc_from(&x), memory.alloc(tokens * out_stride * size_of::<Out>()));
     let what = format!("{activation:?}, {tokens} tokens of {d} {} to {}", T::PTX, Out::PTX);
@@ -69,14 +69,14 @@ fn run<T: Real, Out: Real>(activation: Activation, d: usize, tokens: usize, seed
         for (i, found) in found.into_iter().enumerate() {
             let expected = definition(activation, gates[i].wide(), factors[i].wide());
             let what = format!("{what}: token {token}, element {i}, gate {}", gates[i].wide());
-            // the exponents are up to 100 and rounded to f32, twice
+            // exponents are up to 100 and rounded to f32, twice
             assert_near(&what, found, expected, (2e-5, expected));
         }
     }
 }
 
 #[test]
-fn ends_of_the_number_line() {
+fn infinite_nan_and_huge_gates() {
     let gates = [f32::NEG_INFINITY, f32::INFINITY, f32::NAN, -1e30, 1e30, -100.0, 0.0, -0.0];
     for activation in ALL {
         let mut memory = Memory::new();
@@ -92,7 +92,7 @@ fn ends_of_the_number_line() {
 
 #[test]
 fn offsets_have_64_bits() {
-    // allocations are 2^32 bytes apart in the simulator, and tokens of this stride, too: token 2 begins at element 2^32
+    // the simulator places allocations 2^32 bytes apart; with this stride token 2 begins at element 2^32
     let mut memory = Memory::new();
     let tokens = [1, 2, 3].map(|seed| noise::<f16>(16, seed));
     let [x_at, ..] = tokens.each_ref().map(|token| memory.alloc_from(token));

@@ -12,7 +12,7 @@ use tilewright_kernels::{
 };
 use tilewright_ptx::sim::Memory;
 
-/// Pages of a cache, more than requests have.
+/// Pages of the cache, more than requests use.
 const PAGES: usize = 12;
 const INDPTR: [u32; 4] = [0, 3, 3, 7];
 const INDICES: [u32; 7] = [5, 0, 11, 7, 2, 3, 9];
@@ -34,18 +34,18 @@ fn tokens_go_to_their_slots() {
             run::<f16>((3, 24, page_size), layout, (by_slots, 1));
             run::<f32>((1, 4, page_size), layout, (by_slots, 2));
             run::<bf16>((3, 13, page_size), layout, (by_slots, 2));
-            // more threads a token than a CTA has
+            // more threads per token than a CTA has
             run::<bf16>((40, 256, page_size), layout, (by_slots, 3));
         }
     }
 }
 
 #[test]
-fn whatever_the_timing() {
+fn many_seeds() {
     (0..SEEDS).for_each(|seed| run::<bf16>((3, 40, 3), Layout::Nhd, (seed % 2 == 0, seed)));
 }
 
-/// How far pages, slots and heads are apart.
+/// Strides of pages, slots and heads.
 fn strides(layout: Layout, (heads, dim, size): Shape) -> [u64; 3] {
     let [heads, dim, size] = [heads, dim, size].map(u64::from);
     match layout {
@@ -54,7 +54,7 @@ fn strides(layout: Layout, (heads, dim, size): Shape) -> [u64; 3] {
     }
 }
 
-/// Every slot of requests 0 and 2, out of order, and tokens that go nowhere among them, whose positions mean nothing.
+/// Every slot of requests 0 and 2, out of order, with skipped tokens among them.
 fn tokens(page_size: u32) -> Vec<(i32, i32)> {
     let slots = |request: i32, pages: u32| (0..(pages * page_size) as i32).map(move |at| (request, at));
     let mut tokens: Vec<_> = slots(0, 3).chain(slots(2, 4)).step_by(2).collect();
@@ -124,7 +124,7 @@ fn run<T: Real>(shape: Shape, layout: Layout, (by_slots, seed): (bool, u64)) {
     assert_eq!(wrong, None, "{call:?}");
 }
 
-/// Every kind of 8 bits, 8 elements at once and one by one: the same bytes as the engine's own rounding.
+/// Every 8-bit dtype, at width 8 and 1: the same bytes as the rounding of the engine.
 #[test]
 fn values_are_divided_and_rounded_as_the_engine_does() {
     for dtype in [Dtype::E4m3, Dtype::E5m2, Dtype::I8] {
@@ -157,7 +157,7 @@ fn values_are_divided_and_rounded_as_the_engine_does() {
 
 #[test]
 fn offsets_have_64_bits() {
-    // allocations are 2^32 bytes apart in the simulator, and pages of this stride, too: page 2 begins at element 2^32
+    // the simulator places allocations 2^32 bytes apart; with this stride page 2 begins at element 2^32
     let mut memory = Memory::new();
     let new = noise::<bf16>(16, 1);
     let [near, _, far] = [0; 3].map(|_| memory.alloc_from(&[bf16::ZERO; 8]));

@@ -1,4 +1,4 @@
-//! Packing flags into bits, against the engine's own.
+//! Bit packing, against the engine.
 
 use crate::simulate::simulate;
 use tilewright::attention::{BitOrder, segment_packbits};
@@ -14,7 +14,7 @@ fn segments_have_bytes_of_their_own() {
             let bounds: Vec<i32> = bounds.iter().map(|&at| at as i32).collect();
             let longest = bounds.windows(2).map(|pair| pair[1] - pair[0]).max().expect("a segment");
             let mut memory = Memory::new();
-            // anything but 0 is set
+            // any nonzero byte is set
             let bytes: Vec<u8> = flags.iter().map(|&flag| if flag { 200 } else { 0 }).collect();
             let call = PackbitsParams {
                 order,

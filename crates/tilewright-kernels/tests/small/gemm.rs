@@ -1,4 +1,4 @@
-//! Matrix products: every kernel, ragged shapes, every kind of end, groups.
+//! Matrix products: every kernel, ragged shapes, every epilogue, groups.
 
 use crate::{
     real::{Real, assert_near, noise},
@@ -9,17 +9,17 @@ use tilewright::Dtype;
 use tilewright_kernels::gemm::{Epilogue, GemmKernel, GemmParams, Groups, Matrix, dot, skinny, sm80, tiles};
 use tilewright_ptx::sim::Memory;
 
-/// A product in the simulator, with what it should be.
-struct Case {
+/// A product in the simulator with its expected result.
+struct GemmCase {
     memory: Memory,
     product: GemmParams,
     expected: Vec<f64>,
-    /// Sums of magnitudes, to which errors are relative.
+    /// Sums of magnitudes, the scale of errors.
     sizes: Vec<f64>,
 }
 
-impl Case {
-    /// Noise of these shapes; rows of x and of the result are `gap` elements longer than they need to be.
+impl GemmCase {
+    /// Noise of these shapes; rows of x and of the result have `gap` padding elements.
     fn new<X: Real, W: Real, O: Real>([rows, features, inputs]: [usize; 3], bias: bool, gap: usize) -> Self {
         let mut memory = Memory::new();
         let (x_stride, out_stride) = (inputs + gap, features + gap);
@@ -74,12 +74,12 @@ impl Case {
 fn few_rows() {
     for (rows, features, inputs) in [(1, 5, 264), (2, 16, 1100), (3, 7, 8), (8, 9, 2100)] {
         for (bias, width) in [(true, 8), (false, 1)] {
-            let mut case = Case::new::<bf16, bf16, bf16>([rows, features, inputs / 8 * 8], bias, 8);
+            let mut case = GemmCase::new::<bf16, bf16, bf16>([rows, features, inputs / 8 * 8], bias, 8);
             let (x, weight, epilogue) = (Dtype::Bf16, Dtype::Bf16, case.epilogue());
             let rows = rows.next_power_of_two() as u32;
             case.run::<bf16>(GemmKernel::Dot(dot::DotConfig { x, weight, width, rows, epilogue }), 0);
         }
-        let mut case = Case::new::<f32, f16, f32>([rows, features, inputs], true, 4);
+        let mut case = GemmCase::new::<f32, f16, f32>([rows, features, inputs], true, 4);
         let choice = case.product.choose_kernel(4);
         assert!(matches!(choice, GemmKernel::Dot(dot::DotConfig { width: 4, .. })), "{choice:?}");
         case.run::<f32>(choice, 1);
@@ -91,13 +91,13 @@ fn few_rows_on_tensor_cores() {
     for (rows, features, inputs) in [(1, 16, 8), (5, 40, 264), (8, 17, 2048), (20, 33, 1112), (32, 16, 4096)]
     {
         let size = (rows as u32).next_power_of_two().max(8);
-        let mut case = Case::new::<bf16, bf16, bf16>([rows, features, inputs], features % 2 == 1, 8);
+        let mut case = GemmCase::new::<bf16, bf16, bf16>([rows, features, inputs], features % 2 == 1, 8);
         let epilogue = case.epilogue();
         case.run::<bf16>(
             GemmKernel::Skinny(skinny::SkinnyConfig { elements: Dtype::Bf16, rows: size, epilogue }),
             0,
         );
-        let mut case = Case::new::<f16, f16, f32>([rows, features, inputs], true, 8);
+        let mut case = GemmCase::new::<f16, f16, f32>([rows, features, inputs], true, 8);
         let epilogue = case.epilogue();
         case.run::<f32>(
             GemmKernel::Skinny(skinny::SkinnyConfig { elements: Dtype::F16, rows: size, epilogue }),
@@ -110,20 +110,20 @@ fn few_rows_on_tensor_cores() {
 fn many_rows_on_tensor_cores() {
     for (seed, large) in [(0, false), (1, true), (2, false), (3, true)] {
         for (shape, gap) in [([1, 8, 8], 8), ([130, 264, 200], 0), ([70, 136, 72], 8), ([40, 31, 64], 0)] {
-            let choice = |case: &Case, elements| {
+            let choice = |case: &GemmCase, elements| {
                 GemmKernel::Sm80(sm80::Sm80Config { elements, large, epilogue: case.epilogue() })
             };
-            let mut case = Case::new::<bf16, bf16, bf16>(shape, true, gap);
+            let mut case = GemmCase::new::<bf16, bf16, bf16>(shape, true, gap);
             let of = choice(&case, Dtype::Bf16);
             case.run::<bf16>(of, seed);
-            let mut case = Case::new::<f16, f16, f32>(shape, false, gap);
+            let mut case = GemmCase::new::<f16, f16, f32>(shape, false, gap);
             let of = choice(&case, Dtype::F16);
             case.run::<f32>(of, seed);
         }
     }
 }
 
-/// Rows begin at 16 bytes, but inputs are no whole chunks of them.
+/// Rows are aligned to 16 bytes, but their length is not a multiple of a chunk.
 #[test]
 fn ragged_inputs_on_tensor_cores() {
     let (stride, mut memory) = (72, Memory::new());
@@ -154,11 +154,11 @@ fn ragged_inputs_on_tensor_cores() {
 #[test]
 fn products_of_any_dtypes() {
     for shape in [[1, 1, 1], [65, 70, 33], [64, 64, 16], [3, 130, 100]] {
-        let mut case = Case::new::<f32, bf16, f32>(shape, true, 3);
+        let mut case = GemmCase::new::<f32, bf16, f32>(shape, true, 3);
         let (x, weight, epilogue) = (Dtype::F32, Dtype::Bf16, case.epilogue());
         case.run::<f32>(GemmKernel::Tiles(tiles::TilesConfig { x, weight, width: 1, epilogue }), 0);
         if shape[2] % 4 == 0 {
-            let mut case = Case::new::<bf16, f32, f16>(shape, false, 8);
+            let mut case = GemmCase::new::<bf16, f32, f16>(shape, false, 8);
             let (x, weight, epilogue) = (Dtype::Bf16, Dtype::F32, case.epilogue());
             case.run::<f16>(GemmKernel::Tiles(tiles::TilesConfig { x, weight, width: 4, epilogue }), 1);
         }
@@ -166,9 +166,9 @@ fn products_of_any_dtypes() {
 }
 
 #[test]
-fn without_inputs_the_bias_remains() {
+fn without_inputs_the_result_is_the_bias() {
     for rows in [1, 9, 70] {
-        let mut case = Case::new::<f32, f32, f32>([rows, 5, 0], true, 0);
+        let mut case = GemmCase::new::<f32, f32, f32>([rows, 5, 0], true, 0);
         let choice = case.product.choose_kernel(4);
         case.run::<f32>(choice, 0);
     }
@@ -215,9 +215,9 @@ fn segments_have_weights_of_their_own() {
 }
 
 #[test]
-fn each_kernel_is_chosen_where_it_fits() {
+fn selects_the_kernel_by_shape_and_dtype() {
     let choose_kernel = |shape, multiprocessors| {
-        Case::new::<bf16, bf16, bf16>(shape, false, 0).product.choose_kernel(multiprocessors)
+        GemmCase::new::<bf16, bf16, bf16>(shape, false, 0).product.choose_kernel(multiprocessors)
     };
     assert!(matches!(choose_kernel([1, 16, 64], 4), GemmKernel::Dot(_)));
     assert!(matches!(
@@ -233,6 +233,6 @@ fn each_kernel_is_chosen_where_it_fits() {
         GemmKernel::Sm80(sm80::Sm80Config { large: true, .. })
     ));
     assert!(matches!(choose_kernel([40, 16, 65], 4), GemmKernel::Tiles(tiles::TilesConfig { width: 1, .. })));
-    let mixed = Case::new::<f32, bf16, f32>([40, 16, 64], false, 0).product.choose_kernel(4);
+    let mixed = GemmCase::new::<f32, bf16, f32>([40, 16, 64], false, 0).product.choose_kernel(4);
     assert!(matches!(mixed, GemmKernel::Tiles(tiles::TilesConfig { width: 4, .. })));
 }

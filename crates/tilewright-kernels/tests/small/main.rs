@@ -1,4 +1,4 @@
-//! The kernels beside attention and products, in the simulator, against their definitions in f64, whatever the timing.
+//! Operator kernels beside attention in the simulator, against their f64 definitions, with many seeds.
 
 mod activation;
 mod append;

@@ -9,7 +9,7 @@ use tilewright::Dtype;
 use tilewright_kernels::attention::merge::{MergeInputs, MergeParams, StateTensor as PlaceOf, merge};
 use tilewright_ptx::sim::Memory;
 
-/// One vector, half a warp with idle lanes, a lane for each vector, and several vectors a lane.
+/// One vector, a half warp with idle lanes, one vector per lane, several vectors per lane.
 const DIMS: [usize; 8] = [8, 64, 80, 128, 256, 512, 5, 300];
 
 /// A state of a head: values, and LSE in base 2.
@@ -28,7 +28,7 @@ fn merged(dim: usize, states: &[State]) -> State {
     ((0..dim).map(weighed).collect(), max + sum.log2())
 }
 
-/// `count` states: values, and LSE of which some are empty, and some far from others.
+/// `count` states; some are empty, some have distant LSEs.
 fn states<T: Real>(count: usize, dim: usize, seed: u64) -> (Vec<T>, Vec<f32>) {
     let mut lse: Vec<f32> = noise::<f32>(count, seed).iter().map(|lse| lse * 20.0).collect();
     let mut v = noise::<T>(count * dim, seed + 1);
@@ -44,7 +44,7 @@ fn state<T: Real>((v, lse): &(Vec<T>, Vec<f32>), at: usize, dim: usize) -> State
 }
 
 fn compare<T: Real>(what: &str, found: (&[T], f32), expected: &State) {
-    // weights have an error of 2^-22 each; LSE of up to 20 are rounded to f32
+    // weights have an error of 2^-22; LSEs of up to 20 are rounded to f32
     for (i, (&found, &expected)) in found.0.iter().zip(&expected.0).enumerate() {
         assert_near(&format!("{what}, element {i}"), found, expected, (4e-6, 1.0));
     }
@@ -58,7 +58,7 @@ enum Into {
     Second,
 }
 
-/// Dense values of so many elements a head, `heads` heads a row, and their LSE.
+/// Dense states: `dim` values per head, `heads` heads per row, and their LSEs.
 fn place(at: [u64; 2], heads: usize, dim: usize) -> PlaceOf {
     let [row, dim] = [heads * dim, dim].map(|n| n as u64);
     PlaceOf { v: at[0], v_strides: [row, dim, 1], lse: at[1], lse_strides: [heads as u64, 1] }
@@ -71,7 +71,7 @@ fn launch(what: &str, call: MergeParams, seed: u64, memory: &mut Memory) {
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
 
-fn two<T: Real>(dim: usize, rows: usize, (seed, into): (u64, Into)) {
+fn merge_two<T: Real>(dim: usize, rows: usize, (seed, into): (u64, Into)) {
     let (a, b) = (states::<T>(rows, dim, seed), states::<T>(rows, dim, seed + 2));
     let mut memory = Memory::new();
     let [a_at, b_at] = [&a, &b].map(|(v, lse)| [memory.alloc_from(v), memory.alloc_from(lse)]);
@@ -100,19 +100,19 @@ fn two<T: Real>(dim: usize, rows: usize, (seed, into): (u64, Into)) {
 fn two_states() {
     for dim in DIMS {
         for into in [Into::Elsewhere, Into::First, Into::Second] {
-            two::<bf16>(dim, 13, (0, into));
-            two::<f16>(dim, 5, (1, into));
-            two::<f32>(dim.min(256), 7, (2, into));
+            merge_two::<bf16>(dim, 13, (0, into));
+            merge_two::<f16>(dim, 5, (1, into));
+            merge_two::<f32>(dim.min(256), 7, (2, into));
         }
     }
 }
 
 #[test]
-fn two_states_whatever_the_timing() {
-    (0..SEEDS).for_each(|seed| two::<bf16>(80, 11, (seed, Into::First)));
+fn two_states_with_many_seeds() {
+    (0..SEEDS).for_each(|seed| merge_two::<bf16>(80, 11, (seed, Into::First)));
 }
 
-/// A call on dense states.
+/// Parameters for dense states.
 fn call_many(
     dtype: Dtype,
     dim: usize,
@@ -127,7 +127,7 @@ fn call_many(
     MergeParams { dtype, shape: [rows, heads, dim].map(|n| n as u32), states, out: place(to, heads, dim) }
 }
 
-fn many<T: Real>(dim: usize, [rows, states_of_row, heads]: [usize; 3], seed: u64) {
+fn merge_many<T: Real>(dim: usize, [rows, states_of_row, heads]: [usize; 3], seed: u64) {
     let all = states::<T>(rows * states_of_row * heads, dim, seed);
     let mut memory = Memory::new();
     let from = [memory.alloc_from(&all.0), memory.alloc_from(&all.1)];
@@ -149,16 +149,16 @@ fn many<T: Real>(dim: usize, [rows, states_of_row, heads]: [usize; 3], seed: u64
 fn any_number_of_states() {
     for states in [0, 1, 2, 4, 5, 9] {
         for dim in DIMS {
-            many::<bf16>(dim, [3, states, 3], 0);
+            merge_many::<bf16>(dim, [3, states, 3], 0);
         }
-        many::<f16>(128, [5, states, 1], 1);
-        many::<f32>(64, [2, states, 8], 2);
+        merge_many::<f16>(128, [5, states, 1], 1);
+        merge_many::<f32>(64, [2, states, 8], 2);
     }
 }
 
 #[test]
-fn any_number_of_states_whatever_the_timing() {
-    (0..SEEDS).for_each(|seed| many::<bf16>(72, [3, 6, 3], seed));
+fn any_number_of_states_with_many_seeds() {
+    (0..SEEDS).for_each(|seed| merge_many::<bf16>(72, [3, 6, 3], seed));
 }
 
 #[test]
@@ -168,9 +168,9 @@ fn a_nan_among_lse_makes_nan() {
         let v = memory.alloc_from(&[1.0_f32; 8]);
         let from = memory.alloc_from(&lse);
         let to = [memory.alloc(16), memory.alloc(4), memory.alloc(16), memory.alloc(4)];
-        let two = [[v, from], [v + 16, from + 4]].map(|at| place(at, 1, 4));
+        let merge_two = [[v, from], [v + 16, from + 4]].map(|at| place(at, 1, 4));
         let out = place([to[0], to[1]], 1, 4);
-        let call = MergeParams { dtype: Dtype::F32, shape: [1, 1, 4], states: MergeInputs::Pair(two), out };
+        let call = MergeParams { dtype: Dtype::F32, shape: [1, 1, 4], states: MergeInputs::Pair(merge_two), out };
         launch("two", call, 0, &mut memory);
         let at = ([v, from], [to[2], to[3]]);
         launch("many", call_many(Dtype::F32, 4, [1, 2, 1], at), 0, &mut memory);

@@ -1,4 +1,4 @@
-//! RMSNorm, alone and behind an addition.
+//! RMSNorm, alone and after an addition.
 
 use crate::{
     real::{Real, assert_near, noise, wide},
@@ -14,35 +14,36 @@ use tilewright_ptx::sim::Memory;
 
 const EPS: f32 = 1e-5;
 
-/// A row of one chunk, of a few lanes, of a warp, of one that is not full, of warps, of no whole chunks, and one that is read twice.
+/// Rows of one chunk, a few lanes, a full warp, a partial warp, several warps, partial chunks, and one that is read
+/// twice.
 const HIDDEN: [usize; 12] = [8, 24, 128, 256, 1024, 1032, 1280, 4096, 5120, 7, 1001, 33_000];
 
 #[test]
 fn rows_of_all_lengths_are_normalised() {
     for hidden in HIDDEN {
         for rows in [1, 5] {
-            both::<bf16>(hidden, rows, 0);
+            check_all_forms::<bf16>(hidden, rows, 0);
         }
-        both::<f16>(hidden, 3, 1);
-        both::<f32>(hidden, 2, 2);
+        check_all_forms::<f16>(hidden, 3, 1);
+        check_all_forms::<f32>(hidden, 2, 2);
     }
 }
 
 #[test]
-fn whatever_the_timing() {
+fn many_seeds() {
     for seed in 0..SEEDS {
-        both::<bf16>(136, 7, seed);
-        both::<bf16>(1288, 2, seed);
+        check_all_forms::<bf16>(136, 7, seed);
+        check_all_forms::<bf16>(1288, 2, seed);
     }
 }
 
-fn both<T: Real>(hidden: usize, rows: usize, seed: u64) {
+fn check_all_forms<T: Real>(hidden: usize, rows: usize, seed: u64) {
     for offset in [0.0, 1.0] {
-        alone::<T, T>((hidden, offset), rows, seed);
-        alone::<f32, T>((hidden, offset), rows, seed);
-        in_place::<T>((hidden, offset), rows, seed);
-        fused::<T>((hidden, offset), rows, seed);
-        apart::<T>((hidden, offset), rows, seed);
+        check_norm::<T, T>((hidden, offset), rows, seed);
+        check_norm::<f32, T>((hidden, offset), rows, seed);
+        check_in_place::<T>((hidden, offset), rows, seed);
+        check_fused_add::<T>((hidden, offset), rows, seed);
+        check_fused_add_out_of_place::<T>((hidden, offset), rows, seed);
     }
 }
 
@@ -50,7 +51,7 @@ fn normalised(offset: f32, x: &[f64], weight: &[f64]) -> Vec<f64> {
     definition(x, weight, f64::from(offset), f64::from(EPS))
 }
 
-/// A call on tensors of one head, all of one dtype: addresses of x, of the result and of the weight.
+/// Parameters for tensors of one head and one dtype: addresses of x, the result and the weight.
 fn call<T: Real>(
     [x, out, weight]: [u64; 3],
     (rows, hidden): (usize, usize),
@@ -68,7 +69,7 @@ fn call<T: Real>(
     }
 }
 
-/// Rows of one head so many elements apart.
+/// Rows of one head with this stride.
 fn at(address: u64, stride: u64) -> Strided {
     Strided { address, strides: [stride, 0] }
 }
@@ -80,7 +81,7 @@ fn run(what: &str, call: NormParams, seed: u64, memory: &mut Memory) {
 }
 
 /// x and the weight of one dtype, the result of another.
-fn alone<T: Real, Out: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
+fn check_norm<T: Real, Out: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     let mut memory = Memory::new();
     let (x_stride, out_stride) = (hidden + 8, hidden + 16);
     let (x, weight) = (noise::<T>(rows * x_stride, seed + 1), noise::<T>(hidden, seed + 2));
@@ -103,7 +104,7 @@ fn compare<T: Real>(what: &str, found: &[T], expected: &[f64]) {
     }
 }
 
-fn in_place<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
+fn check_in_place<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     let mut memory = Memory::new();
     let (x, weight) = (noise::<T>(rows * hidden, seed + 3), noise::<T>(hidden, seed + 4));
     let (x_at, weight_at) = (memory.alloc_from(&x), memory.alloc_from(&weight));
@@ -114,7 +115,7 @@ fn in_place<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     compare("in place", &found, &expected.collect::<Vec<_>>());
 }
 
-fn fused<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
+fn check_fused_add<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     let (mut memory, stride) = (Memory::new(), hidden + 8);
     let (x, residual) = (noise::<T>(rows * hidden, seed + 5), noise::<T>(rows * stride, seed + 6));
     let weight = noise::<T>(hidden, seed + 7);
@@ -128,7 +129,7 @@ fn fused<T: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
 }
 
 /// x and residual in f32, the result elsewhere, rounded.
-fn apart<Out: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
+fn check_fused_add_out_of_place<Out: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     let (mut memory, stride) = (Memory::new(), hidden + 8);
     let (x, residual) = (noise::<f32>(rows * hidden, seed + 5), noise::<f32>(rows * stride, seed + 6));
     let weight = noise::<Out>(hidden, seed + 7);
@@ -149,7 +150,7 @@ fn apart<Out: Real>((hidden, offset): (usize, f32), rows: usize, seed: u64) {
     check_sum(((hidden, offset), &weight), (&x, &residual), (&found, &kept));
 }
 
-/// Compares results and residuals, which have 8 elements behind each row, with the sums of what was there before.
+/// Compares results and residuals, which have 8 padding elements per row, with the sums of the inputs.
 fn check_sum<T: Real, Out: Real>(
     ((hidden, offset), weight): ((usize, f32), &[Out]),
     (x, residual): (&[T], &[T]),
@@ -200,7 +201,7 @@ fn a_row_with_nan_becomes_nan() {
 }
 
 #[test]
-fn the_host_chooses_wide_loads_where_they_are_possible() {
+fn the_host_vectorizes_aligned_loads() {
     let of = |x, (rows, hidden), strides| call::<bf16>([x, 512, 768], (rows, hidden), strides).config();
     assert_eq!(of(256, (2, 4096), [4096; 2]).width, 8);
     assert_eq!(of(258, (2, 4096), [4096; 2]).width, 1, "an address");

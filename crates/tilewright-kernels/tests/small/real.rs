@@ -1,4 +1,4 @@
-//! Elements of the tests: their rounding, and noise of them.
+//! Element types of tests: rounding and noise.
 
 use half::{bf16, f16};
 use tilewright::Dtype;
@@ -6,15 +6,15 @@ use tilewright_ptx::build::Stored;
 
 /// Elements that kernels compute with in f32.
 pub(crate) trait Real: Stored {
-    /// What it is.
+    /// Dtype of the elements.
     const DTYPE: Dtype;
-    /// Half the distance of neighbours, relative to them.
+    /// Half an ulp, relative.
     const ROUNDING: f64;
-    /// Half the distance of neighbours near 0.
+    /// Half an ulp near 0.
     const LEAST: f64;
-    /// The nearest.
+    /// Rounds to nearest.
     fn of(value: f64) -> Self;
-    /// Exactly.
+    /// Widens exactly.
     fn wide(self) -> f64;
 }
 
@@ -49,12 +49,12 @@ pub(crate) fn noise<T: Real>(len: usize, seed: u64) -> Vec<T> {
     std::iter::repeat_with(next).take(len).collect()
 }
 
-/// All of them, exactly.
+/// Widens all values exactly.
 pub(crate) fn wide<T: Real>(values: &[T]) -> Vec<f64> {
     values.iter().map(|value| value.wide()).collect()
 }
 
-/// Panics where `found` is not `expected`, rounded once after `error` of f32 arithmetic, which is relative to `size`.
+/// Panics unless `found` is `expected`, rounded once after an f32 error of `error · size`.
 pub(crate) fn assert_near<T: Real>(what: &str, found: T, expected: f64, (error, size): (f64, f64)) {
     let found = found.wide();
     let tolerance = expected.abs() * T::ROUNDING * 1.001 + error * size.abs() + T::LEAST;

@@ -19,11 +19,11 @@ use tilewright_ptx::sim::Memory;
 const THETA: f64 = 10_000.0;
 const POSITIONS: u32 = 50;
 
-/// What a case is made of.
+/// A test case.
 #[derive(Debug, Clone, Copy)]
-struct Case {
+struct RopeCase {
     heads: [u32; 2],
-    /// Elements of a head, and those that are rotated.
+    /// `[head_dim, rotary_dim]`
     dims: [u32; 2],
     style: RopeStyle,
     angles: Angles,
@@ -34,14 +34,14 @@ struct Case {
 fn heads_of_all_sizes() {
     for style in [RopeStyle::Neox, RopeStyle::Interleaved] {
         for (angles, in_place) in [(Angles::Table, false), (Angles::Table, true), (Angles::Turns, true)] {
-            let case = |heads, dims| Case { heads, dims, style, angles, in_place };
+            let case = |heads, dims| RopeCase { heads, dims, style, angles, in_place };
             for dims in
                 [[16, 16], [64, 64], [80, 32], [128, 128], [128, 64], [192, 96], [72, 64], [7, 6], [30, 2]]
             {
                 run::<bf16, bf16>(case([5, 2], dims), 3, 0);
-                run::<f32, bf16>(Case { in_place: false, ..case([5, 2], dims) }, 3, 0);
+                run::<f32, bf16>(RopeCase { in_place: false, ..case([5, 2], dims) }, 3, 0);
             }
-            // one tensor alone, heads that are no multiple of a thread's, and more threads a token than a CTA has
+            // one tensor alone, partial head groups, and more threads per token than a CTA has
             run::<f16, f16>(case([3, 0], [32, 32]), 5, 1);
             run::<f16, f16>(case([0, 1], [32, 16]), 4, 1);
             run::<f32, f32>(case([9, 3], [24, 8]), 7, 2);
@@ -51,21 +51,21 @@ fn heads_of_all_sizes() {
 }
 
 #[test]
-fn whatever_the_timing() {
+fn many_seeds() {
     for seed in 0..SEEDS {
         let (angles, in_place) = (Angles::Table, seed % 2 == 0);
-        let case = |style| Case { heads: [6, 2], dims: [64, 32], style, angles, in_place };
+        let case = |style| RopeCase { heads: [6, 2], dims: [64, 32], style, angles, in_place };
         run::<bf16, bf16>(case(RopeStyle::Neox), 5, seed);
         run::<f16, f16>(case(RopeStyle::Interleaved), 5, seed);
     }
 }
 
-fn embedding(case: Case) -> Embedding {
+fn embedding(case: RopeCase) -> Embedding {
     Embedding::new(case.dims[1] as usize, THETA).expect("an embedding").with_style(case.style)
 }
 
-/// What the kernel reads of angles.
-fn angles(case: Case, memory: &mut Memory) -> u64 {
+/// Uploads the angle array of the kernel.
+fn angles(case: RopeCase, memory: &mut Memory) -> u64 {
     match case.angles {
         Angles::Table => memory.alloc_from(&table(case)),
         Angles::Turns => {
@@ -75,13 +75,13 @@ fn angles(case: Case, memory: &mut Memory) -> u64 {
     }
 }
 
-/// The table that the engine makes.
-fn table(case: Case) -> Vec<f32> {
+/// Table of the engine.
+fn table(case: RopeCase) -> Vec<f32> {
     let cache = CosSinCache::new(&embedding(case), POSITIONS);
     cache.view().as_slice::<f32>().expect("f32").to_vec()
 }
 
-fn rotated(case: Case, head: &[f64], position: i32) -> Vec<f64> {
+fn rotated(case: RopeCase, head: &[f64], position: i32) -> Vec<f64> {
     let rotary = case.dims[1] as usize;
     let angle = |pair| f64::from(position) * frequency(pair, rotary, THETA);
     rotate(head, &(0..rotary / 2).map(angle).collect::<Vec<_>>(), case.style)
@@ -93,9 +93,9 @@ fn launch(what: &str, call: RopeParams, seed: u64, memory: &mut Memory) {
     simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
 }
 
-/// q and k in one tensor, each token's heads of q, then of k, then 8 elements of others; results are dense. In place both
-/// dtypes are one.
-fn run<T: Real, To: Real>(case: Case, tokens: usize, seed: u64) {
+/// q and k in one tensor: per token the heads of q, then of k, then 8 other elements. Results are dense. In place
+/// both dtypes are equal.
+fn run<T: Real, To: Real>(case: RopeCase, tokens: usize, seed: u64) {
     let (dim, heads) = (case.dims[0] as usize, case.heads.map(|heads| heads as usize));
     let (all, mut memory) = (heads[0] + heads[1], Memory::new());
     let stride = all * dim + 8;
@@ -150,8 +150,13 @@ fn run<T: Real, To: Real>(case: Case, tokens: usize, seed: u64) {
 
 #[test]
 fn angles_of_far_positions_are_exact() {
-    let case =
-        Case { heads: [1, 0], dims: [64, 64], style: RopeStyle::Neox, angles: Angles::Turns, in_place: true };
+    let case = RopeCase {
+        heads: [1, 0],
+        dims: [64, 64],
+        style: RopeStyle::Neox,
+        angles: Angles::Turns,
+        in_place: true,
+    };
     let positions = [0, 1, 131_071, 1_000_003, i32::MAX - 1];
     let (x, mut memory) = (noise::<f32>(64 * positions.len(), 1), Memory::new());
     let at = Strided { address: memory.alloc_from(&x), strides: [64, 64] };
@@ -179,9 +184,14 @@ fn angles_of_far_positions_are_exact() {
 
 #[test]
 fn offsets_have_64_bits() {
-    // allocations are 2^32 bytes apart in the simulator, and tokens of this stride, too: token 2 begins at element 2^32
-    let case =
-        Case { heads: [1, 0], dims: [16, 16], style: RopeStyle::Neox, angles: Angles::Table, in_place: true };
+    // the simulator places allocations 2^32 bytes apart; with this stride token 2 begins at element 2^32
+    let case = RopeCase {
+        heads: [1, 0],
+        dims: [16, 16],
+        style: RopeStyle::Neox,
+        angles: Angles::Table,
+        in_place: true,
+    };
     let mut memory = Memory::new();
     let tokens = [1, 2, 3].map(|seed| noise::<bf16>(16, seed));
     let at = tokens.each_ref().map(|token| memory.alloc_from(token));

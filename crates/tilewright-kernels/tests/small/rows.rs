@@ -51,6 +51,6 @@ fn rows_of_all_widths() {
 }
 
 #[test]
-fn whatever_the_timing() {
+fn many_seeds() {
     (0..SEEDS).for_each(|seed| run::<f16, f16>(600, Some([2, 3, 0]), seed));
 }

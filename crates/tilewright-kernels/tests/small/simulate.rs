@@ -1,14 +1,14 @@
-//! Runs a kernel, and says which run failed.
+//! Runs a kernel and reports the failing seed.
 
 use tilewright_ptx::{
     ir::Kernel,
     sim::{Arg, Launch, Memory},
 };
 
-/// How often a kernel is run where the timing is what is tested.
+/// Number of seeds of tests that vary the schedule.
 pub(crate) const SEEDS: u64 = 32;
 
-/// Runs `kernel`; `what` names the case in a failure.
+/// Runs `kernel`; `what` names the case in failures.
 pub(crate) fn simulate(
     what: &str,
     kernel: &Kernel,

@@ -1,5 +1,5 @@
-//! Hooks of variants recorded into kernels, in the simulator, against the same variants computed in f32 on the host, and
-//! operations against f64.
+//! Hooks of variants recorded into kernels, in the simulator, against the f32 host evaluation; operations against
+//! f64.
 
 mod memory;
 mod operations;

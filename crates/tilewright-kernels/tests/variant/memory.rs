@@ -1,4 +1,4 @@
-//! Tables and buffers: indices rounded, clamped or dropped, and a variant that has more of them than a kernel takes.
+//! Tables and buffers: index rounding, clamping and dropping, and the limit of kernel parameters.
 
 use crate::probe::{LOGIT, Place, on_the_host, run, ways};
 use tilewright::attention::variant::{ExpressionVariant, QueryRow};
@@ -64,7 +64,7 @@ fn storing_rounds_down_and_drops() {
     }
 }
 
-/// The sum of parameters `s<first>` to `s<end - 1>`, as deep as it has to be.
+/// Nested sum of the parameters `s<first>` to `s<end - 1>`.
 fn sum(first: usize, end: usize) -> String {
     if end == first + 1 {
         return format!("\"s{first}\"");
@@ -74,7 +74,7 @@ fn sum(first: usize, end: usize) -> String {
 }
 
 #[test]
-fn refuses_more_parameters_than_a_kernel_has() {
+fn rejects_too_many_parameters() {
     let scalars: Vec<String> = (0..769).map(|i| format!("\"s{i}\": {i}")).collect();
     let document = |last: usize| {
         format!(
@@ -86,7 +86,7 @@ fn refuses_more_parameters_than_a_kernel_has() {
             sum(600, last),
         )
     };
-    // what no hook uses is no parameter
+    // unused tables are no parameters
     Hooks::of("attend", &variant(&document(768))).expect("3072 bytes");
     let variant = variant(&document(769));
     let error = Hooks::of("attend", &variant).expect_err("too many").to_string();

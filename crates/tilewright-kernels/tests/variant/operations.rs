@@ -1,10 +1,10 @@
-//! Every operation against f64.
+//! Every operation, against f64.
 
 use crate::probe::{LOGIT, Place, Way, run, ways};
 use tilewright::attention::variant::{ExpressionVariant, Op, QueryRow};
 use tilewright_kernels::variant::Arithmetic;
 
-/// `expression` of `logit`, at each `x`.
+/// Evaluates `expression` of `logit` at each `x`.
 fn evaluate(expression: &str, way: Way, xs: &[f32]) -> Vec<f32> {
     let document = format!(r#"{{"name": "tried", "scalars": {{"a": 3}}, "logits": {expression}}}"#);
     let variant = ExpressionVariant::from_json(&document).unwrap_or_else(|why| panic!("{document}: {why}"));
@@ -16,20 +16,20 @@ fn evaluate(expression: &str, way: Way, xs: &[f32]) -> Vec<f32> {
         .collect()
 }
 
-/// Numbers near 0 and over a whole range.
+/// Values near 0 and over the full range.
 fn numbers(range: f32) -> Vec<f32> {
     let near = (-300..=300).map(|i| i as f32 / 300.0);
     near.flat_map(|x| [x * range, x * x * x * x * x * range, x * 1e-6]).collect()
 }
 
-/// A function, the range to try it in, and its errors: absolute and relative, of the fast and of the exact arithmetic.
+/// A function, its test range, and absolute and relative errors of the fast and the exact arithmetic.
 type Case = (Op, f32, fn(f64) -> f64, [(f64, f64); 2]);
 
-/// A unit in the last place of 1.
+/// Ulp of 1.
 const ULP: f64 = 1.0 / (1_u64 << 23) as f64;
 
 #[test]
-fn functions_are_as_exact_as_they_say() {
+fn functions_meet_their_error_bounds() {
     let exactly = [(0.0, 0.0); 2];
     let cases: [Case; 11] = [
         (Op::Neg, 1e5, |x| -x, exactly),
@@ -62,7 +62,7 @@ fn functions_are_as_exact_as_they_say() {
 }
 
 #[test]
-fn arithmetic_and_conditions_are_those_of_f32() {
+fn arithmetic_and_conditions_match_f32() {
     let choose = |condition: &str| format!(r#"{{"select": [{condition}, 1, 0]}}"#);
     let of = |yes: bool| f32::from(u8::from(yes));
     type Want = Box<dyn Fn(f32) -> f32>;
@@ -104,7 +104,7 @@ fn arithmetic_and_conditions_are_those_of_f32() {
 }
 
 #[test]
-fn quotients_of_what_differs_are_near() {
+fn quotients_of_varying_operands_are_close() {
     let xs: Vec<f32> = numbers(1e4).into_iter().filter(|x| x.abs() > 1e-9).collect();
     for way in ways() {
         let relative = if way.arithmetic == Arithmetic::Exact { 0.5 * ULP } else { 2.0 * ULP };
@@ -116,7 +116,7 @@ fn quotients_of_what_differs_are_near() {
 }
 
 #[test]
-fn turns_are_as_if_computed_exactly() {
+fn turns_are_exact() {
     let (high, low) = (0.123_456_7_f32, 3e-9_f32);
     let expression = format!(r#"{{"turns": ["logit", {high}, {low}]}}"#);
     let positions = [0.0, 1.0, 4096.0, 131_071.0, 16_777_215.0, -77.0];
@@ -130,7 +130,7 @@ fn turns_are_as_if_computed_exactly() {
 }
 
 #[test]
-fn exponentials_and_logarithms_end_as_they_should() {
+fn exponentials_and_logarithms_at_their_limits() {
     let inf = f32::INFINITY;
     let exps: [(f32, f32); 6] =
         [(128.0, inf), (200.0, inf), (inf, inf), (-127.5, 0.0), (-inf, 0.0), (127.0, 2f32.powi(127))];
@@ -147,14 +147,14 @@ fn exponentials_and_logarithms_end_as_they_should() {
         let got = evaluate(r#"{"log2": "logit"}"#, way, &[-1.0, f32::NAN, -inf]);
         assert!(got.iter().all(|got| got.is_nan()), "{way:?}: {got:?}");
         if way.arithmetic == Arithmetic::Exact {
-            // the hardware's takes subnormal numbers for 0
+            // the hardware flushes subnormals to 0
             assert_eq!(evaluate(r#"{"log2": "logit"}"#, way, &[2f32.powi(-140)]), [-140.0]);
         }
     }
 }
 
 #[test]
-fn every_operation_was_tried() {
+fn every_operation_is_covered() {
     let text = include_str!("operations.rs");
     for (op, name) in Op::NAMED {
         let tried = text.contains(&format!("{{\"{name}\": ")) || text.contains(&format!("(Op::{op:?}, "));

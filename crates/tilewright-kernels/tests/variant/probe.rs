@@ -1,4 +1,4 @@
-//! A kernel that calls every hook of a variant, one place a thread, and the same on the host.
+//! A kernel that calls every hook of a variant, one call site per thread, and the same on the host.
 
 use tilewright::attention::{
     Heads,
@@ -11,40 +11,40 @@ use tilewright_ptx::{
     sim::{Arg, Launch, Memory},
 };
 
-/// The place of the logit among [`Results::numbers`].
+/// Index of the logit in [`Results::numbers`].
 pub(crate) const LOGIT: usize = 7;
 
-/// The numbers of heads of all probes.
+/// Head counts of all probes.
 pub(crate) const HEADS: Heads = Heads { qo: 4, kv: 2 };
 
-/// Where hooks are called, and with what.
+/// Inputs of one hook call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) row: QueryRow,
     pub(crate) kv: u32,
     pub(crate) dim: usize,
-    /// The arguments: both of a pair or a state, otherwise the first.
+    /// Arguments: both of a pair or a state, otherwise the first.
     pub(crate) x: [f32; 2],
-    /// Whether there is a key: of none the logits hook stores nothing, and its result means nothing.
+    /// Whether the key exists. Otherwise the logits hook stores nothing, and its result is ignored.
     pub(crate) real: bool,
 }
 
-/// What each hook gives: query, key, update, each of two numbers; value, logits, output; mask.
+/// Results of each hook: query, key, update (two values each); value, logits, output; mask.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Results {
     pub(crate) numbers: [f32; 9],
     pub(crate) seen: bool,
 }
 
-/// How a probe's kernel is made.
+/// Recording options of a probe kernel.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Way {
     pub(crate) arithmetic: Arithmetic,
-    /// Whether what a row knows is said before what a key knows.
+    /// Whether row inputs are declared before key inputs.
     pub(crate) staged: bool,
 }
 
-/// Every way.
+/// All options.
 pub(crate) fn ways() -> impl Iterator<Item = Way> {
     let of = |arithmetic| [false, true].map(|staged| Way { arithmetic, staged });
     [Arithmetic::Fast, Arithmetic::Exact].into_iter().flat_map(of)
@@ -94,7 +94,7 @@ fn store<'k>(to: Global<'k, f32>, values: &[Value<'k, f32>]) {
     values.iter().enumerate().for_each(|(i, value)| to.plus(i).store(*value));
 }
 
-/// What the kernel gives at each place, and what is then in the buffers.
+/// Results of the kernel at each place, and the final buffers.
 pub(crate) fn run(variant: &ExpressionVariant, way: Way, places: &[Place]) -> (Vec<Results>, Vec<Vec<f32>>) {
     let mut memory = Memory::new();
     let mut column = |of: &dyn Fn(&Place) -> f32| {
@@ -137,7 +137,7 @@ pub(crate) fn run(variant: &ExpressionVariant, way: Way, places: &[Place]) -> (V
     (results.collect(), buffers.iter().zip(variant.buffers()).map(read).collect())
 }
 
-/// The same on the host, in f32; stores go to the variant's buffers.
+/// Same, on the host in f32; stores go to the buffers of the variant.
 pub(crate) fn on_the_host(variant: &ExpressionVariant, places: &[Place]) -> Vec<Results> {
     let of = |place: &Place| {
         let at = At::scalars(place.row, place.kv, place.dim, HEADS);

@@ -1,4 +1,4 @@
-//! Every shipped variant, and one that reads every input in every hook that has it.
+//! Every shipped variant, and one that reads every input in every hook.
 
 use crate::probe::{HEADS, Place, Results, Way, on_the_host, run, ways};
 use tilewright::{
@@ -30,7 +30,7 @@ fn shipped() -> Vec<ExpressionVariant> {
     of.into_iter().map(|recorded| recorded.expect("it can be recorded")).chain([every_input()]).collect()
 }
 
-/// Each hook mixes all that it may read, so that no input can stand in for another.
+/// Each hook combines all of its inputs, so that swapped inputs are detected.
 fn every_input() -> ExpressionVariant {
     let mix = |base: &str, inputs: &[&str]| {
         inputs.iter().enumerate().fold(format!("\"{base}\""), |sum, (i, input)| {
@@ -59,7 +59,7 @@ fn every_input() -> ExpressionVariant {
     ExpressionVariant::from_json(&text).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
-/// Rows before the first key and far out, keys near and far, all heads and dims.
+/// Rows before the first key and far out, near and far keys, all heads and dims.
 fn places() -> Vec<Place> {
     const QO: [i32; 7] = [-3, 0, 1, 2, 5, 31, 131_071];
     const KV: [u32; 7] = [0, 1, 2, 3, 7, 32, 131_072];
@@ -72,7 +72,7 @@ fn places() -> Vec<Place> {
     (0..7 * 7 * 6).map(place).collect()
 }
 
-/// Within what the arithmetic loses of the numbers that go in and come out, and NaN where there is NaN.
+/// Compares within the rounding error of inputs and outputs; NaN equals NaN.
 fn assert_near(way: Way, variant: &ExpressionVariant, (place, got, want): (&Place, &Results, &Results)) {
     let roundings = match way.arithmetic {
         Arithmetic::Fast => 40.0,
@@ -88,7 +88,7 @@ fn assert_near(way: Way, variant: &ExpressionVariant, (place, got, want): (&Plac
 }
 
 #[test]
-fn every_variant_is_what_it_is_on_the_host() {
+fn every_variant_matches_the_host() {
     let places = places();
     for variant in shipped() {
         let want = on_the_host(&variant, &places);
@@ -127,7 +127,7 @@ fn every_variant_agrees_on_infinities_and_nan() {
 }
 
 #[test]
-fn dumped_logits_lie_where_they_belong() {
+fn dumped_logits_are_stored_at_their_index() {
     for way in ways() {
         let variant = ExpressionVariant::of(&DumpLogits::new(1, 4, (3, 9)).unwrap()).unwrap();
         // every row of the request, keys beyond its end, and other requests
