@@ -1,4 +1,4 @@
-//! RMSNorm of f32 rows: recorded, printed, simulated, and broken on purpose.
+//! RMSNorm of f32 rows: recorded, printed, simulated, and mutated.
 
 use tilewright_ptx::{
     build::Builder,
@@ -9,7 +9,7 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-// the kernel: y = x / sqrt(mean(x²) + eps) · weight; x and y [rows, columns], weight [columns]; a CTA has a row
+// the kernel: y = x / sqrt(mean(x²) + eps) · weight; x and y [rows, columns], weight [columns]; one CTA per row
 pub(crate) fn rmsnorm(threads: u32) -> Result<Kernel, Invalid> {
     Builder::kernel("row_rmsnorm", threads, |k| {
         // (1) parameters, and the row of this CTA
@@ -18,20 +18,20 @@ pub(crate) fn rmsnorm(threads: u32) -> Result<Kernel, Invalid> {
         let first = (k.cta().to_u64() * columns.to_u64()).named("first");
         let (x, y) = (x.at_wide(first), y.at_wide(first));
 
-        // (2) each thread adds the squares of its elements
+        // (2) each thread sums the squares of its elements
         let squares = k.var("squares", 0.0_f32);
         k.repeat((k.thread(), columns), threads, |i| {
             let x = x.at(i).load();
             squares.set(x.mul_add(x, squares.get()));
         });
 
-        // (3) each warp adds the sums of its lanes
+        // (3) each warp reduces the sums of its lanes
         let mut sum = squares.get();
         for mask in [16, 8, 4, 2, 1] {
             sum = sum + sum.shuffle_xor(mask);
         }
 
-        // (4) the CTA adds the sums of its warps, through shared memory
+        // (4) the CTA reduces the sums of its warps through shared memory
         let warps = threads as usize / 32;
         let sums = k.shared::<f32>("sums", warps, 4);
         k.when(k.lane().eq(0), || sums.at(k.thread() >> 5).store(sum));
@@ -47,7 +47,7 @@ pub(crate) fn rmsnorm(threads: u32) -> Result<Kernel, Invalid> {
 }
 // the end of the kernel
 
-/// Runs it on 3 rows of 1000 columns and compares with the definition in f64.
+/// Runs the kernel on 3 rows of 1000 columns and compares with the f64 definition.
 pub(crate) fn simulated(kernel: &Kernel, seed: u64) -> Result<Report, Fault> {
     let (rows, columns) = (3, 1000);
     let numbers: Vec<f32> = (0..rows * columns).map(|i| (i as f32 * 0.37).sin()).collect();

@@ -173,26 +173,26 @@ impl<'k, T: Number> Candidates<'k, T> {
         let (k, cta) = (self.cta.k, self.cta);
         let before = cta.exclusive_sum(of_thread);
         let of_warp = cta.warp_sum(of_thread);
-        let this = k.warp_index(); // warp-uniform
+        let this_warp = k.warp_index(); // warp-uniform
         let (warp, before) = cta.broadcast(|publish| {
             let before = k.pack32(before.low().of_lane(0), before.high().of_lane(0));
-            let here = k.lane().eq(0) & before.lt(target) & (before + of_warp).ge(target);
-            k.when(here, || publish(this, before));
+            let reaches_target = k.lane().eq(0) & before.lt(target) & (before + of_warp).ge(target);
+            k.when(reaches_target, || publish(this_warp, before));
         });
         let (begin, end) = self.row.of_warp(warp);
         let each = (end - begin + (cta.threads - 1)) / cta.threads;
         let begin = (begin + k.thread() * each).min(end);
         let end = (begin + each).min(end);
-        let of = |index| mass(index, value(index, self.row.element(index)));
+        let mass_at = |index| mass(index, value(index, self.row.element(index)));
         let total = cta.total();
-        k.repeat((begin, end), 1, |index| total.add(of(index)));
+        k.repeat((begin, end), 1, |index| total.add(mass_at(index)));
         let sum = k.var("before", before + cta.exclusive_sum(total.of_thread()));
-        let has = sum.get().lt(target) & (sum.get() + total.of_thread()).ge(target);
+        let reaches_target = sum.get().lt(target) & (sum.get() + total.of_thread()).ge(target);
         let (index, _) = cta.broadcast(|publish| {
-            k.when(has, || {
+            k.when(reaches_target, || {
                 k.repeat((begin, end), 1, |index| {
                     let before = sum.get();
-                    let after = before + of(index);
+                    let after = before + mass_at(index);
                     k.when(before.lt(target) & after.ge(target), || publish(index, before));
                     sum.set(after);
                 });

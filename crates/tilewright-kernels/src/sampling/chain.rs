@@ -232,7 +232,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         token: Value<'k, u32>,
     ) -> Value<'k, f32> {
         let weight = weights.weight(token, weights.candidates.row.element(token));
-        kept.has(token, weight).select(weight, 0.0_f32)
+        kept.contains(token, weight).select(weight, 0.0_f32)
     }
 
     /// Draws from the excess of the target over the draft, or from the target if there is no excess.
@@ -251,7 +251,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
         let value = |index, x| weights.weight(index, x);
         let mass = |index, weight: Value<'k, f32>| {
             let found = k.var("mass", 0_u64);
-            k.when(kept.has(index, weight) & weight.gt(0.0), || {
+            k.when(kept.contains(index, weight) & weight.gt(0.0), || {
                 let p = (draft.row.element(index) + 0.0).to_f64();
                 found.set(product_scale.mass(excess(weight.to_f64() * draft.mass, p * target_mass)));
             });

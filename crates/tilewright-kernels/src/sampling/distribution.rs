@@ -45,7 +45,7 @@ pub fn distribution<T: Number, O: Number>(name: &str, config: SampleConfig) -> R
                 let normalizer = weights.mass_scale.normalizer(kept.mass);
                 writer.replace(&row, |index, x| {
                     let weight = weights.weight(index, x);
-                    kept.has(index, weight).select(normalizer.normalize(weight), 0.0_f32)
+                    kept.contains(index, weight).select(normalizer.normalize(weight), 0.0_f32)
                 });
             },
             || writer.replace(&row, |_, _| k.constant(f32::NAN)),

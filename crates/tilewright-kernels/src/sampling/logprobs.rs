@@ -48,7 +48,8 @@ pub fn logprobs<T: Number>(name: &str, threads: u32) -> Result<Kernel, Invalid> 
             let request = SamplingRequest::load(requests, k.cta());
             let weights = Weights::new((cta, list), row, (RowKind::Logits, &stats), &request);
             let kept = weights.apply_filters();
-            let logit = |index, x| kept.has(index, weights.weight(index, x)).select(x, f32::NEG_INFINITY);
+            let logit =
+                |index, x| kept.contains(index, weights.weight(index, x)).select(x, f32::NEG_INFINITY);
 
             let chosen = logit(token, row.element(token));
             let before = k.var("before", 0_u32);

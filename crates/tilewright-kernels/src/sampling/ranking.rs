@@ -21,8 +21,8 @@ const WINDOW: u32 = 1024;
 /// Boundary after the `count` largest elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Boundary<'k> {
-    least: Value<'k, f32>,
-    /// Index range of the included elements with value `least`.
+    min_value: Value<'k, f32>,
+    /// Index range of the included elements with value `min_value`.
     begin: Value<'k, u32>,
     end: Value<'k, u32>,
 }
@@ -30,9 +30,9 @@ pub(super) struct Boundary<'k> {
 impl<'k> Boundary<'k> {
     /// Whether an element is inside the boundary.
     #[track_caller]
-    pub(super) fn has(&self, index: Value<'k, u32>, value: Value<'k, f32>) -> Value<'k, bool> {
+    pub(super) fn contains(&self, index: Value<'k, u32>, value: Value<'k, f32>) -> Value<'k, bool> {
         let between = index.ge(self.begin) & index.lt(self.end);
-        value.gt(self.least) | (value.eq(self.least) & between)
+        value.gt(self.min_value) | (value.eq(self.min_value) & between)
     }
 }
 
@@ -56,23 +56,23 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
     ) -> Self {
         let Candidates { cta, row, list, listed } = candidates;
         let k = cta.k;
-        let whole = fits(row.vocab);
-        let (wanted, worth) = RowStats::list_size(&cta, count);
-        let tried = worth & !whole;
-        let least = k.var("least", whole.select(f32::NEG_INFINITY, f32::INFINITY));
-        k.when(tried, || least.set(stats.list_threshold(&cta, wanted)));
+        let row_fits = fits(row.vocab);
+        let (wanted, worthwhile) = RowStats::list_size(&cta, count);
+        let use_list = worthwhile & !row_fits;
+        let min_value = k.var("least", row_fits.select(f32::NEG_INFINITY, f32::INFINITY));
+        k.when(use_list, || min_value.set(stats.list_threshold(&cta, wanted)));
         k.sync_threads();
         list.clear();
         k.sync_threads();
-        k.when(whole | tried, || {
+        k.when(row_fits | use_list, || {
             row.each(2, |index, x| {
                 let value = value(index, x);
-                k.when(value.ge(least.get()), || list.add(index, value));
+                k.when(value.ge(min_value.get()), || list.add(index, value));
             });
         });
         k.sync_threads();
         let added = list.count();
-        listed.set(whole | (tried & added.ge(count) & added.le(LIST_CAPACITY)));
+        listed.set(row_fits | (use_list & added.ge(count) & added.le(LIST_CAPACITY)));
         Self { candidates, value, last_first }
     }
 
@@ -81,14 +81,14 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
     pub(super) fn boundary(&self, count: Value<'k, u32>) -> Boundary<'k> {
         let k = self.candidates.cta.k;
         let one = |_, _| k.constant(1_u64);
-        let (least, above) = self.candidates.threshold(self.value, &one, count.to_u64());
-        let tie = |_, value: Value<'k, f32>| value.eq(least).select(1_u64, 0_u64);
+        let (min_value, above) = self.candidates.threshold(self.value, &one, count.to_u64());
+        let tie = |_, value: Value<'k, f32>| value.eq(min_value).select(1_u64, 0_u64);
         let remaining = count.to_u64() - above;
-        let all = self.candidates.sum(self.value, &tie);
-        let target = self.last_first.select(all - remaining + 1, remaining);
+        let tie_count = self.candidates.sum(self.value, &tie);
+        let target = self.last_first.select(tie_count - remaining + 1, remaining);
         let index = self.candidates.first(self.value, &tie, target);
         Boundary {
-            least,
+            min_value,
             begin: self.last_first.select(index, 0_u32),
             end: self.last_first.select(k.constant(u32::MAX), index + 1),
         }
@@ -122,19 +122,19 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
         let k = cta.k;
         let from = k.var("from", 0_u32);
         // empty boundary before the first window
-        let least = k.var("taken_least", f32::INFINITY);
+        let min_value = k.var("taken_least", f32::INFINITY);
         let (begin, end) = (k.var("taken_begin", u32::MAX), k.var("taken_end", 0_u32));
         k.loop_(|| {
             k.break_if(from.get().ge(count));
             let first = from.get();
             let to = (first + WINDOW).min(count);
-            let taken = Boundary { least: least.get(), begin: begin.get(), end: end.get() };
+            let taken = Boundary { min_value: min_value.get(), begin: begin.get(), end: end.get() };
             let next = self.boundary(to);
             window.fill(|add| {
                 self.candidates.each(self.value, |index, value| {
                     let minor = (self.last_first & !by_index).select(index, !index);
                     let major = by_index.select(0_u32, key(value));
-                    let is_new = next.has(index, value) & !taken.has(index, value);
+                    let is_new = next.contains(index, value) & !taken.contains(index, value);
                     k.when(is_new, || add(k.pack32(minor, major)));
                 });
             });
@@ -147,7 +147,7 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
                 let index = mine.low();
                 emit(rank.get(), (self.last_first & !by_index).select(index, !index));
             });
-            least.set(next.least);
+            min_value.set(next.min_value);
             begin.set(next.begin);
             end.set(next.end);
             from.set(to);
@@ -163,13 +163,13 @@ impl<'a, 'k, T: Number> Ranking<'a, 'k, T> {
         let rank: Var<'k, u32> = k.var("rank", 0_u32);
         k.repeat((0_u32, row.vocab), cta.threads, |first| {
             let index = first + k.thread();
-            let has = k.var("has", false);
+            let contains = k.var("has", false);
             k.when(index.lt(row.vocab), || {
-                has.set(taken.has(index, (self.value)(index, row.element(index))));
+                contains.set(taken.contains(index, (self.value)(index, row.element(index))));
             });
-            let one = has.get().select(1_u64, 0_u64);
+            let one = contains.get().select(1_u64, 0_u64);
             let before = cta.exclusive_sum(one);
-            k.when(has.get(), || emit(rank.get() + before.low(), index));
+            k.when(contains.get(), || emit(rank.get() + before.low(), index));
             rank.set(rank.get() + cta.sum(one).low());
         });
     }

@@ -41,7 +41,7 @@ pub(super) struct RowStats<'k> {
     /// [`VALID`], [`INVALID_VALUE`] or [`EMPTY`].
     pub(super) outcome: Value<'k, u32>,
     /// First token with an invalid value.
-    pub(super) bad: Value<'k, u32>,
+    pub(super) first_invalid: Value<'k, u32>,
     /// Maximum of this thread's elements.
     thread_max: Value<'k, f32>,
 }
@@ -52,31 +52,31 @@ impl<'k> RowStats<'k> {
     pub(super) fn new<T: Number>(cta: &CtaCollectives<'k>, row: &RowReader<'k, T>, kind: RowKind) -> Self {
         let k = cta.k;
         let max = k.var("max", f32::NEG_INFINITY);
-        let (first, bad) = (k.var("first", u32::MAX), k.var("bad", u32::MAX));
+        let (first, first_invalid) = (k.var("first", u32::MAX), k.var("bad", u32::MAX));
         row.each(2, |index, x| {
-            let wrong = match kind {
+            let invalid = match kind {
                 RowKind::Logits => x.is_nan() | x.eq(f32::INFINITY),
                 RowKind::Probs => !(x.ge(0.0) & x.lt(f32::INFINITY)),
                 RowKind::Scores => x.is_nan(),
             };
-            bad.set(bad.get().min(wrong.select(index, u32::MAX)));
-            let better = x.gt(max.get()) | (x.eq(max.get()) & index.lt(first.get()));
-            first.set(better.select(index, first.get()));
-            max.set(better.select(x, max.get()));
+            first_invalid.set(first_invalid.get().min(invalid.select(index, u32::MAX)));
+            let is_larger = x.gt(max.get()) | (x.eq(max.get()) & index.lt(first.get()));
+            first.set(is_larger.select(index, first.get()));
+            max.set(is_larger.select(x, max.get()));
         });
         let thread_max = max.get();
         let row_max = of_key(cta.reduce(WarpReduction::MaxU32, key(thread_max)));
         let candidate = thread_max.eq(row_max).select(first.get(), u32::MAX);
         let first = cta.reduce(WarpReduction::MinU32, candidate);
-        let bad = cta.reduce(WarpReduction::MinU32, bad.get());
-        let nothing = match kind {
+        let first_invalid = cta.reduce(WarpReduction::MinU32, first_invalid.get());
+        let empty = match kind {
             RowKind::Logits => row_max.eq(f32::NEG_INFINITY),
             RowKind::Probs => row_max.eq(0.0),
             RowKind::Scores => k.constant(false),
         };
-        let of_all = nothing.select(EMPTY, VALID);
-        let outcome = bad.ne(u32::MAX).select(k.constant(INVALID_VALUE), of_all);
-        Self { max: row_max, first, outcome, bad, thread_max }
+        let status = empty.select(EMPTY, VALID);
+        let outcome = first_invalid.ne(u32::MAX).select(k.constant(INVALID_VALUE), status);
+        Self { max: row_max, first, outcome, first_invalid, thread_max }
     }
 
     /// A lower bound that at least `wanted` elements reach, if as many threads have elements, and usually few more.
@@ -109,9 +109,14 @@ impl<'k> RowStats<'k> {
         let k = cta.k;
         k.when(k.thread().eq(0), || {
             let bits = k.var("bits", 0_u32);
-            let is_bad = self.outcome.eq(INVALID_VALUE);
-            k.when(is_bad, || bits.set(row.element(self.bad).reinterpret::<u32>()));
-            to.store_vector::<4>([self.outcome, is_bad.select(self.bad, token), bits.get(), k.constant(0)]);
+            let is_invalid = self.outcome.eq(INVALID_VALUE);
+            k.when(is_invalid, || bits.set(row.element(self.first_invalid).reinterpret::<u32>()));
+            to.store_vector::<4>([
+                self.outcome,
+                is_invalid.select(self.first_invalid, token),
+                bits.get(),
+                k.constant(0),
+            ]);
         });
     }
 }

@@ -110,13 +110,13 @@ impl<'k, T: Number> Weights<'k, T> {
         let mass_scale = MassScale::new(row.vocab, rule.max_weight());
         let candidates = Candidates::new(cta, list, row);
 
-        let whole = fits(row.vocab);
+        let row_fits = fits(row.vocab);
         let wanted = filters.top_k.select(request.top_k, cta.threads / 2);
-        let (wanted, worth) = RowStats::list_size(&cta, wanted);
-        let tried = filters.any() & worth & !whole;
+        let (wanted, worthwhile) = RowStats::list_size(&cta, wanted);
+        let use_list = filters.any() & worthwhile & !row_fits;
         // minimum weight of listed elements
-        let least = k.var("least", whole.select(-1.0_f32, f32::INFINITY));
-        k.when(tried, || least.set(rule.weight(k.constant(0), stats.list_threshold(&cta, wanted))));
+        let min_weight = k.var("least", row_fits.select(-1.0_f32, f32::INFINITY));
+        k.when(use_list, || min_weight.set(rule.weight(k.constant(0), stats.list_threshold(&cta, wanted))));
         k.sync_threads();
         list.clear();
         k.sync_threads();
@@ -125,16 +125,19 @@ impl<'k, T: Number> Weights<'k, T> {
             let weight = rule.weight(index, x);
             let mass = mass_scale.mass(weight);
             total.add(mass);
-            k.when(weight.ge(least.get()), || {
+            k.when(weight.ge(min_weight.get()), || {
                 list.add(index, weight);
                 listed.add(mass);
             });
         });
         let (total, listed, count) = (total.of_all(), listed.of_all(), list.count());
-        let has_k = !filters.top_k | count.ge(request.top_k);
-        let has_p = !(filters.top_p & filters.top_p_of_all) | listed.ge(part_of(request.top_p, total));
-        let by_min = filters.top_k | filters.top_p | (request.min_p * rule.max_weight()).ge(least.get());
-        candidates.listed.set(whole | (tried & count.le(LIST_CAPACITY) & has_k & has_p & by_min));
+        let holds_top_k = !filters.top_k | count.ge(request.top_k);
+        let holds_top_p = !(filters.top_p & filters.top_p_of_all) | listed.ge(part_of(request.top_p, total));
+        let holds_min_p =
+            filters.top_k | filters.top_p | (request.min_p * rule.max_weight()).ge(min_weight.get());
+        candidates
+            .listed
+            .set(row_fits | (use_list & count.le(LIST_CAPACITY) & holds_top_k & holds_top_p & holds_min_p));
         Self { candidates, rule, mass_scale, request, filters, total }
     }
 
@@ -159,9 +162,9 @@ impl<'k, T: Number> Weights<'k, T> {
         });
         let (by_k, ties) = (by_k.get(), (begin.get(), end.get()));
         // greedy rows keep weight 1 only: all other weights are 0
-        let least = self.rule.greedy.select(1.0_f32, by_k);
-        let floor = k.var("floor", least);
-        let kept_by_k = KeptSet { floor: least, by_k, ties, mass: self.total };
+        let min_weight = self.rule.greedy.select(1.0_f32, by_k);
+        let floor = k.var("floor", min_weight);
+        let kept_by_k = KeptSet { floor: min_weight, by_k, ties, mass: self.total };
         k.when(filters.top_p, || floor.set(by_k.max(self.top_p(&kept_by_k))));
         k.when(filters.min_p, || floor.set(floor.get().max(self.request.min_p * self.rule.max_weight())));
         let kept = KeptSet { floor: floor.get(), ..kept_by_k };
@@ -181,9 +184,9 @@ impl<'k, T: Number> Weights<'k, T> {
         k.when(self.request.ties.ne(0), || {
             let is_tie = |_, weight: Value<'k, f32>| weight.eq(kth).select(1_u64, 0_u64);
             let remaining = top_k - above;
-            let all = candidates.sum(&value, &is_tie);
+            let tie_count = candidates.sum(&value, &is_tie);
             let first = self.request.ties.eq(1);
-            let index = candidates.first(&value, &is_tie, first.select(remaining, all - remaining + 1));
+            let index = candidates.first(&value, &is_tie, first.select(remaining, tie_count - remaining + 1));
             set(kth, first.select(0_u32, index), first.select(index + 1, u32::MAX));
         });
     }
@@ -196,7 +199,7 @@ impl<'k, T: Number> Weights<'k, T> {
         k.when(!top_p_of_all, || mass.set(self.mass_of(by_k)));
         let target = part_of(self.request.top_p, mass.get());
         let top_p_mass = |index, weight| {
-            (top_p_of_all | by_k.has(index, weight)).select(self.mass_scale.mass(weight), 0_u64)
+            (top_p_of_all | by_k.contains(index, weight)).select(self.mass_scale.mass(weight), 0_u64)
         };
         self.candidates.threshold(&|index, x| self.weight(index, x), &top_p_mass, target).0
     }
@@ -204,14 +207,14 @@ impl<'k, T: Number> Weights<'k, T> {
     /// Mass of the kept elements.
     #[track_caller]
     fn mass_of(&self, kept: &KeptSet<'k>) -> Value<'k, u64> {
-        let mass = |index, weight| kept.has(index, weight).select(self.mass_scale.mass(weight), 0_u64);
+        let mass = |index, weight| kept.contains(index, weight).select(self.mass_scale.mass(weight), 0_u64);
         self.candidates.sum(&|index, x| self.weight(index, x), &mass)
     }
 
     /// First token at which the running kept mass exceeds `fraction` / 2^64 of the total kept mass.
     #[track_caller]
     pub(super) fn draw(&self, kept: &KeptSet<'k>, fraction: Value<'k, u64>) -> Value<'k, u32> {
-        let mass = |index, weight| kept.has(index, weight).select(self.mass_scale.mass(weight), 0_u64);
+        let mass = |index, weight| kept.contains(index, weight).select(self.mass_scale.mass(weight), 0_u64);
         let target = super::mass::fraction_of(fraction, kept.mass) + 1;
         self.candidates.first(&|index, x| self.weight(index, x), &mass, target)
     }
@@ -232,7 +235,7 @@ pub(super) struct KeptSet<'k> {
 impl<'k> KeptSet<'k> {
     /// Whether an element is kept.
     #[track_caller]
-    pub(super) fn has(&self, index: Value<'k, u32>, weight: Value<'k, f32>) -> Value<'k, bool> {
+    pub(super) fn contains(&self, index: Value<'k, u32>, weight: Value<'k, f32>) -> Value<'k, bool> {
         let between = index.ge(self.ties.0) & index.lt(self.ties.1);
         weight.ge(self.floor) & (weight.gt(self.by_k) | between)
     }
