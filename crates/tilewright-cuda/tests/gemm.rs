@@ -1,7 +1,7 @@
 //! Matrix products on the GPU of this machine, against their definition. Without a GPU they say so.
 
 mod hopper;
-#[path = "../../tilewright-kernels/tests/small/real.rs"]
+#[path = "../../tilewright-kernels/tests/all/real.rs"]
 #[allow(dead_code, reason = "written for all elements; here are those of 16 bits")]
 mod real;
 

@@ -1,12 +1,12 @@
 //! Plans of lengths on the device, in the simulator and on the card: word by word those of the host, and bit for bit what such a
 //! plan computes.
 
-#[path = "../../tilewright-kernels/tests/plan_device/case.rs"]
+#[path = "../../tilewright-kernels/tests/all/plan_device/case.rs"]
 mod case;
 #[path = "conformance/staged.rs"]
 #[allow(dead_code, reason = "written for all operators")]
 mod staged;
-#[path = "../../tilewright-kernels/tests/plan_device/words.rs"]
+#[path = "../../tilewright-kernels/tests/all/plan_device/words.rs"]
 mod words;
 
 use case::{Case, Generator};

@@ -1,7 +1,7 @@
 //! The prefill kernel on the GPU of this machine, against attention by the definition. Without a GPU it says so.
 
 mod hopper;
-#[path = "../../tilewright-kernels/tests/small/real.rs"]
+#[path = "../../tilewright-kernels/tests/all/real.rs"]
 #[allow(dead_code, reason = "written for all elements; here are those of 16 bits")]
 mod real;
 

@@ -9,7 +9,7 @@ const PAGE: &str = "docs/checked-inputs.md";
 /// Where files of tests are.
 const TESTS: [&str; 5] = [
     "crates/tilewright/tests/",
-    "crates/tilewright-kernels/tests/",
+    "crates/tilewright-kernels/tests/all/",
     "crates/tilewright-cuda/tests/",
     "crates/tilewright-cuda/src/",
     "tests/all/",

@@ -22,7 +22,7 @@ fn card() -> Option<Gpu<Card>> {
 /// The relative error of the logits of a fixture's first `count` tokens, computed in `dtype`; with `transformers`'.
 fn error_of<B: Backend + Clone>(backend: &B, name: &str, dtype: Dtype, count: usize) -> (f64, f64) {
     let prompt = tokens(&expected(name)["prompt"]);
-    let model = model(name, dtype).on(backend, |_| ()).expect("room for its weights");
+    let model = model(name, dtype).upload(backend, |_| ()).expect("room for its weights");
     let precision = Precision { activations: dtype, kv: dtype };
     let logits = model.score(backend, &prompt[..count], precision).expect("logits");
     let exact = if dtype == Dtype::F32 { "logits.f32" } else { "logits.bf16_weights" };

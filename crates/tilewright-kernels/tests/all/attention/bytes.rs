@@ -1,0 +1,76 @@
+//! 8-bit caches: dtypes, scales per tensor, head and page, and non-finite elements.
+
+use super::{
+    case::{Case, FULL, Scales},
+    judge::check,
+};
+use tilewright::{Dtype, HeadDim};
+use tilewright_kernels::attention::params::KvLayout;
+
+const DTYPES: [(Dtype, Dtype); 6] = [
+    (Dtype::Bf16, Dtype::E4m3),
+    (Dtype::F16, Dtype::E4m3),
+    (Dtype::Bf16, Dtype::E5m2),
+    (Dtype::F16, Dtype::E5m2),
+    (Dtype::Bf16, Dtype::I8),
+    (Dtype::F16, Dtype::I8),
+];
+
+/// A case of a dtype.
+fn case(dim: usize, (qo, kv): (Dtype, Dtype), scales: Scales) -> Case {
+    let lengths = [(1, 90), (33, 70), (1, 0), (2, 3)];
+    Case::new(dim, (4, 2), &lengths).with(|case| (case.qo, case.kv, case.scales) = (qo, kv, scales))
+}
+
+#[test]
+fn dtypes() {
+    for dtypes in DTYPES {
+        check(&case(64, dtypes, Scales::Tensor));
+    }
+    for arch in [80, 86, 120] {
+        check(&case(128, DTYPES[arch as usize % 4], Scales::One).with(|case| case.arch = arch));
+    }
+}
+
+#[test]
+fn head_dims_of_bytes() {
+    for (qk, vo) in [(16, 16), (80, 80), (192, 128), (256, 256), (32, 96)] {
+        let case = case(qk, DTYPES[qk / 16 % 6], Scales::Head).with(|case| case.dim = HeadDim { qk, vo });
+        check(&case.with(|case| (case.heads, case.lengths) = ((1, 1), vec![(1, 50), (20, 70)])));
+    }
+}
+
+#[test]
+fn factors() {
+    for scales in [Scales::Head, Scales::Page, Scales::Mixed] {
+        for (number, dtypes) in DTYPES.into_iter().enumerate() {
+            let case = case(32, dtypes, scales).with(|case| case.page_size = [5, 1, 16][number % 3]);
+            check(&case.clone().with(|case| case.piece = 64));
+            check(&case.with(|case| (case.mask, case.seeds) = ([(20, 0), FULL][number % 2], 2)));
+        }
+    }
+    let ragged = case(32, DTYPES[0], Scales::Head).with(|case| case.layout = KvLayout::Ragged);
+    check(&ragged);
+}
+
+#[test]
+fn logits_that_grow() {
+    for (scales, growth) in [(Scales::Tensor, 4.0), (Scales::Page, 40.0), (Scales::Mixed, 10.0)] {
+        let case = case(64, DTYPES[1], scales).with(|case| case.lengths = vec![(1, 300), (40, 270)]);
+        check(&case.with(|case| case.growth = growth));
+    }
+}
+
+#[test]
+fn elements_that_are_not_finite() {
+    let spoiled = [(0, 3, f64::NAN), (0, 40, f64::INFINITY), (1, 25, f64::NAN), (1, 41, f64::NEG_INFINITY)];
+    for (number, dtypes) in DTYPES.into_iter().enumerate().filter(|(_, (_, kv))| *kv != Dtype::I8) {
+        let scales = [Scales::One, Scales::Page][number % 2];
+        let case = case(64, dtypes, scales).with(|case| {
+            let infinite = |value: &f64| case.kv == Dtype::E5m2 || value.is_nan();
+            case.spoiled = spoiled.into_iter().filter(|(_, _, value)| infinite(value)).collect();
+        });
+        check(&case.clone().with(|case| case.mask = (30, 0)));
+        check(&case.with(|case| case.mask = FULL));
+    }
+}

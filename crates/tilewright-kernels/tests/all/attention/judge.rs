@@ -1,0 +1,173 @@
+//! Comparison of outputs with the f64 definition.
+
+use super::{
+    case::Case,
+    numbers::number,
+    world::{Outputs, Segment, World},
+};
+use tilewright::{
+    Dtype,
+    attention::variant::{ExpressionVariant, Plain, Variant},
+    reference::attention::{Definition, Place},
+};
+
+/// Runs a case with several seeds and checks each run.
+pub(crate) fn check(case: &Case) {
+    let plain = ExpressionVariant::of(&Plain).expect("it does nothing");
+    check_with(case, &plain, &|_| Definition::default());
+}
+
+/// [`check`] with a variant and its definition per request.
+pub(crate) fn check_with<'a>(
+    case: &Case,
+    variant: &ExpressionVariant,
+    definition: &dyn Fn(usize) -> Definition<'a>,
+) {
+    let world = World::new(case, variant);
+    for (items, kernel) in case.kernels(variant) {
+        let kernel = kernel.unwrap_or_else(|why| panic!("{case:?}: {why}"));
+        for seed in 0..case.seeds {
+            let of = variant.name();
+            let of = |why: &str| format!("{of}, {case:?}, {items:?} items, seed {seed}: {why}");
+            let outputs =
+                world.run(&kernel, seed).unwrap_or_else(|fault| panic!("{}", of(&fault.to_string())));
+            world.judge(&outputs, definition).unwrap_or_else(|why| panic!("{}", of(&why)));
+        }
+    }
+}
+
+impl World {
+    fn judge<'a>(
+        &self,
+        outputs: &Outputs,
+        definition: &dyn Fn(usize) -> Definition<'a>,
+    ) -> Result<(), String> {
+        let case = &self.case;
+        for request in 0..case.lengths.len() {
+            let definition = definition(request);
+            for row in 0..case.lengths[request].0 {
+                for head in 0..case.heads.0 {
+                    self.judge_row(outputs, &definition, (request, row, head))
+                        .map_err(|why| format!("request {request} row {row} head {head}: {why}"))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_row(
+        &self,
+        outputs: &Outputs,
+        definition: &Definition<'_>,
+        (request, row, head): (usize, usize, usize),
+    ) -> Result<(), String> {
+        let (case, dim) = (&self.case, self.case.dim);
+        let at_row = case.first_row(request) + row;
+        let precision = self.precision();
+        let (lse, means, errors) = self.state(definition, (request, row, head));
+        let found = f64::from(outputs.lse[at_row * case.heads.0 + head]);
+        let close = found == lse || (found - lse).abs() < 1e-4 || (found.is_nan() && lse.is_nan());
+        if !close {
+            return Err(format!("lse {found}, not {lse}"));
+        }
+        let place = self.place_at((request, row, head));
+        let output = |sign: f64| {
+            // 0 × inf would be NaN
+            let shift = |error: f64| if sign == 0.0 { 0.0 } else { sign * error };
+            let mut o: Vec<f64> =
+                means.iter().zip(&errors).map(|(mean, error)| mean + shift(*error)).collect();
+            (definition.output)(place(0), &mut o);
+            o
+        };
+        let (expected, above, below) = (output(0.0), output(1.0), output(-1.0));
+        let o = self.row(dim.vo, at_row, head);
+        for (d, &expected) in expected.iter().enumerate() {
+            let found = self.number(&outputs.o, case.qo, o + d);
+            let error = (above[d] - expected).abs().max((below[d] - expected).abs());
+            // the output of a hook is rounded too
+            let error = error.max(expected.abs() * precision);
+            let close = ((found - expected).abs() <= error && expected.is_finite() && found.is_finite())
+                || found == expected
+                || (found.is_nan() && expected.is_nan());
+            if !close {
+                return Err(format!("dim {d}: {found}, not {expected}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Relative error of weights and outputs.
+    fn precision(&self) -> f64 {
+        if self.case.qo == Dtype::F16 { 1.0 / 1024.0 } else { 1.0 / 128.0 }
+    }
+
+    /// Arguments of the definition for the keys of a row, by position.
+    fn place_at(&self, (request, row, head): (usize, usize, usize)) -> impl Fn(i64) -> Place {
+        let (rows, keys) = self.case.lengths[request];
+        let p = keys as i64 - rows as i64 + row as i64;
+        let g = head / self.case.group();
+        move |at| Place { i: row, j: at as usize, h: head, g, p }
+    }
+
+    /// LSE of a row, its outputs before the output hook, and their error bounds.
+    fn state(
+        &self,
+        definition: &Definition<'_>,
+        (request, row, head): (usize, usize, usize),
+    ) -> (f64, Vec<f64>, Vec<f64>) {
+        let (case, dim) = (&self.case, self.case.dim);
+        let q = self.row(dim.qk, case.first_row(request) + row, head);
+        let kv_head = head / case.group();
+        let place = self.place_at((request, row, head));
+        let mut keys = self.keys(request, row);
+        keys.retain(|(segment, key)| (definition.visible)(place(self.position(segment, *key))));
+        let logit = |&(segment, key): &(&Segment, usize)| {
+            let k = self.element(dim.qk, segment, (key, kv_head));
+            let dot: f64 = (0..dim.qk)
+                .map(|d| self.number(&self.q, case.qo, q + d) * self.number(&self.k, case.kv, k + d))
+                .sum();
+            let factor = self.factor(0, segment, (key, kv_head));
+            (definition.logit)(place(self.position(segment, key)), dot * self.scale() * factor)
+        };
+        let logits: Vec<f64> = keys.iter().map(logit).collect();
+        let sink = definition.sink.as_ref().map(|sink| sink(head));
+        let weighed = || logits.iter().copied().chain(sink);
+        let max = weighed().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = weighed().map(|logit| (logit - max).exp()).sum();
+        let empty = weighed().next().is_none();
+        let lse = if empty { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
+        let precision = self.precision();
+        let mean = |d: usize| {
+            let (mut mean, mut size) = (0.0, 0.0);
+            for ((segment, key), logit) in keys.iter().zip(&logits) {
+                let v = self.element(dim.vo, segment, (*key, kv_head)) + d;
+                let value = self.number(&self.v, case.kv, v) * self.factor(1, segment, (*key, kv_head));
+                let term = (logit - max).exp() / sum * value;
+                (mean, size) = (mean + term, size + term.abs());
+            }
+            (mean, size * precision + 1e-6)
+        };
+        let (means, errors) = (0..dim.vo).map(mean).unzip();
+        (lse, means, errors)
+    }
+
+    /// Visible keys of a row, by segment.
+    fn keys(&self, request: usize, row: usize) -> Vec<(&Segment, usize)> {
+        let at_row = self.case.first_row(request) + row;
+        let of = |segment: &&Segment| segment.rows.contains(&at_row);
+        let keys = self
+            .segments
+            .iter()
+            .filter(of)
+            .flat_map(|segment| (0..segment.len).map(move |key| (segment, key)));
+        let seen = |(segment, key): &(&Segment, usize)| {
+            let position = self.position(segment, *key);
+            self.case.sees(request, row, (segment.base + key, position))
+        };
+        keys.filter(seen).collect()
+    }
+
+    fn number(&self, of: &[u8], dtype: Dtype, at: usize) -> f64 {
+        number(dtype, &of[at * dtype.size()..][..dtype.size()])
+    }
+}

@@ -1,0 +1,147 @@
+//! Decode, append, prefill and mixed batches; groups, head dims, pages, layouts, masks; split keys and cascades.
+
+use super::{
+    case::{CAUSAL, Case, FULL},
+    judge::check,
+};
+use tilewright::{Dtype, HeadDim};
+use tilewright_kernels::attention::params::{KvLayout, UNLIMITED};
+
+#[test]
+fn decode_of_uneven_requests() {
+    check(&Case::new(64, (4, 2), &[(1, 70), (1, 3), (1, 0), (1, 33)]).with(|case| case.seeds = 4));
+}
+
+#[test]
+fn prefill_of_a_few_requests() {
+    let case = Case::new(64, (2, 1), &[(70, 100), (20, 20), (0, 7), (30, 10)]);
+    check(&case.clone().with(|case| case.seeds = 3));
+    check(&case.with(|case| case.mask = FULL));
+}
+
+#[test]
+fn append_and_mixed_batches() {
+    let lengths = [(5, 90), (1, 130), (40, 40), (3, 3)];
+    for piece in [64, 128] {
+        let case = Case::new(32, (3, 1), &lengths).with(|case| (case.piece, case.workers) = (piece, 5));
+        check(&case.with(|case| case.seeds = 3));
+    }
+}
+
+#[test]
+fn groups() {
+    for group in [1, 4, 5, 8, 16, 17, 71, 130] {
+        check(&Case::new(32, (group, 1), &[(1, 40), (2, 70)]).with(|case| case.piece = 64));
+    }
+}
+
+#[test]
+fn head_dims() {
+    let dims =
+        [(16, 16), (40, 40), (80, 80), (96, 96), (128, 128), (192, 128), (64, 128), (256, 256), (24, 104)];
+    for (qk, vo) in dims {
+        let lengths = [(1, 50), (20, 70)];
+        check(&Case::new(qk, (1, 1), &lengths).with(|case| case.dim = HeadDim { qk, vo }));
+    }
+}
+
+#[test]
+fn pages_and_layouts() {
+    for (page_size, hnd) in [(1, false), (5, true), (16, true), (64, false)] {
+        let case = Case::new(32, (4, 2), &[(1, 100), (10, 30)]);
+        check(&case.with(|case| (case.page_size, case.hnd) = (page_size, hnd)));
+    }
+    for hnd in [false, true] {
+        let case = Case::new(32, (4, 2), &[(1, 100), (10, 30)]).with(|case| case.layout = KvLayout::Ragged);
+        check(&case.with(|case| case.hnd = hnd));
+    }
+}
+
+#[test]
+fn f16() {
+    let f16 = |case: &mut Case| (case.qo, case.kv) = (Dtype::F16, Dtype::F16);
+    check(&Case::new(64, (2, 1), &[(1, 90), (33, 70)]).with(f16));
+}
+
+/// Only some rows of a warp raise their running maximum in later tiles.
+#[test]
+fn logits_that_grow() {
+    for (growth, dtype) in [4.0, 40.0].into_iter().flat_map(|by| [(by, Dtype::F16), (by, Dtype::Bf16)]) {
+        let case = Case::new(64, (4, 2), &[(1, 300), (40, 270), (0, 5), (3, 410)]);
+        check(&case.with(|case| (case.qo, case.kv, case.growth) = (dtype, dtype, growth)));
+    }
+}
+
+#[test]
+fn every_architecture() {
+    for arch in [80, 86, 120] {
+        check(&Case::new(128, (1, 1), &[(1, 90), (20, 300)]).with(|case| case.arch = arch));
+    }
+}
+
+#[test]
+fn windows() {
+    for mask in [(20, 0), (20, UNLIMITED), (3, 5), (UNLIMITED, 9), (0, 0), (70, 0)] {
+        let case = Case::new(32, (2, 1), &[(1, 150), (40, 90), (10, 4)]).with(|case| case.mask = mask);
+        check(&case.clone().with(|case| case.piece = 64));
+        check(&case);
+    }
+}
+
+#[test]
+fn mask_bits() {
+    for columns in [7, 40, 1000] {
+        for mask in [FULL, CAUSAL] {
+            let case = Case::new(32, (2, 1), &[(1, 80), (21, 90), (5, 5)]);
+            let case = case.with(|case| (case.bits, case.mask) = (Some(columns), mask));
+            check(&case.with(|case| case.piece = 64));
+        }
+    }
+}
+
+#[test]
+fn blocks() {
+    for (mask, block) in [(FULL, 4), (CAUSAL, 4), ((30, 0), 16), (FULL, 1)] {
+        let case = Case::new(32, (2, 1), &[(1, 80), (30, 70)]);
+        let case =
+            case.with(|case| (case.layout, case.page_size, case.mask) = (KvLayout::Blocks, block, mask));
+        check(&case);
+    }
+}
+
+#[test]
+fn levels_of_a_cascade() {
+    for piece in [64, 1024] {
+        for mask in [CAUSAL, (40, 0)] {
+            let case = Case::new(32, (4, 2), &[(1, 100), (3, 90), (1, 128), (20, 100)]);
+            let case = case.with(|case| (case.prefix, case.piece, case.workers) = (70, piece, 3));
+            check(&case.with(|case| (case.mask, case.seeds) = (mask, 3)));
+        }
+    }
+}
+
+#[test]
+fn long_splits_of_one_request() {
+    let case = Case::new(32, (4, 1), &[(1, 64 * 40 + 3)]);
+    check(&case.with(|case| (case.piece, case.workers, case.seeds) = (64, 7, 4)));
+}
+
+#[test]
+fn values_that_are_not_finite() {
+    let spoiled = [
+        (0, 3, f64::NAN),
+        (0, 40, f64::INFINITY),
+        (1, 25, f64::NAN),
+        (1, 41, f64::NEG_INFINITY),
+        (1, 60, f64::INFINITY),
+        (1, 64, f64::NEG_INFINITY),
+        (2, 10, f64::NAN),
+    ];
+    for dtype in [Dtype::Bf16, Dtype::F16] {
+        let case = Case::new(64, (2, 1), &[(1, 70), (40, 90), (5, 12)]);
+        let case = case.with(|case| (case.qo, case.kv, case.spoiled) = (dtype, dtype, spoiled.to_vec()));
+        check(&case.clone().with(|case| case.mask = (30, 0)));
+        check(&case.clone().with(|case| (case.bits, case.seeds) = (Some(40), 2)));
+        check(&case.with(|case| (case.dim, case.heads) = (HeadDim::same(256), (1, 1))));
+    }
+}

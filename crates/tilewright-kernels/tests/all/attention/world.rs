@@ -1,0 +1,475 @@
+//! A case in device memory: tensors, cache and schedule.
+
+use super::{
+    case::{Case, Scales},
+    numbers::{bytes, noise},
+};
+use tilewright::attention::variant::ExpressionVariant;
+use tilewright_kernels::{
+    attention::{
+        items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
+        params::{AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor},
+    },
+    variant::arguments,
+};
+use tilewright_ptx::{
+    ir::Kernel,
+    sim::{Arg, Fault, Launch, Memory},
+};
+
+/// A range of keys that a range of rows attends to.
+#[derive(Debug, Clone)]
+pub(crate) struct Segment {
+    pub(crate) rows: std::ops::Range<usize>,
+    pub(crate) request: Option<usize>,
+    pub(crate) len: usize,
+    pub(crate) base: usize,
+    pub(crate) kv_start: usize,
+}
+
+/// Inputs of the kernel and of the reference.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) case: Case,
+    pub(crate) variant: ExpressionVariant,
+    pub(crate) segments: Vec<Segment>,
+    /// Entries of the page table.
+    pub(crate) indices: Vec<u32>,
+    pub(crate) q: Vec<u8>,
+    pub(crate) k: Vec<u8>,
+    pub(crate) v: Vec<u8>,
+}
+
+/// Outputs of a run.
+#[derive(Debug)]
+pub(crate) struct Outputs {
+    pub(crate) o: Vec<u8>,
+    pub(crate) lse: Vec<f32>,
+}
+
+impl World {
+    pub(crate) fn new(case: &Case, variant: &ExpressionVariant) -> Self {
+        let mut world = Self {
+            case: case.clone(),
+            variant: variant.clone(),
+            segments: Vec::new(),
+            indices: Vec::new(),
+            q: Vec::new(),
+            k: Vec::new(),
+            v: Vec::new(),
+        };
+        world.segment();
+        world.fill();
+        world
+    }
+
+    /// Creates segments and assigns pages.
+    fn segment(&mut self) {
+        let case = &self.case;
+        let mut begin = 0;
+        let shared = (case.prefix > 0).then(|| Segment {
+            rows: 0..case.num_rows(),
+            request: None,
+            len: case.prefix,
+            base: 0,
+            kv_start: 0,
+        });
+        let own = case.lengths.iter().enumerate().map(|(r, &(rows, keys))| {
+            let rows = case.first_row(r)..case.first_row(r) + rows;
+            Segment { rows, request: Some(r), len: keys - case.prefix, base: case.prefix, kv_start: 0 }
+        });
+        self.segments = shared.into_iter().chain(own).collect();
+        for segment in &mut self.segments {
+            segment.kv_start = begin;
+            begin += match case.layout {
+                KvLayout::Ragged => segment.len,
+                _ => segment.len.div_ceil(case.page_size),
+            };
+        }
+        // shuffled pages with gaps; the blocks of a segment ascend with gaps
+        self.indices = match case.layout {
+            KvLayout::Ragged => Vec::new(),
+            KvLayout::Paged => (0..begin).map(|i| ((i * 7 + 3) % self.num_pages()) as u32).collect(),
+            KvLayout::Blocks => {
+                let of =
+                    |segment: &Segment| (0..segment.len.div_ceil(case.page_size)).map(|i| 2 * i as u32 + 1);
+                self.segments.iter().flat_map(of).collect()
+            }
+        };
+    }
+
+    fn entries(&self) -> usize {
+        let last = self.segments.last().expect("a segment");
+        match self.case.layout {
+            KvLayout::Ragged => last.kv_start + last.len,
+            _ => last.kv_start + last.len.div_ceil(self.case.page_size),
+        }
+    }
+
+    /// Pages of the pool, not a multiple of 7; one for a ragged tensor.
+    fn num_pages(&self) -> usize {
+        match self.case.layout {
+            KvLayout::Ragged => 1,
+            KvLayout::Paged => (self.entries() + 1..).find(|pages| pages % 7 != 0).expect("there is one"),
+            KvLayout::Blocks => 2 * self.entries() + 2,
+        }
+    }
+
+    /// Elements of K or V.
+    pub(crate) fn pool(&self, dim: usize) -> usize {
+        self.num_pages() * self.strides(dim)[0]
+    }
+
+    fn slots(&self) -> usize {
+        if self.case.layout == KvLayout::Ragged { self.entries() } else { self.case.page_size }
+    }
+
+    /// Page and slot of a segment's key.
+    fn place(&self, segment: &Segment, key: usize) -> (usize, usize) {
+        let size = self.case.page_size;
+        match self.case.layout {
+            KvLayout::Ragged => (0, segment.kv_start + key),
+            _ => (self.indices[segment.kv_start + key / size] as usize, key % size),
+        }
+    }
+
+    /// Position of a key of a segment.
+    pub(crate) fn position(&self, segment: &Segment, key: usize) -> i64 {
+        match self.case.layout {
+            KvLayout::Blocks => {
+                let (page, slot) = self.place(segment, key);
+                (page * self.case.page_size + slot) as i64
+            }
+            _ => (segment.base + key) as i64,
+        }
+    }
+
+    /// Strides of K or V in elements: pages, tokens, heads. Rows are padded.
+    fn strides(&self, dim: usize) -> [usize; 3] {
+        let (row, heads, slots) = (dim + 16, self.case.heads.1, self.slots());
+        match self.case.hnd {
+            true => [heads * slots * row, row, slots * row],
+            false => [heads * slots * row, heads * row, row],
+        }
+    }
+
+    /// First element of K or V of a key.
+    pub(crate) fn element(&self, dim: usize, segment: &Segment, (key, head): (usize, usize)) -> usize {
+        let ([page, token, of_head], (at, slot)) = (self.strides(dim), self.place(segment, key));
+        at * page + slot * token + head * of_head
+    }
+
+    /// Scale of a key (0) or its value (1).
+    pub(crate) fn factor(&self, of: usize, segment: &Segment, (key, head): (usize, usize)) -> f64 {
+        f64::from(self.case.factor(of, self.place(segment, key).0, head))
+    }
+
+    /// Scales of keys (0) or values (1) in memory: `[pages, heads + 1]`, with a NaN after the heads of a page.
+    fn scales(&self, of: usize, memory: &mut Memory) -> ScaleTensor {
+        let (case, heads) = (&self.case, self.case.heads.1);
+        let of_page = |page| (0..heads).map(move |head| case.factor(of, page, head)).chain([f32::NAN]);
+        let factors: Vec<f32> = (0..self.num_pages()).flat_map(of_page).collect();
+        let mut array =
+            |page| ScaleTensor { address: memory.alloc_from(&factors), page, head: 1, value: f32::NAN };
+        match (case.scales, of) {
+            (Scales::One, _) => ScaleTensor::default(),
+            (Scales::Tensor, _) => ScaleTensor { value: case.factor(of, 0, 0), ..ScaleTensor::default() },
+            (Scales::Head, _) | (Scales::Mixed, 0) => array(0),
+            (Scales::Page, _) => ScaleTensor { head: 0, ..array(heads as u64 + 1) },
+            (Scales::Mixed, _) => array(heads as u64 + 1),
+        }
+    }
+
+    /// First element of a query or output row.
+    pub(crate) fn row(&self, dim: usize, row: usize, head: usize) -> usize {
+        (row * self.case.heads.0 + head) * (dim + 8)
+    }
+
+    /// Magnitude of a key, by its relative position in the segment.
+    fn magnitude(&self, is_key: bool, along: f64) -> f64 {
+        if is_key { 1.0 + (self.case.growth - 1.0) * along } else { 1.0 }
+    }
+
+    fn fill(&mut self) {
+        let (case, dim) = (self.case.clone(), self.case.dim);
+        let elements = case.num_rows() * case.heads.0 * (dim.qk + 8);
+        self.q = (0..elements).flat_map(|at| bytes(case.qo, noise(1, at))).collect();
+        // memory outside of keys is NaN, or the maximum of the dtype if it has no NaN
+        let poison = |dim: usize| bytes(case.kv, f64::NAN).repeat(self.pool(dim));
+        let (mut k, mut v) = (poison(dim.qk), poison(dim.vo));
+        let size = case.kv.size();
+        for (number, segment) in self.segments.iter().enumerate() {
+            for (key, head) in (0..segment.len).flat_map(|key| (0..case.heads.1).map(move |h| (key, h))) {
+                for (pool, dim, seed) in [(&mut k, dim.qk, 2), (&mut v, dim.vo, 3)] {
+                    let at = self.element(dim, segment, (key, head)) * size;
+                    let magnitude = self.magnitude(seed == 2, key as f64 / segment.len as f64);
+                    let number =
+                        |d: usize| magnitude * noise(seed + 8 * number as u64, (key * 64 + head) * 512 + d);
+                    let row: Vec<u8> = (0..dim).flat_map(|d| bytes(case.kv, number(d))).collect();
+                    pool[at..][..row.len()].copy_from_slice(&row);
+                }
+            }
+        }
+        for &(request, key, value) in case.spoiled.iter().filter(|_| !case.latent) {
+            let number = request + usize::from(case.prefix > 0);
+            let at = self.element(dim.vo, &self.segments[number], (key, 0)) + key % dim.vo;
+            v[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
+            let at = self.element(dim.qk, &self.segments[number], (key, 0));
+            if value.is_nan() {
+                k[at * size..][..size].copy_from_slice(&bytes(case.kv, value));
+            }
+        }
+        (self.k, self.v) = (k, v);
+        if case.latent {
+            self.poison_latent();
+        }
+    }
+
+    /// Runs the kernel.
+    pub(crate) fn run(&self, kernel: &Kernel, seed: u64) -> Result<Outputs, Fault> {
+        let (case, dim) = (&self.case, self.case.dim);
+        let mut memory = Memory::new();
+        let schedule = Schedule::new(self);
+        let rows = case.num_rows() * case.heads.0;
+        let o_elements = rows * (dim.vo + 8);
+        let (o, lse) = (memory.alloc(o_elements * 2), memory.alloc(rows * 4));
+        let partial_o = memory.alloc(schedule.partial_rows * dim.vo * 4);
+        let (q, k, v, pe) = self.tensors(&mut memory);
+        let call = AttentionParams {
+            q,
+            k,
+            v,
+            pe,
+            o: self.rows_at(o, dim.vo),
+            lse,
+            partial_o,
+            partial_lse: memory.alloc(schedule.partial_rows * 4),
+            plan: schedule.args(self, &mut memory),
+            qo_heads: case.heads.0 as u32,
+            group: case.group() as u32,
+            page_size: case.page_size as u32,
+            layout: case.layout,
+            left: case.mask.0,
+            right: case.mask.1,
+            scale: self.scale() as f32,
+            k_scale: self.scales(0, &mut memory),
+            v_scale: self.scales(1, &mut memory),
+            variant: self.hook_arguments(&mut memory),
+        };
+        assert!(case.takes(&call), "{call:?}");
+        let arrival_counters = call.plan.arrival_counters;
+        let launch = Launch { kernel, grid: [case.workers as u32, 1, 1], args: &call.args(), seed };
+        launch.run(&mut memory)?;
+        assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
+        let mut found = vec![0; o_elements * 2];
+        // padding between heads must stay unwritten
+        for at in 0..rows {
+            let first = at * (dim.vo + 8);
+            let words = memory.read::<u16>(o + 2 * first as u64, dim.vo)?;
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+            found[2 * first..].iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte);
+            assert!(memory.read::<u16>(o + 2 * (first + dim.vo) as u64, 1).is_err(), "written beyond a head");
+        }
+        Ok(Outputs { o: found, lse: memory.read(lse, rows)? })
+    }
+
+    /// Query, key and value tensors, and the positional part of latent attention.
+    fn tensors(&self, memory: &mut Memory) -> (RowTensor, CacheTensor, CacheTensor, Option<PeTensors>) {
+        let (case, dim) = (&self.case, self.case.dim);
+        let cache = |address, dim| {
+            let [page, token, head] = self.strides(dim).map(|stride| stride as u64);
+            CacheTensor { address, page, token, head }
+        };
+        let q = self.rows_at(memory.alloc_bytes(&self.q), dim.qk);
+        match case.latent {
+            false => {
+                let [k, v] = [&self.k, &self.v].map(|pool| memory.alloc_bytes(pool));
+                (q, cache(k, dim.qk), cache(v, dim.vo), None)
+            }
+            true => {
+                let [k, pe] = [0..dim.vo, dim.vo..dim.qk].map(|part| memory.alloc_bytes(&self.part(part)));
+                let pe_of_q = RowTensor { address: q.address + (dim.vo * case.qo.size()) as u64, ..q };
+                let pe = PeTensors { q: pe_of_q, k: cache(pe, dim.qk - dim.vo) };
+                (q, cache(k, dim.vo), CacheTensor::default(), Some(pe))
+            }
+        }
+    }
+
+    /// Queries or outputs.
+    fn rows_at(&self, address: u64, dim: usize) -> RowTensor {
+        let head = dim as u64 + 8;
+        RowTensor { address, row: self.case.heads.0 as u64 * head, head }
+    }
+
+    fn hook_arguments(&self, memory: &mut Memory) -> Vec<Arg> {
+        let tables: Vec<u64> =
+            self.variant.tables().iter().map(|(_, table)| memory.alloc_from(table)).collect();
+        arguments(&self.variant, |table| tables[table], |_| unreachable!("hooks with buffers are refused"))
+    }
+
+    pub(crate) fn scale(&self) -> f64 {
+        1.5 / (self.case.dim.qk as f64).sqrt()
+    }
+}
+
+/// A hand-made schedule.
+#[derive(Debug, Default)]
+struct Schedule {
+    items: Vec<WorkItem>,
+    merges: Vec<MergeItem>,
+    sources: Vec<MergeSource>,
+    merge_deps: Vec<u32>,
+    partial_rows: usize,
+    bits: Vec<u8>,
+}
+
+impl Schedule {
+    fn new(world: &World) -> Self {
+        let (case, mut schedule) = (&world.case, Self::default());
+        let first_bits = schedule.pack_bits(case);
+        let tokens = (case.q_rows() / case.group()).max(1);
+        for head in 0..case.heads.1 {
+            for segment in &world.segments {
+                for begin in segment.rows.clone().step_by(tokens) {
+                    let rows = begin..(begin + tokens).min(segment.rows.end);
+                    schedule.push(world, (segment, head), rows, &first_bits);
+                }
+            }
+        }
+        schedule.merge(world);
+        // long items are not all assigned to one worker
+        schedule
+    }
+
+    /// Packs mask bits; returns the first bit of each request.
+    fn pack_bits(&mut self, case: &Case) -> Vec<u64> {
+        let Some(columns) = case.bits else { return vec![0; case.lengths.len()] };
+        let mut first = Vec::new();
+        for (request, &(rows, keys)) in case.lengths.iter().enumerate() {
+            first.push(8 * self.bits.len() as u64);
+            let free = keys.saturating_sub(columns);
+            let shown: Vec<bool> =
+                (0..rows).flat_map(|row| (free..keys).map(move |key| case.bit(request, row, key))).collect();
+            self.bits.extend(shown.chunks(8).map(|eight| {
+                eight.iter().enumerate().fold(0, |byte, (at, &bit)| byte | u8::from(bit) << at)
+            }));
+        }
+        first
+    }
+
+    fn push(
+        &mut self,
+        world: &World,
+        (segment, head): (&Segment, usize),
+        rows: std::ops::Range<usize>,
+        first_bits: &[u64],
+    ) {
+        let case = &world.case;
+        let pieces = segment.len.div_ceil(case.piece).max(1);
+        let offset = |r: usize| {
+            let (of_rows, keys) = case.lengths[r];
+            keys as i32 - of_rows as i32 - case.first_row(r) as i32
+        };
+        let columns = match (case.bits, segment.request) {
+            (Some(columns), Some(_)) => columns.min(segment.len + case.prefix),
+            _ => 0,
+        };
+        let bit = segment.request.map_or(0, |r| first_bits[r])
+            + ((rows.start - segment.rows.start) * columns) as u64;
+        for piece in 0..pieces {
+            let partial = (pieces > 1 || case.prefix > 0).then_some(self.partial_rows as u32);
+            if partial.is_some() {
+                self.partial_rows += rows.len() * case.group();
+            }
+            self.items.push(WorkItem {
+                qo_begin: rows.start as u32,
+                qo_len: rows.len() as u32,
+                kv_head: head as u32,
+                request: segment.request.map_or(NONE, |r| r as u32),
+                offset: segment.request.map_or(0, offset),
+                kv_begin: (piece * case.piece).min(segment.len) as u32,
+                kv_end: ((piece + 1) * case.piece).min(segment.len) as u32,
+                kv_len: segment.len as u32,
+                kv_start: segment.kv_start as u32,
+                base: segment.base as u32,
+                partial: partial.unwrap_or(NONE),
+                merge_deps_begin: 0,
+                merge_deps_end: 0,
+                mask_columns: columns as u32,
+                mask_bit_low: bit as u32,
+                mask_bit_high: (bit >> 32) as u32,
+            });
+        }
+    }
+
+    /// Merges each row of each head from all items that contain it, in runs of rows with the same items.
+    fn merge(&mut self, world: &World) {
+        let case = &world.case;
+        let of = |items: &[WorkItem], row: u32, head: u32| -> Vec<usize> {
+            let has = |item: &WorkItem| {
+                item.kv_head == head && (item.qo_begin..item.qo_begin + item.qo_len).contains(&row)
+            };
+            (0..items.len()).filter(|&at| items[at].partial != NONE && has(&items[at])).collect()
+        };
+        let mut waiting: Vec<Vec<u32>> = vec![Vec::new(); self.items.len()];
+        for head in 0..case.heads.1 as u32 {
+            let mut row = 0;
+            while row < case.num_rows() as u32 {
+                let sources = of(&self.items, row, head);
+                let same =
+                    |end: &u32| *end < case.num_rows() as u32 && of(&self.items, *end, head) == sources;
+                let end = (row + 1..).take_while(same).last().map_or(row + 1, |last| last + 1);
+                if !sources.is_empty() {
+                    self.push_merge(head, row..end, &sources);
+                    sources.iter().for_each(|&at| waiting[at].push(self.merges.len() as u32 - 1));
+                }
+                row = end;
+            }
+        }
+        for (item, waiting) in self.items.iter_mut().zip(waiting) {
+            item.merge_deps_begin = self.merge_deps.len() as u32;
+            self.merge_deps.extend(waiting);
+            item.merge_deps_end = self.merge_deps.len() as u32;
+        }
+    }
+
+    fn push_merge(&mut self, head: u32, rows: std::ops::Range<u32>, sources: &[usize]) {
+        let source_begin = self.sources.len() as u32;
+        for &at in sources {
+            let WorkItem { partial, qo_begin, .. } = self.items[at];
+            self.sources.push(MergeSource { partial, qo_begin });
+        }
+        self.merges.push(MergeItem {
+            kv_head: head,
+            qo_begin: rows.start,
+            qo_len: rows.end - rows.start,
+            source_begin,
+            source_end: self.sources.len() as u32,
+        });
+    }
+
+    fn args(&self, world: &World, memory: &mut Memory) -> PlanArrays {
+        let case = &world.case;
+        let words = |words: Vec<u32>, memory: &mut Memory| memory.alloc_from(&words);
+        let workers = case.workers;
+        let indptr: Vec<u32> = (0..=workers).map(|w| (self.items.len() * w / workers) as u32).collect();
+        let requests = case.lengths.iter().enumerate().flat_map(|(r, &(rows, keys))| {
+            let first = case.first_row(r);
+            RequestRows { end: (first + rows) as u32, offset: keys as i32 - rows as i32 - first as i32 }
+                .to_words()
+        });
+        let requests: Vec<u32> = requests.collect();
+        PlanArrays {
+            items: words(self.items.iter().flat_map(WorkItem::to_words).collect(), memory),
+            worker_indptr: words(indptr, memory),
+            merge_deps: words(self.merge_deps.clone(), memory),
+            merges: words(self.merges.iter().flat_map(MergeItem::to_words).collect(), memory),
+            sources: words(self.sources.iter().flat_map(MergeSource::to_words).collect(), memory),
+            arrival_counters: words(vec![0; self.merges.len()], memory),
+            requests: words(requests, memory),
+            num_requests: case.lengths.len() as u32,
+            indices: words(world.indices.clone(), memory),
+            mask_bits: memory.alloc_bytes(&self.bits),
+        }
+    }
+}

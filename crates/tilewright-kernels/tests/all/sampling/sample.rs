@@ -1,0 +1,142 @@
+//! Sampled tokens equal those of the CPU backend.
+
+use super::rows::{Both, Rows, bell, requests, run};
+use half::{bf16, f16};
+use tilewright::{
+    Cpu,
+    sampling::{FilterOrder, SamplingParams, TopKTies, sample as on_cpu, sampling_from_probs},
+};
+use tilewright_kernels::sampling::{
+    EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, SampleConfig, VALID, sample,
+};
+use tilewright_ptx::sim::{Arg, Memory};
+
+/// Requests of every kind.
+fn params(count: usize) -> Vec<SamplingParams> {
+    let of = |i: usize| SamplingParams {
+        temperature: [1.0, 0.7, 0.0, 3.0, 1e-45][i % 5],
+        top_k: [None, Some(40), Some(3), Some(700), Some(1)][i / 2 % 5],
+        top_k_ties: [TopKTies::Keep, TopKTies::LowestIndex, TopKTies::HighestIndex][i % 3],
+        top_p: [0.9, 1.0, 0.3][i / 3 % 3],
+        min_p: [0.0, 0.0, 0.05, 0.3][i % 4],
+        order: [FilterOrder::TopKFirst, FilterOrder::Joint][i / 5 % 2],
+        seed: i as u64 * 0x1_0000_0003,
+        offset: u64::MAX - i as u64,
+    };
+    (0..count).map(of).collect()
+}
+
+/// Runs the kernel and returns the row outcomes.
+fn outcomes<T: Both>(
+    rows: &Rows<T>,
+    kind: RowKind,
+    params: &[SamplingParams],
+    (threads, seed): (u32, u64),
+) -> Vec<u32> {
+    let kernel = sample::<T>("sample", SampleConfig { kind, threads }).expect("a valid kernel");
+    let mut memory = Memory::new();
+    let scores = rows.load(&mut memory);
+    let requests = requests(params, &mut memory);
+    let to = memory.alloc(params.len() * ROW_OUTCOME_WORDS * 4);
+    let [count, vocab] = rows.shape;
+    let args = [
+        Arg::U64(scores),
+        Arg::U64(requests),
+        Arg::U64(to),
+        Arg::U64(rows.stride as u64),
+        Arg::U32(vocab as u32),
+    ];
+    run(&kernel, count, &args, (seed, &mut memory));
+    memory.read(to, count * ROW_OUTCOME_WORDS).expect("verdicts")
+}
+
+fn assert_drawn<T: Both>(rows: &Rows<T>, params: &[SamplingParams], launch: (u32, u64))
+where
+    for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
+{
+    let mut expected = vec![Ok(0); params.len()];
+    on_cpu(&Cpu::with_threads(1), rows.view(), params, &mut expected).expect("valid arguments");
+    let found = outcomes(rows, RowKind::Logits, params, launch);
+    for (row, (found, expected)) in found.chunks(ROW_OUTCOME_WORDS).zip(expected).enumerate() {
+        assert_eq!(
+            (found[0], Ok(found[1])),
+            (VALID, expected),
+            "{:?}, row {row}: {:?}",
+            rows.shape,
+            params[row]
+        );
+    }
+}
+
+#[test]
+fn short_rows() {
+    for vocab in [1, 2, 7, 8, 9, 50, 257, 2048] {
+        let params = params(20);
+        assert_drawn(&Rows::<f32>::new((20, vocab), (1, 2), bell), &params, (64, 0));
+        assert_drawn(&Rows::<f16>::new((20, vocab), (3, 1), bell), &params, (128, 1));
+        assert_drawn(&Rows::<bf16>::new((20, vocab), (0, 0), bell), &params, (256, 2));
+    }
+}
+
+#[test]
+fn long_rows_with_and_without_a_sufficient_list() {
+    let falling = |_, i: usize| -(i as f32) * 1e-3; // one thread holds all of the largest
+    for threads in [128, 1024] {
+        let params = params(30);
+        assert_drawn(&Rows::<bf16>::new((30, 5003), (5, 1), bell), &params, (threads, 3));
+        assert_drawn(&Rows::<f32>::new((30, 5003), (5, 1), falling), &params, (threads, 4));
+    }
+}
+
+#[test]
+fn every_seed_gives_the_same_tokens() {
+    for seed in 0..8 {
+        assert_drawn(&Rows::<f16>::new((15, 2500), (1, 0), bell), &params(15), (64, seed));
+    }
+}
+
+#[test]
+fn the_vocabulary_of_llama_3() {
+    assert_drawn(&Rows::<bf16>::new((1, 128_256), (0, 0), bell), &params(6)[5..], (1024, 0));
+}
+
+#[test]
+fn weights_are_drawn_over_the_whole_range_of_f32() {
+    let plain = SamplingParams::default();
+    let values = [1e-45, 3e-45, f32::MIN_POSITIVE, 1.0, f32::MAX, 1e30, 1e38, 0.0];
+    let rows =
+        Rows::<f32>::new(
+            (8, 3000),
+            (0, 0),
+            |row, i| if i < 300 { values[row] * ((i % 3) as f32 / 2.0) } else { 0.0 },
+        );
+    let params: Vec<_> =
+        (0..8).map(|seed| SamplingParams { seed, top_p: [1.0, 0.6][seed as usize % 2], ..plain }).collect();
+    let mut expected = vec![Ok(0); 8];
+    sampling_from_probs(&Cpu::with_threads(1), rows.view(), &params, &mut expected).expect("valid arguments");
+    let found = outcomes(&rows, RowKind::Probs, &params, (128, 0));
+    for (found, expected) in found.chunks(ROW_OUTCOME_WORDS).zip(&expected[..7]) {
+        assert_eq!((found[0], &Ok(found[1])), (VALID, expected));
+    }
+    assert_eq!(found[7 * ROW_OUTCOME_WORDS], EMPTY);
+}
+
+#[test]
+fn reports_the_first_invalid_value() {
+    let bad = |values: [f32; 4]| {
+        move |row: usize, i: usize| if i % 1000 == 777 { values[row] } else { bell(row, i) }
+    };
+    let params = [SamplingParams::default(); 4];
+    let rows = Rows::<f32>::new((4, 2900), (0, 0), bad([f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0]));
+    let found = outcomes(&rows, RowKind::Logits, &params, (128, 0));
+    let heads: Vec<_> = found.chunks(ROW_OUTCOME_WORDS).map(|row| row[0]).collect();
+    assert_eq!(heads, [INVALID_VALUE, INVALID_VALUE, VALID, VALID]);
+    assert_eq!((found[1], found[5]), (777, 777));
+    assert!(f32::from_bits(found[2]).is_nan() && f32::from_bits(found[6]) == f32::INFINITY);
+}
+
+#[test]
+fn rejects_unsupported_thread_counts() {
+    let error = sample::<f32>("s", SampleConfig { kind: RowKind::Probs, threads: 96 }).expect_err("refused");
+    assert_eq!(error.to_string(), "kernel s: threads = 96, expected a power of two in 64..=1024");
+}

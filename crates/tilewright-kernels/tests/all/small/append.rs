@@ -1,0 +1,173 @@
+//! Appending to pages.
+
+use super::simulate::{SEEDS, simulate};
+use crate::real::{Real, noise};
+use half::{bf16, f16};
+use tilewright::{Dtype, E4m3, E5m2, Element};
+use tilewright_kernels::{
+    append::{AppendParams, Cache, Scale, SlotMapping, append},
+    tile::Strided,
+};
+use tilewright_ptx::sim::Memory;
+
+/// Pages of the cache, more than requests use.
+const PAGES: usize = 12;
+const INDPTR: [u32; 4] = [0, 3, 3, 7];
+const INDICES: [u32; 7] = [5, 0, 11, 7, 2, 3, 9];
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Layout {
+    Nhd,
+    Hnd,
+}
+
+/// Heads, elements of a head, tokens of a page.
+type Shape = (u32, u32, u32);
+
+#[test]
+fn tokens_go_to_their_slots() {
+    for (layout, by_slots) in [(Layout::Nhd, false), (Layout::Hnd, false), (Layout::Nhd, true)] {
+        for page_size in [1, 5, 16] {
+            run::<bf16>((2, 64, page_size), layout, (by_slots, 0));
+            run::<f16>((3, 24, page_size), layout, (by_slots, 1));
+            run::<f32>((1, 4, page_size), layout, (by_slots, 2));
+            run::<bf16>((3, 13, page_size), layout, (by_slots, 2));
+            // more threads per token than a CTA has
+            run::<bf16>((40, 256, page_size), layout, (by_slots, 3));
+        }
+    }
+}
+
+#[test]
+fn many_seeds() {
+    (0..SEEDS).for_each(|seed| run::<bf16>((3, 40, 3), Layout::Nhd, (seed % 2 == 0, seed)));
+}
+
+/// Strides of pages, slots and heads.
+fn strides(layout: Layout, (heads, dim, size): Shape) -> [u64; 3] {
+    let [heads, dim, size] = [heads, dim, size].map(u64::from);
+    match layout {
+        Layout::Nhd => [size * heads * dim, heads * dim, dim],
+        Layout::Hnd => [size * heads * dim, dim, size * dim],
+    }
+}
+
+/// Every slot of requests 0 and 2, out of order, with skipped tokens among them.
+fn tokens(page_size: u32) -> Vec<(i32, i32)> {
+    let slots = |request: i32, pages: u32| (0..(pages * page_size) as i32).map(move |at| (request, at));
+    let mut tokens: Vec<_> = slots(0, 3).chain(slots(2, 4)).step_by(2).collect();
+    tokens.reverse();
+    tokens.insert(1, (-1, 1 << 30));
+    tokens.push((-1, 0));
+    tokens
+}
+
+/// Page and slot of a token.
+fn place((request, position): (i32, i32), page_size: u32) -> [u32; 2] {
+    let (page, slot) = (position as u32 / page_size, position as u32 % page_size);
+    [INDICES[(INDPTR[request as usize] + page) as usize], slot]
+}
+
+fn launch(what: &str, call: AppendParams, seed: u64, memory: &mut Memory) {
+    let kernel = append("append", call.config()).expect("a valid kernel");
+    let (grid, args) = call.launch();
+    simulate(&format!("{what} {call:?}"), &kernel, (grid, &args), seed, memory);
+}
+
+fn run<T: Real>(shape: Shape, layout: Layout, (by_slots, seed): (bool, u64)) {
+    let (tokens, mut memory) = (tokens(shape.2), Memory::new());
+    let (heads, dim) = (shape.0 as usize, shape.1 as usize);
+    let new_stride = heads * dim + 8;
+    let new = noise::<T>(tokens.len() * new_stride, seed + 3);
+    let before = noise::<T>(PAGES * shape.2 as usize * heads * dim, seed + 7);
+    let kept = || tokens.iter().enumerate().filter(|(_, (request, _))| *request >= 0);
+    let slot_mapping = if by_slots {
+        let slots =
+            kept().flat_map(|(token, &at)| [vec![token as u32], place(at, shape.2).to_vec()].concat());
+        SlotMapping::Slots {
+            slots: memory.alloc_from(&slots.collect::<Vec<_>>()),
+            count: kept().count() as u32,
+        }
+    } else {
+        let (requests, positions): (Vec<i32>, Vec<i32>) = tokens.iter().copied().unzip();
+        SlotMapping::Table {
+            batch_indices: memory.alloc_from(&requests),
+            positions: memory.alloc_from(&positions),
+            indptr: memory.alloc_from(&INDPTR),
+            indices: memory.alloc_from(&INDICES),
+            page_size: shape.2,
+            count: tokens.len() as u32,
+        }
+    };
+    let strides = strides(layout, shape);
+    let call = AppendParams {
+        dtypes: (T::DTYPE, T::DTYPE),
+        shape: [shape.0, shape.1],
+        new: Strided { address: memory.alloc_from(&new), strides: [new_stride as u64, dim as u64] },
+        cache: Cache { address: memory.alloc_from(&before), strides },
+        slot_mapping,
+        scale: None,
+    };
+    launch(&format!("{layout:?}"), call, seed, &mut memory);
+    let mut expected = before;
+    for (token, &at) in kept() {
+        let [page, slot] = place(at, shape.2).map(u64::from);
+        for head in 0..heads {
+            let to = (page * strides[0] + slot * strides[1] + head as u64 * strides[2]) as usize;
+            expected[to..to + dim].copy_from_slice(&new[token * new_stride + head * dim..][..dim]);
+        }
+    }
+    let found: Vec<T> = memory.read(call.cache.address, expected.len()).expect("a cache");
+    let wrong = found.iter().zip(&expected).position(|(found, expected)| found != expected);
+    assert_eq!(wrong, None, "{call:?}");
+}
+
+/// Every 8-bit dtype, at width 8 and 1: the same bytes as the rounding of the engine.
+#[test]
+fn values_are_divided_and_rounded_as_the_engine_does() {
+    for dtype in [Dtype::E4m3, Dtype::E5m2, Dtype::I8] {
+        for dim in [16, 15] {
+            let mut memory = Memory::new();
+            let mut new: Vec<f32> = noise::<f32>(dim, 5).iter().map(|x| x * 9.0).collect();
+            new[..6].copy_from_slice(&[f32::NAN, f32::INFINITY, -1e30, -0.0, 1e-12, 447.0]);
+            let scale =
+                Scale { at: memory.alloc_from(&[0.3_f32]), page_stride: 0, head_stride: 0, factor: 0.0 };
+            let call = AppendParams {
+                dtypes: (Dtype::F32, dtype),
+                shape: [1, dim as u32],
+                new: Strided { address: memory.alloc_from(&new), strides: [dim as u64, 0] },
+                cache: Cache { address: memory.alloc(dim), strides: [dim as u64; 3] },
+                slot_mapping: SlotMapping::Slots { slots: memory.alloc_from(&[0_u32, 0, 0]), count: 1 },
+                scale: Some(scale),
+            };
+            launch("8 bits", call, 0, &mut memory);
+            let mut found = vec![0; dim];
+            memory.copy_to(call.cache.address, &mut found).expect("a row");
+            let byte = |x: &f32| match dtype {
+                Dtype::E4m3 => E4m3::from_f32(x / 0.3).to_bits(),
+                Dtype::E5m2 => E5m2::from_f32(x / 0.3).to_bits(),
+                _ => <i8 as Element>::from_f32(x / 0.3).cast_unsigned(),
+            };
+            assert_eq!(found, new.iter().map(byte).collect::<Vec<_>>(), "{dtype}, {dim}");
+        }
+    }
+}
+
+#[test]
+fn offsets_have_64_bits() {
+    // the simulator places allocations 2^32 bytes apart; with this stride page 2 begins at element 2^32
+    let mut memory = Memory::new();
+    let new = noise::<bf16>(16, 1);
+    let [near, _, far] = [0; 3].map(|_| memory.alloc_from(&[bf16::ZERO; 8]));
+    let call = AppendParams {
+        dtypes: (Dtype::Bf16, Dtype::Bf16),
+        shape: [1, 8],
+        new: Strided { address: memory.alloc_from(&new), strides: [8, 8] },
+        cache: Cache { address: near, strides: [1 << 31, 8, 8] },
+        slot_mapping: SlotMapping::Slots { slots: memory.alloc_from(&[0_u32, 2, 0, 1, 0, 0]), count: 2 },
+        scale: None,
+    };
+    launch("far pages", call, 0, &mut memory);
+    assert_eq!(memory.read::<bf16>(far, 8).expect("page 2"), new[..8]);
+    assert_eq!(memory.read::<bf16>(near, 8).expect("page 0"), new[8..]);
+}

@@ -1,0 +1,236 @@
+//! Matrix products: every kernel, ragged shapes, every epilogue, groups.
+
+use super::simulate::simulate;
+use crate::real::{Real, assert_near, noise};
+use half::{bf16, f16};
+use tilewright::Dtype;
+use tilewright_kernels::gemm::{Epilogue, GemmKernel, GemmParams, Groups, Matrix, dot, skinny, sm80, tiles};
+use tilewright_ptx::sim::Memory;
+
+/// A product in the simulator with its expected result.
+struct GemmCase {
+    memory: Memory,
+    product: GemmParams,
+    expected: Vec<f64>,
+    /// Sums of magnitudes, the scale of errors.
+    sizes: Vec<f64>,
+}
+
+impl GemmCase {
+    /// Noise of these shapes; rows of x and of the result have `gap` padding elements.
+    fn new<X: Real, W: Real, O: Real>([rows, features, inputs]: [usize; 3], bias: bool, gap: usize) -> Self {
+        let mut memory = Memory::new();
+        let (x_stride, out_stride) = (inputs + gap, features + gap);
+        let (x, weight) = (noise::<X>(rows * x_stride, 1), noise::<W>(features * inputs, 2));
+        let biases = noise::<W>(features, 3);
+        let (mut expected, mut sizes) = (Vec::new(), Vec::new());
+        for (row, feature) in (0..rows).flat_map(|row| (0..features).map(move |feature| (row, feature))) {
+            let terms = x[row * x_stride..][..inputs].iter().zip(&weight[feature * inputs..]);
+            let terms = terms.map(|(x, weight)| x.wide() * weight.wide());
+            let start = if bias { biases[feature].wide() } else { 0.0 };
+            expected.push(terms.clone().sum::<f64>() + start);
+            sizes.push(terms.map(f64::abs).sum::<f64>() + start.abs());
+        }
+        let out = memory.alloc(rows * out_stride * size_of::<O>());
+        let product = GemmParams {
+            shape: [rows, features, inputs].map(|n| n as u32),
+            x: Matrix { dtype: X::DTYPE, address: memory.alloc_from(&x), stride: x_stride as u64 },
+            weight: Matrix { dtype: W::DTYPE, address: memory.alloc_from(&weight), stride: inputs as u64 },
+            bias: bias.then(|| (W::DTYPE, memory.alloc_from(&biases))),
+            out: Matrix { dtype: O::DTYPE, address: out, stride: out_stride as u64 },
+            groups: None,
+        };
+        Self { memory, product, expected, sizes }
+    }
+
+    fn epilogue(&self) -> Epilogue {
+        let product = self.product;
+        let paired = product.shape[1].is_multiple_of(2) && product.out.stride.is_multiple_of(2);
+        Epilogue { bias: product.bias.map(|bias| bias.0), out: product.out.dtype, paired, grouped: false }
+    }
+
+    fn run<O: Real>(&mut self, choice: GemmKernel, seed: u64) {
+        let kernel = choice.kernel("gemm").expect("a valid kernel");
+        let (grid, args) = self.product.launch(choice);
+        let what = format!("{choice:?} {:?}", self.product);
+        simulate(&what, &kernel, (grid, &args), seed, &mut self.memory);
+        let [rows, features, _] = self.product.shape.map(|n| n as usize);
+        for row in 0..rows {
+            let at =
+                self.product.out.address + (row as u64 * self.product.out.stride) * size_of::<O>() as u64;
+            let found: Vec<O> = self.memory.read(at, features).expect("a row that was written");
+            for (feature, found) in found.into_iter().enumerate() {
+                let i = row * features + feature;
+                let what = format!("{what}: row {row}, feature {feature}");
+                assert_near(&what, found, self.expected[i], (2e-6, self.sizes[i]));
+            }
+        }
+    }
+}
+
+#[test]
+fn few_rows() {
+    for (rows, features, inputs) in [(1, 5, 264), (2, 16, 1100), (3, 7, 8), (8, 9, 2100)] {
+        for (bias, width) in [(true, 8), (false, 1)] {
+            let mut case = GemmCase::new::<bf16, bf16, bf16>([rows, features, inputs / 8 * 8], bias, 8);
+            let (x, weight, epilogue) = (Dtype::Bf16, Dtype::Bf16, case.epilogue());
+            let rows = rows.next_power_of_two() as u32;
+            case.run::<bf16>(GemmKernel::Dot(dot::DotConfig { x, weight, width, rows, epilogue }), 0);
+        }
+        let mut case = GemmCase::new::<f32, f16, f32>([rows, features, inputs], true, 4);
+        let choice = case.product.choose_kernel(4);
+        assert!(matches!(choice, GemmKernel::Dot(dot::DotConfig { width: 4, .. })), "{choice:?}");
+        case.run::<f32>(choice, 1);
+    }
+}
+
+#[test]
+fn few_rows_on_tensor_cores() {
+    for (rows, features, inputs) in [(1, 16, 8), (5, 40, 264), (8, 17, 2048), (20, 33, 1112), (32, 16, 4096)]
+    {
+        let size = (rows as u32).next_power_of_two().max(8);
+        let mut case = GemmCase::new::<bf16, bf16, bf16>([rows, features, inputs], features % 2 == 1, 8);
+        let epilogue = case.epilogue();
+        case.run::<bf16>(
+            GemmKernel::Skinny(skinny::SkinnyConfig { elements: Dtype::Bf16, rows: size, epilogue }),
+            0,
+        );
+        let mut case = GemmCase::new::<f16, f16, f32>([rows, features, inputs], true, 8);
+        let epilogue = case.epilogue();
+        case.run::<f32>(
+            GemmKernel::Skinny(skinny::SkinnyConfig { elements: Dtype::F16, rows: size, epilogue }),
+            1,
+        );
+    }
+}
+
+#[test]
+fn many_rows_on_tensor_cores() {
+    for (seed, large) in [(0, false), (1, true), (2, false), (3, true)] {
+        for (shape, gap) in [([1, 8, 8], 8), ([130, 264, 200], 0), ([70, 136, 72], 8), ([40, 31, 64], 0)] {
+            let choice = |case: &GemmCase, elements| {
+                GemmKernel::Sm80(sm80::Sm80Config { elements, large, epilogue: case.epilogue() })
+            };
+            let mut case = GemmCase::new::<bf16, bf16, bf16>(shape, true, gap);
+            let of = choice(&case, Dtype::Bf16);
+            case.run::<bf16>(of, seed);
+            let mut case = GemmCase::new::<f16, f16, f32>(shape, false, gap);
+            let of = choice(&case, Dtype::F16);
+            case.run::<f32>(of, seed);
+        }
+    }
+}
+
+/// Rows are aligned to 16 bytes, but their length is not a multiple of a chunk.
+#[test]
+fn ragged_inputs_on_tensor_cores() {
+    let (stride, mut memory) = (72, Memory::new());
+    for inputs in [1_usize, 65, 67] {
+        let (x, weight) = (noise::<bf16>(5 * stride, 1), noise::<bf16>(6 * stride, 2));
+        let matrix = |address, stride| Matrix { dtype: Dtype::Bf16, address, stride };
+        let product = GemmParams {
+            shape: [5, 6, inputs as u32],
+            x: matrix(memory.alloc_from(&x), stride as u64),
+            weight: matrix(memory.alloc_from(&weight), stride as u64),
+            bias: None,
+            out: matrix(memory.alloc(5 * 6 * 2), 6),
+            groups: None,
+        };
+        let epilogue = Epilogue { bias: None, out: Dtype::Bf16, paired: true, grouped: false };
+        let choice = GemmKernel::Sm80(sm80::Sm80Config { elements: Dtype::Bf16, large: false, epilogue });
+        let (grid, args) = product.launch(choice);
+        simulate("ragged", &choice.kernel("gemm").expect("a kernel"), (grid, &args), 0, &mut memory);
+        let found: Vec<bf16> = memory.read(product.out.address, 30).expect("a result");
+        for (at, found) in found.into_iter().enumerate() {
+            let terms = x[at / 6 * stride..][..inputs].iter().zip(&weight[at % 6 * stride..]);
+            let expected: f64 = terms.map(|(x, w)| x.wide() * w.wide()).sum();
+            assert_near(&format!("{inputs} inputs, {at}"), found, expected, (1e-5, 1.0));
+        }
+    }
+}
+
+#[test]
+fn products_of_any_dtypes() {
+    for shape in [[1, 1, 1], [65, 70, 33], [64, 64, 16], [3, 130, 100]] {
+        let mut case = GemmCase::new::<f32, bf16, f32>(shape, true, 3);
+        let (x, weight, epilogue) = (Dtype::F32, Dtype::Bf16, case.epilogue());
+        case.run::<f32>(GemmKernel::Tiles(tiles::TilesConfig { x, weight, width: 1, epilogue }), 0);
+        if shape[2] % 4 == 0 {
+            let mut case = GemmCase::new::<bf16, f32, f16>(shape, false, 8);
+            let (x, weight, epilogue) = (Dtype::Bf16, Dtype::F32, case.epilogue());
+            case.run::<f16>(GemmKernel::Tiles(tiles::TilesConfig { x, weight, width: 4, epilogue }), 1);
+        }
+    }
+}
+
+#[test]
+fn without_inputs_the_result_is_the_bias() {
+    for rows in [1, 9, 70] {
+        let mut case = GemmCase::new::<f32, f32, f32>([rows, 5, 0], true, 0);
+        let choice = case.product.choose_kernel(4);
+        case.run::<f32>(choice, 0);
+    }
+}
+
+/// Three segments, one of them empty, with weights 2, 0 and 1.
+#[test]
+fn segments_have_weights_of_their_own() {
+    let indptr = [0_i32, 70, 70, 75];
+    let ids = [2_usize, 0, 1];
+    for (aligned, inputs) in [(true, 72), (false, 33)] {
+        let (features, rows, mut memory) = (20, 75, Memory::new());
+        let (x, weights) = (noise::<bf16>(rows * inputs, 1), noise::<bf16>(3 * features * inputs, 2));
+        let ids_at = memory.alloc_from(&ids.map(|id| id as i32));
+        let matrix = |address, stride| Matrix { dtype: Dtype::Bf16, address, stride: stride as u64 };
+        let product = GemmParams {
+            shape: [rows, features, inputs].map(|n| n as u32),
+            x: matrix(memory.alloc_from(&x), inputs),
+            weight: matrix(memory.alloc_from(&weights), inputs),
+            bias: None,
+            out: matrix(memory.alloc(rows * features * 2), features),
+            groups: Some(Groups {
+                indptr: memory.alloc_from(&indptr),
+                ids: ids_at,
+                segments: 3,
+                longest: 70,
+                stride: (features * inputs) as u64,
+            }),
+        };
+        let choice = product.choose_kernel(4);
+        assert_eq!(matches!(choice, GemmKernel::Sm80(_)), aligned, "{choice:?}");
+        let kernel = choice.kernel("gemm").expect("a valid kernel");
+        let (grid, args) = product.launch(choice);
+        simulate("groups", &kernel, (grid, &args), 0, &mut memory);
+        let found: Vec<bf16> = memory.read(product.out.address, rows * features).expect("all rows");
+        for (at, found) in found.into_iter().enumerate() {
+            let (row, feature) = (at / features, at % features);
+            let weight = ids[if row < 70 { 0 } else { 2 }] * features + feature;
+            let terms = x[row * inputs..][..inputs].iter().zip(&weights[weight * inputs..]);
+            let expected: f64 = terms.map(|(x, w)| x.wide() * w.wide()).sum();
+            assert_near(&format!("row {row}, feature {feature}"), found, expected, (1e-5, 1.0));
+        }
+    }
+}
+
+#[test]
+fn selects_the_kernel_by_shape_and_dtype() {
+    let choose_kernel = |shape, multiprocessors| {
+        GemmCase::new::<bf16, bf16, bf16>(shape, false, 0).product.choose_kernel(multiprocessors)
+    };
+    assert!(matches!(choose_kernel([1, 16, 64], 4), GemmKernel::Dot(_)));
+    assert!(matches!(
+        choose_kernel([16, 16, 64], 4),
+        GemmKernel::Skinny(skinny::SkinnyConfig { rows: 16, .. })
+    ));
+    assert!(matches!(
+        choose_kernel([40, 16, 64], 4),
+        GemmKernel::Sm80(sm80::Sm80Config { large: false, .. })
+    ));
+    assert!(matches!(
+        choose_kernel([256, 256, 64], 4),
+        GemmKernel::Sm80(sm80::Sm80Config { large: true, .. })
+    ));
+    assert!(matches!(choose_kernel([40, 16, 65], 4), GemmKernel::Tiles(tiles::TilesConfig { width: 1, .. })));
+    let mixed = GemmCase::new::<f32, bf16, f32>([40, 16, 64], false, 0).product.choose_kernel(4);
+    assert!(matches!(mixed, GemmKernel::Tiles(tiles::TilesConfig { width: 4, .. })));
+}

@@ -1,0 +1,11 @@
+//! Operator kernels beside attention in the simulator, against their f64 definitions, with many seeds.
+
+mod activation;
+mod append;
+mod bits;
+mod gemm;
+mod merge;
+mod norm;
+mod rope;
+mod rows;
+mod simulate;

@@ -1,0 +1,54 @@
+//! Copies of rows.
+
+use super::simulate::{SEEDS, simulate};
+use crate::real::{Real, assert_near, noise};
+use half::{bf16, f16};
+use tilewright_kernels::{
+    rows::{CopyRowsParams, copy},
+    tile::Strided,
+};
+use tilewright_ptx::sim::Memory;
+
+/// Rows 4, 0, 4 of six go to rows 0, 1, 2, or 3, 1, 0.
+fn run<A: Real, B: Real>(width: usize, to: Option<[i32; 3]>, seed: u64) {
+    let (stride, mut memory) = (width + 8, Memory::new());
+    let (table, before) = (noise::<A>(6 * stride, seed), noise::<B>(4 * stride, seed + 1));
+    let of = |address| Strided { address, strides: [stride as u64, 0] };
+    let call = CopyRowsParams {
+        dtypes: (A::DTYPE, B::DTYPE),
+        shape: [3, width as u32],
+        table: of(memory.alloc_from(&table)),
+        from: memory.alloc_from(&[4, 0, 4]),
+        out: of(memory.alloc_from(&before)),
+        to: to.map_or(0, |to| memory.alloc_from(&to)),
+    };
+    let kernel = copy("copy", call.config()).expect("a valid kernel");
+    let (grid, args) = call.launch();
+    simulate(&format!("{call:?}"), &kernel, (grid, &args), seed, &mut memory);
+    let mut expected: Vec<f64> = before.iter().map(|x| x.wide()).collect();
+    for (from, to) in [4, 0, 4].into_iter().zip(to.unwrap_or([0, 1, 2])) {
+        for d in 0..width {
+            expected[to as usize * stride + d] = table[from * stride + d].wide();
+        }
+    }
+    let found: Vec<B> = memory.read(call.out.address, 4 * stride).expect("a result");
+    for (i, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+        assert_near(&format!("{call:?}: element {i}"), found, expected, (0.0, 0.0));
+    }
+}
+
+#[test]
+fn rows_of_all_widths() {
+    for width in [8, 64, 4096, 1, 77] {
+        for to in [None, Some([3, 1, 0])] {
+            run::<bf16, bf16>(width, to, 0);
+            run::<bf16, f32>(width, to, 1);
+            run::<f32, f16>(width, to, 2);
+        }
+    }
+}
+
+#[test]
+fn many_seeds() {
+    (0..SEEDS).for_each(|seed| run::<f16, f16>(600, Some([2, 3, 0]), seed));
+}
