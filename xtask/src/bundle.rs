@@ -116,8 +116,8 @@ exit $failed
 const SANITIZED: [&str; 21] = [
     // attention with few and many rows, in parts that are merged; packed masks; levels
     "conformance lengths::gpu::items_of_several_kv_tiles",
-    "conformance masks::gpu::trees_of_drafts_see_their_ancestors",
-    "conformance cascade::gpu::pages_under_a_packed_mask_are_left_to_their_requests",
+    "conformance masks::gpu::tree_drafts_attend_to_their_ancestors",
+    "conformance cascade::gpu::pages_under_a_packed_mask_are_not_shared",
     // latent attention
     "conformance parts::gpu::absorbed_decode_agrees_with_the_oracle",
     // without tensor cores, with hooks everywhere
@@ -125,13 +125,13 @@ const SANITIZED: [&str; 21] = [
     "conformance merge::gpu::the_empty_state_is_the_identity_bit_for_bit",
     // appending with scales that are given, and that it chooses
     "conformance quantise::gpu::given_scales_divide_and_round",
-    "conformance quantise::gpu::a_freed_page_starts_anew",
+    "conformance quantise::gpu::reused_pages_reset_their_scales",
     "conformance norm::gpu::nan_stays_in_its_row_and_empty_batches_are_fine",
     "conformance rope::gpu::queries_and_keys_may_differ",
     "conformance activation::gpu::nan_and_infinity_follow_the_formulas",
     "sampling top::gpu::top_k_selects_what_sorting_selects",
-    "sampling top::gpu::raw_logprobs_are_those_of_the_softmax",
-    "sampling filters::gpu::a_token_is_the_same_alone_and_in_any_slot",
+    "sampling top::gpu::raw_logprobs_match_the_softmax",
+    "sampling filters::gpu::tokens_are_batch_invariant",
     "sampling speculative::gpu::shorter_drafts_end_with_minus_1_and_the_rest_is_not_read",
     "sampling edits::gpu::bias_adds_and_excludes",
     // products by segments, bits, pipelines

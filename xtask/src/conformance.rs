@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-const TESTS: [&str; 7] = ["test", "-p", "tilewright", "--test", "attention", "--", "--nocapture"];
+const TESTS: [&str; 8] = ["test", "-p", "tilewright", "--test", "all", "--", "attention::", "--nocapture"];
 
 /// Runs the suite in `root`, shows each property's number of cases as it ends, and their sum.
 pub(crate) fn run(root: &Path) -> Result<(), String> {

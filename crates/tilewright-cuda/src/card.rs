@@ -6,7 +6,7 @@ use crate::{
     machine::{Limits, Machine},
 };
 use std::{any::Any, sync::Arc};
-use tilewright::{Error, Recorded, Result, tensor::DeviceMemory};
+use tilewright::{Error, RecordedGraph, Result, tensor::DeviceMemory};
 use tilewright_kernels::gemm::GemmParams;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
@@ -27,7 +27,7 @@ struct OnStream {
     executable: Executable,
 }
 
-impl Recorded for OnStream {
+impl RecordedGraph for OnStream {
     fn replay(&self) -> Result<()> {
         self.executable.launch(&self.stream).map_err(of_driver)
     }
@@ -141,7 +141,7 @@ impl Machine for Card {
         self.stream.synchronize().map_err(of_driver)
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn RecordedGraph>>> {
         let capture = self.stream.begin_capture().map_err(of_driver)?;
         work()?; // an error ends the capture, too
         let executable = capture.end().and_then(Graph::instantiate).map_err(of_driver)?;

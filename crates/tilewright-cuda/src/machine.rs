@@ -3,7 +3,7 @@
 //! All work is done in the order in which it was given, as on a CUDA stream; errors of the work itself may come with a later call.
 
 use std::fmt::Debug;
-use tilewright::{Recorded, Result, tensor::DeviceMemory};
+use tilewright::{RecordedGraph, Result, tensor::DeviceMemory};
 use tilewright_kernels::gemm::GemmParams;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
@@ -108,7 +108,7 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     ///
     /// # Errors
     /// Those of `work`, and when it allocates, reads or waits, which cannot be recorded.
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn RecordedGraph>>> {
         let _ = work;
         Ok(None)
     }

@@ -11,7 +11,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use tilewright::{Error, Recorded, Result, tensor::DeviceMemory};
+use tilewright::{Error, RecordedGraph, Result, tensor::DeviceMemory};
 use tilewright_ptx::{
     ir::Kernel,
     sim::{Arg, Fault, Launch, Memory},
@@ -43,7 +43,7 @@ struct Graph {
     work: Vec<Work>,
 }
 
-impl Recorded for Graph {
+impl RecordedGraph for Graph {
     fn replay(&self) -> Result<()> {
         self.simulator.refuse_while_recording("a replay")?;
         self.work.iter().try_for_each(|work| self.simulator.execute(work))
@@ -190,7 +190,7 @@ impl Machine for Simulator {
         self.refuse_while_recording("a wait")
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn RecordedGraph>>> {
         self.refuse_while_recording("a recording")?;
         *self.recording() = Some(Vec::new());
         let outcome = work();

@@ -9,7 +9,7 @@ mod traffic;
 use half::bf16;
 use tilewright::{
     Attention, Backend, Batch, Dtype, HeadDim, Heads, KvCacheMut, KvLayout, Mask, Output, PageTable, Plan,
-    Problem, Recorded, Result, Scale, View, ViewMut, Workspace,
+    Problem, RecordedGraph, Result, Scale, View, ViewMut, Workspace,
     attention::{Capacity, Split},
     kv::{
         AppendPlan, ScaleMut,
@@ -155,7 +155,7 @@ struct Captured {
     append: AppendPlan,
     plan: Plan,
     positions: tilewright::tensor::IndexBuffer,
-    recorded: Option<Box<dyn Recorded>>,
+    recorded: Option<Box<dyn RecordedGraph>>,
 }
 
 impl Captured {

@@ -12,7 +12,7 @@ use crate::{
     step_inputs::StepInputs,
 };
 use std::collections::BTreeMap;
-use tilewright::{Backend, Recorded, Result};
+use tilewright::{Backend, RecordedGraph, Result};
 
 /// The captured graphs of an engine.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct DecodeGraphs {
 struct Graph {
     inputs: StepInputs,
     /// The recording, and `StepInputs::reallocations` at its capture.
-    recorded: Option<(Box<dyn Recorded>, usize)>,
+    recorded: Option<(Box<dyn RecordedGraph>, usize)>,
 }
 
 /// The model with the memory that a step runs on.

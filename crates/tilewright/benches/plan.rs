@@ -1,9 +1,9 @@
-//! How long a plan takes on the host: batches of decoding requests, planned as for a GPU.
+//! Host time of a plan: batches of decode requests, planned as for a GPU.
 //!
-//! 32 query and 8 KV heads of 128, pages of 16 tokens, one query row a request, one KV head an item. `cargo bench -p tilewright
-//! --bench plan -- --record FILE` keeps what was measured. The time of a plan is the median of many, each of which allocates
-//! what it returns; that of a replan rewrites one plan again and again. The same for plans that share the caller's page indices
-//! instead of copying them.
+//! 32 query and 8 KV heads of 128, pages of 16 tokens, one query row per request, one KV head per item.
+//! `cargo bench -p tilewright --bench plan -- --record FILE` writes the results to a file. The plan time is the median over
+//! calls that allocate their result; a replan rewrites one plan. Both are also measured for plans that share the caller's page
+//! indices instead of copying them.
 
 use std::{error::Error, fmt::Write as _, hint::black_box, sync::Arc, time::Instant};
 use tilewright::{
@@ -12,9 +12,9 @@ use tilewright::{
 };
 
 const PAGE_SIZE: usize = 16;
-/// Plans that are timed, behind a tenth of them that do not count.
+/// Timed plans; another tenth runs before as warm-up.
 const ROUNDS: usize = 2000;
-/// Microseconds that a batch of so many requests may take.
+/// Target times in microseconds by number of requests.
 const TARGETS: [(usize, f64); 4] = [(1, 5.0), (64, 10.0), (256, 20.0), (1024, 60.0)];
 const COLUMNS: &str = "requests,lengths,workers,q_rows,pages,items,merges,target_us,plan_us,plan_best_us,replan_us,replan_best_us,shared_us,shared_best_us,shared_replan_us,shared_replan_best_us";
 
@@ -28,7 +28,7 @@ fn main() -> Outcome<()> {
     for (requests, target) in TARGETS {
         for lengths in ["even", "one long", "random"] {
             for (workers, q_rows) in [(132, 128), (264, 64)] {
-                let case = Case { requests, lengths, workers, q_rows };
+                let case = PlanCase { requests, lengths, workers, q_rows };
                 lines.push(case.time(target)?);
             }
         }
@@ -41,23 +41,23 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// The processor's name, as Linux tells it.
+/// The processor's name according to Linux.
 fn cpu() -> String {
-    let told = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = told.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     name.map_or("unknown", |(_, name)| name.trim()).to_owned()
 }
 
-/// A batch, and the device that it is planned for.
-struct Case {
+/// A batch and the device that it is planned for.
+struct PlanCase {
     requests: usize,
     lengths: &'static str,
     workers: usize,
     q_rows: usize,
 }
 
-impl Case {
-    /// Keys of each request.
+impl PlanCase {
+    /// KV length of each request.
     fn kv_lens(&self) -> Vec<usize> {
         let long = |r: usize| if r + 1 == self.requests { 65_536 } else { 256 };
         let mut state = 1_u64;
@@ -72,7 +72,7 @@ impl Case {
         }
     }
 
-    /// A line of the record.
+    /// Measures one line of the record.
     fn time(&self, target: f64) -> Outcome<String> {
         let problem =
             Problem::builder(Heads { qo: 32, kv: 8 }, HeadDim::same(128)).mask(Mask::Causal).build()?;
@@ -115,7 +115,7 @@ impl Case {
     }
 }
 
-/// The median and the least of many times, in microseconds.
+/// The median and the minimum, in microseconds.
 fn times(mut run: impl FnMut() -> Outcome<()>) -> Outcome<(f64, f64)> {
     let mut times = Vec::with_capacity(ROUNDS);
     for round in 0..ROUNDS + ROUNDS / 10 {

@@ -1,6 +1,6 @@
-//! Gated activations: `out = act(x[.., ..d]) · x[.., d..]`, the middle of a gated feed-forward layer.
+//! Gated activations: `out = act(x[.., ..d]) · x[.., d..]`, as in a SwiGLU feed-forward layer.
 //!
-//! `x` is `[rows, 2·d]`, the gate before the factor, as one fused projection leaves it; `out` is `[rows, d]`.
+//! `x` is `[rows, 2·d]`, gate first, the output of one fused gate/up projection; `out` is `[rows, d]`.
 //! Activation and product are computed in f32 and rounded once.
 
 use crate::{
@@ -9,12 +9,12 @@ use crate::{
     tensor::{check_computable, check_shape},
 };
 
-/// What is applied to the gate.
+/// The function that is applied to the gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {
     /// `x / (1 + e^-x)` (SiLU or swish; Llama, Qwen, Mistral).
     Silu,
-    /// `x · Φ(x)` with the normal distribution function, `Φ(x) = erfc(-x/√2) / 2` (Hendrycks and Gimpel 2016).
+    /// `x · Φ(x)` with the normal CDF `Φ(x) = erfc(-x/√2) / 2` (Hendrycks and Gimpel 2016).
     Gelu,
     /// `x/2 · (1 + tanh(√(2/π)·(x + 0.044715·x³)))`, the same paper's approximation (Gemma).
     GeluTanh,
@@ -32,8 +32,8 @@ impl Activation {
 
 /// `out = act(x[.., ..d]) · x[.., d..]` with the given activation.
 ///
-/// `x`: `[rows, 2·d]`, `out`: `[rows, d]`, each f32, f16 or bf16, of one dtype or two, both with stride 1 along the last axis. NaN stays NaN; a
-/// gate of -inf gives NaN, as the formulas do.
+/// `x`: `[rows, 2·d]`, `out`: `[rows, d]`, each f32, f16 or bf16 with stride 1 along the last axis; the dtypes may differ. NaN
+/// stays NaN; a gate of -inf gives NaN, as the formulas do.
 ///
 /// # Errors
 /// When shapes or dtypes disagree, the width of `x` is odd or a last axis is not dense.

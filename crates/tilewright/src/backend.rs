@@ -1,7 +1,6 @@
-//! The seam: what a device must be able to do. Everything above it is the same on every device.
+//! The backend interface: the operators that a device implements. All code above it is device-independent.
 //!
-//! Operators check their arguments once, in their own file; a backend may rely on what they document and
-//! executes.
+//! Each operator checks its arguments once, in its own file. A backend may rely on the documented preconditions.
 
 use crate::{
     Dtype, Result, View, ViewMut, Workspace,
@@ -17,12 +16,12 @@ use crate::{
 };
 use std::{any::Any, fmt::Debug, sync::Arc};
 
-/// What only the backend that made it understands.
+/// Backend-private data, such as a prepared plan or compiled kernels.
 pub type Opaque = Arc<dyn Any + Send + Sync>;
 
-/// Work that a backend has recorded, to be done again and again.
-pub trait Recorded: Debug + Send + Sync {
-    /// Does all of it once more, in the order of the work given before and behind: it reads what is at its addresses now.
+/// A recorded sequence of launches and copies that can be replayed (a CUDA graph).
+pub trait RecordedGraph: Debug + Send + Sync {
+    /// Replays the graph in stream order. It reads the current contents of the recorded addresses.
     ///
     /// # Errors
     /// When the device fails.
@@ -31,35 +30,35 @@ pub trait Recorded: Debug + Send + Sync {
 
 /// A device that executes operators.
 pub trait Backend {
-    /// What runs, for a person to read, for example `cpu: 2 threads, AVX-512`.
+    /// Description of the device for logs, for example `cpu: 2 threads, AVX-512`.
     fn describe(&self) -> String;
 
-    /// Whether operators compute in host memory, and so take views of whatever the caller has. A backend that does not says so and
-    /// has methods of its own for all that is about memory.
+    /// Whether operators compute in host memory and therefore accept any host view. A device backend returns false and
+    /// overrides the memory methods below.
     fn computes_on_host(&self) -> bool {
         true
     }
 
-    /// Memory for `len` elements where this backend computes. They are 0 on the host; on a device nobody has written them.
+    /// Allocates `len` elements in the backend's memory: zeroed on the host, uninitialized on a device.
     ///
     /// # Errors
-    /// When there is too little.
+    /// When memory is exhausted.
     fn allocate(&self, dtype: Dtype, len: usize) -> Result<Buffer> {
         Buffer::on_host(dtype, len)
     }
 
-    /// Memory for `len` indices where this backend computes.
+    /// Allocates `len` indices in the backend's memory.
     ///
     /// # Errors
-    /// When there is too little.
+    /// When memory is exhausted.
     fn allocate_indices(&self, len: usize) -> Result<IndexBuffer> {
         Ok(IndexBuffer::on_host(len))
     }
 
-    /// A workspace of at least `bytes` bytes where this backend computes.
+    /// Allocates a workspace of at least `bytes` bytes in the backend's memory.
     ///
     /// # Errors
-    /// When there is too little memory.
+    /// When memory is exhausted.
     fn workspace(&self, bytes: usize) -> Result<Workspace> {
         Ok(Workspace::with_bytes(bytes.next_multiple_of(size_of::<f32>())))
     }
@@ -67,16 +66,16 @@ pub trait Backend {
     /// [`crate::tensor::copy`]
     ///
     /// # Errors
-    /// When the device fails, or a view is of another.
+    /// When the device fails, or a view is on another device.
     fn copy(&self, from: View<'_>, to: ViewMut<'_>) -> Result<()> {
         copy_on_host(from, to);
         Ok(())
     }
 
-    /// Makes the first of the indices `to` those of `from`, which may be changed as soon as this returns.
+    /// Overwrites the first `from.len()` indices of `to`. The caller may change `from` as soon as this returns.
     ///
     /// # Errors
-    /// When there are fewer, or the device fails.
+    /// When `to` is shorter than `from`, or the device fails.
     fn write_indices(&self, from: &[i32], to: &mut IndexBuffer) -> Result<()> {
         let len = to.len();
         crate::ensure!(
@@ -91,7 +90,7 @@ pub trait Backend {
         Ok(())
     }
 
-    /// [`crate::kv::copy_pages`]; there is at least one page to copy.
+    /// [`crate::kv::copy_pages`]; `copies` is not empty.
     ///
     /// # Errors
     /// When the device fails.
@@ -100,50 +99,50 @@ pub trait Backend {
         Ok(())
     }
 
-    /// Records what `work` asks of this backend instead of doing it: launches, and copies to the device. Memory that it uses has to
-    /// stay where it is as long as the record is replayed. `None`: this backend does not record, and `work` was not called.
+    /// Records the launches and copies to the device that `work` issues, without executing them. The memory that they use must
+    /// stay valid at its addresses while the graph is replayed. `None`: this backend does not record, and `work` was not called.
     ///
     /// # Errors
-    /// Those of `work`, which may not allocate, wait, or fetch results.
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
-        let _ = work; // a device that computes at once has nothing to win
+    /// Those of `work`, which may not allocate, synchronize or read results back.
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn RecordedGraph>>> {
+        let _ = work; // a backend that executes immediately gains nothing from recording
         Ok(None)
     }
 
-    /// How this device wants attention to be cut.
+    /// The tile sizes and cost model that the scheduler uses for this device.
     ///
     /// # Errors
-    /// When it cannot do `problem`, with all the reasons.
+    /// When the device does not support `problem`; the error lists all reasons.
     fn tiling(&self, problem: &Problem) -> Result<Tiling>;
 
-    /// Makes what attention needs of `problem` and `variant`, kernels for example; it comes back in
-    /// [`Inputs::built`]. Done when an operator is made.
+    /// Builds the kernels for `problem` and `variant` when an operator is constructed. The result is passed back in
+    /// [`Inputs::built`].
     ///
     /// # Errors
-    /// When the device cannot do this variant, with all the reasons.
+    /// When the device does not support this variant; the error lists all reasons.
     fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
-        let _ = (problem, variant); // a device that interprets hooks has nothing to make
+        let _ = (problem, variant); // a backend that interprets hooks compiles nothing
         Ok(None)
     }
 
-    /// Brings a plan to the device; it comes back in [`Plan::prepared`]. Done when a plan is made, and when it is rewritten:
-    /// then `previous` is what was made of it before. A plan of fixed capacity keeps its addresses.
+    /// Uploads a plan to the device when it is made or replanned; [`Plan::prepared`] keeps the result. On a replan, `previous` is
+    /// the result of the last upload. A plan of fixed capacity keeps its device addresses.
     ///
     /// # Errors
-    /// When the device has no room for it.
+    /// When device memory is exhausted.
     fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
-        let _ = (plan, previous); // a device that reads host memory has it already
+        let _ = (plan, previous); // a host backend reads the plan directly
         Ok(None)
     }
 
-    /// Brings the places of a step's new tokens to the device; it comes back in [`Slots::prepared`]. Done when a plan is made and
-    /// when it is refilled: [`AppendPlan::prepared`] is what was made then, which is to be rewritten where it is, as recorded work
-    /// reads it there. Tokens up to [`AppendPlan::capacity`] that the plan does not have are skipped.
+    /// Uploads the destination slots of a step's new tokens when an append plan is made or refilled; [`Slots::prepared`] keeps the
+    /// result. On a refill, [`AppendPlan::prepared`] is overwritten in place because recorded graphs read it. Entries between the
+    /// plan's tokens and [`AppendPlan::capacity`] are skipped.
     ///
     /// # Errors
-    /// When the device has no room for it.
+    /// When device memory is exhausted.
     fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {
-        let _ = plan; // a device that reads host memory has it already
+        let _ = plan; // a host backend reads the plan directly
         Ok(None)
     }
 
@@ -178,7 +177,7 @@ pub trait Backend {
     fn append(&self, new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>, scale: ScaleMut<'_>)
     -> Result<()>;
 
-    /// [`crate::gather::gather_rows`]; ids on the host are numbers of rows.
+    /// [`crate::gather::gather_rows`]; ids on the host are in range.
     ///
     /// # Errors
     /// When the device fails.
@@ -220,14 +219,13 @@ pub trait Backend {
         out: ViewMut<'_>,
     ) -> Result<()>;
 
-    /// [`crate::rope::apply_rope`]; `positions` has one element per token, none negative as far as they are on the host.
+    /// [`crate::rope::apply_rope`]; `positions` has one element per token; those on the host are not negative.
     ///
     /// # Errors
     /// When the device fails.
     fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()>;
 
-    /// [`crate::rope::apply_rope_with_cos_sin_cache`]; `positions` has one element per token, all in the table as far as they are on
-    /// the host.
+    /// [`crate::rope::apply_rope_with_cos_sin_cache`]; `positions` has one element per token; those on the host are within the table.
     ///
     /// # Errors
     /// When the device fails.
@@ -239,7 +237,8 @@ pub trait Backend {
         cache: &CosSinCache,
     ) -> Result<()>;
 
-    /// [`crate::rope::rotate_with_cos_sin_cache`]: both tensors to others; `positions` as there.
+    /// [`crate::rope::rotate_with_cos_sin_cache`], out of place; `positions` as for
+    /// [`Self::rope_with_cos_sin_cache`].
     ///
     /// # Errors
     /// When the device fails.
@@ -272,7 +271,7 @@ pub trait Backend {
     /// [`crate::sampling::sample`] and [`crate::sampling::sampling_from_probs`]
     ///
     /// # Errors
-    /// When the device fails; a row that cannot be sampled is told in `out`.
+    /// When the device fails; a row that cannot be sampled has its error in `out`.
     fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()>;
 
     /// [`crate::sampling::distribution`]
@@ -296,7 +295,7 @@ pub trait Backend {
     /// [`crate::sampling::logprobs`]; `params` has one element per row.
     ///
     /// # Errors
-    /// When the device fails; a row that has no distribution is told in `out`.
+    /// When the device fails; a row without a distribution has its error in `out`.
     fn logprobs(
         &self,
         logits: View<'_>,
@@ -308,7 +307,7 @@ pub trait Backend {
     /// [`crate::sampling::chain_speculative_sampling`]
     ///
     /// # Errors
-    /// When the device fails; a row that cannot be sampled is told in `out`.
+    /// When the device fails; a row that cannot be sampled has its error in `out`.
     fn chain_speculative_sampling(
         &self,
         drafts: Drafts<'_>,

@@ -1,4 +1,4 @@
-//! Element types, and the one trait through which the CPU reads and writes them.
+//! Element types, and the trait that converts them to and from f32.
 
 use crate::{
     float8::{E4m3, E5m2},
@@ -16,9 +16,9 @@ pub enum Dtype {
     F16,
     /// bfloat16: the upper half of an f32.
     Bf16,
-    /// 8 bits, 4 of them exponent, 3 mantissa; see [`E4m3`]. For KV caches only.
+    /// 8-bit float with 4 exponent and 3 mantissa bits; see [`E4m3`]. For KV caches only.
     E4m3,
-    /// 8 bits, 5 of them exponent, 2 mantissa; see [`E5m2`]. For KV caches only.
+    /// 8-bit float with 5 exponent and 2 mantissa bits; see [`E5m2`]. For KV caches only.
     E5m2,
     /// Integers in -128..=127. For KV caches only.
     I8,
@@ -34,7 +34,7 @@ impl Dtype {
         }
     }
 
-    /// The largest finite value whose negative the type has too; a KV cache's scale is what it stands for, divided by it.
+    /// The largest finite value whose negative is representable too. A KV scale is the amplitude of the data divided by it.
     pub const fn max(self) -> f32 {
         match self {
             Self::F32 => f32::MAX,
@@ -46,7 +46,7 @@ impl Dtype {
         }
     }
 
-    /// Whether only KV caches are stored in it: no operator takes or gives activations or weights of this type.
+    /// Whether the type is restricted to KV caches: no operator reads or writes activations or weights of this type.
     pub const fn is_cache_only(self) -> bool {
         self.size() == 1
     }
@@ -67,20 +67,20 @@ impl fmt::Display for Dtype {
 
 /// A Rust type that is a [`Dtype`]: converts to f32 exactly and from f32 by rounding to nearest even.
 ///
-/// Beyond the range, the 16-bit types round to infinity, while the 8-bit ones saturate: the largest value of that sign
-/// stands for all that is larger, infinity included. NaN stays NaN, but `i8` has none and takes 0 for it.
+/// Out of range, the 16-bit types round to infinity and the 8-bit types saturate: larger values, infinity included, become
+/// the largest value of that sign. NaN stays NaN, except that `i8` converts it to 0.
 ///
-/// Sealed by [`Data`]: a new element type is added there and here.
+/// Sealed by [`Data`]: a new element type needs a variant there and an impl here.
 pub trait Element: Copy + Default + Send + Sync + fmt::Debug + 'static {
     /// The matching [`Dtype`].
     const DTYPE: Dtype;
     /// The exact value.
     fn to_f32(self) -> f32;
-    /// The nearest representable value, ties to even; see the trait for what is out of range.
+    /// The nearest representable value, ties to even; see the trait for out-of-range values.
     fn from_f32(value: f32) -> Self;
-    /// The elements of a view, if they are of this type.
+    /// The elements of a view of this type; `None` for another type.
     fn slice(data: Data<'_>) -> Option<&[Self]>;
-    /// The elements of a view, if they are of this type.
+    /// The elements of a view of this type; `None` for another type.
     fn slice_mut(data: DataMut<'_>) -> Option<&mut [Self]>;
 }
 
@@ -106,8 +106,7 @@ macro_rules! element {
     };
 }
 
-/// The nearest bf16, the even one of two, as `bf16::from_f32` has it, without its branches: a loop of it becomes vector
-/// instructions.
+/// Equals `bf16::from_f32` (round to nearest even), without its branches, so that loops over it vectorize.
 #[inline(always)]
 fn bf16_from_f32(value: f32) -> bf16 {
     let bits = value.to_bits();

@@ -1,10 +1,10 @@
-//! What is wrong with a call, in the caller's words: operator, argument, value, what was expected.
+//! Errors: operator, argument, value and expectation.
 
 use std::{borrow::Cow, fmt};
 
-/// Why a call was refused.
+/// A rejected call.
 ///
-/// Opaque, so that it can grow. Its text always reads `operator: what is wrong`, for example
+/// Opaque, so that fields can be added. Its text always reads `operator: message`, for example
 /// `attention.plan: request 3: last_page_len = 17 is not in 1..=16`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error {
@@ -22,12 +22,12 @@ impl Error {
         Self { operator: operator.into(), message: message.into() }
     }
 
-    /// The operator that refused, for example `attention.plan`.
+    /// The operator that rejected the call, for example `attention.plan`.
     pub fn operator(&self) -> &str {
         &self.operator
     }
 
-    /// What was wrong, without the operator.
+    /// The message without the operator.
     pub fn message(&self) -> &str {
         &self.message
     }

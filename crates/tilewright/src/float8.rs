@@ -1,16 +1,16 @@
-//! The two 8-bit floating-point types of KV caches: sign, exponent, mantissa, as their names count the bits.
+//! The two 8-bit floating-point types of KV caches: sign, exponent and mantissa bits as in their names.
 //!
-//! | | exponent, mantissa | largest | least above 0 | infinity | NaN |
+//! | | exponent, mantissa | maximum | minimum above 0 | infinity | NaN |
 //! |---|---|---|---|---|---|
 //! | [`E4m3`] | 4, 3, bias 7 | 448 | 2^-9 | none | `0x7f`, `0xff` |
 //! | [`E5m2`] | 5, 2, bias 15 | 57344 | 2^-16 | `0x7c`, `0xfc` | `0x7d..=0x7f`, `0xfd..=0xff` |
 //!
 //! Source: Micikevicius et al., "FP8 formats for deep learning" (2022), and the OCP 8-bit floating point
-//! specification; [`E4m3`] is what PyTorch calls `float8_e4m3fn`.
+//! specification; [`E4m3`] is PyTorch's `float8_e4m3fn`.
 //!
-//! Conversion from f32 rounds to nearest even and **saturates**: everything beyond the largest value, infinity
-//! included, becomes the largest value of its sign, as CUDA's `__NV_SATFINITE` does for caches. (PyTorch's `.to()`
-//! makes NaN or infinity of it instead.) NaN stays NaN.
+//! Conversion from f32 rounds to nearest even and **saturates**: out-of-range values, infinity included, become the
+//! largest value of their sign, as with CUDA's `__NV_SATFINITE`. (PyTorch's `.to()` returns NaN or infinity
+//! instead.) NaN stays NaN.
 
 use std::{cmp::Ordering, fmt};
 
@@ -35,7 +35,7 @@ macro_rules! float8 {
                 self.0
             }
 
-            /// The nearest value, ties to even; beyond [`Self::MAX`] that value, NaN for NaN.
+            /// The nearest value, ties to even; saturates at [`Self::MAX`]; NaN stays NaN.
             #[inline(always)]
             pub fn from_f32(value: f32) -> Self {
                 Self(round(value, $bias, $mantissa, $max))
@@ -46,12 +46,12 @@ macro_rules! float8 {
                 self.to_f32().is_nan()
             }
 
-            /// Bytes as values of this type, without a copy.
+            /// Reinterprets bytes as values of this type, without a copy.
             pub fn slice_from_bits(bits: &[u8]) -> &[Self] {
                 bytemuck::cast_slice(bits)
             }
 
-            /// Bytes as values of this type, without a copy, to write into.
+            /// Reinterprets mutable bytes as values of this type, without a copy.
             pub fn slice_from_bits_mut(bits: &mut [u8]) -> &mut [Self] {
                 bytemuck::cast_slice_mut(bits)
             }
@@ -63,7 +63,7 @@ macro_rules! float8 {
             }
         }
 
-        /// By value, as floats compare: NaN equals nothing, -0 equals 0.
+        /// Compares as floats: NaN equals nothing, -0 equals 0.
         impl PartialEq for $T {
             fn eq(&self, other: &Self) -> bool {
                 self.to_f32() == other.to_f32()
@@ -106,7 +106,7 @@ impl E4m3 {
         let (sign, magnitude) = ((self.0 & 0x80) as u32, (self.0 & 0x7f) as u32);
         let value = match magnitude {
             0x7f => f32::NAN,
-            // subnormal: multiples of 2^-9, which are normal in f32
+            // subnormals are multiples of 2^-9, which f32 represents as normal numbers
             0..8 => magnitude as f32 * (1.0 / 512.0),
             _ => f32::from_bits((magnitude << 20) + ((127 - 7) << 23)),
         };
@@ -122,7 +122,7 @@ impl E5m2 {
     }
 }
 
-/// `value` rounded to nearest even in a format of 8 bits, `max` for all that is beyond it.
+/// Rounds `value` to nearest even in an 8-bit format and saturates at `max`.
 #[inline(always)]
 fn round(value: f32, bias: u32, mantissa: u32, max: u32) -> u8 {
     let sign = (value.to_bits() >> 24) as u8 & 0x80;
@@ -132,7 +132,7 @@ fn round(value: f32, bias: u32, mantissa: u32, max: u32) -> u8 {
     let bits = value.abs().to_bits();
     let least_normal = (128 - bias) << 23;
     let magnitude = if bits < least_normal {
-        // In 2^23 · quantum one step of f32 is one quantum, the distance between subnormal numbers: the addition rounds.
+        // At 2^23 · quantum the f32 spacing is one quantum (the subnormal spacing), so the addition rounds.
         let base = f32::from_bits((127 + 24 - bias - mantissa) << 23);
         (value.abs() + base).to_bits() & 0xff
     } else {

@@ -1,6 +1,6 @@
-//! Rows of a table by their numbers: the embedding of tokens, and the rows of a batch whose logits are wanted.
+//! Row gather: token embedding, and selection of the rows that need logits.
 //!
-//! `out[i] = table[ids[i]]`, each element rounded to the dtype of `out`, to nearest even.
+//! `out[i] = table[ids[i]]`, each element rounded to nearest even in the dtype of `out`.
 
 use crate::{
     Backend, Error, Result, View, ViewMut,
@@ -8,13 +8,13 @@ use crate::{
     tensor::{Indices, check_computable, check_shape},
 };
 
-/// Copies row `ids[i]` of `table` to row `i` of `out`, for every `i`.
+/// Copies row `ids[i]` of `table` to row `i` of `out`.
 ///
-/// `table`: `[rows, width]`, `out`: `[ids, width]`, each f32, f16 or bf16 and with stride 1 along the last axis; the two need not
-/// be of one dtype. `ids` on the host are checked; those of a device are not looked at, so whoever put them there has to have.
+/// `table`: `[rows, width]`, `out`: `[ids, width]`, each f32, f16 or bf16 with stride 1 along the last axis; the dtypes may
+/// differ. `ids` on the host are checked; the caller guarantees that ids on a device are in range.
 ///
 /// # Errors
-/// When a shape, dtype or stride is not as above, or an id is not the number of a row. Nothing was written then.
+/// When a shape, dtype or stride is not as above, or an id is out of range. Nothing is written then.
 pub fn gather_rows<'a, B: Backend + ?Sized>(
     backend: &B,
     table: View<'_>,

@@ -1,4 +1,4 @@
-//! Matrix multiplication with weights as checkpoints store them.
+//! Linear layer: matrix multiplication with row-major `[out_features, in_features]` weights.
 
 use crate::{
     Backend, Dtype, Result, View, ViewMut,
@@ -8,8 +8,8 @@ use crate::{
 /// `out = x · weightᵀ + bias`, accumulated in f32.
 ///
 /// `x`: `[rows, in_features]`; `weight`: `[out_features, in_features]`, contiguous; `bias`: `[out_features]`, contiguous; each f32,
-/// f16 or bf16; `out`: `[rows, out_features]` of the dtype of `x`, to which sums are rounded once, or f32. A row of `out` has the
-/// same bits whatever other rows are there; a backend for which that holds only as long as there are as many of them says so.
+/// f16 or bf16; `out`: `[rows, out_features]`, f32 or the dtype of `x`, rounded once. A row of `out` has the same bits for any
+/// other rows in the batch. A backend that guarantees this only for a fixed number of rows documents it.
 ///
 /// # Errors
 /// When a shape, dtype or stride is not as above.

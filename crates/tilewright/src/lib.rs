@@ -1,17 +1,17 @@
 //! Attention for LLM inference: plan and run over ragged and paged KV, and the operators around it.
 //!
-//! An operator is made once for a [`Problem`], plans each step's [`Batch`], and runs each layer; the README has the
-//! example that is copied most.
+//! An operator is constructed once per [`Problem`], plans each step's [`Batch`] and runs once per layer. The README shows
+//! the typical call sequence.
 //!
 //! | | |
 //! |---|---|
 //! | [`attention`] | `Problem`, `Batch`, `Plan`, the schedule, the state and its merge |
-//! | [`kv`] | page tables, layouts, scales, appending and quantising |
-//! | [`sampling`] | edits of logits, temperature and filters, drawing with a seed per request, speculation, logprobs |
-//! | [`norm`], [`rope`], [`activation`], [`gemm`], [`gather`] | the rest of a decoder layer |
-//! | [`cpu`] | the backend: what executes all this without a GPU |
-//! | [`mod@reference`] | the oracle: the same in f64, from the definitions |
-//! | [`tensor`] | the arguments of operators |
+//! | [`kv`] | page tables, layouts, scales, append and quantization |
+//! | [`sampling`] | logit edits, temperature and filters, seeded sampling per request, speculative decoding, logprobs |
+//! | [`norm`], [`rope`], [`activation`], [`gemm`], [`gather`] | the other operators of a decoder layer |
+//! | [`cpu`] | the CPU backend |
+//! | [`mod@reference`] | the f64 oracle |
+//! | [`tensor`] | tensor views and buffers |
 
 pub mod activation;
 pub mod attention;
@@ -32,7 +32,7 @@ pub mod sampling;
 pub mod tensor;
 
 pub use attention::{Attention, Batch, HeadDim, Heads, Mask, Output, Plan, Problem, Workspace};
-pub use backend::{Backend, Opaque, Recorded};
+pub use backend::{Backend, Opaque, RecordedGraph};
 pub use cpu::Cpu;
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};

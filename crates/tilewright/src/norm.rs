@@ -1,7 +1,7 @@
-//! RMSNorm, alone or with the residual addition before it.
+//! RMSNorm, optionally fused with the preceding residual addition.
 //!
 //! `y = x · rsqrt(mean(x²) + eps) · (offset + weight)` over the last axis (Zhang and Sennrich 2019), computed in
-//! f32 and rounded once. The last axis is `hidden` for a layer's norm and `head_dim` for a norm per head.
+//! f32 and rounded once. The last axis is `hidden` for a layer norm and `head_dim` for a per-head norm.
 
 use crate::{
     Backend, Dtype, Element, Result, View, ViewMut,
@@ -10,7 +10,7 @@ use crate::{
     with_dtype,
 };
 
-/// The weight of a norm: `[hidden]` f32, f16 or bf16, of any stride, and what is added to each of its elements.
+/// The weight of a norm: `[hidden]` f32, f16 or bf16 of any stride, and an offset that is added to each element.
 #[derive(Debug, Clone, Copy)]
 pub struct NormWeight<'a> {
     weight: View<'a>,
@@ -23,7 +23,7 @@ impl<'a> NormWeight<'a> {
         Self { weight, offset: 0.0 }
     }
 
-    /// A weight that is stored less one (Gemma): the norm multiplies by `1 + weight`, summed in f32.
+    /// A weight stored minus one (Gemma): the norm multiplies by `1 + weight`, summed in f32.
     pub fn gemma(weight: View<'a>) -> Self {
         Self { weight, offset: 1.0 }
     }
@@ -33,7 +33,7 @@ impl<'a> NormWeight<'a> {
         self.weight
     }
 
-    /// What is added to each of its elements.
+    /// The offset that is added to each element.
     pub fn offset(&self) -> f32 {
         self.offset
     }
@@ -54,11 +54,11 @@ impl<'a> From<View<'a>> for NormWeight<'a> {
     }
 }
 
-/// RMSNorm of every row of `x` into `out`.
+/// Writes the RMSNorm of each row of `x` to `out`.
 ///
-/// `x`: `[rows, hidden]` or `[tokens, heads, head_dim]`; `out`: the same shape; each f32, f16 or bf16, of one dtype or two, and both
-/// with stride 1 along the last axis. `eps` is added to the mean of the squares (1e-6 or 1e-5 in published models). A row with NaN
-/// becomes NaN.
+/// `x`: `[rows, hidden]` or `[tokens, heads, head_dim]`; `out`: the same shape; each f32, f16 or bf16 with stride 1 along the
+/// last axis; the dtypes may differ. `eps` is added to the mean of the squares (1e-6 or 1e-5 in published models). A row with
+/// NaN becomes NaN.
 ///
 /// # Errors
 /// When shapes or dtypes disagree, a last axis is not dense, or `eps` is negative or not finite.
@@ -72,11 +72,11 @@ pub fn rmsnorm<'a, B: Backend + ?Sized>(
     const OPERATOR: &str = "norm.rmsnorm";
     let weight = weight.into();
     check_norm(OPERATOR, &x, &weight, eps)?;
-    check_like(OPERATOR, "out", &out, &x)?;
+    check_same_shape(OPERATOR, "out", &out, &x)?;
     backend.rmsnorm(x, &weight, eps, out)
 }
 
-/// [`rmsnorm`] that overwrites `x`, as for the queries and keys of a norm per head.
+/// In-place [`rmsnorm`], for example the per-head norm of queries and keys.
 ///
 /// # Errors
 /// As for [`rmsnorm`].
@@ -91,10 +91,10 @@ pub fn rmsnorm_in_place<'a, B: Backend + ?Sized>(
     backend.rmsnorm_in_place(x, &weight, eps)
 }
 
-/// Adds `x` to `residual` and overwrites `x` by the RMSNorm of the sum.
+/// Adds `x` to `residual` and overwrites `x` with the RMSNorm of the sum.
 ///
-/// The sum stays in f32 for the variance and for the output; `residual` receives it rounded to its dtype. Shapes
-/// and dtypes as for [`rmsnorm`], `residual` like `x`, and of the same dtype. [`add_rmsnorm`] keeps the sums exact to f32.
+/// The f32 sum is used for the variance and the output; `residual` receives it rounded to its dtype. Shapes and dtypes as
+/// for [`rmsnorm`]; `residual` has the shape and dtype of `x`. [`add_rmsnorm`] keeps the residual in f32.
 ///
 /// # Errors
 /// As for [`rmsnorm`].
@@ -108,13 +108,13 @@ pub fn fused_add_rmsnorm<'a, B: Backend + ?Sized>(
     const OPERATOR: &str = "norm.fused_add_rmsnorm";
     let weight = weight.into();
     check_norm(OPERATOR, &x.as_view(), &weight, eps)?;
-    check_like(OPERATOR, "residual", &residual, &x.as_view())?;
+    check_same_shape(OPERATOR, "residual", &residual, &x.as_view())?;
     check_dtype(OPERATOR, "residual", residual.dtype(), x.dtype())?;
     backend.fused_add_rmsnorm(x, residual, &weight, eps)
 }
 
-/// Adds `x` to a `residual` in f32, and writes the RMSNorm of the sum to `out`: the sums that layers add up are never rounded to 16
-/// bits, only what the next product reads is.
+/// Adds `x` to an f32 `residual` and writes the RMSNorm of the sum to `out`. The residual stream is never rounded to 16 bits;
+/// only the input of the next GEMM is.
 ///
 /// `x`, `out`: shapes and dtypes as for [`rmsnorm`]; `residual`: like `x`, but f32.
 ///
@@ -130,9 +130,9 @@ pub fn add_rmsnorm<'a, B: Backend + ?Sized>(
     const OPERATOR: &str = "norm.add_rmsnorm";
     let weight = weight.into();
     check_norm(OPERATOR, &x, &weight, eps)?;
-    check_like(OPERATOR, "residual", &residual, &x)?;
+    check_same_shape(OPERATOR, "residual", &residual, &x)?;
     check_dtype(OPERATOR, "residual", residual.dtype(), Dtype::F32)?;
-    check_like(OPERATOR, "out", &out, &x)?;
+    check_same_shape(OPERATOR, "out", &out, &x)?;
     backend.add_rmsnorm(x, residual, (&weight, eps), out)
 }
 
@@ -152,8 +152,8 @@ fn check_norm(operator: &'static str, x: &View<'_>, weight: &NormWeight<'_>, eps
     Ok(())
 }
 
-/// Refuses what has not the shape of `x`, or nothing that can be computed with.
-fn check_like(operator: &'static str, argument: &str, other: &ViewMut<'_>, x: &View<'_>) -> Result<()> {
+/// Rejects a tensor that differs from `x` in shape, is cache-only in dtype, or has no dense last axis.
+fn check_same_shape(operator: &'static str, argument: &str, other: &ViewMut<'_>, x: &View<'_>) -> Result<()> {
     let layout = if x.shape().len() == 2 { "[rows, hidden]" } else { "[tokens, heads, head_dim]" };
     check_shape(operator, argument, (other.shape(), x.shape()), layout)?;
     check_computable(operator, argument, other.dtype())?;

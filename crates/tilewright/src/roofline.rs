@@ -1,37 +1,37 @@
-//! The two ceilings of a device: how fast it reads memory and how fast it multiplies.
+//! Roofline model: memory bandwidth and arithmetic throughput.
 
-/// What a device can do at best, measured on it; the base of every estimate.
+/// Measured peak rates of a device, the basis of every estimate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Roofline {
-    /// Bytes read from memory in a second, 10⁹ to the GB.
+    /// Memory read bandwidth in bytes per second.
     pub bytes_per_second: f64,
-    /// f32 multiplications and additions in a second.
+    /// f32 multiplications and additions per second.
     pub flops_per_second: f64,
 }
 
 impl Roofline {
-    /// Operations per byte at which both ceilings meet; below it memory bounds, above it arithmetic.
+    /// Arithmetic intensity (operations per byte) of the ridge point: work below it is memory-bound, above it compute-bound.
     pub fn ridge(&self) -> f64 {
         self.flops_per_second / self.bytes_per_second
     }
 
-    /// The least time for work that moves `bytes` and computes `flops`.
+    /// Lower bounds of the time for work that moves `bytes` and computes `flops`.
     pub fn estimate(&self, bytes: f64, flops: f64) -> Estimate {
         Estimate { memory: bytes / self.bytes_per_second, compute: flops / self.flops_per_second }
     }
 }
 
-/// How long some work takes at least on a device, and what sets that bound.
+/// Lower bounds of the time that some work takes on a device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
-    /// Seconds that the memory needs.
+    /// Seconds for the memory traffic.
     pub memory: f64,
-    /// Seconds that the arithmetic needs.
+    /// Seconds for the arithmetic.
     pub compute: f64,
 }
 
 impl Estimate {
-    /// The larger of the two.
+    /// The larger of both bounds.
     pub fn seconds(&self) -> f64 {
         self.memory.max(self.compute)
     }

@@ -1,10 +1,10 @@
-//! A tensor as rows: its last axis as slices, in row-major order of the leading axes.
+//! Row access: the last axis of a tensor as slices, in row-major order of the leading axes.
 //!
-//! Invariant: the last axis has stride 1, which [`check_rows`] makes sure of before a backend asks for rows.
+//! Invariant: the last axis has stride 1. [`check_rows`] verifies it before a backend requests rows.
 
 use crate::{Element, Result, View, ViewMut};
 
-/// Refuses a tensor argument whose last axis is not dense; `geometry` is its shape and strides.
+/// Rejects a tensor argument whose last axis is not dense; `geometry` is its shape and strides.
 pub(crate) fn check_rows(
     operator: &'static str,
     argument: &str,
@@ -44,7 +44,7 @@ impl<'a, T: Element> Rows<'a, T> {
     }
 }
 
-/// All rows of a view that is written, in row-major order of the leading axes; none if any extent is 0.
+/// All rows of a mutable view, in row-major order of the leading axes; empty if any extent is 0.
 pub(crate) fn rows_mut<T: Element>(view: ViewMut<'_>) -> Vec<&mut [T]> {
     let (shape, strides) = (view.shape().to_vec(), view.strides().to_vec());
     if shape.contains(&0) {
@@ -55,8 +55,8 @@ pub(crate) fn rows_mut<T: Element>(view: ViewMut<'_>) -> Vec<&mut [T]> {
         .filter(|&axis| shape[axis] > 1)
         .map(|axis| (strides[axis], shape[axis], shape[axis + 1..leading].iter().product()))
         .collect();
-    // From the widest step to the narrowest: a `ViewMut` guarantees that each steps over all that the
-    // narrower ones span, so chunks of one stride hold everything of one index.
+    // In descending stride order: a `ViewMut` guarantees that each stride is at least the span of all smaller
+    // axes, so a chunk of one stride contains all elements of one index.
     axes.sort_unstable_by(|a, b| b.cmp(a));
     let data = view.into_slice().expect("the caller dispatched on the dtype");
     let mut rows = vec![(0, data)];
@@ -73,7 +73,7 @@ pub(crate) fn rows_mut<T: Element>(view: ViewMut<'_>) -> Vec<&mut [T]> {
     rows.into_iter().map(|(_, data)| &mut data[..shape[leading]]).collect()
 }
 
-/// Replaces the contents of `wide` by the exact values of `row`.
+/// Converts `row` to f32 and replaces the contents of `wide`.
 pub(crate) fn widen<T: Element>(row: &[T], wide: &mut Vec<f32>) {
     wide.clear();
     wide.extend(row.iter().map(|value| value.to_f32()));

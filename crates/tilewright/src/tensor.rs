@@ -1,7 +1,7 @@
-//! Tensor arguments: views of memory that the caller owns, with shape, strides and dtype.
+//! Tensor views of caller-owned memory, with shape, strides and dtype.
 //!
-//! A view never owns and never allocates. Shapes and strides are in elements; strides may be anything that
-//! stays inside the memory, so slices of fused projections (`q` inside `qkv`) are passed as they are.
+//! A view never owns memory and never allocates. Shapes and strides are in elements. Any strides that stay within the
+//! memory are valid, so slices of fused projections (`q` inside `qkv`) need no copy.
 
 mod buffer;
 mod copy;
@@ -42,7 +42,7 @@ impl Dims {
         let mut step = 1;
         for axis in (0..shape.len()).rev() {
             strides.values[axis] = step;
-            // a shape with an extent of 0, or strides of 0, may span more than memory has
+            // a shape with an extent of 0 or strides of 0 may span more than the address space
             step = step.saturating_mul(shape[axis]);
         }
         strides
@@ -75,7 +75,7 @@ macro_rules! each_data {
     };
 }
 
-/// Borrowed elements of one of the dtypes.
+/// A borrowed slice of one of the dtypes.
 #[derive(Debug, Clone, Copy)]
 pub enum Data<'a> {
     /// f32
@@ -93,12 +93,12 @@ pub enum Data<'a> {
 }
 
 impl<'a> Data<'a> {
-    /// The elements as they lie in memory, in the machine's order of bytes.
+    /// The elements as bytes, in native byte order.
     pub fn bytes(self) -> &'a [u8] {
         each_data!(self, Self, s => bytemuck::cast_slice(s))
     }
 
-    /// All but the first `count` elements; none when there are not that many.
+    /// All but the first `count` elements; empty when there are fewer.
     pub(crate) fn skip(self, count: usize) -> Self {
         match self {
             Self::F32(s) => Self::F32(s.get(count..).unwrap_or_default()),
@@ -110,13 +110,13 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// The first `count` elements; all when there are not that many.
+    /// The first `count` elements; all when there are fewer.
     fn take(self, count: usize) -> Self {
         each_data!(self, Self, s => (&s[..count.min(s.len())]).into())
     }
 }
 
-/// Mutably borrowed elements of one of the dtypes.
+/// A mutably borrowed slice of one of the dtypes.
 #[derive(Debug)]
 pub enum DataMut<'a> {
     /// f32
@@ -134,17 +134,17 @@ pub enum DataMut<'a> {
 }
 
 impl<'a> DataMut<'a> {
-    /// The elements as they lie in memory, in the machine's order of bytes.
+    /// The elements as bytes, in native byte order.
     pub fn into_bytes(self) -> &'a mut [u8] {
         each_data!(self, Self, s => bytemuck::cast_slice_mut(s))
     }
 
-    /// All but the first `count` elements; none when there are not that many.
+    /// All but the first `count` elements; empty when there are fewer.
     fn skip(self, count: usize) -> Self {
         each_data!(self, Self, s => s.get_mut(count..).unwrap_or_default().into())
     }
 
-    /// The first `count` elements, which are there.
+    /// The first `count` elements, which must exist.
     fn take(self, count: usize) -> Self {
         each_data!(self, Self, s => (&mut s[..count]).into())
     }
@@ -205,16 +205,16 @@ views_of!(f32, F32; f16, F16; bf16, Bf16; E4m3, E4m3; E5m2, E5m2; i8, I8);
 /// A read-only tensor argument: elements, shape and strides.
 #[derive(Clone, Copy)]
 pub struct View<'a> {
-    /// The elements; none where they are on a device.
+    /// The elements; empty for device memory.
     data: Data<'a>,
     device: Option<DeviceAddress>,
     shape: Dims,
     strides: Dims,
 }
 
-/// A tensor argument that is written.
+/// A writable tensor argument.
 pub struct ViewMut<'a> {
-    /// The elements; none where they are on a device.
+    /// The elements; empty for device memory.
     data: DataMut<'a>,
     device: Option<DeviceAddress>,
     shape: Dims,
@@ -222,10 +222,10 @@ pub struct ViewMut<'a> {
 }
 
 impl<'a> View<'a> {
-    /// A row-major view of the whole of `data`.
+    /// A row-major view of all of `data`.
     ///
     /// # Errors
-    /// When the product of `shape` is not the number of elements, or its rank is above [`MAX_RANK`].
+    /// When the product of `shape` differs from the number of elements, or the rank is above [`MAX_RANK`].
     pub fn new(data: impl Into<Data<'a>>, shape: &[usize]) -> Result<Self> {
         let data = data.into();
         let len = each_data!(data, Data, s => s.len());
@@ -244,26 +244,26 @@ impl<'a> View<'a> {
         Ok(Self { data, device: None, shape, strides })
     }
 
-    /// Rows `[rows, dim]` as `[rows, 1, dim]`.
+    /// Reshapes `[rows, dim]` to `[rows, 1, dim]`.
     pub(crate) fn with_single_head(self) -> Self {
         let (shape, strides) = ([self.shape[0], 1, self.shape[1]], [self.strides[0], 0, self.strides[1]]);
         Self { shape: Dims::new(&shape), strides: Dims::new(&strides), ..self }
     }
 
-    /// The elements as a typed slice, in memory order (strides apply); none of a device's.
+    /// The elements as a typed slice, in memory order (strides apply); empty for device memory.
     pub fn as_slice<T: Element>(&self) -> Option<&'a [T]> {
         T::slice(self.data)
     }
 
-    /// The elements, in memory order (strides apply); none of a device's.
+    /// The elements, in memory order (strides apply); empty for device memory.
     pub fn data(&self) -> Data<'a> {
         self.data
     }
 
-    /// The value at `index`, exactly.
+    /// The exact value at `index`.
     ///
     /// # Panics
-    /// When `index` is outside the shape, or the view is of a device. For tests and oracles; operators check first.
+    /// When `index` is out of bounds, or the view is on a device. For tests and oracles; operators check first.
     pub fn at(&self, index: &[usize]) -> f32 {
         let at = offset(&self.shape, &self.strides, index);
         each_data!(self.data, Data, s => s[at].to_f32())
@@ -271,10 +271,10 @@ impl<'a> View<'a> {
 }
 
 impl<'a> ViewMut<'a> {
-    /// A row-major view of the whole of `data`.
+    /// A row-major view of all of `data`.
     ///
     /// # Errors
-    /// When the product of `shape` is not the number of elements, or its rank is above [`MAX_RANK`].
+    /// When the product of `shape` differs from the number of elements, or the rank is above [`MAX_RANK`].
     pub fn new(data: impl Into<DataMut<'a>>, shape: &[usize]) -> Result<Self> {
         let data = data.into();
         let len = each_data!(&data, DataMut, s => s.len());
@@ -285,7 +285,7 @@ impl<'a> ViewMut<'a> {
     /// A view with explicit strides, in elements.
     ///
     /// # Errors
-    /// When an index inside `shape` would fall outside `data`, or two indices would name one element.
+    /// When an index inside `shape` would fall outside `data`, or two indices would alias one element.
     pub fn strided(data: impl Into<DataMut<'a>>, shape: &[usize], strides: &[usize]) -> Result<Self> {
         let data = data.into();
         let len = each_data!(&data, DataMut, s => s.len());
@@ -294,21 +294,21 @@ impl<'a> ViewMut<'a> {
         Ok(Self { data, device: None, shape, strides })
     }
 
-    /// The elements as a typed slice, in memory order (strides apply); none of a device's.
+    /// The elements as a typed slice, in memory order (strides apply); empty for device memory.
     pub fn as_slice<T: Element>(&mut self) -> Option<&mut [T]> {
         T::slice_mut(self.reborrow().data)
     }
 
-    /// Rounds `value` into the element at `index`.
+    /// Rounds `value` and stores it at `index`.
     ///
     /// # Panics
-    /// When `index` is outside the shape, or the view is of a device. For tests and small outputs; operators check first.
+    /// When `index` is out of bounds, or the view is on a device. For tests and small outputs; operators check first.
     pub fn set(&mut self, index: &[usize], value: f32) {
         let at = offset(&self.shape, &self.strides, index);
         each_data!(&mut self.data, DataMut, s => s[at] = Element::from_f32(value));
     }
 
-    /// The same view for a shorter time, so that it can be passed on and used again.
+    /// A view of the same memory with a shorter lifetime, so that it can be passed on and used again.
     pub fn reborrow(&mut self) -> ViewMut<'_> {
         let data = match &mut self.data {
             DataMut::F32(s) => DataMut::F32(s),
@@ -321,7 +321,7 @@ impl<'a> ViewMut<'a> {
         ViewMut { data, device: self.device, shape: self.shape, strides: self.strides }
     }
 
-    /// The same memory, read only.
+    /// A read-only view of the same memory.
     pub fn as_view(&self) -> View<'_> {
         let data = match &self.data {
             DataMut::F32(s) => Data::F32(s),
@@ -348,12 +348,12 @@ impl<'a> ViewMut<'a> {
 macro_rules! geometry {
     ($View:ident, $Enum:ident) => {
         impl $View<'_> {
-            /// Extents, in elements.
+            /// The extents, in elements.
             pub fn shape(&self) -> &[usize] {
                 &self.shape
             }
 
-            /// Distances between neighbours along each axis, in elements.
+            /// The distance between consecutive indices of each axis, in elements.
             pub fn strides(&self) -> &[usize] {
                 &self.strides
             }
@@ -383,7 +383,7 @@ macro_rules! geometry {
         impl fmt::Debug for $View<'_> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 write!(f, "{}{:?} strides {:?}", self.dtype(), self.shape, self.strides)?;
-                self.device.map_or(Ok(()), |place| write!(f, " on device {}", place.device))
+                self.device.map_or(Ok(()), |at| write!(f, " on device {}", at.device))
             }
         }
     };
@@ -428,11 +428,11 @@ fn strided(len: usize, shape: &[usize], strides: &[usize]) -> Result<(Dims, Dims
     Ok((Dims::new(shape), Dims::new(strides)))
 }
 
-/// Refuses strides under which two indices could name one element: sorted by stride, each axis must step over
-/// everything that the smaller ones span.
+/// Rejects aliasing strides: in ascending stride order, each stride must be at least the span of all smaller
+/// axes.
 fn unaliased(shape: &Dims, strides: &Dims) -> Result<()> {
     if shape.contains(&0) {
-        return Ok(()); // no index, and strides that need not lead anywhere
+        return Ok(()); // no index exists, so no two alias
     }
     let mut axes: Vec<(usize, usize)> =
         strides.iter().copied().zip(shape.iter().copied()).filter(|&(_, extent)| extent > 1).collect();
@@ -467,7 +467,7 @@ fn offset(shape: &Dims, strides: &Dims, index: &[usize]) -> usize {
     index.iter().zip(strides.iter()).map(|(i, s)| i * s).sum()
 }
 
-/// Refuses a tensor argument whose shape is not `expected`; `layout` spells the axes, as in
+/// Rejects a tensor argument whose shape is not `expected`; `layout` names the axes, as in
 /// `[tokens, heads, head_dim]`.
 pub(crate) fn check_shape(
     operator: &'static str,
@@ -481,7 +481,7 @@ pub(crate) fn check_shape(
     Err(Error::new(operator, format!("{argument} has shape {actual:?}, expected {layout} = {expected:?}")))
 }
 
-/// Refuses a tensor argument of another dtype.
+/// Rejects a tensor argument of another dtype.
 pub(crate) fn check_dtype(
     operator: &'static str,
     argument: &str,
@@ -492,7 +492,7 @@ pub(crate) fn check_dtype(
     Ok(())
 }
 
-/// Refuses a tensor argument of a dtype that only KV caches have.
+/// Rejects a tensor argument whose dtype is restricted to KV caches.
 pub(crate) fn check_computable(operator: &'static str, argument: &str, actual: Dtype) -> Result<()> {
     crate::ensure!(!actual.is_cache_only(), operator, "{argument} is {actual}, expected f32, f16 or bf16");
     Ok(())

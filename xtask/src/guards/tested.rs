@@ -8,7 +8,7 @@ use crate::{rust_source::code_only, tree::Tree};
 const PAGE: &str = "docs/checked-inputs.md";
 /// Where files of tests are.
 const TESTS: [&str; 5] = [
-    "crates/tilewright/tests/",
+    "crates/tilewright/tests/all/",
     "crates/tilewright-kernels/tests/all/",
     "crates/tilewright-cuda/tests/",
     "crates/tilewright-cuda/src/",
@@ -71,10 +71,10 @@ fn tree(names: &str) -> Tree {
     let case = "#[test]\nfn one() {}\nfn two() {}\ncrate::judge_backends!(\n    two,\n    three\n);\n// #[test] fn four() {}";
     Tree::of([
         (PAGE, format!("`big::…`, `cpu::` and `Self::new`\n| 1 | {names} |\n")),
-        ("crates/tilewright/tests/big/main.rs", "mod case;".to_owned()),
-        ("crates/tilewright/tests/big/case.rs", case.to_owned()),
-        ("crates/tilewright/tests/big/errors/mod.rs", "#[test] fn first() {}".to_owned()),
-        ("crates/tilewright/tests/small.rs", "#[test] fn alone() {}".to_owned()),
+        ("crates/tilewright/tests/all/big/mod.rs", "mod case;".to_owned()),
+        ("crates/tilewright/tests/all/big/case.rs", case.to_owned()),
+        ("crates/tilewright/tests/all/big/errors/mod.rs", "#[test] fn first() {}".to_owned()),
+        ("crates/tilewright/tests/all/small.rs", "#[test] fn alone() {}".to_owned()),
         ("crates/tilewright-cuda/tests/small.rs", "#[test] fn there() {}".to_owned()),
         ("crates/tilewright-cuda/src/room/place.rs", "#[test] fn inside() {}".to_owned()),
     ])

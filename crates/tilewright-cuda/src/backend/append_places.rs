@@ -33,7 +33,7 @@ pub(super) struct AppendPlaces {
 impl AppendPlaces {
     /// Where the arrays are.
     pub(super) fn place(&self) -> DeviceAddress {
-        self.memory.place()
+        self.memory.device_address()
     }
 
     /// The first `count` tokens, as the kernel takes them.

@@ -52,7 +52,7 @@ impl<M: Machine> Gpu<M> {
             longest = longest.max(packed.cast_unsigned());
             bounds.push(bounds[segment] + packed);
         }
-        let flags_at = self.check_place(OPERATOR, "flags", Some(flags.place()))?;
+        let flags_at = self.check_place(OPERATOR, "flags", Some(flags.device_address()))?;
         let out = self.allocate(bounds[bounds.len() - 1].max(1).cast_unsigned() as usize)?;
         if longest > 0 {
             let [indptr_at, bounds_at] =

@@ -44,7 +44,7 @@ pub(super) fn copy<M: Machine>(gpu: &Gpu<M>, from: View<'_>, to: ViewMut<'_>) ->
 
 pub(super) fn write_indices<M: Machine>(gpu: &Gpu<M>, from: &[i32], to: &mut IndexBuffer) -> Result<()> {
     const OPERATOR: &str = "tensor.write_indices";
-    let (len, place) = (to.len(), to.device().map(DeviceMemory::place));
+    let (len, place) = (to.len(), to.device().map(DeviceMemory::device_address));
     tilewright::ensure!(
         from.len() <= len,
         OPERATOR,

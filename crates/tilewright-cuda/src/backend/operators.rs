@@ -5,7 +5,7 @@ use super::{
 };
 use crate::machine::Machine;
 use tilewright::{
-    Backend, Dtype, Opaque, Recorded, Result, View, ViewMut, Workspace,
+    Backend, Dtype, Opaque, RecordedGraph, Result, View, ViewMut, Workspace,
     activation::Activation,
     attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
     kv::{AppendPlan, ScaleMut, Slots},
@@ -51,7 +51,7 @@ impl<M: Machine> Backend for Gpu<M> {
         memory::copy_pages(self, pages, copies)
     }
 
-    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn Recorded>>> {
+    fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn RecordedGraph>>> {
         self.machine.record(work)
     }
 

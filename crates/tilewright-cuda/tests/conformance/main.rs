@@ -11,16 +11,16 @@ macro_rules! judge_backends {
     ($($property:ident),+) => {
         mod simulated {
             $(#[test] fn $property() {
-                crate::judge::thin(crate::EVERY);
+                crate::judge::set_stride(crate::EVERY);
                 super::$property(&[crate::staged::simulated()]);
-                crate::judge::tell(concat!(module_path!(), "::", stringify!($property)));
+                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
             })+
         }
         mod gpu {
             $(#[test] fn $property() {
                 let Some(gpu) = crate::staged::gpu() else { return };
                 super::$property(&[gpu]);
-                crate::judge::tell(concat!(module_path!(), "::", stringify!($property)));
+                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
             })+
         }
     };
@@ -43,57 +43,57 @@ fn cpus(threads: usize) -> Vec<Cpu> {
     vec![Cpu::with_threads(threads)]
 }
 
-#[path = "../../../tilewright/tests/layers/activation.rs"]
+#[path = "../../../tilewright/tests/all/layers/activation.rs"]
 mod activation;
-#[path = "../../../tilewright/tests/arrays/mod.rs"]
+#[path = "../../../tilewright/tests/all/arrays.rs"]
 mod arrays;
-#[path = "../../../tilewright/tests/attention/block_sparse.rs"]
+#[path = "../../../tilewright/tests/all/attention/block_sparse.rs"]
 mod block_sparse;
-#[path = "../../../tilewright/tests/attention/cascade.rs"]
+#[path = "../../../tilewright/tests/all/attention/cascade.rs"]
 mod cascade;
-#[path = "../../../tilewright/tests/attention/conformance.rs"]
+#[path = "../../../tilewright/tests/all/attention/conformance.rs"]
 mod conformance;
-#[path = "../../../tilewright/tests/attention/edges.rs"]
+#[path = "../../../tilewright/tests/all/attention/edges.rs"]
 mod edges;
-#[path = "../../../tilewright/tests/attention/elements.rs"]
+#[path = "../../../tilewright/tests/all/elements.rs"]
 mod elements;
-#[path = "../../../tilewright/tests/attention/flashinfer.rs"]
+#[path = "../../../tilewright/tests/all/attention/flashinfer.rs"]
 mod flashinfer;
-#[path = "../../../tilewright/tests/attention/gemm.rs"]
+#[path = "../../../tilewright/tests/all/attention/gemm.rs"]
 mod gemm;
-#[path = "../../../tilewright/tests/attention/generator.rs"]
+#[path = "../../../tilewright/tests/all/generator.rs"]
 mod generator;
-#[path = "../../../tilewright/tests/attention/invariants.rs"]
+#[path = "../../../tilewright/tests/all/attention/invariants.rs"]
 mod invariants;
-#[path = "../../../tilewright/tests/attention/judge.rs"]
+#[path = "../../../tilewright/tests/all/judge.rs"]
 mod judge;
-#[path = "../../../tilewright/tests/attention/kv.rs"]
+#[path = "../../../tilewright/tests/all/attention/kv.rs"]
 mod kv;
-#[path = "../../../tilewright/tests/attention/lengths.rs"]
+#[path = "../../../tilewright/tests/all/attention/lengths.rs"]
 mod lengths;
-#[path = "../../../tilewright/tests/attention/low_precision.rs"]
+#[path = "../../../tilewright/tests/all/attention/low_precision.rs"]
 mod low_precision;
-#[path = "../../../tilewright/tests/attention/masks.rs"]
+#[path = "../../../tilewright/tests/all/attention/masks.rs"]
 mod masks;
-#[path = "../../../tilewright/tests/attention/merge.rs"]
+#[path = "../../../tilewright/tests/all/attention/merge.rs"]
 mod merge;
-#[path = "../../../tilewright/tests/layers/norm.rs"]
+#[path = "../../../tilewright/tests/all/layers/norm.rs"]
 mod norm;
-#[path = "../../../tilewright/tests/attention/parts.rs"]
+#[path = "../../../tilewright/tests/all/attention/parts.rs"]
 mod parts;
-#[path = "../../../tilewright/tests/attention/quantise.rs"]
+#[path = "../../../tilewright/tests/all/attention/quantise.rs"]
 mod quantise;
-#[path = "../../../tilewright/tests/layers/rope.rs"]
+#[path = "../../../tilewright/tests/all/layers/rope.rs"]
 mod rope;
-#[path = "../../../tilewright/tests/attention/run.rs"]
+#[path = "../../../tilewright/tests/all/run.rs"]
 mod run;
-#[path = "../../../tilewright/tests/attention/sample.rs"]
+#[path = "../../../tilewright/tests/all/sample.rs"]
 mod sample;
-#[path = "../../../tilewright/tests/attention/scales.rs"]
+#[path = "../../../tilewright/tests/all/attention/scales.rs"]
 mod scales;
-#[path = "../../../tilewright/tests/attention/storage.rs"]
+#[path = "../../../tilewright/tests/all/storage.rs"]
 mod storage;
-#[path = "../../../tilewright/tests/attention/strides.rs"]
+#[path = "../../../tilewright/tests/all/attention/strides.rs"]
 mod strides;
-#[path = "../../../tilewright/tests/attention/variants.rs"]
+#[path = "../../../tilewright/tests/all/attention/variants.rs"]
 mod variants;

@@ -7,7 +7,7 @@ macro_rules! judge_backends {
     ($($property:ident),+ $(,)?) => {
         mod simulated {
             $(#[test] fn $property() {
-                crate::judge::thin(crate::EVERY);
+                crate::judge::set_stride(crate::EVERY);
                 super::$property(&[crate::staged::simulated()]);
             })+
         }
@@ -32,34 +32,34 @@ mod judge {
         static EVERY: Cell<usize> = const { Cell::new(1) };
     }
 
-    /// Has properties of this thread run each `every`th of their cases.
-    pub(crate) fn thin(every: usize) {
-        EVERY.set(every);
+    /// Has properties of this thread run each `stride`-th of their cases.
+    pub(crate) fn set_stride(stride: usize) {
+        EVERY.set(stride);
     }
 
     /// Which share of a property's cases is wanted: each so-manieth.
-    pub(crate) fn every() -> usize {
+    pub(crate) fn stride() -> usize {
         EVERY.get()
     }
 }
 
-#[path = "../../../tilewright/tests/arrays/mod.rs"]
+#[path = "../../../tilewright/tests/all/arrays.rs"]
 mod arrays;
-#[path = "../../../tilewright/tests/chi_square/mod.rs"]
+#[path = "../../../tilewright/tests/all/chi_square.rs"]
 mod chi_square;
-#[path = "../../../tilewright/tests/sampling/distribution.rs"]
+#[path = "../../../tilewright/tests/all/sampling/distribution.rs"]
 mod distribution;
-#[path = "../../../tilewright/tests/sampling/edits.rs"]
+#[path = "../../../tilewright/tests/all/sampling/edits.rs"]
 mod edits;
-#[path = "../../../tilewright/tests/sampling/filters.rs"]
+#[path = "../../../tilewright/tests/all/sampling/filters.rs"]
 mod filters;
-#[path = "../../../tilewright/tests/sampling/pipeline.rs"]
+#[path = "../../../tilewright/tests/all/sampling/pipeline.rs"]
 mod pipeline;
-#[path = "../../../tilewright/tests/sampling/speculative.rs"]
+#[path = "../../../tilewright/tests/all/sampling/speculative.rs"]
 mod speculative;
-#[path = "../../../tilewright/tests/sampling/speculative_distribution.rs"]
+#[path = "../../../tilewright/tests/all/sampling/speculative_distribution.rs"]
 mod speculative_distribution;
 #[path = "../conformance/staged.rs"]
 mod staged;
-#[path = "../../../tilewright/tests/sampling/top.rs"]
+#[path = "../../../tilewright/tests/all/sampling/top.rs"]
 mod top;

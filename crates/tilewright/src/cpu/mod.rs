@@ -296,7 +296,7 @@ impl Backend for Cpu {
 fn check_attention_on_host(operator: &'static str, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
     let optional = |view: Option<View<'_>>| view.and_then(|view| view.device());
     let lse = out.lse.as_ref().and_then(ViewMut::device);
-    let workspace = out.workspace.device().map(DeviceMemory::place);
+    let workspace = out.workspace.device().map(DeviceMemory::device_address);
     let devices = [
         ("q", inputs.q.0.device()),
         ("q.pe", optional(inputs.q.1)),

@@ -15,12 +15,12 @@ pub fn act_and_mul(activation: Activation, gate: f64, factor: f64) -> f64 {
     activated * factor
 }
 
-/// `1 + tanh(u)`, for negative `u` without the cancellation.
+/// `1 + tanh(u)`, without cancellation for negative `u`.
 fn one_plus_tanh(u: f64) -> f64 {
     if u < 0.0 { 2.0 * (2.0 * u).exp() / ((2.0 * u).exp() + 1.0) } else { 1.0 + u.tanh() }
 }
 
-/// The distribution function of the standard normal distribution.
+/// The CDF of the standard normal distribution.
 fn normal_distribution(x: f64) -> f64 {
     let tail = erfc(x.abs() / SQRT_2) / 2.0;
     if x < 0.0 { tail } else { 1.0 - tail }

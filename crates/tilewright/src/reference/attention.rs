@@ -1,20 +1,20 @@
-//! Attention of one request in f64, straight from the definition, and the merge of attention states.
+//! f64 attention of one request, from the definition, and the merge of attention states.
 //!
-//! For query row `i`, query head `h`, its KV head `g = h / (qo_heads / kv_heads)`, over the keys `j` that the mask
-//! shows:
+//! For query row `i`, query head `h` and KV head `g = h / (qo_heads / kv_heads)`, over the keys `j` that the mask
+//! leaves visible:
 //!
 //! ```text
 //! s[j] = scale · q[i, h] · k[j, g]       o[i, h] = Σ_j e^s[j] · v[j, g] / Σ_j e^s[j]       lse[i, h] = log2 Σ_j e^s[j]
 //! ```
 //!
-//! Keys that the mask hides are not looked at. Without any key, or with logits that are all -inf, `o = 0` and
-//! `lse = -inf`. A logit of +inf or NaN makes the row NaN, LSE included, as `inf - inf` does in every online softmax.
+//! Masked keys are never read. Without visible keys, or with all logits at -inf, `o = 0` and
+//! `lse = -inf`. A logit of +inf or NaN makes the row NaN, LSE included: every online softmax computes `inf - inf`.
 
 use crate::{Mask, View};
 
 /// One request's dense tensors, of any dtype and strides.
 #[derive(Debug, Clone, Copy)]
-pub struct Request<'a> {
+pub struct OracleRequest<'a> {
     /// `[qo_len, num_qo_heads, head_dim_qk]`
     pub q: View<'a>,
     /// `[kv_len, num_kv_heads, head_dim_qk]`
@@ -23,13 +23,13 @@ pub struct Request<'a> {
     pub v: View<'a>,
     /// The factor on `q · k`.
     pub scale: f64,
-    /// Which keys a row sees.
+    /// The mask between rows and keys.
     pub mask: Mask,
 }
 
 /// Attention states in f64.
 #[derive(Debug, Clone, PartialEq)]
-pub struct State {
+pub struct OracleState {
     /// `[qo_len, num_qo_heads, head_dim_vo]`
     pub o: Vec<f64>,
     /// `[qo_len, num_qo_heads]`, base 2.
@@ -39,17 +39,17 @@ pub struct State {
 /// Attention of one request.
 ///
 /// # Panics
-/// When shapes do not fit each other: an oracle has no error path of its own to be wrong in.
-pub fn attention(request: &Request<'_>) -> State {
+/// When shapes disagree: an oracle has no error path, so that none can be wrong.
+pub fn attention(request: &OracleRequest<'_>) -> OracleState {
     attention_as(request, &Definition::default())
 }
 
-/// Which number a [`Definition`] is asked about.
+/// The indices of one logit, the arguments of a [`Definition`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Place {
+pub struct LogitIndex {
     /// Row of the request's queries.
     pub i: usize,
-    /// Key of the request; 0 where only a row is meant.
+    /// Key of the request; 0 in functions of a row.
     pub j: usize,
     /// Query head.
     pub h: usize,
@@ -59,35 +59,35 @@ pub struct Place {
     pub p: i64,
 }
 
-/// Changes a whole head.
-pub type OnHead<'a> = Box<dyn Fn(Place, &mut [f64]) + 'a>;
+/// Transforms the elements of a head.
+pub type HeadTransform<'a> = Box<dyn Fn(LogitIndex, &mut [f64]) + 'a>;
 
-/// Changes a logit.
-pub type OnLogit<'a> = Box<dyn Fn(Place, f64) -> f64 + 'a>;
+/// Transforms a logit.
+pub type LogitTransform<'a> = Box<dyn Fn(LogitIndex, f64) -> f64 + 'a>;
 
-/// Whether a key is seen.
-pub type Seen<'a> = Box<dyn Fn(Place) -> bool + 'a>;
+/// Whether a key is visible.
+pub type Visibility<'a> = Box<dyn Fn(LogitIndex) -> bool + 'a>;
 
-/// A number of a query head.
-pub type OfHead<'a> = Box<dyn Fn(usize) -> f64 + 'a>;
+/// A value per query head.
+pub type HeadValue<'a> = Box<dyn Fn(usize) -> f64 + 'a>;
 
-/// What a variant does, in f64; the default does nothing. Queries, keys, values and outputs are whole heads.
+/// The functions of a variant in f64; the default is plain attention. Queries, keys, values and outputs are whole heads.
 pub struct Definition<'a> {
     /// `q'[i, h]` from `q[i, h]`
-    pub query: OnHead<'a>,
-    /// `k'[j, g]` from `k[j, g]`; knows only `j` and `g`
-    pub key: OnHead<'a>,
-    /// `v'[j, g]` from `v[j, g]`; knows only `j` and `g`
-    pub value: OnHead<'a>,
-    /// The logit from `scale · q' · k'`; without softmax the weight.
-    pub logit: OnLogit<'a>,
-    /// Whether the row sees the key, beside the request's mask.
-    pub visible: Seen<'a>,
-    /// A logit of a head that has no value.
-    pub sink: Option<OfHead<'a>>,
-    /// The final output from `Σ weight · v'`, normalised.
-    pub output: OnHead<'a>,
-    /// Whether weights are the softmax of logits, or the logits themselves.
+    pub query: HeadTransform<'a>,
+    /// `k'[j, g]` from `k[j, g]`; a function of `j` and `g` only
+    pub key: HeadTransform<'a>,
+    /// `v'[j, g]` from `v[j, g]`; a function of `j` and `g` only
+    pub value: HeadTransform<'a>,
+    /// The logit from `scale · q' · k'`; the weight if `softmax` is false.
+    pub logit: LogitTransform<'a>,
+    /// Whether the key is visible to the row, in addition to the request's mask.
+    pub visible: Visibility<'a>,
+    /// The attention sink: a logit per head that adds to the denominator only.
+    pub sink: Option<HeadValue<'a>>,
+    /// The final output from the normalised `Σ weight · v'`.
+    pub output: HeadTransform<'a>,
+    /// Whether weights are the softmax of the logits, or the logits themselves.
     pub softmax: bool,
 }
 
@@ -112,13 +112,13 @@ impl std::fmt::Debug for Definition<'_> {
     }
 }
 
-/// Attention of one request by another definition. Without any key, `o = output(0)` and the LSE is the sink's; without
-/// softmax the LSE is NaN, because there is none.
+/// Attention of one request under `definition`. Without visible keys, `o = output(0)` and the LSE is the sink's. Without
+/// softmax the LSE is NaN.
 ///
 /// # Panics
 /// As [`attention`].
-pub fn attention_as(request: &Request<'_>, definition: &Definition<'_>) -> State {
-    let Request { q, k, v, scale, .. } = request;
+pub fn attention_as(request: &OracleRequest<'_>, definition: &Definition<'_>) -> OracleState {
+    let OracleRequest { q, k, v, scale, .. } = request;
     let (&[qo_len, qo_heads, qk], &[kv_len, kv_heads, vo]) = (q.shape(), v.shape()) else {
         panic!("q {q:?} and v {v:?} have three axes");
     };
@@ -126,25 +126,25 @@ pub fn attention_as(request: &Request<'_>, definition: &Definition<'_>) -> State
     assert_eq!(qo_heads % kv_heads, 0, "query heads share KV heads evenly");
     let (q, mut k, mut v) = (dense(q), dense(k), dense(v));
     for (j, g) in (0..kv_len).flat_map(|j| (0..kv_heads).map(move |g| (j, g))) {
-        let (place, at) = (Place { i: 0, j, h: 0, g, p: 0 }, j * kv_heads + g);
-        (definition.key)(place, &mut k[at * qk..(at + 1) * qk]);
-        (definition.value)(place, &mut v[at * vo..(at + 1) * vo]);
+        let (index, at) = (LogitIndex { i: 0, j, h: 0, g, p: 0 }, j * kv_heads + g);
+        (definition.key)(index, &mut k[at * qk..(at + 1) * qk]);
+        (definition.value)(index, &mut v[at * vo..(at + 1) * vo]);
     }
-    let mut state = State { o: Vec::new(), lse: Vec::new() };
+    let mut state = OracleState { o: Vec::new(), lse: Vec::new() };
     for (i, h) in (0..qo_len).flat_map(|i| (0..qo_heads).map(move |h| (i, h))) {
         let p = kv_len as i64 - qo_len as i64 + i as i64;
-        let row = Place { i, j: 0, h, g: h / (qo_heads / kv_heads), p };
+        let row = LogitIndex { i, j: 0, h, g: h / (qo_heads / kv_heads), p };
         let mut query = q[(i * qo_heads + h) * qk..][..qk].to_vec();
         (definition.query)(row, &mut query);
         let (mut logits, mut values) = (Vec::new(), Vec::new());
-        for place in (0..kv_len).map(|j| Place { j, ..row }) {
-            if sees(request.mask, p, place.j) && (definition.visible)(place) {
-                let at = place.j * kv_heads + place.g;
-                logits.push((definition.logit)(place, scale * dot(&query, &k[at * qk..][..qk])));
+        for index in (0..kv_len).map(|j| LogitIndex { j, ..row }) {
+            if is_visible(request.mask, p, index.j) && (definition.visible)(index) {
+                let at = index.j * kv_heads + index.g;
+                logits.push((definition.logit)(index, scale * dot(&query, &k[at * qk..][..qk])));
                 values.push(&v[at * vo..][..vo]);
             }
         }
-        let (mut o, lse) = weigh(definition, &logits, &values, (h, vo));
+        let (mut o, lse) = weighted_sum(definition, &logits, &values, (h, vo));
         (definition.output)(row, &mut o);
         state.o.extend(o);
         state.lse.push(lse);
@@ -152,8 +152,8 @@ pub fn attention_as(request: &Request<'_>, definition: &Definition<'_>) -> State
     state
 }
 
-/// Whether a row at position `p` sees key `j` under `mask`.
-pub fn sees(mask: Mask, p: i64, j: usize) -> bool {
+/// Whether key `j` is visible to the row at position `p` under `mask`.
+pub fn is_visible(mask: Mask, p: i64, j: usize) -> bool {
     let j = j as i64;
     match mask {
         Mask::Full => true,
@@ -165,7 +165,7 @@ pub fn sees(mask: Mask, p: i64, j: usize) -> bool {
 }
 
 /// The weighted values, `[vo]`, and the LSE in base 2.
-fn weigh(
+fn weighted_sum(
     definition: &Definition<'_>,
     logits: &[f64],
     values: &[&[f64]],
@@ -176,7 +176,7 @@ fn weigh(
     let (weights, sum, lse) =
         if definition.softmax { softmax(&with_sink) } else { (logits.to_vec(), 1.0, f64::NAN) };
     let mut o = vec![0.0; vo];
-    // the sink's weight, the last, has no value
+    // the last weight is the sink's, which has no value
     for (value, weight) in values.iter().zip(weights) {
         o.iter_mut().zip(*value).for_each(|(o, v)| *o += weight * v);
     }
@@ -184,8 +184,8 @@ fn weigh(
     (o.iter().map(normalised).collect(), lse)
 }
 
-/// Several states `(o, lse)` of one row and head, over disjoint keys, merged: `o = Σ 2^lse · o / Σ 2^lse`. States
-/// with `lse = -inf` are empty and are left out; with none left, `o = 0` and `lse = -inf`.
+/// Merges states `(o, lse)` of one row and head over disjoint keys: `o = Σ 2^lse · o / Σ 2^lse`. Empty states, with
+/// `lse = -inf`, are skipped. If all are empty, `o = 0` and `lse = -inf`.
 pub fn merge(states: &[(&[f64], f64)], head_dim: usize) -> (Vec<f64>, f64) {
     let logits: Vec<f64> = states.iter().map(|(_, lse)| lse * std::f64::consts::LN_2).collect();
     let (weights, sum, lse) = softmax(&logits);
@@ -198,21 +198,21 @@ pub fn merge(states: &[(&[f64], f64)], head_dim: usize) -> (Vec<f64>, f64) {
     (merged, lse)
 }
 
-/// `e^(logit - reference)`, their sum, and `log2 Σ e^logit`. The reference, the largest logit, keeps e^x in range and
-/// cancels out.
+/// `e^(logit - max)`, their sum, and `log2 Σ e^logit`. Subtracting the maximum logit prevents overflow and cancels
+/// out.
 fn softmax(logits: &[f64]) -> (Vec<f64>, f64, f64) {
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let reference = if max == f64::NEG_INFINITY { 0.0 } else { max };
-    let weights: Vec<f64> = logits.iter().map(|logit| (logit - reference).exp()).collect();
+    let shift = if max == f64::NEG_INFINITY { 0.0 } else { max };
+    let weights: Vec<f64> = logits.iter().map(|logit| (logit - shift).exp()).collect();
     let sum: f64 = weights.iter().sum();
-    (weights, sum, (reference + sum.ln()) / std::f64::consts::LN_2)
+    (weights, sum, (shift + sum.ln()) / std::f64::consts::LN_2)
 }
 
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
-/// The elements of a tensor of three axes in row-major order.
+/// The elements of a rank-3 tensor in row-major order.
 fn dense(view: &View<'_>) -> Vec<f64> {
     let &[n, heads, dim] = view.shape() else { panic!("{view:?} has three axes") };
     let mut values = Vec::with_capacity(n * heads * dim);

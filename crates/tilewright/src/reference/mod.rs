@@ -1,5 +1,5 @@
-//! The oracle: every operator in f64, dense, from its definition. Slow on purpose, and knows neither plans nor
-//! pages; tests and `bench` compare every backend with it.
+//! The oracle: every operator in f64, dense, from its definition. It is slow on purpose and has neither plans nor
+//! pages; tests and benchmarks compare every backend with it.
 
 pub mod activation;
 pub mod attention;

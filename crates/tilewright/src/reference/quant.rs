@@ -1,12 +1,12 @@
-//! The 8-bit dtypes in f64, from their definitions: what a pattern means, and the nearest pattern by search.
+//! The 8-bit dtypes in f64, from their definitions: decoding of a bit pattern, and the nearest pattern by search.
 //!
-//! `e4m3` and `e5m2` are `(-1)^sign · 2^(exponent - bias) · 1.mantissa`, without the leading 1 and with exponent 1 where
-//! the exponent's bits are 0 (OCP 8-bit floating point specification). In e5m2 the largest exponent means infinity and
-//! NaN; in e4m3 all ones mean NaN, and there is no infinity. `int8` is two's complement.
+//! `e4m3` and `e5m2` are `(-1)^sign · 2^(exponent - bias) · 1.mantissa`. With exponent bits of 0, the exponent is 1 and the
+//! leading 1 is absent (OCP 8-bit floating point specification). In e5m2 the largest exponent encodes infinity and
+//! NaN; in e4m3 all ones encode NaN, and there is no infinity. `int8` is two's complement.
 
 use crate::Dtype;
 
-/// What `bits` mean.
+/// The value of the pattern `bits`.
 ///
 /// # Panics
 /// When `dtype` does not have 8 bits.
@@ -29,8 +29,8 @@ pub fn decode(dtype: Dtype, bits: u8) -> f64 {
     }
 }
 
-/// The finite value of `dtype` that is nearest to `value`, between two the one with an even pattern; what is beyond the
-/// largest, infinity included, is the largest. NaN is NaN, 0 in int8.
+/// The finite value of `dtype` nearest to `value`, ties to the even pattern. Out-of-range values, infinity included,
+/// saturate. NaN stays NaN; in int8 it becomes 0.
 ///
 /// # Panics
 /// When `dtype` does not have 8 bits.
@@ -39,7 +39,7 @@ pub fn quantize(dtype: Dtype, value: f64) -> f64 {
         return if dtype == Dtype::I8 { 0.0 } else { f64::NAN };
     }
     let values = (0..=u8::MAX).map(|bits| (bits, decode(dtype, bits)));
-    // -0 is no other number than 0
+    // -0 equals 0
     let finite = values.filter(|(bits, v)| v.is_finite() && (*bits != 0x80 || dtype == Dtype::I8));
     let range = finite.clone().fold((0.0, 0.0), |(least, most), (_, v)| (v.min(least), v.max(most)));
     let value = value.clamp(range.0, range.1);

@@ -3,13 +3,13 @@
 use crate::rope::RopeStyle;
 use std::f64::consts::PI;
 
-/// The pair's own frequency: `theta^(-2·pair/rotary_dim)` radians per position.
+/// The unscaled frequency of a pair: `theta^(-2·pair/rotary_dim)` radians per position.
 pub fn frequency(pair: usize, rotary_dim: usize, theta: f64) -> f64 {
     (-(2.0 * pair as f64) / rotary_dim as f64 * theta.ln()).exp()
 }
 
-/// Llama 3.1's frequency in place of `frequency`, by wavelengths as its authors published it; `factors` are the
-/// scaling factor, the low and the high frequency factor.
+/// `frequency` with Llama 3.1's scaling, in terms of wavelengths as published; `factors` are the scaling factor and
+/// the low and high frequency factors.
 pub fn llama31_frequency(frequency: f64, factors: (f64, f64, f64), original_context: f64) -> f64 {
     let (factor, low, high) = factors;
     let wavelength = 2.0 * PI / frequency;

@@ -1,23 +1,23 @@
-//! The exact distributions that samplers must draw from, in f64, by sorting, and what precedes and follows a draw.
+//! Exact sampling distributions in f64, by sorting; also penalties, log-softmax and speculative chains.
 
 use crate::sampling::TopKTies;
 
-/// Which filters apply, in the words of their definitions.
+/// The filters of a distribution.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Filters {
-    /// Keep what is at least as probable as the k-th most probable.
+    /// Keep tokens at least as probable as the k-th most probable.
     pub top_k: Option<usize>,
-    /// Which of those as probable as the k-th.
+    /// Tie rule at the k-th most probable.
     pub ties: TopKTies,
-    /// Keep the most probable until they reach this share.
+    /// Keep the most probable tokens until their sum reaches this share.
     pub top_p: Option<f64>,
-    /// Keep what is at least this fraction of the most probable.
+    /// Keep tokens at least this fraction as probable as the most probable.
     pub min_p: Option<f64>,
-    /// Whether top-p judges the distribution before top-k.
+    /// Whether top-p applies to the distribution before top-k.
     pub joint: bool,
 }
 
-/// Softmax of `logits / temperature`; at temperature 0 all mass is on the first of the largest.
+/// Softmax of `logits / temperature`; temperature 0 puts all mass on the first maximum.
 pub fn softmax(logits: &[f64], temperature: f64) -> Vec<f64> {
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     if temperature == 0.0 {
@@ -31,14 +31,15 @@ pub fn softmax(logits: &[f64], temperature: f64) -> Vec<f64> {
 pub fn filtered(probs: &[f64], filters: &Filters) -> Vec<f64> {
     let all = normalise(probs.to_vec());
     let by_k = filters.top_k.map_or(all.clone(), |k| match filters.ties {
-        TopKTies::Keep => keep(&all, kth_largest(&all, k)),
+        TopKTies::Keep => keep_at_least(&all, kth_largest(&all, k)),
         ties => {
             let chosen = largest(&all, k, ties == TopKTies::HighestIndex);
             (0..all.len()).map(|i| if chosen.contains(&i) { all[i] } else { 0.0 }).collect()
         }
     });
-    let judged = if filters.joint { all.clone() } else { normalise(by_k.clone()) };
-    let by_p = filters.top_p.map_or(judged.clone(), |p| keep(&judged, nucleus(&judged, p)));
+    let top_p_input = if filters.joint { all.clone() } else { normalise(by_k.clone()) };
+    let by_p =
+        filters.top_p.map_or(top_p_input.clone(), |p| keep_at_least(&top_p_input, nucleus(&top_p_input, p)));
     let least = filters.min_p.unwrap_or(0.0) * kth_largest(&all, 1);
     let kept = |i: usize| by_k[i] > 0.0 && by_p[i] > 0.0 && all[i] >= least;
     normalise((0..all.len()).map(|i| if kept(i) { all[i] } else { 0.0 }).collect())
@@ -51,13 +52,13 @@ pub fn kth_largest(values: &[f64], k: usize) -> f64 {
     sorted[k.min(sorted.len()) - 1]
 }
 
-/// Where the `k` largest values are, from the largest on; of equals the lowest index first, or the highest.
+/// Indices of the `k` largest values in descending order; ties by ascending index, or descending.
 pub fn largest(values: &[f64], k: usize, highest_first: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     if highest_first {
         order.reverse();
     }
-    // Adding 0 makes the two zeros one.
+    // adding 0 makes -0 equal to 0
     order.sort_by(|&a, &b| (values[b] + 0.0).total_cmp(&(values[a] + 0.0)));
     order.truncate(k);
     order
@@ -89,15 +90,15 @@ pub fn penalised(
     logits.iter().enumerate().map(penalise).collect()
 }
 
-/// What replaces a rejected draft: the normalised `max(target - draft, 0)`, or the target if that is 0 everywhere.
+/// The distribution after a rejection: the normalised `max(target - draft, 0)`, or the target if that is 0 everywhere.
 pub fn residual(draft: &[f64], target: &[f64]) -> Vec<f64> {
     let (draft, target) = (normalise(draft.to_vec()), normalise(target.to_vec()));
     let excess: Vec<f64> = target.iter().zip(&draft).map(|(q, p)| (q - p).max(0.0)).collect();
     if excess.iter().sum::<f64>() > 0.0 { normalise(excess) } else { target }
 }
 
-/// The tokens of a drafted chain of `(draft, token)` under `targets`, one more than the chain is long: `random(i)` are the
-/// two numbers of position `i`.
+/// The tokens of a draft chain of `(draft, token)` under `targets`, which has one more element than the chain. `random(i)`
+/// returns the two random numbers of position `i`.
 pub fn chain(
     drafts: &[(&[f64], usize)],
     targets: &[&[f64]],
@@ -112,17 +113,17 @@ pub fn chain(
             _ => (q / p).min(1.0),
         };
         if test >= acceptance {
-            tokens.push(inverse(&residual(draft, targets[i]), draw));
+            tokens.push(inverse_transform(&residual(draft, targets[i]), draw));
             return tokens;
         }
         tokens.push(token);
     }
-    tokens.push(inverse(&normalise(targets[drafts.len()].to_vec()), random(drafts.len())[1]));
+    tokens.push(inverse_transform(&normalise(targets[drafts.len()].to_vec()), random(drafts.len())[1]));
     tokens
 }
 
-/// The first token at which the cumulative probability exceeds `u`.
-fn inverse(probs: &[f64], u: f64) -> usize {
+/// Inverse transform: the first token at which the cumulative probability exceeds `u`.
+fn inverse_transform(probs: &[f64], u: f64) -> usize {
     let mut sum = 0.0;
     let exceeds = |p: &f64| {
         sum += p;
@@ -132,7 +133,7 @@ fn inverse(probs: &[f64], u: f64) -> usize {
     probs.iter().position(exceeds).unwrap_or(last)
 }
 
-/// The smallest of the largest probabilities that together reach `p`.
+/// The top-p threshold: the smallest probability of the nucleus of mass `p`.
 fn nucleus(probs: &[f64], p: f64) -> f64 {
     let mut sorted = probs.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
@@ -145,7 +146,7 @@ fn nucleus(probs: &[f64], p: f64) -> f64 {
     sorted[at]
 }
 
-fn keep(probs: &[f64], least: f64) -> Vec<f64> {
+fn keep_at_least(probs: &[f64], least: f64) -> Vec<f64> {
     probs.iter().map(|&p| if p >= least { p } else { 0.0 }).collect()
 }
 

@@ -1,6 +1,6 @@
-//! Cosines and sines of every position, computed once and looked up afterwards.
+//! Cos/sin table: cosines and sines of every position, precomputed.
 //!
-//! `[max_positions, rotary_dim]` in f32: each row has its `rotary_dim / 2` cosines first, then the sines.
+//! `[max_positions, rotary_dim]` in f32: each row holds `rotary_dim / 2` cosines, then as many sines.
 
 use super::{Rope, RopeStyle};
 use crate::{Result, View};
@@ -15,14 +15,14 @@ pub struct CosSinCache {
     id: u64,
 }
 
-/// By what they hold.
+/// Compares contents, not ids.
 impl PartialEq for CosSinCache {
     fn eq(&self, other: &Self) -> bool {
         (&self.table, self.rotary_dim, self.style) == (&other.table, other.rotary_dim, other.style)
     }
 }
 
-/// A number that was not given before.
+/// A process-wide unique id.
 fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
@@ -39,7 +39,7 @@ impl CosSinCache {
         Self { table, rotary_dim, style: rope.style(), id: next_id() }
     }
 
-    /// A table made elsewhere (YaRN, a scaling of one's own): `[max_positions, rotary_dim]`, row-major, cosines in
+    /// A precomputed table (YaRN, custom scaling): `[max_positions, rotary_dim]`, row-major, cosines in
     /// the first half of each row and sines in the second.
     ///
     /// # Errors
@@ -60,17 +60,17 @@ impl CosSinCache {
         Ok(Self { table, rotary_dim, style, id: next_id() })
     }
 
-    /// How many positions the table covers, from 0.
+    /// The number of positions in the table, from 0.
     pub fn max_positions(&self) -> usize {
         self.table.len() / self.rotary_dim
     }
 
-    /// How many elements at the start of each head are rotated.
+    /// The number of leading elements of each head that are rotated.
     pub fn rotary_dim(&self) -> usize {
         self.rotary_dim
     }
 
-    /// Which elements form a pair.
+    /// The pairing of elements.
     pub fn style(&self) -> RopeStyle {
         self.style
     }
@@ -81,8 +81,7 @@ impl CosSinCache {
             .expect("every constructor makes whole rows")
     }
 
-    /// The number of this table in this process, by which a device that keeps a copy knows it again: no table of other contents has
-    /// it, only clones do.
+    /// A process-wide unique id, the key under which a device caches a copy of the table. Only clones share it.
     pub fn id(&self) -> u64 {
         self.id
     }

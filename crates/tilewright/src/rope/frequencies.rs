@@ -1,11 +1,11 @@
-//! A rotary embedding's definition: which elements are rotated, and by how many radians per position.
+//! Definition of a rotary embedding: the rotated elements and the angle per position.
 //!
-//! Pair `i` of `rotary_dim / 2` turns by `position · theta^(-2i / rotary_dim)` radians (Su et al. 2021), after
-//! scaling. Angles are f64 throughout: in f32 an angle of 131,071 radians is only good to 4e-3.
+//! Pair `i` of `rotary_dim / 2` rotates by `position · theta^(-2i / rotary_dim)` radians (Su et al. 2021), after
+//! scaling. Angles are f64, because an f32 angle of 131,071 radians has an error of 4e-3.
 
 use crate::Result;
 
-/// Which two elements of a head form pair `i` of the rotated `rotary_dim`.
+/// The two elements of a head that form pair `i` of the rotated `rotary_dim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum RopeStyle {
     /// `i` and `i + rotary_dim / 2` (GPT-NeoX; Llama as Hugging Face stores it).
@@ -15,28 +15,28 @@ pub enum RopeStyle {
     Interleaved,
 }
 
-/// How frequencies are stretched for contexts beyond those of training.
+/// Frequency scaling for contexts longer than the training context.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// No scaling.
     #[default]
     None,
-    /// All divided by `factor` (Chen et al. 2023, position interpolation).
+    /// Divides all frequencies by `factor` (Chen et al. 2023, position interpolation).
     Linear {
-        /// Above 0; 8 lets 8 times as many positions cover the same angles.
+        /// Above 0; with 8, 8 times as many positions cover the same angles.
         factor: f64,
     },
-    /// Llama 3.1: long waves are divided by `factor`, short ones are kept, and between the two it blends:
+    /// Llama 3.1: low frequencies are divided by `factor`, high ones are kept, and those between are interpolated:
     /// `smooth · f + (1 - smooth) · f / factor` with
     /// `smooth = clamp((original_context · f / 2π - low) / (high - low), 0, 1)`.
     Llama31 {
         /// Above 0; 8 in the published models.
         factor: f64,
-        /// Waves longer than `original_context / low_freq_factor` are divided by `factor`; 1 as published.
+        /// Wavelengths above `original_context / low_freq_factor` are divided by `factor`; 1 as published.
         low_freq_factor: f64,
-        /// Waves shorter than `original_context / high_freq_factor` are kept; 4 as published.
+        /// Wavelengths below `original_context / high_freq_factor` are kept; 4 as published.
         high_freq_factor: f64,
-        /// Positions seen in training; 8192 as published.
+        /// The training context; 8192 as published.
         original_context: u32,
     },
 }
@@ -66,13 +66,13 @@ impl Rope {
         Ok(Self { rotary_dim, theta, style: RopeStyle::Neox, scaling: RopeScaling::None })
     }
 
-    /// The same with another pairing.
+    /// Replaces the pairing.
     #[must_use]
     pub fn with_style(self, style: RopeStyle) -> Self {
         Self { style, ..self }
     }
 
-    /// The same with other scaling.
+    /// Replaces the scaling.
     ///
     /// # Errors
     /// When a factor or the original context is not a finite number above 0, or `low_freq_factor` is not below
@@ -103,12 +103,12 @@ impl Rope {
         Ok(Self { scaling, ..self })
     }
 
-    /// How many elements at the start of each head are rotated; the rest are left as they are.
+    /// The number of leading elements of each head that are rotated; the rest are unchanged.
     pub fn rotary_dim(&self) -> usize {
         self.rotary_dim
     }
 
-    /// Which elements form a pair.
+    /// The pairing of elements.
     pub fn style(&self) -> RopeStyle {
         self.style
     }
@@ -116,10 +116,10 @@ impl Rope {
     /// Radians per position of each of the `rotary_dim / 2` pairs, scaling included.
     pub fn frequencies(&self) -> Vec<f64> {
         let dim = self.rotary_dim as f64;
-        (0..self.rotary_dim / 2).map(|i| self.scaled(self.theta.powf(-2.0 * i as f64 / dim))).collect()
+        (0..self.rotary_dim / 2).map(|i| self.scale(self.theta.powf(-2.0 * i as f64 / dim))).collect()
     }
 
-    fn scaled(&self, frequency: f64) -> f64 {
+    fn scale(&self, frequency: f64) -> f64 {
         match self.scaling {
             RopeScaling::None => frequency,
             RopeScaling::Linear { factor } => frequency / factor,

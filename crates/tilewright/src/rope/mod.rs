@@ -1,8 +1,8 @@
-//! Rotary position embedding of queries and keys, in place or to other tensors.
+//! Rotary position embedding of queries and keys, in place or out of place.
 //!
 //! `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`. A pair `(a, b)` at angle `φ` becomes
-//! `(a·cos φ - b·sin φ, b·cos φ + a·sin φ)`, computed in f32 and rounded once; elements from `rotary_dim` on are
-//! not touched.
+//! `(a·cos φ - b·sin φ, b·cos φ + a·sin φ)`, computed in f32 and rounded once. Elements from `rotary_dim` on are
+//! unchanged.
 
 mod cache;
 mod frequencies;
@@ -21,13 +21,13 @@ use crate::{
 
 /// Rotates `q` and `k` by the angles of their positions.
 ///
-/// Positions on the host are checked; those of a device are not looked at, so whoever put them there has to have.
+/// Positions on the host are checked; the caller guarantees that positions on a device are valid.
 ///
 /// `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`, each f32, f16 or bf16, with stride
-/// 1 along the last axis. Cosines and sines are those of f64 angles, so every position of an i32 is accurate.
+/// 1 along the last axis. Angles are computed in f64, so every i32 position is accurate.
 ///
 /// # Errors
-/// When shapes disagree, a last axis is not dense, `rotary_dim` is above `head_dim`, or positions do not fit.
+/// When shapes disagree, a last axis is not dense, `rotary_dim` is above `head_dim`, or positions are out of range.
 pub fn apply_rope<B: Backend + ?Sized>(
     backend: &B,
     q: ViewMut<'_>,
@@ -58,11 +58,11 @@ pub fn apply_rope_with_cos_sin_cache<B: Backend + ?Sized>(
     backend.rope_with_cos_sin_cache(q, k, ids.indices(), cache)
 }
 
-/// [`apply_rope_with_cos_sin_cache`] to other tensors: q and k of `from`, rotated, with what is behind `rotary_dim`, become those of
-/// `to`.
+/// Out-of-place [`apply_rope_with_cos_sin_cache`]: writes q and k of `from`, rotated, to `to`. Elements from `rotary_dim` on are
+/// copied.
 ///
-/// `to`: of the shapes of `from`; each of the four f32, f16 or bf16, with stride 1 along the last axis. So what a product left in
-/// f32 is rounded once, to the dtype that attention reads.
+/// `to`: same shapes as `from`; each of the four f32, f16 or bf16 with stride 1 along the last axis. Thus an f32 GEMM output is
+/// rounded only once, to the dtype of attention.
 ///
 /// # Errors
 /// As for [`apply_rope_with_cos_sin_cache`], and when `to` is not as above.
@@ -84,7 +84,7 @@ pub fn rotate_with_cos_sin_cache<B: Backend + ?Sized>(
     backend.rotate_with_cos_sin_cache(from, to, ids.indices(), cache)
 }
 
-/// Checks both tensors and returns how many tokens they have.
+/// Checks both tensors and returns the number of tokens.
 fn check_heads(operator: &'static str, [q, k]: [&View<'_>; 2], rotary_dim: usize) -> Result<usize> {
     for (argument, x) in [("q", q), ("k", k)] {
         crate::ensure!(

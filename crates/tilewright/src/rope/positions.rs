@@ -1,4 +1,4 @@
-//! Which position each token has.
+//! Token positions.
 
 use crate::{Error, Result, tensor::Indices};
 
@@ -7,40 +7,45 @@ use crate::{Error, Result, tensor::Indices};
 pub enum Positions<'a> {
     /// A ragged batch: token `indptr[r] + i` of request `r` has position `offsets[r] + i`.
     Offsets {
-        /// `[requests + 1]`, from 0 up to `tokens`, never falling.
+        /// `[requests + 1]`, non-decreasing from 0 to `tokens`.
         indptr: &'a [i32],
         /// `[requests]`: the position of each request's first token.
         offsets: &'a [i32],
     },
     /// `[tokens]`: the position of each token.
     Ids(&'a [i32]),
-    /// `[tokens]`: the same, on the host or on a device, where nobody checks them.
+    /// `[tokens]`: the same, on the host or on a device, where they are not checked.
     Indices(Indices<'a>),
 }
 
-/// One position for each token.
-pub(super) enum Resolved<'a> {
-    Given(Indices<'a>),
+/// One position per token.
+pub(super) enum TokenPositions<'a> {
+    Borrowed(Indices<'a>),
     Expanded(Vec<i32>),
 }
 
-impl Resolved<'_> {
+impl TokenPositions<'_> {
     pub(super) fn indices(&self) -> Indices<'_> {
         match self {
-            Self::Given(ids) => *ids,
+            Self::Borrowed(ids) => *ids,
             Self::Expanded(ids) => ids.into(),
         }
     }
 }
 
 impl<'a> Positions<'a> {
-    /// One position per token, all in `0..limit` as far as they are on the host.
-    pub(super) fn resolve(self, operator: &'static str, tokens: usize, limit: usize) -> Result<Resolved<'a>> {
+    /// One position per token; those on the host are checked to be in `0..limit`.
+    pub(super) fn resolve(
+        self,
+        operator: &'static str,
+        tokens: usize,
+        limit: usize,
+    ) -> Result<TokenPositions<'a>> {
         let resolved = match self {
-            Self::Ids(ids) => Resolved::Given(ids.into()),
-            Self::Indices(ids) => Resolved::Given(ids),
+            Self::Ids(ids) => TokenPositions::Borrowed(ids.into()),
+            Self::Indices(ids) => TokenPositions::Borrowed(ids),
             Self::Offsets { indptr, offsets } => {
-                Resolved::Expanded(expand(operator, indptr, offsets, tokens)?)
+                TokenPositions::Expanded(expand(operator, indptr, offsets, tokens)?)
             }
         };
         let indices = resolved.indices();

@@ -1,12 +1,12 @@
-//! Drawing one token per row.
+//! Token sampling, one token per row.
 //!
-//! Temperature, softmax, filters, then inverse transform: with `u` uniform in [0, 1), the token is the first, in
-//! the order of the vocabulary, at which the cumulative probability of the kept tokens exceeds `u`. One random
-//! number decides a token, so nothing is rejected and nothing can loop.
+//! Temperature, softmax, filters, then inverse transform: with `u` uniform in [0, 1), the token is the first in
+//! vocabulary order at which the cumulative probability of the kept tokens exceeds `u`. One random number decides
+//! a token; there is no rejection loop.
 
 use super::{
     SamplingParams,
-    filter::{check_each, check_matrix},
+    filter::{check_matrix, check_per_row},
 };
 use crate::{
     Backend, Result, View, ViewMut,
@@ -14,10 +14,10 @@ use crate::{
     tensor::{check_computable, check_shape},
 };
 
-/// A token, or why its row has none: NaN, +inf, a negative probability, or no token that could be drawn.
+/// A token, or the row's error: NaN, +inf, a negative probability, or no token with positive probability.
 pub type Sampled = Result<u32>;
 
-/// What tokens are drawn from, `[rows, vocab]`.
+/// The scores to sample from, `[rows, vocab]`.
 #[derive(Debug, Clone, Copy)]
 pub enum Scores<'a> {
     /// Natural-log scores; -inf excludes a token.
@@ -33,7 +33,7 @@ impl<'a> Scores<'a> {
         view
     }
 
-    /// The operator that takes these scores, for error texts.
+    /// The operator name in error texts.
     pub(crate) fn operator(&self) -> &'static str {
         match self {
             Self::Logits(_) => "sampling.sample",
@@ -41,7 +41,7 @@ impl<'a> Scores<'a> {
         }
     }
 
-    /// What error texts call them.
+    /// The argument name in error texts.
     fn argument(&self) -> &'static str {
         match self {
             Self::Logits(_) => "logits",
@@ -54,7 +54,7 @@ impl<'a> Scores<'a> {
 ///
 /// `logits`: `[rows, vocab]` f32, f16 or bf16 with stride 1 along the last axis; `params`, `out`: `[rows]`. Everything
 /// is computed in f32, sums in f64; probabilities that are equal in f32 are ties. `out[row]` is the token, or an error
-/// that names row and reason; the other rows have theirs all the same. A row's token depends on its logits and parameters only.
+/// that names row and reason; other rows are unaffected. A row's token depends on its logits and parameters only.
 ///
 /// # Errors
 /// When shapes disagree, the last axis is not dense, or a parameter is out of range, as in
@@ -71,7 +71,7 @@ pub fn sample<B: Backend + ?Sized>(
 
 /// Draws a token per row of `probs`: top-k, top-p, min-p, draw. Without filters it draws from `probs` as they are.
 ///
-/// As [`sample`], but for the temperature, which must be 1: it belongs to logits.
+/// As [`sample`], but the temperature must be 1, because it applies to logits.
 ///
 /// # Errors
 /// As for [`sample`], and when a temperature is not 1.
@@ -85,14 +85,14 @@ pub fn sampling_from_probs<B: Backend + ?Sized>(
     draw(backend, Scores::Probs(probs), params, out)
 }
 
-/// Writes the distribution that [`sample`] or [`sampling_from_probs`] draws from: each row sums to 1, what the filters
-/// drop is 0.
+/// Writes the distribution from which [`sample`] or [`sampling_from_probs`] draws: each row sums to 1; dropped tokens
+/// are 0.
 ///
-/// `scores`, `out`: `[rows, vocab]`, each f32, f16 or bf16; `params`: `[rows]`, of which seed and offset do not matter. A
+/// `scores`, `out`: `[rows, vocab]`, each f32, f16 or bf16; `params`: `[rows]`, whose seed and offset are ignored. A
 /// row that cannot be sampled becomes NaN.
 ///
 /// # Errors
-/// As for [`sample`] and [`sampling_from_probs`], and when the shape of `out` is another.
+/// As for [`sample`] and [`sampling_from_probs`], and when `out` has another shape.
 pub fn distribution<B: Backend + ?Sized>(
     backend: &B,
     scores: Scores<'_>,
@@ -109,14 +109,14 @@ pub fn distribution<B: Backend + ?Sized>(
     backend.distribution(scores, params, out)
 }
 
-/// Refuses parameters that are not one per row or out of range, and temperatures for probabilities.
+/// Rejects parameters that are out of range or not one per row, and temperatures for probabilities.
 pub(super) fn check_params(
     operator: &'static str,
     rows: usize,
     scores: &Scores<'_>,
     params: &[SamplingParams],
 ) -> Result<()> {
-    check_each(operator, ("params", rows), params, |row| {
+    check_per_row(operator, ("params", rows), params, |row| {
         row.problem().or_else(|| match scores {
             Scores::Probs(_) if row.temperature != 1.0 => Some(format!(
                 "temperature = {} applies to logits, expected 1 for probabilities",

@@ -1,6 +1,6 @@
-//! Edits of logits in place: a grammar's bitmask, a request's bias, and the penalties of `penalties.rs`.
+//! In-place edits of logits: grammar bitmask, logit bias, and the penalties of `penalties.rs`.
 //!
-//! `logits` is `[rows, vocab]` of any dtype with stride 1 along the last axis. A row's edit depends on that row only.
+//! `logits` is `[rows, vocab]` of any dtype with stride 1 along the last axis. Rows are edited independently.
 
 use super::{History, Penalties, filter::check_matrix};
 use crate::{Backend, Error, Result, ViewMut};
@@ -16,31 +16,31 @@ pub enum LogitsEdit<'a> {
     Bias(&'a [&'a [Bias]]),
 }
 
-/// Which tokens a grammar allows, in the layout of xgrammar.
+/// The tokens that a grammar allows, in the layout of xgrammar.
 #[derive(Debug, Clone, Copy)]
 pub struct TokenBitmask<'a> {
-    /// `[rows, ceil(vocab / 32)]`, row-major: token `t` of a row is allowed if bit `t % 32`, counted from the least,
-    /// of its word `t / 32` is 1. Bits beyond the vocabulary do not matter.
+    /// `[rows, ceil(vocab / 32)]`, row-major: token `t` is allowed if bit `t % 32` (from the least significant) of
+    /// word `t / 32` is 1. Bits beyond the vocabulary are ignored.
     pub words: &'a [i32],
-    /// The rows that are masked, each with its own row of `words`; `None` for all. A row named twice is masked once.
+    /// The masked rows, each with its own row of `words`; `None` for all. A row listed twice is masked once.
     pub rows: Option<&'a [u32]>,
 }
 
-/// What is added to one token's logit.
+/// A bias for one token's logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Bias {
     /// The token.
     pub token: u32,
-    /// Added to its logit. Finite, or -inf, which excludes the token whatever its logit is.
+    /// Added to its logit. Finite, or -inf, which excludes the token regardless of its logit.
     pub bias: f32,
 }
 
 /// Sets the logits of tokens that `bitmask` does not allow to -inf, even where they are NaN.
 ///
-/// A row of which nothing is allowed is reported when it is sampled: `every logit is -inf`.
+/// A row without allowed tokens is reported when it is sampled: `every logit is -inf`.
 ///
 /// # Errors
-/// When the last axis is not dense, the bitmask has not `rows x ceil(vocab / 32)` words, or a row does not exist.
+/// When the last axis is not dense, the bitmask does not have `rows x ceil(vocab / 32)` words, or a row is out of range.
 #[doc(alias = "apply_token_bitmask_inplace")]
 pub fn apply_token_bitmask<B: Backend + ?Sized>(
     backend: &B,
@@ -52,8 +52,8 @@ pub fn apply_token_bitmask<B: Backend + ?Sized>(
 
 /// Adds `bias[row]`, a list of tokens and numbers, to the logits of each row (OpenAI's `logit_bias`).
 ///
-/// Sums are computed in f32; a token that is listed twice has both added. To suppress a token, as an engine does with
-/// end tokens before `min_tokens` are there, give it -inf.
+/// Sums are computed in f32; a token listed twice receives both biases. A bias of -inf suppresses a token, as an engine does
+/// with end tokens before `min_tokens`.
 ///
 /// # Errors
 /// When there is not one list per row, a token is not below `vocab`, a bias is NaN or +inf, or the last axis is not
@@ -79,7 +79,7 @@ pub(super) fn apply<B: Backend + ?Sized>(
 }
 
 impl LogitsEdit<'_> {
-    /// What is wrong with the arguments, in words.
+    /// The first invalid argument, as an error text.
     pub(super) fn problem(&self, rows: usize, vocab: usize) -> Option<String> {
         match self {
             Self::Bitmask(bitmask) => bitmask.problem(rows, vocab),

@@ -1,6 +1,6 @@
-//! Filters that write what they keep: renormalised probabilities, or logits with the rest at -inf.
+//! Filters of distributions: renormalised probabilities, or logits with dropped tokens at -inf.
 //!
-//! `x` and `out` are `[rows, vocab]` of one dtype, f32, f16 or bf16. A row that holds NaN becomes NaN, so that sampling it reports it.
+//! `x` and `out` are `[rows, vocab]` of one dtype, f32, f16 or bf16. A row with NaN becomes NaN, so that sampling it fails.
 
 use super::params::{temperature_problem, top_k_problem, top_p_problem};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
     tensor::{check_computable, check_dtype, check_shape},
 };
 
-/// A filter with its parameter for each row.
+/// A filter with one parameter per row.
 #[derive(Debug, Clone, Copy)]
 pub enum Filter<'a> {
     /// See [`top_k_renorm_probs`].
@@ -36,7 +36,7 @@ pub fn softmax<B: Backend + ?Sized>(
 ) -> Result<()> {
     const OPERATOR: &str = "sampling.softmax";
     let rows = check_pair(OPERATOR, "logits", &logits, &out)?;
-    check_each(OPERATOR, ("temperature", rows), temperature, temperature_problem)?;
+    check_per_row(OPERATOR, ("temperature", rows), temperature, temperature_problem)?;
     backend.softmax(logits, temperature, out)
 }
 
@@ -56,7 +56,7 @@ pub fn top_k_renorm_probs<B: Backend + ?Sized>(
 ) -> Result<()> {
     const OPERATOR: &str = "sampling.top_k_renorm_probs";
     let rows = check_pair(OPERATOR, "probs", &probs, &out)?;
-    check_each(OPERATOR, ("top_k", rows), top_k, top_k_problem)?;
+    check_per_row(OPERATOR, ("top_k", rows), top_k, top_k_problem)?;
     backend.filter(Filter::TopKRenorm(top_k), probs, out)
 }
 
@@ -76,7 +76,7 @@ pub fn top_p_renorm_probs<B: Backend + ?Sized>(
 ) -> Result<()> {
     const OPERATOR: &str = "sampling.top_p_renorm_probs";
     let rows = check_pair(OPERATOR, "probs", &probs, &out)?;
-    check_each(OPERATOR, ("top_p", rows), top_p, top_p_problem)?;
+    check_per_row(OPERATOR, ("top_p", rows), top_p, top_p_problem)?;
     backend.filter(Filter::TopPRenorm(top_p), probs, out)
 }
 
@@ -95,11 +95,11 @@ pub fn top_k_mask_logits<B: Backend + ?Sized>(
 ) -> Result<()> {
     const OPERATOR: &str = "sampling.top_k_mask_logits";
     let rows = check_pair(OPERATOR, "logits", &logits, &out)?;
-    check_each(OPERATOR, ("top_k", rows), top_k, top_k_problem)?;
+    check_per_row(OPERATOR, ("top_k", rows), top_k, top_k_problem)?;
     backend.filter(Filter::TopKMask(top_k), logits, out)
 }
 
-/// Checks the tensors of a filter and returns how many rows they have.
+/// Checks the tensors of a filter and returns the number of rows.
 fn check_pair(operator: &'static str, argument: &str, x: &View<'_>, out: &ViewMut<'_>) -> Result<usize> {
     let rows = check_matrix(operator, argument, x)?;
     check_shape(operator, "out", (out.shape(), x.shape()), "[rows, vocab]")?;
@@ -108,7 +108,7 @@ fn check_pair(operator: &'static str, argument: &str, x: &View<'_>, out: &ViewMu
     Ok(rows)
 }
 
-/// Refuses what is not `[rows, vocab]` with a dense last axis, or has no token; returns how many rows it has.
+/// Rejects tensors other than non-empty `[rows, vocab]` with a dense last axis; returns the number of rows.
 pub(super) fn check_matrix(operator: &'static str, argument: &str, x: &View<'_>) -> Result<usize> {
     crate::ensure!(
         x.shape().len() == 2 && x.shape()[1] > 0,
@@ -121,8 +121,8 @@ pub(super) fn check_matrix(operator: &'static str, argument: &str, x: &View<'_>)
     Ok(x.shape()[0])
 }
 
-/// Refuses parameters that are not one per row, or that `problem` finds fault with.
-pub(super) fn check_each<P: Copy>(
+/// Rejects parameters that are not one per row, or for which `problem` returns an error text.
+pub(super) fn check_per_row<P: Copy>(
     operator: &'static str,
     (argument, rows): (&str, usize),
     values: &[P],

@@ -1,50 +1,50 @@
-//! Log-probabilities of chosen tokens and of the most probable ones, with ranks.
+//! Log-probabilities and ranks of the chosen token and the most probable tokens.
 
 use super::{
     SamplingParams, Scores,
     draw::check_params,
-    filter::{check_each, check_matrix},
+    filter::{check_matrix, check_per_row},
 };
 use crate::{Backend, Result, View};
 
-/// What is asked of one row.
+/// The logprobs requested for one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Choice {
     /// The token that was chosen.
     pub token: u32,
-    /// How many of the most probable tokens to list; at most `vocab`.
+    /// The number of most probable tokens to list; at most `vocab`.
     pub top_n: u32,
 }
 
-/// A token with its natural-log probability and its place.
+/// A token with its natural-log probability and its rank.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TokenLogprob {
     /// The token.
     pub token: u32,
     /// The natural logarithm of its probability; -inf for 0.
     pub logprob: f32,
-    /// 1 for the most probable; of equally probable tokens the lowest is first.
+    /// 1 for the most probable; ties by ascending token.
     pub rank: u32,
 }
 
-/// What one row answers.
+/// The logprobs of one row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logprobs {
     /// The chosen token.
     pub chosen: TokenLogprob,
-    /// The `top_n` most probable tokens, by rank; the chosen one is among them if its rank says so.
+    /// The `top_n` most probable tokens, by rank, including the chosen one if its rank is at most `top_n`.
     pub top: Vec<TokenLogprob>,
 }
 
-/// Log-probabilities under the softmax of each row of `logits`: of its chosen token and of its `top_n` most probable.
+/// Log-probabilities under the softmax of each row of `logits`: of its chosen token and its `top_n` most probable tokens.
 ///
 /// `logits`: `[rows, vocab]` f32, f16 or bf16 with stride 1 along the last axis; `choices`, `out`: `[rows]`. With `params`
-/// (`[rows]`) they are those of the distribution from which [`super::sample`] draws, after temperature and filters
-/// (vLLM's `processed_logprobs`); without, those of the logits as they are (vLLM's `raw_logprobs`), to be asked for
-/// before an edit changes them.
+/// (`[rows]`), the distribution is the one from which [`super::sample`] draws, after temperature and filters (vLLM's
+/// `processed_logprobs`). Without, it is that of the unmodified logits (vLLM's `raw_logprobs`); call this before editing
+/// them.
 ///
-/// Unlike vLLM's, a rank counts only those equals that come before a token: rank `r` is place `r` of the list. A row that holds
-/// NaN or +inf, or -inf only, has an error in `out`.
+/// Unlike in vLLM, ties have distinct ranks: rank `r` is entry `r` of the list. A row with NaN or +inf, or of -inf only, has
+/// an error in `out`.
 ///
 /// # Errors
 /// When there is not one element per row, a token is not below `vocab`, a `top_n` is above it, a parameter is out of
@@ -59,7 +59,7 @@ pub fn logprobs<B: Backend + ?Sized>(
     const OPERATOR: &str = "sampling.logprobs";
     let rows = check_matrix(OPERATOR, "logits", &logits)?;
     let vocab = logits.shape()[1];
-    check_each(OPERATOR, ("choices", rows), choices, |Choice { token, top_n }| {
+    check_per_row(OPERATOR, ("choices", rows), choices, |Choice { token, top_n }| {
         if token as usize >= vocab {
             Some(format!("token {token} is not below vocab = {vocab}"))
         } else {

@@ -1,16 +1,16 @@
-//! Sampling: from the logits of the last layer to one token per request, or several that were drafted.
+//! Sampling: logits of the last layer to one token per request, or several with speculative decoding.
 //!
-//! Logits and probabilities are `[rows, vocab]`, one row per request, each with its own parameters and its own
-//! stream of random numbers. Filters keep sets of the form {p >= threshold}, so ties stay together unless
+//! Logits and probabilities are `[rows, vocab]`, one row per request, each with its own parameters and
+//! random stream. Filters keep sets of the form {p >= threshold}, so ties stay together unless
 //! [`TopKTies`] says otherwise.
 //!
 //! | | |
 //! |---|---|
 //! | [`sample`], [`sampling_from_probs`], [`distribution`] | temperature, top-k, top-p, min-p, draw |
-//! | [`apply_token_bitmask`], [`apply_penalties`], [`apply_logit_bias`] | edits of logits, in place |
-//! | [`Pipeline`] | all of these in an order that the compiler checks, fused where it can be |
-//! | [`chain_speculative_sampling`] | drafted tokens, accepted so that the target's distribution is met |
-//! | [`logprobs`], [`top_k()`] | what was likely |
+//! | [`apply_token_bitmask`], [`apply_penalties`], [`apply_logit_bias`] | in-place edits of logits |
+//! | [`Pipeline`] | these stages in an order checked at compile time, fused where possible |
+//! | [`chain_speculative_sampling`] | drafted tokens, accepted such that the target's distribution is preserved |
+//! | [`logprobs`], [`top_k()`] | log-probabilities and the most probable tokens |
 
 mod draw;
 mod edit;
@@ -29,7 +29,7 @@ pub use filter::{Filter, softmax, top_k_mask_logits, top_k_renorm_probs, top_p_r
 pub use logprobs::{Choice, Logprobs, TokenLogprob, logprobs};
 pub use params::{FilterOrder, SamplingParams, TopKTies};
 pub use penalties::{History, Penalties, apply_penalties};
-pub use pipeline::{Each, Pipeline, flow};
+pub use pipeline::{Pipeline, RowParam, flow};
 pub use rng::Stream;
 pub use speculative::{ChainCounts, ChainOutput, Drafts, chain_speculative_sampling};
 pub use top_k::{TieBreak, TopK, top_k};

@@ -1,40 +1,40 @@
-//! What one request asks of its sampler.
+//! Sampling parameters of one request.
 
 use crate::{Error, Result};
 
 /// How top-k and top-p combine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum FilterOrder {
-    /// Top-p weighs what top-k left, renormalised.
+    /// Top-p applies to the renormalised output of top-k.
     #[default]
     TopKFirst,
-    /// Both judge the original distribution; a token stays if both keep it.
+    /// Both apply to the original distribution; a token stays if both keep it.
     Joint,
 }
 
-/// Which tokens top-k keeps where several are as probable as the `k`-th.
+/// The tie rule of top-k at the `k`-th most probable token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum TopKTies {
-    /// All of them, so more than `k` tokens may stay.
+    /// Keeps all ties, so more than `k` tokens may stay.
     #[default]
     Keep,
-    /// Exactly `k` tokens stay: of the equal ones those that come first in the vocabulary.
+    /// Keeps exactly `k` tokens: ties by ascending token.
     LowestIndex,
-    /// Exactly `k` tokens stay: of the equal ones those that come last in the vocabulary.
+    /// Keeps exactly `k` tokens: ties by descending token.
     HighestIndex,
 }
 
 /// The sampling parameters of one row. The default is the plain distribution: temperature 1 and no filter.
 ///
-/// A token stays if every filter keeps it; ties at a threshold stay together, unless `top_k_ties` says otherwise for
+/// A token stays if every filter keeps it. Ties at a threshold stay together, except as `top_k_ties` specifies for
 /// top-k.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; 0 takes the largest logit, the lowest token among equals. Finite, not negative.
+    /// Divides the logits; 0 is greedy (the lowest token among equals). Finite, not negative.
     pub temperature: f32,
     /// Keeps tokens at least as probable as the `k`-th most probable. At least 1; `None` keeps all.
     pub top_k: Option<u32>,
-    /// Which of the tokens stay that are as probable as the `k`-th.
+    /// The tie rule of top-k.
     pub top_k_ties: TopKTies,
     /// Keeps the smallest set of the most probable tokens whose mass reaches this share. In (0, 1]; 1 keeps all.
     pub top_p: f32,
@@ -42,9 +42,9 @@ pub struct SamplingParams {
     pub min_p: f32,
     /// How top-k and top-p combine.
     pub order: FilterOrder,
-    /// The request's stream of random numbers.
+    /// The seed of the request's random stream.
     pub seed: u64,
-    /// Which number of the stream decides this draw: an engine passes how many tokens the request has drawn.
+    /// The position in the random stream: an engine passes the number of tokens that the request has drawn.
     pub offset: u64,
 }
 
@@ -64,15 +64,15 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Checks every field, as [`crate::sampling::sample`] does: for a server that refuses a request on arrival.
+    /// Checks every field, as [`crate::sampling::sample`] does, so that a server can reject a request on arrival.
     ///
     /// # Errors
-    /// `sampling.params: top_p = 1.5 is not in (0, 1]`, and alike for the other fields.
+    /// `sampling.params: top_p = 1.5 is not in (0, 1]`, and accordingly for the other fields.
     pub fn validate(&self) -> Result<()> {
         self.problem().map_or(Ok(()), |problem| Err(Error::new("sampling.params", problem)))
     }
 
-    /// What is wrong with a field, in words.
+    /// The first invalid field, as an error text.
     pub(super) fn problem(&self) -> Option<String> {
         temperature_problem(self.temperature)
             .or_else(|| self.top_k.and_then(top_k_problem))

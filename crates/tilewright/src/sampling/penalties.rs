@@ -1,4 +1,4 @@
-//! Penalties for tokens that a request has already: repetition, presence and frequency.
+//! Repetition, presence and frequency penalties.
 //!
 //! For a token that occurs `n` times in the output, in this order, as in vLLM (`apply_penalties`):
 //!
@@ -16,7 +16,7 @@ use crate::{Backend, Result, ViewMut};
 /// The penalties of one row. The default has no effect.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Penalties {
-    /// Divides positive and multiplies other logits of tokens of prompt and output. Finite, above 0; 1 changes nothing.
+    /// Divides positive and multiplies other logits of tokens in prompt or output. Finite, above 0; 1 changes nothing.
     pub repetition: f32,
     /// Subtracted once for tokens of the output. Finite.
     pub presence: f32,
@@ -30,7 +30,7 @@ impl Default for Penalties {
     }
 }
 
-/// What each row's request consists of.
+/// The prompt and output tokens of each row's request.
 #[derive(Debug, Clone, Copy)]
 pub enum History<'a> {
     /// The tokens themselves, ragged: one list per row.
@@ -40,11 +40,11 @@ pub enum History<'a> {
         /// The tokens of each output.
         output: &'a [&'a [u32]],
     },
-    /// What has been counted, `[rows, vocab]` each, row-major.
+    /// Token counts, `[rows, vocab]` each, row-major.
     Counts {
         /// Whether a token occurs in the prompt.
         prompt: &'a [bool],
-        /// How often a token occurs in the output.
+        /// The number of occurrences of a token in the output.
         output: &'a [u32],
     },
 }

@@ -1,12 +1,12 @@
-//! A pipeline of processors from logits to tokens: what flows is a type, so that a wrong order does not compile.
+//! Typestate pipeline from logits to tokens: a wrong order of stages does not compile.
 //!
-//! Logits are edited, tempered and turned into probabilities; probabilities are filtered; tokens are drawn. The
-//! stages mean what they mean one after the other, each filter judging what the one before it left, renormalised;
-//! those that [`sample`](super::sample) does in one pass over the logits are fused (`group.rs`).
+//! Stages edit logits, apply the temperature, compute probabilities, filter them and draw tokens. Each filter applies to the
+//! renormalised output of the previous stage. Stages that [`sample`](super::sample) performs in one pass over the logits are
+//! fused (`group.rs`).
 
-mod each;
 pub mod flow;
 mod group;
+mod row_param;
 mod stage;
 
 use super::{Bias, History, Penalties, Sampled, Stream, TokenBitmask, TopKTies, filter::check_matrix};
@@ -15,17 +15,17 @@ use crate::{
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
-pub use each::Each;
-use group::{End, groups, label};
+use group::{GroupOutput, groups, label};
+pub use row_param::RowParam;
 use stage::Stage;
 use std::marker::PhantomData;
 
 const OPERATOR: &str = "sampling.pipeline";
 
-/// A sequence of stages; `Flow` is what comes out of the last.
+/// A sequence of stages; `Flow` is the output type of the last.
 ///
-/// Nothing is computed before `run`, which checks every stage before it writes anything. Parameters are one for all
-/// rows (`.top_k(50)`) or one per row (`.top_k(&each)`).
+/// Nothing is computed before `run`, which checks every stage before it writes. A parameter is one value for all
+/// rows (`.top_k(50)`) or one per row (`.top_k(&values)`).
 ///
 /// ```
 /// use tilewright::{Cpu, ViewMut, sampling::{Pipeline, Stream}};
@@ -82,7 +82,7 @@ impl<'a> Pipeline<'a, flow::Logits> {
 
     /// Penalises tokens of the history: [`super::apply_penalties`].
     #[must_use]
-    pub fn penalties(self, penalties: impl Into<Each<'a, Penalties>>, history: History<'a>) -> Self {
+    pub fn penalties(self, penalties: impl Into<RowParam<'a, Penalties>>, history: History<'a>) -> Self {
         self.then(Stage::Penalties(penalties.into(), history))
     }
 
@@ -92,16 +92,16 @@ impl<'a> Pipeline<'a, flow::Logits> {
         self.then(Stage::LogitBias(bias))
     }
 
-    /// Divides the logits; 0 takes the largest: [`super::softmax`].
+    /// Divides the logits; 0 is greedy: [`super::softmax`].
     #[must_use]
-    pub fn temperature(self, temperature: impl Into<Each<'a, f32>>) -> Pipeline<'a, flow::Tempered> {
+    pub fn temperature(self, temperature: impl Into<RowParam<'a, f32>>) -> Pipeline<'a, flow::ScaledLogits> {
         self.then(Stage::Temperature(temperature.into()))
     }
 
     /// Edits `logits`, `[rows, vocab]`, in place.
     ///
     /// # Errors
-    /// As for the stages' operators, in the words of [`Pipeline::check`].
+    /// As for the stages' operators, with the error texts of [`Pipeline::check`].
     pub fn run<B: Backend + ?Sized>(&self, backend: &B, mut logits: ViewMut<'_>) -> Result<()> {
         self.check(logits.as_view())?;
         self.edit(backend, &mut logits)
@@ -124,25 +124,25 @@ impl<'a> Pipeline<'a, flow::Probs> {
 
     /// Keeps the `top_k` most probable, ties included: [`super::top_k_renorm_probs`].
     #[must_use]
-    pub fn top_k(self, top_k: impl Into<Each<'a, u32>>) -> Self {
+    pub fn top_k(self, top_k: impl Into<RowParam<'a, u32>>) -> Self {
         self.top_k_with_ties(top_k, TopKTies::Keep)
     }
 
-    /// Keeps the `top_k` most probable, ties by a rule.
+    /// Keeps the `top_k` most probable, with a tie rule.
     #[must_use]
-    pub fn top_k_with_ties(self, top_k: impl Into<Each<'a, u32>>, ties: TopKTies) -> Self {
+    pub fn top_k_with_ties(self, top_k: impl Into<RowParam<'a, u32>>, ties: TopKTies) -> Self {
         self.then(Stage::TopK(top_k.into(), ties))
     }
 
-    /// Keeps the most probable that reach the share `top_p` of what is left: [`super::top_p_renorm_probs`].
+    /// Keeps the most probable tokens that reach the share `top_p` of the remaining mass: [`super::top_p_renorm_probs`].
     #[must_use]
-    pub fn top_p(self, top_p: impl Into<Each<'a, f32>>) -> Self {
+    pub fn top_p(self, top_p: impl Into<RowParam<'a, f32>>) -> Self {
         self.then(Stage::TopP(top_p.into()))
     }
 
-    /// Keeps what is at least `min_p` times as probable as the most probable.
+    /// Keeps tokens at least `min_p` times as probable as the most probable.
     #[must_use]
-    pub fn min_p(self, min_p: impl Into<Each<'a, f32>>) -> Self {
+    pub fn min_p(self, min_p: impl Into<RowParam<'a, f32>>) -> Self {
         self.then(Stage::MinP(min_p.into()))
     }
 
@@ -150,7 +150,7 @@ impl<'a> Pipeline<'a, flow::Probs> {
     /// change `scores`. A row that cannot be sampled becomes NaN.
     ///
     /// # Errors
-    /// As for the stages' operators, in the words of [`Pipeline::check`].
+    /// As for the stages' operators, with the error texts of [`Pipeline::check`].
     pub fn run<B: Backend + ?Sized>(
         &self,
         backend: &B,
@@ -162,7 +162,7 @@ impl<'a> Pipeline<'a, flow::Probs> {
         check_computable(OPERATOR, "out", out.dtype())?;
         check_rows(OPERATOR, "out", (out.shape(), out.strides()))?;
         self.edit(backend, &mut scores)?;
-        self.run_groups(backend, scores.as_view(), End::Probs(out))
+        self.run_groups(backend, scores.as_view(), GroupOutput::Probs(out))
     }
 }
 
@@ -175,12 +175,12 @@ impl<'a, Flow: flow::Drawable> Pipeline<'a, Flow> {
 }
 
 impl Pipeline<'_, flow::Tokens> {
-    /// Draws `out`, `[rows]`, from `scores`, `[rows, vocab]` f32, f16 or bf16, which stages that edit logits change; without
-    /// such stages nothing but `out` is written. `out[row]` is the token, or an error that names stages and row; the
-    /// other rows have theirs all the same.
+    /// Draws `out`, `[rows]`, from `scores`, `[rows, vocab]` f32, f16 or bf16. Stages that edit logits change `scores`; without
+    /// such stages only `out` is written. `out[row]` is the token, or an error that names stages and row; other rows are
+    /// unaffected.
     ///
     /// # Errors
-    /// As for the stages' operators, in the words of [`Pipeline::check`].
+    /// As for the stages' operators, with the error texts of [`Pipeline::check`].
     pub fn run<B: Backend + ?Sized>(
         &self,
         backend: &B,
@@ -190,15 +190,15 @@ impl Pipeline<'_, flow::Tokens> {
         let rows = self.check(scores.as_view())?;
         crate::ensure!(out.len() == rows, OPERATOR, "out has {} elements, expected rows = {rows}", out.len());
         self.edit(backend, &mut scores)?;
-        self.run_groups(backend, scores.as_view(), End::Tokens(out))
+        self.run_groups(backend, scores.as_view(), GroupOutput::Tokens(out))
     }
 }
 
 impl<'a, Flow> Pipeline<'a, Flow> {
-    /// Checks every stage against `scores`, `[rows, vocab]`, as `run` does, and returns how many rows it has.
+    /// Checks every stage against `scores`, `[rows, vocab]`, as `run` does, and returns the number of rows.
     ///
     /// # Errors
-    /// When a stage's arguments do not fit, as in
+    /// When a stage's arguments are invalid, as in
     /// `sampling.pipeline: stage 4 (top_p): request 1: top_p = 1.5 is not in (0, 1]`.
     pub fn check(&self, scores: View<'_>) -> Result<usize> {
         let rows = check_matrix(OPERATOR, if self.from_probs { "probs" } else { "logits" }, &scores)?;
@@ -211,7 +211,7 @@ impl<'a, Flow> Pipeline<'a, Flow> {
         Ok(rows)
     }
 
-    /// What is done with which stages, a line for each call, for a person to read.
+    /// Human-readable list of the calls and the stages of each, one line per call.
     pub fn explain(&self) -> String {
         let edits = self.stages.iter().take_while(|stage| stage.edits()).count();
         let mut lines: Vec<_> = (0..edits)

@@ -1,14 +1,14 @@
-//! Random numbers from counters: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
+//! Counter-based random numbers: Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 //!
-//! No state: draw `offset` of the stream `seed` is a function of the two, so a token depends neither on the slot
-//! of its request in the batch nor on its neighbours, and can be drawn again.
+//! Stateless: draw `offset` of stream `seed` is a function of the two. A token therefore depends neither on the batch
+//! slot of its request nor on its batch peers, and can be redrawn.
 
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 /// The golden ratio and √3 - 1, as fractions of 2^32.
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// The 128 bits of `counter` under `key`.
+/// The 128-bit output for `counter` under `key`.
 pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let (mut x, mut key) = (counter, key);
     for _ in 0..ROUNDS {
@@ -20,12 +20,12 @@ pub fn philox4x32_10(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     x
 }
 
-/// A place in a request's stream of random numbers.
+/// A position in a request's random stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Stream {
-    /// The request's stream.
+    /// The seed of the request's stream.
     pub seed: u64,
-    /// Which number of the stream: how many tokens the request has drawn.
+    /// The position in the stream: the number of tokens that the request has drawn.
     pub offset: u64,
 }
 
@@ -38,11 +38,11 @@ pub fn uniform(seed: u64, offset: u64) -> f64 {
     fraction(a, b)
 }
 
-/// The two numbers that speculative sampling has for token number `offset` of stream `seed`: one judges the drafted
-/// token, one draws another in its place. Both are uniform in [0, 1), multiples of 2^-53.
+/// The two random numbers of speculative sampling for token `offset` of stream `seed`: the first tests the drafted
+/// token, the second draws its replacement. Both are uniform in [0, 1), multiples of 2^-53.
 ///
-/// As in [`uniform`], but the counter's upper half is 1: a draft that was drawn with the same seed and offset does
-/// not decide about itself.
+/// As in [`uniform`], but the counter's upper half is 1. The numbers are therefore independent of a draft that was
+/// drawn with the same seed and offset.
 pub fn speculative_pair(seed: u64, offset: u64) -> [f64; 2] {
     let [offset_low, offset_high] = words(offset);
     let [a, b, c, d] = philox4x32_10([offset_low, offset_high, 1, 0], words(seed));

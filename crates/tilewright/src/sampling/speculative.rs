@@ -1,12 +1,12 @@
-//! Chain speculative sampling: a target model's answer to a chain of drafted tokens, distributed as its own.
+//! Chain speculative sampling: verification of a chain of drafted tokens that preserves the target's distribution.
 //!
-//! Drafted token `d` at position `i` is kept with probability `min(1, q_i(d) / p_i(d))`, where `p_i` is the draft's
-//! distribution and `q_i` the target's. The first that is not kept is replaced by a token of the normalised
-//! `max(q_i - p_i, 0)`, or of `q_i` if that is 0 everywhere, and ends the chain; if all are kept, a token of the next
+//! Drafted token `d` at position `i` is accepted with probability `min(1, q_i(d) / p_i(d))`, where `p_i` is the draft's
+//! distribution and `q_i` the target's. The first rejected token is replaced by a draw from the normalised
+//! `max(q_i - p_i, 0)`, or from `q_i` if that is 0 everywhere, and ends the chain. If all are accepted, a draw from the next
 //! target distribution follows (Leviathan et al., "Fast inference from transformers via speculative decoding", 2023;
 //! Chen et al., "Accelerating large language model decoding with speculative sampling", 2023).
 //!
-//! Whatever the draft, the tokens that come out are distributed as if the target had drawn them one by one.
+//! For any draft, the emitted tokens are distributed as if the target had drawn them one by one.
 
 use super::{SamplingParams, Scores, draw::check_params};
 use crate::{
@@ -17,24 +17,24 @@ use crate::{
 
 const OPERATOR: &str = "sampling.chain_speculative_sampling";
 
-/// What a draft model proposes.
+/// The tokens and probabilities of a draft model.
 #[derive(Debug, Clone, Copy)]
 pub struct Drafts<'a> {
     /// `[batch, n, vocab]`: the probabilities, or any weights, from which each token was drawn.
     pub probs: View<'a>,
-    /// `[batch, n]`, row-major: the tokens. A shorter draft ends with -1s; what `probs` and the target hold for these
-    /// positions is not read, but for the target's at the first of them.
+    /// `[batch, n]`, row-major: the tokens. A shorter draft is padded with -1. For padded positions `probs` and the target are
+    /// not read, except the target at the first of them.
     pub ids: &'a [i32],
 }
 
-/// How a chain of drafted tokens fared.
+/// Acceptance counts of a draft chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct ChainCounts {
-    /// How many drafted tokens pass their test, each judged by its own random number, those after a rejection
-    /// included: divided by their number, an estimate of the draft's acceptance rate. (FlashInfer's also tests the
+    /// Drafted tokens that pass their test, each with its own random number, including those after a rejection. Divided
+    /// by the draft length, it estimates the acceptance rate. (FlashInfer's count also tests the
     /// rejected token a second time.)
     pub accepted: u64,
-    /// How many drafted tokens were emitted; one more token follows them.
+    /// Drafted tokens that were emitted; one more token follows them.
     pub emitted: u64,
 }
 
@@ -45,32 +45,32 @@ impl std::ops::AddAssign for ChainCounts {
     }
 }
 
-/// Where the answer goes.
+/// Output of [`chain_speculative_sampling`].
 #[derive(Debug)]
 pub struct ChainOutput<'a> {
-    /// `[batch, n + 1]`, row-major: the drafted tokens that were kept, one token of the target's, then -1s. All -1 for
-    /// a request that has an error.
+    /// `[batch, n + 1]`, row-major: the accepted tokens, one token from the target, then -1. All -1 for
+    /// a request with an error.
     pub tokens: &'a mut [i32],
-    /// `[batch]`: the counts, or why a request has none: NaN, a negative number, infinity or no mass in a row that
-    /// was read. Other requests have theirs all the same.
+    /// `[batch]`: the counts, or the request's error: NaN, a negative number, infinity or no mass in a row that
+    /// was read. Other requests are unaffected.
     pub chains: &'a mut [Result<ChainCounts>],
-    /// `[batch]`: sums over calls, to which the counts of this one are added.
+    /// `[batch]`: running totals, to which the counts of this call are added.
     pub totals: Option<&'a mut [ChainCounts]>,
 }
 
-/// Judges drafted tokens by the target's scores and emits the longest chain that it may, with one token more.
+/// Verifies drafted tokens against the target's scores; emits the longest accepted prefix and one more token.
 ///
 /// `drafts`: `[batch, n, vocab]` and `[batch, n]`, `n` may be 0; `target`: `[batch, n + 1, vocab]`, position `i` after
 /// the first `i` drafted tokens; both f32, f16 or bf16 with stride 1 along the last axis. `params`: `[batch]`; temperature
 /// and filters apply to the target's scores at every position, as in [`super::sample`] for logits and as in
 /// [`super::sampling_from_probs`] for probabilities. Rows need not sum to 1. A drafted token of probability 0 under the
-/// draft is kept if the target's is above 0.
+/// draft is accepted if the target's is above 0.
 ///
-/// **Random numbers.** With `offset` the number of tokens that the request has drawn, position `i` has the two numbers
-/// [`super::rng::speculative_pair`]`(seed, offset + i)`: the first judges the drafted token, the second draws one in its
-/// place, or after all of them. They are used once in a request's life if the next offset is `offset + emitted + 1`,
-/// and neither the batch slot nor other requests matter. Drafts may be drawn by [`super::sample`] with the same seed and
-/// offsets, whose numbers are others.
+/// **Random numbers.** With `offset` the number of tokens that the request has drawn, position `i` uses the two numbers
+/// [`super::rng::speculative_pair`]`(seed, offset + i)`: the first tests the drafted token, the second draws its
+/// replacement or the extra token. No number is used twice if the next offset is `offset + emitted + 1`. Batch slot and
+/// other requests have no effect. Drafts may be drawn by [`super::sample`] with the same seed and offsets, because it uses
+/// different numbers.
 ///
 /// # Errors
 /// When shapes disagree, a last axis is not dense, a parameter is out of range, a token is neither in `0..vocab` nor -1,

@@ -1,4 +1,4 @@
-//! The `k` largest scores of each row and where they are: exact, the same every time, with a rule for ties.
+//! Exact, deterministic top-k selection with a tie rule.
 
 use super::filter::check_matrix;
 use crate::{
@@ -7,32 +7,32 @@ use crate::{
     tensor::{check_dtype, check_shape},
 };
 
-/// Which of several equal scores come first.
+/// The tie rule for equal scores.
 #[doc(alias = "TopKTieBreak")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum TieBreak {
-    /// Those at the lowest indices.
+    /// Prefer lower indices.
     #[default]
     Lowest,
-    /// Those at the highest indices.
+    /// Prefer higher indices.
     Highest,
 }
 
-/// How many scores are selected, and how.
+/// Parameters of [`top_k`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TopK {
-    /// How many, in 1..=`vocab`.
+    /// The number of selected scores, in 1..=`vocab`.
     pub k: usize,
-    /// Which of those equal to the `k`-th largest.
+    /// The tie rule at the `k`-th largest.
     pub ties: TieBreak,
-    /// Whether from the largest to the smallest, equal ones in the order of `ties`; else by ascending index.
+    /// Whether the output is in descending order, with ties in the order of `ties`; otherwise by ascending index.
     pub sorted: bool,
 }
 
-/// Selects the `k` largest of each row of `scores`, exactly `k`.
+/// Selects exactly the `k` largest scores of each row.
 ///
 /// `scores`: `[rows, vocab]` f32, f16 or bf16 with stride 1 along the last axis; `values`: `[rows, k]` of the same dtype;
-/// `indices`: `[rows, k]`, row-major. Zeros of either sign are equal. A row that holds NaN gives NaN values and indices
+/// `indices`: `[rows, k]`, row-major. Zeros of either sign are equal. A row with NaN has NaN values and indices
 /// of -1.
 ///
 /// # Errors

@@ -1,7 +1,7 @@
-//! Memory of tensors that somebody owns: elements on the host, or bytes of a device.
+//! Owned tensor memory: elements on the host, or bytes on a device.
 //!
-//! A backend allocates it ([`crate::Backend::allocate`]); views of it are what operators take. It is as long as it was made: a
-//! view may be of its first elements only.
+//! A backend allocates it ([`crate::Backend::allocate`]); operators take views of it. Its length is fixed; a view may
+//! cover a prefix.
 
 use super::{Data, DataMut, DeviceMemory, View, ViewMut};
 use crate::{Dtype, E4m3, E5m2, Error, Result};
@@ -20,17 +20,17 @@ enum Storage {
     F32(Vec<f32>),
     F16(Vec<f16>),
     Bf16(Vec<bf16>),
-    /// Of 8-bit floats: their bits.
+    /// Bits of 8-bit floats.
     Bits(Vec<u8>),
     I8(Vec<i8>),
     Device(DeviceMemory),
 }
 
 impl Buffer {
-    /// `len` elements in host memory, each 0.
+    /// Allocates `len` zeroed elements in host memory.
     ///
     /// # Errors
-    /// When the machine does not give so much.
+    /// When the allocation fails.
     pub fn on_host(dtype: Dtype, len: usize) -> Result<Self> {
         let refused = |()| {
             let text = format!("{len} elements of {dtype} need memory that this machine does not give");
@@ -46,7 +46,7 @@ impl Buffer {
         Ok(Self { storage: storage.map_err(refused)?, dtype, len })
     }
 
-    /// As many elements as fit into `memory`; nobody has written them.
+    /// As many elements as fit into `memory`; they are uninitialized.
     pub fn on_device(dtype: Dtype, memory: DeviceMemory) -> Self {
         Self { len: memory.bytes() / dtype.size(), storage: Storage::Device(memory), dtype }
     }
@@ -56,22 +56,22 @@ impl Buffer {
         self.dtype
     }
 
-    /// How many elements there are.
+    /// The number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no element.
+    /// Whether the buffer has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Its size.
+    /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.len * self.dtype.size()
     }
 
-    /// The memory, if it is a device's.
+    /// The device memory; `None` for host memory.
     pub fn device(&self) -> Option<&DeviceMemory> {
         if let Storage::Device(memory) = &self.storage { Some(memory) } else { None }
     }
@@ -79,7 +79,7 @@ impl Buffer {
     /// A row-major view of the first elements.
     ///
     /// # Errors
-    /// When there are fewer than `shape` needs, or its rank is above [`super::MAX_RANK`].
+    /// When `shape` needs more elements, or its rank is above [`super::MAX_RANK`].
     pub fn view(&self, shape: &[usize]) -> Result<View<'_>> {
         let len = self.check(shape)?;
         match self.elements() {
@@ -88,7 +88,7 @@ impl Buffer {
         }
     }
 
-    /// A row-major view of the first elements, to be written.
+    /// A writable row-major view of the first elements.
     ///
     /// # Errors
     /// As [`Buffer::view`].
@@ -101,7 +101,7 @@ impl Buffer {
         }
     }
 
-    /// A view of the elements from number `offset` on with explicit strides, in elements.
+    /// A view of the elements from `offset` on with explicit strides, in elements.
     ///
     /// # Errors
     /// When an index inside `shape` would fall outside the buffer.
@@ -112,10 +112,10 @@ impl Buffer {
         }
     }
 
-    /// A view of the elements from number `offset` on with explicit strides, in elements, to be written.
+    /// A writable view of the elements from `offset` on with explicit strides, in elements.
     ///
     /// # Errors
-    /// As [`Buffer::strided`], and when two indices would name one element.
+    /// As [`Buffer::strided`], and when two indices would alias one element.
     pub fn strided_mut(
         &mut self,
         offset: usize,
@@ -132,7 +132,7 @@ impl Buffer {
         offset.saturating_mul(self.dtype.size())
     }
 
-    /// How many elements `shape` has, if they are there.
+    /// The number of elements of `shape`, if the buffer has that many.
     fn check(&self, shape: &[usize]) -> Result<usize> {
         let len = shape.iter().try_fold(1_usize, |n, &extent| n.checked_mul(extent));
         len.filter(|&len| len <= self.len).ok_or_else(|| {
@@ -141,7 +141,7 @@ impl Buffer {
         })
     }
 
-    /// The elements, or the memory that they are in.
+    /// The host elements, or the device memory.
     fn elements(&self) -> std::result::Result<Data<'_>, &DeviceMemory> {
         Ok(match &self.storage {
             Storage::F32(values) => Data::F32(values),
@@ -156,7 +156,7 @@ impl Buffer {
         })
     }
 
-    /// The elements, or the memory that they are in.
+    /// The host elements, or the device memory.
     fn elements_mut(&mut self) -> std::result::Result<DataMut<'_>, &mut DeviceMemory> {
         Ok(match &mut self.storage {
             Storage::F32(values) => DataMut::F32(values),

@@ -1,15 +1,15 @@
-//! Copies of whole tensors between the host and a device, or within either.
+//! Tensor copies between host and device, or within either.
 
 use super::{Data, DataMut, View, ViewMut, check_dtype, check_shape};
 use crate::{Backend, Element, Result};
 
-/// Copies all elements of `from` to `to`: host to device, device to host, or within one of the two.
+/// Copies all elements of `from` to `to`: host to device, device to host, or within one of them.
 ///
-/// Both have one shape and dtype, and are contiguous, which is enough to bring weights and to fetch results. A copy to the host waits
-/// for the work before it; after one from the host, `from` may be changed at once.
+/// Both are contiguous and have the same shape and dtype. A copy to the host synchronizes with the work before it. After a copy
+/// from the host returns, the caller may change `from`.
 ///
 /// # Errors
-/// When a shape or dtype differs, or one of the two is not contiguous; when one is of a device that the backend does not have.
+/// When a shape or dtype differs, a tensor is not contiguous, or a tensor is on a device of another backend.
 pub fn copy<B: Backend + ?Sized>(backend: &B, from: View<'_>, to: ViewMut<'_>) -> Result<()> {
     const OPERATOR: &str = "tensor.copy";
     check_shape(OPERATOR, "to", (to.shape(), from.shape()), "that of from")?;

@@ -1,38 +1,38 @@
-//! Memory of a device, as an argument: views of it have an address instead of a slice.
+//! Device memory as tensor arguments: views hold an address instead of a slice.
 //!
-//! A view never leaves its [`DeviceMemory`]; only whoever makes that of an address has to vouch for it.
+//! A view borrows its [`DeviceMemory`]. Only its constructor, [`DeviceMemory::from_raw`], is unsafe.
 
 use super::{Data, DataMut, View, ViewMut, contiguous, strided, unaliased};
 use crate::{Dtype, Result, with_dtype};
 use std::{any::Any, fmt, sync::Arc};
 
-/// Bytes in the memory of a device. They stay there as long as their owner lives, of which this is a share.
+/// A range of bytes in device memory, which is valid while its shared owner lives.
 pub struct DeviceMemory {
     address: u64,
     bytes: usize,
     device: u32,
-    /// Gives the memory back when the last share of it is dropped; nobody where the caller keeps the memory.
+    /// Frees the memory when the last reference is dropped; `None` when the caller owns the memory.
     _owner: Option<Arc<dyn Any + Send + Sync>>,
 }
 
-/// Where the first element of a view is, when it is on a device.
+/// The address of the first element of a view on a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeviceAddress {
-    /// Number of the device.
+    /// Device ordinal.
     pub device: u32,
-    /// Address in its memory.
+    /// Device address.
     pub address: u64,
-    /// How many elements there are from it on, gaps included.
+    /// The number of elements from there on, gaps included.
     pub len: usize,
 }
 
 impl DeviceMemory {
-    /// `bytes` bytes at `address` of device number `device`, kept by `owner` or, if it is `None`, by the caller.
+    /// `bytes` bytes at `address` of device `device`, owned by `owner` or, if it is `None`, by the caller.
     ///
     /// # Safety
-    /// The bytes must be there, and stay there, as long as this or a view of it is used: by this thread, and by work on the device
-    /// that has been given the views.
-    #[allow(unsafe_code, reason = "declares what the caller vouches for; does nothing unsafe itself")]
+    /// The bytes must stay valid while this or a view of it is used, by this thread or by device work that was passed the
+    /// views.
+    #[allow(unsafe_code, reason = "states the caller's obligation; performs no unsafe operation itself")]
     pub unsafe fn from_raw(
         address: u64,
         bytes: usize,
@@ -42,44 +42,44 @@ impl DeviceMemory {
         Self { address, bytes, device, _owner: owner }
     }
 
-    /// Where it begins.
+    /// The first address.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// How much it is.
+    /// The size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The number of its device.
+    /// The device ordinal.
     pub fn device(&self) -> u32 {
         self.device
     }
 
-    /// Where its bytes are.
-    pub fn place(&self) -> DeviceAddress {
+    /// The address range; its length is in bytes.
+    pub fn device_address(&self) -> DeviceAddress {
         DeviceAddress { device: self.device, address: self.address, len: self.bytes }
     }
 
     /// A row-major view of the bytes from `offset` on.
     ///
     /// # Errors
-    /// When they are not there, `offset` is not a multiple of an element, or the rank is above [`super::MAX_RANK`].
+    /// When the range is out of bounds, `offset` is not aligned to the element, or the rank is above [`super::MAX_RANK`].
     pub fn view(&self, dtype: Dtype, offset: usize, shape: &[usize]) -> Result<View<'_>> {
         let len = shape.iter().try_fold(1_usize, |n, &extent| n.checked_mul(extent)).unwrap_or(usize::MAX);
-        let device = self.part(dtype, offset, len)?;
+        let device = self.element_range(dtype, offset, len)?;
         let (shape, strides) = contiguous(len, shape)?;
-        Ok(View { data: nothing(dtype), device: Some(device), shape, strides })
+        Ok(View { data: empty_data(dtype), device: Some(device), shape, strides })
     }
 
-    /// A row-major view of the bytes from `offset` on, to be written.
+    /// A writable row-major view of the bytes from `offset` on.
     ///
     /// # Errors
     /// As [`DeviceMemory::view`].
     pub fn view_mut(&mut self, dtype: Dtype, offset: usize, shape: &[usize]) -> Result<ViewMut<'_>> {
         let View { device, shape, strides, .. } = self.view(dtype, offset, shape)?;
-        Ok(ViewMut { data: nothing_mut(dtype), device, shape, strides })
+        Ok(ViewMut { data: empty_data_mut(dtype), device, shape, strides })
     }
 
     /// A view of the bytes from `offset` on with explicit strides, in elements.
@@ -93,15 +93,15 @@ impl DeviceMemory {
         (shape, strides): (&[usize], &[usize]),
     ) -> Result<View<'_>> {
         let rest = self.bytes.saturating_sub(offset) / dtype.size();
-        let device = self.part(dtype, offset, rest)?;
+        let device = self.element_range(dtype, offset, rest)?;
         let (shape, strides) = strided(rest, shape, strides)?;
-        Ok(View { data: nothing(dtype), device: Some(device), shape, strides })
+        Ok(View { data: empty_data(dtype), device: Some(device), shape, strides })
     }
 
-    /// A view of the bytes from `offset` on with explicit strides, in elements, to be written.
+    /// A writable view of the bytes from `offset` on with explicit strides, in elements.
     ///
     /// # Errors
-    /// As [`DeviceMemory::strided`], and when two indices would name one element.
+    /// As [`DeviceMemory::strided`], and when two indices would alias one element.
     pub fn strided_mut(
         &mut self,
         dtype: Dtype,
@@ -110,11 +110,11 @@ impl DeviceMemory {
     ) -> Result<ViewMut<'_>> {
         let View { device, shape, strides, .. } = self.strided(dtype, offset, geometry)?;
         unaliased(&shape, &strides)?;
-        Ok(ViewMut { data: nothing_mut(dtype), device, shape, strides })
+        Ok(ViewMut { data: empty_data_mut(dtype), device, shape, strides })
     }
 
-    /// `len` elements that begin `offset` bytes behind the first.
-    fn part(&self, dtype: Dtype, offset: usize, len: usize) -> Result<DeviceAddress> {
+    /// The address of `len` elements at byte `offset`.
+    fn element_range(&self, dtype: Dtype, offset: usize, len: usize) -> Result<DeviceAddress> {
         const OPERATOR: &str = "tensor.device";
         crate::ensure!(
             offset.is_multiple_of(dtype.size()),
@@ -139,39 +139,39 @@ impl fmt::Debug for DeviceMemory {
     }
 }
 
-/// No element of the host: what tells the dtype of a view of a device.
-fn nothing(dtype: Dtype) -> Data<'static> {
+/// An empty host slice that carries the dtype of a device view.
+fn empty_data(dtype: Dtype) -> Data<'static> {
     with_dtype!(dtype, T => Data::from(&[] as &[T]))
 }
 
-fn nothing_mut(dtype: Dtype) -> DataMut<'static> {
+fn empty_data_mut(dtype: Dtype) -> DataMut<'static> {
     with_dtype!(dtype, T => DataMut::from(&mut [] as &mut [T]))
 }
 
 impl View<'_> {
-    /// Where its elements are, if on a device.
+    /// The device address; `None` for host memory.
     pub fn device(&self) -> Option<DeviceAddress> {
         self.device
     }
 }
 
 impl ViewMut<'_> {
-    /// Where its elements are, if on a device.
+    /// The device address; `None` for host memory.
     pub fn device(&self) -> Option<DeviceAddress> {
         self.device
     }
 }
 
-/// Refuses tensor arguments that are on a device, for an operator that reads host memory.
+/// Rejects tensor arguments in device memory, for an operator that reads host memory.
 pub(crate) fn check_on_host(
     operator: &'static str,
     arguments: &[(&str, Option<DeviceAddress>)],
 ) -> Result<()> {
-    for (name, place) in arguments {
-        if let Some(place) = place {
+    for (name, address) in arguments {
+        if let Some(address) = address {
             return Err(crate::Error::new(
                 operator,
-                format!("{name} is in the memory of device {}, expected host memory", place.device),
+                format!("{name} is in the memory of device {}, expected host memory", address.device),
             ));
         }
     }

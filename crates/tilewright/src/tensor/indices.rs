@@ -1,40 +1,40 @@
-//! Whole numbers as arguments: positions and ids, on the host or where a device reads them.
+//! Integer arguments (positions, ids) in host or device memory.
 //!
-//! Values on the host are checked before an operator runs. Those of a device are not, as looking at them would wait for it: whoever
-//! wrote them there has to have checked them.
+//! Operators check indices on the host before they run. They do not check indices on a device, because reading them would
+//! synchronize; the caller guarantees their values.
 
 use super::{DeviceAddress, DeviceMemory};
 use crate::Result;
 use std::fmt;
 
-/// Bytes of an index.
+/// Bytes per index.
 const SIZE: usize = size_of::<i32>();
 
 /// Borrowed 32-bit indices.
 #[derive(Clone, Copy)]
 pub struct Indices<'a> {
-    /// The values; none where they are on a device.
+    /// The values; empty for device memory.
     host: &'a [i32],
     device: Option<DeviceAddress>,
 }
 
 impl<'a> Indices<'a> {
-    /// How many there are.
+    /// The number of indices.
     pub fn len(&self) -> usize {
-        self.device.map_or(self.host.len(), |place| place.len)
+        self.device.map_or(self.host.len(), |at| at.len)
     }
 
-    /// Whether there is none.
+    /// Whether there are no indices.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The values, if they are on the host.
+    /// The values; `None` for device memory.
     pub fn host(&self) -> Option<&'a [i32]> {
         if self.device.is_none() { Some(self.host) } else { None }
     }
 
-    /// Where the first of them is, if they are on a device; the length there counts indices.
+    /// The device address, whose length counts indices; `None` for host memory.
     pub fn device(&self) -> Option<DeviceAddress> {
         self.device
     }
@@ -59,10 +59,10 @@ impl<'a, const N: usize> From<&'a [i32; N]> for Indices<'a> {
 }
 
 impl DeviceMemory {
-    /// `len` indices, i32, from byte `offset` on.
+    /// `len` i32 indices at byte `offset`.
     ///
     /// # Errors
-    /// When they are not there, or `offset` is not a multiple of 4.
+    /// When the range is out of bounds, or `offset` is not a multiple of 4.
     pub fn indices(&self, offset: usize, len: usize) -> Result<Indices<'_>> {
         let end = len.checked_mul(SIZE).and_then(|bytes| bytes.checked_add(offset));
         crate::ensure!(
@@ -76,62 +76,62 @@ impl DeviceMemory {
     }
 }
 
-/// Owned indices, at an address that stays.
-pub struct IndexBuffer(Storage);
+/// Owned indices at a fixed address.
+pub struct IndexBuffer(IndexStorage);
 
-enum Storage {
+enum IndexStorage {
     Host(Vec<i32>),
     Device(DeviceMemory),
 }
 
 impl IndexBuffer {
-    /// `len` indices on the host, each 0.
+    /// `len` zeroed indices on the host.
     pub fn on_host(len: usize) -> Self {
-        Self(Storage::Host(vec![0; len]))
+        Self(IndexStorage::Host(vec![0; len]))
     }
 
-    /// As many indices as fit into `memory`; nobody has written them.
+    /// As many indices as fit into `memory`; they are uninitialized.
     pub fn on_device(memory: DeviceMemory) -> Self {
-        Self(Storage::Device(memory))
+        Self(IndexStorage::Device(memory))
     }
 
-    /// How many there are.
+    /// The number of indices.
     pub fn len(&self) -> usize {
         match &self.0 {
-            Storage::Host(values) => values.len(),
-            Storage::Device(memory) => memory.bytes() / SIZE,
+            IndexStorage::Host(values) => values.len(),
+            IndexStorage::Device(memory) => memory.bytes() / SIZE,
         }
     }
 
-    /// Whether there is none.
+    /// Whether there are no indices.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The memory, if it is a device's.
+    /// The device memory; `None` for host memory.
     pub fn device(&self) -> Option<&DeviceMemory> {
-        if let Storage::Device(memory) = &self.0 { Some(memory) } else { None }
+        if let IndexStorage::Device(memory) = &self.0 { Some(memory) } else { None }
     }
 
-    /// The values, if they are on the host.
+    /// The values; `None` for device memory.
     pub fn host_mut(&mut self) -> Option<&mut [i32]> {
-        if let Storage::Host(values) = &mut self.0 { Some(values) } else { None }
+        if let IndexStorage::Host(values) = &mut self.0 { Some(values) } else { None }
     }
 
-    /// The first `len` of them.
+    /// The first `len` indices.
     ///
     /// # Errors
     /// When there are fewer.
     pub fn first(&self, len: usize) -> Result<Indices<'_>> {
         match &self.0 {
-            Storage::Host(values) => match values.get(..len) {
+            IndexStorage::Host(values) => match values.get(..len) {
                 Some(values) => Ok(values.into()),
                 None => {
                     let text = format!("there are {}, expected at least {len}", values.len());
                     Err(crate::Error::new("tensor.indices", text))
                 }
             },
-            Storage::Device(memory) => memory.indices(0, len),
+            IndexStorage::Device(memory) => memory.indices(0, len),
         }
     }
 }
@@ -139,7 +139,7 @@ impl IndexBuffer {
 impl fmt::Debug for Indices<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.device {
-            Some(place) => write!(f, "{} indices on device {}", place.len, place.device),
+            Some(at) => write!(f, "{} indices on device {}", at.len, at.device),
             None => fmt::Debug::fmt(self.host, f),
         }
     }

@@ -109,7 +109,7 @@ impl<M: Machine> Gpu<M> {
             ("indices", &batch.indices, pages),
         ];
         for (name, memory, len) in arrays {
-            let address = self.check_place(OPERATOR, name, Some(memory.place()))?;
+            let address = self.check_place(OPERATOR, name, Some(memory.device_address()))?;
             let (bytes, asked) = (memory.bytes(), len as usize * size_of::<i32>());
             tilewright::ensure!(
                 bytes >= asked && address.is_multiple_of(4),
@@ -125,7 +125,7 @@ impl<M: Machine> Gpu<M> {
         let made = prepared.and_then(|prepared| prepared.lengths.as_ref());
         let made =
             made.ok_or_else(|| Error::new(OPERATOR, "the plan is not made of lengths on the device"))?;
-        self.check_place(OPERATOR, "the plan", Some(made.flags.place()))?;
+        self.check_place(OPERATOR, "the plan", Some(made.flags.device_address()))?;
         Ok(made)
     }
 }

@@ -116,9 +116,12 @@ impl<M: Machine> Gpu<M> {
             };
             return Err(Error::new(OPERATOR, text));
         };
-        self.check_place(OPERATOR, "the plan", Some(device_plan.memory.place()))?;
-        let workspace =
-            self.check_place(OPERATOR, "workspace", out.workspace.device().map(DeviceMemory::place))?;
+        self.check_place(OPERATOR, "the plan", Some(device_plan.memory.device_address()))?;
+        let workspace = self.check_place(
+            OPERATOR,
+            "workspace",
+            out.workspace.device().map(DeviceMemory::device_address),
+        )?;
         let mut held = Held::new();
         let tensors: (&ViewMut<'_>, Option<&ViewMut<'_>>) = (&out.o, out.lse.as_ref());
         let mut call = self.call((plan.problem(), device_plan), inputs, tensors, (workspace, &mut held))?;

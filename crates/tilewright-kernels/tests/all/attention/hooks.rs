@@ -10,7 +10,7 @@ use tilewright::{
         MultiItemScoring, PrefixLm, RelativePositionBias, RotaryEmbedding, SoftCap, Variant,
     },
     reference::{
-        attention::{Definition, Place},
+        attention::{Definition, LogitIndex},
         variant as formula,
     },
     rope::Rope,
@@ -81,7 +81,7 @@ const ALL_INPUTS: &str = r#"{
 fn logits_of_all_inputs() {
     let table = [0.5, -0.25, 1.0, 0.0, 2.0, 0.75];
     let definition = |request: usize| Definition {
-        logit: Box::new(move |at: Place, s| {
+        logit: Box::new(move |at: LogitIndex, s| {
             let bias = table[(at.j / 41).min(5)];
             s * (1.0 + request as f64 * 0.25)
                 + bias
@@ -97,7 +97,8 @@ fn logits_of_all_inputs() {
 fn two_variants_at_once() {
     let slopes = formula::alibi_slopes(4);
     let both = Both::new(Alibi::new(4), SoftCap::new(2.0).expect("it is above 0"));
-    let logit = |at: Place, s: f64| 2.0 * ((s + slopes[at.h] * (at.j as f64 - at.p as f64)) / 2.0).tanh();
+    let logit =
+        |at: LogitIndex, s: f64| 2.0 * ((s + slopes[at.h] * (at.j as f64 - at.p as f64)) / 2.0).tanh();
     check_all(&both, &|_| Definition { logit: Box::new(logit), ..Definition::default() });
 }
 
@@ -145,7 +146,7 @@ const OUTPUTS: &str = r#"{
 #[test]
 fn outputs_of_all_inputs() {
     let definition = |request: usize| Definition {
-        visible: Box::new(|at: Place| !at.j.is_multiple_of(3)),
+        visible: Box::new(|at: LogitIndex| !at.j.is_multiple_of(3)),
         output: Box::new(move |at, o| {
             let shift = (request + at.h) as f64 * at.p as f64 * 0.01;
             o.iter_mut().enumerate().for_each(|(d, o)| *o = *o * (1.0 + d as f64 * 0.125) + shift);

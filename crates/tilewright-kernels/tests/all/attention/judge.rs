@@ -8,7 +8,7 @@ use super::{
 use tilewright::{
     Dtype,
     attention::variant::{ExpressionVariant, Plain, Variant},
-    reference::attention::{Definition, Place},
+    reference::attention::{Definition, LogitIndex},
 };
 
 /// Runs a case with several seeds and checks each run.
@@ -102,11 +102,11 @@ impl World {
     }
 
     /// Arguments of the definition for the keys of a row, by position.
-    fn place_at(&self, (request, row, head): (usize, usize, usize)) -> impl Fn(i64) -> Place {
+    fn place_at(&self, (request, row, head): (usize, usize, usize)) -> impl Fn(i64) -> LogitIndex {
         let (rows, keys) = self.case.lengths[request];
         let p = keys as i64 - rows as i64 + row as i64;
         let g = head / self.case.group();
-        move |at| Place { i: row, j: at as usize, h: head, g, p }
+        move |at| LogitIndex { i: row, j: at as usize, h: head, g, p }
     }
 
     /// LSE of a row, its outputs before the output hook, and their error bounds.

@@ -15,7 +15,7 @@ use tilewright::{
         MultiItemScoring, RelativePositionBias, RotaryEmbedding, SoftCap, Variant,
     },
     reference::{
-        attention::{Definition, Place},
+        attention::{Definition, LogitIndex},
         rope::frequency,
         variant as formula,
     },
@@ -156,7 +156,7 @@ fn every_hook_at_once() {
             v.iter_mut().enumerate().for_each(|(i, v)| *v += shift(i));
         }),
         logit: Box::new(move |at, s| s + table[(at.j as i64 - at.h as i64).clamp(0, 4) as usize]),
-        visible: Box::new(|at: Place| !at.j.is_multiple_of(3)),
+        visible: Box::new(|at: LogitIndex| !at.j.is_multiple_of(3)),
         output: Box::new(|at, o| {
             // the state hook increases the sum before the output is normalized
             let factor = 1.5 + at.g as f64;

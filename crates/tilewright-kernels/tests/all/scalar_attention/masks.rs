@@ -13,7 +13,7 @@ use tilewright::{
     Dtype, HeadDim, Heads, Mask, Problem,
     attention::variant::{Alibi, Both, ExpressionVariant, PrefixLm, RotaryEmbedding},
     reference::{
-        attention::{Definition, Place},
+        attention::{Definition, LogitIndex},
         rope::frequency,
         variant as formula,
     },
@@ -80,7 +80,7 @@ fn packed_bits_of_all_keys_and_of_the_last() {
         case.segments = Some(case.requests().1.into_iter().enumerate().map(of_request).collect());
         let expected = Expected::by(&sample, &|r| {
             let (shown, columns, free) = (&shown[r], columns[r], LENS[r].1 - columns[r]);
-            let visible = move |at: Place| at.j < free || shown[at.i * columns + at.j - free];
+            let visible = move |at: LogitIndex| at.j < free || shown[at.i * columns + at.j - free];
             Definition { visible: Box::new(visible), ..Definition::default() }
         });
         expected.check(&case.run()).unwrap_or_else(|why| panic!("density {density}, {mask}: {why}"));
@@ -122,7 +122,7 @@ fn blocks_at_their_positions() {
             ..Case::new((&sample, &stored, Storage::Ragged), &variant, CUTS[number])
         };
         let expected = Expected::by(&sample, &|_| {
-            let visible = |at: Place| has[at.i / 10 * 2 + at.g][at.j / block];
+            let visible = |at: LogitIndex| has[at.i / 10 * 2 + at.g][at.j / block];
             Definition { visible: Box::new(visible), ..Definition::default() }
         });
         expected.check(&case.run()).unwrap_or_else(|why| panic!("{mask}: {why}"));

@@ -1,12 +1,12 @@
-//! What flows out of a pipeline, as types.
+//! Typestates of a pipeline: the output of its last stage.
 
-/// Natural-log scores, which may be edited.
+/// Natural-log scores that can still be edited.
 #[derive(Debug, Clone, Copy)]
 pub struct Logits;
 
-/// Logits with their temperature, after which they are not edited.
+/// Logits after the temperature, which can no longer be edited.
 #[derive(Debug, Clone, Copy)]
-pub struct Tempered;
+pub struct ScaledLogits;
 
 /// Probabilities.
 #[derive(Debug, Clone, Copy)]
@@ -16,20 +16,20 @@ pub struct Probs;
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens;
 
-/// What a softmax can follow: [`Logits`] and [`Tempered`].
+/// Inputs of a softmax: [`Logits`] and [`ScaledLogits`].
 pub trait Unnormalised: Drawable {}
 impl Unnormalised for Logits {}
-impl Unnormalised for Tempered {}
+impl Unnormalised for ScaledLogits {}
 
-/// What a draw can follow: [`Logits`], [`Tempered`] and [`Probs`].
+/// Inputs of a draw: [`Logits`], [`ScaledLogits`] and [`Probs`].
 pub trait Drawable: sealed::Sealed {}
 impl Drawable for Logits {}
-impl Drawable for Tempered {}
+impl Drawable for ScaledLogits {}
 impl Drawable for Probs {}
 
 mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Logits {}
-    impl Sealed for super::Tempered {}
+    impl Sealed for super::ScaledLogits {}
     impl Sealed for super::Probs {}
 }

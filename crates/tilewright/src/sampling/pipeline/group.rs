@@ -1,8 +1,8 @@
-//! Which stages one operator does together, and how the groups are run.
+//! Fusion of stages into operator calls, and their execution.
 //!
-//! An operator applies top-k, top-p and min-p at most once each, top-p to what top-k left or to everything. Top-k and
-//! min-p keep sets that do not depend on what else was dropped, so only top-p must find the others in their places:
-//! before top-k it is [`FilterOrder::Joint`], and after min-p it begins another group.
+//! One call applies top-k, top-p and min-p at most once each; top-p applies to the output of top-k or to the full
+//! distribution. The sets kept by top-k and min-p do not depend on the other filters, so only the position of top-p
+//! matters: top-p before top-k is [`FilterOrder::Joint`], and top-p after min-p starts a new group.
 
 use super::{
     super::{
@@ -13,20 +13,20 @@ use super::{
 use crate::{Backend, Dtype, Error, Result, View, ViewMut, tensor::Buffer};
 use std::ops::Range;
 
-/// Consecutive stages that are one call.
+/// Consecutive stages that are fused into one call.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Group {
     pub(super) stages: Range<usize>,
     order: FilterOrder,
 }
 
-/// What the last group writes.
-pub(super) enum End<'a> {
+/// The output of the last group.
+pub(super) enum GroupOutput<'a> {
     Probs(ViewMut<'a>),
     Tokens(&'a mut [Sampled]),
 }
 
-/// Divides the stages after the edits into groups, at least one.
+/// Partitions the stages after the edits into groups, at least one.
 pub(super) fn groups(stages: &[Stage<'_>]) -> Vec<Group> {
     let start = stages.iter().take_while(|stage| stage.edits()).count();
     let mut groups = vec![Group { stages: start..start, order: FilterOrder::TopKFirst }];
@@ -68,10 +68,10 @@ impl Group {
         let mut params = SamplingParams { order: self.order, ..SamplingParams::default() };
         for stage in &stages[self.stages.clone()] {
             match stage {
-                Stage::Temperature(each) => params.temperature = each.of(row),
-                Stage::TopK(each, ties) => (params.top_k, params.top_k_ties) = (Some(each.of(row)), *ties),
-                Stage::TopP(each) => params.top_p = each.of(row),
-                Stage::MinP(each) => params.min_p = each.of(row),
+                Stage::Temperature(param) => params.temperature = param.of(row),
+                Stage::TopK(param, ties) => (params.top_k, params.top_k_ties) = (Some(param.of(row)), *ties),
+                Stage::TopP(param) => params.top_p = param.of(row),
+                Stage::MinP(param) => params.min_p = param.of(row),
                 Stage::Sample(streams) => {
                     let Stream { seed, offset } = streams[row];
                     (params.seed, params.offset) = (seed, offset);
@@ -84,12 +84,12 @@ impl Group {
 }
 
 impl<Flow> Pipeline<'_, Flow> {
-    /// Runs what follows the edits; probabilities between two groups are kept in f32, where the backend computes.
+    /// Runs the stages after the edits. Probabilities between two groups are f32 buffers in the backend's memory.
     pub(super) fn run_groups<B: Backend + ?Sized>(
         &self,
         backend: &B,
         input: View<'_>,
-        end: End<'_>,
+        output: GroupOutput<'_>,
     ) -> Result<()> {
         let groups = groups(&self.stages);
         let (last, earlier) = groups.split_last().expect("there is always one");
@@ -104,9 +104,9 @@ impl<Flow> Pipeline<'_, Flow> {
             probs = Some(next);
         }
         let scores = self.scores(input, probs.as_ref().map(|probs| probs.view(&shape)))?;
-        match end {
-            End::Probs(out) => distribution(backend, scores, &params(last), out),
-            End::Tokens(out) => {
+        match output {
+            GroupOutput::Probs(out) => distribution(backend, scores, &params(last), out),
+            GroupOutput::Tokens(out) => {
                 match scores {
                     Scores::Logits(logits) => sample(backend, logits, &params(last), out)?,
                     Scores::Probs(probs) => sampling_from_probs(backend, probs, &params(last), out)?,
@@ -120,7 +120,7 @@ impl<Flow> Pipeline<'_, Flow> {
         }
     }
 
-    /// What a group reads: what the one before it wrote, or the input of the first.
+    /// The input of a group: the output of the previous group, or the pipeline's input.
     fn scores<'b>(&self, input: View<'b>, probs: Option<Result<View<'b>>>) -> Result<Scores<'b>> {
         Ok(match probs {
             Some(probs) => Scores::Probs(probs?),

@@ -1,23 +1,23 @@
-//! One stage of a pipeline: its name, and what is wrong with its arguments.
+//! One stage of a pipeline: its name and the check of its arguments.
 
 use super::{
     super::{
         Bias, History, LogitsEdit, Penalties, Stream, TokenBitmask, TopKTies,
         params::{min_p_problem, temperature_problem, top_k_problem, top_p_problem},
     },
-    Each,
+    RowParam,
 };
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Stage<'a> {
     Bitmask(TokenBitmask<'a>),
-    Penalties(Each<'a, Penalties>, History<'a>),
+    Penalties(RowParam<'a, Penalties>, History<'a>),
     LogitBias(&'a [&'a [Bias]]),
-    Temperature(Each<'a, f32>),
+    Temperature(RowParam<'a, f32>),
     Softmax,
-    TopK(Each<'a, u32>, TopKTies),
-    TopP(Each<'a, f32>),
-    MinP(Each<'a, f32>),
+    TopK(RowParam<'a, u32>, TopKTies),
+    TopP(RowParam<'a, f32>),
+    MinP(RowParam<'a, f32>),
     Sample(&'a [Stream]),
 }
 
@@ -41,7 +41,7 @@ impl Stage<'_> {
         matches!(self, Self::Bitmask(_) | Self::Penalties(..) | Self::LogitBias(_))
     }
 
-    /// What is wrong with the arguments, in words.
+    /// The first invalid argument, as an error text.
     pub(super) fn problem(&self, rows: usize, vocab: usize) -> Option<String> {
         match self {
             Self::Bitmask(_) | Self::LogitBias(_) => {
@@ -55,17 +55,17 @@ impl Stage<'_> {
             Self::TopK(values, _) => values.problem(rows, top_k_problem),
             Self::TopP(values) => values.problem(rows, top_p_problem),
             Self::MinP(values) => values.problem(rows, min_p_problem),
-            Self::Sample(streams) => Each::Rows(streams).problem(rows, |_| None),
+            Self::Sample(streams) => RowParam::Rows(streams).problem(rows, |_| None),
         }
     }
 
-    /// What `with` makes of the edit, if it is one.
+    /// Calls `with` with the edit, if the stage is one.
     pub(super) fn edit<T>(&self, rows: usize, with: impl FnOnce(&LogitsEdit<'_>) -> T) -> Option<T> {
         match *self {
             Self::Bitmask(bitmask) => Some(with(&LogitsEdit::Bitmask(bitmask))),
             Self::LogitBias(bias) => Some(with(&LogitsEdit::Bias(bias))),
-            Self::Penalties(each, history) => {
-                let penalties: Vec<_> = (0..rows).map(|row| each.of(row)).collect();
+            Self::Penalties(param, history) => {
+                let penalties: Vec<_> = (0..rows).map(|row| param.of(row)).collect();
                 Some(with(&LogitsEdit::Penalties(&penalties, history)))
             }
             _ => None,

@@ -1,0 +1,231 @@
+//! Attention over 8-bit caches: exact conversion of every pattern, and agreement with the oracle for every shape.
+
+use crate::{
+    elements::Elements,
+    judge::Expected,
+    run::{Outcome, run},
+    sample::{Lens, Sample},
+    storage::{Storage, Stored},
+};
+use tilewright::{
+    Attention, Backend, Batch, Dtype, E4m3, E5m2, HeadDim, Heads, KvCache, KvLayout, KvScales, Output,
+    Problem, Scale, View, Workspace, attention::Split, reference::quant::decode,
+};
+
+const DTYPES: [Dtype; 3] = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];
+
+fn elements(dtype: Dtype, bits: &[u8]) -> Elements {
+    match dtype {
+        Dtype::E4m3 => Elements::E4m3(E4m3::slice_from_bits(bits).to_vec()),
+        Dtype::E5m2 => Elements::E5m2(E5m2::slice_from_bits(bits).to_vec()),
+        _ => Elements::I8(bits.iter().map(|bits| bits.cast_signed()).collect()),
+    }
+}
+
+/// Ragged attention of `requests` requests with one query token and one key; returns o and LSE.
+fn attend<B: Backend + Clone>(
+    backend: &B,
+    problem: Problem,
+    (q, requests): (f32, usize),
+    (k, v): (&Elements, &Elements),
+) -> (Vec<f32>, Vec<f32>) {
+    let (heads, dim) = (problem.heads(), problem.head_dim());
+    let indptr: Vec<i32> = (0..=requests as i32).collect();
+    let attention = Attention::new(problem, backend.clone()).expect("the backend can do it");
+    let plan = attention.plan(&Batch::ragged(&indptr, &indptr)).expect("the batch is sound");
+    let dtype = problem.dtype_qo();
+    let q = Elements::filled(dtype, requests * heads.qo * dim.qk, q);
+    let mut o = Elements::filled(dtype, requests * heads.qo * dim.vo, f32::NAN);
+    let mut lse = Elements::filled(Dtype::F32, requests * heads.qo, f32::NAN);
+    let kv = KvCache { k: k.view(&[requests, heads.kv, dim.qk]), v: v.view(&[requests, heads.kv, dim.vo]) };
+    let out = Output {
+        o: o.view_mut(&[requests, heads.qo, dim.vo]),
+        lse: Some(lse.view_mut(&[requests, heads.qo])),
+        workspace: &mut Workspace::for_plan(&plan),
+    };
+    attention.run(&plan, q.view(&[requests, heads.qo, dim.qk]), kv, out).expect("the tensors fit");
+    (o.to_f32(), lse.to_f32())
+}
+
+/// Plans and runs a stored sample whose cache has scales.
+fn run_scaled<B: Backend + Clone>(
+    backend: &B,
+    sample: &Sample,
+    stored: &Stored,
+    scales: KvScales<'_>,
+) -> Outcome {
+    let (rows, heads, dim) = (sample.num_rows(), sample.problem.heads().qo, sample.problem.head_dim());
+    let attention = Attention::new(sample.problem, backend.clone()).expect("the backend can do it");
+    let plan = attention.plan(&stored.batch()).expect("the batch is sound");
+    let q = Elements::new(Dtype::F32, &sample.q);
+    let mut o = Elements::filled(Dtype::F32, rows * heads * dim.vo, f32::NAN);
+    let mut lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
+    let out = Output {
+        o: o.view_mut(&[rows, heads, dim.vo]),
+        lse: Some(lse.view_mut(&[rows, heads])),
+        workspace: &mut Workspace::for_plan(&plan),
+    };
+    let q = q.view(&[rows, heads, dim.qk]);
+    attention.run_scaled(&plan, q, (stored.cache(), scales), out).expect("the tensors fit");
+    Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() }
+}
+
+/// With a single key the weight is 1, so the output equals the value bit for bit. Group 1 dequantizes during the P·V
+/// product, group 8 before it.
+fn every_pattern_is_exact_as_a_value<B: Backend + Clone>(backends: &[B]) {
+    for (dtype, (group, dim)) in DTYPES
+        .iter()
+        .flat_map(|&dtype| [1, 8].iter().flat_map(move |&g| [256, 243, 80].map(|d| (dtype, (g, d)))))
+    {
+        let builder = Problem::builder(Heads { qo: group, kv: 1 }, HeadDim { qk: 8, vo: dim });
+        let problem = builder.dtypes(Dtype::F32, dtype).build().expect("it is sound");
+        let bits: Vec<u8> = (0..dim).map(|at| (at + 256 - dim) as u8).collect();
+        let (k, v) = (elements(dtype, &[0; 8]), elements(dtype, &bits));
+        for backend in backends {
+            let (o, _) = attend(backend, problem, (0.0, 1), (&k, &v));
+            for (at, got) in o.iter().enumerate() {
+                let (bits, want) = (bits[at % dim], decode(dtype, bits[at % dim]));
+                let same = f64::from(*got) == want || got.is_nan() && want.is_nan();
+                assert!(same, "{}: {dtype} {bits:#x} is {got}, not {want}", backend.describe());
+            }
+        }
+    }
+}
+
+/// The same in f16 and bf16, which represent all 8-bit values; for few and for many query heads.
+fn every_pattern_is_exact_in_16_bits<B: Backend + Clone>(backends: &[B]) {
+    for (dtype, (qo, group)) in DTYPES.iter().flat_map(|&dtype| {
+        [(Dtype::F16, 2), (Dtype::Bf16, 2), (Dtype::F16, 20), (Dtype::Bf16, 20)].map(|of| (dtype, of))
+    }) {
+        let builder = Problem::builder(Heads { qo: group, kv: 1 }, HeadDim { qk: 16, vo: 256 });
+        let problem = builder.dtypes(qo, dtype).build().expect("it is sound");
+        let bits: Vec<u8> = (0..=u8::MAX).collect();
+        let (k, v) = (elements(dtype, &[0; 16]), elements(dtype, &bits));
+        for backend in backends {
+            let (o, _) = attend(backend, problem, (0.0, 1), (&k, &v));
+            for (at, got) in o.iter().enumerate() {
+                let (bits, want) = (bits[at % 256], decode(dtype, bits[at % 256]));
+                let same = f64::from(*got) == want || got.is_nan() && want.is_nan();
+                assert!(same, "{}: {qo}, {dtype} {bits:#x} is {got}, not {want}", backend.describe());
+            }
+        }
+    }
+}
+
+/// Each pattern is one nonzero element of a request's only key: the logit, and so the LSE, is the value times the
+/// scale.
+fn every_pattern_is_exact_as_a_key<B: Backend + Clone>(backends: &[B]) {
+    const DIM: usize = 80;
+    for (dtype, shift) in
+        crate::judge::subset(DTYPES.iter().flat_map(|&dtype| [0, 1, 2, 3].map(|shift| (dtype, shift))))
+    {
+        let builder = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim { qk: DIM, vo: 4 });
+        let problem = builder.dtypes(Dtype::F32, dtype).scale(1.0).build().expect("it is sound");
+        let mut bits = vec![0; 256 * DIM];
+        for pattern in 0..=u8::MAX {
+            let pattern_at = usize::from(pattern);
+            bits[pattern_at * DIM + (pattern_at / 8 + shift) % DIM] = pattern;
+        }
+        let (k, v) = (elements(dtype, &bits), elements(dtype, &[0; 256 * 4]));
+        for backend in backends {
+            let (_, lse) = attend(backend, problem, (1.0, 256), (&k, &v));
+            for (pattern, got) in lse.iter().enumerate() {
+                let value = decode(dtype, pattern as u8);
+                // +inf makes a row NaN because of inf - inf
+                let want =
+                    if value == f64::INFINITY { f32::NAN } else { value as f32 * std::f32::consts::LOG2_E };
+                let same = *got == want || got.is_nan() && want.is_nan();
+                assert!(same, "{}: {dtype} {pattern:#x} gives {got}, not {want}", backend.describe());
+            }
+        }
+    }
+}
+
+fn eight_bit_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
+    const LENS: [&[Lens]; 2] = [&[(1, 65), (7, 63), (1, 1), (2, 17)], &[(1, 200), (3, 4), (0, 0), (1, 16)]];
+    let dims = [(64, 64), (128, 128), (80, 48), (33, 17), (256, 256)];
+    let storages = [Storage::Paged(1), Storage::Paged(5), Storage::Paged(16), Storage::Ragged];
+    let shapes = dims.iter().flat_map(|&dim| [1, 4, 7].map(|group| (dim, group)));
+    for (number, ((dim, group), kv)) in
+        crate::judge::subset(shapes.flat_map(|s| DTYPES.map(|kv| (s, kv))).enumerate())
+    {
+        let qo = [Dtype::F32, Dtype::Bf16, Dtype::F16][number % 3];
+        let layout = [KvLayout::Nhd, KvLayout::Hnd][number % 2];
+        let heads = Heads { qo: 2 * group, kv: 2 };
+        let builder = Problem::builder(heads, HeadDim { qk: dim.0, vo: dim.1 }).dtypes(qo, kv).layout(layout);
+        let sample = Sample::random(builder.build().expect("it is sound"), LENS[number % 2], number as u64);
+        let expected = Expected::of(&sample);
+        for storage in storages {
+            let stored = Stored::new(&sample, storage, number as u64);
+            for backend in backends {
+                for split in [Split::Balanced, Split::Fixed { tokens: 64 }] {
+                    let outcome = run(backend, &sample, &stored, split);
+                    if let Err(text) = expected.check(&outcome) {
+                        panic!("{}: {}, {storage:?}: {text}", backend.describe(), sample.problem);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A random sample whose true values are the stored values times a scale. The products are exact because all factors
+/// are powers of two.
+fn scaled_caches_agree_with_the_oracle<B: Backend + Clone>(backends: &[B]) {
+    let powers: Vec<f32> = (0..400).map(|at| [0.5, 2.0, 0.25, 1.0, 4.0][at % 5]).collect();
+    for (number, (dtype, kind)) in
+        DTYPES.iter().flat_map(|&dtype| [0, 1, 2, 3].map(|kind| (dtype, kind))).enumerate()
+    {
+        let builder = Problem::builder(Heads { qo: 6, kv: 3 }, HeadDim::same(64)).dtypes(Dtype::F32, dtype);
+        let problem =
+            builder.layout([KvLayout::Nhd, KvLayout::Hnd][number % 2]).build().expect("it is sound");
+        let sample = Sample::random(problem, &[(1, 65), (3, 70), (1, 1), (0, 4)], number as u64);
+        let stored = Stored::new(&sample, Storage::Paged(5), 3);
+        let pages = stored.cache().k.shape()[0];
+        let tensor = |shape: &[usize]| View::new(&powers[..shape.iter().product()], shape).expect("it fits");
+        let scales = [
+            Scale::Tensor(0.5),
+            Scale::Head(&powers[..3]),
+            Scale::Page(tensor(&[pages])),
+            Scale::Page(tensor(&[pages, 3])),
+        ];
+        let factor = |kind: usize, page: usize, head: usize| {
+            [0.5, powers[head], powers[page], powers[page * 3 + head]][kind]
+        };
+        // V and K have different kinds of scale
+        let kinds = [kind, (kind + 1) % 4];
+        let mut truth = sample.clone();
+        for (r, (k, v)) in truth.k.iter_mut().zip(&mut truth.v).enumerate() {
+            for (at, (k, v)) in k.chunks_exact_mut(64).zip(v.chunks_exact_mut(64)).enumerate() {
+                let page = stored.indices[stored.kv_indptr[r] as usize + at / 3 / 5] as usize;
+                k.iter_mut().for_each(|k| *k *= factor(kinds[0], page, at % 3));
+                v.iter_mut().for_each(|v| *v *= factor(kinds[1], page, at % 3));
+            }
+        }
+        let expected = Expected::of(&truth);
+        let scales = KvScales { k: scales[kinds[0]], v: scales[kinds[1]] };
+        for backend in backends {
+            let outcome = run_scaled(backend, &sample, &stored, scales);
+            if let Err(text) = expected.check(&outcome) {
+                panic!("{}: {dtype}, {scales:?}: {text}", backend.describe());
+            }
+        }
+    }
+}
+
+#[test]
+fn queries_and_outputs_of_eight_bits() {
+    for dtype in DTYPES {
+        let builder = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8)).dtypes(dtype, dtype);
+        let text = format!("attention.problem: q/o dtype = {dtype}, expected f32, f16 or bf16");
+        assert_eq!(builder.build().expect_err("it is refused").to_string(), text);
+    }
+}
+
+crate::judge_backends!(
+    every_pattern_is_exact_as_a_value,
+    every_pattern_is_exact_as_a_key,
+    every_pattern_is_exact_in_16_bits,
+    eight_bit_caches_agree_with_the_oracle,
+    scaled_caches_agree_with_the_oracle
+);

@@ -1,0 +1,198 @@
+//! Merge of attention states against the oracle: many, two, none, empty ones and NaN.
+
+use crate::{
+    elements::{Elements, half_ulp, round},
+    generator::Generator,
+};
+use tilewright::{
+    Backend, Dtype,
+    attention::{LSE_TO_NATURAL, merge_state, merge_states},
+    reference::attention::merge,
+};
+
+const DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::F16, Dtype::Bf16];
+const EMPTY: f32 = f32::NEG_INFINITY;
+
+/// States of `rows` rows, `states` states and `heads` heads, in the layout of `merge_states`.
+struct States {
+    shape: [usize; 4],
+    dtype: Dtype,
+    o: Vec<f32>,
+    lse: Vec<f32>,
+}
+
+impl States {
+    /// Random states; some are empty, some have an LSE far from the others.
+    fn random(shape: [usize; 4], dtype: Dtype, seed: u64) -> Self {
+        let mut generator = Generator::new(seed);
+        let [rows, states, heads, dim] = shape;
+        let (mut o, mut lse) = (Vec::new(), Vec::new());
+        for _ in 0..rows * states * heads {
+            let choice = generator.below(8);
+            let scale = if choice == 1 { 100.0 } else { 4.0 };
+            lse.push(if choice == 0 { EMPTY } else { generator.real() * scale });
+            let values = generator.reals(dim).into_iter();
+            o.extend(values.map(|value| if choice == 0 { 0.0 } else { round(dtype, value) }));
+        }
+        Self { shape, dtype, o, lse }
+    }
+
+    /// Index of a state in `lse`; multiplied by dim, that of its first element in `o`.
+    fn at(&self, row: usize, state: usize, head: usize) -> usize {
+        (row * self.shape[1] + state) * self.shape[2] + head
+    }
+
+    fn state(&self, row: usize, state: usize, head: usize) -> (Vec<f64>, f64) {
+        let (at, dim) = (self.at(row, state, head), self.shape[3]);
+        (self.o[at * dim..(at + 1) * dim].iter().map(|o| f64::from(*o)).collect(), f64::from(self.lse[at]))
+    }
+
+    /// The oracle's merged state of a row and head.
+    fn merged(&self, row: usize, head: usize) -> (Vec<f64>, f64) {
+        let states: Vec<_> = (0..self.shape[1]).map(|state| self.state(row, state, head)).collect();
+        let borrowed: Vec<_> = states.iter().map(|(o, lse)| (o.as_slice(), *lse)).collect();
+        merge(&borrowed, self.shape[3])
+    }
+
+    fn merge_states<B: Backend>(&self, backend: &B) -> (Vec<f32>, Vec<f32>) {
+        let [rows, states, heads, dim] = self.shape;
+        let (o, lse) = (Elements::new(self.dtype, &self.o), Elements::new(Dtype::F32, &self.lse));
+        let mut out = Elements::filled(self.dtype, rows * heads * dim, f32::NAN);
+        let mut out_lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
+        let input = (o.view(&self.shape), lse.view(&[rows, states, heads]));
+        let output = (out.view_mut(&[rows, heads, dim]), out_lse.view_mut(&[rows, heads]));
+        merge_states(backend, input, output).expect("the tensors fit");
+        (out.to_f32(), out_lse.to_f32())
+    }
+
+    /// Compares `(o, lse)` of all rows and heads with the oracle. Each state is scaled and added once with a few roundings,
+    /// relative to the largest value involved.
+    fn check(&self, (o, lse): (&[f32], &[f32])) {
+        let [rows, states, heads, dim] = self.shape;
+        for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
+            let (truth, truth_lse) = self.merged(row, head);
+            let steps = 4.0 * states as f64;
+            let largest = self.o.iter().fold(0.0, |most: f64, o| most.max(f64::from(o.abs())));
+            let at = row * heads + head;
+            for (got, want) in o[at * dim..(at + 1) * dim].iter().zip(truth) {
+                let tolerance = steps * half_ulp(Dtype::F32, largest) + half_ulp(self.dtype, want);
+                assert!(close(*got, want, tolerance), "row {row}, head {head}: {got} instead of {want}");
+            }
+            let tolerance = steps * half_ulp(Dtype::F32, truth_lse.abs().clamp(1.0, 1e9));
+            assert!(close(lse[at], truth_lse, tolerance), "lse: {} instead of {truth_lse}", lse[at]);
+        }
+    }
+}
+
+fn close(got: f32, want: f64, tolerance: f64) -> bool {
+    let got = f64::from(got);
+    got == want || (got.is_nan() && want.is_nan()) || (got - want).abs() <= tolerance
+}
+
+fn many_states_merge_as_in_the_oracle<B: Backend + Clone + Sync>(backends: &[B]) {
+    for (number, shape) in
+        [[5, 1, 3, 17], [5, 2, 3, 64], [4, 7, 2, 33], [3, 64, 1, 128], [0, 3, 2, 8], [2, 3, 0, 8]]
+            .into_iter()
+            .enumerate()
+    {
+        for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
+            let states = States::random(shape, dtype, number as u64);
+            let (o, lse) = states.merge_states(cpu);
+            states.check((&o, &lse));
+        }
+    }
+}
+
+fn no_states_give_the_empty_state<B: Backend + Clone + Sync>(backends: &[B]) {
+    for cpu in backends {
+        let states = States { shape: [2, 0, 3, 5], dtype: Dtype::Bf16, o: Vec::new(), lse: Vec::new() };
+        assert_eq!(states.merge_states(cpu), (vec![0.0; 30], vec![EMPTY; 6]));
+    }
+}
+
+/// Merges state 1 of every row and head into state 0.
+fn merge_two<B: Backend>(backend: &B, states: &States) -> (Vec<f32>, Vec<f32>) {
+    let [rows, 2, heads, dim] = states.shape else { panic!("two states each") };
+    let part = |state: usize| {
+        let all = (0..rows).flat_map(|row| (0..heads).map(move |head| states.at(row, state, head)));
+        let o: Vec<f32> = all.clone().flat_map(|at| states.o[at * dim..(at + 1) * dim].to_vec()).collect();
+        let lse: Vec<f32> = all.map(|at| states.lse[at]).collect();
+        (Elements::new(states.dtype, &o), Elements::new(Dtype::F32, &lse))
+    };
+    let ((mut o, mut lse), (other, other_lse)) = (part(0), part(1));
+    let into = (o.view_mut(&[rows, heads, dim]), lse.view_mut(&[rows, heads]));
+    merge_state(backend, into, (other.view(&[rows, heads, dim]), other_lse.view(&[rows, heads])))
+        .expect("they fit");
+    (o.to_f32(), lse.to_f32())
+}
+
+fn two_states_merge_as_in_the_oracle_and_as_many_do<B: Backend + Clone + Sync>(backends: &[B]) {
+    for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
+        let states = States::random([40, 2, 3, 33], dtype, 9);
+        let (o, lse) = merge_two(cpu, &states);
+        states.check((&o, &lse));
+        let (many_o, many_lse) = states.merge_states(cpu);
+        assert_eq!(lse, many_lse);
+        if dtype == Dtype::F32 {
+            assert_eq!(o, many_o);
+        }
+    }
+}
+
+fn the_empty_state_is_the_identity_bit_for_bit<B: Backend + Clone + Sync>(backends: &[B]) {
+    for (dtype, cpu) in DTYPES.iter().flat_map(|&dtype| backends.iter().map(move |cpu| (dtype, cpu))) {
+        for (empty, kept) in [(0, 1), (1, 0)] {
+            let mut states = States::random([30, 2, 1, 16], dtype, 10);
+            for row in 0..30 {
+                let at = states.at(row, empty, 0);
+                states.lse[at] = EMPTY;
+                states.o[at * 16..(at + 1) * 16].fill(0.0);
+            }
+            let kept: Vec<_> = (0..30).map(|row| states.state(row, kept, 0)).collect();
+            let (o, lse): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
+            for (got_o, got_lse) in [merge_two(cpu, &states), states.merge_states(cpu)] {
+                assert_eq!(got_lse.iter().map(|v| f64::from(*v)).collect::<Vec<_>>(), lse);
+                assert_eq!(got_o.iter().map(|v| f64::from(*v)).collect::<Vec<_>>(), o.concat());
+            }
+        }
+    }
+}
+
+fn nan_stays_in_its_row_and_head_and_is_never_lost<B: Backend + Clone + Sync>(backends: &[B]) {
+    for cpu in backends {
+        for broken in [0, 1] {
+            for other in [EMPTY, -3.0, 1e30] {
+                let mut states = States::random([3, 2, 2, 4], Dtype::F32, 11);
+                let (nan, beside) = (states.at(1, broken, 1), states.at(1, 1 - broken, 1));
+                (states.lse[nan], states.lse[beside]) = (f32::NAN, other);
+                for (o, lse) in [merge_two(cpu, &states), states.merge_states(cpu)] {
+                    states.check((&o, &lse));
+                    assert!(
+                        lse[3].is_nan() && o[12..16].iter().all(|o| o.is_nan()),
+                        "{broken}, {other}: {lse:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn weights_are_powers_of_two_of_the_stored_lse<B: Backend + Clone + Sync>(backends: &[B]) {
+    // 2^1 : 2^0 = 2 : 1, and log2 (2 + 1)
+    let states = States { shape: [1, 2, 1, 1], dtype: Dtype::F32, o: vec![3.0, 0.0], lse: vec![1.0, 0.0] };
+    for cpu in backends {
+        for (o, lse) in [merge_two(cpu, &states), states.merge_states(cpu)] {
+            assert!((o[0] - 2.0).abs() < 1e-6 && (lse[0] - 3_f32.log2()).abs() < 1e-6, "{o:?} {lse:?}");
+            assert!((lse[0] * LSE_TO_NATURAL - (1.0_f32.mul_add(2.0, 1.0)).ln()).abs() < 1e-6, "natural log");
+        }
+    }
+}
+
+crate::judge_backends!(
+    many_states_merge_as_in_the_oracle,
+    no_states_give_the_empty_state,
+    two_states_merge_as_in_the_oracle_and_as_many_do,
+    the_empty_state_is_the_identity_bit_for_bit,
+    nan_stays_in_its_row_and_head_and_is_never_lost,
+    weights_are_powers_of_two_of_the_stored_lse
+);

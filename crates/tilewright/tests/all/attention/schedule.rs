@@ -1,0 +1,460 @@
+//! Properties of the planner on random batches, problems and tilings, checked on the schedule.
+
+use crate::generator::Generator;
+use std::ops::Range;
+use tilewright::{
+    Attention, Backend, Batch, HeadDim, Heads, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
+    activation::Activation,
+    attention::{Inputs, Split, Tiling, WorkItem},
+    kv::{ScaleMut, Slots},
+    norm::NormWeight,
+    rope::{CosSinCache, Rope},
+    sampling::{
+        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+    },
+    tensor::Indices,
+};
+
+const BATCHES: usize = 10_000;
+
+/// A backend that only provides a tiling.
+#[derive(Debug, Clone)]
+struct TilingBackend(Tiling);
+
+impl Backend for TilingBackend {
+    fn describe(&self) -> String {
+        "plans only".to_owned()
+    }
+    fn tiling(&self, _: &Problem) -> Result<Tiling> {
+        Ok(self.0)
+    }
+    fn attention(&self, _: &Plan, _: &Inputs<'_>, _: Output<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn merge_states(&self, _: (View<'_>, View<'_>), _: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn merge_state(&self, _: (ViewMut<'_>, ViewMut<'_>), _: (View<'_>, View<'_>)) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn linear(&self, _: View<'_>, _: View<'_>, _: Option<View<'_>>, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn append(&self, _: View<'_>, _: ViewMut<'_>, _: &Slots<'_>, _: ScaleMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rmsnorm(&self, _: View<'_>, _: &NormWeight<'_>, _: f32, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rmsnorm_in_place(&self, _: ViewMut<'_>, _: &NormWeight<'_>, _: f32) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn fused_add_rmsnorm(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: &NormWeight<'_>, _: f32) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn add_rmsnorm(
+        &self,
+        _: View<'_>,
+        _: ViewMut<'_>,
+        _: (&NormWeight<'_>, f32),
+        _: ViewMut<'_>,
+    ) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn gather_rows(&self, _: View<'_>, _: Indices<'_>, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rope(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: Indices<'_>, _: &Rope) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rope_with_cos_sin_cache(
+        &self,
+        _: ViewMut<'_>,
+        _: ViewMut<'_>,
+        _: Indices<'_>,
+        _: &CosSinCache,
+    ) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn rotate_with_cos_sin_cache(
+        &self,
+        _: [View<'_>; 2],
+        _: [ViewMut<'_>; 2],
+        _: Indices<'_>,
+        _: &CosSinCache,
+    ) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn act_and_mul(&self, _: Activation, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn softmax(&self, _: View<'_>, _: &[f32], _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn filter(&self, _: Filter<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn sample(&self, _: Scores<'_>, _: &[SamplingParams], _: &mut [Sampled]) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn distribution(&self, _: Scores<'_>, _: &[SamplingParams], _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn edit_logits(&self, _: &LogitsEdit<'_>, _: ViewMut<'_>) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn top_k(&self, _: View<'_>, _: TopK, _: ViewMut<'_>, _: &mut [i32]) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn logprobs(
+        &self,
+        _: View<'_>,
+        _: &[SamplingParams],
+        _: &[Choice],
+        _: &mut [Result<Logprobs>],
+    ) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+    fn chain_speculative_sampling(
+        &self,
+        _: Drafts<'_>,
+        _: Scores<'_>,
+        _: &[SamplingParams],
+        _: ChainOutput<'_>,
+    ) -> Result<()> {
+        unreachable!("nothing is run")
+    }
+}
+
+/// A random batch with its problem, tiling and split.
+#[derive(Debug, Clone)]
+struct PlanCase {
+    problem: Problem,
+    tiling: Tiling,
+    split: Split,
+    /// `(qo_len, kv_len)`
+    lens: Vec<(usize, usize)>,
+    page_size: usize,
+}
+
+impl PlanCase {
+    fn new(generator: &mut Generator) -> Self {
+        let kv = generator.pick(&[1, 1, 2, 3]);
+        let heads = Heads { qo: kv * generator.pick(&[1, 2, 3, 4, 7, 8, 16]), kv };
+        let mask = generator.pick(&[Mask::Causal, Mask::Full]);
+        let problem = Problem::builder(heads, HeadDim { qk: 8, vo: 4 }).mask(mask).build();
+        let tiling = Tiling {
+            q_rows: generator.pick(&[1, 16, 64, 128, 192]),
+            kv_tokens: generator.pick(&[16, 64, 64, 128]),
+            kv_heads: generator.pick(&[1, 1, 2, 8]),
+            segment_overhead: 1 + generator.below(4),
+            tile_load: generator.below(9),
+            workers: generator.pick(&[1, 2, 3, 8, 16, 132, 264]),
+            scratch: generator.below(100),
+            weights: tilewright::Dtype::F32,
+        };
+        let tokens = [1, 64, 65, 100, 256, 1000, 1 << 20];
+        let split = match generator.below(4) {
+            0 => Split::Never,
+            1 => Split::Fixed { tokens: generator.pick(&tokens) },
+            _ => Split::Balanced,
+        };
+        let (longest_qo, longest_kv) =
+            (generator.pick(&[1, 1, 5, 80, 300]), generator.pick(&[5, 100, 700, 5000]));
+        let count = generator.below(9);
+        let mut lens: Vec<_> =
+            (0..count).map(|_| (generator.below(longest_qo + 1), generator.below(longest_kv + 1))).collect();
+        if generator.below(8) == 0 {
+            lens.push((1, 50_000));
+        }
+        let page_size = generator.pick(&[1, 5, 16, 64]);
+        Self { problem: problem.expect("it is sound"), tiling, split, lens, page_size }
+    }
+
+    fn plan(&self) -> Plan {
+        let mut indptr = (vec![0_i32], vec![0_i32]);
+        let mut last_page_len = Vec::new();
+        for &(qo, kv) in &self.lens {
+            let pages = kv.div_ceil(self.page_size);
+            indptr.0.push(indptr.0[indptr.0.len() - 1] + qo as i32);
+            indptr.1.push(indptr.1[indptr.1.len() - 1] + pages as i32);
+            last_page_len.push((kv - pages.saturating_sub(1) * self.page_size) as i32);
+        }
+        let indices: Vec<i32> = (0..indptr.1[indptr.1.len() - 1]).collect();
+        let table = PageTable::new(&indptr.1, &indices, &last_page_len, self.page_size);
+        let attention = Attention::new(self.problem, TilingBackend(self.tiling)).expect("it plans anything");
+        attention.plan_with(&Batch::paged(&indptr.0, table), self.split).expect("the batch is sound")
+    }
+
+    /// Query rows of request `r`, as indices into the batch.
+    fn rows(&self, r: usize) -> Range<usize> {
+        let begin = self.lens[..r].iter().map(|l| l.0).sum();
+        begin..begin + self.lens[r].0
+    }
+
+    /// The number of keys visible to row `row` of request `r`, by the definition of the mask.
+    fn visible(&self, r: usize, row: usize) -> usize {
+        let (qo_len, kv_len) = self.lens[r];
+        match self.problem.mask() {
+            Mask::Full => kv_len,
+            Mask::Causal => {
+                let i = row - self.rows(r).start;
+                (kv_len + i + 1).saturating_sub(qo_len)
+            }
+            Mask::Window { .. } => unreachable!("not drawn"),
+        }
+    }
+
+    fn cost(&self, item: &WorkItem) -> usize {
+        self.tiling.cost(item.kv_heads.len(), item.qo.len(), item.kv.len())
+    }
+}
+
+fn usizes(range: &Range<u32>) -> Range<usize> {
+    range.start as usize..range.end as usize
+}
+
+/// Calls `check` with every case and its plan; a failure prints the case.
+fn for_each_case(seed: u64, check: impl Fn(&PlanCase, &Plan)) {
+    let mut generator = Generator::new(seed);
+    for number in 0..BATCHES {
+        let draw = PlanCase::new(&mut generator);
+        let attempt = std::panic::AssertUnwindSafe(|| check(&draw, &draw.plan()));
+        if let Err(panic) = std::panic::catch_unwind(attempt) {
+            eprintln!("batch {number}: {draw:?}");
+            std::panic::resume_unwind(panic);
+        }
+    }
+}
+
+#[test]
+fn every_row_covers_every_visible_key_once() {
+    for_each_case(1, |draw, plan| {
+        let items = &plan.schedule().items;
+        for (r, kv_head) in
+            (0..draw.lens.len()).flat_map(|r| (0..draw.problem.heads().kv).map(move |h| (r, h)))
+        {
+            let ours =
+                |item: &&WorkItem| item.segment as usize == r && usizes(&item.kv_heads).contains(&kv_head);
+            let mut ours: Vec<&WorkItem> = items.iter().filter(ours).collect();
+            ours.sort_by_key(|item| item.kv.start);
+            let all = draw.rows(r);
+            // between two adjacent boundaries all rows belong to the same items
+            let mut borders: Vec<usize> =
+                ours.iter().flat_map(|item| [item.qo.start as usize, item.qo.end as usize]).collect();
+            borders.extend([all.start, all.end]);
+            borders.sort_unstable();
+            borders.dedup();
+            for rows in borders.windows(2).map(|w| w[0]..w[1]) {
+                assert!(
+                    all.start <= rows.start && rows.end <= all.end,
+                    "rows {rows:?} belong to request {r}"
+                );
+                let mut covered = 0;
+                for item in ours.iter().filter(|item| usizes(&item.qo).contains(&rows.start)) {
+                    assert_eq!(item.kv.start as usize, covered, "neither gap nor overlap: {item:?}");
+                    covered = item.kv.end as usize;
+                }
+                let visible = draw.visible(r, rows.end - 1);
+                assert!(
+                    covered >= visible,
+                    "rows {rows:?} of request {r} see {visible} keys, {covered} covered"
+                );
+                assert!(covered <= draw.lens[r].1, "request {r} has fewer than {covered} keys");
+            }
+        }
+    });
+}
+
+#[test]
+fn every_output_row_is_written_exactly_once() {
+    for_each_case(2, |draw, plan| {
+        let schedule = plan.schedule();
+        let rows: usize = draw.lens.iter().map(|l| l.0).sum();
+        assert_eq!(plan.num_rows(), rows);
+        // a difference array per KV head
+        let mut writes = vec![vec![0_i64; rows + 1]; draw.problem.heads().kv];
+        let direct = schedule.items.iter().filter(|item| item.partial.is_none());
+        let direct = direct.map(|item| (&item.kv_heads, &item.qo));
+        for (kv_heads, qo) in direct.chain(schedule.merges.iter().map(|merge| (&merge.kv_heads, &merge.qo))) {
+            for writes in &mut writes[usizes(kv_heads)] {
+                writes[qo.start as usize] += 1;
+                writes[qo.end as usize] -= 1;
+            }
+        }
+        for (kv_head, writes) in writes.iter().enumerate() {
+            let mut count = 0;
+            for (row, change) in writes[..rows].iter().enumerate() {
+                count += change;
+                assert_eq!(count, 1, "row {row} of KV head {kv_head}");
+            }
+        }
+    });
+}
+
+#[test]
+fn partial_states_are_disjoint_inside_the_workspace_and_merged_once() {
+    for_each_case(3, |draw, plan| {
+        let (schedule, group) = (plan.schedule(), draw.problem.heads().group());
+        let mut pieces: Vec<(usize, &WorkItem)> =
+            schedule.items.iter().filter_map(|item| Some((item.partial? as usize, item))).collect();
+        pieces.sort_by_key(|piece| piece.0);
+        let mut end = 0;
+        for (first, item) in &pieces {
+            assert!(*first >= end, "partial rows of {item:?} begin inside others");
+            end = first + item.kv_heads.len() * item.qo.len() * group;
+        }
+        assert!(end <= schedule.partial_rows, "{end} partial rows, room for {}", schedule.partial_rows);
+        let floats = schedule.partial_rows * (draw.problem.head_dim().vo + 1) + draw.tiling.scratch;
+        assert_eq!(plan.workspace_bytes(), 4 * floats);
+
+        let mut named: Vec<usize> = Vec::new();
+        for merge in &schedule.merges {
+            let sources = &schedule.sources[usizes(&merge.sources)];
+            assert!(sources.len() >= 2, "a merge joins at least two pieces: {merge:?}");
+            let mut keys = 0;
+            for &source in sources {
+                let item = &schedule.items[source as usize];
+                assert_eq!(
+                    (&item.kv_heads, &item.qo),
+                    (&merge.kv_heads, &merge.qo),
+                    "pieces of the merge's own rows"
+                );
+                assert_eq!(item.kv.start, keys, "in the order of their keys");
+                keys = item.kv.end;
+                named.push(item.partial.expect("a merge names pieces") as usize);
+            }
+        }
+        named.sort_unstable();
+        let all: Vec<usize> = pieces.iter().map(|piece| piece.0).collect();
+        assert_eq!(named, all, "each piece is merged once");
+    });
+}
+
+#[test]
+fn items_are_in_worker_order_and_tile_aligned() {
+    for_each_case(4, |draw, plan| {
+        let schedule = plan.schedule();
+        assert_eq!(schedule.num_workers(), draw.tiling.workers);
+        assert_eq!(schedule.worker_indptr[0], 0);
+        assert!(schedule.worker_indptr.is_sorted(), "{:?}", schedule.worker_indptr);
+        assert_eq!(schedule.worker_indptr[draw.tiling.workers] as usize, schedule.items.len());
+        let by_worker: Vec<WorkItem> =
+            (0..schedule.num_workers()).flat_map(|w| schedule.worker(w).to_vec()).collect();
+        assert_eq!(by_worker, schedule.items);
+        for item in &schedule.items {
+            assert!((item.kv.start as usize).is_multiple_of(draw.tiling.kv_tokens), "{item:?}");
+            let tokens = (draw.tiling.q_rows / draw.problem.heads().group()).max(1);
+            assert!((1..=tokens).contains(&item.qo.len()), "at most {tokens} query tokens: {item:?}");
+            assert!((1..=draw.tiling.kv_heads).contains(&item.kv_heads.len()), "{item:?}");
+            let rows = item.kv_heads.len() * item.qo.len() * draw.problem.heads().group();
+            assert!(item.kv_heads.len() == 1 || rows <= draw.tiling.q_rows, "{rows} rows: {item:?}");
+            assert!(item.partial.is_none() || !item.kv.is_empty(), "a piece has keys: {item:?}");
+        }
+    });
+}
+
+#[test]
+fn equal_batches_give_equal_plans() {
+    for_each_case(5, |draw, plan| assert_eq!(draw.plan(), *plan));
+}
+
+#[test]
+fn balanced_worker_costs_are_bounded() {
+    for_each_case(6, |draw, plan| {
+        let schedule = plan.schedule();
+        if draw.split != Split::Balanced {
+            return;
+        }
+        let (tiling, heads) = (draw.tiling, draw.problem.heads());
+        let tokens = (tiling.q_rows / heads.group()).max(1);
+        let unit_costs = (0..draw.lens.len()).flat_map(|r| {
+            let rows = draw.rows(r);
+            rows.clone().step_by(tokens).map(move |begin| {
+                let end = rows.end.min(begin + tokens);
+                tiling.cost(heads.kv, end - begin, draw.visible(r, end - 1))
+            })
+        });
+        let quota = unit_costs.sum::<usize>().div_ceil(tiling.workers);
+        // an item that continues a unit pays its overhead again; a cut moves by less than an overhead and a tile at each
+        // end
+        let segment = schedule.items.iter().map(|item| tiling.cost(item.kv_heads.len(), item.qo.len(), 0));
+        let most = quota + 5 * segment.max().unwrap_or(0);
+        for worker in 0..schedule.num_workers() {
+            let load: usize = schedule.worker(worker).iter().map(|item| draw.cost(item)).sum();
+            assert!(load <= most, "worker {worker} has {load}, its share is {quota}, the most is {most}");
+        }
+    });
+}
+
+#[test]
+fn uncut_units_are_distributed_by_cost() {
+    for_each_case(9, |draw, plan| {
+        if draw.split == Split::Balanced {
+            return;
+        }
+        let schedule = plan.schedule();
+        let costs = schedule.items.iter().map(|item| draw.cost(item));
+        let share = costs.clone().sum::<usize>().div_ceil(draw.tiling.workers);
+        // a worker's last piece starts within its quota
+        let most = share + costs.max().unwrap_or(0);
+        for worker in 0..schedule.num_workers() {
+            let load: usize = schedule.worker(worker).iter().map(|item| draw.cost(item)).sum();
+            assert!(load <= most, "worker {worker} has {load}, its share is {share}, the most is {most}");
+        }
+    });
+}
+
+#[test]
+fn invariant_splits_ignore_batch_peers() {
+    for_each_case(7, |draw, plan| {
+        let piece = match draw.split {
+            Split::Balanced => return,
+            Split::Never => usize::MAX,
+            Split::Fixed { tokens } => tokens.next_multiple_of(draw.tiling.kv_tokens),
+        };
+        for r in 0..draw.lens.len() {
+            let mut alone = draw.clone();
+            alone.lens = vec![draw.lens[r]];
+            alone.tiling.workers = 5;
+            // a request's work per head, with rows relative to its first row
+            let shape = |plan: &Plan, r: usize, first: usize| -> Vec<_> {
+                let ours = plan.schedule().items.iter().filter(move |item| item.segment as usize == r);
+                let heads = ours.flat_map(|item| item.kv_heads.clone().map(move |head| (head, item)));
+                let mut shape: Vec<_> = heads
+                    .map(|(head, item)| {
+                        let rows = item.qo.start as usize - first..item.qo.end as usize - first;
+                        (head, rows.start, rows.end, item.kv.start, item.kv.end, item.partial.is_some())
+                    })
+                    .collect();
+                shape.sort_unstable();
+                shape
+            };
+            let first = draw.rows(r).start;
+            let together = shape(plan, r, first);
+            assert_eq!(together, shape(&alone.plan(), 0, 0), "request {r}");
+            for (_, _, rows_end, begin, end, _) in together {
+                let visible = draw.visible(r, first + rows_end - 1);
+                let (begin, end) = (begin as usize, end as usize);
+                assert!(begin == 0 || begin.is_multiple_of(piece), "request {r}: {begin} begins off {piece}");
+                assert_eq!(
+                    end,
+                    begin.saturating_add(piece).min(visible),
+                    "request {r}: a whole piece or the rest"
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn empty_batches_have_empty_schedules() {
+    let mut generator = Generator::new(8);
+    for _ in 0..100 {
+        let mut draw = PlanCase::new(&mut generator);
+        draw.lens.iter_mut().for_each(|lens| lens.0 = 0);
+        let plan = draw.plan();
+        assert_eq!((plan.num_rows(), plan.schedule().items.len(), plan.schedule().merges.len()), (0, 0, 0));
+        assert_eq!(plan.schedule().num_workers(), draw.tiling.workers);
+    }
+}

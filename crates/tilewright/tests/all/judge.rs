@@ -1,0 +1,170 @@
+//! Comparison of an outcome with the oracle. The tolerance is measured: a small multiple of the error of a plain f32
+//! loop on the same request, plus the rounding to the output's dtype.
+
+use crate::{elements::half_ulp, run::Outcome, sample::Sample};
+use std::{cell::Cell, ops::Range};
+use tilewright::{
+    Dtype,
+    reference::attention::{Definition, LogitIndex, OracleState},
+};
+
+/// Allowed error of a blocked computation in another order, relative to the plain loop.
+const FACTOR: f64 = 3.0;
+
+thread_local! {
+    /// Number of outcomes checked by this thread.
+    static CASES: Cell<usize> = const { Cell::new(0) };
+    /// Properties run every n-th case, for slow devices.
+    static STRIDE: Cell<usize> = const { Cell::new(1) };
+}
+
+/// Makes properties of this thread run every `stride`-th case.
+#[allow(dead_code, reason = "the CPU runs all cases; the simulator's suite has this file too")]
+pub(crate) fn set_stride(stride: usize) {
+    STRIDE.set(stride);
+}
+
+/// The stride through the cases of a property.
+pub(crate) fn stride() -> usize {
+    STRIDE.get()
+}
+
+/// Every [`stride`]-th case, including the first.
+pub(crate) fn subset<C: IntoIterator>(cases: C) -> impl Iterator<Item = C::Item> {
+    cases.into_iter().step_by(stride())
+}
+
+/// Adds cases that other threads have checked.
+pub(crate) fn count_cases(cases: usize) {
+    CASES.set(CASES.get() + cases);
+}
+
+/// Prints the number of cases of a property; `cargo xtask conformance` adds them up.
+pub(crate) fn report(property: &str) {
+    println!("{property}: {} cases", CASES.take());
+}
+
+/// The expected outcome of a sample and its tolerance.
+pub(crate) struct Expected {
+    dtype: Dtype,
+    heads: usize,
+    requests: Vec<Request>,
+    /// The plain loop's maximum errors over the whole sample, because one row is too few to measure them.
+    errors: Errors,
+}
+
+/// Maximum errors of a plain loop.
+#[derive(Default)]
+struct Errors {
+    o: f64,
+    /// Error of `o` with weights rounded to the dtype of queries, if that has 16 bits.
+    o_rounding: f64,
+    lse: f64,
+}
+
+struct Request {
+    /// Its rows of `[num_rows, num_qo_heads]`.
+    rows: Range<usize>,
+    truth: OracleState,
+}
+
+impl Expected {
+    pub(crate) fn of(sample: &Sample) -> Self {
+        Self::by(sample, &|_| Definition::default())
+    }
+
+    /// The expected outcome when request `r` is defined by `definition(r)`.
+    pub(crate) fn by<'a>(sample: &Sample, definition: &dyn Fn(usize) -> Definition<'a>) -> Self {
+        Self::scaled(sample, definition, &|_, _| 1.0)
+    }
+
+    /// The same for a scaled cache that stores values divided by `scale(r, index)`, which is not 0: the weights may be rounded
+    /// after multiplication by the scale.
+    pub(crate) fn scaled<'a>(
+        sample: &Sample,
+        definition: &dyn Fn(usize) -> Definition<'a>,
+        scale: &dyn Fn(usize, LogitIndex) -> f64,
+    ) -> Self {
+        let heads = sample.problem.heads().qo;
+        let mut errors = Errors::default();
+        let request = |r: usize| {
+            let definition = definition(r);
+            let truth = sample.oracle(r, &definition);
+            let naive = sample.naive(r, &definition, (Dtype::F32, &|_| 1.0));
+            errors.o = errors.o.max(error(&truth.o, &naive.0));
+            errors.lse = errors.lse.max(error(&truth.lse, &naive.1));
+            let dtype = sample.problem.dtype_qo();
+            if dtype != Dtype::F32 {
+                let rounding = sample.naive(r, &definition, (dtype, &|index| scale(r, index)));
+                errors.o_rounding = errors.o_rounding.max(error(&truth.o, &rounding.0));
+            }
+            let begin = sample.first_row(r) * heads;
+            Request { rows: begin..begin + sample.lens[r].0 * heads, truth }
+        };
+        let requests = (0..sample.lens.len()).map(request).collect();
+        Self { dtype: sample.problem.dtype_qo(), heads, requests, errors }
+    }
+
+    /// Adds `shift(query head)` to every true LSE.
+    pub(crate) fn shift_lse(&mut self, shift: impl Fn(usize) -> f64) {
+        for request in &mut self.requests {
+            let heads = self.heads;
+            request.truth.lse.iter_mut().enumerate().for_each(|(at, lse)| *lse += shift(at % heads));
+        }
+    }
+
+    /// Describes the first element of `outcome` outside its tolerance, if any.
+    pub(crate) fn check(&self, outcome: &Outcome) -> Result<(), String> {
+        count_cases(1);
+        let error_of_o = match outcome.weights {
+            Dtype::F32 => self.errors.o,
+            _ => self.errors.o_rounding,
+        };
+        // with 16-bit weights, exponentials and hooks may use fast approximations: a few ulps of numbers as large as logits,
+        // which soft caps amplify
+        let fast = if outcome.weights == Dtype::F32 { 0.0 } else { 2.0_f64.powi(-19) };
+        for (r, request) in self.requests.iter().enumerate() {
+            let rows = request.rows.clone();
+            let dim = request.truth.o.len() / rows.len().max(1);
+            let o = &outcome.o[rows.start * dim..rows.end * dim];
+            compare(&request.truth.o, o, |want| FACTOR * error_of_o + half_ulp(self.dtype, want))
+                .map_err(|(at, text)| format!("request {r}, row {}, o[{}]: {text}", at / dim, at % dim))?;
+            let Some(lse) = &outcome.lse else { continue };
+            let lse = &lse[rows];
+            let bound =
+                |want: f64| FACTOR * self.errors.lse + half_ulp(Dtype::F32, want) + fast * (1.0 + want.abs());
+            compare(&request.truth.lse, lse, bound)
+                .map_err(|(at, text)| format!("request {r}, row {at}, lse: {text}"))?;
+        }
+        Ok(())
+    }
+}
+
+/// The maximum difference where both are finite; at least one rounding of the largest value.
+fn error(truth: &[f64], naive: &[f32]) -> f64 {
+    let pairs = truth.iter().zip(naive).map(|(truth, naive)| (*truth, f64::from(*naive)));
+    let finite = pairs.filter(|(truth, naive)| truth.is_finite() && naive.is_finite());
+    finite
+        .fold(0.0, |max: f64, (truth, naive)| max.max((truth - naive).abs()).max(half_ulp(Dtype::F32, truth)))
+}
+
+/// Finite values within their tolerance; NaN and infinities exactly where the truth has them. A truth out of the dtype's
+/// range rounds to infinity.
+fn compare(truth: &[f64], got: &[f32], tolerance: impl Fn(f64) -> f64) -> Result<(), (usize, String)> {
+    assert_eq!(truth.len(), got.len(), "one value for each of the oracle's");
+    for (at, (&want, got)) in truth.iter().zip(got.iter().map(|v| f64::from(*v))).enumerate() {
+        let right = if want.is_finite() {
+            (got - want).abs() <= tolerance(want)
+        } else {
+            (want.is_nan() && got.is_nan()) || want == got
+        };
+        if !right {
+            let bound = tolerance(want);
+            return Err((
+                at,
+                format!("{got} instead of {want}, off by {:e} of {bound:e}", (got - want).abs()),
+            ));
+        }
+    }
+    Ok(())
+}

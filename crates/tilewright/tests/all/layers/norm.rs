@@ -1,0 +1,237 @@
+//! RMSNorm against the oracle: dtypes, shapes, strides, the fused addition, edge cases, error texts.
+
+use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
+use tilewright::{
+    Backend, Cpu, Dtype, View,
+    norm::{NormWeight, add_rmsnorm, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
+    reference,
+};
+
+/// Far above the 1e-6 of published models, so that its position in the formula is observable.
+const EPS: f32 = 0.125;
+
+/// Shapes with widths around the number of lanes; one is per-head.
+const SHAPES: [&[usize]; 7] = [&[1, 1], &[3, 5], &[2, 16], &[4, 129], &[33, 1000], &[5, 3, 64], &[1, 2, 7]];
+
+fn expected(x: &[f64], weight: &[f64], offset: f64) -> Vec<f64> {
+    let rows = x.chunks(weight.len());
+    rows.flat_map(|row| reference::norm::rmsnorm(row, weight, offset, f64::from(EPS))).collect()
+}
+
+/// Error of a sum of squares in 16 lanes and a few operations, each with one f32 rounding.
+fn slack(expected: &[f64], width: usize) -> impl Fn(usize) -> f64 {
+    move |i| expected[i].abs() * (width as f64 / 16.0 + 24.0) * F32_UNIT
+}
+
+fn layouts(shape: &[usize]) -> &'static [Layout] {
+    if shape.len() == 3 {
+        &[Layout::Dense, Layout::Padded, Layout::HeadsFirst]
+    } else {
+        &[Layout::Dense, Layout::Padded]
+    }
+}
+
+fn each_case<B: Backend>(backends: &[B], test: impl Fn(&B, Dtype, &[usize], Layout)) {
+    for (backend, dtype) in backends.iter().flat_map(|backend| DTYPES.map(|dtype| (backend, dtype))) {
+        for shape in SHAPES {
+            layouts(shape).iter().for_each(|&layout| test(backend, dtype, shape, layout));
+        }
+    }
+}
+
+fn rmsnorm_matches_the_oracle<B: Backend>(backends: &[B]) {
+    each_case(backends, |backend, dtype, shape, layout| {
+        let width = shape[shape.len() - 1];
+        let x = Array::random(dtype, shape, layout, 1);
+        let weight = Array::random(dtype, &[width], Layout::Dense, 2);
+        for offset in [0.0, 1.0] {
+            let typed =
+                if offset == 0.0 { NormWeight::new(weight.view()) } else { NormWeight::gemma(weight.view()) };
+            let what = format!("{dtype} {shape:?} {layout:?} offset {offset}");
+            let expected = expected(&x.values(), &weight.values(), offset);
+            let mut out = Array::zeros(dtype, shape, layout);
+            rmsnorm(backend, x.view(), typed, EPS, out.view_mut()).unwrap();
+            out.assert_close(&expected, slack(&expected, width), &what);
+
+            let mut in_place = x.clone();
+            rmsnorm_in_place(backend, in_place.view_mut(), typed, EPS).unwrap();
+            assert_eq!(in_place.bits(), out.bits(), "{what}: in place differs");
+        }
+    });
+}
+
+fn fused_add_keeps_the_sum_in_f32_and_stores_it_rounded<B: Backend>(backends: &[B]) {
+    each_case(backends, |backend, dtype, shape, layout| {
+        let width = shape[shape.len() - 1];
+        let mut x = Array::random(dtype, shape, layout, 3);
+        let mut residual = Array::random(dtype, shape, Layout::Padded, 4);
+        let weight = Array::random(Dtype::F32, &[width], Layout::Dense, 5);
+        let sum: Vec<f64> = x.values().iter().zip(residual.values()).map(|(x, r)| x + r).collect();
+        let expected = expected(&sum, &weight.values(), 0.0);
+        fused_add_rmsnorm(backend, x.view_mut(), residual.view_mut(), weight.view(), EPS).unwrap();
+        let what = format!("{dtype} {shape:?} {layout:?}");
+        x.assert_close(&expected, slack(&expected, width), &what);
+        residual.assert_close(&sum, |i| sum[i].abs() * F32_UNIT, &format!("{what}: residual"));
+    });
+}
+
+fn add_keeps_the_sum_in_f32_and_rounds_the_result<B: Backend>(backends: &[B]) {
+    each_case(backends, |backend, dtype, shape, layout| {
+        let width = shape[shape.len() - 1];
+        let x = Array::random(dtype, shape, layout, 3);
+        let mut residual = Array::random(Dtype::F32, shape, Layout::Padded, 4);
+        let weight = Array::random(Dtype::F32, &[width], Layout::Dense, 5);
+        let sum: Vec<f64> = x.values().iter().zip(residual.values()).map(|(x, r)| x + r).collect();
+        let expected = expected(&sum, &weight.values(), 0.0);
+        for out_dtype in DTYPES {
+            let (mut out, mut residual) = (Array::zeros(out_dtype, shape, layout), residual.clone());
+            let weight = (weight.view(), EPS);
+            add_rmsnorm(backend, x.view(), residual.view_mut(), weight, out.view_mut()).unwrap();
+            let what = format!("{dtype} to {out_dtype} {shape:?} {layout:?}");
+            out.assert_close(&expected, slack(&expected, width), &what);
+            residual.assert_close(&sum, |i| sum[i].abs() * F32_UNIT, &format!("{what}: residual"));
+        }
+        // in f32 both operators give the same bits
+        if dtype == Dtype::F32 {
+            let (mut out, mut in_place, mut in_place_residual) = (x.clone(), x.clone(), residual.clone());
+            let in_place_view = in_place_residual.view_mut();
+            fused_add_rmsnorm(backend, in_place.view_mut(), in_place_view, weight.view(), EPS).unwrap();
+            let weight = (weight.view(), EPS);
+            add_rmsnorm(backend, x.view(), residual.view_mut(), weight, out.view_mut()).unwrap();
+            assert_eq!(
+                (out.bits(), residual.bits()),
+                (in_place.bits(), in_place_residual.bits()),
+                "{shape:?}"
+            );
+        }
+    });
+}
+
+#[test]
+fn rows_are_batch_and_thread_invariant() {
+    for dtype in DTYPES {
+        let (rows, width) = (33, 1000);
+        let x = Array::random(dtype, &[rows, width], Layout::Dense, 6);
+        let weight = Array::random(dtype, &[width], Layout::Dense, 7);
+        let run = |threads: usize, x: &Array| {
+            let mut out = Array::zeros(dtype, &x.shape, Layout::Dense);
+            rmsnorm(&Cpu::with_threads(threads), x.view(), weight.view(), EPS, out.view_mut()).unwrap();
+            out.bits()
+        };
+        let batch = run(4, &x);
+        assert_eq!(batch, run(1, &x));
+        for (row, values) in x.values().chunks(width).enumerate() {
+            let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+            let alone = run(4, &Array::new(dtype, &[1, width], Layout::Dense, &values));
+            assert_eq!(alone, batch[row * width..][..width], "{dtype} row {row}");
+        }
+    }
+}
+
+fn nan_stays_in_its_row_and_empty_batches_are_fine<B: Backend>(backends: &[B]) {
+    backends.iter().for_each(check_nan_and_empty);
+}
+
+fn check_nan_and_empty<B: Backend>(backend: &B) {
+    let x = Array::new(Dtype::F16, &[2, 2], Layout::Dense, &[f32::NAN, 1.0, 3.0, 4.0]);
+    let weight = Array::new(Dtype::F16, &[2], Layout::Dense, &[1.0, 1.0]);
+    let mut out = Array::zeros(Dtype::F16, &[2, 2], Layout::Dense);
+    rmsnorm(backend, x.view(), weight.view(), EPS, out.view_mut()).unwrap();
+    let values = out.values();
+    assert!(values[0].is_nan() && values[1].is_nan() && values[2..].iter().all(|v| v.is_finite()));
+
+    for shape in [&[0, 2][..], &[0, 3, 2], &[3, 0, 2]] {
+        let empty = Array::zeros(Dtype::F16, shape, Layout::Dense);
+        let mut out = empty.clone();
+        rmsnorm(backend, empty.view(), weight.view(), EPS, out.view_mut()).unwrap();
+    }
+}
+
+fn a_zero_row_is_zero<B: Backend>(backends: &[B]) {
+    for backend in backends {
+        let mut x = Array::zeros(Dtype::F32, &[1, 4], Layout::Dense);
+        let weight = Array::random(Dtype::F32, &[4], Layout::Dense, 1);
+        rmsnorm_in_place(backend, x.view_mut(), weight.view(), EPS).unwrap();
+        assert_eq!(x.values(), [0.0; 4]);
+    }
+}
+
+/// The 16-byte loads of a GPU require other alignments than its scalar loads.
+fn mixed_dtypes_and_layouts_weight_dtypes_and_rows<B: Backend>(backends: &[B]) {
+    for (backend, dtype) in backends.iter().flat_map(|backend| DTYPES.map(|dtype| (backend, dtype))) {
+        for (weight_dtype, layout) in
+            DTYPES.iter().flat_map(|&of| [Layout::Dense, Layout::Padded].map(|l| (of, l)))
+        {
+            let x = Array::random(dtype, &[3, 1280], layout, 8);
+            let weight = Array::random(weight_dtype, &[1280], Layout::Dense, 9);
+            let expected = expected(&x.values(), &weight.values(), 0.0);
+            let mut out = Array::zeros(dtype, &[3, 1280], Layout::Dense);
+            rmsnorm(backend, x.view(), weight.view(), EPS, out.view_mut()).unwrap();
+            out.assert_close(
+                &expected,
+                slack(&expected, 1280),
+                &format!("{dtype}, {weight_dtype} {layout:?}"),
+            );
+            let mut out = Array::zeros(weight_dtype, &[3, 1280], layout);
+            rmsnorm(backend, x.view(), weight.view(), EPS, out.view_mut()).unwrap();
+            out.assert_close(
+                &expected,
+                slack(&expected, 1280),
+                &format!("{dtype} to {weight_dtype} {layout:?}"),
+            );
+        }
+    }
+}
+
+crate::judge_backends!(
+    rmsnorm_matches_the_oracle,
+    fused_add_keeps_the_sum_in_f32_and_stores_it_rounded,
+    add_keeps_the_sum_in_f32_and_rounds_the_result,
+    nan_stays_in_its_row_and_empty_batches_are_fine,
+    a_zero_row_is_zero,
+    mixed_dtypes_and_layouts_weight_dtypes_and_rows
+);
+
+#[test]
+fn refusals_name_what_is_wrong() {
+    let cpu = Cpu::with_threads(1);
+    let x = Array::random(Dtype::F32, &[2, 128], Layout::Dense, 1);
+    let weight = |n: usize| Array::random(Dtype::F32, &[n], Layout::Dense, 1);
+    let refuse = |x: View<'_>, weight: &Array, eps: f32, mut out: Array| {
+        rmsnorm(&cpu, x, weight.view(), eps, out.view_mut()).unwrap_err().to_string()
+    };
+    let out = || Array::zeros(Dtype::F32, &[2, 128], Layout::Dense);
+    let text = refuse(x.view(), &weight(64), EPS, out());
+    assert_eq!(text, "norm.rmsnorm: weight has shape [64], expected [hidden] = [128]");
+    let text = refuse(x.view(), &weight(128), -1.0, out());
+    assert_eq!(text, "norm.rmsnorm: eps = -1 is not a finite number >= 0");
+    let text = refuse(x.view(), &weight(128), EPS, Array::zeros(Dtype::F32, &[3, 128], Layout::Dense));
+    assert_eq!(text, "norm.rmsnorm: out has shape [3, 128], expected [rows, hidden] = [2, 128]");
+    let text = refuse(weight(128).view(), &weight(128), EPS, out());
+    assert_eq!(text, "norm.rmsnorm: x has shape [128], expected [rows, hidden] or [tokens, heads, head_dim]");
+
+    let data = vec![0f32; 256];
+    let columns = View::strided(&data, &[2, 128], &[1, 2]).unwrap();
+    let text = refuse(columns, &weight(128), EPS, out());
+    assert_eq!(text, "norm.rmsnorm: x has stride 2 along its last axis, expected 1");
+
+    let mut heads = Array::random(Dtype::F32, &[2, 3, 64], Layout::Dense, 1);
+    let text = rmsnorm_in_place(&cpu, heads.view_mut(), weight(128).view(), EPS).unwrap_err().to_string();
+    assert_eq!(text, "norm.rmsnorm_in_place: weight has shape [128], expected [head_dim] = [64]");
+    let (mut x, mut residual) = (out(), Array::zeros(Dtype::F16, &[2, 128], Layout::Dense));
+    let refused =
+        fused_add_rmsnorm(&cpu, x.view_mut(), residual.view_mut(), weight(128).view(), EPS).unwrap_err();
+    assert_eq!(refused.to_string(), "norm.fused_add_rmsnorm: residual is f16, expected f32");
+    let of_128 = weight(128);
+    let add = |residual: &mut Array, out: &mut Array| {
+        let weight = (of_128.view(), EPS);
+        add_rmsnorm(&cpu, x.view(), residual.view_mut(), weight, out.view_mut()).unwrap_err().to_string()
+    };
+    let text = add(&mut residual, &mut out());
+    assert_eq!(text, "norm.add_rmsnorm: residual is f16, expected f32");
+    let mut short = Array::zeros(Dtype::F32, &[1, 128], Layout::Dense);
+    let text = add(&mut short, &mut out());
+    assert_eq!(text, "norm.add_rmsnorm: residual has shape [1, 128], expected [rows, hidden] = [2, 128]");
+    let text = add(&mut out(), &mut short);
+    assert_eq!(text, "norm.add_rmsnorm: out has shape [1, 128], expected [rows, hidden] = [2, 128]");
+}

@@ -1,0 +1,58 @@
+//! Integration tests of the crate: one binary, one module per subject, shared helpers at the root.
+//!
+//! Properties are functions generic over [`tilewright::Backend`], `fn property<B: Backend + ..>(backends: &[B])`, so that the same
+//! code checks every backend; `judge_backends!` turns them into tests. Test binaries of `tilewright-cuda` and `tilewright-kernels`
+//! include the same files, with the same helpers at their roots.
+
+#![allow(clippy::excessive_nesting, clippy::type_complexity, reason = "grids of cases are nested loops")]
+
+/// Makes a test of each property on the `backends` of the parent module: `cpu::PROPERTY`.
+macro_rules! judge_backends {
+    ($($property:ident),+ $(,)?) => {
+        mod cpu {
+            $(#[test] fn $property() {
+                super::$property(&super::super::backends());
+                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
+    };
+}
+pub(crate) use judge_backends;
+
+/// The same for properties of backends that compute every row with one operation order, independent of the tile.
+macro_rules! judge_one_arithmetic {
+    ($($property:ident),+) => {
+        mod one_arithmetic {
+            $(#[test] fn $property() {
+                super::$property(&super::super::backends());
+                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
+    };
+}
+pub(crate) use judge_one_arithmetic;
+
+mod arrays;
+mod attention;
+mod cache_dtypes;
+mod chi_square;
+mod elements;
+mod gather;
+mod generator;
+mod judge;
+mod layers;
+mod memory;
+mod quant;
+mod run;
+mod sample;
+mod sampling;
+mod storage;
+mod variant;
+
+use tilewright::{Cpu, cpu::Isa};
+
+/// The CPU backend once per instruction set of this machine.
+fn cpus(threads: usize) -> Vec<Cpu> {
+    let with_isa = |isa| Cpu::with_threads(threads).with_isa(isa).expect("it is available");
+    Isa::available().into_iter().map(with_isa).collect()
+}

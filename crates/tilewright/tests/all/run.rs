@@ -1,0 +1,104 @@
+//! Runs a stored sample on a backend. The output is filled with NaN beforehand.
+
+use crate::{elements::Elements, sample::Sample, storage::Stored};
+use tilewright::{
+    Attention, Backend, Dtype, KvCache, Output, Plan, Workspace, attention::Split, kv::KvScales,
+};
+
+/// The outcome of a run, converted to f32.
+#[derive(Debug, Clone)]
+pub(crate) struct Outcome {
+    /// `[num_rows, num_qo_heads, head_dim_vo]`
+    pub(crate) o: Vec<f32>,
+    /// `[num_rows, num_qo_heads]`; `None` without LSE.
+    pub(crate) lse: Option<Vec<f32>>,
+    /// The dtype to which softmax weights were rounded.
+    pub(crate) weights: Dtype,
+}
+
+impl Outcome {
+    /// All bits, for exact comparisons.
+    pub(crate) fn bits(&self) -> Vec<u32> {
+        self.o.iter().chain(self.lse.iter().flatten()).map(|value| value.to_bits()).collect()
+    }
+
+    /// Query rows `rows` of `all` rows.
+    pub(crate) fn rows(&self, all: usize, rows: std::ops::Range<usize>) -> Self {
+        let part = |values: &[f32]| {
+            let row = values.len() / all.max(1);
+            values[rows.start * row..rows.end * row].to_vec()
+        };
+        Self { o: part(&self.o), lse: self.lse.as_deref().map(part), weights: self.weights }
+    }
+}
+
+/// Plans and runs with its own workspace.
+pub(crate) fn run<B: Backend + Clone>(
+    backend: &B,
+    sample: &Sample,
+    stored: &Stored,
+    split: Split,
+) -> Outcome {
+    run_with(backend, sample, stored, split, &mut Workspace::default())
+}
+
+/// Plans and runs with a workspace of arbitrary contents.
+pub(crate) fn run_with<B: Backend + Clone>(
+    backend: &B,
+    sample: &Sample,
+    stored: &Stored,
+    split: Split,
+    workspace: &mut Workspace,
+) -> Outcome {
+    let attention = Attention::new(sample.problem, backend.clone()).expect("the backend can do it");
+    let plan = attention.plan_with(&stored.batch(), split).expect("the batch is sound");
+    execute(&attention, &plan, (sample, stored.cache()), workspace)
+}
+
+/// Runs a plan with a workspace of arbitrary contents.
+pub(crate) fn execute<B: Backend>(
+    attention: &Attention<B>,
+    plan: &Plan,
+    (sample, cache): (&Sample, KvCache<'_>),
+    workspace: &mut Workspace,
+) -> Outcome {
+    execute_scaled(attention, plan, (sample, cache, KvScales::default()), workspace)
+}
+
+/// [`execute`] over a cache with scales.
+pub(crate) fn execute_scaled<B: Backend>(
+    attention: &Attention<B>,
+    plan: &Plan,
+    (sample, cache, scales): (&Sample, KvCache<'_>, KvScales<'_>),
+    workspace: &mut Workspace,
+) -> Outcome {
+    let problem = sample.problem;
+    let (rows, heads, dim) = (sample.num_rows(), problem.heads().qo, problem.head_dim());
+    workspace.fit(plan);
+    let q = Elements::new(problem.dtype_qo(), &sample.q);
+    let mut o = Elements::filled(problem.dtype_qo(), rows * heads * dim.vo, f32::NAN);
+    let has_lse = attention.has_lse();
+    let mut lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
+    let out = Output {
+        o: o.view_mut(&[rows, heads, dim.vo]),
+        lse: has_lse.then(|| lse.view_mut(&[rows, heads])),
+        workspace,
+    };
+    let q = q.view(&[rows, heads, dim.qk]);
+    attention.run_scaled(plan, q, (cache, scales), out).expect("the tensors fit");
+    let weights = attention.weights_dtype();
+    Outcome { o: o.to_f32(), lse: has_lse.then(|| lse.to_f32()), weights }
+}
+
+/// Fills the workspace of a run of `sample` with NaN: NaN queries make every logit, weight and partial state NaN.
+pub(crate) fn poison<B: Backend + Clone>(
+    backend: &B,
+    sample: &Sample,
+    stored: &Stored,
+    workspace: &mut Workspace,
+) {
+    let nan = |values: &[f32]| vec![f32::NAN; values.len()];
+    let mut poisoned = sample.clone();
+    poisoned.q = nan(&sample.q);
+    run_with(backend, &poisoned, stored, Split::Fixed { tokens: 1 }, workspace);
+}

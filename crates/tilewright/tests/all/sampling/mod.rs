@@ -1,0 +1,17 @@
+//! Sampling against its oracle: filters and draws, edits, log-probabilities, speculative sampling, pipelines, error texts.
+
+mod distribution;
+mod edits;
+mod errors;
+mod filters;
+mod pipeline;
+mod speculative;
+mod speculative_distribution;
+mod top;
+
+use tilewright::Cpu;
+
+/// The CPU backend.
+fn backends() -> Vec<Cpu> {
+    vec![Cpu::with_threads(2)]
+}
