@@ -53,7 +53,7 @@ impl Device {
     fn open() -> tilewright_cuda::Result<Self> {
         let context = Context::open(0)?;
         let (free_memory, memory) = context.free_memory()?;
-        let limits = context.limits();
+        let limits = context.properties();
         let (arch, multiprocessors, driver) = (limits.arch, limits.multiprocessors, limits.driver);
         Ok(Self { name: limits.name.clone(), arch, multiprocessors, driver, free_memory, memory })
     }

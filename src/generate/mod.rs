@@ -12,7 +12,7 @@ use load::LoadedModel;
 use miette::{IntoDiagnostic, Result, miette};
 use print::Printer;
 use tilewright::{Backend, Cpu, sampling::SamplingParams};
-use tilewright_cuda::{Card, Cuda};
+use tilewright_cuda::{Cuda, Device};
 use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions, Report};
 
 /// Maximum bytes of the KV cache without `--pages`.
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
             generate(args, prompts, cpu.clone(), |report| report::of_cpu(report, &cpu))
         }
         DeviceArg::Cuda(number) => {
-            let gpu = Cuda::new(Card::open(number).into_diagnostic()?);
+            let gpu = Cuda::new(Device::open(number).into_diagnostic()?);
             generate(args, prompts, gpu.clone(), |report| report::of_gpu(report, &gpu))
         }
     }

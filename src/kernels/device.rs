@@ -16,5 +16,5 @@ pub(super) fn open(command: &str) -> Result<Driver> {
 
 /// The architecture of its GPU: 90 is sm_90.
 pub(super) fn arch(driver: &Driver) -> u32 {
-    driver.context().limits().arch
+    driver.context().properties().arch
 }

@@ -9,7 +9,7 @@ use std::{
     path::PathBuf,
     time::Duration,
 };
-use tilewright_cuda::cache::{Footprint, Listed};
+use tilewright_cuda::cache::{CacheEntry, Footprint};
 
 /// List the cached kernels and all kernels of this version
 #[derive(Args)]
@@ -67,8 +67,8 @@ pub(super) fn run(arguments: &ListArgs) -> Result<String> {
     Ok(report.to_string())
 }
 
-impl From<Listed> for CachedKernel {
-    fn from(listed: Listed) -> Self {
+impl From<CacheEntry> for CachedKernel {
+    fn from(listed: CacheEntry) -> Self {
         let entry = Self {
             key: listed.key.to_string(),
             bytes: listed.bytes,

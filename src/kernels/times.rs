@@ -11,7 +11,7 @@ use tilewright::{
     attention::{LatentCache, LatentQuery, Planner, Split},
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{Card, Context, Cuda, Gpu, Simulator, machine::Machine};
+use tilewright_cuda::{Context, Cuda, Device, Gpu, Simulator, machine::Machine};
 
 /// Requests of the step, each with one query row.
 const REQUESTS: usize = 64;
@@ -55,7 +55,7 @@ pub(super) fn predicted(
     arch: u32,
     (given, gpu): (Option<Roofline>, &Result<Context>),
 ) -> Result<String> {
-    let multiprocessors = gpu.as_ref().map_or(132, |gpu| gpu.limits().multiprocessors);
+    let multiprocessors = gpu.as_ref().map_or(132, |gpu| gpu.properties().multiprocessors);
     let tiling = Gpu::new(Simulator::new(arch, multiprocessors)).tiling(problem).into_diagnostic()?;
     let plan = Planner::new(*problem, tiling).plan_with(&DecodeBatch::new().batch(), Split::Balanced);
     let explanation = plan.into_diagnostic()?.explain();
@@ -63,7 +63,7 @@ pub(super) fn predicted(
     let (roofline, origin) = match (given, gpu) {
         (Some(given), _) => (given, "given"),
         (None, Ok(gpu)) => {
-            let by_clocks = gpu.limits().roofline(tensor_cores);
+            let by_clocks = gpu.properties().roofline(tensor_cores);
             (by_clocks.ok_or_else(|| miette!("the driver does not tell the GPU's clocks"))?, "by its clocks")
         }
         (None, Err(why)) => return Err(miette!("{why}; --roofline gives the limits of a machine")),
@@ -73,9 +73,9 @@ pub(super) fn predicted(
 
 /// The median time of the kernel that the backend selects for `problem`, over rounds of back-to-back runs.
 pub(super) fn measured(problem: &Problem, gpu: &Context) -> Result<String> {
-    let card = Card::new(gpu.stream().into_diagnostic()?, Arc::new(cache()?));
-    let mut run = AttentionRun::new(Gpu::new(card.clone()), *problem).into_diagnostic()?;
-    let stopwatch = card.stream().stopwatch().into_diagnostic()?;
+    let device = Device::new(gpu.stream().into_diagnostic()?, Arc::new(cache()?));
+    let mut run = AttentionRun::new(Gpu::new(device.clone()), *problem).into_diagnostic()?;
+    let stopwatch = device.stream().stopwatch().into_diagnostic()?;
     run.execute().into_diagnostic()?;
     let mut times = Vec::new();
     for _ in 0..ROUNDS {
@@ -89,7 +89,7 @@ pub(super) fn measured(problem: &Problem, gpu: &Context) -> Result<String> {
         times.push(seconds / f64::from(RUNS));
     }
     times.sort_by(f64::total_cmp);
-    let (median, name) = (times[ROUNDS / 2], &gpu.limits().name);
+    let (median, name) = (times[ROUNDS / 2], &gpu.properties().name);
     Ok(format!("{} on {name}, the median of {ROUNDS} rounds of {RUNS} runs", time(median)))
 }
 

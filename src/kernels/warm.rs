@@ -38,7 +38,7 @@ pub(super) fn run(arguments: &WarmArgs) -> Result<String> {
     Ok(format!(
         "{} for {}: {} were there, {} assembled in {:.1} s by {}, in {}\n",
         kernel_count(sources.len()),
-        driver.context().limits().name,
+        driver.context().properties().name,
         counts.cached,
         counts.assembled,
         start.elapsed().as_secs_f64(),

@@ -115,31 +115,31 @@ exit $failed
 /// since a tool takes a minute for some of them.
 const SANITIZED: [&str; 21] = [
     // attention with few and many rows, in parts that are merged; packed masks; levels
-    "conformance lengths::gpu::items_of_several_kv_tiles",
-    "conformance masks::gpu::tree_drafts_attend_to_their_ancestors",
-    "conformance cascade::gpu::pages_under_a_packed_mask_are_not_shared",
+    "all conformance::lengths::gpu::items_of_several_kv_tiles",
+    "all conformance::masks::gpu::tree_drafts_attend_to_their_ancestors",
+    "all conformance::cascade::gpu::pages_under_a_packed_mask_are_not_shared",
     // latent attention
-    "conformance parts::gpu::absorbed_decode_agrees_with_the_oracle",
+    "all conformance::parts::gpu::absorbed_decode_agrees_with_the_oracle",
     // without tensor cores, with hooks everywhere
-    "conformance variants::gpu::every_hook_is_called",
-    "conformance merge::gpu::the_empty_state_is_the_identity_bit_for_bit",
+    "all conformance::variants::gpu::every_hook_is_called",
+    "all conformance::merge::gpu::the_empty_state_is_the_identity_bit_for_bit",
     // appending with scales that are given, and that it chooses
-    "conformance quantise::gpu::given_scales_divide_and_round",
-    "conformance quantise::gpu::reused_pages_reset_their_scales",
-    "conformance norm::gpu::nan_stays_in_its_row_and_empty_batches_are_fine",
-    "conformance rope::gpu::queries_and_keys_may_differ",
-    "conformance activation::gpu::nan_and_infinity_follow_the_formulas",
-    "sampling top::gpu::top_k_selects_what_sorting_selects",
-    "sampling top::gpu::raw_logprobs_match_the_softmax",
-    "sampling filters::gpu::tokens_are_batch_invariant",
-    "sampling speculative::gpu::shorter_drafts_end_with_minus_1_and_the_rest_is_not_read",
-    "sampling edits::gpu::bias_adds_and_excludes",
+    "all conformance::quantise::gpu::given_scales_divide_and_round",
+    "all conformance::quantise::gpu::reused_pages_reset_their_scales",
+    "all conformance::norm::gpu::nan_stays_in_its_row_and_empty_batches_are_fine",
+    "all conformance::rope::gpu::queries_and_keys_may_differ",
+    "all conformance::activation::gpu::nan_and_infinity_follow_the_formulas",
+    "all sampling::top::gpu::top_k_selects_what_sorting_selects",
+    "all sampling::top::gpu::raw_logprobs_match_the_softmax",
+    "all sampling::filters::gpu::tokens_are_batch_invariant",
+    "all sampling::speculative::gpu::shorter_drafts_end_with_minus_1_and_the_rest_is_not_read",
+    "all sampling::edits::gpu::bias_adds_and_excludes",
     // products by segments, bits, pipelines
-    "device_operators gpu::segments_of_rows",
-    "device_operators gpu::flags_on_the_device",
-    "plan_on_device gpu::a_plan_of_the_device_computes_what_one_of_the_host_does",
-    "prefill",
-    "gemm",
+    "all device_operators::gpu::segments_of_rows",
+    "all device_operators::gpu::flags_on_the_device",
+    "all plan_on_device::gpu::plans_of_device_and_host_compute_equal_results",
+    "all prefill::ragged_requests_agree_with_the_definition",
+    "all gemm::products_of_odd_shapes_agree_with_the_definition",
 ];
 
 /// Builds the folder `target/bundle`.
@@ -260,21 +260,24 @@ mod tests {
         let read = |path: &str| fs::read_to_string(crates.join(path)).unwrap_or_default();
         for what in SANITIZED {
             let (target, test) = what.split_once(' ').unwrap_or((what, ""));
-            let of_target =
-                ["/main.rs", ".rs"].map(|end| read(&format!("tilewright-cuda/tests/{target}{end}")));
-            let main = of_target.concat();
-            assert!(main.contains("#[test]") || main.contains("mod "), "there is no test target {target}");
+            let folder = format!("tilewright-cuda/tests/{target}");
+            assert!(!read(&format!("{folder}/main.rs")).is_empty(), "there is no test target {target}");
+            let (subject, test) = test.split_once("::").unwrap_or((test, ""));
+            let subject = [format!("{folder}/{subject}.rs"), format!("{folder}/{subject}/mod.rs")];
+            let code = subject.map(|path| read(&path)).concat();
+            assert!(!code.is_empty(), "{what}: no such module");
             let Some((module, test)) = test.split_once("gpu::") else { continue };
-            // a module's file is named in the target's main.rs, beside other files of its folder
-            let file = match module.strip_suffix("::") {
+            // a module that includes a file of another crate names its path
+            let code = match module.strip_suffix("::") {
                 Some(module) => {
                     let path = |line: &&str| line.trim_end().ends_with(&format!("/{module}.rs\"]"));
-                    let line = main.lines().find(path).unwrap_or_else(|| panic!("{what}: no such module"));
-                    read(line.split('"').nth(1).and_then(|path| path.strip_prefix("../../../")).unwrap_or(""))
+                    let line = code.lines().find(path).unwrap_or_else(|| panic!("{what}: no such module"));
+                    let path = line.split('"').nth(1).and_then(|path| path.strip_prefix("../../../../"));
+                    read(path.unwrap_or_default())
                 }
-                None => main,
+                None => code,
             };
-            assert!(file.contains(&format!("fn {test}<")), "{what}: no such test");
+            assert!(code.contains(&format!("fn {test}<")), "{what}: no such test");
         }
     }
 

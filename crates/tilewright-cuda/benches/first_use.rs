@@ -1,10 +1,10 @@
-//! How long the first batch takes: from the start of a process to a decode step that was checked, with kernels that nobody has
-//! seen, with a warm cache, and for a variant of a user's own. Each case is a process of its own. Without a GPU it says so.
+//! Time to the first batch: from process start to a verified decode step, with a cold cache, a warm cache, and a user-defined
+//! variant. Each case runs in a process of its own. Skipped without a GPU.
 //!
-//! Most of a warm start is the driver making its context. `CUDA_DEVICE_MAX_CONNECTIONS=1` tells it to make fewer queues, which is
-//! enough for an engine with one stream: `warm with 1 connection` is that.
+//! A warm start mostly consists of context creation by the driver. `CUDA_DEVICE_MAX_CONNECTIONS=1` makes it create fewer queues,
+//! enough for an engine with one stream: the case `warm with 1 connection`.
 
-mod card;
+mod gpu;
 
 use clap::Parser;
 use half::bf16;
@@ -22,7 +22,7 @@ use tilewright::{
     attention::variant::{At, Number, Plain, Properties, Reads, Variant},
 };
 use tilewright_cuda::{
-    Card, Context, Gpu,
+    Context, Device, Gpu,
     cache::{Cache, Settings},
     machine::Machine,
 };
@@ -30,40 +30,40 @@ use tilewright_cuda::{
 const HEADS: Heads = Heads { qo: 32, kv: 8 };
 const DIM: usize = 128;
 const PAGE: usize = 16;
-/// A case: with as few queues of the driver as there can be.
+/// A case with the minimum number of driver queues.
 const ONE_CONNECTION: &str = "warm with 1 connection";
 /// Keys of each request.
 const LENS: [usize; 3] = [1, 50, 200];
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// Times the first batch of processes.
+/// Times the first batch of new processes.
 #[derive(Parser)]
 struct Arguments {
-    /// Writes what was measured to this file.
+    /// Writes the results to this file.
     #[arg(long)]
     record: Option<PathBuf>,
-    /// Processes of each case, of which the median counts.
+    /// Processes per case; the median counts.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
-    /// Runs one case in this process, with kernels kept in a folder.
+    /// Runs one case in this process, with its kernel cache in a folder.
     #[arg(long, hide = true)]
     child: Option<PathBuf>,
-    /// Says what GPU there is, so that the process that asks need not open it.
+    /// Prints the GPU's name, so that the parent process need not open it.
     #[arg(long, hide = true)]
-    look: bool,
-    /// When the process was started, in nanoseconds since 1970.
+    print_gpu: bool,
+    /// Start time of the process, in nanoseconds since 1970.
     #[arg(long, hide = true, default_value_t = 0)]
     started: u128,
-    /// The variant of a user's own, with this number in it.
+    /// Uses the user-defined variant with this parameter.
     #[arg(long, hide = true)]
     slope: Option<f32>,
-    /// What cargo adds.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What a user invents: logits that fall with the distance, and nothing that the crate ships.
+/// A user-defined variant: logits decrease with the distance. No kernel of this variant is precompiled.
 #[derive(Debug, Clone, Copy)]
 struct Faded(f32);
 
@@ -77,16 +77,16 @@ impl Variant for Faded {
     }
 
     fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
-        // the number stands in the code of the kernel, so that each is another kernel
+        // the parameter is a constant of the kernel, so each value is a different kernel
         logit - (at.qo() - at.kv()) * at.number(self.0)
     }
 }
 
 fn main() -> Outcome<()> {
     let arguments = Arguments::parse();
-    if arguments.look {
-        if let Some(context) = card::or_skipped(Context::open(0)) {
-            println!("{}", context.limits().name);
+    if arguments.print_gpu {
+        if let Some(context) = gpu::or_skip(Context::open(0)) {
+            println!("{}", context.properties().name);
         }
         return Ok(());
     }
@@ -96,15 +96,15 @@ fn main() -> Outcome<()> {
             None => child(arguments.started, folder.clone(), Plain),
         };
     }
-    let looked = Command::new(std::env::current_exe()?).arg("--look").output()?;
-    let name = String::from_utf8_lossy(&looked.stdout).trim_end().to_owned();
+    let printed = Command::new(std::env::current_exe()?).arg("--print-gpu").output()?;
+    let name = String::from_utf8_lossy(&printed.stdout).trim_end().to_owned();
     if name.starts_with("skipped") {
         println!("{name}");
         return Ok(());
     }
     let folder = tempfile::tempdir()?;
     let mut lines = String::new();
-    // before this process opens the GPU, and then
+    // before and after this process opens the GPU
     cases(&arguments, (folder.path(), "alone"), &mut lines)?;
     let _opened = Context::open(0)?;
     cases(&arguments, (folder.path(), "beside another"), &mut lines)?;
@@ -132,11 +132,11 @@ fn cases(arguments: &Arguments, (folder, beside): (&Path, &str), lines: &mut Str
                 "cold" => folder.join(format!("cold {beside} {round}")),
                 _ => folder.join("warm"),
             };
-            // another number is another kernel
+            // each value is a different kernel
             let number = round + if beside == "alone" { 1 } else { 1001 };
             let slope = (case == "variant").then_some(0.001 * number as f32);
             let times = process((&kept, case == ONE_CONNECTION), slope)?;
-            // the first fills the cache, and the pages of the binary
+            // the first process fills the cache, and the page cache of the binary
             if round > 0 {
                 rounds.push(times);
             }
@@ -148,7 +148,7 @@ fn cases(arguments: &Arguments, (folder, beside): (&Path, &str), lines: &mut Str
     Ok(())
 }
 
-/// A process: milliseconds to its first output, of the context, of the kernel, of its inputs, of plan and run.
+/// Runs a process. Returns milliseconds: to its first output, and for context, kernel, inputs, and plan and run.
 fn process((folder, one_connection): (&Path, bool), slope: Option<f32>) -> Outcome<[f64; 5]> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--child").arg(folder).env("CUDA_CACHE_DISABLE", "1");
@@ -167,7 +167,7 @@ fn process((folder, one_connection): (&Path, bool), slope: Option<f32>) -> Outco
     }
 }
 
-/// So many numbers from -2 to 2, from a table: making them is not what shall take the time.
+/// `count` numbers from -2 to 2, from a table, so that generating them takes little time.
 fn numbers(count: usize, first: usize) -> Vec<bf16> {
     const TABLE: usize = 1021;
     let number = |i: usize| bf16::from_f32((i * 389 % TABLE) as f32 / 256.0 - 2.0);
@@ -175,7 +175,7 @@ fn numbers(count: usize, first: usize) -> Vec<bf16> {
     table.iter().copied().cycle().skip(first).take(count).collect()
 }
 
-/// Nanoseconds since 1970, which parent and child count alike.
+/// Nanoseconds since 1970: a clock that parent and child share.
 fn now() -> Outcome<u128> {
     Ok(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_nanos())
 }
@@ -183,8 +183,8 @@ fn now() -> Outcome<u128> {
 fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outcome<()> {
     let start = Instant::now();
     let context = Context::open(0)?;
-    let card = Card::new(context.stream()?, Arc::new(Cache::open(Settings::in_folder(folder))?));
-    let gpu = Gpu::new(card);
+    let device = Device::new(context.stream()?, Arc::new(Cache::open(Settings::in_folder(folder))?));
+    let gpu = Gpu::new(device);
     let opened = start.elapsed();
     let problem = Problem::builder(HEADS, HeadDim::same(DIM)).dtypes(Dtype::Bf16, Dtype::Bf16).build()?;
     let attention = Attention::with_variant(problem, variant.clone(), gpu.clone())?;
@@ -231,7 +231,7 @@ fn child<V: Variant + Clone>(started: u128, folder: PathBuf, variant: V) -> Outc
     Ok(())
 }
 
-/// The same by the CPU.
+/// The same batch on the CPU.
 fn on_the_host<V: Variant>(
     problem: Problem,
     variant: V,

@@ -1,17 +1,17 @@
-//! How long plans take on the GPU of this machine: those of the host until they are on their way to the device, and those that a
-//! kernel makes of lengths on the device. Without a GPU it says so.
+//! Planning latency on the GPU of this machine: plans of the host until their upload is submitted, and plans computed on the
+//! device. Skipped without a GPU.
 //!
-//! Decoding requests, 32 query and 8 KV heads of 128, bf16, pages of 16 tokens. Columns, all of them microseconds:
+//! Decode requests, 32 query and 8 KV heads of 128, bf16, pages of 16 tokens. Columns, in microseconds:
 //!
 //! | | |
 //! |---|---|
-//! | `plan` | `plan()` on the host with everything that the device gets: fresh memory, filled and sent; median and least |
-//! | `replan` | the same into the memory that a plan of fixed capacity has |
-//! | `shared_plan`, `shared_replan` | the same of page indices that the plan shares instead of copying them |
-//! | `device` | the kernel that plans, a launch among many of a graph; median and least |
-//! | `device_stream` | the same launched by the host one by one |
+//! | `plan` | `plan()` on the host with its upload: fresh memory, filled and sent; median and minimum |
+//! | `replan` | same, into the memory of a plan of fixed capacity |
+//! | `shared_plan`, `shared_replan` | same, with page indices that the plan shares instead of copying |
+//! | `device` | the planning kernel, per launch within a graph; median and minimum |
+//! | `device_stream` | the same kernel, launched by the host |
 
-mod card;
+mod gpu;
 
 use clap::Parser;
 use std::{error::Error, fmt::Write, path::PathBuf, sync::Arc, time::Instant};
@@ -19,27 +19,27 @@ use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
     attention::{Capacity, Split},
 };
-use tilewright_cuda::{Card, Cuda, DeviceBatch, Gpu, machine::Machine};
+use tilewright_cuda::{Cuda, Device, DeviceBatch, Gpu, machine::Machine};
 
 const PAGE_SIZE: usize = 16;
-/// Requests, and microseconds that a plan of the host may take.
+/// Number of requests, and the target of a host plan in microseconds.
 const TARGETS: [(usize, f64); 4] = [(1, 5.0), (64, 10.0), (256, 20.0), (1024, 60.0)];
-/// Microseconds that a plan of the device may take.
+/// The target of a device plan in microseconds.
 const DEVICE_TARGET: f64 = 5.0;
-/// Launches that are timed together.
+/// Launches timed together.
 const LAUNCHES: u32 = 100;
 const COLUMNS: &str = "requests,lengths,pages,items,target,plan,plan_min,replan,replan_min,shared_plan,shared_plan_min,shared_replan,shared_replan_min,device_target,device,device_min,device_stream,device_stream_min";
 
 /// Times plans on the GPU of this machine.
 #[derive(Parser)]
 struct Arguments {
-    /// Writes what was measured to this file.
+    /// Writes the results to this file.
     #[arg(long)]
     record: Option<PathBuf>,
-    /// Rounds, of which the median and the least count.
+    /// Number of rounds; the table has median and minimum.
     #[arg(long, default_value_t = 300)]
     rounds: usize,
-    /// What cargo adds.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -48,9 +48,9 @@ type Outcome<T> = Result<T, Box<dyn Error>>;
 
 fn main() -> Outcome<()> {
     let arguments = Arguments::parse();
-    let Some(card) = card::or_skipped(Card::open(0)) else { return Ok(()) };
-    let gpu: Cuda = Gpu::new(card);
-    let name = gpu.machine().stream().context().limits().name.clone();
+    let Some(device) = gpu::or_skip(Device::open(0)) else { return Ok(()) };
+    let gpu: Cuda = Gpu::new(device);
+    let name = gpu.machine().stream().context().properties().name.clone();
     let rounds = arguments.rounds.max(1);
     let mut table = format!(
         "# device: {name}\n# command: cargo bench -p tilewright-cuda --bench plan -- --rounds {rounds}\n# microseconds\n{COLUMNS}\n"
@@ -75,7 +75,7 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// A batch of decoding requests.
+/// A batch of decode requests.
 struct Case {
     lengths: &'static str,
     qo_indptr: Vec<i32>,
@@ -109,7 +109,7 @@ impl Case {
         }
     }
 
-    /// A line of the record.
+    /// A line of the table.
     fn time(
         &self,
         (attention, gpu): (&Attention<Cuda>, &Cuda),
@@ -131,7 +131,7 @@ impl Case {
         };
         for table in [copied, shared] {
             let batch = Batch::paged(&self.qo_indptr, table);
-            // the plan of the round before is dropped within the time, as in a serving engine
+            // the time includes dropping the previous plan, as in a serving engine
             let mut kept = None;
             let fresh = on_the_host(&mut || {
                 kept = Some(attention.plan(&batch)?);
@@ -146,7 +146,7 @@ impl Case {
         Ok(line)
     }
 
-    /// Median and least of a launch among those of a graph, and among those of a stream.
+    /// Median and minimum per launch, in a graph and on a stream.
     fn on_the_device(
         &self,
         (attention, gpu): (&Attention<Cuda>, &Cuda),
@@ -191,7 +191,7 @@ impl Case {
     }
 }
 
-/// The median and the least of so many times, in microseconds, behind a tenth that do not count.
+/// Median and minimum of `rounds` times in microseconds, after a tenth as many for warm-up.
 fn times(rounds: usize, mut round: impl FnMut() -> Outcome<f64>) -> Outcome<(f64, f64)> {
     let mut times = Vec::with_capacity(rounds);
     for at in 0..rounds + rounds.div_ceil(10) {

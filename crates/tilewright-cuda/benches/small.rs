@@ -1,10 +1,11 @@
-//! Bytes that the kernels beside attention and products move each second, on the GPU of this machine. Without one it says so.
+//! Memory throughput of the memory-bound kernels (all except attention and large products) on the GPU of this machine. Skipped
+//! without a GPU.
 //!
 //! 16,384 tokens of a model with hidden 4,096, 32 query and 8 KV heads of 128, a feed-forward layer of 14,336 and a vocabulary of
-//! 128,256. Bytes are those that have to be moved: what is read twice or comes from a table counts once or not at all. Buffers are
-//! larger than L2, but for products of few rows, where only the widest weight is.
+//! 128,256. Bytes are the compulsory traffic: repeated reads count once, small tables not at all. Buffers exceed L2; for products
+//! of few rows only the largest weight does.
 
-mod card;
+mod gpu;
 
 use half::bf16;
 use std::error::Error;
@@ -29,14 +30,14 @@ const DIM: usize = 128;
 const FEED_FORWARD: usize = 14_336;
 const VOCAB: usize = 128_256;
 const PAGE_SIZE: usize = 16;
-/// Launches that are timed together: one alone is over before the next could begin.
+/// Launches timed together, because one alone ends before the next could start.
 const LAUNCHES: u32 = 10;
 
 type Outcome = Result<(), Box<dyn Error>>;
 
 fn main() -> Outcome {
-    let Some(device) = card::or_skipped(Stream::open(0)) else { return Ok(()) };
-    println!("{} (sm_{})", device.context().limits().name, device.context().limits().arch);
+    let Some(device) = gpu::or_skip(Stream::open(0)) else { return Ok(()) };
+    println!("{} (sm_{})", device.context().properties().name, device.context().properties().arch);
     norms(&device)?;
     embeddings(&device)?;
     activations(&device)?;
@@ -45,7 +46,7 @@ fn main() -> Outcome {
     decoding(&device)
 }
 
-/// A kernel, its grid and arguments, and the bytes that it has to move.
+/// A kernel, its grid and arguments, and its compulsory traffic.
 struct Case<'a> {
     name: &'a str,
     kernel: Kernel,
@@ -55,7 +56,7 @@ struct Case<'a> {
 }
 
 impl Case<'_> {
-    /// The median of 15 times ten launches, one right after the other, behind ten that do not count.
+    /// The median of 15 measurements of ten consecutive launches, after ten for warm-up.
     fn time(&self, device: &Stream) -> Outcome {
         let (function, stopwatch) = (device.load(&self.kernel)?, device.stopwatch()?);
         let run = || device.launch(&function, self.grid, &self.arguments);
@@ -76,7 +77,7 @@ impl Case<'_> {
     }
 }
 
-/// Rows so many elements apart, of heads so many.
+/// Rows and heads with these strides in elements.
 fn rows(address: u64, strides: [usize; 2]) -> Strided {
     Strided { address, strides: strides.map(|stride| stride as u64) }
 }
@@ -229,9 +230,9 @@ fn merging(device: &Stream) -> Outcome {
     Ok(())
 }
 
-/// Decoding waits for the bytes of weights.
+/// Decode products are bound by the bandwidth of the weights.
 fn decoding(device: &Stream) -> Outcome {
-    let multiprocessors = device.context().limits().multiprocessors;
+    let multiprocessors = device.context().properties().multiprocessors;
     for (name, rows, features, inputs) in [
         ("linear, 1 row", 1, FEED_FORWARD, HIDDEN),
         ("linear, 4 rows", 4, FEED_FORWARD, HIDDEN),

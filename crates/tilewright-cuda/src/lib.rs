@@ -1,39 +1,38 @@
-//! The device: the engine's backend for NVIDIA GPUs, with nothing to install but their driver.
+//! The CUDA backend: the engine's operators on NVIDIA GPUs. It requires only the NVIDIA driver, loaded at run time.
 //!
-//! A binary that links this starts with and without a driver: [`Context::open`] says which of the two it is. From there: streams
-//! (own, or the caller's as they are), memory, kernels, graphs.
+//! A binary that links this crate also starts without a driver; [`Context::open`] then returns an error.
 //!
 //! | | |
 //! |---|---|
-//! | [`Gpu`] | the backend: the engine's operators, written once for a GPU and for its simulator |
-//! | [`machine`] | what operators need of either: [`Card`], [`Simulator`] |
-//! | [`Context`], [`Stream`], [`Graph`] | the driver |
-//! | [`cache`] | machine code of kernels: bundles, a folder that processes share, the assembler |
+//! | [`Gpu`] | the backend: the engine's operators, generic over a GPU and its simulator |
+//! | [`machine`] | the interface that operators need, implemented by [`Device`] and [`Simulator`] |
+//! | [`Context`], [`Stream`], [`Graph`] | the driver API |
+//! | [`cache`] | the kernel cache: bundles, a folder that processes share, the assembler |
 
-/// Its examples are of the CPU and of a GPU, and this crate is the lowest that knows both.
+/// The examples use the CPU and a GPU; this crate is the lowest one that depends on both.
 #[doc = include_str!("../../../README.md")]
 #[cfg(doctest)]
 mod readme {}
 
 pub mod cache;
-#[allow(unsafe_code, reason = "the one room that calls the driver; each call has its SAFETY")]
+#[allow(unsafe_code, reason = "the only module that calls the driver; each call has a SAFETY note")]
 mod driver;
 
 mod backend;
-mod card;
+mod device;
 pub mod machine;
 mod simulator;
 
 pub use backend::{DeviceBatch, Gpu};
-pub use card::Card;
+pub use device::Device;
 pub use driver::{
-    Assembled, Buffer, Capture, Context, Error, ErrorKind, Event, Executable, Function, Graph, Limits,
-    Memory, Resources, Result, Stopwatch, Stream, assemble, assemble_with_log, load,
+    AssembledKernel, Buffer, Capture, Context, DeviceProperties, DriverError, ErrorKind, Event, Executable,
+    Function, Graph, Memory, Resources, Result, Stopwatch, Stream, assemble, assemble_with_log, load,
 };
 pub use simulator::Simulator;
 
 /// The backend on a GPU.
-pub type Cuda = Gpu<Card>;
+pub type Cuda = Gpu<Device>;
 
 /// The backend in the simulator.
 pub type Simulated = Gpu<Simulator>;

@@ -1,113 +1,112 @@
-//! What executes kernels: a GPU behind its driver, or the simulator. Operators are written once for both.
+//! The machine that executes kernels: a GPU or the simulator. Operators are generic over it.
 //!
-//! All work is done in the order in which it was given, as on a CUDA stream; errors of the work itself may come with a later call.
+//! Work executes in submission order, as on a CUDA stream. Errors of asynchronous work may be reported by a later call.
 
 use std::fmt::Debug;
 use tilewright::{RecordedGraph, Result, tensor::DeviceMemory};
 use tilewright_kernels::gemm::GemmParams;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
-/// What a machine has.
+/// The limits of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Number of the device.
+    /// Device ordinal.
     pub device: u32,
     /// Compute capability: 90 is `sm_90`.
     pub arch: u32,
-    /// SMs.
+    /// Number of SMs.
     pub multiprocessors: u32,
-    /// Bytes of shared memory that a CTA may have.
-    pub shared_of_cta: u32,
-    /// Bytes of shared memory that the CTAs of an SM have together, with 1 KiB for each CTA that is the system's.
-    pub shared_of_sm: u32,
+    /// Maximum shared memory per CTA, in bytes.
+    pub shared_per_cta: u32,
+    /// Shared memory per SM in bytes, of which the system reserves 1 KiB per resident CTA.
+    pub shared_per_sm: u32,
 }
 
-/// A device with an order of work.
+/// A device with one in-order queue of work.
 pub trait Machine: Clone + Debug + Send + Sync + 'static {
-    /// A kernel in the form in which it is launched.
+    /// A loaded kernel.
     type Function: Clone + Debug + Send + Sync;
 
-    /// What it is, for a person to read.
+    /// A description for people.
     fn describe(&self) -> String;
 
-    /// What it has.
+    /// Its limits.
     fn limits(&self) -> Limits;
 
-    /// Makes a kernel ready to be launched.
+    /// Loads a kernel.
     ///
     /// # Errors
-    /// When the device lacks an instruction, or refuses the kernel: with what its assembler says.
+    /// If the device lacks an instruction or rejects the kernel; the error contains the assembler's log.
     fn load(&self, kernel: &Kernel) -> Result<Self::Function>;
 
-    /// Launches a grid of CTAs with these arguments, one for each parameter. Addresses among them have to be those that
-    /// the kernel expects.
+    /// Launches a grid with one argument per parameter. Addresses among the arguments must be valid for the kernel.
     ///
     /// # Errors
-    /// When the device refuses the launch.
+    /// If the device rejects the launch.
     fn launch(&self, function: &Self::Function, grid: [u32; 3], args: &[Arg]) -> Result<()>;
 
-    /// Has a library of the machine compute `product`, if there is one that is better at it than our kernels; otherwise does nothing
-    /// and says false.
+    /// Computes `product` with a library of the machine, if it has one that is faster than our kernels. Otherwise does nothing
+    /// and returns false.
     ///
     /// # Errors
-    /// When the library fails.
+    /// If the library fails.
     fn multiply(&self, product: &GemmParams) -> Result<bool> {
         let _ = product; // a machine without libraries
         Ok(false)
     }
 
-    /// Memory that nobody wrote, at an address that is a multiple of 256. It is given back when dropped, behind the work that was
-    /// given before.
+    /// Allocates uninitialized memory, aligned to 256 bytes. Dropping it frees it in stream order.
     ///
     /// # Errors
-    /// When there is too little: with what was asked and what is free.
+    /// If there is too little memory; the error states the requested and the free bytes.
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory>;
 
-    /// Copies bytes to the device. They may be changed as soon as this returns.
+    /// Copies bytes to the device. The source may be reused on return.
     ///
     /// # Errors
-    /// When the device refuses.
+    /// If the device rejects the copy.
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()>;
 
-    /// The same of so many words that `make`, called once if there are any, writes where they are sent from. It finds any values.
+    /// Same for `words` words that `make` writes into the staging memory, whose content is unspecified. `make` is called once, or
+    /// not at all if `words` is 0.
     ///
     /// # Errors
-    /// When the device refuses.
+    /// If the device rejects the copy.
     fn write_words(&self, to: u64, words: usize, make: &mut dyn FnMut(&mut [u32])) -> Result<()> {
-        let mut made = vec![u32::MAX; words]; // what is not written is not 0 by chance
-        make(&mut made);
-        self.write(to, bytemuck::cast_slice(&made))
+        let mut buffer = vec![u32::MAX; words]; // not 0, to expose words that `make` leaves unwritten
+        make(&mut buffer);
+        self.write(to, bytemuck::cast_slice(&buffer))
     }
 
-    /// Copies bytes from the device, when all work is done.
+    /// Copies bytes from the device after all submitted work.
     ///
     /// # Errors
-    /// When the device refuses, and those of the work.
+    /// If the device rejects the copy, and errors of the work.
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Copies bytes within the device; the two ranges do not overlap.
+    /// Copies bytes within the device. The two ranges must not overlap.
     ///
     /// # Errors
-    /// When the device refuses.
+    /// If the device rejects the copy.
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
 
-    /// Makes all of `bytes` bytes `value`.
+    /// Sets `bytes` bytes to `value`.
     ///
     /// # Errors
-    /// When the device refuses.
+    /// If the device rejects the fill.
     fn fill(&self, to: u64, value: u8, bytes: usize) -> Result<()>;
 
     /// Waits for all work.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     fn synchronize(&self) -> Result<()>;
 
-    /// Records what `work` launches, writes, fills and copies instead of doing it; what it writes from the host is kept. `None`: this
-    /// machine does not record, and `work` was not called.
+    /// Records the launches, writes, fills and copies of `work` instead of executing them; bytes written from the host are kept.
+    /// Returns `None` if this machine cannot record; `work` is not called then.
     ///
     /// # Errors
-    /// Those of `work`, and when it allocates, reads or waits, which cannot be recorded.
+    /// Errors of `work`; if it allocates, reads or waits, which cannot be recorded.
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn RecordedGraph>>> {
         let _ = work;
         Ok(None)

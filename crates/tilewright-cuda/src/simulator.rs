@@ -1,7 +1,7 @@
-//! The simulator as a machine: kernels run on the CPU, at once, and every hazard that shows is an error.
+//! The simulator as a machine: kernels run synchronously on the CPU, and each detected hazard is an error.
 //!
-//! Slow, and for tests: what runs here without an error runs on a GPU. It can be made small, so that few CTAs have to share
-//! much work. Work can be recorded and replayed, as a graph of a GPU is.
+//! It is slow and intended for tests. A small number of SMs makes few CTAs share many work items. Command can be recorded and
+//! replayed like a CUDA graph.
 
 use crate::machine::{Limits, Machine};
 use std::{
@@ -17,53 +17,53 @@ use tilewright_ptx::{
     sim::{Arg, Fault, Launch, Memory},
 };
 
-/// A GPU that is not there.
+/// A simulated GPU.
 #[derive(Debug, Clone)]
 pub struct Simulator {
     limits: Limits,
     memory: Arc<Mutex<Memory>>,
-    /// Decides what hardware leaves open; another one for each launch.
+    /// Seed for unspecified hardware behavior; incremented at each launch.
     seed: Arc<AtomicU64>,
-    /// What has been asked while somebody records.
-    recording: Arc<Mutex<Option<Vec<Work>>>>,
+    /// Commands recorded so far; `None` outside of a recording.
+    recording: Arc<Mutex<Option<Vec<Command>>>>,
 }
 
-/// One piece of work.
+/// One command in the queue.
 #[derive(Debug)]
-enum Work {
+enum Command {
     Launch(Arc<Kernel>, [u32; 3], Vec<Arg>),
     Write(u64, Vec<u8>),
     Copy(u64, u64, usize),
 }
 
-/// Recorded work and where it is done.
+/// Recorded commands with the simulator that replays them.
 #[derive(Debug)]
-struct Graph {
+struct RecordedCommands {
     simulator: Simulator,
-    work: Vec<Work>,
+    commands: Vec<Command>,
 }
 
-impl RecordedGraph for Graph {
+impl RecordedGraph for RecordedCommands {
     fn replay(&self) -> Result<()> {
         self.simulator.refuse_while_recording("a replay")?;
-        self.work.iter().try_for_each(|work| self.simulator.execute(work))
+        self.commands.iter().try_for_each(|command| self.simulator.execute(command))
     }
 }
 
 impl Simulator {
-    /// A GPU of compute capability `arch` (80 is `sm_80`) with so many SMs.
+    /// A GPU of compute capability `arch` (80 is `sm_80`) with `multiprocessors` SMs.
     pub fn new(arch: u32, multiprocessors: u32) -> Self {
-        // the tables of compute capabilities in the CUDA C++ programming guide
-        let (shared_of_cta, shared_of_sm) = match arch {
+        // from the tables of compute capabilities in the CUDA C++ programming guide
+        let (shared_per_cta, shared_per_sm) = match arch {
             80 | 87 => (163 << 10, 164 << 10),
             86 | 89 | 120 => (99 << 10, 100 << 10),
             _ => (227 << 10, 228 << 10),
         };
-        let limits = Limits { device: 0, arch, multiprocessors, shared_of_cta, shared_of_sm };
+        let limits = Limits { device: 0, arch, multiprocessors, shared_per_cta, shared_per_sm };
         Self { limits, memory: Arc::default(), seed: Arc::default(), recording: Arc::default() }
     }
 
-    /// The same as device number `device`, with memory of its own: one of several.
+    /// Same, as device number `device` with memory of its own, for tests with several devices.
     #[must_use]
     pub fn as_device(self, device: u32) -> Self {
         let Limits { arch, multiprocessors, .. } = self.limits;
@@ -71,24 +71,24 @@ impl Simulator {
         Self { limits: Limits { device, ..self.limits }, ..other }
     }
 
-    /// The same with another choice of what hardware leaves open.
+    /// Same, with a different seed for unspecified hardware behavior.
     pub fn with_seed(self, seed: u64) -> Self {
         self.seed.store(seed, Ordering::Relaxed);
         self
     }
 
-    /// Does the work, or keeps it while somebody records.
-    fn perform(&self, work: Work) -> Result<()> {
+    /// Executes the command, or appends it to the current recording.
+    fn perform(&self, command: Command) -> Result<()> {
         if let Some(recorded) = &mut *self.recording() {
-            recorded.push(work);
+            recorded.push(command);
             return Ok(());
         }
-        self.execute(&work)
+        self.execute(&command)
     }
 
-    fn execute(&self, work: &Work) -> Result<()> {
-        match work {
-            Work::Launch(kernel, grid, args) => {
+    fn execute(&self, command: &Command) -> Result<()> {
+        match command {
+            Command::Launch(kernel, grid, args) => {
                 let seed = self.seed.fetch_add(1, Ordering::Relaxed);
                 let launch = Launch { kernel, grid: *grid, args, seed };
                 let done = launch.run(&mut self.memory());
@@ -96,12 +96,12 @@ impl Simulator {
                     Error::new("simulator", format!("kernel {}, seed {seed}: {fault}", kernel.name))
                 })
             }
-            Work::Write(to, bytes) => self.memory().write(*to, bytes).map_err(failed),
-            Work::Copy(from, to, bytes) => self.memory().copy(*from, *to, *bytes).map_err(failed),
+            Command::Write(to, bytes) => self.memory().write(*to, bytes).map_err(failed),
+            Command::Copy(from, to, bytes) => self.memory().copy(*from, *to, *bytes).map_err(failed),
         }
     }
 
-    fn recording(&self) -> MutexGuard<'_, Option<Vec<Work>>> {
+    fn recording(&self) -> MutexGuard<'_, Option<Vec<Command>>> {
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -115,7 +115,7 @@ impl Simulator {
     }
 }
 
-/// An allocation, given back when dropped.
+/// An allocation, freed when dropped.
 struct Allocation {
     memory: Arc<Mutex<Memory>>,
     address: u64,
@@ -147,30 +147,30 @@ impl Machine for Simulator {
         tilewright_ptx::text::ptx(kernel, arch).map_err(|why| Error::new("simulator", why.to_string()))?;
         let shared = kernel.shared_layout().1 as u32;
         tilewright::ensure!(
-            shared <= self.limits.shared_of_cta,
+            shared <= self.limits.shared_per_cta,
             "simulator",
             "kernel {}: {shared} bytes of shared memory, sm_{arch} has {} for a CTA",
             kernel.name,
-            self.limits.shared_of_cta
+            self.limits.shared_per_cta
         );
         Ok(Arc::new(kernel.clone()))
     }
 
     fn launch(&self, function: &Arc<Kernel>, grid: [u32; 3], args: &[Arg]) -> Result<()> {
-        self.perform(Work::Launch(function.clone(), grid, args.to_vec()))
+        self.perform(Command::Launch(function.clone(), grid, args.to_vec()))
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {
         self.refuse_while_recording("an allocation")?;
         let address = self.memory().alloc(bytes);
         let owner: Arc<dyn Any + Send + Sync> = Arc::new(Allocation { memory: self.memory.clone(), address });
-        // SAFETY: addresses of the simulator lead nowhere but into its own memory, which checks each.
-        #[allow(unsafe_code, reason = "vouches for an address that only the simulator looks at")]
+        // SAFETY: only the simulator dereferences this address, and it checks each access against its own allocations.
+        #[allow(unsafe_code, reason = "wraps an address that only the simulator dereferences")]
         Ok(unsafe { DeviceMemory::from_raw(address, bytes, self.limits.device, Some(owner)) })
     }
 
     fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
-        self.perform(Work::Write(to, bytes.to_vec()))
+        self.perform(Command::Write(to, bytes.to_vec()))
     }
 
     fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
@@ -179,11 +179,11 @@ impl Machine for Simulator {
     }
 
     fn fill(&self, to: u64, value: u8, bytes: usize) -> Result<()> {
-        self.perform(Work::Write(to, vec![value; bytes]))
+        self.perform(Command::Write(to, vec![value; bytes]))
     }
 
     fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
-        self.perform(Work::Copy(from, to, bytes))
+        self.perform(Command::Copy(from, to, bytes))
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -194,8 +194,8 @@ impl Machine for Simulator {
         self.refuse_while_recording("a recording")?;
         *self.recording() = Some(Vec::new());
         let outcome = work();
-        let work = self.recording().take().unwrap_or_default();
+        let commands = self.recording().take().unwrap_or_default();
         outcome?;
-        Ok(Some(Box::new(Graph { simulator: self.clone(), work })))
+        Ok(Some(Box::new(RecordedCommands { simulator: self.clone(), commands })))
     }
 }

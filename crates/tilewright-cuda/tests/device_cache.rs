@@ -1,4 +1,4 @@
-//! The cache with a driver: kernels that it gives run, from every place that they come from. Skipped without a GPU.
+//! The kernel cache with a driver: kernels from every source run. Skipped without a GPU.
 
 use tilewright_cuda::{
     Buffer, Stream,
@@ -27,25 +27,25 @@ fn runs(cache: &Cache, stream: &Stream, kernel: &Kernel, amount: u32) {
 }
 
 #[test]
-fn kernels_of_the_assembler_and_of_the_folder_run() {
+fn assembled_and_cached_kernels_run() {
     let kernel = adds("adds_seven", 7).unwrap();
     let Some(stream) = stream() else { return };
     let folder = tempfile::tempdir().unwrap();
     for run in 0..2 {
         let cache = Cache::open(Settings::in_folder(folder.path())).unwrap();
         runs(&cache, &stream, &kernel, 7);
-        runs(&cache, &stream, &kernel, 7); // of the process
+        runs(&cache, &stream, &kernel, 7); // already loaded
         let (assembled, cached) = if run == 0 { (1, 0) } else { (0, 1) };
         assert_eq!(cache.counts(), Counts { assembled, cached, ..Counts::default() });
     }
 }
 
 #[test]
-fn machine_code_that_the_driver_refuses_is_assembled_again() {
+fn machine_code_that_the_driver_rejects_is_assembled_again() {
     let kernel = adds("adds_nine", 9).unwrap();
     let Some(stream) = stream() else { return };
     let folder = tempfile::tempdir().unwrap();
-    // whole as an entry, but no machine code
+    // a valid entry with invalid machine code
     struct Wrong(Driver);
     impl tilewright_cuda::cache::Assembler for Wrong {
         fn identity(&self) -> &str {
@@ -55,12 +55,12 @@ fn machine_code_that_the_driver_refuses_is_assembled_again() {
             Ok(b"\x7fELF\x02\x01, and not one byte of code".to_vec())
         }
     }
-    let source = Source::of(&kernel, stream.context().limits().arch).unwrap();
+    let source = Source::of(&kernel, stream.context().properties().arch).unwrap();
     let wrong = Wrong(Driver::of(stream.context()));
     Cache::open(Settings::in_folder(folder.path())).unwrap().code(&source, &wrong).unwrap();
     let cache = Cache::open(Settings::in_folder(folder.path())).unwrap();
     runs(&cache, &stream, &kernel, 9);
-    assert_eq!(cache.counts(), Counts { assembled: 1, cached: 1, spoiled: 1, ..Counts::default() });
+    assert_eq!(cache.counts(), Counts { assembled: 1, cached: 1, invalid: 1, ..Counts::default() });
     let next = Cache::open(Settings::in_folder(folder.path())).unwrap();
     runs(&next, &stream, &kernel, 9);
     assert_eq!(next.counts(), Counts { cached: 1, ..Counts::default() });
@@ -81,5 +81,5 @@ fn a_warm_start_is_short() {
     }
     let [cold, warm] = seconds;
     println!("16 kernels: {:.1} ms cold, {:.1} ms warm", cold * 1e3, warm * 1e3);
-    assert!(warm < 0.16, "loading takes less than 10 ms a kernel");
+    assert!(warm < 0.16, "loading takes less than 10 ms per kernel");
 }

@@ -60,7 +60,7 @@ fn missing_devices_are_rejected() {
         "invalid value 'e4m3' for '--activations <ACTIVATIONS>'",
     );
     // the driver's error, on one line
-    let why = tilewright_cuda::Card::open(4096).expect_err("fewer than 4097 GPUs").to_string();
+    let why = tilewright_cuda::Device::open(4096).expect_err("fewer than 4097 GPUs").to_string();
     assert!(!why.contains('\n'), "{why}");
     assert_rejected(&["--device", "cuda:4096", "x"], &why);
 }

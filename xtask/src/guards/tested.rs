@@ -7,10 +7,11 @@ use crate::{rust_source::code_only, tree::Tree};
 
 const PAGE: &str = "docs/checked-inputs.md";
 /// Where files of tests are.
-const TESTS: [&str; 5] = [
+const TESTS: [&str; 6] = [
     "crates/tilewright/tests/all/",
     "crates/tilewright-kernels/tests/all/",
     "crates/tilewright-cuda/tests/",
+    "crates/tilewright-cuda/tests/all/",
     "crates/tilewright-cuda/src/",
     "tests/all/",
 ];

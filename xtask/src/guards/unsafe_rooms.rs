@@ -9,7 +9,7 @@ const ROOMS: [(&str, usize); 6] = [
     ("crates/tilewright-serve/src/model/weights/shard.rs", 1), // the one line that memory-maps
     ("crates/tilewright-cuda/src/driver/", usize::MAX),
     ("crates/tilewright/src/tensor/device.rs", 1), // the declaration by which somebody vouches for an address
-    ("crates/tilewright-cuda/src/card.rs", 1),     // vouches for memory that the driver has just given
+    ("crates/tilewright-cuda/src/device.rs", 1),   // vouches for memory that the driver has just given
     ("crates/tilewright-cuda/src/simulator.rs", 1), // vouches for addresses that only the simulator looks at
 ];
 

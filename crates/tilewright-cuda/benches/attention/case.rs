@@ -1,4 +1,4 @@
-//! What is timed and what is expected of it: the cases of `benches/definitions/gpu-attention.toml`, checked.
+//! The cases of `benches/definitions/gpu-attention.toml`, with their targets.
 
 use serde::{Deserialize, Serialize};
 use std::error::Error;
@@ -11,10 +11,10 @@ const DEFINITIONS: &str = include_str!("../../../../benches/definitions/gpu-atte
 pub(crate) struct Lens {
     count: usize,
     each: usize,
-    /// Those of the first requests, where they differ.
+    /// Lengths of the first requests, if they differ.
     #[serde(default)]
     first: Vec<usize>,
-    /// That of the last, where it differs.
+    /// Length of the last request, if it differs.
     last: Option<usize>,
 }
 
@@ -43,16 +43,16 @@ pub(crate) enum Kv {
 #[serde(deny_unknown_fields)]
 pub(crate) struct Case {
     pub(crate) name: String,
-    /// For whoever reads the definitions.
-    #[allow(dead_code, reason = "a definition says why it is there")]
+    /// For readers of the definitions.
+    #[allow(dead_code, reason = "a definition states its purpose")]
     why: String,
     pub(crate) heads: [usize; 2],
     pub(crate) head_dim: usize,
-    /// Elements that keys of latent attention have beside `head_dim`, which are also their values; there is one KV head then.
+    /// Elements of latent keys beyond `head_dim`, which is also the size of values; there is one KV head then.
     pub(crate) latent: Option<usize>,
     #[serde(default)]
     pub(crate) kv: Kv,
-    /// Tokens of a page; a ragged tensor where it is not given.
+    /// Tokens per page; without it, the tensors are ragged.
     pub(crate) page_size: Option<usize>,
     pub(crate) qo_lens: Lens,
     pub(crate) kv_lens: Lens,
@@ -76,7 +76,7 @@ impl Case {
         if self.kv == Kv::Bf16 { 2 } else { 1 }
     }
 
-    /// Bytes that have to be moved: keys and values, queries and outputs, each once.
+    /// Compulsory traffic: keys, values, queries and outputs, each once.
     pub(crate) fn bytes(&self) -> f64 {
         let [qo, kv] = self.heads;
         let tokens: usize = self.kv_lens.all().iter().sum();
@@ -86,7 +86,7 @@ impl Case {
         (tokens * kv * of_key * self.kv_bytes() + rows * qo * of_row * 2) as f64
     }
 
-    /// Floating-point operations on pairs of a row and a key that it sees.
+    /// Floating-point operations on visible pairs of row and key.
     pub(crate) fn flops(&self) -> f64 {
         let lens = self.qo_lens.all().into_iter().zip(self.kv_lens.all());
         let pairs = |(qo, kv): (usize, usize)| qo * (kv - qo) + qo * (qo + 1) / 2;
@@ -99,8 +99,8 @@ impl Case {
         self.qo_lens.all().iter().all(|&len| len == 1)
     }
 
-    /// What the peer is asked, where it can do the same.
-    pub(crate) fn asked(&self, calls: usize) -> Option<String> {
+    /// The request to the peer, if it supports the case.
+    pub(crate) fn request(&self, calls: usize) -> Option<String> {
         let (qo_lens, kv_lens) = (self.qo_lens.all(), self.kv_lens.all());
         if self.latent.is_some() {
             return None;

@@ -1,9 +1,8 @@
-//! Times attention on the GPU of this machine through the engine, beside torch and FlashInfer in the same rounds. Without a GPU
-//! it says so.
+//! Times attention on the GPU of this machine, in alternating rounds with torch and FlashInfer. Skipped without a GPU.
 
-#[path = "../card/mod.rs"]
-mod card;
 mod case;
+#[path = "../gpu/mod.rs"]
+mod gpu;
 mod ours;
 #[path = "../peer/mod.rs"]
 mod peer;
@@ -13,27 +12,27 @@ use clap::Parser;
 use ours::Ours;
 use peer::Peer;
 use std::{collections::BTreeMap, error::Error, fmt::Write, path::PathBuf};
-use tilewright_cuda::{Card, Cuda, Gpu};
+use tilewright_cuda::{Cuda, Device, Gpu};
 
-/// The peers.
+/// The script of the peers.
 const SCRIPT: &str = include_str!("../../../../benches/peers/gpu_attention.py");
 
-/// Times attention on the GPU of this machine, beside its peers if there are any.
+/// Times attention on the GPU of this machine, and its peers if given.
 #[derive(Parser)]
 struct Arguments {
-    /// A Python that has torch with CUDA, and FlashInfer perhaps; without one no peer is timed.
+    /// A Python with torch for CUDA, and optionally FlashInfer; without it no peer is timed.
     #[arg(long)]
     peer: Option<String>,
-    /// Writes what was measured to this file.
+    /// Writes the results to this file.
     #[arg(long)]
     record: Option<PathBuf>,
-    /// Rounds, of which the median counts.
+    /// Number of rounds; the median counts.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
     /// Only cases whose name contains this text.
     #[arg(long)]
     only: Option<String>,
-    /// What cargo adds.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -42,12 +41,12 @@ const HEADER: &str = "case,seconds,tflops,tbps,plan_microseconds,peer,peer_secon
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
-    let Some(card) = card::or_skipped(Card::open(0)) else { return Ok(()) };
-    let gpu: Cuda = Gpu::new(card);
+    let Some(device) = gpu::or_skip(Device::open(0)) else { return Ok(()) };
+    let gpu: Cuda = Gpu::new(device);
     let mut peer = arguments.peer.as_deref().map(|python| Peer::start(python, SCRIPT)).transpose()?;
     let context = gpu.machine().stream().context();
     let mut table =
-        format!("# device: {}, driver for CUDA {}\n", context.limits().name, context.limits().driver);
+        format!("# device: {}, driver for CUDA {}\n", context.properties().name, context.properties().driver);
     if let Some(peer) = &mut peer {
         writeln!(table, "# peers: {}", peer.about()?)?;
     }
@@ -73,7 +72,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Takes turns with the peer; the line of the table.
+/// Times a case in alternating rounds with the peer. Returns the line of the table.
 fn time(
     gpu: &Cuda,
     case: &Case,
@@ -83,19 +82,19 @@ fn time(
     let mut ours = Ours::new(gpu, case)?;
     let stopwatch = gpu.machine().stream().stopwatch()?;
     ours.run()?;
-    let once = stopwatch.time(|| ours.run().map_err(of_engine))?;
-    // some 20 ms a round, so that neither launches nor clocks that rise decide
+    let once = stopwatch.time(|| ours.run().map_err(driver_error))?;
+    // about 20 ms per round, so that launch overhead and clock ramps are negligible
     let calls = ((0.02 / once) as usize).clamp(3, 400);
-    let asked = case.asked(calls);
+    let request = case.request(calls);
     let (mut seconds, mut theirs, mut ratios, mut best) = (Vec::new(), Vec::new(), Vec::new(), String::new());
     for round in 0..=rounds {
         ours.run()?;
-        let all = stopwatch.time(|| (0..calls).try_for_each(|_| ours.run().map_err(of_engine)))?;
-        let of_peer = match (&mut peer, &asked) {
-            (Some(peer), Some(asked)) => Some(peer.seconds(asked)?),
+        let all = stopwatch.time(|| (0..calls).try_for_each(|_| ours.run().map_err(driver_error)))?;
+        let of_peer = match (&mut peer, &request) {
+            (Some(peer), Some(request)) => Some(peer.seconds(request)?),
             _ => None,
         };
-        // the first warms up
+        // the first round warms up
         if round > 0 {
             let each = all / calls as f64;
             seconds.push(each);
@@ -109,12 +108,12 @@ fn time(
     let each = median(&mut seconds).unwrap_or(f64::NAN);
     times.insert(case.name.clone(), each);
     let (tflops, tbps) = (case.flops() / each * 1e-12, case.bytes() / each * 1e-12);
-    let (expected, held) = judged(case, (each, tflops, tbps), times);
+    let (expected, met) = check_targets(case, (each, tflops, tbps), times);
     let ratio = median(&mut ratios);
     let cell =
         |value: Option<f64>, digits: usize| value.map_or(String::new(), |value| format!("{value:.digits$}"));
     Ok(format!(
-        "{},{each:.7},{tflops:.1},{tbps:.3},{:.1},{best},{},{},{},{},{expected},{held}",
+        "{},{each:.7},{tflops:.1},{tbps:.3},{:.1},{best},{},{},{},{},{expected},{met}",
         case.name,
         ours.plan_seconds * 1e6,
         cell(median(&mut theirs), 7),
@@ -124,8 +123,8 @@ fn time(
     ))
 }
 
-/// What is expected of a case, and whether it holds.
-fn judged(
+/// The targets of a case, and whether they are met.
+fn check_targets(
     case: &Case,
     (each, tflops, tbps): (f64, f64, f64),
     times: &BTreeMap<String, f64>,
@@ -143,19 +142,19 @@ fn judged(
         let ratio = each / of_baseline;
         expected.push((format!("{ratio:.3} of {baseline} at most {most}"), ratio <= most));
     }
-    let held = expected.iter().all(|(_, held)| *held);
+    let met = expected.iter().all(|(_, met)| *met);
     let texts: Vec<&str> = expected.iter().map(|(text, _)| text.as_str()).collect();
     match texts.is_empty() {
         true => (String::new(), String::new()),
-        false => (texts.join("; "), if held { "yes" } else { "no" }.to_owned()),
+        false => (texts.join("; "), if met { "yes" } else { "no" }.to_owned()),
     }
 }
 
-fn of_engine(why: tilewright::Error) -> tilewright_cuda::Error {
-    tilewright_cuda::Error::new("attention", why.to_string())
+fn driver_error(why: tilewright::Error) -> tilewright_cuda::DriverError {
+    tilewright_cuda::DriverError::new("attention", why.to_string())
 }
 
-/// Sorts, and gives the one in the middle.
+/// Sorts the values and returns the median.
 fn median(values: &mut [f64]) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()

@@ -1,4 +1,4 @@
-//! A case on the device: noise in its tensors, pages in random order, a plan, and the call.
+//! A case on the device: tensors of noise, pages in random order, a plan, and the call.
 
 use super::case::{Case, Kv};
 use half::bf16;
@@ -10,17 +10,17 @@ use tilewright::{
 };
 use tilewright_cuda::{Cuda, machine::Machine};
 
-/// Bytes of noise that are made once, and repeated.
+/// Bytes of the block of noise that is repeated.
 const NOISE: usize = 16 << 20;
 
 pub(crate) struct Ours {
     attention: Attention<Cuda>,
     pub(crate) plan: Plan,
-    /// Host time of a plan, brought to the device: the median.
+    /// Median host time of a plan including its upload.
     pub(crate) plan_seconds: f64,
-    /// Of queries and of a cache's tensor; of latent attention without the elements that it has beside.
+    /// Shapes of queries and of a cache tensor; for latent attention without the extra elements.
     shapes: [Vec<usize>; 2],
-    /// These.
+    /// The number of these extra elements.
     beside: Option<usize>,
     kv_dtype: Dtype,
     q: DeviceMemory,
@@ -38,7 +38,7 @@ fn indptr(lens: impl Iterator<Item = usize>) -> Vec<i32> {
     std::iter::once(0).chain(sums).collect()
 }
 
-/// Numbers in -0.5..0.5 in memory of the device; bytes of 8-bit floats without NaN.
+/// Fills device memory with numbers in -0.5..0.5; 8-bit floats are never NaN.
 fn noise(gpu: &Cuda, bytes: usize, kv: Kv) -> Result<DeviceMemory, Box<dyn Error>> {
     let memory = gpu.allocate(bytes)?;
     let number = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0 - 0.5;
@@ -55,7 +55,7 @@ fn noise(gpu: &Cuda, bytes: usize, kv: Kv) -> Result<DeviceMemory, Box<dyn Error
     Ok(memory)
 }
 
-/// 0..count in an order that looks random: the same each time.
+/// 0..count in a fixed pseudo-random order.
 fn shuffled(count: usize) -> Vec<i32> {
     let mut order: Vec<i32> = (0..count as i32).collect();
     let mut state = 1_u64;
@@ -109,7 +109,7 @@ impl Ours {
             shapes: [vec![rows, qo, dim], cache_shape],
             beside: case.latent,
             kv_dtype,
-            // both parts of latent queries, one behind the other
+            // both parts of latent queries, one after the other
             q: noise(gpu, row_bytes + row_bytes / dim * case.latent.unwrap_or(0), Kv::Bf16)?,
             k: noise(gpu, cache_bytes, case.kv)?,
             v: noise(gpu, cache_bytes, case.kv)?,

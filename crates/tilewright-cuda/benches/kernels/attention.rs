@@ -20,7 +20,7 @@ pub(crate) const NAMES: [&str; 6] = [
     "prefill.causal.16384",
 ];
 
-/// Hands the case of a name to `time`.
+/// Passes the case of a name to `time`.
 pub(crate) fn with_case<T>(
     device: &Stream,
     name: &str,
@@ -38,7 +38,7 @@ pub(crate) fn with_case<T>(
     let function = device.load(&kernel)?;
     let loaded = start.elapsed();
     println!(
-        "# {name}: recorded in {recorded:.1?}, printed in {printed:.1?}, machine code in {loaded:.1?} (the driver may remember it)"
+        "# {name}: recorded in {recorded:.1?}, printed in {printed:.1?}, machine code in {loaded:.1?} (possibly from the driver's cache)"
     );
     let elements = |heads: u32| (len * heads) as usize * DIM as usize;
     let upload = |heads: u32| device.upload(&noise(elements(heads)));
@@ -72,7 +72,7 @@ pub(crate) fn with_case<T>(
         flops: 4.0 * pairs * DIM as f64 * f64::from(HEADS.0),
         calls,
         call: Box::new(|| device.launch(&function, grid, &arguments)),
-        asked: format!(
+        request: format!(
             "{{\"attention\": [{}, {}, {len}], \"causal\": {causal}, \"calls\": {calls}}}",
             HEADS.0, HEADS.1
         ),

@@ -12,7 +12,7 @@ use tilewright_kernels::gemm::{
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::sim::Arg;
 
-/// Tile columns, and rows, columns and depth.
+/// Tile columns, then rows, columns and depth.
 pub(crate) const NAMES: [&str; 5] = [
     "gemm.sm80.8192x8192x8192",
     "gemm.256.8192x8192x8192",
@@ -21,7 +21,7 @@ pub(crate) const NAMES: [&str; 5] = [
     "gemm.256.16384x4096x4096",
 ];
 
-/// Hands the case of a name to `time`.
+/// Passes the case of a name to `time`.
 pub(crate) fn with_case<T>(
     device: &Stream,
     name: &str,
@@ -47,17 +47,17 @@ pub(crate) fn with_case<T>(
         Arg::U32(k as u32),
     ];
     let tiles = m.div_ceil(TILE_ROWS) * n.div_ceil(tile_columns);
-    let grid = [device.context().limits().multiprocessors.min(tiles as u32), 1, 1];
+    let grid = [device.context().properties().multiprocessors.min(tiles as u32), 1, 1];
     time(&Case {
         name: name.to_owned(),
         flops: 2.0 * (m * n * k) as f64,
         calls: (1 << 42) / (m * n * k) + 1,
         call: Box::new(|| device.launch(&function, grid, &arguments)),
-        asked: format!("{{\"gemm\": [{m}, {n}, {k}], \"calls\": {}}}", (1_usize << 42) / (m * n * k) + 1),
+        request: format!("{{\"gemm\": [{m}, {n}, {k}], \"calls\": {}}}", (1_usize << 42) / (m * n * k) + 1),
     })
 }
 
-/// The same of the kernel for Ampere and later.
+/// Same for the kernel for Ampere and later.
 fn with_case_sm80<T>(
     device: &Stream,
     name: &str,
@@ -77,7 +77,7 @@ fn with_case_sm80<T>(
         out: matrix(d.address(), n),
         groups: None,
     };
-    let choice = product.choose_kernel(device.context().limits().multiprocessors);
+    let choice = product.choose_kernel(device.context().properties().multiprocessors);
     let (grid, arguments) = product.launch(choice);
     let function = device.load(&choice.kernel("gemm")?)?;
     time(&Case {
@@ -85,7 +85,7 @@ fn with_case_sm80<T>(
         flops: 2.0 * (m * n * k) as f64,
         calls: 5,
         call: Box::new(|| device.launch(&function, grid, &arguments)),
-        asked: format!("{{\"gemm\": [{m}, {n}, {k}], \"calls\": 5}}"),
+        request: format!("{{\"gemm\": [{m}, {n}, {k}], \"calls\": 5}}"),
     })
 }
 

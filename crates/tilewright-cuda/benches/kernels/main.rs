@@ -1,9 +1,9 @@
-//! Times kernels on the GPU of this machine, each beside torch (cuBLAS, cuDNN) in the same rounds. Without a GPU it says so.
+//! Times kernels on the GPU of this machine, in alternating rounds with torch (cuBLAS, cuDNN). Skipped without a GPU.
 
 mod attention;
-#[path = "../card/mod.rs"]
-mod card;
 mod gemm;
+#[path = "../gpu/mod.rs"]
+mod gpu;
 #[path = "../peer/mod.rs"]
 mod peer;
 
@@ -12,46 +12,46 @@ use peer::Peer;
 use std::{error::Error, fmt::Write, path::PathBuf};
 use tilewright_cuda::{Stopwatch, Stream};
 
-/// The peer.
+/// The script of the peer.
 const SCRIPT: &str = include_str!("peer.py");
 
-/// Times kernels on the GPU of this machine, beside torch if there is one.
+/// Times kernels on the GPU of this machine, and torch if given.
 #[derive(Parser)]
 struct Arguments {
-    /// A Python that has torch with CUDA; without one no peer is timed.
+    /// A Python with torch for CUDA; without it no peer is timed.
     #[arg(long)]
     peer: Option<String>,
-    /// Writes what was measured to this file.
+    /// Writes the results to this file.
     #[arg(long)]
     record: Option<PathBuf>,
-    /// Rounds, of which the median counts.
+    /// Number of rounds; the median counts.
     #[arg(long, default_value_t = 9)]
     rounds: usize,
     /// Only cases whose name contains this text.
     #[arg(long)]
     only: Option<String>,
-    /// What cargo adds.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-/// What is timed: a name, the work of a call, and the call.
+/// A timed kernel: name, operations per call, and the call.
 pub(crate) struct Case<'a> {
     pub(crate) name: String,
-    /// Floating-point operations of a call.
+    /// Floating-point operations per call.
     pub(crate) flops: f64,
-    /// Calls of a round, so many that starting them does not count.
+    /// Calls per round, enough to hide the launch overhead.
     pub(crate) calls: usize,
     pub(crate) call: Box<dyn Fn() -> tilewright_cuda::Result<()> + 'a>,
-    /// What the peer is asked for.
-    pub(crate) asked: String,
+    /// The request to the peer.
+    pub(crate) request: String,
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
-    let Some(device) = card::or_skipped(Stream::open(0)) else { return Ok(()) };
+    let Some(device) = gpu::or_skip(Stream::open(0)) else { return Ok(()) };
     let mut peer = arguments.peer.as_deref().map(|python| Peer::start(python, SCRIPT)).transpose()?;
-    let mut table = format!("# device: {}\n", device.context().limits().name);
+    let mut table = format!("# device: {}\n", device.context().properties().name);
     if let Some(peer) = &mut peer {
         writeln!(table, "# peer: {}", peer.about()?)?;
     }
@@ -81,7 +81,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Takes turns with the peer; the line of the table.
+/// Times a case in alternating rounds with the peer. Returns the line of the table.
 fn time(
     stopwatch: &Stopwatch,
     case: &Case<'_>,
@@ -94,8 +94,8 @@ fn time(
         let all = stopwatch.time(|| (0..case.calls).try_for_each(|_| (case.call)()))?;
         let seconds = all / case.calls as f64;
         let of_peer =
-            peer.as_mut().map(|peer| peer.seconds(&case.asked)).transpose()?.map(|(seconds, _)| seconds);
-        // the first warms up
+            peer.as_mut().map(|peer| peer.seconds(&case.request)).transpose()?.map(|(seconds, _)| seconds);
+        // the first round warms up
         if round > 0 {
             ours.push(seconds);
             theirs.extend(of_peer);

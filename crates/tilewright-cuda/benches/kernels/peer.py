@@ -1,9 +1,9 @@
-"""Times torch on the GPU for the bench of kernels, one call at a time.
+"""Times torch on the GPU for the bench of kernels, one request at a time.
 
-Reads a JSON object a line from stdin, answers with one on stdout:
+Reads one JSON object per line from stdin and writes one per line to stdout:
 
-    {"gemm": [m, n, k], "calls": 20}                                    -> {"seconds": ..}   a call of bf16 A · Bᵀ (cuBLAS)
-    {"attention": [heads, kv_heads, length], "causal": .., "calls": 5}  -> {"seconds": ..}   a call by cuDNN
+    {"gemm": [m, n, k], "calls": 20}                                    -> {"seconds": ..}   per call of bf16 A · Bᵀ (cuBLAS)
+    {"attention": [heads, kv_heads, length], "causal": .., "calls": 5}  -> {"seconds": ..}   per call by cuDNN
     {"about": true}                                                     -> {"about": "torch 2.11, cuDNN 9.."}
 """
 
@@ -44,19 +44,19 @@ def seconds(call, calls):
 
 
 for line in sys.stdin:
-    asked = json.loads(line)
+    request = json.loads(line)
     try:
-        if "about" in asked:
+        if "about" in request:
             answer = {"about": f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}"}
         else:
             key = line
             if key not in cached:
                 cached.clear()
-                if "gemm" in asked:
-                    cached[key] = gemm(*asked["gemm"])
+                if "gemm" in request:
+                    cached[key] = gemm(*request["gemm"])
                 else:
-                    cached[key] = attention(*asked["attention"], asked["causal"])
-            answer = {"seconds": seconds(cached[key], asked["calls"])}
-    except Exception as why:  # whatever it is, the bench shall say it
+                    cached[key] = attention(*request["attention"], request["causal"])
+            answer = {"seconds": seconds(cached[key], request["calls"])}
+    except Exception as why:  # the bench reports every error
         answer = {"error": f"{type(why).__name__}: {why}"}
     print(json.dumps(answer), flush=True)

@@ -1,4 +1,4 @@
-//! Whoever we are timed beside, a Python script in a process of its own, asked line by line in JSON.
+//! A baseline in a Python process of its own, with one JSON request and response per line.
 
 use serde::Deserialize;
 use std::{
@@ -7,7 +7,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-/// A script that runs, and answers.
+/// A running peer script.
 pub(crate) struct Peer {
     process: Child,
     to: ChildStdin,
@@ -23,7 +23,7 @@ struct Answer {
 }
 
 impl Peer {
-    /// Runs `script`, which the binary carries along.
+    /// Starts `script`, which is embedded in the binary.
     pub(crate) fn start(python: &str, script: &str) -> Result<Self, Box<dyn Error>> {
         let mut process =
             Command::new(python).args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
@@ -32,37 +32,37 @@ impl Peer {
         Ok(Self { process, to, from })
     }
 
-    fn ask(&mut self, line: &str) -> Result<Answer, Box<dyn Error>> {
+    fn request(&mut self, line: &str) -> Result<Answer, Box<dyn Error>> {
         writeln!(self.to, "{line}")?;
         loop {
             let mut answer = String::new();
             if self.from.read_line(&mut answer)? == 0 {
-                return Err(format!("the peer was asked {line} and ended").into());
+                return Err(format!("the peer got {line} and ended").into());
             }
-            // libraries print, too
+            // libraries print to stdout too
             let Ok(answer) = serde_json::from_str::<Answer>(&answer) else { continue };
             return match answer.error {
-                Some(why) => Err(format!("the peer was asked {line} and said {why}").into()),
+                Some(why) => Err(format!("the peer got {line} and said {why}").into()),
                 None => Ok(answer),
             };
         }
     }
 
-    /// What it is.
+    /// Its versions.
     pub(crate) fn about(&mut self) -> Result<String, Box<dyn Error>> {
-        Ok(self.ask("{\"about\": true}")?.about.unwrap_or_default())
+        Ok(self.request("{\"about\": true}")?.about.unwrap_or_default())
     }
 
-    /// Seconds of a call, and which of the peer's ways it was, where it has several.
-    pub(crate) fn seconds(&mut self, asked: &str) -> Result<(f64, String), Box<dyn Error>> {
-        let answer = self.ask(asked)?;
+    /// Seconds per call, and the name of the fastest of the peer's implementations, if it has several.
+    pub(crate) fn seconds(&mut self, request: &str) -> Result<(f64, String), Box<dyn Error>> {
+        let answer = self.request(request)?;
         Ok((answer.seconds.ok_or("the peer gave no time")?, answer.best.unwrap_or_default()))
     }
 }
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // it ends with its stdin; if not, nobody waits for it
+        // it ends when its stdin closes; kill it in case it does not
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

@@ -1,4 +1,4 @@
-//! Gated activations by the kernel of `tilewright_kernels::activation`.
+//! Gated activations with the kernel of `tilewright_kernels::activation`.
 
 use super::{Gpu, geometry::extents};
 use crate::machine::Machine;

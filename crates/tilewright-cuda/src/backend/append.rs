@@ -1,6 +1,6 @@
-//! Appending to pages by the kernels of `tilewright_kernels::append`.
+//! Append to the paged KV cache with the kernels of `tilewright_kernels::append`.
 
-use super::{AppendPlaces, Gpu, geometry::extent};
+use super::{AppendSlots, Gpu, geometry::extent};
 use crate::machine::Machine;
 use tilewright::{
     Result, View, ViewMut, kv,
@@ -13,17 +13,17 @@ use tilewright_kernels::{
 
 const OPERATOR: &str = "kv.append";
 
-/// Tokens, pages and slots of all places, and where each page's begin, as the kernels take them.
-struct Arrays {
+/// The slots of all tokens and the ranges of each page, in the kernels' layout.
+struct SlotArrays {
     slots: Vec<u32>,
     pages: Vec<u32>,
 }
 
-impl Arrays {
+impl SlotArrays {
     fn new(slots: &Slots<'_>) -> Self {
         let (mut arrays, mut begin) = (Self { slots: Vec::new(), pages: Vec::new() }, 0);
         for page in slots.pages() {
-            // tokens and pages are counted by i32, so these fit
+            // the engine counts tokens and pages by i32, so the casts are lossless
             let of = |slot: &kv::Slot| [slot.token as u32, slot.page as u32, slot.slot as u32];
             arrays.slots.extend(page.slots.iter().flat_map(of));
             let end = begin + page.slots.len() as u32;
@@ -45,7 +45,7 @@ pub(super) fn append<M: Machine>(
     if tokens == 0 || heads == 0 || dim == 0 {
         return Ok(());
     }
-    let to = Target {
+    let to = AppendTarget {
         dtypes: (new.dtype(), cache.dtype()),
         shape: [extent(OPERATOR, "num_kv_heads", heads)?, extent(OPERATOR, "head_dim", dim)?],
         new: gpu.rows(OPERATOR, "new", &new)?,
@@ -55,45 +55,52 @@ pub(super) fn append<M: Machine>(
                 .map(|stride| stride as u64),
         },
     };
-    let prepared = slots.prepared().and_then(|prepared| prepared.downcast_ref::<AppendPlaces>());
+    let prepared = slots.prepared().and_then(|prepared| prepared.downcast_ref::<AppendSlots>());
     if let (Some(prepared), ScaleMut::Static(scale)) = (prepared, &scale) {
-        gpu.check_place(OPERATOR, "the plan", Some(prepared.place()))?;
-        return to.given(gpu, prepared.table(tokens as u32), *scale);
+        gpu.check_device(OPERATOR, "the plan", Some(prepared.location()))?;
+        return to.append_scaled(gpu, prepared.table(tokens as u32), *scale);
     }
-    let arrays = Arrays::new(slots);
+    let arrays = SlotArrays::new(slots);
     let count = arrays.slots.len() as u32 / 3;
     if count == 0 {
         return Ok(());
     }
     let at = gpu.upload(bytemuck::cast_slice(&arrays.slots))?;
     match scale {
-        ScaleMut::Static(scale) => to.given(gpu, SlotMapping::Slots { slots: at.address(), count }, scale),
+        ScaleMut::Static(scale) => {
+            to.append_scaled(gpu, SlotMapping::Slots { slots: at.address(), count }, scale)
+        }
         ScaleMut::Dynamic(scales) => {
             let pages = gpu.upload(bytemuck::cast_slice(&arrays.pages))?;
             let pages = (pages.address(), arrays.pages.len() as u32 / 4);
-            to.dynamic(gpu, at.address(), pages, &scales)
+            to.append_dynamic(gpu, at.address(), pages, &scales)
         }
     }
 }
 
-/// What is appended to what.
-struct Target {
+/// The source and destination of an append.
+struct AppendTarget {
     dtypes: (tilewright::Dtype, tilewright::Dtype),
     shape: [u32; 2],
     new: Strided,
     cache: Cache,
 }
 
-impl Target {
-    fn given<M: Machine>(&self, gpu: &Gpu<M>, slot_mapping: SlotMapping, scale: kv::Scale<'_>) -> Result<()> {
+impl AppendTarget {
+    fn append_scaled<M: Machine>(
+        &self,
+        gpu: &Gpu<M>,
+        slot_mapping: SlotMapping,
+        scale: kv::Scale<'_>,
+    ) -> Result<()> {
         let of = |at, page_stride, head_stride| Scale { at, page_stride, head_stride, factor: 1.0 };
-        let mut of_this_call = None;
+        let mut temporary = None;
         let scale = match scale {
             kv::Scale::One => None,
             kv::Scale::Tensor(factor) => Some(Scale { factor, ..of(0, 0, 0) }),
             kv::Scale::Head(heads) => {
-                let (address, memory) = gpu.factors(heads)?;
-                of_this_call = memory;
+                let (address, memory) = gpu.head_scales(heads)?;
+                temporary = memory;
                 Some(of(address, 0, 1))
             }
             kv::Scale::Page(pages) => {
@@ -114,11 +121,11 @@ impl Target {
         let kernel = gpu.kernel(OPERATOR, &config.name(), |name| kernels::append(name, config))?;
         let (grid, args) = call.launch();
         let launched = gpu.machine.launch(&kernel, grid, &args);
-        drop(of_this_call); // behind the launch
+        drop(temporary); // freed in stream order, after the launch
         launched
     }
 
-    fn dynamic<M: Machine>(
+    fn append_dynamic<M: Machine>(
         &self,
         gpu: &Gpu<M>,
         slots: u64,

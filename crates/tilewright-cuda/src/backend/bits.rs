@@ -1,4 +1,4 @@
-//! Flags of the device packed into bits.
+//! Packing of device flags into bits.
 
 use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
@@ -6,25 +6,25 @@ use tilewright::{Result, attention::BitOrder, ensure, tensor::DeviceMemory};
 use tilewright_kernels::bits::{PackbitsParams, packbits as kernel};
 
 const OPERATOR: &str = "attention.segment_packbits";
-/// The longest segment: a grid has 2^16 - 1 CTAs of 128 bytes in its second dimension.
-const MOST: usize = 0xffff * 128 * 8;
+/// Maximum segment length: a grid has at most 2^16 - 1 CTAs of 128 bytes in its second dimension.
+const MAX_SEGMENT: usize = 0xffff * 128 * 8;
 
 impl<M: Machine> Gpu<M> {
-    /// [`tilewright::attention::packbits`] of flags on the device: u8, all but 0 are set.
+    /// [`tilewright::attention::packbits`] of device flags (u8, nonzero is set).
     ///
     /// # Errors
-    /// When there are more than 2^29 - 4096 flags, they are of another device, or the device has no room.
+    /// If there are more than 2^29 - 4096 flags, they are on another device, or device memory is exhausted.
     pub fn packbits(&self, flags: &DeviceMemory, order: BitOrder) -> Result<DeviceMemory> {
         let indptr = [0, extent(OPERATOR, "flags", flags.bytes())?.cast_signed()];
         Ok(self.segment_packbits(flags, &indptr, order)?.0)
     }
 
-    /// [`tilewright::attention::segment_packbits`] of flags on the device: u8, all but 0 are set. Gives the bytes and the bounds of
-    /// each segment's, `[num_segments + 1]`.
+    /// [`tilewright::attention::segment_packbits`] of device flags (u8, nonzero is set). Returns the bytes and the bounds of the
+    /// segments, `[num_segments + 1]`.
     ///
     /// # Errors
-    /// When `indptr` is empty, does not start at 0, decreases, or does not end at the number of flags; when a segment has more than
-    /// 67,107,840 flags, flags are of another device, or the device has no room.
+    /// If `indptr` is empty, does not start at 0, decreases, or does not end at the number of flags; if a segment has more than
+    /// 67,107,840 flags, the flags are on another device, or device memory is exhausted.
     pub fn segment_packbits(
         &self,
         flags: &DeviceMemory,
@@ -44,15 +44,15 @@ impl<M: Machine> Gpu<M> {
         for (segment, pair) in indptr.windows(2).enumerate() {
             let len = i64::from(pair[1]) - i64::from(pair[0]);
             ensure!(
-                (0..=MOST as i64).contains(&len),
+                (0..=MAX_SEGMENT as i64).contains(&len),
                 OPERATOR,
-                "segment {segment}: {len} flags, expected 0..={MOST}"
+                "segment {segment}: {len} flags, expected 0..={MAX_SEGMENT}"
             );
             let packed = ((len + 7) / 8) as i32;
             longest = longest.max(packed.cast_unsigned());
             bounds.push(bounds[segment] + packed);
         }
-        let flags_at = self.check_place(OPERATOR, "flags", Some(flags.device_address()))?;
+        let flags_at = self.check_device(OPERATOR, "flags", Some(flags.device_address()))?;
         let out = self.allocate(bounds[bounds.len() - 1].max(1).cast_unsigned() as usize)?;
         if longest > 0 {
             let [indptr_at, bounds_at] =

@@ -1,4 +1,4 @@
-//! Rows of a table by their numbers, by the kernel of `tilewright_kernels::rows`.
+//! Row gather with the kernel of `tilewright_kernels::rows`.
 
 use super::{
     Gpu,
@@ -18,7 +18,7 @@ pub(super) fn gather_rows<M: Machine>(
 ) -> Result<()> {
     let Some([count, _, width]) = extents(OPERATOR, out.shape())? else { return Ok(()) };
     extent(OPERATOR, "rows", table.shape()[0])?;
-    let (from, _held) = gpu.indices(OPERATOR, "ids", ids)?;
+    let (from, _uploaded) = gpu.indices(OPERATOR, "ids", ids)?;
     let call = CopyRowsParams {
         dtypes: (table.dtype(), out.dtype()),
         shape: [count, width],

@@ -1,4 +1,4 @@
-//! Where tensor arguments are, in the numbers that kernels take.
+//! Addresses, strides and extents of tensor arguments, as kernels take them.
 
 use super::Gpu;
 use crate::machine::Machine;
@@ -6,12 +6,12 @@ use tilewright::{Error, Result, View, ViewMut};
 use tilewright_kernels::tile::Strided;
 
 impl<M: Machine> Gpu<M> {
-    /// The rows of a tensor of two or three axes; one of two has one head.
+    /// The rows of a tensor with two or three axes; with two, there is one head.
     pub(super) fn rows(&self, operator: &'static str, name: &str, view: &View<'_>) -> Result<Strided> {
         Ok(Strided { address: self.address(operator, name, view)?, strides: outer(view.strides()) })
     }
 
-    /// The same of a tensor that is written.
+    /// Same for an output tensor.
     pub(super) fn rows_mut(&self, operator: &'static str, name: &str, view: &ViewMut<'_>) -> Result<Strided> {
         Ok(Strided { address: self.address_mut(operator, name, view)?, strides: outer(view.strides()) })
     }
@@ -23,7 +23,7 @@ fn outer(strides: &[usize]) -> [u64; 2] {
     [of(0), of(1)]
 }
 
-/// Tokens, heads and elements of a shape of two or three axes; nothing where there are none.
+/// Tokens, heads and elements of a shape with two or three axes; `None` if it is empty.
 pub(super) fn extents(operator: &'static str, shape: &[usize]) -> Result<Option<[u32; 3]>> {
     if shape.contains(&0) {
         return Ok(None);
@@ -39,7 +39,7 @@ pub(super) fn extents(operator: &'static str, shape: &[usize]) -> Result<Option<
     Ok(Some(all.map(|extent| extent as u32)))
 }
 
-/// An extent in 32 bits.
+/// Checks that an extent is below 2^31.
 pub(super) fn extent(operator: &'static str, name: &str, extent: usize) -> Result<u32> {
     u32::try_from(extent)
         .ok()

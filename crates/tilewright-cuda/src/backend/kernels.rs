@@ -1,4 +1,4 @@
-//! The kernels of a machine, each made once, by name.
+//! The loaded kernels of a machine, by name; each is built once.
 
 use crate::machine::Machine;
 use std::{
@@ -8,10 +8,10 @@ use std::{
 use tilewright::{Error, Result};
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
-/// A kernel that somebody makes, or has made.
+/// A kernel that is being built or was built.
 type Slot<F> = Arc<Mutex<Option<F>>>;
 
-/// What has been loaded. A name stands for a kernel in one configuration, which it spells.
+/// Loaded kernels. A name identifies one configuration of a kernel.
 #[derive(Debug)]
 pub(super) struct Kernels<M: Machine> {
     by_name: Mutex<HashMap<String, Slot<M::Function>>>,
@@ -24,8 +24,8 @@ impl<M: Machine> Default for Kernels<M> {
 }
 
 impl<M: Machine> super::Gpu<M> {
-    /// The kernel of this name: `record` makes it, the first time that somebody asks. Whoever asks meanwhile waits; other
-    /// kernels are made at the same time.
+    /// The kernel of this name. The first call builds it with `record`; concurrent calls for the same name wait. Different
+    /// kernels are built in parallel.
     pub(super) fn kernel(
         &self,
         operator: &'static str,
@@ -39,13 +39,13 @@ impl<M: Machine> super::Gpu<M> {
                 None => by_name.entry(name.to_owned()).or_default().clone(),
             }
         };
-        let mut made = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = &*made {
+        let mut built = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = &*built {
             return Ok(function.clone());
         }
         let kernel = record(name).map_err(|why| Error::new(operator, why.to_string()))?;
         let function = self.machine.load(&kernel)?;
-        *made = Some(function.clone());
+        *built = Some(function.clone());
         Ok(function)
     }
 }

@@ -1,4 +1,4 @@
-//! Products with weights by the kernels of `tilewright_kernels::gemm`.
+//! Matrix products with the kernels of `tilewright_kernels::gemm`.
 
 use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
@@ -8,7 +8,7 @@ use tilewright_kernels::gemm::{GemmParams, Groups, Matrix};
 const OPERATOR: &str = "gemm.linear";
 const SEGMENTS: &str = "gemm.segment_gemm";
 
-/// Where a matrix is, whose rows lie along `axis`.
+/// A matrix whose rows are along `axis`.
 fn matrix<M: Machine>(
     gpu: &Gpu<M>,
     operator: &'static str,
@@ -47,7 +47,7 @@ pub(super) fn linear<M: Machine>(
     run(gpu, OPERATOR, &product)
 }
 
-/// Has a library of the machine compute `product`, or else the kernel that fits it.
+/// Computes `product` with a library of the machine, or else with the best of our kernels.
 pub(super) fn run<M: Machine>(gpu: &Gpu<M>, operator: &'static str, product: &GemmParams) -> Result<()> {
     if gpu.machine.multiply(product)? {
         return Ok(());
@@ -66,14 +66,14 @@ pub(super) fn run<M: Machine>(gpu: &Gpu<M>, operator: &'static str, product: &Ge
 }
 
 impl<M: Machine> Gpu<M> {
-    /// A product with a weight for each segment of rows: `out = x · weights[ids[s]]ᵀ` for rows `indptr[s]..indptr[s + 1]` (LoRA,
-    /// mixtures of experts).
+    /// A product with one weight per segment of rows (LoRA, mixture of experts): `out = x · weights[ids[s]]ᵀ` for rows
+    /// `indptr[s]..indptr[s + 1]`.
     ///
-    /// `x`: `[rows, in_features]`, `weights`: `[num_weights, out_features, in_features]`, `out`: `[rows, out_features]`, each f32, f16
-    /// or bf16, with stride 1 along the last axis; `ids`: `[num_segments]`, or the segments' own numbers.
+    /// `x`: `[rows, in_features]`, `weights`: `[num_weights, out_features, in_features]`, `out`: `[rows, out_features]`, each
+    /// f32, f16 or bf16, with stride 1 along the last axis; `ids`: `[num_segments]`, by default the segment numbers.
     ///
     /// # Errors
-    /// When a shape, dtype or stride is not as above, `indptr` does not lead from 0 to rows without falling, or an id is no weight.
+    /// If a shape, dtype or stride is not as above, `indptr` is not ascending from 0 to rows, or an id is out of range.
     pub fn segment_gemm(
         &self,
         x: View<'_>,
@@ -114,11 +114,11 @@ impl<M: Machine> Gpu<M> {
                 stride: weights.strides()[0] as u64,
             }),
         };
-        run(self, SEGMENTS, &product) // behind it what was brought is given back
+        run(self, SEGMENTS, &product) // the uploads are freed in stream order, after the launch
     }
 }
 
-/// Rows, features, inputs and weights of a product by segments.
+/// Rows, features, inputs and number of weights of a segmented product.
 fn check_segments(x: &View<'_>, weights: &View<'_>, out: &ViewMut<'_>) -> Result<[usize; 4]> {
     let (&[rows, inputs], &[num_weights, features, of_weights]) = (x.shape(), weights.shape()) else {
         let text = format!(
@@ -156,7 +156,7 @@ fn check_segments(x: &View<'_>, weights: &View<'_>, out: &ViewMut<'_>) -> Result
     Ok([rows, features, inputs, num_weights])
 }
 
-/// The rows of the longest segment.
+/// The number of rows of the longest segment.
 fn check_indptr(indptr: &[i32], rows: usize) -> Result<u32> {
     let ends = (indptr.first().copied(), indptr.last().map(|&end| usize::try_from(end)));
     ensure!(

@@ -1,4 +1,4 @@
-//! Memory of the device as the engine sees it: buffers, copies to, from and within it.
+//! Tensor memory of the engine's `Backend`: buffers, and copies to, from and within the device.
 
 use super::Gpu;
 use crate::machine::Machine;
@@ -19,7 +19,7 @@ pub(super) fn allocate_indices<M: Machine>(gpu: &Gpu<M>, len: usize) -> Result<I
     Ok(IndexBuffer::on_device(gpu.machine.allocate(len.max(1).saturating_mul(size_of::<i32>()))?))
 }
 
-/// The engine has checked that both are contiguous, of one shape and dtype.
+/// The engine has checked that both are contiguous and have the same shape and dtype.
 pub(super) fn copy<M: Machine>(gpu: &Gpu<M>, from: View<'_>, to: ViewMut<'_>) -> Result<()> {
     const OPERATOR: &str = "tensor.copy";
     let bytes = from.shape().iter().product::<usize>() * from.dtype().size();
@@ -44,21 +44,21 @@ pub(super) fn copy<M: Machine>(gpu: &Gpu<M>, from: View<'_>, to: ViewMut<'_>) ->
 
 pub(super) fn write_indices<M: Machine>(gpu: &Gpu<M>, from: &[i32], to: &mut IndexBuffer) -> Result<()> {
     const OPERATOR: &str = "tensor.write_indices";
-    let (len, place) = (to.len(), to.device().map(DeviceMemory::device_address));
+    let (len, location) = (to.len(), to.device().map(DeviceMemory::device_address));
     tilewright::ensure!(
         from.len() <= len,
         OPERATOR,
         "there are {} indices, the buffer has room for {len}",
         from.len()
     );
-    let to = gpu.check_place(OPERATOR, "to", place)?;
+    let to = gpu.check_device(OPERATOR, "to", location)?;
     if from.is_empty() {
         return Ok(());
     }
     gpu.machine.write(to, bytemuck::cast_slice(from))
 }
 
-/// One copy for each page: they are few, a page of each text that goes on from a shared one.
+/// One copy per page: a fork of a sequence copies only its last, partial page.
 pub(super) fn copy_pages<M: Machine>(
     gpu: &Gpu<M>,
     pages: ViewMut<'_>,

@@ -1,4 +1,4 @@
-//! Merging attention states by the kernels of `tilewright_kernels::attention::merge`.
+//! Merge of attention states with the kernels of `tilewright_kernels::attention::merge`.
 
 use super::{Gpu, geometry::extents};
 use crate::machine::Machine;

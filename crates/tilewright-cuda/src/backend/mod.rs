@@ -1,13 +1,13 @@
-//! The backend: the engine's operators on a GPU or its simulator. One file an operator: arguments, kernel, launch.
+//! The backend: the engine's operators on a GPU or the simulator. One file per operator: arguments, kernel, launch.
 
 mod activation;
 mod append;
-mod append_places;
+mod append_slots;
 mod attention;
 mod bits;
-mod factors;
 mod gather;
 mod geometry;
+mod head_scales;
 mod kernels;
 mod linear;
 mod memory;
@@ -15,52 +15,58 @@ mod merge;
 mod norm;
 mod operators;
 mod rope;
+mod rope_tables;
 mod sampling;
-mod tables;
 
 use crate::machine::{Limits, Machine};
-use append_places::AppendPlaces;
+use append_slots::AppendSlots;
 pub use attention::DeviceBatch;
-use factors::Factors;
+use head_scales::HeadScales;
 use kernels::Kernels;
+use rope_tables::RopeTables;
 use std::sync::Arc;
-use tables::Tables;
 use tilewright::{
     Error, Result, View, ViewMut,
     tensor::{DeviceAddress, DeviceMemory, Indices},
 };
 
-/// A machine with the kernels that it has been given. Cheap to clone; clones share them.
+/// The backend on a machine, with its loaded kernels. Cheap to clone; clones share them.
 #[derive(Debug, Clone)]
 pub struct Gpu<M: Machine> {
     machine: M,
     limits: Limits,
     kernels: Arc<Kernels<M>>,
-    tables: Arc<Tables>,
-    factors: Arc<Factors>,
+    rope_tables: Arc<RopeTables>,
+    head_scales: Arc<HeadScales>,
 }
 
 impl<M: Machine> Gpu<M> {
-    /// The operators on `machine`.
+    /// The backend on `machine`.
     pub fn new(machine: M) -> Self {
         let limits = machine.limits();
-        Self { machine, limits, kernels: Arc::default(), tables: Arc::default(), factors: Arc::default() }
+        Self {
+            machine,
+            limits,
+            kernels: Arc::default(),
+            rope_tables: Arc::default(),
+            head_scales: Arc::default(),
+        }
     }
 
-    /// What the operators run on.
+    /// The machine that the operators run on.
     pub fn machine(&self) -> &M {
         &self.machine
     }
 
-    /// Memory on the device.
+    /// Allocates device memory.
     ///
     /// # Errors
-    /// When there is too little: with what was asked and what is free.
+    /// If there is too little memory; the error states the requested and the free bytes.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {
         self.machine.allocate(bytes)
     }
 
-    /// A copy of `values` on the device. Hosts and devices have one order of bytes, the little end first.
+    /// Copies `values` to the device. Host and device are both little-endian.
     ///
     /// # Errors
     /// As [`Gpu::allocate`].
@@ -72,18 +78,18 @@ impl<M: Machine> Gpu<M> {
         Ok(memory)
     }
 
-    /// The address of an argument; an error where it is not on this device.
+    /// The address of an argument; an error if it is not on this device.
     fn address(&self, operator: &'static str, name: &str, view: &View<'_>) -> Result<u64> {
-        self.check_place(operator, name, view.device())
+        self.check_device(operator, name, view.device())
     }
 
-    /// The address of an argument that is written; an error where it is not on this device.
+    /// The address of an output argument; an error if it is not on this device.
     fn address_mut(&self, operator: &'static str, name: &str, view: &ViewMut<'_>) -> Result<u64> {
-        self.check_place(operator, name, view.device())
+        self.check_device(operator, name, view.device())
     }
 
-    /// The address of an argument of indices, which are brought to the device if they are on the host. The memory that they are
-    /// brought to has to live until the work is given.
+    /// The address of an index argument. Indices on the host are uploaded; the returned memory must live until the work is
+    /// submitted.
     fn indices(
         &self,
         operator: &'static str,
@@ -91,7 +97,7 @@ impl<M: Machine> Gpu<M> {
         indices: Indices<'_>,
     ) -> Result<(u64, Option<DeviceMemory>)> {
         match indices.host() {
-            None => Ok((self.check_place(operator, name, indices.device())?, None)),
+            None => Ok((self.check_device(operator, name, indices.device())?, None)),
             Some(values) => {
                 let memory = self.upload(bytemuck::cast_slice(values))?;
                 Ok((memory.address(), Some(memory)))
@@ -99,13 +105,20 @@ impl<M: Machine> Gpu<M> {
         }
     }
 
-    fn check_place(&self, operator: &'static str, name: &str, place: Option<DeviceAddress>) -> Result<u64> {
+    fn check_device(
+        &self,
+        operator: &'static str,
+        name: &str,
+        location: Option<DeviceAddress>,
+    ) -> Result<u64> {
         let expected = self.limits.device;
-        match place {
-            Some(place) if place.device == expected => Ok(place.address),
-            Some(place) => {
-                let text =
-                    format!("{name} is in the memory of device {}, expected device {expected}", place.device);
+        match location {
+            Some(location) if location.device == expected => Ok(location.address),
+            Some(location) => {
+                let text = format!(
+                    "{name} is in the memory of device {}, expected device {expected}",
+                    location.device
+                );
                 Err(Error::new(operator, text))
             }
             None => {

@@ -1,4 +1,4 @@
-//! RMSNorm: rows of chunks by the kernel of `tilewright_kernels::norm`.
+//! RMSNorm with the kernel of `tilewright_kernels::norm`.
 
 use super::{Gpu, geometry::extents};
 use crate::machine::Machine;

@@ -1,7 +1,7 @@
-//! The engine's trait, method by method.
+//! The engine's `Backend` trait: each method delegates to its operator's module.
 
 use super::{
-    Gpu, activation, append, append_places, gather, linear, memory, merge, norm, rope as rotary, sampling,
+    Gpu, activation, append, append_slots, gather, linear, memory, merge, norm, rope as rotary, sampling,
 };
 use crate::machine::Machine;
 use tilewright::{
@@ -17,7 +17,6 @@ use tilewright::{
     tensor::{Buffer, IndexBuffer, Indices},
 };
 
-#[allow(unused_variables, reason = "operators that are not built yet name their arguments")]
 impl<M: Machine> Backend for Gpu<M> {
     fn describe(&self) -> String {
         self.machine.describe()
@@ -56,7 +55,7 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {
-        append_places::prepare(self, plan)
+        append_slots::prepare(self, plan)
     }
 
     fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {

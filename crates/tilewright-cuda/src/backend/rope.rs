@@ -1,4 +1,4 @@
-//! Rotary embedding by the kernel of `tilewright_kernels::rope`: from a table, or by angles computed there.
+//! Rotary embedding with the kernel of `tilewright_kernels::rope`, with angles from a table or computed.
 
 use super::{Gpu, geometry::extent};
 use crate::machine::Machine;
@@ -12,8 +12,8 @@ use tilewright_kernels::{
     tile::Strided,
 };
 
-/// q or k, and where it goes.
-struct Tensor {
+/// q or k: source and destination.
+struct RotaryTensor {
     heads: usize,
     dim: usize,
     dtypes: (Dtype, Dtype),
@@ -64,10 +64,10 @@ pub(super) fn rotate_with_cos_sin_cache<M: Machine>(
     }
     let table = gpu.cos_sin(cache)?;
     let angles = (Angles::Table, table.address(), cache.rotary_dim(), cache.style());
-    let tensor = |i: usize| -> Result<Tensor> {
+    let tensor = |i: usize| -> Result<RotaryTensor> {
         let from_at = gpu.rows(OPERATOR, NAMES[i], &from[i])?;
         let to_at = gpu.rows_mut(OPERATOR, ["q_out", "k_out"][i], &to[i])?;
-        Ok(Tensor { to: to_at, ..tensor(&to[i], (from[i].dtype(), to[i].dtype()), from_at) })
+        Ok(RotaryTensor { to: to_at, ..tensor(&to[i], (from[i].dtype(), to[i].dtype()), from_at) })
     };
     run(gpu, OPERATOR, [tensor(0)?, tensor(1)?], positions, angles)
 }
@@ -76,33 +76,33 @@ fn in_place<M: Machine>(
     gpu: &Gpu<M>,
     operator: &'static str,
     heads: &[ViewMut<'_>; 2],
-) -> Result<[Tensor; 2]> {
-    let tensor = |i: usize| -> Result<Tensor> {
+) -> Result<[RotaryTensor; 2]> {
+    let tensor = |i: usize| -> Result<RotaryTensor> {
         let (view, dtype) = (&heads[i], heads[i].dtype());
         Ok(tensor(view, (dtype, dtype), gpu.rows_mut(operator, NAMES[i], view)?))
     };
     Ok([tensor(0)?, tensor(1)?])
 }
 
-/// A tensor of the shape of `to`, rotated where it is.
-fn tensor(to: &ViewMut<'_>, dtypes: (Dtype, Dtype), at: Strided) -> Tensor {
-    Tensor { heads: to.shape()[1], dim: to.shape()[2], dtypes, from: at, to: at }
+/// A tensor with the shape of `to`, rotated in place.
+fn tensor(to: &ViewMut<'_>, dtypes: (Dtype, Dtype), at: Strided) -> RotaryTensor {
+    RotaryTensor { heads: to.shape()[1], dim: to.shape()[2], dtypes, from: at, to: at }
 }
 
 fn run<M: Machine>(
     gpu: &Gpu<M>,
     operator: &'static str,
-    [q, k]: [Tensor; 2],
+    [q, k]: [RotaryTensor; 2],
     positions: Indices<'_>,
     angles: (Angles, u64, usize, RopeStyle),
 ) -> Result<()> {
     if positions.is_empty() {
         return Ok(());
     }
-    let (positions_at, _held) = gpu.indices(operator, "positions", positions)?;
+    let (positions_at, _uploaded) = gpu.indices(operator, "positions", positions)?;
     let counts = [extent(operator, "qo_heads", q.heads)?, extent(operator, "kv_heads", k.heads)?];
     let dims = [extent(operator, "head_dim", q.dim)?, extent(operator, "rotary_dim", angles.2)?];
-    let launch = |heads, [q, k]: [&Tensor; 2]| {
+    let launch = |heads, [q, k]: [&RotaryTensor; 2]| {
         if heads == [0, 0] {
             return Ok(());
         }

@@ -1,14 +1,15 @@
-//! Machine code made ahead of time: a folder of entries that anything can assemble and that every driver may take.
+//! Bundles: folders of machine code assembled ahead of time, usable with any driver.
 //!
-//! Its keys leave out what assembled an entry: a bundle is made by `ptxas` on a machine without a GPU, and read where some driver is.
+//! Their keys exclude the assembler: `ptxas` makes a bundle on a machine without a GPU, and any driver reads it.
 
-use super::{Assembler, Error, Result, Source, folder::Folder, made, side_by_side, unusable};
+use super::{Assembler, CacheError, Result, Source, assemble_code, folder::Folder, parallel, unusable};
 use std::{collections::BTreeSet, path::Path};
 
-/// A folder that has to be a bundle.
+/// Opens an existing bundle.
 pub(super) fn open(path: &Path) -> Result<Folder> {
     let folder = Folder::new(path);
-    let no_bundle = |why: &str| Error::Path { path: path.to_owned(), why: format!("it is no bundle: {why}") };
+    let no_bundle =
+        |why: &str| CacheError::Path { path: path.to_owned(), why: format!("it is no bundle: {why}") };
     if !path.is_dir() {
         return Err(no_bundle("there is no such folder"));
     }
@@ -19,13 +20,13 @@ pub(super) fn open(path: &Path) -> Result<Folder> {
     }
 }
 
-/// Assembles kernels into `path`, a folder that is empty or not there yet; `workers` of them side by side, and `done` is called
-/// from any thread as each is there. Returns the bytes of machine code.
+/// Assembles kernels into `path`, an empty or new folder, on `workers` threads. `done` is called from any of them after each
+/// kernel. Returns the total bytes of machine code.
 ///
-/// Equal kernels, as those with equal text for a target, are one entry.
+/// Kernels with equal text and target share one entry.
 ///
 /// # Errors
-/// When the folder cannot be made, is not empty or cannot be written to; when a kernel is refused.
+/// If the folder cannot be created or written or is not empty; if the assembler rejects a kernel.
 pub fn make_bundle(
     path: &Path,
     sources: &[Source],
@@ -38,15 +39,15 @@ pub fn make_bundle(
     std::fs::create_dir_all(path).map_err(failed)?;
     if std::fs::read_dir(path).map_err(failed)?.next().is_some() {
         let why = "it is not empty; a bundle is made in a folder of its own".to_owned();
-        return Err(Error::Path { path: path.to_owned(), why });
+        return Err(CacheError::Path { path: path.to_owned(), why });
     }
     let mut keys = BTreeSet::new();
     let different: Vec<&Source> = sources.iter().filter(|source| keys.insert(source.key())).collect();
     let one = |source: &&Source| {
-        let code = made(source, assembler)?;
+        let code = assemble_code(source, assembler)?;
         folder.write(source.key(), &code).map_err(failed)?;
         done(source);
         Ok(code.cubin.len() as u64)
     };
-    side_by_side::each(&different, workers, one).into_iter().sum()
+    parallel::map(&different, workers, one).into_iter().sum()
 }

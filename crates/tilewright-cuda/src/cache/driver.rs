@@ -1,6 +1,6 @@
-//! The driver as the assembler, and kernels of the cache on its GPU.
+//! The driver as the assembler, and loaded kernels on its GPU.
 
-use super::{Assembler, Cache, Code, Error, Key, Source};
+use super::{Assembler, Cache, CacheError, Code, KernelKey, Source};
 use crate::{Context, ErrorKind, Function, driver::loadable, load};
 use std::{
     collections::HashMap,
@@ -9,13 +9,13 @@ use std::{
 };
 use tilewright_ptx::ir::Kernel;
 
-/// Where Linux says which build of the driver is loaded.
+/// The build of the loaded driver, on Linux.
 const BUILD: &str = "/proc/driver/nvidia/version";
-/// The driver's number for too little memory (`CUDA_ERROR_OUT_OF_MEMORY`), which is no code's fault.
+/// `CUDA_ERROR_OUT_OF_MEMORY`: a failure that does not depend on the code.
 const OUT_OF_MEMORY: u32 = 2;
 
-/// Kernels that are loaded, by GPU and key. They stay as long as the cache does.
-pub(super) type Functions = Mutex<HashMap<(usize, Key), Function>>;
+/// Loaded kernels, by GPU and key. They live as long as the cache.
+pub(super) type Functions = Mutex<HashMap<(usize, KernelKey), Function>>;
 
 /// The assembler in a GPU's driver.
 #[derive(Debug, Clone)]
@@ -25,10 +25,10 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// That of a context.
+    /// The assembler of a context's driver.
     pub fn of(context: &Context) -> Self {
         let build = std::fs::read_to_string(BUILD).unwrap_or_default();
-        Self { context: context.clone(), identity: identity(context.limits().driver, &build) }
+        Self { context: context.clone(), identity: identity(context.properties().driver, &build) }
     }
 
     /// Its context.
@@ -48,21 +48,21 @@ impl Assembler for Driver {
 }
 
 impl Cache {
-    /// A kernel, ready to be launched: loaded before, or from a bundle, the folder, the assembler. `driver` is that of the context
-    /// which will launch it.
+    /// Returns a kernel that is ready to launch: loaded earlier, or from a bundle, the folder or the assembler. `driver` belongs
+    /// to the context that will launch it.
     ///
     /// # Errors
-    /// When the GPU lacks an instruction or has too little of something, when the driver refuses; when the kernel is nowhere and
-    /// nothing may be assembled.
+    /// If the GPU lacks an instruction or a resource; if the driver rejects the kernel; if the kernel is not found and assembling
+    /// is disabled.
     pub fn function(&self, driver: &Driver, kernel: &Kernel) -> crate::Result<Function> {
         let context = &driver.context;
-        let source = Source::of(kernel, context.limits().arch).map_err(|why| {
-            crate::Error::of(ErrorKind::Kernel, format!("kernel {}", kernel.name), why.to_string())
+        let source = Source::of(kernel, context.properties().arch).map_err(|why| {
+            crate::DriverError::of(ErrorKind::Kernel, format!("kernel {}", kernel.name), why.to_string())
         })?;
-        // equal text can be of kernels that differ in the shared memory of a launch
-        let place = (context.ordinal(), source.key());
+        // kernels with equal text may differ in the dynamic shared memory of a launch
+        let gpu_and_key = (context.ordinal(), source.key());
         let functions = || self.functions.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = functions().get(&place).cloned();
+        let loaded = functions().get(&gpu_and_key).cloned();
         if let Some(function) = loaded {
             return function.of_kernel(kernel);
         }
@@ -72,31 +72,33 @@ impl Cache {
         };
         let function =
             self.load(&source, driver, ready, Failure::is_about_code).map_err(|failure| failure.0)?;
-        functions().insert(place, function.clone());
+        functions().insert(gpu_and_key, function.clone());
         Ok(function)
     }
 }
 
-/// Why a kernel is not ready.
-struct Failure(crate::Error);
+/// The reason why a kernel is not ready.
+struct Failure(crate::DriverError);
 
 impl Failure {
-    /// Whether another assembling could help.
+    /// Whether assembling again could help.
     fn is_about_code(&self) -> bool {
         self.0.kind() == ErrorKind::Kernel && self.0.code() != Some(OUT_OF_MEMORY)
     }
 }
 
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
+impl From<CacheError> for Failure {
+    fn from(error: CacheError) -> Self {
         Self(match error {
-            // the driver's own words name the kernel
-            Error::Assembler { target, log, .. } => {
-                crate::Error::of(ErrorKind::Kernel, format!("assembling for {target}"), log)
+            // the driver's log names the kernel
+            CacheError::Assembler { target, log, .. } => {
+                crate::DriverError::of(ErrorKind::Kernel, format!("assembling for {target}"), log)
             }
-            Error::Missing(_) => crate::Error::of(ErrorKind::Kernel, "cache.function", error.to_string()),
-            Error::Path { .. } | Error::Setting { .. } => {
-                crate::Error::new("cache.function", error.to_string())
+            CacheError::Missing(_) => {
+                crate::DriverError::of(ErrorKind::Kernel, "cache.function", error.to_string())
+            }
+            CacheError::Path { .. } | CacheError::Setting { .. } => {
+                crate::DriverError::new("cache.function", error.to_string())
             }
         })
     }
@@ -108,7 +110,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A driver by its CUDA version and, where that is known, its build: two builds for one CUDA may assemble differently.
+/// Identifies a driver by CUDA version and, if known, build: two builds for one CUDA version may assemble differently.
 fn identity(cuda: u32, build: &str) -> String {
     let cuda = format!("driver for CUDA {}.{}", cuda / 1000, cuda % 1000 / 10);
     let is_version =
@@ -121,20 +123,20 @@ fn identity(cuda: u32, build: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Error, Failure, identity};
+    use super::{CacheError, Failure, identity};
     use crate::ErrorKind;
 
     #[test]
-    fn a_driver_is_known_by_its_build_where_there_is_one() {
+    fn a_driver_is_identified_by_its_build() {
         let build = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build\nGCC version: gcc 12.2.0\n";
         assert_eq!(identity(13_000, build), "driver for CUDA 13.0, 580.95.05");
         assert_eq!(identity(12_080, ""), "driver for CUDA 12.8");
     }
 
     #[test]
-    fn errors_keep_their_words() {
+    fn errors_keep_the_log_of_the_driver() {
         let [kernel, target, log] = ["k", "sm_90a", "kernel k: cuLinkAddData: line 3: no"].map(str::to_owned);
-        let Failure(error) = Error::Assembler { kernel, target, log }.into();
+        let Failure(error) = CacheError::Assembler { kernel, target, log }.into();
         assert_eq!(error.kind(), ErrorKind::Kernel);
         assert_eq!(error.to_string(), "assembling for sm_90a: kernel k: cuLinkAddData: line 3: no");
     }

@@ -1,4 +1,4 @@
-//! A kernel's machine code as one file: a header, the names, the code.
+//! The file format of a kernel's machine code: header, names, code.
 //!
 //! | bytes | what |
 //! |---|---|
@@ -6,12 +6,12 @@
 //! | 4 | version of this format |
 //! | 32 | BLAKE3 of all that follows |
 //! | 32 | the key under which it was written |
-//! | 3 × (4, then so many) | kernel, target and assembler, in UTF-8 |
+//! | 3 × (4 + length) | kernel, target and assembler: length, then UTF-8 |
 //! | the rest | the code |
 //!
-//! Numbers are little endian. A file that is not exactly this is [`Damage`]; none of its bytes are trusted before the checksum is.
+//! Integers are little-endian. Any other file is [`Damage`]; its content is used only after the checksum matches.
 
-use super::source::Key;
+use super::source::KernelKey;
 
 const MAGIC: &[u8; 8] = b"TILEWRKC";
 const FORMAT: u32 = 1;
@@ -21,19 +21,19 @@ const FORMAT: u32 = 1;
 pub struct Code {
     /// The kernel's name.
     pub kernel: String,
-    /// What it was assembled for, such as `sm_90a`.
+    /// The target, such as `sm_90a`.
     pub target: String,
-    /// What assembled it.
+    /// The identity of the assembler.
     pub assembler: String,
-    /// The code, as the assembler wrote it: a cubin.
+    /// The code in the assembler's format: a cubin.
     pub cubin: Vec<u8>,
 }
 
-/// Why a file is no entry, or not the one that was looked for.
+/// The reason why a file is not the expected entry.
 pub(super) type Damage = &'static str;
 
-/// The file of `code` under `key`.
-pub(super) fn encode(key: Key, code: &Code) -> Vec<u8> {
+/// Encodes `code` under `key`.
+pub(super) fn encode(key: KernelKey, code: &Code) -> Vec<u8> {
     let mut body = Vec::with_capacity(code.cubin.len() + 512);
     body.extend_from_slice(key.bytes());
     for text in [&code.kernel, &code.target, &code.assembler] {
@@ -45,8 +45,8 @@ pub(super) fn encode(key: Key, code: &Code) -> Vec<u8> {
     [MAGIC.as_slice(), &FORMAT.to_le_bytes(), checksum.as_bytes(), &body].concat()
 }
 
-/// The code in a file, which has to be what was written under `key`.
-pub(super) fn decode(key: Key, file: &[u8]) -> Result<Code, Damage> {
+/// Decodes a file that must have been written under `key`.
+pub(super) fn decode(key: KernelKey, file: &[u8]) -> Result<Code, Damage> {
     let rest = file.strip_prefix(MAGIC).ok_or("it is no kernel of ours")?;
     let (format, rest) = rest.split_first_chunk().ok_or("it is cut off")?;
     if u32::from_le_bytes(*format) != FORMAT {
@@ -56,7 +56,7 @@ pub(super) fn decode(key: Key, file: &[u8]) -> Result<Code, Damage> {
     if blake3::hash(body) != *checksum {
         return Err("its checksum is wrong");
     }
-    let (stated, mut rest) = body.split_first_chunk::<{ Key::BYTES }>().ok_or("it is cut off")?;
+    let (stated, mut rest) = body.split_first_chunk::<{ KernelKey::BYTES }>().ok_or("it is cut off")?;
     if stated != key.bytes() {
         return Err("it is another kernel's");
     }
@@ -64,34 +64,34 @@ pub(super) fn decode(key: Key, file: &[u8]) -> Result<Code, Damage> {
     Ok(Code { kernel, target, assembler, cubin: rest.to_vec() })
 }
 
-/// Takes a text, with its length before it, from the beginning of `rest`.
+/// Splits a length-prefixed text off the front of `rest`.
 fn text(rest: &mut &[u8]) -> Result<String, Damage> {
     const CUT: Damage = "its names are cut off";
-    let (len, behind) = rest.split_first_chunk().ok_or(CUT)?;
-    let (text, behind) = behind.split_at_checked(u32::from_le_bytes(*len) as usize).ok_or(CUT)?;
-    *rest = behind;
+    let (len, after) = rest.split_first_chunk().ok_or(CUT)?;
+    let (text, after) = after.split_at_checked(u32::from_le_bytes(*len) as usize).ok_or(CUT)?;
+    *rest = after;
     String::from_utf8(text.to_vec()).map_err(|_| "its names are no text")
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Code, decode, encode};
-    use crate::cache::source::{Key, Source};
+    use crate::cache::source::{KernelKey, Source};
 
-    fn sample() -> (Key, Code) {
+    fn sample() -> (KernelKey, Code) {
         let key = Source::new("k", "sm_80", "ret;").key();
         let [kernel, target, assembler] = ["k", "sm_80", "driver 580"].map(str::to_owned);
         (key, Code { kernel, target, assembler, cubin: (0..200).collect() })
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn an_entry_survives_a_round_trip() {
         let (key, code) = sample();
         assert_eq!(decode(key, &encode(key, &code)), Ok(code));
     }
 
     #[test]
-    fn a_file_that_differs_in_any_bit_or_length_is_none() {
+    fn any_changed_bit_or_length_is_detected() {
         let (key, code) = sample();
         let file = encode(key, &code);
         for len in 0..file.len() {
@@ -106,14 +106,14 @@ mod tests {
     }
 
     #[test]
-    fn another_kernels_file_is_none() {
+    fn another_kernels_entry_is_rejected() {
         let (key, code) = sample();
         let other = Source::new("k", "sm_86", "ret;").key();
         assert_eq!(decode(key, &encode(other, &code)), Err("it is another kernel's"));
     }
 
     #[test]
-    fn lengths_that_lie_are_found_behind_a_right_checksum() {
+    fn wrong_lengths_are_detected_despite_a_valid_checksum() {
         let key = sample().0;
         for names in [&[255, 255, 255, 255][..], &[1, 0, 0, 0, 0xFF], &[1, 0]] {
             let body = [&key.bytes()[..], names].concat();

@@ -1,69 +1,69 @@
-//! What can go wrong with machine code, and what it says.
+//! Errors of the kernel cache.
 
 use std::{fmt, path::PathBuf};
 
 /// Results of the cache.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T> = std::result::Result<T, CacheError>;
 
-/// Why there is no machine code. A cache that cannot be read or written is no error: kernels are assembled then.
+/// The reason why machine code is unavailable. An unreadable or read-only cache is no error: kernels are assembled instead.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Error {
-    /// The assembler refused a kernel.
+pub enum CacheError {
+    /// The assembler rejected a kernel.
     Assembler {
         /// The kernel.
         kernel: String,
-        /// What it was to be assembled for, such as `sm_90a`.
+        /// Its target, such as `sm_90a`.
         target: String,
-        /// Everything that the assembler said.
+        /// The whole log of the assembler.
         log: String,
     },
-    /// Kernels are neither in a bundle nor in the cache, and assembling is not allowed. Never empty.
-    Missing(Vec<Missing>),
-    /// A folder or a program that was asked for by name cannot be used.
+    /// Kernels are neither in a bundle nor in the cache, and assembling is disabled. Never empty.
+    Missing(Vec<MissingKernel>),
+    /// A configured folder or program is unusable.
     Path {
-        /// Where it was to be.
+        /// Its path.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// A setting has no such value.
+    /// A setting has an invalid value.
     Setting {
         /// Its name.
         name: &'static str,
         /// Its value.
         value: String,
-        /// What was expected.
+        /// The valid values.
         expected: &'static str,
     },
 }
 
-/// A kernel that is nowhere.
+/// A kernel that was not found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingKernel {
     /// Its name.
     pub kernel: String,
-    /// What it is needed for, such as `sm_90a`.
+    /// Its target, such as `sm_90a`.
     pub target: String,
-    /// What it was configured for, in words; empty where its name says it all.
+    /// The description of its configuration; empty if the name is sufficient.
     pub configuration: String,
-    /// The places that were looked at, and why their entry could not be used where there was one.
-    pub looked_in: Vec<String>,
+    /// The searched folders, each with the reason if its entry was unusable.
+    pub searched: Vec<String>,
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for MissingKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} for {}", self.kernel, self.target)?;
         if !self.configuration.is_empty() {
             write!(f, " ({})", self.configuration)?;
         }
-        match self.looked_in.as_slice() {
+        match self.searched.as_slice() {
             [] => f.write_str(": no bundle and no cache to look in"),
-            places => write!(f, ": not in {}", places.join(", ")),
+            folders => write!(f, ": not in {}", folders.join(", ")),
         }
     }
 }
 
-impl fmt::Display for Error {
+impl fmt::Display for CacheError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Assembler { kernel, target, log } => {
@@ -86,4 +86,4 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for CacheError {}

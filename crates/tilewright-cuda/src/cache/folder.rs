@@ -1,12 +1,12 @@
-//! Entries as files of a folder, which any number of processes read and write at once.
+//! A folder with one file per entry, shared by any number of processes.
 //!
-//! A file gets its name when it is complete and on disk, and never changes after: whoever finds a name finds all of an entry, or,
-//! if a disk or a person spoiled it, none. There is no lock, so that none can be left behind. The time of a file's last change
-//! is when it was last used.
+//! A file is renamed to its final name when it is complete and synced, and never changes afterwards. So a reader finds a whole
+//! entry, or none; the checksum detects later damage. There are no locks, so a killed process leaves none. A file's modification
+//! time is the time of its last use.
 
 use super::{
     entry::{Code, decode, encode},
-    source::Key,
+    source::KernelKey,
 };
 use std::{
     fs::{self, File},
@@ -15,16 +15,16 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-/// What entries' names end with.
+/// Suffix of entries.
 const SUFFIX: &str = ".kernel";
-/// What names begin with while files are written.
+/// Prefix of files being written.
 const DRAFT: &str = ".draft-";
-/// A draft this old belongs to a process that was killed: writing takes milliseconds.
+/// Drafts of this age belong to killed processes: writing takes milliseconds.
 const ABANDONED: Duration = Duration::from_secs(600);
-/// Uses closer together than this are one, so that a start that uses many kernels does not write as many times.
+/// Uses within this time count once, so that a start with many kernels does not update as many files.
 const SAME_USE: Duration = Duration::from_secs(60);
-/// More bytes than any kernel has. What is larger is not ours, and not read.
-const MOST_BYTES: u64 = 256 << 20;
+/// Maximum size of an entry. Larger files are not ours and are not read.
+const MAX_BYTES: u64 = 256 << 20;
 
 /// A folder of entries.
 #[derive(Debug, Clone)]
@@ -32,20 +32,20 @@ pub(super) struct Folder {
     path: PathBuf,
 }
 
-/// What lies under a key.
+/// The result of looking up a key.
 #[derive(Debug)]
-pub(super) enum Look {
-    Nothing,
+pub(super) enum Lookup {
+    Missing,
     Damaged(String),
     Found(Code),
 }
 
-/// An entry as it lies in its folder.
+/// An entry of the cache folder.
 #[derive(Debug, Clone)]
-pub struct Listed {
+pub struct CacheEntry {
     /// Its key.
-    pub key: Key,
-    /// Its content, or why it is none.
+    pub key: KernelKey,
+    /// Its content, or the reason why it is damaged.
     pub code: Result<Code, String>,
     /// Size of its file.
     pub bytes: u64,
@@ -53,10 +53,10 @@ pub struct Listed {
     pub used: SystemTime,
 }
 
-/// A file with an entry's name.
+/// A file with the name of an entry.
 #[derive(Debug)]
-struct Named {
-    key: Key,
+struct EntryFile {
+    key: KernelKey,
     bytes: u64,
     used: SystemTime,
 }
@@ -70,92 +70,92 @@ impl Folder {
         &self.path
     }
 
-    fn file(&self, key: Key) -> PathBuf {
+    fn file(&self, key: KernelKey) -> PathBuf {
         self.path.join(format!("{key}{SUFFIX}"))
     }
 
-    /// Reads what lies under `key`; `using` it keeps it from being evicted soon.
-    pub(super) fn look(&self, key: Key, using: bool) -> Look {
+    /// Reads the entry under `key`. `using` updates the time of its last use, which delays its eviction.
+    pub(super) fn lookup(&self, key: KernelKey, using: bool) -> Lookup {
         let (file, bytes) = match self.bytes(key) {
             Ok(read) => read,
             Err(why) if matches!(why.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                return Look::Nothing;
+                return Lookup::Missing;
             }
-            Err(why) => return Look::Damaged(format!("it cannot be read: {why}")),
+            Err(why) => return Lookup::Damaged(format!("it cannot be read: {why}")),
         };
         match decode(key, &bytes) {
             Ok(code) => {
                 if using {
                     mark_used(&file);
                 }
-                Look::Found(code)
+                Lookup::Found(code)
             }
-            Err(damage) => Look::Damaged(damage.to_owned()),
+            Err(damage) => Lookup::Damaged(damage.to_owned()),
         }
     }
 
-    fn bytes(&self, key: Key) -> io::Result<(File, Vec<u8>)> {
+    fn bytes(&self, key: KernelKey) -> io::Result<(File, Vec<u8>)> {
         let path = self.file(key);
         let found = fs::metadata(&path)?;
-        if !found.is_file() || found.len() > MOST_BYTES {
-            // opening a pipe would wait for somebody to write
+        if !found.is_file() || found.len() > MAX_BYTES {
+            // opening a pipe would block until a writer opens it
             return Err(io::Error::other("it is no file of a kernel's size"));
         }
         let mut file = File::open(&path)?;
         let mut bytes = Vec::with_capacity(found.len() as usize + 1);
-        Read::by_ref(&mut file).take(MOST_BYTES).read_to_end(&mut bytes)?;
+        Read::by_ref(&mut file).take(MAX_BYTES).read_to_end(&mut bytes)?;
         Ok((file, bytes))
     }
 
-    /// Writes an entry; whoever looks meanwhile finds what was there before, or all of it.
-    pub(super) fn write(&self, key: Key, code: &Code) -> io::Result<()> {
+    /// Writes an entry atomically: concurrent readers find the previous content or the new one.
+    pub(super) fn write(&self, key: KernelKey, code: &Code) -> io::Result<()> {
         fs::create_dir_all(&self.path)?;
-        let mut named = tempfile::Builder::new();
-        named.prefix(DRAFT);
+        let mut draft_file = tempfile::Builder::new();
+        draft_file.prefix(DRAFT);
         #[cfg(unix)]
         let readable = {
             use std::os::unix::fs::PermissionsExt;
-            fs::Permissions::from_mode(0o644) // less the process's mask: folders and bundles may be shared
+            fs::Permissions::from_mode(0o644) // masked by the umask: folders and bundles may be shared
         };
         #[cfg(unix)]
-        named.permissions(readable);
-        let mut draft = named.tempfile_in(&self.path)?;
+        draft_file.permissions(readable);
+        let mut draft = draft_file.tempfile_in(&self.path)?;
         draft.write_all(&encode(key, code))?;
         draft.as_file().sync_all()?;
         draft.persist(self.file(key)).map_err(|failed| failed.error)?;
         #[cfg(unix)]
-        File::open(&self.path)?.sync_all()?; // the name, too
+        File::open(&self.path)?.sync_all()?; // make the rename durable
         Ok(())
     }
 
-    /// Removes what lies under `key`. If it cannot be removed, it will be a miss again.
-    pub(super) fn remove(&self, key: Key) {
+    /// Removes the entry under `key`. If that fails, the next lookup misses again.
+    pub(super) fn remove(&self, key: KernelKey) {
         let _ = fs::remove_file(self.file(key));
     }
 
-    /// Entries, the least recently used first.
-    fn named(&self) -> io::Result<Vec<Named>> {
+    /// Files of entries, the least recently used first.
+    fn entry_files(&self) -> io::Result<Vec<EntryFile>> {
         let mut entries = Vec::new();
         for file in self.files()? {
             let file = file?;
             let name = file.file_name();
-            let key = name.to_str().and_then(|name| Key::parse(name.strip_suffix(SUFFIX)?));
-            // it may have been evicted by another process since the folder was read
+            let key = name.to_str().and_then(|name| KernelKey::parse(name.strip_suffix(SUFFIX)?));
+            // another process may have evicted it since the folder was read
             let (Some(key), Ok(found)) = (key, file.metadata()) else { continue };
             if found.is_file() {
-                entries.push(Named { key, bytes: found.len(), used: found.modified()? });
+                entries.push(EntryFile { key, bytes: found.len(), used: found.modified()? });
             }
         }
         entries.sort_by_key(|entry| (entry.used, entry.key));
         Ok(entries)
     }
 
-    /// Whether it has no entry.
+    /// Whether there is no entry.
     pub(super) fn is_empty(&self) -> io::Result<bool> {
-        Ok(self.named()?.is_empty())
+        Ok(self.entry_files()?.is_empty())
     }
 
-    /// The folder's files; none where there is no folder yet.
+    /// The files of the folder; none if it does not exist.
     fn files(&self) -> io::Result<impl Iterator<Item = io::Result<fs::DirEntry>> + use<>> {
         let files = match fs::read_dir(&self.path) {
             Err(why) if why.kind() == ErrorKind::NotFound => None,
@@ -164,72 +164,73 @@ impl Folder {
         Ok(files.into_iter().flatten())
     }
 
-    /// Every entry with its content, the most recently used first.
-    pub(super) fn list(&self) -> io::Result<Vec<Listed>> {
-        let named = self.named()?;
-        let listed = named.into_iter().rev().filter_map(|Named { key, bytes, used }| {
-            let code = match self.look(key, false) {
-                Look::Nothing => return None,
-                Look::Damaged(why) => Err(why),
-                Look::Found(code) => Ok(code),
+    /// All entries with their content, the most recently used first.
+    pub(super) fn list(&self) -> io::Result<Vec<CacheEntry>> {
+        let files = self.entry_files()?;
+        let listed = files.into_iter().rev().filter_map(|EntryFile { key, bytes, used }| {
+            let code = match self.lookup(key, false) {
+                Lookup::Missing => return None,
+                Lookup::Damaged(why) => Err(why),
+                Lookup::Found(code) => Ok(code),
             };
-            Some(Listed { key, code, bytes, used })
+            Some(CacheEntry { key, code, bytes, used })
         });
         Ok(listed.collect())
     }
 
-    /// Removes the least recently used entries until all are within `limit` bytes, and what killed processes left.
+    /// Removes the least recently used entries until the total is at most `limit` bytes, and drafts of killed processes.
     pub(super) fn evict(&self, limit: u64) -> io::Result<()> {
-        let entries = self.named()?;
+        let entries = self.entry_files()?;
         let mut bytes: u64 = entries.iter().map(|entry| entry.bytes).sum();
         for entry in entries {
             if bytes <= limit {
                 break;
             }
-            gone(fs::remove_file(self.file(entry.key)))?;
+            ignore_missing(fs::remove_file(self.file(entry.key)))?;
             bytes -= entry.bytes;
         }
         self.remove_drafts(ABANDONED)
     }
 
-    /// Removes every entry and every draft, and nothing else. How many entries and bytes there were.
+    /// Removes all entries and drafts and no other files. Returns the number of entries and their bytes.
     pub(super) fn clear(&self) -> io::Result<(usize, u64)> {
         let (mut entries, mut bytes) = (0, 0);
-        for entry in self.named()? {
-            gone(fs::remove_file(self.file(entry.key)))?;
+        for entry in self.entry_files()? {
+            ignore_missing(fs::remove_file(self.file(entry.key)))?;
             (entries, bytes) = (entries + 1, bytes + entry.bytes);
         }
         self.remove_drafts(Duration::ZERO)?;
         Ok((entries, bytes))
     }
 
-    fn remove_drafts(&self, age: Duration) -> io::Result<()> {
+    fn remove_drafts(&self, min_age: Duration) -> io::Result<()> {
         for file in self.files()? {
             let file = file?;
             let draft = file.file_name().to_str().is_some_and(|name| name.starts_with(DRAFT));
-            if draft && file.metadata().and_then(|found| found.modified()).is_ok_and(|at| passed(at) >= age) {
-                gone(fs::remove_file(file.path()))?;
+            if draft && file.metadata().and_then(|found| found.modified()).is_ok_and(|at| age(at) >= min_age)
+            {
+                ignore_missing(fs::remove_file(file.path()))?;
             }
         }
         Ok(())
     }
 }
 
-/// How long ago `at` is; nothing for a time to come.
-fn passed(at: SystemTime) -> Duration {
+/// Age of `at`; zero if it is in the future.
+fn age(at: SystemTime) -> Duration {
     at.elapsed().unwrap_or_default()
 }
 
-/// Sets the time of the last use to now. A folder that forbids it keeps the order in which its entries were written.
+/// Sets the time of the last use to now. If the folder forbids it, entries keep the order in which they were written.
 fn mark_used(file: &File) {
     let used = file.metadata().and_then(|found| found.modified());
-    if used.is_ok_and(|at| passed(at) >= SAME_USE) {
+    if used.is_ok_and(|at| age(at) >= SAME_USE) {
         let _ = file.set_modified(SystemTime::now());
     }
 }
 
-/// The result of removing a file that another process may have removed before.
-fn gone(removed: io::Result<()>) -> io::Result<()> {
+/// Ignores that another process removed the file first.
+fn ignore_missing(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(why) if why.kind() != ErrorKind::NotFound => Err(why),
         _ => Ok(()),

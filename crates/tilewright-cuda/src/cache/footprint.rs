@@ -1,27 +1,27 @@
-//! What machine code needs of an SM, read from the code itself: no driver, no tool and no report beside it.
+//! Resource usage of machine code, parsed from the cubin itself without a driver or tool.
 //!
-//! A cubin is an ELF file. Its section `.nv.info` is a list of attributes: a byte that says how the value is stored, a byte that
-//! says what it is, and either two bytes of value or two of length and so many. Registers and stack are a symbol's number and
-//! a count. Checked against what `ptxas -v` reports (version 13.0; sm_80, sm_90a and sm_120).
+//! A cubin is an ELF file. Its section `.nv.info` is a list of attributes: one byte for the format of the value, one for the
+//! attribute, then two bytes of value, or a two-byte length and as many bytes. Registers and stack are pairs of a symbol index
+//! and a count. Verified against `ptxas -v` (version 13.0; sm_80, sm_90a and sm_120).
 
-/// The value has a length of its own.
+/// Format of values with a length.
 const SIZED: u8 = 4;
 const REGISTERS: u8 = 0x2f;
 const STACK: u8 = 0x11;
 
-/// What machine code takes of an SM.
+/// Resource usage of machine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Footprint {
-    /// Registers of a thread at its start.
+    /// Registers per thread at launch.
     pub registers: u32,
-    /// Bytes of a thread's stack. Kernels of ours have no arrays of their own, so that these are spilled registers.
+    /// Bytes of stack per thread. Our kernels have no local arrays, so these are spilled registers.
     pub stack_bytes: u32,
     /// Bytes of instructions.
     pub code_bytes: u64,
 }
 
 impl Footprint {
-    /// Those of a cubin with one kernel; none of other bytes.
+    /// The usage of a cubin with one kernel; `None` for other bytes.
     pub fn of(cubin: &[u8]) -> Option<Self> {
         let sections = sections(cubin)?;
         let attributes = sections.iter().find(|section| section.name == ".nv.info")?;
@@ -39,7 +39,7 @@ struct Section<'a> {
     bytes: &'a [u8],
 }
 
-/// The sections of a 64-bit little-endian ELF file, those without bytes left out.
+/// The sections of a 64-bit little-endian ELF file; NOBITS sections are empty.
 fn sections(file: &[u8]) -> Option<Vec<Section<'_>>> {
     if !file.starts_with(b"\x7fELF\x02\x01") {
         return None;
@@ -66,22 +66,22 @@ fn sections(file: &[u8]) -> Option<Vec<Section<'_>>> {
     (0..count).map(section).collect()
 }
 
-/// The largest value of an attribute that is given symbol by symbol.
+/// The maximum over all symbols of a per-symbol attribute.
 fn attribute(mut list: &[u8], wanted: u8) -> Option<u32> {
     let mut largest = None;
     while let Some((head, rest)) = list.split_first_chunk::<4>() {
         let [format, what, ..] = *head;
         let len = if format == SIZED { usize::from(u16::from_le_bytes([head[2], head[3]])) } else { 0 };
-        let (value, behind) = rest.split_at_checked(len)?;
+        let (value, after) = rest.split_at_checked(len)?;
         if format == SIZED && what == wanted {
             largest = largest.max(Some(number::<4>(value, 4)? as u32));
         }
-        list = behind;
+        list = after;
     }
     largest
 }
 
-/// The number of so many bytes at a place.
+/// The little-endian integer of `BYTES` bytes at an offset.
 fn number<const BYTES: usize>(file: &[u8], at: usize) -> Option<u64> {
     let bytes = file.get(at..)?.first_chunk::<BYTES>()?;
     let mut word = [0; 8];
@@ -93,7 +93,7 @@ fn number<const BYTES: usize>(file: &[u8], at: usize) -> Option<u64> {
 mod tests {
     use super::Footprint;
 
-    /// A file with the sections that are read, as an assembler would write them.
+    /// A file with the sections that the parser reads, in the layout of an assembler.
     fn cubin() -> Vec<u8> {
         let names = b"\0.nv.info\0.text.k\0.shstrtab\0.nv.shared.k\0";
         let info = [
@@ -127,13 +127,13 @@ mod tests {
     }
 
     #[test]
-    fn resources_are_read_from_the_code() {
+    fn resources_are_parsed_from_the_code() {
         let expected = Footprint { registers: 168, stack_bytes: 512, code_bytes: 48 };
         assert_eq!(Footprint::of(&cubin()), Some(expected));
     }
 
     #[test]
-    fn other_bytes_have_none_and_do_no_harm() {
+    fn other_bytes_have_no_footprint() {
         assert_eq!(Footprint::of(b""), None);
         assert_eq!(Footprint::of(b"\x7fELF and nothing more"), None);
         let whole = cubin();
@@ -144,7 +144,7 @@ mod tests {
             for value in [0, 1, 127, 255] {
                 let mut altered = whole.clone();
                 altered[byte] = value;
-                let _ = Footprint::of(&altered); // whatever it is, no panic
+                let _ = Footprint::of(&altered); // must not panic
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Machine code of kernels: from a bundle, from the cache, or from the assembler, in this order.
+//! The kernel cache: machine code from a bundle, from the cache folder, or from the assembler, in this order.
 //!
 //! ```
 //! use tilewright_cuda::cache::{Assembler, Cache, Settings, Source};
@@ -26,39 +26,38 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! - A kernel is known by what it is: its PTX, the target, the assembler ([`Source::key`]). Nothing can be stale.
-//! - The cache never decides whether something works. A folder that cannot be read or written, a full disk, an entry that is cut
-//!   off or altered: kernels are assembled, and one warning says why.
-//! - A process assembles a kernel once, however many threads ask; different kernels are assembled side by side.
-//! - No entry is reached without its PTX, so a warm start records and prints its kernels, which takes milliseconds: a shorter key,
-//!   made of a kernel's configuration, would have to know that the code that records it is the same, and nothing tells that
-//!   of a crate under development or inside somebody's library.
+//! - A kernel is identified by its PTX, target and assembler ([`Source::key`]), so entries never become stale.
+//! - The cache never causes a failure. If the folder is unreadable or read-only, the disk is full or an entry is damaged, kernels
+//!   are assembled and one warning gives the reason.
+//! - A process assembles a kernel once, even if several threads request it; different kernels are assembled in parallel.
+//! - The key requires the PTX, so a warm start records and prints its kernels, which takes milliseconds. A key from a kernel's
+//!   configuration alone would be stale when the code that records the kernel changes, which a library cannot detect.
 
 mod bundle;
 mod driver;
 mod entry;
 mod error;
-mod flights;
 mod folder;
 mod footprint;
+mod parallel;
 mod ptxas;
 mod settings;
-mod side_by_side;
+mod single_flight;
 mod source;
 
 pub use bundle::make_bundle;
 pub use driver::Driver;
 pub use entry::Code;
-pub use error::{Error, Missing, Result};
-pub use folder::Listed;
+pub use error::{CacheError, MissingKernel, Result};
+pub use folder::CacheEntry;
 pub use footprint::Footprint;
 pub use ptxas::Ptxas;
 pub use settings::{DEFAULT_LIMIT, Mode, Settings, VARIABLE};
-pub use source::{Key, Source};
+pub use source::{KernelKey, Source};
 
 use driver::Functions;
-use flights::Flights;
-use folder::{Folder, Look};
+use folder::{Folder, Lookup};
+use single_flight::SingleFlight;
 use std::{
     fmt,
     sync::{
@@ -67,19 +66,19 @@ use std::{
     },
 };
 
-/// What makes machine code of PTX.
+/// Assembles PTX to machine code.
 pub trait Assembler: Sync {
-    /// Its name and version, as exactly as it is known. Code that another identity made is not taken from the cache.
+    /// Its name and exact version. The cache returns only code of the same identity.
     fn identity(&self) -> &str;
 
-    /// The machine code of a kernel.
+    /// Assembles a kernel.
     ///
     /// # Errors
-    /// What the assembler says about it, all of it.
+    /// The whole log of the assembler.
     fn assemble(&self, source: &Source) -> std::result::Result<Vec<u8>, String>;
 }
 
-/// Where code came from.
+/// The source of a kernel's code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Origin {
     /// A bundle.
@@ -90,7 +89,7 @@ pub enum Origin {
     Assembler,
 }
 
-/// How many kernels came from where, since the cache was opened.
+/// Number of kernels per source, since the cache was opened.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// From bundles.
@@ -99,39 +98,40 @@ pub struct Counts {
     pub cached: usize,
     /// From the assembler.
     pub assembled: usize,
-    /// Entries that were damaged, or refused by the device. They count as assembled, too.
-    pub spoiled: usize,
+    /// Entries that were damaged or rejected by the device. They are also counted as assembled.
+    pub invalid: usize,
 }
 
-/// Machine code, found or made.
+/// The kernel cache.
 #[derive(Debug)]
 pub struct Cache {
     settings: Settings,
     folder: Option<Folder>,
     bundles: Vec<Folder>,
-    flights: Flights,
+    single_flight: SingleFlight,
     functions: Functions,
     counts: [AtomicUsize; 4],
     warned: AtomicBool,
 }
 
-/// Code and where it came from.
-type Held = (Arc<Code>, Origin);
+/// Code with its source.
+type FoundCode = (Arc<Code>, Origin);
 
 impl Cache {
-    /// Opens it. The folder is looked at when the first kernel is asked for; bundles are now, because they were asked for by name.
+    /// Opens the cache. Bundles are opened now, because they were configured explicitly; the folder is first read when a kernel
+    /// is requested.
     ///
     /// # Errors
-    /// When a bundle is no folder of kernels.
+    /// If a bundle is not a folder with kernels.
     pub fn open(settings: Settings) -> Result<Self> {
         let bundles = settings.bundles.iter().map(|path| bundle::open(path)).collect::<Result<_>>()?;
         let folder = settings.folder.clone().filter(|_| settings.mode != Mode::Off).map(Folder::new);
         let (counts, warned) = (Default::default(), AtomicBool::new(false));
-        let (flights, functions) = Default::default();
-        Ok(Self { settings, folder, bundles, flights, functions, counts, warned })
+        let (single_flight, functions) = Default::default();
+        Ok(Self { settings, folder, bundles, single_flight, functions, counts, warned })
     }
 
-    /// What it was opened with.
+    /// The settings of [`open`](Self::open).
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
@@ -139,44 +139,45 @@ impl Cache {
     /// The machine code of a kernel.
     ///
     /// # Errors
-    /// [`Error::Assembler`], or [`Error::Missing`] where nothing may be assembled.
+    /// [`CacheError::Assembler`], or [`CacheError::Missing`] if assembling is disabled.
     pub fn code(&self, source: &Source, assembler: &dyn Assembler) -> Result<Arc<Code>> {
         let key = source.key().assembled_by(assembler.identity());
-        Ok(self.flights.once(key, || self.find(source, key, assembler))?.0)
+        Ok(self.single_flight.run_once(key, || self.find(source, key, assembler))?.0)
     }
 
-    /// What `load` makes of a kernel's machine code. Where it refuses code of a bundle or of the cache, and `spoiled` says that its
-    /// error is about the code, as that of a driver is which is older than the code, the kernel is assembled.
+    /// Passes a kernel's machine code to `load` and returns its result. If `load` rejects code from a bundle or from the cache,
+    /// and `invalid` attributes the error to the code (for example a driver older than the code), the kernel is assembled and
+    /// loaded again.
     ///
     /// # Errors
-    /// Those of [`code`](Self::code), and of `load`.
-    pub fn load<T, E: From<Error> + fmt::Display>(
+    /// Errors of [`code`](Self::code), and of `load`.
+    pub fn load<T, E: From<CacheError> + fmt::Display>(
         &self,
         source: &Source,
         assembler: &dyn Assembler,
         load: impl Fn(&Code) -> std::result::Result<T, E>,
-        spoiled: impl Fn(&E) -> bool,
+        invalid: impl Fn(&E) -> bool,
     ) -> std::result::Result<T, E> {
         let key = source.key().assembled_by(assembler.identity());
-        let (code, origin) = self.flights.once(key, || self.find(source, key, assembler))?;
+        let (code, origin) = self.single_flight.run_once(key, || self.find(source, key, assembler))?;
         let why = match load(&code) {
-            Err(why) if origin != Origin::Assembler && spoiled(&why) => {
+            Err(why) if origin != Origin::Assembler && invalid(&why) => {
                 format!("the device refused it: {why}")
             }
             outcome => return outcome,
         };
-        self.flights.forget(key, &code);
-        let (code, _) = self.flights.once(key, || {
-            self.spoil(origin, key, source.name(), &why);
+        self.single_flight.forget(key, &code);
+        let (code, _) = self.single_flight.run_once(key, || {
+            self.invalidate(origin, key, source.name(), &why);
             self.assemble(source, key, assembler, &[why])
         })?;
         load(&code)
     }
 
-    /// The machine code of many kernels, several side by side; `done` is called from any thread as each is there.
+    /// The machine code of many kernels, assembled in parallel. `done` is called from any thread after each kernel.
     ///
     /// # Errors
-    /// The first error of an assembler; otherwise, where nothing may be assembled, one that names all that are missing.
+    /// The first error of an assembler; otherwise, if assembling is disabled, one error that names all missing kernels.
     pub fn all(
         &self,
         sources: &[Source],
@@ -188,77 +189,77 @@ impl Cache {
             done(source);
             code
         };
-        let (mut codes, mut nowhere) = (Vec::new(), Vec::new());
-        for outcome in side_by_side::each(sources, self.settings.workers, one) {
+        let (mut codes, mut all_missing) = (Vec::new(), Vec::new());
+        for outcome in parallel::map(sources, self.settings.workers, one) {
             match outcome {
                 Ok(code) => codes.push(code),
-                Err(Error::Missing(missing)) => nowhere.extend(missing),
+                Err(CacheError::Missing(missing)) => all_missing.extend(missing),
                 Err(other) => return Err(other),
             }
         }
-        if nowhere.is_empty() { Ok(codes) } else { Err(Error::Missing(nowhere)) }
+        if all_missing.is_empty() { Ok(codes) } else { Err(CacheError::Missing(all_missing)) }
     }
 
-    /// How many kernels came from where.
+    /// Number of kernels per source.
     pub fn counts(&self) -> Counts {
-        let [bundled, cached, assembled, spoiled] =
+        let [bundled, cached, assembled, invalid] =
             [0, 1, 2, 3].map(|at: usize| self.counts[at].load(Relaxed));
-        Counts { bundled, cached, assembled, spoiled }
+        Counts { bundled, cached, assembled, invalid }
     }
 
-    /// The entries of the folder, the most recently used first, each read whole; none where there is no folder yet.
+    /// Reads all entries of the folder, the most recently used first; none if the folder does not exist.
     ///
     /// # Errors
-    /// When the folder cannot be read.
-    pub fn list(&self) -> Result<Vec<Listed>> {
+    /// If the folder cannot be read.
+    pub fn list(&self) -> Result<Vec<CacheEntry>> {
         self.folder
             .as_ref()
             .map_or(Ok(Vec::new()), |folder| folder.list().map_err(|why| unusable(folder, &why)))
     }
 
-    /// Removes every entry of the folder, whatever the mode, and nothing else. How many entries and bytes there were.
+    /// Removes all entries of the folder in any mode and no other files. Returns the number of entries and their bytes.
     ///
     /// # Errors
-    /// When one cannot be removed.
+    /// If an entry cannot be removed.
     pub fn clear(&self) -> Result<(usize, u64)> {
         self.folder.as_ref().map_or(Ok((0, 0)), |folder| folder.clear().map_err(|why| unusable(folder, &why)))
     }
 
-    fn find(&self, source: &Source, key: Key, assembler: &dyn Assembler) -> Result<Held> {
-        let mut looked_in = Vec::new();
+    fn find(&self, source: &Source, key: KernelKey, assembler: &dyn Assembler) -> Result<FoundCode> {
+        let mut searched = Vec::new();
         let bundles = self.bundles.iter().map(|bundle| (bundle, source.key(), Origin::Bundle));
         let folder = self.folder.iter().map(|folder| (folder, key, Origin::Cache));
-        for (place, key, origin) in bundles.chain(folder) {
+        for (folder, key, origin) in bundles.chain(folder) {
             let using = origin == Origin::Cache && self.settings.mode == Mode::ReadWrite;
-            let damage = match place.look(key, using) {
-                Look::Found(code) => {
+            let damage = match folder.lookup(key, using) {
+                Lookup::Found(code) => {
                     self.counts[origin as usize].fetch_add(1, Relaxed);
                     return Ok((Arc::new(code), origin));
                 }
-                Look::Damaged(why) => {
-                    self.spoil(origin, key, source.name(), &why);
+                Lookup::Damaged(why) => {
+                    self.invalidate(origin, key, source.name(), &why);
                     format!(" ({why})")
                 }
-                Look::Nothing => String::new(),
+                Lookup::Missing => String::new(),
             };
-            looked_in.push(format!("{}{damage}", place.path().display()));
+            searched.push(format!("{}{damage}", folder.path().display()));
         }
-        self.assemble(source, key, assembler, &looked_in)
+        self.assemble(source, key, assembler, &searched)
     }
 
     fn assemble(
         &self,
         source: &Source,
-        key: Key,
+        key: KernelKey,
         assembler: &dyn Assembler,
-        looked_in: &[String],
-    ) -> Result<Held> {
+        searched: &[String],
+    ) -> Result<FoundCode> {
         let [kernel, target] = [source.name(), source.target()].map(str::to_owned);
         if !self.settings.assemble {
-            let (configuration, looked_in) = (source.configuration().to_owned(), looked_in.to_vec());
-            return Err(Error::Missing(vec![Missing { kernel, target, configuration, looked_in }]));
+            let (configuration, searched) = (source.configuration().to_owned(), searched.to_vec());
+            return Err(CacheError::Missing(vec![MissingKernel { kernel, target, configuration, searched }]));
         }
-        let code = made(source, assembler)?;
+        let code = assemble_code(source, assembler)?;
         self.counts[Origin::Assembler as usize].fetch_add(1, Relaxed);
         if let (Some(folder), Mode::ReadWrite) = (&self.folder, self.settings.mode)
             && let Err(why) = folder.write(key, &code).and_then(|()| folder.evict(self.settings.limit))
@@ -271,8 +272,8 @@ impl Cache {
         Ok((Arc::new(code), Origin::Assembler))
     }
 
-    /// Counts an entry that is no good; one of the cache is removed if that is allowed, one of a bundle is told of.
-    fn spoil(&self, origin: Origin, key: Key, kernel: &str, why: &str) {
+    /// Counts an invalid entry. Removes it from the cache folder if that is writable; warns if it is in a bundle.
+    fn invalidate(&self, origin: Origin, key: KernelKey, kernel: &str, why: &str) {
         self.counts[3].fetch_add(1, Relaxed);
         match (&self.folder, origin) {
             (_, Origin::Bundle) => self.warn_once(&format!("kernel {kernel} of a bundle is not used: {why}")),
@@ -288,15 +289,15 @@ impl Cache {
     }
 }
 
-/// The machine code that `assembler` makes of `source`.
-fn made(source: &Source, assembler: &dyn Assembler) -> Result<Code> {
+/// Assembles `source`.
+fn assemble_code(source: &Source, assembler: &dyn Assembler) -> Result<Code> {
     let [kernel, target] = [source.name(), source.target()].map(str::to_owned);
     match assembler.assemble(source) {
         Ok(cubin) => Ok(Code { kernel, target, assembler: assembler.identity().to_owned(), cubin }),
-        Err(log) => Err(Error::Assembler { kernel, target, log }),
+        Err(log) => Err(CacheError::Assembler { kernel, target, log }),
     }
 }
 
-fn unusable(folder: &Folder, why: &std::io::Error) -> Error {
-    Error::Path { path: folder.path().to_owned(), why: why.to_string() }
+fn unusable(folder: &Folder, why: &std::io::Error) -> CacheError {
+    CacheError::Path { path: folder.path().to_owned(), why: why.to_string() }
 }

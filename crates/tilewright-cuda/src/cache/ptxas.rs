@@ -1,12 +1,12 @@
-//! The toolkit's assembler, for bundles that are made where there is no GPU. Nothing needs it at run time.
+//! `ptxas` of the CUDA toolkit, for making bundles on machines without a GPU. Not used at run time.
 
-use super::{Assembler, Error, Result, Source};
+use super::{Assembler, CacheError, Result, Source};
 use std::{
     path::{Path, PathBuf},
     process::{Command, Output},
 };
 
-/// `ptxas`, a program of the CUDA toolkit.
+/// The program `ptxas`.
 #[derive(Debug, Clone)]
 pub struct Ptxas {
     path: PathBuf,
@@ -14,13 +14,13 @@ pub struct Ptxas {
 }
 
 impl Ptxas {
-    /// The program at `path`; a name without a folder is looked for on `PATH`.
+    /// The program at `path`; a name without a folder is searched on `PATH`.
     ///
     /// # Errors
-    /// When it does not run, or is another program.
+    /// If it does not run, or is another program.
     pub fn at(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        let failed = |why: String| Error::Path { path: path.clone(), why };
+        let failed = |why: String| CacheError::Path { path: path.clone(), why };
         let output = Command::new(&path).arg("--version").output();
         let output = output.map_err(|why| failed(format!("it does not start: {why}")))?;
         let said = String::from_utf8_lossy(&output.stdout);
@@ -51,7 +51,7 @@ impl Assembler for Ptxas {
     }
 }
 
-/// What a program said on both streams, without the name of a temporary file.
+/// The output of both streams, without the name of the temporary file.
 fn said(output: &Output, file: &Path) -> String {
     let text = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
     text.concat().replace(&file.display().to_string(), "the kernel's PTX").trim().to_owned()

@@ -1,33 +1,33 @@
-//! Where machine code is looked for and kept. The one place that reads the environment.
+//! Settings of the kernel cache. The only module that reads the environment.
 
-use super::error::{Error, Result};
+use super::error::{CacheError, Result};
 use std::{
     ffi::{OsStr, OsString},
     num::NonZero,
     path::{Path, PathBuf},
 };
 
-/// The environment variable that says where kernels are kept.
+/// The environment variable that selects the cache folder.
 pub const VARIABLE: &str = "TILEWRIGHT_CACHE";
 const EXPECTED: &str =
     "an absolute path, `read-only`, `read-only:` with an absolute path behind it, or `off`";
-/// The size that the folder may have, unless [`Settings::limit`] says otherwise.
+/// Default maximum size of the folder; see [`Settings::limit`].
 pub const DEFAULT_LIMIT: u64 = 1 << 30;
-/// Kernels that are assembled at once, unless [`Settings::workers`] says otherwise or the machine has fewer cores.
+/// Default maximum number of kernels assembled in parallel; see [`Settings::workers`].
 const DEFAULT_WORKERS: usize = 8;
 
-/// What may be done with the cache's folder.
+/// Access to the cache folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// It is read, and what is assembled is kept there.
+    /// The folder is read, and assembled kernels are written to it.
     ReadWrite,
-    /// It is read; nothing in it changes.
+    /// The folder is read and never changed.
     ReadOnly,
-    /// It is left alone.
+    /// The folder is not used.
     Off,
 }
 
-/// Where machine code comes from, and where it is kept.
+/// Sources of machine code and the place where it is cached.
 #[derive(Debug, Clone)]
 #[must_use]
 pub struct Settings {
@@ -41,49 +41,50 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Kept in `folder`, which is made when the first kernel is.
+    /// Caches kernels in `folder`, which is created with the first kernel.
     pub fn in_folder(folder: impl Into<PathBuf>) -> Self {
         Self::new(Some(folder.into()), Mode::ReadWrite)
     }
 
-    /// Kept nowhere: each process assembles what it uses, or takes it from bundles.
+    /// Caches nothing: each process assembles its kernels or takes them from bundles.
     pub fn off() -> Self {
         Self::new(None, Mode::Off)
     }
 
-    /// Kept where `TILEWRIGHT_CACHE` says: an absolute path, or `off`, `read-only` and `read-only:PATH` for the modes; without
-    /// it in `$XDG_CACHE_HOME/tilewright/kernels`, which is `~/.cache/tilewright/kernels` where that is not set.
+    /// Reads `TILEWRIGHT_CACHE`: an absolute path, `off`, `read-only` or `read-only:PATH`. If it is unset, the folder is
+    /// `$XDG_CACHE_HOME/tilewright/kernels`, by default `~/.cache/tilewright/kernels`.
     ///
     /// # Errors
-    /// When the variable says something else.
+    /// If the variable has any other value.
     pub fn from_environment() -> Result<Self> {
         let caches = std::env::var_os("XDG_CACHE_HOME");
         let home = std::env::home_dir();
-        Self::told(std::env::var_os(VARIABLE).as_deref(), usual(caches, home.as_deref()))
+        Self::parse(std::env::var_os(VARIABLE).as_deref(), default_folder(caches, home.as_deref()))
     }
 
-    /// As [`Self::from_environment`], where the variable is `told` and kernels are usually kept in `usual`.
-    fn told(told: Option<&OsStr>, usual: Option<PathBuf>) -> Result<Self> {
-        let of = |folder, mode| Ok(Self::new(Some(folder), mode));
-        let usually = |mode| Ok(usual.clone().map_or_else(Self::off, |folder| Self::new(Some(folder), mode)));
-        let Some(told) = told.filter(|told| !told.is_empty()) else { return usually(Mode::ReadWrite) };
-        let path = Path::new(told);
+    /// As [`Self::from_environment`], with the variable's `value` and the default folder.
+    fn parse(value: Option<&OsStr>, default: Option<PathBuf>) -> Result<Self> {
+        let cached_in = |folder, mode| Ok(Self::new(Some(folder), mode));
+        let in_default =
+            |mode| Ok(default.clone().map_or_else(Self::off, |folder| Self::new(Some(folder), mode)));
+        let Some(value) = value.filter(|value| !value.is_empty()) else { return in_default(Mode::ReadWrite) };
+        let path = Path::new(value);
         if path.is_absolute() {
-            return of(path.to_owned(), Mode::ReadWrite);
+            return cached_in(path.to_owned(), Mode::ReadWrite);
         }
-        match told.to_str() {
+        match value.to_str() {
             Some("off") => return Ok(Self::off()),
-            Some("read-only") => return usually(Mode::ReadOnly),
+            Some("read-only") => return in_default(Mode::ReadOnly),
             Some(text) => {
                 let folder = text.strip_prefix("read-only:").map(Path::new).filter(|path| path.is_absolute());
                 if let Some(folder) = folder {
-                    return of(folder.to_owned(), Mode::ReadOnly);
+                    return cached_in(folder.to_owned(), Mode::ReadOnly);
                 }
             }
             None => {}
         }
-        let value = told.to_string_lossy().into_owned();
-        Err(Error::Setting { name: VARIABLE, value, expected: EXPECTED })
+        let value = value.to_string_lossy().into_owned();
+        Err(CacheError::Setting { name: VARIABLE, value, expected: EXPECTED })
     }
 
     fn new(folder: Option<PathBuf>, mode: Mode) -> Self {
@@ -93,7 +94,7 @@ impl Settings {
         Self { folder, mode, limit, bundles: Vec::new(), assemble: true, workers, warn }
     }
 
-    /// Entries of the folder are read, and it is not written to.
+    /// Reads the folder's entries and never writes to it.
     pub fn read_only(mut self) -> Self {
         if self.mode == Mode::ReadWrite {
             self.mode = Mode::ReadOnly;
@@ -101,32 +102,32 @@ impl Settings {
         self
     }
 
-    /// The most bytes that entries may have together. When a kernel is added, those that were not used for the longest time are
-    /// removed until that holds.
+    /// Limits the total size of the entries. Adding a kernel evicts the least recently used entries until the limit holds.
     pub fn limit(mut self, bytes: u64) -> Self {
         self.limit = bytes;
         self
     }
 
-    /// Looks in a bundle, too, before the folder. Bundles are looked at in the order in which they are given.
+    /// Adds a bundle. Bundles are searched in the order of these calls, before the folder.
     pub fn bundle(mut self, folder: impl Into<PathBuf>) -> Self {
         self.bundles.push(folder.into());
         self
     }
 
-    /// Nothing is assembled: what is in no bundle and not in the folder is an error that names it.
+    /// Never assembles: a kernel in no bundle and not in the folder is an error that names it.
     pub fn refuse_to_assemble(mut self) -> Self {
         self.assemble = false;
         self
     }
 
-    /// How many kernels are assembled at once, at least one.
+    /// The number of kernels assembled in parallel, at least one.
     pub fn workers(mut self, workers: usize) -> Self {
         self.workers = workers.max(1);
         self
     }
 
-    /// Who is told, once, that the cache cannot be used, and of bundles that do not fit. Otherwise standard error is.
+    /// The function that reports, once, that the cache is unusable or a bundle does not fit. By default it prints to standard
+    /// error.
     pub fn warn(mut self, warn: fn(&str)) -> Self {
         self.warn = warn;
         self
@@ -137,15 +138,15 @@ impl Settings {
         self.folder.as_deref()
     }
 
-    /// What may be done with the folder.
+    /// The access to the folder.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 }
 
-/// The place for caches of `XDG_CACHE_HOME` or the home folder; none where there is neither. A relative path there is to be
-/// ignored, as the XDG base directory specification says.
-fn usual(caches: Option<OsString>, home: Option<&Path>) -> Option<PathBuf> {
+/// The default folder: below `XDG_CACHE_HOME`, or else below the home folder. Relative paths are ignored, as the XDG base
+/// directory specification requires.
+fn default_folder(caches: Option<OsString>, home: Option<&Path>) -> Option<PathBuf> {
     let caches = caches.map(PathBuf::from).filter(|path| path.is_absolute());
     let home = home.filter(|path| path.is_absolute());
     Some(caches.or_else(|| Some(home?.join(".cache")))?.join("tilewright/kernels"))
@@ -153,42 +154,42 @@ fn usual(caches: Option<OsString>, home: Option<&Path>) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Mode, Settings, usual};
+    use super::{Mode, Settings, default_folder};
     use std::path::{Path, PathBuf};
 
-    fn told(text: &str) -> Result<(Option<PathBuf>, Mode), String> {
-        let settings = Settings::told(Some(text.as_ref()), Some("/usual".into()));
+    fn parse(text: &str) -> Result<(Option<PathBuf>, Mode), String> {
+        let settings = Settings::parse(Some(text.as_ref()), Some("/usual".into()));
         settings.map(|settings| (settings.folder, settings.mode)).map_err(|why| why.to_string())
     }
 
     #[test]
     fn the_variable_names_a_folder_or_a_mode() {
         let at = |path: &str| Some(PathBuf::from(path));
-        assert_eq!(told(""), Ok((at("/usual"), Mode::ReadWrite)));
-        assert_eq!(told("/k"), Ok((at("/k"), Mode::ReadWrite)));
-        assert_eq!(told("read-only"), Ok((at("/usual"), Mode::ReadOnly)));
-        assert_eq!(told("read-only:/k"), Ok((at("/k"), Mode::ReadOnly)));
-        assert_eq!(told("off"), Ok((None, Mode::Off)));
-        assert_eq!(Settings::told(None, None).unwrap().mode, Mode::Off);
+        assert_eq!(parse(""), Ok((at("/usual"), Mode::ReadWrite)));
+        assert_eq!(parse("/k"), Ok((at("/k"), Mode::ReadWrite)));
+        assert_eq!(parse("read-only"), Ok((at("/usual"), Mode::ReadOnly)));
+        assert_eq!(parse("read-only:/k"), Ok((at("/k"), Mode::ReadOnly)));
+        assert_eq!(parse("off"), Ok((None, Mode::Off)));
+        assert_eq!(Settings::parse(None, None).unwrap().mode, Mode::Off);
     }
 
     #[test]
-    fn any_other_value_is_refused_with_what_was_expected() {
+    fn other_values_are_rejected_with_the_valid_ones() {
         for text in ["on", "kernels", "./k", "read-only:k", "OFF"] {
-            let why = told(text).unwrap_err();
+            let why = parse(text).unwrap_err();
             let begin = format!("kernel cache: TILEWRIGHT_CACHE = \"{text}\", expected an absolute path, ");
             assert!(why.starts_with(&begin), "{why}");
         }
     }
 
     #[test]
-    fn the_usual_place_is_that_of_the_specification() {
+    fn the_default_folder_follows_the_specification() {
         let home = Some(Path::new("/home/me"));
         let in_home = Some(PathBuf::from("/home/me/.cache/tilewright/kernels"));
-        assert_eq!(usual(None, home), in_home);
-        assert_eq!(usual(Some("caches".into()), home), in_home);
-        assert_eq!(usual(Some("".into()), home), in_home);
-        assert_eq!(usual(Some("/c".into()), home), Some("/c/tilewright/kernels".into()));
-        assert_eq!(usual(None, None), None);
+        assert_eq!(default_folder(None, home), in_home);
+        assert_eq!(default_folder(Some("caches".into()), home), in_home);
+        assert_eq!(default_folder(Some("".into()), home), in_home);
+        assert_eq!(default_folder(Some("/c".into()), home), Some("/c/tilewright/kernels".into()));
+        assert_eq!(default_folder(None, None), None);
     }
 }

@@ -1,6 +1,6 @@
-//! What is assembled, and the key that it is known by: a hash of everything that decides what the machine code is.
+//! Kernel source and its cache key: a hash of everything that determines the machine code.
 //!
-//! Equal keys mean equal code. Neither names, versions nor times of files are part of it, so that no entry can be stale.
+//! Equal keys imply equal code. The key contains no kernel name, version or file time, so entries never become stale.
 
 use std::fmt;
 use tilewright_ptx::{
@@ -9,36 +9,36 @@ use tilewright_ptx::{
     verify::Invalid,
 };
 
-/// The newest architecture that PTX is printed for; newer devices take its text.
+/// The newest architecture that we print PTX for; newer devices use its text.
 const NEWEST_TEXT: u32 = 120;
 
-/// How many bytes are hashed at once: lines alone are too short for the hasher's vectors, and the whole text is not copied.
+/// Bytes per hasher update: single lines are too short for its SIMD code, and the whole text is not copied.
 const PIECE: usize = 16 << 10;
 
-/// A kernel's PTX, and what it is to be assembled for.
+/// A kernel's PTX and its target.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
     name: String,
     configuration: String,
     target: String,
     ptx: String,
-    key: Key,
+    key: KernelKey,
 }
 
 impl Source {
-    /// The kernel `name` (that of its PTX entry) for `target`, the device's architecture as assemblers spell it: `sm_90a`.
+    /// The kernel `name` (its PTX entry) for `target`, the architecture as assemblers spell it, for example `sm_90a`.
     ///
-    /// The target may be newer than the one that the text names.
+    /// `target` may be newer than the `.target` of the text.
     pub fn new(name: impl Into<String>, target: impl Into<String>, ptx: impl Into<String>) -> Self {
         let (name, target, ptx) = (name.into(), target.into(), ptx.into());
-        let key = Key::of(&target, &ptx);
+        let key = KernelKey::of(&target, &ptx);
         Self { name, configuration: String::new(), target, ptx, key }
     }
 
-    /// A kernel for a device of compute capability `arch`: 90 is `sm_90`, or `sm_90a` for a kernel with instructions of its own.
+    /// A kernel for compute capability `arch`: 90 is `sm_90`, or `sm_90a` if the kernel uses architecture-specific instructions.
     ///
     /// # Errors
-    /// When the architecture lacks one of its instructions.
+    /// If the architecture lacks one of its instructions.
     pub fn of(kernel: &Kernel, arch: u32) -> Result<Self, Invalid> {
         let specific = kernel.since().specific;
         let text = ptx(kernel, if specific { arch } else { arch.min(NEWEST_TEXT) })?;
@@ -46,7 +46,7 @@ impl Source {
         Ok(Self::new(kernel.name.as_str(), format!("sm_{arch}{suffix}"), text))
     }
 
-    /// The same, with words for what the kernel is configured for. Messages show them; they decide nothing.
+    /// Same, with a description of the configuration for messages. The key does not include it.
     #[must_use]
     pub fn configured(mut self, configuration: impl Into<String>) -> Self {
         self.configuration = configuration.into();
@@ -58,35 +58,35 @@ impl Source {
         &self.name
     }
 
-    /// What it is configured for, in words; empty where its name says it all.
+    /// The description of its configuration; empty if the name is sufficient.
     pub fn configuration(&self) -> &str {
         &self.configuration
     }
 
-    /// What it is assembled for, such as `sm_90a`.
+    /// The target, for example `sm_90a`.
     pub fn target(&self) -> &str {
         &self.target
     }
 
-    /// Its text.
+    /// Its PTX.
     pub fn ptx(&self) -> &str {
         &self.ptx
     }
 
-    /// Its key, whoever assembles it: that of bundles.
-    pub fn key(&self) -> Key {
+    /// Its key independent of the assembler, as bundles use it.
+    pub fn key(&self) -> KernelKey {
         self.key
     }
 }
 
-/// 256 bits that stand for a kernel's code.
+/// A 256-bit hash that identifies a kernel's code.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key([u8; Self::BYTES]);
+pub struct KernelKey([u8; Self::BYTES]);
 
-impl Key {
+impl KernelKey {
     pub(super) const BYTES: usize = 32;
 
-    /// Lines of the Rust source are left out: they decide no instruction, move with every edit and name the folder of the build.
+    /// Skips line information: it determines no instruction, changes with each edit and contains the build folder.
     fn of(target: &str, ptx: &str) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("tilewright: PTX and its target, format 1");
         hasher.update(&(target.len() as u64).to_le_bytes()).update(target.as_bytes());
@@ -102,8 +102,8 @@ impl Key {
         Self(hasher.finalize().into())
     }
 
-    /// The key of what the assembler that calls itself `identity` makes of it: that of the cache, where a new driver's better
-    /// code takes the place of the old one's.
+    /// The key of the code from the assembler `identity`, as the cache uses it: code from a new driver replaces that of the old
+    /// one.
     pub(super) fn assembled_by(self, identity: &str) -> Self {
         Self(blake3::keyed_hash(&self.0, identity.as_bytes()).into())
     }
@@ -112,7 +112,7 @@ impl Key {
         &self.0
     }
 
-    /// The key that [`Display`](fmt::Display) writes so.
+    /// Parses the format that [`Display`](fmt::Display) writes.
     pub(super) fn parse(text: &str) -> Option<Self> {
         let lower = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
         let hash = blake3::Hash::from_hex(text).ok()?;
@@ -120,30 +120,30 @@ impl Key {
     }
 }
 
-impl fmt::Display for Key {
+impl fmt::Display for KernelKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
     }
 }
 
-impl fmt::Debug for Key {
+impl fmt::Debug for KernelKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({self})")
+        write!(f, "KernelKey({self})")
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Key, Source};
+    use super::{KernelKey, Source};
 
     const TEXT: &str = ".version 7.0\n.target sm_80\n    .loc 1 5 3\n    ret;\n.file 1 \"a.rs\"\n";
 
-    fn key(target: &str, ptx: &str) -> Key {
+    fn key(target: &str, ptx: &str) -> KernelKey {
         Source::new("k", target, ptx).key()
     }
 
     #[test]
-    fn whatever_decides_the_code_decides_the_key() {
+    fn the_key_depends_on_everything_that_determines_the_code() {
         let mine = key("sm_80", TEXT);
         assert_eq!(mine, key("sm_80", TEXT));
         assert_ne!(mine, key("sm_86", TEXT));
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_decides_nothing_is_not_in_the_key() {
+    fn the_key_ignores_line_information_and_configuration() {
         let moved = TEXT.replace("1 5 3", "1 6 3").replace("a.rs", "/home/me/a.rs");
         assert_eq!(key("sm_80", TEXT), key("sm_80", &moved));
         let configured = Source::new("k", "sm_80", TEXT).configured("causal");
@@ -164,12 +164,12 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_read_as_it_is_written() {
+    fn a_key_survives_a_round_trip() {
         let key = key("sm_80", TEXT);
         let text = key.to_string();
-        assert_eq!(Key::parse(&text), Some(key));
-        assert_eq!(Key::parse(&text.to_uppercase()), None);
-        assert_eq!(Key::parse(&text[1..]), None);
-        assert_eq!(Key::parse("README"), None);
+        assert_eq!(KernelKey::parse(&text), Some(key));
+        assert_eq!(KernelKey::parse(&text.to_uppercase()), None);
+        assert_eq!(KernelKey::parse(&text[1..]), None);
+        assert_eq!(KernelKey::parse("README"), None);
     }
 }

@@ -1,34 +1,34 @@
-//! Arguments as the hardware reads them, on the stack.
+//! Kernel arguments in the memory layout of the driver, on the stack.
 
 use super::{Result, tensor_map::encode};
 use std::{ffi::c_void, ptr::null_mut};
 use tilewright_ptx::sim::Arg;
 
-/// Arguments that a launch has room for on the stack, and lines of 64 bytes for them.
-const ARGS: usize = 96;
-const LINES: usize = 24;
+/// Capacity of the stack buffers: arguments, and 64-byte lines that hold them.
+const MAX_ARGS: usize = 96;
+const MAX_LINES: usize = 24;
 
-/// What tensor maps are aligned to.
+/// The alignment of tensor maps.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([u64; 8]);
 
-/// Calls `launch` with a pointer to each argument. The usual few are on the stack.
+/// Calls `launch` with a pointer to each argument. Argument lists of the usual size stay on the stack.
 pub(super) fn with_args(args: &[Arg], launch: impl FnOnce(*mut *mut c_void) -> Result<()>) -> Result<()> {
     let words = |arg: &Arg| if matches!(arg, Arg::TensorMap(_)) { 16 + 7 } else { 1 };
     let lines = args.iter().map(words).sum::<usize>().div_ceil(8);
-    if args.len() <= ARGS && lines <= LINES {
-        let (mut lines, mut pointers) = ([Line([0; 8]); LINES], [null_mut(); ARGS]);
-        place(args, &mut lines, &mut pointers)?;
+    if args.len() <= MAX_ARGS && lines <= MAX_LINES {
+        let (mut lines, mut pointers) = ([Line([0; 8]); MAX_LINES], [null_mut(); MAX_ARGS]);
+        write_args(args, &mut lines, &mut pointers)?;
         return launch(pointers.as_mut_ptr());
     }
     let (mut lines, mut pointers) = (vec![Line([0; 8]); lines], vec![null_mut(); args.len()]);
-    place(args, &mut lines, &mut pointers)?;
+    write_args(args, &mut lines, &mut pointers)?;
     launch(pointers.as_mut_ptr())
 }
 
-/// Writes arguments one after the other, tensor maps from the start of a line.
-fn place(args: &[Arg], lines: &mut [Line], pointers: &mut [*mut c_void]) -> Result<()> {
+/// Writes the arguments one after the other, each tensor map at the start of a line.
+fn write_args(args: &[Arg], lines: &mut [Line], pointers: &mut [*mut c_void]) -> Result<()> {
     let start = lines.as_mut_ptr().cast::<u64>();
     let mut at = 0_usize;
     let mut put = |at: usize, value: u64| lines[at / 8].0[at % 8] = value;
@@ -58,14 +58,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arguments_lie_where_the_pointers_say() {
+    fn pointers_address_the_arguments() {
         for copies in [1, 60] {
             let few = [Arg::U32(7), Arg::I32(-3), Arg::F32(1.5), Arg::U64(u64::MAX - 1)];
             let args: Vec<Arg> = few.iter().cloned().cycle().take(few.len() * copies).collect();
             let found = std::cell::RefCell::new(Vec::new());
             with_args(&args, |pointers| {
                 for at in 0..args.len() {
-                    // SAFETY: there are as many pointers as arguments, each to 8 bytes.
+                    // SAFETY: there are as many pointers as arguments, each to 8 readable bytes.
                     found.borrow_mut().push(unsafe { **pointers.add(at).cast::<*const u64>() });
                 }
                 Ok(())

@@ -1,41 +1,40 @@
-//! PTX to machine code, by the assembler in the driver.
+//! PTX to machine code by the driver's JIT assembler.
 
-use super::{Context, Error, ErrorKind, Result, error::driver, log::Log};
+use super::{Context, DriverError, ErrorKind, Result, error::driver, log::Log};
 use cudarc::driver::sys;
 use std::{
     ffi::{CString, c_void},
     ptr::{null_mut, slice_from_raw_parts, without_provenance_mut},
 };
 
-/// Machine code, and what the assembler said of it.
+/// Machine code with the assembler's log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Assembled {
-    /// An ELF file, as `ptxas` makes them.
+pub struct AssembledKernel {
+    /// An ELF file, in the format of `ptxas`.
     pub cubin: Vec<u8>,
-    /// Registers, spilled bytes and shared memory, in the assembler's words; warnings.
+    /// Registers, spilled bytes, shared memory and warnings, as printed by the assembler.
     pub log: String,
 }
 
-/// Machine code of the PTX of one kernel, which errors call `name`, for the context's GPU. May be called by several threads at
-/// once.
+/// Assembles the PTX of one kernel for the context's GPU. Errors call the kernel `name`. Thread-safe.
 ///
 /// # Errors
-/// When the assembler refuses, with all that it says.
+/// If the assembler rejects it; the error contains the whole log.
 pub fn assemble(context: &Context, name: &str, ptx: &str) -> Result<Vec<u8>> {
     assemble_with_log(context, name, ptx).map(|assembled| assembled.cubin)
 }
 
-/// The same, with what the assembler says where it does not refuse.
+/// Same, and returns the log of a successful assembly too.
 ///
 /// # Errors
 /// As [`assemble`].
-pub fn assemble_with_log(context: &Context, name: &str, ptx: &str) -> Result<Assembled> {
+pub fn assemble_with_log(context: &Context, name: &str, ptx: &str) -> Result<AssembledKernel> {
     let text = CString::new(ptx).map_err(|why| {
-        Error::of(ErrorKind::Kernel, format!("kernel {name}"), format!("its PTX has a byte 0: {why}"))
+        DriverError::of(ErrorKind::Kernel, format!("kernel {name}"), format!("its PTX has a byte 0: {why}"))
     })?;
     let _current = context.enter()?;
     Link::new(None).link(name, &text).or_else(|error| match architecture(ptx) {
-        // the driver may take the context's GPU for one without the instructions that only this architecture has
+        // the driver may treat the context's GPU as one without the architecture-specific instructions
         Some(target) if error.kind() == ErrorKind::Kernel => {
             Link::new(Some(target)).link(name, &text).map_err(|_| error)
         }
@@ -43,24 +42,24 @@ pub fn assemble_with_log(context: &Context, name: &str, ptx: &str) -> Result<Ass
     })
 }
 
-/// What to load of a kernel, and to keep for the next time: its machine code, or its PTX where that comes out better.
+/// The form of a kernel to load and to cache: its machine code, or its PTX if that loads to better code.
 ///
-/// The driver gives machine code away as its linker makes it, for other code to be linked to; so made, `setmaxnreg` does nothing
-/// (`ptxas -c`: "ignored to maintain compatibility across compilation units"), and warpgroups that count on it spill. Text that is
-/// loaded is assembled as the whole that it is. The driver keeps what comes of it in a cache of its own (`CUDA_CACHE_PATH`).
+/// The driver returns machine code as relocatable linker output, in which `setmaxnreg` has no effect (`ptxas -c`: "ignored to
+/// maintain compatibility across compilation units"), so warpgroups that depend on it spill. PTX passed to the loader is
+/// assembled as a whole program. The driver caches that result itself (`CUDA_CACHE_PATH`).
 ///
 /// # Errors
-/// As [`assemble`]; those of text come when it is loaded.
+/// As [`assemble`]; errors in PTX appear when it is loaded.
 pub(crate) fn loadable(context: &Context, name: &str, ptx: &str) -> Result<Vec<u8>> {
-    if moves_registers(ptx) { Ok(ptx.into()) } else { assemble(context, name, ptx) }
+    if uses_setmaxnreg(ptx) { Ok(ptx.into()) } else { assemble(context, name, ptx) }
 }
 
-/// Whether warpgroups give registers to each other.
-fn moves_registers(ptx: &str) -> bool {
+/// Whether warpgroups transfer registers between each other.
+fn uses_setmaxnreg(ptx: &str) -> bool {
     ptx.lines().any(|line| line.trim_start().starts_with("setmaxnreg."))
 }
 
-/// The architecture of a `.target` that ends with `a` or `f`, as `CUjit_target` counts: 0x10000 or 0x20000 more than the number.
+/// The architecture of a `.target` with suffix `a` or `f`, as a `CUjit_target`: 0x10000 or 0x20000 plus the number.
 fn architecture(ptx: &str) -> Option<usize> {
     let target = ptx.lines().find_map(|line| line.trim().strip_prefix(".target sm_"))?;
     let target = target.split(',').next()?.trim();
@@ -69,7 +68,7 @@ fn architecture(ptx: &str) -> Option<usize> {
     number(of_one, 0x1_0000).or(number(of_family, 0x2_0000))
 }
 
-/// A linking of one text, whose logs the driver writes to until it is destroyed.
+/// A link of one PTX text. The driver writes to its logs until it is destroyed.
 struct Link {
     log: Log,
     options: (Vec<sys::CUjit_option>, Vec<*mut c_void>),
@@ -87,9 +86,9 @@ impl Link {
         Self { log, options, state: null_mut() }
     }
 
-    fn link(mut self, name: &str, text: &CString) -> Result<Assembled> {
+    fn link(mut self, name: &str, text: &CString) -> Result<AssembledKernel> {
         match self.cubin(text) {
-            Ok(cubin) => Ok(Assembled { cubin, log: self.log.rest() }),
+            Ok(cubin) => Ok(AssembledKernel { cubin, log: self.log.rest() }),
             Err(error) if error.kind() == ErrorKind::ContextLost => Err(error),
             Err(error) => {
                 let said = self.log.errors();
@@ -103,8 +102,9 @@ impl Link {
         let (options, values) = &mut self.options;
         let source = text.as_bytes_with_nul();
         let (mut cubin, mut bytes) = (null_mut(), 0);
-        // SAFETY: a context is current. Options come with as many values, of the kinds that they ask for, and live as long as
-        // the state; so does the machine code, which is copied. The text is read only, and ends with 0.
+        // SAFETY: a context is current. There are as many values as options, each of the option's type; they and the logs live as
+        // long as the link state. The linker owns the cubin, which is copied before the state is destroyed. The text is only read
+        // and ends with 0.
         unsafe {
             driver!(cuLinkCreate_v2(
                 options.len() as u32,
@@ -131,7 +131,7 @@ impl Link {
 impl Drop for Link {
     fn drop(&mut self) {
         if !self.state.is_null() {
-            // SAFETY: created with it. An error here has nobody to tell.
+            // SAFETY: `cuLinkCreate` returned the state, and it is destroyed once. Errors are ignored: `Drop` cannot report them.
             let _ = unsafe { sys::cuLinkDestroy(self.state) };
         }
     }
@@ -139,16 +139,16 @@ impl Drop for Link {
 
 #[cfg(test)]
 mod tests {
-    use super::{architecture, moves_registers};
+    use super::{architecture, uses_setmaxnreg};
 
     #[test]
-    fn registers_that_move_are_found_in_instructions_only() {
-        assert!(moves_registers("{\n    setmaxnreg.dec.sync.aligned.u32 40;\n"));
-        assert!(!moves_registers("{\n    // no setmaxnreg.dec here\n    ret;\n"));
+    fn setmaxnreg_is_found_in_instructions_only() {
+        assert!(uses_setmaxnreg("{\n    setmaxnreg.dec.sync.aligned.u32 40;\n"));
+        assert!(!uses_setmaxnreg("{\n    // no setmaxnreg.dec here\n    ret;\n"));
     }
 
     #[test]
-    fn the_architecture_of_a_target_is_counted_as_the_driver_does() {
+    fn the_architecture_of_a_target_has_the_drivers_number() {
         assert_eq!(architecture(".version 8.0\n.target sm_90a\n"), Some(0x1_005a));
         assert_eq!(architecture(".version 8.8\n.target sm_100f, debug\n"), Some(0x2_0064));
         assert_eq!(architecture(".version 8.0\n.target sm_80\n"), None);

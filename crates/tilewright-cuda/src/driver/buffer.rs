@@ -1,10 +1,10 @@
-//! Elements on the device: memory with a type, for tests and benches.
+//! Typed device buffers, for tests and benches.
 
 use super::{Memory, Result, Stream};
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use std::marker::PhantomData;
 
-/// Elements on the device, given back when dropped.
+/// Elements in device memory, freed when dropped.
 #[derive(Debug)]
 pub struct Buffer<T> {
     memory: Memory,
@@ -13,20 +13,20 @@ pub struct Buffer<T> {
 }
 
 impl Stream {
-    /// Room for `len` elements, whose bytes are all `fill`.
+    /// Allocates `len` elements with each byte set to `fill`.
     ///
     /// # Errors
-    /// When there is too little memory.
+    /// If there is too little memory.
     pub fn filled<T: Pod>(&self, len: usize, fill: u8) -> Result<Buffer<T>> {
         let memory = self.allocate(len.saturating_mul(size_of::<T>()))?;
         self.fill(memory.address(), fill, memory.bytes())?;
         Ok(Buffer { memory, len, of: PhantomData })
     }
 
-    /// A copy of `values`.
+    /// Copies `values` to the device.
     ///
     /// # Errors
-    /// When there is too little memory.
+    /// If there is too little memory.
     pub fn upload<T: Pod>(&self, values: &[T]) -> Result<Buffer<T>> {
         let memory = self.allocate(size_of_val(values))?;
         self.write(memory.address(), cast_slice(values))?;
@@ -35,10 +35,10 @@ impl Stream {
 }
 
 impl<T: Pod> Buffer<T> {
-    /// Its elements, when all work of its stream is done.
+    /// Copies the elements to the host after all work of the stream.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub fn download(&self) -> Result<Vec<T>> {
         let mut values = vec![T::zeroed(); self.len];
         self.memory.stream().read(self.memory.address(), cast_slice_mut(&mut values))?;
@@ -52,7 +52,7 @@ impl<T> Buffer<T> {
         self.memory.address()
     }
 
-    /// How many elements it has.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -1,57 +1,57 @@
-//! Captures: what a stream is asked for is recorded instead of done.
+//! Stream capture.
 
-use super::{Error, Graph, Result, Stream, error::driver};
+use super::{DriverError, Graph, Result, Stream, error::driver};
 use cudarc::driver::sys;
 use std::{marker::PhantomData, ptr::null_mut};
 
-/// A stream that is being captured, by this thread. Dropped without [`end`](Self::end), what was recorded is forgotten.
+/// A stream that this thread is capturing. Dropping it without [`end`](Self::end) discards the recorded work.
 #[derive(Debug)]
 pub struct Capture {
     stream: Option<Stream>,
-    /// The thread that began it has to end it.
-    of_thread: PhantomData<*const ()>,
+    /// A capture must be ended by the thread that began it.
+    not_send: PhantomData<*const ()>,
 }
 
 impl Stream {
-    /// Records what `work` asks of this stream instead of doing it. However `work` ends, the stream is as it was.
+    /// Captures the work that `work` submits to this stream. The capture also ends if `work` fails.
     ///
     /// # Errors
-    /// Those of `work`; when it asked for what cannot be recorded, such as waiting; for the default stream.
+    /// Errors of `work`; if it makes a call that cannot be captured, such as a synchronization; for the default stream.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let capture = self.begin_capture()?;
         work()?;
         capture.end()
     }
 
-    /// Records what is asked of this stream from now on, until [`Capture::end`].
+    /// Captures the work submitted to this stream until [`Capture::end`].
     ///
     /// # Errors
-    /// When it is being captured; for the default stream.
+    /// If the stream is already being captured; for the default stream.
     pub fn begin_capture(&self) -> Result<Capture> {
         if self.is_captured()? {
-            return Err(Error::new("stream.capture", "the stream is already being captured"));
+            return Err(DriverError::new("stream.capture", "the stream is already being captured"));
         }
-        // outside of the graph
-        self.give_back_late();
+        // before the capture, so that the graph contains no frees
+        self.free_pending();
         let _current = self.context().enter()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream exists.
         unsafe { driver!(cuStreamBeginCapture_v2(self.raw(), mode)) }
             .map_err(|error| error.within("stream.capture"))?;
-        Ok(Capture { stream: Some(self.clone()), of_thread: PhantomData })
+        Ok(Capture { stream: Some(self.clone()), not_send: PhantomData })
     }
 }
 
 impl Capture {
-    /// What was recorded.
+    /// Returns the captured graph.
     ///
     /// # Errors
-    /// When something was asked for that cannot be recorded, or another stream has joined and was not waited for. The stream can
-    /// be used again then, too.
+    /// If a call could not be captured, or another stream joined and was not waited for. The stream is usable afterwards in any
+    /// case.
     pub fn end(mut self) -> Result<Graph> {
         match self.stream.take() {
             Some(stream) => end(&stream),
-            None => Err(Error::new("stream.capture", "it has ended")),
+            None => Err(DriverError::new("stream.capture", "it has ended")),
         }
     }
 }
@@ -59,7 +59,7 @@ impl Capture {
 impl Drop for Capture {
     fn drop(&mut self) {
         if let Some(stream) = self.stream.take() {
-            // what was recorded, and an error too, have nobody to care for
+            // discards the recorded work; errors are ignored: `Drop` cannot report them
             drop(end(&stream));
         }
     }
@@ -69,9 +69,9 @@ fn end(stream: &Stream) -> Result<Graph> {
     let context = stream.context();
     let _current = context.enter()?;
     let mut graph = null_mut();
-    // SAFETY: the capture was begun by this thread.
+    // SAFETY: this thread began the capture, because `Capture` is not `Send`.
     let ended = unsafe { driver!(cuStreamEndCapture(stream.raw(), &mut graph)) };
-    stream.give_back_late();
+    stream.free_pending();
     ended.map_err(|error| error.within("stream.capture"))?;
     Graph::new(context, graph)
 }

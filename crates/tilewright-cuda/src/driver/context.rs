@@ -1,16 +1,16 @@
-//! A device's primary context: the one that all libraries of a process share.
+//! A device's primary context, which all libraries of a process share.
 //!
-//! It is retained when it is first opened and never given back before the process ends: whatever another library does with the
-//! device's primary context meets ours, and no opening tears down what another still uses. It is never reset. A thread
-//! has the context current only during a call; afterwards it has the one it had.
+//! The first open retains it, and it is never released or reset before the process ends. So it stays valid for other libraries,
+//! and memory of other libraries is valid in it. The context is current in a thread only during a call; then the previous one is
+//! restored.
 
 use super::{
-    Limits, Result,
+    DeviceProperties, Result,
     error::driver,
     find::find,
     handle::{Handle, lock},
-    keep::Graveyard,
     memory,
+    retain::DeferredFree,
     staging::Staging,
 };
 use cudarc::driver::sys;
@@ -21,87 +21,87 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// A GPU, by its primary context. Clones are the same.
+/// A GPU with its primary context. Clones share it.
 #[derive(Clone)]
 pub struct Context {
-    inner: Arc<Inner>,
+    inner: Arc<ContextInner>,
 }
 
-struct Inner {
+struct ContextInner {
     handle: Handle<sys::CUctx_st>,
     ordinal: usize,
-    limits: Limits,
-    /// None where the device has no pools.
+    properties: DeviceProperties,
+    /// `None` if the device has no memory pools.
     pool: Option<Handle<sys::CUmemPoolHandle_st>>,
     staging: Staging,
-    graveyard: Arc<Graveyard>,
+    deferred_free: Arc<DeferredFree>,
 }
 
 impl fmt::Debug for Context {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "GPU {} ({})", self.ordinal(), self.limits().name)
+        write!(f, "GPU {} ({})", self.ordinal(), self.properties().name)
     }
 }
 
 impl Context {
-    /// The GPU that the driver counts so, from 0. The first call of a process retains its primary context, which takes some
-    /// tenths of a second where no other library has done it; less than half of that in a process that was started with
-    /// `CUDA_DEVICE_MAX_CONNECTIONS=1`, which is enough where all work goes to one stream.
+    /// Opens the GPU with this ordinal of the driver. The first call of a process retains the primary context, which takes tenths
+    /// of a second if no other library has done so. `CUDA_DEVICE_MAX_CONNECTIONS=1`, sufficient for a single stream, more than
+    /// halves it.
     ///
     /// # Errors
-    /// When there is no driver or one older than CUDA 12.0, no GPU of that number, or one older than `sm_80`; when the driver
-    /// refuses.
+    /// If there is no driver or one older than CUDA 12.0, no such GPU, or one older than `sm_80`; if the driver fails.
     pub fn open(ordinal: usize) -> Result<Self> {
         static OPEN: Mutex<BTreeMap<usize, Context>> = Mutex::new(BTreeMap::new());
         let mut open = lock(&OPEN);
         if let Some(context) = open.get(&ordinal) {
             return Ok(context.clone());
         }
-        let (device, limits) = find(ordinal)?;
+        let (device, properties) = find(ordinal)?;
         let mut handle = null_mut();
         // SAFETY: the device exists.
         unsafe { driver!(cuDevicePrimaryCtxRetain(&mut handle, device)) }?;
-        let pool = limits.memory_pools.then(|| memory::pool(device)).transpose()?;
-        let (staging, graveyard) = (Staging::default(), Arc::default());
-        let inner = Inner { handle: Handle(handle), ordinal, limits, pool, staging, graveyard };
+        let pool = properties.memory_pools.then(|| memory::pool(device)).transpose()?;
+        let (staging, deferred_free) = (Staging::default(), Arc::default());
+        let inner =
+            ContextInner { handle: Handle(handle), ordinal, properties, pool, staging, deferred_free };
         let context = Self { inner: Arc::new(inner) };
         open.insert(ordinal, context.clone());
         Ok(context)
     }
 
-    /// How the driver counts it.
+    /// The driver's ordinal of the GPU.
     pub fn ordinal(&self) -> usize {
         self.inner.ordinal
     }
 
-    /// What it is, and has.
-    pub fn limits(&self) -> &Limits {
-        &self.inner.limits
+    /// Its properties.
+    pub fn properties(&self) -> &DeviceProperties {
+        &self.inner.properties
     }
 
-    /// Bytes of its memory that are free, and all.
+    /// Free and total bytes of device memory.
     ///
     /// # Errors
-    /// When the context is lost.
+    /// If the context is lost.
     pub fn free_memory(&self) -> Result<(usize, usize)> {
         let _current = self.enter()?;
         let (mut free, mut total) = (0, 0);
-        // SAFETY: both places exist.
+        // SAFETY: a context is current, and both output locations are valid.
         unsafe { driver!(cuMemGetInfo_v2(&mut free, &mut total)) }?;
         Ok((free, total))
     }
 
-    /// Waits for all work on it, that of other libraries too.
+    /// Waits for all work of the context, including that of other libraries.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.enter()?;
         // SAFETY: the context is current.
         unsafe { driver!(cuCtxSynchronize()) }
     }
 
-    /// Whether both are the same.
+    /// Whether both are the same GPU.
     pub fn is(&self, other: &Self) -> bool {
         self.inner.handle.0 == other.inner.handle.0
     }
@@ -118,7 +118,7 @@ impl Context {
         &self.inner.staging
     }
 
-    pub(super) fn graveyard(&self) -> &Arc<Graveyard> {
-        &self.inner.graveyard
+    pub(super) fn deferred_free(&self) -> &Arc<DeferredFree> {
+        &self.inner.deferred_free
     }
 }

@@ -1,12 +1,12 @@
-//! cuBLASLt, where the loader finds it: products of 16-bit elements with more rows than our own kernels are made for.
+//! cuBLASLt, if the loader finds it: products of 16-bit elements with more rows than our own kernels are tuned for.
 //!
-//! Found and loaded at run time, the first time that it may be of use; nothing links it. Where it is missing, or has no algorithm for a
-//! product, nothing is done, and the caller is told so.
+//! It is loaded at run time, at its first possible use. If it is missing or has no algorithm for a product, `multiply` does
+//! nothing and returns false.
 //!
-//! Its matrices are columns behind each other, ours rows: `out = x · weightᵀ` is to it `outᵀ = weight · xᵀ`.
+//! Its matrices are column-major, ours row-major: `out = x · weightᵀ` becomes `outᵀ = weight · xᵀ`.
 
 use super::{
-    Error, ErrorKind, Memory, Result, Stream,
+    DriverError, ErrorKind, Memory, Result, Stream,
     handle::{Handle, lock},
 };
 use cudarc::cublaslt::{
@@ -21,69 +21,69 @@ use std::{
 use tilewright::Dtype;
 use tilewright_kernels::gemm::GemmParams;
 
-/// Bytes that algorithms may use for themselves: what NVIDIA recommends for Hopper.
+/// Workspace bytes: NVIDIA's recommendation for Hopper.
 const WORKSPACE: usize = 32 << 20;
-/// Rows beyond which the library is asked.
-const FEW: u32 = 16;
+/// CublasLt with at most this many rows use our own kernels.
+const MAX_OWN_ROWS: u32 = 16;
 /// `CUBLAS_OP_T` of cublas_api.h.
 const TRANSPOSE: i32 = 1;
-/// Algorithms that are kept; prompts have all lengths.
-const MOST: usize = 1024;
+/// Maximum number of cached algorithms; prompts have many different lengths.
+const MAX_PLANS: usize = 1024;
 
-/// What a machine's stream knows of the library. Clones share it.
+/// cuBLASLt on a stream, opened on first use. Clones share it.
 #[derive(Debug, Clone)]
-pub(crate) struct Products {
+pub(crate) struct CublasLt {
     stream: Stream,
-    /// The library, or why there is none; unset until somebody asked.
+    /// The library, or the reason why it is unavailable.
     library: Arc<OnceLock<std::result::Result<Library, String>>>,
 }
 
-/// The library on a stream.
+/// The opened library.
 #[derive(Debug)]
 struct Library {
     handle: Handle<sys::cublasLtContext>,
     /// 120803 is 12.8.3.
     version: usize,
     workspace: Memory,
-    /// Algorithms found; none where there is none.
-    plans: Mutex<HashMap<Key, Option<Plan>>>,
+    /// Algorithms per problem; `None` if the library has none.
+    plans: Mutex<HashMap<MatmulKey, Option<MatmulPlan>>>,
 }
 
-/// What an algorithm is chosen by.
+/// The parameters that an algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Key {
+struct MatmulKey {
     shape: [u32; 3],
-    /// Of x, the weight and the result.
+    /// Strides of x, the weight and the result.
     strides: [u64; 3],
-    /// Of both sides, and of the result.
+    /// Element types of both inputs, and of the result.
     dtypes: [Dtype; 2],
     bias: bool,
 }
 
-/// An algorithm with what describes its matrices.
+/// An algorithm with its matrix descriptors.
 #[derive(Debug)]
-struct Plan {
+struct MatmulPlan {
     product: Handle<sys::cublasLtMatmulDescOpaque_t>,
-    /// Of the weight, x and the result.
+    /// Layouts of the weight, x and the result.
     layouts: [Handle<sys::cublasLtMatrixLayoutOpaque_t>; 3],
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// A refusal of the library, with the name of the call.
-fn refused(call: &str) -> impl Fn(CublasError) -> Error + '_ {
-    move |why| Error::of(ErrorKind::Driver, call, why.to_string())
+/// Converts an error of the library's function `call`.
+fn refused(call: &str) -> impl Fn(CublasError) -> DriverError + '_ {
+    move |why| DriverError::of(ErrorKind::Driver, call, why.to_string())
 }
 
-impl Products {
-    /// The library is looked for when it is needed.
+impl CublasLt {
+    /// Does not open the library yet.
     pub(crate) fn new(stream: &Stream) -> Self {
         Self { stream: stream.clone(), library: Arc::default() }
     }
 
-    /// What is known of it so far, for a person to read.
+    /// The state of the library, for people.
     pub(crate) fn describe(&self) -> String {
         match self.library.get() {
-            None => "cuBLASLt not asked for yet".to_owned(),
+            None => "cuBLASLt not loaded yet".to_owned(),
             Some(Ok(library)) => {
                 let version = library.version;
                 format!("cuBLASLt {}.{} for products of many rows", version / 10_000, version / 100 % 100)
@@ -92,14 +92,14 @@ impl Products {
         }
     }
 
-    /// Has the library compute `product`, behind all work that the stream was given; false where it cannot, and nothing was done.
+    /// Computes `product` in stream order. Returns false, with nothing submitted, if the library cannot compute it.
     ///
     /// # Errors
-    /// When the library or the driver fails.
+    /// If the library or the driver fails.
     pub(crate) fn multiply(&self, product: &GemmParams) -> Result<bool> {
-        let Some(key) = Key::of(product) else { return Ok(false) };
+        let Some(key) = MatmulKey::of(product) else { return Ok(false) };
         let _current = self.stream.context().enter()?;
-        // what opening it allocates must not become part of a graph
+        // opening the library allocates, which must not become part of a graph
         if self.library.get().is_none() && self.stream.is_captured()? {
             return Ok(false);
         }
@@ -110,8 +110,8 @@ impl Products {
     }
 }
 
-impl Key {
-    /// That of a product that the library may be asked for.
+impl MatmulKey {
+    /// The key of a product that the library supports.
     fn of(product: &GemmParams) -> Option<Self> {
         let [rows, features, inputs] = product.shape;
         let (x, weight, out) = (product.x, product.weight, product.out);
@@ -122,11 +122,11 @@ impl Key {
             let bytes = matrix.stride.saturating_mul(matrix.dtype.size() as u64);
             matrix.address.is_multiple_of(16) && bytes.is_multiple_of(16)
         });
-        let apart = x.stride >= u64::from(inputs)
+        let dense = x.stride >= u64::from(inputs)
             && weight.stride >= u64::from(inputs)
             && out.stride >= u64::from(features);
-        let fits = rows > FEW && inputs > 0 && product.groups.is_none();
-        (elements && results && bias && aligned && apart && fits).then_some(Self {
+        let fits = rows > MAX_OWN_ROWS && inputs > 0 && product.groups.is_none();
+        (elements && results && bias && aligned && dense && fits).then_some(Self {
             shape: product.shape,
             strides: [x.stride, weight.stride, out.stride],
             dtypes: [x.dtype, out.dtype],
@@ -138,25 +138,25 @@ impl Key {
 impl Library {
     /// Opens the library; the stream's context is current.
     fn open(stream: &Stream) -> std::result::Result<Self, String> {
-        // SAFETY: asks the loader for a library, whose initialisers are its own.
+        // SAFETY: loads a library by name; its initializers are NVIDIA's.
         if !unsafe { sys::is_culib_present() } {
             return Err("the loader finds no cuBLASLt".to_owned());
         }
         let workspace = stream.allocate(WORKSPACE).map_err(|why| why.to_string())?;
         let handle = result::create_handle().map_err(|why| format!("cublasLtCreate: {why}"))?;
-        // SAFETY: asks for a number.
+        // SAFETY: takes no arguments and only returns a number.
         let version = unsafe { sys::cublasLtGetVersion() };
         Ok(Self { handle: Handle(handle), version, workspace, plans: Mutex::default() })
     }
 
-    fn multiply(&self, stream: &Stream, key: Key, product: &GemmParams) -> Result<bool> {
+    fn multiply(&self, stream: &Stream, key: MatmulKey, product: &GemmParams) -> Result<bool> {
         let mut plans = lock(&self.plans);
-        if plans.len() >= MOST && !plans.contains_key(&key) {
+        if plans.len() >= MAX_PLANS && !plans.contains_key(&key) {
             plans.clear();
         }
         let plan = match plans.entry(key) {
             Entry::Occupied(found) => found.into_mut(),
-            Entry::Vacant(place) => place.insert(Plan::find(self.handle, key)?),
+            Entry::Vacant(vacant) => vacant.insert(MatmulPlan::find(self.handle, key)?),
         };
         let Some(plan) = plan else { return Ok(false) };
         if let Some((_, bias)) = product.bias {
@@ -165,9 +165,9 @@ impl Library {
         let (one, zero) = (1.0_f32, 0.0_f32);
         let [weight, x, out] = plan.layouts.map(|layout| layout.0);
         let address = |address: u64| address as *const c_void;
-        // SAFETY: descriptions live as long as the plan, which is locked; the scalars are f32, as the description says; addresses
-        // are the caller's to vouch for, as in every launch; the workspace lives as long as the library, and is used in the order
-        // of one stream.
+        // SAFETY: descriptors live as long as the plan, which is locked; the scalars are f32, as the descriptor states; the
+        // caller guarantees the addresses, as for launches; the workspace lives as long as the library and is used by one stream
+        // only.
         unsafe {
             result::matmul(
                 self.handle.0,
@@ -195,7 +195,7 @@ impl Library {
 
 impl Drop for Library {
     fn drop(&mut self) {
-        // SAFETY: created by `open`, and nobody else has it. An error here has nobody to tell.
+        // SAFETY: created by `open` and destroyed once. Errors are ignored: `Drop` cannot report them.
         let _ = unsafe { result::destroy_handle(self.handle.0) };
     }
 }
@@ -208,21 +208,21 @@ fn element(dtype: Dtype) -> sys::cudaDataType {
     }
 }
 
-impl Plan {
-    /// The algorithm that the library thinks the fastest; none where it has none.
-    fn find(handle: Handle<sys::cublasLtContext>, key: Key) -> Result<Option<Self>> {
+impl MatmulPlan {
+    /// The library's preferred algorithm; `None` if it has none.
+    fn find(handle: Handle<sys::cublasLtContext>, key: MatmulKey) -> Result<Option<Self>> {
         let mut plan = Self::described(key)?;
         let preference = result::create_matmul_pref().map_err(refused("cublasLtMatmulPreferenceCreate"))?;
-        let asked = prefer(preference).and_then(|()| {
+        let found = prefer(preference).and_then(|()| {
             let [weight, x, out] = plan.layouts.map(|layout| layout.0);
-            // SAFETY: all of them were created above, and are destroyed below or with the plan.
+            // SAFETY: all descriptors were created above and live until the end of this function.
             unsafe {
                 result::get_matmul_algo_heuristic(handle.0, plan.product.0, weight, x, out, out, preference)
             }
         });
-        // SAFETY: created above, and not used any more. An error here has nobody to tell.
+        // SAFETY: created above and no longer used. Errors are ignored: the result is already known.
         let _ = unsafe { result::destroy_matmul_pref(preference) };
-        match asked {
+        match found {
             Ok(found) => {
                 plan.algorithm = found.algo;
                 Ok(Some(plan))
@@ -232,8 +232,8 @@ impl Plan {
         }
     }
 
-    /// The matrices of a product, without an algorithm.
-    fn described(key: Key) -> Result<Self> {
+    /// The matrix descriptors of a product, without an algorithm.
+    fn described(key: MatmulKey) -> Result<Self> {
         use sys::cublasLtMatmulDescAttributes_t::{
             CUBLASLT_MATMUL_DESC_EPILOGUE as EPILOGUE, CUBLASLT_MATMUL_DESC_TRANSA as TRANSPOSED,
         };
@@ -245,7 +245,7 @@ impl Plan {
             .map_err(refused("cublasLtMatmulDescCreate"))?;
         let none = Handle(std::ptr::null_mut());
         let algorithm = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
-        // from here on dropping it destroys what there is
+        // owns the descriptors from here on, so that an early return destroys them
         let mut plan = Self { product: Handle(product), layouts: [none; 3], algorithm };
         let matrices =
             [(from, inputs, features, of_weight), (from, inputs, rows, of_x), (to, features, rows, of_out)];
@@ -260,9 +260,9 @@ impl Plan {
         Ok(plan)
     }
 
-    /// An attribute of the product; `value` is of the type that the library wants for it.
+    /// Sets an attribute of the product. `value` must have the type that the library documents for it.
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<()> {
-        // SAFETY: the description lives; as many bytes as the value has.
+        // SAFETY: the descriptor is alive; the size is that of `value`.
         unsafe {
             let value: *const T = value;
             result::set_matmul_desc_attribute(self.product.0, attribute, value.cast(), size_of::<T>())
@@ -271,9 +271,9 @@ impl Plan {
     }
 }
 
-impl Drop for Plan {
+impl Drop for MatmulPlan {
     fn drop(&mut self) {
-        // SAFETY: created by `described`, and nobody else has them. An error here has nobody to tell.
+        // SAFETY: created by `described` and destroyed once. Errors are ignored: `Drop` cannot report them.
         unsafe {
             for layout in self.layouts.iter().filter(|layout| !layout.0.is_null()) {
                 let _ = result::destroy_matrix_layout(layout.0);
@@ -283,7 +283,7 @@ impl Drop for Plan {
     }
 }
 
-/// Says how much workspace there is, and that addresses are multiples of 16 and no more.
+/// Sets the workspace size and an alignment of 16 bytes for all addresses.
 fn prefer(preference: sys::cublasLtMatmulPreference_t) -> std::result::Result<(), CublasError> {
     use sys::cublasLtMatmulPreferenceAttributes_t::{
         CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES as A,
@@ -291,7 +291,7 @@ fn prefer(preference: sys::cublasLtMatmulPreference_t) -> std::result::Result<()
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES as D,
     };
     let (bytes, aligned) = (WORKSPACE, 16_u32);
-    // SAFETY: the preference lives; the first value is a size, the others are words, as the library's documentation says.
+    // SAFETY: the preference is alive; the first attribute is a `size_t`, the others are 32-bit, as documented.
     unsafe {
         result::set_matmul_pref_attribute(preference, BYTES, (&raw const bytes).cast(), size_of::<usize>())?;
         for attribute in [A, B, C, D] {
@@ -303,7 +303,7 @@ fn prefer(preference: sys::cublasLtMatmulPreference_t) -> std::result::Result<()
 
 #[cfg(test)]
 mod tests {
-    use super::Key;
+    use super::MatmulKey;
     use tilewright::Dtype;
     use tilewright_kernels::gemm::{GemmParams, Matrix};
 
@@ -320,17 +320,17 @@ mod tests {
     }
 
     #[test]
-    fn the_library_is_asked_only_for_what_it_has() {
-        assert!(Key::of(&product()).is_some());
-        let not = |why: &str, product: GemmParams| assert_eq!(Key::of(&product), None, "{why}");
+    fn unsupported_products_have_no_key() {
+        assert!(MatmulKey::of(&product()).is_some());
+        let not = |why: &str, product: GemmParams| assert_eq!(MatmulKey::of(&product), None, "{why}");
         not("few rows", GemmParams { shape: [16, 64, 64], ..product() });
         not("no inputs", GemmParams { shape: [17, 64, 0], ..product() });
-        not("rows at one place", GemmParams { x: Matrix { stride: 0, ..product().x }, ..product() });
+        not("rows at one address", GemmParams { x: Matrix { stride: 0, ..product().x }, ..product() });
         not("an address", GemmParams { x: Matrix { address: 258, ..product().x }, ..product() });
         not("a stride", GemmParams { out: Matrix { stride: 65, ..product().out }, ..product() });
         not("f32", GemmParams { x: Matrix { dtype: Dtype::F32, ..product().x }, ..product() });
         not("f16 of bf16", GemmParams { out: Matrix { dtype: Dtype::F16, ..product().out }, ..product() });
         not("a bias of another dtype", GemmParams { bias: Some((Dtype::F32, 1024)), ..product() });
-        assert!(Key::of(&GemmParams { bias: Some((Dtype::Bf16, 1024)), ..product() }).is_some());
+        assert!(MatmulKey::of(&GemmParams { bias: Some((Dtype::Bf16, 1024)), ..product() }).is_some());
     }
 }

@@ -1,62 +1,62 @@
-//! What holds for a thread while it calls the driver: its context, and what it may do while others capture.
+//! Per-thread driver state during a call: the current context and the capture mode.
 
 use super::{Context, Result, error::driver};
 use cudarc::driver::sys;
 use std::{marker::PhantomData, ptr::null_mut};
 
 impl Context {
-    /// Makes it this thread's context, until what is returned is dropped.
-    pub(super) fn enter(&self) -> Result<Current> {
+    /// Makes the context current in this thread until the guard is dropped.
+    pub(super) fn enter(&self) -> Result<CurrentContext> {
         let mut current = null_mut();
-        // SAFETY: there is a driver; the context lives as long as the process.
+        // SAFETY: the driver is loaded; the context lives as long as the process.
         unsafe {
             driver!(cuCtxGetCurrent(&mut current))?;
             if current != self.handle() {
                 driver!(cuCtxPushCurrent_v2(self.handle()))?;
             }
         }
-        Ok(Current { pushed: current != self.handle(), of_thread: PhantomData })
+        Ok(CurrentContext { pushed: current != self.handle(), not_send: PhantomData })
     }
 }
 
-/// While this lives, a thread has a context current.
+/// Guard: the context is current in this thread.
 #[derive(Debug)]
-pub(super) struct Current {
+pub(super) struct CurrentContext {
     pushed: bool,
-    /// Stacks of contexts belong to threads.
-    of_thread: PhantomData<*const ()>,
+    /// Context stacks are per thread.
+    not_send: PhantomData<*const ()>,
 }
 
-impl Drop for Current {
+impl Drop for CurrentContext {
     fn drop(&mut self) {
         if self.pushed {
             let mut popped = null_mut();
-            // SAFETY: takes off what `enter` put on. An error here has nobody to tell.
+            // SAFETY: pops the context that `enter` pushed. Errors are ignored: `Drop` cannot report them.
             let _ = unsafe { sys::cuCtxPopCurrent_v2(&mut popped) };
         }
     }
 }
 
-/// While this lives, the thread may do what would spoil a capture of another thread if it were part of it: ask events, allocate.
-/// It is no part of it (CUDA driver API, `cuThreadExchangeStreamCaptureMode`).
+/// Guard: relaxed capture mode. The thread may query events and allocate, which would otherwise invalidate a capture of another
+/// thread (CUDA driver API, `cuThreadExchangeStreamCaptureMode`). These calls are not captured.
 #[derive(Debug)]
-pub(super) struct Apart {
+pub(super) struct RelaxedCapture {
     before: sys::CUstreamCaptureMode,
-    of_thread: PhantomData<*const ()>,
+    not_send: PhantomData<*const ()>,
 }
 
-impl Apart {
+impl RelaxedCapture {
     pub(super) fn enter() -> Result<Self> {
         let mut before = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: exchanges the mode with that of the thread.
+        // SAFETY: exchanges the mode with that of this thread; `before` is valid.
         unsafe { driver!(cuThreadExchangeStreamCaptureMode(&mut before)) }?;
-        Ok(Self { before, of_thread: PhantomData })
+        Ok(Self { before, not_send: PhantomData })
     }
 }
 
-impl Drop for Apart {
+impl Drop for RelaxedCapture {
     fn drop(&mut self) {
-        // SAFETY: gives the thread its mode back. An error here has nobody to tell.
+        // SAFETY: restores the mode of this thread. Errors are ignored: `Drop` cannot report them.
         let _ = unsafe { sys::cuThreadExchangeStreamCaptureMode(&mut self.before) };
     }
 }

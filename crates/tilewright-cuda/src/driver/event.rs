@@ -1,15 +1,15 @@
-//! Events: places in the work of streams, to be waited for, or to be timed between.
+//! Events: markers in the work of a stream, to wait for or to time with.
 
 use super::{
-    Context, Error, ErrorKind, Result,
-    current::Apart,
-    error::{called, driver},
+    Context, DriverError, ErrorKind, Result,
+    current::RelaxedCapture,
+    error::{check_call, driver},
     handle::{Handle, optional},
 };
 use cudarc::driver::sys;
 use std::ptr::null_mut;
 
-/// A place in the work of a stream, once it is recorded ([`Stream::record`](super::Stream::record)).
+/// A marker in the work of a stream, set by [`Stream::record`](super::Stream::record).
 #[derive(Debug)]
 pub struct Event {
     context: Context,
@@ -18,18 +18,18 @@ pub struct Event {
 }
 
 impl Context {
-    /// An event that remembers no time, which makes it cheaper.
+    /// An event without timing, which is cheaper.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver fails.
     pub fn event(&self) -> Result<Event> {
         self.event_of(false)
     }
 
-    /// An event that remembers when it came.
+    /// An event with timing.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver fails.
     pub fn timing_event(&self) -> Result<Event> {
         self.event_of(true)
     }
@@ -50,53 +50,53 @@ pub(super) fn create(timing: bool) -> Result<Handle<sys::CUevent_st>> {
     Ok(Handle(handle))
 }
 
-/// Whether what an event of the current context remembers is done.
+/// Whether the work before an event of the current context is done.
 pub(super) fn is_done(event: Handle<sys::CUevent_st>) -> Result<bool> {
     // SAFETY: the event exists.
     match unsafe { sys::cuEventQuery(event.0) } {
         sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-        other => called("cuEventQuery", other).map(|()| true),
+        other => check_call("cuEventQuery", other).map(|()| true),
     }
 }
 
 impl Event {
-    /// Whether what it remembers is done; an event that was never recorded is.
+    /// Whether the work before it is done; true for an event that was never recorded.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub fn is_done(&self) -> Result<bool> {
         let _current = self.context.enter()?;
-        let _apart = Apart::enter()?;
+        let _relaxed = RelaxedCapture::enter()?;
         is_done(self.handle)
     }
 
-    /// Waits for what it remembers.
+    /// Waits for the work before it.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub fn synchronize(&self) -> Result<()> {
         let _current = self.context.enter()?;
-        let _apart = Apart::enter()?;
+        let _relaxed = RelaxedCapture::enter()?;
         // SAFETY: the event exists.
         unsafe { driver!(cuEventSynchronize(self.raw())) }
     }
 
-    /// Seconds from `start` to this, to half a microsecond. Both have to be done.
+    /// Seconds from `start` to this event, with a resolution of half a microsecond. Both must be done.
     ///
     /// # Errors
-    /// When one remembers no time, was never recorded, or is not done.
+    /// If one has no timing, was never recorded, or is not done.
     pub fn seconds_since(&self, start: &Self) -> Result<f64> {
         let call = "event.seconds_since";
         if !(self.timing && start.timing) {
-            return Err(Error::new(call, "both events have to remember times: Context::timing_event"));
+            return Err(DriverError::new(call, "both events have to remember times: Context::timing_event"));
         }
         let Some(elapsed) = optional().event_elapsed_time else {
-            return Err(Error::of(ErrorKind::Driver, call, "this driver has no cuEventElapsedTime"));
+            return Err(DriverError::of(ErrorKind::Driver, call, "this driver has no cuEventElapsedTime"));
         };
         let _current = self.context.enter()?;
         let mut milliseconds = 0.0;
-        // SAFETY: both events and the place exist.
-        called("cuEventElapsedTime", unsafe { elapsed(&mut milliseconds, start.raw(), self.raw()) })?;
+        // SAFETY: both events exist, and the output location is valid.
+        check_call("cuEventElapsedTime", unsafe { elapsed(&mut milliseconds, start.raw(), self.raw()) })?;
         Ok(f64::from(milliseconds) * 1e-3)
     }
 
@@ -113,7 +113,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if let Ok(_current) = self.context.enter() {
-            // SAFETY: created with it, and nobody else has it. An error here has nobody to tell.
+            // SAFETY: created with it and destroyed once. Errors are ignored: `Drop` cannot report them.
             let _ = unsafe { sys::cuEventDestroy_v2(self.handle.0) };
         }
     }

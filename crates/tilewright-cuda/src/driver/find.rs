@@ -1,23 +1,23 @@
-//! The way from a number to a GPU that can be worked with.
+//! Device lookup by ordinal, with checks of driver and GPU.
 
-use super::{Error, ErrorKind, Limits, Result, error::driver, limits::check_driver};
+use super::{DeviceProperties, DriverError, ErrorKind, Result, error::driver, properties::check_driver};
 use cudarc::driver::sys;
 
-/// A device that can be worked with.
-pub(super) fn find(ordinal: usize) -> Result<(sys::CUdevice, Limits)> {
-    let refused = |kind, why: String| Err(Error::of(kind, "context.open", why));
-    // SAFETY: asks the loader for a library, whose initialisers are the driver's own.
+/// A supported device.
+pub(super) fn find(ordinal: usize) -> Result<(sys::CUdevice, DeviceProperties)> {
+    let refused = |kind, why: String| Err(DriverError::of(kind, "context.open", why));
+    // SAFETY: loads a library by name; its initializers are the driver's.
     if !unsafe { sys::is_culib_present() } {
         let why = "there is no NVIDIA driver (libcuda.so or nvcuda.dll) on this machine";
         return refused(ErrorKind::NoDriver, why.into());
     }
     let (mut version, mut count, mut device) = (0, 0, 0);
-    // SAFETY: there is a driver; this may be called before it is initialised.
-    unsafe { driver!(cuDriverGetVersion(&mut version)) }.map_err(known)?;
+    // SAFETY: the driver is loaded; this function may be called before `cuInit`.
+    unsafe { driver!(cuDriverGetVersion(&mut version)) }.map_err(explain)?;
     check_driver(version)?;
-    // SAFETY: may be called any number of times.
-    unsafe { driver!(cuInit(0)) }.map_err(known)?;
-    // SAFETY: the driver is initialised.
+    // SAFETY: the driver is loaded; repeated calls are allowed.
+    unsafe { driver!(cuInit(0)) }.map_err(explain)?;
+    // SAFETY: the driver is initialized, and `count` is valid.
     unsafe { driver!(cuDeviceGetCount(&mut count)) }?;
     if count == 0 {
         return refused(ErrorKind::NoGpu, "the driver sees no GPU".into());
@@ -28,13 +28,13 @@ pub(super) fn find(ordinal: usize) -> Result<(sys::CUdevice, Limits)> {
             format!("GPU {ordinal} is not in 0..{count}, which the driver sees"),
         );
     };
-    // SAFETY: there are more devices than that.
+    // SAFETY: the ordinal is below the device count, and `device` is valid.
     unsafe { driver!(cuDeviceGet(&mut device, number)) }?;
-    Ok((device, Limits::of(device, version)?.check(ordinal)?))
+    Ok((device, DeviceProperties::of(device, version)?.check(ordinal)?))
 }
 
-/// Errors that mean something to a caller, by their codes; others are the driver's.
-fn known(error: Error) -> Error {
+/// Adds a kind and an explanation to errors with a explain cause.
+fn explain(error: DriverError) -> DriverError {
     match error.code() {
         Some(34) => error.within("context.open").with(
             ErrorKind::NoDriver,
@@ -47,11 +47,11 @@ fn known(error: Error) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use super::{ErrorKind, known};
-    use crate::driver::Error;
+    use super::{ErrorKind, explain};
+    use crate::driver::DriverError;
 
     #[test]
-    fn what_the_driver_says_of_missing_things_is_told_apart() {
+    fn missing_drivers_and_devices_are_distinguished() {
         for (code, kind, expected) in [
             (
                 34,
@@ -63,7 +63,7 @@ mod tests {
         ] {
             let name =
                 expected.split(": ").last().and_then(|text| text.split(';').next()).unwrap_or_default();
-            let error = known(Error::numbered("cuInit", code, name.into()));
+            let error = explain(DriverError::numbered("cuInit", code, name.into()));
             assert_eq!(error.kind(), kind);
             assert!(error.to_string().starts_with(expected), "{error}");
         }

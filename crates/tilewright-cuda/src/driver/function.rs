@@ -1,20 +1,21 @@
-//! Kernels on the device: what they are, and what they take.
+//! Loaded kernels: resources and parameters.
 
 use super::{
-    Context, Error, ErrorKind, Result, error::driver, handle::Handle, module::Module, signature::Signature,
+    Context, DriverError, ErrorKind, Result, error::driver, handle::Handle, module::Module,
+    signature::Signature,
 };
 use cudarc::driver::sys;
 use std::sync::Arc;
 use tilewright_ptx::ir::Kernel;
 
-/// A kernel on the device. Clones are the same; the last one gives its machine code back.
+/// A loaded kernel. Clones share it; the last one unloads its machine code.
 #[derive(Debug, Clone)]
 pub struct Function {
-    inner: Arc<Inner>,
+    inner: Arc<FunctionInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct FunctionInner {
     name: String,
     module: Arc<Module>,
     handle: Handle<sys::CUfunc_st>,
@@ -22,33 +23,33 @@ struct Inner {
     signature: Option<Signature>,
 }
 
-/// What a kernel takes of an SM.
+/// Resources of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resources {
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of a thread in local memory: registers that were spilled, and arrays.
+    /// Bytes of local memory per thread: spilled registers and arrays.
     pub local: u32,
-    /// Bytes of shared memory of a CTA that the machine code names itself; what is dynamic comes on top.
+    /// Bytes of static shared memory per CTA.
     pub shared: u32,
-    /// The most threads of a CTA.
+    /// Maximum number of threads per CTA.
     pub threads: u32,
 }
 
 impl Function {
-    /// Of a module that has been loaded.
+    /// A function of a loaded module.
     pub(super) fn new(name: &str, module: Arc<Module>, function: sys::CUfunction) -> Result<Self> {
         let (name, handle, resources) = (name.to_owned(), Handle(function), Resources::of(function)?);
-        Ok(Self { inner: Arc::new(Inner { name, module, handle, resources, signature: None }) })
+        Ok(Self { inner: Arc::new(FunctionInner { name, module, handle, resources, signature: None }) })
     }
 
-    /// The same with what `kernel`, of which its machine code was made, says of arguments, threads, clusters and shared memory.
+    /// Same, with the parameters, threads, clusters and shared memory of `kernel`, from which the machine code was made.
     ///
     /// # Errors
-    /// When the machine code is another kernel's, as far as it shows; when the GPU has too little shared memory.
+    /// If the machine code is detectably that of another kernel; if the GPU has too little shared memory.
     pub fn of_kernel(&self, kernel: &Kernel) -> Result<Self> {
         let _current = self.context().enter()?;
-        let refused = |why| Error::of(ErrorKind::Kernel, format!("kernel {}", kernel.name), why);
+        let refused = |why| DriverError::of(ErrorKind::Kernel, format!("kernel {}", kernel.name), why);
         if kernel.name != self.name() {
             return Err(refused(format!("its machine code is of kernel {}", self.name())));
         }
@@ -62,19 +63,25 @@ impl Function {
         let signature = Signature::of(kernel);
         signature.check(self.raw()).map_err(refused)?;
         let (shared, of_code) = (signature.shared as usize, self.resources().shared as usize);
-        let limits = self.context().limits();
-        if shared + of_code > limits.shared_of_cta {
-            let (asked, most) = (shared + of_code, limits.shared_of_cta);
+        let properties = self.context().properties();
+        if shared + of_code > properties.shared_per_cta {
+            let (requested, most) = (shared + of_code, properties.shared_per_cta);
             return Err(refused(format!(
-                "a CTA of it has {asked} bytes of shared memory; {} gives {most}",
-                limits.name
+                "a CTA of it has {requested} bytes of shared memory; {} gives {most}",
+                properties.name
             )));
         }
         signature.prepare(self.raw())?;
-        let Inner { name, module, handle, resources, .. } = &*self.inner;
+        let FunctionInner { name, module, handle, resources, .. } = &*self.inner;
         let (name, module, signature) = (name.clone(), module.clone(), Some(signature));
         Ok(Self {
-            inner: Arc::new(Inner { name, module, handle: *handle, resources: *resources, signature }),
+            inner: Arc::new(FunctionInner {
+                name,
+                module,
+                handle: *handle,
+                resources: *resources,
+                signature,
+            }),
         })
     }
 
@@ -83,20 +90,20 @@ impl Function {
         &self.inner.name
     }
 
-    /// What it takes.
+    /// Its resources.
     pub fn resources(&self) -> Resources {
         self.inner.resources
     }
 
-    /// How many of its CTAs an SM holds at once.
+    /// Occupancy: resident CTAs per SM.
     ///
     /// # Errors
-    /// When its kernel is not known.
-    pub fn ctas_of_sm(&self) -> Result<u32> {
+    /// If its kernel is unknown.
+    pub fn ctas_per_sm(&self) -> Result<u32> {
         let signature = self.signature()?;
         let _current = self.context().enter()?;
         let mut ctas = 0;
-        // SAFETY: the function exists, and the place does.
+        // SAFETY: the function exists, and `ctas` is valid.
         unsafe {
             driver!(cuOccupancyMaxActiveBlocksPerMultiprocessor(
                 &mut ctas,
@@ -124,7 +131,7 @@ impl Function {
     pub(super) fn signature(&self) -> Result<&Signature> {
         self.inner.signature.as_ref().ok_or_else(|| {
             let why = "it is not known what its arguments are: Function::of_kernel says it";
-            Error::new(format!("kernel {}", self.name()), why)
+            DriverError::new(format!("kernel {}", self.name()), why)
         })
     }
 }
@@ -137,7 +144,7 @@ impl Resources {
         };
         let attribute = |attribute| {
             let mut value = 0;
-            // SAFETY: the function exists, and the place does.
+            // SAFETY: the function exists, and `value` is valid.
             unsafe { driver!(cuFuncGetAttribute(&mut value, attribute, function)) }?;
             Ok(value.cast_unsigned())
         };

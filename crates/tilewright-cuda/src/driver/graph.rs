@@ -1,16 +1,17 @@
-//! Graphs: work of a stream, recorded once and launched as a whole.
+//! CUDA graphs: captured work that is launched as a whole.
 //!
-//! What a graph needs beyond the memory whose addresses it was given, it keeps alive: machine code of kernels, bytes of writes.
+//! A graph retains the machine code of its kernels and the bytes of its writes. The caller must keep the device memory alive that
+//! it addresses.
 
 use super::{
-    Context, Error, Result, Stream,
+    Context, DriverError, Result, Stream,
     error::driver,
     handle::{Handle, lock},
 };
 use cudarc::driver::sys;
 use std::{ptr::null_mut, sync::Mutex};
 
-/// Recorded work.
+/// Captured work.
 #[derive(Debug)]
 pub struct Graph {
     context: Context,
@@ -18,33 +19,33 @@ pub struct Graph {
     nodes: usize,
 }
 
-/// A graph that can be launched, as often as one likes.
+/// An instantiated graph, which can be launched any number of times.
 #[derive(Debug)]
 pub struct Executable {
-    /// By one thread at once (CUDA driver API: graphs "are not internally synchronized").
+    /// Locked, because graphs "are not internally synchronized" (CUDA driver API).
     handle: Mutex<Handle<sys::CUgraphExec_st>>,
     graph: Graph,
 }
 
 impl Graph {
-    /// What a capture made; it is current, and the graph is ours.
+    /// Takes ownership of a captured graph. The context is current.
     pub(super) fn new(context: &Context, graph: sys::CUgraph) -> Result<Self> {
-        // dropped if what follows fails
+        // owned from here on, so that an early return destroys it
         let mut graph = Self { context: context.clone(), handle: Handle(graph), nodes: 0 };
-        // SAFETY: the graph exists; without room for nodes it is only their number that is written.
+        // SAFETY: the graph exists; with a null array the driver writes only the number of nodes.
         unsafe { driver!(cuGraphGetNodes(graph.handle.0, null_mut(), &mut graph.nodes)) }?;
         Ok(graph)
     }
 
-    /// How many nodes it has: launches, copies, fills.
+    /// Number of nodes: launches, copies, fills.
     pub fn num_nodes(&self) -> usize {
         self.nodes
     }
 
-    /// Makes it fit to be launched.
+    /// Instantiates the graph for launches.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver fails.
     pub fn instantiate(self) -> Result<Executable> {
         let mut handle = null_mut();
         {
@@ -57,26 +58,26 @@ impl Graph {
 }
 
 impl Executable {
-    /// Has `stream` do the work, behind what it was asked for up to now.
+    /// Launches the graph in stream order.
     ///
     /// # Errors
-    /// When the stream belongs to another GPU; when the driver refuses.
+    /// If the stream belongs to another GPU; if the driver fails.
     pub fn launch(&self, stream: &Stream) -> Result<()> {
         stream.same_gpu("graph.launch", "the graph", &self.graph.context)?;
         let _current = self.graph.context.enter()?;
         let handle = lock(&self.handle);
-        // SAFETY: both exist, and no other thread has the graph.
+        // SAFETY: graph and stream exist, and the lock excludes other threads from the graph.
         unsafe { driver!(cuGraphLaunch(handle.0, stream.raw())) }
     }
 
-    /// Becomes `newer`: the same work in the same order, with other arguments, grids or addresses. Cheaper than making that one fit
-    /// to be launched. Launches that are under way are not touched.
+    /// Replaces the graph by `newer`, which has the same topology with other arguments, grids or addresses. Cheaper than
+    /// [`Graph::instantiate`]. Launches in flight are not affected.
     ///
     /// # Errors
-    /// When the work is another; then this is as it was.
+    /// If the topology differs; this graph is unchanged then.
     pub fn update(&mut self, newer: Graph) -> Result<()> {
         if !newer.context.is(&self.graph.context) {
-            return Err(Error::new("graph.update", "the newer graph belongs to another GPU"));
+            return Err(DriverError::new("graph.update", "the newer graph belongs to another GPU"));
         }
         {
             let _current = self.graph.context.enter()?;
@@ -86,7 +87,7 @@ impl Executable {
                 errorNode: null_mut(),
                 errorFromNode: null_mut(),
             };
-            // SAFETY: both graphs and the place exist.
+            // SAFETY: both graphs exist, and `info` is valid.
             unsafe { driver!(cuGraphExecUpdate_v2(handle.0, newer.handle.0, &mut info)) }.map_err(
                 |error| {
                     let why = format!(
@@ -102,7 +103,7 @@ impl Executable {
         Ok(())
     }
 
-    /// How many nodes it has.
+    /// Number of nodes.
     pub fn num_nodes(&self) -> usize {
         self.graph.nodes
     }
@@ -111,17 +112,18 @@ impl Executable {
 impl Drop for Graph {
     fn drop(&mut self) {
         if let Ok(_current) = self.context.enter() {
-            // SAFETY: it is ours. An error here has nobody to tell.
+            // SAFETY: owned by this value and destroyed once. Errors are ignored: `Drop` cannot report them.
             let _ = unsafe { sys::cuGraphDestroy(self.handle.0) };
         }
-        self.context.sweep();
+        self.context.free_deferred();
     }
 }
 
 impl Drop for Executable {
     fn drop(&mut self) {
         if let Ok(_current) = self.graph.context.enter() {
-            // SAFETY: it is ours; launches that are under way end. An error here has nobody to tell.
+            // SAFETY: owned by this value and destroyed once; launches in flight complete. Errors are ignored: `Drop` cannot
+            // report them.
             let _ = unsafe { sys::cuGraphExecDestroy(lock(&self.handle).0) };
         }
     }

@@ -1,4 +1,4 @@
-//! Pointers of the driver, and functions that its tables in cudarc lack.
+//! Driver handles, and driver functions that are missing in cudarc's tables.
 
 use cudarc::driver::sys;
 use std::{
@@ -6,13 +6,13 @@ use std::{
     sync::{Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-/// A pointer to what belongs to the driver, or to memory that only its holder touches.
+/// A handle of the driver, or a pointer to memory that only its owner accesses.
 pub(super) struct Handle<T>(pub(super) *mut T);
 
-// SAFETY: "any thread may use a context that is current to it", and all that belongs to it (CUDA driver API, "Context
-// Management"); what is not safe to be used by two threads at once, executable graphs, stands behind a lock.
+// SAFETY: "any thread may use a context that is current to it", and all objects of it (CUDA driver API, "Context Management").
+// Executable graphs, which two threads must not use at once, are in a mutex.
 unsafe impl<T> Send for Handle<T> {}
-// SAFETY: as above.
+// SAFETY: as for `Send`: shared use is allowed by the driver for all handles except executable graphs, which are in a mutex.
 unsafe impl<T> Sync for Handle<T> {}
 
 impl<T> Clone for Handle<T> {
@@ -29,16 +29,16 @@ impl<T> fmt::Debug for Handle<T> {
     }
 }
 
-/// The lock, whoever panicked while holding it: what stands behind locks here is whole between any two statements.
+/// Locks a mutex and ignores poisoning: each mutex of this module protects data that is consistent between any two statements.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `cuEventElapsedTime`: every driver has it; cudarc's table has it or its second version, by what it was built for.
+/// `cuEventElapsedTime`: exported by every driver; cudarc's table has this or the second version, depending on its build.
 pub(super) type EventElapsedTime =
     unsafe extern "C" fn(*mut f32, sys::CUevent, sys::CUevent) -> sys::CUresult;
 
-/// `cuStreamGetCaptureInfo_v2`, of which the same is true.
+/// `cuStreamGetCaptureInfo_v2`; same reason.
 pub(super) type StreamGetCaptureInfo = unsafe extern "C" fn(
     sys::CUstream,
     *mut sys::CUstreamCaptureStatus,
@@ -48,25 +48,25 @@ pub(super) type StreamGetCaptureInfo = unsafe extern "C" fn(
     *mut usize,
 ) -> sys::CUresult;
 
-/// `cuFuncGetParamInfo`, which drivers have since CUDA 12.4.
+/// `cuFuncGetParamInfo`, exported since CUDA 12.4.
 pub(super) type FuncGetParamInfo =
     unsafe extern "C" fn(sys::CUfunction, usize, *mut usize, *mut usize) -> sys::CUresult;
 
-/// Functions that may be missing.
-pub(super) struct Optional {
+/// Driver functions that may be missing.
+pub(super) struct OptionalFunctions {
     pub(super) event_elapsed_time: Option<EventElapsedTime>,
     pub(super) stream_get_capture_info: Option<StreamGetCaptureInfo>,
     pub(super) func_get_param_info: Option<FuncGetParamInfo>,
 }
 
-/// Those of this machine's driver, which has to be there.
-pub(super) fn optional() -> &'static Optional {
-    static FOUND: OnceLock<Optional> = OnceLock::new();
+/// The optional functions of the loaded driver.
+pub(super) fn optional() -> &'static OptionalFunctions {
+    static FOUND: OnceLock<OptionalFunctions> = OnceLock::new();
     FOUND.get_or_init(|| {
-        // SAFETY: there is a driver, or nobody would have a context; each name has the type that cuda.h declares for it.
+        // SAFETY: the driver is loaded, because callers have a context; each type is the one that cuda.h declares for the name.
         unsafe {
             let library = sys::culib();
-            Optional {
+            OptionalFunctions {
                 event_elapsed_time: library.get(b"cuEventElapsedTime\0").ok().map(|symbol| *symbol),
                 stream_get_capture_info: library
                     .get(b"cuStreamGetCaptureInfo_v2\0")

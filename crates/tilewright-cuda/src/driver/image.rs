@@ -1,6 +1,6 @@
-//! Whether machine code is whole: the driver is told where it begins, but not where it ends.
+//! Bounds check of ELF images: the driver gets the start of an image but not its length.
 
-/// What is wrong with an ELF file for a GPU, if anything: a header or a part that lies beyond its end, another machine.
+/// Checks that an ELF file is for a GPU and that all headers, segments and sections are within it.
 ///
 /// (ELF-64, "ELF Header", "Section Header", "Program Header"; `EM_CUDA` is 190.)
 pub(super) fn check(image: &[u8]) -> Result<(), String> {
@@ -17,7 +17,7 @@ pub(super) fn check(image: &[u8]) -> Result<(), String> {
     if machine != 190 {
         return Err(format!("it is for machine {machine}; GPUs are 190"));
     }
-    // (where, bytes of one, how many; where one has its offset and size)
+    // (offset of the table, bytes per entry, number of entries; offset and size fields within an entry)
     let segments = (number(32, 8), number(54, 2), number(56, 2), [8, 32]);
     let sections = (number(40, 8), number(58, 2), number(60, 2), [24, 32]);
     for (begin, bytes, count, [offset, size]) in [segments, sections] {
@@ -26,7 +26,7 @@ pub(super) fn check(image: &[u8]) -> Result<(), String> {
             return Err(cut());
         }
         for at in (0..count).map(|i| begin.saturating_add(i * bytes)) {
-            // a section without bytes in the file (NOBITS) has an offset, but ends nowhere
+            // a NOBITS section has an offset but no bytes in the file
             let empty = offset == 24 && number(at.saturating_add(4), 4) == Some(8);
             let start = number(at.saturating_add(offset), 8).ok_or_else(cut)?;
             let len = number(at.saturating_add(size), 8).ok_or_else(cut)?;
@@ -46,7 +46,7 @@ pub(super) fn check(image: &[u8]) -> Result<(), String> {
 mod tests {
     use super::check;
 
-    /// An ELF file with one section of 16 bytes behind its header.
+    /// An ELF file with one section of 16 bytes after its header.
     fn image() -> Vec<u8> {
         let mut image = vec![0; 64 + 16 + 64];
         image[..6].copy_from_slice(b"\x7fELF\x02\x01");
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_foreign_is_refused() {
+    fn truncated_or_foreign_images_are_rejected() {
         assert_eq!(check(&image()), Ok(()));
         for len in 0..image().len() {
             assert!(check(&image()[..len]).is_err(), "{len} bytes");

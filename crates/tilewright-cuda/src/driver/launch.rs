@@ -1,32 +1,34 @@
-//! Launches: a grid of a kernel, in the order of a stream.
+//! Kernel launches on a stream.
 
-use super::{Function, Result, Stream, args::with_args, error::driver, keep::Kept, signature::Signature};
+use super::{
+    Function, Result, Stream, args::with_args, error::driver, retain::Retained, signature::Signature,
+};
 use cudarc::driver::sys;
 use std::{ffi::c_char, ptr::null_mut};
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
 impl Stream {
-    /// Has the driver make machine code of a kernel, each time anew: [`Context::load`](super::Context::load).
+    /// Loads a kernel without a cache: [`Context::load`](super::Context::load).
     ///
     /// # Errors
-    /// When the GPU lacks an instruction of it; when the assembler refuses it, with all that it says.
+    /// If the GPU lacks an instruction; if the assembler rejects the kernel; the error contains the whole log.
     pub fn load(&self, kernel: &Kernel) -> Result<Function> {
         self.context().load(kernel)
     }
 
-    /// Launches a grid behind the work that was asked for up to now. Addresses among the arguments have to be those that the
-    /// kernel expects: it reads and writes there.
+    /// Launches a grid in stream order. The kernel reads and writes at the addresses among the arguments, so these must be valid
+    /// for it.
     ///
     /// # Errors
-    /// When arguments or grid are not what the kernel takes, with nothing launched; when the driver refuses.
+    /// If arguments or grid do not match the kernel, with nothing launched; if the driver rejects the launch.
     pub fn launch(&self, function: &Function, grid: [u32; 3], args: &[Arg]) -> Result<()> {
         self.launch_kernel(function, grid, args, false)
     }
 
-    /// The same, but it may begin while the kernel before it on the stream still runs, as far as that lets it
-    /// (`griddepcontrol.launch_dependents`): programmatic dependent launch. A kernel that does not wait for what it depends on
-    /// (`griddepcontrol.wait`) would read what is not yet written; it is launched as by [`launch`](Self::launch), and so are all
-    /// on GPUs before Hopper, and in graphs of drivers before CUDA 12.3.
+    /// Same, as a programmatic dependent launch: the kernel may start while its predecessor on the stream still runs, after that
+    /// has executed `griddepcontrol.launch_dependents`. A kernel without `griddepcontrol.wait` would race with its predecessor,
+    /// so it is launched as by [`launch`](Self::launch). So are all kernels before Hopper, and in graphs of drivers before CUDA
+    /// 12.3.
     ///
     /// # Errors
     /// As [`launch`](Self::launch).
@@ -44,13 +46,13 @@ impl Stream {
         let signature = function.signature()?;
         signature.check_launch(function.name(), grid, args)?;
         self.same_gpu("stream.launch", "the kernel", function.context())?;
-        let (_current, limits) = (self.context().enter()?, self.context().limits());
+        let (_current, properties) = (self.context().enter()?, self.context().properties());
         let graph = self.captured_graph()?;
-        // graphs have had such edges since CUDA 12.3
-        let possible = limits.arch >= 90 && (graph.is_none() || limits.driver >= 12_030);
+        // graphs support programmatic edges since CUDA 12.3
+        let possible = properties.arch >= 90 && (graph.is_none() || properties.driver >= 12_030);
         let dependent = dependent && signature.waits && possible;
         let mut attributes = [cluster(signature.cluster), programmatic()];
-        // those that are not asked for stand before or behind the others
+        // a contiguous range of the two attributes is passed
         let (first, count) = match (signature.cluster > 1, dependent) {
             (true, dependent) => (0, 1 + u32::from(dependent)),
             (false, dependent) => (1, u32::from(dependent)),
@@ -68,10 +70,11 @@ impl Stream {
             numAttrs: count,
         };
         if let Some(graph) = graph {
-            self.context().keep(graph, Kept::Module(function.module().clone()))?;
+            self.context().retain(graph, Retained::Module(function.module().clone()))?;
         }
         with_args(args, |params| {
-            // SAFETY: there are as many parameters as the kernel has, each of its size; they live until the call returns.
+            // SAFETY: there is one pointer per parameter, to a value of its size; `check_launch` verified both. They live during
+            // the call.
             unsafe { driver!(cuLaunchKernelEx(&raw const config, function.raw(), params, null_mut())) }
         })
         .map_err(|error| {
@@ -81,11 +84,11 @@ impl Stream {
 }
 
 impl Function {
-    /// How many clusters of it the GPU holds at once.
+    /// Occupancy: resident clusters on the whole GPU.
     ///
     /// # Errors
-    /// When its kernel is not known, or has no clusters.
-    pub fn clusters_of_gpu(&self) -> Result<u32> {
+    /// If its kernel is unknown, or has no clusters.
+    pub fn clusters_per_gpu(&self) -> Result<u32> {
         let signature: &Signature = self.signature()?;
         let mut attributes = [cluster(signature.cluster)];
         let config = sys::CUlaunchConfig {
@@ -102,7 +105,7 @@ impl Function {
         };
         let _current = self.context().enter()?;
         let mut clusters = 0;
-        // SAFETY: the function exists, and the place does.
+        // SAFETY: the function exists, and `clusters` is valid.
         unsafe { driver!(cuOccupancyMaxActiveClusters(&mut clusters, self.raw(), &raw const config)) }?;
         Ok(clusters.cast_unsigned())
     }

@@ -1,12 +1,12 @@
-//! What the assembler in the driver is told, and where it writes what it has to say.
+//! JIT options and log buffers of the driver's assembler.
 
 use cudarc::driver::sys;
 use std::{ffi::c_void, ptr::without_provenance_mut};
 
-/// Bytes for what the assembler has to say, errors and the rest each.
+/// Size of each log buffer, one for errors and one for other messages.
 const LOG: usize = 64 << 10;
 
-/// What the assembler is told, and where it writes.
+/// Log buffers that the driver writes to.
 pub(super) struct Log {
     errors: Vec<u8>,
     rest: Vec<u8>,
@@ -17,7 +17,7 @@ impl Log {
         Self { errors: vec![0; LOG], rest: vec![0; LOG] }
     }
 
-    /// Options with their values; the buffers have to live as long as they are used.
+    /// Options and their values. The buffers must outlive the driver's use of them.
     pub(super) fn options(&mut self) -> (Vec<sys::CUjit_option>, Vec<*mut c_void>) {
         use sys::CUjit_option::{
             CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES, CU_JIT_INFO_LOG_BUFFER,
@@ -30,7 +30,7 @@ impl Log {
             CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES,
             CU_JIT_LOG_VERBOSE,
         ];
-        // numbers are handed over as pointers
+        // the driver takes integers in pointer-sized values
         let size = without_provenance_mut(LOG);
         let (errors, rest) = (self.errors.as_mut_ptr().cast(), self.rest.as_mut_ptr().cast());
         (options, vec![errors, size, rest, size, without_provenance_mut(1)])
@@ -40,7 +40,7 @@ impl Log {
         shown(&self.errors)
     }
 
-    /// Registers and spilled bytes; warnings.
+    /// Register counts, spilled bytes and warnings.
     pub(super) fn rest(&self) -> String {
         shown(&self.rest)
     }

@@ -1,16 +1,15 @@
-//! Memory of the device: had and given back in the order of a stream.
+//! Stream-ordered device memory.
 
-use super::{Error, ErrorKind, Result, Stream, current::Apart, error::driver, handle::Handle};
+use super::{DriverError, ErrorKind, Result, Stream, current::RelaxedCapture, error::driver, handle::Handle};
 use cudarc::driver::sys;
 use std::{ffi::c_void, ptr::null_mut};
 
-/// Bytes that were given back and stay with the pool when somebody waits for the device. The driver's own pool keeps none: taking
-/// some kilobytes after each step of a model, and giving them back, costs 50 us there (H200, driver 580), and 2 us here. More goes
-/// back to the device, where other libraries find it.
-const KEPT: u64 = 256 << 20;
+/// Release threshold of the pool: freed bytes that it keeps at a synchronization. The driver's default pool keeps none.
+/// Allocating and freeing some kilobytes per step of a model costs 50 us with it and 2 us with this pool (H200, driver 580).
+/// Memory above the threshold returns to the device, for other libraries.
+const RELEASE_THRESHOLD: u64 = 256 << 20;
 
-/// Memory of the device. When it is dropped it is given back behind the work that its stream was asked for until then; other
-/// streams that use it have to be waited for first.
+/// Device memory. Dropping it frees it in the order of its stream; work of other streams on it must be synchronized first.
 #[derive(Debug)]
 pub struct Memory {
     address: u64,
@@ -19,31 +18,31 @@ pub struct Memory {
 }
 
 impl Stream {
-    /// So many bytes, which hold anything, for work that this stream is asked for from now on. Aligned to 256 bytes at least;
-    /// for none there is an address, too.
+    /// Allocates uninitialized memory for later work of this stream, aligned to at least 256 bytes. An allocation of 0 bytes has
+    /// an address too.
     ///
     /// # Errors
-    /// When there is too little memory, with what was asked for and what is free; while the stream is being captured. Nothing
-    /// waits, unless memory seems to be short: then for what the stream has still to give back.
+    /// If there is too little memory, with the requested and the free bytes; during a capture. The call does not block, except to
+    /// wait for pending frees of the stream if memory is short.
     pub fn allocate(&self, bytes: usize) -> Result<Memory> {
         let call = "memory.allocate";
         if self.is_captured()? {
-            let why = "the stream is being captured: what a graph works on has to be allocated before it is captured";
-            return Err(Error::new(call, why));
+            let why = "the stream is being captured: what a graph works on has to be allocate_once before it is captured";
+            return Err(DriverError::new(call, why));
         }
-        if bytes > self.context().limits().memory {
+        if bytes > self.context().properties().memory {
             let why = format!("there is not so much memory{}", self.shortage(bytes));
-            return Err(Error::of(ErrorKind::OutOfMemory, call, why));
+            return Err(DriverError::of(ErrorKind::OutOfMemory, call, why));
         }
-        self.context().sweep();
-        self.give_back_late();
+        self.context().free_deferred();
+        self.free_pending();
         let _current = self.context().enter()?;
-        let _apart = Apart::enter()?;
-        let address = match self.allocated(bytes) {
+        let _relaxed = RelaxedCapture::enter()?;
+        let address = match self.allocate_once(bytes) {
             Err(error) if error.kind() == ErrorKind::OutOfMemory => {
                 // SAFETY: the stream exists.
                 unsafe { driver!(cuStreamSynchronize(self.raw())) }?;
-                self.allocated(bytes)
+                self.allocate_once(bytes)
             }
             outcome => outcome,
         };
@@ -54,7 +53,7 @@ impl Stream {
         Ok(Memory { address, bytes, stream: self.clone() })
     }
 
-    fn allocated(&self, bytes: usize) -> Result<u64> {
+    fn allocate_once(&self, bytes: usize) -> Result<u64> {
         let mut address = 0;
         let bytes = bytes.max(1);
         // SAFETY: a context is current, and the stream belongs to it.
@@ -68,12 +67,12 @@ impl Stream {
     }
 
     fn shortage(&self, bytes: usize) -> String {
-        let (context, limits) = (self.context(), self.context().limits());
+        let (context, properties) = (self.context(), self.context().properties());
         let free = match context.free_memory() {
             Ok((free, total)) => format!("{free} of {total} are free"),
-            Err(_) => format!("it has {}", limits.memory),
+            Err(_) => format!("it has {}", properties.memory),
         };
-        format!("; {bytes} bytes were asked for, {free} on GPU {} ({})", context.ordinal(), limits.name)
+        format!("; {bytes} bytes were asked for, {free} on GPU {} ({})", context.ordinal(), properties.name)
     }
 }
 
@@ -83,12 +82,12 @@ impl Memory {
         self.address
     }
 
-    /// How many bytes were asked for.
+    /// The requested size in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The stream in whose order it is given back.
+    /// The stream that frees it.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }
@@ -96,16 +95,16 @@ impl Memory {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.stream.give_back(self.address);
+        self.stream.free(self.address);
     }
 }
 
-/// `CUmemPoolProps` as all drivers read it (CUDA driver API, "Stream Ordered Memory Allocator"); that of cudarc has other fields for
-/// each toolkit.
+/// `CUmemPoolProps` in the layout that all drivers read (CUDA driver API, "Stream Ordered Memory Allocator"). The fields of
+/// cudarc's type depend on the toolkit.
 #[repr(C)]
-struct Properties {
+struct PoolProperties {
     allocation: sys::CUmemAllocationType,
-    /// 0: no other process gets at it.
+    /// 0: not shareable with other processes.
     handles: u32,
     location: sys::CUmemLocationType,
     device: sys::CUdevice,
@@ -113,11 +112,11 @@ struct Properties {
     reserved: [u8; 64],
 }
 
-/// A pool of a device's memory, of our own: what is set here concerns no other library of the process. It stays until the process
-/// ends.
+/// Creates a memory pool of our own, so that its settings do not affect other libraries of the process. It lives until the
+/// process ends.
 pub(super) fn pool(device: sys::CUdevice) -> Result<Handle<sys::CUmemPoolHandle_st>> {
-    let (mut pool, mut kept) = (null_mut(), KEPT);
-    let wanted = Properties {
+    let (mut pool, mut threshold) = (null_mut(), RELEASE_THRESHOLD);
+    let properties = PoolProperties {
         allocation: sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
         handles: 0,
         location: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
@@ -125,11 +124,11 @@ pub(super) fn pool(device: sys::CUdevice) -> Result<Handle<sys::CUmemPoolHandle_
         security: null_mut(),
         reserved: [0; 64],
     };
-    let threshold = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
-    // SAFETY: the device exists, and all that the driver reads and writes; the attribute is a number of 64 bits.
+    let attribute = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
+    // SAFETY: the device exists, and all pointers are valid; the attribute is a 64-bit integer.
     unsafe {
-        driver!(cuMemPoolCreate(&mut pool, (&raw const wanted).cast()))?;
-        driver!(cuMemPoolSetAttribute(pool, threshold, (&raw mut kept).cast()))?;
+        driver!(cuMemPoolCreate(&mut pool, (&raw const properties).cast()))?;
+        driver!(cuMemPoolSetAttribute(pool, attribute, (&raw mut threshold).cast()))?;
     }
     Ok(Handle(pool))
 }

@@ -1,22 +1,22 @@
-//! The driver, called through tables that are loaded at run time.
+//! Safe wrappers of the driver API, whose functions are loaded at run time.
 //!
 //! | | |
 //! |---|---|
-//! | [`Context`], [`Limits`] | a GPU, by the primary context that all libraries of a process share; what it has |
-//! | [`Stream`], [`Event`], [`Stopwatch`] | work in order, own or the caller's; places in it; times between them |
-//! | [`Memory`], [`Buffer`] | memory in the order of a stream; with a type |
-//! | [`assemble`], [`load`], [`Function`] | PTX to machine code; machine code to a kernel that can be launched |
-//! | `Products` | cuBLASLt, where there is one |
-//! | [`Graph`], [`Executable`] | work that is recorded once and launched as a whole |
+//! | [`Context`], [`DeviceProperties`] | a GPU with its primary context, shared by all libraries of a process; its properties |
+//! | [`Stream`], [`Event`], [`Stopwatch`] | streams of our own or the caller's; events; timing |
+//! | [`Memory`], [`Buffer`] | stream-ordered memory; typed memory |
+//! | [`assemble`], [`load`], [`Function`] | PTX to machine code; machine code to a kernel |
+//! | `CublasLt` | cuBLASLt, if available |
+//! | [`Graph`], [`Executable`] | captured work that is launched as a whole |
 //!
-//! Whatever a thread's current context was before a call, it is afterwards. Nothing waits but what says so. Arguments are checked
-//! before anything is launched, so that an error leaves the context as it was.
+//! Each call restores the thread's current context. Calls do not block unless documented. Arguments are checked before a launch,
+//! so an argument error leaves the context usable.
 
 mod args;
 mod assemble;
 mod buffer;
 mod capture;
-mod captured;
+mod capture_status;
 mod context;
 mod cublaslt;
 mod current;
@@ -27,14 +27,14 @@ mod function;
 mod graph;
 mod handle;
 mod image;
-mod keep;
 mod launch;
-mod limits;
 mod load;
 mod log;
 mod memory;
 mod module;
 mod pointer;
+mod properties;
+mod retain;
 mod signature;
 mod staging;
 mod stopwatch;
@@ -45,17 +45,17 @@ mod tests;
 mod transfer;
 
 pub(crate) use assemble::loadable;
-pub use assemble::{Assembled, assemble, assemble_with_log};
+pub use assemble::{AssembledKernel, assemble, assemble_with_log};
 pub use buffer::Buffer;
 pub use capture::Capture;
 pub use context::Context;
-pub(crate) use cublaslt::Products;
-pub use error::{Error, ErrorKind, Result};
+pub(crate) use cublaslt::CublasLt;
+pub use error::{DriverError, ErrorKind, Result};
 pub use event::Event;
 pub use function::{Function, Resources};
 pub use graph::{Executable, Graph};
-pub use limits::Limits;
 pub use load::load;
 pub use memory::Memory;
+pub use properties::DeviceProperties;
 pub use stopwatch::Stopwatch;
 pub use stream::Stream;

@@ -1,6 +1,6 @@
-//! A module: machine code that is loaded into a context, until its last kernel and the last graph that launches one is gone.
+//! Modules: loaded machine code, unloaded after the last kernel and graph that use it.
 
-use super::{Context, current::Apart, handle::Handle};
+use super::{Context, current::RelaxedCapture, handle::Handle};
 use cudarc::driver::sys;
 
 #[derive(Debug)]
@@ -26,8 +26,8 @@ impl Module {
 impl Drop for Module {
     fn drop(&mut self) {
         let Ok(_current) = self.context.enter() else { return };
-        let Ok(_apart) = Apart::enter() else { return };
-        // SAFETY: loaded by `load`, and nobody else has it. An error here has nobody to tell.
+        let Ok(_relaxed) = RelaxedCapture::enter() else { return };
+        // SAFETY: loaded by `load` and unloaded once. Errors are ignored: `Drop` cannot report them.
         let _ = unsafe { sys::cuModuleUnload(self.handle.0) };
     }
 }

@@ -1,38 +1,39 @@
-//! Pointers of the caller: whether they are what they are said to be.
+//! Validation of the caller's device pointers.
 
-use super::{Context, Error, ErrorKind, Result, current::Apart, error::driver};
+use super::{Context, DriverError, ErrorKind, Result, current::RelaxedCapture, error::driver};
 use cudarc::driver::sys;
 use std::{any::Any, sync::Arc};
 use tilewright::tensor::DeviceMemory;
 
 impl Context {
-    /// Whether `bytes` bytes at `address`, which the caller calls `what`, are memory of this GPU. For none of them any address will do.
+    /// Checks that `bytes` bytes at `address`, which errors call `what`, are memory of this GPU. An empty range may have any
+    /// address.
     ///
-    /// Costs about a microsecond: for arguments that come from outside, not for each launch.
+    /// Costs about a microsecond: use it for external arguments, not per launch.
     ///
     /// # Errors
-    /// For memory of the host, pinned too; memory of another GPU; a range that goes beyond its allocation.
+    /// For host memory, pinned or not; for memory of another GPU; for a range that exceeds its allocation.
     pub fn check_pointer(&self, what: &str, address: u64, bytes: usize) -> Result<()> {
         if bytes == 0 {
             return Ok(());
         }
         let found = self.pointer(address)?;
-        let refused = |why: String| Err(Error::new(what, format!("pointer {address:#x} {why}")));
+        let refused = |why: String| Err(DriverError::new(what, format!("pointer {address:#x} {why}")));
         let here = self.ordinal();
         match found.kind {
-            Kind::Unknown => refused(format!(
+            MemoryType::Unknown => refused(format!(
                 "is not memory of GPU {here}: the driver does not know it (memory of the host?)"
             )),
-            Kind::Host if !found.managed => {
+            MemoryType::Host if !found.managed => {
                 refused(format!("is pinned memory of the host; it has to be memory of GPU {here}"))
             }
-            Kind::Device if !found.managed && found.ordinal != here as i32 => {
+            MemoryType::Device if !found.managed && found.ordinal != here as i32 => {
                 refused(format!("is memory of GPU {}; it has to be memory of GPU {here}", found.ordinal))
             }
             _ => {
                 let end = u128::from(address) + bytes as u128;
                 let of_allocation = u128::from(found.begin) + u128::from(found.bytes);
-                // a driver that does not know the range says 0
+                // a driver that does not know the range reports size 0
                 if found.bytes == 0 || end <= of_allocation {
                     return Ok(());
                 }
@@ -45,12 +46,12 @@ impl Context {
         }
     }
 
-    /// The caller's memory as an argument of operators: `bytes` bytes at `address`, which the caller calls `what`, after
-    /// [`Context::check_pointer`] of them. They are kept by `owner` or, if it is `None`, by the caller.
+    /// Wraps the caller's memory as an argument of operators: `bytes` bytes at `address`, which errors call `what`, after
+    /// [`Context::check_pointer`]. `owner` keeps the memory alive; if it is `None`, the caller does.
     ///
     /// # Safety
-    /// What the driver finds there now has to stay there as [`DeviceMemory::from_raw`] says. How long it does, and who else writes to
-    /// it, no driver knows.
+    /// The memory must stay valid and be used as [`DeviceMemory::from_raw`] requires. The driver can check neither its lifetime
+    /// nor concurrent writes.
     ///
     /// # Errors
     /// As [`Context::check_pointer`].
@@ -61,11 +62,11 @@ impl Context {
         owner: Option<Arc<dyn Any + Send + Sync>>,
     ) -> Result<DeviceMemory> {
         self.check_pointer(what, address, bytes)?;
-        // SAFETY: the memory is there, as the driver says, and stays there, as the caller does.
+        // SAFETY: the driver confirmed the range, and the caller guarantees the rest of `from_raw`'s contract.
         Ok(unsafe { DeviceMemory::from_raw(address, bytes, self.ordinal() as u32, owner) })
     }
 
-    fn pointer(&self, address: u64) -> Result<Pointer> {
+    fn pointer(&self, address: u64) -> Result<PointerAttributes> {
         use sys::CUpointer_attribute_enum::{
             CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, CU_POINTER_ATTRIBUTE_IS_MANAGED,
             CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_RANGE_SIZE,
@@ -79,43 +80,43 @@ impl Context {
             CU_POINTER_ATTRIBUTE_RANGE_SIZE,
         ];
         let mut values = [0_u64; 5];
-        let mut places = values.each_mut().map(|value| (value as *mut u64).cast());
+        let mut outputs = values.each_mut().map(|value| (value as *mut u64).cast());
         let _current = self.enter()?;
-        let _apart = Apart::enter()?;
-        // SAFETY: there are as many places as attributes, each of 8 bytes, which is the most that any of them has.
+        let _relaxed = RelaxedCapture::enter()?;
+        // SAFETY: there is one output location of 8 bytes per attribute, the maximum size of an attribute.
         let outcome = unsafe {
             driver!(cuPointerGetAttributes(
                 attributes.len() as u32,
                 attributes.as_mut_ptr(),
-                places.as_mut_ptr(),
+                outputs.as_mut_ptr(),
                 address
             ))
         };
         match outcome {
-            // some drivers refuse what others have no attributes for
+            // some drivers return an error for addresses for which others return no attributes
             Err(error) if error.kind() == ErrorKind::Driver && error.code() == Some(1) => {}
             other => other?,
         }
         let [kind, managed, ordinal, begin, bytes] = values;
         let kind = match kind as u32 {
-            1 => Kind::Host,
-            0 => Kind::Unknown,
-            _ => Kind::Device,
+            1 => MemoryType::Host,
+            0 => MemoryType::Unknown,
+            _ => MemoryType::Device,
         };
-        Ok(Pointer { kind, managed: managed != 0, ordinal: ordinal as u32 as i32, begin, bytes })
+        Ok(PointerAttributes { kind, managed: managed != 0, ordinal: ordinal as u32 as i32, begin, bytes })
     }
 }
 
-/// What the driver knows of an address.
-struct Pointer {
-    kind: Kind,
+/// The driver's attributes of an address.
+struct PointerAttributes {
+    kind: MemoryType,
     managed: bool,
     ordinal: i32,
     begin: u64,
     bytes: u64,
 }
 
-enum Kind {
+enum MemoryType {
     Unknown,
     Host,
     Device,

@@ -1,6 +1,6 @@
-//! What a kernel has to be given: arguments, threads, clusters, shared memory.
+//! Launch signature of a kernel: parameters, threads, clusters, shared memory.
 
-use super::{Error, Result, error::driver, handle::optional};
+use super::{DriverError, Result, error::driver, handle::optional};
 use cudarc::driver::sys;
 use tilewright_ptx::{
     ir::{Kernel, Param, ParamKind},
@@ -14,7 +14,7 @@ pub(super) struct Signature {
     pub(super) cluster: u32,
     /// Bytes of dynamic shared memory.
     pub(super) shared: u32,
-    /// Whether it waits for the kernels before it, so that it may begin before they end.
+    /// Whether it executes `griddepcontrol.wait`, so that it may start before its predecessor ends.
     pub(super) waits: bool,
     params: Vec<Param>,
 }
@@ -32,11 +32,11 @@ impl Signature {
         }
     }
 
-    /// Whether machine code has these parameters, where the driver can tell.
+    /// Compares the parameters with those of the machine code, if the driver reports these.
     pub(super) fn check(&self, function: sys::CUfunction) -> std::result::Result<(), String> {
         let Some(info) = optional().func_get_param_info else { return Ok(()) };
         let (mut offset, mut found) = (0, 0);
-        // SAFETY: the function exists, and both places do.
+        // SAFETY: the function exists, and both output locations are valid.
         let mut bytes = |at| match unsafe { info(function, at, &mut offset, &mut found) } {
             sys::CUresult::CUDA_SUCCESS => Some(found),
             _ => None,
@@ -63,7 +63,7 @@ impl Signature {
         }
     }
 
-    /// Tells the driver what a launch will ask for.
+    /// Sets the function attributes that launches require.
     pub(super) fn prepare(&self, function: sys::CUfunction) -> Result<()> {
         use sys::CUfunction_attribute::{
             CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as SHARED,
@@ -79,9 +79,9 @@ impl Signature {
         Ok(())
     }
 
-    /// Whether a launch can be: by the rules of the driver, and those that it leaves to its caller.
+    /// Checks a launch by the rules of the driver, and by those that the driver does not check.
     pub(super) fn check_launch(&self, name: &str, grid: [u32; 3], args: &[Arg]) -> Result<()> {
-        let refused = |why| Err(Error::new(format!("launch of kernel {name}"), why));
+        let refused = |why| Err(DriverError::new(format!("launch of kernel {name}"), why));
         let [x, y, z] = grid;
         if !(1..=0x7fff_ffff).contains(&x) || !(1..=0xffff).contains(&y) || !(1..=0xffff).contains(&z) {
             return refused(format!(

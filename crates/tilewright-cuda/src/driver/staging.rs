@@ -1,15 +1,15 @@
-//! Pinned memory that uploads go through, so that their bytes may be reused at once and nothing waits for the copy.
+//! Staging memory: pinned slots for uploads, so that the caller's bytes may be reused at once and no call waits for the copy.
 //!
-//! Slots of two sizes are made as they are needed, up to a number of each; a slot is used again when the event behind its copy is
-//! done. Only where all are on their way does a write wait, for the oldest.
+//! Slots of two sizes are created on demand, up to a maximum of each. A slot is reused when the event after its copy is done. A
+//! write waits, for the oldest slot, only if all slots are in flight.
 
 use super::{
     Context, Result,
-    current::Apart,
+    current::RelaxedCapture,
     error::driver,
     event,
     handle::{Handle, lock},
-    keep::free_pinned,
+    retain::free_pinned,
 };
 use cudarc::driver::sys;
 use std::{
@@ -18,41 +18,41 @@ use std::{
     sync::{Condvar, Mutex, PoisonError},
 };
 
-/// Slots of a size.
+/// A class of slots.
 #[derive(Debug, Clone, Copy)]
-struct Size {
+struct SlotClass {
     bytes: usize,
-    /// How many there are at most.
-    most: usize,
-    /// How many are made at once: pinning may have to wait for the device.
-    at_once: usize,
+    /// Maximum number of slots.
+    max: usize,
+    /// Slots created together, because pinning memory may synchronize with the device.
+    batch: usize,
 }
 
-const SMALL: Size = Size { bytes: 64 << 10, most: 64, at_once: 16 };
-/// Enough for one copy to be on its way while the next is written.
-const LARGE: Size = Size { bytes: 4 << 20, most: 4, at_once: 2 };
+const SMALL: SlotClass = SlotClass { bytes: 64 << 10, max: 64, batch: 16 };
+/// Enough slots to write one while another is copied.
+const LARGE: SlotClass = SlotClass { bytes: 4 << 20, max: 4, batch: 2 };
 
-/// The slots of a context, which live as long as it: to the end of the process.
+/// The slots of a context. They live until the process ends.
 #[derive(Debug, Default)]
 pub(super) struct Staging {
-    small: Pool,
-    large: Pool,
+    small: SlotPool,
+    large: SlotPool,
 }
 
 #[derive(Debug, Default)]
-struct Pool {
-    ring: Mutex<Ring>,
-    given: Condvar,
+struct SlotPool {
+    ring: Mutex<SlotRing>,
+    returned: Condvar,
 }
 
-/// Slots of a size that are free or on their way, those that were used last at the end.
+/// Free and in-flight slots of a class, the max recently used ones last.
 #[derive(Debug, Default)]
-struct Ring {
+struct SlotRing {
     slots: VecDeque<Slot>,
-    made: usize,
+    created: usize,
 }
 
-/// Pinned memory, and the event behind its last copy.
+/// PinnedMemory memory, and the event after its last copy.
 #[derive(Debug)]
 pub(super) struct Slot {
     memory: Handle<u8>,
@@ -61,60 +61,61 @@ pub(super) struct Slot {
 }
 
 impl Staging {
-    /// The most bytes that one slot takes.
-    pub(super) const MOST: usize = LARGE.bytes;
-    /// Bytes that fit into a small one.
-    pub(super) const FEW: usize = SMALL.bytes;
+    /// Maximum bytes per slot.
+    pub(super) const MAX_BYTES: usize = LARGE.bytes;
+    /// Maximum bytes per small slot.
+    pub(super) const SMALL_BYTES: usize = SMALL.bytes;
 
-    /// A slot for so many bytes, at most [`MOST`](Self::MOST), that nothing is copied from any more. The context is current.
+    /// Takes a slot of at least `bytes` bytes, at max [`MAX_BYTES`](Self::MAX_BYTES), with no copy in flight. The context is
+    /// current.
     pub(super) fn take(&self, bytes: usize) -> Result<Slot> {
         let large = bytes > SMALL.bytes;
-        let (pool, size) = if large { (&self.large, LARGE) } else { (&self.small, SMALL) };
-        // what is asked here is no part of any capture
-        let _apart = Apart::enter()?;
+        let (pool, class) = if large { (&self.large, LARGE) } else { (&self.small, SMALL) };
+        // the calls below must not be part of a capture
+        let _relaxed = RelaxedCapture::enter()?;
         let mut ring = lock(&pool.ring);
         loop {
-            if let Some(slot) = ring.done(1)? {
+            if let Some(slot) = ring.take_free(1)? {
                 return Ok(slot);
             }
-            if ring.made < size.most {
-                ring.make(size, large)?;
+            if ring.created < class.max {
+                ring.grow(class, large)?;
                 continue;
             }
-            if let Some(slot) = ring.done(size.most)? {
+            if let Some(slot) = ring.take_free(class.max)? {
                 return Ok(slot);
             }
             if let Some(oldest) = ring.slots.front() {
                 oldest.wait()?;
             } else {
-                // other threads are writing into all of them
-                ring = pool.given.wait(ring).unwrap_or_else(PoisonError::into_inner);
+                // other threads hold all slots
+                ring = pool.returned.wait(ring).unwrap_or_else(PoisonError::into_inner);
             }
         }
     }
 
-    /// Gives a slot back, behind whatever was asked of it.
-    pub(super) fn give(&self, slot: Slot) {
+    /// Returns a slot. Its event guards the copies in flight.
+    pub(super) fn put_back(&self, slot: Slot) {
         let pool = if slot.large { &self.large } else { &self.small };
         lock(&pool.ring).slots.push_back(slot);
-        pool.given.notify_one();
+        pool.returned.notify_one();
     }
 }
 
-impl Ring {
-    /// Makes some more, which are free: an event that was never recorded is done.
-    fn make(&mut self, size: Size, large: bool) -> Result<()> {
-        let memory = allocate(size.bytes * size.at_once)?;
-        for at in 0..size.at_once {
-            let memory = Handle(memory.0.wrapping_add(at * size.bytes));
+impl SlotRing {
+    /// Creates more slots. They are free, because an event that was never recorded is done.
+    fn grow(&mut self, class: SlotClass, large: bool) -> Result<()> {
+        let memory = allocate(class.bytes * class.batch)?;
+        for at in 0..class.batch {
+            let memory = Handle(memory.0.wrapping_add(at * class.bytes));
             self.slots.push_front(Slot { memory, event: event::create(false)?, large });
-            self.made += 1;
+            self.created += 1;
         }
         Ok(())
     }
 
-    /// A slot that nothing is copied from any more, among the `first` oldest.
-    fn done(&mut self, first: usize) -> Result<Option<Slot>> {
+    /// Removes a slot with no copy in flight, among the `first` oldest.
+    fn take_free(&mut self, first: usize) -> Result<Option<Slot>> {
         for at in 0..self.slots.len().min(first) {
             if event::is_done(self.slots[at].event)? {
                 return Ok(self.slots.remove(at));
@@ -129,8 +130,8 @@ impl Slot {
         self.memory.0
     }
 
-    /// Remembers in its event what was asked of `stream` up to now.
-    pub(super) fn used_on(&self, stream: sys::CUstream) -> Result<()> {
+    /// Records the slot's event after the work submitted to `stream`.
+    pub(super) fn record_on(&self, stream: sys::CUstream) -> Result<()> {
         // SAFETY: both exist.
         unsafe { driver!(cuEventRecord(self.event.0, stream)) }
     }
@@ -141,17 +142,17 @@ impl Slot {
     }
 }
 
-/// Pinned memory of its own, for a copy that a graph repeats.
+/// Dedicated pinned memory of a captured copy.
 #[derive(Debug)]
-pub(super) struct Pinned {
+pub(super) struct PinnedMemory {
     context: Context,
     memory: Handle<u8>,
 }
 
-impl Pinned {
-    /// The context is current.
+impl PinnedMemory {
+    /// Allocates the memory. The context is current.
     pub(super) fn new(context: &Context, bytes: usize) -> Result<Self> {
-        let _apart = Apart::enter()?;
+        let _relaxed = RelaxedCapture::enter()?;
         Ok(Self { context: context.clone(), memory: allocate(bytes)? })
     }
 
@@ -160,7 +161,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         free_pinned(&self.context, self.memory);
     }

@@ -1,4 +1,4 @@
-//! Times on the device: two events around work.
+//! Device timing with two events.
 
 use super::{Event, Result, Stream};
 
@@ -14,7 +14,7 @@ impl Stream {
     /// A stopwatch for work on this stream.
     ///
     /// # Errors
-    /// When the driver has no events left.
+    /// If the driver cannot create an event.
     pub fn stopwatch(&self) -> Result<Stopwatch> {
         let (start, stop) = (self.context().timing_event()?, self.context().timing_event()?);
         Ok(Stopwatch { stream: self.clone(), start, stop })
@@ -22,12 +22,12 @@ impl Stream {
 }
 
 impl Stopwatch {
-    /// Seconds that the device takes for what `work` asks of the stream. Waits for it.
+    /// Device time in seconds of the work that `work` submits to the stream. Waits for it.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f64> {
-        self.stream.not_captured("stopwatch.time")?;
+        self.stream.ensure_not_captured("stopwatch.time")?;
         self.stream.record(&self.start)?;
         work()?;
         self.stream.record(&self.stop)?;

@@ -1,9 +1,9 @@
-//! Streams: work that is done in the order in which it is asked for. Own ones, and those of the caller as they are.
+//! Streams: in-order queues of work, owned or borrowed from the caller.
 
 use super::{
-    Context, Error, Event, Result,
-    current::Apart,
-    error::{called, driver},
+    Context, DriverError, Event, Result,
+    current::RelaxedCapture,
+    error::{check_call, driver},
     handle::{Handle, lock},
 };
 use cudarc::driver::sys;
@@ -12,26 +12,26 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-/// A stream of a GPU. Clones are the same; whatever works on it keeps it.
+/// A stream of a GPU. Clones share it, and every object that uses it holds a clone.
 #[derive(Debug, Clone)]
 pub struct Stream {
-    inner: Arc<Inner>,
+    inner: Arc<StreamInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct StreamInner {
     context: Context,
     handle: Handle<sys::CUstream_st>,
     owned: bool,
-    /// Memory that was dropped while the stream was being captured, when nothing can be given back.
-    late: Mutex<Vec<u64>>,
+    /// Memory that was dropped during a capture, when the driver does not allow frees.
+    pending_frees: Mutex<Vec<u64>>,
 }
 
 impl Context {
-    /// A stream of our own, which does not wait for the default stream, nor that for it.
+    /// Creates a stream that does not synchronize with the default stream.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver fails.
     pub fn stream(&self) -> Result<Stream> {
         let _current = self.enter()?;
         let mut handle = null_mut();
@@ -41,16 +41,16 @@ impl Context {
         Ok(self.stream_of(handle, true))
     }
 
-    /// The caller's stream (`CUstream`, `cudaStream_t`) as it is; 0 is the default stream. It has to live until all that comes of
-    /// it is dropped; it is never destroyed here.
+    /// Borrows the caller's stream (`CUstream`, `cudaStream_t`); 0 is the default stream. It must outlive all objects made from
+    /// the result and is never destroyed here.
     ///
     /// # Errors
-    /// When it belongs to another context.
+    /// If it belongs to another context.
     pub fn borrow_stream(&self, handle: u64) -> Result<Stream> {
         let _current = self.enter()?;
         let handle = handle as sys::CUstream;
         let mut owner = null_mut();
-        // SAFETY: the caller says that it is a stream; the driver refuses what it knows not to be one.
+        // SAFETY: the caller guarantees that it is a stream; the driver rejects handles that it knows to be invalid.
         unsafe { driver!(cuStreamGetCtx(handle, &mut owner)) }
             .map_err(|error| error.within(format!("context.borrow_stream: stream {handle:p}")))?;
         if owner != self.handle() {
@@ -59,22 +59,22 @@ impl Context {
                 self.ordinal(),
                 self.handle()
             );
-            return Err(Error::new("context.borrow_stream", why));
+            return Err(DriverError::new("context.borrow_stream", why));
         }
         Ok(self.stream_of(handle, false))
     }
 
     fn stream_of(&self, handle: sys::CUstream, owned: bool) -> Stream {
-        let (context, late) = (self.clone(), Mutex::default());
-        Stream { inner: Arc::new(Inner { context, handle: Handle(handle), owned, late }) }
+        let (context, pending_frees) = (self.clone(), Mutex::default());
+        Stream { inner: Arc::new(StreamInner { context, handle: Handle(handle), owned, pending_frees }) }
     }
 }
 
 impl Stream {
-    /// A new stream of the GPU that the driver counts so: [`Context::open`], then [`Context::stream`].
+    /// Opens a GPU and creates a stream: [`Context::open`], then [`Context::stream`].
     ///
     /// # Errors
-    /// Those of both.
+    /// Errors of both.
     pub fn open(ordinal: usize) -> Result<Self> {
         Context::open(ordinal)?.stream()
     }
@@ -84,28 +84,28 @@ impl Stream {
         &self.inner.context
     }
 
-    /// As other libraries know it: `CUstream`.
+    /// The raw handle (`CUstream`), for other libraries.
     pub fn handle(&self) -> u64 {
         self.raw() as u64
     }
 
-    /// Waits for all work on it.
+    /// Waits for all work of the stream.
     ///
     /// # Errors
-    /// Those of the work. While it is being captured there is nothing to wait for.
+    /// Errors of the work; during a capture, which executes nothing.
     pub fn synchronize(&self) -> Result<()> {
-        self.not_captured("stream.synchronize")?;
+        self.ensure_not_captured("stream.synchronize")?;
         let _current = self.context().enter()?;
         // SAFETY: the stream exists.
         unsafe { driver!(cuStreamSynchronize(self.raw())) }?;
-        self.give_back_late();
+        self.free_pending();
         Ok(())
     }
 
-    /// Remembers in `event` the work that was asked for up to now.
+    /// Records `event` after the work submitted so far.
     ///
     /// # Errors
-    /// When the event belongs to another GPU.
+    /// If the event belongs to another GPU.
     pub fn record(&self, event: &Event) -> Result<()> {
         self.same_gpu("stream.record", "the event", event.context())?;
         let _current = self.context().enter()?;
@@ -113,30 +113,30 @@ impl Stream {
         unsafe { driver!(cuEventRecord(event.raw(), self.raw())) }
     }
 
-    /// Work that is asked for from now on waits for what `event` remembers; nothing waits here.
+    /// Makes later work wait for `event`. The call does not block.
     ///
     /// # Errors
-    /// When the driver refuses.
+    /// If the driver fails.
     pub fn wait(&self, event: &Event) -> Result<()> {
         let _current = self.context().enter()?;
         // SAFETY: both exist.
         unsafe { driver!(cuStreamWaitEvent(self.raw(), event.raw(), 0)) }
     }
 
-    /// Whether all work on it is done. While it is being captured, it is not.
+    /// Whether all work of the stream is done; false during a capture.
     ///
     /// # Errors
-    /// Those of the work.
+    /// Errors of the work.
     pub fn is_done(&self) -> Result<bool> {
         if self.is_captured()? {
             return Ok(false);
         }
         let _current = self.context().enter()?;
-        let _apart = Apart::enter()?;
+        let _relaxed = RelaxedCapture::enter()?;
         // SAFETY: the stream exists.
         match unsafe { sys::cuStreamQuery(self.raw()) } {
             sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            other => called("cuStreamQuery", other).map(|()| true),
+            other => check_call("cuStreamQuery", other).map(|()| true),
         }
     }
 
@@ -144,7 +144,7 @@ impl Stream {
         self.inner.handle.0
     }
 
-    /// Refuses what belongs to another GPU.
+    /// Rejects an object of another GPU.
     pub(super) fn same_gpu(&self, call: &str, what: &str, context: &Context) -> Result<()> {
         if context.is(self.context()) {
             return Ok(());
@@ -154,37 +154,37 @@ impl Stream {
             context.ordinal(),
             self.context().ordinal()
         );
-        Err(Error::new(call, why))
+        Err(DriverError::new(call, why))
     }
 
-    /// Gives memory back behind the work that was asked for up to now; if that is being captured, later.
-    pub(super) fn give_back(&self, address: u64) {
+    /// Frees memory in stream order; during a capture the free is deferred.
+    pub(super) fn free(&self, address: u64) {
         if self.is_captured().unwrap_or(false) {
-            lock(&self.inner.late).push(address);
+            lock(&self.inner.pending_frees).push(address);
         } else {
             self.inner.free(address);
         }
     }
 
-    /// Gives back what was dropped during a capture. The stream is not being captured.
-    pub(super) fn give_back_late(&self) {
-        self.inner.give_back_late();
+    /// Frees the memory that was dropped during a capture. The stream must not be capturing.
+    pub(super) fn free_pending(&self) {
+        self.inner.free_pending();
     }
 }
 
-impl Inner {
-    fn give_back_late(&self) {
-        let late = std::mem::take(&mut *lock(&self.late));
-        late.into_iter().for_each(|address| self.free(address));
+impl StreamInner {
+    fn free_pending(&self) {
+        let pending_frees = std::mem::take(&mut *lock(&self.pending_frees));
+        pending_frees.into_iter().for_each(|address| self.free(address));
     }
 
-    /// Errors have nobody to tell: where the context is lost, so is the memory.
+    /// Ignores errors, because destructors cannot report them: a lost context has lost its memory too.
     fn free(&self, address: u64) {
         let Ok(_current) = self.context.enter() else { return };
-        let Ok(_apart) = Apart::enter() else { return };
-        // SAFETY: allocated by `allocate` in one of these two ways, and nobody else has it.
+        let Ok(_relaxed) = RelaxedCapture::enter() else { return };
+        // SAFETY: `allocate` obtained it in the corresponding way, and its owner is dropped, so it is freed once.
         let _ = unsafe {
-            if self.context.limits().memory_pools {
+            if self.context.properties().memory_pools {
                 sys::cuMemFreeAsync(address, self.handle.0)
             } else {
                 sys::cuMemFree_v2(address)
@@ -193,13 +193,14 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for StreamInner {
     fn drop(&mut self) {
-        self.give_back_late();
+        self.free_pending();
         if self.owned
             && let Ok(_current) = self.context.enter()
         {
-            // SAFETY: created by `stream`; what is on it will still be done. An error here has nobody to tell.
+            // SAFETY: created by `stream` and destroyed once; submitted work still completes. Errors are ignored: `Drop` cannot
+            // report them.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.handle.0) };
         }
     }

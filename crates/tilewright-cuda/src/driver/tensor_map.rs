@@ -1,11 +1,11 @@
-//! Tensor maps as the hardware reads them.
+//! Tensor maps in the format of the hardware.
 
 use super::{Result, error::driver};
 use cudarc::driver::sys;
 use std::ffi::c_void;
 use tilewright_ptx::sim::tensor::{Swizzle, TensorMap};
 
-/// The 128 bytes of a map that was checked, made on the host alone.
+/// Encodes a checked map to 128 bytes. Uses no device.
 pub(super) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
     use sys::{
         CUtensorMapDataType::{
@@ -31,7 +31,7 @@ pub(super) fn encode(map: &TensorMap) -> Result<[u64; 16]> {
     };
     let steps = [1; 5];
     let mut encoded = sys::CUtensorMap { opaque: [0; 16] };
-    // SAFETY: a launch checks its maps first: dimensions, strides and sides of the box are as many as its rank says.
+    // SAFETY: a launch checks its maps first, so `dims`, `strides` and `box_dims` have the lengths that the map's rank requires.
     unsafe {
         driver!(cuTensorMapEncodeTiled(
             &raw mut encoded,

@@ -1,22 +1,22 @@
-//! What only the driver's own calls can set up: streams and threads of other contexts.
+//! Tests that set up their state by driver calls: streams and threads of other contexts.
 
 use super::{Context, ErrorKind, error::driver, handle::Handle};
 use cudarc::driver::sys;
 use std::ptr::null_mut;
 
-/// The first GPU, or nothing where there is none, which is said.
+/// The first GPU; without one, prints the reason.
 fn context() -> Option<Context> {
     Context::open(0).inspect_err(|why| println!("skipped: {why}")).ok()
 }
 
-/// A context beside the primary one, gone when dropped.
+/// A second context besides the primary one, destroyed when dropped.
 struct Other(Handle<sys::CUctx_st>);
 
 impl Other {
-    /// It is current, as in a library that makes contexts of its own.
+    /// Makes the new context current, as a library with a context of its own does.
     fn new() -> Self {
         let mut context = null_mut();
-        // SAFETY: every driver has this function, with this type; the device exists.
+        // SAFETY: every driver exports this function with this type; the device exists.
         unsafe {
             let create = sys::culib()
                 .get::<unsafe extern "C" fn(*mut sys::CUcontext, u32, i32) -> sys::CUresult>(
@@ -31,14 +31,14 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // SAFETY: created by `new`.
+        // SAFETY: created by `new`, and destroyed once.
         unsafe { sys::cuCtxDestroy_v2(self.0.0) };
     }
 }
 
 fn current() -> sys::CUcontext {
     let mut current = null_mut();
-    // SAFETY: there is a driver.
+    // SAFETY: the driver is loaded.
     unsafe { driver!(cuCtxGetCurrent(&mut current)) }.expect("a current context");
     current
 }
@@ -53,18 +53,18 @@ fn a_stream_of_another_context_is_refused() {
     let error = context.borrow_stream(stream as u64).expect_err("another context");
     assert_eq!(error.kind(), ErrorKind::Argument);
     assert!(error.to_string().contains("belongs to another context"), "{error}");
-    // SAFETY: created above.
+    // SAFETY: created above, and no longer used.
     unsafe { driver!(cuStreamDestroy_v2(stream)) }.expect("its end");
     drop(other);
     assert!(context.stream().is_ok());
 }
 
 #[test]
-fn a_stream_that_another_library_made_is_borrowed_and_not_destroyed() {
+fn a_foreign_stream_is_borrowed_and_not_destroyed() {
     let Some(context) = context() else { return };
     let current = context.enter().expect("a context");
     let mut raw = null_mut();
-    // SAFETY: the primary context is current, as for a library that shares it.
+    // SAFETY: the primary context is current, as in a library that shares it.
     unsafe { driver!(cuStreamCreate(&mut raw, 0)) }.expect("a stream");
     drop(current);
     let stream = context.borrow_stream(raw as u64).expect("ours");
@@ -77,7 +77,7 @@ fn a_stream_that_another_library_made_is_borrowed_and_not_destroyed() {
     assert_eq!(bytes, [3; 16]);
     drop((memory, again));
     let _current = context.enter().expect("a context");
-    // SAFETY: created above.
+    // SAFETY: created above, and no longer used.
     unsafe { driver!(cuStreamDestroy_v2(raw)) }.expect("its end");
 }
 
@@ -102,23 +102,23 @@ fn the_callers_context_stays_current() {
 }
 
 #[test]
-fn memory_of_the_caller_is_an_argument_when_the_driver_knows_it() {
+fn memory_of_the_caller_is_checked_by_the_driver() {
     let Some(context) = context() else { return };
     let stream = context.stream().expect("a stream");
     let memory = stream.allocate(4096).expect("memory");
-    let at = |place| {
-        // SAFETY: what is found is `memory`, which outlives what is made of it.
-        unsafe { context.memory_at("q", place, None) }
+    let at = |range| {
+        // SAFETY: the driver finds `memory` there, which outlives the result.
+        unsafe { context.memory_at("q", range, None) }
     };
     let found = at((memory.address() + 256, 3840)).expect("it is there");
     assert_eq!((found.address(), found.bytes()), (memory.address() + 256, 3840));
     assert_eq!(found.device() as usize, context.ordinal());
     let on_host = [0_u8; 64];
-    for (place, expected) in [
+    for (range, expected) in [
         ((on_host.as_ptr() as u64, 64), "is not memory of GPU 0"),
         ((memory.address() + 256, usize::MAX >> 1), "are needed"),
     ] {
-        let error = at(place).expect_err("no such memory").to_string();
+        let error = at(range).expect_err("no such memory").to_string();
         assert!(error.starts_with("q: pointer 0x") && error.contains(expected), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Machine code made ahead of time.
+//! Bundles.
 
 use crate::{Fake, Refusal, files, keep_warning, kernel, machine_code, warnings_about};
 use std::{fs, path::Path};
@@ -10,7 +10,7 @@ fn bundle(path: &Path, kernels: &[Source]) {
 }
 
 #[test]
-fn bundles_come_before_the_cache_and_serve_every_driver() {
+fn bundles_precede_the_cache_for_every_driver() {
     let folder = tempfile::tempdir().unwrap();
     let [first, second, cached] = ["first", "second", "cached"].map(|name| folder.path().join(name));
     bundle(&first, &[kernel(1)]);
@@ -46,12 +46,12 @@ fn a_bundle_is_made_in_a_folder_of_its_own() {
 }
 
 #[test]
-fn a_spoiled_bundle_is_told_of_and_not_touched() {
+fn a_damaged_bundle_warns_and_is_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     bundle(&folder.path().join("b"), &[kernel(7), kernel(8)]);
     let path = folder.path().join("b");
     for name in files(&path) {
-        fs::write(path.join(name), "spoiled").unwrap();
+        fs::write(path.join(name), "damaged").unwrap();
     }
     let fake = Fake::new("driver 580");
     let settings = Settings::off().bundle(&path).warn(keep_warning);
@@ -60,7 +60,7 @@ fn a_spoiled_bundle_is_told_of_and_not_touched() {
         let code = cache.code(&kernel(number), &fake).unwrap();
         assert_eq!(code.cubin, machine_code("driver 580", &kernel(number)));
     }
-    assert_eq!(cache.counts(), Counts { assembled: 2, spoiled: 2, ..Counts::default() });
+    assert_eq!(cache.counts(), Counts { assembled: 2, invalid: 2, ..Counts::default() });
     assert_eq!(warnings_about("kernel kernel_7 of a bundle is not used: it is no kernel of ours"), 1);
     assert_eq!(warnings_about("kernel kernel_8 of a bundle"), 0, "once is enough");
     assert_eq!(files(&path).len(), 2);

@@ -1,23 +1,23 @@
-//! Entries that are spoiled or not ours, and folders that cannot be used: the result is right all the same.
+//! Damaged and foreign entries, and unusable folders: results stay correct.
 
 use crate::{Fake, files, keep_warning, kernel, machine_code, open, quiet, warnings_about};
 use std::{fs, path::Path};
 use tilewright_cuda::cache::{Cache, Settings};
 
-/// Makes an entry, spoils its file, and looks whether the kernel is right and the entry is whole again.
+/// Damages the file of an entry, then asserts that the kernel is correct and that the entry is repaired.
 #[track_caller]
-fn recovers(spoil: impl Fn(&Path)) {
+fn recovers(damage: impl Fn(&Path)) {
     let folder = tempfile::tempdir().unwrap();
     let fake = Fake::new("fake 1");
     open(folder.path()).code(&kernel(1), &fake).unwrap();
     let entry = folder.path().join(&files(folder.path())[0]);
-    spoil(&entry);
+    damage(&entry);
     let cache = open(folder.path());
     assert_eq!(cache.code(&kernel(1), &fake).unwrap().cubin, machine_code("fake 1", &kernel(1)));
-    assert_eq!((cache.counts().assembled, cache.counts().spoiled), (1, 1));
+    assert_eq!((cache.counts().assembled, cache.counts().invalid), (1, 1));
     let next = open(folder.path());
     assert_eq!(next.code(&kernel(1), &fake).unwrap().cubin, machine_code("fake 1", &kernel(1)));
-    assert_eq!((next.counts().cached, next.counts().spoiled), (1, 0), "the next start is clean");
+    assert_eq!((next.counts().cached, next.counts().invalid), (1, 0), "the next start is clean");
 }
 
 #[test]
@@ -46,21 +46,21 @@ fn an_altered_file_is_a_miss() {
 fn a_file_of_something_else_is_a_miss() {
     recovers(|entry| fs::write(entry, "\x7fELF and whatever").unwrap());
     recovers(|entry| {
-        // another kernel's, whole, under this one's name
+        // another kernel's valid entry under this kernel's name
         let elsewhere = tempfile::tempdir().unwrap();
         open(elsewhere.path()).code(&kernel(2), &Fake::new("fake 1")).unwrap();
         fs::copy(elsewhere.path().join(&files(elsewhere.path())[0]), entry).unwrap();
     });
     #[cfg(unix)]
     recovers(|entry| {
-        // a pipe, from which reading would wait for ever
+        // a pipe, from which a read would block
         fs::remove_file(entry).unwrap();
         assert!(std::process::Command::new("mkfifo").arg(entry).status().unwrap().success());
     });
 }
 
 #[test]
-fn files_of_others_are_left_alone() {
+fn foreign_files_are_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     let names = ["README", "abc.kernel", "draft-1", "x.kernel.bak"];
     names.iter().for_each(|name| fs::write(folder.path().join(name), "mine").unwrap());
@@ -72,11 +72,11 @@ fn files_of_others_are_left_alone() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_told_of_once() {
+fn an_unwritable_folder_warns_once() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("a-file");
     fs::write(&file, "").unwrap();
-    // below a file, and where the entry's own name is taken by a folder
+    // a folder below a file, and an entry whose name is taken by a folder
     let below = file.join("kernels");
     let taken = folder.path().join("taken");
     fs::create_dir(&taken).unwrap();

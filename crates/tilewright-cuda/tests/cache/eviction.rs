@@ -1,4 +1,4 @@
-//! The size limit: what was not used for the longest time goes first.
+//! Eviction by the size limit, in order of last use.
 
 use crate::{Fake, files, kernel, machine_code, open, quiet};
 use std::{
@@ -15,7 +15,7 @@ fn age(file: &Path, seconds: u64) {
     File::options().write(true).open(file).unwrap().set_modified(at).unwrap();
 }
 
-/// Kernels that are in the cache.
+/// The kernels in the cache.
 fn kept(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> =
         open(folder).list().unwrap().into_iter().map(|entry| entry.code.unwrap().kernel).collect();
@@ -35,7 +35,7 @@ fn the_least_recently_used_go_first() {
             age(&path, old + DAY);
         }
     }
-    // 1 is the oldest, but used now; in read-only mode a use does not count
+    // kernel 1 is the oldest but used now; a use in read-only mode does not count
     open(folder.path()).code(&kernel(1), &fake).unwrap();
     Cache::open(quiet(folder.path()).read_only()).unwrap().code(&kernel(2), &fake).unwrap();
     let cache = Cache::open(quiet(folder.path()).limit(700_000)).unwrap();
@@ -55,7 +55,7 @@ fn a_kernel_larger_than_the_limit_is_right_and_not_kept() {
 }
 
 #[test]
-fn what_killed_processes_left_is_removed_when_it_is_old() {
+fn old_drafts_of_killed_processes_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let [young, old] = [".draft-young", ".draft-old"].map(|name| folder.path().join(name));
     for draft in [&young, &old] {
@@ -63,6 +63,6 @@ fn what_killed_processes_left_is_removed_when_it_is_old() {
     }
     age(&old, 3600);
     open(folder.path()).code(&kernel(1), &Fake::new("fake 1")).unwrap();
-    assert!(young.exists(), "somebody may be writing it");
+    assert!(young.exists(), "another process may be writing it");
     assert!(!old.exists());
 }

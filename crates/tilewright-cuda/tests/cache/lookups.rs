@@ -1,4 +1,4 @@
-//! Where code comes from, and what is said when it comes from nowhere.
+//! Cache lookups: the source of the code, and the error if there is none.
 
 use crate::{Fake, Refusal, files, kernel, machine_code, open, quiet};
 use tilewright_cuda::cache::{Cache, Code, Counts, Settings, Source};
@@ -36,7 +36,7 @@ fn another_text_target_or_assembler_is_another_kernel() {
 }
 
 #[test]
-fn what_the_assembler_refuses_is_told_whole_and_not_kept() {
+fn errors_of_the_assembler_are_complete_and_not_cached() {
     let folder = tempfile::tempdir().unwrap();
     let fake = Fake::new("fake 1");
     let cache = open(folder.path());
@@ -58,17 +58,17 @@ fn read_only_and_off_write_nothing() {
     let fake = Fake::new("fake 1");
     open(folder.path()).code(&kernel(1), &fake).unwrap();
     let before = files(folder.path());
-    let spoiled = folder.path().join(&before[0]);
+    let damaged = folder.path().join(&before[0]);
 
     let reads = Cache::open(quiet(folder.path()).read_only()).unwrap();
     reads.code(&kernel(1), &fake).unwrap();
     assert_eq!(reads.code(&kernel(2), &fake).unwrap().cubin, machine_code("fake 1", &kernel(2)));
     assert_eq!(reads.counts(), Counts { cached: 1, assembled: 1, ..Counts::default() });
     assert_eq!(files(folder.path()), before);
-    std::fs::write(&spoiled, "nothing").unwrap();
+    std::fs::write(&damaged, "nothing").unwrap();
     let reads = Cache::open(quiet(folder.path()).read_only()).unwrap();
     assert_eq!(reads.code(&kernel(1), &fake).unwrap().cubin, machine_code("fake 1", &kernel(1)));
-    assert_eq!(std::fs::read(&spoiled).unwrap(), b"nothing", "not even what is damaged is removed");
+    assert_eq!(std::fs::read(&damaged).unwrap(), b"nothing", "damaged entries are not removed either");
 
     let off = Cache::open(Settings::off()).unwrap();
     assert_eq!(off.code(&kernel(1), &fake).unwrap().cubin, machine_code("fake 1", &kernel(1)));
@@ -76,7 +76,7 @@ fn read_only_and_off_write_nothing() {
 }
 
 #[test]
-fn what_may_not_be_assembled_is_named() {
+fn missing_kernels_are_named_if_assembling_is_disabled() {
     let folder = tempfile::tempdir().unwrap();
     let fake = Fake::new("fake 1");
     open(folder.path()).code(&kernel(1), &fake).unwrap();
@@ -92,24 +92,24 @@ fn what_may_not_be_assembled_is_named() {
         )
     );
     assert_eq!(fake.calls(), 1);
-    let nowhere = Cache::open(Settings::off().refuse_to_assemble()).unwrap();
-    let why = nowhere.code(&kernel(1), &fake).unwrap_err().to_string();
+    let uncached = Cache::open(Settings::off().refuse_to_assemble()).unwrap();
+    let why = uncached.code(&kernel(1), &fake).unwrap_err().to_string();
     assert!(why.ends_with("kernel_1 for sm_90a: no bundle and no cache to look in"), "{why}");
 }
 
 #[test]
-fn code_that_the_device_refuses_is_assembled_again() {
+fn code_that_the_device_rejects_is_assembled_again() {
     let folder = tempfile::tempdir().unwrap();
     let fake = Fake::new("fake 1");
     open(folder.path()).code(&kernel(1), &fake).unwrap();
     let cache = open(folder.path());
     let refused = std::sync::atomic::AtomicUsize::new(0);
-    let once = |code: &Code| {
+    let fails_once = |code: &Code| {
         let first = refused.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
         if first { Err(Refusal("too new for this driver".to_owned())) } else { Ok(code.cubin.len()) }
     };
-    assert_eq!(cache.load(&kernel(1), &fake, once, |_| true), Ok(200_000));
-    assert_eq!(cache.counts(), Counts { cached: 1, assembled: 1, spoiled: 1, ..Counts::default() });
+    assert_eq!(cache.load(&kernel(1), &fake, fails_once, |_| true), Ok(200_000));
+    assert_eq!(cache.counts(), Counts { cached: 1, assembled: 1, invalid: 1, ..Counts::default() });
     assert_eq!((fake.calls(), files(folder.path()).len()), (2, 1));
 
     let no_memory = |_: &Code| Err::<(), _>(Refusal("no memory".to_owned()));
@@ -121,7 +121,7 @@ fn code_that_the_device_refuses_is_assembled_again() {
 }
 
 #[test]
-fn the_list_says_what_there_is_and_clear_takes_it_away() {
+fn entries_are_listed_and_cleared() {
     let folder = tempfile::tempdir().unwrap();
     let cache = open(folder.path());
     assert_eq!(open(&folder.path().join("none")).list().unwrap().len(), 0);

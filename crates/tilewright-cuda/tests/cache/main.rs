@@ -1,4 +1,4 @@
-//! The kernel cache with an assembler of the tests' own, so without a GPU: lookups, damage, threads, processes, eviction.
+//! The kernel cache with a fake assembler, so without a GPU: lookups, damage, threads, processes, eviction.
 
 mod bundles;
 mod damage;
@@ -17,22 +17,22 @@ use std::{
     },
     time::Duration,
 };
-use tilewright_cuda::cache::{Assembler, Cache, Error, Settings, Source};
+use tilewright_cuda::cache::{Assembler, Cache, CacheError, Settings, Source};
 
-/// Assembles to bytes that depend on everything that code depends on, and counts.
+/// An assembler that counts its calls. Its output depends on everything that machine code depends on.
 pub(crate) struct Fake {
     identity: &'static str,
     calls: AtomicUsize,
-    takes: Duration,
+    duration: Duration,
 }
 
 impl Fake {
     pub(crate) fn new(identity: &'static str) -> Self {
-        Self { identity, calls: AtomicUsize::new(0), takes: Duration::ZERO }
+        Self { identity, calls: AtomicUsize::new(0), duration: Duration::ZERO }
     }
 
-    pub(crate) fn that_takes(takes: Duration) -> Self {
-        Self { takes, ..Self::new("fake 1") }
+    pub(crate) fn that_takes(duration: Duration) -> Self {
+        Self { duration, ..Self::new("fake 1") }
     }
 
     pub(crate) fn calls(&self) -> usize {
@@ -47,7 +47,7 @@ impl Assembler for Fake {
 
     fn assemble(&self, source: &Source) -> Result<Vec<u8>, String> {
         self.calls.fetch_add(1, Relaxed);
-        std::thread::sleep(self.takes);
+        std::thread::sleep(self.duration);
         if source.ptx().contains("mistake") {
             return Err("line 3: no such instruction\nline 4: nor this".to_owned());
         }
@@ -55,12 +55,12 @@ impl Assembler for Fake {
     }
 }
 
-/// What loading fails with.
+/// An error of loading.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Refusal(pub(crate) String);
 
-impl From<Error> for Refusal {
-    fn from(error: Error) -> Self {
+impl From<CacheError> for Refusal {
+    fn from(error: CacheError) -> Self {
         Self(error.to_string())
     }
 }
@@ -71,13 +71,13 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// What is right: 200,000 bytes.
+/// The expected code: 200,000 bytes.
 pub(crate) fn machine_code(identity: &str, source: &Source) -> Vec<u8> {
     let text = format!("{identity} {} {} {}\n", source.name(), source.target(), source.ptx());
     text.into_bytes().into_iter().cycle().take(200_000).collect()
 }
 
-/// Kernel `number` of as many as one likes.
+/// Kernel number `number`.
 pub(crate) fn kernel(number: usize) -> Source {
     Source::new(format!("kernel_{number}"), "sm_90a", format!(".target sm_90a\n add {number};\n ret;\n"))
 }
@@ -86,12 +86,12 @@ pub(crate) fn open(folder: &Path) -> Cache {
     Cache::open(quiet(folder)).unwrap()
 }
 
-/// Settings for `folder` under which a warning fails the test.
+/// Settings for `folder` with which a warning fails the test.
 pub(crate) fn quiet(folder: &Path) -> Settings {
     Settings::in_folder(folder).warn(|text| panic!("{text}"))
 }
 
-/// The files of a folder, by name.
+/// The names of the files in a folder, sorted.
 pub(crate) fn files(folder: &Path) -> Vec<String> {
     let files = std::fs::read_dir(folder).into_iter().flatten();
     let mut names: Vec<String> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
@@ -99,14 +99,14 @@ pub(crate) fn files(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Warnings of all tests, which say what they are about.
+/// Warnings of all tests; each test searches for its own.
 static WARNINGS: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 pub(crate) fn keep_warning(text: &str) {
     WARNINGS.lock().unwrap_or_else(PoisonError::into_inner).push(text.to_owned());
 }
 
-/// How many warnings there were that have `part` in them.
+/// The number of warnings that contain `part`.
 pub(crate) fn warnings_about(part: &str) -> usize {
     let warnings = WARNINGS.lock().unwrap_or_else(PoisonError::into_inner);
     warnings.iter().filter(|text| text.contains(part)).count()

@@ -1,4 +1,4 @@
-//! Many processes on one folder: this program, started again with a task.
+//! Concurrent processes on one folder: this program starts itself again with a task.
 
 use crate::{Fake, files, kernel, machine_code, open};
 use std::{
@@ -10,10 +10,10 @@ use tilewright_cuda::cache::{Cache, Settings};
 
 const TASK: &str = "KERNEL_CACHE_TASK";
 const FOLDER: &str = "KERNEL_CACHE_FOLDER";
-/// Kernels that processes ask for.
+/// Number of kernels that each process requests.
 const KERNELS: usize = 12;
 
-/// What the processes do; nothing where the program was not started for it.
+/// The body of the child processes; does nothing in the parent.
 #[test]
 fn task() {
     let (Ok(task), Ok(folder)) = (std::env::var(TASK), std::env::var(FOLDER)) else { return };
@@ -30,7 +30,7 @@ fn task() {
             }
             all(&open(&folder.join("kernels")), std::process::id() as usize);
         }
-        // room for half of them, so that there is always something to write and to evict
+        // capacity for half of the kernels, so that each pass writes and evicts
         "for ever" => loop {
             let cache = Cache::open(Settings::in_folder(folder).limit(KERNELS as u64 * 100_000)).unwrap();
             all(&cache, std::process::id() as usize);
@@ -54,7 +54,7 @@ fn set_task(command: &mut Command, task: &str, folder: &Path) {
     command.env(TASK, task).env(FOLDER, folder).stdout(Stdio::null()).stderr(Stdio::piped());
 }
 
-/// Looks whether a process succeeded; what it said on its error stream.
+/// Asserts that a process succeeded, and returns its standard error.
 #[track_caller]
 fn succeeded(child: Child) -> String {
     let output = child.wait_with_output().unwrap();
@@ -73,11 +73,11 @@ fn sixty_four_processes_start_at_once_on_an_empty_cache() {
     succeeded(start("once", folder.path()).spawn().unwrap());
     let cache = open(&folder.path().join("kernels"));
     (0..KERNELS).for_each(|number| drop(cache.code(&kernel(number), &Fake::new("fake 1")).unwrap()));
-    assert_eq!((cache.counts().cached, cache.counts().spoiled), (KERNELS, 0));
+    assert_eq!((cache.counts().cached, cache.counts().invalid), (KERNELS, 0));
 }
 
 #[test]
-fn two_hundred_kills_leave_nothing_that_is_wrong() {
+fn two_hundred_kills_leave_no_invalid_entry() {
     let folder = tempfile::tempdir().unwrap();
     let mut state = 12345_u32;
     let mut written = 0;
@@ -103,14 +103,14 @@ fn two_hundred_kills_leave_nothing_that_is_wrong() {
         let code = cache.code(&kernel(number), &Fake::new("fake 1")).unwrap();
         assert_eq!(code.cubin, machine_code("fake 1", &kernel(number)));
     }
-    assert_eq!(cache.counts().spoiled, 0, "no entry is half an entry");
+    assert_eq!(cache.counts().invalid, 0, "no entry is half an entry");
 }
 
 #[cfg(unix)]
 #[test]
-fn a_full_disk_is_told_of_once_and_leaves_nothing() {
+fn a_full_disk_warns_once_and_leaves_no_files() {
     let folder = tempfile::tempdir().unwrap();
-    // files of more than 40 blocks of 512 bytes cannot be written, as on a disk that is full then
+    // a file limit of 40 blocks of 512 bytes acts like a full disk
     let mut shell = Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; ulimit -f 40; exec \"$0\" \"$@\""]);
     shell.arg(std::env::current_exe().unwrap());

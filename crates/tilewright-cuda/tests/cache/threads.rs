@@ -1,11 +1,11 @@
-//! Many threads of one process.
+//! Concurrent threads of one process.
 
 use crate::{Fake, kernel, machine_code, open};
 use std::{sync::Barrier, time::Duration};
 use tilewright_cuda::cache::{Cache, Settings, Source};
 
 #[test]
-fn sixteen_threads_that_ask_at_once_have_it_assembled_once() {
+fn sixteen_concurrent_requests_assemble_once() {
     let folder = tempfile::tempdir().unwrap();
     let fake = Fake::that_takes(Duration::from_millis(30));
     for cache in [open(folder.path()), Cache::open(Settings::off()).unwrap()] {
@@ -26,25 +26,25 @@ fn sixteen_threads_that_ask_at_once_have_it_assembled_once() {
 }
 
 #[test]
-fn all_who_wait_for_a_failure_are_told_of_it() {
+fn all_waiting_threads_get_the_error() {
     let cache = Cache::open(Settings::off()).unwrap();
     let fake = Fake::that_takes(Duration::from_millis(200));
     let start = Barrier::new(8);
     let source = Source::new("wrong", "sm_90a", "mistake");
-    let ask = || {
+    let request = || {
         start.wait();
         cache.code(&source, &fake).unwrap_err().to_string()
     };
-    let told = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+    let errors = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(request)).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
     });
-    assert!(told.iter().all(|why| why == &told[0]), "{told:?}");
+    assert!(errors.iter().all(|why| why == &errors[0]), "{errors:?}");
     assert_eq!(fake.calls(), 1);
 }
 
 #[test]
-fn a_thread_that_panics_leaves_nothing_behind() {
+fn a_panic_does_not_poison_the_cache() {
     struct Panics;
     impl tilewright_cuda::cache::Assembler for Panics {
         fn identity(&self) -> &str {
@@ -55,22 +55,22 @@ fn a_thread_that_panics_leaves_nothing_behind() {
         }
     }
     let cache = Cache::open(Settings::off()).unwrap();
-    let ask = || cache.code(&kernel(1), &Panics);
-    assert!(std::thread::scope(|scope| scope.spawn(ask).join()).is_err());
+    let request = || cache.code(&kernel(1), &Panics);
+    assert!(std::thread::scope(|scope| scope.spawn(request).join()).is_err());
     assert_eq!(cache.code(&kernel(1), &Fake::new("fake 1")).unwrap().cubin.len(), 200_000);
 }
 
 #[test]
-fn different_kernels_are_assembled_side_by_side() {
+fn different_kernels_are_assembled_in_parallel() {
     let cache = Cache::open(Settings::off().workers(4)).unwrap();
     let together = Barrier::new(4);
-    struct Meets<'a>(&'a Barrier);
-    impl tilewright_cuda::cache::Assembler for Meets<'_> {
+    struct WaitsForFour<'a>(&'a Barrier);
+    impl tilewright_cuda::cache::Assembler for WaitsForFour<'_> {
         fn identity(&self) -> &str {
-            "meets"
+            "waits"
         }
         fn assemble(&self, source: &Source) -> Result<Vec<u8>, String> {
-            self.0.wait(); // ends only if four are here
+            self.0.wait(); // returns only if four threads wait
             Ok(source.name().into())
         }
     }
@@ -79,7 +79,7 @@ fn different_kernels_are_assembled_side_by_side() {
     let count = |_: &Source| {
         done.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     };
-    let codes = cache.all(&sources, &Meets(&together), &count).unwrap();
+    let codes = cache.all(&sources, &WaitsForFour(&together), &count).unwrap();
     assert!(codes.iter().zip(&sources).all(|(code, source)| code.cubin == source.name().as_bytes()));
     assert_eq!(done.into_inner(), 8);
 }

@@ -1,4 +1,4 @@
-//! The toolkit's assembler, where there is one: the build folder's, as the gate of kernels installs it, or that of `PATH`.
+//! `ptxas` of the toolkit, if installed: in the build folder, where the gate of kernels installs it, or on `PATH`.
 
 use std::path::{Path, PathBuf};
 use tilewright_cuda::cache::{Cache, Footprint, Ptxas, Settings, Source};
@@ -16,7 +16,7 @@ fn ptxas() -> Option<Ptxas> {
 }
 
 #[test]
-fn kernels_are_assembled_and_their_footprint_is_known() {
+fn kernels_are_assembled_and_have_a_footprint() {
     let Some(ptxas) = ptxas() else { return };
     let known = tilewright_kernels::all();
     let configured = known.iter().find(|kernel| kernel.name.starts_with("rmsnorm_bf16")).unwrap();
@@ -32,7 +32,7 @@ fn kernels_are_assembled_and_their_footprint_is_known() {
     }
 }
 
-/// 512 bytes of a thread's own, read at a place that nobody knows beforehand.
+/// A local array of 512 bytes per thread, read at an index that is unknown at compile time.
 const WITH_A_STACK: &str = "
 .version 8.0
 .target sm_90a
@@ -55,7 +55,7 @@ const WITH_A_STACK: &str = "
 ";
 
 #[test]
-fn what_a_thread_keeps_in_memory_is_known() {
+fn the_footprint_contains_the_stack() {
     let Some(ptxas) = ptxas() else { return };
     let source = Source::new("k", "sm_90a", WITH_A_STACK);
     let code = Cache::open(Settings::off()).unwrap().code(&source, &ptxas).unwrap();
@@ -63,7 +63,7 @@ fn what_a_thread_keeps_in_memory_is_known() {
 }
 
 #[test]
-fn what_ptxas_says_is_told() {
+fn the_log_of_ptxas_is_in_the_error() {
     let Some(ptxas) = ptxas() else { return };
     let wrong = Source::new("wrong", "sm_90a", ".version 8.0\n.target sm_90a\n.address_size 64\nnonsense\n");
     let why = Cache::open(Settings::off()).unwrap().code(&wrong, &ptxas).unwrap_err().to_string();

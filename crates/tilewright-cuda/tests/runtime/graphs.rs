@@ -1,10 +1,10 @@
-//! Graphs: recorded once, launched on memory as it then is; what they keep; that errors leave the stream usable.
+//! Graphs: replay on the current contents of memory, retained resources, and recovery from errors during a capture.
 
 use crate::{add, stream, written};
-use tilewright_cuda::{Error, ErrorKind, Result};
+use tilewright_cuda::{DriverError, ErrorKind, Result};
 
 #[test]
-fn a_graph_does_its_work_on_memory_as_it_is() -> Result<()> {
+fn a_graph_reads_the_current_contents_of_memory() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let function = stream.load(&written::add())?;
     let (first, second) = (stream.filled::<u32>(1000, 0)?, stream.filled::<u32>(1000, 0)?);
@@ -25,7 +25,7 @@ fn a_graph_does_its_work_on_memory_as_it_is() -> Result<()> {
         assert_eq!(first.download()?, vec![begin + 1; 1000]);
         assert_eq!(second.download()?, vec![begin + 101; 1000]);
     }
-    // on another stream, as long as one waits for the other
+    // on another stream, after a synchronization
     let other = stream.context().stream()?;
     stream.synchronize()?;
     (0..1000).try_for_each(|_| graph.launch(&other))?;
@@ -35,7 +35,7 @@ fn a_graph_does_its_work_on_memory_as_it_is() -> Result<()> {
 }
 
 #[test]
-fn a_captured_write_writes_the_bytes_of_then() -> Result<()> {
+fn a_captured_write_keeps_its_bytes() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let function = stream.load(&written::add())?;
     for len in [4, 1000, 3_000_000] {
@@ -48,7 +48,7 @@ fn a_captured_write_writes_the_bytes_of_then() -> Result<()> {
         })?;
         let graph = graph.instantiate()?;
         for _ in 0..3 {
-            // other writes take other pinned memory
+            // the writes in between use other staging slots
             stream.write(numbers.address(), &bytes)?;
             graph.launch(&stream)?;
             assert!(numbers.download()? == vec![8; len], "{len} numbers");
@@ -58,7 +58,7 @@ fn a_captured_write_writes_the_bytes_of_then() -> Result<()> {
 }
 
 #[test]
-fn a_graph_keeps_what_it_needs() -> Result<()> {
+fn a_graph_retains_its_resources() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let numbers = stream.filled::<u32>(1000, 0)?;
     let graph = {
@@ -66,7 +66,7 @@ fn a_graph_keeps_what_it_needs() -> Result<()> {
         let function = temporary.load(&written::add())?;
         temporary.capture(|| add(&temporary, &function, &numbers, 2))?.instantiate()?
     };
-    // room that what is gone would have been found in
+    // reuses the address space that freed modules would have left
     for _ in 0..20 {
         stream.load(&written::spin())?;
     }
@@ -89,7 +89,7 @@ fn an_error_during_a_capture_leaves_the_stream_usable() -> Result<()> {
         assert_eq!(error.kind(), ErrorKind::Argument, "{error}");
         assert!(error.to_string().contains("captured"), "{error}");
     };
-    // what is refused does not spoil the rest
+    // a rejected call leaves the capture valid
     let graph = stream.capture(|| {
         add(&stream, &function, &numbers, 1)?;
         refused("waiting", stream.synchronize());
@@ -99,14 +99,14 @@ fn an_error_during_a_capture_leaves_the_stream_usable() -> Result<()> {
         add(&stream, &function, &numbers, 1)
     })?;
     assert_eq!(graph.num_nodes(), 2);
-    // an error of the work, which is the one that is told
+    // an error of the work is returned
     let outcome = stream.capture(|| {
         add(&stream, &function, &numbers, 1)?;
-        Err(Error::new("work", "failed"))
+        Err(DriverError::new("work", "failed"))
     });
     assert_eq!(outcome.expect_err("failed").to_string(), "work: failed");
     assert!(!stream.is_captured()?);
-    // one that the driver refuses: another stream that joined is not waited for
+    // an error of the driver: another stream joined the capture and was not waited for
     let (other, event) = (stream.context().stream()?, stream.context().event()?);
     let outcome = stream.capture(|| {
         stream.record(&event)?;
@@ -149,7 +149,7 @@ fn several_streams_can_be_captured_into_one_graph() -> Result<()> {
 }
 
 #[test]
-fn a_graph_becomes_another_of_the_same_form() -> Result<()> {
+fn a_graph_is_updated_to_one_of_the_same_topology() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let function = stream.load(&written::add())?;
     let numbers = stream.filled::<u32>(100, 0)?;
@@ -172,7 +172,7 @@ fn a_graph_becomes_another_of_the_same_form() -> Result<()> {
 }
 
 #[test]
-fn memory_that_is_dropped_during_a_capture_is_given_back_later() -> Result<()> {
+fn memory_dropped_during_a_capture_is_freed_later() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let numbers = stream.upload(&[1_u32; 100])?;
     let large = stream.allocate(1 << 30)?;

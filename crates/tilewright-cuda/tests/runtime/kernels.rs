@@ -1,4 +1,4 @@
-//! Kernels: from text to machine code to a launch, with all that a launch can have.
+//! Kernels: PTX, machine code, and all kinds of launches.
 
 use crate::{add, stream, written};
 use tilewright_cuda::{Result, assemble, assemble_with_log, load};
@@ -15,10 +15,10 @@ fn machine_code_can_be_kept_and_loaded_again() -> Result<()> {
     let function = load(context, "add", &assembled.cubin)?.of_kernel(&kernel)?;
     let resources = function.resources();
     assert!((4..=64).contains(&resources.registers) && resources.local == 0, "{resources:?}");
-    assert!(resources.threads >= written::THREADS && function.ctas_of_sm()? >= 4);
+    assert!(resources.threads >= written::THREADS && function.ctas_per_sm()? >= 4);
     let numbers = stream.upload(&[1_u32; 1000])?;
     add(&stream, &function, &numbers, 1)?;
-    // PTX can be loaded, too
+    // PTX can be loaded too
     let from_text = load(context, "add", context.ptx(&kernel)?.as_bytes())?.of_kernel(&kernel)?;
     add(&stream, &from_text, &numbers, 1)?;
     drop((function, from_text));
@@ -29,7 +29,7 @@ fn machine_code_can_be_kept_and_loaded_again() -> Result<()> {
 #[test]
 fn code_for_one_architecture_is_assembled() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
-    if stream.context().limits().arch != 90 {
+    if stream.context().properties().arch != 90 {
         println!("skipped: the kernel is for sm_90a");
         return Ok(());
     }
@@ -41,7 +41,7 @@ fn code_for_one_architecture_is_assembled() -> Result<()> {
 }
 
 #[test]
-fn a_launch_has_as_many_arguments_as_it_likes() -> Result<()> {
+fn launches_may_have_any_number_of_arguments() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     for params in [1, 90, 97, 300] {
         let function = stream.load(&written::sum_of(params))?;
@@ -56,9 +56,9 @@ fn a_launch_has_as_many_arguments_as_it_likes() -> Result<()> {
 }
 
 #[test]
-fn dynamic_shared_memory_is_all_that_the_gpu_gives() -> Result<()> {
+fn a_cta_may_use_all_shared_memory() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
-    let most = stream.context().limits().shared_of_cta / 4;
+    let most = stream.context().properties().shared_per_cta / 4;
     for len in [100, (48 << 8) + 1, most] {
         let function = stream.load(&written::reverse(len))?;
         let numbers = stream.upload(&(0..len as u32).collect::<Vec<_>>())?;
@@ -72,7 +72,7 @@ fn dynamic_shared_memory_is_all_that_the_gpu_gives() -> Result<()> {
 #[test]
 fn clusters_and_dependent_launches() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
-    if stream.context().limits().arch < 90 {
+    if stream.context().properties().arch < 90 {
         println!("skipped: both are Hopper's");
         return Ok(());
     }
@@ -81,10 +81,10 @@ fn clusters_and_dependent_launches() -> Result<()> {
     let args = [Arg::U64(numbers.address()), Arg::U32(100_000), Arg::U32(1)];
     let (clusters, dependent) =
         (stream.load(&written::add_in_clusters())?, stream.load(&written::add_dependent())?);
-    assert!(clusters.clusters_of_gpu()? > 0);
+    assert!(clusters.clusters_per_gpu()? > 0);
     stream.launch(&clusters, grid, &args)?;
     (0..100).try_for_each(|_| stream.launch_dependent(&dependent, grid, &args))?;
-    // it does not wait, and so does not begin early
+    // this kernel does not wait for its predecessor, so it must not start early
     let plain = stream.load(&written::add())?;
     (0..100).try_for_each(|_| stream.launch_dependent(&plain, grid, &args))?;
     assert!(numbers.download()? == vec![201; 100_000]);

@@ -1,18 +1,18 @@
-//! An error of the device that loses the context says so, and every call behind it is an error too, not a crash. In a process of
-//! its own, since nothing more can be done in that one.
+//! Context loss: the error says so, and every later call returns an error instead of crashing. Runs in a child process, because
+//! the context is unusable afterwards.
 
-use crate::{in_a_process_of_its_own, stream, written};
+use crate::{run_in_child_process, stream, written};
 use tilewright_cuda::{ErrorKind, Result};
 use tilewright_ptx::sim::Arg;
 
 #[test]
-fn an_illegal_address_says_that_the_context_is_lost() {
-    in_a_process_of_its_own("lost::child_that_writes_where_nothing_is");
+fn an_illegal_address_loses_the_context() {
+    run_in_child_process("lost::child_that_writes_to_an_illegal_address");
 }
 
 #[test]
-#[ignore = "it is run by the test above, in a process of its own"]
-fn child_that_writes_where_nothing_is() -> Result<()> {
+#[ignore = "run in a child process by the test above"]
+fn child_that_writes_to_an_illegal_address() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let function = stream.load(&written::add())?;
     let numbers = stream.filled::<u32>(10, 0)?;

@@ -1,5 +1,5 @@
-//! The runtime on the GPU of this machine: streams, memory, kernels, graphs, and all that it refuses. Without a GPU it says so,
-//! and what has to be an error there is.
+//! The runtime on the GPU of this machine: streams, memory, kernels, graphs, and rejected calls. Without a GPU the tests are
+//! skipped, except for the errors of that case.
 
 mod graphs;
 mod kernels;
@@ -13,13 +13,13 @@ use std::process::Command;
 use tilewright_cuda::{Buffer, Context, ErrorKind, Function, Result, Stream};
 use tilewright_ptx::sim::Arg;
 
-/// A stream of the first GPU, or nothing where there is none, which is said.
+/// A stream of the first GPU; without one, prints the reason.
 fn stream() -> Option<Stream> {
     Stream::open(0).inspect_err(|why| println!("skipped: {why}")).ok()
 }
 
-/// Runs an ignored test of this program, alone; does nothing where there is no GPU.
-fn in_a_process_of_its_own(test: &str) {
+/// Runs an ignored test of this program in a child process. Does nothing without a GPU.
+fn run_in_child_process(test: &str) {
     if stream().is_none() {
         return;
     }
@@ -31,33 +31,35 @@ fn in_a_process_of_its_own(test: &str) {
     assert!(output.status.success() && said.contains("1 passed"), "{test} failed");
 }
 
-/// Adds `value` to each of `numbers`, by the kernel of [`written::add`].
+/// Adds `value` to each of `numbers` with the kernel of [`written::add`].
 fn add(stream: &Stream, function: &Function, numbers: &Buffer<u32>, value: u32) -> Result<()> {
     let args = [Arg::U64(numbers.address()), Arg::U32(numbers.len() as u32), Arg::U32(value)];
     stream.launch(function, [(numbers.len() as u32).div_ceil(written::THREADS), 1, 1], &args)
 }
 
-/// Keeps a stream busy for so many milliseconds.
+/// Keeps a stream busy for the given number of milliseconds.
 fn spin(stream: &Stream, milliseconds: u64) -> Result<()> {
     let function = stream.load(&written::spin())?;
     stream.launch(&function, [1, 1, 1], &[Arg::U64(milliseconds * 1_000_000)])?;
-    // what is given back while it runs would wait for it
+    // unloading it would wait for the kernel
     std::mem::forget(function);
     Ok(())
 }
 
 #[test]
-fn what_is_not_there_is_an_error_that_says_so() {
+fn missing_drivers_and_gpus_are_errors() {
     match Context::open(0) {
         Ok(context) => {
             assert!(
-                context.limits().arch >= 80 && context.limits().driver >= 12_000,
+                context.properties().arch >= 80 && context.properties().driver >= 12_000,
                 "{:?}",
-                context.limits()
+                context.properties()
             );
-            assert!(context.limits().shared_of_cta >= 99 << 10 && context.limits().multiprocessors > 0);
+            assert!(
+                context.properties().shared_per_cta >= 99 << 10 && context.properties().multiprocessors > 0
+            );
             let (free, total) = context.free_memory().expect("numbers");
-            assert!(free <= total && total <= context.limits().memory);
+            assert!(free <= total && total <= context.properties().memory);
         }
         Err(error) if error.kind() == ErrorKind::NoDriver => {
             let expected =

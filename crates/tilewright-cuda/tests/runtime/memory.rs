@@ -1,4 +1,4 @@
-//! Memory: bytes there and back in all sizes, too little of it, and pointers of the caller.
+//! Memory: round trips of all sizes, out of memory, and the caller's pointers.
 
 use crate::{spin, stream, written};
 use tilewright_cuda::{ErrorKind, Result, Stream};
@@ -9,7 +9,7 @@ fn bytes(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn bytes_come_back_as_they_went() -> Result<()> {
+fn bytes_survive_a_round_trip() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     for len in [0, 1, 4095, 64 << 10, (64 << 10) + 1, 4 << 20, (4 << 20) + 1, 33 << 20] {
         let (memory, expected) = (stream.allocate(len)?, bytes(len));
@@ -29,7 +29,7 @@ fn bytes_come_back_as_they_went() -> Result<()> {
 }
 
 #[test]
-fn words_come_back_as_they_were_made() -> Result<()> {
+fn words_survive_a_round_trip() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     for words in [0_usize, 1, 16 << 10, (16 << 10) + 1, 1 << 20, (1 << 20) + 1] {
         let memory = stream.allocate(4 * words)?;
@@ -49,7 +49,7 @@ fn words_come_back_as_they_were_made() -> Result<()> {
 }
 
 #[test]
-fn more_writes_than_there_are_slots_wait_for_room() -> Result<()> {
+fn writes_wait_for_a_free_slot() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     for (len, writes) in [(5000, 200), (1 << 20, 12)] {
         let memory = stream.allocate(len * writes)?;
@@ -72,25 +72,25 @@ fn more_writes_than_there_are_slots_wait_for_room() -> Result<()> {
 fn too_little_memory_is_an_error_with_the_numbers() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let (_, total) = stream.context().free_memory()?;
-    // the driver has some for itself
-    for asked in [total - 4096, total + 1, usize::MAX] {
-        let error = stream.allocate(asked).expect_err("too much");
+    // the driver reserves some
+    for requested in [total - 4096, total + 1, usize::MAX] {
+        let error = stream.allocate(requested).expect_err("too much");
         println!("{error}");
-        let expected = [format!("{asked} bytes were asked for"), format!(" of {total} are free")];
+        let expected = [format!("{requested} bytes were asked for"), format!(" of {total} are free")];
         assert_eq!(error.kind(), ErrorKind::OutOfMemory, "{error}");
         assert!(expected.iter().all(|text| error.to_string().contains(text)), "{error}");
         assert!(error.to_string().starts_with("memory.allocate: "), "{error}");
     }
-    // all is as before
+    // the stream is still usable
     assert_eq!(stream.filled::<u8>(1000, 5)?.download()?, [5; 1000]);
     Ok(())
 }
 
 #[test]
-fn memory_that_is_given_back_can_be_had_again() -> Result<()> {
+fn freed_memory_can_be_allocated_again() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let (free, _) = stream.context().free_memory()?;
-    // twenty times as much as there is
+    // in total twenty times the free memory
     for _ in 0..40 {
         let memory = stream.allocate(free / 2)?;
         stream.fill(memory.address(), 1, 1 << 20)?;
@@ -99,7 +99,7 @@ fn memory_that_is_given_back_can_be_had_again() -> Result<()> {
 }
 
 #[test]
-fn pointers_that_are_no_memory_of_the_gpu_are_refused() -> Result<()> {
+fn pointers_outside_of_gpu_memory_are_rejected() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let context = stream.context();
     let memory = stream.allocate(4096)?;
@@ -123,7 +123,7 @@ fn pointers_that_are_no_memory_of_the_gpu_are_refused() -> Result<()> {
 }
 
 #[test]
-fn what_belongs_to_another_gpu_is_refused() -> Result<()> {
+fn objects_of_another_gpu_are_rejected() -> Result<()> {
     let (Some(stream), Ok(other)) = (stream(), Stream::open(1)) else {
         println!("skipped: it takes two GPUs");
         return Ok(());

@@ -1,14 +1,14 @@
-//! What is refused, each with its reason, and that the next call works.
+//! Rejected calls: each with its reason, and the next call succeeds.
 
 use crate::{add, stream, written};
-use tilewright_cuda::{Error, ErrorKind, Result, Stream, assemble, load};
+use tilewright_cuda::{DriverError, ErrorKind, Result, Stream, assemble, load};
 use tilewright_ptx::sim::{
     Arg,
     tensor::{Swizzle, TensorMap},
 };
 
-/// The error has the kind, and all these texts.
-fn judge<T: std::fmt::Debug>(outcome: Result<T>, kind: ErrorKind, expected: &[&str]) -> Error {
+/// Asserts the kind of the error, and that it contains all these texts.
+fn judge<T: std::fmt::Debug>(outcome: Result<T>, kind: ErrorKind, expected: &[&str]) -> DriverError {
     let error = outcome.expect_err("it should be refused");
     println!("{error}\n");
     assert_eq!(error.kind(), kind, "{error}");
@@ -18,7 +18,7 @@ fn judge<T: std::fmt::Debug>(outcome: Result<T>, kind: ErrorKind, expected: &[&s
     error
 }
 
-/// Nothing was poisoned.
+/// Asserts that the stream is still usable.
 fn works(stream: &Stream) -> Result<()> {
     let function = stream.load(&written::add())?;
     let numbers = stream.upload(&[1_u32; 300])?;
@@ -28,7 +28,7 @@ fn works(stream: &Stream) -> Result<()> {
 }
 
 #[test]
-fn wrong_ptx_comes_back_with_all_that_the_assembler_says() -> Result<()> {
+fn invalid_ptx_is_rejected_with_the_whole_log() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let ptx = stream.context().ptx(&written::add())?;
     let many = ptx.replace("ret;", "no.such.instruction %r1;\nnor.this.one %r2;\nret;");
@@ -63,13 +63,13 @@ fn damaged_or_foreign_machine_code_is_refused() -> Result<()> {
     foreign.name = "add".into();
     match function.of_kernel(&foreign) {
         Err(error) => assert!(error.to_string().contains("parameters, its machine code"), "{error}"),
-        Ok(_) => assert!(context.limits().driver < 12_040, "drivers tell since CUDA 12.4"),
+        Ok(_) => assert!(context.properties().driver < 12_040, "drivers tell since CUDA 12.4"),
     }
     works(&stream)
 }
 
 #[test]
-fn wrong_launches_are_refused_before_anything_is_launched() -> Result<()> {
+fn invalid_launches_are_rejected() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let function = stream.load(&written::add())?;
     let numbers = stream.filled::<u32>(10, 0)?;
@@ -88,7 +88,7 @@ fn wrong_launches_are_refused_before_anything_is_launched() -> Result<()> {
     refused([0, 1, 1], &good, "a grid of 0 x 1 x 1 CTAs");
     refused([1, 65_536, 1], &good, "a grid of 1 x 65536 x 1 CTAs");
     refused([1, 1, u32::MAX], &good, "CTAs");
-    if stream.context().limits().arch >= 90 {
+    if stream.context().properties().arch >= 90 {
         let clusters = stream.load(&written::add_in_clusters())?;
         let expected = &["a grid of 3 CTAs in x cannot be cut into clusters of 2"];
         judge(stream.launch(&clusters, [3, 1, 1], &good), ErrorKind::Argument, expected);
@@ -113,9 +113,9 @@ fn wrong_launches_are_refused_before_anything_is_launched() -> Result<()> {
 }
 
 #[test]
-fn more_shared_memory_than_there_is_is_refused() -> Result<()> {
+fn too_much_shared_memory_is_rejected() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
-    let most = stream.context().limits().shared_of_cta;
+    let most = stream.context().properties().shared_per_cta;
     let kernel = written::reverse(most / 4 + 1);
     let expected =
         [format!("a CTA of it has {} bytes of shared memory", most / 4 * 4 + 4), format!("gives {most}")];

@@ -1,6 +1,6 @@
-//! Streams and events: order, waiting, times, and that nothing else waits.
+//! Streams and events: order, synchronization, timing, and calls that must not block.
 
-use crate::{add, in_a_process_of_its_own, spin, stream, written};
+use crate::{add, run_in_child_process, spin, stream, written};
 use std::time::Instant;
 use tilewright_cuda::{Context, Result};
 
@@ -13,41 +13,41 @@ fn a_thousand_launches_are_done_in_order() -> Result<()> {
     stream.synchronize()?;
     let start = Instant::now();
     (0..1000).try_for_each(|_| add(&stream, &function, &numbers, 3))?;
-    let asked = start.elapsed();
+    let submitted = start.elapsed();
     assert_eq!(numbers.download()?, vec![3007; 1000]);
-    println!("{:.2} us of the host for a launch", asked.as_secs_f64() * 1e3);
+    println!("{:.2} us of the host for a launch", submitted.as_secs_f64() * 1e3);
     Ok(())
 }
 
-/// What other tests give back waits for all work of the context, and holds up everybody meanwhile.
+/// In a child process, because frees of other tests synchronize the context and block all threads.
 #[test]
-fn launches_writes_and_fills_do_not_wait() {
-    in_a_process_of_its_own("streams::child_that_does_not_wait");
+fn launches_writes_and_fills_do_not_block() {
+    run_in_child_process("streams::child_that_does_not_block");
 }
 
 #[test]
-#[ignore = "it is run by the test above, in a process of its own"]
-fn child_that_does_not_wait() -> Result<()> {
+#[ignore = "run in a child process by the test above"]
+fn child_that_does_not_block() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let function = stream.load(&written::add())?;
     let numbers = stream.filled::<u32>(16_384, 0)?;
     stream.write(numbers.address(), &[0; 64])?;
     stream.load(&written::spin())?;
-    let (before, behind) = (stream.context().event()?, stream.context().event()?);
+    let (before, after) = (stream.context().event()?, stream.context().event()?);
     stream.synchronize()?;
     spin(&stream, 1000)?;
     stream.record(&before)?;
     let mut bytes = vec![1_u8; 65_536];
     stream.write(numbers.address(), &bytes)?;
-    // reused before the copy has begun
+    // reused while the copy is still pending
     bytes.fill(9);
     add(&stream, &function, &numbers, 1)?;
     stream.fill(numbers.address(), 7, 4)?;
     drop(stream.allocate(1 << 20)?);
-    stream.record(&behind)?;
-    assert!(!before.is_done()? && !behind.is_done()? && !stream.is_done()?, "something has waited");
-    behind.synchronize()?;
-    assert!(before.is_done()? && behind.is_done()? && stream.is_done()?);
+    stream.record(&after)?;
+    assert!(!before.is_done()? && !after.is_done()? && !stream.is_done()?, "a call has blocked");
+    after.synchronize()?;
+    assert!(before.is_done()? && after.is_done()? && stream.is_done()?);
     let mut expected = vec![0x0101_0102; 16_384];
     expected[0] = 0x0707_0707;
     assert!(numbers.download()? == expected);
@@ -74,7 +74,7 @@ fn one_stream_waits_for_another() -> Result<()> {
 }
 
 #[test]
-fn events_and_stopwatches_know_times() -> Result<()> {
+fn events_and_stopwatches_measure_time() -> Result<()> {
     let Some(stream) = stream() else { return Ok(()) };
     let seconds = stream.stopwatch()?.time(|| spin(&stream, 20))?;
     assert!((0.02..2.0).contains(&seconds), "{seconds}");
@@ -92,10 +92,10 @@ fn events_and_stopwatches_know_times() -> Result<()> {
 }
 
 #[test]
-fn the_callers_streams_are_taken_as_they_are() -> Result<()> {
+fn the_callers_streams_are_borrowed() -> Result<()> {
     let Some(own) = stream() else { return Ok(()) };
     let function = own.load(&written::add())?;
-    // that of another library, and the default stream
+    // a stream of another library, and the default stream
     for handle in [own.handle(), 0] {
         let borrowed = own.context().borrow_stream(handle)?;
         assert_eq!(borrowed.handle(), handle);
@@ -103,7 +103,7 @@ fn the_callers_streams_are_taken_as_they_are() -> Result<()> {
         add(&borrowed, &function, &numbers, 4)?;
         assert_eq!(numbers.download()?, [5, 6, 7]);
     }
-    // dropping a borrowed one does not destroy it
+    // dropping a borrowed stream does not destroy it
     own.synchronize()
 }
 
@@ -118,7 +118,7 @@ fn threads_work_at_the_same_time() -> Result<()> {
         for round in 0..50 {
             stream.write(numbers.address(), &vec![(thread + round) as u8; 20_000])?;
             add(&stream, &function, &numbers, round)?;
-            // captures of one thread do not hinder the others, nor these it
+            // captures of different threads are independent
             let graph = stream.capture(|| add(&stream, &function, &numbers, 1))?;
             graph.instantiate()?.launch(&stream)?;
             let expected = u32::from_le_bytes([(thread + round) as u8; 4]) + round + 1;

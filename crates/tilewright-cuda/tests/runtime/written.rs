@@ -1,4 +1,4 @@
-//! Kernels of these tests, and what they do in the simulator, where there is no GPU.
+//! Kernels of these tests, verified in the simulator.
 
 use tilewright_ptx::{
     build::Builder,
@@ -6,20 +6,20 @@ use tilewright_ptx::{
     sim::{Arg, Launch, Memory},
 };
 
-/// Threads of a CTA.
+/// Threads per CTA.
 pub(crate) const THREADS: u32 = 128;
 
-/// `numbers[i] += value`, for `count` of them.
+/// `numbers[i] += value` for `count` numbers.
 pub(crate) fn add() -> Kernel {
     adding("add", &|_| {})
 }
 
-/// The same in clusters of two.
+/// Same, in clusters of two CTAs.
 pub(crate) fn add_in_clusters() -> Kernel {
     adding("add_in_clusters", &|k| k.clusters_of(2))
 }
 
-/// The same, that waits for the kernel before it, and lets the next begin.
+/// Same, as a programmatic dependent kernel: waits for its predecessor, and lets its successor start.
 pub(crate) fn add_dependent() -> Kernel {
     adding("add_dependent", &|k| {
         k.launch_dependents();
@@ -38,7 +38,7 @@ fn adding(name: &str, begin: &dyn Fn(&Builder)) -> Kernel {
     kernel.expect("a valid kernel")
 }
 
-/// Runs for so many nanoseconds.
+/// Runs for the given number of nanoseconds.
 pub(crate) fn spin() -> Kernel {
     let kernel = Builder::kernel("spin", 32, |k| {
         let nanoseconds = k.param::<u64>("nanoseconds");
@@ -51,7 +51,7 @@ pub(crate) fn spin() -> Kernel {
     kernel.expect("a valid kernel")
 }
 
-/// The sum of so many parameters, into `sum`.
+/// Stores the sum of `params` parameters to `sum`.
 pub(crate) fn sum_of(params: usize) -> Kernel {
     let kernel = Builder::kernel("sum_of", 32, |k| {
         let sum = k.global::<u32>("sum");
@@ -61,7 +61,7 @@ pub(crate) fn sum_of(params: usize) -> Kernel {
     kernel.expect("a valid kernel")
 }
 
-/// Turns `len` numbers around, through as much shared memory; one CTA.
+/// Reverses `len` numbers through shared memory, with one CTA.
 pub(crate) fn reverse(len: usize) -> Kernel {
     let kernel = Builder::kernel("reverse", THREADS, |k| {
         let numbers = k.global::<u32>("numbers");
@@ -76,7 +76,7 @@ pub(crate) fn reverse(len: usize) -> Kernel {
     kernel.expect("a valid kernel")
 }
 
-/// Has a parameter that is a tensor map, and does nothing with it.
+/// Has an unused tensor map parameter.
 pub(crate) fn with_map() -> Kernel {
     let kernel = Builder::kernel("with_map", 32, |k| {
         k.prefetch_tensor_map(k.tensor_map("map"));
@@ -85,7 +85,7 @@ pub(crate) fn with_map() -> Kernel {
 }
 
 #[test]
-fn they_do_what_the_tests_expect() {
+fn kernels_compute_the_expected_values() {
     let mut memory = Memory::new();
     let numbers = memory.alloc_from(&(0..300_u32).collect::<Vec<_>>());
     for kernel in [add(), add_in_clusters(), add_dependent()] {

@@ -1,14 +1,14 @@
-//! A plan as it lies on the device: its arrays in one piece of memory, written where the copy to the device begins.
+//! Device plans: the arrays of a plan in one block of memory, written directly into the staging memory.
 //!
-//! The arrays and their elements are those of [`tilewright_kernels::attention::items`]. Where they lie depends on the room of the
-//! plan alone, so that those of a plan of fixed capacity never move:
+//! The arrays and their elements are those of [`tilewright_kernels::attention::items`]. Their offsets depend only on the capacity
+//! of the plan, so the arrays of a plan of fixed capacity never move:
 //!
 //! ```text
 //! worker_indptr  counters  requests  merges  sources  feeds  items | indices      | mask bits
 //! ```
 //!
-//! A plan for one batch has room for nothing else, so that one copy brings all of it. That of a plan of fixed capacity ends with
-//! the last item that is used; page indices and mask bits, if there are any, are a copy each.
+//! A plan without fixed capacity has exactly the capacity of its batch, so one copy uploads all arrays. For a plan of fixed
+//! capacity, that copy ends with the last used item; page indices and mask bits, if any, are separate copies.
 
 use tilewright::{
     Plan,
@@ -20,45 +20,45 @@ use tilewright_kernels::attention::{
     tensor_core::{Bodies, MAX_SPLIT_KV_ROWS},
 };
 
-/// Every array begins at a multiple of this many bytes.
+/// Alignment of each array in bytes.
 const ALIGN: usize = 64;
 
-/// Where the arrays of a plan begin.
+/// Offsets of a plan's arrays.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Places {
-    /// Offsets instead of addresses.
+pub(super) struct PlanLayout {
+    /// Offsets in place of addresses.
     offsets: PlanArrays,
-    /// Bytes of all arrays.
+    /// Total bytes of all arrays.
     pub(super) bytes: usize,
 }
 
-impl Places {
-    /// Of all batches that the plan has room for.
+impl PlanLayout {
+    /// The layout for all batches within the plan's capacity.
     pub(super) fn of(plan: &Plan) -> Self {
-        let room = plan.array_sizes();
+        let capacity = plan.array_sizes();
         let mut bytes = 0;
         let mut array = |len: usize| {
             let begin = bytes;
             bytes = (bytes + len).next_multiple_of(ALIGN);
             begin as u64
         };
-        // fields are evaluated in the order in which they stand here
+        // struct fields are evaluated in the order written here
         let offsets = PlanArrays {
             worker_indptr: array(4 * (plan.schedule().num_workers() + 1)),
-            arrival_counters: array(4 * room.merges),
-            requests: array(RequestRows::BYTES * room.requests),
-            num_requests: room.requests as u32,
-            merges: array(MergeItem::BYTES * room.merges),
-            sources: array(MergeSource::BYTES * room.sources),
-            merge_deps: array(4 * room.sources),
-            items: array(WorkItem::BYTES * room.items),
-            indices: array(4 * room.pages),
-            mask_bits: array(room.mask_bytes),
+            arrival_counters: array(4 * capacity.merges),
+            requests: array(RequestRows::BYTES * capacity.requests),
+            num_requests: capacity.requests as u32,
+            merges: array(MergeItem::BYTES * capacity.merges),
+            sources: array(MergeSource::BYTES * capacity.sources),
+            merge_deps: array(4 * capacity.sources),
+            items: array(WorkItem::BYTES * capacity.items),
+            indices: array(4 * capacity.pages),
+            mask_bits: array(capacity.mask_bytes),
         };
         Self { offsets, bytes }
     }
 
-    /// The arrays' addresses in memory that begins at `base`.
+    /// The addresses of the arrays in memory that begins at `base`.
     pub(super) fn at(&self, base: u64) -> PlanArrays {
         let offsets = &self.offsets;
         PlanArrays {
@@ -75,17 +75,17 @@ impl Places {
         }
     }
 
-    /// Words from the beginning to the end of the last item that the plan has.
+    /// Words from the start to the end of the plan's last item.
     pub(super) fn words(&self, plan: &Plan) -> usize {
         self.offsets.items as usize / 4 + WorkItem::WORDS * plan.schedule().items.len()
     }
 
-    /// Words of everything.
+    /// Words of all arrays.
     pub(super) fn all_words(&self) -> usize {
         self.bytes / 4
     }
 
-    /// Page indices and mask bits of a plan, to their places among all words.
+    /// Writes the page indices and mask bits of a plan into all its words.
     pub(super) fn write_lists(&self, plan: &Plan, all: &mut [u32]) {
         let (indices, bits) = (plan.requests().source.indices(), plan.requests().mask.bytes());
         all[self.offsets.indices as usize / 4..][..indices.len()]
@@ -95,10 +95,10 @@ impl Places {
     }
 }
 
-/// Writes all arrays of a plan but page indices and mask bits, which it has as they are needed, to as many words as
-/// [`Places::words`] says. What lies between arrays is left as it was.
-pub(super) fn write(plan: &Plan, places: &Places, words: &mut [u32]) {
-    let (schedule, offsets) = (plan.schedule(), &places.offsets);
+/// Writes all arrays of a plan except page indices and mask bits, which need no conversion, to [`PlanLayout::words`] words.
+/// Padding between arrays is left unchanged.
+pub(super) fn write(plan: &Plan, layout: &PlanLayout, words: &mut [u32]) {
+    let (schedule, offsets) = (plan.schedule(), &layout.offsets);
     let (rest, items) = words.split_at_mut(offsets.items as usize / 4);
     write_items(items, plan);
     let from = |offset: u64| offset as usize / 4..;
@@ -121,7 +121,7 @@ pub(super) fn write(plan: &Plan, places: &Places, words: &mut [u32]) {
     write_feeds(&mut rest[from(offsets.merge_deps)][..schedule.sources.len()], items, schedule);
 }
 
-/// Requests, and behind them such as no row belongs to.
+/// Writes the requests, then fills unused entries so that no row belongs to them.
 fn write_requests(to: &mut [u32], plan: &Plan) {
     let requests = &plan.requests().requests;
     let (used, unused) = to.split_at_mut(RequestRows::WORDS * requests.len());
@@ -141,13 +141,13 @@ fn device_merge(merge: &tilewright::attention::Merge) -> MergeItem {
     }
 }
 
-/// Words of an item: the bounds of its feeds.
+/// The words of an item that hold the bounds of its feeds.
 const FEEDS: std::ops::Range<usize> = 11..13;
 
-/// Which merges wait for each item: the merges, and bounds of each item's share of them.
+/// Writes the merges that depend on each item, and the bounds of each item's list of them.
 fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
     let items = items.as_chunks_mut::<{ WorkItem::WORDS }>().0;
-    // without levels an item is a source of one merge at most, in the order of items
+    // without levels an item is a source of at most one merge, and sources are in the order of items
     if schedule.sources.is_sorted_by(|a, b| a < b) {
         for (number, merge) in schedule.merges.iter().enumerate() {
             for source in merge.sources.clone() {
@@ -167,7 +167,7 @@ fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
         item[FEEDS].copy_from_slice(&[next, next]);
         next += count;
     }
-    // the end of each share grows as its merges come
+    // the end of each list advances as its merges are written
     for (number, merge) in schedule.merges.iter().enumerate() {
         for &item in &schedule.sources[merge.sources.start as usize..merge.sources.end as usize] {
             let end = &mut items[item as usize][FEEDS.end - 1];
@@ -177,14 +177,14 @@ fn write_feeds(feeds: &mut [u32], items: &mut [u32], schedule: &Schedule) {
     }
 }
 
-/// Items that no merge waits for yet.
+/// Writes the items, with no dependent merges yet.
 fn write_items(to: &mut [u32], plan: &Plan) {
     let segments = &plan.requests().segments;
-    // neighbours are mostly of one segment
-    let (mut number, mut of_segment) = (NONE, WorkItem::default());
+    // adjacent items mostly belong to one segment
+    let (mut number, mut shared) = (NONE, WorkItem::default());
     for (to, item) in to.as_chunks_mut().0.iter_mut().zip(&plan.schedule().items) {
         if item.segment != number {
-            (number, of_segment) = (item.segment, item_of(plan, &segments[item.segment as usize]));
+            (number, shared) = (item.segment, item_of(plan, &segments[item.segment as usize]));
         }
         let mut words = WorkItem {
             qo_begin: item.qo.start,
@@ -193,7 +193,7 @@ fn write_items(to: &mut [u32], plan: &Plan) {
             kv_begin: item.kv.start,
             kv_end: item.kv.end,
             partial: item.partial.unwrap_or(NONE),
-            ..of_segment
+            ..shared
         };
         let segment = &segments[item.segment as usize];
         if let Some(mask) = segment.mask {
@@ -205,7 +205,7 @@ fn write_items(to: &mut [u32], plan: &Plan) {
     }
 }
 
-/// What items of a segment have in common.
+/// The fields that all items of a segment share.
 fn item_of(plan: &Plan, segment: &Segment) -> WorkItem {
     let offset = |request: u32| plan.requests().requests[request as usize].offset;
     WorkItem {
@@ -219,7 +219,7 @@ fn item_of(plan: &Plan, segment: &Segment) -> WorkItem {
     }
 }
 
-/// How keys become places, and slots of a page.
+/// The layout of keys in memory, and slots per page.
 pub(super) fn layout(plan: &Plan) -> (KvLayout, u32) {
     match plan.requests().source {
         KvSource::Paged { page_size, .. } => (KvLayout::Paged, page_size as u32),
@@ -228,14 +228,14 @@ pub(super) fn layout(plan: &Plan) -> (KvLayout, u32) {
     }
 }
 
-/// Of how many rows the items of a plan are; of one of fixed capacity, of all plans that it may become.
+/// The kind of the plan's items; for a plan of fixed capacity, of all plans within that capacity.
 pub(super) fn items(plan: &Plan) -> Bodies {
     let group = plan.problem().heads().group();
-    let few = |rows: usize| rows.saturating_mul(group) <= MAX_SPLIT_KV_ROWS;
-    let all_few = match plan.capacity() {
-        // a level's items have rows of many requests
-        Some(capacity) => capacity.levels == 0 && few(capacity.qo_len),
-        None => plan.schedule().items.iter().all(|item| few(item.qo.len())),
+    let fits_split_kv = |rows: usize| rows.saturating_mul(group) <= MAX_SPLIT_KV_ROWS;
+    let all_split_kv = match plan.capacity() {
+        // an item of a level has rows of many requests
+        Some(capacity) => capacity.levels == 0 && fits_split_kv(capacity.qo_len),
+        None => plan.schedule().items.iter().all(|item| fits_split_kv(item.qo.len())),
     };
-    if all_few { Bodies::SplitKv } else { Bodies::Both }
+    if all_split_kv { Bodies::SplitKv } else { Bodies::Both }
 }

@@ -1,39 +1,39 @@
-//! What a variant's hooks have in device memory: tables, which stay there, and buffers, which come for a run.
+//! Device memory of a variant's hooks: constant tables, and buffers for each run.
 
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{Result, attention::variant::ExpressionVariant, tensor::DeviceMemory};
 use tilewright_kernels::variant::arguments;
 use tilewright_ptx::sim::Arg;
 
-/// The tables of a variant.
+/// The tables of a variant on the device.
 #[derive(Debug)]
-pub(super) struct Tables(Vec<DeviceMemory>);
+pub(super) struct VariantTables(Vec<DeviceMemory>);
 
 /// The buffers of a variant during a run.
 #[derive(Debug)]
-pub(super) struct Buffers(Vec<DeviceMemory>);
+pub(super) struct VariantBuffers(Vec<DeviceMemory>);
 
-impl Tables {
-    pub(super) fn bring<M: Machine>(gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<Self> {
+impl VariantTables {
+    pub(super) fn upload<M: Machine>(gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<Self> {
         let tables = variant.tables().iter().map(|(_, table)| gpu.upload(bytemuck::cast_slice(table)));
         Ok(Self(tables.collect::<Result<_>>()?))
     }
 }
 
-impl Buffers {
-    pub(super) fn bring<M: Machine>(gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<Self> {
+impl VariantBuffers {
+    pub(super) fn upload<M: Machine>(gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<Self> {
         let buffers =
             variant.buffers().iter().map(|(_, buffer)| gpu.upload(bytemuck::cast_slice(&buffer.values())));
         Ok(Self(buffers.collect::<Result<_>>()?))
     }
 
-    /// The arguments of the variant's parameters.
-    pub(super) fn arguments(&self, tables: &Tables, variant: &ExpressionVariant) -> Vec<Arg> {
+    /// The kernel arguments of the variant.
+    pub(super) fn arguments(&self, tables: &VariantTables, variant: &ExpressionVariant) -> Vec<Arg> {
         arguments(variant, |at| tables.0[at].address(), |at| self.0[at].address())
     }
 
-    /// Waits for what the hooks have written. A variant without buffers has nothing to wait for.
-    pub(super) fn bring_back<M: Machine>(&self, gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<()> {
+    /// Copies the buffers back, which waits for the run. A variant without buffers does not wait.
+    pub(super) fn download<M: Machine>(&self, gpu: &Gpu<M>, variant: &ExpressionVariant) -> Result<()> {
         for (memory, (_, buffer)) in self.0.iter().zip(variant.buffers()) {
             let mut values = vec![0.0_f32; buffer.len()];
             gpu.machine().read(memory.address(), bytemuck::cast_slice_mut(&mut values))?;

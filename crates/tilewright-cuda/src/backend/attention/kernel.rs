@@ -1,11 +1,11 @@
-//! Which kernel a problem and a variant get, and how their work is cut.
+//! Kernel selection and tiling for a problem and a variant.
 //!
-//! Tensor cores where they can, otherwise the kernel that takes everything. The tiling follows from the problem alone, so that
-//! operators of one problem share plans whatever their variants: a kernel does items of any number of rows.
+//! Problems that tensor kernel support use them; others use a general scalar kernel. The tiling depends only on the problem, so
+//! operators of one problem share plans across variants: a kernel supports items of any number of rows.
 
 use super::{
-    cores::{Cores, is_plain},
-    hooks::Tables,
+    hooks::VariantTables,
+    tensor_core::{TensorCoreKernel, is_plain},
 };
 use crate::{
     backend::Gpu,
@@ -23,30 +23,30 @@ use tilewright_kernels::attention::{
 };
 
 const OPERATOR: &str = "attention.new";
-/// What an item costs beside its KV tiles, in KV tiles.
+/// Fixed cost of an item, in KV tiles.
 const SEGMENT_OVERHEAD: usize = 3;
-/// What bringing a KV tile to the SM costs without tensor cores, in rows that are multiplied with it meanwhile.
+/// Cost of loading a KV tile to the SM without tensor kernel, in query rows processed in that time.
 const SCALAR_TILE_LOAD_ROWS: usize = 8;
-/// CTAs of the kernel without tensor cores that share an SM, at least.
+/// Minimum number of resident CTAs of the scalar kernel per SM.
 const SCALAR_CTAS: u32 = 2;
 
-/// Kernels that were made for an operator.
+/// The kernels of an operator.
 #[derive(Debug)]
-pub(super) struct Built<M: Machine> {
-    /// On tensor cores, if they do it.
-    fast: Option<Fast<M>>,
-    /// What takes everything: made at once where it is all that there is, otherwise when a call needs it.
+pub(super) struct AttentionKernels<M: Machine> {
+    /// Kernels on tensor kernel, if they support the problem.
+    tensor_core: Option<TensorCoreKernels<M>>,
+    /// The general kernel: built with the operator if there is no other, else when a call first needs it.
     general: OnceLock<M::Function>,
-    pub(super) tables: Tables,
+    pub(super) tables: VariantTables,
 }
 
-/// Kernels on tensor cores. The one that steps of decoding take is made with the operator: that of few rows, unless a token has more
-/// rows than these. The other one is made by the first run that needs it: a process that only decodes does not wait for it.
+/// Kernels on tensor kernel. The one for decode steps is built with the operator: that for few rows, unless one token already has
+/// more. The other one is built by the first run that needs it, so a process that only decodes does not compile it.
 #[derive(Debug)]
-struct Fast<M: Machine> {
-    cores: Cores,
-    few: OnceLock<M::Function>,
-    any: OnceLock<M::Function>,
+struct TensorCoreKernels<M: Machine> {
+    kernel: TensorCoreKernel,
+    split_kv: OnceLock<M::Function>,
+    split_q: OnceLock<M::Function>,
 }
 
 fn without_tensor_cores(problem: &Problem) -> scalar::SimtConfig {
@@ -81,12 +81,12 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
         scratch: 0,
         weights: Dtype::F32,
     };
-    Ok(match Cores::of(limits, problem) {
-        Some(cores) => Tiling {
-            q_rows: cores.q_rows(),
-            tile_load: cores.tile_load(group),
-            workers: (limits.multiprocessors * cores.ctas_per_sm()) as usize,
-            weights: cores.weights(),
+    Ok(match TensorCoreKernel::of(limits, problem) {
+        Some(kernel) => Tiling {
+            q_rows: kernel.q_rows(),
+            tile_load: kernel.tile_load(group),
+            workers: (limits.multiprocessors * kernel.ctas_per_sm()) as usize,
+            weights: kernel.weights(),
             ..tiling
         },
         None => Tiling {
@@ -98,33 +98,42 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
     })
 }
 
-impl<M: Machine> Built<M> {
+impl<M: Machine> AttentionKernels<M> {
     pub(super) fn new(gpu: &Gpu<M>, problem: &Problem, variant: &ExpressionVariant) -> Result<Self> {
-        let built = Self { fast: None, general: OnceLock::new(), tables: Tables::bring(gpu, variant)? };
-        match Cores::of(&gpu.limits, problem).filter(|cores| cores.does(variant)) {
-            Some(cores) => {
-                let fast = Fast { cores, few: OnceLock::new(), any: OnceLock::new() };
-                let few = problem.heads().group() <= MAX_SPLIT_KV_ROWS;
-                fast.of(gpu, (problem, variant), if few { Bodies::SplitKv } else { Bodies::Both })?;
-                Ok(Self { fast: Some(fast), ..built })
+        let kernels = Self {
+            tensor_core: None,
+            general: OnceLock::new(),
+            tables: VariantTables::upload(gpu, variant)?,
+        };
+        match TensorCoreKernel::of(&gpu.limits, problem).filter(|kernel| kernel.supports(variant)) {
+            Some(kernel) => {
+                let tensor_core =
+                    TensorCoreKernels { kernel, split_kv: OnceLock::new(), split_q: OnceLock::new() };
+                let split_kv = problem.heads().group() <= MAX_SPLIT_KV_ROWS;
+                tensor_core.get(
+                    gpu,
+                    (problem, variant),
+                    if split_kv { Bodies::SplitKv } else { Bodies::Both },
+                )?;
+                Ok(Self { tensor_core: Some(tensor_core), ..kernels })
             }
             None => {
-                built.general(gpu, (problem, variant))?;
-                Ok(built)
+                kernels.general(gpu, (problem, variant))?;
+                Ok(kernels)
             }
         }
     }
 
-    /// The kernel for items and arguments: tensor cores want these aligned, for example.
-    pub(super) fn for_call(
+    /// The kernel for these items and parameters; tensor-core kernels require alignment, for example.
+    pub(super) fn select(
         &self,
         gpu: &Gpu<M>,
-        asked: (&Problem, &ExpressionVariant),
+        target: (&Problem, &ExpressionVariant),
         (items, call): (Bodies, &AttentionParams),
     ) -> Result<M::Function> {
-        match &self.fast {
-            Some(fast) if fast.cores.takes(call) => fast.of(gpu, asked, items),
-            _ => self.general(gpu, asked),
+        match &self.tensor_core {
+            Some(tensor_core) if tensor_core.kernel.accepts(call) => tensor_core.get(gpu, target, items),
+            _ => self.general(gpu, target),
         }
     }
 
@@ -144,37 +153,42 @@ impl<M: Machine> Built<M> {
     }
 }
 
-impl<M: Machine> Fast<M> {
-    fn of(&self, gpu: &Gpu<M>, asked: (&Problem, &ExpressionVariant), items: Bodies) -> Result<M::Function> {
-        let made = match items {
-            // a kernel for all items does these, too
-            Bodies::SplitKv => self.few.get().or(self.any.get()),
-            Bodies::Both => self.any.get(),
+impl<M: Machine> TensorCoreKernels<M> {
+    fn get(
+        &self,
+        gpu: &Gpu<M>,
+        target: (&Problem, &ExpressionVariant),
+        items: Bodies,
+    ) -> Result<M::Function> {
+        let built = match items {
+            // a kernel for items of any number of rows supports these too
+            Bodies::SplitKv => self.split_kv.get().or(self.split_q.get()),
+            Bodies::Both => self.split_q.get(),
         };
-        if let Some(made) = made {
-            return Ok(made.clone());
+        if let Some(built) = built {
+            return Ok(built.clone());
         }
-        let function = on_cores(gpu, asked, self.cores.with(items))?;
-        let slot = if items == Bodies::SplitKv { &self.few } else { &self.any };
+        let function = build_tensor_core(gpu, target, self.kernel.with(items))?;
+        let slot = if items == Bodies::SplitKv { &self.split_kv } else { &self.split_q };
         Ok(slot.get_or_init(|| function).clone())
     }
 }
 
-fn on_cores<M: Machine>(
+fn build_tensor_core<M: Machine>(
     gpu: &Gpu<M>,
     (problem, variant): (&Problem, &ExpressionVariant),
-    cores: Cores,
+    kernel: TensorCoreKernel,
 ) -> Result<M::Function> {
-    let name = format!("attention_{}{}{}", shape(problem), cores.kind(), hooks(variant));
-    gpu.kernel(OPERATOR, &name, |name| cores.record(name, variant))
+    let name = format!("attention_{}{}{}", shape(problem), kernel.kind(), hooks(variant));
+    gpu.kernel(OPERATOR, &name, |name| kernel.record(name, variant))
 }
 
-/// What kernels of a variant are called after; nothing if no hook does anything.
+/// The part of a kernel's name for the variant; empty if no hook has an effect.
 fn hooks(variant: &ExpressionVariant) -> String {
     if is_plain(variant) { String::new() } else { format!("_{:016x}", variant.fingerprint()) }
 }
 
-/// What kernels of a problem are called after.
+/// The part of a kernel's name for the problem.
 fn shape(problem: &Problem) -> String {
     let (dim, qo, kv) = (problem.head_dim(), problem.dtype_qo(), problem.dtype_kv());
     format!("{qo}_{kv}_d{}_{}", dim.qk, dim.vo)

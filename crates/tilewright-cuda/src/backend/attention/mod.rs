@@ -1,19 +1,19 @@
-//! Attention: which kernel a problem gets, plans in device memory, and the launch.
+//! Attention on the device: kernel selection, device plans, launch.
 
-mod arguments;
-mod cores;
 mod flatten;
 mod hooks;
 mod kernel;
-mod lengths;
+mod params;
+mod plan_on_device;
+mod tensor_core;
 
 use super::Gpu;
 use crate::machine::Machine;
-use arguments::Held;
-use flatten::Places;
-use hooks::Buffers;
-use kernel::Built;
-pub use lengths::DeviceBatch;
+use flatten::PlanLayout;
+use hooks::VariantBuffers;
+use kernel::AttentionKernels;
+use params::TemporaryMemory;
+pub use plan_on_device::DeviceBatch;
 use std::sync::Arc;
 use tilewright::{
     Error, Opaque, Output, Plan, Problem, Result, ViewMut,
@@ -34,13 +34,13 @@ pub(super) struct DevicePlan {
     layout: KvLayout,
     page_size: u32,
     workers: u32,
-    /// Of how many rows its items are, now and after each replanning within its capacity.
+    /// The kind of its items, now and after each replan within its capacity.
     items: Bodies,
-    /// Room of the workspace.
+    /// Capacity of the workspace, in rows of partial states.
     partial_rows: usize,
-    /// How a kernel makes it, where it is made of lengths on the device.
-    lengths: Option<lengths::Made>,
-    /// Where it all lies.
+    /// The planning launch, if the plan is computed on the device.
+    launch: Option<plan_on_device::PlanLaunch>,
+    /// The memory of all arrays.
     memory: DeviceMemory,
 }
 
@@ -54,23 +54,23 @@ impl<M: Machine> Gpu<M> {
         problem: &Problem,
         variant: &ExpressionVariant,
     ) -> Result<Option<Opaque>> {
-        Ok(Some(Arc::new(Built::new(self, problem, variant)?)))
+        Ok(Some(Arc::new(AttentionKernels::new(self, problem, variant)?)))
     }
 
-    /// Brings a plan to the device. One that was there before gives its memory, where it is nobody else's and large enough: that of
-    /// a plan of fixed capacity always is.
+    /// Uploads a plan. Reuses the memory of the previous plan if this is its only owner and the memory is large enough, which is
+    /// always true for a plan of fixed capacity.
     pub(super) fn prepare_plan(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
-        let places = Places::of(plan);
+        let plan_layout = PlanLayout::of(plan);
         let before = previous.and_then(|previous| previous.downcast::<DevicePlan>().ok());
         let before = before.and_then(Arc::into_inner).filter(|before| {
-            before.memory.device() == self.limits.device && before.memory.bytes() >= places.bytes
+            before.memory.device() == self.limits.device && before.memory.bytes() >= plan_layout.bytes
         });
         let memory = match before {
             Some(before) => before.memory,
-            None => self.allocate(places.bytes.max(1))?,
+            None => self.allocate(plan_layout.bytes.max(1))?,
         };
-        let args = places.at(memory.address());
-        self.bring(plan, &places, &args)?;
+        let args = plan_layout.at(memory.address());
+        self.upload_plan(plan, &plan_layout, &args)?;
         let ((layout, page_size), items) = (flatten::layout(plan), flatten::items(plan));
         let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.array_sizes().partial_rows);
         Ok(Some(Arc::new(DevicePlan {
@@ -80,21 +80,21 @@ impl<M: Machine> Gpu<M> {
             workers,
             items,
             partial_rows,
-            lengths: None,
+            launch: None,
             memory,
         })))
     }
 
-    /// Writes a plan to where it lies on the device.
-    fn bring(&self, plan: &Plan, places: &Places, args: &PlanArrays) -> Result<()> {
+    /// Writes a plan to its device memory.
+    fn upload_plan(&self, plan: &Plan, plan_layout: &PlanLayout, args: &PlanArrays) -> Result<()> {
         if plan.capacity().is_none() {
-            return self.machine.write_words(args.worker_indptr, places.all_words(), &mut |all| {
-                flatten::write(plan, places, &mut all[..places.words(plan)]);
-                places.write_lists(plan, all);
+            return self.machine.write_words(args.worker_indptr, plan_layout.all_words(), &mut |all| {
+                flatten::write(plan, plan_layout, &mut all[..plan_layout.words(plan)]);
+                plan_layout.write_lists(plan, all);
             });
         }
-        let write = &mut |words: &mut [u32]| flatten::write(plan, places, words);
-        self.machine.write_words(args.worker_indptr, places.words(plan), write)?;
+        let write = &mut |words: &mut [u32]| flatten::write(plan, plan_layout, words);
+        self.machine.write_words(args.worker_indptr, plan_layout.words(plan), write)?;
         for (to, bytes) in [
             (args.indices, bytemuck::cast_slice(plan.requests().source.indices())),
             (args.mask_bits, plan.requests().mask.bytes()),
@@ -108,33 +108,38 @@ impl<M: Machine> Gpu<M> {
 
     pub(super) fn run_attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
         let device_plan = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
-        let built = inputs.built().and_then(|built| built.downcast_ref::<Built<M>>());
-        let (Some(device_plan), Some(built)) = (device_plan, built) else {
+        let kernels = inputs.built().and_then(|kernels| kernels.downcast_ref::<AttentionKernels<M>>());
+        let (Some(device_plan), Some(kernels)) = (device_plan, kernels) else {
             let text = match plan.prepared().is_some() && inputs.built().is_some() {
                 true => "the plan or the operator was made by another backend",
                 false => "the plan or the operator was made without a device",
             };
             return Err(Error::new(OPERATOR, text));
         };
-        self.check_place(OPERATOR, "the plan", Some(device_plan.memory.device_address()))?;
-        let workspace = self.check_place(
+        self.check_device(OPERATOR, "the plan", Some(device_plan.memory.device_address()))?;
+        let workspace = self.check_device(
             OPERATOR,
             "workspace",
             out.workspace.device().map(DeviceMemory::device_address),
         )?;
-        let mut held = Held::new();
+        let mut temporaries = TemporaryMemory::new();
         let tensors: (&ViewMut<'_>, Option<&ViewMut<'_>>) = (&out.o, out.lse.as_ref());
-        let mut call = self.call((plan.problem(), device_plan), inputs, tensors, (workspace, &mut held))?;
-        // what is recorded with an empty batch is replayed with others
+        let mut call = self.attention_params(
+            (plan.problem(), device_plan),
+            inputs,
+            tensors,
+            (workspace, &mut temporaries),
+        )?;
+        // a run recorded with an empty batch may be replayed with others
         if plan.num_rows() == 0 && plan.capacity().is_none() {
             return Ok(());
         }
         let variant = inputs.variant();
-        let buffers = Buffers::bring(self, variant)?;
-        call.variant = buffers.arguments(&built.tables, variant);
-        let asked = (device_plan.items, &call);
-        let function = built.for_call(self, (plan.problem(), variant), asked)?;
+        let buffers = VariantBuffers::upload(self, variant)?;
+        call.variant = buffers.arguments(&kernels.tables, variant);
+        let target = (device_plan.items, &call);
+        let function = kernels.select(self, (plan.problem(), variant), target)?;
         self.machine.launch(&function, [device_plan.workers, 1, 1], &call.args())?;
-        buffers.bring_back(self, variant)
+        buffers.download(self, variant)
     }
 }

@@ -1,4 +1,4 @@
-//! Distributions: softmax and the renormalising filters are those of requests that ask for nothing else.
+//! Distributions: softmax and the renormalizing filters are requests without other parameters.
 
 use super::{kind_of, name_of, threads_of, top_k::top_k_mask, vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};

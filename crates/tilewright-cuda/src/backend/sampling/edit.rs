@@ -1,4 +1,4 @@
-//! Edits of logits: what a row names is brought together on the host, so that each logit is the work of one thread.
+//! Logits edits: the host groups entries by row and token, so that one thread updates each logit.
 
 use super::{vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};
@@ -10,11 +10,11 @@ use tilewright::{
 use tilewright_kernels::sampling::{EDIT_THREADS, TOKENS_PER_MASK_THREAD, add_bias, mask_tokens, penalise};
 use tilewright_ptx::sim::Arg;
 
-/// Row, token, and two words that the kernel explains.
-type Entry = [u32; 4];
+/// Row, token, and two words whose meaning depends on the kernel.
+type EditEntry = [u32; 4];
 
-/// Logits that are edited.
-struct Logits<'a> {
+/// The logits to edit.
+struct EditTarget<'a> {
     operator: &'static str,
     view: ViewMut<'a>,
     address: u64,
@@ -34,7 +34,7 @@ pub(in crate::backend) fn edit_logits<M: Machine>(
     };
     let address = gpu.address_mut(operator, "logits", &view)?;
     let [rows, vocab] = [view.shape()[0], view.shape()[1]];
-    let logits = Logits { operator, view, address, rows, vocab: vocab_of(operator, vocab)? };
+    let logits = EditTarget { operator, view, address, rows, vocab: vocab_of(operator, vocab)? };
     match edit {
         LogitsEdit::Bitmask(bitmask) => mask(gpu, &logits, bitmask),
         LogitsEdit::Penalties(penalties, history) => {
@@ -50,7 +50,7 @@ pub(in crate::backend) fn edit_logits<M: Machine>(
     }
 }
 
-fn mask<M: Machine>(gpu: &Gpu<M>, logits: &Logits<'_>, bitmask: &TokenBitmask<'_>) -> Result<()> {
+fn mask<M: Machine>(gpu: &Gpu<M>, logits: &EditTarget<'_>, bitmask: &TokenBitmask<'_>) -> Result<()> {
     let chosen: BTreeSet<u32> = match bitmask.rows {
         Some(rows) => rows.iter().copied().collect(),
         None => (0..logits.rows as u32).collect(),
@@ -76,11 +76,11 @@ fn mask<M: Machine>(gpu: &Gpu<M>, logits: &Logits<'_>, bitmask: &TokenBitmask<'_
     gpu.machine.launch(&kernel, grid, &args)
 }
 
-/// Runs the kernel of this name, with its entries and numbers.
+/// Runs the named kernel with its entries and values.
 fn run<M: Machine>(
     gpu: &Gpu<M>,
-    logits: &Logits<'_>,
-    (edit, entries): (&str, &[Entry]),
+    logits: &EditTarget<'_>,
+    (edit, entries): (&str, &[EditEntry]),
     numbers: &[u32],
 ) -> Result<()> {
     if entries.is_empty() {
@@ -106,8 +106,8 @@ fn run<M: Machine>(
     gpu.machine.launch(&kernel, [count.div_ceil(EDIT_THREADS), 1, 1], &args)
 }
 
-/// Each token of prompt or output of each row, with how often the output has it.
-fn occurrences(history: &History<'_>, vocab: usize) -> Vec<Entry> {
+/// The tokens of each row's prompt or output, with their number of occurrences in the output.
+fn occurrences(history: &History<'_>, vocab: usize) -> Vec<EditEntry> {
     match *history {
         History::Tokens { prompt, output } => {
             let of_row = |(row, (prompt, output)): (usize, (&&[u32], &&[u32]))| {
@@ -127,12 +127,12 @@ fn occurrences(history: &History<'_>, vocab: usize) -> Vec<Entry> {
     }
 }
 
-/// The biases of each token of each row side by side, in their order.
-fn groups(bias: &[&[Bias]]) -> (Vec<Entry>, Vec<u32>) {
+/// The biases of each token of each row, adjacent and in their original order.
+fn groups(bias: &[&[Bias]]) -> (Vec<EditEntry>, Vec<u32>) {
     let (mut entries, mut biases) = (Vec::new(), Vec::new());
     for (row, list) in bias.iter().enumerate() {
         let mut sorted = list.to_vec();
-        sorted.sort_by_key(|bias| bias.token); // stable: a token's stay in their order
+        sorted.sort_by_key(|bias| bias.token); // stable: keeps the order of a token's biases
         for group in sorted.chunk_by(|a, b| a.token == b.token) {
             let begin = biases.len() as u32;
             entries.push([row as u32, group[0].token, begin, begin + group.len() as u32]);

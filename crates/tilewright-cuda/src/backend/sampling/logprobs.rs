@@ -1,6 +1,6 @@
-//! Log-probabilities: the device finds ranks and sums, the host takes logarithms in f64.
+//! Log-probabilities: the device computes ranks and sums, the host takes logarithms in f64.
 
-use super::{error_of, problem, threads_of_large, vocab_of, with_elements};
+use super::{error_of, row_error, threads_of_large, vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{
     Result, View,
@@ -31,16 +31,16 @@ pub(in crate::backend) fn logprobs<M: Machine>(
     })?;
     let most = choices.iter().map(|choice| choice.top_n).max().unwrap_or(0) as usize;
     let requests = gpu.upload_requests(params)?;
-    let asked = gpu.upload_words(choices.iter().flat_map(|choice| [choice.token, choice.top_n]))?;
+    let choice_words = gpu.upload_words(choices.iter().flat_map(|choice| [choice.token, choice.top_n]))?;
     let answers = gpu.allocate(rows * LOGPROBS_WORDS * 4)?;
-    // rows that ask for fewer, and bad ones, write less than all of it
+    // rows that request fewer tokens, and invalid ones, write only a part
     let tops = gpu.allocate((rows * most * 8).max(8))?;
     gpu.machine.fill(answers.address(), 0, answers.bytes())?;
     gpu.machine.fill(tops.address(), 0, tops.bytes())?;
     let args = [
         Arg::U64(address),
         Arg::U64(requests.address()),
-        Arg::U64(asked.address()),
+        Arg::U64(choice_words.address()),
         Arg::U64(answers.address()),
         Arg::U64(tops.address()),
         Arg::U64(logits.strides()[0] as u64),
@@ -52,10 +52,10 @@ pub(in crate::backend) fn logprobs<M: Machine>(
     let tops = gpu.read_words(&tops, rows * most * 2)?;
     for (row, out) in out.iter_mut().enumerate() {
         let answer = &answers[row * LOGPROBS_WORDS..][..LOGPROBS_WORDS];
-        *out = match problem(RowKind::Logits, answer) {
+        *out = match row_error(RowKind::Logits, answer) {
             Some(why) => Err(error_of(OPERATOR, row, &why)),
             None => {
-                let scale = Scale::new(answer, columns, params[row].temperature);
+                let scale = LogprobScale::new(answer, columns, params[row].temperature);
                 let top = &tops[row * most * 2..][..choices[row].top_n as usize * 2];
                 Ok(scale.answer(choices[row].token, answer, top))
             }
@@ -64,22 +64,22 @@ pub(in crate::backend) fn logprobs<M: Machine>(
     Ok(())
 }
 
-/// What turns a logit into a log-probability: `(logit - max) / temperature - log_mass`.
-struct Scale {
+/// Converts a logit to a log-probability: `(logit - max) / temperature - log_mass`.
+struct LogprobScale {
     max: f64,
     temperature: f64,
     log_mass: f64,
 }
 
-impl Scale {
+impl LogprobScale {
     fn new(answer: &[u32], vocab: u32, temperature: f32) -> Self {
         let mass = u64::from(answer[9]) << 32 | u64::from(answer[8]);
-        let of_greatest = 2_f64.powi(mass_bits(vocab) as i32 - 1);
+        let of_maximum = 2_f64.powi(mass_bits(vocab) as i32 - 1);
         Self {
             max: f64::from(f32::from_bits(answer[4])),
-            // at temperature 0 one logit is left, whose log-probability is 0 at any temperature
+            // at temperature 0 only one logit is left, whose log-probability is 0 at any temperature
             temperature: if temperature == 0.0 { 1.0 } else { f64::from(temperature) },
-            log_mass: (mass as f64 / of_greatest).ln(),
+            log_mass: (mass as f64 / of_maximum).ln(),
         }
     }
 

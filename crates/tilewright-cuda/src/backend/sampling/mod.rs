@@ -1,6 +1,6 @@
-//! The sampling operators: one file a group of them, by the kernels of `tilewright_kernels::sampling`.
+//! The sampling operators, with the kernels of `tilewright_kernels::sampling`; one file per group.
 //!
-//! Parameters go to the device and verdicts come back with each call; logits and probabilities stay there.
+//! Each call uploads its parameters and reads back its outcomes. Logits and probabilities stay on the device.
 
 mod distribution;
 mod edit;
@@ -25,7 +25,7 @@ use tilewright::{
 };
 use tilewright_kernels::sampling::{INVALID_VALUE, RowKind, VALID, request_words};
 
-/// Names the element type of a dtype that can be computed with.
+/// Evaluates an expression with the element type of a dtype that kernels compute with.
 macro_rules! with_elements {
     ($operator:expr, $dtype:expr, $T:ident => $body:expr) => {
         match $dtype {
@@ -50,20 +50,24 @@ macro_rules! with_elements {
 }
 use with_elements;
 
-/// Threads of a row's CTA: few where a row is soon read.
+/// Threads of the CTA of a row: few for a small vocabulary.
 fn threads_of(vocab: usize) -> u32 {
     if vocab <= 4096 { 128 } else { 1024 }
 }
 
-/// The same for kernels that need more than 64 registers a thread.
+/// Same for kernels with more than 64 registers per thread.
 fn threads_of_large(vocab: usize) -> u32 {
     threads_of(vocab).min(512)
 }
 
-/// The size of the vocabulary for a kernel.
+/// The vocabulary size as a kernel argument.
 fn vocab_of(operator: &'static str, vocab: usize) -> Result<u32> {
-    const MOST: usize = 1 << 30;
-    tilewright::ensure!(vocab <= MOST, operator, "vocab = {vocab}, expected at most {MOST} on a GPU");
+    const MAX_VOCAB: usize = 1 << 30;
+    tilewright::ensure!(
+        vocab <= MAX_VOCAB,
+        operator,
+        "vocab = {vocab}, expected at most {MAX_VOCAB} on a GPU"
+    );
     Ok(vocab as u32)
 }
 
@@ -74,7 +78,7 @@ fn kind_of(scores: &Scores<'_>) -> RowKind {
     }
 }
 
-/// What kernels' names call them.
+/// The name of a kind within kernel names.
 fn name_of(kind: RowKind) -> &'static str {
     match kind {
         RowKind::Logits => "logits",
@@ -83,16 +87,16 @@ fn name_of(kind: RowKind) -> &'static str {
     }
 }
 
-/// What a verdict says is wrong with a row, if anything.
-fn problem(kind: RowKind, verdict: &[u32]) -> Option<String> {
+/// The error of a row's outcome, if any.
+fn row_error(kind: RowKind, outcome: &[u32]) -> Option<String> {
     let (numbers, nothing) = match kind {
         RowKind::Probs => ("probabilities", "every probability is 0"),
         RowKind::Logits | RowKind::Scores => ("logits", "every logit is -inf"),
     };
-    match verdict[0] {
+    match outcome[0] {
         VALID => None,
         INVALID_VALUE => {
-            Some(format!("{numbers} hold {} at token {}", f32::from_bits(verdict[2]), verdict[1]))
+            Some(format!("{numbers} hold {} at token {}", f32::from_bits(outcome[2]), outcome[1]))
         }
         _ => Some(nothing.to_owned()),
     }
@@ -107,7 +111,7 @@ impl<M: Machine> Gpu<M> {
         self.upload_words(params.iter().flat_map(request_words))
     }
 
-    /// The first `count` words of memory, when all work is done.
+    /// The first `count` words of memory, after all work.
     fn read_words(&self, memory: &DeviceMemory, count: usize) -> Result<Vec<u32>> {
         let mut words = vec![0_u32; count];
         self.machine.read(memory.address(), bytemuck::cast_slice_mut(&mut words))?;
@@ -115,7 +119,7 @@ impl<M: Machine> Gpu<M> {
     }
 }
 
-/// The error of a request of an operator.
+/// The error of one request of an operator.
 fn error_of(operator: &'static str, request: usize, why: &str) -> Error {
     Error::new(operator, format!("request {request}: {why}"))
 }

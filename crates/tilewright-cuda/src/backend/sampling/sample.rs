@@ -1,6 +1,6 @@
-//! Drawing tokens: one launch, and the verdicts of all rows in one copy.
+//! Token sampling: one launch, then one copy of the outcomes of all rows.
 
-use super::{error_of, kind_of, name_of, problem, threads_of, vocab_of, with_elements};
+use super::{error_of, kind_of, name_of, row_error, threads_of, vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{
     Result,
@@ -31,18 +31,18 @@ pub(in crate::backend) fn sample<M: Machine>(
     let kernel = with_elements!(operator, view.dtype(), T => {
         gpu.kernel(operator, &name, |name| sampling::sample::<T>(name, config))
     })?;
-    let (requests, verdicts) = (gpu.upload_requests(params)?, gpu.allocate(rows * ROW_OUTCOME_WORDS * 4)?);
+    let (requests, outcomes) = (gpu.upload_requests(params)?, gpu.allocate(rows * ROW_OUTCOME_WORDS * 4)?);
     let args = [
         Arg::U64(address),
         Arg::U64(requests.address()),
-        Arg::U64(verdicts.address()),
+        Arg::U64(outcomes.address()),
         Arg::U64(view.strides()[0] as u64),
         Arg::U32(columns),
     ];
     gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)?;
-    let verdicts = gpu.read_words(&verdicts, rows * ROW_OUTCOME_WORDS)?;
-    for (row, (out, verdict)) in out.iter_mut().zip(verdicts.chunks_exact(ROW_OUTCOME_WORDS)).enumerate() {
-        *out = problem(kind, verdict).map_or(Ok(verdict[1]), |why| Err(error_of(operator, row, &why)));
+    let outcomes = gpu.read_words(&outcomes, rows * ROW_OUTCOME_WORDS)?;
+    for (row, (out, outcome)) in out.iter_mut().zip(outcomes.chunks_exact(ROW_OUTCOME_WORDS)).enumerate() {
+        *out = row_error(kind, outcome).map_or(Ok(outcome[1]), |why| Err(error_of(operator, row, &why)));
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! Chain speculative sampling: one launch, a CTA for each request; tokens and counts in one copy each.
+//! Chain speculative sampling: one launch with one CTA per request; tokens and counts are one copy each.
 
-use super::{error_of, kind_of, name_of, problem, threads_of_large, vocab_of, with_elements};
+use super::{error_of, kind_of, name_of, row_error, threads_of_large, vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};
 use tilewright::{
     Result,
@@ -22,7 +22,7 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     let [batch, positions, vocab] = [view.shape()[0], view.shape()[1], view.shape()[2]];
     let argument = if kind == RowKind::Logits { "target logits" } else { "target probs" };
     let from = gpu.address(OPERATOR, "draft probs", &drafts.probs)?;
-    let judge = gpu.address(OPERATOR, argument, &view)?;
+    let target_at = gpu.address(OPERATOR, argument, &view)?;
     let columns = vocab_of(OPERATOR, vocab)?;
     if batch == 0 {
         return Ok(());
@@ -41,7 +41,7 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     let stride = |strides: &[usize], axis: usize| Arg::U64(strides[axis] as u64);
     let args = [
         Arg::U64(from),
-        Arg::U64(judge),
+        Arg::U64(target_at),
         Arg::U64(requests.address()),
         Arg::U64(ids.address()),
         Arg::U64(tokens.address()),
@@ -56,12 +56,12 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     gpu.machine.launch(&kernel, [batch as u32, 1, 1], &args)?;
     let tokens = gpu.read_words(&tokens, batch * positions)?;
     let outcomes = gpu.read_words(&outcomes, batch * CHAIN_OUTCOME_WORDS)?;
-    tell(kind, (&tokens, &outcomes), out);
+    report(kind, (&tokens, &outcomes), out);
     Ok(())
 }
 
-/// Writes what came of all chains.
-fn tell(kind: RowKind, (tokens, outcomes): (&[u32], &[u32]), out: ChainOutput<'_>) {
+/// Writes the results of all chains to `out`.
+fn report(kind: RowKind, (tokens, outcomes): (&[u32], &[u32]), out: ChainOutput<'_>) {
     let ChainOutput { tokens: to, chains, totals } = out;
     to.iter_mut().zip(tokens).for_each(|(to, &token)| *to = token.cast_signed());
     let positions = to.len() / chains.len();
@@ -70,7 +70,7 @@ fn tell(kind: RowKind, (tokens, outcomes): (&[u32], &[u32]), out: ChainOutput<'_
     {
         let of_target = outcome[4] == 1;
         let (row, kind) = if of_target { ("target", kind) } else { ("draft", RowKind::Probs) };
-        *chain = match problem(kind, outcome) {
+        *chain = match row_error(kind, outcome) {
             None => Ok(ChainCounts { accepted: outcome[6].into(), emitted: outcome[7].into() }),
             Some(why) => {
                 to[request * positions..][..positions].fill(-1);

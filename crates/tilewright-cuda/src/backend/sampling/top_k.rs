@@ -1,4 +1,4 @@
-//! The `k` greatest of each row; and rows of which the others become -inf.
+//! Top-k: the `k` largest elements per row, and masking of all others to -inf.
 
 use super::{threads_of_large, vocab_of, with_elements};
 use crate::{backend::Gpu, machine::Machine};
@@ -31,11 +31,11 @@ pub(in crate::backend) fn top_k<M: Machine>(
     })?;
     let sorted = if top_k.sorted { SORTED } else { 0 };
     let last_first = if top_k.ties == TieBreak::Highest { LAST_FIRST } else { 0 };
-    let places = gpu.allocate(4 * indices.len())?;
+    let indices_there = gpu.allocate(4 * indices.len())?;
     let args = [
         Arg::U64(from),
         Arg::U64(to),
-        Arg::U64(places.address()),
+        Arg::U64(indices_there.address()),
         Arg::U64(scores.strides()[0] as u64),
         Arg::U64(values.strides()[0] as u64),
         Arg::U32(columns),
@@ -43,8 +43,8 @@ pub(in crate::backend) fn top_k<M: Machine>(
         Arg::U32(sorted | last_first),
     ];
     gpu.machine.launch(&kernel, [rows as u32, 1, 1], &args)?;
-    let places = gpu.read_words(&places, indices.len())?;
-    indices.iter_mut().zip(places).for_each(|(index, place)| *index = place.cast_signed());
+    let indices_there = gpu.read_words(&indices_there, indices.len())?;
+    indices.iter_mut().zip(indices_there).for_each(|(index, found)| *index = found.cast_signed());
     Ok(())
 }
 

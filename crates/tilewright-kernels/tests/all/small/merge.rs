@@ -168,7 +168,8 @@ fn a_nan_among_lse_makes_nan() {
         let to = [memory.alloc(16), memory.alloc(4), memory.alloc(16), memory.alloc(4)];
         let merge_two = [[v, from], [v + 16, from + 4]].map(|at| place(at, 1, 4));
         let out = place([to[0], to[1]], 1, 4);
-        let call = MergeParams { dtype: Dtype::F32, shape: [1, 1, 4], states: MergeInputs::Pair(merge_two), out };
+        let call =
+            MergeParams { dtype: Dtype::F32, shape: [1, 1, 4], states: MergeInputs::Pair(merge_two), out };
         launch("two", call, 0, &mut memory);
         let at = ([v, from], [to[2], to[3]]);
         launch("many", call_many(Dtype::F32, 4, [1, 2, 1], at), 0, &mut memory);

@@ -1,0 +1,47 @@
+//! The engine's backend tests on the GPU backend: in the simulator at reduced sizes, and on the GPU if there is one.
+
+#![allow(clippy::module_inception, reason = "the engine's file has this name too")]
+
+/// The simulator runs every n-th case of long lists.
+const STRIDE: usize = 199;
+
+#[path = "../../../../tilewright/tests/all/layers/activation.rs"]
+mod activation;
+#[path = "../../../../tilewright/tests/all/attention/block_sparse.rs"]
+mod block_sparse;
+#[path = "../../../../tilewright/tests/all/attention/cascade.rs"]
+mod cascade;
+#[path = "../../../../tilewright/tests/all/attention/conformance.rs"]
+mod conformance;
+#[path = "../../../../tilewright/tests/all/attention/edges.rs"]
+mod edges;
+#[path = "../../../../tilewright/tests/all/attention/flashinfer.rs"]
+mod flashinfer;
+#[path = "../../../../tilewright/tests/all/attention/gemm.rs"]
+mod gemm;
+#[path = "../../../../tilewright/tests/all/attention/invariants.rs"]
+mod invariants;
+#[path = "../../../../tilewright/tests/all/attention/kv.rs"]
+mod kv;
+#[path = "../../../../tilewright/tests/all/attention/lengths.rs"]
+mod lengths;
+#[path = "../../../../tilewright/tests/all/attention/low_precision.rs"]
+mod low_precision;
+#[path = "../../../../tilewright/tests/all/attention/masks.rs"]
+mod masks;
+#[path = "../../../../tilewright/tests/all/attention/merge.rs"]
+mod merge;
+#[path = "../../../../tilewright/tests/all/layers/norm.rs"]
+mod norm;
+#[path = "../../../../tilewright/tests/all/attention/parts.rs"]
+mod parts;
+#[path = "../../../../tilewright/tests/all/attention/quantise.rs"]
+mod quantise;
+#[path = "../../../../tilewright/tests/all/layers/rope.rs"]
+mod rope;
+#[path = "../../../../tilewright/tests/all/attention/scales.rs"]
+mod scales;
+#[path = "../../../../tilewright/tests/all/attention/strides.rs"]
+mod strides;
+#[path = "../../../../tilewright/tests/all/attention/variants.rs"]
+mod variants;

@@ -1,0 +1,167 @@
+//! Arguments in the wrong memory, too small or misaligned, in the simulator: each is rejected by name or computed correctly, and
+//! the next call succeeds.
+
+use half::bf16;
+use tilewright::{
+    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvScales, Mask, Output, Plan, Problem,
+    Result, Scale, View, ViewMut, Workspace, norm::rmsnorm, tensor::DeviceMemory,
+};
+use tilewright_cuda::{Gpu, Simulated, Simulator};
+
+const ROWS: usize = 4;
+const KEYS: usize = 1030;
+/// The head dim.
+const DIM: usize = 32;
+
+/// Attention in bf16 for one request of [`ROWS`] rows and [`KEYS`] keys, all values 1.
+struct Case {
+    gpu: Simulated,
+    attention: Attention<Simulated>,
+    plan: Plan,
+    q: DeviceMemory,
+    kv: DeviceMemory,
+}
+
+fn ones(gpu: &Simulated, count: usize) -> DeviceMemory {
+    gpu.upload(bytemuck::cast_slice(&vec![bf16::ONE; count])).expect("there is room")
+}
+
+impl Case {
+    fn new() -> Self {
+        let gpu = Gpu::new(Simulator::new(80, 2));
+        let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(DIM))
+            .dtypes(Dtype::Bf16, Dtype::Bf16)
+            .mask(Mask::Causal)
+            .build();
+        let attention = Attention::new(problem.expect("it is sound"), gpu.clone()).expect("a kernel");
+        let plan = attention.plan(&Batch::ragged(&[0, ROWS as i32], &[0, KEYS as i32])).expect("a plan");
+        // one extra element, so that a tensor can begin at an odd offset
+        let (q, kv) = (ones(&gpu, ROWS * DIM + 1), ones(&gpu, KEYS * DIM + 1));
+        Self { gpu, attention, plan, q, kv }
+    }
+
+    fn q(&self, offset: usize) -> View<'_> {
+        self.q.view(Dtype::Bf16, offset, &[ROWS, 1, DIM]).expect("it is in there")
+    }
+
+    /// Runs with these queries, keys at byte `offset`, and this workspace. Returns the output.
+    fn run(&self, plan: &Plan, q: View<'_>, (offset, mut workspace): (usize, Workspace)) -> Result<Vec<f32>> {
+        let kv = self.kv.view(Dtype::Bf16, offset, &[KEYS, 1, DIM])?;
+        let mut o = self.gpu.allocate(2 * ROWS * DIM)?;
+        let to =
+            Output { o: o.view_mut(Dtype::Bf16, 0, &[ROWS, 1, DIM])?, lse: None, workspace: &mut workspace };
+        self.attention.run(plan, q, KvCache { k: kv, v: kv }, to)?;
+        self.found(&o)
+    }
+
+    /// Attention with a per-head scale of the values.
+    fn run_scaled(&self, factor: f32, o: &mut DeviceMemory, workspace: &mut Workspace) -> Result<()> {
+        let kv = self.kv.view(Dtype::Bf16, 0, &[KEYS, 1, DIM])?;
+        let to = Output { o: o.view_mut(Dtype::Bf16, 0, &[ROWS, 1, DIM])?, lse: None, workspace };
+        let scales = KvScales { k: Scale::One, v: Scale::Head(&[factor]) };
+        self.attention.run_scaled(&self.plan, self.q(0), (KvCache { k: kv, v: kv }, scales), to)
+    }
+
+    fn found(&self, o: &DeviceMemory) -> Result<Vec<f32>> {
+        let mut found = vec![bf16::NAN; ROWS * DIM];
+        let shape = [ROWS, 1, DIM];
+        let from = o.view(Dtype::Bf16, 0, &shape)?;
+        tilewright::tensor::copy(&self.gpu, from, ViewMut::new(&mut found, &shape)?)?;
+        Ok(found.into_iter().map(bf16::to_f32).collect())
+    }
+
+    fn workspace(&self, bytes: usize) -> Workspace {
+        self.gpu.workspace(bytes).expect("there is room")
+    }
+
+    /// Asserts a correct result: a weighted mean of ones.
+    fn works(&self) {
+        let space = self.workspace(self.plan.workspace_bytes());
+        assert_eq!(self.run(&self.plan, self.q(0), (0, space)).expect("it is right"), [1.0; ROWS * DIM]);
+    }
+
+    fn refuses(&self, plan: &Plan, q: View<'_>, workspace: Workspace, expected: &str) {
+        let text = self.run(plan, q, (0, workspace)).expect_err("it is wrong").to_string();
+        assert_eq!(text, format!("attention.run: {expected}"));
+        self.works();
+    }
+}
+
+#[test]
+fn tensors_and_workspaces_of_the_host_are_refused() {
+    let case = Case::new();
+    let on_host = vec![bf16::ONE; ROWS * DIM];
+    let q = View::new(&on_host, &[ROWS, 1, DIM]).expect("a view");
+    let bytes = case.plan.workspace_bytes();
+    let space = case.workspace(bytes);
+    case.refuses(&case.plan, q, space, "q is in host memory, expected the memory of device 0");
+    let space = Workspace::for_plan(&case.plan);
+    case.refuses(
+        &case.plan,
+        case.q(0),
+        space,
+        "workspace is in host memory, expected the memory of device 0",
+    );
+}
+
+#[test]
+fn a_workspace_of_the_device_that_is_too_small_is_refused() {
+    let case = Case::new();
+    let bytes = case.plan.workspace_bytes();
+    assert!(bytes > 4, "the keys are divided");
+    let expected = format!("workspace has 4 bytes, the plan needs {bytes}");
+    case.refuses(&case.plan, case.q(0), case.workspace(4), &expected);
+}
+
+#[test]
+fn a_plan_that_was_made_without_a_device_is_refused() {
+    let case = Case::new();
+    let batch = Batch::ragged(&[0, ROWS as i32], &[0, KEYS as i32]);
+    let plan = case.attention.planner().plan_with(&batch, case.plan.split()).expect("a plan");
+    let space = case.workspace(plan.workspace_bytes());
+    case.refuses(&plan, case.q(0), space, "the plan or the operator was made without a device");
+}
+
+#[test]
+fn misaligned_tensors_are_right() {
+    // in the simulator, as on a GPU, a misaligned vector load is a fault
+    let case = Case::new();
+    for (of_q, of_kv) in [(2, 0), (0, 2), (2, 2)] {
+        let space = case.workspace(case.plan.workspace_bytes());
+        let found = case.run(&case.plan, case.q(of_q), (of_kv, space)).expect("it is right");
+        assert_eq!(found, [1.0; ROWS * DIM], "q from byte {of_q} on, k and v from byte {of_kv}");
+    }
+    let text = case.q.view(Dtype::Bf16, 1, &[1]).expect_err("half an element").to_string();
+    assert_eq!(text, "tensor.device: offset = 1 bytes is not a multiple of 2, the size of bf16");
+}
+
+#[test]
+fn tensors_of_a_device_are_rejected_by_the_cpu() {
+    let case = Case::new();
+    let (ones, mut out) = (vec![bf16::ONE; DIM], vec![bf16::ONE; DIM]);
+    let weight = View::new(&ones, &[DIM]).expect("a view");
+    let x = case.q.view(Dtype::Bf16, 0, &[1, DIM]).expect("a view");
+    let out = ViewMut::new(&mut out, &[1, DIM]).expect("a view");
+    let text = rmsnorm(&Cpu::with_threads(1), x, weight, 1e-6, out).expect_err("it is elsewhere").to_string();
+    assert_eq!(text, "norm.rmsnorm: x is in the memory of device 0, expected host memory");
+}
+
+#[test]
+fn head_scales_are_uploaded_once() {
+    let case = Case::new();
+    let mut o = case.gpu.allocate(2 * ROWS * DIM).expect("room");
+    let mut workspace = case.workspace(case.plan.workspace_bytes());
+    for factor in [2.0, 0.5] {
+        case.run_scaled(factor, &mut o, &mut workspace).expect("it runs");
+        assert_eq!(case.found(&o).expect("it was written"), [factor; ROWS * DIM]);
+    }
+    // a recording rejects allocations, so these scales must be cached; the graph has uploaded others of its own
+    let run = &mut || case.run_scaled(2.0, &mut o, &mut workspace);
+    let recorded = case.gpu.record(run).expect("nothing is allocated").expect("the simulator records");
+    let others = &mut || case.run_scaled(3.0, &mut o, &mut workspace);
+    let text = case.gpu.record(others).expect_err("they are not cached").to_string();
+    assert_eq!(text, "simulator: an allocation cannot be recorded");
+    case.run_scaled(0.5, &mut o, &mut workspace).expect("it runs");
+    recorded.replay().expect("it runs");
+    assert_eq!(case.found(&o).expect("it was written"), [2.0; ROWS * DIM]);
+}

@@ -1,0 +1,113 @@
+//! The serving engine on the device: logits of random checkpoints against `transformers`, and recorded decode steps.
+//!
+//! Short texts in the simulator; whole texts on the GPU if there is one.
+
+mod checkpoint;
+
+use checkpoint::{FIXTURES, expected, expected_logits, model, relative_error, tokens};
+use tilewright::{Backend, Cpu, Dtype, sampling::SamplingParams};
+use tilewright_cuda::{Device, Gpu, Simulated, Simulator};
+use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions, Report, RequestId, model::Precision};
+
+/// A simulated GPU with four SMs and the tensor cores of Ampere.
+fn simulated() -> Simulated {
+    Gpu::new(Simulator::new(80, 4))
+}
+
+/// The GPU, if there is one.
+fn gpu() -> Option<Gpu<Device>> {
+    Device::open(0).map_err(|why| println!("skipped: {why}")).ok().map(Gpu::new)
+}
+
+/// Relative errors of the logits of a fixture's first `count` tokens, computed in `dtype`: ours and that of `transformers` in
+/// bf16.
+fn error_of<B: Backend + Clone>(backend: &B, name: &str, dtype: Dtype, count: usize) -> (f64, f64) {
+    let prompt = tokens(&expected(name)["prompt"]);
+    let model = model(name, dtype).upload(backend, |_| ()).expect("room for its weights");
+    let precision = Precision { activations: dtype, kv: dtype };
+    let logits = model.score(backend, &prompt[..count], precision).expect("logits");
+    let exact = if dtype == Dtype::F32 { "logits.f32" } else { "logits.bf16_weights" };
+    let of = |tensor: &str| {
+        let mut all = expected_logits(name, tensor);
+        all.truncate(logits.len());
+        all
+    };
+    (relative_error(&logits, &of(exact)), relative_error(&of("logits.bf16"), &of(exact)))
+}
+
+/// f32 logits must have f32 accuracy. bf16 logits may differ by 2 %, because products and the residual stream accumulate in f32.
+fn logits_agree<B: Backend + Clone>(backend: &B, count: usize) {
+    for name in FIXTURES {
+        let (error, _) = error_of(backend, name, Dtype::F32, count);
+        println!("{name}: f32 logits differ by {error:.2e}");
+        assert!(error <= 1e-4, "{name}: {error:e}");
+        let (error, theirs) = error_of(backend, name, Dtype::Bf16, count);
+        println!("{name}: bf16 logits are off by {error:.2e}, those of transformers by {theirs:.2e}");
+        // and at most the error of transformers in bf16
+        assert!(error <= 2e-2 && error <= theirs, "{name}: {error:e}, transformers {theirs:e}");
+    }
+}
+
+/// The greedy outputs for these prompts, and the engine's report.
+fn say<B: Backend + Clone>(
+    backend: &B,
+    (name, options): (&str, EngineOptions),
+    prompts: &[(&[u32], usize)],
+) -> (Vec<Vec<u32>>, Report) {
+    let mut engine = Engine::new(model(name, Dtype::F32), backend.clone(), options).expect("an engine");
+    let mut ids: Vec<RequestId> = Vec::new();
+    for &(prompt, max_tokens) in prompts {
+        let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        let wanted = GenerateOptions { max_tokens, sampling, stop: Vec::new() };
+        ids.extend(engine.submit(prompt, &[wanted]).expect("a good request"));
+    }
+    let mut said = vec![Vec::new(); ids.len()];
+    while !engine.is_idle() {
+        for event in engine.step().expect("a step") {
+            if let Event::Token { request, token } = event {
+                said[ids.iter().position(|id| *id == request).expect("it was submitted")].push(token);
+            }
+        }
+        engine.check_integrity().expect("pages with one owner each");
+    }
+    (said, engine.report())
+}
+
+fn recorded_steps_generate_the_tokens_of_the_cpu<B: Backend + Clone>(backend: &B, name: &str, length: usize) {
+    let prompt = tokens(&expected(name)["prompt"]);
+    // they end at different steps, so that steps have 3, 2 and 1 rows, and one request waits for pages
+    let prompts = [(&prompt[..3], length), (&prompt[..5], length / 2), (&prompt[1..3], length / 3)];
+    let options =
+        EngineOptions { page_size: 4, num_pages: 64, prefix_reuse: false, ..EngineOptions::default() };
+    let plain = EngineOptions { graphs: false, ..options };
+    let (expected, _) = say(&Cpu::with_threads(2), (name, options), &prompts);
+    let (eager, report) = say(backend, (name, plain), &prompts);
+    assert_eq!((eager, report.replays), (expected.clone(), 0), "{name}");
+    let (said, report) = say(backend, (name, options), &prompts);
+    assert_eq!(said, expected, "{name}");
+    assert!(report.replays > length / 3, "{name}: {} replays in {} steps", report.replays, report.steps);
+}
+
+#[test]
+fn simulated_logits_agree_with_transformers() {
+    logits_agree(&simulated(), 9);
+}
+
+#[test]
+fn simulated_recordings_generate_the_tokens_of_the_cpu() {
+    recorded_steps_generate_the_tokens_of_the_cpu(&simulated(), "qwen3", 9);
+}
+
+#[test]
+fn logits_on_the_gpu_agree_with_transformers() {
+    if let Some(gpu) = gpu() {
+        logits_agree(&gpu, 37);
+    }
+}
+
+#[test]
+fn recordings_on_the_gpu_generate_the_tokens_of_the_cpu() {
+    if let Some(gpu) = gpu() {
+        FIXTURES.iter().for_each(|name| recorded_steps_generate_the_tokens_of_the_cpu(&gpu, name, 60));
+    }
+}

@@ -1,0 +1,76 @@
+//! Integration tests of the backend: one binary, one module per subject, shared helpers at the root.
+//!
+//! `conformance` and `sampling` include the engine's own test files, which use `crate::judge_backends!` and the helpers at the
+//! root of their binary. Tests that need a process of their own are other binaries, listed in Cargo.toml.
+
+#![allow(clippy::excessive_nesting, clippy::type_complexity, reason = "grids of cases are nested loops")]
+
+/// Instantiates each property as two tests: in the simulator, where it runs every `STRIDE`-th case (a constant of the module
+/// above the calling one), and on the GPU.
+macro_rules! judge_backends {
+    ($($property:ident),+ $(,)?) => {
+        mod simulated {
+            $(#[test] fn $property() {
+                crate::judge::set_stride(super::super::STRIDE);
+                super::$property(&[crate::staged::simulated()]);
+                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
+        mod gpu {
+            $(#[test] fn $property() {
+                let Some(gpu) = crate::staged::gpu() else { return };
+                super::$property(&[gpu]);
+                crate::judge::report(concat!(module_path!(), "::", stringify!($property)));
+            })+
+        }
+    };
+}
+pub(crate) use judge_backends;
+
+/// Type-checks the properties without running them. A GPU has separate kernel bodies for few and for many rows: results for other
+/// chunk sizes are equally correct but differ in bits.
+macro_rules! judge_one_arithmetic {
+    ($($property:ident),+) => {
+        $(const _: fn(&[tilewright::Cpu]) = $property::<tilewright::Cpu>;)+
+    };
+}
+pub(crate) use judge_one_arithmetic;
+
+#[path = "../../../tilewright/tests/all/arrays.rs"]
+mod arrays;
+#[path = "../../../tilewright/tests/all/chi_square.rs"]
+mod chi_square;
+mod conformance;
+mod device_arguments;
+mod device_operators;
+#[path = "../../../tilewright/tests/all/elements.rs"]
+mod elements;
+mod engine;
+mod gemm;
+#[path = "../../../tilewright/tests/all/generator.rs"]
+mod generator;
+mod graph;
+mod hopper;
+#[path = "../../../tilewright/tests/all/judge.rs"]
+mod judge;
+mod other_device;
+mod plan_on_device;
+mod prefill;
+#[path = "../../../tilewright-kernels/tests/all/real.rs"]
+#[allow(dead_code, reason = "shared with tests of all element types; these use 16-bit ones")]
+mod real;
+#[path = "../../../tilewright/tests/all/run.rs"]
+mod run;
+#[path = "../../../tilewright/tests/all/sample.rs"]
+mod sample;
+mod sampling;
+mod staged;
+#[path = "../../../tilewright/tests/all/storage.rs"]
+mod storage;
+
+use tilewright::Cpu;
+
+/// For tests without properties, which compare with the CPU.
+fn cpus(threads: usize) -> Vec<Cpu> {
+    vec![Cpu::with_threads(threads)]
+}

@@ -1,0 +1,86 @@
+//! Layers, copies, and backend functions beyond the engine's trait.
+
+use super::{simulated, view, view_mut, zeros};
+use tilewright::{
+    Backend, Dtype,
+    activation::silu_and_mul,
+    attention::BitOrder,
+    gather::gather_rows,
+    gemm::linear,
+    kv::copy_pages,
+    norm::{fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
+    rope::{CosSinCache, Positions, Rope, apply_rope, apply_rope_with_cos_sin_cache},
+    tensor::{Buffer, IndexBuffer, copy},
+};
+
+const ROWS: [usize; 2] = [2, 16];
+
+#[test]
+fn norms_and_activations() {
+    judge!("norm.rmsnorm", ["x", "out", "weight"], |gpu, [x, out, weight]| {
+        rmsnorm(gpu, view(x, &ROWS), view(weight, &[16]), 1e-6, view_mut(out, &ROWS))
+    });
+    judge!("norm.rmsnorm_in_place", ["x", "weight"], |gpu, [x, weight]| {
+        rmsnorm_in_place(gpu, view_mut(x, &ROWS), view(weight, &[16]), 1e-6)
+    });
+    judge!("norm.fused_add_rmsnorm", ["x", "residual", "weight"], |gpu, [x, residual, weight]| {
+        fused_add_rmsnorm(gpu, view_mut(x, &ROWS), view_mut(residual, &ROWS), view(weight, &[16]), 1e-6)
+    });
+    judge!("activation.act_and_mul", ["x", "out"], |gpu, [x, out]| {
+        silu_and_mul(gpu, view(x, &[2, 32]), view_mut(out, &ROWS))
+    });
+}
+
+#[test]
+fn products_and_rows() {
+    judge!("gemm.linear", ["x", "weight", "bias", "out"], |gpu, [x, weight, bias, out]| {
+        let (x, weight, bias) = (view(x, &ROWS), view(weight, &[16, 16]), view(bias, &[16]));
+        linear(gpu, x, weight, Some(bias), view_mut(out, &ROWS))
+    });
+    judge!("gemm.segment_gemm", ["x", "weights", "out"], |gpu, [x, weights, out]| {
+        let segments = (&[0, 2][..], None);
+        gpu.segment_gemm(view(x, &ROWS), view(weights, &[1, 16, 16]), segments, view_mut(out, &ROWS))
+    });
+    judge!("gather.gather_rows", ["table", "ids", "out"], |gpu, [table, ids, out]| {
+        gather_rows(gpu, view(table, &[4, 16]), ids.indices(0, 2)?, view_mut(out, &ROWS))
+    });
+}
+
+#[test]
+fn rotary_embedding() {
+    let rope = Rope::new(16, 10_000.0).expect("it is sound");
+    let table = CosSinCache::new(&rope, 8);
+    let heads = [2, 1, 16];
+    judge!("rope.apply", ["positions", "q", "k"], |gpu, [at, q, k]| {
+        let at = Positions::Indices(at.indices(0, 2)?);
+        apply_rope(gpu, view_mut(q, &heads), view_mut(k, &heads), at, &rope)
+    });
+    judge!("rope.apply_with_cos_sin_cache", ["positions", "q", "k"], |gpu, [at, q, k]| {
+        let at = Positions::Indices(at.indices(0, 2)?);
+        apply_rope_with_cos_sin_cache(gpu, view_mut(q, &heads), view_mut(k, &heads), at, &table)
+    });
+}
+
+#[test]
+fn copies_and_bits() {
+    judge!("tensor.copy", ["from", "to"], |gpu, [from, to]| copy(
+        gpu,
+        view(from, &ROWS),
+        view_mut(to, &ROWS)
+    ));
+    judge!("kv.copy_pages", ["pages"], |gpu, [pages]| {
+        copy_pages(gpu, view_mut(pages, &[3, 2, 1, 16]), &[(0, 2)])
+    });
+    judge!("attention.segment_packbits", ["flags"], |gpu, [flags]| {
+        gpu.packbits(flags, BitOrder::Little).map(drop)
+    });
+    let [here, there] = simulated();
+    let mut indices = IndexBuffer::on_device(zeros(&there));
+    let text = here.write_indices(&[1], &mut indices).expect_err("another device").to_string();
+    assert_eq!(text, "tensor.write_indices: to is in the memory of device 1, expected device 0");
+    let buffer = Buffer::on_device(Dtype::F32, zeros(&there));
+    let mut host = [0.0_f32; 32];
+    let to = tilewright::ViewMut::new(&mut host[..], &ROWS).expect("a view");
+    let text = copy(&here, buffer.view(&ROWS).expect("it fits"), to).expect_err("another device").to_string();
+    assert_eq!(text, "tensor.copy: from is in the memory of device 1, expected device 0");
+}

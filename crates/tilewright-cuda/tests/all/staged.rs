@@ -1,0 +1,321 @@
+//! A backend for host views: uploads them, runs the operator on the device, and downloads the outputs.
+//!
+//! It runs tests that are written for any backend. Gaps between rows are copied too, so that writes outside of an output are
+//! detected.
+
+use std::sync::OnceLock;
+use tilewright::{
+    Backend, Dtype, Opaque, Result, View, ViewMut, Workspace,
+    activation::Activation,
+    attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
+    kv::{AppendPlan, Scale, ScaleMut, Slots},
+    norm::NormWeight,
+    rope::{CosSinCache, Rope},
+    sampling::{
+        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+    },
+    tensor::{Data, DeviceMemory, Indices},
+};
+use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
+
+/// A device backend that takes host views.
+#[derive(Debug, Clone)]
+pub(crate) struct Staged<M: Machine>(pub(crate) Gpu<M>);
+
+/// The elements of a view on the device, including gaps.
+struct DeviceTensor {
+    memory: DeviceMemory,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+}
+
+/// The backend in a simulator with few SMs, so that they share work.
+pub(crate) fn simulated() -> Staged<Simulator> {
+    Staged(Gpu::new(Simulator::new(80, 3)))
+}
+
+/// The backend on the GPU of this machine; without one, prints the reason.
+pub(crate) fn gpu() -> Option<Staged<Device>> {
+    static GPU: OnceLock<Option<Staged<Device>>> = OnceLock::new();
+    let open = || match Device::open(0) {
+        Ok(device) => Some(Staged(Gpu::new(device))),
+        Err(why) => {
+            println!("skipped: {why}");
+            None
+        }
+    };
+    GPU.get_or_init(open).clone()
+}
+
+impl<M: Machine> Staged<M> {
+    /// Uploads to memory of exactly this size, so that accesses beyond it are detected.
+    fn upload_bytes(&self, bytes: &[u8]) -> Result<DeviceMemory> {
+        let memory = self.0.allocate(bytes.len())?;
+        self.0.machine().write(memory.address(), bytes)?;
+        Ok(memory)
+    }
+
+    fn upload(&self, view: &View<'_>) -> Result<DeviceTensor> {
+        let memory = self.upload_bytes(view.data().bytes())?;
+        let (shape, strides) = (view.shape().to_vec(), view.strides().to_vec());
+        Ok(DeviceTensor { memory, dtype: view.dtype(), shape, strides })
+    }
+
+    fn download(&self, tensor: &DeviceTensor, to: ViewMut<'_>) -> Result<()> {
+        self.0.machine().read(tensor.memory.address(), to.into_data().into_bytes())
+    }
+
+    /// Runs an operator with its input and output views on the device.
+    fn staged(
+        &self,
+        read: &[View<'_>],
+        written: Vec<ViewMut<'_>>,
+        operator: impl FnOnce(&[View<'_>], Vec<ViewMut<'_>>) -> Result<()>,
+    ) -> Result<()> {
+        let tensors = read.iter().map(|view| self.upload(view)).collect::<Result<Vec<_>>>()?;
+        let mut out = written.iter().map(|view| self.upload(&view.as_view())).collect::<Result<Vec<_>>>()?;
+        let read = tensors.iter().map(DeviceTensor::view).collect::<Result<Vec<_>>>()?;
+        let outcome = operator(&read, out.iter_mut().map(DeviceTensor::view_mut).collect::<Result<_>>()?);
+        out.iter().zip(written).try_for_each(|(tensor, to)| self.download(tensor, to))?;
+        outcome
+    }
+
+    /// Same for one output view.
+    fn into(
+        &self,
+        read: &[View<'_>],
+        out: ViewMut<'_>,
+        operator: impl FnOnce(&[View<'_>], ViewMut<'_>) -> Result<()>,
+    ) -> Result<()> {
+        self.staged(read, vec![out], |read, mut out| operator(read, out.remove(0)))
+    }
+}
+
+impl DeviceTensor {
+    fn view(&self) -> Result<View<'_>> {
+        self.memory.strided(self.dtype, 0, (&self.shape, &self.strides))
+    }
+
+    fn view_mut(&mut self) -> Result<ViewMut<'_>> {
+        self.memory.strided_mut(self.dtype, 0, (&self.shape, &self.strides))
+    }
+}
+
+fn weight<'a>(like: &NormWeight<'_>, view: View<'a>) -> NormWeight<'a> {
+    if like.offset() == 0.0 { NormWeight::new(view) } else { NormWeight::gemma(view) }
+}
+
+fn scores<'a>(like: &Scores<'_>, view: View<'a>) -> Scores<'a> {
+    match like {
+        Scores::Logits(_) => Scores::Logits(view),
+        Scores::Probs(_) => Scores::Probs(view),
+    }
+}
+
+impl<M: Machine> Backend for Staged<M> {
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn tiling(&self, problem: &Problem) -> Result<Tiling> {
+        self.0.tiling(problem)
+    }
+
+    fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
+        self.0.build(problem, variant)
+    }
+
+    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        self.0.prepare(plan, previous)
+    }
+
+    fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
+        let mut views = Vec::new();
+        inputs.map_views(|view| {
+            views.push(view);
+            Ok(view)
+        })?;
+        // the content of the workspace is uploaded too: results must not depend on it
+        let workspace = Data::F32(out.workspace.host()).bytes();
+        let mut workspace = Workspace::on_device(self.upload_bytes(workspace)?);
+        let written: Vec<ViewMut<'_>> = [Some(out.o), out.lse].into_iter().flatten().collect();
+        self.staged(&views, written, |read, written| {
+            let mut read = read.iter().copied();
+            let inputs = inputs.map_views(|_| Ok(read.next().expect("as many as before")))?;
+            let mut written = written.into_iter();
+            let o = written.next().expect("o is the first");
+            self.0.attention(plan, &inputs, Output { o, lse: written.next(), workspace: &mut workspace })
+        })
+    }
+
+    fn merge_states(&self, (o, lse): (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
+        self.staged(&[o, lse], vec![out.0, out.1], |read, mut out| {
+            let lse = out.remove(1);
+            self.0.merge_states((read[0], read[1]), (out.remove(0), lse))
+        })
+    }
+
+    fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()> {
+        self.staged(&[other.0, other.1], vec![state.0, state.1], |read, mut state| {
+            let lse = state.remove(1);
+            self.0.merge_state((state.remove(0), lse), (read[0], read[1]))
+        })
+    }
+
+    fn linear(&self, x: View<'_>, w: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
+        let read: Vec<View<'_>> = [Some(x), Some(w), bias].into_iter().flatten().collect();
+        self.into(&read, out, |read, out| self.0.linear(read[0], read[1], read.get(2).copied(), out))
+    }
+
+    fn append(
+        &self,
+        new: View<'_>,
+        cache: ViewMut<'_>,
+        slots: &Slots<'_>,
+        scale: ScaleMut<'_>,
+    ) -> Result<()> {
+        match scale {
+            ScaleMut::Static(Scale::Page(factors)) => self.into(&[new, factors], cache, |read, cache| {
+                self.0.append(read[0], cache, slots, ScaleMut::Static(Scale::Page(read[1])))
+            }),
+            ScaleMut::Static(other) => self.into(&[new], cache, |read, cache| {
+                self.0.append(read[0], cache, slots, ScaleMut::Static(other))
+            }),
+            ScaleMut::Dynamic(factors) => self.staged(&[new], vec![cache, factors], |read, mut out| {
+                let factors = out.remove(1);
+                self.0.append(read[0], out.remove(0), slots, ScaleMut::Dynamic(factors))
+            }),
+        }
+    }
+
+    fn rmsnorm(&self, x: View<'_>, w: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
+        self.into(&[x, w.weight()], out, |read, out| self.0.rmsnorm(read[0], &weight(w, read[1]), eps, out))
+    }
+
+    fn rmsnorm_in_place(&self, x: ViewMut<'_>, w: &NormWeight<'_>, eps: f32) -> Result<()> {
+        self.into(&[w.weight()], x, |read, x| self.0.rmsnorm_in_place(x, &weight(w, read[0]), eps))
+    }
+
+    fn fused_add_rmsnorm(
+        &self,
+        x: ViewMut<'_>,
+        residual: ViewMut<'_>,
+        w: &NormWeight<'_>,
+        eps: f32,
+    ) -> Result<()> {
+        self.staged(&[w.weight()], vec![x, residual], |read, mut out| {
+            let residual = out.remove(1);
+            self.0.fused_add_rmsnorm(out.remove(0), residual, &weight(w, read[0]), eps)
+        })
+    }
+
+    fn add_rmsnorm(
+        &self,
+        x: View<'_>,
+        residual: ViewMut<'_>,
+        (w, eps): (&NormWeight<'_>, f32),
+        out: ViewMut<'_>,
+    ) -> Result<()> {
+        self.staged(&[x, w.weight()], vec![residual, out], |read, mut written| {
+            let out = written.remove(1);
+            self.0.add_rmsnorm(read[0], written.remove(0), (&weight(w, read[1]), eps), out)
+        })
+    }
+
+    fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {
+        self.into(&[table], out, |read, out| self.0.gather_rows(read[0], ids, out))
+    }
+
+    fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
+        self.into(&[], pages, |_, pages| self.0.copy_pages(pages, copies))
+    }
+
+    fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {
+        self.0.prepare_append(plan)
+    }
+
+    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
+        self.staged(&[], vec![q, k], |_, mut out| {
+            let k = out.remove(1);
+            self.0.rope(out.remove(0), k, positions, rope)
+        })
+    }
+
+    fn rope_with_cos_sin_cache(
+        &self,
+        q: ViewMut<'_>,
+        k: ViewMut<'_>,
+        positions: Indices<'_>,
+        cache: &CosSinCache,
+    ) -> Result<()> {
+        self.staged(&[], vec![q, k], |_, mut out| {
+            let k = out.remove(1);
+            self.0.rope_with_cos_sin_cache(out.remove(0), k, positions, cache)
+        })
+    }
+
+    fn rotate_with_cos_sin_cache(
+        &self,
+        from: [View<'_>; 2],
+        [q, k]: [ViewMut<'_>; 2],
+        positions: Indices<'_>,
+        cache: &CosSinCache,
+    ) -> Result<()> {
+        self.staged(&from, vec![q, k], |read, mut out| {
+            let k = out.remove(1);
+            self.0.rotate_with_cos_sin_cache([read[0], read[1]], [out.remove(0), k], positions, cache)
+        })
+    }
+
+    fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        self.into(&[x], out, |read, out| self.0.act_and_mul(activation, read[0], out))
+    }
+
+    fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
+        self.into(&[logits], out, |read, out| self.0.softmax(read[0], temperature, out))
+    }
+
+    fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
+        self.into(&[x], out, |read, out| self.0.filter(filter, read[0], out))
+    }
+
+    fn sample(&self, from: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
+        self.staged(&[from.view()], vec![], |read, _| self.0.sample(scores(&from, read[0]), params, out))
+    }
+
+    fn distribution(&self, from: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
+        self.into(&[from.view()], out, |read, out| self.0.distribution(scores(&from, read[0]), params, out))
+    }
+
+    fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
+        self.into(&[], logits, |_, logits| self.0.edit_logits(edit, logits))
+    }
+
+    fn top_k(&self, from: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
+        self.into(&[from], values, |read, values| self.0.top_k(read[0], top_k, values, indices))
+    }
+
+    fn logprobs(
+        &self,
+        logits: View<'_>,
+        params: &[SamplingParams],
+        choices: &[Choice],
+        out: &mut [Result<Logprobs>],
+    ) -> Result<()> {
+        self.staged(&[logits], vec![], |read, _| self.0.logprobs(read[0], params, choices, out))
+    }
+
+    fn chain_speculative_sampling(
+        &self,
+        drafts: Drafts<'_>,
+        target: Scores<'_>,
+        params: &[SamplingParams],
+        out: ChainOutput<'_>,
+    ) -> Result<()> {
+        self.staged(&[drafts.probs, target.view()], vec![], |read, _| {
+            let drafts = Drafts { probs: read[0], ids: drafts.ids };
+            self.0.chain_speculative_sampling(drafts, scores(&target, read[1]), params, out)
+        })
+    }
+}
