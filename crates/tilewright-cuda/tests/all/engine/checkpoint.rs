@@ -7,8 +7,11 @@ use tilewright_serve::model::{ModelConfig, Transformer, Weights};
 /// One per architecture.
 pub(crate) const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
+/// The fixtures of the source tree, or of the current folder: a bundle runs where there are no sources.
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
+    let root = if root.join("tests/fixtures").is_dir() { root } else { Path::new(".") };
+    root.join("tests/fixtures").join(name)
 }
 
 pub(crate) fn model(name: &str, dtype: Dtype) -> Transformer {

@@ -21,7 +21,7 @@ const UNSPLIT: usize = 1 << 40;
 pub(crate) struct Scratch {
     segment_units: Vec<SegmentUnits>,
     /// Tiles of segments with more than one.
-    query_tiles: Vec<QueryTile>,
+    query_tiles: Vec<RowTile>,
 }
 
 impl Scratch {
@@ -42,7 +42,7 @@ impl Eq for Scratch {}
 
 /// A tile of query rows of one segment, and its visible keys.
 #[derive(Debug, Clone, Copy, Default)]
-struct QueryTile {
+struct RowTile {
     qo: (u32, u32),
     /// Full KV tiles, except at the end of the keys.
     kv: (u32, u32),
@@ -65,7 +65,7 @@ struct SegmentUnits {
     /// Cost of all tiles for one head.
     cost: usize,
     /// The tile of a segment with a single one, the common case; others are in [`Scratch`].
-    query_tile: QueryTile,
+    query_tile: RowTile,
 }
 
 /// A query tile with some of its segment's KV heads, before any cut.
@@ -75,7 +75,7 @@ struct Unit {
     kv_heads: (u32, u32),
     /// Whether its rows also have other segments.
     shared: bool,
-    query_tile: QueryTile,
+    query_tile: RowTile,
     cost_per_tile: usize,
 }
 
@@ -112,7 +112,7 @@ pub(super) fn cut(
     Ok(shared)
 }
 
-impl QueryTile {
+impl RowTile {
     #[inline]
     fn new((begin, end): (usize, usize), kv: Range<usize>, kv_tokens: usize) -> Self {
         let first = if kv.start == 0 { 0 } else { div_u32(kv.start, kv_tokens) };
@@ -198,7 +198,7 @@ impl<'a> Cutter<'a> {
     fn measure(&self, scratch: &mut Scratch) -> (usize, usize) {
         let (mut all, mut num_pieces) = (0, 0_usize);
         for (index, segment) in self.inputs.requests.segments.iter().enumerate() {
-            let (mut cost, mut pieces, mut num_tiles, mut query_tile) = (0, 0, 0, QueryTile::default());
+            let (mut cost, mut pieces, mut num_tiles, mut query_tile) = (0, 0, 0, RowTile::default());
             let (mut begin, last) = (segment.qo.start, segment.qo.end);
             while begin < last {
                 let end = last.min(begin + self.tile);
@@ -234,10 +234,10 @@ impl<'a> Cutter<'a> {
 
     /// The query tile of some rows of a segment, and its number of pieces.
     #[inline]
-    fn query_tile(&self, segment: &Segment, rows: Range<usize>) -> (QueryTile, usize) {
+    fn query_tile(&self, segment: &Segment, rows: Range<usize>) -> (RowTile, usize) {
         let ScheduleInputs { problem, requests, tiling, .. } = *self.inputs;
         let kv = requests.visible(problem, segment, rows.clone());
-        let query_tile = QueryTile::new((rows.start, rows.end), kv, tiling.kv_tokens);
+        let query_tile = RowTile::new((rows.start, rows.end), kv, tiling.kv_tokens);
         (query_tile, self.piece.map_or(1, |piece| query_tile.pieces(piece).len()))
     }
 
@@ -290,10 +290,10 @@ impl<'a> Cutter<'a> {
 
     /// Emits the uncut units of some heads.
     #[inline]
-    fn push_uncut(&mut self, units: &SegmentUnits, query_tiles: &[QueryTile], heads: Range<u32>) {
+    fn push_uncut(&mut self, units: &SegmentUnits, query_tiles: &[RowTile], heads: Range<u32>) {
         self.schedule.advance_to(self.worker);
         let items = &mut self.schedule.items;
-        let item = |kv_heads: Range<u32>, query_tile: &QueryTile| WorkItem {
+        let item = |kv_heads: Range<u32>, query_tile: &RowTile| WorkItem {
             segment: units.segment,
             kv_heads,
             qo: query_tile.qo.0..query_tile.qo.1,
@@ -310,7 +310,7 @@ impl<'a> Cutter<'a> {
     }
 
     /// Emits one unit, cut if required.
-    fn push_unit(&mut self, units: &SegmentUnits, query_tile: QueryTile, kv_heads: (u32, u32)) {
+    fn push_unit(&mut self, units: &SegmentUnits, query_tile: RowTile, kv_heads: (u32, u32)) {
         let rows = (query_tile.qo.1 - query_tile.qo.0) as usize;
         let unit = Unit {
             segment: units.segment,
@@ -402,7 +402,7 @@ impl<'a> Cutter<'a> {
     /// Emits a piece.
     fn push(&mut self, unit: &Unit, worker: usize, kv: (u32, u32), partial: bool) {
         let schedule = &mut *self.schedule;
-        let Unit { segment, kv_heads, query_tile: QueryTile { qo, .. }, .. } = *unit;
+        let Unit { segment, kv_heads, query_tile: RowTile { qo, .. }, .. } = *unit;
         let mut first_row = None;
         if partial {
             first_row = Some(schedule.partial_rows as u32);
@@ -415,8 +415,7 @@ impl<'a> Cutter<'a> {
 
     /// Adds the merge of the pieces from `first_item` on, if there are several and their rows have no other keys.
     fn merge(&mut self, unit: &Unit, first_item: u32) {
-        let (schedule, Unit { kv_heads, query_tile: QueryTile { qo, .. }, .. }) =
-            (&mut *self.schedule, *unit);
+        let (schedule, Unit { kv_heads, query_tile: RowTile { qo, .. }, .. }) = (&mut *self.schedule, *unit);
         let end = schedule.items.len() as u32;
         if end - first_item > 1 && !unit.shared {
             let first_source = schedule.sources.len() as u32;
