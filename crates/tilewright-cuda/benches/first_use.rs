@@ -19,7 +19,7 @@ use std::{
 use tilewright::{
     Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, Output, PageTable, Problem, View, ViewMut,
     Workspace,
-    attention::variant::{At, Number, Plain, Properties, Reads, Variant},
+    attention::variant::{At, Number, Plain, Variant},
 };
 use tilewright_cuda::{
     Context, Device, Gpu,
@@ -70,10 +70,6 @@ struct Faded(f32);
 impl Variant for Faded {
     fn name(&self) -> &str {
         "faded"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(Reads::QO.union(Reads::KV))
     }
 
     fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {

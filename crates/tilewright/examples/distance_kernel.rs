@@ -4,7 +4,7 @@
 
 use tilewright::{
     Attention, Batch, Cpu, HeadDim, Heads, KvCache, Output, Problem, Result, View, ViewMut, Workspace,
-    attention::variant::{At, Number, Properties, Reads, Variant},
+    attention::variant::{At, Number, Variant},
 };
 
 /// The variant.
@@ -17,10 +17,6 @@ pub struct DistanceKernel {
 impl Variant for DistanceKernel {
     fn name(&self) -> &str {
         "distance_kernel"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(Reads::QO | Reads::KV | Reads::QO_HEAD | Reads::TABLES)
     }
 
     #[inline(always)]

@@ -2,7 +2,7 @@
 
 use tilewright::{
     Attention, Batch, Cpu, HeadDim, Heads, KvCache, Output, Problem, Result, View, ViewMut, Workspace,
-    attention::variant::{At, Number, Properties, Variant},
+    attention::variant::{At, Number, Variant},
 };
 
 /// The variant.
@@ -17,8 +17,8 @@ impl Variant for SigmoidAttention {
         "flash_sigmoid"
     }
 
-    fn properties(&self) -> Properties {
-        Properties { softmax: false, ..Properties::NONE }
+    fn has_softmax(&self) -> bool {
+        false
     }
 
     #[inline(always)]

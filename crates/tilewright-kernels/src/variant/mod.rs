@@ -84,7 +84,7 @@ impl<'v> Hooks<'v> {
 
     /// Whether the variant has a softmax; otherwise logits are the weights.
     pub fn softmax(&self) -> bool {
-        self.variant.properties().softmax
+        self.variant.has_softmax()
     }
 
     /// Whether the logits hook writes to buffers.

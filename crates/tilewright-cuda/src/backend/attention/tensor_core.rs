@@ -123,5 +123,5 @@ impl TensorCoreKernel {
 
 /// Whether no hook has an effect.
 pub(super) fn is_plain(variant: &ExpressionVariant) -> bool {
-    variant.properties().softmax && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook))
+    variant.has_softmax() && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook))
 }

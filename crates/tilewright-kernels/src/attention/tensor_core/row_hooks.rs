@@ -52,7 +52,7 @@ fn late_inputs(hook: Hook) -> &'static [Input] {
 /// cores is the fallback.
 pub fn unsupported_variant(config: &MmaConfig, variant: &ExpressionVariant) -> Vec<String> {
     let mut reasons = Vec::new();
-    if !variant.properties().softmax {
+    if !variant.has_softmax() {
         reasons.push("logits are weights, expected a softmax".to_owned());
     }
     for (hook, name) in [(Hook::Query, "query"), (Hook::Key, "key"), (Hook::Value, "value")] {

@@ -72,7 +72,7 @@ impl<'a> Case<'a> {
         cut: Cut,
     ) -> Self {
         let scales = [(); 2].map(|()| (Vec::new(), [0, 0]));
-        let has_lse = variant.properties().softmax;
+        let has_lse = variant.has_softmax();
         Self {
             sample,
             stored,

@@ -1,9 +1,7 @@
 //! Position biases: ALiBi, and a learned table of relative positions.
 
-use super::{At, Number, Properties, Reads, Variant, lists::check_heads};
+use super::{At, Number, Variant, lists::check_heads};
 use crate::{Problem, Result};
-
-const POSITION_READS: Reads = Reads::QO.union(Reads::KV).union(Reads::QO_HEAD).union(Reads::TABLES);
 
 /// `s' = s + slope[h] · (j - p)` for the query at position `p` and the key at `j` (Press et al. 2021, ALiBi). Positions
 /// are absolute, so the LSE is exact for appended queries too.
@@ -38,10 +36,6 @@ impl Alibi {
 impl Variant for Alibi {
     fn name(&self) -> &str {
         "alibi"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(POSITION_READS)
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {
@@ -83,10 +77,6 @@ impl RelativePositionBias {
 impl Variant for RelativePositionBias {
     fn name(&self) -> &str {
         "relative_position_bias"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(POSITION_READS)
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {

@@ -1,6 +1,6 @@
 //! The plain variant, and the composition of two variants.
 
-use super::{At, Number, Pair, Properties, Variant};
+use super::{At, Number, Pair, Variant};
 use crate::{Problem, Result};
 
 /// Standard attention, without hooks.
@@ -10,10 +10,6 @@ pub struct Plain;
 impl Variant for Plain {
     fn name(&self) -> &str {
         "plain"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties { monotone_mask: true, linear_output: true, ..Properties::NONE }
     }
 }
 
@@ -39,14 +35,8 @@ impl<A: Variant, B: Variant> Variant for Both<A, B> {
         &self.name
     }
 
-    fn properties(&self) -> Properties {
-        let (a, b) = (self.first.properties(), self.second.properties());
-        Properties {
-            reads: a.reads.union(b.reads),
-            softmax: a.softmax && b.softmax,
-            monotone_mask: a.monotone_mask && b.monotone_mask,
-            linear_output: a.linear_output && b.linear_output,
-        }
+    fn has_softmax(&self) -> bool {
+        self.first.has_softmax() && self.second.has_softmax()
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {

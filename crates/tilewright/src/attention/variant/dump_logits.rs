@@ -1,6 +1,6 @@
 //! Debugging: writes the logits of one request to a buffer. Attention is unchanged.
 
-use super::{At, HookBuffer, Number, Properties, Reads, Variant};
+use super::{At, HookBuffer, Number, Variant};
 use crate::{Problem, Result};
 
 /// Stores `scale · q · k` of one request as f32 `[num_qo_heads, qo_len, kv_len]`.
@@ -41,11 +41,6 @@ impl DumpLogits {
 impl Variant for DumpLogits {
     fn name(&self) -> &str {
         "dump_logits"
-    }
-
-    fn properties(&self) -> Properties {
-        let reads = Reads::REQUEST | Reads::QO | Reads::KV | Reads::QO_HEAD;
-        Properties::NONE.reading(reads)
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Sigmoid attention: independent gates per key.
 
-use super::{At, Number, Properties, Variant};
+use super::{At, Number, Variant};
 
 /// `o = Σ_j sigmoid(s[j] + bias) · v[j]`, without softmax and without LSE (Ramapuram et al. 2024, FlashSigmoid). The paper's
 /// bias is `-ln(kv_len)`.
@@ -21,8 +21,8 @@ impl Variant for FlashSigmoid {
         "flash_sigmoid"
     }
 
-    fn properties(&self) -> Properties {
-        Properties { softmax: false, ..Properties::NONE }
+    fn has_softmax(&self) -> bool {
+        false
     }
 
     #[inline(always)]

@@ -1,9 +1,7 @@
 //! Variants with a parameter per head: attention sinks and head scales.
 
-use super::{At, Number, Properties, Reads, Variant, lists::check_heads};
+use super::{At, Number, Variant, lists::check_heads};
 use crate::{Problem, Result};
-
-const PER_HEAD: Reads = Reads::QO_HEAD.union(Reads::TABLES);
 
 /// A learned logit per head that adds to the softmax denominator and has no value: the denominator is `Σ_j e^s[j] +
 /// e^sink[h]`, and the LSE includes it (StreamingLLM, gpt-oss). Applied once per row, after all keys.
@@ -32,10 +30,6 @@ impl AttentionSinks {
 impl Variant for AttentionSinks {
     fn name(&self) -> &str {
         "attention_sinks"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(PER_HEAD)
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {
@@ -69,10 +63,6 @@ impl HeadScales {
 impl Variant for HeadScales {
     fn name(&self) -> &str {
         "head_scales"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties { linear_output: true, ..Properties::NONE.reading(PER_HEAD) }
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {

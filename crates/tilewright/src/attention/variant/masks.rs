@@ -1,9 +1,7 @@
 //! Masks per request: prefix LM, packed documents, multi-item scoring.
 
-use super::{At, Number, Properties, Reads, Variant, lists::RequestLists};
+use super::{At, Number, Variant, lists::RequestLists};
 use crate::{Mask, Problem, Result};
-
-const PER_REQUEST: Reads = Reads::REQUEST.union(Reads::QO).union(Reads::KV).union(Reads::TABLES);
 
 /// Causal with a bidirectional prefix per request: the query at `p` sees the key at `j` if `j <= p` or `j < prefix_len`
 /// (prefix LM: T5, PaliGemma). For problems with [`Mask::Full`].
@@ -36,10 +34,6 @@ fn checked_lens(operator: &'static str, prefix_lens: &[u32]) -> Result<Vec<f32>>
 impl Variant for PrefixLm {
     fn name(&self) -> &str {
         "prefix_lm"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties { monotone_mask: true, ..Properties::NONE.reading(PER_REQUEST) }
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {
@@ -87,10 +81,6 @@ impl Variant for DocumentMask {
         "document_mask"
     }
 
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(PER_REQUEST)
-    }
-
     #[inline(always)]
     fn mask<N: Number>(&self, at: &At<N>) -> N::Bool {
         let (qo_document, has_qo_document) = self.documents.at(at, at.qo());
@@ -134,10 +124,6 @@ impl MultiItemScoring {
 impl Variant for MultiItemScoring {
     fn name(&self) -> &str {
         "multi_item_scoring"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(PER_REQUEST)
     }
 
     #[inline(always)]

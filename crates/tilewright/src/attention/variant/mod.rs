@@ -11,7 +11,7 @@
 //! ```
 //!
 //! ```
-//! use tilewright::attention::variant::{At, Number, Properties, Variant};
+//! use tilewright::attention::variant::{At, Number, Variant};
 //!
 //! #[derive(Debug)]
 //! struct SoftCap { cap: f32 }
@@ -25,7 +25,7 @@
 //!         cap * (logit / cap).tanh()
 //!     }
 //! }
-//! # assert_eq!(SoftCap { cap: 30.0 }.properties(), Properties::NONE);
+//! # assert!(SoftCap { cap: 30.0 }.has_softmax());
 //! ```
 //!
 //! Hooks compute in f32, converted from the tensor's dtype. In a cache with [`KvScales`](crate::KvScales), `k` and `v`
@@ -52,8 +52,8 @@ mod hook;
 pub mod json;
 mod lists;
 mod masks;
+mod monotone;
 mod number;
-mod properties;
 mod recorded;
 mod recorder;
 mod rotary;
@@ -70,7 +70,6 @@ pub use heads::{AttentionSinks, HeadScales};
 pub use hook::Hook;
 pub use masks::{DocumentMask, MultiItemScoring, PrefixLm};
 pub use number::Number;
-pub use properties::{Properties, Reads};
 pub use recorded::ExpressionVariant;
 pub use rotary::RotaryEmbedding;
 pub use soft_cap::SoftCap;
@@ -101,9 +100,10 @@ pub trait Variant: Debug + Send + Sync + 'static {
     /// The name in errors and reports: a letter, then letters, digits and `_`.
     fn name(&self) -> &str;
 
-    /// Declares the inputs and guarantees of the hooks.
-    fn properties(&self) -> Properties {
-        Properties::NONE
+    /// Whether weights are the softmax of the logits. Otherwise the logits hook returns the weight itself: masked keys
+    /// have weight 0, partial results are summed, and there is no LSE.
+    fn has_softmax(&self) -> bool {
+        true
     }
 
     /// Checks that parameters and tables fit the problem. Called when an operator is constructed.

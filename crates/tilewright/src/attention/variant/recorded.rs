@@ -1,7 +1,7 @@
 //! A variant as data: recorded from hooks or parsed from JSON. It is a [`Variant`] itself, which evaluates its graphs.
 
 use super::{
-    At, HookBuffer, Number, Pair, Properties, Reads, Variant,
+    At, HookBuffer, Number, Pair, Variant,
     expression::{ExpressionValue, Graph, Input, MAX_NODES, Node, apply},
     hook::Hook,
     recorder::{NamedData, Recorder},
@@ -15,14 +15,14 @@ use std::sync::Arc;
 #[derive(Debug, Clone)]
 pub struct ExpressionVariant {
     pub(super) name: String,
-    pub(super) properties: Properties,
+    pub(super) softmax: bool,
     pub(super) named: NamedData,
     /// In the order of [`Hook::ALL`].
     pub(super) graphs: [Graph; 7],
 }
 
 impl ExpressionVariant {
-    /// Records the hooks of `variant`. The recorded reads become the declared ones.
+    /// Records the hooks of `variant`.
     ///
     /// # Errors
     /// When a name is used twice or is invalid, a table or buffer is empty or has more than 2^24 elements, a hook other
@@ -30,21 +30,20 @@ impl ExpressionVariant {
     pub fn of<V: Variant>(variant: &V) -> Result<Self> {
         let recorder = Recorder::default();
         let graphs = Hook::ALL.map(|hook| record(&recorder, variant, hook));
-        Self::assemble(variant.name(), variant.properties(), recorder, graphs)
+        Self::assemble(variant.name(), variant.has_softmax(), recorder, graphs)
             .map_err(|error| Error::new("attention.new", format!("variant {}: {error}", variant.name())))
     }
 
     pub(super) fn assemble(
         name: &str,
-        properties: Properties,
+        softmax: bool,
         recorder: Recorder,
         graphs: [Graph; 7],
     ) -> Result<Self, String> {
         super::recorder::check_word(name, 256)?;
         let named = recorder.into_named()?;
-        let mut variant = Self { name: name.to_owned(), properties, named, graphs };
+        let mut variant = Self { name: name.to_owned(), softmax, named, graphs };
         variant.sort_names();
-        variant.properties.reads = variant.reads();
         Ok(variant)
     }
 
@@ -81,17 +80,10 @@ impl ExpressionVariant {
         inputs
     }
 
-    fn reads(&self) -> Reads {
-        let indices = Hook::ALL.iter().flat_map(|hook| self.inputs(*hook)).map(|input| match input {
-            Input::Request => Reads::REQUEST,
-            Input::Qo => Reads::QO,
-            Input::Kv => Reads::KV,
-            Input::QoHead => Reads::QO_HEAD,
-            Input::KvHead => Reads::KV_HEAD,
-            _ => Reads::NONE,
-        });
-        let tables = if self.named.tables.is_empty() { Reads::NONE } else { Reads::TABLES };
-        indices.fold(tables, Reads::union)
+    /// Whether a hook reads the position of a query or key.
+    pub(crate) fn reads_positions(&self) -> bool {
+        let mut nodes = self.graphs.iter().flat_map(|graph| &graph.nodes);
+        nodes.any(|node| matches!(node, Node::Input(Input::Qo | Input::Kv)))
     }
 
     /// Drops unused names and sorts the others, so that equal variants compare equal.
@@ -129,7 +121,7 @@ impl ExpressionVariant {
         let scalars = names(self.named.scalars.iter().map(|(name, _)| name).collect());
         let tables = names(self.named.tables.iter().map(|(name, _)| name).collect());
         let buffers = names(self.named.buffers.iter().map(|(name, _)| name).collect());
-        let text = format!("{scalars} {tables} {buffers} {} {:?}", self.properties.softmax, self.graphs);
+        let text = format!("{scalars} {tables} {buffers} {} {:?}", self.softmax, self.graphs);
         // FNV-1a
         text.bytes()
             .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
@@ -259,8 +251,8 @@ impl Variant for ExpressionVariant {
         &self.name
     }
 
-    fn properties(&self) -> Properties {
-        self.properties
+    fn has_softmax(&self) -> bool {
+        self.softmax
     }
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Rotary embedding (RoPE) inside attention: queries and keys are rotated when loaded, and the cache holds unrotated
 //! keys.
 
-use super::{At, Number, Pair, Properties, Reads, Variant};
+use super::{At, Number, Pair, Variant};
 use crate::{
     Problem, Result,
     rope::{Rope, RopeStyle},
@@ -48,10 +48,6 @@ impl RotaryEmbedding {
 impl Variant for RotaryEmbedding {
     fn name(&self) -> &str {
         "rotary_embedding"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(Reads::QO.union(Reads::KV).union(Reads::TABLES))
     }
 
     fn check(&self, problem: &Problem) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::{
     Problem, Result,
     attention::{
         Heads,
-        variant::{At, ExpressionVariant, Hook, Number, Pair, Properties, Reads, Variant, check},
+        variant::{At, ExpressionVariant, Hook, Number, Pair, Variant, check},
     },
 };
 use std::{fmt::Debug, sync::Arc};
@@ -42,7 +42,8 @@ pub(crate) struct HookSet {
     pub(crate) reads_positions: bool,
     /// Whether weights are the softmax of logits; otherwise logits are the weights.
     pub(crate) softmax: bool,
-    pub(crate) properties: Properties,
+    /// A key that a row does not see hides all later keys from it.
+    pub(crate) monotone_mask: bool,
 }
 
 /// A type-erased variant.
@@ -83,11 +84,10 @@ pub(crate) struct ValuesAt<'a> {
 /// Checks `variant` for `problem` and erases its type.
 ///
 /// # Errors
-/// When a hook reads an input that it does not have or that the variant does not declare, or violates a declared property.
+/// Those of [`check`].
 pub(crate) fn prepare_hooks<V: Variant>(variant: V, problem: &Problem) -> Result<Arc<dyn Hooks>> {
     let recorded = check(&variant, problem)?;
     let is_live = |hook| recorded.is_live(hook);
-    let reads = recorded.properties().reads;
     let hook_set = HookSet {
         query: is_live(Hook::Query),
         key: is_live(Hook::Key),
@@ -97,9 +97,9 @@ pub(crate) fn prepare_hooks<V: Variant>(variant: V, problem: &Problem) -> Result
         update: is_live(Hook::Update),
         output: is_live(Hook::Output),
         stores: !recorded.buffers().is_empty(),
-        reads_positions: reads.contains(Reads::QO) || reads.contains(Reads::KV),
-        softmax: variant.properties().softmax,
-        properties: variant.properties(),
+        reads_positions: recorded.reads_positions(),
+        softmax: variant.has_softmax(),
+        monotone_mask: recorded.has_monotone_mask(),
     };
     Ok(Arc::new(Adapter { variant, heads: problem.heads(), hook_set, recorded }))
 }

@@ -12,8 +12,8 @@ use tilewright::{
         Split, Variant,
         variant::{
             Alibi, At, AttentionSinks, Both, DocumentMask, DumpLogits, ExpressionVariant, FlashSigmoid,
-            HeadScales, MultiItemScoring, Number, Pair, Plain, PrefixLm, Properties, Reads,
-            RelativePositionBias, RotaryEmbedding, SoftCap,
+            HeadScales, MultiItemScoring, Number, Pair, Plain, PrefixLm, RelativePositionBias,
+            RotaryEmbedding, SoftCap,
         },
     },
     reference::{
@@ -226,10 +226,6 @@ struct AllHooks {
 impl Variant for AllHooks {
     fn name(&self) -> &str {
         "everything"
-    }
-    fn properties(&self) -> Properties {
-        let reads = Reads::REQUEST | Reads::QO | Reads::KV | Reads::QO_HEAD | Reads::KV_HEAD | Reads::TABLES;
-        Properties::NONE.reading(reads)
     }
     fn query<N: Number>(&self, at: &At<N>, pair: Pair<N>) -> Pair<N> {
         let factor = at.number(1.0) + at.request() * at.number(0.1) - at.dim() * at.number(0.005);

@@ -7,8 +7,8 @@ use tilewright::{
         HeadDim, Heads,
         variant::{
             Alibi, At, AttentionSinks, Both, DocumentMask, DumpLogits, ExpressionVariant, HeadScales,
-            HookBuffer, MultiItemScoring, Number, PrefixLm, Properties, Reads, RelativePositionBias,
-            RotaryEmbedding, SoftCap, Trial, Variant,
+            HookBuffer, MultiItemScoring, Number, PrefixLm, RelativePositionBias, RotaryEmbedding, SoftCap,
+            Trial, Variant,
         },
     },
     rope::{Rope, RopeStyle},
@@ -32,9 +32,6 @@ fn hooks_read_only_available_inputs() {
     impl Variant for Wrong {
         fn name(&self) -> &str {
             "wrong"
-        }
-        fn properties(&self) -> Properties {
-            Properties::NONE.reading(Reads::QO | Reads::KV | Reads::REQUEST)
         }
         fn value<N: Number>(&self, at: &At<N>, x: N) -> N {
             if self.0 == 0 { x + at.qo() } else { x }
@@ -62,57 +59,7 @@ fn hooks_read_only_available_inputs() {
 }
 
 #[test]
-fn hook_reads_must_be_declared() {
-    #[derive(Debug)]
-    struct UndeclaredReads;
-    impl Variant for UndeclaredReads {
-        fn name(&self) -> &str {
-            "silent"
-        }
-        fn properties(&self) -> Properties {
-            Properties::NONE.reading(Reads::QO)
-        }
-        fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
-            logit + at.read("table", &[1.0], at.kv() - at.qo())
-        }
-    }
-    let want = "attention.new: variant silent reads kv, tables, which its properties do not declare";
-    assert_eq!(text(Trial::new(UndeclaredReads, &problem(2, 2))), want);
-}
-
-#[test]
-fn declared_properties_are_checked() {
-    let linear =
-        "attention.new: variant wrong: the output hook is declared linear_output and is not linear in o";
-    for output in [
-        r#"{"add": ["o", 1]}"#,
-        r#"{"mul": ["o", "o"]}"#,
-        r#"{"tanh": "o"}"#,
-        r#"{"div": [1, "o"]}"#,
-        r#"{"select": [{"lt": ["o", 0]}, 0, "o"]}"#,
-        r#"{"mul_add": ["o", 2, "dim"]}"#,
-    ] {
-        assert_eq!(refused(&format!(r#""linear_output": true, "output": {output}"#)), linear, "{output}");
-    }
-    for output in [
-        r#"{"sub": [{"mul": [2, "o"]}, {"neg": {"div": ["o", "dim"]}}]}"#,
-        r#"{"select": [{"lt": ["dim", 4]}, 0, "o"]}"#,
-        r#"{"mul_add": ["o", {"exp": "dim"}, "o"]}"#,
-    ] {
-        let json = format!(r#"{{"name": "right", "linear_output": true, "output": {output}}}"#);
-        Trial::new(ExpressionVariant::from_json(&json).unwrap(), &problem(2, 2)).expect(output);
-    }
-    let monotone = |mask: &str| refused(&format!(r#""monotone_mask": true, "mask": {mask}"#));
-    assert_eq!(
-        monotone(r#"{"le": ["qo", {"add": ["kv", 4]}]}"#),
-        "attention.new: variant wrong: its mask is declared monotone_mask, but in request 0, head 0, the query at 0 \
-         sees key 0 and the one at 5 does not"
-    );
-    assert_eq!(
-        monotone(r#"{"and": [{"le": ["kv", "qo"]}, {"le": ["request", "kv"]}]}"#),
-        "attention.new: variant wrong: its mask is declared monotone_mask, but in request 1, head 0, the query at 1 \
-         sees key 1 and not key 0"
-    );
+fn an_update_needs_a_softmax() {
     assert_eq!(
         refused(r#""softmax": false, "update": ["max", {"add": ["sum", 1]}]"#),
         "attention.new: variant wrong: the update hook changes the softmax's state, and there is no softmax"
@@ -136,9 +83,6 @@ struct NumberedHook(u8, HookBuffer);
 impl Variant for NumberedHook {
     fn name(&self) -> &str {
         if self.0 == 6 { "no name" } else { "named" }
-    }
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(Reads::TABLES)
     }
     fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
         match self.0 {

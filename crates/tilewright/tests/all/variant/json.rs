@@ -94,7 +94,7 @@ fn constants_beyond_json_have_names() {
 const REFUSED: [(&str, &str); 21] = [
     (
         r#""logit": 1"#,
-        "unknown member \"logit\", expected one of name, softmax, monotone_mask, linear_output, scalars, tables, buffers, query, key, value, logits, mask, update, output",
+        "unknown member \"logit\", expected one of name, softmax, scalars, tables, buffers, query, key, value, logits, mask, update, output",
     ),
     (
         r#""key": ["first", "qo"]"#,

@@ -4,8 +4,8 @@ use super::problem;
 use tilewright::{
     attention::variant::{
         Alibi, At, AttentionSinks, Both, DocumentMask, DumpLogits, ExpressionVariant, FlashSigmoid,
-        HeadScales, Hook, MultiItemScoring, Number, Plain, PrefixLm, Properties, Reads, RelativePositionBias,
-        RotaryEmbedding, SoftCap, Trial, Variant, expression::Node,
+        HeadScales, Hook, MultiItemScoring, Number, Plain, PrefixLm, RelativePositionBias, RotaryEmbedding,
+        SoftCap, Trial, Variant, expression::Node,
     },
     rope::Rope,
 };
@@ -33,7 +33,7 @@ fn assert_same(a: &ExpressionVariant, b: &ExpressionVariant) {
     for hook in Hook::ALL {
         assert_eq!(a.graph(hook), b.graph(hook), "{}, {}", a.name(), hook.name());
     }
-    assert_eq!((a.scalars(), a.tables(), a.properties()), (b.scalars(), b.tables(), b.properties()));
+    assert_eq!((a.scalars(), a.tables(), a.has_softmax()), (b.scalars(), b.tables(), b.has_softmax()));
     assert_eq!(a.fingerprint(), b.fingerprint(), "{}", a.name());
     assert_eq!(a.to_json(), b.to_json());
 }
@@ -119,27 +119,42 @@ fn fingerprints_depend_on_code_and_not_on_values() {
 }
 
 #[test]
-fn reads_are_inferred() {
-    let reads: Vec<String> =
-        shipped().iter().map(|recorded| recorded.properties().reads.to_string()).collect();
-    let all = "request, qo, kv, tables";
-    let want = [
-        "",
-        "",
-        "qo, kv, qo_head, tables",
-        "qo_head, tables",
-        "",
-        "qo, kv, tables",
-        "qo, kv, qo_head, tables",
-        "qo_head, tables",
-        all,
-        all,
-        all,
-        "request, qo, kv, qo_head",
-        "qo, kv, qo_head, tables",
-    ];
-    assert_eq!(reads, want);
-    assert_eq!(Properties::NONE.reading(Reads::KV).reads, Reads::KV);
+fn monotone_masks_are_derived() {
+    let monotone = |mask: &str| {
+        let text = format!(r#"{{"name": "x", "tables": {{"t": [1, 2]}}, "mask": {mask}}}"#);
+        ExpressionVariant::from_json(&text).unwrap().has_monotone_mask()
+    };
+    for mask in [
+        "true",
+        "false",
+        r#"{"le": ["kv", "qo"]}"#,
+        r#"{"not": {"lt": ["qo", "kv"]}}"#,
+        r#"{"lt": [{"neg": "qo"}, {"sub": ["qo", "kv"]}]}"#,
+        r#"{"lt": [{"floor": {"add": [7, "kv"]}}, {"read": ["t", "request"]}]}"#,
+        r#"{"and": [{"lt": ["kv", 9]}, {"or": [{"le": ["kv", "qo"]}, {"eq": ["qo_head", 0]}]}]}"#,
+        r#"{"le": [{"select": [{"lt": ["qo", 4]}, "kv", {"max": ["kv", 3]}]}, {"min": ["qo", 99]}]}"#,
+    ] {
+        assert!(monotone(mask), "{mask}");
+    }
+    for mask in [
+        r#"{"lt": ["qo", "kv"]}"#,
+        r#"{"not": {"lt": ["kv", "qo"]}}"#,
+        r#"{"eq": ["kv", "qo"]}"#,
+        r#"{"le": [{"sub": ["qo", "kv"]}, 4]}"#,
+        r#"{"and": [{"le": ["kv", "qo"]}, {"le": ["request", "kv"]}]}"#,
+        r#"{"lt": [{"mul": ["kv", "qo"]}, 4]}"#,
+        r#"{"lt": [{"add": ["kv", "kv"]}, 4]}"#,
+        r#"{"lt": [{"read": ["t", "kv"]}, 2]}"#,
+        r#"{"lt": [{"select": [{"lt": ["kv", 4]}, "kv", 0]}, 2]}"#,
+    ] {
+        assert!(!monotone(mask), "{mask}");
+    }
+    let names: Vec<String> = shipped()
+        .iter()
+        .filter(|recorded| recorded.is_live(Hook::Mask) && recorded.has_monotone_mask())
+        .map(|recorded| recorded.name().to_owned())
+        .collect();
+    assert_eq!(names, ["prefix_lm"]);
 }
 
 #[test]

@@ -67,7 +67,7 @@ fn sinks_join_the_denominator_once() {
 
 #[test]
 fn flash_sigmoid_gates_each_key_alone() {
-    assert!(!FlashSigmoid::new(0.0).properties().softmax, "the gate is the weight");
+    assert!(!FlashSigmoid::new(0.0).has_softmax(), "the gate is the weight");
     for bias in [0.0, -6.5] {
         HookCase { variant: FlashSigmoid::new(bias), problem: &problem(2, 2), request: 0, roundings: 4.0 }
             .check(&formula::flash_sigmoid(f64::from(bias)));

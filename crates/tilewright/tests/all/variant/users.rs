@@ -2,7 +2,7 @@
 
 use super::{examples::distance_kernel::DistanceKernel, hook_case::HookCase, problem};
 use tilewright::{
-    attention::variant::{At, Number, Pair, Properties, Reads, Variant},
+    attention::variant::{At, Number, Pair, Variant},
     reference::attention::Definition,
 };
 
@@ -22,16 +22,9 @@ fn a_distance_kernel_is_its_formula() {
 #[derive(Debug, Clone)]
 struct AllHooks;
 
-const ALL: Reads =
-    Reads::REQUEST.union(Reads::QO).union(Reads::KV).union(Reads::QO_HEAD).union(Reads::KV_HEAD);
-
-impl Variant for AllHooks {
+impl Variant for Everything {
     fn name(&self) -> &str {
         "everything"
-    }
-
-    fn properties(&self) -> Properties {
-        Properties::NONE.reading(ALL)
     }
 
     #[inline(always)]

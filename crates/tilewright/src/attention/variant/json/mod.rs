@@ -11,7 +11,7 @@
 //! | member | holds |
 //! |---|---|
 //! | `name` | as [`Variant::name`](super::Variant::name); the only required member |
-//! | `softmax`, `monotone_mask`, `linear_output` | as [`Properties`](super::Properties); defaults `true`, `false` and `false` |
+//! | `softmax` | as [`Variant::has_softmax`](super::Variant::has_softmax); default `true` |
 //! | `scalars` | parameters: name and number |
 //! | `tables` | name and array of numbers |
 //! | `buffers` | name and number of elements |
@@ -31,5 +31,4 @@ const OPERATOR: &str = "attention.variant";
 /// Maximum nesting of expressions; deeper ones need `let`.
 const MAX_DEPTH: usize = 64;
 /// Members of the document that are not hooks.
-const MEMBERS: [&str; 7] =
-    ["name", "softmax", "monotone_mask", "linear_output", "scalars", "tables", "buffers"];
+const MEMBERS: [&str; 5] = ["name", "softmax", "scalars", "tables", "buffers"];

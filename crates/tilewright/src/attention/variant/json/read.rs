@@ -4,7 +4,7 @@ use super::{MAX_DEPTH, MEMBERS, OPERATOR};
 use crate::{
     Error, Result,
     attention::variant::{
-        ExpressionVariant, HookBuffer, Properties,
+        ExpressionVariant, HookBuffer,
         expression::{Graph, Input, Node, Op, ValueKind},
         hook::Hook,
         recorder::{MAX_ELEMENTS, NamedData, Recorder, check_name},
@@ -36,12 +36,8 @@ impl ExpressionVariant {
         let name = members.get("name").and_then(Value::as_str);
         let value_or_null = members.get("name").unwrap_or(&Value::Null);
         let name = name.ok_or_else(|| unexpected("name", value_or_null, "a string"))?;
-        let properties = Properties {
-            softmax: flag(members, "softmax", true)?,
-            monotone_mask: flag(members, "monotone_mask", false)?,
-            linear_output: flag(members, "linear_output", false)?,
-            ..Properties::NONE
-        };
+        let softmax = members.get("softmax").unwrap_or(&Value::Bool(true));
+        let softmax = softmax.as_bool().ok_or_else(|| unexpected("softmax", softmax, "true or false"))?;
         let named = read_named(members)?;
         let recorder = Recorder::default();
         let mut graphs: [Graph; 7] = Default::default();
@@ -52,7 +48,7 @@ impl ExpressionVariant {
                 None => scope.identity(),
             };
         }
-        Self::assemble(name, properties, recorder, graphs).map_err(|error| Error::new(OPERATOR, error))
+        Self::assemble(name, softmax, recorder, graphs).map_err(|error| Error::new(OPERATOR, error))
     }
 }
 
@@ -65,12 +61,6 @@ fn unexpected(path: &str, value: &Value, expected: &str) -> Error {
         other => other.to_string().chars().take(60).collect(),
     };
     Error::new(OPERATOR, format!("{path}: {shown}, expected {expected}"))
-}
-
-fn flag(members: &Map<String, Value>, name: &str, default: bool) -> Result<bool> {
-    members
-        .get(name)
-        .map_or(Ok(default), |value| value.as_bool().ok_or_else(|| unexpected(name, value, "true or false")))
 }
 
 /// A number, or the name of one without a JSON literal.

@@ -27,17 +27,11 @@ impl ExpressionVariant {
         format!("{:#}", Value::Object(document))
     }
 
-    /// The active hooks and the properties that determine a kernel.
+    /// The active hooks and whether there is a softmax, which determine a kernel.
     pub(in crate::attention::variant) fn code(&self) -> Map<String, Value> {
         let mut document = Map::new();
-        let properties = self.properties;
-        let flags = [
-            ("softmax", properties.softmax, true),
-            ("monotone_mask", properties.monotone_mask, false),
-            ("linear_output", properties.linear_output, false),
-        ];
-        for (name, flag, _) in flags.into_iter().filter(|(_, flag, default)| flag != default) {
-            document.insert(name.to_owned(), json!(flag));
+        if !self.softmax {
+            document.insert("softmax".to_owned(), json!(false));
         }
         for hook in Hook::ALL.into_iter().filter(|hook| self.is_live(*hook)) {
             document.insert(hook.name().to_owned(), Writer::new(self, self.graph(hook)).hook());

@@ -215,7 +215,7 @@ impl QueryTile<'_, '_> {
         }
         match any {
             // a monotone variant mask also hides all later tiles; a row that the problem's mask hid may have later keys
-            0 if all_pass_problem_mask && hooks.properties.monotone_mask => Visibility::HiddenFromHere,
+            0 if all_pass_problem_mask && hooks.monotone_mask => Visibility::HiddenFromHere,
             0 => Visibility::Hidden,
             _ => Visibility::Visible,
         }

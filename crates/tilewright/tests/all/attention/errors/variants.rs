@@ -7,7 +7,7 @@ use tilewright::{
     Result, Workspace,
     attention::{
         Variant,
-        variant::{Alibi, At, AttentionSinks, FlashSigmoid, Number, Plain, PrefixLm, Properties, SoftCap},
+        variant::{Alibi, At, AttentionSinks, FlashSigmoid, Number, Plain, PrefixLm, SoftCap},
     },
 };
 
@@ -58,22 +58,6 @@ fn requests_too_long_for_variants_that_read_positions() {
     assert_eq!(run_rows(soft_cap, (0, MOST + 1), false), Ok(()), "it reads no positions");
 }
 
-/// A variant that reads positions without declaring it.
-#[derive(Debug)]
-struct UndeclaredReads;
-
-impl Variant for UndeclaredReads {
-    fn name(&self) -> &str {
-        "silent"
-    }
-    fn properties(&self) -> Properties {
-        Properties::NONE
-    }
-    fn logits<N: Number>(&self, at: &At<N>, logit: N) -> N {
-        logit + at.read("table", &[1.0], at.kv() - at.qo())
-    }
-}
-
 #[test]
 fn variants_that_do_not_fit_the_problem() {
     let refuses = |result: Result<()>, text: &str| refused(result, &format!("attention.new: variant {text}"));
@@ -85,10 +69,6 @@ fn variants_that_do_not_fit_the_problem() {
     refuses(
         run(prefix, 3, false),
         "prefix_lm: mask = causal, expected full: another would hide parts of prefixes",
-    );
-    refuses(
-        run(UndeclaredReads, 3, false),
-        "silent reads qo, kv, tables, which its properties do not declare",
     );
 }
 
