@@ -5,7 +5,10 @@
 use crate::{
     Dtype, Result, View, ViewMut, Workspace,
     activation::Activation,
-    attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
+    attention::{
+        Inputs, Output, Plan, Problem, Tiling,
+        variant::{ExpressionVariant, Variant},
+    },
     kv::{AppendPlan, ScaleMut, Slots, copy_pages_on_host},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
@@ -115,13 +118,18 @@ pub trait Backend {
     /// When the device does not support `problem`; the error lists all reasons.
     fn tiling(&self, problem: &Problem) -> Result<Tiling>;
 
-    /// Builds the kernels for `problem` and `variant` when an operator is constructed. The result is passed back in
-    /// [`Inputs::built`].
+    /// Builds the kernels or hooks for `problem` and `variant`, whose hooks are `recorded` as data, when an operator is
+    /// constructed. The result is passed back in [`Inputs::built`].
     ///
     /// # Errors
     /// When the device does not support this variant; the error lists all reasons.
-    fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
-        let _ = (problem, variant); // a backend that interprets hooks compiles nothing
+    fn build<V: Variant>(
+        &self,
+        problem: &Problem,
+        variant: V,
+        recorded: &ExpressionVariant,
+    ) -> Result<Option<Opaque>> {
+        let _ = (problem, variant, recorded); // a backend that interprets hooks compiles nothing
         Ok(None)
     }
 

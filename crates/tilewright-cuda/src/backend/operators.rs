@@ -7,7 +7,10 @@ use crate::machine::Machine;
 use tilewright::{
     Backend, Dtype, Opaque, RecordedGraph, Result, View, ViewMut, Workspace,
     activation::Activation,
-    attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
+    attention::{
+        Inputs, Output, Plan, Problem, Tiling,
+        variant::{ExpressionVariant, Variant},
+    },
     kv::{AppendPlan, ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
@@ -66,8 +69,13 @@ impl<M: Machine> Backend for Gpu<M> {
         self.attention_tiling(problem)
     }
 
-    fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
-        self.build_attention(problem, variant)
+    fn build<V: Variant>(
+        &self,
+        problem: &Problem,
+        _: V,
+        recorded: &ExpressionVariant,
+    ) -> Result<Option<Opaque>> {
+        self.build_attention(problem, recorded)
     }
 
     fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {

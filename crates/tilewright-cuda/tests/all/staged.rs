@@ -7,7 +7,10 @@ use std::sync::OnceLock;
 use tilewright::{
     Backend, Dtype, Opaque, Result, View, ViewMut, Workspace,
     activation::Activation,
-    attention::{Inputs, Output, Plan, Problem, Tiling, variant::ExpressionVariant},
+    attention::{
+        Inputs, Output, Plan, Problem, Tiling,
+        variant::{ExpressionVariant, Variant},
+    },
     kv::{AppendPlan, Scale, ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
@@ -122,8 +125,13 @@ impl<M: Machine> Backend for Staged<M> {
         self.0.tiling(problem)
     }
 
-    fn build(&self, problem: &Problem, variant: &ExpressionVariant) -> Result<Option<Opaque>> {
-        self.0.build(problem, variant)
+    fn build<V: Variant>(
+        &self,
+        problem: &Problem,
+        variant: V,
+        recorded: &ExpressionVariant,
+    ) -> Result<Option<Opaque>> {
+        self.0.build(problem, variant, recorded)
     }
 
     fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {

@@ -41,14 +41,15 @@ pub(crate) use plan::PreparedData;
 pub(crate) use requests::ones;
 pub(crate) use state::merge_weights;
 
-use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque, cpu::simd::hooks::Hooks};
+use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque};
 use std::sync::Arc;
+use variant::ExpressionVariant;
 
 /// An attention operator: one problem, one variant, one backend.
 #[derive(Clone)]
 pub struct Attention<B> {
     problem: Problem,
-    variant: Arc<dyn Hooks>,
+    variant: Arc<ExpressionVariant>,
     backend: B,
     tiling: Tiling,
     built: Option<Opaque>,
@@ -81,12 +82,12 @@ impl<B: Backend> Attention<B> {
     /// only in variant parameters use one operator each and share the plan of the step.
     ///
     /// # Errors
-    /// As [`Attention::new`], and when a hook reads an undeclared input or one that the hook does not have.
+    /// As [`Attention::new`], and when a hook reads an input that it does not have.
     pub fn with_variant(problem: Problem, variant: impl Variant, backend: B) -> Result<Self> {
         let tiling = backend.tiling(&problem)?;
-        let variant = crate::cpu::simd::hooks::prepare_hooks(variant, &problem)?;
-        let built = backend.build(&problem, variant.recorded())?;
-        Ok(Self { problem, variant, backend, tiling, built })
+        let recorded = variant::check(&variant, &problem)?;
+        let built = backend.build(&problem, variant, &recorded)?;
+        Ok(Self { problem, variant: Arc::new(recorded), backend, tiling, built })
     }
 
     /// The problem of the operator.
@@ -96,7 +97,7 @@ impl<B: Backend> Attention<B> {
 
     /// Whether it computes an LSE; false for a variant without softmax.
     pub fn has_lse(&self) -> bool {
-        self.variant.hook_set().softmax
+        self.variant.has_softmax()
     }
 
     /// The dtype of the softmax weights in `P · V`. It is bf16 if queries are bf16, cache elements are no wider, and

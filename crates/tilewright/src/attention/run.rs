@@ -1,10 +1,9 @@
 //! `run`: validates the tensors of a layer against the plan and calls the backend.
 
-use super::{Attention, Output, Plan, requests::KvSource, variant::ExpressionVariant};
+use super::{Attention, Output, Plan, Variant, requests::KvSource, variant::ExpressionVariant};
 use crate::{
     Backend, Error, Result, View,
     backend::Opaque,
-    cpu::simd::hooks::Hooks,
     kv::{
         KvCache, KvScales, Scale,
         layout::{KvShape, KvStrides},
@@ -46,7 +45,7 @@ pub struct Inputs<'a> {
     /// Values.
     pub(crate) v: (View<'a>, KvStrides),
     pub(crate) scales: KvScales<'a>,
-    pub(crate) variant: &'a dyn Hooks,
+    pub(crate) variant: &'a ExpressionVariant,
     pub(crate) built: Option<&'a Opaque>,
 }
 
@@ -79,7 +78,7 @@ impl<'a> Inputs<'a> {
 
     /// The recorded hooks.
     pub fn variant(&self) -> &'a ExpressionVariant {
-        self.variant.recorded()
+        self.variant
     }
 
     /// The same inputs with each tensor replaced by `map(tensor)`, of equal shape, strides and dtype; for backends that
@@ -162,7 +161,7 @@ impl<B: Backend> Attention<B> {
             k_pe: None,
             v,
             scales,
-            variant: &*self.variant,
+            variant: &self.variant,
             built: self.built.as_ref(),
         };
         self.backend.attention(plan, &inputs, out)
@@ -205,7 +204,7 @@ impl<B: Backend> Attention<B> {
             k_pe: Some((kv.kpe, strides(&kv.kpe))),
             v: ckv,
             scales: KvScales::default(),
-            variant: &*self.variant,
+            variant: &self.variant,
             built: self.built.as_ref(),
         };
         self.backend.attention(plan, &inputs, out)
@@ -226,7 +225,7 @@ impl<B: Backend> Attention<B> {
         self.check_rows("o", &out.o.as_view(), ([rows, heads.qo, dim.vo], axes))?;
         if let Some(lse) = &out.lse {
             crate::ensure!(
-                self.variant.hook_set().softmax,
+                self.variant.has_softmax(),
                 OPERATOR,
                 "variant {} has no softmax, so there is no lse",
                 self.variant.name()
@@ -242,7 +241,7 @@ impl<B: Backend> Attention<B> {
         }
         let longest = plan.requests.longest();
         crate::ensure!(
-            !self.variant.hook_set().reads_positions || longest <= MAX_VARIANT_POSITION,
+            longest <= MAX_VARIANT_POSITION || !self.variant.reads_positions(),
             OPERATOR,
             "variant {} reads positions, which go up to {longest} here, the most is {MAX_VARIANT_POSITION}",
             self.variant.name()

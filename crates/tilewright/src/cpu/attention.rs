@@ -6,14 +6,20 @@ use super::{
         attend::Worker,
         bf16::{self, Bf16Mma},
         context::{self, AttentionParams, KV_TOKENS, ScratchLayout},
+        hooks::{Hooks, vectorize},
         merge::merge_partials,
         shared::{Shared, SharedRows},
     },
 };
 use crate::{
     Error, Result, View, ViewMut,
-    attention::{Inputs, Output, Plan, Problem, Tiling, merge_weights},
+    attention::{
+        Inputs, Output, Plan, Problem, Tiling, merge_weights,
+        variant::{ExpressionVariant, Variant},
+    },
+    backend::Opaque,
 };
+use std::sync::Arc;
 
 /// Rows per query tile: enough to amortize loading K and V into scratch, few enough that Q and O fit in L2 at head_dim 256.
 const Q_ROWS: usize = 384;
@@ -62,20 +68,30 @@ fn align_scratch(scratch: &mut [f32]) -> &mut [f32] {
     &mut scratch[skip..]
 }
 
-pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) {
+/// Makes the vectorized hooks of an operator; see [`Backend::build`](crate::Backend::build).
+pub(super) fn build<V: Variant>(problem: &Problem, variant: V, recorded: &ExpressionVariant) -> Opaque {
+    Arc::new(vectorize(variant, problem.heads(), recorded))
+}
+
+pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
+    let built = inputs.built.and_then(|built| built.downcast_ref::<Box<dyn Hooks>>());
+    let Some(variant) = built.map(Box::as_ref) else {
+        return Err(Error::new("attention.run", "the operator was made by another backend"));
+    };
+    let hooks = variant.hook_set();
     let (partial_o, rest) =
         out.workspace.memory.split_at_mut(plan.schedule.partial_rows * plan.problem.head_dim().vo);
     let (partial_lse, scratch) = rest.split_at_mut(plan.schedule.partial_rows);
-    let per_key_mask = !plan.requests.mask.is_empty()
-        || plan.requests.has_position_gaps(&plan.problem)
-        || inputs.variant.hook_set().mask;
+    let per_key_mask =
+        !plan.requests.mask.is_empty() || plan.requests.has_position_gaps(&plan.problem) || hooks.mask;
     let params = AttentionParams {
         plan,
         inputs,
         isa: cpu.isa,
-        hooks: inputs.variant.hook_set(),
+        variant,
+        hooks,
         per_key_mask,
-        bf16_mma: Bf16Mma::for_call(cpu.isa, plan, inputs),
+        bf16_mma: Bf16Mma::for_call(cpu.isa, plan, inputs, hooks),
         o: SharedRows::new(out.o),
         lse: out.lse.and_then(ViewMut::into_slice).map(Shared::new),
         partial_o: Shared::new(partial_o),
@@ -90,6 +106,7 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) 
     cpu.for_each(schedule.merges.len(), scratch.chunks_exact_mut(scratch_len), |at, scratch| {
         merge_partials(&params, &schedule.merges[at], scratch);
     });
+    Ok(())
 }
 
 pub(super) fn merge_states(

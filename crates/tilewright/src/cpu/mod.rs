@@ -12,13 +12,19 @@ mod rope;
 mod sampling;
 pub(crate) mod simd;
 mod threshold;
+mod trial;
 
 pub use simd::Isa;
+pub use trial::Trial;
 
 use crate::{
     Backend, Error, Result, View, ViewMut,
     activation::Activation,
-    attention::{Inputs, Output, Plan, Problem, Tiling},
+    attention::{
+        Inputs, Output, Plan, Problem, Tiling,
+        variant::{ExpressionVariant, Variant},
+    },
+    backend::Opaque,
     kv::{ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
@@ -106,10 +112,18 @@ impl Backend for Cpu {
         attention::tiling(self, problem)
     }
 
+    fn build<V: Variant>(
+        &self,
+        problem: &Problem,
+        variant: V,
+        recorded: &ExpressionVariant,
+    ) -> Result<Option<Opaque>> {
+        Ok(Some(attention::build(problem, variant, recorded)))
+    }
+
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
         check_attention_on_host("attention.run", inputs, &out)?;
-        attention::run(self, plan, inputs, out);
-        Ok(())
+        attention::run(self, plan, inputs, out)
     }
 
     fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Hook context: the indices of the element at hand, and access to named parameters, tables and buffers.
 
-use super::{Number, QueryRow};
+use super::Number;
 use crate::attention::Heads;
 use std::sync::{
     Arc,
@@ -14,6 +14,19 @@ pub struct Pair<N> {
     pub first: N,
     /// Element `i + head_dim / 2`.
     pub second: N,
+}
+
+/// Indices of a query row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct QueryRow {
+    /// The request's index in the batch.
+    pub request: u32,
+    /// Its position in the request, `kv_len - qo_len + i` for row `i`.
+    pub qo: i32,
+    /// The query head.
+    pub qo_head: u32,
+    /// The KV head.
+    pub kv_head: u32,
 }
 
 /// The context of a hook: its indices, parameters, tables and buffers.

@@ -58,10 +58,9 @@ mod recorded;
 mod recorder;
 mod rotary;
 mod soft_cap;
-mod trial;
 
 pub use alibi::{Alibi, RelativePositionBias};
-pub use at::{At, HookBuffer, Pair};
+pub use at::{At, HookBuffer, Pair, QueryRow};
 pub use both::{Both, Plain};
 pub use dump_logits::DumpLogits;
 pub use expression::{Input, Op};
@@ -73,7 +72,6 @@ pub use number::Number;
 pub use recorded::ExpressionVariant;
 pub use rotary::RotaryEmbedding;
 pub use soft_cap::SoftCap;
-pub use trial::{QueryRow, Trial};
 
 pub(crate) use check::check;
 

@@ -3,11 +3,11 @@
 use super::{
     Simd,
     bf16::{self, Bf16Mma},
-    hooks::{HookSet, RowAt},
+    hooks::{HookSet, Hooks},
     shared::{Shared, SharedRows},
 };
 use crate::{
-    attention::{Inputs, KvSource, Plan, Segment, WorkItem},
+    attention::{Inputs, KvSource, Plan, Segment, WorkItem, variant::QueryRow},
     cpu::Isa,
     kv::layout::KvStrides,
     tensor::Data,
@@ -24,6 +24,7 @@ pub(crate) struct AttentionParams<'a> {
     pub(crate) inputs: &'a Inputs<'a>,
     /// Instruction set for the hooks of the variant.
     pub(crate) isa: Isa,
+    pub(crate) variant: &'a dyn Hooks,
     pub(crate) hooks: HookSet,
     /// Whether visible masks are computed per key, once per KV tile, and stored in scratch.
     pub(crate) per_key_mask: bool,
@@ -136,10 +137,10 @@ impl ItemContext<'_> {
 
     /// Coordinates of row `r` for hooks.
     #[inline(always)]
-    pub(super) fn row_at(&self, r: usize) -> RowAt {
+    pub(super) fn row_at(&self, r: usize) -> QueryRow {
         let (token, head) = self.row(r);
         let row = self.params.plan.requests.row(self.segment, token);
-        RowAt {
+        QueryRow {
             request: row.request,
             qo: row.position,
             qo_head: head as u32,

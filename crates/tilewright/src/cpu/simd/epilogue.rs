@@ -1,6 +1,7 @@
 //! Row epilogue: normalizes the accumulator, applies the row hooks, writes output and LSE.
 
-use super::{context::AttentionParams, hooks::RowAt};
+use super::context::AttentionParams;
+use crate::attention::variant::QueryRow;
 use std::f32::consts::{LN_2, LOG2_E};
 
 /// Writes output and LSE of a row from its state: `o = Σ 2^(logit - max) · v` and `sum = Σ 2^(logit - max)`, logits in base 2.
@@ -16,7 +17,7 @@ pub(crate) unsafe fn finish_row(
     o: &mut [f32],
     state: (f32, f32),
 ) {
-    let (variant, heads) = (params.inputs.variant, params.plan.problem.heads());
+    let (variant, heads) = (params.variant, params.plan.problem.heads());
     let hooks = params.hooks;
     let (mut max, mut sum) = state;
     let at = || {
@@ -24,7 +25,7 @@ pub(crate) unsafe fn finish_row(
         let request = requests.request_of(token);
         let position = token as i64 + requests.requests[request as usize].offset;
         let kv_head = (head / heads.group()) as u32;
-        RowAt { request, qo: position as i32, qo_head: head as u32, kv_head }
+        QueryRow { request, qo: position as i32, qo_head: head as u32, kv_head }
     };
     if hooks.softmax {
         let mut rescale_by = 1.0;

@@ -4,27 +4,14 @@
 //! ([`HookSet::stores`]), the positions of these lanes must be NaN, so that they store nothing.
 
 use super::{Isa, Simd, Task, lanes::Lanes};
-use crate::{
-    Problem, Result,
-    attention::{
-        Heads,
-        variant::{At, ExpressionVariant, Hook, Number, Pair, Variant, check},
-    },
+use crate::attention::{
+    Heads,
+    variant::{At, ExpressionVariant, Hook, Number, Pair, QueryRow, Variant},
 };
-use std::{fmt::Debug, sync::Arc};
+use std::fmt::Debug;
 
 /// Keys per call.
 pub(crate) const KEYS: usize = 64;
-
-/// Coordinates of a query row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(crate) struct RowAt {
-    pub(crate) request: u32,
-    /// Position in the request, `kv_len - qo_len + i`.
-    pub(crate) qo: i32,
-    pub(crate) qo_head: u32,
-    pub(crate) kv_head: u32,
-}
 
 /// The hooks that a variant implements, and their requirements on the operator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,25 +35,22 @@ pub(crate) struct HookSet {
 
 /// A type-erased variant.
 pub(crate) trait Hooks: Debug + Send + Sync {
-    fn name(&self) -> &str;
     fn hook_set(&self) -> HookSet;
-    /// The hooks as data.
-    fn recorded(&self) -> &ExpressionVariant;
     /// `q`: `[head_dim_qk]`.
-    fn query(&self, isa: Isa, at: RowAt, q: &mut [f32]);
+    fn query(&self, isa: Isa, at: QueryRow, q: &mut [f32]);
     /// `keys`: `[head_dim_qk, 64]`, transposed; `kv`: their positions.
     fn key(&self, isa: Isa, kv_head: u32, kv: &[f32; KEYS], keys: &mut [f32]);
     /// `values`: at most 64 rows of `width` elements, `stride` apart.
     fn value(&self, isa: Isa, at: ValuesAt<'_>, values: &mut [f32]);
     /// Replaces `scale · q · k` (natural-log units) by logits, or by weights without softmax; `logits[i]` belongs to row
     /// `at[i]`. One call per strip, because a call per row would cost as much as most hooks.
-    fn logits(&self, isa: Isa, at: &[RowAt], kv: &[f32; KEYS], logits: &mut [[f32; KEYS]]);
+    fn logits(&self, isa: Isa, at: &[QueryRow], kv: &[f32; KEYS], logits: &mut [[f32; KEYS]]);
     /// Bit `j`: key `j` is visible.
-    fn mask(&self, isa: Isa, at: RowAt, kv: &[f32; KEYS]) -> u64;
+    fn mask(&self, isa: Isa, at: QueryRow, kv: &[f32; KEYS]) -> u64;
     /// `sum = Σ e^(logit - max)`; (-inf, 0) without visible keys.
-    fn update(&self, at: RowAt, max: f32, sum: f32) -> (f32, f32);
+    fn update(&self, at: QueryRow, max: f32, sum: f32) -> (f32, f32);
     /// `o`: `[head_dim_vo]`.
-    fn output(&self, isa: Isa, at: RowAt, o: &mut [f32]);
+    fn output(&self, isa: Isa, at: QueryRow, o: &mut [f32]);
 }
 
 /// Coordinates and layout of a tile of values.
@@ -81,12 +65,12 @@ pub(crate) struct ValuesAt<'a> {
     pub(crate) width: usize,
 }
 
-/// Checks `variant` for `problem` and erases its type.
-///
-/// # Errors
-/// Those of [`check`].
-pub(crate) fn prepare_hooks<V: Variant>(variant: V, problem: &Problem) -> Result<Arc<dyn Hooks>> {
-    let recorded = check(&variant, problem)?;
+/// Erases the type of a checked variant.
+pub(crate) fn vectorize<V: Variant>(
+    variant: V,
+    heads: Heads,
+    recorded: &ExpressionVariant,
+) -> Box<dyn Hooks> {
     let is_live = |hook| recorded.is_live(hook);
     let hook_set = HookSet {
         query: is_live(Hook::Query),
@@ -98,10 +82,10 @@ pub(crate) fn prepare_hooks<V: Variant>(variant: V, problem: &Problem) -> Result
         output: is_live(Hook::Output),
         stores: !recorded.buffers().is_empty(),
         reads_positions: recorded.reads_positions(),
-        softmax: variant.has_softmax(),
+        softmax: recorded.has_softmax(),
         monotone_mask: recorded.has_monotone_mask(),
     };
-    Ok(Arc::new(Adapter { variant, heads: problem.heads(), hook_set, recorded }))
+    Box::new(Adapter { variant, heads, hook_set })
 }
 
 #[derive(Debug)]
@@ -109,23 +93,14 @@ struct Adapter<V> {
     variant: V,
     heads: Heads,
     hook_set: HookSet,
-    recorded: ExpressionVariant,
 }
 
 impl<V: Variant> Hooks for Adapter<V> {
-    fn name(&self) -> &str {
-        self.variant.name()
-    }
-
     fn hook_set(&self) -> HookSet {
         self.hook_set
     }
 
-    fn recorded(&self) -> &ExpressionVariant {
-        &self.recorded
-    }
-
-    fn query(&self, isa: Isa, at: RowAt, q: &mut [f32]) {
+    fn query(&self, isa: Isa, at: QueryRow, q: &mut [f32]) {
         isa.dispatch(QueryHook { adapter: self, at, q });
     }
 
@@ -137,19 +112,19 @@ impl<V: Variant> Hooks for Adapter<V> {
         isa.dispatch(ValueHook { adapter: self, at, values });
     }
 
-    fn logits(&self, isa: Isa, at: &[RowAt], kv: &[f32; KEYS], logits: &mut [[f32; KEYS]]) {
+    fn logits(&self, isa: Isa, at: &[QueryRow], kv: &[f32; KEYS], logits: &mut [[f32; KEYS]]) {
         isa.dispatch(LogitsHook { adapter: self, at, kv, logits });
     }
 
-    fn mask(&self, isa: Isa, at: RowAt, kv: &[f32; KEYS]) -> u64 {
+    fn mask(&self, isa: Isa, at: QueryRow, kv: &[f32; KEYS]) -> u64 {
         isa.dispatch(MaskHook { adapter: self, at, kv })
     }
 
-    fn update(&self, at: RowAt, max: f32, sum: f32) -> (f32, f32) {
+    fn update(&self, at: QueryRow, max: f32, sum: f32) -> (f32, f32) {
         self.variant.update(&self.row(0.0, at), max, sum)
     }
 
-    fn output(&self, isa: Isa, at: RowAt, o: &mut [f32]) {
+    fn output(&self, isa: Isa, at: QueryRow, o: &mut [f32]) {
         isa.dispatch(OutputHook { adapter: self, at, o });
     }
 }
@@ -157,7 +132,7 @@ impl<V: Variant> Hooks for Adapter<V> {
 impl<V: Variant> Adapter<V> {
     /// Inputs that the hooks of a query row may read.
     #[inline(always)]
-    fn row<N: Number>(&self, witness: N, at: RowAt) -> At<N> {
+    fn row<N: Number>(&self, witness: N, at: QueryRow) -> At<N> {
         At {
             request: witness.number(at.request as f32),
             qo: witness.number(at.qo as f32),
@@ -170,7 +145,7 @@ impl<V: Variant> Adapter<V> {
 
 struct QueryHook<'a, V> {
     adapter: &'a Adapter<V>,
-    at: RowAt,
+    at: QueryRow,
     q: &'a mut [f32],
 }
 
@@ -250,7 +225,7 @@ impl<V: Variant> Task for ValueHook<'_, V> {
 
 struct LogitsHook<'a, V> {
     adapter: &'a Adapter<V>,
-    at: &'a [RowAt],
+    at: &'a [QueryRow],
     kv: &'a [f32; KEYS],
     logits: &'a mut [[f32; KEYS]],
 }
@@ -281,7 +256,7 @@ impl<V: Variant> Task for LogitsHook<'_, V> {
 
 struct MaskHook<'a, V> {
     adapter: &'a Adapter<V>,
-    at: RowAt,
+    at: QueryRow,
     kv: &'a [f32; KEYS],
 }
 
@@ -302,7 +277,7 @@ impl<V: Variant> Task for MaskHook<'_, V> {
 
 struct OutputHook<'a, V> {
     adapter: &'a Adapter<V>,
-    at: RowAt,
+    at: QueryRow,
     o: &'a mut [f32],
 }
 

@@ -8,9 +8,10 @@ use tilewright::{
         variant::{
             Alibi, At, AttentionSinks, Both, DocumentMask, DumpLogits, ExpressionVariant, HeadScales,
             HookBuffer, MultiItemScoring, Number, PrefixLm, RelativePositionBias, RotaryEmbedding, SoftCap,
-            Trial, Variant,
+            Variant,
         },
     },
+    cpu::Trial,
     rope::{Rope, RopeStyle},
 };
 

@@ -5,9 +5,9 @@ use tilewright::{
     Problem,
     attention::{
         Heads,
-        variant::{At, ExpressionVariant, Pair, QueryRow, Trial, Variant},
+        variant::{At, ExpressionVariant, Pair, QueryRow, Variant},
     },
-    cpu::Isa,
+    cpu::{Isa, Trial},
 };
 
 /// One execution path.

@@ -2,7 +2,10 @@
 
 use super::{execution_paths::execution_paths, problem};
 use crate::generator::Generator;
-use tilewright::attention::variant::{ExpressionVariant, QueryRow, Trial};
+use tilewright::{
+    attention::variant::{ExpressionVariant, QueryRow},
+    cpu::Trial,
+};
 
 fn read(text: &str) -> Result<ExpressionVariant, String> {
     ExpressionVariant::from_json(text).map_err(|why| why.to_string())

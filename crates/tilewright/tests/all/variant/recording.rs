@@ -5,8 +5,9 @@ use tilewright::{
     attention::variant::{
         Alibi, At, AttentionSinks, Both, DocumentMask, DumpLogits, ExpressionVariant, FlashSigmoid,
         HeadScales, Hook, MultiItemScoring, Number, Plain, PrefixLm, RelativePositionBias, RotaryEmbedding,
-        SoftCap, Trial, Variant, expression::Node,
+        SoftCap, Variant, expression::Node,
     },
+    cpu::Trial,
     rope::Rope,
 };
 

@@ -4,9 +4,9 @@ use super::{hook_case::HookCase, problem};
 use tilewright::{
     attention::variant::{
         Alibi, AttentionSinks, Both, DocumentMask, DumpLogits, FlashSigmoid, HeadScales, MultiItemScoring,
-        Plain, PrefixLm, QueryRow, RelativePositionBias, RotaryEmbedding, SoftCap, Trial, Variant,
+        Plain, PrefixLm, QueryRow, RelativePositionBias, RotaryEmbedding, SoftCap, Variant,
     },
-    cpu::Isa,
+    cpu::{Isa, Trial},
     reference::{
         attention::Definition,
         rope::{frequency, llama31_frequency},

@@ -22,7 +22,7 @@ fn a_distance_kernel_is_its_formula() {
 #[derive(Debug, Clone)]
 struct AllHooks;
 
-impl Variant for Everything {
+impl Variant for AllHooks {
     fn name(&self) -> &str {
         "everything"
     }

@@ -49,7 +49,7 @@ impl QueryTile<'_, '_> {
     #[inline(always)]
     pub(super) fn apply_kv_hooks<S: Simd>(&mut self, _: S, keys: &KvTile<'_>) {
         let (params, layout) = (self.ctx.params, &self.ctx.layout);
-        let (dim, variant) = (params.plan.problem.head_dim(), params.inputs.variant);
+        let (dim, variant) = (params.plan.problem.head_dim(), params.variant);
         let kv_head = self.ctx.item.kv_heads.start + keys.head as u32;
         if params.hooks.key {
             let tile = &mut self.scratch[layout.keys..][..dim.qk * KV_TOKENS];

@@ -36,10 +36,9 @@ use super::{
     bf16::{self, Bf16Mma, STRIP},
     context::{ALIGN, AttentionParams, ItemContext, KV_TOKENS, KvLocation, ScratchLayout},
     epilogue, gather,
-    hooks::RowAt,
     softmax::SoftmaxRow,
 };
-use crate::attention::WorkItem;
+use crate::attention::{WorkItem, variant::QueryRow};
 
 /// Prefetch distance of query loads and output stores, in rows.
 const PREFETCH_ROWS: usize = 16;
@@ -189,7 +188,7 @@ impl QueryTile<'_, '_> {
                 unsafe { gather::widen(simd, view.data(), offset, part.as_mut_ptr(), part.len()) };
             }
             if ctx.params.hooks.query {
-                ctx.params.inputs.variant.query(ctx.params.isa, ctx.row_at(r), row);
+                ctx.params.variant.query(ctx.params.isa, ctx.row_at(r), row);
             }
         }
         self.scratch[ctx.layout.o..ctx.layout.o + ctx.rows * ctx.layout.vo].fill(0.0);
@@ -202,7 +201,7 @@ impl QueryTile<'_, '_> {
     /// Computes the visible mask of each row for a KV tile given as `(start, tokens)`.
     fn compute_visible_masks(&mut self, tile: (usize, usize), positions: &[f32; KV_TOKENS]) -> Visibility {
         let (ctx, mut all_pass_problem_mask, mut any) = (self.ctx, true, 0);
-        let (variant, hooks) = (ctx.params.inputs.variant, ctx.params.hooks);
+        let (variant, hooks) = (ctx.params.variant, ctx.params.hooks);
         for r in 0..ctx.rows {
             let mut visible = ctx.visible(r, tile);
             all_pass_problem_mask &= visible != 0;
@@ -284,11 +283,11 @@ impl QueryTile<'_, '_> {
                 }
             }
             if params.hooks.logits {
-                let mut at = [RowAt::default(); STRIP];
+                let mut at = [QueryRow::default(); STRIP];
                 at[..rows].iter_mut().enumerate().for_each(|(r, at)| *at = ctx.row_at(first + r));
                 let logits = base.add(layout.logits).cast::<[f32; KV_TOKENS]>();
                 let logits = std::slice::from_raw_parts_mut(logits, rows);
-                params.inputs.variant.logits(params.isa, &at[..rows], positions, logits);
+                params.variant.logits(params.isa, &at[..rows], positions, logits);
             }
         }
     }

@@ -1,32 +1,19 @@
-//! Tests the hooks of a variant on a few numbers, without an operator, with the code of the CPU backend.
+//! Tests the hooks of a variant on a few numbers, without an operator.
 
-use super::{ExpressionVariant, Variant};
+use super::{
+    Isa,
+    simd::hooks::{Hooks, KEYS, ValuesAt, vectorize},
+};
 use crate::{
     Problem, Result,
-    cpu::{
-        Isa,
-        simd::hooks::{Hooks, KEYS, RowAt, ValuesAt, prepare_hooks},
-    },
+    attention::variant::{ExpressionVariant, QueryRow, Variant, check},
 };
 use std::sync::Arc;
-
-/// Indices of a query row.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct QueryRow {
-    /// The request's index in the batch.
-    pub request: u32,
-    /// Its position in the request, `kv_len - qo_len + i` for row `i`.
-    pub qo: i32,
-    /// The query head.
-    pub qo_head: u32,
-    /// The KV head.
-    pub kv_head: u32,
-}
 
 /// A variant checked for a problem.
 ///
 /// ```
-/// use tilewright::{HeadDim, Heads, Problem, attention::variant::{QueryRow, SoftCap, Trial}};
+/// use tilewright::{HeadDim, Heads, Problem, attention::variant::{QueryRow, SoftCap}, cpu::Trial};
 ///
 /// let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(2)).build()?;
 /// let trial = Trial::new(SoftCap::new(30.0)?, &problem)?;
@@ -40,6 +27,7 @@ pub struct QueryRow {
 #[derive(Debug, Clone)]
 pub struct Trial {
     hooks: Arc<dyn Hooks>,
+    recorded: ExpressionVariant,
     isa: Isa,
 }
 
@@ -50,7 +38,9 @@ impl Trial {
     /// Those of operator construction.
     pub fn new<V: Variant>(variant: V, problem: &Problem) -> Result<Self> {
         let isa = Isa::available().last().copied().unwrap_or(Isa::Portable);
-        Ok(Self { hooks: prepare_hooks(variant, problem)?, isa })
+        let recorded = check(&variant, problem)?;
+        let hooks = vectorize(variant, problem.heads(), &recorded).into();
+        Ok(Self { hooks, recorded, isa })
     }
 
     /// Selects another instruction set; falls back to the portable one if this machine lacks it.
@@ -61,12 +51,12 @@ impl Trial {
 
     /// The recorded hooks.
     pub fn recorded(&self) -> &ExpressionVariant {
-        self.hooks.recorded()
+        &self.recorded
     }
 
     /// The query hook on `q`, `[head_dim_qk]`.
     pub fn query(&self, row: QueryRow, q: &mut [f32]) {
-        self.hooks.query(self.isa, row.into(), q);
+        self.hooks.query(self.isa, row, q);
     }
 
     /// The key hook on the key at position `kv`, `[head_dim_qk]`.
@@ -91,14 +81,14 @@ impl Trial {
         for (kv, logits) in kv.chunks(KEYS).zip(logits.chunks_mut(KEYS)) {
             let mut tile = [[0.0; KEYS]];
             tile[0][..logits.len()].copy_from_slice(logits);
-            self.hooks.logits(self.isa, &[row.into()], &positions(kv), &mut tile);
+            self.hooks.logits(self.isa, &[row], &positions(kv), &mut tile);
             logits.copy_from_slice(&tile[0][..logits.len()]);
         }
     }
 
     /// The variant's mask: whether the row sees each of the keys at `kv`.
     pub fn mask(&self, row: QueryRow, kv: &[u32]) -> Vec<bool> {
-        let seen = |kv: &[u32]| self.hooks.mask(self.isa, row.into(), &positions(kv));
+        let seen = |kv: &[u32]| self.hooks.mask(self.isa, row, &positions(kv));
         let each = |kv: &[u32]| {
             let bits = seen(kv);
             (0..kv.len()).map(|j| bits >> j & 1 == 1).collect::<Vec<bool>>()
@@ -108,12 +98,12 @@ impl Trial {
 
     /// The update hook on the state `sum = Σ e^(logit - max)`.
     pub fn update(&self, row: QueryRow, max: f32, sum: f32) -> (f32, f32) {
-        self.hooks.update(row.into(), max, sum)
+        self.hooks.update(row, max, sum)
     }
 
     /// The output hook on `o`, `[head_dim_vo]`.
     pub fn output(&self, row: QueryRow, o: &mut [f32]) {
-        self.hooks.output(self.isa, row.into(), o);
+        self.hooks.output(self.isa, row, o);
     }
 }
 
@@ -122,10 +112,4 @@ fn positions(kv: &[u32]) -> [f32; KEYS] {
     let mut positions = [f32::NAN; KEYS];
     positions.iter_mut().zip(kv).for_each(|(to, kv)| *to = *kv as f32);
     positions
-}
-
-impl From<QueryRow> for RowAt {
-    fn from(row: QueryRow) -> Self {
-        Self { request: row.request, qo: row.qo, qo_head: row.qo_head, kv_head: row.kv_head }
-    }
 }
