@@ -14,6 +14,7 @@ pub(crate) use copy::on_host as copy_on_host;
 pub(crate) use device::check_on_host;
 pub use device::{DeviceAddress, DeviceMemory};
 pub use indices::{IndexBuffer, Indices};
+pub(crate) use indices::{copy_i32, copy_i64, largest_i32};
 
 use crate::{Dtype, E4m3, E5m2, Element, Error, Result};
 use half::{bf16, f16};

@@ -7,8 +7,8 @@
 use super::mask::PackedMask;
 use crate::{
     Result,
-    cpu::simd::indices,
     kv::{BlockSparse, PageList, PageTable, VariableBlockSparse},
+    tensor::{copy_i32, copy_i64, largest_i32},
 };
 use std::{ops::Range, sync::Arc};
 
@@ -79,11 +79,11 @@ impl Index<'_> {
     /// `i32::MAX`.
     pub(crate) fn copy_i32(self, operator: &'static str, name: &str, to: &mut Vec<i32>) -> Result<u32> {
         let entries = match self {
-            Self::I32(s) => return Ok(indices::copy_i32(s, to)),
-            Self::Shared(s) => return Ok(indices::copy_i32(s, to)),
+            Self::I32(s) => return Ok(copy_i32(s, to)),
+            Self::Shared(s) => return Ok(copy_i32(s, to)),
             Self::I64(s) => s,
         };
-        let largest = indices::copy_i64(entries, to);
+        let largest = copy_i64(entries, to);
         if let Ok(largest) = u32::try_from(largest)
             && i32::try_from(largest).is_ok()
         {
@@ -106,7 +106,7 @@ impl Index<'_> {
     ) -> Result<u32> {
         if let Self::Shared(shared) = self {
             to.share(shared);
-            return Ok(indices::largest_i32(shared));
+            return Ok(largest_i32(shared));
         }
         self.copy_i32(operator, name, to.own())
     }

@@ -7,6 +7,10 @@ use super::{DeviceAddress, DeviceMemory};
 use crate::Result;
 use std::fmt;
 
+// The implementation is in `cpu/simd`, because selecting vector instructions at run time needs unsafe code. Safe loops
+// compile to SSE2 and take twice the time: 11 instead of 5 µs for 65,536 entries.
+pub(crate) use crate::cpu::simd::indices::{copy_i32, copy_i64, largest_i32};
+
 /// Bytes per index.
 const SIZE: usize = size_of::<i32>();
 
