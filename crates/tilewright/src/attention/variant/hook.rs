@@ -1,6 +1,6 @@
 //! The seven hooks: names, arguments, indices and results.
 
-use super::expression::{Input, Node, ValueKind};
+use super::expression::{Input, Node};
 
 /// A hook of [`Variant`](super::Variant).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -52,15 +52,6 @@ impl Hook {
     pub(super) fn inputs(self) -> impl Iterator<Item = Input> {
         let heads = [Input::NumQoHeads, Input::NumKvHeads];
         self.arguments().iter().chain(self.indices()).copied().chain(heads)
-    }
-
-    /// The kinds of its results.
-    pub(super) fn result_kinds(self) -> &'static [ValueKind] {
-        match self {
-            Self::Query | Self::Key | Self::Update => &[ValueKind::Number, ValueKind::Number],
-            Self::Mask => &[ValueKind::Truth],
-            Self::Value | Self::Logits | Self::Output => &[ValueKind::Number],
-        }
     }
 
     /// The results of an identity hook.

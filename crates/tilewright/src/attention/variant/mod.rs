@@ -49,6 +49,7 @@ pub mod expression;
 mod flash_sigmoid;
 mod heads;
 mod hook;
+#[cfg(feature = "json")]
 pub mod json;
 mod lists;
 mod masks;

@@ -52,6 +52,14 @@ impl ExpressionVariant {
     }
 }
 
+fn result_kinds(hook: Hook) -> &'static [ValueKind] {
+    match hook {
+        Hook::Query | Hook::Key | Hook::Update => &[ValueKind::Number, ValueKind::Number],
+        Hook::Mask => &[ValueKind::Truth],
+        Hook::Value | Hook::Logits | Hook::Output => &[ValueKind::Number],
+    }
+}
+
 /// The error for an unexpected `value` at `path`.
 fn unexpected(path: &str, value: &Value, expected: &str) -> Error {
     let shown = match value {
@@ -180,7 +188,7 @@ impl Scope<'_> {
     }
 
     fn results(&self, location: &JsonPath, value: &Value) -> Result<Vec<u32>> {
-        let kinds = self.hook.result_kinds();
+        let kinds = result_kinds(self.hook);
         if let [kind] = kinds {
             return Ok(vec![self.expect(location, value, *kind)?]);
         }
