@@ -1,6 +1,7 @@
-//! Dependencies point one way. Read from Cargo.lock, which has them all: of every platform, feature and test.
+//! Dependencies point one way: those of crates by Cargo.lock, which has every platform, feature and test, and those of
+//! `attention` on backends by its code.
 
-use super::Guard;
+use super::{Guard, numbered, words};
 use crate::tree::Tree;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,6 +25,9 @@ const RULES: [(&str, &[&str], &str); 4] = [
     ),
 ];
 
+/// Modules of the engine that know no backend.
+const WITHOUT_BACKEND: &str = "crates/tilewright/src/attention/";
+
 pub(super) const GUARD: Guard = Guard { name: "dependencies", check, planted, clean };
 
 fn check(tree: &Tree) -> Vec<String> {
@@ -40,6 +44,11 @@ fn check(tree: &Tree) -> Vec<String> {
         let ways = ways_from(name, &graph);
         let known = banned.iter().filter_map(|banned| ways.get(banned));
         complaints.extend(known.map(|way| format!("{}: {why}", way.join(" -> "))));
+    }
+    for (path, text) in tree.texts(".rs").filter(|(path, _)| path.starts_with(WITHOUT_BACKEND)) {
+        let code = numbered(text).filter(|(_, line)| !line.trim_start().starts_with("//"));
+        let named = code.filter(|(_, line)| words(line).any(|word| word == "cpu" || word == "Cpu"));
+        complaints.extend(named.map(|(at, _)| format!("{path}:{at}: names the CPU backend")));
     }
     complaints
 }
@@ -77,12 +86,20 @@ fn ways_from<'a>(start: &'a str, graph: &BTreeMap<&'a str, Vec<&'a str>>) -> BTr
 }
 
 fn lock(packages: &[(&str, &str)]) -> Tree {
+    Tree::of([("Cargo.lock", lock_text(packages))])
+}
+
+fn lock_text(packages: &[(&str, &str)]) -> String {
     let package = |(name, dependency): &(&str, &str)| {
         format!(
             "[[package]]\nname = \"{name}\"\nversion = \"1.0.0\"\ndependencies = [\n \"{dependency}\",\n]\n"
         )
     };
-    Tree::of([("Cargo.lock", packages.iter().map(package).collect())])
+    packages.iter().map(package).collect()
+}
+
+fn attention(code: &str) -> Tree {
+    Tree::of([("Cargo.lock", String::new()), ("crates/tilewright/src/attention/run.rs", code.to_owned())])
 }
 
 fn planted() -> Vec<(Tree, &'static str)> {
@@ -99,17 +116,26 @@ fn planted() -> Vec<(Tree, &'static str)> {
         ),
         (lock(&[("tilewright-kernels", "a"), ("a", "cudarc")]), "tilewright-kernels -> a -> cudarc"),
         (lock(&[serve]), "has no package `tilewright`"),
+        (attention("use crate::cpu::simd::hooks::Hooks;"), "attention/run.rs:1: names the CPU backend"),
+        (attention("use crate::{\n    cpu::simd::indices,\n};"), "attention/run.rs:2: names the CPU backend"),
         (Tree::default(), "Cargo.lock: missing"),
     ]
 }
 
 fn clean() -> Tree {
-    lock(&[
+    let lock = lock_text(&[
         ("tilewright", "half 2.7.1"),
         ("tilewright-serve", "tokenizers"),
         ("tokenizers", "half"),
         ("tilewright-ptx", "half"),
         ("tilewright-kernels", "tilewright-ptx"),
         ("other", "cudarc"),
+    ]);
+    let attention = "//! Runs on [`Cpu`](crate::Cpu).\nuse crate::Backend;\n".to_owned();
+    let cpu = "use crate::cpu::Isa;\n".to_owned();
+    Tree::of([
+        ("Cargo.lock", lock),
+        ("crates/tilewright/src/attention/run.rs", attention),
+        ("crates/tilewright/src/roofline.rs", cpu),
     ])
 }
