@@ -38,7 +38,7 @@ pub(super) struct Layer {
     down: Linear,
 }
 
-/// Inputs common to all layers of a forward context.
+/// Inputs common to all layers of a forward pass.
 pub(super) struct LayerContext<'a, B> {
     pub(super) config: &'a ModelConfig,
     pub(super) forward: &'a ForwardContext<'a, B>,
