@@ -1,18 +1,18 @@
-//! `cargo xtask bundle`: a folder with the command line and the GPU's tests and benches, for a machine that has a GPU but neither
-//! cargo nor a network.
+//! `cargo xtask bundle`: a folder with the command line and the GPU tests and benches, for a machine with a GPU but without
+//! cargo and network.
 //!
-//! `run.sh` in the folder unpacks and runs them there, some tests under the sanitizers too if they are installed, and leaves what
-//! they say in the folder that it is given.
+//! `run.sh` in the folder unpacks and runs them, some tests also under the sanitizers if installed, and writes their output to a
+//! folder.
 
 use serde_json::Value;
 use std::{fs, path::Path, process::Command};
 
-/// The most that the folder may weigh.
+/// The maximum size of the folder in bytes.
 const LIMIT: u64 = 60 << 20;
 
 const SCRIPT: &str = r#"#!/usr/bin/env bash
-# Runs what is in this folder, and leaves what it says in OUT. Usage: run.sh OUT [STEP ...]
-# Steps, all unless named: doctor generate tests cache sanitizers benches. With PYTHON set to one that has torch, benches time peers, too.
+# Runs the programs of this folder; writes their output to OUT. Usage: run.sh OUT [STEP ...]
+# Steps, default all: doctor generate tests cache sanitizers benches. If PYTHON is an interpreter with torch, benches also time peers.
 set -uo pipefail
 cd "$(dirname "$0")"
 out=${1:?"usage: run.sh OUT [STEP ...]"}
@@ -21,7 +21,7 @@ mkdir -p "$out"
 failed=0
 tar -xzf programs.tar.gz
 
-# What the device is.
+# The properties of the device.
 doctor() {
     ./tilewright doctor >"$out/doctor.txt" 2>&1 || failed=1
 }
@@ -42,8 +42,8 @@ tests() {
     done
 }
 
-# 64 processes at once on an empty cache, then 200 that are killed while they assemble kernels of their own: all that end by
-# themselves, and one after them, compare their first batch with the CPU's.
+# 64 concurrent processes on an empty cache, then 200 that are killed while they compile other kernels. Processes that exit
+# normally, and one more at the end, compare their first batch with the CPU's.
 cache() {
     folder=$(mktemp -d)
     first_batch() { ./bench_first_use --child "$folder" "$@"; }
@@ -66,12 +66,12 @@ cache() {
     [ "$right ${after:-wrong}" = "64 right" ] || failed=1
 }
 
-# A test under a tool; fails where the tool complains, the test does, or there is no such test.
+# Runs a test under a tool; fails if the tool or the test reports an error, or the test does not exist.
 sanitize() {
     tool=${1%% *}
     what=${1#* }
     said="$out/$(echo "$what" | tr ' :' '__').$tool.txt"
-    # Errors of calls are those that the runtime looks for: cuFuncGetParamInfo tells by one that there are no more parameters.
+    # API errors are expected: cuFuncGetParamInfo returns one after the last parameter.
     # shellcheck disable=SC2086
     compute-sanitizer --error-exitcode 9 --report-api-errors no --tool "$tool" ./test_$what >"$said" 2>&1
     status=$?
@@ -80,7 +80,7 @@ sanitize() {
     return $status
 }
 
-# One test of each kind of kernel, six at a time.
+# One test per kind of kernel, six in parallel.
 sanitizers() {
     export -f sanitize
     export out
@@ -109,19 +109,19 @@ done
 exit $failed
 "#;
 
-/// What runs under the sanitizers: a file of tests, and what the path of its test contains. Small ones, one for each kind of kernel,
-/// since a tool takes a minute for some of them.
+/// Tests to run under the sanitizers: a test target and a filter. One small test per kind of kernel, because some take a minute
+/// under a tool.
 const SANITIZED: [&str; 21] = [
-    // attention with few and many rows, in parts that are merged; packed masks; levels
+    // attention with split KV and split Q, merges, packed masks, cascade levels
     "all conformance::lengths::gpu::items_of_several_kv_tiles",
     "all conformance::masks::gpu::tree_drafts_attend_to_their_ancestors",
     "all conformance::cascade::gpu::pages_under_a_packed_mask_are_not_shared",
-    // latent attention
+    // MLA
     "all conformance::parts::gpu::absorbed_decode_agrees_with_the_oracle",
-    // without tensor cores, with hooks everywhere
+    // scalar kernel with all hooks
     "all conformance::variants::gpu::every_hook_is_called",
     "all conformance::merge::gpu::the_empty_state_is_the_identity_bit_for_bit",
-    // appending with scales that are given, and that it chooses
+    // append with given and with computed scales
     "all conformance::quantise::gpu::given_scales_divide_and_round",
     "all conformance::quantise::gpu::reused_pages_reset_their_scales",
     "all conformance::norm::gpu::nan_stays_in_its_row_and_empty_batches_are_fine",
@@ -132,7 +132,7 @@ const SANITIZED: [&str; 21] = [
     "all sampling::filters::gpu::tokens_are_batch_invariant",
     "all sampling::speculative::gpu::shorter_drafts_end_with_minus_1_and_the_rest_is_not_read",
     "all sampling::edits::gpu::bias_adds_and_excludes",
-    // products by segments, bits, pipelines
+    // segment GEMM, bit packing, pipelines
     "all device_operators::gpu::segments_of_rows",
     "all device_operators::gpu::flags_on_the_device",
     "all plan_on_device::gpu::plans_of_device_and_host_compute_equal_results",
@@ -140,42 +140,42 @@ const SANITIZED: [&str; 21] = [
     "all gemm::products_of_odd_shapes_agree_with_the_definition",
 ];
 
-/// Builds the folder `target/bundle`.
+/// Builds `target/bundle`.
 pub(crate) fn run(root: &Path) -> Result<(), String> {
     let folder = root.join("target/bundle");
-    let said = |what: &str, why: std::io::Error| format!("{what}: {why}");
+    let failed = |what: &str, why: std::io::Error| format!("{what}: {why}");
     if folder.exists() {
-        fs::remove_dir_all(&folder).map_err(|why| said("emptying target/bundle", why))?;
+        fs::remove_dir_all(&folder).map_err(|why| failed("emptying target/bundle", why))?;
     }
-    fs::create_dir_all(&folder).map_err(|why| said("making target/bundle", why))?;
+    fs::create_dir_all(&folder).map_err(|why| failed("making target/bundle", why))?;
     let programs = folder.join("programs");
-    fs::create_dir(&programs).map_err(|why| said("making target/bundle/programs", why))?;
+    fs::create_dir(&programs).map_err(|why| failed("making target/bundle/programs", why))?;
     for (name, executable) in executables(root)? {
         let to = programs.join(&name);
-        fs::copy(&executable, &to).map_err(|why| said(&format!("copying {executable}"), why))?;
-        // line tables are for whoever debugs here
+        fs::copy(&executable, &to).map_err(|why| failed(&format!("copying {executable}"), why))?;
+        // line tables are not needed there
         let stripped = Command::new("strip").arg(&to).status();
         if !stripped.is_ok_and(|status| status.success()) {
             println!("{name} keeps its debug information: `strip` did not work");
         }
-        let size = fs::metadata(&to).map_err(|why| said(&name, why))?.len();
+        let size = fs::metadata(&to).map_err(|why| failed(&name, why))?.len();
         println!("{name:24} {:6.1} MiB", size as f64 / f64::from(1 << 20));
     }
     let mut bytes = pack(&programs, &folder.join("programs.tar.gz"))?;
     for what in ["models/tilewright-small", "tests/fixtures"] {
-        bytes += copy_folder(&root.join(what), &folder.join(what)).map_err(|why| said(what, why))?;
+        bytes += copy_folder(&root.join(what), &folder.join(what)).map_err(|why| failed(what, why))?;
     }
     let script = folder.join("run.sh");
     fs::write(&script, SCRIPT.replace("@SANITIZED@", &SANITIZED.join("\n")))
-        .map_err(|why| said("run.sh", why))?;
+        .map_err(|why| failed("run.sh", why))?;
     if bytes > LIMIT {
         return Err(format!("target/bundle has {bytes} bytes, expected at most {LIMIT}"));
     }
-    println!("target/bundle: copy it to a machine with a GPU, and run `bash run.sh OUT` there");
+    println!("target/bundle: copy it to a machine with a GPU and run `bash run.sh OUT` there");
     Ok(())
 }
 
-/// Packs the files of a folder, which goes, and says how many bytes that takes: a third, since tests share most of their code.
+/// Packs a folder and deletes it. Returns the size of the archive, about a third, because tests share most of their code.
 fn pack(folder: &Path, archive: &Path) -> Result<u64, String> {
     let packed = Command::new("tar").arg("-czf").arg(archive).arg("-C").arg(folder).arg(".").status();
     match packed {
@@ -183,12 +183,12 @@ fn pack(folder: &Path, archive: &Path) -> Result<u64, String> {
         Ok(status) => return Err(format!("tar ended with {status}")),
         Err(why) => return Err(format!("tar does not start: {why}")),
     }
-    let said = |why: std::io::Error| format!("{}: {why}", archive.display());
-    fs::remove_dir_all(folder).map_err(said)?;
-    Ok(fs::metadata(archive).map_err(said)?.len())
+    let failed = |why: std::io::Error| format!("{}: {why}", archive.display());
+    fs::remove_dir_all(folder).map_err(failed)?;
+    Ok(fs::metadata(archive).map_err(failed)?.len())
 }
 
-/// Copies a folder and says how many bytes it has.
+/// Copies a folder. Returns its size in bytes.
 fn copy_folder(from: &Path, to: &Path) -> std::io::Result<u64> {
     fs::create_dir_all(to)?;
     let mut bytes = 0;
@@ -203,24 +203,24 @@ fn copy_folder(from: &Path, to: &Path) -> std::io::Result<u64> {
     Ok(bytes)
 }
 
-/// The command line, and tests and benches of the device's crate, built for release: what they are called here, and where cargo
-/// put them.
+/// Builds the command line and the tests and benches of the CUDA crate in release mode. Returns their names in the bundle and
+/// their paths.
 fn executables(root: &Path) -> Result<Vec<(String, String)>, String> {
-    let asked: [&[&str]; 2] =
+    let packages: [&[&str]; 2] =
         [&["tilewright-cuda", "--tests", "--benches"], &["tilewright-cli", "--bin", "tilewright"]];
     let mut found = Vec::new();
-    for what in asked {
-        found.extend(built(root, what)?);
+    for arguments in packages {
+        found.extend(build(root, arguments)?);
     }
     Ok(found)
 }
 
-/// What cargo builds of a package.
-fn built(root: &Path, what: &[&str]) -> Result<Vec<(String, String)>, String> {
+/// Builds targets of a package; returns the executables.
+fn build(root: &Path, arguments: &[&str]) -> Result<Vec<(String, String)>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["build", "--release", "--message-format", "json-render-diagnostics", "--package"])
-        .args(what)
+        .args(arguments)
         .current_dir(root)
         .stderr(std::process::Stdio::inherit())
         .output()
@@ -233,7 +233,7 @@ fn built(root: &Path, what: &[&str]) -> Result<Vec<(String, String)>, String> {
     Ok(messages.filter_map(|message| executable(&message)).collect())
 }
 
-/// The name and path of a test or bench that a message of cargo tells of.
+/// The name and path of the executable in a message of cargo.
 fn executable(message: &Value) -> Option<(String, String)> {
     let path = message["executable"].as_str()?;
     let (kind, name) = (message["target"]["kind"][0].as_str()?, message["target"]["name"].as_str()?);
@@ -250,9 +250,9 @@ mod tests {
     use serde_json::json;
     use std::{fs, path::Path};
 
-    /// A name that matches no test would run none.
+    /// A filter that matches no test would run none.
     #[test]
-    fn tests_under_sanitizers_are_there() {
+    fn sanitized_tests_exist() {
         let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
         let read = |path: &str| fs::read_to_string(crates.join(path)).unwrap_or_default();
         for what in SANITIZED {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_tests_and_benches_are_taken_and_nothing_else() {
+    fn only_programs_tests_and_benches_are_executables() {
         let of = |kind: &str| json!({"executable": "/t/a-1", "target": {"kind": [kind], "name": "a"}});
         assert_eq!(executable(&of("test")), Some(("test_a".to_owned(), "/t/a-1".to_owned())));
         assert_eq!(executable(&of("bench")), Some(("bench_a".to_owned(), "/t/a-1".to_owned())));

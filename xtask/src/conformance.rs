@@ -1,4 +1,4 @@
-//! `cargo xtask conformance`: attention judged by its oracle on every instruction set of the machine, and how often.
+//! `cargo xtask conformance`: tests attention against the oracle on every instruction set of the machine and counts the cases.
 
 use std::{
     io::{BufRead, BufReader},
@@ -8,7 +8,7 @@ use std::{
 
 const TESTS: [&str; 8] = ["test", "-p", "tilewright", "--test", "all", "--", "attention::", "--nocapture"];
 
-/// Runs the suite in `root`, shows each property's number of cases as it ends, and their sum.
+/// Runs the suite in `root`; prints the number of cases per property and their sum.
 pub(crate) fn run(root: &Path) -> Result<(), String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let child = Command::new(cargo).args(TESTS).current_dir(root).stdout(Stdio::piped()).spawn();
@@ -38,7 +38,7 @@ mod tests {
     use super::cases;
 
     #[test]
-    fn a_line_tells_its_cases() {
+    fn the_number_of_cases_is_parsed() {
         assert_eq!(cases("attention::masks::cpu::windows: 252 cases"), Some(252));
         assert_eq!(cases("cpu: 2 threads, AVX2: 13860 combinations in 3 s"), None);
         assert_eq!(cases("12 cases"), None);

@@ -1,4 +1,4 @@
-//! The steps of `cargo xtask check`, in order of what fails fastest.
+//! The steps of `cargo xtask check`, fastest first.
 
 use crate::{
     gate::{self, Verdict},
@@ -21,7 +21,7 @@ struct CargoStep {
 const FORMAT: CargoStep =
     CargoStep { name: "format", arguments: &["fmt", "--all", "--check"], environment: &[] };
 
-/// Clippy comes before `doc`, which then finds the dependencies checked; the tests need them built.
+/// Clippy precedes `doc`, which reuses its checked dependencies.
 const BUILDS: [CargoStep; 3] = [
     CargoStep {
         name: "clippy",
@@ -36,7 +36,7 @@ const BUILDS: [CargoStep; 3] = [
     },
 ];
 
-/// Runs every step in `root`; the first that fails ends it.
+/// Runs every step in `root`; stops at the first failure.
 pub(crate) fn check(root: &Path) -> Result<(), String> {
     let mut times = Vec::new();
     times.push(timed(FORMAT.name, || FORMAT.run(root))?.0);
@@ -49,7 +49,7 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     match verdict {
         Verdict::Passed => println!("\nall of CI passes"),
         Verdict::NotRun(why) => {
-            println!("\nall of CI passes but the gate of kernels, WHICH DID NOT RUN: {why}");
+            println!("\nall of CI passes except the kernel gate, WHICH DID NOT RUN: {why}");
         }
     }
     for (name, duration) in &times {
@@ -60,7 +60,7 @@ pub(crate) fn check(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// A step's name and time, and what it gives.
+/// Runs a step. Returns its name and duration, and its result.
 fn timed<T>(
     name: &'static str,
     step: impl FnOnce() -> Result<T, String>,
@@ -96,7 +96,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn a_step_that_fails_says_which_and_how() {
+    fn a_failed_step_reports_its_command_and_status() {
         let step = CargoStep {
             name: "nothing",
             arguments: &["no-such-command", "--all"],

@@ -1,18 +1,18 @@
-//! The files of the project, read once; guards look at nothing else, so that a test can plant any tree.
+//! The files of the project, read once. Guards read only this tree, so a test can substitute any other.
 
 use std::{collections::BTreeMap, path::Path};
 
-/// Larger files hold data, not prose or code.
+/// Larger files are data, neither prose nor code.
 const MAX_TEXT: u64 = 1 << 20;
 
-/// Paths relative to the root, `/` between folders, with the text of the files that have one.
+/// Paths relative to the root, separated by `/`, with the content of text files.
 #[derive(Debug, Default)]
 pub(crate) struct Tree {
     files: BTreeMap<String, Option<String>>,
 }
 
 impl Tree {
-    /// Reads the project at `root`, without what `.gitignore` names there, version control and tools' folders.
+    /// Reads the project at `root`, except paths in `.gitignore`, version control and tool folders.
     pub(crate) fn read(root: &Path) -> Result<Self, String> {
         let mut tree = Self::default();
         let ignored = std::fs::read_to_string(root.join(".gitignore")).unwrap_or_default();
@@ -43,7 +43,7 @@ impl Tree {
         Ok(())
     }
 
-    /// A tree of these files, for a guard to be tried on.
+    /// A tree of these files, to test a guard.
     pub(crate) fn of<const N: usize>(files: [(&str, String); N]) -> Self {
         Self { files: files.map(|(path, text)| (path.to_owned(), Some(text))).into() }
     }
@@ -53,7 +53,7 @@ impl Tree {
         self.files.keys().map(String::as_str)
     }
 
-    /// Path and text of the files whose name ends so.
+    /// Path and text of the files with a suffix.
     pub(crate) fn texts(&self, ending: &str) -> impl Iterator<Item = (&str, &str)> {
         let texts = self.files.iter().filter_map(|(path, text)| Some((path.as_str(), text.as_deref()?)));
         texts.filter(move |(path, _)| path.ends_with(ending))
@@ -64,7 +64,7 @@ impl Tree {
         self.files.get(path)?.as_deref()
     }
 
-    /// Whether `path` is a file, or a folder with a file in it.
+    /// Whether `path` is a file or a non-empty folder.
     pub(crate) fn has(&self, path: &str) -> bool {
         let folder = if path.ends_with('/') { path.to_owned() } else { format!("{path}/") };
         let below = self.files.range(folder.clone()..).next().is_some_and(|(at, _)| at.starts_with(&folder));
@@ -77,7 +77,7 @@ mod tests {
     use super::{MAX_TEXT, Tree};
 
     #[test]
-    fn reads_what_people_wrote_and_nothing_else() {
+    fn ignored_and_hidden_paths_are_skipped() {
         let root = tempfile::tempdir().unwrap();
         for (path, content) in [
             (".gitignore", &b"/target\n/venv/\n"[..]),

@@ -1,4 +1,4 @@
-//! Runs the assembler on PTX, and the disassembler on what it makes.
+//! Runs the assembler on PTX and the disassembler on the cubin.
 
 use super::tools::Tools;
 use std::{
@@ -7,7 +7,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
-/// The tools, and a folder for what lies between them.
+/// The tools, and a folder for intermediate files.
 #[derive(Debug)]
 pub(crate) struct Assembler {
     tools: Tools,
@@ -19,7 +19,7 @@ pub(crate) struct Assembler {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cubin {
     path: PathBuf,
-    /// What the assembler said.
+    /// The output of the assembler.
     pub(crate) report: String,
 }
 
@@ -29,7 +29,10 @@ impl Assembler {
         Ok(Self { tools, folder, files: AtomicUsize::new(0) })
     }
 
-    /// Assembles a text for the target that it names; the error is what the assembler says.
+    /// Assembles PTX for the target that it names.
+    ///
+    /// # Errors
+    /// The output of the assembler.
     pub(crate) fn assemble(&self, ptx: &str) -> Result<Cubin, String> {
         let target = target(ptx).ok_or("the PTX names no target")?;
         let stem = self.folder.path().join(self.files.fetch_add(1, Ordering::Relaxed).to_string());
@@ -41,7 +44,7 @@ impl Assembler {
         Ok(Cubin { path, report: out + &err })
     }
 
-    /// The instructions of machine code.
+    /// The disassembly of a cubin.
     pub(crate) fn disassemble(&self, cubin: &Cubin) -> Result<String, String> {
         let mut nvdisasm = Command::new(&self.tools.nvdisasm);
         nvdisasm.arg("-c").arg(&cubin.path);
@@ -54,7 +57,7 @@ fn target(ptx: &str) -> Option<&str> {
     ptx.lines().find_map(|line| line.strip_prefix(".target "))
 }
 
-/// What a command writes to its two streams; temporary names are left out of what it complains about.
+/// Runs a command. Returns stdout and stderr, without the name of the temporary file.
 fn output(mut command: Command, name: &str, file: &Path) -> Result<(String, String), String> {
     let output = command.output().map_err(|why| format!("{name} does not start: {why}"))?;
     let text = |bytes: Vec<u8>| {
@@ -69,7 +72,7 @@ fn output(mut command: Command, name: &str, file: &Path) -> Result<(String, Stri
     }
 }
 
-/// `work` of each item, on as many threads as the machine has cores; results in the order of the items.
+/// Maps `work` over the items on all cores; the results are in the order of the items.
 pub(crate) fn parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let threads = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
     let next = AtomicUsize::new(0);
@@ -97,7 +100,7 @@ mod tests {
     use std::{path::Path, process::Command};
 
     #[test]
-    fn the_target_is_what_the_text_says() {
+    fn the_target_is_parsed() {
         assert_eq!(target(".version 8.0\n.target sm_90a\n.address_size 64\n"), Some("sm_90a"));
         assert_eq!(target("// .target sm_90a\n"), None);
     }
@@ -110,7 +113,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_command_that_fails_says_how() {
+    fn a_failed_command_reports_its_output() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo 'a/b.ptx, line 3: no such opcode' >&2; exit 7"]);
         let why = output(command, "ptxas", Path::new("a/b.ptx")).unwrap_err();

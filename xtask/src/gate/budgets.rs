@@ -1,6 +1,6 @@
-//! What each kernel may use: `crates/tilewright-kernels/budgets.csv`, a row for each kernel and architecture.
+//! Resource budgets of the kernels: `crates/tilewright-kernels/budgets.csv`, one row per kernel and architecture.
 //!
-//! Registers and the like may be fewer than the budget and never more; instructions that do the work are exactly as many.
+//! A budget is an upper bound for registers and other resources, and exact for MMA and copy instructions.
 
 use super::measure::Measured;
 use std::{collections::BTreeMap, fmt::Write as _};
@@ -8,14 +8,14 @@ use std::{collections::BTreeMap, fmt::Write as _};
 /// The file, from the root.
 pub(crate) const FILE: &str = "crates/tilewright-kernels/budgets.csv";
 
-/// How a number is held against its budget.
+/// The comparison of a number with its budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Rule {
     NotAbove,
     Equal,
 }
 
-/// A column, how it is judged, and where its number comes from.
+/// A column: its name, its rule, and the function that reads its number.
 type Column = (&'static str, Rule, fn(&Measured) -> u64);
 
 const COLUMNS: [Column; 11] = [
@@ -40,7 +40,7 @@ type Key = (String, u32);
 pub(crate) struct Budgets(BTreeMap<Key, Vec<u64>>);
 
 impl Budgets {
-    /// What was measured, as budgets.
+    /// The measurements as budgets.
     pub(crate) fn of(measured: &[Measured]) -> Self {
         let row = |m: &Measured| {
             ((m.kernel.clone(), m.arch), COLUMNS.iter().map(|(_, _, number)| number(m)).collect())
@@ -72,7 +72,7 @@ impl Budgets {
         Ok(Self(budgets))
     }
 
-    /// Where `measured` breaks these budgets, a line each.
+    /// The violations of these budgets, one line each.
     pub(crate) fn broken_by(&self, measured: &Self) -> Vec<String> {
         let mut lines = Vec::new();
         for (key @ (kernel, arch), numbers) in &measured.0 {
@@ -95,7 +95,7 @@ impl Budgets {
         lines
     }
 
-    /// Rows that could be tighter.
+    /// The number of rows that could be tighter.
     pub(crate) fn loosened_by(&self, measured: &Self) -> usize {
         measured
             .0
@@ -129,13 +129,13 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_written_as_it_was_read_and_sorted() {
+    fn rows_round_trip_sorted() {
         let (a, b) = ("a,80,1,0,3,4,5,6,7,8,9,10,0\n", "a,120,1,0,3,4,5,6,7,8,9,10,0\n");
         assert_eq!(budgets(&format!("{b}{a}")).text(), format!("{HEAD}{a}{b}"));
     }
 
     #[test]
-    fn fewer_is_no_violation_except_of_what_does_the_work() {
+    fn only_exact_columns_reject_a_smaller_number() {
         let budget = budgets("a,90,168,0,1024,2,32,0,0,6,139,44,0\n");
         let check = |row: &str| budget.broken_by(&budgets(row));
         assert!(check("a,90,160,0,1000,1,32,0,0,6,130,43,0\n").is_empty());
@@ -154,13 +154,13 @@ mod tests {
     }
 
     #[test]
-    fn kernels_and_budgets_are_the_same_ones() {
+    fn kernels_and_budgets_must_match() {
         let (a, b) = (budgets("a,90,1,0,3,4,5,6,7,8,9,10,0\n"), budgets("b,90,1,0,3,4,5,6,7,8,9,10,0\n"));
         assert_eq!(a.broken_by(&b), ["b sm_90: has no budget", "a sm_90: has a budget, but is no kernel"]);
     }
 
     #[test]
-    fn a_file_that_is_not_one_says_where() {
+    fn malformed_files_report_the_line() {
         for (rows, why) in [
             ("a,90,1\n", ":2: `a,90,1` is no row"),
             ("a,90,1,0,3,4,5,6,7,8,9,x,0\n", ":2: `a,90,1,0,3,4,5,6,7,8,9,x,0` is no row"),

@@ -1,20 +1,20 @@
-//! Where control goes in machine code, and its loops.
+//! The control-flow graph of machine code, and its natural loops.
 //!
-//! A loop is natural: it is entered at its head alone, which a branch in it goes back to. The assembler puts what is seldom
-//! executed behind everything else, so that a branch back to a smaller place is not yet a loop.
+//! A natural loop is entered only at its head; a branch inside it jumps back to the head. The assembler moves cold code to the
+//! end, so a backward branch alone does not imply a loop.
 
 use super::sass::{Code, Inst};
 use std::collections::BTreeSet;
 
-/// The instructions that may follow each.
+/// The successors of each instruction.
 #[derive(Debug)]
 pub(crate) struct Flow {
     next: Vec<Vec<usize>>,
-    /// Instructions with a label, where a loop may begin.
+    /// Instructions with a label, which may be loop heads.
     labelled: BTreeSet<usize>,
 }
 
-/// A loop: its instructions, and the one that it is entered at.
+/// A loop: its head and its instructions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Loop {
     pub(crate) head: usize,
@@ -36,7 +36,7 @@ impl Flow {
         Self { next: code.insts.iter().enumerate().map(follow).collect(), labelled }
     }
 
-    /// The instructions that may be executed after those of `start`, which are among them; `stop` is not gone past.
+    /// The instructions reachable from `start`, inclusive, without passing those that satisfy `stop`.
     pub(crate) fn reach(
         &self,
         start: impl IntoIterator<Item = usize>,
@@ -45,7 +45,7 @@ impl Flow {
         walk(start, |at| if stop(at) { &[] } else { &self.next[at] })
     }
 
-    /// Every loop, with those that share a head as one.
+    /// All loops; loops with the same head are merged.
     pub(crate) fn loops(&self) -> Vec<Loop> {
         let mut before = vec![Vec::new(); self.next.len()];
         for (at, next) in self.next.iter().enumerate() {
@@ -53,7 +53,7 @@ impl Flow {
         }
         let reachable = self.reach([0], |_| false);
         let natural = |&head: &usize| {
-            // what is not reached around the head is reached through it alone
+            // dominated by the head: not reachable without passing it
             let around = self.reach([0], |at| at == head);
             let tail = |at: &usize| reachable.contains(at) && (*at == head || !around.contains(at));
             let tails: Vec<usize> = before[head].iter().copied().filter(tail).collect();
@@ -74,14 +74,14 @@ fn walk<'a>(start: impl IntoIterator<Item = usize>, next: impl Fn(usize) -> &'a 
     seen
 }
 
-/// The label that a branch goes to.
+/// The target label of a branch.
 fn target(inst: &Inst) -> Option<&str> {
     let branches = matches!(inst.kind(), "BRA" | "JMP");
     let (_, label) = inst.operands.split_once("`(").filter(|_| branches)?;
     label.split(')').next()
 }
 
-/// Whether the next instruction may follow: a branch with a predicate among its operands is not always taken.
+/// Whether the next instruction may follow. A branch with a predicate operand is conditional.
 fn may_fall_through(inst: &Inst) -> bool {
     let always = match inst.kind() {
         "BRA" | "JMP" => inst.operands.starts_with('`'),
@@ -100,14 +100,14 @@ mod tests {
         Flow::of(&Code::parse(text)).loops()
     }
 
-    /// The first and last place and the number of instructions of each loop.
+    /// The head, last index and number of instructions of each loop.
     fn spans(text: &str) -> Vec<(usize, usize, usize)> {
         let span = |l: &Loop| (l.head, l.body.last().copied().unwrap_or_default(), l.body.len());
         loops(text).iter().map(span).collect()
     }
 
     #[test]
-    fn a_retry_behind_the_code_is_a_loop_and_belongs_to_the_loop_that_it_returns_to() {
+    fn an_out_of_line_retry_is_a_loop_and_part_of_the_outer_loop() {
         let text = "
             /*00*/ MOV R0, R1 ;
             .L_x_0:
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_loops_are_two_and_straight_code_is_none() {
+    fn nested_loops_are_two_and_straight_line_code_has_none() {
         let text = "
 .L_x_0:
             /*00*/ MOV R0, R1 ;
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_follows_a_trap_or_an_end() {
+    fn traps_and_exits_have_no_successor() {
         for end in ["BPT.TRAP 0x1", "EXIT", "BRA `(.L_x_1)"] {
             let text = format!(
                 ".L_x_0:\n/*00*/ MOV R0, R1 ;\n/*10*/ {end} ;\n/*20*/ BRA `(.L_x_0) ;\n.L_x_1:\n/*30*/ EXIT ;"

@@ -1,6 +1,6 @@
-//! Golden PTX: the text of some kernels is kept in `crates/tilewright-kernels/golden/`, and rewritten by `--bless`.
+//! Golden PTX: the text of some kernels in `crates/tilewright-kernels/golden/`, written by `--bless`.
 //!
-//! A test of the kernels' crate compares; here they are written only.
+//! A test of the kernels crate compares the files; this module only writes them.
 
 use std::path::Path;
 use tilewright_kernels::golden_texts;
@@ -8,7 +8,7 @@ use tilewright_kernels::golden_texts;
 /// The folder, from the root.
 const FOLDER: &str = "crates/tilewright-kernels/golden";
 
-/// Writes the texts, and removes files that are none of them; gives the number of those that changed.
+/// Writes the texts and removes all other files. Returns the number of changed files.
 pub(crate) fn bless(root: &Path) -> Result<usize, String> {
     let folder = root.join(FOLDER);
     let texts = golden_texts().map_err(|why| why.to_string())?;
@@ -38,7 +38,7 @@ mod tests {
     use super::{FOLDER, bless};
 
     #[test]
-    fn blessing_writes_what_is_missing_and_removes_what_is_gone() {
+    fn blessing_writes_missing_files_and_removes_stale_ones() {
         let root = tempfile::tempdir().unwrap();
         let texts = tilewright_kernels::golden_texts().unwrap();
         assert_eq!(bless(root.path()).unwrap(), texts.len());

@@ -1,12 +1,12 @@
-//! Every instruction of the language in a kernel of its own, assembled for the first architecture that has it with the first
-//! PTX version that has it: so the tables say the truth.
+//! One kernel per instruction, assembled for the first architecture and PTX version that support it. This verifies the
+//! instruction tables.
 
 use tilewright_ptx::{
     ir::{Inst, Kernel, Operand, Param, ParamKind, Reg, Register, SharedArray, Stmt},
     isa::{Op, Slot, types::Class},
 };
 
-/// A kernel that executes `op` on values it knows nothing of.
+/// A kernel that executes `op` on values unknown at compile time.
 pub(crate) fn kernel_of(op: Op) -> Kernel {
     let mut kernel = Kernel {
         name: "instruction".to_owned(),
@@ -32,7 +32,7 @@ pub(crate) fn kernel_of(op: Op) -> Kernel {
             }
         }
     }
-    // products add to what is there
+    // MMAs accumulate into their results
     let results: Vec<Reg> = form
         .results
         .iter()
@@ -45,11 +45,11 @@ pub(crate) fn kernel_of(op: Op) -> Kernel {
     kernel
 }
 
-/// What a kernel for trial needs.
+/// Builder methods for a test kernel.
 trait Trial {
     fn register(&mut self, class: Class) -> Reg;
     fn push(&mut self, op: Op, results: Vec<Reg>, operands: Vec<Operand>);
-    /// A register whose value comes from outside.
+    /// A register with a value from a parameter.
     fn unknown(&mut self, class: Class) -> Operand;
 }
 

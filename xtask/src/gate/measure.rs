@@ -1,24 +1,24 @@
-//! A kernel as the tools see it: resources, instructions by kind, overlap; and what must hold of every kernel.
+//! Measurements of an assembled kernel: resources, instruction counts, overlap; and the checks of every kernel.
 
 use super::{
     assemble::Assembler,
-    overlap::{LEAST, Overlap},
+    overlap::{MIN_SHARE, Overlap},
     report::Report,
     sass::Code,
 };
 use tilewright_kernels::KernelEntry;
 use tilewright_ptx::{ir::Kernel, text::ptx};
 
-/// What was measured of a kernel for one architecture.
+/// The measurements of a kernel for one architecture.
 #[derive(Debug, Clone)]
 pub(crate) struct Measured {
     pub(crate) kernel: String,
     pub(crate) arch: u32,
     pub(crate) report: Report,
-    /// Bytes of shared memory of a CTA, static and dynamic.
+    /// Shared memory per CTA in bytes, static and dynamic.
     pub(crate) shared: u64,
     pub(crate) code: Code,
-    /// Whether it promises overlap.
+    /// Whether it must overlap softmax with an MMA.
     pub(crate) promises: bool,
     pub(crate) overlap: Option<Overlap>,
 }
@@ -32,7 +32,7 @@ impl Measured {
         Ok(Self { kernel: configured.name.clone(), arch, ..measured })
     }
 
-    /// Assembles the PTX of a kernel, for whatever it names as its target.
+    /// Assembles the PTX of a kernel for the target that it names.
     pub(crate) fn of_text(
         assembler: &Assembler,
         kernel: &Kernel,
@@ -41,19 +41,19 @@ impl Measured {
     ) -> Result<Self, String> {
         let cubin = assembler.assemble(text)?;
         let report = Report::parse(&cubin.report)
-            .ok_or_else(|| format!("ptxas does not say what it uses: {}", cubin.report.trim()))?;
+            .ok_or_else(|| format!("the report of ptxas has no resources: {}", cubin.report.trim()))?;
         let code = Code::parse(&assembler.disassemble(&cubin)?);
         let shared = kernel.shared_layout().1 as u64 + report.shared;
         let overlap = promises.then(|| Overlap::of(&code)).flatten();
         Ok(Self { kernel: kernel.name.clone(), arch: 0, report, shared, code, promises, overlap })
     }
 
-    /// How many instructions are of a kind.
+    /// The number of instructions of a kind.
     pub(crate) fn count(&self, kind: &str) -> u64 {
         self.code.count(kind)
     }
 
-    /// What no kernel may do, whatever its budget, a line each.
+    /// Violations of the rules for all kernels, one line each.
     pub(crate) fn violations(&self) -> Vec<String> {
         let mut lines = self.report.losses.clone();
         for (number, what) in [
@@ -70,10 +70,10 @@ impl Measured {
             lines.push("the disassembly has no instructions".to_owned());
         }
         match self.overlap {
-            None if self.promises => lines.push("promises overlap, but has no loop of products and exponentials".to_owned()),
-            Some(Overlap { between, all }) if self.overlap.is_some_and(|o| o.share() < LEAST) => lines.push(format!(
-                "{between} of {all} exponentials of the main loop lie between the waits, expected at least {:.0} %",
-                LEAST * 100.0
+            None if self.promises => lines.push("promises overlap, but has no loop of MMAs and exponentials".to_owned()),
+            Some(Overlap { between, all }) if self.overlap.is_some_and(|o| o.share() < MIN_SHARE) => lines.push(format!(
+                "{between} of {all} exponentials of the main loop are between the waits, expected at least {:.0} %",
+                MIN_SHARE * 100.0
             )),
             _ => {}
         }
@@ -81,7 +81,7 @@ impl Measured {
     }
 }
 
-/// A table of what was measured.
+/// The measurements as a table.
 pub(crate) fn table(all: &[Measured]) -> String {
     const KINDS: [&str; 6] = ["HGMMA", "HMMA", "LDGSTS", "UTMALDG", "MUFU", "R2UR"];
     let width = all.iter().map(|m| m.kernel.len()).max().unwrap_or(0).max("kernel".len());
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_kernel_may_do_is_told_of() {
+    fn violations_are_reported() {
         assert!(sound().violations().is_empty());
         let spilled = |spill_stores, spill_loads| Report { spill_stores, spill_loads, ..Report::default() };
         let lost = Report { losses: vec!["(C7512)".to_owned()], ..Report::default() };
@@ -145,11 +145,11 @@ mod tests {
             (Measured { code: Code::default(), ..sound() }, &["the disassembly has no instructions"]),
             (
                 Measured { overlap: Some(Overlap { between: 18, all: 20 }), ..sound() },
-                &["18 of 20 exponentials of the main loop lie between the waits, expected at least 95 %"],
+                &["18 of 20 exponentials of the main loop are between the waits, expected at least 95 %"],
             ),
             (
                 Measured { overlap: None, ..sound() },
-                &["promises overlap, but has no loop of products and exponentials"],
+                &["promises overlap, but has no loop of MMAs and exponentials"],
             ),
         ] {
             assert_eq!(bad.violations(), lines);
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_of_the_table_has_what_was_measured() {
+    fn a_table_row_holds_the_measurements() {
         let text = table(&[sound()]);
         let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[0].len(), rows[1].len() - 1, "95 % is two words");

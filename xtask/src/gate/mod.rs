@@ -1,11 +1,11 @@
-//! The gate of kernels: `cargo xtask gate` assembles every instruction and every kernel, and reads what comes out.
+//! The kernel gate: `cargo xtask gate` assembles every instruction and every kernel and checks the machine code.
 //!
 //! ```text
-//! tools        ptxas and nvdisasm: found or installed               no GPU is needed
-//! instructions each alone, for the first target that has it
-//! kernels      each for each of its architectures: nothing spilled, nothing serialised, softmax beside a product
-//! budgets      registers and instructions, held against budgets.csv
-//! planted      what the gate catches before it is believed
+//! tools        finds or installs ptxas and nvdisasm; no GPU is needed
+//! planted      proves that the gate detects planted violations
+//! instructions assembles each instruction for the first target that supports it
+//! kernels      assembles each kernel for each of its architectures: no spills, no serialized wgmma, softmax overlaps an MMA
+//! budgets      compares registers and instruction counts with budgets.csv
 //! ```
 
 mod assemble;
@@ -27,11 +27,11 @@ use std::path::Path;
 use tilewright_ptx::{isa, text::ptx};
 use tools::Tools;
 
-/// How a gate ended that did not fail.
+/// The outcome of a gate that did not fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Verdict {
     Passed,
-    /// The tools are not to be had, which the caller allowed.
+    /// The tools are not available, which the caller allowed.
     NotRun(String),
 }
 
@@ -41,11 +41,11 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<Verdict, String> {
     if let Some(word) = arguments.iter().find(|word| !OPTIONS.contains(word)) {
         return Err(format!("`{word}` is no option of `cargo xtask gate`, which has {}", OPTIONS.join(", ")));
     }
-    let asked = |option| arguments.contains(&option);
+    let has = |option| arguments.contains(&option);
     match Tools::find(&crate::target(root)) {
-        Ok(tools) => gate(root, tools, asked("--bless")).map(|()| Verdict::Passed),
-        Err(why) if asked("--if-possible") => {
-            println!("the gate DID NOT RUN, no kernel was assembled: {why}");
+        Ok(tools) => gate(root, tools, has("--bless")).map(|()| Verdict::Passed),
+        Err(why) if has("--if-possible") => {
+            println!("the gate DID NOT RUN; no kernel was assembled: {why}");
             Ok(Verdict::NotRun(why))
         }
         Err(why) => Err(format!("the gate could not run: {why}")),
@@ -87,7 +87,7 @@ fn gate(root: &Path, tools: Tools, bless: bool) -> Result<(), String> {
     }
 }
 
-/// Assembles every instruction alone; gives what does not assemble.
+/// Assembles each instruction alone. Returns the failures.
 fn instructions(assembler: &Assembler) -> Vec<String> {
     let all = isa::all();
     let complaints = parallel(&all, |&op| {
@@ -100,7 +100,7 @@ fn instructions(assembler: &Assembler) -> Vec<String> {
     complaints
 }
 
-/// Where kernels break their budgets. Those that need less are told of, which is no complaint.
+/// Kernels over their budget. Kernels below their budget are printed only.
 fn over_budget(root: &Path, measured: &[Measured]) -> Vec<String> {
     let text = std::fs::read_to_string(root.join(budgets::FILE));
     let budgets =
@@ -112,16 +112,18 @@ fn over_budget(root: &Path, measured: &[Measured]) -> Vec<String> {
     let now = Budgets::of(measured);
     let broken = budgets.broken_by(&now);
     match (broken.len(), budgets.loosened_by(&now)) {
-        (0, 0) => println!("budgets       kept to the number"),
+        (0, 0) => println!("budgets       met exactly"),
         (0, count) => {
-            println!("budgets       {count} kernels need less; `cargo xtask gate --bless` keeps that");
+            println!(
+                "budgets       {count} kernels need less; `cargo xtask gate --bless` lowers the budgets"
+            );
         }
-        _ => println!("budgets       BROKEN; if that is meant, `cargo xtask gate --bless` says so"),
+        _ => println!("budgets       EXCEEDED; if intended, run `cargo xtask gate --bless`"),
     }
     broken
 }
 
-/// Makes what is now what is expected.
+/// Writes the measured numbers as the budgets, and the golden PTX.
 fn write(root: &Path, measured: &[Measured]) -> Result<(), String> {
     let path = root.join(budgets::FILE);
     std::fs::write(&path, Budgets::of(measured).text()).map_err(|why| format!("{}: {why}", budgets::FILE))?;
@@ -135,7 +137,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn an_option_that_is_none_is_refused() {
+    fn unknown_options_are_errors() {
         let why = run(Path::new("."), &["--bless", "--possible"]).unwrap_err();
         assert_eq!(why, "`--possible` is no option of `cargo xtask gate`, which has --bless, --if-possible");
     }

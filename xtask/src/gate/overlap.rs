@@ -1,38 +1,38 @@
-//! Whether softmax runs beside a product of matrices: where the exponentials of a main loop lie between its waits.
+//! Overlap of softmax with an MMA: the share of a main loop's exponentials between its two waits.
 //!
 //! ```text
-//! HGMMA ..  Q · Kᵀ of this tile          begun
-//! HGMMA ..  P · V of the one before      begun
-//! WARPGROUP.DEPBAR.LE gsb0, 0x1          the first has ended, the second runs
-//! MUFU.EX2 ..                            softmax, beside the second
-//! WARPGROUP.DEPBAR.LE gsb0, 0x0          the second has ended
+//! HGMMA ..  Q · Kᵀ of this tile          issued
+//! HGMMA ..  P · V of the previous tile   issued
+//! WARPGROUP.DEPBAR.LE gsb0, 0x1          the first is complete, the second in flight
+//! MUFU.EX2 ..                            softmax, overlaps the second
+//! WARPGROUP.DEPBAR.LE gsb0, 0x0          the second is complete
 //! ```
 //!
-//! The assembler may move the second wait before the softmax, since nothing of it depends on the product.
+//! The assembler may move the second wait before the softmax, which does not depend on the MMA.
 
 use super::{
     flow::{Flow, Loop},
     sass::{Code, Inst},
 };
 
-/// The least share of exponentials that have to lie between the waits.
-pub(crate) const LEAST: f64 = 0.95;
+/// The minimum share of exponentials between the waits.
+pub(crate) const MIN_SHARE: f64 = 0.95;
 
-/// Exponentials of a loop.
+/// The exponentials of a loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Overlap {
-    /// Those between the waits, on every way through the loop.
+    /// Exponentials between the waits on every path through the loop.
     pub(crate) between: usize,
     pub(crate) all: usize,
 }
 
 impl Overlap {
-    /// Of all, those between the waits: 0 to 1.
+    /// The share between the waits, 0 to 1.
     pub(crate) fn share(self) -> f64 {
         self.between as f64 / self.all as f64
     }
 
-    /// That of the main loop: the innermost with products and exponentials. With several, that of the worst.
+    /// The overlap of the main loop, which is the innermost one with MMAs and exponentials; the minimum if there are several.
     pub(crate) fn of(code: &Code) -> Option<Self> {
         let flow = Flow::of(code);
         let has = |l: &Loop, what: fn(&Inst) -> bool| l.body.iter().any(|&at| what(&code.insts[at]));
@@ -50,7 +50,7 @@ impl Overlap {
             main.body.iter().copied().filter(kind).collect::<Vec<_>>()
         };
         let (first, last) = (waits(true), waits(false));
-        // from the head, or from the end of all products, without the first wait: all else is between the two
+        // reachable from the head or the last wait without the first wait: no MMA is in flight; the rest is between the two
         let idle = flow
             .reach(last.into_iter().chain([main.head]), |at| !main.body.contains(&at) || first.contains(&at));
         let exponentials: Vec<usize> =
@@ -64,7 +64,7 @@ fn is_exponential(inst: &Inst) -> bool {
     inst.opcode.starts_with("MUFU.EX2")
 }
 
-/// How many products may still run behind a wait.
+/// The number of MMAs that may be in flight after a wait.
 fn wait(inst: &Inst) -> Option<u64> {
     let (_, left) =
         inst.operands.split_once("gsb0, 0x").filter(|_| inst.opcode.starts_with("WARPGROUP.DEPBAR"))?;
@@ -76,7 +76,7 @@ mod tests {
     use super::{Overlap, wait};
     use crate::gate::sass::Code;
 
-    /// A kernel with prologue, main loop and a retry behind everything, whose loop is this.
+    /// A kernel with a prologue, this main loop, and an out-of-line retry.
     fn kernel(body: &[&str]) -> Code {
         let mut text = String::from("/*0000*/ MUFU.EX2 R1, R1 ;\n");
         text += ".L_x_0:\n/*0010*/ SYNCS P0, [UR6], R4 ;\n/*0020*/ @!P0 BRA `(.L_x_1) ;\n.L_x_2:\n";
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn softmax_behind_the_wait_does_not() {
+    fn softmax_after_the_wait_does_not() {
         for (body, between) in [
             ([PRODUCT, PRODUCT, FIRST, LAST, EXP, EXP], 0),
             ([PRODUCT, PRODUCT, FIRST, EXP, LAST, EXP], 1),
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_around_the_first_wait_is_no_overlap() {
+    fn a_path_around_the_first_wait_is_no_overlap() {
         let overlap =
             Overlap::of(&kernel(&[PRODUCT, "@P3 BRA `(.L_x_3)", FIRST, EXP, LABEL, EXP, LAST])).unwrap();
         assert_eq!((overlap.between, overlap.all), (1, 2));
@@ -131,7 +131,7 @@ mod tests {
     fn the_worst_of_the_innermost_loops_counts() {
         let (good, bad) = ([PRODUCT, FIRST, EXP, LAST], [PRODUCT, FIRST, LAST, EXP]);
         let inner = |body: [&'static str; 4]| [&[LABEL], &body[..], &["@P2 BRA `(.L_x_3)"]].concat();
-        // an outer loop around another, with an exponential of its own
+        // an outer loop with its own exponential
         let nested = Overlap::of(&kernel(&[&inner(good)[..], &[EXP]].concat())).unwrap();
         assert_eq!((nested.between, nested.all), (1, 1));
         for [first, second] in [[good, bad], [bad, good]] {
@@ -145,13 +145,13 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_a_loop_of_products_and_exponentials_has_no_overlap_to_tell_of() {
+    fn a_kernel_without_such_a_loop_has_no_overlap() {
         assert_eq!(Overlap::of(&kernel(&[FIRST, EXP, LAST])), None);
         assert_eq!(Overlap::of(&kernel(&[PRODUCT, FIRST, LAST])), None);
     }
 
     #[test]
-    fn waits_say_how_many_products_may_run() {
+    fn the_number_of_mmas_in_flight_is_parsed() {
         let waits: Vec<_> =
             kernel(&[FIRST, LAST, "WARPGROUP.ARRIVE"]).insts.iter().filter_map(wait).collect();
         assert_eq!(waits, [1, 0]);

@@ -1,4 +1,4 @@
-//! The gate is not believed before it has caught violations that are planted in kernels which have none.
+//! Planted violations: the gate must detect each one in a kernel that is otherwise correct.
 
 use super::{assemble::Assembler, measure::Measured};
 use tilewright_kernels::KernelEntry;
@@ -8,16 +8,16 @@ use tilewright_ptx::{
     text::ptx,
 };
 
-/// A violation: what it is, how it is planted, and words of the complaint.
+/// A violation: its name, the edit that plants it, and text that the report must contain.
 type Plant = (&'static str, fn(&Kernel) -> Result<(Kernel, String), String>, &'static str);
 
 const PLANTS: [Plant; 3] = [
-    ("a softmax that nothing pins before the wait", unpinned, "exponentials of the main loop lie between"),
+    ("a softmax not pinned before the wait", unpinned, "exponentials of the main loop are between"),
     ("too few registers", starved, "spill stores, expected none"),
-    ("products that nothing waits for", impatient, "(C7517)"),
+    ("an MMA without a wait", without_waits, "(C7517)"),
 ];
 
-/// Plants every violation in the kernel that promises overlap; gives their number when each was caught.
+/// Plants every violation in the kernel that promises overlap. Returns their number if all were detected.
 pub(crate) fn prove(assembler: &Assembler, kernels: &[KernelEntry]) -> Result<usize, String> {
     let sound = kernels.iter().find(|kernel| kernel.overlap);
     let Some(sound) = sound else {
@@ -44,7 +44,7 @@ fn text_of(kernel: &Kernel) -> Result<String, String> {
     ptx(kernel, 90).map_err(|why| why.to_string())
 }
 
-/// Without the branch that keeps the softmax before the wait, see `pin_softmax` of the kernel.
+/// Removes the branch that keeps the softmax before the wait; see `pin_softmax` of the kernel.
 fn unpinned(kernel: &Kernel) -> Result<(Kernel, String), String> {
     let mut kernel = kernel.clone();
     let removed = remove(&mut kernel.body, &|stmt| match stmt {
@@ -57,8 +57,8 @@ fn unpinned(kernel: &Kernel) -> Result<(Kernel, String), String> {
     if removed == 0 { Err("no pin to remove".to_owned()) } else { Ok((kernel, text)) }
 }
 
-/// Without a single wait.
-fn impatient(kernel: &Kernel) -> Result<(Kernel, String), String> {
+/// Removes all waits.
+fn without_waits(kernel: &Kernel) -> Result<(Kernel, String), String> {
     let mut kernel = kernel.clone();
     let is_wait =
         |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Matrix(MatrixOp::WgmmaWait(0)));
@@ -67,11 +67,11 @@ fn impatient(kernel: &Kernel) -> Result<(Kernel, String), String> {
     if removed == 0 { Err("no wait to remove".to_owned()) } else { Ok((kernel, text)) }
 }
 
-/// Consumers take half of the registers that they need.
+/// Halves the register limit of the consumers.
 fn starved(kernel: &Kernel) -> Result<(Kernel, String), String> {
     const TAKES: &str = "setmaxnreg.inc.sync.aligned.u32 ";
     let text = text_of(kernel)?;
-    let (before, after) = text.split_once(TAKES).ok_or("no registers are taken")?;
+    let (before, after) = text.split_once(TAKES).ok_or("no `setmaxnreg.inc`")?;
     let (_, after) = after.split_once(';').ok_or("no end of an instruction")?;
     Ok((kernel.clone(), format!("{before}{TAKES}120;{after}")))
 }
@@ -80,7 +80,7 @@ fn has(block: &Block, op: Op) -> bool {
     block.iter().any(|stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == op))
 }
 
-/// Removes the statements that `is` holds of; gives their number.
+/// Removes the statements that satisfy `is`. Returns their number.
 fn remove(block: &mut Block, is: &impl Fn(&Stmt) -> bool) -> usize {
     let before = block.len();
     block.retain(|stmt| !is(stmt));

@@ -1,24 +1,24 @@
-//! What the assembler says of a kernel: its resources, and what it could not do as it was told.
+//! The report of `ptxas -v` on a kernel: its resources and remarks.
 
 /// Resources of a kernel, and remarks about it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Report {
-    /// Registers of a thread at its start.
+    /// Registers per thread at launch.
     pub(crate) registers: u64,
     pub(crate) barriers: u64,
-    /// Static shared memory in bytes; what a launch asks for is not in it.
+    /// Static shared memory in bytes, without dynamic shared memory.
     pub(crate) shared: u64,
     pub(crate) stack: u64,
     pub(crate) spill_stores: u64,
     pub(crate) spill_loads: u64,
-    /// Remarks that cost speed, whole.
+    /// Remarks with a performance cost, in full.
     pub(crate) losses: Vec<String>,
-    /// Codes of the others.
+    /// Codes of the other remarks.
     pub(crate) notes: Vec<String>,
 }
 
 impl Report {
-    /// Reads the output of `ptxas -v` about one kernel; none if resources are missing.
+    /// Parses the output of `ptxas -v` for one kernel; `None` if resources are missing.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut report = Self::default();
         let (mut used, mut spills) = (false, false);
@@ -43,7 +43,7 @@ impl Report {
         (used && spills).then_some(report)
     }
 
-    /// Files a line with a code, or a warning without one.
+    /// Records a line with a code, or a warning without one.
     fn remark(&mut self, line: &str) {
         let warning = line.starts_with("ptxas warning");
         let code = line.split_once("(C").and_then(|(_, rest)| rest.split_once(')')).map(|(code, _)| code);
@@ -58,13 +58,13 @@ impl Report {
     }
 }
 
-/// 7508: registers are not handed from warp to warp. 7510 to 7518: products of matrices run one by one, or are waited for where
-/// the kernel does not say so. 7519: a fence was put where registers change hands, which costs nothing.
+/// 7508: `setmaxnreg` is ignored. 7510 to 7518: `wgmma` is serialized, or a wait is inserted. 7519: an inserted fence, which is
+/// free.
 fn costs_speed(code: &str) -> bool {
     matches!(code.parse(), Ok(7508 | 7510..=7518))
 }
 
-/// `Used 168 registers` and `24 bytes smem` as a number and what it counts.
+/// Splits `Used 168 registers` or `24 bytes smem` into number and unit.
 fn quantity(part: &str) -> Option<(u64, &str)> {
     let part = part.strip_prefix("Used ").or(part.strip_prefix("used ")).unwrap_or(part);
     let (number, what) = part.split_once(' ')?;
@@ -86,7 +86,7 @@ ptxas info    : Compile time = 451.676 ms
 ";
 
     #[test]
-    fn resources_are_read() {
+    fn resources_are_parsed() {
         let report = Report::parse(TEXT).unwrap();
         let Report { registers, barriers, shared, stack, spill_stores, spill_loads, .. } = report;
         assert_eq!((registers, barriers, shared, stack), (120, 2, 1024, 544));
@@ -102,7 +102,7 @@ ptxas info    : Compile time = 451.676 ms
     }
 
     #[test]
-    fn remarks_that_cost_speed_are_kept_whole() {
+    fn remarks_with_a_performance_cost_are_kept_in_full() {
         for remark in [
             "ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized",
             "ptxas info    : (C7517) warpgroup.wait is injected in around line 800 by compiler",

@@ -1,8 +1,8 @@
-//! Machine code as the disassembler prints it: instructions, and how many there are of each kind.
+//! Parser for disassembled machine code (SASS).
 //!
 //! ```text
 //! .L_x_34:                                                              a label
-//!         /*3580*/              @!P0 BRA `(.L_x_29) ;                   place, guard, opcode, operands
+//!         /*3580*/              @!P0 BRA `(.L_x_29) ;                   address, guard, opcode, operands
 //! ```
 
 use std::collections::HashMap;
@@ -10,7 +10,7 @@ use std::collections::HashMap;
 /// An instruction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Inst {
-    /// Whether it is executed only where a predicate holds.
+    /// Whether it has a guard predicate.
     pub(crate) guarded: bool,
     /// With its suffixes, such as `MUFU.EX2`.
     pub(crate) opcode: String,
@@ -29,7 +29,7 @@ impl Inst {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Code {
     pub(crate) insts: Vec<Inst>,
-    /// The instruction behind each label.
+    /// The index of the instruction after each label.
     pub(crate) labels: HashMap<String, usize>,
 }
 
@@ -46,18 +46,18 @@ impl Code {
         code
     }
 
-    /// How many instructions are of a kind, whatever their suffixes.
+    /// The number of instructions of a kind, with any suffixes.
     pub(crate) fn count(&self, kind: &str) -> u64 {
         self.insts.iter().filter(|inst| inst.kind() == kind).count() as u64
     }
 }
 
-/// The instruction of a line, if it has one.
+/// Parses the instruction of a line, if it has one.
 fn inst(line: &str) -> Option<Inst> {
-    let (place, rest) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
-    // the second line of an encoding is a comment alone
-    let place = place.bytes().all(|digit| digit.is_ascii_hexdigit());
-    let statement = rest.split(';').next().filter(|_| place && rest.contains(';'))?;
+    let (address, rest) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
+    // the second line of an encoding has only a comment
+    let is_address = address.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let statement = rest.split(';').next().filter(|_| is_address && rest.contains(';'))?;
     let statement = statement.trim().trim_start_matches('{').trim_start();
     let (guard, body) = match statement.strip_prefix('@') {
         Some(guarded) => guarded.split_once(char::is_whitespace)?,
@@ -109,13 +109,13 @@ k:
     }
 
     #[test]
-    fn labels_are_where_the_next_instruction_is() {
+    fn labels_index_the_next_instruction() {
         let labels = Code::parse(TEXT).labels;
         assert_eq!((labels.len(), labels[".L_x_0"], labels[".L_x_1"], labels[".L_x_2"]), (3, 1, 6, 7));
     }
 
     #[test]
-    fn kinds_are_counted_by_whole_words_outside_of_remarks() {
+    fn kinds_are_counted_by_full_opcode_outside_of_comments() {
         let code = Code::parse(TEXT);
         let counts = ["HGMMA", "HMMA", "UTMALDG", "MUFU", "LDS", "LD"].map(|kind| code.count(kind));
         assert_eq!(counts, [1, 0, 2, 0, 1, 0]);

@@ -1,20 +1,19 @@
-//! The assembler and the disassembler: found in `target/cuda-tools` or on PATH, else installed from the Python registry.
+//! The assembler and the disassembler, from `target/cuda-tools` or PATH, or installed from PyPI.
 //!
-//! Neither needs a GPU. Budgets are measured with one version of the assembler, so that one on PATH counts if it is that one.
+//! Neither needs a GPU. Budgets are measured with a fixed version; a different version on PATH is ignored.
 
 use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
 
-/// The Python packages, and the versions that everything is measured with. The registry has no older disassembler; it reads
-/// what the assembler writes.
+/// The Python packages and their fixed versions. PyPI has no older disassembler; this one reads the assembler's output.
 const PACKAGES: [Package; 2] = [
     Package { tool: "ptxas", name: "nvidia-cuda-nvcc", version: "13.0.88" },
     Package { tool: "nvdisasm", name: "nvidia-cuda-nvdisasm", version: "13.2.51" },
 ];
 
-/// A tool, and where it comes from.
+/// A tool and its Python package.
 struct Package {
     tool: &'static str,
     name: &'static str,
@@ -29,7 +28,7 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// The tools of `output`, the folder of build outputs, or of PATH, or fresh ones in `output`; else why there are none.
+    /// Finds the tools in `output` (the folder of build outputs) or on PATH, or installs them into `output`.
     pub(crate) fn find(output: &Path) -> Result<Self, String> {
         let folder = output.join("cuda-tools");
         if let Some(tools) = Self::installed(&folder).or_else(Self::on_path) {
@@ -40,7 +39,7 @@ impl Tools {
             .ok_or_else(|| format!("the tools were installed in {}, but do not run", folder.display()))
     }
 
-    /// Those of the environment in `folder`.
+    /// The tools of the Python environment in `folder`.
     fn installed(folder: &Path) -> Option<Self> {
         let pythons = std::fs::read_dir(folder.join("lib")).ok()?;
         let mut folders = pythons.flatten().map(|python| python.path().join("site-packages/nvidia/cu13/bin"));
@@ -51,7 +50,7 @@ impl Tools {
         Self::of(|tool| PathBuf::from(tool))
     }
 
-    /// The tools at these paths, if both are there in the right versions.
+    /// The tools at these paths, if both exist with the required versions.
     fn of(path: impl Fn(&str) -> PathBuf) -> Option<Self> {
         let [ptxas, nvdisasm] = PACKAGES.map(|package| {
             let path = path(package.tool);
@@ -60,13 +59,13 @@ impl Tools {
         Some(Self { ptxas: ptxas?, nvdisasm: nvdisasm? })
     }
 
-    /// What measures.
+    /// The tools with their versions.
     pub(crate) fn versions() -> String {
         PACKAGES.map(|package| format!("{} {}", package.tool, package.version)).join(", ")
     }
 }
 
-/// What a tool says of itself.
+/// The version printed by a tool.
 fn version(tool: &Path) -> Option<String> {
     let output = Command::new(tool).arg("--version").output().ok()?;
     Some(stated(&String::from_utf8_lossy(&output.stdout))?.to_owned())
@@ -78,7 +77,7 @@ fn stated(text: &str) -> Option<&str> {
     rest.split_whitespace().next()
 }
 
-/// Makes a Python environment in `folder` and installs the packages there; shows what it does.
+/// Creates a Python environment in `folder` and installs the packages; prints the progress.
 fn install(folder: &Path) -> Result<(), String> {
     let wanted = PACKAGES.map(|package| format!("{}=={}", package.name, package.version));
     println!(
@@ -90,12 +89,12 @@ fn install(folder: &Path) -> Result<(), String> {
     venv.args(["-m", "venv"]).arg(folder);
     succeed(venv, "python3 -m venv")?;
     let mut pip = Command::new(folder.join("bin/python"));
-    // the compiler's own parts, which its package depends on, are not needed
+    // the package's dependencies, which contain the compiler, are not needed
     pip.args(["-m", "pip", "install", "--disable-pip-version-check", "--no-deps"]).args(wanted);
     succeed(pip, "pip install")
 }
 
-/// Runs a command whose output is shown; what it says last on its error stream is why it failed.
+/// Runs a command and shows its output. The error is the last line of stderr.
 fn succeed(mut command: Command, name: &str) -> Result<(), String> {
     let child = command.stderr(Stdio::piped()).spawn();
     let ended = child.and_then(Child::wait_with_output);
@@ -104,7 +103,7 @@ fn succeed(mut command: Command, name: &str) -> Result<(), String> {
         return Ok(());
     }
     let said = String::from_utf8_lossy(&ended.stderr);
-    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it does not say why");
+    let last = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("no error message");
     Err(format!("`{name}` ended with {}: {}", ended.status, last.trim()))
 }
 
@@ -114,7 +113,7 @@ mod tests {
     use std::{path::Path, process::Command};
 
     #[test]
-    fn a_version_is_read_from_what_a_tool_says() {
+    fn the_version_is_parsed() {
         let text =
             "ptxas: Ptx optimizing assembler\nCuda compilation tools, release 13.0, V13.0.88\nBuild x\n";
         assert_eq!(stated(text), Some("13.0.88"));
@@ -123,7 +122,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn an_installation_that_fails_says_why() {
+    fn a_failed_installation_reports_its_error() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo trying >&2; echo 'no such package' >&2; exit 3"]);
         let why = succeed(command, "pip install").unwrap_err();
@@ -134,13 +133,13 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn tools_of_another_version_are_none() {
+    fn tools_of_another_version_are_ignored() {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let bin = folder.path().join("lib/python3.11/site-packages/nvidia/cu13/bin");
         std::fs::create_dir_all(&bin).unwrap();
         let write = |tool: &str, version: &str| {
-            // written whole, then renamed: a file that is open for writing cannot be executed
+            // write, then rename: a file open for writing cannot be executed
             let (draft, path) = (bin.join("draft"), bin.join(tool));
             std::fs::write(&draft, format!("#!/bin/sh\necho 'Cuda compilation tools, V{version}'\n"))
                 .unwrap();
@@ -149,7 +148,7 @@ mod tests {
         };
         assert_eq!(Tools::installed(Path::new("no/such/folder")), None);
         write("ptxas", "13.0.88");
-        assert_eq!(Tools::installed(folder.path()), None, "one tool is not there");
+        assert_eq!(Tools::installed(folder.path()), None, "one tool is missing");
         write("nvdisasm", "12.8.90");
         assert_eq!(Tools::installed(folder.path()), None, "one tool is old");
         write("nvdisasm", "13.2.51");

@@ -1,11 +1,11 @@
-//! Configuration is in code: at most three environment variables of the project's own.
+//! Configuration is in code: the project has at most three environment variables.
 
 use super::{Guard, numbered, words};
 use crate::tree::Tree;
 use std::collections::BTreeMap;
 
 const PREFIX: &str = "TILEWRIGHT_";
-const MOST: usize = 3;
+const LIMIT: usize = 3;
 
 pub(super) const GUARD: Guard = Guard { name: "environment", check, planted, clean };
 
@@ -18,21 +18,21 @@ fn check(tree: &Tree) -> Vec<String> {
             }
         }
     }
-    if variables.len() <= MOST {
+    if variables.len() <= LIMIT {
         return Vec::new();
     }
     let places: Vec<String> = variables.iter().map(|(name, place)| format!("{name} ({place})")).collect();
-    vec![format!("{} environment variables, the most is {MOST}: {}", places.len(), places.join(", "))]
+    vec![format!("{} environment variables, the maximum is {LIMIT}: {}", places.len(), places.join(", "))]
 }
 
-/// Reads so many variables, whose names are made here so that they do not count as this file's own.
+/// Source that reads this many variables. The names are generated so that this file itself contains none.
 fn source(variables: usize) -> String {
     (0..variables).map(|i| format!("std::env::var(\"{PREFIX}V{i}\");\n")).collect()
 }
 
 fn planted() -> Vec<(Tree, &'static str)> {
-    let apart = Tree::of([("a.rs", source(3)), ("b.rs", source(4))]);
-    vec![(Tree::of([("a.rs", source(4))]), "4 environment variables"), (apart, "V3 (b.rs:4)")]
+    let across_files = Tree::of([("a.rs", source(3)), ("b.rs", source(4))]);
+    vec![(Tree::of([("a.rs", source(4))]), "4 environment variables"), (across_files, "V3 (b.rs:4)")]
 }
 
 fn clean() -> Tree {

@@ -1,16 +1,15 @@
-//! README.md quotes only what was measured and recorded.
+//! README.md quotes only recorded measurements.
 //!
-//! A *figure* is a number with a unit of speed, time or share. Each figure in a table of README.md, or in a
-//! paragraph that links to a record, must occur in one of the files of `benches/record/` to which its section
-//! links: as it stands, or as a longer number that rounds to it, in the same unit or the recorded base unit
-//! (seconds for ms and µs, a fraction for %).
+//! A *figure* is a number with a unit of speed, time or share. Figures in tables of README.md, and in paragraphs that link to
+//! a record, must occur in a file of `benches/record/` to which their section links. The recorded number may be longer and
+//! round to the figure. It has the figure's unit or the base unit (seconds for ms and µs, a fraction for %).
 
 use super::{Guard, numbered};
 use crate::tree::Tree;
 
 const README: &str = "README.md";
 const RECORDS: &str = "benches/record/";
-/// Units, with what a recorded number may have to be multiplied by.
+/// Units, with the factors from recorded numbers to the unit.
 const UNITS: [(&str, &[f64]); 16] = [
     ("s", &[1.0]),
     ("ms", &[1.0, 1e3]),
@@ -64,7 +63,7 @@ fn check(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// Files of the record to which a line links or which it names.
+/// Files of the record that a line links to or names.
 fn records(line: &str) -> impl Iterator<Item = &str> {
     line.match_indices(RECORDS).map(|(at, _)| {
         let rest = &line[at..];
@@ -73,19 +72,19 @@ fn records(line: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Every measured number of a recorded file: not its comments, which say on what and how, nor what was hoped for.
+/// The measured numbers of a recorded file, without its comments and its columns of targets and expectations.
 fn numbers(text: &str) -> Vec<f64> {
     let numeric = |c: char| c.is_ascii_digit() || c == '.';
     let lines = || text.lines().filter(|line| !line.starts_with('#'));
-    let hoped = |column: &str| column == "target" || column.ends_with("_expected");
-    let skipped: Vec<bool> = lines().next().unwrap_or_default().split(',').map(hoped).collect();
+    let is_target = |column: &str| column == "target" || column.ends_with("_expected");
+    let skipped: Vec<bool> = lines().next().unwrap_or_default().split(',').map(is_target).collect();
     let is_measured = |(at, _): &(usize, &str)| !skipped.get(*at).copied().unwrap_or(false);
     let cells = lines().flat_map(|line| line.split(',').enumerate().filter(is_measured));
     let words = cells.flat_map(|(_, cell)| cell.split(|c| !numeric(c)));
     words.filter_map(|word| word.trim_end_matches('.').parse().ok()).collect()
 }
 
-/// Numbers of a line that have a unit: `12.5 GB/s`, `70%`, `1,024 tok/s`. Links' targets are not read.
+/// Numbers of a line with a unit: `12.5 GB/s`, `70%`, `1,024 tok/s`. Link targets are ignored.
 fn figures(line: &str) -> Vec<Figure> {
     let line = line.split("](").map(|part| part.split_once(')').map_or(part, |(_, rest)| rest));
     let line = line.collect::<Vec<_>>().join(" ");

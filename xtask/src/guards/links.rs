@@ -1,7 +1,7 @@
-//! What documents point at exists: relative links, headings, and paths in backticks.
+//! Link targets in documents exist: relative links, headings, and paths in backticks.
 //!
-//! A path in backticks may be spelled from the root, from the document's folder, or as the end of a path
-//! (`attention/plan.rs`); build outputs under `target/` are not looked for.
+//! A path in backticks is relative to the root or the document's folder, or a suffix of a path (`attention/plan.rs`). Build
+//! outputs under `target/` are not checked.
 
 use super::{Guard, numbered};
 use crate::tree::Tree;
@@ -37,10 +37,10 @@ fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     })
 }
 
-/// Targets of `[text](target)`, `![image](target)` and `[name]: target`, code spans left out.
+/// Targets of `[text](target)`, `![image](target)` and `[name]: target`, outside code spans.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     let spoken = line.split('`').step_by(2);
-    // A link whose text ends in a code span begins the next part with its bracket.
+    // If the link text ends in a code span, the next part starts with the bracket.
     let inline = spoken.flat_map(|part| part.split("](").skip(1)).map(|rest| match rest.find(')') {
         Some(end) => &rest[..end],
         None => rest,
@@ -49,7 +49,7 @@ fn links(line: &str) -> impl Iterator<Item = &str> {
     inline.chain(named).filter_map(|target| target.split_whitespace().next())
 }
 
-/// Why a link leads nowhere. Other sites are not visited.
+/// The reason why a link is dead. External links are not checked.
 fn dead(tree: &Tree, document: &str, link: &str) -> Option<String> {
     if link.contains("://") || link.starts_with("mailto:") {
         return None;
@@ -67,7 +67,7 @@ fn dead(tree: &Tree, document: &str, link: &str) -> Option<String> {
     (!found).then(|| format!("`{target}` has no heading `#{heading}`"))
 }
 
-/// `path`, seen from the folder of `document`, from the root.
+/// Resolves `path` relative to `document`; the result is relative to the root.
 fn resolve(document: &str, path: &str) -> Option<String> {
     let mut parts: Vec<&str> = document.split('/').collect();
     parts.pop();
@@ -81,13 +81,13 @@ fn resolve(document: &str, path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// A heading's anchor, as forges make it.
+/// A heading's anchor on GitHub.
 fn slug(heading: &str) -> String {
     let text = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
     text.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect()
 }
 
-/// Has a slash, and an extension or a slash at its end; no pattern, command, address or absolute path.
+/// Whether a span has a slash and ends in an extension or a slash. Excludes patterns, commands, URLs and absolute paths.
 fn is_path(span: &str) -> bool {
     let plain = |c: char| c.is_alphanumeric() || "._-/@".contains(c);
     let Some((first, _)) = span.split_once('/') else { return false };

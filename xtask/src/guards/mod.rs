@@ -1,5 +1,5 @@
-//! Guards: project conventions that no compiler checks. Each guard first proves itself: it must report every violation that it
-//! plants, and nothing in a tree that only resembles one.
+//! Guards: project conventions that the compiler does not check. Each guard is first tested: it must report each planted
+//! violation, and nothing in a tree without violations.
 
 mod dependencies;
 mod environment;
@@ -12,7 +12,7 @@ mod openings;
 mod sizes;
 mod tested;
 mod unfinished;
-mod unsafe_rooms;
+mod unsafe_code;
 
 use crate::tree::Tree;
 
@@ -32,7 +32,7 @@ const GUARDS: [Guard; 12] = [
     openings::GUARD,
     names::GUARD,
     unfinished::GUARD,
-    unsafe_rooms::GUARD,
+    unsafe_code::GUARD,
     dependencies::GUARD,
     environment::GUARD,
     links::GUARD,
@@ -97,7 +97,7 @@ mod tests {
     use super::{GUARDS, Guard, Tree};
 
     #[test]
-    fn every_guard_catches_what_it_is_for() {
+    fn every_guard_reports_its_planted_violations() {
         for guard in &GUARDS {
             let caught = guard.prove().unwrap_or_else(|why| panic!("{why}"));
             assert!(caught > 0, "guard `{}` plants nothing", guard.name);
@@ -105,14 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn a_guard_that_sleeps_or_cries_wolf_is_found_out() {
+    fn missed_violations_and_false_alarms_are_errors() {
         let planted = || vec![(Tree::default(), "wolf")];
-        let asleep = Guard { name: "asleep", check: |_| Vec::new(), planted, clean: Tree::default };
-        let why = asleep.prove().unwrap_err();
-        assert_eq!(why, "guard `asleep` does not report its planted violation: expected `wolf`, got []");
+        let silent = Guard { name: "silent", check: |_| Vec::new(), planted, clean: Tree::default };
+        let why = silent.prove().unwrap_err();
+        assert_eq!(why, "guard `silent` does not report its planted violation: expected `wolf`, got []");
 
         let check = |_: &Tree| vec!["wolf".to_owned()];
-        let liar = Guard { name: "liar", check, planted, clean: Tree::default };
-        assert_eq!(liar.prove().unwrap_err(), "guard `liar` gives a false alarm: [\"wolf\"]");
+        let noisy = Guard { name: "noisy", check, planted, clean: Tree::default };
+        assert_eq!(noisy.prove().unwrap_err(), "guard `noisy` gives a false alarm: [\"wolf\"]");
     }
 }

@@ -1,4 +1,4 @@
-//! No file is named by what it is not: a drawer for the rest, an age, a rank.
+//! File names describe the content: no catch-all names, versions or dates.
 
 use super::Guard;
 use crate::tree::Tree;
@@ -8,7 +8,7 @@ const BANNED: [&str; 14] = [
     "tmp", "stuff",
 ];
 
-/// Measurements are named by device and date on purpose.
+/// Measurements are named by device and date.
 const RECORDS: &str = "benches/record/";
 
 pub(super) const GUARD: Guard = Guard { name: "names", check, planted, clean };
@@ -19,9 +19,9 @@ fn check(tree: &Tree) -> Vec<String> {
         for word in path.split(['/', '.', '_', '-']) {
             let word = word.to_lowercase();
             if BANNED.contains(&word.as_str()) {
-                complaints.push(format!("{path}: `{word}` says nothing; name it by what it holds"));
+                complaints.push(format!("{path}: `{word}` is not descriptive; name the content"));
             } else if is_date(&word) {
-                complaints.push(format!("{path}: `{word}` is a date; name it by what it holds"));
+                complaints.push(format!("{path}: `{word}` is a date; name the content"));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Every Rust file opens with a sentence that says what it is.
+//! Every Rust file starts with a module comment.
 
 use super::Guard;
 use crate::tree::Tree;
@@ -11,8 +11,8 @@ fn check(tree: &Tree) -> Vec<String> {
         prose.next().is_some_and(|first| !first.trim().is_empty())
             && text.lines().take_while(|line| line.starts_with("//!")).any(|line| line.contains(['.', ':']))
     };
-    let silent = tree.texts(".rs").filter(|(_, text)| !opens(text));
-    silent.map(|(path, _)| format!("{path}:1: does not open with a sentence in `//!`")).collect()
+    let undocumented = tree.texts(".rs").filter(|(_, text)| !opens(text));
+    undocumented.map(|(path, _)| format!("{path}:1: does not open with a sentence in `//!`")).collect()
 }
 
 fn planted() -> Vec<(Tree, &'static str)> {

@@ -1,4 +1,4 @@
-//! Files are short enough to read in one sitting. Clippy limits functions and parameters (clippy.toml).
+//! Limits on file length. Clippy limits functions and parameters (clippy.toml).
 
 use super::Guard;
 use crate::{

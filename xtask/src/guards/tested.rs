@@ -1,12 +1,12 @@
-//! The tests that docs/checked-inputs.md names are there: `file::module::test`, with `cpu` before one that is made for each
-//! instruction set, `*` for all of a module, and `…` for what the name before it begins with. Tests inside a crate are named
-//! by their file.
+//! The tests named in docs/checked-inputs.md exist. A name is `file::module::test`. `cpu` precedes a test that is instantiated
+//! per instruction set, `*` means all tests of a module, `…` repeats the previous name's module. A test inside a crate is
+//! named by its file.
 
 use super::{Guard, numbered, words};
 use crate::{rust_source::code_only, tree::Tree};
 
 const PAGE: &str = "docs/checked-inputs.md";
-/// Where files of tests are.
+/// Folders with tests.
 const TESTS: [&str; 6] = [
     "crates/tilewright/tests/all/",
     "crates/tilewright-kernels/tests/all/",
@@ -24,7 +24,7 @@ fn check(tree: &Tree) -> Vec<String> {
         for span in line.split('`').skip(1).step_by(2).filter(|span| is_test_name(span)) {
             let parents = before.rsplit_once("::").map_or("", |(parents, _)| parents);
             let name = span.replace('…', parents);
-            if !is_there(tree, &name) {
+            if !exists(tree, &name) {
                 complaints.push(format!("{PAGE}:{number}: no test `{name}`"));
             }
             before = name;
@@ -33,7 +33,7 @@ fn check(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// Whether a code span is a path of lower-case names.
+/// Whether a code span is a lower-case path.
 fn is_test_name(span: &str) -> bool {
     let part = |part: &str| {
         let word = part.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
@@ -42,7 +42,7 @@ fn is_test_name(span: &str) -> bool {
     span.contains("::") && span.strip_prefix("…::").unwrap_or(span).split("::").all(part)
 }
 
-fn is_there(tree: &Tree, name: &str) -> bool {
+fn exists(tree: &Tree, name: &str) -> bool {
     TESTS.iter().any(|folder| is_in(tree, folder, name))
 }
 
@@ -67,7 +67,7 @@ fn is_in(tree: &Tree, folder: &str, name: &str) -> bool {
     tests.filter_map(|head| words(head).last()).any(|word| word == *test)
 }
 
-/// A page that names these tests, and the tests that there are.
+/// A page with these test names, and the test files.
 fn tree(names: &str) -> Tree {
     let case = "#[test]\nfn one() {}\nfn two() {}\ncrate::judge_backends!(\n    two,\n    three\n);\n// #[test] fn four() {}";
     Tree::of([
@@ -77,7 +77,7 @@ fn tree(names: &str) -> Tree {
         ("crates/tilewright/tests/all/big/errors/mod.rs", "#[test] fn first() {}".to_owned()),
         ("crates/tilewright/tests/all/small.rs", "#[test] fn alone() {}".to_owned()),
         ("crates/tilewright-cuda/tests/small.rs", "#[test] fn there() {}".to_owned()),
-        ("crates/tilewright-cuda/src/room/place.rs", "#[test] fn inside() {}".to_owned()),
+        ("crates/tilewright-cuda/src/cache/entry.rs", "#[test] fn inside() {}".to_owned()),
     ])
 }
 
@@ -89,12 +89,12 @@ fn planted() -> Vec<(Tree, &'static str)> {
         (tree("`big::case::cpu::one`"), "no test `big::case::cpu::one`"),
         (tree("`big::case::one`, `…::five`"), "no test `big::case::five`"),
         (tree("`big::nothing::*`"), "no test `big::nothing::*`"),
-        (tree("`room::place::one`"), "no test `room::place::one`"),
+        (tree("`cache::entry::one`"), "no test `cache::entry::one`"),
     ]
 }
 
 fn clean() -> Tree {
     tree(
-        "`small::alone`, `big::case::one`, `…::cpu::two`, `…::three`, `big::errors::first`, `big::errors::*`, `small::there`, `room::place::inside`",
+        "`small::alone`, `big::case::one`, `…::cpu::two`, `…::three`, `big::errors::first`, `big::errors::*`, `small::there`, `cache::entry::inside`",
     )
 }

@@ -1,12 +1,12 @@
-//! Nothing is left for later in the tree: what is missing is in an issue, not in a comment.
+//! No markers of unfinished work in the tree; missing work belongs in an issue.
 
 use super::{Guard, numbered, words};
 use crate::{rust_source::code_only, tree::Tree};
 
-/// Spelled in two parts, so that this file does not violate its own rule.
+/// Split, so that this file does not violate the rule.
 const MARKS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
 const MACROS: [&str; 3] = ["todo!", "unimplemented!", "dbg!"];
-/// Files that people write.
+/// File types to check.
 const WRITTEN: [&str; 6] = [".rs", ".md", ".toml", ".py", ".sh", ".ci/run"];
 
 pub(super) const GUARD: Guard = Guard { name: "unfinished", check, planted, clean };
@@ -36,7 +36,7 @@ fn calls(line: &str, name: &str) -> bool {
     line.match_indices(name).any(|(at, _)| !in_word(&line[..at]))
 }
 
-/// Documents may name the marks in backticks.
+/// Documents may contain the marks in backticks.
 fn without_code_spans(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }

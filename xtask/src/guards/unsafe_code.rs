@@ -1,19 +1,19 @@
-//! `unsafe` stays in its rooms, and says there why it is sound.
+//! `unsafe` occurs only in listed modules, each use with a `SAFETY:` comment.
 
 use super::{Guard, numbered, words};
 use crate::{rust_source::code_only, tree::Tree};
 
-/// Folders and files that may say `unsafe`, and how often.
-const ROOMS: [(&str, usize); 6] = [
+/// Folders and files that may use `unsafe`, with the maximum number of uses.
+const MODULES: [(&str, usize); 6] = [
     ("crates/tilewright/src/cpu/simd/", usize::MAX),
     ("crates/tilewright-serve/src/model/weights/shard.rs", 1), // the one line that memory-maps
     ("crates/tilewright-cuda/src/driver/", usize::MAX),
-    ("crates/tilewright/src/tensor/device.rs", 1), // the declaration by which somebody vouches for an address
-    ("crates/tilewright-cuda/src/device.rs", 1),   // vouches for memory that the driver has just given
-    ("crates/tilewright-cuda/src/simulator.rs", 1), // vouches for addresses that only the simulator looks at
+    ("crates/tilewright/src/tensor/device.rs", 1), // the constructor that trusts an address
+    ("crates/tilewright-cuda/src/device.rs", 1),   // trusts memory just allocated by the driver
+    ("crates/tilewright-cuda/src/simulator.rs", 1), // trusts addresses that only the simulator accesses
 ];
 
-pub(super) const GUARD: Guard = Guard { name: "unsafe rooms", check, planted, clean };
+pub(super) const GUARD: Guard = Guard { name: "unsafe", check, planted, clean };
 
 fn check(tree: &Tree) -> Vec<String> {
     let mut complaints = Vec::new();
@@ -22,9 +22,12 @@ fn check(tree: &Tree) -> Vec<String> {
         let lines: Vec<usize> = numbered(&code)
             .flat_map(|(number, line)| words(line).filter(|word| *word == "unsafe").map(move |_| number))
             .collect();
-        let allowed = ROOMS.iter().find(|(room, _)| path.starts_with(room)).map_or(0, |(_, times)| *times);
+        let allowed =
+            MODULES.iter().find(|(module, _)| path.starts_with(module)).map_or(0, |(_, times)| *times);
         match lines.get(allowed) {
-            Some(line) if allowed == 0 => complaints.push(format!("{path}:{line}: unsafe outside its rooms")),
+            Some(line) if allowed == 0 => {
+                complaints.push(format!("{path}:{line}: unsafe outside the listed modules"))
+            }
             Some(line) => complaints.push(format!("{path}:{line}: unsafe more than {allowed} times")),
             None => complaints.extend(unexplained(path, text, &code)),
         }
@@ -32,7 +35,7 @@ fn check(tree: &Tree) -> Vec<String> {
     complaints
 }
 
-/// Blocks and implementations without a comment `SAFETY:` of their own: one since the last block before them.
+/// Blocks and implementations without a `SAFETY:` comment since the previous block.
 fn unexplained(path: &str, text: &str, code: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     let mut explained = false;
@@ -53,12 +56,15 @@ fn unexplained(path: &str, text: &str, code: &str) -> Vec<String> {
 }
 
 fn planted() -> Vec<(Tree, &'static str)> {
-    let (simd, weights) = (ROOMS[0].0.to_owned() + "avx2.rs", ROOMS[1].0);
+    let (simd, weights) = (MODULES[0].0.to_owned() + "avx2.rs", MODULES[1].0);
     let block = "fn f() { unsafe { g() } }\n";
-    let explained = "// SAFETY: g asks for nothing\n".to_owned() + block;
+    let explained = "// SAFETY: g has no preconditions\n".to_owned() + block;
     let file = |path: &str, text: String| Tree::of([(path, text)]);
     vec![
-        (file("crates/tilewright/src/tensor.rs", explained.clone()), "tensor.rs:2: unsafe outside its rooms"),
+        (
+            file("crates/tilewright/src/tensor.rs", explained.clone()),
+            "tensor.rs:2: unsafe outside the listed modules",
+        ),
         (file("src/main.rs", "unsafe fn f() {}".to_owned()), "main.rs:1: unsafe outside"),
         (file("src/main.rs", "#[unsafe(no_mangle)]".to_owned()), "main.rs:1: unsafe outside"),
         (file(weights, explained.repeat(2)), "shard.rs:4: unsafe more than 1 times"),
@@ -70,10 +76,10 @@ fn planted() -> Vec<(Tree, &'static str)> {
 }
 
 fn clean() -> Tree {
-    let explained = "// SAFETY: g asks for nothing\nfn f() { unsafe { g() } }\n";
+    let explained = "// SAFETY: g has no preconditions\nfn f() { unsafe { g() } }\n";
     Tree::of([
         ("crates/tilewright/src/cpu/simd/avx2.rs", format!("unsafe fn g();\n{explained}{explained}")),
-        (ROOMS[1].0, explained.to_owned()),
+        (MODULES[1].0, explained.to_owned()),
         ("src/main.rs", "#![forbid(unsafe_code)] // nothing unsafe\nlet s = \"unsafe { }\";".to_owned()),
     ])
 }
