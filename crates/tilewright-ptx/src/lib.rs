@@ -17,6 +17,8 @@ mod decimal;
 mod forms;
 pub mod ir;
 pub mod isa;
+#[cfg(any(test, feature = "mutation"))]
+pub mod mutate;
 mod register_set;
 pub mod sim;
 pub mod text;

@@ -103,6 +103,10 @@ impl Launch<'_> {
     /// # Errors
     /// The first fault of the kernel or launch with this seed. Memory keeps its state at the fault.
     pub fn run(&self, memory: &mut Memory) -> Result<Report, Fault> {
+        #[cfg(feature = "mutation")]
+        if let Some(mutant) = crate::mutate::hook::mutant(self.kernel) {
+            return grid::Grid::new(&Launch { kernel: &mutant, ..*self }, memory)?.run();
+        }
         grid::Grid::new(self, memory)?.run()
     }
 }
