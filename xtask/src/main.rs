@@ -6,6 +6,7 @@ mod conformance;
 mod gate;
 mod guards;
 mod metrics;
+mod mutants;
 mod rust_source;
 mod steps;
 mod tree;
@@ -31,6 +32,8 @@ Tasks:
                 --bless records the present numbers, --if-possible passes without the tools
   bundle        GPU tests and benches in target/bundle, for a machine with a GPU and without cargo
   conformance   attention against its oracle on every instruction set of this machine, with the number of cases
+  mutants ir    runs mutants of the kernels in the simulator: --kernel NAME, --sample N; records the survivors
+  mutants host  runs cargo-mutants on the schedule, masks, the CPU merge and the radix tree; records the survivors
 ";
 
 /// The folder of build outputs: `CARGO_TARGET_DIR`, by default `root/target`.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         ["bundle"] => bundle::run(root),
         ["conformance"] => conformance::run(root),
         ["metrics", ref rest @ ..] => metrics::run(root, rest),
+        ["mutants", ref rest @ ..] => mutants::run(root, rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");
             Ok(())

@@ -20,7 +20,8 @@ mod report;
 mod sass;
 mod tools;
 
-use assemble::{Assembler, parallel};
+use assemble::Assembler;
+pub(crate) use assemble::parallel;
 use budgets::Budgets;
 use measure::{Measured, table};
 use std::path::Path;

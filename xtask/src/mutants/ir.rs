@@ -1,0 +1,277 @@
+//! Mutants of kernels, run in the simulator by the tests of the kernels crate.
+//!
+//! 1. Builds the tests with the feature `mutation` of tilewright-ptx.
+//! 2. Runs each test alone: records its duration, and the mutations of the kernels that it launches.
+//! 3. Samples mutations per kernel and runs the tests that execute them, fastest first, until one fails.
+//!
+//! A mutation applies to all configurations of a kernel. A test that exceeds its time limit has detected the mutant.
+
+use super::{Record, Score, Survivor};
+use crate::gate::parallel;
+use serde_json::Value;
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    time::{Duration, Instant},
+};
+
+const PACKAGE: &str = "tilewright-kernels";
+
+/// Tests that edit kernels themselves.
+const EXCLUDED: &str = "faults::";
+
+/// The options of `cargo xtask mutants ir`.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Options {
+    /// The only kernel to mutate.
+    kernel: Option<String>,
+    /// Mutants per kernel.
+    sample: usize,
+}
+
+impl Options {
+    pub(super) fn parse(arguments: &[&str]) -> Result<Self, String> {
+        let mut options = Self { kernel: None, sample: 20 };
+        for option in arguments.chunks(2) {
+            match option {
+                ["--kernel", name] => options.kernel = Some((*name).to_owned()),
+                ["--sample", number] => {
+                    options.sample =
+                        number.parse().map_err(|_| format!("--sample: `{number}` is not a number"))?;
+                }
+                _ => return Err(format!("`{}`: expected `--kernel NAME` or `--sample N`", option.join(" "))),
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// A test function of a test binary.
+struct Test {
+    binary: PathBuf,
+    name: String,
+    /// The maximum duration of a run.
+    limit: Duration,
+}
+
+/// The tests that execute each mutation of a kernel, fastest first, as indices.
+type Mutations = BTreeMap<String, Vec<usize>>;
+
+pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
+    let mut tests = tests(root)?;
+    let kernels = dry_run(root, &mut tests)?;
+    let mut record = Record::read(root, "ir.csv", "kernel")?;
+    let (mut mutants, mut killed) = (0, 0);
+    for (kernel, mutations) in &kernels {
+        if options.kernel.as_ref().is_some_and(|name| name != kernel) {
+            continue;
+        }
+        let start = Instant::now();
+        let sample = sample(mutations.keys().map(String::as_str), options.sample);
+        let done = AtomicUsize::new(0);
+        let results = parallel(&sample, |id| {
+            let action = format!("run {kernel} {id}");
+            let survives = mutations[*id].iter().all(|&at| tests[at].passes(root, &action));
+            eprint!("\r{kernel} {}/{} ", done.fetch_add(1, Ordering::Relaxed) + 1, sample.len());
+            survives
+        });
+        let survivors: Vec<Survivor> = sample
+            .iter()
+            .zip(results)
+            .filter(|(_, survives)| *survives)
+            .map(|(id, _)| survivor(id))
+            .collect();
+        let score = Score { mutants: sample.len(), survivors };
+        (mutants, killed) = (mutants + score.mutants, killed + score.mutants - score.survivors.len());
+        println!(
+            "\r{kernel:40} {:3} of {:3} killed, {:6} mutations, {:6.1} s",
+            score.mutants - score.survivors.len(),
+            score.mutants,
+            mutations.len(),
+            start.elapsed().as_secs_f64()
+        );
+        record.set(kernel, &score)?;
+    }
+    match mutants {
+        0 => Err("no test executes this kernel".to_owned()),
+        _ => Ok(println!("{killed} of {mutants} killed")),
+    }
+}
+
+/// Builds the test binaries and lists their tests.
+fn tests(root: &Path) -> Result<Vec<Test>, String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["test", "--no-run", "--message-format", "json-render-diagnostics", "--package", PACKAGE])
+        .args(["--lib", "--tests", "--features", "tilewright-ptx/mutation"])
+        .current_dir(root)
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|why| format!("cargo does not start: {why}"))?;
+    if !output.status.success() {
+        return Err(format!("cargo ended with {}", output.status));
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let binaries = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    let mut tests = Vec::new();
+    for binary in binaries {
+        let list = Command::new(&binary).arg("--list").output();
+        let list = list.map_err(|why| format!("{}: {why}", binary.display()))?;
+        let list = String::from_utf8_lossy(&list.stdout).into_owned();
+        let names = list
+            .lines()
+            .filter_map(|line| line.strip_suffix(": test"))
+            .filter(|name| !name.contains(EXCLUDED));
+        tests.extend(names.map(|name| Test {
+            binary: binary.clone(),
+            name: name.to_owned(),
+            limit: Duration::from_secs(600),
+        }));
+    }
+    Ok(tests)
+}
+
+/// Runs each test without mutants; sorts the tests by duration and returns the mutations of each kernel.
+fn dry_run(root: &Path, tests: &mut [Test]) -> Result<BTreeMap<String, Mutations>, String> {
+    let folder = tempfile::tempdir().map_err(|why| format!("no folder for temporary files: {why}"))?;
+    let lists: Vec<PathBuf> = (0..tests.len()).map(|at| folder.path().join(at.to_string())).collect();
+    let runs: Vec<(&Test, &PathBuf)> = tests.iter().zip(&lists).collect();
+    let done = AtomicUsize::new(0);
+    let results = parallel(&runs, |(test, list)| {
+        let start = Instant::now();
+        let passes = test.passes(root, &format!("list {}", list.display()));
+        eprint!("\rdry run {}/{} ", done.fetch_add(1, Ordering::Relaxed) + 1, runs.len());
+        (passes, start.elapsed())
+    });
+    eprintln!();
+    let failed: Vec<&str> = tests
+        .iter()
+        .zip(&results)
+        .filter(|(_, result)| !result.0)
+        .map(|(test, _)| test.name.as_str())
+        .collect();
+    if !failed.is_empty() {
+        return Err(format!("tests fail without mutants: {}", failed.join(", ")));
+    }
+    let mut order: Vec<usize> = (0..tests.len()).collect();
+    order.sort_by_key(|&at| results[at].1);
+    let mut kernels: BTreeMap<String, Mutations> = BTreeMap::new();
+    for at in order {
+        tests[at].limit = 10 * results[at].1 + Duration::from_secs(10);
+        let text = fs::read_to_string(&lists[at]).unwrap_or_default();
+        for (kernel, id) in text.lines().filter_map(|line| line.split_once('\t')) {
+            kernels.entry(kernel.to_owned()).or_default().entry(id.to_owned()).or_default().push(at);
+        }
+    }
+    Ok(kernels)
+}
+
+impl Test {
+    /// Runs the test with an action of the simulator's hook. Returns whether it passes within its limit.
+    fn passes(&self, root: &Path, action: &str) -> bool {
+        let child = Command::new(&self.binary)
+            .args(["--exact", &self.name, "--test-threads", "1"])
+            .env("TILEWRIGHT_MUTANT", action)
+            .env_remove("RUST_BACKTRACE")
+            .current_dir(root.join("crates").join(PACKAGE))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(mut child) = child else { return false };
+        let end = Instant::now() + self.limit;
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => return status.success(),
+                Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+                _ => {
+                    let _ = child.kill();
+                    let _ = child.wait();
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+/// Up to `size` mutations: pseudo-random with a fixed seed, evenly over the kinds.
+fn sample<'a>(ids: impl Iterator<Item = &'a str>, size: usize) -> Vec<&'a str> {
+    let mut kinds: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for id in ids {
+        kinds.entry(id.split(':').next().unwrap_or_default()).or_default().push(id);
+    }
+    for ids in kinds.values_mut() {
+        ids.sort_by_key(|id| hash(id));
+    }
+    let largest = kinds.values().map(Vec::len).max().unwrap_or(0);
+    let rounds = (0..largest).flat_map(|at| kinds.values().filter_map(move |ids| ids.get(at).copied()));
+    rounds.take(size).collect()
+}
+
+/// FNV-1a, which is stable across toolchains.
+fn hash(text: &str) -> u64 {
+    text.bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// Splits `statement, at file:line:column, copy 0`.
+fn survivor(id: &str) -> Survivor {
+    let (mutant, rest) = id.split_once(", at ").unwrap_or((id, ""));
+    let (at, copy) = rest.split_once(", ").unwrap_or((rest, ""));
+    Survivor { mutant: format!("{mutant}, {copy}"), at: at.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Options, Test, sample, survivor};
+    use std::time::Duration;
+
+    #[test]
+    fn options_are_parsed() {
+        let options = Options::parse(&["--sample", "5", "--kernel", "a"]).unwrap();
+        assert_eq!(options, Options { kernel: Some("a".to_owned()), sample: 5 });
+        assert_eq!(Options::parse(&["--sample", "x"]).unwrap_err(), "--sample: `x` is not a number");
+        let why = Options::parse(&["--kernel"]).unwrap_err();
+        assert_eq!(why, "`--kernel`: expected `--kernel NAME` or `--sample N`");
+    }
+
+    #[test]
+    fn samples_are_repeatable_and_cover_all_kinds() {
+        let ids: Vec<String> = (0..50).map(|at| format!("{}: {at}", ["a", "b", "c"][at % 3])).collect();
+        let take = |size| sample(ids.iter().map(String::as_str), size);
+        let kinds: Vec<&str> = take(6).iter().map(|id| &id[..1]).collect();
+        assert_eq!(kinds, ["a", "b", "c", "a", "b", "c"]);
+        assert_eq!(take(6), take(6));
+        assert_ne!(take(50), ids.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(take(99).len(), 50);
+    }
+
+    #[test]
+    fn survivors_name_statement_and_line() {
+        let found = survivor("swap operands: sub.u32 $d, $0, $1, operand 1, at src/a.rs:3:4, copy 7");
+        assert_eq!(found.mutant, "swap operands: sub.u32 $d, $0, $1, operand 1, copy 7");
+        assert_eq!(found.at, "src/a.rs:3:4");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn failures_and_hangs_are_not_passes() {
+        use std::os::unix::fs::PermissionsExt;
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(root.path().join("crates").join(super::PACKAGE)).unwrap();
+        let passes = |script: &str| {
+            let (draft, binary) = (root.path().join("draft"), root.path().join("binary"));
+            std::fs::write(&draft, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o755)).unwrap();
+            std::fs::rename(&draft, &binary).unwrap();
+            let test = Test { binary, name: "a".to_owned(), limit: Duration::from_secs(5) };
+            test.passes(root.path(), "run a b")
+        };
+        assert!(passes("test \"$2 $TILEWRIGHT_MUTANT\" = 'a run a b'"));
+        assert!(!passes("exit 101"));
+        assert!(!passes("exec sleep 60"), "a hang");
+    }
+}
