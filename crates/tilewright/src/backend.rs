@@ -133,6 +133,12 @@ pub trait Backend {
         Ok(None)
     }
 
+    /// Names the kernel that [`Backend::build`] chose, and the reasons why no faster one was chosen.
+    fn describe_attention(&self, problem: &Problem, built: Option<&Opaque>) -> String {
+        let _ = (problem, built); // a backend with one kernel has no choice
+        self.describe()
+    }
+
     /// Uploads a plan to the device when it is made or replanned; [`Plan::prepared`] keeps the result. On a replan, `previous` is
     /// the result of the last upload. A plan of fixed capacity keeps its device addresses.
     ///

@@ -95,6 +95,21 @@ impl<B: Backend> Attention<B> {
         &self.problem
     }
 
+    /// The problem, the variant, and the kernel that the backend chose, with the reasons why no faster one was chosen.
+    ///
+    /// ```
+    /// use tilewright::*;
+    ///
+    /// let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(64)).build()?;
+    /// let text = Attention::new(problem, Cpu::with_threads(2))?.describe();
+    /// assert!(text.contains("variant plain: cpu: 2 threads, "), "{text}");
+    /// # Ok::<(), Error>(())
+    /// ```
+    pub fn describe(&self) -> String {
+        let kernel = self.backend.describe_attention(&self.problem, self.built.as_ref());
+        format!("{}, variant {}: {kernel}", self.problem, self.variant.name())
+    }
+
     /// Whether it computes an LSE; false for a variant without softmax.
     pub fn has_lse(&self) -> bool {
         self.variant.has_softmax()

@@ -15,6 +15,9 @@ mod threshold;
 mod trial;
 
 pub use simd::Isa;
+#[cfg(target_arch = "x86_64")]
+#[doc(hidden)]
+pub use simd::avx512::convert_e4m3;
 pub use trial::Trial;
 
 use crate::{

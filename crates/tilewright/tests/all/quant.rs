@@ -127,3 +127,23 @@ fn values_compare_and_print_as_floats() {
     assert_eq!(E5m2::from_bits(0x80), E5m2::from_bits(0));
     assert_eq!(f32::from(E5m2::from_f32(-3.0)), -3.0);
 }
+
+/// Machines with VBMI test both conversions, others only the one without tables.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn every_e4m3_is_exact_with_and_without_tables() {
+    for tables in [false, true] {
+        for first in (0..=u8::MAX).step_by(64) {
+            let bytes: [u8; 64] = std::array::from_fn(|at| first + at as u8);
+            let Some(converted) = tilewright::cpu::convert_e4m3(&bytes, tables) else {
+                println!("skipped: this machine has no AVX-512 with tables: {tables}");
+                continue;
+            };
+            for (byte, got) in bytes.into_iter().zip(converted) {
+                let (got, want) = (got.to_f32(), E4m3::from_bits(byte).to_f32());
+                let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                assert!(same, "{byte:#x} is {got}, not {want}, with tables: {tables}");
+            }
+        }
+    }
+}

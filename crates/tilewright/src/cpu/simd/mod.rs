@@ -14,7 +14,7 @@ pub(crate) mod attend;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(crate) mod avx512;
 pub(crate) mod bf16;
 mod bits;
 pub(crate) mod context;
