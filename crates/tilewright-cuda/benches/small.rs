@@ -14,7 +14,7 @@ use tilewright_cuda::Stream;
 use tilewright_kernels::{
     activation::{self, Activation},
     append,
-    attention::merge,
+    attention::kernel::merge,
     gemm::{GemmParams, Matrix},
     norm,
     rope::{self, Angles},

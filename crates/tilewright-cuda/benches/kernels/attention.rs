@@ -4,7 +4,7 @@ use super::{Case, gemm::noise};
 use half::bf16;
 use std::{error::Error, time::Instant};
 use tilewright_cuda::Stream;
-use tilewright_kernels::attention::prefill_sm90::{PrefillConfig, prefill};
+use tilewright_kernels::attention::body::wgmma::{PrefillConfig, prefill};
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::{sim::Arg, text};
 

@@ -3,7 +3,7 @@
 use super::{Gpu, geometry::extents};
 use crate::machine::Machine;
 use tilewright::{Dtype, Error, Result, View, ViewMut};
-use tilewright_kernels::attention::merge::{MergeInputs, MergeParams, StateTensor, merge};
+use tilewright_kernels::attention::kernel::merge::{MergeInputs, MergeParams, StateTensor, merge};
 
 pub(super) fn merge_states<M: Machine>(
     gpu: &Gpu<M>,

@@ -4,7 +4,7 @@ use crate::{hopper, real};
 use half::bf16;
 use tilewright::attention::variant::{ExpressionVariant, SoftCap};
 use tilewright_cuda::{Result, Stream};
-use tilewright_kernels::attention::prefill_sm90::{PrefillConfig, prefill};
+use tilewright_kernels::attention::body::wgmma::{PrefillConfig, prefill};
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::sim::Arg;
 

@@ -2,10 +2,13 @@
 
 use super::{ALL, HOPPER, KernelEntry, entry_with};
 use crate::attention::{
+    body::{
+        mla,
+        mma::{self, Bodies, DeviceLimits, MmaConfig},
+        simt,
+        wgmma::{PrefillConfig, prefill},
+    },
     plan_device::plan_device,
-    prefill_sm90::{PrefillConfig, prefill},
-    scalar,
-    tensor_core::{self, Bodies, DeviceLimits, MmaConfig, mla},
 };
 use tilewright::{
     Dtype, HeadDim, Heads, Mask, Problem,
@@ -41,7 +44,7 @@ fn attentions() -> Vec<KernelEntry> {
         let device = DeviceLimits::of_arch(arch);
         let config = MmaConfig { qo, kv, head_dim: HeadDim { qk, vo }, bodies, device };
         let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
-        let build = move |name: &str| tensor_core::attention(name, &config);
+        let build = move |name: &str| mma::attention(name, &config);
         let few = if bodies == Bodies::SplitKv { "_few" } else { "" };
         let plain = entry_with(format!("attention_{dim}_{qo}_{kv}{few}_sm{arch}"), archs, build);
         KernelEntry { problem: problem((qo, kv), HeadDim { qk, vo }, false), ..plain }
@@ -91,11 +94,11 @@ fn scalars() -> Vec<KernelEntry> {
     use Dtype::{Bf16, E5m2, F16, F32};
     let of = |name: &str, dtypes: (Dtype, Dtype), head_dim: (u32, u32), mla, hooked: bool| {
         let (dtype_qo, dtype_kv) = dtypes;
-        let config = scalar::SimtConfig { dtype_qo, dtype_kv, head_dim, mla };
+        let config = simt::SimtConfig { dtype_qo, dtype_kv, head_dim, mla };
         let build = move |name: &str| {
             let variant =
                 if hooked { rotated(name)? } else { recorded(name, ExpressionVariant::of(&Plain))? };
-            scalar::attention(name, config, &variant)
+            simt::attention(name, config, &variant)
         };
         let dim = HeadDim { qk: head_dim.0 as usize, vo: head_dim.1 as usize };
         let problem = if hooked { None } else { problem(dtypes, dim, mla) };

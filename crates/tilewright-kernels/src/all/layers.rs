@@ -4,7 +4,7 @@ use super::{ALL, KernelEntry, entry, entry_with, named_entry};
 use crate::{
     activation::{Activation, ActivationConfig, act_and_mul},
     append::{self, AppendConfig},
-    attention::merge,
+    attention::kernel::merge,
     bits,
     norm::{self, NormConfig},
     rope::{self, Angles, RopeConfig},

@@ -1,11 +1,8 @@
 //! Attention kernels.
 
+pub mod body;
 pub mod divisor;
 pub mod items;
-pub mod merge;
+pub mod kernel;
 pub mod params;
 pub mod plan_device;
-pub mod prefill_sm90;
-mod query_row;
-pub mod scalar;
-pub mod tensor_core;

@@ -15,9 +15,9 @@ use tilewright::{
     attention::{KvSource, Schedule, Segment},
 };
 use tilewright_kernels::attention::{
+    body::mma::{Bodies, MAX_SPLIT_KV_ROWS},
     items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
     params::{KvLayout, PlanArrays},
-    tensor_core::{Bodies, MAX_SPLIT_KV_ROWS},
 };
 
 /// Alignment of each array in bytes.

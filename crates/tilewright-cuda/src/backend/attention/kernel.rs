@@ -17,9 +17,11 @@ use tilewright::{
     attention::{Tiling, variant::ExpressionVariant},
 };
 use tilewright_kernels::attention::{
+    body::{
+        mma::{Bodies, KV_TOKENS, MAX_SPLIT_KV_ROWS},
+        simt,
+    },
     params::AttentionParams,
-    scalar,
-    tensor_core::{Bodies, KV_TOKENS, MAX_SPLIT_KV_ROWS},
 };
 
 const OPERATOR: &str = "attention.new";
@@ -49,9 +51,9 @@ struct TensorCoreKernels<M: Machine> {
     split_q: OnceLock<M::Function>,
 }
 
-fn without_tensor_cores(problem: &Problem) -> scalar::SimtConfig {
+fn without_tensor_cores(problem: &Problem) -> simt::SimtConfig {
     let dim = problem.head_dim();
-    scalar::SimtConfig {
+    simt::SimtConfig {
         dtype_qo: problem.dtype_qo(),
         dtype_kv: problem.dtype_kv(),
         head_dim: (dim.qk as u32, dim.vo as u32),
@@ -63,7 +65,7 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
     let dim = problem.head_dim();
     let too_large = [("head_dim.qk", dim.qk), ("head_dim.vo", dim.vo)];
     for (name, value) in too_large {
-        let most = scalar::MAX_HEAD_DIM as usize;
+        let most = simt::MAX_HEAD_DIM as usize;
         tilewright::ensure!(
             value <= most,
             OPERATOR,
@@ -148,7 +150,7 @@ impl<M: Machine> AttentionKernels<M> {
         let config = without_tensor_cores(problem);
         let latent = if problem.is_latent() { "_latent" } else { "" };
         let name = format!("attention_scalar_{}{latent}{}", shape(problem), hooks(variant));
-        let function = gpu.kernel(OPERATOR, &name, |name| scalar::attention(name, config, variant))?;
+        let function = gpu.kernel(OPERATOR, &name, |name| simt::attention(name, config, variant))?;
         Ok(self.general.get_or_init(|| function).clone())
     }
 }

@@ -21,8 +21,8 @@ use tilewright::{
     tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
+    body::mma::Bodies,
     params::{KvLayout, PlanArrays},
-    tensor_core::Bodies,
 };
 
 const OPERATOR: &str = "attention.run";

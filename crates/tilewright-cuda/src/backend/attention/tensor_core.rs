@@ -6,8 +6,11 @@ use tilewright::{
     attention::variant::{ExpressionVariant, Hook, Variant},
 };
 use tilewright_kernels::attention::{
+    body::{
+        mla,
+        mma::{self, Bodies, DeviceLimits, MmaConfig},
+    },
     params::AttentionParams,
-    tensor_core::{self, Bodies, DeviceLimits, MmaConfig, mla},
 };
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
 
@@ -91,7 +94,7 @@ impl TensorCoreKernel {
 
     pub(super) fn supports(&self, variant: &ExpressionVariant) -> bool {
         match self {
-            Self::Heads(config) => tensor_core::unsupported_variant(config, variant).is_empty(),
+            Self::Heads(config) => mma::unsupported_variant(config, variant).is_empty(),
             Self::Latent(_) => is_plain(variant),
         }
     }
@@ -107,7 +110,7 @@ impl TensorCoreKernel {
     /// Records the kernel.
     pub(super) fn record(&self, name: &str, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
         match self {
-            Self::Heads(config) => tensor_core::attention_with(name, config, variant),
+            Self::Heads(config) => mma::attention_with(name, config, variant),
             Self::Latent(config) => mla::attention(name, config),
         }
     }

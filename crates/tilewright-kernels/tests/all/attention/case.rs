@@ -2,8 +2,11 @@
 
 use tilewright::{Dtype, HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::attention::{
+    body::{
+        mla,
+        mma::{Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, MmaConfig, attention_with},
+    },
     params::{AttentionParams, KvLayout, UNLIMITED},
-    tensor_core::{Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, MmaConfig, attention_with, mla},
 };
 use tilewright_ptx::{ir::Kernel, verify::Invalid};
 

@@ -16,8 +16,8 @@ use tilewright::{
     rope::Rope,
 };
 use tilewright_kernels::attention::{
+    body::mma::{Bodies, unsupported_variant},
     params::KvLayout,
-    tensor_core::{Bodies, unsupported_variant},
 };
 
 /// Cases with four query heads: few and many rows, one and several items, one and all requests, keys with gaps.

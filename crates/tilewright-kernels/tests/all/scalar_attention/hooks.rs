@@ -21,7 +21,7 @@ use tilewright::{
     },
     rope::Rope,
 };
-use tilewright_kernels::attention::scalar::{SimtConfig, attention};
+use tilewright_kernels::attention::body::simt::{SimtConfig, attention};
 
 const LENS: [Lens; 5] = [(1, 65), (9, 90), (3, 0), (2, 1), (0, 9)];
 const MASKS: [Mask; 3] = [Mask::Causal, Mask::Full, Mask::Window { left: 50, right: Some(0) }];

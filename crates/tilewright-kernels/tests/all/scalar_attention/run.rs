@@ -14,11 +14,11 @@ use tilewright::{
 };
 use tilewright_kernels::{
     attention::{
+        body::simt::{SimtConfig, attention},
         items::RequestRows,
         params::{
             AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor, UNLIMITED,
         },
-        scalar::{SimtConfig, attention},
     },
     variant::arguments,
 };

@@ -7,7 +7,7 @@ use super::{
     edit::{add, change, delay, delay_past_release, find, is, remove, remove_wait},
     prefill::{Case, Inputs, kernel},
 };
-use tilewright_kernels::attention::prefill_sm90::PrefillConfig;
+use tilewright_kernels::attention::body::wgmma::PrefillConfig;
 use tilewright_ptx::{
     ir::{Inst, Kernel, Operand},
     isa::{
@@ -66,8 +66,8 @@ fn finds(expected: &Found, plant: impl FnOnce(&mut Kernel)) {
 
 /// Kernel source lines in a report.
 fn named_lines(report: &str) -> Vec<&'static str> {
-    const SOURCE: &str = include_str!("../../../src/attention/prefill_sm90.rs");
-    let numbers = report.split("prefill_sm90.rs:").skip(1).filter_map(|rest| {
+    const SOURCE: &str = include_str!("../../../src/attention/body/wgmma.rs");
+    let numbers = report.split("wgmma.rs:").skip(1).filter_map(|rest| {
         rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|number| number.parse::<usize>().ok())
     });
     numbers.filter_map(|number| SOURCE.lines().nth(number - 1)).collect()

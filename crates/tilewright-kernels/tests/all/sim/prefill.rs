@@ -3,7 +3,7 @@
 use crate::real::noise;
 use half::bf16;
 use tilewright::attention::variant::{DumpLogits, ExpressionVariant, FlashSigmoid, HeadScales, SoftCap};
-use tilewright_kernels::attention::prefill_sm90::{PrefillConfig, prefill};
+use tilewright_kernels::attention::body::wgmma::{PrefillConfig, prefill};
 use tilewright_kernels::tile::panel_map;
 use tilewright_ptx::{
     ir::Kernel,

@@ -4,7 +4,7 @@ use super::simulate::{SEEDS, simulate};
 use crate::real::{Real, assert_near, noise};
 use half::{bf16, f16};
 use tilewright::Dtype;
-use tilewright_kernels::attention::merge::{MergeInputs, MergeParams, StateTensor as PlaceOf, merge};
+use tilewright_kernels::attention::kernel::merge::{MergeInputs, MergeParams, StateTensor as PlaceOf, merge};
 use tilewright_ptx::sim::Memory;
 
 /// One vector, a half warp with idle lanes, one vector per lane, several vectors per lane.

@@ -1,0 +1,287 @@
+//! Split-KV body, for items of at most 16 query rows (decoding): the warps divide the keys, 16 at a time, and reduce their states
+//! at the end.
+//!
+//! ```text
+//! warp w    keys 16 (4 i + w) .. + 16 for i = 0, 1, ..: K and V copied `num_stages - 1` stages ahead, by this warp alone
+//!           S = Q · Kᵀ,  P = 2^((S - max) · scale)
+//!           O = O · 2^((old max - max) · scale) on a new maximum;  O = O + P · V
+//! end       O = Σ_w O_w · 2^((max_w - max) · scale)
+//! ```
+//!
+//! Decoding is memory-bound: warps run independently, without CTA barriers in the loop, to keep as many bytes in flight as
+//! possible.
+
+use super::mma::MAX_SPLIT_KV_ROWS;
+use crate::attention::kernel::{
+    cta::{CurrentItem, MmaCta, divide},
+    dequant::{Dequantizer, TileHalf},
+    epilogue::{SoftmaxStats, store_chunk},
+    fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
+    layout::{RowFormat, STAGE_KEYS, WARPS},
+    nonfinite,
+    page_lookup::{PageLookup, TileLoader, copy_queries},
+    page_scales::{self, PageScales},
+    row_hooks::RowHooks,
+    row_table::RowTable,
+    softmax,
+    visible::{KeyRange, visible_mask},
+};
+use crate::tile::reduce;
+use tilewright_ptx::build::{Builder, Shared, Value, Var};
+
+/// Executes an item.
+pub(super) fn run<'k>(cta: &MmaCta<'k>, current: &CurrentItem<'k>, hooks: &RowHooks<'k, '_>) {
+    let body = SplitKvBody::new(cta, current, hooks);
+    let query = body.begin();
+    body.attend(&query);
+    body.end();
+}
+
+struct SplitKvBody<'c, 'k> {
+    cta: &'c MmaCta<'k>,
+    current: &'c CurrentItem<'k>,
+    hooks: &'c RowHooks<'k, 'c>,
+    k: &'k Builder,
+    warp: Value<'k, u32>,
+    kv_begin: Value<'k, u32>,
+    /// Number of this warp's stages.
+    count: Value<'k, u32>,
+    rows: RowTable<'k>,
+    tile: RowTile<'k>,
+    fragments: FragmentLoader<'k>,
+    ring: Shared<'k, u32>,
+    page_lookup: PageLookup<'k>,
+    key_loader: TileLoader<'k>,
+    value_loader: TileLoader<'k>,
+    dequantizer: Dequantizer<'k>,
+    /// Entries of this warp's keys and values.
+    entries: Shared<'k, u32>,
+    page_scales: PageScales<'k>,
+    /// Byte offsets of the next stage to read and the next stage to write.
+    read_stage: Var<'k, u32>,
+    write_stage: Var<'k, u32>,
+}
+
+impl<'c, 'k> SplitKvBody<'c, 'k> {
+    fn new(cta: &'c MmaCta<'k>, current: &'c CurrentItem<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
+        let (k, layout, item, warp) = (cta.k, &cta.layout, current.load(), cta.k.warp_index());
+        let entries = cta.at::<u32>(layout.split_kv.entries).byte(warp * (2 * STAGE_KEYS * 16) as u32);
+        let loader = |format: RowFormat, table: usize| {
+            let entries = entries.plus(table * STAGE_KEYS * 4);
+            TileLoader::new(cta, (k.lane(), 32), (format, STAGE_KEYS), entries)
+        };
+        let groups = divide(item.kv_end - item.kv_begin + (STAGE_KEYS - 1) as u32, STAGE_KEYS).0;
+        Self {
+            cta,
+            current,
+            hooks,
+            k,
+            warp,
+            kv_begin: item.kv_begin,
+            count: divide(groups + (WARPS - 1) as u32 - warp, WARPS).0.named("stages"),
+            rows: RowTable::new(cta),
+            tile: RowTile::new(cta, [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum")))),
+            fragments: FragmentLoader::new(k, layout),
+            ring: cta.at::<u32>(layout.split_kv.rings).byte(warp * layout.split_kv.ring_bytes as u32),
+            page_lookup: PageLookup::new((cta, current), (k.lane(), STAGE_KEYS), entries),
+            key_loader: loader(layout.stored_k, 0),
+            value_loader: loader(layout.stored_v, 1),
+            dequantizer: Dequantizer::new(
+                cta,
+                (k.lane(), 32),
+                (
+                    cta.at(layout.split_kv.dequantized).byte(warp * layout.split_kv.dequantized_bytes as u32),
+                    STAGE_KEYS,
+                ),
+            ),
+            page_scales: PageScales::new(cta, STAGE_KEYS),
+            entries,
+            read_stage: k.var("reads", 0),
+            write_stage: k.var("fills", 0),
+        }
+    }
+
+    fn first_key(&self, stage: Value<'k, u32>) -> Value<'k, u32> {
+        self.kv_begin + (stage * WARPS as u32 + self.warp) * STAGE_KEYS as u32
+    }
+
+    /// Starts the first copies; returns the query fragments, one per step of 16 elements.
+    fn begin(&self) -> Vec<[Value<'k, u32>; 4]> {
+        let (k, zero, layout) = (self.k, self.k.constant(0_u32), &self.cta.layout);
+        let q = self.cta.at(layout.split_kv.q);
+        self.page_lookup.prefetch(self.first_key(zero));
+        copy_queries((self.cta, self.current), (zero, MAX_SPLIT_KV_ROWS), (&self.cta.params.q, layout.q), q);
+        k.commit_copies();
+        self.rows.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
+        self.hooks.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
+        for stage in 0..layout.split_kv.num_stages - 1 {
+            k.sync_warp();
+            self.load(k.constant(stage as u32));
+        }
+        k.wait_copies(layout.split_kv.num_stages - 1);
+        k.sync_threads();
+        self.rows.compute_unmasked_range(self.cta, self.current);
+        (0..layout.q.steps()).map(|step| self.fragments.query(self.cta, q, step)).collect()
+    }
+
+    /// Starts the copies of a stage, whose pages were prefetched.
+    fn load(&self, stage: Value<'k, u32>) {
+        let (k, split_kv) = (self.k, &self.cta.layout.split_kv);
+        k.when(stage.lt(self.count), || {
+            let table = k.constant(0);
+            self.page_lookup.write_entry(self.first_key(stage), table);
+            self.page_lookup.prefetch(self.first_key(stage + 1));
+            k.sync_warp();
+            let keys = self.ring.byte(self.write_stage.get());
+            self.key_loader.copy(keys, table);
+            self.value_loader.copy(self.values_of(keys), table);
+            self.page_scales.copy_to_stage(k.lane(), self.entries, keys.plus(split_kv.scales / 4));
+        });
+        k.commit_copies();
+        self.advance(self.write_stage, split_kv.stage_bytes);
+    }
+
+    fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
+        keys.plus(STAGE_KEYS * self.cta.layout.stored_k.stride / 4)
+    }
+
+    fn advance(&self, stage: Var<'k, u32>, bytes: usize) {
+        let next = stage.get() + bytes as u32;
+        stage.set(next.unless(next.eq((self.cta.layout.split_kv.num_stages * bytes) as u32), 0));
+    }
+
+    fn attend(&self, query: &[[Value<'k, u32>; 4]]) {
+        let (k, split_kv) = (self.k, &self.cta.layout.split_kv);
+        k.repeat((0, self.count), 1, |stage| {
+            k.wait_copies(split_kv.num_stages - 2);
+            // the copies of all lanes have arrived, and all lanes have read the stage that is overwritten next
+            k.sync_warp();
+            self.load(stage + (split_kv.num_stages - 1) as u32);
+            let stored = self.ring.byte(self.read_stage.get());
+            self.advance(self.read_stage, split_kv.stage_bytes);
+            let keys = self.dequantizer.operand(TileHalf::Keys, stored);
+            let logits = vec![vec![self.unset_fragment(), self.unset_fragment()]];
+            self.fragments.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
+            let key_scales = stored.plus(split_kv.scales / 4).cast::<f32>();
+            self.page_scales.scale_logits(key_scales, &logits);
+            let stage_keys = self.key_range(stage);
+            self.hooks.logits((self.cta, self.current), stage_keys, (&|| k.constant(0), &logits));
+            let masked = self.hooks.needs_mask(self.rows.needs_mask(stage_keys.first, STAGE_KEYS));
+            let values = self.dequantizer.operand(TileHalf::Values, self.values_of(stored));
+            let has_nonfinite = k.var::<bool>("special", false);
+            let visible = [0, 8].map(|_| k.var::<u32>("seen", 0));
+            k.when(masked, || {
+                self.compute_visible(stage, visible);
+                apply_mask(k, visible.map(|word| word.get().to_u64()), &logits[0]);
+                has_nonfinite.set(k.any(nonfinite::detect(
+                    self.cta,
+                    self.dequantizer.partition(&self.value_loader),
+                    values,
+                )));
+            });
+            let v_format = (self.cta.layout.v, STAGE_KEYS);
+            k.when(has_nonfinite.get(), || {
+                nonfinite::extract(self.cta, (k.lane(), 32), v_format, (values, self.nonfinite_masks()));
+                k.sync_warp();
+            });
+            let page_rescale = self.page_scales.update(key_scales);
+            let tiles = std::slice::from_ref(&self.tile);
+            let weights =
+                softmax::online_softmax(self.cta, (tiles, &logits), self.current.scale, Some(&page_rescale));
+            self.fragments.multiply_values(self.cta, &weights, values, tiles);
+            k.when(has_nonfinite.get(), || {
+                nonfinite::add_back(
+                    self.cta,
+                    (self.nonfinite_masks(), STAGE_KEYS),
+                    tiles,
+                    &[visible.map(|word| word.get().to_u64())],
+                );
+            });
+        });
+        k.wait_copies(0);
+    }
+
+    fn key_range(&self, stage: Value<'k, u32>) -> KeyRange<'k> {
+        KeyRange { first: self.first_key(stage), width: STAGE_KEYS as u32 }
+    }
+
+    fn unset_fragment(&self) -> AccFragment<'k> {
+        std::array::from_fn(|_| self.k.unset_var("s"))
+    }
+
+    /// Computes the visible masks of this lane's two rows for a stage: each lane computes the mask of one row, then they are
+    /// shuffled.
+    fn compute_visible(&self, stage: Value<'k, u32>, words: [Var<'k, u32>; 2]) {
+        let k = self.k;
+        let row = k.lane() & (MAX_SPLIT_KV_ROWS - 1) as u32;
+        let keys = self.key_range(stage);
+        let item = self.current.load();
+        let of_row = row.min(item.qo_len * self.cta.params.group.by - 1);
+        let word = visible_mask((self.cta, &item), of_row, self.rows.visible_range(row), keys);
+        let word = self.hooks.visible_mask((self.cta, &item), row, keys, word).low();
+        let own = k.lane() >> 2;
+        words[0].set(word.of_lane(own));
+        words[1].set(word.of_lane(own + 8));
+    }
+
+    /// The nonfinite masks of this warp's values.
+    fn nonfinite_masks(&self) -> Shared<'k, u16> {
+        let bytes = STAGE_KEYS * self.cta.layout.v.chunks * 2;
+        self.cta.at::<u32>(self.cta.layout.split_kv.nonfinite_masks).byte(self.warp * bytes as u32).cast()
+    }
+
+    /// Reduces the states of all warps and writes the result.
+    fn end(&self) {
+        let (k, split_kv, lane) = (self.k, &self.cta.layout.split_kv, self.k.lane());
+        let (states, rows) = (self.cta.at::<f32>(split_kv.entries), self.current.rows());
+        // the states overwrite the key entries
+        k.sync_threads();
+        for half in 0..2 {
+            let row = (lane >> 2) + 8 * half as u32;
+            let sum = reduce::quad_sum(self.tile.sum[half].get());
+            let pair = [self.tile.max[half].get() * self.current.scale, sum];
+            k.when((lane & 3).eq(0), || {
+                states.at((self.warp * MAX_SPLIT_KV_ROWS as u32 + row) << 1).store_vector(pair);
+            });
+            let ring = self.ring.cast::<f32>().at(row * split_kv.sums_stride as u32 + ((lane & 3) << 1));
+            k.when(row.lt(rows), || {
+                for (at, o) in self.tile.o.iter().enumerate() {
+                    ring.plus(8 * at).store_vector([o[2 * half].get(), o[2 * half + 1].get()]);
+                }
+            });
+        }
+        k.sync_threads();
+        let chunks = self.cta.layout.v.dim / 4;
+        k.repeat((k.thread(), rows * chunks as u32), 128, |at| {
+            let (row, chunk) = divide(at, chunks);
+            let (values, stats) = self.reduce_warps(states, row, chunk);
+            store_chunk((self.cta, self.current, self.hooks), (row, chunk), values, stats);
+        });
+    }
+
+    /// Four adjacent elements of a row, reduced over warps.
+    fn reduce_warps(
+        &self,
+        states: Shared<'k, f32>,
+        row: Value<'k, u32>,
+        chunk: Value<'k, u32>,
+    ) -> ([Value<'k, f32>; 4], SoftmaxStats<'k>) {
+        let (k, split_kv) = (self.k, &self.cta.layout.split_kv);
+        let of_warp = |warp: usize| states.at(row << 1).plus(2 * warp * MAX_SPLIT_KV_ROWS).load_vector::<2>();
+        let state: Vec<_> = (0..WARPS).map(of_warp).collect();
+        let state_max =
+            state.iter().fold(k.constant(f32::NEG_INFINITY), |max, [of_warp, _]| max.max(*of_warp));
+        let max = state_max.unless(state_max.eq(f32::NEG_INFINITY), 0.0);
+        let rings = self.cta.at::<f32>(split_kv.rings).at(row * split_kv.sums_stride as u32 + (chunk << 2));
+        let (mut sum, mut values) = (k.constant(0.0), [k.constant(0.0); 4]);
+        for (warp, [max_of_warp, sum_of_warp]) in state.into_iter().enumerate() {
+            let factor = (max_of_warp - max).exp2();
+            sum = sum_of_warp.mul_add(factor, sum);
+            let of_warp = rings.plus(warp * split_kv.ring_bytes / 4).load_vector::<4>();
+            let running_scale = page_scales::running_scale(self.cta, k.constant(warp as u32));
+            let factor = running_scale.map_or(factor, |scale| factor * scale);
+            values = std::array::from_fn(|i| of_warp[i].mul_add(factor, values[i]));
+        }
+        (values, SoftmaxStats::new(max, sum))
+    }
+}

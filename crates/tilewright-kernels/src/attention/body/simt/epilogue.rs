@@ -1,0 +1,116 @@
+//! Epilogue of a row: normalizes the accumulators and writes the output or a partial state.
+
+use super::{
+    block::{RowBlock, SimtCta},
+    elements,
+};
+use crate::{
+    attention::{items::NONE, kernel::query_row::QueryRow},
+    variant::elementary::{exp2, log2},
+};
+use std::f32::consts::{LN_2, LOG2_E};
+use tilewright::attention::variant::{Hook, Input};
+use tilewright_ptx::build::Value;
+
+/// The softmax state of a row: the maximum base-2 logit, and `Σ 2^(logit - max)`.
+#[derive(Clone, Copy)]
+pub(super) struct SoftmaxState<'k> {
+    pub(super) max: Value<'k, f32>,
+    pub(super) sum: Value<'k, f32>,
+}
+
+impl<'k> SoftmaxState<'k> {
+    /// The LSE in base 2; -inf for a row without visible keys.
+    #[track_caller]
+    fn lse(&self) -> Value<'k, f32> {
+        (self.max + log2(self.sum)).unless(self.sum.eq(0.0), f32::NEG_INFINITY)
+    }
+}
+
+impl<'k> SimtCta<'k, '_> {
+    /// Writes all rows of this warp.
+    #[track_caller]
+    pub(super) fn finish_rows(&self, block: &RowBlock<'k>) {
+        let (k, item) = (self.k, &block.item);
+        self.for_each_row(block, |r| {
+            let max = self.rows.max.at(r).load() * self.scale_to_base_2();
+            let state = SoftmaxState { max, sum: self.rows.sum.at(r).load() };
+            let o = |dim| self.o.at(r * self.config.o_stride() + dim).load();
+            k.when_else(
+                item.partial.eq(NONE),
+                || self.write_output(&self.rows.row(r, item.kv_head), state, o),
+                || self.write_partial(item.partial + block.first + r, state, o),
+            );
+        });
+    }
+
+    /// Writes partial row `partial`, normalized, so that its LSE is its whole weight.
+    #[track_caller]
+    fn write_partial(
+        &self,
+        partial: Value<'k, u32>,
+        state: SoftmaxState<'k>,
+        o: impl FnOnce(Value<'k, u32>) -> Value<'k, f32>,
+    ) {
+        let (k, vo) = (self.k, self.config.head_dim.1);
+        let normalizer = self.normalizer(state.sum, k.constant(1.0));
+        let to = self.params.partial_o.at_wide(partial.to_u64() * u64::from(vo));
+        k.repeat((self.lane, vo), 32, |dim| to.at(dim).store(o(dim) * normalizer));
+        k.when(self.lane.eq(0), || {
+            self.params.partial_lse.at_wide(partial.to_u64()).store(state.lse());
+        });
+    }
+
+    /// Writes a row's output and LSE, after the update and output hooks.
+    #[track_caller]
+    pub(super) fn write_output(
+        &self,
+        row: &QueryRow<'k>,
+        state: SoftmaxState<'k>,
+        o: impl FnOnce(Value<'k, u32>) -> Value<'k, f32>,
+    ) {
+        let (k, params, vo) = (self.k, &self.params, self.config.head_dim.1);
+        let (state, rescale) = self.apply_update(row, state);
+        let normalizer = self.normalizer(state.sum, rescale);
+        let (token, head) = (row.token.to_u64(), row.qo_head.to_u64());
+        let dtype = self.config.dtype_qo;
+        let to = elements::address_of(dtype, params.o.address, token * params.o.row + head * params.o.head);
+        let hook = self.hooks.output.bind(&|input| row.input(input));
+        k.repeat((self.lane, vo), 32, |dim| {
+            let at = |input| (input == Input::Dim).then(|| dim.to_f32());
+            let x = hook.output(&at, o(dim) * normalizer);
+            elements::store(k, dtype, elements::address_of(dtype, to, dim.to_u64()), x);
+        });
+        k.when(self.lane.eq(0) & params.has_lse(), || {
+            params.lse.at_wide(token * params.qo_heads.to_u64() + head).store(state.lse());
+        });
+    }
+
+    /// The normalization factor of O: `factor / sum`, 0 for a row without visible keys; 1 without softmax.
+    #[track_caller]
+    fn normalizer(&self, sum: Value<'k, f32>, rescale: Value<'k, f32>) -> Value<'k, f32> {
+        if !self.hooks.hooks().softmax() {
+            return self.k.constant(1.0);
+        }
+        (rescale / sum).unless(sum.eq(0.0), 0.0)
+    }
+
+    /// The state after the update hook, and the rescale factor of the accumulators.
+    #[track_caller]
+    fn apply_update(
+        &self,
+        row: &QueryRow<'k>,
+        state: SoftmaxState<'k>,
+    ) -> (SoftmaxState<'k>, Value<'k, f32>) {
+        let one = self.k.constant(1.0);
+        if !self.hooks.hooks().is_live(Hook::Update) {
+            return (state, one);
+        }
+        let hook = &self.hooks.update;
+        let (max, sum) = hook.update(&|input| row.input(input), (state.max * LN_2, state.sum));
+        let apply_update = SoftmaxState { max: max * LOG2_E, sum };
+        let rescale = exp2(state.max - apply_update.max);
+        // a row without visible keys has nothing to rescale
+        (apply_update, rescale.unless(state.sum.eq(0.0), 0.0))
+    }
+}

@@ -1,0 +1,249 @@
+//! State shared by all threads of a CTA, and the loop over its work items.
+
+use super::{layout::SharedLayout, merge::arrival, page_scales, row_hooks::RowHooks};
+use crate::attention::{
+    items::{WorkItem, WorkItemRegs},
+    params::{AttentionParamRegs, KvLayout, RowTensorRegs},
+};
+use std::f32::consts::LOG2_E;
+use tilewright::{Dtype, attention::variant::Hook};
+use tilewright_ptx::{
+    build::{Builder, Global, Shared, Value, Var},
+    isa::{matrix::Elements, types::Scalar},
+};
+
+/// Offset of the item in the control words, in bytes.
+const ITEM_OFFSET: usize = 128;
+/// Offset of the item index, the end of this CTA's items, and the first row of the current tile.
+const CURSOR_OFFSET: usize = 116;
+
+/// Parameters, layout and shared memory of a CTA.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct MmaCta<'k> {
+    pub(crate) k: &'k Builder,
+    pub(crate) layout: SharedLayout,
+    pub(crate) elements: Elements,
+    /// Threads per CTA.
+    pub(crate) threads: usize,
+    pub(crate) params: AttentionParamRegs<'k>,
+    /// The dtype of the cache.
+    pub(crate) kv: Dtype,
+    pub(crate) arch: u32,
+    arena: Shared<'k, u32>,
+}
+
+/// The current work item. It is kept in shared memory, and fields that the innermost loop does not use are reloaded at their
+/// point of use to reduce register pressure.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CurrentItem<'k> {
+    cta: MmaCta<'k>,
+    words: Shared<'k, u32>,
+    /// One past the last key; the innermost loop uses it.
+    pub(crate) kv_end: Value<'k, u32>,
+    /// The factor from `Q · Kᵀ`, or from the results of the logits hook, to base-2 logits.
+    pub(crate) scale: Value<'k, f32>,
+    /// The factor from `Q · Kᵀ` to the arguments of the logits hook.
+    pub(crate) product_scale: Value<'k, f32>,
+}
+
+/// A token of the batch and a query head.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueryHead<'k> {
+    /// The token index over the whole batch.
+    pub(crate) token: Value<'k, u32>,
+    pub(crate) qo_head: Value<'k, u32>,
+}
+
+impl<'k> MmaCta<'k> {
+    /// Declares parameters and shared memory; `mla` as in [`AttentionParamRegs::declare`].
+    pub(crate) fn new(
+        k: &'k Builder,
+        (threads, arch): (u32, u32),
+        (qo, kv): (Dtype, Dtype),
+        mla: bool,
+        layout: SharedLayout,
+    ) -> Self {
+        let elements = if qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
+        let params = AttentionParamRegs::declare(k, mla);
+        let arena = k.shared("arena", layout.bytes / 4, 128);
+        Self { k, layout, elements, threads: threads as usize, params, kv, arch, arena }
+    }
+
+    /// Executes the items of this CTA in order, each with `body`.
+    pub(crate) fn run(&self, hooks: &RowHooks<'k, '_>, body: impl FnOnce(&CurrentItem<'k>)) {
+        let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
+        let words = self.at(self.layout.control + ITEM_OFFSET);
+        let scale = k.var("scale_of_item", 0.0);
+        let [at, end] = [0, 1].map(|word| self.at::<u32>(self.layout.control + CURSOR_OFFSET).plus(word));
+        k.when(k.thread().eq(0), || {
+            at.store(indptr.load());
+            end.store(indptr.plus(1).load());
+        });
+        k.sync_threads();
+        k.loop_(|| {
+            let index = at.load();
+            k.break_if(index.ge(end.load()));
+            k.when(k.thread().lt(WorkItem::WORDS as u32), || {
+                let item = self.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
+                words.at(k.thread()).store(item.at(k.thread()).load());
+            });
+            k.sync_threads();
+            k.when(k.thread().eq(0), || at.store(index + 1));
+            let head = words.plus(2).load();
+            let k_scale = page_scales::item_scale(self, self.params.k_scale, head);
+            let has_logits_hook = hooks.is_live(Hook::Logits);
+            let to_logits = if has_logits_hook { self.params.scale } else { self.params.scale * LOG2_E };
+            scale.set(to_logits * k_scale);
+            let product_scale = scale.get();
+            let scale = if has_logits_hook { k.constant(LOG2_E) } else { product_scale };
+            let kv_end = WorkItemRegs::load_shared(k, words).kv_end;
+            let current = CurrentItem { cta: *self, words, kv_end, scale, product_scale };
+            body(&current);
+            let item = current.load();
+            k.when(item.merge_deps_begin.lt(item.merge_deps_end), || {
+                arrival::arrive_and_merge(self, &current, hooks);
+            });
+            // the next item reuses the shared memory
+            k.sync_threads();
+        });
+    }
+
+    /// Shared memory at a byte offset of the layout.
+    #[track_caller]
+    pub(crate) fn at<T: Scalar>(&self, byte: usize) -> Shared<'k, T> {
+        self.arena.plus(byte / 4).cast()
+    }
+
+    /// Rounds two numbers to the dtype of queries and packs them.
+    #[track_caller]
+    pub(crate) fn round_pair(&self, low: Value<'k, f32>, high: Value<'k, f32>) -> Value<'k, u32> {
+        match self.elements {
+            Elements::F16 => self.k.f16x2(low, high).reinterpret(),
+            _ => self.k.bf16x2(low, high).reinterpret(),
+        }
+    }
+
+    /// The token and query head of row `row` of an item.
+    #[track_caller]
+    pub(crate) fn query_head(&self, item: &WorkItemRegs<'k>, row: Value<'k, u32>) -> QueryHead<'k> {
+        let (token, in_group) = self.params.group.divide(row);
+        let qo_head = item.kv_head * self.params.group.by + in_group;
+        QueryHead { token: item.qo_begin + token, qo_head }
+    }
+
+    /// The address of a query row.
+    #[track_caller]
+    pub(crate) fn query(&self, q: &RowTensorRegs<'k>, head: QueryHead<'k>) -> Global<'k, u16> {
+        let place = head.token.to_u64() * q.row + head.qo_head.to_u64() * q.head;
+        Global::new(q.address).at_wide(place)
+    }
+
+    /// Whether key positions may have gaps (block-sparse).
+    #[track_caller]
+    pub(crate) fn is_blocks(&self) -> Value<'k, bool> {
+        self.params.has_layout(KvLayout::Blocks)
+    }
+
+    /// Starts an asynchronous copy of 16 bytes, or zero-fills them if `absent`. Each address has a constant byte offset.
+    #[track_caller]
+    pub(crate) fn copy_chunk(
+        &self,
+        (to, to_bytes): (Shared<'k, u32>, usize),
+        (from, from_bytes): (Global<'k, u32>, usize),
+        absent: Value<'k, bool>,
+    ) {
+        self.k.copy_async_unless(absent, to.plus(to_bytes / 4), from.plus(from_bytes / 4), 16);
+    }
+
+    /// New accumulators, all 0.
+    #[track_caller]
+    pub(crate) fn zeros(&self, name: &str, count: usize) -> Vec<[Var<'k, f32>; 4]> {
+        (0..count).map(|_| std::array::from_fn(|_| self.k.var(name, 0.0))).collect()
+    }
+}
+
+impl<'k> CurrentItem<'k> {
+    /// Loads the item from shared memory.
+    #[track_caller]
+    pub(crate) fn load(&self) -> WorkItemRegs<'k> {
+        WorkItemRegs::load_shared(self.cta.k, self.words)
+    }
+
+    /// The first row of the current tile, in shared memory.
+    pub(crate) fn first_row(&self) -> Shared<'k, u32> {
+        self.cta.at::<u32>(self.cta.layout.control + CURSOR_OFFSET).plus(2)
+    }
+
+    /// Calls `tile` with the first key of each KV tile of `keys` keys.
+    pub(crate) fn for_each_tile(&self, keys: usize, tile: impl FnOnce(Value<'k, u32>)) {
+        let k = self.cta.k;
+        let next = k.var("first_key", self.load().kv_begin);
+        k.loop_(|| {
+            let first = next.get();
+            k.break_if(first.ge(self.kv_end));
+            tile(first);
+            next.set(next.get() + keys as u32);
+        });
+    }
+
+    /// Query rows: tokens times heads of the group; the heads of a token are adjacent.
+    #[track_caller]
+    pub(crate) fn rows(&self) -> Value<'k, u32> {
+        self.load().qo_len * self.cta.params.group.by
+    }
+}
+
+/// Partition of rows of chunks among threads: each thread takes one chunk per row, and every `lanes`-th chunk after it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ThreadPartition<'k> {
+    /// The first row of this thread.
+    pub(crate) row: Value<'k, u32>,
+    /// The first chunk of this thread in its rows.
+    pub(crate) chunk: Value<'k, u32>,
+    /// Threads per row.
+    pub(crate) lanes: usize,
+    /// Rows of one pass of all threads.
+    pub(crate) rows_at_once: usize,
+}
+
+impl<'k> ThreadPartition<'k> {
+    /// Partitions rows of `chunks` chunks among `threads` threads, of which this is `thread`.
+    #[track_caller]
+    pub(crate) fn new(thread: Value<'k, u32>, threads: usize, chunks: usize) -> Self {
+        let lanes = 1 << chunks.trailing_zeros().min(5);
+        let (row, chunk) = divide(thread, lanes);
+        Self { row, chunk, lanes, rows_at_once: threads / lanes }
+    }
+
+    /// Calls `body` for each of this thread's rows among `rows`, relative to its first.
+    #[track_caller]
+    pub(crate) fn for_each_row(&self, k: &'k Builder, rows: usize, mut body: impl FnMut(usize)) {
+        self.for_each_rows(k, rows, 1, |rows| rows.iter().for_each(|row| body(*row)));
+    }
+
+    /// The same, with up to `batch` rows per call.
+    #[track_caller]
+    pub(crate) fn for_each_rows(
+        &self,
+        k: &'k Builder,
+        rows: usize,
+        batch: usize,
+        mut body: impl FnMut(&[usize]),
+    ) {
+        let full_passes: Vec<_> = (0..rows / self.rows_at_once).map(|at| at * self.rows_at_once).collect();
+        full_passes.chunks(batch).for_each(&mut body);
+        let remainder = rows % self.rows_at_once;
+        if remainder > 0 {
+            k.when(self.row.lt(remainder as u32), || body(&[rows - remainder]));
+        }
+    }
+}
+
+/// Quotient and remainder by a constant. Assemblers do not turn divisions by powers of two into shifts.
+#[track_caller]
+pub(crate) fn divide(n: Value<'_, u32>, by: usize) -> (Value<'_, u32>, Value<'_, u32>) {
+    match by.is_power_of_two() {
+        true => (n >> by.trailing_zeros(), n & (by as u32 - 1)),
+        false => (n / by as u32, n % by as u32),
+    }
+}

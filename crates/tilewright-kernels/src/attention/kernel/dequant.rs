@@ -1,0 +1,121 @@
+//! Dequantization of 8-bit K and V tiles to 16 bits, from a stage in shared memory to a tile that `ldmatrix` reads.
+//!
+//! ```text
+//! stage              [keys, head_dim] of 8 bits, rows of `stored` format
+//! dequantized tile   [keys, head_dim] of 16 bits, first the keys, then the values in their place
+//! ```
+//!
+//! Each thread converts 8 elements at a time, so that loads and stores are free of bank conflicts. Kernels of 16-bit caches
+//! contain none of this.
+
+use super::{
+    cta::{MmaCta, ThreadPartition},
+    layout::RowFormat,
+    page_lookup::TileLoader,
+};
+use crate::tile::halves::halves;
+use tilewright::Dtype;
+use tilewright_ptx::{
+    build::{Shared, Value},
+    isa::matrix::Elements,
+};
+
+/// The keys or the values of a KV tile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TileHalf {
+    Keys,
+    Values,
+}
+
+/// Conversion of a tile by a warp or the CTA.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Dequantizer<'k> {
+    cta: MmaCta<'k>,
+    thread: Value<'k, u32>,
+    threads: usize,
+    rows: usize,
+    tile: Shared<'k, u32>,
+}
+
+/// Approximate chunks of 8 elements in flight per thread, to hide the load latency.
+const CHUNKS_IN_FLIGHT: usize = 4;
+
+impl<'k> Dequantizer<'k> {
+    /// Converts to `tile` of `rows` rows, by `threads` threads, a warp or the CTA, of which this is `thread`.
+    pub(crate) fn new(
+        cta: &MmaCta<'k>,
+        (thread, threads): (Value<'k, u32>, usize),
+        (tile, rows): (Shared<'k, u32>, usize),
+    ) -> Self {
+        Self { cta: *cta, thread, threads, rows, tile }
+    }
+
+    /// The 16-bit operand of the rows at `stored`, whose copies by this thread have arrived. Valid at once for a warp, and after
+    /// a barrier for a CTA. Before the barrier each thread may read its own partition.
+    #[track_caller]
+    pub(crate) fn operand(&self, half: TileHalf, stored: Shared<'k, u32>) -> Shared<'k, u32> {
+        let (k, layout) = (self.cta.k, &self.cta.layout);
+        if self.cta.kv.size() > 1 {
+            return stored;
+        }
+        let formats = match half {
+            TileHalf::Keys => (layout.stored_k, layout.k),
+            TileHalf::Values => (layout.stored_v, layout.v),
+        };
+        // the copies of other threads have arrived, and the previous tile has been read
+        if self.threads == 32 {
+            k.sync_warp();
+        } else {
+            k.sync_threads();
+        }
+        self.convert(stored, formats);
+        if self.threads == 32 {
+            k.sync_warp();
+        }
+        self.tile
+    }
+
+    /// The thread partition of the 16-bit values, if `loader` copied them.
+    #[track_caller]
+    pub(crate) fn partition(&self, loader: &TileLoader<'k>) -> (ThreadPartition<'k>, RowFormat, usize) {
+        match self.cta.kv.size() {
+            1 => (self.partition_of(self.cta.layout.v), self.cta.layout.v, self.rows),
+            _ => loader.partition(),
+        }
+    }
+
+    fn partition_of(&self, format: RowFormat) -> ThreadPartition<'k> {
+        ThreadPartition::new(self.thread, self.threads, format.chunks)
+    }
+
+    fn convert(&self, from: Shared<'k, u32>, (stored, format): (RowFormat, RowFormat)) {
+        let (k, partition) = (self.cta.k, self.partition_of(format));
+        let (from, to) = (from.byte(partition.chunk << 3), self.tile.byte(partition.chunk << 4));
+        // all are powers of two
+        let passes = self.rows / partition.rows_at_once;
+        let chunks = if self.threads == 32 { CHUNKS_IN_FLIGHT } else { 2 };
+        let batch = (chunks * partition.lanes / format.chunks).clamp(1, passes);
+        let batch = 1 << batch.ilog2();
+        // the first row is not a constant, so that assemblers do not unroll the loop
+        k.repeat((partition.row, self.rows as u32), (batch * partition.rows_at_once) as u32, |row| {
+            let (from, to) = (from.byte(row * stored.stride as u32), to.byte(row * format.stride as u32));
+            let chunks: Vec<_> = (0..batch)
+                .flat_map(|pass| (0..format.chunks).step_by(partition.lanes).map(move |chunk| (pass, chunk)))
+                .map(|(pass, chunk)| (pass * partition.rows_at_once, chunk))
+                .collect();
+            let load = |&(row, chunk): &(usize, usize)| {
+                from.plus((row * stored.stride + chunk * 8) / 4).load_vector::<2>()
+            };
+            let words: Vec<_> = chunks.iter().map(load).collect();
+            for ((row, chunk), [low, high]) in chunks.into_iter().zip(words) {
+                let ([a, b], [c, d]) = (self.halves(low), self.halves(high));
+                to.plus((row * format.stride + chunk * 16) / 4).store_vector([a, b, c, d]);
+            }
+        });
+    }
+
+    fn halves(&self, word: Value<'k, u32>) -> [Value<'k, u32>; 2] {
+        let to = if self.cta.elements == Elements::F16 { Dtype::F16 } else { Dtype::Bf16 };
+        halves((self.cta.kv, to), self.cta.arch, word)
+    }
+}

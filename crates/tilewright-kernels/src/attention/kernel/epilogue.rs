@@ -1,0 +1,190 @@
+//! Epilogue: normalizes the accumulators and writes outputs or partial states.
+
+use super::{
+    cta::{CurrentItem, MmaCta, QueryHead},
+    fragments::RowTile,
+    page_scales,
+    row_hooks::RowHooks,
+};
+use crate::{
+    attention::items::{NONE, WorkItemRegs},
+    tile::reduce,
+};
+use tilewright_ptx::build::{Global, Value};
+
+/// Final softmax statistics of a row.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SoftmaxStats<'k> {
+    /// The factor from accumulators to outputs; 0 if the row sees no key.
+    pub(crate) normalizer: Value<'k, f32>,
+    /// The LSE in base 2.
+    pub(crate) lse: Value<'k, f32>,
+    /// The maximum base-2 logit, or another reference of the sum.
+    pub(crate) max: Value<'k, f32>,
+    /// The sum of weights; 0 if the row sees no key.
+    pub(crate) sum: Value<'k, f32>,
+}
+
+impl<'k> SoftmaxStats<'k> {
+    /// From the maximum base-2 logit and the sum of weights relative to it.
+    #[track_caller]
+    pub(crate) fn new(max: Value<'k, f32>, sum: Value<'k, f32>) -> Self {
+        let empty = sum.eq(0.0);
+        Self {
+            normalizer: sum.recip().unless(empty, 0.0),
+            lse: (max + sum.log2()).unless(empty, f32::NEG_INFINITY),
+            max,
+            sum,
+        }
+    }
+}
+
+/// The output row of a query head.
+#[track_caller]
+pub(crate) fn output_row<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>) -> Global<'k, u32> {
+    let o = &cta.params.o;
+    let offset = head.token.to_u64() * o.row + head.qo_head.to_u64() * o.head;
+    Global::<u16>::new(o.address).at_wide(offset).cast()
+}
+
+/// Writes the LSE of a query head, if requested.
+#[track_caller]
+pub(crate) fn store_lse<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>, lse: Value<'k, f32>) {
+    let params = &cta.params;
+    cta.k.when(params.has_lse(), || {
+        let offset = head.token.to_u64() * params.qo_heads.to_u64() + head.qo_head.to_u64();
+        params.lse.at_wide(offset).store(lse);
+    });
+}
+
+/// The partial state of a row of an item: output and LSE.
+#[track_caller]
+pub(crate) fn partial_row<'k>(
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
+    row: Value<'k, u32>,
+) -> (Global<'k, f32>, Global<'k, f32>) {
+    let offset = (item.partial + row).to_u64();
+    let o = cta.params.partial_o.at_wide(offset * cta.layout.v.dim as u64);
+    (o, cta.params.partial_lse.at_wide(offset))
+}
+
+/// The range of a head's elements that a row tile has.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ColumnRange<'k> {
+    /// The first element, an even number.
+    pub(crate) first: Value<'k, u32>,
+    /// Whether the rows' LSEs are written too.
+    pub(crate) with_lse: Value<'k, bool>,
+}
+
+/// Writes the 16 rows of a row tile, which begins at row `in_tile` of the tile at row `first` of the item.
+pub(crate) fn store_tile<'k>(
+    at: (&MmaCta<'k>, &CurrentItem<'k>, &RowHooks<'k, '_>),
+    tile: &RowTile<'k>,
+    rows: (Value<'k, u32>, Value<'k, u32>),
+) {
+    let k = at.0.k;
+    store_columns(at, tile, rows, ColumnRange { first: k.constant(0), with_lse: k.constant(true) });
+}
+
+/// The same for a range of a head's elements.
+pub(crate) fn store_columns<'k>(
+    (cta, current, hooks): (&MmaCta<'k>, &CurrentItem<'k>, &RowHooks<'k, '_>),
+    tile: &RowTile<'k>,
+    (first, in_tile): (Value<'k, u32>, Value<'k, u32>),
+    columns: ColumnRange<'k>,
+) {
+    let (first_row, k, lane, item) = (first + in_tile, cta.k, cta.k.lane(), current.load());
+    let rows = item.qo_len * cta.params.group.by;
+    for half in 0..2 {
+        let sum = reduce::quad_sum(tile.sum[half].get());
+        let stats = SoftmaxStats::new(tile.max[half].get() * current.scale, sum);
+        let v_scale = page_scales::accumulator_scale(cta, item.kv_head);
+        let factor = stats.normalizer * v_scale;
+        let row = first_row + (lane >> 2) + 8 * half as u32;
+        let first_of_quad = (lane & 3).eq(0) & columns.with_lse;
+        let pairs = |factor: Value<'k, f32>| {
+            let tiles = tile.o.iter().enumerate().take(cta.layout.v.dim / 8);
+            tiles.map(move |(at, o)| (at, [o[2 * half].get() * factor, o[2 * half + 1].get() * factor]))
+        };
+        k.when(row.lt(rows), || {
+            k.when_else(
+                item.partial.ne(NONE),
+                || {
+                    let (o, lse) = partial_row(cta, &item, row);
+                    let o = o.at(columns.first + ((lane & 3) << 1));
+                    pairs(factor).for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
+                    k.when(first_of_quad, || lse.store(stats.lse));
+                },
+                || {
+                    let head = cta.query_head(&item, row);
+                    let o = output_row(cta, head).at((columns.first >> 1) + (lane & 3));
+                    let epilogue = hooks.epilogue(|| in_tile + (lane >> 2), 8 * half);
+                    let (stats, factor) = match epilogue.is_empty() {
+                        true => (stats, factor),
+                        false => {
+                            let stats = epilogue.apply_update(stats);
+                            (stats, stats.normalizer * v_scale)
+                        }
+                    };
+                    pairs(factor).for_each(|(at, pair)| {
+                        let [low, high] =
+                            epilogue.apply_output(|| columns.first + ((lane & 3) << 1) + 8 * at as u32, pair);
+                        o.plus(4 * at).store(cta.round_pair(low, high));
+                    });
+                    k.when(first_of_quad, || store_lse(cta, head, stats.lse));
+                },
+            );
+        });
+    }
+}
+
+/// Writes four adjacent elements of a row of an item, from element `4 chunk` on, and the LSE with the first chunk; `values` are
+/// not yet normalized.
+pub(crate) fn store_chunk<'k>(
+    (cta, current, hooks): (&MmaCta<'k>, &CurrentItem<'k>, &RowHooks<'k, '_>),
+    (row, chunk): (Value<'k, u32>, Value<'k, u32>),
+    values: [Value<'k, f32>; 4],
+    stats: SoftmaxStats<'k>,
+) {
+    let (k, item) = (cta.k, current.load());
+    let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
+    let factor = stats.normalizer * v_scale;
+    let sums = values;
+    let values = sums.map(|value| value * factor);
+    k.when_else(
+        item.partial.ne(NONE),
+        || {
+            let (o, lse) = partial_row(cta, &item, row);
+            o.at(chunk << 2).store_vector(values);
+            k.when(chunk.eq(0), || lse.store(stats.lse));
+        },
+        || {
+            let head = cta.query_head(&item, row);
+            let epilogue = hooks.epilogue(|| row, 0);
+            let (stats, values) = match epilogue.is_empty() {
+                true => (stats, values),
+                false => {
+                    let stats = epilogue.apply_update(stats);
+                    let factor = stats.normalizer * v_scale;
+                    (stats, epilogue.apply_output(|| chunk << 2, sums.map(|sum| sum * factor)))
+                }
+            };
+            store_vec4(cta, output_row(cta, head), chunk, values);
+            k.when(chunk.eq(0), || store_lse(cta, head, stats.lse));
+        },
+    );
+}
+
+/// Rounds four adjacent elements and writes them to an output.
+#[track_caller]
+pub(crate) fn store_vec4<'k>(
+    cta: &MmaCta<'k>,
+    to: Global<'k, u32>,
+    chunk: Value<'k, u32>,
+    values: [Value<'k, f32>; 4],
+) {
+    let words = [cta.round_pair(values[0], values[1]), cta.round_pair(values[2], values[3])];
+    to.at(chunk << 1).store_vector(words);
+}

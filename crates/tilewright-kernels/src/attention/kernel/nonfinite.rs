@@ -1,0 +1,139 @@
+//! Non-finite values in partially masked KV tiles.
+//!
+//! 0 × NaN is NaN, so a masked V element could poison a row. In such tiles each thread checks the values that it copied. If any
+//! is not finite, it is replaced by 0 and recorded in a mask per 8 elements: bits 0 to 7 for +inf, bits 8 to 15 for -inf, both
+//! for NaN. After `P · V` the rows that see the key add the value back. Unmasked tiles need none of this, because there
+//! non-finite values propagate by themselves.
+//!
+//! The loops over masks are not unrolled: they are rarely executed, and the whole kernel is assembled at its first use.
+
+use super::{
+    cta::{MmaCta, ThreadPartition, divide},
+    fragments::RowTile,
+    layout::RowFormat,
+};
+use tilewright_ptx::{
+    build::{Shared, Value},
+    isa::matrix::Elements,
+};
+
+/// The exponent bits of both halves of a word, and the lowest exponent bit of each.
+fn exponents(elements: Elements) -> (u32, u32) {
+    if elements == Elements::F16 { (0x7c00_7c00, 0x0400_0400) } else { (0x7f80_7f80, 0x0080_0080) }
+}
+
+/// The sign bit of each half of a word that is not finite.
+fn nonfinite_signs<'k>(elements: Elements, word: Value<'k, u32>) -> Value<'k, u32> {
+    let (bits, lowest) = exponents(elements);
+    // adding the lowest bit carries into the sign bit if all exponent bits are 1
+    ((word & bits) + lowest) & 0x8000_8000
+}
+
+/// Whether any of this thread's chunks of `rows` values, by `partition`, is not finite.
+pub(crate) fn detect<'k>(
+    cta: &MmaCta<'k>,
+    (partition, format, rows): (ThreadPartition<'k>, RowFormat, usize),
+    values: Shared<'k, u32>,
+) -> Value<'k, bool> {
+    let k = cta.k;
+    let found = k.var::<u32>("not_finite", 0);
+    let values = values.byte(partition.chunk << 4);
+    // not unrolled: rows in flight would take the registers of the accumulators
+    k.repeat((partition.row, rows as u32), partition.rows_at_once as u32, |row| {
+        let values = values.byte(row * format.stride as u32);
+        for chunk in (0..format.chunks).step_by(partition.lanes) {
+            let words = values.plus(chunk * 4).load_vector::<4>();
+            let any =
+                words.into_iter().fold(found.get(), |any, word| any | nonfinite_signs(cta.elements, word));
+            found.set(any);
+        }
+    });
+    found.get().ne(0)
+}
+
+/// Replaces non-finite elements of `rows` values by 0 and writes their masks, by `threads` threads of which this is `thread`.
+pub(crate) fn extract<'k>(
+    cta: &MmaCta<'k>,
+    (thread, threads): (Value<'k, u32>, usize),
+    (format, rows): (RowFormat, usize),
+    (values, masks): (Shared<'k, u32>, Shared<'k, u16>),
+) {
+    let k = cta.k;
+    k.repeat((thread, (rows * format.chunks) as u32), threads as u32, |at| {
+        let (row, chunk) = divide(at, format.chunks);
+        let at_chunk = values.byte(row * format.stride as u32 + (chunk << 4));
+        let words = at_chunk.load_vector::<4>();
+        let flags = words.map(|word| nonfinite_signs(cta.elements, word));
+        masks.at(at).store(chunk_mask(cta, words, flags).low());
+        let finite = |i: usize| words[i] & !((flags[i] - (flags[i] >> 15)) | flags[i]);
+        at_chunk.store_vector(std::array::from_fn::<_, 4, _>(finite));
+    });
+}
+
+/// The mask of 8 adjacent elements; `flags` has the sign bit of those that are not finite.
+fn chunk_mask<'k>(
+    cta: &MmaCta<'k>,
+    words: [Value<'k, u32>; 4],
+    flags: [Value<'k, u32>; 4],
+) -> Value<'k, u32> {
+    let mantissa = !exponents(cta.elements).0 & 0x7fff_7fff;
+    // MLA values are also keys: a non-finite one has a weight of NaN or 0, so its product is NaN
+    let always_nan = cta.k.constant(cta.params.pe.is_some());
+    let mut mask = cta.k.constant(0_u32);
+    for at in 0..8_u32 {
+        let (word, flag, shift) = (words[at as usize / 2], flags[at as usize / 2], 16 * (at % 2));
+        let nonfinite = (flag & (0x8000 << shift)).ne(0);
+        let negative = (word & (0x8000 << shift)).ne(0);
+        let nan = always_nan | (word & (mantissa & (0xffff << shift))).ne(0);
+        let plus = (nonfinite & (nan | !negative)).select::<u32>(1 << at, 0);
+        let minus = (nonfinite & (nan | negative)).select::<u32>(0x100 << at, 0);
+        mask = mask | plus | minus;
+    }
+    mask
+}
+
+/// Adds the non-finite values of `count` keys to the rows that see them. Bit `j` of `visible` is key `j`, for both halves of each
+/// tile. `masks` begin at the first elements of `tiles`.
+pub(crate) fn add_back<'k>(
+    cta: &MmaCta<'k>,
+    (masks, count): (Shared<'k, u16>, usize),
+    tiles: &[RowTile<'k>],
+    visible: &[[Value<'k, u64>; 2]],
+) {
+    let (k, chunks) = (cta.k, cta.layout.v.chunks);
+    let column = (k.lane() & 3) << 1;
+    k.repeat((0, count as u32), 1, |key| {
+        let masks = masks.at(key * chunks as u32);
+        let sees: Vec<_> =
+            visible.iter().map(|halves| halves.map(|word| ((word >> key).low() & 1).ne(0))).collect();
+        for chunk in 0..tiles.first().map_or(0, |tile| tile.o.len()) {
+            let mask = masks.plus(chunk).load().to_u32() >> column;
+            k.when(mask.ne(0), || {
+                (0..2).for_each(|i| add_element(tiles, &sees, (chunk, i), mask >> i as u32));
+            });
+        }
+    });
+}
+
+/// Adds element `i` of this thread's two elements of a chunk to the rows that see its key.
+fn add_element<'k>(
+    tiles: &[RowTile<'k>],
+    sees: &[[Value<'k, bool>; 2]],
+    (chunk, i): (usize, usize),
+    mask: Value<'k, u32>,
+) {
+    let number = mask_value(mask);
+    for (tile, sees) in tiles.iter().zip(sees) {
+        for (half, sees) in sees.iter().enumerate() {
+            let sum = tile.o[chunk][2 * half + i];
+            sum.set(sum.get() + sees.select::<f32>(number, 0.0));
+        }
+    }
+}
+
+/// The value of bits 0 and 8 of a mask.
+fn mask_value(mask: Value<'_, u32>) -> Value<'_, f32> {
+    let (plus, minus) = ((mask & 1).ne(0), (mask & 0x100).ne(0));
+    let one = plus.select::<f32>(f32::INFINITY, 0.0);
+    one + minus.select::<f32>(f32::NEG_INFINITY, 0.0)
+}

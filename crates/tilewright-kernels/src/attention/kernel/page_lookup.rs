@@ -1,0 +1,169 @@
+//! Page-table lookup of keys and values, and their asynchronous copies to shared memory.
+//!
+//! Each thread looks up the location of one key's K or V. Page numbers are prefetched one KV tile ahead, because their latency is
+//! that of the copy itself. Locations are written to shared memory as entries `[address, address, 1 if the key exists, scale]`,
+//! which all threads that copy chunks of the row load. The scale is that of the key's page, or 0. Keys beyond the item's last are
+//! not loaded; their rows are zero-filled.
+
+use super::{
+    cta::{CurrentItem, MmaCta, ThreadPartition},
+    layout::RowFormat,
+    page_scales,
+};
+use crate::attention::params::{CacheTensorRegs, KvLayout, RowTensorRegs};
+use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
+
+/// Page-table lookup, one key per thread.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageLookup<'k> {
+    cta: MmaCta<'k>,
+    current: CurrentItem<'k>,
+    thread: Value<'k, u32>,
+    /// Keys per lookup, a power of two.
+    count: usize,
+    entries: Shared<'k, u32>,
+    /// The prefetched page of the next key.
+    pending: Var<'k, u32>,
+}
+
+/// Bytes per entry.
+const ENTRY_BYTES: usize = 16;
+/// Entries per batch of loads, four registers each.
+const ENTRIES_PER_BATCH: usize = 8;
+
+impl<'k> PageLookup<'k> {
+    /// Looks up `count` keys at once: threads below `count` look up K, the next `count` look up V, or the positional part of the
+    /// keys in MLA. Entries are `[2][count]` at `entries`.
+    pub(crate) fn new(
+        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        (thread, count): (Value<'k, u32>, usize),
+        entries: Shared<'k, u32>,
+    ) -> Self {
+        Self { cta: *cta, current: *current, thread, count, entries, pending: cta.k.var("pending_page", 0) }
+    }
+
+    /// This thread's key of the tile at `first`.
+    #[track_caller]
+    fn key(&self, first: Value<'k, u32>) -> Value<'k, u32> {
+        first + (self.thread & (self.count as u32 - 1))
+    }
+
+    /// Prefetches the page of this thread's key of the tile at `first`.
+    #[track_caller]
+    pub(crate) fn prefetch(&self, first: Value<'k, u32>) {
+        let (params, item) = (&self.cta.params, self.current.load());
+        let key = self.key(first);
+        let exists = key.lt(item.kv_end) & params.layout.ne(KvLayout::Ragged.code());
+        self.cta.k.when(exists, || {
+            let offset = item.kv_start + params.page_size.quotient(key);
+            self.pending.set(params.indices.at(offset).load());
+        });
+    }
+
+    /// Writes the entry of the prefetched key; `buffer` is the byte offset of its table.
+    #[track_caller]
+    pub(crate) fn write_entry(&self, first: Value<'k, u32>, buffer: Value<'k, u32>) {
+        let (k, params, item) = (self.cta.k, &self.cta.params, self.current.load());
+        let key = self.key(first);
+        let (_, slot) = params.page_size.divide(key);
+        let slot = slot.unless(params.has_layout(KvLayout::Ragged), item.kv_start + key);
+        let exists = key.lt(self.current.kv_end);
+        // the address must be valid even though nothing is loaded after the last key
+        let [page, slot] = [self.pending.get(), slot].map(|at| at.unless(!exists, 0).to_u64());
+        let address = k.unset_var::<u64>("address");
+        let set = |tensor: &CacheTensorRegs<'k>| {
+            let offset = page * tensor.page + slot * tensor.token + item.kv_head.to_u64() * tensor.head;
+            address.set(tensor.address + offset * self.cta.kv.size() as u64);
+        };
+        // strides are loaded from parameters, which saves registers
+        let is_key = self.thread.lt(self.count as u32);
+        let second = params.pe.map_or(params.v, |(_, keys)| keys);
+        k.when_else(is_key, || set(&params.k), || set(&second));
+        let scale = page_scales::entry_scale(&self.cta, (is_key, exists), (self.pending.get(), item.kv_head));
+        let words = [address.get().low(), address.get().high(), exists.select(1, 0), scale];
+        self.entries.byte(self.thread << 4).byte(buffer).store_vector(words);
+    }
+}
+
+/// Copies rows from the cache by their entries. Thread offsets are recomputed at each copy to reduce register pressure.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TileLoader<'k> {
+    cta: MmaCta<'k>,
+    thread: Value<'k, u32>,
+    threads: usize,
+    format: RowFormat,
+    rows: usize,
+    entries: Shared<'k, u32>,
+}
+
+impl<'k> TileLoader<'k> {
+    /// Copies `rows` rows by `threads` threads, of which this is `thread`.
+    pub(crate) fn new(
+        cta: &MmaCta<'k>,
+        (thread, threads): (Value<'k, u32>, usize),
+        (format, rows): (RowFormat, usize),
+        entries: Shared<'k, u32>,
+    ) -> Self {
+        Self { cta: *cta, thread, threads, format, rows, entries }
+    }
+
+    /// The partition of chunks among threads.
+    #[track_caller]
+    pub(crate) fn partition(&self) -> (ThreadPartition<'k>, RowFormat, usize) {
+        (ThreadPartition::new(self.thread, self.threads, self.format.chunks), self.format, self.rows)
+    }
+
+    /// Starts this thread's copies to the rows at `to`.
+    #[track_caller]
+    pub(crate) fn copy(&self, to: Shared<'k, u32>, buffer: Value<'k, u32>) {
+        let (k, format) = (self.cta.k, self.format);
+        let (partition, ..) = self.partition();
+        let entries = self.entries.byte(partition.row * ENTRY_BYTES as u32).byte(buffer);
+        let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
+        let first_chunk = (partition.chunk << 4).to_u64();
+        let present = (0..format.chunks)
+            .step_by(partition.lanes)
+            .map(|chunk| exists(k, format, partition.chunk + chunk as u32));
+        let present: Vec<_> = present.collect();
+        partition.for_each_rows(k, self.rows, ENTRIES_PER_BATCH, |rows| {
+            // all loads first: assemblers do not move loads from shared memory across copies to it, so each would stall
+            let entry = |row: &usize| entries.plus(row * ENTRY_BYTES / 4).load_vector::<4>();
+            let entries: Vec<_> = rows.iter().map(entry).collect();
+            for (row, [low, high, exists, _]) in rows.iter().zip(entries) {
+                let from = Global::new(k.pack32(low, high) + first_chunk);
+                for (at, present) in present.iter().enumerate() {
+                    let (chunk, absent) = (at * partition.lanes, exists.eq(0) | !*present);
+                    self.cta.copy_chunk((to, row * format.stride + chunk * 16), (from, chunk * 16), absent);
+                }
+            }
+        });
+    }
+}
+
+/// Whether rows in global memory have this chunk.
+fn exists<'k>(k: &'k Builder, format: RowFormat, chunk: Value<'k, u32>) -> Value<'k, bool> {
+    let chunks = format.dim * format.size / 16;
+    if chunks == format.chunks { k.constant(true) } else { chunk.lt(chunks as u32) }
+}
+
+/// Starts the copies of `count` query rows of `q` from `begin` on to `to`; rows beyond the item's last are zero-filled.
+pub(crate) fn copy_queries<'k>(
+    (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+    (begin, count): (Value<'k, u32>, usize),
+    (q, format): (&RowTensorRegs<'k>, RowFormat),
+    to: Shared<'k, u32>,
+) {
+    let (k, item) = (cta.k, current.load());
+    let rows = item.qo_len * cta.params.group.by;
+    let partition = ThreadPartition::new(k.thread(), cta.threads, format.chunks);
+    let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
+    partition.for_each_row(k, count, |first| {
+        let row = begin + partition.row + first as u32;
+        let row_exists = row.lt(rows);
+        let from = cta.query(q, cta.query_head(&item, row.min(rows - 1))).at(partition.chunk << 3).cast();
+        for chunk in (0..format.chunks).step_by(partition.lanes) {
+            let present = row_exists & exists(k, format, partition.chunk + chunk as u32);
+            cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), !present);
+        }
+    });
+}

@@ -1,0 +1,299 @@
+//! Hooks of a variant in the tensor-core kernels: supported hooks, their per-row values, and their application to logits and
+//! masks.
+//!
+//! ```text
+//! start of a tile     values that depend on the row alone are computed once and stored in shared memory: `[slots][128]` f32
+//! logits              s = logits(scale · q · k), in place, in registers
+//! mask                bits of the visible masks (`visible_mask`)
+//! end of a row        update and output, once, after all parts are merged (`epilogue_hooks`)
+//! ```
+//!
+//! Per-row values are loaded at their point of use to reduce register pressure.
+
+use super::{
+    cta::{CurrentItem, MmaCta, QueryHead},
+    fragments::AccFragment,
+    query_row::QueryRow,
+    visible::{KeyRange, key_position},
+};
+use crate::{
+    attention::{
+        body::mma::{MmaConfig, TileBudget},
+        items::{WorkItemRegs, look_up_request},
+    },
+    variant::{DeclaredVariant, Hooks, PartialHook},
+};
+use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant};
+use tilewright_ptx::build::{Builder, Shared, Value};
+
+/// The supported hooks, each with the inputs that are not properties of the row.
+const SUPPORTED: [(Hook, &[Input]); 4] = [
+    (Hook::Logits, &[Input::Kv, Input::Logit]),
+    (Hook::Mask, &[Input::Kv]),
+    (Hook::Update, &[Input::Max, Input::Sum]),
+    (Hook::Output, &[Input::Dim, Input::O]),
+];
+/// Maximum rows per tile, and the stride of slots.
+const ROWS: usize = 128;
+/// Maximum stored values per row.
+const MAX_SLOTS: usize = 12;
+/// Keys whose masks are computed together, to have several table loads in flight.
+const MASK_BATCH: u32 = 4;
+/// The maximum `head_dim.vo` that leaves enough registers for a mask hook.
+const MAX_MASKED_DIM: usize = 192;
+/// Maximum operations of a hook per logit, key or element, because they are unrolled many times.
+const MAX_OPERATIONS: [(Hook, usize); 3] = [(Hook::Logits, 32), (Hook::Mask, 128), (Hook::Output, 16)];
+
+fn late_inputs(hook: Hook) -> &'static [Input] {
+    SUPPORTED.iter().find(|(supported, _)| *supported == hook).map_or(&[], |(_, late)| late)
+}
+
+/// Reasons why the kernel of a supported configuration does not support a variant; empty if it does. The kernel without tensor
+/// cores is the fallback.
+pub fn unsupported_variant(config: &MmaConfig, variant: &ExpressionVariant) -> Vec<String> {
+    let mut reasons = Vec::new();
+    if !variant.has_softmax() {
+        reasons.push("logits are weights, expected a softmax".to_owned());
+    }
+    for (hook, name) in [(Hook::Query, "query"), (Hook::Key, "key"), (Hook::Value, "value")] {
+        if variant.is_live(hook) {
+            reasons.push(format!("there is a hook of {name}, expected none"));
+        }
+    }
+    let hooks = match Hooks::of("attention", variant) {
+        Ok(hooks) => hooks,
+        Err(why) => return [reasons, vec![why.to_string()]].concat(),
+    };
+    if hooks.stores() {
+        reasons.push("the logits hook writes to buffers, expected none that does".to_owned());
+    }
+    let vo = config.head_dim.vo;
+    if hooks.is_live(Hook::Mask) && vo > MAX_MASKED_DIM {
+        reasons.push(format!(
+            "a mask hook leaves too few registers for head_dim vo = {vo}, the most is {MAX_MASKED_DIM}"
+        ));
+    }
+    let slots = slots(&hooks).len();
+    if slots > MAX_SLOTS {
+        reasons.push(format!("hooks keep {slots} numbers of a row, the most is {MAX_SLOTS}"));
+    } else if config.layout().is_some() && config.layout_with_budget(tile_budget(config, &hooks)).is_none() {
+        reasons.push(format!(
+            "hooks keep {slots} numbers of a row, which leaves too little shared memory for two tiles"
+        ));
+    }
+    for (hook, most) in MAX_OPERATIONS {
+        let operations = hooks.late_operations(hook, late_inputs(hook));
+        if operations > most {
+            let what = format!("the {hook:?} hook").to_lowercase();
+            reasons.push(format!("{what} has {operations} operations at once, the most is {most}"));
+        }
+    }
+    reasons
+}
+
+/// Hooks and nodes of the stored per-row values.
+fn slots(hooks: &Hooks<'_>) -> Vec<(Hook, u32)> {
+    let live = SUPPORTED.into_iter().filter(|(hook, _)| hooks.is_live(*hook));
+    live.flat_map(|(hook, late)| hooks.hoisted_nodes(hook, late).into_iter().map(move |node| (hook, node)))
+        .collect()
+}
+
+/// The tile budget with hooks. Hooks per key need registers, which large heads have for one row tile only.
+pub(crate) fn tile_budget(config: &MmaConfig, hooks: &Hooks<'_>) -> TileBudget {
+    let has_small_heads = config.head_dim.qk.max(config.head_dim.vo) <= 64;
+    let of_keys = hooks.is_live(Hook::Logits) || hooks.is_live(Hook::Mask);
+    let row_tiles = if of_keys && !has_small_heads { 1 } else { config.row_tiles() };
+    TileBudget { bytes: slots(hooks).len() * ROWS * 4, row_tiles }
+}
+
+/// The hooks of the kernel, if there are any.
+pub(crate) struct RowHooks<'k, 'v> {
+    k: &'k Builder,
+    declared: Option<DeclaredVariant<'k, 'v>>,
+    slots: Vec<(Hook, u32)>,
+    /// `[slots][128]`
+    table: Option<Shared<'k, f32>>,
+}
+
+impl<'k, 'v> RowHooks<'k, 'v> {
+    /// Declares the variant's parameters after those of attention.
+    pub(crate) fn new(cta: &MmaCta<'k>, hooks: Option<&Hooks<'v>>) -> Self {
+        let k = cta.k;
+        let live = hooks.filter(|hooks| SUPPORTED.iter().any(|(hook, _)| hooks.is_live(*hook)));
+        let Some(hooks) = live else { return Self { k, declared: None, slots: Vec::new(), table: None } };
+        let heads = (cta.params.qo_heads, cta.params.group.quotient(cta.params.qo_heads));
+        let slots = slots(hooks);
+        let table = (!slots.is_empty()).then(|| k.shared("hooks_of_rows", slots.len() * ROWS, 16));
+        Self { k, declared: Some(hooks.declare(k, heads)), slots, table }
+    }
+
+    pub(crate) fn is_live(&self, hook: Hook) -> bool {
+        self.declared.as_ref().is_some_and(|declared| declared.hooks().is_live(hook))
+    }
+
+    fn reads(&self, hooks: &[Hook], input: Input) -> bool {
+        let reads = |declared: &DeclaredVariant<'k, 'v>| {
+            hooks.iter().any(|hook| declared.hooks().is_live(*hook) && declared.hooks().reads(*hook, input))
+        };
+        self.declared.as_ref().is_some_and(reads)
+    }
+
+    /// The query row of a head for some hooks; its request is `known` or [`NONE`](crate::attention::items::NONE).
+    #[track_caller]
+    pub(crate) fn query_row(
+        &self,
+        cta: &MmaCta<'k>,
+        (head, kv_head): (QueryHead<'k>, Value<'k, u32>),
+        known: (Value<'k, u32>, Value<'k, i32>),
+        hooks: &[Hook],
+    ) -> QueryRow<'k> {
+        let (k, params) = (self.k, &cta.params);
+        let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
+        // skip the lookup if no hook uses the result
+        if self.reads(hooks, Input::Request) || self.reads(hooks, Input::Qo) {
+            let requests = (params.requests, params.num_requests);
+            look_up_request(k, requests, (head.token, known.0), (Some(request), offset));
+        }
+        let position = head.token.reinterpret::<i32>() + offset.get();
+        QueryRow { token: head.token, qo_head: head.qo_head, kv_head, request: request.get(), position }
+    }
+
+    /// Stores the per-row values of the `count` rows from `begin` on, by all threads; valid after a barrier. Rows beyond the
+    /// item's last repeat the last.
+    pub(crate) fn fill(
+        &self,
+        cta: &MmaCta<'k>,
+        current: &CurrentItem<'k>,
+        (begin, count): (Value<'k, u32>, usize),
+    ) {
+        let (Some(declared), Some(table)) = (&self.declared, self.table) else { return };
+        let (k, thread, item) = (self.k, self.k.thread(), current.load());
+        k.when(thread.lt(count as u32), || {
+            let head = cta.query_head(&item, (begin + thread).min(current.rows() - 1));
+            let hooks = SUPPORTED.map(|(hook, _)| hook);
+            let row = self.query_row(cta, (head, item.kv_head), (item.request, item.offset), &hooks);
+            for hook in hooks {
+                let partial = declared.prepare(hook, &|input| row.input(input));
+                let stored = |(slot, (_, node)): (usize, (Hook, u32))| {
+                    partial.values(&[node]).into_iter().map(move |(_, value)| (slot, value))
+                };
+                self.slots_of(hook)
+                    .flat_map(stored)
+                    .for_each(|(slot, value)| table.plus(slot * ROWS).at(thread).store(value));
+            }
+        });
+    }
+
+    fn slots_of(&self, hook: Hook) -> impl Iterator<Item = (usize, (Hook, u32))> {
+        self.slots.clone().into_iter().enumerate().filter(move |(_, (of, _))| *of == hook)
+    }
+
+    /// A live hook for the row of the tile that is `down` below `row`, with its stored values.
+    #[track_caller]
+    pub(crate) fn resume_row(
+        &self,
+        hook: Hook,
+        row: Value<'k, u32>,
+        down: usize,
+    ) -> Option<PartialHook<'k, 'v>> {
+        let declared = self.declared.as_ref().filter(|declared| declared.hooks().is_live(hook))?;
+        let load = |(slot, (_, node)): (usize, (Hook, u32))| {
+            self.table.map(|table| (node, table.at(row).plus(slot * ROWS + down).load()))
+        };
+        let stored: Vec<_> = self.slots_of(hook).filter_map(load).collect();
+        Some(declared.resume(hook, &stored, late_inputs(hook)))
+    }
+
+    /// Applies the logits hook to `Q · Kᵀ`, in row tiles that are 64 rows apart, the first at row `row` of the tile.
+    pub(crate) fn logits(
+        &self,
+        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        keys: KeyRange<'k>,
+        (row, products): (&dyn Fn() -> Value<'k, u32>, &[Vec<AccFragment<'k>>]),
+    ) {
+        if !self.is_live(Hook::Logits) {
+            return;
+        }
+        let positions = self.positions((cta, current), keys);
+        let row = row() + (self.k.lane() >> 2);
+        for (fragment, sums) in products.iter().enumerate() {
+            for half in 0..2 {
+                let Some(hook) = self.resume_row(Hook::Logits, row, 64 * fragment + 8 * half) else { return };
+                let of_half = sums.iter().flat_map(|sums| [sums[2 * half], sums[2 * half + 1]]);
+                for (at, logit) in of_half.enumerate() {
+                    // empty if the hook does not read positions
+                    let kv_position = positions.get(at).copied();
+                    let kv = |input| kv_position.filter(|_| input == Input::Kv);
+                    // hooks here store nothing, so missing keys do not matter
+                    let real = self.k.constant(true);
+                    logit.set(hook.logit(&kv, logit.get() * current.product_scale, real));
+                }
+            }
+        }
+    }
+
+    /// A live hook for any row.
+    #[track_caller]
+    pub(crate) fn prepare_row(&self, hook: Hook, row: &QueryRow<'k>) -> Option<PartialHook<'k, 'v>> {
+        let declared = self.declared.as_ref().filter(|declared| declared.hooks().is_live(hook))?;
+        Some(declared.prepare(hook, &|input| row.input(input)))
+    }
+
+    /// Whether a KV tile needs a mask, given `masked` without hooks.
+    #[track_caller]
+    pub(crate) fn needs_mask(&self, masked: Value<'k, bool>) -> Value<'k, bool> {
+        if self.is_live(Hook::Mask) { self.k.constant(true) } else { masked }
+    }
+
+    /// Applies the mask hook to the visible mask `word` of row `row` of the tile.
+    pub(crate) fn visible_mask(
+        &self,
+        (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+        row: Value<'k, u32>,
+        keys: KeyRange<'k>,
+        word: Value<'k, u64>,
+    ) -> Value<'k, u64> {
+        let Some(hook) = self.resume_row(Hook::Mask, row, 0) else { return word };
+        let k = self.k;
+        // bits are shifted in at the top
+        let visible = k.var::<u64>("shown", 0);
+        k.repeat((0, keys.width), MASK_BATCH, |at| {
+            let key = |ahead: u32| clamped_key_position((cta, item), keys.first + at + ahead);
+            let positions: Vec<_> = (0..MASK_BATCH).map(key).collect();
+            let mut bits = k.constant(0_u32);
+            for (ahead, kv_position) in positions.into_iter().enumerate() {
+                let sees = hook.mask(&|input| (input == Input::Kv).then_some(kv_position));
+                bits = bits | sees.select::<u32>(1 << ahead, 0);
+            }
+            let low = visible.get() >> MASK_BATCH;
+            visible.set(low | (bits.to_u64() << (64 - MASK_BATCH)));
+        });
+        word & (visible.get() >> (64 - keys.width))
+    }
+
+    /// The positions of this lane's keys, two of each eight; empty if the logits hook does not read them.
+    fn positions(
+        &self,
+        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        keys: KeyRange<'k>,
+    ) -> Vec<Value<'k, f32>> {
+        if !self.reads(&[Hook::Logits], Input::Kv) {
+            return Vec::new();
+        }
+        let (item, lane) = (current.load(), self.k.lane());
+        let of_lane = |ahead: u32| clamped_key_position((cta, &item), keys.first + lane + ahead);
+        let words: Vec<_> = (0..keys.width).step_by(32).map(of_lane).collect();
+        let column = (lane & 3) << 1;
+        let keys = (0..keys.width).step_by(8).flat_map(|tile| [tile, tile + 1]);
+        keys.map(|key| words[key as usize / 32].of_lane(column + key % 32)).collect()
+    }
+}
+
+/// The position of a key, clamped to the item's last key.
+#[track_caller]
+fn clamped_key_position<'k>(
+    (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+    key: Value<'k, u32>,
+) -> Value<'k, f32> {
+    key_position(cta, item, key.min(item.kv_end - 1)).to_f32()
+}

@@ -1,0 +1,94 @@
+//! Visible masks: the keys of a KV tile that a row sees, one bit per key, from key ranges, block positions and mask bits.
+
+use super::cta::MmaCta;
+use crate::attention::items::WorkItemRegs;
+use tilewright_ptx::build::{Builder, Global, Value};
+
+/// Keys of a KV tile: `width` (at most 64) keys from `first` on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KeyRange<'k> {
+    pub(crate) first: Value<'k, u32>,
+    pub(crate) width: u32,
+}
+
+/// The visible mask of row `row` of the item, which sees keys, or positions in block-sparse attention, `from..to`.
+pub(crate) fn visible_mask<'k>(
+    (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+    row: Value<'k, u32>,
+    (from, to): (Value<'k, i32>, Value<'k, i32>),
+    keys: KeyRange<'k>,
+) -> Value<'k, u64> {
+    let (k, blocks) = (cta.k, cta.is_blocks());
+    let first = keys.first.reinterpret::<i32>();
+    let local = |at: Value<'k, i32>| low_bits(k, (at - first).max(0).reinterpret());
+    let (by_key, end) = (item.kv_end.reinterpret::<i32>(), local(to));
+    let end = blocks.select(local(by_key), end);
+    let begin = local(from).unless(blocks, 0);
+    let word = k.var("seen", end & !begin);
+    k.when(blocks & (from.gt(0) | to.lt(i32::MAX)), || {
+        k.repeat((0, keys.width), 1, |at| {
+            let key = keys.first + at;
+            k.when(key.lt(item.kv_end), || {
+                let key_position = key_position(cta, item, key);
+                let hidden = key_position.lt(from) | key_position.ge(to);
+                let bit = (k.constant(1_u64) << at).unless(!hidden, 0);
+                word.set(word.get() & !bit);
+            });
+        });
+    });
+    let free = item.kv_len - item.mask_columns;
+    k.when(item.mask_columns.gt(0) & (keys.first + keys.width).gt(free), || {
+        word.set(word.get() & mask_bits((cta, item), row, keys));
+    });
+    word.get()
+}
+
+/// The position of an existing key.
+#[track_caller]
+pub(crate) fn key_position<'k>(
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
+    key: Value<'k, u32>,
+) -> Value<'k, i32> {
+    let (k, params) = (cta.k, &cta.params);
+    let key_position = k.var::<u32>("position", item.base + key);
+    k.when(cta.is_blocks(), || {
+        let (block, slot) = params.page_size.divide(key);
+        key_position.set(params.indices.at(item.kv_start + block).load() * params.page_size.by + slot);
+    });
+    key_position.get().reinterpret()
+}
+
+/// The mask bits of a row for some keys, at least one of which has a bit; keys without a bit are visible.
+fn mask_bits<'k>(
+    (cta, item): (&MmaCta<'k>, &WorkItemRegs<'k>),
+    row: Value<'k, u32>,
+    keys: KeyRange<'k>,
+) -> Value<'k, u64> {
+    let k = cta.k;
+    let free = item.kv_len - item.mask_columns;
+    // keys before the first column, keys that have bits, and the first column of these
+    let free_keys = free.max(keys.first) - keys.first;
+    let end = (item.kv_end.max(keys.first) - keys.first).min(keys.width);
+    let count = end.max(free_keys) - free_keys;
+    let column = keys.first + free_keys - free;
+    let token = cta.params.group.quotient(row);
+    let first_bit = k.pack32(item.mask_bit_low, item.mask_bit_high);
+    let bit = first_bit + token.to_u64() * item.mask_columns.to_u64() + column.to_u64();
+    let skip = bit.low() & 7;
+    let byte = Global::<u32>::new(cta.params.mask_bits + (bit >> 3));
+    let word = k.var::<u64>("mask_bits_of_row", 0);
+    k.repeat((0, (skip + count + 7) >> 3), 1, |at| {
+        let eight = Global::<u32>::new(byte.address() + at.to_u64()).load_u8().to_u64();
+        let first = at.eq(0).select(eight >> skip, eight << ((at << 3) - skip));
+        word.set(word.get() | first);
+    });
+    low_bits(k, free_keys) | (word.get() << free_keys)
+}
+
+/// The lowest `count` bits; all bits from 64 on.
+#[track_caller]
+fn low_bits<'k>(k: &'k Builder, count: Value<'k, u32>) -> Value<'k, u64> {
+    // a shift by 64 or more gives 0
+    !(k.constant(u64::MAX) << count)
+}
