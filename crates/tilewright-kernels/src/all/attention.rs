@@ -3,8 +3,8 @@
 use super::{ALL, HOPPER, KernelEntry, entry_with};
 use crate::attention::{
     body::{
-        mla,
-        mma::{self, Bodies, DeviceLimits, MmaConfig},
+        Bodies, DeviceLimits, mla,
+        mma::{self, MmaConfig},
         simt,
         wgmma::{PrefillConfig, prefill},
     },

@@ -15,7 +15,7 @@ use tilewright::{
     attention::{KvSource, Schedule, Segment},
 };
 use tilewright_kernels::attention::{
-    body::mma::{Bodies, MAX_SPLIT_KV_ROWS},
+    body::{Bodies, MAX_SPLIT_KV_ROWS},
     items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
     params::{KvLayout, PlanArrays},
 };

@@ -17,10 +17,7 @@ use tilewright::{
     attention::{Tiling, variant::ExpressionVariant},
 };
 use tilewright_kernels::attention::{
-    body::{
-        mma::{Bodies, KV_TOKENS, MAX_SPLIT_KV_ROWS},
-        simt,
-    },
+    body::{Bodies, MAX_SPLIT_KV_ROWS, mma::KV_TOKENS, simt},
     params::AttentionParams,
 };
 

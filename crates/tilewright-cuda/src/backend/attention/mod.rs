@@ -21,7 +21,7 @@ use tilewright::{
     tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
-    body::mma::Bodies,
+    body::Bodies,
     params::{KvLayout, PlanArrays},
 };
 

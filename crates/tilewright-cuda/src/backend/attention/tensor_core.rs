@@ -7,8 +7,8 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::{
-        mla,
-        mma::{self, Bodies, DeviceLimits, MmaConfig},
+        Bodies, DeviceLimits, mla,
+        mma::{self, MmaConfig},
     },
     params::AttentionParams,
 };

@@ -11,13 +11,16 @@
 //! Decoding is memory-bound: warps run independently, without CTA barriers in the loop, to keep as many bytes in flight as
 //! possible.
 
-use super::mma::MAX_SPLIT_KV_ROWS;
+use super::{
+    MAX_SPLIT_KV_ROWS,
+    mma::layout::{STAGE_KEYS, SplitKvLayout},
+};
 use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta, divide},
     dequant::{Dequantizer, TileHalf},
     epilogue::{SoftmaxStats, store_chunk},
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
-    layout::{RowFormat, STAGE_KEYS, WARPS},
+    layout::{RowFormat, WARPS},
     nonfinite,
     page_lookup::{PageLookup, TileLoader, copy_queries},
     page_scales::{self, PageScales},
@@ -30,8 +33,13 @@ use crate::tile::reduce;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// Executes an item.
-pub(super) fn run<'k>(cta: &MmaCta<'k>, current: &CurrentItem<'k>, hooks: &RowHooks<'k, '_>) {
-    let body = SplitKvBody::new(cta, current, hooks);
+pub(super) fn run<'k>(
+    cta: &MmaCta<'k>,
+    layout: &SplitKvLayout,
+    current: &CurrentItem<'k>,
+    hooks: &RowHooks<'k, '_>,
+) {
+    let body = SplitKvBody::new(cta, layout, current, hooks);
     let query = body.begin();
     body.attend(&query);
     body.end();
@@ -39,6 +47,7 @@ pub(super) fn run<'k>(cta: &MmaCta<'k>, current: &CurrentItem<'k>, hooks: &RowHo
 
 struct SplitKvBody<'c, 'k> {
     cta: &'c MmaCta<'k>,
+    layout: &'c SplitKvLayout,
     current: &'c CurrentItem<'k>,
     hooks: &'c RowHooks<'k, 'c>,
     k: &'k Builder,
@@ -63,9 +72,14 @@ struct SplitKvBody<'c, 'k> {
 }
 
 impl<'c, 'k> SplitKvBody<'c, 'k> {
-    fn new(cta: &'c MmaCta<'k>, current: &'c CurrentItem<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
-        let (k, layout, item, warp) = (cta.k, &cta.layout, current.load(), cta.k.warp_index());
-        let entries = cta.at::<u32>(layout.split_kv.entries).byte(warp * (2 * STAGE_KEYS * 16) as u32);
+    fn new(
+        cta: &'c MmaCta<'k>,
+        layout: &'c SplitKvLayout,
+        current: &'c CurrentItem<'k>,
+        hooks: &'c RowHooks<'k, 'c>,
+    ) -> Self {
+        let (k, item, warp) = (cta.k, current.load(), cta.k.warp_index());
+        let entries = cta.at::<u32>(layout.entries).byte(warp * (2 * STAGE_KEYS * 16) as u32);
         let loader = |format: RowFormat, table: usize| {
             let entries = entries.plus(table * STAGE_KEYS * 4);
             TileLoader::new(cta, (k.lane(), 32), (format, STAGE_KEYS), entries)
@@ -73,6 +87,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let groups = divide(item.kv_end - item.kv_begin + (STAGE_KEYS - 1) as u32, STAGE_KEYS).0;
         Self {
             cta,
+            layout,
             current,
             hooks,
             k,
@@ -81,18 +96,15 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             count: divide(groups + (WARPS - 1) as u32 - warp, WARPS).0.named("stages"),
             rows: RowTable::new(cta),
             tile: RowTile::new(cta, [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum")))),
-            fragments: FragmentLoader::new(k, layout),
-            ring: cta.at::<u32>(layout.split_kv.rings).byte(warp * layout.split_kv.ring_bytes as u32),
+            fragments: FragmentLoader::new(k, &cta.layout),
+            ring: cta.at::<u32>(layout.rings).byte(warp * layout.ring_bytes as u32),
             page_lookup: PageLookup::new((cta, current), (k.lane(), STAGE_KEYS), entries),
-            key_loader: loader(layout.stored_k, 0),
-            value_loader: loader(layout.stored_v, 1),
+            key_loader: loader(cta.layout.stored_k, 0),
+            value_loader: loader(cta.layout.stored_v, 1),
             dequantizer: Dequantizer::new(
                 cta,
                 (k.lane(), 32),
-                (
-                    cta.at(layout.split_kv.dequantized).byte(warp * layout.split_kv.dequantized_bytes as u32),
-                    STAGE_KEYS,
-                ),
+                (cta.at(layout.dequantized).byte(warp * layout.dequantized_bytes as u32), STAGE_KEYS),
             ),
             page_scales: PageScales::new(cta, STAGE_KEYS),
             entries,
@@ -108,17 +120,17 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     /// Starts the first copies; returns the query fragments, one per step of 16 elements.
     fn begin(&self) -> Vec<[Value<'k, u32>; 4]> {
         let (k, zero, layout) = (self.k, self.k.constant(0_u32), &self.cta.layout);
-        let q = self.cta.at(layout.split_kv.q);
+        let q = self.cta.at(self.layout.q);
         self.page_lookup.prefetch(self.first_key(zero));
         copy_queries((self.cta, self.current), (zero, MAX_SPLIT_KV_ROWS), (&self.cta.params.q, layout.q), q);
         k.commit_copies();
         self.rows.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
         self.hooks.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
-        for stage in 0..layout.split_kv.num_stages - 1 {
+        for stage in 0..self.layout.num_stages - 1 {
             k.sync_warp();
             self.load(k.constant(stage as u32));
         }
-        k.wait_copies(layout.split_kv.num_stages - 1);
+        k.wait_copies(self.layout.num_stages - 1);
         k.sync_threads();
         self.rows.compute_unmasked_range(self.cta, self.current);
         (0..layout.q.steps()).map(|step| self.fragments.query(self.cta, q, step)).collect()
@@ -126,7 +138,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
 
     /// Starts the copies of a stage, whose pages were prefetched.
     fn load(&self, stage: Value<'k, u32>) {
-        let (k, split_kv) = (self.k, &self.cta.layout.split_kv);
+        let (k, layout) = (self.k, self.layout);
         k.when(stage.lt(self.count), || {
             let table = k.constant(0);
             self.page_lookup.write_entry(self.first_key(stage), table);
@@ -135,10 +147,10 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             let keys = self.ring.byte(self.write_stage.get());
             self.key_loader.copy(keys, table);
             self.value_loader.copy(self.values_of(keys), table);
-            self.page_scales.copy_to_stage(k.lane(), self.entries, keys.plus(split_kv.scales / 4));
+            self.page_scales.copy_to_stage(k.lane(), self.entries, keys.plus(layout.scales / 4));
         });
         k.commit_copies();
-        self.advance(self.write_stage, split_kv.stage_bytes);
+        self.advance(self.write_stage, layout.stage_bytes);
     }
 
     fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
@@ -147,22 +159,22 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
 
     fn advance(&self, stage: Var<'k, u32>, bytes: usize) {
         let next = stage.get() + bytes as u32;
-        stage.set(next.unless(next.eq((self.cta.layout.split_kv.num_stages * bytes) as u32), 0));
+        stage.set(next.unless(next.eq((self.layout.num_stages * bytes) as u32), 0));
     }
 
     fn attend(&self, query: &[[Value<'k, u32>; 4]]) {
-        let (k, split_kv) = (self.k, &self.cta.layout.split_kv);
+        let (k, layout) = (self.k, self.layout);
         k.repeat((0, self.count), 1, |stage| {
-            k.wait_copies(split_kv.num_stages - 2);
+            k.wait_copies(layout.num_stages - 2);
             // the copies of all lanes have arrived, and all lanes have read the stage that is overwritten next
             k.sync_warp();
-            self.load(stage + (split_kv.num_stages - 1) as u32);
+            self.load(stage + (layout.num_stages - 1) as u32);
             let stored = self.ring.byte(self.read_stage.get());
-            self.advance(self.read_stage, split_kv.stage_bytes);
+            self.advance(self.read_stage, layout.stage_bytes);
             let keys = self.dequantizer.operand(TileHalf::Keys, stored);
             let logits = vec![vec![self.unset_fragment(), self.unset_fragment()]];
             self.fragments.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
-            let key_scales = stored.plus(split_kv.scales / 4).cast::<f32>();
+            let key_scales = stored.plus(layout.scales / 4).cast::<f32>();
             self.page_scales.scale_logits(key_scales, &logits);
             let stage_keys = self.key_range(stage);
             self.hooks.logits((self.cta, self.current), stage_keys, (&|| k.constant(0), &logits));
@@ -227,13 +239,13 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     /// The nonfinite masks of this warp's values.
     fn nonfinite_masks(&self) -> Shared<'k, u16> {
         let bytes = STAGE_KEYS * self.cta.layout.v.chunks * 2;
-        self.cta.at::<u32>(self.cta.layout.split_kv.nonfinite_masks).byte(self.warp * bytes as u32).cast()
+        self.cta.at::<u32>(self.layout.nonfinite_masks).byte(self.warp * bytes as u32).cast()
     }
 
     /// Reduces the states of all warps and writes the result.
     fn end(&self) {
-        let (k, split_kv, lane) = (self.k, &self.cta.layout.split_kv, self.k.lane());
-        let (states, rows) = (self.cta.at::<f32>(split_kv.entries), self.current.rows());
+        let (k, layout, lane) = (self.k, self.layout, self.k.lane());
+        let (states, rows) = (self.cta.at::<f32>(layout.entries), self.current.rows());
         // the states overwrite the key entries
         k.sync_threads();
         for half in 0..2 {
@@ -243,7 +255,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             k.when((lane & 3).eq(0), || {
                 states.at((self.warp * MAX_SPLIT_KV_ROWS as u32 + row) << 1).store_vector(pair);
             });
-            let ring = self.ring.cast::<f32>().at(row * split_kv.sums_stride as u32 + ((lane & 3) << 1));
+            let ring = self.ring.cast::<f32>().at(row * layout.sums_stride as u32 + ((lane & 3) << 1));
             k.when(row.lt(rows), || {
                 for (at, o) in self.tile.o.iter().enumerate() {
                     ring.plus(8 * at).store_vector([o[2 * half].get(), o[2 * half + 1].get()]);
@@ -266,18 +278,18 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         row: Value<'k, u32>,
         chunk: Value<'k, u32>,
     ) -> ([Value<'k, f32>; 4], SoftmaxStats<'k>) {
-        let (k, split_kv) = (self.k, &self.cta.layout.split_kv);
+        let (k, layout) = (self.k, self.layout);
         let of_warp = |warp: usize| states.at(row << 1).plus(2 * warp * MAX_SPLIT_KV_ROWS).load_vector::<2>();
         let state: Vec<_> = (0..WARPS).map(of_warp).collect();
         let state_max =
             state.iter().fold(k.constant(f32::NEG_INFINITY), |max, [of_warp, _]| max.max(*of_warp));
         let max = state_max.unless(state_max.eq(f32::NEG_INFINITY), 0.0);
-        let rings = self.cta.at::<f32>(split_kv.rings).at(row * split_kv.sums_stride as u32 + (chunk << 2));
+        let rings = self.cta.at::<f32>(layout.rings).at(row * layout.sums_stride as u32 + (chunk << 2));
         let (mut sum, mut values) = (k.constant(0.0), [k.constant(0.0); 4]);
         for (warp, [max_of_warp, sum_of_warp]) in state.into_iter().enumerate() {
             let factor = (max_of_warp - max).exp2();
             sum = sum_of_warp.mul_add(factor, sum);
-            let of_warp = rings.plus(warp * split_kv.ring_bytes / 4).load_vector::<4>();
+            let of_warp = rings.plus(warp * layout.ring_bytes / 4).load_vector::<4>();
             let running_scale = page_scales::running_scale(self.cta, k.constant(warp as u32));
             let factor = running_scale.map_or(factor, |scale| factor * scale);
             values = std::array::from_fn(|i| of_warp[i].mul_add(factor, values[i]));

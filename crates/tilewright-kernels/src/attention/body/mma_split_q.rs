@@ -12,7 +12,7 @@
 //! Each wait ends with a CTA barrier. After it all copies of the stage have arrived, and all threads have read the previous
 //! stage, which is overwritten next.
 
-use super::mma::KV_TOKENS;
+use super::mma::{KV_TOKENS, layout::MmaLayout};
 use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta, divide},
     dequant::{Dequantizer, TileHalf},
@@ -30,12 +30,17 @@ use crate::attention::kernel::{
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// Executes an item, one tile of rows after the other.
-pub(super) fn run<'k>(cta: &MmaCta<'k>, current: &CurrentItem<'k>, hooks: &RowHooks<'k, '_>) {
-    let (k, rows) = (cta.k, 64 * cta.layout.row_tiles as u32);
+pub(super) fn run<'k>(
+    cta: &MmaCta<'k>,
+    layout: &MmaLayout,
+    current: &CurrentItem<'k>,
+    hooks: &RowHooks<'k, '_>,
+) {
+    let (k, rows) = (cta.k, 64 * layout.row_tiles as u32);
     k.when(k.thread().eq(0), || current.first_row().store(0_u32));
     k.sync_threads();
     k.loop_(|| {
-        let body = SplitQBody::new(cta, current, hooks);
+        let body = SplitQBody::new(cta, layout, current, hooks);
         body.begin();
         body.attend();
         let first = current.first_row().load();
@@ -55,6 +60,7 @@ const NONFINITE_OFFSET: usize = 96;
 
 struct SplitQBody<'c, 'k> {
     cta: &'c MmaCta<'k>,
+    layout: &'c MmaLayout,
     current: &'c CurrentItem<'k>,
     hooks: &'c RowHooks<'k, 'c>,
     k: &'k Builder,
@@ -77,8 +83,13 @@ fn key_range(first: Value<'_, u32>) -> KeyRange<'_> {
 }
 
 impl<'c, 'k> SplitQBody<'c, 'k> {
-    fn new(cta: &'c MmaCta<'k>, current: &'c CurrentItem<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
-        let (k, layout) = (cta.k, &cta.layout);
+    fn new(
+        cta: &'c MmaCta<'k>,
+        layout: &'c MmaLayout,
+        current: &'c CurrentItem<'k>,
+        hooks: &'c RowHooks<'k, 'c>,
+    ) -> Self {
+        let k = cta.k;
         let entries = cta.at(layout.split_q.entries);
         let loader = |format: RowFormat, table: usize| {
             let entries = entries.plus(table * KV_TOKENS * 4);
@@ -89,17 +100,18 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
             |at: usize| RowTile::new(cta, [0, 1].map(|half| ThreadScalar::Memory(sums.plus(2 * at + half))));
         Self {
             cta,
+            layout,
             current,
             hooks,
             k,
             rows: RowTable::new(cta),
             tiles: (0..layout.row_tiles).map(tile).collect(),
-            fragments: FragmentLoader::new(k, layout),
-            q: cta.at::<u32>(layout.split_q.q).byte(k.warp_index() * (16 * layout.q.stride) as u32),
+            fragments: FragmentLoader::new(k, &cta.layout),
+            q: cta.at::<u32>(layout.split_q.q).byte(k.warp_index() * (16 * cta.layout.q.stride) as u32),
             visible: cta.at(layout.split_q.visible),
             page_lookup: PageLookup::new((cta, current), (k.thread(), KV_TOKENS), entries),
-            key_loader: loader(layout.stored_k, 0),
-            value_loader: loader(layout.stored_v, 1),
+            key_loader: loader(cta.layout.stored_k, 0),
+            value_loader: loader(cta.layout.stored_v, 1),
             dequantizer: Dequantizer::new(
                 cta,
                 (k.thread(), 128),
@@ -123,14 +135,14 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
     /// Starts the first copies.
     fn begin(&self) {
         let (k, first) = (self.k, self.current.load().kv_begin);
-        let (first_row, rows) = (self.current.first_row().load(), 64 * self.cta.layout.row_tiles);
+        let (first_row, rows) = (self.current.first_row().load(), 64 * self.layout.row_tiles);
         self.page_lookup.prefetch(first);
         self.rows.fill(self.cta, self.current, (first_row, rows));
         self.hooks.fill(self.cta, self.current, (first_row, rows));
-        let (q, to) = (&self.cta.params.q, self.cta.at(self.cta.layout.split_q.q));
+        let (q, to) = (&self.cta.params.q, self.cta.at(self.layout.split_q.q));
         copy_queries((self.cta, self.current), (first_row, rows), (q, self.cta.layout.q), to);
         self.look_up(first);
-        for load in 0..self.cta.layout.split_q.num_stages - 1 {
+        for load in 0..self.layout.split_q.num_stages - 1 {
             if load.is_multiple_of(2) {
                 // the entries and the row table are written
                 k.sync_threads();
@@ -147,7 +159,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
 
     /// Starts copy `ahead`, counted from the keys of the tile at `first`.
     fn load(&self, first: Value<'k, u32>, ahead: usize) {
-        let (k, split_q) = (self.k, &self.cta.layout.split_q);
+        let (k, split_q) = (self.k, &self.layout.split_q);
         let half = if ahead.is_multiple_of(2) { TileHalf::Keys } else { TileHalf::Values };
         let first = first + (ahead / 2 * KV_TOKENS) as u32;
         k.when(first.lt(self.current.kv_end), || {
@@ -167,7 +179,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
 
     /// The stage after `stage`.
     fn next(&self, stage: Value<'k, u32>) -> Value<'k, u32> {
-        let split_q = &self.cta.layout.split_q;
+        let split_q = &self.layout.split_q;
         let next = stage + split_q.stage_bytes as u32;
         next.unless(next.eq((split_q.num_stages * split_q.stage_bytes) as u32), 0)
     }
@@ -180,7 +192,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         half: TileHalf,
         inspect: impl FnOnce(Shared<'k, u32>),
     ) -> [Shared<'k, u32>; 2] {
-        let split_q = &self.cta.layout.split_q;
+        let split_q = &self.layout.split_q;
         let stages = self.cta.at::<u32>(split_q.stages);
         self.k.wait_copies(split_q.num_stages - 2);
         let operand = self.dequantizer.operand(half, stages.byte(self.next(self.write_stage.get())));
@@ -210,7 +222,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
             self.fragments.query(self.cta, rows, step)
         };
         self.fragments.multiply_keys(self.cta, query, keys, &logits);
-        let key_scales = stage.plus(self.cta.layout.split_q.scales / 4).cast::<f32>();
+        let key_scales = stage.plus(self.layout.split_q.scales / 4).cast::<f32>();
         self.page_scales.scale_logits(key_scales, &logits);
         self.hooks.logits((self.cta, self.current), key_range(first), (&|| self.row_of_tile(0), &logits));
         k.when(masked, || self.apply_mask(&logits));
@@ -229,7 +241,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
     }
 
     fn nonfinite_masks(&self) -> Shared<'k, u16> {
-        self.cta.at(self.cta.layout.split_q.nonfinite_masks)
+        self.cta.at(self.layout.split_q.nonfinite_masks)
     }
 
     /// Flags of warps that found non-finite values.
@@ -284,7 +296,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
     /// Computes the visible mask of this thread's row for a KV tile; valid after a barrier.
     fn compute_visible(&self, first: Value<'k, u32>) {
         let (k, thread) = (self.k, self.k.thread());
-        k.when(thread.lt(64 * self.cta.layout.row_tiles as u32), || {
+        k.when(thread.lt(64 * self.layout.row_tiles as u32), || {
             let item = self.current.load();
             let row =
                 (self.current.first_row().load() + thread).min(item.qo_len * self.cta.params.group.by - 1);

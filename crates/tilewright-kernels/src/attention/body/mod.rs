@@ -1,4 +1,24 @@
-//! Bodies of the attention kernels.
+//! Bodies: the implementations of a work item, which differ in the product instruction and in how warps divide the work.
+//!
+//! | body | product | rows at once | division of the work |
+//! |---|---|---|---|
+//! | [`simt`] | FMA in f32, exact | up to 32 | warps divide the rows |
+//! | `mma_split_kv`, in [`mma`] | `mma.sync` | up to [`MAX_SPLIT_KV_ROWS`] | warps divide the keys |
+//! | `mma_split_q`, in [`mma`] | `mma.sync` | 64 or 128 | warps divide the rows |
+//! | [`mla`] | `mma.sync` | up to 64 | groups of warps divide the rows, warps of a group the elements |
+//! | [`wgmma`] | `wgmma` | 128 | warpgroups divide the rows; one more loads |
+//!
+//! A body loads queries, loops over KV tiles and leaves accumulators with the maximum and sum of each row. Everything else is in
+//! [`kernel`](super::kernel).
+//!
+//! Departures:
+//!
+//! 1. `mma_split_kv` and `mma_split_q` are in one kernel, because a batch has items of both sizes. [`Bodies::SplitKv`] leaves the
+//!    larger one out.
+//! 2. `simt` has versions of its own of the row table, key table, softmax, epilogue and merge: its arithmetic is exact and its
+//!    elements have any alignment. Positions, windows, mask bits, addresses and arrival at merges are shared.
+//! 3. `wgmma` is not yet a body: it reads ragged tensors through tensor maps instead of the items of a plan, and has its own mask,
+//!    softmax and epilogue for `wgmma` accumulators.
 
 pub mod mla;
 pub mod mma;
@@ -6,3 +26,118 @@ mod mma_split_kv;
 mod mma_split_q;
 pub mod simt;
 pub mod wgmma;
+
+use super::{kernel::cta::CurrentItem, params::AttentionParams};
+use tilewright::Dtype;
+use tilewright_ptx::build::Builder;
+
+/// Maximum query rows (tokens times heads of the group) of an item whose keys are divided among warps.
+pub const MAX_SPLIT_KV_ROWS: usize = 16;
+
+/// Device properties that a kernel depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DeviceLimits {
+    /// The compute capability, 90 for 9.0.
+    pub arch: u32,
+    /// Maximum bytes of shared memory per CTA.
+    pub shared_per_cta: usize,
+    /// Bytes of shared memory per SM; the system reserves 1,024 of them per CTA.
+    pub shared_per_sm: usize,
+}
+
+impl DeviceLimits {
+    /// Properties of an architecture ("CUDA C++ programming guide", technical specifications per compute capability).
+    pub fn of_arch(arch: u32) -> Self {
+        let kib = match arch {
+            80 | 87 => 164,
+            90..=110 => 228,
+            _ => 100,
+        };
+        Self { arch, shared_per_cta: (kib - 1) << 10, shared_per_sm: kib << 10 }
+    }
+
+    /// The reason why a device has no body with `cp.async`, if it has none.
+    fn unsupported_arch(&self) -> Option<String> {
+        let arch = self.arch;
+        (arch < 80).then(|| format!("sm_{arch} has no asynchronous copies, expected sm_80 or newer"))
+    }
+
+    /// The reason why `tiles` do not fit.
+    fn too_little_shared(&self, tiles: &str) -> String {
+        let bytes = self.shared_per_cta;
+        format!("a CTA has {bytes} bytes of shared memory, which is too little for {tiles}")
+    }
+}
+
+/// The item bodies that a kernel contains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Bodies {
+    /// Only the body for items of at most [`MAX_SPLIT_KV_ROWS`] rows, for decoding: a third of the code and of the JIT time.
+    SplitKv,
+    /// Both bodies, for items of any size.
+    Both,
+}
+
+impl Bodies {
+    /// Runs the body for the current item.
+    fn run<'k>(
+        self,
+        k: &'k Builder,
+        current: &CurrentItem<'k>,
+        split_kv: impl FnOnce(),
+        split_q: impl FnOnce(),
+    ) {
+        match self {
+            Self::SplitKv => split_kv(),
+            Self::Both => k.when_else(current.rows().le(MAX_SPLIT_KV_ROWS as u32), split_kv, split_q),
+        }
+    }
+}
+
+/// Whether `cp.async` can copy queries and keys: addresses and strides must be multiples of 16 bytes, those of the output of 8.
+/// Scales may differ between heads, and between pages only in 8-bit caches. Called on every run, so it must not allocate.
+fn accepts_copies(params: &AttentionParams, qo: Dtype, kv: Dtype) -> bool {
+    let per_page = params.k_scale.is_per_page() || params.v_scale.is_per_page();
+    (kv.size() == 1 || !per_page)
+        && params.q.is_aligned(16, qo.size())
+        && params.k.is_aligned(16, kv.size())
+        && params.o.is_aligned(8, qo.size())
+}
+
+#[cfg(test)]
+mod fixtures {
+    use crate::attention::params::{
+        AttentionParams, CacheTensor, KvLayout, PlanArrays, RowTensor, ScaleTensor,
+    };
+    use tilewright::Dtype;
+
+    /// Parameters with the minimum alignment for queries of 16 bits.
+    pub(super) fn aligned_params(kv: Dtype) -> AttentionParams {
+        let elements = 16 / kv.size() as u64;
+        let of_row = |to: u64| RowTensor { address: 3 * to, row: 5 * to / 2, head: 7 * to / 2 };
+        let (page, token, head) = (3 * elements, 5 * elements, 7 * elements);
+        let cache = CacheTensor { address: 48, page, token, head };
+        let scale = ScaleTensor { address: 4, page: 0, head: 1, value: 1.0 };
+        AttentionParams {
+            q: of_row(16),
+            k: cache,
+            v: cache,
+            pe: None,
+            o: of_row(8),
+            lse: 4,
+            partial_o: 4,
+            partial_lse: 4,
+            plan: PlanArrays::default(),
+            qo_heads: 1,
+            group: 1,
+            page_size: 1,
+            layout: KvLayout::Paged,
+            left: 0,
+            right: 0,
+            scale: 1.0,
+            k_scale: scale,
+            v_scale: scale,
+            variant: Vec::new(),
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! State shared by all threads of a CTA, and the loop over its work items.
 
-use super::{layout::SharedLayout, merge::arrival, page_scales, row_hooks::RowHooks};
+use super::{layout::CtaLayout, merge::arrival, page_scales, row_hooks::RowHooks};
 use crate::attention::{
     items::{WorkItem, WorkItemRegs},
     params::{AttentionParamRegs, KvLayout, RowTensorRegs},
@@ -21,7 +21,7 @@ const CURSOR_OFFSET: usize = 116;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MmaCta<'k> {
     pub(crate) k: &'k Builder,
-    pub(crate) layout: SharedLayout,
+    pub(crate) layout: CtaLayout,
     pub(crate) elements: Elements,
     /// Threads per CTA.
     pub(crate) threads: usize,
@@ -61,7 +61,7 @@ impl<'k> MmaCta<'k> {
         (threads, arch): (u32, u32),
         (qo, kv): (Dtype, Dtype),
         mla: bool,
-        layout: SharedLayout,
+        layout: CtaLayout,
     ) -> Self {
         let elements = if qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = AttentionParamRegs::declare(k, mla);

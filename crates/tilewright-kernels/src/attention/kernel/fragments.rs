@@ -5,7 +5,7 @@
 
 use super::{
     cta::MmaCta,
-    layout::{RowFormat, SharedLayout},
+    layout::{CtaLayout, RowFormat},
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
@@ -92,7 +92,7 @@ pub(crate) struct FragmentLoader<'k> {
 }
 
 impl<'k> FragmentLoader<'k> {
-    pub(crate) fn new(k: &'k Builder, layout: &SharedLayout) -> Self {
+    pub(crate) fn new(k: &'k Builder, layout: &CtaLayout) -> Self {
         let lane = k.lane();
         let (low, high, middle) = (lane & 15, lane >> 4, (lane >> 3) & 1);
         let at = |row: Value<'k, u32>, chunk: Value<'k, u32>, format: RowFormat| {

@@ -1,4 +1,27 @@
-//! Steps that the attention kernels share.
+//! The kernel skeleton: steps of attention that all bodies share.
+//!
+//! Grid: `[workers, 1, 1]`, persistent. A CTA executes its work items in order; an item is a tile of packed query rows of one KV
+//! head against a range of keys. Keys that a row does not see never contribute to it, even if they are NaN.
+//!
+//! 1. Work item loop and shared memory: `cta`, `layout`.
+//! 2. Packed rows, with positions and visible ranges: `query_row`, `row_table`, `row_hooks`.
+//! 3. Page-table lookup and `cp.async` copies of KV tiles: `page_lookup`; conversion of 8-bit caches: `dequant`, `page_scales`.
+//! 4. `S = Q · Kᵀ` and `O += P · V` as `mma.sync` fragments: `fragments`.
+//! 5. Visible masks of one 64-bit word per row and KV tile: `visible`. Tiles that all rows see in full are not masked.
+//! 6. Online softmax: `softmax`.
+//! 7. Non-finite V elements of masked tiles, replaced by 0 and added back to the rows that see them: `nonfinite`, because 0 × NaN
+//!    is NaN.
+//! 8. Output or partial state: `epilogue`, `epilogue_hooks`.
+//! 9. Merge by the last CTA to arrive, and the merge operators: [`merge`].
+//!
+//! Departures from the paper:
+//!
+//! 1. 8-bit K and V are converted to 16 bits in shared memory after they arrive. Per-page scales are applied to S and P, relative
+//!    to a running scale.
+//! 2. O is rescaled only if a row has a new maximum, which is rare in later tiles.
+//! 3. Per-row values of hooks are computed once per row tile.
+//! 4. The exact arithmetic of the `simt` body keeps its own softmax, epilogue and merge sums: with these steps its bits would
+//!    change, or the `mma` bodies would need more registers.
 
 pub(crate) mod cta;
 pub(crate) mod dequant;

@@ -13,17 +13,15 @@
 use super::{
     cta::{CurrentItem, MmaCta, QueryHead},
     fragments::AccFragment,
+    layout::MAX_ROWS,
     query_row::QueryRow,
     visible::{KeyRange, key_position},
 };
 use crate::{
-    attention::{
-        body::mma::{MmaConfig, TileBudget},
-        items::{WorkItemRegs, look_up_request},
-    },
+    attention::items::{WorkItemRegs, look_up_request},
     variant::{DeclaredVariant, Hooks, PartialHook},
 };
-use tilewright::attention::variant::{ExpressionVariant, Hook, Input, Variant};
+use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// The supported hooks, each with the inputs that are not properties of the row.
@@ -33,77 +31,24 @@ const SUPPORTED: [(Hook, &[Input]); 4] = [
     (Hook::Update, &[Input::Max, Input::Sum]),
     (Hook::Output, &[Input::Dim, Input::O]),
 ];
-/// Maximum rows per tile, and the stride of slots.
-const ROWS: usize = 128;
-/// Maximum stored values per row.
-const MAX_SLOTS: usize = 12;
+/// The stride of slots.
+const ROWS: usize = MAX_ROWS;
 /// Keys whose masks are computed together, to have several table loads in flight.
 const MASK_BATCH: u32 = 4;
-/// The maximum `head_dim.vo` that leaves enough registers for a mask hook.
-const MAX_MASKED_DIM: usize = 192;
-/// Maximum operations of a hook per logit, key or element, because they are unrolled many times.
-const MAX_OPERATIONS: [(Hook, usize); 3] = [(Hook::Logits, 32), (Hook::Mask, 128), (Hook::Output, 16)];
-
-fn late_inputs(hook: Hook) -> &'static [Input] {
+pub(crate) fn late_inputs(hook: Hook) -> &'static [Input] {
     SUPPORTED.iter().find(|(supported, _)| *supported == hook).map_or(&[], |(_, late)| late)
 }
 
-/// Reasons why the kernel of a supported configuration does not support a variant; empty if it does. The kernel without tensor
-/// cores is the fallback.
-pub fn unsupported_variant(config: &MmaConfig, variant: &ExpressionVariant) -> Vec<String> {
-    let mut reasons = Vec::new();
-    if !variant.has_softmax() {
-        reasons.push("logits are weights, expected a softmax".to_owned());
-    }
-    for (hook, name) in [(Hook::Query, "query"), (Hook::Key, "key"), (Hook::Value, "value")] {
-        if variant.is_live(hook) {
-            reasons.push(format!("there is a hook of {name}, expected none"));
-        }
-    }
-    let hooks = match Hooks::of("attention", variant) {
-        Ok(hooks) => hooks,
-        Err(why) => return [reasons, vec![why.to_string()]].concat(),
-    };
-    if hooks.stores() {
-        reasons.push("the logits hook writes to buffers, expected none that does".to_owned());
-    }
-    let vo = config.head_dim.vo;
-    if hooks.is_live(Hook::Mask) && vo > MAX_MASKED_DIM {
-        reasons.push(format!(
-            "a mask hook leaves too few registers for head_dim vo = {vo}, the most is {MAX_MASKED_DIM}"
-        ));
-    }
-    let slots = slots(&hooks).len();
-    if slots > MAX_SLOTS {
-        reasons.push(format!("hooks keep {slots} numbers of a row, the most is {MAX_SLOTS}"));
-    } else if config.layout().is_some() && config.layout_with_budget(tile_budget(config, &hooks)).is_none() {
-        reasons.push(format!(
-            "hooks keep {slots} numbers of a row, which leaves too little shared memory for two tiles"
-        ));
-    }
-    for (hook, most) in MAX_OPERATIONS {
-        let operations = hooks.late_operations(hook, late_inputs(hook));
-        if operations > most {
-            let what = format!("the {hook:?} hook").to_lowercase();
-            reasons.push(format!("{what} has {operations} operations at once, the most is {most}"));
-        }
-    }
-    reasons
-}
-
 /// Hooks and nodes of the stored per-row values.
-fn slots(hooks: &Hooks<'_>) -> Vec<(Hook, u32)> {
+pub(crate) fn slots(hooks: &Hooks<'_>) -> Vec<(Hook, u32)> {
     let live = SUPPORTED.into_iter().filter(|(hook, _)| hooks.is_live(*hook));
     live.flat_map(|(hook, late)| hooks.hoisted_nodes(hook, late).into_iter().map(move |node| (hook, node)))
         .collect()
 }
 
-/// The tile budget with hooks. Hooks per key need registers, which large heads have for one row tile only.
-pub(crate) fn tile_budget(config: &MmaConfig, hooks: &Hooks<'_>) -> TileBudget {
-    let has_small_heads = config.head_dim.qk.max(config.head_dim.vo) <= 64;
-    let of_keys = hooks.is_live(Hook::Logits) || hooks.is_live(Hook::Mask);
-    let row_tiles = if of_keys && !has_small_heads { 1 } else { config.row_tiles() };
-    TileBudget { bytes: slots(hooks).len() * ROWS * 4, row_tiles }
+/// Bytes of shared memory for the stored per-row values.
+pub(crate) fn shared_bytes(hooks: &Hooks<'_>) -> usize {
+    slots(hooks).len() * ROWS * 4
 }
 
 /// The hooks of the kernel, if there are any.

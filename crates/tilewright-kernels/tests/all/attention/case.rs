@@ -3,8 +3,8 @@
 use tilewright::{Dtype, HeadDim, attention::variant::ExpressionVariant};
 use tilewright_kernels::attention::{
     body::{
-        mla,
-        mma::{Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, MmaConfig, attention_with},
+        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, mla,
+        mma::{MmaConfig, attention_with},
     },
     params::{AttentionParams, KvLayout, UNLIMITED},
 };

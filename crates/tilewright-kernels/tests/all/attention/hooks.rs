@@ -16,7 +16,7 @@ use tilewright::{
     rope::Rope,
 };
 use tilewright_kernels::attention::{
-    body::mma::{Bodies, unsupported_variant},
+    body::{Bodies, mma::unsupported_variant},
     params::KvLayout,
 };
 

@@ -2,7 +2,7 @@
 
 use super::layout::MlaLayout;
 use crate::attention::{
-    body::mma::{Bodies, DeviceLimits},
+    body::{Bodies, DeviceLimits, accepts_copies},
     params::AttentionParams,
 };
 use tilewright::{Dtype, HeadDim};
@@ -51,21 +51,14 @@ impl MlaConfig {
     /// 8. Scales may differ between heads, not between pages. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
         let size = self.dtype.size();
-        params.pe.is_some_and(|pe| pe.q.is_aligned(16, size) && pe.k.is_aligned(16, size))
-            && params.q.is_aligned(16, size)
-            && params.k.is_aligned(16, size)
-            && params.o.is_aligned(8, size)
-            && !(params.k_scale.is_per_page() || params.v_scale.is_per_page())
+        accepts_copies(params, self.dtype, self.dtype)
+            && params.pe.is_some_and(|pe| pe.q.is_aligned(16, size) && pe.k.is_aligned(16, size))
     }
 
     /// Reasons why the configuration is unsupported; empty if it is supported.
     pub fn unsupported(&self) -> Vec<String> {
-        let mut reasons = Vec::new();
+        let mut reasons: Vec<_> = self.device.unsupported_arch().into_iter().collect();
         let HeadDim { qk, vo } = self.head_dim;
-        if self.device.arch < 80 {
-            let arch = self.device.arch;
-            reasons.push(format!("sm_{arch} has no asynchronous copies, expected sm_80 or newer"));
-        }
         if !matches!(self.dtype, Dtype::F16 | Dtype::Bf16) {
             reasons.push(format!("queries and the cache are {}, expected f16 or bf16", self.dtype));
         }
@@ -77,10 +70,7 @@ impl MlaConfig {
             reasons.push(format!("head_dim kpe = {pe}, expected a multiple of 64 above 0"));
         }
         if reasons.is_empty() && self.layout().is_none() {
-            let bytes = self.device.shared_per_cta;
-            reasons.push(format!(
-                "a CTA has {bytes} bytes of shared memory, which is too little for two KV tiles"
-            ));
+            reasons.push(self.device.too_little_shared("two KV tiles"));
         }
         reasons
     }
@@ -89,8 +79,9 @@ impl MlaConfig {
 #[cfg(test)]
 mod tests {
     use super::{Bodies, DeviceLimits, MlaConfig};
-    use crate::attention::params::{
-        AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor,
+    use crate::attention::{
+        body::fixtures::aligned_params,
+        params::{AttentionParams, CacheTensor, PeTensors, RowTensor},
     };
     use tilewright::{Dtype, HeadDim};
 
@@ -139,32 +130,11 @@ mod tests {
         }
     }
 
-    /// Parameters with the minimum alignment.
+    /// Parameters with the minimum alignment, without values.
     fn params() -> AttentionParams {
-        let row = |address| RowTensor { address, row: address / 2, head: 3 * address / 2 };
-        let cache = CacheTensor { address: 48, page: 24, token: 8, head: 40 };
-        let scale = ScaleTensor { address: 4, page: 0, head: 1, value: 1.0 };
-        AttentionParams {
-            q: row(16),
-            k: cache,
-            v: CacheTensor::default(),
-            pe: Some(PeTensors { q: row(16), k: cache }),
-            o: row(8),
-            lse: 4,
-            partial_o: 16,
-            partial_lse: 4,
-            plan: PlanArrays::default(),
-            qo_heads: 1,
-            group: 1,
-            page_size: 1,
-            layout: KvLayout::Paged,
-            left: 0,
-            right: 0,
-            scale: 1.0,
-            k_scale: scale,
-            v_scale: scale,
-            variant: Vec::new(),
-        }
+        let params = aligned_params(Dtype::Bf16);
+        let pe = Some(PeTensors { q: params.q, k: params.k });
+        AttentionParams { v: CacheTensor::default(), pe, ..params }
     }
 
     #[test]

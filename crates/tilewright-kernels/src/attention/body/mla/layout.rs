@@ -8,8 +8,8 @@
 //! sums `[dim parts][16 · groups][keys + 8]` f32. Nonfinite masks overwrite them.
 
 use crate::attention::{
-    body::mma::Bodies,
-    kernel::layout::{self, CONTROL_BYTES, RowFormat, SharedAllocator, SplitKvLayout, SplitQLayout},
+    body::Bodies,
+    kernel::layout::{CtaLayout, MAX_STAGES, RowFormat, SharedAllocator},
 };
 use tilewright::HeadDim;
 
@@ -19,14 +19,12 @@ pub(super) const WARPS: usize = 8;
 const SIZES: [(usize, usize); 3] = [(4, 32), (2, 32), (2, 16)];
 /// Maximum parts of the elements of `Q · Kᵀ`; head dims are multiples of 16 times this.
 const MAX_DIM_PARTS: usize = 4;
-/// Maximum stages of the ring; more do not help.
-const MAX_STAGES: usize = 8;
 
 /// The whole layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MlaLayout {
-    /// The layout shared with the other tensor-core kernels.
-    pub(super) cta: layout::SharedLayout,
+    /// The part that all tensor-core bodies have.
+    pub(super) cta: CtaLayout,
     /// Keys per KV tile.
     pub(super) keys: usize,
     /// Formats of the compressed and the positional part of a row.
@@ -99,8 +97,7 @@ impl MlaLayout {
         let k = RowFormat::new(dim.qk, 2);
         let part = |dim: usize| RowFormat { stride: k.stride, ..RowFormat::new(dim, 2) };
         let parts = [part(dim.vo), part(dim.qk - dim.vo)];
-        let mut taken = SharedAllocator(0);
-        let (rows, control) = (taken.take(3 * 128 * 4), taken.take(CONTROL_BYTES));
+        let (cta, mut taken) = CtaLayout::new(k, parts[0], [k, parts[0]]);
         let (entries, visible) = (taken.take(2 * 2 * keys * 16), taken.take(64 * 8));
         let nonfinite_warps = taken.take(WARPS * 4);
         let body = |groups| MlaBodyLayout::new(groups, (keys, k.stride), SharedAllocator(taken.0), budget);
@@ -111,20 +108,7 @@ impl MlaLayout {
                 (single_group_end.max(multi_group_end), single_group.num_stages.min(multi_group.num_stages))
             }
         };
-        let cta = layout::SharedLayout {
-            q: k,
-            k,
-            v: parts[0],
-            stored_k: k,
-            stored_v: parts[0],
-            row_tiles: 1,
-            rows,
-            control,
-            running_scales: 0,
-            split_q: SplitQLayout::default(),
-            split_kv: SplitKvLayout::default(),
-            bytes,
-        };
+        let cta = CtaLayout { bytes, ..cta };
         (stages >= 2 && bytes <= budget).then_some(Self {
             cta,
             keys,

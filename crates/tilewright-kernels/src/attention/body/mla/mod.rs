@@ -2,7 +2,7 @@
 //! the first 512 of which are the values, shared by many query heads.
 //!
 //! Grid: `[workers, 1, 1]`. Parameters: [`AttentionParamRegs`](crate::attention::params::AttentionParamRegs) of MLA kernels; `v`
-//! is not read. The body differs from that of the parent module because rows are far longer. A KV tile is loaded once and used as
+//! is not read. It differs from the `mma` bodies because rows are far longer. A KV tile is loaded once and used as
 //! K and V, and the 512 elements of O are divided among warps.
 //!
 //! ```text
@@ -23,7 +23,6 @@ mod logits;
 
 pub use config::{MlaConfig, THREADS};
 
-use super::mma::{Bodies, MAX_SPLIT_KV_ROWS};
 use crate::attention::kernel::{cta::MmaCta, row_hooks::RowHooks};
 use tilewright_ptx::{build::Builder, ir::Kernel, verify::Invalid};
 
@@ -48,12 +47,7 @@ pub fn attention(name: &str, config: &MlaConfig) -> Result<Kernel, Invalid> {
         cta.run(&hooks, |current| {
             let single_group = || body::run((&cta, current, &hooks), &layout, layout.single_group);
             let multi_group = || body::run((&cta, current, &hooks), &layout, layout.multi_group);
-            match config.bodies {
-                Bodies::SplitKv => single_group(),
-                Bodies::Both => {
-                    k.when_else(current.rows().le(MAX_SPLIT_KV_ROWS as u32), single_group, multi_group)
-                }
-            }
+            config.bodies.run(k, current, single_group, multi_group);
         });
     })
 }

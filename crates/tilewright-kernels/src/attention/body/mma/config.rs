@@ -1,46 +1,16 @@
 //! Kernel configuration: dtypes, head dims, device, and the tile sizes and shared memory that follow from them.
 
-use crate::attention::{kernel::layout::SharedLayout, params::AttentionParams};
+use super::layout::MmaLayout;
+use crate::attention::{
+    body::{Bodies, DeviceLimits, accepts_copies},
+    params::AttentionParams,
+};
 use tilewright::{Dtype, HeadDim};
 
 /// Threads per CTA.
 pub const THREADS: u32 = 128;
 /// Keys per KV tile.
 pub const KV_TOKENS: usize = 64;
-/// Maximum query rows (tokens times heads of the group) of an item whose keys are divided among warps.
-pub const MAX_SPLIT_KV_ROWS: usize = 16;
-
-/// Device properties that a kernel depends on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct DeviceLimits {
-    /// The compute capability, 90 for 9.0.
-    pub arch: u32,
-    /// Maximum bytes of shared memory per CTA.
-    pub shared_per_cta: usize,
-    /// Bytes of shared memory per SM; the system reserves 1,024 of them per CTA.
-    pub shared_per_sm: usize,
-}
-
-impl DeviceLimits {
-    /// Properties of an architecture ("CUDA C++ programming guide", technical specifications per compute capability).
-    pub fn of_arch(arch: u32) -> Self {
-        let kib = match arch {
-            80 | 87 => 164,
-            90..=110 => 228,
-            _ => 100,
-        };
-        Self { arch, shared_per_cta: (kib - 1) << 10, shared_per_sm: kib << 10 }
-    }
-}
-
-/// The item bodies that a kernel contains.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Bodies {
-    /// Only the body for items of at most [`MAX_SPLIT_KV_ROWS`] rows, for decoding: a third of the code and of the JIT time.
-    SplitKv,
-    /// Both bodies, for items of any size.
-    Both,
-}
 
 /// Compile-time configuration of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -99,9 +69,9 @@ impl MmaConfig {
     }
 
     /// The layout for `ctas` CTAs per SM.
-    fn layout_for_ctas(&self, ctas: usize, tile_budget: TileBudget) -> Option<SharedLayout> {
+    fn layout_for_ctas(&self, ctas: usize, tile_budget: TileBudget) -> Option<MmaLayout> {
         let each = self.device.shared_per_sm / ctas - 1024;
-        SharedLayout::new(
+        MmaLayout::new(
             self,
             tile_budget.row_tiles,
             each.min(self.device.shared_per_cta).checked_sub(tile_budget.bytes)?,
@@ -110,38 +80,28 @@ impl MmaConfig {
 
     /// Bytes of shared memory per CTA.
     pub fn shared_bytes(&self) -> usize {
-        self.layout().map_or(0, |layout| layout.bytes)
+        self.layout().map_or(0, |layout| layout.cta.bytes)
     }
 
     /// The shared memory layout; `None` if it does not fit.
-    pub(crate) fn layout(&self) -> Option<SharedLayout> {
+    pub(crate) fn layout(&self) -> Option<MmaLayout> {
         self.layout_with_budget(self.tile_budget())
     }
 
     /// The same for another tile budget, as with hooks.
-    pub(crate) fn layout_with_budget(&self, tile_budget: TileBudget) -> Option<SharedLayout> {
+    pub(crate) fn layout_with_budget(&self, tile_budget: TileBudget) -> Option<MmaLayout> {
         self.layout_for_ctas(self.ctas_with_budget(tile_budget) as usize, tile_budget)
     }
 
     /// Whether the kernel supports these arguments. Addresses and strides must be multiples of 16 bytes, those of the output of
     /// 8. Scales may differ between heads, and between pages only in 8-bit caches. Called on every run, so it must not allocate.
     pub fn accepts(&self, params: &AttentionParams) -> bool {
-        let (qo, kv) = (self.qo.size(), self.kv.size());
-        let scales = kv == 1 || !(params.k_scale.is_per_page() || params.v_scale.is_per_page());
-        scales
-            && params.q.is_aligned(16, qo)
-            && params.k.is_aligned(16, kv)
-            && params.v.is_aligned(16, kv)
-            && params.o.is_aligned(8, qo)
+        accepts_copies(params, self.qo, self.kv) && params.v.is_aligned(16, self.kv.size())
     }
 
     /// Reasons why the configuration is unsupported; empty if it is supported.
     pub fn unsupported(&self) -> Vec<String> {
-        let mut reasons = Vec::new();
-        if self.device.arch < 80 {
-            reasons
-                .push(format!("sm_{} has no asynchronous copies, expected sm_80 or newer", self.device.arch));
-        }
+        let mut reasons: Vec<_> = self.device.unsupported_arch().into_iter().collect();
         if !matches!(self.qo, Dtype::F16 | Dtype::Bf16) {
             reasons.push(format!("queries are {}, expected f16 or bf16", self.qo));
         }
@@ -156,9 +116,7 @@ impl MmaConfig {
             }
         }
         if reasons.is_empty() && self.layout().is_none() {
-            let least = self.device.shared_per_cta;
-            reasons
-                .push(format!("a CTA has {least} bytes of shared memory, which is too little for two tiles"));
+            reasons.push(self.device.too_little_shared("two tiles"));
         }
         reasons
     }
@@ -167,40 +125,8 @@ impl MmaConfig {
 #[cfg(test)]
 mod tests {
     use super::{Bodies, DeviceLimits, MmaConfig};
-    use crate::attention::params::{
-        AttentionParams, CacheTensor, KvLayout, PlanArrays, RowTensor, ScaleTensor,
-    };
+    use crate::attention::{body::fixtures::aligned_params, params::AttentionParams};
     use tilewright::{Dtype, HeadDim};
-
-    /// Parameters with the minimum alignment.
-    fn params(kv: Dtype) -> AttentionParams {
-        let elements = 16 / kv.size() as u64;
-        let of_row = |to: u64| RowTensor { address: 3 * to, row: 5 * to / 2, head: 7 * to / 2 };
-        let (page, token, head) = (3 * elements, 5 * elements, 7 * elements);
-        let cache = CacheTensor { address: 48, page, token, head };
-        let scale = ScaleTensor { address: 4, page: 0, head: 1, value: 1.0 };
-        AttentionParams {
-            q: of_row(16),
-            k: cache,
-            v: cache,
-            pe: None,
-            o: of_row(8),
-            lse: 4,
-            partial_o: 4,
-            partial_lse: 4,
-            plan: PlanArrays::default(),
-            qo_heads: 1,
-            group: 1,
-            page_size: 1,
-            layout: KvLayout::Paged,
-            left: 0,
-            right: 0,
-            scale: 1.0,
-            k_scale: scale,
-            v_scale: scale,
-            variant: Vec::new(),
-        }
-    }
 
     #[test]
     fn unsupported_configs_report_all_reasons() {
@@ -252,9 +178,9 @@ mod tests {
             |params| params.o.head += 2,
         ];
         for kv in [bf16, e4m3] {
-            assert!(config(kv).accepts(&params(kv)));
+            assert!(config(kv).accepts(&aligned_params(kv)));
             for change in misaligned {
-                let mut params = params(kv);
+                let mut params = aligned_params(kv);
                 change(&mut params);
                 assert!(!config(kv).accepts(&params), "{params:?}");
             }
@@ -262,7 +188,7 @@ mod tests {
         let of_pages: [fn(&mut AttentionParams); 2] =
             [|params| params.k_scale.page = 1, |params| params.v_scale.page = 1];
         for change in of_pages {
-            let [mut wide, mut narrow] = [bf16, e4m3].map(params);
+            let [mut wide, mut narrow] = [bf16, e4m3].map(aligned_params);
             change(&mut wide);
             change(&mut narrow);
             assert!(!config(bf16).accepts(&wide) && config(e4m3).accepts(&narrow));
