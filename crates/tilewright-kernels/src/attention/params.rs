@@ -373,6 +373,16 @@ impl<'k> CacheTensorRegs<'k> {
             ["", "_page", "_token", "_head"].map(|of| k.param(&format!("{name}{of}")));
         Self { address, page, token, head }
     }
+
+    /// The offset of a slot of a page and head, in elements.
+    #[track_caller]
+    pub(crate) fn offset(
+        &self,
+        (page, slot): (Value<'k, u64>, Value<'k, u64>),
+        kv_head: Value<'k, u32>,
+    ) -> Value<'k, u64> {
+        page * self.page + slot * self.token + kv_head.to_u64() * self.head
+    }
 }
 
 impl<'k> ScaleTensorRegs<'k> {

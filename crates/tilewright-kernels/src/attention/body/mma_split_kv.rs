@@ -283,7 +283,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let state: Vec<_> = (0..WARPS).map(of_warp).collect();
         let state_max =
             state.iter().fold(k.constant(f32::NEG_INFINITY), |max, [of_warp, _]| max.max(*of_warp));
-        let max = state_max.unless(state_max.eq(f32::NEG_INFINITY), 0.0);
+        let max = softmax::finite_max(state_max);
         let rings = self.cta.at::<f32>(layout.rings).at(row * layout.sums_stride as u32 + (chunk << 2));
         let (mut sum, mut values) = (k.constant(0.0), [k.constant(0.0); 4]);
         for (warp, [max_of_warp, sum_of_warp]) in state.into_iter().enumerate() {

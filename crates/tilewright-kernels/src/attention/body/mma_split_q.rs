@@ -18,8 +18,8 @@ use crate::attention::kernel::{
     dequant::{Dequantizer, TileHalf},
     epilogue::store_tile,
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
-    layout::RowFormat,
-    nonfinite,
+    layout::{RowFormat, WARPS},
+    nonfinite::{self, NonfiniteFlags},
     page_lookup::{PageLookup, TileLoader, copy_queries},
     page_scales::PageScales,
     row_hooks::RowHooks,
@@ -55,7 +55,7 @@ pub(super) fn run<'k>(
     });
 }
 
-/// Offset of [`SplitQBody::nonfinite_warps`] in the control words.
+/// Offset of [`NonfiniteFlags`] in the control words.
 const NONFINITE_OFFSET: usize = 96;
 
 struct SplitQBody<'c, 'k> {
@@ -244,28 +244,20 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         self.cta.at(self.layout.split_q.nonfinite_masks)
     }
 
-    /// Flags of warps that found non-finite values.
-    fn nonfinite_warps(&self) -> Shared<'k, u32> {
-        self.cta.at(self.cta.layout.control + NONFINITE_OFFSET)
+    fn nonfinite_flags(&self) -> NonfiniteFlags<'k> {
+        NonfiniteFlags { words: self.cta.at(self.cta.layout.control + NONFINITE_OFFSET), warps: WARPS }
     }
 
     /// Detects non-finite values; the flags are valid after a barrier.
     fn detect_nonfinite(&self, values: Shared<'k, u32>) {
-        let k = self.k;
-        let found =
-            k.ballot(nonfinite::detect(self.cta, self.dequantizer.partition(&self.value_loader), values));
-        k.when(k.lane().eq(0), || self.nonfinite_warps().at(k.thread() >> 5).store(found));
-    }
-
-    fn any_nonfinite(&self) -> Value<'k, bool> {
-        let found = self.nonfinite_warps().load_vector::<4>();
-        (found[0] | found[1] | found[2] | found[3]).ne(0)
+        let partition = self.dequantizer.partition(&self.value_loader);
+        self.nonfinite_flags().store(self.k, nonfinite::detect(self.cta, partition, values));
     }
 
     /// Replaces non-finite values by 0 and writes their masks.
     fn extract_nonfinite(&self, values: Shared<'k, u32>) {
         let k = self.k;
-        k.when(self.any_nonfinite(), || {
+        k.when(self.nonfinite_flags().any(k), || {
             let v_format = (self.cta.layout.v, KV_TOKENS);
             nonfinite::extract(self.cta, (k.thread(), 128), v_format, (values, self.nonfinite_masks()));
             k.sync_threads();
@@ -275,7 +267,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
     /// Adds the non-finite values back.
     fn add_back_nonfinite(&self) {
         let k = self.k;
-        k.when(self.any_nonfinite(), || {
+        k.when(self.nonfinite_flags().any(k), || {
             let visible: Vec<_> = (0..self.tiles.len()).map(|at| self.visible_of_rows(at)).collect();
             nonfinite::add_back(self.cta, (self.nonfinite_masks(), KV_TOKENS), &self.tiles, &visible);
             // the next tile overwrites the visible masks

@@ -16,6 +16,7 @@
 //! requests]`.
 
 use crate::{
+    attention::kernel::{epilogue::normalizer, softmax::finite_max},
     tile::{Cursor, Ring, SharedTile, Sums, reduce, sums},
     variant::{Hooks, PartialHook},
 };
@@ -372,8 +373,7 @@ impl<'c, 'k, 'v> PrefillConsumer<'c, 'k, 'v> {
         std::array::from_fn(|half| {
             let old_max = self.max[half].get();
             let max = self.logits.row_max(half, old_max);
-            // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
-            let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
+            let reference = finite_max(max);
             let rescale = ((old_max - reference) * scale).exp2();
             self.max[half].set(max);
             let offset = -(reference * scale);
@@ -447,8 +447,7 @@ impl<'c, 'k, 'v> PrefillConsumer<'c, 'k, 'v> {
         let scale = if cta.hook.is_some() { k.constant(std::f32::consts::LOG2_E) } else { cta.scale };
         for half in 0..2 {
             let sum = reduce::quad_sum(self.sum[half].get());
-            let empty = sum.eq(0.0);
-            let normalizer = sum.recip().unless(empty, 0.0);
+            let normalizer = normalizer(sum);
             let row = self.row + 8 * half as u32;
             k.when(row.lt(cta.qo.len), || {
                 let at = (cta.qo.begin + row).to_u64() * u64::from(cta.config.heads.0) + cta.head.to_u64();
@@ -460,7 +459,7 @@ impl<'c, 'k, 'v> PrefillConsumer<'c, 'k, 'v> {
                 }
                 k.when((self.thread & 3).eq(0), || {
                     let lse = self.max[half].get().mul_add(scale, sum.log2());
-                    cta.lse.at_wide(at).store(lse.unless(empty, f32::NEG_INFINITY));
+                    cta.lse.at_wide(at).store(lse.unless(sum.eq(0.0), f32::NEG_INFINITY));
                 });
             });
         }

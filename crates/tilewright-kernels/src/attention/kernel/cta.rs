@@ -1,9 +1,15 @@
 //! State shared by all threads of a CTA, and the loop over its work items.
 
-use super::{layout::CtaLayout, merge::arrival, page_scales, row_hooks::RowHooks};
+use super::{
+    layout::CtaLayout,
+    merge::{arrival, partial_states},
+    page_scales,
+    query_row::QueryHead,
+    row_hooks::RowHooks,
+};
 use crate::attention::{
     items::{WorkItem, WorkItemRegs},
-    params::{AttentionParamRegs, KvLayout, RowTensorRegs},
+    params::{AttentionParamRegs, KvLayout},
 };
 use std::f32::consts::LOG2_E;
 use tilewright::{Dtype, attention::variant::Hook};
@@ -12,6 +18,8 @@ use tilewright_ptx::{
     isa::{matrix::Elements, types::Scalar},
 };
 
+/// Offset of the word of completed merges.
+const COMPLETED_OFFSET: usize = 112;
 /// Offset of the item in the control words, in bytes.
 const ITEM_OFFSET: usize = 128;
 /// Offset of the item index, the end of this CTA's items, and the first row of the current tile.
@@ -44,14 +52,6 @@ pub(crate) struct CurrentItem<'k> {
     pub(crate) scale: Value<'k, f32>,
     /// The factor from `Q · Kᵀ` to the arguments of the logits hook.
     pub(crate) product_scale: Value<'k, f32>,
-}
-
-/// A token of the batch and a query head.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct QueryHead<'k> {
-    /// The token index over the whole batch.
-    pub(crate) token: Value<'k, u32>,
-    pub(crate) qo_head: Value<'k, u32>,
 }
 
 impl<'k> MmaCta<'k> {
@@ -99,10 +99,12 @@ impl<'k> MmaCta<'k> {
             let kv_end = WorkItemRegs::load_shared(k, words).kv_end;
             let current = CurrentItem { cta: *self, words, kv_end, scale, product_scale };
             body(&current);
-            let item = current.load();
-            k.when(item.merge_deps_begin.lt(item.merge_deps_end), || {
-                arrival::arrive_and_merge(self, &current, hooks);
-            });
+            arrival::arrive_and_merge(
+                &self.params,
+                || current.load(),
+                self.at(self.layout.control + COMPLETED_OFFSET),
+                |index| partial_states::merge(self, hooks, index),
+            );
             // the next item reuses the shared memory
             k.sync_threads();
         });
@@ -126,16 +128,7 @@ impl<'k> MmaCta<'k> {
     /// The token and query head of row `row` of an item.
     #[track_caller]
     pub(crate) fn query_head(&self, item: &WorkItemRegs<'k>, row: Value<'k, u32>) -> QueryHead<'k> {
-        let (token, in_group) = self.params.group.divide(row);
-        let qo_head = item.kv_head * self.params.group.by + in_group;
-        QueryHead { token: item.qo_begin + token, qo_head }
-    }
-
-    /// The address of a query row.
-    #[track_caller]
-    pub(crate) fn query(&self, q: &RowTensorRegs<'k>, head: QueryHead<'k>) -> Global<'k, u16> {
-        let place = head.token.to_u64() * q.row + head.qo_head.to_u64() * q.head;
-        Global::new(q.address).at_wide(place)
+        QueryHead::of_row(&self.params, (item.qo_begin, item.kv_head), row)
     }
 
     /// Whether key positions may have gaps (block-sparse).

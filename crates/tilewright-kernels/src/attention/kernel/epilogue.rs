@@ -1,9 +1,10 @@
 //! Epilogue: normalizes the accumulators and writes outputs or partial states.
 
 use super::{
-    cta::{CurrentItem, MmaCta, QueryHead},
+    cta::{CurrentItem, MmaCta},
     fragments::RowTile,
     page_scales,
+    query_row::QueryHead,
     row_hooks::RowHooks,
 };
 use crate::{
@@ -29,32 +30,34 @@ impl<'k> SoftmaxStats<'k> {
     /// From the maximum base-2 logit and the sum of weights relative to it.
     #[track_caller]
     pub(crate) fn new(max: Value<'k, f32>, sum: Value<'k, f32>) -> Self {
-        let empty = sum.eq(0.0);
-        Self {
-            normalizer: sum.recip().unless(empty, 0.0),
-            lse: (max + sum.log2()).unless(empty, f32::NEG_INFINITY),
-            max,
-            sum,
-        }
+        Self { normalizer: normalizer(sum), lse: lse(max, sum), max, sum }
     }
+}
+
+/// The factor from accumulators to outputs; 0 for a state of no keys.
+#[track_caller]
+pub(crate) fn normalizer(sum: Value<'_, f32>) -> Value<'_, f32> {
+    let empty = sum.eq(0.0);
+    sum.recip().unless(empty, 0.0)
+}
+
+/// The LSE in base 2 of a maximum base-2 logit and the sum of weights relative to it; -inf for a state of no keys.
+#[track_caller]
+pub(crate) fn lse<'k>(max: Value<'k, f32>, sum: Value<'k, f32>) -> Value<'k, f32> {
+    (max + sum.log2()).unless(sum.eq(0.0), f32::NEG_INFINITY)
 }
 
 /// The output row of a query head.
 #[track_caller]
 pub(crate) fn output_row<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>) -> Global<'k, u32> {
     let o = &cta.params.o;
-    let offset = head.token.to_u64() * o.row + head.qo_head.to_u64() * o.head;
-    Global::<u16>::new(o.address).at_wide(offset).cast()
+    Global::<u16>::new(o.address).at_wide(head.offset_in(o)).cast()
 }
 
 /// Writes the LSE of a query head, if requested.
 #[track_caller]
 pub(crate) fn store_lse<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>, lse: Value<'k, f32>) {
-    let params = &cta.params;
-    cta.k.when(params.has_lse(), || {
-        let offset = head.token.to_u64() * params.qo_heads.to_u64() + head.qo_head.to_u64();
-        params.lse.at_wide(offset).store(lse);
-    });
+    cta.k.when(cta.params.has_lse(), || head.lse_in(&cta.params).store(lse));
 }
 
 /// The partial state of a row of an item: output and LSE.

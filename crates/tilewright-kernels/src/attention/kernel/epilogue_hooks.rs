@@ -1,10 +1,6 @@
 //! Epilogue hooks: the update and output hooks of a row, applied once after all partial states are merged.
 
-use super::{
-    cta::{MmaCta, QueryHead},
-    epilogue::SoftmaxStats,
-    row_hooks::RowHooks,
-};
+use super::{cta::MmaCta, epilogue::SoftmaxStats, query_row::QueryHead, row_hooks::RowHooks};
 use crate::{attention::items::NONE, variant::PartialHook};
 use std::f32::consts::{LN_2, LOG2_E};
 use tilewright::attention::variant::{Hook, Input};

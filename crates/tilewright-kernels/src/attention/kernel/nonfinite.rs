@@ -13,7 +13,7 @@ use super::{
     layout::RowFormat,
 };
 use tilewright_ptx::{
-    build::{Shared, Value},
+    build::{Builder, Shared, Value},
     isa::matrix::Elements,
 };
 
@@ -49,6 +49,29 @@ pub(crate) fn detect<'k>(
         }
     });
     found.get().ne(0)
+}
+
+/// Flags of the warps that found non-finite values, one word per warp.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NonfiniteFlags<'k> {
+    pub(crate) words: Shared<'k, u32>,
+    /// A multiple of 4.
+    pub(crate) warps: usize,
+}
+
+impl<'k> NonfiniteFlags<'k> {
+    /// Stores the flag of this warp; valid after a barrier.
+    pub(crate) fn store(&self, k: &'k Builder, found: Value<'k, bool>) {
+        let found = k.ballot(found);
+        k.when(k.lane().eq(0), || self.words.at(k.thread() >> 5).store(found));
+    }
+
+    /// Whether any warp found a non-finite value.
+    pub(crate) fn any(&self, k: &'k Builder) -> Value<'k, bool> {
+        let four = |at: usize| self.words.plus(at).load_vector::<4>();
+        let words = (0..self.warps).step_by(4).flat_map(four);
+        words.reduce(|a, b| a | b).unwrap_or_else(|| k.constant(0)).ne(0)
+    }
 }
 
 /// Replaces non-finite elements of `rows` values by 0 and writes their masks, by `threads` threads of which this is `thread`.

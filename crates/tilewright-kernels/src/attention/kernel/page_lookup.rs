@@ -72,7 +72,7 @@ impl<'k> PageLookup<'k> {
         let [page, slot] = [self.pending.get(), slot].map(|at| at.unless(!exists, 0).to_u64());
         let address = k.unset_var::<u64>("address");
         let set = |tensor: &CacheTensorRegs<'k>| {
-            let offset = page * tensor.page + slot * tensor.token + item.kv_head.to_u64() * tensor.head;
+            let offset = tensor.offset((page, slot), item.kv_head);
             address.set(tensor.address + offset * self.cta.kv.size() as u64);
         };
         // strides are loaded from parameters, which saves registers
@@ -160,7 +160,8 @@ pub(crate) fn copy_queries<'k>(
     partition.for_each_row(k, count, |first| {
         let row = begin + partition.row + first as u32;
         let row_exists = row.lt(rows);
-        let from = cta.query(q, cta.query_head(&item, row.min(rows - 1))).at(partition.chunk << 3).cast();
+        let head = cta.query_head(&item, row.min(rows - 1));
+        let from = Global::<u16>::new(q.address).at_wide(head.offset_in(q)).at(partition.chunk << 3).cast();
         for chunk in (0..format.chunks).step_by(partition.lanes) {
             let present = row_exists & exists(k, format, partition.chunk + chunk as u32);
             cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), !present);

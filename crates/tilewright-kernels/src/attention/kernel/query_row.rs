@@ -1,10 +1,49 @@
-//! A query row of one head: the indices that hooks and masks read, with and without tensor cores.
+//! Packed query rows: the token and query head of a row, and the indices that hooks and masks read.
 //!
-//! The request is that of the item, or [looked up](crate::attention::items::look_up_request); the position is the row number plus the
-//! request's offset.
+//! The rows of a work item are its tokens times the query heads of a group, with the heads of a token adjacent: row `r` is token
+//! `qo_begin + r / group` and query head `kv_head * group + r % group`. The request is that of the item, or
+//! [looked up](crate::attention::items::look_up_request). The position is the token plus the request's offset.
 
+use crate::attention::{
+    items::look_up_request,
+    params::{AttentionParamRegs, RowTensorRegs},
+};
 use tilewright::attention::variant::Input;
-use tilewright_ptx::build::Value;
+use tilewright_ptx::build::{Global, Value};
+
+/// A token of the batch and a query head.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct QueryHead<'k> {
+    /// The token index over the whole batch.
+    pub(crate) token: Value<'k, u32>,
+    pub(crate) qo_head: Value<'k, u32>,
+}
+
+impl<'k> QueryHead<'k> {
+    /// The head of packed row `row` of an item or a merge.
+    #[track_caller]
+    pub(crate) fn of_row(
+        params: &AttentionParamRegs<'k>,
+        (qo_begin, kv_head): (Value<'k, u32>, Value<'k, u32>),
+        row: Value<'k, u32>,
+    ) -> Self {
+        let (token, in_group) = params.group.divide(row);
+        let qo_head = kv_head * params.group.by + in_group;
+        Self { token: qo_begin + token, qo_head }
+    }
+
+    /// The offset of the head's row in a tensor, in elements.
+    #[track_caller]
+    pub(crate) fn offset_in(self, tensor: &RowTensorRegs<'k>) -> Value<'k, u64> {
+        self.token.to_u64() * tensor.row + self.qo_head.to_u64() * tensor.head
+    }
+
+    /// The LSE of the head's row.
+    #[track_caller]
+    pub(crate) fn lse_in(self, params: &AttentionParamRegs<'k>) -> Global<'k, f32> {
+        params.lse.at_wide(self.token.to_u64() * params.qo_heads.to_u64() + self.qo_head.to_u64())
+    }
+}
 
 /// Indices of a query row.
 #[derive(Debug, Clone, Copy)]
@@ -19,6 +58,30 @@ pub(crate) struct QueryRow<'k> {
 }
 
 impl<'k> QueryRow<'k> {
+    /// The row of a query head. `known` are the request, or [`NONE`](crate::attention::items::NONE), and its offset. The lookup of
+    /// a request that is not known is skipped if `look_up` is false.
+    #[track_caller]
+    pub(crate) fn new(
+        params: &AttentionParamRegs<'k>,
+        (head, kv_head): (QueryHead<'k>, Value<'k, u32>),
+        known: (Value<'k, u32>, Value<'k, i32>),
+        look_up: bool,
+    ) -> Self {
+        let k = head.token.builder();
+        let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
+        if look_up {
+            let requests = (params.requests, params.num_requests);
+            look_up_request(k, requests, (head.token, known.0), (Some(request), offset));
+        }
+        let position = head.token.reinterpret::<i32>() + offset.get();
+        Self { token: head.token, qo_head: head.qo_head, kv_head, request: request.get(), position }
+    }
+
+    /// The token and query head.
+    pub(crate) fn head(&self) -> QueryHead<'k> {
+        QueryHead { token: self.token, qo_head: self.qo_head }
+    }
+
     /// The value of a hook's input; `None` if the input is not a property of the row.
     #[track_caller]
     pub(crate) fn input(&self, input: Input) -> Option<Value<'k, f32>> {

@@ -11,14 +11,14 @@
 //! Per-row values are loaded at their point of use to reduce register pressure.
 
 use super::{
-    cta::{CurrentItem, MmaCta, QueryHead},
+    cta::{CurrentItem, MmaCta},
     fragments::AccFragment,
     layout::MAX_ROWS,
-    query_row::QueryRow,
+    query_row::{QueryHead, QueryRow},
     visible::{KeyRange, key_position},
 };
 use crate::{
-    attention::items::{WorkItemRegs, look_up_request},
+    attention::items::WorkItemRegs,
     variant::{DeclaredVariant, Hooks, PartialHook},
 };
 use tilewright::attention::variant::{Hook, Input};
@@ -92,15 +92,9 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         known: (Value<'k, u32>, Value<'k, i32>),
         hooks: &[Hook],
     ) -> QueryRow<'k> {
-        let (k, params) = (self.k, &cta.params);
-        let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
         // skip the lookup if no hook uses the result
-        if self.reads(hooks, Input::Request) || self.reads(hooks, Input::Qo) {
-            let requests = (params.requests, params.num_requests);
-            look_up_request(k, requests, (head.token, known.0), (Some(request), offset));
-        }
-        let position = head.token.reinterpret::<i32>() + offset.get();
-        QueryRow { token: head.token, qo_head: head.qo_head, kv_head, request: request.get(), position }
+        let look_up = self.reads(hooks, Input::Request) || self.reads(hooks, Input::Qo);
+        QueryRow::new(&cta.params, (head, kv_head), known, look_up)
     }
 
     /// Stores the per-row values of the `count` rows from `begin` on, by all threads; valid after a barrier. Rows beyond the

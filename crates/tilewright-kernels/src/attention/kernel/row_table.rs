@@ -7,6 +7,7 @@
 use super::{
     cta::{CurrentItem, MmaCta},
     layout::WARPS,
+    visible::{to_i64, window},
 };
 use crate::attention::items::{WorkItemRegs, look_up_request};
 use tilewright_ptx::{
@@ -105,17 +106,14 @@ fn row_position<'k>(cta: &MmaCta<'k>, item: &WorkItemRegs<'k>, row: Value<'k, u3
     token.reinterpret::<i32>() + offset.get()
 }
 
-/// The visible range of a row at a position. Windows go up to 2^32 - 1, which exceeds any distance and so means no limit.
+/// The visible range of a row at a position.
 fn visible_range_at<'k>(
     cta: &MmaCta<'k>,
     item: &WorkItemRegs<'k>,
     row_position: Value<'k, i32>,
 ) -> (Value<'k, i32>, Value<'k, i32>) {
-    let (params, blocks) = (&cta.params, cta.is_blocks());
-    let to_i64 = |x: Value<'k, u32>| x.to_u64().reinterpret::<i64>();
+    let blocks = cta.is_blocks();
     let base = to_i64(blocks.select::<u32>(0, item.base));
     let max_key = to_i64(blocks.select::<u32>(i32::MAX as u32, item.kv_end));
-    let clamp = |at: Value<'k, i64>| at.max(0).min(max_key).reinterpret::<u64>().low().reinterpret::<i32>();
-    let from = row_position.to_i64() - base;
-    (clamp(from - to_i64(params.left)), clamp(from + to_i64(params.right) + 1))
+    window(&cta.params, row_position.to_i64() - base, |at| at.max(0).min(max_key))
 }

@@ -44,6 +44,12 @@ pub(crate) fn online_softmax<'k>(
     logits.iter().map(|logits| logits.chunks_exact(2).map(of_step).collect()).collect()
 }
 
+/// The number that a row with maximum `max` subtracts from its logits or LSEs: 0 if it is -inf, because (-inf) - (-inf) is NaN.
+#[track_caller]
+pub(crate) fn finite_max(max: Value<'_, f32>) -> Value<'_, f32> {
+    max.unless(max.eq(f32::NEG_INFINITY), 0.0)
+}
+
 impl<'k> SoftmaxStep<'_, 'k> {
     /// The logits of this thread's keys: per key, one of both halves of each tile.
     fn keys(&self) -> impl Iterator<Item = Vec<Var<'k, f32>>> {
@@ -65,8 +71,7 @@ impl<'k> SoftmaxStep<'_, 'k> {
             }
         }
         let max = reduce::quads_max(max);
-        // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
-        let row_maxes: Vec<_> = max.iter().map(|max| max.unless(max.eq(f32::NEG_INFINITY), 0.0)).collect();
+        let row_maxes: Vec<_> = max.iter().map(|max| finite_max(*max)).collect();
         let rescale_factors =
             old_maxes.iter().zip(&row_maxes).map(|(old, new)| ((*old - *new) * self.scale).exp2());
         let rescale_factors: Vec<_> = rescale_factors.collect();

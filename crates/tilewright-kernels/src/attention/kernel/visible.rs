@@ -1,7 +1,7 @@
 //! Visible masks: the keys of a KV tile that a row sees, one bit per key, from key ranges, block positions and mask bits.
 
 use super::cta::MmaCta;
-use crate::attention::items::WorkItemRegs;
+use crate::attention::{items::WorkItemRegs, params::AttentionParamRegs};
 use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Keys of a KV tile: `width` (at most 64) keys from `first` on.
@@ -72,9 +72,7 @@ fn mask_bits<'k>(
     let end = (item.kv_end.max(keys.first) - keys.first).min(keys.width);
     let count = end.max(free_keys) - free_keys;
     let column = keys.first + free_keys - free;
-    let token = cta.params.group.quotient(row);
-    let first_bit = k.pack32(item.mask_bit_low, item.mask_bit_high);
-    let bit = first_bit + token.to_u64() * item.mask_columns.to_u64() + column.to_u64();
+    let bit = mask_bit(item, cta.params.group.quotient(row), column);
     let skip = bit.low() & 7;
     let byte = Global::<u32>::new(cta.params.mask_bits + (bit >> 3));
     let word = k.var::<u64>("mask_bits_of_row", 0);
@@ -84,6 +82,34 @@ fn mask_bits<'k>(
         word.set(word.get() | first);
     });
     low_bits(k, free_keys) | (word.get() << free_keys)
+}
+
+/// The index of the mask bit of token `token` of an item and a column of its mask.
+#[track_caller]
+pub(crate) fn mask_bit<'k>(
+    item: &WorkItemRegs<'k>,
+    token: Value<'k, u32>,
+    column: Value<'k, u32>,
+) -> Value<'k, u64> {
+    let first = token.builder().pack32(item.mask_bit_low, item.mask_bit_high);
+    first + token.to_u64() * item.mask_columns.to_u64() + column.to_u64()
+}
+
+/// The window of a row at position `position`: `position - left ..position + right + 1`, limited by `clamp`. `left` and `right`
+/// go up to 2^32 - 1, which exceeds any distance and so means no limit.
+#[track_caller]
+pub(crate) fn window<'k>(
+    params: &AttentionParamRegs<'k>,
+    position: Value<'k, i64>,
+    clamp: impl Fn(Value<'k, i64>) -> Value<'k, i64>,
+) -> (Value<'k, i32>, Value<'k, i32>) {
+    let to_i32 = |at: Value<'k, i64>| clamp(at).reinterpret::<u64>().low().reinterpret::<i32>();
+    (to_i32(position - to_i64(params.left)), to_i32(position + to_i64(params.right) + 1))
+}
+
+#[track_caller]
+pub(crate) fn to_i64(x: Value<'_, u32>) -> Value<'_, i64> {
+    x.to_u64().reinterpret()
 }
 
 /// The lowest `count` bits; all bits from 64 on.

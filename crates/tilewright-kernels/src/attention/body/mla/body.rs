@@ -13,7 +13,7 @@ use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta, ThreadPartition, divide},
     epilogue::{ColumnRange, store_columns},
     fragments::{FragmentLoader, RowTile, ThreadScalar, apply_mask},
-    nonfinite,
+    nonfinite::{self, NonfiniteFlags},
     page_lookup::{PageLookup, TileLoader, copy_queries},
     row_hooks::RowHooks,
     row_table::RowTable,
@@ -229,9 +229,8 @@ impl<'c, 'k> MlaBody<'c, 'k> {
         [0, 8].map(|down| self.visible.at(row).plus(down).load())
     }
 
-    /// Flags of warps that found non-finite values.
-    fn nonfinite_warps(&self) -> Shared<'k, u32> {
-        self.cta.at(self.layout.nonfinite_warps)
+    fn nonfinite_flags(&self) -> NonfiniteFlags<'k> {
+        NonfiniteFlags { words: self.cta.at(self.layout.nonfinite_warps), warps: WARPS }
     }
 
     /// Nonfinite masks; they overwrite the logits once all warps have read them.
@@ -243,20 +242,14 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     fn detect_nonfinite(&self, tile: Shared<'k, u32>) {
         let (k, format) = (self.k, self.cta.layout.v);
         let partition = ThreadPartition::new(k.thread(), THREADS as usize, format.chunks);
-        let found = k.ballot(nonfinite::detect(self.cta, (partition, format, self.layout.keys), tile));
-        k.when(k.lane().eq(0), || self.nonfinite_warps().at(k.thread() >> 5).store(found));
-    }
-
-    fn any_nonfinite(&self) -> Value<'k, bool> {
-        let four = |at: usize| self.nonfinite_warps().plus(at).load_vector::<4>();
-        let words = (0..WARPS).step_by(4).flat_map(four);
-        words.reduce(|a, b| a | b).unwrap_or_else(|| self.k.constant(0)).ne(0)
+        let found = nonfinite::detect(self.cta, (partition, format, self.layout.keys), tile);
+        self.nonfinite_flags().store(k, found);
     }
 
     /// Replaces non-finite values by 0 and writes their masks.
     fn extract_nonfinite(&self, tile: Shared<'k, u32>) {
         let k = self.k;
-        k.when(self.any_nonfinite(), || {
+        k.when(self.nonfinite_flags().any(k), || {
             // all warps have read the logits
             k.sync_threads();
             let v_format = (self.cta.layout.v, self.layout.keys);
@@ -272,7 +265,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
 
     /// Adds the non-finite values back.
     fn add_back_nonfinite(&self) {
-        self.k.when(self.any_nonfinite(), || {
+        self.k.when(self.nonfinite_flags().any(self.k), || {
             let nonfinite_masks = self.nonfinite_masks().at(self.first_column() >> 3);
             let tiles = std::slice::from_ref(&self.tile);
             nonfinite::add_back(

@@ -1,8 +1,8 @@
 //! State of a CTA, and its loops over items, blocks of rows and KV tiles.
 
-use super::{KEYS, SMALL_ROWS_PER_WARP, SimtConfig, WARPS, block_rows::BlockRows, key_table::KeyTable};
+use super::{KEYS, SMALL_ROWS_PER_WARP, SimtConfig, WARPS, key_table::KeyTable, row_table::SimtRowTable};
 use crate::{
-    attention::{items::WorkItemRegs, params::AttentionParamRegs},
+    attention::{items::WorkItemRegs, kernel::merge::arrival::arrive_and_merge, params::AttentionParamRegs},
     variant::{DeclaredVariant, Hooks, PartialHook},
 };
 use tilewright::attention::variant::Hook;
@@ -54,9 +54,9 @@ pub(super) struct SimtCta<'k, 'v> {
     pub(super) weights: Shared<'k, f32>,
     /// Some dims of the tile's keys, then of its values.
     pub(super) stage: Shared<'k, f32>,
-    pub(super) rows: BlockRows<'k>,
+    pub(super) rows: SimtRowTable<'k>,
     pub(super) keys: KeyTable<'k>,
-    /// A word that one thread broadcasts to the others.
+    /// The word of completed merges.
     pub(super) word: Shared<'k, u32>,
 }
 
@@ -93,7 +93,7 @@ impl<'k, 'v> SimtCta<'k, 'v> {
             o: array("o", rows * config.o_stride()),
             weights: array("weights", rows * KEYS),
             stage: array("stage", config.stage()),
-            rows: BlockRows::new(k, rows),
+            rows: SimtRowTable::new(k, rows),
             keys: KeyTable::new(k),
             word: k.shared("word", 1, 4),
         }
@@ -108,7 +108,7 @@ impl<'k, 'v> SimtCta<'k, 'v> {
             let item = WorkItemRegs::load(k, params.items, item);
             let packed = item.qo_len * params.group.by;
             k.repeat((0, packed), self.config.rows(), |first| self.attend(item, first, packed));
-            self.arrive_at_merges(&item);
+            arrive_and_merge(params, || item, self.word, |index| self.merge(index));
         });
     }
 
@@ -119,7 +119,7 @@ impl<'k, 'v> SimtCta<'k, 'v> {
         let left = (packed - first).min(self.config.rows());
         k.when(k.thread().lt(left), || {
             let known = (item.request, item.offset);
-            let row = self.row_of((item.qo_begin, item.kv_head), first + k.thread(), known);
+            let row = self.row_of((item.qo_begin, item.kv_head), first + k.thread(), known, true);
             self.init_row(k.thread(), &row);
         });
         k.sync_threads();

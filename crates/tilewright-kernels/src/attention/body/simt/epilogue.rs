@@ -12,14 +12,16 @@ use std::f32::consts::{LN_2, LOG2_E};
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::Value;
 
-/// The softmax state of a row: the maximum base-2 logit, and `Σ 2^(logit - max)`.
+/// Final softmax statistics of a row: the maximum base-2 logit, and `Σ 2^(logit - max)`. The tensor-core kernels have
+/// [`SoftmaxStats`](crate::attention::kernel::epilogue::SoftmaxStats), whose approximate logarithm and reciprocal would change
+/// the bits of this body.
 #[derive(Clone, Copy)]
-pub(super) struct SoftmaxState<'k> {
+pub(super) struct ExactSoftmaxStats<'k> {
     pub(super) max: Value<'k, f32>,
     pub(super) sum: Value<'k, f32>,
 }
 
-impl<'k> SoftmaxState<'k> {
+impl<'k> ExactSoftmaxStats<'k> {
     /// The LSE in base 2; -inf for a row without visible keys.
     #[track_caller]
     fn lse(&self) -> Value<'k, f32> {
@@ -34,7 +36,7 @@ impl<'k> SimtCta<'k, '_> {
         let (k, item) = (self.k, &block.item);
         self.for_each_row(block, |r| {
             let max = self.rows.max.at(r).load() * self.scale_to_base_2();
-            let state = SoftmaxState { max, sum: self.rows.sum.at(r).load() };
+            let state = ExactSoftmaxStats { max, sum: self.rows.sum.at(r).load() };
             let o = |dim| self.o.at(r * self.config.o_stride() + dim).load();
             k.when_else(
                 item.partial.eq(NONE),
@@ -49,7 +51,7 @@ impl<'k> SimtCta<'k, '_> {
     fn write_partial(
         &self,
         partial: Value<'k, u32>,
-        state: SoftmaxState<'k>,
+        state: ExactSoftmaxStats<'k>,
         o: impl FnOnce(Value<'k, u32>) -> Value<'k, f32>,
     ) {
         let (k, vo) = (self.k, self.config.head_dim.1);
@@ -66,15 +68,14 @@ impl<'k> SimtCta<'k, '_> {
     pub(super) fn write_output(
         &self,
         row: &QueryRow<'k>,
-        state: SoftmaxState<'k>,
+        state: ExactSoftmaxStats<'k>,
         o: impl FnOnce(Value<'k, u32>) -> Value<'k, f32>,
     ) {
         let (k, params, vo) = (self.k, &self.params, self.config.head_dim.1);
         let (state, rescale) = self.apply_update(row, state);
         let normalizer = self.normalizer(state.sum, rescale);
-        let (token, head) = (row.token.to_u64(), row.qo_head.to_u64());
         let dtype = self.config.dtype_qo;
-        let to = elements::address_of(dtype, params.o.address, token * params.o.row + head * params.o.head);
+        let to = elements::address_of(dtype, params.o.address, row.head().offset_in(&params.o));
         let hook = self.hooks.output.bind(&|input| row.input(input));
         k.repeat((self.lane, vo), 32, |dim| {
             let at = |input| (input == Input::Dim).then(|| dim.to_f32());
@@ -82,7 +83,7 @@ impl<'k> SimtCta<'k, '_> {
             elements::store(k, dtype, elements::address_of(dtype, to, dim.to_u64()), x);
         });
         k.when(self.lane.eq(0) & params.has_lse(), || {
-            params.lse.at_wide(token * params.qo_heads.to_u64() + head).store(state.lse());
+            row.head().lse_in(params).store(state.lse());
         });
     }
 
@@ -100,17 +101,17 @@ impl<'k> SimtCta<'k, '_> {
     fn apply_update(
         &self,
         row: &QueryRow<'k>,
-        state: SoftmaxState<'k>,
-    ) -> (SoftmaxState<'k>, Value<'k, f32>) {
+        state: ExactSoftmaxStats<'k>,
+    ) -> (ExactSoftmaxStats<'k>, Value<'k, f32>) {
         let one = self.k.constant(1.0);
         if !self.hooks.hooks().is_live(Hook::Update) {
             return (state, one);
         }
         let hook = &self.hooks.update;
         let (max, sum) = hook.update(&|input| row.input(input), (state.max * LN_2, state.sum));
-        let apply_update = SoftmaxState { max: max * LOG2_E, sum };
-        let rescale = exp2(state.max - apply_update.max);
+        let updated = ExactSoftmaxStats { max: max * LOG2_E, sum };
+        let rescale = exp2(state.max - updated.max);
         // a row without visible keys has nothing to rescale
-        (apply_update, rescale.unless(state.sum.eq(0.0), 0.0))
+        (updated, rescale.unless(state.sum.eq(0.0), 0.0))
     }
 }

@@ -1,4 +1,7 @@
 //! Key table of a KV tile: addresses, positions and scales, looked up by one thread per key.
+//!
+//! The tensor-core kernels have `kernel/page_lookup.rs` instead, which prefetches pages and feeds asynchronous copies. This body
+//! looks up a tile when it needs it, for elements of any alignment.
 
 use super::{KEYS, block::SimtCta, elements};
 use crate::attention::{
@@ -65,9 +68,8 @@ impl<'k> SimtCta<'k, '_> {
         });
         let (page, slot) = (page.get(), slot.get());
         let address = |tensor: &CacheTensorRegs<'k>| {
-            let head = item.kv_head.to_u64() * tensor.head;
-            let element = page.to_u64() * tensor.page + slot.to_u64() * tensor.token + head;
-            elements::address_of(self.config.dtype_kv, tensor.address, element)
+            let offset = tensor.offset((page.to_u64(), slot.to_u64()), item.kv_head);
+            elements::address_of(self.config.dtype_kv, tensor.address, offset)
         };
         let k_at = address(&params.k);
         keys.k.at(thread).store(k_at);

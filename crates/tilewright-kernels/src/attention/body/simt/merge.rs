@@ -1,55 +1,33 @@
-//! Merge of partial states by the last CTA to arrive, in the plan's order of sources, so that results are deterministic.
+//! Merge of partial states in exact arithmetic, one warp per row.
+//!
+//! `kernel/merge/partial_states.rs` has the same steps for the tensor-core kernels, with approximate exponentials and vectors of
+//! four elements: sharing them would round the results of one of the two kernels differently.
 
-use super::{THREADS, block::SimtCta, epilogue::SoftmaxState};
+use super::{THREADS, block::SimtCta, epilogue::ExactSoftmaxStats};
 use crate::{
     attention::{
-        items::{MergeItemRegs, MergeSourceRegs, NONE, WorkItemRegs},
-        kernel::query_row::QueryRow,
+        items::{MergeItemRegs, NONE},
+        kernel::{merge::arrival::partial_row, query_row::QueryRow, softmax::finite_max},
     },
     variant::elementary::exp2_of_negative,
 };
 use tilewright::attention::variant::{Hook, Input};
-use tilewright_ptx::{
-    build::Value,
-    isa::memory::{AtomicOp, Order, Scope},
-};
+use tilewright_ptx::build::Value;
 
 impl<'k> SimtCta<'k, '_> {
-    /// Arrives at the merges that depend on `item`, and performs those that it completes. All threads of the CTA have written and
-    /// synchronized.
-    #[track_caller]
-    pub(super) fn arrive_at_merges(&self, item: &WorkItemRegs<'k>) {
-        let (k, params) = (self.k, &self.params);
-        k.repeat((item.merge_deps_begin, item.merge_deps_end), 1, |feed| {
-            let number = params.merge_deps.at_wide(feed.to_u64()).load();
-            let merge = MergeItemRegs::load(k, params.merges, number);
-            let counter = params.arrival_counters.at_wide(number.to_u64());
-            k.when(k.thread().eq(0), || {
-                // acquire-release: orders this CTA's writes before the count, and those of the others before the merge
-                let before = counter.atomic(AtomicOp::AddU32, 1, (Order::AcqRel, Scope::Gpu));
-                let last = (before + 1).eq(merge.source_end - merge.source_begin);
-                k.when(last, || counter.store(0));
-                self.word.store(last.select(1, 0));
-            });
-            k.sync_threads();
-            k.when(self.word.load().ne(0), || self.merge(&merge));
-            // the next merge overwrites the word
-            k.sync_threads();
-        });
-    }
-
     /// Merges all rows, every fourth per warp.
     #[track_caller]
-    fn merge(&self, merge: &MergeItemRegs<'k>) {
+    pub(super) fn merge(&self, index: Value<'k, u32>) {
         let (k, params) = (self.k, &self.params);
+        let merge = &MergeItemRegs::load(k, params.merges, index);
         let reads = |input| {
             [Hook::Update, Hook::Output].into_iter().any(|hook| self.hooks.hooks().reads(hook, input))
         };
         // skip the lookup if no hook uses the result
-        let request = if reads(Input::Request) || reads(Input::Qo) { NONE } else { 0 };
-        let known = (k.constant(request), k.constant(0));
+        let look_up = reads(Input::Request) || reads(Input::Qo);
+        let unknown = (k.constant(NONE), k.constant(0));
         k.repeat((self.warp, merge.qo_len * params.group.by), THREADS / 32, |packed| {
-            let row = self.row_of((merge.qo_begin, merge.kv_head), packed, known);
+            let row = self.row_of((merge.qo_begin, merge.kv_head), packed, unknown, look_up);
             let state = self.merged_state(merge, &row);
             self.write_output(&row, state, |dim| self.merged_element(merge, (&row, state), dim));
         });
@@ -63,31 +41,28 @@ impl<'k> SimtCta<'k, '_> {
         row: &QueryRow<'k>,
         body: impl FnOnce(Value<'k, u64>),
     ) {
-        let (k, params) = (self.k, &self.params);
-        k.repeat((merge.source_begin, merge.source_end), 1, |source| {
-            let source = MergeSourceRegs::load(k, params.sources, source);
-            let in_group = row.qo_head - row.kv_head * params.group.by;
-            let partial = source.partial + (row.token - source.qo_begin) * params.group.by + in_group;
-            body(partial.to_u64());
+        self.k.repeat((merge.source_begin, merge.source_end), 1, |source| {
+            let in_group = row.qo_head - row.kv_head * self.params.group.by;
+            body(partial_row(&self.params, source, (row.token, in_group)).to_u64());
         });
     }
 
     /// The maximum LSE, or NaN if one is; and the sum of weights.
     #[track_caller]
-    fn merged_state(&self, merge: &MergeItemRegs<'k>, row: &QueryRow<'k>) -> SoftmaxState<'k> {
+    fn merged_state(&self, merge: &MergeItemRegs<'k>, row: &QueryRow<'k>) -> ExactSoftmaxStats<'k> {
         let k = self.k;
         if !self.hooks.hooks().softmax() {
-            return SoftmaxState { max: k.constant(f32::NEG_INFINITY), sum: k.constant(0.0) };
+            return ExactSoftmaxStats { max: k.constant(f32::NEG_INFINITY), sum: k.constant(0.0) };
         }
         let (max, sum) = (k.var("max", f32::NEG_INFINITY), k.var("sum", 0.0));
         self.for_each_partial(merge, row, |partial| {
             let lse = self.params.partial_lse.at_wide(partial).load();
             // comparisons with NaN are false, so a NaN is taken and kept
-            let hoisted_nodes = max.get().is_nan() | lse.le(max.get());
-            max.set(hoisted_nodes.select(max.get(), lse));
+            let keeps = max.get().is_nan() | lse.le(max.get());
+            max.set(keeps.select(max.get(), lse));
         });
         self.for_each_partial(merge, row, |partial| sum.set(sum.get() + self.weight(partial, max.get())));
-        SoftmaxState { max: max.get(), sum: sum.get() }
+        ExactSoftmaxStats { max: max.get(), sum: sum.get() }
     }
 
     /// The weight of a partial state.
@@ -96,16 +71,14 @@ impl<'k> SimtCta<'k, '_> {
         if !self.hooks.hooks().softmax() {
             return self.k.constant(1.0);
         }
-        // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
-        let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
-        exp2_of_negative(self.params.partial_lse.at_wide(partial).load() - reference)
+        exp2_of_negative(self.params.partial_lse.at_wide(partial).load() - finite_max(max))
     }
 
     #[track_caller]
     fn merged_element(
         &self,
         merge: &MergeItemRegs<'k>,
-        (row, state): (&QueryRow<'k>, SoftmaxState<'k>),
+        (row, state): (&QueryRow<'k>, ExactSoftmaxStats<'k>),
         dim: Value<'k, u32>,
     ) -> Value<'k, f32> {
         let (k, vo) = (self.k, u64::from(self.config.head_dim.1));

@@ -19,13 +19,13 @@
 //! ascending order, and masked keys never contribute. A row's bits therefore do not depend on the batch, given the same splits.
 
 mod block;
-mod block_rows;
 mod elements;
 mod epilogue;
 mod key_table;
 mod merge;
 mod pv;
 mod qk;
+mod row_table;
 mod softmax;
 
 use crate::variant::{Arithmetic, Hooks};

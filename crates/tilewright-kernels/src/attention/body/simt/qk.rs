@@ -9,6 +9,7 @@ use super::{
     elements,
     key_table::KeyTable,
 };
+use crate::attention::params::RowTensorRegs;
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Value, Var};
 
@@ -89,10 +90,7 @@ impl<'k> SimtCta<'k, '_> {
             let exists = r.lt(block.warp_first + block.count);
             // missing rows use the indices of the first row and are not loaded
             let row = self.rows.row(exists.select(r, 0), block.item.kv_head);
-            let (token, head) = (row.token.to_u64(), row.qo_head.to_u64());
-            let at = |q: &crate::attention::params::RowTensorRegs<'k>| {
-                elements::address_of(dtype, q.address, token * q.row + head * q.head)
-            };
+            let at = |q: &RowTensorRegs<'k>| elements::address_of(dtype, q.address, row.head().offset_in(q));
             let (first, second) = (at(&params.q), params.pe.as_ref().map(|(q, _)| at(q)));
             let hook = self.hooks.query.bind(&|input| row.input(input));
             k.repeat((0, self.parts()), 1, |part| {

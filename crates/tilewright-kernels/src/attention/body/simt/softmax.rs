@@ -7,7 +7,11 @@ use super::{
     block::{RowBlock, SimtCta},
     key_table::KeyTable,
 };
-use crate::{attention::kernel::query_row::QueryRow, tile::reduce, variant::elementary::exp2_of_negative};
+use crate::{
+    attention::kernel::{query_row::QueryRow, softmax::finite_max, visible::mask_bit},
+    tile::reduce,
+    variant::elementary::exp2_of_negative,
+};
 use std::f32::consts::LOG2_E;
 use tilewright::attention::variant::{Hook, Input};
 use tilewright_ptx::build::{Global, Value, Var};
@@ -107,9 +111,7 @@ impl<'k> SimtCta<'k, '_> {
         let bit_set = k.var::<u32>("bit", 1);
         let free = item.kv_len - item.mask_columns;
         k.when(condition & item.mask_columns.ne(0) & key.ge(free), || {
-            let first = k.pack32(item.mask_bit_low, item.mask_bit_high);
-            let in_rows = (row.token - item.qo_begin).to_u64() * item.mask_columns.to_u64();
-            let index = first + in_rows + (key - free).to_u64();
+            let index = mask_bit(item, row.token - item.qo_begin, key - free);
             let byte = Global::<u16>::new(self.params.mask_bits + (index >> 3)).load_u8();
             bit_set.set(byte >> (index.low() & 7) & 1);
         });
@@ -127,8 +129,7 @@ impl<'k> SimtCta<'k, '_> {
         let grows = tile_max.gt(old_max);
         let max = grows.select(tile_max, old_max);
         let rescale = exp2_of_negative((old_max - max) * scale).unless(!grows, 1.0);
-        // a row without visible keys subtracts 0: (-inf) - (-inf) would be NaN
-        let reference = max.unless(max.eq(f32::NEG_INFINITY), 0.0);
+        let reference = finite_max(max);
         let weights = keys.each_ref().map(|key| exp2_of_negative((key.logit - reference) * scale));
         let visible_weights: [Value<'k, f32>; 2] =
             std::array::from_fn(|i| keys[i].visible.select(weights[i], 0.0));

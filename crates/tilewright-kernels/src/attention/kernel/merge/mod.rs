@@ -1,6 +1,17 @@
-//! Merge of attention states: by the last CTA to arrive, and as operators.
+//! Merge of attention states over disjoint key ranges.
+//!
+//! ```text
+//! m = max lse_i     w_i = 2^(lse_i - m)     o = Σ w_i · o_i / Σ w_i     lse = m + log2 Σ w_i
+//! ```
+//!
+//! A state is an output and its LSE in base 2; that of no keys is 0 and -inf.
+//!
+//! 1. `arrival`: work items count up the merges that depend on them, in all kernels.
+//! 2. `partial_states`: the CTA that completes a merge reduces its f32 partial states in plan order.
+//! 3. `states`: the merge operators, whose states have any strides and the dtype of outputs.
 
 pub(crate) mod arrival;
+pub(crate) mod partial_states;
 mod states;
 
 pub use states::{MergeConfig, MergeInputs, MergeParams, StateTensor, merge};

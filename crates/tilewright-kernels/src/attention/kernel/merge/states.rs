@@ -8,7 +8,13 @@
 //! many states `[rows, states, heads, head_dim]`, of two `[rows, heads, head_dim]` each, of one dtype, f32, f16 or bf16; LSE the
 //! same without the last axis, f32; any strides. Sizes are launch parameters; only a class of head lengths is compiled in.
 
-use crate::tile::{Chunk, ChunkPlace, Elements, RowPartition, RowPlace, Strided, chunk};
+use crate::{
+    attention::kernel::{
+        epilogue::{lse, normalizer},
+        softmax::finite_max,
+    },
+    tile::{Chunk, ChunkPlace, Elements, RowPartition, RowPlace, Strided, chunk},
+};
 use tilewright::Dtype;
 use tilewright_ptx::{
     build::{Builder, Value, Var},
@@ -68,7 +74,7 @@ pub enum MergeInputs {
 pub struct MergeParams {
     /// Dtype of the values.
     pub dtype: Dtype,
-    /// RowPartition, heads, elements per head.
+    /// Rows, heads, elements per head.
     pub shape: [u32; 3],
     /// The states to merge.
     pub states: MergeInputs,
@@ -208,7 +214,7 @@ impl<'k> StateTensorRegs<'k> {
     }
 }
 
-/// RowPartition times heads, heads, chunks per head.
+/// Rows times heads, heads, chunks per head.
 #[derive(Clone, Copy)]
 struct Sizes<'k> {
     rows: Value<'k, u32>,
@@ -302,8 +308,7 @@ impl<'k> HeadMerge<'k> {
     /// Sets the maximum LSE before accumulation.
     #[track_caller]
     fn set_max(&self, max: Value<'k, f32>) {
-        // no state has keys: (-inf) - (-inf) would be NaN
-        self.max.set(max.unless(max.eq(f32::NEG_INFINITY), 0.0));
+        self.max.set(finite_max(max));
     }
 
     #[track_caller]
@@ -320,16 +325,15 @@ impl<'k> HeadMerge<'k> {
     #[track_caller]
     fn store(&self, to: &StateTensorRegs<'k>) {
         let (k, place, weight_sum) = (self.k, self.place, self.weight_sum.get());
-        let empty = weight_sum.eq(0.0);
-        let factor = weight_sum.recip().unless(empty, 0.0);
+        let factor = normalizer(weight_sum);
         for ((to, at), sums) in self.chunks(to, None).into_iter().zip(&self.sums) {
             let numbers: Vec<_> = sums.iter().map(|sum| sum.get() * factor).collect();
             let chunk = Chunk::of(self.config.dtype, &numbers);
             k.when(at.in_bounds, || chunk.store(to));
         }
         k.when(place.in_rows & place.thread.eq(0), || {
-            let merged = self.max.get() + weight_sum.log2();
-            Chunk::of(Dtype::F32, &[merged.unless(empty, f32::NEG_INFINITY)]).store(self.lse_at(to, None));
+            let lse = lse(self.max.get(), weight_sum);
+            Chunk::of(Dtype::F32, &[lse]).store(self.lse_at(to, None));
         });
     }
 }

@@ -1,17 +1,20 @@
 //! Row table of a block: indices, visible range and softmax state of each row.
 
 use super::block::SimtCta;
-use crate::attention::{items::look_up_request, kernel::query_row::QueryRow};
+use crate::attention::kernel::{
+    query_row::{QueryHead, QueryRow},
+    visible::window,
+};
 use tilewright_ptx::build::{Builder, Shared, Value};
 
 /// The row table in shared memory, `[rows]` each.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct BlockRows<'k> {
+pub(super) struct SimtRowTable<'k> {
     token: Shared<'k, u32>,
     qo_head: Shared<'k, u32>,
     request: Shared<'k, u32>,
     position: Shared<'k, i32>,
-    /// See [`BlockRows::visible_range`].
+    /// See [`SimtRowTable::visible_range`].
     low: Shared<'k, i32>,
     high: Shared<'k, i32>,
     /// The running maximum of logits, before the conversion to base 2.
@@ -22,7 +25,7 @@ pub(super) struct BlockRows<'k> {
     pub(super) rescale: Shared<'k, f32>,
 }
 
-impl<'k> BlockRows<'k> {
+impl<'k> SimtRowTable<'k> {
     pub(super) fn new(k: &'k Builder, rows: u32) -> Self {
         let rows = rows as usize;
         Self {
@@ -58,27 +61,17 @@ impl<'k> BlockRows<'k> {
 }
 
 impl<'k> SimtCta<'k, '_> {
-    /// A row by its packed index in an item or a merge; its request is `known` or [`NONE`](crate::attention::items::NONE).
+    /// A row by its packed index in an item or a merge; its request is as in [`QueryRow::new`].
     #[track_caller]
     pub(super) fn row_of(
         &self,
         (qo_begin, kv_head): (Value<'k, u32>, Value<'k, u32>),
         packed: Value<'k, u32>,
         known: (Value<'k, u32>, Value<'k, i32>),
+        look_up: bool,
     ) -> QueryRow<'k> {
-        let (k, params) = (self.k, &self.params);
-        let (token, in_group) = params.group.divide(packed);
-        let token = qo_begin + token;
-        let (request, offset) = (k.var::<u32>("request", known.0), k.var::<i32>("offset", known.1));
-        let requests = (params.requests, params.num_requests);
-        look_up_request(k, requests, (token, known.0), (Some(request), offset));
-        QueryRow {
-            token,
-            qo_head: kv_head * params.group.by + in_group,
-            kv_head,
-            request: request.get(),
-            position: token.reinterpret::<i32>() + offset.get(),
-        }
+        let head = QueryHead::of_row(&self.params, (qo_begin, kv_head), packed);
+        QueryRow::new(&self.params, (head, kv_head), known, look_up)
     }
 
     /// Writes the indices and visible range of row `r` of the block, and resets its state.
@@ -89,18 +82,10 @@ impl<'k> SimtCta<'k, '_> {
         rows.qo_head.at(r).store(row.qo_head);
         rows.request.at(r).store(row.request);
         rows.position.at(r).store(row.position);
-        // no limit exceeds all 32-bit positions
-        let to_i64 = |x: Value<'k, u32>| x.to_u64().reinterpret::<i64>();
-        let position = row.position.to_i64();
-        let clamp = |x: Value<'k, i64>| {
-            x.max(i64::from(i32::MIN))
-                .min(i64::from(i32::MAX))
-                .reinterpret::<u64>()
-                .low()
-                .reinterpret::<i32>()
-        };
-        rows.low.at(r).store(clamp(position - to_i64(params.left)));
-        rows.high.at(r).store(clamp(position + to_i64(params.right) + 1));
+        let (min, max) = (i64::from(i32::MIN), i64::from(i32::MAX));
+        let (low, high) = window(params, row.position.to_i64(), |at| at.max(min).min(max));
+        rows.low.at(r).store(low);
+        rows.high.at(r).store(high);
         rows.max.at(r).store(k.constant(f32::NEG_INFINITY));
         rows.sum.at(r).store(k.constant(0.0_f32));
     }
