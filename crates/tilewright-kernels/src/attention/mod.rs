@@ -1,6 +1,7 @@
 //! Attention kernels.
 
 pub mod body;
+pub mod choose;
 pub mod divisor;
 pub mod items;
 pub mod kernel;

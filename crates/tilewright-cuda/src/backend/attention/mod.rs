@@ -5,7 +5,6 @@ mod hooks;
 mod kernel;
 mod params;
 mod plan_on_device;
-mod tensor_core;
 
 use super::Gpu;
 use crate::machine::Machine;

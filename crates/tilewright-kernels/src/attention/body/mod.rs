@@ -9,7 +9,7 @@
 //! | [`wgmma`] | `wgmma` | 128 | warpgroups divide the rows; one more loads |
 //!
 //! A body loads queries, loops over KV tiles and leaves accumulators with the maximum and sum of each row. Everything else is in
-//! [`kernel`](super::kernel).
+//! [`kernel`](super::kernel). [`choose`](super::choose) says which body a problem gets.
 //!
 //! Departures:
 //!

@@ -1,0 +1,348 @@
+//! Choice of a body for a problem, a variant, a device and an alignment promise, with the reasons against faster bodies.
+//!
+//! ```text
+//! heads    Wgmma, Mma, Simt          latent heads    Mla, Simt          fastest first
+//! ```
+//!
+//! The first body without a reason against it is chosen. `Simt` has no reasons here; recording its kernel reports its limits.
+
+use super::{
+    body::{
+        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS,
+        mla::{self, MlaConfig},
+        mma::{self, MmaConfig},
+        simt::{self, SimtConfig},
+    },
+    params::AttentionParams,
+};
+use std::fmt;
+use tilewright::{
+    Dtype, Problem,
+    attention::variant::{ExpressionVariant, Hook, Variant},
+};
+use tilewright_ptx::{ir::Kernel, verify::Invalid};
+
+/// A body, or the two of the `mma` kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Body {
+    /// [`wgmma`](super::body::wgmma), for Hopper.
+    Wgmma,
+    /// `mma_split_kv` and `mma_split_q`, in [`mma`].
+    Mma,
+    /// [`mla`].
+    Mla,
+    /// [`simt`].
+    Simt,
+}
+
+/// Bodies for ordinary heads, fastest first.
+const HEADS: &[Body] = &[Body::Wgmma, Body::Mma, Body::Simt];
+/// Bodies for latent heads, fastest first.
+const LATENT: &[Body] = &[Body::Mla, Body::Simt];
+
+impl Body {
+    /// The name of the body's module.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Wgmma => "wgmma",
+            Self::Mma => "mma",
+            Self::Mla => "mla",
+            Self::Simt => "simt",
+        }
+    }
+}
+
+/// What the caller promises about addresses and strides of tensors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Alignment {
+    /// Multiples of 16 bytes, of the output of 8; scales per page only in 8-bit caches. [`KernelConfig::accepts`] checks it.
+    Vectors,
+    /// Multiples of the element size.
+    Elements,
+}
+
+/// What a kernel is chosen for.
+#[derive(Debug, Clone, Copy)]
+pub struct ChoiceInput<'a> {
+    /// The problem.
+    pub problem: &'a Problem,
+    /// The variant; `None` for the choice that serves a variant without hooks.
+    pub variant: Option<&'a ExpressionVariant>,
+    /// The device.
+    pub device: DeviceLimits,
+    /// The promise about the tensors of all runs.
+    pub alignment: Alignment,
+}
+
+/// The configuration of the kernel of a body.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KernelConfig {
+    /// Of [`Body::Mma`].
+    Mma(MmaConfig),
+    /// Of [`Body::Mla`].
+    Mla(MlaConfig),
+    /// Of [`Body::Simt`].
+    Simt(SimtConfig),
+}
+
+/// A chosen body, and the reasons why no faster one was chosen. `Display` prints it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Choice {
+    /// The chosen body.
+    pub body: Body,
+    /// Its kernel.
+    pub kernel: KernelConfig,
+    /// Faster bodies, fastest first, each with all reasons against it.
+    pub rejected: Vec<(Body, Vec<String>)>,
+}
+
+/// Chooses the fastest body that supports the input.
+pub fn choose(input: &ChoiceInput<'_>) -> Choice {
+    let bodies = if input.problem.is_latent() { LATENT } else { HEADS };
+    let mut rejected = Vec::new();
+    for &body in bodies {
+        match input.kernel(body) {
+            Ok(kernel) => return Choice { body, kernel, rejected },
+            Err(reasons) => rejected.push((body, reasons)),
+        }
+    }
+    Choice { body: Body::Simt, kernel: KernelConfig::Simt(input.simt()), rejected }
+}
+
+impl ChoiceInput<'_> {
+    /// The kernel of a body, or all reasons against it.
+    fn kernel(&self, body: Body) -> Result<KernelConfig, Vec<String>> {
+        let (kernel, mut reasons) = match body {
+            Body::Simt => return Ok(KernelConfig::Simt(self.simt())),
+            Body::Wgmma => return Err(self.wgmma_reasons()),
+            Body::Mma => {
+                let config = self.mma();
+                let variant = |variant| mma::unsupported_variant(&config, variant);
+                let reasons = [config.unsupported(), self.variant.map_or_else(Vec::new, variant)].concat();
+                (KernelConfig::Mma(config), reasons)
+            }
+            Body::Mla => (KernelConfig::Mla(self.mla()), self.mla_reasons()),
+        };
+        if self.alignment == Alignment::Elements {
+            reasons.push("tensors may be aligned to elements only, expected 16 bytes".to_owned());
+        }
+        if reasons.is_empty() { Ok(kernel) } else { Err(reasons) }
+    }
+
+    fn wgmma_reasons(&self) -> Vec<String> {
+        let arch = self.device.arch;
+        let no_wgmma = (arch != 90).then(|| format!("sm_{arch} has no wgmma, expected sm_90"));
+        let ragged = "it reads ragged tensors, expected the items of a plan".to_owned();
+        no_wgmma.into_iter().chain([ragged]).collect()
+    }
+
+    fn mma(&self) -> MmaConfig {
+        let problem = self.problem;
+        MmaConfig {
+            qo: problem.dtype_qo(),
+            kv: problem.dtype_kv(),
+            head_dim: problem.head_dim(),
+            bodies: Bodies::Both,
+            device: self.device,
+        }
+    }
+
+    fn mla(&self) -> MlaConfig {
+        let problem = self.problem;
+        MlaConfig {
+            dtype: problem.dtype_qo(),
+            head_dim: problem.head_dim(),
+            heads: problem.heads().qo,
+            bodies: Bodies::Both,
+            device: self.device,
+        }
+    }
+
+    fn mla_reasons(&self) -> Vec<String> {
+        let (qo, kv) = (self.problem.dtype_qo(), self.problem.dtype_kv());
+        let mut reasons = self.mla().unsupported();
+        if qo != kv {
+            reasons.push(format!("the cache is {kv}, expected {qo} as queries"));
+        }
+        if let Some(variant) = self.variant {
+            if !variant.properties().softmax {
+                reasons.push("logits are weights, expected a softmax".to_owned());
+            }
+            let hooks = Hook::ALL.into_iter().filter(|hook| variant.is_live(*hook));
+            reasons.extend(hooks.map(|hook| format!("there is a hook of {}, expected none", hook.name())));
+        }
+        reasons
+    }
+
+    fn simt(&self) -> SimtConfig {
+        let (problem, dim) = (self.problem, self.problem.head_dim());
+        SimtConfig {
+            dtype_qo: problem.dtype_qo(),
+            dtype_kv: problem.dtype_kv(),
+            head_dim: (dim.qk as u32, dim.vo as u32),
+            mla: problem.is_latent(),
+        }
+    }
+}
+
+impl KernelConfig {
+    /// The same with other bodies of the kernel; `Simt` has one for items of any size.
+    #[must_use]
+    pub fn with_bodies(self, bodies: Bodies) -> Self {
+        match self {
+            Self::Mma(config) => Self::Mma(MmaConfig { bodies, ..config }),
+            Self::Mla(config) => Self::Mla(MlaConfig { bodies, ..config }),
+            Self::Simt(config) => Self::Simt(config),
+        }
+    }
+
+    /// Query rows per tile: the value for `Tiling::q_rows`.
+    pub fn q_rows(&self) -> usize {
+        match self {
+            Self::Mma(config) => config.q_rows(),
+            Self::Mla(config) => config.q_rows(),
+            Self::Simt(config) => config.rows() as usize,
+        }
+    }
+
+    /// Cost of loading a KV tile, in packed query rows processed in that time. Latent rows are over four times longer, but their
+    /// keys and values are loaded once.
+    pub fn tile_load_rows(&self) -> usize {
+        match self {
+            Self::Mma(_) => 160,
+            Self::Mla(_) => 48,
+            Self::Simt(_) => 8,
+        }
+    }
+
+    /// Minimum number of resident CTAs per SM.
+    pub fn ctas_per_sm(&self) -> u32 {
+        match self {
+            Self::Mma(config) => config.ctas_per_sm(),
+            Self::Mla(_) => 1,
+            Self::Simt(_) => 2,
+        }
+    }
+
+    /// The dtype to which softmax weights are rounded.
+    pub fn weights(&self) -> Dtype {
+        match self {
+            Self::Mma(config) => config.qo,
+            Self::Mla(config) => config.dtype,
+            Self::Simt(_) => Dtype::F32,
+        }
+    }
+
+    /// Whether these arguments keep the promise of [`Alignment::Vectors`], if the kernel needs it. It does not allocate.
+    pub fn accepts(&self, params: &AttentionParams) -> bool {
+        match self {
+            Self::Mma(config) => config.accepts(params),
+            Self::Mla(config) => config.accepts(params),
+            Self::Simt(_) => true,
+        }
+    }
+
+    /// Records the kernel.
+    ///
+    /// # Errors
+    /// With the reasons of the body, if it does not support the configuration or the variant.
+    pub fn record(&self, name: &str, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
+        match self {
+            Self::Mma(config) => mma::attention_with(name, config, variant),
+            Self::Mla(config) => mla::attention(name, config),
+            Self::Simt(config) => simt::attention(name, *config, variant),
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let note = match self.body {
+            Body::Mma => format!(": mma_split_kv up to {MAX_SPLIT_KV_ROWS} packed rows, mma_split_q above"),
+            Body::Wgmma | Body::Mla => String::new(),
+            Body::Simt => ": fallback without tensor cores".to_owned(),
+        };
+        write!(f, "{}{note}", self.body.name())?;
+        let against = |(body, reasons): &(Body, Vec<String>)| (body.name(), reasons.join("; "));
+        self.rejected.iter().map(against).try_for_each(|(name, why)| write!(f, "\n  not {name}: {why}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Alignment, ChoiceInput, choose};
+    use crate::attention::body::DeviceLimits;
+    use tilewright::{
+        Dtype, HeadDim, Heads, Problem,
+        attention::variant::{ExpressionVariant, Plain, RotaryEmbedding, SoftCap},
+        rope::Rope,
+    };
+
+    fn heads(dim: usize, qo: Dtype, kv: Dtype) -> Problem {
+        let builder = Problem::builder(Heads { qo: 32, kv: 8 }, HeadDim::same(dim));
+        builder.dtypes(qo, kv).build().unwrap()
+    }
+
+    fn text(problem: &Problem, variant: &ExpressionVariant, arch: u32) -> String {
+        let (device, alignment) = (DeviceLimits::of_arch(arch), Alignment::Vectors);
+        choose(&ChoiceInput { problem, variant: Some(variant), device, alignment }).to_string()
+    }
+
+    const NOT_WGMMA: &str = "\n  not wgmma: it reads ragged tensors, expected the items of a plan";
+    const MMA: &str = "mma: mma_split_kv up to 16 packed rows, mma_split_q above";
+    const SIMT: &str = "simt: fallback without tensor cores";
+
+    #[test]
+    fn a_choice_prints_the_body_and_the_reasons_against_faster_ones() {
+        let plain = ExpressionVariant::of(&Plain).unwrap();
+        let rope = RotaryEmbedding::new(&Rope::new(128, 1e4).unwrap()).unwrap();
+        let rotated = ExpressionVariant::of(&rope).unwrap();
+        let (bf16, f32, e4m3) = (Dtype::Bf16, Dtype::F32, Dtype::E4m3);
+        let latent = |kv| {
+            let builder = Problem::latent(128, 512, 64).scale(1.0 / 192_f32.sqrt());
+            builder.dtypes(bf16, kv).build().unwrap()
+        };
+        let cases = [
+            (heads(128, bf16, bf16), &plain, format!("{MMA}{NOT_WGMMA}")),
+            (
+                heads(128, f32, f32),
+                &plain,
+                format!("{SIMT}{NOT_WGMMA}\n  not mma: queries are f32, expected f16 or bf16"),
+            ),
+            (
+                heads(100, bf16, bf16),
+                &plain,
+                format!(
+                    "{SIMT}{NOT_WGMMA}\n  not mma: head_dim qk = 100, expected a multiple of 8 in 16..=256; \
+                     head_dim vo = 100, expected a multiple of 8 in 16..=256"
+                ),
+            ),
+            (latent(bf16), &plain, "mla".to_owned()),
+            (latent(e4m3), &plain, format!("{SIMT}\n  not mla: the cache is e4m3, expected bf16 as queries")),
+            (
+                heads(128, bf16, bf16),
+                &rotated,
+                format!(
+                    "{SIMT}{NOT_WGMMA}\n  not mma: there is a hook of query, expected none; \
+                     there is a hook of key, expected none"
+                ),
+            ),
+        ];
+        for (problem, variant, expected) in cases {
+            assert_eq!(text(&problem, variant, 90), expected, "{problem}");
+        }
+    }
+
+    #[test]
+    fn a_choice_depends_on_device_alignment_and_logits_hooks() {
+        let (problem, device) = (heads(128, Dtype::Bf16, Dtype::Bf16), DeviceLimits::of_arch(80));
+        let variant = ExpressionVariant::of(&SoftCap::new(50.0).unwrap()).unwrap();
+        let ragged = "it reads ragged tensors, expected the items of a plan";
+        let not_wgmma = format!("\n  not wgmma: sm_80 has no wgmma, expected sm_90; {ragged}");
+        assert_eq!(text(&problem, &variant, 80), format!("{MMA}{not_wgmma}"));
+        let alignment = Alignment::Elements;
+        let choice = choose(&ChoiceInput { problem: &problem, variant: None, device, alignment });
+        let not_mma = "\n  not mma: tensors may be aligned to elements only, expected 16 bytes";
+        assert_eq!(choice.to_string(), format!("{SIMT}{not_wgmma}{not_mma}"));
+    }
+}
