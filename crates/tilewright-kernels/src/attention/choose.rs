@@ -165,7 +165,7 @@ impl ChoiceInput<'_> {
             reasons.push(format!("the cache is {kv}, expected {qo} as queries"));
         }
         if let Some(variant) = self.variant {
-            if !variant.properties().softmax {
+            if !variant.has_softmax() {
                 reasons.push("logits are weights, expected a softmax".to_owned());
             }
             let hooks = Hook::ALL.into_iter().filter(|hook| variant.is_live(*hook));

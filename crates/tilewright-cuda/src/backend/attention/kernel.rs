@@ -140,7 +140,7 @@ fn get_or_build<M: Machine>(
 fn kernel_name(kernel: &KernelConfig, problem: &Problem, variant: &ExpressionVariant) -> String {
     let (dim, qo, kv) = (problem.head_dim(), problem.dtype_qo(), problem.dtype_kv());
     let shape = format!("{qo}_{kv}_d{}_{}", dim.qk, dim.vo);
-    let plain = variant.properties().softmax && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
+    let plain = variant.has_softmax() && !Hook::ALL.into_iter().any(|hook| variant.is_live(hook));
     let hooks = if plain { String::new() } else { format!("_{:016x}", variant.fingerprint()) };
     let few = |bodies| if bodies == Bodies::SplitKv { "_few" } else { "" };
     match kernel {

@@ -18,7 +18,7 @@ const MAX_OPERATIONS: [(Hook, usize); 3] = [(Hook::Logits, 32), (Hook::Mask, 128
 /// cores is the fallback.
 pub fn unsupported_variant(config: &MmaConfig, variant: &ExpressionVariant) -> Vec<String> {
     let mut reasons = Vec::new();
-    if !variant.properties().softmax {
+    if !variant.has_softmax() {
         reasons.push("logits are weights, expected a softmax".to_owned());
     }
     for (hook, name) in [(Hook::Query, "query"), (Hook::Key, "key"), (Hook::Value, "value")] {
