@@ -26,7 +26,7 @@ fn check(tree: &Tree) -> Vec<String> {
             MODULES.iter().find(|(module, _)| path.starts_with(module)).map_or(0, |(_, times)| *times);
         match lines.get(allowed) {
             Some(line) if allowed == 0 => {
-                complaints.push(format!("{path}:{line}: unsafe outside the listed modules"))
+                complaints.push(format!("{path}:{line}: unsafe outside the listed modules"));
             }
             Some(line) => complaints.push(format!("{path}:{line}: unsafe more than {allowed} times")),
             None => complaints.extend(unexplained(path, text, &code)),

@@ -97,7 +97,10 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
     }
     match mutants {
         0 => Err("no test executes this kernel".to_owned()),
-        _ => Ok(println!("{killed} of {mutants} killed")),
+        _ => {
+            println!("{killed} of {mutants} killed");
+            Ok(())
+        }
     }
 }
 

@@ -18,7 +18,7 @@ impl Stream {
     /// If the driver rejects the copy, for example because the context is lost.
     pub fn write(&self, to: u64, bytes: &[u8]) -> Result<()> {
         self.write_pieces(to, bytes.len(), &mut |at, piece| {
-            piece.copy_from_slice(&bytes[at..at + piece.len()])
+            piece.copy_from_slice(&bytes[at..at + piece.len()]);
         })
     }
 

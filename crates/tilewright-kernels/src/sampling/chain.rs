@@ -201,7 +201,7 @@ impl<'k, D: Number, T: Number> Chain<'k, D, T> {
                 state.emitted.set(state.emitted.get() + one);
                 let token = k.var("emitted_token", draft.token);
                 k.when(!accepted.get(), || {
-                    token.set(self.draw_replacement(has_draft, draft, (&weights, &kept), draw))
+                    token.set(self.draw_replacement(has_draft, draft, (&weights, &kept), draw));
                 });
                 k.sync_threads(); // after the initialization to -1
                 k.when(k.thread().eq(0), || self.tokens.at(position).store(token.get().reinterpret::<i32>()));

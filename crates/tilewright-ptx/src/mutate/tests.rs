@@ -27,8 +27,11 @@ fn kernel(body: Vec<Stmt>) -> Kernel {
     Kernel { name: "k".to_owned(), threads: 32, cluster: 1, ctas_per_sm: 1, params, shared, registers, body }
 }
 
-/// The mutants of one instruction: the kind, and the mutated instruction.
-fn mutants(op: Op, operands: &[Operand]) -> Vec<(String, Option<(Op, Vec<Operand>)>)> {
+/// The kind of a mutation, and the mutated instruction unless it was removed.
+type Mutant = (String, Option<(Op, Vec<Operand>)>);
+
+/// The mutants of one instruction.
+fn mutants(op: Op, operands: &[Operand]) -> Vec<Mutant> {
     let kernel = kernel(vec![inst(op, operands)]);
     let mutant = |mutation: &Mutation| {
         let body = mutation.apply(&kernel).body;

@@ -91,12 +91,9 @@ impl Exec<'_, '_> {
                 return Err((FaultKind::BadArgument, message));
             }
             for rank in (0..16).filter(|rank| ctas >> rank & 1 != 0) {
-                let there = |location| {
-                    if let MemoryLocation::Shared(_, offset) = location {
-                        MemoryLocation::Shared(rank, offset)
-                    } else {
-                        location
-                    }
+                let there = |location| match location {
+                    MemoryLocation::Shared(_, offset) => MemoryLocation::Shared(rank, offset),
+                    global => global,
                 };
                 let chunks: Vec<ChunkSpec> =
                     chunks.iter().map(|&(from, to, bytes)| (from, there(to), bytes)).collect();

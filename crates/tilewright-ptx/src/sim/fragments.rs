@@ -21,7 +21,7 @@ impl Exec<'_, '_> {
     ) -> Result<Next, FaultCause> {
         match op {
             MatrixOp::Load(count, transposed) => {
-                self.load_matrices((count, transposed), results, operands)?
+                self.load_matrices((count, transposed), results, operands)?;
             }
             MatrixOp::Store(count, transposed) => self.store_matrices((count, transposed), operands)?,
             MatrixOp::Mma(elements) => self.mma(elements, results, operands)?,

@@ -24,7 +24,7 @@ impl Exec<'_, '_> {
     pub(super) fn fence(&mut self, fence: Fence) {
         match fence {
             Fence::AcqRel(scope) | Fence::SeqCst(scope) => {
-                self.fence_memory(super::access::scope_level(scope))
+                self.fence_memory(super::access::scope_level(scope));
             }
             Fence::ProxyAsyncShared => self.fence_proxy(false),
             Fence::ProxyAsync => self.fence_proxy(true),

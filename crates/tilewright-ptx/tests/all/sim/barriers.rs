@@ -159,12 +159,10 @@ fn a_phase_that_completes_twice() {
             k.when_else(
                 k.warp_index().eq(0),
                 || {
-                    for phase in 0..4 {
+                    (0..4).for_each(|phase| {
                         ready.arrive();
-                        if waits {
-                            seen.wait(phase & 1);
-                        }
-                    }
+                        waits.then(|| seen.wait(phase & 1));
+                    });
                 },
                 || {
                     for phase in 0..4 {

@@ -149,7 +149,7 @@ mod tests {
             |params| params.pe = None,
             |params| params.pe = params.pe.map(|pe| PeTensors { q: RowTensor { row: 4, ..pe.q }, ..pe }),
             |params| {
-                params.pe = params.pe.map(|pe| PeTensors { k: CacheTensor { address: 24, ..pe.k }, ..pe })
+                params.pe = params.pe.map(|pe| PeTensors { k: CacheTensor { address: 24, ..pe.k }, ..pe });
             },
             |params| params.o.address += 4,
             |params| params.o.row += 2,

@@ -173,10 +173,10 @@ impl Bf16Mma {
             match data {
                 Data::Bf16(data) => transpose(simd, (data, offsets, width), WordColumns { simd, to }),
                 Data::E4m3(data) => {
-                    transpose(simd, (data, offsets, width), ByteColumns::new(avx512, to, data))
+                    transpose(simd, (data, offsets, width), ByteColumns::new(avx512, to, data));
                 }
                 Data::E5m2(data) => {
-                    transpose(simd, (data, offsets, width), ByteColumns::new(avx512, to, data))
+                    transpose(simd, (data, offsets, width), ByteColumns::new(avx512, to, data));
                 }
                 Data::I8(data) => transpose(simd, (data, offsets, width), ByteColumns::new(avx512, to, data)),
                 Data::F32(_) | Data::F16(_) => unreachable!("`for_call` looked at the dtypes"),
