@@ -1,7 +1,7 @@
 //! The four walks: the files that a reader opens to follow one call from its start to its end.
 //!
-//! `xtask/walks.toml` lists each walk as steps `file: function`. A step is checked: the file defines the function, and the file of the
-//! step before it names the function. A walk's length is its number of different files.
+//! `xtask/walks.toml` lists each walk as steps `file: function`. A step is checked: its file defines the function, and the
+//! file of an earlier step names the function. A walk's length is its number of different files.
 
 use crate::{rust_source::code_only, tree::Tree};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ pub(crate) fn broken(tree: &Tree) -> Vec<String> {
     };
     let mut complaints = Vec::new();
     for (name, steps) in &walks {
-        let mut before: Option<String> = None;
+        let mut earlier = String::new();
         for (file, function) in steps {
             let Some(code) = tree.text(file).map(code_only) else {
                 complaints.push(format!("{WALKS}: {name}: no file `{file}`"));
@@ -50,10 +50,10 @@ pub(crate) fn broken(tree: &Tree) -> Vec<String> {
             {
                 complaints.push(format!("{WALKS}: {name}: `{file}` has no function `{function}`"));
             }
-            if before.is_some_and(|before| !has_word(&before, function)) {
-                complaints.push(format!("{WALKS}: {name}: no call of `{function}` in the step before it"));
+            if !earlier.is_empty() && !has_word(&earlier, function) {
+                complaints.push(format!("{WALKS}: {name}: no call of `{function}` in an earlier step"));
             }
-            before = Some(code);
+            earlier += &code;
         }
     }
     complaints

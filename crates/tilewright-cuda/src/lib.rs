@@ -14,6 +14,11 @@
 #[cfg(doctest)]
 mod readme {}
 
+/// The GPU page has an example for a GPU that falls back to the CPU.
+#[doc = include_str!("../../../docs/gpu.md")]
+#[cfg(doctest)]
+mod gpu_page {}
+
 pub mod cache;
 #[allow(unsafe_code, reason = "the only module that calls the driver; each call has a SAFETY note")]
 mod driver;

@@ -78,6 +78,13 @@ impl<M: Machine> Backend for Gpu<M> {
         self.build_attention(problem, recorded)
     }
 
+    fn describe_attention(&self, _: &Problem, built: Option<&Opaque>) -> String {
+        match built.and_then(|built| self.attention_choice(built)) {
+            Some(choice) => format!("{}: {choice}", self.describe()),
+            None => self.describe(),
+        }
+    }
+
     fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
         self.prepare_plan(plan, previous)
     }

@@ -3,7 +3,8 @@
 
 use half::bf16;
 use tilewright::{
-    Backend, Cpu, Dtype, E4m3, KvCacheMut, KvLayout, PageTable, Scale, ViewMut,
+    Attention, Backend, Cpu, Dtype, E4m3, HeadDim, Heads, KvCacheMut, KvLayout, PageTable, Problem, Scale,
+    ViewMut,
     attention::{BitOrder, packbits, segment_packbits},
     kv::{
         AppendPlan, ScaleMut,
@@ -35,10 +36,22 @@ macro_rules! judge_machines {
 
 judge_machines!(
     flags_on_the_device,
+    operators_describe_their_kernel,
     segments_of_rows,
     a_pipeline_of_several_groups_stays_on_the_device,
     an_append_with_scales_of_heads_is_recorded
 );
+
+fn operators_describe_their_kernel<M: Machine>(gpu: &Gpu<M>) {
+    let describe = |dtype| {
+        let problem = Problem::builder(Heads { qo: 32, kv: 8 }, HeadDim::same(128)).dtypes(dtype, dtype);
+        Attention::new(problem.build().unwrap(), gpu.clone()).unwrap().describe()
+    };
+    let (fast, fallback) = (describe(Dtype::Bf16), describe(Dtype::F32));
+    assert!(fast.contains("mma: mma_split_kv up to 16 packed rows, mma_split_q above"), "{fast}");
+    assert!(fallback.contains("simt: fallback without tensor cores"), "{fallback}");
+    assert!(fallback.contains("\n  not mma: "), "{fallback}");
+}
 
 fn bf16s<M: Machine>(gpu: &Gpu<M>, values: impl Iterator<Item = f32>) -> DeviceMemory {
     let values: Vec<bf16> = values.map(bf16::from_f32).collect();

@@ -21,6 +21,7 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::Bodies,
+    choose::Choice,
     params::{KvLayout, PlanArrays},
 };
 
@@ -54,6 +55,11 @@ impl<M: Machine> Gpu<M> {
         variant: &ExpressionVariant,
     ) -> Result<Option<Opaque>> {
         Ok(Some(Arc::new(AttentionKernels::new(self, problem, variant)?)))
+    }
+
+    /// The choice of the body that a built operator runs.
+    pub(super) fn attention_choice(&self, built: &Opaque) -> Option<Choice> {
+        built.downcast_ref::<AttentionKernels<M>>().map(|kernels| kernels.choice.clone())
     }
 
     /// Uploads a plan. Reuses the memory of the previous plan if this is its only owner and the memory is large enough, which is
