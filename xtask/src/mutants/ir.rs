@@ -26,18 +26,18 @@ const EXCLUDED: &str = "faults::";
 /// The options of `cargo xtask mutants ir`.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Options {
-    /// The only kernel to mutate.
-    kernel: Option<String>,
+    /// The kernels to mutate; all if empty.
+    kernels: Vec<String>,
     /// Mutants per kernel.
     sample: usize,
 }
 
 impl Options {
     pub(super) fn parse(arguments: &[&str]) -> Result<Self, String> {
-        let mut options = Self { kernel: None, sample: 20 };
+        let mut options = Self { kernels: Vec::new(), sample: 20 };
         for option in arguments.chunks(2) {
             match option {
-                ["--kernel", name] => options.kernel = Some((*name).to_owned()),
+                ["--kernel", name] => options.kernels.push((*name).to_owned()),
                 ["--sample", number] => {
                     options.sample =
                         number.parse().map_err(|_| format!("--sample: `{number}` is not a number"))?;
@@ -63,10 +63,16 @@ type Mutations = BTreeMap<String, Vec<usize>>;
 pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
     let mut tests = tests(root)?;
     let kernels = dry_run(root, &mut tests)?;
+    // kernels with fast tests first
+    let mut kernels: Vec<(String, Mutations)> = kernels.into_iter().collect();
+    kernels.sort_by_key(|(_, mutations)| mutations.values().flatten().map(|&at| tests[at].limit).max());
+    for (kernel, mutations) in &kernels {
+        println!("{kernel:40} {:6} mutations", mutations.len());
+    }
     let mut record = Record::read(root, "ir.csv", "kernel")?;
     let (mut mutants, mut killed) = (0, 0);
     for (kernel, mutations) in &kernels {
-        if options.kernel.as_ref().is_some_and(|name| name != kernel) {
+        if !options.kernels.is_empty() && !options.kernels.contains(kernel) {
             continue;
         }
         let start = Instant::now();
@@ -87,10 +93,9 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
         let score = Score { mutants: sample.len(), survivors };
         (mutants, killed) = (mutants + score.mutants, killed + score.mutants - score.survivors.len());
         println!(
-            "\r{kernel:40} {:3} of {:3} killed, {:6} mutations, {:6.1} s",
+            "\r{kernel:40} {:3} of {:3} killed, {:6.1} s",
             score.mutants - score.survivors.len(),
             score.mutants,
-            mutations.len(),
             start.elapsed().as_secs_f64()
         );
         record.set(kernel, &score)?;
@@ -200,17 +205,25 @@ impl Test {
     }
 }
 
-/// Up to `size` mutations: pseudo-random with a fixed seed, evenly over the kinds.
+/// Up to `size` mutations: pseudo-random with a fixed seed, evenly over the kinds, and one copy per site before the next.
 fn sample<'a>(ids: impl Iterator<Item = &'a str>, size: usize) -> Vec<&'a str> {
-    let mut kinds: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut sites: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for id in ids {
-        kinds.entry(id.split(':').next().unwrap_or_default()).or_default().push(id);
+        sites.entry(id.split(", copy ").next().unwrap_or_default()).or_default().push(id);
+    }
+    let mut kinds: BTreeMap<&str, Vec<(usize, &str)>> = BTreeMap::new();
+    for (site, mut copies) in sites {
+        copies.sort_by_key(|id| hash(id));
+        kinds
+            .entry(site.split(':').next().unwrap_or_default())
+            .or_default()
+            .extend(copies.into_iter().enumerate());
     }
     for ids in kinds.values_mut() {
-        ids.sort_by_key(|id| hash(id));
+        ids.sort_by_key(|(copy, id)| (*copy, hash(id)));
     }
     let largest = kinds.values().map(Vec::len).max().unwrap_or(0);
-    let rounds = (0..largest).flat_map(|at| kinds.values().filter_map(move |ids| ids.get(at).copied()));
+    let rounds = (0..largest).flat_map(|at| kinds.values().filter_map(move |ids| Some(ids.get(at)?.1)));
     rounds.take(size).collect()
 }
 
@@ -230,12 +243,12 @@ fn survivor(id: &str) -> Survivor {
 #[cfg(test)]
 mod tests {
     use super::{Options, Test, sample, survivor};
-    use std::time::Duration;
+    use std::{collections::BTreeSet, time::Duration};
 
     #[test]
     fn options_are_parsed() {
         let options = Options::parse(&["--sample", "5", "--kernel", "a"]).unwrap();
-        assert_eq!(options, Options { kernel: Some("a".to_owned()), sample: 5 });
+        assert_eq!(options, Options { kernels: vec!["a".to_owned()], sample: 5 });
         assert_eq!(Options::parse(&["--sample", "x"]).unwrap_err(), "--sample: `x` is not a number");
         let why = Options::parse(&["--kernel"]).unwrap_err();
         assert_eq!(why, "`--kernel`: expected `--kernel NAME` or `--sample N`");
@@ -243,13 +256,15 @@ mod tests {
 
     #[test]
     fn samples_are_repeatable_and_cover_all_kinds() {
-        let ids: Vec<String> = (0..50).map(|at| format!("{}: {at}", ["a", "b", "c"][at % 3])).collect();
+        let id = |at: usize| format!("{}: {}, copy {}", ["a", "b", "c"][at % 3], at % 6, at / 6);
+        let ids: Vec<String> = (0..48).map(id).collect();
         let take = |size| sample(ids.iter().map(String::as_str), size);
         let kinds: Vec<&str> = take(6).iter().map(|id| &id[..1]).collect();
         assert_eq!(kinds, ["a", "b", "c", "a", "b", "c"]);
+        let sites: BTreeSet<&str> = take(6).iter().map(|id| &id[..4]).collect();
+        assert_eq!(sites.len(), 6);
         assert_eq!(take(6), take(6));
-        assert_ne!(take(50), ids.iter().map(String::as_str).collect::<Vec<_>>());
-        assert_eq!(take(99).len(), 50);
+        assert_eq!(take(99).len(), 48);
     }
 
     #[test]

@@ -17,12 +17,12 @@ use toml::Value;
 const FOLDER: &str = "benches/record/mutants";
 const EQUIVALENT: &str = "xtask/mutants-equivalent.toml";
 
-/// `cargo xtask mutants ir [--kernel NAME] [--sample N]` or `cargo xtask mutants host`.
+/// `cargo xtask mutants ir [--kernel NAME]... [--sample N]` or `cargo xtask mutants host`.
 pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
     match arguments {
         ["host"] => host::run(root),
         ["ir", options @ ..] => ir::run(root, &ir::Options::parse(options)?),
-        _ => Err("expected `mutants ir [--kernel NAME] [--sample N]` or `mutants host`".to_owned()),
+        _ => Err("expected `mutants ir [--kernel NAME]... [--sample N]` or `mutants host`".to_owned()),
     }
 }
 
