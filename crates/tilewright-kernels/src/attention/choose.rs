@@ -52,7 +52,7 @@ impl Body {
     }
 }
 
-/// What the caller promises about addresses and strides of tensors.
+/// Promise of the caller about addresses and strides of tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Alignment {
     /// Multiples of 16 bytes, of the output of 8; scales per page only in 8-bit caches. [`KernelConfig::accepts`] checks it.
@@ -61,7 +61,7 @@ pub enum Alignment {
     Elements,
 }
 
-/// What a kernel is chosen for.
+/// Input of a choice.
 #[derive(Debug, Clone, Copy)]
 pub struct ChoiceInput<'a> {
     /// The problem.
