@@ -2,7 +2,7 @@
 
 use super::{KEYS, SMALL_ROWS_PER_WARP, SimtConfig, WARPS, key_table::KeyTable, row_table::SimtRowTable};
 use crate::{
-    attention::{items::WorkItemRegs, kernel::merge::arrival::arrive_and_merge, params::AttentionParamRegs},
+    attention::{items::WorkItemRegs, params::AttentionParamRegs},
     variant::{DeclaredVariant, Hooks, PartialHook},
 };
 use tilewright::attention::variant::Hook;
@@ -56,7 +56,7 @@ pub(super) struct SimtCta<'k, 'v> {
     pub(super) stage: Shared<'k, f32>,
     pub(super) rows: SimtRowTable<'k>,
     pub(super) keys: KeyTable<'k>,
-    /// The word of completed merges.
+    /// A word that one thread broadcasts to the others.
     pub(super) word: Shared<'k, u32>,
 }
 
@@ -108,7 +108,7 @@ impl<'k, 'v> SimtCta<'k, 'v> {
             let item = WorkItemRegs::load(k, params.items, item);
             let packed = item.qo_len * params.group.by;
             k.repeat((0, packed), self.config.rows(), |first| self.attend(item, first, packed));
-            arrive_and_merge(params, || item, self.word, |index| self.merge(index));
+            self.arrive_and_merge(&item);
         });
     }
 
