@@ -1,4 +1,4 @@
-//! Merge of attention states with the kernels of `tilewright_kernels::attention::merge`.
+//! Merge of attention states with the kernels of `tilewright_kernels::attention::kernel::merge`.
 
 use super::{Gpu, geometry::extents};
 use crate::machine::Machine;

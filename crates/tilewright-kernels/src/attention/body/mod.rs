@@ -15,8 +15,8 @@
 //!
 //! 1. `mma_split_kv` and `mma_split_q` are in one kernel, because a batch has items of both sizes. [`Bodies::SplitKv`] leaves the
 //!    larger one out.
-//! 2. `simt` has versions of its own of the row table, key table, softmax, epilogue and merge: its arithmetic is exact and its
-//!    elements have any alignment. Positions, windows, mask bits, addresses and arrival at merges are shared.
+//! 2. `simt` has its own row table, key table, softmax, epilogue, arrival and merge: its arithmetic is exact, its elements
+//!    have any alignment, and it lacks registers. Positions, windows, mask bits and addresses are shared.
 //! 3. `wgmma` is not yet a body: it reads ragged tensors through tensor maps instead of the items of a plan, and has its own mask,
 //!    softmax and epilogue for `wgmma` accumulators.
 

@@ -6,7 +6,7 @@
 //!
 //! A state is an output and its LSE in base 2; that of no keys is 0 and -inf.
 //!
-//! 1. `arrival`: work items count up the merges that depend on them, in all kernels.
+//! 1. `arrival`: work items count up the merges that depend on them.
 //! 2. `partial_states`: the CTA that completes a merge reduces its f32 partial states in plan order.
 //! 3. `states`: the merge operators, whose states have any strides and the dtype of outputs.
 
