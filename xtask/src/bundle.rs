@@ -4,6 +4,7 @@
 //! `run.sh` in the folder unpacks and runs them, some tests also under the sanitizers if installed, and writes their output to a
 //! folder.
 
+use crate::cargo;
 use serde_json::Value;
 use std::{fs, path::Path, process::Command};
 
@@ -210,27 +211,9 @@ fn executables(root: &Path) -> Result<Vec<(String, String)>, String> {
         [&["tilewright-cuda", "--tests", "--benches"], &["tilewright-cli", "--bin", "tilewright"]];
     let mut found = Vec::new();
     for arguments in packages {
-        found.extend(build(root, arguments)?);
+        found.extend(cargo::build(root, &["build", "--release"], arguments)?.iter().filter_map(executable));
     }
     Ok(found)
-}
-
-/// Builds targets of a package; returns the executables.
-fn build(root: &Path, arguments: &[&str]) -> Result<Vec<(String, String)>, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["build", "--release", "--message-format", "json-render-diagnostics", "--package"])
-        .args(arguments)
-        .current_dir(root)
-        .stderr(std::process::Stdio::inherit())
-        .output()
-        .map_err(|why| format!("cargo does not start: {why}"))?;
-    if !output.status.success() {
-        return Err(format!("cargo ended with {}", output.status));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    Ok(messages.filter_map(|message| executable(&message)).collect())
 }
 
 /// The name and path of the executable in a message of cargo.

@@ -1,6 +1,10 @@
 //! Comments of Rust source and prose of Markdown, tested against the word list of the writing rules (CONTRIBUTING.md, "Language").
 
-use crate::{rust_source::comments_only, tree::Tree};
+use crate::{
+    rust_source::comments_only,
+    text::{numbered, prose, without_code_spans, words},
+    tree::Tree,
+};
 
 /// Words and phrases with a plain replacement. Matched in lower case, word by word.
 const WORDS: [(&str, &str); 27] = [
@@ -49,22 +53,22 @@ pub(crate) fn findings(tree: &Tree) -> (Vec<Finding<'_>>, usize) {
     let (mut findings, mut lines) = (Vec::new(), 0);
     for (path, text) in tree.texts(".rs").filter(|(path, _)| *path != LIST) {
         let comments = comments_only(text);
-        for (at, comment) in comments.lines().enumerate().filter(|(_, comment)| !comment.trim().is_empty()) {
+        for (line, comment) in numbered(&comments).filter(|(_, comment)| !comment.trim().is_empty()) {
             lines += 1;
             if ALLOWED.iter().any(|(file, part)| *file == path && comment.contains(part)) {
                 continue;
             }
-            findings.extend(breach(comment).map(|(found, instead)| Finding {
-                path,
-                line: at + 1,
-                found,
-                instead,
-            }));
+            findings.extend(breach(comment).map(|(found, instead)| Finding { path, line, found, instead }));
         }
     }
     for (path, text) in tree.texts(".md") {
         for (line, prose) in prose(text) {
-            findings.extend(breach(&prose).map(|(found, instead)| Finding { path, line, found, instead }));
+            findings.extend(breach(&without_code_spans(prose)).map(|(found, instead)| Finding {
+                path,
+                line,
+                found,
+                instead,
+            }));
         }
     }
     (findings, lines)
@@ -80,17 +84,6 @@ const ALLOWED: [(&str, &str); 3] = [
     ("crates/tilewright/src/cpu/simd/attend/mod.rs", "NaN there cannot spread"),
 ];
 
-/// Lines of Markdown outside fenced code, without code spans and link targets.
-fn prose(text: &str) -> impl Iterator<Item = (usize, String)> {
-    let mut fenced = false;
-    text.lines().enumerate().filter_map(move |(at, line)| {
-        let fence = line.trim_start().starts_with("```");
-        fenced ^= fence;
-        let spoken: Vec<&str> = line.split('`').step_by(2).collect();
-        (!fenced && !fence).then(|| (at + 1, spoken.join("x")))
-    })
-}
-
 /// The first rule that a line of prose breaks.
 fn breach(prose: &str) -> Option<(&'static str, &'static str)> {
     let prose = prose.trim_start_matches(['/', '!', '*', ' ', '-', '#', '|', '>']);
@@ -104,11 +97,7 @@ fn breach(prose: &str) -> Option<(&'static str, &'static str)> {
             return Some((word, "subject, verb, object"));
         }
     }
-    let words: Vec<String> = prose
-        .split(|c: char| !c.is_alphanumeric() && c != '_' && c != '\'')
-        .filter(|word| !word.is_empty())
-        .map(str::to_lowercase)
-        .collect();
+    let words: Vec<String> = words(prose).map(str::to_lowercase).collect();
     WORDS.into_iter().find(|(phrase, _)| {
         let phrase: Vec<&str> = phrase.split(' ').collect();
         words.windows(phrase.len()).any(|window| window.iter().zip(&phrase).all(|(word, part)| word == part))

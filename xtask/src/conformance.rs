@@ -1,17 +1,17 @@
 //! `cargo xtask conformance`: tests attention against the oracle on every instruction set of the machine and counts the cases.
 
+use crate::cargo::cargo;
 use std::{
     io::{BufRead, BufReader},
     path::Path,
-    process::{Command, Stdio},
+    process::Stdio,
 };
 
 const TESTS: [&str; 8] = ["test", "-p", "tilewright", "--test", "all", "--", "attention::", "--nocapture"];
 
 /// Runs the suite in `root`; prints the number of cases per property and their sum.
 pub(crate) fn run(root: &Path) -> Result<(), String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let child = Command::new(cargo).args(TESTS).current_dir(root).stdout(Stdio::piped()).spawn();
+    let child = cargo().args(TESTS).current_dir(root).stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(|why| format!("cargo does not start: {why}"))?;
     let (mut properties, mut total) = (0, 0);
     for line in child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {

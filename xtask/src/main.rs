@@ -1,6 +1,7 @@
 //! Tasks of the project: `cargo xtask check` is all of CI.
 
 mod bundle;
+mod cargo;
 mod comments;
 mod conformance;
 mod gate;
@@ -8,7 +9,9 @@ mod guards;
 mod metrics;
 mod mutants;
 mod rust_source;
+mod safety;
 mod steps;
+mod text;
 mod tree;
 mod types;
 mod walks;

@@ -1,6 +1,13 @@
 //! `cargo xtask metrics`: size and readability of the project in numbers, and the limits in `xtask/metrics.csv` that only improve.
 
-use crate::{comments, rust_source::code_only, tree::Tree, types, walks};
+use crate::{
+    comments,
+    rust_source::code_only,
+    safety::unexplained,
+    text::{numbered, words},
+    tree::Tree,
+    types, walks,
+};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
@@ -32,7 +39,7 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
         println!("{name:44} {:>9} {limit:>9}", number(*value));
     }
     match arguments {
-        [] => violations(&tree).map_or(Ok(()), |why| Err(why.join("\n"))),
+        [] => compare(&metrics, &limits).map_or(Ok(()), |why| Err(why.join("\n"))),
         ["--list"] => {
             print!("{}", places(&tree));
             Ok(())
@@ -44,8 +51,10 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
 
 /// Metrics above their limit, and metrics or limits without a partner.
 pub(crate) fn violations(tree: &Tree) -> Option<Vec<String>> {
-    let limits = limits(tree);
-    let metrics = measure(tree);
+    compare(&measure(tree), &limits(tree))
+}
+
+fn compare(metrics: &[Metric], limits: &BTreeMap<&str, f64>) -> Option<Vec<String>> {
     let mut complaints: Vec<String> = metrics
         .iter()
         .filter_map(|Metric { name, value }| match limits.get(name.as_str()) {
@@ -76,8 +85,8 @@ fn measure(tree: &Tree) -> Vec<Metric> {
         (1e4 * findings.len() as f64 / comments.max(1) as f64).round() / 10.0,
     );
     add("tuple parameters", tuple_parameters(tree).len() as f64);
-    let (blocks, notes) = safety(tree);
-    add("unsafe blocks without a SAFETY note", blocks.saturating_sub(notes) as f64);
+    let unexplained = tree.texts(".rs").map(|(_, text)| unexplained(text).len()).sum::<usize>();
+    add("unsafe blocks without a SAFETY note", unexplained as f64);
     add("public functions without users", unused(tree).len() as f64);
     for (name, files) in walks::files(tree) {
         add(&format!("files: {name}"), files as f64);
@@ -123,7 +132,7 @@ fn sources(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
 fn tuple_parameters(tree: &Tree) -> Vec<String> {
     let mut places = Vec::new();
     for (path, text) in sources(tree) {
-        for (at, line) in code_only(text).lines().enumerate() {
+        for (number, line) in numbered(&code_only(text)) {
             let tuple = line.split(": (").zip(line.split(": (").skip(1)).any(|(before, _)| {
                 let pattern = before.rsplit_once('(').filter(|_| before.ends_with(')'));
                 let names = pattern.map_or("", |(_, names)| names.trim_end_matches(')'));
@@ -133,46 +142,28 @@ fn tuple_parameters(tree: &Tree) -> Vec<String> {
                 names.contains(", ") && names.split(", ").all(name)
             });
             if tuple && !line.trim_start().starts_with("let ") {
-                places.push(format!("{path}:{}", at + 1));
+                places.push(format!("{path}:{number}"));
             }
         }
     }
     places
 }
 
-/// Uses of `unsafe` as a block, function or implementation, and the comments `SAFETY:` that state a condition.
-fn safety(tree: &Tree) -> (usize, usize) {
-    let (mut blocks, mut notes) = (0, 0);
-    for (_, text) in tree.texts(".rs") {
-        let code = code_only(text);
-        blocks += ["unsafe {", "unsafe impl"].iter().map(|word| code.matches(word).count()).sum::<usize>();
-        let lines = text.lines().map(str::trim_start).filter(|line| line.starts_with("//"));
-        notes += lines.filter(|line| line.contains("SAFETY:") && !line.contains("see the impl")).count();
-    }
-    (blocks, notes)
-}
-
 /// Public functions of the crates that no other line of the project names, as `path:line: name`.
 fn unused(tree: &Tree) -> Vec<String> {
-    let word = |c: char| c.is_alphanumeric() || c == '_';
     let mut uses: BTreeMap<&str, usize> = BTreeMap::new();
-    let texts = || tree.texts(".rs").chain(tree.texts(".md"));
-    for (_, text) in texts() {
-        for name in text.split(|c| !word(c)).filter(|name| !name.is_empty()) {
+    for (_, text) in tree.texts(".rs").chain(tree.texts(".md")) {
+        for name in words(text) {
             *uses.entry(name).or_default() += 1;
         }
     }
     let mut unused = Vec::new();
     for (path, text) in sources(tree).filter(|(path, _)| path.starts_with("crates/")) {
-        for (at, line) in code_only(text).lines().enumerate() {
-            let Some((_, rest)) =
-                line.trim_start().strip_prefix("pub ").and_then(|rest| rest.split_once("fn "))
-            else {
-                continue;
-            };
-            let name = &rest[..rest.find(|c| !word(c)).unwrap_or(rest.len())];
+        for (number, line) in numbered(&code_only(text)) {
+            let public = line.trim_start().strip_prefix("pub ").and_then(|rest| rest.split_once("fn "));
+            let name = public.and_then(|(_, rest)| words(rest).next()).unwrap_or_default();
             if uses.get(name) == Some(&1) {
-                unused.push(format!("{path}:{}: {name}", at + 1));
+                unused.push(format!("{path}:{number}: {name}"));
             }
         }
     }

@@ -1,13 +1,13 @@
 //! The steps of `cargo xtask check`, fastest first.
 
 use crate::{
+    cargo::cargo,
     gate::{self, Verdict},
     guards,
     tree::Tree,
 };
 use std::{
     path::Path,
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -76,11 +76,10 @@ fn timed<T>(
 
 impl CargoStep {
     fn run(&self, root: &Path) -> Result<(), String> {
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let words = self.environment.iter().map(|(name, value)| format!("{name}=\"{value}\" "));
         let spelled = format!("{}cargo {}", words.collect::<String>(), self.arguments.join(" "));
         println!("{spelled}");
-        let status = Command::new(cargo)
+        let status = cargo()
             .args(self.arguments)
             .envs(self.environment.iter().copied())
             .current_dir(root)

@@ -1,6 +1,10 @@
 //! Type names that two modules of one crate define.
 
-use crate::{metrics::crate_of, rust_source::code_only, tree::Tree};
+use crate::{
+    metrics::{crate_of, is_test},
+    rust_source::code_only,
+    tree::Tree,
+};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Mutually exclusive versions of one type, selected by `cfg`: the folder and the file that stands in for the others.
@@ -9,7 +13,7 @@ const ALTERNATIVES: [(&str, &str); 1] = [("crates/tilewright/src/cpu/simd/bf16/"
 /// Type names defined in more than one file of a crate's source, with these files. Tests and benches do not count.
 pub(crate) fn doubled(tree: &Tree) -> Vec<(&str, String, Vec<&str>)> {
     let mut places: BTreeMap<(&str, String), BTreeSet<&str>> = BTreeMap::new();
-    for (path, text) in tree.texts(".rs").filter(|(path, _)| is_library(path)) {
+    for (path, text) in tree.texts(".rs").filter(|(path, _)| !is_test(path) && !path.contains("/examples/")) {
         for line in code_only(text).lines() {
             if let Some(name) = defined(line) {
                 places.entry((crate_of(path), name.to_owned())).or_default().insert(path);
@@ -18,11 +22,6 @@ pub(crate) fn doubled(tree: &Tree) -> Vec<(&str, String, Vec<&str>)> {
     }
     let doubled = places.into_iter().map(|((group, name), files)| (group, name, files.into_iter().collect()));
     doubled.filter(|(_, _, files): &(_, _, Vec<&str>)| files.len() > 1 && !exclusive(files)).collect()
-}
-
-fn is_library(path: &str) -> bool {
-    !["/tests/", "/benches/", "/examples/"].iter().any(|part| format!("/{path}").contains(part))
-        && !path.ends_with("/tests.rs")
 }
 
 fn exclusive(files: &[&str]) -> bool {

@@ -1,13 +1,13 @@
-//! README.md quotes only recorded measurements.
+//! README.md and docs/performance.md quote only recorded measurements.
 //!
-//! A *figure* is a number with a unit of speed, time or share. Figures in tables of README.md, and in paragraphs that link to
-//! a record, must occur in a file of `benches/record/` to which their section links. The recorded number may be longer and
+//! A *figure* is a number with a unit of speed, time or share. Figures in tables of these pages, and in paragraphs that link
+//! to a record, must occur in a file of `benches/record/` to which their section links. The recorded number may be longer and
 //! round to the figure. It has the figure's unit or the base unit (seconds for ms and µs, a fraction for %).
 
 use super::{Guard, numbered};
 use crate::tree::Tree;
 
-const README: &str = "README.md";
+const PAGES: [&str; 2] = ["README.md", "docs/performance.md"];
 const RECORDS: &str = "benches/record/";
 /// Units, with the factors from recorded numbers to the unit.
 const UNITS: [(&str, &[f64]); 16] = [
@@ -40,7 +40,11 @@ struct Figure {
 }
 
 fn check(tree: &Tree) -> Vec<String> {
-    let lines: Vec<(usize, &str)> = numbered(tree.text(README).unwrap_or_default()).collect();
+    PAGES.into_iter().flat_map(|page| check_page(tree, page)).collect()
+}
+
+fn check_page(tree: &Tree, page: &str) -> Vec<String> {
+    let lines: Vec<(usize, &str)> = numbered(tree.text(page).unwrap_or_default()).collect();
     let mut complaints = Vec::new();
     let starts_section = |line: &(usize, &str)| line.1.starts_with('#');
     for section in lines.chunk_by(|_, next| !starts_section(next)) {
@@ -53,9 +57,7 @@ fn check(tree: &Tree) -> Vec<String> {
                 let unknown = figures(line).into_iter().filter(|figure| !figure.is_in(&recorded));
                 complaints.extend(unknown.map(|figure| {
                     let spelled = figure.spelled;
-                    format!(
-                        "{README}:{number}: `{spelled}` is in no file of {RECORDS} that its section names"
-                    )
+                    format!("{page}:{number}: `{spelled}` is in no file of {RECORDS} that its section names")
                 }));
             }
         }
@@ -119,12 +121,14 @@ impl Figure {
 fn readme(text: &str) -> Tree {
     let columns = "case,seconds,rate,share,target,speedup,speedup_expected";
     let record = format!("# threads: 2\n{columns}\ndecode,0.001234,12.48,0.703,0.65,4.25,5\n");
-    Tree::of([(README, text.to_owned()), ("benches/record/cpu/2026-01-31.csv", record)])
+    Tree::of([(PAGES[0], text.to_owned()), ("benches/record/cpu/2026-01-31.csv", record)])
 }
 
 fn planted() -> Vec<(Tree, &'static str)> {
+    let other_page = Tree::of([(PAGES[1], "| decode | 12.5 GB/s |".to_owned())]);
     let recorded = "[record](benches/record/cpu/2026-01-31.csv)";
     vec![
+        (other_page, "docs/performance.md:1: `12.5 GB/s`"),
         (readme("| decode | 12.5 GB/s |"), "README.md:1: `12.5 GB/s`"),
         (readme(&format!("| decode | 12.4 GB/s | {recorded} |")), "`12.4 GB/s`"),
         (readme(&format!("| decode | 71 % |\n\nSee {recorded}.")), "`71 %`"),

@@ -3,8 +3,8 @@
 //! A path in backticks is relative to the root or the document's folder, or a suffix of a path (`attention/plan.rs`). Build
 //! outputs under `target/` are not checked.
 
-use super::{Guard, numbered};
-use crate::tree::Tree;
+use super::Guard;
+use crate::{text::prose, tree::Tree};
 
 pub(super) const GUARD: Guard = Guard { name: "links", check, planted, clean };
 
@@ -25,16 +25,6 @@ fn check(tree: &Tree) -> Vec<String> {
         }
     }
     complaints
-}
-
-/// Numbered lines outside fenced code.
-fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    let mut fenced = false;
-    numbered(text).filter(move |(_, line)| {
-        let fence = line.trim_start().starts_with("```");
-        fenced ^= fence;
-        !fenced && !fence
-    })
 }
 
 /// Targets of `[text](target)`, `![image](target)` and `[name]: target`, outside code spans.

@@ -14,7 +14,10 @@ mod tested;
 mod unfinished;
 mod unsafe_code;
 
-use crate::tree::Tree;
+use crate::{
+    text::{numbered, words},
+    tree::Tree,
+};
 
 /// One rule.
 struct Guard {
@@ -80,16 +83,6 @@ impl Guard {
             Err(format!("guard `{}` gives a false alarm: {alarms:?}", self.name))
         }
     }
-}
-
-/// `text` with the number of each line, from 1.
-fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
-    text.lines().enumerate().map(|(at, line)| (at + 1, line))
-}
-
-/// The identifiers and numbers of a line.
-fn words(line: &str) -> impl Iterator<Item = &str> {
-    line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! No markers of unfinished work in the tree; missing work belongs in an issue.
 
 use super::{Guard, numbered, words};
-use crate::{rust_source::code_only, tree::Tree};
+use crate::{rust_source::code_only, text::without_code_spans, tree::Tree};
 
 /// Split, so that this file does not violate the rule.
 const MARKS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX", "X")];
@@ -34,11 +34,6 @@ fn check(tree: &Tree) -> Vec<String> {
 fn calls(line: &str, name: &str) -> bool {
     let in_word = |before: &str| before.ends_with(|c: char| c.is_alphanumeric() || c == '_');
     line.match_indices(name).any(|(at, _)| !in_word(&line[..at]))
-}
-
-/// Documents may contain the marks in backticks.
-fn without_code_spans(line: &str) -> String {
-    line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }
 
 fn planted() -> Vec<(Tree, &'static str)> {

@@ -1,7 +1,7 @@
 //! `unsafe` occurs only in listed modules, each use with a `SAFETY:` comment.
 
 use super::{Guard, numbered, words};
-use crate::{rust_source::code_only, tree::Tree};
+use crate::{rust_source::code_only, safety::unexplained, tree::Tree};
 
 /// Folders and files that may use `unsafe`, with the maximum number of uses.
 const MODULES: [(&str, usize); 6] = [
@@ -29,27 +29,11 @@ fn check(tree: &Tree) -> Vec<String> {
                 complaints.push(format!("{path}:{line}: unsafe outside the listed modules"));
             }
             Some(line) => complaints.push(format!("{path}:{line}: unsafe more than {allowed} times")),
-            None => complaints.extend(unexplained(path, text, &code)),
-        }
-    }
-    complaints
-}
-
-/// Blocks and implementations without a `SAFETY:` comment since the previous block.
-fn unexplained(path: &str, text: &str, code: &str) -> Vec<String> {
-    let mut complaints = Vec::new();
-    let mut explained = false;
-    for ((number, line), code) in numbered(text).zip(code.lines()) {
-        explained |= line.trim_start().starts_with("//") && line.contains("SAFETY:");
-        let blocks = code.match_indices("unsafe ").filter(|(at, found)| {
-            let next = code[at + found.len()..].trim_start();
-            next.starts_with('{') || next.starts_with("impl")
-        });
-        for _ in blocks {
-            if !explained {
-                complaints.push(format!("{path}:{number}: unsafe without a comment `SAFETY:`"));
-            }
-            explained = false;
+            None => complaints.extend(
+                unexplained(text)
+                    .into_iter()
+                    .map(|line| format!("{path}:{line}: unsafe without a comment `SAFETY:`")),
+            ),
         }
     }
     complaints
@@ -70,6 +54,7 @@ fn planted() -> Vec<(Tree, &'static str)> {
         (file(weights, explained.repeat(2)), "shard.rs:4: unsafe more than 1 times"),
         (file(&simd, block.to_owned()), "avx2.rs:1: unsafe without"),
         (file(&simd, explained.clone() + block), "avx2.rs:3: unsafe without"),
+        (file(&simd, format!("// SAFETY: see the impl.\n{block}")), "avx2.rs:2: unsafe without"),
         (file(&simd, "unsafe impl Send for A {}".to_owned()), "avx2.rs:1: unsafe without"),
         (file(&simd, "let s = \"SAFETY: no\"; unsafe { g() }".to_owned()), "avx2.rs:1: unsafe without"),
     ]

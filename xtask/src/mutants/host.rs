@@ -1,7 +1,8 @@
 //! Mutants of host code, run by cargo-mutants: the schedule, masks, the CPU merge and the radix tree.
 
 use super::{Record, Score, Survivor};
-use std::{collections::BTreeMap, fs, path::Path, process::Command};
+use crate::cargo::cargo;
+use std::{collections::BTreeMap, fs, path::Path};
 
 /// Files of a package, and the tests that cover them.
 struct Group {
@@ -59,10 +60,6 @@ pub(super) fn run(root: &Path) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
 /// The scores by file, from lists with one mutant `file:line:column: change` per line.

@@ -7,8 +7,7 @@
 //! A mutation applies to all configurations of a kernel. A test that exceeds its time limit has detected the mutant.
 
 use super::{Record, Score, Survivor};
-use crate::gate::parallel;
-use serde_json::Value;
+use crate::{cargo, gate::parallel};
 use std::{
     collections::BTreeMap,
     fs,
@@ -111,20 +110,9 @@ pub(super) fn run(root: &Path, options: &Options) -> Result<(), String> {
 
 /// Builds the test binaries and lists their tests.
 fn tests(root: &Path) -> Result<Vec<Test>, String> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["test", "--no-run", "--message-format", "json-render-diagnostics", "--package", PACKAGE])
-        .args(["--lib", "--tests", "--features", "tilewright-ptx/mutation"])
-        .current_dir(root)
-        .stderr(Stdio::inherit())
-        .output()
-        .map_err(|why| format!("cargo does not start: {why}"))?;
-    if !output.status.success() {
-        return Err(format!("cargo ended with {}", output.status));
-    }
-    let text = String::from_utf8_lossy(&output.stdout);
-    let messages = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let binaries = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from));
+    let targets = [PACKAGE, "--lib", "--tests", "--features", "tilewright-ptx/mutation"];
+    let messages = cargo::build(root, &["test", "--no-run"], &targets)?;
+    let binaries = messages.iter().filter_map(|message| message["executable"].as_str().map(PathBuf::from));
     let mut tests = Vec::new();
     for binary in binaries {
         let list = Command::new(&binary).arg("--list").output();
