@@ -142,8 +142,8 @@ macro_rules! on_one_type {
 on_one_type! {
     Add add { f64, f64, AddF64; }
     Mul mul { f64, f64, MulF64; }
-    Div div { u32, u32, DivU32; i32, i32, DivI32; u64, u64, DivU64; f32, f32, DivF32; }
-    Rem rem { u32, u32, RemU32; i32, i32, RemI32; u64, u64, RemU64; }
+    Div div { i32, i32, DivI32; u64, u64, DivU64; f32, f32, DivF32; }
+    Rem rem { i32, i32, RemI32; u64, u64, RemU64; }
     Shl shl { u32, u32, ShlB32; u64, u32, ShlB64; }
     Shr shr { u32, u32, ShrU32; u64, u32, ShrU64; i32, u32, ShrI32; }
 }

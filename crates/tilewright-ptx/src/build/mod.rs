@@ -24,6 +24,7 @@ mod arith;
 mod control;
 mod convert;
 mod copies;
+mod divide;
 mod fold;
 mod line;
 mod matrix;
