@@ -85,6 +85,7 @@ impl PlanCase {
             workers: self.workers,
             scratch: 0,
             weights: Dtype::Bf16,
+            many_rows: None,
         };
         let planner = Planner::new(problem, tiling);
         let kv_lens = self.kv_lens();

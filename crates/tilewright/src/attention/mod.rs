@@ -33,7 +33,7 @@ pub use planner::Planner;
 pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};
 pub use requests::{KvSource, Request, Requests, Segment, SegmentMask};
 pub use run::{Inputs, LatentCache, LatentQuery};
-pub use schedule::{Merge, Schedule, Split, Tiling, WorkItem};
+pub use schedule::{ManyRows, Merge, Schedule, Split, Tiling, WorkItem};
 pub use state::{LSE_TO_NATURAL, merge_state, merge_states};
 pub use variant::Variant;
 

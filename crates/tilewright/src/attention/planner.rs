@@ -105,11 +105,12 @@ impl Planner {
         if let Some(fixed) = &plan.fixed_capacity {
             fixed.check_batch(operator, &plan.requests)?;
         }
+        let many_rows = self.tiling.many_rows.filter(|_| plan.fixed_capacity.is_none());
         let inputs = ScheduleInputs {
             operator,
             problem: &self.problem,
             requests: &plan.requests,
-            tiling: &self.tiling,
+            tiling: &Tiling { many_rows, ..self.tiling },
             split: plan.split,
         };
         plan.schedule.rewrite(&inputs, &mut plan.scratch)?;

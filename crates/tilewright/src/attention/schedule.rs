@@ -16,15 +16,21 @@
 //!    own overhead; each cut depends only on the prefix sum of costs, so every piece is found on its own.
 //! 2. With [`Split::Fixed`] units are cut at multiples of a length instead, and with [`Split::Never`] not at all:
 //!    then a request's arithmetic does not depend on its neighbours, bit for bit.
-//! 3. A unit that was cut, or whose rows have keys in other segments too (cascade levels), writes partial states to the
+//! 3. Units of segments of many rows are [runs](Schedule::runs) if the device has a kernel for them ([`ManyRows`]).
+//! 4. A unit that was cut, or whose rows have keys in other segments too (cascade levels), writes partial states to the
 //!    workspace; a [`Merge`] names them.
 
 mod cut;
 mod levels;
+mod runs;
 
 pub(crate) use cut::Scratch;
 
-use super::{capacity::ArraySizes, problem::Problem, requests::Requests};
+use super::{
+    capacity::ArraySizes,
+    problem::Problem,
+    requests::{Requests, Segment},
+};
 use crate::{Dtype, Result};
 use std::{fmt, ops::Range};
 
@@ -52,6 +58,30 @@ pub struct Tiling {
     /// Dtype to which softmax weights may be rounded before `P · V` (see `Attention::weights_dtype`); their sums stay
     /// f32. Matrix units take operands no wider than the values.
     pub weights: Dtype,
+    /// A separate kernel for segments of many query rows. Plans of fixed capacity do not use it.
+    pub many_rows: Option<ManyRows>,
+}
+
+/// The work granularity of a kernel for segments of many query rows, whose items are [`Schedule::runs`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ManyRows {
+    /// Minimum rows of a segment, query tokens times query heads of a group.
+    pub min_rows: usize,
+    /// Maximum rows of one item, at least those of a token; an item has one KV head.
+    pub q_rows: usize,
+    /// Keys per KV tile.
+    pub kv_tokens: usize,
+    /// Items in flight at once.
+    pub workers: usize,
+    /// Keys of one KV head whose keys and values stay in the device's cache together.
+    pub resident_keys: usize,
+}
+
+impl ManyRows {
+    /// Whether a segment of `rows` query tokens has many rows.
+    pub(crate) fn contains(&self, group: usize, rows: usize) -> bool {
+        rows.saturating_mul(group) >= self.min_rows
+    }
 }
 
 impl Tiling {
@@ -129,7 +159,7 @@ pub struct Merge {
 /// The work of one step, grouped by worker.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Schedule {
-    /// All items, in worker order.
+    /// All items, in worker order; then [`Schedule::runs`].
     pub items: Vec<WorkItem>,
     /// `[workers + 1]`: worker `w` executes `items[worker_indptr[w]..worker_indptr[w + 1]]`.
     pub worker_indptr: Vec<u32>,
@@ -151,6 +181,14 @@ pub(crate) struct ScheduleInputs<'a> {
     pub(crate) split: Split,
 }
 
+impl ScheduleInputs<'_> {
+    /// Whether the units of a segment are runs.
+    fn has_many_rows(&self, segment: &Segment) -> bool {
+        let many = &self.tiling.many_rows;
+        many.is_some_and(|many| many.contains(self.problem.heads().group(), segment.qo.len()))
+    }
+}
+
 impl Schedule {
     /// Rewrites the schedule for `inputs`, reusing its memory.
     ///
@@ -158,8 +196,11 @@ impl Schedule {
     /// When there are more than 16,777,216 items, or partial rows exceed 32 bits.
     pub(crate) fn rewrite(&mut self, inputs: &ScheduleInputs<'_>, scratch: &mut Scratch) -> Result<()> {
         self.clear();
-        let has_levels = cut::cut(self, inputs, scratch)?;
+        let mut has_levels = cut::cut(self, inputs, scratch)?;
         self.close(inputs.tiling.workers);
+        if let Some(many) = &inputs.tiling.many_rows {
+            has_levels |= runs::append(self, inputs, many)?;
+        }
         if has_levels {
             levels::merge(inputs.operator, self, &inputs.requests.segments)?;
         }
@@ -199,6 +240,26 @@ impl Schedule {
         }
     }
 
+    /// Adds an item. With `partial_rows_per_token`, it writes partial states.
+    #[inline]
+    fn push(&mut self, mut item: WorkItem, partial_rows_per_token: Option<usize>) {
+        if let Some(per_token) = partial_rows_per_token {
+            item.partial = Some(self.partial_rows as u32);
+            self.partial_rows += item.kv_heads.len() * item.qo.len() * per_token;
+        }
+        self.items.push(item);
+    }
+
+    /// Adds the merge of the items from `first_item` on, if there are several.
+    fn merge_since(&mut self, first_item: u32, kv_heads: Range<u32>, qo: Range<u32>) {
+        let end = self.items.len() as u32;
+        if end - first_item > 1 {
+            let first_source = self.sources.len() as u32;
+            self.sources.extend(first_item..end);
+            self.merges.push(Merge { kv_heads, qo, sources: first_source..self.sources.len() as u32 });
+        }
+    }
+
     /// Ends the item ranges of all workers.
     pub(super) fn close(&mut self, workers: usize) {
         self.advance_to(workers);
@@ -207,6 +268,11 @@ impl Schedule {
     /// Items of worker `w`.
     pub fn worker(&self, w: usize) -> &[WorkItem] {
         &self.items[self.worker_indptr[w] as usize..self.worker_indptr[w + 1] as usize]
+    }
+
+    /// Items of segments of many rows, in the order in which idle CTAs draw them.
+    pub fn runs(&self) -> &[WorkItem] {
+        &self.items[self.worker_indptr[self.num_workers()] as usize..]
     }
 
     /// Number of workers.

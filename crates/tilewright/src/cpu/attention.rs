@@ -52,6 +52,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
         workers: threads * BINS_PER_THREAD,
         scratch: threads * scratch_len(problem),
         weights: bf16::weights_dtype(cpu.isa, problem),
+        many_rows: None,
     })
 }
 

@@ -12,12 +12,17 @@ use std::sync::OnceLock;
 use tilewright::{
     Problem, Result,
     attention::{
-        Tiling,
+        ManyRows, Tiling,
         variant::{ExpressionVariant, Hook, Variant},
     },
 };
 use tilewright_kernels::attention::{
-    body::{Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, mma::KV_TOKENS, simt::MAX_HEAD_DIM},
+    body::{
+        Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS,
+        mma::KV_TOKENS,
+        simt::MAX_HEAD_DIM,
+        wgmma::{self, WgmmaConfig},
+    },
     choose::{Alignment, Body, Choice, ChoiceInput, KernelConfig, choose},
     params::AttentionParams,
 };
@@ -35,6 +40,8 @@ pub(super) struct AttentionKernels<M: Machine> {
     split_kv: OnceLock<M::Function>,
     /// For items of any size.
     both: OnceLock<M::Function>,
+    /// For runs whose rows see ranges of keys, and for any others.
+    many_rows: [OnceLock<M::Function>; 2],
     /// For tensors that the chosen kernel does not accept.
     unaligned: OnceLock<M::Function>,
     pub(super) tables: VariantTables,
@@ -65,7 +72,7 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
             "a GPU cannot do this: {name} = {value} is above {most}"
         );
     }
-    let kernel = choose(&input(limits, problem, None, Alignment::Vectors)).kernel;
+    let Choice { kernel, many_rows, .. } = choose(&input(limits, problem, None, Alignment::Vectors));
     Ok(Tiling {
         q_rows: kernel.q_rows(),
         kv_heads: 1,
@@ -75,7 +82,21 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
         workers: (limits.multiprocessors * kernel.ctas_per_sm()) as usize,
         scratch: 0,
         weights: kernel.weights(),
+        many_rows: many_rows.map(|config| many_rows_tiling(limits, problem, &config)),
     })
+}
+
+/// The granularity of `wgmma`. A section of keys and values leaves room in the L2 cache for other data.
+fn many_rows_tiling(limits: &Limits, problem: &Problem, config: &WgmmaConfig) -> ManyRows {
+    const RESIDENT_BYTES: usize = 16 << 20;
+    let dim = problem.head_dim();
+    ManyRows {
+        min_rows: MAX_SPLIT_KV_ROWS + 1,
+        q_rows: wgmma::Q_ROWS,
+        kv_tokens: config.kv_tokens(),
+        workers: limits.multiprocessors as usize,
+        resident_keys: RESIDENT_BYTES / (problem.dtype_kv().size() * (dim.qk + dim.vo)),
+    }
 }
 
 impl<M: Machine> AttentionKernels<M> {
@@ -84,6 +105,7 @@ impl<M: Machine> AttentionKernels<M> {
             choice: choose(&input(&gpu.limits, problem, Some(variant), Alignment::Vectors)),
             split_kv: OnceLock::new(),
             both: OnceLock::new(),
+            many_rows: [OnceLock::new(), OnceLock::new()],
             unaligned: OnceLock::new(),
             tables: VariantTables::upload(gpu, variant)?,
         };
@@ -105,6 +127,26 @@ impl<M: Machine> AttentionKernels<M> {
         }
         let input = input(&gpu.limits, target.0, Some(target.1), Alignment::Elements);
         get_or_build(&self.unaligned, gpu, target, || choose(&input).kernel)
+    }
+
+    /// The kernel for runs with these parameters, and its configuration; `None` if they are executed like items of workers.
+    pub(super) fn select_many_rows(
+        &self,
+        gpu: &Gpu<M>,
+        (problem, variant): (&Problem, &ExpressionVariant),
+        params: &AttentionParams,
+    ) -> Result<Option<(M::Function, WgmmaConfig)>> {
+        let with_masks = |config: WgmmaConfig| [config, WgmmaConfig { any_mask: true, ..config }];
+        let mut configs = self.choice.many_rows.into_iter().flat_map(with_masks);
+        let Some(config) = configs.find(|config| config.accepts(params)) else { return Ok(None) };
+        let slot = &self.many_rows[usize::from(config.any_mask)];
+        if let Some(function) = slot.get() {
+            return Ok(Some((function.clone(), config)));
+        }
+        let masks = if config.any_mask { "_masks" } else { "" };
+        let name = format!("{}_wgmma{masks}", kernel_name(&self.choice.kernel, problem, variant));
+        let function = gpu.kernel(OPERATOR, &name, |name| wgmma::attention(name, &config, variant))?;
+        Ok(Some((slot.get_or_init(|| function).clone(), config)))
     }
 
     fn chosen(

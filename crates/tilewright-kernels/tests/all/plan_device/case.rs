@@ -55,6 +55,7 @@ impl Case {
             workers: 132,
             scratch: 0,
             weights: Dtype::Bf16,
+            many_rows: None,
         };
         let (rows, pages) = (qo_indptr[lens.len()] as usize, kv_indptr[lens.len()] as usize);
         let capacity = Capacity::new(lens.len() + 3, rows + 7, pages + 5).with_kv_len(1 << 20);

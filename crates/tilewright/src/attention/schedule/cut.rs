@@ -7,10 +7,7 @@
 //! 2. Concatenate all units along the cost axis and cut them at the workers' quotas.
 
 use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, tile_tokens};
-use crate::{
-    Result,
-    attention::{Merge, Segment},
-};
+use crate::{Result, attention::Segment};
 use std::ops::Range;
 
 /// A piece length, in KV tiles, beyond every request.
@@ -42,12 +39,12 @@ impl Eq for Scratch {}
 
 /// A tile of query rows of one segment, and its visible keys.
 #[derive(Debug, Clone, Copy, Default)]
-struct RowTile {
-    qo: (u32, u32),
+pub(super) struct RowTile {
+    pub(super) qo: (u32, u32),
     /// Full KV tiles, except at the end of the keys.
-    kv: (u32, u32),
+    pub(super) kv: (u32, u32),
     /// First KV tile and number of KV tiles.
-    kv_tiles: (u32, u32),
+    pub(super) kv_tiles: (u32, u32),
 }
 
 /// All units of one segment.
@@ -87,7 +84,7 @@ pub(super) fn cut(
 ) -> Result<bool> {
     let mut cutter = Cutter::new(schedule, inputs);
     let (mut query_tiles, mut units, mut shared) = (0, 0, false);
-    for segment in &inputs.requests.segments {
+    for segment in inputs.requests.segments.iter().filter(|segment| !inputs.has_many_rows(segment)) {
         let tiles = cutter.num_tiles(segment);
         query_tiles += if tiles > 1 { tiles } else { 0 };
         units += tiles * segment.kv_heads.len();
@@ -114,7 +111,7 @@ pub(super) fn cut(
 
 impl RowTile {
     #[inline]
-    fn new((begin, end): (usize, usize), kv: Range<usize>, kv_tokens: usize) -> Self {
+    pub(super) fn new((begin, end): (usize, usize), kv: Range<usize>, kv_tokens: usize) -> Self {
         let first = if kv.start == 0 { 0 } else { div_u32(kv.start, kv_tokens) };
         let kv_tiles = if kv.is_empty() { 0 } else { div_u32(kv.end + kv_tokens - 1, kv_tokens) - first };
         let start = (first * kv_tokens).min(kv.end);
@@ -125,8 +122,16 @@ impl RowTile {
         }
     }
 
+    /// The keys of some KV tiles, counted from the first of this tile.
+    #[inline]
+    pub(super) fn keys(&self, tiles: Range<usize>, kv_tokens: usize) -> (u32, u32) {
+        let at = |tile: usize| (self.kv_tiles.0 as usize + tile).saturating_mul(kv_tokens);
+        let limit = self.kv.1 as usize;
+        (at(tiles.start).min(limit) as u32, at(tiles.end).min(limit) as u32)
+    }
+
     /// The pieces of `piece` KV tiles, counted from the segment's first key, that contain its keys; one if it has none.
-    fn pieces(&self, piece: usize) -> Range<usize> {
+    pub(super) fn pieces(&self, piece: usize) -> Range<usize> {
         let (first, tiles) = (self.kv_tiles.0 as usize, self.kv_tiles.1 as usize);
         if first == 0 && tiles <= piece {
             return 0..1;
@@ -198,6 +203,9 @@ impl<'a> Cutter<'a> {
     fn measure(&self, scratch: &mut Scratch) -> (usize, usize) {
         let (mut all, mut num_pieces) = (0, 0_usize);
         for (index, segment) in self.inputs.requests.segments.iter().enumerate() {
+            if self.inputs.has_many_rows(segment) {
+                continue;
+            }
             let (mut cost, mut pieces, mut num_tiles, mut query_tile) = (0, 0, 0, RowTile::default());
             let (mut begin, last) = (segment.qo.start, segment.qo.end);
             while begin < last {
@@ -365,11 +373,7 @@ impl<'a> Cutter<'a> {
     /// The keys of some KV tiles of a unit, relative to its first tile.
     #[inline]
     fn keys(&self, unit: &Unit, tiles: Range<usize>) -> (u32, u32) {
-        let at = |tile: usize| {
-            (unit.query_tile.kv_tiles.0 as usize + tile).saturating_mul(self.inputs.tiling.kv_tokens)
-        };
-        let (end, limit) = (at(tiles.end), unit.query_tile.kv.1 as usize);
-        (at(tiles.start).min(limit) as u32, end.min(limit) as u32)
+        unit.query_tile.keys(tiles, self.inputs.tiling.kv_tokens)
     }
 
     /// Cuts a unit into pieces of `piece` KV tiles counted from the segment's first key; workers take full pieces.
@@ -403,25 +407,16 @@ impl<'a> Cutter<'a> {
     fn push(&mut self, unit: &Unit, worker: usize, kv: (u32, u32), partial: bool) {
         let schedule = &mut *self.schedule;
         let Unit { segment, kv_heads, query_tile: RowTile { qo, .. }, .. } = *unit;
-        let mut first_row = None;
-        if partial {
-            first_row = Some(schedule.partial_rows as u32);
-            schedule.partial_rows += ((kv_heads.1 - kv_heads.0) * (qo.1 - qo.0)) as usize * self.group;
-        }
         schedule.advance_to(worker);
         let (kv_heads, qo, kv) = (kv_heads.0..kv_heads.1, qo.0..qo.1, kv.0..kv.1);
-        schedule.items.push(WorkItem { segment, kv_heads, qo, kv, partial: first_row });
+        schedule.push(WorkItem { segment, kv_heads, qo, kv, partial: None }, partial.then_some(self.group));
     }
 
     /// Adds the merge of the pieces from `first_item` on, if there are several and their rows have no other keys.
     fn merge(&mut self, unit: &Unit, first_item: u32) {
-        let (schedule, Unit { kv_heads, query_tile: RowTile { qo, .. }, .. }) = (&mut *self.schedule, *unit);
-        let end = schedule.items.len() as u32;
-        if end - first_item > 1 && !unit.shared {
-            let first_source = schedule.sources.len() as u32;
-            schedule.sources.extend(first_item..end);
-            let sources = first_source..schedule.sources.len() as u32;
-            schedule.merges.push(Merge { kv_heads: kv_heads.0..kv_heads.1, qo: qo.0..qo.1, sources });
+        let Unit { kv_heads, query_tile: RowTile { qo, .. }, .. } = *unit;
+        if !unit.shared {
+            self.schedule.merge_since(first_item, kv_heads.0..kv_heads.1, qo.0..qo.1);
         }
     }
 }

@@ -67,6 +67,7 @@ fn planner(generator: &mut Generator) -> (Planner, Split) {
         workers: generator.pick(&[1, 3, 16, 132]),
         scratch: generator.below(100),
         weights: Dtype::F32,
+        many_rows: None,
     };
     let splits =
         [Split::Balanced, Split::Balanced, Split::Never, Split::Fixed { tokens: 1 + generator.below(300) }];

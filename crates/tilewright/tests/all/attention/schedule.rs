@@ -5,7 +5,7 @@ use std::ops::Range;
 use tilewright::{
     Attention, Backend, Batch, HeadDim, Heads, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
     activation::Activation,
-    attention::{Inputs, Split, Tiling, WorkItem},
+    attention::{Inputs, ManyRows, Split, Tiling, WorkItem},
     kv::{ScaleMut, Slots},
     norm::NormWeight,
     rope::{CosSinCache, Rope},
@@ -152,7 +152,16 @@ impl PlanCase {
             workers: generator.pick(&[1, 2, 3, 8, 16, 132, 264]),
             scratch: generator.below(100),
             weights: tilewright::Dtype::F32,
+            many_rows: None,
         };
+        let many_rows = ManyRows {
+            min_rows: generator.pick(&[1, 17, 100]),
+            q_rows: 128,
+            kv_tokens: generator.pick(&[64, 128]),
+            workers: generator.pick(&[1, 4, 132]),
+            resident_keys: generator.pick(&[1, 1000, 1 << 20]),
+        };
+        let tiling = Tiling { many_rows: (generator.below(3) == 0).then_some(many_rows), ..tiling };
         let tokens = [1, 64, 65, 100, 256, 1000, 1 << 20];
         let split = match generator.below(4) {
             0 => Split::Never,
@@ -203,6 +212,12 @@ impl PlanCase {
             }
             Mask::Window { .. } => unreachable!("not drawn"),
         }
+    }
+
+    /// Keys per KV tile of a segment of `rows` query tokens.
+    fn kv_tokens(&self, rows: usize) -> usize {
+        let many = self.tiling.many_rows.filter(|many| rows * self.problem.heads().group() >= many.min_rows);
+        many.map_or(self.tiling.kv_tokens, |many| many.kv_tokens)
     }
 
     fn cost(&self, item: &WorkItem) -> usize {
@@ -338,11 +353,12 @@ fn items_are_in_worker_order_and_tile_aligned() {
         assert_eq!(schedule.num_workers(), draw.tiling.workers);
         assert_eq!(schedule.worker_indptr[0], 0);
         assert!(schedule.worker_indptr.is_sorted(), "{:?}", schedule.worker_indptr);
-        assert_eq!(schedule.worker_indptr[draw.tiling.workers] as usize, schedule.items.len());
+        let of_workers = schedule.items.len() - schedule.runs().len();
+        assert_eq!(schedule.worker_indptr[draw.tiling.workers] as usize, of_workers);
         let by_worker: Vec<WorkItem> =
             (0..schedule.num_workers()).flat_map(|w| schedule.worker(w).to_vec()).collect();
-        assert_eq!(by_worker, schedule.items);
-        for item in &schedule.items {
+        assert_eq!(by_worker, schedule.items[..of_workers]);
+        for item in &by_worker {
             assert!((item.kv.start as usize).is_multiple_of(draw.tiling.kv_tokens), "{item:?}");
             let tokens = (draw.tiling.q_rows / draw.problem.heads().group()).max(1);
             assert!((1..=tokens).contains(&item.qo.len()), "at most {tokens} query tokens: {item:?}");
@@ -350,6 +366,36 @@ fn items_are_in_worker_order_and_tile_aligned() {
             let rows = item.kv_heads.len() * item.qo.len() * draw.problem.heads().group();
             assert!(item.kv_heads.len() == 1 || rows <= draw.tiling.q_rows, "{rows} rows: {item:?}");
             assert!(item.partial.is_none() || !item.kv.is_empty(), "a piece has keys: {item:?}");
+        }
+    });
+}
+
+#[test]
+fn runs_are_the_items_of_many_rows_in_order_of_cost() {
+    for_each_case(10, |draw, plan| {
+        let (runs, group) = (plan.schedule().runs(), draw.problem.heads().group());
+        let Some(many) = draw.tiling.many_rows else { return assert!(runs.is_empty()) };
+        let is_many = |item: &WorkItem| draw.lens[item.segment as usize].0 * group >= many.min_rows;
+        assert!(
+            runs.iter().all(is_many)
+                && !plan.schedule().items[..plan.schedule().items.len() - runs.len()].iter().any(is_many)
+        );
+        let tokens = (many.q_rows / group).max(1);
+        for item in runs {
+            assert!((1..=tokens).contains(&item.qo.len()) && item.kv_heads.len() == 1, "{item:?}");
+            assert!((item.kv.start as usize).is_multiple_of(many.kv_tokens), "{item:?}");
+        }
+        let uncut = runs.iter().all(|item| item.partial.is_none());
+        if uncut && many.resident_keys == 1 << 20 {
+            let tiles = runs.iter().map(|item| item.kv.len().div_ceil(many.kv_tokens));
+            assert!(tiles.is_sorted_by(|a, b| a >= b), "one section: the costliest first");
+        }
+        // a unit of more than half a share is cut, into at least 8 tiles per piece
+        let cost = |item: &WorkItem| 1 + item.kv.len().div_ceil(many.kv_tokens);
+        let share = runs.iter().map(cost).sum::<usize>().div_ceil(many.workers);
+        if draw.split == Split::Balanced {
+            let most = runs.iter().map(cost).max().unwrap_or(0);
+            assert!(most <= (share / 2).max(8) + 2, "{most} of a share of {share}");
         }
     });
 }
@@ -363,7 +409,7 @@ fn equal_batches_give_equal_plans() {
 fn balanced_worker_costs_are_bounded() {
     for_each_case(6, |draw, plan| {
         let schedule = plan.schedule();
-        if draw.split != Split::Balanced {
+        if draw.split != Split::Balanced || !schedule.runs().is_empty() {
             return;
         }
         let (tiling, heads) = (draw.tiling, draw.problem.heads());
@@ -390,10 +436,10 @@ fn balanced_worker_costs_are_bounded() {
 #[test]
 fn uncut_units_are_distributed_by_cost() {
     for_each_case(9, |draw, plan| {
-        if draw.split == Split::Balanced {
+        let schedule = plan.schedule();
+        if draw.split == Split::Balanced || !schedule.runs().is_empty() {
             return;
         }
-        let schedule = plan.schedule();
         let costs = schedule.items.iter().map(|item| draw.cost(item));
         let share = costs.clone().sum::<usize>().div_ceil(draw.tiling.workers);
         // a worker's last piece starts within its quota
@@ -408,12 +454,12 @@ fn uncut_units_are_distributed_by_cost() {
 #[test]
 fn invariant_splits_ignore_batch_peers() {
     for_each_case(7, |draw, plan| {
-        let piece = match draw.split {
-            Split::Balanced => return,
-            Split::Never => usize::MAX,
-            Split::Fixed { tokens } => tokens.next_multiple_of(draw.tiling.kv_tokens),
-        };
         for r in 0..draw.lens.len() {
+            let piece = match draw.split {
+                Split::Balanced => return,
+                Split::Never => usize::MAX,
+                Split::Fixed { tokens } => tokens.next_multiple_of(draw.kv_tokens(draw.lens[r].0)),
+            };
             let mut alone = draw.clone();
             alone.lens = vec![draw.lens[r]];
             alone.tiling.workers = 5;

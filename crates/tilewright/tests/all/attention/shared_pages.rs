@@ -20,6 +20,7 @@ fn planner() -> Planner {
         workers: 5,
         scratch: 0,
         weights: Dtype::F32,
+        many_rows: None,
     };
     Planner::new(problem.expect("it is sound"), tiling)
 }

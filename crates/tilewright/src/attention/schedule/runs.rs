@@ -1,0 +1,177 @@
+//! Runs: the units of segments of many rows, in the order in which idle CTAs draw them.
+//!
+//! 1. Segments whose largest query tile sees more keys come first.
+//! 2. Pairs of segment and KV head form sections whose keys and values stay in the device's cache together.
+//! 3. In a section the units with most keys come first, so that the last units drawn are small.
+//! 4. A unit is cut along its keys only if it costs more than half of a worker's share, into equal pieces.
+
+use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, cut::RowTile};
+use crate::Result;
+use std::{cmp::Reverse, ops::Range};
+
+/// Minimum KV tiles of a piece: a shorter one costs more in partial states than its parallelism gains.
+const MIN_PIECE: usize = 8;
+/// Fixed cost of an item, in KV tiles.
+const OVERHEAD: usize = 1;
+
+/// A segment of many rows, and its query tiles in row order.
+struct ManyRowSegment {
+    number: u32,
+    kv_heads: Range<u32>,
+    kv_len: usize,
+    /// Whether its rows also have other segments.
+    shared: bool,
+    tiles: Vec<RowTile>,
+    /// Maximum KV tiles of a query tile.
+    longest: u32,
+}
+
+/// A query tile with one of its segment's KV heads.
+struct RunUnit {
+    segment: u32,
+    kv_head: u32,
+    shared: bool,
+    tile: RowTile,
+}
+
+/// Appends the runs to a schedule of all other segments. Returns whether rows have several segments, whose states are still to be
+/// merged.
+pub(super) fn append(
+    schedule: &mut Schedule,
+    inputs: &ScheduleInputs<'_>,
+    many: &super::ManyRows,
+) -> Result<bool> {
+    let mut segments = segments(inputs, many);
+    let units: usize = segments.iter().map(|segment| segment.kv_heads.len() * segment.tiles.len()).sum();
+    check_items(inputs.operator, schedule.items.len().saturating_add(units))?;
+    let cost: usize = segments.iter().map(ManyRowSegment::cost).sum();
+    let cutter = RunCutter { inputs, kv_tokens: many.kv_tokens, share: cost.div_ceil(many.workers.max(1)) };
+    check_items(
+        inputs.operator,
+        schedule.items.len() + segments.iter().map(|of| cutter.items(of)).sum::<usize>(),
+    )?;
+    segments.sort_by_key(|segment| Reverse(segment.longest));
+    for section in sections(&segments, many.resident_keys) {
+        section.iter().for_each(|unit| cutter.push(schedule, unit));
+    }
+    Ok(segments.iter().any(|segment| segment.shared))
+}
+
+/// The segments of many rows.
+fn segments(inputs: &ScheduleInputs<'_>, many: &super::ManyRows) -> Vec<ManyRowSegment> {
+    let tokens = (many.q_rows / inputs.problem.heads().group()).max(1);
+    let of_many = inputs.requests.segments.iter().enumerate().filter(|(_, of)| inputs.has_many_rows(of));
+    let with_tiles = of_many.map(|(number, segment)| {
+        let tile = |begin: usize| {
+            let rows = begin..segment.qo.end.min(begin + tokens);
+            let kv = inputs.requests.visible(inputs.problem, segment, rows.clone());
+            RowTile::new((rows.start, rows.end), kv, many.kv_tokens)
+        };
+        let tiles: Vec<_> = segment.qo.clone().step_by(tokens).map(tile).collect();
+        ManyRowSegment {
+            number: number as u32,
+            kv_heads: segment.kv_heads.start as u32..segment.kv_heads.end as u32,
+            kv_len: segment.kv_len,
+            shared: segment.shared,
+            longest: tiles.iter().map(|tile| tile.kv_tiles.1).max().unwrap_or(0),
+            tiles,
+        }
+    });
+    with_tiles.collect()
+}
+
+/// The units of each section, costliest first.
+fn sections(segments: &[ManyRowSegment], resident_keys: usize) -> Vec<Vec<RunUnit>> {
+    let (mut sections, mut section, mut keys) = (Vec::new(), Vec::new(), 0_usize);
+    for segment in segments {
+        let mut first = segment.kv_heads.start;
+        for head in segment.kv_heads.clone() {
+            keys = keys.saturating_add(segment.kv_len);
+            if keys >= resident_keys {
+                section.extend(segment.units(first..head + 1));
+                sections.push(std::mem::take(&mut section));
+                (first, keys) = (head + 1, 0);
+            }
+        }
+        section.extend(segment.units(first..segment.kv_heads.end));
+    }
+    sections.push(section);
+    for section in &mut sections {
+        section.sort_by_key(|unit| Reverse(unit.tile.kv_tiles.1));
+    }
+    sections
+}
+
+impl ManyRowSegment {
+    /// Cost of all units.
+    fn cost(&self) -> usize {
+        self.kv_heads.len() * self.tiles.iter().map(|tile| OVERHEAD + tile.kv_tiles.1 as usize).sum::<usize>()
+    }
+
+    /// The units of some heads, last rows first: with a causal mask they see most keys.
+    fn units(&self, heads: Range<u32>) -> impl Iterator<Item = RunUnit> {
+        let (segment, shared) = (self.number, self.shared);
+        self.tiles.iter().rev().flat_map(move |&tile| {
+            heads.clone().map(move |kv_head| RunUnit { segment, kv_head, shared, tile })
+        })
+    }
+}
+
+/// Cuts units along their keys.
+struct RunCutter<'a> {
+    inputs: &'a ScheduleInputs<'a>,
+    kv_tokens: usize,
+    /// Cost per worker.
+    share: usize,
+}
+
+impl RunCutter<'_> {
+    /// Items of a segment.
+    fn items(&self, segment: &ManyRowSegment) -> usize {
+        segment.tiles.iter().map(|tile| self.pieces(tile).1.len()).sum::<usize>() * segment.kv_heads.len()
+    }
+
+    /// KV tiles per piece, and the pieces, counted from the segment's first key; one if there is no cut.
+    fn pieces(&self, tile: &RowTile) -> (usize, Range<usize>) {
+        let tiles = tile.kv_tiles.1 as usize;
+        let piece = match self.inputs.split {
+            Split::Never => return (usize::MAX, 0..1),
+            Split::Fixed { tokens } => tokens.div_ceil(self.kv_tokens).max(1),
+            Split::Balanced => {
+                let most = (self.share / 2).max(MIN_PIECE);
+                tiles.div_ceil(tiles.div_ceil(most).max(1)).max(1)
+            }
+        };
+        match self.inputs.split {
+            // the pieces of a fixed split depend on the request alone
+            Split::Fixed { .. } => (piece, tile.pieces(piece)),
+            _ => (piece, 0..tiles.div_ceil(piece).max(1)),
+        }
+    }
+
+    fn push(&self, schedule: &mut Schedule, unit: &RunUnit) {
+        let (piece, pieces) = self.pieces(&unit.tile);
+        let (first, tiles) = (unit.tile.kv_tiles.0 as usize, unit.tile.kv_tiles.1 as usize);
+        let origin = if matches!(self.inputs.split, Split::Fixed { .. }) { first } else { 0 };
+        let heads = unit.kv_head..unit.kv_head + 1;
+        let qo = unit.tile.qo.0..unit.tile.qo.1;
+        let partial = unit.shared || pieces.len() > 1;
+        let first_item = schedule.items.len() as u32;
+        for number in pieces {
+            let [begin, end] = [number, number.saturating_add(1)]
+                .map(|at| at.saturating_mul(piece).clamp(origin, origin + tiles) - origin);
+            let kv = unit.tile.keys(begin..end, self.kv_tokens);
+            let item = WorkItem {
+                segment: unit.segment,
+                kv_heads: heads.clone(),
+                qo: qo.clone(),
+                kv: kv.0..kv.1,
+                partial: None,
+            };
+            schedule.push(item, partial.then_some(self.inputs.problem.heads().group()));
+        }
+        if !unit.shared {
+            schedule.merge_since(first_item, heads, qo);
+        }
+    }
+}
