@@ -172,10 +172,10 @@ fn attention_times_are_over_one_decode_step() {
 
 #[test]
 fn unknown_kernels_and_architectures_are_rejected() {
-    let why = error_text(&kernels("off", &["inspect", "prefill_sm90_d821"]), 2);
-    assert!(why.contains("no kernel is named `prefill_sm90_d821`"), "{why}");
+    let why = error_text(&kernels("off", &["inspect", "attention_wgmma_d821_bf16"]), 2);
+    assert!(why.contains("no kernel is named `attention_wgmma_d821_bf16`"), "{why}");
     assert!(
-        why.contains("help: there is prefill_sm90_d128; `tilewright kernels list` names them all"),
+        why.contains("help: there is attention_wgmma_d128_bf16; `tilewright kernels list` names them all"),
         "{why}"
     );
     let why = error_text(&kernels("off", &["inspect", "rmsnorm*"]), 1);
@@ -183,9 +183,10 @@ fn unknown_kernels_and_architectures_are_rejected() {
         why.contains("kernels inspect: rmsnorm* are ") && why.ends_with(" kernels, expected one"),
         "{why}"
     );
-    let why = error_text(&kernels("off", &["inspect", "prefill_sm90_d128", "--arch", "80"]), 1);
+    let why = error_text(&kernels("off", &["inspect", "attention_wgmma_d128_bf16", "--arch", "80"]), 1);
     assert!(why.contains("sm_80 was asked for; it needs sm_90a alone"), "{why}");
-    let why = error_text(&kernels("off", &["inspect", "prefill_sm90_d128", "--ptxas", "/no/ptxas"]), 1);
+    let why =
+        error_text(&kernels("off", &["inspect", "attention_wgmma_d128_bf16", "--ptxas", "/no/ptxas"]), 1);
     assert!(why.contains("kernels: /no/ptxas: it does not start: "), "{why}");
 }
 

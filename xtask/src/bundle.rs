@@ -137,7 +137,6 @@ const SANITIZED: [&str; 21] = [
     "all device_operators::gpu::segments_of_rows",
     "all device_operators::gpu::flags_on_the_device",
     "all plan_on_device::gpu::plans_of_device_and_host_compute_equal_results",
-    "all prefill::ragged_requests_agree_with_the_definition",
     "all gemm::products_of_odd_shapes_agree_with_the_definition",
 ];
 

@@ -6,7 +6,7 @@ use crate::attention::{
         Bodies, DeviceLimits, mla,
         mma::{self, MmaConfig},
         simt,
-        wgmma::{PrefillConfig, prefill},
+        wgmma::{self, WgmmaConfig},
     },
     plan_device::plan_device,
 };
@@ -19,22 +19,32 @@ use tilewright_ptx::verify::Invalid;
 
 pub(super) fn all() -> Vec<KernelEntry> {
     let plans = vec![entry_with("plan_device".to_owned(), ALL, plan_device)];
-    [prefills(), attentions(), latents(), scalars(), plans].into_iter().flatten().collect()
+    [many_rows(), attentions(), latents(), scalars(), plans].into_iter().flatten().collect()
 }
 
-/// Llama 3 heads of 128, with each mask and with a hook.
-fn prefills() -> Vec<KernelEntry> {
-    let heads = (32, 8);
-    let of = |suffix: &str, causal: bool, soft_cap: bool| {
-        let name = format!("prefill_sm90_d128{suffix}");
-        let entry = name.clone();
+/// Attention with `wgmma`, by head dims, and with a hook.
+fn many_rows() -> Vec<KernelEntry> {
+    let of = |(qk, vo): (usize, usize), dtype: Dtype, suffix: &str| {
+        let dim = if qk == vo { format!("d{qk}") } else { format!("d{qk}_{vo}") };
+        let name = format!("attention_wgmma_{dim}_{dtype}{suffix}");
+        let (any_mask, soft_cap) = (suffix == "_any_mask", suffix == "_soft_cap");
+        let (entry, config) = (name.clone(), WgmmaConfig { dtype, head_dim: HeadDim { qk, vo }, any_mask });
         let build = move || {
-            let variant = if soft_cap { Some(capped(&entry)?) } else { None };
-            prefill(&entry, PrefillConfig { heads, causal }, variant.as_ref())
+            let variant =
+                if soft_cap { capped(&entry)? } else { recorded(&entry, ExpressionVariant::of(&Plain))? };
+            wgmma::attention(&entry, &config, &variant)
         };
         KernelEntry { name, archs: HOPPER, build: Box::new(build), problem: None, overlap: true }
     };
-    vec![of("", false, false), of("_causal", true, false), of("_causal_soft_cap", true, true)]
+    vec![
+        of((128, 128), Dtype::Bf16, ""),
+        of((128, 128), Dtype::Bf16, "_soft_cap"),
+        of((128, 128), Dtype::Bf16, "_any_mask"),
+        of((64, 64), Dtype::F16, ""),
+        of((96, 96), Dtype::Bf16, ""),
+        of((192, 128), Dtype::Bf16, ""),
+        of((256, 256), Dtype::Bf16, ""),
+    ]
 }
 
 /// Tensor-core attention from Ampere on, one kernel per shared memory size.

@@ -12,6 +12,7 @@ use super::{
         mla::{self, MlaConfig},
         mma::{self, MmaConfig},
         simt::{self, SimtConfig},
+        wgmma::{self, WgmmaConfig},
     },
     params::AttentionParams,
 };
@@ -25,7 +26,7 @@ use tilewright_ptx::{ir::Kernel, verify::Invalid};
 /// A body, or the two of the `mma` kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Body {
-    /// [`wgmma`](super::body::wgmma), for Hopper.
+    /// [`wgmma`] for more than [`MAX_SPLIT_KV_ROWS`] packed rows, on Hopper; `mma_split_kv` for others.
     Wgmma,
     /// `mma_split_kv` and `mma_split_q`, in [`mma`].
     Mma,
@@ -90,8 +91,10 @@ pub enum KernelConfig {
 pub struct Choice {
     /// The chosen body.
     pub body: Body,
-    /// Its kernel.
+    /// Its kernel for items of any number of rows, or for those of few rows.
     pub kernel: KernelConfig,
+    /// Its kernel for segments of many rows; one for any mask is the same with `any_mask`.
+    pub many_rows: Option<WgmmaConfig>,
     /// Faster bodies, fastest first, each with all reasons against it.
     pub rejected: Vec<(Body, Vec<String>)>,
 }
@@ -102,11 +105,14 @@ pub fn choose(input: &ChoiceInput<'_>) -> Choice {
     let mut rejected = Vec::new();
     for &body in bodies {
         match input.kernel(body) {
-            Ok(kernel) => return Choice { body, kernel, rejected },
+            Ok(kernel) => {
+                let many_rows = (body == Body::Wgmma).then(|| input.wgmma());
+                return Choice { body, kernel, many_rows, rejected };
+            }
             Err(reasons) => rejected.push((body, reasons)),
         }
     }
-    Choice { body: Body::Simt, kernel: KernelConfig::Simt(input.simt()), rejected }
+    Choice { body: Body::Simt, kernel: KernelConfig::Simt(input.simt()), many_rows: None, rejected }
 }
 
 impl ChoiceInput<'_> {
@@ -114,13 +120,11 @@ impl ChoiceInput<'_> {
     fn kernel(&self, body: Body) -> Result<KernelConfig, Vec<String>> {
         let (kernel, mut reasons) = match body {
             Body::Simt => return Ok(KernelConfig::Simt(self.simt())),
-            Body::Wgmma => return Err(self.wgmma_reasons()),
-            Body::Mma => {
-                let config = self.mma();
-                let variant = |variant| mma::unsupported_variant(&config, variant);
-                let reasons = [config.unsupported(), self.variant.map_or_else(Vec::new, variant)].concat();
-                (KernelConfig::Mma(config), reasons)
+            // its items of few rows are those of `mma`
+            Body::Wgmma => {
+                (KernelConfig::Mma(self.mma()), [self.wgmma_reasons(), self.mma_reasons()].concat())
             }
+            Body::Mma => (KernelConfig::Mma(self.mma()), self.mma_reasons()),
             Body::Mla => (KernelConfig::Mla(self.mla()), self.mla_reasons()),
         };
         if self.alignment == Alignment::Elements {
@@ -129,11 +133,32 @@ impl ChoiceInput<'_> {
         if reasons.is_empty() { Ok(kernel) } else { Err(reasons) }
     }
 
+    /// Reasons against `wgmma` besides those of [`ChoiceInput::mma_reasons`].
     fn wgmma_reasons(&self) -> Vec<String> {
-        let arch = self.device.arch;
-        let no_wgmma = (arch != 90).then(|| format!("sm_{arch} has no wgmma, expected sm_90"));
-        let ragged = "it reads ragged tensors, expected the items of a plan".to_owned();
-        no_wgmma.into_iter().chain([ragged]).collect()
+        let (arch, problem) = (self.device.arch, self.problem);
+        let (kv, group) = (problem.dtype_kv(), problem.heads().group());
+        let mut reasons = Vec::new();
+        if arch != wgmma::ARCH {
+            reasons.push(format!("sm_{arch} has no wgmma, expected sm_{}", wgmma::ARCH));
+        }
+        if kv.size() != 2 {
+            reasons.push(format!("the cache is {kv}, expected 16 bits"));
+        }
+        if group > wgmma::Q_ROWS {
+            reasons.push(format!("groups have {group} query heads, the most is {}", wgmma::Q_ROWS));
+        }
+        [reasons, self.wgmma().unsupported()].concat()
+    }
+
+    fn mma_reasons(&self) -> Vec<String> {
+        let config = self.mma();
+        let variant = |variant| mma::unsupported_variant(&config, variant);
+        [config.unsupported(), self.variant.map_or_else(Vec::new, variant)].concat()
+    }
+
+    fn wgmma(&self) -> WgmmaConfig {
+        let any_mask = self.variant.is_some_and(|variant| variant.is_live(Hook::Mask));
+        WgmmaConfig { dtype: self.problem.dtype_qo(), head_dim: self.problem.head_dim(), any_mask }
     }
 
     fn mma(&self) -> MmaConfig {
@@ -259,7 +284,10 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let note = match self.body {
             Body::Mma => format!(": mma_split_kv up to {MAX_SPLIT_KV_ROWS} packed rows, mma_split_q above"),
-            Body::Wgmma | Body::Mla => String::new(),
+            Body::Wgmma => {
+                format!(": above {MAX_SPLIT_KV_ROWS} packed rows; mma_split_kv up to {MAX_SPLIT_KV_ROWS}")
+            }
+            Body::Mla => String::new(),
             Body::Simt => ": fallback without tensor cores".to_owned(),
         };
         write!(f, "{}{note}", self.body.name())?;
@@ -288,7 +316,7 @@ mod tests {
         choose(&ChoiceInput { problem, variant: Some(variant), device, alignment }).to_string()
     }
 
-    const NOT_WGMMA: &str = "\n  not wgmma: it reads ragged tensors, expected the items of a plan";
+    const WGMMA: &str = "wgmma: above 16 packed rows; mma_split_kv up to 16";
     const MMA: &str = "mma: mma_split_kv up to 16 packed rows, mma_split_q above";
     const SIMT: &str = "simt: fallback without tensor cores";
 
@@ -302,31 +330,35 @@ mod tests {
             let builder = Problem::latent(128, 512, 64).scale(1.0 / 192_f32.sqrt());
             builder.dtypes(bf16, kv).build().unwrap()
         };
+        let against = |reasons: &str| format!("{SIMT}\n  not wgmma: {reasons}\n  not mma: {reasons}");
+        let not_f32 = "queries are f32, expected f16 or bf16";
+        let hooks = "there is a hook of query, expected none; there is a hook of key, expected none";
         let cases = [
-            (heads(128, bf16, bf16), &plain, format!("{MMA}{NOT_WGMMA}")),
+            (heads(128, bf16, bf16), &plain, WGMMA.to_owned()),
+            (
+                heads(128, bf16, e4m3),
+                &plain,
+                format!("{MMA}\n  not wgmma: the cache is e4m3, expected 16 bits"),
+            ),
+            (
+                heads(80, bf16, bf16),
+                &plain,
+                format!(
+                    "{MMA}\n  not wgmma: head_dim qk = 80, expected a multiple of 8 up to 256 that fills three quarters \
+                     of tiles of 64; head_dim vo = 80, expected a multiple of 8 up to 256 that fills three quarters of \
+                     tiles of 64"
+                ),
+            ),
             (
                 heads(128, f32, f32),
                 &plain,
-                format!("{SIMT}{NOT_WGMMA}\n  not mma: queries are f32, expected f16 or bf16"),
-            ),
-            (
-                heads(100, bf16, bf16),
-                &plain,
                 format!(
-                    "{SIMT}{NOT_WGMMA}\n  not mma: head_dim qk = 100, expected a multiple of 8 in 16..=256; \
-                     head_dim vo = 100, expected a multiple of 8 in 16..=256"
+                    "{SIMT}\n  not wgmma: the cache is f32, expected 16 bits; {not_f32}\n  not mma: {not_f32}"
                 ),
             ),
             (latent(bf16), &plain, "mla".to_owned()),
             (latent(e4m3), &plain, format!("{SIMT}\n  not mla: the cache is e4m3, expected bf16 as queries")),
-            (
-                heads(128, bf16, bf16),
-                &rotated,
-                format!(
-                    "{SIMT}{NOT_WGMMA}\n  not mma: there is a hook of query, expected none; \
-                     there is a hook of key, expected none"
-                ),
-            ),
+            (heads(128, bf16, bf16), &rotated, against(hooks)),
         ];
         for (problem, variant, expected) in cases {
             assert_eq!(text(&problem, variant, 90), expected, "{problem}");
@@ -337,12 +369,12 @@ mod tests {
     fn a_choice_depends_on_device_alignment_and_logits_hooks() {
         let (problem, device) = (heads(128, Dtype::Bf16, Dtype::Bf16), DeviceLimits::of_arch(80));
         let variant = ExpressionVariant::of(&SoftCap::new(50.0).unwrap()).unwrap();
-        let ragged = "it reads ragged tensors, expected the items of a plan";
-        let not_wgmma = format!("\n  not wgmma: sm_80 has no wgmma, expected sm_90; {ragged}");
+        assert_eq!(text(&problem, &variant, 90), WGMMA);
+        let not_wgmma = "\n  not wgmma: sm_80 has no wgmma, expected sm_90";
         assert_eq!(text(&problem, &variant, 80), format!("{MMA}{not_wgmma}"));
         let alignment = Alignment::Elements;
         let choice = choose(&ChoiceInput { problem: &problem, variant: None, device, alignment });
-        let not_mma = "\n  not mma: tensors may be aligned to elements only, expected 16 bytes";
-        assert_eq!(choice.to_string(), format!("{SIMT}{not_wgmma}{not_mma}"));
+        let unaligned = "tensors may be aligned to elements only, expected 16 bytes";
+        assert_eq!(choice.to_string(), format!("{SIMT}{not_wgmma}; {unaligned}\n  not mma: {unaligned}"));
     }
 }

@@ -195,6 +195,11 @@ pub struct AttentionParams {
 impl AttentionParams {
     /// The arguments in the order of [`AttentionParamRegs::declare`], then the variant's.
     pub fn args(&self) -> Vec<Arg> {
+        [self.args_before_variant(), self.variant.clone()].concat()
+    }
+
+    /// The same without the variant's.
+    pub(crate) fn args_before_variant(&self) -> Vec<Arg> {
         let row = |tensor: RowTensor| [tensor.address, tensor.row, tensor.head].map(Arg::U64).to_vec();
         let cache = |tensor: CacheTensor| {
             [tensor.address, tensor.page, tensor.token, tensor.head].map(Arg::U64).to_vec()
@@ -229,7 +234,6 @@ impl AttentionParams {
             vec![Arg::F32(self.scale)],
             scale(self.k_scale),
             scale(self.v_scale),
-            self.variant.clone(),
         ]
         .concat()
     }

@@ -107,7 +107,7 @@ impl<'k> Sm90Cta<'k> {
     fn init(&self) {
         let k = self.k;
         k.when(k.thread().eq(0), || {
-            self.ring.init(k, CONSUMERS);
+            self.ring.init(k, (1, CONSUMERS));
             k.fence(Fence::MbarrierInit);
         });
         k.sync_threads();

@@ -25,11 +25,11 @@ impl<'k> Ring<'k> {
         Self { full, empty, stages }
     }
 
-    /// Initializes the barriers, by one thread: `consumers` arrivals empty a stage.
+    /// Initializes the barriers, by one thread: `producers` arrivals fill a stage, `consumers` empty it.
     #[track_caller]
-    pub fn init(self, k: &'k Builder, consumers: u32) {
+    pub fn init(self, k: &'k Builder, (producers, consumers): (u32, u32)) {
         for stage in 0..self.stages as u32 {
-            self.full.at(k.constant(stage)).init(1);
+            self.full.at(k.constant(stage)).init(producers);
             self.empty.at(k.constant(stage)).init(consumers);
         }
     }
@@ -68,10 +68,24 @@ impl<'k> Cursor<'k> {
     #[track_caller]
     pub fn fill(self, bytes: u32) -> Barrier<'k> {
         let _line = self.k.at_line(Location::caller());
-        self.ring.empty.at(self.stage.get()).wait(self.turn.get() ^ 1);
-        let full = self.ring.full.at(self.stage.get());
+        self.wait_empty();
+        let full = self.full();
         full.arrive_expecting(bytes);
         full
+    }
+
+    /// Producer: waits until the stage is empty.
+    #[track_caller]
+    pub fn wait_empty(self) {
+        let _line = self.k.at_line(Location::caller());
+        self.ring.empty.at(self.stage.get()).wait(self.turn.get() ^ 1);
+    }
+
+    /// Producer: the barrier that completes when the stage is full.
+    #[track_caller]
+    pub fn full(self) -> Barrier<'k> {
+        let _line = self.k.at_line(Location::caller());
+        self.ring.full.at(self.stage.get())
     }
 
     /// Consumer: waits until the stage is full.

@@ -7,6 +7,9 @@
 //! worker_indptr  counters  requests  merges  sources  feeds  items | indices      | mask bits
 //! ```
 //!
+//! The bounds of workers are followed by the ends of runs, so that a kernel without tickets can execute each run as a worker. The
+//! counters of merges are followed by the ticket of runs.
+//!
 //! A plan without fixed capacity has exactly the capacity of its batch, so one copy uploads all arrays. For a plan of fixed
 //! capacity, that copy ends with the last used item; page indices and mask bits, if any, are separate copies.
 
@@ -28,8 +31,23 @@ const ALIGN: usize = 64;
 pub(super) struct PlanLayout {
     /// Offsets in place of addresses.
     offsets: PlanArrays,
+    /// Offset of the ticket of runs.
+    ticket: u64,
     /// Total bytes of all arrays.
     pub(super) bytes: usize,
+}
+
+/// The runs of a plan on the device.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct DeviceRuns {
+    /// Number of runs.
+    pub(super) count: u32,
+    /// The arrays of the plan, with the runs as workers.
+    pub(super) as_workers: PlanArrays,
+    /// The address of the first run.
+    pub(super) items: u64,
+    /// The address of a u32, 0 before and after a launch.
+    pub(super) ticket: u64,
 }
 
 impl PlanLayout {
@@ -44,8 +62,8 @@ impl PlanLayout {
         };
         // struct fields are evaluated in the order written here
         let offsets = PlanArrays {
-            worker_indptr: array(4 * (plan.schedule().num_workers() + 1)),
-            arrival_counters: array(4 * capacity.merges),
+            worker_indptr: array(4 * (plan.schedule().num_workers() + 1 + plan.schedule().runs().len())),
+            arrival_counters: array(4 * (capacity.merges + 1)),
             requests: array(RequestRows::BYTES * capacity.requests),
             num_requests: capacity.requests as u32,
             merges: array(MergeItem::BYTES * capacity.merges),
@@ -55,7 +73,21 @@ impl PlanLayout {
             indices: array(4 * capacity.pages),
             mask_bits: array(capacity.mask_bytes),
         };
-        Self { offsets, bytes }
+        let ticket = offsets.arrival_counters + 4 * capacity.merges as u64;
+        Self { offsets, ticket, bytes }
+    }
+
+    /// The runs of a plan whose arrays begin at `base`; `None` if it has none.
+    pub(super) fn runs(&self, plan: &Plan, base: u64) -> Option<DeviceRuns> {
+        let (schedule, arrays) = (plan.schedule(), self.at(base));
+        let (workers, count) = (schedule.num_workers(), schedule.runs().len());
+        let first = schedule.items.len() - count;
+        (count > 0).then(|| DeviceRuns {
+            count: count as u32,
+            as_workers: PlanArrays { worker_indptr: arrays.worker_indptr + 4 * workers as u64, ..arrays },
+            items: arrays.items + (WorkItem::BYTES * first) as u64,
+            ticket: base + self.ticket,
+        })
     }
 
     /// The addresses of the arrays in memory that begins at `base`.
@@ -71,7 +103,8 @@ impl PlanLayout {
             requests: base + offsets.requests,
             num_requests: offsets.num_requests,
             indices: base + offsets.indices,
-            mask_bits: base + offsets.mask_bits,
+            // the last array; 0 if it is empty
+            mask_bits: if offsets.mask_bits < self.bytes as u64 { base + offsets.mask_bits } else { 0 },
         }
     }
 
@@ -102,9 +135,12 @@ pub(super) fn write(plan: &Plan, layout: &PlanLayout, words: &mut [u32]) {
     let (rest, items) = words.split_at_mut(offsets.items as usize / 4);
     write_items(items, plan);
     let from = |offset: u64| offset as usize / 4..;
-    rest[from(offsets.worker_indptr)][..schedule.worker_indptr.len()]
-        .copy_from_slice(&schedule.worker_indptr);
+    let (bounds, runs) = rest[from(offsets.worker_indptr)].split_at_mut(schedule.worker_indptr.len());
+    bounds.copy_from_slice(&schedule.worker_indptr);
+    let ends = schedule.items.len() + 1 - schedule.runs().len()..=schedule.items.len();
+    runs.iter_mut().zip(ends).for_each(|(to, end)| *to = end as u32);
     rest[from(offsets.arrival_counters)][..schedule.merges.len()].fill(0);
+    rest[layout.ticket as usize / 4] = 0;
     write_requests(
         &mut rest[from(offsets.requests)][..RequestRows::WORDS * offsets.num_requests as usize],
         plan,
@@ -228,14 +264,20 @@ pub(super) fn layout(plan: &Plan) -> (KvLayout, u32) {
     }
 }
 
-/// The kind of the plan's items; for a plan of fixed capacity, of all plans within that capacity.
+/// The kind of the items of the plan's workers; for a plan of fixed capacity, of all plans within that capacity.
 pub(super) fn items(plan: &Plan) -> Bodies {
     let group = plan.problem().heads().group();
     let fits_split_kv = |rows: usize| rows.saturating_mul(group) <= MAX_SPLIT_KV_ROWS;
     let all_split_kv = match plan.capacity() {
         // an item of a level has rows of many requests
         Some(capacity) => capacity.levels == 0 && fits_split_kv(capacity.qo_len),
-        None => plan.schedule().items.iter().all(|item| fits_split_kv(item.qo.len())),
+        None => workers_items(plan).iter().all(|item| fits_split_kv(item.qo.len())),
     };
     if all_split_kv { Bodies::SplitKv } else { Bodies::Both }
+}
+
+/// The items of the plan's workers, without its runs.
+pub(super) fn workers_items(plan: &Plan) -> &[tilewright::attention::WorkItem] {
+    let schedule = plan.schedule();
+    &schedule.items[..schedule.items.len() - schedule.runs().len()]
 }

@@ -8,21 +8,25 @@ mod plan_on_device;
 
 use super::Gpu;
 use crate::machine::Machine;
-use flatten::PlanLayout;
+use flatten::{DeviceRuns, PlanLayout};
 use hooks::VariantBuffers;
 use kernel::AttentionKernels;
 use params::TemporaryMemory;
 pub use plan_on_device::DeviceBatch;
 use std::sync::Arc;
 use tilewright::{
-    Error, Opaque, Output, Plan, Problem, Result, ViewMut,
+    Error, Opaque, Output, Plan, Problem, Result, View, ViewMut,
     attention::{Inputs, Tiling, variant::ExpressionVariant},
+    kv::KvStrides,
     tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
-    body::Bodies,
+    body::{
+        Bodies,
+        wgmma::{RunParams, kv_map},
+    },
     choose::Choice,
-    params::{KvLayout, PlanArrays},
+    params::{AttentionParams, KvLayout, PlanArrays},
 };
 
 const OPERATOR: &str = "attention.run";
@@ -34,8 +38,10 @@ pub(super) struct DevicePlan {
     layout: KvLayout,
     page_size: u32,
     workers: u32,
-    /// The kind of its items, now and after each replan within its capacity.
-    items: Bodies,
+    /// The kind of the items of its workers, now and after each replan within its capacity; `None` if they have none.
+    items: Option<Bodies>,
+    /// Its runs, if there are any.
+    runs: Option<DeviceRuns>,
     /// Capacity of the workspace, in rows of partial states.
     partial_rows: usize,
     /// The planning launch, if the plan is computed on the device.
@@ -76,7 +82,10 @@ impl<M: Machine> Gpu<M> {
         };
         let args = plan_layout.at(memory.address());
         self.upload_plan(plan, &plan_layout, &args)?;
-        let ((layout, page_size), items) = (flatten::layout(plan), flatten::items(plan));
+        let (layout, page_size) = flatten::layout(plan);
+        let runs = plan_layout.runs(plan, memory.address());
+        let has_workers = runs.is_none() || !flatten::workers_items(plan).is_empty();
+        let items = has_workers.then(|| flatten::items(plan));
         let (workers, partial_rows) = (plan.schedule().num_workers() as u32, plan.array_sizes().partial_rows);
         Ok(Some(Arc::new(DevicePlan {
             args,
@@ -84,6 +93,7 @@ impl<M: Machine> Gpu<M> {
             page_size,
             workers,
             items,
+            runs,
             partial_rows,
             launch: None,
             memory,
@@ -142,9 +152,42 @@ impl<M: Machine> Gpu<M> {
         let variant = inputs.variant();
         let buffers = VariantBuffers::upload(self, variant)?;
         call.variant = buffers.arguments(&kernels.tables, variant);
-        let target = (device_plan.items, &call);
-        let function = kernels.select(self, (plan.problem(), variant), target)?;
-        self.machine.launch(&function, [device_plan.workers, 1, 1], &call.args())?;
+        let target = (plan.problem(), variant);
+        if let Some(runs) = &device_plan.runs {
+            self.launch_runs((kernels, target), inputs, (runs, call.clone()))?;
+        }
+        if let Some(items) = device_plan.items {
+            let function = kernels.select(self, target, (items, &call))?;
+            self.machine.launch(&function, [device_plan.workers, 1, 1], &call.args())?;
+        }
         buffers.download(self, variant)
+    }
+
+    /// Launches the runs of a plan: in a kernel that draws them, or each like the items of a worker.
+    fn launch_runs(
+        &self,
+        (kernels, target): (&AttentionKernels<M>, (&Problem, &ExpressionVariant)),
+        inputs: &Inputs<'_>,
+        (runs, mut params): (&DeviceRuns, AttentionParams),
+    ) -> Result<()> {
+        let Some((function, config)) = kernels.select_many_rows(self, target, &params)? else {
+            params.plan = runs.as_workers;
+            let function = kernels.select(self, target, (Bodies::Both, &params))?;
+            return self.machine.launch(&function, [runs.count, 1, 1], &params.args());
+        };
+        params.plan.items = runs.items;
+        let box_rows = config.box_rows(&params);
+        let (dim, heads) = (target.0.head_dim(), target.0.heads().kv);
+        let map = |tensor, (view, _): (View<'_>, KvStrides), dim: usize| {
+            // pages times slots, or the tokens of a ragged tensor
+            let tokens = view.shape().iter().product::<usize>() / (heads * dim).max(1);
+            let slots = if params.layout == KvLayout::Paged { params.page_size as usize } else { tokens };
+            let dims = [tokens / slots.max(1), slots, heads, dim].map(|dim| dim.max(1) as u64);
+            kv_map(tensor, dims, box_rows)
+        };
+        let maps = [map(params.k, inputs.k(), dim.qk), map(params.v, inputs.v(), dim.vo)];
+        let run_params = RunParams { runs: runs.count, ticket: runs.ticket, box_rows, maps };
+        let ctas = runs.count.min(self.limits.multiprocessors);
+        self.machine.launch(&function, [ctas, 1, 1], &run_params.args(&params))
     }
 }

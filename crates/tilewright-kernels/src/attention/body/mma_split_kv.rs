@@ -21,7 +21,7 @@ use crate::attention::kernel::{
     epilogue::{SoftmaxStats, store_chunk},
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
-    nonfinite,
+    nonfinite::{self, NonfiniteMasks},
     page_lookup::{PageLookup, TileLoader, copy_queries},
     page_scales::{self, PageScales},
     row_hooks::RowHooks,
@@ -202,12 +202,9 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
                 softmax::online_softmax(self.cta, (tiles, &logits), self.current.scale, Some(&page_rescale));
             self.fragments.multiply_values(self.cta, &weights, values, tiles);
             k.when(has_nonfinite.get(), || {
-                nonfinite::add_back(
-                    self.cta,
-                    (self.nonfinite_masks(), STAGE_KEYS),
-                    tiles,
-                    &[visible.map(|word| word.get().to_u64())],
-                );
+                let (masks, chunks) = (self.nonfinite_masks(), self.cta.layout.v.chunks);
+                let masks = NonfiniteMasks { masks, chunks, keys: STAGE_KEYS };
+                nonfinite::add_back(self.cta, masks, tiles, &[visible.map(|word| word.get().to_u64())]);
             });
         });
         k.wait_copies(0);

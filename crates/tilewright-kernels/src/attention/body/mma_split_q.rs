@@ -19,7 +19,7 @@ use crate::attention::kernel::{
     epilogue::store_tile,
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
-    nonfinite::{self, NonfiniteFlags},
+    nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{PageLookup, TileLoader, copy_queries},
     page_scales::PageScales,
     row_hooks::RowHooks,
@@ -269,7 +269,9 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         let k = self.k;
         k.when(self.nonfinite_flags().any(k), || {
             let visible: Vec<_> = (0..self.tiles.len()).map(|at| self.visible_of_rows(at)).collect();
-            nonfinite::add_back(self.cta, (self.nonfinite_masks(), KV_TOKENS), &self.tiles, &visible);
+            let (masks, chunks) = (self.nonfinite_masks(), self.cta.layout.v.chunks);
+            let masks = NonfiniteMasks { masks, chunks, keys: KV_TOKENS };
+            nonfinite::add_back(self.cta, masks, &self.tiles, &visible);
             // the next tile overwrites the visible masks
             k.sync_threads();
         });

@@ -6,7 +6,7 @@
 //! | `mma_split_kv`, in [`mma`] | `mma.sync` | up to [`MAX_SPLIT_KV_ROWS`] | warps divide the keys |
 //! | `mma_split_q`, in [`mma`] | `mma.sync` | 64 or 128 | warps divide the rows |
 //! | [`mla`] | `mma.sync` | up to 64 | groups of warps divide the rows, warps of a group the elements |
-//! | [`wgmma`] | `wgmma` | 128 | warpgroups divide the rows; one more loads |
+//! | [`wgmma`] | `wgmma` | 128 | two warpgroups divide the rows; a third loads |
 //!
 //! A body loads queries, loops over KV tiles and leaves accumulators with the maximum and sum of each row. Everything else is in
 //! [`kernel`](super::kernel). [`choose`](super::choose) says which body a problem gets.
@@ -17,8 +17,8 @@
 //!    larger one out.
 //! 2. `simt` has its own row table, key table, softmax, epilogue, arrival and merge: its arithmetic is exact, its elements
 //!    have any alignment, and it lacks registers. Positions, windows, mask bits and addresses are shared.
-//! 3. `wgmma` is not yet a body: it reads ragged tensors through tensor maps instead of the items of a plan, and has its own mask,
-//!    softmax and epilogue for `wgmma` accumulators.
+//! 3. `wgmma` draws its items as runs, and has its own online softmax, which overlaps with products. Accumulators have the layout
+//!    of `mma` fragments, so hooks, masks, epilogue and merge are shared.
 
 pub mod mla;
 pub mod mma;

@@ -37,6 +37,8 @@ pub(crate) struct MmaCta<'k> {
     /// The dtype of the cache.
     pub(crate) kv: Dtype,
     pub(crate) arch: u32,
+    /// The named barrier of [`MmaCta::sync`], if not all threads of the CTA take part.
+    pub(crate) barrier: Option<u32>,
     arena: Shared<'k, u32>,
 }
 
@@ -66,7 +68,21 @@ impl<'k> MmaCta<'k> {
         let elements = if qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = AttentionParamRegs::declare(k, mla);
         let arena = k.shared("arena", layout.bytes / 4, 128);
-        Self { k, layout, elements, threads: threads as usize, params, kv, arch, arena }
+        Self { k, layout, elements, threads: threads as usize, params, kv, arch, barrier: None, arena }
+    }
+
+    /// The CTA without threads from `threads` on, which do other work; named barrier `barrier` is for [`MmaCta::sync`].
+    pub(crate) fn with_threads(self, threads: u32, barrier: u32) -> Self {
+        Self { threads: threads as usize, barrier: Some(barrier), ..self }
+    }
+
+    /// Barrier of the CTA's threads that process items.
+    #[track_caller]
+    pub(crate) fn sync(&self) {
+        match self.barrier {
+            None => self.k.sync_threads(),
+            Some(barrier) => self.k.sync_named(barrier, self.threads as u32),
+        }
     }
 
     /// Executes the items of this CTA in order, each with `body`.
@@ -89,25 +105,22 @@ impl<'k> MmaCta<'k> {
             });
             k.sync_threads();
             k.when(k.thread().eq(0), || at.store(index + 1));
-            let head = words.plus(2).load();
-            let k_scale = page_scales::item_scale(self, self.params.k_scale, head);
-            let has_logits_hook = hooks.is_live(Hook::Logits);
-            let to_logits = if has_logits_hook { self.params.scale } else { self.params.scale * LOG2_E };
-            scale.set(to_logits * k_scale);
-            let product_scale = scale.get();
-            let scale = if has_logits_hook { k.constant(LOG2_E) } else { product_scale };
-            let kv_end = WorkItemRegs::load_shared(k, words).kv_end;
-            let current = CurrentItem { cta: *self, words, kv_end, scale, product_scale };
+            let current = CurrentItem::new(self, hooks, words, scale);
             body(&current);
-            arrival::arrive_and_merge(
-                &self.params,
-                || current.load(),
-                self.at(self.layout.control + COMPLETED_OFFSET),
-                |index| partial_states::merge(self, hooks, index),
-            );
+            self.arrive_and_merge(&current, hooks);
             // the next item reuses the shared memory
             k.sync_threads();
         });
+    }
+
+    /// Arrives at the merges that depend on an item, and performs those that it completes.
+    pub(crate) fn arrive_and_merge(&self, current: &CurrentItem<'k>, hooks: &RowHooks<'k, '_>) {
+        arrival::arrive_and_merge(
+            self,
+            || current.load(),
+            self.at(self.layout.control + COMPLETED_OFFSET),
+            |index| partial_states::merge(self, hooks, index),
+        );
     }
 
     /// Shared memory at a byte offset of the layout.
@@ -156,6 +169,25 @@ impl<'k> MmaCta<'k> {
 }
 
 impl<'k> CurrentItem<'k> {
+    /// The item whose words are at `words`. `scale` keeps a scale during the item.
+    pub(crate) fn new(
+        cta: &MmaCta<'k>,
+        hooks: &RowHooks<'k, '_>,
+        words: Shared<'k, u32>,
+        scale: Var<'k, f32>,
+    ) -> Self {
+        let (k, params) = (cta.k, &cta.params);
+        let head = words.plus(2).load();
+        let k_scale = page_scales::item_scale(cta, params.k_scale, head);
+        let has_logits_hook = hooks.is_live(Hook::Logits);
+        let to_logits = if has_logits_hook { params.scale } else { params.scale * LOG2_E };
+        scale.set(to_logits * k_scale);
+        let product_scale = scale.get();
+        let scale = if has_logits_hook { k.constant(LOG2_E) } else { product_scale };
+        let kv_end = WorkItemRegs::load_shared(k, words).kv_end;
+        Self { cta: *cta, words, kv_end, scale, product_scale }
+    }
+
     /// Loads the item from shared memory.
     #[track_caller]
     pub(crate) fn load(&self) -> WorkItemRegs<'k> {

@@ -23,7 +23,7 @@ fn exponents(elements: Elements) -> (u32, u32) {
 }
 
 /// The sign bit of each half of a word that is not finite.
-fn nonfinite_signs<'k>(elements: Elements, word: Value<'k, u32>) -> Value<'k, u32> {
+pub(crate) fn nonfinite_signs<'k>(elements: Elements, word: Value<'k, u32>) -> Value<'k, u32> {
     let (bits, lowest) = exponents(elements);
     // adding the lowest bit carries into the sign bit if all exponent bits are 1
     ((word & bits) + lowest) & 0x8000_8000
@@ -77,14 +77,26 @@ impl<'k> NonfiniteFlags<'k> {
 /// Replaces non-finite elements of `rows` values by 0 and writes their masks, by `threads` threads of which this is `thread`.
 pub(crate) fn extract<'k>(
     cta: &MmaCta<'k>,
-    (thread, threads): (Value<'k, u32>, usize),
+    threads: (Value<'k, u32>, usize),
     (format, rows): (RowFormat, usize),
     (values, masks): (Shared<'k, u32>, Shared<'k, u16>),
 ) {
+    let at =
+        |row: Value<'k, u32>, chunk: Value<'k, u32>| values.byte(row * format.stride as u32 + (chunk << 4));
+    extract_chunks(cta, threads, (format.chunks, rows), (at, masks));
+}
+
+/// The same for rows of `chunks` chunks, each at the address that `at` returns for its row and index.
+pub(crate) fn extract_chunks<'k>(
+    cta: &MmaCta<'k>,
+    (thread, threads): (Value<'k, u32>, usize),
+    (chunks, rows): (usize, usize),
+    (at_chunk, masks): (impl Fn(Value<'k, u32>, Value<'k, u32>) -> Shared<'k, u32>, Shared<'k, u16>),
+) {
     let k = cta.k;
-    k.repeat((thread, (rows * format.chunks) as u32), threads as u32, |at| {
-        let (row, chunk) = divide(at, format.chunks);
-        let at_chunk = values.byte(row * format.stride as u32 + (chunk << 4));
+    k.repeat((thread, (rows * chunks) as u32), threads as u32, |at| {
+        let (row, chunk) = divide(at, chunks);
+        let at_chunk = at_chunk(row, chunk);
         let words = at_chunk.load_vector::<4>();
         let flags = words.map(|word| nonfinite_signs(cta.elements, word));
         masks.at(at).store(chunk_mask(cta, words, flags).low());
@@ -115,21 +127,35 @@ fn chunk_mask<'k>(
     mask
 }
 
-/// Adds the non-finite values of `count` keys to the rows that see them. Bit `j` of `visible` is key `j`, for both halves of each
-/// tile. `masks` begin at the first elements of `tiles`.
+/// The masks of non-finite values of some keys, at most 64.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NonfiniteMasks<'k> {
+    /// `[keys][chunks]`, from the first elements of the row tiles on.
+    pub(crate) masks: Shared<'k, u16>,
+    pub(crate) chunks: usize,
+    pub(crate) keys: usize,
+}
+
+/// Adds the non-finite values of keys to the rows that see them. Bit `j` of `visible` is key `j`, for both halves of each tile.
 pub(crate) fn add_back<'k>(
     cta: &MmaCta<'k>,
-    (masks, count): (Shared<'k, u16>, usize),
+    masks: NonfiniteMasks<'k>,
     tiles: &[RowTile<'k>],
     visible: &[[Value<'k, u64>; 2]],
 ) {
-    let (k, chunks) = (cta.k, cta.layout.v.chunks);
+    let NonfiniteMasks { masks, chunks, keys } = masks;
+    let k = cta.k;
     let column = (k.lane() & 3) << 1;
-    k.repeat((0, count as u32), 1, |key| {
+    k.repeat((0, keys as u32), 1, |key| {
         let masks = masks.at(key * chunks as u32);
         let sees: Vec<_> =
             visible.iter().map(|halves| halves.map(|word| ((word >> key).low() & 1).ne(0))).collect();
-        for chunk in 0..tiles.first().map_or(0, |tile| tile.o.len()) {
+        let count = tiles.first().map_or(0, |tile| tile.o.len());
+        for chunk in 0..count {
+            if count > 16 && chunk.is_multiple_of(4) {
+                // the assembler would load the masks of all chunks at once, which takes too many registers
+                k.sync_warp();
+            }
             let mask = masks.plus(chunk).load().to_u32() >> column;
             k.when(mask.ne(0), || {
                 (0..2).for_each(|i| add_element(tiles, &sees, (chunk, i), mask >> i as u32));

@@ -76,6 +76,11 @@ impl<'k, 'v> RowHooks<'k, 'v> {
         self.declared.as_ref().is_some_and(|declared| declared.hooks().is_live(hook))
     }
 
+    /// Whether rows have stored values.
+    pub(crate) fn has_row_values(&self) -> bool {
+        self.table.is_some()
+    }
+
     fn reads(&self, hooks: &[Hook], input: Input) -> bool {
         let reads = |declared: &DeclaredVariant<'k, 'v>| {
             hooks.iter().any(|hook| declared.hooks().is_live(*hook) && declared.hooks().reads(*hook, input))

@@ -97,7 +97,11 @@ impl<'k> RowTable<'k> {
     }
 }
 
-fn row_position<'k>(cta: &MmaCta<'k>, item: &WorkItemRegs<'k>, row: Value<'k, u32>) -> Value<'k, i32> {
+pub(crate) fn row_position<'k>(
+    cta: &MmaCta<'k>,
+    item: &WorkItemRegs<'k>,
+    row: Value<'k, u32>,
+) -> Value<'k, i32> {
     let k = cta.k;
     let token = cta.query_head(item, row).token;
     let offset = k.var::<i32>("offset", item.offset);
@@ -107,7 +111,7 @@ fn row_position<'k>(cta: &MmaCta<'k>, item: &WorkItemRegs<'k>, row: Value<'k, u3
 }
 
 /// The visible range of a row at a position.
-fn visible_range_at<'k>(
+pub(crate) fn visible_range_at<'k>(
     cta: &MmaCta<'k>,
     item: &WorkItemRegs<'k>,
     row_position: Value<'k, i32>,

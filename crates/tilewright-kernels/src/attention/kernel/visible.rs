@@ -43,6 +43,17 @@ pub(crate) fn visible_mask<'k>(
     word.get()
 }
 
+/// The visible mask of a row that sees the keys `from..to`.
+pub(crate) fn range_mask<'k>(
+    k: &'k Builder,
+    keys: KeyRange<'k>,
+    (from, to): (Value<'k, i32>, Value<'k, i32>),
+) -> Value<'k, u64> {
+    let first = keys.first.reinterpret::<i32>();
+    let local = |at: Value<'k, i32>| low_bits(k, (at - first).max(0).reinterpret());
+    local(to) & !local(from)
+}
+
 /// The position of an existing key.
 #[track_caller]
 pub(crate) fn key_position<'k>(

@@ -1,10 +1,14 @@
 //! Test cases: a batch of requests, the memory layout of its keys, and the split of its work.
 
-use tilewright::{Dtype, HeadDim, attention::variant::ExpressionVariant};
+use tilewright::{
+    Dtype, HeadDim,
+    attention::variant::{ExpressionVariant, Hook, Variant},
+};
 use tilewright_kernels::attention::{
     body::{
         Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, mla,
         mma::{MmaConfig, attention_with},
+        wgmma::{self, WgmmaConfig},
     },
     params::{AttentionParams, KvLayout, UNLIMITED},
 };
@@ -52,6 +56,8 @@ pub(crate) struct Case {
     /// Non-finite keys: request, key, value.
     pub(crate) spoiled: Vec<(usize, usize, f64)>,
     pub(crate) arch: u32,
+    /// Items of any number of rows are computed by `wgmma`.
+    pub(crate) wgmma: bool,
     pub(crate) seeds: u64,
 }
 
@@ -81,6 +87,7 @@ impl Case {
             growth: 1.0,
             spoiled: Vec::new(),
             arch: 90,
+            wgmma: false,
             seeds: 1,
         }
     }
@@ -92,6 +99,9 @@ impl Case {
 
     /// Kernels for this case: two if all items have few rows.
     pub(crate) fn kernels(&self, variant: &ExpressionVariant) -> Vec<(Bodies, Result<Kernel, Invalid>)> {
+        if self.wgmma {
+            return vec![(Bodies::Both, wgmma::attention("attention", &self.wgmma_config(variant), variant))];
+        }
         let few = self.prefix == 0 && self.lengths.iter().all(|of| of.0 * self.group() <= MAX_SPLIT_KV_ROWS);
         let kernel = |bodies| {
             let kernel = match self.latent {
@@ -108,6 +118,11 @@ impl Case {
         MmaConfig { qo: self.qo, kv: self.kv, head_dim: self.dim, bodies, device }
     }
 
+    pub(crate) fn wgmma_config(&self, variant: &ExpressionVariant) -> WgmmaConfig {
+        let any_mask = self.bits.is_some() || self.layout == KvLayout::Blocks || variant.is_live(Hook::Mask);
+        WgmmaConfig { dtype: self.qo, head_dim: self.dim, any_mask }
+    }
+
     pub(crate) fn latent_config(&self, bodies: Bodies) -> mla::MlaConfig {
         let device = DeviceLimits::of_arch(self.arch);
         mla::MlaConfig { dtype: self.qo, head_dim: self.dim, heads: self.heads.0, bodies, device }
@@ -115,18 +130,19 @@ impl Case {
 
     /// Rows per tile of the kernel.
     pub(crate) fn q_rows(&self) -> usize {
-        if self.latent {
-            self.latent_config(Bodies::Both).q_rows()
-        } else {
-            self.config(Bodies::Both).q_rows()
+        match (self.latent, self.wgmma) {
+            (true, _) => self.latent_config(Bodies::Both).q_rows(),
+            (_, true) => wgmma::Q_ROWS,
+            _ => self.config(Bodies::Both).q_rows(),
         }
     }
 
     /// Whether the kernel supports a call.
-    pub(crate) fn takes(&self, params: &AttentionParams) -> bool {
-        match self.latent {
-            true => self.latent_config(Bodies::Both).accepts(params),
-            false => self.config(Bodies::Both).accepts(params),
+    pub(crate) fn takes(&self, variant: &ExpressionVariant, params: &AttentionParams) -> bool {
+        match (self.latent, self.wgmma) {
+            (true, _) => self.latent_config(Bodies::Both).accepts(params),
+            (_, true) => self.wgmma_config(variant).accepts(params),
+            _ => self.config(Bodies::Both).accepts(params),
         }
     }
 

@@ -5,6 +5,7 @@ use super::{
     judge::check_with,
 };
 use tilewright::{
+    HeadDim,
     attention::variant::{
         Alibi, AttentionSinks, Both, DocumentMask, ExpressionVariant, FlashSigmoid, HeadScales,
         MultiItemScoring, PrefixLm, RelativePositionBias, RotaryEmbedding, SoftCap, Variant,
@@ -25,7 +26,11 @@ fn cases() -> Vec<Case> {
     let mixed = Case::new(32, (4, 2), &[(1, 100), (3, 90), (40, 100), (2, 0)]);
     let level = Case::new(32, (4, 1), &[(1, 100), (3, 90), (20, 128)]);
     let blocks = Case::new(32, (4, 2), &[(1, 80), (30, 70)]);
+    let wgmma = |case: &mut Case| (case.dim, case.wgmma) = (HeadDim::same(64), true);
     vec![
+        mixed.clone().with(wgmma),
+        blocks.clone().with(wgmma).with(|case| (case.layout, case.page_size) = (KvLayout::Blocks, 4)),
+        level.clone().with(wgmma).with(|case| (case.prefix, case.piece) = (70, 128)),
         mixed.clone().with(|case| case.seeds = 2),
         mixed.with(|case| (case.piece, case.workers, case.mask) = (64, 3, FULL)),
         level.with(|case| (case.prefix, case.piece, case.workers) = (70, 64, 3)),

@@ -8,4 +8,5 @@ mod judge;
 mod latent;
 mod numbers;
 mod shapes;
+mod wgmma;
 mod world;

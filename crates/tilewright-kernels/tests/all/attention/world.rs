@@ -7,6 +7,7 @@ use super::{
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_kernels::{
     attention::{
+        body::wgmma::{RunParams, kv_map},
         items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
         params::{AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor},
     },
@@ -256,10 +257,18 @@ impl World {
             v_scale: self.scales(1, &mut memory),
             variant: self.hook_arguments(&mut memory),
         };
-        assert!(case.takes(&call), "{call:?}");
+        assert!(case.takes(&self.variant, &call), "{call:?}");
         let arrival_counters = call.plan.arrival_counters;
-        let launch = Launch { kernel, grid: [case.workers as u32, 1, 1], args: &call.args(), seed };
+        let ticket = memory.alloc_from(&[0_u32]);
+        let (ctas, args) = match case.wgmma {
+            true => {
+                (case.workers.min(schedule.items.len()), self.run_args(&call, (schedule.items.len(), ticket)))
+            }
+            false => (case.workers, call.args()),
+        };
+        let launch = Launch { kernel, grid: [ctas as u32, 1, 1], args: &args, seed };
         launch.run(&mut memory)?;
+        assert_eq!(memory.read::<u32>(ticket, 1)?, [0], "the ticket is not reset");
         assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
         let mut found = vec![0; o_elements * 2];
         // padding between heads must stay unwritten
@@ -271,6 +280,23 @@ impl World {
             assert!(memory.read::<u16>(o + 2 * (first + dim.vo) as u64, 1).is_err(), "written beyond a head");
         }
         Ok(Outputs { o: found, lse: memory.read(lse, rows)? })
+    }
+
+    /// The arguments of the `wgmma` kernel, whose runs are all items.
+    fn run_args(&self, call: &AttentionParams, (runs, ticket): (usize, u64)) -> Vec<Arg> {
+        let (case, config) = (&self.case, self.case.wgmma_config(&self.variant));
+        let box_rows = config.box_rows(call);
+        let map = |tensor, dim: usize| {
+            let (pages, slots) = match case.layout {
+                // one ragged tensor
+                KvLayout::Blocks => (1, self.num_pages() * self.slots()),
+                _ => (self.num_pages(), self.slots()),
+            };
+            let dims = [pages, slots, case.heads.1, dim].map(|dim| dim as u64);
+            kv_map(tensor, dims, box_rows)
+        };
+        let maps = [map(call.k, case.dim.qk), map(call.v, case.dim.vo)];
+        RunParams { runs: runs as u32, ticket, box_rows, maps }.args(call)
     }
 
     /// Query, key and value tensors, and the positional part of latent attention.
@@ -469,7 +495,7 @@ impl Schedule {
             requests: words(requests, memory),
             num_requests: case.lengths.len() as u32,
             indices: words(world.indices.clone(), memory),
-            mask_bits: memory.alloc_bytes(&self.bits),
+            mask_bits: if self.bits.is_empty() { 0 } else { memory.alloc_bytes(&self.bits) },
         }
     }
 }

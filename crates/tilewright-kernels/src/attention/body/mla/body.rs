@@ -13,7 +13,7 @@ use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta, ThreadPartition, divide},
     epilogue::{ColumnRange, store_columns},
     fragments::{FragmentLoader, RowTile, ThreadScalar, apply_mask},
-    nonfinite::{self, NonfiniteFlags},
+    nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{PageLookup, TileLoader, copy_queries},
     row_hooks::RowHooks,
     row_table::RowTable,
@@ -266,14 +266,10 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     /// Adds the non-finite values back.
     fn add_back_nonfinite(&self) {
         self.k.when(self.nonfinite_flags().any(self.k), || {
-            let nonfinite_masks = self.nonfinite_masks().at(self.first_column() >> 3);
+            let masks = self.nonfinite_masks().at(self.first_column() >> 3);
+            let masks = NonfiniteMasks { masks, chunks: self.cta.layout.v.chunks, keys: self.layout.keys };
             let tiles = std::slice::from_ref(&self.tile);
-            nonfinite::add_back(
-                self.cta,
-                (nonfinite_masks, self.layout.keys),
-                tiles,
-                &[self.visible_of_rows()],
-            );
+            nonfinite::add_back(self.cta, masks, tiles, &[self.visible_of_rows()]);
         });
     }
 

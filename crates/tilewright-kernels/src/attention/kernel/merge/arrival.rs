@@ -5,6 +5,7 @@
 
 use crate::attention::{
     items::{MergeItem, MergeSourceRegs, WorkItemRegs},
+    kernel::cta::MmaCta,
     params::AttentionParamRegs,
 };
 use tilewright_ptx::{
@@ -18,18 +19,17 @@ use tilewright_ptx::{
 /// Arrives at the merges that depend on an item, and calls `merge` with the index of each that it completes. `complete` is a word
 /// of shared memory. `item` is called at each point of use, because bodies that lack registers load it there.
 pub(crate) fn arrive_and_merge<'k>(
-    params: &AttentionParamRegs<'k>,
+    cta: &MmaCta<'k>,
     item: impl Fn() -> WorkItemRegs<'k>,
     complete: Shared<'k, u32>,
     merge: impl FnOnce(Value<'k, u32>),
 ) {
-    let of_item = item();
-    let k = of_item.merge_deps_begin.builder();
+    let (k, params, of_item) = (cta.k, &cta.params, item());
     k.when(of_item.merge_deps_begin.lt(of_item.merge_deps_end), || {
         let item = item();
         // release the writes of all threads before this warp increments the counters
         k.fence(Fence::AcqRel(Scope::Gpu));
-        k.sync_threads();
+        cta.sync();
         k.repeat((item.merge_deps_begin, item.merge_deps_end), 32, |first| {
             k.when(k.thread().lt(32), || {
                 let is_last = k.var::<bool>("is_last", false);
@@ -40,7 +40,7 @@ pub(crate) fn arrive_and_merge<'k>(
                 let lanes = k.ballot(is_last.get());
                 k.when(k.lane().eq(0), || complete.store(lanes));
             });
-            k.sync_threads();
+            cta.sync();
             let left = k.var("left", complete.load());
             k.when(left.get().ne(0), || k.fence(Fence::AcqRel(Scope::Gpu)));
             k.loop_(|| {
@@ -50,7 +50,7 @@ pub(crate) fn arrive_and_merge<'k>(
                 let at = k.constant(31) - lowest.leading_zeros();
                 merge(params.merge_deps.at(first + at).load());
             });
-            k.sync_threads();
+            cta.sync();
         });
     });
 }

@@ -1,0 +1,138 @@
+//! Kernel configuration: dtype and head dims, the tile sizes that follow from them, and the caches that the kernel can read.
+
+use crate::attention::{
+    kernel::layout::{MAX_ROWS, SharedAllocator},
+    params::{AttentionParams, KvLayout},
+};
+use tilewright::{Dtype, HeadDim};
+
+/// Consumer threads, two warpgroups.
+pub(super) const CONSUMERS: u32 = 256;
+/// Threads per CTA: the consumers and a producer warpgroup.
+pub(super) const THREADS: u32 = CONSUMERS + 128;
+/// Query rows per item, 64 per consumer warpgroup.
+pub const Q_ROWS: usize = MAX_ROWS;
+/// Columns of a panel of a shared tile.
+const PANEL: usize = 64;
+/// Bytes of shared memory for everything except tiles: row tables, masks, barriers, and per-row values of hooks.
+const RESERVED: usize = 18 << 10;
+/// Bytes of shared memory per CTA on Hopper.
+const SHARED: usize = 227 << 10;
+/// Maximum stages of a ring; more do not help.
+const MAX_STAGES: usize = 4;
+
+/// Compile-time configuration of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct WgmmaConfig {
+    /// The dtype of queries, keys, values and outputs: f16 or bf16. Softmax weights are rounded to it.
+    pub dtype: Dtype,
+    /// Elements per head.
+    pub head_dim: HeadDim,
+    /// Whether rows may see other keys than a range: with mask bits, blocks or a mask hook. Without, the kernel is smaller.
+    pub any_mask: bool,
+}
+
+impl WgmmaConfig {
+    /// Columns of the tiles of queries and keys; those beyond the head are 0.
+    pub(super) fn qk(&self) -> usize {
+        self.head_dim.qk.next_multiple_of(PANEL)
+    }
+
+    /// Columns of the tiles of values.
+    pub(super) fn vo(&self) -> usize {
+        self.head_dim.vo.next_multiple_of(PANEL)
+    }
+
+    /// Keys per KV tile: the value for `ManyRows::kv_tokens`.
+    pub fn kv_tokens(&self) -> usize {
+        // 64 logits and up to 64 accumulators per thread, or 32 and up to 128
+        let fits = self.qk().max(self.vo()) <= 192 && self.tile_bytes(128, 2) <= SHARED - RESERVED;
+        if fits { 128 } else { 64 }
+    }
+
+    /// Bytes of a query tile and of `stages` stages of `keys` keys and values.
+    fn tile_bytes(&self, keys: usize, stages: usize) -> usize {
+        2 * (Q_ROWS * self.qk() + stages * keys * (self.qk() + self.vo()))
+    }
+
+    /// Stages of each ring.
+    pub(super) fn stages(&self) -> usize {
+        let fits = |stages: &usize| self.tile_bytes(self.kv_tokens(), *stages) <= SHARED - RESERVED;
+        (2..=MAX_STAGES).rev().find(fits).unwrap_or(2)
+    }
+
+    /// Whether a consumer keeps its queries in registers: it then reads a third less from shared memory.
+    pub(super) fn has_queries_in_registers(&self) -> bool {
+        self.qk() <= 128 && self.vo() <= 128
+    }
+
+    /// Reasons why the configuration is unsupported; empty if it is supported.
+    pub fn unsupported(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        for (name, dim) in [("qk", self.head_dim.qk), ("vo", self.head_dim.vo)] {
+            let padded = dim.next_multiple_of(PANEL);
+            if !(16..=256).contains(&dim) || !dim.is_multiple_of(8) || 3 * padded > 4 * dim {
+                reasons.push(format!(
+                    "head_dim {name} = {dim}, expected a multiple of 8 up to 256 that fills three quarters of tiles of {PANEL}"
+                ));
+            }
+        }
+        reasons
+    }
+
+    /// Whether the kernel supports these arguments: addresses and strides are multiples of 16 bytes. Called on every run, so it must
+    /// not allocate.
+    pub fn accepts(&self, params: &AttentionParams) -> bool {
+        let size = self.dtype.size();
+        (self.any_mask || (params.layout != KvLayout::Blocks && params.plan.mask_bits == 0))
+            && !params.k_scale.is_per_page()
+            && !params.v_scale.is_per_page()
+            && [params.k, params.v].iter().all(|tensor| tensor.is_aligned(16, size))
+            && params.q.is_aligned(16, size)
+            && params.o.is_aligned(16, size)
+    }
+
+    /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile.
+    pub fn box_rows(&self, params: &AttentionParams) -> u32 {
+        let tile = self.kv_tokens() as u32;
+        match params.layout {
+            KvLayout::Ragged => tile,
+            KvLayout::Paged | KvLayout::Blocks => {
+                1 << params.page_size.trailing_zeros().min(tile.trailing_zeros())
+            }
+        }
+    }
+
+    /// Offsets of the body's part of the arena, after the common part.
+    pub(super) fn arena(&self, common: &mut SharedAllocator) -> ArenaOffsets {
+        let words_per_row = self.kv_tokens() / 64;
+        ArenaOffsets {
+            items: common.take(2 * ITEM_BYTES),
+            ranges: common.take(Q_ROWS * 8),
+            visible: common.take(Q_ROWS * 8 * words_per_row),
+            nonfinite_flags: common.take(CONSUMERS as usize / 32 * 4),
+            nonfinite_masks: common.take(self.kv_tokens() * self.vo() / 8 * 2),
+            bytes: common.0,
+        }
+    }
+}
+
+/// Bytes of an item's slot: its words, and whether there is an item.
+pub(super) const ITEM_BYTES: usize = 80;
+
+/// Byte offsets in the arena.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ArenaOffsets {
+    /// `[2]` slots of items.
+    pub(super) items: usize,
+    /// `[128][2]` i32: the first and the end of the keys that each row sees.
+    pub(super) ranges: usize,
+    /// `[128][keys / 64]` u64: visible masks of the rows.
+    pub(super) visible: usize,
+    /// `[2 consumers][4 warps]` u32: flags of warps that found non-finite values.
+    pub(super) nonfinite_flags: usize,
+    /// `[keys][vo / 8]` u16: masks of non-finite values.
+    pub(super) nonfinite_masks: usize,
+    /// Bytes of the arena.
+    pub(super) bytes: usize,
+}

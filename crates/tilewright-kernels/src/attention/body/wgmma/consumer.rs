@@ -1,0 +1,430 @@
+//! A consumer warpgroup: logits, weights and outputs of 64 rows of each item.
+
+use super::{EXPONENTIALS, ONE_CONSUMER, WgmmaCta, producer::PRESENT};
+use crate::{
+    attention::{
+        items::NONE,
+        kernel::{
+            cta::{CurrentItem, ThreadPartition},
+            fragments::{AccFragment, RowTile, ThreadScalar, apply_mask},
+            nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
+            row_hooks::RowHooks,
+            row_table::{row_position, visible_range_at},
+            visible::{KeyRange, range_mask, visible_mask},
+        },
+    },
+    tile::{Cursor, SharedTile, sums},
+};
+use tilewright::attention::variant::Hook;
+use tilewright_ptx::{
+    build::{Barrier, Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
+    isa::{
+        matrix::{Elements, Major},
+        sync::Fence,
+    },
+};
+
+/// Registers per thread.
+const REGISTERS: u32 = 232;
+/// Threads that process items.
+const THREADS: u32 = super::CONSUMERS;
+
+/// A consumer warpgroup. The registers of its current item are `Var`s.
+pub(super) struct Consumer<'c, 'k> {
+    pub(super) shared: &'c WgmmaCta<'k>,
+    pub(super) hooks: &'c RowHooks<'k, 'c>,
+    pub(super) k: &'k Builder,
+    /// 0 or 1.
+    pub(super) number: Value<'k, u32>,
+    /// Fragments of queries, if they are in registers.
+    queries: Vec<[Var<'k, u32>; 4]>,
+    pub(super) logits: Vec<AccFragment<'k>>,
+    /// Four words per 16 keys.
+    pub(super) weights: Vec<Var<'k, u32>>,
+    /// Accumulators, references of the logits, and sums of weights.
+    pub(super) state: RowTile<'k>,
+    pub(super) sum: [Var<'k, f32>; 2],
+    /// Sums of rounded weights.
+    pub(super) rounded_sum: [Var<'k, f32>; 2],
+    /// The first and the end of the keys that all rows of the item see.
+    unmasked: [Var<'k, i32>; 2],
+    keys: Cursor<'k>,
+    values: Cursor<'k>,
+}
+
+impl<'c, 'k> Consumer<'c, 'k> {
+    pub(super) fn new(shared: &'c WgmmaCta<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
+        let (k, config) = (shared.k, &shared.config);
+        k.setmaxnreg_inc(REGISTERS);
+        let sum = [0, 1].map(|_| k.var("sum", 0.0));
+        let fragment = |_| std::array::from_fn(|_| k.unset_var("s"));
+        let steps = if config.has_queries_in_registers() { config.qk() / 16 } else { 0 };
+        Self {
+            shared,
+            hooks,
+            k,
+            number: (k.thread() >> 7).of_lane(0).named("consumer"),
+            queries: (0..steps).map(|_| [0; 4].map(|_| k.unset_var("q"))).collect(),
+            logits: (0..config.kv_tokens() / 8).map(fragment).collect(),
+            weights: (0..config.kv_tokens() / 4).map(|_| k.unset_var("p")).collect(),
+            state: RowTile::of_columns(&shared.cta, config.vo() / 16, sum.map(ThreadScalar::Register)),
+            sum,
+            rounded_sum: [0, 1].map(|_| k.var("rounded_sum", 0.0)),
+            unmasked: [0, 1].map(|_| k.var("unmasked", 0)),
+            keys: shared.keys.1.cursor(k),
+            values: shared.values.1.cursor(k),
+        }
+    }
+
+    /// Processes the items of this CTA.
+    pub(super) fn run(&self) {
+        let (k, shared) = (self.k, self.shared);
+        let (count, scale) = (k.var("count", 0), k.var("scale_of_item", 0.0));
+        // the first consumer computes exponentials first
+        k.when(self.number.eq(0), || k.arrive_named(EXPONENTIALS, THREADS));
+        k.loop_(|| {
+            let n = count.get();
+            shared.items.wait_full(n);
+            let words = shared.item_words(n);
+            k.break_if(words.plus(PRESENT).load().eq(0));
+            let current = CurrentItem::new(&shared.cta, self.hooks, words, scale);
+            self.fill_row_values(&current);
+            shared.queries.wait_full(n);
+            self.process(&current, shared.queries.empty(n));
+            shared.cta.arrive_and_merge(&current, self.hooks);
+            self.release_from_warp(shared.items.empty(n));
+            count.set(n + 1);
+        });
+        // the other consumer's last arrival
+        k.when(self.number.eq(0), || k.sync_named(EXPONENTIALS, THREADS));
+    }
+
+    /// Fills the stored values of hooks, which both consumers share.
+    fn fill_row_values(&self, current: &CurrentItem<'k>) {
+        if self.hooks.has_row_values() {
+            self.shared.cta.sync();
+            self.hooks.fill(&self.shared.cta, current, (self.k.constant(0), super::Q_ROWS));
+            self.shared.cta.sync();
+        }
+    }
+
+    /// Computes and stores the rows of an item.
+    fn process(&self, current: &CurrentItem<'k>, queries: Barrier<'k>) {
+        let k = self.k;
+        let item = current.load();
+        let (first, end) = self.shared.tiles(item.kv_begin, current.kv_end);
+        self.sum.iter().chain(&self.rounded_sum).for_each(|sum| sum.set(0.0));
+        self.state.max.iter().for_each(|max| max.set(f32::NEG_INFINITY));
+        self.state.o.iter().flatten().for_each(|o| o.set(0.0));
+        self.load_queries(queries);
+        k.when(end.gt(first), || {
+            let tile = k.var("tile", end - 1);
+            self.keys.wait_full();
+            self.multiply_keys();
+            self.compute_ranges(current);
+            k.wgmma_wait(0);
+            self.release(self.keys);
+            self.mask(current, tile.get());
+            self.softmax(current);
+            k.loop_(|| {
+                k.break_if(tile.get().eq(first));
+                self.next_tile(current, tile);
+            });
+            self.multiply_values(current, tile.get());
+            k.wgmma_wait(0);
+            self.release(self.values);
+        });
+        if self.queries.is_empty() {
+            self.release_from_warp(queries);
+        }
+        self.store(current);
+    }
+
+    /// Starts the logits of the tile before `tile`, adds the values of `tile`, and computes the weights of the former.
+    fn next_tile(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>) {
+        let k = self.k;
+        self.keys.wait_full();
+        self.multiply_keys();
+        self.multiply_values(current, tile.get());
+        tile.set(tile.get() - 1);
+        k.wgmma_wait(1);
+        self.release(self.keys);
+        self.mask(current, tile.get());
+        self.softmax(current);
+        self.release(self.values);
+    }
+
+    /// The tile rows of this consumer.
+    fn query_tile(&self) -> SharedTile<'k> {
+        self.shared.q.from_row(self.number << 6)
+    }
+
+    /// Loads the queries into registers, if they fit, and releases their tile.
+    fn load_queries(&self, queries: Barrier<'k>) {
+        if self.queries.is_empty() {
+            return;
+        }
+        let (k, tile) = (self.k, self.query_tile());
+        let row = (((k.thread() >> 5) & 3) << 4) + (k.lane() & 15);
+        for (step, fragment) in self.queries.iter().enumerate() {
+            let at = tile.chunk(row, (k.lane() >> 4) + 2 * step as u32);
+            fragment.iter().zip(k.load_matrix::<4, _>(at, false)).for_each(|(to, word)| to.set(word));
+        }
+        self.release_from_warp(queries);
+    }
+
+    fn elements(&self) -> (Elements, Elements) {
+        (self.shared.cta.elements, self.shared.cta.elements)
+    }
+
+    /// Starts `S = Q · Kᵀ`.
+    fn multiply_keys(&self) {
+        let k = self.k;
+        let keys = self.shared.keys.0.stage(self.keys.stage()).rows_descriptor();
+        let logits: Vec<_> = self.logits.iter().flatten().copied().collect();
+        k.wgmma_fence();
+        let q = self.queries.is_empty().then(|| self.query_tile().rows_descriptor());
+        for step in 0..self.shared.config.qk() / 16 {
+            let left = match q {
+                Some(q) => WgmmaLeft::Shared(q.depth_step(step), Major::K),
+                None => WgmmaLeft::Registers(self.queries[step].map(Var::get)),
+            };
+            let right = keys.depth_step(step);
+            let operands = WgmmaOperands { elements: self.elements(), left, right, right_major: Major::K };
+            k.wgmma(&logits, operands, step > 0);
+        }
+        k.wgmma_commit();
+    }
+
+    /// Starts `O += P · V` of KV tile `tile`.
+    fn multiply_values(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
+        let k = self.k;
+        self.values.wait_full();
+        let first = self.first_key(tile);
+        k.when(self.needs_mask(first), || self.clean_values(current, first));
+        let values = self.shared.values.0.stage(self.values.stage()).columns_descriptor();
+        let o: Vec<_> = self.state.o.iter().flatten().copied().collect();
+        k.wgmma_fence();
+        for step in 0..self.shared.config.kv_tokens() / 16 {
+            let left = WgmmaLeft::Registers(std::array::from_fn(|i| self.weights[4 * step + i].get()));
+            let right = values.row_step(step);
+            let operands = WgmmaOperands { elements: self.elements(), left, right, right_major: Major::Mn };
+            k.wgmma(&o, operands, true);
+        }
+        k.wgmma_commit();
+    }
+
+    /// One thread of the warpgroup releases the stage.
+    fn release(&self, cursor: Cursor<'k>) {
+        let k = self.k;
+        k.when((k.thread() & 127).eq(0), || cursor.release());
+        cursor.advance();
+    }
+
+    /// One thread of the warp arrives, after all its lanes.
+    fn release_from_warp(&self, empty: Barrier<'k>) {
+        let k = self.k;
+        k.sync_warp();
+        k.when(k.lane().eq(0), || empty.arrive());
+    }
+
+    #[track_caller]
+    fn first_key(&self, tile: Value<'k, u32>) -> Value<'k, u32> {
+        tile * self.shared.config.kv_tokens() as u32
+    }
+
+    /// Computes the ranges of keys that this thread's rows and all rows of the item see.
+    fn compute_ranges(&self, current: &CurrentItem<'k>) {
+        let (k, cta, item) = (self.k, &self.shared.cta, current.load());
+        let last = current.rows() - 1;
+        let range = |row: Value<'k, u32>| {
+            let (first, end) = visible_range_at(cta, &item, row_position(cta, &item, row.min(last)));
+            [first, end]
+        };
+        let row = (self.number << 6) + sums::first_row(k.thread());
+        let table = self.range_table(row);
+        // a warp reads the ranges of its own rows
+        k.sync_warp();
+        for half in 0..2 {
+            let found = range(row + 8 * half as u32);
+            k.when((k.lane() & 3).eq(0), || table.plus(16 * half).store_vector(found));
+        }
+        k.sync_warp();
+        // positions ascend with the rows of a request
+        let ([_, end], [first, _]) = (range(k.constant(0)), range(last));
+        let mask_begin = (item.kv_len - item.mask_columns).reinterpret::<i32>();
+        let mixed = item.request.eq(NONE);
+        // block positions: all keys or none
+        let all = first.le(0) & end.eq(i32::MAX);
+        let of_blocks = all.select::<i32>(current.kv_end.reinterpret::<i32>(), 0);
+        let end = cta.is_blocks().select::<i32>(of_blocks, end);
+        self.unmasked[0].set(first.unless(mixed, i32::MAX));
+        self.unmasked[1].set(end.min(mask_begin.unless(item.mask_columns.eq(0), i32::MAX)));
+    }
+
+    /// The range of keys of a row of the item, in shared memory.
+    fn range_table(&self, row: Value<'k, u32>) -> Shared<'k, i32> {
+        self.shared.cta.at::<i32>(self.shared.arena.ranges).at(row << 1)
+    }
+
+    /// Whether any row may not see all keys of the tile at `first`.
+    #[track_caller]
+    fn needs_mask(&self, first: Value<'k, u32>) -> Value<'k, bool> {
+        let [from, to] = self.unmasked.map(Var::get);
+        let first = first.reinterpret::<i32>();
+        let masked = first.lt(from) | (first + self.shared.config.kv_tokens() as i32).gt(to);
+        self.hooks.needs_mask(masked)
+    }
+
+    /// Applies the logits hook, and the mask in a tile that needs it.
+    fn mask(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
+        let (k, first) = (self.k, self.first_key(tile));
+        let keys = KeyRange { first, width: self.shared.config.kv_tokens() as u32 };
+        let row = || (self.number << 6) + (((k.thread() >> 5) & 3) << 4);
+        self.hooks.logits((&self.shared.cta, current), keys, (&row, std::slice::from_ref(&self.logits)));
+        k.when(self.needs_mask(first), || {
+            if !self.shared.config.any_mask {
+                return self.mask_by_range(first);
+            }
+            let by_words = current.load().mask_columns.gt(0) | self.shared.cta.is_blocks();
+            let by_words = by_words | k.constant(self.hooks.is_live(Hook::Mask));
+            k.when_else(by_words, || self.mask_by_words(current, first), || self.mask_by_range(first));
+        });
+    }
+
+    /// Masks logits outside of the rows' ranges.
+    fn mask_by_range(&self, first: Value<'k, u32>) {
+        let column = (first + sums::first_column(self.k.thread())).reinterpret::<i32>();
+        let row = (self.number << 6) + sums::first_row(self.k.thread());
+        for half in 0..2 {
+            let range = self.range_table(row).plus(16 * half).load_vector::<2>();
+            let [from, to] = range.map(|at| at - column);
+            for (fragment, logits) in self.logits.iter().enumerate() {
+                for i in 0..2 {
+                    let at = (8 * fragment + i) as i32;
+                    let logit = logits[2 * half + i];
+                    logit.set(logit.get().unless(from.gt(at) | to.le(at), f32::NEG_INFINITY));
+                }
+            }
+        }
+    }
+
+    /// Masks logits by visible masks.
+    fn mask_by_words(&self, current: &CurrentItem<'k>, first: Value<'k, u32>) {
+        self.compute_visible(current, first);
+        for (part, logits) in self.logits.chunks(8).enumerate() {
+            apply_mask(self.k, self.visible_of_rows(self.k.constant(part as u32)), logits);
+        }
+    }
+
+    /// Computes the visible masks of this consumer's rows for the KV tile at `first`.
+    fn compute_visible(&self, current: &CurrentItem<'k>, first: Value<'k, u32>) {
+        let (k, cta, item) = (self.k, &self.shared.cta, current.load());
+        let parts = self.shared.config.kv_tokens() / 64;
+        let (thread, barrier) = (k.thread() & 127, self.number + ONE_CONSUMER);
+        // previous masks have been read, and the ranges are written
+        k.sync_named(barrier, 128);
+        k.when(thread.lt(64 * parts as u32), || {
+            let (row, part) = ((self.number << 6) + (thread & 63), thread >> 6);
+            let [from, to] = self.range_table(row).load_vector::<2>();
+            let keys = KeyRange { first: first + (part << 6), width: 64 };
+            if !self.shared.config.any_mask {
+                return self.visible(row, part).store(range_mask(k, keys, (from, to)));
+            }
+            let of_item = row.min(current.rows() - 1);
+            let word = k.var::<u64>("visible", 0);
+            // the second half of a tile may begin after the last key, where there are no mask bits
+            k.when(keys.first.lt(current.kv_end), || {
+                let seen = visible_mask((cta, &item), of_item, (from, to), keys);
+                word.set(self.hooks.visible_mask((cta, &item), row, keys, seen));
+            });
+            self.visible(row, part).store(word.get());
+        });
+        k.sync_named(barrier, 128);
+    }
+
+    fn visible(&self, row: Value<'k, u32>, part: Value<'k, u32>) -> Shared<'k, u64> {
+        let parts = self.shared.config.kv_tokens() / 64;
+        self.shared.cta.at::<u64>(self.shared.arena.visible).at(row * parts as u32 + part)
+    }
+
+    /// The visible masks of this thread's rows for 64 keys.
+    fn visible_of_rows(&self, part: Value<'k, u32>) -> [Value<'k, u64>; 2] {
+        let row = (self.number << 6) + sums::first_row(self.k.thread());
+        [0, 8].map(|down| self.visible(row + down, part).load())
+    }
+
+    /// Zeroes values after the last key, and replaces non-finite values, which it adds to the rows that see them. The products of
+    /// hidden values would otherwise be NaN.
+    fn clean_values(&self, current: &CurrentItem<'k>, first: Value<'k, u32>) {
+        let (k, cta, config) = (self.k, &self.shared.cta, &self.shared.config);
+        let (keys, chunks) = (config.kv_tokens(), config.vo() / 8);
+        let values = self.shared.values.0.stage(self.values.stage());
+        let at = |row: Value<'k, u32>, chunk: Value<'k, u32>| values.chunk(row, chunk).cast::<u32>();
+        let present = (current.kv_end - first).min(keys as u32);
+        k.when(present.lt(keys as u32), || {
+            let (partition, zero) =
+                (ThreadPartition::new(k.thread(), cta.threads, chunks), k.constant(0_u32));
+            k.repeat((present + partition.row, keys as u32), partition.rows_at_once as u32, |row| {
+                let of_row = (0..chunks).step_by(partition.lanes);
+                of_row.for_each(|chunk| at(row, partition.chunk + chunk as u32).store_vector([zero; 4]));
+            });
+            k.fence(Fence::ProxyAsyncShared);
+            cta.sync();
+        });
+        // each consumer scans all values: then both find the same, without waiting for each other
+        let flags = self.detect_nonfinite(values, present);
+        k.sync_named(self.number + ONE_CONSUMER, 128);
+        k.when(flags.any(k), || {
+            // both have scanned
+            cta.sync();
+            let masks = cta.at(self.shared.arena.nonfinite_masks);
+            nonfinite::extract_chunks(cta, (k.thread(), cta.threads), (chunks, keys), (at, masks));
+            k.fence(Fence::ProxyAsyncShared);
+            cta.sync();
+            self.compute_visible(current, first);
+            // not unrolled: rarely executed
+            k.repeat((0, keys as u32 / 64), 1, |part| {
+                let masks = NonfiniteMasks { masks: masks.at(part * (64 * chunks) as u32), chunks, keys: 64 };
+                let visible = [self.visible_of_rows(part)];
+                nonfinite::add_back(cta, masks, std::slice::from_ref(&self.state), &visible);
+            });
+        });
+    }
+
+    /// Flags of warps of this consumer that found non-finite values among the first `keys` rows; valid after a barrier.
+    fn detect_nonfinite(&self, values: SharedTile<'k>, keys: Value<'k, u32>) -> NonfiniteFlags<'k> {
+        let (k, cta, config) = (self.k, &self.shared.cta, &self.shared.config);
+        let chunks = config.vo() / 8;
+        let partition = ThreadPartition::new(k.thread() & 127, 128, chunks);
+        let found = k.var::<u32>("not_finite", 0);
+        let scan = |rows: &[Value<'k, u32>]| {
+            let chunks = |row: &Value<'k, u32>| {
+                let of_row = (0..chunks).step_by(partition.lanes);
+                of_row.map(|at| values.chunk(*row, partition.chunk + at as u32)).collect::<Vec<_>>()
+            };
+            let loaded: Vec<_> =
+                rows.iter().flat_map(chunks).map(|at| at.cast::<u32>().load_vector::<4>()).collect();
+            let signs =
+                loaded.into_iter().flatten().map(|word| nonfinite::nonfinite_signs(cta.elements, word));
+            found.set(signs.fold(found.get(), |any, signs| any | signs));
+        };
+        let step = partition.rows_at_once as u32;
+        // several rows at once in whole tiles, if there are registers: the loads take turns otherwise
+        let at_once = if config.has_queries_in_registers() { 4 } else { 1 };
+        k.when_else(
+            keys.ge(config.kv_tokens() as u32) & k.constant(at_once > 1),
+            || {
+                k.repeat((partition.row, keys), at_once * step, |row| {
+                    let rows: Vec<_> = (0..at_once).map(|at| row + at * step).collect();
+                    scan(&rows);
+                });
+            },
+            || k.repeat((partition.row, keys), step, |row| scan(&[row])),
+        );
+        let words = cta.at::<u32>(self.shared.arena.nonfinite_flags).at(self.number << 2);
+        let found = k.ballot(found.get().ne(0));
+        k.when(k.lane().eq(0), || words.at((k.thread() >> 5) & 3).store(found));
+        NonfiniteFlags { words, warps: 4 }
+    }
+}

@@ -1,0 +1,242 @@
+//! The `wgmma` body: items of many query rows on Hopper, by `wgmma` and TMA.
+//!
+//! ```text
+//! CTA        persistent, one per SM: two consumer warpgroups of 64 packed rows each, and a producer warpgroup
+//! producer   for each run: its item, its queries, and K and V of each KV tile, from the last tile to the first, into two rings
+//! consumer   for each KV tile j, from the last to the first:
+//!                start S(j+1) = Q · Kᵀ, then start O += P(j) · V
+//!                wait for S(j+1): mask, row maxima             while O is computed
+//!                wait for O: rescale it if a maximum grew by more than 2^8
+//!                P(j+1) = 2^(S · scale - max)                  one warpgroup at a time
+//! ```
+//!
+//! The exponentials of one warpgroup run while the tensor cores work for the other; two named barriers alternate them. Queries are
+//! held in registers if they fit. A row's reference is not its maximum but at most 2^8 below it, so O is rarely rescaled.
+//!
+//! Grid: at most one CTA per SM. CTA `w` starts with run `w` and draws others from `ticket`, one ahead. The CTA that makes the last
+//! draw sets the ticket to 0 for the next launch.
+//!
+//! KV tiles that a row does not see in full are masked: by comparison with the row's range of keys, or, with mask bits or a mask
+//! hook, by words of 64 bits. In these tiles non-finite values are found and treated as in `kernel::nonfinite`.
+
+mod config;
+mod consumer;
+mod epilogue;
+mod producer;
+mod softmax;
+
+pub use config::{Q_ROWS, WgmmaConfig};
+
+use crate::{
+    attention::{
+        body::{DeviceLimits, mma},
+        kernel::{
+            cta::MmaCta,
+            layout::{CtaLayout, RowFormat},
+            row_hooks::RowHooks,
+        },
+        params::{AttentionParams, CacheTensor},
+    },
+    tile::{Ring, SharedTile, panel_map},
+    variant::Hooks,
+};
+use config::{ArenaOffsets, CONSUMERS, THREADS};
+use consumer::Consumer;
+use producer::Producer;
+use tilewright::attention::variant::ExpressionVariant;
+use tilewright_ptx::{
+    build::{Barrier, Builder, Global, Shared, Value},
+    ir::Kernel,
+    isa::sync::Fence,
+    sim::{Arg, tensor::TensorMap},
+    verify::Invalid,
+};
+
+/// Architecture of the kernel.
+pub const ARCH: u32 = 90;
+/// Named barriers: of both consumers, and the first of one per consumer, for the exponentials and for masks.
+const BOTH_CONSUMERS: u32 = 1;
+const EXPONENTIALS: u32 = 2;
+const ONE_CONSUMER: u32 = 4;
+
+/// Arguments of a launch besides those of [`AttentionParams`], whose items begin with the runs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunParams {
+    /// Number of runs.
+    pub runs: u32,
+    /// Address of a u32, 0 before and after a launch.
+    pub ticket: u64,
+    /// Keys per box of the tensor maps: [`WgmmaConfig::box_rows`].
+    pub box_rows: u32,
+    /// Tensor maps of keys and values: [`kv_map`].
+    pub maps: [TensorMap; 2],
+}
+
+impl RunParams {
+    /// The arguments of the kernel, in order.
+    pub fn args(self, params: &AttentionParams) -> Vec<Arg> {
+        let numbers = [Arg::U32(self.runs), Arg::U64(self.ticket), Arg::U32(self.box_rows.trailing_zeros())];
+        let maps = self.maps.map(Arg::TensorMap);
+        [params.args_before_variant(), numbers.to_vec(), maps.to_vec(), params.variant.clone()].concat()
+    }
+}
+
+/// The tensor map of keys or values `[pages, slots, kv_heads, dim]` of 16-bit elements; a ragged tensor is one page, whose stride
+/// may be 0.
+pub fn kv_map(tensor: CacheTensor, [pages, slots, heads, dim]: [u64; 4], box_rows: u32) -> TensorMap {
+    let page = if tensor.page == 0 { tensor.token * slots } else { tensor.page };
+    let strides = [tensor.token, tensor.head, page].map(|elements| 2 * elements);
+    panel_map(tensor.address, &[dim, slots, heads, pages], &strides, box_rows as usize)
+}
+
+/// Reasons why the kernel does not support a variant; empty if it does.
+pub fn unsupported_variant(config: &WgmmaConfig, variant: &ExpressionVariant) -> Vec<String> {
+    let device = DeviceLimits::of_arch(ARCH);
+    let WgmmaConfig { dtype, head_dim, .. } = *config;
+    let of_mma = mma::MmaConfig { qo: dtype, kv: dtype, head_dim, bodies: super::Bodies::Both, device };
+    mma::unsupported_variant(&of_mma, variant)
+}
+
+/// Builds the kernel for a variant. Parameters: [`RunParams::args`].
+///
+/// # Errors
+/// With the reasons of [`WgmmaConfig::unsupported`] and [`unsupported_variant`], if there are any.
+pub fn attention(name: &str, config: &WgmmaConfig, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
+    let reasons = [config.unsupported(), unsupported_variant(config, variant)].concat();
+    if !reasons.is_empty() {
+        return Err(Invalid::of(name, reasons.join("; ")));
+    }
+    let hooks = Hooks::of(name, variant)?;
+    Builder::kernel(name, THREADS, |k| {
+        let shared = WgmmaCta::new(k, *config);
+        let hooks = RowHooks::new(&shared.cta, Some(&hooks));
+        k.wait_for_prerequisites();
+        shared.init();
+        let producer = (k.thread() >> 5).of_lane(0).ge(CONSUMERS / 32);
+        k.when_else(producer, || Producer::new(&shared).run(), || Consumer::new(&shared, &hooks).run());
+    })
+}
+
+/// State shared by all warps of a CTA.
+struct WgmmaCta<'k> {
+    k: &'k Builder,
+    config: WgmmaConfig,
+    /// Its threads are the consumers.
+    cta: MmaCta<'k>,
+    arena: ArenaOffsets,
+    runs: Value<'k, u32>,
+    ticket: Global<'k, u32>,
+    box_shift: Value<'k, u32>,
+    maps: [Value<'k, u64>; 2],
+    q: SharedTile<'k>,
+    keys: (SharedTile<'k>, Ring<'k>),
+    values: (SharedTile<'k>, Ring<'k>),
+    /// Two slots of items: written by a producer warp, released by all warps.
+    items: SlotBarriers<'k>,
+    /// The query tile: written by the producer threads, released by the consumer warps.
+    queries: SlotBarriers<'k>,
+}
+
+/// The barriers of one or two slots, used in turns. The `n`-th use has slot `n % slots`, and a parity that follows from `n`, so all
+/// slots need one counter.
+#[derive(Clone, Copy)]
+struct SlotBarriers<'k> {
+    full: Barrier<'k>,
+    empty: Barrier<'k>,
+    /// Base-2 logarithm of the number of slots.
+    shift: u32,
+}
+
+impl<'k> SlotBarriers<'k> {
+    fn new(k: &'k Builder, name: &str, shift: u32) -> Self {
+        let [full, empty] = ["full", "empty"].map(|of| k.barriers(&format!("{name}_{of}"), 1 << shift));
+        Self { full, empty, shift }
+    }
+
+    fn init(self, k: &'k Builder, (producers, consumers): (u32, u32)) {
+        for slot in 0..1_u32 << self.shift {
+            self.full.at(k.constant(slot)).init(producers);
+            self.empty.at(k.constant(slot)).init(consumers);
+        }
+    }
+
+    #[track_caller]
+    fn slot(self, n: Value<'k, u32>) -> Value<'k, u32> {
+        n & ((1 << self.shift) - 1)
+    }
+
+    #[track_caller]
+    fn full(self, n: Value<'k, u32>) -> Barrier<'k> {
+        self.full.at(self.slot(n))
+    }
+
+    #[track_caller]
+    fn empty(self, n: Value<'k, u32>) -> Barrier<'k> {
+        self.empty.at(self.slot(n))
+    }
+
+    #[track_caller]
+    fn wait_full(self, n: Value<'k, u32>) {
+        self.full(n).wait((n >> self.shift) & 1);
+    }
+
+    #[track_caller]
+    fn wait_empty(self, n: Value<'k, u32>) {
+        self.empty(n).wait(((n >> self.shift) & 1) ^ 1);
+    }
+}
+
+impl<'k> WgmmaCta<'k> {
+    fn new(k: &'k Builder, config: WgmmaConfig) -> Self {
+        let (q, v) = (RowFormat::new(config.head_dim.qk, 2), RowFormat::new(config.head_dim.vo, 2));
+        let (mut layout, mut taken) = CtaLayout::new(q, v, [q, v]);
+        let arena = config.arena(&mut taken);
+        layout.bytes = arena.bytes;
+        let cta = MmaCta::new(k, (THREADS, ARCH), (config.dtype, config.dtype), false, layout);
+        let (keys, stages) = (config.kv_tokens(), config.stages());
+        Self {
+            k,
+            config,
+            cta: cta.with_threads(CONSUMERS, BOTH_CONSUMERS),
+            arena,
+            runs: k.param("runs"),
+            ticket: k.global("ticket"),
+            box_shift: k.param("box_shift"),
+            maps: ["k_map", "v_map"].map(|name| k.tensor_map(name)),
+            q: SharedTile::new(k, "q_tile", (Q_ROWS, config.qk()), 1),
+            keys: (SharedTile::new(k, "keys", (keys, config.qk()), stages), Ring::new(k, "keys", stages)),
+            values: (
+                SharedTile::new(k, "values", (keys, config.vo()), stages),
+                Ring::new(k, "values", stages),
+            ),
+            items: SlotBarriers::new(k, "item", 1),
+            queries: SlotBarriers::new(k, "queries", 0),
+        }
+    }
+
+    fn init(&self) {
+        let (k, warps) = (self.k, CONSUMERS / 32);
+        k.when(k.thread().eq(0), || {
+            self.keys.1.init(k, (1, 2));
+            self.values.1.init(k, (1, 2));
+            self.items.init(k, (32, warps + producer::WARPS));
+            self.queries.init(k, (producer::THREADS, warps));
+            k.fence(Fence::MbarrierInit);
+        });
+        k.sync_threads();
+    }
+
+    /// The words of this CTA's `n`-th item, and after them whether there is one.
+    #[track_caller]
+    fn item_words(&self, n: Value<'k, u32>) -> Shared<'k, u32> {
+        self.cta.at::<u32>(self.arena.items).byte(self.items.slot(n) * config::ITEM_BYTES as u32)
+    }
+
+    /// KV tiles of an item: the first, and one past the last.
+    #[track_caller]
+    fn tiles(&self, begin: Value<'k, u32>, end: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u32>) {
+        let shift = self.config.kv_tokens().trailing_zeros();
+        let first = begin >> shift;
+        (first, ((end + (self.config.kv_tokens() - 1) as u32) >> shift).max(first))
+    }
+}

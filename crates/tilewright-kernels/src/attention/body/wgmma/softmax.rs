@@ -1,0 +1,158 @@
+//! Online softmax of a consumer: row references, the rescale of outputs, and the exponentials in turns.
+//!
+//! A row's weights are relative to a reference of its logits: 0 before the first tile, then a maximum so far. It follows the
+//! maximum only when that grows by more than 2^8. Weights and sums are then at most 2^8 times larger, which f32 sums and weights
+//! of 16 bits hold without loss of relative accuracy. But the largest weight is not 1 then, so it is rounded: outputs are divided by
+//! the sum of rounded weights, in which the error of a dominant weight cancels. The LSE needs the exact sum.
+
+use super::{EXPONENTIALS, consumer::Consumer};
+use crate::{
+    attention::kernel::{cta::CurrentItem, softmax::finite_max},
+    tile::reduce,
+};
+use tilewright_ptx::{build::Value, isa::matrix::Elements};
+
+/// Growth of a maximum base-2 logit above its reference without a rescale.
+const THRESHOLD: f32 = 8.0;
+/// Pairs of weights by which the scaled logits precede the exponentials, and these the rounding.
+const AHEAD: usize = 4;
+const BEHIND: usize = 3;
+
+/// A row's new reference.
+struct Reference<'k> {
+    /// Of the products of queries and keys.
+    value: Value<'k, f32>,
+    /// Whether it differs from the last.
+    moved: Value<'k, bool>,
+    /// The factor of the sums so far.
+    rescale: Value<'k, f32>,
+}
+
+impl<'k> Consumer<'_, 'k> {
+    /// Converts the logits of a tile to weights. Waits for the accumulators when the references are known.
+    pub(super) fn softmax(&self, current: &CurrentItem<'k>) {
+        let k = self.k;
+        let references = self.references(current.scale);
+        let moved = references.iter().map(|reference| reference.moved).reduce(|a, b| a | b);
+        // Both waits stand in both branches. Otherwise the assembler moves the first one before the maxima, which overlap with the
+        // products, and the exponentials before the second one.
+        k.when_else(
+            k.any(moved.unwrap_or_else(|| k.constant(false))),
+            || {
+                k.wgmma_wait(0);
+                for fragment in &self.state.o {
+                    for (i, o) in fragment.iter().enumerate() {
+                        o.set(o.get() * references[i / 2].rescale);
+                    }
+                }
+                self.wait_for_turn();
+            },
+            || {
+                k.wgmma_wait(0);
+                self.wait_for_turn();
+            },
+        );
+        let values = [0, 1].map(|half| references[half].value);
+        self.state.max.iter().zip(values).for_each(|(max, value)| max.set(value));
+        let added = self.exponentiate(current.scale, values);
+        for (sums, added) in [self.sum, self.rounded_sum].into_iter().zip(added) {
+            for half in 0..2 {
+                sums[half].set(sums[half].get() * references[half].rescale + added[half]);
+            }
+        }
+        self.end_turn();
+    }
+
+    /// The new references of this thread's rows.
+    fn references(&self, scale: Value<'k, f32>) -> Vec<Reference<'k>> {
+        let own = [0, 1].map(|half| self.row_max(half));
+        let maxima = reduce::quads_max(own.to_vec());
+        let of_half = |(half, max): (usize, Value<'k, f32>)| {
+            let last = self.state.max[half].get();
+            let growth = (last - max) * scale;
+            let moved = growth.lt(-THRESHOLD);
+            let rescale = moved.select(growth, 0.0).exp2();
+            Reference { value: moved.select(max, last), moved, rescale }
+        };
+        maxima.into_iter().enumerate().map(of_half).collect()
+    }
+
+    /// The maximum of this thread's logits of a row, by four chains.
+    fn row_max(&self, half: usize) -> Value<'k, f32> {
+        let mut logits =
+            self.logits.iter().flat_map(|of| [of[2 * half], of[2 * half + 1]]).map(|logit| logit.get());
+        let mut chains: Vec<_> = logits.by_ref().take(4).collect();
+        for (at, logit) in logits.enumerate() {
+            chains[at % 4] = chains[at % 4].max(logit);
+        }
+        let pair = [chains[0].max(chains[1]), chains[2].max(chains[3])];
+        pair[0].max(pair[1])
+    }
+
+    /// Waits until the other consumer has computed its exponentials.
+    fn wait_for_turn(&self) {
+        self.k.sync_named(self.number + EXPONENTIALS, super::CONSUMERS);
+    }
+
+    /// Lets the other consumer compute its exponentials.
+    fn end_turn(&self) {
+        let k = self.k;
+        // never true, but it depends on all exponentials: the assembler would move the arrival before them
+        k.trap_when(k.any((self.sum[0].get() + self.sum[1].get()).lt(0.0)));
+        k.arrive_named((self.number ^ 1) + EXPONENTIALS, super::CONSUMERS);
+    }
+
+    /// Replaces logits by rounded weights; returns the sums of each row's weights in this thread, exact and rounded. Scaled logits,
+    /// exponentials and rounding are interleaved, because the assembler keeps their order.
+    fn exponentiate(
+        &self,
+        scale: Value<'k, f32>,
+        references: [Value<'k, f32>; 2],
+    ) -> [[Value<'k, f32>; 2]; 2] {
+        let offsets = references.map(|reference| -(finite_max(reference) * scale));
+        // in the order of the words of the A operand
+        let pair = |at: usize| {
+            let (step, word) = (at / 4, at % 4);
+            let (fragment, half) = (2 * step + word / 2, word % 2);
+            (half, [0, 1].map(|i| self.logits[fragment][2 * half + i]))
+        };
+        let mut sums: [[[Option<Value<'k, f32>>; 2]; 2]; 2] = Default::default();
+        let pairs = self.weights.len();
+        for at in 0..AHEAD + pairs + BEHIND {
+            if at < pairs {
+                let (half, logits) = pair(at);
+                logits.iter().for_each(|logit| logit.set(logit.get().mul_add(scale, offsets[half])));
+            }
+            if let Some(at) = at.checked_sub(AHEAD).filter(|at| *at < pairs) {
+                pair(at).1.iter().for_each(|logit| logit.set(logit.get().exp2()));
+            }
+            if let Some(at) = at.checked_sub(AHEAD + BEHIND) {
+                let (half, weights) = pair(at);
+                let exact = weights.map(|weight| weight.get());
+                let (word, rounded) = self.round_pair(exact[0], exact[1]);
+                self.weights[at].set(word);
+                for (sums, weights) in sums.iter_mut().zip([exact, rounded]) {
+                    for (sum, weight) in sums[half].iter_mut().zip(weights) {
+                        *sum = Some(sum.map_or(weight, |sum| sum + weight));
+                    }
+                }
+            }
+        }
+        let zero = || self.k.constant(0.0);
+        sums.map(|of| of.map(|of| of[0].unwrap_or_else(zero) + of[1].unwrap_or_else(zero)))
+    }
+
+    /// Two weights rounded to the dtype of values: packed, and as f32.
+    fn round_pair(&self, low: Value<'k, f32>, high: Value<'k, f32>) -> (Value<'k, u32>, [Value<'k, f32>; 2]) {
+        match self.shared.cta.elements {
+            Elements::F16 => {
+                let pair = self.k.f16x2(low, high);
+                (pair.reinterpret(), pair.to_f32())
+            }
+            _ => {
+                let pair = self.k.bf16x2(low, high);
+                (pair.reinterpret(), pair.to_f32())
+            }
+        }
+    }
+}

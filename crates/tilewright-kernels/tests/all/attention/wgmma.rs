@@ -1,0 +1,137 @@
+//! The `wgmma` body: head dims, layouts, masks, splits, and the drawing of runs. Its hooks are tested with those of all bodies.
+
+use super::{
+    case::{CAUSAL, Case, FULL},
+    judge::check,
+};
+use tilewright::{Dtype, HeadDim};
+use tilewright_kernels::attention::{
+    body::wgmma::WgmmaConfig,
+    params::{KvLayout, UNLIMITED},
+};
+
+fn case(dim: usize, heads: (usize, usize), lengths: &[(usize, usize)]) -> Case {
+    Case::new(dim, heads, lengths).with(|case| case.wgmma = true)
+}
+
+#[test]
+fn causal_prefill_and_append() {
+    let lengths = [(70, 300), (20, 20), (0, 7), (30, 10), (3, 400)];
+    check(&case(64, (4, 2), &lengths).with(|case| case.seeds = 3));
+    check(&case(128, (4, 1), &lengths).with(|case| (case.mask, case.workers) = (FULL, 3)));
+}
+
+#[test]
+fn head_dims() {
+    for (qk, vo) in [(48, 48), (96, 96), (128, 128), (192, 128), (64, 128), (256, 256)] {
+        let case = case(qk, (1, 1), &[(150, 290)]);
+        check(&case.with(|case| case.dim = HeadDim { qk, vo }));
+    }
+}
+
+#[test]
+fn groups() {
+    for group in [1, 5, 8, 71, 128] {
+        check(&case(64, (group, 1), &[(1, 40), (3, 170)]));
+    }
+}
+
+#[test]
+fn pages_and_layouts() {
+    for (page_size, hnd) in [
+        (1, false),
+        (2, true),
+        (5, false),
+        (12, true),
+        (8, false),
+        (16, true),
+        (24, false),
+        (64, true),
+        (256, false),
+    ] {
+        let case = case(64, (4, 2), &[(40, 300), (10, 30)]);
+        check(&case.with(|case| (case.page_size, case.hnd) = (page_size, hnd)));
+    }
+    for hnd in [false, true] {
+        let case = case(64, (4, 2), &[(40, 300), (10, 30)]).with(|case| case.layout = KvLayout::Ragged);
+        check(&case.with(|case| case.hnd = hnd));
+    }
+}
+
+#[test]
+fn f16_and_logits_that_grow() {
+    for growth in [1.0, 4.0, 40.0] {
+        let case = case(64, (2, 1), &[(90, 600)]).with(|case| case.growth = growth);
+        check(&case.clone().with(|case| (case.qo, case.kv) = (Dtype::F16, Dtype::F16)));
+        check(&case);
+    }
+}
+
+#[test]
+fn windows() {
+    for mask in [(20, 0), (150, UNLIMITED), (3, 5), (UNLIMITED, 9), (0, 0), (260, 0)] {
+        check(&case(64, (2, 1), &[(100, 500), (10, 4)]).with(|case| case.mask = mask));
+    }
+}
+
+#[test]
+fn mask_bits() {
+    for (columns, mask) in [(7, FULL), (140, CAUSAL), (1000, FULL)] {
+        let case = case(64, (2, 1), &[(21, 290), (5, 5)]);
+        check(&case.with(|case| (case.bits, case.mask) = (Some(columns), mask)));
+    }
+}
+
+#[test]
+fn blocks() {
+    for (mask, block) in [(FULL, 4), (CAUSAL, 1), ((30, 0), 16), (FULL, 64)] {
+        let case = case(64, (2, 1), &[(40, 300), (30, 70)]);
+        check(&case.with(|case| (case.layout, case.page_size, case.mask) = (KvLayout::Blocks, block, mask)));
+    }
+}
+
+#[test]
+fn splits_and_levels() {
+    let split = case(64, (4, 1), &[(20, 128 * 5 + 3)]);
+    check(&split.with(|case| (case.piece, case.workers, case.seeds) = (128, 4, 4)));
+    let level = case(64, (4, 2), &[(1, 300), (3, 290), (20, 300)]);
+    for piece in [128, 1024] {
+        let case = level.clone().with(|case| (case.prefix, case.piece, case.workers) = (270, piece, 3));
+        check(&case.clone().with(|case| case.mask = (40, 0)));
+        check(&case);
+    }
+}
+
+#[test]
+fn more_ctas_than_runs_and_fewer() {
+    for workers in [1, 2, 7, 50] {
+        check(&case(64, (2, 2), &[(300, 300)]).with(|case| (case.workers, case.seeds) = (workers, 4)));
+    }
+}
+
+#[test]
+fn values_that_are_not_finite() {
+    let spoiled = [
+        (0, 40, f64::INFINITY),
+        (0, 299, f64::NAN),
+        (1, 25, f64::NAN),
+        (1, 41, f64::NEG_INFINITY),
+        (1, 60, f64::INFINITY),
+        (1, 64, f64::NEG_INFINITY),
+    ];
+    for dim in [64, 256] {
+        let case = case(dim, (2, 1), &[(100, 300), (40, 90)]).with(|case| case.spoiled = spoiled.to_vec());
+        check(&case.clone().with(|case| (case.mask, case.seeds) = ((30, 0), 2)));
+        check(&case.with(|case| (case.bits, case.seeds) = (Some(40), 2)));
+    }
+}
+
+#[test]
+fn unsupported_configs_report_all_reasons() {
+    let config = WgmmaConfig { dtype: Dtype::Bf16, head_dim: HeadDim { qk: 80, vo: 264 }, any_mask: false };
+    let rule = "expected a multiple of 8 up to 256 that fills three quarters of tiles of 64";
+    assert_eq!(
+        config.unsupported(),
+        [format!("head_dim qk = 80, {rule}"), format!("head_dim vo = 264, {rule}")]
+    );
+}
