@@ -1,17 +1,22 @@
-"""Times attention of torch and, if installed, FlashInfer on a GPU, for `attention --peer`, one case at a time.
+"""Times attention of torch and, if installed, FlashInfer on a GPU, for `--bench attention`.
 
 Reads one JSON request per line from stdin and writes one response per line to stdout:
 
-    {"about": true}                            -> {"about": "torch 2.11.0, FlashInfer 0.6.18"}
-    {"prefill": {"heads", "head_dim", "batch", "len", "causal"}, "calls": n}        -> {"seconds": 0.0123, "best": "cudnn"}
-    {"decode": {"heads", "head_dim", "lens", "page_size", "kv"}, "calls": n}        -> {"seconds": 0.0123, "best": "flashinfer tc"}
+    {"about": true}     -> {"about": "torch 2.11.0, cuDNN 91900, FlashInfer 0.6.18"}
+    {"case": {..}}      -> {"names": ["matmul", "cudnn", ..]}       builds and checks the contenders of a case
+    {"sample": name, "hot": seconds, "rest": seconds, "least": seconds}
+                        -> {"seconds": .., "mhz": .., "watts": ..}  per call
+    {"clocks": true}    -> {"mhz": .., "watts": ..}                 now
 
-The first request for a case tries all implementations and keeps the fastest, which later requests time: `calls` calls of a
-captured graph, measured with events after one warm-up call.
+A contender is a CUDA graph of at least 10 calls that rotate over three sets of inputs. `hot`: its own work for that time directly
+before the sample. `rest`: a pause before the sample. A sample replays the graph for at least `least` seconds.
+Contenders whose outputs differ from those of cuDNN, or of the first contender, are reported to stderr and left out.
 """
 
+import ctypes
 import json
 import sys
+import time
 
 import torch
 
@@ -21,8 +26,30 @@ except ImportError:
     flashinfer = None
 
 DEVICE = "cuda"
-WORKSPACE = 256 << 20
-best = {}
+WORKSPACE = 512 << 20
+SETS = 3
+CALLS = 10
+TOLERANCE = 2e-2
+graphs = {}
+
+
+class Nvml:
+    """SM clock and power of the first device."""
+
+    def __init__(self):
+        self.library = ctypes.CDLL("libnvidia-ml.so.1")
+        self.handle = ctypes.c_void_p()
+        self.library.nvmlInit_v2()
+        self.library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.handle))
+
+    def read(self):
+        clock, power = ctypes.c_uint(), ctypes.c_uint()
+        self.library.nvmlDeviceGetClockInfo(self.handle, 1, ctypes.byref(clock))
+        self.library.nvmlDeviceGetPowerUsage(self.handle, ctypes.byref(power))
+        return {"mhz": clock.value, "watts": power.value // 1000}
+
+
+nvml = Nvml()
 
 
 def noise(*shape, dtype=torch.bfloat16):
@@ -33,115 +60,219 @@ def workspace():
     return torch.empty(WORKSPACE, dtype=torch.uint8, device=DEVICE)
 
 
-def prefill(case):
-    """The implementations of a prefill, by name."""
-    (qo, kv), dim, batch, length, causal = (case[k] for k in ("heads", "head_dim", "batch", "len", "causal"))
-    q, k, v = (noise(batch, length, heads, dim) for heads in (qo, kv, kv))
-    by_head = [x.transpose(1, 2) for x in (q, k, v)]
+def indptr(lens):
+    return torch.tensor([0] + list(lens)).cumsum(0).int()
+
+
+def dense(case):
+    """Contenders for requests of equal length over contiguous tensors: cuDNN and torch's flash."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    def sdpa(backend):
+    (qo, kv), dim, vo = case["heads"], case["head_dim"], case["head_dim_vo"]
+    lens, causal = case["qo_lens"], case["causal"]
+    if case["kv_lens"] != lens or len(set(lens)) > 1 or case["window"] is not None or case["sinks"]:
+        return {}
+    batch, length = len(lens), lens[0]
+
+    def of(backend, set):
+        q, k, v = (x.view(batch, length, -1, x.shape[-1]).transpose(1, 2) for x in set[:3])
+
         def call():
             with sdpa_kernel(backend):
-                torch.nn.functional.scaled_dot_product_attention(*by_head, is_causal=causal, enable_gqa=qo != kv)
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=qo != kv)
 
-        return call
+        return call, lambda o: o.transpose(1, 2).reshape(batch * length, qo, vo)
 
-    calls = {"cudnn": sdpa(SDPBackend.CUDNN_ATTENTION), "torch flash": sdpa(SDPBackend.FLASH_ATTENTION)}
-    if flashinfer and case.get("flashinfer", True):
-        flat = [x.reshape(batch * length, -1, dim) for x in (q, k, v)]
-        indptr = torch.arange(0, batch * length + 1, length, dtype=torch.int32)
-        for backend in ("fa2", "fa3"):
-            wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", backend=backend)
-            wrapper.plan(indptr, indptr, qo, kv, dim, causal=causal, q_data_type=torch.bfloat16)
-            calls[f"flashinfer {backend}"] = lambda wrapper=wrapper: wrapper.run(*flat)
-    return calls
+    backends = {"cudnn": SDPBackend.CUDNN_ATTENTION}
+    if dim == vo:
+        backends["torch flash"] = SDPBackend.FLASH_ATTENTION
+    return {name: lambda set, backend=backend: of(backend, set) for name, backend in backends.items()}
 
 
-def decode(case):
-    """The implementations of a paged decode step, by name."""
-    (qo, kv), dim, lens, page = (case[k] for k in ("heads", "head_dim", "lens", "page_size"))
-    dtype = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}[case["kv"]]
-    pages = [-(-length // page) for length in lens]
-    indptr = torch.tensor([0] + pages).cumsum(0).int()
-    indices = torch.randperm(sum(pages), device=DEVICE).int()
-    last = torch.tensor([length - (n - 1) * page for length, n in zip(lens, pages)]).int()
-    q = noise(len(lens), qo, dim)
-    calls = {}
-    if flashinfer:
-        cache = noise(sum(pages), 2, page, kv, dim).to(dtype)
-        for tensor_cores in (True, False):
-            name = "flashinfer tc" if tensor_cores else "flashinfer"
-            wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", use_tensor_cores=tensor_cores)
-            try:
-                wrapper.plan(indptr, indices, last, qo, kv, dim, page, q_data_type=torch.bfloat16, kv_data_type=dtype)
-            except Exception as why:  # without tensor cores it does not support groups of 5 or 16
-                print(f"{name}: {str(why)[-200:]}", file=sys.stderr)
-                continue
-            calls[name] = lambda wrapper=wrapper: wrapper.run(q, cache)
-    elif len(set(lens)) == 1 and dtype == torch.bfloat16:
-        k, v = (noise(len(lens), kv, lens[0], dim) for _ in range(2))
-        calls["torch"] = lambda: torch.nn.functional.scaled_dot_product_attention(
-            q.unsqueeze(2), k, v, enable_gqa=qo != kv
+def plan_of(case):
+    window = case["window"]
+    plan = {"causal": case["causal"], "q_data_type": torch.bfloat16, "window_left": -1 if window is None else window}
+    return plan | {"kv_data_type": DTYPES[case["kv"]]}
+
+
+DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+
+
+def identity(o):
+    return o
+
+
+def ragged(case):
+    (qo, kv), dim, vo = case["heads"], case["head_dim"], case["head_dim_vo"]
+    made = {}
+    for backend in ("fa2", "fa3"):
+        if case["sinks"]:
+            continue
+        wrapper = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace(), "NHD", backend=backend)
+        wrapper.plan(indptr(case["qo_lens"]), indptr(case["kv_lens"]), qo, kv, dim, head_dim_vo=vo, **plan_of(case))
+        made[f"flashinfer {backend}"] = lambda set, w=wrapper: (lambda: w.run(*set[:3]), identity)
+    if case["sinks"]:
+        made |= sinks(case, None)
+    return made
+
+
+def sinks(case, page):
+    (qo, kv), dim = case["heads"], case["head_dim"]
+    made = {}
+    for backend in ("fa2", "fa3"):
+        wrapper = flashinfer.BatchAttentionWithAttentionSinkWrapper(
+            workspace(), "NHD", backend=backend, q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
+            head_dim_qk=dim, head_dim_vo=dim, window_left=case["window"] if case["window"] is not None else -1,
         )
-    return calls
+        pages = list(case["kv_lens"]) if page is None else [-(-n // page) for n in case["kv_lens"]]
+        size = 1 if page is None else page
+        last = torch.tensor([(n - 1) % size + 1 for n in case["kv_lens"]]).int()
+        indices = torch.arange(sum(pages), device=DEVICE).int()
+        wrapper.plan(indptr(case["qo_lens"]), indptr(pages), indices, last, qo, kv, dim, size, **plan_of(case))
+
+        def of(set, w=wrapper):
+            q, k, v = (x for x in set[:3])
+            cache = tuple(x.view(-1, size, kv, dim) for x in (k, v))
+            return (lambda: w.run(q, cache, set[3], dim**-0.5)), identity
+
+        made[f"flashinfer {backend}"] = of
+    return made
 
 
-def seconds(call, calls):
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    call()
-    torch.cuda.synchronize()
-    start.record()
-    for _ in range(calls):
-        call()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop) / 1e3 / calls
+def paged(case):
+    (qo, kv), dim, page = case["heads"], case["head_dim"], case["page_size"]
+    pages = [-(-length // page) for length in case["kv_lens"]]
+    last = torch.tensor([(length - 1) % page + 1 for length in case["kv_lens"]]).int()
+    torch.manual_seed(7)
+    indices = torch.randperm(sum(pages), device=DEVICE).int()
+    made = {}
+    for backend in ("fa2", "fa3"):
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), "NHD", backend=backend)
+        try:
+            wrapper.plan(
+                indptr(case["qo_lens"]), indptr(pages), indices, last, qo, kv, dim, page, **plan_of(case)
+            )
+        except Exception as why:
+            print(f"flashinfer {backend}: {str(why)[-200:]}", file=sys.stderr)
+            continue
+        made[f"flashinfer {backend}"] = lambda set, w=wrapper: (lambda: w.run(set[0], (set[1], set[2])), identity)
+    if max(case["qo_lens"]) > 1:
+        return made
+    for tensor_cores in (True, False):
+        name = "flashinfer decode tc" if tensor_cores else "flashinfer decode"
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", use_tensor_cores=tensor_cores)
+        plan = {key: value for key, value in plan_of(case).items() if key != "causal"}
+        try:
+            wrapper.plan(indptr(pages), indices, last, qo, kv, dim, page, **plan)
+        except Exception as why:  # without tensor cores it does not support groups of 5 or 16
+            print(f"{name}: {str(why)[-200:]}", file=sys.stderr)
+            continue
+        made[name] = lambda set, w=wrapper: (lambda: w.run(set[0], (set[1], set[2])), identity)
+    try:
+        wrapper = flashinfer.BatchAttention(kv_layout="NHD")
+        lens = torch.tensor(case["kv_lens"]).int()
+        wrapper.plan(
+            indptr(case["qo_lens"]).cuda(), indptr(pages).cuda(), indices, lens.cuda(), qo, kv, dim, dim, page,
+            causal=True, q_data_type=torch.bfloat16, kv_data_type=DTYPES[case["kv"]],
+        )
+        made["flashinfer persistent"] = lambda set: (lambda: wrapper.run(set[0], (set[1], set[2]))[0], identity)
+    except Exception as why:
+        print(f"flashinfer persistent: {str(why)[-200:]}", file=sys.stderr)
+    return made
 
 
-def graphed(call):
-    """The call captured as a CUDA graph, to exclude host time."""
+def inputs(case):
+    (qo, kv), dim, vo, page = case["heads"], case["head_dim"], case["head_dim_vo"], case["page_size"]
+    dtype = DTYPES[case["kv"]]
+    q = noise(sum(case["qo_lens"]), qo, dim)
+    tokens = (sum(case["kv_lens"]),) if page is None else (sum(-(-n // page) for n in case["kv_lens"]), page)
+    k, v = noise(*tokens, kv, dim).to(dtype), noise(*tokens, kv, vo).to(dtype)
+    return q, k, v, torch.rand(qo, device=DEVICE)
+
+
+def graphed(calls):
+    """`CALLS` or more calls as one CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        call()
+        for call in calls:
+            call()
     torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    once = timed(calls[0], 1)
+    count = max(CALLS, min(200, int(0.01 / once)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        for at in range(count):
+            calls[at % len(calls)]()
+    return graph, count
+
+
+def timed(call, times):
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    for _ in range(times):
         call()
-    return graph.replay
+    stop.record()
+    clocks = nvml.read()
+    torch.cuda.synchronize()
+    timed.clocks = clocks
+    return start.elapsed_time(stop) / 1e3 / times
 
 
-def choose(kind, case, calls):
-    """Name and call of the fastest implementation of a case."""
-    found = []
-    for name, call in {"prefill": prefill, "decode": decode}[kind](case).items():
+def build(case):
+    graphs.clear()
+    torch.cuda.empty_cache()
+    a, b = noise(8192, 8192), noise(8192, 8192)
+    out = torch.empty_like(a)
+    graphs["matmul"] = graphed([lambda: torch.mm(a, b, out=out)])
+    if case["latent"] is not None:
+        return {"names": list(graphs)}
+    sets = [inputs(case) for _ in range(SETS)]
+    made = dense(case) if case["page_size"] is None else {}
+    if flashinfer:
         try:
-            call()
-            torch.cuda.synchronize()
-            call = graphed(call)
-            found.append((min(seconds(call, calls) for _ in range(3)), name, call))
+            made |= ragged(case) if case["page_size"] is None else paged(case)
+        except Exception as why:
+            print(f"flashinfer: {str(why)[-300:]}", file=sys.stderr)
+    expected = None
+    for name, of in made.items():
+        try:
+            calls = [of(set) for set in sets]
+            found = calls[0][1](calls[0][0]()).float()
+            expected = found if expected is None else expected
+            error = ((found - expected).norm() / expected.norm()).item()
+            if not error < TOLERANCE:
+                print(f"{name}: differs by {error:.2e}", file=sys.stderr)
+                continue
+            graphs[name] = graphed([call for call, _ in calls])
         except Exception as why:  # skip backends that do not support the case
             print(f"{name}: {str(why)[:200]}", file=sys.stderr)
-    if not found:
-        raise RuntimeError(f"nothing computes {kind} {case}")
-    for time, name, _ in found:
-        print(f"{kind} {case}: {name} {time * 1e6:.1f} us", file=sys.stderr)
-    return min(found, key=lambda entry: entry[0])[1:]
+    return {"names": list(graphs)}
+
+
+def sample(request):
+    graph, count = graphs[request["sample"]]
+    end = time.time() + request["hot"]
+    while time.time() < end:
+        graph.replay()
+        torch.cuda.synchronize()
+    if request["rest"]:
+        torch.cuda.synchronize()
+        time.sleep(request["rest"])
+    once = timed(graph.replay, 1)
+    if request["least"] > once:
+        once = timed(graph.replay, int(request["least"] / once) + 1)
+    return {"seconds": once / count, **timed.clocks}
 
 
 def respond(request):
     if "about" in request:
         version = f", FlashInfer {flashinfer.__version__}" if flashinfer else ""
         return {"about": f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}{version}"}
-    kind = "prefill" if "prefill" in request else "decode"
-    key = json.dumps(request)
-    if key not in best:
-        best.clear()  # keep only one case in memory
-        torch.cuda.empty_cache()
-        best[key] = choose(kind, request[kind], request["calls"])
-    name, call = best[key]
-    return {"seconds": seconds(call, request["calls"]), "best": name}
+    if "clocks" in request:
+        return nvml.read()
+    return build(request["case"]) if "case" in request else sample(request)
 
 
 for line in sys.stdin:

@@ -38,7 +38,7 @@ pub(crate) enum Kv {
     E4m3,
 }
 
-/// One case: causal attention in bf16.
+/// One case: attention with bf16 queries.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Case {
@@ -48,6 +48,8 @@ pub(crate) struct Case {
     why: String,
     pub(crate) heads: [usize; 2],
     pub(crate) head_dim: usize,
+    /// Elements of a value, if they differ from those of a key.
+    head_dim_vo: Option<usize>,
     /// Elements of latent keys beyond `head_dim`, which is also the size of values; there is one KV head then.
     pub(crate) latent: Option<usize>,
     #[serde(default)]
@@ -56,10 +58,14 @@ pub(crate) struct Case {
     pub(crate) page_size: Option<usize>,
     pub(crate) qo_lens: Lens,
     pub(crate) kv_lens: Lens,
-    pub(crate) tflops: Option<f64>,
-    pub(crate) tbps: Option<f64>,
-    pub(crate) baseline: Option<String>,
-    pub(crate) time_ratio: Option<f64>,
+    /// Whether rows see every key instead of those up to their own.
+    #[serde(default)]
+    pub(crate) full: bool,
+    /// Keys before a row's own that it sees.
+    pub(crate) window: Option<u32>,
+    /// Whether heads have attention sinks.
+    #[serde(default)]
+    pub(crate) sinks: bool,
 }
 
 #[derive(Deserialize)]
@@ -76,48 +82,60 @@ impl Case {
         if self.kv == Kv::Bf16 { 2 } else { 1 }
     }
 
+    /// Elements of a value.
+    pub(crate) fn vo(&self) -> usize {
+        self.head_dim_vo.unwrap_or(self.head_dim)
+    }
+
     /// Compulsory traffic: keys, values, queries and outputs, each once.
     pub(crate) fn bytes(&self) -> f64 {
         let [qo, kv] = self.heads;
-        let tokens: usize = self.kv_lens.all().iter().sum();
+        let seen = |(qo_len, kv_len): (usize, usize)| match self.window {
+            Some(window) => kv_len.min(qo_len + window as usize),
+            None => kv_len,
+        };
+        let tokens: usize = self.lens().map(seen).sum();
         let rows: usize = self.qo_lens.all().iter().sum();
-        let of_key = self.latent.map_or(2 * self.head_dim, |beside| self.head_dim + beside);
-        let of_row = 2 * self.head_dim + self.latent.unwrap_or(0);
+        let of_key = self.latent.map_or(self.head_dim + self.vo(), |beside| self.head_dim + beside);
+        let of_row = self.head_dim + self.vo() + self.latent.unwrap_or(0);
         (tokens * kv * of_key * self.kv_bytes() + rows * qo * of_row * 2) as f64
     }
 
     /// Floating-point operations on visible pairs of row and key.
     pub(crate) fn flops(&self) -> f64 {
-        let lens = self.qo_lens.all().into_iter().zip(self.kv_lens.all());
-        let pairs = |(qo, kv): (usize, usize)| qo * (kv - qo) + qo * (qo + 1) / 2;
-        let of_pair = 4 * self.head_dim + 2 * self.latent.unwrap_or(0);
-        (of_pair * self.heads[0] * lens.map(pairs).sum::<usize>()) as f64
-    }
-
-    /// Whether every request has one row.
-    pub(crate) fn is_decode(&self) -> bool {
-        self.qo_lens.all().iter().all(|&len| len == 1)
-    }
-
-    /// The request to the peer, if it supports the case.
-    pub(crate) fn request(&self, calls: usize) -> Option<String> {
-        let (qo_lens, kv_lens) = (self.qo_lens.all(), self.kv_lens.all());
-        if self.latent.is_some() {
-            return None;
-        }
-        let case = if self.is_decode() {
-            let page_size = self.page_size?;
-            serde_json::json!({"decode": {"heads": self.heads, "head_dim": self.head_dim, "lens": kv_lens,
-                "page_size": page_size, "kv": self.kv}, "calls": calls})
-        } else if qo_lens == kv_lens
-            && qo_lens.windows(2).all(|pair| pair[0] == pair[1])
-            && self.kv == Kv::Bf16
-        {
-            serde_json::json!({"prefill": {"heads": self.heads, "head_dim": self.head_dim, "batch": qo_lens.len(),
-                "len": qo_lens[0], "causal": true}, "calls": calls})
-        } else {
-            return None;
+        let row = |kv: usize| self.window.map_or(kv, |window| kv.min(window as usize + 1));
+        let pairs = |(qo, kv): (usize, usize)| match self.full {
+            true => qo * kv,
+            false => (0..qo).map(|at| row(kv - qo + at + 1)).sum(),
         };
-        Some(case.to_string())
+        let of_pair = 2 * (self.head_dim + self.vo()) + 2 * self.latent.unwrap_or(0);
+        (of_pair * self.heads[0] * self.lens().map(pairs).sum::<usize>()) as f64
+    }
+
+    /// The least time on an H200: 4.40 TB/s of gathered pages, 690 TFLOP/s of products in bf16.
+    pub(crate) fn floor(&self) -> f64 {
+        (self.bytes() / 4.40e12).max(self.flops() / 690e12)
+    }
+
+    pub(crate) fn mask(&self) -> tilewright::Mask {
+        match (self.full, self.window) {
+            (true, _) => tilewright::Mask::Full,
+            (false, None) => tilewright::Mask::Causal,
+            (false, Some(left)) => tilewright::Mask::Window { left, right: Some(0) },
+        }
+    }
+
+    fn lens(&self) -> impl Iterator<Item = (usize, usize)> {
+        self.qo_lens.all().into_iter().zip(self.kv_lens.all())
+    }
+
+    /// The case as the peer's request.
+    pub(crate) fn request(&self) -> String {
+        let of_case = serde_json::json!({
+            "heads": self.heads, "head_dim": self.head_dim, "head_dim_vo": self.vo(), "latent": self.latent,
+            "kv": self.kv, "page_size": self.page_size, "qo_lens": self.qo_lens.all(),
+            "kv_lens": self.kv_lens.all(), "causal": !self.full, "window": self.window, "sinks": self.sinks,
+        });
+        serde_json::json!({ "case": of_case }).to_string()
     }
 }

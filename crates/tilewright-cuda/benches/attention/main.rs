@@ -1,4 +1,8 @@
-//! Times attention on the GPU of this machine, in alternating rounds with torch and FlashInfer. Skipped without a GPU.
+//! Times attention on the GPU of this machine beside torch and FlashInfer. Skipped without a GPU.
+//!
+//! Every contender is a graph of at least 10 calls that use three sets of inputs in turn. Contenders take samples in random order,
+//! in two protocols: `hot` (its own work for 250 ms directly before a sample of 30 ms) and `rested` (a pause of 150 ms before).
+//! A row is a contender in a protocol: median, 20th and 80th percentile of the seconds per call, with SM clock and power.
 
 mod case;
 #[path = "../gpu/mod.rs"]
@@ -11,11 +15,22 @@ use case::Case;
 use clap::Parser;
 use ours::Ours;
 use peer::Peer;
-use std::{collections::BTreeMap, error::Error, fmt::Write, path::PathBuf};
-use tilewright_cuda::{Cuda, Device, Gpu};
+use serde::Deserialize;
+use std::{
+    error::Error,
+    fmt::Write,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+use tilewright::RecordedGraph;
+use tilewright_cuda::{Cuda, Device, Gpu, Stopwatch};
 
 /// The script of the peers.
 const SCRIPT: &str = include_str!("../../../../benches/peers/gpu_attention.py");
+/// The name of our contender.
+const OURS: &str = "tilewright";
+/// Minimum calls per graph.
+const CALLS: usize = 10;
 
 /// Times attention on the GPU of this machine, and its peers if given.
 #[derive(Parser)]
@@ -26,18 +41,54 @@ struct Arguments {
     /// Writes the results to this file.
     #[arg(long)]
     record: Option<PathBuf>,
-    /// Number of rounds; the median counts.
+    /// Number of rounds per protocol.
     #[arg(long, default_value_t = 7)]
     rounds: usize,
-    /// Only cases whose name contains this text.
+    /// Only cases whose name contains one of these texts, separated by commas.
     #[arg(long)]
     only: Option<String>,
+    /// Only this protocol.
+    #[arg(long)]
+    protocol: Option<String>,
     /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
 
-const HEADER: &str = "case,seconds,tflops,tbps,plan_microseconds,peer,peer_seconds,speedup,speedup_min,speedup_max,expected,held";
+/// Work and pause before a sample, and its minimum length, in seconds.
+#[derive(Clone, Copy)]
+struct Protocol {
+    name: &'static str,
+    hot: f64,
+    rest: f64,
+    least: f64,
+}
+
+const PROTOCOLS: [Protocol; 2] = [
+    Protocol { name: "hot", hot: 0.25, rest: 0.0, least: 0.03 },
+    Protocol { name: "rested", hot: 0.0, rest: 0.15, least: 0.0 },
+];
+
+#[derive(Deserialize)]
+struct Names {
+    names: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Sample {
+    seconds: f64,
+    mhz: u32,
+    watts: u32,
+}
+
+#[derive(Deserialize)]
+struct Clocks {
+    mhz: u32,
+    watts: u32,
+}
+
+const HEADER: &str =
+    "case,protocol,contender,seconds,p20,p80,tflops,tbps,floor_ratio,mhz,watts,peers_best_over_this,verdict";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
@@ -56,15 +107,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         arguments.rounds
     )?;
     print!("{table}");
-    let mut times = BTreeMap::new();
-    for case in Case::all()? {
-        if arguments.only.as_ref().is_some_and(|only| !case.name.contains(only)) {
-            continue;
-        }
-        let line = time(&gpu, &case, peer.as_mut(), (arguments.rounds, &mut times))
-            .unwrap_or_else(|why| format!("# {}: {why}", case.name));
-        println!("{line}");
-        writeln!(table, "{line}")?;
+    let wanted = |name: &str| match &arguments.only {
+        Some(only) => only.split(',').any(|only| name.contains(only)),
+        None => true,
+    };
+    for case in Case::all()?.iter().filter(|case| wanted(&case.name)) {
+        let lines = measure(&gpu, case, peer.as_mut(), &arguments)
+            .unwrap_or_else(|why| format!("# {}: {why}\n", case.name));
+        print!("{lines}");
+        table.push_str(&lines);
         if let Some(file) = &arguments.record {
             std::fs::write(file, &table)?;
         }
@@ -72,90 +123,153 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Times a case in alternating rounds with the peer. Returns the line of the table.
-fn time(
+/// Our contender: a graph of calls.
+struct OurGraph {
+    graph: Box<dyn RecordedGraph>,
+    calls: usize,
+    stopwatch: Stopwatch,
+    /// The graph refers to its memory.
+    _memory: Ours,
+}
+
+impl OurGraph {
+    fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
+        let mut ours = Ours::new(gpu, case)?;
+        let body = ours.describe().lines().next().unwrap_or_default().to_owned();
+        println!("# {}: {body}; plan {:.1} us", case.name, ours.plan_seconds * 1e6);
+        let stopwatch = gpu.machine().stream().stopwatch()?;
+        (0..ours::SETS).try_for_each(|set| ours.run(set))?;
+        let once = stopwatch.time(|| ours.run(0).map_err(driver_error))?;
+        let calls = ((0.01 / once) as usize).clamp(CALLS, 200);
+        let graph = tilewright::Backend::record(gpu, &mut || (0..calls).try_for_each(|set| ours.run(set)))?;
+        Ok(Self { graph: graph.ok_or("the device cannot record")?, calls, stopwatch, _memory: ours })
+    }
+
+    fn sample(&self, protocol: Protocol, peer: Option<&mut Peer>) -> Result<Sample, Box<dyn Error>> {
+        let time = |times: usize| {
+            self.stopwatch.time(|| (0..times).try_for_each(|_| self.graph.replay().map_err(driver_error)))
+        };
+        let begin = Instant::now();
+        while begin.elapsed().as_secs_f64() < protocol.hot {
+            time(1)?;
+        }
+        std::thread::sleep(Duration::from_secs_f64(protocol.rest));
+        let mut seconds = time(1)?;
+        if protocol.least > seconds {
+            let times = (protocol.least / seconds) as usize + 1;
+            seconds = time(times)? / times as f64;
+        }
+        let clocks = peer.map(|peer| peer.request::<Clocks>("{\"clocks\": true}")).transpose()?;
+        let Clocks { mhz, watts } = clocks.unwrap_or(Clocks { mhz: 0, watts: 0 });
+        Ok(Sample { seconds: seconds / self.calls as f64, mhz, watts })
+    }
+}
+
+/// Samples all contenders of a case; returns the lines of the table.
+fn measure(
     gpu: &Cuda,
     case: &Case,
     mut peer: Option<&mut Peer>,
-    (rounds, times): (usize, &mut BTreeMap<String, f64>),
+    arguments: &Arguments,
 ) -> Result<String, Box<dyn Error>> {
-    let mut ours = Ours::new(gpu, case)?;
-    let stopwatch = gpu.machine().stream().stopwatch()?;
-    ours.run()?;
-    let once = stopwatch.time(|| ours.run().map_err(driver_error))?;
-    // about 20 ms per round, so that launch overhead and clock ramps are negligible
-    let calls = ((0.02 / once) as usize).clamp(3, 400);
-    let request = case.request(calls);
-    let (mut seconds, mut theirs, mut ratios, mut best) = (Vec::new(), Vec::new(), Vec::new(), String::new());
-    for round in 0..=rounds {
-        ours.run()?;
-        let all = stopwatch.time(|| (0..calls).try_for_each(|_| ours.run().map_err(driver_error)))?;
-        let of_peer = match (&mut peer, &request) {
-            (Some(peer), Some(request)) => Some(peer.seconds(request)?),
-            _ => None,
-        };
-        // the first round warms up
-        if round > 0 {
-            let each = all / calls as f64;
-            seconds.push(each);
-            if let Some((of_peer, name)) = of_peer {
-                theirs.push(of_peer);
-                ratios.push(of_peer / each);
-                best = name;
+    let ours = OurGraph::new(gpu, case)?;
+    let mut names = vec![OURS.to_owned()];
+    if let Some(peer) = &mut peer {
+        names.extend(peer.request::<Names>(&case.request())?.names);
+    }
+    let mut lines = String::new();
+    let mut order = Shuffle(1);
+    for protocol in PROTOCOLS {
+        if arguments.protocol.as_ref().is_some_and(|only| only != protocol.name) {
+            continue;
+        }
+        let mut samples: Vec<Vec<Sample>> = names.iter().map(|_| Vec::new()).collect();
+        for _ in 0..arguments.rounds {
+            for at in order.of(names.len()) {
+                let sample = if at == 0 {
+                    ours.sample(protocol, peer.as_deref_mut())?
+                } else if let Some(peer) = &mut peer {
+                    let Protocol { hot, rest, least, .. } = protocol;
+                    let request =
+                        serde_json::json!({"sample": names[at], "hot": hot, "rest": rest, "least": least});
+                    peer.request(&request.to_string())?
+                } else {
+                    continue;
+                };
+                samples[at].push(sample);
             }
         }
+        lines.push_str(&table_of(case, protocol, &names, &mut samples)?);
     }
-    let each = median(&mut seconds).unwrap_or(f64::NAN);
-    times.insert(case.name.clone(), each);
-    let (tflops, tbps) = (case.flops() / each * 1e-12, case.bytes() / each * 1e-12);
-    let (expected, met) = check_targets(case, (each, tflops, tbps), times);
-    let ratio = median(&mut ratios);
-    let cell =
-        |value: Option<f64>, digits: usize| value.map_or(String::new(), |value| format!("{value:.digits$}"));
-    Ok(format!(
-        "{},{each:.7},{tflops:.1},{tbps:.3},{:.1},{best},{},{},{},{},{expected},{met}",
-        case.name,
-        ours.plan_seconds * 1e6,
-        cell(median(&mut theirs), 7),
-        cell(ratio, 3),
-        cell(ratios.first().copied(), 3),
-        cell(ratios.last().copied(), 3),
-    ))
+    Ok(lines)
 }
 
-/// The targets of a case, and whether they are met.
-fn check_targets(
+/// The lines of one case and protocol.
+fn table_of(
     case: &Case,
-    (each, tflops, tbps): (f64, f64, f64),
-    times: &BTreeMap<String, f64>,
-) -> (String, String) {
-    let mut expected = Vec::new();
-    if let Some(least) = case.tflops {
-        expected.push((format!("{least} TFLOP/s"), tflops >= least));
+    protocol: Protocol,
+    names: &[String],
+    samples: &mut [Vec<Sample>],
+) -> Result<String, Box<dyn Error>> {
+    let spread = |samples: &mut Vec<Sample>| {
+        samples.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        let at = |part: usize| samples[(samples.len() - 1) * part / 10].seconds;
+        [at(5), at(2), at(8)]
+    };
+    let spreads: Vec<[f64; 3]> = samples.iter_mut().map(spread).collect();
+    let peers = names.iter().zip(&spreads).filter(|(name, _)| *name != OURS && *name != "matmul");
+    let best = peers.map(|(_, spread)| *spread).min_by(|a, b| a[0].total_cmp(&b[0]));
+    let mut lines = String::new();
+    for ((name, of), samples) in names.iter().zip(&spreads).zip(samples) {
+        let [median, low, high] = *of;
+        let (flops, bytes) = match name.as_str() {
+            "matmul" => (2.0 * 8192_f64.powi(3), 3.0 * 2.0 * 8192_f64.powi(2)),
+            _ => (case.flops(), case.bytes()),
+        };
+        let floor = if name == "matmul" { String::new() } else { format!("{:.3}", median / case.floor()) };
+        let middle = &samples[samples.len() / 2];
+        let (ratio, verdict) = match best.filter(|_| name == OURS) {
+            Some([peer, peer_low, peer_high]) => {
+                let verdict = if high < peer_low {
+                    "ahead"
+                } else if low > peer_high {
+                    "behind"
+                } else {
+                    "equal"
+                };
+                (format!("{:.3}", peer / median), verdict)
+            }
+            None => (String::new(), ""),
+        };
+        writeln!(
+            lines,
+            "{},{},{name},{median:.8},{low:.8},{high:.8},{:.1},{:.3},{floor},{},{},{ratio},{verdict}",
+            case.name,
+            protocol.name,
+            flops / median * 1e-12,
+            bytes / median * 1e-12,
+            middle.mhz,
+            middle.watts,
+        )?;
     }
-    if let Some(least) = case.tbps {
-        expected.push((format!("{least} TB/s"), tbps >= least));
-    }
-    if let (Some(baseline), Some(most)) = (&case.baseline, case.time_ratio)
-        && let Some(of_baseline) = times.get(baseline)
-    {
-        let ratio = each / of_baseline;
-        expected.push((format!("{ratio:.3} of {baseline} at most {most}"), ratio <= most));
-    }
-    let met = expected.iter().all(|(_, met)| *met);
-    let texts: Vec<&str> = expected.iter().map(|(text, _)| text.as_str()).collect();
-    match texts.is_empty() {
-        true => (String::new(), String::new()),
-        false => (texts.join("; "), if met { "yes" } else { "no" }.to_owned()),
+    Ok(lines)
+}
+
+/// A generator of orders.
+struct Shuffle(u64);
+
+impl Shuffle {
+    /// 0..count in random order.
+    fn of(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        for at in (1..count).rev() {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            order.swap(at, (self.0 >> 33) as usize % (at + 1));
+        }
+        order
     }
 }
 
 fn driver_error(why: tilewright::Error) -> tilewright_cuda::DriverError {
     tilewright_cuda::DriverError::new("attention", why.to_string())
-}
-
-/// Sorts the values and returns the median.
-fn median(values: &mut [f64]) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied()
 }

@@ -1,11 +1,11 @@
-//! A case on the device: tensors of noise, pages in random order, a plan, and the call.
+//! A case on the device: sets of tensors of noise, pages in random order, a plan, and a recorded graph of calls.
 
 use super::case::{Case, Kv};
 use half::bf16;
 use std::{error::Error, time::Instant};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvLayout, Output, PageTable, Plan, Problem, Workspace,
-    attention::{LatentCache, LatentQuery},
+    attention::{LatentCache, LatentQuery, variant::AttentionSinks},
     tensor::DeviceMemory,
 };
 use tilewright_cuda::{Cuda, machine::Machine};
@@ -18,17 +18,25 @@ pub(crate) struct Ours {
     pub(crate) plan: Plan,
     /// Median host time of a plan including its upload.
     pub(crate) plan_seconds: f64,
-    /// Shapes of queries and of a cache tensor; for latent attention without the extra elements.
-    shapes: [Vec<usize>; 2],
+    /// Shapes of queries, keys, values and outputs; for latent attention without the extra elements.
+    shapes: [Vec<usize>; 4],
     /// The number of these extra elements.
     beside: Option<usize>,
     kv_dtype: Dtype,
+    sets: Vec<Tensors>,
+    workspace: Workspace,
+}
+
+/// One set of inputs and its output.
+struct Tensors {
     q: DeviceMemory,
     k: DeviceMemory,
     v: DeviceMemory,
     o: DeviceMemory,
-    workspace: Workspace,
 }
+
+/// Sets of inputs that calls use in turn.
+pub(crate) const SETS: usize = 3;
 
 fn indptr(lens: impl Iterator<Item = usize>) -> Vec<i32> {
     let sums = lens.scan(0, |sum, len| {
@@ -68,14 +76,18 @@ fn shuffled(count: usize) -> Vec<i32> {
 
 impl Ours {
     pub(crate) fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
-        let ([qo, kv], dim) = (case.heads, case.head_dim);
+        let ([qo, kv], dim, vo) = (case.heads, case.head_dim, case.vo());
         let kv_dtype = if case.kv == Kv::Bf16 { Dtype::Bf16 } else { Dtype::E4m3 };
         let problem = match case.latent {
             Some(beside) => Problem::latent(qo, dim, beside).scale(1.0 / 192_f32.sqrt()),
-            None => Problem::builder(Heads { qo, kv }, HeadDim::same(dim)),
+            None => Problem::builder(Heads { qo, kv }, HeadDim { qk: dim, vo }),
         };
-        let problem = problem.dtypes(Dtype::Bf16, kv_dtype).build()?;
-        let attention = Attention::new(problem, gpu.clone())?;
+        let problem = problem.dtypes(Dtype::Bf16, kv_dtype).mask(case.mask()).build()?;
+        let sinks: Vec<f32> = (0..qo).map(|head| head as f32 / qo as f32).collect();
+        let attention = match case.sinks {
+            true => Attention::with_variant(problem, AttentionSinks::new(sinks)?, gpu.clone())?,
+            false => Attention::new(problem, gpu.clone())?,
+        };
         let (qo_lens, kv_lens) = (case.qo_lens.all(), case.kv_lens.all());
         let qo_indptr = indptr(qo_lens.iter().copied());
         let page = case.page_size.unwrap_or(1);
@@ -96,47 +108,66 @@ impl Ours {
         }
         times.sort_by(f64::total_cmp);
         let rows: usize = qo_lens.iter().sum();
-        let cache_shape = match case.page_size {
+        let cache_shape = |dim: usize| match case.page_size {
             Some(page) if case.latent.is_some() => vec![count, page, dim],
             None if case.latent.is_some() => vec![count, dim],
             Some(page) => KvLayout::Nhd.paged_shape(count, page, kv, dim).to_vec(),
             None => vec![count, kv, dim],
         };
-        let cache_bytes = cache_shape.iter().product::<usize>() * kv_dtype.size();
+        let (keys, values) = (cache_shape(dim), cache_shape(vo));
+        let bytes = |shape: &[usize]| shape.iter().product::<usize>() * kv_dtype.size();
         let row_bytes = rows * qo * dim * 2;
+        let set = |_| {
+            Ok(Tensors {
+                // both parts of latent queries, one after the other
+                q: noise(gpu, row_bytes + row_bytes / dim * case.latent.unwrap_or(0), Kv::Bf16)?,
+                k: noise(gpu, bytes(&keys), case.kv)?,
+                v: noise(gpu, bytes(&values), case.kv)?,
+                o: gpu.allocate(rows * qo * vo * 2)?,
+            })
+        };
+        let sets = (0..SETS).map(set).collect::<Result<Vec<_>, Box<dyn Error>>>()?;
         Ok(Self {
             plan_seconds: times[times.len() / 2],
-            shapes: [vec![rows, qo, dim], cache_shape],
+            shapes: [vec![rows, qo, dim], keys, values, vec![rows, qo, vo]],
             beside: case.latent,
             kv_dtype,
-            // both parts of latent queries, one after the other
-            q: noise(gpu, row_bytes + row_bytes / dim * case.latent.unwrap_or(0), Kv::Bf16)?,
-            k: noise(gpu, cache_bytes, case.kv)?,
-            v: noise(gpu, cache_bytes, case.kv)?,
-            o: gpu.allocate(row_bytes)?,
+            sets,
             workspace: Workspace::on_device(gpu.allocate(plan.workspace_bytes())?),
             attention,
             plan,
         })
     }
 
-    pub(crate) fn run(&mut self) -> tilewright::Result<()> {
-        let [rows, cache] = &self.shapes;
-        let o = self.o.view_mut(Dtype::Bf16, 0, rows)?;
-        let out = Output { o, lse: None, workspace: &mut self.workspace };
+    /// Runs the case with set `set` of the inputs.
+    pub(crate) fn run(&mut self, set: usize) -> tilewright::Result<()> {
+        let [rows, keys, values, outputs] = &self.shapes;
+        let tensors = &mut self.sets[set % SETS];
+        let out = Output {
+            o: tensors.o.view_mut(Dtype::Bf16, 0, outputs)?,
+            lse: None,
+            workspace: &mut self.workspace,
+        };
         if let Some(beside) = self.beside {
             let of = |shape: &[usize]| [&shape[..shape.len() - 1], &[beside]].concat();
             let parts = 2 * rows.iter().product::<usize>();
             let q = LatentQuery {
-                nope: self.q.view(Dtype::Bf16, 0, rows)?,
-                pe: self.q.view(Dtype::Bf16, parts, &of(rows))?,
+                nope: tensors.q.view(Dtype::Bf16, 0, rows)?,
+                pe: tensors.q.view(Dtype::Bf16, parts, &of(rows))?,
             };
             let (ckv, kpe) =
-                (self.k.view(self.kv_dtype, 0, cache)?, self.v.view(self.kv_dtype, 0, &of(cache))?);
+                (tensors.k.view(self.kv_dtype, 0, keys)?, tensors.v.view(self.kv_dtype, 0, &of(keys))?);
             return self.attention.run_latent(&self.plan, q, LatentCache { ckv, kpe }, out);
         }
-        let kv =
-            KvCache { k: self.k.view(self.kv_dtype, 0, cache)?, v: self.v.view(self.kv_dtype, 0, cache)? };
-        self.attention.run(&self.plan, self.q.view(Dtype::Bf16, 0, rows)?, kv, out)
+        let kv = KvCache {
+            k: tensors.k.view(self.kv_dtype, 0, keys)?,
+            v: tensors.v.view(self.kv_dtype, 0, values)?,
+        };
+        self.attention.run(&self.plan, tensors.q.view(Dtype::Bf16, 0, rows)?, kv, out)
+    }
+
+    /// The body that the operator chose.
+    pub(crate) fn describe(&self) -> String {
+        self.attention.describe()
     }
 }

@@ -1,6 +1,5 @@
 //! Times kernels on the GPU of this machine, in alternating rounds with torch (cuBLAS, cuDNN). Skipped without a GPU.
 
-mod attention;
 mod gemm;
 #[path = "../gpu/mod.rs"]
 mod gpu;
@@ -35,6 +34,12 @@ struct Arguments {
     bench: bool,
 }
 
+/// A response of the peer.
+#[derive(serde::Deserialize)]
+struct Seconds {
+    seconds: f64,
+}
+
 /// A timed kernel: name, operations per call, and the call.
 pub(crate) struct Case<'a> {
     pub(crate) name: String,
@@ -64,14 +69,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     print!("{table}");
     let wanted = |name: &str| arguments.only.as_ref().is_none_or(|only| name.contains(only));
     let stopwatch = device.stopwatch()?;
-    for name in gemm::NAMES.iter().chain(&attention::NAMES).filter(|name| wanted(name)) {
-        let line = if name.starts_with("gemm") {
-            gemm::with_case(&device, name, |case| time(&stopwatch, case, peer.as_mut(), arguments.rounds))?
-        } else {
-            attention::with_case(&device, name, |case| {
-                time(&stopwatch, case, peer.as_mut(), arguments.rounds)
-            })?
-        };
+    for name in gemm::NAMES.iter().filter(|name| wanted(name)) {
+        let line =
+            gemm::with_case(&device, name, |case| time(&stopwatch, case, peer.as_mut(), arguments.rounds))?;
         println!("{line}");
         writeln!(table, "{line}")?;
     }
@@ -93,8 +93,11 @@ fn time(
         (case.call)()?;
         let all = stopwatch.time(|| (0..case.calls).try_for_each(|_| (case.call)()))?;
         let seconds = all / case.calls as f64;
-        let of_peer =
-            peer.as_mut().map(|peer| peer.seconds(&case.request)).transpose()?.map(|(seconds, _)| seconds);
+        let of_peer = peer
+            .as_mut()
+            .map(|peer| peer.request::<Seconds>(&case.request))
+            .transpose()?
+            .map(|of| of.seconds);
         // the first round warms up
         if round > 0 {
             ours.push(seconds);

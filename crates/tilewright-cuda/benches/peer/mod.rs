@@ -1,6 +1,6 @@
-//! A baseline in a Python process of its own, with one JSON request and response per line.
+//! Baselines in a Python process of its own, with one JSON request and response per line.
 
-use serde::Deserialize;
+use serde::{Deserialize, de::DeserializeOwned};
 use std::{
     error::Error,
     io::{BufRead, BufReader, Write},
@@ -15,11 +15,13 @@ pub(crate) struct Peer {
 }
 
 #[derive(Deserialize)]
-struct Answer {
-    about: Option<String>,
-    seconds: Option<f64>,
-    best: Option<String>,
-    error: Option<String>,
+struct Failure {
+    error: String,
+}
+
+#[derive(Deserialize)]
+struct About {
+    about: String,
 }
 
 impl Peer {
@@ -32,31 +34,27 @@ impl Peer {
         Ok(Self { process, to, from })
     }
 
-    fn request(&mut self, line: &str) -> Result<Answer, Box<dyn Error>> {
+    /// Sends a request; returns the response.
+    pub(crate) fn request<T: DeserializeOwned>(&mut self, line: &str) -> Result<T, Box<dyn Error>> {
         writeln!(self.to, "{line}")?;
         loop {
             let mut answer = String::new();
             if self.from.read_line(&mut answer)? == 0 {
                 return Err(format!("the peer got {line} and ended").into());
             }
+            if let Ok(Failure { error }) = serde_json::from_str(&answer) {
+                return Err(format!("the peer got {line} and said {error}").into());
+            }
             // libraries print to stdout too
-            let Ok(answer) = serde_json::from_str::<Answer>(&answer) else { continue };
-            return match answer.error {
-                Some(why) => Err(format!("the peer got {line} and said {why}").into()),
-                None => Ok(answer),
-            };
+            if let Ok(answer) = serde_json::from_str(&answer) {
+                return Ok(answer);
+            }
         }
     }
 
     /// Its versions.
     pub(crate) fn about(&mut self) -> Result<String, Box<dyn Error>> {
-        Ok(self.request("{\"about\": true}")?.about.unwrap_or_default())
-    }
-
-    /// Seconds per call, and the name of the fastest of the peer's implementations, if it has several.
-    pub(crate) fn seconds(&mut self, request: &str) -> Result<(f64, String), Box<dyn Error>> {
-        let answer = self.request(request)?;
-        Ok((answer.seconds.ok_or("the peer gave no time")?, answer.best.unwrap_or_default()))
+        Ok(self.request::<About>("{\"about\": true}")?.about)
     }
 }
 
