@@ -10,7 +10,7 @@ use crate::{
         variant::{ExpressionVariant, Variant},
     },
     kv::{AppendPlan, ScaleMut, Slots, copy_pages_on_host},
-    norm::NormWeight,
+    norm::RmsNorm,
     rope::{CosSinCache, Rope},
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
@@ -197,41 +197,11 @@ pub trait Backend {
     /// When the device fails.
     fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()>;
 
-    /// [`crate::norm::rmsnorm`]
+    /// [`RmsNorm`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn rmsnorm(&self, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()>;
-
-    /// [`crate::norm::rmsnorm_in_place`]
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn rmsnorm_in_place(&self, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()>;
-
-    /// [`crate::norm::fused_add_rmsnorm`]
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn fused_add_rmsnorm(
-        &self,
-        x: ViewMut<'_>,
-        residual: ViewMut<'_>,
-        weight: &NormWeight<'_>,
-        eps: f32,
-    ) -> Result<()>;
-
-    /// [`crate::norm::add_rmsnorm`]
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn add_rmsnorm(
-        &self,
-        x: View<'_>,
-        residual: ViewMut<'_>,
-        weight_and_eps: (&NormWeight<'_>, f32),
-        out: ViewMut<'_>,
-    ) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()>;
 
     /// [`crate::rope::apply_rope`]; `positions` has one element per token; those on the host are not negative.
     ///

@@ -11,6 +11,7 @@
 //! | [`norm`], [`rope`], [`activation`], [`gemm`], [`gather`] | the other operators of a decoder layer |
 //! | [`cpu`] | the CPU backend |
 //! | [`mod@reference`] | the f64 oracle |
+//! | [`operator`] | the arguments of an operator as a struct |
 //! | [`tensor`] | tensor views and buffers |
 
 pub mod activation;
@@ -24,6 +25,7 @@ pub mod gather;
 pub mod gemm;
 pub mod kv;
 pub mod norm;
+pub mod operator;
 pub mod reference;
 mod roofline;
 pub mod rope;
@@ -38,5 +40,6 @@ pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
 pub use float8::{E4m3, E5m2};
 pub use kv::{KvCache, KvCacheMut, KvLayout, KvScales, PageTable, Scale};
+pub use operator::Operator;
 pub use roofline::{Estimate, Roofline};
 pub use tensor::{View, ViewMut};

@@ -4,7 +4,8 @@
 //! f32 and rounded once. The last axis is `hidden` for a layer norm and `head_dim` for a per-head norm.
 
 use crate::{
-    Backend, Dtype, Element, Result, View, ViewMut,
+    Backend, Dtype, Element, Operator, Result, View, ViewMut,
+    operator::{TensorRef, TensorVisitor},
     rows::check_rows,
     tensor::{check_computable, check_dtype, check_shape},
     with_dtype,
@@ -54,26 +55,76 @@ impl<'a> From<View<'a>> for NormWeight<'a> {
     }
 }
 
-/// Writes the RMSNorm of each row of `x` to `out`.
+/// The arguments of a norm, optionally fused with the preceding residual addition.
 ///
-/// `x`: `[rows, hidden]` or `[tokens, heads, head_dim]`; `out`: the same shape; each f32, f16 or bf16 with stride 1 along the
-/// last axis; the dtypes may differ. `eps` is added to the mean of the squares (1e-6 or 1e-5 in published models). A row with
-/// NaN becomes NaN.
+/// `x`, `out`: `[rows, hidden]` or `[tokens, heads, head_dim]`, each f32, f16 or bf16 with stride 1 along the last axis; the
+/// dtypes may differ. A row with NaN becomes NaN.
+#[derive(Debug)]
+pub struct RmsNorm<'a> {
+    /// The input; `None` if it is the content of `out`.
+    pub x: Option<View<'a>>,
+    /// The residual stream. The input is added to it, and the norm is that of the f32 sum, which the residual receives rounded
+    /// to its dtype: that of `out` if the norm is in place, else f32. Its shape is that of `out`.
+    pub residual: Option<ViewMut<'a>>,
+    /// The factor of each element.
+    pub weight: NormWeight<'a>,
+    /// Added to the mean of the squares: 1e-6 or 1e-5 in published models.
+    pub eps: f32,
+    /// The norm.
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for RmsNorm<'a> {
+    fn name(&self) -> &'static str {
+        match (&self.x, &self.residual) {
+            (Some(_), None) => "norm.rmsnorm",
+            (None, None) => "norm.rmsnorm_in_place",
+            (None, Some(_)) => "norm.fused_add_rmsnorm",
+            (Some(_), Some(_)) => "norm.add_rmsnorm",
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let operator = self.name();
+        let x = self.x.unwrap_or(self.out.as_view());
+        check_norm(operator, &x, &self.weight, self.eps)?;
+        if let Some(residual) = &self.residual {
+            check_same_shape(operator, "residual", residual, &x)?;
+            let expected = if self.x.is_none() { x.dtype() } else { Dtype::F32 };
+            check_dtype(operator, "residual", residual.dtype(), expected)?;
+        }
+        if self.x.is_some() { check_same_shape(operator, "out", &self.out, &x) } else { Ok(()) }
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        let out = if self.x.is_some() { "out" } else { "x" };
+        if let Some(x) = &mut self.x {
+            visit("x", TensorRef::Input(x))?;
+        }
+        if let Some(residual) = &mut self.residual {
+            visit("residual", TensorRef::Output(residual))?;
+        }
+        visit("weight", TensorRef::Input(&mut self.weight.weight))?;
+        visit(out, TensorRef::Output(&mut self.out))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.rmsnorm(self)
+    }
+}
+
+/// Writes the RMSNorm of each row of `x` to `out`, with shapes and dtypes as in [`RmsNorm`].
 ///
 /// # Errors
 /// When shapes or dtypes disagree, a last axis is not dense, or `eps` is negative or not finite.
 pub fn rmsnorm<'a, B: Backend + ?Sized>(
     backend: &B,
-    x: View<'_>,
+    x: View<'a>,
     weight: impl Into<NormWeight<'a>>,
     eps: f32,
-    out: ViewMut<'_>,
+    out: ViewMut<'a>,
 ) -> Result<()> {
-    const OPERATOR: &str = "norm.rmsnorm";
-    let weight = weight.into();
-    check_norm(OPERATOR, &x, &weight, eps)?;
-    check_same_shape(OPERATOR, "out", &out, &x)?;
-    backend.rmsnorm(x, &weight, eps, out)
+    RmsNorm { x: Some(x), residual: None, weight: weight.into(), eps, out }.run(backend)
 }
 
 /// In-place [`rmsnorm`], for example the per-head norm of queries and keys.
@@ -82,58 +133,28 @@ pub fn rmsnorm<'a, B: Backend + ?Sized>(
 /// As for [`rmsnorm`].
 pub fn rmsnorm_in_place<'a, B: Backend + ?Sized>(
     backend: &B,
-    x: ViewMut<'_>,
+    x: ViewMut<'a>,
     weight: impl Into<NormWeight<'a>>,
     eps: f32,
 ) -> Result<()> {
-    let weight = weight.into();
-    check_norm("norm.rmsnorm_in_place", &x.as_view(), &weight, eps)?;
-    backend.rmsnorm_in_place(x, &weight, eps)
+    RmsNorm { x: None, residual: None, weight: weight.into(), eps, out: x }.run(backend)
 }
 
-/// Adds `x` to `residual` and overwrites `x` with the RMSNorm of the sum.
+/// Adds `x` to `residual`, of the same shape and dtype, and overwrites `x` with the RMSNorm of the sum.
 ///
-/// The f32 sum is used for the variance and the output; `residual` receives it rounded to its dtype. Shapes and dtypes as
-/// for [`rmsnorm`]; `residual` has the shape and dtype of `x`. [`add_rmsnorm`] keeps the residual in f32.
+/// A [`RmsNorm`] with `x`, `residual` and `out` keeps the residual stream in f32: it is never rounded to 16 bits, only the input
+/// of the next GEMM is.
 ///
 /// # Errors
 /// As for [`rmsnorm`].
 pub fn fused_add_rmsnorm<'a, B: Backend + ?Sized>(
     backend: &B,
-    x: ViewMut<'_>,
-    residual: ViewMut<'_>,
+    x: ViewMut<'a>,
+    residual: ViewMut<'a>,
     weight: impl Into<NormWeight<'a>>,
     eps: f32,
 ) -> Result<()> {
-    const OPERATOR: &str = "norm.fused_add_rmsnorm";
-    let weight = weight.into();
-    check_norm(OPERATOR, &x.as_view(), &weight, eps)?;
-    check_same_shape(OPERATOR, "residual", &residual, &x.as_view())?;
-    check_dtype(OPERATOR, "residual", residual.dtype(), x.dtype())?;
-    backend.fused_add_rmsnorm(x, residual, &weight, eps)
-}
-
-/// Adds `x` to an f32 `residual` and writes the RMSNorm of the sum to `out`. The residual stream is never rounded to 16 bits;
-/// only the input of the next GEMM is.
-///
-/// `x`, `out`: shapes and dtypes as for [`rmsnorm`]; `residual`: like `x`, but f32.
-///
-/// # Errors
-/// As for [`rmsnorm`], and when `residual` is not f32.
-pub fn add_rmsnorm<'a, B: Backend + ?Sized>(
-    backend: &B,
-    x: View<'_>,
-    residual: ViewMut<'_>,
-    (weight, eps): (impl Into<NormWeight<'a>>, f32),
-    out: ViewMut<'_>,
-) -> Result<()> {
-    const OPERATOR: &str = "norm.add_rmsnorm";
-    let weight = weight.into();
-    check_norm(OPERATOR, &x, &weight, eps)?;
-    check_same_shape(OPERATOR, "residual", &residual, &x)?;
-    check_dtype(OPERATOR, "residual", residual.dtype(), Dtype::F32)?;
-    check_same_shape(OPERATOR, "out", &out, &x)?;
-    backend.add_rmsnorm(x, residual, (&weight, eps), out)
+    RmsNorm { x: None, residual: Some(residual), weight: weight.into(), eps, out: x }.run(backend)
 }
 
 fn check_norm(operator: &'static str, x: &View<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {

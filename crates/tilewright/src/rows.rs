@@ -2,7 +2,7 @@
 //!
 //! Invariant: the last axis has stride 1. [`check_rows`] verifies it before a backend requests rows.
 
-use crate::{Element, Result, View, ViewMut};
+use crate::{Element, Result, View, ViewMut, with_dtype};
 
 /// Rejects a tensor argument whose last axis is not dense; `geometry` is its shape and strides.
 pub(crate) fn check_rows(
@@ -77,4 +77,9 @@ pub(crate) fn rows_mut<T: Element>(view: ViewMut<'_>) -> Vec<&mut [T]> {
 pub(crate) fn widen<T: Element>(row: &[T], wide: &mut Vec<f32>) {
     wide.clear();
     wide.extend(row.iter().map(|value| value.to_f32()));
+}
+
+/// Converts row number `row` of `view` to f32 and replaces the contents of `wide`.
+pub(crate) fn widen_row(view: View<'_>, row: usize, wide: &mut Vec<f32>) {
+    with_dtype!(view.dtype(), T => widen(Rows::<T>::new(view).get(row), wide));
 }

@@ -17,6 +17,16 @@ impl<M: Machine> Gpu<M> {
     }
 }
 
+/// The address of a view of an operator that [`Gpu::on_device`] has checked.
+pub(super) fn address(view: &View<'_>) -> u64 {
+    view.device().map_or(0, |location| location.address)
+}
+
+/// The rows of a view with two or three axes; with two, there is one head. As [`address`].
+pub(super) fn rows(view: &View<'_>) -> Strided {
+    Strided { address: address(view), strides: outer(view.strides()) }
+}
+
 /// The strides of tokens and heads.
 fn outer(strides: &[usize]) -> [u64; 2] {
     let of = |axis: usize| if axis + 1 < strides.len() { strides[axis] as u64 } else { 0 };

@@ -26,7 +26,8 @@ use kernels::Kernels;
 use rope_tables::RopeTables;
 use std::sync::Arc;
 use tilewright::{
-    Error, Result, View, ViewMut,
+    Error, Operator, Result, View, ViewMut,
+    operator::TensorRef,
     tensor::{DeviceAddress, DeviceMemory, Indices},
 };
 
@@ -76,6 +77,16 @@ impl<M: Machine> Gpu<M> {
             self.machine.write(memory.address(), values)?;
         }
         Ok(memory)
+    }
+
+    /// Rejects an operator with a tensor that is not on this device. Indices may be on the host.
+    fn on_device<'a, O: Operator<'a>>(&self, mut operator: O) -> Result<O> {
+        let name = operator.name();
+        operator.views(&mut |argument, tensor| match (&tensor, tensor.device()) {
+            (TensorRef::Indices(_), None) => Ok(()),
+            (_, location) => self.check_device(name, argument, location).map(drop),
+        })?;
+        Ok(operator)
     }
 
     /// The address of an argument; an error if it is not on this device.

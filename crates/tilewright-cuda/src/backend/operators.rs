@@ -12,7 +12,7 @@ use tilewright::{
         variant::{ExpressionVariant, Variant},
     },
     kv::{AppendPlan, ScaleMut, Slots},
-    norm::NormWeight,
+    norm::RmsNorm,
     rope::{CosSinCache, Rope},
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
@@ -115,32 +115,8 @@ impl<M: Machine> Backend for Gpu<M> {
         append::append(self, new, cache, slots, scale)
     }
 
-    fn rmsnorm(&self, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
-        norm::rmsnorm(self, x, weight, eps, out)
-    }
-
-    fn rmsnorm_in_place(&self, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {
-        norm::rmsnorm_in_place(self, x, weight, eps)
-    }
-
-    fn fused_add_rmsnorm(
-        &self,
-        x: ViewMut<'_>,
-        residual: ViewMut<'_>,
-        weight: &NormWeight<'_>,
-        eps: f32,
-    ) -> Result<()> {
-        norm::fused_add_rmsnorm(self, x, residual, weight, eps)
-    }
-
-    fn add_rmsnorm(
-        &self,
-        x: View<'_>,
-        residual: ViewMut<'_>,
-        weight_and_eps: (&NormWeight<'_>, f32),
-        out: ViewMut<'_>,
-    ) -> Result<()> {
-        norm::add_rmsnorm(self, x, residual, weight_and_eps, out)
+    fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()> {
+        norm::rmsnorm(self, &self.on_device(operator)?)
     }
 
     fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {

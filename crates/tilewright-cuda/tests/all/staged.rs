@@ -5,14 +5,15 @@
 
 use std::sync::OnceLock;
 use tilewright::{
-    Backend, Dtype, Opaque, Result, View, ViewMut, Workspace,
+    Backend, Dtype, Opaque, Operator, Result, View, ViewMut, Workspace,
     activation::Activation,
     attention::{
         Inputs, Output, Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     kv::{AppendPlan, Scale, ScaleMut, Slots},
-    norm::NormWeight,
+    norm::RmsNorm,
+    operator::TensorRef,
     rope::{CosSinCache, Rope},
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
@@ -84,6 +85,43 @@ impl<M: Machine> Staged<M> {
         outcome
     }
 
+    /// Runs an operator with each of its tensors replaced by a copy on the device, in `copies`.
+    fn run_staged<'a, O: Operator<'a>>(
+        &self,
+        copies: &'a mut Vec<DeviceTensor>,
+        mut operator: O,
+        run: impl FnOnce(O) -> Result<()>,
+    ) -> Result<()> {
+        operator.views(&mut |_, tensor| {
+            let view = match &tensor {
+                TensorRef::Input(view) => **view,
+                TensorRef::Output(view) => view.as_view(),
+                TensorRef::Indices(_) => return Ok(()),
+            };
+            copies.push(self.upload(&view)?);
+            Ok(())
+        })?;
+        let (mut copies, mut written) = (copies.iter_mut(), Vec::new());
+        operator.views(&mut |_, tensor| {
+            let mut copy = || copies.next().expect("a copy of each tensor");
+            match tensor {
+                TensorRef::Input(view) => *view = copy().view()?,
+                TensorRef::Output(view) => {
+                    let copy = copy();
+                    let address = copy.memory.address();
+                    written.push((address, std::mem::replace(view, copy.view_mut()?)));
+                }
+                TensorRef::Indices(_) => {}
+            }
+            Ok(())
+        })?;
+        let outcome = run(operator);
+        for (address, view) in written {
+            self.0.machine().read(address, view.into_data().into_bytes())?;
+        }
+        outcome
+    }
+
     /// Same for one output view.
     fn into(
         &self,
@@ -103,10 +141,6 @@ impl DeviceTensor {
     fn view_mut(&mut self) -> Result<ViewMut<'_>> {
         self.memory.strided_mut(self.dtype, 0, (&self.shape, &self.strides))
     }
-}
-
-fn weight<'a>(like: &NormWeight<'_>, view: View<'a>) -> NormWeight<'a> {
-    if like.offset() == 0.0 { NormWeight::new(view) } else { NormWeight::gemma(view) }
 }
 
 fn scores<'a>(like: &Scores<'_>, view: View<'a>) -> Scores<'a> {
@@ -197,38 +231,8 @@ impl<M: Machine> Backend for Staged<M> {
         }
     }
 
-    fn rmsnorm(&self, x: View<'_>, w: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
-        self.into(&[x, w.weight()], out, |read, out| self.0.rmsnorm(read[0], &weight(w, read[1]), eps, out))
-    }
-
-    fn rmsnorm_in_place(&self, x: ViewMut<'_>, w: &NormWeight<'_>, eps: f32) -> Result<()> {
-        self.into(&[w.weight()], x, |read, x| self.0.rmsnorm_in_place(x, &weight(w, read[0]), eps))
-    }
-
-    fn fused_add_rmsnorm(
-        &self,
-        x: ViewMut<'_>,
-        residual: ViewMut<'_>,
-        w: &NormWeight<'_>,
-        eps: f32,
-    ) -> Result<()> {
-        self.staged(&[w.weight()], vec![x, residual], |read, mut out| {
-            let residual = out.remove(1);
-            self.0.fused_add_rmsnorm(out.remove(0), residual, &weight(w, read[0]), eps)
-        })
-    }
-
-    fn add_rmsnorm(
-        &self,
-        x: View<'_>,
-        residual: ViewMut<'_>,
-        (w, eps): (&NormWeight<'_>, f32),
-        out: ViewMut<'_>,
-    ) -> Result<()> {
-        self.staged(&[x, w.weight()], vec![residual, out], |read, mut written| {
-            let out = written.remove(1);
-            self.0.add_rmsnorm(read[0], written.remove(0), (&weight(w, read[1]), eps), out)
-        })
+    fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.rmsnorm(operator))
     }
 
     fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {

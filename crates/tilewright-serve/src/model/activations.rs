@@ -7,7 +7,11 @@
 
 use super::{ModelConfig, Tensor};
 use std::time::Duration;
-use tilewright::{Backend, Dtype, Result, View, Workspace, norm, tensor::Buffer};
+use tilewright::{
+    Backend, Dtype, Operator, Result, View, Workspace,
+    norm::{RmsNorm, rmsnorm},
+    tensor::Buffer,
+};
 
 /// Buffers for up to `sizes.rows` rows.
 #[derive(Debug)]
@@ -143,9 +147,11 @@ impl Activations {
         let shape = [rows, weight.shape()[0]];
         let x = self.x.view_mut(&shape)?;
         if first {
-            return norm::rmsnorm(backend, self.residual.view(&shape)?, weight.view(), eps, x);
+            return rmsnorm(backend, self.residual.view(&shape)?, weight.view(), eps, x);
         }
         let residual = self.residual.view_mut(&shape)?;
-        norm::add_rmsnorm(backend, self.block_output.view(&shape)?, residual, (weight.view(), eps), x)
+        let block_output = Some(self.block_output.view(&shape)?);
+        let weight = weight.view().into();
+        RmsNorm { x: block_output, residual: Some(residual), weight, eps, out: x }.run(backend)
     }
 }

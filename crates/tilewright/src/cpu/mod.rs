@@ -29,7 +29,8 @@ use crate::{
     },
     backend::Opaque,
     kv::{ScaleMut, Slots},
-    norm::NormWeight,
+    norm::RmsNorm,
+    operator::on_host,
     rope::{CosSinCache, Rope},
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
@@ -170,43 +171,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn rmsnorm(&self, x: View<'_>, weight: &NormWeight<'_>, eps: f32, out: ViewMut<'_>) -> Result<()> {
-        let w = weight.weight();
-        on_host!("norm.rmsnorm", x, w, out);
-        norm::rmsnorm(self, x, weight, eps, out);
-        Ok(())
-    }
-
-    fn rmsnorm_in_place(&self, x: ViewMut<'_>, weight: &NormWeight<'_>, eps: f32) -> Result<()> {
-        let w = weight.weight();
-        on_host!("norm.rmsnorm_in_place", x, w);
-        norm::rmsnorm_in_place(self, x, weight, eps);
-        Ok(())
-    }
-
-    fn fused_add_rmsnorm(
-        &self,
-        x: ViewMut<'_>,
-        residual: ViewMut<'_>,
-        weight: &NormWeight<'_>,
-        eps: f32,
-    ) -> Result<()> {
-        let w = weight.weight();
-        on_host!("norm.fused_add_rmsnorm", x, residual, w);
-        norm::fused_add_rmsnorm(self, x, residual, weight, eps);
-        Ok(())
-    }
-
-    fn add_rmsnorm(
-        &self,
-        x: View<'_>,
-        residual: ViewMut<'_>,
-        (weight, eps): (&NormWeight<'_>, f32),
-        out: ViewMut<'_>,
-    ) -> Result<()> {
-        let w = weight.weight();
-        on_host!("norm.add_rmsnorm", x, residual, w, out);
-        norm::add_rmsnorm(self, x, residual, (weight, eps), out);
+    fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()> {
+        norm::rmsnorm(self, on_host(operator)?);
         Ok(())
     }
 

@@ -2,10 +2,9 @@
 
 use super::{check_probs, compute_weights, draw, mass};
 use crate::{
-    Cpu, Error, View,
-    rows::{Rows, widen},
+    Cpu, Error,
+    rows::widen_row,
     sampling::{ChainCounts, ChainOutput, Drafts, SamplingParams, Scores, rng::speculative_pair},
-    with_dtype,
 };
 
 pub(in crate::cpu) fn run(
@@ -53,7 +52,7 @@ impl ChainVerifier<'_> {
         let mut len = 0;
         for (i, &id) in ids.enumerate() {
             let pair = speculative_pair(params.seed, params.offset.wrapping_add(i as u64));
-            load(self.drafts.probs, request * n + i, draft);
+            widen_row(self.drafts.probs, request * n + i, draft);
             check_probs(draft).map_err(|why| format!("draft at position {i}: {why}"))?;
             self.load_target((request, i), params, target)?;
             let masses = (mass(draft, 0.0), mass(target, 0.0));
@@ -82,16 +81,12 @@ impl ChainVerifier<'_> {
         weights: &mut Vec<f32>,
     ) -> Result<(), String> {
         let (Scores::Logits(view) | Scores::Probs(view)) = self.target;
-        load(view, request * self.positions + i, weights);
+        widen_row(view, request * self.positions + i, weights);
         let floor = compute_weights(&self.target, weights, params)
             .map_err(|why| format!("target at position {i}: {why}"))?;
         weights.iter_mut().for_each(|weight| *weight = if *weight >= floor { *weight } else { 0.0 });
         Ok(())
     }
-}
-
-fn load(view: View<'_>, row: usize, row_f32: &mut Vec<f32>) {
-    with_dtype!(view.dtype(), T => widen(Rows::<T>::new(view).get(row), row_f32));
 }
 
 fn to_f64(weights: &[f32]) -> impl Iterator<Item = f64> {

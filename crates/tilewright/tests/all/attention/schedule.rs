@@ -7,7 +7,7 @@ use tilewright::{
     activation::Activation,
     attention::{Inputs, ManyRows, Split, Tiling, WorkItem},
     kv::{ScaleMut, Slots},
-    norm::NormWeight,
+    norm::RmsNorm,
     rope::{CosSinCache, Rope},
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
@@ -43,22 +43,7 @@ impl Backend for TilingBackend {
     fn append(&self, _: View<'_>, _: ViewMut<'_>, _: &Slots<'_>, _: ScaleMut<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn rmsnorm(&self, _: View<'_>, _: &NormWeight<'_>, _: f32, _: ViewMut<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn rmsnorm_in_place(&self, _: ViewMut<'_>, _: &NormWeight<'_>, _: f32) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn fused_add_rmsnorm(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: &NormWeight<'_>, _: f32) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn add_rmsnorm(
-        &self,
-        _: View<'_>,
-        _: ViewMut<'_>,
-        _: (&NormWeight<'_>, f32),
-        _: ViewMut<'_>,
-    ) -> Result<()> {
+    fn rmsnorm(&self, _: RmsNorm<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
     fn gather_rows(&self, _: View<'_>, _: Indices<'_>, _: ViewMut<'_>) -> Result<()> {

@@ -2,8 +2,8 @@
 
 use crate::arrays::{Array, DTYPES, F32_UNIT, Layout};
 use tilewright::{
-    Backend, Cpu, Dtype, View,
-    norm::{NormWeight, add_rmsnorm, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
+    Backend, Cpu, Dtype, Operator, View,
+    norm::{NormWeight, RmsNorm, fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
     reference,
 };
 
@@ -75,6 +75,17 @@ fn fused_add_keeps_the_sum_in_f32_and_stores_it_rounded<B: Backend>(backends: &[
     });
 }
 
+/// The norm of `x + residual`, out of place.
+fn add_rmsnorm<'a>(
+    x: &'a Array,
+    residual: &'a mut Array,
+    weight: &'a Array,
+    out: &'a mut Array,
+) -> RmsNorm<'a> {
+    let residual = Some(residual.view_mut());
+    RmsNorm { x: Some(x.view()), residual, weight: weight.view().into(), eps: EPS, out: out.view_mut() }
+}
+
 fn add_keeps_the_sum_in_f32_and_rounds_the_result<B: Backend>(backends: &[B]) {
     each_case(backends, |backend, dtype, shape, layout| {
         let width = shape[shape.len() - 1];
@@ -85,8 +96,7 @@ fn add_keeps_the_sum_in_f32_and_rounds_the_result<B: Backend>(backends: &[B]) {
         let expected = expected(&sum, &weight.values(), 0.0);
         for out_dtype in DTYPES {
             let (mut out, mut residual) = (Array::zeros(out_dtype, shape, layout), residual.clone());
-            let weight = (weight.view(), EPS);
-            add_rmsnorm(backend, x.view(), residual.view_mut(), weight, out.view_mut()).unwrap();
+            add_rmsnorm(&x, &mut residual, &weight, &mut out).run(backend).unwrap();
             let what = format!("{dtype} to {out_dtype} {shape:?} {layout:?}");
             out.assert_close(&expected, slack(&expected, width), &what);
             residual.assert_close(&sum, |i| sum[i].abs() * F32_UNIT, &format!("{what}: residual"));
@@ -96,8 +106,7 @@ fn add_keeps_the_sum_in_f32_and_rounds_the_result<B: Backend>(backends: &[B]) {
             let (mut out, mut in_place, mut in_place_residual) = (x.clone(), x.clone(), residual.clone());
             let in_place_view = in_place_residual.view_mut();
             fused_add_rmsnorm(backend, in_place.view_mut(), in_place_view, weight.view(), EPS).unwrap();
-            let weight = (weight.view(), EPS);
-            add_rmsnorm(backend, x.view(), residual.view_mut(), weight, out.view_mut()).unwrap();
+            add_rmsnorm(&x, &mut residual, &weight, &mut out).run(backend).unwrap();
             assert_eq!(
                 (out.bits(), residual.bits()),
                 (in_place.bits(), in_place_residual.bits()),
@@ -224,8 +233,7 @@ fn refusals_name_what_is_wrong() {
     assert_eq!(refused.to_string(), "norm.fused_add_rmsnorm: residual is f16, expected f32");
     let of_128 = weight(128);
     let add = |residual: &mut Array, out: &mut Array| {
-        let weight = (of_128.view(), EPS);
-        add_rmsnorm(&cpu, x.view(), residual.view_mut(), weight, out.view_mut()).unwrap_err().to_string()
+        add_rmsnorm(&x, residual, &of_128, out).run(&cpu).unwrap_err().to_string()
     };
     let text = add(&mut residual, &mut out());
     assert_eq!(text, "norm.add_rmsnorm: residual is f16, expected f32");

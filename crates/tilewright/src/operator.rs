@@ -1,0 +1,79 @@
+//! Operators as data: a struct whose fields are the arguments of one call.
+//!
+//! [`Operator::run`] validates the arguments once, then passes the struct to the backend's method of that operator.
+
+use crate::{
+    Backend, Error, Result, View, ViewMut,
+    tensor::{DeviceAddress, Indices},
+};
+
+/// A tensor argument of an operator.
+#[derive(Debug)]
+pub enum TensorRef<'v, 'a> {
+    /// A tensor that is only read.
+    Input(&'v mut View<'a>),
+    /// A tensor that is written.
+    Output(&'v mut ViewMut<'a>),
+    /// Indices, which a device backend also takes from host memory.
+    Indices(&'v mut Indices<'a>),
+}
+
+impl TensorRef<'_, '_> {
+    /// The device address; `None` for host memory.
+    pub fn device(&self) -> Option<DeviceAddress> {
+        match self {
+            Self::Input(view) => view.device(),
+            Self::Output(view) => view.device(),
+            Self::Indices(indices) => indices.device(),
+        }
+    }
+}
+
+/// Called with the name and the tensor of each argument of an operator.
+pub type TensorVisitor<'v, 'a> = dyn FnMut(&'static str, TensorRef<'_, 'a>) -> Result<()> + 'v;
+
+/// The arguments of one call of an operator; `'a` is the lifetime of its tensors.
+pub trait Operator<'a>: Sized {
+    /// The operator name in error texts.
+    fn name(&self) -> &'static str;
+
+    /// Validates all arguments except the memory of tensors, which the backend checks.
+    ///
+    /// # Errors
+    /// When an argument is invalid.
+    fn check(&self) -> Result<()>;
+
+    /// Visits each tensor argument, which `visit` may replace by one of equal shape, strides and dtype.
+    ///
+    /// # Errors
+    /// Those of `visit`.
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()>;
+
+    /// Calls the backend's method of this operator, which relies on a successful [`Operator::check`].
+    ///
+    /// # Errors
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()>;
+
+    /// Validates the arguments and executes the operator.
+    ///
+    /// # Errors
+    /// Those of [`Operator::check`] and [`Operator::dispatch`].
+    fn run<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        self.check()?;
+        self.dispatch(backend)
+    }
+}
+
+/// Rejects an operator with a tensor in device memory, for a backend that computes in host memory.
+pub(crate) fn on_host<'a, O: Operator<'a>>(mut operator: O) -> Result<O> {
+    let name = operator.name();
+    operator.views(&mut |argument, tensor| match tensor.device() {
+        None => Ok(()),
+        Some(at) => {
+            let text = format!("{argument} is in the memory of device {}, expected host memory", at.device);
+            Err(Error::new(name, text))
+        }
+    })?;
+    Ok(operator)
+}
