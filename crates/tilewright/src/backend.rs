@@ -6,12 +6,12 @@ use crate::{
     Dtype, Result, View, ViewMut, Workspace,
     activation::Activation,
     attention::{
-        Inputs, Output, Plan, Problem, Tiling,
+        Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     kv::{AppendPlan, ScaleMut, Slots, copy_pages_on_host},
     norm::RmsNorm,
-    rope::{CosSinCache, Rope},
+    rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
@@ -166,17 +166,11 @@ pub trait Backend {
     /// When the device fails.
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()>;
 
-    /// [`crate::attention::merge_states`]
+    /// [`StateMerge`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()>;
-
-    /// [`crate::attention::merge_state`]
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn merge_states(&self, operator: StateMerge<'_>) -> Result<()>;
 
     /// [`crate::gemm::linear`]
     ///
@@ -203,36 +197,11 @@ pub trait Backend {
     /// When the device fails, or a tensor is in the memory of another one.
     fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()>;
 
-    /// [`crate::rope::apply_rope`]; `positions` has one element per token; those on the host are not negative.
+    /// [`RotaryEmbedding`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()>;
-
-    /// [`crate::rope::apply_rope_with_cos_sin_cache`]; `positions` has one element per token; those on the host are within the table.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn rope_with_cos_sin_cache(
-        &self,
-        q: ViewMut<'_>,
-        k: ViewMut<'_>,
-        positions: Indices<'_>,
-        cache: &CosSinCache,
-    ) -> Result<()>;
-
-    /// [`crate::rope::rotate_with_cos_sin_cache`], out of place; `positions` as for
-    /// [`Self::rope_with_cos_sin_cache`].
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn rotate_with_cos_sin_cache(
-        &self,
-        from: [View<'_>; 2],
-        to: [ViewMut<'_>; 2],
-        positions: Indices<'_>,
-        cache: &CosSinCache,
-    ) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn rope(&self, operator: RotaryEmbedding<'_>) -> Result<()>;
 
     /// [`crate::activation::act_and_mul`]
     ///

@@ -1,19 +1,17 @@
 //! The engine's `Backend` trait: each method delegates to its operator's module.
 
-use super::{
-    Gpu, activation, append, append_slots, gather, linear, memory, merge, norm, rope as rotary, sampling,
-};
+use super::{Gpu, activation, append, append_slots, gather, linear, memory, merge, norm, rope, sampling};
 use crate::machine::Machine;
 use tilewright::{
     Backend, Dtype, Opaque, RecordedGraph, Result, View, ViewMut, Workspace,
     activation::Activation,
     attention::{
-        Inputs, Output, Plan, Problem, Tiling,
+        Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     kv::{AppendPlan, ScaleMut, Slots},
     norm::RmsNorm,
-    rope::{CosSinCache, Rope},
+    rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
@@ -93,12 +91,8 @@ impl<M: Machine> Backend for Gpu<M> {
         self.run_attention(plan, inputs, &out)
     }
 
-    fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
-        merge::merge_states(self, states, out)
-    }
-
-    fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()> {
-        merge::merge_state(self, state, other)
+    fn merge_states(&self, operator: StateMerge<'_>) -> Result<()> {
+        merge::merge_states(self, &self.on_device(operator)?)
     }
 
     fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
@@ -119,28 +113,8 @@ impl<M: Machine> Backend for Gpu<M> {
         norm::rmsnorm(self, &self.on_device(operator)?)
     }
 
-    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
-        rotary::rope(self, [q, k], positions, rope)
-    }
-
-    fn rope_with_cos_sin_cache(
-        &self,
-        q: ViewMut<'_>,
-        k: ViewMut<'_>,
-        positions: Indices<'_>,
-        cache: &CosSinCache,
-    ) -> Result<()> {
-        rotary::rope_with_cos_sin_cache(self, [q, k], positions, cache)
-    }
-
-    fn rotate_with_cos_sin_cache(
-        &self,
-        from: [View<'_>; 2],
-        to: [ViewMut<'_>; 2],
-        positions: Indices<'_>,
-        cache: &CosSinCache,
-    ) -> Result<()> {
-        rotary::rotate_with_cos_sin_cache(self, from, to, positions, cache)
+    fn rope(&self, operator: RotaryEmbedding<'_>) -> Result<()> {
+        rope::rope(self, &self.on_device(operator)?)
     }
 
     fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {

@@ -1,131 +1,59 @@
 //! Rotary embedding with the kernel of `tilewright_kernels::rope`, with angles from a table or computed.
 
-use super::{Gpu, geometry::extent};
+use super::{
+    Gpu,
+    geometry::{extent, rows},
+};
 use crate::machine::Machine;
 use tilewright::{
-    Dtype, Result, View, ViewMut,
-    rope::{CosSinCache, Rope, RopeStyle},
-    tensor::Indices,
+    Operator, Result, View,
+    rope::{RopeAngles, RotaryEmbedding},
 };
-use tilewright_kernels::{
-    rope::{self as kernels, Angles, RopeParams},
-    tile::Strided,
-};
+use tilewright_kernels::rope::{self as kernels, Angles, RopeParams};
 
-/// q or k: source and destination.
-struct RotaryTensor {
-    heads: usize,
-    dim: usize,
-    dtypes: (Dtype, Dtype),
-    from: Strided,
-    to: Strided,
-}
-
-const NAMES: [&str; 2] = ["q", "k"];
-
-pub(super) fn rope<M: Machine>(
-    gpu: &Gpu<M>,
-    heads: [ViewMut<'_>; 2],
-    positions: Indices<'_>,
-    rope: &Rope,
-) -> Result<()> {
-    const OPERATOR: &str = "rope.apply";
-    let turns: Vec<u64> = rope.frequencies().into_iter().map(kernels::turns).collect();
-    let table = gpu.turns(&turns)?;
-    let angles = (Angles::Turns, table.address(), rope.rotary_dim(), rope.style());
-    run(gpu, OPERATOR, in_place(gpu, OPERATOR, &heads)?, positions, angles)
-}
-
-pub(super) fn rope_with_cos_sin_cache<M: Machine>(
-    gpu: &Gpu<M>,
-    heads: [ViewMut<'_>; 2],
-    positions: Indices<'_>,
-    cache: &CosSinCache,
-) -> Result<()> {
-    const OPERATOR: &str = "rope.apply_with_cos_sin_cache";
-    if positions.is_empty() {
+pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: &RotaryEmbedding<'_>) -> Result<()> {
+    let (name, angles) = (operator.name(), operator.angles);
+    if operator.positions.is_empty() {
         return Ok(());
     }
-    let table = gpu.cos_sin(cache)?;
-    let angles = (Angles::Table, table.address(), cache.rotary_dim(), cache.style());
-    run(gpu, OPERATOR, in_place(gpu, OPERATOR, &heads)?, positions, angles)
-}
-
-pub(super) fn rotate_with_cos_sin_cache<M: Machine>(
-    gpu: &Gpu<M>,
-    from: [View<'_>; 2],
-    to: [ViewMut<'_>; 2],
-    positions: Indices<'_>,
-    cache: &CosSinCache,
-) -> Result<()> {
-    const OPERATOR: &str = "rope.rotate_with_cos_sin_cache";
-    if positions.is_empty() {
-        return Ok(());
-    }
-    let table = gpu.cos_sin(cache)?;
-    let angles = (Angles::Table, table.address(), cache.rotary_dim(), cache.style());
-    let tensor = |i: usize| -> Result<RotaryTensor> {
-        let from_at = gpu.rows(OPERATOR, NAMES[i], &from[i])?;
-        let to_at = gpu.rows_mut(OPERATOR, ["q_out", "k_out"][i], &to[i])?;
-        Ok(RotaryTensor { to: to_at, ..tensor(&to[i], (from[i].dtype(), to[i].dtype()), from_at) })
+    let (format, table) = match angles {
+        RopeAngles::Computed(rope) => {
+            let turns: Vec<u64> = rope.frequencies().into_iter().map(kernels::turns).collect();
+            (Angles::Turns, gpu.turns(&turns)?)
+        }
+        RopeAngles::Table(cache) => (Angles::Table, gpu.cos_sin(cache)?),
     };
-    run(gpu, OPERATOR, [tensor(0)?, tensor(1)?], positions, angles)
-}
-
-fn in_place<M: Machine>(
-    gpu: &Gpu<M>,
-    operator: &'static str,
-    heads: &[ViewMut<'_>; 2],
-) -> Result<[RotaryTensor; 2]> {
-    let tensor = |i: usize| -> Result<RotaryTensor> {
-        let (view, dtype) = (&heads[i], heads[i].dtype());
-        Ok(tensor(view, (dtype, dtype), gpu.rows_mut(operator, NAMES[i], view)?))
-    };
-    Ok([tensor(0)?, tensor(1)?])
-}
-
-/// A tensor with the shape of `to`, rotated in place.
-fn tensor(to: &ViewMut<'_>, dtypes: (Dtype, Dtype), at: Strided) -> RotaryTensor {
-    RotaryTensor { heads: to.shape()[1], dim: to.shape()[2], dtypes, from: at, to: at }
-}
-
-fn run<M: Machine>(
-    gpu: &Gpu<M>,
-    operator: &'static str,
-    [q, k]: [RotaryTensor; 2],
-    positions: Indices<'_>,
-    angles: (Angles, u64, usize, RopeStyle),
-) -> Result<()> {
-    if positions.is_empty() {
-        return Ok(());
-    }
-    let (positions_at, _uploaded) = gpu.indices(operator, "positions", positions)?;
-    let counts = [extent(operator, "qo_heads", q.heads)?, extent(operator, "kv_heads", k.heads)?];
-    let dims = [extent(operator, "head_dim", q.dim)?, extent(operator, "rotary_dim", angles.2)?];
-    let launch = |heads, [q, k]: [&RotaryTensor; 2]| {
+    let (positions, _uploaded) = gpu.indices(name, "positions", operator.positions)?;
+    let to = [operator.q.as_view(), operator.k.as_view()];
+    let from = operator.from.unwrap_or(to);
+    let counts = [extent(name, "qo_heads", to[0].shape()[1])?, extent(name, "kv_heads", to[1].shape()[1])?];
+    let dims =
+        [extent(name, "head_dim", to[0].shape()[2])?, extent(name, "rotary_dim", angles.rotary_dim())?];
+    let launch = |heads, [q, k]: [usize; 2]| {
         if heads == [0, 0] {
             return Ok(());
         }
-        let call = RopeParams {
-            dtypes: q.dtypes,
-            style: angles.3,
-            angles: angles.0,
-            angles_address: angles.1,
-            positions: positions_at,
-            tokens: positions.len() as u32,
+        let params = RopeParams {
+            dtypes: (from[q].dtype(), to[q].dtype()),
+            style: angles.style(),
+            angles: format,
+            angles_address: table.address(),
+            positions,
+            tokens: operator.positions.len() as u32,
             heads,
             dims,
-            from: [q.from, k.from],
-            to: [q.to, k.to],
+            from: [rows(&from[q]), rows(&from[k])],
+            to: [rows(&to[q]), rows(&to[k])],
         };
-        let config = call.config();
-        let kernel = gpu.kernel(operator, &config.name(), |name| kernels::rope(name, config))?;
-        let (grid, args) = call.launch();
+        let config = params.config();
+        let kernel = gpu.kernel(name, &config.name(), |name| kernels::rope(name, config))?;
+        let (grid, args) = params.launch();
         gpu.machine.launch(&kernel, grid, &args)
     };
-    if q.dtypes == k.dtypes {
-        return launch(counts, [&q, &k]);
+    let dtypes = |views: [View<'_>; 2]| views.map(|view| view.dtype());
+    if [dtypes(from), dtypes(to)].iter().all(|[q, k]| q == k) {
+        return launch(counts, [0, 1]);
     }
-    launch([counts[0], 0], [&q; 2])?;
-    launch([0, counts[1]], [&k; 2])
+    launch([counts[0], 0], [0, 0])?;
+    launch([0, counts[1]], [1, 1])
 }

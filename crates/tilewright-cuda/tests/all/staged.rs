@@ -8,13 +8,13 @@ use tilewright::{
     Backend, Dtype, Opaque, Operator, Result, View, ViewMut, Workspace,
     activation::Activation,
     attention::{
-        Inputs, Output, Plan, Problem, Tiling,
+        Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     kv::{AppendPlan, Scale, ScaleMut, Slots},
     norm::RmsNorm,
     operator::TensorRef,
-    rope::{CosSinCache, Rope},
+    rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
@@ -191,18 +191,8 @@ impl<M: Machine> Backend for Staged<M> {
         })
     }
 
-    fn merge_states(&self, (o, lse): (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
-        self.staged(&[o, lse], vec![out.0, out.1], |read, mut out| {
-            let lse = out.remove(1);
-            self.0.merge_states((read[0], read[1]), (out.remove(0), lse))
-        })
-    }
-
-    fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()> {
-        self.staged(&[other.0, other.1], vec![state.0, state.1], |read, mut state| {
-            let lse = state.remove(1);
-            self.0.merge_state((state.remove(0), lse), (read[0], read[1]))
-        })
+    fn merge_states(&self, operator: StateMerge<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.merge_states(operator))
     }
 
     fn linear(&self, x: View<'_>, w: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
@@ -247,37 +237,8 @@ impl<M: Machine> Backend for Staged<M> {
         self.0.prepare_append(plan)
     }
 
-    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
-        self.staged(&[], vec![q, k], |_, mut out| {
-            let k = out.remove(1);
-            self.0.rope(out.remove(0), k, positions, rope)
-        })
-    }
-
-    fn rope_with_cos_sin_cache(
-        &self,
-        q: ViewMut<'_>,
-        k: ViewMut<'_>,
-        positions: Indices<'_>,
-        cache: &CosSinCache,
-    ) -> Result<()> {
-        self.staged(&[], vec![q, k], |_, mut out| {
-            let k = out.remove(1);
-            self.0.rope_with_cos_sin_cache(out.remove(0), k, positions, cache)
-        })
-    }
-
-    fn rotate_with_cos_sin_cache(
-        &self,
-        from: [View<'_>; 2],
-        [q, k]: [ViewMut<'_>; 2],
-        positions: Indices<'_>,
-        cache: &CosSinCache,
-    ) -> Result<()> {
-        self.staged(&from, vec![q, k], |read, mut out| {
-            let k = out.remove(1);
-            self.0.rotate_with_cos_sin_cache([read[0], read[1]], [out.remove(0), k], positions, cache)
-        })
+    fn rope(&self, operator: RotaryEmbedding<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.rope(operator))
     }
 
     fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {

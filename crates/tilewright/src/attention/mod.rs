@@ -34,7 +34,7 @@ pub use problem::{HeadDim, Heads, Mask, Problem, ProblemBuilder};
 pub use requests::{KvSource, Request, Requests, Segment, SegmentMask};
 pub use run::{Inputs, LatentCache, LatentQuery};
 pub use schedule::{ManyRows, Merge, Schedule, Split, Tiling, WorkItem};
-pub use state::{LSE_TO_NATURAL, merge_state, merge_states};
+pub use state::{LSE_TO_NATURAL, StateMerge, merge_state, merge_states};
 pub use variant::Variant;
 
 pub(crate) use plan::PreparedData;

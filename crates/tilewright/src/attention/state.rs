@@ -12,7 +12,11 @@
 //!
 //! The empty state `o = 0, lse = -inf` is the identity.
 
-use crate::{Backend, Result, View, ViewMut, tensor};
+use crate::{
+    Backend, Dtype, Error, Operator, Result, View, ViewMut,
+    operator::{TensorRef, TensorVisitor},
+    tensor::{check_computable, check_dtype, check_shape},
+};
 
 /// Converts base-2 LSE to natural LSE.
 pub const LSE_TO_NATURAL: f32 = std::f32::consts::LN_2;
@@ -32,65 +36,117 @@ pub(crate) fn merge_weights(a: f32, b: f32) -> (f32, f32, f32) {
     (wa / sum, wb / sum, max + sum.log2())
 }
 
-/// Merges any number of states per row and head.
+/// The arguments of a merge of attention states per row and head. LSEs are f32, base 2.
+#[derive(Debug)]
+pub struct StateMerge<'a> {
+    /// The values: `[num_rows, num_states, num_heads, head_dim]` f32, f16 or bf16; in place, one state
+    /// `[num_rows, num_heads, head_dim]`.
+    pub o: View<'a>,
+    /// The LSEs: the shape of `o` without its last axis.
+    pub lse: View<'a>,
+    /// The merged values: `[num_rows, num_heads, head_dim]` of `o`'s dtype.
+    pub out: ViewMut<'a>,
+    /// The merged LSEs: `[num_rows, num_heads]`.
+    pub out_lse: ViewMut<'a>,
+    /// Whether the content of `out` and `out_lse` is a state too, with which that of `o` and `lse` is merged.
+    pub in_place: bool,
+}
+
+impl StateMerge<'_> {
+    /// The argument names of the fields.
+    fn names(&self) -> [&'static str; 4] {
+        if self.in_place { ["other", "other_lse", "o", "lse"] } else { ["o", "lse", "out", "out_lse"] }
+    }
+
+    fn check_shapes(&self) -> Result<()> {
+        let (operator, [o_name, lse_name, out_name, out_lse_name]) = (self.name(), self.names());
+        let (values, lses) = ("[num_rows, num_heads, head_dim]", "[num_rows, num_heads]");
+        let (rows, heads, dim) = match (self.in_place, self.o.shape(), self.out.shape()) {
+            (true, other, &[rows, heads, dim]) => {
+                check_shape(operator, o_name, (other, &[rows, heads, dim]), values)?;
+                check_shape(operator, lse_name, (self.lse.shape(), &[rows, heads]), lses)?;
+                (rows, heads, dim)
+            }
+            (false, &[rows, states, heads, dim], _) => {
+                let expected = [rows, states, heads];
+                check_shape(
+                    operator,
+                    lse_name,
+                    (self.lse.shape(), &expected),
+                    "[num_rows, num_states, num_heads]",
+                )?;
+                (rows, heads, dim)
+            }
+            (true, _, shape) => {
+                return Err(Error::new(operator, format!("o has shape {shape:?}, expected {values}")));
+            }
+            (false, shape, _) => {
+                let expected = "[num_rows, num_states, num_heads, head_dim]";
+                return Err(Error::new(operator, format!("o has shape {shape:?}, expected {expected}")));
+            }
+        };
+        check_shape(operator, out_name, (self.out.shape(), &[rows, heads, dim]), values)?;
+        check_shape(operator, out_lse_name, (self.out_lse.shape(), &[rows, heads]), lses)
+    }
+}
+
+impl<'a> Operator<'a> for StateMerge<'a> {
+    fn name(&self) -> &'static str {
+        if self.in_place { "attention.merge_state" } else { "attention.merge_states" }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.check_shapes()?;
+        let (operator, [o, lse, out, out_lse]) = (self.name(), self.names());
+        check_computable(operator, "o", self.o.dtype())?;
+        if self.in_place {
+            check_dtype(operator, o, self.o.dtype(), self.out.dtype())?;
+        }
+        check_dtype(operator, out, self.out.dtype(), self.o.dtype())?;
+        check_dtype(operator, lse, self.lse.dtype(), Dtype::F32)?;
+        check_dtype(operator, out_lse, self.out_lse.dtype(), Dtype::F32)
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        let [o, lse, out, out_lse] = self.names();
+        visit(o, TensorRef::Input(&mut self.o))?;
+        visit(lse, TensorRef::Input(&mut self.lse))?;
+        visit(out, TensorRef::Output(&mut self.out))?;
+        visit(out_lse, TensorRef::Output(&mut self.out_lse))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.merge_states(self)
+    }
+}
+
+/// Merges any number of states per row and head, with shapes and dtypes as in [`StateMerge`].
 ///
-/// `o`: `[num_rows, num_states, num_heads, head_dim]` f32, f16 or bf16; `lse`: `[num_rows, num_states, num_heads]` f32,
-/// base 2; `out`: `[num_rows, num_heads, head_dim]` of `o`'s dtype; `out_lse`: `[num_rows, num_heads]` f32.
 /// With no states, `out` is 0 and `out_lse` is -inf.
 ///
 /// # Errors
-/// When a shape or dtype differs from the above.
-pub fn merge_states<B: Backend>(
+/// When a shape or dtype does not fit.
+pub fn merge_states<B: Backend + ?Sized>(
     backend: &B,
-    (o, lse): (View<'_>, View<'_>),
-    (mut out, mut out_lse): (ViewMut<'_>, ViewMut<'_>),
+    o: View<'_>,
+    lse: View<'_>,
+    out: ViewMut<'_>,
+    out_lse: ViewMut<'_>,
 ) -> Result<()> {
-    const OPERATOR: &str = "attention.merge_states";
-    let &[rows, states, heads, dim] = o.shape() else {
-        let text =
-            format!("o has shape {:?}, expected [num_rows, num_states, num_heads, head_dim]", o.shape());
-        return Err(crate::Error::new(OPERATOR, text));
-    };
-    let shapes: [(&str, &[usize], &[usize], &str); 3] = [
-        ("lse", lse.shape(), &[rows, states, heads], "[num_rows, num_states, num_heads]"),
-        ("out", out.shape(), &[rows, heads, dim], "[num_rows, num_heads, head_dim]"),
-        ("out_lse", out_lse.shape(), &[rows, heads], "[num_rows, num_heads]"),
-    ];
-    for (name, actual, expected, axes) in shapes {
-        tensor::check_shape(OPERATOR, name, (actual, expected), axes)?;
-    }
-    tensor::check_computable(OPERATOR, "o", o.dtype())?;
-    tensor::check_dtype(OPERATOR, "out", out.dtype(), o.dtype())?;
-    tensor::check_dtype(OPERATOR, "lse", lse.dtype(), crate::Dtype::F32)?;
-    tensor::check_dtype(OPERATOR, "out_lse", out_lse.dtype(), crate::Dtype::F32)?;
-    backend.merge_states((o, lse), (out.reborrow(), out_lse.reborrow()))
+    StateMerge { o, lse, out, out_lse, in_place: false }.run(backend)
 }
 
-/// Merges a second state per row and head into the first.
-///
-/// `o`, `other`: `[num_rows, num_heads, head_dim]` of one dtype, f32, f16 or bf16; `lse`, `other_lse`: `[num_rows, num_heads]` f32,
-/// base 2.
+/// Merges a second state per row and head into the first: `o`, `other` `[num_rows, num_heads, head_dim]`; `lse`, `other_lse`
+/// `[num_rows, num_heads]`.
 ///
 /// # Errors
-/// When a shape or dtype differs from the above.
-pub fn merge_state<B: Backend>(
+/// When a shape or dtype does not fit.
+pub fn merge_state<B: Backend + ?Sized>(
     backend: &B,
-    (mut o, mut lse): (ViewMut<'_>, ViewMut<'_>),
-    (other, other_lse): (View<'_>, View<'_>),
+    o: ViewMut<'_>,
+    lse: ViewMut<'_>,
+    other: View<'_>,
+    other_lse: View<'_>,
 ) -> Result<()> {
-    const OPERATOR: &str = "attention.merge_state";
-    let &[rows, heads, _] = o.shape() else {
-        let text = format!("o has shape {:?}, expected [num_rows, num_heads, head_dim]", o.shape());
-        return Err(crate::Error::new(OPERATOR, text));
-    };
-    tensor::check_shape(OPERATOR, "other", (other.shape(), o.shape()), "[num_rows, num_heads, head_dim]")?;
-    tensor::check_computable(OPERATOR, "o", o.dtype())?;
-    tensor::check_dtype(OPERATOR, "other", other.dtype(), o.dtype())?;
-    for (name, shape, dtype) in
-        [("lse", lse.shape(), lse.dtype()), ("other_lse", other_lse.shape(), other_lse.dtype())]
-    {
-        tensor::check_shape(OPERATOR, name, (shape, &[rows, heads]), "[num_rows, num_heads]")?;
-        tensor::check_dtype(OPERATOR, name, dtype, crate::Dtype::F32)?;
-    }
-    backend.merge_state((o.reborrow(), lse.reborrow()), (other, other_lse))
+    StateMerge { o: other, lse: other_lse, out: o, out_lse: lse, in_place: true }.run(backend)
 }

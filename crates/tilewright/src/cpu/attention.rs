@@ -12,9 +12,9 @@ use super::{
     },
 };
 use crate::{
-    Error, Result, View, ViewMut,
+    Error, Result, ViewMut,
     attention::{
-        Inputs, Output, Plan, Problem, Tiling, merge_weights,
+        Inputs, Output, Plan, Problem, StateMerge, Tiling, merge_weights,
         variant::{ExpressionVariant, Variant},
     },
     backend::Opaque,
@@ -110,39 +110,28 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) 
     Ok(())
 }
 
-pub(super) fn merge_states(
-    (o, lse): (View<'_>, View<'_>),
-    (mut out, mut out_lse): (ViewMut<'_>, ViewMut<'_>),
-) {
-    let &[rows, states, heads, dim] = o.shape() else { return };
+pub(super) fn merge_states(operator: StateMerge<'_>) {
+    let StateMerge { o, lse, mut out, mut out_lse, in_place } = operator;
+    let &[rows, heads, dim] = out.shape() else { return };
+    let states = if in_place { 1 } else { o.shape()[1] };
     let mut merged = vec![0.0; dim];
     for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-        merged.fill(0.0);
         let mut total = f32::NEG_INFINITY;
+        merged.fill(0.0);
+        if in_place {
+            total = out_lse.as_view().at(&[row, head]);
+            merged.iter_mut().enumerate().for_each(|(d, merged)| *merged = out.as_view().at(&[row, head, d]));
+        }
         for state in 0..states {
-            let (ours, theirs, sum) = merge_weights(total, lse.at(&[row, state, head]));
+            let lse = if in_place { lse.at(&[row, head]) } else { lse.at(&[row, state, head]) };
+            let (ours, theirs, sum) = merge_weights(total, lse);
             for (d, merged) in merged.iter_mut().enumerate() {
-                *merged = *merged * ours + o.at(&[row, state, head, d]) * theirs;
+                let o = if in_place { o.at(&[row, head, d]) } else { o.at(&[row, state, head, d]) };
+                *merged = *merged * ours + o * theirs;
             }
             total = sum;
         }
         merged.iter().enumerate().for_each(|(d, &value)| out.set(&[row, head, d], value));
         out_lse.set(&[row, head], total);
-    }
-}
-
-pub(super) fn merge_state(
-    (mut o, mut lse): (ViewMut<'_>, ViewMut<'_>),
-    (other, other_lse): (View<'_>, View<'_>),
-) {
-    let &[rows, heads, dim] = other.shape() else { return };
-    for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-        let (ours, theirs, sum) = merge_weights(lse.as_view().at(&[row, head]), other_lse.at(&[row, head]));
-        for d in 0..dim {
-            let at = [row, head, d];
-            let merged = o.as_view().at(&at) * ours + other.at(&at) * theirs;
-            o.set(&at, merged);
-        }
-        lse.set(&[row, head], sum);
     }
 }

@@ -24,14 +24,14 @@ use crate::{
     Backend, Error, Result, View, ViewMut,
     activation::Activation,
     attention::{
-        Inputs, Output, Plan, Problem, Tiling,
+        Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     backend::Opaque,
     kv::{ScaleMut, Slots},
     norm::RmsNorm,
     operator::on_host,
-    rope::{CosSinCache, Rope},
+    rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
@@ -130,17 +130,8 @@ impl Backend for Cpu {
         attention::run(self, plan, inputs, out)
     }
 
-    fn merge_states(&self, states: (View<'_>, View<'_>), out: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
-        let ((o, lse), (out, out_lse)) = (states, out);
-        on_host!("attention.merge_states", o, lse, out, out_lse);
-        attention::merge_states((o, lse), (out, out_lse));
-        Ok(())
-    }
-
-    fn merge_state(&self, state: (ViewMut<'_>, ViewMut<'_>), other: (View<'_>, View<'_>)) -> Result<()> {
-        let ((o, lse), (other, other_lse)) = (state, other);
-        on_host!("attention.merge_state", o, lse, other, other_lse);
-        attention::merge_state((o, lse), (other, other_lse));
+    fn merge_states(&self, operator: StateMerge<'_>) -> Result<()> {
+        attention::merge_states(on_host(operator)?);
         Ok(())
     }
 
@@ -176,34 +167,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn rope(&self, q: ViewMut<'_>, k: ViewMut<'_>, positions: Indices<'_>, rope: &Rope) -> Result<()> {
-        on_host!("rope.apply_rope", q, k, positions);
-        rope::rope(self, q, k, positions.host().unwrap_or_default(), rope);
-        Ok(())
-    }
-
-    fn rope_with_cos_sin_cache(
-        &self,
-        q: ViewMut<'_>,
-        k: ViewMut<'_>,
-        positions: Indices<'_>,
-        cache: &CosSinCache,
-    ) -> Result<()> {
-        on_host!("rope.apply_rope_with_cos_sin_cache", q, k, positions);
-        rope::rope_with_cos_sin_cache(self, q, k, positions.host().unwrap_or_default(), cache);
-        Ok(())
-    }
-
-    fn rotate_with_cos_sin_cache(
-        &self,
-        [q, k]: [View<'_>; 2],
-        [q_out, k_out]: [ViewMut<'_>; 2],
-        positions: Indices<'_>,
-        cache: &CosSinCache,
-    ) -> Result<()> {
-        on_host!("rope.rotate_with_cos_sin_cache", q, k, q_out, k_out, positions);
-        let positions = positions.host().unwrap_or_default();
-        rope::rotate_with_cos_sin_cache(self, [q, k], [q_out, k_out], positions, cache);
+    fn rope(&self, operator: RotaryEmbedding<'_>) -> Result<()> {
+        rope::rope(self, on_host(operator)?);
         Ok(())
     }
 

@@ -2,70 +2,56 @@
 
 use crate::{
     Cpu, Element, View, ViewMut,
-    rope::{CosSinCache, Rope, RopeStyle, fill_row},
-    rows::{Rows, rows_mut, widen},
+    rope::{Rope, RopeAngles, RopeStyle, RotaryEmbedding, fill_row},
+    rows::{rows_mut, widen_row},
     with_dtype,
 };
 
-pub(super) fn rope(cpu: &Cpu, q: ViewMut<'_>, k: ViewMut<'_>, positions: &[i32], rope: &Rope) {
+pub(super) fn rope(cpu: &Cpu, operator: RotaryEmbedding<'_>) {
+    let RotaryEmbedding { from, q, k, positions, angles } = operator;
+    let (positions, dim) = (positions.host().unwrap_or_default(), angles.rotary_dim());
+    let computed = match angles {
+        RopeAngles::Computed(rope) => compute_table(cpu, rope, positions),
+        RopeAngles::Table(_) => Vec::new(),
+    };
+    let row = |token: usize| match angles {
+        RopeAngles::Computed(_) => &computed[token * dim..][..dim],
+        RopeAngles::Table(cache) => cache.row(positions[token] as usize),
+    };
+    let [q_from, k_from] = from.map_or([None; 2], |from| from.map(Some));
+    for (from, to) in [(q_from, q), (k_from, k)] {
+        match from {
+            Some(from) => rotate_to(cpu, from, to, angles.style(), row),
+            None => rotate(cpu, to, angles.style(), row),
+        }
+    }
+}
+
+/// Cosines and sines of each position.
+fn compute_table(cpu: &Cpu, rope: &Rope, positions: &[i32]) -> Vec<f32> {
     let (dim, frequencies) = (rope.rotary_dim(), rope.frequencies());
     let mut table = vec![0.0; positions.len() * dim];
-    cpu.each_row(
-        table.chunks_mut(dim).collect(),
-        dim,
-        || (),
-        |(), token, row| {
-            fill_row(&frequencies, f64::from(positions[token]), row);
-        },
-    );
-    let row = |token: usize| &table[token * dim..][..dim];
-    rotate(cpu, q, rope.style(), row);
-    rotate(cpu, k, rope.style(), row);
-}
-
-pub(super) fn rope_with_cos_sin_cache(
-    cpu: &Cpu,
-    q: ViewMut<'_>,
-    k: ViewMut<'_>,
-    positions: &[i32],
-    cache: &CosSinCache,
-) {
-    let row = |token: usize| cache.row(positions[token] as usize);
-    rotate(cpu, q, cache.style(), row);
-    rotate(cpu, k, cache.style(), row);
-}
-
-pub(super) fn rotate_with_cos_sin_cache(
-    cpu: &Cpu,
-    from: [View<'_>; 2],
-    to: [ViewMut<'_>; 2],
-    positions: &[i32],
-    cache: &CosSinCache,
-) {
-    let row = |token: usize| cache.row(positions[token] as usize);
-    for (from, to) in from.into_iter().zip(to) {
-        rotate_to(cpu, (from, to), cache.style(), row);
-    }
+    let rows = table.chunks_mut(dim).collect();
+    cpu.each_row(rows, dim, || (), |(), token, row| fill_row(&frequencies, f64::from(positions[token]), row));
+    table
 }
 
 /// Rotates each head of `from` in f32 and writes it to `to`, with the dimensions that are not rotated.
 fn rotate_to<'t>(
     cpu: &Cpu,
-    (from, to): (View<'_>, ViewMut<'_>),
+    from: View<'_>,
+    to: ViewMut<'_>,
     style: RopeStyle,
     angles: impl Fn(usize) -> &'t [f32] + Sync + Send,
 ) {
     let (heads, width) = (to.shape()[1], to.shape()[2]);
-    with_dtype!(from.dtype(), From => {
-        let rows = Rows::<From>::new(from);
-        with_dtype!(to.dtype(), To => {
-            cpu.each_row(rows_mut::<To>(to), width, Vec::new, |head_f32, row, head| {
-                widen(rows.get(row), head_f32);
-                let angles = angles(row / heads);
-                let (cosines, sines) = angles.split_at(angles.len() / 2);
-                rotate_head(&mut head_f32[..angles.len()], style, cosines, sines);
-                head.iter_mut().zip(&*head_f32).for_each(|(to, &from)| *to = To::from_f32(from));
-            });
+    with_dtype!(to.dtype(), To => {
+        cpu.each_row(rows_mut::<To>(to), width, Vec::new, |head_f32, row, head| {
+            widen_row(from, row, head_f32);
+            let angles = angles(row / heads);
+            let (cosines, sines) = angles.split_at(angles.len() / 2);
+            rotate_head(&mut head_f32[..angles.len()], style, cosines, sines);
+            head.iter_mut().zip(&*head_f32).for_each(|(to, &from)| *to = To::from_f32(from));
         });
     });
 }
@@ -92,17 +78,20 @@ fn rotate_head<T: Element>(head: &mut [T], style: RopeStyle, cosines: &[f32], si
     match style {
         RopeStyle::Neox => {
             let (left, right) = head.split_at_mut(cosines.len());
-            left.iter_mut().zip(right).zip(angles).for_each(|((a, b), angle)| rotate_pair(a, b, angle));
+            left.iter_mut()
+                .zip(right)
+                .zip(angles)
+                .for_each(|((a, b), (cos, sin))| rotate_pair(a, b, *cos, *sin));
         }
         RopeStyle::Interleaved => {
             let (pairs, _) = head.as_chunks_mut::<2>();
-            pairs.iter_mut().zip(angles).for_each(|([a, b], angle)| rotate_pair(a, b, angle));
+            pairs.iter_mut().zip(angles).for_each(|([a, b], (cos, sin))| rotate_pair(a, b, *cos, *sin));
         }
     }
 }
 
 #[inline(always)]
-fn rotate_pair<T: Element>(a: &mut T, b: &mut T, (cos, sin): (&f32, &f32)) {
+fn rotate_pair<T: Element>(a: &mut T, b: &mut T, cos: f32, sin: f32) {
     let (x, y) = (a.to_f32(), b.to_f32());
     *a = T::from_f32(x * cos - y * sin);
     *b = T::from_f32(y * cos + x * sin);

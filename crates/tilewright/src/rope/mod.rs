@@ -14,17 +14,101 @@ pub use frequencies::{Rope, RopeScaling, RopeStyle};
 pub use positions::Positions;
 
 use crate::{
-    Backend, Result, View, ViewMut,
+    Backend, Error, Operator, Result, View, ViewMut,
+    operator::{TensorRef, TensorVisitor},
     rows::check_rows,
-    tensor::{check_computable, check_shape},
+    tensor::{Indices, check_computable, check_shape},
 };
 
-/// Rotates `q` and `k` by the angles of their positions.
-///
-/// Positions on the host are checked; the caller guarantees that positions on a device are valid.
-///
-/// `q`: `[tokens, qo_heads, head_dim]`, `k`: `[tokens, kv_heads, head_dim]`, each f32, f16 or bf16, with stride
-/// 1 along the last axis. Angles are computed in f64, so every i32 position is accurate.
+/// The angles of a rotary embedding.
+#[derive(Debug, Clone, Copy)]
+pub enum RopeAngles<'a> {
+    /// Computed in f64, so every i32 position is accurate.
+    Computed(&'a Rope),
+    /// Cosines and sines of a table.
+    Table(&'a CosSinCache),
+}
+
+impl RopeAngles<'_> {
+    /// The number of leading elements of each head that are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        match self {
+            Self::Computed(rope) => rope.rotary_dim(),
+            Self::Table(cache) => cache.rotary_dim(),
+        }
+    }
+
+    /// The pairing of elements.
+    pub fn style(&self) -> RopeStyle {
+        match self {
+            Self::Computed(rope) => rope.style(),
+            Self::Table(cache) => cache.style(),
+        }
+    }
+
+    /// The number of valid positions, from 0.
+    fn max_positions(&self) -> usize {
+        match self {
+            Self::Computed(_) => i32::MAX as usize,
+            Self::Table(cache) => cache.max_positions(),
+        }
+    }
+}
+
+/// The arguments of a rotary embedding.
+#[derive(Debug)]
+pub struct RotaryEmbedding<'a> {
+    /// The queries and keys to rotate; `None` if they are the content of `q` and `k`.
+    pub from: Option<[View<'a>; 2]>,
+    /// The rotated queries, `[tokens, qo_heads, head_dim]` f32, f16 or bf16, with stride 1 along the last axis.
+    pub q: ViewMut<'a>,
+    /// The rotated keys, `[tokens, kv_heads, head_dim]`, as `q`.
+    pub k: ViewMut<'a>,
+    /// `[tokens]`: the position of each token. The caller guarantees that positions on a device are valid.
+    pub positions: Indices<'a>,
+    /// The angles of the positions.
+    pub angles: RopeAngles<'a>,
+}
+
+impl<'a> Operator<'a> for RotaryEmbedding<'a> {
+    fn name(&self) -> &'static str {
+        match (&self.from, self.angles) {
+            (None, RopeAngles::Computed(_)) => "rope.apply",
+            (None, RopeAngles::Table(_)) => "rope.apply_with_cos_sin_cache",
+            (Some(_), RopeAngles::Computed(_)) => "rope.rotate",
+            (Some(_), RopeAngles::Table(_)) => "rope.rotate_with_cos_sin_cache",
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let operator = self.name();
+        let from = self.from.unwrap_or([self.q.as_view(), self.k.as_view()]);
+        let tokens = check_heads(operator, from, self.angles.rotary_dim())?;
+        let out = [("q_out", &self.q), ("k_out", &self.k)];
+        for ((argument, to), from) in out.into_iter().zip(self.from.iter().flatten()) {
+            check_shape(operator, argument, (to.shape(), from.shape()), "[tokens, heads, head_dim]")?;
+            check_computable(operator, argument, to.dtype())?;
+            check_rows(operator, argument, (to.shape(), to.strides()))?;
+        }
+        check_positions(operator, self.positions, tokens, self.angles.max_positions())
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        let [q, k] = if self.from.is_some() { ["q_out", "k_out"] } else { ["q", "k"] };
+        for (name, from) in ["q", "k"].into_iter().zip(self.from.iter_mut().flatten()) {
+            visit(name, TensorRef::Input(from))?;
+        }
+        visit(q, TensorRef::Output(&mut self.q))?;
+        visit(k, TensorRef::Output(&mut self.k))?;
+        visit("positions", TensorRef::Indices(&mut self.positions))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.rope(self)
+    }
+}
+
+/// Rotates `q` and `k` in place by the angles of their positions, with shapes and dtypes as in [`RotaryEmbedding`].
 ///
 /// # Errors
 /// When shapes disagree, a last axis is not dense, `rotary_dim` is above `head_dim`, or positions are out of range.
@@ -35,10 +119,7 @@ pub fn apply_rope<B: Backend + ?Sized>(
     positions: Positions<'_>,
     rope: &Rope,
 ) -> Result<()> {
-    const OPERATOR: &str = "rope.apply";
-    let tokens = check_heads(OPERATOR, [&q.as_view(), &k.as_view()], rope.rotary_dim())?;
-    let ids = positions.resolve(OPERATOR, tokens, i32::MAX as usize)?;
-    backend.rope(q, k, ids.indices(), rope)
+    rotate(backend, None, [q, k], positions, RopeAngles::Computed(rope))
 }
 
 /// [`apply_rope`] with cosines and sines from a table.
@@ -52,20 +133,14 @@ pub fn apply_rope_with_cos_sin_cache<B: Backend + ?Sized>(
     positions: Positions<'_>,
     cache: &CosSinCache,
 ) -> Result<()> {
-    const OPERATOR: &str = "rope.apply_with_cos_sin_cache";
-    let tokens = check_heads(OPERATOR, [&q.as_view(), &k.as_view()], cache.rotary_dim())?;
-    let ids = positions.resolve(OPERATOR, tokens, cache.max_positions())?;
-    backend.rope_with_cos_sin_cache(q, k, ids.indices(), cache)
+    rotate(backend, None, [q, k], positions, RopeAngles::Table(cache))
 }
 
 /// Out-of-place [`apply_rope_with_cos_sin_cache`]: writes q and k of `from`, rotated, to `to`. Elements from `rotary_dim` on are
-/// copied.
-///
-/// `to`: same shapes as `from`; each of the four f32, f16 or bf16 with stride 1 along the last axis. Thus an f32 GEMM output is
-/// rounded only once, to the dtype of attention.
+/// copied. An f32 GEMM output is thus rounded only once, to the dtype of attention.
 ///
 /// # Errors
-/// As for [`apply_rope_with_cos_sin_cache`], and when `to` is not as above.
+/// As for [`apply_rope_with_cos_sin_cache`], and when `to` has other shapes than `from`.
 pub fn rotate_with_cos_sin_cache<B: Backend + ?Sized>(
     backend: &B,
     from: [View<'_>; 2],
@@ -73,20 +148,25 @@ pub fn rotate_with_cos_sin_cache<B: Backend + ?Sized>(
     positions: Positions<'_>,
     cache: &CosSinCache,
 ) -> Result<()> {
-    const OPERATOR: &str = "rope.rotate_with_cos_sin_cache";
-    let tokens = check_heads(OPERATOR, [&from[0], &from[1]], cache.rotary_dim())?;
-    for (argument, (from, to)) in ["q_out", "k_out"].into_iter().zip(from.iter().zip(&to)) {
-        check_shape(OPERATOR, argument, (to.shape(), from.shape()), "[tokens, heads, head_dim]")?;
-        check_computable(OPERATOR, argument, to.dtype())?;
-        check_rows(OPERATOR, argument, (to.shape(), to.strides()))?;
-    }
-    let ids = positions.resolve(OPERATOR, tokens, cache.max_positions())?;
-    backend.rotate_with_cos_sin_cache(from, to, ids.indices(), cache)
+    rotate(backend, Some(from), to, positions, RopeAngles::Table(cache))
+}
+
+fn rotate<B: Backend + ?Sized>(
+    backend: &B,
+    from: Option<[View<'_>; 2]>,
+    [q, k]: [ViewMut<'_>; 2],
+    positions: Positions<'_>,
+    angles: RopeAngles<'_>,
+) -> Result<()> {
+    let tokens = q.shape().first().copied().unwrap_or(0);
+    let operator = RotaryEmbedding { from, q, k, positions: Indices::from(&[]), angles };
+    let positions = positions.expand(operator.name(), tokens)?;
+    RotaryEmbedding { positions: positions.indices(), ..operator }.run(backend)
 }
 
 /// Checks both tensors and returns the number of tokens.
-fn check_heads(operator: &'static str, [q, k]: [&View<'_>; 2], rotary_dim: usize) -> Result<usize> {
-    for (argument, x) in [("q", q), ("k", k)] {
+fn check_heads(operator: &'static str, [q, k]: [View<'_>; 2], rotary_dim: usize) -> Result<usize> {
+    for (argument, x) in [("q", &q), ("k", &k)] {
         crate::ensure!(
             x.shape().len() == 3,
             operator,
@@ -109,4 +189,25 @@ fn check_heads(operator: &'static str, [q, k]: [&View<'_>; 2], rotary_dim: usize
         "rotary_dim = {rotary_dim} is above head_dim = {head_dim}"
     );
     Ok(tokens)
+}
+
+/// Checks that there is one position per token, and that those on the host are below `limit`.
+fn check_positions(
+    operator: &'static str,
+    positions: Indices<'_>,
+    tokens: usize,
+    limit: usize,
+) -> Result<()> {
+    crate::ensure!(
+        positions.len() == tokens,
+        operator,
+        "positions has {} elements, expected tokens = {tokens}",
+        positions.len()
+    );
+    let ids = positions.host().unwrap_or_default();
+    let outside = ids.iter().position(|&id| usize::try_from(id).map_or(true, |id| id >= limit));
+    outside.map_or(Ok(()), |token| {
+        let id = ids[token];
+        Err(Error::new(operator, format!("token {token}: position = {id} is not in 0..{limit}")))
+    })
 }

@@ -161,14 +161,14 @@ fn rotary_embeddings_and_merges() {
     refused("attention.merge_states: o is 8-BIT", |cpu, memory| {
         let ([o, mut out], _, mut f32s) = memory.views();
         let lse = [0.0_f32; 6];
-        let into = (out.get_mut(&[2, 1, 4]), f32s.get_mut(&[2, 1]));
-        merge_states(cpu, (o.get(&[2, 3, 1, 4]), View::new(&lse[..], &[2, 3, 1])?), into)
+        let lse = View::new(&lse[..], &[2, 3, 1])?;
+        merge_states(cpu, o.get(&[2, 3, 1, 4]), lse, out.get_mut(&[2, 1, 4]), f32s.get_mut(&[2, 1]))
     });
     refused("attention.merge_state: o is 8-BIT", |cpu, memory| {
         let ([mut o, other], _, mut f32s) = memory.views();
         let lse = [0.0_f32; 2];
-        let into = (o.get_mut(&[2, 1, 4]), f32s.get_mut(&[2, 1]));
-        merge_state(cpu, into, (other.get(&[2, 1, 4]), View::new(&lse[..], &[2, 1])?))
+        let lse = View::new(&lse[..], &[2, 1])?;
+        merge_state(cpu, o.get_mut(&[2, 1, 4]), f32s.get_mut(&[2, 1]), other.get(&[2, 1, 4]), lse)
     });
 }
 

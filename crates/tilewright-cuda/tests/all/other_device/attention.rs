@@ -102,12 +102,12 @@ fn latent_attention() {
 #[test]
 fn states_that_are_merged() {
     judge!("attention.merge_states", ["o", "lse", "out", "out_lse"], |gpu, [o, lse, out, out_lse]| {
-        let many = (view(o, &[1, 2, 1, 16]), view(lse, &[1, 2, 1]));
-        merge_states(gpu, many, (view_mut(out, &[1, 1, 16]), view_mut(out_lse, &[1, 1])))
+        let (o, lse) = (view(o, &[1, 2, 1, 16]), view(lse, &[1, 2, 1]));
+        merge_states(gpu, o, lse, view_mut(out, &[1, 1, 16]), view_mut(out_lse, &[1, 1]))
     });
     judge!("attention.merge_state", ["o", "lse", "other", "other_lse"], |gpu, [o, lse, other, other_lse]| {
-        let other = (view(other, &[1, 1, 16]), view(other_lse, &[1, 1]));
-        merge_state(gpu, (view_mut(o, &[1, 1, 16]), view_mut(lse, &[1, 1])), other)
+        let (other, other_lse) = (view(other, &[1, 1, 16]), view(other_lse, &[1, 1]));
+        merge_state(gpu, view_mut(o, &[1, 1, 16]), view_mut(lse, &[1, 1]), other, other_lse)
     },);
 }
 

@@ -59,9 +59,9 @@ impl States {
         let (o, lse) = (Elements::new(self.dtype, &self.o), Elements::new(Dtype::F32, &self.lse));
         let mut out = Elements::filled(self.dtype, rows * heads * dim, f32::NAN);
         let mut out_lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
-        let input = (o.view(&self.shape), lse.view(&[rows, states, heads]));
-        let output = (out.view_mut(&[rows, heads, dim]), out_lse.view_mut(&[rows, heads]));
-        merge_states(backend, input, output).expect("the tensors fit");
+        let (values, lses) = (o.view(&self.shape), lse.view(&[rows, states, heads]));
+        let (merged, merged_lse) = (out.view_mut(&[rows, heads, dim]), out_lse.view_mut(&[rows, heads]));
+        merge_states(backend, values, lses, merged, merged_lse).expect("the tensors fit");
         (out.to_f32(), out_lse.to_f32())
     }
 
@@ -120,9 +120,9 @@ fn merge_two<B: Backend>(backend: &B, states: &States) -> (Vec<f32>, Vec<f32>) {
         (Elements::new(states.dtype, &o), Elements::new(Dtype::F32, &lse))
     };
     let ((mut o, mut lse), (other, other_lse)) = (part(0), part(1));
-    let into = (o.view_mut(&[rows, heads, dim]), lse.view_mut(&[rows, heads]));
-    merge_state(backend, into, (other.view(&[rows, heads, dim]), other_lse.view(&[rows, heads])))
-        .expect("they fit");
+    let (shape, lse_shape) = ([rows, heads, dim], [rows, heads]);
+    let (other, other_lse) = (other.view(&shape), other_lse.view(&lse_shape));
+    merge_state(backend, o.view_mut(&shape), lse.view_mut(&lse_shape), other, other_lse).expect("they fit");
     (o.to_f32(), lse.to_f32())
 }
 

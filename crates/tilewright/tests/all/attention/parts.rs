@@ -153,8 +153,10 @@ fn shards_of_keys_merge_to_the_whole<B: Backend + Clone>(backends: &[B]) {
             let mut merged_lse = Elements::filled(Dtype::F32, rows * heads, f32::NAN);
             merge_states(
                 backend,
-                (o.view(&[rows, ranks, heads, 64]), lse.view(&[rows, ranks, heads])),
-                (merged.view_mut(&[rows, heads, 64]), merged_lse.view_mut(&[rows, heads])),
+                o.view(&[rows, ranks, heads, 64]),
+                lse.view(&[rows, ranks, heads]),
+                merged.view_mut(&[rows, heads, 64]),
+                merged_lse.view_mut(&[rows, heads]),
             )
             .expect("the shapes fit");
             let outcome =

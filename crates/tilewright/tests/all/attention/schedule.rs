@@ -5,10 +5,10 @@ use std::ops::Range;
 use tilewright::{
     Attention, Backend, Batch, HeadDim, Heads, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
     activation::Activation,
-    attention::{Inputs, ManyRows, Split, Tiling, WorkItem},
+    attention::{Inputs, ManyRows, Split, StateMerge, Tiling, WorkItem},
     kv::{ScaleMut, Slots},
     norm::RmsNorm,
-    rope::{CosSinCache, Rope},
+    rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
@@ -31,10 +31,7 @@ impl Backend for TilingBackend {
     fn attention(&self, _: &Plan, _: &Inputs<'_>, _: Output<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn merge_states(&self, _: (View<'_>, View<'_>), _: (ViewMut<'_>, ViewMut<'_>)) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn merge_state(&self, _: (ViewMut<'_>, ViewMut<'_>), _: (View<'_>, View<'_>)) -> Result<()> {
+    fn merge_states(&self, _: StateMerge<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
     fn linear(&self, _: View<'_>, _: View<'_>, _: Option<View<'_>>, _: ViewMut<'_>) -> Result<()> {
@@ -49,25 +46,7 @@ impl Backend for TilingBackend {
     fn gather_rows(&self, _: View<'_>, _: Indices<'_>, _: ViewMut<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn rope(&self, _: ViewMut<'_>, _: ViewMut<'_>, _: Indices<'_>, _: &Rope) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn rope_with_cos_sin_cache(
-        &self,
-        _: ViewMut<'_>,
-        _: ViewMut<'_>,
-        _: Indices<'_>,
-        _: &CosSinCache,
-    ) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn rotate_with_cos_sin_cache(
-        &self,
-        _: [View<'_>; 2],
-        _: [ViewMut<'_>; 2],
-        _: Indices<'_>,
-        _: &CosSinCache,
-    ) -> Result<()> {
+    fn rope(&self, _: RotaryEmbedding<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
     fn act_and_mul(&self, _: Activation, _: View<'_>, _: ViewMut<'_>) -> Result<()> {

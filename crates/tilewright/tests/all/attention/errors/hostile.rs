@@ -110,11 +110,11 @@ fn call(cpu: &Cpu, tensors: &mut [Tensors; 5]) -> Option<usize> {
     let product =
         linear(cpu, a.view(&[rows, 3])?, b.view(&[n, 3])?, Some(c.view(&[n])?), d.view_mut(&[rows, n])?);
     done += usize::from(product.is_ok());
-    let into = (c.view_mut(&[rows, n, 2])?, d.view_mut(&[rows, n])?);
-    done += usize::from(merge_state(cpu, into, (a.view(&[rows, n, 2])?, b.view(&[rows, n])?)).is_ok());
-    let into = (c.view_mut(&[rows, n, 2])?, d.view_mut(&[rows, n])?);
-    let states = (a.view(&[rows, 2, n, 2])?, b.view(&[rows, 2, n])?);
-    done += usize::from(merge_states(cpu, states, into).is_ok());
+    let (o, lse) = (c.view_mut(&[rows, n, 2])?, d.view_mut(&[rows, n])?);
+    done += usize::from(merge_state(cpu, o, lse, a.view(&[rows, n, 2])?, b.view(&[rows, n])?).is_ok());
+    let (out, out_lse) = (c.view_mut(&[rows, n, 2])?, d.view_mut(&[rows, n])?);
+    let (o, lse) = (a.view(&[rows, 2, n, 2])?, b.view(&[rows, 2, n])?);
+    done += usize::from(merge_states(cpu, o, lse, out, out_lse).is_ok());
 
     let indptr = [0, n as i32];
     let table = PageTable::new(&[0, 1], &[0], &indptr[1..], 2);

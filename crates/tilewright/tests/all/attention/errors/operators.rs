@@ -179,8 +179,9 @@ fn merges_of_tensors_that_do_not_fit() {
     ];
     for (shapes, dtypes, text) in cases {
         let [o, lse, mut out, mut out_lse] = [0, 1, 2, 3].map(|i| zeros(dtypes[i], shapes[i]));
-        let output = (out.view_mut(shapes[2]), out_lse.view_mut(shapes[3]));
-        let result = merge_states(&Cpu::with_threads(1), (o.view(shapes[0]), lse.view(shapes[1])), output);
+        let (out, out_lse) = (out.view_mut(shapes[2]), out_lse.view_mut(shapes[3]));
+        let result =
+            merge_states(&Cpu::with_threads(1), o.view(shapes[0]), lse.view(shapes[1]), out, out_lse);
         refused(result, &format!("attention.merge_states: {text}"));
     }
 }
@@ -205,9 +206,9 @@ fn merges_of_two_that_do_not_fit() {
     ];
     for (shapes, dtypes, text) in cases {
         let [mut o, mut lse, other, other_lse] = [0, 1, 2, 3].map(|i| zeros(dtypes[i], shapes[i]));
-        let into = (o.view_mut(shapes[0]), lse.view_mut(shapes[1]));
-        let result =
-            merge_state(&Cpu::with_threads(1), into, (other.view(shapes[2]), other_lse.view(shapes[3])));
+        let (o, lse) = (o.view_mut(shapes[0]), lse.view_mut(shapes[1]));
+        let (other, other_lse) = (other.view(shapes[2]), other_lse.view(shapes[3]));
+        let result = merge_state(&Cpu::with_threads(1), o, lse, other, other_lse);
         refused(result, &format!("attention.merge_state: {text}"));
     }
 }
