@@ -52,12 +52,11 @@ impl StepInputs {
 
     fn with_plan<B: Backend>(backend: &B, step: &Step, plan: Plan) -> Result<Self> {
         let rows = step.rows();
-        let rows_at = (&step.batch_indices[..], &step.positions[..]);
         let mut inputs = Self {
             tokens: backend.allocate_indices(rows)?,
             positions: backend.allocate_indices(rows)?,
             logit_rows: backend.allocate_indices(rows)?,
-            append: AppendPlan::new(backend, &step.table(), rows_at)?,
+            append: AppendPlan::new(backend, &step.table(), &step.batch_indices, &step.positions)?,
             plan,
             rows: 0,
             num_logits: 0,
@@ -75,7 +74,7 @@ impl StepInputs {
         attention: &Attention<B>,
         step: &Step,
     ) -> Result<()> {
-        self.append.refill(backend, &step.table(), (&step.batch_indices, &step.positions))?;
+        self.append.refill(backend, &step.table(), &step.batch_indices, &step.positions)?;
         if self.plan.capacity().is_some_and(|capacity| step.fits(capacity.pages, capacity.kv_len)) {
             attention.replan(&mut self.plan, &step.batch())?;
         } else {

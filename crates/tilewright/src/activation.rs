@@ -4,7 +4,8 @@
 //! Activation and product are computed in f32 and rounded once.
 
 use crate::{
-    Backend, Result, View, ViewMut,
+    Backend, Operator, Result, View, ViewMut,
+    operator::{TensorRef, TensorVisitor},
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -20,20 +21,51 @@ pub enum Activation {
     GeluTanh,
 }
 
-impl Activation {
-    fn operator(self) -> &'static str {
-        match self {
-            Self::Silu => "activation.silu_and_mul",
-            Self::Gelu => "activation.gelu_and_mul",
-            Self::GeluTanh => "activation.gelu_tanh_and_mul",
+/// The arguments of a gated activation. NaN stays NaN; a gate of -inf gives NaN, as the formulas do.
+#[derive(Debug)]
+pub struct GatedActivation<'a> {
+    /// The function of the gate.
+    pub activation: Activation,
+    /// `[rows, 2·d]` f32, f16 or bf16 with stride 1 along the last axis.
+    pub x: View<'a>,
+    /// `[rows, d]`, as `x`; the dtypes may differ.
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for GatedActivation<'a> {
+    fn name(&self) -> &'static str {
+        match self.activation {
+            Activation::Silu => "activation.silu_and_mul",
+            Activation::Gelu => "activation.gelu_and_mul",
+            Activation::GeluTanh => "activation.gelu_tanh_and_mul",
         }
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { x, out, .. }) = (self.name(), self);
+        let &[rows, width] = x.shape() else {
+            let text = format!("x has shape {:?}, expected [rows, 2*d]", x.shape());
+            return Err(crate::Error::new(operator, text));
+        };
+        crate::ensure!(width % 2 == 0, operator, "x has shape {:?}, expected an even 2*d", x.shape());
+        check_computable(operator, "x", x.dtype())?;
+        check_rows(operator, "x", (x.shape(), x.strides()))?;
+        check_shape(operator, "out", (out.shape(), &[rows, width / 2]), "[rows, d]")?;
+        check_computable(operator, "out", out.dtype())?;
+        check_rows(operator, "out", (out.shape(), out.strides()))
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("x", TensorRef::Input(&mut self.x))?;
+        visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.act_and_mul(self)
     }
 }
 
-/// `out = act(x[.., ..d]) · x[.., d..]` with the given activation.
-///
-/// `x`: `[rows, 2·d]`, `out`: `[rows, d]`, each f32, f16 or bf16 with stride 1 along the last axis; the dtypes may differ. NaN
-/// stays NaN; a gate of -inf gives NaN, as the formulas do.
+/// `out = act(x[.., ..d]) · x[.., d..]` with the given activation, with shapes and dtypes as in [`GatedActivation`].
 ///
 /// # Errors
 /// When shapes or dtypes disagree, the width of `x` is odd or a last axis is not dense.
@@ -43,20 +75,7 @@ pub fn act_and_mul<B: Backend + ?Sized>(
     x: View<'_>,
     out: ViewMut<'_>,
 ) -> Result<()> {
-    let operator = activation.operator();
-    let &[rows, width] = x.shape() else {
-        return Err(crate::Error::new(
-            operator,
-            format!("x has shape {:?}, expected [rows, 2*d]", x.shape()),
-        ));
-    };
-    crate::ensure!(width % 2 == 0, operator, "x has shape {:?}, expected an even 2*d", x.shape());
-    check_computable(operator, "x", x.dtype())?;
-    check_rows(operator, "x", (x.shape(), x.strides()))?;
-    check_shape(operator, "out", (out.shape(), &[rows, width / 2]), "[rows, d]")?;
-    check_computable(operator, "out", out.dtype())?;
-    check_rows(operator, "out", (out.shape(), out.strides()))?;
-    backend.act_and_mul(activation, x, out)
+    GatedActivation { activation, x, out }.run(backend)
 }
 
 /// [`act_and_mul`] with [`Activation::Silu`].

@@ -3,19 +3,22 @@
 //! Each operator checks its arguments once, in its own file. A backend may rely on the documented preconditions.
 
 use crate::{
-    Dtype, Result, View, ViewMut, Workspace,
-    activation::Activation,
+    Dtype, Operator, Result, View, ViewMut, Workspace,
+    activation::GatedActivation,
     attention::{
         Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    kv::{AppendPlan, ScaleMut, Slots, copy_pages_on_host},
+    gather::RowGather,
+    gemm::{LinearLayer, SegmentGemm},
+    kv::{AppendPlan, append::KvAppend, copy_pages_on_host},
     norm::RmsNorm,
+    operator::unsupported,
     rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
-    tensor::{Buffer, IndexBuffer, Indices, copy_on_host},
+    tensor::{Buffer, IndexBuffer, copy_on_host},
 };
 use std::{any::Any, fmt::Debug, sync::Arc};
 
@@ -172,24 +175,31 @@ pub trait Backend {
     /// When the device fails, or a tensor is in the memory of another one.
     fn merge_states(&self, operator: StateMerge<'_>) -> Result<()>;
 
-    /// [`crate::gemm::linear`]
+    /// [`LinearLayer`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn linear(&self, operator: LinearLayer<'_>) -> Result<()>;
 
-    /// One tensor of [`crate::kv::append::append_paged_kv_cache_quantized`]: `new` is `[num_tokens, num_kv_heads, dim]`.
+    /// [`SegmentGemm`]; optional.
     ///
     /// # Errors
-    /// When the device fails.
-    fn append(&self, new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>, scale: ScaleMut<'_>)
-    -> Result<()>;
+    /// When the backend does not have it, the device fails, or a tensor is in the memory of another one.
+    fn segment_gemm(&self, operator: SegmentGemm<'_>) -> Result<()> {
+        Err(unsupported(operator.name(), &self.describe()))
+    }
 
-    /// [`crate::gather::gather_rows`]; ids on the host are in range.
+    /// [`KvAppend`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn append(&self, operator: KvAppend<'_>) -> Result<()>;
+
+    /// [`RowGather`]
+    ///
+    /// # Errors
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn gather_rows(&self, operator: RowGather<'_>) -> Result<()>;
 
     /// [`RmsNorm`]
     ///
@@ -203,11 +213,11 @@ pub trait Backend {
     /// When the device fails, or a tensor is in the memory of another one.
     fn rope(&self, operator: RotaryEmbedding<'_>) -> Result<()>;
 
-    /// [`crate::activation::act_and_mul`]
+    /// [`GatedActivation`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn act_and_mul(&self, operator: GatedActivation<'_>) -> Result<()>;
 
     /// [`crate::sampling::softmax`]
     ///

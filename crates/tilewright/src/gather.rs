@@ -3,40 +3,67 @@
 //! `out[i] = table[ids[i]]`, each element rounded to nearest even in the dtype of `out`.
 
 use crate::{
-    Backend, Error, Result, View, ViewMut,
+    Backend, Error, Operator, Result, View, ViewMut,
+    operator::{TensorRef, TensorVisitor},
     rows::check_rows,
     tensor::{Indices, check_computable, check_shape},
 };
 
-/// Copies row `ids[i]` of `table` to row `i` of `out`.
-///
-/// `table`: `[rows, width]`, `out`: `[ids, width]`, each f32, f16 or bf16 with stride 1 along the last axis; the dtypes may
-/// differ. `ids` on the host are checked; the caller guarantees that ids on a device are in range.
+/// The arguments of a row gather.
+#[derive(Debug)]
+pub struct RowGather<'a> {
+    /// `[rows, width]` f32, f16 or bf16 with stride 1 along the last axis.
+    pub table: View<'a>,
+    /// The rows to copy. The caller guarantees that ids on a device are in range.
+    pub ids: Indices<'a>,
+    /// `[ids, width]`, as `table`; the dtypes may differ.
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for RowGather<'a> {
+    fn name(&self) -> &'static str {
+        "gather.gather_rows"
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { table, ids, out }) = (self.name(), self);
+        let &[rows, width] = table.shape() else {
+            let text = format!("table has shape {:?}, expected [rows, width]", table.shape());
+            return Err(Error::new(operator, text));
+        };
+        check_shape(operator, "out", (out.shape(), &[ids.len(), width]), "[ids, width]")?;
+        check_computable(operator, "table", table.dtype())?;
+        check_computable(operator, "out", out.dtype())?;
+        check_rows(operator, "table", (table.shape(), table.strides()))?;
+        check_rows(operator, "out", (out.shape(), out.strides()))?;
+        let ids = ids.host().unwrap_or_default();
+        let outside = ids.iter().position(|&id| usize::try_from(id).map_or(true, |id| id >= rows));
+        outside.map_or(Ok(()), |at| {
+            let text = format!("ids[{at}] = {} is not in 0..{rows}, the rows of table", ids[at]);
+            Err(Error::new(operator, text))
+        })
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("table", TensorRef::Input(&mut self.table))?;
+        visit("ids", TensorRef::Indices(&mut self.ids))?;
+        visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.gather_rows(self)
+    }
+}
+
+/// Copies row `ids[i]` of `table` to row `i` of `out`, with shapes and dtypes as in [`RowGather`].
 ///
 /// # Errors
-/// When a shape, dtype or stride is not as above, or an id is out of range. Nothing is written then.
+/// When a shape, dtype or stride does not fit, or an id is out of range. Nothing is written then.
 pub fn gather_rows<'a, B: Backend + ?Sized>(
     backend: &B,
-    table: View<'_>,
+    table: View<'a>,
     ids: impl Into<Indices<'a>>,
-    out: ViewMut<'_>,
+    out: ViewMut<'a>,
 ) -> Result<()> {
-    const OPERATOR: &str = "gather.gather_rows";
-    let ids = ids.into();
-    let &[rows, width] = table.shape() else {
-        let text = format!("table has shape {:?}, expected [rows, width]", table.shape());
-        return Err(Error::new(OPERATOR, text));
-    };
-    check_shape(OPERATOR, "out", (out.shape(), &[ids.len(), width]), "[ids, width]")?;
-    for (name, dtype) in [("table", table.dtype()), ("out", out.dtype())] {
-        check_computable(OPERATOR, name, dtype)?;
-    }
-    check_rows(OPERATOR, "table", (table.shape(), table.strides()))?;
-    check_rows(OPERATOR, "out", (out.shape(), out.strides()))?;
-    let outside = |&id: &i32| usize::try_from(id).map_or(true, |id| id >= rows);
-    if let Some(at) = ids.host().and_then(|ids| ids.iter().position(outside)) {
-        let id = ids.host().map_or(0, |ids| ids[at]);
-        return Err(Error::new(OPERATOR, format!("ids[{at}] = {id} is not in 0..{rows}, the rows of table")));
-    }
-    backend.gather_rows(table, ids, out)
+    RowGather { table, ids: ids.into(), out }.run(backend)
 }

@@ -1,62 +1,200 @@
 //! Linear layer: matrix multiplication with row-major `[out_features, in_features]` weights.
 
 use crate::{
-    Backend, Dtype, Result, View, ViewMut,
+    Backend, Dtype, Error, Operator, Result, View, ViewMut,
+    operator::{TensorRef, TensorVisitor},
+    rows::check_rows,
     tensor::{check_computable, check_shape},
 };
 
-/// `out = x · weightᵀ + bias`, accumulated in f32.
+/// The arguments of a linear layer, `out = x · weightᵀ + bias`, accumulated in f32.
+#[derive(Debug)]
+pub struct LinearLayer<'a> {
+    /// `[rows, in_features]` f32, f16 or bf16, with stride 1 along the last axis.
+    pub x: View<'a>,
+    /// `[out_features, in_features]` f32, f16 or bf16, contiguous.
+    pub weight: View<'a>,
+    /// `[out_features]`, as `weight`.
+    pub bias: Option<View<'a>>,
+    /// `[rows, out_features]` f32 or the dtype of `x`, rounded once, with stride 1 along the last axis.
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for LinearLayer<'a> {
+    fn name(&self) -> &'static str {
+        "gemm.linear"
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { x, weight, bias, out }) = (self.name(), self);
+        let &[rows, in_features] = x.shape() else {
+            let text = format!("x has shape {:?}, expected [rows, in_features]", x.shape());
+            return Err(Error::new(operator, text));
+        };
+        let out_features = weight.shape().first().copied().unwrap_or(0);
+        let axes = "[out_features, in_features]";
+        check_shape(operator, "weight", (weight.shape(), &[out_features, in_features]), axes)?;
+        check_shape(operator, "out", (out.shape(), &[rows, out_features]), "[rows, out_features]")?;
+        check_computable(operator, "x", x.dtype())?;
+        let either = if x.dtype() == Dtype::F32 { "f32".to_owned() } else { format!("{} or f32", x.dtype()) };
+        crate::ensure!(
+            out.dtype() == Dtype::F32 || out.dtype() == x.dtype(),
+            operator,
+            "out is {}, expected {either}",
+            out.dtype()
+        );
+        for (name, strides, extent) in [("x", x.strides(), in_features), ("out", out.strides(), out_features)]
+        {
+            crate::ensure!(
+                strides[1] == 1 || extent == 1,
+                operator,
+                "{name} has strides {strides:?}: the last axis must have stride 1"
+            );
+        }
+        if let Some(bias) = bias {
+            check_shape(operator, "bias", (bias.shape(), &[out_features]), "[out_features]")?;
+        }
+        for (name, view) in [("weight", Some(weight)), ("bias", bias.as_ref())] {
+            let Some(view) = view else { continue };
+            let strides = view.strides();
+            check_computable(operator, name, view.dtype())?;
+            crate::ensure!(
+                view.is_contiguous(),
+                operator,
+                "{name} has strides {strides:?}, expected a contiguous tensor"
+            );
+        }
+        Ok(())
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("x", TensorRef::Input(&mut self.x))?;
+        visit("weight", TensorRef::Input(&mut self.weight))?;
+        if let Some(bias) = &mut self.bias {
+            visit("bias", TensorRef::Input(bias))?;
+        }
+        visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.linear(self)
+    }
+}
+
+/// `out = x · weightᵀ + bias`, with shapes and dtypes as in [`LinearLayer`].
 ///
-/// `x`: `[rows, in_features]`; `weight`: `[out_features, in_features]`, contiguous; `bias`: `[out_features]`, contiguous; each f32,
-/// f16 or bf16; `out`: `[rows, out_features]`, f32 or the dtype of `x`, rounded once. A row of `out` has the same bits for any
-/// other rows in the batch. A backend that guarantees this only for a fixed number of rows documents it.
+/// A row of `out` has the same bits for any other rows in the batch. A backend that guarantees this only for a fixed number of
+/// rows documents it.
 ///
 /// # Errors
-/// When a shape, dtype or stride is not as above.
-pub fn linear<B: Backend>(
+/// When a shape, dtype or stride does not fit.
+pub fn linear<B: Backend + ?Sized>(
     backend: &B,
     x: View<'_>,
     weight: View<'_>,
     bias: Option<View<'_>>,
-    mut out: ViewMut<'_>,
+    out: ViewMut<'_>,
 ) -> Result<()> {
-    const OPERATOR: &str = "gemm.linear";
-    let &[rows, in_features] = x.shape() else {
-        let text = format!("x has shape {:?}, expected [rows, in_features]", x.shape());
-        return Err(crate::Error::new(OPERATOR, text));
-    };
-    let out_features = weight.shape().first().copied().unwrap_or(0);
-    let axes = "[out_features, in_features]";
-    check_shape(OPERATOR, "weight", (weight.shape(), &[out_features, in_features]), axes)?;
-    check_shape(OPERATOR, "out", (out.shape(), &[rows, out_features]), "[rows, out_features]")?;
-    check_computable(OPERATOR, "x", x.dtype())?;
-    let either = if x.dtype() == Dtype::F32 { "f32".to_owned() } else { format!("{} or f32", x.dtype()) };
-    crate::ensure!(
-        out.dtype() == Dtype::F32 || out.dtype() == x.dtype(),
-        OPERATOR,
-        "out is {}, expected {either}",
-        out.dtype()
-    );
-    for (name, strides, extent) in [("x", x.strides(), in_features), ("out", out.strides(), out_features)] {
+    LinearLayer { x, weight, bias, out }.run(backend)
+}
+
+/// The arguments of a product with one weight per segment of rows (LoRA, mixture of experts):
+/// `out = x · weights[ids[s]]ᵀ` for rows `indptr[s]..indptr[s + 1]`.
+#[derive(Debug)]
+pub struct SegmentGemm<'a> {
+    /// `[rows, in_features]` f32, f16 or bf16, with stride 1 along the last axis.
+    pub x: View<'a>,
+    /// `[num_weights, out_features, in_features]`, as `x`.
+    pub weights: View<'a>,
+    /// `[num_segments + 1]`, ascending from 0 to `rows`.
+    pub indptr: &'a [i32],
+    /// `[num_segments]`: the weight of each segment; by default the segment numbers.
+    pub ids: Option<&'a [i32]>,
+    /// `[rows, out_features]`, as `x`.
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for SegmentGemm<'a> {
+    fn name(&self) -> &'static str {
+        "gemm.segment_gemm"
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, num_weights) = (self.name(), self.check_tensors()?);
+        self.check_indptr()?;
+        let segments = self.indptr.len() - 1;
+        let count = self.ids.map_or(segments, <[i32]>::len);
         crate::ensure!(
-            strides[1] == 1 || extent == 1,
-            OPERATOR,
-            "{name} has strides {strides:?}: the last axis must have stride 1"
+            count == segments && (self.ids.is_some() || segments <= num_weights),
+            operator,
+            "{count} ids and {num_weights} weights for {segments} segments"
         );
+        for (at, &id) in self.ids.unwrap_or_default().iter().enumerate() {
+            let exists = usize::try_from(id).is_ok_and(|id| id < num_weights);
+            crate::ensure!(exists, operator, "ids[{at}] = {id} is not in 0..{num_weights}");
+        }
+        Ok(())
     }
-    let mut dense = vec![("weight", weight)];
-    if let Some(bias) = bias {
-        check_shape(OPERATOR, "bias", (bias.shape(), &[out_features]), "[out_features]")?;
-        dense.push(("bias", bias));
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("x", TensorRef::Input(&mut self.x))?;
+        visit("weights", TensorRef::Input(&mut self.weights))?;
+        visit("out", TensorRef::Output(&mut self.out))
     }
-    for (name, view) in dense {
-        let strides = view.strides();
-        check_computable(OPERATOR, name, view.dtype())?;
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.segment_gemm(self)
+    }
+}
+
+impl SegmentGemm<'_> {
+    /// Checks the tensors and returns the number of weights.
+    fn check_tensors(&self) -> Result<usize> {
+        let (operator, Self { x, weights, out, .. }) = (self.name(), self);
+        let (&[rows, inputs], &[num_weights, features, of_weights]) = (x.shape(), weights.shape()) else {
+            let text = format!(
+                "x has shape {:?} and weights {:?}, expected [rows, in_features] and [num_weights, out_features, in_features]",
+                x.shape(),
+                weights.shape()
+            );
+            return Err(Error::new(operator, text));
+        };
         crate::ensure!(
-            view.is_contiguous(),
-            OPERATOR,
-            "{name} has strides {strides:?}, expected a contiguous tensor"
+            of_weights == inputs,
+            operator,
+            "weights has shape {:?}, expected in_features = {inputs}",
+            weights.shape()
         );
+        check_shape(operator, "out", (out.shape(), &[rows, features]), "[rows, out_features]")?;
+        let geometries = [
+            ("x", x.dtype(), x.shape(), x.strides()),
+            ("weights", weights.dtype(), weights.shape(), weights.strides()),
+            ("out", out.dtype(), out.shape(), out.strides()),
+        ];
+        for (name, dtype, shape, strides) in geometries {
+            check_computable(operator, name, dtype)?;
+            check_rows(operator, name, (shape, strides))?;
+        }
+        Ok(num_weights)
     }
-    backend.linear(x, weight, bias, out.reborrow())
+
+    fn check_indptr(&self) -> Result<()> {
+        let (operator, indptr, rows) = (self.name(), self.indptr, self.x.shape()[0]);
+        let ends = (indptr.first().copied(), indptr.last().map(|&end| usize::try_from(end)));
+        crate::ensure!(
+            ends == (Some(0), Some(Ok(rows))),
+            operator,
+            "indptr = {indptr:?} does not lead from 0 to rows = {rows}"
+        );
+        for (segment, pair) in indptr.windows(2).enumerate() {
+            crate::ensure!(
+                pair[0] <= pair[1],
+                operator,
+                "segment {segment}: indptr falls from {} to {}",
+                pair[0],
+                pair[1]
+            );
+        }
+        Ok(())
+    }
 }

@@ -30,7 +30,7 @@ impl TensorRef<'_, '_> {
 }
 
 /// Called with the name and the tensor of each argument of an operator.
-pub type TensorVisitor<'v, 'a> = dyn FnMut(&'static str, TensorRef<'_, 'a>) -> Result<()> + 'v;
+pub type TensorVisitor<'v, 'a> = dyn FnMut(&str, TensorRef<'_, 'a>) -> Result<()> + 'v;
 
 /// The arguments of one call of an operator; `'a` is the lifetime of its tensors.
 pub trait Operator<'a>: Sized {
@@ -63,6 +63,11 @@ pub trait Operator<'a>: Sized {
         self.check()?;
         self.dispatch(backend)
     }
+}
+
+/// The error of an optional operator that a backend lacks.
+pub(crate) fn unsupported(operator: &'static str, backend: &str) -> Error {
+    Error::new(operator, format!("{backend} does not have this operator"))
 }
 
 /// Rejects an operator with a tensor in device memory, for a backend that computes in host memory.

@@ -1,17 +1,18 @@
 //! Append to the paged KV cache with the kernels of `tilewright_kernels::append`.
 
-use super::{AppendSlots, Gpu, geometry::extent};
+use super::{
+    AppendSlots, Gpu,
+    geometry::{address, extent, rows},
+};
 use crate::machine::Machine;
 use tilewright::{
-    Result, View, ViewMut, kv,
-    kv::{ScaleMut, Slots},
+    Operator, Result, View, kv,
+    kv::{ScaleMut, Slots, append::KvAppend},
 };
 use tilewright_kernels::{
     append::{self as kernels, AppendParams, Cache, Scale, SlotMapping, dynamic},
     tile::Strided,
 };
-
-const OPERATOR: &str = "kv.append";
 
 /// The slots of all tokens and the ranges of each page, in the kernels' layout.
 struct SlotArrays {
@@ -34,30 +35,26 @@ impl SlotArrays {
     }
 }
 
-pub(super) fn append<M: Machine>(
-    gpu: &Gpu<M>,
-    new: View<'_>,
-    cache: ViewMut<'_>,
-    slots: &Slots<'_>,
-    scale: ScaleMut<'_>,
-) -> Result<()> {
+pub(super) fn append<M: Machine>(gpu: &Gpu<M>, operator: &KvAppend<'_>) -> Result<()> {
+    let (name, KvAppend { new, cache, slots, scale, .. }) = (operator.name(), operator);
     let [tokens, heads, dim] = [0, 1, 2].map(|axis| new.shape()[axis]);
     if tokens == 0 || heads == 0 || dim == 0 {
         return Ok(());
     }
     let to = AppendTarget {
+        operator: name,
         dtypes: (new.dtype(), cache.dtype()),
-        shape: [extent(OPERATOR, "num_kv_heads", heads)?, extent(OPERATOR, "head_dim", dim)?],
-        new: gpu.rows(OPERATOR, "new", &new)?,
+        shape: [extent(name, "num_kv_heads", heads)?, extent(name, "head_dim", dim)?],
+        new: rows(new),
         cache: Cache {
-            address: gpu.address_mut(OPERATOR, "cache", &cache)?,
+            address: address(&cache.as_view()),
             strides: [slots.offset(1, 0, 0), slots.offset(0, 1, 0), slots.offset(0, 0, 1)]
                 .map(|stride| stride as u64),
         },
     };
     let prepared = slots.prepared().and_then(|prepared| prepared.downcast_ref::<AppendSlots>());
-    if let (Some(prepared), ScaleMut::Static(scale)) = (prepared, &scale) {
-        gpu.check_device(OPERATOR, "the plan", Some(prepared.location()))?;
+    if let (Some(prepared), ScaleMut::Static(scale)) = (prepared, scale) {
+        gpu.check_device(name, "the plan", Some(prepared.location()))?;
         return to.append_scaled(gpu, prepared.table(tokens as u32), *scale);
     }
     let arrays = SlotArrays::new(slots);
@@ -68,18 +65,19 @@ pub(super) fn append<M: Machine>(
     let at = gpu.upload(bytemuck::cast_slice(&arrays.slots))?;
     match scale {
         ScaleMut::Static(scale) => {
-            to.append_scaled(gpu, SlotMapping::Slots { slots: at.address(), count }, scale)
+            to.append_scaled(gpu, SlotMapping::Slots { slots: at.address(), count }, *scale)
         }
         ScaleMut::Dynamic(scales) => {
             let pages = gpu.upload(bytemuck::cast_slice(&arrays.pages))?;
             let pages = (pages.address(), arrays.pages.len() as u32 / 4);
-            to.append_dynamic(gpu, at.address(), pages, &scales)
+            to.append_dynamic(gpu, at.address(), pages, &scales.as_view())
         }
     }
 }
 
 /// The source and destination of an append.
 struct AppendTarget {
+    operator: &'static str,
     dtypes: (tilewright::Dtype, tilewright::Dtype),
     shape: [u32; 2],
     new: Strided,
@@ -106,7 +104,7 @@ impl AppendTarget {
             kv::Scale::Page(pages) => {
                 let strides = pages.strides();
                 let head = strides.get(1).map_or(0, |stride| *stride as u64);
-                Some(of(gpu.address(OPERATOR, "scale", &pages)?, strides[0] as u64, head))
+                Some(of(address(&pages), strides[0] as u64, head))
             }
         };
         let call = AppendParams {
@@ -118,7 +116,7 @@ impl AppendTarget {
             scale,
         };
         let config = call.config();
-        let kernel = gpu.kernel(OPERATOR, &config.name(), |name| kernels::append(name, config))?;
+        let kernel = gpu.kernel(self.operator, &config.name(), |name| kernels::append(name, config))?;
         let (grid, args) = call.launch();
         let launched = gpu.machine.launch(&kernel, grid, &args);
         drop(temporary); // freed in stream order, after the launch
@@ -130,19 +128,16 @@ impl AppendTarget {
         gpu: &Gpu<M>,
         slots: u64,
         pages: (u64, u32),
-        scales: &ViewMut<'_>,
+        scales: &View<'_>,
     ) -> Result<()> {
         tilewright::ensure!(
             self.shape[0] <= 0xffff,
-            OPERATOR,
+            self.operator,
             "num_kv_heads = {}, the most of one launch is 65535",
             self.shape[0]
         );
         let strides = scales.strides();
-        let scales = Strided {
-            address: gpu.address_mut(OPERATOR, "scale", scales)?,
-            strides: [strides[0] as u64, strides[1] as u64],
-        };
+        let scales = Strided { address: address(scales), strides: [strides[0] as u64, strides[1] as u64] };
         let call = dynamic::DynamicAppendParams {
             dtypes: self.dtypes,
             shape: self.shape,
@@ -153,7 +148,7 @@ impl AppendTarget {
             scales,
         };
         let config = dynamic::DynamicAppendConfig { dtypes: self.dtypes };
-        let kernel = gpu.kernel(OPERATOR, &config.name(), |name| dynamic::append(name, config))?;
+        let kernel = gpu.kernel(self.operator, &config.name(), |name| dynamic::append(name, config))?;
         let (grid, args) = call.launch();
         gpu.machine.launch(&kernel, grid, &args)
     }

@@ -2,33 +2,27 @@
 
 use super::{
     Gpu,
-    geometry::{extent, extents},
+    geometry::{extent, extents, rows},
 };
 use crate::machine::Machine;
-use tilewright::{Result, View, ViewMut, tensor::Indices};
-use tilewright_kernels::rows::{self, CopyRowsParams};
+use tilewright::{Operator, Result, gather::RowGather};
+use tilewright_kernels::rows::{self as kernels, CopyRowsParams};
 
-const OPERATOR: &str = "gather.gather_rows";
-
-pub(super) fn gather_rows<M: Machine>(
-    gpu: &Gpu<M>,
-    table: View<'_>,
-    ids: Indices<'_>,
-    out: ViewMut<'_>,
-) -> Result<()> {
-    let Some([count, _, width]) = extents(OPERATOR, out.shape())? else { return Ok(()) };
-    extent(OPERATOR, "rows", table.shape()[0])?;
-    let (from, _uploaded) = gpu.indices(OPERATOR, "ids", ids)?;
-    let call = CopyRowsParams {
+pub(super) fn gather_rows<M: Machine>(gpu: &Gpu<M>, operator: &RowGather<'_>) -> Result<()> {
+    let (name, RowGather { table, ids, out }) = (operator.name(), operator);
+    let Some([count, _, width]) = extents(name, out.shape())? else { return Ok(()) };
+    extent(name, "rows", table.shape()[0])?;
+    let (from, _uploaded) = gpu.indices(name, "ids", *ids)?;
+    let params = CopyRowsParams {
         dtypes: (table.dtype(), out.dtype()),
         shape: [count, width],
-        table: gpu.rows(OPERATOR, "table", &table)?,
+        table: rows(table),
         from,
-        out: gpu.rows_mut(OPERATOR, "out", &out)?,
+        out: rows(&out.as_view()),
         to: 0,
     };
-    let config = call.config();
-    let kernel = gpu.kernel(OPERATOR, &config.name(), |name| rows::copy(name, config))?;
-    let (grid, args) = call.launch();
+    let config = params.config();
+    let kernel = gpu.kernel(name, &config.name(), |name| kernels::copy(name, config))?;
+    let (grid, args) = params.launch();
     gpu.machine.launch(&kernel, grid, &args)
 }

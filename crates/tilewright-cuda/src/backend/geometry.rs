@@ -1,23 +1,9 @@
 //! Addresses, strides and extents of tensor arguments, as kernels take them.
 
-use super::Gpu;
-use crate::machine::Machine;
-use tilewright::{Error, Result, View, ViewMut};
+use tilewright::{Error, Result, View};
 use tilewright_kernels::tile::Strided;
 
-impl<M: Machine> Gpu<M> {
-    /// The rows of a tensor with two or three axes; with two, there is one head.
-    pub(super) fn rows(&self, operator: &'static str, name: &str, view: &View<'_>) -> Result<Strided> {
-        Ok(Strided { address: self.address(operator, name, view)?, strides: outer(view.strides()) })
-    }
-
-    /// Same for an output tensor.
-    pub(super) fn rows_mut(&self, operator: &'static str, name: &str, view: &ViewMut<'_>) -> Result<Strided> {
-        Ok(Strided { address: self.address_mut(operator, name, view)?, strides: outer(view.strides()) })
-    }
-}
-
-/// The address of a view of an operator that [`Gpu::on_device`] has checked.
+/// The address of a view of an operator that [`on_device`](super::Gpu::on_device) has checked.
 pub(super) fn address(view: &View<'_>) -> u64 {
     view.device().map_or(0, |location| location.address)
 }

@@ -4,18 +4,20 @@ use super::{Gpu, activation, append, append_slots, gather, linear, memory, merge
 use crate::machine::Machine;
 use tilewright::{
     Backend, Dtype, Opaque, RecordedGraph, Result, View, ViewMut, Workspace,
-    activation::Activation,
+    activation::GatedActivation,
     attention::{
         Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    kv::{AppendPlan, ScaleMut, Slots},
+    gather::RowGather,
+    gemm::{LinearLayer, SegmentGemm},
+    kv::{AppendPlan, append::KvAppend},
     norm::RmsNorm,
     rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
-    tensor::{Buffer, IndexBuffer, Indices},
+    tensor::{Buffer, IndexBuffer},
 };
 
 impl<M: Machine> Backend for Gpu<M> {
@@ -59,8 +61,8 @@ impl<M: Machine> Backend for Gpu<M> {
         append_slots::prepare(self, plan)
     }
 
-    fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {
-        gather::gather_rows(self, table, ids, out)
+    fn gather_rows(&self, operator: RowGather<'_>) -> Result<()> {
+        gather::gather_rows(self, &self.on_device(operator)?)
     }
 
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {
@@ -95,18 +97,16 @@ impl<M: Machine> Backend for Gpu<M> {
         merge::merge_states(self, &self.on_device(operator)?)
     }
 
-    fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
-        linear::linear(self, x, weight, bias, out)
+    fn linear(&self, operator: LinearLayer<'_>) -> Result<()> {
+        linear::linear(self, &self.on_device(operator)?)
     }
 
-    fn append(
-        &self,
-        new: View<'_>,
-        cache: ViewMut<'_>,
-        slots: &Slots<'_>,
-        scale: ScaleMut<'_>,
-    ) -> Result<()> {
-        append::append(self, new, cache, slots, scale)
+    fn segment_gemm(&self, operator: SegmentGemm<'_>) -> Result<()> {
+        linear::segment_gemm(self, &self.on_device(operator)?)
+    }
+
+    fn append(&self, operator: KvAppend<'_>) -> Result<()> {
+        append::append(self, &self.on_device(operator)?)
     }
 
     fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()> {
@@ -117,8 +117,8 @@ impl<M: Machine> Backend for Gpu<M> {
         rope::rope(self, &self.on_device(operator)?)
     }
 
-    fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        activation::act_and_mul(self, activation, x, out)
+    fn act_and_mul(&self, operator: GatedActivation<'_>) -> Result<()> {
+        activation::act_and_mul(self, &self.on_device(operator)?)
     }
 
     fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {

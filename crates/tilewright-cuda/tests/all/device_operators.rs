@@ -3,12 +3,13 @@
 
 use half::bf16;
 use tilewright::{
-    Attention, Backend, Cpu, Dtype, E4m3, HeadDim, Heads, KvCacheMut, KvLayout, PageTable, Problem, Scale,
-    ViewMut,
+    Attention, Backend, Cpu, Dtype, E4m3, HeadDim, Heads, KvCacheMut, KvLayout, Operator, PageTable, Problem,
+    Scale, ViewMut,
     attention::{BitOrder, packbits, segment_packbits},
+    gemm::SegmentGemm,
     kv::{
         AppendPlan, ScaleMut,
-        append::{QuantizedCacheMut, append_planned},
+        append::{NewKv, QuantizedCacheMut, append_planned},
     },
     sampling::{Pipeline, Sampled, Stream},
     tensor::DeviceMemory,
@@ -92,7 +93,8 @@ fn segments_of_rows<M: Machine>(gpu: &Gpu<M>) {
     let mut run = |indptr: &[i32], ids: Option<&[i32]>| {
         let to = out.view_mut(Dtype::Bf16, 0, &[4, 3]).expect("a view");
         let (x, weights) = (x.view(Dtype::Bf16, 0, &[4, 16]), weights.view(Dtype::Bf16, 0, &[2, 3, 16]));
-        gpu.segment_gemm(x.expect("a view"), weights.expect("a view"), (indptr, ids), to)?;
+        let (x, weights) = (x.expect("a view"), weights.expect("a view"));
+        SegmentGemm { x, weights, indptr, ids, out: to }.run(gpu)?;
         Ok::<_, tilewright::Error>(read(gpu, &out, 12))
     };
     let found = run(&[0, 3, 4], Some(&[1, 0])).expect("it runs");
@@ -128,7 +130,7 @@ fn a_pipeline_of_several_groups_stays_on_the_device<M: Machine>(gpu: &Gpu<M>) {
 fn an_append_with_scales_of_heads_is_recorded<M: Machine>(gpu: &Gpu<M>) {
     let new = gpu.upload(bytemuck::cast_slice(&[3.0_f32, 6.0, 10.0, -20.0])).expect("room");
     let [mut k, mut v] = [0, 1].map(|_| gpu.upload(&[0; 4]).expect("room"));
-    let plan = AppendPlan::new(gpu, &PageTable::new(&[0, 1], &[0], &[1], 1), (&[0], &[0])).expect("a plan");
+    let plan = AppendPlan::new(gpu, &PageTable::new(&[0, 1], &[0], &[1], 1), &[0], &[0]).expect("a plan");
     let mut append = || {
         let new = new.view(Dtype::F32, 0, &[1, 2, 2])?;
         let shape = [1, 1, 2, 2];
@@ -137,7 +139,7 @@ fn an_append_with_scales_of_heads_is_recorded<M: Machine>(gpu: &Gpu<M>) {
         let [k_scale, v_scale] =
             [&[1.5, 2.0], &[3.0, 5.0]].map(|scales| ScaleMut::Static(Scale::Head(scales)));
         let cache = QuantizedCacheMut { cache, k_scale, v_scale };
-        append_planned(gpu, &plan, (new, new), cache, KvLayout::Nhd)
+        append_planned(gpu, &plan, NewKv { k: new, v: new }, cache, KvLayout::Nhd)
     };
     append().expect("it runs");
     // a recording rejects allocations

@@ -6,19 +6,21 @@
 use std::sync::OnceLock;
 use tilewright::{
     Backend, Dtype, Opaque, Operator, Result, View, ViewMut, Workspace,
-    activation::Activation,
+    activation::GatedActivation,
     attention::{
         Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    kv::{AppendPlan, Scale, ScaleMut, Slots},
+    gather::RowGather,
+    gemm::LinearLayer,
+    kv::{AppendPlan, append::KvAppend},
     norm::RmsNorm,
     operator::TensorRef,
     rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
-    tensor::{Data, DeviceMemory, Indices},
+    tensor::{Data, DeviceMemory},
 };
 use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
 
@@ -195,38 +197,20 @@ impl<M: Machine> Backend for Staged<M> {
         self.run_staged(&mut Vec::new(), operator, |operator| self.0.merge_states(operator))
     }
 
-    fn linear(&self, x: View<'_>, w: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
-        let read: Vec<View<'_>> = [Some(x), Some(w), bias].into_iter().flatten().collect();
-        self.into(&read, out, |read, out| self.0.linear(read[0], read[1], read.get(2).copied(), out))
+    fn linear(&self, operator: LinearLayer<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.linear(operator))
     }
 
-    fn append(
-        &self,
-        new: View<'_>,
-        cache: ViewMut<'_>,
-        slots: &Slots<'_>,
-        scale: ScaleMut<'_>,
-    ) -> Result<()> {
-        match scale {
-            ScaleMut::Static(Scale::Page(factors)) => self.into(&[new, factors], cache, |read, cache| {
-                self.0.append(read[0], cache, slots, ScaleMut::Static(Scale::Page(read[1])))
-            }),
-            ScaleMut::Static(other) => self.into(&[new], cache, |read, cache| {
-                self.0.append(read[0], cache, slots, ScaleMut::Static(other))
-            }),
-            ScaleMut::Dynamic(factors) => self.staged(&[new], vec![cache, factors], |read, mut out| {
-                let factors = out.remove(1);
-                self.0.append(read[0], out.remove(0), slots, ScaleMut::Dynamic(factors))
-            }),
-        }
+    fn append(&self, operator: KvAppend<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.append(operator))
     }
 
     fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()> {
         self.run_staged(&mut Vec::new(), operator, |operator| self.0.rmsnorm(operator))
     }
 
-    fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {
-        self.into(&[table], out, |read, out| self.0.gather_rows(read[0], ids, out))
+    fn gather_rows(&self, operator: RowGather<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.gather_rows(operator))
     }
 
     fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
@@ -241,8 +225,8 @@ impl<M: Machine> Backend for Staged<M> {
         self.run_staged(&mut Vec::new(), operator, |operator| self.0.rope(operator))
     }
 
-    fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        self.into(&[x], out, |read, out| self.0.act_and_mul(activation, read[0], out))
+    fn act_and_mul(&self, operator: GatedActivation<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.act_and_mul(operator))
     }
 
     fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {

@@ -9,7 +9,7 @@ use tilewright::{
     Backend, Dtype, KvCacheMut, Output, Result, Scale, View, ViewMut, activation, gemm,
     kv::{
         ScaleMut,
-        append::{QuantizedCacheMut, append_planned},
+        append::{NewKv, QuantizedCacheMut, append_planned},
     },
     norm,
     rope::{self, Positions},
@@ -187,7 +187,7 @@ fn attention<B: Backend>(
         v_scale: scale(),
     };
     let [q, k] = &a.rotated;
-    let new = (k.view(&kv_shape)?, a.v.view(&kv_shape)?);
+    let new = NewKv { k: k.view(&kv_shape)?, v: a.v.view(&kv_shape)? };
     append_planned(forward.backend, &inputs.append, new, pages, KvPool::LAYOUT)?;
     let q_shape = [inputs.plan.num_rows(), config.num_attention_heads, dim];
     let o = a.attention_output.view_mut(&q_shape)?;

@@ -280,7 +280,7 @@ impl Plan {
                 head_dim,
                 dtype: self.problem.dtype_kv(),
             };
-            let count = shape.check(OPERATOR, name, (view.shape(), view.strides(), view.dtype()))?;
+            let count = shape.check(OPERATOR, name, &view)?;
             self.check_count(name, count)?;
             let min_pages = pages.map_or(count, |pages: usize| pages.min(count));
             pages = page_size.map(|_| min_pages);

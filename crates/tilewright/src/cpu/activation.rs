@@ -2,14 +2,15 @@
 //! `1 + erf` cancel.
 
 use crate::{
-    Cpu, Element, View, ViewMut,
-    activation::Activation,
+    Cpu, Element,
+    activation::{Activation, GatedActivation},
     rows::{Rows, rows_mut},
     with_dtype,
 };
 use std::f32::consts::FRAC_1_SQRT_2;
 
-pub(super) fn act_and_mul(cpu: &Cpu, activation: Activation, x: View<'_>, out: ViewMut<'_>) {
+pub(super) fn act_and_mul(cpu: &Cpu, operator: GatedActivation<'_>) {
+    let GatedActivation { activation, x, out } = operator;
     let d = out.shape()[1];
     with_dtype!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);

@@ -1,22 +1,18 @@
 //! CPU append to KV pages: each (token, head) is a contiguous run, divided by its scale and rounded.
 
 use crate::{
-    Element, View, ViewMut,
-    kv::{PageSlots, ScaleMut, Slots},
+    Element, ViewMut,
+    kv::{PageSlots, ScaleMut, Slots, append::KvAppend},
 };
 
-pub(super) fn run(new: View<'_>, cache: ViewMut<'_>, slots: &Slots<'_>, scale: ScaleMut<'_>) {
-    crate::with_dtype!(new.dtype(), From => {
-        crate::with_dtype!(cache.dtype(), To => append_as::<From, To>(new, cache, slots, scale));
+pub(super) fn append(operator: KvAppend<'_>) {
+    crate::with_dtype!(operator.new.dtype(), From => {
+        crate::with_dtype!(operator.cache.dtype(), To => append_as::<From, To>(operator));
     });
 }
 
-fn append_as<From: Element, To: Element>(
-    new: View<'_>,
-    mut cache: ViewMut<'_>,
-    slots: &Slots<'_>,
-    mut scale: ScaleMut<'_>,
-) {
+fn append_as<From: Element, To: Element>(operator: KvAppend<'_>) {
+    let KvAppend { new, mut cache, slots, mut scale, .. } = operator;
     let (&[_, heads, width], strides) = (new.shape(), new.strides()) else { return };
     let (Some(from), Some(to)) = (new.as_slice::<From>(), cache.as_slice::<To>()) else { return };
     let row = |token: usize, head: usize| &from[token * strides[0] + head * strides[1]..][..width];
@@ -26,8 +22,8 @@ fn append_as<From: Element, To: Element>(
                 ScaleMut::Static(scale) => scale.factor(page.page, head),
                 ScaleMut::Dynamic(scales) => {
                     let new = page.slots.iter().flat_map(|slot| row(slot.token, head));
-                    let runs = CacheRuns { to: &mut *to, slots, width };
-                    runs.grow_scale(scales, (&page, head), amax(new))
+                    let runs = CacheRuns { to: &mut *to, slots: &slots, width };
+                    runs.grow_scale(scales, &page, head, amax(new))
                 }
             };
             for slot in page.slots {
@@ -54,7 +50,7 @@ struct CacheRuns<'a, T> {
 
 impl<T: Element> CacheRuns<'_, T> {
     /// Grows the scale of a page and head to represent `amax`, and returns it.
-    fn grow_scale(self, scales: &mut ViewMut<'_>, (page, head): (&PageSlots<'_>, usize), amax: f32) -> f32 {
+    fn grow_scale(self, scales: &mut ViewMut<'_>, page: &PageSlots<'_>, head: usize, amax: f32) -> f32 {
         let at = [page.page, head];
         let old = scales.as_view().at(&at);
         let needed = (amax / T::DTYPE.max()).max(f32::MIN_POSITIVE);
@@ -63,13 +59,13 @@ impl<T: Element> CacheRuns<'_, T> {
         }
         scales.set(&at, needed);
         if old > 0.0 {
-            self.requantize((page, head), old, needed);
+            self.requantize(page, head, old, needed);
         }
         needed
     }
 
     /// Requantizes the stored tokens to another scale.
-    fn requantize(self, (page, head): (&PageSlots<'_>, usize), old: f32, new: f32) {
+    fn requantize(self, page: &PageSlots<'_>, head: usize, old: f32, new: f32) {
         let mut incoming = page.slots.iter().map(|slot| slot.slot).peekable();
         for slot in 0..page.filled {
             if incoming.next_if_eq(&slot).is_some() {

@@ -1,13 +1,15 @@
 //! CPU row gather: copies table rows selected by index.
 
 use crate::{
-    Cpu, Element, View, ViewMut,
+    Cpu, Element,
+    gather::RowGather,
     rows::{Rows, rows_mut},
     with_dtype,
 };
 
-pub(super) fn gather_rows(cpu: &Cpu, table: View<'_>, ids: &[i32], out: ViewMut<'_>) {
-    let width = out.shape()[1];
+pub(super) fn gather_rows(cpu: &Cpu, operator: RowGather<'_>) {
+    let RowGather { table, ids, out } = operator;
+    let (ids, width) = (ids.host().unwrap_or_default(), out.shape()[1]);
     with_dtype!(table.dtype(), From => {
         let rows = Rows::<From>::new(table);
         with_dtype!(out.dtype(), To => {

@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     Dtype, View, ViewMut,
+    gemm::LinearLayer,
     rows::{Rows, rows_mut, widen},
     tensor::DataMut,
     with_dtype,
@@ -29,7 +30,8 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-pub(super) fn linear(cpu: &Cpu, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) {
+pub(super) fn linear(cpu: &Cpu, operator: LinearLayer<'_>) {
+    let LinearLayer { x, weight, bias, out } = operator;
     if x.dtype() == Dtype::F32 {
         return linear_f32(cpu, x, weight, bias, out);
     }

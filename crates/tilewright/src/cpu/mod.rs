@@ -22,20 +22,22 @@ pub use trial::Trial;
 
 use crate::{
     Backend, Error, Result, View, ViewMut,
-    activation::Activation,
+    activation::GatedActivation,
     attention::{
         Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     backend::Opaque,
-    kv::{ScaleMut, Slots},
+    gather::RowGather,
+    gemm::LinearLayer,
+    kv::append::KvAppend,
     norm::RmsNorm,
     operator::on_host,
     rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
-    tensor::{DeviceMemory, Indices, check_on_host},
+    tensor::{DeviceMemory, check_on_host},
 };
 use std::sync::Arc;
 
@@ -135,30 +137,18 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn linear(&self, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, out: ViewMut<'_>) -> Result<()> {
-        on_host!("gemm.linear", x, weight, out);
-        if let Some(bias) = bias {
-            on_host!("gemm.linear", bias);
-        }
-        gemm::linear(self, x, weight, bias, out);
+    fn linear(&self, operator: LinearLayer<'_>) -> Result<()> {
+        gemm::linear(self, on_host(operator)?);
         Ok(())
     }
 
-    fn append(
-        &self,
-        new: View<'_>,
-        cache: ViewMut<'_>,
-        slots: &Slots<'_>,
-        scale: ScaleMut<'_>,
-    ) -> Result<()> {
-        on_host!("kv.append", new, cache);
-        append::run(new, cache, slots, scale);
+    fn append(&self, operator: KvAppend<'_>) -> Result<()> {
+        append::append(on_host(operator)?);
         Ok(())
     }
 
-    fn gather_rows(&self, table: View<'_>, ids: Indices<'_>, out: ViewMut<'_>) -> Result<()> {
-        on_host!("gather.gather_rows", table, ids, out);
-        gather::gather_rows(self, table, ids.host().unwrap_or_default(), out);
+    fn gather_rows(&self, operator: RowGather<'_>) -> Result<()> {
+        gather::gather_rows(self, on_host(operator)?);
         Ok(())
     }
 
@@ -172,9 +162,8 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn act_and_mul(&self, activation: Activation, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        on_host!("activation.act_and_mul", x, out);
-        activation::act_and_mul(self, activation, x, out);
+    fn act_and_mul(&self, operator: GatedActivation<'_>) -> Result<()> {
+        activation::act_and_mul(self, on_host(operator)?);
         Ok(())
     }
 

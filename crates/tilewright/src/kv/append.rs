@@ -1,13 +1,14 @@
 //! Appends new keys and values to a paged KV cache, quantizing where the cache has scales.
 
 use crate::{
-    Backend, Result, View,
+    Backend, Operator, Result, View, ViewMut,
     attention::Index,
     kv::{
         AppendPlan, KvCacheMut, KvLayout, PageTable, Scale, ScaleMut, Slots,
         layout::{KvShape, KvStrides},
         slots::TokenSlots,
     },
+    operator::{TensorRef, TensorVisitor},
     tensor::check_shape,
 };
 
@@ -22,6 +23,21 @@ pub struct NewTokens<'a> {
     pub batch_indices: &'a [i32],
     /// `[num_tokens]`: the position of each token in its request.
     pub positions: &'a [i32],
+}
+
+/// New keys and values of any dtype.
+#[derive(Debug, Clone, Copy)]
+pub struct NewKv<'a> {
+    /// `[num_tokens, num_kv_heads, head_dim_qk]`
+    pub k: View<'a>,
+    /// `[num_tokens, num_kv_heads, head_dim_vo]`
+    pub v: View<'a>,
+}
+
+impl<'a> NewTokens<'a> {
+    fn kv(&self) -> NewKv<'a> {
+        NewKv { k: self.k, v: self.v }
+    }
 }
 
 /// A cache to write to, and its scales.
@@ -88,7 +104,15 @@ pub fn append_paged_kv_cache<B: Backend>(
 ) -> Result<()> {
     let scale = || ScaleMut::Static(Scale::One);
     let cache = QuantizedCacheMut { cache, k_scale: scale(), v_scale: scale() };
-    append("kv.append_paged_kv_cache", backend, new, cache, (layout, table))
+    let tokens = new.batch_indices.len();
+    let params = AppendParams {
+        operator: "kv.append_paged_kv_cache",
+        new: new.kv(),
+        tokens,
+        page_size: table.page_size,
+        layout,
+    };
+    params.append(backend, new, cache, table)
 }
 
 /// [`append_paged_kv_cache`] to a quantized cache: `stored = value / scale`, divided in f32, rounded to the cache's
@@ -99,7 +123,6 @@ pub fn append_paged_kv_cache<B: Backend>(
 /// # Errors
 /// As [`append_paged_kv_cache`], and when scales do not fit the cache, or a scale in use is not finite or not above 0.
 /// Nothing is written then.
-/// 0. Nothing was written then.
 pub fn append_paged_kv_cache_quantized<B: Backend>(
     backend: &B,
     new: &NewTokens<'_>,
@@ -107,13 +130,20 @@ pub fn append_paged_kv_cache_quantized<B: Backend>(
     layout: KvLayout,
     table: &PageTable<'_>,
 ) -> Result<()> {
-    append("kv.append_paged_kv_cache_quantized", backend, new, cache, (layout, table))
+    let tokens = new.batch_indices.len();
+    let params = AppendParams {
+        operator: "kv.append_paged_kv_cache_quantized",
+        new: new.kv(),
+        tokens,
+        page_size: table.page_size,
+        layout,
+    };
+    params.append(backend, new, cache, table)
 }
 
 /// [`append_paged_kv_cache_quantized`] with slots looked up once per step, for all layers.
 ///
-/// `new`: k `[num_tokens, num_kv_heads, head_dim_qk]` and v `[num_tokens, num_kv_heads, head_dim_vo]`, of any dtype,
-/// with the plan's number of tokens.
+/// `new` has the plan's number of tokens.
 ///
 /// # Errors
 /// When shapes or scales do not fit the plan or the cache, or the cache lacks a page of the plan's table. Nothing is
@@ -121,7 +151,7 @@ pub fn append_paged_kv_cache_quantized<B: Backend>(
 pub fn append_planned<B: Backend>(
     backend: &B,
     plan: &AppendPlan,
-    new: (View<'_>, View<'_>),
+    new: NewKv<'_>,
     cache: QuantizedCacheMut<'_>,
     layout: KvLayout,
 ) -> Result<()> {
@@ -129,43 +159,70 @@ pub fn append_planned<B: Backend>(
     let params =
         AppendParams { operator: OPERATOR, new, tokens: plan.tokens(), page_size: plan.page_size(), layout };
     let num_pages = params.check(&cache.cache)?;
-    plan.token_slots().check_pages(OPERATOR, num_pages[0].min(num_pages[1]))?;
-    params.run(backend, cache, num_pages, Slots::of_plan(plan))
+    plan.token_slots().check_pages(OPERATOR, num_pages)?;
+    params.run(backend, cache, Slots::of_plan(plan))
 }
 
-fn append<B: Backend>(
-    operator: &'static str,
-    backend: &B,
-    new: &NewTokens<'_>,
-    target: QuantizedCacheMut<'_>,
-    (layout, table): (KvLayout, &PageTable<'_>),
-) -> Result<()> {
-    let (tokens, page_size) = (new.batch_indices.len(), table.page_size);
-    let params = AppendParams { operator, new: (new.k, new.v), tokens, page_size, layout };
-    let num_pages = params.check(&target.cache)?;
-    check_positions(operator, new.positions, tokens)?;
-    let tokens = (new.batch_indices, new.positions);
-    let token_slots = TokenSlots::look_up(operator, table, tokens, Some(num_pages[0].min(num_pages[1])))?;
-    params.run(backend, target, num_pages, |strides| Slots::new(&token_slots, strides))
+/// The arguments of an append of one tensor: K or V, or a tensor of latent attention.
+#[derive(Debug)]
+pub struct KvAppend<'a> {
+    /// The new tokens: `[num_tokens, num_kv_heads, dim]` of any dtype.
+    pub new: View<'a>,
+    /// The cache: paged, of any dtype.
+    pub cache: ViewMut<'a>,
+    /// The slots of the tokens in the cache.
+    pub slots: Slots<'a>,
+    /// The scale of the cache.
+    pub scale: ScaleMut<'a>,
+    pub(super) operator: &'static str,
+    pub(super) names: [&'static str; 3],
+}
+
+impl<'a> Operator<'a> for KvAppend<'a> {
+    fn name(&self) -> &'static str {
+        self.operator
+    }
+
+    /// Checks the scale. The shapes were checked before the lookup of the slots.
+    fn check(&self) -> Result<()> {
+        let extents = [self.cache.shape()[0], self.new.shape()[1]];
+        let pages = self.slots.pages().map(|page| page.page);
+        self.scale.check(self.operator, self.names[2], self.cache.dtype(), extents, pages)
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        let [new, cache, scale] = self.names;
+        visit(new, TensorRef::Input(&mut self.new))?;
+        visit(cache, TensorRef::Output(&mut self.cache))?;
+        match &mut self.scale {
+            ScaleMut::Static(Scale::Page(scales)) => visit(scale, TensorRef::Input(scales)),
+            ScaleMut::Static(_) => Ok(()),
+            ScaleMut::Dynamic(scales) => visit(scale, TensorRef::Output(scales)),
+        }
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.append(self)
+    }
 }
 
 /// Parameters shared by planned and unplanned appends.
 struct AppendParams<'a> {
     operator: &'static str,
-    new: (View<'a>, View<'a>),
+    new: NewKv<'a>,
     tokens: usize,
     page_size: usize,
     layout: KvLayout,
 }
 
-impl AppendParams<'_> {
-    /// Checks new tokens against the cache. Returns the number of pages of K and of V.
-    fn check(&self, cache: &KvCacheMut<'_>) -> Result<[usize; 2]> {
+impl<'a> AppendParams<'a> {
+    /// Checks new tokens against the cache. Returns the number of pages that both K and V have.
+    fn check(&self, cache: &KvCacheMut<'_>) -> Result<usize> {
         let (operator, layout) = (self.operator, self.layout);
-        let heads = self.new.0.shape().get(1).copied().unwrap_or(0);
-        let mut num_pages = [0; 2];
-        let tensors = [("k", self.new.0, cache.k.as_view()), ("v", self.new.1, cache.v.as_view())];
-        for (pages, (name, new_tokens, cache)) in num_pages.iter_mut().zip(tensors) {
+        let heads = self.new.k.shape().get(1).copied().unwrap_or(0);
+        let mut num_pages = usize::MAX;
+        let tensors = [("k", self.new.k, cache.k.as_view()), ("v", self.new.v, cache.v.as_view())];
+        for (name, new_tokens, cache) in tensors {
             let shape = [self.tokens, heads, new_tokens.shape().get(2).copied().unwrap_or(0)];
             check_shape(
                 operator,
@@ -181,34 +238,46 @@ impl AppendParams<'_> {
             );
             let (head_dim, dtype) = (shape[2], cache.dtype());
             let expected = KvShape { layout, page_size: Some(self.page_size), heads, head_dim, dtype };
-            let cache = (cache.shape(), cache.strides(), dtype);
-            *pages = expected.check(operator, &format!("cache {name}"), cache)?;
+            num_pages = num_pages.min(expected.check(operator, &format!("cache {name}"), &cache)?);
         }
         Ok(num_pages)
+    }
+
+    /// Looks up the slots of `new`, then runs.
+    fn append<B: Backend>(
+        &self,
+        backend: &B,
+        new: &NewTokens<'_>,
+        cache: QuantizedCacheMut<'_>,
+        table: &PageTable<'_>,
+    ) -> Result<()> {
+        let num_pages = self.check(&cache.cache)?;
+        check_positions(self.operator, new.positions, self.tokens)?;
+        let token_slots =
+            TokenSlots::look_up(self.operator, table, new.batch_indices, new.positions, Some(num_pages))?;
+        self.run(backend, cache, |strides| Slots::new(&token_slots, strides))
     }
 
     /// Checks the scales and calls the backend.
     fn run<'s, B: Backend>(
         &self,
         backend: &B,
-        target: QuantizedCacheMut<'_>,
-        num_pages: [usize; 2],
+        target: QuantizedCacheMut<'s>,
         slots: impl Fn(KvStrides) -> Slots<'s>,
-    ) -> Result<()> {
-        let (k, v) = self.new;
-        let heads = k.shape()[1];
-        let tensors =
-            [("k scale", k, target.cache.k, target.k_scale), ("v scale", v, target.cache.v, target.v_scale)];
-        let slots =
-            tensors.each_ref().map(|(.., cache, _)| slots(KvStrides::of(self.layout, cache.strides())));
-        for ((name, _, cache, scale), (slots, num_pages)) in tensors.iter().zip(slots.iter().zip(num_pages)) {
-            let pages = slots.pages().map(|page| page.page);
-            scale.check(self.operator, name, (cache.dtype(), [num_pages, heads]), pages)?;
-        }
-        for ((_, new, cache, scale), slots) in tensors.into_iter().zip(slots) {
-            backend.append(new, cache, &slots, scale)?;
-        }
-        Ok(())
+    ) -> Result<()>
+    where
+        'a: 's,
+    {
+        let one = |new, cache: ViewMut<'s>, scale, names| {
+            let slots = slots(KvStrides::of(self.layout, cache.strides()));
+            KvAppend { new, cache, slots, scale, operator: self.operator, names }
+        };
+        let both = [
+            one(self.new.k, target.cache.k, target.k_scale, ["k", "cache k", "k scale"]),
+            one(self.new.v, target.cache.v, target.v_scale, ["v", "cache v", "v scale"]),
+        ];
+        both.iter().try_for_each(KvAppend::check)?; // both, before anything is written
+        both.into_iter().try_for_each(|append| append.dispatch(backend))
     }
 }
 

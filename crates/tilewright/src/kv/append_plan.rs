@@ -28,10 +28,10 @@ impl AppendPlan {
     pub fn new<B: Backend + ?Sized>(
         backend: &B,
         table: &PageTable<'_>,
-        (batch_indices, positions): (&[i32], &[i32]),
+        batch_indices: &[i32],
+        positions: &[i32],
     ) -> Result<Self> {
-        let tokens = (batch_indices, positions);
-        Self::with_capacity(backend, batch_indices.len(), table, tokens)
+        Self::with_capacity(backend, batch_indices.len(), table, batch_indices, positions)
     }
 
     /// [`AppendPlan::new`] with capacity for `capacity` tokens.
@@ -42,11 +42,12 @@ impl AppendPlan {
         backend: &B,
         capacity: usize,
         table: &PageTable<'_>,
-        tokens: (&[i32], &[i32]),
+        batch_indices: &[i32],
+        positions: &[i32],
     ) -> Result<Self> {
         let (token_slots, prepared) = (TokenSlots::default(), PreparedData::default());
         let mut plan = Self { token_slots, tokens: 0, page_size: table.page_size, capacity, prepared };
-        plan.refill(backend, table, tokens)?;
+        plan.refill(backend, table, batch_indices, positions)?;
         Ok(plan)
     }
 
@@ -59,7 +60,8 @@ impl AppendPlan {
         &mut self,
         backend: &B,
         table: &PageTable<'_>,
-        (batch_indices, positions): (&[i32], &[i32]),
+        batch_indices: &[i32],
+        positions: &[i32],
     ) -> Result<()> {
         const OPERATOR: &str = "kv.append_plan";
         let tokens = batch_indices.len();
@@ -70,7 +72,7 @@ impl AppendPlan {
             self.capacity
         );
         check_positions(OPERATOR, positions, tokens)?;
-        self.token_slots = TokenSlots::look_up(OPERATOR, table, (batch_indices, positions), None)?;
+        self.token_slots = TokenSlots::look_up(OPERATOR, table, batch_indices, positions, None)?;
         (self.tokens, self.page_size) = (tokens, table.page_size);
         self.prepared = PreparedData(backend.prepare_append(self)?);
         Ok(())

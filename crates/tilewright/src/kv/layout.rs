@@ -91,13 +91,9 @@ pub struct KvStrides {
 
 impl KvShape {
     /// Checks a K or V argument and returns its number of pages (paged) or tokens (ragged).
-    pub(crate) fn check(
-        &self,
-        operator: &'static str,
-        argument: &str,
-        (shape, strides, dtype): (&[usize], &[usize], Dtype),
-    ) -> Result<usize> {
-        check_dtype(operator, argument, dtype, self.dtype)?;
+    pub(crate) fn check(&self, operator: &'static str, argument: &str, view: &View<'_>) -> Result<usize> {
+        let (shape, strides) = (view.shape(), view.strides());
+        check_dtype(operator, argument, view.dtype(), self.dtype)?;
         let count = match (self.layout, self.page_size) {
             (KvLayout::Hnd, None) => shape.get(1),
             _ => shape.first(),

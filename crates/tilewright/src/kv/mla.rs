@@ -2,8 +2,13 @@
 //! token, shared by all heads.
 
 use crate::{
-    Backend, Result, View, ViewMut,
-    kv::{PageTable, Scale, ScaleMut, Slots, append::check_positions, layout::KvStrides, slots::TokenSlots},
+    Backend, Operator, Result, View, ViewMut,
+    kv::{
+        PageTable, Scale, ScaleMut, Slots,
+        append::{KvAppend, check_positions},
+        layout::KvStrides,
+        slots::TokenSlots,
+    },
     tensor::check_shape,
 };
 
@@ -43,22 +48,24 @@ pub fn append_paged_mla_kv_cache<B: Backend>(
     table: &PageTable<'_>,
 ) -> Result<()> {
     let tokens = new.batch_indices.len();
-    let ckv_pages = check("ckv", (new.ckv, tokens), &cache.ckv.as_view(), table.page_size)?;
-    let kpe_pages = check("kpe", (new.kpe, tokens), &cache.kpe.as_view(), table.page_size)?;
+    let ckv_pages = check("ckv", &new.ckv, tokens, &cache.ckv.as_view(), table.page_size)?;
+    let kpe_pages = check("kpe", &new.kpe, tokens, &cache.kpe.as_view(), table.page_size)?;
     check_positions(OPERATOR, new.positions, tokens)?;
     let num_pages = ckv_pages.min(kpe_pages);
     let token_slots =
-        TokenSlots::look_up(OPERATOR, table, (new.batch_indices, new.positions), Some(num_pages))?;
-    for (rows, cache) in [(new.ckv, cache.ckv), (new.kpe, cache.kpe)] {
+        TokenSlots::look_up(OPERATOR, table, new.batch_indices, new.positions, Some(num_pages))?;
+    let names = [["ckv", "cache ckv", "ckv scale"], ["kpe", "cache kpe", "kpe scale"]];
+    for ((rows, cache), names) in [(new.ckv, cache.ckv), (new.kpe, cache.kpe)].into_iter().zip(names) {
         let strides = KvStrides { page: cache.strides()[0], token: cache.strides()[1], head: 0 };
-        let slots = Slots::new(&token_slots, strides);
-        backend.append(rows.with_single_head(), cache, &slots, ScaleMut::Static(Scale::One))?;
+        let (new, slots) = (rows.with_single_head(), Slots::new(&token_slots, strides));
+        let scale = ScaleMut::Static(Scale::One);
+        KvAppend { new, cache, slots, scale, operator: OPERATOR, names }.run(backend)?;
     }
     Ok(())
 }
 
 /// Checks new rows against their cache, and returns its number of pages.
-fn check(name: &str, (new, tokens): (View<'_>, usize), cache: &View<'_>, page_size: usize) -> Result<usize> {
+fn check(name: &str, new: &View<'_>, tokens: usize, cache: &View<'_>, page_size: usize) -> Result<usize> {
     let dim = new.shape().get(1).copied().unwrap_or(0);
     check_shape(OPERATOR, name, (new.shape(), &[tokens, dim]), "[num_tokens, dim]")?;
     let num_pages = cache.shape().first().copied().unwrap_or(0);

@@ -79,7 +79,7 @@ impl Scale<'_> {
                     let text = format!("{name} is per page, but the cache is ragged");
                     return Err(crate::Error::new(operator, text));
                 };
-                check_page_shape(operator, name, (scales.shape(), scales.dtype()), [num_pages, num_kv_heads])
+                check_page_shape(operator, name, &scales, [num_pages, num_kv_heads])
             }
         }
     }
@@ -157,7 +157,8 @@ impl ScaleMut<'_> {
         &self,
         operator: &'static str,
         name: &str,
-        (dtype, [num_pages, heads]): (Dtype, [usize; 2]),
+        dtype: Dtype,
+        [num_pages, heads]: [usize; 2],
         mut pages: impl Iterator<Item = usize>,
     ) -> Result<()> {
         let scales = match self {
@@ -178,7 +179,7 @@ impl ScaleMut<'_> {
             "{name} has shape {:?}, expected [num_pages, num_kv_heads] = [{num_pages}, {heads}]",
             scales.shape()
         );
-        check_page_shape(operator, name, (scales.shape(), scales.dtype()), [num_pages, heads])?;
+        check_page_shape(operator, name, &scales, [num_pages, heads])?;
         if scales.device().is_some() {
             return Ok(()); // reading them would synchronize with the device
         }
@@ -205,14 +206,15 @@ fn check_scale(operator: &'static str, name: &str, scale: f32) -> Result<()> {
 fn check_page_shape(
     operator: &'static str,
     name: &str,
-    (shape, dtype): (&[usize], Dtype),
+    scales: &View<'_>,
     expected: [usize; 2],
 ) -> Result<()> {
+    let shape = scales.shape();
     crate::ensure!(
         shape == expected || shape == &expected[..1],
         operator,
         "{name} has shape {shape:?}, expected [num_pages] = [{}] or [num_pages, num_kv_heads] = {expected:?}",
         expected[0]
     );
-    check_dtype(operator, name, dtype, Dtype::F32)
+    check_dtype(operator, name, scales.dtype(), Dtype::F32)
 }

@@ -96,7 +96,8 @@ impl TokenSlots {
     pub(crate) fn look_up(
         operator: &'static str,
         table: &PageTable<'_>,
-        (batch_indices, positions): (&[i32], &[i32]),
+        batch_indices: &[i32],
+        positions: &[i32],
         num_pages: Option<usize>,
     ) -> Result<Self> {
         let pages = table.resolve(operator)?;
@@ -105,7 +106,7 @@ impl TokenSlots {
         let used = tokens.filter(|(_, (request, _))| **request != SKIPPED);
         let mut slots = used
             .map(|(token, (&request, &position))| {
-                let (page, slot) = locate(&pages, table.page_size, (request, position))
+                let (page, slot) = locate(&pages, table.page_size, request, position)
                     .map_err(|text| Error::new(operator, format!("token {token}: {text}")))?;
                 Ok(Slot { token, page, slot })
             })
@@ -155,7 +156,8 @@ fn check_pages(operator: &'static str, max_page: i32, num_pages: usize) -> Resul
 fn locate(
     pages: &CheckedPageTable,
     page_size: usize,
-    (request, position): (i32, i32),
+    request: i32,
+    position: i32,
 ) -> std::result::Result<(usize, usize), String> {
     let count = pages.ranges.len();
     let Some(r) = usize::try_from(request).ok().filter(|&r| r < count) else {

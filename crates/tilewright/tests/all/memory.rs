@@ -5,7 +5,7 @@ use tilewright::{
     Backend, Cpu, Dtype, KvCacheMut, KvLayout, PageTable, Result, Scale, View, ViewMut,
     kv::{
         AppendPlan, ScaleMut,
-        append::{NewTokens, QuantizedCacheMut, append_paged_kv_cache, append_planned},
+        append::{NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache, append_planned},
         copy_pages,
     },
     tensor::{Buffer, IndexBuffer, copy},
@@ -139,37 +139,38 @@ fn append_plans_equal_direct_appends_and_can_be_refilled() {
         let new = NewTokens { k, v, batch_indices: TOKENS.0, positions: TOKENS.1 };
         append_paged_kv_cache(&cpu, &new, cache, KvLayout::Nhd, &table())
     });
-    let mut plan = AppendPlan::with_capacity(&cpu, 5, &table(), (&[0], &[0])).unwrap();
+    let mut plan = AppendPlan::with_capacity(&cpu, 5, &table(), &[0], &[0]).unwrap();
     assert_eq!((plan.tokens(), plan.capacity(), plan.page_size(), plan.slots().len()), (1, 5, 2, 1));
-    plan.refill(&cpu, &table(), TOKENS).unwrap();
+    plan.refill(&cpu, &table(), TOKENS.0, TOKENS.1).unwrap();
     assert_eq!((plan.tokens(), plan.capacity(), plan.slots().len()), (4, 5, 3));
-    let planned = pools(|new, cache| append_planned(&cpu, &plan, new, unscaled(cache), KvLayout::Nhd));
+    let planned =
+        pools(|(k, v), cache| append_planned(&cpu, &plan, NewKv { k, v }, unscaled(cache), KvLayout::Nhd));
     assert_eq!(planned.unwrap(), expected.unwrap());
 }
 
 #[test]
 fn append_plans_refuse_invalid_tokens_and_excess_capacity() {
     let cpu = Cpu::with_threads(1);
-    let mut plan = AppendPlan::new(&cpu, &table(), TOKENS).unwrap();
-    let before = AppendPlan::new(&cpu, &table(), TOKENS).unwrap();
+    let mut plan = AppendPlan::new(&cpu, &table(), TOKENS.0, TOKENS.1).unwrap();
+    let before = AppendPlan::new(&cpu, &table(), TOKENS.0, TOKENS.1).unwrap();
     let text = "kv.append_plan: there are 5 tokens, the capacity is 4";
-    refused(plan.refill(&cpu, &table(), (&[0; 5], &[0; 5])), text);
+    refused(plan.refill(&cpu, &table(), &[0; 5], &[0; 5]), text);
     let text = "kv.append_plan: token 1: position = 3 is not in 0..3 of request 0";
-    refused(plan.refill(&cpu, &table(), (&[0, 0], &[0, 3])), text);
+    refused(plan.refill(&cpu, &table(), &[0, 0], &[0, 3]), text);
     let text = "kv.append_plan: tokens 0 and 1 both go to slot 0 of page 3";
-    refused(plan.refill(&cpu, &table(), (&[0, 0], &[0, 0])), text);
+    refused(plan.refill(&cpu, &table(), &[0, 0], &[0, 0]), text);
     let text = "kv.append_plan: positions has shape [1], expected [num_tokens] = [2]";
-    refused(plan.refill(&cpu, &table(), (&[0, 0], &[0])), text);
+    refused(plan.refill(&cpu, &table(), &[0, 0], &[0]), text);
     assert_eq!(plan, before);
 
-    let other = AppendPlan::new(&cpu, &table(), (&[0], &[0])).unwrap();
+    let other = AppendPlan::new(&cpu, &table(), &[0], &[0]).unwrap();
     let run = |plan: &AppendPlan| {
-        pools(|new, cache| append_planned(&cpu, plan, new, unscaled(cache), KvLayout::Nhd))
+        pools(|(k, v), cache| append_planned(&cpu, plan, NewKv { k, v }, unscaled(cache), KvLayout::Nhd))
     };
     let text =
         "kv.append_planned: k has shape [4, 2, 3], expected [num_tokens, num_kv_heads, head_dim] = [1, 2, 3]";
     refused(run(&other), text);
     let far = PageTable::new(&INDPTR, &[3, 0, 1, 5], &LAST, 2);
-    let far = AppendPlan::new(&cpu, &far, TOKENS).unwrap();
+    let far = AppendPlan::new(&cpu, &far, TOKENS.0, TOKENS.1).unwrap();
     refused(run(&far), "kv.append_planned: page = 5 is not in 0..5, the pages of the cache");
 }

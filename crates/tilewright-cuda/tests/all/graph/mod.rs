@@ -12,7 +12,7 @@ use tilewright::{
     attention::{Capacity, Split},
     kv::{
         AppendPlan, ScaleMut,
-        append::{QuantizedCacheMut, append_planned},
+        append::{NewKv, QuantizedCacheMut, append_planned},
     },
     rope::{CosSinCache, Positions, Rope, apply_rope_with_cos_sin_cache},
     tensor::{Buffer, Indices, copy},
@@ -119,7 +119,8 @@ impl<M: Machine> StepRunner<M> {
         let one = || ScaleMut::Static(Scale::One);
         let pages = KvCacheMut { k: cache.k.reborrow(), v: cache.v.reborrow() };
         let pages = QuantizedCacheMut { cache: pages, k_scale: one(), v_scale: one() };
-        append_planned(&self.gpu, append, (k.view(&kv_shape)?, v.view(&kv_shape)?), pages, KvLayout::Nhd)?;
+        let new = NewKv { k: k.view(&kv_shape)?, v: v.view(&kv_shape)? };
+        append_planned(&self.gpu, append, new, pages, KvLayout::Nhd)?;
         let Some(plan) = plan else { return Ok(()) };
         let out = Output { o: o.view_mut(&q_shape)?, lse: None, workspace };
         self.attention.run(plan, q.view(&q_shape)?, cache.as_cache(), out)
@@ -165,14 +166,19 @@ impl Captured {
         let capacity = Capacity::decode(requests, num_pages).with_kv_len(context);
         let batch = Batch::paged(&step.qo_indptr, table);
         let plan = runner.attention.plan_with_capacity(&capacity, &batch, Split::Balanced)?;
-        let tokens = (&step.batch_indices[..], &step.positions[..]);
         let mut tensors = runner.tensors(requests, plan.workspace_bytes())?;
         // the graph also rotates rows without a request
         runner.upload(&mut tensors, &Step::zeros(shape))?;
         Ok(Self {
             tensors,
             pool: runner.pool()?,
-            append: AppendPlan::with_capacity(&runner.gpu, requests, &table, tokens)?,
+            append: AppendPlan::with_capacity(
+                &runner.gpu,
+                requests,
+                &table,
+                &step.batch_indices,
+                &step.positions,
+            )?,
             plan,
             positions: runner.gpu.allocate_indices(requests)?,
             recorded: None,
@@ -186,7 +192,7 @@ impl Captured {
         padded.0.resize(requests, -1);
         padded.1.resize(requests, 0);
         runner.attention.replan(&mut self.plan, &Batch::paged(&step.qo_indptr, step.table(page_size)))?;
-        self.append.refill(&runner.gpu, &step.table(page_size), (&padded.0, &padded.1))?;
+        self.append.refill(&runner.gpu, &step.table(page_size), &padded.0, &padded.1)?;
         runner.gpu.write_indices(&padded.1, &mut self.positions)?;
         runner.upload(&mut self.tensors, step)?;
         if self.recorded.is_none() {
@@ -209,7 +215,7 @@ impl Captured {
 fn fresh<M: Machine>(runner: &StepRunner<M>, pool: &mut Pool, step: &Step, attend: bool) -> Result<Vec<u16>> {
     let (rows, table) = (step.positions.len(), step.table(runner.shape.page_size));
     let plan = runner.attention.plan(&Batch::paged(&step.qo_indptr, table))?;
-    let append = AppendPlan::new(&runner.gpu, &table, (&step.batch_indices, &step.positions))?;
+    let append = AppendPlan::new(&runner.gpu, &table, &step.batch_indices, &step.positions)?;
     let mut tensors = runner.tensors(rows, plan.workspace_bytes())?;
     runner.upload(&mut tensors, step)?;
     let positions = (&step.positions).into();

@@ -8,7 +8,7 @@ use tilewright::{
     attention::{Capacity, LatentCache, LatentQuery, Split, merge_state, merge_states},
     kv::{
         AppendPlan, ScaleMut,
-        append::{NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
+        append::{NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
     },
     tensor::DeviceMemory,
 };
@@ -117,13 +117,13 @@ fn append<M: Machine>(
     [k, v, k_cache, v_cache, k_scale]: &mut [DeviceMemory; 5],
     plan: Option<&AppendPlan>,
 ) -> Result<()> {
-    let new = (view(k, &[1, 1, 16]), view(v, &[1, 1, 16]));
+    let new = NewKv { k: view(k, &[1, 1, 16]), v: view(v, &[1, 1, 16]) };
     let cache = QuantizedCacheMut {
         cache: KvCacheMut { k: view_mut(k_cache, &CACHE), v: view_mut(v_cache, &CACHE) },
         k_scale: ScaleMut::Static(Scale::Page(view(k_scale, &[4]))),
         v_scale: ScaleMut::Static(Scale::One),
     };
-    let new_tokens = NewTokens { k: new.0, v: new.1, batch_indices: &[0], positions: &[2] };
+    let new_tokens = NewTokens { k: new.k, v: new.v, batch_indices: &[0], positions: &[2] };
     match plan {
         Some(plan) => append_planned(gpu, plan, new, cache, KvLayout::Nhd),
         None => append_paged_kv_cache_quantized(gpu, &new_tokens, cache, KvLayout::Nhd, &table()),
@@ -132,8 +132,10 @@ fn append<M: Machine>(
 
 #[test]
 fn tokens_that_are_appended() {
-    judge!("kv.append", ["new", "new", "cache", "cache", "scale"], |gpu, memory| append(gpu, memory, None));
-    judge!("kv.append", ["new"], |gpu, [k]| {
+    const QUANTIZED: &str = "kv.append_paged_kv_cache_quantized";
+    let names = ["k", "v", "cache k", "cache v", "k scale"];
+    judge!(QUANTIZED, names, |gpu, memory| append(gpu, memory, None));
+    judge!(QUANTIZED, ["k"], |gpu, [k]| {
         let (mut cache, mut scales) = (zeros(gpu), zeros(gpu));
         let (mut v_cache, v) = (zeros(gpu), zeros(gpu));
         let cache = QuantizedCacheMut {
@@ -155,11 +157,14 @@ fn tokens_that_are_appended() {
 
 fn places_of_another<M: Machine>([here, there]: &Two<M>) {
     let names = [(); 5];
-    let mut foreign = AppendPlan::new(there, &table(), (&[0], &[2])).expect("a plan");
+    let mut foreign = AppendPlan::new(there, &table(), &[0], &[2]).expect("a plan");
     let text = append(here, &mut names.map(|()| zeros(here)), Some(&foreign)).expect_err("a plan");
-    assert_eq!(text.to_string(), "kv.append: the plan is in the memory of device 1, expected device 0");
+    assert_eq!(
+        text.to_string(),
+        "kv.append_planned: the plan is in the memory of device 1, expected device 0"
+    );
     // a refill moves the plan to the device that does it
-    foreign.refill(here, &table(), (&[0], &[3])).expect("there is room");
+    foreign.refill(here, &table(), &[0], &[3]).expect("there is room");
     append(here, &mut names.map(|()| zeros(here)), Some(&foreign)).expect("it is of this device");
 }
 

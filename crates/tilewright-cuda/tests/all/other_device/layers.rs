@@ -2,11 +2,11 @@
 
 use super::{simulated, view, view_mut, zeros};
 use tilewright::{
-    Backend, Dtype,
+    Backend, Dtype, Operator,
     activation::silu_and_mul,
     attention::BitOrder,
     gather::gather_rows,
-    gemm::linear,
+    gemm::{SegmentGemm, linear},
     kv::copy_pages,
     norm::{fused_add_rmsnorm, rmsnorm, rmsnorm_in_place},
     rope::{CosSinCache, Positions, Rope, apply_rope, apply_rope_with_cos_sin_cache},
@@ -26,7 +26,7 @@ fn norms_and_activations() {
     judge!("norm.fused_add_rmsnorm", ["x", "residual", "weight"], |gpu, [x, residual, weight]| {
         fused_add_rmsnorm(gpu, view_mut(x, &ROWS), view_mut(residual, &ROWS), view(weight, &[16]), 1e-6)
     });
-    judge!("activation.act_and_mul", ["x", "out"], |gpu, [x, out]| {
+    judge!("activation.silu_and_mul", ["x", "out"], |gpu, [x, out]| {
         silu_and_mul(gpu, view(x, &[2, 32]), view_mut(out, &ROWS))
     });
 }
@@ -38,8 +38,8 @@ fn products_and_rows() {
         linear(gpu, x, weight, Some(bias), view_mut(out, &ROWS))
     });
     judge!("gemm.segment_gemm", ["x", "weights", "out"], |gpu, [x, weights, out]| {
-        let segments = (&[0, 2][..], None);
-        gpu.segment_gemm(view(x, &ROWS), view(weights, &[1, 16, 16]), segments, view_mut(out, &ROWS))
+        let (x, weights) = (view(x, &ROWS), view(weights, &[1, 16, 16]));
+        SegmentGemm { x, weights, indptr: &[0, 2], ids: None, out: view_mut(out, &ROWS) }.run(gpu)
     });
     judge!("gather.gather_rows", ["table", "ids", "out"], |gpu, [table, ids, out]| {
         gather_rows(gpu, view(table, &[4, 16]), ids.indices(0, 2)?, view_mut(out, &ROWS))

@@ -4,15 +4,16 @@ use crate::generator::Generator;
 use std::ops::Range;
 use tilewright::{
     Attention, Backend, Batch, HeadDim, Heads, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
-    activation::Activation,
+    activation::GatedActivation,
     attention::{Inputs, ManyRows, Split, StateMerge, Tiling, WorkItem},
-    kv::{ScaleMut, Slots},
+    gather::RowGather,
+    gemm::LinearLayer,
+    kv::append::KvAppend,
     norm::RmsNorm,
     rope::RotaryEmbedding,
     sampling::{
         ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
     },
-    tensor::Indices,
 };
 
 const BATCHES: usize = 10_000;
@@ -34,22 +35,22 @@ impl Backend for TilingBackend {
     fn merge_states(&self, _: StateMerge<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn linear(&self, _: View<'_>, _: View<'_>, _: Option<View<'_>>, _: ViewMut<'_>) -> Result<()> {
+    fn linear(&self, _: LinearLayer<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn append(&self, _: View<'_>, _: ViewMut<'_>, _: &Slots<'_>, _: ScaleMut<'_>) -> Result<()> {
+    fn append(&self, _: KvAppend<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
     fn rmsnorm(&self, _: RmsNorm<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn gather_rows(&self, _: View<'_>, _: Indices<'_>, _: ViewMut<'_>) -> Result<()> {
+    fn gather_rows(&self, _: RowGather<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
     fn rope(&self, _: RotaryEmbedding<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn act_and_mul(&self, _: Activation, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+    fn act_and_mul(&self, _: GatedActivation<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
     fn softmax(&self, _: View<'_>, _: &[f32], _: ViewMut<'_>) -> Result<()> {
