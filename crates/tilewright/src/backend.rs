@@ -16,7 +16,8 @@ use crate::{
     operator::unsupported,
     rope::RotaryEmbedding,
     sampling::{
-        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
+        TokenSampling, TopKSelection,
     },
     tensor::{Buffer, IndexBuffer, copy_on_host},
 };
@@ -219,63 +220,51 @@ pub trait Backend {
     /// When the device fails, or a tensor is in the memory of another one.
     fn act_and_mul(&self, operator: GatedActivation<'_>) -> Result<()>;
 
-    /// [`crate::sampling::softmax`]
+    /// [`Softmax`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn softmax(&self, operator: Softmax<'_>) -> Result<()>;
 
-    /// [`crate::sampling::top_k_renorm_probs`] and the other filters of [`Filter`]
+    /// [`ScoreFilter`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn filter(&self, operator: ScoreFilter<'_>) -> Result<()>;
 
-    /// [`crate::sampling::sample`] and [`crate::sampling::sampling_from_probs`]
+    /// [`TokenSampling`]
     ///
     /// # Errors
-    /// When the device fails; a row that cannot be sampled has its error in `out`.
-    fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn sample(&self, operator: TokenSampling<'_>) -> Result<()>;
 
-    /// [`crate::sampling::distribution`]
+    /// [`SamplingDistribution`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn distribution(&self, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn distribution(&self, operator: SamplingDistribution<'_>) -> Result<()>;
 
-    /// [`crate::sampling::apply_token_bitmask`] and the other edits of [`LogitsEdit`]
+    /// [`LogitsEditing`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn edit_logits(&self, operator: LogitsEditing<'_>) -> Result<()>;
 
-    /// [`crate::sampling::top_k`]
+    /// [`TopKSelection`]
     ///
     /// # Errors
-    /// When the device fails.
-    fn top_k(&self, scores: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn top_k(&self, operator: TopKSelection<'_>) -> Result<()>;
 
-    /// [`crate::sampling::logprobs`]; `params` has one element per row.
+    /// [`LogprobQuery`]
     ///
     /// # Errors
-    /// When the device fails; a row without a distribution has its error in `out`.
-    fn logprobs(
-        &self,
-        logits: View<'_>,
-        params: &[SamplingParams],
-        choices: &[Choice],
-        out: &mut [Result<Logprobs>],
-    ) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn logprobs(&self, operator: LogprobQuery<'_>) -> Result<()>;
 
-    /// [`crate::sampling::chain_speculative_sampling`]
+    /// [`ChainVerification`]
     ///
     /// # Errors
-    /// When the device fails; a row that cannot be sampled has its error in `out`.
-    fn chain_speculative_sampling(
-        &self,
-        drafts: Drafts<'_>,
-        target: Scores<'_>,
-        params: &[SamplingParams],
-        out: ChainOutput<'_>,
-    ) -> Result<()>;
+    /// When the device fails, or a tensor is in the memory of another one.
+    fn chain_speculative_sampling(&self, operator: ChainVerification<'_>) -> Result<()>;
 }

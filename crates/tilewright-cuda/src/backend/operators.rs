@@ -15,7 +15,8 @@ use tilewright::{
     norm::RmsNorm,
     rope::RotaryEmbedding,
     sampling::{
-        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
+        TokenSampling, TopKSelection,
     },
     tensor::{Buffer, IndexBuffer},
 };
@@ -121,47 +122,35 @@ impl<M: Machine> Backend for Gpu<M> {
         activation::act_and_mul(self, &self.on_device(operator)?)
     }
 
-    fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
-        sampling::softmax(self, logits, temperature, out)
+    fn softmax(&self, operator: Softmax<'_>) -> Result<()> {
+        sampling::softmax(self, &self.on_device(operator)?)
     }
 
-    fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        sampling::filter(self, filter, x, out)
+    fn filter(&self, operator: ScoreFilter<'_>) -> Result<()> {
+        sampling::filter(self, &self.on_device(operator)?)
     }
 
-    fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
-        sampling::sample(self, scores, params, out)
+    fn sample(&self, operator: TokenSampling<'_>) -> Result<()> {
+        sampling::sample(self, self.on_device(operator)?)
     }
 
-    fn distribution(&self, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
-        sampling::distribution(self, scores, params, out)
+    fn distribution(&self, operator: SamplingDistribution<'_>) -> Result<()> {
+        sampling::distribution(self, &self.on_device(operator)?)
     }
 
-    fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
-        sampling::edit_logits(self, edit, logits)
+    fn edit_logits(&self, operator: LogitsEditing<'_>) -> Result<()> {
+        sampling::edit_logits(self, &self.on_device(operator)?)
     }
 
-    fn top_k(&self, scores: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
-        sampling::top_k(self, scores, top_k, values, indices)
+    fn top_k(&self, operator: TopKSelection<'_>) -> Result<()> {
+        sampling::top_k(self, self.on_device(operator)?)
     }
 
-    fn logprobs(
-        &self,
-        logits: View<'_>,
-        params: &[SamplingParams],
-        choices: &[Choice],
-        out: &mut [Result<Logprobs>],
-    ) -> Result<()> {
-        sampling::logprobs(self, logits, params, choices, out)
+    fn logprobs(&self, operator: LogprobQuery<'_>) -> Result<()> {
+        sampling::logprobs(self, self.on_device(operator)?)
     }
 
-    fn chain_speculative_sampling(
-        &self,
-        drafts: Drafts<'_>,
-        target: Scores<'_>,
-        params: &[SamplingParams],
-        out: ChainOutput<'_>,
-    ) -> Result<()> {
-        sampling::chain_speculative_sampling(self, drafts, target, params, out)
+    fn chain_speculative_sampling(&self, operator: ChainVerification<'_>) -> Result<()> {
+        sampling::chain_speculative_sampling(self, self.on_device(operator)?)
     }
 }

@@ -18,7 +18,8 @@ use tilewright::{
     operator::TensorRef,
     rope::RotaryEmbedding,
     sampling::{
-        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
+        TokenSampling, TopKSelection,
     },
     tensor::{Data, DeviceMemory},
 };
@@ -123,16 +124,6 @@ impl<M: Machine> Staged<M> {
         }
         outcome
     }
-
-    /// Same for one output view.
-    fn into(
-        &self,
-        read: &[View<'_>],
-        out: ViewMut<'_>,
-        operator: impl FnOnce(&[View<'_>], ViewMut<'_>) -> Result<()>,
-    ) -> Result<()> {
-        self.staged(read, vec![out], |read, mut out| operator(read, out.remove(0)))
-    }
 }
 
 impl DeviceTensor {
@@ -142,13 +133,6 @@ impl DeviceTensor {
 
     fn view_mut(&mut self) -> Result<ViewMut<'_>> {
         self.memory.strided_mut(self.dtype, 0, (&self.shape, &self.strides))
-    }
-}
-
-fn scores<'a>(like: &Scores<'_>, view: View<'a>) -> Scores<'a> {
-    match like {
-        Scores::Logits(_) => Scores::Logits(view),
-        Scores::Probs(_) => Scores::Probs(view),
     }
 }
 
@@ -214,7 +198,7 @@ impl<M: Machine> Backend for Staged<M> {
     }
 
     fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
-        self.into(&[], pages, |_, pages| self.0.copy_pages(pages, copies))
+        self.staged(&[], vec![pages], |_, mut pages| self.0.copy_pages(pages.remove(0), copies))
     }
 
     fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {
@@ -229,50 +213,35 @@ impl<M: Machine> Backend for Staged<M> {
         self.run_staged(&mut Vec::new(), operator, |operator| self.0.act_and_mul(operator))
     }
 
-    fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
-        self.into(&[logits], out, |read, out| self.0.softmax(read[0], temperature, out))
+    fn softmax(&self, operator: Softmax<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.softmax(operator))
     }
 
-    fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        self.into(&[x], out, |read, out| self.0.filter(filter, read[0], out))
+    fn filter(&self, operator: ScoreFilter<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.filter(operator))
     }
 
-    fn sample(&self, from: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
-        self.staged(&[from.view()], vec![], |read, _| self.0.sample(scores(&from, read[0]), params, out))
+    fn sample(&self, operator: TokenSampling<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.sample(operator))
     }
 
-    fn distribution(&self, from: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
-        self.into(&[from.view()], out, |read, out| self.0.distribution(scores(&from, read[0]), params, out))
+    fn distribution(&self, operator: SamplingDistribution<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.distribution(operator))
     }
 
-    fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
-        self.into(&[], logits, |_, logits| self.0.edit_logits(edit, logits))
+    fn edit_logits(&self, operator: LogitsEditing<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.edit_logits(operator))
     }
 
-    fn top_k(&self, from: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
-        self.into(&[from], values, |read, values| self.0.top_k(read[0], top_k, values, indices))
+    fn top_k(&self, operator: TopKSelection<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.top_k(operator))
     }
 
-    fn logprobs(
-        &self,
-        logits: View<'_>,
-        params: &[SamplingParams],
-        choices: &[Choice],
-        out: &mut [Result<Logprobs>],
-    ) -> Result<()> {
-        self.staged(&[logits], vec![], |read, _| self.0.logprobs(read[0], params, choices, out))
+    fn logprobs(&self, operator: LogprobQuery<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.logprobs(operator))
     }
 
-    fn chain_speculative_sampling(
-        &self,
-        drafts: Drafts<'_>,
-        target: Scores<'_>,
-        params: &[SamplingParams],
-        out: ChainOutput<'_>,
-    ) -> Result<()> {
-        self.staged(&[drafts.probs, target.view()], vec![], |read, _| {
-            let drafts = Drafts { probs: read[0], ids: drafts.ids };
-            self.0.chain_speculative_sampling(drafts, scores(&target, read[1]), params, out)
-        })
+    fn chain_speculative_sampling(&self, operator: ChainVerification<'_>) -> Result<()> {
+        self.run_staged(&mut Vec::new(), operator, |operator| self.0.chain_speculative_sampling(operator))
     }
 }

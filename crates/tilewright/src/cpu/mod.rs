@@ -35,18 +35,12 @@ use crate::{
     operator::on_host,
     rope::RotaryEmbedding,
     sampling::{
-        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
+        TokenSampling, TopKSelection,
     },
     tensor::{DeviceMemory, check_on_host},
 };
 use std::sync::Arc;
-
-/// Returns an error if one of the views is in device memory.
-macro_rules! on_host {
-    ($operator:literal, $($view:ident),+) => {
-        check_on_host($operator, &[$((stringify!($view), $view.device())),+])?
-    };
-}
 
 /// The CPU backend: a thread pool and the best vector instructions of the machine. Clones are cheap and share the pool.
 #[derive(Debug, Clone)]
@@ -167,64 +161,43 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn softmax(&self, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) -> Result<()> {
-        on_host!("sampling.softmax", logits, out);
-        sampling::softmax(self, logits, temperature, out);
+    fn softmax(&self, operator: Softmax<'_>) -> Result<()> {
+        sampling::softmax(self, on_host(operator)?);
         Ok(())
     }
 
-    fn filter(&self, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        on_host!("sampling.filter", x, out);
-        sampling::filter(self, filter, x, out);
+    fn filter(&self, operator: ScoreFilter<'_>) -> Result<()> {
+        sampling::filter(self, on_host(operator)?);
         Ok(())
     }
 
-    fn sample(&self, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) -> Result<()> {
-        check_on_host("sampling.sample", &[("scores", scores.view().device())])?;
-        sampling::sample(self, scores, params, out);
+    fn sample(&self, operator: TokenSampling<'_>) -> Result<()> {
+        sampling::sample(self, on_host(operator)?);
         Ok(())
     }
 
-    fn distribution(&self, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) -> Result<()> {
-        check_on_host("sampling.distribution", &[("scores", scores.view().device()), ("out", out.device())])?;
-        sampling::distribution(self, scores, params, out);
+    fn distribution(&self, operator: SamplingDistribution<'_>) -> Result<()> {
+        sampling::distribution(self, on_host(operator)?);
         Ok(())
     }
 
-    fn edit_logits(&self, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) -> Result<()> {
-        on_host!("sampling.edit_logits", logits);
-        sampling::edit::run(self, edit, logits);
+    fn edit_logits(&self, operator: LogitsEditing<'_>) -> Result<()> {
+        sampling::edit::run(self, on_host(operator)?);
         Ok(())
     }
 
-    fn top_k(&self, scores: View<'_>, top_k: TopK, values: ViewMut<'_>, indices: &mut [i32]) -> Result<()> {
-        on_host!("sampling.top_k", scores, values);
-        sampling::top_k::run(self, scores, top_k, values, indices);
+    fn top_k(&self, operator: TopKSelection<'_>) -> Result<()> {
+        sampling::top_k::run(self, on_host(operator)?);
         Ok(())
     }
 
-    fn logprobs(
-        &self,
-        logits: View<'_>,
-        params: &[SamplingParams],
-        choices: &[Choice],
-        out: &mut [Result<Logprobs>],
-    ) -> Result<()> {
-        on_host!("sampling.logprobs", logits);
-        sampling::logprobs::run(self, logits, params, choices, out);
+    fn logprobs(&self, operator: LogprobQuery<'_>) -> Result<()> {
+        sampling::logprobs::run(self, on_host(operator)?);
         Ok(())
     }
 
-    fn chain_speculative_sampling(
-        &self,
-        drafts: Drafts<'_>,
-        target: Scores<'_>,
-        params: &[SamplingParams],
-        out: ChainOutput<'_>,
-    ) -> Result<()> {
-        let devices = [("probs", drafts.probs.device()), ("target", target.view().device())];
-        check_on_host("sampling.chain_speculative_sampling", &devices)?;
-        sampling::speculative::run(self, drafts, target, params, out);
+    fn chain_speculative_sampling(&self, operator: ChainVerification<'_>) -> Result<()> {
+        sampling::speculative::run(self, on_host(operator)?);
         Ok(())
     }
 }

@@ -10,53 +10,45 @@ pub(super) mod top_k;
 
 use super::threshold::{search, ties_within};
 use crate::{
-    Cpu, Element, Error, View, ViewMut,
-    rows::{Rows, rows_mut, widen},
-    sampling::{Filter, FilterOrder, Sampled, SamplingParams, Scores, TopKTies, rng::uniform},
+    Cpu, Element, Error, Operator,
+    rows::{Rows, rows_mut, widen, widen_row},
+    sampling::{
+        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, Softmax,
+        TokenSampling, TopKTies, rng::uniform,
+    },
     with_dtype,
 };
 
 /// Partial sums and maxima. The number affects the bits of the result.
 const LANES: usize = 16;
 
-pub(super) fn sample(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingParams], out: &mut [Sampled]) {
-    let (Scores::Logits(view) | Scores::Probs(view)) = scores;
-    let vocab = view.shape()[1];
-    with_dtype!(view.dtype(), T => {
-        let rows = Rows::<T>::new(view);
-        cpu.each_row(out.iter_mut().collect(), vocab, Vec::new, |weights, row, out| {
-            widen(rows.get(row), weights);
-            *out = sample_row(&scores, weights, &params[row]).map_err(|why| Error::new(scores.operator(), format!("request {row}: {why}")));
+pub(super) fn sample(cpu: &Cpu, operator: TokenSampling<'_>) {
+    let name = operator.name();
+    let TokenSampling { scores, params, out } = operator;
+    let view = scores.view();
+    cpu.each_row(out.iter_mut().collect(), view.shape()[1], Vec::new, |weights, row, out| {
+        widen_row(view, row, weights);
+        *out = sample_row(&scores, weights, &params[row])
+            .map_err(|why| Error::new(name, format!("request {row}: {why}")));
+    });
+}
+
+pub(super) fn distribution(cpu: &Cpu, operator: SamplingDistribution<'_>) {
+    let SamplingDistribution { scores, params, out } = operator;
+    let (view, vocab) = (scores.view(), out.shape()[1]);
+    with_dtype!(out.dtype(), O => {
+        cpu.each_row(rows_mut::<O>(out), vocab, Vec::new, |weights, row, out| {
+            widen_row(view, row, weights);
+            match compute_weights(&scores, weights, &params[row]) {
+                Ok(floor) => renormalize(weights, floor, out),
+                Err(_) => out.fill(O::from_f32(f32::NAN)),
+            }
         });
     });
 }
 
-pub(super) fn distribution(cpu: &Cpu, scores: Scores<'_>, params: &[SamplingParams], out: ViewMut<'_>) {
-    let (Scores::Logits(view) | Scores::Probs(view)) = scores;
-    with_dtype!(view.dtype(), T => {
-        let rows = Rows::<T>::new(view);
-        let load = |row, weights: &mut Vec<f32>| widen(rows.get(row), weights);
-        with_dtype!(out.dtype(), O => write_distribution(cpu, (scores, params), load, rows_mut::<O>(out)));
-    });
-}
-
-fn write_distribution<O: Element>(
-    cpu: &Cpu,
-    (scores, params): (Scores<'_>, &[SamplingParams]),
-    load: impl Fn(usize, &mut Vec<f32>) + Sync + Send,
-    out: Vec<&mut [O]>,
-) {
-    let vocab = out.first().map_or(0, |row| row.len());
-    cpu.each_row(out, vocab, Vec::new, |weights, row, out| {
-        load(row, weights);
-        match compute_weights(&scores, weights, &params[row]) {
-            Ok(floor) => renormalize(weights, floor, out),
-            Err(_) => out.fill(O::from_f32(f32::NAN)),
-        }
-    });
-}
-
-pub(super) fn softmax(cpu: &Cpu, logits: View<'_>, temperature: &[f32], out: ViewMut<'_>) {
+pub(super) fn softmax(cpu: &Cpu, operator: Softmax<'_>) {
+    let Softmax { logits, temperature, out } = operator;
     let vocab = logits.shape()[1];
     with_dtype!(logits.dtype(), T => {
         let rows = Rows::<T>::new(logits);
@@ -79,7 +71,8 @@ fn softmax_row<T: Element>(logits: &mut [f32], temperature: f32, out: &mut [T]) 
     Ok(())
 }
 
-pub(super) fn filter(cpu: &Cpu, filter: Filter<'_>, x: View<'_>, out: ViewMut<'_>) {
+pub(super) fn filter(cpu: &Cpu, operator: ScoreFilter<'_>) {
+    let ScoreFilter { filter, x, out } = operator;
     let vocab = x.shape()[1];
     with_dtype!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);

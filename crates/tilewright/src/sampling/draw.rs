@@ -9,7 +9,8 @@ use super::{
     filter::{check_matrix, check_per_row},
 };
 use crate::{
-    Backend, Result, View, ViewMut,
+    Backend, Operator, Result, View, ViewMut,
+    operator::{TensorRef, TensorVisitor},
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -33,12 +34,10 @@ impl<'a> Scores<'a> {
         view
     }
 
-    /// The operator name in error texts.
-    pub(crate) fn operator(&self) -> &'static str {
-        match self {
-            Self::Logits(_) => "sampling.sample",
-            Self::Probs(_) => "sampling.sampling_from_probs",
-        }
+    /// The tensor.
+    pub(super) fn view_mut(&mut self) -> &mut View<'a> {
+        let (Self::Logits(view) | Self::Probs(view)) = self;
+        view
     }
 
     /// The argument name in error texts.
@@ -66,7 +65,7 @@ pub fn sample<B: Backend + ?Sized>(
     params: &[SamplingParams],
     out: &mut [Sampled],
 ) -> Result<()> {
-    draw(backend, Scores::Logits(logits), params, out)
+    TokenSampling { scores: Scores::Logits(logits), params, out }.run(backend)
 }
 
 /// Draws a token per row of `probs`: top-k, top-p, min-p, draw. Without filters it draws from `probs` as they are.
@@ -82,7 +81,43 @@ pub fn sampling_from_probs<B: Backend + ?Sized>(
     params: &[SamplingParams],
     out: &mut [Sampled],
 ) -> Result<()> {
-    draw(backend, Scores::Probs(probs), params, out)
+    TokenSampling { scores: Scores::Probs(probs), params, out }.run(backend)
+}
+
+/// The arguments of [`sample`] and [`sampling_from_probs`].
+#[derive(Debug)]
+pub struct TokenSampling<'a> {
+    /// `[rows, vocab]`
+    pub scores: Scores<'a>,
+    /// `[rows]`
+    pub params: &'a [SamplingParams],
+    /// `[rows]`
+    pub out: &'a mut [Sampled],
+}
+
+impl<'a> Operator<'a> for TokenSampling<'a> {
+    fn name(&self) -> &'static str {
+        match self.scores {
+            Scores::Logits(_) => "sampling.sample",
+            Scores::Probs(_) => "sampling.sampling_from_probs",
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { scores, params, out }) = (self.name(), self);
+        let rows = check_matrix(operator, scores.argument(), &scores.view())?;
+        check_params(operator, rows, scores, params)?;
+        crate::ensure!(out.len() == rows, operator, "out has {} elements, expected rows = {rows}", out.len());
+        Ok(())
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit(self.scores.argument(), TensorRef::Input(self.scores.view_mut()))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.sample(self)
+    }
 }
 
 /// Writes the distribution from which [`sample`] or [`sampling_from_probs`] draws: each row sums to 1; dropped tokens
@@ -99,14 +134,42 @@ pub fn distribution<B: Backend + ?Sized>(
     params: &[SamplingParams],
     out: ViewMut<'_>,
 ) -> Result<()> {
-    const OPERATOR: &str = "sampling.distribution";
-    let (Scores::Logits(view) | Scores::Probs(view)) = scores;
-    let rows = check_matrix(OPERATOR, scores.argument(), &view)?;
-    check_params(OPERATOR, rows, &scores, params)?;
-    check_shape(OPERATOR, "out", (out.shape(), view.shape()), "[rows, vocab]")?;
-    check_computable(OPERATOR, "out", out.dtype())?;
-    check_rows(OPERATOR, "out", (out.shape(), out.strides()))?;
-    backend.distribution(scores, params, out)
+    SamplingDistribution { scores, params, out }.run(backend)
+}
+
+/// The arguments of [`distribution`].
+#[derive(Debug)]
+pub struct SamplingDistribution<'a> {
+    /// `[rows, vocab]`
+    pub scores: Scores<'a>,
+    /// `[rows]`
+    pub params: &'a [SamplingParams],
+    /// `[rows, vocab]`
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for SamplingDistribution<'a> {
+    fn name(&self) -> &'static str {
+        "sampling.distribution"
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { scores, params, out }) = (self.name(), self);
+        let rows = check_matrix(operator, scores.argument(), &scores.view())?;
+        check_params(operator, rows, scores, params)?;
+        check_shape(operator, "out", (out.shape(), scores.view().shape()), "[rows, vocab]")?;
+        check_computable(operator, "out", out.dtype())?;
+        check_rows(operator, "out", (out.shape(), out.strides()))
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit(self.scores.argument(), TensorRef::Input(self.scores.view_mut()))?;
+        visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.distribution(self)
+    }
 }
 
 /// Rejects parameters that are out of range or not one per row, and temperatures for probabilities.
@@ -116,7 +179,7 @@ pub(super) fn check_params(
     scores: &Scores<'_>,
     params: &[SamplingParams],
 ) -> Result<()> {
-    check_per_row(operator, ("params", rows), params, |row| {
+    check_per_row(operator, "params", rows, params, |row| {
         row.problem().or_else(|| match scores {
             Scores::Probs(_) if row.temperature != 1.0 => Some(format!(
                 "temperature = {} applies to logits, expected 1 for probabilities",
@@ -125,18 +188,4 @@ pub(super) fn check_params(
             _ => None,
         })
     })
-}
-
-fn draw<B: Backend + ?Sized>(
-    backend: &B,
-    scores: Scores<'_>,
-    params: &[SamplingParams],
-    out: &mut [Sampled],
-) -> Result<()> {
-    let operator = scores.operator();
-    let (Scores::Logits(view) | Scores::Probs(view)) = scores;
-    let rows = check_matrix(operator, scores.argument(), &view)?;
-    check_params(operator, rows, &scores, params)?;
-    crate::ensure!(out.len() == rows, operator, "out has {} elements, expected rows = {rows}", out.len());
-    backend.sample(scores, params, out)
 }

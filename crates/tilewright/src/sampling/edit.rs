@@ -3,7 +3,10 @@
 //! `logits` is `[rows, vocab]` of any dtype with stride 1 along the last axis. Rows are edited independently.
 
 use super::{History, Penalties, filter::check_matrix};
-use crate::{Backend, Error, Result, ViewMut};
+use crate::{
+    Backend, Error, Operator, Result, ViewMut,
+    operator::{TensorRef, TensorVisitor},
+};
 
 /// An edit with its arguments for all rows.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +50,7 @@ pub fn apply_token_bitmask<B: Backend + ?Sized>(
     logits: ViewMut<'_>,
     bitmask: TokenBitmask<'_>,
 ) -> Result<()> {
-    apply(backend, "sampling.apply_token_bitmask", &LogitsEdit::Bitmask(bitmask), logits)
+    LogitsEditing { edit: LogitsEdit::Bitmask(bitmask), logits }.run(backend)
 }
 
 /// Adds `bias[row]`, a list of tokens and numbers, to the logits of each row (OpenAI's `logit_bias`).
@@ -63,19 +66,40 @@ pub fn apply_logit_bias<B: Backend + ?Sized>(
     logits: ViewMut<'_>,
     bias: &[&[Bias]],
 ) -> Result<()> {
-    apply(backend, "sampling.apply_logit_bias", &LogitsEdit::Bias(bias), logits)
+    LogitsEditing { edit: LogitsEdit::Bias(bias), logits }.run(backend)
 }
 
-pub(super) fn apply<B: Backend + ?Sized>(
-    backend: &B,
-    operator: &'static str,
-    edit: &LogitsEdit<'_>,
-    logits: ViewMut<'_>,
-) -> Result<()> {
-    let rows = check_matrix(operator, "logits", &logits.as_view())?;
-    let problem = edit.problem(rows, logits.shape()[1]);
-    problem.map_or(Ok(()), |problem| Err(Error::new(operator, problem)))?;
-    backend.edit_logits(edit, logits)
+/// The arguments of an edit.
+#[derive(Debug)]
+pub struct LogitsEditing<'a> {
+    /// The edit.
+    pub edit: LogitsEdit<'a>,
+    /// `[rows, vocab]`
+    pub logits: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for LogitsEditing<'a> {
+    fn name(&self) -> &'static str {
+        match self.edit {
+            LogitsEdit::Bitmask(_) => "sampling.apply_token_bitmask",
+            LogitsEdit::Penalties(..) => "sampling.apply_penalties",
+            LogitsEdit::Bias(_) => "sampling.apply_logit_bias",
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let rows = check_matrix(self.name(), "logits", &self.logits.as_view())?;
+        let problem = self.edit.problem(rows, self.logits.shape()[1]);
+        problem.map_or(Ok(()), |problem| Err(Error::new(self.name(), problem)))
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("logits", TensorRef::Output(&mut self.logits))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.edit_logits(self)
+    }
 }
 
 impl LogitsEdit<'_> {
@@ -83,9 +107,7 @@ impl LogitsEdit<'_> {
     pub(super) fn problem(&self, rows: usize, vocab: usize) -> Option<String> {
         match self {
             Self::Bitmask(bitmask) => bitmask.problem(rows, vocab),
-            Self::Penalties(penalties, history) => {
-                super::penalties::problem(penalties, history, (rows, vocab))
-            }
+            Self::Penalties(penalties, history) => super::penalties::problem(penalties, history, rows, vocab),
             Self::Bias(bias) => bias_problem(bias, rows, vocab),
         }
     }

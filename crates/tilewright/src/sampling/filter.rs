@@ -4,7 +4,8 @@
 
 use super::params::{temperature_problem, top_k_problem, top_p_problem};
 use crate::{
-    Backend, Error, Result, View, ViewMut,
+    Backend, Error, Operator, Result, View, ViewMut,
+    operator::{TensorRef, TensorVisitor},
     rows::check_rows,
     tensor::{check_computable, check_dtype, check_shape},
 };
@@ -34,10 +35,7 @@ pub fn softmax<B: Backend + ?Sized>(
     temperature: &[f32],
     out: ViewMut<'_>,
 ) -> Result<()> {
-    const OPERATOR: &str = "sampling.softmax";
-    let rows = check_pair(OPERATOR, "logits", &logits, &out)?;
-    check_per_row(OPERATOR, ("temperature", rows), temperature, temperature_problem)?;
-    backend.softmax(logits, temperature, out)
+    Softmax { logits, temperature, out }.run(backend)
 }
 
 /// Keeps the probabilities of each row that are at least its `top_k`-th largest, ties included, divided by their
@@ -54,10 +52,7 @@ pub fn top_k_renorm_probs<B: Backend + ?Sized>(
     top_k: &[u32],
     out: ViewMut<'_>,
 ) -> Result<()> {
-    const OPERATOR: &str = "sampling.top_k_renorm_probs";
-    let rows = check_pair(OPERATOR, "probs", &probs, &out)?;
-    check_per_row(OPERATOR, ("top_k", rows), top_k, top_k_problem)?;
-    backend.filter(Filter::TopKRenorm(top_k), probs, out)
+    ScoreFilter { filter: Filter::TopKRenorm(top_k), x: probs, out }.run(backend)
 }
 
 /// Keeps the smallest set of the largest probabilities of each row whose sum reaches the share `top_p` of the
@@ -74,10 +69,7 @@ pub fn top_p_renorm_probs<B: Backend + ?Sized>(
     top_p: &[f32],
     out: ViewMut<'_>,
 ) -> Result<()> {
-    const OPERATOR: &str = "sampling.top_p_renorm_probs";
-    let rows = check_pair(OPERATOR, "probs", &probs, &out)?;
-    check_per_row(OPERATOR, ("top_p", rows), top_p, top_p_problem)?;
-    backend.filter(Filter::TopPRenorm(top_p), probs, out)
+    ScoreFilter { filter: Filter::TopPRenorm(top_p), x: probs, out }.run(backend)
 }
 
 /// Keeps the logits of each row that are at least its `top_k`-th largest, ties included; the others become -inf.
@@ -93,10 +85,86 @@ pub fn top_k_mask_logits<B: Backend + ?Sized>(
     top_k: &[u32],
     out: ViewMut<'_>,
 ) -> Result<()> {
-    const OPERATOR: &str = "sampling.top_k_mask_logits";
-    let rows = check_pair(OPERATOR, "logits", &logits, &out)?;
-    check_per_row(OPERATOR, ("top_k", rows), top_k, top_k_problem)?;
-    backend.filter(Filter::TopKMask(top_k), logits, out)
+    ScoreFilter { filter: Filter::TopKMask(top_k), x: logits, out }.run(backend)
+}
+
+/// The arguments of [`softmax`].
+#[derive(Debug)]
+pub struct Softmax<'a> {
+    /// `[rows, vocab]`
+    pub logits: View<'a>,
+    /// `[rows]`
+    pub temperature: &'a [f32],
+    /// `[rows, vocab]`
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for Softmax<'a> {
+    fn name(&self) -> &'static str {
+        "sampling.softmax"
+    }
+
+    fn check(&self) -> Result<()> {
+        let rows = check_pair(self.name(), "logits", &self.logits, &self.out)?;
+        check_per_row(self.name(), "temperature", rows, self.temperature, temperature_problem)
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("logits", TensorRef::Input(&mut self.logits))?;
+        visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.softmax(self)
+    }
+}
+
+/// The arguments of a filter.
+#[derive(Debug)]
+pub struct ScoreFilter<'a> {
+    /// The filter and its parameters.
+    pub filter: Filter<'a>,
+    /// Probabilities, or logits for [`Filter::TopKMask`]: `[rows, vocab]`.
+    pub x: View<'a>,
+    /// `[rows, vocab]`
+    pub out: ViewMut<'a>,
+}
+
+impl ScoreFilter<'_> {
+    /// The argument name of `x`.
+    fn argument(&self) -> &'static str {
+        if matches!(self.filter, Filter::TopKMask(_)) { "logits" } else { "probs" }
+    }
+}
+
+impl<'a> Operator<'a> for ScoreFilter<'a> {
+    fn name(&self) -> &'static str {
+        match self.filter {
+            Filter::TopKRenorm(_) => "sampling.top_k_renorm_probs",
+            Filter::TopPRenorm(_) => "sampling.top_p_renorm_probs",
+            Filter::TopKMask(_) => "sampling.top_k_mask_logits",
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let operator = self.name();
+        let rows = check_pair(operator, self.argument(), &self.x, &self.out)?;
+        match self.filter {
+            Filter::TopKRenorm(k) | Filter::TopKMask(k) => {
+                check_per_row(operator, "top_k", rows, k, top_k_problem)
+            }
+            Filter::TopPRenorm(p) => check_per_row(operator, "top_p", rows, p, top_p_problem),
+        }
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit(self.argument(), TensorRef::Input(&mut self.x))?;
+        visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.filter(self)
+    }
 }
 
 /// Checks the tensors of a filter and returns the number of rows.
@@ -124,7 +192,8 @@ pub(super) fn check_matrix(operator: &'static str, argument: &str, x: &View<'_>)
 /// Rejects parameters that are not one per row, or for which `problem` returns an error text.
 pub(super) fn check_per_row<P: Copy>(
     operator: &'static str,
-    (argument, rows): (&str, usize),
+    argument: &str,
+    rows: usize,
     values: &[P],
     problem: impl Fn(P) -> Option<String>,
 ) -> Result<()> {

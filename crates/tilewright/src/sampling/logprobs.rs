@@ -5,7 +5,10 @@ use super::{
     draw::check_params,
     filter::{check_matrix, check_per_row},
 };
-use crate::{Backend, Result, View};
+use crate::{
+    Backend, Operator, Result, View,
+    operator::{TensorRef, TensorVisitor},
+};
 
 /// The logprobs requested for one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -56,20 +59,48 @@ pub fn logprobs<B: Backend + ?Sized>(
     choices: &[Choice],
     out: &mut [Result<Logprobs>],
 ) -> Result<()> {
-    const OPERATOR: &str = "sampling.logprobs";
-    let rows = check_matrix(OPERATOR, "logits", &logits)?;
-    let vocab = logits.shape()[1];
-    check_per_row(OPERATOR, ("choices", rows), choices, |Choice { token, top_n }| {
-        if token as usize >= vocab {
-            Some(format!("token {token} is not below vocab = {vocab}"))
-        } else {
-            (top_n as usize > vocab).then(|| format!("top_n = {top_n} is above vocab = {vocab}"))
-        }
-    })?;
-    crate::ensure!(out.len() == rows, OPERATOR, "out has {} elements, expected rows = {rows}", out.len());
-    let Some(params) = params else {
-        return backend.logprobs(logits, &vec![SamplingParams::default(); rows], choices, out);
-    };
-    check_params(OPERATOR, rows, &Scores::Logits(logits), params)?;
-    backend.logprobs(logits, params, choices, out)
+    let unmodified = vec![SamplingParams::default(); if params.is_none() { choices.len() } else { 0 }];
+    LogprobQuery { logits, params: params.unwrap_or(&unmodified), choices, out }.run(backend)
+}
+
+/// The arguments of [`logprobs`].
+#[derive(Debug)]
+pub struct LogprobQuery<'a> {
+    /// `[rows, vocab]`
+    pub logits: View<'a>,
+    /// `[rows]`; the default is that of the unmodified logits.
+    pub params: &'a [SamplingParams],
+    /// `[rows]`
+    pub choices: &'a [Choice],
+    /// `[rows]`
+    pub out: &'a mut [Result<Logprobs>],
+}
+
+impl<'a> Operator<'a> for LogprobQuery<'a> {
+    fn name(&self) -> &'static str {
+        "sampling.logprobs"
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { logits, params, choices, out }) = (self.name(), self);
+        let rows = check_matrix(operator, "logits", logits)?;
+        let vocab = logits.shape()[1];
+        check_per_row(operator, "choices", rows, choices, |Choice { token, top_n }| {
+            if token as usize >= vocab {
+                Some(format!("token {token} is not below vocab = {vocab}"))
+            } else {
+                (top_n as usize > vocab).then(|| format!("top_n = {top_n} is above vocab = {vocab}"))
+            }
+        })?;
+        crate::ensure!(out.len() == rows, operator, "out has {} elements, expected rows = {rows}", out.len());
+        check_params(operator, rows, &Scores::Logits(*logits), params)
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("logits", TensorRef::Input(&mut self.logits))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.logprobs(self)
+    }
 }

@@ -23,13 +23,17 @@ pub mod rng;
 mod speculative;
 mod top_k;
 
-pub use draw::{Sampled, Scores, distribution, sample, sampling_from_probs};
-pub use edit::{Bias, LogitsEdit, TokenBitmask, apply_logit_bias, apply_token_bitmask};
-pub use filter::{Filter, softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs};
-pub use logprobs::{Choice, Logprobs, TokenLogprob, logprobs};
+pub use draw::{
+    Sampled, SamplingDistribution, Scores, TokenSampling, distribution, sample, sampling_from_probs,
+};
+pub use edit::{Bias, LogitsEdit, LogitsEditing, TokenBitmask, apply_logit_bias, apply_token_bitmask};
+pub use filter::{
+    Filter, ScoreFilter, Softmax, softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs,
+};
+pub use logprobs::{Choice, LogprobQuery, Logprobs, TokenLogprob, logprobs};
 pub use params::{FilterOrder, SamplingParams, TopKTies};
 pub use penalties::{History, Penalties, apply_penalties};
 pub use pipeline::{Pipeline, RowParam, flow};
 pub use rng::Stream;
-pub use speculative::{ChainCounts, ChainOutput, Drafts, chain_speculative_sampling};
-pub use top_k::{TieBreak, TopK, top_k};
+pub use speculative::{ChainCounts, ChainOutput, ChainVerification, Drafts, chain_speculative_sampling};
+pub use top_k::{TieBreak, TopK, TopKSelection, top_k};

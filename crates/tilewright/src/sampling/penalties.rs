@@ -10,8 +10,8 @@
 //! The first line is Hugging Face's `RepetitionPenaltyLogitsProcessor` (Keskar et al., "CTRL", 2019), the second is
 //! OpenAI's.
 
-use super::{LogitsEdit, edit::apply};
-use crate::{Backend, Result, ViewMut};
+use super::{LogitsEdit, LogitsEditing};
+use crate::{Backend, Operator, Result, ViewMut};
 
 /// The penalties of one row. The default has no effect.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,13 +65,14 @@ pub fn apply_penalties<B: Backend + ?Sized>(
     penalties: &[Penalties],
     history: History<'_>,
 ) -> Result<()> {
-    apply(backend, "sampling.apply_penalties", &LogitsEdit::Penalties(penalties, history), logits)
+    LogitsEditing { edit: LogitsEdit::Penalties(penalties, history), logits }.run(backend)
 }
 
 pub(super) fn problem(
     penalties: &[Penalties],
     history: &History<'_>,
-    (rows, vocab): (usize, usize),
+    rows: usize,
+    vocab: usize,
 ) -> Option<String> {
     if penalties.len() != rows {
         return Some(format!("penalties has {} elements, expected rows = {rows}", penalties.len()));
@@ -79,10 +80,10 @@ pub(super) fn problem(
     let bad =
         penalties.iter().enumerate().find_map(|(row, p)| Some(format!("request {row}: {}", p.problem()?)));
     bad.or_else(|| match history {
-        History::Tokens { prompt, output } => list_problem("prompt", prompt, (rows, vocab))
-            .or_else(|| list_problem("output", output, (rows, vocab))),
-        History::Counts { prompt, output } => count_problem("prompt", prompt.len(), (rows, vocab))
-            .or_else(|| count_problem("output", output.len(), (rows, vocab))),
+        History::Tokens { prompt, output } => list_problem("prompt", prompt, rows, vocab)
+            .or_else(|| list_problem("output", output, rows, vocab)),
+        History::Counts { prompt, output } => count_problem("prompt", prompt.len(), rows, vocab)
+            .or_else(|| count_problem("output", output.len(), rows, vocab)),
     })
 }
 
@@ -101,7 +102,7 @@ impl Penalties {
     }
 }
 
-fn list_problem(argument: &str, lists: &[&[u32]], (rows, vocab): (usize, usize)) -> Option<String> {
+fn list_problem(argument: &str, lists: &[&[u32]], rows: usize, vocab: usize) -> Option<String> {
     if lists.len() != rows {
         return Some(format!("{argument} has {} lists, expected rows = {rows}", lists.len()));
     }
@@ -111,7 +112,7 @@ fn list_problem(argument: &str, lists: &[&[u32]], (rows, vocab): (usize, usize))
     })
 }
 
-fn count_problem(argument: &str, len: usize, (rows, vocab): (usize, usize)) -> Option<String> {
+fn count_problem(argument: &str, len: usize, rows: usize, vocab: usize) -> Option<String> {
     (len != rows * vocab)
         .then(|| format!("{argument} has {len} elements, expected rows x vocab = {rows} x {vocab}"))
 }

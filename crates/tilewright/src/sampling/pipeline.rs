@@ -9,9 +9,11 @@ mod group;
 mod row_param;
 mod stage;
 
-use super::{Bias, History, Penalties, Sampled, Stream, TokenBitmask, TopKTies, filter::check_matrix};
+use super::{
+    Bias, History, LogitsEditing, Penalties, Sampled, Stream, TokenBitmask, TopKTies, filter::check_matrix,
+};
 use crate::{
-    Backend, Error, Result, View, ViewMut,
+    Backend, Error, Operator, Result, View, ViewMut,
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -238,7 +240,10 @@ impl<'a, Flow> Pipeline<'a, Flow> {
     fn edit<B: Backend + ?Sized>(&self, backend: &B, logits: &mut ViewMut<'_>) -> Result<()> {
         let rows = logits.shape()[0];
         for stage in &self.stages {
-            stage.edit(rows, |edit| backend.edit_logits(edit, logits.reborrow())).unwrap_or(Ok(()))?;
+            let edited = stage.edit(rows, |edit| {
+                LogitsEditing { edit, logits: logits.reborrow() }.dispatch(backend) // `check` has passed
+            });
+            edited.unwrap_or(Ok(()))?;
         }
         Ok(())
     }

@@ -10,7 +10,8 @@
 
 use super::{SamplingParams, Scores, draw::check_params};
 use crate::{
-    Backend, Result, View,
+    Backend, Operator, Result, View,
+    operator::{TensorRef, TensorVisitor},
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -82,28 +83,66 @@ pub fn chain_speculative_sampling<B: Backend + ?Sized>(
     params: &[SamplingParams],
     out: ChainOutput<'_>,
 ) -> Result<()> {
-    let (batch, n, vocab) = check_target(&drafts, &target)?;
-    check_ids(drafts.ids, (batch, n, vocab))?;
-    check_params(OPERATOR, batch, &target, params)?;
-    let lens = [
-        ("out.tokens", out.tokens.len(), batch * (n + 1), "batch x (n + 1)"),
-        ("out.chains", out.chains.len(), batch, "batch"),
-        ("out.totals", out.totals.as_ref().map_or(batch, |totals| totals.len()), batch, "batch"),
-    ];
-    for (argument, len, expected, layout) in lens {
-        crate::ensure!(
-            len == expected,
-            OPERATOR,
-            "{argument} has {len} elements, expected {layout} = {expected}"
-        );
+    ChainVerification { drafts, target, params, out }.run(backend)
+}
+
+/// The arguments of [`chain_speculative_sampling`].
+#[derive(Debug)]
+pub struct ChainVerification<'a> {
+    /// The drafted tokens.
+    pub drafts: Drafts<'a>,
+    /// `[batch, n + 1, vocab]`
+    pub target: Scores<'a>,
+    /// `[batch]`
+    pub params: &'a [SamplingParams],
+    /// The results.
+    pub out: ChainOutput<'a>,
+}
+
+impl<'a> Operator<'a> for ChainVerification<'a> {
+    fn name(&self) -> &'static str {
+        OPERATOR
     }
-    backend.chain_speculative_sampling(drafts, target, params, out)
+
+    fn check(&self) -> Result<()> {
+        let Self { drafts, target, params, out } = self;
+        let [batch, n, vocab] = check_target(drafts, target)?;
+        check_ids(drafts.ids, batch, n, vocab)?;
+        check_params(OPERATOR, batch, target, params)?;
+        let lens = [
+            ("out.tokens", out.tokens.len(), batch * (n + 1), "batch x (n + 1)"),
+            ("out.chains", out.chains.len(), batch, "batch"),
+            ("out.totals", out.totals.as_ref().map_or(batch, |totals| totals.len()), batch, "batch"),
+        ];
+        for (argument, len, expected, layout) in lens {
+            crate::ensure!(
+                len == expected,
+                OPERATOR,
+                "{argument} has {len} elements, expected {layout} = {expected}"
+            );
+        }
+        Ok(())
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("draft probs", TensorRef::Input(&mut self.drafts.probs))?;
+        visit(target_name(&self.target), TensorRef::Input(self.target.view_mut()))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.chain_speculative_sampling(self)
+    }
+}
+
+/// The argument name of the target's scores.
+fn target_name(target: &Scores<'_>) -> &'static str {
+    if matches!(target, Scores::Logits(_)) { "target logits" } else { "target probs" }
 }
 
 /// Checks both tensors and returns batch, n and vocab.
-fn check_target(drafts: &Drafts<'_>, target: &Scores<'_>) -> Result<(usize, usize, usize)> {
-    let (Scores::Logits(scores) | Scores::Probs(scores)) = target;
-    let argument = if matches!(target, Scores::Logits(_)) { "target logits" } else { "target probs" };
+fn check_target(drafts: &Drafts<'_>, target: &Scores<'_>) -> Result<[usize; 3]> {
+    let scores = target.view();
+    let argument = target_name(target);
     let shape = scores.shape();
     crate::ensure!(
         shape.len() == 3 && shape[1] > 0 && (1..=i32::MAX as usize).contains(&shape[2]),
@@ -117,10 +156,10 @@ fn check_target(drafts: &Drafts<'_>, target: &Scores<'_>) -> Result<(usize, usiz
     check_computable(OPERATOR, "draft probs", drafts.probs.dtype())?;
     check_rows(OPERATOR, argument, (shape, scores.strides()))?;
     check_rows(OPERATOR, "draft probs", (drafts.probs.shape(), drafts.probs.strides()))?;
-    Ok((batch, n, vocab))
+    Ok([batch, n, vocab])
 }
 
-fn check_ids(ids: &[i32], (batch, n, vocab): (usize, usize, usize)) -> Result<()> {
+fn check_ids(ids: &[i32], batch: usize, n: usize, vocab: usize) -> Result<()> {
     crate::ensure!(
         ids.len() == batch * n,
         OPERATOR,

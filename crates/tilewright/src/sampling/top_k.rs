@@ -2,7 +2,8 @@
 
 use super::filter::check_matrix;
 use crate::{
-    Backend, Result, View, ViewMut,
+    Backend, Operator, Result, View, ViewMut,
+    operator::{TensorRef, TensorVisitor},
     rows::check_rows,
     tensor::{check_dtype, check_shape},
 };
@@ -44,19 +45,51 @@ pub fn top_k<B: Backend + ?Sized>(
     values: ViewMut<'_>,
     indices: &mut [i32],
 ) -> Result<()> {
-    const OPERATOR: &str = "sampling.top_k";
-    let rows = check_matrix(OPERATOR, "scores", &scores)?;
-    let (k, vocab) = (top_k.k, scores.shape()[1]);
-    crate::ensure!(vocab <= i32::MAX as usize, OPERATOR, "vocab = {vocab} does not fit in an i32");
-    crate::ensure!((1..=vocab).contains(&k), OPERATOR, "k = {k} is not in 1..={vocab}");
-    check_shape(OPERATOR, "values", (values.shape(), &[rows, k]), "[rows, k]")?;
-    check_dtype(OPERATOR, "values", values.dtype(), scores.dtype())?;
-    check_rows(OPERATOR, "values", (values.shape(), values.strides()))?;
-    crate::ensure!(
-        indices.len() == rows * k,
-        OPERATOR,
-        "indices has {} elements, expected rows x k = {rows} x {k}",
-        indices.len()
-    );
-    backend.top_k(scores, top_k, values, indices)
+    TopKSelection { scores, top_k, values, indices }.run(backend)
+}
+
+/// The arguments of [`top_k`].
+#[derive(Debug)]
+pub struct TopKSelection<'a> {
+    /// `[rows, vocab]`
+    pub scores: View<'a>,
+    /// The selection.
+    pub top_k: TopK,
+    /// `[rows, k]`
+    pub values: ViewMut<'a>,
+    /// `[rows, k]`
+    pub indices: &'a mut [i32],
+}
+
+impl<'a> Operator<'a> for TopKSelection<'a> {
+    fn name(&self) -> &'static str {
+        "sampling.top_k"
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { scores, top_k, values, indices }) = (self.name(), self);
+        let rows = check_matrix(operator, "scores", scores)?;
+        let (k, vocab) = (top_k.k, scores.shape()[1]);
+        crate::ensure!(vocab <= i32::MAX as usize, operator, "vocab = {vocab} does not fit in an i32");
+        crate::ensure!((1..=vocab).contains(&k), operator, "k = {k} is not in 1..={vocab}");
+        check_shape(operator, "values", (values.shape(), &[rows, k]), "[rows, k]")?;
+        check_dtype(operator, "values", values.dtype(), scores.dtype())?;
+        check_rows(operator, "values", (values.shape(), values.strides()))?;
+        crate::ensure!(
+            indices.len() == rows * k,
+            operator,
+            "indices has {} elements, expected rows x k = {rows} x {k}",
+            indices.len()
+        );
+        Ok(())
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("scores", TensorRef::Input(&mut self.scores))?;
+        visit("values", TensorRef::Output(&mut self.values))
+    }
+
+    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
+        backend.top_k(self)
+    }
 }

@@ -1,11 +1,14 @@
 //! Logits edits: the host groups entries by row and token, so that one thread updates each logit.
 
 use super::{vocab_of, with_elements};
-use crate::{backend::Gpu, machine::Machine};
+use crate::{
+    backend::{Gpu, geometry::address},
+    machine::Machine,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use tilewright::{
-    Result, ViewMut,
-    sampling::{Bias, History, LogitsEdit, Penalties, TokenBitmask},
+    Operator, Result, View,
+    sampling::{Bias, History, LogitsEdit, LogitsEditing, Penalties, TokenBitmask},
 };
 use tilewright_kernels::sampling::{EDIT_THREADS, TOKENS_PER_MASK_THREAD, add_bias, mask_tokens, penalise};
 use tilewright_ptx::sim::Arg;
@@ -16,36 +19,26 @@ type EditEntry = [u32; 4];
 /// The logits to edit.
 struct EditTarget<'a> {
     operator: &'static str,
-    view: ViewMut<'a>,
-    address: u64,
+    view: View<'a>,
     rows: usize,
     vocab: u32,
 }
 
-pub(in crate::backend) fn edit_logits<M: Machine>(
-    gpu: &Gpu<M>,
-    edit: &LogitsEdit<'_>,
-    view: ViewMut<'_>,
-) -> Result<()> {
-    let operator = match edit {
-        LogitsEdit::Bitmask(_) => "sampling.apply_token_bitmask",
-        LogitsEdit::Penalties(..) => "sampling.apply_penalties",
-        LogitsEdit::Bias(_) => "sampling.apply_logit_bias",
-    };
-    let address = gpu.address_mut(operator, "logits", &view)?;
+pub(in crate::backend) fn edit_logits<M: Machine>(gpu: &Gpu<M>, operator: &LogitsEditing<'_>) -> Result<()> {
+    let (name, view) = (operator.name(), operator.logits.as_view());
     let [rows, vocab] = [view.shape()[0], view.shape()[1]];
-    let logits = EditTarget { operator, view, address, rows, vocab: vocab_of(operator, vocab)? };
-    match edit {
+    let logits = EditTarget { operator: name, view, rows, vocab: vocab_of(name, vocab)? };
+    match &operator.edit {
         LogitsEdit::Bitmask(bitmask) => mask(gpu, &logits, bitmask),
         LogitsEdit::Penalties(penalties, history) => {
             let entries = occurrences(history, vocab);
             let padded = |p: &Penalties| [p.repetition, p.presence, p.frequency, 0.0].map(f32::to_bits);
             let words: Vec<u32> = penalties.iter().flat_map(padded).collect();
-            run(gpu, &logits, ("penalise", &entries), &words)
+            run(gpu, &logits, "penalise", &entries, &words)
         }
         LogitsEdit::Bias(bias) => {
             let (entries, biases) = groups(bias);
-            run(gpu, &logits, ("add_bias", &entries), &biases)
+            run(gpu, &logits, "add_bias", &entries, &biases)
         }
     }
 }
@@ -67,7 +60,7 @@ fn mask<M: Machine>(gpu: &Gpu<M>, logits: &EditTarget<'_>, bitmask: &TokenBitmas
     let grid = [chosen.len() as u32, ctas, 1];
     let rows = gpu.upload_words(chosen)?;
     let args = [
-        Arg::U64(logits.address),
+        Arg::U64(address(&logits.view)),
         Arg::U64(words.address()),
         Arg::U64(rows.address()),
         Arg::U64(logits.view.strides()[0] as u64),
@@ -80,7 +73,8 @@ fn mask<M: Machine>(gpu: &Gpu<M>, logits: &EditTarget<'_>, bitmask: &TokenBitmas
 fn run<M: Machine>(
     gpu: &Gpu<M>,
     logits: &EditTarget<'_>,
-    (edit, entries): (&str, &[EditEntry]),
+    edit: &str,
+    entries: &[EditEntry],
     numbers: &[u32],
 ) -> Result<()> {
     if entries.is_empty() {
@@ -99,7 +93,7 @@ fn run<M: Machine>(
     let args = [
         Arg::U64(entries.address()),
         Arg::U32(count),
-        Arg::U64(logits.address),
+        Arg::U64(address(&logits.view)),
         Arg::U64(numbers.address()),
         Arg::U64(logits.view.strides()[0] as u64),
     ];

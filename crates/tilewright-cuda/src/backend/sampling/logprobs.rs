@@ -1,25 +1,22 @@
 //! Log-probabilities: the device computes ranks and sums, the host takes logarithms in f64.
 
 use super::{error_of, row_error, threads_of_large, vocab_of, with_elements};
-use crate::{backend::Gpu, machine::Machine};
+use crate::{
+    backend::{Gpu, geometry::address},
+    machine::Machine,
+};
 use tilewright::{
-    Result, View,
-    sampling::{Choice, Logprobs, SamplingParams, TokenLogprob},
+    Result,
+    sampling::{LogprobQuery, Logprobs, TokenLogprob},
 };
 use tilewright_kernels::sampling::{self, LOGPROBS_WORDS, RowKind, mass_bits};
 use tilewright_ptx::sim::Arg;
 
 const OPERATOR: &str = "sampling.logprobs";
 
-pub(in crate::backend) fn logprobs<M: Machine>(
-    gpu: &Gpu<M>,
-    logits: View<'_>,
-    params: &[SamplingParams],
-    choices: &[Choice],
-    out: &mut [Result<Logprobs>],
-) -> Result<()> {
+pub(in crate::backend) fn logprobs<M: Machine>(gpu: &Gpu<M>, operator: LogprobQuery<'_>) -> Result<()> {
+    let LogprobQuery { logits, params, choices, out } = operator;
     let [rows, vocab] = [logits.shape()[0], logits.shape()[1]];
-    let address = gpu.address(OPERATOR, "logits", &logits)?;
     let columns = vocab_of(OPERATOR, vocab)?;
     if rows == 0 {
         return Ok(());
@@ -38,7 +35,7 @@ pub(in crate::backend) fn logprobs<M: Machine>(
     gpu.machine.fill(answers.address(), 0, answers.bytes())?;
     gpu.machine.fill(tops.address(), 0, tops.bytes())?;
     let args = [
-        Arg::U64(address),
+        Arg::U64(address(&logits)),
         Arg::U64(requests.address()),
         Arg::U64(choice_words.address()),
         Arg::U64(answers.address()),

@@ -1,10 +1,13 @@
 //! Chain speculative sampling: one launch with one CTA per request; tokens and counts are one copy each.
 
 use super::{error_of, kind_of, name_of, row_error, threads_of_large, vocab_of, with_elements};
-use crate::{backend::Gpu, machine::Machine};
+use crate::{
+    backend::{Gpu, geometry::address},
+    machine::Machine,
+};
 use tilewright::{
     Result,
-    sampling::{ChainCounts, ChainOutput, Drafts, SamplingParams, Scores},
+    sampling::{ChainCounts, ChainOutput, ChainVerification},
 };
 use tilewright_kernels::sampling::{self, CHAIN_OUTCOME_WORDS, RowKind, SampleConfig};
 use tilewright_ptx::sim::Arg;
@@ -13,16 +16,11 @@ const OPERATOR: &str = "sampling.chain_speculative_sampling";
 
 pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     gpu: &Gpu<M>,
-    drafts: Drafts<'_>,
-    target: Scores<'_>,
-    params: &[SamplingParams],
-    out: ChainOutput<'_>,
+    operator: ChainVerification<'_>,
 ) -> Result<()> {
+    let ChainVerification { drafts, target, params, out } = operator;
     let (view, kind) = (target.view(), kind_of(&target));
     let [batch, positions, vocab] = [view.shape()[0], view.shape()[1], view.shape()[2]];
-    let argument = if kind == RowKind::Logits { "target logits" } else { "target probs" };
-    let from = gpu.address(OPERATOR, "draft probs", &drafts.probs)?;
-    let target_at = gpu.address(OPERATOR, argument, &view)?;
     let columns = vocab_of(OPERATOR, vocab)?;
     if batch == 0 {
         return Ok(());
@@ -40,8 +38,8 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     gpu.machine.fill(outcomes.address(), 0, outcomes.bytes())?;
     let stride = |strides: &[usize], axis: usize| Arg::U64(strides[axis] as u64);
     let args = [
-        Arg::U64(from),
-        Arg::U64(target_at),
+        Arg::U64(address(&drafts.probs)),
+        Arg::U64(address(&view)),
         Arg::U64(requests.address()),
         Arg::U64(ids.address()),
         Arg::U64(tokens.address()),
@@ -56,12 +54,12 @@ pub(in crate::backend) fn chain_speculative_sampling<M: Machine>(
     gpu.machine.launch(&kernel, [batch as u32, 1, 1], &args)?;
     let tokens = gpu.read_words(&tokens, batch * positions)?;
     let outcomes = gpu.read_words(&outcomes, batch * CHAIN_OUTCOME_WORDS)?;
-    report(kind, (&tokens, &outcomes), out);
+    report(kind, &tokens, &outcomes, out);
     Ok(())
 }
 
 /// Writes the results of all chains to `out`.
-fn report(kind: RowKind, (tokens, outcomes): (&[u32], &[u32]), out: ChainOutput<'_>) {
+fn report(kind: RowKind, tokens: &[u32], outcomes: &[u32], out: ChainOutput<'_>) {
     let ChainOutput { tokens: to, chains, totals } = out;
     to.iter_mut().zip(tokens).for_each(|(to, &token)| *to = token.cast_signed());
     let positions = to.len() / chains.len();

@@ -1,25 +1,21 @@
 //! Top-k: the `k` largest elements per row, and masking of all others to -inf.
 
 use super::{threads_of_large, vocab_of, with_elements};
-use crate::{backend::Gpu, machine::Machine};
+use crate::{
+    backend::{Gpu, geometry::address},
+    machine::Machine,
+};
 use tilewright::{
-    Result, View, ViewMut,
-    sampling::{TieBreak, TopK},
+    Operator, Result,
+    sampling::{ScoreFilter, TieBreak, TopKSelection},
 };
 use tilewright_kernels::sampling::{self, LAST_FIRST, SORTED};
 use tilewright_ptx::sim::Arg;
 
-pub(in crate::backend) fn top_k<M: Machine>(
-    gpu: &Gpu<M>,
-    scores: View<'_>,
-    top_k: TopK,
-    values: ViewMut<'_>,
-    indices: &mut [i32],
-) -> Result<()> {
+pub(in crate::backend) fn top_k<M: Machine>(gpu: &Gpu<M>, operator: TopKSelection<'_>) -> Result<()> {
     const OPERATOR: &str = "sampling.top_k";
+    let TopKSelection { scores, top_k, values, indices } = operator;
     let [rows, vocab] = [scores.shape()[0], scores.shape()[1]];
-    let from = gpu.address(OPERATOR, "scores", &scores)?;
-    let to = gpu.address_mut(OPERATOR, "values", &values)?;
     let columns = vocab_of(OPERATOR, vocab)?;
     if rows == 0 {
         return Ok(());
@@ -33,8 +29,8 @@ pub(in crate::backend) fn top_k<M: Machine>(
     let last_first = if top_k.ties == TieBreak::Highest { LAST_FIRST } else { 0 };
     let indices_there = gpu.allocate(4 * indices.len())?;
     let args = [
-        Arg::U64(from),
-        Arg::U64(to),
+        Arg::U64(address(&scores)),
+        Arg::U64(address(&values.as_view())),
         Arg::U64(indices_there.address()),
         Arg::U64(scores.strides()[0] as u64),
         Arg::U64(values.strides()[0] as u64),
@@ -48,30 +44,23 @@ pub(in crate::backend) fn top_k<M: Machine>(
     Ok(())
 }
 
-pub(super) fn top_k_mask<M: Machine>(
-    gpu: &Gpu<M>,
-    counts: &[u32],
-    x: View<'_>,
-    out: ViewMut<'_>,
-) -> Result<()> {
-    const OPERATOR: &str = "sampling.top_k_mask_logits";
+pub(super) fn top_k_mask<M: Machine>(gpu: &Gpu<M>, operator: &ScoreFilter<'_>, counts: &[u32]) -> Result<()> {
+    let (operator_name, ScoreFilter { x, out, .. }) = (operator.name(), operator);
     let [rows, vocab] = [x.shape()[0], x.shape()[1]];
-    let from = gpu.address(OPERATOR, "logits", &x)?;
-    let to = gpu.address_mut(OPERATOR, "out", &out)?;
-    let columns = vocab_of(OPERATOR, vocab)?;
+    let columns = vocab_of(operator_name, vocab)?;
     if rows == 0 {
         return Ok(());
     }
     let threads = threads_of_large(vocab);
     let name = format!("top_k_mask_{}_{threads}", x.dtype());
-    let kernel = with_elements!(OPERATOR, x.dtype(), T => {
-        gpu.kernel(OPERATOR, &name, |name| sampling::top_k_mask::<T>(name, threads))
+    let kernel = with_elements!(operator_name, x.dtype(), T => {
+        gpu.kernel(operator_name, &name, |name| sampling::top_k_mask::<T>(name, threads))
     })?;
     let counts = gpu.upload_words(counts.iter().copied())?;
     let args = [
-        Arg::U64(from),
+        Arg::U64(address(x)),
         Arg::U64(counts.address()),
-        Arg::U64(to),
+        Arg::U64(address(&out.as_view())),
         Arg::U64(x.strides()[0] as u64),
         Arg::U64(out.strides()[0] as u64),
         Arg::U32(columns),

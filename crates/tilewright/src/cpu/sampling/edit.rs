@@ -1,24 +1,25 @@
 //! CPU logit edits: reads and writes only the tokens that an edit names.
 
 use crate::{
-    Cpu, Element, ViewMut,
+    Cpu, Element,
     rows::rows_mut,
-    sampling::{Bias, History, LogitsEdit, Penalties, TokenBitmask},
+    sampling::{Bias, History, LogitsEdit, LogitsEditing, Penalties, TokenBitmask},
     with_dtype,
 };
 
 /// A token of a history, and whether it is in the output.
 type Occurrence = (u32, bool);
 
-pub(in crate::cpu) fn run(cpu: &Cpu, edit: &LogitsEdit<'_>, logits: ViewMut<'_>) {
-    let masked = masked_rows(edit, logits.shape()[0]);
+pub(in crate::cpu) fn run(cpu: &Cpu, operator: LogitsEditing<'_>) {
+    let LogitsEditing { edit, logits } = operator;
+    let masked = masked_rows(&edit, logits.shape()[0]);
     let vocab = logits.shape()[1];
     with_dtype!(logits.dtype(), T => {
-        cpu.each_row(rows_mut::<T>(logits), vocab, Vec::new, |occurrences, row, logits| match edit {
+        cpu.each_row(rows_mut::<T>(logits), vocab, Vec::new, |occurrences, row, logits| match &edit {
             LogitsEdit::Bitmask(bitmask) if masked[row] => apply_bitmask(logits, row, bitmask),
             LogitsEdit::Bitmask(_) => {}
             LogitsEdit::Penalties(penalties, history) => {
-                apply_penalties(logits, &penalties[row], (row, history), occurrences);
+                apply_penalties(logits, row, &penalties[row], history, occurrences);
             }
             LogitsEdit::Bias(bias) => add_bias(logits, bias[row]),
         });
@@ -59,8 +60,9 @@ fn add_bias<T: Element>(logits: &mut [T], bias: &[Bias]) {
 
 fn apply_penalties<T: Element>(
     logits: &mut [T],
+    row: usize,
     penalties: &Penalties,
-    (row, history): (usize, &History<'_>),
+    history: &History<'_>,
     occurrences: &mut Vec<Occurrence>,
 ) {
     match *history {

@@ -2,30 +2,21 @@
 
 use super::{compute_weights, largest_logit, mass, top_k::largest};
 use crate::{
-    Cpu, Error, Result, View,
-    rows::{Rows, widen},
-    sampling::{Choice, Logprobs, SamplingParams, Scores, TieBreak, TokenLogprob, TopK},
-    with_dtype,
+    Cpu, Error, Operator, Result,
+    rows::{widen, widen_row},
+    sampling::{Choice, LogprobQuery, Logprobs, SamplingParams, Scores, TieBreak, TokenLogprob, TopK},
 };
 
-pub(in crate::cpu) fn run(
-    cpu: &Cpu,
-    view: View<'_>,
-    params: &[SamplingParams],
-    choices: &[Choice],
-    out: &mut [Result<Logprobs>],
-) {
-    let vocab = view.shape()[1];
-    with_dtype!(view.dtype(), T => {
-        let rows = Rows::<T>::new(view);
-        let scratch = || (Vec::new(), Vec::new());
-        cpu.each_row(out.iter_mut().collect(), vocab, scratch, |(logits, weights), row, out| {
-            widen(rows.get(row), logits);
-            widen(logits, weights);
-            let logprobs = apply_filters(Scores::Logits(view), (logits, weights), &params[row])
-                .map(|log_softmax| log_softmax.logprobs(logits, choices[row]));
-            *out = logprobs.map_err(|why| Error::new("sampling.logprobs", format!("request {row}: {why}")));
-        });
+pub(in crate::cpu) fn run(cpu: &Cpu, operator: LogprobQuery<'_>) {
+    let name = operator.name();
+    let LogprobQuery { logits: view, params, choices, out } = operator;
+    let scratch = || (Vec::new(), Vec::new());
+    cpu.each_row(out.iter_mut().collect(), view.shape()[1], scratch, |(logits, weights), row, out| {
+        widen_row(view, row, logits);
+        widen(logits, weights);
+        let logprobs = apply_filters(Scores::Logits(view), logits, weights, &params[row])
+            .map(|log_softmax| log_softmax.logprobs(logits, choices[row]));
+        *out = logprobs.map_err(|why| Error::new(name, format!("request {row}: {why}")));
     });
 }
 
@@ -39,7 +30,8 @@ struct LogSoftmax {
 /// Sets logits of filtered tokens to -inf.
 fn apply_filters(
     scores: Scores<'_>,
-    (logits, weights): (&mut [f32], &mut [f32]),
+    logits: &mut [f32],
+    weights: &mut [f32],
     params: &SamplingParams,
 ) -> Result<LogSoftmax, String> {
     let max = f64::from(largest_logit(logits)?);

@@ -2,20 +2,17 @@
 
 use super::{check_probs, compute_weights, draw, mass};
 use crate::{
-    Cpu, Error,
+    Cpu, Error, Operator,
     rows::widen_row,
-    sampling::{ChainCounts, ChainOutput, Drafts, SamplingParams, Scores, rng::speculative_pair},
+    sampling::{
+        ChainCounts, ChainOutput, ChainVerification, Drafts, SamplingParams, Scores, rng::speculative_pair,
+    },
 };
 
-pub(in crate::cpu) fn run(
-    cpu: &Cpu,
-    drafts: Drafts<'_>,
-    target: Scores<'_>,
-    params: &[SamplingParams],
-    out: ChainOutput<'_>,
-) {
-    let (Scores::Logits(view) | Scores::Probs(view)) = target;
-    let (positions, vocab) = (view.shape()[1], view.shape()[2]);
+pub(in crate::cpu) fn run(cpu: &Cpu, operator: ChainVerification<'_>) {
+    let name = operator.name();
+    let ChainVerification { drafts, target, params, out } = operator;
+    let (positions, vocab) = (target.view().shape()[1], target.view().shape()[2]);
     let ChainOutput { tokens, chains, totals } = out;
     let items = tokens.chunks_mut(positions).zip(&mut *chains).collect();
     let verifier = ChainVerifier { drafts, target, positions };
@@ -24,7 +21,7 @@ pub(in crate::cpu) fn run(
         tokens.fill(-1);
         *chain = verifier.verify(request, &params[request], buffers, tokens).map_err(|why| {
             tokens.fill(-1);
-            Error::new("sampling.chain_speculative_sampling", format!("request {request}: {why}"))
+            Error::new(name, format!("request {request}: {why}"))
         });
     });
     for (total, chain) in totals.into_iter().flatten().zip(chains) {
@@ -54,18 +51,18 @@ impl ChainVerifier<'_> {
             let pair = speculative_pair(params.seed, params.offset.wrapping_add(i as u64));
             widen_row(self.drafts.probs, request * n + i, draft);
             check_probs(draft).map_err(|why| format!("draft at position {i}: {why}"))?;
-            self.load_target((request, i), params, target)?;
-            let masses = (mass(draft, 0.0), mass(target, 0.0));
-            let accepted = accepts((draft[id as usize], target[id as usize]), masses, pair[0]);
+            self.load_target(request, i, params, target)?;
+            let row = RowPair { draft, target, draft_mass: mass(draft, 0.0), target_mass: mass(target, 0.0) };
+            let accepted = row.accepts(id as usize, pair[0]);
             counts.accepted += u64::from(accepted);
             counts.emitted += u64::from(all_accepted && accepted);
             if all_accepted {
-                tokens[i] = if accepted { id } else { sample_residual(draft, target, masses, pair[1]) };
+                tokens[i] = if accepted { id } else { row.sample_residual(pair[1]) };
             }
             all_accepted &= accepted;
             len = i + 1;
         }
-        self.load_target((request, len), params, target)?;
+        self.load_target(request, len, params, target)?;
         if all_accepted {
             let [_, u] = speculative_pair(params.seed, params.offset.wrapping_add(len as u64));
             tokens[len] = draw(to_f64(target), u * mass(target, 0.0)) as i32;
@@ -76,12 +73,12 @@ impl ChainVerifier<'_> {
     /// Loads the target's weights at a position; 0 for filtered tokens.
     fn load_target(
         &self,
-        (request, i): (usize, usize),
+        request: usize,
+        i: usize,
         params: &SamplingParams,
         weights: &mut Vec<f32>,
     ) -> Result<(), String> {
-        let (Scores::Logits(view) | Scores::Probs(view)) = self.target;
-        widen_row(view, request * self.positions + i, weights);
+        widen_row(self.target.view(), request * self.positions + i, weights);
         let floor = compute_weights(&self.target, weights, params)
             .map_err(|why| format!("target at position {i}: {why}"))?;
         weights.iter_mut().for_each(|weight| *weight = if *weight >= floor { *weight } else { 0.0 });
@@ -93,16 +90,30 @@ fn to_f64(weights: &[f32]) -> impl Iterator<Item = f64> {
     weights.iter().map(|&weight| f64::from(weight))
 }
 
-/// Whether to accept a token of weights `(draft, target)`: `u < q / p` without division, because p may be 0.
-fn accepts((draft, target): (f32, f32), (draft_mass, target_mass): (f64, f64), u: f64) -> bool {
-    u * f64::from(draft) * target_mass < f64::from(target) * draft_mass
+/// The weights of draft and target at a position, and their sums.
+struct RowPair<'a> {
+    draft: &'a [f32],
+    target: &'a [f32],
+    draft_mass: f64,
+    target_mass: f64,
 }
 
-/// Samples the residual distribution `max(q - p, 0)`, or `q` if the residual is 0 everywhere.
-fn sample_residual(draft: &[f32], target: &[f32], (draft_mass, target_mass): (f64, f64), u: f64) -> i32 {
-    let residual =
-        || to_f64(draft).zip(to_f64(target)).map(|(p, q)| (q * draft_mass - p * target_mass).max(0.0));
-    let mass: f64 = residual().sum();
-    let token = if mass > 0.0 { draw(residual(), u * mass) } else { draw(to_f64(target), u * target_mass) };
-    token as i32
+impl RowPair<'_> {
+    /// Whether to accept a token: `u < q / p` without division, because p may be 0.
+    fn accepts(&self, token: usize, u: f64) -> bool {
+        u * f64::from(self.draft[token]) * self.target_mass < f64::from(self.target[token]) * self.draft_mass
+    }
+
+    /// Samples the residual distribution `max(q - p, 0)`, or `q` if the residual is 0 everywhere.
+    fn sample_residual(&self, u: f64) -> i32 {
+        let both = || to_f64(self.draft).zip(to_f64(self.target));
+        let residual = || both().map(|(p, q)| (q * self.draft_mass - p * self.target_mass).max(0.0));
+        let mass: f64 = residual().sum();
+        let token = if mass > 0.0 {
+            draw(residual(), u * mass)
+        } else {
+            draw(to_f64(self.target), u * self.target_mass)
+        };
+        token as i32
+    }
 }

@@ -2,20 +2,15 @@
 
 use super::{search, ties_within};
 use crate::{
-    Cpu, Element, View, ViewMut,
+    Cpu, Element,
     rows::{Rows, rows_mut, widen},
-    sampling::{TieBreak, TopK},
+    sampling::{TieBreak, TopK, TopKSelection},
     with_dtype,
 };
 use std::cmp::Ordering;
 
-pub(in crate::cpu) fn run(
-    cpu: &Cpu,
-    scores: View<'_>,
-    top_k: TopK,
-    values: ViewMut<'_>,
-    indices: &mut [i32],
-) {
+pub(in crate::cpu) fn run(cpu: &Cpu, operator: TopKSelection<'_>) {
+    let TopKSelection { scores, top_k, values, indices } = operator;
     let vocab = scores.shape()[1];
     with_dtype!(scores.dtype(), T => {
         let rows = Rows::<T>::new(scores);

@@ -60,13 +60,13 @@ impl Stage<'_> {
     }
 
     /// Calls `with` with the edit, if the stage is one.
-    pub(super) fn edit<T>(&self, rows: usize, with: impl FnOnce(&LogitsEdit<'_>) -> T) -> Option<T> {
+    pub(super) fn edit<T>(&self, rows: usize, with: impl FnOnce(LogitsEdit<'_>) -> T) -> Option<T> {
         match *self {
-            Self::Bitmask(bitmask) => Some(with(&LogitsEdit::Bitmask(bitmask))),
-            Self::LogitBias(bias) => Some(with(&LogitsEdit::Bias(bias))),
+            Self::Bitmask(bitmask) => Some(with(LogitsEdit::Bitmask(bitmask))),
+            Self::LogitBias(bias) => Some(with(LogitsEdit::Bias(bias))),
             Self::Penalties(param, history) => {
                 let penalties: Vec<_> = (0..rows).map(|row| param.of(row)).collect();
-                Some(with(&LogitsEdit::Penalties(&penalties, history)))
+                Some(with(LogitsEdit::Penalties(&penalties, history)))
             }
             _ => None,
         }

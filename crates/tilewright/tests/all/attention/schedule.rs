@@ -12,7 +12,8 @@ use tilewright::{
     norm::RmsNorm,
     rope::RotaryEmbedding,
     sampling::{
-        ChainOutput, Choice, Drafts, Filter, LogitsEdit, Logprobs, Sampled, SamplingParams, Scores, TopK,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
+        TokenSampling, TopKSelection,
     },
 };
 
@@ -53,40 +54,28 @@ impl Backend for TilingBackend {
     fn act_and_mul(&self, _: GatedActivation<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn softmax(&self, _: View<'_>, _: &[f32], _: ViewMut<'_>) -> Result<()> {
+    fn softmax(&self, _: Softmax<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn filter(&self, _: Filter<'_>, _: View<'_>, _: ViewMut<'_>) -> Result<()> {
+    fn filter(&self, _: ScoreFilter<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn sample(&self, _: Scores<'_>, _: &[SamplingParams], _: &mut [Sampled]) -> Result<()> {
+    fn sample(&self, _: TokenSampling<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn distribution(&self, _: Scores<'_>, _: &[SamplingParams], _: ViewMut<'_>) -> Result<()> {
+    fn distribution(&self, _: SamplingDistribution<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn edit_logits(&self, _: &LogitsEdit<'_>, _: ViewMut<'_>) -> Result<()> {
+    fn edit_logits(&self, _: LogitsEditing<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn top_k(&self, _: View<'_>, _: TopK, _: ViewMut<'_>, _: &mut [i32]) -> Result<()> {
+    fn top_k(&self, _: TopKSelection<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn logprobs(
-        &self,
-        _: View<'_>,
-        _: &[SamplingParams],
-        _: &[Choice],
-        _: &mut [Result<Logprobs>],
-    ) -> Result<()> {
+    fn logprobs(&self, _: LogprobQuery<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn chain_speculative_sampling(
-        &self,
-        _: Drafts<'_>,
-        _: Scores<'_>,
-        _: &[SamplingParams],
-        _: ChainOutput<'_>,
-    ) -> Result<()> {
+    fn chain_speculative_sampling(&self, _: ChainVerification<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
 }
