@@ -136,6 +136,14 @@ impl DeviceTensor {
     }
 }
 
+macro_rules! operators {
+    ($($method:ident: $Operator:ident),+ $(,)?) => {
+        $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
+            self.run_staged(&mut Vec::new(), operator, |operator| self.0.$method(operator))
+        })+
+    };
+}
+
 impl<M: Machine> Backend for Staged<M> {
     fn describe(&self) -> String {
         self.0.describe()
@@ -177,26 +185,6 @@ impl<M: Machine> Backend for Staged<M> {
         })
     }
 
-    fn merge_states(&self, operator: StateMerge<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.merge_states(operator))
-    }
-
-    fn linear(&self, operator: LinearLayer<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.linear(operator))
-    }
-
-    fn append(&self, operator: KvAppend<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.append(operator))
-    }
-
-    fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.rmsnorm(operator))
-    }
-
-    fn gather_rows(&self, operator: RowGather<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.gather_rows(operator))
-    }
-
     fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
         self.staged(&[], vec![pages], |_, mut pages| self.0.copy_pages(pages.remove(0), copies))
     }
@@ -205,43 +193,21 @@ impl<M: Machine> Backend for Staged<M> {
         self.0.prepare_append(plan)
     }
 
-    fn rope(&self, operator: RotaryEmbedding<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.rope(operator))
-    }
-
-    fn act_and_mul(&self, operator: GatedActivation<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.act_and_mul(operator))
-    }
-
-    fn softmax(&self, operator: Softmax<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.softmax(operator))
-    }
-
-    fn filter(&self, operator: ScoreFilter<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.filter(operator))
-    }
-
-    fn sample(&self, operator: TokenSampling<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.sample(operator))
-    }
-
-    fn distribution(&self, operator: SamplingDistribution<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.distribution(operator))
-    }
-
-    fn edit_logits(&self, operator: LogitsEditing<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.edit_logits(operator))
-    }
-
-    fn top_k(&self, operator: TopKSelection<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.top_k(operator))
-    }
-
-    fn logprobs(&self, operator: LogprobQuery<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.logprobs(operator))
-    }
-
-    fn chain_speculative_sampling(&self, operator: ChainVerification<'_>) -> Result<()> {
-        self.run_staged(&mut Vec::new(), operator, |operator| self.0.chain_speculative_sampling(operator))
+    operators! {
+        merge_states: StateMerge,
+        linear: LinearLayer,
+        append: KvAppend,
+        rmsnorm: RmsNorm,
+        gather_rows: RowGather,
+        rope: RotaryEmbedding,
+        act_and_mul: GatedActivation,
+        softmax: Softmax,
+        filter: ScoreFilter,
+        sample: TokenSampling,
+        distribution: SamplingDistribution,
+        edit_logits: LogitsEditing,
+        top_k: TopKSelection,
+        logprobs: LogprobQuery,
+        chain_speculative_sampling: ChainVerification,
     }
 }

@@ -3,7 +3,7 @@
 use crate::generator::Generator;
 use std::ops::Range;
 use tilewright::{
-    Attention, Backend, Batch, HeadDim, Heads, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
+    Attention, Backend, Batch, HeadDim, Heads, Mask, Output, PageTable, Plan, Problem, Result,
     activation::GatedActivation,
     attention::{Inputs, ManyRows, Split, StateMerge, Tiling, WorkItem},
     gather::RowGather,
@@ -23,6 +23,14 @@ const BATCHES: usize = 10_000;
 #[derive(Debug, Clone)]
 struct TilingBackend(Tiling);
 
+macro_rules! operators {
+    ($($method:ident: $Operator:ident),+ $(,)?) => {
+        $(fn $method(&self, _: $Operator<'_>) -> Result<()> {
+            unreachable!("nothing is run")
+        })+
+    };
+}
+
 impl Backend for TilingBackend {
     fn describe(&self) -> String {
         "plans only".to_owned()
@@ -33,50 +41,23 @@ impl Backend for TilingBackend {
     fn attention(&self, _: &Plan, _: &Inputs<'_>, _: Output<'_>) -> Result<()> {
         unreachable!("nothing is run")
     }
-    fn merge_states(&self, _: StateMerge<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn linear(&self, _: LinearLayer<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn append(&self, _: KvAppend<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn rmsnorm(&self, _: RmsNorm<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn gather_rows(&self, _: RowGather<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn rope(&self, _: RotaryEmbedding<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn act_and_mul(&self, _: GatedActivation<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn softmax(&self, _: Softmax<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn filter(&self, _: ScoreFilter<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn sample(&self, _: TokenSampling<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn distribution(&self, _: SamplingDistribution<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn edit_logits(&self, _: LogitsEditing<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn top_k(&self, _: TopKSelection<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn logprobs(&self, _: LogprobQuery<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
-    fn chain_speculative_sampling(&self, _: ChainVerification<'_>) -> Result<()> {
-        unreachable!("nothing is run")
+
+    operators! {
+        merge_states: StateMerge,
+        linear: LinearLayer,
+        append: KvAppend,
+        rmsnorm: RmsNorm,
+        gather_rows: RowGather,
+        rope: RotaryEmbedding,
+        act_and_mul: GatedActivation,
+        softmax: Softmax,
+        filter: ScoreFilter,
+        sample: TokenSampling,
+        distribution: SamplingDistribution,
+        edit_logits: LogitsEditing,
+        top_k: TopKSelection,
+        logprobs: LogprobQuery,
+        chain_speculative_sampling: ChainVerification,
     }
 }
 
