@@ -17,9 +17,9 @@ use clap::Parser;
 use std::{error::Error, fmt::Write, path::PathBuf, sync::Arc, time::Instant};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, Mask, PageTable, Plan, Problem,
-    attention::{Capacity, Split},
+    attention::{Capacity, DeviceBatch, Split},
 };
-use tilewright_cuda::{Cuda, Device, DeviceBatch, Gpu, machine::Machine};
+use tilewright_cuda::{Cuda, Device, Gpu, machine::Machine};
 
 const PAGE_SIZE: usize = 16;
 /// Number of requests, and the target of a host plan in microseconds.
@@ -167,11 +167,11 @@ impl Case {
         let none = PageTable::new(&[0], &[] as &[i32; 0], &[] as &[i32; 0], PAGE_SIZE);
         let capacity = Capacity::decode(requests, self.indices.len());
         let plan = attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced)?;
-        let plan: Plan = gpu.plan_on_device(plan, batch)?;
-        if gpu.refusals_on_device(&plan)? != 0 {
+        let plan: Plan = attention.plan_on_device(plan, batch)?;
+        if attention.refusals_on_device(&plan)? != 0 {
             return Err("the device refuses the batch".into());
         }
-        let mut many = || (0..LAUNCHES).try_for_each(|_| gpu.replan_on_device(&plan));
+        let mut many = || (0..LAUNCHES).try_for_each(|_| attention.replan_on_device(&plan));
         let graph = gpu.machine().record(&mut many)?.ok_or("a GPU records")?;
         let stopwatch = gpu.machine().stream().stopwatch()?;
         let mut failed = None;

@@ -28,7 +28,7 @@ mod device;
 pub mod machine;
 mod simulator;
 
-pub use backend::{DeviceBatch, Gpu};
+pub use backend::Gpu;
 pub use device::Device;
 pub use driver::{
     AssembledKernel, Buffer, Capture, Context, DeviceProperties, DriverError, ErrorKind, Event, Executable,

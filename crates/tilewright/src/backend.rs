@@ -6,7 +6,7 @@ use crate::{
     Dtype, Operator, Result, View, ViewMut, Workspace,
     activation::GatedActivation,
     attention::{
-        Inputs, Output, Plan, Problem, StateMerge, Tiling,
+        BitOrder, DeviceBatch, Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     gather::RowGather,
@@ -19,9 +19,11 @@ use crate::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
         TokenSampling, TopKSelection,
     },
-    tensor::{Buffer, IndexBuffer, copy_on_host},
+    tensor::{Buffer, DeviceMemory, IndexBuffer, copy_on_host},
 };
 use std::{any::Any, fmt::Debug, sync::Arc};
+
+const PLAN_ON_DEVICE: &str = "attention.plan_on_device";
 
 /// Backend-private data, such as a prepared plan or compiled kernels.
 pub type Opaque = Arc<dyn Any + Send + Sync>;
@@ -33,6 +35,17 @@ pub trait RecordedGraph: Debug + Send + Sync {
     /// # Errors
     /// When the device fails.
     fn replay(&self) -> Result<()>;
+}
+
+/// Declares the method of each operator.
+macro_rules! operators {
+    ($($method:ident: $Operator:ident),+ $(,)?) => {$(
+        #[doc = concat!("Executes a checked [`", stringify!($Operator), "`].")]
+        ///
+        /// # Errors
+        /// When the device fails, or a tensor is in the memory of another one.
+        fn $method(&self, operator: $Operator<'_>) -> Result<()>;
+    )+};
 }
 
 /// A device that executes operators.
@@ -170,17 +183,46 @@ pub trait Backend {
     /// When the device fails.
     fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()>;
 
-    /// [`StateMerge`]
+    /// [`Attention::plan_on_device`](crate::Attention::plan_on_device); optional.
     ///
     /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn merge_states(&self, operator: StateMerge<'_>) -> Result<()>;
+    /// As there.
+    fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+        let _ = (plan, batch);
+        Err(unsupported(PLAN_ON_DEVICE, &self.describe()))
+    }
 
-    /// [`LinearLayer`]
+    /// [`Attention::replan_on_device`](crate::Attention::replan_on_device); optional.
     ///
     /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn linear(&self, operator: LinearLayer<'_>) -> Result<()>;
+    /// As there.
+    fn replan_on_device(&self, plan: &Plan) -> Result<()> {
+        let _ = plan;
+        Err(unsupported(PLAN_ON_DEVICE, &self.describe()))
+    }
+
+    /// [`Attention::refusals_on_device`](crate::Attention::refusals_on_device); optional.
+    ///
+    /// # Errors
+    /// As there.
+    fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
+        let _ = plan;
+        Err(unsupported(PLAN_ON_DEVICE, &self.describe()))
+    }
+
+    /// [`segment_packbits_on_device`](crate::attention::segment_packbits_on_device) with checked bounds; optional.
+    ///
+    /// # Errors
+    /// As there.
+    fn segment_packbits(
+        &self,
+        flags: &DeviceMemory,
+        indptr: &[i32],
+        order: BitOrder,
+    ) -> Result<(DeviceMemory, Vec<i32>)> {
+        let _ = (flags, indptr, order);
+        Err(unsupported("attention.segment_packbits", &self.describe()))
+    }
 
     /// [`SegmentGemm`]; optional.
     ///
@@ -190,81 +232,21 @@ pub trait Backend {
         Err(unsupported(operator.name(), &self.describe()))
     }
 
-    /// [`KvAppend`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn append(&self, operator: KvAppend<'_>) -> Result<()>;
-
-    /// [`RowGather`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn gather_rows(&self, operator: RowGather<'_>) -> Result<()>;
-
-    /// [`RmsNorm`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()>;
-
-    /// [`RotaryEmbedding`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn rope(&self, operator: RotaryEmbedding<'_>) -> Result<()>;
-
-    /// [`GatedActivation`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn act_and_mul(&self, operator: GatedActivation<'_>) -> Result<()>;
-
-    /// [`Softmax`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn softmax(&self, operator: Softmax<'_>) -> Result<()>;
-
-    /// [`ScoreFilter`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn filter(&self, operator: ScoreFilter<'_>) -> Result<()>;
-
-    /// [`TokenSampling`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn sample(&self, operator: TokenSampling<'_>) -> Result<()>;
-
-    /// [`SamplingDistribution`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn distribution(&self, operator: SamplingDistribution<'_>) -> Result<()>;
-
-    /// [`LogitsEditing`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn edit_logits(&self, operator: LogitsEditing<'_>) -> Result<()>;
-
-    /// [`TopKSelection`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn top_k(&self, operator: TopKSelection<'_>) -> Result<()>;
-
-    /// [`LogprobQuery`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn logprobs(&self, operator: LogprobQuery<'_>) -> Result<()>;
-
-    /// [`ChainVerification`]
-    ///
-    /// # Errors
-    /// When the device fails, or a tensor is in the memory of another one.
-    fn chain_speculative_sampling(&self, operator: ChainVerification<'_>) -> Result<()>;
+    operators! {
+        merge_states: StateMerge,
+        linear: LinearLayer,
+        append: KvAppend,
+        gather_rows: RowGather,
+        rmsnorm: RmsNorm,
+        rope: RotaryEmbedding,
+        act_and_mul: GatedActivation,
+        softmax: Softmax,
+        filter: ScoreFilter,
+        sample: TokenSampling,
+        distribution: SamplingDistribution,
+        edit_logits: LogitsEditing,
+        top_k: TopKSelection,
+        logprobs: LogprobQuery,
+        chain_speculative_sampling: ChainVerification,
+    }
 }

@@ -8,8 +8,8 @@ use crate::machine::Machine;
 use tilewright::{Operator, Result, activation::GatedActivation};
 use tilewright_kernels::activation::{ActivationParams, MAX_D, act_and_mul as kernel};
 
-pub(super) fn act_and_mul<M: Machine>(gpu: &Gpu<M>, operator: &GatedActivation<'_>) -> Result<()> {
-    let (name, GatedActivation { activation, x, out }) = (operator.name(), operator);
+pub(super) fn act_and_mul<M: Machine>(gpu: &Gpu<M>, operator: GatedActivation<'_>) -> Result<()> {
+    let (name, GatedActivation { activation, x, out }) = (operator.name(), &operator);
     let Some([tokens, _, d]) = extents(name, out.shape())? else { return Ok(()) };
     tilewright::ensure!(d <= MAX_D, name, "d = {d}, the most of one launch is {MAX_D}");
     let params = ActivationParams {

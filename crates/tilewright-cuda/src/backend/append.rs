@@ -35,8 +35,8 @@ impl SlotArrays {
     }
 }
 
-pub(super) fn append<M: Machine>(gpu: &Gpu<M>, operator: &KvAppend<'_>) -> Result<()> {
-    let (name, KvAppend { new, cache, slots, scale, .. }) = (operator.name(), operator);
+pub(super) fn append<M: Machine>(gpu: &Gpu<M>, operator: KvAppend<'_>) -> Result<()> {
+    let (name, KvAppend { new, cache, slots, scale, .. }) = (operator.name(), &operator);
     let [tokens, heads, dim] = [0, 1, 2].map(|axis| new.shape()[axis]);
     if tokens == 0 || heads == 0 || dim == 0 {
         return Ok(());

@@ -8,8 +8,8 @@ use crate::machine::Machine;
 use tilewright::{Operator, Result, gather::RowGather};
 use tilewright_kernels::rows::{self as kernels, CopyRowsParams};
 
-pub(super) fn gather_rows<M: Machine>(gpu: &Gpu<M>, operator: &RowGather<'_>) -> Result<()> {
-    let (name, RowGather { table, ids, out }) = (operator.name(), operator);
+pub(super) fn gather_rows<M: Machine>(gpu: &Gpu<M>, operator: RowGather<'_>) -> Result<()> {
+    let (name, RowGather { table, ids, out }) = (operator.name(), &operator);
     let Some([count, _, width]) = extents(name, out.shape())? else { return Ok(()) };
     extent(name, "rows", table.shape()[0])?;
     let (from, _uploaded) = gpu.indices(name, "ids", *ids)?;

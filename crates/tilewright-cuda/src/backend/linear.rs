@@ -17,8 +17,8 @@ fn matrix(view: &View<'_>, axis: usize) -> Matrix {
     Matrix { dtype: view.dtype(), address: address(view), stride: view.strides()[axis] as u64 }
 }
 
-pub(super) fn linear<M: Machine>(gpu: &Gpu<M>, operator: &LinearLayer<'_>) -> Result<()> {
-    let (name, LinearLayer { x, weight, bias, out }) = (operator.name(), operator);
+pub(super) fn linear<M: Machine>(gpu: &Gpu<M>, operator: LinearLayer<'_>) -> Result<()> {
+    let (name, LinearLayer { x, weight, bias, out }) = (operator.name(), &operator);
     let shape = [
         extent(name, "rows", x.shape()[0])?,
         extent(name, "out_features", weight.shape()[0])?,
@@ -56,8 +56,8 @@ pub(super) fn run<M: Machine>(gpu: &Gpu<M>, operator: &'static str, product: &Ge
     gpu.machine.launch(&kernel, grid, &args)
 }
 
-pub(super) fn segment_gemm<M: Machine>(gpu: &Gpu<M>, operator: &SegmentGemm<'_>) -> Result<()> {
-    let (name, SegmentGemm { x, weights, indptr, ids, out }) = (operator.name(), operator);
+pub(super) fn segment_gemm<M: Machine>(gpu: &Gpu<M>, operator: SegmentGemm<'_>) -> Result<()> {
+    let (name, SegmentGemm { x, weights, indptr, ids, out }) = (operator.name(), &operator);
     let shape = [
         extent(name, "rows", x.shape()[0])?,
         extent(name, "out_features", weights.shape()[1])?,

@@ -8,8 +8,8 @@ use crate::machine::Machine;
 use tilewright::{Error, Operator, Result, View, attention::StateMerge};
 use tilewright_kernels::attention::kernel::merge::{MergeInputs, MergeParams, StateTensor, merge};
 
-pub(super) fn merge_states<M: Machine>(gpu: &Gpu<M>, operator: &StateMerge<'_>) -> Result<()> {
-    let StateMerge { o, lse, out, out_lse, in_place } = operator;
+pub(super) fn merge_states<M: Machine>(gpu: &Gpu<M>, operator: StateMerge<'_>) -> Result<()> {
+    let StateMerge { o, lse, out, out_lse, in_place } = &operator;
     let name = operator.name();
     let Some(shape) = extents(name, out.shape())? else { return Ok(()) };
     let out = state(&out.as_view(), &out_lse.as_view(), [0, 1, 2]);

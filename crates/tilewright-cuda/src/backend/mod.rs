@@ -20,7 +20,6 @@ mod sampling;
 
 use crate::machine::{Limits, Machine};
 use append_slots::AppendSlots;
-pub use attention::DeviceBatch;
 use head_scales::HeadScales;
 use kernels::Kernels;
 use rope_tables::RopeTables;

@@ -8,7 +8,7 @@ use crate::machine::Machine;
 use tilewright::{Operator, Result, norm::RmsNorm};
 use tilewright_kernels::norm::{NormParams, norm};
 
-pub(super) fn rmsnorm<M: Machine>(gpu: &Gpu<M>, operator: &RmsNorm<'_>) -> Result<()> {
+pub(super) fn rmsnorm<M: Machine>(gpu: &Gpu<M>, operator: RmsNorm<'_>) -> Result<()> {
     let (name, out) = (operator.name(), operator.out.as_view());
     let Some(shape) = extents(name, out.shape())? else { return Ok(()) };
     let (x, weight) = (operator.x.unwrap_or(out), operator.weight.weight());

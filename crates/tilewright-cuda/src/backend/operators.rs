@@ -1,12 +1,14 @@
 //! The engine's `Backend` trait: each method delegates to its operator's module.
 
-use super::{Gpu, activation, append, append_slots, gather, linear, memory, merge, norm, rope, sampling};
+use super::{
+    Gpu, activation, append, append_slots, bits, gather, linear, memory, merge, norm, rope, sampling,
+};
 use crate::machine::Machine;
 use tilewright::{
     Backend, Dtype, Opaque, RecordedGraph, Result, View, ViewMut, Workspace,
     activation::GatedActivation,
     attention::{
-        Inputs, Output, Plan, Problem, StateMerge, Tiling,
+        BitOrder, DeviceBatch, Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     gather::RowGather,
@@ -18,8 +20,17 @@ use tilewright::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
         TokenSampling, TopKSelection,
     },
-    tensor::{Buffer, IndexBuffer},
+    tensor::{Buffer, DeviceMemory, IndexBuffer},
 };
+
+/// Implements the method of each operator: checks that its tensors are on the device, then calls the function.
+macro_rules! operators {
+    ($($method:ident: $Operator:ident => $function:path),+ $(,)?) => {
+        $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
+            $function(self, self.on_device(operator)?)
+        })+
+    };
+}
 
 impl<M: Machine> Backend for Gpu<M> {
     fn describe(&self) -> String {
@@ -62,10 +73,6 @@ impl<M: Machine> Backend for Gpu<M> {
         append_slots::prepare(self, plan)
     }
 
-    fn gather_rows(&self, operator: RowGather<'_>) -> Result<()> {
-        gather::gather_rows(self, &self.on_device(operator)?)
-    }
-
     fn tiling(&self, problem: &Problem) -> Result<Tiling> {
         self.attention_tiling(problem)
     }
@@ -94,63 +101,43 @@ impl<M: Machine> Backend for Gpu<M> {
         self.run_attention(plan, inputs, &out)
     }
 
-    fn merge_states(&self, operator: StateMerge<'_>) -> Result<()> {
-        merge::merge_states(self, &self.on_device(operator)?)
+    fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+        Self::plan_on_device(self, plan, batch)
     }
 
-    fn linear(&self, operator: LinearLayer<'_>) -> Result<()> {
-        linear::linear(self, &self.on_device(operator)?)
+    fn replan_on_device(&self, plan: &Plan) -> Result<()> {
+        Self::replan_on_device(self, plan)
     }
 
-    fn segment_gemm(&self, operator: SegmentGemm<'_>) -> Result<()> {
-        linear::segment_gemm(self, &self.on_device(operator)?)
+    fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
+        Self::refusals_on_device(self, plan)
     }
 
-    fn append(&self, operator: KvAppend<'_>) -> Result<()> {
-        append::append(self, &self.on_device(operator)?)
+    fn segment_packbits(
+        &self,
+        flags: &DeviceMemory,
+        indptr: &[i32],
+        order: BitOrder,
+    ) -> Result<(DeviceMemory, Vec<i32>)> {
+        bits::segment_packbits(self, flags, indptr, order)
     }
 
-    fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()> {
-        norm::rmsnorm(self, &self.on_device(operator)?)
-    }
-
-    fn rope(&self, operator: RotaryEmbedding<'_>) -> Result<()> {
-        rope::rope(self, &self.on_device(operator)?)
-    }
-
-    fn act_and_mul(&self, operator: GatedActivation<'_>) -> Result<()> {
-        activation::act_and_mul(self, &self.on_device(operator)?)
-    }
-
-    fn softmax(&self, operator: Softmax<'_>) -> Result<()> {
-        sampling::softmax(self, &self.on_device(operator)?)
-    }
-
-    fn filter(&self, operator: ScoreFilter<'_>) -> Result<()> {
-        sampling::filter(self, &self.on_device(operator)?)
-    }
-
-    fn sample(&self, operator: TokenSampling<'_>) -> Result<()> {
-        sampling::sample(self, self.on_device(operator)?)
-    }
-
-    fn distribution(&self, operator: SamplingDistribution<'_>) -> Result<()> {
-        sampling::distribution(self, &self.on_device(operator)?)
-    }
-
-    fn edit_logits(&self, operator: LogitsEditing<'_>) -> Result<()> {
-        sampling::edit_logits(self, &self.on_device(operator)?)
-    }
-
-    fn top_k(&self, operator: TopKSelection<'_>) -> Result<()> {
-        sampling::top_k(self, self.on_device(operator)?)
-    }
-
-    fn logprobs(&self, operator: LogprobQuery<'_>) -> Result<()> {
-        sampling::logprobs(self, self.on_device(operator)?)
-    }
-
-    fn chain_speculative_sampling(&self, operator: ChainVerification<'_>) -> Result<()> {
-        sampling::chain_speculative_sampling(self, self.on_device(operator)?)
+    operators! {
+        gather_rows: RowGather => gather::gather_rows,
+        merge_states: StateMerge => merge::merge_states,
+        linear: LinearLayer => linear::linear,
+        segment_gemm: SegmentGemm => linear::segment_gemm,
+        append: KvAppend => append::append,
+        rmsnorm: RmsNorm => norm::rmsnorm,
+        rope: RotaryEmbedding => rope::rope,
+        act_and_mul: GatedActivation => activation::act_and_mul,
+        softmax: Softmax => sampling::softmax,
+        filter: ScoreFilter => sampling::filter,
+        sample: TokenSampling => sampling::sample,
+        distribution: SamplingDistribution => sampling::distribution,
+        edit_logits: LogitsEditing => sampling::edit_logits,
+        top_k: TopKSelection => sampling::top_k,
+        logprobs: LogprobQuery => sampling::logprobs,
+        chain_speculative_sampling: ChainVerification => sampling::chain_speculative_sampling,
     }
 }

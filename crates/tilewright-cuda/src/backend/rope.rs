@@ -11,7 +11,7 @@ use tilewright::{
 };
 use tilewright_kernels::rope::{self as kernels, Angles, RopeParams};
 
-pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: &RotaryEmbedding<'_>) -> Result<()> {
+pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: RotaryEmbedding<'_>) -> Result<()> {
     let (name, angles) = (operator.name(), operator.angles);
     if operator.positions.is_empty() {
         return Ok(());

@@ -1,11 +1,11 @@
-//! Backend functions beyond the engine's trait (bit packing, segmented products), and data that must stay on the device (tensors
+//! Optional operators of a device (bit packing, segmented products), and data that must stay on the device (tensors
 //! between the groups of a pipeline, per-head scales). In the simulator, and on the GPU if there is one.
 
 use half::bf16;
 use tilewright::{
-    Attention, Backend, Cpu, Dtype, E4m3, HeadDim, Heads, KvCacheMut, KvLayout, Operator, PageTable, Problem,
-    Scale, ViewMut,
-    attention::{BitOrder, packbits, segment_packbits},
+    Attention, Backend, Cpu, Dtype, E4m3, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, Operator, PageTable,
+    Problem, Scale, View, ViewMut,
+    attention::{BitOrder, packbits, packbits_on_device, segment_packbits, segment_packbits_on_device},
     gemm::SegmentGemm,
     kv::{
         AppendPlan, ScaleMut,
@@ -40,7 +40,8 @@ judge_machines!(
     operators_describe_their_kernel,
     segments_of_rows,
     a_pipeline_of_several_groups_stays_on_the_device,
-    an_append_with_scales_of_heads_is_recorded
+    an_append_with_scales_of_heads_is_recorded,
+    a_single_request_runs_on_the_device
 );
 
 fn operators_describe_their_kernel<M: Machine>(gpu: &Gpu<M>) {
@@ -75,14 +76,17 @@ fn flags_on_the_device<M: Machine>(gpu: &Gpu<M>) {
     };
     for order in [BitOrder::Little, BitOrder::Big] {
         let expected = packbits(&flags, order);
-        assert_eq!(bytes(&gpu.packbits(&there, order).expect("it runs"), expected.len()), expected);
+        assert_eq!(
+            bytes(&packbits_on_device(gpu, &there, order).expect("it runs"), expected.len()),
+            expected
+        );
         let indptr = [0, 5, 5, 77];
         let (expected, bounds) = segment_packbits(&flags, &indptr, order).expect("sound bounds");
-        let (found, of_found) = gpu.segment_packbits(&there, &indptr, order).expect("it runs");
+        let (found, of_found) = segment_packbits_on_device(gpu, &there, &indptr, order).expect("it runs");
         assert_eq!(bytes(&found, expected.len()), expected);
         assert_eq!(of_found.iter().map(|&at| i64::from(at)).collect::<Vec<_>>(), bounds);
     }
-    let refused = gpu.segment_packbits(&there, &[0, 9], BitOrder::Little).unwrap_err().to_string();
+    let refused = segment_packbits_on_device(gpu, &there, &[0, 9], BitOrder::Little).unwrap_err().to_string();
     assert_eq!(refused, "attention.segment_packbits: indptr ends at 9, expected the 77 flags");
 }
 
@@ -152,5 +156,42 @@ fn an_append_with_scales_of_heads_is_recorded<M: Machine>(gpu: &Gpu<M>) {
         recorded.replay().expect("it runs");
         gpu.machine().read(cache.address(), &mut found).expect("it was written");
         assert_eq!(found.map(|bits| E4m3::from_bits(bits).to_f32()), expected);
+    }
+}
+
+/// `run_single` allocates its workspace in the memory of the backend.
+fn a_single_request_runs_on_the_device<M: Machine>(gpu: &Gpu<M>) {
+    const KEYS: usize = 300;
+    let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(16)).build().expect("it is sound");
+    let values = |count: usize, step: usize| -> Vec<f32> {
+        (0..count).map(|i| (i * step % 101) as f32 / 50.0 - 1.0).collect()
+    };
+    let (q, k, v) = (values(2 * 4 * 16, 37), values(KEYS * 2 * 16, 29), values(KEYS * 2 * 16, 53));
+    let (q_shape, kv_shape) = ([2, 4, 16], [KEYS, 2, 16]);
+    let mut expected = vec![0.0; q.len()];
+    let kv = KvCache {
+        k: View::new(&k, &kv_shape).expect("a view"),
+        v: View::new(&v, &kv_shape).expect("a view"),
+    };
+    let cpu = Attention::new(problem, Cpu::with_threads(1)).expect("an operator");
+    let o = ViewMut::new(&mut expected, &q_shape).expect("a view");
+    cpu.run_single(View::new(&q, &q_shape).expect("a view"), kv, o, None).expect("it runs");
+
+    let [q, k, v] = [q, k, v].map(|values| gpu.upload(bytemuck::cast_slice(&values)).expect("room"));
+    let mut o = gpu.upload(&[0xff; 4 * 2 * 4 * 16]).expect("room"); // NaN
+    let kv = KvCache {
+        k: k.view(Dtype::F32, 0, &kv_shape).expect("a view"),
+        v: v.view(Dtype::F32, 0, &kv_shape).expect("a view"),
+    };
+    let attention = Attention::new(problem, gpu.clone()).expect("a kernel");
+    let to = o.view_mut(Dtype::F32, 0, &q_shape).expect("a view");
+    attention.run_single(q.view(Dtype::F32, 0, &q_shape).expect("a view"), kv, to, None).expect("it runs");
+    let mut found = vec![0_u8; 4 * expected.len()];
+    gpu.machine().read(o.address(), &mut found).expect("it was written");
+    let found: Vec<f32> = bytemuck::pod_collect_to_vec(&found);
+    for (at, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+        // a weighted mean of 300 values of at most 1: one rounding per key in the sum and in the weights
+        let bound = 2.0 * KEYS as f32 * f32::EPSILON;
+        assert!((found - expected).abs() <= bound, "element {at}: {found}, expected {expected}");
     }
 }

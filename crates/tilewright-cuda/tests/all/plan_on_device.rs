@@ -12,10 +12,10 @@ use std::sync::Arc;
 use tilewright::{
     Attention, Batch, HeadDim, Heads, KvCache, Mask, Output, PageTable, Plan, Problem, Result, View, ViewMut,
     Workspace,
-    attention::{Capacity, Split},
+    attention::{Capacity, DeviceBatch, Split},
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{DeviceBatch, Gpu, machine::Machine};
+use tilewright_cuda::{Gpu, machine::Machine};
 use tilewright_kernels::attention::{
     items::{MergeItem, MergeSource, WorkItem},
     params::PlanArrays,
@@ -157,7 +157,7 @@ fn plans_of_device_and_host_compute_equal_results<M: Machine>(staged: &Staged<M>
     // arrays with the length of the capacity; their contents are arbitrary
     let batch = batch(gpu, 4, &indices);
     let device = attention.plan_with_capacity(&capacity, &empty, Split::Balanced).unwrap();
-    let device = gpu.plan_on_device(device, batch.clone()).unwrap();
+    let device = attention.plan_on_device(device, batch.clone()).unwrap();
     assert!(run(&attention, &device).unwrap().iter().all(|&o| o == -7.0), "no request, no row");
 
     let write = |memory: &DeviceMemory, values: &[i32]| {
@@ -171,15 +171,15 @@ fn plans_of_device_and_host_compute_equal_results<M: Machine>(staged: &Staged<M>
         write(&batch.qo_indptr, &qo);
         write(&batch.kv_indptr, &kv);
         write(&batch.last_page_len, &last);
-        gpu.replan_on_device(&device).unwrap();
-        assert_eq!(gpu.refusals_on_device(&device).unwrap(), 0);
+        attention.replan_on_device(&device).unwrap();
+        assert_eq!(attention.refusals_on_device(&device).unwrap(), 0);
         let used = &indices[..kv[kv.len() - 1] as usize];
         attention.replan(&mut host, &Batch::paged(&qo, PageTable::new(&kv, used, &last, 4))).unwrap();
         assert_eq!(run(&attention, &device).unwrap(), run(&attention, &host).unwrap());
     }
     write(&batch.num_requests, &[5]);
-    gpu.replan_on_device(&device).unwrap();
-    assert_eq!(gpu.refusals_on_device(&device).unwrap(), 1);
+    attention.replan_on_device(&device).unwrap();
+    assert_eq!(attention.refusals_on_device(&device).unwrap(), 1);
 }
 
 /// Arrays for `requests` requests and these pages, without any request.
@@ -210,7 +210,7 @@ fn too_small_arrays_are_rejected_by_name<M: Machine>(staged: &Staged<M>) {
         (DeviceBatch { indices: short(), ..right.clone() }, "expected at least 48, for 12 numbers"),
     ] {
         let plan = attention.plan_with_capacity(&capacity, &Batch::paged(&[0], none), Split::Balanced);
-        let why = gpu.plan_on_device(plan.unwrap(), batch).unwrap_err().to_string();
+        let why = attention.plan_on_device(plan.unwrap(), batch).unwrap_err().to_string();
         assert!(why.starts_with("attention.plan_on_device: ") && why.contains(expected), "{why}");
     }
 }
@@ -221,7 +221,7 @@ fn unsupported_plans_are_rejected_with_all_reasons<M: Machine>(staged: &Staged<M
     let capacity = Capacity::new(2000, 3000, PAGES).with_levels(1);
     let plan = attention.plan_with_capacity(&capacity, &Batch::ragged(&[0], &[0]), Split::Never).unwrap();
     let batch = batch(gpu, 4, &[0; PAGES]);
-    let why = gpu.plan_on_device(plan, batch.clone()).unwrap_err().to_string();
+    let why = attention.plan_on_device(plan, batch.clone()).unwrap_err().to_string();
     for reason in [
         "attention.plan_on_device: keys divided never, expected balanced; keys that are not in pages; ",
         "1 levels, the most is 0",
@@ -230,8 +230,8 @@ fn unsupported_plans_are_rejected_with_all_reasons<M: Machine>(staged: &Staged<M
         assert!(why.contains(reason), "{why}");
     }
     let plain = attention.plan(&Batch::ragged(&[0], &[0])).unwrap();
-    let why = gpu.replan_on_device(&plain).unwrap_err().to_string();
+    let why = attention.replan_on_device(&plain).unwrap_err().to_string();
     assert_eq!(why, "attention.plan_on_device: the plan is not made of lengths on the device");
-    let why = gpu.plan_on_device(plain, batch).unwrap_err().to_string();
+    let why = attention.plan_on_device(plain, batch).unwrap_err().to_string();
     assert_eq!(why, "attention.plan_on_device: the plan has no fixed capacity");
 }

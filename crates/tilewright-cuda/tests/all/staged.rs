@@ -8,7 +8,7 @@ use tilewright::{
     Backend, Dtype, Opaque, Operator, Result, View, ViewMut, Workspace,
     activation::GatedActivation,
     attention::{
-        Inputs, Output, Plan, Problem, StateMerge, Tiling,
+        DeviceBatch, Inputs, Output, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     gather::RowGather,
@@ -187,6 +187,18 @@ impl<M: Machine> Backend for Staged<M> {
 
     fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
         self.staged(&[], vec![pages], |_, mut pages| self.0.copy_pages(pages.remove(0), copies))
+    }
+
+    fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+        self.0.plan_on_device(plan, batch)
+    }
+
+    fn replan_on_device(&self, plan: &Plan) -> Result<()> {
+        self.0.replan_on_device(plan)
+    }
+
+    fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
+        self.0.refusals_on_device(plan)
     }
 
     fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {

@@ -118,17 +118,18 @@ impl Index<'_> {
         name: &str,
         count: usize,
     ) -> Result<Vec<Range<usize>>> {
-        self.ranges_of(operator, (name, "request"), count)
+        self.ranges_of(operator, name, "request", count)
     }
 
     /// [`Index::ranges`], one per `owner`: a request, group, block row or segment.
     pub(crate) fn ranges_of(
         &self,
         operator: &'static str,
-        (name, owner): (&str, &str),
+        name: &str,
+        owner: &str,
         count: usize,
     ) -> Result<Vec<Range<usize>>> {
-        self.check_ranges(operator, (name, owner), count)?;
+        self.check_ranges(operator, name, owner, count)?;
         Ok((0..count).map(|r| self.range(r)).collect())
     }
 
@@ -136,7 +137,8 @@ impl Index<'_> {
     pub(crate) fn check_ranges(
         &self,
         operator: &'static str,
-        (name, owner): (&str, &str),
+        name: &str,
+        owner: &str,
         count: usize,
     ) -> Result<usize> {
         crate::ensure!(

@@ -43,7 +43,7 @@ impl Requests {
         bases: &mut [usize],
     ) -> Result<Vec<Segment>> {
         let (pages, page_size) = (level.table.resolve_of(operator, "group")?, level.table.page_size);
-        let groups = level.qo_indptr.ranges_of(operator, ("qo_indptr", "group"), pages.ranges.len())?;
+        let groups = level.qo_indptr.ranges_of(operator, "qo_indptr", "group", pages.ranges.len())?;
         let end = groups.last().map_or(0, |qo| qo.end);
         let rows = self.segments.last().map_or(0, |own| own.qo.end);
         crate::ensure!(end <= rows, operator, "qo_indptr ends at {end}, the batch has {rows} query rows");

@@ -9,6 +9,7 @@ use super::{
     requests::{Segment, ones},
 };
 use crate::{Error, Result};
+use std::ops::Range;
 
 /// A packed mask.
 #[derive(Debug, Clone, Copy)]
@@ -138,18 +139,23 @@ pub fn segment_packbits<'a>(
     indptr: impl Into<Index<'a>>,
     order: BitOrder,
 ) -> Result<(Vec<u8>, Vec<i64>)> {
-    const OPERATOR: &str = "attention.segment_packbits";
-    let indptr = indptr.into();
-    crate::ensure!(!indptr.is_empty(), OPERATOR, "indptr has no entries, expected num_segments + 1");
-    let segments = indptr.ranges_of(OPERATOR, ("indptr", "segment"), indptr.len() - 1)?;
-    let end = segments.last().map_or(0, |segment| segment.end);
-    crate::ensure!(end == flags.len(), OPERATOR, "indptr ends at {end}, expected the {} flags", flags.len());
     let (mut bytes, mut bounds) = (Vec::new(), vec![0]);
-    for segment in segments {
+    for segment in indptr.into().segments("attention.segment_packbits", flags.len())? {
         bytes.extend(packbits(&flags[segment], order));
         bounds.push(bytes.len() as i64);
     }
     Ok((bytes, bounds))
+}
+
+impl Index<'_> {
+    /// The segments of `count` flags.
+    pub(super) fn segments(&self, operator: &'static str, count: usize) -> Result<Vec<Range<usize>>> {
+        crate::ensure!(!self.is_empty(), operator, "indptr has no entries, expected num_segments + 1");
+        let segments = self.ranges_of(operator, "indptr", "segment", self.len() - 1)?;
+        let end = segments.last().map_or(0, |segment| segment.end);
+        crate::ensure!(end == count, operator, "indptr ends at {end}, expected the {count} flags");
+        Ok(segments)
+    }
 }
 
 /// Maximum tokens of a tree: its mask is quadratic.

@@ -32,7 +32,7 @@ impl Batch<'_> {
 
     fn resolve_requests(&self, operator: &'static str, problem: &Problem, to: &mut Requests) -> Result<()> {
         let count = self.qo_indptr.len().saturating_sub(1);
-        let rows = self.qo_indptr.check_ranges(operator, ("qo_indptr", "request"), count)?;
+        let rows = self.qo_indptr.check_ranges(operator, "qo_indptr", "request", count)?;
         let longest = self.resolve_keys(operator, (problem.heads().kv, count), to)?;
         crate::ensure!(
             !self.detects_levels() || matches!(to.source, KvSource::Paged { .. }),
@@ -91,7 +91,7 @@ impl Batch<'_> {
                 }
             }
             KvTable::Ragged { indptr } => {
-                let tokens = indptr.check_ranges(operator, ("kv_indptr", "request"), count)?;
+                let tokens = indptr.check_ranges(operator, "kv_indptr", "request", count)?;
                 to.source = KvSource::Ragged { tokens };
                 to.reserve(count);
                 for r in 0..count {

@@ -1,6 +1,6 @@
 //! Attention of a single request over dense tensors, as a batch of one.
 
-use super::{Attention, Batch, Output, Workspace};
+use super::{Attention, Batch, Output};
 use crate::{
     Backend, Result, View, ViewMut,
     kv::{KvCache, KvLayout},
@@ -34,7 +34,7 @@ impl<B: Backend> Attention<B> {
         let count = |len: usize| i64::try_from(len).unwrap_or(i64::MAX);
         let (qo_indptr, kv_indptr) = ([0, count(len(&q, 0))], [0, count(k)]);
         let plan = self.plan(&Batch::ragged(&qo_indptr, &kv_indptr))?;
-        let workspace = &mut Workspace::for_plan(&plan);
+        let workspace = &mut self.backend.workspace(plan.workspace_bytes())?;
         self.run(&plan, q, kv, Output { o, lse, workspace })
     }
 }

@@ -100,6 +100,16 @@ impl Default for Cpu {
     }
 }
 
+/// Implements the method of each operator: checks that its tensors are on the host, then calls the function.
+macro_rules! operators {
+    ($($method:ident: $Operator:ident => $function:path),+ $(,)?) => {
+        $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
+            $function(self, on_host(operator)?);
+            Ok(())
+        })+
+    };
+}
+
 impl Backend for Cpu {
     fn describe(&self) -> String {
         match self.threads() {
@@ -131,74 +141,25 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn linear(&self, operator: LinearLayer<'_>) -> Result<()> {
-        gemm::linear(self, on_host(operator)?);
-        Ok(())
-    }
-
     fn append(&self, operator: KvAppend<'_>) -> Result<()> {
         append::append(on_host(operator)?);
         Ok(())
     }
 
-    fn gather_rows(&self, operator: RowGather<'_>) -> Result<()> {
-        gather::gather_rows(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn rmsnorm(&self, operator: RmsNorm<'_>) -> Result<()> {
-        norm::rmsnorm(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn rope(&self, operator: RotaryEmbedding<'_>) -> Result<()> {
-        rope::rope(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn act_and_mul(&self, operator: GatedActivation<'_>) -> Result<()> {
-        activation::act_and_mul(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn softmax(&self, operator: Softmax<'_>) -> Result<()> {
-        sampling::softmax(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn filter(&self, operator: ScoreFilter<'_>) -> Result<()> {
-        sampling::filter(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn sample(&self, operator: TokenSampling<'_>) -> Result<()> {
-        sampling::sample(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn distribution(&self, operator: SamplingDistribution<'_>) -> Result<()> {
-        sampling::distribution(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn edit_logits(&self, operator: LogitsEditing<'_>) -> Result<()> {
-        sampling::edit::run(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn top_k(&self, operator: TopKSelection<'_>) -> Result<()> {
-        sampling::top_k::run(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn logprobs(&self, operator: LogprobQuery<'_>) -> Result<()> {
-        sampling::logprobs::run(self, on_host(operator)?);
-        Ok(())
-    }
-
-    fn chain_speculative_sampling(&self, operator: ChainVerification<'_>) -> Result<()> {
-        sampling::speculative::run(self, on_host(operator)?);
-        Ok(())
+    operators! {
+        linear: LinearLayer => gemm::linear,
+        gather_rows: RowGather => gather::gather_rows,
+        rmsnorm: RmsNorm => norm::rmsnorm,
+        rope: RotaryEmbedding => rope::rope,
+        act_and_mul: GatedActivation => activation::act_and_mul,
+        softmax: Softmax => sampling::softmax,
+        filter: ScoreFilter => sampling::filter,
+        sample: TokenSampling => sampling::sample,
+        distribution: SamplingDistribution => sampling::distribution,
+        edit_logits: LogitsEditing => sampling::edit::run,
+        top_k: TopKSelection => sampling::top_k::run,
+        logprobs: LogprobQuery => sampling::logprobs::run,
+        chain_speculative_sampling: ChainVerification => sampling::speculative::run,
     }
 }
 

@@ -60,7 +60,7 @@ impl BlockSparse<'_> {
             "indptr has no entries, expected num_block_rows + 1"
         );
         let count = self.indptr.len() - 1;
-        let ranges = self.indptr.ranges_of(operator, ("indptr", "block row"), count)?;
+        let ranges = self.indptr.ranges_of(operator, "indptr", "block row", count)?;
         let owned = ranges.last().map_or(0, |range| range.end);
         crate::ensure!(
             owned == self.indices.len(),

@@ -64,7 +64,7 @@ impl<'a> PageTable<'a> {
     pub(crate) fn check_bounds(&self, operator: &'static str, owner: &str) -> Result<usize> {
         crate::ensure!(self.page_size > 0, operator, "page_size = 0, expected at least 1");
         let num_requests = self.last_page_len.len();
-        let owned = self.indptr.check_ranges(operator, ("kv indptr", owner), num_requests)?;
+        let owned = self.indptr.check_ranges(operator, "kv indptr", owner, num_requests)?;
         crate::ensure!(
             owned == self.indices.len(),
             operator,

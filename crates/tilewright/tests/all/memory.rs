@@ -2,7 +2,9 @@
 
 use crate::arrays::{Array, DTYPES, Layout};
 use tilewright::{
-    Backend, Cpu, Dtype, KvCacheMut, KvLayout, PageTable, Result, Scale, View, ViewMut,
+    Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCacheMut, KvLayout, Operator, PageTable,
+    Problem, Result, Scale, View, ViewMut,
+    gemm::SegmentGemm,
     kv::{
         AppendPlan, ScaleMut,
         append::{NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache, append_planned},
@@ -173,4 +175,24 @@ fn append_plans_refuse_invalid_tokens_and_excess_capacity() {
     let far = PageTable::new(&INDPTR, &[3, 0, 1, 5], &LAST, 2);
     let far = AppendPlan::new(&cpu, &far, TOKENS.0, TOKENS.1).unwrap();
     refused(run(&far), "kv.append_planned: page = 5 is not in 0..5, the pages of the cache");
+}
+
+#[test]
+fn optional_operators_that_the_cpu_lacks_are_refused_by_name() {
+    let cpu = Cpu::with_threads(1);
+    let (x, mut out) = ([1.0_f32; 4], [0.0_f32; 2]);
+    let gemm = SegmentGemm {
+        x: View::new(&x[..2], &[1, 2]).unwrap(),
+        weights: View::new(&x[..], &[1, 2, 2]).unwrap(),
+        indptr: &[0, 1],
+        ids: None,
+        out: ViewMut::new(&mut out[..], &[1, 2]).unwrap(),
+    };
+    refused(gemm.run(&cpu), &format!("gemm.segment_gemm: {} does not have this operator", cpu.describe()));
+    let problem = Problem::builder(Heads { qo: 1, kv: 1 }, HeadDim::same(8)).build().unwrap();
+    let attention = Attention::new(problem, cpu.clone()).unwrap();
+    let plan = attention.plan(&Batch::ragged(&[0], &[0])).unwrap();
+    let text = format!("attention.plan_on_device: {} does not have this operator", cpu.describe());
+    refused(attention.replan_on_device(&plan), &text);
+    refused(attention.refusals_on_device(&plan), &text);
 }

@@ -12,7 +12,6 @@ use flatten::{DeviceRuns, PlanLayout};
 use hooks::VariantBuffers;
 use kernel::AttentionKernels;
 use params::TemporaryMemory;
-pub use plan_on_device::DeviceBatch;
 use std::sync::Arc;
 use tilewright::{
     Error, Opaque, Output, Plan, Problem, Result, View, ViewMut,

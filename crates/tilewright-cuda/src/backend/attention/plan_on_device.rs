@@ -8,7 +8,7 @@ use crate::{backend::Gpu, machine::Machine};
 use std::sync::Arc;
 use tilewright::{
     Error, Mask, Plan, Problem, Result,
-    attention::{Capacity, Split, Tiling},
+    attention::{Capacity, DeviceBatch, Split, Tiling},
     tensor::DeviceMemory,
 };
 use tilewright_kernels::attention::{
@@ -19,23 +19,6 @@ use tilewright_kernels::attention::{
 };
 
 const OPERATOR: &str = "attention.plan_on_device";
-
-/// A paged batch in device memory: i32 arrays as in [`tilewright::PageTable`], sized for the capacity of the plan. The plan holds
-/// a reference to each. The host does not see their contents: the kernel checks all of them except the page indices, which must
-/// be valid pages of the cache.
-#[derive(Debug, Clone)]
-pub struct DeviceBatch {
-    /// `[1]`: the number of requests, at most the capacity's.
-    pub num_requests: Arc<DeviceMemory>,
-    /// `[num_requests + 1]`
-    pub qo_indptr: Arc<DeviceMemory>,
-    /// `[num_requests + 1]`
-    pub kv_indptr: Arc<DeviceMemory>,
-    /// `[num_requests]`
-    pub last_page_len: Arc<DeviceMemory>,
-    /// `[kv_indptr[num_requests]]`: read in place by each run.
-    pub indices: Arc<DeviceMemory>,
-}
 
 /// The planning launch of a device plan.
 #[derive(Debug)]
@@ -55,7 +38,7 @@ impl<M: Machine> Gpu<M> {
     /// If the plan has no capacity, levels or masks, or exceeds the kernel's limits (1,024 requests, 991 workers, 2,048 tiles of
     /// query rows, 2^28 rows); if its keys are not in pages. The error lists all reasons. If an array is on another device, not
     /// aligned to 4 bytes, or shorter than the capacity requires.
-    pub fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
+    pub(in crate::backend) fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
         let prepared = plan.prepared().and_then(|prepared| prepared.downcast_ref::<DevicePlan>());
         let Some(before) = prepared else {
             return Err(Error::new(OPERATOR, "the plan was made without a device"));
@@ -82,7 +65,7 @@ impl<M: Machine> Gpu<M> {
     ///
     /// # Errors
     /// If the plan is not one of [`Gpu::plan_on_device`], or the device rejects the launch.
-    pub fn replan_on_device(&self, plan: &Plan) -> Result<()> {
+    pub(in crate::backend) fn replan_on_device(&self, plan: &Plan) -> Result<()> {
         let launch = self.plan_launch(plan)?;
         let kernel = self.kernel(OPERATOR, "plan_device", plan_device)?;
         self.machine.launch(&kernel, launch.call.grid(), &launch.call.args())
@@ -93,7 +76,7 @@ impl<M: Machine> Gpu<M> {
     ///
     /// # Errors
     /// If the plan is not one of [`Gpu::plan_on_device`], and errors of the device's work.
-    pub fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
+    pub(in crate::backend) fn refusals_on_device(&self, plan: &Plan) -> Result<u32> {
         let mut bytes = [0; 4];
         self.machine.read(self.plan_launch(plan)?.flags.address(), &mut bytes)?;
         Ok(u32::from_le_bytes(bytes))

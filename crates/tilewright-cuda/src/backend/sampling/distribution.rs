@@ -14,18 +14,18 @@ use tilewright_ptx::sim::Arg;
 
 pub(in crate::backend) fn distribution<M: Machine>(
     gpu: &Gpu<M>,
-    operator: &SamplingDistribution<'_>,
+    operator: SamplingDistribution<'_>,
 ) -> Result<()> {
     run(gpu, operator.name(), operator.scores, operator.params, &operator.out.as_view())
 }
 
-pub(in crate::backend) fn softmax<M: Machine>(gpu: &Gpu<M>, operator: &Softmax<'_>) -> Result<()> {
+pub(in crate::backend) fn softmax<M: Machine>(gpu: &Gpu<M>, operator: Softmax<'_>) -> Result<()> {
     let of = |&temperature: &f32| SamplingParams { temperature, ..SamplingParams::default() };
     let params: Vec<_> = operator.temperature.iter().map(of).collect();
     run(gpu, operator.name(), Scores::Logits(operator.logits), &params, &operator.out.as_view())
 }
 
-pub(in crate::backend) fn filter<M: Machine>(gpu: &Gpu<M>, operator: &ScoreFilter<'_>) -> Result<()> {
+pub(in crate::backend) fn filter<M: Machine>(gpu: &Gpu<M>, operator: ScoreFilter<'_>) -> Result<()> {
     let plain = SamplingParams::default();
     let params: Vec<_> = match operator.filter {
         Filter::TopKMask(counts) => return top_k_mask(gpu, operator, counts),

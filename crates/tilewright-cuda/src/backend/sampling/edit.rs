@@ -24,7 +24,7 @@ struct EditTarget<'a> {
     vocab: u32,
 }
 
-pub(in crate::backend) fn edit_logits<M: Machine>(gpu: &Gpu<M>, operator: &LogitsEditing<'_>) -> Result<()> {
+pub(in crate::backend) fn edit_logits<M: Machine>(gpu: &Gpu<M>, operator: LogitsEditing<'_>) -> Result<()> {
     let (name, view) = (operator.name(), operator.logits.as_view());
     let [rows, vocab] = [view.shape()[0], view.shape()[1]];
     let logits = EditTarget { operator: name, view, rows, vocab: vocab_of(name, vocab)? };

@@ -44,8 +44,8 @@ pub(in crate::backend) fn top_k<M: Machine>(gpu: &Gpu<M>, operator: TopKSelectio
     Ok(())
 }
 
-pub(super) fn top_k_mask<M: Machine>(gpu: &Gpu<M>, operator: &ScoreFilter<'_>, counts: &[u32]) -> Result<()> {
-    let (operator_name, ScoreFilter { x, out, .. }) = (operator.name(), operator);
+pub(super) fn top_k_mask<M: Machine>(gpu: &Gpu<M>, operator: ScoreFilter<'_>, counts: &[u32]) -> Result<()> {
+    let (operator_name, ScoreFilter { x, out, .. }) = (operator.name(), &operator);
     let [rows, vocab] = [x.shape()[0], x.shape()[1]];
     let columns = vocab_of(operator_name, vocab)?;
     if rows == 0 {

@@ -5,14 +5,14 @@ use std::{mem::replace, sync::Arc};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvCacheMut, KvLayout, KvScales, Output, PageTable,
     Plan, Problem, Result, Scale, Workspace,
-    attention::{Capacity, LatentCache, LatentQuery, Split, merge_state, merge_states},
+    attention::{Capacity, DeviceBatch, LatentCache, LatentQuery, Split, merge_state, merge_states},
     kv::{
         AppendPlan, ScaleMut,
         append::{NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
     },
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{DeviceBatch, Gpu, machine::Machine};
+use tilewright_cuda::{Gpu, machine::Machine};
 
 /// Four pages of one slot, for one head of 16 elements.
 const CACHE: [usize; 4] = [4, 1, 1, 16];
@@ -72,7 +72,8 @@ fn batches_on_the_device() {
 /// Plans a batch without requests, with `memory` as its arrays.
 fn bound<M: Machine>(gpu: &Gpu<M>, memory: &mut [DeviceMemory; 5]) -> Result<()> {
     let empty = Batch::paged(&[0], PageTable::new(&[0], &[0; 0], &[0; 0], 1));
-    let plan = operator(gpu).plan_with_capacity(&Capacity::decode(4, 4), &empty, Split::Balanced)?;
+    let attention = operator(gpu);
+    let plan = attention.plan_with_capacity(&Capacity::decode(4, 4), &empty, Split::Balanced)?;
     let [num_requests, qo_indptr, kv_indptr, last_page_len, indices] =
         memory.each_mut().map(|memory| gpu.allocate(1).map(|other| Arc::new(replace(memory, other))));
     let batch = DeviceBatch {
@@ -82,7 +83,7 @@ fn bound<M: Machine>(gpu: &Gpu<M>, memory: &mut [DeviceMemory; 5]) -> Result<()>
         last_page_len: last_page_len?,
         indices: indices?,
     };
-    gpu.plan_on_device(plan, batch).map(drop)
+    attention.plan_on_device(plan, batch).map(drop)
 }
 
 #[test]

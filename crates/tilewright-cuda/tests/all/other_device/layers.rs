@@ -4,7 +4,7 @@ use super::{simulated, view, view_mut, zeros};
 use tilewright::{
     Backend, Dtype, Operator,
     activation::silu_and_mul,
-    attention::BitOrder,
+    attention::{BitOrder, packbits_on_device},
     gather::gather_rows,
     gemm::{SegmentGemm, linear},
     kv::copy_pages,
@@ -72,7 +72,7 @@ fn copies_and_bits() {
         copy_pages(gpu, view_mut(pages, &[3, 2, 1, 16]), &[(0, 2)])
     });
     judge!("attention.segment_packbits", ["flags"], |gpu, [flags]| {
-        gpu.packbits(flags, BitOrder::Little).map(drop)
+        packbits_on_device(gpu, flags, BitOrder::Little).map(drop)
     });
     let [here, there] = simulated();
     let mut indices = IndexBuffer::on_device(zeros(&there));
