@@ -5,7 +5,7 @@
 
 use crate::{
     Backend, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -60,9 +60,7 @@ impl<'a> Operator<'a> for GatedActivation<'a> {
         visit("out", TensorRef::Output(&mut self.out))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.act_and_mul(self)
-    }
+    dispatch!(act_and_mul);
 }
 
 /// `out = act(x[.., ..d]) · x[.., d..]` with the given activation, with shapes and dtypes as in [`GatedActivation`].

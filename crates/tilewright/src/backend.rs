@@ -6,14 +6,14 @@ use crate::{
     Dtype, Operator, Result, View, ViewMut, Workspace,
     activation::GatedActivation,
     attention::{
-        BitOrder, DeviceBatch, Inputs, Output, Plan, Problem, StateMerge, Tiling,
+        AttentionRun, BitOrder, DeviceBatch, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     gather::RowGather,
     gemm::{LinearLayer, SegmentGemm},
-    kv::{AppendPlan, append::KvAppend, copy_pages_on_host},
+    kv::{AppendPlan, PageCopies, append::KvAppend, copy_pages_on_host},
     norm::RmsNorm,
-    operator::unsupported,
+    operator::{on_host, unsupported},
     rope::RotaryEmbedding,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
@@ -110,12 +110,12 @@ pub trait Backend {
         Ok(())
     }
 
-    /// [`crate::kv::copy_pages`]; `copies` is not empty.
+    /// Executes a checked [`PageCopies`] with at least one copy.
     ///
     /// # Errors
-    /// When the device fails.
-    fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
-        copy_pages_on_host(pages, copies);
+    /// When the device fails, or the pages are in the memory of another one.
+    fn copy_pages(&self, operator: PageCopies<'_>) -> Result<()> {
+        copy_pages_on_host(on_host(operator)?);
         Ok(())
     }
 
@@ -136,7 +136,7 @@ pub trait Backend {
     fn tiling(&self, problem: &Problem) -> Result<Tiling>;
 
     /// Builds the kernels or hooks for `problem` and `variant`, whose hooks are `recorded` as data, when an operator is
-    /// constructed. The result is passed back in [`Inputs::built`].
+    /// constructed. The result is passed back in [`Inputs::built`](crate::attention::Inputs::built).
     ///
     /// # Errors
     /// When the device does not support this variant; the error lists all reasons.
@@ -176,12 +176,6 @@ pub trait Backend {
         let _ = plan; // a host backend reads the plan directly
         Ok(None)
     }
-
-    /// Executes every work item of `plan`, then every merge.
-    ///
-    /// # Errors
-    /// When the device fails.
-    fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()>;
 
     /// [`Attention::plan_on_device`](crate::Attention::plan_on_device); optional.
     ///
@@ -233,6 +227,7 @@ pub trait Backend {
     }
 
     operators! {
+        attention: AttentionRun,
         merge_states: StateMerge,
         linear: LinearLayer,
         append: KvAppend,

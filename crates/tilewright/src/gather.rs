@@ -4,7 +4,7 @@
 
 use crate::{
     Backend, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{Indices, check_computable, check_shape},
 };
@@ -50,9 +50,7 @@ impl<'a> Operator<'a> for RowGather<'a> {
         visit("out", TensorRef::Output(&mut self.out))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.gather_rows(self)
-    }
+    dispatch!(gather_rows);
 }
 
 /// Copies row `ids[i]` of `table` to row `i` of `out`, with shapes and dtypes as in [`RowGather`].

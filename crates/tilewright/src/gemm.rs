@@ -2,7 +2,7 @@
 
 use crate::{
     Backend, Dtype, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -76,9 +76,7 @@ impl<'a> Operator<'a> for LinearLayer<'a> {
         visit("out", TensorRef::Output(&mut self.out))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.linear(self)
-    }
+    dispatch!(linear);
 }
 
 /// `out = x · weightᵀ + bias`, with shapes and dtypes as in [`LinearLayer`].
@@ -142,9 +140,7 @@ impl<'a> Operator<'a> for SegmentGemm<'a> {
         visit("out", TensorRef::Output(&mut self.out))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.segment_gemm(self)
-    }
+    dispatch!(segment_gemm);
 }
 
 impl SegmentGemm<'_> {

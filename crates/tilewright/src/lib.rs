@@ -39,7 +39,7 @@ pub use cpu::Cpu;
 pub use dtype::{Dtype, Element};
 pub use error::{Error, Result};
 pub use float8::{E4m3, E5m2};
-pub use kv::{KvCache, KvCacheMut, KvLayout, KvScales, PageTable, Scale};
+pub use kv::{KvCache, KvCacheMut, KvLayout, KvScales, PageTable, QuantizedCache, Scale};
 pub use operator::Operator;
 pub use roofline::{Estimate, Roofline};
 pub use tensor::{View, ViewMut};

@@ -5,7 +5,7 @@
 
 use crate::{
     Backend, Dtype, Element, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{check_computable, check_dtype, check_shape},
     with_dtype,
@@ -108,9 +108,7 @@ impl<'a> Operator<'a> for RmsNorm<'a> {
         visit(out, TensorRef::Output(&mut self.out))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.rmsnorm(self)
-    }
+    dispatch!(rmsnorm);
 }
 
 /// Writes the RMSNorm of each row of `x` to `out`, with shapes and dtypes as in [`RmsNorm`].

@@ -3,8 +3,8 @@
 //! [`Operator::run`] validates the arguments once, then passes the struct to the backend's method of that operator.
 
 use crate::{
-    Backend, Error, Result, View, ViewMut,
-    tensor::{DeviceAddress, Indices},
+    Backend, Error, Result, View, ViewMut, Workspace,
+    tensor::{DeviceAddress, DeviceMemory, Indices},
 };
 
 /// A tensor argument of an operator.
@@ -16,6 +16,8 @@ pub enum TensorRef<'v, 'a> {
     Output(&'v mut ViewMut<'a>),
     /// Indices, which a device backend also takes from host memory.
     Indices(&'v mut Indices<'a>),
+    /// The workspace of attention.
+    Workspace(&'v mut &'a mut Workspace),
 }
 
 impl TensorRef<'_, '_> {
@@ -25,6 +27,7 @@ impl TensorRef<'_, '_> {
             Self::Input(view) => view.device(),
             Self::Output(view) => view.device(),
             Self::Indices(indices) => indices.device(),
+            Self::Workspace(workspace) => workspace.device().map(DeviceMemory::device_address),
         }
     }
 }
@@ -64,6 +67,16 @@ pub trait Operator<'a>: Sized {
         self.dispatch(backend)
     }
 }
+
+/// Implements [`Operator::dispatch`] by a method of the backend.
+macro_rules! dispatch {
+    ($method:ident) => {
+        fn dispatch<B: $crate::Backend + ?Sized>(self, backend: &B) -> $crate::Result<()> {
+            backend.$method(self)
+        }
+    };
+}
+pub(crate) use dispatch;
 
 /// The error of an optional operator that a backend lacks.
 pub(crate) fn unsupported(operator: &'static str, backend: &str) -> Error {

@@ -11,7 +11,6 @@ mod indices;
 pub use buffer::Buffer;
 pub use copy::copy;
 pub(crate) use copy::on_host as copy_on_host;
-pub(crate) use device::check_on_host;
 pub use device::{DeviceAddress, DeviceMemory};
 pub use indices::{IndexBuffer, Indices};
 pub(crate) use indices::{copy_i32, copy_i64, largest_i32};

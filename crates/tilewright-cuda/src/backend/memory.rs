@@ -1,9 +1,10 @@
 //! Tensor memory of the engine's `Backend`: buffers, and copies to, from and within the device.
 
-use super::Gpu;
+use super::{Gpu, geometry::address};
 use crate::machine::Machine;
 use tilewright::{
     Dtype, Error, Result, View, ViewMut,
+    kv::PageCopies,
     tensor::{Buffer, DeviceMemory, IndexBuffer},
 };
 
@@ -59,12 +60,9 @@ pub(super) fn write_indices<M: Machine>(gpu: &Gpu<M>, from: &[i32], to: &mut Ind
 }
 
 /// One copy per page: a fork of a sequence copies only its last, partial page.
-pub(super) fn copy_pages<M: Machine>(
-    gpu: &Gpu<M>,
-    pages: ViewMut<'_>,
-    copies: &[(usize, usize)],
-) -> Result<()> {
-    let start = gpu.address_mut("kv.copy_pages", "pages", &pages)?;
+pub(super) fn copy_pages<M: Machine>(gpu: &Gpu<M>, operator: PageCopies<'_>) -> Result<()> {
+    let PageCopies { pages, copies } = operator;
+    let start = address(&pages.as_view());
     let bytes = pages.shape()[1..].iter().product::<usize>() * pages.dtype().size();
     let page = |number: usize| start + (number * bytes) as u64;
     copies.iter().try_for_each(|&(from, to)| gpu.machine.copy(page(from), page(to), bytes))

@@ -8,12 +8,12 @@ use tilewright::{
     Backend, Dtype, Opaque, RecordedGraph, Result, View, ViewMut, Workspace,
     activation::GatedActivation,
     attention::{
-        BitOrder, DeviceBatch, Inputs, Output, Plan, Problem, StateMerge, Tiling,
+        AttentionRun, BitOrder, DeviceBatch, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     gather::RowGather,
     gemm::{LinearLayer, SegmentGemm},
-    kv::{AppendPlan, append::KvAppend},
+    kv::{AppendPlan, PageCopies, append::KvAppend},
     norm::RmsNorm,
     rope::RotaryEmbedding,
     sampling::{
@@ -61,10 +61,6 @@ impl<M: Machine> Backend for Gpu<M> {
         memory::write_indices(self, from, to)
     }
 
-    fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
-        memory::copy_pages(self, pages, copies)
-    }
-
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<Option<Box<dyn RecordedGraph>>> {
         self.machine.record(work)
     }
@@ -97,8 +93,8 @@ impl<M: Machine> Backend for Gpu<M> {
         self.prepare_plan(plan, previous)
     }
 
-    fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
-        self.run_attention(plan, inputs, &out)
+    fn attention(&self, operator: AttentionRun<'_>) -> Result<()> {
+        self.run_attention(operator.plan, &operator.inputs, &operator.out) // checks the device of each tensor
     }
 
     fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
@@ -123,6 +119,7 @@ impl<M: Machine> Backend for Gpu<M> {
     }
 
     operators! {
+        copy_pages: PageCopies => memory::copy_pages,
         gather_rows: RowGather => gather::gather_rows,
         merge_states: StateMerge => merge::merge_states,
         linear: LinearLayer => linear::linear,

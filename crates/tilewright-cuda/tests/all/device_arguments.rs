@@ -4,7 +4,7 @@
 use half::bf16;
 use tilewright::{
     Attention, Backend, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvScales, Mask, Output, Plan, Problem,
-    Result, Scale, View, ViewMut, Workspace, norm::rmsnorm, tensor::DeviceMemory,
+    Result, Scale, View, ViewMut, Workspace, kv::QuantizedCache, norm::rmsnorm, tensor::DeviceMemory,
 };
 use tilewright_cuda::{Gpu, Simulated, Simulator};
 
@@ -59,7 +59,12 @@ impl Case {
         let kv = self.kv.view(Dtype::Bf16, 0, &[KEYS, 1, DIM])?;
         let to = Output { o: o.view_mut(Dtype::Bf16, 0, &[ROWS, 1, DIM])?, lse: None, workspace };
         let scales = KvScales { k: Scale::One, v: Scale::Head(&[factor]) };
-        self.attention.run_scaled(&self.plan, self.q(0), (KvCache { k: kv, v: kv }, scales), to)
+        self.attention.run_scaled(
+            &self.plan,
+            self.q(0),
+            QuantizedCache { cache: KvCache { k: kv, v: kv }, scales },
+            to,
+        )
     }
 
     fn found(&self, o: &DeviceMemory) -> Result<Vec<f32>> {

@@ -8,12 +8,12 @@ use tilewright::{
     Backend, Dtype, Opaque, Operator, Result, View, ViewMut, Workspace,
     activation::GatedActivation,
     attention::{
-        DeviceBatch, Inputs, Output, Plan, Problem, StateMerge, Tiling,
+        AttentionRun, DeviceBatch, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     gather::RowGather,
     gemm::LinearLayer,
-    kv::{AppendPlan, append::KvAppend},
+    kv::{AppendPlan, PageCopies, append::KvAppend},
     norm::RmsNorm,
     operator::TensorRef,
     rope::RotaryEmbedding,
@@ -35,6 +35,13 @@ struct DeviceTensor {
     dtype: Dtype,
     shape: Vec<usize>,
     strides: Vec<usize>,
+}
+
+/// The copies of an operator's tensors.
+#[derive(Default)]
+struct Copies {
+    tensors: Vec<DeviceTensor>,
+    workspace: Option<Workspace>,
 }
 
 /// The backend in a simulator with few SMs, so that they share work.
@@ -69,29 +76,11 @@ impl<M: Machine> Staged<M> {
         Ok(DeviceTensor { memory, dtype: view.dtype(), shape, strides })
     }
 
-    fn download(&self, tensor: &DeviceTensor, to: ViewMut<'_>) -> Result<()> {
-        self.0.machine().read(tensor.memory.address(), to.into_data().into_bytes())
-    }
-
-    /// Runs an operator with its input and output views on the device.
-    fn staged(
-        &self,
-        read: &[View<'_>],
-        written: Vec<ViewMut<'_>>,
-        operator: impl FnOnce(&[View<'_>], Vec<ViewMut<'_>>) -> Result<()>,
-    ) -> Result<()> {
-        let tensors = read.iter().map(|view| self.upload(view)).collect::<Result<Vec<_>>>()?;
-        let mut out = written.iter().map(|view| self.upload(&view.as_view())).collect::<Result<Vec<_>>>()?;
-        let read = tensors.iter().map(DeviceTensor::view).collect::<Result<Vec<_>>>()?;
-        let outcome = operator(&read, out.iter_mut().map(DeviceTensor::view_mut).collect::<Result<_>>()?);
-        out.iter().zip(written).try_for_each(|(tensor, to)| self.download(tensor, to))?;
-        outcome
-    }
-
-    /// Runs an operator with each of its tensors replaced by a copy on the device, in `copies`.
+    /// Runs an operator with each of its tensors replaced by a copy on the device, in `copies`. The content of the workspace is
+    /// copied too: results must not depend on it.
     fn run_staged<'a, O: Operator<'a>>(
         &self,
-        copies: &'a mut Vec<DeviceTensor>,
+        copies: &'a mut Copies,
         mut operator: O,
         run: impl FnOnce(O) -> Result<()>,
     ) -> Result<()> {
@@ -100,13 +89,19 @@ impl<M: Machine> Staged<M> {
                 TensorRef::Input(view) => **view,
                 TensorRef::Output(view) => view.as_view(),
                 TensorRef::Indices(_) => return Ok(()),
+                TensorRef::Workspace(workspace) => {
+                    let bytes = Data::F32(workspace.host()).bytes();
+                    copies.workspace = Some(Workspace::on_device(self.upload_bytes(bytes)?));
+                    return Ok(());
+                }
             };
-            copies.push(self.upload(&view)?);
+            copies.tensors.push(self.upload(&view)?);
             Ok(())
         })?;
-        let (mut copies, mut written) = (copies.iter_mut(), Vec::new());
+        let (mut tensors, mut device_workspace) = (copies.tensors.iter_mut(), copies.workspace.as_mut());
+        let mut written = Vec::new();
         operator.views(&mut |_, tensor| {
-            let mut copy = || copies.next().expect("a copy of each tensor");
+            let mut copy = || tensors.next().expect("a copy of each tensor");
             match tensor {
                 TensorRef::Input(view) => *view = copy().view()?,
                 TensorRef::Output(view) => {
@@ -115,6 +110,9 @@ impl<M: Machine> Staged<M> {
                     written.push((address, std::mem::replace(view, copy.view_mut()?)));
                 }
                 TensorRef::Indices(_) => {}
+                TensorRef::Workspace(workspace) => {
+                    *workspace = device_workspace.take().expect("a copy of the workspace");
+                }
             }
             Ok(())
         })?;
@@ -139,7 +137,7 @@ impl DeviceTensor {
 macro_rules! operators {
     ($($method:ident: $Operator:ident),+ $(,)?) => {
         $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
-            self.run_staged(&mut Vec::new(), operator, |operator| self.0.$method(operator))
+            self.run_staged(&mut Copies::default(), operator, |operator| self.0.$method(operator))
         })+
     };
 }
@@ -166,29 +164,6 @@ impl<M: Machine> Backend for Staged<M> {
         self.0.prepare(plan, previous)
     }
 
-    fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
-        let mut views = Vec::new();
-        inputs.map_views(|view| {
-            views.push(view);
-            Ok(view)
-        })?;
-        // the content of the workspace is uploaded too: results must not depend on it
-        let workspace = Data::F32(out.workspace.host()).bytes();
-        let mut workspace = Workspace::on_device(self.upload_bytes(workspace)?);
-        let written: Vec<ViewMut<'_>> = [Some(out.o), out.lse].into_iter().flatten().collect();
-        self.staged(&views, written, |read, written| {
-            let mut read = read.iter().copied();
-            let inputs = inputs.map_views(|_| Ok(read.next().expect("as many as before")))?;
-            let mut written = written.into_iter();
-            let o = written.next().expect("o is the first");
-            self.0.attention(plan, &inputs, Output { o, lse: written.next(), workspace: &mut workspace })
-        })
-    }
-
-    fn copy_pages(&self, pages: ViewMut<'_>, copies: &[(usize, usize)]) -> Result<()> {
-        self.staged(&[], vec![pages], |_, mut pages| self.0.copy_pages(pages.remove(0), copies))
-    }
-
     fn plan_on_device(&self, plan: Plan, batch: DeviceBatch) -> Result<Plan> {
         self.0.plan_on_device(plan, batch)
     }
@@ -206,6 +181,8 @@ impl<M: Machine> Backend for Staged<M> {
     }
 
     operators! {
+        attention: AttentionRun,
+        copy_pages: PageCopies,
         merge_states: StateMerge,
         linear: LinearLayer,
         append: KvAppend,

@@ -2,16 +2,18 @@
 
 use super::{Attention, Output, Plan, Variant, requests::KvSource, variant::ExpressionVariant};
 use crate::{
-    Backend, Error, Result, View,
+    Backend, Error, Operator, Result, View,
     backend::Opaque,
     kv::{
-        KvCache, KvScales, Scale,
+        KvCache, KvScales, QuantizedCache, Scale,
         layout::{KvShape, KvStrides},
     },
+    operator::{TensorRef, TensorVisitor, dispatch},
     tensor::{check_dtype, check_shape},
 };
 
 const OPERATOR: &str = "attention.run";
+const ROW_AXES: &str = "[num_rows, num_qo_heads, head_dim]";
 /// The first position not distinct from its successor in f32; variants compute with f32 positions.
 const MAX_VARIANT_POSITION: usize = 1 << 24;
 
@@ -81,31 +83,82 @@ impl<'a> Inputs<'a> {
         self.variant
     }
 
-    /// The same inputs with each tensor replaced by `map(tensor)`, of equal shape, strides and dtype; for backends that
-    /// copy tensors to another device.
-    ///
-    /// # Errors
-    /// Those of `map`.
-    pub fn map_views<'b>(&self, mut map: impl FnMut(View<'a>) -> Result<View<'b>>) -> Result<Inputs<'b>>
-    where
-        'a: 'b,
-    {
-        let q = (map(self.q.0)?, self.q.1.map(&mut map).transpose()?);
-        let k = (map(self.k.0)?, self.k.1);
-        let k_pe = self.k_pe.map(|(view, strides)| Ok((map(view)?, strides))).transpose()?;
-        let v = (map(self.v.0)?, self.v.1);
-        let mut scale = |scale| match scale {
-            Scale::Page(scales) => map(scales).map(Scale::Page),
-            other => Ok(other),
-        };
-        let scales = KvScales { k: scale(self.scales.k)?, v: scale(self.scales.v)? };
-        Ok(Inputs { q, k, k_pe, v, scales, variant: self.variant, built: self.built })
-    }
-
     /// The result of the backend's [`build`](Backend::build) for this operator.
     pub fn built(&self) -> Option<&'a Opaque> {
         self.built
     }
+}
+
+/// The arguments of a run, made by [`Attention::run`].
+#[derive(Debug)]
+pub struct AttentionRun<'a> {
+    /// The plan.
+    pub plan: &'a Plan,
+    /// The validated inputs.
+    pub inputs: Inputs<'a>,
+    /// The tensors to write.
+    pub out: Output<'a>,
+}
+
+impl<'a> Operator<'a> for AttentionRun<'a> {
+    fn name(&self) -> &'static str {
+        OPERATOR
+    }
+
+    /// Checks the outputs. [`Attention::run`] has checked the inputs.
+    fn check(&self) -> Result<()> {
+        let Self { plan, inputs: Inputs { variant, .. }, out } = self;
+        let rows = plan.tensor_rows(out.o.shape().first());
+        let (heads, dim) = (plan.problem.heads(), plan.problem.head_dim());
+        plan.check_rows("o", &out.o.as_view(), [rows, heads.qo, dim.vo], ROW_AXES)?;
+        if let Some(lse) = &out.lse {
+            crate::ensure!(
+                variant.has_softmax(),
+                OPERATOR,
+                "variant {} has no softmax, so there is no lse",
+                variant.name()
+            );
+            check_shape(OPERATOR, "lse", (lse.shape(), &[rows, heads.qo]), "[num_rows, num_qo_heads]")?;
+            check_dtype(OPERATOR, "lse", lse.dtype(), crate::Dtype::F32)?;
+            crate::ensure!(
+                lse.is_contiguous(),
+                OPERATOR,
+                "lse has strides {:?}, expected a contiguous tensor",
+                lse.strides()
+            );
+        }
+        let longest = plan.requests.longest();
+        crate::ensure!(
+            longest <= MAX_VARIANT_POSITION || !variant.reads_positions(),
+            OPERATOR,
+            "variant {} reads positions, which go up to {longest} here, the most is {MAX_VARIANT_POSITION}",
+            variant.name()
+        );
+        out.workspace.check(OPERATOR, plan)
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        let Inputs { q, k, k_pe, v, scales, .. } = &mut self.inputs;
+        visit("q", TensorRef::Input(&mut q.0))?;
+        if let (Some(q), Some(k)) = (&mut q.1, k_pe) {
+            visit("q.pe", TensorRef::Input(q))?;
+            visit("kpe", TensorRef::Input(&mut k.0))?;
+        }
+        visit("k", TensorRef::Input(&mut k.0))?;
+        visit("v", TensorRef::Input(&mut v.0))?;
+        for (name, scale) in [("k scale", &mut scales.k), ("v scale", &mut scales.v)] {
+            if let Scale::Page(scales) = scale {
+                visit(name, TensorRef::Input(scales))?;
+            }
+        }
+        visit("o", TensorRef::Output(&mut self.out.o))?;
+        if let Some(lse) = &mut self.out.lse {
+            visit("lse", TensorRef::Output(lse))?;
+        }
+        visit("workspace", TensorRef::Workspace(&mut self.out.workspace))
+    }
+
+    dispatch!(attention);
 }
 
 impl<B: Backend> Attention<B> {
@@ -119,7 +172,7 @@ impl<B: Backend> Attention<B> {
     /// another problem; the workspace is too small; an LSE is requested from a variant that has none; or a variant
     /// reads positions and a request is longer than 16,777,216 tokens.
     pub fn run(&self, plan: &Plan, q: View<'_>, kv: KvCache<'_>, out: Output<'_>) -> Result<()> {
-        self.run_scaled(plan, q, (kv, KvScales::default()), out)
+        self.run_scaled(plan, q, QuantizedCache { cache: kv, scales: KvScales::default() }, out)
     }
 
     /// [`Attention::run`] over a quantized cache: true value = stored value times scale.
@@ -133,20 +186,20 @@ impl<B: Backend> Attention<B> {
         &self,
         plan: &Plan,
         q: View<'_>,
-        (kv, scales): (KvCache<'_>, KvScales<'_>),
-        mut out: Output<'_>,
+        kv: QuantizedCache<'_>,
+        out: Output<'_>,
     ) -> Result<()> {
-        self.check(plan, &mut out)?;
+        self.check(plan)?;
         crate::ensure!(
             !self.problem.is_latent(),
             OPERATOR,
             "this is latent attention, whose tensors run_latent takes"
         );
+        let QuantizedCache { cache, scales } = kv;
         let rows = plan.tensor_rows(q.shape().first());
         let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
-        let axes = "[num_rows, num_qo_heads, head_dim]";
-        self.check_rows("q", &q, ([rows, heads.qo, dim.qk], axes))?;
-        let pages = plan.check_cache(kv)?;
+        plan.check_rows("q", &q, [rows, heads.qo, dim.qk], ROW_AXES)?;
+        let pages = plan.check_cache(cache)?;
         scales.check(OPERATOR, heads.kv, pages)?;
         if let KvSource::Paged { indices, .. } = &plan.requests.source {
             let used = || indices.iter().map(|&page| page as usize);
@@ -154,17 +207,10 @@ impl<B: Backend> Attention<B> {
             scales.v.check_pages(OPERATOR, "v scale", used())?;
         }
         let strides = |view: &View<'_>| KvStrides::of(self.problem.layout(), view.strides());
-        let (k, v) = ((kv.k, strides(&kv.k)), (kv.v, strides(&kv.v)));
-        let inputs = Inputs {
-            q: (q, None),
-            k,
-            k_pe: None,
-            v,
-            scales,
-            variant: &self.variant,
-            built: self.built.as_ref(),
-        };
-        self.backend.attention(plan, &inputs, out)
+        let (k, v) = ((cache.k, strides(&cache.k)), (cache.v, strides(&cache.v)));
+        let built = self.built.as_ref();
+        let inputs = Inputs { q: (q, None), k, k_pe: None, v, scales, variant: &self.variant, built };
+        AttentionRun { plan, inputs, out }.run(&self.backend)
     }
 
     /// Executes a plan of [`super::Problem::latent`].
@@ -177,9 +223,9 @@ impl<B: Backend> Attention<B> {
         plan: &Plan,
         q: LatentQuery<'_>,
         kv: LatentCache<'_>,
-        mut out: Output<'_>,
+        out: Output<'_>,
     ) -> Result<()> {
-        self.check(plan, &mut out)?;
+        self.check(plan)?;
         crate::ensure!(
             self.problem.is_latent(),
             OPERATOR,
@@ -188,8 +234,8 @@ impl<B: Backend> Attention<B> {
         let rows = plan.tensor_rows(q.nope.shape().first());
         let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
         let kpe = dim.qk - dim.vo;
-        self.check_rows("q.nope", &q.nope, ([rows, heads.qo, dim.vo], "[num_rows, num_heads, ckv]"))?;
-        self.check_rows("q.pe", &q.pe, ([rows, heads.qo, kpe], "[num_rows, num_heads, kpe]"))?;
+        plan.check_rows("q.nope", &q.nope, [rows, heads.qo, dim.vo], "[num_rows, num_heads, ckv]")?;
+        plan.check_rows("q.pe", &q.pe, [rows, heads.qo, kpe], "[num_rows, num_heads, kpe]")?;
         plan.check_latent("ckv", &kv.ckv, dim.vo)?;
         plan.check_latent("kpe", &kv.kpe, kpe)?;
         let strides = |view: &View<'_>| match *view.strides() {
@@ -207,11 +253,11 @@ impl<B: Backend> Attention<B> {
             variant: &self.variant,
             built: self.built.as_ref(),
         };
-        self.backend.attention(plan, &inputs, out)
+        AttentionRun { plan, inputs, out }.run(&self.backend)
     }
 
-    /// Checks shared by all forms of queries and cache.
-    fn check(&self, plan: &Plan, out: &mut Output<'_>) -> Result<()> {
+    /// Rejects a plan of another operator.
+    fn check(&self, plan: &Plan) -> Result<()> {
         crate::ensure!(
             plan.problem == self.problem && plan.tiling == self.tiling,
             OPERATOR,
@@ -219,37 +265,13 @@ impl<B: Backend> Attention<B> {
             plan.problem,
             self.problem
         );
-        let rows = plan.tensor_rows(out.o.shape().first());
-        let (heads, dim) = (self.problem.heads(), self.problem.head_dim());
-        let axes = "[num_rows, num_qo_heads, head_dim]";
-        self.check_rows("o", &out.o.as_view(), ([rows, heads.qo, dim.vo], axes))?;
-        if let Some(lse) = &out.lse {
-            crate::ensure!(
-                self.variant.has_softmax(),
-                OPERATOR,
-                "variant {} has no softmax, so there is no lse",
-                self.variant.name()
-            );
-            check_shape(OPERATOR, "lse", (lse.shape(), &[rows, heads.qo]), "[num_rows, num_qo_heads]")?;
-            check_dtype(OPERATOR, "lse", lse.dtype(), crate::Dtype::F32)?;
-            crate::ensure!(
-                lse.is_contiguous(),
-                OPERATOR,
-                "lse has strides {:?}, expected a contiguous tensor",
-                lse.strides()
-            );
-        }
-        let longest = plan.requests.longest();
-        crate::ensure!(
-            longest <= MAX_VARIANT_POSITION || !self.variant.reads_positions(),
-            OPERATOR,
-            "variant {} reads positions, which go up to {longest} here, the most is {MAX_VARIANT_POSITION}",
-            self.variant.name()
-        );
-        out.workspace.check(OPERATOR, plan)
+        Ok(())
     }
+}
 
-    fn check_rows(&self, name: &str, view: &View<'_>, (shape, axes): ([usize; 3], &str)) -> Result<()> {
+impl Plan {
+    /// Checks queries or outputs.
+    fn check_rows(&self, name: &str, view: &View<'_>, shape: [usize; 3], axes: &str) -> Result<()> {
         check_shape(OPERATOR, name, (view.shape(), &shape), axes)?;
         check_dtype(OPERATOR, name, view.dtype(), self.problem.dtype_qo())?;
         crate::ensure!(
@@ -260,9 +282,7 @@ impl<B: Backend> Attention<B> {
         );
         Ok(())
     }
-}
 
-impl Plan {
     /// Checks that a cache has the plan's shape, layout and dtype, and all its pages or tokens. Returns the number of
     /// pages of a paged one.
     fn check_cache(&self, kv: KvCache<'_>) -> Result<Option<usize>> {

@@ -14,7 +14,7 @@
 
 use crate::{
     Backend, Dtype, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     tensor::{check_computable, check_dtype, check_shape},
 };
 
@@ -115,9 +115,7 @@ impl<'a> Operator<'a> for StateMerge<'a> {
         visit(out_lse, TensorRef::Output(&mut self.out_lse))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.merge_states(self)
-    }
+    dispatch!(merge_states);
 }
 
 /// Merges any number of states per row and head, with shapes and dtypes as in [`StateMerge`].

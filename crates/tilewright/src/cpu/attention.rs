@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Error, Result, ViewMut,
     attention::{
-        Inputs, Output, Plan, Problem, StateMerge, Tiling, merge_weights,
+        AttentionRun, Problem, StateMerge, Tiling, merge_weights,
         variant::{ExpressionVariant, Variant},
     },
     backend::Opaque,
@@ -74,7 +74,8 @@ pub(super) fn build<V: Variant>(problem: &Problem, variant: V, recorded: &Expres
     Arc::new(vectorize(variant, problem.heads(), recorded))
 }
 
-pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
+pub(super) fn run(cpu: &Cpu, operator: AttentionRun<'_>) -> Result<()> {
+    let AttentionRun { plan, inputs, out } = operator;
     let built = inputs.built.and_then(|built| built.downcast_ref::<Box<dyn Hooks>>());
     let Some(variant) = built.map(Box::as_ref) else {
         return Err(Error::new("attention.run", "the operator was made by another backend"));
@@ -87,12 +88,12 @@ pub(super) fn run(cpu: &Cpu, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) 
         !plan.requests.mask.is_empty() || plan.requests.has_position_gaps(&plan.problem) || hooks.mask;
     let params = AttentionParams {
         plan,
-        inputs,
+        inputs: &inputs,
         isa: cpu.isa,
         variant,
         hooks,
         per_key_mask,
-        bf16_mma: Bf16Mma::for_call(cpu.isa, plan, inputs, hooks),
+        bf16_mma: Bf16Mma::for_call(cpu.isa, plan, &inputs, hooks),
         o: SharedRows::new(out.o),
         lse: out.lse.and_then(ViewMut::into_slice).map(Shared::new),
         partial_o: Shared::new(partial_o),

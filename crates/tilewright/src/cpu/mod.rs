@@ -21,10 +21,10 @@ pub use simd::avx512::convert_e4m3;
 pub use trial::Trial;
 
 use crate::{
-    Backend, Error, Result, View, ViewMut,
+    Backend, Error, Result,
     activation::GatedActivation,
     attention::{
-        Inputs, Output, Plan, Problem, StateMerge, Tiling,
+        AttentionRun, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     backend::Opaque,
@@ -38,7 +38,6 @@ use crate::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
         TokenSampling, TopKSelection,
     },
-    tensor::{DeviceMemory, check_on_host},
 };
 use std::sync::Arc;
 
@@ -131,9 +130,8 @@ impl Backend for Cpu {
         Ok(Some(attention::build(problem, variant, recorded)))
     }
 
-    fn attention(&self, plan: &Plan, inputs: &Inputs<'_>, out: Output<'_>) -> Result<()> {
-        check_attention_on_host("attention.run", inputs, &out)?;
-        attention::run(self, plan, inputs, out)
+    fn attention(&self, operator: AttentionRun<'_>) -> Result<()> {
+        attention::run(self, on_host(operator)?)
     }
 
     fn merge_states(&self, operator: StateMerge<'_>) -> Result<()> {
@@ -161,22 +159,4 @@ impl Backend for Cpu {
         logprobs: LogprobQuery => sampling::logprobs::run,
         chain_speculative_sampling: ChainVerification => sampling::speculative::run,
     }
-}
-
-/// Returns an error if an input or output of attention is in device memory.
-fn check_attention_on_host(operator: &'static str, inputs: &Inputs<'_>, out: &Output<'_>) -> Result<()> {
-    let optional = |view: Option<View<'_>>| view.and_then(|view| view.device());
-    let lse = out.lse.as_ref().and_then(ViewMut::device);
-    let workspace = out.workspace.device().map(DeviceMemory::device_address);
-    let devices = [
-        ("q", inputs.q.0.device()),
-        ("q.pe", optional(inputs.q.1)),
-        ("k", inputs.k.0.device()),
-        ("k.pe", optional(inputs.k_pe.map(|pe| pe.0))),
-        ("v", inputs.v.0.device()),
-        ("o", out.o.device()),
-        ("lse", lse),
-        ("workspace", workspace),
-    ];
-    check_on_host(operator, &devices)
 }

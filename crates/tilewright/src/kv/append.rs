@@ -8,7 +8,7 @@ use crate::{
         layout::{KvShape, KvStrides},
         slots::TokenSlots,
     },
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     tensor::check_shape,
 };
 
@@ -32,12 +32,6 @@ pub struct NewKv<'a> {
     pub k: View<'a>,
     /// `[num_tokens, num_kv_heads, head_dim_vo]`
     pub v: View<'a>,
-}
-
-impl<'a> NewTokens<'a> {
-    fn kv(&self) -> NewKv<'a> {
-        NewKv { k: self.k, v: self.v }
-    }
 }
 
 /// A cache to write to, and its scales.
@@ -104,15 +98,7 @@ pub fn append_paged_kv_cache<B: Backend>(
 ) -> Result<()> {
     let scale = || ScaleMut::Static(Scale::One);
     let cache = QuantizedCacheMut { cache, k_scale: scale(), v_scale: scale() };
-    let tokens = new.batch_indices.len();
-    let params = AppendParams {
-        operator: "kv.append_paged_kv_cache",
-        new: new.kv(),
-        tokens,
-        page_size: table.page_size,
-        layout,
-    };
-    params.append(backend, new, cache, table)
+    AppendParams::of("kv.append_paged_kv_cache", new, layout, table).append(backend, new, cache, table)
 }
 
 /// [`append_paged_kv_cache`] to a quantized cache: `stored = value / scale`, divided in f32, rounded to the cache's
@@ -130,15 +116,8 @@ pub fn append_paged_kv_cache_quantized<B: Backend>(
     layout: KvLayout,
     table: &PageTable<'_>,
 ) -> Result<()> {
-    let tokens = new.batch_indices.len();
-    let params = AppendParams {
-        operator: "kv.append_paged_kv_cache_quantized",
-        new: new.kv(),
-        tokens,
-        page_size: table.page_size,
-        layout,
-    };
-    params.append(backend, new, cache, table)
+    AppendParams::of("kv.append_paged_kv_cache_quantized", new, layout, table)
+        .append(backend, new, cache, table)
 }
 
 /// [`append_paged_kv_cache_quantized`] with slots looked up once per step, for all layers.
@@ -201,9 +180,7 @@ impl<'a> Operator<'a> for KvAppend<'a> {
         }
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.append(self)
-    }
+    dispatch!(append);
 }
 
 /// Parameters shared by planned and unplanned appends.
@@ -216,6 +193,11 @@ struct AppendParams<'a> {
 }
 
 impl<'a> AppendParams<'a> {
+    fn of(operator: &'static str, new: &NewTokens<'a>, layout: KvLayout, table: &PageTable<'_>) -> Self {
+        let (tokens, page_size) = (new.batch_indices.len(), table.page_size);
+        Self { operator, new: NewKv { k: new.k, v: new.v }, tokens, page_size, layout }
+    }
+
     /// Checks new tokens against the cache. Returns the number of pages that both K and V have.
     fn check(&self, cache: &KvCacheMut<'_>) -> Result<usize> {
         let (operator, layout) = (self.operator, self.layout);

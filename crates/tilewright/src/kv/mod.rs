@@ -13,10 +13,10 @@ mod slots;
 
 pub use append_plan::AppendPlan;
 pub use block_sparse::{BlockSparse, VariableBlockSparse};
-pub use copy::copy_pages;
 pub(crate) use copy::copy_pages_on_host;
+pub use copy::{PageCopies, copy_pages};
 pub use layout::{KvCache, KvCacheMut, KvLayout, KvStrides};
 pub use page_list::PageList;
 pub use paged::{PageTable, get_seq_lens};
-pub use scales::{KvScales, Scale, ScaleMut};
+pub use scales::{KvScales, QuantizedCache, Scale, ScaleMut};
 pub use slots::{PageSlots, Slot, Slots};

@@ -9,7 +9,7 @@
 //!
 //! K and V have separate scales. A scale is finite and above 0. Page scales are validated only for pages in use.
 
-use crate::{Dtype, Result, View, ViewMut, tensor::check_dtype};
+use crate::{Dtype, Result, View, ViewMut, kv::KvCache, tensor::check_dtype};
 
 /// Dequantization scale of K or of V.
 #[derive(Debug, Clone, Copy, Default)]
@@ -132,6 +132,15 @@ impl Scale<'_> {
             }
         }
     }
+}
+
+/// A quantized cache: true value = stored value times scale.
+#[derive(Debug, Clone, Copy)]
+pub struct QuantizedCache<'a> {
+    /// K and V.
+    pub cache: KvCache<'a>,
+    /// Their scales.
+    pub scales: KvScales<'a>,
 }
 
 /// Quantization scales of K or V for writing to a cache.

@@ -15,7 +15,7 @@ pub use positions::Positions;
 
 use crate::{
     Backend, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{Indices, check_computable, check_shape},
 };
@@ -103,9 +103,7 @@ impl<'a> Operator<'a> for RotaryEmbedding<'a> {
         visit("positions", TensorRef::Indices(&mut self.positions))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.rope(self)
-    }
+    dispatch!(rope);
 }
 
 /// Rotates `q` and `k` in place by the angles of their positions, with shapes and dtypes as in [`RotaryEmbedding`].

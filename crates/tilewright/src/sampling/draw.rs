@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Backend, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -115,9 +115,7 @@ impl<'a> Operator<'a> for TokenSampling<'a> {
         visit(self.scores.argument(), TensorRef::Input(self.scores.view_mut()))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.sample(self)
-    }
+    dispatch!(sample);
 }
 
 /// Writes the distribution from which [`sample`] or [`sampling_from_probs`] draws: each row sums to 1; dropped tokens
@@ -167,9 +165,7 @@ impl<'a> Operator<'a> for SamplingDistribution<'a> {
         visit("out", TensorRef::Output(&mut self.out))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.distribution(self)
-    }
+    dispatch!(distribution);
 }
 
 /// Rejects parameters that are out of range or not one per row, and temperatures for probabilities.

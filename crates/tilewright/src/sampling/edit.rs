@@ -5,7 +5,7 @@
 use super::{History, Penalties, filter::check_matrix};
 use crate::{
     Backend, Error, Operator, Result, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
 };
 
 /// An edit with its arguments for all rows.
@@ -97,9 +97,7 @@ impl<'a> Operator<'a> for LogitsEditing<'a> {
         visit("logits", TensorRef::Output(&mut self.logits))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.edit_logits(self)
-    }
+    dispatch!(edit_logits);
 }
 
 impl LogitsEdit<'_> {

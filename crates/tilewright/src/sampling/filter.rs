@@ -5,7 +5,7 @@
 use super::params::{temperature_problem, top_k_problem, top_p_problem};
 use crate::{
     Backend, Error, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{check_computable, check_dtype, check_shape},
 };
@@ -114,9 +114,7 @@ impl<'a> Operator<'a> for Softmax<'a> {
         visit("out", TensorRef::Output(&mut self.out))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.softmax(self)
-    }
+    dispatch!(softmax);
 }
 
 /// The arguments of a filter.
@@ -162,9 +160,7 @@ impl<'a> Operator<'a> for ScoreFilter<'a> {
         visit("out", TensorRef::Output(&mut self.out))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.filter(self)
-    }
+    dispatch!(filter);
 }
 
 /// Checks the tensors of a filter and returns the number of rows.

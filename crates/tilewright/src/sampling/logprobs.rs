@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{
     Backend, Operator, Result, View,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
 };
 
 /// The logprobs requested for one row.
@@ -100,7 +100,5 @@ impl<'a> Operator<'a> for LogprobQuery<'a> {
         visit("logits", TensorRef::Input(&mut self.logits))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.logprobs(self)
-    }
+    dispatch!(logprobs);
 }

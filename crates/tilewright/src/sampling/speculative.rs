@@ -11,7 +11,7 @@
 use super::{SamplingParams, Scores, draw::check_params};
 use crate::{
     Backend, Operator, Result, View,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{check_computable, check_shape},
 };
@@ -129,9 +129,7 @@ impl<'a> Operator<'a> for ChainVerification<'a> {
         visit(target_name(&self.target), TensorRef::Input(self.target.view_mut()))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.chain_speculative_sampling(self)
-    }
+    dispatch!(chain_speculative_sampling);
 }
 
 /// The argument name of the target's scores.

@@ -3,7 +3,7 @@
 use super::filter::check_matrix;
 use crate::{
     Backend, Operator, Result, View, ViewMut,
-    operator::{TensorRef, TensorVisitor},
+    operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
     tensor::{check_dtype, check_shape},
 };
@@ -89,7 +89,5 @@ impl<'a> Operator<'a> for TopKSelection<'a> {
         visit("values", TensorRef::Output(&mut self.values))
     }
 
-    fn dispatch<B: Backend + ?Sized>(self, backend: &B) -> Result<()> {
-        backend.top_k(self)
-    }
+    dispatch!(top_k);
 }

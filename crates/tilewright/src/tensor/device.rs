@@ -161,19 +161,3 @@ impl ViewMut<'_> {
         self.device
     }
 }
-
-/// Rejects tensor arguments in device memory, for an operator that reads host memory.
-pub(crate) fn check_on_host(
-    operator: &'static str,
-    arguments: &[(&str, Option<DeviceAddress>)],
-) -> Result<()> {
-    for (name, address) in arguments {
-        if let Some(address) = address {
-            return Err(crate::Error::new(
-                operator,
-                format!("{name} is in the memory of device {}, expected host memory", address.device),
-            ));
-        }
-    }
-    Ok(())
-}

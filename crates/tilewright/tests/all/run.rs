@@ -3,6 +3,7 @@
 use crate::{elements::Elements, sample::Sample, storage::Stored};
 use tilewright::{
     Attention, Backend, Dtype, KvCache, Output, Plan, Workspace, attention::Split, kv::KvScales,
+    kv::QuantizedCache,
 };
 
 /// The outcome of a run, converted to f32.
@@ -85,7 +86,7 @@ pub(crate) fn execute_scaled<B: Backend>(
         workspace,
     };
     let q = q.view(&[rows, heads, dim.qk]);
-    attention.run_scaled(plan, q, (cache, scales), out).expect("the tensors fit");
+    attention.run_scaled(plan, q, QuantizedCache { cache, scales }, out).expect("the tensors fit");
     let weights = attention.weights_dtype();
     Outcome { o: o.to_f32(), lse: has_lse.then(|| lse.to_f32()), weights }
 }

@@ -7,7 +7,7 @@ use tilewright::{
     Plan, Problem, Result, Scale, Workspace,
     attention::{Capacity, DeviceBatch, LatentCache, LatentQuery, Split, merge_state, merge_states},
     kv::{
-        AppendPlan, ScaleMut,
+        AppendPlan, QuantizedCache, ScaleMut,
         append::{NewKv, NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, append_planned},
     },
     tensor::DeviceMemory,
@@ -44,8 +44,8 @@ fn run<M: Machine>(
     let scales = KvScales { k: Scale::Page(view(k_scale, &[4])), v: Scale::Page(view(v_scale, &[4])) };
     let out =
         Output { o: view_mut(o, &[1, 1, 16]), lse: Some(view_mut(lse, &[1, 1])), workspace: &mut workspace };
-    let cache = KvCache { k: view(k, &CACHE), v: view(v, &CACHE) };
-    attention.run_scaled(plan_of_another.unwrap_or(&own), view(q, &[1, 1, 16]), (cache, scales), out)
+    let kv = QuantizedCache { cache: KvCache { k: view(k, &CACHE), v: view(v, &CACHE) }, scales };
+    attention.run_scaled(plan_of_another.unwrap_or(&own), view(q, &[1, 1, 16]), kv, out)
 }
 
 #[test]

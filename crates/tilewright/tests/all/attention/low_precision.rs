@@ -9,7 +9,7 @@ use crate::{
 };
 use tilewright::{
     Attention, Backend, Batch, Dtype, E4m3, E5m2, HeadDim, Heads, KvCache, KvLayout, KvScales, Output,
-    Problem, Scale, View, Workspace, attention::Split, reference::quant::decode,
+    Problem, Scale, View, Workspace, attention::Split, kv::QuantizedCache, reference::quant::decode,
 };
 
 const DTYPES: [Dtype; 3] = [Dtype::E4m3, Dtype::E5m2, Dtype::I8];
@@ -66,7 +66,9 @@ fn run_scaled<B: Backend + Clone>(
         workspace: &mut Workspace::for_plan(&plan),
     };
     let q = q.view(&[rows, heads, dim.qk]);
-    attention.run_scaled(&plan, q, (stored.cache(), scales), out).expect("the tensors fit");
+    attention
+        .run_scaled(&plan, q, QuantizedCache { cache: stored.cache(), scales }, out)
+        .expect("the tensors fit");
     Outcome { o: o.to_f32(), lse: Some(lse.to_f32()), weights: attention.weights_dtype() }
 }
 

@@ -3,9 +3,9 @@
 use crate::generator::Generator;
 use std::ops::Range;
 use tilewright::{
-    Attention, Backend, Batch, HeadDim, Heads, Mask, Output, PageTable, Plan, Problem, Result,
+    Attention, Backend, Batch, HeadDim, Heads, Mask, PageTable, Plan, Problem, Result,
     activation::GatedActivation,
-    attention::{Inputs, ManyRows, Split, StateMerge, Tiling, WorkItem},
+    attention::{AttentionRun, Split, StateMerge, Tiling, WorkItem},
     gather::RowGather,
     gemm::LinearLayer,
     kv::append::KvAppend,
@@ -38,11 +38,9 @@ impl Backend for TilingBackend {
     fn tiling(&self, _: &Problem) -> Result<Tiling> {
         Ok(self.0)
     }
-    fn attention(&self, _: &Plan, _: &Inputs<'_>, _: Output<'_>) -> Result<()> {
-        unreachable!("nothing is run")
-    }
 
     operators! {
+        attention: AttentionRun,
         merge_states: StateMerge,
         linear: LinearLayer,
         append: KvAppend,

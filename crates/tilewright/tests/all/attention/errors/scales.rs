@@ -4,7 +4,7 @@ use super::refused;
 use crate::elements::Elements;
 use tilewright::{
     Attention, Batch, Cpu, Dtype, HeadDim, Heads, KvCache, KvScales, Output, PageTable, Problem, Result,
-    Scale, View, Workspace,
+    Scale, View, Workspace, kv::QuantizedCache,
 };
 
 /// Runs one row over pages 3 and 1 of 5 with 2 heads, or over 4 ragged tokens, with these scales.
@@ -20,7 +20,7 @@ fn run(paged: bool, scales: KvScales<'_>) -> Result<()> {
     let (mut o, mut workspace) = (Elements::filled(Dtype::F32, 16, 0.0), Workspace::for_plan(&plan));
     let out = Output { o: o.view_mut(&[1, 2, 8]), lse: None, workspace: &mut workspace };
     let cache = KvCache { k: cache.view(shape), v: cache.view(shape) };
-    attention.run_scaled(&plan, q.view(&[1, 2, 8]), (cache, scales), out)
+    attention.run_scaled(&plan, q.view(&[1, 2, 8]), QuantizedCache { cache, scales }, out)
 }
 
 /// Asserts the error for the scales of K and of V.
