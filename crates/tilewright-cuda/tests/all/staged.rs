@@ -126,11 +126,11 @@ impl<M: Machine> Staged<M> {
 
 impl DeviceTensor {
     fn view(&self) -> Result<View<'_>> {
-        self.memory.strided(self.dtype, 0, (&self.shape, &self.strides))
+        self.memory.strided(self.dtype, 0, &self.shape, &self.strides)
     }
 
     fn view_mut(&mut self) -> Result<ViewMut<'_>> {
-        self.memory.strided_mut(self.dtype, 0, (&self.shape, &self.strides))
+        self.memory.strided_mut(self.dtype, 0, &self.shape, &self.strides)
     }
 }
 

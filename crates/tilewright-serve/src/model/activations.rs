@@ -133,7 +133,7 @@ impl Activations {
 
     /// Row `row` of the logits, broadcast to `count` rows.
     pub(crate) fn repeated_logits(&self, row: usize, count: usize) -> Result<View<'_>> {
-        self.logits.strided(row * self.vocab, (&[count, self.vocab], &[0, 1]))
+        self.logits.strided(row * self.vocab, &[count, self.vocab], &[0, 1])
     }
 
     /// `residual += block_output; x ← norm(residual)`; the first norm adds nothing.

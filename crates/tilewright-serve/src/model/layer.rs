@@ -158,7 +158,7 @@ impl Layer {
         let (hidden, inner) = (context.config.hidden_size, context.config.intermediate_size);
         let x = a.x.view(&[rows, hidden])?;
         for (linear, column) in [(&self.gate, 0), (&self.up, inner)] {
-            let out = a.gate_up.strided_mut(column, (&[rows, inner], &[2 * inner, 1]))?;
+            let out = a.gate_up.strided_mut(column, &[rows, inner], &[2 * inner, 1])?;
             linear.multiply(backend, x, out)?;
         }
         let activated = a.activated.view_mut(&[rows, inner])?;

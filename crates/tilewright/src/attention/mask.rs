@@ -85,8 +85,9 @@ impl MaskBits {
         Self { bytes }
     }
 
-    /// The visible keys of `start..start + tokens` (at most 64) of a segment for row `row` of the batch, as bits.
-    pub(crate) fn word(&self, segment: &Segment, row: usize, (start, tokens): (usize, usize)) -> u64 {
+    /// The visible keys of `keys` (at most 64) of a segment for row `row` of the batch, as bits.
+    pub(crate) fn word(&self, segment: &Segment, row: usize, keys: Range<usize>) -> u64 {
+        let (start, tokens) = (keys.start, keys.len());
         let Some(mask) = segment.mask else { return ones(tokens) };
         let unmasked = segment.kv_len - mask.columns;
         let visible = unmasked.saturating_sub(start).min(tokens);

@@ -187,7 +187,7 @@ impl Plan {
             if !per_key {
                 return segment.visible(mask, self.requests.row(segment, row).position).len();
             }
-            let tile = |start| (start, TILE.min(segment.kv_len - start));
+            let tile = |start: usize| start..segment.kv_len.min(start + TILE);
             let visible_in_tile =
                 |start| self.requests.visible_bits(mask, segment, row, tile(start)).count_ones() as usize;
             (0..segment.kv_len).step_by(TILE).map(visible_in_tile).sum()

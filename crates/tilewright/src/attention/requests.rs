@@ -190,14 +190,9 @@ impl Requests {
         rows.fold(keys, usize::max)
     }
 
-    /// Visible keys of the KV tile at `start` for row `row`: bit `j` is key `start + j`, for `tokens` keys.
-    pub(crate) fn visible_bits(
-        &self,
-        mask: Mask,
-        segment: &Segment,
-        row: usize,
-        (start, tokens): (usize, usize),
-    ) -> u64 {
+    /// Visible keys of a KV tile for row `row`: bit `j` is key `tile.start + j`.
+    pub(crate) fn visible_bits(&self, mask: Mask, segment: &Segment, row: usize, tile: Range<usize>) -> u64 {
+        let (start, tokens) = (tile.start, tile.len());
         let position = self.row(segment, row).position;
         let by_mask = if matches!(self.source, KvSource::Blocks { .. }) && mask != Mask::Full {
             let range = mask.range(i64::from(position));
@@ -209,7 +204,7 @@ impl Requests {
             ones(local(visible.end)) & !ones(local(visible.start))
         };
         match segment.mask {
-            Some(_) if by_mask != 0 => by_mask & self.mask.word(segment, row, (start, tokens)),
+            Some(_) if by_mask != 0 => by_mask & self.mask.word(segment, row, tile),
             _ => by_mask,
         }
     }

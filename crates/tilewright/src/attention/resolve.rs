@@ -33,7 +33,7 @@ impl Batch<'_> {
     fn resolve_requests(&self, operator: &'static str, problem: &Problem, to: &mut Requests) -> Result<()> {
         let count = self.qo_indptr.len().saturating_sub(1);
         let rows = self.qo_indptr.check_ranges(operator, "qo_indptr", "request", count)?;
-        let longest = self.resolve_keys(operator, (problem.heads().kv, count), to)?;
+        let longest = self.resolve_keys(operator, problem.heads().kv, count, to)?;
         crate::ensure!(
             !self.detects_levels() || matches!(to.source, KvSource::Paged { .. }),
             operator,
@@ -64,7 +64,8 @@ impl Batch<'_> {
     fn resolve_keys(
         &self,
         operator: &'static str,
-        (kv_heads, count): (usize, usize),
+        kv_heads: usize,
+        count: usize,
         to: &mut Requests,
     ) -> Result<usize> {
         let mut indices = to.clear();
@@ -84,7 +85,7 @@ impl Batch<'_> {
                 for r in 0..count {
                     let (row_end, page_end) =
                         (self.qo_indptr.get(r + 1) as usize, table.indptr.get(r + 1) as usize);
-                    let kv_len = table.kv_len_of(operator, ("request", r), page_end - page)?;
+                    let kv_len = table.kv_len_of(operator, "request", r, page_end - page)?;
                     longest = longest.max(kv_len);
                     to.push((r, row..row_end), kv_heads, (page, kv_len));
                     (row, page) = (row_end, page_end);

@@ -60,7 +60,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
 fn scratch_len(problem: &Problem) -> usize {
     let (group, dim) = (problem.heads().group(), problem.head_dim());
     let rows = (Q_ROWS / group).max(1) * group;
-    ScratchLayout::new(rows, (dim.qk, dim.vo)).len + context::ALIGN
+    ScratchLayout::new(rows, dim).len + context::ALIGN
 }
 
 /// Aligns scratch to a cache line, because a register access that crosses two lines costs twice.

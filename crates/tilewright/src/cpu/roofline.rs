@@ -33,7 +33,7 @@ impl Cpu {
         let (a, b) = (vec![0.5f32; SIZE * SIZE], vec![0.25f32; SIZE * SIZE]);
         let mut out = vec![0f32; SIZE * SIZE];
         let multiply =
-            || self.pool.install(|| matmul::multiply_squares(SIZE, (&a, &b), &mut out, self.threads()));
+            || self.pool.install(|| matmul::multiply_squares(SIZE, &a, &b, &mut out, self.threads()));
         2.0 * (SIZE as f64).powi(3) / min_seconds(4, multiply)
     }
 }

@@ -161,8 +161,8 @@ impl VariableBlockSparse<'_> {
     /// Checks the blocks and builds one segment per head and block row, indexed by token.
     pub(crate) fn resolve(&self, operator: &'static str, problem: &Problem) -> Result<Requests> {
         let heads = problem.heads().kv;
-        let rows = BlockBounds::new(operator, ("row_sizes", self.row_sizes), heads)?;
-        let columns = BlockBounds::new(operator, ("column_sizes", self.column_sizes), heads)?;
+        let rows = BlockBounds::new(operator, "row_sizes", self.row_sizes, heads)?;
+        let columns = BlockBounds::new(operator, "column_sizes", self.column_sizes, heads)?;
         let expected = heads.saturating_mul(rows.blocks).saturating_mul(columns.blocks);
         crate::ensure!(
             self.blocks.len() == expected,
@@ -213,7 +213,7 @@ struct BlockBounds {
 }
 
 impl BlockBounds {
-    fn new(operator: &'static str, (name, sizes): (&str, Index<'_>), heads: usize) -> Result<Self> {
+    fn new(operator: &'static str, name: &str, sizes: Index<'_>, heads: usize) -> Result<Self> {
         crate::ensure!(
             sizes.len().is_multiple_of(heads),
             operator,

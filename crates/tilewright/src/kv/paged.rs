@@ -56,7 +56,7 @@ impl<'a> PageTable<'a> {
         let max_page = self.collect_pages(operator, owner, &mut indices)?;
         let ranges = (0..num_requests).map(|r| self.indptr.range(r)).collect();
         let kv_lens =
-            (0..num_requests).map(|r| self.kv_len(operator, (owner, r))).collect::<Result<Vec<_>>>()?;
+            (0..num_requests).map(|r| self.kv_len(operator, owner, r)).collect::<Result<Vec<_>>>()?;
         Ok(CheckedPageTable { ranges, kv_lens, indices, max_page })
     }
 
@@ -97,8 +97,8 @@ impl<'a> PageTable<'a> {
 
     /// Number of tokens of owner `r`.
     #[inline]
-    pub(crate) fn kv_len(&self, operator: &'static str, (owner, r): (&str, usize)) -> Result<usize> {
-        self.kv_len_of(operator, (owner, r), self.indptr.range(r).len())
+    pub(crate) fn kv_len(&self, operator: &'static str, owner: &str, r: usize) -> Result<usize> {
+        self.kv_len_of(operator, owner, r, self.indptr.range(r).len())
     }
 
     /// [`PageTable::kv_len`] of an owner with `pages` pages.
@@ -106,7 +106,8 @@ impl<'a> PageTable<'a> {
     pub(crate) fn kv_len_of(
         &self,
         operator: &'static str,
-        (owner, r): (&str, usize),
+        owner: &str,
+        r: usize,
         pages: usize,
     ) -> Result<usize> {
         let (last, page_size) = (self.last_page_len.get(r), self.page_size);
@@ -116,13 +117,13 @@ impl<'a> PageTable<'a> {
         match before.and_then(|before| before.checked_add(last as usize)) {
             Some(len) => Ok(len),
             None if pages == 0 && last == 0 => Ok(0),
-            None => Err(self.malformed(operator, (owner, r))),
+            None => Err(self.malformed(operator, owner, r)),
         }
     }
 
     /// The error for owner `r`, whose length is invalid.
     #[cold]
-    fn malformed(&self, operator: &'static str, (owner, r): (&str, usize)) -> crate::Error {
+    fn malformed(&self, operator: &'static str, owner: &str, r: usize) -> crate::Error {
         let (pages, last, page_size) =
             (self.indptr.range(r).len(), self.last_page_len.get(r), self.page_size);
         let text = if pages == 0 {

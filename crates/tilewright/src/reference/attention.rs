@@ -144,7 +144,7 @@ pub fn attention_as(request: &OracleRequest<'_>, definition: &Definition<'_>) ->
                 values.push(&v[at * vo..][..vo]);
             }
         }
-        let (mut o, lse) = weighted_sum(definition, &logits, &values, (h, vo));
+        let (mut o, lse) = weighted_sum(definition, &logits, &values, h, vo);
         (definition.output)(row, &mut o);
         state.o.extend(o);
         state.lse.push(lse);
@@ -169,7 +169,8 @@ fn weighted_sum(
     definition: &Definition<'_>,
     logits: &[f64],
     values: &[&[f64]],
-    (h, vo): (usize, usize),
+    h: usize,
+    vo: usize,
 ) -> (Vec<f64>, f64) {
     let sink = definition.sink.as_ref().map(|sink| sink(h));
     let with_sink: Vec<f64> = logits.iter().copied().chain(sink).collect();

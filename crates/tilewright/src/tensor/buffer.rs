@@ -105,10 +105,10 @@ impl Buffer {
     ///
     /// # Errors
     /// When an index inside `shape` would fall outside the buffer.
-    pub fn strided(&self, offset: usize, (shape, strides): (&[usize], &[usize])) -> Result<View<'_>> {
+    pub fn strided(&self, offset: usize, shape: &[usize], strides: &[usize]) -> Result<View<'_>> {
         match self.elements() {
             Ok(elements) => View::strided(elements.skip(offset), shape, strides),
-            Err(memory) => memory.strided(self.dtype, self.byte(offset), (shape, strides)),
+            Err(memory) => memory.strided(self.dtype, self.byte(offset), shape, strides),
         }
     }
 
@@ -116,15 +116,11 @@ impl Buffer {
     ///
     /// # Errors
     /// As [`Buffer::strided`], and when two indices would alias one element.
-    pub fn strided_mut(
-        &mut self,
-        offset: usize,
-        (shape, strides): (&[usize], &[usize]),
-    ) -> Result<ViewMut<'_>> {
+    pub fn strided_mut(&mut self, offset: usize, shape: &[usize], strides: &[usize]) -> Result<ViewMut<'_>> {
         let (dtype, byte) = (self.dtype, self.byte(offset));
         match self.elements_mut() {
             Ok(elements) => ViewMut::strided(elements.skip(offset), shape, strides),
-            Err(memory) => memory.strided_mut(dtype, byte, (shape, strides)),
+            Err(memory) => memory.strided_mut(dtype, byte, shape, strides),
         }
     }
 

@@ -90,7 +90,8 @@ impl DeviceMemory {
         &self,
         dtype: Dtype,
         offset: usize,
-        (shape, strides): (&[usize], &[usize]),
+        shape: &[usize],
+        strides: &[usize],
     ) -> Result<View<'_>> {
         let rest = self.bytes.saturating_sub(offset) / dtype.size();
         let device = self.element_range(dtype, offset, rest)?;
@@ -106,9 +107,10 @@ impl DeviceMemory {
         &mut self,
         dtype: Dtype,
         offset: usize,
-        geometry: (&[usize], &[usize]),
+        shape: &[usize],
+        strides: &[usize],
     ) -> Result<ViewMut<'_>> {
-        let View { device, shape, strides, .. } = self.strided(dtype, offset, geometry)?;
+        let View { device, shape, strides, .. } = self.strided(dtype, offset, shape, strides)?;
         unaliased(&shape, &strides)?;
         Ok(ViewMut { data: empty_data_mut(dtype), device, shape, strides })
     }

@@ -29,13 +29,13 @@ fn buffer_views_cover_prefixes_and_strided_ranges() {
         let mut all = buffer.view_mut(&[12]).unwrap();
         (0..12).for_each(|at| all.set(&[at], at as f32));
         assert_eq!(buffer.view(&[2, 4]).unwrap().at(&[1, 2]), 6.0);
-        assert_eq!(buffer.strided(1, (&[2, 2], &[6, 3])).unwrap().at(&[1, 1]), 10.0);
-        buffer.strided_mut(5, (&[2], &[3])).unwrap().set(&[1], 3.0);
+        assert_eq!(buffer.strided(1, &[2, 2], &[6, 3]).unwrap().at(&[1, 1]), 10.0);
+        buffer.strided_mut(5, &[2], &[3]).unwrap().set(&[1], 3.0);
         assert_eq!(buffer.view(&[9]).unwrap().at(&[8]), 3.0);
         let text = "tensor.buffer: shape [13] does not fit into a buffer of 12 elements";
         refused(buffer.view(&[13]).map(|_| ()), text);
         refused(buffer.view_mut(&[13]).map(|_| ()), text);
-        assert!(buffer.strided(8, (&[2], &[4])).is_err() && buffer.strided_mut(8, (&[2], &[4])).is_err());
+        assert!(buffer.strided(8, &[2], &[4]).is_err() && buffer.strided_mut(8, &[2], &[4]).is_err());
     }
 }
 

@@ -7,11 +7,13 @@ use super::{
     shared::{Shared, SharedRows},
 };
 use crate::{
+    HeadDim,
     attention::{Inputs, KvSource, Plan, Segment, WorkItem, variant::QueryRow},
     cpu::Isa,
     kv::layout::KvStrides,
     tensor::Data,
 };
+use std::ops::Range;
 
 /// Keys per KV tile.
 pub(crate) const KV_TOKENS: usize = 64;
@@ -64,7 +66,8 @@ pub(crate) struct ScratchLayout {
 
 impl ScratchLayout {
     /// Layout for items of at most `rows` rows.
-    pub(crate) fn new(rows: usize, (qk, vo): (usize, usize)) -> Self {
+    pub(crate) fn new(rows: usize, dim: HeadDim) -> Self {
+        let HeadDim { qk, vo } = dim;
         let vo_padded = vo.next_multiple_of(ALIGN);
         // a full strip of bf16 rows is readable from any row on
         let mut len = (rows.max(bf16::STRIP / 2) * qk).next_multiple_of(ALIGN);
@@ -148,11 +151,11 @@ impl ItemContext<'_> {
         }
     }
 
-    /// Bitmask of the `tokens` keys from `start` on that the problem's mask shows to row `r`.
+    /// Bitmask of the keys of a tile that the problem's mask shows to row `r`.
     #[inline(always)]
-    pub(super) fn visible(&self, r: usize, (start, tokens): (usize, usize)) -> u64 {
+    pub(super) fn visible(&self, r: usize, tile: Range<usize>) -> u64 {
         let plan = self.params.plan;
-        plan.requests.visible_bits(plan.problem.mask(), self.segment, self.row(r).0, (start, tokens))
+        plan.requests.visible_bits(plan.problem.mask(), self.segment, self.row(r).0, tile)
     }
 
     /// Positions of the keys of the KV tile at `start`. NaN after its `tokens`, so that hooks store nothing there.

@@ -13,7 +13,8 @@ use std::f32::consts::{LN_2, LOG2_E};
 #[inline(always)]
 pub(crate) unsafe fn finish_row(
     params: &AttentionParams<'_>,
-    (token, head): (usize, usize),
+    token: usize,
+    head: usize,
     o: &mut [f32],
     state: (f32, f32),
 ) {

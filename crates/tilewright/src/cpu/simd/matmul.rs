@@ -142,7 +142,7 @@ impl GemmParams<'_> {
 }
 
 /// `out = a · b` for row-major squares of `size` on `threads` threads of the `gemm` crate, to measure its peak rate.
-pub(crate) fn multiply_squares(size: usize, (a, b): (&[f32], &[f32]), out: &mut [f32], threads: usize) {
+pub(crate) fn multiply_squares(size: usize, a: &[f32], b: &[f32], out: &mut [f32], threads: usize) {
     assert!([a.len(), b.len(), out.len()] == [size * size; 3], "three squares");
     let (stride, parallelism) = (size as isize, gemm::Parallelism::Rayon(threads));
     // SAFETY: all three have `size * size` elements as checked above; `out` is borrowed mutably.

@@ -39,7 +39,7 @@ pub(crate) fn merge_partials(params: &AttentionParams<'_>, merge: &Merge, row: &
                 row.iter_mut().zip(o(at)).for_each(|(o, partial)| *o += weight * partial);
             }
             let head = kv_head as usize * group + in_group;
-            epilogue::finish_row(params, (token as usize, head), row, (max, sum));
+            epilogue::finish_row(params, token as usize, head, row, (max, sum));
         }
     }
 }

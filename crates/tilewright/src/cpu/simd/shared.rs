@@ -76,7 +76,7 @@ impl<'a> SharedRows<'a> {
 
     /// Prefetches the first `width` elements of `head` of `row`.
     #[inline(always)]
-    pub(crate) fn prefetch<S: Simd>(&self, simd: S, (row, head): (usize, usize), width: usize) {
+    pub(crate) fn prefetch<S: Simd>(&self, simd: S, row: usize, head: usize, width: usize) {
         let (at, size) = match &self.data {
             SharedData::F32(s) => (s.ptr.cast::<u8>(), 4),
             SharedData::F16(s) => (s.ptr.cast(), 2),

@@ -33,18 +33,13 @@ impl QueryTile<'_, '_> {
 
     /// Updates the state of all rows of a KV head with a tile of keys.
     #[inline(always)]
-    pub(super) fn attend_bf16<S: Simd>(
-        &mut self,
-        simd: S,
-        (mma, nonfinite): (Bf16Mma, u64),
-        tile: &KvTile<'_>,
-    ) {
+    pub(super) fn attend_bf16<S: Simd>(&mut self, simd: S, mma: Bf16Mma, nonfinite: u64, tile: &KvTile<'_>) {
         let (ctx, dim) = (self.ctx, self.ctx.params.plan.problem.head_dim());
         let all = tile.head * ctx.rows_per_head()..(tile.head + 1) * ctx.rows_per_head();
         for first in all.clone().step_by(STRIP) {
             let rows = STRIP.min(all.end - first);
-            self.prefetch_during_strip(simd, tile, ((first - all.start) / STRIP, all.len().div_ceil(STRIP)));
-            let mut visible: [u64; STRIP] = self.visible((first, rows), (tile.start, tile.location.tokens));
+            self.prefetch_during_strip(simd, tile, (first - all.start) / STRIP, all.len().div_ceil(STRIP));
+            let mut visible: [u64; STRIP] = self.visible(first..first + rows, tile.range());
             let mut rescales = [1.0; STRIP];
             let any = visible.iter().fold(0, |any, visible| any | visible);
             if any == 0 {
@@ -60,7 +55,7 @@ impl QueryTile<'_, '_> {
                 let keys = Matrix { ptr: base.add(ctx.layout.keys).cast_const(), stride: KV_TOKENS };
                 let logits = Matrix { ptr: base.add(ctx.layout.logits), stride: KV_TOKENS };
                 mma.multiply::<false>((rows, width, dim.qk), queries, keys, logits);
-                self.finish_logits(simd, (first, rows), width, tile.positions);
+                self.finish_logits(simd, first..first + rows, width, tile.positions);
                 for (r, rescale_by) in rescales[..rows].iter_mut().enumerate() {
                     *rescale_by = self.softmax_row(simd, (first + r, r), (visible[r], width));
                     let (row, weights) = (logits.ptr.add(r * KV_TOKENS), base.add(ctx.layout.weights));

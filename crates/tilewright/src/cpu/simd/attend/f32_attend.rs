@@ -70,10 +70,10 @@ impl QueryTile<'_, '_> {
         for first in all.clone().step_by(S::TILE_ROWS) {
             let rows = S::TILE_ROWS.min(all.end - first);
             if !self.ctx.reads_values_once::<S>() {
-                let strip = ((first - all.start) / S::TILE_ROWS, all.len().div_ceil(S::TILE_ROWS));
-                self.prefetch_during_strip(simd, keys, strip);
+                let strip = (first - all.start) / S::TILE_ROWS;
+                self.prefetch_during_strip(simd, keys, strip, all.len().div_ceil(S::TILE_ROWS));
             }
-            let visible: [u64; 6] = self.visible((first, rows), (keys.start, keys.location.tokens));
+            let visible: [u64; 6] = self.visible(first..first + rows, keys.range());
             let any = visible.iter().fold(0, |any, visible| any | visible);
             if any == 0 {
                 continue;
@@ -103,7 +103,7 @@ impl QueryTile<'_, '_> {
             let logits = Matrix { ptr: base.add(layout.logits), stride: KV_TOKENS };
             std::slice::from_raw_parts_mut(logits.ptr, rows * KV_TOKENS).fill(0.0);
             MatrixProduct { shape: (rows, width, dim.qk), a: queries, b: keys, c: logits }.run(simd);
-            self.finish_logits(simd, (first, rows), width, positions);
+            self.finish_logits(simd, first..first + rows, width, positions);
             for (r, &visible) in visible.iter().enumerate() {
                 let rescale_by = self.softmax_row(simd, (first + r, r), (visible, width));
                 let o = self.scratch.as_mut_ptr().add(layout.o + (first + r) * layout.vo);

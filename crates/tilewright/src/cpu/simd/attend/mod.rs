@@ -39,6 +39,7 @@ use super::{
     softmax::SoftmaxRow,
 };
 use crate::attention::{WorkItem, variant::QueryRow};
+use std::ops::Range;
 
 /// Prefetch distance of query loads and output stores, in rows.
 const PREFETCH_ROWS: usize = 16;
@@ -60,7 +61,7 @@ impl Task for Worker<'_> {
         let _guard = self.params.bf16_mma.map(Bf16Mma::configure_thread);
         for item in self.items {
             let rows = item.kv_heads.len() * item.qo.len() * group;
-            let layout = ScratchLayout::new(rows, (dim.qk, dim.vo));
+            let layout = ScratchLayout::new(rows, dim);
             let segment = &self.params.plan.requests.segments[item.segment as usize];
             let ctx = ItemContext { params: self.params, item, segment, layout, rows };
             let mut tile = QueryTile { ctx: &ctx, scratch: self.scratch };
@@ -90,6 +91,13 @@ struct KvTile<'a> {
     next: &'a KvLocation,
 }
 
+impl KvTile<'_> {
+    /// Its keys in the segment.
+    fn range(&self) -> Range<usize> {
+        self.start..self.start + self.location.tokens
+    }
+}
+
 /// The query rows of an item and their running state in scratch.
 struct QueryTile<'a, 'b> {
     ctx: &'a ItemContext<'a>,
@@ -112,7 +120,7 @@ impl QueryTile<'_, '_> {
                 false => [0.0; KV_TOKENS],
             };
             if ctx.params.per_key_mask {
-                match self.compute_visible_masks((start, now.tokens), &positions) {
+                match self.compute_visible_masks(start..start + now.tokens, &positions) {
                     Visibility::Visible => {}
                     Visibility::Hidden => continue,
                     Visibility::HiddenFromHere => break,
@@ -124,7 +132,7 @@ impl QueryTile<'_, '_> {
                 match ctx.bf16_mma::<S>() {
                     Some(mma) => {
                         let nonfinite = self.load_bf16_tile(simd, mma, &keys);
-                        self.attend_bf16(simd, (mma, nonfinite), &keys);
+                        self.attend_bf16(simd, mma, nonfinite, &keys);
                     }
                     None => {
                         self.load_f32_tile(simd, &keys);
@@ -156,7 +164,7 @@ impl QueryTile<'_, '_> {
 
     /// Issues the share of strip `strip` of `strips` in the four prefetch parts of P·V.
     #[inline(always)]
-    fn prefetch_during_strip<S: Simd>(&self, simd: S, keys: &KvTile<'_>, (strip, strips): (usize, usize)) {
+    fn prefetch_during_strip<S: Simd>(&self, simd: S, keys: &KvTile<'_>, strip: usize, strips: usize) {
         for part in 4 + 4 * strip / strips..4 + 4 * (strip + 1) / strips {
             self.prefetch_next_tile(simd, keys, part);
         }
@@ -175,7 +183,7 @@ impl QueryTile<'_, '_> {
             if ctx.bf16_mma::<S>().is_some() {
                 let to = self.scratch[r * dim.qk / 2..(r + 1) * dim.qk / 2].as_mut_ptr();
                 // SAFETY: a bf16 row fits into half of an f32 row, and `q` is bf16 by `for_call`.
-                unsafe { bf16::copy_query(q, ctx.params.plan.problem.dtype_kv(), (token, head), to.cast()) };
+                unsafe { bf16::copy_query(q, ctx.params.plan.problem.dtype_kv(), token, head, to.cast()) };
                 continue;
             }
             let row = &mut self.scratch[r * dim.qk..(r + 1) * dim.qk];
@@ -198,12 +206,12 @@ impl QueryTile<'_, '_> {
         sums.fill(0.0);
     }
 
-    /// Computes the visible mask of each row for a KV tile given as `(start, tokens)`.
-    fn compute_visible_masks(&mut self, tile: (usize, usize), positions: &[f32; KV_TOKENS]) -> Visibility {
+    /// Computes the visible mask of each row for a KV tile.
+    fn compute_visible_masks(&mut self, tile: Range<usize>, positions: &[f32; KV_TOKENS]) -> Visibility {
         let (ctx, mut all_pass_problem_mask, mut any) = (self.ctx, true, 0);
         let (variant, hooks) = (ctx.params.variant, ctx.params.hooks);
         for r in 0..ctx.rows {
-            let mut visible = ctx.visible(r, tile);
+            let mut visible = ctx.visible(r, tile.clone());
             all_pass_problem_mask &= visible != 0;
             if hooks.mask && visible != 0 {
                 visible &= variant.mask(ctx.params.isa, ctx.row_at(r), positions);
@@ -220,19 +228,20 @@ impl QueryTile<'_, '_> {
         }
     }
 
-    /// Visible masks of `rows` rows from `first` on for a KV tile; 0 in the remaining elements.
+    /// Visible masks of `rows` for a KV tile; 0 in the remaining elements.
     #[inline(always)]
-    fn visible<const N: usize>(&self, (first, rows): (usize, usize), tile: (usize, usize)) -> [u64; N] {
+    fn visible<const N: usize>(&self, rows: Range<usize>, tile: Range<usize>) -> [u64; N] {
         let group = self.ctx.params.plan.problem.heads().group();
         let mut visible = [0; N];
-        for r in 0..rows {
+        let first = rows.start;
+        for r in 0..rows.len() {
             visible[r] = if self.ctx.params.per_key_mask {
                 let bits = &self.scratch[self.ctx.layout.visible + 2 * (first + r)..][..2];
                 u64::from(bits[0].to_bits()) | u64::from(bits[1].to_bits()) << 32
             } else if r > 0 && !(first + r).is_multiple_of(group) {
                 visible[r - 1] // heads of a group share a mask
             } else {
-                self.ctx.visible(first + r, tile)
+                self.ctx.visible(first + r, tile.clone())
             };
         }
         visible
@@ -252,7 +261,7 @@ impl QueryTile<'_, '_> {
         }
     }
 
-    /// Applies key scales and the logits hook to the strip of `rows` rows from `first` on.
+    /// Applies key scales and the logits hook to the strip of `rows`.
     ///
     /// # Safety
     /// `width` is a multiple of the lanes and at most [`KV_TOKENS`].
@@ -260,10 +269,11 @@ impl QueryTile<'_, '_> {
     unsafe fn finish_logits<S: Simd>(
         &mut self,
         simd: S,
-        (first, rows): (usize, usize),
+        rows: Range<usize>,
         width: usize,
         positions: &[f32; KV_TOKENS],
     ) {
+        let (first, rows) = (rows.start, rows.len());
         let (ctx, params, layout) = (self.ctx, self.ctx.params, &self.ctx.layout);
         let scaled = !params.inputs.scales.k.is_one();
         if !scaled && !params.hooks.logits {
@@ -338,7 +348,7 @@ impl QueryTile<'_, '_> {
         for r in 0..ctx.rows {
             if ctx.item.partial.is_none() {
                 let (token, head) = ctx.row((r + PREFETCH_ROWS).min(ctx.rows - 1));
-                params.o.prefetch(simd, (token, head), dim);
+                params.o.prefetch(simd, token, head, dim);
             }
             let base = self.scratch.as_mut_ptr();
             // SAFETY: scratch holds one maximum and one register of sums per row.
@@ -350,7 +360,8 @@ impl QueryTile<'_, '_> {
             // SAFETY: the schedule assigns each output row and head, and each partial row, to one item.
             unsafe {
                 let Some(first) = ctx.item.partial else {
-                    epilogue::finish_row(params, ctx.row(r), o, (max * scale, sum));
+                    let (token, head) = ctx.row(r);
+                    epilogue::finish_row(params, token, head, o, (max * scale, sum));
                     continue;
                 };
                 if softmax {

@@ -219,7 +219,7 @@ pub(crate) fn weights_dtype(isa: Isa, problem: &Problem) -> Dtype {
 ///
 /// # Safety
 /// `to` is writable for a row, without other references; `q` is bf16 (see [`Bf16Mma::for_call`]).
-pub(super) unsafe fn copy_query(q: View<'_>, kv: Dtype, (token, head): (usize, usize), to: *mut bf16) {
+pub(super) unsafe fn copy_query(q: View<'_>, kv: Dtype, token: usize, head: usize, to: *mut bf16) {
     let Data::Bf16(elements) = q.data() else { unreachable!("`for_call` looked at the dtypes") };
     let (strides, width) = (q.strides(), q.shape()[2]);
     let offset = token * strides[0] + head * strides[1];
