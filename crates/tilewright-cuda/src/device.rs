@@ -17,7 +17,7 @@ pub struct Device {
     cache: Arc<Cache>,
     driver: Arc<Driver>,
     /// cuBLASLt; `None` if only our own GEMM kernels may be used.
-    cublaslt: Option<CublasLt>,
+    cublaslt: CublasLt,
 }
 
 /// A graph with the stream that it was recorded from.
@@ -54,14 +54,8 @@ impl Device {
     /// Takes a stream, for example the caller's ([`Context::borrow_stream`]), and a cache.
     pub fn new(stream: Stream, cache: Arc<Cache>) -> Self {
         let driver = Arc::new(Driver::of(stream.context()));
-        let cublaslt = Some(CublasLt::new(&stream));
+        let cublaslt = CublasLt::new(&stream);
         Self { stream, cache, driver, cublaslt }
-    }
-
-    /// Same, but uses our own kernels for every matrix product.
-    #[must_use]
-    pub fn without_cublaslt(self) -> Self {
-        Self { cublaslt: None, ..self }
     }
 
     /// The stream.
@@ -80,8 +74,7 @@ impl Machine for Device {
 
     fn describe(&self) -> String {
         let properties = self.stream.context().properties();
-        let products =
-            self.cublaslt.as_ref().map_or("own kernels for all products".to_owned(), CublasLt::describe);
+        let products = self.cublaslt.describe();
         format!("{}: sm_{}, {} SMs; {products}", properties.name, properties.arch, properties.multiprocessors)
     }
 
@@ -105,7 +98,7 @@ impl Machine for Device {
     }
 
     fn multiply(&self, product: &GemmParams) -> Result<bool> {
-        self.cublaslt.as_ref().map_or(Ok(false), |cublaslt| cublaslt.multiply(product).map_err(engine_error))
+        self.cublaslt.multiply(product).map_err(engine_error)
     }
 
     fn allocate(&self, bytes: usize) -> Result<DeviceMemory> {

@@ -71,12 +71,6 @@ impl Simulator {
         Self { limits: Limits { device, ..self.limits }, ..other }
     }
 
-    /// Same, with a different seed for unspecified hardware behavior.
-    pub fn with_seed(self, seed: u64) -> Self {
-        self.seed.store(seed, Ordering::Relaxed);
-        self
-    }
-
     /// Executes the command, or appends it to the current recording.
     fn perform(&self, command: Command) -> Result<()> {
         if let Some(recorded) = &mut *self.recording() {

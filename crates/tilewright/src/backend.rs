@@ -16,8 +16,8 @@ use crate::{
     operator::{on_host, unsupported},
     rope::RotaryEmbedding,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
-        TokenSampling, TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
+        TopKSelection,
     },
     tensor::{Buffer, DeviceMemory, IndexBuffer, copy_on_host},
 };
@@ -235,7 +235,6 @@ pub trait Backend {
         rmsnorm: RmsNorm,
         rope: RotaryEmbedding,
         act_and_mul: GatedActivation,
-        softmax: Softmax,
         filter: ScoreFilter,
         sample: TokenSampling,
         distribution: SamplingDistribution,

@@ -17,8 +17,8 @@ use tilewright::{
     norm::RmsNorm,
     rope::RotaryEmbedding,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
-        TokenSampling, TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
+        TopKSelection,
     },
     tensor::{Buffer, DeviceMemory, IndexBuffer},
 };
@@ -128,7 +128,6 @@ impl<M: Machine> Backend for Gpu<M> {
         rmsnorm: RmsNorm => norm::rmsnorm,
         rope: RotaryEmbedding => rope::rope,
         act_and_mul: GatedActivation => activation::act_and_mul,
-        softmax: Softmax => sampling::softmax,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,
         distribution: SamplingDistribution => sampling::distribution,

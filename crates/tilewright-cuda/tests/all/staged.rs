@@ -18,8 +18,8 @@ use tilewright::{
     operator::TensorRef,
     rope::RotaryEmbedding,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
-        TokenSampling, TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
+        TopKSelection,
     },
     tensor::{Data, DeviceMemory},
 };
@@ -190,7 +190,6 @@ impl<M: Machine> Backend for Staged<M> {
         gather_rows: RowGather,
         rope: RotaryEmbedding,
         act_and_mul: GatedActivation,
-        softmax: Softmax,
         filter: ScoreFilter,
         sample: TokenSampling,
         distribution: SamplingDistribution,

@@ -60,12 +60,6 @@ impl Capacity {
     pub fn with_levels(self, levels: usize) -> Self {
         Self { levels, ..self }
     }
-
-    /// Adds capacity for packed masks.
-    #[must_use]
-    pub fn with_mask_bytes(self, mask_bytes: usize) -> Self {
-        Self { mask_bytes, ..self }
-    }
 }
 
 /// Sizes of a plan's arrays: exact for one batch, or upper bounds for a capacity.

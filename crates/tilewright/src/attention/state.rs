@@ -13,7 +13,7 @@
 //! The empty state `o = 0, lse = -inf` is the identity.
 
 use crate::{
-    Backend, Dtype, Error, Operator, Result, View, ViewMut,
+    Backend, Dtype, Operator, Result, View, ViewMut,
     operator::{TensorRef, TensorVisitor, dispatch},
     tensor::{check_computable, check_dtype, check_shape},
 };
@@ -61,30 +61,17 @@ impl StateMerge<'_> {
     fn check_shapes(&self) -> Result<()> {
         let (operator, [o_name, lse_name, out_name, out_lse_name]) = (self.name(), self.names());
         let (values, lses) = ("[num_rows, num_heads, head_dim]", "[num_rows, num_heads]");
-        let (rows, heads, dim) = match (self.in_place, self.o.shape(), self.out.shape()) {
-            (true, other, &[rows, heads, dim]) => {
-                check_shape(operator, o_name, (other, &[rows, heads, dim]), values)?;
-                check_shape(operator, lse_name, (self.lse.shape(), &[rows, heads]), lses)?;
-                (rows, heads, dim)
-            }
-            (false, &[rows, states, heads, dim], _) => {
-                let expected = [rows, states, heads];
-                check_shape(
-                    operator,
-                    lse_name,
-                    (self.lse.shape(), &expected),
-                    "[num_rows, num_states, num_heads]",
-                )?;
-                (rows, heads, dim)
-            }
-            (true, _, shape) => {
-                return Err(Error::new(operator, format!("o has shape {shape:?}, expected {values}")));
-            }
-            (false, shape, _) => {
-                let expected = "[num_rows, num_states, num_heads, head_dim]";
-                return Err(Error::new(operator, format!("o has shape {shape:?}, expected {expected}")));
-            }
+        let (shape, axes, lse_axes) = if self.in_place {
+            (self.out.shape(), values, lses)
+        } else {
+            let axes = "[num_rows, num_states, num_heads, head_dim]";
+            (self.o.shape(), axes, "[num_rows, num_states, num_heads]")
         };
+        let rank = if self.in_place { 3 } else { 4 };
+        crate::ensure!(shape.len() == rank, operator, "o has shape {shape:?}, expected {axes}");
+        let [rows, heads, dim] = [0, rank - 2, rank - 1].map(|axis| shape[axis]);
+        check_shape(operator, o_name, (self.o.shape(), shape), axes)?;
+        check_shape(operator, lse_name, (self.lse.shape(), &shape[..rank - 1]), lse_axes)?;
         check_shape(operator, out_name, (self.out.shape(), &[rows, heads, dim]), values)?;
         check_shape(operator, out_lse_name, (self.out_lse.shape(), &[rows, heads]), lses)
     }

@@ -35,8 +35,8 @@ use crate::{
     operator::on_host,
     rope::RotaryEmbedding,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
-        TokenSampling, TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
+        TopKSelection,
     },
 };
 use std::sync::Arc;
@@ -150,7 +150,6 @@ impl Backend for Cpu {
         rmsnorm: RmsNorm => norm::rmsnorm,
         rope: RotaryEmbedding => rope::rope,
         act_and_mul: GatedActivation => activation::act_and_mul,
-        softmax: Softmax => sampling::softmax,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,
         distribution: SamplingDistribution => sampling::distribution,

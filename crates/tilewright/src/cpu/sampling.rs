@@ -13,8 +13,8 @@ use crate::{
     Cpu, Element, Error, Operator,
     rows::{Rows, rows_mut, widen, widen_row},
     sampling::{
-        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, Softmax,
-        TokenSampling, TopKTies, rng::uniform,
+        Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TokenSampling,
+        TopKTies, rng::uniform,
     },
     with_dtype,
 };
@@ -47,18 +47,6 @@ pub(super) fn distribution(cpu: &Cpu, operator: SamplingDistribution<'_>) {
     });
 }
 
-pub(super) fn softmax(cpu: &Cpu, operator: Softmax<'_>) {
-    let Softmax { logits, temperature, out } = operator;
-    let vocab = logits.shape()[1];
-    with_dtype!(logits.dtype(), T => {
-        let rows = Rows::<T>::new(logits);
-        cpu.each_row(rows_mut::<T>(out), vocab, Vec::new, |weights, row, out| {
-            widen(rows.get(row), weights);
-            softmax_row(weights, temperature[row], out).unwrap_or_else(|_| out.fill(T::from_f32(f32::NAN)));
-        });
-    });
-}
-
 fn softmax_row<T: Element>(logits: &mut [f32], temperature: f32, out: &mut [T]) -> Result<(), String> {
     if temperature == 0.0 {
         let token = greedy(logits)?;
@@ -83,8 +71,9 @@ pub(super) fn filter(cpu: &Cpu, operator: ScoreFilter<'_>) {
     });
 }
 
-fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &[f32], out: &mut [T]) {
+fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &mut [f32], out: &mut [T]) {
     let valid = match filter {
+        Filter::Softmax(_) => true,
         Filter::TopKMask(_) => !values.iter().any(|value| value.is_nan()),
         Filter::TopKRenorm(_) | Filter::TopPRenorm(_) => check_probs(values).is_ok(),
     };
@@ -92,11 +81,14 @@ fn filter_row<T: Element>(filter: Filter<'_>, row: usize, values: &[f32], out: &
         return out.fill(T::from_f32(f32::NAN));
     }
     match filter {
+        Filter::Softmax(temperature) => {
+            softmax_row(values, temperature[row], out).unwrap_or_else(|_| out.fill(T::from_f32(f32::NAN)));
+        }
         Filter::TopKRenorm(k) => renormalize(values, top_k_threshold(values, k[row]), out),
         Filter::TopPRenorm(p) => renormalize(values, top_p_threshold(values, p[row], 0.0), out),
         Filter::TopKMask(k) => {
             let floor = top_k_threshold(values, k[row]);
-            for (out, &value) in out.iter_mut().zip(values) {
+            for (out, &mut value) in out.iter_mut().zip(values) {
                 *out = T::from_f32(if value >= floor { value } else { f32::NEG_INFINITY });
             }
         }

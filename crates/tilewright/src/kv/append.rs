@@ -6,6 +6,7 @@ use crate::{
     kv::{
         AppendPlan, KvCacheMut, KvLayout, PageTable, Scale, ScaleMut, Slots,
         layout::{KvShape, KvStrides},
+        scales::check_page_shape,
         slots::TokenSlots,
     },
     operator::{TensorRef, TensorVisitor, dispatch},
@@ -162,11 +163,41 @@ impl<'a> Operator<'a> for KvAppend<'a> {
         self.operator
     }
 
-    /// Checks the scale. The shapes were checked before the lookup of the slots.
+    /// Checks the scale, for the pages of the tokens only. The shapes were checked before the lookup of the slots.
     fn check(&self) -> Result<()> {
-        let extents = [self.cache.shape()[0], self.new.shape()[1]];
-        let pages = self.slots.pages().map(|page| page.page);
-        self.scale.check(self.operator, self.names[2], self.cache.dtype(), extents, pages)
+        let (operator, name, dtype) = (self.operator, self.names[2], self.cache.dtype());
+        let (num_pages, heads) = (self.cache.shape()[0], self.new.shape()[1]);
+        let mut pages = self.slots.pages().map(|page| page.page);
+        let scales = match &self.scale {
+            ScaleMut::Static(scale) => {
+                scale.check(operator, name, heads, Some(num_pages))?;
+                return scale.check_pages(operator, name, pages);
+            }
+            ScaleMut::Dynamic(scales) => scales.as_view(),
+        };
+        crate::ensure!(
+            dtype.is_cache_only(),
+            operator,
+            "{name} is dynamic, but the cache is {dtype}, expected e4m3, e5m2 or int8"
+        );
+        crate::ensure!(
+            scales.shape().len() == 2,
+            operator,
+            "{name} has shape {:?}, expected [num_pages, num_kv_heads] = [{num_pages}, {heads}]",
+            scales.shape()
+        );
+        check_page_shape(operator, name, &scales, [num_pages, heads])?;
+        if scales.device().is_some() {
+            return Ok(()); // reading them would synchronize with the device
+        }
+        pages.try_for_each(|page| {
+            let invalid = (0..heads).map(|head| (head, scales.at(&[page, head])));
+            let invalid = invalid.into_iter().find(|(_, scale)| !(scale.is_finite() && *scale >= 0.0));
+            let Some((head, scale)) = invalid else { return Ok(()) };
+            let text =
+                format!("page {page}, head {head}: {name} = {scale}, expected a finite number, 0 if unused");
+            Err(crate::Error::new(operator, text))
+        })
     }
 
     fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {

@@ -160,49 +160,6 @@ pub enum ScaleMut<'a> {
     Dynamic(ViewMut<'a>),
 }
 
-impl ScaleMut<'_> {
-    /// Checks the scales of a cache of `dtype` with `num_pages` pages and `heads` heads, for `pages` only.
-    pub(crate) fn check(
-        &self,
-        operator: &'static str,
-        name: &str,
-        dtype: Dtype,
-        [num_pages, heads]: [usize; 2],
-        mut pages: impl Iterator<Item = usize>,
-    ) -> Result<()> {
-        let scales = match self {
-            Self::Static(scale) => {
-                scale.check(operator, name, heads, Some(num_pages))?;
-                return scale.check_pages(operator, name, pages);
-            }
-            Self::Dynamic(scales) => scales.as_view(),
-        };
-        crate::ensure!(
-            dtype.is_cache_only(),
-            operator,
-            "{name} is dynamic, but the cache is {dtype}, expected e4m3, e5m2 or int8"
-        );
-        crate::ensure!(
-            scales.shape().len() == 2,
-            operator,
-            "{name} has shape {:?}, expected [num_pages, num_kv_heads] = [{num_pages}, {heads}]",
-            scales.shape()
-        );
-        check_page_shape(operator, name, &scales, [num_pages, heads])?;
-        if scales.device().is_some() {
-            return Ok(()); // reading them would synchronize with the device
-        }
-        pages.try_for_each(|page| {
-            let invalid = (0..heads).map(|head| (head, scales.at(&[page, head])));
-            let invalid = invalid.into_iter().find(|(_, scale)| !(scale.is_finite() && *scale >= 0.0));
-            let Some((head, scale)) = invalid else { return Ok(()) };
-            let text =
-                format!("page {page}, head {head}: {name} = {scale}, expected a finite number, 0 if unused");
-            Err(crate::Error::new(operator, text))
-        })
-    }
-}
-
 fn check_scale(operator: &'static str, name: &str, scale: f32) -> Result<()> {
     crate::ensure!(
         scale.is_finite() && scale > 0.0,
@@ -212,7 +169,7 @@ fn check_scale(operator: &'static str, name: &str, scale: f32) -> Result<()> {
     Ok(())
 }
 
-fn check_page_shape(
+pub(super) fn check_page_shape(
     operator: &'static str,
     name: &str,
     scales: &View<'_>,

@@ -13,6 +13,8 @@ use crate::{
 /// A filter with one parameter per row.
 #[derive(Debug, Clone, Copy)]
 pub enum Filter<'a> {
+    /// See [`softmax`]: the temperatures.
+    Softmax(&'a [f32]),
     /// See [`top_k_renorm_probs`].
     TopKRenorm(&'a [u32]),
     /// See [`top_p_renorm_probs`].
@@ -35,7 +37,7 @@ pub fn softmax<B: Backend + ?Sized>(
     temperature: &[f32],
     out: ViewMut<'_>,
 ) -> Result<()> {
-    Softmax { logits, temperature, out }.run(backend)
+    ScoreFilter { filter: Filter::Softmax(temperature), x: logits, out }.run(backend)
 }
 
 /// Keeps the probabilities of each row that are at least its `top_k`-th largest, ties included, divided by their
@@ -88,41 +90,12 @@ pub fn top_k_mask_logits<B: Backend + ?Sized>(
     ScoreFilter { filter: Filter::TopKMask(top_k), x: logits, out }.run(backend)
 }
 
-/// The arguments of [`softmax`].
-#[derive(Debug)]
-pub struct Softmax<'a> {
-    /// `[rows, vocab]`
-    pub logits: View<'a>,
-    /// `[rows]`
-    pub temperature: &'a [f32],
-    /// `[rows, vocab]`
-    pub out: ViewMut<'a>,
-}
-
-impl<'a> Operator<'a> for Softmax<'a> {
-    fn name(&self) -> &'static str {
-        "sampling.softmax"
-    }
-
-    fn check(&self) -> Result<()> {
-        let rows = check_pair(self.name(), "logits", &self.logits, &self.out)?;
-        check_per_row(self.name(), "temperature", rows, self.temperature, temperature_problem)
-    }
-
-    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
-        visit("logits", TensorRef::Input(&mut self.logits))?;
-        visit("out", TensorRef::Output(&mut self.out))
-    }
-
-    dispatch!(softmax);
-}
-
 /// The arguments of a filter.
 #[derive(Debug)]
 pub struct ScoreFilter<'a> {
     /// The filter and its parameters.
     pub filter: Filter<'a>,
-    /// Probabilities, or logits for [`Filter::TopKMask`]: `[rows, vocab]`.
+    /// Probabilities, or logits for [`Filter::Softmax`] and [`Filter::TopKMask`]: `[rows, vocab]`.
     pub x: View<'a>,
     /// `[rows, vocab]`
     pub out: ViewMut<'a>,
@@ -131,13 +104,17 @@ pub struct ScoreFilter<'a> {
 impl ScoreFilter<'_> {
     /// The argument name of `x`.
     fn argument(&self) -> &'static str {
-        if matches!(self.filter, Filter::TopKMask(_)) { "logits" } else { "probs" }
+        match self.filter {
+            Filter::Softmax(_) | Filter::TopKMask(_) => "logits",
+            Filter::TopKRenorm(_) | Filter::TopPRenorm(_) => "probs",
+        }
     }
 }
 
 impl<'a> Operator<'a> for ScoreFilter<'a> {
     fn name(&self) -> &'static str {
         match self.filter {
+            Filter::Softmax(_) => "sampling.softmax",
             Filter::TopKRenorm(_) => "sampling.top_k_renorm_probs",
             Filter::TopPRenorm(_) => "sampling.top_p_renorm_probs",
             Filter::TopKMask(_) => "sampling.top_k_mask_logits",
@@ -148,6 +125,9 @@ impl<'a> Operator<'a> for ScoreFilter<'a> {
         let operator = self.name();
         let rows = check_pair(operator, self.argument(), &self.x, &self.out)?;
         match self.filter {
+            Filter::Softmax(temperature) => {
+                check_per_row(operator, "temperature", rows, temperature, temperature_problem)
+            }
             Filter::TopKRenorm(k) | Filter::TopKMask(k) => {
                 check_per_row(operator, "top_k", rows, k, top_k_problem)
             }

@@ -27,9 +27,7 @@ pub use draw::{
     Sampled, SamplingDistribution, Scores, TokenSampling, distribution, sample, sampling_from_probs,
 };
 pub use edit::{Bias, LogitsEdit, LogitsEditing, TokenBitmask, apply_logit_bias, apply_token_bitmask};
-pub use filter::{
-    Filter, ScoreFilter, Softmax, softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs,
-};
+pub use filter::{Filter, ScoreFilter, softmax, top_k_mask_logits, top_k_renorm_probs, top_p_renorm_probs};
 pub use logprobs::{Choice, LogprobQuery, Logprobs, TokenLogprob, logprobs};
 pub use params::{FilterOrder, SamplingParams, TopKTies};
 pub use penalties::{History, Penalties, apply_penalties};

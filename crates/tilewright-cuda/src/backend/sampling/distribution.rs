@@ -7,7 +7,7 @@ use crate::{
 };
 use tilewright::{
     Operator, Result, View,
-    sampling::{Filter, SamplingDistribution, SamplingParams, ScoreFilter, Scores, Softmax},
+    sampling::{Filter, SamplingDistribution, SamplingParams, ScoreFilter, Scores},
 };
 use tilewright_kernels::sampling::{self, SampleConfig};
 use tilewright_ptx::sim::Arg;
@@ -19,22 +19,23 @@ pub(in crate::backend) fn distribution<M: Machine>(
     run(gpu, operator.name(), operator.scores, operator.params, &operator.out.as_view())
 }
 
-pub(in crate::backend) fn softmax<M: Machine>(gpu: &Gpu<M>, operator: Softmax<'_>) -> Result<()> {
-    let of = |&temperature: &f32| SamplingParams { temperature, ..SamplingParams::default() };
-    let params: Vec<_> = operator.temperature.iter().map(of).collect();
-    run(gpu, operator.name(), Scores::Logits(operator.logits), &params, &operator.out.as_view())
-}
-
 pub(in crate::backend) fn filter<M: Machine>(gpu: &Gpu<M>, operator: ScoreFilter<'_>) -> Result<()> {
     let plain = SamplingParams::default();
     let params: Vec<_> = match operator.filter {
+        Filter::Softmax(temperatures) => {
+            temperatures.iter().map(|&temperature| SamplingParams { temperature, ..plain }).collect()
+        }
         Filter::TopKMask(counts) => return top_k_mask(gpu, operator, counts),
         Filter::TopKRenorm(counts) => {
             counts.iter().map(|&k| SamplingParams { top_k: Some(k), ..plain }).collect()
         }
         Filter::TopPRenorm(shares) => shares.iter().map(|&top_p| SamplingParams { top_p, ..plain }).collect(),
     };
-    run(gpu, operator.name(), Scores::Probs(operator.x), &params, &operator.out.as_view())
+    let scores = match operator.filter {
+        Filter::Softmax(_) => Scores::Logits(operator.x),
+        _ => Scores::Probs(operator.x),
+    };
+    run(gpu, operator.name(), scores, &params, &operator.out.as_view())
 }
 
 fn run<M: Machine>(

@@ -9,7 +9,7 @@ mod sample;
 mod speculative;
 mod top_k;
 
-pub(super) use distribution::{distribution, filter, softmax};
+pub(super) use distribution::{distribution, filter};
 pub(super) use edit::edit_logits;
 pub(super) use logprobs::logprobs;
 pub(super) use sample::sample;

@@ -16,11 +16,6 @@ impl Alibi {
         Self { slopes: Self::slopes(num_qo_heads) }
     }
 
-    /// Custom slopes, `[num_qo_heads]`.
-    pub fn with_slopes(slopes: Vec<f32>) -> Self {
-        Self { slopes }
-    }
-
     /// With `n` the largest power of two up to the number of heads: `2^(-8 (h + 1) / n)` for the first `n`. The others
     /// take the odd powers of `2^(-4 / n)`, which interleave with the first.
     pub fn slopes(num_qo_heads: usize) -> Vec<f32> {

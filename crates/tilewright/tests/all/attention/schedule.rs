@@ -12,8 +12,8 @@ use tilewright::{
     norm::RmsNorm,
     rope::RotaryEmbedding,
     sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, Softmax,
-        TokenSampling, TopKSelection,
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
+        TopKSelection,
     },
 };
 
@@ -48,7 +48,6 @@ impl Backend for TilingBackend {
         gather_rows: RowGather,
         rope: RotaryEmbedding,
         act_and_mul: GatedActivation,
-        softmax: Softmax,
         filter: ScoreFilter,
         sample: TokenSampling,
         distribution: SamplingDistribution,
