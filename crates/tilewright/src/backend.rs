@@ -14,7 +14,7 @@ use crate::{
     kv::{AppendPlan, PageCopies, append::KvAppend, copy_pages_on_host},
     norm::RmsNorm,
     operator::{on_host, unsupported},
-    rope::RotaryEmbedding,
+    rope::RopeRotation,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
         TopKSelection,
@@ -233,7 +233,7 @@ pub trait Backend {
         append: KvAppend,
         gather_rows: RowGather,
         rmsnorm: RmsNorm,
-        rope: RotaryEmbedding,
+        rope: RopeRotation,
         act_and_mul: GatedActivation,
         filter: ScoreFilter,
         sample: TokenSampling,

@@ -15,7 +15,7 @@ use tilewright::{
     gemm::{LinearLayer, SegmentGemm},
     kv::{AppendPlan, PageCopies, append::KvAppend},
     norm::RmsNorm,
-    rope::RotaryEmbedding,
+    rope::RopeRotation,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
         TopKSelection,
@@ -126,7 +126,7 @@ impl<M: Machine> Backend for Gpu<M> {
         segment_gemm: SegmentGemm => linear::segment_gemm,
         append: KvAppend => append::append,
         rmsnorm: RmsNorm => norm::rmsnorm,
-        rope: RotaryEmbedding => rope::rope,
+        rope: RopeRotation => rope::rope,
         act_and_mul: GatedActivation => activation::act_and_mul,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,

@@ -7,11 +7,11 @@ use super::{
 use crate::machine::Machine;
 use tilewright::{
     Operator, Result, View,
-    rope::{RopeAngles, RotaryEmbedding},
+    rope::{RopeAngles, RopeRotation},
 };
 use tilewright_kernels::rope::{self as kernels, Angles, RopeParams};
 
-pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: RotaryEmbedding<'_>) -> Result<()> {
+pub(super) fn rope<M: Machine>(gpu: &Gpu<M>, operator: RopeRotation<'_>) -> Result<()> {
     let (name, angles) = (operator.name(), operator.angles);
     if operator.positions.is_empty() {
         return Ok(());

@@ -16,7 +16,7 @@ use tilewright::{
     kv::{AppendPlan, PageCopies, append::KvAppend},
     norm::RmsNorm,
     operator::TensorRef,
-    rope::RotaryEmbedding,
+    rope::RopeRotation,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
         TopKSelection,
@@ -188,7 +188,7 @@ impl<M: Machine> Backend for Staged<M> {
         append: KvAppend,
         rmsnorm: RmsNorm,
         gather_rows: RowGather,
-        rope: RotaryEmbedding,
+        rope: RopeRotation,
         act_and_mul: GatedActivation,
         filter: ScoreFilter,
         sample: TokenSampling,

@@ -33,7 +33,7 @@ use crate::{
     kv::append::KvAppend,
     norm::RmsNorm,
     operator::on_host,
-    rope::RotaryEmbedding,
+    rope::RopeRotation,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
         TopKSelection,
@@ -148,7 +148,7 @@ impl Backend for Cpu {
         linear: LinearLayer => gemm::linear,
         gather_rows: RowGather => gather::gather_rows,
         rmsnorm: RmsNorm => norm::rmsnorm,
-        rope: RotaryEmbedding => rope::rope,
+        rope: RopeRotation => rope::rope,
         act_and_mul: GatedActivation => activation::act_and_mul,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,

@@ -2,13 +2,13 @@
 
 use crate::{
     Cpu, Element, View, ViewMut,
-    rope::{Rope, RopeAngles, RopeStyle, RotaryEmbedding, fill_row},
+    rope::{Rope, RopeAngles, RopeRotation, RopeStyle, fill_row},
     rows::{rows_mut, widen_row},
     with_dtype,
 };
 
-pub(super) fn rope(cpu: &Cpu, operator: RotaryEmbedding<'_>) {
-    let RotaryEmbedding { from, q, k, positions, angles } = operator;
+pub(super) fn rope(cpu: &Cpu, operator: RopeRotation<'_>) {
+    let RopeRotation { from, q, k, positions, angles } = operator;
     let (positions, dim) = (positions.host().unwrap_or_default(), angles.rotary_dim());
     let computed = match angles {
         RopeAngles::Computed(rope) => compute_table(cpu, rope, positions),

@@ -57,7 +57,7 @@ impl RopeAngles<'_> {
 
 /// The arguments of a rotary embedding.
 #[derive(Debug)]
-pub struct RotaryEmbedding<'a> {
+pub struct RopeRotation<'a> {
     /// The queries and keys to rotate; `None` if they are the content of `q` and `k`.
     pub from: Option<[View<'a>; 2]>,
     /// The rotated queries, `[tokens, qo_heads, head_dim]` f32, f16 or bf16, with stride 1 along the last axis.
@@ -70,7 +70,7 @@ pub struct RotaryEmbedding<'a> {
     pub angles: RopeAngles<'a>,
 }
 
-impl<'a> Operator<'a> for RotaryEmbedding<'a> {
+impl<'a> Operator<'a> for RopeRotation<'a> {
     fn name(&self) -> &'static str {
         match (&self.from, self.angles) {
             (None, RopeAngles::Computed(_)) => "rope.apply",
@@ -106,7 +106,7 @@ impl<'a> Operator<'a> for RotaryEmbedding<'a> {
     dispatch!(rope);
 }
 
-/// Rotates `q` and `k` in place by the angles of their positions, with shapes and dtypes as in [`RotaryEmbedding`].
+/// Rotates `q` and `k` in place by the angles of their positions, with shapes and dtypes as in [`RopeRotation`].
 ///
 /// # Errors
 /// When shapes disagree, a last axis is not dense, `rotary_dim` is above `head_dim`, or positions are out of range.
@@ -157,9 +157,9 @@ fn rotate<B: Backend + ?Sized>(
     angles: RopeAngles<'_>,
 ) -> Result<()> {
     let tokens = q.shape().first().copied().unwrap_or(0);
-    let operator = RotaryEmbedding { from, q, k, positions: Indices::from(&[]), angles };
+    let operator = RopeRotation { from, q, k, positions: Indices::from(&[]), angles };
     let positions = positions.expand(operator.name(), tokens)?;
-    RotaryEmbedding { positions: positions.indices(), ..operator }.run(backend)
+    RopeRotation { positions: positions.indices(), ..operator }.run(backend)
 }
 
 /// Checks both tensors and returns the number of tokens.

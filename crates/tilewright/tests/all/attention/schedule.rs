@@ -10,7 +10,7 @@ use tilewright::{
     gemm::LinearLayer,
     kv::append::KvAppend,
     norm::RmsNorm,
-    rope::RotaryEmbedding,
+    rope::RopeRotation,
     sampling::{
         ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
         TopKSelection,
@@ -46,7 +46,7 @@ impl Backend for TilingBackend {
         append: KvAppend,
         rmsnorm: RmsNorm,
         gather_rows: RowGather,
-        rope: RotaryEmbedding,
+        rope: RopeRotation,
         act_and_mul: GatedActivation,
         filter: ScoreFilter,
         sample: TokenSampling,
