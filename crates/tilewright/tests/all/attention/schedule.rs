@@ -5,7 +5,7 @@ use std::ops::Range;
 use tilewright::{
     Attention, Backend, Batch, HeadDim, Heads, Mask, PageTable, Plan, Problem, Result,
     activation::GatedActivation,
-    attention::{AttentionRun, Split, StateMerge, Tiling, WorkItem},
+    attention::{AttentionRun, ManyRows, Split, StateMerge, Tiling, WorkItem},
     gather::RowGather,
     gemm::LinearLayer,
     kv::append::KvAppend,
