@@ -16,7 +16,7 @@ use crate::{
     },
     pool::PagePool,
     report::{Report, StepCost},
-    request::{Event, FinishReason, Fork, GenerateOptions, Request, RequestId},
+    request::{ContextLimit, Event, FinishReason, Fork, GenerateOptions, Request, RequestId},
     scheduler::{Chunk, Limits, Scheduler},
     step::Step,
     step_inputs::StepInputs,
@@ -83,8 +83,7 @@ pub struct Engine<B> {
     activations: Activations,
     graphs: DecodeGraphs,
     options: EngineOptions,
-    /// The longest request, in tokens.
-    context: usize,
+    context: ContextLimit,
     next_id: usize,
     report: Report,
 }
@@ -113,7 +112,9 @@ impl<B: Backend + Clone> Engine<B> {
         let cache = KvPool::for_model(&backend, model.config(), pages, kv_dtype)?;
         let model = model.upload(&backend, |_| ())?;
         let pool = PagePool::new(options.num_pages, options.page_size, options.prefix_reuse)?;
-        let context = model.config().max_position_embeddings.min(options.num_pages * options.page_size);
+        let (model_context, pool_tokens) =
+            (model.config().max_position_embeddings, options.num_pages * options.page_size);
+        let context = model_context.min(pool_tokens);
         Ok(Self {
             attention: Attention::new(model.attention_problem(dtype, kv_dtype)?, backend.clone())?,
             rope: model.rope(context)?,
@@ -124,7 +125,7 @@ impl<B: Backend + Clone> Engine<B> {
             model,
             backend,
             options,
-            context,
+            context: ContextLimit { tokens: context, by_pages: pool_tokens < model_context },
             next_id: 0,
             report: Report::default(),
         })
@@ -132,7 +133,7 @@ impl<B: Backend + Clone> Engine<B> {
 
     /// The maximum length of prompt and continuation together, in tokens.
     pub fn context(&self) -> usize {
-        self.context
+        self.context.tokens
     }
 
     /// Bytes of the KV pool.
@@ -150,13 +151,17 @@ impl<B: Backend + Clone> Engine<B> {
         const OPERATOR: &str = "engine.submit";
         let vocab = self.model.config().vocab_size;
         ensure!(!prompt.is_empty(), OPERATOR, "the prompt is empty, expected at least 1 token");
+        let (len, limit) = (prompt.len(), self.context.tokens);
+        let EngineOptions { num_pages, page_size, .. } = self.options;
+        let context = match self.context.by_pages {
+            true => format!("{num_pages} pages of {page_size} tokens hold {limit}"),
+            false => format!("the context {limit}"),
+        };
         ensure!(
-            prompt.len() < self.context,
+            len < limit,
             OPERATOR,
-            "the prompt has {} tokens, the context {}: expected at most {}, to leave room for one",
-            prompt.len(),
-            self.context,
-            self.context - 1
+            "the prompt has {len} tokens, {context}: expected at most {}, to leave room for one",
+            limit - 1
         );
         if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab) {
             let text = format!("the prompt has token {token}, which is not in 0..{vocab}");
@@ -278,6 +283,7 @@ impl<B: Backend + Clone> Engine<B> {
                 }
             };
             if let Some(reason) = reason {
+                self.report.finished.add(&reason);
                 events.push(Event::Finished { request: id, reason });
                 done.push(at);
             }

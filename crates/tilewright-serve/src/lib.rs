@@ -23,5 +23,5 @@ mod step;
 mod step_inputs;
 
 pub use engine::{Engine, EngineOptions};
-pub use report::{Report, Work};
+pub use report::{FinishCounts, Report, Work};
 pub use request::{Event, FinishReason, GenerateOptions, RequestId};

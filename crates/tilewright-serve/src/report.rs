@@ -1,5 +1,6 @@
 //! Engine statistics: tokens, pages, time, and bytes and operations for roofline estimates.
 
+use crate::request::FinishReason;
 use std::time::Duration;
 use tilewright::{Estimate, Roofline, attention::Explanation};
 
@@ -24,6 +25,8 @@ pub struct Report {
     pub preemptions: usize,
     /// Steps that replayed a captured graph.
     pub replays: usize,
+    /// Finished requests by reason.
+    pub finished: FinishCounts,
     /// Prefill time: each step's time, attributed by token count.
     pub prefill_time: Duration,
     /// Decode time, attributed the same way.
@@ -34,6 +37,35 @@ pub struct Report {
     pub prefill_work: Work,
     /// Bytes and operations of decode.
     pub decode_work: Work,
+}
+
+/// Finished requests by [`FinishReason`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FinishCounts {
+    /// Requests that sampled a stop token.
+    pub stop: usize,
+    /// Requests that reached their `max_tokens`.
+    pub length: usize,
+    /// Requests that filled the model's context.
+    pub context: usize,
+    /// Requests that filled all pages of the pool.
+    pub pages: usize,
+    /// Requests without a valid token.
+    pub failed: usize,
+}
+
+impl FinishCounts {
+    /// Counts a finished request.
+    pub(crate) fn add(&mut self, reason: &FinishReason) {
+        let count = match reason {
+            FinishReason::Stop => &mut self.stop,
+            FinishReason::Length => &mut self.length,
+            FinishReason::Context => &mut self.context,
+            FinishReason::Pages => &mut self.pages,
+            FinishReason::Failed(_) => &mut self.failed,
+        };
+        *count += 1;
+    }
 }
 
 /// Bytes and operations, computed from shapes.

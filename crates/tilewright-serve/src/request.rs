@@ -34,11 +34,26 @@ pub enum FinishReason {
     /// A stop token was sampled.
     Stop,
     /// `max_tokens` was reached.
-    MaxTokens,
+    Length,
     /// The model's context is full.
     Context,
+    /// All pages of the pool are full, before the model's context.
+    Pages,
     /// No token could be sampled from the logits, with the reason.
     Failed(String),
+}
+
+impl FinishReason {
+    /// Its name in reports: `stop`, `length`, `context`, `pages` or `failed`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Context => "context",
+            Self::Pages => "pages",
+            Self::Failed(_) => "failed",
+        }
+    }
 }
 
 /// A change of a request in one step.
@@ -58,6 +73,14 @@ pub enum Event {
         /// The reason.
         reason: FinishReason,
     },
+}
+
+/// The maximum tokens of a request, prompt included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ContextLimit {
+    pub(crate) tokens: usize,
+    /// Whether the pool holds fewer tokens than the model's context.
+    pub(crate) by_pages: bool,
 }
 
 /// A request in the scheduler.
@@ -112,14 +135,14 @@ impl Request {
     }
 
     /// Appends a sampled token; returns the reason if it ends the request.
-    pub(crate) fn push(&mut self, token: u32, context: usize) -> Option<FinishReason> {
+    pub(crate) fn push(&mut self, token: u32, context: ContextLimit) -> Option<FinishReason> {
         self.tokens.push(token);
         if self.options.stop.contains(&token) {
             Some(FinishReason::Stop)
         } else if self.generated() >= self.options.max_tokens {
-            Some(FinishReason::MaxTokens)
-        } else if self.tokens.len() >= context {
-            Some(FinishReason::Context)
+            Some(FinishReason::Length)
+        } else if self.tokens.len() >= context.tokens {
+            Some(if context.by_pages { FinishReason::Pages } else { FinishReason::Context })
         } else {
             None
         }

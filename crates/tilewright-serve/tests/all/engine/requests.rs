@@ -3,7 +3,7 @@
 use super::session::{Case, FIXTURES, SHIPPED, Setup, VOCAB, case, draws, folder, prompt, transformer};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
-    Engine, EngineOptions, Event, FinishReason, GenerateOptions,
+    Engine, EngineOptions, Event, FinishCounts, FinishReason, GenerateOptions,
     model::{ModelConfig, Transformer, Weights},
 };
 
@@ -11,7 +11,7 @@ use tilewright_serve::{
 fn max_tokens_ends_a_request() {
     for max_tokens in [1, 2, 44] {
         let outcome = Setup::new("llama").run_separately(&[case(1, 37, max_tokens)]).remove(0);
-        assert_eq!((outcome.tokens.len(), outcome.reason), (max_tokens, Some(FinishReason::MaxTokens)));
+        assert_eq!((outcome.tokens.len(), outcome.reason), (max_tokens, Some(FinishReason::Length)));
     }
 }
 
@@ -57,10 +57,42 @@ fn the_context_ends_a_request_before_max_tokens() {
     let setup = Setup::new("llama").with(|options| (options.num_pages, options.page_size) = (10, 5));
     assert_eq!(setup.start().engine.context(), 50);
     let outcomes = setup.run_batched(&[case(1, 40, 44), case(2, 49, 44)]);
-    assert_eq!(outcomes[0].reason, Some(FinishReason::Context));
+    assert_eq!(outcomes[0].reason, Some(FinishReason::Pages));
     assert_eq!(outcomes.iter().map(|outcome| outcome.tokens.len()).collect::<Vec<_>>(), [10, 1]);
     let whole = Setup::new("llama").run_separately(&[case(1, 40, 10), case(2, 49, 1)]);
     assert_eq!([&outcomes[0].tokens, &outcomes[1].tokens], [&whole[0].tokens, &whole[1].tokens]);
+}
+
+#[test]
+fn a_pool_of_exactly_the_context_does_not_limit_it() {
+    let reason = |num_pages| {
+        let setup =
+            Setup::new("llama").with(|options| (options.num_pages, options.page_size) = (num_pages, 16));
+        setup.run_batched(&[case(1, num_pages * 16 - 2, 44)]).remove(0).reason
+    };
+    assert_eq!([reason(31), reason(32)], [Some(FinishReason::Pages), Some(FinishReason::Context)]);
+}
+
+#[test]
+fn a_report_counts_finished_requests_by_reason() {
+    let setup = Setup::new("llama").with(|options| (options.num_pages, options.page_size) = (10, 5));
+    let mut session = setup.start();
+    let free = setup.run_separately(&[case(1, 37, 10)]).remove(0).tokens;
+    let mut stopped = case(1, 37, 10);
+    stopped.options.stop = vec![free[4]];
+    session.run(&[stopped, case(2, 40, 44), case(3, 5, 2), case(4, 5, 2)]);
+    let expected = FinishCounts { stop: 1, length: 2, pages: 1, ..FinishCounts::default() };
+    assert_eq!(session.report().finished, expected);
+}
+
+#[test]
+fn a_prompt_longer_than_the_pool_names_the_pages() {
+    let setup = Setup::new("llama").with(|options| (options.num_pages, options.page_size) = (10, 5));
+    let mut engine = setup.start().engine;
+    let error = engine.submit(&prompt(1, 50), &[draws(1, 5)]).expect_err("refused").to_string();
+    let text = "engine.submit: the prompt has 50 tokens, 10 pages of 5 tokens hold 50: expected at most 49, to \
+                leave room for one";
+    assert_eq!(error, text);
 }
 
 #[test]
