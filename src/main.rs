@@ -6,9 +6,11 @@ mod dtype_arg;
 mod generate;
 mod kernels;
 mod model_folder;
+mod number_arg;
 mod plan;
 mod schedule_svg;
 mod text_error;
+mod threads_arg;
 
 use clap::{Parser, Subcommand};
 use miette::{Context, IntoDiagnostic, Result};
@@ -35,6 +37,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    text_error::install_handler();
     let result = match CommandLine::parse().command {
         Command::Generate(arguments) => generate::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments).and_then(|report| print(&report)),
@@ -42,7 +45,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments).and_then(|report| print(&report)),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(report) => {
             eprintln!("{report:?}");
             text_error::exit_code(&report)
@@ -51,11 +54,11 @@ fn main() -> ExitCode {
 }
 
 /// Writes a report to standard output. A closed pipe, as with `head`, is not an error.
-fn print(report: &str) -> Result<()> {
+fn print(report: &str) -> Result<ExitCode> {
     match std::io::stdout().lock().write_all(report.as_bytes()) {
         Err(why) if why.kind() != ErrorKind::BrokenPipe => {
             Err(why).into_diagnostic().wrap_err("cannot write the report")
         }
-        _ => Ok(()),
+        _ => Ok(ExitCode::SUCCESS),
     }
 }

@@ -1,16 +1,21 @@
 //! The arguments of `tilewright generate`.
 
-use super::check_prompt;
-use crate::{device_arg::DeviceArg, dtype_arg::DtypeArg};
+use crate::{
+    device_arg::DeviceArg,
+    dtype_arg::DtypeArg,
+    number_arg::{integer, number},
+};
 use clap::Args;
-use miette::{Result, miette};
 use std::path::PathBuf;
 use tilewright::{Dtype, sampling::SamplingParams};
 
 /// Generate text
 ///
 /// Continues PROMPT, or every prompt of a file, and streams the text to standard output. Statistics (tokens per second,
-/// pages, roofline) follow on standard error. The same seed gives the same text.
+/// pages, finish reasons, roofline) follow on standard error. The same seed gives the same text.
+///
+/// Finish reasons: stop (an end token), length (--max-tokens), context (the model's maximum), pages (--pages), failed,
+/// interrupted (Ctrl-C; exit code 130).
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   tilewright generate \"It was a dark night, and\"
@@ -20,49 +25,57 @@ use tilewright::{Dtype, sampling::SamplingParams};
   tilewright generate --device cuda --model ~/models/Llama-3.1-8B \"The capital of France is\"
   tilewright generate --batch prompts.txt")]
 pub(crate) struct GenerateArgs {
-    /// The text to continue
-    #[arg(required_unless_present = "batch", conflicts_with = "batch")]
-    prompt: Option<String>,
+    /// The text to continue [default: standard input, if it is not a terminal]
+    #[arg(conflicts_with = "batch")]
+    pub(super) prompt: Option<String>,
 
-    /// Continue every line of a file (`-` for standard input), all in one batch
+    /// Continue every line of a file (`-` for standard input), all in one batch; an invalid line does not stop the others
     #[arg(long, value_name = "FILE")]
-    batch: Option<PathBuf>,
+    pub(super) batch: Option<PathBuf>,
 
     /// Hugging Face folder of a Llama, Mistral, Qwen2 or Qwen3 model: config.json, *.safetensors, tokenizer.json [default:
-    /// the bundled small model]
+    /// the bundled small model]. Other families, mixtures of experts and quantized weights are refused, because their
+    /// layers are not implemented; the error names the field of config.json
     #[arg(long, value_name = "DIR")]
     pub(super) model: Option<PathBuf>,
 
-    /// Treat each prompt as a user message and apply the model's chat template
+    /// Treat each prompt as a user message, apply the model's chat template and print the answer alone
     #[arg(long)]
     pub(super) chat: bool,
 
+    /// Print one JSON object per continuation and line: prompt, text, tokens, finish_reason, timings
+    #[arg(long)]
+    pub(super) json: bool,
+
     /// Maximum tokens to generate per continuation
-    #[arg(long, value_name = "N", default_value_t = 200)]
+    #[arg(long, value_name = "N", default_value_t = 200, allow_negative_numbers = true, value_parser = integer::<usize>(1..))]
     pub(super) max_tokens: usize,
 
     /// Sampling temperature: 0 is greedy, 1 samples from the model's distribution
-    #[arg(long, value_name = "T", default_value_t = 0.8, allow_negative_numbers = true)]
+    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    #[arg(allow_negative_numbers = true, value_parser = number("a finite number >= 0", |t| t.is_finite() && t >= 0.0))]
     temperature: f32,
 
     /// Keep only the K most probable tokens (K >= 1)
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = integer::<u32>(1..))]
     top_k: Option<u32>,
 
     /// Keep the smallest set of tokens with total probability P, in (0, 1]
-    #[arg(long, value_name = "P", default_value_t = 0.95, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    #[arg(allow_negative_numbers = true, value_parser = number("a number in (0, 1]", |p| p > 0.0 && p <= 1.0))]
     top_p: f32,
 
     /// Keep tokens at least P times as probable as the most probable one, in [0, 1]
-    #[arg(long, value_name = "P", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    #[arg(allow_negative_numbers = true, value_parser = number("a number in [0, 1]", |p| (0.0..=1.0).contains(&p)))]
     min_p: f32,
 
     /// Random seed; continuation i of a prompt uses SEED + i
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = integer::<u64>(0..=u64::MAX.into()))]
     pub(super) seed: u64,
 
     /// Continuations per prompt; the prompt is computed once
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true, value_parser = integer::<u32>(1..=65_536))]
     pub(super) n: u32,
 
     /// Device: `cpu`, `cuda` or `cuda:N`
@@ -82,19 +95,19 @@ pub(crate) struct GenerateArgs {
     kv_dtype: Option<DtypeArg>,
 
     /// CPU threads [default: all cores]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = integer::<u16>(1..=1024))]
     pub(super) threads: Option<u16>,
 
     /// Tokens per page of the KV cache
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 16, allow_negative_numbers = true, value_parser = integer::<usize>(1..))]
     pub(super) page_size: usize,
 
     /// Pages of the KV cache [default: enough for all continuations, up to 4 GiB]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = integer::<usize>(1..))]
     pub(super) pages: Option<usize>,
 
     /// Maximum tokens per step; longer prompts are computed in chunks
-    #[arg(long, value_name = "N", default_value_t = 512)]
+    #[arg(long, value_name = "N", default_value_t = 512, allow_negative_numbers = true, value_parser = integer::<usize>(1..))]
     pub(super) chunk: usize,
 
     /// Do not reuse the KV cache of common prefixes
@@ -107,28 +120,6 @@ pub(crate) struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    /// The prompts, in order; an empty prompt is an error.
-    pub(super) fn prompts(&self) -> Result<Vec<String>> {
-        let Some(path) = &self.batch else {
-            let prompt = self.prompt.clone().unwrap_or_default();
-            check_prompt(&prompt, "the prompt")?;
-            return Ok(vec![prompt]);
-        };
-        let text = if path.as_os_str() == "-" {
-            std::io::read_to_string(std::io::stdin())
-        } else {
-            std::fs::read_to_string(path)
-        };
-        let text = text.map_err(|error| miette!("generate: --batch {}: {error}", path.display()))?;
-        if text.is_empty() {
-            return Err(miette!("generate: --batch {}: there is no prompt in it", path.display()));
-        }
-        for (line, prompt) in text.lines().enumerate() {
-            check_prompt(prompt, &format!("line {} of {}", line + 1, path.display()))?;
-        }
-        Ok(text.lines().map(str::to_owned).collect())
-    }
-
     /// The sampling parameters.
     pub(super) fn sampling(&self) -> SamplingParams {
         SamplingParams {

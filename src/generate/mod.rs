@@ -1,36 +1,41 @@
 //! `tilewright generate`: streams generated text, then prints statistics.
 
 mod args;
+mod interrupt;
+mod json;
 mod load;
 mod print;
+mod prompts;
 mod report;
 
 pub(crate) use args::GenerateArgs;
 
-use crate::device_arg::DeviceArg;
+use crate::{device_arg::DeviceArg, threads_arg};
+use interrupt::Interrupt;
 use load::LoadedModel;
 use miette::{IntoDiagnostic, Result, miette};
-use print::Printer;
-use tilewright::{Backend, Cpu, sampling::SamplingParams};
+use print::{OutputFormat, Printer, TextEnd, TextSource};
+use prompts::Prompt;
+use report::RunReport;
+use std::process::ExitCode;
+use tilewright::{Backend, sampling::SamplingParams};
 use tilewright_cuda::{Cuda, Device};
-use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions, Report};
+use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions, model::Message};
 
 /// Maximum bytes of the KV cache without `--pages`.
 const KV_BYTES: usize = 4 << 30;
 
-/// One prompt and its continuations.
+/// A prompt with its tokens, or the reason why it cannot be continued.
 struct PromptJob {
-    prompt: String,
-    tokens: Vec<u32>,
-    continuations: Vec<GenerateOptions>,
+    prompt: Prompt,
+    tokens: Result<Vec<u32>, String>,
 }
 
-pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
-    let prompts = args.prompts()?;
-    args.sampling().validate().into_diagnostic()?;
+pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
+    let prompts = prompts::read(args)?;
     match args.device {
         DeviceArg::Cpu => {
-            let cpu = args.threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(threads.into()));
+            let cpu = threads_arg::cpu_of_this_machine(args.threads, args.quiet)?;
             generate(args, prompts, cpu.clone(), |report| report::of_cpu(report, &cpu))
         }
         DeviceArg::Cuda(number) => {
@@ -42,76 +47,120 @@ pub(crate) fn run(args: &GenerateArgs) -> Result<()> {
 
 fn generate<B: Backend + Clone>(
     args: &GenerateArgs,
-    prompts: Vec<String>,
+    prompts: Vec<Prompt>,
     backend: B,
-    report: impl FnOnce(&Report) -> String,
-) -> Result<()> {
+    report: impl FnOnce(&RunReport) -> String,
+) -> Result<ExitCode> {
     let loaded = load::open(args, &backend)?;
-    let jobs = jobs(args, &loaded, prompts)?;
+    let jobs: Vec<_> = prompts.into_iter().map(|prompt| PromptJob::new(prompt, &loaded)).collect();
+    let continuations = continuations(args, &loaded);
     let options = options(args, &loaded, &jobs);
     let tokenizer = loaded.tokenizer.clone();
-    let mut engine = Engine::new(loaded.model, backend, options).into_diagnostic()?;
+    let mut engine = Engine::new(loaded.model, backend, options)
+        .map_err(|error| miette!(help = "--pages and --page-size set the size of the KV cache", "{error}"))?;
 
-    let count = jobs.iter().map(|job| job.continuations.len()).sum();
-    let mut printer = Printer::new(tokenizer, count);
-    for job in &jobs {
-        for id in engine.submit(&job.tokens, &job.continuations).into_diagnostic()? {
-            printer.register(id, &job.prompt);
+    let format = OutputFormat { json: args.json, answer_only: args.chat };
+    let indexed = jobs.iter().enumerate();
+    let sources: Vec<_> = indexed.flat_map(|(index, job)| sources(index, job, &continuations)).collect();
+    let count = sources.len();
+    let mut printer = Printer::new(tokenizer, format, sources);
+    let interrupt = Interrupt::install()?;
+    for (index, job) in jobs.iter().enumerate() {
+        let first = index * continuations.len();
+        let submitted = job.tokens.clone().and_then(|tokens| {
+            engine.submit(&tokens, &continuations).map_err(|error| error.message().to_owned())
+        });
+        for (at, position) in (first..first + continuations.len()).enumerate() {
+            match &submitted {
+                Ok(ids) => printer.register(ids[at], position),
+                Err(why) => printer.end(position, TextEnd::Rejected(why.clone()))?,
+            }
         }
     }
-    while !engine.is_idle() {
+    while !engine.is_idle() && !interrupt.is_pressed() {
         for event in engine.step().into_diagnostic()? {
             match event {
                 Event::Token { request, token } => printer.token(request, token)?,
-                Event::Finished { request, reason } => printer.finished(request, &reason)?,
+                Event::Finished { request, reason } => printer.finished(request, reason)?,
             }
         }
     }
+    printer.interrupt()?;
+    let run =
+        RunReport { engine: engine.report(), rejected: printer.rejected, interrupted: printer.interrupted };
+    let code = if run.interrupted > 0 { ExitCode::from(interrupt::EXIT_CODE) } else { ExitCode::SUCCESS };
     let outcome = printer.finish();
-    if !args.quiet {
-        eprint!("{}", report(&engine.report()));
+    if !args.quiet && run.rejected < count {
+        eprint!("{}", report(&run));
     }
-    outcome
+    outcome.map(|()| code)
 }
 
-/// Encodes the prompts and gives each continuation its own seed.
-fn jobs(args: &GenerateArgs, loaded: &LoadedModel, prompts: Vec<String>) -> Result<Vec<PromptJob>> {
+impl PromptJob {
+    /// Encodes a prompt, as a message of a chat if the model was loaded with its template.
+    fn new(prompt: Prompt, loaded: &LoadedModel) -> Self {
+        let encode = || {
+            let text = match &loaded.chat {
+                Some(chat) => chat.render(&[Message::new("user", &prompt.text)], true)?,
+                None => prompt.text.clone(),
+            };
+            loaded.tokenizer.encode(&text, loaded.chat.is_none())
+        };
+        let tokens = match &prompt.error {
+            Some(why) => Err(why.clone()),
+            None => encode().map_err(|error| error.to_string()),
+        };
+        Self { prompt, tokens }
+    }
+}
+
+/// The options of each continuation of a prompt; each has its own seed.
+fn continuations(args: &GenerateArgs, loaded: &LoadedModel) -> Vec<GenerateOptions> {
     let mut stop: Vec<u32> = loaded.model.config().eos_token_ids.clone();
     stop.extend(loaded.tokenizer.eos_id());
-    let job = |prompt: String| {
-        let (text, add_special) = match &loaded.chat {
-            Some(chat) => {
-                (chat.render(&[tilewright_serve::model::Message::new("user", &prompt)], true), false)
-            }
-            None => (Ok(prompt.clone()), true),
-        };
-        let tokens = loaded.tokenizer.encode(&text.into_diagnostic()?, add_special).into_diagnostic()?;
-        let continuation = |index: u64| GenerateOptions {
-            max_tokens: args.max_tokens,
-            sampling: SamplingParams { seed: args.seed.wrapping_add(index), ..args.sampling() },
-            stop: stop.clone(),
-        };
-        Ok(PromptJob { prompt, tokens, continuations: (0..args.n as u64).map(continuation).collect() })
+    let continuation = |index: u64| GenerateOptions {
+        max_tokens: args.max_tokens,
+        sampling: SamplingParams { seed: args.seed.wrapping_add(index), ..args.sampling() },
+        stop: stop.clone(),
     };
-    prompts.into_iter().map(job).collect()
+    (0..args.n.into()).map(continuation).collect()
+}
+
+/// The texts of a prompt, in output order.
+fn sources(index: usize, job: &PromptJob, continuations: &[GenerateOptions]) -> Vec<TextSource> {
+    let several = continuations.len() > 1;
+    let source = |(continuation, options): (usize, &GenerateOptions)| {
+        let number = if several { format!("continuation {}", continuation + 1) } else { String::new() };
+        let parts = [job.prompt.place.clone(), number];
+        let place: Vec<_> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        TextSource {
+            place: place.join(", "),
+            index,
+            continuation,
+            seed: options.sampling.seed,
+            prompt: job.prompt.text.clone(),
+            prompt_tokens: job.tokens.as_ref().ok().map(Vec::len),
+        }
+    };
+    continuations.iter().enumerate().map(source).collect()
 }
 
 /// Engine options with pages for all continuations, limited to [`KV_BYTES`]; the engine queues the rest.
 fn options(args: &GenerateArgs, loaded: &LoadedModel, jobs: &[PromptJob]) -> EngineOptions {
     let config = loaded.model.config();
-    let pages = |job: &PromptJob| {
-        let tokens = job.tokens.len().saturating_add(args.max_tokens).min(config.max_position_embeddings);
-        tokens.div_ceil(args.page_size.max(1)) + 1
+    let pages = |tokens: &Vec<u32>| {
+        let tokens = tokens.len().saturating_add(args.max_tokens).min(config.max_position_embeddings);
+        tokens.div_ceil(args.page_size) + 1
     };
-    let all: usize = jobs.iter().map(|job| pages(job) * job.continuations.len()).sum();
-    let longest = jobs.iter().map(pages).max().unwrap_or(1);
+    let prompts = || jobs.iter().filter_map(|job| job.tokens.as_ref().ok());
+    let all: usize = prompts().map(|tokens| pages(tokens) * args.n as usize).sum();
+    let longest = prompts().map(pages).max().unwrap_or(1);
     let token_bytes = 2
         * config.num_hidden_layers
         * config.num_key_value_heads
         * config.head_dim
         * args.kv_dtype().unwrap_or(loaded.model.dtype()).size();
-    // the engine rejects a page size out of range
-    let page_bytes = token_bytes.saturating_mul(args.page_size.max(1));
+    let page_bytes = token_bytes.saturating_mul(args.page_size);
     let fitting = all.min(KV_BYTES / page_bytes).max(longest);
     EngineOptions {
         page_size: args.page_size,
@@ -122,15 +171,4 @@ fn options(args: &GenerateArgs, loaded: &LoadedModel, jobs: &[PromptJob]) -> Eng
         activations: loaded.activations,
         ..EngineOptions::default()
     }
-}
-
-/// Rejects an empty prompt.
-fn check_prompt(prompt: &str, place: &str) -> Result<()> {
-    if prompt.is_empty() {
-        return Err(miette!(
-            help = "give some text to continue: tilewright generate \"It was a dark night, and\"",
-            "generate: {place} is empty"
-        ));
-    }
-    Ok(())
 }

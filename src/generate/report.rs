@@ -5,6 +5,15 @@ use tilewright::{Backend, Cpu, Roofline};
 use tilewright_cuda::Cuda;
 use tilewright_serve::{Report, Work};
 
+/// The engine's report, with the texts that it did not finish.
+pub(super) struct RunReport {
+    pub(super) engine: Report,
+    /// Texts with an invalid prompt.
+    pub(super) rejected: usize,
+    /// Texts that Ctrl-C ended.
+    pub(super) interrupted: usize,
+}
+
 /// Name, tokens, time and work of each phase with tokens.
 fn phases(report: &Report) -> impl Iterator<Item = (&'static str, usize, Duration, Work)> {
     let phases = [
@@ -15,7 +24,8 @@ fn phases(report: &Report) -> impl Iterator<Item = (&'static str, usize, Duratio
 }
 
 /// The report of a CPU run, with the measured roofline.
-pub(super) fn of_cpu(report: &Report, cpu: &Cpu) -> String {
+pub(super) fn of_cpu(run: &RunReport, cpu: &Cpu) -> String {
+    let report = &run.engine;
     let roofline = cpu.measure_roofline();
     let mut text = format!("\n{}\n", cpu.describe());
     for (name, tokens, time, work) in phases(report) {
@@ -26,6 +36,7 @@ pub(super) fn of_cpu(report: &Report, cpu: &Cpu) -> String {
     let _ =
         writeln!(text, "attention {share:.0} % of {:.2} s in {} steps", total.as_secs_f64(), report.steps);
     text.push_str(&pages(report));
+    text.push_str(&finished(run));
     let _ = writeln!(
         text,
         "roofline  {:.1} GB/s, {:.0} GFLOP/s (measured now)",
@@ -36,7 +47,8 @@ pub(super) fn of_cpu(report: &Report, cpu: &Cpu) -> String {
 }
 
 /// The report of a GPU run.
-pub(super) fn of_gpu(report: &Report, gpu: &Cuda) -> String {
+pub(super) fn of_gpu(run: &RunReport, gpu: &Cuda) -> String {
+    let report = &run.engine;
     let mut text = format!("\n{}\n", gpu.describe());
     for (name, tokens, time, work) in phases(report) {
         let seconds = time.as_secs_f64().max(f64::MIN_POSITIVE);
@@ -50,6 +62,7 @@ pub(super) fn of_gpu(report: &Report, gpu: &Cuda) -> String {
     }
     let _ = writeln!(text, "steps     {}, {} of them replayed a graph", report.steps, report.replays);
     text.push_str(&pages(report));
+    text.push_str(&finished(run));
     text
 }
 
@@ -58,6 +71,22 @@ fn pages(report: &Report) -> String {
         "pages     {} of {} used at most, {} reused ({} tokens not computed again), {} preemptions\n",
         report.peak_pages, report.num_pages, report.reused_pages, report.reused_tokens, report.preemptions
     )
+}
+
+/// The number of texts per finish reason.
+fn finished(run: &RunReport) -> String {
+    let counts = run.engine.finished;
+    let reasons = [
+        (counts.stop, "stop"),
+        (counts.length, "length (--max-tokens)"),
+        (counts.context, "context (the model's maximum)"),
+        (counts.pages, "pages (--pages)"),
+        (counts.failed + run.rejected, "failed"),
+        (run.interrupted, "interrupted"),
+    ];
+    let counted = reasons.iter().filter(|(count, _)| *count > 0);
+    let counted: Vec<_> = counted.map(|(count, reason)| format!("{count} {reason}")).collect();
+    format!("finished  {}\n", counted.join(", "))
 }
 
 fn phase(tokens: usize, time: Duration, work: &Work, roofline: &Roofline) -> String {

@@ -30,23 +30,30 @@ fn assert_folder_rejected(dir: &TempDir, expected: &str) {
 }
 
 #[test]
-fn sampling_parameters_out_of_range_are_rejected() {
-    let not = "is not a finite number >= 0";
-    assert_rejected(&["--temperature", "-1", "x"], &format!("sampling.params: temperature = -1 {not}"));
-    assert_rejected(&["--temperature", "nan", "x"], &format!("sampling.params: temperature = NaN {not}"));
-    assert_rejected(&["--top-p", "0", "x"], "sampling.params: top_p = 0 is not in (0, 1]");
-    assert_rejected(&["--top-p", "1.5", "x"], "sampling.params: top_p = 1.5 is not in (0, 1]");
-    assert_rejected(&["--top-p", "-0.5", "x"], "sampling.params: top_p = -0.5 is not in (0, 1]");
-    assert_rejected(&["--top-k", "0", "x"], "sampling.params: top_k = 0 is not at least 1");
-    assert_rejected(&["--min-p", "-1", "x"], "sampling.params: min_p = -1 is not in [0, 1]");
-}
-
-#[test]
-fn sizes_of_zero_are_rejected() {
-    assert_rejected(&["--pages", "0", "x"], "engine.new: num_pages = 0, expected at least 1");
-    assert_rejected(&["--page-size", "0", "x"], "engine.new: page_size = 0, expected at least 1");
-    assert_rejected(&["--chunk", "0", "x"], "engine.new: max_step_tokens = 0, expected at least 1");
-    assert_rejected(&["--max-tokens", "0", "x"], "engine.submit: max_tokens = 0, expected at least 1");
+fn values_out_of_range_are_usage_errors_that_name_the_flag() {
+    for (flag, value, expected) in [
+        ("--temperature <T>", "-1", "expected a finite number >= 0"),
+        ("--temperature <T>", "nan", "expected a finite number >= 0"),
+        ("--top-p <P>", "0", "expected a number in (0, 1]"),
+        ("--top-p <P>", "1.5", "expected a number in (0, 1]"),
+        ("--top-p <P>", "-0.5", "expected a number in (0, 1]"),
+        ("--top-k <K>", "0", "0 is not at least 1"),
+        ("--min-p <P>", "-1", "expected a number in [0, 1]"),
+        ("--pages <N>", "0", "0 is not at least 1"),
+        ("--page-size <N>", "0", "0 is not at least 1"),
+        ("--chunk <N>", "0", "0 is not at least 1"),
+        ("--max-tokens <N>", "0", "0 is not at least 1"),
+        ("--max-tokens <N>", "-1", "-1 is not at least 1"),
+        ("--max-tokens <N>", "many", "expected an integer, at least 1"),
+        ("--seed <SEED>", "-1", "-1 is not in 0..=18446744073709551615"),
+        ("--n <N>", "0", "0 is not in 1..=65536"),
+        ("--n <N>", "-3", "-3 is not in 1..=65536"),
+        ("--threads <N>", "0", "0 is not in 1..=1024"),
+        ("--threads <N>", "-2", "-2 is not in 1..=1024"),
+    ] {
+        let name = flag.split(' ').next().expect("a flag");
+        assert_usage_error(&[name, value, "x"], &format!("invalid value '{value}' for '{flag}': {expected}"));
+    }
 }
 
 #[test]
@@ -69,24 +76,20 @@ fn missing_devices_are_rejected() {
 fn sizes_larger_than_memory_are_rejected() {
     let most = usize::MAX.to_string();
     let end = "which this machine does not give";
+    let help = "help: --pages and --page-size set the size of the KV cache";
     assert_rejected(
         &["--pages", "2", "--page-size", &most, "x"],
-        &format!("engine.new: 2 pages of {most} tokens need more bytes than can be counted, {end}"),
+        &format!("engine.new: 2 pages of {most} tokens need more bytes than can be counted, {end} {help}"),
     );
     // 4 KiB per token
     assert_rejected(
         &["--pages", "99999999999", "x"],
-        &format!("engine.new: 99999999999 pages of 16 tokens need 6553599999934464 bytes, {end}"),
+        &format!("engine.new: 99999999999 pages of 16 tokens need 6553599999934464 bytes, {end} {help}"),
     );
 }
 
 #[test]
 fn invalid_arguments_are_usage_errors() {
-    assert_usage_error(&["--n", "0", "x"], "invalid value '0' for '--n <N>': 0 is not in 1..=65536");
-    assert_usage_error(
-        &["--threads", "0", "x"],
-        "invalid value '0' for '--threads <N>': 0 is not in 1..=1024",
-    );
     let types = "[possible values: f32, f16, bf16]";
     assert_usage_error(
         &["--dtype", "int8", "x"],
@@ -94,9 +97,6 @@ fn invalid_arguments_are_usage_errors() {
     );
     let text = format!("invalid value 'fp8' for '--kv-dtype <KV_DTYPE>' {types}");
     assert_usage_error(&["--kv-dtype", "fp8", "x"], &text);
-    assert_usage_error(&["--max-tokens", "-1", "x"], "unexpected argument '-1' found");
-    assert_usage_error(&["--max-tokens", "many", "x"], "invalid value 'many' for '--max-tokens <N>'");
-    assert_usage_error(&[], "the following required arguments were not provided: <PROMPT>");
     let both = "the argument '--batch <FILE>' cannot be used with '[PROMPT]'";
     assert_usage_error(&["--batch", "-", "x"], both);
 }
@@ -107,37 +107,49 @@ fn empty_and_too_long_prompts_are_rejected() {
     assert_rejected(&[""], &format!("generate: the prompt is empty {help}"));
     let long = "the night ".repeat(1100);
     let run = generate(&[&long]);
-    let text = "× engine.submit: the prompt has 2202 tokens, the context 2048: expected at most 2047, to \
+    let text = "× generate: the prompt has 2202 tokens, the context 2048: expected at most 2047, to \
                 leave room for one";
     assert_eq!((run.code, run.error_line().as_str()), (1, text));
     // the pool may limit the context
     assert_rejected(
         &["--pages", "2", "--page-size", "2", "It was a dark night, and"],
-        "engine.submit: the prompt has 8 tokens, the context 4: expected at most 3, to leave room for one",
+        "generate: the prompt has 8 tokens, 2 pages of 2 tokens hold 4: expected at most 3, to leave room for one",
     );
 }
 
 #[test]
-fn missing_empty_and_partly_empty_batches_are_rejected() {
+fn missing_and_empty_batches_are_rejected() {
     assert_rejected(
         &["--batch", "/nowhere/x"],
         "generate: --batch /nowhere/x: No such file or directory (os error 2)",
     );
-    let help = "help: give some text to continue: tilewright generate \"It was a dark night, and\"";
-    let error = |input| {
+    for input in ["", "\u{feff}"] {
         let run = generate_from(input, &["--batch", "-"]);
         assert_eq!((run.code, run.out.as_str()), (1, ""));
-        run.error_line()
-    };
-    assert_eq!(error(""), "× generate: --batch -: there is no prompt in it");
-    assert_eq!(error("one\n\nthree\n"), format!("× generate: line 2 of - is empty {help}"));
-    let file = tempfile::NamedTempFile::new().expect("a file");
-    std::fs::write(file.path(), [b'a', 0xff, b'\n']).expect("written");
-    let path = file.path().display().to_string();
-    assert_rejected(
-        &["--batch", &path],
-        &format!("generate: --batch {path}: stream did not contain valid UTF-8"),
-    );
+        assert_eq!(run.error_line(), "× generate: --batch -: there is no prompt in it");
+    }
+}
+
+#[test]
+fn a_missing_prompt_is_a_usage_error_that_lists_the_sources() {
+    for input in ["", "\n", "\u{feff}\r\n"] {
+        let run = generate_from(input, &[]);
+        assert_eq!((run.code, run.out.as_str()), (2, ""), "{run:?}");
+        let help = "help: give a PROMPT, a file of prompts with --batch FILE, or a text on standard input";
+        assert_eq!(run.error_line(), format!("× generate: there is no prompt {help}"));
+    }
+}
+
+#[test]
+fn messages_in_a_pipe_are_one_line() {
+    let run = generate(&[
+        "--model",
+        "/a-folder-with-hyphens/whose-name-is-so-long/that-it-would-be/wrapped-twice",
+        "x",
+    ]);
+    let text = "  × model.config: /a-folder-with-hyphens/whose-name-is-so-long/that-it-would-be/wrapped-twice: \
+                there is no such folder\n\n";
+    assert_eq!((run.code, run.err.as_str()), (1, text));
 }
 
 #[test]

@@ -50,21 +50,26 @@ pub(crate) fn generate(arguments: &[&str]) -> Run {
     generate_from("", arguments)
 }
 
+/// `tilewright generate` with `arguments` and captured output.
+pub(crate) fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tilewright"));
+    command.arg("generate").args(arguments).env("NO_COLOR", "1").current_dir(root());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
 /// Runs `tilewright generate` with `input` on standard input.
 #[track_caller]
 pub(crate) fn generate_from(input: &str, arguments: &[&str]) -> Run {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_tilewright"))
-        .arg("generate")
-        .args(arguments)
-        .env("NO_COLOR", "1")
-        .current_dir(root())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .expect("the program starts");
+    generate_bytes(input.as_bytes(), arguments)
+}
+
+/// Same, with input that may be invalid UTF-8.
+#[track_caller]
+pub(crate) fn generate_bytes(input: &[u8], arguments: &[&str]) -> Run {
+    let mut child = command(arguments).spawn().expect("the program starts");
     // a program that rejects its arguments does not read standard input
-    let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
+    let _ = child.stdin.take().expect("a pipe").write_all(input);
     let output = child.wait_with_output().expect("the program ends");
     let run = Run {
         code: output.status.code().expect("it ends by itself"),
