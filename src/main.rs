@@ -8,6 +8,7 @@ mod kernels;
 mod model_folder;
 mod number_arg;
 mod plan;
+mod progress;
 mod schedule_svg;
 mod text_error;
 mod threads_arg;

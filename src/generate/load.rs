@@ -1,8 +1,7 @@
 //! Loads a model folder, with progress bars.
 
 use super::GenerateArgs;
-use crate::model_folder;
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::{model_folder, progress};
 use miette::{IntoDiagnostic, Result, miette};
 use tilewright::{Backend, Dtype};
 use tilewright_serve::model::{ChatTemplate, ModelConfig, Tokenizer, Transformer, Weights};
@@ -29,25 +28,16 @@ pub(super) fn open<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<Loade
     let tokenizer = Tokenizer::open(&dir, config.vocab_size).into_diagnostic()?;
     let chat = if args.chat { Some(chat_template(&dir)?) } else { None };
     let weights = Weights::open(&dir).into_diagnostic()?;
-    let reading = bar("loading", weights.total_bytes())?;
+    let reading = progress::bar("loading", weights.total_bytes())?;
     weights.load(|bytes| reading.set_position(bytes));
     reading.finish_and_clear();
     let vocab = [config.vocab_size, config.hidden_size];
     let stored = weights.get(ModelConfig::EMBEDDING, &vocab).into_diagnostic()?.dtype();
     let model = Transformer::new(config, &weights, args.dtype(stored)).into_diagnostic()?;
-    let upload = bar("to the GPU", if backend.computes_on_host() { 0 } else { model.bytes() })?;
+    let upload = progress::bar("to the GPU", if backend.computes_on_host() { 0 } else { model.bytes() })?;
     let model = model.upload(backend, |bytes| upload.set_position(bytes)).into_diagnostic()?;
     upload.finish_and_clear();
     Ok(LoadedModel { model, activations: args.activations(stored), tokenizer, chat })
-}
-
-/// A progress bar over `bytes`; hidden for 0.
-fn bar(message: &'static str, bytes: u64) -> Result<ProgressBar> {
-    if bytes == 0 {
-        return Ok(ProgressBar::hidden());
-    }
-    let style = ProgressStyle::with_template("{msg} {bar:30} {bytes}/{total_bytes} {bytes_per_sec}");
-    Ok(ProgressBar::new(bytes).with_style(style.into_diagnostic()?).with_message(message))
 }
 
 fn chat_template(dir: &std::path::Path) -> Result<ChatTemplate> {

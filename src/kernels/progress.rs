@@ -1,14 +1,12 @@
-//! A progress bar for assembling, shown if standard error is a terminal.
+//! Progress of assembling.
 
-use indicatif::{ProgressBar, ProgressStyle};
-use miette::{IntoDiagnostic, Result};
+use crate::progress;
+use miette::Result;
 use tilewright_cuda::cache::Source;
 
 /// Runs `work` on `kernels` kernels; `work` calls its argument after each one.
 pub(super) fn with_bar<R>(kernels: usize, work: impl FnOnce(&(dyn Fn(&Source) + Sync)) -> R) -> Result<R> {
-    let style =
-        ProgressStyle::with_template("assembling {bar:30} {pos}/{len} {wide_msg}").into_diagnostic()?;
-    let bar = ProgressBar::new(kernels as u64).with_style(style);
+    let bar = progress::count("assembling", kernels as u64)?;
     let result = work(&|source| {
         bar.set_message(format!("{} for {}", source.name(), source.target()));
         bar.inc(1);

@@ -1,0 +1,92 @@
+//! Progress on standard error, in one line that fits a terminal of any width; hidden without a terminal.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use miette::{IntoDiagnostic, Result};
+
+/// A bar of `length` steps after `message`; hidden for 0.
+pub(crate) fn bar(message: &'static str, length: u64) -> Result<ProgressBar> {
+    if length == 0 {
+        return Ok(ProgressBar::hidden());
+    }
+    let style = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3} %").into_diagnostic()?;
+    Ok(ProgressBar::new(length).with_style(style).with_message(message))
+}
+
+/// A count of `length` steps after `verb`, with a message, cut to the width, about the current one.
+pub(crate) fn count(verb: &str, length: u64) -> Result<ProgressBar> {
+    let style = ProgressStyle::with_template("{prefix} {pos}/{len} {wide_msg}").into_diagnostic()?;
+    Ok(ProgressBar::new(length).with_style(style).with_prefix(verb.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{bar, count};
+    use indicatif::{ProgressBar, ProgressDrawTarget, TermLike};
+    use std::{
+        io::Result,
+        sync::{Arc, Mutex},
+    };
+
+    /// A terminal that keeps the widest line.
+    #[derive(Debug)]
+    struct NarrowTerminal {
+        width: u16,
+        widest: Arc<Mutex<usize>>,
+    }
+
+    impl TermLike for NarrowTerminal {
+        fn width(&self) -> u16 {
+            self.width
+        }
+        fn move_cursor_up(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn move_cursor_down(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn move_cursor_right(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn move_cursor_left(&self, _: usize) -> Result<()> {
+            Ok(())
+        }
+        fn write_line(&self, line: &str) -> Result<()> {
+            self.write_str(line)
+        }
+        fn write_str(&self, line: &str) -> Result<()> {
+            let mut widest = self.widest.lock().unwrap();
+            *widest = (*widest).max(line.chars().count());
+            Ok(())
+        }
+        fn clear_line(&self) -> Result<()> {
+            Ok(())
+        }
+        fn flush(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// The widest line of a progress in a terminal of `width` columns.
+    fn widest(width: u16, progress: &ProgressBar) -> usize {
+        let widest = Arc::new(Mutex::new(0));
+        let terminal = NarrowTerminal { width, widest: widest.clone() };
+        progress.set_draw_target(ProgressDrawTarget::term_like(Box::new(terminal)));
+        progress.tick();
+        *widest.lock().unwrap()
+    }
+
+    #[test]
+    fn progress_fits_terminals_of_any_width() {
+        for width in [24, 40, 80, 200] {
+            let loading = bar("to the GPU", 123_456_789_012).unwrap();
+            loading.set_position(98_765_432_109);
+            let assembling = count("assembling", 162).unwrap();
+            assembling.set_message("attention_d128_bf16_bf16_sm80_hooks for sm_120");
+            let widths = [widest(width, &loading), widest(width, &assembling)];
+            assert!(
+                widths.iter().all(|&columns| columns > 10 && columns <= width.into()),
+                "{width}: {widths:?}"
+            );
+        }
+    }
+}
