@@ -1,6 +1,6 @@
 //! `tilewright kernels bundle`: ahead-of-time compilation of kernels, with or without a GPU.
 
-use super::{device, kernel_count, progress, selection, size};
+use super::{device, kernel_count, parse_arch, progress, selection, size};
 use clap::Args;
 use miette::{IntoDiagnostic, Report, Result, miette};
 use std::{num::NonZero, path::PathBuf};
@@ -9,7 +9,7 @@ use tilewright_cuda::cache::{Assembler, Ptxas, make_bundle};
 const EXAMPLES: &str = "\
 Examples:
   All kernels for Hopper, with the ptxas on PATH:
-    tilewright kernels bundle kernels-sm90 --arch 90
+    tilewright kernels bundle kernels-sm90 --arch sm_90
 
   Some kernels for all their architectures, with a ptxas from pip (needs no GPU):
     pip install nvidia-cuda-nvcc==13.0.88
@@ -27,8 +27,8 @@ pub(crate) struct BundleArgs {
     /// Kernels by name or prefix, as in gemm* [default: all]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Comma-separated architectures: 90 is sm_90 [default: all that a kernel supports]
-    #[arg(long = "arch", value_name = "ARCH", value_delimiter = ',')]
+    /// Comma-separated architectures, as in 80,90 or sm_80,sm_90 [default: all that a kernel supports]
+    #[arg(long = "arch", value_name = "ARCH", value_delimiter = ',', value_parser = parse_arch, allow_negative_numbers = true)]
     archs: Vec<u32>,
     /// Path of ptxas, the assembler of the CUDA toolkit [default: ptxas on PATH]
     #[arg(long, value_name = "FILE")]

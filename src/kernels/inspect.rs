@@ -1,6 +1,6 @@
 //! `tilewright kernels inspect`: launch parameters, PTX, resources and times of one kernel.
 
-use super::{cache, device, selection, size, targets, times};
+use super::{cache, device, parse_arch, selection, size, targets, times};
 use crate::plan::parse_roofline;
 use clap::Args;
 use miette::{IntoDiagnostic, Result, miette};
@@ -21,8 +21,8 @@ use tilewright_ptx::ir::{Kernel, ParamKind};
 pub(crate) struct InspectArgs {
     /// Kernel name; see `tilewright kernels list`
     name: String,
-    /// Architecture: 90 is sm_90 [default: this machine's GPU, or the newest that the kernel supports]
-    #[arg(long)]
+    /// Architecture, as in 90 or sm_90 [default: this machine's GPU, or the newest that the kernel supports]
+    #[arg(long, value_parser = parse_arch, allow_negative_numbers = true)]
     arch: Option<u32>,
     /// Print only the PTX
     #[arg(long)]

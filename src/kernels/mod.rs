@@ -10,6 +10,7 @@ mod selection;
 mod times;
 mod warm;
 
+use crate::plan::counted;
 use clap::Subcommand;
 use miette::{IntoDiagnostic, Result, miette};
 use std::path::Path;
@@ -64,7 +65,13 @@ fn size(bytes: u64) -> String {
 
 /// `1 kernel`, `2 kernels`.
 fn kernel_count(number: usize) -> String {
-    format!("{number} kernel{}", if number == 1 { "" } else { "s" })
+    counted(number, "kernel")
+}
+
+/// An architecture: `90` or `sm_90`.
+fn parse_arch(text: &str) -> Result<u32, String> {
+    let digits = text.strip_prefix("sm_").unwrap_or(text);
+    digits.parse().map_err(|_| "expected an architecture, as in 90 or sm_90".to_owned())
 }
 
 /// `sm_80, sm_90`.
@@ -74,7 +81,19 @@ fn targets(archs: &[u32]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::size;
+    use super::{parse_arch, size};
+
+    #[test]
+    fn architectures_have_two_spellings() {
+        assert_eq!((parse_arch("90"), parse_arch("sm_90")), (Ok(90), Ok(90)));
+        for text in ["", "sm_", "sm90", "-90", "90a", "hopper"] {
+            assert_eq!(
+                parse_arch(text).unwrap_err(),
+                "expected an architecture, as in 90 or sm_90",
+                "{text:?}"
+            );
+        }
+    }
 
     #[test]
     fn sizes_have_a_suitable_unit() {

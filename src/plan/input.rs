@@ -1,6 +1,5 @@
 //! Input of a plan: problem and batch, from arguments or a JSON file.
 
-use miette::{IntoDiagnostic, Result, bail};
 use serde::Deserialize;
 use tilewright::{
     Batch, Dtype, HeadDim, Heads, Mask, PageTable, Problem,
@@ -40,13 +39,13 @@ pub(super) struct BatchArrays {
 }
 
 impl PlanInput {
-    pub(super) fn problem(&self) -> Result<Problem> {
+    pub(super) fn problem(&self) -> tilewright::Result<Problem> {
         let builder = Problem::builder(self.heads, self.head_dim);
-        builder.dtypes(self.dtype, self.dtype).mask(self.mask).build().into_diagnostic()
+        builder.dtypes(self.dtype, self.dtype).mask(self.mask).build()
     }
 
     /// The arrays of the batch; an error if its plan with `tiling` would be too large to display.
-    pub(super) fn arrays(&self, tiling: &Tiling) -> Result<BatchArrays> {
+    pub(super) fn arrays(&self, tiling: &Tiling) -> Result<BatchArrays, String> {
         let page_size = self.page_size.max(1); // the planner rejects 0
         let sum = |part: &dyn Fn(&RequestLengths) -> usize| {
             self.requests.iter().fold(0usize, |sum, request| sum.saturating_add(part(request)))
@@ -58,7 +57,9 @@ impl PlanInput {
             ("up to ", "work items", sum(&|request| self.max_items(request, tiling)), MAX_ITEMS),
         ] {
             if value > limit {
-                bail!("the batch has {qualifier}{value} {name}, the most that can be shown is {limit}");
+                return Err(format!(
+                    "the batch has {qualifier}{value} {name}, the most that can be shown is {limit}"
+                ));
             }
         }
         let sums = |length: &dyn Fn(&RequestLengths) -> usize| {
@@ -117,12 +118,14 @@ impl From<MaskArg> for Mask {
 
 pub(super) fn parse_heads(text: &str) -> Result<Heads, String> {
     let (qo, kv) = parse_pair(text).ok_or("expected QO/KV, as in 32/8")?;
-    Ok(Heads { qo, kv })
+    let heads = Heads { qo, kv };
+    check(heads, HeadDim::same(1)).map(|()| heads)
 }
 
 pub(super) fn parse_head_dim(text: &str) -> Result<HeadDim, String> {
     let (qk, vo) = parse_pair(text).ok_or("expected a number, or two as in 192/128")?;
-    Ok(HeadDim { qk, vo })
+    let head_dim = HeadDim { qk, vo };
+    check(Heads { qo: 1, kv: 1 }, head_dim).map(|()| head_dim)
 }
 
 pub(super) fn parse_split(text: &str) -> Result<Split, String> {
@@ -131,9 +134,18 @@ pub(super) fn parse_split(text: &str) -> Result<Split, String> {
         "never" => Ok(Split::Never),
         _ => {
             let tokens = text.parse().map_err(|_| "expected balanced, never, or a number of tokens")?;
-            Ok(Split::Fixed { tokens })
+            match tokens {
+                0 => Err("0 is not at least 1".to_owned()),
+                _ => Ok(Split::Fixed { tokens }),
+            }
         }
     }
+}
+
+/// Checks an argument as a part of a problem.
+fn check(heads: Heads, head_dim: HeadDim) -> Result<(), String> {
+    let problem = Problem::builder(heads, head_dim).build();
+    problem.map(|_| ()).map_err(|why| why.message().to_owned())
 }
 
 /// `a/b`, or `a` for `a/a`.

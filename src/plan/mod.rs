@@ -6,15 +6,16 @@ mod report;
 mod requests;
 
 pub(crate) use input::RequestLengths;
-pub(crate) use report::{cost, cost_formula, estimate, rates, time};
+pub(crate) use report::{cost, cost_formula, counted, estimate, rates, time};
 
-use crate::dtype_arg::DtypeArg;
-use crate::schedule_svg::Picture;
+use crate::{
+    dtype_arg::DtypeArg, number_arg::integer, schedule_svg::Picture, text_error::UsageError, threads_arg,
+};
 use clap::Args;
 use input::{MaskArg, PlanInput, parse_head_dim, parse_heads, parse_split};
-use miette::{Context, IntoDiagnostic, Result};
+use miette::{Context, IntoDiagnostic, Report, Result};
 use std::path::PathBuf;
-use tilewright::{Attention, Backend, Cpu, HeadDim, Heads, Roofline, attention::Split};
+use tilewright::{Attention, Backend, HeadDim, Heads, Roofline, attention::Split};
 
 const USAGE: &str = "\
 tilewright plan --heads <QO/KV> --head-dim <DIM> --requests <LIST> [OPTIONS]
@@ -46,11 +47,11 @@ Examples:
 #[command(override_usage = USAGE, after_long_help = EXAMPLES)]
 pub(crate) struct PlanArgs {
     /// Query and KV heads; 32 means 32/32
-    #[arg(long, value_name = "QO/KV", value_parser = parse_heads)]
+    #[arg(long, value_name = "QO/KV", allow_negative_numbers = true, value_parser = parse_heads)]
     #[arg(required_unless_present = "json", conflicts_with = "json")]
     heads: Option<Heads>,
     /// Elements per head; 192/128 for values shorter than keys
-    #[arg(long, value_name = "DIM", value_parser = parse_head_dim)]
+    #[arg(long, value_name = "DIM", allow_negative_numbers = true, value_parser = parse_head_dim)]
     #[arg(required_unless_present = "json", conflicts_with = "json")]
     head_dim: Option<HeadDim>,
     /// The batch: a comma-separated list of qo_len:kv_len
@@ -61,19 +62,20 @@ pub(crate) struct PlanArgs {
     dtype: DtypeArg,
     /// Tokens per page
     #[arg(long, value_name = "TOKENS", default_value_t = 16, conflicts_with = "json")]
+    #[arg(allow_negative_numbers = true, value_parser = integer::<usize>(1..))]
     page_size: usize,
     /// Keys visible to a query row
     #[arg(long, value_enum, default_value = "causal", conflicts_with = "json")]
     mask: MaskArg,
     /// How to split keys: balanced, never, or a number of tokens per split
-    #[arg(long, value_name = "HOW", value_parser = parse_split, default_value = "balanced")]
+    #[arg(long, value_name = "HOW", allow_negative_numbers = true, value_parser = parse_split, default_value = "balanced")]
     #[arg(conflicts_with = "json")]
     split: Split,
     /// Read problem and batch from this file (`-` for standard input)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Number of threads to plan for [default: all cores]
-    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true, value_parser = integer::<u16>(1..=1024))]
     threads: Option<u16>,
     /// Bandwidth and throughput for the estimate [default: measured]
     #[arg(long, value_name = "GB/s/GFLOP/s", value_parser = parse_roofline)]
@@ -86,11 +88,14 @@ pub(crate) struct PlanArgs {
 /// Plans, draws if requested, and reports.
 pub(crate) fn run(arguments: &PlanArgs) -> Result<String> {
     let input = arguments.input()?;
-    let cpu = arguments.threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(threads.into()));
-    let problem = input.problem()?;
+    let cpu = match arguments.roofline {
+        Some(_) => threads_arg::cpu(arguments.threads)?,
+        None => threads_arg::cpu_of_this_machine(arguments.threads, false)?,
+    };
+    let problem = input.problem().into_diagnostic()?;
     let tiling = cpu.tiling(&problem).into_diagnostic()?;
     let attention = Attention::new(problem, cpu.clone()).into_diagnostic()?;
-    let arrays = input.arrays(&tiling)?;
+    let arrays = input.arrays(&tiling).map_err(|why| arguments.too_large(why))?;
     let plan = attention.plan_with(&arrays.batch(input.page_size), input.split).into_diagnostic()?;
 
     if let Some(path) = &arguments.svg {
@@ -108,17 +113,26 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<String> {
         Some(roofline) => (roofline, "given"),
         None => (cpu.measure_roofline(), "measured"),
     };
-    let estimate = estimate(&plan.explain(), &roofline);
+    let explanation = plan.explain();
+    let estimate = estimate(&explanation, &roofline);
     Ok(format!(
-        "{}\n\non {}, {origin} {}:\n  {estimate}\n\n{}",
-        plan.explain(),
+        "{explanation}\n\non {}, {origin} {}:\n  {estimate}\n\n{}",
         cpu.describe(),
         rates(&roofline),
-        report::workers(plan.schedule(), &tiling)
+        report::workers(plan.schedule(), &tiling, cpu.threads())
     ))
 }
 
 impl PlanArgs {
+    /// The error for a batch above the limits: a usage error if the batch is an argument.
+    fn too_large(&self, why: String) -> Report {
+        if self.json.is_some() {
+            return miette::miette!("{why}");
+        }
+        let help = "fewer requests, a larger --page-size or a larger --split make a smaller plan".to_owned();
+        UsageError { message: format!("--requests: {why}"), help }.into()
+    }
+
     fn input(&self) -> Result<PlanInput> {
         if let Some(path) = &self.json {
             return json::read(path);

@@ -31,6 +31,11 @@ pub(crate) fn time(seconds: f64) -> String {
     }
 }
 
+/// `1 merge`, `2 merges`.
+pub(crate) fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
 /// The planner's cost of an item.
 pub(crate) fn cost(item: &WorkItem, tiling: &Tiling) -> usize {
     tiling.cost(item.kv_heads.len(), item.qo.len(), item.kv.len())
@@ -44,15 +49,25 @@ pub(crate) fn cost_formula(tiling: &Tiling) -> String {
     )
 }
 
-/// One line per worker.
-pub(super) fn workers(schedule: &Schedule, tiling: &Tiling) -> String {
+/// One line per worker with work, one per range of idle workers, and how `threads` execute them.
+pub(super) fn workers(schedule: &Schedule, tiling: &Tiling, threads: usize) -> String {
     let costs: Vec<usize> = (0..schedule.num_workers())
         .map(|w| schedule.worker(w).iter().map(|item| cost(item, tiling)).sum())
         .collect();
     let busiest = costs.iter().copied().max().unwrap_or(0).max(1);
     let mut text = format!("worker  items  partial   cost  {:BAR$}  requests\n", "");
+    let mut idle = Vec::new();
     for (w, &cost) in costs.iter().enumerate() {
         let items = schedule.worker(w);
+        if items.is_empty() {
+            let next_is_idle = w + 1 < costs.len() && schedule.worker(w + 1).is_empty();
+            idle.push(w);
+            if !next_is_idle {
+                let _ = writeln!(text, "{:>6}  idle", range(&idle));
+                idle.clear();
+            }
+            continue;
+        }
         let partial = items.iter().filter(|item| item.partial.is_some()).count();
         let bar = "█".repeat((cost * BAR).div_ceil(busiest));
         let requests = requests(items);
@@ -61,10 +76,31 @@ pub(super) fn workers(schedule: &Schedule, tiling: &Tiling) -> String {
     }
     let _ = writeln!(
         text,
-        "\n{}\npartial: work items that write a partial state, to be merged when all are done",
-        cost_formula(tiling)
+        "\n{}\npartial: work items that write a partial state, to be merged when all are done\n{}",
+        cost_formula(tiling),
+        threads_of_workers(costs.len(), threads)
     );
     text
+}
+
+/// How `threads` execute `workers`.
+fn threads_of_workers(workers: usize, threads: usize) -> String {
+    let executed = match threads {
+        1 => "1 thread executes them one after another".to_owned(),
+        _ => format!("{threads} threads execute them, each takes the next one when it is done"),
+    };
+    format!(
+        "workers: {} per thread, so that a delayed thread delays little; {executed}",
+        workers / threads.max(1)
+    )
+}
+
+/// The first and last of some consecutive numbers: `0`, `3-7`.
+fn range(numbers: &[usize]) -> String {
+    match numbers {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => numbers.first().map_or(String::new(), usize::to_string),
+    }
 }
 
 /// The requests of consecutive items: `0`, `3-7`, empty for no item.

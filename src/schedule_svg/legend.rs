@@ -4,6 +4,7 @@ use super::{
     LEFT, Picture, WIDTH,
     canvas::{Anchor, Area, Canvas, colour, text_width},
 };
+use crate::plan::counted;
 
 /// Maximum listed requests; the rest is only counted.
 const MAX_LISTED: usize = 20;
@@ -15,11 +16,11 @@ impl Picture<'_> {
     pub(super) fn draw_legend(&self, canvas: &mut Canvas) -> f64 {
         let schedule = self.schedule;
         let title = format!(
-            "{} work items of {} requests on {} workers, {} merges",
-            schedule.items.len(),
-            self.requests.len(),
-            schedule.num_workers(),
-            schedule.merges.len()
+            "{} of {} on {}, {}",
+            counted(schedule.items.len(), "work item"),
+            counted(self.requests.len(), "request"),
+            counted(schedule.num_workers(), "worker"),
+            counted(schedule.merges.len(), "merge")
         );
         canvas.text((18.0, 34.0), Anchor::Start, "class=\"title\"", &title);
         canvas.text((18.0, 56.0), Anchor::Start, "class=\"quiet\"", &self.subtitle);

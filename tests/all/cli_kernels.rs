@@ -89,7 +89,7 @@ fn a_bundle_is_built_without_a_gpu_and_listed_like_a_cache() {
     let bundle = folder.path().join("bundle");
     let [bundle, ptxas] = [bundle.to_str().unwrap(), ptxas.to_str().unwrap()];
     let (norm, gemm) = (kernel_with_prefix("rmsnorm_bf16"), kernel_with_prefix("gemm_sm80"));
-    let two = ["bundle", bundle, &norm, &gemm, "--arch", "80,90", "--ptxas", ptxas];
+    let two = ["bundle", bundle, &norm, &gemm, "--arch", "sm_80,90", "--ptxas", ptxas];
     let output = kernels("off", &two);
     let report = printed(&output);
     assert!(report.starts_with("4 kernels, "), "{report}");
@@ -119,8 +119,10 @@ fn a_kernel_is_shown_as_far_as_it_is_known() {
         line.unwrap_or_else(|| panic!("no {name} in {report}")).to_owned()
     };
     let norm = &kernel_with_prefix("rmsnorm_bf16");
-    let output = kernels(cache, &["inspect", norm, "--arch", "90", "--ptx"]);
-    assert!(printed(&output).contains("\n.target sm_90\n"));
+    for arch in ["90", "sm_90"] {
+        let output = kernels(cache, &["inspect", norm, "--arch", arch, "--ptx"]);
+        assert!(printed(&output).contains("\n.target sm_90\n"));
+    }
     if !has_gpu() {
         let output = kernels(cache, &["inspect", norm]);
         let report = printed(&output);
@@ -185,8 +187,12 @@ fn unknown_kernels_and_architectures_are_rejected() {
     );
     let why = error_text(&kernels("off", &["inspect", "attention_wgmma_d128_bf16", "--arch", "80"]), 1);
     assert!(why.contains("sm_80 was asked for; it needs sm_90a alone"), "{why}");
-    let why =
-        error_text(&kernels("off", &["inspect", "attention_wgmma_d128_bf16", "--ptxas", "/no/ptxas"]), 1);
+    for arch in ["sm_hopper", "-90"] {
+        let why = error_text(&kernels("off", &["inspect", "attention_wgmma_d128_bf16", "--arch", arch]), 2);
+        let expected = format!("'{arch}' for '--arch <ARCH>': expected an architecture, as in 90 or sm_90");
+        assert!(why.contains(&expected), "{why}");
+    }
+    let why = error_text(&kernels("off", &["inspect", "attention_wgmma_d128_bf16", "--ptxas", "/no/ptxas"]), 1);
     assert!(why.contains("kernels: /no/ptxas: it does not start: "), "{why}");
 }
 

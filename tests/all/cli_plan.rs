@@ -26,7 +26,15 @@ fn plan(arguments: &[&[&str]], input: &str) -> Output {
     child.wait_with_output().unwrap()
 }
 
-/// The number before `unit` in the report.
+/// The columns of each worker with work.
+fn busy_workers(report: &str) -> Vec<Vec<&str>> {
+    let table = report.lines().skip_while(|line| !line.starts_with("worker ")).skip(1);
+    let rows =
+        table.take_while(|line| !line.is_empty()).map(|line| line.split_whitespace().collect::<Vec<_>>());
+    rows.filter(|row| row[1] != "idle").collect()
+}
+
+/// The number before `unit`, a singular noun, in the report.
 #[track_caller]
 fn count(report: &str, unit: &str) -> usize {
     let before = report.split(unit).next().unwrap();
@@ -46,27 +54,80 @@ fn the_report_has_explanation_estimate_and_load_of_each_worker() {
     assert_eq!(lines[7], "  at least 1.68 ms, bound by memory (memory 1.68 ms, compute 1.34 ms)");
     assert_eq!(lines[9], "worker  items  partial   cost                            requests");
 
-    let workers = count(report, " workers");
-    let shares: Vec<Vec<&str>> =
-        lines[10..10 + workers].iter().map(|line| line.split_whitespace().collect()).collect();
+    let workers = count(report, " worker");
+    let shares = busy_workers(report);
     let column = |at: usize| shares.iter().map(move |share| share[at].parse::<usize>().unwrap());
-    assert!(column(0).eq(0..workers), "{report}");
-    let items = count(report, " work items");
+    assert!(column(0).is_sorted() && column(0).all(|worker| worker < workers), "{report}");
+    let items = count(report, " work item");
     assert_eq!(column(1).sum::<usize>(), items);
-    assert!(column(2).sum::<usize>() >= 2 * count(report, " merges"), "{report}");
+    assert!(column(2).sum::<usize>() >= 2 * count(report, " merge"), "{report}");
     assert!(column(2).sum::<usize>() > 0, "{report}");
-    assert_eq!((shares[0][5], shares[workers - 1][5]), ("0", "1"));
+    assert_eq!((shares[0][5], shares[shares.len() - 1][5]), ("0", "1"));
+}
+
+#[test]
+fn idle_workers_are_folded_and_workers_explained_by_threads() {
+    let small = ["--heads=4/1", "--head-dim=128", "--requests=1:100", "--roofline=20/100"];
+    for (threads, executed) in [
+        ("1", "1 thread executes them one after another"),
+        ("4", "4 threads execute them, each takes the next one when it is done"),
+    ] {
+        let output = plan(&[&small, &["--threads", threads]], "");
+        let report = printed(&output);
+        let workers = count(report, " worker");
+        let table: Vec<&str> = report.lines().skip(10).take_while(|line| !line.is_empty()).collect();
+        assert!(table.len() <= 5 && workers >= 16, "{report}");
+        assert!(table.last().unwrap().ends_with(&format!("-{}  idle", workers - 1)), "{report}");
+        let per_thread = workers / threads.parse::<usize>().unwrap();
+        let explained =
+            format!("workers: {per_thread} per thread, so that a delayed thread delays little; {executed}\n");
+        assert!(report.ends_with(&explained), "{report}");
+    }
+}
+
+#[test]
+fn one_of_a_kind_is_singular() {
+    let output = plan(&[&["--heads=4/1", "--head-dim=128", "--requests=1:10"], &MACHINE], "");
+    let report = printed(&output);
+    assert!(
+        report.contains("\n  1 request, 1 query row, keys split: balanced\n  1 work item on "),
+        "{report}"
+    );
+    assert!(report.contains(" balanced), 0 merges\n"), "{report}");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("one.svg");
+    let drawn = ["--heads=4/1", "--head-dim=128", "--requests=1:10", "--svg", path.to_str().unwrap()];
+    printed(&plan(&[&drawn, &MACHINE], ""));
+    let svg = std::fs::read_to_string(path).unwrap();
+    assert!(svg.contains(">1 work item of 1 request on "), "{svg}");
+}
+
+#[test]
+fn more_threads_than_cores_are_a_warning_if_this_machine_is_measured() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let batch = ["--heads=4/1", "--head-dim=128", "--requests=1:10"];
+    let threads = format!("--threads={}", cores + 1);
+    let measured = plan(&[&batch, &[&threads]], "");
+    let warning = format!("warning: --threads {} is above the {cores} core", cores + 1);
+    assert!(text(&measured.stderr).starts_with(&warning), "{}", text(&measured.stderr));
+    printed(&plan(&[&batch, &[&threads, "--roofline=20/100"]], ""));
+}
+
+#[test]
+fn a_large_batch_is_planned_in_seconds() {
+    let start = std::time::Instant::now();
+    let output = plan(&[&["--heads=4/1", "--head-dim=128", "--requests=65536*1:4000"], &MACHINE], "");
+    assert!(printed(&output).contains("  65536 requests, 65536 query rows, "));
+    assert!(start.elapsed().as_secs_f64() < 3.0, "{:?}", start.elapsed());
 }
 
 #[test]
 fn costs_follow_the_printed_formula() {
     let output = plan(&[&["--heads=4/1", "--head-dim=128", "--requests=2*1:4096"], &MACHINE], "");
     let report = printed(&output);
-    let workers = report.lines().skip(10).take(count(report, " workers"));
-    let costs = workers.map(|line| line.split_whitespace().nth(3).unwrap());
-    let cost: usize = costs.map(|cost| cost.parse::<usize>().unwrap()).sum();
+    let cost: usize = busy_workers(report).iter().map(|worker| worker[3].parse::<usize>().unwrap()).sum();
     let (tile, overhead) = (count(report, " keys +"), count(report, ") × (query rows"));
-    let tiles = 2 * 4096 / tile + overhead * count(report, " work items");
+    let tiles = 2 * 4096 / tile + overhead * count(report, " work item");
     assert_eq!(cost, tiles * (1 + count(report, ") × KV heads")));
 }
 
@@ -143,12 +204,11 @@ fn check_picture(path: &Path, report: &str) {
     let svg = std::fs::read_to_string(path).unwrap();
     let svg = roxmltree::Document::parse(&svg).unwrap();
     let shapes = |class: &'static str| svg.descendants().filter(move |n| n.attribute("class") == Some(class));
-    assert_eq!(shapes("item").count(), count(report, " work items"));
-    assert_eq!(shapes("merge").count(), count(report, " merges"));
+    assert_eq!(shapes("item").count(), count(report, " work item"));
+    assert_eq!(shapes("merge").count(), count(report, " merge"));
     // Besides the marks of work items there is one per merge and one in the legend.
-    let partial =
-        report.lines().skip(10).map_while(|line| line.split_whitespace().nth(2)?.parse::<usize>().ok());
-    assert_eq!(shapes("partial").count(), partial.sum::<usize>() + count(report, " merges") + 1);
+    let partial = busy_workers(report).into_iter().map(|worker| worker[2].parse::<usize>().unwrap());
+    assert_eq!(shapes("partial").count(), partial.sum::<usize>() + count(report, " merge") + 1);
 
     let attribute =
         |node: roxmltree::Node<'_, '_>, name| node.attribute(name).unwrap().parse::<f64>().unwrap();
@@ -178,8 +238,7 @@ fn an_error_in_requests_points_at_the_invalid_part() {
    ·        ─┬
    ·         ╰── expected qo_len:kv_len
    ╰────
-  help: a request is qo_len:kv_len, and 8*1:4096 is eight of the same:
-        --requests 1:4096,8*1:1024,64:700
+  help: a request is qo_len:kv_len, and 8*1:4096 is eight of the same: --requests 1:4096,8*1:1024,64:700
 
 "
     );
@@ -209,36 +268,68 @@ fn errors_in_a_file_exit_with_1() {
 }
 
 #[test]
-fn errors_of_the_planner_are_passed_through() {
-    let cases: [(&[&str], &str); 9] = [
+fn values_out_of_range_are_usage_errors_that_name_the_flag() {
+    let cases: [(&[&str], &str); 12] = [
         (
             &["--heads=32/7", "--requests=1:1"],
-            "attention.problem: qo heads = 32 is not a multiple of kv heads = 7",
+            "invalid value '32/7' for '--heads <QO/KV>': qo heads = 32 is not a multiple of kv heads = 7",
+        ),
+        (&["--heads=65537", "--requests=1:1"], "'--heads <QO/KV>': qo heads = 65537 is above 65536"),
+        (
+            &["--heads", "-4", "--requests=1:1"],
+            "invalid value '-4' for '--heads <QO/KV>': expected QO/KV, as in",
         ),
         (
             &["--heads=4", "--requests=1:1", "--page-size=0"],
-            "attention.plan: page_size = 0, expected at least 1",
+            "invalid value '0' for '--page-size <TOKENS>': 0 is not at least 1",
+        ),
+        (
+            &["--heads=4", "--requests=1:1", "--page-size", "-16"],
+            "invalid value '-16' for '--page-size <TOKENS>': -16 is not at least 1",
         ),
         (
             &["--heads=4", "--requests=1:1", "--split=0"],
-            "attention.plan: split = 0 tokens, expected at least 1",
+            "invalid value '0' for '--split <HOW>': 0 is not at least 1",
         ),
         (
             &["--heads=4", "--requests=70000*1:1"],
-            "the batch has 70000 requests, the most that can be shown is 65536",
+            "--requests: the batch has 70000 requests, the most that can be shown is 65536",
         ),
         (
             &["--heads=4", "--requests=1:2147483647", "--page-size=1"],
             "the batch has 2147483647 pages, the most that can be shown is 16777216",
         ),
         (&["--heads=1", "--requests=2147483647:1"], " work items, the most that can be shown is 262144"),
-        (&["--heads=65537", "--requests=1:1"], "attention.problem: qo heads = 65537 is above 65536"),
         (&["--heads=32768", "--requests=9*1:1"], "the batch has up to 294912 work items"),
         (&["--heads=64", "--requests=1:16777216", "--split=1"], " work items, the most that can be shown"),
+        (&["--heads=4", "--requests=1:1", "--threads", "-1"], "'--threads <COUNT>': -1 is not in 1..=1024"),
     ];
     for (arguments, words) in cases {
-        let error = error_text(&plan(&[arguments, &["--head-dim=64"]], ""), 1);
+        let error = error_text(&plan(&[arguments, &["--head-dim=64"]], ""), 2);
         assert!(error.contains(words), "{arguments:?}: {error}");
+    }
+    let error = error_text(&plan(&[&["--heads=4", "--head-dim=0", "--requests=1:1"]], ""), 2);
+    assert!(error.contains("invalid value '0' for '--head-dim <DIM>': head_dim"), "{error}");
+}
+
+#[test]
+fn values_out_of_range_in_a_file_exit_with_1() {
+    for (json, words) in [
+        (
+            r#"{"heads": [32, 7], "head_dim": 64, "requests": [[1, 1]]}"#,
+            "attention.problem: qo heads = 32 is not a multiple of kv heads = 7",
+        ),
+        (
+            r#"{"heads": [4, 4], "head_dim": 64, "split": 0, "requests": [[1, 1]]}"#,
+            "attention.plan: split = 0 tokens, expected at least 1",
+        ),
+        (
+            r#"{"heads": [1, 1], "head_dim": 64, "requests": [[2147483647, 1]]}"#,
+            " work items, the most that can be shown is 262144",
+        ),
+    ] {
+        let error = error_text(&plan(&[&["--json", "-"]], json), 1);
+        assert!(error.contains(words), "{json}: {error}");
     }
 }
 

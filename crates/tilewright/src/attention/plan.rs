@@ -354,15 +354,15 @@ impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let balance = if self.max_load == 0 { 1.0 } else { self.mean_load / self.max_load as f64 };
         writeln!(f, "{}", self.problem)?;
-        writeln!(f, "  {} requests, {} query rows, keys split: {}", self.requests, self.rows, self.split)?;
-        writeln!(
-            f,
-            "  {} work items on {} workers ({:.0} % balanced), {} merges",
-            self.items,
-            self.workers,
-            100.0 * balance,
-            self.merges
-        )?;
+        let counted = |number: usize, noun: &str| match number {
+            1 => format!("1 {noun}"),
+            _ => format!("{number} {noun}s"),
+        };
+        let (requests, rows) = (counted(self.requests, "request"), counted(self.rows, "query row"));
+        writeln!(f, "  {requests}, {rows}, keys split: {}", self.split)?;
+        let (items, workers) = (counted(self.items, "work item"), counted(self.workers, "worker"));
+        let merges = counted(self.merges, "merge");
+        writeln!(f, "  {items} on {workers} ({:.0} % balanced), {merges}", 100.0 * balance)?;
         writeln!(
             f,
             "  reads {:.3} MB of KV, {:.3} MB of it for the first time, moves {:.3} MB of Q and O, {:.3} GFLOP",
