@@ -80,7 +80,8 @@ pub trait Backend {
     /// # Errors
     /// When memory is exhausted.
     fn workspace(&self, bytes: usize) -> Result<Workspace> {
-        Ok(Workspace::with_bytes(bytes.next_multiple_of(size_of::<f32>())))
+        let elements = bytes.div_ceil(size_of::<f32>());
+        Workspace::with_bytes(elements.saturating_mul(size_of::<f32>()))
     }
 
     /// [`crate::tensor::copy`]

@@ -68,7 +68,7 @@ mod tests {
     fn equal_tables_are_uploaded_once() {
         let gpu = Gpu::new(Simulator::new(80, 1));
         let rope = Rope::new(8, 1e4).unwrap();
-        let caches = [&rope, &rope].map(|rope| CosSinCache::new(rope, 3));
+        let caches = [&rope, &rope].map(|rope| CosSinCache::new(rope, 3).expect("a small table"));
         let turns: [&[u64]; 3] = [&[1, 2], &[1, 3], &[1]];
         let all = || {
             let of_caches = caches.iter().map(|cache| gpu.cos_sin(cache).unwrap());

@@ -151,7 +151,7 @@ impl Transformer {
             }
         };
         let rope = rope::Rope::new(self.config.head_dim, config.theta)?.with_scaling(scaling)?;
-        Ok(CosSinCache::new(&rope, context as u32))
+        CosSinCache::new(&rope, context as u32)
     }
 
     /// Runs a step: appends its keys and values to `cache` and writes the logits to `activations`, which must have the

@@ -281,7 +281,7 @@ impl CapacityBounds {
         let (added, added_rows, added_heads) = match split {
             Split::Balanced => (self.workers.saturating_sub(1), self.item_rows, self.item_heads),
             Split::Fixed { tokens } if tokens < kv_len => {
-                let tokens = tokens.next_multiple_of(self.kv_tokens).max(1);
+                let tokens = tokens.div_ceil(self.kv_tokens).saturating_mul(self.kv_tokens).max(1);
                 let pieces = self.pieces(tokens).saturating_mul(self.kv_heads);
                 (pieces.saturating_sub(1), self.group * self.tile, 1)
             }

@@ -161,6 +161,8 @@ impl Index<'_> {
 
 /// Maximum tokens of a tree: its mask is quadratic.
 const MAX_TREE: usize = 8192;
+/// Maximum bytes of the masks of all trees.
+const MAX_TREE_BYTES: usize = 1 << 30;
 
 /// Mask of draft-token trees for speculative decoding, one tree per request: a token sees its ancestors and itself.
 ///
@@ -175,10 +177,11 @@ impl TreeMask {
     /// `parents`: per request, the parent of each token of its tree; -1 for a child of the context.
     ///
     /// # Errors
-    /// When a parent is neither -1 nor an earlier token of the tree, or a tree has more than 8,192 tokens.
+    /// When a parent is neither -1 nor an earlier token of the tree, a tree has more than 8,192 tokens, or the masks of
+    /// all trees have more than 1 GiB.
     pub fn new(parents: &[&[i32]]) -> Result<Self> {
         const OPERATOR: &str = "attention.tree_mask";
-        let (mut bits, mut columns) = (Vec::new(), Vec::new());
+        let mut bytes = 0_usize;
         for (r, parents) in parents.iter().enumerate() {
             let count = parents.len();
             crate::ensure!(
@@ -186,22 +189,28 @@ impl TreeMask {
                 OPERATOR,
                 "request {r}: the tree has {count} tokens, the most is {MAX_TREE}"
             );
-            let mut visible = vec![false; count * count];
+            bytes = bytes.saturating_add((count * count).div_ceil(8));
             for (token, &parent) in parents.iter().enumerate() {
                 crate::ensure!(
                     parent >= -1 && i64::from(parent) < token as i64,
                     OPERATOR,
                     "request {r}: token {token} has parent {parent}, expected -1 or an earlier token"
                 );
-                if let Ok(parent) = usize::try_from(parent) {
-                    visible.copy_within(parent * count..(parent + 1) * count, token * count);
-                }
-                visible[token * count + token] = true;
             }
-            bits.extend(packbits(&visible, BitOrder::Little));
-            columns.push(count as i64);
         }
-        Ok(Self { bits, columns })
+        crate::ensure!(
+            bytes <= MAX_TREE_BYTES,
+            OPERATOR,
+            "the masks of the trees have {bytes} bytes, the most is {MAX_TREE_BYTES}"
+        );
+        let mut bits = Vec::with_capacity(bytes);
+        parents.iter().for_each(|parents| push_tree(parents, &mut bits));
+        Ok(Self { bits, columns: parents.iter().map(|parents| parents.len() as i64).collect() })
+    }
+
+    /// The packed bits of all trees, in order; each begins at a byte.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bits
     }
 
     /// The mask for [`Batch::with_mask`](super::Batch::with_mask). Each request must have as many query rows as its
@@ -209,4 +218,28 @@ impl TreeMask {
     pub fn as_mask(&self) -> PackedMask<'_> {
         PackedMask::last(&self.bits, &self.columns)
     }
+}
+
+/// Appends the packed mask of a valid tree: each row is that of its parent, in words of 64 bits, and its own bit.
+fn push_tree(parents: &[i32], bits: &mut Vec<u8>) {
+    let (count, words) = (parents.len(), parents.len().div_ceil(64));
+    let mut rows = vec![0_u64; count * words];
+    let (mut pending, mut filled) = (0_u128, 0);
+    for (token, &parent) in parents.iter().enumerate() {
+        if let Ok(parent) = usize::try_from(parent) {
+            // ancestors come before the parent
+            let seen = parent / 64 + 1;
+            rows.copy_within(parent * words..parent * words + seen, token * words);
+        }
+        rows[token * words + token / 64] |= 1 << (token % 64);
+        for (at, &word) in rows[token * words..][..words].iter().enumerate() {
+            pending |= u128::from(word) << filled;
+            filled += 64.min(count - 64 * at);
+            while filled >= 64 {
+                bits.extend((pending as u64).to_le_bytes());
+                (pending, filled) = (pending >> 64, filled - 64);
+            }
+        }
+    }
+    bits.extend(&pending.to_le_bytes()[..filled.div_ceil(8)]);
 }

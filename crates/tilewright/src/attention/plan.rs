@@ -8,6 +8,7 @@ use super::{
     schedule::{Schedule, Scratch, Split, Tiling, WorkItem},
 };
 use crate::{Estimate, Result, Roofline, backend::Opaque, tensor::DeviceMemory};
+use bytemuck::allocation::try_zeroed_vec;
 use std::fmt;
 
 /// The step inputs of [`super::Attention::run`] except tensors.
@@ -202,10 +203,14 @@ impl Plan {
         let shared_by_heads = self.requests.segments.iter().all(|segment| segment.kv_heads == (0..heads));
         let (heads_read, times) = if shared_by_heads { (1, heads) } else { (heads, 1) };
         let tokens_of_head = |head| {
-            let items = self.schedule.items.iter().filter(|item| item.kv_heads.contains(&head));
-            let mut ranges: Vec<_> = items.flat_map(|item| self.slot_ranges(item)).collect();
-            ranges.sort_unstable();
-            count_unique_slots(&ranges) * times
+            let items = || self.schedule.items.iter().filter(move |item| item.kv_heads.contains(&head));
+            let ranges = || items().flat_map(|item| self.slot_ranges(item));
+            if ranges().is_sorted() {
+                return count_unique_slots(ranges()) * times;
+            }
+            let mut sorted: Vec<_> = ranges().collect();
+            sorted.sort_unstable();
+            count_unique_slots(sorted.into_iter()) * times
         };
         (0..heads_read as u32).map(tokens_of_head).sum()
     }
@@ -232,14 +237,14 @@ impl Plan {
 }
 
 /// Number of distinct slots in `ranges`, sorted `(page, first slot, end)`.
-fn count_unique_slots(ranges: &[(usize, usize, usize)]) -> usize {
+fn count_unique_slots(ranges: impl Iterator<Item = (usize, usize, usize)>) -> usize {
     let mut reached = (0, 0);
-    let new = |&(page, first, end): &(usize, usize, usize)| {
+    let new = |(page, first, end): (usize, usize, usize)| {
         let begin = if reached.0 == page { first.max(reached.1) } else { first };
         reached = (page, if reached.0 == page { end.max(reached.1) } else { end });
         end.saturating_sub(begin)
     };
-    ranges.iter().map(new).sum()
+    ranges.map(new).sum()
 }
 
 /// Memory of partial states and scratch. Grows with [`Workspace::fit`], never inside `run`.
@@ -264,9 +269,16 @@ impl Workspace {
         workspace
     }
 
-    /// A host workspace of exactly `bytes`, for a fixed budget.
-    pub fn with_bytes(bytes: usize) -> Self {
-        Self { memory: vec![0.0; bytes / size_of::<f32>()], device: None }
+    /// A host workspace of `bytes`, rounded down to elements of 4 bytes, for a fixed budget.
+    ///
+    /// # Errors
+    /// When it does not fit in memory.
+    pub fn with_bytes(bytes: usize) -> Result<Self> {
+        let memory = try_zeroed_vec(bytes / size_of::<f32>()).map_err(|()| {
+            let text = format!("{bytes} bytes need memory that this machine does not give");
+            crate::Error::new("attention.workspace", text)
+        })?;
+        Ok(Self { memory, device: None })
     }
 
     /// A device workspace; it does not grow.

@@ -6,7 +6,7 @@
 use super::{
     Problem,
     batch::Batch,
-    capacity::{Capacity, FixedCapacity},
+    capacity::{ArraySizes, Capacity, FixedCapacity},
     cascade::CostModel,
     plan::Plan,
     schedule::{self, MAX_ITEMS, ScheduleInputs, Split, Tiling},
@@ -15,6 +15,13 @@ use crate::Result;
 
 const PLAN: &str = "attention.plan";
 const REPLAN: &str = "attention.replan";
+
+/// Maximum page indices of a capacity: 1 GiB.
+const MAX_PAGES: usize = 1 << 28;
+/// Maximum bytes of masks of a capacity.
+const MAX_MASK_BYTES: usize = 1 << 32;
+/// Maximum sources of merges of a capacity: 1 GiB.
+const MAX_SOURCES: usize = 1 << 28;
 
 /// Builds plans of batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +63,7 @@ impl Planner {
             sizes.partial_rows,
             u32::MAX
         );
+        check_capacity(&sizes)?;
         plan.reserve(&sizes);
         plan.fixed_capacity = Some(fixed);
         self.rewrite(PLAN, &mut plan, batch)?;
@@ -116,4 +124,18 @@ impl Planner {
         plan.schedule.rewrite(&inputs, &mut plan.scratch)?;
         plan.fixed_capacity.map_or(Ok(()), |fixed| fixed.check_schedule(operator, &plan.schedule))
     }
+}
+
+/// Rejects a capacity with arrays that no step needs.
+fn check_capacity(sizes: &ArraySizes) -> Result<()> {
+    for (name, value, limit) in [
+        ("requests", sizes.requests, MAX_ITEMS),
+        ("pages", sizes.pages, MAX_PAGES),
+        ("bytes of masks", sizes.mask_bytes, MAX_MASK_BYTES),
+        ("merges", sizes.merges, MAX_ITEMS),
+        ("states to merge", sizes.sources, MAX_SOURCES),
+    ] {
+        crate::ensure!(value <= limit, PLAN, "a capacity of {value} {name}, the most is {limit}");
+    }
+    Ok(())
 }

@@ -46,21 +46,23 @@ pub struct QuantizedCacheMut<'a> {
     pub v_scale: ScaleMut<'a>,
 }
 
+/// Maximum tokens of a list of requests and positions: bounds its memory to 2 GiB.
+const MAX_TOKENS: usize = 1 << 28;
+
 /// The request and position of each of the ragged new tokens at the end of their requests.
 ///
 /// Request `r` appends `append_indptr[r]..append_indptr[r + 1]`; its last new token has position `seq_lens[r] - 1`:
 /// `seq_lens` includes the new tokens.
 ///
 /// # Errors
-/// When `append_indptr` decreases or has not one entry more than `seq_lens`, a length does not fit in 32 bits, or a
-/// request appends more tokens than its `seq_lens`.
+/// When `append_indptr` decreases or has not one entry more than `seq_lens`, a length does not fit in 32 bits, a request
+/// appends more tokens than its `seq_lens`, or there are more than 2²⁸ tokens.
 pub fn get_batch_indices_positions<'a>(
     append_indptr: impl Into<Index<'a>>,
     seq_lens: &[usize],
 ) -> Result<(Vec<i32>, Vec<i32>)> {
     const OPERATOR: &str = "kv.get_batch_indices_positions";
     let ranges = append_indptr.into().ranges(OPERATOR, "append_indptr", seq_lens.len())?;
-    let (mut requests, mut positions) = (Vec::new(), Vec::new());
     for (request, (range, &len)) in ranges.iter().zip(seq_lens).enumerate() {
         crate::ensure!(
             i32::try_from(len).is_ok(),
@@ -73,10 +75,17 @@ pub fn get_batch_indices_positions<'a>(
             "request {request}: appends {} tokens, but seq_len = {len}",
             range.len()
         );
-        for position in len - range.len()..len {
-            requests.push(request as i32);
-            positions.push(position as i32);
-        }
+    }
+    let tokens = ranges.last().map_or(0, |range| range.end);
+    crate::ensure!(
+        tokens <= MAX_TOKENS,
+        OPERATOR,
+        "append_indptr ends at {tokens}, the most is {MAX_TOKENS} tokens"
+    );
+    let (mut requests, mut positions) = (Vec::with_capacity(tokens), Vec::with_capacity(tokens));
+    for (request, (range, &len)) in ranges.iter().zip(seq_lens).enumerate() {
+        requests.resize(range.end, request as i32);
+        positions.extend((len - range.len()..len).map(|position| position as i32));
     }
     Ok((requests, positions))
 }

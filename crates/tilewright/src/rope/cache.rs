@@ -3,8 +3,12 @@
 //! `[max_positions, rotary_dim]` in f32: each row holds `rotary_dim / 2` cosines, then as many sines.
 
 use super::{Rope, RopeStyle};
-use crate::{Result, View};
+use crate::{Error, Result, View};
+use bytemuck::allocation::try_zeroed_vec;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Maximum elements of a table: 4 GiB.
+const MAX_ELEMENTS: usize = 1 << 30;
 
 /// A table of cosines and sines by position.
 #[derive(Debug, Clone)]
@@ -30,13 +34,22 @@ fn next_id() -> u64 {
 
 impl CosSinCache {
     /// The table of `rope` for positions `0..max_positions`, each entry the rounded cosine or sine of the f64 angle.
-    pub fn new(rope: &Rope, max_positions: u32) -> Self {
+    ///
+    /// # Errors
+    /// When the table has more than 2³⁰ elements, or does not fit in memory.
+    pub fn new(rope: &Rope, max_positions: u32) -> Result<Self> {
         let (rotary_dim, frequencies) = (rope.rotary_dim(), rope.frequencies());
-        let mut table = vec![0.0; max_positions as usize * rotary_dim];
+        let elements = (max_positions as usize).saturating_mul(rotary_dim);
+        let table = if elements <= MAX_ELEMENTS { try_zeroed_vec(elements) } else { Err(()) };
+        let mut table = table.map_err(|()| {
+            let text =
+                format!("max_positions = {max_positions} of {rotary_dim} elements do not fit in memory");
+            Error::new("rope.cos_sin_cache", text)
+        })?;
         for (position, row) in table.chunks_mut(rotary_dim).enumerate() {
             fill_row(&frequencies, position as f64, row);
         }
-        Self { table, rotary_dim, style: rope.style(), id: next_id() }
+        Ok(Self { table, rotary_dim, style: rope.style(), id: next_id() })
     }
 
     /// A precomputed table (YaRN, custom scaling): `[max_positions, rotary_dim]`, row-major, cosines in

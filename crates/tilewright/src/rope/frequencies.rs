@@ -5,6 +5,9 @@
 
 use crate::Result;
 
+/// Maximum rotated elements of a head, far above every model: bounds the list of frequencies.
+const MAX_ROTARY_DIM: usize = 1 << 16;
+
 /// The two elements of a head that form pair `i` of the rotated `rotary_dim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum RopeStyle {
@@ -55,12 +58,17 @@ impl Rope {
     /// 500,000 for Llama 3), unscaled.
     ///
     /// # Errors
-    /// When `rotary_dim` is 0 or odd, or `theta` is not a finite number above 0.
+    /// When `rotary_dim` is 0, odd or above 65,536, or `theta` is not a finite number above 0.
     pub fn new(rotary_dim: usize, theta: f64) -> Result<Self> {
         crate::ensure!(
             rotary_dim > 0 && rotary_dim.is_multiple_of(2),
             "rope.new",
             "rotary_dim = {rotary_dim} is not an even number above 0"
+        );
+        crate::ensure!(
+            rotary_dim <= MAX_ROTARY_DIM,
+            "rope.new",
+            "rotary_dim = {rotary_dim} is above {MAX_ROTARY_DIM}"
         );
         check_positive("rope.new", "theta", theta)?;
         Ok(Self { rotary_dim, theta, style: RopeStyle::Neox, scaling: RopeScaling::None })

@@ -61,7 +61,6 @@ fn expand(operator: &'static str, indptr: &[i32], offsets: &[i32], tokens: usize
         indptr[0],
         indptr[offsets.len()]
     );
-    let mut ids = Vec::with_capacity(tokens);
     for (request, (bounds, &offset)) in indptr.windows(2).zip(offsets).enumerate() {
         let length = i64::from(bounds[1]) - i64::from(bounds[0]);
         crate::ensure!(
@@ -78,7 +77,11 @@ fn expand(operator: &'static str, indptr: &[i32], offsets: &[i32], tokens: usize
             "request {request}: positions {offset}..{end} are not in 0..{}",
             i32::MAX
         );
-        ids.extend((offset..).take(length as usize));
+    }
+    // no bound is beyond the last one, so there are as many positions as tokens
+    let mut ids = Vec::with_capacity(tokens);
+    for (bounds, &offset) in indptr.windows(2).zip(offsets) {
+        ids.extend((offset..).take((bounds[1] - bounds[0]) as usize));
     }
     Ok(ids)
 }

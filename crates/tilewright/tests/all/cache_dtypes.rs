@@ -155,7 +155,11 @@ fn rotary_embeddings_and_merges() {
     });
     refused("rope.apply_with_cos_sin_cache: k is 8-BIT", |cpu, memory| {
         let ([mut k, _], [mut q, _], _) = memory.views();
-        let (q, k, cache) = (q.get_mut(&[2, 1, 4]), k.get_mut(&[2, 1, 4]), CosSinCache::new(&rope, 8));
+        let (q, k, cache) = (
+            q.get_mut(&[2, 1, 4]),
+            k.get_mut(&[2, 1, 4]),
+            CosSinCache::new(&rope, 8).expect("a small table"),
+        );
         apply_rope_with_cos_sin_cache(cpu, q, k, Positions::Ids(&positions), &cache)
     });
     refused("attention.merge_states: o is 8-BIT", |cpu, memory| {

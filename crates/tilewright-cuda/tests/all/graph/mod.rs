@@ -59,7 +59,7 @@ impl<M: Machine> StepRunner<M> {
             .dtypes(Dtype::Bf16, Dtype::Bf16)
             .mask(Mask::Causal)
             .build()?;
-        let rope = CosSinCache::new(&Rope::new(shape.dim, 10_000.0)?, shape.context as u32);
+        let rope = CosSinCache::new(&Rope::new(shape.dim, 10_000.0)?, shape.context as u32)?;
         Ok(Self { attention: Attention::new(problem, gpu.clone())?, gpu, shape, rope })
     }
 

@@ -49,7 +49,7 @@ fn products_and_rows() {
 #[test]
 fn rotary_embedding() {
     let rope = Rope::new(16, 10_000.0).expect("it is sound");
-    let table = CosSinCache::new(&rope, 8);
+    let table = CosSinCache::new(&rope, 8).expect("a small table");
     let heads = [2, 1, 16];
     judge!("rope.apply", ["positions", "q", "k"], |gpu, [at, q, k]| {
         let at = Positions::Indices(at.indices(0, 2)?);

@@ -75,7 +75,7 @@ fn angles(case: RopeCase, memory: &mut Memory) -> u64 {
 
 /// Table of the engine.
 fn table(case: RopeCase) -> Vec<f32> {
-    let cache = CosSinCache::new(&embedding(case), POSITIONS);
+    let cache = CosSinCache::new(&embedding(case), POSITIONS).expect("a small table");
     cache.view().as_slice::<f32>().expect("f32").to_vec()
 }
 

@@ -164,7 +164,7 @@ impl<'a> Cutter<'a> {
     fn new(schedule: &'a mut Schedule, inputs: &'a ScheduleInputs<'a>) -> Self {
         let piece = match inputs.split {
             Split::Balanced => None,
-            Split::Fixed { tokens } => Some(tokens.div_ceil(inputs.tiling.kv_tokens).max(1)),
+            Split::Fixed { tokens } => Some(tokens.div_ceil(inputs.tiling.kv_tokens).clamp(1, UNSPLIT)),
             Split::Never => Some(UNSPLIT),
         };
         Self {

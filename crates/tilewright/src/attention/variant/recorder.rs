@@ -108,6 +108,17 @@ impl Recorder {
         RecordedNumber { recorder: self, id }
     }
 
+    /// [`Recorder::read`] of a table that is shared, not copied, and compared by address first.
+    #[cfg(feature = "json")]
+    pub(super) fn read_shared(&self, name: &str, table: &Arc<[f32]>, index: u32) -> RecordedNumber<'_> {
+        let mut state = self.state.borrow_mut();
+        state.check_len("table", name, table.len());
+        let same = |known: &Arc<[f32]>| Arc::ptr_eq(known, table) || same_bits(known, table);
+        let table = state.find_or_add(name, |named| &mut named.tables, || table.clone(), same);
+        let id = state.push(Node::Read { table, index });
+        RecordedNumber { recorder: self, id }
+    }
+
     pub(super) fn store(&self, name: &str, buffer: &HookBuffer, index: u32, value: u32) {
         let mut state = self.state.borrow_mut();
         state.check_len("buffer", name, buffer.len());
@@ -146,7 +157,8 @@ impl RecorderState {
         id
     }
 
-    /// Finds or adds a named entry, which must be the same each time; returns its index.
+    /// Finds or adds a named entry, which must be the same each time; returns its index. Adds nothing after an error, so
+    /// that the lists are no longer than the nodes.
     fn find_or_add<T>(
         &mut self,
         name: &str,
@@ -154,6 +166,9 @@ impl RecorderState {
         create: impl FnOnce() -> T,
         same: impl FnOnce(&T) -> bool,
     ) -> u32 {
+        if self.error.is_some() {
+            return 0;
+        }
         let found = list(&mut self.named).iter().position(|(known, _)| known == name);
         if let Some(index) = found {
             if !same(&list(&mut self.named)[index].1) {

@@ -205,6 +205,31 @@ fn a_window_reads_only_its_own_keys<B: Backend + Clone>(backends: &[B]) {
     }
 }
 
+/// Trees with lengths around the words of 64 bits, against flags.
+#[test]
+fn tree_masks_equal_packed_flags() {
+    let mut generator = Generator::new(40);
+    let trees: Vec<Vec<i32>> = [0, 1, 2, 7, 63, 64, 65, 127, 128, 130, 200, 321]
+        .into_iter()
+        .map(|count| (0..count).map(|token| generator.below(token + 1) as i32 - 1).collect())
+        .collect();
+    let mut expected = Vec::new();
+    for parents in &trees {
+        let mut flags = vec![false; parents.len() * parents.len()];
+        for token in 0..parents.len() {
+            let mut ancestor = token as i32;
+            while let Ok(at) = usize::try_from(ancestor) {
+                flags[token * parents.len() + at] = true;
+                ancestor = parents[at];
+            }
+        }
+        expected.extend(packbits(&flags, BitOrder::Little));
+    }
+    let borrowed: Vec<&[i32]> = trees.iter().map(Vec::as_slice).collect();
+    let mask = TreeMask::new(&borrowed).expect("parents come first");
+    assert_eq!(mask.bytes(), expected);
+}
+
 crate::judge_backends!(
     windows_agree_with_the_oracle,
     packed_masks_agree_with_the_oracle,

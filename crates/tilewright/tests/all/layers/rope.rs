@@ -60,7 +60,7 @@ fn rotation_matches_the_oracle<B: Backend>(backends: &[B]) {
                     check(&q_out, &q, &ids, &frequencies, style);
                     check(&k_out, &k, &ids, &frequencies, style);
 
-                    let cache = CosSinCache::new(&rope, 7 * shape[0] as u32);
+                    let cache = CosSinCache::new(&rope, 7 * shape[0] as u32).unwrap();
                     let (mut q_cached, mut k_cached) = (q.clone(), k.clone());
                     let (q_view, k_view) = (q_cached.view_mut(), k_cached.view_mut());
                     apply_rope_with_cos_sin_cache(backend, q_view, k_view, positions, &cache).unwrap();
@@ -77,7 +77,7 @@ fn rotation_to_other_tensors_rounds_once<B: Backend>(backends: &[B]) {
     for (backend, to) in backends.iter().flat_map(|backend| DTYPES.map(|to| (backend, to))) {
         for ((shape, rotary_dim), style) in SHAPES.into_iter().flat_map(|s| STYLES.map(|style| (s, style))) {
             let rope = Rope::new(rotary_dim, 10_000.0).unwrap().with_style(style);
-            let cache = CosSinCache::new(&rope, 7 * shape[0] as u32);
+            let cache = CosSinCache::new(&rope, 7 * shape[0] as u32).unwrap();
             let ids: Vec<i32> = (0..shape[0] as i32).map(|i| 7 * i).collect();
             let k_shape = [shape[0], 2, shape[2]];
             let mut q = Array::random(Dtype::F32, &shape, Layout::Padded, 1);
@@ -105,7 +105,7 @@ fn on_the_cpu_a_table_gives_the_same_bits() {
         let (cpu, q) = (Cpu::with_threads(2), Array::random(Dtype::F32, &shape, Layout::Dense, 1));
         let ids: Vec<i32> = (0..shape[0] as i32).map(|i| 7 * i).collect();
         let rope = Rope::new(rotary_dim, 10_000.0).unwrap();
-        let cache = CosSinCache::new(&rope, 7 * shape[0] as u32);
+        let cache = CosSinCache::new(&rope, 7 * shape[0] as u32).unwrap();
         let [mut computed, mut k, mut looked_up, mut k2] = [(); 4].map(|()| q.clone());
         apply_rope(&cpu, computed.view_mut(), k.view_mut(), Positions::Ids(&ids), &rope).unwrap();
         let (q_view, k_view) = (looked_up.view_mut(), k2.view_mut());
@@ -159,7 +159,7 @@ fn far_positions<B: Backend>(backend: &B) {
 
 #[test]
 fn the_table_holds_rounded_f64_cosines_up_to_its_last_position() {
-    let cache = CosSinCache::new(&Rope::new(4, 10_000.0).unwrap(), 131_073);
+    let cache = CosSinCache::new(&Rope::new(4, 10_000.0).unwrap(), 131_073).unwrap();
     assert_eq!(cache.view().shape(), [131_073, 4]);
     for position in [0usize, 1, 65_537, 131_072] {
         for (pair, frequency) in unscaled_frequencies(4, 10_000.0).into_iter().enumerate() {
@@ -321,6 +321,9 @@ fn refusals_of_calls_name_what_is_wrong() {
     );
     assert_eq!(offsets(&[0, 3], &[0]), "rope.apply: indptr runs from 0 to 3, expected from 0 to tokens = 2");
     assert_eq!(offsets(&[0, 3, 2], &[0, 0]), "rope.apply: request 1: indptr falls from 3 to 2");
+    // before any position is expanded
+    let falls = offsets(&[0, i32::MAX, 2], &[0, 0]);
+    assert_eq!(falls, "rope.apply: request 1: indptr falls from 2147483647 to 2");
     assert_eq!(
         offsets(&[0, 2], &[i32::MAX - 1]),
         "rope.apply: request 0: positions 2147483646..2147483648 are not in 0..2147483647"

@@ -11,7 +11,7 @@ use crate::{
     },
 };
 use serde_json::{Map, Value};
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 impl ExpressionVariant {
     /// Parses a variant; [`json`](super) documents the format.
@@ -39,10 +39,11 @@ impl ExpressionVariant {
         let softmax = members.get("softmax").unwrap_or(&Value::Bool(true));
         let softmax = softmax.as_bool().ok_or_else(|| unexpected("softmax", softmax, "true or false"))?;
         let named = read_named(members)?;
+        let names = NameIndex::new(&named);
         let recorder = Recorder::default();
         let mut graphs: [Graph; 7] = Default::default();
         for hook in Hook::ALL {
-            let scope = Scope { recorder: &recorder, hook, named: &named, bound: Vec::new() };
+            let scope = Scope { recorder: &recorder, hook, named: &names, bound: Bindings::default() };
             graphs[hook as usize] = match members.get(hook.name()) {
                 Some(value) => scope.hook(value)?,
                 None => scope.identity(),
@@ -130,12 +131,38 @@ fn object_entries<'a>(members: &'a Map<String, Value>, name: &str) -> Result<Vec
     Ok(list.iter().collect())
 }
 
+/// The parameters, tables and buffers of a document by name, so that a lookup does not search them.
+struct NameIndex<'a> {
+    named: &'a NamedData,
+    scalars: HashMap<&'a str, f32>,
+    tables: HashMap<&'a str, &'a Arc<[f32]>>,
+    buffers: HashMap<&'a str, &'a HookBuffer>,
+}
+
+impl<'a> NameIndex<'a> {
+    fn new(named: &'a NamedData) -> Self {
+        Self {
+            named,
+            scalars: named.scalars.iter().map(|(name, value)| (name.as_str(), *value)).collect(),
+            tables: named.tables.iter().map(|(name, table)| (name.as_str(), table)).collect(),
+            buffers: named.buffers.iter().map(|(name, buffer)| (name.as_str(), buffer)).collect(),
+        }
+    }
+}
+
+/// The bound names of a hook, in order and by name.
+#[derive(Default)]
+struct Bindings {
+    names: Vec<String>,
+    operands: HashMap<String, Operand>,
+}
+
 /// The names in scope of one hook's expressions.
 struct Scope<'a> {
     recorder: &'a Recorder,
     hook: Hook,
-    named: &'a NamedData,
-    bound: Vec<(String, Operand)>,
+    named: &'a NameIndex<'a>,
+    bound: Bindings,
 }
 
 /// A recorded node and its kind.
@@ -212,7 +239,8 @@ impl Scope<'_> {
             location.path
         );
         let operand = self.operand(&location.child("[1]"), value)?;
-        self.bound.push((name.clone(), operand));
+        self.bound.names.push(name.clone());
+        self.bound.operands.insert(name.clone(), operand);
         Ok(())
     }
 
@@ -220,9 +248,9 @@ impl Scope<'_> {
         let Some([Value::String(name), index, stored]) = value.as_array().map(Vec::as_slice) else {
             return Err(unexpected(&location.path, value, "[\"buffer\", index, value]"));
         };
-        let buffer = self.named.buffers.iter().find(|(known, _)| known == name);
-        let names = self.named.buffers.iter().map(|(name, _)| name.as_str());
-        let (_, buffer) = buffer.ok_or_else(|| unknown(&location.path, "buffer", name, names))?;
+        let buffer = self.named.buffers.get(name.as_str());
+        let names = self.named.named.buffers.iter().map(|(name, _)| name.as_str());
+        let buffer = buffer.ok_or_else(|| unknown(&location.path, "buffer", name, names))?;
         let index = self.expect(&location.child("[1]"), index, ValueKind::Number)?;
         let stored = self.expect(&location.child("[2]"), stored, ValueKind::Number)?;
         self.recorder.store(name, buffer, index, stored);
@@ -256,8 +284,8 @@ impl Scope<'_> {
             }
             Value::String(name) => self.find(name).ok_or_else(|| {
                 let mut known: Vec<&str> = self.hook.inputs().map(Input::name).collect();
-                known.extend(self.named.scalars.iter().map(|(name, _)| name.as_str()));
-                known.extend(self.bound.iter().map(|(name, _)| name.as_str()));
+                known.extend(self.named.named.scalars.iter().map(|(name, _)| name.as_str()));
+                known.extend(self.bound.names.iter().map(String::as_str));
                 unknown(&location.path, "name", name, known.into_iter())
             }),
             Value::Object(object) if object.len() == 1 => {
@@ -273,10 +301,10 @@ impl Scope<'_> {
     }
 
     fn find(&self, name: &str) -> Option<Operand> {
-        if let Some((_, operand)) = self.bound.iter().find(|(known, _)| known == name) {
+        if let Some(operand) = self.bound.operands.get(name) {
             return Some(*operand);
         }
-        if let Some((_, value)) = self.named.scalars.iter().find(|(known, _)| known == name) {
+        if let Some(value) = self.named.scalars.get(name) {
             return Some(Operand { id: self.recorder.scalar(name, *value).id, kind: ValueKind::Number });
         }
         let input = self.hook.inputs().find(|input| input.name() == name);
@@ -312,11 +340,11 @@ impl Scope<'_> {
         let Some([Value::String(name), index]) = value.as_array().map(Vec::as_slice) else {
             return Err(unexpected(&location.path, value, "[\"table\", index]"));
         };
-        let table = self.named.tables.iter().find(|(known, _)| known == name);
-        let names = self.named.tables.iter().map(|(name, _)| name.as_str());
-        let (_, table) = table.ok_or_else(|| unknown(&location.path, "table", name, names))?;
+        let table = self.named.tables.get(name.as_str());
+        let names = self.named.named.tables.iter().map(|(name, _)| name.as_str());
+        let table = table.ok_or_else(|| unknown(&location.path, "table", name, names))?;
         let index = self.expect(&location.child("[1]"), index, ValueKind::Number)?;
-        Ok(Operand { id: self.recorder.read(name, table, index).id, kind: ValueKind::Number })
+        Ok(Operand { id: self.recorder.read_shared(name, table, index).id, kind: ValueKind::Number })
     }
 }
 

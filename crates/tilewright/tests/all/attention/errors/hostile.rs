@@ -49,6 +49,7 @@ fn batches_of_extreme_numbers() {
             Split::Balanced,
             Split::Never,
             Split::Fixed { tokens: 1 << 20 },
+            Split::Fixed { tokens: 1 << 62 },
             Split::Fixed { tokens: 0 },
         ]);
         // billions of query rows are valid, but their plan is too large for a test

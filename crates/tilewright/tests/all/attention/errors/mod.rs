@@ -5,6 +5,7 @@ mod hostile;
 mod hostile_batches;
 mod latent;
 mod levels;
+mod limits;
 mod masks;
 mod operators;
 mod plan;

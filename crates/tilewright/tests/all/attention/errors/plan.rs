@@ -165,7 +165,7 @@ fn the_longest_batches_are_planned_and_explained_without_overflow() {
     let batch = Batch::paged(&[0, 100_000], table);
     for split in [Split::Balanced, Split::Never, Split::Fixed { tokens: 1 << 24 }] {
         let plan = plan_with(&batch, split).expect("it is large, but sound");
-        assert!(plan.explain().to_string().contains("work items"));
+        assert!(plan.explain().to_string().contains("work item"));
         assert!(plan.explain().flops > 1 << 50);
     }
 }

@@ -199,16 +199,16 @@ fn a_workspace_that_is_too_small() {
     let needed = plan.workspace_bytes();
     for bytes in [0, 4, needed - 4] {
         let text = format!("workspace has {bytes} bytes, the plan needs {needed}");
-        RunCall::refuses(KvLayout::Nhd, |call| call.workspace = Workspace::with_bytes(bytes), &text);
+        RunCall::refuses(KvLayout::Nhd, |call| call.workspace = Workspace::with_bytes(bytes).unwrap(), &text);
     }
     let mut call = RunCall::new(KvLayout::Nhd);
-    call.workspace = Workspace::with_bytes(needed);
+    call.workspace = Workspace::with_bytes(needed).unwrap();
     assert_eq!(call.run(), Ok(()));
     let split =
         attention(KvLayout::Nhd).plan_with(&Batch::ragged(&[0, 1], &[0, 900]), Split::Fixed { tokens: 64 });
     let split = split.expect("the batch is sound");
     assert!(split.workspace_bytes() > needed, "partial states need room");
-    let mut grown = Workspace::with_bytes(7);
+    let mut grown = Workspace::with_bytes(7).unwrap();
     assert_eq!(grown.bytes(), 4);
     grown.fit(&split);
     assert_eq!(grown.bytes(), split.workspace_bytes());
