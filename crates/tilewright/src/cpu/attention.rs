@@ -114,25 +114,35 @@ pub(super) fn run(cpu: &Cpu, operator: AttentionRun<'_>) -> Result<()> {
 pub(super) fn merge_states(operator: StateMerge<'_>) {
     let StateMerge { o, lse, mut out, mut out_lse, in_place } = operator;
     let &[rows, heads, dim] = out.shape() else { return };
-    let states = if in_place { 1 } else { o.shape()[1] };
+    let states = if in_place { 2 } else { o.shape()[1] };
     let mut merged = vec![0.0; dim];
     for (row, head) in (0..rows).flat_map(|row| (0..heads).map(move |head| (row, head))) {
-        let mut total = f32::NEG_INFINITY;
+        // in place, the first state is the output
+        let lse_of = |state: usize| match (in_place, state) {
+            (true, 0) => out_lse.as_view().at(&[row, head]),
+            (true, _) => lse.at(&[row, head]),
+            (false, _) => lse.at(&[row, state, head]),
+        };
+        let o_of = |state: usize, d: usize| match (in_place, state) {
+            (true, 0) => out.as_view().at(&[row, head, d]),
+            (true, _) => o.at(&[row, head, d]),
+            (false, _) => o.at(&[row, state, head, d]),
+        };
+        // A rounded LSE per pair of states would lose the weights of many states, so the sum is relative to the maximum.
+        // `f32::max` drops NaN, which the weights propagate.
+        let max = (0..states).map(lse_of).fold(f32::NEG_INFINITY, f32::max);
+        let reference = if max == f32::NEG_INFINITY { 0.0 } else { max }; // (-inf) - (-inf) would be NaN
+        let weights = || (0..states).map(lse_of).map(|lse| (lse - reference).exp2());
+        let sum: f32 = weights().fold(0.0, |sum, weight| sum + weight);
         merged.fill(0.0);
-        if in_place {
-            total = out_lse.as_view().at(&[row, head]);
-            merged.iter_mut().enumerate().for_each(|(d, merged)| *merged = out.as_view().at(&[row, head, d]));
-        }
-        for state in 0..states {
-            let lse = if in_place { lse.at(&[row, head]) } else { lse.at(&[row, state, head]) };
-            let (ours, theirs, sum) = merge_weights(total, lse);
-            for (d, merged) in merged.iter_mut().enumerate() {
-                let o = if in_place { o.at(&[row, head, d]) } else { o.at(&[row, state, head, d]) };
-                *merged = *merged * ours + o * theirs;
+        if sum != 0.0 {
+            for (state, weight) in weights().enumerate() {
+                for (d, merged) in merged.iter_mut().enumerate() {
+                    *merged += o_of(state, d) * (weight / sum);
+                }
             }
-            total = sum;
         }
         merged.iter().enumerate().for_each(|(d, &value)| out.set(&[row, head, d], value));
-        out_lse.set(&[row, head], total);
+        out_lse.set(&[row, head], if sum == 0.0 { f32::NEG_INFINITY } else { reference + sum.log2() });
     }
 }

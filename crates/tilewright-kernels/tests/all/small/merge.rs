@@ -159,6 +159,25 @@ fn any_number_of_states_with_many_seeds() {
     (0..SEEDS).for_each(|seed| merge_many::<bf16>(72, [3, 6, 3], seed));
 }
 
+/// The spacing of f32 at 1e5 is 0.008: a rounded LSE per pair of states would lose the weights.
+#[test]
+fn many_equal_states_with_a_large_lse() {
+    const STATES: usize = 1000;
+    let v = noise::<f32>(STATES * 8, 3);
+    let mut memory = Memory::new();
+    let from = [memory.alloc_from(&v), memory.alloc_from(&[1e5_f32; STATES])];
+    let to = [memory.alloc(8 * 4), memory.alloc(4)];
+    launch("large", call_many(Dtype::F32, 8, [1, STATES, 1], (from, to)), 0, &mut memory);
+    let found: Vec<f32> = memory.read(to[0], 8).expect("values");
+    let lse: Vec<f32> = memory.read(to[1], 1).expect("lse");
+    let mean = |d: usize| v.iter().skip(d).step_by(8).map(|&v| f64::from(v)).sum::<f64>() / STATES as f64;
+    for (d, &found) in found.iter().enumerate() {
+        // 1,000 sums and as many weights with an error of 2^-22
+        assert_near(&format!("element {d}"), found, mean(d), (4e-6, 30.0));
+    }
+    assert_near("lse", lse[0], 1e5 + (STATES as f64).log2(), (4e-6, 1e3));
+}
+
 #[test]
 fn a_nan_among_lse_makes_nan() {
     for lse in [[f32::NAN, f32::NEG_INFINITY], [1.0, f32::NAN]] {

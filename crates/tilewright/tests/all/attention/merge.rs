@@ -188,7 +188,20 @@ fn weights_are_powers_of_two_of_the_stored_lse<B: Backend + Clone + Sync>(backen
     }
 }
 
+/// The spacing of f32 at 1e5 is 0.008, more than the weight of one state among a thousand.
+fn many_equal_states_with_a_large_lse_have_equal_weights<B: Backend + Clone + Sync>(backends: &[B]) {
+    for cpu in backends {
+        let mut states = States::random([2, 1000, 2, 8], Dtype::F32, 12);
+        states.lse.fill(1e5);
+        let (o, lse) = states.merge_states(cpu);
+        states.check((&o, &lse));
+        let truth = 1e5 + 1000_f64.log2();
+        assert!(lse.iter().all(|&lse| (f64::from(lse) - truth).abs() < 0.008), "{lse:?} instead of {truth}");
+    }
+}
+
 crate::judge_backends!(
+    many_equal_states_with_a_large_lse_have_equal_weights,
     many_states_merge_as_in_the_oracle,
     no_states_give_the_empty_state,
     two_states_merge_as_in_the_oracle_and_as_many_do,
