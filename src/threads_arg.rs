@@ -1,11 +1,11 @@
 //! The `--threads` argument: the CPU backend with this number of threads.
 
-use miette::Result;
+use miette::{IntoDiagnostic, Result};
 use tilewright::Cpu;
 
 /// The CPU backend with `threads` threads, by default one per core.
 pub(crate) fn cpu(threads: Option<u16>) -> Result<Cpu> {
-    Ok(threads.map_or_else(Cpu::new, |threads| Cpu::with_threads(threads.into())))
+    threads.map_or_else(|| Ok(Cpu::new()), |threads| Cpu::with_threads(threads.into())).into_diagnostic()
 }
 
 /// Same, to run or measure on this machine; warns on standard error if it has fewer cores, unless `quiet`.

@@ -124,7 +124,7 @@ fn a_pipeline_of_several_groups_stays_on_the_device<M: Machine>(gpu: &Gpu<M>) {
     let mut expected: Vec<Sampled> = vec![Ok(0); 3];
     let mut there = gpu.upload(bytemuck::cast_slice(&logits)).expect("room");
     let on_host = ViewMut::new(&mut logits[..], &shape).expect("a view");
-    pipeline.run(&Cpu::with_threads(1), on_host, &mut expected).expect("it runs");
+    pipeline.run(&Cpu::with_threads(1).unwrap(), on_host, &mut expected).expect("it runs");
     let mut found: Vec<Sampled> = vec![Ok(70); 3];
     let on_device = there.view_mut(Dtype::F32, 0, &shape).expect("a view");
     pipeline.run(gpu, on_device, &mut found).expect("it runs");

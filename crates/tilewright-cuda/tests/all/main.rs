@@ -71,5 +71,5 @@ use tilewright::Cpu;
 
 /// For tests without properties, which compare with the CPU.
 fn cpus(threads: usize) -> Vec<Cpu> {
-    vec![Cpu::with_threads(threads)]
+    vec![Cpu::with_threads(threads).unwrap()]
 }

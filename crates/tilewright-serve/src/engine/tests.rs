@@ -43,7 +43,7 @@ fn draws(seed: u64) -> GenerateOptions {
 
 /// Runs prompts of these lengths, the second with three continuations, and checks all logits of every sampled token.
 fn check(model: impl Fn() -> Transformer, threads: usize, options: EngineOptions, lens: &[usize]) {
-    let mut engine = Engine::new(model(), Cpu::with_threads(threads), options).unwrap();
+    let mut engine = Engine::new(model(), Cpu::with_threads(threads).unwrap(), options).unwrap();
     let mut sequences = BTreeMap::<RequestId, Sequence>::new();
     for (seed, &len) in (1..).zip(lens) {
         // prompts share a prefix, for reuse
@@ -86,7 +86,7 @@ fn check(model: impl Fn() -> Transformer, threads: usize, options: EngineOptions
 impl Sequence {
     /// Compares every sampled token with the logits of the whole text.
     fn check(&self, model: &Transformer, kv_dtype: Dtype, context: &str) {
-        let (cpu, vocab) = (Cpu::with_threads(2), model.config().vocab_size);
+        let (cpu, vocab) = (Cpu::with_threads(2).unwrap(), model.config().vocab_size);
         let whole = model.score(&cpu, &self.tokens, kv_dtype).unwrap();
         let rows = whole.chunks_exact(vocab).skip(self.prompt_len - 1);
         for (draw, (row, logits)) in rows.zip(&self.logits).enumerate() {

@@ -103,7 +103,7 @@ impl<B: Backend> Attention<B> {
     /// use tilewright::*;
     ///
     /// let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(64)).build()?;
-    /// let text = Attention::new(problem, Cpu::with_threads(2))?.describe();
+    /// let text = Attention::new(problem, Cpu::with_threads(2)?)?.describe();
     /// assert!(text.contains("variant plain: cpu: 2 threads, "), "{text}");
     /// # Ok::<(), Error>(())
     /// ```

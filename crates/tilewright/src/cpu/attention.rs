@@ -14,7 +14,7 @@ use super::{
 use crate::{
     Error, Result, ViewMut,
     attention::{
-        AttentionRun, Problem, StateMerge, Tiling, merge_weights,
+        AttentionRun, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
     backend::Opaque,

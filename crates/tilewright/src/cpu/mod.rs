@@ -41,6 +41,9 @@ use crate::{
 };
 use std::sync::Arc;
 
+/// Maximum threads of the CPU backend.
+const MAX_THREADS: usize = 1024;
+
 /// The CPU backend: a thread pool and the best vector instructions of the machine. Clones are cheap and share the pool.
 #[derive(Debug, Clone)]
 pub struct Cpu {
@@ -50,22 +53,32 @@ pub struct Cpu {
 
 impl Cpu {
     /// One thread per hardware thread, and the best instruction set of the machine.
-    pub fn new() -> Self {
-        Self::with_threads(std::thread::available_parallelism().map_or(1, usize::from))
-    }
-
-    /// Exactly `threads` threads, at least one.
     ///
     /// # Panics
-    /// When the operating system cannot create them.
-    pub fn with_threads(threads: usize) -> Self {
+    /// When the operating system cannot create the threads.
+    pub fn new() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        Self::with_threads(threads.min(MAX_THREADS)).expect("the operating system gives threads")
+    }
+
+    /// Exactly `threads` threads, from 1 to 1,024.
+    ///
+    /// # Errors
+    /// When the number is out of range, or the operating system cannot create them.
+    pub fn with_threads(threads: usize) -> Result<Self> {
+        const OPERATOR: &str = "cpu.with_threads";
+        crate::ensure!(
+            (1..=MAX_THREADS).contains(&threads),
+            OPERATOR,
+            "threads = {threads} is not in 1..={MAX_THREADS}"
+        );
         let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads.max(1))
+            .num_threads(threads)
             .thread_name(|i| format!("tilewright-{i}"))
             .build()
-            .expect("the operating system gives threads");
+            .map_err(|error| Error::new(OPERATOR, format!("threads = {threads}: {error}")))?;
         let isa = Isa::available().last().copied().unwrap_or(Isa::Portable);
-        Self { pool: Arc::new(pool), isa }
+        Ok(Self { pool: Arc::new(pool), isa })
     }
 
     /// Same threads with another instruction set, for tests and comparisons.

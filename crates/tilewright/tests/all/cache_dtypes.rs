@@ -89,7 +89,7 @@ fn dense(shape: &[usize]) -> Vec<usize> {
 #[track_caller]
 fn refused(text: &str, call: impl Fn(&Cpu, &mut Memory) -> Result<()>) {
     for dtype in [Dtype::E4m3, Dtype::E5m2, <i8 as Element>::DTYPE] {
-        let result = call(&Cpu::with_threads(1), &mut Memory::new(dtype));
+        let result = call(&Cpu::with_threads(1).unwrap(), &mut Memory::new(dtype));
         let text = format!("{}, expected f32, f16 or bf16", text.replace("8-BIT", &dtype.to_string()));
         assert_eq!(result.expect_err("it is refused").to_string(), text);
     }

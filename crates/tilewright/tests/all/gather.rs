@@ -22,7 +22,7 @@ fn gathered_rows_are_rounded_once() {
                 ] {
                     let table = Array::random(from, &[rows, width], layout, seed);
                     let mut out = Array::zeros(to, &[ids.len(), width], layout);
-                    gather_rows(&Cpu::with_threads(2), table.view(), ids, out.view_mut()).unwrap();
+                    gather_rows(&Cpu::with_threads(2).unwrap(), table.view(), ids, out.view_mut()).unwrap();
                     let values = table.values();
                     let row = |id: &i32| &values[*id as usize * width..][..width];
                     let expected: Vec<f64> = ids.iter().flat_map(row).map(|&x| rounded(to, x)).collect();
@@ -40,7 +40,7 @@ fn gathered_rows_are_thread_invariant() {
     let ids: Vec<i32> = (0..400).map(|i| i * 31 % 97).collect();
     let run = |threads| {
         let mut out = Array::zeros(Dtype::F32, &[400, 129], Layout::Dense);
-        gather_rows(&Cpu::with_threads(threads), table.view(), &ids, out.view_mut()).unwrap();
+        gather_rows(&Cpu::with_threads(threads).unwrap(), table.view(), &ids, out.view_mut()).unwrap();
         out.bits()
     };
     assert_eq!(run(1), run(4));
@@ -50,7 +50,7 @@ fn gathered_rows_are_thread_invariant() {
 fn invalid_arguments_are_refused() {
     let refuse = |table: &Array, ids: &[i32], out: &mut Array| {
         let before = out.bits();
-        let why = gather_rows(&Cpu::with_threads(1), table.view(), ids, out.view_mut()).unwrap_err();
+        let why = gather_rows(&Cpu::with_threads(1).unwrap(), table.view(), ids, out.view_mut()).unwrap_err();
         assert_eq!(out.bits(), before, "nothing was written");
         why.to_string()
     };

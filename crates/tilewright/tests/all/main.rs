@@ -53,6 +53,6 @@ use tilewright::{Cpu, cpu::Isa};
 
 /// The CPU backend once per instruction set of this machine.
 fn cpus(threads: usize) -> Vec<Cpu> {
-    let with_isa = |isa| Cpu::with_threads(threads).with_isa(isa).expect("it is available");
+    let with_isa = |isa| Cpu::with_threads(threads).unwrap().with_isa(isa).expect("it is available");
     Isa::available().into_iter().map(with_isa).collect()
 }

@@ -22,7 +22,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>, text: &str) {
 
 #[test]
 fn buffer_views_cover_prefixes_and_strided_ranges() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     for dtype in ALL {
         let mut buffer = cpu.allocate(dtype, 12).unwrap();
         assert_eq!((buffer.dtype(), buffer.len(), buffer.bytes()), (dtype, 12, 12 * dtype.size()));
@@ -50,7 +50,7 @@ fn oversized_allocations_are_refused() {
 
 #[test]
 fn indices_are_written_from_the_first_on() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let mut indices: IndexBuffer = cpu.allocate_indices(4).unwrap();
     cpu.write_indices(&[7, -1, 3], &mut indices).unwrap();
     assert_eq!(indices.first(3).unwrap().host(), Some(&[7, -1, 3][..]));
@@ -61,7 +61,7 @@ fn indices_are_written_from_the_first_on() {
 
 #[test]
 fn copies_check_shapes_and_dtypes() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     for dtype in DTYPES {
         let from = Array::random(dtype, &[3, 5], Layout::Dense, 1);
         let mut to = Array::zeros(dtype, &[3, 5], Layout::Dense);
@@ -83,7 +83,7 @@ fn copies_check_shapes_and_dtypes() {
 
 #[test]
 fn pages_are_copied() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let mut pages: Vec<f32> = (0..12).map(|at| at as f32).collect();
     let mut run = |copies: &[(usize, usize)]| {
         copy_pages(&cpu, ViewMut::new(&mut pages, &[4, 3]).unwrap(), copies).map(|()| pages.clone())
@@ -136,7 +136,7 @@ fn unscaled(cache: KvCacheMut<'_>) -> QuantizedCacheMut<'_> {
 
 #[test]
 fn append_plans_equal_direct_appends_and_can_be_refilled() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let expected = pools(|(k, v), cache| {
         let new = NewTokens { k, v, batch_indices: TOKENS.0, positions: TOKENS.1 };
         append_paged_kv_cache(&cpu, &new, cache, KvLayout::Nhd, &table())
@@ -152,7 +152,7 @@ fn append_plans_equal_direct_appends_and_can_be_refilled() {
 
 #[test]
 fn append_plans_refuse_invalid_tokens_and_excess_capacity() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let mut plan = AppendPlan::new(&cpu, &table(), TOKENS.0, TOKENS.1).unwrap();
     let before = AppendPlan::new(&cpu, &table(), TOKENS.0, TOKENS.1).unwrap();
     let text = "kv.append_plan: there are 5 tokens, the capacity is 4";

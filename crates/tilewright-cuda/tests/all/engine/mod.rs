@@ -80,7 +80,7 @@ fn recorded_steps_generate_the_tokens_of_the_cpu<B: Backend + Clone>(backend: &B
     let options =
         EngineOptions { page_size: 4, num_pages: 64, prefix_reuse: false, ..EngineOptions::default() };
     let plain = EngineOptions { graphs: false, ..options };
-    let (expected, _) = say(&Cpu::with_threads(2), (name, options), &prompts);
+    let (expected, _) = say(&Cpu::with_threads(2).unwrap(), (name, options), &prompts);
     let (eager, report) = say(backend, (name, plain), &prompts);
     assert_eq!((eager, report.replays), (expected.clone(), 0), "{name}");
     let (said, report) = say(backend, (name, options), &prompts);

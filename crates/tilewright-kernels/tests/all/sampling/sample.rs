@@ -55,7 +55,7 @@ where
     for<'a> tilewright::tensor::Data<'a>: From<&'a [T]>,
 {
     let mut expected = vec![Ok(0); params.len()];
-    on_cpu(&Cpu::with_threads(1), rows.view(), params, &mut expected).expect("valid arguments");
+    on_cpu(&Cpu::with_threads(1).unwrap(), rows.view(), params, &mut expected).expect("valid arguments");
     let found = outcomes(rows, RowKind::Logits, params, launch);
     for (row, (found, expected)) in found.chunks(ROW_OUTCOME_WORDS).zip(expected).enumerate() {
         assert_eq!(
@@ -113,7 +113,8 @@ fn weights_are_drawn_over_the_whole_range_of_f32() {
     let params: Vec<_> =
         (0..8).map(|seed| SamplingParams { seed, top_p: [1.0, 0.6][seed as usize % 2], ..plain }).collect();
     let mut expected = vec![Ok(0); 8];
-    sampling_from_probs(&Cpu::with_threads(1), rows.view(), &params, &mut expected).expect("valid arguments");
+    sampling_from_probs(&Cpu::with_threads(1).unwrap(), rows.view(), &params, &mut expected)
+        .expect("valid arguments");
     let found = outcomes(&rows, RowKind::Probs, &params, (128, 0));
     for (found, expected) in found.chunks(ROW_OUTCOME_WORDS).zip(&expected[..7]) {
         assert_eq!((found[0], &Ok(found[1])), (VALID, expected));

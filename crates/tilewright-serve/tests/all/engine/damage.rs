@@ -25,7 +25,7 @@ fn damaged(tensor: &str, elements: std::ops::Range<usize>) -> TempDir {
 
 fn session(dir: &TempDir, setup: Setup) -> Session {
     let model = transformer(dir.path(), None);
-    Session::new(Engine::new(model, Cpu::with_threads(2), setup.options).expect("an engine"))
+    Session::new(Engine::new(model, Cpu::with_threads(2).unwrap(), setup.options).expect("an engine"))
 }
 
 fn failed() -> Option<FinishReason> {

@@ -136,7 +136,7 @@ fn a_step_respects_the_limits_of_tokens_and_requests() {
 fn engine(change: impl Fn(&mut EngineOptions)) -> Result<Engine<Cpu>, tilewright::Error> {
     let mut options = Setup::new("llama").options;
     change(&mut options);
-    Engine::new(transformer(&folder("llama"), None), Cpu::with_threads(1), options)
+    Engine::new(transformer(&folder("llama"), None), Cpu::with_threads(1).unwrap(), options)
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn an_offset_in_the_options_is_ignored() {
 fn an_invalid_text_to_score_is_rejected() {
     let model = transformer(&folder("llama"), None);
     let refused = |tokens: &[u32]| {
-        model.score(&Cpu::with_threads(1), tokens, Dtype::F32).expect_err("refused").to_string()
+        model.score(&Cpu::with_threads(1).unwrap(), tokens, Dtype::F32).expect_err("refused").to_string()
     };
     assert_eq!(refused(&[]), "model.score: there are 0 tokens, expected 1 to 512");
     assert_eq!(refused(&prompt(1, 513)), "model.score: there are 513 tokens, expected 1 to 512");

@@ -63,7 +63,9 @@ impl Setup {
 
     pub(crate) fn start(&self) -> Session {
         let model = transformer(&folder(self.model), self.dtype);
-        Session::new(Engine::new(model, Cpu::with_threads(self.threads), self.options).expect("an engine"))
+        Session::new(
+            Engine::new(model, Cpu::with_threads(self.threads).unwrap(), self.options).expect("an engine"),
+        )
     }
 
     /// Runs each case in a separate engine.

@@ -134,7 +134,8 @@ fn rows_are_batch_and_thread_invariant() {
                         bias: all.bias.clone(),
                         ..all
                     };
-                    let other = Cpu::with_threads(threads).with_isa(cpu.isa()).expect("it is available");
+                    let other =
+                        Cpu::with_threads(threads).unwrap().with_isa(cpu.isa()).expect("it is available");
                     let out = some.run(&other, dtype, true, 3);
                     let same = out.iter().zip(&expected).all(|(a, b)| a.to_bits() == b.to_bits());
                     assert!(same, "{}, {dtype}: {rows} rows, {threads} threads, {inputs} inputs", cpu.isa());

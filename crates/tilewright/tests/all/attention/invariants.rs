@@ -100,7 +100,7 @@ fn results_are_thread_invariant() {
         for split in INVARIANT {
             let expected = run(&cpu, &sample, &stored, split).bits();
             for threads in [2, 3, 4, 9] {
-                let other = Cpu::with_threads(threads).with_isa(cpu.isa()).expect("it is available");
+                let other = Cpu::with_threads(threads).unwrap().with_isa(cpu.isa()).expect("it is available");
                 let bits = run(&other, &sample, &stored, split).bits();
                 assert!(bits == expected, "{} {split:?}: {threads} threads", cpu.isa());
             }

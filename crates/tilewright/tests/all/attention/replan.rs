@@ -192,7 +192,7 @@ fn refused(outcome: Result<()>, text: &str) {
 
 #[test]
 fn batches_beyond_capacity_are_refused_with_both_numbers() {
-    let attention = Attention::new(problem(), Cpu::with_threads(1)).unwrap();
+    let attention = Attention::new(problem(), Cpu::with_threads(1).unwrap()).unwrap();
     let capacity = Capacity { qo_len: 4, ..Capacity::new(2, 6, 8) }.with_kv_len(24);
     let first = Step::new(vec![(1, 5)], 4);
     let mut plan = attention.plan_with_capacity(&capacity, &first.batch(), Split::Balanced).unwrap();
@@ -233,7 +233,7 @@ fn batches_beyond_capacity_are_refused_with_both_numbers() {
 
 #[test]
 fn other_plans_and_malformed_batches_are_refused() {
-    let attention = Attention::new(problem(), Cpu::with_threads(1)).unwrap();
+    let attention = Attention::new(problem(), Cpu::with_threads(1).unwrap()).unwrap();
     let step = Step::new(vec![(1, 5)], 4);
     let mut plan = attention.plan(&step.batch()).unwrap();
     let table = PageTable::new(&[0, 2], &[0, 1], &[5], 4);
@@ -243,7 +243,7 @@ fn other_plans_and_malformed_batches_are_refused() {
     );
     assert_eq!((plan.num_rows(), plan.schedule().items.len()), (0, 0));
     let wider = Problem::builder(Heads { qo: 8, kv: 2 }, HeadDim::same(8)).build().unwrap();
-    let other = Attention::new(wider, Cpu::with_threads(1)).unwrap();
+    let other = Attention::new(wider, Cpu::with_threads(1).unwrap()).unwrap();
     refused(
         other.replan(&mut plan, &step.batch()),
         &format!("the plan was made by another operator: for {}, this is {wider}", problem()),
@@ -252,7 +252,7 @@ fn other_plans_and_malformed_batches_are_refused() {
 
 #[test]
 fn overflowing_capacities_are_refused() {
-    let attention = Attention::new(problem(), Cpu::with_threads(1)).unwrap();
+    let attention = Attention::new(problem(), Cpu::with_threads(1).unwrap()).unwrap();
     let step = Step::new(vec![(1, 5)], 4);
     let capacity = Capacity::new(usize::MAX, usize::MAX, usize::MAX);
     let why =
@@ -262,7 +262,7 @@ fn overflowing_capacities_are_refused() {
 
 #[test]
 fn tensors_may_have_the_rows_of_the_capacity() {
-    let attention = Attention::new(problem(), Cpu::with_threads(1)).unwrap();
+    let attention = Attention::new(problem(), Cpu::with_threads(1).unwrap()).unwrap();
     let step = Step::new(vec![(2, 9), (1, 4)], 4);
     let capacity = Capacity::new(4, 7, 8);
     let none = Step::new(Vec::new(), 4);

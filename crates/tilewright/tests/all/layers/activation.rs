@@ -88,7 +88,7 @@ fn rows_are_batch_and_thread_invariant() {
         let x = Array::random(Dtype::F16, &[9, 4000], Layout::Dense, 2);
         let run = |threads: usize, x: &Array| {
             let mut out = Array::zeros(Dtype::F16, &[x.shape[0], 2000], Layout::Dense);
-            act_and_mul(&Cpu::with_threads(threads), activation, x.view(), out.view_mut()).unwrap();
+            act_and_mul(&Cpu::with_threads(threads).unwrap(), activation, x.view(), out.view_mut()).unwrap();
             out.bits()
         };
         let batch = run(4, &x);
@@ -107,7 +107,7 @@ crate::judge_backends!(
 
 #[test]
 fn refusals_name_what_is_wrong() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let refuse = |x: &[usize], out: &[usize]| {
         let x = Array::zeros(Dtype::F32, x, Layout::Dense);
         let mut out = Array::zeros(Dtype::F32, out, Layout::Dense);

@@ -8,5 +8,5 @@ use tilewright::Cpu;
 
 /// The CPU backend.
 fn backends() -> Vec<Cpu> {
-    vec![Cpu::with_threads(2)]
+    vec![Cpu::with_threads(2).unwrap()]
 }

@@ -124,7 +124,8 @@ fn rows_are_batch_and_thread_invariant() {
         let weight = Array::random(dtype, &[width], Layout::Dense, 7);
         let run = |threads: usize, x: &Array| {
             let mut out = Array::zeros(dtype, &x.shape, Layout::Dense);
-            rmsnorm(&Cpu::with_threads(threads), x.view(), weight.view(), EPS, out.view_mut()).unwrap();
+            rmsnorm(&Cpu::with_threads(threads).unwrap(), x.view(), weight.view(), EPS, out.view_mut())
+                .unwrap();
             out.bits()
         };
         let batch = run(4, &x);
@@ -203,7 +204,7 @@ crate::judge_backends!(
 
 #[test]
 fn refusals_name_what_is_wrong() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let x = Array::random(Dtype::F32, &[2, 128], Layout::Dense, 1);
     let weight = |n: usize| Array::random(Dtype::F32, &[n], Layout::Dense, 1);
     let refuse = |x: View<'_>, weight: &Array, eps: f32, mut out: Array| {

@@ -102,7 +102,7 @@ fn rotation_to_other_tensors_rounds_once<B: Backend>(backends: &[B]) {
 #[test]
 fn on_the_cpu_a_table_gives_the_same_bits() {
     for (shape, rotary_dim) in SHAPES {
-        let (cpu, q) = (Cpu::with_threads(2), Array::random(Dtype::F32, &shape, Layout::Dense, 1));
+        let (cpu, q) = (Cpu::with_threads(2).unwrap(), Array::random(Dtype::F32, &shape, Layout::Dense, 1));
         let ids: Vec<i32> = (0..shape[0] as i32).map(|i| 7 * i).collect();
         let rope = Rope::new(rotary_dim, 10_000.0).unwrap();
         let cache = CosSinCache::new(&rope, 7 * shape[0] as u32).unwrap();
@@ -217,7 +217,7 @@ fn linear_scaling_divides_positions() {
         let mut q = Array::random(Dtype::F32, &[1, 1, 8], Layout::Dense, 1);
         let mut k = q.clone();
         let positions = Positions::Ids(&[position]);
-        apply_rope(&Cpu::with_threads(1), q.view_mut(), k.view_mut(), positions, rope).unwrap();
+        apply_rope(&Cpu::with_threads(1).unwrap(), q.view_mut(), k.view_mut(), positions, rope).unwrap();
         q.bits()
     };
     assert_eq!(run(&scaled, 12), run(&rope, 3));
@@ -229,7 +229,7 @@ fn offsets_count_on_within_each_request() {
         let mut q = Array::random(Dtype::F32, &[5, 2, 8], Layout::Dense, 1);
         let mut k = q.clone();
         let rope = Rope::new(8, 10_000.0).unwrap();
-        apply_rope(&Cpu::with_threads(1), q.view_mut(), k.view_mut(), positions, &rope).unwrap();
+        apply_rope(&Cpu::with_threads(1).unwrap(), q.view_mut(), k.view_mut(), positions, &rope).unwrap();
         (q.bits(), k.bits())
     };
     // request 1 is empty, so its offset is ignored
@@ -244,7 +244,7 @@ fn tokens_are_batch_and_thread_invariant() {
     let rope = Rope::new(128, 10_000.0).unwrap();
     let run = |threads: usize, q: &Array, ids: &[i32]| {
         let (mut out, mut k) = (q.clone(), q.clone());
-        let cpu = Cpu::with_threads(threads);
+        let cpu = Cpu::with_threads(threads).unwrap();
         apply_rope(&cpu, out.view_mut(), k.view_mut(), Positions::Ids(ids), &rope).unwrap();
         assert_eq!(out.bits(), k.bits());
         out.bits()
@@ -292,7 +292,7 @@ fn refusals_of_definitions_name_what_is_wrong() {
 
 #[test]
 fn refusals_of_calls_name_what_is_wrong() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let rope = Rope::new(8, 1e4).unwrap();
     let call = |q: &[usize], k: &[usize], positions: Positions<'_>| {
         let mut q = Array::zeros(Dtype::F32, q, Layout::Dense);

@@ -202,7 +202,7 @@ fn draws_from_edited_logits_follow_the_definition<B: Backend>(backends: &[B]) {
 
 #[test]
 fn refusals_name_argument_and_value() {
-    let backend = &Cpu::with_threads(1);
+    let backend = &Cpu::with_threads(1).unwrap();
     let mut logits = Array::random(Dtype::F32, &[2, 33], Layout::Dense, 2);
     let before = logits.bits();
     let mut mask = |words: &[i32], rows| {

@@ -11,7 +11,7 @@ use tilewright::{
 
 #[test]
 fn refusals_name_request_and_value() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let logits = Array::zeros(Dtype::F32, &[3, 4], Layout::Dense);
     let good = SamplingParams::default();
     let refuse = |bad: SamplingParams| {
@@ -42,7 +42,7 @@ fn refusals_name_request_and_value() {
 
 #[test]
 fn refusals_name_shapes() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let good = SamplingParams::default();
     let x = Array::zeros(Dtype::F32, &[3, 4], Layout::Dense);
     let mut out = vec![Ok(0); 3];
@@ -91,7 +91,7 @@ fn refusals_name_shapes() {
 
 #[test]
 fn a_distribution_is_refused_by_name_and_a_bad_row_becomes_nan() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let good = SamplingParams::default();
     let values = [0.0, 1.0, f32::NAN, 1.0, f32::NEG_INFINITY, f32::NEG_INFINITY];
     let x = Array::new(Dtype::F32, &[3, 2], Layout::Dense, &values);
@@ -125,7 +125,7 @@ fn logits_that_are_edited_have_a_dense_last_axis() {
     let logits = ViewMut::strided(&mut data[..], &[2, 3], &[6, 2]).unwrap();
     let bitmask = TokenBitmask { words: &[1, 1], rows: None };
     assert_eq!(
-        apply_token_bitmask(&Cpu::with_threads(1), logits, bitmask).unwrap_err().to_string(),
+        apply_token_bitmask(&Cpu::with_threads(1).unwrap(), logits, bitmask).unwrap_err().to_string(),
         "sampling.apply_token_bitmask: logits has stride 2 along its last axis, expected 1"
     );
 }

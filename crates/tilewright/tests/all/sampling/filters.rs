@@ -296,12 +296,12 @@ fn tokens_are_batch_and_thread_invariant() {
     let params = mixed_params(rows);
     for dtype in DTYPES {
         let logits = Array::random(dtype, &[rows, vocab], Layout::Dense, 8);
-        let batch = draw(&Cpu::with_threads(4), &logits, &params);
-        assert_eq!(batch, draw(&Cpu::with_threads(1), &logits, &params));
+        let batch = draw(&Cpu::with_threads(4).unwrap(), &logits, &params);
+        assert_eq!(batch, draw(&Cpu::with_threads(1).unwrap(), &logits, &params));
         for (row, values) in logits.values().chunks(vocab).enumerate() {
             let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
             let alone = Array::new(dtype, &[1, vocab], Layout::Dense, &values);
-            assert_eq!(draw(&Cpu::with_threads(4), &alone, &params[row..=row]), batch[row..=row]);
+            assert_eq!(draw(&Cpu::with_threads(4).unwrap(), &alone, &params[row..=row]), batch[row..=row]);
         }
         let distinct: std::collections::HashSet<_> = batch.iter().flatten().collect();
         assert!(distinct.len() > 10, "rows draw for themselves: {batch:?}");

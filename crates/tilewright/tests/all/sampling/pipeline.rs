@@ -261,7 +261,7 @@ fn explain_lists_fused_stages() {
 
 #[test]
 fn errors_name_the_stage() {
-    let backend = &Cpu::with_threads(1);
+    let backend = &Cpu::with_threads(1).unwrap();
     let mut logits = Array::random(Dtype::F32, &[2, 33], Layout::Dense, 1);
     let before = logits.bits();
     let streams = streams(2);

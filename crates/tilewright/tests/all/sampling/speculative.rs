@@ -175,8 +175,8 @@ fn logits_are_tempered_and_filtered_at_every_position<B: Backend>(backends: &[B]
 #[test]
 fn chains_are_batch_and_thread_invariant() {
     let case = ChainCase::new((30, 4, 300), false);
-    let (tokens, chains) = case.run(&Cpu::with_threads(4), false);
-    assert_eq!((tokens.clone(), chains.clone()), case.run(&Cpu::with_threads(1), false));
+    let (tokens, chains) = case.run(&Cpu::with_threads(4).unwrap(), false);
+    assert_eq!((tokens.clone(), chains.clone()), case.run(&Cpu::with_threads(1).unwrap(), false));
     for row in 0..30 {
         let alone = ChainCase {
             batch: 1,
@@ -186,7 +186,7 @@ fn chains_are_batch_and_thread_invariant() {
             params: vec![case.params[row]],
             ..case
         };
-        let found = alone.run(&Cpu::with_threads(1), false);
+        let found = alone.run(&Cpu::with_threads(1).unwrap(), false);
         assert_eq!(found, (tokens[row * 5..][..5].to_vec(), vec![chains[row].clone()]));
     }
 }
@@ -240,7 +240,7 @@ fn refusals_name_argument_and_value() {
         let (mut tokens, mut chains) = (vec![77; lens[0]], vec![Ok(ChainCounts::default()); lens[1]]);
         let mut totals = vec![ChainCounts::default(); lens[2]];
         let out = ChainOutput { tokens: &mut tokens, chains: &mut chains, totals: Some(&mut totals) };
-        let result = chain_speculative_sampling(&Cpu::with_threads(1), drafts, target, params, out);
+        let result = chain_speculative_sampling(&Cpu::with_threads(1).unwrap(), drafts, target, params, out);
         assert!(tokens.iter().all(|&token| token == 77), "a refused call writes nothing");
         let text = result.unwrap_err().to_string();
         text.strip_prefix("sampling.chain_speculative_sampling: ").unwrap().to_owned()

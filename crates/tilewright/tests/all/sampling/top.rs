@@ -87,8 +87,13 @@ fn top_k_refuses_by_name() {
     let refuse = |k, shape: &[usize], dtype, len| {
         let mut values = Array::zeros(dtype, shape, Layout::Dense);
         let options = TopK { k, ties: TieBreak::Lowest, sorted: false };
-        let result =
-            top_k(&Cpu::with_threads(1), scores.view(), options, values.view_mut(), &mut vec![0; len]);
+        let result = top_k(
+            &Cpu::with_threads(1).unwrap(),
+            scores.view(),
+            options,
+            values.view_mut(),
+            &mut vec![0; len],
+        );
         result.unwrap_err().to_string()
     };
     assert_eq!(refuse(0, &[2, 1], Dtype::F32, 2), "sampling.top_k: k = 0 is not in 1..=8");

@@ -125,7 +125,7 @@ fn variable_blocks_that_are_too_large() {
     );
     let few = VariableBlockSparse { blocks: &[false; 8], column_sizes: (&all).into(), ..variable() };
     let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(8)).build().expect("it is sound");
-    let attention = Attention::new(problem, Cpu::with_threads(1)).expect("the CPU can do it");
+    let attention = Attention::new(problem, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
     assert!(
         attention.plan(&Batch::variable_block_sparse(few)).is_ok(),
         "keys that none looks at cost nothing"
@@ -149,7 +149,7 @@ fn blocks_take_no_other_part_of_a_batch() {
 #[test]
 fn tensors_of_another_length_than_the_blocks() {
     let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(8)).build().expect("it is sound");
-    let attention = Attention::new(problem, Cpu::with_threads(1)).expect("the CPU can do it");
+    let attention = Attention::new(problem, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
     let plan = attention.plan(&Batch::block_sparse(blocks())).expect("the blocks are sound");
     let zeros = |len: usize| Elements::filled(Dtype::F32, len, 0.0);
     let run = |rows: usize, k_len: usize, v_len: usize| {

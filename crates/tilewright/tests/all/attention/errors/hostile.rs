@@ -34,7 +34,7 @@ pub(super) fn indptr(generator: &mut Generator, len: usize) -> Vec<i64> {
 fn batches_of_extreme_numbers() {
     let mut generator = Generator::new(1);
     let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(8)).build().expect("it is sound");
-    let attention = Attention::new(problem, Cpu::with_threads(1)).expect("the CPU can do it");
+    let attention = Attention::new(problem, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
     let mut accepted = 0;
     for _ in 0..CALLS {
         let count = generator.below(4);
@@ -149,7 +149,7 @@ fn call(cpu: &Cpu, tensors: &mut [Tensors; 5]) -> Option<usize> {
 
 #[test]
 fn tensors_of_extreme_strides() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let memory = Elements::filled(Dtype::F32, MEMORY, 0.5);
     let mut tensors =
         [2, 3, 4, 5, 6].map(|seed| Tensors { generator: Generator::new(seed), memory: memory.clone() });

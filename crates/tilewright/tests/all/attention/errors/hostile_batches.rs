@@ -24,7 +24,7 @@ fn operators() -> Vec<Attention<Cpu>> {
     let problems =
         masks.map(|mask| plain.clone().mask(mask)).into_iter().chain([Problem::latent(4, 8, 4).scale(0.1)]);
     let operator = |problem: tilewright::attention::ProblemBuilder| {
-        Attention::new(problem.build().expect("it is sound"), Cpu::with_threads(1))
+        Attention::new(problem.build().expect("it is sound"), Cpu::with_threads(1).unwrap())
             .expect("the CPU can do it")
     };
     problems.map(operator).collect()

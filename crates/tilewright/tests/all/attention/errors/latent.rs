@@ -25,14 +25,14 @@ fn invalid_latent_problems() {
     refused(build(16, usize::MAX, 64), text);
     refused(build(16, usize::MAX, 0), text);
     refused(build(16, 64, usize::MAX), text);
-    let attention = Attention::new(build(16, 1000, 64).expect("it is sound"), Cpu::with_threads(1));
+    let attention = Attention::new(build(16, 1000, 64).expect("it is sound"), Cpu::with_threads(1).unwrap());
     let error = attention.map(|_| ()).expect_err("it is too large").to_string();
     assert!(error.ends_with(" cannot do this: head_dim.qk = 1064 is above 1024"), "{error}");
 }
 
 fn attention() -> Attention<Cpu> {
     let problem = Problem::latent(4, 8, 4).dtypes(F32, BF16).scale(0.1).build();
-    Attention::new(problem.expect("it is sound"), Cpu::with_threads(1)).expect("the CPU can do it")
+    Attention::new(problem.expect("it is sound"), Cpu::with_threads(1).unwrap()).expect("the CPU can do it")
 }
 
 /// Two requests over pages 4 and 1 of 5 tokens, 3 rows.
@@ -183,7 +183,7 @@ fn each_form_of_attention_has_its_own_run() {
     let zeros = |dtype| Elements::filled(dtype, 1000, 0.0);
     let (q, kv, mut o) = (zeros(F32), zeros(F32), zeros(F32));
     let latent = Problem::latent(4, 8, 4).scale(0.1).build().expect("it is sound");
-    let latent = Attention::new(latent, Cpu::with_threads(1)).expect("the CPU can do it");
+    let latent = Attention::new(latent, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
     let plan = latent.plan(&paged()).expect("the batch is sound");
     let mut workspace = Workspace::for_plan(&plan);
     let cache = KvCache { k: front(&kv, &[5, 5, 1, 12]), v: front(&kv, &[5, 5, 1, 8]) };
@@ -193,7 +193,7 @@ fn each_form_of_attention_has_its_own_run() {
 
     let plain =
         Problem::builder(Heads { qo: 4, kv: 1 }, HeadDim { qk: 12, vo: 8 }).build().expect("it is sound");
-    let plain = Attention::new(plain, Cpu::with_threads(1)).expect("the CPU can do it");
+    let plain = Attention::new(plain, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
     let plan = plain.plan(&paged()).expect("the batch is sound");
     let q = LatentQuery { nope: front(&q, &[3, 4, 8]), pe: front(&q, &[3, 4, 4]) };
     let cache = LatentCache { ckv: front(&kv, &[5, 5, 8]), kpe: front(&kv, &[5, 5, 4]) };

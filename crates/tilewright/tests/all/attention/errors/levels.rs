@@ -110,7 +110,7 @@ fn levels_with_more_keys_than_positions() {
 /// One row per request, with one own key after a page that all share.
 fn plan_shared(heads: Heads, requests: usize, page_size: i64, split: Split) -> Result<usize> {
     let problem = Problem::builder(heads, HeadDim::same(8)).build().expect("it is sound");
-    let attention = Attention::new(problem, Cpu::with_threads(1)).expect("the CPU can do it");
+    let attention = Attention::new(problem, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
     let indptr: Vec<i64> = (0..=requests as i64).collect();
     let (indices, last_page_len) = (vec![1; requests], vec![1; requests]);
     let table = PageTable::new(&indptr, &indices, &last_page_len, page_size as usize);

@@ -14,7 +14,7 @@ use tilewright::{
 
 fn attention() -> Attention<Cpu> {
     let problem = Problem::builder(Heads { qo: 8, kv: 2 }, HeadDim::same(64)).build().expect("it is sound");
-    Attention::new(problem, Cpu::with_threads(2)).expect("the CPU supports it")
+    Attention::new(problem, Cpu::with_threads(2).unwrap()).expect("the CPU supports it")
 }
 
 #[test]
@@ -54,6 +54,10 @@ fn a_split_longer_than_every_request_is_one_piece() {
 
 #[test]
 fn memory_that_no_machine_has() {
+    for threads in [0, 1025, usize::MAX] {
+        let text = format!("cpu.with_threads: threads = {threads} is not in 1..=1024");
+        refused(Cpu::with_threads(threads), &text);
+    }
     for bytes in [usize::MAX, 1 << 60] {
         let text = format!("{bytes} bytes need memory that this machine does not give");
         refused(Workspace::with_bytes(bytes), &format!("attention.workspace: {text}"));

@@ -55,7 +55,7 @@ fn masks_of_overflowing_batches() {
 #[test]
 fn a_plan_without_a_mask_after_one_with_it() {
     let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(8)).build().expect("it is sound");
-    let attention = Attention::new(problem, Cpu::with_threads(1)).expect("the CPU can do it");
+    let attention = Attention::new(problem, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
     let before = attention.plan(&ragged()).expect("it is sound");
     let masked = attention.plan(&ragged().with_mask(PackedMask::new(&[0x5a; 4]))).expect("it is sound");
     let kept = masked.clone();
@@ -114,7 +114,8 @@ fn windows_of_any_size_are_planned() {
     for (left, right) in [(0, Some(0)), (u32::MAX, Some(u32::MAX)), (0, None), (u32::MAX, Some(0))] {
         let mask = Mask::Window { left, right };
         let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(8)).mask(mask).build();
-        let attention = Attention::new(problem.expect("it is sound"), Cpu::with_threads(1)).expect("it can");
+        let attention =
+            Attention::new(problem.expect("it is sound"), Cpu::with_threads(1).unwrap()).expect("it can");
         let long = [0, i64::from(i32::MAX)];
         for (qo, kv) in [(&[0, 5], &[0, 3]), (&[0, 5], &long), (&[0, 100_000], &[0, 0])] {
             let plan = attention.plan(&Batch::ragged(qo, kv)).expect("it is sound");

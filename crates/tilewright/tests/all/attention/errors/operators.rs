@@ -54,7 +54,7 @@ impl AppendCall<'_> {
             batch_indices: self.batch_indices,
             positions: self.positions,
         };
-        append_paged_kv_cache(&Cpu::with_threads(1), &new, cache, KvLayout::Hnd, &self.table)
+        append_paged_kv_cache(&Cpu::with_threads(1).unwrap(), &new, cache, KvLayout::Hnd, &self.table)
     }
 
     #[track_caller]
@@ -121,7 +121,7 @@ fn appends_of_tokens_with_gaps_inside() {
     let cache = KvCacheMut { k: k.view_mut(&[1, 2, 1, 4]), v: v.view_mut(&[1, 2, 1, 4]) };
     let append = NewTokens { k: view, v: view, batch_indices: &[0, 0], positions: &[0, 1] };
     let table = PageTable::new(&[0, 1], &[0], &[2], 2);
-    let result = append_paged_kv_cache(&Cpu::with_threads(1), &append, cache, KvLayout::Nhd, &table);
+    let result = append_paged_kv_cache(&Cpu::with_threads(1).unwrap(), &append, cache, KvLayout::Nhd, &table);
     let text = "k has strides [20, 20, 2]: head_dim, the last axis, must have stride 1";
     refused(result, &format!("kv.append_paged_kv_cache: {text}"));
 }
@@ -181,7 +181,7 @@ fn merges_of_tensors_that_do_not_fit() {
         let [o, lse, mut out, mut out_lse] = [0, 1, 2, 3].map(|i| zeros(dtypes[i], shapes[i]));
         let (out, out_lse) = (out.view_mut(shapes[2]), out_lse.view_mut(shapes[3]));
         let result =
-            merge_states(&Cpu::with_threads(1), o.view(shapes[0]), lse.view(shapes[1]), out, out_lse);
+            merge_states(&Cpu::with_threads(1).unwrap(), o.view(shapes[0]), lse.view(shapes[1]), out, out_lse);
         refused(result, &format!("attention.merge_states: {text}"));
     }
 }
@@ -208,7 +208,7 @@ fn merges_of_two_that_do_not_fit() {
         let [mut o, mut lse, other, other_lse] = [0, 1, 2, 3].map(|i| zeros(dtypes[i], shapes[i]));
         let (o, lse) = (o.view_mut(shapes[0]), lse.view_mut(shapes[1]));
         let (other, other_lse) = (other.view(shapes[2]), other_lse.view(shapes[3]));
-        let result = merge_state(&Cpu::with_threads(1), o, lse, other, other_lse);
+        let result = merge_state(&Cpu::with_threads(1).unwrap(), o, lse, other, other_lse);
         refused(result, &format!("attention.merge_state: {text}"));
     }
 }
@@ -222,7 +222,7 @@ fn linear_of(
 ) -> Result<()> {
     let (x_memory, memory, mut out_memory) = (zeros(x.0, &[400]), zeros(F16, &[400]), zeros(out.0, &[400]));
     linear(
-        &Cpu::with_threads(1),
+        &Cpu::with_threads(1).unwrap(),
         x_memory.strided(0, x.1, x.2),
         memory.strided(0, weight.0, weight.1),
         Some(memory.strided(0, bias.0, bias.1)),

@@ -30,7 +30,7 @@ fn invalid_problems() {
 
 #[test]
 fn unsupported_problems() {
-    let cpu = Cpu::with_threads(1).with_isa(Isa::Portable).expect("it is everywhere");
+    let cpu = Cpu::with_threads(1).unwrap().with_isa(Isa::Portable).expect("it is everywhere");
     let new = |qk, vo| {
         let problem = Problem::builder(ONE, HeadDim { qk, vo }).build().expect("it is sound");
         Attention::new(problem, cpu.clone()).map(|attention| *attention.problem())
@@ -48,7 +48,7 @@ fn unsupported_problems() {
 fn an_instruction_set_that_the_machine_lacks() {
     let available: Vec<String> = Isa::available().iter().map(Isa::to_string).collect();
     for isa in Isa::ALL {
-        let cpu = Cpu::with_threads(1).with_isa(isa);
+        let cpu = Cpu::with_threads(1).unwrap().with_isa(isa);
         if isa.is_available() {
             assert_eq!(cpu.expect("the machine has it").isa(), isa);
         } else {
@@ -60,7 +60,7 @@ fn an_instruction_set_that_the_machine_lacks() {
 
 fn plan_with(batch: &Batch<'_>, split: Split) -> Result<Plan> {
     let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(8)).layout(KvLayout::Hnd).build();
-    Attention::new(problem.expect("it is sound"), Cpu::with_threads(1))
+    Attention::new(problem.expect("it is sound"), Cpu::with_threads(1).unwrap())
         .expect("the CPU can do it")
         .plan_with(batch, split)
 }
@@ -146,7 +146,7 @@ fn splits_that_divide_into_nothing_or_into_too_much() {
 
     let refuses = |heads: Heads, qo_len: i32, kv_len: i32, text: &str| {
         let problem = Problem::builder(heads, HeadDim::same(8)).build().expect("it is sound");
-        let attention = Attention::new(problem, Cpu::with_threads(1)).expect("the CPU can do it");
+        let attention = Attention::new(problem, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
         let (qo_indptr, kv_indptr) = ([0, qo_len], [0, kv_len]);
         let batch = Batch::ragged(&qo_indptr, &kv_indptr);
         refused(attention.plan_with(&batch, Split::Fixed { tokens: 1 }), &format!("attention.plan: {text}"));

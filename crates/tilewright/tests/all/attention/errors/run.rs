@@ -16,7 +16,7 @@ fn problem(layout: KvLayout) -> Problem {
 }
 
 fn attention(layout: KvLayout) -> Attention<Cpu> {
-    Attention::new(problem(layout), Cpu::with_threads(1)).expect("the CPU can do it")
+    Attention::new(problem(layout), Cpu::with_threads(1).unwrap()).expect("the CPU can do it")
 }
 
 /// Two requests over pages 4 and 1 of 5 tokens.

@@ -10,7 +10,7 @@ use tilewright::{
 /// Runs one row over pages 3 and 1 of 5 with 2 heads, or over 4 ragged tokens, with these scales.
 fn run(paged: bool, scales: KvScales<'_>) -> Result<()> {
     let problem = Problem::builder(Heads { qo: 2, kv: 2 }, HeadDim::same(8)).dtypes(Dtype::F32, Dtype::E4m3);
-    let attention = Attention::new(problem.build()?, Cpu::with_threads(1))?;
+    let attention = Attention::new(problem.build()?, Cpu::with_threads(1).unwrap())?;
     let table = PageTable::new(&[0, 2], &[3, 1], &[2], 2);
     let batch = if paged { Batch::paged(&[0, 1], table) } else { Batch::ragged(&[0, 1], &[0, 4]) };
     let shape: &[usize] = if paged { &[5, 2, 2, 8] } else { &[4, 2, 8] };

@@ -25,7 +25,7 @@ fn run(variant: impl Variant, kv_len: usize, with_lse: bool) -> Result<()> {
 
 /// Runs a request whose keys are all one page of one token.
 fn run_rows(variant: impl Variant, (rows, kv_len): (usize, usize), with_lse: bool) -> Result<()> {
-    let attention = Attention::with_variant(problem(), variant, Cpu::with_threads(1))?;
+    let attention = Attention::with_variant(problem(), variant, Cpu::with_threads(1).unwrap())?;
     let (qo_indptr, indptr, indices) = ([0, rows as i64], [0, kv_len as i64], vec![0_i32; kv_len]);
     let plan = attention.plan(&Batch::paged(&qo_indptr, PageTable::new(&indptr, &indices, &[1], 1)))?;
     let (q, k, v) = (zeros(rows * 32), zeros(16), zeros(16));
@@ -87,8 +87,9 @@ impl Variant for Times {
 
 #[test]
 fn two_variants_of_one_name_are_two() {
-    let of =
-        |times| Attention::with_variant(problem(), Times(times), Cpu::with_threads(1)).expect("it is sound");
+    let of = |times| {
+        Attention::with_variant(problem(), Times(times), Cpu::with_threads(1).unwrap()).expect("it is sound")
+    };
     let (twice, thrice) = (of(2.0), of(3.0));
     let plan = twice.plan(&Batch::ragged(&[0, 1], &[0, 3])).expect("the batch is sound");
     let mut workspace = Workspace::for_plan(&plan);
@@ -106,7 +107,7 @@ fn two_variants_of_one_name_are_two() {
 fn single(layout: KvLayout, q: &[usize], k: &[usize], v: &[usize]) -> Result<()> {
     let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim { qk: 8, vo: 6 }).layout(layout);
     let problem = problem.mask(Mask::Full).build().expect("it is sound");
-    let attention = Attention::new(problem, Cpu::with_threads(1)).expect("the CPU can do it");
+    let attention = Attention::new(problem, Cpu::with_threads(1).unwrap()).expect("the CPU can do it");
     let [q_data, k_data, v_data] = [q, k, v].map(|shape| zeros(shape.iter().product()));
     let mut o = zeros(3 * 4 * 6);
     let kv = KvCache { k: k_data.view(k), v: v_data.view(v) };
