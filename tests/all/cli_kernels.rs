@@ -192,7 +192,8 @@ fn unknown_kernels_and_architectures_are_rejected() {
         let expected = format!("'{arch}' for '--arch <ARCH>': expected an architecture, as in 90 or sm_90");
         assert!(why.contains(&expected), "{why}");
     }
-    let why = error_text(&kernels("off", &["inspect", "attention_wgmma_d128_bf16", "--ptxas", "/no/ptxas"]), 1);
+    let why =
+        error_text(&kernels("off", &["inspect", "attention_wgmma_d128_bf16", "--ptxas", "/no/ptxas"]), 1);
     assert!(why.contains("kernels: /no/ptxas: it does not start: "), "{why}");
 }
 

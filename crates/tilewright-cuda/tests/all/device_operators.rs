@@ -173,7 +173,7 @@ fn a_single_request_runs_on_the_device<M: Machine>(gpu: &Gpu<M>) {
         k: View::new(&k, &kv_shape).expect("a view"),
         v: View::new(&v, &kv_shape).expect("a view"),
     };
-    let cpu = Attention::new(problem, Cpu::with_threads(1)).expect("an operator");
+    let cpu = Attention::new(problem, Cpu::with_threads(1).expect("a thread")).expect("an operator");
     let o = ViewMut::new(&mut expected, &q_shape).expect("a view");
     cpu.run_single(View::new(&q, &q_shape).expect("a view"), kv, o, None).expect("it runs");
 

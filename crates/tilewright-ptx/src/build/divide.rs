@@ -6,6 +6,7 @@ use super::{IntoOperand, Value};
 use crate::{ir::Operand, isa::pure::PureOp};
 use std::ops;
 
+#[allow(clippy::suspicious_arithmetic_impl, reason = "a shift is how it divides")]
 impl<'k, B: IntoOperand<u32>> ops::Div<B> for Value<'k, u32> {
     type Output = Self;
     #[track_caller]
@@ -18,6 +19,7 @@ impl<'k, B: IntoOperand<u32>> ops::Div<B> for Value<'k, u32> {
     }
 }
 
+#[allow(clippy::suspicious_arithmetic_impl, reason = "a mask is how it divides")]
 impl<'k, B: IntoOperand<u32>> ops::Rem<B> for Value<'k, u32> {
     type Output = Self;
     #[track_caller]

@@ -41,7 +41,6 @@ pub use variant::Variant;
 
 pub(crate) use plan::PreparedData;
 pub(crate) use requests::ones;
-pub(crate) use state::merge_weights;
 
 use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque};
 use std::sync::Arc;

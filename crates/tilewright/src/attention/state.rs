@@ -21,21 +21,6 @@ use crate::{
 /// Converts base-2 LSE to natural LSE.
 pub const LSE_TO_NATURAL: f32 = std::f32::consts::LN_2;
 
-/// The normalized weights `(wa, wb)` of two states and the merged LSE.
-#[inline(always)]
-pub(crate) fn merge_weights(a: f32, b: f32) -> (f32, f32, f32) {
-    if a.is_nan() || b.is_nan() {
-        return (f32::NAN, f32::NAN, f32::NAN); // f32::max drops NaN
-    }
-    let max = a.max(b);
-    if max == f32::NEG_INFINITY {
-        return (0.0, 0.0, max); // both empty: (-inf) - (-inf) would be NaN
-    }
-    let (wa, wb) = ((a - max).exp2(), (b - max).exp2());
-    let sum = wa + wb;
-    (wa / sum, wb / sum, max + sum.log2())
-}
-
 /// The arguments of a merge of attention states per row and head. LSEs are f32, base 2.
 #[derive(Debug)]
 pub struct StateMerge<'a> {

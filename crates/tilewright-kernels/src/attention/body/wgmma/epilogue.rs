@@ -87,7 +87,7 @@ impl<'k> Consumer<'_, 'k> {
             } else {
                 let words: Vec<_> = (first..fragments).map(|at| (at, word(at))).collect();
                 k.when(present, || {
-                    words.iter().for_each(|(at, word)| o.at(column).plus(4 * at).store(*word))
+                    words.iter().for_each(|(at, word)| o.at(column).plus(4 * at).store(*word));
                 });
             }
         }

@@ -131,10 +131,9 @@ impl<'k> Consumer<'_, 'k> {
                 let exact = weights.map(|weight| weight.get());
                 let (word, rounded) = self.round_pair(exact[0], exact[1]);
                 self.weights[at].set(word);
-                for (sums, weights) in sums.iter_mut().zip([exact, rounded]) {
-                    for (sum, weight) in sums[half].iter_mut().zip(weights) {
-                        *sum = Some(sum.map_or(weight, |sum| sum + weight));
-                    }
+                let cells = sums.iter_mut().flat_map(|sums| &mut sums[half]);
+                for (sum, weight) in cells.zip(exact.into_iter().chain(rounded)) {
+                    *sum = Some(sum.map_or(weight, |sum| sum + weight));
                 }
             }
         }

@@ -180,8 +180,13 @@ fn merges_of_tensors_that_do_not_fit() {
     for (shapes, dtypes, text) in cases {
         let [o, lse, mut out, mut out_lse] = [0, 1, 2, 3].map(|i| zeros(dtypes[i], shapes[i]));
         let (out, out_lse) = (out.view_mut(shapes[2]), out_lse.view_mut(shapes[3]));
-        let result =
-            merge_states(&Cpu::with_threads(1).unwrap(), o.view(shapes[0]), lse.view(shapes[1]), out, out_lse);
+        let result = merge_states(
+            &Cpu::with_threads(1).unwrap(),
+            o.view(shapes[0]),
+            lse.view(shapes[1]),
+            out,
+            out_lse,
+        );
         refused(result, &format!("attention.merge_states: {text}"));
     }
 }
