@@ -2,7 +2,7 @@
 
 use tilewright::{
     Dtype, HeadDim,
-    attention::variant::{ExpressionVariant, Hook, Variant},
+    attention::variant::{ExpressionVariant, Hook},
 };
 use tilewright_kernels::attention::{
     body::{
