@@ -179,7 +179,7 @@ fn append_plans_refuse_invalid_tokens_and_excess_capacity() {
 
 #[test]
 fn optional_operators_that_the_cpu_lacks_are_refused_by_name() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let (x, mut out) = ([1.0_f32; 4], [0.0_f32; 2]);
     let gemm = SegmentGemm {
         x: View::new(&x[..2], &[1, 2]).unwrap(),

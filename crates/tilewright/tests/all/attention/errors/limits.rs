@@ -32,7 +32,7 @@ fn capacities_that_no_step_needs() {
         // requests without rows have no items
         let requests = Capacity { requests: most, ..capacity };
         refuses(requests, Split::Never, &format!("a capacity of {most} requests, the most is 16777216"));
-        let masks = capacity.with_mask_bytes(most);
+        let masks = Capacity { mask_bytes: most, ..capacity };
         refuses(masks, Split::Never, &format!("a capacity of {most} bytes of masks, the most is 4294967296"));
     }
     for split in [Split::Fixed { tokens: 1 << 62 }, Split::Fixed { tokens: usize::MAX - 1 }] {
