@@ -5,7 +5,7 @@
 //! | [`tile`] | building blocks: register fragments, shared-memory tiles, stage rings, vectorized rows |
 //! | [`attention`] | attention, and merging of partial states |
 //! | [`append`] | new keys and values into pages |
-//! | [`norm`], [`rope`], [`activation`] | memory-bound elementwise operators of a layer |
+//! | [`norm`], [`rope`], [`activation`], [`elementwise`] | memory-bound elementwise operators of a layer |
 //! | [`sampling`] | token sampling from logits or probabilities |
 //! | [`variant`] | hooks of attention variants, recorded into kernels |
 //! | [`gemm`] | matrix products |
@@ -30,6 +30,7 @@ mod all;
 pub mod append;
 pub mod attention;
 pub mod bits;
+pub mod elementwise;
 pub mod gemm;
 pub mod norm;
 pub mod rope;

@@ -8,7 +8,7 @@
 //! | [`attention`] | `Problem`, `Batch`, `Plan`, the schedule, the state and its merge |
 //! | [`kv`] | page tables, layouts, scales, append and quantization |
 //! | [`sampling`] | logit edits, temperature and filters, seeded sampling per request, speculative decoding, logprobs |
-//! | [`norm`], [`rope`], [`activation`], [`gemm`], [`gather`] | the other operators of a decoder layer |
+//! | [`norm`], [`rope`], [`activation`], [`elementwise`], [`gemm`], [`gather`] | the other operators of a decoder layer |
 //! | [`cpu`] | the CPU backend |
 //! | [`mod@reference`] | the f64 oracle |
 //! | [`operator`] | the arguments of an operator as a struct |
@@ -19,6 +19,7 @@ pub mod attention;
 mod backend;
 pub mod cpu;
 mod dtype;
+pub mod elementwise;
 mod error;
 mod float8;
 pub mod gather;

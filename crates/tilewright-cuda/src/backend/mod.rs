@@ -5,6 +5,7 @@ mod append;
 mod append_slots;
 mod attention;
 mod bits;
+mod elementwise;
 mod gather;
 mod geometry;
 mod head_scales;

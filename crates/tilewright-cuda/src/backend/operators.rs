@@ -1,7 +1,8 @@
 //! The engine's `Backend` trait: each method delegates to its operator's module.
 
 use super::{
-    Gpu, activation, append, append_slots, bits, gather, linear, memory, merge, norm, rope, sampling,
+    Gpu, activation, append, append_slots, bits, elementwise, gather, linear, memory, merge, norm, rope,
+    sampling,
 };
 use crate::machine::Machine;
 use tilewright::{
@@ -11,6 +12,7 @@ use tilewright::{
         AttentionRun, BitOrder, DeviceBatch, Plan, Problem, StateMerge, Tiling,
         variant::{ExpressionVariant, Variant},
     },
+    elementwise::{ElementwiseMap, ResidualSum},
     gather::RowGather,
     gemm::{LinearLayer, SegmentGemm},
     kv::{AppendPlan, PageCopies, append::KvAppend},
@@ -128,6 +130,8 @@ impl<M: Machine> Backend for Gpu<M> {
         rmsnorm: RmsNorm => norm::rmsnorm,
         rope: RopeRotation => rope::rope,
         act_and_mul: GatedActivation => activation::act_and_mul,
+        map_in_place: ElementwiseMap => elementwise::map_in_place,
+        add: ResidualSum => elementwise::add,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,
         distribution: SamplingDistribution => sampling::distribution,

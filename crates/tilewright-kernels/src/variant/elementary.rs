@@ -83,7 +83,7 @@ pub(crate) fn log2(x: Number<'_>) -> Number<'_> {
 
 /// The hyperbolic tangent as `x · P(x²) / Q(x²)` on -9..=9, beyond which f32 has only ±1: the minimax fit of Eigen's `ptanh`.
 #[track_caller]
-pub(super) fn tanh(x: Number<'_>) -> Number<'_> {
+pub(crate) fn tanh(x: Number<'_>) -> Number<'_> {
     const P: [f32; 7] = [
         -2.760_768_5e-16,
         2.000_188e-13,

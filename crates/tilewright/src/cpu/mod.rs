@@ -3,6 +3,7 @@
 mod activation;
 mod append;
 mod attention;
+mod elementwise;
 mod gather;
 mod gemm;
 mod norm;
@@ -28,6 +29,7 @@ use crate::{
         variant::{ExpressionVariant, Variant},
     },
     backend::Opaque,
+    elementwise::{ElementwiseMap, ResidualSum},
     gather::RowGather,
     gemm::LinearLayer,
     kv::append::KvAppend,
@@ -163,6 +165,8 @@ impl Backend for Cpu {
         rmsnorm: RmsNorm => norm::rmsnorm,
         rope: RopeRotation => rope::rope,
         act_and_mul: GatedActivation => activation::act_and_mul,
+        map_in_place: ElementwiseMap => elementwise::map_in_place,
+        add: ResidualSum => elementwise::add,
         filter: ScoreFilter => sampling::filter,
         sample: TokenSampling => sampling::sample,
         distribution: SamplingDistribution => sampling::distribution,

@@ -3,6 +3,7 @@
 
 pub mod activation;
 pub mod attention;
+pub mod elementwise;
 pub mod norm;
 pub mod quant;
 pub mod rope;

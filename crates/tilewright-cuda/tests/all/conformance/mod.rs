@@ -15,6 +15,8 @@ mod cascade;
 mod conformance;
 #[path = "../../../../tilewright/tests/all/attention/edges.rs"]
 mod edges;
+#[path = "../../../../tilewright/tests/all/layers/elementwise.rs"]
+mod elementwise;
 #[path = "../../../../tilewright/tests/all/attention/flashinfer.rs"]
 mod flashinfer;
 #[path = "../../../../tilewright/tests/all/attention/gemm.rs"]

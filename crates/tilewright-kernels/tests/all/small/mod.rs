@@ -3,6 +3,7 @@
 mod activation;
 mod append;
 mod bits;
+mod elementwise;
 mod gemm;
 mod merge;
 mod norm;

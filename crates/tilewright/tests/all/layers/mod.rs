@@ -1,6 +1,7 @@
-//! Norms, rotary embeddings and gated activations against the oracle.
+//! Norms, rotary embeddings, gated activations and elementwise operators against the oracle.
 
 mod activation;
+mod elementwise;
 mod norm;
 mod rope;
 
