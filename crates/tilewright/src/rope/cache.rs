@@ -38,7 +38,34 @@ impl CosSinCache {
     /// # Errors
     /// When the table has more than 2³⁰ elements, or does not fit in memory.
     pub fn new(rope: &Rope, max_positions: u32) -> Result<Self> {
-        let (rotary_dim, frequencies) = (rope.rotary_dim(), rope.frequencies());
+        Self::filled(&rope.frequencies(), 1.0, max_positions, rope.style())
+    }
+
+    /// The table for `frequencies`, in radians per position of each pair, with all entries multiplied by `amplitude`: the
+    /// attention factor of YaRN and LongRoPE, whose square scales the logits of the rotated elements.
+    ///
+    /// # Errors
+    /// When `frequencies` is empty, a frequency or `amplitude` is not finite, or the table does not fit as for [`Self::new`].
+    pub fn from_frequencies(
+        frequencies: &[f64],
+        amplitude: f64,
+        max_positions: u32,
+        style: RopeStyle,
+    ) -> Result<Self> {
+        const OPERATOR: &str = "rope.cos_sin_cache";
+        crate::ensure!(!frequencies.is_empty(), OPERATOR, "frequencies is empty, expected one per pair");
+        for value in frequencies.iter().chain([&amplitude]) {
+            crate::ensure!(
+                value.is_finite(),
+                OPERATOR,
+                "{value} among frequencies and amplitude is not finite"
+            );
+        }
+        Self::filled(frequencies, amplitude as f32, max_positions, style)
+    }
+
+    fn filled(frequencies: &[f64], amplitude: f32, max_positions: u32, style: RopeStyle) -> Result<Self> {
+        let rotary_dim = 2 * frequencies.len();
         let elements = (max_positions as usize).saturating_mul(rotary_dim);
         let table = if elements <= MAX_ELEMENTS { try_zeroed_vec(elements) } else { Err(()) };
         let mut table = table.map_err(|()| {
@@ -47,12 +74,13 @@ impl CosSinCache {
             Error::new("rope.cos_sin_cache", text)
         })?;
         for (position, row) in table.chunks_mut(rotary_dim).enumerate() {
-            fill_row(&frequencies, position as f64, row);
+            fill_row(frequencies, position as f64, row);
+            row.iter_mut().for_each(|entry| *entry *= amplitude);
         }
-        Ok(Self { table, rotary_dim, style: rope.style(), id: next_id() })
+        Ok(Self { table, rotary_dim, style, id: next_id() })
     }
 
-    /// A precomputed table (YaRN, custom scaling): `[max_positions, rotary_dim]`, row-major, cosines in
+    /// A precomputed table (custom scaling): `[max_positions, rotary_dim]`, row-major, cosines in
     /// the first half of each row and sines in the second.
     ///
     /// # Errors

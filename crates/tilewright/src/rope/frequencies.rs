@@ -42,6 +42,21 @@ pub enum RopeScaling {
         /// The training context; 8192 as published.
         original_context: u32,
     },
+    /// YaRN (Peng et al. 2023): pairs that rotate at least `beta_fast` times within the training context are kept, those
+    /// that rotate at most `beta_slow` times are divided by `factor`, with a linear ramp over the pair index between.
+    /// The paper also scales the logits: see the amplitude of [`CosSinCache::from_frequencies`](super::CosSinCache::from_frequencies).
+    Yarn {
+        /// Above 0.
+        factor: f64,
+        /// Rotations; 32 as published.
+        beta_fast: f64,
+        /// Rotations; 1 as published, below `beta_fast`.
+        beta_slow: f64,
+        /// The training context, in tokens.
+        original_context: u32,
+        /// Whether the ends of the ramp are rounded outwards to pair indices, as published.
+        truncate: bool,
+    },
 }
 
 /// A rotary position embedding.
@@ -83,8 +98,8 @@ impl Rope {
     /// Replaces the scaling.
     ///
     /// # Errors
-    /// When a factor or the original context is not a finite number above 0, or `low_freq_factor` is not below
-    /// `high_freq_factor`.
+    /// When a factor or the original context is not a finite number above 0, `low_freq_factor` is not below
+    /// `high_freq_factor`, or `beta_slow` is not below `beta_fast`; for YaRN also when theta is 1.
     pub fn with_scaling(self, scaling: RopeScaling) -> Result<Self> {
         const OPERATOR: &str = "rope.with_scaling";
         match scaling {
@@ -107,6 +122,15 @@ impl Rope {
                     "low_freq_factor = {low} is not below high_freq_factor = {high}"
                 );
             }
+            RopeScaling::Yarn { factor, beta_fast: fast, beta_slow: slow, original_context, .. } => {
+                check_positive(OPERATOR, "factor", factor)?;
+                check_positive(OPERATOR, "beta_fast", fast)?;
+                check_positive(OPERATOR, "beta_slow", slow)?;
+                check_positive(OPERATOR, "original_context", f64::from(original_context))?;
+                let (ordered, theta) = (slow < fast, self.theta);
+                crate::ensure!(ordered, OPERATOR, "beta_slow = {slow} is not below beta_fast = {fast}");
+                crate::ensure!(theta != 1.0, OPERATOR, "theta = 1: all pairs have the same frequency");
+            }
         }
         Ok(Self { scaling, ..self })
     }
@@ -124,10 +148,10 @@ impl Rope {
     /// Radians per position of each of the `rotary_dim / 2` pairs, scaling included.
     pub fn frequencies(&self) -> Vec<f64> {
         let dim = self.rotary_dim as f64;
-        (0..self.rotary_dim / 2).map(|i| self.scale(self.theta.powf(-2.0 * i as f64 / dim))).collect()
+        (0..self.rotary_dim / 2).map(|i| self.scale(i, self.theta.powf(-2.0 * i as f64 / dim))).collect()
     }
 
-    fn scale(&self, frequency: f64) -> f64 {
+    fn scale(&self, pair: usize, frequency: f64) -> f64 {
         match self.scaling {
             RopeScaling::None => frequency,
             RopeScaling::Linear { factor } => frequency / factor,
@@ -137,7 +161,23 @@ impl Rope {
                     ((waves - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
                 smooth * frequency + (1.0 - smooth) * frequency / factor
             }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, truncate } => {
+                let context = f64::from(original_context);
+                let first = self.pair_of(context / beta_fast);
+                let last = self.pair_of(context / beta_slow);
+                let (first, last) = if truncate { (first.floor(), last.ceil()) } else { (first, last) };
+                // the clamps of the paper's code: the last index is compared with elements, not pairs
+                let (first, last) = (first.max(0.0), last.min(self.rotary_dim as f64 - 1.0));
+                let width = if first == last { 0.001 } else { last - first };
+                let interpolated = ((pair as f64 - first) / width).clamp(0.0, 1.0);
+                interpolated * frequency / factor + (1.0 - interpolated) * frequency
+            }
         }
+    }
+
+    /// The (fractional) index of the pair with this wavelength, in tokens, before scaling.
+    fn pair_of(&self, wavelength: f64) -> f64 {
+        self.rotary_dim as f64 * (wavelength / std::f64::consts::TAU).ln() / (2.0 * self.theta.ln())
     }
 }
 

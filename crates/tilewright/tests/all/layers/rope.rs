@@ -172,6 +172,55 @@ fn the_table_holds_rounded_f64_cosines_up_to_its_last_position() {
     }
 }
 
+/// The ends of the ramp are computed by hand from wavelengths of 4096 / 32 and 4096 tokens.
+#[test]
+fn yarn_interpolates_between_pairs() {
+    let yarn = |truncate| RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_context: 4096,
+        truncate,
+    };
+    let rope = Rope::new(32, 10_000.0).unwrap();
+    let plain = rope.frequencies();
+    for (truncate, first, last) in [(true, 5.0, 12.0), (false, 5.236_12, 11.256_72)] {
+        let scaled = rope.with_scaling(yarn(truncate)).unwrap().frequencies();
+        for (pair, (scaled, plain)) in scaled.iter().zip(&plain).enumerate() {
+            let ramp = ((pair as f64 - first) / (last - first)).clamp(0.0, 1.0);
+            let expected = plain * (1.0 - ramp) + plain / 4.0 * ramp;
+            assert!((scaled / expected - 1.0).abs() < 1e-4, "pair {pair}: {scaled}, expected {expected}");
+        }
+    }
+    let refused = |scaling| rope.with_scaling(scaling).unwrap_err().to_string();
+    let reversed = RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 1.0,
+        beta_slow: 2.0,
+        original_context: 64,
+        truncate: true,
+    };
+    assert_eq!(refused(reversed), "rope.with_scaling: beta_slow = 2 is not below beta_fast = 1");
+}
+
+#[test]
+fn an_amplitude_scales_every_entry() {
+    let frequencies = [1.0, 0.25, 0.0];
+    let plain = CosSinCache::from_frequencies(&frequencies, 1.0, 9, RopeStyle::Neox).unwrap();
+    let scaled = CosSinCache::from_frequencies(&frequencies, 1.5, 9, RopeStyle::Neox).unwrap();
+    let entries = |cache: &CosSinCache| cache.view().as_slice::<f32>().unwrap().to_vec();
+    let expected: Vec<f32> = entries(&plain).iter().map(|entry| entry * 1.5).collect();
+    assert_eq!((entries(&scaled), scaled.rotary_dim(), scaled.max_positions()), (expected, 6, 9));
+    let refused = |frequencies: &[f64], amplitude| {
+        CosSinCache::from_frequencies(frequencies, amplitude, 1, RopeStyle::Neox).unwrap_err().to_string()
+    };
+    assert_eq!(refused(&[], 1.0), "rope.cos_sin_cache: frequencies is empty, expected one per pair");
+    assert_eq!(
+        refused(&[1.0], f64::NAN),
+        "rope.cos_sin_cache: NaN among frequencies and amplitude is not finite"
+    );
+}
+
 #[test]
 fn llama31_interpolates_between_wavelengths() {
     let scaled = Rope::new(128, 500_000.0).unwrap().with_scaling(llama31(1.0)).unwrap().frequencies();
