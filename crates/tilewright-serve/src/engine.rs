@@ -23,7 +23,7 @@ use crate::{
 };
 use std::time::Instant;
 use tilewright::{
-    Attention, Backend, Dtype, Result, View,
+    Attention, Backend, Dtype, Plan, Result, View,
     attention::{Explanation, Split},
     ensure,
     rope::CosSinCache,
@@ -76,8 +76,8 @@ impl Default for EngineOptions {
 pub struct Engine<B> {
     model: Transformer,
     backend: B,
-    attention: Attention<B>,
-    rope: CosSinCache,
+    attention: Vec<Attention<B>>,
+    ropes: Vec<CosSinCache>,
     cache: KvPool,
     scheduler: Scheduler,
     activations: Activations,
@@ -116,8 +116,8 @@ impl<B: Backend + Clone> Engine<B> {
             (model.config().max_position_embeddings, options.num_pages * options.page_size);
         let context = model_context.min(pool_tokens);
         Ok(Self {
-            attention: Attention::new(model.attention_problem(dtype, kv_dtype)?, backend.clone())?,
-            rope: model.rope(context)?,
+            attention: model.attention(&backend, dtype, kv_dtype)?,
+            ropes: model.ropes(context)?,
             cache,
             scheduler: Scheduler::new(pool, limits),
             activations: Activations::new(&backend, model.config(), dtype, Sizes::default())?,
@@ -199,27 +199,28 @@ impl<B: Backend + Clone> Engine<B> {
             return Ok(Vec::new());
         }
         let step = Step::new(&self.scheduler, &chunks, self.options.page_size);
-        let explanation = self.run(step)?;
+        let explanations = self.run(step)?;
         let drawn = self.sample(&chunks)?;
-        self.record_step(&chunks, &explanation, start);
+        self.record_step(&chunks, &explanations, start);
         self.commit(drawn)
     }
 
-    /// Runs the layers and returns the explanation of their attention plan.
-    fn run(&mut self, step: Step) -> Result<Explanation> {
-        let Self { model, backend, attention, rope, cache, activations, graphs, .. } = self;
-        let context = ForwardContext { backend, attention, rope };
+    /// Runs the layers and returns the explanations of their attention plans.
+    fn run(&mut self, step: Step) -> Result<Vec<Explanation>> {
+        let Self { model, backend, attention, ropes, cache, activations, graphs, .. } = self;
+        let context = ForwardContext { backend, attention, ropes };
+        let explain = |inputs: &StepInputs| inputs.plans.iter().map(Plan::explain).collect();
         let mut runner = ModelRunner { model, context, cache, activations };
         if graphs.applies_to(&step) {
-            return Ok(graphs.run(&mut runner, step)?.plan.explain());
+            return Ok(explain(graphs.run(&mut runner, step)?));
         }
         let inputs = StepInputs::new(backend, attention, &step)?;
         runner.run_eagerly(&inputs)?;
-        Ok(inputs.plan.explain())
+        Ok(explain(&inputs))
     }
 
     /// Adds a finished step to the report.
-    fn record_step(&mut self, chunks: &[Chunk], attention: &Explanation, start: Instant) {
+    fn record_step(&mut self, chunks: &[Chunk], attention: &[Explanation], start: Instant) {
         let is_decode = |chunk: &&Chunk| {
             let request = &self.scheduler.running[chunk.request];
             chunk.tokens.len() == 1 && chunk.tokens.start >= request.prompt_len
@@ -232,9 +233,9 @@ impl<B: Backend + Clone> Engine<B> {
             time: start.elapsed(),
             weight_bytes: self.model.bytes_per_step(),
             flops_per_token: self.model.flops_per_token(),
-            layers: self.model.config().num_hidden_layers,
         };
-        self.report.add(cost, attention);
+        let layers = self.model.layers_per_attention();
+        self.report.add(cost, &layers.into_iter().zip(attention).collect::<Vec<_>>());
     }
 
     /// Samples a token for every fully computed request, forks included. Returns pairs of index into the running

@@ -99,18 +99,21 @@ pub(crate) struct StepCost {
     pub(crate) weight_bytes: usize,
     /// Per token, without attention.
     pub(crate) flops_per_token: usize,
-    pub(crate) layers: usize,
 }
 
 impl Report {
-    /// Adds a step. Costs common to all tokens (time, weights, attention) are split by token count.
-    pub(crate) fn add(&mut self, step: StepCost, attention: &Explanation) {
+    /// Adds a step with its attention plans, each run by a number of layers. Costs common to all tokens (time, weights, attention)
+    /// are split by token count.
+    pub(crate) fn add(&mut self, step: StepCost, attention: &[(usize, &Explanation)]) {
         let tokens = (step.prefill_tokens + step.decode_tokens) as f64;
         self.steps += 1;
         self.prefill_tokens += step.prefill_tokens;
         self.decode_tokens += step.decode_tokens;
-        let bytes = step.weight_bytes + step.layers * (attention.kv_bytes + attention.qo_bytes);
-        let flops = step.layers * attention.flops;
+        let of_layers = |cost: fn(&Explanation) -> usize| -> usize {
+            attention.iter().map(|(layers, plan)| layers * cost(plan)).sum()
+        };
+        let bytes = step.weight_bytes + of_layers(|plan| plan.kv_bytes + plan.qo_bytes);
+        let flops = of_layers(|plan| plan.flops);
         let parts = [
             (step.prefill_tokens, &mut self.prefill_time, &mut self.prefill_work),
             (step.decode_tokens, &mut self.decode_time, &mut self.decode_work),

@@ -1,6 +1,6 @@
-//! Inputs of a step, shared by all layers and stored in the backend's memory: tokens, positions, append plan, attention plan.
+//! Inputs of a step, shared by all layers and stored in the backend's memory: tokens, positions, append plan, attention plans.
 //!
-//! Invariant: a refill keeps every address, so recorded work reads the new step. When the capacity is too small the plan is
+//! Invariant: a refill keeps every address, so recorded work reads the new step. When the capacity is too small the plans are
 //! reallocated and [`StepInputs::reallocations`] increases.
 
 use crate::{engine::SPLIT, step::Step};
@@ -19,8 +19,8 @@ pub(crate) struct StepInputs {
     logit_rows: IndexBuffer,
     /// Slots that receive the step's keys and values.
     pub(crate) append: AppendPlan,
-    /// The attention plan of the step.
-    pub(crate) plan: Plan,
+    /// The attention plans of the step, one per attention operator of the model.
+    pub(crate) plans: Vec<Plan>,
     /// Rows, padding included.
     pub(crate) rows: usize,
     /// Rows for which logits are computed.
@@ -38,26 +38,37 @@ fn capacity(step: &Step) -> Capacity {
     Capacity::decode(step.rows(), doubled(pages)).with_kv_len(doubled(kv_len))
 }
 
+/// Plans of that capacity.
+fn refillable_plans<B: Backend>(attention: &[Attention<B>], step: &Step) -> Result<Vec<Plan>> {
+    let capacity = capacity(step);
+    let plan = |attention: &Attention<B>| attention.plan_with_capacity(&capacity, &step.batch(), SPLIT);
+    attention.iter().map(plan).collect()
+}
+
 impl StepInputs {
     /// The inputs of `step`, with capacity for exactly its rows.
-    pub(crate) fn new<B: Backend>(backend: &B, attention: &Attention<B>, step: &Step) -> Result<Self> {
-        Self::with_plan(backend, step, attention.plan_with(&step.batch(), SPLIT)?)
+    pub(crate) fn new<B: Backend>(backend: &B, attention: &[Attention<B>], step: &Step) -> Result<Self> {
+        let plans = attention.iter().map(|attention| attention.plan_with(&step.batch(), SPLIT));
+        Self::with_plans(backend, step, plans.collect::<Result<_>>()?)
     }
 
     /// Same, for later [`refill`](Self::refill) with as many rows: the number of keys may double before a reallocation.
-    pub(crate) fn refillable<B: Backend>(backend: &B, attention: &Attention<B>, step: &Step) -> Result<Self> {
-        let capacity = capacity(step);
-        Self::with_plan(backend, step, attention.plan_with_capacity(&capacity, &step.batch(), SPLIT)?)
+    pub(crate) fn refillable<B: Backend>(
+        backend: &B,
+        attention: &[Attention<B>],
+        step: &Step,
+    ) -> Result<Self> {
+        Self::with_plans(backend, step, refillable_plans(attention, step)?)
     }
 
-    fn with_plan<B: Backend>(backend: &B, step: &Step, plan: Plan) -> Result<Self> {
+    fn with_plans<B: Backend>(backend: &B, step: &Step, plans: Vec<Plan>) -> Result<Self> {
         let rows = step.rows();
         let mut inputs = Self {
             tokens: backend.allocate_indices(rows)?,
             positions: backend.allocate_indices(rows)?,
             logit_rows: backend.allocate_indices(rows)?,
             append: AppendPlan::new(backend, &step.table(), &step.batch_indices, &step.positions)?,
-            plan,
+            plans,
             rows: 0,
             num_logits: 0,
             all_logits: false,
@@ -67,18 +78,22 @@ impl StepInputs {
         Ok(inputs)
     }
 
-    /// Overwrites the inputs with another step of as many rows; reallocates the plan if its capacity is exceeded.
+    /// Overwrites the inputs with another step of as many rows; reallocates the plans if their capacity is exceeded.
     pub(crate) fn refill<B: Backend>(
         &mut self,
         backend: &B,
-        attention: &Attention<B>,
+        attention: &[Attention<B>],
         step: &Step,
     ) -> Result<()> {
         self.append.refill(backend, &step.table(), &step.batch_indices, &step.positions)?;
-        if self.plan.capacity().is_some_and(|capacity| step.fits(capacity.pages, capacity.kv_len)) {
-            attention.replan(&mut self.plan, &step.batch())?;
+        let fits =
+            |plan: &Plan| plan.capacity().is_some_and(|capacity| step.fits(capacity.pages, capacity.kv_len));
+        if self.plans.iter().all(fits) {
+            for (plan, attention) in self.plans.iter_mut().zip(attention) {
+                attention.replan(plan, &step.batch())?;
+            }
         } else {
-            self.plan = attention.plan_with_capacity(&capacity(step), &step.batch(), SPLIT)?;
+            self.plans = refillable_plans(attention, step)?;
             self.reallocations += 1;
         }
         self.write(backend, step)

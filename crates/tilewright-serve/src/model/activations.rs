@@ -8,8 +8,9 @@
 use super::{ModelConfig, Tensor};
 use std::time::Duration;
 use tilewright::{
-    Backend, Dtype, Operator, Result, View, Workspace,
-    norm::{RmsNorm, rmsnorm},
+    Backend, Dtype, Operator, Result, View, ViewMut, Workspace,
+    elementwise::{self, ElementFunction},
+    norm::{RmsNorm, rmsnorm, rmsnorm_in_place},
     tensor::Buffer,
 };
 
@@ -20,7 +21,7 @@ pub(crate) struct Activations {
     pub(super) residual: Buffer,
     /// f32 `[rows, hidden]`: output of a block, to be added to the residual stream.
     pub(super) block_output: Buffer,
-    /// `[rows, hidden]`: the normalized input of a block.
+    /// `[rows, hidden]`: the input of a block.
     pub(super) x: Buffer,
     /// f32 outputs of the projections.
     pub(super) q: Buffer,
@@ -45,6 +46,11 @@ pub(crate) struct Activations {
     /// Rows of logits written by the last step.
     pub(crate) logits_rows: usize,
     vocab: usize,
+    /// Rows of the current step.
+    pub(super) rows: usize,
+    hidden: usize,
+    /// The epsilon of all norms.
+    eps: f32,
 }
 
 /// Capacities of the buffers.
@@ -90,6 +96,9 @@ impl Activations {
             sizes,
             logits_rows: 0,
             vocab: config.vocab_size,
+            rows: 0,
+            hidden,
+            eps: config.rms_norm_eps,
         })
     }
 
@@ -136,22 +145,47 @@ impl Activations {
         self.logits.strided(row * self.vocab, &[count, self.vocab], &[0, 1])
     }
 
-    /// `residual += block_output; x ← norm(residual)`; the first norm adds nothing.
+    /// Begins a block: `residual += block_output; x ← norm(residual)`, or `x ← residual` without a weight. The first block adds
+    /// nothing; without a weight its `x` is written by the embedding.
     pub(super) fn norm<B: Backend>(
         &mut self,
         backend: &B,
-        (rows, weight): (usize, &Tensor),
-        eps: f32,
+        weight: Option<&Tensor>,
         first: bool,
     ) -> Result<()> {
-        let shape = [rows, weight.shape()[0]];
-        let x = self.x.view_mut(&shape)?;
-        if first {
-            return rmsnorm(backend, self.residual.view(&shape)?, weight.view(), eps, x);
+        let shape = [self.rows, self.hidden];
+        let (x, block_output) = (self.x.view_mut(&shape)?, self.block_output.view(&shape)?);
+        match (weight, first) {
+            (Some(weight), true) => rmsnorm(backend, self.residual.view(&shape)?, weight.view(), self.eps, x),
+            (Some(weight), false) => {
+                let residual = Some(self.residual.view_mut(&shape)?);
+                let weight = weight.view().into();
+                RmsNorm { x: Some(block_output), residual, weight, eps: self.eps, out: x }.run(backend)
+            }
+            (None, true) => Ok(()),
+            (None, false) => elementwise::add(backend, block_output, self.residual.view_mut(&shape)?, x),
         }
-        let residual = self.residual.view_mut(&shape)?;
-        let block_output = Some(self.block_output.view(&shape)?);
-        let weight = weight.view().into();
-        RmsNorm { x: block_output, residual: Some(residual), weight, eps, out: x }.run(backend)
     }
+
+    /// Ends a block: `block_output ← multiplier · norm(block_output)`; without a weight there is no norm.
+    pub(super) fn end_block<B: Backend>(
+        &mut self,
+        backend: &B,
+        weight: Option<&Tensor>,
+        multiplier: f32,
+    ) -> Result<()> {
+        let shape = [self.rows, self.hidden];
+        if let Some(weight) = weight {
+            rmsnorm_in_place(backend, self.block_output.view_mut(&shape)?, weight.view(), self.eps)?;
+        }
+        scale(backend, self.block_output.view_mut(&shape)?, multiplier)
+    }
+}
+
+/// `x ← factor · x`; nothing for a factor of 1.
+pub(super) fn scale<B: Backend>(backend: &B, x: ViewMut<'_>, factor: f32) -> Result<()> {
+    if factor == 1.0 {
+        return Ok(());
+    }
+    elementwise::map_in_place(backend, ElementFunction::Scale { factor }, x)
 }

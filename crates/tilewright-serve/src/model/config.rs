@@ -3,49 +3,61 @@
 //! Invariant: a setting that affects results is either a field of [`ModelConfig`] or an error. Settings without effect on
 //! inference (dropout, initializers, caches) are ignored.
 
+mod families;
 mod fields;
+mod layers;
 mod parameters;
 mod rope;
 
+pub use layers::LayerKind;
 pub use parameters::Parameter;
 pub use rope::{Rope, RopeScaling};
 
 use super::{parse_object, read_optional, read_required};
+use families::Family;
 use fields::Fields;
-use serde_json::json;
 use std::path::Path;
-use tilewright::{Dtype, Error, Result, ensure};
+use tilewright::{Dtype, Error, Result, activation::Activation, ensure};
 
 const OPERATOR: &str = "model.config";
-const SUPPORTED: &str = "llama, mistral, qwen2, qwen3";
 
-/// Settings of other architectures that would change this forward pass.
-const UNSUPPORTED: [&str; 9] = [
-    "quantization_config",
-    "compression_config",
-    "attn_logit_softcapping",
-    "final_logit_softcapping",
-    "attention_multiplier",
-    "embedding_multiplier",
-    "residual_multiplier",
-    "logits_scaling",
-    "logit_scale",
-];
+/// Maximum number of layers: a description of each is held in memory.
+const MAX_LAYERS: usize = 1 << 16;
 
-/// The family that defines tensor names and defaults. The forward pass depends only on the switches of
+/// The family that defines tensor names and defaults. The forward pass depends only on the terms of
 /// [`ModelConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Architecture {
-    /// Llama 1 to 3, and Mistral without a sliding window.
+    /// Llama 1 to 3, and Mistral.
     Llama,
-    /// Qwen 2 and 2.5: biases on the q, k and v projections.
+    /// Qwen 2 and 2.5.
     Qwen2,
-    /// Qwen 3, dense: an RMSNorm on each head of q and k.
+    /// Qwen 3, dense.
     Qwen3,
 }
 
-/// A decoder-only transformer: pre-norm with RMSNorm, rotary positions, grouped-query causal attention, SiLU-gated
-/// MLP (`down(silu(gate(x)) * up(x))`).
+/// Where the norms of a block (attention or MLP) are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum NormPlacement {
+    /// On the input of the block (Llama).
+    Before,
+    /// On its output, before the addition to the residual stream (OLMo 2).
+    After,
+    /// On both (Gemma).
+    Around,
+}
+
+/// The elements over which an RMSNorm of q and k takes its mean.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum QkNorm {
+    /// Those of one head (Qwen 3, Gemma 3).
+    Head,
+    /// Those of all heads (OLMo 2).
+    Projection,
+}
+
+/// A decoder-only transformer with RMSNorm, rotary positions, grouped-query causal attention and a gated MLP
+/// (`down(activation(gate(x)) * up(x))`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelConfig {
     /// The family.
@@ -68,16 +80,42 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// The epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
-    /// Rotary position embedding of queries and keys.
-    pub rope: Rope,
+    /// Where the norms of a block are.
+    pub norm_placement: NormPlacement,
+    /// Added to every norm weight: 1 if weights are stored minus one, otherwise 0.
+    pub norm_offset: f32,
+    /// The rotations of queries and keys that layers choose from.
+    pub ropes: Vec<Rope>,
+    /// Window and rotation of each layer.
+    pub layers: Vec<LayerKind>,
     /// Whether the output matrix is the embedding, so that there is no `lm_head.weight`.
     pub tie_word_embeddings: bool,
     /// Whether the q, k and v projections add a bias.
     pub qkv_bias: bool,
     /// Whether the output projection of the attention adds a bias.
     pub output_bias: bool,
-    /// Whether an RMSNorm per head is applied to q and k before RoPE.
-    pub qk_norm: bool,
+    /// Whether the three projections of the MLP add a bias.
+    pub mlp_bias: bool,
+    /// Whether q, k and v are one matrix in the checkpoint, and gate and up another.
+    pub fused_projections: bool,
+    /// The RMSNorm of q and k before RoPE.
+    pub qk_norm: Option<QkNorm>,
+    /// The activation of the MLP's gate.
+    pub activation: Activation,
+    /// Factor of the embeddings.
+    pub embedding_multiplier: f32,
+    /// Whether that factor is rounded to the dtype of the weights.
+    pub rounds_embedding_multiplier: bool,
+    /// Factor of each block's output.
+    pub residual_multiplier: f32,
+    /// Factor on `q · k`; `None` is `1 / sqrt(head_dim)`.
+    pub attention_scale: Option<f32>,
+    /// `c · tanh(s / c)` on the logits of attention.
+    pub attention_soft_cap: Option<f32>,
+    /// Divisor of the model's logits.
+    pub logits_divisor: f32,
+    /// `c · tanh(x / c)` on the model's logits, after the division.
+    pub logits_soft_cap: Option<f32>,
     /// The dtype of the checkpoint, if specified.
     pub dtype: Option<Dtype>,
     /// The token that begins a sequence.
@@ -113,45 +151,62 @@ impl ModelConfig {
     pub fn parse(text: &str) -> Result<Self> {
         let values = parse_object(OPERATOR, "config.json", text)?;
         let fields = Fields { prefix: "", values: &values };
-        let model_type = model_type(&fields)?;
-        let architecture = match model_type {
-            "qwen2" => Architecture::Qwen2,
-            "qwen3" => Architecture::Qwen3,
-            _ => Architecture::Llama,
-        };
+        let family = families::find(&fields)?;
+        let mut config = Self::read(&fields, &family)?;
+        family.reject_unread(&fields)?;
+        (family.terms)(&fields, &mut config)?;
+        config.check()?;
+        config.ropes = (family.ropes)(&family, &fields, &config)?;
+        config.layers = (family.layers)(&fields, &config)?;
+        Ok(config)
+    }
+
+    /// The sizes, and the terms of a Llama.
+    fn read(fields: &Fields<'_>, family: &Family) -> Result<Self> {
         let hidden_size = fields.required_size("hidden_size")?;
         let heads = fields.required_size("num_attention_heads")?;
         let vocab_size = fields.required_size("vocab_size")?;
         let bias = fields.flag("attention_bias")?;
-        let config = Self {
-            architecture,
+        let tied =
+            fields.get("tie_word_embeddings").map(|_| fields.flag("tie_word_embeddings")).transpose()?;
+        Ok(Self {
+            architecture: family.architecture,
             hidden_size,
             intermediate_size: fields.required_size("intermediate_size")?,
             num_hidden_layers: fields.required_size("num_hidden_layers")?,
             num_attention_heads: heads,
             num_key_value_heads: fields.size("num_key_value_heads")?.unwrap_or(heads),
-            head_dim: head_dim(&fields, hidden_size, heads)?,
+            head_dim: head_dim(fields, hidden_size, heads)?,
             vocab_size,
             max_position_embeddings: fields.required_size("max_position_embeddings")?,
-            rms_norm_eps: fields.required_positive("rms_norm_eps")? as f32,
-            rope: Rope::read(&fields)?,
-            tie_word_embeddings: fields.flag("tie_word_embeddings")?,
-            // Qwen2 always has these three biases; it has no switch for them.
-            qkv_bias: bias || architecture == Architecture::Qwen2,
-            output_bias: bias && architecture != Architecture::Qwen2,
-            qk_norm: architecture == Architecture::Qwen3,
-            dtype: dtype(&fields)?,
+            rms_norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(family.eps) as f32,
+            norm_placement: NormPlacement::Before,
+            norm_offset: 0.0,
+            ropes: Vec::new(),
+            layers: Vec::new(),
+            tie_word_embeddings: tied.unwrap_or(family.tied),
+            qkv_bias: bias,
+            output_bias: bias,
+            mlp_bias: fields.flag("mlp_bias")?,
+            fused_projections: false,
+            qk_norm: None,
+            activation: activation(fields, family.activation_key, family.activation)?,
+            embedding_multiplier: 1.0,
+            rounds_embedding_multiplier: false,
+            residual_multiplier: 1.0,
+            attention_scale: None,
+            attention_soft_cap: None,
+            logits_divisor: 1.0,
+            logits_soft_cap: None,
+            dtype: dtype(fields)?,
             bos_token_id: fields.ids("bos_token_id", vocab_size)?.and_then(|ids| ids.first().copied()),
             eos_token_ids: fields.ids("eos_token_id", vocab_size)?.unwrap_or_default(),
-        };
-        reject_unsupported(&fields, model_type)?;
-        reject_sliding_window(&fields, model_type, &config)?;
-        config.check()?;
-        Ok(config)
+        })
     }
 
     fn check(&self) -> Result<()> {
-        let (heads, kv) = (self.num_attention_heads, self.num_key_value_heads);
+        let (heads, kv, layers) =
+            (self.num_attention_heads, self.num_key_value_heads, self.num_hidden_layers);
         ensure!(
             heads.is_multiple_of(kv),
             OPERATOR,
@@ -163,27 +218,9 @@ impl ModelConfig {
             "head_dim = {} is odd, and the rotation needs pairs",
             self.head_dim
         );
+        ensure!(layers <= MAX_LAYERS, OPERATOR, "num_hidden_layers = {layers} is above {MAX_LAYERS}");
         Ok(())
     }
-}
-
-/// The model type, checked against the supported ones and against `architectures`.
-fn model_type<'a>(fields: &Fields<'a>) -> Result<&'a str> {
-    let model_type = fields.text("model_type")?.unwrap_or("");
-    let class = match model_type {
-        "llama" => "LlamaForCausalLM",
-        "mistral" => "MistralForCausalLM",
-        "qwen2" => "Qwen2ForCausalLM",
-        "qwen3" => "Qwen3ForCausalLM",
-        _ => {
-            let message =
-                format!("model_type = {model_type:?} is not supported, expected one of {SUPPORTED}");
-            return Err(Error::new(OPERATOR, message));
-        }
-    };
-    // Other heads on the same layers (classifiers, reward models) produce no logits over tokens.
-    fields.require("architectures", &json!([class]))?;
-    Ok(model_type)
 }
 
 fn head_dim(fields: &Fields<'_>, hidden_size: usize, heads: usize) -> Result<usize> {
@@ -211,37 +248,16 @@ fn dtype(fields: &Fields<'_>) -> Result<Option<Dtype>> {
     }
 }
 
-fn reject_unsupported(fields: &Fields<'_>, model_type: &str) -> Result<()> {
-    fields.require("hidden_act", &json!("silu"))?;
-    fields.require("mlp_bias", &json!(false))?;
-    if model_type == "mistral" {
-        fields.require("attention_bias", &json!(false))?;
-    }
-    fields.require_one("partial_rotary_factor")?;
-    UNSUPPORTED.iter().try_for_each(|key| fields.reject(key))
-}
-
-/// Rejects models with sliding-window layers.
-fn reject_sliding_window(fields: &Fields<'_>, model_type: &str, config: &ModelConfig) -> Result<()> {
-    fields.require("use_sliding_window", &json!(false))?;
-    for kind in fields.list("layer_types")? {
-        let message = format!("layer_types has {kind}, which is not supported, expected \"full_attention\"");
-        ensure!(kind.as_str() == Some("full_attention"), OPERATOR, "{message}");
-    }
-    // Qwen configurations contain a window that `use_sliding_window` disables.
-    if model_type.starts_with("qwen") {
-        return Ok(());
-    }
-    let window = match (fields.size("sliding_window")?, fields.values.contains_key("sliding_window")) {
-        (None, false) if model_type == "mistral" => {
-            let message = "sliding_window is missing, which means 4096 for mistral; only null is supported";
-            return Err(Error::new(OPERATOR, message));
+/// The activation in the field `key`.
+fn activation(fields: &Fields<'_>, key: &str, default: Activation) -> Result<Activation> {
+    match fields.text(key)? {
+        None => Ok(default),
+        Some("silu" | "swish") => Ok(Activation::Silu),
+        Some("gelu") => Ok(Activation::Gelu),
+        Some("gelu_pytorch_tanh") => Ok(Activation::GeluTanh),
+        Some(name) => {
+            let expected = "expected one of \"silu\", \"gelu\", \"gelu_pytorch_tanh\"";
+            Err(Error::new(OPERATOR, format!("{key} = {name:?} is not supported, {expected}")))
         }
-        (window, _) => window,
-    };
-    // A window of at least the context length masks nothing.
-    let Some(window) = window.filter(|&window| window < config.max_position_embeddings) else {
-        return Ok(());
-    };
-    Err(Error::new(OPERATOR, format!("sliding_window = {window} is not supported, expected null")))
+    }
 }

@@ -1,12 +1,16 @@
-//! One layer of a Llama-family decoder: attention, then feed-forward.
+//! One layer of a decoder: attention, then feed-forward.
 //!
-//! Both blocks read the normalized input `x` and write `block_output`, which the next norm adds to the residual stream.
+//! Both blocks read their input `x` and write `block_output`, which the next norm adds to the residual stream.
+
+mod load;
+
+pub(super) use load::WeightLoader;
 
 use super::{ModelConfig, Tensor, activations::Activations, transformer::ForwardContext};
 use crate::{cache::KvPool, step_inputs::StepInputs};
 use std::time::Instant;
 use tilewright::{
-    Backend, Dtype, KvCacheMut, Output, Result, Scale, View, ViewMut, activation, gemm,
+    Backend, KvCacheMut, Output, Result, Scale, View, ViewMut, activation, gemm,
     kv::{
         ScaleMut,
         append::{NewKv, QuantizedCacheMut, append_planned},
@@ -22,19 +26,27 @@ pub(super) struct Linear {
     pub(super) bias: Option<Tensor>,
 }
 
-/// A layer's weights.
+/// The norms of a block: on its input, and on its output before it is added to the residual stream.
+#[derive(Debug)]
+pub(super) struct BlockNorms {
+    pub(super) before: Option<Tensor>,
+    pub(super) after: Option<Tensor>,
+}
+
+/// A layer's weights, and which attention operator and rotation it uses.
 #[derive(Debug)]
 pub(super) struct Layer {
-    pub(super) input_norm: Tensor,
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    /// Per-head norms of q and k, `[head_dim]` each.
-    head_norms: Option<[Tensor; 2]>,
+    /// Index into [`ForwardContext::attention`] and the plans of a step.
+    attention: usize,
+    /// Index into [`ForwardContext::ropes`].
+    rope: usize,
+    pub(super) attention_norms: BlockNorms,
+    pub(super) mlp_norms: BlockNorms,
+    qkv: [Linear; 3],
+    /// Norms of q and k, `[head_dim]` each or as wide as the projection.
+    qk_norms: Option<[Tensor; 2]>,
     o: Linear,
-    pub(super) post_attention_norm: Tensor,
-    gate: Linear,
-    up: Linear,
+    gate_up: [Linear; 2],
     down: Linear,
 }
 
@@ -60,37 +72,8 @@ impl Linear {
 }
 
 impl Layer {
-    pub(super) fn new(
-        config: &ModelConfig,
-        index: usize,
-        get: &impl Fn(&str, &[usize]) -> Result<Tensor>,
-    ) -> Result<Self> {
-        let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
-        let (q, kv) = (config.num_attention_heads * dim, config.num_key_value_heads * dim);
-        let tensor = |name: &str, shape: &[usize]| get(&format!("model.layers.{index}.{name}"), shape);
-        let linear = |name: &str, shape: [usize; 2], bias: bool| -> Result<Linear> {
-            let bias = bias.then(|| tensor(&format!("{name}.bias"), &shape[..1])).transpose()?;
-            // f32 is exact, and GEMM libraries require the bias in the dtype of the accumulator
-            let bias = bias.map(|bias| bias.cast(Dtype::F32));
-            Ok(Linear { weight: tensor(&format!("{name}.weight"), &shape)?, bias })
-        };
-        let head_norm = |name: &str| tensor(&format!("self_attn.{name}_norm.weight"), &[dim]);
-        Ok(Self {
-            input_norm: tensor("input_layernorm.weight", &[hidden])?,
-            q: linear("self_attn.q_proj", [q, hidden], config.qkv_bias)?,
-            k: linear("self_attn.k_proj", [kv, hidden], config.qkv_bias)?,
-            v: linear("self_attn.v_proj", [kv, hidden], config.qkv_bias)?,
-            head_norms: if config.qk_norm { Some([head_norm("q")?, head_norm("k")?]) } else { None },
-            o: linear("self_attn.o_proj", [hidden, q], config.output_bias)?,
-            post_attention_norm: tensor("post_attention_layernorm.weight", &[hidden])?,
-            gate: linear("mlp.gate_proj", [inner, hidden], false)?,
-            up: linear("mlp.up_proj", [inner, hidden], false)?,
-            down: linear("mlp.down_proj", [hidden, inner], false)?,
-        })
-    }
-
     fn linears(&self) -> impl Iterator<Item = &Linear> {
-        [&self.q, &self.k, &self.v, &self.o, &self.gate, &self.up, &self.down].into_iter()
+        self.qkv.iter().chain([&self.o]).chain(&self.gate_up).chain([&self.down])
     }
 
     /// The weight matrices, which dominate the bytes of a decode step.
@@ -100,16 +83,18 @@ impl Layer {
 
     /// All weights.
     pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let norms = [&self.input_norm, &self.post_attention_norm];
-        self.linears().flat_map(Linear::tensors).chain(norms).chain(self.head_norms.iter().flatten())
+        let norms = [&self.attention_norms, &self.mlp_norms].into_iter();
+        let norms = norms.flat_map(|norms| norms.before.iter().chain(&norms.after));
+        self.linears().flat_map(Linear::tensors).chain(norms).chain(self.qk_norms.iter().flatten())
     }
 
     /// All weights, mutable, for upload.
     pub(super) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
-        let Self { q, k, v, o, gate, up, down, .. } = self;
-        let norms = [&mut self.input_norm, &mut self.post_attention_norm];
-        let head_norms = self.head_norms.iter_mut().flatten();
-        [q, k, v, o, gate, up, down].into_iter().flat_map(Linear::tensors_mut).chain(norms).chain(head_norms)
+        let Self { qkv, o, gate_up, down, attention_norms, mlp_norms, qk_norms, .. } = self;
+        let linears = qkv.iter_mut().chain([o]).chain(gate_up).chain([down]);
+        let norms = [attention_norms, mlp_norms].into_iter();
+        let norms = norms.flat_map(|norms| norms.before.iter_mut().chain(&mut norms.after));
+        linears.flat_map(Linear::tensors_mut).chain(norms).chain(qk_norms.iter_mut().flatten())
     }
 
     /// `block_output ← attention(x) · Wo`
@@ -123,24 +108,27 @@ impl Layer {
         let dim = config.head_dim;
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let x = a.x.view(&[rows, config.hidden_size])?;
-        self.q.multiply(backend, x, a.q.view_mut(&[rows, heads * dim])?)?;
-        self.k.multiply(backend, x, a.k.view_mut(&[rows, kv_heads * dim])?)?;
-        self.v.multiply(backend, x, a.v.view_mut(&[rows, kv_heads * dim])?)?;
+        let [q, k, v] = &self.qkv;
+        q.multiply(backend, x, a.q.view_mut(&[rows, heads * dim])?)?;
+        k.multiply(backend, x, a.k.view_mut(&[rows, kv_heads * dim])?)?;
+        v.multiply(backend, x, a.v.view_mut(&[rows, kv_heads * dim])?)?;
 
         let (q_shape, kv_shape) = ([rows, heads, dim], [rows, kv_heads, dim]);
-        if let Some([q_norm, k_norm]) = &self.head_norms {
-            let eps = config.rms_norm_eps;
-            norm::rmsnorm_in_place(backend, a.q.view_mut(&q_shape)?, q_norm.view(), eps)?;
-            norm::rmsnorm_in_place(backend, a.k.view_mut(&kv_shape)?, k_norm.view(), eps)?;
+        if let Some([q_norm, k_norm]) = &self.qk_norms {
+            for (x, norm, heads) in [(&mut a.q, q_norm, heads), (&mut a.k, k_norm, kv_heads)] {
+                let width = norm.shape()[0];
+                let x = x.view_mut(&[rows, heads * dim / width, width])?;
+                norm::rmsnorm_in_place(backend, x, norm.view(), config.rms_norm_eps)?;
+            }
         }
         let from = [a.q.view(&q_shape)?, a.k.view(&kv_shape)?];
         let [q, k] = &mut a.rotated;
         let to = [q.view_mut(&q_shape)?, k.view_mut(&kv_shape)?];
         let positions = Positions::Indices(context.inputs.positions()?);
-        rope::rotate_with_cos_sin_cache(backend, from, to, positions, context.forward.rope)?;
+        rope::rotate_with_cos_sin_cache(backend, from, to, positions, &context.forward.ropes[self.rope])?;
 
         let start = Instant::now();
-        attention(context, cache, a)?;
+        self.append_and_attend(context, cache, a)?;
         if backend.computes_on_host() {
             a.attention_time += start.elapsed();
         }
@@ -148,7 +136,7 @@ impl Layer {
         self.o.multiply(backend, attention_output, a.block_output.view_mut(&[rows, config.hidden_size])?)
     }
 
-    /// `block_output ← (silu(x · Wgate) * x · Wup) · Wdown`
+    /// `block_output ← (activation(x · Wgate) * x · Wup) · Wdown`
     pub(super) fn feed_forward<B: Backend>(
         &self,
         context: &LayerContext<'_, B>,
@@ -157,40 +145,42 @@ impl Layer {
         let (backend, rows) = (context.forward.backend, context.inputs.rows);
         let (hidden, inner) = (context.config.hidden_size, context.config.intermediate_size);
         let x = a.x.view(&[rows, hidden])?;
-        for (linear, column) in [(&self.gate, 0), (&self.up, inner)] {
+        for (linear, column) in self.gate_up.iter().zip([0, inner]) {
             let out = a.gate_up.strided_mut(column, &[rows, inner], &[2 * inner, 1])?;
             linear.multiply(backend, x, out)?;
         }
         let activated = a.activated.view_mut(&[rows, inner])?;
-        activation::silu_and_mul(backend, a.gate_up.view(&[rows, 2 * inner])?, activated)?;
+        let gate_up = a.gate_up.view(&[rows, 2 * inner])?;
+        activation::act_and_mul(backend, context.config.activation, gate_up, activated)?;
         self.down.multiply(
             backend,
             a.activated.view(&[rows, inner])?,
             a.block_output.view_mut(&[rows, hidden])?,
         )
     }
-}
 
-/// `pages ← k, v; attention_output ← attention(q, pages)`, except in padding rows.
-fn attention<B: Backend>(
-    context: &LayerContext<'_, B>,
-    mut cache: KvCacheMut<'_>,
-    a: &mut Activations,
-) -> Result<()> {
-    let LayerContext { config, forward, inputs } = context;
-    let (rows, dim) = (inputs.rows, config.head_dim);
-    let kv_shape = [rows, config.num_key_value_heads, dim];
-    let scale = || ScaleMut::Static(Scale::One);
-    let pages = QuantizedCacheMut {
-        cache: KvCacheMut { k: cache.k.reborrow(), v: cache.v.reborrow() },
-        k_scale: scale(),
-        v_scale: scale(),
-    };
-    let [q, k] = &a.rotated;
-    let new = NewKv { k: k.view(&kv_shape)?, v: a.v.view(&kv_shape)? };
-    append_planned(forward.backend, &inputs.append, new, pages, KvPool::LAYOUT)?;
-    let q_shape = [inputs.plan.num_rows(), config.num_attention_heads, dim];
-    let o = a.attention_output.view_mut(&q_shape)?;
-    let out = Output { o, lse: None, workspace: &mut a.workspace };
-    forward.attention.run(&inputs.plan, q.view(&q_shape)?, cache.as_cache(), out)
+    /// `pages ← k, v; attention_output ← attention(q, pages)`, except in padding rows.
+    fn append_and_attend<B: Backend>(
+        &self,
+        context: &LayerContext<'_, B>,
+        mut cache: KvCacheMut<'_>,
+        a: &mut Activations,
+    ) -> Result<()> {
+        let LayerContext { config, forward, inputs } = context;
+        let (rows, dim, plan) = (inputs.rows, config.head_dim, &inputs.plans[self.attention]);
+        let kv_shape = [rows, config.num_key_value_heads, dim];
+        let scale = || ScaleMut::Static(Scale::One);
+        let pages = QuantizedCacheMut {
+            cache: KvCacheMut { k: cache.k.reborrow(), v: cache.v.reborrow() },
+            k_scale: scale(),
+            v_scale: scale(),
+        };
+        let [q, k] = &a.rotated;
+        let new = NewKv { k: k.view(&kv_shape)?, v: a.v.view(&kv_shape)? };
+        append_planned(forward.backend, &inputs.append, new, pages, KvPool::LAYOUT)?;
+        let q_shape = [plan.num_rows(), config.num_attention_heads, dim];
+        let o = a.attention_output.view_mut(&q_shape)?;
+        let out = Output { o, lse: None, workspace: &mut a.workspace };
+        forward.attention[self.attention].run(plan, q.view(&q_shape)?, cache.as_cache(), out)
+    }
 }

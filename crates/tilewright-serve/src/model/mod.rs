@@ -7,13 +7,14 @@ pub(crate) mod activations;
 mod chat;
 mod config;
 mod layer;
+mod operators;
 mod score;
 mod tokenizer;
 pub(crate) mod transformer;
 mod weights;
 
 pub use chat::{ChatTemplate, Message};
-pub use config::{Architecture, ModelConfig, Parameter, Rope, RopeScaling};
+pub use config::{Architecture, LayerKind, ModelConfig, NormPlacement, Parameter, QkNorm, Rope, RopeScaling};
 pub use score::Precision;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use transformer::Transformer;

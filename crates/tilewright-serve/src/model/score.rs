@@ -2,7 +2,7 @@
 
 use super::{Transformer, activations::Activations, transformer::ForwardContext};
 use crate::{cache::KvPool, step::Step, step_inputs::StepInputs};
-use tilewright::{Attention, Backend, Dtype, Result, ViewMut, ensure, tensor::copy};
+use tilewright::{Backend, Dtype, Result, ViewMut, ensure, tensor::copy};
 
 const PAGE_SIZE: usize = 16;
 
@@ -50,8 +50,8 @@ impl Transformer {
         let Precision { activations, kv } = precision.into();
         let num_pages = tokens.len().div_ceil(PAGE_SIZE);
         let mut cache = KvPool::for_model(backend, self.config(), (num_pages, PAGE_SIZE), kv)?;
-        let attention = Attention::new(self.attention_problem(activations, kv)?, backend.clone())?;
-        let context = ForwardContext { backend, attention: &attention, rope: &self.rope(tokens.len())? };
+        let attention = self.attention(backend, activations, kv)?;
+        let context = ForwardContext { backend, attention: &attention, ropes: &self.ropes(tokens.len())? };
         let step = StepInputs::new(backend, &attention, &Step::single_sequence(tokens, PAGE_SIZE))?;
         let mut activations = Activations::new(backend, self.config(), activations, self.sizes(&step))?;
         self.forward(&context, &step, &mut cache, &mut activations)?;

@@ -1,28 +1,34 @@
-//! The forward pass of a Llama-family decoder, layer by layer, on any backend.
+//! The forward pass of a decoder, layer by layer, on any backend.
 //!
 //! ```text
-//! x = embedding[tokens]                                              [rows, hidden]
+//! x = embedding[tokens] (· multiplier)                               [rows, hidden]
 //! for each layer:
 //!     q, k, v = norm(x) · Wq, Wk, Wv (+ bias)                        [rows, heads, head_dim]
-//!     q, k = rope(head_norm(q), head_norm(k))                        head_norm: Qwen3 only
+//!     q, k = rope(qk_norm(q), qk_norm(k))                            qk_norm: Qwen3, Gemma 3, OLMo 2
 //!     pages ← k, v;  x += attention(q, pages) · Wo
-//!     x += (silu(norm(x) · Wgate) * norm(x) · Wup) · Wdown
+//!     x += (activation(norm(x) · Wgate) * norm(x) · Wup) · Wdown
 //! logits = norm(x)[logit_rows] · Woutput                             [num_logits, vocab], f32
 //! ```
+//!
+//! [`ModelConfig`] says which norms, multipliers, soft caps, windows and rotations a model has; an absent one costs nothing.
+//! Layers with the same window share an attention operator and its plan of the step.
 //!
 //! Matrix products and attention read the requested dtype and accumulate in f32 (see [`Activations`]). Weights keep the
 //! checkpoint's dtype, or are rounded once at load time.
 
 use super::{
-    ModelConfig, RopeScaling, Tensor, Weights,
-    activations::{Activations, Sizes},
-    layer::{Layer, LayerContext, Linear},
+    ModelConfig, Tensor, Weights,
+    activations::{Activations, Sizes, scale},
+    layer::{Layer, LayerContext, Linear, WeightLoader},
 };
 use crate::{cache::KvPool, step_inputs::StepInputs};
+use half::{bf16, f16};
 use tilewright::{
-    Attention, Backend, Dtype, HeadDim, Heads, Problem, Result, ensure,
+    Attention, Backend, Dtype, Plan, Result,
+    elementwise::{self, ElementFunction},
+    ensure,
     gather::gather_rows,
-    rope::{self, CosSinCache},
+    rope::CosSinCache,
 };
 
 /// A model's weights, ready to run.
@@ -35,11 +41,13 @@ pub struct Transformer {
     output: Linear,
 }
 
-/// Backend, attention operator and RoPE table of a forward pass.
+/// Backend, attention operators and RoPE tables of a forward pass.
 pub(crate) struct ForwardContext<'a, B> {
     pub(crate) backend: &'a B,
-    pub(crate) attention: &'a Attention<B>,
-    pub(crate) rope: &'a CosSinCache,
+    /// As [`Transformer::attention`] returns them.
+    pub(crate) attention: &'a [Attention<B>],
+    /// As [`Transformer::ropes`] returns them.
+    pub(crate) ropes: &'a [CosSinCache],
 }
 
 impl Transformer {
@@ -51,26 +59,26 @@ impl Transformer {
         if let Some(dtype) = dtype {
             ensure!(!dtype.is_cache_only(), "model.new", "dtype = {dtype}, expected f32, f16 or bf16");
         }
+        let (layers, ropes) = (config.layers.len(), config.ropes.len());
+        let described =
+            layers == config.num_hidden_layers && config.layers.iter().all(|layer| layer.rope < Some(ropes));
+        ensure!(
+            described,
+            "model.new",
+            "layers describes {layers} layers with {ropes} rotations, expected num_hidden_layers = {}",
+            config.num_hidden_layers
+        );
         weights.check(&config)?;
-        let get = |name: &str, shape: &[usize]| {
-            let tensor = weights.get(name, shape)?;
-            Ok(dtype.map_or_else(|| tensor.clone(), |dtype| tensor.cast(dtype)))
-        };
+        let loader = WeightLoader { config: &config, weights, dtype };
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
-        let layers = (0..config.num_hidden_layers).map(|index| Layer::new(&config, index, &get));
-        let layers = layers.collect::<Result<_>>()?;
-        let embedding = get(ModelConfig::EMBEDDING, &[vocab, hidden])?;
+        let layers = (0..config.num_hidden_layers).map(|index| loader.layer(index)).collect::<Result<_>>()?;
+        let embedding = loader.tensor(ModelConfig::EMBEDDING, &[vocab, hidden])?;
         let output = match config.output_matrix() {
             ModelConfig::EMBEDDING => embedding.clone(),
-            name => get(name, &[vocab, hidden])?,
+            name => loader.tensor(name, &[vocab, hidden])?,
         };
-        Ok(Self {
-            embedding,
-            layers,
-            norm: get("model.norm.weight", &[hidden])?,
-            output: Linear { weight: output, bias: None },
-            config,
-        })
+        let norm = loader.norm("model.norm", hidden)?;
+        Ok(Self { embedding, layers, norm, output: Linear { weight: output, bias: None }, config })
     }
 
     /// Uploads the weights to the memory of `backend`; does nothing for a backend that computes on the host. Calls `progress` with
@@ -125,35 +133,6 @@ impl Transformer {
         2 * self.bytes_per_step() / self.dtype().size()
     }
 
-    /// The attention problem of every layer.
-    pub(crate) fn attention_problem(&self, activations: Dtype, kv_dtype: Dtype) -> Result<Problem> {
-        let ModelConfig { num_attention_heads: qo, num_key_value_heads: kv, head_dim, .. } = self.config;
-        Problem::builder(Heads { qo, kv }, HeadDim::same(head_dim))
-            .dtypes(activations, kv_dtype)
-            .layout(KvPool::LAYOUT)
-            .build()
-    }
-
-    /// The RoPE table for positions below `context`.
-    pub(crate) fn rope(&self, context: usize) -> Result<CosSinCache> {
-        let config = self.config.rope;
-        let scaling = match config.scaling {
-            RopeScaling::None => rope::RopeScaling::None,
-            RopeScaling::Linear { factor } => rope::RopeScaling::Linear { factor },
-            RopeScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            } => {
-                let original_context = original_max_position_embeddings as u32;
-                rope::RopeScaling::Llama31 { factor, low_freq_factor, high_freq_factor, original_context }
-            }
-        };
-        let rope = rope::Rope::new(self.config.head_dim, config.theta)?.with_scaling(scaling)?;
-        CosSinCache::new(&rope, context as u32)
-    }
-
     /// Runs a step: appends its keys and values to `cache` and writes the logits to `activations`, which must have the
     /// [`sizes`](Self::sizes) of the step. It only enqueues work on the backend, so it can be captured.
     pub(crate) fn forward<B: Backend>(
@@ -163,19 +142,42 @@ impl Transformer {
         cache: &mut KvPool,
         activations: &mut Activations,
     ) -> Result<()> {
-        let (backend, config, rows) = (context.backend, &self.config, inputs.rows);
-        let (hidden, eps) = (config.hidden_size, config.rms_norm_eps);
-        let residual = activations.residual.view_mut(&[rows, hidden])?;
-        gather_rows(backend, self.embedding.view(), inputs.tokens()?, residual)?;
+        let (backend, config) = (context.backend, &self.config);
+        activations.rows = inputs.rows;
+        self.embed(backend, inputs, activations)?;
         let layer_context = LayerContext { config, forward: context, inputs };
         for (index, layer) in self.layers.iter().enumerate() {
-            activations.norm(backend, (rows, &layer.input_norm), eps, index == 0)?;
+            let norms = &layer.attention_norms;
+            activations.norm(backend, norms.before.as_ref(), index == 0)?;
             layer.attend(&layer_context, cache.layer(index)?, activations)?;
-            activations.norm(backend, (rows, &layer.post_attention_norm), eps, false)?;
+            activations.end_block(backend, norms.after.as_ref(), config.residual_multiplier)?;
+            let norms = &layer.mlp_norms;
+            activations.norm(backend, norms.before.as_ref(), false)?;
             layer.feed_forward(&layer_context, activations)?;
+            activations.end_block(backend, norms.after.as_ref(), config.residual_multiplier)?;
         }
-        activations.norm(backend, (rows, &self.norm), eps, self.layers.is_empty())?;
+        activations.norm(backend, Some(&self.norm), self.layers.is_empty())?;
         self.logits(backend, inputs, activations)
+    }
+
+    /// `residual ← multiplier · embedding[tokens]`, and `x` likewise if the first block has no norm.
+    fn embed<B: Backend>(&self, backend: &B, inputs: &StepInputs, a: &mut Activations) -> Result<()> {
+        let shape = [inputs.rows, self.config.hidden_size];
+        let multiplier = match self.embedding.dtype() {
+            Dtype::Bf16 if self.config.rounds_embedding_multiplier => {
+                bf16::from_f32(self.config.embedding_multiplier).to_f32()
+            }
+            Dtype::F16 if self.config.rounds_embedding_multiplier => {
+                f16::from_f32(self.config.embedding_multiplier).to_f32()
+            }
+            _ => self.config.embedding_multiplier,
+        };
+        let needs_x = self.layers.first().is_some_and(|layer| layer.attention_norms.before.is_none());
+        for buffer in [Some(&mut a.residual), needs_x.then_some(&mut a.x)].into_iter().flatten() {
+            gather_rows(backend, self.embedding.view(), inputs.tokens()?, buffer.view_mut(&shape)?)?;
+            scale(backend, buffer.view_mut(&shape)?, multiplier)?;
+        }
+        Ok(())
     }
 
     fn logits<B: Backend>(&self, backend: &B, step: &StepInputs, a: &mut Activations) -> Result<()> {
@@ -191,11 +193,19 @@ impl Transformer {
             x = a.logit_inputs.view(&[step.num_logits, hidden])?;
         }
         a.logits_rows = step.num_logits;
-        self.output.multiply(backend, x, a.logits.view_mut(&[step.num_logits, vocab])?)
+        let shape = [step.num_logits, vocab];
+        self.output.multiply(backend, x, a.logits.view_mut(&shape)?)?;
+        scale(backend, a.logits.view_mut(&shape)?, self.config.logits_divisor.recip())?;
+        if let Some(cap) = self.config.logits_soft_cap {
+            let capped = ElementFunction::SoftCap { cap };
+            elementwise::map_in_place(backend, capped, a.logits.view_mut(&shape)?)?;
+        }
+        Ok(())
     }
 
     /// The activation sizes that a step needs.
     pub(crate) fn sizes(&self, step: &StepInputs) -> Sizes {
-        Sizes { rows: step.rows, num_logits: step.num_logits, workspace: step.plan.workspace_bytes() }
+        let workspace = step.plans.iter().map(Plan::workspace_bytes).max().unwrap_or(0);
+        Sizes { rows: step.rows, num_logits: step.num_logits, workspace }
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tilewright::Dtype;
-use tilewright_serve::model::{Architecture, ModelConfig, RopeScaling};
+use tilewright_serve::model::{Architecture, ModelConfig, QkNorm, RopeScaling};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
@@ -38,15 +38,17 @@ fn llama_with_scaled_rope() {
     assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (4, 2, 16));
     assert_eq!((config.vocab_size, config.max_position_embeddings), (288, 512));
     assert_eq!(config.rms_norm_eps, 1e-5);
-    assert_eq!(config.rope.theta, 10_000.0);
+    assert_eq!(config.ropes[0].theta, 10_000.0);
     let scaling = RopeScaling::Llama3 {
         factor: 8.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
         original_max_position_embeddings: 64,
     };
-    assert_eq!(config.rope.scaling, scaling);
-    assert!(!config.tie_word_embeddings && !config.qkv_bias && !config.output_bias && !config.qk_norm);
+    assert_eq!(config.ropes[0].scaling, scaling);
+    assert!(
+        !config.tie_word_embeddings && !config.qkv_bias && !config.output_bias && config.qk_norm.is_none()
+    );
     assert_eq!(config.dtype, Some(Dtype::F32));
     assert_eq!(config.bos_token_id, Some(283));
     // config.json alone says 284.
@@ -59,8 +61,8 @@ fn qwen2_with_biases_and_tied_embedding() {
     let config = ModelConfig::open(&fixture("qwen2")).unwrap();
     assert_eq!(config.architecture, Architecture::Qwen2);
     assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (2, 1, 32));
-    assert_eq!((config.rope.theta, config.rope.scaling), (1_000_000.0, RopeScaling::None));
-    assert!(config.tie_word_embeddings && config.qkv_bias && !config.output_bias && !config.qk_norm);
+    assert_eq!((config.ropes[0].theta, &config.ropes[0].scaling), (1_000_000.0, &RopeScaling::None));
+    assert!(config.tie_word_embeddings && config.qkv_bias && !config.output_bias && config.qk_norm.is_none());
     assert_eq!((config.bos_token_id, config.eos_token_ids.as_slice()), (None, &[287][..]));
     assert_eq!(config.output_matrix(), "model.embed_tokens.weight");
 }
@@ -71,7 +73,12 @@ fn qwen3_with_wide_heads_and_head_norms() {
     assert_eq!(config.architecture, Architecture::Qwen3);
     assert_eq!((config.num_attention_heads, config.num_key_value_heads, config.head_dim), (4, 2, 32));
     assert_eq!(config.rms_norm_eps, 1e-6);
-    assert!(!config.tie_word_embeddings && !config.qkv_bias && !config.output_bias && config.qk_norm);
+    assert!(
+        !config.tie_word_embeddings
+            && !config.qkv_bias
+            && !config.output_bias
+            && config.qk_norm == Some(QkNorm::Head)
+    );
 }
 
 #[test]
@@ -80,7 +87,7 @@ fn absent_fields_have_the_defaults_of_transformers() {
         "torch_dtype": null, "architectures": null, "hidden_act": null, "bos_token_id": null, "eos_token_id": null });
     let config = edited("llama", &absent).unwrap();
     assert_eq!((config.num_key_value_heads, config.head_dim), (4, 16));
-    assert_eq!((config.rope.theta, config.rope.scaling), (10_000.0, RopeScaling::None));
+    assert_eq!((config.ropes[0].theta, &config.ropes[0].scaling), (10_000.0, &RopeScaling::None));
     assert_eq!((config.dtype, config.bos_token_id, config.eos_token_ids.len()), (None, None, 0));
 }
 
@@ -89,11 +96,14 @@ fn accepted_spellings() {
     let bias = edited("llama", &json!({ "attention_bias": true })).unwrap();
     assert!(bias.qkv_bias && bias.output_bias);
     let linear = edited("llama", &json!({ "rope_scaling": { "type": "linear", "factor": 2 } })).unwrap();
-    assert_eq!(linear.rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(linear.ropes[0].scaling, RopeScaling::Linear { factor: 2.0 });
     let new = json!({ "rope_theta": null, "rope_scaling": null, "dtype": "bfloat16", "partial_rotary_factor": 1,
         "rope_parameters": { "rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 1 } });
     let new = edited("llama", &new).unwrap();
-    assert_eq!((new.rope.theta, new.rope.scaling, new.dtype), (5e5, RopeScaling::None, Some(Dtype::Bf16)));
+    assert_eq!(
+        (new.ropes[0].theta, &new.ropes[0].scaling, new.dtype),
+        (5e5, &RopeScaling::None, Some(Dtype::Bf16))
+    );
     let ends = edited("llama", &json!({ "eos_token_id": [5, 7, 5] })).unwrap();
     assert_eq!(ends.eos_token_ids, [5, 7]);
     let mistral = json!({ "model_type": "mistral", "architectures": ["MistralForCausalLM"] });
@@ -109,18 +119,22 @@ fn accepted_spellings() {
     assert_eq!(idle, edited("qwen2", &json!({})).unwrap());
 }
 
+const FAMILIES: &str = "llama, mistral, qwen2, qwen3";
+
 #[test]
 fn unknown_architectures_are_rejected() {
-    assert_rejected(
-        "llama",
-        json!({ "model_type": "gemma2" }),
-        "model_type = \"gemma2\" is not supported, expected one of llama, mistral, qwen2, qwen3",
-    );
-    assert_rejected(
-        "llama",
-        json!({ "model_type": null }),
-        "model_type = \"\" is not supported, expected one of llama, mistral, qwen2, qwen3",
-    );
+    let model_type = |name: Value, reason: &str| {
+        let shown = if name.is_null() { json!("") } else { name.clone() };
+        let expected = format!("model_type = {shown} is {reason}, expected one of {FAMILIES}");
+        assert_rejected("llama", json!({ "model_type": name }), &expected);
+    };
+    model_type(json!("gpt2"), "not supported");
+    model_type(Value::Null, "not supported");
+    model_type(json!("mixtral"), "a mixture of experts, not supported");
+    model_type(json!("gpt_oss"), "a mixture of experts, not supported");
+    model_type(json!("deepseek_v3"), "latent attention (MLA), not supported");
+    model_type(json!("gemma3"), "a model of images and text, not supported");
+    model_type(json!("qwen3_next"), "a recurrent model, not supported");
     assert_rejected(
         "llama",
         json!({ "architectures": ["LlamaForSequenceClassification"] }),
@@ -131,8 +145,18 @@ fn unknown_architectures_are_rejected() {
 #[test]
 fn unsupported_terms_are_rejected() {
     for (edits, expected) in [
-        (json!({ "hidden_act": "gelu" }), "hidden_act = \"gelu\" is not supported, expected \"silu\""),
-        (json!({ "mlp_bias": true }), "mlp_bias = true is not supported, expected false"),
+        (
+            json!({ "hidden_act": "relu" }),
+            "hidden_act = \"relu\" is not supported, expected one of \"silu\", \"gelu\", \"gelu_pytorch_tanh\"",
+        ),
+        (
+            json!({ "use_bidirectional_attention": true }),
+            "use_bidirectional_attention = true is not supported, expected false",
+        ),
+        (json!({ "num_experts": 8 }), "num_experts is not supported"),
+        (json!({ "kv_lora_rank": 512 }), "kv_lora_rank is not supported"),
+        (json!({ "no_rope_layers": [1, 0, 1] }), "no_rope_layers is not supported"),
+        (json!({ "query_pre_attn_scalar": 256 }), "query_pre_attn_scalar is not supported"),
         (json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor = 0.5 is not supported, expected 1"),
         (json!({ "quantization_config": { "bits": 4 } }), "quantization_config is not supported"),
         (json!({ "attn_logit_softcapping": 50.0 }), "attn_logit_softcapping is not supported"),
@@ -145,37 +169,12 @@ fn unsupported_terms_are_rejected() {
     ] {
         assert_rejected("llama", edits, expected);
     }
+    assert_rejected("qwen3", json!({ "mlp_bias": true }), "mlp_bias = true is not supported, expected false");
     assert_rejected(
         "llama",
         json!({ "model_type": "mistral", "architectures": null, "attention_bias": true }),
         "attention_bias = true is not supported, expected false",
     );
-}
-
-#[test]
-fn active_sliding_windows_are_rejected() {
-    let mistral = json!({ "model_type": "mistral", "architectures": null });
-    assert_rejected(
-        "llama",
-        mistral,
-        "sliding_window is missing, which means 4096 for mistral; only null is supported",
-    );
-    assert_rejected(
-        "llama",
-        json!({ "sliding_window": 256 }),
-        "sliding_window = 256 is not supported, expected null",
-    );
-    assert_rejected(
-        "qwen2",
-        json!({ "use_sliding_window": true }),
-        "use_sliding_window = true is not supported, expected false",
-    );
-    assert_rejected(
-        "qwen3",
-        json!({ "layer_types": ["full_attention", "sliding_attention"] }),
-        "layer_types has \"sliding_attention\", which is not supported, expected \"full_attention\"",
-    );
-    assert_rejected("qwen3", json!({ "layer_types": "all" }), "layer_types = \"all\", expected a list");
 }
 
 #[test]
@@ -188,8 +187,8 @@ fn unknown_rope_settings_are_rejected() {
     };
     for (edits, expected) in [
         (
-            json!({ "rope_scaling": { "type": "yarn", "factor": 4.0 } }),
-            "rope_scaling.rope_type = \"yarn\" is not supported, expected one of \"default\", \"linear\", \"llama3\"",
+            json!({ "rope_scaling": { "type": "axial", "factor": 4.0 } }),
+            "rope_scaling.rope_type = \"axial\" is not supported, expected one of \"default\", \"linear\", \"dynamic\", \"llama3\", \"yarn\", \"longrope\"",
         ),
         (
             json!({ "rope_scaling": { "type": "linear", "rope_type": "llama3" } }),
@@ -253,6 +252,7 @@ fn invalid_sizes_are_rejected() {
             json!({ "eos_token_id": [2, 288] }),
             "eos_token_id = [2,288], expected token ids below vocab_size = 288",
         ),
+        (json!({ "num_hidden_layers": 65_537 }), "num_hidden_layers = 65537 is above 65536"),
         (json!({ "bos_token_id": -1 }), "bos_token_id = -1, expected token ids below vocab_size = 288"),
     ] {
         assert_rejected("llama", edits, expected);

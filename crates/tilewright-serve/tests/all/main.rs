@@ -2,6 +2,7 @@
 
 mod config;
 mod engine;
+mod families;
 mod generator;
 mod pages;
 mod radix;

@@ -4,7 +4,7 @@ use safetensors::tensor::{Dtype as Stored, TensorView, serialize_to_file};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tilewright::Dtype;
-use tilewright_serve::model::{ModelConfig, Tensor, Weights};
+use tilewright_serve::model::{ModelConfig, QkNorm, Tensor, Weights};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
@@ -302,7 +302,7 @@ fn weights_of_another_model_are_rejected() {
         text("qwen2", &unbiased),
         "model.weights: model.layers.0.self_attn.k_proj.bias has no place in a model of this config.json"
     );
-    let normed = ModelConfig { qk_norm: true, ..open("llama") };
+    let normed = ModelConfig { qk_norm: Some(QkNorm::Head), ..open("llama") };
     assert_eq!(
         text("llama", &normed),
         "model.weights: DIR: there is no tensor model.layers.0.self_attn.q_norm.weight"

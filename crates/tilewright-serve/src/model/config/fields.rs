@@ -40,6 +40,15 @@ impl<'a> Fields<'a> {
         self.size(key)?.ok_or_else(|| self.missing(key))
     }
 
+    /// An integer of 0 or more.
+    pub(super) fn count(&self, key: &str) -> Result<Option<usize>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.as_u64() {
+            Some(count @ 0..=MAX_SIZE) => Ok(Some(count as usize)),
+            _ => Err(self.invalid(key, value, &format!("an integer in 0..={MAX_SIZE}"))),
+        }
+    }
+
     /// A positive number.
     pub(super) fn positive(&self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(key) else { return Ok(None) };
@@ -115,6 +124,23 @@ impl<'a> Fields<'a> {
             Some(value) => {
                 value.as_array().map(Vec::as_slice).ok_or_else(|| self.invalid(key, value, "a list"))
             }
+        }
+    }
+
+    /// A required list of positive numbers.
+    pub(super) fn required_positives(&self, key: &str) -> Result<Vec<f64>> {
+        let Some(value) = self.get(key) else { return Err(self.missing(key)) };
+        let positive = |number: &Value| number.as_f64().filter(|&number| number > 0.0 && number.is_finite());
+        let numbers = value.as_array().and_then(|list| list.iter().map(positive).collect());
+        numbers.ok_or_else(|| self.invalid(key, value, "a list of numbers above 0"))
+    }
+
+    /// An object, whose fields have `prefix` in errors; `None` if absent.
+    pub(super) fn object(&self, key: &str, prefix: &'static str) -> Result<Option<Fields<'a>>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Object(values)) => Ok(Some(Fields { prefix, values })),
+            Some(value) => Err(self.invalid(key, value, "an object or null")),
         }
     }
 

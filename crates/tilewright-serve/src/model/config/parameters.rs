@@ -2,7 +2,7 @@
 //!
 //! Matrices are `[out, in]`: a projection computes `x @ w^T`.
 
-use super::ModelConfig;
+use super::{ModelConfig, NormPlacement, QkNorm};
 
 /// One weight.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,25 +45,64 @@ impl ModelConfig {
         let mut add = |name: &str, shape: &[usize]| {
             list.push(Parameter { name: format!("model.layers.{layer}.{name}"), shape: shape.to_vec() });
         };
-        add("input_layernorm.weight", &[hidden]);
-        for (name, rows) in [("q", q), ("k", kv), ("v", kv)] {
+        let [attention_norms, mlp_norms] = self.norm_placement.names();
+        attention_norms.iter().for_each(|name| add(&format!("{name}.weight"), &[hidden]));
+        let projections = if self.fused_projections {
+            &[("qkv", q + 2 * kv)][..]
+        } else {
+            &[("q", q), ("k", kv), ("v", kv)][..]
+        };
+        for &(name, rows) in projections {
             add(&format!("self_attn.{name}_proj.weight"), &[rows, hidden]);
             if self.qkv_bias {
                 add(&format!("self_attn.{name}_proj.bias"), &[rows]);
             }
         }
-        if self.qk_norm {
-            add("self_attn.q_norm.weight", &[self.head_dim]);
-            add("self_attn.k_norm.weight", &[self.head_dim]);
+        if let Some(norm) = self.qk_norm {
+            add("self_attn.q_norm.weight", &[norm.width(q, self.head_dim)]);
+            add("self_attn.k_norm.weight", &[norm.width(kv, self.head_dim)]);
         }
         add("self_attn.o_proj.weight", &[hidden, q]);
         if self.output_bias {
             add("self_attn.o_proj.bias", &[hidden]);
         }
-        add("post_attention_layernorm.weight", &[hidden]);
-        add("mlp.gate_proj.weight", &[inner, hidden]);
-        add("mlp.up_proj.weight", &[inner, hidden]);
-        add("mlp.down_proj.weight", &[hidden, inner]);
+        mlp_norms.iter().for_each(|name| add(&format!("{name}.weight"), &[hidden]));
+        let gate_up = if self.fused_projections {
+            &[("gate_up", 2 * inner)][..]
+        } else {
+            &[("gate", inner), ("up", inner)]
+        };
+        let gate_up = gate_up.iter().map(|&(name, rows)| (name, [rows, hidden]));
+        for (name, [rows, columns]) in gate_up.chain([("down", [hidden, inner])]) {
+            add(&format!("mlp.{name}_proj.weight"), &[rows, columns]);
+            if self.mlp_bias {
+                add(&format!("mlp.{name}_proj.bias"), &[rows]);
+            }
+        }
         list
+    }
+}
+
+impl NormPlacement {
+    /// The norms of the attention and of the MLP, in the order of the forward pass.
+    pub(in crate::model) fn names(self) -> [&'static [&'static str]; 2] {
+        match self {
+            Self::Before => [&["input_layernorm"], &["post_attention_layernorm"]],
+            Self::After => [&["post_attention_layernorm"], &["post_feedforward_layernorm"]],
+            Self::Around => [
+                &["input_layernorm", "post_attention_layernorm"],
+                &["pre_feedforward_layernorm", "post_feedforward_layernorm"],
+            ],
+        }
+    }
+}
+
+impl QkNorm {
+    /// Elements of the norm's weight for a projection of this width.
+    pub(in crate::model) fn width(self, projection: usize, head_dim: usize) -> usize {
+        match self {
+            Self::Head => head_dim,
+            Self::Projection => projection,
+        }
     }
 }

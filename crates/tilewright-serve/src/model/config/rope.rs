@@ -2,70 +2,87 @@
 //!
 //! Invariant: contradictory spellings and unknown scaling types are errors.
 
+mod scaling;
+
+pub use scaling::RopeScaling;
+
 use super::{OPERATOR, fields::Fields};
 use serde_json::Value;
 use tilewright::{Error, Result, ensure};
 
-/// The default base of `transformers`.
-const DEFAULT_THETA: f64 = 10_000.0;
-
-/// Rotary position embedding of the full head, in the half-split order of Hugging Face: element `i` pairs with element
-/// `i + head_dim / 2` and rotates by `position * frequency[i]`.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// Rotary position embedding of the first `rotary_dim` elements of a head, in the half-split order of Hugging Face: element
+/// `i` pairs with element `i + rotary_dim / 2` and rotates by `position * frequency[i]`.
+#[derive(Debug, Clone, PartialEq)]
 pub struct Rope {
-    /// The base: before scaling, `frequency[i] = theta ^ (-2 i / head_dim)`.
+    /// The base: before scaling, `frequency[i] = theta ^ (-2 i / rotary_dim)`.
     pub theta: f64,
+    /// Rotated elements of a head, even; the others are unchanged.
+    pub rotary_dim: usize,
     /// Scaling of the frequencies.
     pub scaling: RopeScaling,
 }
 
-/// Scaling of the frequencies for contexts longer than the original training context.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum RopeScaling {
-    /// No scaling.
-    None,
-    /// Each frequency is divided by `factor`.
-    Linear {
-        /// The divisor.
-        factor: f64,
-    },
-    /// Llama 3.1's rule, by wavelength (`2 pi / frequency`, in tokens). Up to `original / high_freq_factor` a frequency is
-    /// unchanged; from `original / low_freq_factor` it is divided by `factor`. In between the two are interpolated with
-    /// weight `(original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor)` on the unscaled one.
-    Llama3 {
-        /// The divisor of the long wavelengths.
-        factor: f64,
-        /// `original / low_freq_factor` is the lower bound of long wavelengths.
-        low_freq_factor: f64,
-        /// `original / high_freq_factor` is the upper bound of short wavelengths; greater than `low_freq_factor`.
-        high_freq_factor: f64,
-        /// The original training context, in tokens: `original` above.
-        original_max_position_embeddings: usize,
-    },
+/// Parameters of a rotation that come from elsewhere in the configuration.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RopeDefaults {
+    /// The base if there is none.
+    pub(super) theta: f64,
+    pub(super) head_dim: usize,
+    pub(super) max_position_embeddings: usize,
+    /// Whether a part of the head may be rotated.
+    pub(super) partial_rotary: bool,
 }
 
 impl Rope {
-    pub(super) fn read(config: &Fields<'_>) -> Result<Self> {
-        let outer = config.positive("rope_theta")?;
-        let Some(fields) = rope_fields(config)? else {
-            return Ok(Self { theta: outer.unwrap_or(DEFAULT_THETA), scaling: RopeScaling::None });
-        };
-        let inner = fields.positive("rope_theta")?;
-        if let (Some(outer), Some(inner)) = (outer, inner) {
-            ensure!(
-                outer == inner,
-                OPERATOR,
-                "rope_theta = {outer} and {}rope_theta = {inner} disagree",
-                fields.prefix
-            );
+    pub(super) fn read(config: &Fields<'_>, defaults: RopeDefaults) -> Result<Self> {
+        let empty = serde_json::Map::new();
+        let absent = Fields { prefix: "", values: &empty };
+        Self::of(&rope_object(config)?.unwrap_or(absent), config, defaults)
+    }
+
+    /// The rotation of the RoPE object `fields`; `config` is the object around it.
+    pub(super) fn of(fields: &Fields<'_>, config: &Fields<'_>, defaults: RopeDefaults) -> Result<Self> {
+        let theta = agreeing(fields, config, "rope_theta")?;
+        let part = agreeing(fields, config, "partial_rotary_factor")?.unwrap_or(1.0);
+        if !defaults.partial_rotary {
+            fields.require_one("partial_rotary_factor")?;
         }
-        fields.require_one("partial_rotary_factor")?;
-        Ok(Self { theta: inner.or(outer).unwrap_or(DEFAULT_THETA), scaling: RopeScaling::read(&fields)? })
+        // rounded down, as in `transformers`
+        let rotary_dim = (defaults.head_dim as f64 * part) as usize;
+        ensure!(
+            (2..=defaults.head_dim).contains(&rotary_dim) && rotary_dim.is_multiple_of(2),
+            OPERATOR,
+            "partial_rotary_factor = {part} rotates {rotary_dim} elements of head_dim = {}, expected an even number from 2 on",
+            defaults.head_dim
+        );
+        let original = "original_max_position_embeddings";
+        agreeing(fields, config, original)?;
+        let contexts = scaling::Contexts {
+            current: defaults.max_position_embeddings,
+            original: fields.size(original)?.or(config.size(original)?),
+        };
+        let scaling = RopeScaling::read(fields, contexts, rotary_dim)?;
+        Ok(Self { theta: theta.unwrap_or(defaults.theta), rotary_dim, scaling })
+    }
+
+    /// The rotation of the whole head with the default base.
+    pub(super) fn unscaled(defaults: RopeDefaults) -> Self {
+        Self { theta: defaults.theta, rotary_dim: defaults.head_dim, scaling: RopeScaling::None }
     }
 }
 
+/// A number that may be in the RoPE object or around it.
+fn agreeing(fields: &Fields<'_>, config: &Fields<'_>, key: &str) -> Result<Option<f64>> {
+    let (inner, outer) = (fields.positive(key)?, config.positive(key)?);
+    if let (Some(inner), Some(outer)) = (inner, outer) {
+        let prefix = fields.prefix;
+        ensure!(outer == inner, OPERATOR, "{key} = {outer} and {prefix}{key} = {inner} disagree");
+    }
+    Ok(inner.or(outer))
+}
+
 /// The RoPE object, under its old or new name.
-fn rope_fields<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>> {
+pub(super) fn rope_object<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>> {
     let (old, new) = (config.get("rope_scaling"), config.get("rope_parameters"));
     if let (Some(old), Some(new)) = (old, new) {
         ensure!(old == new, OPERATOR, "rope_scaling = {old} and rope_parameters = {new} disagree");
@@ -81,62 +98,5 @@ fn rope_fields<'a>(config: &Fields<'a>) -> Result<Option<Fields<'a>>> {
             let name = prefix.trim_end_matches('.');
             Err(Error::new(OPERATOR, format!("{name} = {value}, expected an object or null")))
         }
-    }
-}
-
-impl RopeScaling {
-    fn read(fields: &Fields<'_>) -> Result<Self> {
-        let (old, new) = (fields.text("type")?, fields.text("rope_type")?);
-        if let (Some(old), Some(new)) = (old, new) {
-            let prefix = fields.prefix;
-            ensure!(old == new, OPERATOR, "{prefix}type = {old:?} and {prefix}rope_type = {new:?} disagree");
-        }
-        let kind = new.or(old).unwrap_or("default");
-        let (scaling, own): (_, &[&str]) = match kind {
-            "default" => (Self::None, &[]),
-            "linear" => (Self::Linear { factor: fields.required_positive("factor")? }, &["factor"]),
-            "llama3" => (
-                Self::llama3(fields)?,
-                &["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
-            ),
-            _ => {
-                return Err(Error::new(
-                    OPERATOR,
-                    format!(
-                        "{}rope_type = {kind:?} is not supported, expected one of \"default\", \"linear\", \"llama3\"",
-                        fields.prefix
-                    ),
-                ));
-            }
-        };
-        // Unknown fields are errors: each could change the rotation.
-        let known = |key: &str| {
-            matches!(key, "type" | "rope_type" | "rope_theta" | "partial_rotary_factor") || own.contains(&key)
-        };
-        if let Some(key) = fields.values.keys().find(|key| !known(key) && fields.get(key).is_some()) {
-            let prefix = fields.prefix;
-            return Err(Error::new(
-                OPERATOR,
-                format!("{prefix}{key} is not supported with rope_type = {kind:?}"),
-            ));
-        }
-        Ok(scaling)
-    }
-
-    fn llama3(fields: &Fields<'_>) -> Result<Self> {
-        let (low, high) =
-            (fields.required_positive("low_freq_factor")?, fields.required_positive("high_freq_factor")?);
-        ensure!(
-            low < high,
-            OPERATOR,
-            "{0}low_freq_factor = {low} is not below {0}high_freq_factor = {high}",
-            fields.prefix
-        );
-        Ok(Self::Llama3 {
-            factor: fields.required_positive("factor")?,
-            low_freq_factor: low,
-            high_freq_factor: high,
-            original_max_position_embeddings: fields.required_size("original_max_position_embeddings")?,
-        })
     }
 }

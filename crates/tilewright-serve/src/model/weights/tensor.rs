@@ -112,6 +112,34 @@ impl Tensor {
         Self { storage, dtype, shape: self.shape.clone() }
     }
 
+    /// Rows `rows` of a matrix or elements of a vector, which must be on the host. Shares the storage of a mapped tensor.
+    pub(crate) fn rows(&self, rows: Range<usize>) -> Self {
+        let row: usize = self.shape[1..].iter().product();
+        let elements = rows.start * row..rows.end * row;
+        let storage = match &self.storage {
+            Storage::Mapped(map, bytes) => {
+                let (start, size) = (bytes.start, self.dtype.size());
+                Storage::Mapped(map.clone(), start + elements.start * size..start + elements.end * size)
+            }
+            Storage::F32(values) => Storage::F32(values[elements].into()),
+            Storage::F16(values) => Storage::F16(values[elements].into()),
+            Storage::Bf16(values) => Storage::Bf16(values[elements].into()),
+            Storage::E4m3(values) => Storage::E4m3(values[elements].into()),
+            Storage::E5m2(values) => Storage::E5m2(values[elements].into()),
+            Storage::I8(values) => Storage::I8(values[elements].into()),
+            Storage::Device(_) => unreachable!("weights are split before they are uploaded"),
+        };
+        let shape = [&[rows.len()][..], &self.shape[1..]].concat();
+        Self { storage, dtype: self.dtype, shape }
+    }
+
+    /// The weight plus `offset`, in f32.
+    pub(crate) fn plus(&self, offset: f32) -> Self {
+        let values: Arc<[f32]> = convert(self.data());
+        let values = values.iter().map(|value| value + offset).collect();
+        Self { storage: Storage::F32(values), dtype: Dtype::F32, shape: self.shape.clone() }
+    }
+
     fn data(&self) -> Data<'_> {
         match &self.storage {
             Storage::Mapped(map, bytes) => {

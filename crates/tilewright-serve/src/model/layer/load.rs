@@ -1,0 +1,122 @@
+//! Construction of a layer from the tensors of a checkpoint.
+
+use super::{BlockNorms, Layer, Linear};
+use crate::model::{ModelConfig, NormPlacement, QkNorm, Tensor, Weights};
+use tilewright::{Dtype, Result};
+
+/// The tensors of a checkpoint in the dtype of the computation.
+pub(in crate::model) struct WeightLoader<'a> {
+    pub(in crate::model) config: &'a ModelConfig,
+    pub(in crate::model) weights: &'a Weights,
+    /// `None` is the dtype of the checkpoint.
+    pub(in crate::model) dtype: Option<Dtype>,
+}
+
+/// Projections that read the same input: one matrix each in the checkpoint, or all in one.
+#[derive(Clone, Copy)]
+struct ProjectionGroup<'a, const N: usize> {
+    module: &'a str,
+    /// Name and output features of each.
+    parts: [(&'a str, usize); N],
+    /// The name of the one matrix.
+    fused: &'a str,
+    columns: usize,
+    bias: bool,
+}
+
+impl WeightLoader<'_> {
+    pub(in crate::model) fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor> {
+        let tensor = self.weights.get(name, shape)?;
+        Ok(self.dtype.map_or_else(|| tensor.clone(), |dtype| tensor.cast(dtype)))
+    }
+
+    /// The factors of a norm, its offset included.
+    pub(in crate::model) fn norm(&self, name: &str, width: usize) -> Result<Tensor> {
+        let weight = self.tensor(&format!("{name}.weight"), &[width])?;
+        let offset = self.config.norm_offset;
+        Ok(if offset == 0.0 { weight } else { weight.plus(offset) })
+    }
+
+    fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear> {
+        let bias = bias.then(|| self.tensor(&format!("{name}.bias"), &shape[..1])).transpose()?;
+        // f32 is exact, and GEMM libraries require the bias in the dtype of the accumulator
+        let bias = bias.map(|bias| bias.cast(Dtype::F32));
+        Ok(Linear { weight: self.tensor(&format!("{name}.weight"), &shape)?, bias })
+    }
+
+    fn projections<const N: usize>(&self, group: &ProjectionGroup<'_, N>) -> Result<[Linear; N]> {
+        let ProjectionGroup { module, parts, fused, columns, bias } = *group;
+        let linear =
+            |name: &str, rows: usize| self.linear(&format!("{module}.{name}_proj"), [rows, columns], bias);
+        if !self.config.fused_projections {
+            let parts = parts.iter().map(|&(name, rows)| linear(name, rows)).collect::<Result<Vec<_>>>()?;
+            return Ok(parts.try_into().expect("one projection per part"));
+        }
+        let whole = linear(fused, parts.iter().map(|(_, rows)| rows).sum())?;
+        let mut end = 0;
+        Ok(parts.map(|(_, rows)| {
+            end += rows;
+            whole.rows(end - rows..end)
+        }))
+    }
+
+    pub(in crate::model) fn layer(&self, index: usize) -> Result<Layer> {
+        let config = self.config;
+        let (hidden, inner, dim) = (config.hidden_size, config.intermediate_size, config.head_dim);
+        let (q, kv) = (config.num_attention_heads * dim, config.num_key_value_heads * dim);
+        let name = |name: &str| format!("model.layers.{index}.{name}");
+        let (attention, mlp) = (name("self_attn"), name("mlp"));
+        let qkv = ProjectionGroup {
+            module: &attention,
+            parts: [("q", q), ("k", kv), ("v", kv)],
+            fused: "qkv",
+            columns: hidden,
+            bias: config.qkv_bias,
+        };
+        let gate_up = ProjectionGroup {
+            module: &mlp,
+            parts: [("gate", inner), ("up", inner)],
+            fused: "gate_up",
+            columns: hidden,
+            bias: config.mlp_bias,
+        };
+        let qk_norm = |norm: QkNorm| -> Result<_> {
+            Ok([("q", q), ("k", kv)]
+                .map(|(part, width)| self.norm(&format!("{attention}.{part}_norm"), norm.width(width, dim))))
+        };
+        let kind = config.layers[index];
+        let [attention_norms, mlp_norms] =
+            config.norm_placement.names().map(|names| self.block_norms(names, &name));
+        Ok(Layer {
+            attention: config.attention_index(kind),
+            rope: config.rope_index(kind),
+            attention_norms: attention_norms?,
+            mlp_norms: mlp_norms?,
+            qkv: self.projections(&qkv)?,
+            qk_norms: match config.qk_norm.map(qk_norm).transpose()? {
+                Some([q, k]) => Some([q?, k?]),
+                None => None,
+            },
+            o: self.linear(&format!("{attention}.o_proj"), [hidden, q], config.output_bias)?,
+            gate_up: self.projections(&gate_up)?,
+            down: self.linear(&format!("{mlp}.down_proj"), [hidden, inner], config.mlp_bias)?,
+        })
+    }
+
+    fn block_norms(&self, names: &[&str], full: &impl Fn(&str) -> String) -> Result<BlockNorms> {
+        let norm = |name: &&str| self.norm(&full(name), self.config.hidden_size);
+        let (first, last) = (names.first(), names.last());
+        let placement = self.config.norm_placement;
+        let before = first.filter(|_| placement != NormPlacement::After).map(norm).transpose()?;
+        let after = last.filter(|_| placement != NormPlacement::Before).map(norm).transpose()?;
+        Ok(BlockNorms { before, after })
+    }
+}
+
+impl Linear {
+    /// The output features `rows`.
+    fn rows(&self, rows: std::ops::Range<usize>) -> Self {
+        let bias = self.bias.as_ref().map(|bias| bias.rows(rows.clone()));
+        Self { weight: self.weight.rows(rows), bias }
+    }
+}

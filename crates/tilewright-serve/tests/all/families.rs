@@ -1,0 +1,93 @@
+//! Random checkpoints of all families compared with `transformers`: names and shapes of weights, logits, greedy tokens.
+//!
+//! The weights are computed from a seed here and by `tests/fixtures/families.py`.
+
+#[path = "checkpoint.rs"]
+pub(crate) mod checkpoint;
+
+use checkpoint::{Checkpoint, relative_error};
+use std::collections::BTreeMap;
+use tilewright::{Cpu, Dtype, sampling::SamplingParams};
+use tilewright_serve::{
+    Engine, EngineOptions, Event, GenerateOptions,
+    model::{ModelConfig, Precision},
+};
+
+#[test]
+fn names_and_shapes_of_weights_are_those_of_transformers() {
+    for name in Checkpoint::names() {
+        let checkpoint = Checkpoint::open(&name);
+        let ours: BTreeMap<_, _> = checkpoint.config().parameters().map(|p| (p.name, p.shape)).collect();
+        assert_eq!(ours, checkpoint.shapes(), "{name}");
+    }
+}
+
+#[test]
+fn logits_equal_those_of_transformers_in_f32() {
+    for name in Checkpoint::names() {
+        let checkpoint = Checkpoint::open(&name);
+        let logits = checkpoint.model(Dtype::F32).score(&Cpu::new(), &checkpoint.prompt(), Dtype::F32);
+        let error = relative_error(&logits.expect("logits"), &checkpoint.logits("logits.f32"));
+        println!("{name}: f32 logits differ by {error:.2e}");
+        assert!(error <= 1e-4, "{name}: {error:e}");
+    }
+}
+
+/// bf16 weights with f32 activations add only the rounding of weights; bf16 throughout is closer to that than `transformers`.
+#[test]
+fn bf16_logits_are_closer_to_f32_than_those_of_transformers_in_bf16() {
+    for name in Checkpoint::names() {
+        let checkpoint = Checkpoint::open(&name);
+        if !checkpoint.has_logits("logits.bf16") {
+            continue;
+        }
+        let (model, exact) = (checkpoint.model(Dtype::Bf16), checkpoint.logits("logits.bf16_weights"));
+        let score = |precision: Precision| {
+            let logits = model.score(&Cpu::new(), &checkpoint.prompt(), precision).expect("logits");
+            relative_error(&logits, &exact)
+        };
+        let error = score(Precision::from(Dtype::F32));
+        assert!(error <= 1e-4, "{name}: {error:e}");
+        let error = score(Precision { activations: Dtype::Bf16, kv: Dtype::Bf16 });
+        let reference = relative_error(&checkpoint.logits("logits.bf16"), &exact);
+        println!("{name}: bf16 logits are off by {error:.2e}, those of transformers by {reference:.2e}");
+        // it also rounds outputs of products and the residual stream, so its error is clearly larger
+        assert!(error < 0.8 * reference, "{name}: {error:e}, transformers {reference:e}");
+    }
+}
+
+#[test]
+fn the_engine_generates_the_same_64_greedy_tokens_as_transformers() {
+    for name in Checkpoint::names() {
+        let checkpoint = Checkpoint::open(&name);
+        let expected = checkpoint.greedy();
+        assert_eq!(expected.len(), 64);
+        // chunks of the prompt and pages that do not divide the windows
+        let options = EngineOptions { num_pages: 32, max_step_tokens: 15, ..EngineOptions::default() };
+        let mut engine = Engine::new(checkpoint.model(Dtype::F32), Cpu::new(), options).expect("an engine");
+        let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        let wanted = GenerateOptions { max_tokens: 64, sampling, stop: Vec::new() };
+        engine.submit(&checkpoint.prompt(), &[wanted]).expect("a good request");
+        let mut generated = Vec::new();
+        while !engine.is_idle() {
+            for event in engine.step().expect("a step") {
+                if let Event::Token { token, .. } = event {
+                    generated.push(token);
+                }
+            }
+        }
+        assert_eq!(generated, expected, "{name}");
+    }
+}
+
+/// All families of the supported ones have a checkpoint here or among the fixtures with tokenizers.
+#[test]
+fn every_family_has_a_checkpoint() {
+    let text = ModelConfig::parse("{}").unwrap_err().to_string();
+    let (_, families) = text.split_once("expected one of ").expect("the supported families");
+    let names = Checkpoint::names();
+    for family in families.split(", ") {
+        let family = family.trim_end_matches("_text");
+        assert!(names.iter().any(|name| name.starts_with(family)), "{family} has no checkpoint");
+    }
+}
