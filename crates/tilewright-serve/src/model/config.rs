@@ -34,6 +34,8 @@ pub enum Architecture {
     Qwen2,
     /// Qwen 3, dense.
     Qwen3,
+    /// Gemma 2.
+    Gemma2,
 }
 
 /// Where the norms of a block (attention or MLP) are.

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a setting of [`TERMS`] is read by the family or must be absent, so that no term of a forward pass is ignored.
 
+mod gemma2;
 mod mistral;
 mod qwen2;
 mod qwen3;
@@ -59,7 +60,13 @@ const LLAMA: Family = Family {
     layers: full_attention,
 };
 
-const FAMILIES: [Family; 4] = [LLAMA, mistral::FAMILY, qwen2::FAMILY, qwen3::FAMILY];
+const FAMILIES: [Family; 5] = [
+    LLAMA,
+    mistral::FAMILY,
+    qwen2::FAMILY,
+    qwen3::FAMILY,
+    gemma2::FAMILY,
+];
 
 /// Settings of some families that change the forward pass.
 const TERMS: [&str; 22] = [
