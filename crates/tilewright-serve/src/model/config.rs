@@ -36,6 +36,8 @@ pub enum Architecture {
     Qwen3,
     /// Gemma 2.
     Gemma2,
+    /// Gemma 3, text only.
+    Gemma3,
 }
 
 /// Where the norms of a block (attention or MLP) are.

@@ -3,6 +3,7 @@
 //! Invariant: a setting of [`TERMS`] is read by the family or must be absent, so that no term of a forward pass is ignored.
 
 mod gemma2;
+mod gemma3;
 mod mistral;
 mod qwen2;
 mod qwen3;
@@ -60,12 +61,13 @@ const LLAMA: Family = Family {
     layers: full_attention,
 };
 
-const FAMILIES: [Family; 5] = [
+const FAMILIES: [Family; 6] = [
     LLAMA,
     mistral::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
     gemma2::FAMILY,
+    gemma3::FAMILY,
 ];
 
 /// Settings of some families that change the forward pass.

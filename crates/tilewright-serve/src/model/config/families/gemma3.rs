@@ -1,0 +1,82 @@
+//! Gemma 3, text only: Gemma 2 with norms on the heads of q and k instead of a soft cap in attention, five windows to one
+//! full layer, and a second RoPE base for layers with a window.
+
+use super::{Family, LLAMA, gemma2};
+use crate::model::config::{
+    Architecture, LayerKind, ModelConfig, OPERATOR, QkNorm, Rope,
+    fields::Fields,
+    layers::{alternating_windows, window},
+    rope::rope_object,
+};
+use tilewright::{Result, activation::Activation, ensure};
+
+const FULL: usize = 0;
+const SLIDING: usize = 1;
+
+pub(super) const FAMILY: Family = Family {
+    architecture: Architecture::Gemma3,
+    model_type: "gemma3_text",
+    class: "Gemma3ForCausalLM",
+    theta: 1_000_000.0,
+    tied: true,
+    activation_key: "hidden_activation",
+    activation: Activation::GeluTanh,
+    reads: &[
+        "attention_bias",
+        "query_pre_attn_scalar",
+        "final_logit_softcapping",
+        "sliding_window_pattern",
+        "rope_local_base_freq",
+    ],
+    terms: |fields, config| {
+        gemma2::common_terms(fields, config)?;
+        config.qk_norm = Some(QkNorm::Head);
+        config.logits_soft_cap = fields.positive("final_logit_softcapping")?.map(|cap| cap as f32);
+        Ok(())
+    },
+    ropes,
+    layers,
+    ..LLAMA
+};
+
+/// The rotation of full layers, and that of layers with a window.
+fn ropes(family: &Family, fields: &Fields<'_>, config: &ModelConfig) -> Result<Vec<Rope>> {
+    let full = family.rope_defaults(config);
+    let local_theta = fields.positive("rope_local_base_freq")?;
+    let sliding = super::RopeDefaults { theta: local_theta.unwrap_or(10_000.0), ..full };
+    let nested =
+        rope_object(fields)?.filter(|object| object.values.values().any(serde_json::Value::is_object));
+    let Some(nested) = nested else {
+        // scaling applies to full layers only
+        return Ok(vec![Rope::read(fields, full)?, Rope::unscaled(sliding)]);
+    };
+    let key = |key: &&String| !["full_attention", "sliding_attention"].contains(&key.as_str());
+    if let Some(key) = nested.values.keys().find(key) {
+        let message = format!("{}{key} is not supported beside settings per kind of layer", nested.prefix);
+        return Err(tilewright::Error::new(OPERATOR, message));
+    }
+    let of = |key, prefix, defaults| match nested.object(key, prefix)? {
+        Some(object) => Rope::of(&object, fields, defaults),
+        None => Ok(Rope::unscaled(defaults)),
+    };
+    let outer = fields.positive("rope_theta")?;
+    ensure!(
+        outer.is_none() && local_theta.is_none(),
+        OPERATOR,
+        "rope_theta and rope_local_base_freq are not supported beside settings per kind of layer"
+    );
+    Ok(vec![
+        of("full_attention", "rope_parameters.full_attention.", full)?,
+        of("sliding_attention", "rope_parameters.sliding_attention.", sliding)?,
+    ])
+}
+
+fn layers(fields: &Fields<'_>, config: &ModelConfig) -> Result<Vec<LayerKind>> {
+    let pattern = fields.size("sliding_window_pattern")?.unwrap_or(6);
+    let slides = |layer: usize| !(layer + 1).is_multiple_of(pattern);
+    let mut layers = alternating_windows(fields, config, window(fields, Some(4096))?, slides)?;
+    for layer in &mut layers {
+        layer.rope = Some(if layer.slides { SLIDING } else { FULL });
+    }
+    Ok(layers)
+}
