@@ -38,6 +38,8 @@ pub enum Architecture {
     Gemma2,
     /// Gemma 3, text only.
     Gemma3,
+    /// Phi-3, 3.5 and 4-mini.
+    Phi3,
 }
 
 /// Where the norms of a block (attention or MLP) are.

@@ -5,6 +5,7 @@
 mod gemma2;
 mod gemma3;
 mod mistral;
+mod phi3;
 mod qwen2;
 mod qwen3;
 
@@ -61,13 +62,14 @@ const LLAMA: Family = Family {
     layers: full_attention,
 };
 
-const FAMILIES: [Family; 6] = [
+const FAMILIES: [Family; 7] = [
     LLAMA,
     mistral::FAMILY,
     qwen2::FAMILY,
     qwen3::FAMILY,
     gemma2::FAMILY,
     gemma3::FAMILY,
+    phi3::FAMILY,
 ];
 
 /// Settings of some families that change the forward pass.
