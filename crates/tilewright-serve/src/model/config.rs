@@ -40,6 +40,8 @@ pub enum Architecture {
     Gemma3,
     /// Phi-3, 3.5 and 4-mini.
     Phi3,
+    /// Granite 3, dense.
+    Granite,
 }
 
 /// Where the norms of a block (attention or MLP) are.

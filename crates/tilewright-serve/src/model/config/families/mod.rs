@@ -4,6 +4,7 @@
 
 mod gemma2;
 mod gemma3;
+mod granite;
 mod mistral;
 mod phi3;
 mod qwen2;
@@ -62,7 +63,7 @@ const LLAMA: Family = Family {
     layers: full_attention,
 };
 
-const FAMILIES: [Family; 7] = [
+const FAMILIES: [Family; 8] = [
     LLAMA,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -70,6 +71,7 @@ const FAMILIES: [Family; 7] = [
     gemma2::FAMILY,
     gemma3::FAMILY,
     phi3::FAMILY,
+    granite::FAMILY,
 ];
 
 /// Settings of some families that change the forward pass.
