@@ -42,6 +42,8 @@ pub enum Architecture {
     Phi3,
     /// Granite 3, dense.
     Granite,
+    /// OLMo 2.
+    Olmo2,
 }
 
 /// Where the norms of a block (attention or MLP) are.

@@ -119,7 +119,7 @@ fn accepted_spellings() {
     assert_eq!(idle, edited("qwen2", &json!({})).unwrap());
 }
 
-const FAMILIES: &str = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, phi3, granite";
+const FAMILIES: &str = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, phi3, granite, olmo2";
 
 #[test]
 fn unknown_architectures_are_rejected() {

@@ -6,6 +6,7 @@ mod gemma2;
 mod gemma3;
 mod granite;
 mod mistral;
+mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
@@ -63,7 +64,7 @@ const LLAMA: Family = Family {
     layers: full_attention,
 };
 
-const FAMILIES: [Family; 8] = [
+const FAMILIES: [Family; 9] = [
     LLAMA,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -72,6 +73,7 @@ const FAMILIES: [Family; 8] = [
     gemma3::FAMILY,
     phi3::FAMILY,
     granite::FAMILY,
+    olmo2::FAMILY,
 ];
 
 /// Settings of some families that change the forward pass.
