@@ -44,6 +44,8 @@ pub enum Architecture {
     Granite,
     /// OLMo 2.
     Olmo2,
+    /// SmolLM3.
+    SmolLm3,
 }
 
 /// Where the norms of a block (attention or MLP) are.

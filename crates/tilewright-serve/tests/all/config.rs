@@ -119,7 +119,7 @@ fn accepted_spellings() {
     assert_eq!(idle, edited("qwen2", &json!({})).unwrap());
 }
 
-const FAMILIES: &str = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, phi3, granite, olmo2";
+const FAMILIES: &str = "llama, mistral, qwen2, qwen3, gemma2, gemma3_text, phi3, granite, olmo2, smollm3";
 
 #[test]
 fn unknown_architectures_are_rejected() {

@@ -90,4 +90,5 @@ fn every_family_has_a_checkpoint() {
         let family = family.trim_end_matches("_text");
         assert!(names.iter().any(|name| name.starts_with(family)), "{family} has no checkpoint");
     }
+    assert!(names.len() >= 25, "{} checkpoints", names.len());
 }

@@ -10,6 +10,7 @@ mod olmo2;
 mod phi3;
 mod qwen2;
 mod qwen3;
+mod smollm3;
 
 use super::{
     Architecture, LayerKind, ModelConfig, OPERATOR, Rope, fields::Fields, layers::full_attention,
@@ -64,7 +65,7 @@ const LLAMA: Family = Family {
     layers: full_attention,
 };
 
-const FAMILIES: [Family; 9] = [
+const FAMILIES: [Family; 10] = [
     LLAMA,
     mistral::FAMILY,
     qwen2::FAMILY,
@@ -74,6 +75,7 @@ const FAMILIES: [Family; 9] = [
     phi3::FAMILY,
     granite::FAMILY,
     olmo2::FAMILY,
+    smollm3::FAMILY,
 ];
 
 /// Settings of some families that change the forward pass.
