@@ -1,6 +1,7 @@
 //! Integration tests of `tilewright-serve`, in one binary to link only once.
 
 mod config;
+mod config_families;
 mod engine;
 mod families;
 mod generator;

@@ -4,7 +4,7 @@
 
 mod checkpoint;
 
-use checkpoint::{FIXTURES, expected, expected_logits, model, relative_error, tokens};
+use checkpoint::{FAMILIES, FIXTURES, expected_logits, model, prompt, relative_error};
 use tilewright::{Backend, Cpu, Dtype, sampling::SamplingParams};
 use tilewright_cuda::{Device, Gpu, Simulated, Simulator};
 use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions, Report, RequestId, model::Precision};
@@ -22,7 +22,7 @@ fn gpu() -> Option<Gpu<Device>> {
 /// Relative errors of the logits of a fixture's first `count` tokens, computed in `dtype`: ours and that of `transformers` in
 /// bf16.
 fn error_of<B: Backend + Clone>(backend: &B, name: &str, dtype: Dtype, count: usize) -> (f64, f64) {
-    let prompt = tokens(&expected(name)["prompt"]);
+    let prompt = prompt(name);
     let model = model(name, dtype).upload(backend, |_| ()).expect("room for its weights");
     let precision = Precision { activations: dtype, kv: dtype };
     let logits = model.score(backend, &prompt[..count], precision).expect("logits");
@@ -36,15 +36,16 @@ fn error_of<B: Backend + Clone>(backend: &B, name: &str, dtype: Dtype, count: us
 }
 
 /// f32 logits must have f32 accuracy. bf16 logits may differ by 2 %, because products and the residual stream accumulate in f32.
-fn logits_agree<B: Backend + Clone>(backend: &B, count: usize) {
-    for name in FIXTURES {
+fn logits_agree<B: Backend + Clone>(backend: &B, names: &[&str], count: usize) {
+    for name in names {
         let (error, _) = error_of(backend, name, Dtype::F32, count);
         println!("{name}: f32 logits differ by {error:.2e}");
         assert!(error <= 1e-4, "{name}: {error:e}");
         let (error, theirs) = error_of(backend, name, Dtype::Bf16, count);
         println!("{name}: bf16 logits are off by {error:.2e}, those of transformers by {theirs:.2e}");
-        // and at most the error of transformers in bf16
-        assert!(error <= 2e-2 && error <= theirs, "{name}: {error:e}, transformers {theirs:e}");
+        // transformers also rounds outputs of products and the residual stream; some families amplify that more than 2 %
+        let bound = if FIXTURES.contains(name) { theirs.min(2e-2) } else { 0.8 * theirs };
+        assert!(error <= bound, "{name}: {error:e}, transformers {theirs:e}");
     }
 }
 
@@ -74,7 +75,7 @@ fn say<B: Backend + Clone>(
 }
 
 fn recorded_steps_generate_the_tokens_of_the_cpu<B: Backend + Clone>(backend: &B, name: &str, length: usize) {
-    let prompt = tokens(&expected(name)["prompt"]);
+    let prompt = prompt(name);
     // they end at different steps, so that steps have 3, 2 and 1 rows, and one request waits for pages
     let prompts = [(&prompt[..3], length), (&prompt[..5], length / 2), (&prompt[1..3], length / 3)];
     let options =
@@ -90,24 +91,43 @@ fn recorded_steps_generate_the_tokens_of_the_cpu<B: Backend + Clone>(backend: &B
 
 #[test]
 fn simulated_logits_agree_with_transformers() {
-    logits_agree(&simulated(), 9);
+    logits_agree(&simulated(), &FIXTURES, 9);
+}
+
+/// Soft caps, windows, norms around blocks or after them, two rotations, none, and multipliers.
+#[test]
+fn simulated_logits_of_all_families_agree_with_transformers() {
+    logits_agree(&simulated(), &FAMILIES, 5);
+}
+
+/// More keys than the window of 16.
+#[test]
+fn simulated_windows_agree_with_transformers() {
+    let (error, _) = error_of(&simulated(), "mistral-window", Dtype::F32, 21);
+    assert!(error <= 1e-4, "{error:e}");
 }
 
 #[test]
 fn simulated_recordings_generate_the_tokens_of_the_cpu() {
     recorded_steps_generate_the_tokens_of_the_cpu(&simulated(), "qwen3", 9);
+    // two plans per step
+    recorded_steps_generate_the_tokens_of_the_cpu(&simulated(), "gemma3", 9);
 }
 
 #[test]
 fn logits_on_the_gpu_agree_with_transformers() {
     if let Some(gpu) = gpu() {
-        logits_agree(&gpu, 37);
+        logits_agree(&gpu, &FIXTURES, 37);
+        logits_agree(&gpu, &FAMILIES, 37);
     }
 }
 
 #[test]
 fn recordings_on_the_gpu_generate_the_tokens_of_the_cpu() {
     if let Some(gpu) = gpu() {
-        FIXTURES.iter().for_each(|name| recorded_steps_generate_the_tokens_of_the_cpu(&gpu, name, 60));
+        FIXTURES
+            .iter()
+            .chain(&FAMILIES)
+            .for_each(|name| recorded_steps_generate_the_tokens_of_the_cpu(&gpu, name, 60));
     }
 }

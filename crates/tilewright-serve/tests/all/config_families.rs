@@ -1,0 +1,249 @@
+//! `config.json` of the families beside Llama and Qwen: windows, rotations, terms, and their error texts.
+
+use crate::families::checkpoint::Checkpoint;
+use serde_json::{Value, json};
+use tilewright::activation::Activation;
+use tilewright_serve::model::{Architecture, ModelConfig, NormPlacement, QkNorm, RopeScaling};
+
+/// The configuration of a checkpoint with some fields replaced; an edit of `null` sets null.
+fn edited(name: &str, edits: &Value) -> tilewright::Result<ModelConfig> {
+    let mut config = Checkpoint::open(name).config_fields();
+    config.extend(edits.as_object().unwrap().clone());
+    ModelConfig::parse(&Value::Object(config).to_string())
+}
+
+/// Same, with a field removed.
+fn without(name: &str, key: &str) -> ModelConfig {
+    let mut config = Checkpoint::open(name).config_fields();
+    config.remove(key).expect("the field");
+    ModelConfig::parse(&Value::Object(config).to_string()).unwrap()
+}
+
+#[track_caller]
+fn assert_rejected(name: &str, edits: Value, expected: &str) {
+    match edited(name, &edits) {
+        Ok(_) => panic!("{edits} was accepted"),
+        Err(error) => assert_eq!(error.to_string(), format!("model.config: {expected}")),
+    }
+}
+
+fn windows(config: &ModelConfig) -> Vec<Option<usize>> {
+    config.layers.iter().map(|layer| layer.window).collect()
+}
+
+fn rotations(config: &ModelConfig) -> Vec<Option<usize>> {
+    config.layers.iter().map(|layer| layer.rope).collect()
+}
+
+#[test]
+fn windows_of_each_family() {
+    let of = |name: &str, edits: Value| windows(&edited(name, &edits).unwrap());
+    assert_eq!(of("mistral-window", json!({})), [Some(16); 3]);
+    assert_eq!(of("mistral-window", json!({ "sliding_window": null })), [None; 3]);
+    assert_eq!(of("mistral-window", json!({ "sliding_window": 512 })), [None; 3]);
+    // Mistral 7B v0.1
+    let long = json!({ "sliding_window": 4096, "max_position_embeddings": 32768 });
+    assert_eq!(of("mistral-window", long), [Some(4096); 3]);
+    assert_eq!(windows(&without("mistral-window", "sliding_window")), [None; 3]);
+    assert_eq!(of("phi3", json!({})), [Some(16); 3]);
+    assert_eq!(windows(&without("phi3", "sliding_window")), [None; 3]);
+    assert_eq!(of("qwen2-window", json!({})), [None, Some(16), Some(16)]);
+    assert_eq!(of("qwen2-window", json!({ "max_window_layers": 0 })), [Some(16); 3]);
+    assert_eq!(of("qwen2-window", json!({ "use_sliding_window": false })), [None; 3]);
+    assert_eq!(of("qwen3-window", json!({})), [Some(9), None, Some(9)]);
+    assert_eq!(of("gemma2", json!({})), [Some(16), None, Some(16)]);
+    assert_eq!(of("gemma2-biases", json!({})), [None, None, Some(7)]);
+    assert_eq!(of("gemma3", json!({})), [Some(16), Some(16), None, Some(16)]);
+    assert_eq!(of("gemma3-old", json!({})), [Some(12), None, Some(12)]);
+    assert_eq!(of("smollm3", json!({})), [None; 4]);
+    assert_eq!(of("smollm3-window", json!({ "layer_types": null })), [Some(16), None, Some(16)]);
+}
+
+#[test]
+fn contradictory_windows_are_rejected() {
+    assert_rejected(
+        "llama-yarn",
+        json!({ "sliding_window": 256 }),
+        "sliding_window = 256 is not supported, expected null",
+    );
+    assert_rejected(
+        "llama-yarn",
+        json!({ "layer_types": ["sliding_attention"] }),
+        "layer_types has \"sliding_attention\", which is not supported, expected \"full_attention\"",
+    );
+    assert_rejected(
+        "llama-yarn",
+        json!({ "use_sliding_window": true }),
+        "use_sliding_window = true is not supported, expected false",
+    );
+    assert_rejected(
+        "mistral-window",
+        json!({ "layer_types": ["full_attention", "sliding_attention", "full_attention"] }),
+        "layer_types has \"full_attention\", expected \"sliding_attention\" for sliding_window = 16",
+    );
+    assert_rejected(
+        "qwen3-window",
+        json!({ "use_sliding_window": false }),
+        "layer_types has \"sliding_attention\", but there is no sliding_window, or use_sliding_window is false",
+    );
+    assert_rejected(
+        "qwen3-window",
+        json!({ "layer_types": ["full_attention", "linear_attention", "full_attention"] }),
+        "layer_types has \"linear_attention\", which is not supported, expected \"full_attention\" or \"sliding_attention\"",
+    );
+    assert_rejected(
+        "gemma2",
+        json!({ "layer_types": ["full_attention"] }),
+        "layer_types has 1 entries, expected num_hidden_layers = 3",
+    );
+    assert_rejected(
+        "qwen3-window",
+        json!({ "layer_types": "all" }),
+        "layer_types = \"all\", expected a list",
+    );
+    assert_rejected(
+        "smollm3",
+        json!({ "no_rope_layers": [1, 0] }),
+        "no_rope_layers has 2 entries, expected at least num_hidden_layers = 4",
+    );
+    assert_rejected(
+        "smollm3",
+        json!({ "no_rope_layers": [1, 0, 2, 1] }),
+        "no_rope_layers has 2, expected 0 or 1",
+    );
+}
+
+#[test]
+fn corrupted_texts_never_panic() {
+    for name in ["gemma2", "gemma3", "gemma3-old", "phi3-long", "granite", "smollm3-window", "qwen2-window"] {
+        let text = Value::Object(Checkpoint::open(name).config_fields()).to_string();
+        for at in 0..text.len() {
+            for byte in ["", "0", "9", "-", "\"", "}", "[", ",", "x"] {
+                let damaged = format!("{}{byte}{}", &text[..at], &text[at + 1..]);
+                // An accepted configuration must be usable.
+                if let Ok(config) = ModelConfig::parse(&damaged) {
+                    assert_eq!(config.layers.len(), config.num_hidden_layers, "{damaged}");
+                    assert!(config.parameters().next().is_some());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn gemma_terms() {
+    let config = edited("gemma2", &json!({})).unwrap();
+    assert_eq!((config.architecture, config.norm_placement), (Architecture::Gemma2, NormPlacement::Around));
+    assert_eq!((config.norm_offset, config.activation), (1.0, Activation::GeluTanh));
+    assert_eq!(config.embedding_multiplier, 48f32.sqrt());
+    assert_eq!(config.attention_scale, Some(24f64.sqrt().recip() as f32));
+    assert_eq!((config.attention_soft_cap, config.logits_soft_cap), (Some(4.0), Some(6.0)));
+    // absent caps are those of Gemma 2, null ones are none
+    assert_eq!(without("gemma2", "attn_logit_softcapping").attention_soft_cap, Some(50.0));
+    assert_eq!(without("gemma2", "final_logit_softcapping").logits_soft_cap, Some(30.0));
+    let plain = edited("gemma2-plain", &json!({})).unwrap();
+    assert_eq!((plain.attention_soft_cap, plain.logits_soft_cap), (None, None));
+    assert!(without("gemma2", "tie_word_embeddings").tie_word_embeddings);
+
+    let config = edited("gemma3", &json!({})).unwrap();
+    assert_eq!((config.architecture, config.qk_norm), (Architecture::Gemma3, Some(QkNorm::Head)));
+    assert_eq!(rotations(&config), [Some(1), Some(1), Some(0), Some(1)]);
+    let [full, sliding] = &config.ropes[..] else { panic!("two rotations") };
+    assert_eq!((full.theta, &full.scaling), (100_000.0, &RopeScaling::Linear { factor: 8.0 }));
+    assert_eq!((sliding.theta, &sliding.scaling), (1000.0, &RopeScaling::None));
+    let config = edited("gemma3-old", &json!({})).unwrap();
+    let [full, sliding] = &config.ropes[..] else { panic!("two rotations") };
+    assert_eq!((full.theta, &full.scaling), (50_000.0, &RopeScaling::Linear { factor: 2.0 }));
+    assert_eq!((sliding.theta, &sliding.scaling), (500.0, &RopeScaling::None));
+    // a window that masks nothing keeps its rotation
+    let wide = edited("gemma3", &json!({ "sliding_window": 4096 })).unwrap();
+    assert_eq!((windows(&wide), rotations(&wide)), (vec![None; 4], rotations(&config_of("gemma3"))));
+    assert_rejected(
+        "gemma3",
+        json!({ "attn_logit_softcapping": 50.0 }),
+        "attn_logit_softcapping is not supported",
+    );
+    assert_rejected(
+        "gemma3",
+        json!({ "rope_theta": 1e6 }),
+        "rope_theta and rope_local_base_freq are not supported beside settings per kind of layer",
+    );
+}
+
+fn config_of(name: &str) -> ModelConfig {
+    edited(name, &json!({})).unwrap()
+}
+
+#[test]
+fn terms_of_the_other_families() {
+    let config = config_of("phi3");
+    assert!(config.fused_projections && !config.qkv_bias);
+    assert_eq!(config_of("phi3-short").ropes[0].rotary_dim, 12);
+    assert_eq!(config_of("phi3-partial").ropes[0].rotary_dim, 8);
+    let config = config_of("granite");
+    let multipliers = [config.embedding_multiplier, config.residual_multiplier, config.logits_divisor];
+    assert_eq!((multipliers, config.attention_scale), ([12.0, 0.22, 3.0], Some(0.4)));
+    let config = config_of("olmo2");
+    assert_eq!((config.norm_placement, config.qk_norm), (NormPlacement::After, Some(QkNorm::Projection)));
+    assert_eq!(rotations(&config_of("smollm3")), [Some(0), None, Some(0), None]);
+    assert_eq!(rotations(&config_of("smollm3-window")), [None, Some(0), None]);
+    assert_eq!(without("smollm3-yarn", "no_rope_layers").layers[2].rope, Some(0));
+    assert_eq!(without("llama-yarn", "rms_norm_eps").rms_norm_eps, 1e-6);
+    assert_eq!(without("olmo2", "rms_norm_eps").rms_norm_eps, 1e-5);
+    let biases = config_of("llama-biases");
+    assert!(biases.qkv_bias && biases.output_bias && biases.mlp_bias);
+}
+
+#[test]
+fn rope_scalings() {
+    let rope = |name: &str, scaling: Value| {
+        let edits = json!({ "rope_parameters": scaling });
+        edited(name, &edits).map(|config| config.ropes[0].scaling.clone())
+    };
+    let yarn = |factor: f64, truncate, attention_factor| RopeScaling::Yarn {
+        factor,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_max_position_embeddings: 64,
+        truncate,
+        attention_factor,
+    };
+    assert_eq!(config_of("llama-yarn").ropes[0].scaling, yarn(4.0, true, 0.1 * 4f64.ln() + 1.0));
+    // DeepSeek's factor is the ratio of two
+    let published = json!({ "rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 64, "mscale": 2.0,
+        "mscale_all_dim": 1.0, "truncate": false });
+    let ratio = (0.2 * 8f64.ln() + 1.0) / (0.1 * 8f64.ln() + 1.0);
+    assert_eq!(rope("llama-yarn", published).unwrap(), yarn(8.0, false, ratio));
+    let dynamic = rope("llama-yarn", json!({ "rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4 }));
+    assert_eq!(dynamic.unwrap(), RopeScaling::Dynamic { factor: 2.0 });
+    let RopeScaling::LongRope { attention_factor, original_max_position_embeddings: 32, .. } =
+        config_of("phi3-long").ropes[0].scaling
+    else {
+        panic!("LongRoPE from an original context of 32")
+    };
+    assert!((attention_factor - (1.0 + 16f64.ln() / 32f64.ln()).sqrt()).abs() < 1e-12);
+
+    let error = |name: &str, scaling: Value| rope(name, scaling).unwrap_err().to_string();
+    assert_eq!(
+        error("llama-yarn", json!({ "rope_type": "yarn", "factor": 2.0, "beta_fast": 1.0 })),
+        "model.config: rope_parameters.beta_slow = 1 is not below rope_parameters.beta_fast = 1"
+    );
+    assert_eq!(
+        error("llama-yarn", json!({ "rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0] })),
+        "model.config: rope_parameters.short_factor has 1 numbers, expected 8, one per pair"
+    );
+    assert_eq!(
+        error("llama-yarn", json!({ "rope_type": "longrope", "short_factor": [0.0], "long_factor": [1.0] })),
+        "model.config: rope_parameters.short_factor = [0.0], expected a list of numbers above 0"
+    );
+    assert_eq!(
+        error("phi3", json!({ "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.05 })),
+        "model.config: partial_rotary_factor = 0.05 rotates 0 elements of head_dim = 16, expected an even number from 2 on"
+    );
+    assert_rejected(
+        "phi3-long",
+        json!({ "rope_scaling": { "type": "longrope", "original_max_position_embeddings": 64,
+            "short_factor": [1.0], "long_factor": [1.0] } }),
+        "original_max_position_embeddings = 32 and rope_scaling.original_max_position_embeddings = 64 disagree",
+    );
+}
