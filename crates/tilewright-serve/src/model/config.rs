@@ -48,7 +48,7 @@ pub enum Architecture {
     SmolLm3,
 }
 
-/// Where the norms of a block (attention or MLP) are.
+/// Position of the norms of a block (attention or MLP).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NormPlacement {
     /// On the input of the block (Llama).
@@ -92,7 +92,7 @@ pub struct ModelConfig {
     pub max_position_embeddings: usize,
     /// The epsilon of every RMSNorm.
     pub rms_norm_eps: f32,
-    /// Where the norms of a block are.
+    /// Position of the norms of a block.
     pub norm_placement: NormPlacement,
     /// Added to every norm weight: 1 if weights are stored minus one, otherwise 0.
     pub norm_offset: f32,

@@ -54,7 +54,7 @@ fn windows_of_each_family() {
     assert_eq!(of("gemma2", json!({})), [Some(16), None, Some(16)]);
     assert_eq!(of("gemma2-biases", json!({})), [None, None, Some(7)]);
     assert_eq!(of("gemma3", json!({})), [Some(16), Some(16), None, Some(16)]);
-    assert_eq!(of("gemma3-old", json!({})), [Some(12), None, Some(12)]);
+    assert_eq!(of("gemma3-pattern", json!({})), [Some(12), None, Some(12)]);
     assert_eq!(of("smollm3", json!({})), [None; 4]);
     assert_eq!(of("smollm3-window", json!({ "layer_types": null })), [Some(16), None, Some(16)]);
 }
@@ -115,7 +115,9 @@ fn contradictory_windows_are_rejected() {
 
 #[test]
 fn corrupted_texts_never_panic() {
-    for name in ["gemma2", "gemma3", "gemma3-old", "phi3-long", "granite", "smollm3-window", "qwen2-window"] {
+    for name in
+        ["gemma2", "gemma3", "gemma3-pattern", "phi3-long", "granite", "smollm3-window", "qwen2-window"]
+    {
         let text = Value::Object(Checkpoint::open(name).config_fields()).to_string();
         for at in 0..text.len() {
             for byte in ["", "0", "9", "-", "\"", "}", "[", ",", "x"] {
@@ -151,7 +153,7 @@ fn gemma_terms() {
     let [full, sliding] = &config.ropes[..] else { panic!("two rotations") };
     assert_eq!((full.theta, &full.scaling), (100_000.0, &RopeScaling::Linear { factor: 8.0 }));
     assert_eq!((sliding.theta, &sliding.scaling), (1000.0, &RopeScaling::None));
-    let config = edited("gemma3-old", &json!({})).unwrap();
+    let config = edited("gemma3-pattern", &json!({})).unwrap();
     let [full, sliding] = &config.ropes[..] else { panic!("two rotations") };
     assert_eq!((full.theta, &full.scaling), (50_000.0, &RopeScaling::Linear { factor: 2.0 }));
     assert_eq!((sliding.theta, &sliding.scaling), (500.0, &RopeScaling::None));
