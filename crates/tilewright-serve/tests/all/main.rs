@@ -7,6 +7,7 @@ mod families;
 mod generator;
 mod pages;
 mod radix;
+mod special_files;
 mod tokenizer;
 mod transformers;
 mod weights;

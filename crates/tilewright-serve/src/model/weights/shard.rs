@@ -2,7 +2,7 @@
 //!
 //! Invariant: every tensor's byte range is inside the map, and its length matches dtype and shape.
 
-use super::OPERATOR;
+use super::{super::files, OPERATOR};
 use memmap2::Mmap;
 use safetensors::{
     SafeTensors,
@@ -26,7 +26,8 @@ pub(super) struct TensorEntry {
 /// Maps the file and reads its header.
 pub(super) fn open(path: &Path) -> Result<Vec<(String, TensorEntry)>> {
     let failed = |error| error_at(path, &format!("cannot be read: {error}"));
-    let map = Arc::new(map(&File::open(path).map_err(failed)?).map_err(failed)?);
+    let file = files::open(OPERATOR, path)?.ok_or_else(|| error_at(path, "does not exist"))?;
+    let map = Arc::new(map(&file).map_err(failed)?);
     let (header, metadata) =
         SafeTensors::read_metadata(&map).map_err(|error| header_error(path, &map, &error))?;
     let start = LENGTH_BYTES + header;
