@@ -7,6 +7,7 @@ pub(crate) mod activations;
 mod chat;
 mod config;
 mod files;
+mod guarded;
 mod layer;
 mod operators;
 mod score;

@@ -3,16 +3,21 @@
 //! Invariant: every returned id is below the model's `vocab_size`. Not every id below it has a token: embeddings are often
 //! padded, and padding ids decode to nothing.
 
+mod growth;
 mod stream;
 
 pub use stream::Decoder;
 
-use super::{parse_object, read_optional, read_required};
+use super::{guarded, parse_object, read_optional, read_required};
+use growth::{MAX_GROWTH, Steps};
 use serde_json::Value;
 use std::{collections::HashSet, fmt, path::Path, sync::Arc};
 use tilewright::{Error, Result, ensure};
 
 const OPERATOR: &str = "model.tokenizer";
+
+/// Tokens that are decoded one by one when a file is loaded.
+const NUM_TRIALS: usize = 1024;
 
 /// The tokenizer of a model. Clones share it.
 #[derive(Clone)]
@@ -28,15 +33,14 @@ impl Tokenizer {
     /// `vocab_size` is the model's.
     ///
     /// # Errors
-    /// When the file is missing or not a tokenizer, or has an id that is not below `vocab_size`.
+    /// When the file is missing or not a tokenizer, cannot decode its own tokens, or has an id that is not below
+    /// `vocab_size`.
     pub fn open(dir: &Path, vocab_size: usize) -> Result<Self> {
         let text = read_required(OPERATOR, dir, "tokenizer.json")?;
         let damaged = |error: tokenizers::Error| {
             Error::new(OPERATOR, format!("{}/tokenizer.json is not a tokenizer: {error}", dir.display()))
         };
-        let mut inner = parse(&text).map_err(damaged)?;
-        // The file may enable truncation and padding from training; prompts need neither.
-        inner.with_truncation(None).map_err(damaged)?.with_padding(None);
+        let inner = parse(&text).map_err(damaged)?;
         let largest = inner.get_vocab(true).into_iter().max_by_key(|&(_, id)| id);
         if let Some((token, id)) = largest {
             ensure!(
@@ -66,9 +70,8 @@ impl Tokenizer {
     /// # Errors
     /// When the tokenizer cannot encode the text, or adds an id that is not below the model's `vocab_size`.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encoding = self
-            .inner
-            .encode_fast(text, add_special)
+        let encoding = guarded::call(|| self.inner.encode_fast(text, add_special))
+            .unwrap_or_else(|| Err(MALFORMED.into()))
             .map_err(|error| Error::new(OPERATOR, format!("cannot encode the text: {error}")))?;
         let ids = encoding.get_ids();
         // The file stores the added special tokens as ids, independent of its vocabulary.
@@ -85,7 +88,7 @@ impl Tokenizer {
         self.decode_checked(ids)
     }
 
-    /// A streaming decoder.
+    /// A streaming decoder of a text of its own, such as the answer in a chat.
     pub fn decoder(&self) -> Decoder {
         Decoder::new(self.clone())
     }
@@ -119,8 +122,8 @@ impl Tokenizer {
     }
 
     fn decode_checked(&self, ids: &[u32]) -> Result<String> {
-        self.inner
-            .decode(ids, true)
+        guarded::call(|| self.inner.decode(ids, true))
+            .unwrap_or_else(|| Err(MALFORMED.into()))
             .map_err(|error| Error::new(OPERATOR, format!("cannot decode {} tokens: {error}", ids.len())))
     }
 }
@@ -131,15 +134,34 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Parses a tokenizer file and encodes a test string. The `tokenizers` crate panics on some malformed files, on some only at
-/// the first encode; such panics become errors.
+/// The error text for a panic of the `tokenizers` crate.
+const MALFORMED: &str = "a part of it is malformed";
+
+/// Parses a tokenizer file, and encodes and decodes with it. The `tokenizers` crate panics on some malformed files, on some
+/// only at the first text or token; such panics become errors.
 fn parse(text: &str) -> tokenizers::Result<tokenizers::Tokenizer> {
+    if let Some((part, growth)) = serde_json::from_str::<Steps>(text)?.excess() {
+        return Err(
+            format!("{part} multiplies its input by up to {growth}, expected at most {MAX_GROWTH}").into()
+        );
+    }
     let attempt = || {
-        let tokenizer = tokenizers::Tokenizer::from_bytes(text)?;
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(text)?;
+        // The file may enable truncation and padding from training; prompts need neither.
+        tokenizer.with_truncation(None)?.with_padding(None);
         tokenizer.encode_fast("a", true)?;
+        try_decoding(&tokenizer)?;
         Ok(tokenizer)
     };
-    std::panic::catch_unwind(attempt).unwrap_or_else(|_| Err("a part of it is malformed".into()))
+    guarded::call(attempt).unwrap_or_else(|| Err(MALFORMED.into()))
+}
+
+/// Decodes all tokens as one text, and some alone: a decoder may fail only on a short token.
+fn try_decoding(tokenizer: &tokenizers::Tokenizer) -> tokenizers::Result<()> {
+    let ids: Vec<u32> = tokenizer.get_vocab(true).into_values().collect();
+    tokenizer.decode(&ids, false)?;
+    let stride = ids.len().div_ceil(NUM_TRIALS).max(1);
+    ids.iter().step_by(stride).try_for_each(|&id| tokenizer.decode(&[id], false).map(drop))
 }
 
 /// The token `name` of `dir/tokenizer_config.json`, a string or an object with `content`.

@@ -178,6 +178,22 @@ fn missing_malformed_and_foreign_tokenizers_are_rejected() {
         text(folder(&[("tokenizer.json", &file.to_string())]).path(), 288),
         "model.tokenizer: DIR/tokenizer.json is not a tokenizer: a part of it is malformed"
     );
+    for (decoder, reason) in [
+        (json!({ "type": "Strip", "content": "t", "start": 0, "stop": 9 }), "a part of it is malformed"),
+        (json!({ "type": "Strip", "content": "t", "start": 9, "stop": 9 }), "a part of it is malformed"),
+        (
+            json!({ "type": "Sequence", "decoders": vec![json!({ "type": "Replace",
+                "pattern": { "String": "t" }, "content": "tt" }); 40] }),
+            "decoder multiplies its input by up to 1099511627776, expected at most 1024",
+        ),
+    ] {
+        file["post_processor"] = Value::Null;
+        file["decoder"] = decoder;
+        assert_eq!(
+            text(folder(&[("tokenizer.json", &file.to_string())]).path(), 288),
+            format!("model.tokenizer: DIR/tokenizer.json is not a tokenizer: {reason}")
+        );
+    }
     let end = r#"{"eos_token": {"content": "<end>"}}"#;
     let unknown = text(folder(&[("tokenizer.json", &whole), ("tokenizer_config.json", end)]).path(), 288);
     assert_eq!(
