@@ -93,6 +93,15 @@ impl Tokenizer {
         Decoder::new(self.clone())
     }
 
+    /// A streaming decoder of a text that continues `prompt`: it emits the space before the first word, which
+    /// SentencePiece-style tokenizers omit at the start of a text.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::decode`].
+    pub fn decoder_after(&self, prompt: &[u32]) -> Result<Decoder> {
+        Decoder::after(self.clone(), prompt)
+    }
+
     /// The id of a token by its vocabulary spelling, as in `<|im_end|>`.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)

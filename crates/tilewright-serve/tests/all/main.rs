@@ -7,6 +7,7 @@ mod families;
 mod generator;
 mod pages;
 mod radix;
+mod sentencepiece;
 mod special_files;
 mod tokenizer;
 mod transformers;
