@@ -100,7 +100,7 @@ pub struct ModelConfig {
     pub ropes: Vec<Rope>,
     /// Window and rotation of each layer.
     pub layers: Vec<LayerKind>,
-    /// Whether the output matrix is the embedding, so that there is no `lm_head.weight`.
+    /// Whether the output matrix is the embedding; see [`super::Weights::has_own_output`].
     pub tie_word_embeddings: bool,
     /// Whether the q, k and v projections add a bias.
     pub qkv_bias: bool,
@@ -250,11 +250,13 @@ fn head_dim(fields: &Fields<'_>, hidden_size: usize, heads: usize) -> Result<usi
 fn dtype(fields: &Fields<'_>) -> Result<Option<Dtype>> {
     let Some(name) = fields.text("dtype")?.or(fields.text("torch_dtype")?) else { return Ok(None) };
     match name {
+        // The dtype of the weights, whatever it is.
+        "auto" => Ok(None),
         "float32" => Ok(Some(Dtype::F32)),
         "float16" => Ok(Some(Dtype::F16)),
         "bfloat16" => Ok(Some(Dtype::Bf16)),
         _ => {
-            let expected = "expected one of \"float32\", \"float16\", \"bfloat16\"";
+            let expected = "expected one of \"auto\", \"float32\", \"float16\", \"bfloat16\"";
             Err(Error::new(OPERATOR, format!("dtype = {name:?} is not supported, {expected}")))
         }
     }

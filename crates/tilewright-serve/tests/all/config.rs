@@ -84,17 +84,21 @@ fn qwen3_with_wide_heads_and_head_norms() {
 #[test]
 fn absent_fields_have_the_defaults_of_transformers() {
     let absent = json!({ "num_key_value_heads": null, "head_dim": null, "rope_scaling": null, "rope_theta": null,
-        "torch_dtype": null, "architectures": null, "hidden_act": null, "bos_token_id": null, "eos_token_id": null });
+        "torch_dtype": null, "rms_norm_eps": null, "architectures": null, "hidden_act": null, "bos_token_id": null, "eos_token_id": null });
     let config = edited("llama", &absent).unwrap();
     assert_eq!((config.num_key_value_heads, config.head_dim), (4, 16));
     assert_eq!((config.ropes[0].theta, &config.ropes[0].scaling), (10_000.0, &RopeScaling::None));
     assert_eq!((config.dtype, config.bos_token_id, config.eos_token_ids.len()), (None, None, 0));
+    assert_eq!(config.rms_norm_eps, 1e-6);
 }
 
 #[test]
 fn accepted_spellings() {
     let bias = edited("llama", &json!({ "attention_bias": true })).unwrap();
     assert!(bias.qkv_bias && bias.output_bias);
+    let same =
+        edited("llama", &json!({ "hidden_act": "swish", "torch_dtype": "auto", "mlp_bias": false })).unwrap();
+    assert_eq!(same, ModelConfig { dtype: None, ..edited("llama", &json!({})).unwrap() });
     let linear = edited("llama", &json!({ "rope_scaling": { "type": "linear", "factor": 2 } })).unwrap();
     assert_eq!(linear.ropes[0].scaling, RopeScaling::Linear { factor: 2.0 });
     let new = json!({ "rope_theta": null, "rope_scaling": null, "dtype": "bfloat16", "partial_rotary_factor": 1,
@@ -107,13 +111,22 @@ fn accepted_spellings() {
     let ends = edited("llama", &json!({ "eos_token_id": [5, 7, 5] })).unwrap();
     assert_eq!(ends.eos_token_ids, [5, 7]);
     let mistral = json!({ "model_type": "mistral", "architectures": ["MistralForCausalLM"] });
-    for window in [Value::Null, json!(512)] {
+    // The last has no `sliding_window`, which means 4096.
+    for window in [Some(Value::Null), Some(json!(512)), None] {
         let text = std::fs::read_to_string(fixture("llama").join("config.json")).unwrap();
         let mut config: serde_json::Map<String, Value> = serde_json::from_str(&text).unwrap();
         config.extend(mistral.as_object().unwrap().clone());
-        config.insert("sliding_window".to_owned(), window);
+        config.extend(window.map(|window| ("sliding_window".to_owned(), window)));
         let config = ModelConfig::parse(&Value::Object(config).to_string()).unwrap();
         assert_eq!(config.architecture, Architecture::Llama);
+    }
+    for unused in [
+        json!({ "use_sliding_window": true, "sliding_window": 32, "max_window_layers": 3, "layer_types": null }),
+        json!({ "use_sliding_window": true, "sliding_window": 32, "layer_types": null }),
+        json!({ "use_sliding_window": true, "layer_types": ["full_attention", "full_attention", "full_attention"],
+            "max_window_layers": 0 }),
+    ] {
+        assert_eq!(edited("qwen2", &unused).unwrap(), edited("qwen2", &json!({})).unwrap(), "{unused}");
     }
     let idle = edited("qwen2", &json!({ "sliding_window": 32, "max_window_layers": 1 })).unwrap();
     assert_eq!(idle, edited("qwen2", &json!({})).unwrap());
@@ -155,7 +168,7 @@ fn unsupported_terms_are_rejected() {
         ),
         (json!({ "num_experts": 8 }), "num_experts is not supported"),
         (json!({ "kv_lora_rank": 512 }), "kv_lora_rank is not supported"),
-        (json!({ "no_rope_layers": [1, 0, 1] }), "no_rope_layers is not supported"),
+        (json!({ "no_rope_layers": [1, 0, 1] }), "no_rope_layers has 0, which is not supported, expected 1"),
         (json!({ "query_pre_attn_scalar": 256 }), "query_pre_attn_scalar is not supported"),
         (json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor = 0.5 is not supported, expected 1"),
         (json!({ "quantization_config": { "bits": 4 } }), "quantization_config is not supported"),
@@ -164,7 +177,7 @@ fn unsupported_terms_are_rejected() {
         (json!({ "residual_multiplier": 0.2 }), "residual_multiplier is not supported"),
         (
             json!({ "torch_dtype": "float8_e4m3fn" }),
-            "dtype = \"float8_e4m3fn\" is not supported, expected one of \"float32\", \"float16\", \"bfloat16\"",
+            "dtype = \"float8_e4m3fn\" is not supported, expected one of \"auto\", \"float32\", \"float16\", \"bfloat16\"",
         ),
     ] {
         assert_rejected("llama", edits, expected);
@@ -175,6 +188,46 @@ fn unsupported_terms_are_rejected() {
         json!({ "model_type": "mistral", "architectures": null, "attention_bias": true }),
         "attention_bias = true is not supported, expected false",
     );
+}
+
+/// Settings of other architectures in a file that says `llama`: most of them share the names of the tensors.
+#[test]
+fn relabelled_disguises_are_rejected() {
+    for (family, settings, field) in [
+        ("Gemma", json!({ "hidden_activation": "gelu_pytorch_tanh" }), "hidden_activation is not supported"),
+        (
+            "Gemma 2",
+            json!({ "query_pre_attn_scalar": 256, "final_logit_softcapping": 30.0 }),
+            "final_logit_softcapping is not supported",
+        ),
+        ("Gemma 3", json!({ "query_pre_attn_scalar": 256 }), "query_pre_attn_scalar is not supported"),
+        ("Gemma 3", json!({ "sliding_window_pattern": 6 }), "sliding_window_pattern is not supported"),
+        ("Granite", json!({ "embedding_multiplier": 12.0 }), "embedding_multiplier is not supported"),
+        ("Granite", json!({ "logits_scaling": 8.0 }), "logits_scaling is not supported"),
+        ("MiniCPM", json!({ "scale_emb": 12 }), "scale_emb is not supported"),
+        ("MiniCPM", json!({ "scale_depth": 1.4 }), "scale_depth is not supported"),
+        ("Cohere", json!({ "logit_scale": 0.0625 }), "logit_scale is not supported"),
+        (
+            "SmolLM 3",
+            json!({ "no_rope_layers": [1, 1, 0] }),
+            "no_rope_layers has 0, which is not supported, expected 1",
+        ),
+        ("Llama 4", json!({ "attention_chunk_size": 8192 }), "attention_chunk_size is not supported"),
+        ("OLMo", json!({ "clip_qkv": 8.0 }), "clip_qkv is not supported"),
+        (
+            "Phi 3",
+            json!({ "partial_rotary_factor": 0.75 }),
+            "partial_rotary_factor = 0.75 is not supported, expected 1",
+        ),
+        ("StableLM", json!({ "layer_norm_eps": 1e-5 }), "layer_norm_eps is not supported"),
+        ("InternLM", json!({ "bias": true }), "bias = true is not supported, expected false"),
+        ("Mixtral", json!({ "num_local_experts": 8 }), "num_local_experts is not supported"),
+        ("DeepSeek", json!({ "kv_lora_rank": 512 }), "kv_lora_rank is not supported"),
+        ("an encoder", json!({ "is_causal": false }), "is_causal = false is not supported, expected true"),
+    ] {
+        println!("{family}");
+        assert_rejected("llama", settings, field);
+    }
 }
 
 #[test]

@@ -172,6 +172,39 @@ fn gemma_terms() {
     );
 }
 
+#[test]
+fn terms_of_other_families_are_rejected() {
+    for (name, edits, expected) in [
+        ("phi3", json!({ "hidden_activation": "gelu" }), "hidden_activation is not supported"),
+        ("olmo2", json!({ "clip_qkv": 8.0 }), "clip_qkv is not supported"),
+        ("granite", json!({ "logit_scale": 0.5 }), "logit_scale is not supported"),
+        ("gemma2", json!({ "sliding_window_pattern": 6 }), "sliding_window_pattern is not supported"),
+        (
+            "gemma3",
+            json!({ "hidden_size_per_layer_input": 256 }),
+            "hidden_size_per_layer_input is not supported",
+        ),
+        ("qwen3-window", json!({ "num_experts": 128 }), "num_experts is not supported"),
+        (
+            "smollm3",
+            json!({ "rope_interleaved": true }),
+            "rope_interleaved = true is not supported, expected false",
+        ),
+        (
+            "mistral-window",
+            json!({ "no_rope_layers": [1, 0, 1] }),
+            "no_rope_layers has 0, which is not supported, expected 1",
+        ),
+        // An interval of 1 means that no layer rotates.
+        ("llama-yarn", json!({ "no_rope_layer_interval": 1 }), "no_rope_layer_interval is not supported"),
+    ] {
+        assert_rejected(name, edits, expected);
+    }
+    let absent = json!({ "num_experts": 0, "num_local_experts": 1, "no_rope_layers": [1, 1, 1], "use_bias": false,
+        "is_causal": true });
+    assert_eq!(edited("granite", &absent).unwrap(), config_of("granite"));
+}
+
 fn config_of(name: &str) -> ModelConfig {
     edited(name, &json!({})).unwrap()
 }

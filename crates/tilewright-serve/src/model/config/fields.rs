@@ -22,7 +22,7 @@ impl<'a> Fields<'a> {
         self.values.get(key).filter(|value| !value.is_null())
     }
 
-    fn invalid(&self, key: &str, value: &Value, expected: &str) -> Error {
+    pub(super) fn invalid(&self, key: &str, value: &Value, expected: &str) -> Error {
         Error::new(OPERATOR, format!("{}{key} = {value}, expected {expected}", self.prefix))
     }
 
@@ -35,18 +35,18 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A required positive integer.
-    pub(super) fn required_size(&self, key: &str) -> Result<usize> {
-        self.size(key)?.ok_or_else(|| self.missing(key))
-    }
-
-    /// An integer of 0 or more.
+    /// An integer that may be 0.
     pub(super) fn count(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_u64() {
             Some(count @ 0..=MAX_SIZE) => Ok(Some(count as usize)),
             _ => Err(self.invalid(key, value, &format!("an integer in 0..={MAX_SIZE}"))),
         }
+    }
+
+    /// A required positive integer.
+    pub(super) fn required_size(&self, key: &str) -> Result<usize> {
+        self.size(key)?.ok_or_else(|| self.missing(key))
     }
 
     /// A positive number.

@@ -1,6 +1,7 @@
 //! The supported families: each file says how its family differs from Llama.
 //!
-//! Invariant: a setting of [`TERMS`] is read by the family or must be absent, so that no term of a forward pass is ignored.
+//! Invariant: a setting of [`TERMS`], [`COUNTS`] or [`FLAGS`] is read by the family or must be absent or off, so that no term
+//! of a forward pass is ignored.
 
 mod gemma2;
 mod gemma3;
@@ -17,7 +18,7 @@ use super::{
     rope::RopeDefaults,
 };
 use serde_json::json;
-use tilewright::{Error, Result, activation::Activation};
+use tilewright::{Error, Result, activation::Activation, ensure};
 
 /// How a family reads `config.json`.
 #[derive(Clone, Copy)]
@@ -38,7 +39,7 @@ pub(super) struct Family {
     pub(super) activation_key: &'static str,
     /// The activation if that is absent.
     pub(super) activation: Activation,
-    /// The settings of [`TERMS`] and [`FLAGS`] that this family reads.
+    /// The settings of [`TERMS`], [`COUNTS`] and [`FLAGS`] that this family reads, and `no_rope_layers`.
     reads: &'static [&'static str],
     /// Sets the terms that differ from Llama's.
     pub(super) terms: fn(&Fields<'_>, &mut ModelConfig) -> Result<()>,
@@ -78,34 +79,71 @@ const FAMILIES: [Family; 10] = [
     smollm3::FAMILY,
 ];
 
-/// Settings of some families that change the forward pass.
-const TERMS: [&str; 22] = [
+/// Settings that change the forward pass of some architectures. Many of those share the tensor names of Llama, so that a
+/// checkpoint with the wrong `model_type` would load and compute something else.
+const TERMS: [&str; 20] = [
     "quantization_config",
     "compression_config",
+    // Gemma
+    "hidden_activation",
     "attn_logit_softcapping",
     "final_logit_softcapping",
     "query_pre_attn_scalar",
+    "rope_local_base_freq",
+    // Granite
     "attention_multiplier",
     "embedding_multiplier",
     "residual_multiplier",
     "logits_scaling",
+    // Cohere
     "logit_scale",
-    "no_rope_layers",
-    "no_rope_layer_interval",
-    "sliding_window_pattern",
-    "rope_local_base_freq",
-    "attention_chunk_size",
+    // MiniCPM
+    "scale_emb",
+    "scale_depth",
+    "dim_model_base",
+    // OLMo
     "clip_qkv",
-    "num_experts",
-    "num_local_experts",
-    "n_routed_experts",
-    "kv_lora_rank",
-    "q_lora_rank",
+    // LayerNorm in place of RMSNorm: Phi, StableLM, Starcoder 2
+    "layer_norm_eps",
+    // SmolLM3, Llama 4
+    "no_rope_layer_interval",
+    "attention_chunk_size",
     "vision_config",
 ];
 
-/// Switches of some families, off if absent.
-const FLAGS: [&str; 4] = ["attention_bias", "mlp_bias", "use_sliding_window", "use_bidirectional_attention"];
+/// Settings that count something that a dense model lacks; 0 and 1 mean that it is absent.
+const COUNTS: [&str; 10] = [
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "moe_intermediate_size",
+    "kv_lora_rank",
+    "q_lora_rank",
+    "num_kv_shared_layers",
+    "hidden_size_per_layer_input",
+    "sliding_window_pattern",
+    "num_nextn_predict_layers",
+];
+
+/// Switches of some architectures, off if absent.
+const FLAGS: [&str; 16] = [
+    "attention_bias",
+    "mlp_bias",
+    "use_bias",
+    "bias",
+    "use_qkv_bias",
+    "attention_out_bias",
+    "alibi",
+    "use_alibi",
+    "parallel_attn",
+    "use_parallel_residual",
+    "rope_interleaved",
+    "rope_interleave",
+    "use_sliding_window",
+    "use_bidirectional_attention",
+    "use_qk_norm",
+    "attn_temperature_tuning",
+];
 
 /// Model types that are refused with a reason.
 const REFUSED: [(&str, &[&str]); 4] = [
@@ -180,14 +218,25 @@ pub(super) fn find(fields: &Fields<'_>) -> Result<Family> {
 }
 
 impl Family {
+    /// Whether this family reads the setting `key`.
+    fn reads(&self, key: &str) -> bool {
+        self.reads.contains(&key) || self.activation_key == key
+    }
+
     /// Rejects the settings that this family does not read.
     pub(super) fn reject_unread(&self, fields: &Fields<'_>) -> Result<()> {
-        let unread = |key: &&str| !self.reads.contains(key);
+        let unread = |key: &&str| !self.reads(key);
         FLAGS.into_iter().filter(unread).try_for_each(|key| fields.require(key, &json!(false)))?;
+        fields.require("is_causal", &json!(true))?;
         if !self.partial_rotary {
             fields.require_one("partial_rotary_factor")?;
         }
-        TERMS.into_iter().filter(unread).try_for_each(|key| fields.reject(key))
+        TERMS.into_iter().filter(unread).try_for_each(|key| fields.reject(key))?;
+        for key in COUNTS.into_iter().filter(unread) {
+            let absent = fields.get(key).is_none_or(|value| matches!(value.as_u64(), Some(0 | 1)));
+            ensure!(absent, OPERATOR, "{key} is not supported");
+        }
+        if self.reads("no_rope_layers") { Ok(()) } else { reject_layers_without_rope(fields) }
     }
 
     /// The parameters of RoPE that are not in `config.json`.
@@ -199,6 +248,15 @@ impl Family {
             partial_rotary: self.partial_rotary,
         }
     }
+}
+
+/// Rejects a list that excludes a layer from the rotation, as in SmolLM3.
+fn reject_layers_without_rope(fields: &Fields<'_>) -> Result<()> {
+    for rotates in fields.list("no_rope_layers")? {
+        let message = format!("no_rope_layers has {rotates}, which is not supported, expected 1");
+        ensure!(rotates.as_u64() == Some(1), OPERATOR, "{message}");
+    }
+    Ok(())
 }
 
 /// One rotation for all layers.
