@@ -51,11 +51,12 @@ pub(crate) struct ForwardContext<'a, B> {
 }
 
 impl Transformer {
-    /// Assembles the weights of `config`, rounded to `dtype` if it is `Some`.
+    /// Assembles the weights of `config`, rounded to `dtype` if it is `Some`. An `lm_head.weight` that differs from a tied
+    /// embedding is used, and [`Transformer::config`] then says that the two are not tied.
     ///
     /// # Errors
     /// When a tensor is missing or unexpected, its shape or dtype differs from the configuration, or `dtype` is cache-only.
-    pub fn new(config: ModelConfig, weights: &Weights, dtype: Option<Dtype>) -> Result<Self> {
+    pub fn new(mut config: ModelConfig, weights: &Weights, dtype: Option<Dtype>) -> Result<Self> {
         if let Some(dtype) = dtype {
             ensure!(!dtype.is_cache_only(), "model.new", "dtype = {dtype}, expected f32, f16 or bf16");
         }
@@ -69,6 +70,9 @@ impl Transformer {
             config.num_hidden_layers
         );
         weights.check(&config)?;
+        if weights.has_own_output(&config)? {
+            config.tie_word_embeddings = false;
+        }
         let loader = WeightLoader { config: &config, weights, dtype };
         let (hidden, vocab) = (config.hidden_size, config.vocab_size);
         let layers = (0..config.num_hidden_layers).map(|index| loader.layer(index)).collect::<Result<_>>()?;

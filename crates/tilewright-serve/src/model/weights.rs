@@ -82,13 +82,32 @@ impl Weights {
             rest.remove(parameter.name.as_str());
         }
         // Older exports also store the RoPE frequencies and a second copy of a tied matrix; both are redundant.
+        // `has_own_output` detects a matrix that is no copy.
         rest.retain(|name| {
             !(name.ends_with(".rotary_emb.inv_freq")
-                || config.tie_word_embeddings && *name == "lm_head.weight")
+                || config.tie_word_embeddings && *name == ModelConfig::OUTPUT)
         });
         let Some(name) = rest.first() else { return Ok(()) };
         let message = format!("{name} has no place in a model of this config.json");
         Err(Error::new(OPERATOR, message))
+    }
+
+    /// Whether `config` ties the output matrix to the embedding although the checkpoint has an `lm_head.weight` with other
+    /// values. `transformers` then uses that matrix.
+    ///
+    /// # Errors
+    /// When one of the two matrices has another shape or dtype than `config` needs.
+    pub fn has_own_output(&self, config: &ModelConfig) -> Result<bool> {
+        if !config.tie_word_embeddings || !self.entries.contains_key(ModelConfig::OUTPUT) {
+            return Ok(false);
+        }
+        let shape = [config.vocab_size, config.hidden_size];
+        for name in [ModelConfig::OUTPUT, ModelConfig::EMBEDDING] {
+            self.get(name, &shape)?;
+        }
+        let stored =
+            |name: &str| self.entries.get(name).map(|entry| (entry.dtype, &entry.map[entry.bytes.clone()]));
+        Ok(stored(ModelConfig::OUTPUT) != stored(ModelConfig::EMBEDDING))
     }
 
     /// The names of all tensors, sorted.

@@ -111,6 +111,21 @@ fn bf16_weights_with_an_f32_cache_only_add_the_rounding_of_weights() {
     }
 }
 
+/// `transformers` warns about such a checkpoint and uses the matrix.
+#[test]
+fn an_output_matrix_that_differs_from_a_tied_embedding_is_used() {
+    let dir = folder("llama");
+    let config = ModelConfig::open(&dir).expect("a config.json");
+    let weights = Weights::open(&dir).expect("weights");
+    let tied = ModelConfig { tie_word_embeddings: true, ..config };
+    let model = Transformer::new(tied, &weights, None).expect("a whole model");
+    assert!(!model.config().tie_word_embeddings);
+    let prompt = tokens(&expected("llama")["prompt"]);
+    let logits = model.score(&Cpu::new(), &prompt, Dtype::F32).expect("logits");
+    let error = relative_error(&logits, &expected_logits("llama", "logits.f32"));
+    assert!(error <= 1e-4, "{error:e}");
+}
+
 #[test]
 fn the_engine_generates_the_same_64_greedy_tokens_as_transformers() {
     for name in FIXTURES {

@@ -312,7 +312,14 @@ fn weights_of_another_model_are_rejected() {
         text("llama", &wide),
         "model.weights: model.layers.0.self_attn.q_proj.weight has shape [64, 64], expected [128, 64]"
     );
-    // The file may also contain a tied matrix.
+    // The file may also contain a tied matrix; one that is no copy is detected, and its shape is checked.
+    let weights = Weights::open(&fixture("llama")).unwrap();
     let tied = ModelConfig { tie_word_embeddings: true, ..open("llama") };
-    Weights::open(&fixture("llama")).unwrap().check(&tied).unwrap();
+    weights.check(&tied).unwrap();
+    assert!(weights.has_own_output(&tied).unwrap() && !weights.has_own_output(&open("llama")).unwrap());
+    let padded = ModelConfig { vocab_size: 296, ..tied };
+    let error = weights.has_own_output(&padded).unwrap_err().to_string();
+    assert_eq!(error, "model.weights: lm_head.weight has shape [288, 64], expected [296, 64]");
+    let qwen2 = Weights::open(&fixture("qwen2")).unwrap();
+    assert!(!qwen2.has_own_output(&open("qwen2")).unwrap());
 }

@@ -31,7 +31,8 @@ impl ModelConfig {
     /// The name of the token embedding, `[vocab_size, hidden_size]`.
     pub const EMBEDDING: &str = "model.embed_tokens.weight";
 
-    const OUTPUT: &str = "lm_head.weight";
+    /// The name of an output matrix of its own.
+    pub(crate) const OUTPUT: &str = "lm_head.weight";
 
     /// The name of the output matrix, `[vocab_size, hidden_size]`: the embedding if the two are tied.
     pub fn output_matrix(&self) -> &'static str {
