@@ -8,6 +8,7 @@ use crate::{
 use clap::Args;
 use std::path::PathBuf;
 use tilewright::{Dtype, sampling::SamplingParams};
+use tilewright_serve::model::GenerationDefaults;
 
 /// Generate text
 ///
@@ -51,24 +52,24 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 200, allow_negative_numbers = true, value_parser = integer::<usize>(1..))]
     pub(super) max_tokens: usize,
 
-    /// Sampling temperature: 0 is greedy, 1 samples from the model's distribution
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
+    /// Sampling temperature: 0 is greedy, 1 samples from the model's distribution [default: the model's, else 0.8]
+    #[arg(long, value_name = "T")]
     #[arg(allow_negative_numbers = true, value_parser = number("a finite number >= 0", |t| t.is_finite() && t >= 0.0))]
-    temperature: f32,
+    temperature: Option<f32>,
 
-    /// Keep only the K most probable tokens (K >= 1)
+    /// Keep only the K most probable tokens (K >= 1) [default: the model's, else all]
     #[arg(long, value_name = "K", allow_negative_numbers = true, value_parser = integer::<u32>(1..))]
     top_k: Option<u32>,
 
-    /// Keep the smallest set of tokens with total probability P, in (0, 1]
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
+    /// Keep the smallest set of tokens with total probability P, in (0, 1] [default: the model's, else 0.95]
+    #[arg(long, value_name = "P")]
     #[arg(allow_negative_numbers = true, value_parser = number("a number in (0, 1]", |p| p > 0.0 && p <= 1.0))]
-    top_p: f32,
+    top_p: Option<f32>,
 
-    /// Keep tokens at least P times as probable as the most probable one, in [0, 1]
-    #[arg(long, value_name = "P", default_value_t = 0.0)]
+    /// Keep tokens at least P times as probable as the most probable one, in [0, 1] [default: the model's, else 0]
+    #[arg(long, value_name = "P")]
     #[arg(allow_negative_numbers = true, value_parser = number("a number in [0, 1]", |p| (0.0..=1.0).contains(&p)))]
-    min_p: f32,
+    min_p: Option<f32>,
 
     /// Random seed; continuation i of a prompt uses SEED + i
     #[arg(long, default_value_t = 0, allow_negative_numbers = true, value_parser = integer::<u64>(0..=u64::MAX.into()))]
@@ -120,16 +121,36 @@ pub(crate) struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    /// The sampling parameters.
-    pub(super) fn sampling(&self) -> SamplingParams {
+    /// The sampling parameters: a flag, else the value of the model's `generation_config.json`, else a fixed default.
+    pub(super) fn sampling(&self, model: &GenerationDefaults) -> SamplingParams {
+        let fixed =
+            SamplingParams { temperature: 0.8, top_p: 0.95, seed: self.seed, ..SamplingParams::default() };
+        let default = model.sampling(fixed);
         SamplingParams {
-            temperature: self.temperature,
-            top_k: self.top_k,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            seed: self.seed,
-            ..SamplingParams::default()
+            temperature: self.temperature.unwrap_or(default.temperature),
+            top_k: self.top_k.or(default.top_k),
+            top_p: self.top_p.unwrap_or(default.top_p),
+            min_p: self.min_p.unwrap_or(default.min_p),
+            ..default
         }
+    }
+
+    /// Lines of the report: the fields taken from `generation_config.json`, and its unsupported fields.
+    pub(super) fn describe_defaults(&self, model: &GenerationDefaults) -> Vec<String> {
+        let overridden = |name: &str| match name {
+            "do_sample" | "temperature" => self.temperature.is_some(),
+            "top_k" => self.top_k.is_some(),
+            "top_p" => self.top_p.is_some(),
+            "min_p" => self.min_p.is_some(),
+            _ => false,
+        };
+        let taken = model.taken().into_iter().filter(|(name, _)| !overridden(name));
+        let taken: Vec<String> = taken.map(|(_, text)| text).collect();
+        let taken = (!taken.is_empty()).then(|| format!("generation_config.json: {}", taken.join(", ")));
+        let unsupported = model.unsupported().iter();
+        let unsupported =
+            unsupported.map(|field| format!("generation_config.json: {field} is not supported"));
+        taken.into_iter().chain(unsupported).collect()
     }
 
     /// The dtype of activations, for weights stored as `stored`.

@@ -20,7 +20,10 @@ use report::RunReport;
 use std::process::ExitCode;
 use tilewright::{Backend, sampling::SamplingParams};
 use tilewright_cuda::{Cuda, Device};
-use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions, model::Message};
+use tilewright_serve::{
+    Engine, EngineOptions, Event, GenerateOptions,
+    model::{Decoder, Message, Tokenizer},
+};
 
 /// Maximum bytes of the KV cache without `--pages`.
 const KV_BYTES: usize = 4 << 30;
@@ -51,7 +54,8 @@ fn generate<B: Backend + Clone>(
     backend: B,
     report: impl FnOnce(&RunReport) -> String,
 ) -> Result<ExitCode> {
-    let loaded = load::open(args, &backend)?;
+    let mut loaded = load::open(args, &backend)?;
+    let notes = std::mem::take(&mut loaded.notes);
     let jobs: Vec<_> = prompts.into_iter().map(|prompt| PromptJob::new(prompt, &loaded)).collect();
     let continuations = continuations(args, &loaded);
     let options = options(args, &loaded, &jobs);
@@ -63,7 +67,7 @@ fn generate<B: Backend + Clone>(
     let indexed = jobs.iter().enumerate();
     let sources: Vec<_> = indexed.flat_map(|(index, job)| sources(index, job, &continuations)).collect();
     let count = sources.len();
-    let mut printer = Printer::new(tokenizer, format, sources);
+    let mut printer = Printer::new(tokenizer.clone(), format, sources);
     let interrupt = Interrupt::install()?;
     for (index, job) in jobs.iter().enumerate() {
         let first = index * continuations.len();
@@ -72,7 +76,7 @@ fn generate<B: Backend + Clone>(
         });
         for (at, position) in (first..first + continuations.len()).enumerate() {
             match &submitted {
-                Ok(ids) => printer.register(ids[at], position),
+                Ok(ids) => printer.register(ids[at], position, decoder(&tokenizer, args, job)?),
                 Err(why) => printer.end(position, TextEnd::Rejected(why.clone()))?,
             }
         }
@@ -92,8 +96,17 @@ fn generate<B: Backend + Clone>(
     let outcome = printer.finish();
     if !args.quiet && run.rejected < count {
         eprint!("{}", report(&run));
+        notes.iter().for_each(|note| eprintln!("model     {note}"));
     }
     outcome.map(|()| code)
+}
+
+/// The decoder of a continuation: after its prompt, except in a chat, where the answer is a text of its own.
+fn decoder(tokenizer: &Tokenizer, args: &GenerateArgs, job: &PromptJob) -> Result<Decoder> {
+    match &job.tokens {
+        Ok(tokens) if !args.chat => tokenizer.decoder_after(tokens).into_diagnostic(),
+        _ => Ok(tokenizer.decoder()),
+    }
 }
 
 impl PromptJob {
@@ -120,8 +133,9 @@ fn continuations(args: &GenerateArgs, loaded: &LoadedModel) -> Vec<GenerateOptio
     stop.extend(loaded.tokenizer.eos_id());
     let continuation = |index: u64| GenerateOptions {
         max_tokens: args.max_tokens,
-        sampling: SamplingParams { seed: args.seed.wrapping_add(index), ..args.sampling() },
+        sampling: SamplingParams { seed: args.seed.wrapping_add(index), ..args.sampling(&loaded.defaults) },
         stop: stop.clone(),
+        edits: loaded.defaults.edits(),
     };
     (0..args.n.into()).map(continuation).collect()
 }

@@ -130,8 +130,9 @@ impl Printer {
     }
 
     /// Lets `request` generate the text at `position`.
-    pub(super) fn register(&mut self, request: RequestId, position: usize) {
+    pub(super) fn register(&mut self, request: RequestId, position: usize, decoder: Decoder) {
         self.positions.insert(request, position);
+        self.texts[position].decoder = decoder;
         self.texts[position].start = Instant::now();
     }
 

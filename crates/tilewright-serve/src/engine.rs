@@ -9,6 +9,7 @@
 use crate::{
     cache::KvPool,
     decode_graphs::{DecodeGraphs, ModelRunner},
+    draw::draw,
     model::{
         Transformer,
         activations::{Activations, Sizes},
@@ -16,18 +17,18 @@ use crate::{
     },
     pool::PagePool,
     report::{Report, StepCost},
-    request::{ContextLimit, Event, FinishReason, Fork, GenerateOptions, Request, RequestId},
+    request::{ContextLimit, Event, FinishReason, Fork, GenerateOptions, Request, RequestId, SUBMIT},
     scheduler::{Chunk, Limits, Scheduler},
     step::Step,
     step_inputs::StepInputs,
 };
 use std::time::Instant;
 use tilewright::{
-    Attention, Backend, Dtype, Plan, Result, View,
+    Attention, Backend, Dtype, Plan, Result,
     attention::{Explanation, Split},
     ensure,
     rope::CosSinCache,
-    sampling::{self, Sampled},
+    sampling::Sampled,
 };
 
 /// Keys per split of attention: long enough that few requests are split.
@@ -148,9 +149,8 @@ impl<B: Backend + Clone> Engine<B> {
     /// When the prompt is empty, does not fit into the context, or has a token outside the vocabulary; when there
     /// is no continuation; or when an option is out of range.
     pub fn submit(&mut self, prompt: &[u32], continuations: &[GenerateOptions]) -> Result<Vec<RequestId>> {
-        const OPERATOR: &str = "engine.submit";
         let vocab = self.model.config().vocab_size;
-        ensure!(!prompt.is_empty(), OPERATOR, "the prompt is empty, expected at least 1 token");
+        ensure!(!prompt.is_empty(), SUBMIT, "the prompt is empty, expected at least 1 token");
         let (len, limit) = (prompt.len(), self.context.tokens);
         let EngineOptions { num_pages, page_size, .. } = self.options;
         let context = match self.context.by_pages {
@@ -159,23 +159,24 @@ impl<B: Backend + Clone> Engine<B> {
         };
         ensure!(
             len < limit,
-            OPERATOR,
+            SUBMIT,
             "the prompt has {len} tokens, {context}: expected at most {}, to leave room for one",
             limit - 1
         );
         if let Some(token) = prompt.iter().find(|&&token| token as usize >= vocab) {
             let text = format!("the prompt has token {token}, which is not in 0..{vocab}");
-            return Err(tilewright::Error::new(OPERATOR, text));
+            return Err(tilewright::Error::new(SUBMIT, text));
         }
         for options in continuations {
-            ensure!(options.max_tokens > 0, OPERATOR, "max_tokens = 0, expected at least 1");
+            ensure!(options.max_tokens > 0, SUBMIT, "max_tokens = 0, expected at least 1");
             options.sampling.validate()?;
+            options.edits.validate(vocab)?;
         }
         let ids: Vec<_> = (self.next_id..).map(RequestId).take(continuations.len()).collect();
         self.next_id += ids.len();
         let mut named = ids.iter().copied().zip(continuations.iter().cloned());
         let Some((id, options)) = named.next() else {
-            return Err(tilewright::Error::new(OPERATOR, "there is no continuation, expected at least 1"));
+            return Err(tilewright::Error::new(SUBMIT, "there is no continuation, expected at least 1"));
         };
         let mut request = Request::new(id, prompt.to_vec(), options);
         request.forks = named.map(|(id, options)| Fork { id, options }).collect();
@@ -324,19 +325,6 @@ impl<B: Backend + Clone> Engine<B> {
     pub fn check_integrity(&self) -> Result<()> {
         self.scheduler.check_integrity()
     }
-}
-
-/// Samples a token for each of the running `requests` from its row of `logits`.
-fn draw<B: Backend>(
-    backend: &B,
-    scheduler: &Scheduler,
-    requests: &[usize],
-    logits: View<'_>,
-) -> Result<Vec<(usize, Sampled)>> {
-    let params: Vec<_> = requests.iter().map(|&at| scheduler.running[at].sampling()).collect();
-    let mut drawn = vec![Ok(0); requests.len()];
-    sampling::sample(backend, logits, &params, &mut drawn)?;
-    Ok(requests.iter().copied().zip(drawn).collect())
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@
 
 mod cache;
 mod decode_graphs;
+mod draw;
 pub mod engine;
 pub mod model;
 pub mod pages;
@@ -24,4 +25,4 @@ mod step_inputs;
 
 pub use engine::{Engine, EngineOptions};
 pub use report::{FinishCounts, Report, Work};
-pub use request::{Event, FinishReason, GenerateOptions, RequestId};
+pub use request::{Event, FinishReason, GenerateOptions, RequestEdits, RequestId};

@@ -5,7 +5,13 @@
 
 use crate::pool::RequestPages;
 use std::fmt;
-use tilewright::sampling::SamplingParams;
+use tilewright::{
+    Error, Result, ensure,
+    sampling::{Bias, Penalties, SamplingParams},
+};
+
+/// The operator in errors about a submitted request.
+pub(crate) const SUBMIT: &str = "engine.submit";
 
 /// Identifies a request, unique within an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -26,6 +32,41 @@ pub struct GenerateOptions {
     pub sampling: SamplingParams,
     /// Tokens that end the request when sampled.
     pub stop: Vec<u32>,
+    /// Changes of the logits before sampling.
+    pub edits: RequestEdits,
+}
+
+/// Changes of a request's logits before each sample. The default changes nothing.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RequestEdits {
+    /// [`Penalties::repetition`] of tokens in prompt or continuation.
+    pub repetition_penalty: f32,
+    /// Tokens that are never sampled.
+    pub suppress: Vec<u32>,
+    /// Tokens that are not sampled first.
+    pub begin_suppress: Vec<u32>,
+}
+
+impl Default for RequestEdits {
+    fn default() -> Self {
+        Self { repetition_penalty: 1.0, suppress: Vec::new(), begin_suppress: Vec::new() }
+    }
+}
+
+impl RequestEdits {
+    /// Checks every field for a vocabulary of `vocab` tokens.
+    pub(crate) fn validate(&self, vocab: usize) -> Result<()> {
+        let penalty = self.repetition_penalty;
+        let positive = penalty.is_finite() && penalty > 0.0;
+        ensure!(positive, SUBMIT, "repetition_penalty = {penalty} is not a finite number > 0");
+        for (name, tokens) in [("suppress", &self.suppress), ("begin_suppress", &self.begin_suppress)] {
+            let outside = tokens.iter().find(|&&token| token as usize >= vocab);
+            let text =
+                |token| Error::new(SUBMIT, format!("{name} has token {token}, which is not in 0..{vocab}"));
+            outside.map_or(Ok(()), |token| Err(text(token)))?;
+        }
+        Ok(())
+    }
 }
 
 /// Why a request ended.
@@ -132,6 +173,33 @@ impl Request {
     /// The sampling parameters of the next token.
     pub(crate) fn sampling(&self) -> SamplingParams {
         SamplingParams { offset: self.generated() as u64, ..self.options.sampling }
+    }
+
+    pub(crate) fn prompt(&self) -> &[u32] {
+        &self.tokens[..self.prompt_len]
+    }
+
+    /// The generated tokens.
+    pub(crate) fn output(&self) -> &[u32] {
+        &self.tokens[self.prompt_len..]
+    }
+
+    /// Whether the next token's logits are edited.
+    pub(crate) fn has_edits(&self) -> bool {
+        self.options.edits != RequestEdits::default()
+    }
+
+    /// The penalties of the next token.
+    pub(crate) fn penalties(&self) -> Penalties {
+        Penalties { repetition: self.options.edits.repetition_penalty, ..Penalties::default() }
+    }
+
+    /// The tokens that the next sample excludes.
+    pub(crate) fn excluded(&self) -> Vec<Bias> {
+        let edits = &self.options.edits;
+        let first: &[u32] = if self.generated() == 0 { &edits.begin_suppress } else { &[] };
+        let tokens = edits.suppress.iter().chain(first);
+        tokens.map(|&token| Bias { token, bias: f32::NEG_INFINITY }).collect()
     }
 
     /// Appends a sampled token; returns the reason if it ends the request.

@@ -1,6 +1,7 @@
 //! `tilewright generate`, run as a process: texts and report.
 
 mod errors;
+mod model_files;
 mod output;
 mod program;
 
@@ -31,7 +32,8 @@ fn the_bundled_model_continues_with_words() {
 /// Checks the lines of a report, in order.
 #[track_caller]
 fn assert_report(run: &Run, prefill: &str, decode: &str) {
-    let lines: Vec<_> = run.err.lines().skip_while(|line| !line.starts_with("cpu: ")).collect();
+    let lines = run.err.lines().skip_while(|line| !line.starts_with("cpu: "));
+    let lines: Vec<_> = lines.filter(|line| !line.starts_with("model     ")).collect();
     let starts = ["cpu: ", prefill, decode, "attention ", "pages     ", "finished  ", "roofline  "];
     assert_eq!(lines.len(), starts.len(), "{}", run.err);
     for (line, start) in lines.iter().zip(starts) {
@@ -152,7 +154,9 @@ fn library_text(name: &str, prompt: &[u32], count: usize) -> String {
     let model = Transformer::new(config, &weights, Some(Dtype::F32)).expect("a model");
     let mut engine = Engine::new(model, Cpu::new(), EngineOptions::default()).expect("an engine");
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    engine.submit(prompt, &[GenerateOptions { max_tokens: count, sampling, stop }]).expect("submitted");
+    engine
+        .submit(prompt, &[GenerateOptions { max_tokens: count, sampling, stop, edits: Default::default() }])
+        .expect("submitted");
     let mut tokens = Vec::new();
     while !engine.is_idle() {
         for event in engine.step().expect("a step") {

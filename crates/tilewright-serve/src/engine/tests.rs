@@ -5,7 +5,7 @@
 
 use super::{Engine, EngineOptions};
 use crate::{
-    Event, GenerateOptions, RequestId,
+    Event, GenerateOptions, RequestEdits, RequestId,
     model::{ModelConfig, Transformer, Weights},
 };
 use std::{collections::BTreeMap, path::Path};
@@ -38,7 +38,7 @@ fn prompt(seed: u32, len: usize) -> Vec<u32> {
 
 fn draws(seed: u64) -> GenerateOptions {
     let sampling = SamplingParams { temperature: 1.0, seed, ..SamplingParams::default() };
-    GenerateOptions { max_tokens: DRAWS, sampling, stop: Vec::new() }
+    GenerateOptions { max_tokens: DRAWS, sampling, stop: Vec::new(), edits: RequestEdits::default() }
 }
 
 /// Runs prompts of these lengths, the second with three continuations, and checks all logits of every sampled token.

@@ -5,10 +5,12 @@
 
 mod families;
 mod fields;
+mod generation;
 mod layers;
 mod parameters;
 mod rope;
 
+pub use generation::GenerationDefaults;
 pub use layers::LayerKind;
 pub use parameters::Parameter;
 pub use rope::{Rope, RopeScaling};

@@ -16,7 +16,10 @@ pub(crate) mod transformer;
 mod weights;
 
 pub use chat::{ChatTemplate, Message};
-pub use config::{Architecture, LayerKind, ModelConfig, NormPlacement, Parameter, QkNorm, Rope, RopeScaling};
+pub use config::{
+    Architecture, GenerationDefaults, LayerKind, ModelConfig, NormPlacement, Parameter, QkNorm, Rope,
+    RopeScaling,
+};
 pub use score::Precision;
 pub use tokenizer::{Decoder, Tokenizer};
 pub use transformer::Transformer;

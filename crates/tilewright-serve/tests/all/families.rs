@@ -9,7 +9,7 @@ use checkpoint::{Checkpoint, relative_error};
 use std::collections::BTreeMap;
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
-    Engine, EngineOptions, Event, GenerateOptions,
+    Engine, EngineOptions, Event, GenerateOptions, RequestEdits,
     model::{ModelConfig, Precision},
 };
 
@@ -66,7 +66,8 @@ fn the_engine_generates_the_same_64_greedy_tokens_as_transformers() {
         let options = EngineOptions { num_pages: 32, max_step_tokens: 15, ..EngineOptions::default() };
         let mut engine = Engine::new(checkpoint.model(Dtype::F32), Cpu::new(), options).expect("an engine");
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        let wanted = GenerateOptions { max_tokens: 64, sampling, stop: Vec::new() };
+        let wanted =
+            GenerateOptions { max_tokens: 64, sampling, stop: Vec::new(), edits: RequestEdits::default() };
         engine.submit(&checkpoint.prompt(), &[wanted]).expect("a good request");
         let mut generated = Vec::new();
         while !engine.is_idle() {

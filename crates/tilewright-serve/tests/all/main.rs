@@ -4,6 +4,7 @@ mod config;
 mod config_families;
 mod engine;
 mod families;
+mod generation;
 mod generator;
 mod pages;
 mod radix;

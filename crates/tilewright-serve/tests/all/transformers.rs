@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
-    Engine, EngineOptions, Event, GenerateOptions,
+    Engine, EngineOptions, Event, GenerateOptions, RequestEdits,
     model::{ModelConfig, Precision, Transformer, Weights},
 };
 
@@ -48,7 +48,8 @@ fn greedy(name: &str, dtype: Dtype, prompt: &[u32], count: usize) -> Vec<u32> {
     let options = EngineOptions { num_pages: 32, max_step_tokens: 16, ..EngineOptions::default() };
     let mut engine = Engine::new(model(name, dtype), Cpu::new(), options).expect("an engine");
     let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-    let wanted = GenerateOptions { max_tokens: count, sampling, stop: Vec::new() };
+    let wanted =
+        GenerateOptions { max_tokens: count, sampling, stop: Vec::new(), edits: RequestEdits::default() };
     engine.submit(prompt, &[wanted]).expect("a good request");
     let mut generated = Vec::new();
     while !engine.is_idle() {

@@ -7,7 +7,9 @@ mod checkpoint;
 use checkpoint::{FAMILIES, FIXTURES, expected_logits, model, prompt, relative_error};
 use tilewright::{Backend, Cpu, Dtype, sampling::SamplingParams};
 use tilewright_cuda::{Device, Gpu, Simulated, Simulator};
-use tilewright_serve::{Engine, EngineOptions, Event, GenerateOptions, Report, RequestId, model::Precision};
+use tilewright_serve::{
+    Engine, EngineOptions, Event, GenerateOptions, Report, RequestEdits, RequestId, model::Precision,
+};
 
 /// A simulated GPU with four SMs and the tensor cores of Ampere.
 fn simulated() -> Simulated {
@@ -59,7 +61,8 @@ fn say<B: Backend + Clone>(
     let mut ids: Vec<RequestId> = Vec::new();
     for &(prompt, max_tokens) in prompts {
         let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        let wanted = GenerateOptions { max_tokens, sampling, stop: Vec::new() };
+        let wanted =
+            GenerateOptions { max_tokens, sampling, stop: Vec::new(), edits: RequestEdits::default() };
         ids.extend(engine.submit(prompt, &[wanted]).expect("a good request"));
     }
     let mut said = vec![Vec::new(); ids.len()];

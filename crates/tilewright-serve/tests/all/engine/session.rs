@@ -7,7 +7,7 @@ use std::{
 };
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
-    Engine, EngineOptions, Event, FinishReason, GenerateOptions, Report, RequestId,
+    Engine, EngineOptions, Event, FinishReason, GenerateOptions, Report, RequestEdits, RequestId,
     model::{ModelConfig, Transformer, Weights},
 };
 
@@ -170,7 +170,7 @@ pub(crate) fn draws(seed: u64, max_tokens: usize) -> GenerateOptions {
         2 => SamplingParams { temperature: 1.5, top_k: Some(40), ..plain },
         _ => SamplingParams { min_p: 0.01, ..plain },
     };
-    GenerateOptions { max_tokens, sampling, stop: Vec::new() }
+    GenerateOptions { max_tokens, sampling, stop: Vec::new(), edits: RequestEdits::default() }
 }
 
 /// A request of `len` random tokens that samples `max_tokens`.
