@@ -1,21 +1,42 @@
 //! Chat templates: render messages to a prompt as `transformers` does.
 //!
-//! A template is code of the checkpoint's author. It has access only to the messages, the special tokens and the date.
+//! A template is code of the checkpoint's author. It has access only to the messages, the special tokens and the date. It has
+//! a budget of instructions, nesting and output. Its result equals that of Jinja2, or it is refused.
 
 mod clock;
+mod filters;
+mod json;
+mod methods;
+mod objects;
+mod operands;
+mod operators;
+mod printf;
 mod python;
+mod syntax;
+mod text;
+mod token;
 
-use super::{parse_object, read_optional};
+use super::{guarded, parse_object, read_optional};
 use minijinja::{Environment, context};
 use serde::Serialize;
 use serde_json::{Map, Value};
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    thread::{self, ScopedJoinHandle},
+};
 use tilewright::{Error, Result, ensure};
 
 const OPERATOR: &str = "model.chat";
 const FILE: &str = "chat_template.jinja";
 const CONFIG: &str = "tokenizer_config.json";
 const NAME: &str = "chat";
+
+/// Maximum bytes of a template. The longest published ones have 20 KB.
+const MAX_SOURCE: usize = 1 << 20;
+
+/// Stack of the parser: 16 KiB per token of a tag, four times what a build without optimization needs.
+const PARSER_STACK: usize = 64 << 20;
 
 /// The special tokens passed to templates.
 const TOKENS: [&str; 7] =
@@ -40,6 +61,8 @@ impl Message {
 /// A compiled chat template with the model's special tokens.
 #[derive(Debug)]
 pub struct ChatTemplate {
+    /// The file or field that it came from, for errors.
+    origin: &'static str,
     environment: Environment<'static>,
     tokens: BTreeMap<&'static str, String>,
 }
@@ -56,9 +79,9 @@ impl ChatTemplate {
             Some(text) => parse_object(OPERATOR, CONFIG, &text)?,
             None => Map::new(),
         };
-        let source = match read_optional(OPERATOR, dir, FILE)? {
-            Some(text) => Some(text),
-            None => template_of_config(config.get("chat_template"))?,
+        let (origin, source) = match read_optional(OPERATOR, dir, FILE)? {
+            Some(text) => (FILE, Some(text)),
+            None => (CONFIG, template_of_config(config.get("chat_template"))?),
         };
         let Some(source) = source else { return Ok(None) };
         let mut tokens = BTreeMap::new();
@@ -67,15 +90,31 @@ impl ChatTemplate {
                 config.get(name).and_then(|value| value.as_str().or_else(|| value["content"].as_str()));
             tokens.extend(token.map(|token| (name, token.to_owned())));
         }
-        Self::parse(&source, tokens).map(Some)
+        Self::parse(origin, &source, tokens).map(Some)
     }
 
-    fn parse(source: &str, tokens: BTreeMap<&'static str, String>) -> Result<Self> {
-        let mut environment = python::environment();
-        environment.add_template_owned(NAME, python::to_minijinja(source)).map_err(|error| {
-            Error::new(OPERATOR, format!("the template does not parse: {}", reason(&error)))
-        })?;
-        Ok(Self { environment, tokens })
+    fn parse(origin: &'static str, source: &str, tokens: BTreeMap<&'static str, String>) -> Result<Self> {
+        let fail = |reason: String| {
+            Error::new(OPERATOR, format!("the template of {origin} does not parse: {reason}"))
+        };
+        let len = source.len();
+        if len > MAX_SOURCE {
+            return Err(fail(format!("it has {len} bytes, the most is {MAX_SOURCE}")));
+        }
+        let source = syntax::rewrite(source).map_err(fail)?;
+        let compile = || {
+            let mut environment = python::environment();
+            guarded::call(|| environment.add_template_owned(NAME, source).map(|()| environment))
+                .unwrap_or_else(|| Err(minijinja::ErrorKind::SyntaxError.into()))
+        };
+        // The parser recurses over chains of operators, which `syntax` bounds.
+        let parser = thread::Builder::new().stack_size(PARSER_STACK);
+        let compiled = thread::scope(|scope| parser.spawn_scoped(scope, compile).map(ScopedJoinHandle::join));
+        let compiled = compiled.map_err(|why| fail(format!("no thread: {why}")))?;
+        let environment = compiled
+            .unwrap_or_else(|_| Err(minijinja::ErrorKind::SyntaxError.into()))
+            .map_err(|error| fail(reason(&error)))?;
+        Ok(Self { origin, environment, tokens })
     }
 
     /// Renders the prompt for `messages`; `add_generation_prompt` appends the header of an assistant turn. Encode the
@@ -84,7 +123,9 @@ impl ChatTemplate {
     /// # Errors
     /// When the template rejects the messages (by `raise_exception`) or fails.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let refused = |error| Error::new(OPERATOR, format!("the template fails: {}", reason(&error)));
+        let refused = |error| {
+            Error::new(OPERATOR, format!("the template of {} fails: {}", self.origin, reason(&error)))
+        };
         let none = minijinja::Value::from(());
         let values = context! {
             messages,
@@ -94,7 +135,10 @@ impl ChatTemplate {
             documents => none,
             ..minijinja::Value::from_serialize(&self.tokens)
         };
-        self.environment.get_template(NAME).and_then(|template| template.render(values)).map_err(refused)
+        let render = || self.environment.get_template(NAME).and_then(|template| template.render(values));
+        guarded::call(render)
+            .unwrap_or_else(|| Err(minijinja::ErrorKind::InvalidOperation.into()))
+            .map_err(refused)
     }
 }
 

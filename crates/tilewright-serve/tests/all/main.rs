@@ -1,5 +1,6 @@
 //! Integration tests of `tilewright-serve`, in one binary to link only once.
 
+mod chat;
 mod config;
 mod config_families;
 mod engine;

@@ -257,12 +257,13 @@ fn messages(case: &Value) -> Vec<Message> {
 fn prompts_equal_those_of_transformers() {
     for name in FAMILIES {
         let template = ChatTemplate::open(&fixture(name)).unwrap().unwrap();
+        let file = if name == "qwen3" { "chat_template.jinja" } else { "tokenizer_config.json" };
         for case in expected(name)["chat"].as_array().unwrap() {
             let prompt = template.render(&messages(case), case["add_generation_prompt"].as_bool().unwrap());
             match case["error"].as_str() {
                 None => assert_eq!(prompt.unwrap(), case["text"].as_str().unwrap(), "{name}"),
                 Some(error) => {
-                    let error = format!("model.chat: the template fails: line 16: {error}");
+                    let error = format!("model.chat: the template of {file} fails: line 16: {error}");
                     assert_eq!(prompt.unwrap_err().to_string(), error);
                 }
             }
@@ -308,13 +309,19 @@ fn constructs_of_published_templates_are_supported() {
 #[test]
 fn template_errors_have_a_line_and_a_reason() {
     for (template, expected) in [
-        ("{% if %}", "the template does not parse: line 1: unexpected end of block"),
-        ("\n{{ raise_exception('no tools') }}", "the template fails: line 2: no tools"),
-        ("{{ a.b }}", "the template fails: line 1: undefined value"),
-        ("{{ strftime_now('%Q') }}", "the template fails: line 1: strftime_now does not know the code %Q"),
+        ("{% if %}", "the template of chat_template.jinja does not parse: line 1: unexpected end of block"),
         (
-            "{{ 1 | tojson(ensure_ascii=true) }}",
-            "the template fails: line 1: tojson(ensure_ascii=true) is not supported",
+            "\n{{ raise_exception('no tools') }}",
+            "the template of chat_template.jinja fails: line 2: no tools",
+        ),
+        ("{{ a.b }}", "the template of chat_template.jinja fails: line 1: undefined value"),
+        (
+            "{{ strftime_now('%Q') }}",
+            "the template of chat_template.jinja fails: line 1: strftime_now does not know the code %Q",
+        ),
+        (
+            "{{ 1 | tojson(default=2) }}",
+            "the template of chat_template.jinja fails: line 1: unknown keyword argument 'default'",
         ),
     ] {
         assert_eq!(render(template), Err(format!("model.chat: {expected}")));

@@ -1,117 +1,191 @@
-//! Python behavior that chat templates rely on: `tojson` like `json.dumps`, constants printed like Python's, and the
-//! functions that Hugging Face adds.
+//! The environment of chat templates: that of `transformers`, with Python's operators, filters and methods.
 
-use super::clock;
-use minijinja::{
-    Environment, Error, ErrorKind, Output, State, Value,
-    value::{Kwargs, ValueKind},
+use super::{
+    clock, filters, methods,
+    objects::{Generator, Tuple, cycler, joiner, range},
+    operators,
+    text::{self, refuse, str},
 };
-use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
-use std::io::{self, Write};
+use minijinja::{
+    Environment, Error, Output, State, Value,
+    value::{Object, Rest, ValueKind},
+};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// Instructions of one rendering. A conversation of 10,000 turns takes about 100 per turn.
+const MAX_INSTRUCTIONS: u64 = 3_000_000;
+
+/// Bytes that one rendering prints, those of macros and captured blocks included.
+pub(super) const MAX_OUTPUT: usize = 32 << 20;
+
+/// The longest rendering; a conversation of 10,000 turns takes a tenth of it.
+const MAX_TIME: Duration = Duration::from_secs(1);
+
+/// Items of all values that namespaces keep, and the nesting of one.
+const MAX_KEPT: usize = 4 << 20;
+const MAX_KEPT_DEPTH: usize = 24;
+
+/// Nested calls of macros, loops and includes.
+const MAX_NESTING: usize = 100;
+
+/// Filters, tests and functions of minijinja that Jinja2 does not have, or that would escape text.
+const FOREIGN_FILTERS: [&str; 8] = ["split", "lines", "bool", "chain", "zip", "escape", "e", "groupby"];
+const FOREIGN_TESTS: [&str; 5] = ["startingwith", "endingwith", "safe", "escaped", "int"];
 
 /// An environment with the settings of `transformers`.
 pub(super) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_fuel(Some(MAX_INSTRUCTIONS));
+    environment.set_recursion_limit(MAX_NESTING);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(methods::call);
     environment.set_formatter(print);
-    environment.add_filter("tojson", tojson);
+    FOREIGN_FILTERS.iter().for_each(|name| environment.remove_filter(name));
+    FOREIGN_TESTS.iter().for_each(|name| environment.remove_test(name));
+    environment.remove_global("debug");
+    environment.add_function("__tuple", |items: Vec<Value>| Value::from_object(Tuple(items)));
+    environment.add_function("range", range);
+    environment.add_function("joiner", joiner);
+    environment.add_function("cycler", |items: Rest<Value>| cycler(items.0));
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
+    environment.add_filter("__str", |value: &Value| str(value));
+    environment.add_filter("__sized", sized);
+    environment.add_filter("__mod", operators::modulo);
+    environment.add_filter("__div", operators::divide);
+    environment.add_filter("__floordiv", operators::floor_divide);
+    environment.add_filter("__compare", operators::compare);
+    environment.add_filter("__in", |item: &Value, container: &Value| operators::contains(container, item));
+    environment.add_filter("__not_in", |item: &Value, container: &Value| {
+        operators::contains(container, item).map(|found| !found)
+    });
+    environment
+        .add_filter("__timed", |state: &State<'_, '_>, value: Value| check_time(state).map(|()| value));
+    environment.add_filter("__kept", kept);
+    environment.add_filter("__iterable", iterable);
+    filters::add(&mut environment);
     environment
 }
 
-/// Rewrites syntax that minijinja does not support: `{% generation %}` blocks, which mark answers for training and print
-/// their content, and backslash line continuations inside strings.
-pub(super) fn to_minijinja(source: &str) -> String {
-    let mut text = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(at) = rest.find("{%").into_iter().chain(rest.find("{{")).min() {
-        let (before, tag) = rest.split_at(at + 2);
-        let close = if before.ends_with('%') { "%}" } else { "}}" };
-        let Some((inside, after)) = tag.split_once(close) else { break };
-        let inside = match inside.trim_matches(['-', '+', ' ', '\n']) {
-            "generation" if close == "%}" => inside.replace("generation", "if true"),
-            "endgeneration" if close == "%}" => inside.replace("endgeneration", "endif"),
-            _ => join_continued_lines(inside),
-        };
-        text.extend([before, inside.as_str(), close]);
-        rest = after;
-    }
-    text + rest
+/// The part of its budget that a rendering has used.
+#[derive(Debug)]
+struct Used {
+    /// Bytes printed.
+    printed: AtomicUsize,
+    /// Items of values that namespaces kept.
+    kept: AtomicUsize,
+    since: Instant,
 }
 
-/// Removes each unescaped backslash that precedes a newline, and that newline.
-fn join_continued_lines(inside: &str) -> String {
-    let mut parts = inside.split("\\\n").peekable();
-    let mut text = String::with_capacity(inside.len());
-    while let Some(part) = parts.next() {
-        text += part;
-        let escaped = part.len() - part.trim_end_matches('\\').len();
-        if parts.peek().is_some() && !escaped.is_multiple_of(2) {
-            text += "\\\n";
-        }
+impl Object for Used {}
+
+impl Used {
+    fn of(state: &State<'_, '_>) -> Arc<Self> {
+        state.get_or_set_temp_object("used", || Self {
+            printed: AtomicUsize::new(0),
+            kept: AtomicUsize::new(0),
+            since: Instant::now(),
+        })
     }
-    text
+}
+
+/// Instructions are counted, but one of them may compare or search a long text.
+fn check_time(state: &State<'_, '_>) -> Result<(), Error> {
+    if Used::of(state).since.elapsed() > MAX_TIME {
+        return Err(refuse(format!("it takes longer than {} s", MAX_TIME.as_secs())));
+    }
+    Ok(())
+}
+
+/// A value that a namespace keeps. Only such values live from one turn of a loop to the next, so their nesting and size bound
+/// those of every value. Without a bound, freeing a nested list would exhaust the stack.
+fn kept(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    fn weigh(value: &Value, depth: usize, left: &mut usize) -> Result<(), Error> {
+        *left = left.checked_sub(1).ok_or_else(|| refuse("a namespace keeps too many items"))?;
+        if let Some(text) = value.as_str() {
+            return if text.len() > text::MAX_TEXT {
+                Err(refuse("a namespace keeps too long a text"))
+            } else {
+                Ok(())
+            };
+        }
+        if !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable | ValueKind::Map) {
+            return Ok(());
+        }
+        if depth == MAX_KEPT_DEPTH {
+            return Err(refuse("a namespace keeps lists that are nested too deep"));
+        }
+        for item in value.try_iter()? {
+            if value.kind() == ValueKind::Map {
+                weigh(&value.get_item(&item)?, depth + 1, left)?;
+            }
+            weigh(&item, depth + 1, left)?;
+        }
+        Ok(())
+    }
+    check_time(state)?;
+    let used = Used::of(state);
+    let before = MAX_KEPT - used.kept.load(Ordering::Relaxed).min(MAX_KEPT);
+    let mut left = before;
+    weigh(&value, 0, &mut left)?;
+    used.kept.fetch_add(before - left, Ordering::Relaxed);
+    Ok(value)
 }
 
 fn print(out: &mut Output<'_>, state: &State<'_, '_>, value: &Value) -> Result<(), Error> {
-    let text = match value.kind() {
-        ValueKind::None => "None",
-        ValueKind::Bool if value.is_true() => "True",
-        ValueKind::Bool => "False",
-        _ => return minijinja::escape_formatter(out, state, value),
-    };
-    out.write_str(text).map_err(Error::from)
+    if value.downcast_object_ref::<Generator>().is_some() {
+        return Err(refuse("a generator has no text; use the filter `list`"));
+    }
+    check_time(state)?;
+    let text = str(value)?;
+    if Used::of(state).printed.fetch_add(text.len(), Ordering::Relaxed) + text.len() > MAX_OUTPUT {
+        return Err(refuse(format!("the output exceeds {} MiB", MAX_OUTPUT >> 20)));
+    }
+    out.write_str(&text).map_err(Error::from)
 }
 
-fn raise_exception(message: &str) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message.to_owned()))
+/// An operand of `+`, unless it is too long: a sum in a loop may double its length each time.
+fn sized(value: Value) -> Result<Value, Error> {
+    if let Some(text) = value.as_str() {
+        return if text.len() > text::MAX_TEXT {
+            Err(refuse("a text is too long for `+`"))
+        } else {
+            Ok(value)
+        };
+    }
+    match value.len() {
+        // minijinja would make a list of it.
+        _ if value.downcast_object_ref::<Tuple>().is_some() => Err(refuse("`+` of tuples is not supported")),
+        Some(len) if value.kind() != ValueKind::Map && len > text::MAX_TEXT / 64 => {
+            Err(refuse("a list is too long for `+`"))
+        }
+        _ => Ok(value),
+    }
+}
+
+/// The items of a loop. minijinja takes none for an empty list.
+fn iterable(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
+    check_time(state)?;
+    match value.kind() {
+        ValueKind::None | ValueKind::Bool | ValueKind::Number => {
+            Err(refuse(format!("a {} is not iterable", value.kind())))
+        }
+        _ => Ok(value),
+    }
+}
+
+fn raise_exception(message: &Value) -> Result<Value, Error> {
+    Err(refuse(str(message)?))
 }
 
 fn strftime_now(format: &str) -> Result<String, Error> {
-    clock::strftime_now(format).map_err(|letter| {
-        Error::new(ErrorKind::InvalidOperation, format!("strftime_now does not know the code %{letter}"))
-    })
-}
-
-/// `json.dumps(value, ensure_ascii=False, indent=indent)`.
-fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let ascii: Option<bool> = options.get("ensure_ascii")?;
-    if ascii == Some(true) {
-        return Err(Error::new(ErrorKind::InvalidOperation, "tojson(ensure_ascii=true) is not supported"));
-    }
-    options.assert_all_used()?;
-    let text = match indent {
-        None => write(value, PythonFormatter),
-        Some(indent) => write(value, PrettyFormatter::with_indent(" ".repeat(indent.min(16)).as_bytes())),
-    };
-    text.map(Value::from_safe_string)
-        .map_err(|error| Error::new(ErrorKind::BadSerialization, format!("tojson: {error}")))
-}
-
-fn write(value: &Value, formatter: impl Formatter) -> Result<String, serde_json::Error> {
-    let mut bytes = Vec::new();
-    value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))?;
-    Ok(String::from_utf8_lossy(&bytes).into_owned())
-}
-
-/// Python's separators, `", "` and `": "`.
-struct PythonFormatter;
-
-impl Formatter for PythonFormatter {
-    fn begin_array_value<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
-        if first { Ok(()) } else { out.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + Write>(&mut self, out: &mut W) -> io::Result<()> {
-        out.write_all(b": ")
-    }
+    clock::strftime_now(format).map_err(|code| refuse(format!("strftime_now does not know the code %{code}")))
 }

@@ -1,0 +1,178 @@
+//! Chat templates compared with Jinja2, and templates that exceed their budget.
+
+use serde_json::Value;
+use std::{path::Path, time::Instant};
+use tilewright_serve::model::{ChatTemplate, Message};
+
+/// Templates that Jinja2 renders and that are refused, because minijinja would render something else.
+const REFUSED: [&str; 13] = [
+    "{{ {'b': 1, 'a': 2} | dictsort }}{{ {'b': 1, 'A': 2} | dictsort(false, 'value') }}",
+    "{{ '{} and {}'.format('a', 1) }}{{ '{1}{0}'.format('a', 'b') }}{{ '{x}'.format(x='y') }}",
+    "{{ messages[0].content | upper | replace('A', 'x') | trim ~ '!' }}{{ messages[0].content | e }}",
+    "{{ 1_000 }}{{ 0x1f }}{{ 0b11 }}{{ 1.5e3 }}{{ 12345678901234567890 }}{{ -3 }}{{ - 3 + 5 }}{{ +3 }}",
+    "{{ (1, 2) + (3,) }}",
+    "{{ 1, 2 }}",
+    "{{ [1, 2] < [1, 3] }}",
+    "{{ (1, 2) * 2 }}",
+    "{{ (1, 2, 3)[1:] }}",
+    "{{ namespace(a=1) }}",
+    "{{ messages[0].content.encode('utf-8') }}",
+    "{{ '%c' % 'x' }}{{ '%x' % 255 }}",
+    "{{ 'abc' | wordcount }}{{ 'a b c' | truncate(3) }}{{ 'x' | center(5) }}",
+];
+
+fn expected() -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/chat/expected.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn open(template: &str) -> Result<ChatTemplate, String> {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("chat_template.jinja"), template).unwrap();
+    let tokens = r#"{"bos_token": "<s>", "eos_token": "</s>"}"#;
+    std::fs::write(dir.path().join("tokenizer_config.json"), tokens).unwrap();
+    ChatTemplate::open(dir.path()).map(Option::unwrap).map_err(|error| error.to_string())
+}
+
+fn messages(conversation: &Value) -> Vec<Message> {
+    let text = |message: &Value, key: &str| message[key].as_str().unwrap().to_owned();
+    let turns = conversation["messages"].as_array().unwrap();
+    turns.iter().map(|turn| Message::new(text(turn, "role"), text(turn, "content"))).collect()
+}
+
+#[test]
+fn templates_render_as_jinja2_or_are_refused() {
+    let table = expected();
+    let conversations = table["conversations"].as_array().unwrap();
+    let rows = table["templates"].as_array().unwrap();
+    assert!(rows.len() >= 100 && conversations.len() == 10);
+    let (mut wrong, mut refused) = (Vec::new(), Vec::new());
+    for row in rows {
+        let (name, texts) = (row["name"].as_str().unwrap(), row["texts"].as_array().unwrap());
+        let template = open(row["template"].as_str().unwrap());
+        for (at, conversation) in conversations.iter().enumerate() {
+            let text = texts[at.min(texts.len() - 1)].as_str();
+            let prompt = conversation["add_generation_prompt"].as_bool().unwrap();
+            let rendered = template.as_ref().map_err(Clone::clone).and_then(|template| {
+                template.render(&messages(conversation), prompt).map_err(|error| error.to_string())
+            });
+            match (rendered, text) {
+                (Err(reason), Some(_)) if !refused.iter().any(|(refused, _)| *refused == name) => {
+                    refused.push((name, reason));
+                }
+                (Ok(rendered), text) if text != Some(rendered.as_str()) => {
+                    wrong.push(format!("{name}\n   conversation {at}: {rendered:?}\n   Jinja2: {text:?}"));
+                }
+                _ => {}
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let names: Vec<&str> = refused.iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, REFUSED, "{refused:#?}");
+}
+
+/// Templates, and the reasons for which one of them may be stopped: a slow machine reaches the limit of the time first.
+const ENDLESS: &[(&str, &str)] = &[
+    (
+        "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
+        "ran out of fuel|longer than 1 s",
+    ),
+    ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion limit"),
+    (
+        "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "a namespace keeps too long a text",
+    ),
+    (
+        "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}",
+        "a namespace keeps too long a text",
+    ),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+        "a list is too long for `+`",
+    ),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}",
+        "a namespace keeps|longer than 1 s",
+    ),
+    (
+        "{% set ns = namespace(x=[1]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}",
+        "a namespace keeps lists that are nested too deep",
+    ),
+    (
+        "{% set x = 'x' * 4000000 %}{% for i in range(90000) %}{% if x == x ~ 'y' %}{% endif %}{% endfor %}",
+        "longer than 1 s",
+    ),
+    (
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x | replace('x', 'xxxxxxxx') %}{% endfor %}",
+        "has more than 4 MiB",
+    ),
+    ("{% set x = 'x' * 4000000 %}{% for i in range(1000) %}{{ x }}{% endfor %}", "the output exceeds 32 MiB"),
+    (
+        "{% set x %}{% for i in range(90000) %}{% for j in range(9) %}aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}{% endfor %}{% endset %}",
+        "the output exceeds 32 MiB|longer than 1 s",
+    ),
+];
+
+#[test]
+fn endless_templates_are_stopped() {
+    for &(template, reason) in ENDLESS {
+        let start = Instant::now();
+        let error = open(template).and_then(|template| template.render(&[], true).map_err(|e| e.to_string()));
+        let error = error.unwrap_err();
+        assert!(error.starts_with("model.chat: the template of chat_template.jinja "), "{error}");
+        assert!(reason.split('|').any(|reason| error.contains(reason)), "{template}: {error}");
+        println!("{:?}: {template}", start.elapsed());
+        assert!(start.elapsed().as_secs() < 60, "{template}");
+    }
+}
+
+#[test]
+fn deeply_nested_templates_do_not_exhaust_the_stack() {
+    for (part, count) in [
+        ("[", 5000),
+        ("-", 100_000),
+        ("not ", 100_000),
+        ("1 + ", 50_000),
+        ("1 if 1 else ", 50_000),
+        ("1 ~ ", 2000),
+        ("1 and ", 4000),
+        ("- ", 4000),
+        ("not ", 4000),
+        ("1 ** ", 2000),
+    ] {
+        let template = format!("{{{{ {}1 }}}}", part.repeat(count));
+        // Accepted or refused, but the process goes on.
+        let rendered =
+            open(&template).and_then(|template| template.render(&[], true).map_err(|e| e.to_string()));
+        assert!(rendered.is_err() || count <= 4096, "{part}");
+    }
+    for part in [
+        "{% if true %}",
+        "{% for x in [1] %}",
+        "{% if 1 %}{% elif 2 %}",
+        "{{ 1|string|string }}",
+        "{% set a %}",
+    ] {
+        let template = part.repeat(20_000);
+        let rendered =
+            open(&template).and_then(|template| template.render(&[], true).map_err(|e| e.to_string()));
+        assert!(rendered.is_err() || part.starts_with("{{"), "{part}");
+    }
+}
+
+#[test]
+fn an_error_names_the_file_that_holds_the_template() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = r#"{"chat_template": "{{ raise_exception('no') }}"}"#;
+    std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+    let template = ChatTemplate::open(dir.path()).unwrap().unwrap();
+    assert_eq!(
+        template.render(&[], true).unwrap_err().to_string(),
+        "model.chat: the template of tokenizer_config.json fails: line 1: no"
+    );
+    assert_eq!(
+        open("{{ 1").unwrap_err(),
+        "model.chat: the template of chat_template.jinja does not parse: a tag does not end"
+    );
+}
