@@ -366,3 +366,19 @@ fn examples_in_help_work() {
     let words: Vec<&str> = examples[0].split_whitespace().skip(1).collect();
     printed(&plan(&[&["--heads=32/8"], &words, &MACHINE], ""));
 }
+
+/// Files that `cargo xtask fuzz` mutates; those that once failed are among them.
+#[test]
+fn the_fuzz_corpus_is_planned_or_refused() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/plan");
+    for entry in std::fs::read_dir(corpus).unwrap() {
+        let path = entry.unwrap().path();
+        let output = plan(&[&["--json", path.to_str().unwrap()]], "");
+        assert!(
+            matches!(output.status.code(), Some(0..=2)),
+            "{}: {}",
+            path.display(),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+}

@@ -4,6 +4,7 @@ mod bundle;
 mod cargo;
 mod comments;
 mod conformance;
+mod fuzz;
 mod gate;
 mod guards;
 mod metrics;
@@ -35,6 +36,7 @@ Tasks:
                 --bless records the present numbers, --if-possible passes without the tools
   bundle        GPU tests and benches in target/bundle, for a machine with a GPU and without cargo
   conformance   attention against its oracle on every instruction set of this machine, with the number of cases
+  fuzz          runs the readers of files on mutated inputs: --seconds N per target, --seed N, names of targets
   mutants ir    runs mutants of the kernels in the simulator: --kernel NAME, --sample N; records the survivors
   mutants host  runs cargo-mutants on the schedule, masks, the CPU merge and the radix tree; records the survivors
 ";
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         ["gate", ref rest @ ..] => gate::run(root, rest).map(drop),
         ["bundle"] => bundle::run(root),
         ["conformance"] => conformance::run(root),
+        ["fuzz", ref rest @ ..] => fuzz::run(root, rest),
         ["metrics", ref rest @ ..] => metrics::run(root, rest),
         ["mutants", ref rest @ ..] => mutants::run(root, rest),
         [] | ["help" | "--help" | "-h"] => {
