@@ -9,7 +9,7 @@ mod stream;
 pub use stream::Decoder;
 
 use super::{guarded, parse_object, read_optional, read_required};
-use growth::{MAX_GROWTH, Steps};
+use growth::Steps;
 use serde_json::Value;
 use std::{collections::HashSet, fmt, path::Path, sync::Arc};
 use tilewright::{Error, Result, ensure};
@@ -149,10 +149,8 @@ const MALFORMED: &str = "a part of it is malformed";
 /// Parses a tokenizer file, and encodes and decodes with it. The `tokenizers` crate panics on some malformed files, on some
 /// only at the first text or token; such panics become errors.
 fn parse(text: &str) -> tokenizers::Result<tokenizers::Tokenizer> {
-    if let Some((part, growth)) = serde_json::from_str::<Steps>(text)?.excess() {
-        return Err(
-            format!("{part} multiplies its input by up to {growth}, expected at most {MAX_GROWTH}").into()
-        );
+    if let Some(reason) = serde_json::from_str::<Steps>(text)?.excess() {
+        return Err(reason.into());
     }
     let attempt = || {
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(text)?;

@@ -183,8 +183,12 @@ fn missing_malformed_and_foreign_tokenizers_are_rejected() {
         (json!({ "type": "Strip", "content": "t", "start": 9, "stop": 9 }), "a part of it is malformed"),
         (
             json!({ "type": "Sequence", "decoders": vec![json!({ "type": "Replace",
-                "pattern": { "String": "t" }, "content": "tt" }); 40] }),
-            "decoder multiplies its input by up to 1099511627776, expected at most 1024",
+                "pattern": { "String": "t" }, "content": "tt" }); 20] }),
+            "decoder multiplies its input by up to 1048576, expected at most 1024",
+        ),
+        (
+            json!({ "type": "Sequence", "decoders": vec![json!({ "type": "Fuse" }); 100] }),
+            "decoder has 101 steps, expected at most 24",
         ),
     ] {
         file["post_processor"] = Value::Null;

@@ -1,13 +1,16 @@
 //! An upper bound on the text or tokens that the steps of a `tokenizer.json` make of one input byte or token.
 //!
-//! A sequence of steps multiplies: forty replacements of `a` by `aa` make 10^12 bytes of one. The library would abort the
+//! A sequence of steps multiplies: forty replacements of `a` by `aa` would make 10^12 bytes of one. The library would abort the
 //! process for lack of memory, so such a file is refused before the first text.
 
 use serde::Deserialize;
 use serde_json::Value;
 
 /// Published tokenizers stay below 20: a 3-byte `▁` for each space, a prefix, and a token at each end.
-pub(super) const MAX_GROWTH: u64 = 1024;
+const MAX_GROWTH: u64 = 1024;
+
+/// Maximum steps of a part. Each regular expression takes milliseconds to compile; published parts have at most 10.
+const MAX_STEPS: usize = 24;
 
 /// The parts of the file that transform text or tokens; all others are skipped while parsing.
 #[derive(Deserialize)]
@@ -23,23 +26,40 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    /// The name and the growth of the first part that exceeds [`MAX_GROWTH`].
-    pub(super) fn excess(&self) -> Option<(&'static str, u64)> {
+    /// The reason to refuse the file, if there is one.
+    pub(super) fn excess(&self) -> Option<String> {
         let parts = [
             ("normalizer", &self.normalizer),
             ("pre_tokenizer", &self.pre_tokenizer),
             ("post_processor", &self.post_processor),
             ("decoder", &self.decoder),
         ];
-        parts.into_iter().map(|(name, part)| (name, growth(part))).find(|&(_, growth)| growth > MAX_GROWTH)
+        parts.into_iter().find_map(|(name, part)| match (num_steps(part), growth(part)) {
+            (steps, _) if steps > MAX_STEPS => {
+                Some(format!("{name} has {steps} steps, expected at most {MAX_STEPS}"))
+            }
+            (_, growth) if growth > MAX_GROWTH => {
+                Some(format!("{name} multiplies its input by up to {growth}, expected at most {MAX_GROWTH}"))
+            }
+            _ => None,
+        })
     }
+}
+
+/// The steps inside `step`.
+fn inner_steps(step: &Value) -> impl Iterator<Item = &Value> {
+    let lists = ["normalizers", "pretokenizers", "processors", "decoders"];
+    lists.into_iter().filter_map(|key| step[key].as_array()).flatten()
+}
+
+/// The number of steps, `step` included.
+fn num_steps(step: &Value) -> usize {
+    1 + inner_steps(step).map(num_steps).sum::<usize>()
 }
 
 /// The product of the growth of `step` and of the steps inside it.
 fn growth(step: &Value) -> u64 {
-    let inner = ["normalizers", "pretokenizers", "processors", "decoders"].map(|key| step[key].as_array());
-    let inner = inner.into_iter().flatten().flatten();
-    inner.fold(own_growth(step), |product, step| product.saturating_mul(growth(step)))
+    inner_steps(step).fold(own_growth(step), |product, step| product.saturating_mul(growth(step)))
 }
 
 fn own_growth(step: &Value) -> u64 {
