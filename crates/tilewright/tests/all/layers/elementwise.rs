@@ -72,7 +72,7 @@ crate::judge_backends!(
 
 #[test]
 fn refusals_name_what_is_wrong() {
-    let cpu = Cpu::with_threads(1);
+    let cpu = Cpu::with_threads(1).unwrap();
     let array = |dtype, shape: &[usize]| Array::zeros(dtype, shape, Layout::Dense);
     let mapped = |function, shape: &[usize]| {
         map_in_place(&cpu, function, array(Dtype::F32, shape).view_mut()).unwrap_err().to_string()
