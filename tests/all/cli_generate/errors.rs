@@ -207,7 +207,8 @@ fn unsupported_configurations_are_rejected() {
     edit(&dir, "config.json", "\"model_type\": \"llama\"", "\"model_type\": \"gpt2\"");
     assert_folder_rejected(
         &dir,
-        "model.config: DIR: model_type = \"gpt2\" is not supported, expected one of llama, mistral, qwen2, qwen3",
+        "model.config: DIR: model_type = \"gpt2\" is not supported, expected one of llama, mistral, qwen2, qwen3, \
+         gemma2, gemma3_text, phi3, granite, olmo2, smollm3",
     );
     let dir = copy("llama");
     edit(&dir, "config.json", "\"LlamaForCausalLM\"", "\"LlamaForSequenceClassification\"");
