@@ -70,9 +70,9 @@ impl Measured {
             lines.push("the disassembly has no instructions".to_owned());
         }
         match self.overlap {
-            None if self.promises => lines.push("promises overlap, but has no loop of MMAs and exponentials".to_owned()),
+            None if self.promises => lines.push("promises overlap, but has no loop of MMAs and maxima".to_owned()),
             Some(Overlap { between, all }) if self.overlap.is_some_and(|o| o.share() < MIN_SHARE) => lines.push(format!(
-                "{between} of {all} exponentials of the main loop are between the waits, expected at least {:.0} %",
+                "{between} of {all} row maxima of the main loop are between the waits, expected at least {:.0} %",
                 MIN_SHARE * 100.0
             )),
             _ => {}
@@ -145,11 +145,11 @@ mod tests {
             (Measured { code: Code::default(), ..sound() }, &["the disassembly has no instructions"]),
             (
                 Measured { overlap: Some(Overlap { between: 18, all: 20 }), ..sound() },
-                &["18 of 20 exponentials of the main loop are between the waits, expected at least 95 %"],
+                &["18 of 20 row maxima of the main loop are between the waits, expected at least 95 %"],
             ),
             (
                 Measured { overlap: None, ..sound() },
-                &["promises overlap, but has no loop of MMAs and exponentials"],
+                &["promises overlap, but has no loop of MMAs and maxima"],
             ),
         ] {
             assert_eq!(bad.violations(), lines);

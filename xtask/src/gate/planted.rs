@@ -4,7 +4,7 @@ use super::{assemble::Assembler, measure::Measured};
 use tilewright_kernels::KernelEntry;
 use tilewright_ptx::{
     ir::{Block, Kernel, Stmt},
-    isa::{Op, matrix::MatrixOp, sync::SyncOp},
+    isa::{Op, matrix::MatrixOp},
     text::ptx,
 };
 
@@ -12,7 +12,7 @@ use tilewright_ptx::{
 type Plant = (&'static str, fn(&Kernel) -> Result<(Kernel, String), String>, &'static str);
 
 const PLANTS: [Plant; 3] = [
-    ("a softmax not pinned before the wait", unpinned, "exponentials of the main loop are between"),
+    ("a softmax not pinned before the wait", unpinned, "row maxima of the main loop are between"),
     ("too few registers", starved, "spill stores, expected none"),
     ("an MMA without a wait", without_waits, "(C7517)"),
 ];
@@ -44,17 +44,33 @@ fn text_of(kernel: &Kernel) -> Result<String, String> {
     ptx(kernel, 90).map_err(|why| why.to_string())
 }
 
-/// Removes the branch that keeps the softmax before the wait; see `pin_softmax` of the kernel.
+/// Replaces the branch that keeps the row maxima before the wait by its second half; see `pin` of the kernel.
 fn unpinned(kernel: &Kernel) -> Result<(Kernel, String), String> {
     let mut kernel = kernel.clone();
-    let removed = remove(&mut kernel.body, &|stmt| match stmt {
-        Stmt::If { then, .. } => {
-            has(then, Op::Sync(SyncOp::Trap)) && has(then, Op::Matrix(MatrixOp::WgmmaWait(0)))
-        }
-        _ => false,
-    });
+    let unpinned = unpin(&mut kernel.body);
     let text = text_of(&kernel)?;
-    if removed == 0 { Err("no pin to remove".to_owned()) } else { Ok((kernel, text)) }
+    if unpinned == 0 { Err("no pin to remove".to_owned()) } else { Ok((kernel, text)) }
+}
+
+/// Replaces each branch that waits on both paths by its second path. Returns the number of these branches.
+fn unpin(block: &mut Block) -> usize {
+    let wait = Op::Matrix(MatrixOp::WgmmaWait(0));
+    let mut unpinned = 0;
+    let statements = std::mem::take(block);
+    for mut stmt in statements {
+        match &mut stmt {
+            Stmt::If { then, otherwise, .. } if has(then, wait) && has(otherwise, wait) => {
+                unpinned += 1;
+                block.append(otherwise);
+                continue;
+            }
+            Stmt::If { then, otherwise, .. } => unpinned += unpin(then) + unpin(otherwise),
+            Stmt::Loop { body, .. } => unpinned += unpin(body),
+            _ => {}
+        }
+        block.push(stmt);
+    }
+    unpinned
 }
 
 /// Removes all waits.

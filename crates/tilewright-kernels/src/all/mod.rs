@@ -34,7 +34,7 @@ pub struct KernelEntry {
     pub build: Build,
     /// For attention kernels of the engine: a representative problem, for time estimates.
     pub problem: Option<Problem>,
-    /// Whether its main loop must overlap the softmax of one tile with the product of another: the exponentials are
+    /// Whether its main loop must overlap the softmax of one tile with the product of another: the row maxima are
     /// between the waits for the two products.
     pub overlap: bool,
 }
