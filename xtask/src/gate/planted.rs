@@ -44,43 +44,19 @@ fn text_of(kernel: &Kernel) -> Result<String, String> {
     ptx(kernel, 90).map_err(|why| why.to_string())
 }
 
-/// Replaces the branch that keeps the row maxima before the wait by its second half; see `pin` of the kernel.
+/// Replaces each branch that waits on both paths by its second path; see `pin` of the kernel.
 fn unpinned(kernel: &Kernel) -> Result<(Kernel, String), String> {
-    let mut kernel = kernel.clone();
-    let unpinned = unpin(&mut kernel.body);
-    let text = text_of(&kernel)?;
-    if unpinned == 0 { Err("no pin to remove".to_owned()) } else { Ok((kernel, text)) }
-}
-
-/// Replaces each branch that waits on both paths by its second path. Returns the number of these branches.
-fn unpin(block: &mut Block) -> usize {
-    let wait = Op::Matrix(MatrixOp::WgmmaWait(0));
-    let mut unpinned = 0;
-    let statements = std::mem::take(block);
-    for mut stmt in statements {
-        match &mut stmt {
-            Stmt::If { then, otherwise, .. } if has(then, wait) && has(otherwise, wait) => {
-                unpinned += 1;
-                block.append(otherwise);
-                continue;
-            }
-            Stmt::If { then, otherwise, .. } => unpinned += unpin(then) + unpin(otherwise),
-            Stmt::Loop { body, .. } => unpinned += unpin(body),
-            _ => {}
+    replaced(kernel, &|stmt| match stmt {
+        Stmt::If { then, otherwise, .. } if then.iter().any(is_wait) && otherwise.iter().any(is_wait) => {
+            Some(otherwise.clone())
         }
-        block.push(stmt);
-    }
-    unpinned
+        _ => None,
+    })
 }
 
 /// Removes all waits.
 fn without_waits(kernel: &Kernel) -> Result<(Kernel, String), String> {
-    let mut kernel = kernel.clone();
-    let is_wait =
-        |stmt: &Stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Matrix(MatrixOp::WgmmaWait(0)));
-    let removed = remove(&mut kernel.body, &is_wait);
-    let text = text_of(&kernel)?;
-    if removed == 0 { Err("no wait to remove".to_owned()) } else { Ok((kernel, text)) }
+    replaced(kernel, &|stmt| is_wait(stmt).then(Block::new))
 }
 
 /// Halves the register limit of the consumers.
@@ -92,19 +68,35 @@ fn starved(kernel: &Kernel) -> Result<(Kernel, String), String> {
     Ok((kernel.clone(), format!("{before}{TAKES}120;{after}")))
 }
 
-fn has(block: &Block, op: Op) -> bool {
-    block.iter().any(|stmt| matches!(stmt, Stmt::Inst(inst) if inst.op == op))
+fn is_wait(stmt: &Stmt) -> bool {
+    matches!(stmt, Stmt::Inst(inst) if inst.op == Op::Matrix(MatrixOp::WgmmaWait(0)))
 }
 
-/// Removes the statements that satisfy `is`. Returns their number.
-fn remove(block: &mut Block, is: &impl Fn(&Stmt) -> bool) -> usize {
-    let before = block.len();
-    block.retain(|stmt| !is(stmt));
-    let inner = block.iter_mut().map(|stmt| match stmt {
-        Stmt::If { then, otherwise, .. } => remove(then, is) + remove(otherwise, is),
-        Stmt::Loop { body, .. } => remove(body, is),
-        _ => 0,
-    });
-    let inner: usize = inner.sum();
-    before - block.len() + inner
+/// The kernel after [`replace`], with its text; fails if nothing was replaced.
+fn replaced(kernel: &Kernel, by: &impl Fn(&Stmt) -> Option<Block>) -> Result<(Kernel, String), String> {
+    let mut kernel = kernel.clone();
+    if replace(&mut kernel.body, by) == 0 {
+        return Err("no statement to replace".to_owned());
+    }
+    let text = text_of(&kernel)?;
+    Ok((kernel, text))
+}
+
+/// Replaces each statement for which `by` returns statements. Returns the number of replaced statements.
+fn replace(block: &mut Block, by: &impl Fn(&Stmt) -> Option<Block>) -> usize {
+    let mut replaced = 0;
+    for mut stmt in std::mem::take(block) {
+        if let Some(statements) = by(&stmt) {
+            replaced += 1;
+            block.extend(statements);
+            continue;
+        }
+        replaced += match &mut stmt {
+            Stmt::If { then, otherwise, .. } => replace(then, by) + replace(otherwise, by),
+            Stmt::Loop { body, .. } => replace(body, by),
+            _ => 0,
+        };
+        block.push(stmt);
+    }
+    replaced
 }
