@@ -168,9 +168,9 @@ pub trait Backend {
         Ok(None)
     }
 
-    /// Uploads the destination slots of a step's new tokens when an append plan is made or refilled; [`AppendPlan::prepared`] keeps the
-    /// result. On a refill, it is overwritten in place because recorded graphs read it. Entries between the
-    /// plan's tokens and [`AppendPlan::capacity`] are skipped.
+    /// Uploads the destination slots of a step's new tokens when an append plan is made or refilled;
+    /// [`AppendPlan::prepared`] keeps the result. A refill overwrites it in place because recorded graphs read it.
+    /// Entries between the plan's tokens and [`AppendPlan::capacity`] are skipped.
     ///
     /// # Errors
     /// When device memory is exhausted.
