@@ -44,8 +44,8 @@ pub(super) struct Consumer<'c, 'k> {
     /// Accumulators, references of the logits, and sums of weights.
     pub(super) state: RowTile<'k>,
     pub(super) sum: [Var<'k, f32>; 2],
-    /// Sums of rounded weights.
-    pub(super) rounded_sum: [Var<'k, f32>; 2],
+    /// Sums of the rounding errors of the largest weights.
+    pub(super) error: [Var<'k, f32>; 2],
     /// The first and the end of the keys that all rows of the item see.
     unmasked: [Var<'k, i32>; 2],
     keys: Cursor<'k>,
@@ -69,7 +69,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             weights: (0..config.kv_tokens() / 4).map(|_| k.unset_var("p")).collect(),
             state: RowTile::of_columns(&shared.cta, config.vo() / 16, sum.map(ThreadScalar::Register)),
             sum,
-            rounded_sum: [0, 1].map(|_| k.var("rounded_sum", 0.0)),
+            error: [0, 1].map(|_| k.var("error", 0.0)),
             unmasked: [0, 1].map(|_| k.var("unmasked", 0)),
             keys: shared.keys.1.cursor(k),
             values: shared.values.1.cursor(k),
@@ -113,7 +113,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let k = self.k;
         let item = current.load();
         let (first, end) = self.shared.tiles(item.kv_begin, current.kv_end);
-        self.sum.iter().chain(&self.rounded_sum).for_each(|sum| sum.set(0.0));
+        self.sum.iter().chain(&self.error).for_each(|sum| sum.set(0.0));
         self.state.max.iter().for_each(|max| max.set(f32::NEG_INFINITY));
         self.state.o.iter().flatten().for_each(|o| o.set(0.0));
         self.load_queries(queries);
@@ -125,7 +125,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             k.wgmma_wait(0);
             self.release(self.keys);
             self.mask(current, tile.get());
-            self.softmax(current);
+            self.softmax(current, || ());
             k.loop_(|| {
                 k.break_if(tile.get().eq(first));
                 self.next_tile(current, tile);
@@ -150,8 +150,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         k.wgmma_wait(1);
         self.release(self.keys);
         self.mask(current, tile.get());
-        self.softmax(current);
-        self.release(self.values);
+        self.softmax(current, || self.release(self.values));
     }
 
     /// The tile rows of this consumer.

@@ -36,9 +36,10 @@ impl<'k> Consumer<'_, 'k> {
         let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
         let first = (self.number << 6) + (((k.thread() >> 5) & 3) << 4) + (k.lane() >> 2);
         for half in 0..2 {
-            let [sum, rounded] = [self.sum, self.rounded_sum].map(|sums| reduce::quad_sum(sums[half].get()));
+            let sum = reduce::quad_sum(self.sum[half].get());
             let stats = SoftmaxStats::new(self.state.max[half].get() * current.scale, sum);
-            // outputs are relative to the sum of rounded weights
+            // the largest weights are rounded in outputs: all threads of a row have their errors
+            let rounded = sum + self.error[half].get();
             let v_scale = v_scale * (sum * rounded.recip()).unless(sum.eq(0.0), 1.0);
             let row = first + 8 * half as u32;
             let output = RowOutput { half, row, in_tile: first, stats, v_scale };

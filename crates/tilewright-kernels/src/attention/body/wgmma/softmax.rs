@@ -2,8 +2,9 @@
 //!
 //! A row's weights are relative to a reference of its logits: 0 before the first tile, then a maximum so far. It follows the
 //! maximum only when that grows by more than 2^8. Weights and sums are then at most 2^8 times larger, which f32 sums and weights
-//! of 16 bits hold without loss of relative accuracy. But the largest weight is not 1 then, so it is rounded: outputs are divided by
-//! the sum of rounded weights, in which the error of a dominant weight cancels. The LSE needs the exact sum.
+//! of 16 bits hold without loss of relative accuracy. But the largest weight is not 1 then, so it is rounded. The rounding errors of
+//! the largest weights of all tiles are summed, and outputs are divided by the sum of weights plus these errors, in which the error
+//! of a dominant weight cancels. The LSE needs the exact sum.
 
 use super::{EXPONENTIALS, consumer::Consumer};
 use crate::{
@@ -19,6 +20,7 @@ const AHEAD: usize = 4;
 const BEHIND: usize = 3;
 
 /// A row's new reference.
+#[derive(Clone, Copy)]
 struct Reference<'k> {
     /// Of the products of queries and keys.
     value: Value<'k, f32>,
@@ -26,20 +28,25 @@ struct Reference<'k> {
     moved: Value<'k, bool>,
     /// The factor of the sums so far.
     rescale: Value<'k, f32>,
+    /// The base-2 logarithm of a weight is a scaled logit plus this.
+    offset: Value<'k, f32>,
+    /// The rounding error of the largest weight of the tile.
+    error: Value<'k, f32>,
 }
 
 impl<'k> Consumer<'_, 'k> {
-    /// Converts the logits of a tile to weights. Waits for the accumulators when the references are known.
-    pub(super) fn softmax(&self, current: &CurrentItem<'k>) {
+    /// Converts the logits of a tile to weights. Waits for the accumulators when the references are known, and calls `release` then.
+    pub(super) fn softmax(&self, current: &CurrentItem<'k>, release: impl Fn()) {
         let k = self.k;
         let references = self.references(current.scale);
-        let moved = references.iter().map(|reference| reference.moved).reduce(|a, b| a | b);
+        let moved = references[0].moved | references[1].moved;
         // Both waits stand in both branches. Otherwise the assembler moves the first one before the maxima, which overlap with the
         // products, and the exponentials before the second one.
         k.when_else(
-            k.any(moved.unwrap_or_else(|| k.constant(false))),
+            k.any(moved),
             || {
                 k.wgmma_wait(0);
+                release();
                 for fragment in &self.state.o {
                     for (i, o) in fragment.iter().enumerate() {
                         o.set(o.get() * references[i / 2].rescale);
@@ -49,32 +56,36 @@ impl<'k> Consumer<'_, 'k> {
             },
             || {
                 k.wgmma_wait(0);
+                release();
                 self.wait_for_turn();
             },
         );
-        let values = [0, 1].map(|half| references[half].value);
-        self.state.max.iter().zip(values).for_each(|(max, value)| max.set(value));
-        let added = self.exponentiate(current.scale, values);
-        for (sums, added) in [self.sum, self.rounded_sum].into_iter().zip(added) {
-            for half in 0..2 {
-                sums[half].set(sums[half].get() * references[half].rescale + added[half]);
-            }
+        let added = self.exponentiate(current.scale, references.map(|reference| reference.offset));
+        for half in 0..2 {
+            let Reference { value, rescale, error, .. } = references[half];
+            self.state.max[half].set(value);
+            self.sum[half].set(self.sum[half].get() * rescale + added[half]);
+            self.error[half].set(self.error[half].get() * rescale + error);
         }
-        self.end_turn();
+        self.end_turn(self.logits[self.logits.len() - 1][0].get());
     }
 
     /// The new references of this thread's rows.
-    fn references(&self, scale: Value<'k, f32>) -> Vec<Reference<'k>> {
+    fn references(&self, scale: Value<'k, f32>) -> [Reference<'k>; 2] {
         let own = [0, 1].map(|half| self.row_max(half));
         let maxima = reduce::quads_max(own.to_vec());
-        let of_half = |(half, max): (usize, Value<'k, f32>)| {
+        [0, 1].map(|half| {
+            let max = maxima[half];
             let last = self.state.max[half].get();
             let growth = (last - max) * scale;
             let moved = growth.lt(-THRESHOLD);
             let rescale = moved.select(growth, 0.0).exp2();
-            Reference { value: moved.select(max, last), moved, rescale }
-        };
-        maxima.into_iter().enumerate().map(of_half).collect()
+            let value = moved.select(max, last);
+            let offset = -(finite_max(value) * scale);
+            let largest = max.mul_add(scale, offset).exp2();
+            let (_, [rounded, _]) = self.round_pair(largest, largest);
+            Reference { value, moved, rescale, offset, error: rounded - largest }
+        })
     }
 
     /// The maximum of this thread's logits of a row, by four chains.
@@ -94,29 +105,23 @@ impl<'k> Consumer<'_, 'k> {
         self.k.sync_named(self.number + EXPONENTIALS, super::CONSUMERS);
     }
 
-    /// Lets the other consumer compute its exponentials.
-    fn end_turn(&self) {
-        let k = self.k;
-        // never true, but it depends on all exponentials: the assembler would move the arrival before them
-        k.trap_when(k.any((self.sum[0].get() + self.sum[1].get()).lt(0.0)));
-        k.arrive_named((self.number ^ 1) + EXPONENTIALS, super::CONSUMERS);
+    /// Lets the other consumer compute its exponentials. The sign of a weight is 0, but the barrier depends on it: the assembler
+    /// would move the arrival before the exponentials.
+    fn end_turn(&self, weight: Value<'k, f32>) {
+        let sign = weight.reinterpret::<u32>() >> 31;
+        self.k.arrive_named((self.number ^ 1) + EXPONENTIALS + sign, super::CONSUMERS);
     }
 
-    /// Replaces logits by rounded weights; returns the sums of each row's weights in this thread, exact and rounded. Scaled logits,
-    /// exponentials and rounding are interleaved, because the assembler keeps their order.
-    fn exponentiate(
-        &self,
-        scale: Value<'k, f32>,
-        references: [Value<'k, f32>; 2],
-    ) -> [[Value<'k, f32>; 2]; 2] {
-        let offsets = references.map(|reference| -(finite_max(reference) * scale));
+    /// Replaces logits by rounded weights; returns the sums of each row's weights in this thread. Scaled logits, exponentials and
+    /// rounding are interleaved, because the assembler keeps their order.
+    fn exponentiate(&self, scale: Value<'k, f32>, offsets: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
         // in the order of the words of the A operand
         let pair = |at: usize| {
             let (step, word) = (at / 4, at % 4);
             let (fragment, half) = (2 * step + word / 2, word % 2);
             (half, [0, 1].map(|i| self.logits[fragment][2 * half + i]))
         };
-        let mut sums: [[[Option<Value<'k, f32>>; 2]; 2]; 2] = Default::default();
+        let mut sums: [[Option<Value<'k, f32>>; 2]; 2] = Default::default();
         let pairs = self.weights.len();
         for at in 0..AHEAD + pairs + BEHIND {
             if at < pairs {
@@ -128,17 +133,15 @@ impl<'k> Consumer<'_, 'k> {
             }
             if let Some(at) = at.checked_sub(AHEAD + BEHIND) {
                 let (half, weights) = pair(at);
-                let exact = weights.map(|weight| weight.get());
-                let (word, rounded) = self.round_pair(exact[0], exact[1]);
-                self.weights[at].set(word);
-                let cells = sums.iter_mut().flat_map(|sums| &mut sums[half]);
-                for (sum, weight) in cells.zip(exact.into_iter().chain(rounded)) {
+                let weights = weights.map(|weight| weight.get());
+                self.weights[at].set(self.round_pair(weights[0], weights[1]).0);
+                for (sum, weight) in sums[half].iter_mut().zip(weights) {
                     *sum = Some(sum.map_or(weight, |sum| sum + weight));
                 }
             }
         }
         let zero = || self.k.constant(0.0);
-        sums.map(|of| of.map(|of| of[0].unwrap_or_else(zero) + of[1].unwrap_or_else(zero)))
+        sums.map(|of| of[0].unwrap_or_else(zero) + of[1].unwrap_or_else(zero))
     }
 
     /// Two weights rounded to the dtype of values: packed, and as f32.
