@@ -108,29 +108,29 @@ impl WgmmaConfig {
         let words_per_row = self.kv_tokens() / 64;
         ArenaOffsets {
             items: common.take(2 * ITEM_BYTES),
+            next_present: common.take(16),
             ranges: common.take(Q_ROWS * 8),
             visible: common.take(Q_ROWS * 8 * words_per_row),
-            nonfinite_flags: common.take(CONSUMERS as usize / 32 * 4),
             nonfinite_masks: common.take(self.kv_tokens() * self.vo() / 8 * 2),
             bytes: common.0,
         }
     }
 }
 
-/// Bytes of an item's slot: its words, and whether there is an item.
-pub(super) const ITEM_BYTES: usize = 80;
+/// Bytes of an item's slot: its words, and those of `producer`.
+pub(super) const ITEM_BYTES: usize = 112;
 
 /// Byte offsets in the arena.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ArenaOffsets {
     /// `[2]` slots of items.
     pub(super) items: usize,
+    /// `[2]` u32: whether there is a next run.
+    pub(super) next_present: usize,
     /// `[128][2]` i32: the first and the end of the keys that each row sees.
     pub(super) ranges: usize,
     /// `[128][keys / 64]` u64: visible masks of the rows.
     pub(super) visible: usize,
-    /// `[2 consumers][4 warps]` u32: flags of warps that found non-finite values.
-    pub(super) nonfinite_flags: usize,
     /// `[keys][vo / 8]` u16: masks of non-finite values.
     pub(super) nonfinite_masks: usize,
     /// Bytes of the arena.

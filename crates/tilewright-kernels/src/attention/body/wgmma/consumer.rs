@@ -1,13 +1,16 @@
 //! A consumer warpgroup: logits, weights and outputs of 64 rows of each item.
 
-use super::{EXPONENTIALS, ONE_CONSUMER, WgmmaCta, producer::PRESENT};
+use super::{
+    EXPONENTIALS, ONE_CONSUMER, WgmmaCta,
+    producer::{CAREFUL, CONSUMER_WARPS, PRESENT, REPEAT},
+};
 use crate::{
     attention::{
         items::NONE,
         kernel::{
             cta::{CurrentItem, ThreadPartition},
             fragments::{AccFragment, RowTile, ThreadScalar, apply_mask},
-            nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
+            nonfinite::{self, NonfiniteMasks},
             row_hooks::RowHooks,
             row_table::{row_position, visible_range_at},
             visible::{KeyRange, range_mask, visible_mask},
@@ -48,6 +51,8 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) error: [Var<'k, f32>; 2],
     /// The first and the end of the keys that all rows of the item see.
     unmasked: [Var<'k, i32>; 2],
+    /// Whether the item is processed again, because outputs were not finite.
+    careful: Var<'k, u32>,
     keys: Cursor<'k>,
     values: Cursor<'k>,
 }
@@ -71,6 +76,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             sum,
             error: [0, 1].map(|_| k.var("error", 0.0)),
             unmasked: [0, 1].map(|_| k.var("unmasked", 0)),
+            careful: k.var("careful", 0),
             keys: shared.keys.1.cursor(k),
             values: shared.values.1.cursor(k),
         }
@@ -87,11 +93,14 @@ impl<'c, 'k> Consumer<'c, 'k> {
             shared.items.wait_full(n);
             let words = shared.item_words(n);
             k.break_if(words.plus(PRESENT).load().eq(0));
+            self.careful.set(words.plus(CAREFUL).load());
             let current = CurrentItem::new(&shared.cta, self.hooks, words, scale);
             self.fill_row_values(&current);
             shared.queries.wait_full(n);
             self.process(&current, shared.queries.empty(n));
-            shared.cta.arrive_and_merge(&current, self.hooks);
+            self.request_repetition(words.plus(REPEAT));
+            self.store(&current);
+            self.merge(&current, words.plus(REPEAT));
             self.release_from_warp(shared.items.empty(n));
             count.set(n + 1);
         });
@@ -137,7 +146,30 @@ impl<'c, 'k> Consumer<'c, 'k> {
         if self.queries.is_empty() {
             self.release_from_warp(queries);
         }
-        self.store(current);
+    }
+
+    /// Requests that the item is processed carefully, if an output is not finite. A sum of outputs that overflows does no harm.
+    fn request_repetition(&self, repeat: Shared<'k, u32>) {
+        let k = self.k;
+        let sum = |i: usize| {
+            let column = self.state.o.iter().map(|fragment| fragment[i].get());
+            column.reduce(|sum, o| sum + o).unwrap_or_else(|| k.constant(0.0))
+        };
+        let sum = (sum(0) + sum(1)) + (sum(2) + sum(3));
+        let request = !sum.abs().lt(f32::INFINITY) & self.careful.get().eq(0);
+        let of_warp = k.ballot(request);
+        k.when(k.lane().eq(0), || repeat.at(k.thread() >> 5).store(of_warp));
+    }
+
+    /// Arrives at the merges of an item, unless it is processed again.
+    fn merge(&self, current: &CurrentItem<'k>, repeat: Shared<'k, u32>) {
+        let (k, cta, item) = (self.k, &self.shared.cta, current.load());
+        k.when(item.merge_deps_begin.lt(item.merge_deps_end), || {
+            cta.sync();
+            let flags = (0..CONSUMER_WARPS as usize).map(|warp| repeat.plus(warp).load());
+            let any = flags.reduce(|a, b| a | b).unwrap_or_else(|| k.constant(0));
+            k.when(any.eq(0), || cta.arrive_and_merge(current, self.hooks));
+        });
     }
 
     /// Starts the logits of the tile before `tile`, adds the values of `tile`, and computes the weights of the former.
@@ -353,8 +385,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
         [0, 8].map(|down| self.visible(row + down, part).load())
     }
 
-    /// Zeroes values after the last key, and replaces non-finite values, which it adds to the rows that see them. The products of
-    /// hidden values would otherwise be NaN.
+    /// Zeroes values after the last key. In an item that is processed carefully, replaces non-finite values, and adds them to the rows
+    /// that see them.
     fn clean_values(&self, current: &CurrentItem<'k>, first: Value<'k, u32>) {
         let (k, cta, config) = (self.k, &self.shared.cta, &self.shared.config);
         let (keys, chunks) = (config.kv_tokens(), config.vo() / 8);
@@ -371,11 +403,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
             k.fence(Fence::ProxyAsyncShared);
             cta.sync();
         });
-        // each consumer scans all values: then both find the same, without waiting for each other
-        let flags = self.detect_nonfinite(values, present);
-        k.sync_named(self.number + ONE_CONSUMER, 128);
-        k.when(flags.any(k), || {
-            // both have scanned
+        k.when(self.careful.get().ne(0), || {
+            // masks of the previous tile have been read
             cta.sync();
             let masks = cta.at(self.shared.arena.nonfinite_masks);
             nonfinite::extract_chunks(cta, (k.thread(), cta.threads), (chunks, keys), (at, masks));
@@ -389,41 +418,5 @@ impl<'c, 'k> Consumer<'c, 'k> {
                 nonfinite::add_back(cta, masks, std::slice::from_ref(&self.state), &visible);
             });
         });
-    }
-
-    /// Flags of warps of this consumer that found non-finite values among the first `keys` rows; valid after a barrier.
-    fn detect_nonfinite(&self, values: SharedTile<'k>, keys: Value<'k, u32>) -> NonfiniteFlags<'k> {
-        let (k, cta, config) = (self.k, &self.shared.cta, &self.shared.config);
-        let chunks = config.vo() / 8;
-        let partition = ThreadPartition::new(k.thread() & 127, 128, chunks);
-        let found = k.var::<u32>("not_finite", 0);
-        let scan = |rows: &[Value<'k, u32>]| {
-            let chunks = |row: &Value<'k, u32>| {
-                let of_row = (0..chunks).step_by(partition.lanes);
-                of_row.map(|at| values.chunk(*row, partition.chunk + at as u32)).collect::<Vec<_>>()
-            };
-            let loaded: Vec<_> =
-                rows.iter().flat_map(chunks).map(|at| at.cast::<u32>().load_vector::<4>()).collect();
-            let signs =
-                loaded.into_iter().flatten().map(|word| nonfinite::nonfinite_signs(cta.elements, word));
-            found.set(signs.fold(found.get(), |any, signs| any | signs));
-        };
-        let step = partition.rows_at_once as u32;
-        // several rows at once in whole tiles, if there are registers: the loads take turns otherwise
-        let at_once = if config.has_queries_in_registers() { 4 } else { 1 };
-        k.when_else(
-            keys.ge(config.kv_tokens() as u32) & k.constant(at_once > 1),
-            || {
-                k.repeat((partition.row, keys), at_once * step, |row| {
-                    let rows: Vec<_> = (0..at_once).map(|at| row + at * step).collect();
-                    scan(&rows);
-                });
-            },
-            || k.repeat((partition.row, keys), step, |row| scan(&[row])),
-        );
-        let words = cta.at::<u32>(self.shared.arena.nonfinite_flags).at(self.number << 2);
-        let found = k.ballot(found.get().ne(0));
-        k.when(k.lane().eq(0), || words.at((k.thread() >> 5) & 3).store(found));
-        NonfiniteFlags { words, warps: 4 }
     }
 }

@@ -17,7 +17,8 @@
 //! draw sets the ticket to 0 for the next launch.
 //!
 //! KV tiles that a row does not see in full are masked: by comparison with the row's range of keys, or, with mask bits or a mask
-//! hook, by words of 64 bits. In these tiles non-finite values are found and treated as in `kernel::nonfinite`.
+//! hook, by words of 64 bits. Non-finite values of masked keys make outputs NaN, which the epilogue finds. The producer then passes
+//! the item again, to be processed carefully: non-finite values of these tiles are found and treated as in `kernel::nonfinite`.
 
 mod config;
 mod consumer;
@@ -58,6 +59,8 @@ pub const ARCH: u32 = 90;
 const BOTH_CONSUMERS: u32 = 1;
 const EXPONENTIALS: u32 = 2;
 const ONE_CONSUMER: u32 = 4;
+/// Named barrier of the producers.
+const PRODUCERS: u32 = 6;
 
 /// Arguments of a launch besides those of [`AttentionParams`], whose items begin with the runs.
 #[derive(Debug, Clone, PartialEq)]
@@ -221,6 +224,10 @@ impl<'k> WgmmaCta<'k> {
             self.values.1.init(k, (1, 2));
             self.items.init(k, (32, warps + producer::WARPS));
             self.queries.init(k, (producer::THREADS, warps));
+            for slot in 0..2_u32 {
+                let flags = self.item_words(k.constant(slot)).plus(producer::REPEAT);
+                (0..producer::CONSUMER_WARPS as usize).for_each(|warp| flags.plus(warp).store(0));
+            }
             k.fence(Fence::MbarrierInit);
         });
         k.sync_threads();

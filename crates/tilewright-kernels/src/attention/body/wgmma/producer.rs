@@ -2,9 +2,10 @@
 //!
 //! All four warps load queries, by `cp.async`, and the boxes of KV tiles, by TMA: box `b` is loaded by lane `b / 4` of warp `b % 4`,
 //! since a warp issues the copies of its lanes one after the other. Warp 3, which has the fewest boxes, also draws runs, one run
-//! ahead, and fetches the item of the next run while the tiles of the current one are loaded.
+//! ahead, and fetches the item of the next run while the tiles of the current one are loaded. The queries of the next item are
+//! copied before the last values of the current one.
 
-use super::{CONSUMERS, Q_ROWS, WgmmaCta};
+use super::{CONSUMERS, PRODUCERS, Q_ROWS, WgmmaCta};
 use crate::{
     attention::{
         items::{NONE, WorkItem, WorkItemRegs},
@@ -14,7 +15,7 @@ use crate::{
     tile::{Cursor, SharedTile},
 };
 use tilewright_ptx::{
-    build::{Builder, Global, Value, Var},
+    build::{Builder, Global, Shared, Value, Var},
     isa::{
         memory::{AtomicOp, Order, Scope},
         sync::Fence,
@@ -29,6 +30,12 @@ pub(super) const THREADS: u32 = 128;
 pub(super) const WARPS: u32 = THREADS / 32;
 /// The word after an item's: 1 if there is an item.
 pub(super) const PRESENT: usize = WorkItem::WORDS;
+/// The word after it: 1 if non-finite values of masked keys must be found.
+pub(super) const CAREFUL: usize = PRESENT + 1;
+/// The words after it, one per consumer warp: not 0 if its outputs are not finite. The item is then processed again, carefully.
+pub(super) const REPEAT: usize = PRESENT + 2;
+/// Their number.
+pub(super) const CONSUMER_WARPS: u32 = CONSUMERS / 32;
 
 /// A warp of the producer warpgroup.
 pub(super) struct Producer<'c, 'k> {
@@ -45,6 +52,28 @@ pub(super) struct Producer<'c, 'k> {
     next_word: Var<'k, u32>,
     /// Whether there is a next item.
     has_next: Var<'k, bool>,
+    /// Whether the current item is processed again, in the drawing warp.
+    repeats: Var<'k, bool>,
+}
+
+/// KV tiles of an item.
+#[derive(Clone, Copy)]
+struct ItemTiles<'k> {
+    first: Value<'k, u32>,
+    /// One past the last.
+    end: Value<'k, u32>,
+    /// The tile whose values are loaded next, or `end`.
+    tile: Var<'k, u32>,
+    /// The page of this lane's box of it.
+    page: Var<'k, u32>,
+}
+
+impl<'k> ItemTiles<'k> {
+    fn new(producer: &Producer<'_, 'k>, item: &WorkItemRegs<'k>) -> Self {
+        let k = producer.k;
+        let (first, end) = producer.shared.tiles(item.kv_begin, item.kv_end);
+        Self { first, end, tile: k.var("tile", end), page: k.var("page", 0) }
+    }
 }
 
 impl<'c, 'k> Producer<'c, 'k> {
@@ -62,30 +91,62 @@ impl<'c, 'k> Producer<'c, 'k> {
             drawn: k.var("drawn", 0),
             next_word: k.var("next_word", 0),
             has_next: k.var("has_next", false),
+            repeats: k.var("repeats", false),
         }
     }
 
     /// Loads the items of this CTA.
     pub(super) fn run(&self) {
         let (k, shared) = (self.k, self.shared);
-        let count = k.var("count", 0);
+        let (count, prepared) = (k.var("count", 0), k.var("prepared", false));
         self.in_drawing_warp(|| {
             self.fetch(k.cta());
             self.draw();
         });
         k.loop_(|| {
             let n = count.get();
-            self.in_drawing_warp(|| self.publish(n));
-            shared.items.wait_full(n);
+            k.when(!prepared.get(), || self.receive(n));
             let words = shared.item_words(n);
-            let present = words.plus(PRESENT).load();
-            k.break_if(present.eq(0));
+            k.break_if(words.plus(PRESENT).load().eq(0));
             let item = WorkItemRegs::load_shared(k, words);
+            let tiles = ItemTiles::new(self, &item);
+            self.load_last_keys(&item, &tiles);
+            k.when(!prepared.get(), || self.copy_queries(&item, n));
+            self.in_drawing_warp(|| {
+                k.when(!self.repeats.get(), || self.fetch_drawn());
+                let present = self.has_next.get().select::<u32>(1, 0);
+                k.when(k.lane().eq(0), || self.next_present(n + 1).store(present));
+            });
+            prepared.set(false);
+            self.load_tiles(&item, &tiles, || prepared.set(self.prepare(n + 1)));
             k.sync_warp();
             k.when(k.lane().eq(0), || shared.items.empty(n).arrive());
-            self.load_item(&item, n);
             count.set(n + 1);
         });
+    }
+
+    /// Waits for item `n`, which the drawing warp writes.
+    fn receive(&self, n: Value<'k, u32>) {
+        self.in_drawing_warp(|| self.publish(n));
+        self.shared.items.wait_full(n);
+    }
+
+    /// Copies the queries of item `n` while the values of the previous item's first tile are not yet needed. Returns whether it did:
+    /// after the last run, item `n` is known when all others have been processed.
+    fn prepare(&self, n: Value<'k, u32>) -> Value<'k, bool> {
+        let (k, shared) = (self.k, self.shared);
+        if !shared.config.has_queries_in_registers() {
+            // the queries' tile is in use until the last product
+            return k.constant(false);
+        }
+        // the drawing warp has fetched it
+        k.sync_named(PRODUCERS, THREADS);
+        let present = self.next_present(n).load().ne(0);
+        k.when(present, || {
+            self.receive(n);
+            self.copy_queries(&WorkItemRegs::load_shared(k, shared.item_words(n)), n);
+        });
+        present
     }
 
     fn in_drawing_warp(&self, body: impl FnOnce()) {
@@ -103,14 +164,37 @@ impl<'c, 'k> Producer<'c, 'k> {
         });
     }
 
-    /// Writes the fetched item to the slot of item `n`.
+    /// Writes item `n` to its slot: one that must be processed again, or the fetched one. The end is written after all items have been
+    /// processed.
     fn publish(&self, n: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
-        let words = shared.item_words(n);
+        let (words, others) = (shared.item_words(n), shared.item_words(n + 1));
         shared.items.wait_empty(n);
-        k.when(k.lane().lt(WorkItem::WORDS as u32), || words.at(k.lane()).store(self.next_word.get()));
-        k.when(k.lane().eq(0), || words.plus(PRESENT).store(self.has_next.get().select::<u32>(1, 0)));
+        let word = k.var("word", self.next_word.get());
+        self.repeats.set(self.must_repeat(words));
+        k.when(self.repeats.get(), || word.set(words.at(k.lane() & 15).load()));
+        k.when(!(self.repeats.get() | self.has_next.get()), || {
+            shared.items.wait_empty(n + 1);
+            self.repeats.set(self.must_repeat(others));
+            word.set(others.at(k.lane() & 15).load());
+            k.sync_warp();
+            k.when(k.lane().lt(CONSUMER_WARPS), || others.plus(REPEAT).at(k.lane()).store(0));
+        });
+        k.sync_warp();
+        k.when(k.lane().lt(WorkItem::WORDS as u32), || words.at(k.lane()).store(word.get()));
+        k.when(k.lane().eq(0), || {
+            let repeats = self.repeats.get();
+            words.plus(PRESENT).store((repeats | self.has_next.get()).select::<u32>(1, 0));
+            words.plus(CAREFUL).store(repeats.select::<u32>(1, 0));
+        });
         shared.items.full(n).arrive();
+    }
+
+    /// Whether a consumer warp requested that the item of a slot is processed again.
+    fn must_repeat(&self, words: Shared<'k, u32>) -> Value<'k, bool> {
+        let k = self.k;
+        let flag = words.plus(REPEAT).at(k.lane() & (CONSUMER_WARPS - 1)).load();
+        k.any(flag.ne(0))
     }
 
     /// Draws a run. The number is used when the next item is loaded, so nothing waits for it.
@@ -130,30 +214,45 @@ impl<'c, 'k> Producer<'c, 'k> {
         k.when(self.has_next.get(), || self.draw());
     }
 
-    /// Loads the queries and KV tiles of item `n`, from the last tile to the first, and fetches the next item.
-    fn load_item(&self, item: &WorkItemRegs<'k>, n: Value<'k, u32>) {
-        let (k, shared) = (self.k, self.shared);
-        let (first, end) = shared.tiles(item.kv_begin, item.kv_end);
-        let (tile, page) = (k.var("tile", end), k.var("page", 0));
-        let keys = (shared.maps[0], shared.keys.0, self.keys);
-        k.when(end.gt(first), || {
-            tile.set(end - 1);
-            self.load_page(item, tile.get(), page);
-            self.load(item, keys, (tile.get(), page.get()));
+    /// Loads the keys of an item's last KV tile.
+    fn load_last_keys(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>) {
+        let k = self.k;
+        k.when(tiles.end.gt(tiles.first), || {
+            tiles.tile.set(tiles.end - 1);
+            self.load_page(item, tiles.tile.get(), tiles.page);
+            self.load(item, self.keys_ring(), (tiles.tile.get(), tiles.page.get()));
         });
-        self.copy_queries(item, n);
-        self.in_drawing_warp(|| self.fetch_drawn());
+    }
+
+    /// Loads all other keys and values of an item, from the last tile to the first. Calls `prepare` before the values of the first.
+    fn load_tiles(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>, prepare: impl Fn()) {
+        let k = self.k;
+        let ItemTiles { first, end, tile, page } = *tiles;
         k.loop_(|| {
             let (at, of_values) = (tile.get(), page.get());
             k.break_if(at.eq(end));
             let has_more = at.gt(first);
-            k.when(has_more, || {
-                self.load_page(item, at - 1, page);
-                self.load(item, keys, (at - 1, page.get()));
-            });
+            k.when_else(
+                has_more,
+                || {
+                    self.load_page(item, at - 1, page);
+                    self.load(item, self.keys_ring(), (at - 1, page.get()));
+                },
+                &prepare,
+            );
+            let shared = self.shared;
             self.load(item, (shared.maps[1], shared.values.0, self.values), (at, of_values));
             tile.set(has_more.select(at - 1, end));
         });
+    }
+
+    /// Whether there is a run for item `n`. Two words in turns: other warps may still read the last one.
+    fn next_present(&self, n: Value<'k, u32>) -> Shared<'k, u32> {
+        self.shared.cta.at::<u32>(self.shared.arena.next_present).at(n & 1)
+    }
+
+    fn keys_ring(&self) -> (Value<'k, u64>, SharedTile<'k>, Cursor<'k>) {
+        (self.shared.maps[0], self.shared.keys.0, self.keys)
     }
 
     /// Starts the copies of an item's queries; rows beyond its last are zero-filled.

@@ -30,8 +30,8 @@ struct Reference<'k> {
     rescale: Value<'k, f32>,
     /// The base-2 logarithm of a weight is a scaled logit plus this.
     offset: Value<'k, f32>,
-    /// The rounding error of the largest weight of the tile.
-    error: Value<'k, f32>,
+    /// The base-2 logarithm of the largest weight of the tile.
+    largest: Value<'k, f32>,
 }
 
 impl<'k> Consumer<'_, 'k> {
@@ -62,10 +62,12 @@ impl<'k> Consumer<'_, 'k> {
         );
         let added = self.exponentiate(current.scale, references.map(|reference| reference.offset));
         for half in 0..2 {
-            let Reference { value, rescale, error, .. } = references[half];
+            let Reference { value, rescale, largest, .. } = references[half];
             self.state.max[half].set(value);
             self.sum[half].set(self.sum[half].get() * rescale + added[half]);
-            self.error[half].set(self.error[half].get() * rescale + error);
+            let largest = largest.exp2();
+            let (_, [rounded, _]) = self.round_pair(largest, largest);
+            self.error[half].set(self.error[half].get() * rescale + (rounded - largest));
         }
         self.end_turn(self.logits[self.logits.len() - 1][0].get());
     }
@@ -82,9 +84,7 @@ impl<'k> Consumer<'_, 'k> {
             let rescale = moved.select(growth, 0.0).exp2();
             let value = moved.select(max, last);
             let offset = -(finite_max(value) * scale);
-            let largest = max.mul_add(scale, offset).exp2();
-            let (_, [rounded, _]) = self.round_pair(largest, largest);
-            Reference { value, moved, rescale, offset, error: rounded - largest }
+            Reference { value, largest: max.mul_add(scale, offset), moved, rescale, offset }
         })
     }
 
