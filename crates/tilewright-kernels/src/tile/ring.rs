@@ -6,7 +6,7 @@
 //! as complete.
 
 use std::panic::Location;
-use tilewright_ptx::build::{Barrier, Builder, Value, Var};
+use tilewright_ptx::build::{Barrier, Builder, IntoOperand, Value, Var};
 
 /// The mbarriers of a ring of stages.
 #[derive(Debug, Clone, Copy)]
@@ -27,11 +27,17 @@ impl<'k> Ring<'k> {
 
     /// Initializes the barriers, by one thread: `producers` arrivals fill a stage, `consumers` empty it.
     #[track_caller]
-    pub fn init(self, k: &'k Builder, (producers, consumers): (u32, u32)) {
+    pub fn init(self, k: &'k Builder, (producers, consumers): (impl IntoOperand<u32> + Copy, u32)) {
         for stage in 0..self.stages as u32 {
             self.full.at(k.constant(stage)).init(producers);
             self.empty.at(k.constant(stage)).init(consumers);
         }
+    }
+
+    /// The barrier that completes when a stage is full.
+    #[track_caller]
+    pub fn full_at(self, stage: Value<'k, u32>) -> Barrier<'k> {
+        self.full.at(stage)
     }
 
     /// Cursor at the first stage.

@@ -52,6 +52,9 @@ fn pages_and_layouts() {
         let case = case(64, (4, 2), &[(40, 300), (10, 30)]);
         check(&case.with(|case| (case.page_size, case.hnd) = (page_size, hnd)));
     }
+    for (dim, page_size) in [(128, 1), (128, 4), (256, 1), (256, 2)] {
+        check(&case(dim, (4, 2), &[(40, 300), (10, 30)]).with(|case| case.page_size = page_size));
+    }
     for hnd in [false, true] {
         let case = case(64, (4, 2), &[(40, 300), (10, 30)]).with(|case| case.layout = KvLayout::Ragged);
         check(&case.with(|case| case.hnd = hnd));
@@ -92,10 +95,13 @@ fn blocks() {
 
 #[test]
 fn splits_and_levels() {
-    let split = case(64, (4, 1), &[(20, 128 * 5 + 3)]);
-    check(&split.with(|case| (case.piece, case.workers, case.seeds) = (128, 4, 4)));
+    // pieces are whole KV tiles
+    for (dim, piece) in [(64, 192), (128, 128)] {
+        let split = case(dim, (4, 1), &[(20, 5 * piece + 3)]);
+        check(&split.with(|case| (case.piece, case.workers, case.seeds) = (piece, 4, 4)));
+    }
     let level = case(64, (4, 2), &[(1, 300), (3, 290), (20, 300)]);
-    for piece in [128, 1024] {
+    for piece in [192, 1152] {
         let case = level.clone().with(|case| (case.prefix, case.piece, case.workers) = (270, piece, 3));
         check(&case.clone().with(|case| case.mask = (40, 0)));
         check(&case);
@@ -122,6 +128,8 @@ fn values_that_are_not_finite() {
     for dim in [64, 256] {
         let case = case(dim, (2, 1), &[(100, 300), (40, 90)]).with(|case| case.spoiled = spoiled.to_vec());
         check(&case.clone().with(|case| (case.mask, case.seeds) = ((30, 0), 2)));
+        check(&case.clone().with(|case| (case.piece, case.workers, case.seeds) = (192, 3, 4)));
+        check(&case.clone().with(|case| (case.workers, case.seeds) = (1, 1)));
         check(&case.with(|case| (case.bits, case.seeds) = (Some(40), 2)));
     }
 }

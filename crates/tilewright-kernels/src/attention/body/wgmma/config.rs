@@ -45,9 +45,14 @@ impl WgmmaConfig {
 
     /// Keys per KV tile: the value for `ManyRows::kv_tokens`.
     pub fn kv_tokens(&self) -> usize {
-        // 64 logits and up to 64 accumulators per thread, or 32 and up to 128
-        let fits = self.qk().max(self.vo()) <= 192 && self.tile_bytes(128, 2) <= SHARED - RESERVED;
-        if fits { 128 } else { 64 }
+        match self.qk().max(self.vo()) {
+            // 96 logits and 32 accumulators per thread: the products of small heads are short beside the latency of a tile
+            ..=64 => 192,
+            // 64 logits and up to 64 accumulators
+            ..=192 if self.tile_bytes(128, 2) <= SHARED - RESERVED => 128,
+            // 32 logits and up to 128 accumulators
+            _ => 64,
+        }
     }
 
     /// Bytes of a query tile and of `stages` stages of `keys` keys and values.
@@ -95,12 +100,11 @@ impl WgmmaConfig {
     /// Keys per box of a tensor map: the largest power of two that divides a page, or block, and a KV tile.
     pub fn box_rows(&self, params: &AttentionParams) -> u32 {
         let tile = self.kv_tokens() as u32;
-        match params.layout {
+        let page_size = match params.layout {
             KvLayout::Ragged => tile,
-            KvLayout::Paged | KvLayout::Blocks => {
-                1 << params.page_size.trailing_zeros().min(tile.trailing_zeros())
-            }
-        }
+            KvLayout::Paged | KvLayout::Blocks => params.page_size,
+        };
+        1 << page_size.trailing_zeros().min(tile.trailing_zeros())
     }
 
     /// Offsets of the body's part of the arena, after the common part.

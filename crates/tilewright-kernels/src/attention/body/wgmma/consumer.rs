@@ -327,17 +327,23 @@ impl<'c, 'k> Consumer<'c, 'k> {
     fn mask_by_range(&self, first: Value<'k, u32>) {
         let column = (first + sums::first_column(self.k.thread())).reinterpret::<i32>();
         let row = (self.number << 6) + sums::first_row(self.k.thread());
-        for half in 0..2 {
-            let range = self.range_table(row).plus(16 * half).load_vector::<2>();
-            let [from, to] = range.map(|at| at - column);
+        let ranges =
+            [0, 1].map(|half| self.range_table(row).plus(16 * half).load_vector::<2>().map(|at| at - column));
+        let mask = |is_masked: &dyn Fn(usize, i32) -> Value<'k, bool>| {
             for (fragment, logits) in self.logits.iter().enumerate() {
-                for i in 0..2 {
-                    let at = (8 * fragment + i) as i32;
-                    let logit = logits[2 * half + i];
-                    logit.set(logit.get().unless(from.gt(at) | to.le(at), f32::NEG_INFINITY));
+                for (i, logit) in logits.iter().enumerate() {
+                    let is_masked = is_masked(i / 2, (8 * fragment + i % 2) as i32);
+                    logit.set(logit.get().unless(is_masked, f32::NEG_INFINITY));
                 }
             }
-        }
+        };
+        // causal masks have no first key: half as many comparisons
+        let [first, second] = ranges.map(|[from, _]| from.gt(0));
+        self.k.when_else(
+            self.k.any(first | second),
+            || mask(&|half, at| ranges[half][0].gt(at) | ranges[half][1].le(at)),
+            || mask(&|half, at| ranges[half][1].le(at)),
+        );
     }
 
     /// Masks logits by visible masks.
@@ -355,8 +361,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let (thread, barrier) = (k.thread() & 127, self.number + ONE_CONSUMER);
         // previous masks have been read, and the ranges are written
         k.sync_named(barrier, 128);
-        k.when(thread.lt(64 * parts as u32), || {
-            let (row, part) = ((self.number << 6) + (thread & 63), thread >> 6);
+        k.repeat((thread, 64 * parts as u32), 128, |at| {
+            let (row, part) = ((self.number << 6) + (at & 63), at >> 6);
             let [from, to] = self.range_table(row).load_vector::<2>();
             let keys = KeyRange { first: first + (part << 6), width: 64 };
             if !self.shared.config.any_mask {
@@ -364,7 +370,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             }
             let of_item = row.min(current.rows() - 1);
             let word = k.var::<u64>("visible", 0);
-            // the second half of a tile may begin after the last key, where there are no mask bits
+            // the end of a tile may begin after the last key, where there are no mask bits
             k.when(keys.first.lt(current.kv_end), || {
                 let seen = visible_mask((cta, &item), of_item, (from, to), keys);
                 word.set(self.hooks.visible_mask((cta, &item), row, keys, seen));
@@ -385,14 +391,15 @@ impl<'c, 'k> Consumer<'c, 'k> {
         [0, 8].map(|down| self.visible(row + down, part).load())
     }
 
-    /// Zeroes values after the last key. In an item that is processed carefully, replaces non-finite values, and adds them to the rows
+    /// Zeroes values after the segment's last key. In an item that is processed carefully, replaces non-finite values, and adds them to the rows
     /// that see them.
     fn clean_values(&self, current: &CurrentItem<'k>, first: Value<'k, u32>) {
         let (k, cta, config) = (self.k, &self.shared.cta, &self.shared.config);
         let (keys, chunks) = (config.kv_tokens(), config.vo() / 8);
         let values = self.shared.values.0.stage(self.values.stage());
         let at = |row: Value<'k, u32>, chunk: Value<'k, u32>| values.chunk(row, chunk).cast::<u32>();
-        let present = (current.kv_end - first).min(keys as u32);
+        // slots after the segment's last key have any content; keys after the item's last are those of the cache
+        let present = (current.load().kv_len - first).min(keys as u32);
         k.when(present.lt(keys as u32), || {
             let (partition, zero) =
                 (ThreadPartition::new(k.thread(), cta.threads, chunks), k.constant(0_u32));

@@ -24,6 +24,7 @@ mod config;
 mod consumer;
 mod epilogue;
 mod producer;
+mod rows;
 mod softmax;
 
 pub use config::{Q_ROWS, WgmmaConfig};
@@ -220,8 +221,9 @@ impl<'k> WgmmaCta<'k> {
     fn init(&self) {
         let (k, warps) = (self.k, CONSUMERS / 32);
         k.when(k.thread().eq(0), || {
-            self.keys.1.init(k, (1, 2));
-            self.values.1.init(k, (1, 2));
+            let producers = self.by_rows().select::<u32>(producer::THREADS, 1);
+            self.keys.1.init(k, (producers, 2));
+            self.values.1.init(k, (producers, 2));
             self.items.init(k, (32, warps + producer::WARPS));
             self.queries.init(k, (producer::THREADS, warps));
             for slot in 0..2_u32 {
@@ -233,6 +235,12 @@ impl<'k> WgmmaCta<'k> {
         k.sync_threads();
     }
 
+    /// Whether keys and values are copied by rows, not boxes.
+    #[track_caller]
+    fn by_rows(&self) -> Value<'k, bool> {
+        self.box_shift.lt(3)
+    }
+
     /// The words of this CTA's `n`-th item, and after them whether there is one.
     #[track_caller]
     fn item_words(&self, n: Value<'k, u32>) -> Shared<'k, u32> {
@@ -242,8 +250,8 @@ impl<'k> WgmmaCta<'k> {
     /// KV tiles of an item: the first, and one past the last.
     #[track_caller]
     fn tiles(&self, begin: Value<'k, u32>, end: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u32>) {
-        let shift = self.config.kv_tokens().trailing_zeros();
-        let first = begin >> shift;
-        (first, ((end + (self.config.kv_tokens() - 1) as u32) >> shift).max(first))
+        let keys = self.config.kv_tokens() as u32;
+        let first = begin / keys;
+        (first, ((end + (keys - 1)) / keys).max(first))
     }
 }

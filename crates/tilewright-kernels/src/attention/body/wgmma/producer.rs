@@ -1,21 +1,25 @@
 //! The producer warpgroup: draws runs and loads their items, queries, keys and values.
 //!
 //! All four warps load queries, by `cp.async`, and the boxes of KV tiles, by TMA: box `b` is loaded by lane `b / 4` of warp `b % 4`,
-//! since a warp issues the copies of its lanes one after the other. Warp 3, which has the fewest boxes, also draws runs, one run
+//! since a warp issues the copies of its lanes one after the other. Keys and values in pages of less than 8 tokens are copied by
+//! rows, also by `cp.async`; a tile is handed over when the copies of the next one have started. Warp 3, which has the fewest boxes, also draws runs, one run
 //! ahead, and fetches the item of the next run while the tiles of the current one are loaded. The queries of the next item are
 //! copied before the last values of the current one.
 
-use super::{CONSUMERS, PRODUCERS, Q_ROWS, WgmmaCta};
+use super::{
+    CONSUMERS, PRODUCERS, WgmmaCta,
+    rows::{self, SourceRow, copy_rows},
+};
 use crate::{
     attention::{
         items::{NONE, WorkItem, WorkItemRegs},
-        kernel::{cta::ThreadPartition, query_row::QueryHead},
+        kernel::query_row::QueryHead,
         params::KvLayout,
     },
     tile::{Cursor, SharedTile},
 };
 use tilewright_ptx::{
-    build::{Builder, Global, Shared, Value, Var},
+    build::{Builder, Shared, Value, Var},
     isa::{
         memory::{AtomicOp, Order, Scope},
         sync::Fence,
@@ -54,6 +58,12 @@ pub(super) struct Producer<'c, 'k> {
     has_next: Var<'k, bool>,
     /// Whether the current item is processed again, in the drawing warp.
     repeats: Var<'k, bool>,
+    /// Whether keys and values are copied by rows: boxes of less than 8 rows are not worth a TMA copy.
+    by_rows: Value<'k, bool>,
+    /// The first key, counted in a KV tile, of each part that this lane loads: a box, or up to two rows.
+    part_begin: [Value<'k, u32>; 2],
+    /// The tile of copied rows that is not yet handed over: 1 + [`Tensor`], or 0, and its stage.
+    pending: (Var<'k, u32>, Var<'k, u32>),
 }
 
 /// KV tiles of an item.
@@ -64,15 +74,25 @@ struct ItemTiles<'k> {
     end: Value<'k, u32>,
     /// The tile whose values are loaded next, or `end`.
     tile: Var<'k, u32>,
-    /// The page of this lane's box of it.
-    page: Var<'k, u32>,
+    /// The pages of this lane's parts of it.
+    pages: Pages<'k>,
+}
+
+/// Pages of the parts of a KV tile that a lane loads.
+type Pages<'k> = [Var<'k, u32>; 2];
+
+/// A tensor of the cache.
+#[derive(Clone, Copy, PartialEq)]
+enum Tensor {
+    Keys,
+    Values,
 }
 
 impl<'k> ItemTiles<'k> {
     fn new(producer: &Producer<'_, 'k>, item: &WorkItemRegs<'k>) -> Self {
         let k = producer.k;
         let (first, end) = producer.shared.tiles(item.kv_begin, item.kv_end);
-        Self { first, end, tile: k.var("tile", end), page: k.var("page", 0) }
+        Self { first, end, tile: k.var("tile", end), pages: [0, 1].map(|_| k.var("page", 0)) }
     }
 }
 
@@ -81,11 +101,17 @@ impl<'c, 'k> Producer<'c, 'k> {
         let k = shared.k;
         k.setmaxnreg_dec(REGISTERS);
         let thread = (k.thread() - CONSUMERS).named("producer");
+        let warp = (thread >> 5).of_lane(0).named("producer_warp");
+        let by_rows = shared.by_rows();
+        let part_begin = by_rows.select::<u32>(thread, (k.lane() * WARPS + warp) << shared.box_shift);
         Self {
             shared,
             k,
             thread,
-            warp: (thread >> 5).of_lane(0).named("producer_warp"),
+            warp,
+            by_rows,
+            part_begin: [part_begin, part_begin + THREADS],
+            pending: (k.var("pending_tensor", 0), k.var("pending_stage", 0)),
             keys: shared.keys.1.cursor(k),
             values: shared.values.1.cursor(k),
             drawn: k.var("drawn", 0),
@@ -139,6 +165,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             // the queries' tile is in use until the last product
             return k.constant(false);
         }
+        self.hand_over_all();
         // the drawing warp has fetched it
         k.sync_named(PRODUCERS, THREADS);
         let present = self.next_present(n).load().ne(0);
@@ -219,31 +246,32 @@ impl<'c, 'k> Producer<'c, 'k> {
         let k = self.k;
         k.when(tiles.end.gt(tiles.first), || {
             tiles.tile.set(tiles.end - 1);
-            self.load_page(item, tiles.tile.get(), tiles.page);
-            self.load(item, self.keys_ring(), (tiles.tile.get(), tiles.page.get()));
+            self.load_pages(item, tiles.tile.get(), &tiles.pages);
+            self.load(item, Tensor::Keys, (tiles.tile.get(), tiles.pages));
         });
     }
 
     /// Loads all other keys and values of an item, from the last tile to the first. Calls `prepare` before the values of the first.
     fn load_tiles(&self, item: &WorkItemRegs<'k>, tiles: &ItemTiles<'k>, prepare: impl Fn()) {
         let k = self.k;
-        let ItemTiles { first, end, tile, page } = *tiles;
+        let ItemTiles { first, end, tile, pages } = *tiles;
         k.loop_(|| {
-            let (at, of_values) = (tile.get(), page.get());
+            let at = tile.get();
             k.break_if(at.eq(end));
+            let of_values = pages.map(|page| k.var("page_of_values", page.get()));
             let has_more = at.gt(first);
             k.when_else(
                 has_more,
                 || {
-                    self.load_page(item, at - 1, page);
-                    self.load(item, self.keys_ring(), (at - 1, page.get()));
+                    self.load_pages(item, at - 1, &pages);
+                    self.load(item, Tensor::Keys, (at - 1, pages));
                 },
                 &prepare,
             );
-            let shared = self.shared;
-            self.load(item, (shared.maps[1], shared.values.0, self.values), (at, of_values));
+            self.load(item, Tensor::Values, (at, of_values));
             tile.set(has_more.select(at - 1, end));
         });
+        self.hand_over_all();
     }
 
     /// Whether there is a run for item `n`. Two words in turns: other warps may still read the last one.
@@ -251,28 +279,19 @@ impl<'c, 'k> Producer<'c, 'k> {
         self.shared.cta.at::<u32>(self.shared.arena.next_present).at(n & 1)
     }
 
-    fn keys_ring(&self) -> (Value<'k, u64>, SharedTile<'k>, Cursor<'k>) {
-        (self.shared.maps[0], self.shared.keys.0, self.keys)
-    }
-
     /// Starts the copies of an item's queries; rows beyond its last are zero-filled.
     fn copy_queries(&self, item: &WorkItemRegs<'k>, n: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
         let params = &shared.cta.params;
-        let rows = item.qo_len * params.group.by;
-        let chunks = shared.config.qk() / 8;
-        let partition = ThreadPartition::new(self.thread, THREADS as usize, chunks);
+        let (rows, row) = (item.qo_len * params.group.by, self.warp * rows::ROWS + k.lane());
         shared.queries.wait_empty(n);
-        k.repeat((partition.row, Q_ROWS as u32), partition.rows_at_once as u32, |row| {
-            let head = QueryHead::of_row(params, (item.qo_begin, item.kv_head), row.min(rows - 1));
-            let from = Global::<u16>::new(params.q.address).at_wide(head.offset_in(&params.q));
-            for at in (0..chunks).step_by(partition.lanes) {
-                let chunk = partition.chunk + at as u32;
-                let absent = row.ge(rows) | chunk.ge((shared.config.head_dim.qk / 8) as u32);
-                let to = shared.q.chunk(row, chunk).cast::<u32>();
-                k.copy_async_unless(absent, to, from.at(chunk << 3).cast::<u32>(), 16);
-            }
-        });
+        let head = QueryHead::of_row(params, (item.qo_begin, item.kv_head), row.min(rows - 1));
+        let row = SourceRow {
+            address: params.q.address + head.offset_in(&params.q) * 2,
+            exists: row.lt(rows),
+            dim: shared.config.head_dim.qk,
+        };
+        copy_rows(k, row, (shared.q.from_row(self.warp * rows::ROWS), shared.config.qk()));
         if shared.config.has_queries_in_registers() {
             return k.arrive_after_copies(shared.queries.full(n));
         }
@@ -283,57 +302,128 @@ impl<'c, 'k> Producer<'c, 'k> {
         shared.queries.full(n).arrive();
     }
 
-    /// Sets `page` to that of this lane's box of a KV tile: 0 in a ragged tensor, and [`NONE`] for a box after the last key.
-    fn load_page(&self, item: &WorkItemRegs<'k>, tile: Value<'k, u32>, page: Var<'k, u32>) {
+    /// Sets `pages` to those of this lane's parts of a KV tile: 0 in a ragged tensor, and [`NONE`] after the last key.
+    fn load_pages(&self, item: &WorkItemRegs<'k>, tile: Value<'k, u32>, pages: &Pages<'k>) {
         let (k, params) = (self.k, &self.shared.cta.params);
         let is_paged = params.layout.ne(KvLayout::Ragged.code());
-        page.set(is_paged.select::<u32>(NONE, 0));
-        let key = self.first_key(tile);
-        k.when(is_paged & self.has_box() & key.lt(item.kv_end), || {
-            page.set(params.indices.at(item.kv_start + params.page_size.quotient(key)).load());
-        });
+        for (part, page) in pages.iter().enumerate().take(self.parts()) {
+            page.set(is_paged.select::<u32>(NONE, 0));
+            let key = self.key(tile, part);
+            k.when(is_paged & self.has_part(part) & key.lt(item.kv_end), || {
+                page.set(params.indices.at(item.kv_start + params.page_size.quotient(key)).load());
+            });
+        }
     }
 
-    /// Loads keys or values of a KV tile into the next stage. Boxes of page [`NONE`] are outside the tensor and arrive as zeros.
-    fn load(
-        &self,
-        item: &WorkItemRegs<'k>,
-        (map, tile, cursor): (Value<'k, u64>, SharedTile<'k>, Cursor<'k>),
-        (index, page): (Value<'k, u32>, Value<'k, u32>),
-    ) {
+    /// Loads keys or values of a KV tile into the next stage. Parts of page [`NONE`] are zero-filled.
+    fn load(&self, item: &WorkItemRegs<'k>, tensor: Tensor, (index, pages): (Value<'k, u32>, Pages<'k>)) {
         let (shared, k) = (self.shared, self.k);
-        let params = &shared.cta.params;
-        let (ragged, blocks) = (params.has_layout(KvLayout::Ragged), shared.cta.is_blocks());
+        let (tile, cursor) = match tensor {
+            Tensor::Keys => (shared.keys.0, self.keys),
+            Tensor::Values => (shared.values.0, self.values),
+        };
         cursor.wait_empty();
-        let full = cursor.full();
-        // boxes of other warps may arrive before the bytes are expected
-        k.when(self.thread.eq(0), || full.arrive_expecting(tile.bytes()));
-        k.when(self.has_box(), || {
-            let key = self.first_key(index);
-            let (_, slot) = params.page_size.divide(key);
-            let slot = slot.unless(ragged, item.kv_start + key);
-            // blocks are ranges of a ragged tensor
-            let slot = slot.unless(blocks, page * params.page_size.by + slot);
-            let page = page.unless(blocks & page.ne(NONE), 0);
-            let to = tile.stage(cursor.stage()).from_row(self.box_number() << shared.box_shift);
-            to.load(k, map, &[slot, item.kv_head, page], full);
-        });
+        let stage = tile.stage(cursor.stage());
+        k.when_else(
+            self.by_rows,
+            || {
+                (0..self.parts())
+                    .for_each(|part| self.copy_keys(item, (tensor, stage), (index, &pages, part)));
+                self.hand_over(tensor, cursor.stage());
+            },
+            || {
+                let full = cursor.full();
+                // boxes of other warps may arrive before the bytes are expected
+                k.when(self.thread.eq(0), || full.arrive_expecting(tile.bytes()));
+                k.when(self.has_part(0), || {
+                    let (page, slot) = self.location(item, (index, &pages, 0));
+                    let map = shared.maps[tensor as usize];
+                    stage.from_row(self.part_begin[0]).load(k, map, &[slot, item.kv_head, page], full);
+                });
+            },
+        );
         cursor.advance();
     }
 
-    /// The number of this lane's box in each panel of a KV tile.
-    fn box_number(&self) -> Value<'k, u32> {
-        self.k.lane() * WARPS + self.warp
+    /// The page and slot, as in the tensor, of a part of a KV tile.
+    fn location(
+        &self,
+        item: &WorkItemRegs<'k>,
+        (index, pages, part): (Value<'k, u32>, &Pages<'k>, usize),
+    ) -> (Value<'k, u32>, Value<'k, u32>) {
+        let (shared, params) = (self.shared, &self.shared.cta.params);
+        let (ragged, blocks) = (params.has_layout(KvLayout::Ragged), shared.cta.is_blocks());
+        let (key, page) = (self.key(index, part), pages[part].get());
+        let (_, slot) = params.page_size.divide(key);
+        let slot = slot.unless(ragged, item.kv_start + key);
+        // blocks are ranges of a ragged tensor
+        let slot = slot.unless(blocks, page * params.page_size.by + slot);
+        (page.unless(blocks & page.ne(NONE), 0), slot)
     }
 
-    /// Whether a tile has that box.
-    fn has_box(&self) -> Value<'k, bool> {
-        let boxes = self.k.constant(self.shared.config.kv_tokens() as u32) >> self.shared.box_shift;
-        self.box_number().lt(boxes)
+    /// Starts the copies of the keys or values of a part of a tile, one per lane.
+    fn copy_keys(
+        &self,
+        item: &WorkItemRegs<'k>,
+        (tensor, stage): (Tensor, SharedTile<'k>),
+        at: (Value<'k, u32>, &Pages<'k>, usize),
+    ) {
+        let (k, config, params) = (self.k, &self.shared.config, &self.shared.cta.params);
+        let (from, dim, columns) = match tensor {
+            Tensor::Keys => (&params.k, config.head_dim.qk, config.qk()),
+            Tensor::Values => (&params.v, config.head_dim.vo, config.vo()),
+        };
+        let (_, pages, part) = at;
+        let (page, slot) = self.location(item, at);
+        let exists = self.has_part(part) & pages[part].get().ne(NONE);
+        let [page, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
+        let address = from.address + from.offset((page, slot), item.kv_head) * 2;
+        let first = (self.part_begin[part]).of_lane(0);
+        k.when(first.lt(config.kv_tokens() as u32), || {
+            copy_rows(k, SourceRow { address, exists, dim }, (stage.from_row(first), columns));
+        });
     }
 
-    /// The first key of this lane's box of a KV tile.
-    fn first_key(&self, tile: Value<'k, u32>) -> Value<'k, u32> {
-        tile * self.shared.config.kv_tokens() as u32 + (self.box_number() << self.shared.box_shift)
+    /// Hands over the previous tile of copied rows, and remembers this one: its copies remain in flight.
+    fn hand_over(&self, tensor: Tensor, stage: Value<'k, u32>) {
+        self.k.commit_copies();
+        self.k.wait_copies(1);
+        self.arrive_at_pending();
+        self.pending.0.set(tensor as u32 + 1);
+        self.pending.1.set(stage);
+    }
+
+    /// Hands over all tiles of copied rows.
+    fn hand_over_all(&self) {
+        self.k.when(self.by_rows, || {
+            self.k.wait_copies(0);
+            self.arrive_at_pending();
+            self.pending.0.set(0);
+        });
+    }
+
+    fn arrive_at_pending(&self) {
+        let (k, shared, (tensor, stage)) =
+            (self.k, self.shared, (self.pending.0.get(), self.pending.1.get()));
+        // products read the tile, not threads
+        k.fence(Fence::ProxyAsyncShared);
+        k.when(tensor.eq(Tensor::Keys as u32 + 1), || shared.keys.1.full_at(stage).arrive());
+        k.when(tensor.eq(Tensor::Values as u32 + 1), || shared.values.1.full_at(stage).arrive());
+    }
+
+    /// The first key of this lane's part of a KV tile.
+    fn key(&self, tile: Value<'k, u32>, part: usize) -> Value<'k, u32> {
+        tile * self.shared.config.kv_tokens() as u32 + self.part_begin[part]
+    }
+
+    /// Parts of a KV tile per lane.
+    fn parts(&self) -> usize {
+        self.shared.config.kv_tokens().div_ceil(THREADS as usize)
+    }
+
+    /// Whether a tile has that part.
+    fn has_part(&self, part: usize) -> Value<'k, bool> {
+        let exists = self.part_begin[part].lt(self.shared.config.kv_tokens() as u32);
+        if part == 0 { exists } else { exists & self.by_rows }
     }
 }

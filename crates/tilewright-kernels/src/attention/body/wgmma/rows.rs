@@ -1,0 +1,41 @@
+//! Copies of rows to a shared tile by `cp.async`: queries, and keys and values in pages of less than 8 tokens.
+//!
+//! A warp copies 32 rows at once. Each lane computes the address of one row; the lanes that copy chunks of a row receive it by
+//! shuffles.
+
+use crate::{attention::kernel::cta::divide, tile::SharedTile};
+use tilewright_ptx::build::{Builder, Global, Value};
+
+/// Rows per warp.
+pub(super) const ROWS: u32 = 32;
+
+/// This lane's row in global memory.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SourceRow<'k> {
+    /// Address in bytes; valid even if the row does not exist.
+    pub(super) address: Value<'k, u64>,
+    /// Whether the row exists; it is zero-filled otherwise.
+    pub(super) exists: Value<'k, bool>,
+    /// Elements; further columns of the tile are zero-filled.
+    pub(super) dim: usize,
+}
+
+/// Starts the copies of 32 rows to the first rows of a tile of `columns` columns, by all lanes of a warp.
+pub(super) fn copy_rows<'k>(k: &'k Builder, row: SourceRow<'k>, (to, columns): (SharedTile<'k>, usize)) {
+    let chunks = columns / 8;
+    let lanes = 1 << chunks.trailing_zeros().min(5);
+    let (first_row, first_chunk) = divide(k.lane(), lanes);
+    let words = [row.address.low(), row.address.high()];
+    let exist = k.ballot(row.exists);
+    for step in 0..lanes {
+        let number = first_row + (step * (ROWS as usize / lanes)) as u32;
+        let [low, high] = words.map(|word| word.of_lane(number));
+        let is_absent = ((exist >> number) & 1).eq(0);
+        for at in (0..chunks).step_by(lanes) {
+            let chunk = first_chunk + at as u32;
+            let is_absent = is_absent | chunk.ge((row.dim / 8) as u32);
+            let from = Global::<u32>::new(k.pack32(low, high) + (chunk << 4).to_u64());
+            k.copy_async_unless(is_absent, to.chunk(number, chunk).cast::<u32>(), from, 16);
+        }
+    }
+}
