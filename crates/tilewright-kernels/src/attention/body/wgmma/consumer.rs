@@ -32,6 +32,23 @@ const REGISTERS: u32 = 232;
 /// Threads that process items.
 const THREADS: u32 = super::CONSUMERS;
 
+/// Whether tiles may need a mask.
+#[derive(Clone, Copy, PartialEq)]
+enum Masked {
+    /// They do not.
+    No,
+    /// It depends on the tile.
+    Any,
+}
+
+impl Masked {
+    /// Whether a tile needs a mask.
+    #[track_caller]
+    fn holds<'k>(self, consumer: &Consumer<'_, 'k>, tile: Value<'k, u32>) -> Value<'k, bool> {
+        if self == Self::No { consumer.k.constant(false) } else { consumer.needs_mask(tile) }
+    }
+}
+
 /// A consumer warpgroup. The registers of its current item are `Var`s.
 pub(super) struct Consumer<'c, 'k> {
     pub(super) shared: &'c WgmmaCta<'k>,
@@ -49,8 +66,8 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) sum: [Var<'k, f32>; 2],
     /// Sums of the rounding errors of the largest weights.
     pub(super) error: [Var<'k, f32>; 2],
-    /// The first and the end of the keys that all rows of the item see.
-    unmasked: [Var<'k, i32>; 2],
+    /// The first and the end of the KV tiles that all rows of the item see in full.
+    unmasked: [Var<'k, u32>; 2],
     /// Whether the item is processed again, because outputs were not finite.
     careful: Var<'k, u32>,
     keys: Cursor<'k>,
@@ -133,13 +150,15 @@ impl<'c, 'k> Consumer<'c, 'k> {
             self.compute_ranges(current);
             k.wgmma_wait(0);
             self.release(self.keys);
-            self.mask(current, tile.get());
+            self.mask(current, tile.get(), Masked::Any);
             self.softmax(current, || ());
             k.loop_(|| {
                 k.break_if(tile.get().eq(first));
-                self.next_tile(current, tile);
+                let masked = self.needs_mask(tile.get()) | self.needs_mask(tile.get() - 1);
+                k.when(masked, || self.next_tile(current, tile, Masked::Any));
+                self.unmasked_tiles(current, tile, first);
             });
-            self.multiply_values(current, tile.get());
+            self.multiply_values(current, tile.get(), Masked::Any);
             k.wgmma_wait(0);
             self.release(self.values);
         });
@@ -172,16 +191,29 @@ impl<'c, 'k> Consumer<'c, 'k> {
         });
     }
 
+    /// Processes tiles as long as neither needs a mask: a loop of its own, so that its instructions are adjacent.
+    fn unmasked_tiles(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>, first: Value<'k, u32>) {
+        if self.hooks.is_live(Hook::Mask) {
+            return;
+        }
+        let [begin, end] = self.unmasked.map(Var::get);
+        let last = begin.max(first);
+        self.k.loop_(|| {
+            self.k.break_if(tile.get().le(last) | tile.get().ge(end));
+            self.next_tile(current, tile, Masked::No);
+        });
+    }
+
     /// Starts the logits of the tile before `tile`, adds the values of `tile`, and computes the weights of the former.
-    fn next_tile(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>) {
+    fn next_tile(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>, masked: Masked) {
         let k = self.k;
         self.keys.wait_full();
         self.multiply_keys();
-        self.multiply_values(current, tile.get());
+        self.multiply_values(current, tile.get(), masked);
         tile.set(tile.get() - 1);
         k.wgmma_wait(1);
         self.release(self.keys);
-        self.mask(current, tile.get());
+        self.mask(current, tile.get(), masked);
         self.softmax(current, || self.release(self.values));
     }
 
@@ -228,11 +260,10 @@ impl<'c, 'k> Consumer<'c, 'k> {
     }
 
     /// Starts `O += P · V` of KV tile `tile`.
-    fn multiply_values(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
+    fn multiply_values(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>, masked: Masked) {
         let k = self.k;
         self.values.wait_full();
-        let first = self.first_key(tile);
-        k.when(self.needs_mask(first), || self.clean_values(current, first));
+        k.when(masked.holds(self, tile), || self.clean_values(current, tile));
         let values = self.shared.values.0.stage(self.values.stage()).columns_descriptor();
         let o: Vec<_> = self.state.o.iter().flatten().copied().collect();
         k.wgmma_fence();
@@ -289,8 +320,11 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let all = first.le(0) & end.eq(i32::MAX);
         let of_blocks = all.select::<i32>(current.kv_end.reinterpret::<i32>(), 0);
         let end = cta.is_blocks().select::<i32>(of_blocks, end);
-        self.unmasked[0].set(first.unless(mixed, i32::MAX));
-        self.unmasked[1].set(end.min(mask_begin.unless(item.mask_columns.eq(0), i32::MAX)));
+        let keys = self.shared.config.kv_tokens() as u32;
+        let end = end.min(mask_begin.unless(item.mask_columns.eq(0), i32::MAX));
+        let [first, end] = [first.unless(mixed, i32::MAX), end].map(|at| at.max(0).reinterpret::<u32>());
+        self.unmasked[0].set((first + (keys - 1)) / keys);
+        self.unmasked[1].set(end / keys);
     }
 
     /// The range of keys of a row of the item, in shared memory.
@@ -298,22 +332,20 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.shared.cta.at::<i32>(self.shared.arena.ranges).at(row << 1)
     }
 
-    /// Whether any row may not see all keys of the tile at `first`.
+    /// Whether any row may not see all keys of a tile.
     #[track_caller]
-    fn needs_mask(&self, first: Value<'k, u32>) -> Value<'k, bool> {
-        let [from, to] = self.unmasked.map(Var::get);
-        let first = first.reinterpret::<i32>();
-        let masked = first.lt(from) | (first + self.shared.config.kv_tokens() as i32).gt(to);
-        self.hooks.needs_mask(masked)
+    fn needs_mask(&self, tile: Value<'k, u32>) -> Value<'k, bool> {
+        let [begin, end] = self.unmasked.map(Var::get);
+        self.hooks.needs_mask(tile.lt(begin) | tile.ge(end))
     }
 
     /// Applies the logits hook, and the mask in a tile that needs it.
-    fn mask(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
+    fn mask(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>, masked: Masked) {
         let (k, first) = (self.k, self.first_key(tile));
         let keys = KeyRange { first, width: self.shared.config.kv_tokens() as u32 };
         let row = || (self.number << 6) + (((k.thread() >> 5) & 3) << 4);
         self.hooks.logits((&self.shared.cta, current), keys, (&row, std::slice::from_ref(&self.logits)));
-        k.when(self.needs_mask(first), || {
+        k.when(masked.holds(self, tile), || {
             if !self.shared.config.any_mask {
                 return self.mask_by_range(first);
             }
@@ -393,7 +425,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
 
     /// Zeroes values after the segment's last key. In an item that is processed carefully, replaces non-finite values, and adds them to the rows
     /// that see them.
-    fn clean_values(&self, current: &CurrentItem<'k>, first: Value<'k, u32>) {
+    fn clean_values(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
+        let first = self.first_key(tile);
         let (k, cta, config) = (self.k, &self.shared.cta, &self.shared.config);
         let (keys, chunks) = (config.kv_tokens(), config.vo() / 8);
         let values = self.shared.values.0.stage(self.values.stage());

@@ -8,6 +8,8 @@ use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Rows per warp.
 pub(super) const ROWS: u32 = 32;
+/// Steps per iteration: their copies are independent.
+const UNROLLED: u32 = 4;
 
 /// This lane's row in global memory.
 #[derive(Debug, Clone, Copy)]
@@ -27,15 +29,18 @@ pub(super) fn copy_rows<'k>(k: &'k Builder, row: SourceRow<'k>, (to, columns): (
     let (first_row, first_chunk) = divide(k.lane(), lanes);
     let words = [row.address.low(), row.address.high()];
     let exist = k.ballot(row.exists);
-    for step in 0..lanes {
-        let number = first_row + (step * (ROWS as usize / lanes)) as u32;
-        let [low, high] = words.map(|word| word.of_lane(number));
-        let is_absent = ((exist >> number) & 1).eq(0);
-        for at in (0..chunks).step_by(lanes) {
-            let chunk = first_chunk + at as u32;
-            let is_absent = is_absent | chunk.ge((row.dim / 8) as u32);
-            let from = Global::<u32>::new(k.pack32(low, high) + (chunk << 4).to_u64());
-            k.copy_async_unless(is_absent, to.chunk(number, chunk).cast::<u32>(), from, 16);
+    let rows_at_once = ROWS / lanes as u32;
+    k.repeat((0, ROWS), UNROLLED * rows_at_once, |begin| {
+        for step in 0..UNROLLED {
+            let number = begin + first_row + step * rows_at_once;
+            let [low, high] = words.map(|word| word.of_lane(number));
+            let is_absent = ((exist >> number) & 1).eq(0);
+            for at in (0..chunks).step_by(lanes) {
+                let chunk = first_chunk + at as u32;
+                let is_absent = is_absent | chunk.ge((row.dim / 8) as u32);
+                let from = Global::<u32>::new(k.pack32(low, high) + (chunk << 4).to_u64());
+                k.copy_async_unless(is_absent, to.chunk(number, chunk).cast::<u32>(), from, 16);
+            }
         }
-    }
+    });
 }
