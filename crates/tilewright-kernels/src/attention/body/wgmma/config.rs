@@ -55,9 +55,15 @@ impl WgmmaConfig {
         }
     }
 
-    /// Bytes of a query tile and of `stages` stages of `keys` keys and values.
+    /// Bytes of a query tile, an output tile, and of `stages` stages of `keys` keys and values.
     fn tile_bytes(&self, keys: usize, stages: usize) -> usize {
-        2 * (Q_ROWS * self.qk() + stages * keys * (self.qk() + self.vo()))
+        let output = if self.has_output_tile() { self.vo() } else { 0 };
+        2 * (Q_ROWS * (self.qk() + output) + stages * keys * (self.qk() + self.vo()))
+    }
+
+    /// Whether outputs are staged in a tile of their own. Otherwise it is that of the queries, which are no longer needed.
+    pub(super) fn has_output_tile(&self) -> bool {
+        self.has_queries_in_registers() || self.vo() > self.qk()
     }
 
     /// Stages of each ring.

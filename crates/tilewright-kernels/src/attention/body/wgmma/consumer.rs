@@ -117,6 +117,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
             self.process(&current, shared.queries.empty(n));
             self.request_repetition(words.plus(REPEAT));
             self.store(&current);
+            if self.queries.is_empty() {
+                self.release_from_warp(shared.queries.empty(n));
+            }
             self.merge(&current, words.plus(REPEAT));
             self.release_from_warp(shared.items.empty(n));
             count.set(n + 1);
@@ -162,9 +165,6 @@ impl<'c, 'k> Consumer<'c, 'k> {
             k.wgmma_wait(0);
             self.release(self.values);
         });
-        if self.queries.is_empty() {
-            self.release_from_warp(queries);
-        }
     }
 
     /// Requests that the item is processed carefully, if an output is not finite. A sum of outputs that overflows does no harm.
@@ -298,22 +298,17 @@ impl<'c, 'k> Consumer<'c, 'k> {
     /// Computes the ranges of keys that this thread's rows and all rows of the item see.
     fn compute_ranges(&self, current: &CurrentItem<'k>) {
         let (k, cta, item) = (self.k, &self.shared.cta, current.load());
-        let last = current.rows() - 1;
-        let range = |row: Value<'k, u32>| {
-            let (first, end) = visible_range_at(cta, &item, row_position(cta, &item, row.min(last)));
-            [first, end]
-        };
-        let row = (self.number << 6) + sums::first_row(k.thread());
-        let table = self.range_table(row);
+        let (last, lane) = (current.rows() - 1, k.lane());
+        // lanes 0 to 15: the rows of this warp; 16 and 17: the first and the last of the item
+        let row = (self.number << 6) + (((k.thread() >> 5) & 3) << 4) + lane;
+        let of_lane = lane.eq(16).select(0, row.unless(lane.ge(16), last).min(last));
+        let (first, end) = visible_range_at(cta, &item, row_position(cta, &item, of_lane));
         // a warp reads the ranges of its own rows
         k.sync_warp();
-        for half in 0..2 {
-            let found = range(row + 8 * half as u32);
-            k.when((k.lane() & 3).eq(0), || table.plus(16 * half).store_vector(found));
-        }
+        k.when(lane.lt(16), || self.range_table(row).store_vector([first, end]));
         k.sync_warp();
         // positions ascend with the rows of a request
-        let ([_, end], [first, _]) = (range(k.constant(0)), range(last));
+        let (first, end) = (first.of_lane(17), end.of_lane(16));
         let mask_begin = (item.kv_len - item.mask_columns).reinterpret::<i32>();
         let mixed = item.request.eq(NONE);
         // block positions: all keys or none

@@ -1,55 +1,61 @@
 //! Epilogue of a consumer: normalizes the accumulators of its rows and writes outputs or partial states.
 //!
-//! A thread has two adjacent elements of each eight. The four threads of a row exchange them, so that each writes 16 bytes.
+//! Outputs are staged in shared memory, 16 rows per warp, so that a row is written in adjacent pieces of 16 bytes.
 
-use super::consumer::Consumer;
+use super::{WgmmaCta, consumer::Consumer};
 use crate::{
     attention::{
-        items::{NONE, WorkItemRegs},
+        items::NONE,
         kernel::{
-            cta::CurrentItem,
+            cta::{CurrentItem, divide},
             epilogue::{SoftmaxStats, output_row, partial_row, store_lse},
             page_scales,
         },
     },
-    tile::reduce,
+    tile::{SharedTile, reduce},
 };
-use tilewright_ptx::build::Value;
+use tilewright_ptx::build::{Global, Value};
 
-/// The part of a row that a thread writes.
-struct RowOutput<'k> {
-    /// Half of the fragments.
+/// Rows per warp.
+const ROWS: u32 = 16;
+
+/// The rows of one half of the fragments, one per quad of threads.
+struct HalfRows<'k> {
+    /// 0 or 1.
     half: usize,
-    /// In the item.
-    row: Value<'k, u32>,
-    /// In the tile of rows.
-    in_tile: Value<'k, u32>,
     stats: SoftmaxStats<'k>,
     v_scale: Value<'k, f32>,
+}
+
+impl<'k> WgmmaCta<'k> {
+    /// The tile where outputs are staged: the queries', if they are not in registers.
+    pub(super) fn output_tile(&self) -> SharedTile<'k> {
+        self.output.unwrap_or(self.q)
+    }
 }
 
 impl<'k> Consumer<'_, 'k> {
     /// Writes the rows of an item.
     pub(super) fn store(&self, current: &CurrentItem<'k>) {
         let (k, item, cta) = (self.k, current.load(), &self.shared.cta);
-        let rows = current.rows();
         let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
-        let first = (self.number << 6) + (((k.thread() >> 5) & 3) << 4) + (k.lane() >> 2);
-        for half in 0..2 {
+        let halves = [0, 1].map(|half| {
             let sum = reduce::quad_sum(self.sum[half].get());
             let stats = SoftmaxStats::new(self.state.max[half].get() * current.scale, sum);
             // the largest weights are rounded in outputs: all threads of a row have their errors
             let rounded = sum + self.error[half].get();
-            let v_scale = v_scale * (sum * rounded.recip()).unless(sum.eq(0.0), 1.0);
-            let row = first + 8 * half as u32;
-            let output = RowOutput { half, row, in_tile: first, stats, v_scale };
-            let present = row.lt(rows);
-            k.when_else(
-                item.partial.ne(NONE),
-                || k.when(present, || self.store_partial(&item, &output)),
-                || self.store_output((&item, present), &output),
-            );
-        }
+            HalfRows { half, stats, v_scale: v_scale * (sum * rounded.recip()).unless(sum.eq(0.0), 1.0) }
+        });
+        k.when_else(
+            item.partial.ne(NONE),
+            || halves.iter().for_each(|rows| self.store_partial(current, rows)),
+            || self.store_output(current, &halves),
+        );
+    }
+
+    /// The first row of this warp.
+    fn first_row(&self) -> Value<'k, u32> {
+        (self.number << 6) + (((self.k.thread() >> 5) & 3) << 4)
     }
 
     /// This thread's two elements of a fragment of a row.
@@ -57,57 +63,83 @@ impl<'k> Consumer<'_, 'k> {
         [0, 1].map(|i| self.state.o[fragment][2 * half + i].get() * factor)
     }
 
-    fn store_partial(&self, item: &WorkItemRegs<'k>, output: &RowOutput<'k>) {
-        let (k, column) = (self.k, self.k.lane() & 3);
-        let (o, lse) = partial_row(&self.shared.cta, item, output.row);
-        let factor = output.stats.normalizer * output.v_scale;
-        let o = o.at(column << 1);
-        (0..self.shared.config.head_dim.vo / 8)
-            .for_each(|at| o.plus(8 * at).store_vector(self.pair((at, output.half), factor)));
-        k.when(column.eq(0), || lse.store(output.stats.lse));
+    fn store_partial(&self, current: &CurrentItem<'k>, rows: &HalfRows<'k>) {
+        let (k, column, item) = (self.k, self.k.lane() & 3, current.load());
+        let row = self.first_row() + (k.lane() >> 2) + 8 * rows.half as u32;
+        let factor = rows.stats.normalizer * rows.v_scale;
+        k.when(row.lt(current.rows()), || {
+            let (o, lse) = partial_row(&self.shared.cta, &item, row);
+            let o = o.at(column << 1);
+            (0..self.shared.config.head_dim.vo / 8)
+                .for_each(|at| o.plus(8 * at).store_vector(self.pair((at, rows.half), factor)));
+            k.when(column.eq(0), || lse.store(rows.stats.lse));
+        });
     }
 
-    /// Rows after the last are computed like others, because all threads of a warp take part in the exchange, but not written.
-    fn store_output(&self, (item, present): (&WorkItemRegs<'k>, Value<'k, bool>), output: &RowOutput<'k>) {
-        let (k, cta, column) = (self.k, &self.shared.cta, self.k.lane() & 3);
-        let head = cta.query_head(item, output.row);
-        let epilogue = self.hooks.epilogue(|| output.in_tile, 8 * output.half);
-        let stats = epilogue.apply_update(output.stats);
-        let factor = stats.normalizer * output.v_scale;
-        let o = output_row(cta, head);
-        let fragments = self.shared.config.head_dim.vo / 8;
-        for first in (0..fragments).step_by(4) {
-            let word = |at: usize| {
-                let pair = self.pair((at, output.half), factor);
-                let [low, high] = epilogue.apply_output(|| (column << 1) + 8 * at as u32, pair);
-                cta.round_pair(low, high)
-            };
-            if first + 4 <= fragments {
-                let four = self.transpose([0, 1, 2, 3].map(|at| word(first + at)));
-                k.when(present, || o.at(column << 2).plus(4 * first).store_vector(four));
-            } else {
-                let words: Vec<_> = (first..fragments).map(|at| (at, word(at))).collect();
-                k.when(present, || {
-                    words.iter().for_each(|(at, word)| o.at(column).plus(4 * at).store(*word));
-                });
-            }
+    /// Stages the outputs, and writes them and the LSEs. Rows after the last are staged, too.
+    fn store_output(&self, current: &CurrentItem<'k>, halves: &[HalfRows<'k>; 2]) {
+        let (k, cta, item) = (self.k, &self.shared.cta, current.load());
+        let lses = self.stage(halves);
+        let (rows, lane) = (current.rows(), k.lane());
+        // lane r computes the address of row r of 16
+        let row = self.first_row() + (lane & (ROWS - 1));
+        let head = cta.query_head(&item, row.min(rows - 1));
+        let address = output_row(cta, head).address();
+        let exist = k.ballot(row.lt(rows));
+        let of_quad = (lane & 7) << 2;
+        let lse = lane.ge(8).select(lses[1].of_lane(of_quad), lses[0].of_lane(of_quad));
+        k.when(lane.lt(ROWS) & row.lt(rows), || store_lse(cta, head, lse));
+        k.sync_warp();
+        self.copy_rows((address.low(), address.high()), exist);
+    }
+
+    /// Writes the staged rows, whose addresses are in the lanes' words.
+    fn copy_rows(&self, words: (Value<'k, u32>, Value<'k, u32>), exist: Value<'k, u32>) {
+        let (k, chunks) = (self.k, self.shared.config.head_dim.vo / 8);
+        let tile = self.shared.output_tile();
+        let lanes = 1 << chunks.trailing_zeros().min(5);
+        let (first, first_chunk) = divide(k.lane(), lanes);
+        for begin in (0..ROWS).step_by(32 / lanes) {
+            let number = first + begin;
+            // lanes beyond 16 rows
+            let number = if 32 / lanes > ROWS as usize { number.min(ROWS - 1) } else { number };
+            let address = k.pack32(words.0.of_lane(number), words.1.of_lane(number));
+            k.when(((exist >> number) & 1).ne(0), || {
+                for at in (0..chunks).step_by(lanes) {
+                    let chunk = first_chunk + at as u32;
+                    let staged =
+                        tile.chunk(self.first_row() + number, chunk).cast::<u32>().load_vector::<4>();
+                    Global::<u32>::new(address).at(chunk << 2).store_vector(staged);
+                }
+            });
         }
-        k.when(present & column.eq(0), || store_lse(cta, head, stats.lse));
     }
 
-    /// Transposes the words of four fragments of 8 elements among the four threads of a row: thread `c` has word `c` of each before,
-    /// and all words of fragment `c` afterwards.
-    fn transpose(&self, words: [Value<'k, u32>; 4]) -> [Value<'k, u32>; 4] {
-        let column = self.k.lane() & 3;
-        let swap = |mask: u32, pair: [Value<'k, u32>; 2]| {
-            let upper = (column & mask).ne(0);
-            let other = upper.select(pair[0], pair[1]).shuffle_xor(mask);
-            [upper.select(other, pair[0]), upper.select(pair[1], other)]
+    /// Writes normalized and rounded outputs to this warp's rows of the tile; returns the LSEs of both halves.
+    fn stage(&self, halves: &[HalfRows<'k>; 2]) -> [Value<'k, f32>; 2] {
+        let (k, cta, lane) = (self.k, &self.shared.cta, self.k.lane());
+        let (column, quad) = ((lane & 3) << 1, self.first_row() + (lane >> 2));
+        let epilogues = halves.each_ref().map(|rows| self.hooks.epilogue(|| quad, 8 * rows.half));
+        let updated = [0, 1].map(|half| {
+            let stats = epilogues[half].apply_update(halves[half].stats);
+            (stats.lse, stats.normalizer * halves[half].v_scale)
+        });
+        let tile = self.shared.output_tile();
+        // matrices of 8 x 8: both halves of a fragment, and of the next one
+        let (matrix_row, matrix_chunk) = (self.first_row() + (lane & 15), lane >> 4);
+        let word = |fragment: usize, half: usize| {
+            let pair = self.pair((fragment, half), updated[half].1);
+            let [low, high] = epilogues[half].apply_output(|| column + 8 * fragment as u32, pair);
+            cta.round_pair(low, high)
         };
-        let [a, b] = swap(1, [words[0], words[1]]);
-        let [c, d] = swap(1, [words[2], words[3]]);
-        let [a, c] = swap(2, [a, c]);
-        let [b, d] = swap(2, [b, d]);
-        [a, b, c, d]
+        if !self.shared.config.has_output_tile() {
+            // other warps of the consumer have read their queries
+            k.sync_named(self.number + super::ONE_CONSUMER, 128);
+        }
+        for fragment in (0..self.state.o.len()).step_by(2) {
+            let words = [0, 1, 2, 3].map(|at| word(fragment + at / 2, at % 2));
+            k.store_matrix::<4, _>(tile.chunk(matrix_row, matrix_chunk + fragment as u32), words, false);
+        }
+        updated.map(|(lse, _)| lse)
     }
 }

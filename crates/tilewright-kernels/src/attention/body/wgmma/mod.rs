@@ -133,6 +133,8 @@ struct WgmmaCta<'k> {
     box_shift: Value<'k, u32>,
     maps: [Value<'k, u64>; 2],
     q: SharedTile<'k>,
+    /// Staged outputs, if they do not have the queries' tile.
+    output: Option<SharedTile<'k>>,
     keys: (SharedTile<'k>, Ring<'k>),
     values: (SharedTile<'k>, Ring<'k>),
     /// Two slots of items: written by a producer warp, released by all warps.
@@ -208,6 +210,9 @@ impl<'k> WgmmaCta<'k> {
             box_shift: k.param("box_shift"),
             maps: ["k_map", "v_map"].map(|name| k.tensor_map(name)),
             q: SharedTile::new(k, "q_tile", (Q_ROWS, config.qk()), 1),
+            output: config
+                .has_output_tile()
+                .then(|| SharedTile::new(k, "output_tile", (Q_ROWS, config.vo()), 1)),
             keys: (SharedTile::new(k, "keys", (keys, config.qk()), stages), Ring::new(k, "keys", stages)),
             values: (
                 SharedTile::new(k, "values", (keys, config.vo()), stages),
