@@ -113,6 +113,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             self.careful.set(words.plus(CAREFUL).load());
             let current = CurrentItem::new(&shared.cta, self.hooks, words, scale);
             self.fill_row_values(&current);
+            self.compute_ranges(&current);
             shared.queries.wait_full(n);
             self.process(&current, shared.queries.empty(n));
             self.request_repetition(words.plus(REPEAT));
@@ -150,7 +151,6 @@ impl<'c, 'k> Consumer<'c, 'k> {
             let tile = k.var("tile", end - 1);
             self.keys.wait_full();
             self.multiply_keys();
-            self.compute_ranges(current);
             k.wgmma_wait(0);
             self.release(self.keys);
             self.mask(current, tile.get(), Masked::Any);

@@ -99,18 +99,22 @@ impl<'k> Consumer<'_, 'k> {
         let tile = self.shared.output_tile();
         let lanes = 1 << chunks.trailing_zeros().min(5);
         let (first, first_chunk) = divide(k.lane(), lanes);
-        for begin in (0..ROWS).step_by(32 / lanes) {
-            let number = first + begin;
-            // lanes beyond 16 rows
-            let number = if 32 / lanes > ROWS as usize { number.min(ROWS - 1) } else { number };
+        // lanes beyond 16 rows repeat the last one
+        let number = |begin: u32| (first + begin).min(ROWS - 1);
+        let passes: Vec<_> = (0..chunks).step_by(lanes).map(|at| first_chunk + at as u32).collect();
+        let steps = (0..ROWS).step_by(32 / lanes).map(number);
+        // all loads first: each would stall before its store
+        let loaded = steps.map(|number| {
+            let row = self.first_row() + number;
+            let staged: Vec<_> =
+                passes.iter().map(|chunk| tile.chunk(row, *chunk).cast::<u32>().load_vector::<4>()).collect();
             let address = k.pack32(words.0.of_lane(number), words.1.of_lane(number));
-            k.when(((exist >> number) & 1).ne(0), || {
-                for at in (0..chunks).step_by(lanes) {
-                    let chunk = first_chunk + at as u32;
-                    let staged =
-                        tile.chunk(self.first_row() + number, chunk).cast::<u32>().load_vector::<4>();
-                    Global::<u32>::new(address).at(chunk << 2).store_vector(staged);
-                }
+            (address, ((exist >> number) & 1).ne(0), staged)
+        });
+        for (address, exists, staged) in loaded.collect::<Vec<_>>() {
+            let row = Global::<u32>::new(address);
+            k.when(exists, || {
+                passes.iter().zip(staged).for_each(|(chunk, words)| row.at(*chunk << 2).store_vector(words));
             });
         }
     }
