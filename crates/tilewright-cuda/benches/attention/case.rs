@@ -63,9 +63,22 @@ pub(crate) struct Case {
     pub(crate) full: bool,
     /// Keys before a row's own that it sees.
     pub(crate) window: Option<u32>,
-    /// Whether heads have attention sinks.
     #[serde(default)]
-    pub(crate) sinks: bool,
+    pub(crate) variant: VariantKind,
+    /// Whether a packed mask, which hides no key, covers all keys.
+    #[serde(default)]
+    pub(crate) mask_bits: bool,
+}
+
+/// The variant of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum VariantKind {
+    #[default]
+    Plain,
+    Sinks,
+    SoftCap,
+    Alibi,
 }
 
 #[derive(Deserialize)]
@@ -125,6 +138,17 @@ impl Case {
         }
     }
 
+    /// Whether peers compute the same; other variants are compared with the plain case.
+    fn has_peers(&self) -> bool {
+        !self.mask_bits && matches!(self.variant, VariantKind::Plain | VariantKind::Sinks)
+    }
+
+    /// A packed mask of ones.
+    pub(crate) fn packed_mask(&self) -> Option<Vec<u8>> {
+        let bytes = |(qo, kv): (usize, usize)| (qo * kv).div_ceil(8);
+        self.mask_bits.then(|| vec![0xff; self.lens().map(bytes).sum()])
+    }
+
     fn lens(&self) -> impl Iterator<Item = (usize, usize)> {
         self.qo_lens.all().into_iter().zip(self.kv_lens.all())
     }
@@ -134,7 +158,8 @@ impl Case {
         let of_case = serde_json::json!({
             "heads": self.heads, "head_dim": self.head_dim, "head_dim_vo": self.vo(), "latent": self.latent,
             "kv": self.kv, "page_size": self.page_size, "qo_lens": self.qo_lens.all(),
-            "kv_lens": self.kv_lens.all(), "causal": !self.full, "window": self.window, "sinks": self.sinks,
+            "kv_lens": self.kv_lens.all(), "causal": !self.full, "window": self.window,
+            "sinks": self.variant == VariantKind::Sinks, "has_peers": self.has_peers(),
         });
         serde_json::json!({ "case": of_case }).to_string()
     }

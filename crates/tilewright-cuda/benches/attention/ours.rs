@@ -1,11 +1,14 @@
 //! A case on the device: sets of tensors of noise, pages in random order, a plan, and a recorded graph of calls.
 
-use super::case::{Case, Kv};
+use super::case::{Case, Kv, VariantKind};
 use half::bf16;
 use std::{error::Error, time::Instant};
 use tilewright::{
     Attention, Batch, Dtype, HeadDim, Heads, KvCache, KvLayout, Output, PageTable, Plan, Problem, Workspace,
-    attention::{LatentCache, LatentQuery, variant::AttentionSinks},
+    attention::{
+        LatentCache, LatentQuery, PackedMask,
+        variant::{Alibi, AttentionSinks, SoftCap},
+    },
     tensor::DeviceMemory,
 };
 use tilewright_cuda::{Cuda, machine::Machine};
@@ -84,9 +87,11 @@ impl Ours {
         };
         let problem = problem.dtypes(Dtype::Bf16, kv_dtype).mask(case.mask()).build()?;
         let sinks: Vec<f32> = (0..qo).map(|head| head as f32 / qo as f32).collect();
-        let attention = match case.sinks {
-            true => Attention::with_variant(problem, AttentionSinks::new(sinks)?, gpu.clone())?,
-            false => Attention::new(problem, gpu.clone())?,
+        let attention = match case.variant {
+            VariantKind::Plain => Attention::new(problem, gpu.clone())?,
+            VariantKind::Sinks => Attention::with_variant(problem, AttentionSinks::new(sinks)?, gpu.clone())?,
+            VariantKind::SoftCap => Attention::with_variant(problem, SoftCap::new(30.0)?, gpu.clone())?,
+            VariantKind::Alibi => Attention::with_variant(problem, Alibi::new(qo), gpu.clone())?,
         };
         let (qo_lens, kv_lens) = (case.qo_lens.all(), case.kv_lens.all());
         let qo_indptr = indptr(qo_lens.iter().copied());
@@ -98,6 +103,11 @@ impl Ours {
         let batch = match case.page_size {
             Some(page) => Batch::paged(&qo_indptr, PageTable::new(&pages, &indices, &last, page)),
             None => Batch::ragged(&qo_indptr, &pages),
+        };
+        let mask = case.packed_mask();
+        let batch = match &mask {
+            Some(bits) => batch.with_mask(PackedMask::new(bits)),
+            None => batch,
         };
         let plan = attention.plan(&batch)?;
         let mut times = Vec::new();

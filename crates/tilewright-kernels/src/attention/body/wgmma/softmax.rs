@@ -69,7 +69,6 @@ impl<'k> Consumer<'_, 'k> {
             let (_, [rounded, _]) = self.round_pair(largest, largest);
             self.error[half].set(self.error[half].get() * rescale + (rounded - largest));
         }
-        self.end_turn(self.logits[self.logits.len() - 1][0].get());
     }
 
     /// The new references of this thread's rows.
@@ -112,7 +111,7 @@ impl<'k> Consumer<'_, 'k> {
         self.k.arrive_named((self.number ^ 1) + EXPONENTIALS + sign, super::CONSUMERS);
     }
 
-    /// Replaces logits by rounded weights; returns the sums of each row's weights in this thread. Scaled logits, exponentials and
+    /// Replaces logits by rounded weights, and ends the turn; returns the sums of each row's weights in this thread. Scaled logits, exponentials and
     /// rounding are interleaved, because the assembler keeps their order.
     fn exponentiate(&self, scale: Value<'k, f32>, offsets: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
         // in the order of the words of the A operand
@@ -130,6 +129,10 @@ impl<'k> Consumer<'_, 'k> {
             }
             if let Some(at) = at.checked_sub(AHEAD).filter(|at| *at < pairs) {
                 pair(at).1.iter().for_each(|logit| logit.set(logit.get().exp2()));
+                if at + 1 == pairs {
+                    // rounding and sums need no turn
+                    self.end_turn(pair(at - BEHIND).1[0].get());
+                }
             }
             if let Some(at) = at.checked_sub(AHEAD + BEHIND) {
                 let (half, weights) = pair(at);
