@@ -1,7 +1,7 @@
 //! Fuzzing of one reader: mutates its corpus, runs the reader on each input, and stops at the first failure.
 //!
 //! ```text
-//! tilewright-fuzz TARGET --seconds N --seed S --corpus DIR --work DIR [--program PATH]
+//! tilewright-fuzz TARGET --seconds N --seed S --corpus DIR --fixtures DIR --work DIR [--program PATH]
 //! ```
 //!
 //! Before each run the input is in `WORK/current`, so it survives an abort. The process fails with the reason on a panic, and
@@ -66,11 +66,12 @@ impl Session {
             text.parse().map_err(|_| format!("{name} = {text:?}, expected a number"))
         };
         let work = PathBuf::from(take("--work")?);
+        let fixtures = PathBuf::from(take("--fixtures")?);
         let session = Self {
             seconds: number("--seconds", take("--seconds")?)?,
             seed: number("--seed", take("--seed")?)?,
             corpus: take("--corpus")?.into(),
-            target: Target::new(&target, &work, take("--program").ok().map(PathBuf::from))?,
+            target: Target::new(&target, &work, &fixtures, take("--program").ok().map(PathBuf::from))?,
             work,
         };
         match options.keys().next() {
@@ -154,10 +155,11 @@ mod tests {
     /// Inputs that once failed are in the corpus. `plan` needs the program, so `tests/all/cli_plan.rs` runs it.
     #[test]
     fn every_reader_accepts_or_refuses_its_corpus() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+        let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let (root, fixtures) = (project.join("fuzz/corpus"), project.join("tests/fixtures"));
         for name in Target::NAMES.into_iter().filter(|name| *name != "plan") {
             let work = tempfile::tempdir().unwrap();
-            let target = Target::new(name, work.path(), None).unwrap();
+            let target = Target::new(name, work.path(), &fixtures, None).unwrap();
             for (at, input) in read_corpus(&root.join(name)).unwrap().iter().enumerate() {
                 let start = Instant::now();
                 assert_eq!(target.run(input), Ok(()), "{name}: input {at}");

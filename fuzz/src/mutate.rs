@@ -58,7 +58,7 @@ const TOKENS: [&str; 48] = [
 ];
 
 /// Field names and texts that select other branches of a reader.
-const NAMES: [&str; 24] = [
+const NAMES: [&str; 40] = [
     "type",
     "content",
     "pattern",
@@ -83,6 +83,22 @@ const NAMES: [&str; 24] = [
     "F32",
     "x",
     "default",
+    "mistral",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "granite",
+    "olmo2",
+    "smollm3",
+    "linear",
+    "dynamic",
+    "yarn",
+    "longrope",
+    "llama3",
+    "sliding_attention",
+    "full_attention",
+    "gelu",
+    "gelu_pytorch_tanh",
 ];
 
 /// A stream of inputs.

@@ -34,21 +34,25 @@ impl Target {
         "plan",
     ];
 
-    /// The target `name`, which writes its input to a folder in `work`.
-    pub(super) fn new(name: &str, work: &Path, program: Option<PathBuf>) -> Result<Self, String> {
+    /// The target `name`, which writes its input to a folder in `work`. Files beside the input come from `fixtures`.
+    pub(super) fn new(
+        name: &str,
+        work: &Path,
+        fixtures: &Path,
+        program: Option<PathBuf>,
+    ) -> Result<Self, String> {
         let known = Self::NAMES.into_iter().find(|known| *known == name);
         let name =
             known.ok_or_else(|| format!("{name} is no target, expected {}", Self::NAMES.join(", ")))?;
         let dir = work.join("model");
         fs::create_dir_all(&dir).map_err(|why| format!("{}: {why}", dir.display()))?;
         let target = Self { name, dir, program };
-        target.write_companions()?;
+        target.write_companions(fixtures)?;
         Ok(target)
     }
 
     /// Files that the reader reads beside its input.
-    fn write_companions(&self) -> Result<(), String> {
-        let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures");
+    fn write_companions(&self, fixtures: &Path) -> Result<(), String> {
         let copies: &[(&str, &str)] = match self.name {
             "tokenizer_config" => &[("llama/tokenizer.json", "tokenizer.json")],
             "safetensors_index" => &[

@@ -51,13 +51,13 @@ impl FuzzOptions {
 pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let options = FuzzOptions::parse(arguments, now)?;
-    let corpus = root.join("fuzz/corpus");
+    let (corpus, fixtures) = (root.join("fuzz/corpus"), root.join("tests/fixtures"));
     let all = folders(&corpus)?;
     if let Some(name) = options.targets.iter().find(|name| !all.contains(name)) {
         return Err(format!("fuzz: {name} is no target, expected {}", all.join(", ")));
     }
-    let session =
-        FuzzSession { programs: Programs::build(root)?, corpus, output: target(root).join("fuzz"), options };
+    let (programs, output) = (Programs::build(root)?, target(root).join("fuzz"));
+    let session = FuzzSession { programs, corpus, fixtures, output, options };
     let mut failed = Vec::new();
     for name in all.iter().filter(|name| session.is_selected(name)) {
         match session.fuzz(name) {
@@ -75,6 +75,7 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
 struct FuzzSession {
     programs: Programs,
     corpus: PathBuf,
+    fixtures: PathBuf,
     output: PathBuf,
     options: FuzzOptions,
 }
@@ -94,6 +95,8 @@ impl FuzzSession {
             .args(["--seconds", &self.options.seconds.to_string(), "--seed", &self.options.seed.to_string()])
             .arg("--corpus")
             .arg(self.corpus.join(name))
+            .arg("--fixtures")
+            .arg(&self.fixtures)
             .arg("--work")
             .arg(work.path())
             .arg("--program")
