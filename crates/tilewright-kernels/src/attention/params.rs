@@ -166,8 +166,9 @@ pub struct AttentionParams {
     pub lse: u64,
     /// The address of `[partial_rows, head_dim_vo]` f32.
     pub partial_o: u64,
-    /// The address of `[partial_rows]` f32.
-    pub partial_lse: u64,
+    /// The address of `[partial_rows, 2]` f32: the maximum base-2 logit, and the sum of weights relative to it. An LSE in
+    /// their place would round the weight of a state when logits are large.
+    pub partial_stats: u64,
     /// The schedule.
     pub plan: PlanArrays,
     /// Query heads.
@@ -223,7 +224,7 @@ impl AttentionParams {
             cache(self.v),
             self.pe.map_or_else(Vec::new, |pe| [row(pe.q), cache(pe.k)].concat()),
             row(self.o),
-            [self.lse, self.partial_o, self.partial_lse].map(Arg::U64).to_vec(),
+            [self.lse, self.partial_o, self.partial_stats].map(Arg::U64).to_vec(),
             arrays.map(Arg::U64).to_vec(),
             vec![Arg::U64(plan.requests), Arg::U32(plan.num_requests)],
             [plan.indices, plan.mask_bits].map(Arg::U64).to_vec(),
@@ -288,7 +289,7 @@ pub struct AttentionParamRegs<'k> {
     pub o: RowTensorRegs<'k>,
     pub lse: Global<'k, f32>,
     pub partial_o: Global<'k, f32>,
-    pub partial_lse: Global<'k, f32>,
+    pub partial_stats: Global<'k, f32>,
     pub items: Global<'k, u32>,
     pub worker_indptr: Global<'k, u32>,
     pub merge_deps: Global<'k, u32>,
@@ -326,7 +327,7 @@ impl<'k> AttentionParamRegs<'k> {
             o: RowTensorRegs::declare(k, "o"),
             lse: k.global("lse"),
             partial_o: k.global("partial_o"),
-            partial_lse: k.global("partial_lse"),
+            partial_stats: k.global("partial_stats"),
             items: k.global("items"),
             worker_indptr: k.global("worker_indptr"),
             merge_deps: k.global("feeds"),
@@ -455,7 +456,7 @@ mod tests {
             o: row(60),
             lse: 70,
             partial_o: 71,
-            partial_lse: 72,
+            partial_stats: 72,
             plan: PlanArrays {
                 items: 80,
                 worker_indptr: 81,
@@ -495,7 +496,7 @@ mod tests {
             vec![(a, first), (b, first + 1), (c, first + 2), (p.value.reinterpret(), first + 3)]
         };
         let p = params;
-        let floats = [(p.lse, 70), (p.partial_o, 71), (p.partial_lse, 72)];
+        let floats = [(p.lse, 70), (p.partial_o, 71), (p.partial_stats, 72)];
         let arrays =
             [p.items, p.worker_indptr, p.merge_deps, p.merges, p.sources, p.arrival_counters, p.requests];
         let words = [(p.num_requests, 87), (p.indices.address().low(), 88), (p.mask_bits.low(), 89)];

@@ -137,13 +137,13 @@ impl Plan {
         &self.schedule
     }
 
-    /// Workspace bytes of [`super::Attention::run`]: f32 partial states with their LSE, and worker scratch.
+    /// Workspace bytes of [`super::Attention::run`]: f32 partial states with their maximum and sum, and worker scratch.
     pub fn workspace_bytes(&self) -> usize {
         size_of::<f32>() * self.workspace_len()
     }
 
     fn workspace_len(&self) -> usize {
-        self.array_sizes().partial_rows * (self.problem.head_dim().vo + 1) + self.tiling.scratch
+        self.array_sizes().partial_rows * (self.problem.head_dim().vo + 2) + self.tiling.scratch
     }
 
     /// Statistics of the schedule.

@@ -83,7 +83,7 @@ pub(super) fn run(cpu: &Cpu, operator: AttentionRun<'_>) -> Result<()> {
     let hooks = variant.hook_set();
     let (partial_o, rest) =
         out.workspace.memory.split_at_mut(plan.schedule.partial_rows * plan.problem.head_dim().vo);
-    let (partial_lse, scratch) = rest.split_at_mut(plan.schedule.partial_rows);
+    let (partial_stats, scratch) = rest.split_at_mut(2 * plan.schedule.partial_rows);
     let per_key_mask =
         !plan.requests.mask.is_empty() || plan.requests.has_position_gaps(&plan.problem) || hooks.mask;
     let params = AttentionParams {
@@ -97,7 +97,7 @@ pub(super) fn run(cpu: &Cpu, operator: AttentionRun<'_>) -> Result<()> {
         o: SharedRows::new(out.o),
         lse: out.lse.and_then(ViewMut::into_slice).map(Shared::new),
         partial_o: Shared::new(partial_o),
-        partial_lse: Shared::new(partial_lse),
+        partial_stats: Shared::new(partial_stats),
     };
     let schedule = &plan.schedule;
     let scratch_len = scratch_len(&plan.problem);

@@ -69,7 +69,7 @@ impl<M: Machine> Gpu<M> {
             o: row_tensor(self.address_mut(OPERATOR, "o", o)?, o.strides()),
             lse: lse.unwrap_or(0),
             partial_o: workspace,
-            partial_lse: workspace + 4 * (plan.partial_rows * dim.vo) as u64,
+            partial_stats: workspace + 4 * (plan.partial_rows * dim.vo) as u64,
             plan: plan.args,
             qo_heads: heads.qo as u32,
             group: heads.group() as u32,

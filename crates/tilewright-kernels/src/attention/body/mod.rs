@@ -126,7 +126,7 @@ mod fixtures {
             o: of_row(8),
             lse: 4,
             partial_o: 4,
-            partial_lse: 4,
+            partial_stats: 4,
             plan: PlanArrays::default(),
             qo_heads: 1,
             group: 1,

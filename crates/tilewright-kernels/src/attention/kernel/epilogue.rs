@@ -32,6 +32,12 @@ impl<'k> SoftmaxStats<'k> {
     pub(crate) fn new(max: Value<'k, f32>, sum: Value<'k, f32>) -> Self {
         Self { normalizer: normalizer(sum), lse: lse(max, sum), max, sum }
     }
+
+    /// The statistics of a partial state.
+    #[track_caller]
+    pub(crate) fn of_partial_state(&self) -> [Value<'k, f32>; 2] {
+        [self.max.unless(self.sum.eq(0.0), f32::NEG_INFINITY), self.sum]
+    }
 }
 
 /// The factor from accumulators to outputs; 0 for a state of no keys.
@@ -60,7 +66,7 @@ pub(crate) fn store_lse<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>, lse: Value<'k
     cta.k.when(cta.params.has_lse(), || head.lse_in(&cta.params).store(lse));
 }
 
-/// The partial state of a row of an item: output and LSE.
+/// The partial state of a row of an item: output and statistics.
 #[track_caller]
 pub(crate) fn partial_row<'k>(
     cta: &MmaCta<'k>,
@@ -69,7 +75,7 @@ pub(crate) fn partial_row<'k>(
 ) -> (Global<'k, f32>, Global<'k, f32>) {
     let offset = (item.partial + row).to_u64();
     let o = cta.params.partial_o.at_wide(offset * cta.layout.v.dim as u64);
-    (o, cta.params.partial_lse.at_wide(offset))
+    (o, cta.params.partial_stats.at_wide(offset * 2))
 }
 
 /// The range of a head's elements that a row tile has.
@@ -115,10 +121,10 @@ pub(crate) fn store_columns<'k>(
             k.when_else(
                 item.partial.ne(NONE),
                 || {
-                    let (o, lse) = partial_row(cta, &item, row);
+                    let (o, stats_of_row) = partial_row(cta, &item, row);
                     let o = o.at(columns.first + ((lane & 3) << 1));
                     pairs(factor).for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
-                    k.when(first_of_quad, || lse.store(stats.lse));
+                    k.when(first_of_quad, || stats_of_row.store_vector(stats.of_partial_state()));
                 },
                 || {
                     let head = cta.query_head(&item, row);
@@ -159,9 +165,9 @@ pub(crate) fn store_chunk<'k>(
     k.when_else(
         item.partial.ne(NONE),
         || {
-            let (o, lse) = partial_row(cta, &item, row);
+            let (o, stats_of_row) = partial_row(cta, &item, row);
             o.at(chunk << 2).store_vector(values);
-            k.when(chunk.eq(0), || lse.store(stats.lse));
+            k.when(chunk.eq(0), || stats_of_row.store_vector(stats.of_partial_state()));
         },
         || {
             let head = cta.query_head(&item, row);

@@ -244,7 +244,7 @@ impl World {
             o: self.rows_at(o, dim.vo),
             lse,
             partial_o,
-            partial_lse: memory.alloc(schedule.partial_rows * 4),
+            partial_stats: memory.alloc(schedule.partial_rows * 8),
             plan: schedule.args(self, &mut memory),
             qo_heads: case.heads.0 as u32,
             group: case.group() as u32,

@@ -276,7 +276,7 @@ impl<'a> Case<'a> {
             o: RowTensor { address: o, row, head },
             lse,
             partial_o: memory.alloc(4 * partials.1),
-            partial_lse: memory.alloc(4 * partials.0),
+            partial_stats: memory.alloc(8 * partials.0),
             plan,
             qo_heads: heads.qo as u32,
             group: heads.group() as u32,

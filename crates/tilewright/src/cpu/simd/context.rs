@@ -36,8 +36,9 @@ pub(crate) struct AttentionParams<'a> {
     pub(crate) lse: Option<Shared<'a, f32>>,
     /// `[partial_rows, head_dim_vo]`
     pub(crate) partial_o: Shared<'a, f32>,
-    /// `[partial_rows]`
-    pub(crate) partial_lse: Shared<'a, f32>,
+    /// `[partial_rows, 2]`: the maximum base-2 logit, and the sum of weights relative to it. An LSE in their place would round
+    /// the weight of a state when logits are large.
+    pub(crate) partial_stats: Shared<'a, f32>,
 }
 
 /// Offsets of the parts of a worker's scratch, in f32 elements.

@@ -18,17 +18,22 @@ pub(crate) fn merge_partials(params: &AttentionParams<'_>, merge: &Merge, row: &
         // SAFETY: all items are done, so partial states are only read; the schedule assigns each output row and head to
         // one merge.
         unsafe {
-            let lse = |at: usize| params.partial_lse.part(at, 1)[0];
+            let stats = |at: usize| {
+                let stats = params.partial_stats.part(2 * at, 2);
+                (stats[0], stats[1])
+            };
             let o = |at: usize| &*params.partial_o.part(at * dim, dim);
             // `f32::max` drops NaN, so propagate it first
-            let largest =
-                |max: f32, lse: f32| if max.is_nan() || lse.is_nan() { f32::NAN } else { max.max(lse) };
-            let max = partials.clone().map(lse).fold(f32::NEG_INFINITY, largest);
+            let largest = |largest: f32, (max, sum): (f32, f32)| {
+                if largest.is_nan() || max.is_nan() || sum.is_nan() { f32::NAN } else { largest.max(max) }
+            };
+            let max = partials.clone().map(stats).fold(f32::NEG_INFINITY, largest);
             let mut sum = 0.0;
             for at in partials {
+                let (max_of_state, sum_of_state) = stats(at);
                 let weight = match softmax {
                     true if max == f32::NEG_INFINITY => continue,
-                    true => (lse(at) - max).exp2(),
+                    true => (max_of_state - max).exp2() * sum_of_state,
                     false => 1.0,
                 };
                 // the values of an empty state may be NaN

@@ -139,6 +139,38 @@ fn huge_logits_keep_their_softmax<B: Backend + Clone + Sync>(backends: &[B]) {
     }
 }
 
+/// Products and logits are exact, and all keys weigh the same. The spacing of f32 at 1e6 is 0.06: states of splits with a rounded
+/// LSE would have weights that are off by 4 %.
+fn equal_logits_of_a_million_give_the_mean_value<B: Backend + Clone + Sync>(backends: &[B]) {
+    for (dim, dtype) in [(DIM, Dtype::Bf16), (33, Dtype::F32)] {
+        let problem = Problem::builder(HEADS, HeadDim::same(dim)).dtypes(dtype, dtype).scale(1.0);
+        let mut sample =
+            Sample::random(problem.build().expect("it is sound"), &[(40, 200), (1, 131), (3, 70)], 7);
+        for (kv, request) in sample.k.iter_mut().enumerate() {
+            request.fill([1000.0, 1016.0, 1024.0][kv]);
+        }
+        sample.q.fill(1000.0 / 32.0);
+        let means = |request: usize, head: usize, d: usize| {
+            let values = sample.v[request][head * dim + d..].iter().step_by(HEADS.kv * dim);
+            let count = values.len() as f64;
+            values.map(|v| f64::from(*v)).sum::<f64>() / count
+        };
+        for backend in backends {
+            each_way(backend, &sample, |way, outcome| {
+                for (row, request) in [(0, 0), (39, 0), (40, 1), (41, 2), (43, 2)] {
+                    for (head, d) in (0..HEADS.qo).flat_map(|head| (0..dim).map(move |d| (head, d))) {
+                        let got = f64::from(outcome.o[(row * HEADS.qo + head) * dim + d]);
+                        let want = means(request, head / HEADS.group(), d);
+                        // sums of 200 values in f32; roundings of the equal weights and of the output
+                        let bound = 2.0 * crate::elements::half_ulp(dtype, want) + 1e-4;
+                        assert!((got - want).abs() <= bound, "{way}, row {row}: {got} instead of {want}");
+                    }
+                }
+            });
+        }
+    }
+}
+
 fn one_key_gives_its_value<B: Backend + Clone + Sync>(backends: &[B]) {
     for magnitude in [1e-20_f32, 1.0, 1e5, 1e10, 1e14, 1e20, 1e25] {
         let problem = Problem::builder(HEADS, HeadDim::same(DIM)).scale(magnitude);
@@ -162,5 +194,6 @@ crate::judge_backends!(
     nan_and_infinities_in_queries_stay_in_their_row_and_head,
     minus_infinity_logits_have_zero_weight,
     huge_logits_keep_their_softmax,
+    equal_logits_of_a_million_give_the_mean_value,
     one_key_gives_its_value
 );

@@ -255,7 +255,7 @@ fn partial_states_are_disjoint_inside_the_workspace_and_merged_once() {
             end = first + item.kv_heads.len() * item.qo.len() * group;
         }
         assert!(end <= schedule.partial_rows, "{end} partial rows, room for {}", schedule.partial_rows);
-        let floats = schedule.partial_rows * (draw.problem.head_dim().vo + 1) + draw.tiling.scratch;
+        let floats = schedule.partial_rows * (draw.problem.head_dim().vo + 2) + draw.tiling.scratch;
         assert_eq!(plan.workspace_bytes(), 4 * floats);
 
         let mut named: Vec<usize> = Vec::new();

@@ -46,7 +46,7 @@ impl<'k> SimtCta<'k, '_> {
         });
     }
 
-    /// Writes partial row `partial`, normalized, so that its LSE is its whole weight.
+    /// Writes partial row `partial`, normalized, so that its statistics are its whole weight.
     #[track_caller]
     fn write_partial(
         &self,
@@ -59,7 +59,9 @@ impl<'k> SimtCta<'k, '_> {
         let to = self.params.partial_o.at_wide(partial.to_u64() * u64::from(vo));
         k.repeat((self.lane, vo), 32, |dim| to.at(dim).store(o(dim) * normalizer));
         k.when(self.lane.eq(0), || {
-            self.params.partial_lse.at_wide(partial.to_u64()).store(state.lse());
+            let stats = self.params.partial_stats.at_wide(partial.to_u64() * 2);
+            stats.store(state.max.unless(state.sum.eq(0.0), f32::NEG_INFINITY));
+            stats.plus(1).store(state.sum);
         });
     }
 

@@ -72,7 +72,7 @@ impl<'k> SimtCta<'k, '_> {
         });
     }
 
-    /// The maximum LSE, or NaN if one is; and the sum of weights.
+    /// The maximum logit of all states, or NaN if one is; and the sum of weights.
     #[track_caller]
     fn merged_state(&self, merge: &MergeItemRegs<'k>, row: &QueryRow<'k>) -> ExactSoftmaxStats<'k> {
         let k = self.k;
@@ -81,10 +81,10 @@ impl<'k> SimtCta<'k, '_> {
         }
         let (max, sum) = (k.var("max", f32::NEG_INFINITY), k.var("sum", 0.0));
         self.for_each_partial(merge, row, |partial| {
-            let lse = self.params.partial_lse.at_wide(partial).load();
+            let of_state = self.params.partial_stats.at_wide(partial * 2).load();
             // comparisons with NaN are false, so a NaN is taken and kept
-            let keeps = max.get().is_nan() | lse.le(max.get());
-            max.set(keeps.select(max.get(), lse));
+            let keeps = max.get().is_nan() | of_state.le(max.get());
+            max.set(keeps.select(max.get(), of_state));
         });
         self.for_each_partial(merge, row, |partial| sum.set(sum.get() + self.weight(partial, max.get())));
         ExactSoftmaxStats { max: max.get(), sum: sum.get() }
@@ -96,7 +96,8 @@ impl<'k> SimtCta<'k, '_> {
         if !self.hooks.hooks().softmax() {
             return self.k.constant(1.0);
         }
-        exp2_of_negative(self.params.partial_lse.at_wide(partial).load() - finite_max(max))
+        let stats = self.params.partial_stats.at_wide(partial * 2);
+        exp2_of_negative(stats.load() - finite_max(max)) * stats.plus(1).load()
     }
 
     #[track_caller]

@@ -68,11 +68,11 @@ impl<'k> Consumer<'_, 'k> {
         let row = self.first_row() + (k.lane() >> 2) + 8 * rows.half as u32;
         let factor = rows.stats.normalizer * rows.v_scale;
         k.when(row.lt(current.rows()), || {
-            let (o, lse) = partial_row(&self.shared.cta, &item, row);
+            let (o, stats) = partial_row(&self.shared.cta, &item, row);
             let o = o.at(column << 1);
             (0..self.shared.config.head_dim.vo / 8)
                 .for_each(|at| o.plus(8 * at).store_vector(self.pair((at, rows.half), factor)));
-            k.when(column.eq(0), || lse.store(rows.stats.lse));
+            k.when(column.eq(0), || stats.store_vector(rows.stats.of_partial_state()));
         });
     }
 

@@ -1,7 +1,7 @@
 //! Merge of partial states in the tensor-core kernels, one warp per row.
 //!
 //! ```text
-//! m = max lse_i     w_i = 2^(lse_i - m)     o = Σ w_i · o_i / Σ w_i     lse = m + log2 Σ w_i
+//! m = max m_i     w_i = 2^(m_i - m) · s_i     o = Σ w_i · o_i / Σ w_i     lse = m + log2 Σ w_i
 //! ```
 //!
 //! `body/simt/merge.rs` has the same steps in exact arithmetic: sharing them would round the results of one of the two kernels
@@ -67,22 +67,20 @@ impl<'k> PartialStates<'_, 'k> {
         partial_row(&self.cta.params, at, (self.token, self.in_group))
     }
 
-    /// This lane's source of the 32 from `first` on: its partial row and LSE. Lanes beyond the last source load that of the last,
-    /// with an LSE of -inf.
-    fn of_lane(&self, first: Value<'k, u32>) -> (Value<'k, u32>, Value<'k, f32>) {
-        let k = self.cta.k;
-        let at = first + k.lane();
-        let row = self.partial_row(at.min(self.merge.source_end - 1));
-        let lse = self.cta.params.partial_lse.at(row).load();
-        (row, lse.unless(at.ge(self.merge.source_end), f32::NEG_INFINITY))
+    /// The partial row of this lane's source of the 32 from `first` on, that of the last source in lanes beyond it; and its
+    /// statistics.
+    fn of_lane(&self, first: Value<'k, u32>) -> (Value<'k, u32>, Global<'k, f32>) {
+        let last = self.merge.source_end - 1;
+        let row = self.partial_row((first + self.cta.k.lane()).min(last));
+        (row, self.cta.params.partial_stats.at_wide(row.to_u64() * 2))
     }
 
-    /// The maximum LSE, or 0 if all states are empty; NaN enters with the weights.
+    /// The maximum logit of all states, or 0 if all states are empty; NaN enters with the weights.
     fn max(&self) -> Value<'k, f32> {
         let k = self.cta.k;
         let max = k.var("max", f32::NEG_INFINITY);
         k.repeat((self.merge.source_begin, self.merge.source_end), 32, |first| {
-            max.set(max.get().max(self.of_lane(first).1));
+            max.set(max.get().max(self.of_lane(first).1.load()));
         });
         let max = reduce::warp_max(max.get());
         finite_max(max)
@@ -94,8 +92,10 @@ impl<'k> PartialStates<'_, 'k> {
         let sums = self.cta.zeros("merged", self.chunks().div_ceil(32));
         let sum = k.var("sum_of_weights", 0.0);
         k.repeat((self.merge.source_begin, self.merge.source_end), 32, |first| {
-            let (row, lse) = self.of_lane(first);
-            let weight = (lse - max).exp2();
+            let (row, stats) = self.of_lane(first);
+            let [max_of_state, sum_of_state] = stats.load_vector();
+            let is_beyond = (first + k.lane()).ge(self.merge.source_end);
+            let weight = ((max_of_state - max).exp2() * sum_of_state).unless(is_beyond, 0.0);
             let arrive = (self.merge.source_end - first).min(32);
             k.repeat((0, arrive), BATCH, |at| {
                 let of_lane = |ahead: u32| (row.of_lane(at + ahead), weight.of_lane(at + ahead));

@@ -370,8 +370,8 @@ impl QueryTile<'_, '_> {
                 }
                 let row = first as usize + r;
                 params.partial_o.part(row * dim, dim).copy_from_slice(o);
-                let lse = if sum == 0.0 { f32::NEG_INFINITY } else { max * scale + sum.log2() };
-                params.partial_lse.part(row, 1)[0] = lse;
+                let max = if sum == 0.0 { f32::NEG_INFINITY } else { max * scale };
+                params.partial_stats.part(2 * row, 2).copy_from_slice(&[max, sum]);
             }
         }
     }
