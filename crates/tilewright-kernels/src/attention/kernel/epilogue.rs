@@ -66,7 +66,7 @@ pub(crate) fn store_lse<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>, lse: Value<'k
     cta.k.when(cta.params.has_lse(), || head.lse_in(&cta.params).store(lse));
 }
 
-/// The partial state of a row of an item: output and statistics.
+/// The partial state of a row of an item: accumulator and statistics.
 #[track_caller]
 pub(crate) fn partial_row<'k>(
     cta: &MmaCta<'k>,
@@ -123,7 +123,7 @@ pub(crate) fn store_columns<'k>(
                 || {
                     let (o, stats_of_row) = partial_row(cta, &item, row);
                     let o = o.at(columns.first + ((lane & 3) << 1));
-                    pairs(factor).for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
+                    pairs(v_scale).for_each(|(at, pair)| o.plus(8 * at).store_vector(pair));
                     k.when(first_of_quad, || stats_of_row.store_vector(stats.of_partial_state()));
                 },
                 || {
@@ -159,27 +159,20 @@ pub(crate) fn store_chunk<'k>(
 ) {
     let (k, item) = (cta.k, current.load());
     let v_scale = page_scales::item_scale(cta, cta.params.v_scale, item.kv_head);
-    let factor = stats.normalizer * v_scale;
     let sums = values;
-    let values = sums.map(|value| value * factor);
     k.when_else(
         item.partial.ne(NONE),
         || {
             let (o, stats_of_row) = partial_row(cta, &item, row);
-            o.at(chunk << 2).store_vector(values);
+            o.at(chunk << 2).store_vector(sums.map(|sum| sum * v_scale));
             k.when(chunk.eq(0), || stats_of_row.store_vector(stats.of_partial_state()));
         },
         || {
             let head = cta.query_head(&item, row);
             let epilogue = hooks.epilogue(|| row, 0);
-            let (stats, values) = match epilogue.is_empty() {
-                true => (stats, values),
-                false => {
-                    let stats = epilogue.apply_update(stats);
-                    let factor = stats.normalizer * v_scale;
-                    (stats, epilogue.apply_output(|| chunk << 2, sums.map(|sum| sum * factor)))
-                }
-            };
+            let stats = epilogue.apply_update(stats);
+            let factor = stats.normalizer * v_scale;
+            let values = epilogue.apply_output(|| chunk << 2, sums.map(|sum| sum * factor));
             store_vec4(cta, output_row(cta, head), chunk, values);
             k.when(chunk.eq(0), || store_lse(cta, head, stats.lse));
         },

@@ -1,4 +1,4 @@
-//! Merge of the partial states of split rows.
+//! Merge of the partial states of split rows. A single state gives the bits of a row that is not split.
 
 use super::{context::AttentionParams, epilogue};
 use crate::attention::Merge;
@@ -33,14 +33,14 @@ pub(crate) fn merge_partials(params: &AttentionParams<'_>, merge: &Merge, row: &
                 let (max_of_state, sum_of_state) = stats(at);
                 let weight = match softmax {
                     true if max == f32::NEG_INFINITY => continue,
-                    true => (max_of_state - max).exp2() * sum_of_state,
+                    true => (max_of_state - max).exp2(),
                     false => 1.0,
                 };
                 // the values of an empty state may be NaN
                 if weight == 0.0 {
                     continue;
                 }
-                sum += weight;
+                sum += weight * sum_of_state;
                 row.iter_mut().zip(o(at)).for_each(|(o, partial)| *o += weight * partial);
             }
             let head = kv_head as usize * group + in_group;

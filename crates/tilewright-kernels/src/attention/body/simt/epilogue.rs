@@ -46,7 +46,7 @@ impl<'k> SimtCta<'k, '_> {
         });
     }
 
-    /// Writes partial row `partial`, normalized, so that its statistics are its whole weight.
+    /// Writes partial row `partial`.
     #[track_caller]
     fn write_partial(
         &self,
@@ -55,9 +55,8 @@ impl<'k> SimtCta<'k, '_> {
         o: impl FnOnce(Value<'k, u32>) -> Value<'k, f32>,
     ) {
         let (k, vo) = (self.k, self.config.head_dim.1);
-        let normalizer = self.normalizer(state.sum, k.constant(1.0));
         let to = self.params.partial_o.at_wide(partial.to_u64() * u64::from(vo));
-        k.repeat((self.lane, vo), 32, |dim| to.at(dim).store(o(dim) * normalizer));
+        k.repeat((self.lane, vo), 32, |dim| to.at(dim).store(o(dim)));
         k.when(self.lane.eq(0), || {
             let stats = self.params.partial_stats.at_wide(partial.to_u64() * 2);
             stats.store(state.max.unless(state.sum.eq(0.0), f32::NEG_INFINITY));

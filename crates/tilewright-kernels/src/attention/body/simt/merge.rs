@@ -86,7 +86,10 @@ impl<'k> SimtCta<'k, '_> {
             let keeps = max.get().is_nan() | of_state.le(max.get());
             max.set(keeps.select(max.get(), of_state));
         });
-        self.for_each_partial(merge, row, |partial| sum.set(sum.get() + self.weight(partial, max.get())));
+        self.for_each_partial(merge, row, |partial| {
+            let sum_of_state = self.params.partial_stats.at_wide(partial * 2).plus(1).load();
+            sum.set(self.weight(partial, max.get()).mul_add(sum_of_state, sum.get()));
+        });
         ExactSoftmaxStats { max: max.get(), sum: sum.get() }
     }
 
@@ -96,8 +99,7 @@ impl<'k> SimtCta<'k, '_> {
         if !self.hooks.hooks().softmax() {
             return self.k.constant(1.0);
         }
-        let stats = self.params.partial_stats.at_wide(partial * 2);
-        exp2_of_negative(stats.load() - finite_max(max)) * stats.plus(1).load()
+        exp2_of_negative(self.params.partial_stats.at_wide(partial * 2).load() - finite_max(max))
     }
 
     #[track_caller]

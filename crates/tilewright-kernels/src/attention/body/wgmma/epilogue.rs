@@ -66,12 +66,11 @@ impl<'k> Consumer<'_, 'k> {
     fn store_partial(&self, current: &CurrentItem<'k>, rows: &HalfRows<'k>) {
         let (k, column, item) = (self.k, self.k.lane() & 3, current.load());
         let row = self.first_row() + (k.lane() >> 2) + 8 * rows.half as u32;
-        let factor = rows.stats.normalizer * rows.v_scale;
         k.when(row.lt(current.rows()), || {
             let (o, stats) = partial_row(&self.shared.cta, &item, row);
             let o = o.at(column << 1);
             (0..self.shared.config.head_dim.vo / 8)
-                .for_each(|at| o.plus(8 * at).store_vector(self.pair((at, rows.half), factor)));
+                .for_each(|at| o.plus(8 * at).store_vector(self.pair((at, rows.half), rows.v_scale)));
             k.when(column.eq(0), || stats.store_vector(rows.stats.of_partial_state()));
         });
     }

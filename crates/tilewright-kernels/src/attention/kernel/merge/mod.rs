@@ -1,11 +1,12 @@
 //! Merge of attention states over disjoint key ranges.
 //!
 //! ```text
-//! m = max m_i     w_i = 2^(m_i - m) · s_i     o = Σ w_i · o_i / Σ w_i     lse = m + log2 Σ w_i
+//! m = max m_i     w_i = 2^(m_i - m)     s = Σ w_i · s_i     o = Σ w_i · o_i / s     lse = m + log2 s
 //! ```
 //!
-//! A state is an output, the maximum base-2 logit `m_i` and the sum `s_i` of weights relative to it; that of no keys is 0, -inf
-//! and 0. A public state has an LSE: `m_i = lse_i` and `s_i = 1`.
+//! A state is the maximum base-2 logit `m_i`, the sum `s_i` of weights relative to it, and the accumulator `o_i`, which is not
+//! normalized; no keys give -inf, 0 and anything. A single state gives the bits of an item that is not split. A public state is
+//! normalized and has an LSE: `m_i = lse_i` and `s_i = 1`.
 //!
 //! 1. `arrival`: work items count up the merges that depend on them.
 //! 2. `partial_states`: the CTA that completes a merge reduces its f32 partial states in plan order.

@@ -1,7 +1,7 @@
 //! Merge of partial states in the tensor-core kernels, one warp per row.
 //!
 //! ```text
-//! m = max m_i     w_i = 2^(m_i - m) · s_i     o = Σ w_i · o_i / Σ w_i     lse = m + log2 Σ w_i
+//! m = max m_i     w_i = 2^(m_i - m)     s = Σ w_i · s_i     o = Σ w_i · o_i / s     lse = m + log2 s
 //! ```
 //!
 //! `body/simt/merge.rs` has the same steps in exact arithmetic: sharing them would round the results of one of the two kernels
@@ -95,13 +95,14 @@ impl<'k> PartialStates<'_, 'k> {
             let (row, stats) = self.of_lane(first);
             let [max_of_state, sum_of_state] = stats.load_vector();
             let is_beyond = (first + k.lane()).ge(self.merge.source_end);
-            let weight = ((max_of_state - max).exp2() * sum_of_state).unless(is_beyond, 0.0);
+            let weight = (max_of_state - max).exp2().unless(is_beyond, 0.0);
+            let weighted_sum = (weight * sum_of_state).unless(is_beyond, 0.0);
             let arrive = (self.merge.source_end - first).min(32);
+            sum.set(sum.get() + reduce::warp_sum(weighted_sum));
             k.repeat((0, arrive), BATCH, |at| {
                 let of_lane = |ahead: u32| (row.of_lane(at + ahead), weight.of_lane(at + ahead));
                 let batch: Vec<_> = (0..BATCH).map(of_lane).collect();
                 self.add_batch(&batch, &sums);
-                batch.iter().for_each(|(_, weight)| sum.set(sum.get() + *weight));
             });
         });
         (sums, sum.get())

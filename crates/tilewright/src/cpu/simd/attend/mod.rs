@@ -343,7 +343,6 @@ impl QueryTile<'_, '_> {
     fn store<S: Simd>(&mut self, simd: S) {
         let (ctx, layout) = (self.ctx, &self.ctx.layout);
         let (params, dim) = (ctx.params, ctx.params.plan.problem.head_dim().vo);
-        let softmax = params.hooks.softmax;
         let scale = ctx.scale();
         for r in 0..ctx.rows {
             if ctx.item.partial.is_none() {
@@ -364,10 +363,6 @@ impl QueryTile<'_, '_> {
                     epilogue::finish_row(params, token, head, o, (max * scale, sum));
                     continue;
                 };
-                if softmax {
-                    let normalizer = if sum == 0.0 { 0.0 } else { sum.recip() };
-                    o.iter_mut().for_each(|o| *o *= normalizer);
-                }
                 let row = first as usize + r;
                 params.partial_o.part(row * dim, dim).copy_from_slice(o);
                 let max = if sum == 0.0 { f32::NEG_INFINITY } else { max * scale };
