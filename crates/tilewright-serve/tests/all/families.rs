@@ -1,16 +1,18 @@
-//! Random checkpoints of all families compared with `transformers`: names and shapes of weights, logits, greedy tokens.
+//! Random checkpoints of all families compared with `transformers`: names and shapes of weights, logits, greedy tokens, texts.
 //!
 //! The weights are computed from a seed here and by `tests/fixtures/families.py`.
 
 #[path = "checkpoint.rs"]
 pub(crate) mod checkpoint;
 
+use crate::sentencepiece::stream;
 use checkpoint::{Checkpoint, relative_error};
-use std::collections::BTreeMap;
+use serde_json::Value;
+use std::{collections::BTreeMap, path::Path};
 use tilewright::{Cpu, Dtype, sampling::SamplingParams};
 use tilewright_serve::{
     Engine, EngineOptions, Event, GenerateOptions, RequestEdits,
-    model::{ModelConfig, Precision},
+    model::{ModelConfig, Precision, Tokenizer},
 };
 
 #[test]
@@ -57,28 +59,47 @@ fn bf16_logits_are_closer_to_f32_than_those_of_transformers_in_bf16() {
 }
 
 #[test]
-fn the_engine_generates_the_same_64_greedy_tokens_as_transformers() {
+fn the_engine_generates_the_same_64_greedy_tokens_and_text_as_transformers() {
+    let texts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/texts");
+    let expected: Value =
+        serde_json::from_str(&std::fs::read_to_string(texts.join("expected.json")).unwrap()).unwrap();
     for name in Checkpoint::names() {
         let checkpoint = Checkpoint::open(&name);
-        let expected = checkpoint.greedy();
-        assert_eq!(expected.len(), 64);
-        // chunks of the prompt and pages that do not divide the windows
-        let options = EngineOptions { num_pages: 32, max_step_tokens: 15, ..EngineOptions::default() };
-        let mut engine = Engine::new(checkpoint.model(Dtype::F32), Cpu::new(), options).expect("an engine");
-        let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
-        let wanted =
-            GenerateOptions { max_tokens: 64, sampling, stop: Vec::new(), edits: RequestEdits::default() };
-        engine.submit(&checkpoint.prompt(), &[wanted]).expect("a good request");
-        let mut generated = Vec::new();
-        while !engine.is_idle() {
-            for event in engine.step().expect("a step") {
-                if let Event::Token { token, .. } = event {
-                    generated.push(token);
-                }
+        let generated = greedy(&checkpoint);
+        assert_eq!(generated.len(), 64);
+        assert_eq!(generated, checkpoint.greedy(), "{name}");
+        let expected = &expected[&name];
+        let text = |field: &str| expected[field].as_str().expect("a text");
+        let dir = tempfile::tempdir().unwrap();
+        let file = texts.join(format!("{}.json", text("tokenizer")));
+        std::fs::copy(file, dir.path().join("tokenizer.json")).unwrap();
+        let tokenizer = Tokenizer::open(dir.path(), checkpoint.config().vocab_size).unwrap();
+        let prompt: Vec<u32> = serde_json::from_value(expected["prompt"].clone()).unwrap();
+        let decoder = tokenizer.decoder_after(&prompt).unwrap();
+        assert_eq!(stream(decoder, &generated), text("continuation"), "{name}");
+        assert_eq!(stream(tokenizer.decoder(), &generated), text("alone"), "{name}");
+        assert_eq!(tokenizer.decode(&generated).unwrap(), text("alone"), "{name}");
+    }
+}
+
+/// The greedy continuation of the checkpoint's prompt.
+fn greedy(checkpoint: &Checkpoint) -> Vec<u32> {
+    // chunks of the prompt and pages that do not divide the windows
+    let options = EngineOptions { num_pages: 32, max_step_tokens: 15, ..EngineOptions::default() };
+    let mut engine = Engine::new(checkpoint.model(Dtype::F32), Cpu::new(), options).expect("an engine");
+    let sampling = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+    let wanted =
+        GenerateOptions { max_tokens: 64, sampling, stop: Vec::new(), edits: RequestEdits::default() };
+    engine.submit(&checkpoint.prompt(), &[wanted]).expect("a good request");
+    let mut generated = Vec::new();
+    while !engine.is_idle() {
+        for event in engine.step().expect("a step") {
+            if let Event::Token { token, .. } = event {
+                generated.push(token);
             }
         }
-        assert_eq!(generated, expected, "{name}");
     }
+    generated
 }
 
 /// All families of the supported ones have a checkpoint here or among the fixtures with tokenizers.

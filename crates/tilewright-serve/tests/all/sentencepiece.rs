@@ -25,7 +25,7 @@ fn ids(value: &Value) -> Vec<u32> {
 }
 
 /// The concatenated pieces of `ids`.
-fn stream(mut decoder: Decoder, ids: &[u32]) -> String {
+pub(crate) fn stream(mut decoder: Decoder, ids: &[u32]) -> String {
     let pieces: String = ids.iter().map(|&id| decoder.push(id).unwrap()).collect();
     pieces + &decoder.finish().unwrap()
 }
