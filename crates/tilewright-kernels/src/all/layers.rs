@@ -6,6 +6,7 @@ use crate::{
     append::{self, AppendConfig},
     attention::kernel::merge,
     bits,
+    elementwise::{self, AddConfig, MapConfig, MapKind},
     norm::{self, NormConfig},
     rope::{self, Angles, RopeConfig},
     rows,
@@ -26,12 +27,14 @@ fn rounding(dtype: Dtype) -> Vec<KernelEntry> {
         NormConfig { dtype: f32, out: dtype, weight: dtype, residual: None, in_place: false, width, rows };
     let rope_config =
         RopeConfig { dtypes: (f32, dtype), style: RopeStyle::Neox, angles: Angles::Table, width };
-    let activation_config = ActivationConfig { activation: Activation::Silu, dtypes: (f32, dtype), width };
+    let activated = |activation| ActivationConfig { activation, dtypes: (f32, dtype), width };
     vec![
         entry(norm_config, NormConfig::name, norm::norm),
         entry(NormConfig { residual: Some(f32), ..norm_config }, NormConfig::name, norm::norm),
         entry(rope_config, RopeConfig::name, rope::rope),
-        entry(activation_config, ActivationConfig::name, act_and_mul),
+        entry(activated(Activation::Silu), ActivationConfig::name, act_and_mul),
+        entry(activated(Activation::GeluTanh), ActivationConfig::name, act_and_mul),
+        entry(AddConfig { dtypes: (f32, dtype), width }, AddConfig::name, elementwise::add),
     ]
 }
 
@@ -113,6 +116,12 @@ fn others() -> Vec<KernelEntry> {
     all.extend([bf16, f32].map(|to| entry(copied(to), rows::CopyRowsConfig::name, rows::copy)));
     let gelu = ActivationConfig { activation: Activation::Gelu, dtypes: (f32, f32), width: 4 };
     all.push(entry(gelu, ActivationConfig::name, act_and_mul));
+    let maps = [(MapKind::Scale, bf16), (MapKind::Scale, f32), (MapKind::SoftCap, f32)];
+    all.extend(maps.map(|(kind, dtype)| {
+        let width = chunk::max_width(&[dtype]);
+        entry(MapConfig { kind, dtype, width }, MapConfig::name, elementwise::map)
+    }));
+    all.push(entry(AddConfig { dtypes: (f32, f32), width: 4 }, AddConfig::name, elementwise::add));
     all.push(entry_with("packbits_little".to_owned(), ALL, |name| bits::packbits(name, BitOrder::Little)));
     all
 }
