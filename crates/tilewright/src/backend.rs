@@ -4,22 +4,13 @@
 
 use crate::{
     Dtype, Operator, Result, View, ViewMut, Workspace,
-    activation::GatedActivation,
     attention::{
-        AttentionRun, BitOrder, DeviceBatch, Plan, Problem, StateMerge, Tiling,
+        BitOrder, DeviceBatch, Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    elementwise::{ElementwiseMap, ResidualSum},
-    gather::RowGather,
-    gemm::{LinearLayer, SegmentGemm},
-    kv::{AppendPlan, PageCopies, append::KvAppend, copy_pages_on_host},
-    norm::RmsNorm,
+    gemm::SegmentGemm,
+    kv::{AppendPlan, PageCopies, copy_pages_on_host},
     operator::{on_host, unsupported},
-    rope::RopeRotation,
-    sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
-        TopKSelection,
-    },
     tensor::{Buffer, DeviceMemory, IndexBuffer, copy_on_host},
 };
 use std::{any::Any, fmt::Debug, sync::Arc};
@@ -38,14 +29,44 @@ pub trait RecordedGraph: Debug + Send + Sync {
     fn replay(&self) -> Result<()>;
 }
 
+/// Calls `$declare!` with the operators that every [`Backend`] has: `method: module of the operator, Operator;`.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! for_each_operator {
+    ($declare:ident) => {
+        $declare! {
+            attention: attention, AttentionRun;
+            merge_states: attention, StateMerge;
+            linear: gemm, LinearLayer;
+            append: kv::append, KvAppend;
+            gather_rows: gather, RowGather;
+            rmsnorm: norm, RmsNorm;
+            rope: rope, RopeRotation;
+            act_and_mul: activation, GatedActivation;
+            map_in_place: elementwise, ElementwiseMap;
+            add: elementwise, ResidualSum;
+            filter: sampling, ScoreFilter;
+            sample: sampling, TokenSampling;
+            distribution: sampling, SamplingDistribution;
+            edit_logits: sampling, LogitsEditing;
+            top_k: sampling, TopKSelection;
+            logprobs: sampling, LogprobQuery;
+            chain_speculative_sampling: sampling, ChainVerification;
+        }
+    };
+}
+
 /// Declares the method of each operator.
-macro_rules! operators {
-    ($($method:ident: $Operator:ident),+ $(,)?) => {$(
-        #[doc = concat!("Executes a checked [`", stringify!($Operator), "`].")]
+macro_rules! declare_methods {
+    ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {$(
+        #[doc = concat!(
+            "Executes a checked [`", stringify!($Operator), "`](crate", $("::", stringify!($module),)+ "::",
+            stringify!($Operator), ")."
+        )]
         ///
         /// # Errors
         /// When the device fails, or a tensor is in the memory of another one.
-        fn $method(&self, operator: $Operator<'_>) -> Result<()>;
+        fn $method(&self, operator: crate::$($module::)+$Operator<'_>) -> Result<()>;
     )+};
 }
 
@@ -228,23 +249,5 @@ pub trait Backend {
         Err(unsupported(operator.name(), &self.describe()))
     }
 
-    operators! {
-        attention: AttentionRun,
-        merge_states: StateMerge,
-        linear: LinearLayer,
-        append: KvAppend,
-        gather_rows: RowGather,
-        rmsnorm: RmsNorm,
-        rope: RopeRotation,
-        act_and_mul: GatedActivation,
-        map_in_place: ElementwiseMap,
-        add: ResidualSum,
-        filter: ScoreFilter,
-        sample: TokenSampling,
-        distribution: SamplingDistribution,
-        edit_logits: LogitsEditing,
-        top_k: TopKSelection,
-        logprobs: LogprobQuery,
-        chain_speculative_sampling: ChainVerification,
-    }
+    crate::for_each_operator!(declare_methods);
 }

@@ -6,22 +6,12 @@
 use std::sync::OnceLock;
 use tilewright::{
     Backend, Dtype, Opaque, Operator, Result, View, ViewMut, Workspace,
-    activation::GatedActivation,
     attention::{
-        AttentionRun, DeviceBatch, Plan, Problem, StateMerge, Tiling,
+        DeviceBatch, Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    elementwise::{ElementwiseMap, ResidualSum},
-    gather::RowGather,
-    gemm::LinearLayer,
-    kv::{AppendPlan, PageCopies, append::KvAppend},
-    norm::RmsNorm,
+    kv::{AppendPlan, PageCopies},
     operator::TensorRef,
-    rope::RopeRotation,
-    sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
-        TopKSelection,
-    },
     tensor::{Data, DeviceMemory},
 };
 use tilewright_cuda::{Device, Gpu, Simulator, machine::Machine};
@@ -135,9 +125,9 @@ impl DeviceTensor {
     }
 }
 
-macro_rules! operators {
-    ($($method:ident: $Operator:ident),+ $(,)?) => {
-        $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
+macro_rules! stage {
+    ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {
+        $(fn $method(&self, operator: tilewright::$($module::)+$Operator<'_>) -> Result<()> {
             self.run_staged(&mut Copies::default(), operator, |operator| self.0.$method(operator))
         })+
     };
@@ -181,24 +171,9 @@ impl<M: Machine> Backend for Staged<M> {
         self.0.prepare_append(plan)
     }
 
-    operators! {
-        attention: AttentionRun,
-        copy_pages: PageCopies,
-        merge_states: StateMerge,
-        linear: LinearLayer,
-        append: KvAppend,
-        rmsnorm: RmsNorm,
-        gather_rows: RowGather,
-        rope: RopeRotation,
-        act_and_mul: GatedActivation,
-        map_in_place: ElementwiseMap,
-        add: ResidualSum,
-        filter: ScoreFilter,
-        sample: TokenSampling,
-        distribution: SamplingDistribution,
-        edit_logits: LogitsEditing,
-        top_k: TopKSelection,
-        logprobs: LogprobQuery,
-        chain_speculative_sampling: ChainVerification,
+    fn copy_pages(&self, operator: PageCopies<'_>) -> Result<()> {
+        self.run_staged(&mut Copies::default(), operator, |operator| self.0.copy_pages(operator))
     }
+
+    tilewright::for_each_operator!(stage);
 }

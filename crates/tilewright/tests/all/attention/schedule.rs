@@ -4,18 +4,7 @@ use crate::generator::Generator;
 use std::ops::Range;
 use tilewright::{
     Attention, Backend, Batch, HeadDim, Heads, Mask, PageTable, Plan, Problem, Result,
-    activation::GatedActivation,
-    attention::{AttentionRun, ManyRows, Split, StateMerge, Tiling, WorkItem},
-    elementwise::{ElementwiseMap, ResidualSum},
-    gather::RowGather,
-    gemm::LinearLayer,
-    kv::append::KvAppend,
-    norm::RmsNorm,
-    rope::RopeRotation,
-    sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
-        TopKSelection,
-    },
+    attention::{ManyRows, Split, Tiling, WorkItem},
 };
 
 const BATCHES: usize = 10_000;
@@ -24,9 +13,9 @@ const BATCHES: usize = 10_000;
 #[derive(Debug, Clone)]
 struct TilingBackend(Tiling);
 
-macro_rules! operators {
-    ($($method:ident: $Operator:ident),+ $(,)?) => {
-        $(fn $method(&self, _: $Operator<'_>) -> Result<()> {
+macro_rules! refuse {
+    ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {
+        $(fn $method(&self, _: tilewright::$($module::)+$Operator<'_>) -> Result<()> {
             unreachable!("nothing is run")
         })+
     };
@@ -40,25 +29,7 @@ impl Backend for TilingBackend {
         Ok(self.0)
     }
 
-    operators! {
-        attention: AttentionRun,
-        merge_states: StateMerge,
-        linear: LinearLayer,
-        append: KvAppend,
-        rmsnorm: RmsNorm,
-        gather_rows: RowGather,
-        rope: RopeRotation,
-        act_and_mul: GatedActivation,
-        map_in_place: ElementwiseMap,
-        add: ResidualSum,
-        filter: ScoreFilter,
-        sample: TokenSampling,
-        distribution: SamplingDistribution,
-        edit_logits: LogitsEditing,
-        top_k: TopKSelection,
-        logprobs: LogprobQuery,
-        chain_speculative_sampling: ChainVerification,
-    }
+    tilewright::for_each_operator!(refuse);
 }
 
 /// A random batch with its problem, tiling and split.
