@@ -1,4 +1,5 @@
-//! `cargo xtask conformance`: tests attention against the oracle on every instruction set of the machine and counts the cases.
+//! `cargo xtask conformance [--all]`: tests attention against the oracle on every instruction set of the machine and counts the
+//! cases. With `--all` the factors of a problem are combined in full, without it in pairs.
 
 use crate::cargo::cargo;
 use std::{
@@ -10,8 +11,15 @@ use std::{
 const TESTS: [&str; 8] = ["test", "-p", "tilewright", "--test", "all", "--", "attention::", "--nocapture"];
 
 /// Runs the suite in `root`; prints the number of cases per property and their sum.
-pub(crate) fn run(root: &Path) -> Result<(), String> {
-    let child = cargo().args(TESTS).current_dir(root).stdout(Stdio::piped()).spawn();
+pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<(), String> {
+    let cases_to_run = match arguments {
+        [] => "pairs",
+        ["--all"] => "all",
+        _ => return Err(format!("conformance: `{}`, expected no arguments or --all", arguments.join(" "))),
+    };
+    let mut command = cargo();
+    command.args(TESTS).env("TILEWRIGHT_CONFORMANCE", cases_to_run).current_dir(root);
+    let child = command.stdout(Stdio::piped()).spawn();
     let mut child = child.map_err(|why| format!("cargo does not start: {why}"))?;
     let (mut properties, mut total) = (0, 0);
     for line in child.stdout.take().map(BufReader::new).into_iter().flat_map(BufRead::lines) {
@@ -35,7 +43,14 @@ fn cases(line: &str) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::cases;
+    use super::{cases, run};
+    use std::path::Path;
+
+    #[test]
+    fn unknown_arguments_are_errors() {
+        let why = run(Path::new("."), &["--every"]).unwrap_err();
+        assert_eq!(why, "conformance: `--every`, expected no arguments or --all");
+    }
 
     #[test]
     fn the_number_of_cases_is_parsed() {

@@ -33,9 +33,11 @@ Tasks:
   guard         project conventions; each guard first proves that it reports planted violations
   metrics       size and readability in numbers; --list prints the places, --bless [NAME] writes the limits
   gate          assembles every instruction and kernel and checks the machine code; installs the assembler if needed;
-                --bless records the present numbers, --if-possible passes without the tools
+                --bless records the present numbers, --if-possible passes without the tools, --quick measures sm_90 and the
+                first architecture of each kernel only, NAME ... only kernels whose names begin so
   bundle        GPU tests and benches in target/bundle, for a machine with a GPU and without cargo
-  conformance   attention against its oracle on every instruction set of this machine, with the number of cases
+  conformance   attention against its oracle on every instruction set of this machine, with the number of cases; --all runs the
+                full product of the factors
   fuzz          runs the readers of files on mutated inputs: --seconds N per target, --seed N, names of targets
   mutants ir    runs mutants of the kernels in the simulator: --kernel NAME, --sample N; records the survivors
   mutants host  runs cargo-mutants on the schedule, masks, the CPU merge and the radix tree; records the survivors
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
         ["guard"] => Tree::read(root).and_then(|tree| guards::run(&tree)),
         ["gate", ref rest @ ..] => gate::run(root, rest).map(drop),
         ["bundle"] => bundle::run(root),
-        ["conformance"] => conformance::run(root),
+        ["conformance", ref rest @ ..] => conformance::run(root, rest),
         ["fuzz", ref rest @ ..] => fuzz::run(root, rest),
         ["metrics", ref rest @ ..] => metrics::run(root, rest),
         ["mutants", ref rest @ ..] => mutants::run(root, rest),

@@ -41,6 +41,8 @@ mod arrays;
 #[path = "../../../tilewright/tests/all/chi_square.rs"]
 mod chi_square;
 mod conformance;
+#[path = "../../../tilewright/tests/all/covering.rs"]
+mod covering;
 mod device_arguments;
 mod device_operators;
 #[path = "../../../tilewright/tests/all/elements.rs"]

@@ -36,6 +36,7 @@ mod arrays;
 mod attention;
 mod cache_dtypes;
 mod chi_square;
+mod covering;
 mod elements;
 mod gather;
 mod generator;
