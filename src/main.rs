@@ -9,7 +9,6 @@ mod model_folder;
 mod number_arg;
 mod plan;
 mod progress;
-mod schedule_svg;
 mod text_error;
 mod threads_arg;
 

@@ -13,9 +13,9 @@ const MAX_ITEMS: usize = 1 << 18;
 
 /// Query rows and keys of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct RequestLengths {
-    pub(crate) qo: usize,
-    pub(crate) kv: usize,
+pub(super) struct RequestLengths {
+    pub(super) qo: usize,
+    pub(super) kv: usize,
 }
 
 /// All inputs of a plan except the machine.

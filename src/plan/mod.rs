@@ -5,12 +5,9 @@ mod json;
 mod report;
 mod requests;
 
-pub(crate) use input::RequestLengths;
-pub(crate) use report::{cost, cost_formula, counted, estimate, rates, time};
+pub(crate) use report::{counted, estimate, rates, time};
 
-use crate::{
-    dtype_arg::DtypeArg, number_arg::integer, schedule_svg::Picture, text_error::UsageError, threads_arg,
-};
+use crate::{dtype_arg::DtypeArg, number_arg::integer, text_error::UsageError, threads_arg};
 use clap::Args;
 use input::{MaskArg, PlanInput, parse_head_dim, parse_heads, parse_split};
 use miette::{Context, IntoDiagnostic, Report, Result};
@@ -99,13 +96,7 @@ pub(crate) fn run(arguments: &PlanArgs) -> Result<String> {
     let plan = attention.plan_with(&arrays.batch(input.page_size), input.split).into_diagnostic()?;
 
     if let Some(path) = &arguments.svg {
-        let picture = Picture {
-            subtitle: format!("{problem} · {}", cpu.describe()),
-            requests: &input.requests,
-            schedule: plan.schedule(),
-            tiling,
-        };
-        std::fs::write(path, picture.draw())
+        std::fs::write(path, plan.svg(&cpu.describe()))
             .into_diagnostic()
             .wrap_err_with(|| format!("cannot write `{}`", path.display()))?;
     }

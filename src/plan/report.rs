@@ -37,16 +37,8 @@ pub(crate) fn counted(number: usize, noun: &str) -> String {
 }
 
 /// The planner's cost of an item.
-pub(crate) fn cost(item: &WorkItem, tiling: &Tiling) -> usize {
+fn cost(item: &WorkItem, tiling: &Tiling) -> usize {
     tiling.cost(item.kv_heads.len(), item.qo.len(), item.kv.len())
-}
-
-/// The formula of [`cost`].
-pub(crate) fn cost_formula(tiling: &Tiling) -> String {
-    format!(
-        "cost: (KV tiles of {} keys + {}) × (query rows + {}) × KV heads",
-        tiling.kv_tokens, tiling.segment_overhead, tiling.tile_load
-    )
 }
 
 /// One line per worker with work, one per range of idle workers, and how `threads` execute them.
@@ -77,7 +69,7 @@ pub(super) fn workers(schedule: &Schedule, tiling: &Tiling, threads: usize) -> S
     let _ = writeln!(
         text,
         "\n{}\npartial: work items that write a partial state, to be merged when all are done\n{}",
-        cost_formula(tiling),
+        tiling.cost_formula(),
         threads_of_workers(costs.len(), threads)
     );
     text

@@ -2,11 +2,11 @@
 
 use crate::{
     cache::{Cache, Driver, Settings},
-    driver::{Context, CublasLt, Executable, Function, Graph, Stream},
+    driver::{Context, CublasLt, ErrorKind as DriverErrorKind, Executable, Function, Graph, Stream},
     machine::{Limits, Machine},
 };
 use std::{any::Any, sync::Arc};
-use tilewright::{Error, RecordedGraph, Result, tensor::DeviceMemory};
+use tilewright::{Error, ErrorKind, RecordedGraph, Result, tensor::DeviceMemory};
 use tilewright_kernels::gemm::GemmParams;
 use tilewright_ptx::{ir::Kernel, sim::Arg};
 
@@ -35,7 +35,11 @@ impl RecordedGraph for StreamGraph {
 
 /// Converts an error of the driver to an error of the engine.
 fn engine_error(why: crate::driver::DriverError) -> Error {
-    Error::new("gpu", why.to_string())
+    let kind = match why.kind() {
+        DriverErrorKind::Argument => ErrorKind::Input,
+        _ => ErrorKind::Device,
+    };
+    Error::new("gpu", why.to_string()).with_kind(kind)
 }
 
 impl Device {

@@ -11,7 +11,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
 };
-use tilewright::{Error, RecordedGraph, Result, tensor::DeviceMemory};
+use tilewright::{Error, ErrorKind, RecordedGraph, Result, tensor::DeviceMemory};
 use tilewright_ptx::{
     ir::Kernel,
     sim::{Arg, Fault, Launch, Memory},
@@ -87,7 +87,8 @@ impl Simulator {
                 let launch = Launch { kernel, grid: *grid, args, seed };
                 let done = launch.run(&mut self.memory());
                 done.map(|_| ()).map_err(|fault| {
-                    Error::new("simulator", format!("kernel {}, seed {seed}: {fault}", kernel.name))
+                    let text = format!("kernel {}, seed {seed}: {fault}", kernel.name);
+                    Error::new("simulator", text).with_kind(ErrorKind::Device)
                 })
             }
             Command::Write(to, bytes) => self.memory().write(*to, bytes).map_err(failed),
@@ -122,7 +123,7 @@ impl Drop for Allocation {
 }
 
 fn failed(fault: Fault) -> Error {
-    Error::new("simulator", fault.to_string())
+    Error::new("simulator", fault.to_string()).with_kind(ErrorKind::Device)
 }
 
 impl Machine for Simulator {

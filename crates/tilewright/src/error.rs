@@ -10,6 +10,20 @@ use std::{borrow::Cow, fmt};
 pub struct Error {
     operator: Cow<'static, str>,
     message: String,
+    kind: ErrorKind,
+}
+
+/// The kind of an error, for callers that handle some kinds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// An argument is invalid.
+    #[default]
+    Input,
+    /// The backend lacks this operator, or a problem that it describes.
+    Unsupported,
+    /// The device or its driver failed.
+    Device,
 }
 
 /// [`std::result::Result`] with this crate's [`Error`].
@@ -19,7 +33,18 @@ impl Error {
     /// An error of `operator` (its path, as in `attention.plan`) whose `message` names argument, value and
     /// expectation.
     pub fn new(operator: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
-        Self { operator: operator.into(), message: message.into() }
+        Self { operator: operator.into(), message: message.into(), kind: ErrorKind::Input }
+    }
+
+    /// The same error of another kind.
+    #[must_use]
+    pub fn with_kind(self, kind: ErrorKind) -> Self {
+        Self { kind, ..self }
+    }
+
+    /// The kind; [`Error::new`] makes errors of [`ErrorKind::Input`].
+    pub fn kind(&self) -> ErrorKind {
+        self.kind
     }
 
     /// The operator that rejected the call, for example `attention.plan`.

@@ -38,7 +38,7 @@ pub use attention::{Attention, Batch, HeadDim, Heads, Mask, Output, Plan, Proble
 pub use backend::{Backend, Opaque, RecordedGraph};
 pub use cpu::Cpu;
 pub use dtype::{Dtype, Element};
-pub use error::{Error, Result};
+pub use error::{Error, ErrorKind, Result};
 pub use float8::{E4m3, E5m2};
 pub use kv::{KvCache, KvCacheMut, KvLayout, KvScales, PageTable, QuantizedCache, Scale};
 pub use operator::Operator;

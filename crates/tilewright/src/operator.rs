@@ -3,7 +3,7 @@
 //! [`Operator::run`] validates the arguments once, then passes the struct to the backend's method of that operator.
 
 use crate::{
-    Backend, Error, Result, View, ViewMut, Workspace,
+    Backend, Error, ErrorKind, Result, View, ViewMut, Workspace,
     tensor::{DeviceAddress, DeviceMemory, Indices},
 };
 
@@ -80,7 +80,7 @@ pub(crate) use dispatch;
 
 /// The error of an optional operator that a backend lacks.
 pub(crate) fn unsupported(operator: &'static str, backend: &str) -> Error {
-    Error::new(operator, format!("{backend} does not have this operator"))
+    Error::new(operator, format!("{backend} does not have this operator")).with_kind(ErrorKind::Unsupported)
 }
 
 /// Rejects an operator with a tensor in device memory, for a backend that computes in host memory.

@@ -13,6 +13,7 @@ mod capacity;
 mod cascade;
 mod mask;
 mod on_device;
+mod picture;
 mod plan;
 mod planner;
 mod problem;
@@ -42,7 +43,7 @@ pub use variant::Variant;
 pub(crate) use plan::PreparedData;
 pub(crate) use requests::ones;
 
-use crate::{Backend, Dtype, Result, ViewMut, backend::Opaque};
+use crate::{Backend, Dtype, ErrorKind, Result, ViewMut, backend::Opaque};
 use std::sync::Arc;
 use variant::ExpressionVariant;
 
@@ -85,7 +86,7 @@ impl<B: Backend> Attention<B> {
     /// # Errors
     /// As [`Attention::new`], and when a hook reads an input that it does not have.
     pub fn with_variant(problem: Problem, variant: impl Variant, backend: B) -> Result<Self> {
-        let tiling = backend.tiling(&problem)?;
+        let tiling = backend.tiling(&problem).map_err(|error| error.with_kind(ErrorKind::Unsupported))?;
         let recorded = variant::check(&variant, &problem)?;
         let built = backend.build(&problem, variant, &recorded)?;
         Ok(Self { problem, variant: Arc::new(recorded), backend, tiling, built })
