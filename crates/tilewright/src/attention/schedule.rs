@@ -90,6 +90,14 @@ impl Tiling {
         self.cost_per_tile(kv_heads, qo_len) * (self.segment_overhead + kv_len.div_ceil(self.kv_tokens))
     }
 
+    /// The formula of [`Tiling::cost`], for people.
+    pub fn cost_formula(&self) -> String {
+        let Self { kv_tokens, segment_overhead, tile_load, .. } = self;
+        format!(
+            "cost: (KV tiles of {kv_tokens} keys + {segment_overhead}) × (query rows + {tile_load}) × KV heads"
+        )
+    }
+
     fn cost_per_tile(&self, kv_heads: usize, qo_len: usize) -> usize {
         kv_heads * (self.tile_load + qo_len)
     }

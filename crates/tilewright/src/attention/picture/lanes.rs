@@ -5,8 +5,7 @@ use super::{
     canvas::{Anchor, Area, Canvas, colour, ink, text_width},
     range_label, short_heads,
 };
-use crate::plan::cost_formula;
-use tilewright::attention::WorkItem;
+use crate::attention::WorkItem;
 
 /// Maximum ticks of the axis.
 const TICKS: usize = 10;
@@ -47,7 +46,7 @@ impl Picture<'_> {
         let middle = (top + bottom) / 2.0;
         let turned = format!("class=\"quiet\" transform=\"rotate(-90 24 {middle:.2})\"");
         canvas.text((24.0, middle), Anchor::Middle, &turned, "worker");
-        let name = cost_formula(&self.tiling);
+        let name = self.tiling.cost_formula();
         canvas.text((LEFT + LANES / 2.0, bottom + 40.0), Anchor::Middle, "class=\"quiet\"", &name);
         bottom + 40.0
     }

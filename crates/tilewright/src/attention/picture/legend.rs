@@ -3,8 +3,8 @@
 use super::{
     LEFT, Picture, WIDTH,
     canvas::{Anchor, Area, Canvas, colour, text_width},
+    counted,
 };
-use crate::plan::counted;
 
 /// Maximum listed requests; the rest is only counted.
 const MAX_LISTED: usize = 20;
@@ -18,7 +18,7 @@ impl Picture<'_> {
         let title = format!(
             "{} of {} on {}, {}",
             counted(schedule.items.len(), "work item"),
-            counted(self.requests.len(), "request"),
+            counted(self.segments.len(), "request"),
             counted(schedule.num_workers(), "worker"),
             counted(schedule.merges.len(), "merge")
         );
@@ -26,13 +26,13 @@ impl Picture<'_> {
         canvas.text((18.0, 56.0), Anchor::Start, "class=\"quiet\"", &self.subtitle);
 
         let mut row = LegendCursor { x: LEFT, y: 74.0 };
-        for (r, request) in self.requests.iter().enumerate().take(MAX_LISTED) {
-            let label = format!("request {r}: {} × {}", request.qo, request.kv);
+        for (r, request) in self.segments.iter().enumerate().take(MAX_LISTED) {
+            let label = format!("request {r}: {} × {}", request.qo.len(), request.kv_len);
             let chip = row.chip(&label);
             canvas.rect(chip, ("chip", colour(r)), "query rows × keys");
             row.label(canvas, &label);
         }
-        let ending = match self.requests.len().saturating_sub(MAX_LISTED) {
+        let ending = match self.segments.len().saturating_sub(MAX_LISTED) {
             0 => "(query rows × keys)".to_owned(),
             more => format!("and {more} more (query rows × keys)"),
         };

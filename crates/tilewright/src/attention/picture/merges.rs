@@ -5,7 +5,7 @@ use super::{
     canvas::{Anchor, Area, Canvas, colour},
     range_label, short_heads,
 };
-use tilewright::attention::Merge;
+use crate::attention::Merge;
 
 const COLUMNS: usize = 3;
 const CHIP: f64 = 13.0;

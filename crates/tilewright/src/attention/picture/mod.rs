@@ -14,10 +14,9 @@ mod lanes;
 mod legend;
 mod merges;
 
-use crate::plan::{RequestLengths, cost};
+use super::{Plan, Schedule, Segment, Tiling, WorkItem};
 use canvas::Canvas;
 use std::ops::Range;
-use tilewright::attention::{Schedule, Tiling, WorkItem};
 
 /// Pixels from the left edge to the lanes.
 const LEFT: f64 = 78.0;
@@ -27,17 +26,32 @@ const LANES: f64 = 960.0;
 const WIDTH: f64 = LEFT + LANES + 62.0;
 
 /// A schedule to draw.
-pub(crate) struct Picture<'a> {
+struct Picture<'a> {
     /// A line below the title.
-    pub(crate) subtitle: String,
-    pub(crate) requests: &'a [RequestLengths],
-    pub(crate) schedule: &'a Schedule,
-    pub(crate) tiling: Tiling,
+    subtitle: String,
+    /// The requests; those of a cascade and block rows are segments of keys.
+    segments: &'a [Segment],
+    schedule: &'a Schedule,
+    tiling: &'a Tiling,
+}
+
+impl Plan {
+    /// The schedule as an SVG file: one lane per worker, one rectangle per work item, and the merges. `machine` is the device
+    /// in the line below the title.
+    pub fn svg(&self, machine: &str) -> String {
+        let subtitle = format!("{} · {machine}", self.problem);
+        Picture {
+            subtitle,
+            segments: &self.requests.segments,
+            schedule: &self.schedule,
+            tiling: &self.tiling,
+        }
+        .draw()
+    }
 }
 
 impl Picture<'_> {
-    /// The SVG file.
-    pub(crate) fn draw(&self) -> String {
+    fn draw(&self) -> String {
         let mut canvas = Canvas::default();
         let y = self.draw_legend(&mut canvas);
         let y = self.draw_lanes(&mut canvas, y + 24.0);
@@ -46,7 +60,7 @@ impl Picture<'_> {
     }
 
     fn cost(&self, item: &WorkItem) -> usize {
-        cost(item, &self.tiling)
+        self.tiling.cost(item.kv_heads.len(), item.qo.len(), item.kv.len())
     }
 
     /// The share of an item's cost that is overhead, not KV tiles.
@@ -70,4 +84,9 @@ fn short_heads(kv_heads: &Range<u32>) -> String {
         1 => format!("h{}", kv_heads.start),
         _ => format!("h{}..{}", kv_heads.start, kv_heads.end),
     }
+}
+
+/// `1 merge`, `2 merges`.
+fn counted(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }

@@ -1,0 +1,97 @@
+"""Devices, and the queue on which an operator of given tensors runs."""
+
+import sys
+
+from . import _core
+from ._tensors import HOST, device_number
+
+
+class Device:
+    """A device: ``"cpu"``, ``"simulator"`` (the GPU kernels, executed on the CPU), ``"cuda"`` or ``"cuda:N"``.
+
+    ``threads`` is for the CPU; by default one per hardware thread. A device of CUDA runs on torch's current stream if torch was
+    imported, else on the default stream.
+    """
+
+    def __init__(self, name: str = "cpu", threads: "int | None" = None):
+        self._core = _core.Device(name, threads)
+        self._queues: dict = {}
+        self._ordinal = _ordinal(name)
+
+    @property
+    def name(self) -> str:
+        """The name, as it was passed."""
+        return self._core.name
+
+    def describe(self) -> str:
+        """The hardware."""
+        return self._core.describe()
+
+    def queue(self) -> "_core.Queue":
+        """The queue of the current stream."""
+        return self.queue_of(self.current_stream())
+
+    def queue_of(self, stream: int) -> "_core.Queue":
+        """The queue of a stream (``cudaStream_t``); 0 is the default one."""
+        queue = self._queues.get(stream)
+        if queue is None:
+            if len(self._queues) >= 256:
+                self._queues.clear()
+            queue = self._queues[stream] = self._core.queue(stream)
+        return queue
+
+    def current_stream(self) -> int:
+        """torch's current stream; 0 without torch and for devices without streams."""
+        torch = sys.modules.get("torch")
+        if self._ordinal == HOST or torch is None or not torch.cuda.is_initialized():
+            return 0
+        return torch._C._cuda_getCurrentRawStream(self._ordinal)
+
+    def __repr__(self) -> str:
+        return f"Device({self.name!r})"
+
+
+def _ordinal(name: str) -> int:
+    """The GPU of a device's name; -1 for the host."""
+    if not name.startswith("cuda"):
+        return HOST
+    return int(name.partition(":")[2] or 0)
+
+
+_devices: dict = {}
+_host: "Device | None" = None
+
+
+def host_device() -> Device:
+    """The device that computes with tensors in host memory; by default the CPU."""
+    global _host
+    if _host is None:
+        _host = Device("cpu")
+    return _host
+
+
+def set_host_device(device: "Device | str") -> Device:
+    """Chooses the device for tensors in host memory: ``"cpu"`` or ``"simulator"``. Returns the previous one."""
+    global _host
+    previous = host_device()
+    device = Device(device) if isinstance(device, str) else device
+    if device._ordinal != HOST:
+        raise _core.Error(f"device: {device.name!r} has memory of its own, expected \"cpu\" or \"simulator\"")
+    _host = device
+    return previous
+
+
+def device_of(x) -> Device:
+    """The device that computes with tensors like ``x``."""
+    number = device_number(x)
+    if number == HOST:
+        return host_device()
+    device = _devices.get(number)
+    if device is None:
+        device = _devices[number] = Device(f"cuda:{number}")
+    return device
+
+
+def queue_of(x) -> "_core.Queue":
+    """The queue for tensors like ``x``."""
+    return device_of(x).queue()

@@ -1,0 +1,137 @@
+"""Tensor arguments: the tuple that the extension reads, and outputs in the caller's library."""
+
+import sys
+
+from ._core import Error, Unsupported
+
+HOST = -1
+
+_torch_dtypes: dict = {}
+
+
+def _torch():
+    """The torch module if it was imported, else None."""
+    return sys.modules.get("torch")
+
+
+def is_torch(x) -> bool:
+    """Whether ``x`` is a torch tensor."""
+    torch = _torch()
+    return torch is not None and isinstance(x, torch.Tensor)
+
+
+def _torch_dtype_name(dtype) -> str:
+    name = _torch_dtypes.get(dtype)
+    if name is None:
+        name = _torch_dtypes[dtype] = str(dtype).removeprefix("torch.")
+    return name
+
+
+def arg(x):
+    """The form in which the extension takes a tensor; ``None`` stays ``None``."""
+    if not is_torch(x):
+        return x
+    if x.requires_grad and _torch().is_grad_enabled():
+        raise Error("tensor: it requires a gradient, which this operator does not have: use torch.no_grad()")
+    return (x.data_ptr(), _torch_dtype_name(x.dtype), tuple(x.shape), x.stride(), torch_device_number(x))
+
+
+def shape_of(x) -> tuple:
+    """The shape of a tensor of any library."""
+    shape = getattr(x, "shape", None)
+    if shape is None:
+        raise Error(f"tensor: {type(x).__name__} is not a tensor, expected a NumPy array, a torch tensor or an object "
+                    "with __dlpack__")
+    return tuple(shape)
+
+
+def torch_device_number(x) -> int:
+    """The GPU of a torch tensor; -1 for the host."""
+    device = x.device
+    if device.type == "cpu":
+        return HOST
+    if device.type == "cuda":
+        return device.index or 0
+    raise Error(f"tensor: it is on device {device.type!r}, expected \"cpu\" or \"cuda\"")
+
+
+def device_number(x) -> int:
+    """The GPU of a tensor of any library; -1 for the host."""
+    if is_torch(x):
+        return torch_device_number(x)
+    if hasattr(x, "__array_interface__"):
+        return HOST
+    if hasattr(x, "__dlpack_device__"):
+        kind, number = x.__dlpack_device__()
+        return int(number) if int(kind) in (2, 13) else HOST
+    if hasattr(x, "__cuda_array_interface__"):
+        return int(getattr(getattr(x, "device", 0), "id", 0))
+    return HOST
+
+
+def dtype_name(dtype) -> str:
+    """The name of a dtype: ``"float16"`` for itself, ``numpy.float16`` and ``torch.float16``."""
+    if isinstance(dtype, str):
+        return dtype
+    text = str(dtype)
+    if text.startswith("torch."):
+        return text.removeprefix("torch.")
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None)
+    if name is None:
+        raise Error(f"tensor: dtype = {dtype!r}, expected a name or a dtype of NumPy or torch")
+    return str(name)
+
+
+def empty(shape, dtype: str, like):
+    """An uninitialized tensor in the library and on the device of ``like``."""
+    if is_torch(like):
+        torch = _torch()
+        return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=like.device)
+    if hasattr(like, "__array_interface__"):
+        import numpy
+
+        known = like.dtype if like.dtype.name == dtype else numpy.dtype(dtype)
+        return numpy.empty(tuple(shape), dtype=known)
+    raise Unsupported(f"tensor: out = None with {type(like).__name__}, expected out for a library other than NumPy and torch")
+
+
+def from_list(values, dtype: str, like, shape=None):
+    """A tensor of numbers in the library and on the device of ``like``; NumPy for sequences."""
+    if is_torch(like):
+        torch = _torch()
+        tensor = torch.tensor(values, dtype=getattr(torch, dtype), device=like.device)
+        return tensor if shape is None else tensor.reshape(shape)
+    import numpy
+
+    array = numpy.asarray(values, dtype=dtype)
+    return array if shape is None else array.reshape(shape)
+
+
+def from_bytes(data: bytes, like):
+    """A uint8 tensor in the library and on the device of ``like``; NumPy for sequences."""
+    if is_torch(like):
+        torch = _torch()
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return tensor.to(like.device)
+    import numpy
+
+    return numpy.frombuffer(data, dtype=numpy.uint8).copy()
+
+
+def on_host(x):
+    """An index or parameter array on the host; copies one from a GPU, which waits for it."""
+    if is_torch(x):
+        return x.detach().cpu().numpy()
+    if hasattr(x, "__cuda_array_interface__") and hasattr(x, "get"):
+        return x.get()  # CuPy
+    return x
+
+
+def same_memory(a, b) -> bool:
+    """Whether two arguments are the same tensor, or views of the same elements."""
+    if a is b:
+        return True
+    if is_torch(a) and is_torch(b):
+        return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.stride() == b.stride()
+    one, other = getattr(a, "__array_interface__", None), getattr(b, "__array_interface__", None)
+    return one is not None and one == other

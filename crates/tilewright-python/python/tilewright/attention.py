@@ -1,0 +1,344 @@
+"""Batch attention: a problem once, a plan per step, a run per layer."""
+
+from . import _core
+from ._device import Device, device_of, host_device, queue_of
+from ._tensors import arg, dtype_name, empty, on_host, shape_of
+from .variants import Variant
+
+__all__ = ["Attention", "Batch", "Capacity", "Level", "PageTable", "Plan", "Problem", "merge_state", "merge_states"]
+
+
+class Problem:
+    """The static shape of an attention operator.
+
+    ``num_qo_heads`` is a multiple of ``num_kv_heads``. ``head_dim`` is that of queries and keys; ``head_dim_vo`` that of values
+    and outputs, by default the same. ``dtype`` is that of queries and outputs (float32, float16, bfloat16), ``kv_dtype`` that of
+    the cache (also float8_e4m3fn, float8_e5m2, int8). ``layout`` is ``"NHD"`` or ``"HND"``.
+
+    Visible keys: ``causal`` is aligned bottom-right; ``window_left`` keeps that many keys before a row's own position, itself
+    not counted. ``scale`` is by default ``1 / sqrt(head_dim)``.
+    """
+
+    __slots__ = ("_core", "_fields")
+
+    def __init__(
+        self,
+        num_qo_heads: int,
+        num_kv_heads: "int | None" = None,
+        head_dim: int = 128,
+        *,
+        head_dim_vo: "int | None" = None,
+        dtype="float32",
+        kv_dtype=None,
+        layout: str = "NHD",
+        causal: bool = True,
+        window_left: "int | None" = None,
+        window_right: "int | None" = None,
+        scale: "float | None" = None,
+    ):
+        dtype = dtype_name(dtype)
+        self._set(
+            num_qo_heads=num_qo_heads,
+            num_kv_heads=num_qo_heads if num_kv_heads is None else num_kv_heads,
+            head_dim_qk=head_dim,
+            head_dim_vo=head_dim if head_dim_vo is None else head_dim_vo,
+            dtype=dtype,
+            kv_dtype=dtype if kv_dtype is None else dtype_name(kv_dtype),
+            layout=layout,
+            causal=causal,
+            window_left=window_left,
+            window_right=window_right,
+            scale=scale,
+            latent=False,
+        )
+
+    @classmethod
+    def latent(
+        cls, num_heads: int, head_dim_ckv: int, head_dim_kpe: int, *, scale: float, dtype="bfloat16", causal: bool = True
+    ) -> "Problem":
+        """Multi-head latent attention (DeepSeek) in absorbed form: one latent row and one rotary row per token.
+
+        ``scale`` is that of the heads before absorption, ``1 / sqrt(128 + 64)`` in DeepSeek-V3.
+        """
+        problem = cls.__new__(cls)
+        dtype = dtype_name(dtype)
+        problem._set(
+            num_qo_heads=num_heads,
+            num_kv_heads=1,
+            head_dim_qk=head_dim_ckv + head_dim_kpe,
+            head_dim_vo=head_dim_ckv,
+            dtype=dtype,
+            kv_dtype=dtype,
+            layout="NHD",
+            causal=causal,
+            window_left=None,
+            window_right=None,
+            scale=scale,
+            latent=True,
+        )
+        return problem
+
+    def _set(self, **fields):
+        self._fields = tuple(fields.values())
+        self._core = _core.Problem(fields)
+
+    @property
+    def scale(self) -> float:
+        """The factor of ``q · k``."""
+        return self._core.scale
+
+    def __eq__(self, other) -> bool:
+        return isinstance(other, Problem) and self._fields == other._fields
+
+    def __hash__(self) -> int:
+        return hash(self._fields)
+
+    def __repr__(self) -> str:
+        return f"Problem({self._core!r})"
+
+
+class PageTable:
+    """The pages of each request: ``indptr`` ``[num_requests + 1]``, ``indices`` ``[indptr[-1]]`` page ids, ``last_page_len``
+    ``[num_requests]`` tokens of the last page; int32 or int64, or sequences of integers."""
+
+    __slots__ = ("indices", "indptr", "last_page_len", "page_size")
+
+    def __init__(self, indptr, indices, last_page_len, page_size: int):
+        self.indptr = indptr
+        self.indices = indices
+        self.last_page_len = last_page_len
+        self.page_size = page_size
+
+    def _arrays(self) -> dict:
+        return {
+            "indptr": on_host(self.indptr),
+            "indices": on_host(self.indices),
+            "last_page_len": on_host(self.last_page_len),
+            "page_size": self.page_size,
+        }
+
+
+class Level:
+    """A cascade level: group ``g`` is the requests of query rows ``qo_indptr[g]..qo_indptr[g + 1]``, with the keys of row ``g``
+    of ``table``."""
+
+    __slots__ = ("qo_indptr", "table")
+
+    def __init__(self, qo_indptr, table: PageTable):
+        self.qo_indptr = qo_indptr
+        self.table = table
+
+
+class Batch:
+    """The requests of one step. ``qo_indptr`` ``[num_requests + 1]``: request ``r`` has query rows
+    ``qo_indptr[r]..qo_indptr[r + 1]``."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, *, qo_indptr=None, table=None, kv_indptr=None, blocks=None, variable_blocks=None, mask=None,
+                 mask_columns=None, levels=(), shared_prefixes=False, shard=None):
+        self._core = _core.Batch({
+            "qo_indptr": on_host(qo_indptr),
+            "table": None if table is None else table._arrays(),
+            "kv_indptr": on_host(kv_indptr),
+            "blocks": blocks,
+            "variable_blocks": variable_blocks,
+            "mask": on_host(mask),
+            "mask_columns": on_host(mask_columns),
+            "levels": [{"qo_indptr": on_host(one.qo_indptr), "table": one.table._arrays()} for one in levels],
+            "shared_prefixes": shared_prefixes,
+            "shard_offsets": None if shard is None else on_host(shard[0]),
+            "shard_lens": None if shard is None else on_host(shard[1]),
+        })
+
+    @classmethod
+    def paged(cls, qo_indptr, table: PageTable, *, mask=None, mask_columns=None, levels=(), shared_prefixes: bool = False,
+              shard=None) -> "Batch":
+        """Queries over a paged cache.
+
+        ``mask``: packed little-endian bits (uint8), row-major per request, each request from a new byte; a key is visible if the
+        mask and the problem show it. ``mask_columns`` ``[num_requests]``: the bits are of that many last keys. ``levels``: shared
+        keys before those of ``table``, outermost first. ``shared_prefixes`` detects levels in equal page lists. ``shard``:
+        ``(kv_offsets, kv_lens)`` of context parallelism, each ``[num_requests]``.
+        """
+        return cls(qo_indptr=qo_indptr, table=table, mask=mask, mask_columns=mask_columns, levels=levels,
+                   shared_prefixes=shared_prefixes, shard=shard)
+
+    @classmethod
+    def ragged(cls, qo_indptr, kv_indptr, *, mask=None, mask_columns=None, shard=None) -> "Batch":
+        """Queries over ragged keys: request ``r`` has keys ``kv_indptr[r]..kv_indptr[r + 1]``."""
+        return cls(qo_indptr=qo_indptr, kv_indptr=kv_indptr, mask=mask, mask_columns=mask_columns, shard=shard)
+
+    @classmethod
+    def block_sparse(cls, indptr, indices, block: "tuple[int, int]", kv_len: int, mask=None) -> "Batch":
+        """One request whose block rows attend to some blocks of keys (BSR). ``block`` is ``(rows, keys)``; ``mask`` bool
+        ``[num_blocks, rows, keys]``."""
+        flags = None if mask is None else on_host(mask.reshape(-1))
+        return cls(blocks={"indptr": on_host(indptr), "indices": on_host(indices), "block_rows": block[0],
+                           "block_columns": block[1], "kv_len": kv_len, "mask": flags})
+
+    @classmethod
+    def variable_block_sparse(cls, blocks, row_sizes, column_sizes) -> "Batch":
+        """One request with blocks of variable size: bool ``[num_kv_heads, block_rows, block_columns]``, and their sizes
+        ``[num_kv_heads, block_rows]`` and ``[num_kv_heads, block_columns]``."""
+        return cls(variable_blocks={"blocks": on_host(blocks.reshape(-1)), "row_sizes": on_host(row_sizes.reshape(-1)),
+                                    "column_sizes": on_host(column_sizes.reshape(-1))})
+
+
+class Capacity:
+    """The limits of a plan that :meth:`Attention.replan` rewrites in place: requests, query rows, and page indices per batch;
+    ``qo_len`` and ``kv_len`` per request; cascade levels; bytes of masks."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, requests: int, rows: int, pages: int, *, qo_len: "int | None" = None, kv_len: "int | None" = None,
+                 levels: int = 0, mask_bytes: int = 0):
+        self._fields = {"requests": requests, "rows": rows, "pages": pages, "qo_len": qo_len, "kv_len": kv_len,
+                        "levels": levels, "mask_bytes": mask_bytes}
+
+
+class Plan:
+    """The schedule of a batch. It prints a report, and a notebook shows it as a picture."""
+
+    __slots__ = ("_core", "_machine")
+
+    def __init__(self, core, machine: str):
+        self._core = core
+        self._machine = machine
+
+    def explain(self) -> str:
+        """Requests, work items, balance and traffic."""
+        return self._core.explain()
+
+    def svg(self) -> str:
+        """The schedule as an SVG: one lane per worker, one rectangle per work item, and the merges."""
+        return self._core.svg(self._machine)
+
+    def statistics(self) -> "dict[str, int]":
+        """The numbers of :meth:`explain`."""
+        return self._core.statistics()
+
+    @property
+    def num_rows(self) -> int:
+        """Query rows of the batch."""
+        return self._core.num_rows
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of partial states and scratch, which the plan owns."""
+        return self._core.workspace_bytes
+
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
+    def __repr__(self) -> str:
+        return self.explain()
+
+
+class Attention:
+    """An attention operator: a problem and a variant on a device.
+
+    On a GPU the operator is loaded for each stream that uses it. One plan serves all operators of the same problem and device.
+    """
+
+    def __init__(self, problem: Problem, variant: "Variant | None" = None, device: "Device | str | None" = None):
+        self.problem = problem
+        self.variant = variant
+        self.device = Device(device) if isinstance(device, str) else device or host_device()
+        self._operators: dict = {}
+        self._operator()
+
+    def _operator(self) -> "_core.Attention":
+        stream = self.device.current_stream()
+        operator = self._operators.get(stream)
+        if operator is None:
+            if len(self._operators) >= 64:
+                self._operators.clear()
+            recorded = None if self.variant is None else self.variant._core
+            operator = _core.Attention(self.device.queue_of(stream), self.problem._core, recorded)
+            self._operators[stream] = operator
+        return operator
+
+    def describe(self) -> str:
+        """The problem, the variant and the kernel, with the reasons why no faster one was chosen."""
+        return self._operator().describe()
+
+    def plan(self, batch: Batch, *, split: "str | int" = "balanced", capacity: "Capacity | None" = None) -> Plan:
+        """Schedules a batch. ``split`` is ``"balanced"``, or for batch-invariant bits ``"never"`` or keys per piece."""
+        limits = None if capacity is None else capacity._fields
+        return Plan(self._operator().plan(batch._core, split, limits), self.device.describe())
+
+    def replan(self, plan: Plan, batch: Batch) -> None:
+        """Rewrites ``plan`` in place for another batch; recorded CUDA graphs of its runs then execute that batch."""
+        self._operator().replan(plan._core, batch._core)
+
+    def run(self, plan: Plan, q, k, v, *, out=None, lse=None, return_lse: bool = False, k_scale=None, v_scale=None):
+        """Executes a plan.
+
+        ``q`` ``[num_rows, num_qo_heads, head_dim]``. ``k``, ``v``: paged ``[num_pages, page_size, num_kv_heads, head_dim]``
+        (NHD) or ``[num_pages, num_kv_heads, page_size, head_dim]`` (HND); ragged ``[num_tokens, num_kv_heads, head_dim]`` or
+        ``[num_kv_heads, num_tokens, head_dim]``. ``out`` ``[num_rows, num_qo_heads, head_dim_vo]``; ``lse`` ``[num_rows,
+        num_qo_heads]`` float32, base 2. A scale is a number, ``[num_kv_heads]`` numbers, or a tensor ``[num_pages,
+        num_kv_heads]``. Returns ``out``, or ``(out, lse)``.
+        """
+        fields = self.problem._fields
+        if out is None:
+            out = empty((*shape_of(q)[:1], fields[0], fields[3]), fields[4], q)
+        if lse is None and return_lse:
+            lse = empty((*shape_of(q)[:1], fields[0]), "float32", q)
+        self._operator().run(plan._core, {
+            "q": arg(q), "q_pe": None, "k": arg(k), "v": arg(v), "k_scale": _scale(k_scale), "v_scale": _scale(v_scale),
+            "o": arg(out), "lse": arg(lse),
+        })
+        return (out, lse) if return_lse else out
+
+    def run_latent(self, plan: Plan, q_nope, q_pe, ckv, kpe, *, out=None, lse=None, return_lse: bool = False):
+        """Executes a plan of :meth:`Problem.latent`.
+
+        ``q_nope`` ``[num_rows, num_heads, head_dim_ckv]``, ``q_pe`` ``[num_rows, num_heads, head_dim_kpe]``; ``ckv`` and ``kpe``
+        paged ``[num_pages, page_size, dim]`` or ragged ``[num_tokens, dim]``.
+        """
+        if out is None:
+            out = empty(shape_of(q_nope), self.problem._fields[4], q_nope)
+        if lse is None and return_lse:
+            lse = empty(shape_of(q_nope)[:2], "float32", q_nope)
+        self._operator().run(plan._core, {
+            "q": arg(q_nope), "q_pe": arg(q_pe), "k": arg(ckv), "v": arg(kpe), "k_scale": None, "v_scale": None,
+            "o": arg(out), "lse": arg(lse),
+        })
+        return (out, lse) if return_lse else out
+
+    def __repr__(self) -> str:
+        return f"Attention({self.describe()})"
+
+
+def _scale(scale):
+    """A number, numbers per head, or a tensor of page scales."""
+    if scale is None or isinstance(scale, (int, float)):
+        return scale
+    shape = getattr(scale, "shape", None)
+    if shape is None:
+        return list(scale)
+    if len(shape) == 0:
+        return float(scale)
+    return scale.tolist() if len(shape) == 1 else arg(scale)
+
+
+def merge_states(o, lse, *, out=None, out_lse=None):
+    """Merges attention states over disjoint keys: ``o`` ``[rows, num_states, heads, dim]``, ``lse`` ``[rows, num_states,
+    heads]`` float32, base 2. Returns ``(out, out_lse)`` of shapes ``[rows, heads, dim]`` and ``[rows, heads]``."""
+    shape = shape_of(o)
+    if out is None:
+        out = empty((*shape[:1], *shape[2:]), dtype_name(o.dtype), o)
+    if out_lse is None:
+        out_lse = empty((*shape[:1], *shape[2:3]), "float32", o)
+    _core.merge_states(queue_of(o), {"o": arg(o), "lse": arg(lse), "out": arg(out), "out_lse": arg(out_lse),
+                                     "in_place": False})
+    return out, out_lse
+
+
+def merge_state(o, lse, other, other_lse) -> None:
+    """Merges a second state into the first, in place: ``o``, ``other`` ``[rows, heads, dim]``; ``lse``, ``other_lse`` ``[rows,
+    heads]`` float32, base 2."""
+    _core.merge_states(queue_of(o), {"o": arg(other), "lse": arg(other_lse), "out": arg(o), "out_lse": arg(lse),
+                                     "in_place": True})

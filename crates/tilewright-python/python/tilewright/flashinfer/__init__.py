@@ -1,0 +1,88 @@
+"""FlashInfer's names over torch tensors, with the meanings of release 0.6.18.
+
+    import tilewright.flashinfer as flashinfer
+
+or ``tilewright.flashinfer.install()`` before an engine imports ``flashinfer``. docs/from-flashinfer.md lists the differences.
+An argument that has no meaning here raises ``tilewright.Unsupported`` with its name.
+"""
+
+from . import (
+    activation,
+    attention,
+    cascade,
+    decode,
+    gemm,
+    mla,
+    norm,
+    page,
+    pod,
+    prefill,
+    properties,
+    quantization,
+    rope,
+    sampling,
+    sparse,
+    topk,
+)
+from . import properties as utils
+from ._install import VERSION as __version__
+from ._install import install, uninstall
+from .activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul
+from .attention import BatchAttention, BatchAttentionWithAttentionSinkWrapper
+from .cascade import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+    MultiLevelCascadeAttentionWrapper,
+    merge_state,
+    merge_state_in_place,
+    merge_states,
+)
+from .decode import (
+    BatchDecodeWithPagedKVCacheWrapper,
+    CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    fast_decode_plan,
+    single_decode_with_kv_cache,
+)
+from .gemm import SegmentGEMMWrapper
+from .mla import BatchMLAPagedAttentionWrapper
+from .norm import fused_add_rmsnorm, gemma_fused_add_rmsnorm, gemma_rmsnorm, rmsnorm
+from .page import append_paged_kv_cache, append_paged_mla_kv_cache, get_batch_indices_positions, get_seq_lens
+from .pod import BatchPODWithPagedKVCacheWrapper, PODWithPagedKVCacheWrapper
+from .prefill import (
+    BatchPrefillWithPagedKVCacheWrapper,
+    BatchPrefillWithRaggedKVCacheWrapper,
+    single_prefill_with_kv_cache,
+    single_prefill_with_kv_cache_return_lse,
+)
+from .properties import next_positive_power_of_2
+from .quantization import packbits, segment_packbits
+from .rope import (
+    apply_llama31_rope,
+    apply_llama31_rope_inplace,
+    apply_llama31_rope_pos_ids,
+    apply_llama31_rope_pos_ids_inplace,
+    apply_rope,
+    apply_rope_inplace,
+    apply_rope_pos_ids,
+    apply_rope_pos_ids_inplace,
+    apply_rope_with_cos_sin_cache,
+    apply_rope_with_cos_sin_cache_inplace,
+)
+from .sampling import (
+    chain_speculative_sampling,
+    min_p_sampling_from_probs,
+    sampling_from_logits,
+    sampling_from_probs,
+    softmax,
+    top_k_mask_logits,
+    top_k_renorm_probs,
+    top_k_sampling_from_probs,
+    top_k_top_p_sampling_from_logits,
+    top_k_top_p_sampling_from_probs,
+    top_p_renorm_probs,
+    top_p_sampling_from_probs,
+)
+from .sparse import BlockSparseAttentionWrapper, VariableBlockSparseAttentionWrapper
+from .topk import TopKTieBreak, top_k
+
+__all__ = sorted(name for name in globals() if not name.startswith("_"))

@@ -1,0 +1,48 @@
+"""FlashInfer's page tables and caches in the forms of this package."""
+
+import numpy
+import torch
+
+from .._core import Error
+from ..attention import PageTable
+
+
+def host_array(x) -> numpy.ndarray:
+    """An index tensor on the host; copying one from a GPU waits for it."""
+    return x.detach().cpu().numpy() if isinstance(x, torch.Tensor) else numpy.asarray(x)
+
+
+def page_table(indptr, indices, last_page_len, page_size: int) -> PageTable:
+    """A table from the arrays of ``plan``, which engines pad: bounds that do not start at 0, more indices than the bounds
+    name, and a length of the last page of requests without pages."""
+    indptr, indices, last = host_array(indptr), host_array(indices), host_array(last_page_len)
+    if len(indptr) == 0:
+        raise Error("flashinfer.plan: indptr is empty, expected [batch_size + 1]")
+    begin, end = int(indptr[0]), int(indptr[-1])
+    if begin != 0:
+        indptr = indptr - begin
+    if begin != 0 or end != len(indices):
+        if not 0 <= begin <= end <= len(indices):
+            raise Error(f"flashinfer.plan: indptr names the pages {begin}..{end}, indices has {len(indices)}")
+        indices = indices[begin:end]
+    empty = indptr[1:] == indptr[:-1]
+    if len(empty) == len(last) and empty.any():
+        last = numpy.where(empty, 0, last)
+    return PageTable(indptr, indices, last, page_size)
+
+
+def split_cache(function: str, cache, layout: str):
+    """K and V of a paged cache: a pair, or one tensor with K and V along axis 1. Caches without a page axis have pages of one
+    token."""
+    if isinstance(cache, (tuple, list)):
+        if len(cache) != 2:
+            raise Error(f"flashinfer.{function}: paged_kv_cache has {len(cache)} tensors, expected (k_cache, v_cache)")
+        k, v = cache
+    elif isinstance(cache, torch.Tensor):
+        if cache.dim() not in (4, 5) or cache.shape[1] != 2:
+            raise Error(f"flashinfer.{function}: paged_kv_cache has shape {tuple(cache.shape)}, expected [num_pages, 2, ...]")
+        k, v = cache[:, 0], cache[:, 1]
+    else:
+        raise KeyError(f"flashinfer.{function}: paged_kv_cache is {type(cache).__name__}, expected a tensor or a pair")
+    axis = 1 if layout == "NHD" else 2
+    return tuple(x if x.dim() != 3 else x.unsqueeze(axis) for x in (k, v))

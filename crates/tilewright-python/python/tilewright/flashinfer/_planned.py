@@ -1,0 +1,186 @@
+"""The machinery of all wrappers: attention settings to operators, plans in fixed memory, and runs."""
+
+import math
+
+import torch
+
+from .. import variants
+from .._core import Error, Unsupported
+from .._device import device_of
+from .._tensors import dtype_name
+from ..attention import Attention, Batch, Capacity, Problem
+from ..operators import Rope
+from ._refuse import check_choice, check_output, number, torch_dtype
+
+#: Operators kept for reuse; each is a few kilobytes.
+_LIMIT = 256
+_operators: dict = {}
+
+
+class Settings:
+    """Everything that selects an operator. Equal settings share one operator per device."""
+
+    __slots__ = ("causal", "dims", "dtypes", "heads", "layout", "pos_encoding_mode", "rope_scale", "rope_theta", "sm_scale",
+                 "sinks", "soft_cap", "window_left")
+
+    def __init__(self, *, heads, dims, dtypes, layout, causal, window_left=-1, soft_cap=None, sm_scale=None,
+                 pos_encoding_mode="NONE", rope_scale=None, rope_theta=None, sinks=None):
+        self.heads = heads
+        self.dims = dims
+        self.dtypes = dtypes
+        self.layout = layout
+        self.causal = causal
+        self.window_left = window_left
+        self.soft_cap = soft_cap or 0.0
+        self.sm_scale = sm_scale
+        self.pos_encoding_mode = pos_encoding_mode
+        self.rope_scale = rope_scale or 1.0
+        self.rope_theta = rope_theta or 10000.0
+        self.sinks = sinks
+
+    def plan_key(self) -> tuple:
+        """What a plan depends on."""
+        return (self.heads, self.dims, self.dtypes, self.layout, self.causal, self.window_left)
+
+    def variant_key(self) -> tuple:
+        """What a variant depends on."""
+        rope = (self.rope_scale, self.rope_theta) if self.pos_encoding_mode == "ROPE_LLAMA" else None
+        return (self.soft_cap, self.pos_encoding_mode, rope, self.sinks)
+
+    def scale(self) -> float:
+        """The factor of ``q · k``."""
+        return 1.0 / math.sqrt(self.dims[0]) if self.sm_scale is None else float(self.sm_scale)
+
+    def problem(self) -> Problem:
+        """The problem with the default scale; runs multiply by the ratio to theirs, so that one plan serves all scales."""
+        left = None if self.window_left < 0 else self.window_left
+        return Problem(self.heads[0], self.heads[1], self.dims[0], head_dim_vo=self.dims[1], dtype=self.dtypes[0],
+                       kv_dtype=self.dtypes[1], layout=self.layout, causal=self.causal, window_left=left)
+
+    def variant(self):
+        """The composed variant, or None."""
+        parts = []
+        if self.pos_encoding_mode == "ROPE_LLAMA":
+            scaling = None if self.rope_scale == 1.0 else ("linear", [self.rope_scale])
+            parts.append(variants.rotary(Rope(self.dims[0], self.rope_theta, scaling=scaling)))
+        elif self.pos_encoding_mode == "ALIBI":
+            parts.append(variants.alibi(self.heads[0]))
+        if self.soft_cap > 0.0:
+            parts.append(variants.soft_cap(self.soft_cap))
+        if self.sinks is not None:
+            parts.append(variants.sinks(list(self.sinks)))
+        composed = None
+        for part in parts:
+            composed = part if composed is None else composed.then(part)
+        return composed
+
+    def operator(self, device) -> Attention:
+        """The operator on a device."""
+        key = (self.plan_key(), self.variant_key(), id(device))
+        operator = _operators.get(key)
+        if operator is None:
+            check_choice("plan", "pos_encoding_mode", self.pos_encoding_mode, ("NONE", "ROPE_LLAMA", "ALIBI"))
+            if len(_operators) >= _LIMIT:
+                _operators.clear()
+            operator = _operators[key] = Attention(self.problem(), self.variant(), device)
+        return operator
+
+    def replace(self, **changes) -> "Settings":
+        """A copy with other values."""
+        copy = Settings.__new__(Settings)
+        for name in Settings.__slots__:
+            setattr(copy, name, changes.get(name, getattr(self, name)))
+        return copy
+
+
+def dtype_names(q, kv) -> tuple:
+    """The names of two dtypes; a missing one of keys is that of queries."""
+    q_name = dtype_name(q)
+    return q_name, (q_name if kv is None else dtype_name(kv))
+
+
+def split_of(function: str, fixed_split_size, disable_split_kv: bool, page_size: int):
+    """The KV split of FlashInfer's arguments; its sizes are in pages."""
+    if disable_split_kv:
+        return "never"
+    if fixed_split_size is None or fixed_split_size < 0:
+        return "balanced"
+    if fixed_split_size == 0:
+        raise Error(f"flashinfer.{function}: fixed_split_size = 0, expected at least 1 page")
+    return int(fixed_split_size) * page_size
+
+
+class PlannedAttention:
+    """A batch and its plans: one, or one per mask if runs change it."""
+
+    __slots__ = ("_capacity", "_device", "_planned", "batch", "planned", "split")
+
+    def __init__(self, device, capacity: "Capacity | None" = None):
+        self._device = device
+        self._capacity = capacity
+        self._planned: dict = {}
+        self.batch = None
+        self.split = "balanced"
+
+    def plan(self, settings: Settings, batch: Batch, split="balanced") -> None:
+        """Plans a batch. With a capacity it rewrites the plan in place, for recorded graphs."""
+        operator, key = settings.operator(self._device), settings.plan_key()
+        if self._capacity is not None and key in self._planned and split == self.split:
+            operator.replan(self._planned[key], batch)
+            self._planned = {key: self._planned[key]}
+        else:
+            self._planned = {key: operator.plan(batch, split=split, capacity=self._capacity)}
+        self.batch, self.split = batch, split
+
+    def plan_for(self, settings: Settings):
+        """The plan of the batch for these settings."""
+        if self.batch is None:
+            raise Error("flashinfer.run: plan() has not been called")
+        key = settings.plan_key()
+        plan = self._planned.get(key)
+        if plan is None:
+            plan = settings.operator(self._device).plan(self.batch, split=self.split, capacity=self._capacity)
+            self._planned[key] = plan
+        return plan
+
+    def run(self, settings: Settings, q, kv, out, *, lse=None, return_lse=False, scales=(None, None, None)):
+        """Runs the batch. ``scales``: of queries, keys and values."""
+        function = "run"
+        plan, operator = self.plan_for(settings), settings.operator(self._device)
+        heads, dims = settings.heads, settings.dims
+        dtype = torch_dtype(settings.dtypes[0])
+        if q.dtype != dtype:
+            raise Error(f"flashinfer.{function}: q is {q.dtype}, plan() was given q_data_type = {dtype}")
+        if out is None:
+            out = torch.empty((q.shape[0], heads[0], dims[1]), dtype=dtype, device=q.device)
+        else:
+            check_output(function, "out", out, (q.shape[0], heads[0], dims[1]), dtype, q.device)
+        if lse is None:
+            lse = torch.empty((q.shape[0], heads[0]), dtype=torch.float32, device=q.device) if return_lse else None
+        else:
+            check_output(function, "lse", lse, (q.shape[0], heads[0]), torch.float32, q.device)
+        q_scale, k_scale, v_scale = scales
+        factor = number(function, "q_scale", q_scale) * settings.scale() * math.sqrt(dims[0])
+        factor = _product(function, factor, k_scale)
+        v_factor = _product(function, 1.0, v_scale)
+        operator.run(plan, q, kv[0], kv[1], out=out, lse=lse, k_scale=_unless_one(factor), v_scale=_unless_one(v_factor))
+        return (out, lse) if return_lse else out
+
+
+def _product(function: str, factor: float, scale):
+    """A factor of all heads times a scale, which may be one per KV head."""
+    if isinstance(scale, torch.Tensor) and scale.numel() > 1:
+        if scale.dim() != 1:
+            raise Unsupported(f"flashinfer.{function}: a scale has shape {tuple(scale.shape)}, expected [num_kv_heads]")
+        return [factor * one for one in scale.tolist()]
+    return factor * number(function, "scale", scale)
+
+
+def _unless_one(factor):
+    """No scale instead of one; the square root of the default scale is exact to a few ulps only."""
+    return None if isinstance(factor, float) and abs(factor - 1.0) < 1e-6 else factor
+
+
+def planned_device(tensor):
+    """The device that computes with tensors like this one."""
+    return device_of(tensor)

@@ -1,0 +1,251 @@
+"""Decode: ``single_decode_with_kv_cache`` and the batch wrappers over paged caches."""
+
+import functools
+
+import numpy
+import torch
+
+from .._core import Error
+from ..attention import Batch, Capacity
+from ._pages import host_array, page_table, split_cache
+from ._planned import PlannedAttention, Settings, dtype_names, planned_device, split_of
+from ._refuse import check_backend, check_layout, refuse
+from .prefill import single_prefill_with_kv_cache
+
+
+def single_decode_with_kv_cache(
+    q, k, v, kv_layout="NHD", pos_encoding_mode="NONE", use_tensor_cores=False, q_scale=None, k_scale=None, v_scale=None,
+    window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, return_lse=False,
+):
+    """One query row ``[num_qo_heads, head_dim]`` over keys ``[kv_len, num_kv_heads, head_dim]`` (NHD). Returns the output, or
+    ``(output, lse)`` with ``lse`` ``[num_qo_heads]`` in base 2. ``use_tensor_cores`` is a hint without effect."""
+    result = single_prefill_with_kv_cache(
+        q.unsqueeze(0), k, v, causal=True, kv_layout=kv_layout, pos_encoding_mode=pos_encoding_mode, sm_scale=sm_scale,
+        window_left=window_left, logits_soft_cap=logits_soft_cap, rope_scale=rope_scale, rope_theta=rope_theta,
+        return_lse=return_lse, k_scale=k_scale, v_scale=v_scale, _q_scale=q_scale,
+    )
+    return (result[0].squeeze(0), result[1].squeeze(0)) if return_lse else result.squeeze(0)
+
+
+#: The order of optional arguments of ``plan`` in releases that took them by position.
+_PLAN_ORDER = ("pos_encoding_mode", "window_left", "logits_soft_cap", "q_data_type", "kv_data_type", "o_data_type", "data_type",
+               "sm_scale", "rope_scale", "rope_theta", "non_blocking", "block_tables", "seq_lens", "fixed_split_size",
+               "disable_split_kv", "q_len_per_req")
+
+
+class BatchDecodeWithPagedKVCacheWrapper:
+    """Batch decode over a paged cache: ``plan`` per step, ``run`` per layer.
+
+    ``use_tensor_cores`` is a hint without effect. With ``use_cuda_graph`` a plan is rewritten in place, for the batch size of
+    ``paged_kv_last_page_len_buffer`` and as many pages as ``paged_kv_indices_buffer`` has.
+    """
+
+    def __init__(
+        self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, use_tensor_cores=False,
+        paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None, backend="auto",
+        jit_args=None,
+    ):
+        check_layout("BatchDecodeWithPagedKVCacheWrapper", kv_layout)
+        check_backend("BatchDecodeWithPagedKVCacheWrapper", backend)
+        refuse("BatchDecodeWithPagedKVCacheWrapper", "a variant written in Python (tilewright.Variant)", jit_args=jit_args)
+        self._kv_layout = kv_layout
+        self._backend = backend
+        self._use_tensor_cores = use_tensor_cores
+        self._use_cuda_graph = use_cuda_graph
+        self.device = float_workspace_buffer.device
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
+        self._paged_kv_indptr_buf = paged_kv_indptr_buffer
+        self._paged_kv_indices_buf = paged_kv_indices_buffer
+        self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
+        self._fixed_batch_size = 0
+        if use_cuda_graph:
+            for name, buffer in (("paged_kv_indptr_buffer", paged_kv_indptr_buffer),
+                                 ("paged_kv_indices_buffer", paged_kv_indices_buffer),
+                                 ("paged_kv_last_page_len_buffer", paged_kv_last_page_len_buffer)):
+                if not isinstance(buffer, torch.Tensor):
+                    raise ValueError(f"{name} should be a torch.Tensor in cudagraph mode")
+            self._fixed_batch_size = len(paged_kv_last_page_len_buffer)
+            if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:
+                raise ValueError("The size of paged_kv_indptr_buffer should be batch_size + 1")
+        self._attention = None
+        self._settings = None
+
+    @property
+    def use_tensor_cores(self):
+        """The hint of the constructor."""
+        return self._use_tensor_cores
+
+    @property
+    def is_cuda_graph_enabled(self):
+        """Whether plans are rewritten in place."""
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
+        """Keeps other buffers; plans own their memory, so both are unused."""
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = int_workspace_buffer
+
+    def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *deprecated, **kwargs):
+        """Plans a batch of ``len(last_page_len)`` requests with ``q_len_per_req`` query rows each, causal among themselves."""
+        if len(deprecated) > len(_PLAN_ORDER):
+            raise TypeError(f"plan() takes at most {7 + len(_PLAN_ORDER)} positional arguments")
+        for name, value in zip(_PLAN_ORDER, deprecated, strict=False):
+            if name in kwargs:
+                raise TypeError(f"plan() got multiple values for argument {name!r}")
+            kwargs[name] = value
+        self._plan(indptr, indices, last_page_len, (num_qo_heads, num_kv_heads), head_dim, page_size, **kwargs)
+
+    def _plan(
+        self, indptr, indices, last_page_len, heads, head_dim, page_size, *, pos_encoding_mode="NONE", window_left=-1,
+        window_right=0, logits_soft_cap=None, q_data_type="float16", kv_data_type=None, o_data_type=None, data_type=None,
+        sm_scale=None, rope_scale=None, rope_theta=None, non_blocking=True, block_tables=None, seq_lens=None,
+        fixed_split_size=None, disable_split_kv=False, q_len_per_req=1,
+    ):
+        batch_size = len(last_page_len)
+        if window_right != 0:
+            refuse("BatchDecodeWithPagedKVCacheWrapper.plan", "0", window_right=window_right)
+        if q_len_per_req < 1:
+            raise ValueError(f"q_len_per_req must be >= 1, got {q_len_per_req}")
+        if data_type is not None:
+            q_data_type = data_type if q_data_type is None else q_data_type
+            kv_data_type = data_type if kv_data_type is None else kv_data_type
+        dtypes = dtype_names("float16" if q_data_type is None else q_data_type, kv_data_type)
+        if o_data_type is not None and dtype_names(o_data_type, None)[0] != dtypes[0]:
+            refuse("BatchDecodeWithPagedKVCacheWrapper.plan", f"q_data_type = {dtypes[0]}", o_data_type=o_data_type)
+        if self._use_cuda_graph:
+            self._check_graph(batch_size, indices, q_len_per_req)
+            self._paged_kv_indptr_buf.copy_(_tensor(indptr), non_blocking=non_blocking)
+            self._paged_kv_last_page_len_buf.copy_(_tensor(last_page_len), non_blocking=non_blocking)
+            self._paged_kv_indices_buf[: len(indices)].copy_(_tensor(indices), non_blocking=non_blocking)
+        else:
+            self._paged_kv_indptr_buf = indptr
+            self._paged_kv_indices_buf = indices
+            self._paged_kv_last_page_len_buf = last_page_len
+        self._settings = Settings(
+            heads=heads, dims=(head_dim, head_dim), dtypes=dtypes, layout=self._kv_layout, causal=True, window_left=window_left,
+            soft_cap=logits_soft_cap, sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale,
+            rope_theta=rope_theta,
+        )
+        self._window_left, self._logits_soft_cap, self._sm_scale = window_left, logits_soft_cap or 0.0, sm_scale
+        self._pos_encoding_mode, self._rope_scale, self._rope_theta = pos_encoding_mode, rope_scale, rope_theta
+        self._q_len_per_req = q_len_per_req
+        table = page_table(indptr, indices, last_page_len, page_size)
+        qo_indptr = numpy.arange(batch_size + 1, dtype=numpy.int32) * q_len_per_req
+        if self._attention is None or not self._use_cuda_graph:
+            self._attention = PlannedAttention(planned_device(self._float_workspace_buffer), self._capacity(batch_size))
+        split = split_of("BatchDecodeWithPagedKVCacheWrapper.plan", fixed_split_size, disable_split_kv, page_size)
+        self._attention.plan(self._settings, Batch.paged(qo_indptr, table), split)
+
+    begin_forward = plan
+
+    def _check_graph(self, batch_size, indices, q_len_per_req):
+        frozen = getattr(self, "_q_len_per_req", None)
+        if frozen is not None and frozen != q_len_per_req:
+            raise ValueError(f"q_len_per_req is part of the frozen cudagraph shape: planned with {frozen}, got {q_len_per_req}")
+        if batch_size != self._fixed_batch_size:
+            raise ValueError("The batch size should be fixed in cudagraph mode, the runtime batch size "
+                             f"{batch_size} mismatches the batch size set during initialization {self._fixed_batch_size}")
+        if len(indices) > len(self._paged_kv_indices_buf):
+            raise ValueError("The size of indices should be less than or equal to the allocated buffer")
+
+    def _capacity(self, batch_size):
+        if not self._use_cuda_graph:
+            return None
+        rows, pages = batch_size * self._q_len_per_req, len(self._paged_kv_indices_buf)
+        return Capacity(batch_size, rows, pages, qo_len=self._q_len_per_req)
+
+    def run(
+        self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False,
+        enable_pdl=None, window_left=None, sinks=None, q_len_per_req=None, skip_softmax_threshold_scale_factor=None,
+        kv_cache_sf=None,
+    ):
+        """Attention of the planned batch: ``q`` ``[batch_size · q_len_per_req, num_qo_heads, head_dim]``. Returns the output, or
+        ``(output, lse)`` with the LSE in base 2. ``enable_pdl`` is a hint without effect."""
+        refuse("run", args=args or None, kv_cache_sf=kv_cache_sf,
+               skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
+        if self._settings is None:
+            raise Error("flashinfer.run: plan() has not been called")
+        if window_left is not None and window_left != self._window_left:
+            raise AssertionError(f"window_left = {window_left}, plan() was given {self._window_left}")
+        if q_len_per_req is not None and q_len_per_req != self._q_len_per_req:
+            raise ValueError(f"q_len_per_req = {q_len_per_req}, plan() was given {self._q_len_per_req}")
+        settings = self._current(sinks)
+        kv = split_cache("run", paged_kv_cache, self._kv_layout)
+        return self._attention.run(settings, q, kv, out, lse=lse, return_lse=return_lse, scales=(q_scale, k_scale, v_scale))
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+    def _current(self, sinks):
+        """The planned settings with the attributes that callers have changed since."""
+        changes = {}
+        if self._sm_scale != self._settings.sm_scale:
+            changes["sm_scale"] = self._sm_scale
+        if self._logits_soft_cap != self._settings.soft_cap:
+            changes["soft_cap"] = self._logits_soft_cap
+        if self._window_left != self._settings.window_left:
+            changes["window_left"] = self._window_left
+        if self._pos_encoding_mode != self._settings.pos_encoding_mode:
+            changes["pos_encoding_mode"] = self._pos_encoding_mode
+        if sinks is not None:
+            changes["sinks"] = tuple(host_array(sinks.float()).tolist())
+        return self._settings.replace(**changes) if changes else self._settings
+
+    def forward(
+        self, q, paged_kv_cache, pos_encoding_mode="NONE", q_scale=None, k_scale=None, v_scale=None, window_left=-1,
+        logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
+    ):
+        """``run`` with settings of its own, which replace those of the plan."""
+        self._override(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+
+    def forward_return_lse(
+        self, q, paged_kv_cache, pos_encoding_mode="NONE", q_scale=None, k_scale=None, v_scale=None, window_left=-1,
+        logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
+    ):
+        """``forward`` that returns ``(output, lse)``."""
+        self._override(pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta)
+        return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=True)
+
+    def _override(self, pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta):
+        if self._settings is None:
+            raise Error("flashinfer.forward: plan() has not been called")
+        self._pos_encoding_mode, self._window_left = pos_encoding_mode, window_left
+        self._logits_soft_cap, self._sm_scale = logits_soft_cap or 0.0, sm_scale
+        self._settings = self._settings.replace(rope_scale=rope_scale or 1.0, rope_theta=rope_theta or 10000.0)
+
+    def end_forward(self):
+        """Does nothing, as in FlashInfer."""
+
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """:class:`BatchDecodeWithPagedKVCacheWrapper` with ``use_cuda_graph``."""
+
+    def __init__(
+        self, workspace_buffer, indptr_buffer, indices_buffer, last_page_len_buffer, kv_layout="NHD", use_tensor_cores=False
+    ):
+        super().__init__(workspace_buffer, kv_layout, use_cuda_graph=True, use_tensor_cores=use_tensor_cores,
+                         paged_kv_indptr_buffer=indptr_buffer, paged_kv_indices_buffer=indices_buffer,
+                         paged_kv_last_page_len_buffer=last_page_len_buffer)
+
+
+def _tensor(x):
+    return x if isinstance(x, torch.Tensor) else torch.as_tensor(x)
+
+
+def fast_decode_plan(
+    self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode="NONE",
+    window_left=-1, logits_soft_cap=None, q_data_type=None, kv_data_type=None, data_type=None, sm_scale=None, rope_scale=None,
+    rope_theta=None, non_blocking=True, fixed_split_size=None, disable_split_kv=False, q_len_per_req=1,
+    global_override_indptr_cpu=None,
+):
+    """``plan`` of a decode wrapper with bounds that the caller has on the host."""
+    bounds = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
+    self.plan(
+        bounds, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode=pos_encoding_mode,
+        window_left=window_left, logits_soft_cap=logits_soft_cap,
+        q_data_type=q_data_type,
+        kv_data_type=kv_data_type, data_type=data_type, sm_scale=sm_scale, rope_scale=rope_scale, rope_theta=rope_theta,
+        non_blocking=non_blocking, fixed_split_size=fixed_split_size, disable_split_kv=disable_split_kv,
+        q_len_per_req=q_len_per_req,
+    )

@@ -1,0 +1,97 @@
+"""Multi-head latent attention over a paged cache."""
+
+import math
+
+import torch
+
+from .._core import Error
+from .._tensors import dtype_name
+from ..attention import Attention, Batch, Capacity, PageTable, Problem
+from ._pages import host_array
+from ._planned import planned_device
+from ._refuse import check_backend, check_output, refuse, torch_dtype
+
+
+class BatchMLAPagedAttentionWrapper:
+    """Latent attention of DeepSeek in absorbed form. With ``use_cuda_graph`` a plan is rewritten in place, for as many requests
+    and pages as the buffers have."""
+
+    def __init__(
+        self, float_workspace_buffer, use_cuda_graph=False, qo_indptr=None, kv_indptr=None, kv_indices=None, kv_len_arr=None,
+        backend="auto",
+    ):
+        check_backend("BatchMLAPagedAttentionWrapper", backend)
+        self._float_workspace_buffer = float_workspace_buffer
+        self.device = float_workspace_buffer.device
+        self._int_workspace_buffer = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
+        self._use_cuda_graph = use_cuda_graph
+        self._backend = backend
+        self._buffers = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        if use_cuda_graph and any(buffer is None for buffer in self._buffers):
+            raise ValueError("use_cuda_graph needs qo_indptr, kv_indptr, kv_indices and kv_len_arr")
+        self._operator = self._plan = self._key = None
+
+    def plan(
+        self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, sm_scale,
+        q_data_type, kv_data_type, use_profiler=False,
+    ):
+        """Plans a batch: ``kv_indptr`` bounds of pages, ``kv_len_arr`` tokens of each request."""
+        function = "BatchMLAPagedAttentionWrapper.plan"
+        refuse(function, use_profiler=use_profiler)
+        dtypes = dtype_name(q_data_type), dtype_name(kv_data_type)
+        if dtypes[0] != dtypes[1]:
+            refuse(function, f"q_data_type = {dtypes[0]}", kv_data_type=kv_data_type)
+        bounds, pages = host_array(kv_indptr), host_array(kv_indices)
+        lens = host_array(kv_len_arr)
+        counts = (lens + page_size - 1) // page_size
+        if len(counts) != len(bounds) - 1 or (counts > bounds[1:] - bounds[:-1]).any():
+            raise Error(f"flashinfer.{function}: kv_len_arr needs {counts.tolist()} pages, kv_indptr has "
+                        f"{(bounds[1:] - bounds[:-1]).tolist()}")
+        last = lens - (counts - 1).clip(min=0) * page_size
+        if (counts != bounds[1:] - bounds[:-1]).any():  # pages after the last token are not read
+            pages = [page for r, count in enumerate(counts) for page in pages[bounds[r] : bounds[r] + count].tolist()]
+            bounds = [0, *counts.cumsum().tolist()]
+        else:
+            pages = pages[: bounds[-1]]
+        key = (num_heads, head_dim_ckv, head_dim_kpe, page_size, causal, float(sm_scale), dtypes[0])
+        if self._use_cuda_graph:
+            for buffer, array in zip(self._buffers, (qo_indptr, kv_indptr, kv_indices, kv_len_arr), strict=True):
+                if len(array) > len(buffer):
+                    raise ValueError(f"a buffer has {len(buffer)} elements, the batch needs {len(array)}")
+                buffer[: len(array)].copy_(array)
+        if key != self._key:
+            problem = Problem.latent(num_heads, head_dim_ckv, head_dim_kpe, scale=float(sm_scale), dtype=dtypes[0], causal=causal)
+            self._operator, self._plan = Attention(problem, device=planned_device(self._float_workspace_buffer)), None
+        queries = host_array(qo_indptr)
+        batch = Batch.paged(queries, PageTable(bounds, pages, last, page_size))
+        if self._use_cuda_graph and self._plan is not None:
+            self._operator.replan(self._plan, batch)
+        else:
+            capacity = None
+            if self._use_cuda_graph:
+                capacity = Capacity(len(self._buffers[3]), int(queries[-1]), len(self._buffers[2]))
+            self._plan = self._operator.plan(batch, capacity=capacity)
+        self._key, self._causal, self._page_size, self._sm_scale = key, causal, page_size, sm_scale
+
+    def run(
+        self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False, profiler_buffer=None, kv_len=None,
+        page_table=None, return_lse_base_on_e=False, o_scale=None, *, ckv_scale=None, ckv_scale_arr=None, kpe_scale=None,
+    ):
+        """Attention of the planned batch: ``q_nope`` ``[num_rows, num_heads, head_dim_ckv]``, ``q_pe`` ``[num_rows, num_heads,
+        head_dim_kpe]``, caches ``[num_pages, page_size, dim]``. The LSE is in base 2, or natural with
+        ``return_lse_base_on_e``."""
+        refuse("BatchMLAPagedAttentionWrapper.run", profiler_buffer=profiler_buffer, kv_len=kv_len, page_table=page_table,
+               o_scale=o_scale, ckv_scale=ckv_scale, ckv_scale_arr=ckv_scale_arr, kpe_scale=kpe_scale)
+        if self._plan is None:
+            raise Error("flashinfer.run: plan() has not been called")
+        dtype = torch_dtype(self._key[6])
+        if out is None:
+            out = torch.empty_like(q_nope, memory_format=torch.contiguous_format)
+        else:
+            check_output("run", "out", out, q_nope.shape, dtype, q_nope.device)
+        if lse is None and return_lse:
+            lse = torch.empty(q_nope.shape[:2], dtype=torch.float32, device=q_nope.device)
+        self._operator.run_latent(self._plan, q_nope, q_pe, ckv_cache, kpe_cache, out=out, lse=lse)
+        if not return_lse:
+            return out
+        return out, lse.mul_(math.log(2.0)) if return_lse_base_on_e else lse

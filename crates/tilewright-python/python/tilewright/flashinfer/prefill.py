@@ -1,0 +1,339 @@
+"""Prefill and append: ``single_prefill_with_kv_cache`` and the batch wrappers over paged and ragged keys."""
+
+import functools
+
+import numpy
+import torch
+
+from .._core import Error
+from .._core import segment_packbits as pack_segments
+from .._tensors import dtype_name
+from ..attention import Batch, Capacity
+from ._pages import host_array, page_table, split_cache
+from ._planned import PlannedAttention, Settings, dtype_names, planned_device, split_of
+from ._refuse import check_backend, check_layout, refuse
+
+
+def single_prefill_with_kv_cache(
+    q, k, v, scale_q=None, scale_k=None, scale_v=None, o_dtype=None, custom_mask=None, packed_custom_mask=None, causal=False,
+    kv_layout="NHD", pos_encoding_mode="NONE", use_fp16_qk_reduction=False, sm_scale=None, window_left=-1,
+    logits_soft_cap=None, rope_scale=None, rope_theta=None, backend="auto", return_lse=False, kv_cache_sf=None, k_scale=None,
+    v_scale=None, _q_scale=None,
+):
+    """Query rows ``[qo_len, num_qo_heads, head_dim_qk]`` of one request over keys ``[kv_len, num_kv_heads, head_dim]`` (NHD) or
+    ``[num_kv_heads, kv_len, head_dim]`` (HND). A custom mask, bool ``[qo_len, kv_len]`` or packed little-endian bits, replaces
+    ``causal``. Returns the output, or ``(output, lse)`` with ``lse`` ``[qo_len, num_qo_heads]`` in base 2."""
+    function = "single_prefill_with_kv_cache"
+    check_layout(function, kv_layout)
+    check_backend(function, backend)
+    refuse(function, scale_q=scale_q, scale_k=scale_k, scale_v=scale_v, kv_cache_sf=kv_cache_sf,
+           use_fp16_qk_reduction=use_fp16_qk_reduction)
+    if o_dtype is not None and o_dtype != q.dtype:
+        refuse(function, f"q.dtype = {q.dtype}", o_dtype=o_dtype)
+    axis = 0 if kv_layout == "NHD" else 1
+    qo_len, kv_len = q.shape[0], k.shape[axis]
+    mask = None
+    if packed_custom_mask is not None:
+        mask = host_array(packed_custom_mask)
+    elif custom_mask is not None:
+        if tuple(custom_mask.shape) != (qo_len, kv_len):
+            raise Error(f"flashinfer.{function}: custom_mask has shape {tuple(custom_mask.shape)}, expected ({qo_len}, {kv_len})")
+        mask = pack_mask(custom_mask, [0, qo_len * kv_len])
+    settings = Settings(
+        heads=(q.shape[1], k.shape[1 - axis]), dims=(q.shape[2], v.shape[2]), dtypes=(dtype_name(q.dtype), dtype_name(k.dtype)),
+        layout=kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap, sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
+    )
+    planned = PlannedAttention(planned_device(q))
+    planned.plan(settings, Batch.ragged([0, qo_len], [0, kv_len], mask=mask))
+    return planned.run(settings, q, (k, v), None, return_lse=return_lse, scales=(_q_scale, k_scale, v_scale))
+
+
+def single_prefill_with_kv_cache_return_lse(*args, **kwargs):
+    """:func:`single_prefill_with_kv_cache` that returns ``(output, lse)``."""
+    return single_prefill_with_kv_cache(*args, **{**kwargs, "return_lse": True})
+
+
+def pack_mask(flags, bounds) -> numpy.ndarray:
+    """Packs bool flags into little-endian bits, each segment from a new byte."""
+    packed, _ = pack_segments(host_array(flags.reshape(-1)), bounds, "little")
+    return numpy.frombuffer(packed, dtype=numpy.uint8)
+
+
+class _PrefillWrapper:
+    """What the paged and the ragged wrapper share: buffers, settings, masks and runs."""
+
+    _name = "BatchPrefill"
+
+    def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph, backend, refused):
+        check_layout(self._name, kv_layout)
+        check_backend(self._name, backend)
+        refuse(self._name, "a variant written in Python (tilewright.Variant)", **refused)
+        self._kv_layout = kv_layout
+        self._backend = backend
+        self._use_cuda_graph = use_cuda_graph
+        self.device = float_workspace_buffer.device
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
+        self._attention = None
+        self._settings = None
+
+    @property
+    def is_cuda_graph_enabled(self):
+        """Whether plans are rewritten in place."""
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
+        """Keeps other buffers; plans own their memory, so both are unused."""
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = int_workspace_buffer
+
+    def _buffers(self, **buffers):
+        """The caller's buffers of a recorded graph; ``plan`` copies its arrays to them, as FlashInfer does."""
+        for name, buffer in buffers.items():
+            if self._use_cuda_graph and not isinstance(buffer, torch.Tensor):
+                raise ValueError(f"{name} should be a torch.Tensor in CUDA graph mode")
+            setattr(self, f"_{name}", buffer)
+
+    def _keep(self, non_blocking, **arrays):
+        for name, array in arrays.items():
+            if self._use_cuda_graph:
+                buffer = getattr(self, f"_{name}")
+                if len(array) > len(buffer):
+                    raise ValueError(f"{name} has {len(buffer)} elements, the batch needs {len(array)}")
+                buffer[: len(array)].copy_(array, non_blocking=non_blocking)
+            else:
+                setattr(self, f"_{name}", array)
+
+    def _set(self, settings, causal):
+        self._settings, self._causal = settings, causal
+        self._window_left, self._logits_soft_cap, self._sm_scale = settings.window_left, settings.soft_cap, settings.sm_scale
+        self._pos_encoding_mode = settings.pos_encoding_mode
+        self._rope_scale, self._rope_theta = settings.rope_scale, settings.rope_theta
+
+    def _mask(self, custom_mask, packed_custom_mask, qo_indptr, kv_lens):
+        """The packed bits of all requests, or None."""
+        if packed_custom_mask is not None:
+            return host_array(packed_custom_mask)
+        if custom_mask is None:
+            return None
+        sizes = (qo_indptr[1:] - qo_indptr[:-1]).astype(numpy.int64) * kv_lens
+        bounds = numpy.concatenate([[0], numpy.cumsum(sizes)])
+        if custom_mask.numel() != bounds[-1]:
+            raise Error(f"flashinfer.{self._name}.plan: custom_mask has {custom_mask.numel()} flags, expected {int(bounds[-1])}")
+        return pack_mask(custom_mask, bounds)
+
+    def _schedule(self, batch, split, capacity):
+        if self._attention is None or not self._use_cuda_graph:
+            self._attention = PlannedAttention(planned_device(self._float_workspace_buffer), capacity)
+        self._masked = batch[1]
+        self._attention.plan(self._settings, batch[0], split)
+
+    def _current(self, sinks=None):
+        changes = {}
+        for name, value in (("sm_scale", self._sm_scale), ("soft_cap", self._logits_soft_cap or 0.0),
+                            ("window_left", self._window_left), ("pos_encoding_mode", self._pos_encoding_mode),
+                            ("causal", self._causal and not self._masked)):
+            if value != getattr(self._settings, name):
+                changes[name] = value
+        if sinks is not None:
+            changes["sinks"] = tuple(host_array(sinks.float()).tolist())
+        return self._settings.replace(**changes) if changes else self._settings
+
+    def _run(self, q, kv, *, scales, out, lse, return_lse, sinks=None):
+        if self._settings is None:
+            raise Error("flashinfer.run: plan() has not been called")
+        return self._attention.run(self._current(sinks), q, kv, out, lse=lse, return_lse=return_lse, scales=scales)
+
+    def _override(self, causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale, rope):
+        if self._settings is None:
+            raise Error("flashinfer.forward: plan() has not been called")
+        refuse(f"{self._name}.forward", use_fp16_qk_reduction=use_fp16_qk_reduction)
+        self._causal, self._pos_encoding_mode, self._window_left = causal, pos_encoding_mode, window_left
+        self._logits_soft_cap, self._sm_scale = logits_soft_cap, sm_scale
+        self._settings = self._settings.replace(rope_scale=rope[0] or 1.0, rope_theta=rope[1] or 10000.0)
+
+    def end_forward(self):
+        """Does nothing, as in FlashInfer."""
+
+
+def _check_output_dtype(function, o_data_type, dtypes):
+    if o_data_type is not None and dtype_names(o_data_type, None)[0] != dtypes[0]:
+        refuse(function, f"q_data_type = {dtypes[0]}", o_data_type=o_data_type)
+
+
+def _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr):
+    refuse(function, "tilewright.variants.multi_item", prefix_len_ptr=prefix_len_ptr,
+           token_pos_in_items_ptr=token_pos_in_items_ptr, token_pos_in_items_len=token_pos_in_items_len or None,
+           max_item_len_ptr=max_item_len_ptr)
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
+    """Batch prefill and append over a paged cache. With ``use_cuda_graph`` a plan is rewritten in place, for as many requests
+    and pages as the buffers have."""
+
+    _name = "BatchPrefillWithPagedKVCacheWrapper"
+
+    def __init__(
+        self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, paged_kv_indptr_buf=None,
+        paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend="auto",
+        jit_args=None, jit_kwargs=None,
+    ):
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend,
+                         {"jit_args": jit_args, "jit_kwargs": jit_kwargs})
+        self._buffers(qo_indptr_buf=qo_indptr_buf, paged_kv_indptr_buf=paged_kv_indptr_buf,
+                      paged_kv_indices_buf=paged_kv_indices_buf, paged_kv_last_page_len_buf=paged_kv_last_page_len_buf)
+        self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
+        self._fixed_batch_size = len(paged_kv_last_page_len_buf) if use_cuda_graph else 0
+
+    def plan(
+        self, qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, num_qo_heads, num_kv_heads, head_dim_qk,
+        page_size, head_dim_vo=None, custom_mask=None, packed_custom_mask=None, causal=False, pos_encoding_mode="NONE",
+        use_fp16_qk_reduction=False, sm_scale=None, window_left=-1, logits_soft_cap=None, rope_scale=None, rope_theta=None,
+        q_data_type="float16", kv_data_type=None, o_data_type=None, non_blocking=True, prefix_len_ptr=None,
+        token_pos_in_items_ptr=None, token_pos_in_items_len=0, max_item_len_ptr=None, seq_lens=None, seq_lens_q=None,
+        block_tables=None, max_token_per_sequence=None, max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
+    ):
+        """Plans a batch. A custom mask, bool flags or packed bits of each request's ``qo_len × kv_len``, replaces ``causal``.
+        ``seq_lens``, ``seq_lens_q``, ``block_tables`` and the maxima repeat what the other arrays say and are not read."""
+        function = f"{self._name}.plan"
+        refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction)
+        _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        dtypes = dtype_names(q_data_type, kv_data_type)
+        _check_output_dtype(function, o_data_type, dtypes)
+        self._keep(non_blocking, qo_indptr_buf=qo_indptr, paged_kv_indptr_buf=paged_kv_indptr,
+                   paged_kv_indices_buf=paged_kv_indices, paged_kv_last_page_len_buf=paged_kv_last_page_len)
+        table = page_table(paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len, page_size)
+        bounds = host_array(qo_indptr)
+        pages = table.indptr[1:] - table.indptr[:-1]
+        kv_lens = numpy.where(pages > 0, (pages - 1) * page_size + table.last_page_len, 0)
+        mask = self._mask(custom_mask, packed_custom_mask, bounds, kv_lens)
+        settings = Settings(
+            heads=(num_qo_heads, num_kv_heads), dims=(head_dim_qk, head_dim_vo or head_dim_qk), dtypes=dtypes,
+            layout=self._kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap,
+            sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
+        )
+        self._set(settings, causal)
+        split = split_of(function, fixed_split_size, disable_split_kv, page_size)
+        self._schedule((Batch.paged(bounds, table, mask=mask), mask is not None), split, self._capacity(bounds, mask))
+
+    begin_forward = plan
+
+    def _capacity(self, bounds, mask):
+        if not self._use_cuda_graph:
+            return None
+        # the rows of the recorded tensors; a mask has at most its buffer's bytes
+        rows, pages = int(bounds[-1]), len(self._paged_kv_indices_buf)
+        mask_bytes = 0 if mask is None else max(len(mask), 0 if self._custom_mask_buf is None else len(self._custom_mask_buf))
+        return Capacity(self._fixed_batch_size, rows, pages, mask_bytes=mask_bytes)
+
+    def run(
+        self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None, return_lse=False,
+        enable_pdl=None, window_left=None, sinks=None, kv_cache_sf=None, skip_softmax_threshold_scale_factor=None,
+        use_fp16_softmax=None, uses_spcompress=None,
+    ):
+        """Attention of the planned batch: ``q`` ``[qo_indptr[-1], num_qo_heads, head_dim]``. Returns the output, or ``(output,
+        lse)`` with the LSE in base 2. ``enable_pdl`` is a hint without effect."""
+        refuse("run", args=args or None, kv_cache_sf=kv_cache_sf, use_fp16_softmax=use_fp16_softmax,
+               uses_spcompress=uses_spcompress, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
+        if window_left is not None and self._settings is not None and window_left != self._window_left:
+            raise AssertionError(f"window_left = {window_left}, plan() was given {self._window_left}")
+        kv = split_cache("run", paged_kv_cache, self._kv_layout)
+        return self._run(q, kv, scales=(q_scale, k_scale, v_scale), out=out, lse=lse, return_lse=return_lse, sinks=sinks)
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+    def forward(
+        self, q, paged_kv_cache, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, k_scale=None,
+        v_scale=None, window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
+    ):
+        """``run`` with settings of its own, which replace those of the plan."""
+        self._override(causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale,
+                       (rope_scale, rope_theta))
+        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale)
+
+    def forward_return_lse(
+        self, q, paged_kv_cache, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, k_scale=None,
+        v_scale=None, window_left=-1, logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
+    ):
+        """``forward`` that returns ``(output, lse)``."""
+        self._override(causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale,
+                       (rope_scale, rope_theta))
+        return self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=True)
+
+
+class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
+    """Batch prefill over ragged keys and values. ``kv_layout`` is that of the ragged tensors."""
+
+    _name = "BatchPrefillWithRaggedKVCacheWrapper"
+
+    def __init__(
+        self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, kv_indptr_buf=None,
+        custom_mask_buf=None, mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None,
+    ):
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend,
+                         {"jit_args": jit_args, "jit_kwargs": jit_kwargs})
+        self._buffers(qo_indptr_buf=qo_indptr_buf, kv_indptr_buf=kv_indptr_buf)
+        self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
+        self._fixed_batch_size = len(qo_indptr_buf) - 1 if use_cuda_graph else 0
+
+    def plan(
+        self, qo_indptr, kv_indptr, num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo=None, custom_mask=None,
+        packed_custom_mask=None, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1,
+        logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None, q_data_type="float16", kv_data_type=None,
+        o_data_type=None, non_blocking=True, prefix_len_ptr=None, token_pos_in_items_ptr=None, token_pos_in_items_len=0,
+        max_item_len_ptr=None, fixed_split_size=None, disable_split_kv=False, seq_lens=None, seq_lens_q=None,
+        max_token_per_sequence=None, max_sequence_kv=None, v_indptr=None, o_indptr=None,
+    ):
+        """Plans a batch. A custom mask, bool flags or packed bits of each request's ``qo_len × kv_len``, replaces ``causal``.
+        ``fixed_split_size`` is in tokens here. ``seq_lens``, ``seq_lens_q`` and the maxima repeat what the bounds say."""
+        function = f"{self._name}.plan"
+        refuse(function, use_fp16_qk_reduction=use_fp16_qk_reduction, v_indptr=v_indptr, o_indptr=o_indptr)
+        _refuse_items(function, prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr)
+        dtypes = dtype_names(q_data_type, kv_data_type)
+        _check_output_dtype(function, o_data_type, dtypes)
+        self._keep(non_blocking, qo_indptr_buf=qo_indptr, kv_indptr_buf=kv_indptr)
+        bounds, kv_bounds = host_array(qo_indptr), host_array(kv_indptr)
+        mask = self._mask(custom_mask, packed_custom_mask, bounds, kv_bounds[1:] - kv_bounds[:-1])
+        settings = Settings(
+            heads=(num_qo_heads, num_kv_heads), dims=(head_dim_qk, head_dim_vo or head_dim_qk), dtypes=dtypes,
+            layout=self._kv_layout, causal=causal and mask is None, window_left=window_left, soft_cap=logits_soft_cap,
+            sm_scale=sm_scale, pos_encoding_mode=pos_encoding_mode, rope_scale=rope_scale, rope_theta=rope_theta,
+        )
+        self._set(settings, causal)
+        split = split_of(function, fixed_split_size, disable_split_kv, 1)
+        capacity = None
+        if self._use_cuda_graph:
+            capacity = Capacity(self._fixed_batch_size, int(bounds[-1]), 0, mask_bytes=0 if mask is None else len(mask))
+        self._schedule((Batch.ragged(bounds, kv_bounds, mask=mask), mask is not None), split, capacity)
+
+    begin_forward = plan
+
+    def run(
+        self, q, k, v, *args, q_scale=None, k_scale=None, v_scale=None, o_scale=None, out=None, lse=None, return_lse=False,
+        enable_pdl=None, kv_cache_sf=None,
+    ):
+        """Attention of the planned batch: ``q`` ``[qo_indptr[-1], num_qo_heads, head_dim]``, ``k``, ``v`` ``[kv_indptr[-1],
+        num_kv_heads, head_dim]``. Returns the output, or ``(output, lse)`` with the LSE in base 2."""
+        refuse("run", args=args or None, kv_cache_sf=kv_cache_sf, o_scale=None if o_scale == 1.0 else o_scale)
+        return self._run(q, (k, v), scales=(q_scale, k_scale, v_scale), out=out, lse=lse, return_lse=return_lse)
+
+    run_return_lse = functools.partialmethod(run, return_lse=True)
+
+    def forward(
+        self, q, k, v, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1,
+        logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
+    ):
+        """``run`` with settings of its own, which replace those of the plan."""
+        self._override(causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale,
+                       (rope_scale, rope_theta))
+        return self.run(q, k, v)
+
+    def forward_return_lse(
+        self, q, k, v, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, window_left=-1,
+        logits_soft_cap=None, sm_scale=None, rope_scale=None, rope_theta=None,
+    ):
+        """``forward`` that returns ``(output, lse)``."""
+        self._override(causal, pos_encoding_mode, use_fp16_qk_reduction, window_left, logits_soft_cap, sm_scale,
+                       (rope_scale, rope_theta))
+        return self.run(q, k, v, return_lse=True)

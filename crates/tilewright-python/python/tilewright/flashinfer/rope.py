@@ -1,0 +1,137 @@
+"""Rotary embeddings, in place and out of place."""
+
+import torch
+
+from .. import operators
+from .._core import Error
+from .._tensors import HOST, torch_device_number
+from ..operators import CosSinCache, Rope
+from ._pages import host_array
+
+#: Tables kept for reuse; engines have one or two.
+_LIMIT = 16
+_caches: dict = {}
+
+
+def _rope(q, rotary_dim, interleave, rope_theta, scaling):
+    return Rope(q.shape[-1] if rotary_dim is None else rotary_dim, rope_theta, interleaved=interleave, scaling=scaling)
+
+
+def _linear(rope_scale):
+    return None if rope_scale == 1 else ("linear", [float(rope_scale)])
+
+
+def _llama31(rope_scale, low_freq_factor, high_freq_factor, old_context_len):
+    return "llama31", [float(rope_scale), float(low_freq_factor), float(high_freq_factor), float(old_context_len)]
+
+
+def _positions(function, tokens, indptr, offsets):
+    """The position of each token of a ragged batch."""
+    bounds, starts = host_array(indptr).astype("int64"), host_array(offsets).astype("int64")
+    if len(bounds) != len(starts) + 1 or bounds[0] != 0 or bounds[-1] != tokens or (bounds[1:] < bounds[:-1]).any():
+        raise Error(f"flashinfer.{function}: indptr has {len(bounds)} bounds of {len(starts)} offsets, "
+                    f"expected num_requests + 1 from 0 to {tokens}")
+    lens = torch.from_numpy(bounds[1:] - bounds[:-1])
+    first = torch.from_numpy(starts - bounds[:-1])
+    return torch.repeat_interleave(first, lens) + torch.arange(tokens)
+
+
+def _apply(q, k, positions, rope, in_place):
+    """Rotates tensors of 3 axes; positions on a GPU become int32 there."""
+    if torch_device_number(positions) != HOST and positions.dtype != torch.int32:
+        positions = positions.to(torch.int32)
+    if in_place:
+        operators.apply_rope(q, k, positions, rope)
+        return None
+    out = torch.empty_like(q), torch.empty_like(k)
+    return operators.apply_rope(q, k, positions, rope, out=out)
+
+
+def apply_rope_inplace(q, k, indptr, offsets, rotary_dim=None, interleave=False, rope_scale=1, rope_theta=1e4):
+    """Rotates ``q`` ``[nnz, num_qo_heads, head_dim]`` and ``k`` of a ragged batch whose request ``r`` starts at ``offsets[r]``."""
+    positions = _positions("apply_rope_inplace", q.shape[0], indptr, offsets)
+    _apply(q, k, positions, _rope(q, rotary_dim, interleave, rope_theta, _linear(rope_scale)), True)
+
+
+def apply_rope_pos_ids_inplace(q, k, pos_ids, rotary_dim=None, interleave=False, rope_scale=1, rope_theta=1e4):
+    """Rotates ``q`` and ``k`` by the position of each token, ``[nnz]``."""
+    _apply(q, k, pos_ids, _rope(q, rotary_dim, interleave, rope_theta, _linear(rope_scale)), True)
+
+
+def apply_llama31_rope_inplace(
+    q, k, indptr, offsets, rotary_dim=None, interleave=False, rope_scale=8, rope_theta=5e5, low_freq_factor=1,
+    high_freq_factor=4, old_context_len=8192,
+):
+    """:func:`apply_rope_inplace` with the frequencies of Llama 3.1."""
+    positions = _positions("apply_llama31_rope_inplace", q.shape[0], indptr, offsets)
+    scaling = _llama31(rope_scale, low_freq_factor, high_freq_factor, old_context_len)
+    _apply(q, k, positions, _rope(q, rotary_dim, interleave, rope_theta, scaling), True)
+
+
+def apply_llama31_rope_pos_ids_inplace(
+    q, k, pos_ids, rotary_dim=None, interleave=False, rope_scale=8, rope_theta=5e5, low_freq_factor=1, high_freq_factor=4,
+    old_context_len=8192,
+):
+    """:func:`apply_rope_pos_ids_inplace` with the frequencies of Llama 3.1."""
+    scaling = _llama31(rope_scale, low_freq_factor, high_freq_factor, old_context_len)
+    _apply(q, k, pos_ids, _rope(q, rotary_dim, interleave, rope_theta, scaling), True)
+
+
+def apply_rope(q, k, indptr, offsets, rotary_dim=None, interleave=False, rope_scale=1, rope_theta=1e4):
+    """:func:`apply_rope_inplace` into new tensors, which it returns."""
+    positions = _positions("apply_rope", q.shape[0], indptr, offsets)
+    return _apply(q, k, positions, _rope(q, rotary_dim, interleave, rope_theta, _linear(rope_scale)), False)
+
+
+def apply_rope_pos_ids(q, k, pos_ids, rotary_dim=None, interleave=False, rope_scale=1, rope_theta=1e4):
+    """:func:`apply_rope_pos_ids_inplace` into new tensors, which it returns."""
+    return _apply(q, k, pos_ids, _rope(q, rotary_dim, interleave, rope_theta, _linear(rope_scale)), False)
+
+
+def apply_llama31_rope(
+    q, k, indptr, offsets, rotary_dim=None, interleave=False, rope_scale=8, rope_theta=5e5, low_freq_factor=1,
+    high_freq_factor=4, old_context_len=8192,
+):
+    """:func:`apply_llama31_rope_inplace` into new tensors, which it returns."""
+    positions = _positions("apply_llama31_rope", q.shape[0], indptr, offsets)
+    scaling = _llama31(rope_scale, low_freq_factor, high_freq_factor, old_context_len)
+    return _apply(q, k, positions, _rope(q, rotary_dim, interleave, rope_theta, scaling), False)
+
+
+def apply_llama31_rope_pos_ids(
+    q, k, pos_ids, rotary_dim=None, interleave=False, rope_scale=8, rope_theta=5e5, low_freq_factor=1, high_freq_factor=4,
+    old_context_len=8192,
+):
+    """:func:`apply_llama31_rope_pos_ids_inplace` into new tensors, which it returns."""
+    scaling = _llama31(rope_scale, low_freq_factor, high_freq_factor, old_context_len)
+    return _apply(q, k, pos_ids, _rope(q, rotary_dim, interleave, rope_theta, scaling), False)
+
+
+def _table(cos_sin_cache, is_neox):
+    """The table, copied once: as long as the tensor is alive and unchanged."""
+    key = (cos_sin_cache.data_ptr(), tuple(cos_sin_cache.shape), cos_sin_cache._version, is_neox)
+    known = _caches.get(key)
+    if known is None:
+        if cos_sin_cache.dtype != torch.float32:
+            raise ValueError("cos_sin_cache should be float32")
+        if len(_caches) >= _LIMIT:
+            _caches.clear()
+        # the reference keeps the address from being reused
+        known = _caches[key] = (CosSinCache(cos_sin_cache, interleaved=not is_neox), cos_sin_cache)
+    return known[0]
+
+
+def _heads(x, head_size):
+    return x.view(x.shape[0], -1, head_size)
+
+
+def apply_rope_with_cos_sin_cache_inplace(positions, query, key, head_size, cos_sin_cache, is_neox=True):
+    """Rotates ``query`` ``[nnz, num_qo_heads · head_size]`` and ``key`` by a table float32 ``[max_positions, rotary_dim]``,
+    cosines first."""
+    _apply(_heads(query, head_size), _heads(key, head_size), positions, _table(cos_sin_cache, is_neox), True)
+
+
+def apply_rope_with_cos_sin_cache(positions, query, key, head_size, cos_sin_cache, is_neox=True):
+    """:func:`apply_rope_with_cos_sin_cache_inplace` into new tensors, which it returns."""
+    q, k = _apply(_heads(query, head_size), _heads(key, head_size), positions, _table(cos_sin_cache, is_neox), False)
+    return q.view(query.shape), k.view(key.shape)

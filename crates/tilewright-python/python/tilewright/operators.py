@@ -1,0 +1,113 @@
+"""The operators around attention: norms, gated activations, RoPE, linear layers and packed bits."""
+
+from . import _core
+from ._device import queue_of
+from ._tensors import HOST, arg, device_number, dtype_name, empty, from_bytes, from_list, on_host, same_memory, shape_of
+
+
+def rmsnorm(x, weight, eps: float = 1e-6, *, gemma: bool = False, out=None):
+    """``x · rsqrt(mean(x²) + eps) · weight`` over the last axis; ``gemma`` multiplies by ``1 + weight``.
+
+    ``x`` ``[rows, hidden]`` or ``[tokens, heads, head_dim]``; ``weight`` of the last axis. ``out`` may be ``x``.
+    """
+    if out is None:
+        out = empty(shape_of(x), dtype_name(x.dtype), x)
+    source = None if same_memory(x, out) else arg(x)
+    _core.rmsnorm(queue_of(x), {"x": source, "residual": None, "weight": arg(weight), "eps": eps, "gemma": gemma,
+                                "out": arg(out)})
+    return out
+
+
+def fused_add_rmsnorm(x, residual, weight, eps: float = 1e-6, *, gemma: bool = False) -> None:
+    """Adds ``x`` to ``residual`` and overwrites ``x`` by the norm of the sum; shapes as in :func:`rmsnorm`."""
+    _core.rmsnorm(queue_of(x), {"x": None, "residual": arg(residual), "weight": arg(weight), "eps": eps, "gemma": gemma,
+                                "out": arg(x)})
+
+
+def _gated(activation: str, x, out):
+    shape = shape_of(x)
+    if out is None:
+        out = empty((*shape[:-1], shape[-1] // 2), dtype_name(x.dtype), x)
+    _core.gated_activation(queue_of(x), activation, arg(x), arg(out))
+    return out
+
+
+def silu_and_mul(x, *, out=None):
+    """``silu(x[:, :d]) · x[:, d:]``; ``x`` ``[rows, 2·d]``."""
+    return _gated("silu", x, out)
+
+
+def gelu_and_mul(x, *, out=None):
+    """``gelu(x[:, :d]) · x[:, d:]`` with the exact GELU."""
+    return _gated("gelu", x, out)
+
+
+def gelu_tanh_and_mul(x, *, out=None):
+    """``gelu(x[:, :d]) · x[:, d:]`` with the tanh approximation."""
+    return _gated("gelu_tanh", x, out)
+
+
+class Rope:
+    """A rotary embedding of the first ``rotary_dim`` elements of each head. ``interleaved`` pairs elements ``2i, 2i + 1``, else
+    ``i, i + rotary_dim / 2``. ``scaling`` is ``None``, ``("linear", [factor])`` or ``("llama31", [factor, low_freq_factor,
+    high_freq_factor, original_context])``."""
+
+    __slots__ = ("_fields",)
+
+    def __init__(self, rotary_dim: int, theta: float = 10000.0, *, interleaved: bool = False, scaling=None):
+        self._fields = {"rotary_dim": rotary_dim, "theta": theta, "interleaved": interleaved, "scaling": scaling}
+
+
+class CosSinCache:
+    """A table float32 ``[max_positions, rotary_dim]``: cosines in the first half of each row, sines in the second. The table is
+    copied."""
+
+    __slots__ = ("_core",)
+
+    def __init__(self, table, *, interleaved: bool = False):
+        self._core = _core.CosSinCache(on_host(table), interleaved)
+
+
+def apply_rope(q, k, positions, rope: "Rope | CosSinCache", *, out: "tuple | None" = None):
+    """Rotates ``q`` ``[tokens, heads, head_dim]`` and ``k`` by their positions ``[tokens]``, in place or into ``out = (q, k)``.
+    Returns the rotated pair."""
+    to_q, to_k = (q, k) if out is None else out
+    in_place = same_memory(q, to_q) and same_memory(k, to_k)
+    there = device_number(positions) != HOST and dtype_name(positions.dtype) == "int32"
+    _core.apply_rope(queue_of(q), {
+        "from_q": None if in_place else arg(q), "from_k": None if in_place else arg(k), "q": arg(to_q), "k": arg(to_k),
+        "positions": arg(positions) if there else on_host(positions),
+        "rope": rope._fields if isinstance(rope, Rope) else None,
+        "cache": rope._core if isinstance(rope, CosSinCache) else None,
+    })
+    return to_q, to_k
+
+
+def linear(x, weight, bias=None, *, out=None):
+    """``x · weightᵀ + bias``: ``x`` ``[rows, in_features]``, ``weight`` ``[out_features, in_features]``."""
+    if out is None:
+        out = empty((*shape_of(x)[:1], *shape_of(weight)[:1]), dtype_name(x.dtype), x)
+    _core.linear_layer(queue_of(x), {"x": arg(x), "weight": arg(weight), "bias": arg(bias), "out": arg(out)})
+    return out
+
+
+def segment_gemm(x, weights, indptr, ids=None, *, out=None):
+    """``x · weights[ids[s]]ᵀ`` for rows ``indptr[s]..indptr[s + 1]``: ``weights`` ``[num_weights, out_features,
+    in_features]``; ``ids`` by default the segment numbers."""
+    if out is None:
+        out = empty((*shape_of(x)[:1], *shape_of(weights)[1:2]), dtype_name(x.dtype), x)
+    _core.segment_gemm(queue_of(x), {"x": arg(x), "weights": arg(weights), "indptr": on_host(indptr),
+                                     "ids": on_host(ids), "out": arg(out)})
+    return out
+
+
+def segment_packbits(flags, indptr, bitorder: str = "big"):
+    """Packs each segment ``flags[indptr[s]:indptr[s + 1]]`` into bytes of its own. Returns uint8 bytes and their bounds, int32
+    ``[num_segments + 1]``."""
+    packed, bounds = _core.segment_packbits(on_host(flags), on_host(indptr), bitorder)
+    return from_bytes(packed, flags), from_list(bounds, "int32", indptr)
+
+
+def packbits(flags, bitorder: str = "big"):
+    """Packs flags ``[n]`` into ``[ceil(n / 8)]`` bytes."""
+    return segment_packbits(flags, [0, len(flags)], bitorder)[0]

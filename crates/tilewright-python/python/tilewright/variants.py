@@ -1,0 +1,336 @@
+"""Attention variants as Python functions: traced once into the expression graph that all devices execute.
+
+    @tilewright.variant(cap=30.0)
+    def soft_cap(at, logit):
+        return at.cap * tanh(logit / at.cap)
+"""
+
+import json
+
+from . import _core
+from ._core import Error
+from .operators import Rope
+
+HOOKS = ("query", "key", "value", "logits", "mask", "update", "output")
+_ARGUMENTS = {"query": ("first", "second"), "key": ("first", "second"), "value": ("x",), "logits": ("logit",), "mask": (),
+              "update": ("max", "sum"), "output": ("o",)}
+_INDICES = ("request", "qo", "kv", "qo_head", "kv_head", "dim", "num_qo_heads", "num_kv_heads")
+
+
+class Expr:
+    """A traced number or condition. Arithmetic and comparisons record; ``&``, ``|`` and ``~`` combine conditions."""
+
+    __slots__ = ("_name", "_trace")
+
+    def __init__(self, trace, name):
+        self._trace = trace
+        self._name = name
+
+    def __add__(self, other):
+        return self._trace.apply("add", self, other)
+
+    def __radd__(self, other):
+        return self._trace.apply("add", other, self)
+
+    def __sub__(self, other):
+        return self._trace.apply("sub", self, other)
+
+    def __rsub__(self, other):
+        return self._trace.apply("sub", other, self)
+
+    def __mul__(self, other):
+        return self._trace.apply("mul", self, other)
+
+    def __rmul__(self, other):
+        return self._trace.apply("mul", other, self)
+
+    def __truediv__(self, other):
+        return self._trace.apply("div", self, other)
+
+    def __rtruediv__(self, other):
+        return self._trace.apply("div", other, self)
+
+    def __neg__(self):
+        return self._trace.apply("neg", self)
+
+    def __abs__(self):
+        return self._trace.apply("abs", self)
+
+    def __lt__(self, other):
+        return self._trace.apply("lt", self, other)
+
+    def __le__(self, other):
+        return self._trace.apply("le", self, other)
+
+    def __gt__(self, other):
+        return self._trace.apply("lt", other, self)
+
+    def __ge__(self, other):
+        return self._trace.apply("le", other, self)
+
+    def __eq__(self, other):
+        return self._trace.apply("eq", self, other)
+
+    def __ne__(self, other):
+        return self._trace.apply("not", self._trace.apply("eq", self, other))
+
+    def __and__(self, other):
+        return self._trace.apply("and", self, other)
+
+    def __rand__(self, other):
+        return self._trace.apply("and", other, self)
+
+    def __or__(self, other):
+        return self._trace.apply("or", self, other)
+
+    def __ror__(self, other):
+        return self._trace.apply("or", other, self)
+
+    def __invert__(self):
+        return self._trace.apply("not", self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __bool__(self):
+        raise Error("attention.variant: a condition has no value while a hook is traced: use where(condition, a, b)")
+
+    def __float__(self):
+        raise Error("attention.variant: a number has no value while a hook is traced")
+
+
+def _unary(op: str):
+    def function(x):
+        return _trace_of(op, x).apply(op, x)
+
+    function.__name__ = op
+    function.__doc__ = f"``{op}`` of a traced number."
+    return function
+
+
+tanh = _unary("tanh")
+exp = _unary("exp")
+exp2 = _unary("exp2")
+log2 = _unary("log2")
+sqrt = _unary("sqrt")
+floor = _unary("floor")
+sigmoid = _unary("sigmoid")
+sin_turns = _unary("sin_turns")
+cos_turns = _unary("cos_turns")
+
+
+def minimum(a, b):
+    """The smaller of two numbers."""
+    return _trace_of("min", a, b).apply("min", a, b)
+
+
+def maximum(a, b):
+    """The larger of two numbers."""
+    return _trace_of("max", a, b).apply("max", a, b)
+
+
+def where(condition, a, b):
+    """``a`` where the condition holds, else ``b``."""
+    return _trace_of("where", condition, a, b).apply("select", condition, a, b)
+
+
+def _trace_of(name: str, *operands):
+    for operand in operands:
+        if isinstance(operand, Expr):
+            return operand._trace
+    raise Error(f"attention.variant: {name} needs a traced value, got {', '.join(type(o).__name__ for o in operands)}")
+
+
+class _Trace:
+    """One hook while it is traced: each operation becomes a binding."""
+
+    def __init__(self):
+        self.bindings: list = []
+        self.stores: list = []
+
+    def operand(self, value):
+        if isinstance(value, Expr):
+            if value._trace is not self:
+                raise Error("attention.variant: a value of another hook, expected values of one hook only")
+            return value._name
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, (int, float)):
+            number = float(value)
+            if number != number:
+                return "nan"
+            return number if abs(number) != float("inf") else ("inf" if number > 0 else "-inf")
+        raise Error(f"attention.variant: {type(value).__name__} is no operand, expected a traced value or a number")
+
+    def bind(self, expression) -> Expr:
+        name = f"%{len(self.bindings)}"
+        self.bindings.append([name, expression])
+        return Expr(self, name)
+
+    def apply(self, op: str, *operands) -> Expr:
+        values = [self.operand(operand) for operand in operands]
+        return self.bind({op: values[0] if len(values) == 1 else values})
+
+
+class Table:
+    """A table of a variant: ``at.bias[index]`` reads it, with the index rounded down and clamped by the hook itself."""
+
+    __slots__ = ("_name", "_trace")
+
+    def __init__(self, trace: _Trace, name: str):
+        self._trace = trace
+        self._name = name
+
+    def __getitem__(self, index):
+        return self._trace.bind({"read": [self._name, self._trace.operand(index)]})
+
+
+class At:
+    """What a hook may read: the indices ``request``, ``qo``, ``kv`` (positions), ``qo_head``, ``kv_head``, ``dim``,
+    ``num_qo_heads``, ``num_kv_heads``, and the variant's parameters and tables by name."""
+
+    def __init__(self, trace: _Trace, variant_name: str, scalars, tables, buffers):
+        self._trace = trace
+        self._names = (variant_name, scalars, tables, buffers)
+
+    def __getattr__(self, name: str):
+        variant_name, scalars, tables, _ = self.__dict__["_names"]
+        if name in tables:
+            return Table(self._trace, name)
+        if name in scalars or name in _INDICES:
+            return Expr(self._trace, name)
+        known = ", ".join([*_INDICES, *scalars, *tables])
+        raise AttributeError(f"attention.variant: {variant_name} has no {name!r}, expected one of {known}")
+
+    def store(self, buffer: str, index, value) -> None:
+        """Writes ``value`` to ``buffer[index]``; only the logits hook may."""
+        self._trace.stores.append([buffer, self._trace.operand(index), self._trace.operand(value)])
+
+
+def _trace_hook(name: str, hook, function, named) -> dict:
+    trace = _Trace()
+    result = function(At(trace, name, *named), *(Expr(trace, argument) for argument in _ARGUMENTS[hook]))
+    if hook in ("query", "key", "update"):
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise Error(f"attention.variant: {name}.{hook} returns {type(result).__name__}, expected a pair")
+        value = [trace.operand(part) for part in result]
+    else:
+        value = trace.operand(result)
+    return {"let": trace.bindings, "store": trace.stores, "in": value}
+
+
+class Variant:
+    """An attention variant: hooks that change queries, keys, values, logits, the mask, the softmax state or outputs.
+
+    Each hook is a function of :class:`At` and its arguments: ``query(at, first, second)`` and ``key`` of a pair of elements,
+    ``value(at, x)``, ``logits(at, logit)``, ``mask(at)``, ``update(at, max, sum)`` of a row, ``output(at, o)``. Numbers in
+    ``params`` are parameters, sequences are tables. Without ``softmax`` the logits hook returns the weight itself. ``buffers``
+    maps names to numbers of elements that the logits hook stores to.
+    """
+
+    __slots__ = ("_core",)
+
+    def __init__(self, name: str, *, softmax: bool = True, params: "dict | None" = None, buffers: "dict | None" = None, **hooks):
+        unknown = sorted(set(hooks) - set(HOOKS))
+        if unknown:
+            raise Error(f"attention.variant: unknown hook {unknown[0]!r}, expected one of {', '.join(HOOKS)}")
+        scalars, tables = {}, {}
+        for key, value in (params or {}).items():
+            if isinstance(value, (int, float)):
+                scalars[key] = float(value)
+            else:
+                flat = value.reshape(-1).tolist() if hasattr(value, "reshape") else value
+                tables[key] = [float(number) for number in flat]
+        named = (scalars, tables, buffers or {})
+        document = {"name": name, "softmax": softmax, "scalars": _numbers(scalars), "buffers": buffers or {},
+                    "tables": {key: [_number(number) for number in table] for key, table in tables.items()}}
+        for hook, function in hooks.items():
+            document[hook] = _trace_hook(name, hook, function, named)
+        self._core = _core.Variant.from_json(json.dumps(document))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Variant":
+        """A variant in the JSON form of docs/add-a-variant.md."""
+        return cls._of(_core.Variant.from_json(text))
+
+    @classmethod
+    def _of(cls, core) -> "Variant":
+        variant = cls.__new__(cls)
+        variant._core = core
+        return variant
+
+    @property
+    def name(self) -> str:
+        """The name in errors and reports."""
+        return self._core.name
+
+    def then(self, other: "Variant") -> "Variant":
+        """The composition: this variant, then ``other``, for every hook."""
+        return Variant._of(self._core.then(other._core))
+
+    def to_json(self) -> str:
+        """The JSON form, for services and configuration files."""
+        return self._core.to_json()
+
+    def buffer(self, name: str) -> "list[float]":
+        """The values that the logits hook has stored; NaN where it has not."""
+        return self._core.buffer(name)
+
+    def __repr__(self) -> str:
+        return f"Variant({self.name!r})"
+
+
+def _number(number: float):
+    return number if abs(number) < float("inf") else ("nan" if number != number else ("inf" if number > 0 else "-inf"))
+
+
+def _numbers(scalars: dict) -> dict:
+    return {key: _number(value) for key, value in scalars.items()}
+
+
+def variant(**params):
+    """Makes a variant of a logits hook, with its name and these parameters and tables."""
+
+    def decorate(function) -> Variant:
+        return Variant(function.__name__, params=params, logits=function)
+
+    return decorate
+
+
+def soft_cap(cap: float) -> Variant:
+    """``cap · tanh(logit / cap)`` (Gemma 2)."""
+    return Variant._of(_core.Variant.soft_cap(cap))
+
+
+def alibi(num_qo_heads: int) -> Variant:
+    """Linear biases by head (ALiBi)."""
+    return Variant._of(_core.Variant.alibi(num_qo_heads))
+
+
+def sinks(values) -> Variant:
+    """One more logit per query head, without a value (attention sinks)."""
+    return Variant._of(_core.Variant.sinks(values.tolist() if hasattr(values, "tolist") else list(values)))
+
+
+def rotary(rope: Rope) -> Variant:
+    """RoPE of queries and keys inside attention, for caches of keys before rotation."""
+    return Variant._of(_core.Variant.rotary(rope._fields))
+
+
+def flash_sigmoid(bias: float = 0.0) -> Variant:
+    """``sigmoid(logit + bias)`` instead of the softmax."""
+    return Variant._of(_core.Variant.flash_sigmoid(bias))
+
+
+def prefix_lm(prefix_lens) -> Variant:
+    """Bidirectional attention within the first ``prefix_lens[r]`` keys of request ``r``; with a full mask."""
+    return Variant._of(_core.Variant.prefix_lm(list(prefix_lens)))
+
+
+def document_mask(documents) -> Variant:
+    """Attention within documents: per request, the document of each position."""
+    return Variant._of(_core.Variant.document_mask([list(one) for one in documents]))
+
+
+def multi_item(prefix_lens, positions) -> Variant:
+    """Multi-item scoring: items see the prefix and themselves; per request, the position in its item of each token."""
+    return Variant._of(_core.Variant.multi_item(list(prefix_lens), [list(one) for one in positions]))

@@ -1,0 +1,294 @@
+//! Attention operators, plans and runs.
+
+use crate::{
+    backend::AnyBackend,
+    batch::PyBatch,
+    device::Queue,
+    errors::{invalid, raised},
+    keywords::Keywords,
+    overlap::check_separate,
+    problem::PyProblem,
+    tensor::TensorArg,
+    variant::PyVariant,
+};
+use pyo3::{
+    Borrowed,
+    prelude::*,
+    types::{PyDict, PyList},
+};
+use std::sync::{Mutex, PoisonError};
+use tilewright::{
+    Attention, Backend, KvCache, KvScales, Plan, QuantizedCache, Result, Scale, ViewMut, Workspace,
+    attention::{Capacity, LatentCache, LatentQuery, Output, Split},
+};
+
+const OPERATOR: &str = "attention.run";
+
+/// An attention operator: a problem and a variant on a queue.
+#[pyclass(frozen, module = "tilewright._core", name = "Attention")]
+pub(crate) struct PyAttention {
+    attention: Attention<AnyBackend>,
+    backend: AnyBackend,
+}
+
+/// A plan and the workspace of its runs.
+#[pyclass(module = "tilewright._core", name = "Plan")]
+pub(crate) struct PyPlan {
+    plan: Plan,
+    workspace: Mutex<Workspace>,
+}
+
+/// The limits of a plan that is replanned in place.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct CapacityFields {
+    requests: usize,
+    rows: usize,
+    qo_len: Option<usize>,
+    kv_len: Option<usize>,
+    pages: usize,
+    levels: usize,
+    mask_bytes: usize,
+}
+
+impl CapacityFields {
+    fn capacity(&self) -> Capacity {
+        let limits = Capacity::new(self.requests, self.rows, self.pages);
+        Capacity {
+            qo_len: self.qo_len.unwrap_or(limits.qo_len),
+            kv_len: self.kv_len.unwrap_or(limits.kv_len),
+            levels: self.levels,
+            mask_bytes: self.mask_bytes,
+            ..limits
+        }
+    }
+}
+
+/// How keys are split: `"balanced"`, `"never"` or a number of tokens.
+struct SplitArg(Split);
+
+impl<'py> FromPyObject<'_, 'py> for SplitArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(tokens) = object.extract() {
+            return Ok(Self(Split::Fixed { tokens }));
+        }
+        match object.extract::<String>().unwrap_or_default().as_str() {
+            "balanced" => Ok(Self(Split::Balanced)),
+            "never" => Ok(Self(Split::Never)),
+            _ => {
+                let given = object.repr()?;
+                let text = format!("split = {given}, expected \"balanced\", \"never\" or a number of tokens");
+                Err(invalid("attention.plan", text))
+            }
+        }
+    }
+}
+
+/// The scale of K or V: one, one per head, or one per page (and head).
+pub(crate) enum ScaleArg {
+    One(f32),
+    Heads(Vec<f32>),
+    Pages(TensorArg),
+}
+
+impl<'py> FromPyObject<'_, 'py> for ScaleArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(scale) = object.extract() {
+            return Ok(Self::One(scale));
+        }
+        match object.cast::<PyList>() {
+            Ok(scales) => scales.extract().map(Self::Heads),
+            Err(_) => object.extract().map(Self::Pages),
+        }
+    }
+}
+
+impl ScaleArg {
+    fn scale<'a>(this: Option<&'a Self>, name: &str) -> Result<Scale<'a>> {
+        Ok(match this {
+            None => Scale::One,
+            Some(Self::One(scale)) => Scale::Tensor(*scale),
+            Some(Self::Heads(scales)) => Scale::Head(scales),
+            Some(Self::Pages(scales)) => Scale::Page(scales.view(OPERATOR, name)?),
+        })
+    }
+}
+
+/// The tensors of a run. In latent attention `q` is the part without position, `k` the latent cache and `v` its rotary part.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct RunFields {
+    q: TensorArg,
+    q_pe: Option<TensorArg>,
+    k: TensorArg,
+    v: TensorArg,
+    k_scale: Option<ScaleArg>,
+    v_scale: Option<ScaleArg>,
+    o: TensorArg,
+    lse: Option<TensorArg>,
+}
+
+impl RunFields {
+    /// Rejects outputs that share memory with another tensor.
+    fn check_memory(&self) -> Result<()> {
+        let inputs = [Some(self.q.named("q")), self.q_pe.as_ref().map(|pe| pe.named("q_pe"))];
+        let cache = [Some(self.k.named("k")), Some(self.v.named("v"))];
+        let (o, lse) = (self.o.named("o"), self.lse.as_ref().map(|lse| lse.named("lse")));
+        let others = || inputs.into_iter().chain(cache).flatten();
+        others().chain(lse).try_for_each(|other| check_separate(OPERATOR, o, other))?;
+        lse.map_or(Ok(()), |lse| others().try_for_each(|other| check_separate(OPERATOR, lse, other)))
+    }
+}
+
+#[pymethods]
+impl PyAttention {
+    #[new]
+    #[pyo3(signature = (queue, problem, variant=None))]
+    fn new(
+        py: Python<'_>,
+        queue: &Queue,
+        problem: &PyProblem,
+        variant: Option<&PyVariant>,
+    ) -> PyResult<Self> {
+        let backend = queue.backend.clone();
+        let attention = py.detach(|| match variant {
+            Some(variant) => Attention::with_variant(problem.0, variant.0.clone(), backend.clone()),
+            None => Attention::new(problem.0, backend.clone()),
+        });
+        Ok(Self { attention: attention.map_err(raised)?, backend })
+    }
+
+    /// The problem, the variant and the kernel.
+    fn describe(&self) -> String {
+        self.attention.describe()
+    }
+
+    /// Whether it computes an LSE.
+    #[getter]
+    fn has_lse(&self) -> bool {
+        self.attention.has_lse()
+    }
+
+    /// Schedules a batch.
+    #[pyo3(signature = (batch, split, capacity=None))]
+    fn plan(
+        &self,
+        py: Python<'_>,
+        batch: &PyBatch,
+        split: SplitArg,
+        capacity: Option<Keywords<CapacityFields>>,
+    ) -> PyResult<PyPlan> {
+        let SplitArg(split) = split;
+        py.detach(|| {
+            let plan = batch.with(|batch| match &capacity {
+                Some(Keywords(fields)) => self.attention.plan_with_capacity(&fields.capacity(), batch, split),
+                None => self.attention.plan_with(batch, split),
+            })?;
+            let workspace = self.backend.workspace(plan.workspace_bytes()).map_err(raised)?;
+            Ok(PyPlan { plan, workspace: Mutex::new(workspace) })
+        })
+    }
+
+    /// Rewrites a plan for another batch.
+    fn replan(&self, py: Python<'_>, plan: &mut PyPlan, batch: &PyBatch) -> PyResult<()> {
+        py.detach(|| {
+            batch.with(|batch| self.attention.replan(&mut plan.plan, batch))?;
+            plan.fit(&self.backend).map_err(raised)
+        })
+    }
+
+    /// Executes a plan.
+    fn run(&self, py: Python<'_>, plan: &PyPlan, fields: Keywords<RunFields>) -> PyResult<()> {
+        let Keywords(fields) = fields;
+        py.detach(|| self.run_checked(plan, fields)).map_err(raised)
+    }
+}
+
+impl PyAttention {
+    fn run_checked(&self, plan: &PyPlan, mut fields: RunFields) -> Result<()> {
+        fields.check_memory()?;
+        let RunFields { q, q_pe, k, v, k_scale, v_scale, o, lse } = &mut fields;
+        let o = o.view_mut(OPERATOR, "o")?;
+        let lse: Option<ViewMut<'_>> = lse.as_mut().map(|lse| lse.view_mut(OPERATOR, "lse")).transpose()?;
+        let workspace = &mut *plan.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        let out = Output { o, lse, workspace };
+        let (q, k, v) = (q.view(OPERATOR, "q")?, k.view(OPERATOR, "k")?, v.view(OPERATOR, "v")?);
+        if let Some(pe) = q_pe {
+            tilewright::ensure!(
+                k_scale.is_none() && v_scale.is_none(),
+                OPERATOR,
+                "latent attention has no k_scale and v_scale, expected them in scale and output"
+            );
+            let query = LatentQuery { nope: q, pe: pe.view(OPERATOR, "q_pe")? };
+            return self.attention.run_latent(&plan.plan, query, LatentCache { ckv: k, kpe: v }, out);
+        }
+        let scales = KvScales {
+            k: ScaleArg::scale(k_scale.as_ref(), "k_scale")?,
+            v: ScaleArg::scale(v_scale.as_ref(), "v_scale")?,
+        };
+        let cache = QuantizedCache { cache: KvCache { k, v }, scales };
+        self.attention.run_scaled(&plan.plan, q, cache, out)
+    }
+}
+
+impl PyPlan {
+    /// Allocates a larger workspace if the plan needs it; a plan with a capacity never does.
+    fn fit(&mut self, backend: &AnyBackend) -> Result<()> {
+        let bytes = self.plan.workspace_bytes();
+        let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if workspace.bytes() < bytes {
+            *workspace = backend.workspace(bytes)?;
+        }
+        Ok(())
+    }
+}
+
+#[pymethods]
+impl PyPlan {
+    /// A report of the schedule.
+    fn explain(&self) -> String {
+        self.plan.explain().to_string()
+    }
+
+    /// The schedule as an SVG.
+    fn svg(&self, device: &str) -> String {
+        self.plan.svg(device)
+    }
+
+    /// Query rows of the batch.
+    #[getter]
+    fn num_rows(&self) -> usize {
+        self.plan.num_rows()
+    }
+
+    /// Bytes of partial states and scratch.
+    #[getter]
+    fn workspace_bytes(&self) -> usize {
+        self.plan.workspace_bytes()
+    }
+
+    /// Numbers of the report.
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let explanation = self.plan.explain();
+        let numbers = PyDict::new(py);
+        for (name, value) in [
+            ("requests", explanation.requests),
+            ("rows", explanation.rows),
+            ("items", explanation.items),
+            ("merges", explanation.merges),
+            ("workers", explanation.workers),
+            ("kv_bytes", explanation.kv_bytes),
+            ("kv_bytes_unique", explanation.kv_bytes_unique),
+            ("qo_bytes", explanation.qo_bytes),
+            ("flops", explanation.flops),
+            ("workspace_bytes", explanation.workspace_bytes),
+        ] {
+            numbers.set_item(name, value)?;
+        }
+        Ok(numbers)
+    }
+}

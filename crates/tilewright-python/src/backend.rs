@@ -1,0 +1,134 @@
+//! The three backends as one type, chosen by the name of a device at run time.
+
+use crate::staged::{Copies, Staged};
+use tilewright::{
+    Backend, Cpu, Dtype, Opaque, Result, View, ViewMut, Workspace,
+    activation::GatedActivation,
+    attention::{
+        AttentionRun, Plan, Problem, StateMerge, Tiling,
+        variant::{ExpressionVariant, Variant},
+    },
+    elementwise::{ElementwiseMap, ResidualSum},
+    gather::RowGather,
+    gemm::{LinearLayer, SegmentGemm},
+    kv::{AppendPlan, append::KvAppend},
+    norm::RmsNorm,
+    rope::RopeRotation,
+    sampling::{
+        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
+        TopKSelection,
+    },
+    tensor::Buffer,
+};
+use tilewright_cuda::Cuda;
+
+/// A backend.
+#[derive(Debug, Clone)]
+pub(crate) enum AnyBackend {
+    /// The CPU, with tensors on the host.
+    Cpu(Cpu),
+    /// The GPU kernels in the simulator, with tensors on the host.
+    Simulator(Staged),
+    /// A stream of a GPU, with tensors in its memory.
+    Cuda(Cuda),
+}
+
+/// Evaluates an expression on the backend.
+macro_rules! each {
+    ($self:expr, $backend:ident => $value:expr) => {
+        match $self {
+            Self::Cpu($backend) => $value,
+            Self::Simulator(staged) => {
+                let $backend = staged.backend();
+                $value
+            }
+            Self::Cuda($backend) => $value,
+        }
+    };
+}
+
+macro_rules! operators {
+    ($($method:ident: $Operator:ident),+ $(,)?) => {
+        $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
+            match self {
+                Self::Cpu(cpu) => cpu.$method(operator),
+                Self::Simulator(staged) => staged.run(&mut Copies::default(), operator),
+                Self::Cuda(gpu) => gpu.$method(operator),
+            }
+        })+
+    };
+}
+
+impl Backend for AnyBackend {
+    fn describe(&self) -> String {
+        each!(self, backend => backend.describe())
+    }
+
+    fn computes_on_host(&self) -> bool {
+        !matches!(self, Self::Cuda(_))
+    }
+
+    fn allocate(&self, dtype: Dtype, len: usize) -> Result<Buffer> {
+        match self {
+            Self::Cuda(gpu) => Backend::allocate(gpu, dtype, len),
+            _ => Buffer::on_host(dtype, len),
+        }
+    }
+
+    fn workspace(&self, bytes: usize) -> Result<Workspace> {
+        match self {
+            Self::Cuda(gpu) => gpu.workspace(bytes),
+            _ => Workspace::with_bytes(bytes.next_multiple_of(size_of::<f32>())),
+        }
+    }
+
+    fn copy(&self, from: View<'_>, to: ViewMut<'_>) -> Result<()> {
+        each!(self, backend => backend.copy(from, to))
+    }
+
+    fn tiling(&self, problem: &Problem) -> Result<Tiling> {
+        each!(self, backend => backend.tiling(problem))
+    }
+
+    fn build<V: Variant>(
+        &self,
+        problem: &Problem,
+        variant: V,
+        recorded: &ExpressionVariant,
+    ) -> Result<Option<Opaque>> {
+        each!(self, backend => backend.build(problem, variant, recorded))
+    }
+
+    fn describe_attention(&self, problem: &Problem, built: Option<&Opaque>) -> String {
+        each!(self, backend => backend.describe_attention(problem, built))
+    }
+
+    fn prepare(&self, plan: &Plan, previous: Option<Opaque>) -> Result<Option<Opaque>> {
+        each!(self, backend => backend.prepare(plan, previous))
+    }
+
+    fn prepare_append(&self, plan: &AppendPlan) -> Result<Option<Opaque>> {
+        each!(self, backend => backend.prepare_append(plan))
+    }
+
+    operators! {
+        attention: AttentionRun,
+        merge_states: StateMerge,
+        linear: LinearLayer,
+        segment_gemm: SegmentGemm,
+        append: KvAppend,
+        gather_rows: RowGather,
+        rmsnorm: RmsNorm,
+        rope: RopeRotation,
+        act_and_mul: GatedActivation,
+        map_in_place: ElementwiseMap,
+        add: ResidualSum,
+        filter: ScoreFilter,
+        sample: TokenSampling,
+        distribution: SamplingDistribution,
+        edit_logits: LogitsEditing,
+        top_k: TopKSelection,
+        logprobs: LogprobQuery,
+        chain_speculative_sampling: ChainVerification,
+    }
+}

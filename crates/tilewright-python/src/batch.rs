@@ -1,0 +1,190 @@
+//! Batches: the arrays of one step, copied from Python.
+
+use crate::{
+    errors::{invalid, raised},
+    integers::{Bytes, Flags, Integers},
+    keywords::Keywords,
+};
+use pyo3::prelude::*;
+use tilewright::{
+    Batch, PageTable,
+    attention::{BitOrder, KvTable, Level, PackedMask, Shard, packbits},
+    kv::{BlockSparse, VariableBlockSparse},
+};
+
+const OPERATOR: &str = "attention.batch";
+
+/// The arrays of a page table.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct PageArrays {
+    indptr: Integers,
+    indices: Integers,
+    last_page_len: Integers,
+    page_size: usize,
+}
+
+impl PageArrays {
+    pub(crate) fn table(&self) -> PageTable<'_> {
+        PageTable {
+            indptr: self.indptr.index(),
+            indices: self.indices.index(),
+            last_page_len: self.last_page_len.index(),
+            page_size: self.page_size,
+        }
+    }
+}
+
+/// One cascade level.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct LevelArrays {
+    qo_indptr: Integers,
+    table: PageArrays,
+}
+
+impl LevelArrays {
+    fn level(&self) -> Level<'_> {
+        Level { qo_indptr: self.qo_indptr.index(), table: self.table.table() }
+    }
+}
+
+/// Blocks of one size.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct BlockArrays {
+    indptr: Integers,
+    indices: Integers,
+    block_rows: usize,
+    block_columns: usize,
+    kv_len: usize,
+    mask: Option<Flags>,
+}
+
+/// Blocks of variable size.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+struct VariableBlockArrays {
+    blocks: Flags,
+    row_sizes: Integers,
+    column_sizes: Integers,
+}
+
+/// The keywords of a batch; exactly one of the tables is not `None`.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct BatchFields {
+    qo_indptr: Option<Integers>,
+    table: Option<PageArrays>,
+    kv_indptr: Option<Integers>,
+    blocks: Option<BlockArrays>,
+    variable_blocks: Option<VariableBlockArrays>,
+    mask: Option<Bytes>,
+    mask_columns: Option<Integers>,
+    levels: Option<Vec<LevelArrays>>,
+    shared_prefixes: bool,
+    shard_offsets: Option<Integers>,
+    shard_lens: Option<Integers>,
+}
+
+/// The storage of keys and values.
+enum Storage {
+    Paged(PageArrays),
+    Ragged(Integers),
+    Blocks(BlockArrays, Option<Vec<u8>>),
+    VariableBlocks(VariableBlockArrays),
+}
+
+/// The requests of one step.
+#[pyclass(frozen, module = "tilewright._core", name = "Batch")]
+pub(crate) struct PyBatch {
+    qo_indptr: Integers,
+    storage: Storage,
+    mask: Option<(Vec<u8>, Option<Integers>)>,
+    levels: Vec<LevelArrays>,
+    shared_prefixes: bool,
+    shard: Option<[Integers; 2]>,
+}
+
+#[pymethods]
+impl PyBatch {
+    #[new]
+    fn new(fields: Keywords<BatchFields>) -> PyResult<Self> {
+        let Keywords(fields) = fields;
+        let BatchFields { table, kv_indptr, blocks, variable_blocks, .. } = fields;
+        let storage = match (table, kv_indptr, blocks, variable_blocks) {
+            (Some(table), None, None, None) => Storage::Paged(table),
+            (None, Some(indptr), None, None) => Storage::Ragged(indptr),
+            (None, None, Some(blocks), None) => {
+                let bits = blocks.mask.as_ref().map(|Flags(flags)| packbits(flags, BitOrder::Little));
+                Storage::Blocks(blocks, bits)
+            }
+            (None, None, None, Some(blocks)) => Storage::VariableBlocks(blocks),
+            _ => return Err(invalid(OPERATOR, "expected one of pages, ragged tokens and blocks")),
+        };
+        let shard = match (fields.shard_offsets, fields.shard_lens) {
+            (None, None) => None,
+            (Some(offsets), Some(lens)) => Some([offsets, lens]),
+            _ => return Err(invalid(OPERATOR, "a shard needs both kv_offsets and kv_lens")),
+        };
+        Ok(Self {
+            qo_indptr: fields.qo_indptr.unwrap_or(Integers::I64(Vec::new())),
+            storage,
+            mask: fields.mask.map(|Bytes(bytes)| (bytes, fields.mask_columns)),
+            levels: fields.levels.unwrap_or_default(),
+            shared_prefixes: fields.shared_prefixes,
+            shard,
+        })
+    }
+}
+
+impl PyBatch {
+    /// Calls `work` with the batch.
+    pub(crate) fn with<T>(&self, work: impl FnOnce(&Batch<'_>) -> tilewright::Result<T>) -> PyResult<T> {
+        let qo_indptr = self.qo_indptr.index();
+        let mut batch = match self.kv_table() {
+            KvTable::Paged(table) => Batch::paged(qo_indptr, table),
+            KvTable::Ragged { indptr } => Batch::ragged(qo_indptr, indptr),
+            KvTable::Blocks(blocks) => Batch::block_sparse(blocks),
+            KvTable::VariableBlocks(blocks) => Batch::variable_block_sparse(blocks),
+        };
+        if let Some((bits, columns)) = &self.mask {
+            let mask = match columns {
+                Some(columns) => PackedMask::last(bits, columns.index()),
+                None => PackedMask::new(bits),
+            };
+            batch = batch.with_mask(mask);
+        }
+        let levels: Vec<Level<'_>> = self.levels.iter().map(LevelArrays::level).collect();
+        batch = match (self.shared_prefixes, levels.is_empty()) {
+            (true, true) => batch.with_shared_prefixes(),
+            (true, false) => {
+                return Err(invalid(OPERATOR, "shared_prefixes detects levels, expected no levels with it"));
+            }
+            (false, _) => batch.with_levels(&levels),
+        };
+        if let Some([offsets, lens]) = &self.shard {
+            batch = batch.with_shard(Shard { kv_offsets: offsets.index(), kv_lens: lens.index() });
+        }
+        work(&batch).map_err(raised)
+    }
+
+    fn kv_table(&self) -> KvTable<'_> {
+        match &self.storage {
+            Storage::Paged(table) => KvTable::Paged(table.table()),
+            Storage::Ragged(indptr) => KvTable::Ragged { indptr: indptr.index() },
+            Storage::Blocks(blocks, mask) => KvTable::Blocks(BlockSparse {
+                indptr: blocks.indptr.index(),
+                indices: blocks.indices.index(),
+                block: (blocks.block_rows, blocks.block_columns),
+                kv_len: blocks.kv_len,
+                mask: mask.as_deref(),
+            }),
+            Storage::VariableBlocks(blocks) => KvTable::VariableBlocks(VariableBlockSparse {
+                blocks: &blocks.blocks.0,
+                row_sizes: blocks.row_sizes.index(),
+                column_sizes: blocks.column_sizes.index(),
+            }),
+        }
+    }
+}

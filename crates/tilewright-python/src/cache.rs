@@ -1,0 +1,166 @@
+//! Appends to paged caches, and the positions of new tokens.
+
+use crate::{
+    batch::PageArrays,
+    device::Queue,
+    errors::{invalid, raised},
+    integers::Integers,
+    keywords::Keywords,
+    overlap::{check_distinct, check_separate, spans_overlap},
+    tensor::TensorArg,
+};
+use pyo3::prelude::*;
+use tilewright::{
+    KvCacheMut, KvLayout, Result, Scale,
+    kv::{
+        ScaleMut,
+        append::{
+            NewTokens, QuantizedCacheMut, append_paged_kv_cache_quantized, get_batch_indices_positions,
+        },
+        get_seq_lens,
+        mla::{MlaCacheMut, NewMlaTokens, append_paged_mla_kv_cache},
+    },
+};
+
+const OPERATOR: &str = "kv.append_paged_kv_cache";
+
+/// New tokens and the cache that receives them.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct AppendFields {
+    k: TensorArg,
+    v: TensorArg,
+    batch_indices: Integers,
+    positions: Integers,
+    k_cache: TensorArg,
+    v_cache: TensorArg,
+    table: PageArrays,
+    layout: String,
+    k_scale: Option<f32>,
+    v_scale: Option<f32>,
+}
+
+/// The tensors of one append, and the tokens' places.
+struct Append<'a> {
+    new: NewTokens<'a>,
+    layout: KvLayout,
+    table: &'a PageArrays,
+    scales: [Option<f32>; 2],
+}
+
+impl Append<'_> {
+    fn run(&self, queue: &Queue, k_cache: &mut TensorArg, v_cache: &mut TensorArg) -> Result<()> {
+        let scale = |scale: Option<f32>| ScaleMut::Static(scale.map_or(Scale::One, Scale::Tensor));
+        let cache = QuantizedCacheMut {
+            cache: KvCacheMut {
+                k: k_cache.view_mut(OPERATOR, "k_cache")?,
+                v: v_cache.view_mut(OPERATOR, "v_cache")?,
+            },
+            k_scale: scale(self.scales[0]),
+            v_scale: scale(self.scales[1]),
+        };
+        append_paged_kv_cache_quantized(&queue.backend, &self.new, cache, self.layout, &self.table.table())
+    }
+}
+
+/// Writes new keys and values to their pages.
+#[pyfunction]
+pub(crate) fn append_paged(py: Python<'_>, queue: &Queue, fields: Keywords<AppendFields>) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    let AppendFields { k, v, mut k_cache, mut v_cache, table, .. } = fields;
+    let layout = match fields.layout.as_str() {
+        "NHD" => KvLayout::Nhd,
+        "HND" => KvLayout::Hnd,
+        other => return Err(invalid(OPERATOR, format!("layout = {other:?}, expected \"NHD\" or \"HND\""))),
+    };
+    py.detach(|| {
+        for new in [k.named("k"), v.named("v")] {
+            check_separate(OPERATOR, k_cache.named("k_cache"), new)?;
+            check_separate(OPERATOR, v_cache.named("v_cache"), new)?;
+        }
+        let new = NewTokens {
+            k: k.view(OPERATOR, "k")?,
+            v: v.view(OPERATOR, "v")?,
+            batch_indices: &fields.batch_indices.to_i32(OPERATOR, "batch_index")?,
+            positions: &fields.positions.to_i32(OPERATOR, "position")?,
+        };
+        let append = Append { new, layout, table: &table, scales: [fields.k_scale, fields.v_scale] };
+        if !spans_overlap(&k_cache, &v_cache) {
+            return append.run(queue, &mut k_cache, &mut v_cache);
+        }
+        // parts of one tensor: a writable slice of each at a time, with the other one empty
+        check_distinct(OPERATOR, k_cache.named("k_cache"), v_cache.named("v_cache"))?;
+        let (no_k, no_v) = (k.emptied(2), v.emptied(2));
+        let keys = NewTokens { v: no_v.view(OPERATOR, "v")?, ..append.new };
+        Append { new: keys, ..append }.run(queue, &mut k_cache, &mut v_cache.emptied(3))?;
+        let values = NewTokens { k: no_k.view(OPERATOR, "k")?, ..append.new };
+        Append { new: values, ..append }.run(queue, &mut k_cache.emptied(3), &mut v_cache)
+    })
+    .map_err(raised)
+}
+
+/// New latent tokens and the caches that receive them.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct MlaAppendFields {
+    ckv: TensorArg,
+    kpe: TensorArg,
+    batch_indices: Integers,
+    positions: Integers,
+    ckv_cache: TensorArg,
+    kpe_cache: TensorArg,
+    table: PageArrays,
+}
+
+/// Writes new latent tokens to their pages.
+#[pyfunction]
+pub(crate) fn append_paged_mla(
+    py: Python<'_>,
+    queue: &Queue,
+    fields: Keywords<MlaAppendFields>,
+) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    const OPERATOR: &str = "kv.append_paged_mla_kv_cache";
+    let MlaAppendFields { ckv, kpe, mut ckv_cache, mut kpe_cache, table, .. } = fields;
+    py.detach(|| {
+        let pairs = [
+            (ckv_cache.named("ckv_cache"), ckv.named("ckv")),
+            (kpe_cache.named("kpe_cache"), kpe.named("kpe")),
+        ];
+        pairs.into_iter().try_for_each(|(cache, new)| check_separate(OPERATOR, cache, new))?;
+        check_separate(OPERATOR, ckv_cache.named("ckv_cache"), kpe_cache.named("kpe_cache"))?;
+        let new = NewMlaTokens {
+            ckv: ckv.view(OPERATOR, "ckv")?,
+            kpe: kpe.view(OPERATOR, "kpe")?,
+            batch_indices: &fields.batch_indices.to_i32(OPERATOR, "batch_index")?,
+            positions: &fields.positions.to_i32(OPERATOR, "position")?,
+        };
+        let cache = MlaCacheMut {
+            ckv: ckv_cache.view_mut(OPERATOR, "ckv_cache")?,
+            kpe: kpe_cache.view_mut(OPERATOR, "kpe_cache")?,
+        };
+        append_paged_mla_kv_cache(&queue.backend, &new, cache, &table.table())
+    })
+    .map_err(raised)
+}
+
+/// The request and the position of each new token.
+#[pyfunction]
+pub(crate) fn batch_indices_positions(
+    py: Python<'_>,
+    append_indptr: Integers,
+    seq_lens: Integers,
+) -> PyResult<(Vec<i32>, Vec<i32>)> {
+    py.detach(|| {
+        let lens = seq_lens.to_usize("kv.get_batch_indices_positions", "seq_len")?;
+        get_batch_indices_positions(append_indptr.index(), &lens)
+    })
+    .map_err(raised)
+}
+
+/// The number of cached tokens of each request.
+#[pyfunction]
+pub(crate) fn seq_lens(py: Python<'_>, table: Keywords<PageArrays>) -> PyResult<Vec<usize>> {
+    let Keywords(table) = table;
+    py.detach(|| get_seq_lens(&table.table())).map_err(raised)
+}

@@ -1,0 +1,144 @@
+//! Devices by name, and their queues: a backend bound to a stream.
+
+use crate::{backend::AnyBackend, errors::raised, staged::Staged};
+use pyo3::prelude::*;
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+use tilewright::{Backend, Cpu, Error, ErrorKind, Result};
+use tilewright_cuda::{
+    Context, Device as CudaDevice, Gpu, Simulator,
+    cache::{Cache, Settings},
+};
+
+const OPERATOR: &str = "device";
+/// The simulated GPU: the oldest supported architecture, with few SMs so that they share work.
+const SIMULATED: (u32, u32) = (80, 3);
+/// Streams that a device keeps a queue for.
+const MAX_STREAMS: usize = 256;
+
+/// A device: `cpu`, `simulator`, `cuda` or `cuda:N`.
+#[pyclass(frozen, module = "tilewright._core")]
+pub(crate) struct Device {
+    name: String,
+    machine: DeviceMachine,
+}
+
+enum DeviceMachine {
+    /// A backend with one queue.
+    Single(AnyBackend),
+    Gpu {
+        context: Context,
+        cache: Arc<Cache>,
+        queues: Mutex<HashMap<u64, AnyBackend>>,
+    },
+}
+
+/// A backend bound to a stream.
+#[pyclass(frozen, module = "tilewright._core")]
+pub(crate) struct Queue {
+    pub(crate) backend: AnyBackend,
+}
+
+#[pymethods]
+impl Device {
+    /// Opens a device. `threads` is for the CPU; by default one per hardware thread.
+    #[new]
+    #[pyo3(signature = (name, threads=None))]
+    fn new(py: Python<'_>, name: String, threads: Option<usize>) -> PyResult<Self> {
+        let machine = py.detach(|| open(&name, threads)).map_err(raised)?;
+        Ok(Self { name, machine })
+    }
+
+    /// The queue of a stream (`CUstream`); 0 is the default stream. The CPU and the simulator have one queue.
+    fn queue(&self, py: Python<'_>, stream: u64) -> PyResult<Queue> {
+        let backend = match &self.machine {
+            DeviceMachine::Single(backend) => backend.clone(),
+            DeviceMachine::Gpu { .. } => py.detach(|| self.gpu_queue(stream)).map_err(raised)?,
+        };
+        Ok(Queue { backend })
+    }
+
+    /// The name.
+    #[getter]
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A description of the hardware.
+    fn describe(&self) -> PyResult<String> {
+        Ok(match &self.machine {
+            DeviceMachine::Single(backend) => backend.describe(),
+            DeviceMachine::Gpu { context, .. } => {
+                let properties = context.properties();
+                format!("{}: sm_{}, {} SMs", properties.name, properties.arch, properties.multiprocessors)
+            }
+        })
+    }
+}
+
+impl Device {
+    fn gpu_queue(&self, stream: u64) -> Result<AnyBackend> {
+        let DeviceMachine::Gpu { context, cache, queues } = &self.machine else {
+            return Err(Error::new(OPERATOR, format!("{} has no streams", self.name)));
+        };
+        let mut queues = queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(backend) = queues.get(&stream) {
+            return Ok(backend.clone());
+        }
+        let borrowed = context.borrow_stream(stream).map_err(|why| failed(&why.to_string()))?;
+        let backend = AnyBackend::Cuda(Gpu::new(CudaDevice::new(borrowed, cache.clone())));
+        if queues.len() >= MAX_STREAMS {
+            queues.clear(); // a destroyed stream's handle may be reused, so none is kept for long
+        }
+        queues.insert(stream, backend.clone());
+        Ok(backend)
+    }
+}
+
+fn failed(why: &str) -> Error {
+    Error::new(OPERATOR, why).with_kind(ErrorKind::Device)
+}
+
+fn open(name: &str, threads: Option<usize>) -> Result<DeviceMachine> {
+    tilewright::ensure!(
+        threads.is_none() || name == "cpu",
+        OPERATOR,
+        "threads = {} with {name:?}, expected it with \"cpu\" only",
+        threads.unwrap_or_default()
+    );
+    match name {
+        "cpu" => {
+            let available = || std::thread::available_parallelism().map_or(1, usize::from);
+            let cpu = Cpu::with_threads(threads.unwrap_or_else(available))?;
+            Ok(DeviceMachine::Single(AnyBackend::Cpu(cpu)))
+        }
+        "simulator" => {
+            let simulator = Simulator::new(SIMULATED.0, SIMULATED.1);
+            Ok(DeviceMachine::Single(AnyBackend::Simulator(Staged(Gpu::new(simulator)))))
+        }
+        _ => {
+            let ordinal = name.strip_prefix("cuda").and_then(|rest| match rest {
+                "" => Some(0),
+                _ => rest.strip_prefix(':')?.parse::<usize>().ok(),
+            });
+            let ordinal = ordinal.ok_or_else(|| {
+                let text =
+                    format!("name = {name:?}, expected \"cpu\", \"simulator\", \"cuda\" or \"cuda:N\"");
+                Error::new(OPERATOR, text)
+            })?;
+            let context = Context::open(ordinal).map_err(|why| failed(&why.to_string()))?;
+            let settings = Settings::from_environment().map_err(|why| failed(&why.to_string()))?;
+            let cache = Cache::open(settings).map_err(|why| failed(&why.to_string()))?;
+            Ok(DeviceMachine::Gpu { context, cache: Arc::new(cache), queues: Mutex::default() })
+        }
+    }
+}
+
+#[pymethods]
+impl Queue {
+    fn __repr__(&self) -> String {
+        format!("Queue({})", self.backend.describe())
+    }
+}

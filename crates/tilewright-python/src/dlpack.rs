@@ -1,0 +1,137 @@
+//! DLPack capsules, versions 0 and 1: the C structures of `dlpack.h`, read in place.
+//!
+//! The capsule is kept as the owner and is not consumed: its destructor frees the tensor.
+
+use crate::{dtype::TensorDtype, errors::invalid, tensor::TensorFields};
+use pyo3::{
+    prelude::*,
+    types::{PyCapsule, PyDict},
+};
+use std::ffi::{CStr, c_void};
+use tilewright::Dtype;
+
+const OPERATOR: &str = "tensor.dlpack";
+const CPU: i32 = 1;
+const CUDA: i32 = 2;
+const CUDA_HOST: i32 = 3;
+const CUDA_MANAGED: i32 = 13;
+/// The flag of a versioned tensor that may not be written.
+const READ_ONLY: u64 = 1;
+/// No tensor of an operator has more axes.
+const MAX_AXES: i32 = 8;
+
+/// `DLTensor`
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    byte_offset: u64,
+}
+
+/// `DLManagedTensorVersioned` up to its tensor.
+#[repr(C)]
+struct DlVersioned {
+    major: u32,
+    minor: u32,
+    manager: *mut c_void,
+    deleter: *const c_void,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// Exports `object`, and reads the fields of its tensor. Work on a device is not waited for.
+pub(crate) fn fields(py: Python<'_>, object: &Bound<'_, PyAny>) -> PyResult<TensorFields> {
+    let (device_type, _): (i32, i64) = object.call_method0("__dlpack_device__")?.extract()?;
+    let options = PyDict::new(py);
+    if device_type == CUDA {
+        options.set_item("stream", -1)?;
+    }
+    let exported = object.call_method("__dlpack__", (), Some(&options))?;
+    let capsule = exported.cast::<PyCapsule>()?;
+    let (legacy, versioned): (&CStr, &CStr) = (c"dltensor", c"dltensor_versioned");
+    let (tensor, readonly) = if capsule.is_valid_checked(Some(versioned)) {
+        let pointer = capsule.pointer_checked(Some(versioned))?.cast::<DlVersioned>();
+        // SAFETY: a capsule of this name points to a `DLManagedTensorVersioned`, which lives as long as the capsule. The version
+        // comes first in every version.
+        #[allow(unsafe_code, reason = "reads a structure of the DLPack protocol")]
+        let managed = unsafe { pointer.as_ref() };
+        if managed.major != 1 {
+            return Err(invalid(
+                OPERATOR,
+                format!("version {}.{}, expected 1", managed.major, managed.minor),
+            ));
+        }
+        (&managed.tensor, managed.flags & READ_ONLY != 0)
+    } else {
+        let pointer = capsule.pointer_checked(Some(legacy))?.cast::<DlTensor>();
+        // SAFETY: a capsule of this name points to a `DLManagedTensor`, whose first field is the tensor and which lives as long
+        // as the capsule.
+        #[allow(unsafe_code, reason = "reads a structure of the DLPack protocol")]
+        let tensor = unsafe { pointer.as_ref() };
+        (tensor, false)
+    };
+    Ok(TensorFields {
+        address: tensor.data as u64 + tensor.byte_offset,
+        dtype: dtype(tensor)?,
+        shape: axes(tensor, tensor.shape)?.unwrap_or_default(),
+        strides: axes(tensor, tensor.strides)?,
+        device: device(tensor)?,
+        readonly,
+        owner: Some(exported.unbind()),
+    })
+}
+
+/// One number per axis; `None` for a null pointer.
+fn axes(tensor: &DlTensor, numbers: *const i64) -> PyResult<Option<Vec<i64>>> {
+    if !(0..=MAX_AXES).contains(&tensor.ndim) {
+        return Err(invalid(OPERATOR, format!("{} axes, expected at most {MAX_AXES}", tensor.ndim)));
+    }
+    if numbers.is_null() || tensor.ndim == 0 {
+        return Ok(None);
+    }
+    // SAFETY: the protocol guarantees `ndim` numbers at a pointer that is not null.
+    #[allow(unsafe_code, reason = "reads an array of the DLPack protocol")]
+    let numbers = unsafe { std::slice::from_raw_parts(numbers, tensor.ndim as usize) };
+    Ok(Some(numbers.to_vec()))
+}
+
+/// The device number; -1 for the host.
+fn device(tensor: &DlTensor) -> PyResult<i64> {
+    match tensor.device_type {
+        CPU | CUDA_HOST => Ok(-1),
+        CUDA | CUDA_MANAGED => Ok(i64::from(tensor.device_id)),
+        other => Err(invalid(OPERATOR, format!("device type {other}, expected the CPU or CUDA"))),
+    }
+}
+
+fn dtype(tensor: &DlTensor) -> PyResult<TensorDtype> {
+    let DlTensor { code, bits, lanes, .. } = *tensor;
+    Ok(match (code, bits, lanes) {
+        (2, 32, 1) => TensorDtype::Element(Dtype::F32),
+        (2, 16, 1) => TensorDtype::Element(Dtype::F16),
+        (2, 64, 1) => TensorDtype::F64,
+        (4, 16, 1) => TensorDtype::Element(Dtype::Bf16),
+        (10, 8, 1) => TensorDtype::Element(Dtype::E4m3),
+        (12, 8, 1) => TensorDtype::Element(Dtype::E5m2),
+        (0, 8, 1) => TensorDtype::Element(Dtype::I8),
+        (0, 16, 1) => TensorDtype::I16,
+        (0, 32, 1) => TensorDtype::I32,
+        (0, 64, 1) => TensorDtype::I64,
+        (1, 8, 1) => TensorDtype::U8,
+        (1, 16, 1) => TensorDtype::U16,
+        (1, 32, 1) => TensorDtype::U32,
+        (1, 64, 1) => TensorDtype::U64,
+        (6, 8, 1) => TensorDtype::Bool,
+        _ => {
+            let text = format!("type code {code} of {bits} bits and {lanes} lanes, expected a known dtype");
+            return Err(invalid(OPERATOR, text));
+        }
+    })
+}

@@ -1,0 +1,102 @@
+//! Element types of tensor arguments: those of the engine, and integers.
+
+use crate::errors::invalid;
+use pyo3::prelude::*;
+use std::fmt;
+use tilewright::Dtype;
+
+/// The type of a tensor's elements, with NumPy's and torch's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum TensorDtype {
+    /// A type of the engine's tensors.
+    Element(Dtype),
+    F64,
+    I16,
+    I32,
+    I64,
+    U8,
+    U16,
+    U32,
+    U64,
+    Bool,
+}
+
+impl TensorDtype {
+    const NAMED: [(&'static str, Self); 15] = [
+        ("float32", Self::Element(Dtype::F32)),
+        ("float16", Self::Element(Dtype::F16)),
+        ("bfloat16", Self::Element(Dtype::Bf16)),
+        ("float8_e4m3fn", Self::Element(Dtype::E4m3)),
+        ("float8_e5m2", Self::Element(Dtype::E5m2)),
+        ("int8", Self::Element(Dtype::I8)),
+        ("int32", Self::I32),
+        ("int64", Self::I64),
+        ("uint8", Self::U8),
+        ("bool", Self::Bool),
+        ("uint32", Self::U32),
+        ("uint64", Self::U64),
+        ("float64", Self::F64),
+        ("int16", Self::I16),
+        ("uint16", Self::U16),
+    ];
+
+    /// The type with this name.
+    pub(crate) fn named(name: &str) -> PyResult<Self> {
+        let found = Self::NAMED.iter().find(|(known, _)| *known == name);
+        let unknown = || {
+            let known: Vec<&str> = Self::NAMED.iter().map(|(known, _)| *known).collect();
+            invalid("tensor", format!("dtype = {name}, expected one of {}", known.join(", ")))
+        };
+        found.map(|(_, dtype)| *dtype).ok_or_else(unknown)
+    }
+
+    /// The type of an array interface, for example `<f4`.
+    pub(crate) fn of_typestr(typestr: &str) -> PyResult<Self> {
+        let name = match typestr.trim_start_matches(['<', '|', '=']) {
+            "f4" => "float32",
+            "f2" => "float16",
+            "f8" => "float64",
+            "i1" => "int8",
+            "i2" => "int16",
+            "i4" => "int32",
+            "i8" => "int64",
+            "u1" => "uint8",
+            "u2" => "uint16",
+            "u4" => "uint32",
+            "u8" => "uint64",
+            "b1" => "bool",
+            _ => typestr,
+        };
+        Self::named(name)
+    }
+
+    /// The type of the engine's tensors, if it is one.
+    pub(crate) fn float(self) -> Option<Dtype> {
+        if let Self::Element(dtype) = self { Some(dtype) } else { None }
+    }
+
+    /// Bytes of one element.
+    pub(crate) fn size(self) -> usize {
+        match self {
+            Self::Element(dtype) => dtype.size(),
+            Self::U8 | Self::Bool => 1,
+            Self::I16 | Self::U16 => 2,
+            Self::I32 | Self::U32 => 4,
+            Self::F64 | Self::I64 | Self::U64 => 8,
+        }
+    }
+}
+
+impl fmt::Display for TensorDtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Self::NAMED.iter().find(|(_, dtype)| dtype == self);
+        f.write_str(named.map_or("unknown", |(name, _)| name))
+    }
+}
+
+/// A dtype of the engine by name.
+pub(crate) fn element_type(operator: &'static str, name: &str) -> PyResult<Dtype> {
+    TensorDtype::named(name)?
+        .float()
+        .ok_or_else(|| invalid(operator, format!("dtype = {name}, expected a float or int8")))
+}

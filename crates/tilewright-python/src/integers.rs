@@ -1,0 +1,256 @@
+//! Integer and parameter arrays on the host: tensors, or sequences of numbers.
+
+use crate::{
+    dtype::TensorDtype,
+    errors::{invalid, raised},
+    tensor::TensorArg,
+};
+use pyo3::{Borrowed, prelude::*, types::PyString};
+use std::sync::Arc;
+use tilewright::{Dtype, Error, Result, attention::Index};
+
+const OPERATOR: &str = "tensor.integers";
+
+/// Integers of 32 or 64 bits, copied from a tensor on the host or from a sequence.
+pub(crate) enum Integers {
+    /// 32 bits; a plan shares the array.
+    I32(Arc<Vec<i32>>),
+    /// 64 bits.
+    I64(Vec<i64>),
+}
+
+impl Integers {
+    pub(crate) fn index(&self) -> Index<'_> {
+        match self {
+            Self::I32(values) => values.into(),
+            Self::I64(values) => values.into(),
+        }
+    }
+
+    /// The values in 32 bits.
+    pub(crate) fn to_i32(&self, operator: &'static str, name: &str) -> Result<Vec<i32>> {
+        match self {
+            Self::I32(values) => Ok(values.to_vec()),
+            Self::I64(values) => values.iter().map(|&value| narrow(operator, name, value)).collect(),
+        }
+    }
+
+    /// The values as counts.
+    pub(crate) fn to_usize(&self, operator: &'static str, name: &str) -> Result<Vec<usize>> {
+        let count = |value: i64| {
+            usize::try_from(value)
+                .map_err(|_| Error::new(operator, format!("{name} = {value}, expected at least 0")))
+        };
+        match self {
+            Self::I32(values) => values.iter().map(|&value| count(i64::from(value))).collect(),
+            Self::I64(values) => values.iter().map(|&value| count(value)).collect(),
+        }
+    }
+}
+
+fn narrow(operator: &'static str, name: &str, value: i64) -> Result<i32> {
+    i32::try_from(value)
+        .map_err(|_| Error::new(operator, format!("{name} = {value} does not fit in 32 bits")))
+}
+
+impl<'py> FromPyObject<'_, 'py> for Integers {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match host_tensor(&object)? {
+            None => object.extract().map(Self::I64).map_err(|_| not_numbers(&object, "integers")),
+            Some(tensor) => {
+                let bytes = tensor.compact();
+                match tensor.dtype() {
+                    TensorDtype::I32 => Ok(Self::I32(Arc::new(bytemuck::pod_collect_to_vec(&bytes)))),
+                    TensorDtype::I64 => Ok(Self::I64(bytemuck::pod_collect_to_vec(&bytes))),
+                    other => Err(invalid(OPERATOR, format!("dtype = {other}, expected int32 or int64"))),
+                }
+            }
+        }
+    }
+}
+
+/// Booleans of a tensor on the host.
+pub(crate) struct Flags(pub(crate) Vec<bool>);
+
+impl<'py> FromPyObject<'_, 'py> for Flags {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match host_tensor(&object)? {
+            None => object.extract().map(Self).map_err(|_| not_numbers(&object, "booleans")),
+            Some(tensor) if matches!(tensor.dtype(), TensorDtype::Bool | TensorDtype::U8) => {
+                Ok(Self(tensor.compact().iter().map(|&byte| byte != 0).collect()))
+            }
+            Some(tensor) => {
+                Err(invalid("tensor.flags", format!("dtype = {}, expected bool or uint8", tensor.dtype())))
+            }
+        }
+    }
+}
+
+/// Bytes of a tensor on the host: packed masks, or masks of tokens.
+pub(crate) struct Bytes(pub(crate) Vec<u8>);
+
+impl<'py> FromPyObject<'_, 'py> for Bytes {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match host_tensor(&object)? {
+            None => object.extract().map(Self).map_err(|_| not_numbers(&object, "bytes")),
+            Some(tensor) if tensor.dtype() == TensorDtype::U8 => Ok(Self(tensor.compact())),
+            Some(tensor) => {
+                Err(invalid("tensor.bytes", format!("dtype = {}, expected uint8", tensor.dtype())))
+            }
+        }
+    }
+}
+
+/// One number for all rows, or one per row.
+pub(crate) enum PerRow {
+    One(f64),
+    Each(Vec<f64>),
+}
+
+impl PerRow {
+    /// One number per row.
+    pub(crate) fn expand(&self, operator: &'static str, name: &str, rows: usize) -> Result<Vec<f64>> {
+        match self {
+            Self::One(value) => Ok(vec![*value; rows]),
+            Self::Each(values) => {
+                tilewright::ensure!(
+                    values.len() == rows,
+                    operator,
+                    "{name} has {} elements, expected rows = {rows}",
+                    values.len()
+                );
+                Ok(values.clone())
+            }
+        }
+    }
+
+    /// One count per row; counts above `u32::MAX` select as much as that.
+    pub(crate) fn counts(&self, operator: &'static str, name: &str, rows: usize) -> Result<Vec<u32>> {
+        let values = self.expand(operator, name, rows)?;
+        let count = |(row, value): (usize, f64)| {
+            tilewright::ensure!(
+                value >= 0.0 && value.fract() == 0.0,
+                operator,
+                "request {row}: {name} = {value}, expected an integer of at least 1"
+            );
+            Ok(value as u32)
+        };
+        values.into_iter().enumerate().map(count).collect()
+    }
+
+    /// One f32 per row.
+    pub(crate) fn floats(&self, operator: &'static str, name: &str, rows: usize) -> Result<Vec<f32>> {
+        Ok(self.expand(operator, name, rows)?.into_iter().map(|value| value as f32).collect())
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for PerRow {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(value) = object.extract() {
+            return Ok(Self::One(value));
+        }
+        let Some(tensor) = host_tensor(&object)? else {
+            return object.extract().map(Self::Each).map_err(|_| not_numbers(&object, "numbers"));
+        };
+        let bytes = tensor.compact();
+        let values: Vec<f64> = match tensor.dtype() {
+            TensorDtype::Element(Dtype::F32) => each::<f32>(&bytes, f64::from),
+            TensorDtype::F64 => each::<f64>(&bytes, |value| value),
+            TensorDtype::I32 => each::<i32>(&bytes, f64::from),
+            TensorDtype::I64 => each::<i64>(&bytes, |value| value as f64),
+            other => {
+                let text = format!("dtype = {other}, expected float32, float64, int32 or int64");
+                return Err(invalid("tensor.parameters", text));
+            }
+        };
+        Ok(match (tensor.shape(), &values[..]) {
+            ([], [value]) => Self::One(*value),
+            _ => Self::Each(values),
+        })
+    }
+}
+
+/// One seed or offset for all rows, or one per row.
+pub(crate) enum Seeds {
+    One(u64),
+    Each(Vec<u64>),
+}
+
+impl Seeds {
+    /// One seed per row.
+    pub(crate) fn expand(&self, operator: &'static str, name: &str, rows: usize) -> Result<Vec<u64>> {
+        match self {
+            Self::One(value) => Ok(vec![*value; rows]),
+            Self::Each(values) if values.len() == rows => Ok(values.clone()),
+            Self::Each(values) => {
+                let text = format!("{name} has {} elements, expected rows = {rows}", values.len());
+                Err(Error::new(operator, text))
+            }
+        }
+    }
+}
+
+impl<'py> FromPyObject<'_, 'py> for Seeds {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(value) = object.extract() {
+            return Ok(Self::One(value));
+        }
+        let Some(tensor) = host_tensor(&object)? else {
+            return object.extract().map(Self::Each).map_err(|_| not_numbers(&object, "seeds of 64 bits"));
+        };
+        let bytes = tensor.compact();
+        Ok(Self::Each(match tensor.dtype() {
+            TensorDtype::U64 | TensorDtype::I64 => bytemuck::pod_collect_to_vec(&bytes),
+            TensorDtype::I32 | TensorDtype::U32 => {
+                bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter().map(u64::from).collect()
+            }
+            other => {
+                return Err(invalid(
+                    "tensor.seeds",
+                    format!("dtype = {other}, expected an integer of 32 or 64 bits"),
+                ));
+            }
+        }))
+    }
+}
+
+fn each<T: bytemuck::Pod>(bytes: &[u8], number: impl Fn(T) -> f64) -> Vec<f64> {
+    bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(number).collect()
+}
+
+/// The tensor, if the object is one; an error if it is on a device.
+fn host_tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<TensorArg>> {
+    let is_tensor = object.is_instance_of::<pyo3::types::PyTuple>() && object.len()? == 5 && is_name(object)?
+        || object.hasattr("__array_interface__")?
+        || object.hasattr("__cuda_array_interface__")?
+        || object.hasattr("__dlpack__")?;
+    if !is_tensor {
+        return Ok(None);
+    }
+    let tensor: TensorArg = object.extract()?;
+    if let Some(memory) = tensor.device_memory() {
+        let text = format!("the array is in the memory of device {}, expected host memory", memory.device());
+        return Err(raised(Error::new(OPERATOR, text)));
+    }
+    Ok(Some(tensor))
+}
+
+/// Whether a tuple describes a tensor: its second element is a dtype.
+fn is_name(tuple: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(tuple.get_item(1)?.is_instance_of::<PyString>())
+}
+
+fn not_numbers(object: &Bound<'_, PyAny>, expected: &str) -> PyErr {
+    let kind = object.get_type().to_string();
+    invalid(OPERATOR, format!("{kind} is not an array, expected {expected} in a tensor or a sequence"))
+}

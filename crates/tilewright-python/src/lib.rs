@@ -1,0 +1,59 @@
+//! The extension module `tilewright._core`: the engine's operators on addresses, shapes and strides.
+//!
+//! It knows no framework. The Python package chooses devices and queues, allocates outputs and documents the arguments; each
+//! function here takes a queue and a dict of keywords, checks the tensors and releases the interpreter lock while it works.
+
+mod attention;
+mod backend;
+mod batch;
+mod cache;
+mod device;
+mod dlpack;
+mod dtype;
+mod errors;
+mod integers;
+mod keywords;
+mod operators;
+mod overlap;
+mod problem;
+mod rope;
+mod sampling;
+mod staged;
+mod tensor;
+mod variant;
+
+use pyo3::prelude::*;
+use pyo3::wrap_pyfunction;
+
+/// The module of the extension.
+#[pymodule]
+#[pyo3(name = "_core")]
+fn core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    errors::register(module)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<device::Device>()?;
+    module.add_class::<device::Queue>()?;
+    module.add_class::<problem::PyProblem>()?;
+    module.add_class::<batch::PyBatch>()?;
+    module.add_class::<attention::PyAttention>()?;
+    module.add_class::<attention::PyPlan>()?;
+    module.add_class::<variant::PyVariant>()?;
+    module.add_class::<rope::PyCosSinCache>()?;
+    module.add_function(wrap_pyfunction!(operators::rmsnorm, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::gated_activation, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::merge_states, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::linear_layer, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::segment_gemm, module)?)?;
+    module.add_function(wrap_pyfunction!(operators::segment_packbits, module)?)?;
+    module.add_function(wrap_pyfunction!(rope::apply_rope, module)?)?;
+    module.add_function(wrap_pyfunction!(cache::append_paged, module)?)?;
+    module.add_function(wrap_pyfunction!(cache::append_paged_mla, module)?)?;
+    module.add_function(wrap_pyfunction!(cache::batch_indices_positions, module)?)?;
+    module.add_function(wrap_pyfunction!(cache::seq_lens, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::sample, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::sampling_distribution, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::filter_scores, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::top_k_indices, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::token_bitmask, module)?)?;
+    module.add_function(wrap_pyfunction!(sampling::chain_sample, module)?)
+}

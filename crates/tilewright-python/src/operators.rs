@@ -1,0 +1,226 @@
+//! The operators around attention: norms, activations, merges, linear layers and packed bits.
+
+use crate::{
+    device::Queue,
+    errors::{invalid, raised},
+    integers::{Flags, Integers},
+    keywords::Keywords,
+    overlap::{Named, check_distinct, check_separate, interleaved, spans_overlap},
+    tensor::TensorArg,
+};
+use pyo3::{prelude::*, types::PyBytes};
+use tilewright::{
+    Operator, Result, View,
+    activation::{Activation, act_and_mul},
+    attention::{self, BitOrder, StateMerge},
+    gemm::{SegmentGemm, linear},
+    norm::{NormWeight, RmsNorm},
+    tensor::Buffer,
+};
+
+/// An input on the host that may share memory with an output, of which it is then a copy.
+pub(crate) struct InputArg<'a> {
+    tensor: &'a TensorArg,
+    copy: Option<Buffer>,
+}
+
+impl<'a> InputArg<'a> {
+    /// Copies `input` if its elements are between those of `out`; an error if both share elements.
+    pub(crate) fn beside(operator: &'static str, input: Named<'a>, out: Named<'_>) -> Result<Self> {
+        check_distinct(operator, out, input)?;
+        let (name, input, mut copy) = (input.name, input.tensor, None);
+        if spans_overlap(input, out.tensor) && interleaved(input, out.tensor) {
+            let view = input.view(operator, name)?;
+            let mut buffer = Buffer::on_host(view.dtype(), input.len())?;
+            buffer.view_mut(&[input.len()])?.into_data().into_bytes().copy_from_slice(&input.compact());
+            copy = Some(buffer);
+        }
+        Ok(Self { tensor: input, copy })
+    }
+
+    pub(crate) fn view(&self, operator: &'static str, name: &str) -> Result<View<'_>> {
+        match &self.copy {
+            Some(copy) => copy.view(self.tensor.shape()),
+            None => self.tensor.view(operator, name),
+        }
+    }
+}
+
+/// A norm; `x` is `None` in place.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct NormFields {
+    x: Option<TensorArg>,
+    residual: Option<TensorArg>,
+    weight: TensorArg,
+    eps: f32,
+    gemma: bool,
+    out: TensorArg,
+}
+
+/// RMSNorm, optionally of the sum with a residual.
+#[pyfunction]
+pub(crate) fn rmsnorm(py: Python<'_>, queue: &Queue, fields: Keywords<NormFields>) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    const OPERATOR: &str = "norm.rmsnorm";
+    let NormFields { x, mut residual, weight, eps, gemma, mut out } = fields;
+    py.detach(|| {
+        let weight = InputArg::beside(OPERATOR, weight.named("weight"), out.named("out"))?;
+        let x = x.as_ref().map(|x| InputArg::beside(OPERATOR, x.named("x"), out.named("out"))).transpose()?;
+        residual
+            .iter()
+            .try_for_each(|sum| check_separate(OPERATOR, sum.named("residual"), out.named("x")))?;
+        let weight = weight.view(OPERATOR, "weight")?;
+        let weight = if gemma { NormWeight::gemma(weight) } else { NormWeight::new(weight) };
+        let x = x.as_ref().map(|x| x.view(OPERATOR, "x")).transpose()?;
+        let residual =
+            residual.as_mut().map(|residual| residual.view_mut(OPERATOR, "residual")).transpose()?;
+        RmsNorm { x, residual, weight, eps, out: out.view_mut(OPERATOR, "out")? }.run(&queue.backend)
+    })
+    .map_err(raised)
+}
+
+/// `out = act(x[.., ..d]) * x[.., d..]`
+#[pyfunction]
+pub(crate) fn gated_activation(
+    py: Python<'_>,
+    queue: &Queue,
+    activation: &str,
+    x: TensorArg,
+    mut out: TensorArg,
+) -> PyResult<()> {
+    const OPERATOR: &str = "activation.act_and_mul";
+    let activation = match activation {
+        "silu" => Activation::Silu,
+        "gelu" => Activation::Gelu,
+        "gelu_tanh" => Activation::GeluTanh,
+        other => {
+            let text = format!("activation = {other:?}, expected \"silu\", \"gelu\" or \"gelu_tanh\"");
+            return Err(invalid(OPERATOR, text));
+        }
+    };
+    py.detach(|| {
+        let x = InputArg::beside(OPERATOR, x.named("x"), out.named("out"))?;
+        act_and_mul(&queue.backend, activation, x.view(OPERATOR, "x")?, out.view_mut(OPERATOR, "out")?)
+    })
+    .map_err(raised)
+}
+
+/// States to merge: many per row, or one more in place.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct MergeFields {
+    o: TensorArg,
+    lse: TensorArg,
+    out: TensorArg,
+    out_lse: TensorArg,
+    in_place: bool,
+}
+
+/// Merges attention states.
+#[pyfunction]
+pub(crate) fn merge_states(py: Python<'_>, queue: &Queue, fields: Keywords<MergeFields>) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    const OPERATOR: &str = "attention.merge_states";
+    let MergeFields { o, lse, mut out, mut out_lse, in_place } = fields;
+    py.detach(|| {
+        for out in [out.named("out"), out_lse.named("out_lse")] {
+            [o.named("o"), lse.named("lse")]
+                .into_iter()
+                .try_for_each(|input| check_separate(OPERATOR, out, input))?;
+        }
+        check_separate(OPERATOR, out.named("out"), out_lse.named("out_lse"))?;
+        StateMerge {
+            o: o.view(OPERATOR, "o")?,
+            lse: lse.view(OPERATOR, "lse")?,
+            out: out.view_mut(OPERATOR, "out")?,
+            out_lse: out_lse.view_mut(OPERATOR, "out_lse")?,
+            in_place,
+        }
+        .run(&queue.backend)
+    })
+    .map_err(raised)
+}
+
+/// A linear layer.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct LinearFields {
+    x: TensorArg,
+    weight: TensorArg,
+    bias: Option<TensorArg>,
+    out: TensorArg,
+}
+
+/// `out = x · weightᵀ + bias`
+#[pyfunction]
+pub(crate) fn linear_layer(py: Python<'_>, queue: &Queue, fields: Keywords<LinearFields>) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    const OPERATOR: &str = "gemm.linear";
+    let LinearFields { x, weight, bias, mut out } = fields;
+    py.detach(|| {
+        let x = InputArg::beside(OPERATOR, x.named("x"), out.named("out"))?;
+        let weight = InputArg::beside(OPERATOR, weight.named("weight"), out.named("out"))?;
+        let bias = bias.as_ref().map(|bias| InputArg::beside(OPERATOR, bias.named("bias"), out.named("out")));
+        let bias = bias.transpose()?;
+        let bias = bias.as_ref().map(|bias| bias.view(OPERATOR, "bias")).transpose()?;
+        let (x, weight) = (x.view(OPERATOR, "x")?, weight.view(OPERATOR, "weight")?);
+        linear(&queue.backend, x, weight, bias, out.view_mut(OPERATOR, "out")?)
+    })
+    .map_err(raised)
+}
+
+/// A product with one weight per segment of rows.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct SegmentFields {
+    x: TensorArg,
+    weights: TensorArg,
+    indptr: Integers,
+    ids: Option<Integers>,
+    out: TensorArg,
+}
+
+/// `out = x · weights[ids[s]]ᵀ` for the rows of segment `s`.
+#[pyfunction]
+pub(crate) fn segment_gemm(py: Python<'_>, queue: &Queue, fields: Keywords<SegmentFields>) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    const OPERATOR: &str = "gemm.segment_gemm";
+    let SegmentFields { x, weights, indptr, ids, mut out } = fields;
+    py.detach(|| {
+        let x = InputArg::beside(OPERATOR, x.named("x"), out.named("out"))?;
+        let weights = InputArg::beside(OPERATOR, weights.named("weights"), out.named("out"))?;
+        let indptr = indptr.to_i32(OPERATOR, "indptr")?;
+        let ids = ids.map(|ids| ids.to_i32(OPERATOR, "ids")).transpose()?;
+        SegmentGemm {
+            x: x.view(OPERATOR, "x")?,
+            weights: weights.view(OPERATOR, "weights")?,
+            indptr: &indptr,
+            ids: ids.as_deref(),
+            out: out.view_mut(OPERATOR, "out")?,
+        }
+        .run(&queue.backend)
+    })
+    .map_err(raised)
+}
+
+/// Packs the flags of each segment into bytes of its own; returns the bytes and their bounds as i32.
+#[pyfunction]
+pub(crate) fn segment_packbits<'py>(
+    py: Python<'py>,
+    flags: Flags,
+    indptr: Integers,
+    order: &str,
+) -> PyResult<(Bound<'py, PyBytes>, Vec<i64>)> {
+    let order = match order {
+        "big" => BitOrder::Big,
+        "little" => BitOrder::Little,
+        other => {
+            let text = format!("bitorder = {other:?}, expected \"big\" or \"little\"");
+            return Err(invalid("attention.segment_packbits", text));
+        }
+    };
+    let packed = py.detach(|| attention::segment_packbits(&flags.0, indptr.index(), order));
+    let (bytes, bounds) = packed.map_err(raised)?;
+    Ok((PyBytes::new(py, &bytes), bounds))
+}

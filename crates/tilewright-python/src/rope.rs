@@ -1,0 +1,198 @@
+//! Rotary embeddings and tables of cosines and sines.
+
+use crate::{
+    device::Queue,
+    errors::{invalid, raised},
+    integers::Integers,
+    keywords::Keywords,
+    overlap::spans_overlap,
+    tensor::TensorArg,
+};
+use pyo3::{Borrowed, prelude::*};
+use tilewright::{
+    Error, Operator, Result,
+    rope::{CosSinCache, Rope, RopeAngles, RopeRotation, RopeScaling, RopeStyle},
+    tensor::Indices,
+};
+
+const OPERATOR: &str = "rope.apply_rope";
+
+/// The keywords of a rotary embedding. `scaling` is `None` or a name and its numbers.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct RopeFields {
+    rotary_dim: usize,
+    theta: f64,
+    interleaved: bool,
+    scaling: Option<(String, Vec<f64>)>,
+}
+
+fn style(interleaved: bool) -> RopeStyle {
+    if interleaved { RopeStyle::Interleaved } else { RopeStyle::default() }
+}
+
+impl RopeFields {
+    pub(crate) fn rope(&self) -> Result<Rope> {
+        let rope = Rope::new(self.rotary_dim, self.theta)?.with_style(style(self.interleaved));
+        let Some((name, numbers)) = &self.scaling else { return Ok(rope) };
+        rope.with_scaling(match (name.as_str(), &numbers[..]) {
+            ("linear", &[factor]) => RopeScaling::Linear { factor },
+            ("llama31", &[factor, low_freq_factor, high_freq_factor, original_context]) => {
+                RopeScaling::Llama31 {
+                    factor,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_context: original_context as u32,
+                }
+            }
+            _ => {
+                let text = format!(
+                    "scaling = {name:?} with {} numbers, expected \"linear\" with 1 or \"llama31\" with 4",
+                    numbers.len()
+                );
+                return Err(Error::new(OPERATOR, text));
+            }
+        })
+    }
+}
+
+/// A table of cosines and sines.
+#[pyclass(frozen, module = "tilewright._core", name = "CosSinCache")]
+pub(crate) struct PyCosSinCache(CosSinCache);
+
+#[pymethods]
+impl PyCosSinCache {
+    /// Copies a table `[max_positions, rotary_dim]` f32 on the host: cosines, then sines.
+    #[new]
+    fn new(table: TensorArg, interleaved: bool) -> PyResult<Self> {
+        let &[_, rotary_dim] = table.shape() else {
+            let text =
+                format!("cos_sin_cache has shape {:?}, expected [max_positions, rotary_dim]", table.shape());
+            return Err(invalid(OPERATOR, text));
+        };
+        let view = table.view(OPERATOR, "cos_sin_cache").map_err(raised)?;
+        if view.dtype() != tilewright::Dtype::F32 || !table.on_host() {
+            let text = format!("cos_sin_cache is {view:?}, expected f32 on the host");
+            return Err(invalid(OPERATOR, text));
+        }
+        let values = bytemuck::pod_collect_to_vec(&table.compact());
+        CosSinCache::from_table(values, rotary_dim, style(interleaved)).map(Self).map_err(raised)
+    }
+}
+
+/// The tensors and angles of a rotation; `from_q` and `from_k` are `None` for a rotation in place.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct RotationFields<'py> {
+    from_q: Option<TensorArg>,
+    from_k: Option<TensorArg>,
+    q: TensorArg,
+    k: TensorArg,
+    positions: PositionsArg,
+    rope: Option<RopeFields>,
+    cache: Option<PyRef<'py, PyCosSinCache>>,
+}
+
+/// Positions on the host, or on a device.
+enum PositionsArg {
+    Host(Integers),
+    Device(TensorArg),
+}
+
+impl<'py> FromPyObject<'_, 'py> for PositionsArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        match object.extract::<TensorArg>() {
+            Ok(tensor) if !tensor.on_host() => Ok(Self::Device(tensor)),
+            _ => object.extract().map(Self::Host),
+        }
+    }
+}
+
+/// Rotates queries and keys.
+#[pyfunction]
+pub(crate) fn apply_rope(
+    py: Python<'_>,
+    queue: &Queue,
+    fields: Keywords<RotationFields<'_>>,
+) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    let RotationFields { from_q, from_k, mut q, mut k, positions, rope, cache } = fields;
+    let rope = rope.map(|rope| rope.rope()).transpose().map_err(raised)?;
+    let cache = cache.as_ref().map(|cache| &cache.0);
+    let host_positions = match &positions {
+        PositionsArg::Host(integers) => integers.to_i32(OPERATOR, "position").map_err(raised)?,
+        PositionsArg::Device(_) => Vec::new(),
+    };
+    py.detach(|| {
+        let angles = match (&rope, cache) {
+            (Some(rope), None) => RopeAngles::Computed(rope),
+            (None, Some(cache)) => RopeAngles::Table(cache),
+            _ => return Err(Error::new(OPERATOR, "expected either a rope or a cos_sin_cache")),
+        };
+        let indices = match &positions {
+            PositionsArg::Host(_) => Indices::from(&host_positions),
+            PositionsArg::Device(tensor) => device_indices(tensor)?,
+        };
+        let from = [from_q.as_ref(), from_k.as_ref()];
+        let rotation = Rotation { from, indices, angles };
+        if spans_overlap(&q, &k) {
+            // parts of one projection: a writable slice of each at a time
+            let (mut no_q, mut no_k) = (q.emptied(1), k.emptied(1));
+            rotation.only(0).run(queue, &mut q, &mut no_k)?;
+            return rotation.only(1).run(queue, &mut no_q, &mut k);
+        }
+        rotation.run(queue, &mut q, &mut k)
+    })
+    .map_err(raised)
+}
+
+/// The inputs of a rotation.
+struct Rotation<'a> {
+    from: [Option<&'a TensorArg>; 2],
+    indices: Indices<'a>,
+    angles: RopeAngles<'a>,
+}
+
+impl<'a> Rotation<'a> {
+    /// The same for queries (0) or keys (1) alone; out of place, a copy of one tensor cannot overlap the other.
+    fn only(&self, which: usize) -> Self {
+        let mut from = self.from;
+        from[1 - which] = None;
+        Self { from, ..*self }
+    }
+
+    fn run(&self, queue: &Queue, q: &mut TensorArg, k: &mut TensorArg) -> Result<()> {
+        let from = match self.from {
+            [None, None] => None,
+            [from_q, from_k] => {
+                let view = |from: Option<&'a TensorArg>, name| {
+                    from.map(|from| from.view(OPERATOR, name)).transpose()
+                };
+                match [view(from_q, "q")?, view(from_k, "k")?] {
+                    [Some(q), Some(k)] => Some([q, k]),
+                    _ => return Err(Error::new(OPERATOR, "outputs share memory, expected separate tensors")),
+                }
+            }
+        };
+        let (q, k) = (q.view_mut(OPERATOR, "q")?, k.view_mut(OPERATOR, "k")?);
+        RopeRotation { from, q, k, positions: self.indices, angles: self.angles }.run(&queue.backend)
+    }
+}
+
+/// i32 indices in device memory.
+pub(crate) fn device_indices(tensor: &TensorArg) -> Result<Indices<'_>> {
+    let contiguous = tensor.span().end - tensor.span().start == 4 * tensor.len() as u64;
+    tilewright::ensure!(
+        tensor.dtype() == crate::dtype::TensorDtype::I32 && contiguous,
+        OPERATOR,
+        "positions are {} with strides {:?}, expected contiguous int32 on a device",
+        tensor.dtype(),
+        tensor.strides()
+    );
+    match tensor.device_memory() {
+        Some(memory) => memory.indices(0, tensor.len()),
+        None => Err(Error::new(OPERATOR, "positions are on the host")),
+    }
+}

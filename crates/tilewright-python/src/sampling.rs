@@ -1,0 +1,268 @@
+//! Sampling: scores of any device, parameters and results on the host.
+
+use crate::{
+    device::Queue,
+    dtype::TensorDtype,
+    errors::{invalid, raised},
+    integers::{Integers, PerRow, Seeds},
+    keywords::Keywords,
+    operators::InputArg,
+    tensor::TensorArg,
+};
+use pyo3::prelude::*;
+use tilewright::{
+    Error, Operator, Result,
+    sampling::{
+        ChainCounts, ChainOutput, Drafts, Filter, FilterOrder, Sampled, SamplingParams, ScoreFilter, Scores,
+        TieBreak, TokenBitmask, TokenSampling, TopK, apply_token_bitmask, chain_speculative_sampling,
+        distribution, top_k,
+    },
+};
+
+/// A failed row and its reason.
+type RowError = (usize, String);
+
+/// The parameters of each row.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct ParamFields {
+    temperature: PerRow,
+    top_k: Option<PerRow>,
+    top_p: PerRow,
+    min_p: PerRow,
+    joint: bool,
+    seed: Seeds,
+    offset: Seeds,
+}
+
+impl ParamFields {
+    fn rows(&self, operator: &'static str, rows: usize) -> Result<Vec<SamplingParams>> {
+        let temperature = self.temperature.floats(operator, "temperature", rows)?;
+        let top_k = self.top_k.as_ref().map(|top_k| top_k.counts(operator, "top_k", rows)).transpose()?;
+        let top_p = self.top_p.floats(operator, "top_p", rows)?;
+        let min_p = self.min_p.floats(operator, "min_p", rows)?;
+        let seed = self.seed.expand(operator, "seed", rows)?;
+        let offset = self.offset.expand(operator, "offset", rows)?;
+        let order = if self.joint { FilterOrder::Joint } else { FilterOrder::TopKFirst };
+        let row = |row: usize| SamplingParams {
+            temperature: temperature[row],
+            top_k: top_k.as_ref().map(|top_k| top_k[row]),
+            top_p: top_p[row],
+            min_p: min_p[row],
+            seed: seed[row],
+            offset: offset[row],
+            order,
+            ..SamplingParams::default()
+        };
+        Ok((0..rows).map(row).collect())
+    }
+}
+
+fn rows(scores: &TensorArg) -> usize {
+    scores.shape().first().copied().unwrap_or(0)
+}
+
+fn scores<'a>(tensor: &'a TensorArg, operator: &'static str, probs: bool) -> Result<Scores<'a>> {
+    Ok(match probs {
+        true => Scores::Probs(tensor.view(operator, "probs")?),
+        false => Scores::Logits(tensor.view(operator, "logits")?),
+    })
+}
+
+/// Draws a token per row. Returns the tokens, 0 for a row that cannot be sampled, and the reasons of these rows.
+#[pyfunction]
+pub(crate) fn sample(
+    py: Python<'_>,
+    queue: &Queue,
+    tensor: TensorArg,
+    probs: bool,
+    params: Keywords<ParamFields>,
+) -> PyResult<(Vec<u32>, Vec<RowError>)> {
+    let Keywords(params) = params;
+    let operator = if probs { "sampling.sampling_from_probs" } else { "sampling.sample" };
+    let drawn = py.detach(|| {
+        let params = params.rows(operator, rows(&tensor))?;
+        let mut out: Vec<Sampled> = vec![Ok(0); params.len()];
+        let scores = scores(&tensor, operator, probs)?;
+        TokenSampling { scores, params: &params, out: &mut out }.run(&queue.backend)?;
+        Ok(out)
+    });
+    let drawn: Vec<Sampled> = drawn.map_err(raised)?;
+    let errors =
+        drawn.iter().enumerate().filter_map(|(row, token)| Some((row, token.as_ref().err()?.to_string())));
+    let errors = errors.collect();
+    Ok((drawn.into_iter().map(|token| token.unwrap_or(0)).collect(), errors))
+}
+
+/// Scores and the distribution to write.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct DistributionFields {
+    tensor: TensorArg,
+    probs: bool,
+    params: ParamFields,
+    out: TensorArg,
+}
+
+/// Writes the distribution that [`sample`] draws from.
+#[pyfunction]
+pub(crate) fn sampling_distribution(
+    py: Python<'_>,
+    queue: &Queue,
+    fields: Keywords<DistributionFields>,
+) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    const OPERATOR: &str = "sampling.distribution";
+    let DistributionFields { tensor, probs, params, mut out } = fields;
+    py.detach(|| {
+        let params = params.rows(OPERATOR, rows(&tensor))?;
+        let input = InputArg::beside(OPERATOR, tensor.named("scores"), out.named("out"))?;
+        let view = input.view(OPERATOR, "scores")?;
+        let scores = if probs { Scores::Probs(view) } else { Scores::Logits(view) };
+        distribution(&queue.backend, scores, &params, out.view_mut(OPERATOR, "out")?)
+    })
+    .map_err(raised)
+}
+
+/// `"softmax"`, `"top_k_renorm"`, `"top_p_renorm"` or `"top_k_mask"` with its parameter.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct FilterFields {
+    filter: String,
+    param: PerRow,
+    x: TensorArg,
+    out: TensorArg,
+}
+
+/// Filters each row.
+#[pyfunction]
+pub(crate) fn filter_scores(py: Python<'_>, queue: &Queue, fields: Keywords<FilterFields>) -> PyResult<()> {
+    let Keywords(fields) = fields;
+    const OPERATOR: &str = "sampling.filter";
+    let FilterFields { filter, param, x, mut out } = fields;
+    py.detach(|| {
+        let rows = rows(&x);
+        let (mut counts, mut numbers) = (Vec::new(), Vec::new());
+        match filter.as_str() {
+            "softmax" => numbers = param.floats("sampling.softmax", "temperature", rows)?,
+            "top_p_renorm" => numbers = param.floats("sampling.top_p_renorm_probs", "top_p", rows)?,
+            "top_k_renorm" => counts = param.counts("sampling.top_k_renorm_probs", "top_k", rows)?,
+            "top_k_mask" => counts = param.counts("sampling.top_k_mask_logits", "top_k", rows)?,
+            other => return Err(Error::new(OPERATOR, format!("filter = {other:?} is unknown"))),
+        }
+        let filter = match filter.as_str() {
+            "softmax" => Filter::Softmax(&numbers),
+            "top_p_renorm" => Filter::TopPRenorm(&numbers),
+            "top_k_renorm" => Filter::TopKRenorm(&counts),
+            _ => Filter::TopKMask(&counts),
+        };
+        let x = InputArg::beside(OPERATOR, x.named("x"), out.named("out"))?;
+        ScoreFilter { filter, x: x.view(OPERATOR, "x")?, out: out.view_mut(OPERATOR, "out")? }
+            .run(&queue.backend)
+    })
+    .map_err(raised)
+}
+
+/// A selection of the largest scores.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct TopKFields {
+    scores: TensorArg,
+    k: usize,
+    highest_ties: bool,
+    sorted: bool,
+    values: TensorArg,
+}
+
+/// Selects the `k` largest scores of each row; returns the indices, row-major.
+#[pyfunction]
+pub(crate) fn top_k_indices(
+    py: Python<'_>,
+    queue: &Queue,
+    fields: Keywords<TopKFields>,
+) -> PyResult<Vec<i32>> {
+    let Keywords(fields) = fields;
+    const OPERATOR: &str = "sampling.top_k";
+    let TopKFields { scores, k, highest_ties, sorted, mut values } = fields;
+    py.detach(|| {
+        let ties = if highest_ties { TieBreak::Highest } else { TieBreak::Lowest };
+        let mut indices = vec![0; values.len()];
+        let input = InputArg::beside(OPERATOR, scores.named("scores"), values.named("values"))?;
+        let view = input.view(OPERATOR, "scores")?;
+        let selection = TopK { k, ties, sorted };
+        top_k(&queue.backend, view, selection, values.view_mut(OPERATOR, "values")?, &mut indices)?;
+        Ok(indices)
+    })
+    .map_err(raised)
+}
+
+/// Excludes the tokens whose bit is 0.
+#[pyfunction]
+#[pyo3(signature = (queue, logits, words, rows=None))]
+pub(crate) fn token_bitmask(
+    py: Python<'_>,
+    queue: &Queue,
+    mut logits: TensorArg,
+    words: Integers,
+    rows: Option<Vec<u32>>,
+) -> PyResult<()> {
+    const OPERATOR: &str = "sampling.apply_token_bitmask";
+    py.detach(|| {
+        let words = words.to_i32(OPERATOR, "word")?;
+        let mask = TokenBitmask { words: &words, rows: rows.as_deref() };
+        apply_token_bitmask(&queue.backend, logits.view_mut(OPERATOR, "logits")?, mask)
+    })
+    .map_err(raised)
+}
+
+/// Drafted tokens and the target's scores.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct ChainFields {
+    draft_probs: TensorArg,
+    draft_ids: TensorArg,
+    target: TensorArg,
+    probs: bool,
+    params: ParamFields,
+}
+
+/// Tokens, `(accepted, emitted)` of each request, and the reasons of failed requests.
+type ChainResult = (Vec<i32>, Vec<(u64, u64)>, Vec<RowError>);
+
+/// Verifies drafted tokens.
+#[pyfunction]
+pub(crate) fn chain_sample(
+    py: Python<'_>,
+    queue: &Queue,
+    fields: Keywords<ChainFields>,
+) -> PyResult<ChainResult> {
+    let Keywords(fields) = fields;
+    const OPERATOR: &str = "sampling.chain_speculative_sampling";
+    let ChainFields { draft_probs, draft_ids, target, probs, params } = fields;
+    let &[batch, drafted] = draft_ids.shape() else {
+        return Err(invalid(
+            OPERATOR,
+            format!("draft_ids has shape {:?}, expected [batch, n]", draft_ids.shape()),
+        ));
+    };
+    let verified = py.detach(|| {
+        let ids: Vec<i32> = match draft_ids.dtype() {
+            TensorDtype::I32 => bytemuck::pod_collect_to_vec(draft_ids.dense_host(OPERATOR, "draft_ids")?),
+            other => return Err(Error::new(OPERATOR, format!("draft_ids is {other}, expected int32"))),
+        };
+        let params = params.rows(OPERATOR, batch)?;
+        let mut tokens = vec![-1; batch.saturating_mul(drafted + 1)];
+        let mut chains: Vec<Result<ChainCounts>> = vec![Ok(ChainCounts::default()); batch];
+        let drafts = Drafts { probs: draft_probs.view(OPERATOR, "draft_probs")?, ids: &ids };
+        let target = scores(&target, OPERATOR, probs)?;
+        let out = ChainOutput { tokens: &mut tokens, chains: &mut chains, totals: None };
+        chain_speculative_sampling(&queue.backend, drafts, target, &params, out)?;
+        Ok((tokens, chains))
+    });
+    let (tokens, chains) = verified.map_err(raised)?;
+    let error = |(row, chain): (usize, &Result<ChainCounts>)| Some((row, chain.as_ref().err()?.to_string()));
+    let errors = chains.iter().enumerate().filter_map(error).collect();
+    let counts =
+        chains.into_iter().map(|chain| chain.map_or((0, 0), |counts| (counts.accepted, counts.emitted)));
+    Ok((tokens, counts.collect(), errors))
+}

@@ -1,0 +1,345 @@
+//! Tensor arguments: address, dtype, shape and strides of memory that a Python object owns.
+//!
+//! | object | read from |
+//! |---|---|
+//! | tuple `(address, dtype, shape, strides, device)` | itself; strides in elements, device -1 is the host |
+//! | NumPy array | `__array_interface__` |
+//! | CUDA array of CuPy, Numba | `__cuda_array_interface__` |
+//! | array of JAX and others | `__dlpack__` |
+
+use crate::{dlpack, dtype::TensorDtype, errors::invalid};
+use pyo3::{
+    Borrowed,
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+use std::ops::Range;
+use tilewright::{
+    Dtype, Error, Result, View, ViewMut,
+    tensor::{Data, DataMut, DeviceMemory},
+};
+
+const OPERATOR: &str = "tensor";
+/// The device number of host memory.
+const HOST: i64 = -1;
+
+/// A tensor argument. It is valid during the call that received it.
+pub(crate) struct TensorArg {
+    memory: DeviceMemory,
+    dtype: TensorDtype,
+    shape: Vec<usize>,
+    strides: Vec<usize>,
+    on_host: bool,
+    readonly: bool,
+    /// Keeps the memory alive; `None` if the caller's arguments do.
+    _owner: Option<Py<PyAny>>,
+}
+
+/// The fields that every exchange protocol describes; strides in elements.
+pub(crate) struct TensorFields {
+    pub(crate) address: u64,
+    pub(crate) dtype: TensorDtype,
+    pub(crate) shape: Vec<i64>,
+    /// `None` for a row-major tensor.
+    pub(crate) strides: Option<Vec<i64>>,
+    pub(crate) device: i64,
+    pub(crate) readonly: bool,
+    pub(crate) owner: Option<Py<PyAny>>,
+}
+
+impl TensorArg {
+    /// Checks the fields: no negative extent or stride, an aligned address, and a span within the address space.
+    pub(crate) fn new(fields: TensorFields) -> PyResult<Self> {
+        let TensorFields { address, dtype, shape, strides, device, readonly, owner } = fields;
+        let extents = usizes(&shape)
+            .ok_or_else(|| invalid(OPERATOR, format!("shape {shape:?} has a negative extent")))?;
+        let mut dense = 1_usize;
+        let mut steps = vec![0; extents.len()];
+        for (step, extent) in steps.iter_mut().zip(&extents).rev() {
+            *step = dense;
+            dense = dense.saturating_mul(*extent);
+        }
+        if let Some(given) = strides {
+            let wrong = || invalid(OPERATOR, format!("shape {shape:?} has strides {given:?}"));
+            if given.len() != extents.len() {
+                return Err(wrong());
+            }
+            for ((step, extent), given) in steps.iter_mut().zip(&extents).zip(&given) {
+                if *extent > 1 {
+                    *step = usize::try_from(*given)
+                        .map_err(|_| invalid(OPERATOR, format!("stride = {given}, expected at least 0")))?;
+                }
+            }
+        }
+        let span = span(&extents, &steps, dtype.size());
+        let end = span.and_then(|bytes| address.checked_add(bytes as u64).map(|_| bytes));
+        let bytes = end.filter(|&bytes| isize::try_from(bytes).is_ok()).ok_or_else(|| {
+            invalid(OPERATOR, format!("shape {shape:?} with these strides exceeds the address space"))
+        })?;
+        if bytes > 0 && (address == 0 || !address.is_multiple_of(dtype.size() as u64)) {
+            let text =
+                format!("address {address:#x} is not a multiple of {}, the size of {dtype}", dtype.size());
+            return Err(invalid(OPERATOR, text));
+        }
+        let ordinal = if device == HOST { Ok(0) } else { u32::try_from(device) };
+        let ordinal =
+            ordinal.map_err(|_| invalid(OPERATOR, format!("device = {device}, expected -1 or a GPU")))?;
+        // SAFETY: the exporter guarantees that the object describes its memory, and the caller of this module keeps the object
+        // alive during the call; a `TensorArg` does not outlive it. Work on a device outlives the call: as for every CUDA
+        // library, the caller frees tensors in stream order.
+        #[allow(unsafe_code, reason = "the address comes from the exporter of a tensor")]
+        let memory = unsafe { DeviceMemory::from_raw(address, bytes, ordinal, None) };
+        Ok(Self {
+            memory,
+            dtype,
+            shape: extents,
+            strides: steps,
+            on_host: device == HOST,
+            readonly,
+            _owner: owner,
+        })
+    }
+
+    pub(crate) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    pub(crate) fn dtype(&self) -> TensorDtype {
+        self.dtype
+    }
+
+    pub(crate) fn on_host(&self) -> bool {
+        self.on_host
+    }
+
+    /// The number of elements.
+    pub(crate) fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// The addresses from the first to the last element.
+    pub(crate) fn span(&self) -> Range<u64> {
+        self.memory.address()..self.memory.address() + self.memory.bytes() as u64
+    }
+
+    /// The device memory; `None` for a tensor on the host.
+    pub(crate) fn device_memory(&self) -> Option<&DeviceMemory> {
+        (!self.on_host).then_some(&self.memory)
+    }
+
+    /// A view of a tensor of floats or int8.
+    pub(crate) fn view(&self, operator: &'static str, name: &str) -> Result<View<'_>> {
+        let dtype = self.element_type(operator, name)?;
+        if !self.on_host {
+            return self
+                .memory
+                .strided(dtype, 0, &self.shape, &self.strides)
+                .map_err(|e| named(operator, name, e));
+        }
+        let bytes = self.bytes();
+        let data = tilewright::with_dtype!(dtype, T => match bytes.is_empty() {
+            true => Data::from(&[] as &[T]), // an empty slice of bytes is not aligned
+            false => Data::from(bytemuck::try_cast_slice::<u8, T>(bytes)
+                .map_err(|why| Error::new(operator, format!("{name}: {why}")))?),
+        });
+        View::strided(data, &self.shape, &self.strides).map_err(|error| named(operator, name, error))
+    }
+
+    /// A writable view of a tensor of floats or int8.
+    pub(crate) fn view_mut(&mut self, operator: &'static str, name: &str) -> Result<ViewMut<'_>> {
+        let dtype = self.element_type(operator, name)?;
+        tilewright::ensure!(!self.readonly, operator, "{name} is read-only, expected a writable tensor");
+        if !self.on_host {
+            let view = self.memory.strided_mut(dtype, 0, &self.shape, &self.strides);
+            return view.map_err(|error| named(operator, name, error));
+        }
+        let (shape, strides) = (self.shape.clone(), self.strides.clone());
+        let bytes = self.bytes_mut();
+        let data = tilewright::with_dtype!(dtype, T => match bytes.is_empty() {
+            true => DataMut::from(&mut [] as &mut [T]),
+            false => DataMut::from(bytemuck::try_cast_slice_mut::<u8, T>(bytes)
+                .map_err(|why| Error::new(operator, format!("{name}: {why}")))?),
+        });
+        ViewMut::strided(data, &shape, &strides).map_err(|error| named(operator, name, error))
+    }
+
+    fn element_type(&self, operator: &'static str, name: &str) -> Result<Dtype> {
+        self.dtype.float().ok_or_else(|| {
+            let text = format!(
+                "{name} is {}, expected float32, float16, bfloat16, float8_e4m3fn, float8_e5m2 or int8",
+                self.dtype
+            );
+            Error::new(operator, text)
+        })
+    }
+
+    /// The bytes of a tensor on the host, gaps included.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        if self.memory.bytes() == 0 {
+            return &[];
+        }
+        // SAFETY: as in `new`, and the address is not 0. Bytes have no invalid values and no alignment.
+        #[allow(unsafe_code, reason = "the memory belongs to a Python object that outlives the call")]
+        unsafe {
+            std::slice::from_raw_parts(self.memory.address() as *const u8, self.memory.bytes())
+        }
+    }
+
+    /// The bytes of a writable tensor on the host, gaps included.
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        if self.memory.bytes() == 0 {
+            return &mut [];
+        }
+        // SAFETY: as in `bytes`. Operators reject an output whose span overlaps another argument's (`overlap.rs`).
+        #[allow(unsafe_code, reason = "the memory belongs to a Python object that outlives the call")]
+        unsafe {
+            std::slice::from_raw_parts_mut(self.memory.address() as *mut u8, self.memory.bytes())
+        }
+    }
+
+    /// A tensor on the host without gaps; an error if it is elsewhere or strided.
+    pub(crate) fn dense_host(&self, operator: &'static str, name: &str) -> Result<&[u8]> {
+        tilewright::ensure!(
+            self.on_host,
+            operator,
+            "{name} is in the memory of device {}, expected host memory",
+            self.memory.device()
+        );
+        tilewright::ensure!(
+            self.memory.bytes() == self.len() * self.dtype.size(),
+            operator,
+            "{name} has shape {:?} with strides {:?}, expected a contiguous tensor",
+            self.shape,
+            self.strides
+        );
+        Ok(self.bytes())
+    }
+
+    /// Copies the elements, in row-major order.
+    pub(crate) fn compact(&self) -> Vec<u8> {
+        let (size, bytes) = (self.dtype.size(), self.bytes());
+        let mut copied = Vec::with_capacity(self.len() * size);
+        let mut index = vec![0; self.shape.len()];
+        for _ in 0..self.len() {
+            let at: usize = index.iter().zip(&self.strides).map(|(i, stride): (&usize, _)| i * stride).sum();
+            copied.extend_from_slice(&bytes[at * size..(at + 1) * size]);
+            for axis in (0..index.len()).rev() {
+                index[axis] += 1;
+                if index[axis] < self.shape[axis] {
+                    break;
+                }
+                index[axis] = 0;
+            }
+        }
+        copied
+    }
+
+    pub(crate) fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// The tensor with an extent of 0 at `axis`, which has no memory.
+    pub(crate) fn emptied(&self, axis: usize) -> Self {
+        let mut shape = self.shape.clone();
+        if let Some(extent) = shape.get_mut(axis) {
+            *extent = 0;
+        }
+        // SAFETY: the range is empty.
+        #[allow(unsafe_code, reason = "an empty range")]
+        let memory = unsafe { DeviceMemory::from_raw(self.memory.address(), 0, self.memory.device(), None) };
+        let (strides, _owner) = (self.strides.clone(), None);
+        Self { memory, shape, strides, _owner, ..*self }
+    }
+}
+
+/// The bytes from the first to the last element; `None` if they exceed the address space.
+fn span(shape: &[usize], strides: &[usize], size: usize) -> Option<usize> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    let last = shape
+        .iter()
+        .zip(strides)
+        .try_fold(0_usize, |last, (extent, stride)| last.checked_add((extent - 1).checked_mul(*stride)?));
+    last?.checked_add(1)?.checked_mul(size)
+}
+
+fn usizes(values: &[i64]) -> Option<Vec<usize>> {
+    values.iter().map(|&value| usize::try_from(value).ok()).collect()
+}
+
+/// Prefixes the message of a view's error with operator and argument.
+fn named(operator: &'static str, name: &str, error: Error) -> Error {
+    Error::new(operator, format!("{name}: {}", error.message()))
+}
+
+impl<'py> FromPyObject<'_, 'py> for TensorArg {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        if let Ok(tuple) = object.cast::<PyTuple>() {
+            let (address, dtype, shape, strides, device): (u64, String, Vec<i64>, Vec<i64>, i64) =
+                tuple.extract()?;
+            let (dtype, strides) = (TensorDtype::named(&dtype)?, Some(strides));
+            return Self::new(TensorFields {
+                address,
+                dtype,
+                shape,
+                strides,
+                device,
+                readonly: false,
+                owner: None,
+            });
+        }
+        let py = object.py();
+        if let Some(interface) = object.getattr_opt("__array_interface__")? {
+            return Self::from_interface(&object, &interface, HOST);
+        }
+        if let Some(interface) = object.getattr_opt("__cuda_array_interface__")? {
+            let device = object.getattr_opt("device")?.and_then(|device| device.getattr("id").ok());
+            let device = device.map_or(Ok(0), |id| id.extract::<i64>())?;
+            return Self::from_interface(&object, &interface, device);
+        }
+        if object.hasattr("__dlpack__")? {
+            return Self::new(dlpack::fields(py, &object)?);
+        }
+        let kind = object.get_type().qualname()?;
+        Err(invalid(
+            OPERATOR,
+            format!(
+                "{kind} is not a tensor, expected a NumPy array, a torch tensor or an object with __dlpack__"
+            ),
+        ))
+    }
+}
+
+impl TensorArg {
+    /// Reads the array interface of NumPy, version 3, or that of CUDA arrays.
+    fn from_interface(
+        object: &Bound<'_, PyAny>,
+        interface: &Bound<'_, PyAny>,
+        device: i64,
+    ) -> PyResult<Self> {
+        let interface = interface.cast::<PyDict>()?;
+        let missing = |key: &str| invalid(OPERATOR, format!("the array interface has no {key}"));
+        let item = |key: &'static str| interface.get_item(key)?.ok_or_else(|| missing(key));
+        let (address, readonly): (u64, bool) = item("data")?.extract()?;
+        let shape: Vec<i64> = item("shape")?.extract()?;
+        // types that NumPy does not have, as those of ml_dtypes, only have a name
+        let name = object.getattr_opt("dtype")?.and_then(|dtype| dtype.getattr("name").ok());
+        let dtype = match name {
+            Some(name) => TensorDtype::named(&name.extract::<String>()?)?,
+            None => TensorDtype::of_typestr(&item("typestr")?.extract::<String>()?)?,
+        };
+        let steps: Option<Vec<i64>> = match interface.get_item("strides")? {
+            Some(steps) if !steps.is_none() => Some(steps.extract()?),
+            _ => None,
+        };
+        let size = dtype.size() as i64;
+        if let Some(odd) = steps.iter().flatten().find(|step| **step % size != 0) {
+            return Err(invalid(OPERATOR, format!("a stride of {odd} bytes is not a multiple of {size}")));
+        }
+        let strides = steps.map(|steps| steps.iter().map(|step| step / size).collect());
+        Self::new(TensorFields { address, dtype, shape, strides, device, readonly, owner: None })
+    }
+}

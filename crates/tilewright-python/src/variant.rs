@@ -1,0 +1,110 @@
+//! Variants: expression graphs from JSON, the engine's own ones, and their composition.
+
+use crate::{
+    errors::{invalid, raised},
+    keywords::Keywords,
+    rope::RopeFields,
+};
+use pyo3::prelude::*;
+use tilewright::{
+    Result,
+    attention::variant::{
+        Alibi, AttentionSinks, Both, DocumentMask, ExpressionVariant, FlashSigmoid, MultiItemScoring,
+        PrefixLm, RotaryEmbedding, SoftCap, Variant,
+    },
+};
+
+const OPERATOR: &str = "attention.variant";
+
+/// A recorded variant.
+#[pyclass(frozen, module = "tilewright._core", name = "Variant")]
+pub(crate) struct PyVariant(pub(crate) ExpressionVariant);
+
+/// The variant of the engine's type.
+fn recorded<V: Variant>(variant: Result<V>) -> PyResult<PyVariant> {
+    variant.and_then(|variant| ExpressionVariant::of(&variant)).map(PyVariant).map_err(raised)
+}
+
+#[pymethods]
+impl PyVariant {
+    /// Parses the JSON form of docs/add-a-variant.md.
+    #[staticmethod]
+    fn from_json(text: &str) -> PyResult<Self> {
+        ExpressionVariant::from_json(text).map(Self).map_err(raised)
+    }
+
+    /// `cap * tanh(logit / cap)`
+    #[staticmethod]
+    fn soft_cap(cap: f32) -> PyResult<Self> {
+        recorded(SoftCap::new(cap))
+    }
+
+    /// Linear biases by head (ALiBi).
+    #[staticmethod]
+    fn alibi(num_qo_heads: usize) -> PyResult<Self> {
+        if num_qo_heads == 0 {
+            return Err(invalid(OPERATOR, "num_qo_heads = 0, expected at least 1"));
+        }
+        recorded(Ok(Alibi::new(num_qo_heads)))
+    }
+
+    /// One more logit per head, without a value.
+    #[staticmethod]
+    fn sinks(sinks: Vec<f32>) -> PyResult<Self> {
+        recorded(AttentionSinks::new(sinks))
+    }
+
+    /// RoPE of queries and keys inside attention.
+    #[staticmethod]
+    fn rotary(fields: Keywords<RopeFields>) -> PyResult<Self> {
+        let Keywords(fields) = fields;
+        recorded(fields.rope().and_then(|rope| RotaryEmbedding::new(&rope)))
+    }
+
+    /// `sigmoid(logit + bias)` instead of the softmax.
+    #[staticmethod]
+    fn flash_sigmoid(bias: f32) -> PyResult<Self> {
+        recorded(Ok(FlashSigmoid::new(bias)))
+    }
+
+    /// Bidirectional attention within a prefix of each request.
+    #[staticmethod]
+    fn prefix_lm(prefix_lens: Vec<u32>) -> PyResult<Self> {
+        recorded(PrefixLm::new(&prefix_lens))
+    }
+
+    /// Attention within the documents of packed requests.
+    #[staticmethod]
+    fn document_mask(documents: Vec<Vec<u32>>) -> PyResult<Self> {
+        recorded(DocumentMask::new(&documents))
+    }
+
+    /// Items that see the prefix and themselves only.
+    #[staticmethod]
+    fn multi_item(prefix_lens: Vec<u32>, positions: Vec<Vec<u32>>) -> PyResult<Self> {
+        recorded(MultiItemScoring::new(&prefix_lens, &positions))
+    }
+
+    /// This variant, then `next`.
+    fn then(&self, next: &Self) -> PyResult<Self> {
+        recorded(Ok(Both::new(self.0.clone(), next.0.clone())))
+    }
+
+    /// The name.
+    #[getter]
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// The JSON form.
+    fn to_json(&self) -> String {
+        self.0.to_json()
+    }
+
+    /// The current values of a buffer that the variant writes, as f32 bytes.
+    fn buffer(&self, name: &str) -> PyResult<Vec<f32>> {
+        let found = self.0.buffers().iter().find(|(known, _)| known == name);
+        let missing = || invalid(OPERATOR, format!("{} has no buffer {name:?}", self.0.name()));
+        found.map(|(_, buffer)| buffer.values()).ok_or_else(missing)
+    }
+}

@@ -1,0 +1,141 @@
+"""Refused arguments: each has its message, and none ends the process."""
+
+import numpy
+import pytest
+import tilewright as tw
+
+OK = dict(qo_indptr=[0, 1], kv_indptr=[0, 2])
+
+
+def operator():
+    return tw.Attention(tw.Problem(2, 1, 8))
+
+
+def tensors(**changes):
+    arrays = {"q": numpy.ones((1, 2, 8), "float32"), "k": numpy.ones((2, 1, 8), "float32"),
+              "v": numpy.ones((2, 1, 8), "float32")}
+    return {**arrays, **changes}
+
+
+def run(**changes):
+    one = operator()
+    return one.run(one.plan(tw.Batch.ragged(**OK)), **tensors(**changes))
+
+
+@pytest.mark.parametrize("call, text", [
+    (lambda: tw.Problem(3, 2, 8), "attention.problem: qo heads = 3 is not a multiple of kv heads = 2"),
+    (lambda: tw.Problem(2, 1, 0), "attention.problem: head_dim.qk = 0, expected at least 1"),
+    (lambda: tw.Problem(2, 1, 8, dtype="float8_e4m3fn"), "q/o dtype = e4m3, expected f32, f16 or bf16"),
+    (lambda: tw.Problem(2, 1, 8, dtype="float99"), "dtype = float99, expected one of float32"),
+    (lambda: tw.Problem(2, 1, 8, layout="DHN"), 'layout = "DHN", expected "NHD" or "HND"'),
+    (lambda: tw.Problem(2, 1, 8, window_right=1), "window_right = 1, expected it with window_left"),
+    (lambda: tw.Problem(2, 1, 8, scale=float("nan")), "scale = NaN, expected a finite number above 0"),
+    (lambda: tw.Problem.latent(2, 8, 0, scale=1.0), "kpe = 0, expected at least 1"),
+    (lambda: tw.Device("tpu"), 'device: name = "tpu", expected "cpu"'),
+    (lambda: tw.Device("simulator", threads=2), "threads = 2"),
+    (lambda: tw.Device("cpu", threads=0), "threads = 0 is not in 1..=1024"),
+    (lambda: operator().plan(tw.Batch.ragged([0, 1], [0, 1, 2])), "kv_indptr has 3 entries, expected num_requests + 1 = 2"),
+    (lambda: operator().plan(tw.Batch.ragged([0, 2, 1], [0, 1, 2])), "request 1: qo_indptr decreases from 2 to 1"),
+    (lambda: operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 1], [0], [5], 4))), "last_page_len = 5 is not in 1..=4"),
+    (lambda: operator().plan(tw.Batch.paged([0, 1], tw.PageTable([0, 1], [-1], [1], 4))), "page = -1"),
+    (lambda: operator().plan(tw.Batch.ragged(**OK), split="often"), "split = 'often', expected \"balanced\", \"never\""),
+    (lambda: operator().plan(tw.Batch.ragged(**OK), split=0), "split = 0 tokens, expected at least 1"),
+    (lambda: tw.Batch.ragged([0, 1.5], [0, 1]), "is not an array, expected integers"),
+    (lambda: tw.Batch.ragged(numpy.ones(2, "float32"), [0, 1]), "dtype = float32, expected int32 or int64"),
+    (lambda: tw.Batch(qo_indptr=[0, 1]), "expected one of pages, ragged tokens and blocks"),
+    (lambda: run(q=numpy.ones((1, 2, 8), "float64")), "attention.run: q is float64, expected float32"),
+    (lambda: run(q=numpy.ones((1, 2, 8), "float16")), "q is f16, expected f32"),
+    (lambda: run(q=numpy.ones((1, 3, 8), "float32")), "q has shape [1, 3, 8], expected"),
+    (lambda: run(q=numpy.ones((1, 2, 8, 1, 1), "float32")), "has 5 axes, the most is 4"),
+    (lambda: run(q=numpy.ones((1, 2, 16), "float32")[..., ::2]), "head_dim, the last axis, must have stride 1"),
+    (lambda: run(q=numpy.ones((1, 2, 8), "float32")[:, ::-1]), "stride = -8, expected at least 0"),
+    (lambda: run(k=numpy.ones((3, 1, 8), "float32")), "k has 3 tokens, kv_indptr ends at 2"),
+    (lambda: run(q=numpy.array([[[object()] * 8] * 2])), "dtype = object, expected one of"),
+    (lambda: run(q=[[1.0] * 8] * 2), "tensor: list is not a tensor, expected a NumPy array, a torch tensor"),
+    (lambda: run(out=numpy.ones((1, 2, 4), "float32")), "o has shape [1, 2, 4], expected"),
+    (lambda: run(lse=numpy.ones((1, 2), "float16")), "lse is f16, expected f32"),
+    (lambda: run(k_scale=0.0), "k scale = 0"),
+    (lambda: run(k_scale=[1.0, 2.0]), "k scale"),
+    (lambda: tw.rmsnorm(numpy.ones((2, 4), "float32"), numpy.ones(3, "float32")), "weight has shape [3], expected [hidden] = [4]"),
+    (lambda: tw.rmsnorm(numpy.ones((2, 4), "float32"), numpy.ones(4, "float32"), -1.0), "eps = -1 is not a finite number >= 0"),
+    (lambda: tw.silu_and_mul(numpy.ones((2, 3), "float32")), "expected an even 2*d"),
+    (lambda: tw.sampling.sample(numpy.ones((2, 3), "float32"), top_p=1.5), "request 0: top_p = 1.5 is not in (0, 1]"),
+    (lambda: tw.sampling.sample(numpy.ones((2, 3), "float32"), top_k=[1, 0]), "request 1: top_k = 0 is not at least 1"),
+    (lambda: tw.sampling.sample(numpy.ones((2, 3), "float32"), top_k=[1]), "top_k has 1 elements, expected rows = 2"),
+    (lambda: tw.sampling.sample(numpy.ones((2, 3), "float32"), seed=-1), "seeds of 64 bits"),
+    (lambda: tw.sampling.top_k(numpy.ones((2, 3), "float32"), 4), "k = 4 is not in 1..=3"),
+    (lambda: tw.CosSinCache(numpy.ones((4, 3), "float32")), "rotary_dim"),
+    (lambda: tw.apply_rope(numpy.ones((2, 1, 8), "float32"), numpy.ones((2, 1, 8), "float32"), [0, -1], tw.Rope(8)), "position"),
+    (lambda: tw.Variant.from_json("{"), "attention.variant"),
+])
+def test_refused_arguments_are_named(call, text):
+    with pytest.raises(tw.Error) as refused:
+        call()
+    assert text in str(refused.value)
+    assert isinstance(refused.value, ValueError)
+
+
+def test_read_only_outputs_and_shared_memory_are_refused():
+    out = numpy.ones((1, 2, 8), "float32")
+    out.flags.writeable = False
+    with pytest.raises(tw.Error, match="o is read-only, expected a writable tensor"):
+        run(out=out)
+    q = numpy.ones((1, 2, 8), "float32")
+    with pytest.raises(tw.Error, match="o shares memory with q, expected separate tensors"):
+        run(q=q, out=q)
+
+
+def test_plans_of_other_operators_are_refused():
+    plan = tw.Attention(tw.Problem(4, 1, 8)).plan(tw.Batch.ragged(**OK))
+    with pytest.raises(tw.Error, match="the plan was made by another operator"):
+        operator().run(plan, **tensors())
+
+
+def test_kinds_of_errors():
+    assert issubclass(tw.Unsupported, NotImplementedError) and issubclass(tw.DeviceError, RuntimeError)
+    x, weights = numpy.ones((1, 8), "float32"), numpy.ones((1, 4, 8), "float32")
+    with pytest.raises(tw.Unsupported, match="gemm.segment_gemm: .* does not have this operator"):
+        tw.segment_gemm(x, weights, [0, 1])
+
+
+class Exported:
+    """A tensor that is reached by DLPack only."""
+
+    def __init__(self, array):
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __dlpack__(self, stream=None):
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+def test_dlpack_tensors_are_read_in_place(rng):
+    x, weight = rng.standard_normal((3, 8)).astype("float32"), rng.standard_normal(8).astype("float32")
+    out = numpy.empty_like(x)
+    tw.rmsnorm(Exported(x), Exported(weight), out=Exported(out))
+    numpy.testing.assert_array_equal(out, tw.rmsnorm(x, weight))
+    with pytest.raises(tw.Unsupported, match="expected out for a library"):
+        tw.rmsnorm(Exported(x), weight)
+
+
+def test_random_calls_never_end_the_process(rng):
+    values = [None, 0, -1, 2**40, 1.5, float("nan"), "x", b"x", [], [1], {}, object(), numpy.ones((2, 8), "float32"),
+              numpy.ones((0, 8), "float32"), numpy.ones((2, 8), "float16")[:, ::2], numpy.ones(8, "int64"), numpy.ones(()),
+              numpy.broadcast_to(numpy.float32(1), (4, 8)), numpy.ones((2, 2, 8), "float32").T, numpy.array(["a"])]
+    one = operator()
+    plan = one.plan(tw.Batch.ragged(**OK))
+    calls = [tw.rmsnorm, tw.silu_and_mul, tw.linear, tw.apply_rope, tw.sampling.softmax, tw.sampling.top_k, tw.PageTable,
+             tw.Batch.ragged, tw.CosSinCache, tw.packbits, tw.merge_states, tw.segment_packbits, tw.get_batch_indices_positions,
+             lambda *a: one.run(plan, *a), lambda *a: tw.sampling.sample(a[0], top_k=a[1], top_p=a[-1])]
+    refused = 0
+    for _ in range(4000):
+        call = calls[rng.integers(len(calls))]
+        arguments = [values[rng.integers(len(values))] for _ in range(rng.integers(2, 5))]
+        try:
+            call(*arguments)
+        except (tw.Error, tw.Unsupported, TypeError, AttributeError, ValueError, IndexError, KeyError, OverflowError,
+                MemoryError):
+            refused += 1
+    assert refused > 2000

@@ -1,0 +1,391 @@
+"""FlashInfer's names over torch tensors on the CPU, against the definitions."""
+
+import importlib
+import math
+import sys
+
+import numpy
+import pytest
+import tilewright as tw
+from dense import attention, causal, paged
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+import tilewright.flashinfer as flashinfer  # noqa: E402
+
+
+def close(actual, expected, tolerance=2e-5):
+    actual = actual.float().numpy() if isinstance(actual, torch.Tensor) else actual
+    numpy.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def tensor(array):
+    return torch.from_numpy(numpy.ascontiguousarray(array))
+
+
+def workspace():
+    return torch.empty(1024, dtype=torch.uint8)
+
+
+class Paged:
+    """A cache, its table and the expected keys, as torch tensors."""
+
+    def __init__(self, rng, kv_lens, layout="NHD", heads=2, dim=32, page_size=4):
+        caches, table, self.rows = paged(rng, kv_lens, page_size, heads, dim, layout=layout)
+        self.kv_lens, self.page_size = kv_lens, page_size
+        self.pair = tuple(tensor(cache) for cache in caches)
+        self.joined = torch.stack(self.pair, dim=1)
+        self.indptr, self.indices, self.last = (tensor(array) for array in table)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("joined", [False, True])
+def test_decode_of_a_batch(host, rng, layout, joined):
+    cache = Paged(rng, [5, 0, 17], layout)
+    q = rng.standard_normal((3, 4, 32)).astype("float32")
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), layout, use_tensor_cores=True, backend="fa2")
+    # engines pad: a last page of 1 token without pages, and more indices than the bounds name
+    last, indices = cache.last.clone(), torch.cat([cache.indices, torch.tensor([7, 7], dtype=torch.int32)])
+    last[1] = 1
+    wrapper.plan(cache.indptr, indices, last, 4, 2, 32, 4, pos_encoding_mode="NONE", data_type=torch.float32,
+                 q_data_type=torch.float32, seq_lens=None, non_blocking=True)
+    o, lse = wrapper.run(tensor(q), cache.joined if joined else cache.pair, return_lse=True)
+    for r, kv_len in enumerate(cache.kv_lens):
+        expected = attention(q[r : r + 1], cache.rows[0][r], cache.rows[1][r])
+        close(o[r : r + 1], expected[0])
+        close(lse[r : r + 1], expected[1])
+        assert kv_len or torch.isneginf(lse[r]).all()
+    scaled = wrapper.run(tensor(q), cache.pair, q_scale=0.5, k_scale=0.5, v_scale=3.0)
+    close(scaled[:1], 3.0 * attention(q[:1], cache.rows[0][0], cache.rows[1][0], scale=0.25 / math.sqrt(32))[0])
+    capped = wrapper.forward(tensor(q), cache.pair, logits_soft_cap=2.0, sm_scale=0.5)
+    expected = attention(q[:1], cache.rows[0][0], cache.rows[1][0], scale=0.5, logits=lambda s: 2 * numpy.tanh(s / 2))
+    close(capped[:1], expected[0])
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.0])
+    with_sinks = wrapper.forward(tensor(q), cache.pair), wrapper.run(tensor(q), cache.pair, sinks=sinks)
+    close(with_sinks[0][:1], attention(q[:1], cache.rows[0][0], cache.rows[1][0])[0])
+    state = attention(q[:1], cache.rows[0][0], cache.rows[1][0])
+    weight = 1 / (1 + numpy.exp(sinks.numpy() - state[1] * math.log(2)))
+    close(with_sinks[1][:1], state[0] * weight[..., None])
+
+
+def test_decode_of_a_fixed_batch_is_replanned(host, rng):
+    first, second = Paged(rng, [5, 17]), Paged(rng, [9, 2])
+    buffers = [torch.zeros(3, dtype=torch.int32), torch.zeros(32, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)]
+    wrapper = flashinfer.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(workspace(), *buffers)
+    assert wrapper.is_cuda_graph_enabled
+    q = rng.standard_normal((2, 4, 32)).astype("float32")
+    for cache in (first, second):
+        wrapper.plan(cache.indptr, cache.indices, cache.last, 4, 2, 32, 4, q_data_type="float32")
+        plan = next(iter(wrapper._attention._planned.values()))
+        assert buffers[0].tolist() == cache.indptr.tolist()
+        o = wrapper.run(tensor(q), cache.pair)
+        for r in range(2):
+            close(o[r : r + 1], attention(q[r : r + 1], cache.rows[0][r], cache.rows[1][r])[0])
+    assert plan is next(iter(wrapper._attention._planned.values()))
+    with pytest.raises(ValueError, match="batch size should be fixed"):
+        wrapper.plan(first.indptr[:2], first.indices, first.last[:1], 4, 2, 32, 4, q_data_type="float32")
+    bounds = second.indptr.clone()
+    flashinfer.fast_decode_plan(wrapper, torch.zeros(3), second.indices, second.last, 4, 2, 32, 4, q_data_type="float32",
+                                global_override_indptr_cpu=bounds)
+    close(wrapper.run(tensor(q), second.pair)[:1], attention(q[:1], second.rows[0][0], second.rows[1][0])[0])
+
+
+@pytest.mark.parametrize("window_left", [-1, 3])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_prefill_of_paged_and_ragged_batches(host, rng, is_causal, window_left):
+    cache = Paged(rng, [5, 9])
+    q = rng.standard_normal((7, 4, 32)).astype("float32")
+    qo_indptr = torch.tensor([0, 3, 7], dtype=torch.int32)
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace())
+    wrapper.begin_forward(qo_indptr, cache.indptr, cache.indices, cache.last, 4, 2, 32, 4, causal=is_causal,
+                          window_left=window_left, q_data_type=torch.float32)
+    ragged = flashinfer.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    kv_indptr = torch.tensor([0, 5, 14], dtype=torch.int32)
+    ragged.plan(qo_indptr, kv_indptr, 4, 2, 32, causal=is_causal, window_left=window_left, q_data_type=torch.float32)
+    k, v = (tensor(numpy.concatenate(rows)) for rows in cache.rows)
+    outputs = [wrapper.run(tensor(q), cache.joined, return_lse=True), ragged.run_return_lse(tensor(q), k, v)]
+    for r, (start, stop) in enumerate(((0, 3), (3, 7))):
+        qo_len, kv_len = stop - start, cache.kv_lens[r]
+        visible = causal(qo_len, kv_len, None if window_left < 0 else window_left)
+        if not is_causal:
+            position = numpy.arange(qo_len)[:, None] + kv_len - qo_len
+            visible = numpy.arange(kv_len)[None] >= (position - window_left if window_left >= 0 else 0)
+        expected = attention(q[start:stop], cache.rows[0][r], cache.rows[1][r], visible=visible)
+        for o, lse in outputs:
+            close(o[start:stop], expected[0])
+            close(lse[start:stop], expected[1])
+    out = torch.empty_like(outputs[0][0])
+    assert wrapper.run(tensor(q), cache.pair, out=out) is out
+    other = wrapper.forward(tensor(q), cache.pair, causal=not is_causal, sm_scale=0.3)
+    visible = numpy.ones((3, 5), bool) if is_causal else causal(3, 5)
+    close(other[:3], attention(q[:3], cache.rows[0][0], cache.rows[1][0], scale=0.3, visible=visible)[0])
+    wrapper.end_forward()
+
+
+def test_custom_masks_replace_causal(host, rng):
+    cache = Paged(rng, [5, 9])
+    q = rng.standard_normal((7, 4, 32)).astype("float32")
+    flags = [rng.random((3, 5)) < 0.6, rng.random((4, 9)) < 0.6]
+    mask = torch.from_numpy(numpy.concatenate([one.reshape(-1) for one in flags]))
+    wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace())
+    bounds = torch.tensor([0, 15, 51], dtype=torch.int32)
+    packed, _ = flashinfer.segment_packbits(mask, bounds, bitorder="little")
+    for given in ({"custom_mask": mask}, {"packed_custom_mask": packed}):
+        wrapper.plan(torch.tensor([0, 3, 7]), cache.indptr, cache.indices, cache.last, 4, 2, 32, 4, causal=True,
+                     q_data_type="float32", **given)
+        o = wrapper.run(tensor(q), cache.pair)
+        for r, part in enumerate((slice(0, 3), slice(3, 7))):
+            close(o[part], attention(q[part], cache.rows[0][r], cache.rows[1][r], visible=flags[r])[0])
+    single = flashinfer.single_prefill_with_kv_cache(tensor(q[:3]), tensor(cache.rows[0][0]), tensor(cache.rows[1][0]),
+                                                     custom_mask=torch.from_numpy(flags[0]), causal=True)
+    close(single, attention(q[:3], cache.rows[0][0], cache.rows[1][0], visible=flags[0])[0])
+
+
+def test_single_requests_with_encodings(host, rng):
+    q, k, v = (rng.standard_normal(shape).astype("float32") for shape in ((4, 2, 32), (9, 2, 32), (9, 2, 32)))
+    position = numpy.arange(9)[None] - (numpy.arange(4)[:, None] + 5)
+    slopes = numpy.array([2.0 ** -4, 2.0 ** -8])[:, None, None]
+    o = flashinfer.single_prefill_with_kv_cache(tensor(q), tensor(k), tensor(v), pos_encoding_mode="ALIBI", causal=True)
+    close(o, attention(q, k, v, visible=causal(4, 9), logits=lambda s: s + slopes * position)[0])
+    half = 10000.0 ** (-numpy.arange(16) / 16)
+
+    def rotate(x, positions):
+        angle = positions[:, None] * half
+        cos, sin = numpy.cos(angle)[:, None], numpy.sin(angle)[:, None]
+        return numpy.concatenate([x[..., :16] * cos - x[..., 16:] * sin, x[..., 16:] * cos + x[..., :16] * sin], axis=-1)
+
+    o, lse = flashinfer.single_prefill_with_kv_cache_return_lse(tensor(q), tensor(k), tensor(v), pos_encoding_mode="ROPE_LLAMA")
+    expected = attention(rotate(q, numpy.arange(5, 9)), rotate(k, numpy.arange(9)), v)
+    close(o, expected[0], 1e-4)
+    close(lse, expected[1], 1e-4)
+    hnd = tensor(k.swapaxes(0, 1)), tensor(v.swapaxes(0, 1))
+    o = flashinfer.single_decode_with_kv_cache(tensor(q[-1]), *hnd, kv_layout="HND", window_left=2, logits_soft_cap=5.0)
+    expected = attention(q[-1:], k, v, visible=causal(1, 9, 2), logits=lambda s: 5 * numpy.tanh(s / 5))
+    close(o, expected[0][0])
+
+
+def test_appends_and_positions(host, rng):
+    cache = Paged(rng, [3, 6])
+    k, v = (tensor(rng.standard_normal((4, 2, 32)).astype("float32")) for _ in range(2))
+    lens = flashinfer.get_seq_lens(cache.indptr, cache.last, 4)
+    assert lens.tolist() == [3, 6]
+    requests, positions = flashinfer.get_batch_indices_positions(torch.tensor([0, 1, 4], dtype=torch.int32), lens, 6)
+    assert requests.tolist() == [0, 1, 1, 1, -1, -1] and positions.tolist()[:4] == [2, 3, 4, 5]
+    flashinfer.append_paged_kv_cache(k, v, requests[:4], positions[:4], cache.joined, cache.indices, cache.indptr, cache.last)
+    for token, (request, position) in enumerate(zip(requests[:4].tolist(), positions[:4].tolist())):
+        page = cache.indices[cache.indptr[request] + position // 4]
+        assert torch.equal(cache.joined[page, 0, position % 4], k[token])
+        assert torch.equal(cache.joined[page, 1, position % 4], v[token])
+    ckv, kpe = torch.zeros(2, 4, 8), torch.zeros(2, 4, 4)
+    rows = torch.ones(1, 8), torch.ones(1, 4)
+    zero = torch.tensor([0], dtype=torch.int32)
+    flashinfer.append_paged_mla_kv_cache(*rows, zero, zero + 4, ckv, kpe, torch.tensor([1, 0], dtype=torch.int32),
+                                         torch.tensor([0, 2], dtype=torch.int32), zero + 1)
+    assert ckv.sum() == ckv[0, 0].sum() == 8 and kpe[0, 0].sum() == 4
+
+
+def test_merges_and_cascades(host, rng):
+    cache = Paged(rng, [8, 5, 3])
+    q = rng.standard_normal((2, 4, 32)).astype("float32")
+    parts = [attention(q, cache.rows[0][r], cache.rows[1][r]) for r in (0, 1)]
+    states = [(tensor(part[0].astype("float32")), tensor(part[1].astype("float32"))) for part in parts]
+    whole = attention(q, *(numpy.concatenate([cache.rows[i][0], cache.rows[i][1]]) for i in range(2)))
+    merged = flashinfer.merge_state(*states[0], *states[1])
+    stacked = flashinfer.merge_states(*(torch.stack([one[at] for one in states], dim=1) for at in range(2)))
+    in_place = states[0][0].clone(), states[0][1].clone()
+    flashinfer.merge_state_in_place(*in_place, *states[1], mask=torch.tensor([1, 0]))
+    for v, s in (merged, stacked):
+        close(v, whole[0])
+        close(s, whole[1])
+    close(in_place[0][0], whole[0][0])
+    assert torch.equal(in_place[0][1], states[0][0][1])
+
+    wrapper = flashinfer.MultiLevelCascadeAttentionWrapper(2, workspace())
+    wrapper.plan([torch.tensor([0, 2]), torch.tensor([0, 1, 2])], [torch.tensor([0, 2]), cache.indptr[1:] - 2],
+                 [cache.indices[:2], cache.indices[2:]], [torch.tensor([4]), cache.last[1:]], 4, 2, 32, 4, causal=True,
+                 q_data_type="float32")
+    o = wrapper.run(tensor(q), cache.joined)
+    shared = flashinfer.BatchDecodeWithSharedPrefixPagedKVCacheWrapper(workspace())
+    shared.begin_forward(cache.indptr[1:] - 2, cache.indices[2:], cache.last[1:], 4, 2, 32, 4, data_type="float32")
+    prefix = [tensor(cache.rows[i][0]) for i in range(2)]
+    other = shared.forward(tensor(q), *prefix, cache.pair)
+    for r in range(2):
+        k, v = (numpy.concatenate([cache.rows[i][0], cache.rows[i][r + 1]]) for i in range(2))
+        close(o[r : r + 1], attention(q[r : r + 1], k, v)[0])
+        close(other[r : r + 1], attention(q[r : r + 1], k, v)[0])
+
+
+def test_latent_attention(host, rng):
+    ckv, kpe = (rng.standard_normal((3, 4, dim)).astype("float32") for dim in (32, 16))
+    q_nope, q_pe = (rng.standard_normal((2, 4, dim)).astype("float32") for dim in (32, 16))
+    wrapper = flashinfer.BatchMLAPagedAttentionWrapper(workspace(), backend="fa2")
+    wrapper.plan(torch.tensor([0, 2]), torch.tensor([0, 3]), torch.tensor([2, 0, 1]), torch.tensor([10]), 4, 32, 16, 4, True, 0.2,
+                 torch.float32, torch.float32)
+    o, lse = wrapper.run(*(tensor(x) for x in (q_nope, q_pe, ckv, kpe)), return_lse=True)
+    latent, rotated = (x[[2, 0, 1]].reshape(12, 1, -1)[:10] for x in (ckv, kpe))
+    expected = attention(numpy.concatenate([q_nope, q_pe], axis=2), numpy.concatenate([latent, rotated], axis=2), latent,
+                         scale=0.2, visible=causal(2, 10))
+    close(o, expected[0])
+    close(lse, expected[1])
+
+
+def test_sparse_and_mixed_batches(host, rng):
+    q, k, v = (rng.standard_normal((8, 2, 16)).astype("float32") for _ in range(3))
+    wrapper = flashinfer.BlockSparseAttentionWrapper(workspace())
+    wrapper.plan(torch.tensor([0, 1, 3]), torch.tensor([1, 0, 1]), 8, 8, 4, 4, 2, 2, 16, q_data_type="float32")
+    visible = numpy.zeros((8, 8), dtype=bool)
+    visible[:4, 4:] = visible[4:] = True
+    close(wrapper.run(tensor(q), tensor(k), tensor(v)), attention(q, k, v, visible=visible)[0])
+    variable = flashinfer.VariableBlockSparseAttentionWrapper(workspace())
+    blocks = torch.tensor([[[0, 1], [1, 1]]] * 2, dtype=torch.bool)
+    variable.plan(blocks, torch.tensor([[4, 4]] * 2), torch.tensor([[4, 4]] * 2), 2, 2, 16, q_data_type="float32")
+    o = variable.run(*(tensor(x.swapaxes(0, 1)) for x in (q, k, v)))
+    close(o.transpose(0, 1), attention(q, k, v, visible=visible)[0])
+
+    cache = Paged(rng, [5, 9])
+    rows = rng.standard_normal((4, 4, 32)).astype("float32")
+    mixed = flashinfer.BatchAttention()
+    mixed.plan(torch.tensor([0, 3, 4]), cache.indptr, cache.indices, torch.tensor([5, 9]), 4, 2, 32, 32, 4, causal=True,
+               q_data_type=torch.float32, kv_data_type=torch.float32)
+    o, _ = mixed.run(tensor(rows), cache.joined)
+    pod = flashinfer.PODWithPagedKVCacheWrapper(workspace())
+    pod.plan(cache.indptr, cache.indices, cache.last, 4, 2, 32, 4, q_data_type="float32")
+    prefill, decode = pod.run(tensor(rows[:3]), tensor(cache.rows[0][0]), tensor(cache.rows[1][0]), tensor(rows[2:]),
+                              cache.pair, causal_p=True)
+    expected = attention(rows[:3], cache.rows[0][0], cache.rows[1][0], visible=causal(3, 5))[0]
+    close(o[:3], expected)
+    close(prefill, expected)
+    last = attention(rows[3:], cache.rows[0][1], cache.rows[1][1])[0]
+    close(o[3:], last)
+    close(decode[1:], last)
+
+
+def test_norms_activations_and_rotations(host, rng):
+    x = torch.from_numpy(rng.standard_normal((3, 32)).astype("float32"))
+    weight = torch.from_numpy(rng.standard_normal(32).astype("float32"))
+    normed = torch.nn.functional.rms_norm(x, (32,), eps=1e-6)
+    close(flashinfer.rmsnorm(x, weight), (normed * weight).numpy())
+    close(flashinfer.gemma_rmsnorm(x, weight), (normed * (1 + weight)).numpy())
+    total, residual = x.clone(), torch.zeros_like(x)
+    flashinfer.fused_add_rmsnorm(total, residual, weight)
+    close(total, (normed * weight).numpy())
+    assert torch.equal(residual, x)
+    gate, up = x.view(3, 1, 32)[..., :16], x.view(3, 1, 32)[..., 16:]
+    close(flashinfer.silu_and_mul(x.view(3, 1, 32)), (torch.nn.functional.silu(gate) * up).numpy())
+    close(flashinfer.gelu_tanh_and_mul(x), (torch.nn.functional.gelu(x[:, :16], approximate="tanh") * x[:, 16:]).numpy())
+    q, k = torch.from_numpy(rng.standard_normal((5, 2, 16))).float(), torch.from_numpy(rng.standard_normal((5, 1, 16))).float()
+    ragged = flashinfer.apply_rope(q, k, torch.tensor([0, 2, 5]), torch.tensor([3, 0]))
+    positions = torch.tensor([3, 4, 0, 1, 2])
+    by_positions = flashinfer.apply_rope_pos_ids(q, k, positions)
+    angle = torch.arange(8)[:, None] * 10000.0 ** (-torch.arange(8) / 8)
+    table = torch.cat([angle.cos(), angle.sin()], dim=1)
+    by_table = flashinfer.apply_rope_with_cos_sin_cache(positions, q.view(5, -1), k.view(5, -1), 16, table)
+    in_place = q.clone(), k.clone()
+    flashinfer.apply_rope_pos_ids_inplace(*in_place, positions)
+    for other in (by_positions, by_table, in_place):
+        for one, expected in zip(other, ragged):
+            close(one.reshape(expected.shape), expected.numpy(), 1e-5)
+    llama = flashinfer.apply_llama31_rope_pos_ids(q, k, positions)[0]
+    assert not torch.allclose(llama, ragged[0])
+
+
+def test_samplers(host, rng):
+    logits = torch.from_numpy(rng.standard_normal((4, 50)).astype("float32"))
+    probs = flashinfer.softmax(logits, temperature=torch.tensor([1.0, 2.0, 0.5, 1.0]))
+    close(probs[0], torch.softmax(logits[0], 0).numpy())
+    generator = torch.Generator().manual_seed(1)
+    first = flashinfer.sampling_from_probs(probs, generator=generator)
+    assert first.dtype == torch.int32
+    assert torch.equal(first, flashinfer.sampling_from_probs(probs, generator=torch.Generator().manual_seed(1)))
+    best = probs.argmax(dim=1)
+    assert torch.equal(flashinfer.top_k_sampling_from_probs(probs, 1).long(), best)
+    assert torch.equal(flashinfer.top_p_sampling_from_probs(probs, torch.full((4,), 1e-6)).long(), best)
+    assert torch.equal(flashinfer.min_p_sampling_from_probs(probs, 1.0).long(), best)
+    chosen = torch.tensor([2, 2, 0], dtype=torch.int32)
+    tokens, valid = flashinfer.top_k_top_p_sampling_from_probs(probs, torch.tensor([1] * 4), 0.9, indices=chosen, return_valid=True)
+    assert tokens.tolist() == best[chosen.long()].tolist() and valid.all()
+    assert torch.equal(flashinfer.top_k_top_p_sampling_from_logits(logits, 1, 0.5, filter_apply_order="joint").long(), best)
+    rows = 20000 if host == "cpu" else 400
+    counts = torch.bincount(flashinfer.sampling_from_probs(torch.full((rows, 4), 0.25), seed=5, offset=0).long(), minlength=4)
+    # five standard deviations of a share of 1/4
+    assert (abs(counts / rows - 0.25) < 5 * (0.25 * 0.75 / rows) ** 0.5).all()
+    values, indices = flashinfer.top_k(logits, 3, sorted=True)
+    assert torch.equal(indices, logits.topk(3).indices) and torch.equal(values, logits.topk(3).values)
+    close(flashinfer.top_p_renorm_probs(probs, 1.0), probs.numpy())
+    assert (flashinfer.top_k_renorm_probs(probs, torch.tensor([2, 3, 4, 5])) > 0).sum(1).tolist() == [2, 3, 4, 5]
+    broken = probs.clone()
+    broken[1] = float("nan")
+    tokens, valid = flashinfer.sampling_from_probs(broken, return_valid=True)
+    assert valid.tolist() == [True, False, True, True] and tokens[1] == 0
+    with pytest.raises(ValueError, match="contains NaN"):
+        flashinfer.sampling_from_probs(broken, check_nan=True)
+    draft, target = torch.full((1, 2, 4), 0.25), torch.zeros(1, 3, 4)
+    target[0, :, 3] = 1.0
+    total = torch.ones(1, dtype=torch.int32)
+    tokens, accepted, emitted = flashinfer.chain_speculative_sampling(draft, torch.tensor([[3, 1]]), target, total)
+    assert tokens.tolist() == [[3, 3, -1]] and emitted.tolist() == [1] and accepted is total
+
+
+@pytest.mark.parametrize("call, name", [
+    (lambda: flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace(), jit_args=["x"]), "jit_args"),
+    (lambda: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace(), backend="cudnn"), "backend"),
+    (lambda: planned().run(torch.ones(1, 2, 16), Paged(numpy.random.default_rng(0), [3], heads=1, dim=16).pair,
+                           kv_cache_sf=torch.ones(1)), "kv_cache_sf"),
+    (lambda: planned(o_data_type="bfloat16"), "o_data_type"),
+    (lambda: planned(window_right=3), "window_right"),
+    (lambda: flashinfer.single_prefill_with_kv_cache(*[torch.ones(2, 1, 16)] * 3, use_fp16_qk_reduction=True),
+     "use_fp16_qk_reduction"),
+    (lambda: flashinfer.single_prefill_with_kv_cache(*[torch.ones(2, 1, 16)] * 3, scale_q=torch.ones(1)), "scale_q"),
+])
+def test_unsupported_arguments_are_named(call, name):
+    with pytest.raises(tw.Unsupported, match=f"flashinfer.*{name} = .*, expected"):
+        call()
+
+
+def planned(**options):
+    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())
+    zero = torch.zeros(1, dtype=torch.int32)
+    wrapper.plan(torch.tensor([0, 1], dtype=torch.int32), zero, zero + 3, 2, 1, 16, 4, q_data_type="float32", **options)
+    return wrapper
+
+
+def test_mistakes_have_their_messages():
+    with pytest.raises(tw.Error, match="plan.. has not been called"):
+        flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace()).run(torch.ones(1, 1, 16), torch.ones(1, 2, 4, 1, 16))
+    with pytest.raises(tw.Error, match="q is torch.float16, plan.. was given q_data_type = torch.float32"):
+        planned().run(torch.ones(1, 2, 16, dtype=torch.float16), torch.ones(1, 2, 4, 1, 16))
+    with pytest.raises(AssertionError, match="window_left = 4"):
+        planned().run(torch.ones(1, 2, 16), torch.ones(1, 2, 4, 1, 16), window_left=4)
+    with pytest.raises(tw.Error, match="requires a gradient"):
+        flashinfer.rmsnorm(torch.ones(2, 8, requires_grad=True), torch.ones(8))
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        planned(window=3)
+
+
+def test_engines_find_this_package_as_flashinfer():
+    assert "flashinfer" not in sys.modules
+    flashinfer.install()
+    try:
+        found = importlib.import_module("flashinfer")
+        assert found is flashinfer and importlib.util.find_spec("flashinfer") is not None
+        assert found.__version__ == importlib.metadata.version("flashinfer-python") == "0.6.18"
+        decode = importlib.import_module("flashinfer.decode")
+        assert decode.BatchDecodeWithPagedKVCacheWrapper is flashinfer.BatchDecodeWithPagedKVCacheWrapper
+        assert importlib.import_module("flashinfer.utils").next_positive_power_of_2(5) == 8
+        with pytest.raises(ModuleNotFoundError):
+            importlib.import_module("flashinfer.fused_moe")
+    finally:
+        flashinfer.uninstall()
+    assert "flashinfer" not in sys.modules
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bit_tensors_and_eight_bit_caches(rng, dtype):
+    cache = Paged(rng, [40], dim=64, heads=1, page_size=16)
+    q = tensor(rng.standard_normal((1, 4, 64)).astype("float32")).to(dtype)
+    expected = attention(q.float().numpy(), cache.rows[0][0], cache.rows[1][0])[0]
+    for kv_dtype, tolerance in ((dtype, 0.02), (torch.float8_e4m3fn, 0.15)):
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace())
+        wrapper.plan(cache.indptr, cache.indices, cache.last, 4, 1, 64, 16, q_data_type=dtype, kv_data_type=kv_dtype)
+        o = wrapper.run(q, tuple(one.to(kv_dtype) for one in cache.pair))
+        assert o.dtype == dtype
+        close(o, expected, tolerance)
