@@ -16,6 +16,7 @@ mod text;
 mod tree;
 mod types;
 mod walks;
+mod wheel;
 
 use std::{
     path::{Path, PathBuf},
@@ -39,6 +40,8 @@ Tasks:
   conformance   attention against its oracle on every instruction set of this machine, with the number of cases; --all runs the
                 full product of the factors
   fuzz          runs the readers of files on mutated inputs: --seconds N per target, --seed N, names of targets
+  wheel         the Python wheel in target/wheels, at most 12 MB; needs Python 3 and its package registry
+  python-tests  installs a wheel of the development profile in target and runs the Python tests; prints why if it cannot
   mutants ir    runs mutants of the kernels in the simulator: --kernel NAME, --sample N; records the survivors
   mutants host  runs cargo-mutants on the schedule, masks, the CPU merge and the radix tree; records the survivors
 ";
@@ -65,6 +68,8 @@ fn main() -> ExitCode {
         ["conformance", ref rest @ ..] => conformance::run(root, rest),
         ["fuzz", ref rest @ ..] => fuzz::run(root, rest),
         ["metrics", ref rest @ ..] => metrics::run(root, rest),
+        ["wheel"] => wheel::build(root),
+        ["python-tests"] => wheel::test(root),
         ["mutants", ref rest @ ..] => mutants::run(root, rest),
         [] | ["help" | "--help" | "-h"] => {
             print!("{HELP}");

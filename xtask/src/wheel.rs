@@ -1,0 +1,120 @@
+//! `cargo xtask wheel` builds the Python wheel; `cargo xtask python-tests` installs one in an environment of its own and tests it.
+
+use crate::target;
+use std::{
+    ffi::OsStr,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+const MANIFEST: &str = "crates/tilewright-python/Cargo.toml";
+const TESTS: &str = "crates/tilewright-python/tests";
+/// The tools of the environment, and the libraries of tests that need them.
+const TOOLS: [&str; 4] = ["maturin>=1.9,<2", "numpy>=1.24", "pytest>=8", "mypy>=1.13"];
+/// The maximum size of the wheel in bytes.
+const LIMIT: u64 = 12 << 20;
+/// The maximum time of an import in milliseconds.
+const IMPORT_LIMIT: f64 = 50.0;
+/// Prints the shortest of five imports in fresh interpreters, in milliseconds.
+const IMPORT_TIME: &str = "import subprocess, sys
+code = 'import time; t = time.perf_counter(); import tilewright; print((time.perf_counter() - t) * 1e3)'
+print(min(float(subprocess.check_output([sys.executable, '-c', code])) for _ in range(5)))";
+
+/// Builds the wheel of a release in `target/wheels`, without link-time optimization.
+pub(crate) fn build(root: &Path) -> Result<(), String> {
+    let python = environment(root)?;
+    let wheel = wheel(root, &python, "wheel")?;
+    let bytes = fs::metadata(&wheel).map_err(|why| why.to_string())?.len();
+    println!("{}: {:.1} MB", wheel.display(), bytes as f64 / 1e6);
+    if bytes > LIMIT {
+        return Err(format!("the wheel has {bytes} bytes, the limit is {LIMIT}"));
+    }
+    Ok(())
+}
+
+/// Builds a wheel with the profile of the tests, installs it and runs the Python tests. Without Python 3 or its package registry
+/// it prints the reason and passes.
+pub(crate) fn test(root: &Path) -> Result<(), String> {
+    let python = match environment(root) {
+        Ok(python) => python,
+        Err(why) => {
+            println!("SKIPPED: the Python tests did not run: {why}");
+            return Ok(());
+        }
+    };
+    let wheel = wheel(root, &python, "dev")?;
+    let install =
+        ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--force-reinstall"];
+    run(Command::new(&python).args(install).arg(&wheel))?;
+    let timed = Command::new(&python).args(["-c", IMPORT_TIME]).output().map_err(|why| why.to_string())?;
+    let milliseconds = String::from_utf8_lossy(&timed.stdout).trim().parse::<f64>();
+    let milliseconds = milliseconds.map_err(|_| String::from_utf8_lossy(&timed.stderr).into_owned())?;
+    println!("import: {milliseconds:.1} ms");
+    if milliseconds > IMPORT_LIMIT {
+        return Err(format!("an import takes {milliseconds:.1} ms, the limit is {IMPORT_LIMIT} ms"));
+    }
+    run(Command::new(&python)
+        .args(["-m", "mypy.stubtest", "--concise", "tilewright._core"])
+        .current_dir(root))?;
+    let pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs"];
+    run(Command::new(&python).args(pytest).arg(root.join(TESTS)).env("PYTHONDONTWRITEBYTECODE", "1"))
+}
+
+/// The interpreter of an environment with the tools, which is created once.
+fn environment(root: &Path) -> Result<PathBuf, String> {
+    let folder = target(root).join("python-tools");
+    let python = folder.join("bin/python");
+    let ready = folder.join("ready");
+    if ready.exists() {
+        return Ok(python);
+    }
+    println!("installing {} into {}", TOOLS.join(", "), folder.display());
+    // packages of the machine, torch for one, are used where they exist
+    run(Command::new("python3").args(["-m", "venv", "--system-site-packages"]).arg(&folder))?;
+    run(Command::new(&python)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"])
+        .args(TOOLS))?;
+    fs::write(&ready, TOOLS.join("\n")).map_err(|why| why.to_string())?;
+    Ok(python)
+}
+
+/// Builds a wheel with a cargo profile; returns its path.
+fn wheel(root: &Path, python: &Path, profile: &str) -> Result<PathBuf, String> {
+    let folder = target(root).join("wheels").join(profile);
+    let _ = fs::remove_dir_all(&folder); // of an earlier version
+    let mut maturin = Command::new(python);
+    maturin
+        .args(["-m", "maturin", "build", "--quiet", "--profile", profile, "--manifest-path"])
+        .arg(root.join(MANIFEST));
+    run(maturin.arg("--out").arg(&folder).env("CARGO_TARGET_DIR", target(root)))?;
+    let entries = fs::read_dir(&folder).map_err(|why| format!("cannot read {}: {why}", folder.display()))?;
+    let mut wheels = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.extension() == Some(OsStr::new("whl")));
+    wheels.next().ok_or_else(|| format!("maturin left no wheel in {}", folder.display()))
+}
+
+/// Runs a command with its output; an error if it fails.
+fn run(command: &mut Command) -> Result<(), String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let words: Vec<_> = command.get_args().map(OsStr::to_string_lossy).take(4).collect();
+    let spelled = format!("{name} {}", words.join(" "));
+    let status = command.status().map_err(|why| format!("`{spelled}` does not start: {why}"))?;
+    if status.success() { Ok(()) } else { Err(format!("`{spelled}` ended with {status}")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::run;
+    use std::process::Command;
+
+    #[test]
+    fn a_failed_command_is_named() {
+        let why = run(Command::new("no/such/python").arg("-m")).unwrap_err();
+        assert!(why.starts_with("`no/such/python -m` does not start"), "{why}");
+        let why = run(Command::new("cargo").arg("no-such-command")).unwrap_err();
+        assert_eq!(why, "`cargo no-such-command` ended with exit status: 101");
+    }
+}
