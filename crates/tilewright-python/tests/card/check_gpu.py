@@ -1,0 +1,252 @@
+"""A check of ``tilewright.flashinfer`` on a GPU with torch: results, CUDA graphs and host time per call.
+
+    python crates/tilewright-python/tests/card/check_gpu.py [--against-flashinfer] [--json FILE]
+
+Results are compared with attention in float32 from its definition. It prints one line per check and ends with 1 if one fails.
+With ``--against-flashinfer`` the same calls of an installed FlashInfer are timed in the same run.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+import traceback
+
+import torch
+
+import tilewright
+import tilewright.flashinfer as ours
+
+DEVICE = "cuda:0"
+results: list = []
+
+
+def check(name):
+    """Runs a check at once and records whether it passes."""
+
+    def run(function):
+        try:
+            detail = function()
+            results.append({"check": name, "ok": True, "detail": detail})
+        except Exception as why:  # noqa: BLE001: a check reports every failure
+            traceback.print_exc()
+            results.append({"check": name, "ok": False, "detail": f"{type(why).__name__}: {why}"})
+        last = results[-1]
+        print(f"{'ok  ' if last['ok'] else 'FAIL'} {name}: {last['detail']}", flush=True)
+
+    return run
+
+
+def attention(q, k, v, is_causal=True):
+    """Outputs of one request in float32, from the definition."""
+    group = q.shape[1] // k.shape[1]
+    q, k, v = (x.float().transpose(0, 1) for x in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)))
+    s = q @ k.transpose(1, 2) / math.sqrt(q.shape[-1])
+    if is_causal:
+        rows, keys = s.shape[1:]
+        visible = torch.ones(rows, keys, dtype=torch.bool, device=s.device).tril(keys - rows)
+        s = s.masked_fill(~visible, -math.inf)
+    return (s.softmax(-1) @ v).transpose(0, 1)
+
+
+class Cache:
+    """A paged cache of requests with these lengths, bfloat16, K and V in one tensor."""
+
+    def __init__(self, kv_lens, page_size=16, heads=8, dim=128, spare=64):
+        torch.manual_seed(len(kv_lens))
+        pages = [-(-n // page_size) for n in kv_lens]
+        total = sum(pages) + spare
+        self.data = torch.randn(total, 2, page_size, heads, dim, device=DEVICE, dtype=torch.bfloat16)
+        self.indptr = torch.tensor([0, *torch.tensor(pages).cumsum(0).tolist()], dtype=torch.int32)
+        self.indices = torch.randperm(total)[: sum(pages)].int().to(DEVICE)
+        self.last = torch.tensor([n - (p - 1) * page_size for n, p in zip(kv_lens, pages)], dtype=torch.int32)
+        self.kv_lens, self.page_size, self.shape = kv_lens, page_size, (heads, dim)
+
+    def rows(self, request):
+        """K and V of a request."""
+        pages = self.indices[self.indptr[request] : self.indptr[request + 1]].long()
+        kv = self.data[pages].transpose(0, 1).reshape(2, -1, *self.shape)
+        return kv[0, : self.kv_lens[request]], kv[1, : self.kv_lens[request]]
+
+
+def workspace():
+    return torch.empty(128 << 20, dtype=torch.uint8, device=DEVICE)
+
+
+def planned_decode(module, cache, wrapper=None):
+    wrapper = wrapper or module.BatchDecodeWithPagedKVCacheWrapper(workspace(), "NHD", use_tensor_cores=True)
+    wrapper.plan(cache.indptr, cache.indices, cache.last, 32, 8, 128, 16, q_data_type=torch.bfloat16,
+                 kv_data_type=torch.bfloat16)
+    return wrapper
+
+
+def worst(actual, expected):
+    """The largest error, relative to a bound of bfloat16 outputs."""
+    error = (actual.float() - expected).abs().max().item()
+    assert error < 2e-2, f"error {error}"
+    return f"error {error:.2e}"
+
+
+def run_checks():
+    cache = Cache([1, 17, 500, 4096])
+    q = torch.randn(4, 32, 128, device=DEVICE, dtype=torch.bfloat16)
+
+    def expected(queries, of):
+        return torch.cat([attention(queries[r : r + 1], *of.rows(r)) for r in range(len(of.kv_lens))])
+
+    @check("decode")
+    def _():
+        return worst(planned_decode(ours, cache).run(q, cache.data), expected(q, cache))
+
+    @check("prefill, paged and ragged")
+    def _():
+        rows = torch.randn(520, 32, 128, device=DEVICE, dtype=torch.bfloat16)
+        bounds = torch.tensor([0, 1, 18, 200, 520], dtype=torch.int32)
+        wrapper = ours.BatchPrefillWithPagedKVCacheWrapper(workspace())
+        wrapper.plan(bounds, cache.indptr, cache.indices, cache.last, 32, 8, 128, 16, causal=True, q_data_type=torch.bfloat16)
+        o = wrapper.run(rows, cache.data)
+        ragged = ours.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+        kv_bounds = torch.tensor([0, *torch.tensor(cache.kv_lens).cumsum(0).tolist()], dtype=torch.int32)
+        ragged.plan(bounds, kv_bounds, 32, 8, 128, causal=True, q_data_type=torch.bfloat16)
+        k, v = (torch.cat([cache.rows(r)[at] for r in range(4)]) for at in range(2))
+        other = ragged.run(rows, k, v)
+        parts = [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:])]
+        truth = torch.cat([attention(rows[part], *cache.rows(r)) for r, part in enumerate(parts)])
+        return worst(o, truth) + ", " + worst(other, truth)
+
+    @check("append")
+    def _():
+        k, v = (torch.randn(4, 8, 128, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+        positions = torch.tensor(cache.kv_lens, dtype=torch.int32) - 1
+        ours.append_paged_kv_cache(k, v, torch.arange(4, dtype=torch.int32), positions, cache.data, cache.indices, cache.indptr,
+                                   cache.last)
+        for r in range(4):
+            assert torch.equal(cache.rows(r)[0][-1], k[r]) and torch.equal(cache.rows(r)[1][-1], v[r])
+        return "4 tokens"
+
+    @check("norm, activation, rope")
+    def _():
+        x = torch.randn(64, 4096, device=DEVICE, dtype=torch.bfloat16)
+        weight = torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)
+        first = worst(ours.rmsnorm(x, weight), torch.nn.functional.rms_norm(x.float(), (4096,), eps=1e-6))
+        second = worst(ours.silu_and_mul(x), torch.nn.functional.silu(x[:, :2048].float()) * x[:, 2048:].float())
+        query, key = (torch.randn(64, n * 128, device=DEVICE, dtype=torch.bfloat16) for n in (32, 8))
+        positions = torch.arange(64, device=DEVICE)
+        angle = positions[:, None].float() * 10000.0 ** (-torch.arange(64, device=DEVICE) / 64)
+        table = torch.cat([angle.cos(), angle.sin()], 1)
+        a, b = query.view(64, 32, 128).float().chunk(2, -1)
+        cos, sin = angle.cos()[:, None], angle.sin()[:, None]
+        truth = torch.cat([a * cos - b * sin, b * cos + a * sin], -1).view(64, -1)
+        ours.apply_rope_with_cos_sin_cache_inplace(positions, query, key, 128, table)
+        error = (query.float() - truth).abs().max().item()
+        assert error < 4e-2, error
+        return f"{first}, {second}, rope error {error:.2e}"
+
+    @check("sampling")
+    def _():
+        logits = torch.randn(64, 32000, device=DEVICE)
+        probs = ours.softmax(logits, temperature=torch.ones(64, device=DEVICE))
+        assert (probs - logits.softmax(-1)).abs().max() < 1e-5
+        assert torch.equal(ours.top_k_sampling_from_probs(probs, 1).long(), logits.argmax(-1))
+        tokens = ours.top_k_top_p_sampling_from_probs(probs, torch.full((64,), 40, device=DEVICE), 0.9)
+        ranks = (probs > probs.gather(1, tokens.long()[:, None])).sum(1)
+        assert (ranks < 40).all()
+        return f"ranks up to {int(ranks.max())}"
+
+    @check("capture in torch.cuda.graph on a side stream, 200 replays with replans")
+    def _():
+        buffers = [torch.zeros(5, dtype=torch.int32, device=DEVICE), torch.zeros(2048, dtype=torch.int32, device=DEVICE),
+                   torch.zeros(4, dtype=torch.int32, device=DEVICE)]
+        batches = [cache, Cache([33, 1000, 7, 2222])]
+        wrapper = ours.CUDAGraphBatchDecodeWithPagedKVCacheWrapper(workspace(), *buffers, "NHD", True)
+        shared = torch.empty(max(len(one.data) for one in batches), *cache.data.shape[1:], device=DEVICE, dtype=torch.bfloat16)
+        out, side, graph = torch.empty_like(q), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        planned_decode(ours, cache, wrapper)
+        shared[: len(cache.data)].copy_(cache.data)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            wrapper.run(q, shared, out=out)  # loads the kernels
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            wrapper.run(q, shared, out=out)
+        errors = []
+        for turn in range(200):
+            one = batches[turn % 2]
+            planned_decode(ours, one, wrapper)
+            shared[: len(one.data)].copy_(one.data)
+            graph.replay()
+            if turn % 50 < 2:
+                errors.append(worst(out, expected(q, one)))
+        return f"{len(errors)} compared"
+
+    @check("expandable segments")
+    def _():
+        big = torch.empty(96 << 20, dtype=torch.bfloat16, device=DEVICE)
+        x = big[-64 * 4096 :].view(64, 4096).normal_()
+        return worst(ours.rmsnorm(x, torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)),
+                     torch.nn.functional.rms_norm(x.float(), (4096,), eps=1e-6))
+
+    @check("a tensor on the host where a GPU computes")
+    def _():
+        try:
+            planned_decode(ours, cache).run(q, cache.data.cpu())
+        except tilewright.Error as why:
+            return str(why)
+        raise AssertionError("it was accepted")
+
+
+def host_time(call, rounds=300):
+    """The median host time of a call in microseconds; the device is idle before each."""
+    call()
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        times.append((time.perf_counter() - start) * 1e6)
+    return round(statistics.median(times), 2)
+
+
+def measure(module):
+    """Host times of ``plan`` (64 requests), ``run`` and sampling."""
+    cache = Cache([4096] * 64)
+    q = torch.randn(64, 32, 128, device=DEVICE, dtype=torch.bfloat16)
+    wrapper = planned_decode(module, cache)
+    out = torch.empty_like(q)
+    probs = torch.randn(64, 32000, device=DEVICE).softmax(-1)
+    k, p = torch.full((64,), 40, device=DEVICE, dtype=torch.int32), torch.full((64,), 0.9, device=DEVICE)
+    x, weight = torch.randn(64, 4096, device=DEVICE, dtype=torch.bfloat16), torch.ones(4096, device=DEVICE, dtype=torch.bfloat16)
+    normed = torch.empty_like(x)
+    return {
+        "plan of 64 requests": host_time(lambda: planned_decode(module, cache, wrapper)),
+        "run": host_time(lambda: wrapper.run(q, cache.data, out=out)),
+        "rmsnorm": host_time(lambda: module.rmsnorm(x, weight, out=normed)),
+        "top_k_top_p_sampling_from_probs": host_time(lambda: module.top_k_top_p_sampling_from_probs(probs, k, p)),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against-flashinfer", action="store_true", help="time an installed FlashInfer too")
+    parser.add_argument("--json", metavar="FILE", help="write the results to a file")
+    arguments = parser.parse_args()
+    print(torch.cuda.get_device_name(0), "torch", torch.__version__, "tilewright", tilewright.__version__)
+    run_checks()
+    times = {"tilewright": measure(ours)}
+    if arguments.against_flashinfer:
+        import flashinfer
+
+        times["flashinfer"] = measure(flashinfer)
+    for name, each in times.items():
+        print(f"host time of {name} in µs:", ", ".join(f"{call} {value}" for call, value in each.items()))
+    if arguments.json:
+        with open(arguments.json, "w", encoding="utf-8") as file:
+            json.dump({"checks": results, "host_microseconds": times}, file, indent=1)
+    sys.exit(any(not result["ok"] for result in results))
+
+
+if __name__ == "__main__":
+    main()
