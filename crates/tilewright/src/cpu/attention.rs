@@ -42,7 +42,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
             format!("{} cannot do this: {}", cpu.isa, reasons.join("; ")),
         ));
     }
-    let threads = cpu.pool.current_num_threads();
+    let threads = cpu.threads();
     Ok(Tiling {
         q_rows: Q_ROWS,
         kv_heads: problem.heads().kv,

@@ -1,4 +1,4 @@
-//! CPU backend: executes the same plans as the GPU backend on a thread pool.
+//! CPU backend: executes the same plans as the GPU backend on a team of threads.
 
 mod activation;
 mod append;
@@ -41,15 +41,16 @@ use crate::{
         TopKSelection,
     },
 };
+use simd::team::Team;
 use std::sync::Arc;
 
 /// Maximum threads of the CPU backend.
 const MAX_THREADS: usize = 1024;
 
-/// The CPU backend: a thread pool and the best vector instructions of the machine. Clones are cheap and share the pool.
+/// The CPU backend: a team of threads and the best vector instructions of the machine. Clones are cheap and share the team.
 #[derive(Debug, Clone)]
 pub struct Cpu {
-    pub(crate) pool: Arc<rayon::ThreadPool>,
+    team: Arc<Team>,
     isa: Isa,
 }
 
@@ -63,7 +64,7 @@ impl Cpu {
         Self::with_threads(threads.min(MAX_THREADS)).expect("the operating system gives threads")
     }
 
-    /// Exactly `threads` threads, from 1 to 1,024.
+    /// Exactly `threads` threads, from 1 to 1,024, the calling one included. Idle threads sleep.
     ///
     /// # Errors
     /// When the number is out of range, or the operating system cannot create them.
@@ -74,13 +75,10 @@ impl Cpu {
             OPERATOR,
             "threads = {threads} is not in 1..={MAX_THREADS}"
         );
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|i| format!("tilewright-{i}"))
-            .build()
+        let team = Team::new(threads)
             .map_err(|error| Error::new(OPERATOR, format!("threads = {threads}: {error}")))?;
         let isa = Isa::available().last().copied().unwrap_or(Isa::Portable);
-        Ok(Self { pool: Arc::new(pool), isa })
+        Ok(Self { team: Arc::new(team), isa })
     }
 
     /// Same threads with another instruction set, for tests and comparisons.
@@ -104,7 +102,7 @@ impl Cpu {
 
     /// The number of threads.
     pub fn threads(&self) -> usize {
-        self.pool.current_num_threads()
+        self.team.threads()
     }
 }
 

@@ -141,10 +141,10 @@ impl GemmParams<'_> {
     }
 }
 
-/// `out = a · b` for row-major squares of `size` on `threads` threads of the `gemm` crate, to measure its peak rate.
-pub(crate) fn multiply_squares(size: usize, a: &[f32], b: &[f32], out: &mut [f32], threads: usize) {
+/// `out = a · b` for row-major squares of `size` on the calling thread, to measure the peak rate of the `gemm` crate.
+pub(crate) fn multiply_squares(size: usize, a: &[f32], b: &[f32], out: &mut [f32]) {
     assert!([a.len(), b.len(), out.len()] == [size * size; 3], "three squares");
-    let (stride, parallelism) = (size as isize, gemm::Parallelism::Rayon(threads));
+    let stride = size as isize;
     // SAFETY: all three have `size * size` elements as checked above; `out` is borrowed mutably.
     unsafe {
         gemm::gemm(
@@ -166,7 +166,7 @@ pub(crate) fn multiply_squares(size: usize, a: &[f32], b: &[f32], out: &mut [f32
             false,
             false,
             false,
-            parallelism,
+            gemm::Parallelism::None,
         );
     }
 }

@@ -1,4 +1,4 @@
-//! SIMD kernels of the CPU backend, and the only module of this crate with `unsafe`.
+//! SIMD kernels and the thread team of the CPU backend: the only module of this crate with `unsafe` blocks.
 //!
 //! Layers:
 //!
@@ -29,6 +29,7 @@ mod portable;
 mod pv;
 pub(crate) mod shared;
 mod softmax;
+pub(crate) mod team;
 mod tile;
 
 use lanes::{InterpretCall, InterpretOutput};
