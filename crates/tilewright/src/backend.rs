@@ -8,7 +8,7 @@ use crate::{
         BitOrder, DeviceBatch, Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    gemm::SegmentGemm,
+    gemm::{GatedLinear, PackedLinear, PackedMatrix, SegmentGemm, WeightFormat},
     kv::{AppendPlan, PageCopies, copy_pages_on_host},
     operator::{on_host, unsupported},
     tensor::{Buffer, DeviceMemory, IndexBuffer, copy_on_host},
@@ -246,6 +246,31 @@ pub trait Backend {
     /// # Errors
     /// When the backend does not have it, the device fails, or a tensor is in the memory of another one.
     fn segment_gemm(&self, operator: SegmentGemm<'_>) -> Result<()> {
+        Err(unsupported(operator.name(), &self.describe()))
+    }
+
+    /// [`pack`](crate::gemm::pack) with checked arguments; `None`: this backend multiplies row-major weights.
+    ///
+    /// # Errors
+    /// When memory is exhausted.
+    fn pack(&self, weight: View<'_>, format: WeightFormat) -> Result<Option<PackedMatrix>> {
+        let _ = (weight, format);
+        Ok(None)
+    }
+
+    /// [`PackedLinear`]; for backends that [pack](Backend::pack).
+    ///
+    /// # Errors
+    /// When the backend does not have it, or a tensor is in the memory of a device.
+    fn packed_linear(&self, operator: PackedLinear<'_>) -> Result<()> {
+        Err(unsupported(operator.name(), &self.describe()))
+    }
+
+    /// [`GatedLinear`]; for backends that [pack](Backend::pack).
+    ///
+    /// # Errors
+    /// When the backend does not have it, or a tensor is in the memory of a device.
+    fn gated_linear(&self, operator: GatedLinear<'_>) -> Result<()> {
         Err(unsupported(operator.name(), &self.describe()))
     }
 

@@ -1,5 +1,13 @@
 //! Linear layer: matrix multiplication with row-major `[out_features, in_features]` weights.
 
+mod packed;
+
+pub(crate) use packed::PanelMut;
+pub use packed::{
+    GROUP, GatedLinear, PANEL_FEATURES, PackedLinear, PackedMatrix, PackedProduct, PackedWeight,
+    WeightFormat, pack,
+};
+
 use crate::{
     Backend, Dtype, Error, Operator, Result, View, ViewMut,
     operator::{TensorRef, TensorVisitor, dispatch},

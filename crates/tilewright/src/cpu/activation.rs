@@ -24,8 +24,26 @@ pub(super) fn act_and_mul(cpu: &Cpu, operator: GatedActivation<'_>) {
     });
 }
 
+/// `out = activation(gates) * factors`
+pub(super) fn activate(activation: Activation, gates: &[f32], factors: &[f32], out: &mut [f32]) {
+    match activation {
+        Activation::Silu => multiply(gates, factors, out, silu),
+        Activation::Gelu => multiply(gates, factors, out, gelu),
+        Activation::GeluTanh => multiply(gates, factors, out, gelu_tanh),
+    }
+}
+
 fn gate<T: Element, Out: Element>(x: &[T], out: &mut [Out], activation: impl Fn(f32) -> f32) {
     let (gates, factors) = x.split_at(out.len());
+    multiply(gates, factors, out, activation);
+}
+
+fn multiply<T: Element, Out: Element>(
+    gates: &[T],
+    factors: &[T],
+    out: &mut [Out],
+    activation: impl Fn(f32) -> f32,
+) {
     for ((out, gate), factor) in out.iter_mut().zip(gates).zip(factors) {
         *out = Out::from_f32(activation(gate.to_f32()) * factor.to_f32());
     }

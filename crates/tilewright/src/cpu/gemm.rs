@@ -3,10 +3,17 @@
 //! Weights keep the layout and dtype of the checkpoint. Each task packs a panel of [`PANEL`] features by [`DEPTH`] inputs as
 //! f32 and multiplies its rows with it.
 
+mod pack;
+mod packed;
+
+pub(super) use pack::pack;
+pub(super) use packed::{gated_linear, packed_linear};
+
 use super::{
     Cpu,
     simd::{
-        matmul::{DEPTH, GemmParams, PANEL, Panel},
+        matmul::{GemmParams, PANEL, Panel, WeightRef},
+        products::{BLOCK_ROWS, MULTIPLY_SCRATCH},
         shared::Shared,
     },
 };
@@ -19,9 +26,6 @@ use crate::{
 };
 use std::cell::RefCell;
 
-/// Rows per task: enough to amortize packing the weights.
-const TASK_ROWS: usize = 256;
-
 /// Multiply-adds below which one thread finishes before another wakes up.
 const MIN_PARALLEL_MACS: usize = 1 << 20;
 
@@ -30,25 +34,57 @@ thread_local! {
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Calls `work` with `len` elements of arbitrary contents.
+fn with_scratch(len: usize, work: impl FnOnce(&mut [f32])) {
+    SCRATCH.with_borrow_mut(|scratch| {
+        if scratch.len() < len {
+            scratch.resize(len, 0.0);
+        }
+        work(&mut scratch[..len]);
+    });
+}
+
 pub(super) fn linear(cpu: &Cpu, operator: LinearLayer<'_>) {
     let LinearLayer { x, weight, bias, out } = operator;
-    if x.dtype() == Dtype::F32 {
-        return linear_f32(cpu, x, weight, bias, out);
-    }
-    let x_f32 = widen_all(x);
-    let x = View::new(&x_f32, x.shape()).expect("a row for each row");
+    let x_f32 = F32Rows::new(x);
+    let x = x_f32.view();
+    in_f32(cpu, out, |out| linear_f32(cpu, x, weight, bias, out));
+}
+
+/// Calls `compute` with `out`, or with f32 elements that are rounded to `out` afterwards.
+fn in_f32(cpu: &Cpu, out: ViewMut<'_>, compute: impl FnOnce(ViewMut<'_>)) {
     if out.dtype() == Dtype::F32 {
-        return linear_f32(cpu, x, weight, bias, out);
+        return compute(out);
     }
     let (shape, features) = (out.shape().to_vec(), out.shape()[1]);
     let mut sums = vec![0.0; shape[0] * features];
-    linear_f32(cpu, x, weight, bias, ViewMut::new(&mut sums, &shape).expect("a sum for each element"));
+    compute(ViewMut::new(&mut sums, &shape).expect("a sum for each element"));
     with_dtype!(out.dtype(), T => {
         cpu.each_row(rows_mut::<T>(out), features, || (), |(), row, out| {
             let sums = &sums[row * features..][..features];
             out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = crate::Element::from_f32(sum));
         });
     });
+}
+
+/// A matrix in f32, converted if it has 16 bits.
+struct F32Rows<'a> {
+    stored: View<'a>,
+    converted: Vec<f32>,
+}
+
+impl<'a> F32Rows<'a> {
+    fn new(stored: View<'a>) -> Self {
+        let converted = if stored.dtype() == Dtype::F32 { Vec::new() } else { widen_all(stored) };
+        Self { stored, converted }
+    }
+
+    fn view(&self) -> View<'_> {
+        match self.stored.dtype() {
+            Dtype::F32 => self.stored,
+            _ => View::new(&self.converted, self.stored.shape()).expect("a row for each row"),
+        }
+    }
 }
 
 /// Converts a matrix to contiguous f32, exactly.
@@ -72,26 +108,41 @@ fn linear_f32(cpu: &Cpu, x: View<'_>, weight: View<'_>, bias: Option<View<'_>>, 
     if rows == 0 || features == 0 {
         return;
     }
+    let out = Shared::new(out);
     let gemm = GemmParams {
         isa: cpu.isa,
         x: (x_slice, x.strides()[0]),
-        weight,
+        weight: WeightRef::Rows(weight),
         bias,
-        out: Shared::new(out),
+        out: &out,
         out_stride,
+        out_start: (0, 0),
     };
-    let panels = features.div_ceil(PANEL);
-    let tasks = panels * rows.div_ceil(TASK_ROWS);
+    let blocks = Blocks { rows, features };
     let threads = if rows * features * x.shape()[1] < MIN_PARALLEL_MACS { 1 } else { cpu.threads() };
-    cpu.for_each(tasks, std::iter::repeat_n((), threads), |task, ()| {
-        let (first_row, first_feature) = (task / panels * TASK_ROWS, task % panels * PANEL);
-        let panel = Panel {
-            rows: first_row..rows.min(first_row + TASK_ROWS),
-            features: first_feature..features.min(first_feature + PANEL),
-        };
-        SCRATCH.with_borrow_mut(|scratch| {
-            scratch.resize(PANEL * DEPTH + 2 * PANEL, 0.0);
-            gemm.multiply(&panel, scratch);
-        });
+    cpu.for_each(blocks.len(), std::iter::repeat_n((), threads), |task, ()| {
+        with_scratch(MULTIPLY_SCRATCH, |scratch| gemm.multiply(&blocks.get(task), scratch));
     });
+}
+
+/// The blocks of an output, one per task.
+#[derive(Clone, Copy)]
+struct Blocks {
+    rows: usize,
+    features: usize,
+}
+
+impl Blocks {
+    fn len(self) -> usize {
+        self.features.div_ceil(PANEL) * self.rows.div_ceil(BLOCK_ROWS)
+    }
+
+    fn get(self, task: usize) -> Panel {
+        let panels = self.features.div_ceil(PANEL);
+        let (row, feature) = (task / panels * BLOCK_ROWS, task % panels * PANEL);
+        Panel {
+            rows: row..self.rows.min(row + BLOCK_ROWS),
+            features: feature..self.features.min(feature + PANEL),
+        }
+    }
 }

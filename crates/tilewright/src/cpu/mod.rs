@@ -22,7 +22,7 @@ pub use simd::avx512::convert_e4m3;
 pub use trial::Trial;
 
 use crate::{
-    Backend, Error, Result,
+    Backend, Error, Result, View,
     activation::GatedActivation,
     attention::{
         AttentionRun, Problem, StateMerge, Tiling,
@@ -31,7 +31,7 @@ use crate::{
     backend::Opaque,
     elementwise::{ElementwiseMap, ResidualSum},
     gather::RowGather,
-    gemm::LinearLayer,
+    gemm::{GatedLinear, LinearLayer, PackedLinear, PackedMatrix, WeightFormat},
     kv::append::KvAppend,
     norm::RmsNorm,
     operator::on_host,
@@ -157,8 +157,14 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn pack(&self, weight: View<'_>, format: WeightFormat) -> Result<Option<PackedMatrix>> {
+        gemm::pack(self, weight, format).map(Some)
+    }
+
     operators! {
         linear: LinearLayer => gemm::linear,
+        packed_linear: PackedLinear => gemm::packed_linear,
+        gated_linear: GatedLinear => gemm::gated_linear,
         gather_rows: RowGather => gather::gather_rows,
         rmsnorm: RmsNorm => norm::rmsnorm,
         rope: RopeRotation => rope::rope,

@@ -43,6 +43,7 @@ mod generator;
 mod judge;
 mod layers;
 mod memory;
+mod packed;
 mod quant;
 mod run;
 mod sample;

@@ -306,6 +306,16 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [__m256; 2] {
+        // SAFETY: `self` proves AVX2; `from` is readable for `LANES` bytes.
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+            let nibbles = [_mm256_and_si256(bytes, _mm256_set1_epi32(15)), _mm256_srli_epi32::<4>(bytes)];
+            nibbles.map(|nibble| _mm256_cvtepi32_ps(_mm256_sub_epi32(nibble, _mm256_set1_epi32(8))))
+        }
+    }
+
+    #[inline(always)]
     fn split_e4m3(self, fours: __m256) -> [__m256; 4] {
         // SAFETY: `self` proves AVX2 and F16C.
         unsafe {

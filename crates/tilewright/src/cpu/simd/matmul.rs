@@ -4,8 +4,11 @@
 //! per element, but uses other orders for a single row and, depending on the shape, for depths above 512. So a single row is
 //! duplicated, and depth is split at [`DEPTH`].
 
-use super::{Isa, Simd, Task, gather, shared::Shared, tile::Matrix};
-use crate::View;
+use super::{Isa, Simd, Task, gather, panels::WidenPanelsTask, shared::Shared, tile::Matrix};
+use crate::{
+    View,
+    gemm::{PANEL_FEATURES, PackedMatrix},
+};
 use std::ops::Range;
 
 /// Features per panel.
@@ -18,12 +21,31 @@ pub(crate) struct GemmParams<'a> {
     pub(crate) isa: Isa,
     /// `[rows, in_features]` with its row stride.
     pub(crate) x: (&'a [f32], usize),
-    /// `[out_features, in_features]`, contiguous.
-    pub(crate) weight: View<'a>,
+    /// `[out_features, in_features]`
+    pub(crate) weight: WeightRef<'a>,
     /// `[out_features]`, contiguous.
     pub(crate) bias: Option<View<'a>>,
-    pub(crate) out: Shared<'a, f32>,
+    pub(crate) out: &'a Shared<'a, f32>,
     pub(crate) out_stride: usize,
+    /// Row and feature of the first element of `out`.
+    pub(crate) out_start: (usize, usize),
+}
+
+/// A weight matrix.
+#[derive(Clone, Copy)]
+pub(crate) enum WeightRef<'a> {
+    /// Row-major, contiguous.
+    Rows(View<'a>),
+    Packed(&'a PackedMatrix),
+}
+
+impl WeightRef<'_> {
+    fn in_features(self) -> usize {
+        match self {
+            Self::Rows(weight) => weight.shape()[1],
+            Self::Packed(weight) => weight.shape()[1],
+        }
+    }
 }
 
 /// A block of the output.
@@ -62,17 +84,15 @@ impl GemmParams<'_> {
     /// Computes one block of the output. Panels of concurrent calls must not overlap.
     pub(crate) fn multiply(&self, panel: &Panel, scratch: &mut [f32]) {
         let (weights, two_rows) = scratch.split_at_mut(PANEL * DEPTH);
-        let in_features = self.weight.shape()[1];
+        let in_features = self.weight.in_features();
         self.initialize_with_bias(panel);
         for first in (0..in_features).step_by(DEPTH) {
             let inputs = first..in_features.min(first + DEPTH);
-            let features = panel.features.clone();
-            let task = PackPanelTask { weight: self.weight, features, inputs: inputs.clone(), to: weights };
-            self.isa.dispatch(task);
+            self.load_weights(&panel.features, &inputs, weights);
             if panel.rows.len() == 1 {
                 self.accumulate_single(panel, inputs, weights, two_rows);
             } else {
-                let start = panel.rows.start * self.out_stride + panel.features.start;
+                let start = self.out_index(panel.rows.start, panel.features.start);
                 let len = (panel.rows.len() - 1) * self.out_stride + panel.features.len();
                 // SAFETY: the range contains elements of other panels, but `gemm` accesses only this panel's through the
                 // pointer, and panels do not overlap.
@@ -82,9 +102,25 @@ impl GemmParams<'_> {
         }
     }
 
+    /// Widens a block of weights into `to`, transposed to `[DEPTH, PANEL]`.
+    fn load_weights(&self, features: &Range<usize>, inputs: &Range<usize>, to: &mut [f32]) {
+        let (features, inputs) = (features.clone(), inputs.clone());
+        match self.weight {
+            WeightRef::Rows(weight) => self.isa.dispatch(PackPanelTask { weight, features, inputs, to }),
+            WeightRef::Packed(weight) => {
+                let panels = features.start / PANEL_FEATURES..features.end.div_ceil(PANEL_FEATURES);
+                self.isa.dispatch(WidenPanelsTask { weight, panels, inputs, to, stride: PANEL });
+            }
+        }
+    }
+
+    fn out_index(&self, row: usize, feature: usize) -> usize {
+        (row - self.out_start.0) * self.out_stride + feature - self.out_start.1
+    }
+
     fn initialize_with_bias(&self, panel: &Panel) {
         for row in panel.rows.clone() {
-            let start = row * self.out_stride + panel.features.start;
+            let start = self.out_index(row, panel.features.start);
             // SAFETY: panels do not overlap, so only this call accesses these elements.
             let out = unsafe { self.out.part(start, panel.features.len()) };
             for (out, feature) in out.iter_mut().zip(panel.features.clone()) {
@@ -95,7 +131,7 @@ impl GemmParams<'_> {
 
     /// Multiplies a single row as two equal ones.
     fn accumulate_single(&self, panel: &Panel, inputs: Range<usize>, weights: &[f32], two_rows: &mut [f32]) {
-        let start = panel.rows.start * self.out_stride + panel.features.start;
+        let start = self.out_index(panel.rows.start, panel.features.start);
         // SAFETY: panels do not overlap, so only this call accesses these elements.
         let out = unsafe { self.out.part(start, panel.features.len()) };
         two_rows[..out.len()].copy_from_slice(out);

@@ -247,6 +247,13 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> [Self::V; 2] {
+        // SAFETY: `from` is readable for `LANES` bytes.
+        let byte = |i: usize| unsafe { *from.add(i) };
+        [lanewise(|i| f32::from(byte(i) & 15) - 8.0), lanewise(|i| f32::from(byte(i) >> 4) - 8.0)]
+    }
+
+    #[inline(always)]
     fn split_e4m3(self, fours: Self::V) -> [Self::V; 4] {
         widen_bytes(fours, |byte| E4m3::from_bits(byte).to_f32())
     }

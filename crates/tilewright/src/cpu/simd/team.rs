@@ -35,18 +35,18 @@ const OPEN: u64 = 1 << 32;
 const GENERATION: u64 = 1 << 33;
 
 /// The part of a job that one thread executes: it takes task indices until there are none.
-type Work<'a> = dyn Fn(&mut TaskIndices<'_>) + Sync + 'a;
+type TeamWork<'a> = dyn Fn(&mut TaskIndices<'_>) + Sync + 'a;
 
 /// A job, with its lifetime erased; valid while its generation is open or a member has joined it.
 #[derive(Clone, Copy)]
 struct Job {
-    work: &'static Work<'static>,
+    work: &'static TeamWork<'static>,
     count: usize,
 }
 
 /// The threads of a team. Dropping it ends them.
 pub(crate) struct Team {
-    shared: Arc<Shared>,
+    shared: Arc<TeamState>,
     members: Vec<Thread>,
     /// Members that spin; the others exceed the cores of the machine.
     num_spinning: usize,
@@ -54,7 +54,7 @@ pub(crate) struct Team {
     busy: Mutex<()>,
 }
 
-struct Shared {
+struct TeamState {
     state: CacheLine<AtomicU64>,
     /// The next task of the job.
     next: CacheLine<AtomicUsize>,
@@ -88,7 +88,7 @@ impl Team {
     pub(crate) fn new(threads: usize) -> std::io::Result<Self> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let num_spinning = threads.min(cores) - 1;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TeamState {
             state: CacheLine(AtomicU64::new(0)),
             next: CacheLine(AtomicUsize::new(0)),
             job: Mutex::new(None),
@@ -113,14 +113,14 @@ impl Team {
 
     /// Calls `work` on the calling thread and on members that are awake or woken, and returns when all calls have returned. The
     /// calls share the indices `0..count`. A call from a task, or while another thread uses the team, has no members.
-    pub(crate) fn run(&self, count: usize, work: &Work<'_>) {
+    pub(crate) fn run(&self, count: usize, work: &TeamWork<'_>) {
         let Some(busy) = self.reserve().filter(|_| count > 1) else {
             let next = AtomicUsize::new(0);
             return work(&mut TaskIndices { next: &next, count, recruiter: None });
         };
         // SAFETY: only the lifetime changes. A member uses `work` only between joining an open generation and leaving it, and
         // `Close` ends the generation and waits for all joined members before this function returns or unwinds.
-        let work = unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
+        let work = unsafe { std::mem::transmute::<&TeamWork<'_>, &'static TeamWork<'static>>(work) };
         let shared = &*self.shared;
         *lock(&shared.job) = Some(Job { work, count });
         *lock(&shared.panic) = None;
@@ -165,7 +165,7 @@ impl Drop for Team {
 }
 
 /// Closes the generation and waits for its members, also when the caller unwinds.
-struct Close<'a>(&'a Shared);
+struct Close<'a>(&'a TeamState);
 
 impl Drop for Close<'_> {
     fn drop(&mut self) {
@@ -179,7 +179,7 @@ impl Drop for Close<'_> {
     }
 }
 
-impl Shared {
+impl TeamState {
     /// The loop of a member.
     fn serve(&self, index: usize, spin: Duration) {
         let (mut seen, mut idle_since, mut polls) = (0, Instant::now(), 0);

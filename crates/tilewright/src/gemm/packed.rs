@@ -1,0 +1,349 @@
+//! Weight matrices in panels of 16 output features, as a CPU reads them: one sequential stream per panel.
+//!
+//! Layout `[ceil(out_features / 16), ceil(in_features / 2), 2, 16]`, zero-padded, cache-line aligned. Quantized matrices store
+//! symmetric integers with one bf16 scale per feature and group of [`GROUP`] inputs; the last group may be shorter. An int4
+//! pair of inputs shares bytes: the even input in the low nibbles, plus 8.
+//!
+//! Invariant: every stored weight is exact in f32 (8 bits of scale times at most 8 bits of integer), so a packed matrix and the
+//! f32 matrix of [`PackedMatrix::row`] give the same bits.
+
+use crate::{
+    Backend, Dtype, Element, Error, Result, View, ViewMut,
+    activation::Activation,
+    operator::{Operator, TensorRef, TensorVisitor, dispatch},
+    rows::check_rows,
+    tensor::{check_computable, check_shape},
+};
+use bytemuck::{Pod, allocation::try_zeroed_vec};
+use half::{bf16, f16};
+use std::fmt;
+
+const PACK: &str = "gemm.pack";
+
+/// Output features per panel.
+pub const PANEL_FEATURES: usize = 16;
+/// Inputs that share a scale.
+pub const GROUP: usize = 32;
+/// Alignment of the first panel, in bytes.
+const ALIGN: usize = 64;
+
+/// How the weights of a packed matrix are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightFormat {
+    /// f32, f16 or bf16, without rounding.
+    Float(Dtype),
+    /// 8-bit integers in -127..=127 and a bf16 scale per group: 8.5 bits per weight.
+    Int8,
+    /// 4-bit integers in -8..=7 and a bf16 scale per group: 4.5 bits per weight.
+    Int4,
+}
+
+impl WeightFormat {
+    /// Whether weights are rounded to integers.
+    pub fn is_quantized(self) -> bool {
+        !matches!(self, Self::Float(_))
+    }
+
+    /// Bytes of a panel's pair of inputs.
+    pub(crate) fn pair_bytes(self) -> usize {
+        match self {
+            Self::Float(dtype) => 2 * PANEL_FEATURES * dtype.size(),
+            Self::Int8 => 2 * PANEL_FEATURES,
+            Self::Int4 => PANEL_FEATURES,
+        }
+    }
+}
+
+/// A weight matrix `[out_features, in_features]` in panels.
+pub struct PackedMatrix {
+    format: WeightFormat,
+    shape: [usize; 2],
+    /// The panels, after unused bytes up to `start`.
+    memory: Vec<u8>,
+    start: usize,
+    /// `[panels, groups, 16]`; empty for floats.
+    scales: Vec<bf16>,
+}
+
+/// One panel, writable.
+pub(crate) struct PanelMut<'a> {
+    /// The bytes of the panel, `[pairs, pair_bytes]`.
+    pub(crate) weights: &'a mut [u8],
+    /// `[groups, 16]`
+    pub(crate) scales: &'a mut [bf16],
+}
+
+impl PackedMatrix {
+    /// A matrix of zeros.
+    ///
+    /// # Errors
+    /// When the allocation fails.
+    pub(crate) fn zeroed(format: WeightFormat, shape: [usize; 2]) -> Result<Self> {
+        let [features, inputs] = shape;
+        let panels = features.div_ceil(PANEL_FEATURES);
+        let bytes = panels * inputs.div_ceil(2) * format.pair_bytes();
+        let groups = if format.is_quantized() { inputs.div_ceil(GROUP) } else { 0 };
+        let refused = |()| {
+            let text = format!("{bytes} bytes of packed weights need memory that this machine does not give");
+            Error::new(PACK, text)
+        };
+        let memory = try_zeroed_vec::<u8>(bytes + ALIGN).map_err(refused)?;
+        let scales = try_zeroed_vec(panels * groups * PANEL_FEATURES).map_err(refused)?;
+        Ok(Self { format, shape, start: memory.as_ptr().align_offset(ALIGN), memory, scales })
+    }
+
+    /// `[out_features, in_features]`
+    pub fn shape(&self) -> [usize; 2] {
+        self.shape
+    }
+
+    /// How the weights are stored.
+    pub fn format(&self) -> WeightFormat {
+        self.format
+    }
+
+    /// The size in bytes, scales included.
+    pub fn bytes(&self) -> usize {
+        self.num_panels() * self.panel_bytes() + self.scales.len() * size_of::<bf16>()
+    }
+
+    pub(crate) fn num_panels(&self) -> usize {
+        self.shape[0].div_ceil(PANEL_FEATURES)
+    }
+
+    pub(crate) fn panel_bytes(&self) -> usize {
+        self.shape[1].div_ceil(2) * self.format.pair_bytes()
+    }
+
+    /// Scales per panel.
+    pub(crate) fn panel_scales(&self) -> usize {
+        if self.format.is_quantized() { self.shape[1].div_ceil(GROUP) * PANEL_FEATURES } else { 0 }
+    }
+
+    /// The bytes of all panels.
+    pub(crate) fn weights(&self) -> &[u8] {
+        &self.memory[self.start..][..self.num_panels() * self.panel_bytes()]
+    }
+
+    /// The scales of all panels.
+    pub(crate) fn scales(&self) -> &[bf16] {
+        &self.scales
+    }
+
+    /// All panels, to be filled.
+    pub(crate) fn panels_mut(&mut self) -> Vec<PanelMut<'_>> {
+        let (panels, bytes, scales) = (self.num_panels(), self.panel_bytes(), self.panel_scales());
+        let mut weights = &mut self.memory[self.start..][..panels * bytes];
+        let mut of_groups = &mut *self.scales;
+        let split = |_| PanelMut {
+            weights: weights.split_off_mut(..bytes).unwrap_or_default(),
+            scales: of_groups.split_off_mut(..scales).unwrap_or_default(),
+        };
+        (0..panels).map(split).collect()
+    }
+
+    /// The weights of output feature `feature`, as they are multiplied.
+    pub fn row(&self, feature: usize) -> Vec<f32> {
+        (0..self.shape[1]).map(|input| self.get(feature, input)).collect()
+    }
+
+    /// The weight of `input` in output feature `feature`, as it is multiplied.
+    pub(crate) fn get(&self, feature: usize, input: usize) -> f32 {
+        let (panel, lane) = (feature / PANEL_FEATURES, feature % PANEL_FEATURES);
+        let weights = &self.weights()[panel * self.panel_bytes()..][..self.panel_bytes()];
+        let scales = &self.scales()[panel * self.panel_scales()..][..self.panel_scales()];
+        let scale = || scales[input / GROUP * PANEL_FEATURES + lane].to_f32();
+        match self.format {
+            WeightFormat::Float(Dtype::F32) => read::<f32>(weights, input * PANEL_FEATURES + lane),
+            WeightFormat::Float(Dtype::F16) => read::<f16>(weights, input * PANEL_FEATURES + lane),
+            WeightFormat::Float(_) => read::<bf16>(weights, input * PANEL_FEATURES + lane),
+            WeightFormat::Int8 => f32::from(weights[input * PANEL_FEATURES + lane].cast_signed()) * scale(),
+            WeightFormat::Int4 => {
+                let byte = weights[input / 2 * PANEL_FEATURES + lane];
+                let nibble = if input % 2 == 0 { byte & 15 } else { byte >> 4 };
+                (f32::from(nibble) - 8.0) * scale()
+            }
+        }
+    }
+}
+
+/// Element `at` of a panel.
+fn read<T: Element + Pod>(weights: &[u8], at: usize) -> f32 {
+    bytemuck::pod_read_unaligned::<T>(&weights[at * size_of::<T>()..][..size_of::<T>()]).to_f32()
+}
+
+impl fmt::Debug for PackedMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedMatrix({:?}, {:?})", self.format, self.shape)
+    }
+}
+
+/// Rejects a matrix that cannot be packed in `format`.
+///
+/// # Errors
+/// When `weight` is no contiguous f32, f16 or bf16 matrix, or a float format differs from its dtype.
+fn check_packable(weight: View<'_>, format: WeightFormat) -> Result<()> {
+    let shape = weight.shape();
+    crate::ensure!(
+        shape.len() == 2,
+        PACK,
+        "weight has shape {shape:?}, expected [out_features, in_features]"
+    );
+    check_computable(PACK, "weight", weight.dtype())?;
+    crate::ensure!(
+        weight.is_contiguous(),
+        PACK,
+        "weight has strides {:?}, expected a contiguous tensor",
+        weight.strides()
+    );
+    if let WeightFormat::Float(dtype) = format {
+        let stored = weight.dtype();
+        crate::ensure!(dtype == stored, PACK, "format = {dtype}, expected the weight's dtype {stored}");
+    }
+    Ok(())
+}
+
+/// One of the products of a [`PackedLinear`]: `out = x · weightᵀ + bias`.
+#[derive(Debug)]
+pub struct PackedProduct<'a> {
+    /// The weight and bias.
+    pub weight: PackedWeight<'a>,
+    /// `[rows, out_features]` f32 or the dtype of `x`, rounded once, with stride 1 along the last axis.
+    pub out: ViewMut<'a>,
+}
+
+/// The arguments of linear layers of the same input, for example the projections to q, k and v: as [`super::LinearLayer`], bit
+/// for bit, in one parallel pass.
+#[derive(Debug)]
+pub struct PackedLinear<'a> {
+    /// `[rows, in_features]` f32, f16 or bf16, with stride 1 along the last axis.
+    pub x: View<'a>,
+    /// The products, at least one.
+    pub products: Vec<PackedProduct<'a>>,
+}
+
+impl<'a> Operator<'a> for PackedLinear<'a> {
+    fn name(&self) -> &'static str {
+        "gemm.packed_linear"
+    }
+
+    fn check(&self) -> Result<()> {
+        for product in &self.products {
+            check_product(self.name(), self.x, &product.weight)?;
+            check_out(self.name(), self.x, product.weight.matrix, &product.out)?;
+        }
+        Ok(())
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("x", TensorRef::Input(&mut self.x))?;
+        for product in &mut self.products {
+            if let Some(bias) = &mut product.weight.bias {
+                visit("bias", TensorRef::Input(bias))?;
+            }
+            visit("out", TensorRef::Output(&mut product.out))?;
+        }
+        Ok(())
+    }
+
+    dispatch!(packed_linear);
+}
+
+/// A packed weight with its bias.
+#[derive(Debug, Clone, Copy)]
+pub struct PackedWeight<'a> {
+    /// `[out_features, in_features]`
+    pub matrix: &'a PackedMatrix,
+    /// `[out_features]` f32, f16 or bf16, contiguous.
+    pub bias: Option<View<'a>>,
+}
+
+/// The arguments of a gated projection, `out = act(x · gateᵀ) * (x · upᵀ)`: two linear layers and
+/// [`GatedActivation`](crate::activation::GatedActivation) of their f32 outputs, bit for bit, without storing these.
+#[derive(Debug)]
+pub struct GatedLinear<'a> {
+    /// `[rows, in_features]` f32, f16 or bf16, with stride 1 along the last axis.
+    pub x: View<'a>,
+    /// The weight of the activated factor.
+    pub gate: PackedWeight<'a>,
+    /// The weight of the other factor, of the same shape.
+    pub up: PackedWeight<'a>,
+    /// The function of the gate.
+    pub activation: Activation,
+    /// `[rows, out_features]` f32, f16 or bf16, with stride 1 along the last axis.
+    pub out: ViewMut<'a>,
+}
+
+impl<'a> Operator<'a> for GatedLinear<'a> {
+    fn name(&self) -> &'static str {
+        "gemm.gated_linear"
+    }
+
+    fn check(&self) -> Result<()> {
+        let (operator, Self { x, gate, up, out, .. }) = (self.name(), self);
+        check_product(operator, *x, gate)?;
+        check_product(operator, *x, up)?;
+        let (gates, factors) = (gate.matrix.shape(), up.matrix.shape());
+        crate::ensure!(gates == factors, operator, "gate has shape {gates:?}, up has {factors:?}");
+        check_shape(operator, "out", (out.shape(), &[x.shape()[0], gates[0]]), "[rows, out_features]")?;
+        check_computable(operator, "out", out.dtype())?;
+        check_rows(operator, "out", (out.shape(), out.strides()))
+    }
+
+    fn views(&mut self, visit: &mut TensorVisitor<'_, 'a>) -> Result<()> {
+        visit("x", TensorRef::Input(&mut self.x))?;
+        for bias in [&mut self.gate.bias, &mut self.up.bias].into_iter().flatten() {
+            visit("bias", TensorRef::Input(bias))?;
+        }
+        visit("out", TensorRef::Output(&mut self.out))
+    }
+
+    dispatch!(gated_linear);
+}
+
+/// Rejects an input or a bias that does not fit a packed weight.
+fn check_product(operator: &'static str, x: View<'_>, weight: &PackedWeight<'_>) -> Result<()> {
+    let [features, inputs] = weight.matrix.shape();
+    let rows = x.shape().first().copied().unwrap_or(0);
+    check_shape(operator, "x", (x.shape(), &[rows, inputs]), "[rows, in_features]")?;
+    check_computable(operator, "x", x.dtype())?;
+    check_rows(operator, "x", (x.shape(), x.strides()))?;
+    let Some(bias) = weight.bias else { return Ok(()) };
+    check_shape(operator, "bias", (bias.shape(), &[features]), "[out_features]")?;
+    check_computable(operator, "bias", bias.dtype())?;
+    let strides = bias.strides();
+    crate::ensure!(
+        bias.is_contiguous(),
+        operator,
+        "bias has strides {strides:?}, expected a contiguous tensor"
+    );
+    Ok(())
+}
+
+fn check_out(operator: &'static str, x: View<'_>, weight: &PackedMatrix, out: &ViewMut<'_>) -> Result<()> {
+    let shape = [x.shape()[0], weight.shape()[0]];
+    check_shape(operator, "out", (out.shape(), &shape), "[rows, out_features]")?;
+    check_rows(operator, "out", (out.shape(), out.strides()))?;
+    let either = if x.dtype() == Dtype::F32 { "f32".to_owned() } else { format!("{} or f32", x.dtype()) };
+    crate::ensure!(
+        out.dtype() == Dtype::F32 || out.dtype() == x.dtype(),
+        operator,
+        "out is {}, expected {either}",
+        out.dtype()
+    );
+    Ok(())
+}
+
+/// Packs `weight`, `[out_features, in_features]` f32, f16 or bf16 and contiguous, as `format` says. `None`: this backend multiplies
+/// row-major weights.
+///
+/// # Errors
+/// When the weight does not fit the format, or memory is exhausted.
+pub fn pack<B: Backend + ?Sized>(
+    backend: &B,
+    weight: View<'_>,
+    format: WeightFormat,
+) -> Result<Option<PackedMatrix>> {
+    check_packable(weight, format)?;
+    backend.pack(weight, format)
+}
