@@ -142,6 +142,11 @@ impl<B: Backend + Clone> Engine<B> {
         self.cache.bytes()
     }
 
+    /// Bytes of weights that a step reads.
+    pub fn weight_bytes_per_step(&self) -> usize {
+        self.model.bytes_per_step()
+    }
+
     /// Queues one continuation of `prompt` per entry of `continuations`; the prompt is computed once. Returns the ids
     /// in order.
     ///

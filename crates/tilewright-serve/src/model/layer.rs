@@ -6,11 +6,16 @@ mod load;
 
 pub(super) use load::WeightLoader;
 
-use super::{ModelConfig, Tensor, activations::Activations, transformer::ForwardContext};
+use super::{
+    ModelConfig, Tensor,
+    activations::Activations,
+    linear::{GatedBuffers, Linear, Weight, multiply_gated},
+    transformer::ForwardContext,
+};
 use crate::{cache::KvPool, step_inputs::StepInputs};
 use std::time::Instant;
 use tilewright::{
-    Backend, KvCacheMut, Output, Result, Scale, View, ViewMut, activation, gemm,
+    Backend, KvCacheMut, Output, Result, Scale,
     kv::{
         ScaleMut,
         append::{NewKv, QuantizedCacheMut, append_planned},
@@ -18,13 +23,6 @@ use tilewright::{
     norm,
     rope::{self, Positions},
 };
-
-/// `y = x · weightᵀ + bias`
-#[derive(Debug)]
-pub(super) struct Linear {
-    pub(super) weight: Tensor,
-    pub(super) bias: Option<Tensor>,
-}
 
 /// The norms of a block: on its input, and on its output before it is added to the residual stream.
 #[derive(Debug)]
@@ -57,38 +55,32 @@ pub(super) struct LayerContext<'a, B> {
     pub(super) inputs: &'a StepInputs,
 }
 
-impl Linear {
-    pub(super) fn multiply<B: Backend>(&self, backend: &B, x: View<'_>, out: ViewMut<'_>) -> Result<()> {
-        gemm::linear(backend, x, self.weight.view(), self.bias.as_ref().map(Tensor::view), out)
-    }
-
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        [&self.weight].into_iter().chain(&self.bias)
-    }
-
-    fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
-        [&mut self.weight].into_iter().chain(&mut self.bias)
-    }
-}
-
 impl Layer {
     fn linears(&self) -> impl Iterator<Item = &Linear> {
         self.qkv.iter().chain([&self.o]).chain(&self.gate_up).chain([&self.down])
     }
 
     /// The weight matrices, which dominate the bytes of a decode step.
-    pub(super) fn matrices(&self) -> impl Iterator<Item = &Tensor> {
+    pub(super) fn matrices(&self) -> impl Iterator<Item = &Weight> {
         self.linears().map(|linear| &linear.weight)
     }
 
-    /// All weights.
-    pub(super) fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        let norms = [&self.attention_norms, &self.mlp_norms].into_iter();
-        let norms = norms.flat_map(|norms| norms.before.iter().chain(&norms.after));
-        self.linears().flat_map(Linear::tensors).chain(norms).chain(self.qk_norms.iter().flatten())
+    /// The weight matrices, mutable, for packing.
+    pub(super) fn matrices_mut(&mut self) -> impl Iterator<Item = &mut Weight> {
+        let Self { qkv, o, gate_up, down, .. } = self;
+        let linears = qkv.iter_mut().chain([o]).chain(gate_up).chain([down]);
+        linears.map(|linear| &mut linear.weight)
     }
 
-    /// All weights, mutable, for upload.
+    /// Bytes of all weights.
+    pub(super) fn bytes(&self) -> usize {
+        let norms = [&self.attention_norms, &self.mlp_norms].into_iter();
+        let norms = norms.flat_map(|norms| norms.before.iter().chain(&norms.after));
+        let norms = norms.chain(self.qk_norms.iter().flatten()).map(Tensor::bytes);
+        self.linears().map(Linear::bytes).chain(norms).sum()
+    }
+
+    /// All row-major weights, mutable, for upload.
     pub(super) fn tensors_mut(&mut self) -> impl Iterator<Item = &mut Tensor> {
         let Self { qkv, o, gate_up, down, attention_norms, mlp_norms, qk_norms, .. } = self;
         let linears = qkv.iter_mut().chain([o]).chain(gate_up).chain([down]);
@@ -109,9 +101,9 @@ impl Layer {
         let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let x = a.x.view(&[rows, config.hidden_size])?;
         let [q, k, v] = &self.qkv;
-        q.multiply(backend, x, a.q.view_mut(&[rows, heads * dim])?)?;
-        k.multiply(backend, x, a.k.view_mut(&[rows, kv_heads * dim])?)?;
-        v.multiply(backend, x, a.v.view_mut(&[rows, kv_heads * dim])?)?;
+        let (q_width, kv_width) = (&[rows, heads * dim], &[rows, kv_heads * dim]);
+        let outs = [a.q.view_mut(q_width)?, a.k.view_mut(kv_width)?, a.v.view_mut(kv_width)?];
+        Linear::multiply_all([q, k, v], backend, x, outs)?;
 
         let (q_shape, kv_shape) = ([rows, heads, dim], [rows, kv_heads, dim]);
         if let Some([q_norm, k_norm]) = &self.qk_norms {
@@ -145,13 +137,8 @@ impl Layer {
         let (backend, rows) = (context.forward.backend, context.inputs.rows);
         let (hidden, inner) = (context.config.hidden_size, context.config.intermediate_size);
         let x = a.x.view(&[rows, hidden])?;
-        for (linear, column) in self.gate_up.iter().zip([0, inner]) {
-            let out = a.gate_up.strided_mut(column, &[rows, inner], &[2 * inner, 1])?;
-            linear.multiply(backend, x, out)?;
-        }
-        let activated = a.activated.view_mut(&[rows, inner])?;
-        let gate_up = a.gate_up.view(&[rows, 2 * inner])?;
-        activation::act_and_mul(backend, context.config.activation, gate_up, activated)?;
+        let to = GatedBuffers { gate_up: &mut a.gate_up, activated: a.activated.view_mut(&[rows, inner])? };
+        multiply_gated(&self.gate_up, backend, context.config.activation, x, to)?;
         self.down.multiply(
             backend,
             a.activated.view(&[rows, inner])?,

@@ -9,6 +9,7 @@ mod config;
 mod files;
 mod guarded;
 mod layer;
+mod linear;
 mod operators;
 mod score;
 mod tokenizer;

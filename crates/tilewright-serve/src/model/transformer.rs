@@ -19,7 +19,8 @@
 use super::{
     ModelConfig, Tensor, Weights,
     activations::{Activations, Sizes, scale},
-    layer::{Layer, LayerContext, Linear, WeightLoader},
+    layer::{Layer, LayerContext, WeightLoader},
+    linear::{Linear, Weight},
 };
 use crate::{cache::KvPool, step_inputs::StepInputs};
 use half::{bf16, f16};
@@ -28,6 +29,7 @@ use tilewright::{
     elementwise::{self, ElementFunction},
     ensure,
     gather::gather_rows,
+    gemm::WeightFormat,
     rope::CosSinCache,
 };
 
@@ -82,31 +84,62 @@ impl Transformer {
             name => loader.tensor(name, &[vocab, hidden])?,
         };
         let norm = loader.norm("model.norm", hidden)?;
-        Ok(Self { embedding, layers, norm, output: Linear { weight: output, bias: None }, config })
+        Ok(Self {
+            embedding,
+            layers,
+            norm,
+            output: Linear { weight: Weight::Rows(output), bias: None },
+            config,
+        })
     }
 
-    /// Uploads the weights to the memory of `backend`; does nothing for a backend that computes on the host. Calls `progress` with
-    /// the bytes uploaded so far after each weight, up to [`Transformer::bytes`].
+    /// Moves the weights to where `backend` reads them: a device backend to its memory, a backend that packs weights to panels in
+    /// the memory of the process, after which only the embedding is read from the files. Calls `progress` with the bytes moved so
+    /// far after each weight, up to [`Transformer::bytes`].
     ///
     /// # Errors
     /// When the backend has too little memory.
     pub fn upload<B: Backend>(mut self, backend: &B, mut progress: impl FnMut(u64)) -> Result<Self> {
         if backend.computes_on_host() {
+            self.pack(backend, None)?;
             return Ok(self);
         }
         let tied = self.config.tie_word_embeddings;
         let mut done = 0;
         let layers = self.layers.iter_mut().flat_map(Layer::tensors_mut);
-        let output = (!tied).then_some(&mut self.output.weight);
+        let output = (!tied).then_some(&mut self.output).into_iter().flat_map(Linear::tensors_mut);
         for tensor in layers.chain([&mut self.norm, &mut self.embedding]).chain(output) {
             *tensor = tensor.upload(backend)?;
             done += tensor.bytes() as u64;
             progress(done);
         }
         if tied {
-            self.output.weight = self.embedding.clone();
+            self.output.weight = Weight::Rows(self.embedding.clone());
         }
         Ok(self)
+    }
+
+    /// Packs all weight matrices, rounded as `format` says; embedding, norms and biases keep their dtype.
+    ///
+    /// # Errors
+    /// When the backend does not multiply packed weights, the weights are packed already, or memory is exhausted.
+    pub fn quantize<B: Backend>(mut self, backend: &B, format: WeightFormat) -> Result<Self> {
+        const OPERATOR: &str = "model.quantize";
+        let is_packed = |weight: &Weight| matches!(weight, Weight::Packed(_));
+        ensure!(!is_packed(&self.output.weight), OPERATOR, "the weights are already packed");
+        self.pack(backend, Some(format))?;
+        ensure!(
+            is_packed(&self.output.weight),
+            OPERATOR,
+            "{} does not multiply {format:?} weights",
+            backend.describe()
+        );
+        Ok(self)
+    }
+
+    fn pack<B: Backend>(&mut self, backend: &B, format: Option<WeightFormat>) -> Result<()> {
+        let matrices = self.layers.iter_mut().flat_map(Layer::matrices_mut);
+        matrices.chain([&mut self.output.weight]).try_for_each(|weight| weight.pack(backend, format))
     }
 
     /// The configuration of the model.
@@ -121,20 +154,24 @@ impl Transformer {
 
     /// Bytes of all weights; a tied embedding counts once.
     pub fn bytes(&self) -> u64 {
-        let output = (!self.config.tie_word_embeddings).then_some(&self.output.weight);
-        let all = self.layers.iter().flat_map(Layer::tensors).chain([&self.norm, &self.embedding]);
-        all.chain(output).map(|tensor| tensor.bytes() as u64).sum()
+        let output = if self.config.tie_word_embeddings { 0 } else { self.output.bytes() };
+        let layers = self.layers.iter().map(Layer::bytes).sum::<usize>();
+        (layers + self.norm.bytes() + self.embedding.bytes() + output) as u64
     }
 
-    /// Bytes of weights that a decode step reads: all except the embedding, of which it reads one row per token.
+    /// The weight matrices that a decode step reads: all except the embedding, of which it reads one row per token.
+    fn matrices(&self) -> impl Iterator<Item = &Weight> {
+        self.layers.iter().flat_map(Layer::matrices).chain([&self.output.weight])
+    }
+
+    /// Bytes of weights that a decode step reads.
     pub fn bytes_per_step(&self) -> usize {
-        let layers = self.layers.iter().flat_map(Layer::matrices).map(Tensor::bytes).sum::<usize>();
-        layers + self.output.weight.bytes()
+        self.matrices().map(Weight::bytes).sum()
     }
 
     /// Multiplications and additions per token, without attention.
     pub fn flops_per_token(&self) -> usize {
-        2 * self.bytes_per_step() / self.dtype().size()
+        2 * self.matrices().map(Weight::elements).sum::<usize>()
     }
 
     /// Runs a step: appends its keys and values to `cache` and writes the logits to `activations`, which must have the

@@ -2,6 +2,7 @@
 //!
 //! Invariant: after [`Weights::open`] every tensor of the index is complete in its file.
 
+mod random;
 mod shard;
 mod tensor;
 

@@ -7,6 +7,7 @@ mod engine;
 mod families;
 mod generation;
 mod generator;
+mod packed;
 mod pages;
 mod radix;
 mod sentencepiece;

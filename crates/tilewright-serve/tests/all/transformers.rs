@@ -9,7 +9,7 @@ use tilewright_serve::{
 
 const FIXTURES: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
-fn folder(name: &str) -> PathBuf {
+pub(crate) fn folder(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name)
 }
 
@@ -37,7 +37,7 @@ fn expected_logits(name: &str, tensor: &str) -> Vec<f32> {
 }
 
 /// The norm of the difference divided by the norm of `expected`.
-fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
+pub(crate) fn relative_error(actual: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(actual.len(), expected.len());
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|v| v * v).sum::<f64>().sqrt();
     let difference = norm(&mut actual.iter().zip(expected).map(|(a, e)| f64::from(*a) - f64::from(*e)));

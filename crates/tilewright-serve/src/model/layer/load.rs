@@ -1,7 +1,10 @@
 //! Construction of a layer from the tensors of a checkpoint.
 
-use super::{BlockNorms, Layer, Linear};
-use crate::model::{ModelConfig, NormPlacement, QkNorm, Tensor, Weights};
+use super::{BlockNorms, Layer};
+use crate::model::{
+    ModelConfig, NormPlacement, QkNorm, Tensor, Weights,
+    linear::{Linear, Weight},
+};
 use tilewright::{Dtype, Result};
 
 /// The tensors of a checkpoint in the dtype of the computation.
@@ -38,10 +41,16 @@ impl WeightLoader<'_> {
     }
 
     fn linear(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<Linear> {
+        let (weight, bias) = self.parameters(name, shape, bias)?;
+        Ok(Linear { weight: Weight::Rows(weight), bias })
+    }
+
+    /// Weight and bias of a linear layer.
+    fn parameters(&self, name: &str, shape: [usize; 2], bias: bool) -> Result<(Tensor, Option<Tensor>)> {
         let bias = bias.then(|| self.tensor(&format!("{name}.bias"), &shape[..1])).transpose()?;
         // f32 is exact, and GEMM libraries require the bias in the dtype of the accumulator
         let bias = bias.map(|bias| bias.cast(Dtype::F32));
-        Ok(Linear { weight: self.tensor(&format!("{name}.weight"), &shape)?, bias })
+        Ok((self.tensor(&format!("{name}.weight"), &shape)?, bias))
     }
 
     fn projections<const N: usize>(&self, group: &ProjectionGroup<'_, N>) -> Result<[Linear; N]> {
@@ -52,11 +61,14 @@ impl WeightLoader<'_> {
             let parts = parts.iter().map(|&(name, rows)| linear(name, rows)).collect::<Result<Vec<_>>>()?;
             return Ok(parts.try_into().expect("one projection per part"));
         }
-        let whole = linear(fused, parts.iter().map(|(_, rows)| rows).sum())?;
+        let all_rows = parts.iter().map(|(_, rows)| rows).sum();
+        let (weight, all_biases) =
+            self.parameters(&format!("{module}.{fused}_proj"), [all_rows, columns], bias)?;
         let mut end = 0;
         Ok(parts.map(|(_, rows)| {
             end += rows;
-            whole.rows(end - rows..end)
+            let bias = all_biases.as_ref().map(|bias| bias.rows(end - rows..end));
+            Linear { weight: Weight::Rows(weight.rows(end - rows..end)), bias }
         }))
     }
 
@@ -110,13 +122,5 @@ impl WeightLoader<'_> {
         let before = first.filter(|_| placement != NormPlacement::After).map(norm).transpose()?;
         let after = last.filter(|_| placement != NormPlacement::Before).map(norm).transpose()?;
         Ok(BlockNorms { before, after })
-    }
-}
-
-impl Linear {
-    /// The output features `rows`.
-    fn rows(&self, rows: std::ops::Range<usize>) -> Self {
-        let bias = self.bias.as_ref().map(|bias| bias.rows(rows.clone()));
-        Self { weight: self.weight.rows(rows), bias }
     }
 }
