@@ -11,6 +11,7 @@ mod plan;
 mod progress;
 mod text_error;
 mod threads_arg;
+mod weights_arg;
 
 use clap::{Parser, Subcommand};
 use miette::{Context, IntoDiagnostic, Result};

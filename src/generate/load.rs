@@ -45,7 +45,10 @@ pub(super) fn open<B: Backend>(args: &GenerateArgs, backend: &B) -> Result<Loade
             "lm_head.weight differs from the embedding, so tie_word_embeddings has no effect".to_owned(),
         );
     }
-    let model = Transformer::new(config, &weights, args.dtype(stored)).into_diagnostic()?;
+    let mut model = Transformer::new(config, &weights, args.dtype(stored)).into_diagnostic()?;
+    if let Some(format) = args.weights {
+        model = model.quantize(backend, format.into()).into_diagnostic()?;
+    }
     let upload = progress::bar("to the GPU", if backend.computes_on_host() { 0 } else { model.bytes() })?;
     let model = model.upload(backend, |bytes| upload.set_position(bytes)).into_diagnostic()?;
     upload.finish_and_clear();
