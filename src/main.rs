@@ -1,5 +1,6 @@
 //! The `tilewright` command line: one module per subcommand. miette reports all errors.
 
+mod bench;
 mod device_arg;
 mod doctor;
 mod dtype_arg;
@@ -31,6 +32,7 @@ struct CommandLine {
 #[derive(Subcommand)]
 enum Command {
     Generate(generate::GenerateArgs),
+    Bench(bench::BenchArgs),
     Plan(plan::PlanArgs),
     #[command(subcommand)]
     Kernels(kernels::KernelsCommand),
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
     text_error::install_handler();
     let result = match CommandLine::parse().command {
         Command::Generate(arguments) => generate::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments).and_then(|report| print(&report)),
         Command::Kernels(command) => kernels::run(&command).and_then(|report| print(&report)),
         Command::Doctor(arguments) => doctor::run(&arguments).and_then(|report| print(&report)),

@@ -1,6 +1,7 @@
 //! Integration tests of the command line and of the bench definitions, in one binary to link only once.
 
 mod bench_definitions;
+mod cli_bench;
 mod cli_doctor;
 mod cli_generate;
 mod cli_kernels;

@@ -32,6 +32,7 @@ mod roofline;
 pub mod rope;
 mod rows;
 pub mod sampling;
+pub mod svg_canvas;
 pub mod tensor;
 
 pub use attention::{Attention, Batch, HeadDim, Heads, Mask, Output, Plan, Problem, Workspace};

@@ -1,11 +1,8 @@
 //! The lanes: work items of each worker along a cost axis.
 
-use super::{
-    LANES, LEFT, Picture,
-    canvas::{Anchor, Area, Canvas, colour, ink, text_width},
-    range_label, short_heads,
-};
+use super::{LANES, LEFT, Picture, range_label, short_heads};
 use crate::attention::WorkItem;
+use crate::svg_canvas::{Anchor, Area, Canvas, colour, ink, text_width};
 
 /// Maximum ticks of the axis.
 const TICKS: usize = 10;

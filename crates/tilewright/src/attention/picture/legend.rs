@@ -1,10 +1,7 @@
 //! Title and legend: colors of requests and meaning of the marks.
 
-use super::{
-    LEFT, Picture, WIDTH,
-    canvas::{Anchor, Area, Canvas, colour, text_width},
-    counted,
-};
+use super::{LEFT, Picture, WIDTH, counted};
+use crate::svg_canvas::{Anchor, Area, Canvas, colour, text_width};
 
 /// Maximum listed requests; the rest is only counted.
 const MAX_LISTED: usize = 20;

@@ -1,11 +1,8 @@
 //! The merges of partial states, below the lanes.
 
-use super::{
-    LANES, LEFT, Picture,
-    canvas::{Anchor, Area, Canvas, colour},
-    range_label, short_heads,
-};
+use super::{LANES, LEFT, Picture, range_label, short_heads};
 use crate::attention::Merge;
+use crate::svg_canvas::{Anchor, Area, Canvas, colour};
 
 const COLUMNS: usize = 3;
 const CHIP: f64 = 13.0;

@@ -9,13 +9,12 @@
 //! merges:  r0 h1 ← 2 partial states of workers 0, 1   merges.rs
 //! ```
 
-mod canvas;
 mod lanes;
 mod legend;
 mod merges;
 
 use super::{Plan, Schedule, Segment, Tiling, WorkItem};
-use canvas::Canvas;
+use crate::svg_canvas::Canvas;
 use std::ops::Range;
 
 /// Pixels from the left edge to the lanes.

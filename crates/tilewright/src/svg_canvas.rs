@@ -27,31 +27,33 @@ text { font-family: system-ui, 'Segoe UI', 'DejaVu Sans', Helvetica, sans-serif;
 ";
 
 /// Alignment of text relative to its position.
-#[derive(Clone, Copy)]
-pub(super) enum Anchor {
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "the values of `text-anchor`")]
+pub enum Anchor {
     Start,
     Middle,
     End,
 }
 
 /// A rectangle.
-#[derive(Clone, Copy)]
-pub(super) struct Area {
-    pub(super) x: f64,
-    pub(super) y: f64,
-    pub(super) width: f64,
-    pub(super) height: f64,
+#[derive(Debug, Clone, Copy)]
+#[allow(missing_docs, reason = "the attributes of `rect`")]
+pub struct Area {
+    pub x: f64,
+    pub y: f64,
+    pub width: f64,
+    pub height: f64,
 }
 
 /// An SVG under construction.
-#[derive(Default)]
-pub(super) struct Canvas {
+#[derive(Debug, Default)]
+pub struct Canvas {
     shapes: String,
 }
 
 impl Canvas {
     /// A filled rectangle with a class and a tooltip.
-    pub(super) fn rect(&mut self, area: Area, (class, colour): (&str, u32), tip: &str) {
+    pub fn rect(&mut self, area: Area, (class, colour): (&str, u32), tip: &str) {
         let Area { x, y, width, height } = area;
         let _ = writeln!(
             self.shapes,
@@ -62,7 +64,7 @@ impl Canvas {
     }
 
     /// An overlay that ignores the pointer.
-    pub(super) fn cover(&mut self, area: Area, class: &str) {
+    pub fn cover(&mut self, area: Area, class: &str) {
         let Area { x, y, width, height } = area;
         let _ = writeln!(
             self.shapes,
@@ -70,7 +72,8 @@ impl Canvas {
         );
     }
 
-    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
+    /// A line of a class.
+    pub fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
         let ((x, y), (to_x, to_y)) = (from, to);
         let _ = writeln!(
             self.shapes,
@@ -79,7 +82,7 @@ impl Canvas {
     }
 
     /// Text with its baseline at `y` and further attributes.
-    pub(super) fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, attributes: &str, text: &str) {
+    pub fn text(&mut self, (x, y): (f64, f64), anchor: Anchor, attributes: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -93,7 +96,7 @@ impl Canvas {
     }
 
     /// The whole file.
-    pub(super) fn finish(self, width: f64, height: f64) -> String {
+    pub fn finish(self, width: f64, height: f64) -> String {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width:.0}\" height=\"{height:.0}\" \
              viewBox=\"0 0 {width:.0} {height:.0}\">\n{STYLE}\
@@ -104,12 +107,12 @@ impl Canvas {
 }
 
 /// Upper estimate of the width of `text` in pixels; fonts differ.
-pub(super) fn text_width(text: &str) -> f64 {
+pub fn text_width(text: &str) -> f64 {
     7.2 * text.chars().count() as f64
 }
 
 /// The color of a request; later requests reuse the ten colors in lighter and darker shades.
-pub(super) fn colour(request: usize) -> u32 {
+pub fn colour(request: usize) -> u32 {
     let colour = COLOURS[request % COLOURS.len()];
     let shade = |shift: u32| {
         let channel = colour >> shift & 0xff;
@@ -124,7 +127,7 @@ pub(super) fn colour(request: usize) -> u32 {
 }
 
 /// A style attribute with a text color readable on `colour`.
-pub(super) fn ink(colour: u32) -> &'static str {
+pub fn ink(colour: u32) -> &'static str {
     let brightness = 299 * (colour >> 16 & 0xff) + 587 * (colour >> 8 & 0xff) + 114 * (colour & 0xff);
     if brightness < 125_000 { "style=\"fill:#fff\"" } else { "style=\"fill:#111\"" }
 }
