@@ -42,6 +42,8 @@ Tasks:
   fuzz          runs the readers of files on mutated inputs: --seconds N per target, --seed N, names of targets
   wheel         the Python wheel in target/wheels, at most 12 MB; needs Python 3 and its package registry
   python-tests  installs a wheel of the development profile in target and runs the Python tests; prints why if it cannot
+  flashinfer-tests CHECKOUT
+                a sample of FlashInfer's own tests on the CPU: --per-file N, --sample-seed N, --largest N, --outcomes FILE
   mutants ir    runs mutants of the kernels in the simulator: --kernel NAME, --sample N; records the survivors
   mutants host  runs cargo-mutants on the schedule, masks, the CPU merge and the radix tree; records the survivors
 ";
@@ -69,6 +71,7 @@ fn main() -> ExitCode {
         ["fuzz", ref rest @ ..] => fuzz::run(root, rest),
         ["metrics", ref rest @ ..] => metrics::run(root, rest),
         ["wheel"] => wheel::build(root),
+        ["flashinfer-tests", checkout, ref rest @ ..] => wheel::flashinfer(root, checkout, rest),
         ["python-tests"] => wheel::test(root),
         ["mutants", ref rest @ ..] => mutants::run(root, rest),
         [] | ["help" | "--help" | "-h"] => {

@@ -1,4 +1,5 @@
-//! `cargo xtask wheel` builds the Python wheel; `cargo xtask python-tests` installs one in an environment of its own and tests it.
+//! The Python wheel: `cargo xtask wheel` builds it, `cargo xtask python-tests` installs and tests it in an environment of its own, and
+//! `cargo xtask flashinfer-tests` runs FlashInfer's own tests against it.
 
 use crate::target;
 use std::{
@@ -20,6 +21,36 @@ const IMPORT_LIMIT: f64 = 50.0;
 const IMPORT_TIME: &str = "import subprocess, sys
 code = 'import time; t = time.perf_counter(); import tilewright; print((time.perf_counter() - t) * 1e3)'
 print(min(float(subprocess.check_output([sys.executable, '-c', code])) for _ in range(5)))";
+
+/// Files of FlashInfer's tests that concern this package.
+const SUITE: [&str; 26] = [
+    "attention/test_alibi.py",
+    "attention/test_attention_sink.py",
+    "attention/test_batch_attention.py",
+    "attention/test_batch_decode_kernels.py",
+    "attention/test_batch_invariant_fa2.py",
+    "attention/test_batch_prefill_kernels.py",
+    "attention/test_block_sparse.py",
+    "attention/test_decode_fp8_calibration_scale.py",
+    "attention/test_decode_prefill_lse.py",
+    "attention/test_deepseek_mla.py",
+    "attention/test_fp8_prefill.py",
+    "attention/test_logits_cap.py",
+    "attention/test_mla_page.py",
+    "attention/test_non_contiguous_decode.py",
+    "attention/test_non_contiguous_prefill.py",
+    "attention/test_page.py",
+    "attention/test_rope.py",
+    "attention/test_shared_prefix_kernels.py",
+    "attention/test_single_prefill.py",
+    "attention/test_sliding_window.py",
+    "utils/test_activation.py",
+    "utils/test_norm.py",
+    "utils/test_pod_kernels.py",
+    "utils/test_quantization.py",
+    "utils/test_sampling.py",
+    "utils/test_topk.py",
+];
 
 /// Builds the wheel of a release in `target/wheels`, without link-time optimization.
 pub(crate) fn build(root: &Path) -> Result<(), String> {
@@ -59,6 +90,34 @@ pub(crate) fn test(root: &Path) -> Result<(), String> {
         .current_dir(root))?;
     let pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs"];
     run(Command::new(&python).args(pytest).arg(root.join(TESTS)).env("PYTHONDONTWRITEBYTECODE", "1"))
+}
+
+/// Runs a seeded sample of FlashInfer's own tests, from a checkout of release 0.6.18, on the CPU. Expected failures are listed with
+/// their reasons; another failure, or a pass of one of these, is an error. `options` are those of the plugin and of pytest.
+pub(crate) fn flashinfer(root: &Path, checkout: &str, options: &[&str]) -> Result<(), String> {
+    let python = environment(root)?;
+    run(Command::new(&python).args(["-m", "pip", "install", "--quiet", "einops", "scipy"]))?;
+    let wheel = wheel(root, &python, "wheel")?;
+    let install = ["-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall"];
+    run(Command::new(&python).args(install).arg(&wheel))?;
+    let plugin = root.join(TESTS).join("flashinfer_suite");
+    let checkout = Path::new(checkout);
+    let paths = std::env::join_paths([&plugin, checkout]).map_err(|why| why.to_string())?;
+    let mut pytest = Command::new(&python);
+    pytest.args([
+        "-m",
+        "pytest",
+        "--noconftest",
+        "-p",
+        "cpu_plugin",
+        "-p",
+        "no:cacheprovider",
+        "-q",
+        "--tb=no",
+        "-rfE",
+    ]);
+    pytest.args(SUITE.map(|file| format!("tests/{file}"))).args(options).current_dir(checkout);
+    run(pytest.env("PYTHONPATH", paths).env("PYTHONDONTWRITEBYTECODE", "1"))
 }
 
 /// The interpreter of an environment with the tools, which is created once.

@@ -74,14 +74,9 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             paged_kv_last_page_len_buf, custom_mask_buf, mask_indptr_buf, backend,
         )
         self._sink_encoding = pos_encoding_mode
+        self._has_sinks = True
 
-    def run(self, q, paged_kv_cache, *args, sinks=None, **options):
+    def run(self, q, paged_kv_cache, *args, **options):
         """The output of the planned batch. ``args``: the sinks ``[num_qo_heads]`` and the scale of the logits."""
-        if len(args) > 2 or (args and sinks is not None):
-            raise Error(f"flashinfer.{self._name}.run: {len(args)} more arguments, expected the sinks and sm_scale")
-        if args:
-            sinks = args[0]
-        if len(args) == 2:
-            self._sm_scale = float(args[1])
         self._pos_encoding_mode = self._sink_encoding
-        return super().run(q, paged_kv_cache, sinks=sinks, **options)
+        return super().run(q, paged_kv_cache, *args, **options)

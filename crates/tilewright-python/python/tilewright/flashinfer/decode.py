@@ -241,8 +241,9 @@ def fast_decode_plan(
 ):
     """``plan`` of a decode wrapper with bounds that the caller has on the host."""
     bounds = indptr if global_override_indptr_cpu is None else global_override_indptr_cpu
-    self.plan(
-        bounds, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode=pos_encoding_mode,
+    # engines bind this function to the wrapper as its `plan`
+    BatchDecodeWithPagedKVCacheWrapper.plan(
+        self, bounds, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, pos_encoding_mode=pos_encoding_mode,
         window_left=window_left, logits_soft_cap=logits_soft_cap,
         q_data_type=q_data_type,
         kv_data_type=kv_data_type, data_type=data_type, sm_scale=sm_scale, rope_scale=rope_scale, rope_theta=rope_theta,

@@ -65,10 +65,13 @@ class _PrefillWrapper:
 
     _name = "BatchPrefill"
 
-    def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph, backend, refused):
+    def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs):
         check_layout(self._name, kv_layout)
         check_backend(self._name, backend)
-        refuse(self._name, "a variant written in Python (tilewright.Variant)", **refused)
+        # the source of one variant is known by its name: attention sinks
+        self._has_sinks = jit_args is not None and "AttentionSink" in jit_args
+        if not self._has_sinks:
+            refuse(self._name, "a variant written in Python (tilewright.Variant)", jit_args=jit_args, jit_kwargs=jit_kwargs)
         self._kv_layout = kv_layout
         self._backend = backend
         self._use_cuda_graph = use_cuda_graph
@@ -140,6 +143,16 @@ class _PrefillWrapper:
             changes["sinks"] = tuple(host_array(sinks.float()).tolist())
         return self._settings.replace(**changes) if changes else self._settings
 
+    def _sinks(self, args, sinks):
+        """The sinks, by keyword or as the first of the arguments of the known variant, which the scale follows."""
+        if args and not self._has_sinks:
+            refuse("run", args=args)
+        if len(args) > 2 or (args and sinks is not None):
+            raise Error(f"flashinfer.{self._name}.run: {len(args)} more arguments, expected the sinks and sm_scale")
+        if len(args) == 2:
+            self._sm_scale = float(args[1])
+        return args[0] if args else sinks
+
     def _run(self, q, kv, *, scales, out, lse, return_lse, sinks=None):
         if self._settings is None:
             raise Error("flashinfer.run: plan() has not been called")
@@ -179,8 +192,7 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
         paged_kv_indices_buf=None, paged_kv_last_page_len_buf=None, custom_mask_buf=None, mask_indptr_buf=None, backend="auto",
         jit_args=None, jit_kwargs=None,
     ):
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend,
-                         {"jit_args": jit_args, "jit_kwargs": jit_kwargs})
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs)
         self._buffers(qo_indptr_buf=qo_indptr_buf, paged_kv_indptr_buf=paged_kv_indptr_buf,
                       paged_kv_indices_buf=paged_kv_indices_buf, paged_kv_last_page_len_buf=paged_kv_last_page_len_buf)
         self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
@@ -234,8 +246,9 @@ class BatchPrefillWithPagedKVCacheWrapper(_PrefillWrapper):
     ):
         """Attention of the planned batch: ``q`` ``[qo_indptr[-1], num_qo_heads, head_dim]``. Returns the output, or ``(output,
         lse)`` with the LSE in base 2. ``enable_pdl`` is a hint without effect."""
-        refuse("run", args=args or None, kv_cache_sf=kv_cache_sf, use_fp16_softmax=use_fp16_softmax,
-               uses_spcompress=uses_spcompress, skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
+        refuse("run", kv_cache_sf=kv_cache_sf, use_fp16_softmax=use_fp16_softmax, uses_spcompress=uses_spcompress,
+               skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor)
+        sinks = self._sinks(args, sinks)
         if window_left is not None and self._settings is not None and window_left != self._window_left:
             raise AssertionError(f"window_left = {window_left}, plan() was given {self._window_left}")
         kv = split_cache("run", paged_kv_cache, self._kv_layout)
@@ -271,8 +284,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
         self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, qo_indptr_buf=None, kv_indptr_buf=None,
         custom_mask_buf=None, mask_indptr_buf=None, backend="auto", jit_args=None, jit_kwargs=None,
     ):
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend,
-                         {"jit_args": jit_args, "jit_kwargs": jit_kwargs})
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs)
         self._buffers(qo_indptr_buf=qo_indptr_buf, kv_indptr_buf=kv_indptr_buf)
         self._custom_mask_buf, self._mask_indptr_buf = custom_mask_buf, mask_indptr_buf
         self._fixed_batch_size = len(qo_indptr_buf) - 1 if use_cuda_graph else 0
@@ -315,8 +327,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(_PrefillWrapper):
     ):
         """Attention of the planned batch: ``q`` ``[qo_indptr[-1], num_qo_heads, head_dim]``, ``k``, ``v`` ``[kv_indptr[-1],
         num_kv_heads, head_dim]``. Returns the output, or ``(output, lse)`` with the LSE in base 2."""
-        refuse("run", args=args or None, kv_cache_sf=kv_cache_sf, o_scale=None if o_scale == 1.0 else o_scale)
-        return self._run(q, (k, v), scales=(q_scale, k_scale, v_scale), out=out, lse=lse, return_lse=return_lse)
+        refuse("run", kv_cache_sf=kv_cache_sf, o_scale=None if o_scale == 1.0 else o_scale)
+        scales = (q_scale, k_scale, v_scale)
+        return self._run(q, (k, v), scales=scales, out=out, lse=lse, return_lse=return_lse, sinks=self._sinks(args, None))
 
     run_return_lse = functools.partialmethod(run, return_lse=True)
 

@@ -4,6 +4,12 @@ import enum
 
 import torch
 
+from .._core import Unsupported
+
+
+class GPUArchitectureError(Unsupported):
+    """A GPU lacks what was requested."""
+
 
 class PosEncodingMode(enum.Enum):
     """The positions that attention applies itself."""

@@ -48,13 +48,18 @@ def _each(value, rows, step):
     return [(int(value) + step * row) % 2**64 for row in range(rows)]
 
 
-def _parameter(value):
+def _parameter(value, rows):
     """A number, or one per row; a tensor on a GPU is copied, which waits for it."""
-    if isinstance(value, torch.Tensor):
-        if value.dim() > 1:
-            raise ValueError(f"Expected a 1D tensor or scalar, got a tensor of shape {tuple(value.shape)}")
-        return on_host(value.float() if value.dtype in (torch.float16, torch.bfloat16) else value)
-    return value
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dim() == 0:
+        raise ValueError("Expected a 1D tensor of shape (batch_size,) or scalar for the sampling parameter, "
+                         "got a 0-dimensional tensor")
+    if value.dim() > 1:
+        raise ValueError(f"Expected a 1D tensor or scalar for the sampling parameter, got a {value.dim()}D tensor")
+    if value.numel() != rows:
+        raise ValueError(f"Sampling parameter tensor batch size mismatch: {value.numel()} numbers, expected batch_size = {rows}")
+    return on_host(value.float() if value.dtype in (torch.float16, torch.bfloat16) else value)
 
 
 class _Draw:
@@ -68,6 +73,11 @@ class _Draw:
         self.check_nan = check_nan
         self.return_valid = return_valid
 
+    def _parameter_rows(self, scores, value):
+        """Parameters are one per row of ``scores``, or with ``indices`` also one per token."""
+        tokens = scores.shape[0] if self.indices is None else len(self.indices)
+        return tokens if getattr(value, "shape", None) == (tokens,) else scores.shape[0]
+
     def sample(self, scores, probs, params):
         """One token per row, or per entry of ``indices``, int32 (the dtype of ``indices``)."""
         if self.check_nan and torch.any(torch.isnan(scores)):
@@ -77,11 +87,9 @@ class _Draw:
         rows = source.shape[0]
         seed, offset = _seeds(scores, rows, *self.random)
         fields = {"temperature": 1.0, "top_k": None, "top_p": 1.0, "min_p": 0.0, "joint": False, "seed": seed, "offset": offset}
-        fields.update((name, _parameter(value)) for name, value in params.items())
-        if fields["top_k"] is not None and not isinstance(fields["top_k"], int) and self.indices is not None:
-            fields["top_k"] = fields["top_k"][on_host(self.indices.long())]
-        for name in ("top_p", "min_p"):
-            if self.indices is not None and getattr(fields[name], "ndim", 0) == 1:
+        for name, value in params.items():
+            fields[name] = _parameter(value, self._parameter_rows(scores, value))
+            if self.indices is not None and getattr(fields[name], "ndim", 0) == 1 and len(fields[name]) != rows:
                 fields[name] = fields[name][on_host(self.indices.long())]
         tokens, errors = _core.sample(queue_of(source), arg(source.contiguous()), probs, fields)
         dtype = torch.int32 if self.indices is None else self.indices.dtype
@@ -95,7 +103,7 @@ class _Draw:
 
 def softmax(logits, temperature=None, enable_pdl=None):
     """The softmax of ``logits / temperature`` in float32. Temperature 0 puts all mass on the largest logit."""
-    temperature = 1.0 if temperature is None else _parameter(temperature)
+    temperature = 1.0 if temperature is None else _parameter(temperature, logits.shape[0])
     return sampling.softmax(logits.float(), temperature)
 
 
@@ -162,17 +170,17 @@ def top_k_top_p_sampling_from_probs(
 
 def top_p_renorm_probs(probs, top_p, is_deterministic=False):
     """Keeps the smallest set of the largest probabilities whose share reaches ``top_p``, renormalised, in float32."""
-    return sampling.top_p_renorm_probs(probs.float(), _parameter(top_p))
+    return sampling.top_p_renorm_probs(probs.float(), _parameter(top_p, probs.shape[0]))
 
 
 def top_k_renorm_probs(probs, top_k):
     """Keeps the ``top_k`` largest probabilities, ties included, renormalised, in the dtype of ``probs``."""
-    return sampling.top_k_renorm_probs(probs, _parameter(top_k))
+    return sampling.top_k_renorm_probs(probs, _parameter(top_k, probs.shape[0]))
 
 
 def top_k_mask_logits(logits, top_k):
     """Keeps the ``top_k`` largest logits, ties included; the others become -inf."""
-    return sampling.top_k_mask_logits(logits, _parameter(top_k))
+    return sampling.top_k_mask_logits(logits, _parameter(top_k, logits.shape[0]))
 
 
 top_p_renorm_prob = top_p_renorm_probs

@@ -1,0 +1,156 @@
+"""A pytest plugin that runs FlashInfer's own tests against ``tilewright.flashinfer`` on the CPU.
+
+It takes the place of their conftest.py (``--noconftest``): ``flashinfer`` is this package, tensors of ``cuda`` are on the CPU, and
+the warm-up of their compiler does nothing. A seeded sample of small cases is run; outcomes by node id go to a file.
+"""
+
+import json
+import pathlib
+import random
+import re
+import sys
+import types
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import tilewright.flashinfer
+from tilewright.flashinfer import properties, topk
+
+
+def pytest_addoption(parser):
+    """The sample and the file of outcomes."""
+    parser.addoption("--per-file", type=int, default=40, help="cases of each file")
+    parser.addoption("--sample-seed", type=int, default=1, help="seed of the sample")
+    parser.addoption("--largest", type=int, default=600, help="the largest number in the parameters of a case")
+    parser.addoption("--outcomes", default=None, help="a JSON file of outcomes by node id")
+    parser.addoption("--expected", default=str(pathlib.Path(__file__).with_name("expected.json")),
+                     help="a JSON file of expected failures: reason to parts of node ids")
+
+
+def _on_cpu(value):
+    """The same argument with CUDA devices replaced by the CPU."""
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "cuda" else value
+    if isinstance(value, str) and re.fullmatch(r"cuda(:\d+)?", value):
+        return "cpu"
+    return value
+
+
+class _CpuMode(TorchFunctionMode):
+    def __torch_function__(self, function, kinds, args=(), kwargs=None):
+        kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
+        args = tuple(_on_cpu(value) for value in args)
+        name = getattr(function, "__name__", "")
+        if name == "cuda":
+            return args[0]
+        if name == "to" and len(args) > 1 and type(args[1]) is int:
+            args = (args[0], "cpu", *args[2:])
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+#: Modules that their tests import and whose functions the sampled cases do not need.
+_COMPILER = (
+    "flashinfer.jit", "flashinfer.jit.core", "flashinfer.jit.env", "flashinfer.jit.utils", "flashinfer.jit.attention",
+    "flashinfer.jit.attention.variants", "flashinfer.fp4_quantization", "flashinfer.quantization.nvfp4_quantization_utils",
+    "flashinfer.trace", "flashinfer.triton", "flashinfer.triton.cascade", "tests.test_helpers.jit_utils",
+)
+
+
+class _Compiled(types.ModuleType):
+    """A module of FlashInfer's compiler: every function of it returns nothing to build."""
+
+    def __getattr__(self, name):
+        if name == "__path__":
+            return []
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (Exception,), {}) if name[0].isupper() else lambda *args, **kwargs: []
+
+
+def pytest_configure(config):
+    """Installs the package and the replacements."""
+    tilewright.flashinfer.install()
+    for name in _COMPILER:
+        sys.modules[name] = _Compiled(name)
+    declared = {"fa2": "AttentionSink", "fa3": "AttentionSink"}
+    sys.modules["flashinfer.jit.attention.variants"].attention_sink_decl = declared
+    sys.modules["flashinfer.jit.utils"].filename_safe_dtype_map = dict.fromkeys((torch.float16, torch.bfloat16), "dtype")
+    tilewright.flashinfer.jit = sys.modules["flashinfer.jit"]
+    properties.has_flashinfer_jit_cache = lambda: True
+    properties.device_support_pdl = lambda device: False
+    topk.can_implement_filtered_topk = lambda: True
+    for name in ("is_fa3_backend_supported", "is_sm90a_supported", "is_sm100a_supported", "is_sm12x_supported", "is_sm110a_supported"):
+        setattr(properties, name, lambda *args, **kwargs: False)
+    properties.get_compute_capability = lambda device: (8, 0)
+    torch.cuda.is_available = lambda: True
+    torch.cuda.synchronize = lambda *args: None
+    torch.cuda.get_device_capability = lambda *args: (8, 0)
+    torch.cuda.empty_cache = lambda: None
+    torch.cuda.device_count = lambda: 1
+    torch.cuda.get_device_properties = lambda *args: types.SimpleNamespace(
+        multi_processor_count=4, total_memory=8 << 30, major=8, minor=0, name="cpu")
+    generator = torch.Generator
+    torch.Generator = lambda device="cpu": generator(device=_on_cpu(device))
+    config._cpu_mode = _CpuMode()
+    config._cpu_mode.__enter__()
+    config._outcomes = {}
+    config._expected = json.loads(pathlib.Path(config.getoption("--expected")).read_text(encoding="utf-8"))
+
+
+def pytest_unconfigure(config):
+    """Writes the outcomes."""
+    config._cpu_mode.__exit__(None, None, None)
+    path = config.getoption("--outcomes")
+    if path:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(dict(sorted(config._outcomes.items())), file, indent=0)
+
+
+def _largest(item) -> int:
+    numbers = [value for value in getattr(getattr(item, "callspec", None), "params", {}).values() if type(value) is int]
+    return max(numbers, default=0)
+
+
+def pytest_collection_modifyitems(config, items):
+    """Keeps a sample of the small cases of each file."""
+    chosen, rest, limit = [], [], config.getoption("--largest")
+    files: dict = {}
+    for item in items:
+        (files.setdefault(item.path, []) if _largest(item) <= limit else rest).append(item)
+    for path, cases in sorted(files.items()):
+        pick = random.Random(f"{config.getoption('--sample-seed')} {path.name}")
+        order = sorted(pick.sample(range(len(cases)), min(config.getoption("--per-file"), len(cases))))
+        chosen += [cases[at] for at in order]
+        rest += [case for at, case in enumerate(cases) if at not in set(order)]
+    items[:] = chosen
+    config.hook.pytest_deselected(items=rest)
+
+
+def _expected(config, nodeid: str):
+    """The reason why a case fails as expected, or None."""
+    for reason, parts in config._expected.items():
+        if any(part in nodeid for part in parts):
+            return reason
+    return None
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Records outcomes. An expected failure does not count, and a pass of one is a failure."""
+    report = (yield).get_result()
+    if report.when != "call" and report.outcome == "passed":
+        return
+    why = ""
+    if report.failed and call.excinfo is not None:
+        text = str(call.excinfo.value).splitlines()
+        why = f"{call.excinfo.typename}: {text[0] if text else ''}"[:160]
+    item.config._outcomes[item.nodeid] = [report.outcome, why]
+    reason = _expected(item.config, item.nodeid)
+    if reason is not None and report.failed:
+        report.outcome, report.wasxfail = "skipped", reason
+    elif reason is not None and report.when == "call" and report.passed:
+        report.outcome, report.longrepr = "failed", f"it passes, expected a failure: {reason}"
