@@ -5,7 +5,7 @@ use std::{path::Path, time::Instant};
 use tilewright_serve::model::{ChatTemplate, Message};
 
 /// Templates that Jinja2 renders and that are refused, because minijinja would render something else.
-const REFUSED: [&str; 13] = [
+const REFUSED: [&str; 19] = [
     "{{ {'b': 1, 'a': 2} | dictsort }}{{ {'b': 1, 'A': 2} | dictsort(false, 'value') }}",
     "{{ '{} and {}'.format('a', 1) }}{{ '{1}{0}'.format('a', 'b') }}{{ '{x}'.format(x='y') }}",
     "{{ messages[0].content | upper | replace('A', 'x') | trim ~ '!' }}{{ messages[0].content | e }}",
@@ -19,6 +19,12 @@ const REFUSED: [&str; 13] = [
     "{{ messages[0].content.encode('utf-8') }}",
     "{{ '%c' % 'x' }}{{ '%x' % 255 }}",
     "{{ 'abc' | wordcount }}{{ 'a b c' | truncate(3) }}{{ 'x' | center(5) }}",
+    "{{ messages[0].content + ('12') | safe }}",
+    "{{ true and none }}{{ 1 or 2 }}",
+    "{{ ((1, 2))[::-1] }}",
+    "{{ range(4)[:2] }}{{ (range(4))[1:] }}",
+    "{{ (-0.5) ** 2 }}",
+    "{{ ((1, 2)) * 2 }}",
 ];
 
 fn expected() -> Value {

@@ -4,6 +4,7 @@ use super::{
     json::{JsonFormat, json},
     methods::{self, Side, strip},
     objects::{Generator, pair},
+    operators::compare,
     printf,
     text::{MAX_TEXT, checked, refuse, repr, str},
 };
@@ -21,6 +22,9 @@ type Text<'a> = Option<Cow<'a, str>>;
 
 /// The width at which `pprint` breaks lines, which is not supported.
 const PPRINT_WIDTH: usize = 80;
+
+/// Maximum distinct items of `unique`, which compares all pairs.
+const MAX_UNIQUE: usize = 1000;
 
 /// Adds the filters and tests to `environment`.
 pub(super) fn add(environment: &mut Environment<'_>) {
@@ -70,6 +74,17 @@ fn add_sequences(environment: &mut Environment<'_>) {
     environment.add_filter("items", |value: &Value| Ok::<_, Error>(generator(methods::items(value)?)));
     environment.add_filter("dictsort", dictsort);
     environment.add_filter("sort", sort);
+    environment.add_filter("max", |value: &Value| extreme(value, ">"));
+    environment.add_filter("min", |value: &Value| extreme(value, "<"));
+    environment.add_filter("unique", unique);
+    environment.add_filter("reverse", |value: &Value| {
+        let mut items = list(value)?;
+        items.reverse();
+        match value.as_str() {
+            Some(text) => Ok::<_, Error>(Value::from(text.chars().rev().collect::<String>())),
+            None => Ok(generator(items)),
+        }
+    });
     // Lazy in Jinja2: their results have neither a length nor a text.
     environment.add_filter("map", |state: &State<'_, '_>, value: Value, args: Rest<Value>| {
         filters::map(state, value, args).map(generator)
@@ -97,8 +112,10 @@ fn add_sequences(environment: &mut Environment<'_>) {
 fn add_tests(environment: &mut Environment<'_>) {
     // Whatever has a length and items: texts and dicts too.
     environment.add_test("sequence", |value: &Value| {
-        matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable)
-            && value.downcast_object_ref::<Generator>().is_none()
+        matches!(
+            value.kind(),
+            ValueKind::Seq | ValueKind::Map | ValueKind::String | ValueKind::Iterable | ValueKind::Undefined
+        ) && value.downcast_object_ref::<Generator>().is_none()
     });
     environment.add_test("iterable", |value: &Value| {
         matches!(
@@ -133,6 +150,55 @@ fn sort(state: &S, value: Value, options: Kwargs) -> Result<Value, Error> {
         return Err(refuse(format!("sort of values like a {first} is not supported")));
     }
     filters::sort(state, value, options)
+}
+
+/// The first item that no other precedes in the order of `operator`. Texts are compared without case.
+fn extreme(value: &Value, operator: &str) -> Result<Value, Error> {
+    let mut best: Option<(Value, Value)> = None;
+    for item in list(value)? {
+        let key = without_case(&item);
+        let replaces = best.as_ref().map_or(Ok(true), |(best, _)| compare(&key, operator, best))?;
+        if replaces {
+            best = Some((key, item));
+        }
+    }
+    Ok(best.map_or(Value::UNDEFINED, |(_, item)| item))
+}
+
+/// The first of equal items, texts without case. Lists and dicts cannot be compared so in Python.
+fn unique(value: &Value) -> Result<Value, Error> {
+    let (mut keys, mut items): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
+    for item in list(value)? {
+        let key = without_case(&item);
+        if matches!(key.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
+            return Err(refuse(format!("unique of values like a {} is not supported", key.kind())));
+        }
+        if keys.len() > MAX_UNIQUE {
+            return Err(refuse(format!("unique of more than {MAX_UNIQUE} items is not supported")));
+        }
+        let mut is_new = true;
+        for other in &keys {
+            is_new &= !equals(other, &key)?;
+        }
+        if is_new {
+            keys.push(key);
+            items.push(item);
+        }
+    }
+    Ok(generator(items))
+}
+
+/// Equality of hashable values: True is 1.
+fn equals(left: &Value, right: &Value) -> Result<bool, Error> {
+    let number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
+    if !number(left) || !number(right) {
+        return Ok(left == right);
+    }
+    Ok(compare(left, "<=", right)? && compare(left, ">=", right)?)
+}
+
+fn without_case(value: &Value) -> Value {
+    value.as_str().map_or_else(|| value.clone(), |text| Value::from(text.to_lowercase()))
 }
 
 fn generator(items: Vec<Value>) -> Value {

@@ -200,3 +200,87 @@ pub(super) fn wrap_tuples(tokens: &mut [Token], first: usize) -> Result<(), Stri
     }
     Ok(())
 }
+
+/// Refuses constructs that minijinja evaluates otherwise.
+pub(super) fn refuse_constructs(tokens: &[Token], first: usize) -> Result<(), String> {
+    let operator =
+        |at: usize, text: &str| tokens.get(at).is_some_and(|t| t.kind == Kind::Operator && t.text == text);
+    let is_sum = (first..tokens.len()).any(|at| operator(at, "+") && is_binary(tokens, at, first));
+    for (at, token) in tokens.iter().enumerate().skip(first) {
+        let name = if token.kind == Kind::Name { token.text.as_str() } else { "" };
+        if is_sum && name == "safe" && at > first && operator(at - 1, "|") {
+            return Err("a sum with `safe` is not supported: Jinja2 escapes the other texts".to_owned());
+        }
+        if name == "and"
+            && at > first
+            && is_constant_between(tokens, at - 1)
+            && is_constant_between(tokens, at + 1)
+        {
+            return Err("`and` of two constants is not supported".to_owned());
+        }
+        if at == first || !operator(at - 1, ")") {
+            continue;
+        }
+        let sliced = operator(at, "[")
+            && tokens[at + 1..]
+                .iter()
+                .take_while(|t| t.depth > token.depth)
+                .any(|t| t.depth == token.depth + 1 && t.text == ":" && t.kind == Kind::Operator);
+        let [power, repeated] = ["**", "*"].map(|text| operator(at, text));
+        if !sliced && !power && !repeated {
+            continue;
+        }
+        let (open, close) = innermost(tokens, at - 1);
+        let called = if open > first && tokens[open - 1].kind == Kind::Name {
+            tokens[open - 1].text.as_str()
+        } else {
+            ""
+        };
+        let comma =
+            (open + 1..close).any(|at| tokens[at].depth == tokens[open].depth + 1 && operator(at, ","));
+        let tuple = called.is_empty() && comma;
+        if sliced && called == "range" || (sliced || repeated) && tuple {
+            return Err("a range or tuple that is sliced or repeated is not supported".to_owned());
+        }
+        if power && operator(open + 1, "-") {
+            return Err("a power of a negative number is not supported".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Whether the token at `at` is a number or a named constant, and no operand of an arithmetic operator or a comparison.
+fn is_constant_between(tokens: &[Token], at: usize) -> bool {
+    let is_constant = |token: &Token| {
+        let names = ["true", "false", "none", "True", "False", "None"];
+        token.kind == Kind::Number || token.kind == Kind::Name && names.contains(&token.text.as_str())
+    };
+    let is_limit = |token: &Token| match token.kind {
+        Kind::Operator => ["(", ")", "[", "]", ","].contains(&token.text.as_str()),
+        _ => ["and", "or", "if", "else"].contains(&token.text.as_str()),
+    };
+    let before = at.checked_sub(1).and_then(|before| tokens.get(before));
+    tokens.get(at).is_some_and(is_constant)
+        && before.is_none_or(is_limit)
+        && tokens.get(at + 1).is_none_or(is_limit)
+}
+
+/// The parentheses that end at `close`, or those of the tuple or call that is all of their content.
+fn innermost(tokens: &[Token], mut close: usize) -> (usize, usize) {
+    let opening = |close: usize| {
+        (0..close)
+            .rev()
+            .find(|&at| tokens[at].depth == tokens[close].depth && tokens[at].text == "(")
+            .unwrap_or(0)
+    };
+    let mut open = opening(close);
+    while open + 1 < close && tokens[close - 1].text == ")" {
+        let inner = opening(close - 1);
+        let is_call = inner == open + 2 && tokens[open + 1].kind == Kind::Name;
+        if inner != open + 1 && !is_call {
+            break;
+        }
+        (open, close) = (inner, close - 1);
+    }
+    (open, close)
+}

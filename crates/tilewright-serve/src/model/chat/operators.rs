@@ -41,7 +41,14 @@ pub(super) fn floor_divide(left: &Value, right: &Value) -> Result<Value, Error> 
             let down = a % b != 0 && (a < 0) != (b < 0);
             Ok(Value::from(if down { quotient - 1 } else { quotient }))
         }
-        Operands::Floats(a, b) => Ok(Value::from((a / b).floor())),
+        Operands::Floats(a, b) => {
+            // as CPython: the remainder is exact, the quotient may be rounded to the next integer
+            let rest = a % b;
+            let down = rest != 0.0 && (rest < 0.0) != (b < 0.0);
+            let quotient = (a - rest) / b - if down { 1.0 } else { 0.0 };
+            let floor = quotient.floor();
+            Ok(Value::from(if quotient - floor > 0.5 { floor + 1.0 } else { floor }))
+        }
     }
 }
 
@@ -59,13 +66,17 @@ fn divisible(left: &Value, right: &Value, operator: &str) -> Result<Operands, Er
     }
     let operands = match (integer(left), integer(right)) {
         (Some(a), Some(b)) => Operands::Integers(a, b),
-        _ => Operands::Floats(f64::try_from(left.clone())?, f64::try_from(right.clone())?),
+        _ => Operands::Floats(float(left)?, float(right)?),
     };
     match operands {
         Operands::Integers(_, 0) => Err(refuse("division by zero")),
         Operands::Floats(_, 0.0) => Err(refuse("division by zero")),
         operands => Ok(operands),
     }
+}
+
+fn float(value: &Value) -> Result<f64, Error> {
+    integer(value).map_or_else(|| f64::try_from(value.clone()), |value| Ok(value as f64))
 }
 
 fn integer(value: &Value) -> Option<i64> {
@@ -90,10 +101,7 @@ pub(super) fn compare(left: &Value, operator: &str, right: &Value) -> Result<boo
         (Some(left), Some(right)) => left.cmp(right),
         _ if number(left) && number(right) => match (integer(left), integer(right)) {
             (Some(left), Some(right)) => left.cmp(&right),
-            _ => {
-                let (left, right) = (f64::try_from(left.clone())?, f64::try_from(right.clone())?);
-                left.partial_cmp(&right).ok_or_else(|| refuse("NaN has no order"))?
-            }
+            _ => float(left)?.partial_cmp(&float(right)?).ok_or_else(|| refuse("NaN has no order"))?,
         },
         _ => {
             let (left, right) = (left.kind(), right.kind());

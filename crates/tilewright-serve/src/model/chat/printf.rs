@@ -70,7 +70,8 @@ impl Conversion {
             ('r', None) => repr(value, false)?,
             ('d' | 'i', None) if value.is_number() => match value.as_i64() {
                 Some(integer) => integer.to_string(),
-                None => format!("{:.0}", f64::try_from(value.clone())?.trunc()),
+                // an int has no negative zero
+                None => format!("{:.0}", f64::try_from(value.clone())?.trunc() + 0.0),
             },
             ('f', precision) if value.is_number() => {
                 let number = f64::try_from(value.clone())?;

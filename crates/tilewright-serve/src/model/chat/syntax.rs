@@ -12,7 +12,7 @@
 //! The number of line ends is kept, so errors name the line of the template.
 
 use super::{
-    operands::{Insertions, wrap_operands, wrap_tuples},
+    operands::{Insertions, refuse_constructs, wrap_operands, wrap_tuples},
     token::{Kind, Token, lex},
 };
 
@@ -150,6 +150,7 @@ fn push_tokens(text: &mut String, mut tokens: Vec<Token>, block: bool) -> Result
     let expression = expression_start(&tokens, block);
     wrap_operands(&mut tokens, expression, &mut insertions);
     wrap_expression(&tokens, expression, block, &mut insertions);
+    refuse_constructs(&tokens, expression)?;
     wrap_tuples(&mut tokens, expression)?;
     for (at, token) in tokens.iter().enumerate() {
         text.push_str(&token.space);
