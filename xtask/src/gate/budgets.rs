@@ -48,6 +48,16 @@ impl Budgets {
         Self(measured.iter().map(row).collect())
     }
 
+    /// Removes the rows of kernels and architectures that `other` lacks.
+    pub(crate) fn retain_keys_of(&mut self, other: &Self) {
+        self.0.retain(|key, _| other.0.contains_key(key));
+    }
+
+    /// Adds the rows of `other`, which replace those of the same kernel and architecture.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
     /// The text of the file: rows sorted by kernel and architecture.
     pub(crate) fn text(&self) -> String {
         let mut text = header();
@@ -132,6 +142,20 @@ mod tests {
     fn rows_round_trip_sorted() {
         let (a, b) = ("a,80,1,0,3,4,5,6,7,8,9,10,0\n", "a,120,1,0,3,4,5,6,7,8,9,10,0\n");
         assert_eq!(budgets(&format!("{b}{a}")).text(), format!("{HEAD}{a}{b}"));
+    }
+
+    #[test]
+    fn a_partial_measurement_keeps_the_other_rows() {
+        let [a, b, new] = [
+            "a,80,1,0,3,4,5,6,7,8,9,10,0\n",
+            "b,80,2,0,3,4,5,6,7,8,9,10,0\n",
+            "b,80,5,0,3,4,5,6,7,8,9,10,0\n",
+        ];
+        let mut all = budgets(&format!("{a}{b}"));
+        all.extend(budgets(new));
+        assert_eq!(all.text(), format!("{HEAD}{a}{new}"));
+        all.retain_keys_of(&budgets(b));
+        assert_eq!(all.text(), format!("{HEAD}{new}"));
     }
 
     #[test]

@@ -25,6 +25,7 @@ pub(crate) use assemble::parallel;
 use budgets::Budgets;
 use measure::{Measured, table};
 use std::path::Path;
+use tilewright_kernels::KernelEntry;
 use tilewright_ptx::{isa, text::ptx};
 use tools::Tools;
 
@@ -36,16 +37,47 @@ pub(crate) enum Verdict {
     NotRun(String),
 }
 
-/// `cargo xtask gate [--bless] [--if-possible]`.
-pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<Verdict, String> {
-    const OPTIONS: [&str; 2] = ["--bless", "--if-possible"];
-    if let Some(word) = arguments.iter().find(|word| !OPTIONS.contains(word)) {
-        return Err(format!("`{word}` is no option of `cargo xtask gate`, which has {}", OPTIONS.join(", ")));
+/// The options of `cargo xtask gate`.
+#[derive(Debug, PartialEq, Eq)]
+struct GateOptions<'a> {
+    bless: bool,
+    if_possible: bool,
+    /// Only sm_90 and the first architecture of each kernel.
+    quick: bool,
+    /// Only kernels whose names begin with one of these; all if empty.
+    names: Vec<&'a str>,
+}
+
+impl<'a> GateOptions<'a> {
+    fn parse(arguments: &[&'a str]) -> Result<Self, String> {
+        const OPTIONS: [&str; 3] = ["--bless", "--if-possible", "--quick"];
+        let (options, names): (Vec<&str>, Vec<&str>) =
+            arguments.iter().partition(|word| word.starts_with('-'));
+        if let Some(word) = options.iter().find(|word| !OPTIONS.contains(word)) {
+            let all = OPTIONS.join(", ");
+            return Err(format!("`{word}` is no option of `cargo xtask gate`, which has {all}"));
+        }
+        let has = |option| options.contains(&option);
+        Ok(Self { bless: has(OPTIONS[0]), if_possible: has(OPTIONS[1]), quick: has(OPTIONS[2]), names })
     }
-    let has = |option| arguments.contains(&option);
+
+    /// Whether every kernel is measured for every architecture.
+    fn is_complete(&self) -> bool {
+        !self.quick && self.names.is_empty()
+    }
+
+    fn selects(&self, kernel: &KernelEntry, arch: u32) -> bool {
+        let named = self.names.is_empty() || self.names.iter().any(|name| kernel.name.starts_with(name));
+        named && (!self.quick || arch == 90 || kernel.archs.first() == Some(&arch))
+    }
+}
+
+/// `cargo xtask gate [--bless] [--if-possible] [--quick] [NAME ...]`.
+pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<Verdict, String> {
+    let options = GateOptions::parse(arguments)?;
     match Tools::find(&crate::target(root)) {
-        Ok(tools) => gate(root, tools, has("--bless")).map(|()| Verdict::Passed),
-        Err(why) if has("--if-possible") => {
+        Ok(tools) => gate(root, tools, &options).map(|()| Verdict::Passed),
+        Err(why) if options.if_possible => {
             println!("the gate DID NOT RUN; no kernel was assembled: {why}");
             Ok(Verdict::NotRun(why))
         }
@@ -53,33 +85,38 @@ pub(crate) fn run(root: &Path, arguments: &[&str]) -> Result<Verdict, String> {
     }
 }
 
-fn gate(root: &Path, tools: Tools, bless: bool) -> Result<(), String> {
+fn gate(root: &Path, tools: Tools, options: &GateOptions<'_>) -> Result<(), String> {
     println!("{}", Tools::versions());
     let assembler = Assembler::new(tools)?;
     let kernels = tilewright_kernels::all();
     let mut complaints = Vec::new();
-    match planted::prove(&assembler, &kernels) {
-        Ok(caught) => println!("planted       {caught} violations, all caught"),
-        Err(why) => complaints.push(why),
+    if options.names.is_empty() {
+        match planted::prove(&assembler, &kernels) {
+            Ok(caught) => println!("planted       {caught} violations, all caught"),
+            Err(why) => complaints.push(why),
+        }
+        complaints.extend(instructions(&assembler));
     }
-    complaints.extend(instructions(&assembler));
-    let pairs: Vec<_> =
-        kernels.iter().flat_map(|kernel| kernel.archs.iter().map(move |&arch| (kernel, arch))).collect();
+    let pairs = kernels.iter().flat_map(|kernel| kernel.archs.iter().map(move |&arch| (kernel, arch)));
+    let pairs: Vec<_> = pairs.filter(|(kernel, arch)| options.selects(kernel, *arch)).collect();
+    if pairs.is_empty() {
+        return Err(format!("no kernel begins with {}", options.names.join(", ")));
+    }
     let measured = parallel(&pairs, |&(kernel, arch)| {
         Measured::of(&assembler, kernel, arch).map_err(|why| format!("{} sm_{arch}: {why}", kernel.name))
     });
     let (measured, failed): (Vec<_>, Vec<_>) = measured.into_iter().partition(Result::is_ok);
     complaints.extend(failed.into_iter().filter_map(Result::err));
     let measured: Vec<Measured> = measured.into_iter().filter_map(Result::ok).collect();
-    println!("kernels       {} for {} targets\n", kernels.len(), pairs.len());
+    println!("kernels       {} targets of {} kernels in all\n", pairs.len(), kernels.len());
     println!("{}", table(&measured));
     for m in &measured {
         complaints.extend(m.violations().iter().map(|why| format!("{} sm_{}: {why}", m.kernel, m.arch)));
     }
-    if bless && complaints.is_empty() {
-        return write(root, &measured);
+    if options.bless && complaints.is_empty() {
+        return write(root, &measured, options.is_complete());
     }
-    complaints.extend(over_budget(root, &measured));
+    complaints.extend(over_budget(root, &measured, options.is_complete()));
     complaints.iter().for_each(|complaint| println!("  {complaint}"));
     match complaints.len() {
         0 => Ok(()),
@@ -101,16 +138,22 @@ fn instructions(assembler: &Assembler) -> Vec<String> {
     complaints
 }
 
-/// Kernels over their budget. Kernels below their budget are printed only.
-fn over_budget(root: &Path, measured: &[Measured]) -> Vec<String> {
+/// The recorded budgets.
+fn recorded(root: &Path) -> Result<Budgets, String> {
     let text = std::fs::read_to_string(root.join(budgets::FILE));
-    let budgets =
-        text.map_err(|why| format!("{}: {why}", budgets::FILE)).and_then(|text| Budgets::parse(&text));
-    let budgets = match budgets {
+    text.map_err(|why| format!("{}: {why}", budgets::FILE)).and_then(|text| Budgets::parse(&text))
+}
+
+/// Kernels over their budget. Kernels below their budget are printed only.
+fn over_budget(root: &Path, measured: &[Measured], complete: bool) -> Vec<String> {
+    let mut budgets = match recorded(root) {
         Ok(budgets) => budgets,
         Err(why) => return vec![why],
     };
     let now = Budgets::of(measured);
+    if !complete {
+        budgets.retain_keys_of(&now);
+    }
     let broken = budgets.broken_by(&now);
     match (broken.len(), budgets.loosened_by(&now)) {
         (0, 0) => println!("budgets       met exactly"),
@@ -124,22 +167,42 @@ fn over_budget(root: &Path, measured: &[Measured]) -> Vec<String> {
     broken
 }
 
-/// Writes the measured numbers as the budgets, and the golden PTX.
-fn write(root: &Path, measured: &[Measured]) -> Result<(), String> {
+/// Writes the measured numbers as the budgets, and the golden PTX. Budgets of kernels that were not measured stay.
+fn write(root: &Path, measured: &[Measured], complete: bool) -> Result<(), String> {
     let path = root.join(budgets::FILE);
-    std::fs::write(&path, Budgets::of(measured).text()).map_err(|why| format!("{}: {why}", budgets::FILE))?;
+    let mut budgets = if complete { Budgets::default() } else { recorded(root)? };
+    budgets.extend(Budgets::of(measured));
+    std::fs::write(&path, budgets.text()).map_err(|why| format!("{}: {why}", budgets::FILE))?;
     println!("blessed       {}, and {} golden files that changed", budgets::FILE, golden::bless(root)?);
     Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::run;
+    use super::{GateOptions, run};
     use std::path::Path;
 
     #[test]
     fn unknown_options_are_errors() {
         let why = run(Path::new("."), &["--bless", "--possible"]).unwrap_err();
-        assert_eq!(why, "`--possible` is no option of `cargo xtask gate`, which has --bless, --if-possible");
+        let options = "--bless, --if-possible, --quick";
+        assert_eq!(why, format!("`--possible` is no option of `cargo xtask gate`, which has {options}"));
+    }
+
+    #[test]
+    fn options_select_kernels_and_architectures() {
+        let kernels = tilewright_kernels::all();
+        let selected = |arguments: &[&str]| {
+            let options = GateOptions::parse(arguments).unwrap();
+            let pairs =
+                kernels.iter().flat_map(|kernel| kernel.archs.iter().map(move |&arch| (kernel, arch)));
+            let pairs = pairs.filter(|(kernel, arch)| options.selects(kernel, *arch));
+            pairs.map(|(kernel, arch)| (kernel.name.clone(), arch)).collect::<Vec<_>>()
+        };
+        assert_eq!(selected(&[]).len(), kernels.iter().map(|kernel| kernel.archs.len()).sum::<usize>());
+        let quick = selected(&["--quick"]);
+        assert!(kernels.iter().all(|kernel| quick.iter().any(|(name, _)| *name == kernel.name)));
+        let named = selected(&["--quick", "rmsnorm_bf16"]);
+        assert_eq!(named, [("rmsnorm_bf16".to_owned(), 80), ("rmsnorm_bf16".to_owned(), 90)]);
     }
 }
