@@ -75,7 +75,7 @@ impl<B: Backend> Profiled<B> {
     }
 }
 
-/// What a profile says about a call: a name and the bytes that it moves.
+/// The profile of a call: a name and the bytes that it moves.
 trait Describe<'a>: Operator<'a> {
     fn describe(&mut self) -> (String, usize) {
         (self.name().to_owned(), tensor_bytes(self))

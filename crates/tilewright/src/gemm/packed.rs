@@ -160,7 +160,7 @@ impl PackedMatrix {
             WeightFormat::Int8 => f32::from(weights[input * PANEL_FEATURES + lane].cast_signed()) * scale(),
             WeightFormat::Int4 => {
                 let byte = weights[input / 2 * PANEL_FEATURES + lane];
-                let nibble = if input % 2 == 0 { byte & 15 } else { byte >> 4 };
+                let nibble = if input.is_multiple_of(2) { byte & 15 } else { byte >> 4 };
                 (f32::from(nibble) - 8.0) * scale()
             }
         }

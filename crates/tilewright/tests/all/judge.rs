@@ -34,7 +34,7 @@ pub(crate) fn subset<C: IntoIterator>(cases: C) -> impl Iterator<Item = C::Item>
     cases.into_iter().step_by(stride())
 }
 
-/// Whether properties run the full product of their factors; `cargo xtask conformance --all` asks for it.
+/// Whether properties run the full product of their factors; `cargo xtask conformance --all` requests it.
 pub(crate) fn is_exhaustive() -> bool {
     std::env::var_os("TILEWRIGHT_CONFORMANCE").is_some_and(|cases| cases == "all")
 }

@@ -57,9 +57,14 @@ trait PanelFormat {
     unsafe fn load<S: Simd>(simd: S, pair: *const u8, vector: usize) -> [S::V; 2];
 }
 
+struct F32Panel;
+struct F16Panel;
+struct Bf16Panel;
+struct Int8Panel;
+struct Int4Panel;
+
 macro_rules! panel_formats {
     ($($Name:ident, $bytes:expr, $scales:literal, ($simd:ident, $pair:ident, $first:ident, $second:ident) => $load:expr);+ $(;)?) => {$(
-        struct $Name;
         impl PanelFormat for $Name {
             const PAIR_BYTES: usize = $bytes;
             const HAS_SCALES: bool = $scales;
@@ -67,7 +72,7 @@ macro_rules! panel_formats {
             unsafe fn load<S: Simd>($simd: S, $pair: *const u8, vector: usize) -> [S::V; 2] {
                 let $first = vector * S::LANES;
                 let $second = $first + PANEL_FEATURES;
-                // SAFETY: both registers lie in the pair, upheld by the caller.
+                // SAFETY: both registers are inside the pair, upheld by the caller.
                 unsafe { $load }
             }
         }
@@ -265,7 +270,7 @@ impl<const ROWS: usize, const REGISTERS: usize> RegisterBlock<'_, ROWS, REGISTER
             let x: [&[f32]; ROWS] = std::array::from_fn(|r| &self.x[r][first..end]);
             let pairs: [*const u8; REGISTERS] = std::array::from_fn(|v| self.group::<F>(v, first..end));
             for pair in 0..(end - first) / 2 {
-                // SAFETY: the pair lies in the group.
+                // SAFETY: the pair is inside the group.
                 let weights = unsafe { self.load_pair::<S, F>(simd, &pairs, pair, &scales) };
                 for (input, weights) in weights.into_iter().enumerate() {
                     add_products(simd, &mut sums, &std::array::from_fn(|r| x[r][2 * pair + input]), &weights);
@@ -340,7 +345,7 @@ impl Task for WidenPanelsTask<'_> {
             self.panels.len() * PANEL_FEATURES <= self.stride && needed <= self.to.len(),
             "a whole block"
         );
-        assert!(self.inputs.start % GROUP == 0, "whole groups");
+        assert!(self.inputs.start.is_multiple_of(GROUP), "whole groups");
         with_format!(self.weight, F => widen_panels::<S, F>(simd, self));
     }
 }

@@ -125,7 +125,7 @@ impl Product<'_> {
     }
 }
 
-/// Where the `gemm` crate writes a block.
+/// The destination of a block of the `gemm` crate.
 struct BlockOutput<'s, 'a> {
     elements: &'s Shared<'a, f32>,
     stride: usize,

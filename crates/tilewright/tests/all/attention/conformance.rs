@@ -1,5 +1,5 @@
 //! Combinations of layout, dtypes, head_dim, group, page size and mask on small batches: a covering array of all pairs, or the full
-//! product if that is asked for.
+//! product on request.
 
 use crate::{
     covering::pairwise,
