@@ -95,6 +95,11 @@ impl Case {
         if self.kv == Kv::Bf16 { 2 } else { 1 }
     }
 
+    /// The dtype of the cache.
+    pub(crate) fn kv_dtype(&self) -> tilewright::Dtype {
+        if self.kv == Kv::Bf16 { tilewright::Dtype::Bf16 } else { tilewright::Dtype::E4m3 }
+    }
+
     /// Elements of a value.
     pub(crate) fn vo(&self) -> usize {
         self.head_dim_vo.unwrap_or(self.head_dim)

@@ -77,22 +77,30 @@ fn shuffled(count: usize) -> Vec<i32> {
     order
 }
 
+/// The operator of a case.
+fn operator(gpu: &Cuda, case: &Case) -> Result<Attention<Cuda>, Box<dyn Error>> {
+    let ([qo, kv], dim) = (case.heads, case.head_dim);
+    let kv_dtype = case.kv_dtype();
+    let problem = match case.latent {
+        Some(beside) => Problem::latent(qo, dim, beside).scale(1.0 / 192_f32.sqrt()),
+        None => Problem::builder(Heads { qo, kv }, HeadDim { qk: dim, vo: case.vo() }),
+    };
+    let problem = problem.dtypes(Dtype::Bf16, kv_dtype).mask(case.mask()).build()?;
+    let sinks: Vec<f32> = (0..qo).map(|head| head as f32 / qo as f32).collect();
+    let attention = match case.variant {
+        VariantKind::Plain => Attention::new(problem, gpu.clone())?,
+        VariantKind::Sinks => Attention::with_variant(problem, AttentionSinks::new(sinks)?, gpu.clone())?,
+        VariantKind::SoftCap => Attention::with_variant(problem, SoftCap::new(30.0)?, gpu.clone())?,
+        VariantKind::Alibi => Attention::with_variant(problem, Alibi::new(qo), gpu.clone())?,
+    };
+    Ok(attention)
+}
+
 impl Ours {
     pub(crate) fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
         let ([qo, kv], dim, vo) = (case.heads, case.head_dim, case.vo());
-        let kv_dtype = if case.kv == Kv::Bf16 { Dtype::Bf16 } else { Dtype::E4m3 };
-        let problem = match case.latent {
-            Some(beside) => Problem::latent(qo, dim, beside).scale(1.0 / 192_f32.sqrt()),
-            None => Problem::builder(Heads { qo, kv }, HeadDim { qk: dim, vo }),
-        };
-        let problem = problem.dtypes(Dtype::Bf16, kv_dtype).mask(case.mask()).build()?;
-        let sinks: Vec<f32> = (0..qo).map(|head| head as f32 / qo as f32).collect();
-        let attention = match case.variant {
-            VariantKind::Plain => Attention::new(problem, gpu.clone())?,
-            VariantKind::Sinks => Attention::with_variant(problem, AttentionSinks::new(sinks)?, gpu.clone())?,
-            VariantKind::SoftCap => Attention::with_variant(problem, SoftCap::new(30.0)?, gpu.clone())?,
-            VariantKind::Alibi => Attention::with_variant(problem, Alibi::new(qo), gpu.clone())?,
-        };
+        let kv_dtype = case.kv_dtype();
+        let attention = operator(gpu, case)?;
         let (qo_lens, kv_lens) = (case.qo_lens.all(), case.kv_lens.all());
         let qo_indptr = indptr(qo_lens.iter().copied());
         let page = case.page_size.unwrap_or(1);
