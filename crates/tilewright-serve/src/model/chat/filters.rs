@@ -1,10 +1,10 @@
 //! Filters and tests of Jinja2 whose results differ from those of minijinja.
 
 use super::{
+    comparisons::{extreme, unique},
     json::{JsonFormat, json},
     methods::{self, Side, strip},
     objects::{Generator, pair},
-    operators::compare,
     printf,
     text::{MAX_TEXT, checked, refuse, repr, str},
 };
@@ -22,9 +22,6 @@ type Text<'a> = Option<Cow<'a, str>>;
 
 /// The width at which `pprint` breaks lines, which is not supported.
 const PPRINT_WIDTH: usize = 80;
-
-/// Maximum distinct items of `unique`, which compares all pairs.
-const MAX_UNIQUE: usize = 1000;
 
 /// Adds the filters and tests to `environment`.
 pub(super) fn add(environment: &mut Environment<'_>) {
@@ -76,7 +73,7 @@ fn add_sequences(environment: &mut Environment<'_>) {
     environment.add_filter("sort", sort);
     environment.add_filter("max", |value: &Value| extreme(value, ">"));
     environment.add_filter("min", |value: &Value| extreme(value, "<"));
-    environment.add_filter("unique", unique);
+    environment.add_filter("unique", |value: &Value| unique(value).map(generator));
     environment.add_filter("reverse", |value: &Value| {
         let mut items = list(value)?;
         items.reverse();
@@ -152,55 +149,6 @@ fn sort(state: &S, value: Value, options: Kwargs) -> Result<Value, Error> {
     filters::sort(state, value, options)
 }
 
-/// The first item that no other precedes in the order of `operator`. Texts are compared without case.
-fn extreme(value: &Value, operator: &str) -> Result<Value, Error> {
-    let mut best: Option<(Value, Value)> = None;
-    for item in list(value)? {
-        let key = without_case(&item);
-        let replaces = best.as_ref().map_or(Ok(true), |(best, _)| compare(&key, operator, best))?;
-        if replaces {
-            best = Some((key, item));
-        }
-    }
-    Ok(best.map_or(Value::UNDEFINED, |(_, item)| item))
-}
-
-/// The first of equal items, texts without case. Lists and dicts cannot be compared so in Python.
-fn unique(value: &Value) -> Result<Value, Error> {
-    let (mut keys, mut items): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
-    for item in list(value)? {
-        let key = without_case(&item);
-        if matches!(key.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::Iterable) {
-            return Err(refuse(format!("unique of values like a {} is not supported", key.kind())));
-        }
-        if keys.len() > MAX_UNIQUE {
-            return Err(refuse(format!("unique of more than {MAX_UNIQUE} items is not supported")));
-        }
-        let mut is_new = true;
-        for other in &keys {
-            is_new &= !equals(other, &key)?;
-        }
-        if is_new {
-            keys.push(key);
-            items.push(item);
-        }
-    }
-    Ok(generator(items))
-}
-
-/// Equality of hashable values: True is 1.
-fn equals(left: &Value, right: &Value) -> Result<bool, Error> {
-    let number = |value: &Value| matches!(value.kind(), ValueKind::Number | ValueKind::Bool);
-    if !number(left) || !number(right) {
-        return Ok(left == right);
-    }
-    Ok(compare(left, "<=", right)? && compare(left, ">=", right)?)
-}
-
-fn without_case(value: &Value) -> Value {
-    value.as_str().map_or_else(|| value.clone(), |text| Value::from(text.to_lowercase()))
-}
-
 fn generator(items: Vec<Value>) -> Value {
     Value::from_object(Generator(items))
 }
@@ -216,7 +164,7 @@ fn length(value: &Value) -> Result<usize, Error> {
     }
 }
 
-fn list(value: &Value) -> Result<Vec<Value>, Error> {
+pub(super) fn list(value: &Value) -> Result<Vec<Value>, Error> {
     match value.as_str() {
         Some(text) => Ok(text.chars().map(Value::from).collect()),
         None => bounded(value),
