@@ -83,8 +83,8 @@ def planned_decode(module, cache, wrapper=None):
 
 
 def worst(actual, expected):
-    """The largest error, relative to a bound of bfloat16 outputs."""
-    error = (actual.float() - expected).abs().max().item()
+    """The largest error, relative to outputs above 1: bfloat16 has 8 bits."""
+    error = ((actual.float() - expected).abs() / expected.abs().clamp(min=1)).max().item()
     assert error < 2e-2, f"error {error}"
     return f"error {error:.2e}"
 
