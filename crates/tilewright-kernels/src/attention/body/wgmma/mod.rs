@@ -23,6 +23,8 @@
 mod config;
 mod consumer;
 mod epilogue;
+mod kv_loads;
+mod masks;
 mod producer;
 mod rows;
 mod softmax;

@@ -8,15 +8,15 @@
 
 use super::{
     CONSUMERS, PRODUCERS, WgmmaCta,
+    kv_loads::{KvTile, Pages, Tensor},
     rows::{self, SourceRow, copy_rows},
 };
 use crate::{
     attention::{
-        items::{NONE, WorkItem, WorkItemRegs},
+        items::{WorkItem, WorkItemRegs},
         kernel::query_row::QueryHead,
-        params::KvLayout,
     },
-    tile::{Cursor, SharedTile},
+    tile::Cursor,
 };
 use tilewright_ptx::{
     build::{Builder, Shared, Value, Var},
@@ -43,13 +43,13 @@ pub(super) const CONSUMER_WARPS: u32 = CONSUMERS / 32;
 
 /// A warp of the producer warpgroup.
 pub(super) struct Producer<'c, 'k> {
-    shared: &'c WgmmaCta<'k>,
-    k: &'k Builder,
+    pub(super) shared: &'c WgmmaCta<'k>,
+    pub(super) k: &'k Builder,
     /// In the warpgroup.
-    thread: Value<'k, u32>,
-    warp: Value<'k, u32>,
-    keys: Cursor<'k>,
-    values: Cursor<'k>,
+    pub(super) thread: Value<'k, u32>,
+    pub(super) warp: Value<'k, u32>,
+    pub(super) keys: Cursor<'k>,
+    pub(super) values: Cursor<'k>,
     /// The number drawn for the run after the next one, in lane 0 of the drawing warp.
     drawn: Var<'k, u32>,
     /// This lane's word of the next item, in the drawing warp.
@@ -59,11 +59,11 @@ pub(super) struct Producer<'c, 'k> {
     /// Whether the current item is processed again, in the drawing warp.
     repeats: Var<'k, bool>,
     /// Whether keys and values are copied by rows: boxes of less than 8 rows are not worth a TMA copy.
-    by_rows: Value<'k, bool>,
+    pub(super) by_rows: Value<'k, bool>,
     /// The first key, counted in a KV tile, of each part that this lane loads: a box, or up to two rows.
-    part_begin: [Value<'k, u32>; 2],
+    pub(super) part_begin: [Value<'k, u32>; 2],
     /// The tile of copied rows that is not yet handed over: 1 + [`Tensor`], or 0, and its stage.
-    pending: (Var<'k, u32>, Var<'k, u32>),
+    pub(super) pending: (Var<'k, u32>, Var<'k, u32>),
 }
 
 /// KV tiles of an item.
@@ -76,16 +76,6 @@ struct ItemTiles<'k> {
     tile: Var<'k, u32>,
     /// The pages of this lane's parts of it.
     pages: Pages<'k>,
-}
-
-/// Pages of the parts of a KV tile that a lane loads.
-type Pages<'k> = [Var<'k, u32>; 2];
-
-/// A tensor of the cache.
-#[derive(Clone, Copy, PartialEq)]
-enum Tensor {
-    Keys,
-    Values,
 }
 
 impl<'k> ItemTiles<'k> {
@@ -247,7 +237,7 @@ impl<'c, 'k> Producer<'c, 'k> {
         k.when(tiles.end.gt(tiles.first), || {
             tiles.tile.set(tiles.end - 1);
             self.load_pages(item, tiles.tile.get(), &tiles.pages);
-            self.load(item, Tensor::Keys, (tiles.tile.get(), tiles.pages));
+            self.load(item, Tensor::Keys, KvTile { index: tiles.tile.get(), pages: tiles.pages });
         });
     }
 
@@ -264,11 +254,11 @@ impl<'c, 'k> Producer<'c, 'k> {
                 has_more,
                 || {
                     self.load_pages(item, at - 1, &pages);
-                    self.load(item, Tensor::Keys, (at - 1, pages));
+                    self.load(item, Tensor::Keys, KvTile { index: at - 1, pages });
                 },
                 &prepare,
             );
-            self.load(item, Tensor::Values, (at, of_values));
+            self.load(item, Tensor::Values, KvTile { index: at, pages: of_values });
             tile.set(has_more.select(at - 1, end));
         });
         self.hand_over_all();
@@ -291,7 +281,7 @@ impl<'c, 'k> Producer<'c, 'k> {
             exists: row.lt(rows),
             dim: shared.config.head_dim.qk,
         };
-        copy_rows(k, row, (shared.q.from_row(self.warp * rows::ROWS), shared.config.qk()));
+        copy_rows(k, row, shared.q.from_row(self.warp * rows::ROWS), shared.config.qk());
         if shared.config.has_queries_in_registers() {
             return k.arrive_after_copies(shared.queries.full(n));
         }
@@ -300,130 +290,5 @@ impl<'c, 'k> Producer<'c, 'k> {
         k.wait_copies(0);
         k.fence(Fence::ProxyAsyncShared);
         shared.queries.full(n).arrive();
-    }
-
-    /// Sets `pages` to those of this lane's parts of a KV tile: 0 in a ragged tensor, and [`NONE`] after the last key.
-    fn load_pages(&self, item: &WorkItemRegs<'k>, tile: Value<'k, u32>, pages: &Pages<'k>) {
-        let (k, params) = (self.k, &self.shared.cta.params);
-        let is_paged = params.layout.ne(KvLayout::Ragged.code());
-        for (part, page) in pages.iter().enumerate().take(self.parts()) {
-            page.set(is_paged.select::<u32>(NONE, 0));
-            let key = self.key(tile, part);
-            k.when(is_paged & self.has_part(part) & key.lt(item.kv_end), || {
-                page.set(params.indices.at(item.kv_start + params.page_size.quotient(key)).load());
-            });
-        }
-    }
-
-    /// Loads keys or values of a KV tile into the next stage. Parts of page [`NONE`] are zero-filled.
-    fn load(&self, item: &WorkItemRegs<'k>, tensor: Tensor, (index, pages): (Value<'k, u32>, Pages<'k>)) {
-        let (shared, k) = (self.shared, self.k);
-        let (tile, cursor) = match tensor {
-            Tensor::Keys => (shared.keys.0, self.keys),
-            Tensor::Values => (shared.values.0, self.values),
-        };
-        cursor.wait_empty();
-        let stage = tile.stage(cursor.stage());
-        k.when_else(
-            self.by_rows,
-            || {
-                (0..self.parts())
-                    .for_each(|part| self.copy_keys(item, (tensor, stage), (index, &pages, part)));
-                self.hand_over(tensor, cursor.stage());
-            },
-            || {
-                let full = cursor.full();
-                // boxes of other warps may arrive before the bytes are expected
-                k.when(self.thread.eq(0), || full.arrive_expecting(tile.bytes()));
-                k.when(self.has_part(0), || {
-                    let (page, slot) = self.location(item, (index, &pages, 0));
-                    let map = shared.maps[tensor as usize];
-                    stage.from_row(self.part_begin[0]).load(k, map, &[slot, item.kv_head, page], full);
-                });
-            },
-        );
-        cursor.advance();
-    }
-
-    /// The page and slot, as in the tensor, of a part of a KV tile.
-    fn location(
-        &self,
-        item: &WorkItemRegs<'k>,
-        (index, pages, part): (Value<'k, u32>, &Pages<'k>, usize),
-    ) -> (Value<'k, u32>, Value<'k, u32>) {
-        let (shared, params) = (self.shared, &self.shared.cta.params);
-        let (ragged, blocks) = (params.has_layout(KvLayout::Ragged), shared.cta.is_blocks());
-        let (key, page) = (self.key(index, part), pages[part].get());
-        let (_, slot) = params.page_size.divide(key);
-        let slot = slot.unless(ragged, item.kv_start + key);
-        // blocks are ranges of a ragged tensor
-        let slot = slot.unless(blocks, page * params.page_size.by + slot);
-        (page.unless(blocks & page.ne(NONE), 0), slot)
-    }
-
-    /// Starts the copies of the keys or values of a part of a tile, one per lane.
-    fn copy_keys(
-        &self,
-        item: &WorkItemRegs<'k>,
-        (tensor, stage): (Tensor, SharedTile<'k>),
-        at: (Value<'k, u32>, &Pages<'k>, usize),
-    ) {
-        let (k, config, params) = (self.k, &self.shared.config, &self.shared.cta.params);
-        let (from, dim, columns) = match tensor {
-            Tensor::Keys => (&params.k, config.head_dim.qk, config.qk()),
-            Tensor::Values => (&params.v, config.head_dim.vo, config.vo()),
-        };
-        let (_, pages, part) = at;
-        let (page, slot) = self.location(item, at);
-        let exists = self.has_part(part) & pages[part].get().ne(NONE);
-        let [page, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
-        let address = from.address + from.offset((page, slot), item.kv_head) * 2;
-        let first = (self.part_begin[part]).of_lane(0);
-        k.when(first.lt(config.kv_tokens() as u32), || {
-            copy_rows(k, SourceRow { address, exists, dim }, (stage.from_row(first), columns));
-        });
-    }
-
-    /// Hands over the previous tile of copied rows, and remembers this one: its copies remain in flight.
-    fn hand_over(&self, tensor: Tensor, stage: Value<'k, u32>) {
-        self.k.commit_copies();
-        self.k.wait_copies(1);
-        self.arrive_at_pending();
-        self.pending.0.set(tensor as u32 + 1);
-        self.pending.1.set(stage);
-    }
-
-    /// Hands over all tiles of copied rows.
-    fn hand_over_all(&self) {
-        self.k.when(self.by_rows, || {
-            self.k.wait_copies(0);
-            self.arrive_at_pending();
-            self.pending.0.set(0);
-        });
-    }
-
-    fn arrive_at_pending(&self) {
-        let (k, shared, (tensor, stage)) =
-            (self.k, self.shared, (self.pending.0.get(), self.pending.1.get()));
-        // products read the tile, not threads
-        k.fence(Fence::ProxyAsyncShared);
-        k.when(tensor.eq(Tensor::Keys as u32 + 1), || shared.keys.1.full_at(stage).arrive());
-        k.when(tensor.eq(Tensor::Values as u32 + 1), || shared.values.1.full_at(stage).arrive());
-    }
-
-    /// The first key of this lane's part of a KV tile.
-    fn key(&self, tile: Value<'k, u32>, part: usize) -> Value<'k, u32> {
-        tile * self.shared.config.kv_tokens() as u32 + self.part_begin[part]
-    }
-
-    /// Parts of a KV tile per lane.
-    fn parts(&self) -> usize {
-        self.shared.config.kv_tokens().div_ceil(THREADS as usize)
-    }
-
-    /// Whether a tile has that part.
-    fn has_part(&self, part: usize) -> Value<'k, bool> {
-        let exists = self.part_begin[part].lt(self.shared.config.kv_tokens() as u32);
-        if part == 0 { exists } else { exists & self.by_rows }
     }
 }

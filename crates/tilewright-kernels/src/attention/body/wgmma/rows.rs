@@ -23,7 +23,7 @@ pub(super) struct SourceRow<'k> {
 }
 
 /// Starts the copies of 32 rows to the first rows of a tile of `columns` columns, by all lanes of a warp.
-pub(super) fn copy_rows<'k>(k: &'k Builder, row: SourceRow<'k>, (to, columns): (SharedTile<'k>, usize)) {
+pub(super) fn copy_rows<'k>(k: &'k Builder, row: SourceRow<'k>, to: SharedTile<'k>, columns: usize) {
     let chunks = columns / 8;
     let lanes = 1 << chunks.trailing_zeros().min(5);
     let (first_row, first_chunk) = divide(k.lane(), lanes);
