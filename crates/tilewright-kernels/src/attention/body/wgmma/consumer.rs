@@ -171,7 +171,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         if self.hooks.is_live(Hook::Mask) {
             return;
         }
-        let [begin, end] = self.unmasked.map(Var::get);
+        let [begin, end] = self.unmasked.map(|tile| tile.get());
         let last = begin.max(first);
         self.k.loop_(|| {
             self.k.break_if(tile.get().le(last) | tile.get().ge(end));
@@ -225,7 +225,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
         for step in 0..self.shared.config.qk() / 16 {
             let left = match q {
                 Some(q) => WgmmaLeft::Shared(q.depth_step(step), Major::K),
-                None => WgmmaLeft::Registers(self.queries[step].map(Var::get)),
+                None => WgmmaLeft::Registers(self.queries[step].map(|word| word.get())),
             };
             let right = keys.depth_step(step);
             let operands = WgmmaOperands { elements: self.elements(), left, right, right_major: Major::K };

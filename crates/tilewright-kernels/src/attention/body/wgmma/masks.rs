@@ -14,7 +14,7 @@ use crate::attention::{
 use crate::tile::sums;
 use tilewright::attention::variant::Hook;
 use tilewright_ptx::{
-    build::{Shared, Value, Var},
+    build::{Shared, Value},
     isa::sync::Fence,
 };
 
@@ -71,7 +71,7 @@ impl<'k> Consumer<'_, 'k> {
     /// Whether any row may not see all keys of a tile.
     #[track_caller]
     pub(super) fn needs_mask(&self, tile: Value<'k, u32>) -> Value<'k, bool> {
-        let [begin, end] = self.unmasked.map(Var::get);
+        let [begin, end] = self.unmasked.map(|tile| tile.get());
         self.hooks.needs_mask(tile.lt(begin) | tile.ge(end))
     }
 
