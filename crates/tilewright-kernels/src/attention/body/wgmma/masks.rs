@@ -159,8 +159,8 @@ impl<'k> Consumer<'_, 'k> {
         [0, 8].map(|down| self.visible(row + down, part).load())
     }
 
-    /// Zeroes values after the segment's last key. In an item that is processed carefully, replaces non-finite values, and adds them to the rows
-    /// that see them.
+    /// Zeroes values after the segment's last key. In an item that is processed carefully, replaces non-finite values, and adds them
+    /// to the rows that see them.
     pub(super) fn clean_values(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
         let first = self.first_key(tile);
         let (k, cta, config) = (self.k, &self.shared.cta, &self.shared.config);

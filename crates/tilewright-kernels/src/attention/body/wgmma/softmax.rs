@@ -104,15 +104,15 @@ impl<'k> Consumer<'_, 'k> {
         self.k.sync_named(self.number + EXPONENTIALS, super::CONSUMERS);
     }
 
-    /// Lets the other consumer compute its exponentials. The sign of a weight is 0, but the barrier depends on it: the assembler
-    /// would move the arrival before the exponentials.
+    /// Lets the other consumer compute its exponentials. The sign of a weight is 0, also of NaN, but the barrier depends on it: the
+    /// assembler would move the arrival before the exponentials.
     fn end_turn(&self, weight: Value<'k, f32>) {
         let sign = weight.reinterpret::<u32>() >> 31;
         self.k.arrive_named((self.number ^ 1) + EXPONENTIALS + sign, super::CONSUMERS);
     }
 
-    /// Replaces logits by rounded weights, and ends the turn; returns the sums of each row's weights in this thread. Scaled logits, exponentials and
-    /// rounding are interleaved, because the assembler keeps their order.
+    /// Replaces logits by rounded weights, and ends the turn; returns the sums of each row's weights in this thread. Scaled logits,
+    /// exponentials and rounding are interleaved, because the assembler keeps their order.
     fn exponentiate(&self, scale: Value<'k, f32>, offsets: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
         // in the order of the words of the A operand
         let pair = |at: usize| {
