@@ -168,9 +168,9 @@ fn shape_name(operator: &str, shape: &[usize]) -> String {
 }
 
 /// Forwards operators, timed.
-macro_rules! operators {
-    ($($method:ident: $Operator:ident),+ $(,)?) => {$(
-        fn $method(&self, mut operator: $Operator<'_>) -> Result<()> {
+macro_rules! time {
+    ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {$(
+        fn $method(&self, mut operator: tilewright::$($module::)+$Operator<'_>) -> Result<()> {
             if !self.is_recording() {
                 return self.inner.$method(operator);
             }
@@ -222,25 +222,6 @@ impl<B: Backend> Backend for Profiled<B> {
         if self.is_recording() { Ok(None) } else { self.inner.record(work) }
     }
 
-    operators! {
-        attention: AttentionRun,
-        merge_states: StateMerge,
-        linear: LinearLayer,
-        packed_linear: PackedLinear,
-        gated_linear: GatedLinear,
-        append: KvAppend,
-        gather_rows: RowGather,
-        rmsnorm: RmsNorm,
-        rope: RopeRotation,
-        act_and_mul: GatedActivation,
-        map_in_place: ElementwiseMap,
-        add: ResidualSum,
-        filter: ScoreFilter,
-        sample: TokenSampling,
-        distribution: SamplingDistribution,
-        edit_logits: LogitsEditing,
-        top_k: TopKSelection,
-        logprobs: LogprobQuery,
-        chain_speculative_sampling: ChainVerification,
-    }
+    tilewright::for_each_operator!(time);
+    time!(packed_linear: gemm, PackedLinear; gated_linear: gemm, GatedLinear;);
 }

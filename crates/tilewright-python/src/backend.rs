@@ -3,21 +3,11 @@
 use crate::staged::{Copies, Staged};
 use tilewright::{
     Backend, Cpu, Dtype, Opaque, Result, View, ViewMut, Workspace,
-    activation::GatedActivation,
     attention::{
-        AttentionRun, Plan, Problem, StateMerge, Tiling,
+        Plan, Problem, Tiling,
         variant::{ExpressionVariant, Variant},
     },
-    elementwise::{ElementwiseMap, ResidualSum},
-    gather::RowGather,
-    gemm::{LinearLayer, SegmentGemm},
-    kv::{AppendPlan, append::KvAppend},
-    norm::RmsNorm,
-    rope::RopeRotation,
-    sampling::{
-        ChainVerification, LogitsEditing, LogprobQuery, SamplingDistribution, ScoreFilter, TokenSampling,
-        TopKSelection,
-    },
+    kv::AppendPlan,
     tensor::Buffer,
 };
 use tilewright_cuda::Cuda;
@@ -47,9 +37,10 @@ macro_rules! each {
     };
 }
 
-macro_rules! operators {
-    ($($method:ident: $Operator:ident),+ $(,)?) => {
-        $(fn $method(&self, operator: $Operator<'_>) -> Result<()> {
+/// Runs each operator on the backend.
+macro_rules! dispatch {
+    ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {
+        $(fn $method(&self, operator: tilewright::$($module::)+$Operator<'_>) -> Result<()> {
             match self {
                 Self::Cpu(cpu) => cpu.$method(operator),
                 Self::Simulator(staged) => staged.run(&mut Copies::default(), operator),
@@ -111,24 +102,6 @@ impl Backend for AnyBackend {
         each!(self, backend => backend.prepare_append(plan))
     }
 
-    operators! {
-        attention: AttentionRun,
-        merge_states: StateMerge,
-        linear: LinearLayer,
-        segment_gemm: SegmentGemm,
-        append: KvAppend,
-        gather_rows: RowGather,
-        rmsnorm: RmsNorm,
-        rope: RopeRotation,
-        act_and_mul: GatedActivation,
-        map_in_place: ElementwiseMap,
-        add: ResidualSum,
-        filter: ScoreFilter,
-        sample: TokenSampling,
-        distribution: SamplingDistribution,
-        edit_logits: LogitsEditing,
-        top_k: TopKSelection,
-        logprobs: LogprobQuery,
-        chain_speculative_sampling: ChainVerification,
-    }
+    tilewright::for_each_operator!(dispatch);
+    dispatch!(segment_gemm: gemm, SegmentGemm;);
 }
