@@ -121,28 +121,31 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn begin(&self) -> Vec<[Value<'k, u32>; 4]> {
         let (k, zero, layout) = (self.k, self.k.constant(0_u32), &self.cta.layout);
         let q = self.cta.at(self.layout.q);
-        self.page_lookup.prefetch(self.first_key(zero));
+        let stages = 0..self.layout.num_stages - 1;
+        let pages: Vec<_> =
+            stages.clone().map(|stage| self.page_lookup.page(self.first_key(k.constant(stage as u32)))).collect();
+        self.page_lookup.prefetch(self.first_key(k.constant(stages.end as u32)));
         copy_queries((self.cta, self.current), (zero, MAX_SPLIT_KV_ROWS), (&self.cta.params.q, layout.q), q);
         k.commit_copies();
         self.rows.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
         self.hooks.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
-        for stage in 0..self.layout.num_stages - 1 {
+        for (stage, page) in stages.zip(pages) {
             k.sync_warp();
-            self.load(k.constant(stage as u32));
+            self.load(k.constant(stage as u32), page.get());
         }
+        self.cta.fetch_merges(self.current);
         k.wait_copies(self.layout.num_stages - 1);
         k.sync_threads();
         self.rows.compute_unmasked_range(self.cta, self.current);
         (0..layout.q.steps()).map(|step| self.fragments.query(self.cta, q, step)).collect()
     }
 
-    /// Starts the copies of a stage, whose pages were prefetched.
-    fn load(&self, stage: Value<'k, u32>) {
+    /// Starts the copies of a stage, whose page has been looked up.
+    fn load(&self, stage: Value<'k, u32>, page: Value<'k, u32>) {
         let (k, layout) = (self.k, self.layout);
         k.when(stage.lt(self.count), || {
             let table = k.constant(0);
-            self.page_lookup.write_entry(self.first_key(stage), table);
-            self.page_lookup.prefetch(self.first_key(stage + 1));
+            self.page_lookup.write_entry((self.first_key(stage), page), table);
             k.sync_warp();
             let keys = self.ring.byte(self.write_stage.get());
             self.key_loader.copy(keys, table);
@@ -168,7 +171,9 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             k.wait_copies(layout.num_stages - 2);
             // the copies of all lanes have arrived, and all lanes have read the stage that is overwritten next
             k.sync_warp();
-            self.load(stage + (layout.num_stages - 1) as u32);
+            let next = stage + (layout.num_stages - 1) as u32;
+            self.load(next, self.page_lookup.prefetched());
+            self.page_lookup.prefetch(self.first_key(next + 1));
             let stored = self.ring.byte(self.read_stage.get());
             self.advance(self.read_stage, layout.stage_bytes);
             let keys = self.dequantizer.operand(TileHalf::Keys, stored);

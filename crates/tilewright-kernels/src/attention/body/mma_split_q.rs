@@ -149,11 +149,12 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
             }
             self.load(first, load);
         }
+        self.cta.fetch_merges(self.current);
     }
 
     /// Writes the entries of the tile at `first`, and prefetches the pages of the next tile.
     fn look_up(&self, first: Value<'k, u32>) {
-        self.page_lookup.write_entry(first, self.table(first));
+        self.page_lookup.write_entry((first, self.page_lookup.prefetched()), self.table(first));
         self.page_lookup.prefetch(first + KV_TOKENS as u32);
     }
 

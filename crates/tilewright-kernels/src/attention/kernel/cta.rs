@@ -22,6 +22,8 @@ use tilewright_ptx::{
 const COMPLETED_OFFSET: usize = 112;
 /// Offset of the item in the control words, in bytes.
 const ITEM_OFFSET: usize = 128;
+/// Offset of the next item in the control words, in bytes.
+const NEXT_ITEM_OFFSET: usize = ITEM_OFFSET + WorkItem::BYTES;
 /// Offset of the item index, the end of this CTA's items, and the first row of the current tile.
 const CURSOR_OFFSET: usize = 116;
 
@@ -85,32 +87,63 @@ impl<'k> MmaCta<'k> {
         }
     }
 
-    /// Executes the items of this CTA in order, each with `body`.
+    /// Executes the items of this CTA in order, each with `body`, which calls [`fetch_merges`](Self::fetch_merges) after its first
+    /// copies. The first item, which no kernel writes, is loaded before the previous kernel has completed.
     pub(crate) fn run(&self, hooks: &RowHooks<'k, '_>, body: impl FnOnce(&CurrentItem<'k>)) {
         let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
         let words = self.at(self.layout.control + ITEM_OFFSET);
+        let next_words = self.at(self.layout.control + NEXT_ITEM_OFFSET);
         let scale = k.var("scale_of_item", 0.0);
         let [at, end] = [0, 1].map(|word| self.at::<u32>(self.layout.control + CURSOR_OFFSET).plus(word));
+        let (first, last) = (indptr.load(), indptr.plus(1).load());
+        self.fetch_item(words, (first, last));
         k.when(k.thread().eq(0), || {
-            at.store(indptr.load());
-            end.store(indptr.plus(1).load());
+            at.store(first);
+            end.store(last);
         });
+        k.commit_copies();
+        k.wait_copies(0);
+        if self.arch >= 90 {
+            // wait for the writes of the previous kernel (programmatic dependent launch)
+            k.wait_for_prerequisites();
+        }
         k.sync_threads();
         k.loop_(|| {
             let index = at.load();
             k.break_if(index.ge(end.load()));
-            k.when(k.thread().lt(WorkItem::WORDS as u32), || {
-                let item = self.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
-                words.at(k.thread()).store(item.at(k.thread()).load());
-            });
-            k.sync_threads();
-            k.when(k.thread().eq(0), || at.store(index + 1));
+            self.fetch_item(next_words, (index + 1, end.load()));
             let current = CurrentItem::new(self, hooks, words, scale);
             body(&current);
             self.arrive_and_merge(&current, hooks);
+            k.commit_copies();
+            k.wait_copies(0);
             // the next item reuses the shared memory
             k.sync_threads();
+            k.when(k.thread().lt(32), || {
+                let index = at.load() + 1;
+                k.when(k.thread().lt(WorkItem::WORDS as u32) & index.lt(end.load()), || {
+                    words.at(k.thread()).store(next_words.at(k.thread()).load());
+                });
+                k.sync_warp();
+                k.when(k.thread().eq(0), || at.store(index));
+            });
+            k.sync_threads();
         });
+    }
+
+    /// Starts the copy of an item, if it is before `end`.
+    fn fetch_item(&self, to: Shared<'k, u32>, (index, end): (Value<'k, u32>, Value<'k, u32>)) {
+        let (k, word) = (self.k, self.k.thread() << 2);
+        let item = self.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
+        k.when(word.lt(WorkItem::WORDS as u32) & index.lt(end), || {
+            k.copy_async(to.at(word), item.at(word), 16, 16);
+        });
+    }
+
+    /// Fetches the records of merges for [`arrive_and_merge`](Self::arrive_and_merge).
+    pub(crate) fn fetch_merges(&self, current: &CurrentItem<'k>) {
+        let item = current.load();
+        arrival::fetch_records(self, item.merge_deps_begin, item.merge_deps_end);
     }
 
     /// Arrives at the merges that depend on an item, and performs those that it completes.
@@ -119,7 +152,7 @@ impl<'k> MmaCta<'k> {
             self,
             || current.load(),
             self.at(self.layout.control + COMPLETED_OFFSET),
-            |index| partial_states::merge(self, hooks, index),
+            |merge, source| partial_states::merge(self, hooks, merge, source),
         );
     }
 

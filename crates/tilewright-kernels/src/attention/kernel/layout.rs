@@ -7,11 +7,14 @@
 //! positions and visible ranges of the tile's rows · control words · running scales | the body's part
 //! ```
 
+use super::merge::arrival::RECORDS;
+use crate::attention::items::MergeItem;
+
 /// Warps that share a row table and a running scale; also the warps per CTA of the `mma` bodies.
 pub(crate) const WARPS: usize = 4;
 /// Bytes of the control words: row limits per warp, the unmasked range of each of up to 8 warps, warps that found non-finite
-/// values, completed merges, item counters, and the item.
-const CONTROL_BYTES: usize = 192;
+/// values, completed merges, item counters, the item, and the next item.
+const CONTROL_BYTES: usize = 256;
 /// Maximum rows per tile.
 pub(crate) const MAX_ROWS: usize = 128;
 /// Maximum stages of a ring; more do not help.
@@ -56,6 +59,8 @@ pub(crate) struct CtaLayout {
     pub(crate) rows: usize,
     /// The control words.
     pub(crate) control: usize,
+    /// Records of the merges that depend on the item.
+    pub(crate) merges: usize,
     /// `[4 warps][4]` words: the running scale, if the cache has 8 bits.
     pub(crate) running_scales: usize,
     /// Bytes of the whole layout, the body's part included.
@@ -71,8 +76,9 @@ impl CtaLayout {
     ) -> (Self, SharedAllocator) {
         let mut taken = SharedAllocator(0);
         let (rows, control) = (taken.take(3 * MAX_ROWS * 4), taken.take(CONTROL_BYTES));
+        let merges = taken.take(RECORDS * MergeItem::BYTES);
         let running_scales = taken.take(if stored_k.size == 1 { WARPS * 16 } else { 0 });
-        (Self { q, k: q, v, stored_k, stored_v, rows, control, running_scales, bytes: taken.0 }, taken)
+        (Self { q, k: q, v, stored_k, stored_v, rows, control, merges, running_scales, bytes: taken.0 }, taken)
     }
 }
 

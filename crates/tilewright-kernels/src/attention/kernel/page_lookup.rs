@@ -51,35 +51,58 @@ impl<'k> PageLookup<'k> {
     /// Prefetches the page of this thread's key of the tile at `first`.
     #[track_caller]
     pub(crate) fn prefetch(&self, first: Value<'k, u32>) {
+        self.load_page(first, self.pending);
+    }
+
+    /// The prefetched page.
+    #[track_caller]
+    pub(crate) fn prefetched(&self) -> Value<'k, u32> {
+        self.pending.get()
+    }
+
+    /// The page of this thread's key of the tile at `first`; 0 if there is none.
+    #[track_caller]
+    pub(crate) fn page(&self, first: Value<'k, u32>) -> Var<'k, u32> {
+        let page = self.cta.k.var("page", 0);
+        self.load_page(first, page);
+        page
+    }
+
+    #[track_caller]
+    fn load_page(&self, first: Value<'k, u32>, to: Var<'k, u32>) {
         let (params, item) = (&self.cta.params, self.current.load());
         let key = self.key(first);
         let exists = key.lt(item.kv_end) & params.layout.ne(KvLayout::Ragged.code());
         self.cta.k.when(exists, || {
             let offset = item.kv_start + params.page_size.quotient(key);
-            self.pending.set(params.indices.at(offset).load());
+            to.set(params.indices.at(offset).load());
         });
     }
 
-    /// Writes the entry of the prefetched key; `buffer` is the byte offset of its table.
+    /// Writes the entry of a key in `page`; `buffer` is the byte offset of its table.
     #[track_caller]
-    pub(crate) fn write_entry(&self, first: Value<'k, u32>, buffer: Value<'k, u32>) {
+    pub(crate) fn write_entry(
+        &self,
+        (first, page): (Value<'k, u32>, Value<'k, u32>),
+        buffer: Value<'k, u32>,
+    ) {
         let (k, params, item) = (self.cta.k, &self.cta.params, self.current.load());
         let key = self.key(first);
         let (_, slot) = params.page_size.divide(key);
         let slot = slot.unless(params.has_layout(KvLayout::Ragged), item.kv_start + key);
         let exists = key.lt(self.current.kv_end);
         // the address must be valid even though nothing is loaded after the last key
-        let [page, slot] = [self.pending.get(), slot].map(|at| at.unless(!exists, 0).to_u64());
+        let [page_or_0, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
         let address = k.unset_var::<u64>("address");
         let set = |tensor: &CacheTensorRegs<'k>| {
-            let offset = tensor.offset((page, slot), item.kv_head);
+            let offset = tensor.offset((page_or_0, slot), item.kv_head);
             address.set(tensor.address + offset * self.cta.kv.size() as u64);
         };
         // strides are loaded from parameters, which saves registers
         let is_key = self.thread.lt(self.count as u32);
         let second = params.pe.map_or(params.v, |(_, keys)| keys);
         k.when_else(is_key, || set(&params.k), || set(&second));
-        let scale = page_scales::entry_scale(&self.cta, (is_key, exists), (self.pending.get(), item.kv_head));
+        let scale = page_scales::entry_scale(&self.cta, (is_key, exists), (page, item.kv_head));
         let words = [address.get().low(), address.get().high(), exists.select(1, 0), scale];
         self.entries.byte(self.thread << 4).byte(buffer).store_vector(words);
     }

@@ -122,6 +122,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
             k.sync_threads();
             self.load(first + (ahead * self.layout.keys) as u32);
         }
+        self.cta.fetch_merges(self.current);
     }
 
     fn copy_queries(&self, rows: (Value<'k, u32>, usize)) {
@@ -148,7 +149,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     /// Writes the entries of the KV tile at `first`, and prefetches the pages of the next tile.
     fn look_up(&self, first: Value<'k, u32>) {
         self.in_lookup_threads(|| {
-            self.page_lookup.write_entry(first, self.table(first));
+            self.page_lookup.write_entry((first, self.page_lookup.prefetched()), self.table(first));
             self.page_lookup.prefetch(first + self.layout.keys as u32);
         });
     }

@@ -40,10 +40,6 @@ pub fn attention(name: &str, config: &MlaConfig) -> Result<Kernel, Invalid> {
         let arch = config.device.arch;
         let cta = MmaCta::new(k, (THREADS, arch), (config.dtype, config.dtype), true, layout.cta);
         let hooks = RowHooks::new(&cta, None);
-        if arch >= 90 {
-            // wait for the writes of the previous kernel (programmatic dependent launch)
-            k.wait_for_prerequisites();
-        }
         cta.run(&hooks, |current| {
             let single_group = || body::run((&cta, current, &hooks), &layout, layout.single_group);
             let multi_group = || body::run((&cta, current, &hooks), &layout, layout.multi_group);

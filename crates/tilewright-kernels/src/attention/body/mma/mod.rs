@@ -64,10 +64,6 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
         k.ctas_per_sm(config.ctas_with_budget(tile_budget));
         let cta = MmaCta::new(k, (THREADS, config.device.arch), (config.qo, config.kv), false, layout.cta);
         let hooks = RowHooks::new(&cta, hooks);
-        if config.device.arch >= 90 {
-            // wait for the writes of the previous kernel (programmatic dependent launch)
-            k.wait_for_prerequisites();
-        }
         cta.run(&hooks, |current| {
             let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, current, &hooks);
             let split_q = || mma_split_q::run(&cta, &layout, current, &hooks);

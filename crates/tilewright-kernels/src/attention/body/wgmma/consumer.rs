@@ -159,6 +159,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
     fn merge(&self, current: &CurrentItem<'k>, repeat: Shared<'k, u32>) {
         let (k, cta, item) = (self.k, &self.shared.cta, current.load());
         k.when(item.merge_deps_begin.lt(item.merge_deps_end), || {
+            cta.fetch_merges(current);
             cta.sync();
             let flags = (0..CONSUMER_WARPS as usize).map(|warp| repeat.plus(warp).load());
             let any = flags.reduce(|a, b| a | b).unwrap_or_else(|| k.constant(0));

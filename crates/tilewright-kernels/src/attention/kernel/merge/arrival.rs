@@ -2,40 +2,101 @@
 //!
 //! Each work item increments the arrival counters of the merges that depend on it. The CTA that completes a counter finds all
 //! sources written and adds them in plan order, so the result is deterministic.
+//!
+//! Merge records are fetched to shared memory while the item is processed, so that an arrival is a single access to memory. The
+//! sources of the first merge are loaded while the arrivals are counted.
 
 use crate::attention::{
-    items::{MergeItem, MergeSourceRegs, WorkItemRegs},
+    items::{MergeItem, MergeItemRegs, MergeSourceRegs, WorkItemRegs},
     kernel::cta::MmaCta,
     params::AttentionParamRegs,
 };
 use tilewright_ptx::{
-    build::{Shared, Value},
+    build::{Shared, Value, Var},
     isa::{
         memory::{AtomicOp, Order, Scope},
         sync::Fence,
     },
 };
 
-/// Arrives at the merges that depend on an item, and calls `merge` with the index of each that it completes. `complete` is a word
-/// of shared memory. `item` is called at each point of use, because bodies that lack registers load it there.
+/// Merges that are counted together; their records are in shared memory.
+pub(crate) const RECORDS: usize = 8;
+/// The word of a record that holds the number of its merge.
+const NUMBER: usize = 5;
+
+/// This lane's state among the 32 of a merge from `first` on; that of the last source in lanes beyond it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LaneSource<'k> {
+    partial: Var<'k, u32>,
+    qo_begin: Var<'k, u32>,
+}
+
+impl<'k> LaneSource<'k> {
+    pub(crate) fn declare(cta: &MmaCta<'k>) -> Self {
+        Self { partial: cta.k.var("source_partial", 0), qo_begin: cta.k.var("source_row", 0) }
+    }
+
+    /// Loads the source.
+    pub(crate) fn load(self, cta: &MmaCta<'k>, merge: &MergeItemRegs<'k>, first: Value<'k, u32>) {
+        let at = (first + cta.k.lane()).min(merge.source_end - 1);
+        let source = MergeSourceRegs::load(cta.k, cta.params.sources, at);
+        self.partial.set(source.partial);
+        self.qo_begin.set(source.qo_begin);
+    }
+
+    /// The partial row of a query head.
+    pub(crate) fn partial_row(
+        self,
+        params: &AttentionParamRegs<'k>,
+        (token, in_group): (Value<'k, u32>, Value<'k, u32>),
+    ) -> Value<'k, u32> {
+        self.partial.get() + (token - self.qo_begin.get()) * params.group.by + in_group
+    }
+}
+
+/// Fetches the records of the merges from `first` on that depend on an item; by the first warp.
+pub(crate) fn fetch_records<'k>(cta: &MmaCta<'k>, first: Value<'k, u32>, end: Value<'k, u32>) {
+    let (k, params) = (cta.k, &cta.params);
+    let lane = k.thread();
+    k.when(lane.lt(RECORDS as u32) & (first + lane).lt(end), || {
+        let index = params.merge_deps.at(first + lane).load();
+        let merge = MergeItemRegs::load(k, params.merges, index);
+        let record = record(cta, lane);
+        record.store_vector([merge.kv_head, merge.qo_begin, merge.qo_len, merge.source_begin]);
+        record.plus(4).store_vector([merge.source_end, index, k.constant(0), k.constant(0)]);
+    });
+}
+
+/// Arrives at the merges that depend on an item, and calls `merge` with each that it completes and its first 32 sources. The first
+/// records have been fetched. `complete` is a word of shared memory. `item` is called at each point of use, because bodies that
+/// lack registers load it there.
 pub(crate) fn arrive_and_merge<'k>(
     cta: &MmaCta<'k>,
     item: impl Fn() -> WorkItemRegs<'k>,
     complete: Shared<'k, u32>,
-    merge: impl FnOnce(Value<'k, u32>),
+    merge: impl FnOnce(MergeItemRegs<'k>, LaneSource<'k>),
 ) {
-    let (k, params, of_item) = (cta.k, &cta.params, item());
+    let (k, of_item) = (cta.k, item());
     k.when(of_item.merge_deps_begin.lt(of_item.merge_deps_end), || {
         let item = item();
         // release the writes of all threads before this warp increments the counters
         k.fence(Fence::AcqRel(Scope::Gpu));
         cta.sync();
-        k.repeat((item.merge_deps_begin, item.merge_deps_end), 32, |first| {
+        let source = LaneSource::declare(cta);
+        let load_source = |at: Value<'k, u32>| {
+            let merge = MergeItemRegs::load_shared(k, record(cta, at));
+            source.load(cta, &merge, merge.source_begin);
+        };
+        k.repeat((item.merge_deps_begin, item.merge_deps_end), RECORDS as u32, |first| {
+            k.when(first.ne(item.merge_deps_begin), || {
+                fetch_records(cta, first, item.merge_deps_end);
+                cta.sync();
+            });
+            load_source(k.constant(0));
             k.when(k.thread().lt(32), || {
                 let is_last = k.var::<bool>("is_last", false);
-                k.when((first + k.lane()).lt(item.merge_deps_end), || {
-                    let index = params.merge_deps.at(first + k.lane()).load();
-                    is_last.set(arrive(params, index));
+                k.when(k.lane().lt(RECORDS as u32) & (first + k.lane()).lt(item.merge_deps_end), || {
+                    is_last.set(arrive(cta, record(cta, k.lane())));
                 });
                 let lanes = k.ballot(is_last.get());
                 k.when(k.lane().eq(0), || complete.store(lanes));
@@ -48,20 +109,25 @@ pub(crate) fn arrive_and_merge<'k>(
                 let lowest = left.get() & (k.constant(0) - left.get());
                 left.set(left.get() ^ lowest);
                 let at = k.constant(31) - lowest.leading_zeros();
-                merge(params.merge_deps.at(first + at).load());
+                k.when(at.ne(0), || load_source(at));
+                merge(MergeItemRegs::load_shared(k, record(cta, at)), source);
             });
             cta.sync();
         });
     });
 }
 
+/// The `at`th fetched record.
+fn record<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
+    cta.at::<u32>(cta.layout.merges).at(at * MergeItem::WORDS as u32)
+}
+
 /// Arrives at a merge; returns whether this was the last source. The counter wraps to 0 then.
-fn arrive<'k>(params: &AttentionParamRegs<'k>, index: Value<'k, u32>) -> Value<'k, bool> {
-    let record = params.merges.at_wide(index.to_u64() * MergeItem::WORDS as u64);
-    let [begin, end] = [3, 4].map(|word| record.plus(word).load());
-    let last = end - begin - 1;
-    let before = params.arrival_counters.at(index).atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu));
-    before.eq(last)
+fn arrive<'k>(cta: &MmaCta<'k>, record: Shared<'k, u32>) -> Value<'k, bool> {
+    let merge = MergeItemRegs::load_shared(cta.k, record);
+    let last = merge.source_end - merge.source_begin - 1;
+    let counter = cta.params.arrival_counters.at(record.plus(NUMBER).load());
+    counter.atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu)).eq(last)
 }
 
 /// The partial row of a query head in source `at`, which must exist.

@@ -7,7 +7,7 @@
 //! `body/simt/merge.rs` has the same steps in exact arithmetic: sharing them would round the results of one of the two kernels
 //! differently.
 
-use super::arrival::partial_row;
+use super::arrival::LaneSource;
 use crate::{
     attention::{
         items::MergeItemRegs,
@@ -23,20 +23,26 @@ use crate::{
 };
 use tilewright_ptx::build::{Global, Value, Var};
 
-/// Partial states in flight at once.
-const BATCH: u32 = 4;
+/// States whose values are loaded together with the statistics.
+const AHEAD: usize = 4;
+/// Registers of values in flight at once after that: the latency of memory dominates a merge.
+const IN_FLIGHT: usize = 56;
 
-/// Merges the states of all rows.
-pub(crate) fn merge<'k>(cta: &MmaCta<'k>, hooks: &RowHooks<'k, '_>, index: Value<'k, u32>) {
+/// Merges the states of all rows; `source` has the first 32 sources.
+pub(crate) fn merge<'k>(
+    cta: &MmaCta<'k>,
+    hooks: &RowHooks<'k, '_>,
+    merge: MergeItemRegs<'k>,
+    source: LaneSource<'k>,
+) {
     let k = cta.k;
-    let merge = MergeItemRegs::load(k, cta.params.merges, index);
     let rows = merge.qo_len * cta.params.group.by;
+    let is_single_batch = (merge.source_end - merge.source_begin).le(32);
     k.repeat((k.thread() >> 5, rows), (cta.threads / 32) as u32, |row| {
         let (token, in_group) = cta.params.group.divide(row);
         let token = merge.qo_begin + token;
-        let sources = PartialStates { cta, merge, token, in_group };
-        let max = sources.max();
-        let (sums, sum) = sources.accumulate(max);
+        let sources = PartialStates { cta, merge, source, is_single_batch, token, in_group };
+        let (sums, sum, max) = sources.reduce();
         let head = QueryHead { token, qo_head: merge.kv_head * cta.params.group.by + in_group };
         let epilogue = hooks.epilogue_of_row(cta, head, merge.kv_head);
         let stats = epilogue.apply_update(SoftmaxStats::new(max, sum));
@@ -53,77 +59,113 @@ fn store_lse_of_row<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>, lse: Value<'k, f3
     cta.k.when(cta.k.lane().eq(0), || store_lse(cta, head, lse));
 }
 
+/// The states of 32 sources, one per lane; lanes beyond the last source repeat it.
+struct LaneStates<'k> {
+    first: Value<'k, u32>,
+    exists: Value<'k, bool>,
+    /// The partial row.
+    row: Value<'k, u32>,
+    /// Its maximum and sum.
+    stats: Global<'k, f32>,
+}
+
+impl<'k> LaneStates<'k> {
+    /// The partial rows of `count` sources from `at` on.
+    fn rows(&self, at: Value<'k, u32>, count: usize) -> Vec<Value<'k, u32>> {
+        (0..count as u32).map(|ahead| self.row.of_lane(at + ahead)).collect()
+    }
+}
+
 /// The partial states of a query head of a row.
 struct PartialStates<'c, 'k> {
     cta: &'c MmaCta<'k>,
     merge: MergeItemRegs<'k>,
+    source: LaneSource<'k>,
+    /// Whether `source` has all sources.
+    is_single_batch: Value<'k, bool>,
     token: Value<'k, u32>,
     in_group: Value<'k, u32>,
 }
 
 impl<'k> PartialStates<'_, 'k> {
-    /// The partial row in the state of source `at`, which must exist.
-    fn partial_row(&self, at: Value<'k, u32>) -> Value<'k, u32> {
-        partial_row(&self.cta.params, at, (self.token, self.in_group))
-    }
-
-    /// The partial row of this lane's source of the 32 from `first` on, that of the last source in lanes beyond it; and its
-    /// statistics.
-    fn of_lane(&self, first: Value<'k, u32>) -> (Value<'k, u32>, Global<'k, f32>) {
-        let last = self.merge.source_end - 1;
-        let row = self.partial_row((first + self.cta.k.lane()).min(last));
-        (row, self.cta.params.partial_stats.at_wide(row.to_u64() * 2))
-    }
-
-    /// The maximum logit of all states, or 0 if all states are empty; NaN enters with the weights.
-    fn max(&self) -> Value<'k, f32> {
+    /// The states of the 32 sources from `first` on.
+    fn batch(&self, first: Value<'k, u32>) -> LaneStates<'k> {
         let k = self.cta.k;
-        let max = k.var("max", f32::NEG_INFINITY);
-        k.repeat((self.merge.source_begin, self.merge.source_end), 32, |first| {
-            max.set(max.get().max(self.of_lane(first).1.load()));
-        });
-        let max = reduce::warp_max(max.get());
-        finite_max(max)
+        k.when(!self.is_single_batch, || self.source.load(self.cta, &self.merge, first));
+        let row = self.source.partial_row(&self.cta.params, (self.token, self.in_group));
+        let exists = (first + k.lane()).lt(self.merge.source_end);
+        LaneStates { first, row, exists, stats: self.cta.params.partial_stats.at_wide(row.to_u64() * 2) }
     }
 
-    /// Weighted sums of this lane's chunks, and the sum of weights.
-    fn accumulate(&self, max: Value<'k, f32>) -> (Vec<[Var<'k, f32>; 4]>, Value<'k, f32>) {
-        let k = self.cta.k;
+    /// Weighted sums of this lane's chunks, the sum of weights, and the maximum logit of all states, or 0 if all states are empty;
+    /// NaN enters with the weights.
+    fn reduce(&self) -> (Vec<[Var<'k, f32>; 4]>, Value<'k, f32>, Value<'k, f32>) {
+        let (k, begin, end) = (self.cta.k, self.merge.source_begin, self.merge.source_end);
         let sums = self.cta.zeros("merged", self.chunks().div_ceil(32));
         let sum = k.var("sum_of_weights", 0.0);
-        k.repeat((self.merge.source_begin, self.merge.source_end), 32, |first| {
-            let (row, stats) = self.of_lane(first);
-            let [max_of_state, sum_of_state] = stats.load_vector();
-            let is_beyond = (first + k.lane()).ge(self.merge.source_end);
-            let weight = (max_of_state - max).exp2().unless(is_beyond, 0.0);
-            let weighted_sum = (weight * sum_of_state).unless(is_beyond, 0.0);
-            let arrive = (self.merge.source_end - first).min(32);
-            sum.set(sum.get() + reduce::warp_sum(weighted_sum));
-            k.repeat((0, arrive), BATCH, |at| {
-                let of_lane = |ahead: u32| (row.of_lane(at + ahead), weight.of_lane(at + ahead));
-                let batch: Vec<_> = (0..BATCH).map(of_lane).collect();
-                self.add_batch(&batch, &sums);
-            });
+        let states = self.batch(begin);
+        let ahead = self.load(&states.rows(k.constant(0), AHEAD));
+        let stats: [Value<'k, f32>; 2] = states.stats.load_vector();
+        let max = k.var("max", stats[0]);
+        k.repeat((begin + 32, end), 32, |first| max.set(max.get().max(self.batch(first).stats.load())));
+        let max = finite_max(reduce::warp_max(max.get()));
+        self.add_states(&states, (stats, max), ahead, (&sums, sum));
+        k.repeat((begin + 32, end), 32, |first| {
+            let states = self.batch(first);
+            let ahead = self.load(&states.rows(k.constant(0), AHEAD));
+            self.add_states(&states, (states.stats.load_vector(), max), ahead, (&sums, sum));
         });
-        (sums, sum.get())
+        (sums, sum.get(), max)
     }
 
-    fn add_batch(&self, batch: &[(Value<'k, u32>, Value<'k, f32>)], sums: &[[Var<'k, f32>; 4]]) {
-        let dim = self.cta.layout.v.dim as u64;
-        self.for_each_chunk(|at, chunk| {
-            let load = |row: &Value<'k, u32>| -> [Value<'k, f32>; 4] {
-                let o: Global<'k, f32> = self.cta.params.partial_o.at_wide(row.to_u64() * dim);
-                o.at(chunk << 2).load_vector()
-            };
-            let loaded: Vec<_> = batch.iter().map(|(row, _)| load(row)).collect();
-            for (values, (_, weight)) in loaded.iter().zip(batch) {
-                for (sum, value) in sums[at].iter().zip(values) {
-                    // an empty state must not contribute, even if its values are NaN
-                    let added = value.mul_add(*weight, sum.get());
-                    sum.set(added.unless(weight.eq(0.0), sum.get()));
-                }
-            }
+    /// Adds the states of up to 32 sources; those of the first [`AHEAD`] are loaded.
+    fn add_states(
+        &self,
+        states: &LaneStates<'k>,
+        ([max_of_state, sum_of_state], max): ([Value<'k, f32>; 2], Value<'k, f32>),
+        ahead: Vec<Vec<[Value<'k, f32>; 4]>>,
+        (sums, sum): (&[[Var<'k, f32>; 4]], Var<'k, f32>),
+    ) {
+        let k = self.cta.k;
+        let weight = (max_of_state - max).exp2().unless(!states.exists, 0.0);
+        let weighted_sum = (weight * sum_of_state).unless(!states.exists, 0.0);
+        sum.set(sum.get() + reduce::warp_sum(weighted_sum));
+        self.add(&ahead, |at| weight.of_lane(k.constant(at)), sums);
+        let batch = IN_FLIGHT / (4 * sums.len());
+        let count = (self.merge.source_end - states.first).min(32);
+        k.repeat((AHEAD as u32, count), batch as u32, |at| {
+            let loaded = self.load(&states.rows(at, batch));
+            self.add(&loaded, |ahead| weight.of_lane(at + ahead), sums);
         });
+    }
+
+    /// Loads this lane's chunks of some partial rows.
+    fn load(&self, rows: &[Value<'k, u32>]) -> Vec<Vec<[Value<'k, f32>; 4]>> {
+        let (k, dim, chunks) = (self.cta.k, self.cta.layout.v.dim as u64, self.chunks());
+        let of_row = |row: &Value<'k, u32>| {
+            let o: Global<'k, f32> = self.cta.params.partial_o.at_wide(row.to_u64() * dim);
+            // lanes beyond the last chunk repeat it
+            let chunk = |at: usize| (k.lane() + 32 * at as u32).min(chunks as u32 - 1);
+            (0..chunks.div_ceil(32)).map(|at| o.at(chunk(at) << 2).load_vector()).collect()
+        };
+        rows.iter().map(of_row).collect()
+    }
+
+    /// Adds loaded states by their weights.
+    fn add(
+        &self,
+        loaded: &[Vec<[Value<'k, f32>; 4]>],
+        weight: impl Fn(u32) -> Value<'k, f32>,
+        sums: &[[Var<'k, f32>; 4]],
+    ) {
+        for (values, at) in loaded.iter().zip(0..) {
+            let weight = weight(at);
+            for (sum, value) in sums.iter().flatten().zip(values.iter().flatten()) {
+                // an empty state must not contribute, even if its values are NaN
+                let added = value.mul_add(weight, sum.get());
+                sum.set(added.unless(weight.eq(0.0), sum.get()));
+            }
+        }
     }
 
     /// Vectors of four elements per head.
