@@ -95,7 +95,7 @@ def plan_of(case):
     return plan | {"kv_data_type": DTYPES[case["kv"]]}
 
 
-DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn}
+DTYPES = {"bf16": torch.bfloat16, "e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
 
 
 def identity(o):

@@ -45,6 +45,13 @@ pub trait Machine: Clone + Debug + Send + Sync + 'static {
     /// If the device rejects the launch.
     fn launch(&self, function: &Self::Function, grid: [u32; 3], args: &[Arg]) -> Result<()>;
 
+    /// The same as a programmatic dependent launch: what the kernel reads before `griddepcontrol.wait` must not be written by the
+    /// previous kernel.
+    ///
+    /// # Errors
+    /// If the device rejects the launch.
+    fn launch_dependent(&self, function: &Self::Function, grid: [u32; 3], args: &[Arg]) -> Result<()>;
+
     /// Computes `product` with a library of the machine, if it has one that is faster than our kernels. Otherwise does nothing
     /// and returns false.
     ///

@@ -151,6 +151,10 @@ impl Machine for Simulator {
         Ok(Arc::new(kernel.clone()))
     }
 
+    fn launch_dependent(&self, function: &Arc<Kernel>, grid: [u32; 3], args: &[Arg]) -> Result<()> {
+        self.launch(function, grid, args)
+    }
+
     fn launch(&self, function: &Arc<Kernel>, grid: [u32; 3], args: &[Arg]) -> Result<()> {
         self.perform(Command::Launch(function.clone(), grid, args.to_vec()))
     }

@@ -36,6 +36,8 @@ pub(crate) enum Kv {
     #[default]
     Bf16,
     E4m3,
+    E5m2,
+    Int8,
 }
 
 /// One case: attention with bf16 queries.
@@ -97,7 +99,12 @@ impl Case {
 
     /// The dtype of the cache.
     pub(crate) fn kv_dtype(&self) -> tilewright::Dtype {
-        if self.kv == Kv::Bf16 { tilewright::Dtype::Bf16 } else { tilewright::Dtype::E4m3 }
+        match self.kv {
+            Kv::Bf16 => tilewright::Dtype::Bf16,
+            Kv::E4m3 => tilewright::Dtype::E4m3,
+            Kv::E5m2 => tilewright::Dtype::E5m2,
+            Kv::Int8 => tilewright::Dtype::I8,
+        }
     }
 
     /// Elements of a value.

@@ -49,7 +49,7 @@ fn indptr(lens: impl Iterator<Item = usize>) -> Vec<i32> {
     std::iter::once(0).chain(sums).collect()
 }
 
-/// Fills device memory with numbers in -0.5..0.5; 8-bit floats are never NaN.
+/// Fills device memory with numbers in -0.5..0.5; 8-bit floats are never NaN, and integers are in -127..127.
 fn noise(gpu: &Cuda, bytes: usize, kv: Kv) -> Result<DeviceMemory, Box<dyn Error>> {
     let memory = gpu.allocate(bytes)?;
     let number = |i: usize| ((i as u32).wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0 - 0.5;
@@ -59,6 +59,8 @@ fn noise(gpu: &Cuda, bytes: usize, kv: Kv) -> Result<DeviceMemory, Box<dyn Error
             bytemuck::cast_slice(&values).to_vec()
         }
         Kv::E4m3 => (0..NOISE).map(|i| tilewright::E4m3::from_f32(number(i)).to_bits()).collect(),
+        Kv::E5m2 => (0..NOISE).map(|i| tilewright::E5m2::from_f32(number(i)).to_bits()).collect(),
+        Kv::Int8 => (0..NOISE).map(|i| ((number(i) * 254.0) as i8).cast_unsigned()).collect(),
     };
     for begin in (0..bytes).step_by(NOISE) {
         gpu.machine().write(memory.address() + begin as u64, &block[..NOISE.min(bytes - begin)])?;

@@ -157,7 +157,12 @@ impl<M: Machine> Gpu<M> {
         }
         if let Some(items) = device_plan.items {
             let function = kernels.select(self, target, (items, &call))?;
-            self.machine.launch(&function, [device_plan.workers, 1, 1], &call.args())?;
+            let (grid, args) = ([device_plan.workers, 1, 1], call.args());
+            // the kernel reads its items early, which the previous kernel may have planned
+            match device_plan.launch {
+                Some(_) => self.machine.launch(&function, grid, &args)?,
+                None => self.machine.launch_dependent(&function, grid, &args)?,
+            }
         }
         buffers.download(self, variant)
     }

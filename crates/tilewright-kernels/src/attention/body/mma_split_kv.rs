@@ -9,7 +9,9 @@
 //! ```
 //!
 //! Decoding is memory-bound: warps run independently, without CTA barriers in the loop, to keep as many bytes in flight as
-//! possible.
+//! possible. Copies do not stop between items: with the last stages of an item, a warp copies the first ones of the next.
+
+pub(super) mod ring;
 
 use super::{
     MAX_SPLIT_KV_ROWS,
@@ -22,24 +24,25 @@ use crate::attention::kernel::{
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     nonfinite::{self, NonfiniteMasks},
-    page_lookup::{PageLookup, TileLoader, copy_queries},
+    page_lookup::{LoadedQueries, PageLookup, TileLoader},
     page_scales::{self, PageScales},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
     visible::{KeyRange, visible_mask},
 };
-use crate::tile::reduce;
+use crate::{attention::items::WorkItemRegs, tile::reduce};
+use ring::RingCursors;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
 /// Executes an item.
 pub(super) fn run<'k>(
     cta: &MmaCta<'k>,
     layout: &SplitKvLayout,
-    current: &CurrentItem<'k>,
+    (current, cursors): (&CurrentItem<'k>, RingCursors<'k>),
     hooks: &RowHooks<'k, '_>,
 ) {
-    let body = SplitKvBody::new(cta, layout, current, hooks);
+    let body = SplitKvBody::new(cta, layout, (current, cursors), hooks);
     let query = body.begin();
     body.attend(&query);
     body.end();
@@ -66,16 +69,14 @@ struct SplitKvBody<'c, 'k> {
     /// Entries of this warp's keys and values.
     entries: Shared<'k, u32>,
     page_scales: PageScales<'k>,
-    /// Byte offsets of the next stage to read and the next stage to write.
-    read_stage: Var<'k, u32>,
-    write_stage: Var<'k, u32>,
+    cursors: RingCursors<'k>,
 }
 
 impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn new(
         cta: &'c MmaCta<'k>,
         layout: &'c SplitKvLayout,
-        current: &'c CurrentItem<'k>,
+        (current, cursors): (&'c CurrentItem<'k>, RingCursors<'k>),
         hooks: &'c RowHooks<'k, 'c>,
     ) -> Self {
         let (k, item, warp) = (cta.k, current.load(), cta.k.warp_index());
@@ -98,7 +99,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             tile: RowTile::new(cta, [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum")))),
             fragments: FragmentLoader::new(k, &cta.layout),
             ring: cta.at::<u32>(layout.rings).byte(warp * layout.ring_bytes as u32),
-            page_lookup: PageLookup::new((cta, current), (k.lane(), STAGE_KEYS), entries),
+            page_lookup: PageLookup::new(cta, (k.lane(), STAGE_KEYS), entries, cursors.page),
             key_loader: loader(cta.layout.stored_k, 0),
             value_loader: loader(cta.layout.stored_v, 1),
             dequantizer: Dequantizer::new(
@@ -108,8 +109,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             ),
             page_scales: PageScales::new(cta, STAGE_KEYS),
             entries,
-            read_stage: k.var("reads", 0),
-            write_stage: k.var("fills", 0),
+            cursors,
         }
     }
 
@@ -117,43 +117,73 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         self.kv_begin + (stage * WARPS as u32 + self.warp) * STAGE_KEYS as u32
     }
 
-    /// Starts the first copies; returns the query fragments, one per step of 16 elements.
+    /// Starts the first copies, unless the last item did; returns the query fragments, one per step of 16 elements.
     fn begin(&self) -> Vec<[Value<'k, u32>; 4]> {
-        let (k, zero, layout) = (self.k, self.k.constant(0_u32), &self.cta.layout);
-        let q = self.cta.at(self.layout.q);
-        let stages = 0..self.layout.num_stages - 1;
-        let pages: Vec<_> =
-            stages.clone().map(|stage| self.page_lookup.page(self.first_key(k.constant(stage as u32)))).collect();
-        self.page_lookup.prefetch(self.first_key(k.constant(stages.end as u32)));
-        copy_queries((self.cta, self.current), (zero, MAX_SPLIT_KV_ROWS), (&self.cta.params.q, layout.q), q);
-        k.commit_copies();
+        let (k, zero, layout, cursors) = (self.k, self.k.constant(0_u32), &self.cta.layout, &self.cursors);
+        let (q, item) = (self.cta.at(self.layout.q), self.current.load());
+        let first_keys: Vec<_> =
+            (0..self.layout.num_stages as u32).map(|stage| self.first_key(k.constant(stage))).collect();
+        let (first_keys, last) = first_keys.split_at(self.layout.num_stages - 1);
+        cursors.begin(self.first_key(zero));
+        let is_incomplete = cursors.first_key.get().lt(last[0]);
+        // all pages are requested at once
+        let pages: Vec<_> = first_keys.iter().map(|_| k.var("page", 0)).collect();
+        k.when(is_incomplete, || {
+            let keys = first_keys.iter().zip(&pages);
+            keys.for_each(|(first, page)| self.page_lookup.load_page(&item, *first, *page));
+        });
+        let at = (self.cta, self.current);
+        let queries = LoadedQueries::load(at, MAX_SPLIT_KV_ROWS, (&self.cta.params.q, layout.q), q);
         self.rows.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
         self.hooks.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
-        for (stage, page) in stages.zip(pages) {
-            k.sync_warp();
-            self.load(k.constant(stage as u32), page.get());
-        }
-        self.cta.fetch_merges(self.current);
-        k.wait_copies(self.layout.num_stages - 1);
+        k.when(is_incomplete, || {
+            for (first, page) in first_keys.iter().zip(&pages) {
+                k.when(cursors.first_key.get().le(*first), || {
+                    k.sync_warp();
+                    self.copy_stage(&item, page.get());
+                    cursors.first_key.set(*first + self.stride());
+                });
+            }
+            self.page_lookup.prefetch(&item, cursors.first_key.get());
+        });
+        queries.store(k);
+        self.current.store_next();
         k.sync_threads();
+        self.cta.fetch_merges(self.current);
         self.rows.compute_unmasked_range(self.cta, self.current);
         (0..layout.q.steps()).map(|step| self.fragments.query(self.cta, q, step)).collect()
     }
 
-    /// Starts the copies of a stage, whose page has been looked up.
-    fn load(&self, stage: Value<'k, u32>, page: Value<'k, u32>) {
-        let (k, layout) = (self.k, self.layout);
-        k.when(stage.lt(self.count), || {
+    /// Keys between the stages of a warp.
+    fn stride(&self) -> u32 {
+        (WARPS * STAGE_KEYS) as u32
+    }
+
+    /// Starts the copies of the next stage, of `item`, whose page has been looked up.
+    fn copy_stage(&self, item: &WorkItemRegs<'k>, page: Value<'k, u32>) {
+        let (k, layout, cursors) = (self.k, self.layout, &self.cursors);
+        let first = cursors.first_key.get();
+        k.when(first.lt(item.kv_end), || {
             let table = k.constant(0);
-            self.page_lookup.write_entry((self.first_key(stage), page), table);
+            self.page_lookup.write_entry(item, (first, page), table);
             k.sync_warp();
-            let keys = self.ring.byte(self.write_stage.get());
+            let keys = self.ring.byte(cursors.write.get());
             self.key_loader.copy(keys, table);
             self.value_loader.copy(self.values_of(keys), table);
             self.page_scales.copy_to_stage(k.lane(), self.entries, keys.plus(layout.scales / 4));
+            self.advance(cursors.write, layout.stage_bytes);
         });
         k.commit_copies();
-        self.advance(self.write_stage, layout.stage_bytes);
+    }
+
+    /// Starts the copies of the next stage, of this item or the next one, and looks up the page of the stage after it.
+    fn copy_ahead(&self) {
+        let at = (self.cta, self.current);
+        let item = self.cursors.item(self.k, self.current);
+        self.copy_stage(&item, self.page_lookup.prefetched());
+        let in_group = self.warp * STAGE_KEYS as u32;
+        self.cursors.advance(at, &item, (self.stride(), in_group, self.layout.rows_per_stage()));
+        self.page_lookup.prefetch(&self.cursors.item(self.k, self.current), self.cursors.first_key.get());
     }
 
     fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
@@ -171,11 +201,9 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             k.wait_copies(layout.num_stages - 2);
             // the copies of all lanes have arrived, and all lanes have read the stage that is overwritten next
             k.sync_warp();
-            let next = stage + (layout.num_stages - 1) as u32;
-            self.load(next, self.page_lookup.prefetched());
-            self.page_lookup.prefetch(self.first_key(next + 1));
-            let stored = self.ring.byte(self.read_stage.get());
-            self.advance(self.read_stage, layout.stage_bytes);
+            self.copy_ahead();
+            let stored = self.ring.byte(self.cursors.read.get());
+            self.advance(self.cursors.read, layout.stage_bytes);
             let keys = self.dequantizer.operand(TileHalf::Keys, stored);
             let logits = vec![vec![self.unset_fragment(), self.unset_fragment()]];
             self.fragments.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
@@ -212,7 +240,6 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
                 nonfinite::add_back(self.cta, masks, tiles, &[visible.map(|word| word.get().to_u64())]);
             });
         });
-        k.wait_copies(0);
     }
 
     fn key_range(&self, stage: Value<'k, u32>) -> KeyRange<'k> {
@@ -247,9 +274,15 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     /// Reduces the states of all warps and writes the result.
     fn end(&self) {
         let (k, layout, lane) = (self.k, self.layout, self.k.lane());
-        let (states, rows) = (self.cta.at::<f32>(layout.entries), self.current.rows());
-        // the states overwrite the key entries
-        k.sync_threads();
+        let (states, rows) = (self.cta.at::<f32>(layout.states), self.current.rows());
+        // O overwrites the stage that was read last, or, if that is too small, the ring, which is empty then
+        let sums_at = match layout.rows_per_stage() {
+            MAX_SPLIT_KV_ROWS.. => self.cursors.write.get(),
+            most => self.cursors.write.get().unless(rows.gt(most as u32), 0),
+        };
+        k.when(lane.eq(0), || self.sums_offset(self.warp).store(sums_at));
+        k.sync_warp();
+        let sums = self.ring.byte(sums_at).cast::<f32>();
         for half in 0..2 {
             let row = (lane >> 2) + 8 * half as u32;
             let sum = reduce::quad_sum(self.tile.sum[half].get());
@@ -257,7 +290,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             k.when((lane & 3).eq(0), || {
                 states.at((self.warp * MAX_SPLIT_KV_ROWS as u32 + row) << 1).store_vector(pair);
             });
-            let ring = self.ring.cast::<f32>().at(row * layout.sums_stride as u32 + ((lane & 3) << 1));
+            let ring = sums.at(row * layout.sums_stride as u32 + ((lane & 3) << 1));
             k.when(row.lt(rows), || {
                 for (at, o) in self.tile.o.iter().enumerate() {
                     ring.plus(8 * at).store_vector([o[2 * half].get(), o[2 * half + 1].get()]);
@@ -273,6 +306,11 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         });
     }
 
+    /// The byte offset of a warp's O in its ring.
+    fn sums_offset(&self, warp: Value<'k, u32>) -> Shared<'k, u32> {
+        self.cta.at::<u32>(self.layout.states + SplitKvLayout::STATES_BYTES).at(warp)
+    }
+
     /// Four adjacent elements of a row, reduced over warps.
     fn reduce_warps(
         &self,
@@ -286,12 +324,15 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let state_max =
             state.iter().fold(k.constant(f32::NEG_INFINITY), |max, [of_warp, _]| max.max(*of_warp));
         let max = softmax::finite_max(state_max);
-        let rings = self.cta.at::<f32>(layout.rings).at(row * layout.sums_stride as u32 + (chunk << 2));
+        let rings = self.cta.at::<u32>(layout.rings);
+        let in_sums = row * layout.sums_stride as u32 + (chunk << 2);
         let (mut sum, mut values) = (k.constant(0.0), [k.constant(0.0); 4]);
         for (warp, [max_of_warp, sum_of_warp]) in state.into_iter().enumerate() {
             let factor = (max_of_warp - max).exp2();
             sum = sum_of_warp.mul_add(factor, sum);
-            let of_warp = rings.plus(warp * layout.ring_bytes / 4).load_vector::<4>();
+            let sums = rings.plus(warp * layout.ring_bytes / 4);
+            let sums = sums.byte(self.sums_offset(k.constant(warp as u32)).load()).cast::<f32>();
+            let of_warp = sums.at(in_sums).load_vector::<4>();
             let running_scale = page_scales::running_scale(self.cta, k.constant(warp as u32));
             let factor = running_scale.map_or(factor, |scale| factor * scale);
             values = std::array::from_fn(|i| of_warp[i].mul_add(factor, values[i]));

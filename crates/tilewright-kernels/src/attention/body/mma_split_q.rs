@@ -38,6 +38,8 @@ pub(super) fn run<'k>(
 ) {
     let (k, rows) = (cta.k, 64 * layout.row_tiles as u32);
     k.when(k.thread().eq(0), || current.first_row().store(0_u32));
+    current.store_next();
+    cta.fetch_merges(current);
     k.sync_threads();
     k.loop_(|| {
         let body = SplitQBody::new(cta, layout, current, hooks);
@@ -109,7 +111,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
             fragments: FragmentLoader::new(k, &cta.layout),
             q: cta.at::<u32>(layout.split_q.q).byte(k.warp_index() * (16 * cta.layout.q.stride) as u32),
             visible: cta.at(layout.split_q.visible),
-            page_lookup: PageLookup::new((cta, current), (k.thread(), KV_TOKENS), entries),
+            page_lookup: PageLookup::new(cta, (k.thread(), KV_TOKENS), entries, k.var("pending_page", 0)),
             key_loader: loader(cta.layout.stored_k, 0),
             value_loader: loader(cta.layout.stored_v, 1),
             dequantizer: Dequantizer::new(
@@ -136,7 +138,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
     fn begin(&self) {
         let (k, first) = (self.k, self.current.load().kv_begin);
         let (first_row, rows) = (self.current.first_row().load(), 64 * self.layout.row_tiles);
-        self.page_lookup.prefetch(first);
+        self.page_lookup.prefetch(&self.current.load(), first);
         self.rows.fill(self.cta, self.current, (first_row, rows));
         self.hooks.fill(self.cta, self.current, (first_row, rows));
         let (q, to) = (&self.cta.params.q, self.cta.at(self.layout.split_q.q));
@@ -149,13 +151,13 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
             }
             self.load(first, load);
         }
-        self.cta.fetch_merges(self.current);
     }
 
     /// Writes the entries of the tile at `first`, and prefetches the pages of the next tile.
     fn look_up(&self, first: Value<'k, u32>) {
-        self.page_lookup.write_entry((first, self.page_lookup.prefetched()), self.table(first));
-        self.page_lookup.prefetch(first + KV_TOKENS as u32);
+        let item = self.current.load();
+        self.page_lookup.write_entry(&item, (first, self.page_lookup.prefetched()), self.table(first));
+        self.page_lookup.prefetch(&item, first + KV_TOKENS as u32);
     }
 
     /// Starts copy `ahead`, counted from the keys of the tile at `first`.

@@ -22,8 +22,10 @@ use tilewright_ptx::{
 const COMPLETED_OFFSET: usize = 112;
 /// Offset of the item in the control words, in bytes.
 const ITEM_OFFSET: usize = 128;
+/// Bytes from the item to the next one.
+pub(crate) const ITEM_STRIDE: usize = WorkItem::BYTES;
 /// Offset of the next item in the control words, in bytes.
-const NEXT_ITEM_OFFSET: usize = ITEM_OFFSET + WorkItem::BYTES;
+const NEXT_ITEM_OFFSET: usize = ITEM_OFFSET + ITEM_STRIDE;
 /// Offset of the item index, the end of this CTA's items, and the first row of the current tile.
 const CURSOR_OFFSET: usize = 116;
 
@@ -56,6 +58,28 @@ pub(crate) struct CurrentItem<'k> {
     pub(crate) scale: Value<'k, f32>,
     /// The factor from `Q · Kᵀ` to the arguments of the logits hook.
     pub(crate) product_scale: Value<'k, f32>,
+    /// The item after it, in kernels that load it ahead.
+    next: Option<NextItem<'k>>,
+}
+
+/// The item after the current one.
+#[derive(Debug, Clone, Copy)]
+struct NextItem<'k> {
+    /// Its words, then 1 if it exists, otherwise 0.
+    words: Shared<'k, u32>,
+    loaded: LoadedItem<'k>,
+    /// The numbers of the merges of the current item.
+    merges: Var<'k, u32>,
+}
+
+/// An item in registers: thread `i` has word `i`; the next thread has 1 if it exists.
+#[derive(Debug, Clone, Copy)]
+struct LoadedItem<'k>(Var<'k, u32>);
+
+impl<'k> LoadedItem<'k> {
+    fn store(self, k: &'k Builder, to: Shared<'k, u32>) {
+        k.when(k.thread().le(WorkItem::WORDS as u32), || to.at(k.thread()).store(self.0.get()));
+    }
 }
 
 impl<'k> MmaCta<'k> {
@@ -87,8 +111,8 @@ impl<'k> MmaCta<'k> {
         }
     }
 
-    /// Executes the items of this CTA in order, each with `body`, which calls [`fetch_merges`](Self::fetch_merges) after its first
-    /// copies. The first item, which no kernel writes, is loaded before the previous kernel has completed.
+    /// Executes the items of this CTA in order, each with `body`, which calls [`CurrentItem::store_next`] and then
+    /// [`fetch_merges`](Self::fetch_merges) after its first copies. The first item, which no kernel writes, is loaded before the previous kernel has completed.
     pub(crate) fn run(&self, hooks: &RowHooks<'k, '_>, body: impl FnOnce(&CurrentItem<'k>)) {
         let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
         let words = self.at(self.layout.control + ITEM_OFFSET);
@@ -96,34 +120,33 @@ impl<'k> MmaCta<'k> {
         let scale = k.var("scale_of_item", 0.0);
         let [at, end] = [0, 1].map(|word| self.at::<u32>(self.layout.control + CURSOR_OFFSET).plus(word));
         let (first, last) = (indptr.load(), indptr.plus(1).load());
-        self.fetch_item(words, (first, last));
+        self.load_item((first, last)).store(k, words);
         k.when(k.thread().eq(0), || {
             at.store(first);
             end.store(last);
         });
-        k.commit_copies();
-        k.wait_copies(0);
         if self.arch >= 90 {
-            // wait for the writes of the previous kernel (programmatic dependent launch)
+            // programmatic dependent launch: wait for the writes of the previous kernel, then let the next one start
             k.wait_for_prerequisites();
+            k.launch_dependents();
         }
         k.sync_threads();
         k.loop_(|| {
             let index = at.load();
             k.break_if(index.ge(end.load()));
-            self.fetch_item(next_words, (index + 1, end.load()));
             let current = CurrentItem::new(self, hooks, words, scale);
+            let loaded = self.load_item((index + 1, end.load()));
+            let next = NextItem { words: next_words, loaded, merges: current.load_merges() };
+            let current = CurrentItem { next: Some(next), ..current };
             body(&current);
             self.arrive_and_merge(&current, hooks);
-            k.commit_copies();
-            k.wait_copies(0);
             // the next item reuses the shared memory
             k.sync_threads();
             k.when(k.thread().lt(32), || {
-                let index = at.load() + 1;
-                k.when(k.thread().lt(WorkItem::WORDS as u32) & index.lt(end.load()), || {
+                k.when(k.thread().lt(WorkItem::WORDS as u32), || {
                     words.at(k.thread()).store(next_words.at(k.thread()).load());
                 });
+                let index = at.load() + 1;
                 k.sync_warp();
                 k.when(k.thread().eq(0), || at.store(index));
             });
@@ -131,19 +154,19 @@ impl<'k> MmaCta<'k> {
         });
     }
 
-    /// Starts the copy of an item, if it is before `end`.
-    fn fetch_item(&self, to: Shared<'k, u32>, (index, end): (Value<'k, u32>, Value<'k, u32>)) {
-        let (k, word) = (self.k, self.k.thread() << 2);
+    /// Loads an item, if it is before `end`.
+    fn load_item(&self, (index, end): (Value<'k, u32>, Value<'k, u32>)) -> LoadedItem<'k> {
+        let (k, thread) = (self.k, self.k.thread());
+        let exists = index.lt(end);
+        let word = k.var("item_word", exists.select::<u32>(1, 0));
         let item = self.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
-        k.when(word.lt(WorkItem::WORDS as u32) & index.lt(end), || {
-            k.copy_async(to.at(word), item.at(word), 16, 16);
-        });
+        k.when(exists & thread.lt(WorkItem::WORDS as u32), || word.set(item.at(thread).load()));
+        LoadedItem(word)
     }
 
     /// Fetches the records of merges for [`arrive_and_merge`](Self::arrive_and_merge).
     pub(crate) fn fetch_merges(&self, current: &CurrentItem<'k>) {
-        let item = current.load();
-        arrival::fetch_records(self, item.merge_deps_begin, item.merge_deps_end);
+        arrival::fetch_records(self, current.next.map_or_else(|| current.load_merges(), |next| next.merges));
     }
 
     /// Arrives at the merges that depend on an item, and performs those that it completes.
@@ -218,7 +241,30 @@ impl<'k> CurrentItem<'k> {
         let product_scale = scale.get();
         let scale = if has_logits_hook { k.constant(LOG2_E) } else { product_scale };
         let kv_end = WorkItemRegs::load_shared(k, words).kv_end;
-        Self { cta: *cta, words, kv_end, scale, product_scale }
+        Self { cta: *cta, words, kv_end, scale, product_scale, next: None }
+    }
+
+    /// Loads the numbers of the merges that depend on the item.
+    fn load_merges(&self) -> Var<'k, u32> {
+        let item = self.load();
+        arrival::load_numbers(&self.cta, (item.merge_deps_begin, item.merge_deps_end))
+    }
+
+    /// Writes the next item to shared memory; valid after a barrier.
+    pub(crate) fn store_next(&self) {
+        if let Some(next) = self.next {
+            next.loaded.store(self.cta.k, next.words);
+        }
+    }
+
+    /// The words of the item, after which, with the stride of [`ITEM_STRIDE`], those of the next one follow.
+    pub(crate) fn words(&self) -> Shared<'k, u32> {
+        self.words
+    }
+
+    /// Whether there is a next item, after [`store_next`](Self::store_next) and a barrier.
+    pub(crate) fn has_next(&self) -> Value<'k, bool> {
+        self.words.plus(2 * WorkItem::WORDS).load().ne(0)
     }
 
     /// Loads the item from shared memory.

@@ -13,8 +13,8 @@ use crate::attention::items::MergeItem;
 /// Warps that share a row table and a running scale; also the warps per CTA of the `mma` bodies.
 pub(crate) const WARPS: usize = 4;
 /// Bytes of the control words: row limits per warp, the unmasked range of each of up to 8 warps, warps that found non-finite
-/// values, completed merges, item counters, the item, and the next item.
-const CONTROL_BYTES: usize = 256;
+/// values, completed merges, item counters, the item, the next item, and whether it exists.
+const CONTROL_BYTES: usize = 272;
 /// Maximum rows per tile.
 pub(crate) const MAX_ROWS: usize = 128;
 /// Maximum stages of a ring; more do not help.

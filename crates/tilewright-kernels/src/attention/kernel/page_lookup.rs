@@ -10,14 +10,16 @@ use super::{
     layout::RowFormat,
     page_scales,
 };
-use crate::attention::params::{CacheTensorRegs, KvLayout, RowTensorRegs};
+use crate::attention::{
+    items::WorkItemRegs,
+    params::{CacheTensorRegs, KvLayout, RowTensorRegs},
+};
 use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
 /// Page-table lookup, one key per thread.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageLookup<'k> {
     cta: MmaCta<'k>,
-    current: CurrentItem<'k>,
     thread: Value<'k, u32>,
     /// Keys per lookup, a power of two.
     count: usize,
@@ -33,13 +35,14 @@ const ENTRIES_PER_BATCH: usize = 8;
 
 impl<'k> PageLookup<'k> {
     /// Looks up `count` keys at once: threads below `count` look up K, the next `count` look up V, or the positional part of the
-    /// keys in MLA. Entries are `[2][count]` at `entries`.
+    /// keys in MLA. Entries are `[2][count]` at `entries`; `pending` is for prefetched pages.
     pub(crate) fn new(
-        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        cta: &MmaCta<'k>,
         (thread, count): (Value<'k, u32>, usize),
         entries: Shared<'k, u32>,
+        pending: Var<'k, u32>,
     ) -> Self {
-        Self { cta: *cta, current: *current, thread, count, entries, pending: cta.k.var("pending_page", 0) }
+        Self { cta: *cta, thread, count, entries, pending }
     }
 
     /// This thread's key of the tile at `first`.
@@ -48,10 +51,10 @@ impl<'k> PageLookup<'k> {
         first + (self.thread & (self.count as u32 - 1))
     }
 
-    /// Prefetches the page of this thread's key of the tile at `first`.
+    /// Prefetches the page of this thread's key of the tile of `item` at `first`.
     #[track_caller]
-    pub(crate) fn prefetch(&self, first: Value<'k, u32>) {
-        self.load_page(first, self.pending);
+    pub(crate) fn prefetch(&self, item: &WorkItemRegs<'k>, first: Value<'k, u32>) {
+        self.load_page(item, first, self.pending);
     }
 
     /// The prefetched page.
@@ -60,17 +63,10 @@ impl<'k> PageLookup<'k> {
         self.pending.get()
     }
 
-    /// The page of this thread's key of the tile at `first`; 0 if there is none.
+    /// Loads the page of this thread's key of the tile of `item` at `first`, if there is one.
     #[track_caller]
-    pub(crate) fn page(&self, first: Value<'k, u32>) -> Var<'k, u32> {
-        let page = self.cta.k.var("page", 0);
-        self.load_page(first, page);
-        page
-    }
-
-    #[track_caller]
-    fn load_page(&self, first: Value<'k, u32>, to: Var<'k, u32>) {
-        let (params, item) = (&self.cta.params, self.current.load());
+    pub(crate) fn load_page(&self, item: &WorkItemRegs<'k>, first: Value<'k, u32>, to: Var<'k, u32>) {
+        let params = &self.cta.params;
         let key = self.key(first);
         let exists = key.lt(item.kv_end) & params.layout.ne(KvLayout::Ragged.code());
         self.cta.k.when(exists, || {
@@ -79,18 +75,19 @@ impl<'k> PageLookup<'k> {
         });
     }
 
-    /// Writes the entry of a key in `page`; `buffer` is the byte offset of its table.
+    /// Writes the entry of a key of `item` in `page`; `buffer` is the byte offset of its table.
     #[track_caller]
     pub(crate) fn write_entry(
         &self,
+        item: &WorkItemRegs<'k>,
         (first, page): (Value<'k, u32>, Value<'k, u32>),
         buffer: Value<'k, u32>,
     ) {
-        let (k, params, item) = (self.cta.k, &self.cta.params, self.current.load());
+        let (k, params) = (self.cta.k, &self.cta.params);
         let key = self.key(first);
         let (_, slot) = params.page_size.divide(key);
         let slot = slot.unless(params.has_layout(KvLayout::Ragged), item.kv_start + key);
-        let exists = key.lt(self.current.kv_end);
+        let exists = key.lt(item.kv_end);
         // the address must be valid even though nothing is loaded after the last key
         let [page_or_0, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
         let address = k.unset_var::<u64>("address");
@@ -190,4 +187,52 @@ pub(crate) fn copy_queries<'k>(
             cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), !present);
         }
     });
+}
+
+/// Query rows in registers, on their way to shared memory.
+pub(crate) struct LoadedQueries<'k> {
+    to: Shared<'k, u32>,
+    /// Byte offsets and words of this thread's chunks.
+    chunks: Vec<(usize, [Var<'k, u32>; 4])>,
+    is_in_tile: Value<'k, bool>,
+}
+
+impl<'k> LoadedQueries<'k> {
+    /// Loads the first `count` query rows of an item for `to`; rows beyond the item's last are 0. In contrast to [`copy_queries`]
+    /// it does not use the groups of asynchronous copies.
+    pub(crate) fn load(
+        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        count: usize,
+        (q, format): (&RowTensorRegs<'k>, RowFormat),
+        to: Shared<'k, u32>,
+    ) -> Self {
+        let (k, item) = (cta.k, current.load());
+        let rows = item.qo_len * cta.params.group.by;
+        let partition = ThreadPartition::new(k.thread(), cta.threads, format.chunks);
+        let mut chunks = Vec::new();
+        for first in (0..count).step_by(partition.rows_at_once) {
+            let row = partition.row + first as u32;
+            let head = cta.query_head(&item, row.min(rows - 1));
+            let from = Global::<u16>::new(q.address).at_wide(head.offset_in(q)).at(partition.chunk << 3);
+            for chunk in (0..format.chunks).step_by(partition.lanes) {
+                let words = std::array::from_fn(|_| k.var::<u32>("query", 0));
+                k.when(row.lt(rows) & exists(k, format, partition.chunk + chunk as u32), || {
+                    let loaded = from.cast::<u32>().plus(chunk * 4).load_vector::<4>();
+                    words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
+                });
+                chunks.push((first * format.stride + chunk * 16, words));
+            }
+        }
+        let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
+        Self { to, chunks, is_in_tile: partition.row.lt(count as u32) }
+    }
+
+    /// Stores the rows; valid after a barrier.
+    pub(crate) fn store(self, k: &'k Builder) {
+        k.when(self.is_in_tile, || {
+            for (byte, words) in self.chunks {
+                self.to.plus(byte / 4).store_vector(words.map(|word| word.get()));
+            }
+        });
+    }
 }

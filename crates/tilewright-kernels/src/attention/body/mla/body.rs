@@ -39,6 +39,8 @@ pub(super) fn run<'k>(context: BodyContext<'_, 'k>, layout: &MlaLayout, body: Ml
     let (cta, current, _) = context;
     let (k, rows) = (cta.k, 16 * body.groups as u32);
     k.when(k.thread().eq(0), || current.first_row().store(0_u32));
+    current.store_next();
+    cta.fetch_merges(current);
     k.sync_threads();
     k.loop_(|| {
         let body = MlaBody::new(context, layout, body);
@@ -97,7 +99,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
             fragments: FragmentLoader::new(k, &cta.layout),
             logits: LogitExchange::new(cta, warp_tile, (layout, body)),
             visible: cta.at(layout.visible),
-            page_lookup: PageLookup::new((cta, current), (k.thread(), keys), entries),
+            page_lookup: PageLookup::new(cta, (k.thread(), keys), entries, k.var("pending_page", 0)),
             loaders: [loader(0), loader(1)],
             write_stage: k.var("fills", 0),
         }
@@ -112,7 +114,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     fn begin(&self) {
         let (k, first) = (self.k, self.current.load().kv_begin);
         let rows = (self.current.first_row().load(), self.num_rows());
-        self.in_lookup_threads(|| self.page_lookup.prefetch(first));
+        self.in_lookup_threads(|| self.page_lookup.prefetch(&self.current.load(), first));
         // four warps fill the row table, as in the other bodies
         k.when(k.thread().lt(128), || self.rows.fill(self.cta, self.current, rows));
         self.copy_queries(rows);
@@ -122,7 +124,6 @@ impl<'c, 'k> MlaBody<'c, 'k> {
             k.sync_threads();
             self.load(first + (ahead * self.layout.keys) as u32);
         }
-        self.cta.fetch_merges(self.current);
     }
 
     fn copy_queries(&self, rows: (Value<'k, u32>, usize)) {
@@ -149,8 +150,9 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     /// Writes the entries of the KV tile at `first`, and prefetches the pages of the next tile.
     fn look_up(&self, first: Value<'k, u32>) {
         self.in_lookup_threads(|| {
-            self.page_lookup.write_entry((first, self.page_lookup.prefetched()), self.table(first));
-            self.page_lookup.prefetch(first + self.layout.keys as u32);
+            let item = self.current.load();
+            self.page_lookup.write_entry(&item, (first, self.page_lookup.prefetched()), self.table(first));
+            self.page_lookup.prefetch(&item, first + self.layout.keys as u32);
         });
     }
 

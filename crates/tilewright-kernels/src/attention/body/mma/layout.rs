@@ -50,6 +50,8 @@ pub(crate) struct SplitQLayout {
 pub(crate) struct SplitKvLayout {
     /// `[4 warps][2][16]` entries of 16 bytes.
     pub(crate) entries: usize,
+    /// `[4 warps][16][2]` f32: maxima and sums of the warps' rows, then per warp the byte offset of its O in the rings.
+    pub(crate) states: usize,
     /// `[4 warps][16][chunks]` u16: masks of non-finite values.
     pub(crate) nonfinite_masks: usize,
     pub(crate) q: usize,
@@ -63,8 +65,18 @@ pub(crate) struct SplitKvLayout {
     pub(crate) num_stages: usize,
     /// Offset from a stage to the scales of its keys and values, `[2][16]` f32, if the cache has 8 bits.
     pub(crate) scales: usize,
-    /// Row stride, in f32 elements, of a warp's O, which overwrites its ring at the end.
+    /// Row stride, in f32 elements, of a warp's O, which overwrites a stage of its ring at the end, or all of them.
     pub(crate) sums_stride: usize,
+}
+
+impl SplitKvLayout {
+    /// Bytes from the states to the offsets that follow them.
+    pub(crate) const STATES_BYTES: usize = WARPS * MAX_SPLIT_KV_ROWS * 8;
+
+    /// Rows of O that fit into a stage.
+    pub(crate) fn rows_per_stage(&self) -> usize {
+        self.stage_bytes / (4 * self.sums_stride)
+    }
 }
 
 /// The common part, after which either body's part begins.
@@ -122,6 +134,7 @@ impl LayoutPrefix {
     fn split_kv(&self, budget: usize) -> (SplitKvLayout, usize) {
         let mut allocator = SharedAllocator(self.taken.0);
         let entries = allocator.take(WARPS * 2 * STAGE_KEYS * 16);
+        let states = allocator.take(SplitKvLayout::STATES_BYTES + WARPS * 4);
         let (nonfinite_masks, q) =
             (allocator.take(self.nonfinite_masks), allocator.take(MAX_SPLIT_KV_ROWS * self.cta.q.stride));
         let dequantized_bytes = self.dequantized(STAGE_KEYS);
@@ -134,6 +147,7 @@ impl LayoutPrefix {
         let rings = allocator.take(WARPS * ring_bytes);
         let split_kv = SplitKvLayout {
             entries,
+            states,
             nonfinite_masks,
             q,
             dequantized,

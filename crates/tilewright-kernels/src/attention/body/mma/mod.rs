@@ -20,7 +20,10 @@ mod variant;
 pub use config::{KV_TOKENS, MmaConfig, THREADS};
 pub use variant::unsupported_variant;
 
-use super::{mma_split_kv, mma_split_q};
+use super::{
+    mma_split_kv::{self, ring::RingCursors},
+    mma_split_q,
+};
 use crate::{
     attention::kernel::{cta::MmaCta, row_hooks::RowHooks},
     variant::Hooks,
@@ -64,9 +67,13 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
         k.ctas_per_sm(config.ctas_with_budget(tile_budget));
         let cta = MmaCta::new(k, (THREADS, config.device.arch), (config.qo, config.kv), false, layout.cta);
         let hooks = RowHooks::new(&cta, hooks);
+        let cursors = RingCursors::new(k);
         cta.run(&hooks, |current| {
-            let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, current, &hooks);
-            let split_q = || mma_split_q::run(&cta, &layout, current, &hooks);
+            let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, (current, cursors), &hooks);
+            let split_q = || {
+                mma_split_q::run(&cta, &layout, current, &hooks);
+                cursors.reset();
+            };
             config.bodies.run(k, current, split_kv, split_q);
         });
     })

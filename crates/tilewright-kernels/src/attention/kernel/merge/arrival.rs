@@ -7,7 +7,7 @@
 //! sources of the first merge are loaded while the arrivals are counted.
 
 use crate::attention::{
-    items::{MergeItem, MergeItemRegs, MergeSourceRegs, WorkItemRegs},
+    items::{MergeItem, MergeItemRegs, MergeSourceRegs, NONE, WorkItemRegs},
     kernel::cta::MmaCta,
     params::AttentionParamRegs,
 };
@@ -54,16 +54,24 @@ impl<'k> LaneSource<'k> {
     }
 }
 
-/// Fetches the records of the merges from `first` on that depend on an item; by the first warp.
-pub(crate) fn fetch_records<'k>(cta: &MmaCta<'k>, first: Value<'k, u32>, end: Value<'k, u32>) {
-    let (k, params) = (cta.k, &cta.params);
-    let lane = k.thread();
-    k.when(lane.lt(RECORDS as u32) & (first + lane).lt(end), || {
-        let index = params.merge_deps.at(first + lane).load();
-        let merge = MergeItemRegs::load(k, params.merges, index);
-        let record = record(cta, lane);
+/// Loads the numbers of the merges from `first` on that depend on an item, one per thread.
+pub(crate) fn load_numbers<'k>(cta: &MmaCta<'k>, (first, end): (Value<'k, u32>, Value<'k, u32>)) -> Var<'k, u32> {
+    let (k, thread) = (cta.k, cta.k.thread());
+    let number = k.var("merge", NONE);
+    k.when(thread.lt(RECORDS as u32) & (first + thread).lt(end), || {
+        number.set(cta.params.merge_deps.at(first + thread).load());
+    });
+    number
+}
+
+/// Fetches the records of these merges.
+pub(crate) fn fetch_records<'k>(cta: &MmaCta<'k>, number: Var<'k, u32>) {
+    let (k, number) = (cta.k, number.get());
+    k.when(number.ne(NONE), || {
+        let merge = MergeItemRegs::load(k, cta.params.merges, number);
+        let record = record(cta, k.thread());
         record.store_vector([merge.kv_head, merge.qo_begin, merge.qo_len, merge.source_begin]);
-        record.plus(4).store_vector([merge.source_end, index, k.constant(0), k.constant(0)]);
+        record.plus(4).store_vector([merge.source_end, number, k.constant(0), k.constant(0)]);
     });
 }
 
@@ -89,7 +97,7 @@ pub(crate) fn arrive_and_merge<'k>(
         };
         k.repeat((item.merge_deps_begin, item.merge_deps_end), RECORDS as u32, |first| {
             k.when(first.ne(item.merge_deps_begin), || {
-                fetch_records(cta, first, item.merge_deps_end);
+                fetch_records(cta, load_numbers(cta, (first, item.merge_deps_end)));
                 cta.sync();
             });
             load_source(k.constant(0));
