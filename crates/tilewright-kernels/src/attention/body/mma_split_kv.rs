@@ -24,14 +24,14 @@ use crate::attention::kernel::{
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     nonfinite::{self, NonfiniteMasks},
-    page_lookup::{LoadedQueries, PageLookup, TileLoader},
+    page_lookup::{KvSource, LoadedQueries, PageLookup, TileLoader},
     page_scales::{self, PageScales},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
     visible::{KeyRange, visible_mask},
 };
-use crate::{attention::items::WorkItemRegs, tile::reduce};
+use crate::tile::reduce;
 use ring::RingCursors;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
@@ -124,13 +124,14 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let first_keys: Vec<_> =
             (0..self.layout.num_stages as u32).map(|stage| self.first_key(k.constant(stage))).collect();
         let (first_keys, last) = first_keys.split_at(self.layout.num_stages - 1);
-        cursors.begin(self.first_key(zero));
+        cursors.begin(&item, self.first_key(zero));
+        let from = KvSource::from(&item);
         let is_incomplete = cursors.first_key.get().lt(last[0]);
         // all pages are requested at once
         let pages: Vec<_> = first_keys.iter().map(|_| k.var("page", 0)).collect();
         k.when(is_incomplete, || {
             let keys = first_keys.iter().zip(&pages);
-            keys.for_each(|(first, page)| self.page_lookup.load_page(&item, *first, *page));
+            keys.for_each(|(first, page)| self.page_lookup.load_page(from, *first, *page));
         });
         let at = (self.cta, self.current);
         let queries = LoadedQueries::load(at, MAX_SPLIT_KV_ROWS, (&self.cta.params.q, layout.q), q);
@@ -140,11 +141,10 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             for (first, page) in first_keys.iter().zip(&pages) {
                 k.when(cursors.first_key.get().le(*first), || {
                     k.sync_warp();
-                    self.copy_stage(&item, page.get());
-                    cursors.first_key.set(*first + self.stride());
+                    self.copy_stage(page.get(), || cursors.first_key.set(*first + self.stride()));
                 });
             }
-            self.page_lookup.prefetch(&item, cursors.first_key.get());
+            self.page_lookup.prefetch(from, cursors.first_key.get());
         });
         queries.store(k);
         self.current.store_next();
@@ -159,13 +159,15 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         (WARPS * STAGE_KEYS) as u32
     }
 
-    /// Starts the copies of the next stage, of `item`, whose page has been looked up.
-    fn copy_stage(&self, item: &WorkItemRegs<'k>, page: Value<'k, u32>) {
+    /// Starts the copies of the next stage, whose page has been looked up, and calls `advance` before: assemblers do not move loads
+    /// from shared memory across copies to it.
+    fn copy_stage(&self, page: Value<'k, u32>, advance: impl FnOnce()) {
         let (k, layout, cursors) = (self.k, self.layout, &self.cursors);
-        let first = cursors.first_key.get();
-        k.when(first.lt(item.kv_end), || {
-            let table = k.constant(0);
-            self.page_lookup.write_entry(item, (first, page), table);
+        let (first, from, table) = (cursors.first_key.get(), cursors.source(), k.constant(0));
+        let exists = first.lt(from.end);
+        k.when(exists, || self.page_lookup.write_entry(from, (first, page), table));
+        advance();
+        k.when(exists, || {
             k.sync_warp();
             let keys = self.ring.byte(cursors.write.get());
             self.key_loader.copy(keys, table);
@@ -178,12 +180,12 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
 
     /// Starts the copies of the next stage, of this item or the next one, and looks up the page of the stage after it.
     fn copy_ahead(&self) {
-        let at = (self.cta, self.current);
-        let item = self.cursors.item(self.k, self.current);
-        self.copy_stage(&item, self.page_lookup.prefetched());
-        let in_group = self.warp * STAGE_KEYS as u32;
-        self.cursors.advance(at, &item, (self.stride(), in_group, self.layout.rows_per_stage()));
-        self.page_lookup.prefetch(&self.cursors.item(self.k, self.current), self.cursors.first_key.get());
+        self.copy_stage(self.page_lookup.prefetched(), || {
+            let in_group = self.warp * STAGE_KEYS as u32;
+            let steps = (self.stride(), in_group, self.layout.rows_per_stage());
+            self.cursors.advance((self.cta, self.current), steps);
+            self.page_lookup.prefetch(self.cursors.source(), self.cursors.first_key.get());
+        });
     }
 
     fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
@@ -198,10 +200,12 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn attend(&self, query: &[[Value<'k, u32>; 4]]) {
         let (k, layout) = (self.k, self.layout);
         k.repeat((0, self.count), 1, |stage| {
-            k.wait_copies(layout.num_stages - 2);
-            // the copies of all lanes have arrived, and all lanes have read the stage that is overwritten next
+            // all lanes have read the stage that is overwritten
             k.sync_warp();
             self.copy_ahead();
+            k.wait_copies(layout.num_stages - 1);
+            // the copies of all lanes have arrived
+            k.sync_warp();
             let stored = self.ring.byte(self.cursors.read.get());
             self.advance(self.cursors.read, layout.stage_bytes);
             let keys = self.dequantizer.operand(TileHalf::Keys, stored);

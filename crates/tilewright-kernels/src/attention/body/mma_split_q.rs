@@ -20,7 +20,7 @@ use crate::attention::kernel::{
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
-    page_lookup::{PageLookup, TileLoader, copy_queries},
+    page_lookup::{KvSource, PageLookup, TileLoader, copy_queries},
     page_scales::PageScales,
     row_hooks::RowHooks,
     row_table::RowTable,
@@ -138,7 +138,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
     fn begin(&self) {
         let (k, first) = (self.k, self.current.load().kv_begin);
         let (first_row, rows) = (self.current.first_row().load(), 64 * self.layout.row_tiles);
-        self.page_lookup.prefetch(&self.current.load(), first);
+        self.page_lookup.prefetch(KvSource::from(&self.current.load()), first);
         self.rows.fill(self.cta, self.current, (first_row, rows));
         self.hooks.fill(self.cta, self.current, (first_row, rows));
         let (q, to) = (&self.cta.params.q, self.cta.at(self.layout.split_q.q));
@@ -155,9 +155,9 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
 
     /// Writes the entries of the tile at `first`, and prefetches the pages of the next tile.
     fn look_up(&self, first: Value<'k, u32>) {
-        let item = self.current.load();
-        self.page_lookup.write_entry(&item, (first, self.page_lookup.prefetched()), self.table(first));
-        self.page_lookup.prefetch(&item, first + KV_TOKENS as u32);
+        let from = KvSource::from(&self.current.load());
+        self.page_lookup.write_entry(from, (first, self.page_lookup.prefetched()), self.table(first));
+        self.page_lookup.prefetch(from, first + KV_TOKENS as u32);
     }
 
     /// Starts copy `ahead`, counted from the keys of the tile at `first`.

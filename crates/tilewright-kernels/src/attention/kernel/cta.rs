@@ -22,10 +22,8 @@ use tilewright_ptx::{
 const COMPLETED_OFFSET: usize = 112;
 /// Offset of the item in the control words, in bytes.
 const ITEM_OFFSET: usize = 128;
-/// Bytes from the item to the next one.
-pub(crate) const ITEM_STRIDE: usize = WorkItem::BYTES;
 /// Offset of the next item in the control words, in bytes.
-const NEXT_ITEM_OFFSET: usize = ITEM_OFFSET + ITEM_STRIDE;
+const NEXT_ITEM_OFFSET: usize = ITEM_OFFSET + WorkItem::BYTES;
 /// Offset of the item index, the end of this CTA's items, and the first row of the current tile.
 const CURSOR_OFFSET: usize = 116;
 
@@ -257,14 +255,14 @@ impl<'k> CurrentItem<'k> {
         }
     }
 
-    /// The words of the item, after which, with the stride of [`ITEM_STRIDE`], those of the next one follow.
-    pub(crate) fn words(&self) -> Shared<'k, u32> {
-        self.words
+    /// The words of the next item.
+    pub(crate) fn next_words(&self) -> Shared<'k, u32> {
+        self.words.plus(WorkItem::WORDS)
     }
 
     /// Whether there is a next item, after [`store_next`](Self::store_next) and a barrier.
     pub(crate) fn has_next(&self) -> Value<'k, bool> {
-        self.words.plus(2 * WorkItem::WORDS).load().ne(0)
+        self.next_words().plus(WorkItem::WORDS).load().ne(0)
     }
 
     /// Loads the item from shared memory.

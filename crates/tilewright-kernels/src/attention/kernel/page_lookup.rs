@@ -28,6 +28,23 @@ pub(crate) struct PageLookup<'k> {
     pending: Var<'k, u32>,
 }
 
+/// Where the keys of an item are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KvSource<'k> {
+    /// The first entry of the segment in the page indices or, in a ragged tensor, its first token.
+    pub(crate) start: Value<'k, u32>,
+    /// One past the item's last key.
+    pub(crate) end: Value<'k, u32>,
+    /// The KV head.
+    pub(crate) head: Value<'k, u32>,
+}
+
+impl<'k> From<&WorkItemRegs<'k>> for KvSource<'k> {
+    fn from(item: &WorkItemRegs<'k>) -> Self {
+        Self { start: item.kv_start, end: item.kv_end, head: item.kv_head }
+    }
+}
+
 /// Bytes per entry.
 const ENTRY_BYTES: usize = 16;
 /// Entries per batch of loads, four registers each.
@@ -51,10 +68,10 @@ impl<'k> PageLookup<'k> {
         first + (self.thread & (self.count as u32 - 1))
     }
 
-    /// Prefetches the page of this thread's key of the tile of `item` at `first`.
+    /// Prefetches the page of this thread's key of the tile of `from` at `first`.
     #[track_caller]
-    pub(crate) fn prefetch(&self, item: &WorkItemRegs<'k>, first: Value<'k, u32>) {
-        self.load_page(item, first, self.pending);
+    pub(crate) fn prefetch(&self, from: KvSource<'k>, first: Value<'k, u32>) {
+        self.load_page(from, first, self.pending);
     }
 
     /// The prefetched page.
@@ -63,43 +80,43 @@ impl<'k> PageLookup<'k> {
         self.pending.get()
     }
 
-    /// Loads the page of this thread's key of the tile of `item` at `first`, if there is one.
+    /// Loads the page of this thread's key of the tile of `from` at `first`, if there is one.
     #[track_caller]
-    pub(crate) fn load_page(&self, item: &WorkItemRegs<'k>, first: Value<'k, u32>, to: Var<'k, u32>) {
+    pub(crate) fn load_page(&self, from: KvSource<'k>, first: Value<'k, u32>, to: Var<'k, u32>) {
         let params = &self.cta.params;
         let key = self.key(first);
-        let exists = key.lt(item.kv_end) & params.layout.ne(KvLayout::Ragged.code());
+        let exists = key.lt(from.end) & params.layout.ne(KvLayout::Ragged.code());
         self.cta.k.when(exists, || {
-            let offset = item.kv_start + params.page_size.quotient(key);
+            let offset = from.start + params.page_size.quotient(key);
             to.set(params.indices.at(offset).load());
         });
     }
 
-    /// Writes the entry of a key of `item` in `page`; `buffer` is the byte offset of its table.
+    /// Writes the entry of a key of `from` in `page`; `buffer` is the byte offset of its table.
     #[track_caller]
     pub(crate) fn write_entry(
         &self,
-        item: &WorkItemRegs<'k>,
+        from: KvSource<'k>,
         (first, page): (Value<'k, u32>, Value<'k, u32>),
         buffer: Value<'k, u32>,
     ) {
         let (k, params) = (self.cta.k, &self.cta.params);
         let key = self.key(first);
         let (_, slot) = params.page_size.divide(key);
-        let slot = slot.unless(params.has_layout(KvLayout::Ragged), item.kv_start + key);
-        let exists = key.lt(item.kv_end);
+        let slot = slot.unless(params.has_layout(KvLayout::Ragged), from.start + key);
+        let exists = key.lt(from.end);
         // the address must be valid even though nothing is loaded after the last key
         let [page_or_0, slot] = [page, slot].map(|at| at.unless(!exists, 0).to_u64());
         let address = k.unset_var::<u64>("address");
         let set = |tensor: &CacheTensorRegs<'k>| {
-            let offset = tensor.offset((page_or_0, slot), item.kv_head);
+            let offset = tensor.offset((page_or_0, slot), from.head);
             address.set(tensor.address + offset * self.cta.kv.size() as u64);
         };
         // strides are loaded from parameters, which saves registers
         let is_key = self.thread.lt(self.count as u32);
         let second = params.pe.map_or(params.v, |(_, keys)| keys);
         k.when_else(is_key, || set(&params.k), || set(&second));
-        let scale = page_scales::entry_scale(&self.cta, (is_key, exists), (page, item.kv_head));
+        let scale = page_scales::entry_scale(&self.cta, (is_key, exists), (page, from.head));
         let words = [address.get().low(), address.get().high(), exists.select(1, 0), scale];
         self.entries.byte(self.thread << 4).byte(buffer).store_vector(words);
     }

@@ -14,7 +14,7 @@ use crate::attention::kernel::{
     epilogue::{ColumnRange, store_columns},
     fragments::{FragmentLoader, RowTile, ThreadScalar, apply_mask},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
-    page_lookup::{PageLookup, TileLoader, copy_queries},
+    page_lookup::{KvSource, PageLookup, TileLoader, copy_queries},
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
@@ -114,7 +114,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     fn begin(&self) {
         let (k, first) = (self.k, self.current.load().kv_begin);
         let rows = (self.current.first_row().load(), self.num_rows());
-        self.in_lookup_threads(|| self.page_lookup.prefetch(&self.current.load(), first));
+        self.in_lookup_threads(|| self.page_lookup.prefetch(KvSource::from(&self.current.load()), first));
         // four warps fill the row table, as in the other bodies
         k.when(k.thread().lt(128), || self.rows.fill(self.cta, self.current, rows));
         self.copy_queries(rows);
@@ -150,9 +150,9 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     /// Writes the entries of the KV tile at `first`, and prefetches the pages of the next tile.
     fn look_up(&self, first: Value<'k, u32>) {
         self.in_lookup_threads(|| {
-            let item = self.current.load();
-            self.page_lookup.write_entry(&item, (first, self.page_lookup.prefetched()), self.table(first));
-            self.page_lookup.prefetch(&item, first + self.layout.keys as u32);
+            let from = KvSource::from(&self.current.load());
+            self.page_lookup.write_entry(from, (first, self.page_lookup.prefetched()), self.table(first));
+            self.page_lookup.prefetch(from, first + self.layout.keys as u32);
         });
     }
 
