@@ -4,6 +4,7 @@ use super::{ALL, HOPPER, KernelEntry, entry_with};
 use crate::attention::{
     body::{
         Bodies, DeviceLimits, mla,
+        mla_wgmma::{self, MlaWgmmaConfig},
         mma::{self, MmaConfig},
         simt,
         wgmma::{self, WgmmaConfig},
@@ -19,7 +20,7 @@ use tilewright_ptx::verify::Invalid;
 
 pub(super) fn all() -> Vec<KernelEntry> {
     let plans = vec![entry_with("plan_device".to_owned(), ALL, plan_device)];
-    [many_rows(), attentions(), latents(), scalars(), plans].into_iter().flatten().collect()
+    [many_rows(), attentions(), latents(), latents_wgmma(), scalars(), plans].into_iter().flatten().collect()
 }
 
 /// Attention with `wgmma`, by head dims, and with a hook.
@@ -97,6 +98,18 @@ fn latents() -> Vec<KernelEntry> {
         of(Bodies::Both, Dtype::Bf16, &[86, 89]),
         of(Bodies::Both, Dtype::F16, &[120]),
     ]
+}
+
+/// Latent attention with `wgmma`: one CTA per item, and two.
+fn latents_wgmma() -> Vec<KernelEntry> {
+    let of = |heads: usize, dtype: Dtype| {
+        let head_dim = HeadDim { qk: 576, vo: 512 };
+        let config = MlaWgmmaConfig { dtype, head_dim, heads };
+        let name = format!("attention_mla_wgmma{heads}_d512_64_{dtype}");
+        let plain = entry_with(name, HOPPER, move |name: &str| mla_wgmma::attention(name, &config));
+        KernelEntry { problem: problem((dtype, dtype), head_dim, true), ..plain }
+    };
+    vec![of(128, Dtype::Bf16), of(64, Dtype::Bf16), of(64, Dtype::F16)]
 }
 
 /// Fallback kernels without tensor cores: f32, odd head sizes, odd latent heads, all hooks.

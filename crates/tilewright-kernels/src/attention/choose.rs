@@ -1,7 +1,7 @@
 //! Choice of a body for a problem, a variant, a device and an alignment promise, with the reasons against faster bodies.
 //!
 //! ```text
-//! heads    Wgmma, Mma, Simt          latent heads    Mla, Simt          fastest first
+//! heads    Wgmma, Mma, Simt          latent heads    MlaWgmma, Mla, Simt          fastest first
 //! ```
 //!
 //! The first body without a reason against it is chosen. `Simt` has no reasons here; recording its kernel reports its limits.
@@ -10,6 +10,7 @@ use super::{
     body::{
         Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS,
         mla::{self, MlaConfig},
+        mla_wgmma::{self, MlaWgmmaConfig},
         mma::{self, MmaConfig},
         simt::{self, SimtConfig},
         wgmma::{self, WgmmaConfig},
@@ -30,6 +31,8 @@ pub enum Body {
     Wgmma,
     /// `mma_split_kv` and `mma_split_q`, in [`mma`].
     Mma,
+    /// [`mla_wgmma`], on Hopper.
+    MlaWgmma,
     /// [`mla`].
     Mla,
     /// [`simt`].
@@ -39,7 +42,7 @@ pub enum Body {
 /// Bodies for ordinary heads, fastest first.
 const HEADS: &[Body] = &[Body::Wgmma, Body::Mma, Body::Simt];
 /// Bodies for latent heads, fastest first.
-const LATENT: &[Body] = &[Body::Mla, Body::Simt];
+const LATENT: &[Body] = &[Body::MlaWgmma, Body::Mla, Body::Simt];
 
 impl Body {
     /// The name of the body's module.
@@ -47,6 +50,7 @@ impl Body {
         match self {
             Self::Wgmma => "wgmma",
             Self::Mma => "mma",
+            Self::MlaWgmma => "mla_wgmma",
             Self::Mla => "mla",
             Self::Simt => "simt",
         }
@@ -80,6 +84,8 @@ pub struct ChoiceInput<'a> {
 pub enum KernelConfig {
     /// Of [`Body::Mma`].
     Mma(MmaConfig),
+    /// Of [`Body::MlaWgmma`].
+    MlaWgmma(MlaWgmmaConfig),
     /// Of [`Body::Mla`].
     Mla(MlaConfig),
     /// Of [`Body::Simt`].
@@ -125,6 +131,7 @@ impl ChoiceInput<'_> {
                 (KernelConfig::Mma(self.mma()), [self.wgmma_reasons(), self.mma_reasons()].concat())
             }
             Body::Mma => (KernelConfig::Mma(self.mma()), self.mma_reasons()),
+            Body::MlaWgmma => (KernelConfig::MlaWgmma(self.mla_wgmma()), self.mla_wgmma_reasons()),
             Body::Mla => (KernelConfig::Mla(self.mla()), self.mla_reasons()),
         };
         if self.alignment == Alignment::Elements {
@@ -183,9 +190,28 @@ impl ChoiceInput<'_> {
         }
     }
 
+    fn mla_wgmma(&self) -> MlaWgmmaConfig {
+        let problem = self.problem;
+        let (dtype, head_dim, heads) = (problem.dtype_qo(), problem.head_dim(), problem.heads().qo);
+        MlaWgmmaConfig { dtype, head_dim, heads }
+    }
+
+    fn mla_wgmma_reasons(&self) -> Vec<String> {
+        let arch = self.device.arch;
+        let not_hopper =
+            (arch != wgmma::ARCH).then(|| format!("sm_{arch} has no wgmma, expected sm_{}", wgmma::ARCH));
+        let of_config = self.mla_wgmma().unsupported();
+        not_hopper.into_iter().chain(of_config).chain(self.latent_reasons()).collect()
+    }
+
     fn mla_reasons(&self) -> Vec<String> {
+        [self.mla().unsupported(), self.latent_reasons()].concat()
+    }
+
+    /// Reasons against all tensor-core bodies for latent heads.
+    fn latent_reasons(&self) -> Vec<String> {
         let (qo, kv) = (self.problem.dtype_qo(), self.problem.dtype_kv());
-        let mut reasons = self.mla().unsupported();
+        let mut reasons = Vec::new();
         if qo != kv {
             reasons.push(format!("the cache is {kv}, expected {qo} as queries"));
         }
@@ -211,11 +237,12 @@ impl ChoiceInput<'_> {
 }
 
 impl KernelConfig {
-    /// The same with other bodies of the kernel; `Simt` has one for items of any size.
+    /// The same with other bodies of the kernel; `MlaWgmma` and `Simt` have one for items of any size.
     #[must_use]
     pub fn with_bodies(self, bodies: Bodies) -> Self {
         match self {
             Self::Mma(config) => Self::Mma(MmaConfig { bodies, ..config }),
+            Self::MlaWgmma(config) => Self::MlaWgmma(config),
             Self::Mla(config) => Self::Mla(MlaConfig { bodies, ..config }),
             Self::Simt(config) => Self::Simt(config),
         }
@@ -225,16 +252,18 @@ impl KernelConfig {
     pub fn q_rows(&self) -> usize {
         match self {
             Self::Mma(config) => config.q_rows(),
+            Self::MlaWgmma(config) => config.q_rows(),
             Self::Mla(config) => config.q_rows(),
             Self::Simt(config) => config.rows() as usize,
         }
     }
 
     /// Cost of loading a KV tile, in packed query rows processed in that time. Latent rows are over four times longer, but their
-    /// keys and values are loaded once.
+    /// keys and values are loaded once. `MlaWgmma` pads rows, so all tiles take the same time.
     pub fn tile_load_rows(&self) -> usize {
         match self {
             Self::Mma(_) => 160,
+            Self::MlaWgmma(_) => 1 << 12,
             Self::Mla(_) => 48,
             Self::Simt(_) => 8,
         }
@@ -244,8 +273,16 @@ impl KernelConfig {
     pub fn ctas_per_sm(&self) -> u32 {
         match self {
             Self::Mma(config) => config.ctas_per_sm(),
-            Self::Mla(_) => 1,
+            Self::MlaWgmma(_) | Self::Mla(_) => 1,
             Self::Simt(_) => 2,
+        }
+    }
+
+    /// CTAs that execute the items of a worker side by side, each with rows of its own.
+    pub fn ctas_per_item(&self) -> u32 {
+        match self {
+            Self::MlaWgmma(config) => config.ctas_per_item() as u32,
+            Self::Mma(_) | Self::Mla(_) | Self::Simt(_) => 1,
         }
     }
 
@@ -253,6 +290,7 @@ impl KernelConfig {
     pub fn weights(&self) -> Dtype {
         match self {
             Self::Mma(config) => config.qo,
+            Self::MlaWgmma(config) => config.dtype,
             Self::Mla(config) => config.dtype,
             Self::Simt(_) => Dtype::F32,
         }
@@ -262,6 +300,7 @@ impl KernelConfig {
     pub fn accepts(&self, params: &AttentionParams) -> bool {
         match self {
             Self::Mma(config) => config.accepts(params),
+            Self::MlaWgmma(config) => config.accepts(params),
             Self::Mla(config) => config.accepts(params),
             Self::Simt(_) => true,
         }
@@ -274,6 +313,7 @@ impl KernelConfig {
     pub fn record(&self, name: &str, variant: &ExpressionVariant) -> Result<Kernel, Invalid> {
         match self {
             Self::Mma(config) => mma::attention_with(name, config, variant),
+            Self::MlaWgmma(config) => mla_wgmma::attention(name, config),
             Self::Mla(config) => mla::attention(name, config),
             Self::Simt(config) => simt::attention(name, *config, variant),
         }
@@ -287,7 +327,7 @@ impl fmt::Display for Choice {
             Body::Wgmma => {
                 format!(": above {MAX_SPLIT_KV_ROWS} packed rows; mma_split_kv up to {MAX_SPLIT_KV_ROWS}")
             }
-            Body::Mla => String::new(),
+            Body::MlaWgmma | Body::Mla => String::new(),
             Body::Simt => ": fallback without tensor cores".to_owned(),
         };
         write!(f, "{}{note}", self.body.name())?;
@@ -326,11 +366,12 @@ mod tests {
         let rope = RotaryEmbedding::new(&Rope::new(128, 1e4).unwrap()).unwrap();
         let rotated = ExpressionVariant::of(&rope).unwrap();
         let (bf16, f32, e4m3) = (Dtype::Bf16, Dtype::F32, Dtype::E4m3);
-        let latent = |kv| {
-            let builder = Problem::latent(128, 512, 64).scale(1.0 / 192_f32.sqrt());
+        let latent = |heads, kv| {
+            let builder = Problem::latent(heads, 512, 64).scale(1.0 / 192_f32.sqrt());
             builder.dtypes(bf16, kv).build().unwrap()
         };
         let against = |reasons: &str| format!("{SIMT}\n  not wgmma: {reasons}\n  not mma: {reasons}");
+        let not_e4m3 = "the cache is e4m3, expected bf16 as queries";
         let not_f32 = "queries are f32, expected f16 or bf16";
         let hooks = "there is a hook of query, expected none; there is a hook of key, expected none";
         let cases = [
@@ -356,8 +397,17 @@ mod tests {
                     "{SIMT}\n  not wgmma: the cache is f32, expected 16 bits; {not_f32}\n  not mma: {not_f32}"
                 ),
             ),
-            (latent(bf16), &plain, "mla".to_owned()),
-            (latent(e4m3), &plain, format!("{SIMT}\n  not mla: the cache is e4m3, expected bf16 as queries")),
+            (latent(128, bf16), &plain, "mla_wgmma".to_owned()),
+            (
+                latent(129, bf16),
+                &plain,
+                "mla\n  not mla_wgmma: there are 129 query heads, the most is 128".to_owned(),
+            ),
+            (
+                latent(128, e4m3),
+                &plain,
+                format!("{SIMT}\n  not mla_wgmma: {not_e4m3}\n  not mla: {not_e4m3}"),
+            ),
             (heads(128, bf16, bf16), &rotated, against(hooks)),
         ];
         for (problem, variant, expected) in cases {
@@ -372,6 +422,10 @@ mod tests {
         assert_eq!(text(&problem, &variant, 90), WGMMA);
         let not_wgmma = "\n  not wgmma: sm_80 has no wgmma, expected sm_90";
         assert_eq!(text(&problem, &variant, 80), format!("{MMA}{not_wgmma}"));
+        let latent = Problem::latent(16, 512, 64).dtypes(Dtype::F16, Dtype::F16).build().unwrap();
+        let plain = ExpressionVariant::of(&Plain).unwrap();
+        let not_hopper = "mla\n  not mla_wgmma: sm_100 has no wgmma, expected sm_90";
+        assert_eq!(text(&latent, &plain, 100), not_hopper);
         let alignment = Alignment::Elements;
         let choice = choose(&ChoiceInput { problem: &problem, variant: None, device, alignment });
         let unaligned = "tensors may be aligned to elements only, expected 16 bytes";

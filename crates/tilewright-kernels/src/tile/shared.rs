@@ -58,6 +58,12 @@ impl<'k, T: Stored> SharedTile<'k, T> {
         Self { memory: self.memory.byte(rows * 128), ..self }
     }
 
+    /// The tile of some panels, which are 64 columns each.
+    #[must_use]
+    pub fn panels(self, panels: std::ops::Range<usize>) -> Self {
+        Self { memory: self.panel(panels.start), columns: panels.len() * PANEL, ..self }
+    }
+
     /// Loads the tile through a tensor map in boxes of one panel. `corner` are the coordinates of its first row,
     /// without the innermost. The barrier must expect [`SharedTile::bytes`].
     #[track_caller]

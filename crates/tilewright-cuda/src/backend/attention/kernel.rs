@@ -79,7 +79,7 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
         kv_tokens: KV_TOKENS,
         segment_overhead: SEGMENT_OVERHEAD,
         tile_load: kernel.tile_load_rows().div_ceil(problem.heads().group()),
-        workers: (limits.multiprocessors * kernel.ctas_per_sm()) as usize,
+        workers: (limits.multiprocessors * kernel.ctas_per_sm() / kernel.ctas_per_item()).max(1) as usize,
         scratch: 0,
         weights: kernel.weights(),
         many_rows: many_rows.map(|config| many_rows_tiling(limits, problem, &config)),
@@ -115,18 +115,20 @@ impl<M: Machine> AttentionKernels<M> {
         Ok(kernels)
     }
 
-    /// The kernel for these items and parameters; tensor-core kernels require alignment, for example.
+    /// The kernel for these items and parameters, and its configuration; tensor-core kernels require alignment, for example.
     pub(super) fn select(
         &self,
         gpu: &Gpu<M>,
         target: (&Problem, &ExpressionVariant),
         (items, params): (Bodies, &AttentionParams),
-    ) -> Result<M::Function> {
-        if self.choice.kernel.accepts(params) {
-            return self.chosen(gpu, target, items);
+    ) -> Result<(M::Function, KernelConfig)> {
+        let kernel = self.choice.kernel;
+        if kernel.accepts(params) {
+            return Ok((self.chosen(gpu, target, items)?, kernel));
         }
         let input = input(&gpu.limits, target.0, Some(target.1), Alignment::Elements);
-        get_or_build(&self.unaligned, gpu, target, || choose(&input).kernel)
+        let kernel = choose(&input).kernel;
+        Ok((get_or_build(&self.unaligned, gpu, target, || kernel)?, kernel))
     }
 
     /// The kernel for runs with these parameters, and its configuration; `None` if they are executed like items of workers.
@@ -187,6 +189,9 @@ fn kernel_name(kernel: &KernelConfig, problem: &Problem, variant: &ExpressionVar
     let few = |bodies| if bodies == Bodies::SplitKv { "_few" } else { "" };
     match kernel {
         KernelConfig::Mma(config) => format!("attention_{shape}{}{hooks}", few(config.bodies)),
+        KernelConfig::MlaWgmma(config) => {
+            format!("attention_{shape}_mla_wgmma{}{hooks}", config.q_rows())
+        }
         KernelConfig::Mla(config) => {
             format!("attention_{shape}_latent{}{}{hooks}", config.q_rows(), few(config.bodies))
         }

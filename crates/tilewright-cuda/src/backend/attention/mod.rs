@@ -21,12 +21,13 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::{
-        Bodies,
+        Bodies, mla_wgmma,
         wgmma::{RunParams, kv_map},
     },
-    choose::Choice,
-    params::{AttentionParams, KvLayout, PlanArrays},
+    choose::{Choice, KernelConfig},
+    params::{AttentionParams, CacheTensor, KvLayout, PlanArrays},
 };
+use tilewright_ptx::sim::tensor::TensorMap;
 
 const OPERATOR: &str = "attention.run";
 
@@ -156,8 +157,15 @@ impl<M: Machine> Gpu<M> {
             self.launch_runs((kernels, target), inputs, (runs, call.clone()))?;
         }
         if let Some(items) = device_plan.items {
-            let function = kernels.select(self, target, (items, &call))?;
-            let (grid, args) = ([device_plan.workers, 1, 1], call.args());
+            let (function, kernel) = kernels.select(self, target, (items, &call))?;
+            let args = match kernel {
+                KernelConfig::MlaWgmma(config) => {
+                    let maps = mla_maps(inputs, &call, config.box_rows(&call));
+                    mla_wgmma::args(&call, config.box_rows(&call), maps)
+                }
+                _ => call.args(),
+            };
+            let grid = [device_plan.workers * kernel.ctas_per_item(), 1, 1];
             // the kernel reads its items early, which the previous kernel may have planned
             match device_plan.launch {
                 Some(_) => self.machine.launch(&function, grid, &args)?,
@@ -176,22 +184,37 @@ impl<M: Machine> Gpu<M> {
     ) -> Result<()> {
         let Some((function, config)) = kernels.select_many_rows(self, target, &params)? else {
             params.plan = runs.as_workers;
-            let function = kernels.select(self, target, (Bodies::Both, &params))?;
+            let (function, _) = kernels.select(self, target, (Bodies::Both, &params))?;
             return self.machine.launch(&function, [runs.count, 1, 1], &params.args());
         };
         params.plan.items = runs.items;
         let box_rows = config.box_rows(&params);
-        let (dim, heads) = (target.0.head_dim(), target.0.heads().kv);
-        let map = |tensor, (view, _): (View<'_>, KvStrides), dim: usize| {
-            // pages times slots, or the tokens of a ragged tensor
-            let tokens = view.shape().iter().product::<usize>() / (heads * dim).max(1);
-            let slots = if params.layout == KvLayout::Paged { params.page_size as usize } else { tokens };
-            let dims = [tokens / slots.max(1), slots, heads, dim].map(|dim| dim.max(1) as u64);
-            kv_map(tensor, dims, box_rows)
-        };
-        let maps = [map(params.k, inputs.k(), dim.qk), map(params.v, inputs.v(), dim.vo)];
+        let map = |tensor, view| tensor_map((tensor, view), &params, box_rows);
+        let maps = [map(params.k, inputs.k()), map(params.v, inputs.v())];
         let run_params = RunParams { runs: runs.count, ticket: runs.ticket, box_rows, maps };
         let ctas = runs.count.min(self.limits.multiprocessors);
         self.machine.launch(&function, [ctas, 1, 1], &run_params.args(&params))
     }
+}
+
+/// The tensor maps of both parts of latent keys.
+fn mla_maps(inputs: &Inputs<'_>, params: &AttentionParams, box_rows: u32) -> [TensorMap; 2] {
+    let map = |tensor, view| tensor_map((tensor, view), params, box_rows);
+    let (pe, view) = (params.pe.unwrap_or_default(), inputs.k_pe().unwrap_or_else(|| inputs.k()));
+    [map(params.k, inputs.k()), map(pe.k, view)]
+}
+
+/// The tensor map of keys or values.
+fn tensor_map(
+    (tensor, (view, _)): (CacheTensor, (View<'_>, KvStrides)),
+    params: &AttentionParams,
+    box_rows: u32,
+) -> TensorMap {
+    let dim = view.shape().last().copied().unwrap_or(1);
+    let heads = (params.qo_heads / params.group.max(1)) as usize;
+    // pages times slots, or the tokens of a ragged tensor
+    let tokens = view.shape().iter().product::<usize>() / (heads * dim).max(1);
+    let slots = if params.layout == KvLayout::Paged { params.page_size as usize } else { tokens };
+    let dims = [tokens / slots.max(1), slots, heads, dim].map(|dim| dim.max(1) as u64);
+    kv_map(tensor, dims, box_rows)
 }

@@ -6,6 +6,7 @@
 //! | `mma_split_kv`, in [`mma`] | `mma.sync` | up to [`MAX_SPLIT_KV_ROWS`] | warps divide the keys |
 //! | `mma_split_q`, in [`mma`] | `mma.sync` | 64 or 128 | warps divide the rows |
 //! | [`mla`] | `mma.sync` | up to 64 | groups of warps divide the rows, warps of a group the elements |
+//! | [`mla_wgmma`] | `wgmma` | 64 | two warpgroups divide the elements of O and take turns with the keys; a third loads |
 //! | [`wgmma`] | `wgmma` | 128 | two warpgroups divide the rows; a third loads |
 //!
 //! A body loads queries, loops over KV tiles and leaves accumulators with the maximum and sum of each row. Everything else is in
@@ -21,6 +22,7 @@
 //!    of `mma` fragments, so hooks, masks, epilogue and merge are shared.
 
 pub mod mla;
+pub mod mla_wgmma;
 pub mod mma;
 mod mma_split_kv;
 mod mma_split_q;

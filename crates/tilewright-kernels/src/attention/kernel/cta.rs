@@ -41,6 +41,8 @@ pub(crate) struct MmaCta<'k> {
     pub(crate) arch: u32,
     /// The named barrier of [`MmaCta::sync`], if not all threads of the CTA take part.
     pub(crate) barrier: Option<u32>,
+    /// CTAs that share an item, each with rows of its own.
+    pub(crate) ctas_per_item: u32,
     arena: Shared<'k, u32>,
 }
 
@@ -92,12 +94,28 @@ impl<'k> MmaCta<'k> {
         let elements = if qo == Dtype::F16 { Elements::F16 } else { Elements::Bf16 };
         let params = AttentionParamRegs::declare(k, mla);
         let arena = k.shared("arena", layout.bytes / 4, 128);
-        Self { k, layout, elements, threads: threads as usize, params, kv, arch, barrier: None, arena }
+        Self {
+            k,
+            layout,
+            elements,
+            threads: threads as usize,
+            params,
+            kv,
+            arch,
+            barrier: None,
+            ctas_per_item: 1,
+            arena,
+        }
     }
 
     /// The CTA without threads from `threads` on, which do other work; named barrier `barrier` is for [`MmaCta::sync`].
     pub(crate) fn with_threads(self, threads: u32, barrier: u32) -> Self {
         Self { threads: threads as usize, barrier: Some(barrier), ..self }
+    }
+
+    /// The CTA if `count` CTAs share each item: a source of a merge is complete when all of them have arrived.
+    pub(crate) fn with_ctas_per_item(self, count: u32) -> Self {
+        Self { ctas_per_item: count, ..self }
     }
 
     /// Barrier of the CTA's threads that process items.

@@ -82,10 +82,16 @@ impl<'k> RowTable<'k> {
         cta.k.sync_warp();
     }
 
+    /// The first and the end of the keys that all rows see, as computed by this warp.
+    #[track_caller]
+    pub(crate) fn unmasked_range(&self) -> [Value<'k, i32>; 2] {
+        self.unmasked.load_vector()
+    }
+
     /// Whether any row does not see all of the `count` keys from `first` on.
     #[track_caller]
     pub(crate) fn needs_mask(&self, first: Value<'k, u32>, count: usize) -> Value<'k, bool> {
-        let [from, to] = self.unmasked.load_vector::<2>();
+        let [from, to] = self.unmasked_range();
         let first = first.reinterpret::<i32>();
         first.lt(from) | (first + count as i32).gt(to)
     }

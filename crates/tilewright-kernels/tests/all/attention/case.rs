@@ -7,6 +7,7 @@ use tilewright::{
 use tilewright_kernels::attention::{
     body::{
         Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS, mla,
+        mla_wgmma::{self, MlaWgmmaConfig},
         mma::{MmaConfig, attention_with},
         wgmma::{self, WgmmaConfig},
     },
@@ -56,7 +57,7 @@ pub(crate) struct Case {
     /// Non-finite keys: request, key, value.
     pub(crate) spoiled: Vec<(usize, usize, f64)>,
     pub(crate) arch: u32,
-    /// Items of any number of rows are computed by `wgmma`.
+    /// Items of any number of rows are computed by `wgmma`, or by `mla_wgmma` if the case is latent.
     pub(crate) wgmma: bool,
     pub(crate) seeds: u64,
 }
@@ -99,6 +100,9 @@ impl Case {
 
     /// Kernels for this case: two if all items have few rows.
     pub(crate) fn kernels(&self, variant: &ExpressionVariant) -> Vec<(Bodies, Result<Kernel, Invalid>)> {
+        if self.wgmma && self.latent {
+            return vec![(Bodies::Both, mla_wgmma::attention("attention", &self.mla_wgmma_config()))];
+        }
         if self.wgmma {
             return vec![(Bodies::Both, wgmma::attention("attention", &self.wgmma_config(variant), variant))];
         }
@@ -128,9 +132,14 @@ impl Case {
         mla::MlaConfig { dtype: self.qo, head_dim: self.dim, heads: self.heads.0, bodies, device }
     }
 
+    pub(crate) fn mla_wgmma_config(&self) -> MlaWgmmaConfig {
+        MlaWgmmaConfig { dtype: self.qo, head_dim: self.dim, heads: self.heads.0 }
+    }
+
     /// Rows per tile of the kernel.
     pub(crate) fn q_rows(&self) -> usize {
         match (self.latent, self.wgmma) {
+            (true, true) => self.mla_wgmma_config().q_rows(),
             (true, _) => self.latent_config(Bodies::Both).q_rows(),
             (_, true) => wgmma::Q_ROWS,
             _ => self.config(Bodies::Both).q_rows(),
@@ -140,6 +149,7 @@ impl Case {
     /// Whether the kernel supports a call.
     pub(crate) fn takes(&self, variant: &ExpressionVariant, params: &AttentionParams) -> bool {
         match (self.latent, self.wgmma) {
+            (true, true) => self.mla_wgmma_config().accepts(params),
             (true, _) => self.latent_config(Bodies::Both).accepts(params),
             (_, true) => self.wgmma_config(variant).accepts(params),
             _ => self.config(Bodies::Both).accepts(params),

@@ -6,6 +6,7 @@ mod halves;
 mod hooks;
 mod judge;
 mod latent;
+mod mla_wgmma;
 mod numbers;
 mod shapes;
 mod wgmma;

@@ -7,7 +7,10 @@ use super::{
 use tilewright::attention::variant::ExpressionVariant;
 use tilewright_kernels::{
     attention::{
-        body::wgmma::{RunParams, kv_map},
+        body::{
+            mla_wgmma,
+            wgmma::{RunParams, kv_map},
+        },
         items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
         params::{AttentionParams, CacheTensor, KvLayout, PeTensors, PlanArrays, RowTensor, ScaleTensor},
     },
@@ -15,7 +18,7 @@ use tilewright_kernels::{
 };
 use tilewright_ptx::{
     ir::Kernel,
-    sim::{Arg, Fault, Launch, Memory},
+    sim::{Arg, Fault, Launch, Memory, tensor::TensorMap},
 };
 
 /// A range of keys that a range of rows attends to.
@@ -260,11 +263,12 @@ impl World {
         assert!(case.takes(&self.variant, &call), "{call:?}");
         let arrival_counters = call.plan.arrival_counters;
         let ticket = memory.alloc_from(&[0_u32]);
-        let (ctas, args) = match case.wgmma {
-            true => {
+        let (ctas, args) = match (case.wgmma, case.latent) {
+            (true, true) => (case.workers * case.mla_wgmma_config().ctas_per_item(), self.mla_args(&call)),
+            (true, false) => {
                 (case.workers.min(schedule.items.len()), self.run_args(&call, (schedule.items.len(), ticket)))
             }
-            false => (case.workers, call.args()),
+            _ => (case.workers, call.args()),
         };
         let launch = Launch { kernel, grid: [ctas as u32, 1, 1], args: &args, seed };
         launch.run(&mut memory)?;
@@ -284,19 +288,28 @@ impl World {
 
     /// The arguments of the `wgmma` kernel, whose runs are all items.
     fn run_args(&self, call: &AttentionParams, (runs, ticket): (usize, u64)) -> Vec<Arg> {
-        let (case, config) = (&self.case, self.case.wgmma_config(&self.variant));
-        let box_rows = config.box_rows(call);
-        let map = |tensor, dim: usize| {
-            let (pages, slots) = match case.layout {
-                // one ragged tensor
-                KvLayout::Blocks => (1, self.num_pages() * self.slots()),
-                _ => (self.num_pages(), self.slots()),
-            };
-            let dims = [pages, slots, case.heads.1, dim].map(|dim| dim as u64);
-            kv_map(tensor, dims, box_rows)
-        };
-        let maps = [map(call.k, case.dim.qk), map(call.v, case.dim.vo)];
+        let box_rows = self.case.wgmma_config(&self.variant).box_rows(call);
+        let map = |tensor, dim| self.map((tensor, dim), box_rows);
+        let maps = [map(call.k, self.case.dim.qk), map(call.v, self.case.dim.vo)];
         RunParams { runs: runs as u32, ticket, box_rows, maps }.args(call)
+    }
+
+    /// The arguments of the `mla_wgmma` kernel.
+    fn mla_args(&self, call: &AttentionParams) -> Vec<Arg> {
+        let (dim, box_rows) = (self.case.dim, self.case.mla_wgmma_config().box_rows(call));
+        let pe = call.pe.expect("latent attention");
+        let maps = [self.map((call.k, dim.vo), box_rows), self.map((pe.k, dim.qk - dim.vo), box_rows)];
+        mla_wgmma::args(call, box_rows, maps)
+    }
+
+    /// The tensor map of keys or values.
+    fn map(&self, (tensor, dim): (CacheTensor, usize), box_rows: u32) -> TensorMap {
+        let (pages, slots) = match self.case.layout {
+            // one ragged tensor
+            KvLayout::Blocks => (1, self.num_pages() * self.slots()),
+            _ => (self.num_pages(), self.slots()),
+        };
+        kv_map(tensor, [pages, slots, self.case.heads.1, dim].map(|dim| dim as u64), box_rows)
     }
 
     /// Query, key and value tensors, and the positional part of latent attention.

@@ -26,8 +26,8 @@ mod epilogue;
 mod kv_loads;
 mod masks;
 mod producer;
-mod rows;
-mod softmax;
+pub(super) mod rows;
+pub(super) mod softmax;
 
 pub use config::{Q_ROWS, WgmmaConfig};
 
@@ -148,7 +148,7 @@ struct WgmmaCta<'k> {
 /// The barriers of one or two slots, used in turns. The `n`-th use has slot `n % slots`, and a parity that follows from `n`, so all
 /// slots need one counter.
 #[derive(Clone, Copy)]
-struct SlotBarriers<'k> {
+pub(super) struct SlotBarriers<'k> {
     full: Barrier<'k>,
     empty: Barrier<'k>,
     /// Base-2 logarithm of the number of slots.
@@ -156,12 +156,12 @@ struct SlotBarriers<'k> {
 }
 
 impl<'k> SlotBarriers<'k> {
-    fn new(k: &'k Builder, name: &str, shift: u32) -> Self {
+    pub(super) fn new(k: &'k Builder, name: &str, shift: u32) -> Self {
         let [full, empty] = ["full", "empty"].map(|of| k.barriers(&format!("{name}_{of}"), 1 << shift));
         Self { full, empty, shift }
     }
 
-    fn init(self, k: &'k Builder, (producers, consumers): (u32, u32)) {
+    pub(super) fn init(self, k: &'k Builder, (producers, consumers): (u32, u32)) {
         for slot in 0..1_u32 << self.shift {
             self.full.at(k.constant(slot)).init(producers);
             self.empty.at(k.constant(slot)).init(consumers);
@@ -169,27 +169,27 @@ impl<'k> SlotBarriers<'k> {
     }
 
     #[track_caller]
-    fn slot(self, n: Value<'k, u32>) -> Value<'k, u32> {
+    pub(super) fn slot(self, n: Value<'k, u32>) -> Value<'k, u32> {
         n & ((1 << self.shift) - 1)
     }
 
     #[track_caller]
-    fn full(self, n: Value<'k, u32>) -> Barrier<'k> {
+    pub(super) fn full(self, n: Value<'k, u32>) -> Barrier<'k> {
         self.full.at(self.slot(n))
     }
 
     #[track_caller]
-    fn empty(self, n: Value<'k, u32>) -> Barrier<'k> {
+    pub(super) fn empty(self, n: Value<'k, u32>) -> Barrier<'k> {
         self.empty.at(self.slot(n))
     }
 
     #[track_caller]
-    fn wait_full(self, n: Value<'k, u32>) {
+    pub(super) fn wait_full(self, n: Value<'k, u32>) {
         self.full(n).wait((n >> self.shift) & 1);
     }
 
     #[track_caller]
-    fn wait_empty(self, n: Value<'k, u32>) {
+    pub(super) fn wait_empty(self, n: Value<'k, u32>) {
         self.empty(n).wait(((n >> self.shift) & 1) ^ 1);
     }
 }

@@ -7,23 +7,28 @@ use crate::{attention::kernel::cta::divide, tile::SharedTile};
 use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Rows per warp.
-pub(super) const ROWS: u32 = 32;
+pub(in crate::attention::body) const ROWS: u32 = 32;
 /// Steps per iteration: their copies are independent.
 const UNROLLED: u32 = 4;
 
 /// This lane's row in global memory.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SourceRow<'k> {
+pub(in crate::attention::body) struct SourceRow<'k> {
     /// Address in bytes; valid even if the row does not exist.
-    pub(super) address: Value<'k, u64>,
+    pub(in crate::attention::body) address: Value<'k, u64>,
     /// Whether the row exists; it is zero-filled otherwise.
-    pub(super) exists: Value<'k, bool>,
+    pub(in crate::attention::body) exists: Value<'k, bool>,
     /// Elements; further columns of the tile are zero-filled.
-    pub(super) dim: usize,
+    pub(in crate::attention::body) dim: usize,
 }
 
 /// Starts the copies of 32 rows to the first rows of a tile of `columns` columns, by all lanes of a warp.
-pub(super) fn copy_rows<'k>(k: &'k Builder, row: SourceRow<'k>, to: SharedTile<'k>, columns: usize) {
+pub(in crate::attention::body) fn copy_rows<'k>(
+    k: &'k Builder,
+    row: SourceRow<'k>,
+    to: SharedTile<'k>,
+    columns: usize,
+) {
     let chunks = columns / 8;
     let lanes = 1 << chunks.trailing_zeros().min(5);
     let (first_row, first_chunk) = divide(k.lane(), lanes);

@@ -8,10 +8,17 @@
 
 use super::{EXPONENTIALS, consumer::Consumer};
 use crate::{
-    attention::kernel::{cta::CurrentItem, softmax::finite_max},
+    attention::kernel::{
+        cta::{CurrentItem, MmaCta},
+        fragments::AccFragment,
+        softmax::finite_max,
+    },
     tile::reduce,
 };
-use tilewright_ptx::{build::Value, isa::matrix::Elements};
+use tilewright_ptx::{
+    build::{Value, Var},
+    isa::matrix::Elements,
+};
 
 /// Growth of a maximum base-2 logit above its reference without a rescale.
 const THRESHOLD: f32 = 8.0;
@@ -21,17 +28,118 @@ const BEHIND: usize = 3;
 
 /// A row's new reference.
 #[derive(Clone, Copy)]
-struct Reference<'k> {
+pub(in crate::attention::body) struct Reference<'k> {
     /// Of the products of queries and keys.
-    value: Value<'k, f32>,
+    pub(in crate::attention::body) value: Value<'k, f32>,
     /// Whether it differs from the last.
-    moved: Value<'k, bool>,
+    pub(in crate::attention::body) moved: Value<'k, bool>,
     /// The factor of the sums so far.
-    rescale: Value<'k, f32>,
+    pub(in crate::attention::body) rescale: Value<'k, f32>,
     /// The base-2 logarithm of a weight is a scaled logit plus this.
-    offset: Value<'k, f32>,
+    pub(in crate::attention::body) offset: Value<'k, f32>,
     /// The base-2 logarithm of the largest weight of the tile.
     largest: Value<'k, f32>,
+}
+
+impl<'k> Reference<'k> {
+    /// From the maximum of a tile's logits and the last reference.
+    pub(in crate::attention::body) fn new(
+        max: Value<'k, f32>,
+        last: Value<'k, f32>,
+        scale: Value<'k, f32>,
+    ) -> Self {
+        let growth = (last - max) * scale;
+        let moved = growth.lt(-THRESHOLD);
+        let rescale = moved.select(growth, 0.0).exp2();
+        let value = moved.select(max, last);
+        let offset = -(finite_max(value) * scale);
+        Self { value, largest: max.mul_add(scale, offset), moved, rescale, offset }
+    }
+
+    /// The rounding error of the tile's largest weight.
+    pub(in crate::attention::body) fn rounding_error(&self, cta: &MmaCta<'k>) -> Value<'k, f32> {
+        let largest = self.largest.exp2();
+        let (_, [rounded, _]) = round_pair(cta, largest, largest);
+        rounded - largest
+    }
+}
+
+/// The maximum of this thread's logits of a row, by four chains.
+pub(in crate::attention::body) fn row_max<'k>(logits: &[AccFragment<'k>], half: usize) -> Value<'k, f32> {
+    let mut logits = logits.iter().flat_map(|of| [of[2 * half], of[2 * half + 1]]).map(|logit| logit.get());
+    let mut chains: Vec<_> = logits.by_ref().take(4).collect();
+    for (at, logit) in logits.enumerate() {
+        chains[at % 4] = chains[at % 4].max(logit);
+    }
+    let pair = [chains[0].max(chains[1]), chains[2].max(chains[3])];
+    pair[0].max(pair[1])
+}
+
+/// Two weights rounded to the dtype of values: packed, and as f32.
+fn round_pair<'k>(
+    cta: &MmaCta<'k>,
+    low: Value<'k, f32>,
+    high: Value<'k, f32>,
+) -> (Value<'k, u32>, [Value<'k, f32>; 2]) {
+    match cta.elements {
+        Elements::F16 => {
+            let pair = cta.k.f16x2(low, high);
+            (pair.reinterpret(), pair.to_f32())
+        }
+        _ => {
+            let pair = cta.k.bf16x2(low, high);
+            (pair.reinterpret(), pair.to_f32())
+        }
+    }
+}
+
+/// Logits that become weights, which are rounded to pairs in the order of the words of the A operand.
+pub(in crate::attention::body) struct Exponentials<'a, 'k> {
+    pub(in crate::attention::body) cta: &'a MmaCta<'k>,
+    pub(in crate::attention::body) logits: &'a [AccFragment<'k>],
+    pub(in crate::attention::body) weights: &'a [Var<'k, u32>],
+}
+
+impl<'k> Exponentials<'_, 'k> {
+    /// Replaces logits by rounded weights; returns the sums of each row's weights in this thread. Scaled logits, exponentials and
+    /// rounding are interleaved, because the assembler keeps their order. Calls `end` after the last exponential with one of the
+    /// weights.
+    pub(in crate::attention::body) fn run(
+        &self,
+        scale: Value<'k, f32>,
+        offsets: [Value<'k, f32>; 2],
+        end: impl Fn(Value<'k, f32>),
+    ) -> [Value<'k, f32>; 2] {
+        let pair = |at: usize| {
+            let (step, word) = (at / 4, at % 4);
+            let (fragment, half) = (2 * step + word / 2, word % 2);
+            (half, [0, 1].map(|i| self.logits[fragment][2 * half + i]))
+        };
+        let mut sums: [[Option<Value<'k, f32>>; 2]; 2] = Default::default();
+        let pairs = self.weights.len();
+        for at in 0..AHEAD + pairs + BEHIND {
+            if at < pairs {
+                let (half, logits) = pair(at);
+                logits.iter().for_each(|logit| logit.set(logit.get().mul_add(scale, offsets[half])));
+            }
+            if let Some(at) = at.checked_sub(AHEAD).filter(|at| *at < pairs) {
+                pair(at).1.iter().for_each(|logit| logit.set(logit.get().exp2()));
+                if at + 1 == pairs {
+                    end(pair(at - BEHIND).1[0].get());
+                }
+            }
+            if let Some(at) = at.checked_sub(AHEAD + BEHIND) {
+                let (half, weights) = pair(at);
+                let weights = weights.map(|weight| weight.get());
+                self.weights[at].set(round_pair(self.cta, weights[0], weights[1]).0);
+                for (sum, weight) in sums[half].iter_mut().zip(weights) {
+                    *sum = Some(sum.map_or(weight, |sum| sum + weight));
+                }
+            }
+        }
+        let zero = || self.cta.k.constant(0.0);
+        sums.map(|of| of[0].unwrap_or_else(zero) + of[1].unwrap_or_else(zero))
+    }
 }
 
 impl<'k> Consumer<'_, 'k> {
@@ -60,43 +168,25 @@ impl<'k> Consumer<'_, 'k> {
                 self.wait_for_turn();
             },
         );
-        let added = self.exponentiate(current.scale, references.map(|reference| reference.offset));
+        // rounding and sums need no turn
+        let (cta, logits, weights) = (&self.shared.cta, &self.logits[..], &self.weights[..]);
+        let offsets = references.map(|reference| reference.offset);
+        let added =
+            Exponentials { cta, logits, weights }.run(current.scale, offsets, |weight| self.end_turn(weight));
         for half in 0..2 {
-            let Reference { value, rescale, largest, .. } = references[half];
+            let Reference { value, rescale, .. } = references[half];
             self.state.max[half].set(value);
             self.sum[half].set(self.sum[half].get() * rescale + added[half]);
-            let largest = largest.exp2();
-            let (_, [rounded, _]) = self.round_pair(largest, largest);
-            self.error[half].set(self.error[half].get() * rescale + (rounded - largest));
+            let error = references[half].rounding_error(cta);
+            self.error[half].set(self.error[half].get() * rescale + error);
         }
     }
 
     /// The new references of this thread's rows.
     fn references(&self, scale: Value<'k, f32>) -> [Reference<'k>; 2] {
-        let own = [0, 1].map(|half| self.row_max(half));
+        let own = [0, 1].map(|half| row_max(&self.logits, half));
         let maxima = reduce::quads_max(own.to_vec());
-        [0, 1].map(|half| {
-            let max = maxima[half];
-            let last = self.state.max[half].get();
-            let growth = (last - max) * scale;
-            let moved = growth.lt(-THRESHOLD);
-            let rescale = moved.select(growth, 0.0).exp2();
-            let value = moved.select(max, last);
-            let offset = -(finite_max(value) * scale);
-            Reference { value, largest: max.mul_add(scale, offset), moved, rescale, offset }
-        })
-    }
-
-    /// The maximum of this thread's logits of a row, by four chains.
-    fn row_max(&self, half: usize) -> Value<'k, f32> {
-        let mut logits =
-            self.logits.iter().flat_map(|of| [of[2 * half], of[2 * half + 1]]).map(|logit| logit.get());
-        let mut chains: Vec<_> = logits.by_ref().take(4).collect();
-        for (at, logit) in logits.enumerate() {
-            chains[at % 4] = chains[at % 4].max(logit);
-        }
-        let pair = [chains[0].max(chains[1]), chains[2].max(chains[3])];
-        pair[0].max(pair[1])
+        [0, 1].map(|half| Reference::new(maxima[half], self.state.max[half].get(), scale))
     }
 
     /// Waits until the other consumer has computed its exponentials.
@@ -109,55 +199,5 @@ impl<'k> Consumer<'_, 'k> {
     fn end_turn(&self, weight: Value<'k, f32>) {
         let sign = weight.reinterpret::<u32>() >> 31;
         self.k.arrive_named((self.number ^ 1) + EXPONENTIALS + sign, super::CONSUMERS);
-    }
-
-    /// Replaces logits by rounded weights, and ends the turn; returns the sums of each row's weights in this thread. Scaled logits,
-    /// exponentials and rounding are interleaved, because the assembler keeps their order.
-    fn exponentiate(&self, scale: Value<'k, f32>, offsets: [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2] {
-        // in the order of the words of the A operand
-        let pair = |at: usize| {
-            let (step, word) = (at / 4, at % 4);
-            let (fragment, half) = (2 * step + word / 2, word % 2);
-            (half, [0, 1].map(|i| self.logits[fragment][2 * half + i]))
-        };
-        let mut sums: [[Option<Value<'k, f32>>; 2]; 2] = Default::default();
-        let pairs = self.weights.len();
-        for at in 0..AHEAD + pairs + BEHIND {
-            if at < pairs {
-                let (half, logits) = pair(at);
-                logits.iter().for_each(|logit| logit.set(logit.get().mul_add(scale, offsets[half])));
-            }
-            if let Some(at) = at.checked_sub(AHEAD).filter(|at| *at < pairs) {
-                pair(at).1.iter().for_each(|logit| logit.set(logit.get().exp2()));
-                if at + 1 == pairs {
-                    // rounding and sums need no turn
-                    self.end_turn(pair(at - BEHIND).1[0].get());
-                }
-            }
-            if let Some(at) = at.checked_sub(AHEAD + BEHIND) {
-                let (half, weights) = pair(at);
-                let weights = weights.map(|weight| weight.get());
-                self.weights[at].set(self.round_pair(weights[0], weights[1]).0);
-                for (sum, weight) in sums[half].iter_mut().zip(weights) {
-                    *sum = Some(sum.map_or(weight, |sum| sum + weight));
-                }
-            }
-        }
-        let zero = || self.k.constant(0.0);
-        sums.map(|of| of[0].unwrap_or_else(zero) + of[1].unwrap_or_else(zero))
-    }
-
-    /// Two weights rounded to the dtype of values: packed, and as f32.
-    fn round_pair(&self, low: Value<'k, f32>, high: Value<'k, f32>) -> (Value<'k, u32>, [Value<'k, f32>; 2]) {
-        match self.shared.cta.elements {
-            Elements::F16 => {
-                let pair = self.k.f16x2(low, high);
-                (pair.reinterpret(), pair.to_f32())
-            }
-            _ => {
-                let pair = self.k.bf16x2(low, high);
-                (pair.reinterpret(), pair.to_f32())
-            }
-        }
     }
 }

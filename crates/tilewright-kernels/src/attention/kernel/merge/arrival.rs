@@ -133,7 +133,7 @@ fn record<'k>(cta: &MmaCta<'k>, at: Value<'k, u32>) -> Shared<'k, u32> {
 /// Arrives at a merge; returns whether this was the last source. The counter wraps to 0 then.
 fn arrive<'k>(cta: &MmaCta<'k>, record: Shared<'k, u32>) -> Value<'k, bool> {
     let merge = MergeItemRegs::load_shared(cta.k, record);
-    let last = merge.source_end - merge.source_begin - 1;
+    let last = (merge.source_end - merge.source_begin) * cta.ctas_per_item - 1;
     let counter = cta.params.arrival_counters.at(record.plus(NUMBER).load());
     counter.atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu)).eq(last)
 }

@@ -1,0 +1,200 @@
+//! A consumer warpgroup: its state, the items of the CTA, and its products.
+
+use super::{
+    CONSUMERS, MlaWgmmaCta, ONE_CONSUMER,
+    config::{KEYS, PANEL, REGISTER_PANELS},
+    producer::PRESENT,
+};
+use crate::{
+    attention::kernel::{
+        cta::CurrentItem,
+        fragments::{AccFragment, RowTile, ThreadScalar},
+        row_hooks::RowHooks,
+        row_table::RowTable,
+    },
+    tile::SharedTile,
+};
+use tilewright_ptx::{
+    build::{Barrier, Builder, Value, Var, WgmmaLeft, WgmmaOperands},
+    isa::matrix::{Elements, Major},
+};
+
+/// Registers per thread.
+const REGISTERS: u32 = 232;
+
+/// A consumer warpgroup. The registers of its current item are `Var`s.
+pub(super) struct Consumer<'c, 'k> {
+    pub(super) shared: &'c MlaWgmmaCta<'k>,
+    pub(super) hooks: &'c RowHooks<'k, 'c>,
+    pub(super) k: &'k Builder,
+    /// 0, the leader, or 1, the follower.
+    pub(super) number: Value<'k, u32>,
+    /// Fragments of the last panels of the queries.
+    queries: Vec<[Var<'k, u32>; 4]>,
+    pub(super) logits: Vec<AccFragment<'k>>,
+    /// Four words per 16 keys.
+    pub(super) weights: Vec<Var<'k, u32>>,
+    /// Accumulators of this consumer's half of the elements, references of the logits, and sums of this consumer's weights.
+    pub(super) state: RowTile<'k>,
+    pub(super) sum: [Var<'k, f32>; 2],
+    /// Sums of the rounding errors of the largest weights.
+    pub(super) error: [Var<'k, f32>; 2],
+    pub(super) rows: RowTable<'k>,
+    /// The first and the end of the keys that all rows see.
+    pub(super) unmasked: [Var<'k, i32>; 2],
+    /// Tiles consumed so far.
+    pub(super) count: Var<'k, u32>,
+}
+
+impl<'c, 'k> Consumer<'c, 'k> {
+    pub(super) fn new(shared: &'c MlaWgmmaCta<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
+        let (k, config) = (shared.k, &shared.config);
+        k.setmaxnreg_inc(REGISTERS);
+        let sum = [0, 1].map(|_| k.var("sum", 0.0));
+        let fragment = |_| std::array::from_fn(|_| k.unset_var("s"));
+        Self {
+            shared,
+            hooks,
+            k,
+            number: (k.thread() >> 7).of_lane(0).named("consumer"),
+            queries: (0..REGISTER_PANELS * PANEL / 16).map(|_| [0; 4].map(|_| k.unset_var("q"))).collect(),
+            logits: (0..KEYS / 8).map(fragment).collect(),
+            weights: (0..KEYS / 4).map(|_| k.unset_var("p")).collect(),
+            state: RowTile::of_columns(&shared.cta, config.half() / 16, sum.map(ThreadScalar::Register)),
+            sum,
+            error: [0, 1].map(|_| k.var("error", 0.0)),
+            rows: RowTable::new(&shared.cta),
+            unmasked: [0, 1].map(|_| k.var("unmasked", 0)),
+            count: k.var("tiles_consumed", 0),
+        }
+    }
+
+    /// Processes the items of this CTA.
+    pub(super) fn run(&self) {
+        let (k, shared) = (self.k, self.shared);
+        let (items, scale) = (k.var("items", 0), k.var("scale_of_item", 0.0));
+        self.begin_exchange();
+        k.loop_(|| {
+            let n = items.get();
+            shared.items.wait_full(n);
+            let words = shared.item_words(n);
+            k.break_if(words.plus(PRESENT).load().eq(0));
+            let current = CurrentItem::new(&shared.cta, self.hooks, words, scale);
+            self.begin(&current);
+            shared.queries.wait_full(n);
+            self.load_queries();
+            // weights overwrite the queries that are in registers
+            shared.cta.sync();
+            self.attend(&current);
+            self.release_from_warp(shared.queries.empty(n));
+            self.store(&current);
+            shared.cta.arrive_and_merge(&current, self.hooks);
+            self.release_from_warp(shared.items.empty(n));
+            items.set(n + 1);
+        });
+        self.end_exchange();
+    }
+
+    /// Computes the ranges of keys that the rows see, and resets the state.
+    fn begin(&self, current: &CurrentItem<'k>) {
+        let (cta, first) = (&self.shared.cta, self.shared.first_row());
+        // the ranges of the previous item have been read
+        cta.sync();
+        self.k.when(self.k.thread().lt(128), || {
+            self.rows.fill(cta, current, (first, super::Q_ROWS));
+        });
+        cta.sync();
+        self.rows.compute_unmasked_range(cta, current);
+        self.unmasked.iter().zip(self.rows.unmasked_range()).for_each(|(to, at)| to.set(at.of_lane(0)));
+        self.sum.iter().chain(&self.error).for_each(|sum| sum.set(0.0));
+        self.state.max.iter().for_each(|max| max.set(f32::NEG_INFINITY));
+        self.state.o.iter().flatten().for_each(|o| o.set(0.0));
+    }
+
+    /// The first row of this warp in the tile.
+    pub(super) fn first_row(&self) -> Value<'k, u32> {
+        ((self.k.thread() >> 5) & 3) << 4
+    }
+
+    /// Loads the last panels of the queries into registers.
+    fn load_queries(&self) {
+        let (k, panels) = (self.k, self.shared.config.panels());
+        let tile = self.shared.q.panels(panels - REGISTER_PANELS..panels);
+        let row = self.first_row() + (k.lane() & 15);
+        for (step, fragment) in self.queries.iter().enumerate() {
+            let at = tile.chunk(row, (k.lane() >> 4) + 2 * step as u32);
+            fragment.iter().zip(k.load_matrix::<4, _>(at, false)).for_each(|(to, word)| to.set(word));
+        }
+    }
+
+    fn elements(&self) -> (Elements, Elements) {
+        (self.shared.cta.elements, self.shared.cta.elements)
+    }
+
+    /// Starts `S = Q · Kᵀ` of tile `n`, as its panels arrive.
+    pub(super) fn multiply_keys(&self, n: Value<'k, u32>) {
+        let (k, shared) = (self.k, self.shared);
+        let (q, keys) = (shared.q.rows_descriptor(), shared.stage(n).rows_descriptor());
+        let logits: Vec<_> = self.logits.iter().flatten().copied().collect();
+        let in_memory = shared.config.panels() - REGISTER_PANELS;
+        k.wgmma_fence();
+        for half in 0..2 {
+            for (at, panels) in shared.config.barrier_panels(half).into_iter().enumerate() {
+                shared.full(n, half, at).wait(MlaWgmmaCta::parity(n));
+                for step in panels.flat_map(|panel| 4 * panel..4 * panel + 4) {
+                    let left = match step.checked_sub(4 * in_memory) {
+                        None => WgmmaLeft::Shared(q.depth_step(step), Major::K),
+                        Some(at) => WgmmaLeft::Registers(self.queries[at].map(|word| word.get())),
+                    };
+                    let (elements, right) = (self.elements(), keys.depth_step(step));
+                    let operands = WgmmaOperands { elements, left, right, right_major: Major::K };
+                    k.wgmma(&logits, operands, step > 0);
+                }
+            }
+        }
+        k.wgmma_commit();
+    }
+
+    /// Starts `O += P · V` of tile `n` and half `half`, with this consumer's weights, in registers, or with those of the other one.
+    pub(super) fn multiply_values(&self, (n, half): (Value<'k, u32>, usize), of_other: bool) {
+        let k = self.k;
+        let values = self.values(n, half).columns_descriptor();
+        let weights = self.shared.weights(1 - half).rows_descriptor();
+        let o: Vec<_> = self.state.o.iter().flatten().copied().collect();
+        k.wgmma_fence();
+        for step in 0..KEYS / 16 {
+            let left = match of_other {
+                true => WgmmaLeft::Shared(weights.depth_step(step), Major::K),
+                false => WgmmaLeft::Registers(std::array::from_fn(|i| self.weights[4 * step + i].get())),
+            };
+            let (elements, right) = (self.elements(), values.row_step(step));
+            let operands = WgmmaOperands { elements, left, right, right_major: Major::Mn };
+            k.wgmma(&o, operands, true);
+        }
+        k.wgmma_commit();
+    }
+
+    /// The values of tile `n` in half `half`.
+    pub(super) fn values(&self, n: Value<'k, u32>, half: usize) -> SharedTile<'k> {
+        let middle = self.shared.config.value_panels() / 2;
+        self.shared.stage(n).panels(middle * half..middle * (half + 1))
+    }
+
+    /// One thread of the warpgroup releases a half of tile `n`.
+    pub(super) fn release(&self, n: Value<'k, u32>, half: usize) {
+        let k = self.k;
+        k.when((k.thread() & 127).eq(0), || self.shared.empty(n, half).arrive());
+    }
+
+    /// One thread of the warp arrives, after all its lanes.
+    fn release_from_warp(&self, empty: Barrier<'k>) {
+        let k = self.k;
+        k.sync_warp();
+        k.when(k.lane().eq(0), || empty.arrive());
+    }
+
+    /// Barrier of consumer `half`.
+    pub(super) fn sync(&self, half: usize) {
+        self.k.sync_named(ONE_CONSUMER + half as u32, CONSUMERS / 2);
+    }
+}

@@ -1,0 +1,146 @@
+//! Loads of KV tiles by the producer: boxes by TMA, or rows by `cp.async`.
+
+use super::{MlaWgmmaCta, config::KEYS, producer::Producer};
+use crate::attention::{
+    body::wgmma::rows::{SourceRow, copy_rows},
+    items::{NONE, WorkItemRegs},
+    params::KvLayout,
+};
+use std::ops::Range;
+use tilewright_ptx::{build::Value, isa::sync::Fence};
+
+/// Page and slot of a key, as in the tensors.
+type Location<'k> = (Value<'k, u32>, Value<'k, u32>);
+
+impl<'k> Producer<'_, 'k> {
+    /// Loads the page of this lane's part of a KV tile.
+    pub(super) fn load_page(&self, item: &WorkItemRegs<'k>, tile: Value<'k, u32>) {
+        let (k, params) = (self.k, &self.shared.cta.params);
+        let is_paged = params.layout.ne(KvLayout::Ragged.code());
+        let key = self.key(tile);
+        self.page.set(is_paged.select::<u32>(NONE, 0));
+        k.when(is_paged & self.has_part() & key.lt(item.kv_end), || {
+            self.page.set(params.indices.at(item.kv_start + params.page_size.quotient(key)).load());
+        });
+    }
+
+    /// Loads a KV tile into the next stage, one half after the other. Parts of page [`NONE`] are zero-filled.
+    pub(super) fn load(&self, item: &WorkItemRegs<'k>, tile: Value<'k, u32>) {
+        let (k, n) = (self.k, self.count.get());
+        let at = self.location(item, tile);
+        // consumers may wait for the last tile before they release this stage
+        self.hand_over();
+        k.when_else(
+            self.by_rows,
+            || {
+                k.when_else(
+                    self.warp.lt(2),
+                    || self.copy_half(item, (n, 0), at),
+                    || self.copy_half(item, (n, 1), at),
+                );
+                k.commit_copies();
+                self.pending.set(true);
+            },
+            || (0..2).for_each(|half| self.load_half(item, (n, half), at)),
+        );
+        self.count.set(n + 1);
+    }
+
+    /// Loads this lane's box of a half of tile `n`.
+    fn load_half(&self, item: &WorkItemRegs<'k>, (n, half): (Value<'k, u32>, usize), at: Location<'k>) {
+        let (k, shared) = (self.k, self.shared);
+        self.wait_empty(n, half);
+        let (tile, row_bytes) = (shared.stage(n).from_row(self.part_begin), 128 * KEYS);
+        let (page, slot) = at;
+        let corner = [slot, item.kv_head, page];
+        let barriers = shared.config.barrier_panels(half);
+        // boxes of other warps may arrive before the bytes are expected
+        k.when(self.thread.eq(0), || {
+            let expect = |(at, panels): (usize, &Range<usize>)| {
+                shared.full(n, half, at).arrive_expecting((panels.len() * row_bytes) as u32);
+            };
+            barriers.iter().enumerate().for_each(expect);
+        });
+        k.when(self.has_part(), || {
+            for (at, panels) in barriers.iter().enumerate() {
+                let full = shared.full(n, half, at);
+                for panel in panels.clone() {
+                    let (map, column) = self.column(panel);
+                    let to = tile.panels(panel..panel + 1);
+                    to.load_columns(k, shared.maps[map], (k.constant(column as u32), &corner), full);
+                }
+            }
+        });
+    }
+
+    /// The tensor map of a panel and its first column there.
+    fn column(&self, panel: usize) -> (usize, usize) {
+        let values = self.shared.config.value_panels();
+        if panel < values { (0, 64 * panel) } else { (1, 64 * (panel - values)) }
+    }
+
+    /// Starts the copies of this warp's rows of a half of tile `n`, one row per lane.
+    fn copy_half(&self, item: &WorkItemRegs<'k>, (n, half): (Value<'k, u32>, usize), at: Location<'k>) {
+        let (k, shared) = (self.k, self.shared);
+        let (params, config) = (&shared.cta.params, &shared.config);
+        self.wait_empty(n, half);
+        let (page, slot) = at;
+        let exists = self.page.get().ne(NONE);
+        let at = (page.unless(!exists, 0).to_u64(), slot.unless(!exists, 0).to_u64());
+        let to = shared.stage(n).from_row(self.part_begin.of_lane(0));
+        let panels = config.half_panels(half);
+        let values = panels.start..panels.end.min(config.value_panels());
+        let offset = params.k.offset(at, item.kv_head) + (64 * values.start) as u64;
+        let (address, dim) = (params.k.address + offset * 2, 64 * values.len());
+        copy_rows(k, SourceRow { address, exists, dim }, to.panels(values.clone()), dim);
+        if let Some((_, pe)) = params.pe.as_ref().filter(|_| panels.end > values.end) {
+            let (address, dim) =
+                (pe.address + pe.offset(at, item.kv_head) * 2, 64 * (panels.end - values.end));
+            copy_rows(k, SourceRow { address, exists, dim }, to.panels(values.end..panels.end), dim);
+        }
+    }
+
+    /// Hands over the last tile of copied rows, if it is pending.
+    pub(super) fn hand_over(&self) {
+        let (k, shared) = (self.k, self.shared);
+        k.when(self.pending.get(), || {
+            let n = self.count.get() - 1;
+            k.wait_copies(0);
+            // products read the tile, not only threads
+            k.fence(Fence::ProxyAsyncShared);
+            let arrive = |half: usize| {
+                let barriers = 0..shared.config.barrier_panels(half).len();
+                barriers.for_each(|at| shared.full(n, half, at).arrive());
+            };
+            k.when_else(self.warp.lt(2), || arrive(0), || arrive(1));
+            self.pending.set(false);
+        });
+    }
+
+    /// Waits until a half of the stage of tile `n` is released.
+    fn wait_empty(&self, n: Value<'k, u32>, half: usize) {
+        self.shared.empty(n, half).wait(MlaWgmmaCta::parity(n) ^ 1);
+    }
+
+    /// The location of this lane's part of a KV tile.
+    fn location(&self, item: &WorkItemRegs<'k>, tile: Value<'k, u32>) -> Location<'k> {
+        let (shared, params) = (self.shared, &self.shared.cta.params);
+        let (ragged, blocks) = (params.has_layout(KvLayout::Ragged), shared.cta.is_blocks());
+        let (key, page) = (self.key(tile), self.page.get());
+        let (_, slot) = params.page_size.divide(key);
+        let slot = slot.unless(ragged, item.kv_start + key);
+        // blocks are ranges of a ragged tensor
+        let slot = slot.unless(blocks, page * params.page_size.by + slot);
+        (page.unless(blocks & page.ne(NONE), 0), slot)
+    }
+
+    /// The first key of this lane's part of a KV tile.
+    fn key(&self, tile: Value<'k, u32>) -> Value<'k, u32> {
+        tile * KEYS as u32 + self.part_begin
+    }
+
+    /// Whether this lane has a part of a tile.
+    fn has_part(&self) -> Value<'k, bool> {
+        self.part_begin.lt(KEYS as u32)
+    }
+}

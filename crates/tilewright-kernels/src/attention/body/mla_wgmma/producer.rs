@@ -1,0 +1,159 @@
+//! The producer warpgroup: loads items, queries and keys.
+//!
+//! Keys arrive as boxes, by TMA: box `b` of a tile is loaded by lane `b / 4` of warp `b % 4`. In pages of less than 8 tokens they are
+//! copied by rows, by `cp.async`: warps 0 and 1 the first half of 32 rows each, warps 2 and 3 the second. Warp 0 also writes the
+//! items. The queries of an item are copied after its first two tiles, which do not wait for the end of the item before.
+
+use super::{
+    CONSUMERS, MlaWgmmaCta,
+    config::{PANEL, Q_ROWS},
+};
+use crate::attention::{
+    body::wgmma::rows::{self, SourceRow, copy_rows},
+    items::{WorkItem, WorkItemRegs},
+    kernel::query_row::QueryHead,
+};
+use tilewright_ptx::{
+    build::{Builder, Value, Var},
+    isa::sync::Fence,
+};
+
+/// Registers per thread.
+const REGISTERS: u32 = 40;
+/// Threads of the warpgroup.
+pub(super) const THREADS: u32 = 128;
+/// Its warps.
+pub(super) const WARPS: u32 = THREADS / 32;
+/// The word after an item's: 1 if there is an item.
+pub(super) const PRESENT: usize = WorkItem::WORDS;
+
+/// A warp of the producer warpgroup.
+pub(super) struct Producer<'c, 'k> {
+    pub(super) shared: &'c MlaWgmmaCta<'k>,
+    pub(super) k: &'k Builder,
+    /// In the warpgroup.
+    pub(super) thread: Value<'k, u32>,
+    pub(super) warp: Value<'k, u32>,
+    /// Whether keys are copied by rows: boxes of less than 8 rows are not worth a TMA copy.
+    pub(super) by_rows: Value<'k, bool>,
+    /// The first key, counted in a KV tile, that this lane loads: of a box, or a row.
+    pub(super) part_begin: Value<'k, u32>,
+    /// The page of this lane's part of the next tile: 0 in a ragged tensor, and [`NONE`](crate::attention::items::NONE) after the
+    /// last key.
+    pub(super) page: Var<'k, u32>,
+    /// Tiles loaded so far.
+    pub(super) count: Var<'k, u32>,
+    /// Whether the last tile of copied rows is not yet handed over.
+    pub(super) pending: Var<'k, bool>,
+}
+
+impl<'c, 'k> Producer<'c, 'k> {
+    pub(super) fn new(shared: &'c MlaWgmmaCta<'k>) -> Self {
+        let k = shared.k;
+        k.setmaxnreg_dec(REGISTERS);
+        let thread = (k.thread() - CONSUMERS).named("producer");
+        let warp = (thread >> 5).of_lane(0).named("producer_warp");
+        let by_rows = shared.by_rows();
+        let row = thread & (2 * rows::ROWS - 1);
+        let part_begin = by_rows.select::<u32>(row, (k.lane() * WARPS + warp) << shared.box_shift);
+        Self {
+            shared,
+            k,
+            thread,
+            warp,
+            by_rows,
+            part_begin,
+            page: k.var("page", 0),
+            count: k.var("tiles_loaded", 0),
+            pending: k.var("pending", false),
+        }
+    }
+
+    /// Loads the items of this CTA.
+    pub(super) fn run(&self) {
+        let (k, shared) = (self.k, self.shared);
+        let params = &shared.cta.params;
+        let worker = params.worker_indptr.at(k.cta() / shared.cta.ctas_per_item);
+        let (begin, end) = (worker.load(), worker.plus(1).load());
+        k.repeat((begin, end), 1, |index| {
+            let n = index - begin;
+            self.publish(n, Some(index));
+            let item = WorkItemRegs::load(k, params.items, index);
+            self.load_item(&item, n);
+        });
+        self.publish((end.max(begin)) - begin, None);
+    }
+
+    /// Writes item `index`, or the end, to the slot of this CTA's `n`-th item.
+    fn publish(&self, n: Value<'k, u32>, index: Option<Value<'k, u32>>) {
+        let (k, shared) = (self.k, self.shared);
+        k.when(self.warp.eq(0), || {
+            let words = shared.item_words(n);
+            shared.items.wait_empty(n);
+            if let Some(index) = index {
+                k.when(k.lane().lt(WorkItem::WORDS as u32), || {
+                    let item = shared.cta.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
+                    words.at(k.lane()).store(item.at(k.lane()).load());
+                });
+            }
+            k.when(k.lane().eq(0), || words.plus(PRESENT).store(u32::from(index.is_some())));
+            shared.items.full(n).arrive();
+        });
+    }
+
+    /// Loads the tiles and the queries of this CTA's `n`-th item.
+    fn load_item(&self, item: &WorkItemRegs<'k>, n: Value<'k, u32>) {
+        let (k, shared) = (self.k, self.shared);
+        let (first, end) = shared.tiles(item.kv_begin, item.kv_end);
+        let tile = k.var("tile", first);
+        let with_queries = (first + 2).min(end);
+        self.load_page(item, first);
+        k.loop_(|| {
+            k.when(tile.get().eq(with_queries), || self.copy_queries(item, n));
+            k.break_if(tile.get().eq(end));
+            self.load(item, tile.get());
+            tile.set(tile.get() + 1);
+            self.load_page(item, tile.get());
+        });
+        self.hand_over();
+    }
+
+    /// Copies an item's queries; rows beyond its last are zero-filled.
+    fn copy_queries(&self, item: &WorkItemRegs<'k>, n: Value<'k, u32>) {
+        let (k, shared) = (self.k, self.shared);
+        let (params, config) = (&shared.cta.params, &shared.config);
+        let half = self.warp >> 1;
+        let begin = (self.warp & 1) * rows::ROWS;
+        let (rows, row) = (item.qo_len * params.group.by, shared.first_row() + begin + k.lane());
+        // the tiles before the queries cannot be consumed without them
+        self.hand_over();
+        shared.queries.wait_empty(n);
+        let head = QueryHead::of_row(params, (item.qo_begin, item.kv_head), row.min(rows - 1));
+        let source = |address, dim| SourceRow { address, exists: row.lt(rows), dim };
+        let to = shared.q.from_row(begin);
+        let address = params.q.address + head.offset_in(&params.q) * 2;
+        let middle = config.value_panels() / 2;
+        k.when_else(
+            half.eq(0),
+            || copy_rows(k, source(address, config.half()), to.panels(0..middle), config.half()),
+            || {
+                let second = address + 2 * config.half() as u64;
+                let panels = to.panels(middle..config.value_panels());
+                copy_rows(k, source(second, config.half()), panels, config.half());
+                if let Some((q, _)) = &params.pe {
+                    let dim = config.head_dim.qk - config.head_dim.vo;
+                    let address = q.address + head.offset_in(q) * 2;
+                    let panels = to.panels(config.value_panels()..config.panels());
+                    copy_rows(k, source(address, dim), panels, dim);
+                }
+            },
+        );
+        k.commit_copies();
+        k.wait_copies(0);
+        // products read the tile, not only threads
+        k.fence(Fence::ProxyAsyncShared);
+        shared.queries.full(n).arrive();
+    }
+}
+
+const _: () = assert!(Q_ROWS as u32 == 2 * rows::ROWS && PANEL == 64, "a pair of warps copies all rows");

@@ -1,0 +1,144 @@
+//! The order of products, weights and releases of both consumers.
+
+use super::{config::KEYS, consumer::Consumer};
+use crate::attention::kernel::cta::CurrentItem;
+use tilewright_ptx::build::{Value, Var};
+
+/// Numbers of the consumers, and of their halves of the values.
+const LEADER: usize = 0;
+const FOLLOWER: usize = 1;
+
+impl<'k> Consumer<'_, 'k> {
+    /// Computes the rows of an item.
+    pub(super) fn attend(&self, current: &CurrentItem<'k>) {
+        let k = self.k;
+        let (first, end) = self.shared.tiles(current.load().kv_begin, current.kv_end);
+        let tile = k.var("tile", first);
+        k.loop_(|| {
+            k.break_if(tile.get().ge(end));
+            let pairs_end = self.pairs_end(tile.get(), end);
+            let of_pairs = tile.get().lt(pairs_end);
+            k.when_else(
+                self.number.eq(LEADER as u32),
+                || {
+                    let pairs = || self.lead_pairs(current, tile, pairs_end);
+                    k.when_else(of_pairs, pairs, || self.lead_tile(current, tile.get()));
+                },
+                || {
+                    let pairs = || self.follow_pairs(current, tile, pairs_end);
+                    k.when_else(of_pairs, pairs, || self.follow_tile(current, tile.get()));
+                },
+            );
+            k.when(!of_pairs, || {
+                tile.set(tile.get() + 1);
+                self.count.set(self.count.get() + 1);
+            });
+        });
+    }
+
+    /// The end of the pairs of tiles from `tile` on that all rows see in full; `tile` if there are none.
+    fn pairs_end(&self, tile: Value<'k, u32>, end: Value<'k, u32>) -> Value<'k, u32> {
+        let [from, to] = self.unmasked.map(|at| at.get().max(0).reinterpret::<u32>());
+        let pairs = ((to / KEYS as u32).min(end).max(tile) - tile) & !1;
+        (tile + pairs).unless((tile * KEYS as u32).lt(from), tile)
+    }
+
+    /// Moves to the next pair.
+    fn next_pair(&self, tile: Var<'k, u32>) {
+        tile.set(tile.get() + 2);
+        self.count.set(self.count.get() + 2);
+    }
+
+    /// The leader's part of pairs of tiles that need no mask.
+    fn lead_pairs(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>, end: Value<'k, u32>) {
+        let k = self.k;
+        self.multiply_keys(self.count.get());
+        k.wgmma_wait(0);
+        k.loop_(|| {
+            let n = self.count.get();
+            let steps = self.compute_weights(current.scale);
+            self.wait_until_read();
+            self.publish(LEADER, &steps);
+            self.rescale(steps.map(|step| step.rescale));
+            self.add_sums(&steps);
+            self.multiply_values((n, LEADER), false);
+            let rescale = self.receive(FOLLOWER);
+            self.rescale_after_products(rescale);
+            self.release(n, LEADER);
+            self.multiply_values((n + 1, LEADER), true);
+            self.next_pair(tile);
+            k.break_if(tile.get().ge(end));
+            self.multiply_keys(self.count.get());
+            k.wgmma_wait(1);
+            self.release(n + 1, LEADER);
+            k.wgmma_wait(0);
+        });
+        k.wgmma_wait(0);
+        self.release(self.count.get() - 1, LEADER);
+    }
+
+    /// The follower's part.
+    fn follow_pairs(&self, current: &CurrentItem<'k>, tile: Var<'k, u32>, end: Value<'k, u32>) {
+        let k = self.k;
+        self.multiply_keys(self.count.get() + 1);
+        k.wgmma_wait(0);
+        k.loop_(|| {
+            let n = self.count.get();
+            let rescale = self.receive(LEADER);
+            self.rescale(rescale);
+            self.multiply_values((n, FOLLOWER), true);
+            let steps = self.compute_weights(current.scale);
+            self.publish(FOLLOWER, &steps);
+            self.rescale_after_products(steps.map(|step| step.rescale));
+            self.add_sums(&steps);
+            self.release(n, FOLLOWER);
+            self.end_read();
+            self.multiply_values((n + 1, FOLLOWER), false);
+            self.next_pair(tile);
+            // the next logits are products with the keys in this stage
+            k.wgmma_wait(0);
+            self.release(n + 1, FOLLOWER);
+            k.break_if(tile.get().ge(end));
+            self.multiply_keys(self.count.get() + 1);
+            k.wgmma_wait(0);
+        });
+    }
+
+    /// The leader's part of a single tile.
+    fn lead_tile(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
+        let (k, n) = (self.k, self.count.get());
+        self.multiply_keys(n);
+        k.wgmma_wait(0);
+        // the follower has read the visible masks of the previous tile, too
+        self.wait_until_read();
+        self.mask(current, tile);
+        let steps = self.compute_weights(current.scale);
+        self.publish(LEADER, &steps);
+        self.rescale(steps.map(|step| step.rescale));
+        self.add_sums(&steps);
+        self.multiply_masked_values(current, (tile, LEADER), false);
+    }
+
+    /// The follower's part of a single tile.
+    fn follow_tile(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
+        let rescale = self.receive(LEADER);
+        self.rescale(rescale);
+        self.multiply_masked_values(current, (tile, FOLLOWER), true);
+        self.end_read();
+    }
+
+    /// Adds the values of a single tile and releases this consumer's half.
+    fn multiply_masked_values(
+        &self,
+        current: &CurrentItem<'k>,
+        (tile, half): (Value<'k, u32>, usize),
+        of_other: bool,
+    ) {
+        let n = self.count.get();
+        let nonfinite = self.clean_values(current, (tile, n), half);
+        self.multiply_values((n, half), of_other);
+        self.k.wgmma_wait(0);
+        self.add_back(nonfinite, half);
+        self.release(n, half);
+    }
+}
