@@ -27,7 +27,7 @@ pub(super) const REGISTER_PANELS: usize = 2;
 /// Maximum panels per barrier of a stage. With 1, the product of queries and keys begins when the first box has arrived.
 const PANELS_PER_BARRIER: usize = 1;
 /// Bytes of shared memory for everything except tiles.
-const RESERVED: usize = 8 << 10;
+const RESERVED: usize = 10 << 10;
 /// Bytes of shared memory per CTA on Hopper.
 const SHARED: usize = 227 << 10;
 
@@ -132,7 +132,7 @@ impl MlaWgmmaConfig {
             items: common.take(2 * ITEM_BYTES),
             visible: common.take(Q_ROWS * 8),
             references: [0, 1].map(|_| common.take(Q_ROWS * 8)),
-            sums: common.take(2 * Q_ROWS * 8),
+            sums: common.take(CONSUMERS as usize * 16),
             nonfinite_warps: common.take(CONSUMERS as usize / 32 * 4),
             bytes: common.0,
         }
@@ -151,7 +151,7 @@ pub(super) struct ArenaOffsets {
     pub(super) visible: usize,
     /// Of each consumer `[64][2]` f32: a row's reference, and the factor of the sums before it.
     pub(super) references: [usize; 2],
-    /// `[2][64][2]` f32: of each consumer a row's sum of weights, and of rounding errors.
+    /// `[256][4]` f32: sums of weights, and of rounding errors, of both rows of each consumer thread.
     pub(super) sums: usize,
     /// `[8]` words: flags of warps that found non-finite values.
     pub(super) nonfinite_warps: usize,

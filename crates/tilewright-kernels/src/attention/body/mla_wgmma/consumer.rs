@@ -20,7 +20,7 @@ use tilewright_ptx::{
 };
 
 /// Registers per thread.
-const REGISTERS: u32 = 232;
+const REGISTERS: u32 = 240;
 
 /// A consumer warpgroup. The registers of its current item are `Var`s.
 pub(super) struct Consumer<'c, 'k> {
@@ -34,14 +34,10 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) logits: Vec<AccFragment<'k>>,
     /// Four words per 16 keys.
     pub(super) weights: Vec<Var<'k, u32>>,
-    /// Accumulators of this consumer's half of the elements, references of the logits, and sums of this consumer's weights.
+    /// Accumulators of this consumer's half of the elements, references of the logits, and at the end the sums of weights.
     pub(super) state: RowTile<'k>,
     pub(super) sum: [Var<'k, f32>; 2],
-    /// Sums of the rounding errors of the largest weights.
-    pub(super) error: [Var<'k, f32>; 2],
     pub(super) rows: RowTable<'k>,
-    /// The first and the end of the keys that all rows see.
-    pub(super) unmasked: [Var<'k, i32>; 2],
     /// Tiles consumed so far.
     pub(super) count: Var<'k, u32>,
 }
@@ -62,9 +58,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             weights: (0..KEYS / 4).map(|_| k.unset_var("p")).collect(),
             state: RowTile::of_columns(&shared.cta, config.half() / 16, sum.map(ThreadScalar::Register)),
             sum,
-            error: [0, 1].map(|_| k.var("error", 0.0)),
             rows: RowTable::new(&shared.cta),
-            unmasked: [0, 1].map(|_| k.var("unmasked", 0)),
             count: k.var("tiles_consumed", 0),
         }
     }
@@ -105,10 +99,14 @@ impl<'c, 'k> Consumer<'c, 'k> {
         });
         cta.sync();
         self.rows.compute_unmasked_range(cta, current);
-        self.unmasked.iter().zip(self.rows.unmasked_range()).for_each(|(to, at)| to.set(at.of_lane(0)));
-        self.sum.iter().chain(&self.error).for_each(|sum| sum.set(0.0));
+        self.sums(self.k.thread()).store_vector([self.k.constant(0.0_f32); 4]);
         self.state.max.iter().for_each(|max| max.set(f32::NEG_INFINITY));
         self.state.o.iter().flatten().for_each(|o| o.set(0.0));
+    }
+
+    /// The first and the end of the keys that all rows see, loaded at the point of use to reduce register pressure.
+    pub(super) fn unmasked(&self) -> [Value<'k, i32>; 2] {
+        self.rows.unmasked_range().map(|at| at.of_lane(0))
     }
 
     /// The first row of this warp in the tile.
@@ -134,13 +132,14 @@ impl<'c, 'k> Consumer<'c, 'k> {
     /// Starts `S = Q · Kᵀ` of tile `n`, as its panels arrive.
     pub(super) fn multiply_keys(&self, n: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
-        let (q, keys) = (shared.q.rows_descriptor(), shared.stage(n).rows_descriptor());
+        let keys = shared.stage(n.of_lane(0)).rows_descriptor();
+        let q = shared.q.from_row(self.uniform_zero()).rows_descriptor();
         let logits: Vec<_> = self.logits.iter().flatten().copied().collect();
         let in_memory = shared.config.panels() - REGISTER_PANELS;
-        k.wgmma_fence();
         for half in 0..2 {
             for (at, panels) in shared.config.barrier_panels(half).into_iter().enumerate() {
                 shared.full(n, half, at).wait(MlaWgmmaCta::parity(n));
+                k.wgmma_fence();
                 for step in panels.flat_map(|panel| 4 * panel..4 * panel + 4) {
                     let left = match step.checked_sub(4 * in_memory) {
                         None => WgmmaLeft::Shared(q.depth_step(step), Major::K),
@@ -158,8 +157,8 @@ impl<'c, 'k> Consumer<'c, 'k> {
     /// Starts `O += P · V` of tile `n` and half `half`, with this consumer's weights, in registers, or with those of the other one.
     pub(super) fn multiply_values(&self, (n, half): (Value<'k, u32>, usize), of_other: bool) {
         let k = self.k;
-        let values = self.values(n, half).columns_descriptor();
-        let weights = self.shared.weights(1 - half).rows_descriptor();
+        let values = self.values(n.of_lane(0), half).columns_descriptor();
+        let weights = self.shared.weights(1 - half).from_row(self.uniform_zero()).rows_descriptor();
         let o: Vec<_> = self.state.o.iter().flatten().copied().collect();
         k.wgmma_fence();
         for step in 0..KEYS / 16 {
@@ -172,6 +171,11 @@ impl<'c, 'k> Consumer<'c, 'k> {
             k.wgmma(&o, operands, true);
         }
         k.wgmma_commit();
+    }
+
+    /// 0 that the assembler does not know. It would keep descriptors in registers from one tile to the next.
+    fn uniform_zero(&self) -> Value<'k, u32> {
+        (self.number >> 1).of_lane(0)
     }
 
     /// The values of tile `n` in half `half`.

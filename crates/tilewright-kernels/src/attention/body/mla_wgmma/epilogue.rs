@@ -1,28 +1,27 @@
 //! Epilogue of a consumer: adds the sums of both consumers and writes its half of the outputs or partial states.
 
-use super::consumer::Consumer;
+use super::{CONSUMERS, consumer::Consumer};
 use crate::{
     attention::kernel::{
         cta::CurrentItem,
         epilogue::{ColumnRange, store_columns},
     },
-    tile::{reduce, sums},
+    tile::reduce,
 };
-use tilewright_ptx::build::{Shared, Value};
 
 impl<'k> Consumer<'_, 'k> {
     /// Writes this consumer's elements of the rows of an item.
     pub(super) fn store(&self, current: &CurrentItem<'k>) {
         let (k, cta) = (self.k, &self.shared.cta);
         let first_of_quad = (k.lane() & 3).eq(0);
-        let own = [0, 1].map(|half| [reduce::quad_sum(self.sum[half].get()), self.error[half].get()]);
-        k.when(first_of_quad, || {
-            (0..2).for_each(|half| self.sums(self.number).plus(16 * half).store_vector(own[half]));
-        });
+        // all consumer threads have written their sums
         cta.sync();
+        let own = self.sums(k.thread()).load_vector::<4>();
+        let others = self.sums(k.thread() ^ (CONSUMERS / 2)).load_vector::<4>();
         for half in 0..2 {
-            let [sum, error] = self.sums(self.number ^ 1).plus(16 * half).load_vector::<2>();
-            let (sum, error) = (own[half][0] + sum, own[half][1] + error);
+            let sum = reduce::quad_sum(own[half] + others[half]);
+            // all threads of a row have its errors
+            let error = own[2 + half] + others[2 + half];
             // the largest weights are rounded in outputs
             let rounding = (sum * (sum + error).recip()).unless(sum.eq(0.0), 1.0);
             let of_half = self.state.o.iter().flat_map(|of| [of[2 * half], of[2 * half + 1]]);
@@ -34,11 +33,5 @@ impl<'k> Consumer<'_, 'k> {
         let columns = ColumnRange { first, with_lse: self.number.eq(0) };
         let rows = (self.shared.first_row(), self.first_row());
         store_columns((cta, current, self.hooks), &self.state, rows, columns);
-    }
-
-    /// The sums of weights and rounding errors of this thread's first row in a consumer.
-    fn sums(&self, consumer: Value<'k, u32>) -> Shared<'k, f32> {
-        let row = (consumer << 6) + sums::first_row(self.k.thread());
-        self.shared.cta.at::<f32>(self.shared.arena.sums).at(row << 1)
     }
 }

@@ -14,17 +14,6 @@ use tilewright_ptx::{
     isa::sync::Fence,
 };
 
-/// A tile's contribution to a row.
-#[derive(Clone, Copy)]
-pub(super) struct RowStep<'k> {
-    /// The factor of accumulators and sums so far.
-    pub(super) rescale: Value<'k, f32>,
-    /// The sum of this thread's weights.
-    sum: Value<'k, f32>,
-    /// The rounding error of the largest weight.
-    error: Value<'k, f32>,
-}
-
 impl<'k> Consumer<'_, 'k> {
     /// Lets the leader write its first weights.
     pub(super) fn begin_exchange(&self) {
@@ -46,23 +35,25 @@ impl<'k> Consumer<'_, 'k> {
         self.k.arrive_named(LEADER_WEIGHTS_READ, CONSUMERS);
     }
 
-    /// Converts the logits of a tile to weights, and moves the row references. Accumulators and sums keep the last ones.
-    pub(super) fn compute_weights(&self, scale: Value<'k, f32>) -> [RowStep<'k>; 2] {
+    /// Converts the logits of a tile to weights, adds them to the sums, and moves the row references. Returns the factors of the
+    /// accumulators.
+    pub(super) fn compute_weights(&self, scale: Value<'k, f32>) -> [Value<'k, f32>; 2] {
         let cta = &self.shared.cta;
         let own = [0, 1].map(|half| row_max(&self.logits, half));
         let maxima = reduce::quads_max(own.to_vec());
         let references = [0, 1].map(|half| Reference::new(maxima[half], self.state.max[half].get(), scale));
+        references.iter().zip(self.state.max).for_each(|(reference, max)| max.set(reference.value));
         let exponentials = Exponentials { cta, logits: &self.logits, weights: &self.weights };
-        let sums = exponentials.run(scale, references.map(|reference| reference.offset), |_| ());
-        [0, 1].map(|half| {
-            let reference = references[half];
-            self.state.max[half].set(reference.value);
-            RowStep { rescale: reference.rescale, sum: sums[half], error: reference.rounding_error(cta) }
-        })
+        let added = exponentials.run(scale, references.map(|reference| reference.offset), |_| ());
+        self.update_sums(|half, [sum, error]| {
+            let (rescale, rounding) = (references[half].rescale, references[half].rounding_error(cta));
+            [sum.mul_add(rescale, added[half]), error.mul_add(rescale, rounding)]
+        });
+        references.map(|reference| reference.rescale)
     }
 
     /// Publishes the weights of a tile, and the references, as consumer `half`.
-    pub(super) fn publish(&self, half: usize, steps: &[RowStep<'k>; 2]) {
+    pub(super) fn publish(&self, half: usize, factors: [Value<'k, f32>; 2]) {
         let k = self.k;
         let (tile, row) = (self.shared.weights(half), self.first_row() + (k.lane() & 15));
         for (step, words) in self.weights.chunks_exact(4).enumerate() {
@@ -70,9 +61,9 @@ impl<'k> Consumer<'_, 'k> {
             k.store_matrix::<4, _>(at, std::array::from_fn(|i| words[i].get()), false);
         }
         k.when((k.lane() & 3).eq(0), || {
-            for (lower, step) in steps.iter().enumerate() {
+            for (lower, factor) in factors.into_iter().enumerate() {
                 let at = self.references(half).plus(16 * lower);
-                at.store_vector([self.state.max[lower].get(), step.rescale]);
+                at.store_vector([self.state.max[lower].get(), factor]);
             }
         });
         // products read the weights
@@ -80,14 +71,19 @@ impl<'k> Consumer<'_, 'k> {
         k.arrive_named([LEADER_WEIGHTS, FOLLOWER_WEIGHTS][half], CONSUMERS);
     }
 
-    /// Waits for the weights of consumer `half`, and takes over its references; returns the factors of the sums so far.
+    /// Waits for the weights of consumer `half`, takes over its references and rescales the sums; returns the factors of the
+    /// accumulators.
     pub(super) fn receive(&self, half: usize) -> [Value<'k, f32>; 2] {
         self.k.sync_named([LEADER_WEIGHTS, FOLLOWER_WEIGHTS][half], CONSUMERS);
-        [0, 1].map(|lower| {
-            let [reference, rescale] = self.references(half).plus(16 * lower).load_vector();
+        let factors = [0, 1].map(|lower| {
+            let [reference, factor] = self.references(half).plus(16 * lower).load_vector();
             self.state.max[lower].set(reference);
-            rescale
-        })
+            factor
+        });
+        self.k.when(self.is_rescaled(factors), || {
+            self.update_sums(|half, sums| sums.map(|sum| sum * factors[half]));
+        });
+        factors
     }
 
     /// The reference of this thread's first row, as published by consumer `half`.
@@ -96,9 +92,9 @@ impl<'k> Consumer<'_, 'k> {
         self.shared.cta.at::<f32>(self.shared.arena.references[half]).at(row << 1)
     }
 
-    /// Brings accumulators and sums to new references.
+    /// Brings the accumulators to new references.
     pub(super) fn rescale(&self, factors: [Value<'k, f32>; 2]) {
-        self.k.when(self.is_rescaled(factors), || self.multiply_state(factors));
+        self.k.when(self.is_rescaled(factors), || self.multiply_accumulators(factors));
     }
 
     /// The same after products in flight have completed. The wait is in both branches, or the assembler would move it up.
@@ -108,7 +104,7 @@ impl<'k> Consumer<'_, 'k> {
             self.is_rescaled(factors),
             || {
                 k.wgmma_wait(0);
-                self.multiply_state(factors);
+                self.multiply_accumulators(factors);
             },
             || k.wgmma_wait(0),
         );
@@ -118,21 +114,23 @@ impl<'k> Consumer<'_, 'k> {
         self.k.any(factors[0].ne(1.0) | factors[1].ne(1.0))
     }
 
-    fn multiply_state(&self, factors: [Value<'k, f32>; 2]) {
+    fn multiply_accumulators(&self, factors: [Value<'k, f32>; 2]) {
         for fragment in &self.state.o {
             fragment.iter().enumerate().for_each(|(i, o)| o.set(o.get() * factors[i / 2]));
         }
-        for (half, factor) in factors.into_iter().enumerate() {
-            self.sum[half].set(self.sum[half].get() * factor);
-            self.error[half].set(self.error[half].get() * factor);
-        }
     }
 
-    /// Adds the sums of a tile, after they have been rescaled.
-    pub(super) fn add_sums(&self, steps: &[RowStep<'k>; 2]) {
-        for (half, step) in steps.iter().enumerate() {
-            self.sum[half].set(self.sum[half].get() + step.sum);
-            self.error[half].set(self.error[half].get() + step.error);
-        }
+    /// Updates this thread's sums of weights and of rounding errors of both rows. They are in shared memory to reduce register
+    /// pressure.
+    fn update_sums(&self, update: impl Fn(usize, [Value<'k, f32>; 2]) -> [Value<'k, f32>; 2]) {
+        let at = self.sums(self.k.thread());
+        let [upper_sum, lower_sum, upper_error, lower_error] = at.load_vector::<4>();
+        let [upper, lower] = [update(0, [upper_sum, upper_error]), update(1, [lower_sum, lower_error])];
+        at.store_vector([upper[0], lower[0], upper[1], lower[1]]);
+    }
+
+    /// The sums of a consumer thread: of the weights of both rows, then of the rounding errors.
+    pub(super) fn sums(&self, thread: Value<'k, u32>) -> Shared<'k, f32> {
+        self.shared.cta.at::<f32>(self.shared.arena.sums).at(thread << 2)
     }
 }

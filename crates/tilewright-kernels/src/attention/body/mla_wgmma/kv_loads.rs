@@ -1,6 +1,10 @@
 //! Loads of KV tiles by the producer: boxes by TMA, or rows by `cp.async`.
 
-use super::{MlaWgmmaCta, config::KEYS, producer::Producer};
+use super::{
+    MlaWgmmaCta,
+    config::KEYS,
+    producer::{Producer, UNROLLED},
+};
 use crate::attention::{
     body::wgmma::rows::{SourceRow, copy_rows},
     items::{NONE, WorkItemRegs},
@@ -41,7 +45,11 @@ impl<'k> Producer<'_, 'k> {
                 k.commit_copies();
                 self.pending.set(true);
             },
-            || (0..2).for_each(|half| self.load_half(item, (n, half), at)),
+            || {
+                // a warp without boxes must not wait: nothing would wait for it, and it could miss a phase
+                let has_boxes = (self.warp << self.shared.box_shift).lt(KEYS as u32);
+                k.when(has_boxes, || (0..2).for_each(|half| self.load_half(item, (n, half), at)));
+            },
         );
         self.count.set(n + 1);
     }
@@ -92,11 +100,17 @@ impl<'k> Producer<'_, 'k> {
         let values = panels.start..panels.end.min(config.value_panels());
         let offset = params.k.offset(at, item.kv_head) + (64 * values.start) as u64;
         let (address, dim) = (params.k.address + offset * 2, 64 * values.len());
-        copy_rows(k, SourceRow { address, exists, dim }, to.panels(values.clone()), dim);
+        copy_rows(k, SourceRow { address, exists, dim }, to.panels(values.clone()), dim, UNROLLED);
         if let Some((_, pe)) = params.pe.as_ref().filter(|_| panels.end > values.end) {
             let (address, dim) =
                 (pe.address + pe.offset(at, item.kv_head) * 2, 64 * (panels.end - values.end));
-            copy_rows(k, SourceRow { address, exists, dim }, to.panels(values.end..panels.end), dim);
+            copy_rows(
+                k,
+                SourceRow { address, exists, dim },
+                to.panels(values.end..panels.end),
+                dim,
+                UNROLLED,
+            );
         }
     }
 

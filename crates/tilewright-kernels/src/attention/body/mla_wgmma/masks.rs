@@ -20,7 +20,7 @@ impl<'k> Consumer<'_, 'k> {
     pub(super) fn mask(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
         let k = self.k;
         let first = tile * KEYS as u32;
-        let [from, to] = self.unmasked.map(|at| at.get());
+        let [from, to] = self.unmasked();
         let begin = first.reinterpret::<i32>();
         k.when(begin.lt(from) | (begin + KEYS as i32).gt(to), || {
             let (cta, thread) = (&self.shared.cta, k.thread());
@@ -70,7 +70,7 @@ impl<'k> Consumer<'_, 'k> {
             k.fence(Fence::ProxyAsyncShared);
             self.sync(half);
         });
-        let [from, to] = self.unmasked.map(|at| at.get());
+        let [from, to] = self.unmasked();
         let (begin, end) = (first.reinterpret::<i32>(), (first + present).reinterpret::<i32>());
         let found = k.var::<bool>("not_finite", false);
         k.when(begin.lt(from) | end.gt(to), || {

@@ -108,7 +108,7 @@ struct MlaWgmmaCta<'k> {
     full: Barrier<'k>,
     /// `[stages][2]`: complete when a half has been released.
     empty: Barrier<'k>,
-    /// Two slots of items: written by a producer warp, released by the consumer warps.
+    /// Two slots of items: written by a producer warp, released by all warps.
     items: SlotBarriers<'k>,
     /// The query tile: written by the producer threads, released by the consumer warps.
     queries: SlotBarriers<'k>,
@@ -149,7 +149,7 @@ impl<'k> MlaWgmmaCta<'k> {
                     .for_each(|at| self.full(stage, half, at).init(producers));
                 self.empty(stage, half).init(1);
             }
-            self.items.init(k, (32, warps));
+            self.items.init(k, (32, warps + producer::WARPS));
             self.queries.init(k, (producer::THREADS, warps));
             k.fence(Fence::MbarrierInit);
         });

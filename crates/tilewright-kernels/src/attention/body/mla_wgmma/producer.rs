@@ -19,11 +19,13 @@ use tilewright_ptx::{
 };
 
 /// Registers per thread.
-const REGISTERS: u32 = 40;
+const REGISTERS: u32 = 32;
 /// Threads of the warpgroup.
 pub(super) const THREADS: u32 = 128;
 /// Its warps.
 pub(super) const WARPS: u32 = THREADS / 32;
+/// Steps per iteration of a copy of rows, for lack of registers.
+pub(super) const UNROLLED: u32 = 2;
 /// The word after an item's: 1 if there is an item.
 pub(super) const PRESENT: usize = WorkItem::WORDS;
 
@@ -78,8 +80,10 @@ impl<'c, 'k> Producer<'c, 'k> {
         k.repeat((begin, end), 1, |index| {
             let n = index - begin;
             self.publish(n, Some(index));
-            let item = WorkItemRegs::load(k, params.items, index);
-            self.load_item(&item, n);
+            shared.items.wait_full(n);
+            self.load_item(n);
+            k.sync_warp();
+            k.when(k.lane().eq(0), || shared.items.empty(n).arrive());
         });
         self.publish((end.max(begin)) - begin, None);
     }
@@ -101,19 +105,22 @@ impl<'c, 'k> Producer<'c, 'k> {
         });
     }
 
-    /// Loads the tiles and the queries of this CTA's `n`-th item.
-    fn load_item(&self, item: &WorkItemRegs<'k>, n: Value<'k, u32>) {
+    /// Loads the tiles and the queries of this CTA's `n`-th item. Its words are reloaded at their point of use to reduce register
+    /// pressure.
+    fn load_item(&self, n: Value<'k, u32>) {
         let (k, shared) = (self.k, self.shared);
-        let (first, end) = shared.tiles(item.kv_begin, item.kv_end);
+        let item = || WorkItemRegs::load_shared(k, shared.item_words(n));
+        let of_item = item();
+        let (first, end) = shared.tiles(of_item.kv_begin, of_item.kv_end);
         let tile = k.var("tile", first);
         let with_queries = (first + 2).min(end);
-        self.load_page(item, first);
+        self.load_page(&item(), first);
         k.loop_(|| {
-            k.when(tile.get().eq(with_queries), || self.copy_queries(item, n));
+            k.when(tile.get().eq(with_queries), || self.copy_queries(&item(), n));
             k.break_if(tile.get().eq(end));
-            self.load(item, tile.get());
+            self.load(&item(), tile.get());
             tile.set(tile.get() + 1);
-            self.load_page(item, tile.get());
+            self.load_page(&item(), tile.get());
         });
         self.hand_over();
     }
@@ -135,16 +142,16 @@ impl<'c, 'k> Producer<'c, 'k> {
         let middle = config.value_panels() / 2;
         k.when_else(
             half.eq(0),
-            || copy_rows(k, source(address, config.half()), to.panels(0..middle), config.half()),
+            || copy_rows(k, source(address, config.half()), to.panels(0..middle), config.half(), UNROLLED),
             || {
                 let second = address + 2 * config.half() as u64;
                 let panels = to.panels(middle..config.value_panels());
-                copy_rows(k, source(second, config.half()), panels, config.half());
+                copy_rows(k, source(second, config.half()), panels, config.half(), UNROLLED);
                 if let Some((q, _)) = &params.pe {
                     let dim = config.head_dim.qk - config.head_dim.vo;
                     let address = q.address + head.offset_in(q) * 2;
                     let panels = to.panels(config.value_panels()..config.panels());
-                    copy_rows(k, source(address, dim), panels, dim);
+                    copy_rows(k, source(address, dim), panels, dim, UNROLLED);
                 }
             },
         );

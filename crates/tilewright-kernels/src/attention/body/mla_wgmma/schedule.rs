@@ -38,7 +38,7 @@ impl<'k> Consumer<'_, 'k> {
 
     /// The end of the pairs of tiles from `tile` on that all rows see in full; `tile` if there are none.
     fn pairs_end(&self, tile: Value<'k, u32>, end: Value<'k, u32>) -> Value<'k, u32> {
-        let [from, to] = self.unmasked.map(|at| at.get().max(0).reinterpret::<u32>());
+        let [from, to] = self.unmasked().map(|at| at.max(0).reinterpret::<u32>());
         let pairs = ((to / KEYS as u32).min(end).max(tile) - tile) & !1;
         (tile + pairs).unless((tile * KEYS as u32).lt(from), tile)
     }
@@ -56,25 +56,33 @@ impl<'k> Consumer<'_, 'k> {
         k.wgmma_wait(0);
         k.loop_(|| {
             let n = self.count.get();
-            let steps = self.compute_weights(current.scale);
+            let factors = self.compute_weights(current.scale);
             self.wait_until_read();
-            self.publish(LEADER, &steps);
-            self.rescale(steps.map(|step| step.rescale));
-            self.add_sums(&steps);
+            self.publish(LEADER, factors);
+            self.rescale(factors);
             self.multiply_values((n, LEADER), false);
-            let rescale = self.receive(FOLLOWER);
-            self.rescale_after_products(rescale);
+            let factors = self.receive(FOLLOWER);
+            self.rescale_after_products(factors);
             self.release(n, LEADER);
             self.multiply_values((n + 1, LEADER), true);
             self.next_pair(tile);
-            k.break_if(tile.get().ge(end));
-            self.multiply_keys(self.count.get());
-            k.wgmma_wait(1);
-            self.release(n + 1, LEADER);
-            k.wgmma_wait(0);
+            let has_more = tile.get().lt(end);
+            // no product is in flight where the branches meet, or the assembler would serialize all
+            k.when_else(
+                has_more,
+                || {
+                    self.multiply_keys(self.count.get());
+                    k.wgmma_wait(1);
+                    self.release(n + 1, LEADER);
+                    k.wgmma_wait(0);
+                },
+                || {
+                    k.wgmma_wait(0);
+                    self.release(n + 1, LEADER);
+                },
+            );
+            k.break_if(!has_more);
         });
-        k.wgmma_wait(0);
-        self.release(self.count.get() - 1, LEADER);
     }
 
     /// The follower's part.
@@ -84,13 +92,12 @@ impl<'k> Consumer<'_, 'k> {
         k.wgmma_wait(0);
         k.loop_(|| {
             let n = self.count.get();
-            let rescale = self.receive(LEADER);
-            self.rescale(rescale);
+            let factors = self.receive(LEADER);
+            self.rescale(factors);
             self.multiply_values((n, FOLLOWER), true);
-            let steps = self.compute_weights(current.scale);
-            self.publish(FOLLOWER, &steps);
-            self.rescale_after_products(steps.map(|step| step.rescale));
-            self.add_sums(&steps);
+            let factors = self.compute_weights(current.scale);
+            self.publish(FOLLOWER, factors);
+            self.rescale_after_products(factors);
             self.release(n, FOLLOWER);
             self.end_read();
             self.multiply_values((n + 1, FOLLOWER), false);
@@ -112,17 +119,16 @@ impl<'k> Consumer<'_, 'k> {
         // the follower has read the visible masks of the previous tile, too
         self.wait_until_read();
         self.mask(current, tile);
-        let steps = self.compute_weights(current.scale);
-        self.publish(LEADER, &steps);
-        self.rescale(steps.map(|step| step.rescale));
-        self.add_sums(&steps);
+        let factors = self.compute_weights(current.scale);
+        self.publish(LEADER, factors);
+        self.rescale(factors);
         self.multiply_masked_values(current, (tile, LEADER), false);
     }
 
     /// The follower's part of a single tile.
     fn follow_tile(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
-        let rescale = self.receive(LEADER);
-        self.rescale(rescale);
+        let factors = self.receive(LEADER);
+        self.rescale(factors);
         self.multiply_masked_values(current, (tile, FOLLOWER), true);
         self.end_read();
     }

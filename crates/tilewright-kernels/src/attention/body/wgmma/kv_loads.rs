@@ -2,7 +2,7 @@
 
 use super::{
     producer::{Producer, THREADS},
-    rows::{SourceRow, copy_rows},
+    rows::{SourceRow, UNROLLED, copy_rows},
 };
 use crate::attention::{
     items::{NONE, WorkItemRegs},
@@ -108,7 +108,7 @@ impl<'k> Producer<'_, 'k> {
         let address = from.address + from.offset((page, slot), item.kv_head) * 2;
         let first = self.part_begin[part].of_lane(0);
         k.when(first.lt(config.kv_tokens() as u32), || {
-            copy_rows(k, SourceRow { address, exists, dim }, to.from_row(first), columns);
+            copy_rows(k, SourceRow { address, exists, dim }, to.from_row(first), columns, UNROLLED);
         });
     }
 

@@ -281,7 +281,8 @@ impl<'c, 'k> Producer<'c, 'k> {
             exists: row.lt(rows),
             dim: shared.config.head_dim.qk,
         };
-        copy_rows(k, row, shared.q.from_row(self.warp * rows::ROWS), shared.config.qk());
+        let to = shared.q.from_row(self.warp * rows::ROWS);
+        copy_rows(k, row, to, shared.config.qk(), rows::UNROLLED);
         if shared.config.has_queries_in_registers() {
             return k.arrive_after_copies(shared.queries.full(n));
         }

@@ -8,8 +8,8 @@ use tilewright_ptx::build::{Builder, Global, Value};
 
 /// Rows per warp.
 pub(in crate::attention::body) const ROWS: u32 = 32;
-/// Steps per iteration: their copies are independent.
-const UNROLLED: u32 = 4;
+/// Steps per iteration, if there are registers: their copies are independent.
+pub(super) const UNROLLED: u32 = 4;
 
 /// This lane's row in global memory.
 #[derive(Debug, Clone, Copy)]
@@ -22,12 +22,14 @@ pub(in crate::attention::body) struct SourceRow<'k> {
     pub(in crate::attention::body) dim: usize,
 }
 
-/// Starts the copies of 32 rows to the first rows of a tile of `columns` columns, by all lanes of a warp.
+/// Starts the copies of 32 rows to the first rows of a tile of `columns` columns, by all lanes of a warp; `unrolled` steps per
+/// iteration.
 pub(in crate::attention::body) fn copy_rows<'k>(
     k: &'k Builder,
     row: SourceRow<'k>,
     to: SharedTile<'k>,
     columns: usize,
+    unrolled: u32,
 ) {
     let chunks = columns / 8;
     let lanes = 1 << chunks.trailing_zeros().min(5);
@@ -35,8 +37,8 @@ pub(in crate::attention::body) fn copy_rows<'k>(
     let words = [row.address.low(), row.address.high()];
     let exist = k.ballot(row.exists);
     let rows_at_once = ROWS / lanes as u32;
-    k.repeat((0, ROWS), UNROLLED * rows_at_once, |begin| {
-        for step in 0..UNROLLED {
+    k.repeat((0, ROWS), unrolled * rows_at_once, |begin| {
+        for step in 0..unrolled {
             let number = begin + first_row + step * rows_at_once;
             let [low, high] = words.map(|word| word.of_lane(number));
             let is_absent = ((exist >> number) & 1).eq(0);
