@@ -19,7 +19,7 @@ use tilewright_ptx::{
 };
 
 /// Registers per thread.
-const REGISTERS: u32 = 32;
+const REGISTERS: u32 = 40;
 /// Threads of the warpgroup.
 pub(super) const THREADS: u32 = 128;
 /// Its warps.
