@@ -54,9 +54,10 @@ impl CopyOp {
                 let cache = if bytes == 16 { "cg" } else { "ca" };
                 let unless = matches!(self, Self::AsyncUnless(_));
                 // a 128-byte L2 prefetch makes decode 2 % faster
-                let line = if unless && bytes == 16 { ".L2::128B" } else { "" };
+                let line = if bytes == 16 { ".L2::128B" } else { "" };
                 let spelling = format!("cp.async.{cache}.shared.global{line} $0, $2, {bytes}, $4");
-                let (version, read) = if unless { ("7.5", Pred) } else { ("7.0", B32) };
+                let version = if unless || bytes == 16 { "7.5" } else { "7.0" };
+                let read = if unless { Pred } else { B32 };
                 Form::new(spelling, version, "sm_80").operands([shared, global, Value(read)])
             }
             Self::AsyncCommit => Form::new("cp.async.commit_group", "7.0", "sm_80"),

@@ -24,7 +24,7 @@ use crate::attention::kernel::{
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     nonfinite::{self, NonfiniteMasks},
-    page_lookup::{KvSource, LoadedQueries, PageLookup, TileLoader},
+    page_lookup::{KvSource, LoadedQueries, PendingStage, StageLookup, TileLoader},
     page_scales::{self, PageScales},
     row_hooks::RowHooks,
     row_table::RowTable,
@@ -62,7 +62,7 @@ struct SplitKvBody<'c, 'k> {
     tile: RowTile<'k>,
     fragments: FragmentLoader<'k>,
     ring: Shared<'k, u32>,
-    page_lookup: PageLookup<'k>,
+    lookup: StageLookup<'k>,
     key_loader: TileLoader<'k>,
     value_loader: TileLoader<'k>,
     dequantizer: Dequantizer<'k>,
@@ -99,7 +99,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             tile: RowTile::new(cta, [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum")))),
             fragments: FragmentLoader::new(k, &cta.layout),
             ring: cta.at::<u32>(layout.rings).byte(warp * layout.ring_bytes as u32),
-            page_lookup: PageLookup::new(cta, (k.lane(), STAGE_KEYS), entries, cursors.page),
+            lookup: StageLookup::new(cta, entries),
             key_loader: loader(cta.layout.stored_k, 0),
             value_loader: loader(cta.layout.stored_v, 1),
             dequantizer: Dequantizer::new(
@@ -121,34 +121,34 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn begin(&self) -> Vec<[Value<'k, u32>; 4]> {
         let (k, zero, layout, cursors) = (self.k, self.k.constant(0_u32), &self.cta.layout, &self.cursors);
         let (q, item) = (self.cta.at(self.layout.q), self.current.load());
-        let first_keys: Vec<_> =
-            (0..self.layout.num_stages as u32).map(|stage| self.first_key(k.constant(stage))).collect();
-        let (first_keys, last) = first_keys.split_at(self.layout.num_stages - 1);
-        cursors.begin(&item, self.first_key(zero));
-        let from = KvSource::from(&item);
-        let is_incomplete = cursors.first_key.get().lt(last[0]);
+        let first_keys =
+            (0..self.layout.num_stages as u32 - 1).map(|stage| self.first_key(k.constant(stage)));
+        let first_keys: Vec<_> = first_keys.collect();
+        let last_key = self.first_key(k.constant(self.layout.num_stages as u32 - 1));
+        let copied = cursors.begin(&item, self.first_key(zero), self.stride());
+        let is_incomplete = copied.lt(last_key);
         // all pages are requested at once
-        let pages: Vec<_> = first_keys.iter().map(|_| k.var("page", 0)).collect();
+        let stages: Vec<_> = first_keys.iter().map(|_| PendingStage::new(k)).collect();
         k.when(is_incomplete, || {
-            let keys = first_keys.iter().zip(&pages);
-            keys.for_each(|(first, page)| self.page_lookup.load_page(from, *first, *page));
+            let requests = first_keys.iter().zip(&stages);
+            requests.for_each(|(first, stage)| self.lookup.request(KvSource::from(&item), *first, *stage));
         });
         let at = (self.cta, self.current);
         let queries = LoadedQueries::load(at, MAX_SPLIT_KV_ROWS, (&self.cta.params.q, layout.q), q);
         self.rows.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
         self.hooks.fill(self.cta, self.current, (zero, MAX_SPLIT_KV_ROWS));
         k.when(is_incomplete, || {
-            for (first, page) in first_keys.iter().zip(&pages) {
-                k.when(cursors.first_key.get().le(*first), || {
-                    k.sync_warp();
-                    self.copy_stage(page.get(), || cursors.first_key.set(*first + self.stride()));
-                });
+            for (first, stage) in first_keys.iter().zip(&stages) {
+                k.when(copied.le(*first), || self.copy_stage(*stage, || ()));
             }
-            self.page_lookup.prefetch(from, cursors.first_key.get());
         });
         queries.store(k);
         self.current.store_next();
         k.sync_threads();
+        k.when(is_incomplete, || {
+            cursors.first_key.set(last_key);
+            cursors.pending.iter().for_each(|_| self.look_up());
+        });
         self.cta.fetch_merges(self.current);
         self.rows.compute_unmasked_range(self.cta, self.current);
         (0..layout.q.steps()).map(|step| self.fragments.query(self.cta, q, step)).collect()
@@ -159,33 +159,41 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         (WARPS * STAGE_KEYS) as u32
     }
 
-    /// Starts the copies of the next stage, whose page has been looked up, and calls `advance` before: assemblers do not move loads
-    /// from shared memory across copies to it.
-    fn copy_stage(&self, page: Value<'k, u32>, advance: impl FnOnce()) {
+    /// Starts the copies of a stage, and calls `look_up` before: assemblers do not move loads from shared memory across copies to
+    /// it.
+    fn copy_stage(&self, stage: PendingStage<'k>, look_up: impl FnOnce()) {
         let (k, layout, cursors) = (self.k, self.layout, &self.cursors);
-        let (first, from, table) = (cursors.first_key.get(), cursors.source(), k.constant(0));
-        let exists = first.lt(from.end);
-        k.when(exists, || self.page_lookup.write_entry(from, (first, page), table));
-        advance();
-        k.when(exists, || {
+        let count = stage.count.get();
+        // all lanes have read the entries of the stage before, and the stage that is overwritten
+        k.sync_warp();
+        self.lookup.write_entries(stage);
+        look_up();
+        k.when(count.ne(0), || {
             k.sync_warp();
             let keys = self.ring.byte(cursors.write.get());
-            self.key_loader.copy(keys, table);
-            self.value_loader.copy(self.values_of(keys), table);
+            let values = self.values_of(keys);
+            let halves = [(&self.key_loader, keys), (&self.value_loader, values)];
+            k.when_else(
+                count.ge(STAGE_KEYS as u32),
+                || halves.iter().for_each(|(loader, to)| loader.copy_all(*to)),
+                || halves.iter().for_each(|(loader, to)| loader.copy(*to, k.constant(0))),
+            );
             self.page_scales.copy_to_stage(k.lane(), self.entries, keys.plus(layout.scales / 4));
             self.advance(cursors.write, layout.stage_bytes);
         });
         k.commit_copies();
     }
 
-    /// Starts the copies of the next stage, of this item or the next one, and looks up the page of the stage after it.
+    /// Looks up the stage after the pending ones.
+    fn look_up(&self) {
+        let in_group = self.warp * STAGE_KEYS as u32;
+        let steps = (self.stride(), in_group, self.layout.rows_per_stage());
+        self.cursors.look_up((self.cta, self.current), &self.lookup, steps);
+    }
+
+    /// Starts the copies of the next stage, of this item or the next one.
     fn copy_ahead(&self) {
-        self.copy_stage(self.page_lookup.prefetched(), || {
-            let in_group = self.warp * STAGE_KEYS as u32;
-            let steps = (self.stride(), in_group, self.layout.rows_per_stage());
-            self.cursors.advance((self.cta, self.current), steps);
-            self.page_lookup.prefetch(self.cursors.source(), self.cursors.first_key.get());
-        });
+        self.copy_stage(self.cursors.pending[0], || self.look_up());
     }
 
     fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
@@ -200,8 +208,6 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     fn attend(&self, query: &[[Value<'k, u32>; 4]]) {
         let (k, layout) = (self.k, self.layout);
         k.repeat((0, self.count), 1, |stage| {
-            // all lanes have read the stage that is overwritten
-            k.sync_warp();
             self.copy_ahead();
             k.wait_copies(layout.num_stages - 1);
             // the copies of all lanes have arrived

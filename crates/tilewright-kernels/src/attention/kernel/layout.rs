@@ -78,7 +78,10 @@ impl CtaLayout {
         let (rows, control) = (taken.take(3 * MAX_ROWS * 4), taken.take(CONTROL_BYTES));
         let merges = taken.take(RECORDS * MergeItem::BYTES);
         let running_scales = taken.take(if stored_k.size == 1 { WARPS * 16 } else { 0 });
-        (Self { q, k: q, v, stored_k, stored_v, rows, control, merges, running_scales, bytes: taken.0 }, taken)
+        (
+            Self { q, k: q, v, stored_k, stored_v, rows, control, merges, running_scales, bytes: taken.0 },
+            taken,
+        )
     }
 }
 

@@ -5,7 +5,7 @@ use crate::attention::{
     items::WorkItemRegs,
     kernel::{
         cta::{CurrentItem, MmaCta},
-        page_lookup::KvSource,
+        page_lookup::{KvSource, PendingStage, StageLookup},
     },
 };
 use tilewright_ptx::build::{Builder, Value, Var};
@@ -13,14 +13,14 @@ use tilewright_ptx::build::{Builder, Value, Var};
 /// Positions of a warp in its ring, which outlive an item.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RingCursors<'k> {
-    /// Whether keys of the next item are copied.
+    /// Whether keys of the next item are looked up.
     is_next: Var<'k, u32>,
-    /// Where the keys are that are copied next: start, end and head of [`KvSource`].
+    /// Where the keys are that are looked up next: start, end and head of [`KvSource`].
     from: [Var<'k, u32>; 3],
-    /// The first key of the next stage to copy.
+    /// The first key of the next stage to look up.
     pub(super) first_key: Var<'k, u32>,
-    /// This lane's page of it.
-    pub(super) page: Var<'k, u32>,
+    /// The next two stages to copy, which are looked up.
+    pub(super) pending: [PendingStage<'k>; 2],
     /// Byte offsets of the next stage to read and the next stage to write.
     pub(super) read: Var<'k, u32>,
     pub(super) write: Var<'k, u32>,
@@ -33,7 +33,7 @@ impl<'k> RingCursors<'k> {
             is_next: var("fills_next"),
             from: ["fill_start", "fill_end", "fill_head"].map(var),
             first_key: var("fill_key"),
-            page: var("pending_page"),
+            pending: [0, 1].map(|_| PendingStage::new(k)),
             read: var("reads"),
             write: var("fills"),
         }
@@ -41,36 +41,43 @@ impl<'k> RingCursors<'k> {
 
     /// Makes the ring empty, after another body has used its memory.
     pub(crate) fn reset(&self) {
-        let others = [self.is_next, self.first_key, self.page, self.read, self.write];
+        let others = [self.is_next, self.first_key, self.read, self.write];
         others.iter().chain(&self.from).for_each(|var| var.set(0));
+        self.pending.iter().for_each(PendingStage::clear);
     }
 
-    /// Begins an item, of whose stages the last item may have copied some.
-    pub(super) fn begin(&self, item: &WorkItemRegs<'k>, first_key: Value<'k, u32>) {
+    /// Begins an item, of whose stages the last item may have copied some. Returns the first key that is not copied.
+    pub(super) fn begin(
+        &self,
+        item: &WorkItemRegs<'k>,
+        first_key: Value<'k, u32>,
+        stride: u32,
+    ) -> Value<'k, u32> {
         let has_begun = self.is_next.get().ne(0);
-        self.first_key.set(self.first_key.get().unless(!has_begun, first_key));
+        let copied = self.first_key.get() - self.pending.len() as u32 * stride;
         self.set_source(KvSource::from(item));
         self.is_next.set(0);
+        copied.unless(!has_begun, first_key)
     }
 
     fn set_source(&self, from: KvSource<'k>) {
         self.from.iter().zip([from.start, from.end, from.head]).for_each(|(var, value)| var.set(value));
     }
 
-    /// Where the keys are that are copied next.
-    pub(super) fn source(&self) -> KvSource<'k> {
+    /// Where the keys are that are looked up next.
+    fn source(&self) -> KvSource<'k> {
         let [start, end, head] = self.from.map(|var| var.get());
         KvSource { start, end, head }
     }
 
-    /// Goes on to the next stage, `stride` keys further, or to the first stage of the next item, `in_group` keys after its first.
-    /// An item of more than `max_rows` rows ends with an empty ring.
-    pub(super) fn advance(
+    /// Looks up the next stage, which is the first one of the next item after the last one of an item. An item of more than
+    /// `max_rows` rows ends with an empty ring.
+    pub(super) fn look_up(
         &self,
         (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        lookup: &StageLookup<'k>,
         (stride, in_group, max_rows): (u32, Value<'k, u32>, usize),
     ) {
-        self.first_key.set(self.first_key.get() + stride);
         let is_last = self.first_key.get().ge(self.source().end) & self.is_next.get().eq(0);
         cta.k.when(is_last, || {
             let next = WorkItemRegs::load_shared(cta.k, current.next_words());
@@ -86,5 +93,9 @@ impl<'k> RingCursors<'k> {
                 self.first_key.set(next.kv_begin + in_group);
             });
         });
+        let [first, second] = self.pending;
+        first.set(second);
+        lookup.request(self.source(), self.first_key.get(), second);
+        self.first_key.set(self.first_key.get() + stride);
     }
 }

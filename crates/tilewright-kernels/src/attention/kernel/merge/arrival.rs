@@ -55,7 +55,10 @@ impl<'k> LaneSource<'k> {
 }
 
 /// Loads the numbers of the merges from `first` on that depend on an item, one per thread.
-pub(crate) fn load_numbers<'k>(cta: &MmaCta<'k>, (first, end): (Value<'k, u32>, Value<'k, u32>)) -> Var<'k, u32> {
+pub(crate) fn load_numbers<'k>(
+    cta: &MmaCta<'k>,
+    (first, end): (Value<'k, u32>, Value<'k, u32>),
+) -> Var<'k, u32> {
     let (k, thread) = (cta.k, cta.k.thread());
     let number = k.var("merge", NONE);
     k.when(thread.lt(RECORDS as u32) & (first + thread).lt(end), || {
