@@ -181,7 +181,38 @@ def paged(case):
     return made
 
 
+def latent(case):
+    """Contenders for latent attention over pages: FlashInfer's MLA."""
+    heads, dim, beside, page = case["heads"][0], case["head_dim"], case["latent"], case["page_size"]
+    pages = [-(-length // page) for length in case["kv_lens"]]
+    lens = torch.tensor(case["kv_lens"]).int()
+    torch.manual_seed(7)
+    indices = torch.randperm(sum(pages), device=DEVICE).int()
+    made = {}
+    for backend in ("fa2", "fa3"):
+        wrapper = flashinfer.mla.BatchMLAPagedAttentionWrapper(workspace(), backend=backend)
+        try:
+            wrapper.plan(
+                indptr(case["qo_lens"]).cuda(), indptr(pages).cuda(), indices, lens.cuda(), heads, dim, beside, page,
+                case["causal"], 192**-0.5, torch.bfloat16, DTYPES[case["kv"]],
+            )
+        except Exception as why:
+            print(f"flashinfer {backend}: {str(why)[-200:]}", file=sys.stderr)
+            continue
+        made[f"flashinfer {backend}"] = lambda set, w=wrapper: (lambda: w.run(*set), identity)
+    return made
+
+
+def latent_inputs(case):
+    heads, dim, beside, page = case["heads"][0], case["head_dim"], case["latent"], case["page_size"]
+    rows, pages = sum(case["qo_lens"]), sum(-(-n // page) for n in case["kv_lens"])
+    cache = [noise(pages, page, width).to(DTYPES[case["kv"]]) for width in (dim, beside)]
+    return noise(rows, heads, dim), noise(rows, heads, beside), *cache
+
+
 def inputs(case):
+    if case["latent"] is not None:
+        return latent_inputs(case)
     (qo, kv), dim, vo, page = case["heads"], case["head_dim"], case["head_dim_vo"], case["page_size"]
     dtype = DTYPES[case["kv"]]
     q = noise(sum(case["qo_lens"]), qo, dim)
@@ -226,13 +257,14 @@ def build(case):
     a, b = noise(8192, 8192), noise(8192, 8192)
     out = torch.empty_like(a)
     graphs["matmul"] = graphed([lambda: torch.mm(a, b, out=out)])
-    if case["latent"] is not None or not case["has_peers"]:
+    if not case["has_peers"] or case["latent"] is not None and case["page_size"] is None:
         return {"names": list(graphs)}
     sets = [inputs(case) for _ in range(SETS)]
     made = dense(case) if case["page_size"] is None else {}
     if flashinfer:
         try:
-            made |= ragged(case) if case["page_size"] is None else paged(case)
+            of_pages = paged if case["latent"] is None else latent
+            made |= ragged(case) if case["page_size"] is None else of_pages(case)
         except Exception as why:
             print(f"flashinfer: {str(why)[-300:]}", file=sys.stderr)
     expected = None
