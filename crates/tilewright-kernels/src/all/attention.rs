@@ -109,7 +109,11 @@ fn latents_wgmma() -> Vec<KernelEntry> {
         let plain = entry_with(name, HOPPER, move |name: &str| mla_wgmma::attention(name, &config));
         KernelEntry { problem: problem((dtype, dtype), head_dim, true), ..plain }
     };
-    vec![of(128, Dtype::Bf16), of(64, Dtype::Bf16), of(64, Dtype::F16)]
+    let merges = entry_with("attention_mla_large_merges_d512_64_bf16".to_owned(), HOPPER, |name: &str| {
+        let head_dim = HeadDim { qk: 576, vo: 512 };
+        mla_wgmma::large_merges(name, &MlaWgmmaConfig { dtype: Dtype::Bf16, head_dim, heads: 128 })
+    });
+    vec![of(128, Dtype::Bf16), of(64, Dtype::Bf16), of(64, Dtype::F16), merges]
 }
 
 /// Fallback kernels without tensor cores: f32, odd head sizes, odd latent heads, all hooks.

@@ -422,7 +422,7 @@ mod tests {
         assert_eq!(text(&problem, &variant, 90), WGMMA);
         let not_wgmma = "\n  not wgmma: sm_80 has no wgmma, expected sm_90";
         assert_eq!(text(&problem, &variant, 80), format!("{MMA}{not_wgmma}"));
-        let latent = Problem::latent(16, 512, 64).dtypes(Dtype::F16, Dtype::F16).build().unwrap();
+        let latent = Problem::latent(16, 512, 64).scale(0.1).dtypes(Dtype::F16, Dtype::F16).build().unwrap();
         let plain = ExpressionVariant::of(&Plain).unwrap();
         let not_hopper = "mla\n  not mla_wgmma: sm_100 has no wgmma, expected sm_90";
         assert_eq!(text(&latent, &plain, 100), not_hopper);

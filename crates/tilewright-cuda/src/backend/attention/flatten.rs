@@ -8,7 +8,7 @@
 //! ```
 //!
 //! The bounds of workers are followed by the ends of runs, so that a kernel without tickets can execute each run as a worker. The
-//! counters of merges are followed by the ticket of runs.
+//! counters of merges are followed by the ticket of runs, and by the list of large merges.
 //!
 //! A plan without fixed capacity has exactly the capacity of its batch, so one copy uploads all arrays. For a plan of fixed
 //! capacity, that copy ends with the last used item; page indices and mask bits, if any, are separate copies.
@@ -63,7 +63,7 @@ impl PlanLayout {
         // struct fields are evaluated in the order written here
         let offsets = PlanArrays {
             worker_indptr: array(4 * (plan.schedule().num_workers() + 1 + plan.schedule().runs().len())),
-            arrival_counters: array(4 * (capacity.merges + 1)),
+            arrival_counters: array(4 * (2 * capacity.merges + 3)),
             requests: array(RequestRows::BYTES * capacity.requests),
             num_requests: capacity.requests as u32,
             merges: array(MergeItem::BYTES * capacity.merges),
@@ -108,6 +108,11 @@ impl PlanLayout {
         }
     }
 
+    /// The address of the list of large merges in memory that begins at `base`.
+    pub(super) fn large_merges(&self, base: u64) -> u64 {
+        base + self.ticket + 4
+    }
+
     /// Words from the start to the end of the plan's last item.
     pub(super) fn words(&self, plan: &Plan) -> usize {
         self.offsets.items as usize / 4 + WorkItem::WORDS * plan.schedule().items.len()
@@ -140,7 +145,8 @@ pub(super) fn write(plan: &Plan, layout: &PlanLayout, words: &mut [u32]) {
     let ends = schedule.items.len() + 1 - schedule.runs().len()..=schedule.items.len();
     runs.iter_mut().zip(ends).for_each(|(to, end)| *to = end as u32);
     rest[from(offsets.arrival_counters)][..schedule.merges.len()].fill(0);
-    rest[layout.ticket as usize / 4] = 0;
+    // the ticket, and the two words before the list of large merges
+    rest[from(layout.ticket)][..3].fill(0);
     write_requests(
         &mut rest[from(offsets.requests)][..RequestRows::WORDS * offsets.num_requests as usize],
         plan,

@@ -19,6 +19,7 @@ use tilewright::{
 use tilewright_kernels::attention::{
     body::{
         Bodies, DeviceLimits, MAX_SPLIT_KV_ROWS,
+        mla_wgmma::{self, MlaWgmmaConfig},
         mma::KV_TOKENS,
         simt::MAX_HEAD_DIM,
         wgmma::{self, WgmmaConfig},
@@ -44,6 +45,8 @@ pub(super) struct AttentionKernels<M: Machine> {
     many_rows: [OnceLock<M::Function>; 2],
     /// For tensors that the chosen kernel does not accept.
     unaligned: OnceLock<M::Function>,
+    /// Large merges of `mla_wgmma`.
+    large_merges: OnceLock<M::Function>,
     pub(super) tables: VariantTables,
 }
 
@@ -107,6 +110,7 @@ impl<M: Machine> AttentionKernels<M> {
             both: OnceLock::new(),
             many_rows: [OnceLock::new(), OnceLock::new()],
             unaligned: OnceLock::new(),
+            large_merges: OnceLock::new(),
             tables: VariantTables::upload(gpu, variant)?,
         };
         let split_kv = kernels.choice.body != Body::Simt && problem.heads().group() <= MAX_SPLIT_KV_ROWS;
@@ -129,6 +133,22 @@ impl<M: Machine> AttentionKernels<M> {
         let input = input(&gpu.limits, target.0, Some(target.1), Alignment::Elements);
         let kernel = choose(&input).kernel;
         Ok((get_or_build(&self.unaligned, gpu, target, || kernel)?, kernel))
+    }
+
+    /// The kernel of large merges.
+    pub(super) fn large_merges(
+        &self,
+        gpu: &Gpu<M>,
+        problem: &Problem,
+        config: &MlaWgmmaConfig,
+    ) -> Result<M::Function> {
+        if let Some(function) = self.large_merges.get() {
+            return Ok(function.clone());
+        }
+        let (dtype, dim) = (problem.dtype_qo(), problem.head_dim());
+        let name = format!("attention_{dtype}_d{}_{}_mla_large_merges", dim.qk, dim.vo);
+        let function = gpu.kernel(OPERATOR, &name, |name| mla_wgmma::large_merges(name, config))?;
+        Ok(self.large_merges.get_or_init(|| function).clone())
     }
 
     /// The kernel for runs with these parameters, and its configuration; `None` if they are executed like items of workers.

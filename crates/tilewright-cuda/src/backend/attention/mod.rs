@@ -21,15 +21,19 @@ use tilewright::{
 };
 use tilewright_kernels::attention::{
     body::{
-        Bodies, mla_wgmma,
+        Bodies,
+        mla_wgmma::MlaWgmmaParams,
         wgmma::{RunParams, kv_map},
     },
     choose::{Choice, KernelConfig},
+    kernel::merge::max_fused_states,
     params::{AttentionParams, CacheTensor, KvLayout, PlanArrays},
 };
 use tilewright_ptx::sim::tensor::TensorMap;
 
 const OPERATOR: &str = "attention.run";
+/// CTAs per SM of the kernel of large merges.
+const LARGE_MERGE_CTAS_PER_SM: u32 = 2;
 
 /// A plan in device memory.
 #[derive(Debug)]
@@ -42,6 +46,10 @@ pub(super) struct DevicePlan {
     items: Option<Bodies>,
     /// Its runs, if there are any.
     runs: Option<DeviceRuns>,
+    /// The address of the list of large merges.
+    large_merges: u64,
+    /// Whether it may have large merges, now or after a replan.
+    has_large_merges: bool,
     /// Capacity of the workspace, in rows of partial states.
     partial_rows: usize,
     /// The planning launch, if the plan is computed on the device.
@@ -94,6 +102,8 @@ impl<M: Machine> Gpu<M> {
             workers,
             items,
             runs,
+            large_merges: plan_layout.large_merges(memory.address()),
+            has_large_merges: plan.capacity().is_some() || has_large_merges(plan),
             partial_rows,
             launch: None,
             memory,
@@ -160,8 +170,9 @@ impl<M: Machine> Gpu<M> {
             let (function, kernel) = kernels.select(self, target, (items, &call))?;
             let args = match kernel {
                 KernelConfig::MlaWgmma(config) => {
-                    let maps = mla_maps(inputs, &call, config.box_rows(&call));
-                    mla_wgmma::args(&call, config.box_rows(&call), maps)
+                    let box_rows = config.box_rows(&call);
+                    let maps = mla_maps(inputs, &call, box_rows);
+                    MlaWgmmaParams { box_rows, maps, large_merges: device_plan.large_merges }.args(&call)
                 }
                 _ => call.args(),
             };
@@ -170,6 +181,13 @@ impl<M: Machine> Gpu<M> {
             match device_plan.launch {
                 Some(_) => self.machine.launch(&function, grid, &args)?,
                 None => self.machine.launch_dependent(&function, grid, &args)?,
+            }
+            if let KernelConfig::MlaWgmma(config) = kernel
+                && device_plan.has_large_merges
+            {
+                let function = kernels.large_merges(self, plan.problem(), &config)?;
+                let ctas = LARGE_MERGE_CTAS_PER_SM * self.limits.multiprocessors;
+                self.machine.launch_dependent(&function, [ctas, 1, 1], &args)?;
             }
         }
         buffers.download(self, variant)
@@ -195,6 +213,15 @@ impl<M: Machine> Gpu<M> {
         let ctas = runs.count.min(self.limits.multiprocessors);
         self.machine.launch(&function, [ctas, 1, 1], &run_params.args(&params))
     }
+}
+
+/// Whether any merge of a plan has more states than one CTA merges, if its kernel leaves those to another one.
+fn has_large_merges(plan: &Plan) -> bool {
+    let (group, dim) = (plan.problem().heads().group(), plan.problem().head_dim());
+    plan.schedule()
+        .merges
+        .iter()
+        .any(|merge| group * merge.qo.len() * merge.sources.len() > max_fused_states(dim.vo))
 }
 
 /// The tensor maps of both parts of latent keys.

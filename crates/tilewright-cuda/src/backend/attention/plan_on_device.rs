@@ -52,10 +52,23 @@ impl<M: Machine> Gpu<M> {
         args.indices = indices;
         let arrays = [num_requests, qo_indptr, kv_indptr, last_page_len];
         let call = PlanDeviceParams { batch: arrays, plan: args, flags: flags.address(), config: shape };
-        let DevicePlan { layout, page_size, workers, items, runs, partial_rows, .. } = *before;
+        let DevicePlan { layout, page_size, workers, items, runs, has_large_merges, partial_rows, .. } =
+            *before;
+        let large_merges = plan_layout.large_merges(memory.address());
         let launch = Some(PlanLaunch { call, flags, _batch: batch });
-        let device_plan =
-            DevicePlan { args, layout, page_size, workers, items, runs, partial_rows, launch, memory };
+        let device_plan = DevicePlan {
+            args,
+            layout,
+            page_size,
+            workers,
+            items,
+            runs,
+            large_merges,
+            has_large_merges,
+            partial_rows,
+            launch,
+            memory,
+        };
         let plan = plan.with_prepared(Arc::new(device_plan));
         self.replan_on_device(&plan)?;
         Ok(plan)

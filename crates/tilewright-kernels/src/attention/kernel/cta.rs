@@ -43,6 +43,8 @@ pub(crate) struct MmaCta<'k> {
     pub(crate) barrier: Option<u32>,
     /// CTAs that share an item, each with rows of its own.
     pub(crate) ctas_per_item: u32,
+    /// The list of large merges, which another kernel performs, if there is one.
+    pub(crate) large_merges: Option<Global<'k, u32>>,
     arena: Shared<'k, u32>,
 }
 
@@ -104,6 +106,7 @@ impl<'k> MmaCta<'k> {
             arch,
             barrier: None,
             ctas_per_item: 1,
+            large_merges: None,
             arena,
         }
     }
@@ -116,6 +119,11 @@ impl<'k> MmaCta<'k> {
     /// The CTA if `count` CTAs share each item: a source of a merge is complete when all of them have arrived.
     pub(crate) fn with_ctas_per_item(self, count: u32) -> Self {
         Self { ctas_per_item: count, ..self }
+    }
+
+    /// The CTA if large merges are appended to a list: their number, a counter of the CTAs that have performed them, and their indices.
+    pub(crate) fn with_large_merges(self, list: Global<'k, u32>) -> Self {
+        Self { large_merges: Some(list), ..self }
     }
 
     /// Barrier of the CTA's threads that process items.

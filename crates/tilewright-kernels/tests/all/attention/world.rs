@@ -8,7 +8,7 @@ use tilewright::attention::variant::ExpressionVariant;
 use tilewright_kernels::{
     attention::{
         body::{
-            mla_wgmma,
+            mla_wgmma::{self, MlaWgmmaParams},
             wgmma::{RunParams, kv_map},
         },
         items::{MergeItem, MergeSource, NONE, RequestRows, WorkItem},
@@ -263,8 +263,12 @@ impl World {
         assert!(case.takes(&self.variant, &call), "{call:?}");
         let arrival_counters = call.plan.arrival_counters;
         let ticket = memory.alloc_from(&[0_u32]);
+        let large_merges = memory.alloc_from(&vec![0_u32; 2 + schedule.merges.len()]);
         let (ctas, args) = match (case.wgmma, case.latent) {
-            (true, true) => (case.workers * case.mla_wgmma_config().ctas_per_item(), self.mla_args(&call)),
+            (true, true) => {
+                let ctas = case.workers * case.mla_wgmma_config().ctas_per_item();
+                (ctas, self.mla_args(&call, large_merges))
+            }
             (true, false) => {
                 (case.workers.min(schedule.items.len()), self.run_args(&call, (schedule.items.len(), ticket)))
             }
@@ -272,6 +276,13 @@ impl World {
         };
         let launch = Launch { kernel, grid: [ctas as u32, 1, 1], args: &args, seed };
         launch.run(&mut memory)?;
+        if case.wgmma && case.latent {
+            let config = case.mla_wgmma_config();
+            let kernel =
+                &mla_wgmma::large_merges("large_merges", &config).expect("a supported configuration");
+            Launch { kernel, grid: [3, 1, 1], args: &args, seed }.run(&mut memory)?;
+            assert_eq!(memory.read::<u32>(large_merges, 2)?, [0, 0], "the list of large merges is not empty");
+        }
         assert_eq!(memory.read::<u32>(ticket, 1)?, [0], "the ticket is not reset");
         assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
         let mut found = vec![0; o_elements * 2];
@@ -295,11 +306,11 @@ impl World {
     }
 
     /// The arguments of the `mla_wgmma` kernel.
-    fn mla_args(&self, call: &AttentionParams) -> Vec<Arg> {
+    fn mla_args(&self, call: &AttentionParams, large_merges: u64) -> Vec<Arg> {
         let (dim, box_rows) = (self.case.dim, self.case.mla_wgmma_config().box_rows(call));
         let pe = call.pe.expect("latent attention");
         let maps = [self.map((call.k, dim.vo), box_rows), self.map((pe.k, dim.qk - dim.vo), box_rows)];
-        mla_wgmma::args(call, box_rows, maps)
+        MlaWgmmaParams { box_rows, maps, large_merges }.args(call)
     }
 
     /// The tensor map of keys or values.

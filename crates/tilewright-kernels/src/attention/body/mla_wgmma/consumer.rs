@@ -93,8 +93,9 @@ impl<'c, 'k> Consumer<'c, 'k> {
     /// Computes the ranges of keys that the rows see, and resets the state.
     fn begin(&self, current: &CurrentItem<'k>) {
         let (cta, first) = (&self.shared.cta, self.shared.first_row());
-        // the ranges of the previous item have been read
+        // the ranges and the merges of the previous item have been read
         cta.sync();
+        cta.fetch_merges(current);
         self.k.when(self.k.thread().lt(128), || {
             self.rows.fill(cta, current, (first, super::Q_ROWS));
         });

@@ -19,6 +19,8 @@
 //!    follower's S(1) before P(1).
 //! 4. Non-finite values of masked tiles are treated as in `kernel::nonfinite`.
 //!
+//! 5. A merge of more than 256 KiB of states is left to a second kernel, [`large_merges`].
+//!
 //! Grid: `[workers * ctas_per_item, 1, 1]`. The CTAs of a worker execute its items side by side, each 64 rows, so that keys come
 //! from memory once. Items have at most 64 rows per CTA.
 //!
@@ -30,11 +32,13 @@ mod consumer;
 mod epilogue;
 mod exchange;
 mod kv_loads;
+mod large_merges;
 mod masks;
 mod producer;
 mod schedule;
 
 pub use config::{MAX_HEADS, MlaWgmmaConfig, Q_ROWS};
+pub use large_merges::large_merges;
 
 use super::wgmma::{ARCH, SlotBarriers};
 use crate::{
@@ -52,7 +56,7 @@ use config::{ArenaOffsets, CONSUMERS, KEYS, REGISTER_PANELS, STAGES, THREADS};
 use consumer::Consumer;
 use producer::Producer;
 use tilewright_ptx::{
-    build::{Barrier, Builder, Shared, Value},
+    build::{Barrier, Builder, Global, Shared, Value},
     ir::Kernel,
     isa::sync::Fence,
     sim::{Arg, tensor::TensorMap},
@@ -67,14 +71,44 @@ const LEADER_WEIGHTS: u32 = 4;
 const FOLLOWER_WEIGHTS: u32 = 5;
 const LEADER_WEIGHTS_READ: u32 = 6;
 
-/// The arguments of a launch, in order; `maps` are the tensor maps of the compressed and the positional part of keys, by
-/// [`kv_map`](super::wgmma::kv_map), with boxes of `box_rows` keys.
-pub fn args(params: &AttentionParams, box_rows: u32, maps: [TensorMap; 2]) -> Vec<Arg> {
-    let maps = maps.map(Arg::TensorMap);
-    [params.args(), vec![Arg::U32(box_rows.trailing_zeros())], maps.to_vec()].concat()
+/// Arguments of a launch besides those of [`AttentionParams`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct MlaWgmmaParams {
+    /// Keys per box of the tensor maps: [`MlaWgmmaConfig::box_rows`].
+    pub box_rows: u32,
+    /// Tensor maps of the compressed and the positional part of keys: [`kv_map`](super::wgmma::kv_map).
+    pub maps: [TensorMap; 2],
+    /// Address of a list of large merges, `[2 + merges]` u32. The first two are 0 before a launch of the kernel, and after one of
+    /// [`large_merges`], which must follow if the plan may have merges of more than
+    /// [`max_fused_states`](crate::attention::kernel::merge::max_fused_states).
+    pub large_merges: u64,
 }
 
-/// Builds the kernel. Parameters: [`args`].
+impl MlaWgmmaParams {
+    /// The arguments of both kernels, in order.
+    pub fn args(self, params: &AttentionParams) -> Vec<Arg> {
+        let numbers = vec![Arg::U32(self.box_rows.trailing_zeros()), Arg::U64(self.large_merges)];
+        [params.args(), numbers, self.maps.map(Arg::TensorMap).to_vec()].concat()
+    }
+}
+
+/// [`MlaWgmmaParams`] in a kernel.
+struct MlaWgmmaParamRegs<'k> {
+    box_shift: Value<'k, u32>,
+    large_merges: Global<'k, u32>,
+    maps: [Value<'k, u64>; 2],
+}
+
+/// Declares the parameters after those of [`AttentionParams`].
+fn declare(k: &Builder) -> MlaWgmmaParamRegs<'_> {
+    MlaWgmmaParamRegs {
+        box_shift: k.param("box_shift"),
+        large_merges: k.global("large_merges"),
+        maps: ["ckv_map", "kpe_map"].map(|name| k.tensor_map(name)),
+    }
+}
+
+/// Builds the kernel. Parameters: [`MlaWgmmaParams::args`].
 ///
 /// # Errors
 /// With the reasons of [`MlaWgmmaConfig::unsupported`], if there are any.
@@ -87,6 +121,7 @@ pub fn attention(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Invalid>
         let shared = MlaWgmmaCta::new(k, *config);
         let hooks = RowHooks::new(&shared.cta, None);
         k.wait_for_prerequisites();
+        k.launch_dependents();
         shared.init();
         let producer = (k.thread() >> 5).of_lane(0).ge(CONSUMERS / 32);
         k.when_else(producer, || Producer::new(&shared).run(), || Consumer::new(&shared, &hooks).run());
@@ -121,15 +156,17 @@ impl<'k> MlaWgmmaCta<'k> {
         let arena = config.arena(&mut taken);
         layout.bytes = arena.bytes;
         let cta = MmaCta::new(k, (THREADS, ARCH), (config.dtype, config.dtype), true, layout)
-            .with_threads(CONSUMERS, BOTH_CONSUMERS);
+            .with_threads(CONSUMERS, BOTH_CONSUMERS)
+            .with_ctas_per_item(config.ctas_per_item() as u32);
+        let params = declare(k);
         let barriers = [0, 1].map(|half| config.barrier_panels(half).len());
         Self {
             k,
             config,
-            cta: cta.with_ctas_per_item(config.ctas_per_item() as u32),
+            cta: cta.with_large_merges(params.large_merges),
             arena,
-            box_shift: k.param("box_shift"),
-            maps: ["ckv_map", "kpe_map"].map(|name| k.tensor_map(name)),
+            box_shift: params.box_shift,
+            maps: params.maps,
             q: SharedTile::new(k, "q_tile", (Q_ROWS, config.head_dim.qk), 1),
             kv: SharedTile::new(k, "kv_tiles", (KEYS, config.head_dim.qk), STAGES),
             full: k.barriers("kv_full", STAGES * (barriers[0] + barriers[1])),

@@ -21,6 +21,14 @@ use tilewright_ptx::{
 
 /// Merges that are counted together; their records are in shared memory.
 pub(crate) const RECORDS: usize = 8;
+/// Words of a list of large merges before the first index.
+pub(crate) const LARGE_MERGES_HEADER: usize = 2;
+
+/// States of heads of `dim` elements that one CTA merges, if there is a kernel for larger merges: 256 KiB.
+pub fn max_fused_states(dim: usize) -> usize {
+    (256 << 10) / (4 * dim)
+}
+
 /// The word of a record that holds the number of its merge.
 const NUMBER: usize = 5;
 
@@ -107,7 +115,9 @@ pub(crate) fn arrive_and_merge<'k>(
             k.when(k.thread().lt(32), || {
                 let is_last = k.var::<bool>("is_last", false);
                 k.when(k.lane().lt(RECORDS as u32) & (first + k.lane()).lt(item.merge_deps_end), || {
-                    is_last.set(arrive(cta, record(cta, k.lane())));
+                    let record = record(cta, k.lane());
+                    is_last.set(arrive(cta, record));
+                    is_last.set(is_last.get() & !append_if_large(cta, record, is_last.get()));
                 });
                 let lanes = k.ballot(is_last.get());
                 k.when(k.lane().eq(0), || complete.store(lanes));
@@ -139,6 +149,23 @@ fn arrive<'k>(cta: &MmaCta<'k>, record: Shared<'k, u32>) -> Value<'k, bool> {
     let last = (merge.source_end - merge.source_begin) * cta.ctas_per_item - 1;
     let counter = cta.params.arrival_counters.at(record.plus(NUMBER).load());
     counter.atomic(AtomicOp::Inc, last, (Order::AcqRel, Scope::Gpu)).eq(last)
+}
+
+/// Whether a merge is left to another kernel; appends it to the list if it is complete.
+fn append_if_large<'k>(
+    cta: &MmaCta<'k>,
+    record: Shared<'k, u32>,
+    is_complete: Value<'k, bool>,
+) -> Value<'k, bool> {
+    let Some(list) = cta.large_merges else { return cta.k.constant(false) };
+    let merge = MergeItemRegs::load_shared(cta.k, record);
+    let states = merge.qo_len * cta.params.group.by * (merge.source_end - merge.source_begin);
+    let is_large = states.gt(max_fused_states(cta.layout.v.dim) as u32);
+    cta.k.when(is_complete & is_large, || {
+        let at = list.atomic(AtomicOp::AddU32, 1_u32, (Order::Relaxed, Scope::Gpu));
+        list.plus(LARGE_MERGES_HEADER).at(at).store(record.plus(NUMBER).load());
+    });
+    is_large
 }
 
 /// The partial row of a query head in source `at`, which must exist.

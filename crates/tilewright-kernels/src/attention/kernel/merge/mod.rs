@@ -16,4 +16,5 @@ pub(crate) mod arrival;
 pub(crate) mod partial_states;
 mod states;
 
+pub use arrival::max_fused_states;
 pub use states::{MergeConfig, MergeInputs, MergeParams, StateTensor, merge};

@@ -12,7 +12,7 @@ use crate::{
     attention::{
         items::MergeItemRegs,
         kernel::{
-            cta::MmaCta,
+            cta::{MmaCta, divide},
             epilogue::{SoftmaxStats, output_row, store_lse, store_vec4},
             query_row::QueryHead,
             row_hooks::RowHooks,
@@ -41,22 +41,47 @@ pub(crate) fn merge<'k>(
     k.repeat((k.thread() >> 5, rows), (cta.threads / 32) as u32, |row| {
         let (token, in_group) = cta.params.group.divide(row);
         let token = merge.qo_begin + token;
-        let sources = PartialStates { cta, merge, source, is_single_batch, token, in_group };
-        let (sums, sum, max) = sources.reduce();
-        let head = QueryHead { token, qo_head: merge.kv_head * cta.params.group.by + in_group };
-        let epilogue = hooks.epilogue_of_row(cta, head, merge.kv_head);
-        let stats = epilogue.apply_update(SoftmaxStats::new(max, sum));
-        store_lse_of_row(cta, head, stats.lse);
-        sources.for_each_chunk(|at, chunk| {
-            let values = sums[at].map(|sum| sum.get() * stats.normalizer);
-            let values = epilogue.apply_output(|| chunk << 2, values);
-            store_vec4(cta, output_row(cta, head), chunk, values);
-        });
+        let states = PartialStates { cta, merge, source, is_single_batch, token, in_group, slice: None };
+        merge_row(hooks, &states);
     });
 }
 
-fn store_lse_of_row<'k>(cta: &MmaCta<'k>, head: QueryHead<'k>, lse: Value<'k, f32>) {
-    cta.k.when(cta.k.lane().eq(0), || store_lse(cta, head, lse));
+/// Merges some of the slices of all rows, 128 elements each: every `step`th from `first` on. Returns their number in all rows.
+pub(crate) fn merge_slices<'k>(
+    cta: &MmaCta<'k>,
+    hooks: &RowHooks<'k, '_>,
+    merge: MergeItemRegs<'k>,
+    (first, step): (Value<'k, u32>, Value<'k, u32>),
+) -> Value<'k, u32> {
+    let (k, source) = (cta.k, LaneSource::declare(cta));
+    let slices = (cta.layout.v.dim / 4).div_ceil(32);
+    let count = merge.qo_len * cta.params.group.by * slices as u32;
+    let is_single_batch = (merge.source_end - merge.source_begin).le(32);
+    k.repeat((first, count), step, |at| {
+        let (row, slice) = divide(at, slices);
+        let (token, in_group) = cta.params.group.divide(row);
+        let token = merge.qo_begin + token;
+        source.load(cta, &merge, merge.source_begin);
+        let slice = Some(slice);
+        merge_row(hooks, &PartialStates { cta, merge, source, is_single_batch, token, in_group, slice });
+    });
+    count
+}
+
+/// Merges the states of a row, or of a slice of it.
+fn merge_row<'k>(hooks: &RowHooks<'k, '_>, states: &PartialStates<'_, 'k>) {
+    let PartialStates { cta, merge, token, in_group, slice, .. } = *states;
+    let (sums, sum, max) = states.reduce();
+    let head = QueryHead { token, qo_head: merge.kv_head * cta.params.group.by + in_group };
+    let epilogue = hooks.epilogue_of_row(cta, head, merge.kv_head);
+    let stats = epilogue.apply_update(SoftmaxStats::new(max, sum));
+    let is_first = slice.map_or_else(|| cta.k.constant(true), |slice| slice.eq(0));
+    cta.k.when(is_first & cta.k.lane().eq(0), || store_lse(cta, head, stats.lse));
+    states.for_each_chunk(|at, chunk| {
+        let values = sums[at].map(|sum| sum.get() * stats.normalizer);
+        let values = epilogue.apply_output(|| chunk << 2, values);
+        store_vec4(cta, output_row(cta, head), chunk, values);
+    });
 }
 
 /// The states of 32 sources, one per lane; lanes beyond the last source repeat it.
@@ -85,6 +110,8 @@ struct PartialStates<'c, 'k> {
     is_single_batch: Value<'k, bool>,
     token: Value<'k, u32>,
     in_group: Value<'k, u32>,
+    /// The slice of 32 vectors that is merged, if it is not the whole row.
+    slice: Option<Value<'k, u32>>,
 }
 
 impl<'k> PartialStates<'_, 'k> {
@@ -101,7 +128,7 @@ impl<'k> PartialStates<'_, 'k> {
     /// NaN enters with the weights.
     fn reduce(&self) -> (Vec<[Var<'k, f32>; 4]>, Value<'k, f32>, Value<'k, f32>) {
         let (k, begin, end) = (self.cta.k, self.merge.source_begin, self.merge.source_end);
-        let sums = self.cta.zeros("merged", self.chunks().div_ceil(32));
+        let sums = self.cta.zeros("merged", self.chunks_of_lane().len());
         let sum = k.var("sum_of_weights", 0.0);
         let states = self.batch(begin);
         let ahead = self.load(&states.rows(k.constant(0), AHEAD));
@@ -141,12 +168,12 @@ impl<'k> PartialStates<'_, 'k> {
 
     /// Loads this lane's chunks of some partial rows.
     fn load(&self, rows: &[Value<'k, u32>]) -> Vec<Vec<[Value<'k, f32>; 4]>> {
-        let (k, dim, chunks) = (self.cta.k, self.cta.layout.v.dim as u64, self.chunks());
+        let (dim, chunks) = (self.cta.layout.v.dim as u64, self.chunks());
         let of_row = |row: &Value<'k, u32>| {
             let o: Global<'k, f32> = self.cta.params.partial_o.at_wide(row.to_u64() * dim);
             // lanes beyond the last chunk repeat it
-            let chunk = |at: usize| (k.lane() + 32 * at as u32).min(chunks as u32 - 1);
-            (0..chunks.div_ceil(32)).map(|at| o.at(chunk(at) << 2).load_vector()).collect()
+            let chunk = |chunk: Value<'k, u32>| chunk.min(chunks as u32 - 1);
+            self.chunks_of_lane().iter().map(|at| o.at(chunk(*at) << 2).load_vector()).collect()
         };
         rows.iter().map(of_row).collect()
     }
@@ -173,12 +200,20 @@ impl<'k> PartialStates<'_, 'k> {
         self.cta.layout.v.dim / 4
     }
 
+    /// This lane's chunks; some may be beyond the last.
+    fn chunks_of_lane(&self) -> Vec<Value<'k, u32>> {
+        let lane = self.cta.k.lane();
+        match self.slice {
+            Some(slice) => vec![lane + (slice << 5)],
+            None => (0..self.chunks().div_ceil(32)).map(|at| lane + 32 * at as u32).collect(),
+        }
+    }
+
     /// Calls `body` for each of this lane's chunks.
     fn for_each_chunk(&self, mut body: impl FnMut(usize, Value<'k, u32>)) {
         let (k, chunks) = (self.cta.k, self.chunks());
-        for at in 0..chunks.div_ceil(32) {
-            let chunk = k.lane() + 32 * at as u32;
-            let all = 32 * (at + 1) <= chunks;
+        for (at, chunk) in self.chunks_of_lane().into_iter().enumerate() {
+            let all = chunks.is_multiple_of(32) || self.slice.is_none() && 32 * (at + 1) <= chunks;
             let exists = if all { k.constant(true) } else { chunk.lt(chunks as u32) };
             k.when(exists, || body(at, chunk));
         }
