@@ -20,7 +20,7 @@ use tilewright_ptx::{
 };
 
 /// Registers per thread.
-const REGISTERS: u32 = 232;
+const REGISTERS: u32 = 240;
 
 /// A consumer warpgroup. The registers of its current item are `Var`s.
 pub(super) struct Consumer<'c, 'k> {
@@ -82,7 +82,6 @@ impl<'c, 'k> Consumer<'c, 'k> {
             self.attend(&current);
             self.release_from_warp(shared.queries.empty(n));
             self.store(&current);
-            shared.cta.fetch_merges(&current);
             shared.cta.arrive_and_merge(&current, self.hooks);
             self.release_from_warp(shared.items.empty(n));
             items.set(n + 1);
