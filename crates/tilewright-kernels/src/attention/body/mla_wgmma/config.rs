@@ -27,7 +27,7 @@ pub(super) const REGISTER_PANELS: usize = 2;
 /// Maximum panels per barrier of a stage. With 1, the product of queries and keys begins when the first box has arrived.
 const PANELS_PER_BARRIER: usize = 1;
 /// Bytes of shared memory for everything except tiles.
-const RESERVED: usize = 10 << 10;
+const RESERVED: usize = 11 << 10;
 /// Bytes of shared memory per CTA on Hopper.
 const SHARED: usize = 227 << 10;
 
@@ -134,6 +134,7 @@ impl MlaWgmmaConfig {
             references: [0, 1].map(|_| common.take(Q_ROWS * 8)),
             sums: common.take(CONSUMERS as usize * 16),
             nonfinite_warps: common.take(CONSUMERS as usize / 32 * 4),
+            last_fragment: common.take(CONSUMERS as usize / 2 * 16),
             bytes: common.0,
         }
     }
@@ -155,6 +156,8 @@ pub(super) struct ArenaOffsets {
     pub(super) sums: usize,
     /// `[8]` words: flags of warps that found non-finite values.
     pub(super) nonfinite_warps: usize,
+    /// `[128][4]` u32: the last fragment of the queries of each thread of a consumer.
+    pub(super) last_fragment: usize,
     /// Bytes of the arena.
     pub(super) bytes: usize,
 }

@@ -15,12 +15,12 @@ use crate::{
     tile::SharedTile,
 };
 use tilewright_ptx::{
-    build::{Barrier, Builder, Value, Var, WgmmaLeft, WgmmaOperands},
+    build::{Barrier, Builder, Shared, Value, Var, WgmmaLeft, WgmmaOperands},
     isa::matrix::{Elements, Major},
 };
 
 /// Registers per thread.
-const REGISTERS: u32 = 240;
+const REGISTERS: u32 = 232;
 
 /// A consumer warpgroup. The registers of its current item are `Var`s.
 pub(super) struct Consumer<'c, 'k> {
@@ -29,7 +29,7 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) k: &'k Builder,
     /// 0, the leader, or 1, the follower.
     pub(super) number: Value<'k, u32>,
-    /// Fragments of the last panels of the queries.
+    /// Fragments of the last panels of the queries, without the last one, which is in shared memory for lack of registers.
     queries: Vec<[Var<'k, u32>; 4]>,
     pub(super) logits: Vec<AccFragment<'k>>,
     /// Four words per 16 keys.
@@ -53,7 +53,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
             hooks,
             k,
             number: (k.thread() >> 7).of_lane(0).named("consumer"),
-            queries: (0..REGISTER_PANELS * PANEL / 16).map(|_| [0; 4].map(|_| k.unset_var("q"))).collect(),
+            queries: (1..REGISTER_PANELS * PANEL / 16).map(|_| [0; 4].map(|_| k.unset_var("q"))).collect(),
             logits: (0..KEYS / 8).map(fragment).collect(),
             weights: (0..KEYS / 4).map(|_| k.unset_var("p")).collect(),
             state: RowTile::of_columns(&shared.cta, config.half() / 16, sum.map(ThreadScalar::Register)),
@@ -120,10 +120,19 @@ impl<'c, 'k> Consumer<'c, 'k> {
         let (k, panels) = (self.k, self.shared.config.panels());
         let tile = self.shared.q.panels(panels - REGISTER_PANELS..panels);
         let row = self.first_row() + (k.lane() & 15);
+        let load =
+            |step: usize| k.load_matrix::<4, _>(tile.chunk(row, (k.lane() >> 4) + 2 * step as u32), false);
         for (step, fragment) in self.queries.iter().enumerate() {
-            let at = tile.chunk(row, (k.lane() >> 4) + 2 * step as u32);
-            fragment.iter().zip(k.load_matrix::<4, _>(at, false)).for_each(|(to, word)| to.set(word));
+            fragment.iter().zip(load(step)).for_each(|(to, word)| to.set(word));
         }
+        // that of the other consumer is the same
+        k.when(self.number.eq(0), || self.last_fragment().store_vector(load(self.queries.len())));
+    }
+
+    /// The last fragment of the queries of this thread.
+    fn last_fragment(&self) -> Shared<'k, u32> {
+        let thread = self.k.thread() & (CONSUMERS / 2 - 1);
+        self.shared.cta.at::<u32>(self.shared.arena.last_fragment).at(thread << 2)
     }
 
     fn elements(&self) -> (Elements, Elements) {
@@ -140,11 +149,15 @@ impl<'c, 'k> Consumer<'c, 'k> {
         for half in 0..2 {
             for (at, panels) in shared.config.barrier_panels(half).into_iter().enumerate() {
                 shared.full(n, half, at).wait(MlaWgmmaCta::parity(n));
+                let last = (panels.end == shared.config.panels()).then(|| self.last_fragment().load_vector());
                 k.wgmma_fence();
                 for step in panels.flat_map(|panel| 4 * panel..4 * panel + 4) {
                     let left = match step.checked_sub(4 * in_memory) {
                         None => WgmmaLeft::Shared(q.depth_step(step), Major::K),
-                        Some(at) => WgmmaLeft::Registers(self.queries[at].map(|word| word.get())),
+                        Some(at) => {
+                            let fragment = self.queries.get(at).map(|words| words.map(|word| word.get()));
+                            WgmmaLeft::Registers(fragment.or(last).unwrap_or([k.constant(0); 4]))
+                        }
                     };
                     let (elements, right) = (self.elements(), keys.depth_step(step));
                     let operands = WgmmaOperands { elements, left, right, right_major: Major::K };

@@ -19,13 +19,13 @@ use tilewright_ptx::{
 };
 
 /// Registers per thread.
-const REGISTERS: u32 = 24;
+const REGISTERS: u32 = 40;
 /// Threads of the warpgroup.
 pub(super) const THREADS: u32 = 128;
 /// Its warps.
 pub(super) const WARPS: u32 = THREADS / 32;
 /// Steps per iteration of a copy of rows, for lack of registers.
-pub(super) const UNROLLED: u32 = 1;
+pub(super) const UNROLLED: u32 = 2;
 /// The word after an item's: 1 if there is an item.
 pub(super) const PRESENT: usize = WorkItem::WORDS;
 
