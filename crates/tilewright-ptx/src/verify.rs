@@ -8,11 +8,13 @@
 //! 5. Every `break` is inside a loop.
 //! 6. Shared arrays are aligned to powers of two up to 1024.
 //! 7. Sizes of copies, vectors, fragments and groups are supported by the instruction.
+//! 8. `setmaxnreg.inc` can complete: the registers of all warpgroups are at most those that the CTA is launched with. Each
+//!    `setmaxnreg.dec` is taken to be executed by one warpgroup, and the largest `setmaxnreg.inc` by all others.
 
 use crate::{
     forms::Forms,
     ir::{Block, Inst, Kernel, Operand, Reg, Register, Stmt},
-    isa::{Op, Slot, copies::CopyOp, matrix::MatrixOp, memory::MemoryOp, types::Class},
+    isa::{Op, Slot, copies::CopyOp, matrix::MatrixOp, memory::MemoryOp, sync::SyncOp, types::Class},
     register_set::RegisterSet,
 };
 use rustc_hash::FxHashSet;
@@ -74,8 +76,52 @@ pub fn check(kernel: &Kernel) -> Result<(), Invalid> {
             ),
         )?;
     }
+    check_register_limits(kernel)?;
     let checker = Checker { kernel, forms: Forms::of(kernel) };
     checker.block(&kernel.body, &mut RegisterSet::empty(kernel.registers.len()), &mut Vec::new())
+}
+
+/// Registers of an SM.
+const SM_REGISTERS: u32 = 1 << 16;
+/// Threads of a warpgroup.
+const WARPGROUP: u32 = 128;
+
+/// Checks that the limits of `setmaxnreg` fit the registers of the CTA.
+fn check_register_limits(kernel: &Kernel) -> Result<(), Invalid> {
+    let (mut raised, mut lowered) = (Vec::new(), Vec::new());
+    collect_register_limits(&kernel.body, &mut raised, &mut lowered);
+    let Some(&most) = raised.iter().max().filter(|_| !lowered.is_empty()) else { return Ok(()) };
+    let threads = kernel.threads;
+    let others = (threads / WARPGROUP).saturating_sub(lowered.len() as u32);
+    let required = WARPGROUP * (lowered.iter().sum::<u32>() + others * most);
+    // per thread a multiple of 8
+    let available = SM_REGISTERS / threads / 8 * 8 * threads;
+    if required <= available {
+        return Ok(());
+    }
+    let why = format!(
+        "the limits of setmaxnreg are {required} registers, expected at most the {available} of {threads} threads at launch"
+    );
+    Err(Invalid::new(kernel, why))
+}
+
+/// Collects the limits that a block raises to and lowers to.
+fn collect_register_limits(block: &Block, raised: &mut Vec<u32>, lowered: &mut Vec<u32>) {
+    for stmt in block {
+        match stmt {
+            Stmt::Inst(inst) => match inst.op {
+                Op::Sync(SyncOp::SetmaxnregInc(count)) => raised.push(count),
+                Op::Sync(SyncOp::SetmaxnregDec(count)) => lowered.push(count),
+                _ => {}
+            },
+            Stmt::If { then, otherwise, .. } => {
+                collect_register_limits(then, raised, lowered);
+                collect_register_limits(otherwise, raised, lowered);
+            }
+            Stmt::Loop { body, .. } => collect_register_limits(body, raised, lowered),
+            Stmt::Break { .. } => {}
+        }
+    }
 }
 
 fn is_name(name: &str) -> bool {
@@ -259,9 +305,7 @@ fn wrong_size(op: Op) -> Option<String> {
                 expect(a.bytes() == b.bytes(), "bytes of an element of B", b.bytes(), "as many as of A")
             })
         }
-        Op::Sync(
-            crate::isa::sync::SyncOp::SetmaxnregInc(count) | crate::isa::sync::SyncOp::SetmaxnregDec(count),
-        ) => {
+        Op::Sync(SyncOp::SetmaxnregInc(count) | SyncOp::SetmaxnregDec(count)) => {
             let fits = count.is_multiple_of(8) && (24..=256).contains(&count);
             expect(fits, "registers of a thread", count as usize, "a multiple of 8 in 24..=256")
         }
@@ -329,6 +373,21 @@ mod tests {
                 k.break_if(k.lane().lt(2));
             });
         });
+    }
+
+    #[test]
+    fn limits_of_setmaxnreg_fit_the_registers_at_launch() {
+        let kernel = |inc, dec| {
+            let kernel = Builder::kernel("k", 384, |k| {
+                let lower = || k.setmaxnreg_dec(dec);
+                k.when_else(k.thread().ge(256), lower, || k.setmaxnreg_inc(inc));
+            });
+            kernel.map(|_| ()).map_err(|invalid| invalid.why)
+        };
+        assert_eq!((kernel(232, 40), kernel(240, 24)), (Ok(()), Ok(())));
+        // 168 per thread
+        let why = "the limits of setmaxnreg are 65536 registers, expected at most the 64512 of 384 threads at launch";
+        assert_eq!(kernel(240, 32), Err(why.to_owned()));
     }
 
     #[test]
