@@ -147,7 +147,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         k.sync_threads();
         k.when(is_incomplete, || {
             cursors.first_key.set(last_key);
-            cursors.pending.iter().for_each(|_| self.look_up());
+            (0..cursors.ahead).for_each(|_| self.look_up());
         });
         self.cta.fetch_merges(self.current);
         self.rows.compute_unmasked_range(self.cta, self.current);
@@ -163,7 +163,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
     /// it.
     fn copy_stage(&self, stage: PendingStage<'k>, look_up: impl FnOnce()) {
         let (k, layout, cursors) = (self.k, self.layout, &self.cursors);
-        let count = stage.count.get();
+        let count = stage.count();
         // all lanes have read the entries of the stage before, and the stage that is overwritten
         k.sync_warp();
         self.lookup.write_entries(stage);

@@ -269,37 +269,40 @@ pub(crate) struct PendingStage<'k> {
     page: Var<'k, u32>,
     /// The address of the key in page 0.
     address: Var<'k, u64>,
-    /// The keys that exist, beginning with the first; above the keys of a stage if there are further ones.
-    pub(crate) count: Var<'k, u32>,
-    /// The KV head, for scales of pages.
-    head: Var<'k, u32>,
+    /// The number of keys that exist, beginning with the first, and from bit [`HEAD_SHIFT`] on the KV head.
+    keys: Var<'k, u32>,
 }
 
 impl<'k> PendingStage<'k> {
     pub(crate) fn new(k: &'k Builder) -> Self {
-        let [page, count, head] = ["page", "keys", "head"].map(|name| k.var(name, 0));
-        Self { page, address: k.var("key_address", 0), count, head }
+        Self { page: k.var("page", 0), address: k.var("key_address", 0), keys: k.var("keys", 0) }
+    }
+
+    /// The number of keys that exist, beginning with the first.
+    pub(crate) fn count(&self) -> Value<'k, u32> {
+        self.keys.get() & ((1 << HEAD_SHIFT) - 1)
     }
 
     /// Becomes `other`.
     pub(crate) fn set(&self, other: Self) {
         self.page.set(other.page.get());
         self.address.set(other.address.get());
-        self.count.set(other.count.get());
-        self.head.set(other.head.get());
+        self.keys.set(other.keys.get());
     }
 
     /// Becomes a stage of no keys.
     pub(crate) fn clear(&self) {
-        [self.page, self.count, self.head].iter().for_each(|word| word.set(0));
+        [self.page, self.keys].iter().for_each(|word| word.set(0));
         self.address.set(0);
     }
 }
 
 /// Keys per stage.
 const STAGE_KEYS: u32 = 16;
-/// Maximum elements of a value with which strides stay in registers.
-const MAX_HOISTED_DIM: usize = 128;
+/// Bits of a number of keys.
+const HEAD_SHIFT: u32 = STAGE_KEYS.ilog2() + 1;
+/// Maximum elements of a value with which strides and several stages stay in registers.
+pub(crate) const MAX_HOISTED_DIM: usize = 128;
 
 impl<'k> StageLookup<'k> {
     /// Writes entries `[2][16]` to `entries`.
@@ -321,8 +324,8 @@ impl<'k> StageLookup<'k> {
         let is_ragged = params.has_layout(KvLayout::Ragged);
         let (page, slot) = params.page_size.divide(key);
         let slot = slot.unless(is_ragged, from.start + key);
-        to.count.set((from.end - first).unless(first.ge(from.end), 0));
-        to.head.set(from.head);
+        let count = (from.end - first).min(STAGE_KEYS).unless(first.ge(from.end), 0);
+        to.keys.set(count | (from.head << HEAD_SHIFT));
         to.page.set(0);
         k.when(key.lt(from.end) & !is_ragged, || {
             to.page.set(params.indices.at(from.start + page).load());
@@ -337,10 +340,10 @@ impl<'k> StageLookup<'k> {
     #[track_caller]
     pub(crate) fn write_entries(&self, stage: PendingStage<'k>) {
         let k = self.cta.k;
-        let exists = (k.lane() & (STAGE_KEYS - 1)).lt(stage.count.get());
+        let exists = (k.lane() & (STAGE_KEYS - 1)).lt(stage.count());
         let address = stage.address.get() + stage.page.get().to_u64() * self.tensor().page;
         let is_key = k.lane().lt(STAGE_KEYS);
-        let at = (stage.page.get(), stage.head.get());
+        let at = (stage.page.get(), stage.keys.get() >> HEAD_SHIFT);
         let scale = page_scales::entry_scale(&self.cta, (is_key, exists), at);
         let words = [address.low(), address.high(), exists.select(1, 0), scale];
         self.entries.byte(k.lane() << 4).store_vector(words);

@@ -5,10 +5,10 @@ use crate::attention::{
     items::WorkItemRegs,
     kernel::{
         cta::{CurrentItem, MmaCta},
-        page_lookup::{KvSource, PendingStage, StageLookup},
+        page_lookup::{KvSource, MAX_HOISTED_DIM, PendingStage, StageLookup},
     },
 };
-use tilewright_ptx::build::{Builder, Value, Var};
+use tilewright_ptx::build::{Value, Var};
 
 /// Positions of a warp in its ring, which outlive an item.
 #[derive(Debug, Clone, Copy)]
@@ -21,19 +21,23 @@ pub(crate) struct RingCursors<'k> {
     pub(super) first_key: Var<'k, u32>,
     /// The next two stages to copy, which are looked up.
     pub(super) pending: [PendingStage<'k>; 2],
+    /// How many of them are used: one if registers are short.
+    pub(super) ahead: u32,
     /// Byte offsets of the next stage to read and the next stage to write.
     pub(super) read: Var<'k, u32>,
     pub(super) write: Var<'k, u32>,
 }
 
 impl<'k> RingCursors<'k> {
-    pub(crate) fn new(k: &'k Builder) -> Self {
+    pub(crate) fn new(cta: &MmaCta<'k>) -> Self {
+        let k = cta.k;
         let var = |name| k.var(name, 0);
         Self {
             is_next: var("fills_next"),
             from: ["fill_start", "fill_end", "fill_head"].map(var),
             first_key: var("fill_key"),
             pending: [0, 1].map(|_| PendingStage::new(k)),
+            ahead: if cta.layout.v.dim <= MAX_HOISTED_DIM { 2 } else { 1 },
             read: var("reads"),
             write: var("fills"),
         }
@@ -54,7 +58,7 @@ impl<'k> RingCursors<'k> {
         stride: u32,
     ) -> Value<'k, u32> {
         let has_begun = self.is_next.get().ne(0);
-        let copied = self.first_key.get() - self.pending.len() as u32 * stride;
+        let copied = self.first_key.get() - self.ahead * stride;
         self.set_source(KvSource::from(item));
         self.is_next.set(0);
         copied.unless(!has_begun, first_key)
@@ -94,8 +98,11 @@ impl<'k> RingCursors<'k> {
             });
         });
         let [first, second] = self.pending;
-        first.set(second);
-        lookup.request(self.source(), self.first_key.get(), second);
+        if self.ahead > 1 {
+            first.set(second);
+        }
+        let last = if self.ahead > 1 { second } else { first };
+        lookup.request(self.source(), self.first_key.get(), last);
         self.first_key.set(self.first_key.get() + stride);
     }
 }
