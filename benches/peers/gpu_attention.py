@@ -1,22 +1,10 @@
-"""Times attention of torch and, if installed, FlashInfer on a GPU, for `--bench attention`.
+"""Contenders of `--bench attention`: torch and, if installed, FlashInfer. `contenders.py` precedes this script.
 
-Reads one JSON request per line from stdin and writes one response per line to stdout:
-
-    {"about": true}     -> {"about": "torch 2.11.0, cuDNN 91900, FlashInfer 0.6.18"}
-    {"case": {..}}      -> {"names": ["matmul", "cudnn", ..]}       builds and checks the contenders of a case
-    {"sample": name, "hot": seconds, "rest": seconds, "least": seconds}
-                        -> {"seconds": .., "mhz": .., "watts": ..}  per call
-    {"clocks": true}    -> {"mhz": .., "watts": ..}                 now
-
-A contender is a CUDA graph of at least 10 calls that rotate over three sets of inputs. `hot`: its own work for that time directly
-before the sample. `rest`: a pause before the sample. A sample replays the graph for at least `least` seconds.
-Contenders whose outputs differ from those of cuDNN, or of the first contender, are reported to stderr and left out.
+Calls rotate over three sets of inputs. Contenders whose outputs differ from those of cuDNN, or of the first contender, are
+reported to stderr and left out.
 """
 
-import ctypes
-import json
 import sys
-import time
 
 import torch
 
@@ -25,31 +13,9 @@ try:
 except ImportError:
     flashinfer = None
 
-DEVICE = "cuda"
 WORKSPACE = 512 << 20
 SETS = 3
-CALLS = 10
 TOLERANCE = 2e-2
-graphs = {}
-
-
-class Nvml:
-    """SM clock and power of the first device."""
-
-    def __init__(self):
-        self.library = ctypes.CDLL("libnvidia-ml.so.1")
-        self.handle = ctypes.c_void_p()
-        self.library.nvmlInit_v2()
-        self.library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.handle))
-
-    def read(self):
-        clock, power = ctypes.c_uint(), ctypes.c_uint()
-        self.library.nvmlDeviceGetClockInfo(self.handle, 1, ctypes.byref(clock))
-        self.library.nvmlDeviceGetPowerUsage(self.handle, ctypes.byref(power))
-        return {"mhz": clock.value, "watts": power.value // 1000}
-
-
-nvml = Nvml()
 
 
 def noise(*shape, dtype=torch.bfloat16):
@@ -221,36 +187,6 @@ def inputs(case):
     return q, k, v, torch.rand(qo, device=DEVICE)
 
 
-def graphed(calls):
-    """`CALLS` or more calls as one CUDA graph."""
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for call in calls:
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    torch.cuda.synchronize()
-    once = timed(calls[0], 1)
-    count = max(CALLS, min(200, int(0.01 / once)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for at in range(count):
-            calls[at % len(calls)]()
-    return graph, count
-
-
-def timed(call, times):
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(times):
-        call()
-    stop.record()
-    clocks = nvml.read()
-    torch.cuda.synchronize()
-    timed.clocks = clocks
-    return start.elapsed_time(stop) / 1e3 / times
-
-
 def build(case):
     graphs.clear()
     torch.cuda.empty_cache()
@@ -283,33 +219,9 @@ def build(case):
     return {"names": list(graphs)}
 
 
-def sample(request):
-    graph, count = graphs[request["sample"]]
-    end = time.time() + request["hot"]
-    while time.time() < end:
-        graph.replay()
-        torch.cuda.synchronize()
-    if request["rest"]:
-        torch.cuda.synchronize()
-        time.sleep(request["rest"])
-    once = timed(graph.replay, 1)
-    if request["least"] > once:
-        once = timed(graph.replay, int(request["least"] / once) + 1)
-    return {"seconds": once / count, **timed.clocks}
+def about():
+    version = f", FlashInfer {flashinfer.__version__}" if flashinfer else ""
+    return f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}{version}"
 
 
-def respond(request):
-    if "about" in request:
-        version = f", FlashInfer {flashinfer.__version__}" if flashinfer else ""
-        return {"about": f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}{version}"}
-    if "clocks" in request:
-        return nvml.read()
-    return build(request["case"]) if "case" in request else sample(request)
-
-
-for line in sys.stdin:
-    try:
-        response = respond(json.loads(line))
-    except Exception as why:
-        response = {"error": str(why)[:300]}
-    print(json.dumps(response), flush=True)
+serve(build, about)

@@ -5,6 +5,8 @@
 //! A row is a contender in a protocol: median, 20th and 80th percentile of the seconds per call, with SM clock and power.
 
 mod case;
+#[path = "../contender/mod.rs"]
+mod contender;
 #[path = "../gpu/mod.rs"]
 mod gpu;
 mod ours;
@@ -13,25 +15,17 @@ mod peer;
 
 use case::Case;
 use clap::Parser;
+use contender::{Contenders, OURS, OurGraph, Protocol, Sample, spread};
 use ours::Ours;
 use peer::Peer;
-use serde::Deserialize;
-use std::{
-    error::Error,
-    fmt::Write,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
-use tilewright::RecordedGraph;
-use tilewright_cuda::{Cuda, Device, Gpu, Stopwatch};
+use std::{error::Error, fmt::Write, path::PathBuf};
+use tilewright_cuda::{Cuda, Device, Gpu};
 
 /// The script of the peers.
-const SCRIPT: &str = include_str!("../../../../benches/peers/gpu_attention.py");
-/// The name of our contender.
-const OURS: &str = "tilewright";
-/// Minimum calls per graph.
-const CALLS: usize = 10;
-
+const SCRIPT: &str = concat!(
+    include_str!("../../../../benches/peers/contenders.py"),
+    include_str!("../../../../benches/peers/gpu_attention.py")
+);
 /// Times attention on the GPU of this machine, and its peers if given.
 #[derive(Parser)]
 struct Arguments {
@@ -55,37 +49,10 @@ struct Arguments {
     bench: bool,
 }
 
-/// Work and pause before a sample, and its minimum length, in seconds.
-#[derive(Clone, Copy)]
-struct Protocol {
-    name: &'static str,
-    hot: f64,
-    rest: f64,
-    least: f64,
-}
-
 const PROTOCOLS: [Protocol; 2] = [
     Protocol { name: "hot", hot: 0.25, rest: 0.0, least: 0.03 },
     Protocol { name: "rested", hot: 0.0, rest: 0.15, least: 0.0 },
 ];
-
-#[derive(Deserialize)]
-struct Names {
-    names: Vec<String>,
-}
-
-#[derive(Deserialize)]
-struct Sample {
-    seconds: f64,
-    mhz: u32,
-    watts: u32,
-}
-
-#[derive(Deserialize)]
-struct Clocks {
-    mhz: u32,
-    watts: u32,
-}
 
 const HEADER: &str =
     "case,protocol,contender,seconds,p20,p80,tflops,tbps,floor_ratio,mhz,watts,peers_best_over_this,verdict";
@@ -123,83 +90,25 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Our contender: a graph of calls.
-struct OurGraph {
-    graph: Box<dyn RecordedGraph>,
-    calls: usize,
-    stopwatch: Stopwatch,
-    /// The graph refers to its memory.
-    _memory: Ours,
-}
-
-impl OurGraph {
-    fn new(gpu: &Cuda, case: &Case) -> Result<Self, Box<dyn Error>> {
-        let mut ours = Ours::new(gpu, case)?;
-        let body = ours.describe().lines().next().unwrap_or_default().to_owned();
-        println!("# {}: {body}; plan {:.1} us", case.name, ours.plan_seconds * 1e6);
-        let stopwatch = gpu.machine().stream().stopwatch()?;
-        (0..ours::SETS).try_for_each(|set| ours.run(set))?;
-        let once = stopwatch.time(|| ours.run(0).map_err(driver_error))?;
-        let calls = ((0.01 / once) as usize).clamp(CALLS, 200);
-        let graph = tilewright::Backend::record(gpu, &mut || (0..calls).try_for_each(|set| ours.run(set)))?;
-        Ok(Self { graph: graph.ok_or("the device cannot record")?, calls, stopwatch, _memory: ours })
-    }
-
-    fn sample(&self, protocol: Protocol, peer: Option<&mut Peer>) -> Result<Sample, Box<dyn Error>> {
-        let time = |times: usize| {
-            self.stopwatch.time(|| (0..times).try_for_each(|_| self.graph.replay().map_err(driver_error)))
-        };
-        let begin = Instant::now();
-        while begin.elapsed().as_secs_f64() < protocol.hot {
-            time(1)?;
-        }
-        std::thread::sleep(Duration::from_secs_f64(protocol.rest));
-        let mut seconds = time(1)?;
-        if protocol.least > seconds {
-            let times = (protocol.least / seconds) as usize + 1;
-            seconds = time(times)? / times as f64;
-        }
-        let clocks = peer.map(|peer| peer.request::<Clocks>("{\"clocks\": true}")).transpose()?;
-        let Clocks { mhz, watts } = clocks.unwrap_or(Clocks { mhz: 0, watts: 0 });
-        Ok(Sample { seconds: seconds / self.calls as f64, mhz, watts })
-    }
-}
-
 /// Samples all contenders of a case; returns the lines of the table.
 fn measure(
     gpu: &Cuda,
     case: &Case,
-    mut peer: Option<&mut Peer>,
+    peer: Option<&mut Peer>,
     arguments: &Arguments,
 ) -> Result<String, Box<dyn Error>> {
-    let ours = OurGraph::new(gpu, case)?;
-    let mut names = vec![OURS.to_owned()];
-    if let Some(peer) = &mut peer {
-        names.extend(peer.request::<Names>(&case.request())?.names);
-    }
+    let mut ours = Ours::new(gpu, case)?;
+    let body = ours.describe().lines().next().unwrap_or_default().to_owned();
+    println!("# {}: {body}; plan {:.1} us", case.name, ours.plan_seconds * 1e6);
+    let graph = OurGraph::new(gpu, ours::SETS, |set| ours.run(set))?;
+    let mut contenders = Contenders::new(graph, peer, &case.request())?;
     let mut lines = String::new();
-    let mut order = Shuffle(1);
     for protocol in PROTOCOLS {
         if arguments.protocol.as_ref().is_some_and(|only| only != protocol.name) {
             continue;
         }
-        let mut samples: Vec<Vec<Sample>> = names.iter().map(|_| Vec::new()).collect();
-        for _ in 0..arguments.rounds {
-            for at in order.of(names.len()) {
-                let sample = if at == 0 {
-                    ours.sample(protocol, peer.as_deref_mut())?
-                } else if let Some(peer) = &mut peer {
-                    let Protocol { hot, rest, least, .. } = protocol;
-                    let request =
-                        serde_json::json!({"sample": names[at], "hot": hot, "rest": rest, "least": least});
-                    peer.request(&request.to_string())?
-                } else {
-                    continue;
-                };
-                samples[at].push(sample);
-            }
-        }
-        lines.push_str(&table_of(case, protocol, &names, &mut samples)?);
+        let mut samples = contenders.sample(protocol, arguments.rounds)?;
+        lines.push_str(&table_of(case, protocol, &contenders.names, &mut samples)?);
     }
     Ok(lines)
 }
@@ -211,12 +120,7 @@ fn table_of(
     names: &[String],
     samples: &mut [Vec<Sample>],
 ) -> Result<String, Box<dyn Error>> {
-    let spread = |samples: &mut Vec<Sample>| {
-        samples.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let at = |part: usize| samples[(samples.len() - 1) * part / 10].seconds;
-        [at(5), at(2), at(8)]
-    };
-    let spreads: Vec<[f64; 3]> = samples.iter_mut().map(spread).collect();
+    let spreads: Vec<[f64; 3]> = samples.iter_mut().map(|samples| spread(samples)).collect();
     let peers = names.iter().zip(&spreads).filter(|(name, _)| *name != OURS && *name != "matmul");
     let best = peers.map(|(_, spread)| *spread).min_by(|a, b| a[0].total_cmp(&b[0]));
     let mut lines = String::new();
@@ -253,23 +157,4 @@ fn table_of(
         )?;
     }
     Ok(lines)
-}
-
-/// A generator of orders.
-struct Shuffle(u64);
-
-impl Shuffle {
-    /// 0..count in random order.
-    fn of(&mut self, count: usize) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..count).collect();
-        for at in (1..count).rev() {
-            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            order.swap(at, (self.0 >> 33) as usize % (at + 1));
-        }
-        order
-    }
-}
-
-fn driver_error(why: tilewright::Error) -> tilewright_cuda::DriverError {
-    tilewright_cuda::DriverError::new("attention", why.to_string())
 }
