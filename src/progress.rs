@@ -18,9 +18,24 @@ pub(crate) fn count(verb: &str, length: u64) -> Result<ProgressBar> {
     Ok(ProgressBar::new(length).with_style(style).with_prefix(verb.to_owned()))
 }
 
+/// A count of generated tokens and their rate; hidden if the text itself is streamed.
+pub(crate) fn tokens(is_hidden: bool) -> Result<ProgressBar> {
+    if is_hidden {
+        return Ok(ProgressBar::hidden());
+    }
+    let style = ProgressStyle::with_template("{spinner} {wide_msg}").into_diagnostic()?;
+    Ok(ProgressBar::new_spinner().with_style(style))
+}
+
+/// Adds a token to [`tokens`].
+pub(crate) fn add_token(tokens: &ProgressBar) {
+    tokens.inc(1);
+    tokens.set_message(format!("{} tokens, {:.0}/s", tokens.position(), tokens.per_sec()));
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{bar, count};
+    use super::{add_token, bar, count, tokens};
     use indicatif::{ProgressBar, ProgressDrawTarget, TermLike};
     use std::{
         io::Result,
@@ -77,12 +92,15 @@ mod tests {
 
     #[test]
     fn progress_fits_terminals_of_any_width() {
-        for width in [24, 40, 80, 200] {
+        for width in (20..=40).chain([80, 200]) {
             let loading = bar("to the GPU", 123_456_789_012).unwrap();
             loading.set_position(98_765_432_109);
             let assembling = count("assembling", 162).unwrap();
             assembling.set_message("attention_d128_bf16_bf16_sm80_hooks for sm_120");
-            let widths = [widest(width, &loading), widest(width, &assembling)];
+            let generating = tokens(false).unwrap();
+            generating.set_position(123_456_789_012_345);
+            add_token(&generating);
+            let widths = [&loading, &assembling, &generating].map(|progress| widest(width, progress));
             assert!(
                 widths.iter().all(|&columns| columns > 10 && columns <= width.into()),
                 "{width}: {widths:?}"

@@ -67,7 +67,7 @@ fn generate<B: Backend + Clone>(
     let indexed = jobs.iter().enumerate();
     let sources: Vec<_> = indexed.flat_map(|(index, job)| sources(index, job, &continuations)).collect();
     let count = sources.len();
-    let mut printer = Printer::new(tokenizer.clone(), format, sources);
+    let mut printer = Printer::new(tokenizer.clone(), format, sources)?;
     let interrupt = Interrupt::install()?;
     for (index, job) in jobs.iter().enumerate() {
         let first = index * continuations.len();

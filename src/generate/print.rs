@@ -1,7 +1,8 @@
 //! Output of generated text, in the order of the prompts: streamed for one text, one block or JSON object each for several.
 
 use super::json::TextRecord;
-use indicatif::{ProgressBar, ProgressStyle};
+use crate::progress;
+use indicatif::ProgressBar;
 use miette::{IntoDiagnostic, Result, miette};
 use std::{
     collections::HashMap,
@@ -95,7 +96,7 @@ pub(super) struct Printer {
 
 impl Printer {
     /// A printer of `sources`, in this order; a single text is streamed.
-    pub(super) fn new(tokenizer: Tokenizer, format: OutputFormat, sources: Vec<TextSource>) -> Self {
+    pub(super) fn new(tokenizer: Tokenizer, format: OutputFormat, sources: Vec<TextSource>) -> Result<Self> {
         let state = |source| TextState {
             source,
             decoder: tokenizer.decoder(),
@@ -106,12 +107,9 @@ impl Printer {
             end: None,
         };
         let texts: Vec<_> = sources.into_iter().map(state).collect();
-        let spinner = if texts.len() == 1 { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
-        if let Ok(style) = ProgressStyle::with_template("{spinner} {pos} tokens, {per_sec}") {
-            spinner.set_style(style);
-        }
+        let spinner = progress::tokens(texts.len() == 1)?;
         let (positions, failures) = (HashMap::new(), Vec::new());
-        Self {
+        Ok(Self {
             tokenizer,
             format,
             texts,
@@ -121,7 +119,7 @@ impl Printer {
             failures,
             rejected: 0,
             interrupted: 0,
-        }
+        })
     }
 
     /// Whether the only text is printed while it is generated.
@@ -145,7 +143,7 @@ impl Printer {
         text.first_token.get_or_insert_with(|| text.start.elapsed());
         text.tokens.push(token);
         text.text.push_str(&piece);
-        self.spinner.inc(1);
+        progress::add_token(&self.spinner);
         if streams {
             let prompt = if is_first && !self.format.answer_only { text.source.prompt.as_str() } else { "" };
             write(&format!("{prompt}{piece}"))?;
