@@ -78,12 +78,9 @@ fn templates_render_as_jinja2_or_are_refused() {
     assert_eq!(names, REFUSED, "{refused:#?}");
 }
 
-/// Templates, and the reasons for which one of them may be stopped: a slow machine reaches the limit of the time first.
+/// Templates, and the reason for which each is stopped, unless a slow machine reaches the time limit of 1 s first.
 const ENDLESS: &[(&str, &str)] = &[
-    (
-        "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}",
-        "ran out of fuel|longer than 1 s",
-    ),
+    ("{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}", "ran out of fuel"),
     ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion limit"),
     (
         "{% set ns = namespace(x='xxxxxxxx') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
@@ -99,7 +96,7 @@ const ENDLESS: &[(&str, &str)] = &[
     ),
     (
         "{% set ns = namespace(x=[1]) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}",
-        "a namespace keeps|longer than 1 s",
+        "a namespace keeps",
     ),
     (
         "{% set ns = namespace(x=[1]) %}{% for i in range(90000) %}{% set ns.x = [ns.x] %}{% endfor %}",
@@ -116,7 +113,7 @@ const ENDLESS: &[(&str, &str)] = &[
     ("{% set x = 'x' * 4000000 %}{% for i in range(1000) %}{{ x }}{% endfor %}", "the output exceeds 32 MiB"),
     (
         "{% set x %}{% for i in range(90000) %}{% for j in range(9) %}aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa{% endfor %}{% endfor %}{% endset %}",
-        "the output exceeds 32 MiB|longer than 1 s",
+        "the output exceeds 32 MiB",
     ),
 ];
 
@@ -127,7 +124,8 @@ fn endless_templates_are_stopped() {
         let error = open(template).and_then(|template| template.render(&[], true).map_err(|e| e.to_string()));
         let error = error.unwrap_err();
         assert!(error.starts_with("model.chat: the template of chat_template.jinja "), "{error}");
-        assert!(reason.split('|').any(|reason| error.contains(reason)), "{template}: {error}");
+        let stopped = [reason, "longer than 1 s"].iter().any(|reason| error.contains(reason));
+        assert!(stopped, "{template}: {error}");
         println!("{:?}: {template}", start.elapsed());
         assert!(start.elapsed().as_secs() < 60, "{template}");
     }
@@ -161,9 +159,12 @@ fn deeply_nested_templates_do_not_exhaust_the_stack() {
         "{% set a %}",
     ] {
         let template = part.repeat(20_000);
+        let start = Instant::now();
         let rendered =
             open(&template).and_then(|template| template.render(&[], true).map_err(|e| e.to_string()));
         assert!(rendered.is_err() || part.starts_with("{{"), "{part}");
+        // a scan of the rest of the template per tag takes more than a minute
+        assert!(start.elapsed().as_secs() < 20, "{part}: {:?}", start.elapsed());
     }
 }
 

@@ -58,7 +58,7 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
     let mut text = String::with_capacity(source.len() * 2);
     let mut rest = source.as_str();
     let mut nesting = Nesting::default();
-    while let Some(at) = ["{{", "{%", "{#"].iter().filter_map(|open| rest.find(open)).min() {
+    while let Some(at) = find_tag(rest) {
         push_data(&mut text, &rest[..at]);
         rest = &rest[at..];
         let length = match &rest[..2] {
@@ -72,6 +72,12 @@ pub(super) fn rewrite(source: &str) -> Result<String, String> {
     }
     push_data(&mut text, rest);
     Ok(text)
+}
+
+/// The start of the first tag or comment. One scan, because a template of many tags is scanned from each of them.
+fn find_tag(text: &str) -> Option<usize> {
+    let mut braces = text.match_indices('{').map(|(at, _)| at);
+    braces.find(|&at| text[at + 1..].starts_with(['{', '%', '#']))
 }
 
 /// Writes a text between tags. Its first and last visible characters stay outside of the expression: tags may trim the
