@@ -5,7 +5,7 @@ use std::{path::Path, time::Instant};
 use tilewright_serve::model::{ChatTemplate, Message};
 
 /// Templates that Jinja2 renders and that are refused, because minijinja would render something else.
-const REFUSED: [&str; 19] = [
+const REFUSED: [&str; 24] = [
     "{{ {'b': 1, 'a': 2} | dictsort }}{{ {'b': 1, 'A': 2} | dictsort(false, 'value') }}",
     "{{ '{} and {}'.format('a', 1) }}{{ '{1}{0}'.format('a', 'b') }}{{ '{x}'.format(x='y') }}",
     "{{ messages[0].content | upper | replace('A', 'x') | trim ~ '!' }}{{ messages[0].content | e }}",
@@ -25,6 +25,11 @@ const REFUSED: [&str; 19] = [
     "{{ range(4)[:2] }}{{ (range(4))[1:] }}",
     "{{ (-0.5) ** 2 }}",
     "{{ ((1, 2)) * 2 }}",
+    "{{ 1e20 | int }}",
+    "{% for x in [1, 2] %}{{ x }}{% continue %}{% else %}none{% endfor %}",
+    "{{ ['a' | safe] }}",
+    "{{ ((1, 2) if true else [])[::-1] }}",
+    "{{ (range(3) if true else [])[1:] }}",
 ];
 
 fn expected() -> Value {

@@ -173,6 +173,9 @@ pub(super) fn list(value: &Value) -> Result<Vec<Value>, Error> {
 
 /// The items of `value`; a lazy sum of lists may have any number.
 fn bounded(value: &Value) -> Result<Vec<Value>, Error> {
+    if value.is_none() {
+        return Err(refuse("none is not iterable"));
+    }
     let items: Vec<Value> = value.try_iter()?.take(MAX_TEXT / 16 + 1).collect();
     if items.len() > MAX_TEXT / 16 {
         return Err(refuse(format!("a list has more than {} items", MAX_TEXT / 16)));
@@ -325,8 +328,9 @@ fn round(
         "common" if value.is_integer() => Ok(value.clone()),
         "common" => Ok(Value::from(format!("{number:.*}", precision as usize).parse().unwrap_or(number))),
         "ceil" | "floor" if !(number * scale).is_finite() => Err(refuse("cannot convert float to integer")),
-        "ceil" => Ok(Value::from((number * scale).ceil() / scale)),
-        "floor" => Ok(Value::from((number * scale).floor() / scale)),
+        // an integer in Python, which has no negative 0
+        "ceil" => Ok(Value::from(((number * scale).ceil() + 0.0) / scale)),
+        "floor" => Ok(Value::from(((number * scale).floor() + 0.0) / scale)),
         _ => Err(refuse("method must be common, ceil or floor")),
     }
 }
@@ -338,20 +342,27 @@ fn int(value: &Value, default: Option<Value>, options: Kwargs) -> Result<Value, 
         _ if value.is_undefined() => return Err(refuse("int of an undefined value")),
         _ if value.kind() == ValueKind::Bool => Value::from(value.is_true() as i64),
         _ if value.is_integer() => value.clone(),
-        _ if value.is_number() => truncated(f64::try_from(value.clone())?).unwrap_or(default),
+        _ if value.is_number() => match f64::try_from(value.clone())? {
+            number if number.is_infinite() => return Err(refuse("cannot convert float infinity to integer")),
+            number => truncated(number)?.unwrap_or(default),
+        },
         Some(text) => {
             let text = strip(text, None, Side::Both).replace('_', "");
             match text.parse::<i64>() {
                 Ok(integer) => Value::from(integer),
-                Err(_) => parse_float(&text).and_then(truncated).unwrap_or(default),
+                Err(_) => parse_float(&text).map_or(Ok(None), truncated)?.unwrap_or(default),
             }
         }
         None => default,
     })
 }
 
-fn truncated(number: f64) -> Option<Value> {
-    (number.abs() < i64::MAX as f64).then(|| Value::from(number.trunc() as i64))
+/// The integer part; nothing of infinity and NaN.
+fn truncated(number: f64) -> Result<Option<Value>, Error> {
+    if number.is_finite() && number.abs() >= i64::MAX as f64 {
+        return Err(refuse("the integer is too large"));
+    }
+    Ok(number.is_finite().then(|| Value::from(number.trunc() as i64)))
 }
 
 fn parse_float(text: &str) -> Option<f64> {

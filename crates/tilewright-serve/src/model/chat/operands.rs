@@ -186,7 +186,9 @@ pub(super) fn wrap_tuples(tokens: &mut [Token], first: usize) -> Result<(), Stri
         }
         let depth = tokens[open].depth;
         let Some(close) = (open + 1..tokens.len()).find(|&at| tokens[at].depth == depth) else { continue };
-        let comma = (open + 1..close).any(|at| tokens[at].depth == depth + 1 && tokens[at].text == ",");
+        let is_comma =
+            |token: &Token| token.depth == depth + 1 && token.kind == Kind::Operator && token.text == ",";
+        let comma = tokens[open + 1..close].iter().any(is_comma);
         if comma || close == open + 1 {
             // minijinja would make a list of it.
             let operator =
@@ -210,6 +212,9 @@ pub(super) fn refuse_constructs(tokens: &[Token], first: usize) -> Result<(), St
         let name = if token.kind == Kind::Name { token.text.as_str() } else { "" };
         if is_sum && name == "safe" && at > first && operator(at - 1, "|") {
             return Err("a sum with `safe` is not supported: Jinja2 escapes the other texts".to_owned());
+        }
+        if name == "safe" && at > first && operator(at - 1, "|") && is_part(tokens, first, at) {
+            return Err("a safe text in a list, a call or before a method is not supported".to_owned());
         }
         if name == "and"
             && at > first
@@ -238,8 +243,11 @@ pub(super) fn refuse_constructs(tokens: &[Token], first: usize) -> Result<(), St
         };
         let comma =
             (open + 1..close).any(|at| tokens[at].depth == tokens[open].depth + 1 && operator(at, ","));
-        let tuple = called.is_empty() && comma;
-        if sliced && called == "range" || (sliced || repeated) && tuple {
+        let tuple = called.is_empty() && comma || holds_tuple(tokens, open, close);
+        let is_named =
+            |name: &str| tokens[open..close].iter().any(|t| t.kind == Kind::Name && t.text == name);
+        let range = called == "range" || is_named("range") && !is_named("list");
+        if sliced && range || (sliced || repeated) && tuple {
             return Err("a range or tuple that is sliced or repeated is not supported".to_owned());
         }
         if power && operator(open + 1, "-") {
@@ -247,6 +255,49 @@ pub(super) fn refuse_constructs(tokens: &[Token], first: usize) -> Result<(), St
         }
     }
     Ok(())
+}
+
+/// Whether the value at `at` is in brackets other than plain parentheses, or a method of those is called.
+fn is_part(tokens: &[Token], first: usize, at: usize) -> bool {
+    let mut depth = tokens[at].depth;
+    for open in (first..at).rev().filter(|&open| tokens[open].kind == Kind::Operator) {
+        if tokens[open].depth + 1 != depth || !matches!(tokens[open].text.as_str(), "(" | "[" | "{") {
+            continue;
+        }
+        depth -= 1;
+        let close = (at..tokens.len()).find(|&close| tokens[close].depth == depth);
+        let is_plain = tokens[open].text == "(" && !(open > first && ends_operand(tokens, open - 1));
+        if !is_plain || close.and_then(|close| tokens.get(close + 1)).is_some_and(|next| next.text == ".") {
+            return true;
+        }
+    }
+    false
+}
+
+/// Refuses `in` after the name of a test: Jinja2 takes it for the argument of the test.
+pub(super) fn refuse_test_of_in(tokens: &[Token], first: usize) -> Result<(), String> {
+    let name = |at: usize, text: &str| tokens[at].kind == Kind::Name && tokens[at].text == text;
+    for at in first + 2..tokens.len() {
+        let test = name(at - 2, "is") && !name(at - 1, "not")
+            || at > first + 2 && name(at - 3, "is") && name(at - 2, "not");
+        if test && name(at, "in") && tokens[at - 1].kind == Kind::Name {
+            return Err("`in` after a test needs parentheses".to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Whether one of the parentheses between `open` and `close` is a tuple.
+fn holds_tuple(tokens: &[Token], open: usize, close: usize) -> bool {
+    let operator = |at: usize, text: &str| tokens[at].kind == Kind::Operator && tokens[at].text == text;
+    let is_tuple = |at: usize| {
+        let inside = (at + 1..close).take_while(|&inner| tokens[inner].depth > tokens[at].depth);
+        let mut commas =
+            inside.filter(|&inner| tokens[inner].depth == tokens[at].depth + 1 && operator(inner, ","));
+        commas.next().is_some()
+    };
+    let parenthesis = |at: usize| operator(at, "(") && (at == 0 || !ends_operand(tokens, at - 1));
+    (open + 1..close).any(|at| parenthesis(at) && is_tuple(at))
 }
 
 /// Whether the token at `at` is a number or a named constant, and no operand of an arithmetic operator or a comparison.

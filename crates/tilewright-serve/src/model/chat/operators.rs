@@ -20,7 +20,11 @@ pub(super) fn modulo(left: &Value, right: &Value) -> Result<Value, Error> {
         }
         Operands::Floats(a, b) => {
             let rest = a % b;
-            Value::from(if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest })
+            Value::from(match rest {
+                0.0 => rest.copysign(b),
+                _ if (rest < 0.0) != (b < 0.0) => rest + b,
+                _ => rest,
+            })
         }
     })
 }
@@ -47,7 +51,11 @@ pub(super) fn floor_divide(left: &Value, right: &Value) -> Result<Value, Error> 
             let down = rest != 0.0 && (rest < 0.0) != (b < 0.0);
             let quotient = (a - rest) / b - if down { 1.0 } else { 0.0 };
             let floor = quotient.floor();
-            Ok(Value::from(if quotient - floor > 0.5 { floor + 1.0 } else { floor }))
+            Ok(Value::from(match quotient {
+                0.0 => quotient.copysign(a / b),
+                _ if quotient - floor > 0.5 => floor + 1.0,
+                _ => floor,
+            }))
         }
     }
 }
@@ -123,6 +131,9 @@ pub(super) fn contains(container: &Value, item: &Value) -> Result<bool, Error> {
         (Some(_), None) => Err(refuse(format!("a text cannot contain a {}", item.kind()))),
         (None, _) => match container.kind() {
             ValueKind::Undefined => Ok(false),
+            ValueKind::Map if matches!(item.kind(), ValueKind::Seq | ValueKind::Map) => {
+                Err(refuse(format!("a {} is no key of a dict", item.kind())))
+            }
             ValueKind::Map => Ok(container.try_iter()?.any(|key| key == *item)),
             ValueKind::Seq | ValueKind::Iterable => {
                 for other in container.try_iter()? {

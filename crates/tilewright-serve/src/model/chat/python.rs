@@ -2,7 +2,7 @@
 
 use super::{
     clock, filters, methods,
-    objects::{Generator, Tuple, cycler, joiner, range},
+    objects::{Generator, Labelled, Tuple, cycler, joiner, range},
     operators,
     text::{self, refuse, str},
 };
@@ -71,6 +71,7 @@ pub(super) fn environment() -> Environment<'static> {
         .add_filter("__timed", |state: &State<'_, '_>, value: Value| check_time(state).map(|()| value));
     environment.add_filter("__kept", kept);
     environment.add_filter("__iterable", iterable);
+    environment.add_test("in", |item: &Value, container: &Value| operators::contains(container, item));
     filters::add(&mut environment);
     environment
 }
@@ -164,6 +165,9 @@ fn sized(value: Value) -> Result<Value, Error> {
     match value.len() {
         // minijinja would make a list of it.
         _ if value.downcast_object_ref::<Tuple>().is_some() => Err(refuse("`+` of tuples is not supported")),
+        _ if value.downcast_object_ref::<Labelled>().is_some() => {
+            Err(refuse("unsupported operand type for `+`: a range or a view of a dict"))
+        }
         Some(len) if value.kind() != ValueKind::Map && len > text::MAX_TEXT / 64 => {
             Err(refuse("a list is too long for `+`"))
         }
@@ -171,12 +175,16 @@ fn sized(value: Value) -> Result<Value, Error> {
     }
 }
 
-/// The items of a loop. minijinja takes none for an empty list.
+/// The items of a loop. minijinja takes none for an empty list, and does not count the characters of a text.
 fn iterable(state: &State<'_, '_>, value: Value) -> Result<Value, Error> {
     check_time(state)?;
     match value.kind() {
         ValueKind::None | ValueKind::Bool | ValueKind::Number => {
             Err(refuse(format!("a {} is not iterable", value.kind())))
+        }
+        ValueKind::String => {
+            let text = value.as_str().unwrap_or_default();
+            Ok(text.chars().map(|c| Value::from(c.to_string())).collect())
         }
         _ => Ok(value),
     }

@@ -12,7 +12,7 @@
 //! The number of line ends is kept, so errors name the line of the template.
 
 use super::{
-    operands::{Insertions, refuse_constructs, wrap_operands, wrap_tuples},
+    operands::{Insertions, refuse_constructs, refuse_test_of_in, wrap_operands, wrap_tuples},
     token::{Kind, Token, lex},
 };
 
@@ -23,10 +23,20 @@ const MAX_DATA: usize = 64;
 const MAX_BLOCKS: usize = 64;
 const MAX_ELIFS: usize = 512;
 
-/// The open blocks at a tag, and the `elif` before it.
+/// An open block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Block {
+    /// A loop, and whether its body may leave an iteration early.
+    Loop {
+        leaves: bool,
+    },
+    Other,
+}
+
+/// The open blocks at a tag, and the number of `elif` before it.
 #[derive(Default)]
 struct Nesting {
-    blocks: usize,
+    blocks: Vec<Block>,
     elifs: usize,
 }
 
@@ -34,18 +44,26 @@ impl Nesting {
     fn count(&mut self, tokens: &[Token]) -> Result<(), String> {
         match tokens.first().map_or("", |token| token.text.as_str()) {
             "set" if tokens.iter().any(|token| token.depth == 0 && token.text == "=") => {}
-            "if" | "for" | "macro" | "call" | "filter" | "with" | "block" | "autoescape" | "set"
-            | "generation" => {
-                self.blocks += 1;
+            "for" => self.blocks.push(Block::Loop { leaves: false }),
+            "if" | "macro" | "call" | "filter" | "with" | "block" | "autoescape" | "set" | "generation" => {
+                self.blocks.push(Block::Other);
             }
             "elif" => self.elifs += 1,
+            "break" | "continue" => {
+                let innermost = self.blocks.iter_mut().rev().find(|block| **block != Block::Other);
+                innermost.into_iter().for_each(|block| *block = Block::Loop { leaves: true });
+            }
+            // Jinja2 renders the `else` of a loop of which no iteration reached its end.
+            "else" if self.blocks.last() == Some(&Block::Loop { leaves: true }) => {
+                return Err("an else after break or continue is not supported".to_owned());
+            }
             name @ ("include" | "import" | "from" | "extends") => {
                 return Err(format!("{name} is not supported: there are no other templates"));
             }
-            name if name.starts_with("end") => self.blocks = self.blocks.saturating_sub(1),
+            name if name.starts_with("end") => drop(self.blocks.pop()),
             _ => {}
         }
-        if self.blocks > MAX_BLOCKS {
+        if self.blocks.len() > MAX_BLOCKS {
             return Err(format!("blocks are nested more than {MAX_BLOCKS} deep"));
         }
         if self.elifs > MAX_ELIFS { Err(format!("there are more than {MAX_ELIFS} elif")) } else { Ok(()) }
@@ -154,9 +172,15 @@ fn push_tokens(text: &mut String, mut tokens: Vec<Token>, block: bool) -> Result
     let mut insertions =
         Insertions { before: vec![String::new(); tokens.len()], after: vec![Vec::new(); tokens.len()] };
     let expression = expression_start(&tokens, block);
+    refuse_test_of_in(&tokens, expression)?;
     wrap_operands(&mut tokens, expression, &mut insertions);
     wrap_expression(&tokens, expression, block, &mut insertions);
     refuse_constructs(&tokens, expression)?;
+    let is_condition = block && ["if", "elif"].contains(&tokens.first().map_or("", |token| &token.text));
+    let is_if = |token: &Token| token.depth == 0 && token.kind == Kind::Name && token.text == "if";
+    if is_condition && tokens[expression.min(tokens.len())..].iter().any(is_if) {
+        return Err("a condition that is an `if` expression needs parentheses".to_owned());
+    }
     wrap_tuples(&mut tokens, expression)?;
     for (at, token) in tokens.iter().enumerate() {
         text.push_str(&token.space);
