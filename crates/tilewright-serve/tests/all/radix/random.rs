@@ -1,4 +1,4 @@
-//! 100,000 random operations of simulated requests on tree and allocator, compared with the model.
+//! 100,000 random operations of simulated requests on tree and allocator, over three page sizes, compared with the model.
 //!
 //! Checked after each operation: both structures are consistent, tree and model have the same pages, and each used page
 //! has exactly one owner, the tree or a request.
@@ -301,7 +301,7 @@ impl Simulation {
 fn the_tree_survives_100_000_random_operations() {
     for page_size in 1..=3 {
         let mut simulation = Simulation::new(page_size, page_size as u64);
-        for _ in 0..100_000 {
+        for _ in 0..100_000_usize.div_ceil(3) {
             simulation.step();
             simulation.check();
         }
@@ -313,7 +313,7 @@ fn the_tree_survives_100_000_random_operations() {
             simulation.event_counts
         );
         assert!(
-            simulation.event_counts.values().all(|&count| count > 500),
+            simulation.event_counts.values().all(|&count| count > 50),
             "too few occurrences: {:?}",
             simulation.event_counts
         );
