@@ -51,6 +51,40 @@ fn an_output_matrix_that_differs_from_the_tied_embedding_is_used_and_named() {
     assert!(tied.err.contains(note) && !untied.err.contains(note), "{}", tied.err);
 }
 
+/// The greedy continuation by a copy of the fixture `name` whose `config.json` has these fields; null removes a field.
+#[track_caller]
+fn text_of(name: &str, fields: &serde_json::Value) -> String {
+    let dir = copy(name);
+    let path = dir.path().join("config.json");
+    let text = std::fs::read_to_string(&path).expect("a config");
+    let mut config: serde_json::Map<_, _> = serde_json::from_str(&text).expect("an object");
+    config.extend(fields.as_object().expect("fields").clone());
+    config.retain(|_, value| !value.is_null());
+    std::fs::write(path, serde_json::Value::Object(config).to_string()).expect("written");
+    let path = dir.path().display().to_string();
+    generate(&["--temperature", "0", "--max-tokens", "20", "--model", &path, "the pages"]).text().to_owned()
+}
+
+#[test]
+fn configs_with_settings_that_change_nothing_are_accepted() {
+    let plain = text_of("llama", &json!({}));
+    let mistral = json!({ "model_type": "mistral", "architectures": ["MistralForCausalLM"] });
+    for fields in [
+        json!({ "torch_dtype": "auto", "hidden_act": "swish" }),
+        // as Mistral v0.1: a window of 4096 by default, which is longer than this context
+        mistral,
+    ] {
+        assert_eq!(text_of("llama", &fields), plain, "{fields}");
+    }
+    let plain = text_of("qwen2", &json!({}));
+    for fields in [
+        json!({ "rms_norm_eps": null }), // it has the default, 1e-6
+        json!({ "use_sliding_window": true, "sliding_window": 32, "max_window_layers": 3, "layer_types": null }),
+    ] {
+        assert_eq!(text_of("qwen2", &fields), plain, "{fields}");
+    }
+}
+
 /// A SentencePiece-style tokenizer of special tokens, bytes and 29 words, of which the model may only generate words.
 #[test]
 fn a_continuation_keeps_the_space_before_its_first_word() {

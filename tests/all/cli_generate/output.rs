@@ -2,7 +2,7 @@
 
 use super::{
     NIGHT,
-    program::{Run, command, copy, edit, fixture, generate, generate_bytes, generate_from},
+    program::{Run, command, copy, edit, fixture, generate, generate_bytes, generate_from, root},
 };
 use std::{
     io::Read,
@@ -154,19 +154,23 @@ fn more_threads_than_cores_are_a_warning() {
 }
 
 #[test]
-fn help_names_every_supported_family_and_what_is_refused() {
+fn help_and_readme_name_every_supported_family_and_what_is_refused() {
     let dir = copy("llama");
     std::fs::write(dir.path().join("config.json"), "{\"model_type\": \"gpt2\"}").expect("written");
     let error = generate(&["--model", &dir.path().display().to_string(), "x"]).error_line();
     let families = error.rsplit_once("expected one of ").expect("a list of families").1;
     let help = generate(&["--help"]).out;
-    let words: String = help.to_lowercase().chars().filter(|c| c.is_alphanumeric()).collect();
-    for family in families.split(", ") {
-        let family: String = family.chars().filter(|c| c.is_alphanumeric()).collect();
-        assert!(words.contains(&family), "{family} is not in {help}");
-    }
-    for refused in ["mixturesofexperts", "quantizedweights", "arerefused"] {
-        assert!(words.contains(refused), "{refused} is not in {help}");
+    let readme = std::fs::read_to_string(root().join("README.md")).expect("a text");
+    let letters = |text: &str| -> String { text.chars().filter(|c| c.is_alphanumeric()).collect() };
+    for text in [help, readme.replace("Gemma 2 and 3", "Gemma 2, Gemma 3")] {
+        let words = letters(&text.to_lowercase());
+        // only the help tells which of the Gemma 3 models it is
+        for family in families.split(", ").map(|family| letters(family.trim_end_matches("_text"))) {
+            assert!(words.contains(&family), "{family} is not in {text}");
+        }
+        for refused in ["mixturesofexperts", "quantizedweights", "arerefused"] {
+            assert!(words.contains(refused), "{refused} is not in {text}");
+        }
     }
 }
 
