@@ -28,6 +28,7 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
     const TILE_COLUMNS: usize = 2;
     const TILE_ROWS: usize = 6;
+    const FUSES: bool = true;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m256 {

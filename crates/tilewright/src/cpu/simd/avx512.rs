@@ -41,6 +41,7 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
     const TILE_COLUMNS: usize = 4;
     const TILE_ROWS: usize = 6;
+    const FUSES: bool = true;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {

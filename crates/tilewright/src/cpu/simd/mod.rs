@@ -132,6 +132,8 @@ pub(crate) trait Simd: Copy {
     const TILE_COLUMNS: usize;
     /// Rows of the matrix micro-kernel, at most 6.
     const TILE_ROWS: usize;
+    /// Whether [`Simd::mul_add`] rounds once.
+    const FUSES: bool;
 
     fn splat(self, value: f32) -> Self::V;
     /// # Safety

@@ -165,7 +165,9 @@ impl Task for TileTask<'_> {
     fn run<S: Simd>(self, simd: S) {
         assert!(self.x.len() <= TILE_ROWS && self.panels.len() <= TILE_PANELS, "at most a tile");
         assert!(self.x.iter().all(|row| row.len() == self.weight.shape()[1]), "whole rows");
-        if !self.panels.is_empty() {
+        if const { !S::FUSES } {
+            unreachable!("sets without FMA multiply widened panels");
+        } else if !self.panels.is_empty() {
             with_format!(self.weight, F => multiply_tile::<S, F>(simd, self));
         }
     }
@@ -184,19 +186,25 @@ fn multiply_tile<S: Simd, F: PanelFormat>(simd: S, mut tile: TileTask<'_>) {
         while row < tile.x.len() {
             let (at, rest) = ((row, inputs.clone()), tile.x.len() - row);
             let block = &mut tile;
-            row += match (S::LANES, rest) {
-                (16, 1) => multiply_blocks::<S, F, 1, 4>(simd, block, at),
-                (16, 2) => multiply_blocks::<S, F, 2, 4>(simd, block, at),
-                (16, 3) => multiply_blocks::<S, F, 3, 4>(simd, block, at),
-                (16, 4) => multiply_blocks::<S, F, 4, 4>(simd, block, at),
-                (16, 5) => multiply_blocks::<S, F, 5, 2>(simd, block, at),
-                (16, 6) => multiply_blocks::<S, F, 6, 2>(simd, block, at),
-                (16, 7) => multiply_blocks::<S, F, 7, 2>(simd, block, at),
-                (16, _) => multiply_blocks::<S, F, 8, 2>(simd, block, at),
-                (_, 1) => multiply_blocks::<S, F, 1, 4>(simd, block, at),
-                (_, 2) => multiply_blocks::<S, F, 2, 4>(simd, block, at),
-                (_, 3) => multiply_blocks::<S, F, 3, 2>(simd, block, at),
-                (_, _) => multiply_blocks::<S, F, 4, 2>(simd, block, at),
+            // constant conditions: the compiler drops the forms of other sets
+            row += if const { S::LANES == 16 } {
+                match rest {
+                    1 => multiply_blocks::<S, F, 1, 4>(simd, block, at),
+                    2 => multiply_blocks::<S, F, 2, 4>(simd, block, at),
+                    3 => multiply_blocks::<S, F, 3, 4>(simd, block, at),
+                    4 => multiply_blocks::<S, F, 4, 4>(simd, block, at),
+                    5 => multiply_blocks::<S, F, 5, 2>(simd, block, at),
+                    6 => multiply_blocks::<S, F, 6, 2>(simd, block, at),
+                    7 => multiply_blocks::<S, F, 7, 2>(simd, block, at),
+                    _ => multiply_blocks::<S, F, 8, 2>(simd, block, at),
+                }
+            } else {
+                match rest {
+                    1 => multiply_blocks::<S, F, 1, 4>(simd, block, at),
+                    2 => multiply_blocks::<S, F, 2, 4>(simd, block, at),
+                    3 => multiply_blocks::<S, F, 3, 2>(simd, block, at),
+                    _ => multiply_blocks::<S, F, 4, 2>(simd, block, at),
+                }
             };
         }
     }

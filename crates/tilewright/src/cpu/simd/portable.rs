@@ -30,6 +30,7 @@ impl Simd for Portable {
     const LANES: usize = LANES;
     const TILE_COLUMNS: usize = 2;
     const TILE_ROWS: usize = 4;
+    const FUSES: bool = false;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::V {

@@ -48,40 +48,26 @@ impl<B: RhsMatrix> Task for PvTask<'_, B> {
     fn run<S: Simd>(self, simd: S) {
         let PvProduct { visible, dim, weights, values, o } = self.0;
         let common = longest_run(visible.iter().fold(u64::MAX, |common, visible| common & visible));
-        let (before, after) = (run_mask(&(0..common.start)), !run_mask(&(0..common.end)));
-        // SAFETY: the contract of `PvProduct::run`; rows and keys stay within the shapes.
-        unsafe {
-            accumulate_separately(simd, (visible, before), dim, (weights, values), o);
-            let weights_of_common = Matrix { ptr: weights.ptr.add(common.start), ..weights };
-            let shape = (visible.len(), dim, common.len());
-            tile::multiply_add(simd, shape, weights_of_common, values.skip(common.start), o);
-            accumulate_separately(simd, (visible, after), dim, (weights, values), o);
-        }
-    }
-}
-
-/// Accumulates the visible keys of `part` for each row separately, run by run.
-///
-/// # Safety
-/// Same as [`PvProduct::run`].
-#[inline(always)]
-unsafe fn accumulate_separately<S: Simd, B: RhsMatrix>(
-    simd: S,
-    (visible, part): (&[u64], u64),
-    dim: usize,
-    (weights, values): (Matrix<*const f32>, B),
-    o: Matrix<*mut f32>,
-) {
-    for (r, &visible) in visible.iter().enumerate() {
-        let mut bits = visible & part;
-        while bits != 0 {
-            let run = first_run(bits);
-            bits &= !run_mask(&run);
-            // SAFETY: upheld by the caller.
-            unsafe {
-                let weights = Matrix { ptr: weights.ptr.add(r * weights.stride + run.start), ..weights };
-                let o = Matrix { ptr: o.ptr.add(r * o.stride), ..o };
-                tile::multiply_add(simd, (1, dim, run.len()), weights, values.skip(run.start), o);
+        let phases = [
+            (run_mask(&(0..common.start)), 1),
+            (run_mask(&common), visible.len()),
+            (!run_mask(&(0..common.end)), 1),
+        ];
+        // one call of the micro-kernel for all phases, because each call compiles all of its forms
+        for (part, rows) in phases {
+            for first in (0..visible.len()).step_by(rows.max(1)) {
+                let mut bits = visible[first] & part;
+                while bits != 0 {
+                    let run = first_run(bits);
+                    bits &= !run_mask(&run);
+                    // SAFETY: the contract of `PvProduct::run`; rows and keys stay within the shapes.
+                    unsafe {
+                        let ptr = weights.ptr.add(first * weights.stride + run.start);
+                        let (weights, o) =
+                            (Matrix { ptr, ..weights }, Matrix { ptr: o.ptr.add(first * o.stride), ..o });
+                        tile::multiply_add(simd, (rows, dim, run.len()), weights, values.skip(run.start), o);
+                    }
+                }
             }
         }
     }

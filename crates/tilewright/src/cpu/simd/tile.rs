@@ -154,7 +154,7 @@ impl<B: RhsMatrix> Task for ProductTask<B> {
 ///
 /// # Safety
 /// With `width` rounded up to whole registers: `a` is readable as `[rows, depth]`, `b` as `[depth, width]`, `c`
-/// readable and writable as `[rows, width]`, and `c` overlaps neither; `rows <= 6`.
+/// readable and writable as `[rows, width]`, and `c` overlaps neither; `rows <= S::TILE_ROWS`.
 #[inline(always)]
 pub(crate) unsafe fn multiply_add<S: Simd, B: RhsMatrix>(
     simd: S,
@@ -172,8 +172,10 @@ pub(crate) unsafe fn multiply_add<S: Simd, B: RhsMatrix>(
             2 => strip::<S, B, 2>(simd, shape, a, b, c),
             3 => strip::<S, B, 3>(simd, shape, a, b, c),
             4 => strip::<S, B, 4>(simd, shape, a, b, c),
-            5 => strip::<S, B, 5>(simd, shape, a, b, c),
-            _ => strip::<S, B, 6>(simd, shape, a, b, c),
+            // constant conditions: a set with shorter strips has no code for these
+            5 if const { S::TILE_ROWS >= 5 } => strip::<S, B, 5>(simd, shape, a, b, c),
+            6 if const { S::TILE_ROWS >= 6 } => strip::<S, B, 6>(simd, shape, a, b, c),
+            _ => unreachable!("at most `TILE_ROWS` rows"),
         }
     }
 }
@@ -194,7 +196,7 @@ unsafe fn strip<S: Simd, B: RhsMatrix, const ROWS: usize>(
         let c = Matrix { ptr: c.ptr.wrapping_add(column), ..c };
         // SAFETY: upheld by the caller for the columns from `column` on.
         unsafe {
-            if S::TILE_COLUMNS == 4 && registers >= 4 {
+            if const { S::TILE_COLUMNS == 4 } && registers >= 4 {
                 block::<S, B, ROWS, 4>(simd, depth, a, (b, column), c);
                 column += 4 * S::LANES;
             } else if registers >= 2 {
