@@ -1,7 +1,7 @@
 //! The engine's sampling tests on the GPU backend: in the simulator with a part of the draws, and on the GPU if there is one.
 
 /// The simulator makes every n-th of many draws.
-const STRIDE: usize = 999;
+const STRIDE: usize = 2499;
 
 #[path = "../../../../tilewright/tests/all/sampling/distribution.rs"]
 mod distribution;

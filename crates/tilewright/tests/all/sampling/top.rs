@@ -42,9 +42,12 @@ fn top_k_selects_what_sorting_selects<B: Backend>(backends: &[B]) {
         for dtype in DTYPES {
             for (rows, vocab) in [(0, 3), (1, 1), (5, 50), (3, 257), (2, 5000)] {
                 let scores = Array::new(dtype, &[rows, vocab], Layout::Padded, &scores(rows * vocab, 5));
-                for k in [1, 2, 20, 50, 257, 5000].into_iter().filter(|&k| k <= vocab) {
-                    assert_selects(backend, &scores, k, TieBreak::Lowest);
-                    assert_selects(backend, &scores, k, TieBreak::Highest);
+                let widths = [1, 2, 20, 50, 257, 5000].into_iter().filter(|&k| k <= vocab);
+                for (at, k) in widths.enumerate() {
+                    let ties = [TieBreak::Lowest, TieBreak::Highest];
+                    // a slow device has every width, and both rules in turn
+                    let few = if crate::judge::stride() > 1 { &ties[at % 2..][..1] } else { &ties };
+                    few.iter().for_each(|&ties| assert_selects(backend, &scores, k, ties));
                 }
             }
         }
