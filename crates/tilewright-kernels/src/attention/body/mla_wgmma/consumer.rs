@@ -135,6 +135,12 @@ impl<'c, 'k> Consumer<'c, 'k> {
         self.shared.cta.at::<u32>(self.shared.arena.last_fragment).at(thread << 2)
     }
 
+    /// A fragment of the queries, by its step in the last panels; `last` is the last one.
+    fn query_operand(&self, step: usize, last: Option<[Value<'k, u32>; 4]>) -> WgmmaLeft<'k> {
+        let fragment = self.queries.get(step).map(|words| words.map(|word| word.get()));
+        WgmmaLeft::Registers(fragment.or(last).unwrap_or([self.k.constant(0); 4]))
+    }
+
     fn elements(&self) -> (Elements, Elements) {
         (self.shared.cta.elements, self.shared.cta.elements)
     }
@@ -154,10 +160,7 @@ impl<'c, 'k> Consumer<'c, 'k> {
                 for step in panels.flat_map(|panel| 4 * panel..4 * panel + 4) {
                     let left = match step.checked_sub(4 * in_memory) {
                         None => WgmmaLeft::Shared(q.depth_step(step), Major::K),
-                        Some(at) => {
-                            let fragment = self.queries.get(at).map(|words| words.map(|word| word.get()));
-                            WgmmaLeft::Registers(fragment.or(last).unwrap_or([k.constant(0); 4]))
-                        }
+                        Some(at) => self.query_operand(at, last),
                     };
                     let (elements, right) = (self.elements(), keys.depth_step(step));
                     let operands = WgmmaOperands { elements, left, right, right_major: Major::K };
