@@ -28,7 +28,7 @@ pub(crate) struct PageLookup<'k> {
     pending: Var<'k, u32>,
 }
 
-/// Where the keys of an item are.
+/// The location of the keys of an item.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KvSource<'k> {
     /// The first entry of the segment in the page indices or, in a ragged tensor, its first token.

@@ -277,11 +277,7 @@ impl World {
         let launch = Launch { kernel, grid: [ctas as u32, 1, 1], args: &args, seed };
         launch.run(&mut memory)?;
         if case.wgmma && case.latent {
-            let config = case.mla_wgmma_config();
-            let kernel =
-                &mla_wgmma::large_merges("large_merges", &config).expect("a supported configuration");
-            Launch { kernel, grid: [3, 1, 1], args: &args, seed }.run(&mut memory)?;
-            assert_eq!(memory.read::<u32>(large_merges, 2)?, [0, 0], "the list of large merges is not empty");
+            self.run_large_merges((&args, large_merges), seed, &mut memory)?;
         }
         assert_eq!(memory.read::<u32>(ticket, 1)?, [0], "the ticket is not reset");
         assert!(memory.read::<u32>(arrival_counters, schedule.merges.len())?.iter().all(|&count| count == 0));
@@ -295,6 +291,20 @@ impl World {
             assert!(memory.read::<u16>(o + 2 * (first + dim.vo) as u64, 1).is_err(), "written beyond a head");
         }
         Ok(Outputs { o: found, lse: memory.read(lse, rows)? })
+    }
+
+    /// Launches the kernel of large merges, whose list is at `list` and empty afterwards.
+    fn run_large_merges(
+        &self,
+        (args, list): (&[Arg], u64),
+        seed: u64,
+        memory: &mut Memory,
+    ) -> Result<(), Fault> {
+        let config = self.case.mla_wgmma_config();
+        let kernel = &mla_wgmma::large_merges("large_merges", &config).expect("a supported configuration");
+        Launch { kernel, grid: [3, 1, 1], args, seed }.run(memory)?;
+        assert_eq!(memory.read::<u32>(list, 2)?, [0, 0], "the list of large merges is not empty");
+        Ok(())
     }
 
     /// The arguments of the `wgmma` kernel, whose runs are all items.

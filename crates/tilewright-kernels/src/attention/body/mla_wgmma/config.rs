@@ -8,7 +8,7 @@ use crate::attention::{
 use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
 
-/// Consumer threads, two warpgroups.
+/// MlaConsumer threads, two warpgroups.
 pub(super) const CONSUMERS: u32 = 256;
 /// Threads per CTA: the consumers and a producer warpgroup.
 pub(super) const THREADS: u32 = CONSUMERS + 128;
@@ -127,8 +127,8 @@ impl MlaWgmmaConfig {
     }
 
     /// Offsets of the body's part of the arena, after the common part.
-    pub(super) fn arena(&self, common: &mut SharedAllocator) -> ArenaOffsets {
-        ArenaOffsets {
+    pub(super) fn arena(&self, common: &mut SharedAllocator) -> MlaArenaOffsets {
+        MlaArenaOffsets {
             items: common.take(2 * ITEM_BYTES),
             visible: common.take(Q_ROWS * 8),
             references: [0, 1].map(|_| common.take(Q_ROWS * 8)),
@@ -145,7 +145,7 @@ pub(super) const ITEM_BYTES: usize = 80;
 
 /// Byte offsets in the arena.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ArenaOffsets {
+pub(super) struct MlaArenaOffsets {
     /// `[2]` slots of items.
     pub(super) items: usize,
     /// `[64]` u64: visible masks of the rows.

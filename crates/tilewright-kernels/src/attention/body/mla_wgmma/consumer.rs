@@ -23,7 +23,7 @@ use tilewright_ptx::{
 const REGISTERS: u32 = 232;
 
 /// A consumer warpgroup. The registers of its current item are `Var`s.
-pub(super) struct Consumer<'c, 'k> {
+pub(super) struct MlaConsumer<'c, 'k> {
     pub(super) shared: &'c MlaWgmmaCta<'k>,
     pub(super) hooks: &'c RowHooks<'k, 'c>,
     pub(super) k: &'k Builder,
@@ -42,7 +42,7 @@ pub(super) struct Consumer<'c, 'k> {
     pub(super) count: Var<'k, u32>,
 }
 
-impl<'c, 'k> Consumer<'c, 'k> {
+impl<'c, 'k> MlaConsumer<'c, 'k> {
     pub(super) fn new(shared: &'c MlaWgmmaCta<'k>, hooks: &'c RowHooks<'k, 'c>) -> Self {
         let (k, config) = (shared.k, &shared.config);
         k.setmaxnreg_inc(REGISTERS);

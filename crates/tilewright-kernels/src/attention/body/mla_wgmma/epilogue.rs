@@ -1,6 +1,6 @@
 //! Epilogue of a consumer: adds the sums of both consumers and writes its half of the outputs or partial states.
 
-use super::{CONSUMERS, consumer::Consumer};
+use super::{CONSUMERS, consumer::MlaConsumer};
 use crate::{
     attention::kernel::{
         cta::CurrentItem,
@@ -9,7 +9,7 @@ use crate::{
     tile::reduce,
 };
 
-impl<'k> Consumer<'_, 'k> {
+impl<'k> MlaConsumer<'_, 'k> {
     /// Writes this consumer's elements of the rows of an item.
     pub(super) fn store(&self, current: &CurrentItem<'k>) {
         let (k, cta) = (self.k, &self.shared.cta);

@@ -4,7 +4,7 @@
 //! more than 2^8. Both consumers use the reference of the last tile whose weights were published. The follower adds the leader's
 //! weights before it moves its reference, and the leader the follower's after that, so published weights are never rescaled.
 
-use super::{CONSUMERS, FOLLOWER_WEIGHTS, LEADER_WEIGHTS, LEADER_WEIGHTS_READ, consumer::Consumer};
+use super::{CONSUMERS, FOLLOWER_WEIGHTS, LEADER_WEIGHTS, LEADER_WEIGHTS_READ, consumer::MlaConsumer};
 use crate::{
     attention::body::wgmma::softmax::{Exponentials, Reference, row_max},
     tile::{reduce, sums},
@@ -14,7 +14,7 @@ use tilewright_ptx::{
     isa::sync::Fence,
 };
 
-impl<'k> Consumer<'_, 'k> {
+impl<'k> MlaConsumer<'_, 'k> {
     /// Lets the leader write its first weights.
     pub(super) fn begin_exchange(&self) {
         self.k.when(self.number.ne(0), || self.end_read());
@@ -92,7 +92,7 @@ impl<'k> Consumer<'_, 'k> {
         self.shared.cta.at::<f32>(self.shared.arena.references[half]).at(row << 1)
     }
 
-    /// Brings the accumulators to new references.
+    /// Rescales the accumulators to new references.
     pub(super) fn rescale(&self, factors: [Value<'k, f32>; 2]) {
         self.k.when(self.is_rescaled(factors), || self.multiply_accumulators(factors));
     }

@@ -3,7 +3,7 @@
 use super::{
     MlaWgmmaCta,
     config::KEYS,
-    producer::{Producer, UNROLLED},
+    producer::{MlaProducer, UNROLLED},
 };
 use crate::attention::{
     body::wgmma::rows::{SourceRow, copy_rows},
@@ -16,7 +16,7 @@ use tilewright_ptx::{build::Value, isa::sync::Fence};
 /// Page and slot of a key, as in the tensors.
 type Location<'k> = (Value<'k, u32>, Value<'k, u32>);
 
-impl<'k> Producer<'_, 'k> {
+impl<'k> MlaProducer<'_, 'k> {
     /// Loads the page of this lane's part of a KV tile.
     pub(super) fn load_page(&self, item: &WorkItemRegs<'k>, tile: Value<'k, u32>) {
         let (k, params) = (self.k, &self.shared.cta.params);

@@ -1,6 +1,6 @@
 //! Masked tiles: visible masks, and values that masked keys must not contribute.
 
-use super::{CONSUMERS, config::KEYS, consumer::Consumer};
+use super::{CONSUMERS, config::KEYS, consumer::MlaConsumer};
 use crate::attention::kernel::{
     cta::{CurrentItem, ThreadPartition},
     fragments::apply_mask,
@@ -15,7 +15,7 @@ use tilewright_ptx::{
 /// Threads of a consumer.
 const THREADS: usize = CONSUMERS as usize / 2;
 
-impl<'k> Consumer<'_, 'k> {
+impl<'k> MlaConsumer<'_, 'k> {
     /// Masks the leader's logits of a tile, if any row does not see all of its keys.
     pub(super) fn mask(&self, current: &CurrentItem<'k>, tile: Value<'k, u32>) {
         let k = self.k;

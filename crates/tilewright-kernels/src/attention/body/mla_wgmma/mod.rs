@@ -9,13 +9,13 @@
 //! follower     S(1) = Q · Kᵀ, wait for P(0)   O += P(0) · V(0) while it computes P(1)   O += P(1) · V(1)   S(3) ...
 //! ```
 //!
-//! Consumer 0, the leader, computes the weights of the even tiles of an item, consumer 1, the follower, those of the odd ones. Weights
+//! MlaConsumer 0, the leader, computes the weights of the even tiles of an item, consumer 1, the follower, those of the odd ones. Weights
 //! and row references cross through shared memory, so the softmax of one consumer overlaps with products of the other ("seesaw" in
 //! FlashMLA). Row references are as in [`wgmma`](super::wgmma).
 //!
 //! 1. The last two of the nine panels of Q stay in registers of both consumers. Their shared memory holds P.
 //! 2. Tiles that a row does not see in full, and a last odd tile, are computed one by one, with the leader's weights.
-//! 3. Consumer `c` releases half `c` of each tile, after both consumers have read it: the leader's S(0) comes before P(0), and the
+//! 3. MlaConsumer `c` releases half `c` of each tile, after both consumers have read it: the leader's S(0) comes before P(0), and the
 //!    follower's S(1) before P(1).
 //! 4. Non-finite values of masked tiles are treated as in `kernel::nonfinite`.
 //!
@@ -52,9 +52,9 @@ use crate::{
     },
     tile::SharedTile,
 };
-use config::{ArenaOffsets, CONSUMERS, KEYS, REGISTER_PANELS, STAGES, THREADS};
-use consumer::Consumer;
-use producer::Producer;
+use config::{CONSUMERS, KEYS, MlaArenaOffsets, REGISTER_PANELS, STAGES, THREADS};
+use consumer::MlaConsumer;
+use producer::MlaProducer;
 use tilewright_ptx::{
     build::{Barrier, Builder, Global, Shared, Value},
     ir::Kernel,
@@ -124,7 +124,7 @@ pub fn attention(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Invalid>
         k.launch_dependents();
         shared.init();
         let producer = (k.thread() >> 5).of_lane(0).ge(CONSUMERS / 32);
-        k.when_else(producer, || Producer::new(&shared).run(), || Consumer::new(&shared, &hooks).run());
+        k.when_else(producer, || MlaProducer::new(&shared).run(), || MlaConsumer::new(&shared, &hooks).run());
     })
 }
 
@@ -134,7 +134,7 @@ struct MlaWgmmaCta<'k> {
     config: MlaWgmmaConfig,
     /// Its threads are the consumers.
     cta: MmaCta<'k>,
-    arena: ArenaOffsets,
+    arena: MlaArenaOffsets,
     box_shift: Value<'k, u32>,
     maps: [Value<'k, u64>; 2],
     q: SharedTile<'k>,

@@ -30,7 +30,7 @@ pub(super) const UNROLLED: u32 = 2;
 pub(super) const PRESENT: usize = WorkItem::WORDS;
 
 /// A warp of the producer warpgroup.
-pub(super) struct Producer<'c, 'k> {
+pub(super) struct MlaProducer<'c, 'k> {
     pub(super) shared: &'c MlaWgmmaCta<'k>,
     pub(super) k: &'k Builder,
     /// In the warpgroup.
@@ -49,7 +49,7 @@ pub(super) struct Producer<'c, 'k> {
     pub(super) pending: Var<'k, bool>,
 }
 
-impl<'c, 'k> Producer<'c, 'k> {
+impl<'c, 'k> MlaProducer<'c, 'k> {
     pub(super) fn new(shared: &'c MlaWgmmaCta<'k>) -> Self {
         let k = shared.k;
         k.setmaxnreg_dec(REGISTERS);

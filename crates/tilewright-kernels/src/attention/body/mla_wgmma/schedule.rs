@@ -1,6 +1,6 @@
 //! The order of products, weights and releases of both consumers.
 
-use super::{config::KEYS, consumer::Consumer};
+use super::{config::KEYS, consumer::MlaConsumer};
 use crate::attention::kernel::cta::CurrentItem;
 use tilewright_ptx::build::{Value, Var};
 
@@ -8,7 +8,7 @@ use tilewright_ptx::build::{Value, Var};
 const LEADER: usize = 0;
 const FOLLOWER: usize = 1;
 
-impl<'k> Consumer<'_, 'k> {
+impl<'k> MlaConsumer<'_, 'k> {
     /// Computes the rows of an item.
     pub(super) fn attend(&self, current: &CurrentItem<'k>) {
         let k = self.k;

@@ -15,7 +15,7 @@ use tilewright_ptx::build::{Value, Var};
 pub(crate) struct RingCursors<'k> {
     /// Whether keys of the next item are looked up.
     is_next: Var<'k, u32>,
-    /// Where the keys are that are looked up next: start, end and head of [`KvSource`].
+    /// Start, end and head of the [`KvSource`] of the keys that are looked up next.
     from: [Var<'k, u32>; 3],
     /// The first key of the next stage to look up.
     pub(super) first_key: Var<'k, u32>,
@@ -68,7 +68,7 @@ impl<'k> RingCursors<'k> {
         self.from.iter().zip([from.start, from.end, from.head]).for_each(|(var, value)| var.set(value));
     }
 
-    /// Where the keys are that are looked up next.
+    /// The source of the keys that are looked up next.
     fn source(&self) -> KvSource<'k> {
         let [start, end, head] = self.from.map(|var| var.get());
         KvSource { start, end, head }
