@@ -24,11 +24,14 @@ use crate::attention::kernel::{
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     nonfinite::{self, NonfiniteMasks},
-    page_lookup::{KvSource, LoadedQueries, PendingStage, StageLookup, TileLoader},
+    page_lookup::KvSource,
     page_scales::{self, PageScales},
+    queries::LoadedQueries,
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
+    stage_lookup::{PendingStage, StageLookup},
+    tile_loader::TileLoader,
     visible::{KeyRange, visible_mask},
 };
 use crate::tile::reduce;

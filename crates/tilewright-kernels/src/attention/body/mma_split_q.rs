@@ -20,11 +20,13 @@ use crate::attention::kernel::{
     fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
-    page_lookup::{KvSource, PageLookup, TileLoader, copy_queries},
+    page_lookup::{KvSource, PageLookup},
     page_scales::PageScales,
+    queries::copy_queries,
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
+    tile_loader::TileLoader,
     visible::{KeyRange, visible_mask},
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};

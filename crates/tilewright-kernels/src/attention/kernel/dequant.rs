@@ -11,7 +11,7 @@
 use super::{
     cta::{MmaCta, ThreadPartition},
     layout::RowFormat,
-    page_lookup::TileLoader,
+    tile_loader::TileLoader,
 };
 use crate::tile::halves::halves;
 use tilewright::Dtype;

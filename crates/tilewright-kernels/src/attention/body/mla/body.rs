@@ -14,10 +14,12 @@ use crate::attention::kernel::{
     epilogue::{ColumnRange, store_columns},
     fragments::{FragmentLoader, RowTile, ThreadScalar, apply_mask},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
-    page_lookup::{KvSource, PageLookup, TileLoader, copy_queries},
+    page_lookup::{KvSource, PageLookup},
+    queries::copy_queries,
     row_hooks::RowHooks,
     row_table::RowTable,
     softmax,
+    tile_loader::TileLoader,
     visible::{KeyRange, visible_mask},
 };
 use tilewright_ptx::build::{Builder, Shared, Value, Var};

@@ -5,7 +5,8 @@ use crate::attention::{
     items::WorkItemRegs,
     kernel::{
         cta::{CurrentItem, MmaCta},
-        page_lookup::{KvSource, MAX_HOISTED_DIM, PendingStage, StageLookup},
+        page_lookup::KvSource,
+        stage_lookup::{MAX_HOISTED_DIM, PendingStage, StageLookup},
     },
 };
 use tilewright_ptx::build::{Value, Var};

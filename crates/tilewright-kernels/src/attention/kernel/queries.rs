@@ -1,0 +1,80 @@
+//! Copies of query rows to shared memory.
+
+use super::{
+    cta::{CurrentItem, MmaCta, ThreadPartition},
+    layout::RowFormat,
+    tile_loader::exists,
+};
+use crate::attention::params::RowTensorRegs;
+use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
+
+/// Starts the copies of `count` query rows of `q` from `begin` on to `to`; rows beyond the item's last are zero-filled.
+pub(crate) fn copy_queries<'k>(
+    (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+    (begin, count): (Value<'k, u32>, usize),
+    (q, format): (&RowTensorRegs<'k>, RowFormat),
+    to: Shared<'k, u32>,
+) {
+    let (k, item) = (cta.k, current.load());
+    let rows = item.qo_len * cta.params.group.by;
+    let partition = ThreadPartition::new(k.thread(), cta.threads, format.chunks);
+    let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
+    partition.for_each_row(k, count, |first| {
+        let row = begin + partition.row + first as u32;
+        let row_exists = row.lt(rows);
+        let head = cta.query_head(&item, row.min(rows - 1));
+        let from = Global::<u16>::new(q.address).at_wide(head.offset_in(q)).at(partition.chunk << 3).cast();
+        for chunk in (0..format.chunks).step_by(partition.lanes) {
+            let present = row_exists & exists(k, format, partition.chunk + chunk as u32);
+            cta.copy_chunk((to, first * format.stride + chunk * 16), (from, chunk * 16), !present);
+        }
+    });
+}
+
+/// Query rows in registers, on their way to shared memory.
+pub(crate) struct LoadedQueries<'k> {
+    to: Shared<'k, u32>,
+    /// Byte offsets and words of this thread's chunks.
+    chunks: Vec<(usize, [Var<'k, u32>; 4])>,
+    is_in_tile: Value<'k, bool>,
+}
+
+impl<'k> LoadedQueries<'k> {
+    /// Loads the first `count` query rows of an item for `to`; rows beyond the item's last are 0. In contrast to [`copy_queries`]
+    /// it does not use the groups of asynchronous copies.
+    pub(crate) fn load(
+        (cta, current): (&MmaCta<'k>, &CurrentItem<'k>),
+        count: usize,
+        (q, format): (&RowTensorRegs<'k>, RowFormat),
+        to: Shared<'k, u32>,
+    ) -> Self {
+        let (k, item) = (cta.k, current.load());
+        let rows = item.qo_len * cta.params.group.by;
+        let partition = ThreadPartition::new(k.thread(), cta.threads, format.chunks);
+        let mut chunks = Vec::new();
+        for first in (0..count).step_by(partition.rows_at_once) {
+            let row = partition.row + first as u32;
+            let head = cta.query_head(&item, row.min(rows - 1));
+            let from = Global::<u16>::new(q.address).at_wide(head.offset_in(q)).at(partition.chunk << 3);
+            for chunk in (0..format.chunks).step_by(partition.lanes) {
+                let words = std::array::from_fn(|_| k.var::<u32>("query", 0));
+                k.when(row.lt(rows) & exists(k, format, partition.chunk + chunk as u32), || {
+                    let loaded = from.cast::<u32>().plus(chunk * 4).load_vector::<4>();
+                    words.iter().zip(loaded).for_each(|(word, loaded)| word.set(loaded));
+                });
+                chunks.push((first * format.stride + chunk * 16, words));
+            }
+        }
+        let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
+        Self { to, chunks, is_in_tile: partition.row.lt(count as u32) }
+    }
+
+    /// Stores the rows; valid after a barrier.
+    pub(crate) fn store(self, k: &'k Builder) {
+        k.when(self.is_in_tile, || {
+            for (byte, words) in self.chunks {
+                self.to.plus(byte / 4).store_vector(words.map(|word| word.get()));
+            }
+        });
+    }
+}
