@@ -11,6 +11,22 @@ use tilewright_ptx::{
     isa::types::{Bf16x2, E4m3x2, F16x2},
 };
 
+/// The order in which four elements become two pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pairs {
+    /// Elements 0 and 1, then 2 and 3.
+    Adjacent,
+    /// Elements 0 and 2, then 1 and 3: those of two rows that a transposed `ldmatrix` put into one word.
+    Alternate,
+}
+
+/// [`halves`] of the elements in the order of `pairs`, as f16.
+#[track_caller]
+pub fn f16_pairs<'k>(from: Dtype, arch: u32, (word, pairs): (Value<'k, u32>, Pairs)) -> [Value<'k, u32>; 2] {
+    let word = if pairs == Pairs::Alternate { word.permute_bytes(0, 0x3120) } else { word };
+    halves((from, Dtype::F16), arch, word)
+}
+
 /// Widens the four elements of `word`, lowest bits first, to two words of `to`.
 ///
 /// `from` is [`Dtype::E4m3`], [`Dtype::E5m2`] or [`Dtype::I8`]. `to` is [`Dtype::F16`]; any other means bf16. `arch` is the compute capability, 90 for 9.0.

@@ -2,7 +2,7 @@
 //! at the end.
 //!
 //! ```text
-//! warp w    keys 16 (4 i + w) .. + 16 for i = 0, 1, ..: K and V copied `num_stages - 1` stages ahead, by this warp alone
+//! warp w    keys n (4 i + w) .. + n for i = 0, 1, .., n = 16 or 32: K and V copied `num_stages - 1` stages ahead, by this warp alone
 //!           S = Q · Kᵀ,  P = 2^((S - max) · scale)
 //!           O = O · 2^((old max - max) · scale) on a new maximum;  O = O + P · V
 //! end       O = Σ_w O_w · 2^((max_w - max) · scale)
@@ -11,19 +11,15 @@
 //! Decoding is memory-bound: warps run independently, without CTA barriers in the loop, to keep as many bytes in flight as
 //! possible. Copies do not stop between items: with the last stages of an item, a warp copies the first ones of the next.
 
+mod operands;
 pub(super) mod ring;
 
-use super::{
-    MAX_SPLIT_KV_ROWS,
-    mma::layout::{STAGE_KEYS, SplitKvLayout},
-};
+use super::{MAX_SPLIT_KV_ROWS, mma::layout::SplitKvLayout};
 use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta, divide},
-    dequant::{Dequantizer, TileHalf},
     epilogue::{SoftmaxStats, store_chunk},
-    fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
+    fragments::{AccFragment, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
-    nonfinite::{self, NonfiniteMasks},
     page_lookup::KvSource,
     page_scales::{self, PageScales},
     queries::LoadedQueries,
@@ -35,6 +31,7 @@ use crate::attention::kernel::{
     visible::{KeyRange, visible_mask},
 };
 use crate::tile::reduce;
+use operands::{QueryOperands, StageOperands};
 use ring::RingCursors;
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
@@ -63,12 +60,11 @@ struct SplitKvBody<'c, 'k> {
     count: Value<'k, u32>,
     rows: RowTable<'k>,
     tile: RowTile<'k>,
-    fragments: FragmentLoader<'k>,
+    operands: StageOperands<'k>,
     ring: Shared<'k, u32>,
     lookup: StageLookup<'k>,
     key_loader: TileLoader<'k>,
     value_loader: TileLoader<'k>,
-    dequantizer: Dequantizer<'k>,
     /// Entries of this warp's keys and values.
     entries: Shared<'k, u32>,
     page_scales: PageScales<'k>,
@@ -83,12 +79,13 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         hooks: &'c RowHooks<'k, 'c>,
     ) -> Self {
         let (k, item, warp) = (cta.k, current.load(), cta.k.warp_index());
-        let entries = cta.at::<u32>(layout.entries).byte(warp * (2 * STAGE_KEYS * 16) as u32);
+        let entries = cta.at::<u32>(layout.entries).byte(warp * (2 * layout.stage_keys * 16) as u32);
         let loader = |format: RowFormat, table: usize| {
-            let entries = entries.plus(table * STAGE_KEYS * 4);
-            TileLoader::new(cta, (k.lane(), 32), (format, STAGE_KEYS), entries)
+            let entries = entries.plus(table * layout.stage_keys * 4);
+            TileLoader::new(cta, (k.lane(), 32), (format, layout.stage_keys), entries)
         };
-        let groups = divide(item.kv_end - item.kv_begin + (STAGE_KEYS - 1) as u32, STAGE_KEYS).0;
+        let groups =
+            divide(item.kv_end - item.kv_begin + (layout.stage_keys - 1) as u32, layout.stage_keys).0;
         Self {
             cta,
             layout,
@@ -100,28 +97,23 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             count: divide(groups + (WARPS - 1) as u32 - warp, WARPS).0.named("stages"),
             rows: RowTable::new(cta),
             tile: RowTile::new(cta, [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum")))),
-            fragments: FragmentLoader::new(k, &cta.layout),
+            operands: StageOperands::new(cta, layout),
             ring: cta.at::<u32>(layout.rings).byte(warp * layout.ring_bytes as u32),
-            lookup: StageLookup::new(cta, entries),
+            lookup: StageLookup::new(cta, entries, layout.stage_keys),
             key_loader: loader(cta.layout.stored_k, 0),
             value_loader: loader(cta.layout.stored_v, 1),
-            dequantizer: Dequantizer::new(
-                cta,
-                (k.lane(), 32),
-                (cta.at(layout.dequantized).byte(warp * layout.dequantized_bytes as u32), STAGE_KEYS),
-            ),
-            page_scales: PageScales::new(cta, STAGE_KEYS),
+            page_scales: PageScales::new(cta, layout.stage_keys),
             entries,
             cursors,
         }
     }
 
     fn first_key(&self, stage: Value<'k, u32>) -> Value<'k, u32> {
-        self.kv_begin + (stage * WARPS as u32 + self.warp) * STAGE_KEYS as u32
+        self.kv_begin + (stage * WARPS as u32 + self.warp) * self.layout.stage_keys as u32
     }
 
-    /// Starts the first copies, unless the last item did; returns the query fragments, one per step of 16 elements.
-    fn begin(&self) -> Vec<[Value<'k, u32>; 4]> {
+    /// Starts the first copies, unless the last item did; returns the queries.
+    fn begin(&self) -> QueryOperands<'k> {
         let (k, zero, layout, cursors) = (self.k, self.k.constant(0_u32), &self.cta.layout, &self.cursors);
         let (q, item) = (self.cta.at(self.layout.q), self.current.load());
         let first_keys =
@@ -131,7 +123,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         let copied = cursors.begin(&item, self.first_key(zero), self.stride());
         let is_incomplete = copied.lt(last_key);
         // all pages are requested at once
-        let stages: Vec<_> = first_keys.iter().map(|_| PendingStage::new(k)).collect();
+        let stages: Vec<_> =
+            first_keys.iter().map(|_| PendingStage::new(k, self.layout.stage_keys)).collect();
         k.when(is_incomplete, || {
             let requests = first_keys.iter().zip(&stages);
             requests.for_each(|(first, stage)| self.lookup.request(KvSource::from(&item), *first, *stage));
@@ -145,21 +138,21 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
                 k.when(copied.le(*first), || self.copy_stage(*stage, || ()));
             }
         });
-        queries.store(k);
+        self.operands.store_queries(queries, self.cta.elements);
         self.current.store_next();
         k.sync_threads();
         k.when(is_incomplete, || {
             cursors.first_key.set(last_key);
-            (0..cursors.ahead).for_each(|_| self.look_up());
+            self.look_up();
         });
         self.cta.fetch_merges(self.current);
         self.rows.compute_unmasked_range(self.cta, self.current);
-        (0..layout.q.steps()).map(|step| self.fragments.query(self.cta, q, step)).collect()
+        self.operands.load_queries(self.cta.elements)
     }
 
     /// Keys between the stages of a warp.
     fn stride(&self) -> u32 {
-        (WARPS * STAGE_KEYS) as u32
+        (WARPS * self.layout.stage_keys) as u32
     }
 
     /// Starts the copies of a stage, and calls `look_up` before: assemblers do not move loads from shared memory across copies to
@@ -177,11 +170,11 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             let values = self.values_of(keys);
             let halves = [(&self.key_loader, keys), (&self.value_loader, values)];
             k.when_else(
-                count.ge(STAGE_KEYS as u32),
+                count.ge(layout.stage_keys as u32),
                 || halves.iter().for_each(|(loader, to)| loader.copy_all(*to)),
                 || halves.iter().for_each(|(loader, to)| loader.copy(*to, k.constant(0))),
             );
-            self.page_scales.copy_to_stage(k.lane(), self.entries, keys.plus(layout.scales / 4));
+            self.page_scales.copy_to_stage((k.lane(), 32), self.entries, keys.plus(layout.scales / 4));
             self.advance(cursors.write, layout.stage_bytes);
         });
         k.commit_copies();
@@ -189,18 +182,18 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
 
     /// Looks up the stage after the pending ones.
     fn look_up(&self) {
-        let in_group = self.warp * STAGE_KEYS as u32;
+        let in_group = self.warp * self.layout.stage_keys as u32;
         let steps = (self.stride(), in_group, self.layout.rows_per_stage());
         self.cursors.look_up((self.cta, self.current), &self.lookup, steps);
     }
 
     /// Starts the copies of the next stage, of this item or the next one.
     fn copy_ahead(&self) {
-        self.copy_stage(self.cursors.pending[0], || self.look_up());
+        self.copy_stage(self.cursors.pending, || self.look_up());
     }
 
     fn values_of(&self, keys: Shared<'k, u32>) -> Shared<'k, u32> {
-        keys.plus(STAGE_KEYS * self.cta.layout.stored_k.stride / 4)
+        keys.plus(self.layout.stage_keys * self.cta.layout.stored_k.stride / 4)
     }
 
     fn advance(&self, stage: Var<'k, u32>, bytes: usize) {
@@ -208,7 +201,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         stage.set(next.unless(next.eq((self.layout.num_stages * bytes) as u32), 0));
     }
 
-    fn attend(&self, query: &[[Value<'k, u32>; 4]]) {
+    fn attend(&self, query: &QueryOperands<'k>) {
         let (k, layout) = (self.k, self.layout);
         k.repeat((0, self.count), 1, |stage| {
             self.copy_ahead();
@@ -217,46 +210,41 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             k.sync_warp();
             let stored = self.ring.byte(self.cursors.read.get());
             self.advance(self.cursors.read, layout.stage_bytes);
-            let keys = self.dequantizer.operand(TileHalf::Keys, stored);
-            let logits = vec![vec![self.unset_fragment(), self.unset_fragment()]];
-            self.fragments.multiply_keys(self.cta, |_, step| query[step], keys, &logits);
+            let logits = vec![(0..layout.stage_keys / 8).map(|_| self.unset_fragment()).collect::<Vec<_>>()];
+            self.operands.multiply_keys(query, stored, &logits[0]);
             let key_scales = stored.plus(layout.scales / 4).cast::<f32>();
             self.page_scales.scale_logits(key_scales, &logits);
             let stage_keys = self.key_range(stage);
             self.hooks.logits((self.cta, self.current), stage_keys, (&|| k.constant(0), &logits));
-            let masked = self.hooks.needs_mask(self.rows.needs_mask(stage_keys.first, STAGE_KEYS));
-            let values = self.dequantizer.operand(TileHalf::Values, self.values_of(stored));
+            let masked = self.hooks.needs_mask(self.rows.needs_mask(stage_keys.first, layout.stage_keys));
+            let values = self.values_of(stored);
             let has_nonfinite = k.var::<bool>("special", false);
             let visible = [0, 8].map(|_| k.var::<u32>("seen", 0));
             k.when(masked, || {
                 self.compute_visible(stage, visible);
                 apply_mask(k, visible.map(|word| word.get().to_u64()), &logits[0]);
-                has_nonfinite.set(k.any(nonfinite::detect(
-                    self.cta,
-                    self.dequantizer.partition(&self.value_loader),
-                    values,
-                )));
+                if let Some(found) = self.operands.detect_nonfinite(&self.value_loader, values) {
+                    has_nonfinite.set(k.any(found));
+                }
             });
-            let v_format = (self.cta.layout.v, STAGE_KEYS);
             k.when(has_nonfinite.get(), || {
-                nonfinite::extract(self.cta, (k.lane(), 32), v_format, (values, self.nonfinite_masks()));
+                self.operands.extract_nonfinite(values, self.nonfinite_masks());
                 k.sync_warp();
             });
             let page_rescale = self.page_scales.update(key_scales);
-            let tiles = std::slice::from_ref(&self.tile);
-            let weights =
-                softmax::online_softmax(self.cta, (tiles, &logits), self.current.scale, Some(&page_rescale));
-            self.fragments.multiply_values(self.cta, &weights, values, tiles);
+            let at = (std::slice::from_ref(&self.tile), logits.as_slice());
+            let cta = &self.operands.cta;
+            let weights = softmax::online_softmax(cta, at, self.current.scale, Some(&page_rescale));
+            self.operands.multiply_values(&weights, values, &self.tile);
             k.when(has_nonfinite.get(), || {
-                let (masks, chunks) = (self.nonfinite_masks(), self.cta.layout.v.chunks);
-                let masks = NonfiniteMasks { masks, chunks, keys: STAGE_KEYS };
-                nonfinite::add_back(self.cta, masks, tiles, &[visible.map(|word| word.get().to_u64())]);
+                let visible = visible.map(|word| word.get().to_u64());
+                self.operands.add_back_nonfinite(self.nonfinite_masks(), &self.tile, visible);
             });
         });
     }
 
     fn key_range(&self, stage: Value<'k, u32>) -> KeyRange<'k> {
-        KeyRange { first: self.first_key(stage), width: STAGE_KEYS as u32 }
+        KeyRange { first: self.first_key(stage), width: self.layout.stage_keys as u32 }
     }
 
     fn unset_fragment(&self) -> AccFragment<'k> {
@@ -280,7 +268,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
 
     /// The nonfinite masks of this warp's values.
     fn nonfinite_masks(&self) -> Shared<'k, u16> {
-        let bytes = STAGE_KEYS * self.cta.layout.v.chunks * 2;
+        let bytes = self.layout.stage_keys * self.cta.layout.v.chunks * 2;
         self.cta.at::<u32>(self.layout.nonfinite_masks).byte(self.warp * bytes as u32).cast()
     }
 
@@ -303,11 +291,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             k.when((lane & 3).eq(0), || {
                 states.at((self.warp * MAX_SPLIT_KV_ROWS as u32 + row) << 1).store_vector(pair);
             });
-            let ring = sums.at(row * layout.sums_stride as u32 + ((lane & 3) << 1));
             k.when(row.lt(rows), || {
-                for (at, o) in self.tile.o.iter().enumerate() {
-                    ring.plus(8 * at).store_vector([o[2 * half].get(), o[2 * half + 1].get()]);
-                }
+                self.operands.store_sums(&self.tile, half, sums.at(row * layout.sums_stride as u32));
             });
         }
         k.sync_threads();

@@ -17,7 +17,7 @@ use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta, divide},
     dequant::{Dequantizer, TileHalf},
     epilogue::store_tile,
-    fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
+    fragments::{AccFragment, Columns, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{KvSource, PageLookup},
@@ -116,11 +116,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
             page_lookup: PageLookup::new(cta, (k.thread(), KV_TOKENS), entries, k.var("pending_page", 0)),
             key_loader: loader(cta.layout.stored_k, 0),
             value_loader: loader(cta.layout.stored_v, 1),
-            dequantizer: Dequantizer::new(
-                cta,
-                (k.thread(), 128),
-                (cta.at(layout.split_q.dequantized), KV_TOKENS),
-            ),
+            dequantizer: Dequantizer::new(cta, KV_TOKENS, cta.at(layout.split_q.dequantized)),
             page_scales: PageScales::new(cta, KV_TOKENS),
             write_stage: k.var("fills", 0),
         }
@@ -174,7 +170,11 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
                 // into the other table, and before the copies, which loads from shared memory cannot pass
                 self.look_up(first + KV_TOKENS as u32);
                 let entries = self.cta.at::<u32>(split_q.entries).byte(self.table(first));
-                self.page_scales.copy_to_stage(k.thread(), entries, stage.plus(split_q.scales / 4));
+                self.page_scales.copy_to_stage(
+                    (k.thread(), self.cta.threads),
+                    entries,
+                    stage.plus(split_q.scales / 4),
+                );
             }
             loader.copy(stage, self.table(first));
         });
@@ -275,7 +275,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         k.when(self.nonfinite_flags().any(k), || {
             let visible: Vec<_> = (0..self.tiles.len()).map(|at| self.visible_of_rows(at)).collect();
             let (masks, chunks) = (self.nonfinite_masks(), self.cta.layout.v.chunks);
-            let masks = NonfiniteMasks { masks, chunks, keys: KV_TOKENS };
+            let masks = NonfiniteMasks { masks, chunks, keys: KV_TOKENS, columns: Columns::Adjacent };
             nonfinite::add_back(self.cta, masks, &self.tiles, &visible);
             // the next tile overwrites the visible masks
             k.sync_threads();

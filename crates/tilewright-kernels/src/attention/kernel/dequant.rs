@@ -1,4 +1,5 @@
-//! Dequantization of 8-bit K and V tiles to 16 bits, from a stage in shared memory to a tile that `ldmatrix` reads.
+//! Dequantization of 8-bit K and V tiles to 16 bits, from a stage in shared memory to a tile that `ldmatrix` reads,
+//! for bodies whose warps read each key several times.
 //!
 //! ```text
 //! stage              [keys, head_dim] of 8 bits, rows of `stored` format
@@ -27,31 +28,25 @@ pub(crate) enum TileHalf {
     Values,
 }
 
-/// Conversion of a tile by a warp or the CTA.
+/// Conversion of a tile by all threads of a CTA.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Dequantizer<'k> {
     cta: MmaCta<'k>,
-    thread: Value<'k, u32>,
-    threads: usize,
     rows: usize,
     tile: Shared<'k, u32>,
 }
 
 /// Approximate chunks of 8 elements in flight per thread, to hide the load latency.
-const CHUNKS_IN_FLIGHT: usize = 4;
+const CHUNKS_IN_FLIGHT: usize = 2;
 
 impl<'k> Dequantizer<'k> {
-    /// Converts to `tile` of `rows` rows, by `threads` threads, a warp or the CTA, of which this is `thread`.
-    pub(crate) fn new(
-        cta: &MmaCta<'k>,
-        (thread, threads): (Value<'k, u32>, usize),
-        (tile, rows): (Shared<'k, u32>, usize),
-    ) -> Self {
-        Self { cta: *cta, thread, threads, rows, tile }
+    /// Converts to `tile` of `rows` rows.
+    pub(crate) fn new(cta: &MmaCta<'k>, rows: usize, tile: Shared<'k, u32>) -> Self {
+        Self { cta: *cta, rows, tile }
     }
 
-    /// The 16-bit operand of the rows at `stored`, whose copies by this thread have arrived. Valid at once for a warp, and after
-    /// a barrier for a CTA. Before the barrier each thread may read its own partition.
+    /// The 16-bit operand of the rows at `stored`, whose copies by this thread have arrived. Valid after a barrier. Before it
+    /// each thread may read its own partition.
     #[track_caller]
     pub(crate) fn operand(&self, half: TileHalf, stored: Shared<'k, u32>) -> Shared<'k, u32> {
         let (k, layout) = (self.cta.k, &self.cta.layout);
@@ -63,15 +58,8 @@ impl<'k> Dequantizer<'k> {
             TileHalf::Values => (layout.stored_v, layout.v),
         };
         // the copies of other threads have arrived, and the previous tile has been read
-        if self.threads == 32 {
-            k.sync_warp();
-        } else {
-            k.sync_threads();
-        }
+        k.sync_threads();
         self.convert(stored, formats);
-        if self.threads == 32 {
-            k.sync_warp();
-        }
         self.tile
     }
 
@@ -85,7 +73,7 @@ impl<'k> Dequantizer<'k> {
     }
 
     fn partition_of(&self, format: RowFormat) -> ThreadPartition<'k> {
-        ThreadPartition::new(self.thread, self.threads, format.chunks)
+        ThreadPartition::new(self.cta.k.thread(), self.cta.threads, format.chunks)
     }
 
     fn convert(&self, from: Shared<'k, u32>, (stored, format): (RowFormat, RowFormat)) {
@@ -93,8 +81,7 @@ impl<'k> Dequantizer<'k> {
         let (from, to) = (from.byte(partition.chunk << 3), self.tile.byte(partition.chunk << 4));
         // all are powers of two
         let passes = self.rows / partition.rows_at_once;
-        let chunks = if self.threads == 32 { CHUNKS_IN_FLIGHT } else { 2 };
-        let batch = (chunks * partition.lanes / format.chunks).clamp(1, passes);
+        let batch = (CHUNKS_IN_FLIGHT * partition.lanes / format.chunks).clamp(1, passes);
         let batch = 1 << batch.ilog2();
         // the first row is not a constant, so that assemblers do not unroll the loop
         k.repeat((partition.row, self.rows as u32), (batch * partition.rows_at_once) as u32, |row| {

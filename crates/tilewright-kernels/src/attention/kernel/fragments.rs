@@ -12,6 +12,15 @@ use tilewright_ptx::build::{Builder, Shared, Value, Var};
 /// An accumulator fragment of 16 rows and 8 columns.
 pub(crate) type AccFragment<'k> = [Var<'k, f32>; 4];
 
+/// The elements of a head in the columns of its accumulators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Columns {
+    /// Column `j` of accumulator `t` is element `8 t + j`.
+    Adjacent,
+    /// Of 16 elements, one accumulator has the even ones and the next the odd ones, so that a lane has four adjacent ones.
+    Interleaved,
+}
+
 /// The softmax state and accumulators of 16 rows.
 #[derive(Debug, Clone)]
 pub(crate) struct RowTile<'k> {

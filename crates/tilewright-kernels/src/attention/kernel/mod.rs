@@ -11,14 +11,14 @@
 //! 5. Visible masks of one 64-bit word per row and KV tile: `visible`. Tiles that all rows see in full are not masked.
 //! 6. Online softmax: `softmax`.
 //! 7. Non-finite V elements of masked tiles, replaced by 0 and added back to the rows that see them: `nonfinite`, because 0 × NaN
-//!    is NaN.
+//!    is NaN; those of 8-bit caches: `nonfinite_bytes`.
 //! 8. Output or partial state: `epilogue`, `epilogue_hooks`.
 //! 9. Merge by the last CTA to arrive, and the merge operators: [`merge`].
 //!
 //! Departures from the paper:
 //!
-//! 1. 8-bit K and V are converted to 16 bits in shared memory after they arrive. Per-page scales are applied to S and P, relative
-//!    to a running scale.
+//! 1. 8-bit K and V are converted to 16 bits after they arrive: in shared memory for many rows, in registers for few. Per-page
+//!    scales are applied to S and P, relative to a running scale.
 //! 2. O is rescaled only if a row has a new maximum, which is rare in later tiles.
 //! 3. Per-row values of hooks are computed once per row tile.
 //! 4. The exact arithmetic of the `simt` body keeps its own softmax, epilogue and merge sums: with these steps its bits would
@@ -32,6 +32,7 @@ pub(crate) mod fragments;
 pub(crate) mod layout;
 pub mod merge;
 pub(crate) mod nonfinite;
+pub(crate) mod nonfinite_bytes;
 pub(crate) mod page_lookup;
 pub(crate) mod page_scales;
 pub(crate) mod queries;

@@ -9,7 +9,7 @@
 
 use super::{
     cta::{MmaCta, ThreadPartition, divide},
-    fragments::RowTile,
+    fragments::{Columns, RowTile},
     layout::RowFormat,
 };
 use tilewright_ptx::{
@@ -32,10 +32,19 @@ pub(crate) fn nonfinite_signs<'k>(elements: Elements, word: Value<'k, u32>) -> V
 /// Whether any of this thread's chunks of `rows` values, by `partition`, is not finite.
 pub(crate) fn detect<'k>(
     cta: &MmaCta<'k>,
-    (partition, format, rows): (ThreadPartition<'k>, RowFormat, usize),
+    partition: (ThreadPartition<'k>, RowFormat, usize),
     values: Shared<'k, u32>,
 ) -> Value<'k, bool> {
-    let k = cta.k;
+    detect_signs(cta.k, partition, values, |word| nonfinite_signs(cta.elements, word))
+}
+
+/// The same for elements of which `signs` returns the sign bits of those that are not finite.
+pub(crate) fn detect_signs<'k>(
+    k: &'k Builder,
+    (partition, format, rows): (ThreadPartition<'k>, RowFormat, usize),
+    values: Shared<'k, u32>,
+    signs: impl Fn(Value<'k, u32>) -> Value<'k, u32>,
+) -> Value<'k, bool> {
     let found = k.var::<u32>("not_finite", 0);
     let values = values.byte(partition.chunk << 4);
     // not unrolled: rows in flight would take the registers of the accumulators
@@ -43,8 +52,7 @@ pub(crate) fn detect<'k>(
         let values = values.byte(row * format.stride as u32);
         for chunk in (0..format.chunks).step_by(partition.lanes) {
             let words = values.plus(chunk * 4).load_vector::<4>();
-            let any =
-                words.into_iter().fold(found.get(), |any, word| any | nonfinite_signs(cta.elements, word));
+            let any = words.into_iter().fold(found.get(), |any, word| any | signs(word));
             found.set(any);
         }
     });
@@ -114,17 +122,31 @@ fn chunk_mask<'k>(
     let mantissa = !exponents(cta.elements).0 & 0x7fff_7fff;
     // MLA values are also keys: a non-finite one has a weight of NaN or 0, so its product is NaN
     let always_nan = cta.k.constant(cta.params.pe.is_some());
-    let mut mask = cta.k.constant(0_u32);
-    for at in 0..8_u32 {
+    mask_of_8(cta.k, |at| {
         let (word, flag, shift) = (words[at as usize / 2], flags[at as usize / 2], 16 * (at % 2));
-        let nonfinite = (flag & (0x8000 << shift)).ne(0);
-        let negative = (word & (0x8000 << shift)).ne(0);
-        let nan = always_nan | (word & (mantissa & (0xffff << shift))).ne(0);
+        ElementKind {
+            nonfinite: (flag & (0x8000 << shift)).ne(0),
+            negative: (word & (0x8000 << shift)).ne(0),
+            nan: always_nan | (word & (mantissa & (0xffff << shift))).ne(0),
+        }
+    })
+}
+
+/// What an element is; `nan` is valid if it is not finite.
+pub(crate) struct ElementKind<'k> {
+    pub(crate) nonfinite: Value<'k, bool>,
+    pub(crate) negative: Value<'k, bool>,
+    pub(crate) nan: Value<'k, bool>,
+}
+
+/// The mask of 8 elements.
+pub(crate) fn mask_of_8<'k>(k: &'k Builder, kind: impl Fn(u32) -> ElementKind<'k>) -> Value<'k, u32> {
+    (0..8_u32).fold(k.constant(0), |mask, at| {
+        let ElementKind { nonfinite, negative, nan } = kind(at);
         let plus = (nonfinite & (nan | !negative)).select::<u32>(1 << at, 0);
         let minus = (nonfinite & (nan | negative)).select::<u32>(0x100 << at, 0);
-        mask = mask | plus | minus;
-    }
-    mask
+        mask | plus | minus
+    })
 }
 
 /// The masks of non-finite values of some keys, at most 64.
@@ -134,6 +156,7 @@ pub(crate) struct NonfiniteMasks<'k> {
     pub(crate) masks: Shared<'k, u16>,
     pub(crate) chunks: usize,
     pub(crate) keys: usize,
+    pub(crate) columns: Columns,
 }
 
 /// Adds the non-finite values of keys to the rows that see them. Bit `j` of `visible` is key `j`, for both halves of each tile.
@@ -143,9 +166,17 @@ pub(crate) fn add_back<'k>(
     tiles: &[RowTile<'k>],
     visible: &[[Value<'k, u64>; 2]],
 ) {
-    let NonfiniteMasks { masks, chunks, keys } = masks;
+    let NonfiniteMasks { masks, chunks, keys, columns } = masks;
     let k = cta.k;
-    let column = (k.lane() & 3) << 1;
+    let quad_lane = k.lane() & 3;
+    // the mask of accumulator `at`, from its first element on, and the distance of the lane's two elements
+    let mask_of = |masks: Shared<'k, u16>, at: usize| match columns {
+        Columns::Adjacent => (masks.plus(at).load().to_u32() >> (quad_lane << 1), 1),
+        Columns::Interleaved => {
+            let mask = masks.at(quad_lane >> 1).plus(at & !1).load().to_u32();
+            (mask >> (((quad_lane & 1) << 2) + (at % 2) as u32), 2)
+        }
+    };
     k.repeat((0, keys as u32), 1, |key| {
         let masks = masks.at(key * chunks as u32);
         let sees: Vec<_> =
@@ -156,9 +187,9 @@ pub(crate) fn add_back<'k>(
                 // the assembler would load the masks of all chunks at once, which takes too many registers
                 k.sync_warp();
             }
-            let mask = masks.plus(chunk).load().to_u32() >> column;
+            let (mask, distance) = mask_of(masks, chunk);
             k.when(mask.ne(0), || {
-                (0..2).for_each(|i| add_element(tiles, &sees, (chunk, i), mask >> i as u32));
+                (0..2).for_each(|i| add_element(tiles, &sees, (chunk, i), mask >> (i as u32 * distance)));
             });
         }
     });

@@ -130,18 +130,20 @@ impl<'k> PageScales<'k> {
         k.when(k.lane().eq(0), || (0..3).for_each(|at| slot.plus(at).store(words[at])));
     }
 
-    /// Copies the scales from the key entries to `to`, by the first two threads of each key.
+    /// Copies the scales from the entries of keys and values to `to`, by `threads` threads of which this is `thread`.
     #[track_caller]
     pub(crate) fn copy_to_stage(
         &self,
-        thread: Value<'k, u32>,
+        (thread, threads): (Value<'k, u32>, usize),
         entries: Shared<'k, u32>,
         to: Shared<'k, u32>,
     ) {
         self.when(|_| {
-            self.cta.k.when(thread.lt(2 * self.keys as u32), || {
-                to.at(thread).store(entries.at(thread << 2).plus(3).load());
-            });
+            for first in (0..2 * self.keys).step_by(threads) {
+                self.cta.k.when(thread.lt((2 * self.keys - first) as u32), || {
+                    to.at(thread).plus(first).store(entries.at(thread << 2).plus(4 * first + 3).load());
+                });
+            }
         });
     }
 

@@ -5,7 +5,8 @@ use super::{
     layout::RowFormat,
     tile_loader::exists,
 };
-use crate::attention::params::RowTensorRegs;
+use crate::{attention::params::RowTensorRegs, tile::Float};
+use half::{bf16, f16};
 use tilewright_ptx::build::{Builder, Global, Shared, Value, Var};
 
 /// Starts the copies of `count` query rows of `q` from `begin` on to `to`; rows beyond the item's last are zero-filled.
@@ -37,6 +38,9 @@ pub(crate) struct LoadedQueries<'k> {
     /// Byte offsets and words of this thread's chunks.
     chunks: Vec<(usize, [Var<'k, u32>; 4])>,
     is_in_tile: Value<'k, bool>,
+    partition: ThreadPartition<'k>,
+    /// Chunks of a thread per row.
+    chunks_per_row: usize,
 }
 
 impl<'k> LoadedQueries<'k> {
@@ -66,7 +70,8 @@ impl<'k> LoadedQueries<'k> {
             }
         }
         let to = to.byte(partition.row * format.stride as u32 + (partition.chunk << 4));
-        Self { to, chunks, is_in_tile: partition.row.lt(count as u32) }
+        let chunks_per_row = format.chunks / partition.lanes;
+        Self { to, chunks, is_in_tile: partition.row.lt(count as u32), partition, chunks_per_row }
     }
 
     /// Stores the rows; valid after a barrier.
@@ -77,4 +82,38 @@ impl<'k> LoadedQueries<'k> {
             }
         });
     }
+    /// Stores rows of bf16 as f16, each multiplied by a power of two that moves its maximum magnitude to 2^14 .. 2^15, and
+    /// 1 over that factor to `inverses`; valid after a barrier. Elements below 2^-38 of the maximum are rounded.
+    pub(crate) fn store_as_f16(self, k: &'k Builder, inverses: Shared<'k, f32>) {
+        let rows = self.chunks.chunks(self.chunks_per_row);
+        for (at, chunks) in rows.enumerate() {
+            let magnitudes = chunks.iter().flat_map(|(_, words)| words).map(|word| {
+                let word = word.get();
+                (word & 0x7fff_0000).max((word << 16) & 0x7fff_0000)
+            });
+            let of_thread = magnitudes.reduce(|a, b| a.max(b)).unwrap_or_else(|| k.constant(0));
+            let masks = (0..self.partition.lanes.ilog2()).map(|bit| 1 << bit);
+            let of_row = masks.fold(of_thread, |max, mask: u32| max.max(max.shuffle_xor(mask)));
+            let exponent = (of_row >> F32_MANTISSA_BITS).max(MIN_EXPONENT);
+            // 2^14 / 2^(exponent - 127) and its inverse
+            let [factor, inverse] = [k.constant(2 * 127 + 14) - exponent, exponent - 14]
+                .map(|exponent| (exponent << F32_MANTISSA_BITS).reinterpret::<f32>());
+            k.when(self.is_in_tile, || {
+                for (byte, words) in chunks {
+                    let scaled = words.map(|word| {
+                        let [low, high] = bf16::widen(word.get()).map(|element| element * factor);
+                        f16::narrow(k, low, high)
+                    });
+                    self.to.plus(byte / 4).store_vector(scaled);
+                }
+                let row = self.partition.row + (at * self.partition.rows_at_once) as u32;
+                k.when(self.partition.chunk.eq(0), || inverses.at(row).store(inverse));
+            });
+        }
+    }
 }
+
+/// Bits of an f32 below its exponent.
+const F32_MANTISSA_BITS: u32 = 23;
+/// The minimum exponent, with bias, of which the factor and its inverse are normal.
+const MIN_EXPONENT: u32 = 15;

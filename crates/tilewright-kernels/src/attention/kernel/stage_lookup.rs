@@ -1,20 +1,22 @@
 //! Page-table lookup of the keys and values of a warp's stages.
 
 use super::{cta::MmaCta, page_lookup::KvSource, page_scales};
-use crate::attention::params::KvLayout;
+use crate::attention::params::{CacheTensorRegs, KvLayout};
 use tilewright_ptx::build::{Builder, Shared, Value, Var};
 
-/// Lookup of the keys and values of a warp's stages, each in two steps: the page number is requested long before it is used. Lanes
-/// below 16 look up keys, the others values.
+/// Lookup of the keys and values of a warp's stages, each in two steps: the page number is requested long before it is used. In
+/// stages of 16 keys, lanes below 16 look up keys, the others values; in stages of 32 keys, each lane looks up both.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StageLookup<'k> {
     cta: MmaCta<'k>,
     entries: Shared<'k, u32>,
-    /// Unless registers are short.
+    /// Keys per stage, 16 or 32.
+    keys: usize,
+    /// That of lanes with one tensor, unless registers are short.
     tensor: Option<LaneTensor<'k>>,
 }
 
-/// Address of this lane's tensor, and strides of heads, pages and tokens, in bytes.
+/// Address of a tensor, and strides of heads, pages and tokens, in bytes.
 #[derive(Debug, Clone, Copy)]
 struct LaneTensor<'k> {
     address: Value<'k, u64>,
@@ -24,16 +26,21 @@ struct LaneTensor<'k> {
 }
 
 impl<'k> LaneTensor<'k> {
-    fn new(cta: &MmaCta<'k>) -> Self {
-        let (k, v, is_key) = (cta.params.k, cta.params.v, cta.k.lane().lt(STAGE_KEYS));
-        let bytes = |key: Value<'k, u64>, value: Value<'k, u64>| {
-            is_key.select::<u64>(key, value) * cta.kv.size() as u64
-        };
+    fn new(tensor: &CacheTensorRegs<'k>, size: usize) -> Self {
+        let [head, page, token] =
+            [tensor.head, tensor.page, tensor.token].map(|elements| elements * size as u64);
+        Self { address: tensor.address, head, page, token }
+    }
+
+    /// Keys below lane 16, values from there on.
+    fn of_half(cta: &MmaCta<'k>) -> Self {
+        let is_key = cta.k.lane().lt(16);
+        let [key, value] = [cta.params.k, cta.params.v].map(|tensor| Self::new(&tensor, cta.kv.size()));
         Self {
-            address: is_key.select(k.address, v.address),
-            head: bytes(k.head, v.head),
-            page: bytes(k.page, v.page),
-            token: bytes(k.token, v.token),
+            address: is_key.select(key.address, value.address),
+            head: is_key.select(key.head, value.head),
+            page: is_key.select(key.page, value.page),
+            token: is_key.select(key.token, value.token),
         }
     }
 }
@@ -43,15 +50,21 @@ impl<'k> LaneTensor<'k> {
 pub(crate) struct PendingStage<'k> {
     /// The page of this lane's key.
     page: Var<'k, u32>,
-    /// The address of the key in page 0.
-    address: Var<'k, u64>,
+    /// The addresses of the key and its value in page 0, or of one of them.
+    addresses: [Option<Var<'k, u64>>; 2],
     /// The number of keys that exist, beginning with the first, and from bit [`HEAD_SHIFT`] on the KV head.
     keys: Var<'k, u32>,
 }
 
 impl<'k> PendingStage<'k> {
-    pub(crate) fn new(k: &'k Builder) -> Self {
-        Self { page: k.var("page", 0), address: k.var("key_address", 0), keys: k.var("keys", 0) }
+    /// Of `keys` keys.
+    pub(crate) fn new(k: &'k Builder, keys: usize) -> Self {
+        let address = |name| k.var(name, 0);
+        Self {
+            page: k.var("page", 0),
+            addresses: [Some(address("key_address")), (keys > 16).then(|| address("value_address"))],
+            keys: k.var("keys", 0),
+        }
     }
 
     /// The number of keys that exist, beginning with the first.
@@ -59,48 +72,48 @@ impl<'k> PendingStage<'k> {
         self.keys.get() & ((1 << HEAD_SHIFT) - 1)
     }
 
-    /// Becomes `other`.
-    pub(crate) fn set(&self, other: Self) {
-        self.page.set(other.page.get());
-        self.address.set(other.address.get());
-        self.keys.set(other.keys.get());
-    }
-
     /// Becomes a stage of no keys.
     pub(crate) fn clear(&self) {
         [self.page, self.keys].iter().for_each(|word| word.set(0));
-        self.address.set(0);
+        self.addresses.iter().flatten().for_each(|address| address.set(0));
     }
 }
 
-/// Keys per stage.
-const STAGE_KEYS: u32 = 16;
-/// Bits of a number of keys.
-const HEAD_SHIFT: u32 = STAGE_KEYS.ilog2() + 1;
-/// Maximum elements of a value with which strides and several stages stay in registers.
-pub(crate) const MAX_HOISTED_DIM: usize = 128;
+/// Bits of a number of keys of at most 32.
+const HEAD_SHIFT: u32 = 6;
+/// Maximum elements of a value with which strides stay in registers.
+const MAX_HOISTED_DIM: usize = 128;
 
 impl<'k> StageLookup<'k> {
-    /// Writes entries `[2][16]` to `entries`.
-    pub(crate) fn new(cta: &MmaCta<'k>, entries: Shared<'k, u32>) -> Self {
-        let tensor = (cta.layout.v.dim <= MAX_HOISTED_DIM).then(|| LaneTensor::new(cta));
-        Self { cta: *cta, entries, tensor }
+    /// Writes entries `[2][keys]` to `entries`.
+    pub(crate) fn new(cta: &MmaCta<'k>, entries: Shared<'k, u32>, keys: usize) -> Self {
+        let is_hoisted = keys == 16 && cta.layout.v.dim <= MAX_HOISTED_DIM;
+        let tensor = is_hoisted.then(|| LaneTensor::of_half(cta));
+        Self { cta: *cta, entries, keys, tensor }
     }
 
-    fn tensor(&self) -> LaneTensor<'k> {
-        self.tensor.unwrap_or_else(|| LaneTensor::new(&self.cta))
+    /// The tensors of this lane.
+    fn tensors(&self) -> Vec<LaneTensor<'k>> {
+        let params = &self.cta.params;
+        match self.keys {
+            16 => vec![self.tensor.unwrap_or_else(|| LaneTensor::of_half(&self.cta))],
+            _ => [params.k, params.v].map(|tensor| LaneTensor::new(&tensor, self.cta.kv.size())).into(),
+        }
+    }
+
+    fn in_stage(&self) -> Value<'k, u32> {
+        self.cta.k.lane() & (self.keys as u32 - 1)
     }
 
     /// Requests the pages of the stage of `from` at key `first`.
     #[track_caller]
     pub(crate) fn request(&self, from: KvSource<'k>, first: Value<'k, u32>, to: PendingStage<'k>) {
         let (k, params) = (self.cta.k, &self.cta.params);
-        let in_stage = k.lane() & (STAGE_KEYS - 1);
-        let key = first + in_stage;
+        let key = first + self.in_stage();
         let is_ragged = params.has_layout(KvLayout::Ragged);
         let (page, slot) = params.page_size.divide(key);
         let slot = slot.unless(is_ragged, from.start + key);
-        let count = (from.end - first).min(STAGE_KEYS).unless(first.ge(from.end), 0);
+        let count = (from.end - first).min(self.keys as u32).unless(first.ge(from.end), 0);
         to.keys.set(count | (from.head << HEAD_SHIFT));
         to.page.set(0);
         k.when(key.lt(from.end) & !is_ragged, || {
@@ -108,20 +121,25 @@ impl<'k> StageLookup<'k> {
         });
         // the address must be valid even though nothing is loaded after the last key
         let slot = slot.unless(key.ge(from.end), 0);
-        let tensor = self.tensor();
-        to.address.set(tensor.address + from.head.to_u64() * tensor.head + slot.to_u64() * tensor.token);
+        for (address, tensor) in to.addresses.iter().flatten().zip(self.tensors()) {
+            let in_page = from.head.to_u64() * tensor.head + slot.to_u64() * tensor.token;
+            address.set(tensor.address + in_page);
+        }
     }
 
     /// Writes the entries of a stage.
     #[track_caller]
     pub(crate) fn write_entries(&self, stage: PendingStage<'k>) {
         let k = self.cta.k;
-        let exists = (k.lane() & (STAGE_KEYS - 1)).lt(stage.count());
-        let address = stage.address.get() + stage.page.get().to_u64() * self.tensor().page;
-        let is_key = k.lane().lt(STAGE_KEYS);
+        let exists = self.in_stage().lt(stage.count());
         let at = (stage.page.get(), stage.keys.get() >> HEAD_SHIFT);
-        let scale = page_scales::entry_scale(&self.cta, (is_key, exists), at);
-        let words = [address.low(), address.high(), exists.select(1, 0), scale];
-        self.entries.byte(k.lane() << 4).store_vector(words);
+        let tensors = self.tensors();
+        for (i, (address, tensor)) in stage.addresses.iter().flatten().zip(&tensors).enumerate() {
+            let is_key = if tensors.len() > 1 { k.constant(i == 0) } else { k.lane().lt(16) };
+            let address = address.get() + stage.page.get().to_u64() * tensor.page;
+            let scale = page_scales::entry_scale(&self.cta, (is_key, exists), at);
+            let words = [address.low(), address.high(), exists.select(1, 0), scale];
+            self.entries.byte(k.lane() << 4).plus(i * self.keys * 4).store_vector(words);
+        }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! split_q    key entries · visible masks · sums · nonfinite masks | queries | dequantized tile | stages, each the K or V of a KV tile
-//! split_kv   key entries · nonfinite masks | queries | dequantized tiles | per warp, stages of 16 keys and their values
+//! split_kv   key entries · nonfinite masks | queries | per warp, stages of 16 or 32 keys and their values
 //! ```
 
 use super::config::{KV_TOKENS, MmaConfig};
@@ -10,9 +10,6 @@ use crate::attention::{
     body::{Bodies, MAX_SPLIT_KV_ROWS},
     kernel::layout::{CtaLayout, MAX_ROWS, MAX_STAGES, RowFormat, SharedAllocator, WARPS},
 };
-
-/// Keys per stage of a warp in `split_kv`.
-pub(crate) const STAGE_KEYS: usize = 16;
 
 /// The layout of a kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,22 +45,23 @@ pub(crate) struct SplitQLayout {
 /// Layout of the `split_kv` body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct SplitKvLayout {
-    /// `[4 warps][2][16]` entries of 16 bytes.
+    /// Keys per stage: 16, or 32 of an 8-bit cache, which have the same bytes and more arithmetic to overlap.
+    pub(crate) stage_keys: usize,
+    /// `[4 warps][2][stage_keys]` entries of 16 bytes.
     pub(crate) entries: usize,
     /// `[4 warps][16][2]` f32: maxima and sums of the warps' rows, then per warp the byte offset of its O in the rings.
     pub(crate) states: usize,
-    /// `[4 warps][16][chunks]` u16: masks of non-finite values.
+    /// `[4 warps][stage_keys][chunks]` u16: masks of non-finite values.
     pub(crate) nonfinite_masks: usize,
     pub(crate) q: usize,
-    /// The dequantized K or V of a stage, per warp, if the cache has 8 bits.
-    pub(crate) dequantized: usize,
-    pub(crate) dequantized_bytes: usize,
+    /// `[16]` f32: factors of the logits of rows whose queries were scaled, if the cache has 8 bits.
+    pub(crate) row_factors: usize,
     /// The rings of the warps, one after the other.
     pub(crate) rings: usize,
     pub(crate) ring_bytes: usize,
     pub(crate) stage_bytes: usize,
     pub(crate) num_stages: usize,
-    /// Offset from a stage to the scales of its keys and values, `[2][16]` f32, if the cache has 8 bits.
+    /// Offset from a stage to the scales of its keys and values, `[2][stage_keys]` f32, if the cache has 8 bits.
     pub(crate) scales: usize,
     /// Row stride, in f32 elements, of a warp's O, which overwrites a stage of its ring at the end, or all of them.
     pub(crate) sums_stride: usize,
@@ -93,9 +91,9 @@ impl LayoutPrefix {
         self.cta.stored_k.size == 1
     }
 
-    /// Bytes of dequantized keys or values.
-    fn dequantized(&self, keys: usize) -> usize {
-        if self.is_8_bit() { keys * self.cta.q.stride.max(self.cta.v.stride) } else { 0 }
+    /// Keys per stage of `split_kv`. Large heads leave too few registers for more.
+    fn stage_keys(&self) -> usize {
+        if self.is_8_bit() && self.cta.q.dim.max(self.cta.v.dim) <= 128 { 32 } else { 16 }
     }
 
     /// Bytes of the scales of keys and values.
@@ -110,7 +108,11 @@ impl LayoutPrefix {
         let (visible, sums) = (allocator.take(MAX_ROWS * 8), allocator.take(128 * 16));
         let (nonfinite_masks, q) =
             (allocator.take(self.nonfinite_masks), allocator.take(64 * row_tiles * self.cta.q.stride));
-        let dequantized = allocator.take(self.dequantized(KV_TOKENS));
+        let dequantized = allocator.take(if self.is_8_bit() {
+            KV_TOKENS * self.cta.q.stride.max(self.cta.v.stride)
+        } else {
+            0
+        });
         let scales = KV_TOKENS * self.cta.stored_k.stride.max(self.cta.stored_v.stride);
         let stage_bytes = scales + self.scales(KV_TOKENS);
         let num_stages = (budget.saturating_sub(allocator.0) / stage_bytes).min(MAX_STAGES);
@@ -133,25 +135,25 @@ impl LayoutPrefix {
     /// The layout of `split_kv`, and its end.
     fn split_kv(&self, budget: usize) -> (SplitKvLayout, usize) {
         let mut allocator = SharedAllocator(self.taken.0);
-        let entries = allocator.take(WARPS * 2 * STAGE_KEYS * 16);
+        let stage_keys = self.stage_keys();
+        let entries = allocator.take(WARPS * 2 * stage_keys * 16);
         let states = allocator.take(SplitKvLayout::STATES_BYTES + WARPS * 4);
-        let (nonfinite_masks, q) =
-            (allocator.take(self.nonfinite_masks), allocator.take(MAX_SPLIT_KV_ROWS * self.cta.q.stride));
-        let dequantized_bytes = self.dequantized(STAGE_KEYS);
-        let dequantized = allocator.take(WARPS * dequantized_bytes);
-        let scales = STAGE_KEYS * (self.cta.stored_k.stride + self.cta.stored_v.stride);
-        let stage_bytes = scales + self.scales(STAGE_KEYS);
+        let nonfinite_masks = allocator.take(WARPS * stage_keys * self.cta.v.chunks * 2);
+        let q = allocator.take(MAX_SPLIT_KV_ROWS * self.cta.q.stride);
+        let row_factors = allocator.take(if self.is_8_bit() { MAX_SPLIT_KV_ROWS * 4 } else { 0 });
+        let scales = stage_keys * (self.cta.stored_k.stride + self.cta.stored_v.stride);
+        let stage_bytes = scales + self.scales(stage_keys);
         let num_stages = (budget.saturating_sub(allocator.0) / (WARPS * stage_bytes)).min(MAX_STAGES);
         let sums_stride = self.cta.v.steps() * 16 + 8;
         let ring_bytes = (num_stages * stage_bytes).max(MAX_SPLIT_KV_ROWS * sums_stride * 4);
         let rings = allocator.take(WARPS * ring_bytes);
         let split_kv = SplitKvLayout {
+            stage_keys,
             entries,
             states,
             nonfinite_masks,
             q,
-            dequantized,
-            dequantized_bytes,
+            row_factors,
             rings,
             ring_bytes,
             stage_bytes,

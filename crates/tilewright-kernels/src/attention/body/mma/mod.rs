@@ -67,7 +67,7 @@ fn recorded(name: &str, config: &MmaConfig, hooks: Option<&Hooks<'_>>) -> Result
         k.ctas_per_sm(config.ctas_with_budget(tile_budget));
         let cta = MmaCta::new(k, (THREADS, config.device.arch), (config.qo, config.kv), false, layout.cta);
         let hooks = RowHooks::new(&cta, hooks);
-        let cursors = RingCursors::new(&cta);
+        let cursors = RingCursors::new(&cta, layout.split_kv.stage_keys);
         cta.run(&hooks, |current| {
             let split_kv = || mma_split_kv::run(&cta, &layout.split_kv, (current, cursors), &hooks);
             let split_q = || {

@@ -6,7 +6,7 @@ use crate::attention::{
     kernel::{
         cta::{CurrentItem, MmaCta},
         page_lookup::KvSource,
-        stage_lookup::{MAX_HOISTED_DIM, PendingStage, StageLookup},
+        stage_lookup::{PendingStage, StageLookup},
     },
 };
 use tilewright_ptx::build::{Value, Var};
@@ -20,25 +20,23 @@ pub(crate) struct RingCursors<'k> {
     from: [Var<'k, u32>; 3],
     /// The first key of the next stage to look up.
     pub(super) first_key: Var<'k, u32>,
-    /// The next two stages to copy, which are looked up.
-    pub(super) pending: [PendingStage<'k>; 2],
-    /// How many of them are used: one if registers are short.
-    pub(super) ahead: u32,
+    /// The next stage to copy, which is looked up.
+    pub(super) pending: PendingStage<'k>,
     /// Byte offsets of the next stage to read and the next stage to write.
     pub(super) read: Var<'k, u32>,
     pub(super) write: Var<'k, u32>,
 }
 
 impl<'k> RingCursors<'k> {
-    pub(crate) fn new(cta: &MmaCta<'k>) -> Self {
+    /// Of stages of `keys` keys.
+    pub(crate) fn new(cta: &MmaCta<'k>, keys: usize) -> Self {
         let k = cta.k;
         let var = |name| k.var(name, 0);
         Self {
             is_next: var("fills_next"),
             from: ["fill_start", "fill_end", "fill_head"].map(var),
             first_key: var("fill_key"),
-            pending: [0, 1].map(|_| PendingStage::new(k)),
-            ahead: if cta.layout.v.dim <= MAX_HOISTED_DIM { 2 } else { 1 },
+            pending: PendingStage::new(k, keys),
             read: var("reads"),
             write: var("fills"),
         }
@@ -48,7 +46,7 @@ impl<'k> RingCursors<'k> {
     pub(crate) fn reset(&self) {
         let others = [self.is_next, self.first_key, self.read, self.write];
         others.iter().chain(&self.from).for_each(|var| var.set(0));
-        self.pending.iter().for_each(PendingStage::clear);
+        self.pending.clear();
     }
 
     /// Begins an item, of whose stages the last item may have copied some. Returns the first key that is not copied.
@@ -59,7 +57,7 @@ impl<'k> RingCursors<'k> {
         stride: u32,
     ) -> Value<'k, u32> {
         let has_begun = self.is_next.get().ne(0);
-        let copied = self.first_key.get() - self.ahead * stride;
+        let copied = self.first_key.get() - stride;
         self.set_source(KvSource::from(item));
         self.is_next.set(0);
         copied.unless(!has_begun, first_key)
@@ -98,12 +96,7 @@ impl<'k> RingCursors<'k> {
                 self.first_key.set(next.kv_begin + in_group);
             });
         });
-        let [first, second] = self.pending;
-        if self.ahead > 1 {
-            first.set(second);
-        }
-        let last = if self.ahead > 1 { second } else { first };
-        lookup.request(self.source(), self.first_key.get(), last);
+        lookup.request(self.source(), self.first_key.get(), self.pending);
         self.first_key.set(self.first_key.get() + stride);
     }
 }
