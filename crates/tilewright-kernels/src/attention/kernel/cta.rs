@@ -135,8 +135,12 @@ impl<'k> MmaCta<'k> {
         }
     }
 
-    /// Executes the items of this CTA in order, each with `body`, which calls [`CurrentItem::store_next`] and then
-    /// [`fetch_merges`](Self::fetch_merges) after its first copies. The first item, which no kernel writes, is loaded before the previous kernel has completed.
+    /// Executes the items of this CTA, each with `body`, which calls [`CurrentItem::store_next`] and then
+    /// [`fetch_merges`](Self::fetch_merges) after its first copies. The first item, which no kernel writes, is loaded before the
+    /// previous kernel has completed.
+    ///
+    /// The last item comes first, then the others in order. Balanced plans cut units between CTAs, so that the first and the last
+    /// item of a CTA are pieces and need a merge: it overlaps with the uncut items that follow.
     pub(crate) fn run(&self, hooks: &RowHooks<'k, '_>, body: impl FnOnce(&CurrentItem<'k>)) {
         let (k, indptr) = (self.k, self.params.worker_indptr.at(self.k.cta()));
         let words = self.at(self.layout.control + ITEM_OFFSET);
@@ -144,7 +148,7 @@ impl<'k> MmaCta<'k> {
         let scale = k.var("scale_of_item", 0.0);
         let [at, end] = [0, 1].map(|word| self.at::<u32>(self.layout.control + CURSOR_OFFSET).plus(word));
         let (first, last) = (indptr.load(), indptr.plus(1).load());
-        self.load_item((first, last)).store(k, words);
+        self.load_item(last - 1, first.lt(last)).store(k, words);
         k.when(k.thread().eq(0), || {
             at.store(first);
             end.store(last);
@@ -159,7 +163,8 @@ impl<'k> MmaCta<'k> {
             let index = at.load();
             k.break_if(index.ge(end.load()));
             let current = CurrentItem::new(self, hooks, words, scale);
-            let loaded = self.load_item((index + 1, end.load()));
+            // the number of items begun is one more than `index - first`, and the last one was begun first
+            let loaded = self.load_item(index, (index + 1).lt(end.load()));
             let next = NextItem { words: next_words, loaded, merges: current.load_merges() };
             let current = CurrentItem { next: Some(next), ..current };
             body(&current);
@@ -178,10 +183,9 @@ impl<'k> MmaCta<'k> {
         });
     }
 
-    /// Loads an item, if it is before `end`.
-    fn load_item(&self, (index, end): (Value<'k, u32>, Value<'k, u32>)) -> LoadedItem<'k> {
+    /// Loads an item, if it exists.
+    fn load_item(&self, index: Value<'k, u32>, exists: Value<'k, bool>) -> LoadedItem<'k> {
         let (k, thread) = (self.k, self.k.thread());
-        let exists = index.lt(end);
         let word = k.var("item_word", exists.select::<u32>(1, 0));
         let item = self.params.items.at_wide(index.to_u64() * WorkItem::WORDS as u64);
         k.when(exists & thread.lt(WorkItem::WORDS as u32), || word.set(item.at(thread).load()));
