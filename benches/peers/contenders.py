@@ -19,6 +19,11 @@ import time
 
 import torch
 
+try:
+    import flashinfer
+except ImportError:
+    flashinfer = None
+
 DEVICE = "cuda"
 CALLS = 10
 graphs = {}
@@ -89,7 +94,12 @@ def sample(request):
     return {"seconds": once / count, **timed.clocks}
 
 
-def respond(request, build, about):
+def about():
+    version = f", FlashInfer {flashinfer.__version__}" if flashinfer else ""
+    return f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}{version}"
+
+
+def respond(request, build):
     if "about" in request:
         return {"about": about()}
     if "clocks" in request:
@@ -97,11 +107,11 @@ def respond(request, build, about):
     return build(request["case"]) if "case" in request else sample(request)
 
 
-def serve(build, about):
+def serve(build):
     """Answers requests until stdin ends."""
     for line in sys.stdin:
         try:
-            response = respond(json.loads(line), build, about)
+            response = respond(json.loads(line), build)
         except Exception as why:
             response = {"error": str(why)[:300]}
         print(json.dumps(response), flush=True)

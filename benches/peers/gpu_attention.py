@@ -8,11 +8,6 @@ import sys
 
 import torch
 
-try:
-    import flashinfer
-except ImportError:
-    flashinfer = None
-
 WORKSPACE = 512 << 20
 SETS = 3
 TOLERANCE = 2e-2
@@ -219,9 +214,4 @@ def build(case):
     return {"names": list(graphs)}
 
 
-def about():
-    version = f", FlashInfer {flashinfer.__version__}" if flashinfer else ""
-    return f"torch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}{version}"
-
-
-serve(build, about)
+serve(build)

@@ -7,11 +7,6 @@ import sys
 
 import torch
 
-try:
-    import flashinfer
-except ImportError:
-    flashinfer = None
-
 
 def logits_of(case):
     torch.manual_seed(7)
@@ -94,9 +89,4 @@ def build(case):
     return {"names": list(graphs)}
 
 
-def about():
-    version = f", FlashInfer {flashinfer.__version__}" if flashinfer else ""
-    return f"torch {torch.__version__}{version}"
-
-
-serve(build, about)
+serve(build)

@@ -1,16 +1,27 @@
-//! Contenders of a bench: our graph of calls and the graphs of a peer process, sampled in random order.
+//! A bench against peers: its command line and table; contenders, which are our graph of calls and the graphs of a peer
+//! process, are sampled in random order.
 
-use super::peer::Peer;
+#[path = "../gpu/mod.rs"]
+mod gpu;
+#[path = "../peer/mod.rs"]
+mod peer;
+
+use clap::Parser;
+use peer::Peer;
 use serde::Deserialize;
 use std::{
+    any::Any,
     error::Error,
+    path::PathBuf,
     time::{Duration, Instant},
 };
 use tilewright::RecordedGraph;
-use tilewright_cuda::{Cuda, DriverError, Stopwatch};
+use tilewright_cuda::{Cuda, Device, DriverError, Gpu, Stopwatch};
 
 /// The name of our contender.
-pub(crate) const OURS: &str = "tilewright";
+const OURS: &str = "tilewright";
+/// Contenders that are no peers: `matmul` shows the speed of the GPU in this moment.
+const NO_PEERS: [&str; 2] = [OURS, "matmul"];
 /// Minimum calls per graph.
 const CALLS: usize = 10;
 
@@ -23,6 +34,131 @@ pub(crate) struct Protocol {
     pub(crate) least: f64,
 }
 
+/// Times this bench on the GPU of this machine, and its peers if given.
+#[derive(Parser)]
+struct Arguments {
+    /// A Python with torch for CUDA, and optionally FlashInfer; without it no peer is timed.
+    #[arg(long)]
+    peer: Option<String>,
+    /// Writes the results to this file.
+    #[arg(long)]
+    record: Option<PathBuf>,
+    /// Number of rounds per protocol.
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Only cases whose name contains one of these texts, separated by commas.
+    #[arg(long)]
+    only: Option<String>,
+    /// Only this protocol.
+    #[arg(long)]
+    protocol: Option<String>,
+    /// Passed by cargo.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+/// A bench: its name for cargo, the script of its peers, the columns of its cases, and its protocols.
+pub(crate) struct Bench {
+    pub(crate) name: &'static str,
+    pub(crate) script: &'static str,
+    pub(crate) columns: &'static str,
+    pub(crate) protocols: &'static [Protocol],
+}
+
+/// A case of a bench.
+pub(crate) trait BenchCase {
+    fn name(&self) -> String;
+
+    /// Our graph of calls.
+    fn graph(&self, gpu: &Cuda) -> Result<OurGraph, Box<dyn Error>>;
+
+    /// The request that builds the contenders of the peer.
+    fn request(&self) -> String;
+
+    /// The columns of the bench for a contender with this median of the seconds per call.
+    fn columns(&self, contender: &str, median: f64) -> String;
+}
+
+impl Bench {
+    /// Measures the cases that the command line selects. Without a GPU, prints the reason.
+    pub(crate) fn run(&self, cases: &[impl BenchCase]) -> Result<(), Box<dyn Error>> {
+        let arguments = Arguments::parse();
+        let Some(device) = gpu::or_skip(Device::open(0)) else { return Ok(()) };
+        let gpu: Cuda = Gpu::new(device);
+        let mut peer =
+            arguments.peer.as_deref().map(|python| Peer::start(python, self.script)).transpose()?;
+        let context = gpu.machine().stream().context();
+        let properties = context.properties();
+        let mut table = format!("# device: {}, driver for CUDA {}\n", properties.name, properties.driver);
+        if let Some(peer) = &mut peer {
+            table += &format!("# peers: {}\n", peer.about()?);
+        }
+        let Self { name, columns, .. } = self;
+        let command = format!("cargo bench -p tilewright-cuda --bench {name} -- --peer PYTHON");
+        table += &format!("# command: {command} --rounds {}\n", arguments.rounds);
+        table += "case,protocol,contender,seconds,p20,p80,";
+        table += &format!("{columns},mhz,watts,peers_best_over_this,verdict\n");
+        print!("{table}");
+        for case in cases.iter().filter(|case| arguments.selects(&case.name())) {
+            let lines = self
+                .measure(&gpu, case, peer.as_mut(), &arguments)
+                .unwrap_or_else(|why| format!("# {}: {why}\n", case.name()));
+            print!("{lines}");
+            table.push_str(&lines);
+            if let Some(file) = &arguments.record {
+                std::fs::write(file, &table)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Samples all contenders of a case; returns the lines of the table.
+    fn measure(
+        &self,
+        gpu: &Cuda,
+        case: &impl BenchCase,
+        peer: Option<&mut Peer>,
+        arguments: &Arguments,
+    ) -> Result<String, Box<dyn Error>> {
+        let mut contenders = Contenders::new(case.graph(gpu)?, peer, &case.request())?;
+        let mut lines = String::new();
+        for &protocol in self.protocols {
+            if arguments.protocol.as_ref().is_some_and(|only| only != protocol.name) {
+                continue;
+            }
+            let samples = contenders.sample(protocol, arguments.rounds)?;
+            lines += &table(case, protocol, &contenders.names, &samples);
+        }
+        Ok(lines)
+    }
+}
+
+/// The lines of one case and protocol.
+fn table(case: &impl BenchCase, protocol: Protocol, names: &[String], samples: &[Vec<Sample>]) -> String {
+    let spreads: Vec<_> = samples.iter().map(|samples| spread(samples)).collect();
+    let peers = names.iter().zip(&spreads).filter(|(name, _)| !NO_PEERS.contains(&name.as_str()));
+    let best = peers.map(|(_, spread)| *spread).min_by(|a, b| a[0].total_cmp(&b[0]));
+    let mut lines = String::new();
+    for ((name, &[median, low, high]), samples) in names.iter().zip(&spreads).zip(samples) {
+        let verdict = best.filter(|_| name == OURS).map_or(String::from(","), |peer| {
+            let ahead = if high < peer[1] { "ahead" } else { "equal" };
+            let verdict = if low > peer[2] { "behind" } else { ahead };
+            format!("{:.3},{verdict}", peer[0] / median)
+        });
+        let (label, columns) = (case.name(), case.columns(name, median));
+        let Sample { mhz, watts, .. } = samples[samples.len() / 2];
+        lines += &format!("{label},{},{name},{median:.8},{low:.8},{high:.8},", protocol.name);
+        lines += &format!("{columns},{mhz},{watts},{verdict}\n");
+    }
+    lines
+}
+
+impl Arguments {
+    fn selects(&self, name: &str) -> bool {
+        self.only.as_ref().is_none_or(|only| only.split(',').any(|only| name.contains(only)))
+    }
+}
+
 #[derive(Deserialize)]
 struct Names {
     names: Vec<String>,
@@ -30,11 +166,11 @@ struct Names {
 
 /// One measurement of a contender.
 #[derive(Deserialize)]
-pub(crate) struct Sample {
+struct Sample {
     /// Per call.
-    pub(crate) seconds: f64,
-    pub(crate) mhz: u32,
-    pub(crate) watts: u32,
+    seconds: f64,
+    mhz: u32,
+    watts: u32,
 }
 
 #[derive(Deserialize)]
@@ -43,26 +179,30 @@ struct Clocks {
     watts: u32,
 }
 
-/// Our contender: a graph of calls. The caller keeps the memory of the calls.
+/// Our contender: a graph of calls and the owner of their memory.
 pub(crate) struct OurGraph {
     graph: Box<dyn RecordedGraph>,
+    _owner: Box<dyn Any>,
     calls: usize,
     stopwatch: Stopwatch,
 }
 
 impl OurGraph {
     /// Records calls of `run`, which take `sets` sets of inputs in turn.
-    pub(crate) fn new(
+    pub(crate) fn new<T: 'static>(
         gpu: &Cuda,
         sets: usize,
-        mut run: impl FnMut(usize) -> tilewright::Result<()>,
+        mut owner: T,
+        run: impl Fn(&mut T, usize) -> tilewright::Result<()>,
     ) -> Result<Self, Box<dyn Error>> {
+        let mut run = |set| run(&mut owner, set);
         let stopwatch = gpu.machine().stream().stopwatch()?;
         (0..sets).try_for_each(&mut run)?;
         let once = stopwatch.time(|| run(0).map_err(driver_error))?;
         let calls = ((0.01 / once) as usize).clamp(CALLS, 200).next_multiple_of(sets);
         let graph = tilewright::Backend::record(gpu, &mut || (0..calls).try_for_each(|at| run(at % sets)))?;
-        Ok(Self { graph: graph.ok_or("the device cannot record")?, calls, stopwatch })
+        let graph = graph.ok_or("the device cannot record")?;
+        Ok(Self { graph, _owner: Box::new(owner), calls, stopwatch })
     }
 
     fn sample(&self, protocol: Protocol, peer: Option<&mut Peer>) -> Result<Sample, Box<dyn Error>> {
@@ -86,20 +226,16 @@ impl OurGraph {
 }
 
 /// Our contender and those of a peer, for one case.
-pub(crate) struct Contenders<'a> {
+struct Contenders<'a> {
     ours: OurGraph,
     peer: Option<&'a mut Peer>,
-    pub(crate) names: Vec<String>,
+    names: Vec<String>,
     order: Shuffle,
 }
 
 impl<'a> Contenders<'a> {
     /// Builds the peer's contenders of the case in `request`.
-    pub(crate) fn new(
-        ours: OurGraph,
-        mut peer: Option<&'a mut Peer>,
-        request: &str,
-    ) -> Result<Self, Box<dyn Error>> {
+    fn new(ours: OurGraph, mut peer: Option<&'a mut Peer>, request: &str) -> Result<Self, Box<dyn Error>> {
         let mut names = vec![OURS.to_owned()];
         if let Some(peer) = &mut peer {
             names.extend(peer.request::<Names>(request)?.names);
@@ -107,12 +243,8 @@ impl<'a> Contenders<'a> {
         Ok(Self { ours, peer, names, order: Shuffle(1) })
     }
 
-    /// Samples of each contender, in the order of `names`.
-    pub(crate) fn sample(
-        &mut self,
-        protocol: Protocol,
-        rounds: usize,
-    ) -> Result<Vec<Vec<Sample>>, Box<dyn Error>> {
+    /// Samples of each contender, in the order of `names`, sorted by time.
+    fn sample(&mut self, protocol: Protocol, rounds: usize) -> Result<Vec<Vec<Sample>>, Box<dyn Error>> {
         let mut samples: Vec<Vec<Sample>> = self.names.iter().map(|_| Vec::new()).collect();
         for _ in 0..rounds {
             for at in self.order.of(self.names.len()) {
@@ -130,13 +262,15 @@ impl<'a> Contenders<'a> {
                 samples[at].push(sample);
             }
         }
+        for samples in &mut samples {
+            samples.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+        }
         Ok(samples)
     }
 }
 
-/// Median, 20th and 80th percentile of the seconds per call; sorts the samples.
-pub(crate) fn spread(samples: &mut [Sample]) -> [f64; 3] {
-    samples.sort_by(|a, b| a.seconds.total_cmp(&b.seconds));
+/// Median, 20th and 80th percentile of the seconds per call of sorted samples.
+fn spread(samples: &[Sample]) -> [f64; 3] {
     [5, 2, 8].map(|part| samples[(samples.len() - 1) * part / 10].seconds)
 }
 
