@@ -64,6 +64,16 @@ pub(crate) struct Case {
 
 pub(crate) const FULL: (u32, u32) = (UNLIMITED, UNLIMITED);
 pub(crate) const CAUSAL: (u32, u32) = (UNLIMITED, 0);
+/// Non-finite keys, in tiles that some rows see and others do not.
+pub(crate) const SPOILED: [(usize, usize, f64); 7] = [
+    (0, 3, f64::NAN),
+    (0, 40, f64::INFINITY),
+    (1, 25, f64::NAN),
+    (1, 41, f64::NEG_INFINITY),
+    (1, 60, f64::INFINITY),
+    (1, 64, f64::NEG_INFINITY),
+    (2, 10, f64::NAN),
+];
 /// Longer than any request.
 pub(crate) const WHOLE: usize = 1 << 20;
 

@@ -1,22 +1,61 @@
-//! Latent attention: keys in two parts, the first of which is the values, and features of the latent kernel only.
+//! Latent attention: keys in two parts, the first of which is the values. Both bodies compute the same scenarios.
 
 use super::{
-    case::{CAUSAL, Case, FULL},
+    case::{CAUSAL, Case, FULL, SPOILED},
     judge::check,
     numbers::bytes,
     world::{Segment, World},
 };
 use std::ops::Range;
 use tilewright::{Dtype, HeadDim};
-use tilewright_kernels::attention::params::{KvLayout, UNLIMITED};
+use tilewright_kernels::attention::{
+    body::mla_wgmma::MlaWgmmaConfig,
+    params::{KvLayout, UNLIMITED},
+};
 
 /// Heads of DeepSeek.
 const WHOLE_HEADS: HeadDim = HeadDim { qk: 576, vo: 512 };
 
-/// Small heads, to keep tests short.
-fn latent(heads: usize, lengths: &[(usize, usize)]) -> Case {
-    Case::new(128, (heads, 1), lengths)
-        .with(|case| (case.latent, case.dim) = (true, HeadDim { qk: 192, vo: 128 }))
+/// A body, and the sizes that reach its paths.
+struct Body {
+    wgmma: bool,
+    page_size: usize,
+    /// Keys added to requests, so that both warpgroups have several KV tiles.
+    more: usize,
+    /// Split lengths: even and odd numbers of KV tiles for `mla_wgmma`.
+    pieces: [usize; 2],
+    /// Heads of more than one tile of rows, if simulating them is fast.
+    long_heads: usize,
+    /// Page sizes, and whether the cache is HND.
+    pages: &'static [(usize, bool)],
+}
+
+const MMA: Body = Body {
+    wgmma: false,
+    page_size: 16,
+    more: 0,
+    pieces: [64, 64],
+    long_heads: 16,
+    pages: &[(1, false), (5, true), (16, true), (64, false)],
+};
+
+const WGMMA: Body = Body {
+    wgmma: true,
+    page_size: 64,
+    more: 200,
+    pieces: [128, 192],
+    long_heads: 128,
+    pages: &[(1, false), (2, true), (5, true), (8, false), (16, true), (24, false), (32, true), (128, false)],
+};
+
+impl Body {
+    /// Small heads, to keep tests short.
+    fn case(&self, heads: usize, lengths: &[(usize, usize)]) -> Case {
+        Case::new(128, (heads, 1), lengths).with(|case| {
+            (case.latent, case.wgmma, case.page_size) = (true, self.wgmma, self.page_size);
+            case.dim = HeadDim { qk: 192, vo: 128 };
+        })
+    }
 }
 
 impl World {
@@ -54,107 +93,154 @@ impl World {
     }
 }
 
-#[test]
-fn decode_of_uneven_requests() {
-    check(&latent(16, &[(1, 70), (1, 3), (1, 0), (1, 33)]).with(|case| case.seeds = 2));
-    check(&latent(128, &[(1, 40), (1, 0), (1, 65)]).with(|case| case.workers = 3));
+/// One test per scenario and body.
+macro_rules! scenarios {
+    ($($name:ident)+) => {
+        mod mma {
+            $(#[test] fn $name() { super::$name(&super::MMA); })+
+        }
+
+        mod wgmma {
+            $(#[test] fn $name() { super::$name(&super::WGMMA); })+
+        }
+    };
 }
 
-#[test]
-fn logits_that_grow() {
+scenarios! {
+    decode_of_uneven_requests
+    logits_that_grow
+    whole_heads
+    groups
+    prefill_append_and_mixed_batches
+    pages_and_layouts
+    windows_and_mask_bits
+    levels_of_a_cascade_and_long_splits
+    f16
+    values_that_are_not_finite
+}
+
+fn decode_of_uneven_requests(body: &Body) {
+    let more = body.more;
+    check(&body.case(16, &[(1, 70 + more), (1, 3), (1, 0), (1, 33 + more)]).with(|case| case.seeds = 3));
+    let case = body.case(128, &[(1, 40 + more / 2), (1, 0), (1, 65)]);
+    check(&case.with(|case| (case.workers, case.seeds) = (3, 2)));
+    let case = body.case(100, &[(1, 320 + more), (1, 128)]);
+    check(&case.with(|case| (case.workers, case.seeds) = (1, 1 + more as u64 / 100)));
+}
+
+fn logits_that_grow(body: &Body) {
     for growth in [4.0, 40.0] {
-        check(&latent(20, &[(1, 300), (3, 150)]).with(|case| case.growth = growth));
+        let case = body.case(20, &[(1, 300 + body.more), (3, 150 + body.more)]);
+        check(&case.with(|case| (case.growth, case.seeds) = (growth, 2)));
     }
 }
 
-#[test]
-fn whole_heads() {
-    for heads in [16, 70] {
-        let case = latent(heads, &[(1, 100)]).with(|case| case.dim = WHOLE_HEADS);
-        check(&case.with(|case| (case.piece, case.workers) = (64, 2)));
+fn whole_heads(body: &Body) {
+    for heads in [16, 128] {
+        let case = body.case(heads, &[(1, 100 + body.more)]).with(|case| case.dim = WHOLE_HEADS);
+        check(&case.with(|case| (case.piece, case.workers) = (body.pieces[1], 2)));
     }
 }
 
-#[test]
-fn groups() {
-    for heads in [1, 15, 17, 33, 65] {
-        check(&latent(heads, &[(1, 40), (2, 70)]).with(|case| case.piece = 64));
+fn groups(body: &Body) {
+    for heads in [1, 15, 17, 33, 64, 65] {
+        let case = body.case(heads, &[(1, 40 + body.more / 2), (2, 70 + body.more)]);
+        check(&case.with(|case| case.piece = body.pieces[1]));
     }
 }
 
-#[test]
-fn prefill_append_and_mixed_batches() {
-    let lengths = [(5, 90), (1, 130), (40, 40), (3, 3), (0, 7), (12, 5)];
-    check(&latent(4, &lengths).with(|case| (case.piece, case.workers, case.seeds) = (64, 5, 2)));
-    check(&latent(16, &lengths).with(|case| case.mask = FULL));
+fn prefill_append_and_mixed_batches(body: &Body) {
+    let lengths = [(5, 90 + body.more), (1, 130), (40, 40), (3, 3), (0, 7), (12, 5)];
+    let split = body.case(4, &lengths);
+    check(&split.with(|case| (case.piece, case.workers, case.seeds) = (body.pieces[0], 5, 2)));
+    check(&body.case(16, &lengths).with(|case| case.mask = FULL));
 }
 
+fn pages_and_layouts(body: &Body) {
+    let lengths = [(1, 100 + body.more), (10, 30 + body.more / 2)];
+    for &(page_size, hnd) in body.pages {
+        check(&body.case(4, &lengths).with(|case| (case.page_size, case.hnd) = (page_size, hnd)));
+    }
+    check(&body.case(4, &lengths).with(|case| case.layout = KvLayout::Ragged));
+    for (mask, block) in [(FULL, 4), (CAUSAL, 4), ((30, 0), 16)] {
+        let case = body.case(2, &[(1, 80 + body.more / 2), (30, 70)]);
+        check(&case.with(|case| (case.layout, case.page_size, case.mask) = (KvLayout::Blocks, block, mask)));
+    }
+}
+
+fn windows_and_mask_bits(body: &Body) {
+    let more = body.more;
+    for mask in [(20, 0), (3, 5), (UNLIMITED, 9), (0, 0), (70 + more as u32, 0)] {
+        let case = body.case(2, &[(1, 150 + more), (40, 90 + more), (10, 4)]);
+        check(&case.with(|case| (case.mask, case.piece) = (mask, body.pieces[0])));
+    }
+    for (columns, mask) in [(7, FULL), (40, CAUSAL), (1000, FULL)] {
+        let case = body.case(2, &[(1, 80 + more / 2), (21, 90 + more), (5, 5)]);
+        check(&case.with(|case| (case.bits, case.mask, case.piece) = (Some(columns), mask, body.pieces[1])));
+    }
+}
+
+fn levels_of_a_cascade_and_long_splits(body: &Body) {
+    let lengths = [(1, 100), (3, 90), (1, 128), (20, 100)].map(|(qo, kv)| (qo, kv + body.more));
+    let levels = body.case(4, &lengths).with(|case| (case.workers, case.seeds) = (3, 2));
+    check(&levels.with(|case| (case.prefix, case.piece) = (70 + body.more, body.pieces[0])));
+    let long = body.case(body.long_heads, &[(1, 64 * 20 + 3)]);
+    check(&long.with(|case| (case.piece, case.workers, case.seeds) = (body.pieces[1], 7, 3)));
+}
+
+fn f16(body: &Body) {
+    let f16 = |case: &mut Case| (case.qo, case.kv) = (Dtype::F16, Dtype::F16);
+    check(&body.case(8, &[(1, 90 + body.more), (33, 70)]).with(f16));
+}
+
+fn values_that_are_not_finite(body: &Body) {
+    for (dtype, heads) in [(Dtype::Bf16, 2), (Dtype::F16, 16)] {
+        let case = body.case(heads, &[(1, 70 + body.more), (40, 90 + body.more), (5, 12)]);
+        let case = case.with(|case| (case.qo, case.kv, case.spoiled) = (dtype, dtype, SPOILED.to_vec()));
+        check(&case.clone().with(|case| case.mask = (30, 0)));
+        check(&case.clone().with(|case| case.seeds = 2));
+        check(&case.with(|case| (case.bits, case.seeds) = (Some(40), 2)));
+    }
+}
 #[test]
 fn every_size_of_shared_memory() {
     for (arch, groups) in [(80, 4), (86, 2), (120, 2)] {
-        let case = latent(40, &[(1, 90), (3, 150)]).with(|case| case.arch = arch);
+        let case = MMA.case(40, &[(1, 90), (3, 150)]).with(|case| case.arch = arch);
         check(&case);
-        let whole =
-            case.with(|case| (case.dim, case.heads, case.lengths) = (WHOLE_HEADS, (33, 1), vec![(2, 100)]));
+        let whole = MMA.case(33, &[(2, 100)]).with(|case| (case.dim, case.arch) = (WHOLE_HEADS, arch));
         assert_eq!(whole.q_rows(), 16 * groups);
         check(&whole);
     }
 }
 
 #[test]
-fn pages_and_layouts() {
-    for (page_size, hnd) in [(1, false), (5, true), (16, true), (64, false)] {
-        let case = latent(4, &[(1, 100), (10, 30)]);
-        check(&case.with(|case| (case.page_size, case.hnd) = (page_size, hnd)));
-    }
-    check(&latent(4, &[(1, 100), (10, 30)]).with(|case| case.layout = KvLayout::Ragged));
-    for (mask, block) in [(FULL, 4), (CAUSAL, 4), ((30, 0), 16)] {
-        let case = latent(2, &[(1, 80), (30, 70)]);
-        check(&case.with(|case| (case.layout, case.page_size, case.mask) = (KvLayout::Blocks, block, mask)));
+fn head_dims_of_wgmma() {
+    for (qk, vo) in [(320, 256), (512, 384), (256, 128)] {
+        check(&WGMMA.case(20, &[(1, 260), (3, 70)]).with(|case| case.dim = HeadDim { qk, vo }));
     }
 }
 
 #[test]
-fn windows_and_mask_bits() {
-    for mask in [(20, 0), (3, 5), (UNLIMITED, 9), (0, 0), (70, 0)] {
-        let case = latent(2, &[(1, 150), (40, 90), (10, 4)]).with(|case| case.mask = mask);
-        check(&case.with(|case| case.piece = 64));
-    }
-    for (columns, mask) in [(7, FULL), (40, CAUSAL), (1000, FULL)] {
-        let case = latent(2, &[(1, 80), (21, 90), (5, 5)]);
-        check(&case.with(|case| (case.bits, case.mask, case.piece) = (Some(columns), mask, 64)));
+fn small_pages_of_whole_heads() {
+    for page_size in [1, 16] {
+        let case = WGMMA.case(70, &[(1, 300)]).with(|case| case.dim = WHOLE_HEADS);
+        check(&case.with(|case| case.page_size = page_size));
     }
 }
 
 #[test]
-fn levels_of_a_cascade_and_long_splits() {
-    let case = latent(4, &[(1, 100), (3, 90), (1, 128), (20, 100)]);
-    check(&case.with(|case| (case.prefix, case.piece, case.workers, case.seeds) = (70, 64, 3, 2)));
-    let long = latent(16, &[(1, 64 * 20 + 3)]);
-    check(&long.with(|case| (case.piece, case.workers, case.seeds) = (64, 7, 3)));
-}
-
-#[test]
-fn f16() {
-    let f16 = |case: &mut Case| (case.qo, case.kv) = (Dtype::F16, Dtype::F16);
-    check(&latent(8, &[(1, 90), (33, 70)]).with(f16));
-}
-
-#[test]
-fn values_that_are_not_finite() {
-    let spoiled = [
-        (0, 3, f64::NAN),
-        (0, 40, f64::INFINITY),
-        (1, 25, f64::NAN),
-        (1, 41, f64::NEG_INFINITY),
-        (1, 60, f64::INFINITY),
-        (1, 64, f64::NEG_INFINITY),
-        (2, 10, f64::NAN),
-    ];
-    for (dtype, heads) in [(Dtype::Bf16, 2), (Dtype::F16, 16)] {
-        let case = latent(heads, &[(1, 70), (40, 90), (5, 12)]);
-        let case = case.with(|case| (case.qo, case.kv, case.spoiled) = (dtype, dtype, spoiled.to_vec()));
-        check(&case.clone().with(|case| case.mask = (30, 0)));
-        check(&case.with(|case| (case.bits, case.seeds) = (Some(40), 2)));
-    }
+fn unsupported_configs_report_all_reasons() {
+    let head_dim = HeadDim { qk: 592, vo: 560 };
+    let config = MlaWgmmaConfig { dtype: Dtype::F32, head_dim, heads: 200 };
+    assert_eq!(
+        config.unsupported(),
+        [
+            "queries and the cache are f32, expected f16 or bf16",
+            "head_dim ckv = 560, expected a multiple of 128 in 128..=512",
+            "head_dim kpe = 32, expected a multiple of 64 above 0",
+            "there are 200 query heads, the most is 128",
+        ]
+    );
+    let long = MlaWgmmaConfig { dtype: Dtype::Bf16, head_dim: HeadDim { qk: 640, vo: 512 }, heads: 16 };
+    assert_eq!(long.unsupported(), ["head_dim = 640 is too long for two KV tiles in shared memory"]);
 }

@@ -6,7 +6,6 @@ mod halves;
 mod hooks;
 mod judge;
 mod latent;
-mod mla_wgmma;
 mod numbers;
 mod shapes;
 mod wgmma;
