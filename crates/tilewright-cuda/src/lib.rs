@@ -5,6 +5,7 @@
 //! | | |
 //! |---|---|
 //! | [`Gpu`] | the backend: the engine's operators, generic over a GPU and its simulator |
+//! | [`Staged`] | the same for tensors on the host |
 //! | [`machine`] | the interface that operators need, implemented by [`Device`] and [`Simulator`] |
 //! | [`Context`], [`Stream`], [`Graph`] | the driver API |
 //! | [`cache`] | the kernel cache: bundles, a folder that processes share, the assembler |
@@ -27,6 +28,7 @@ mod backend;
 mod device;
 pub mod machine;
 mod simulator;
+mod staged;
 
 pub use backend::Gpu;
 pub use device::Device;
@@ -35,6 +37,7 @@ pub use driver::{
     Function, Graph, Memory, Resources, Result, Stopwatch, Stream, assemble, assemble_with_log, load,
 };
 pub use simulator::Simulator;
+pub use staged::Staged;
 
 /// The backend on a GPU.
 pub type Cuda = Gpu<Device>;

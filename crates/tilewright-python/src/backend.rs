@@ -1,6 +1,5 @@
 //! The three backends as one type, chosen by the name of a device at run time.
 
-use crate::staged::{Copies, Staged};
 use tilewright::{
     Backend, Cpu, Dtype, Opaque, Result, View, ViewMut, Workspace,
     attention::{
@@ -10,7 +9,7 @@ use tilewright::{
     kv::AppendPlan,
     tensor::Buffer,
 };
-use tilewright_cuda::Cuda;
+use tilewright_cuda::{Cuda, Simulator, Staged};
 
 /// A backend.
 #[derive(Debug, Clone)]
@@ -18,7 +17,7 @@ pub(crate) enum AnyBackend {
     /// The CPU, with tensors on the host.
     Cpu(Cpu),
     /// The GPU kernels in the simulator, with tensors on the host.
-    Simulator(Staged),
+    Simulator(Staged<Simulator>),
     /// A stream of a GPU, with tensors in its memory.
     Cuda(Cuda),
 }
@@ -28,10 +27,7 @@ macro_rules! each {
     ($self:expr, $backend:ident => $value:expr) => {
         match $self {
             Self::Cpu($backend) => $value,
-            Self::Simulator(staged) => {
-                let $backend = staged.backend();
-                $value
-            }
+            Self::Simulator($backend) => $value,
             Self::Cuda($backend) => $value,
         }
     };
@@ -41,11 +37,7 @@ macro_rules! each {
 macro_rules! dispatch {
     ($($method:ident: $($module:ident)::+, $Operator:ident;)+) => {
         $(fn $method(&self, operator: tilewright::$($module::)+$Operator<'_>) -> Result<()> {
-            match self {
-                Self::Cpu(cpu) => cpu.$method(operator),
-                Self::Simulator(staged) => staged.run(&mut Copies::default(), operator),
-                Self::Cuda(gpu) => gpu.$method(operator),
-            }
+            each!(self, backend => backend.$method(operator))
         })+
     };
 }
@@ -56,21 +48,15 @@ impl Backend for AnyBackend {
     }
 
     fn computes_on_host(&self) -> bool {
-        !matches!(self, Self::Cuda(_))
+        each!(self, backend => backend.computes_on_host())
     }
 
     fn allocate(&self, dtype: Dtype, len: usize) -> Result<Buffer> {
-        match self {
-            Self::Cuda(gpu) => Backend::allocate(gpu, dtype, len),
-            _ => Buffer::on_host(dtype, len),
-        }
+        each!(self, backend => Backend::allocate(backend, dtype, len))
     }
 
     fn workspace(&self, bytes: usize) -> Result<Workspace> {
-        match self {
-            Self::Cuda(gpu) => gpu.workspace(bytes),
-            _ => Workspace::with_bytes(bytes.next_multiple_of(size_of::<f32>())),
-        }
+        each!(self, backend => backend.workspace(bytes))
     }
 
     fn copy(&self, from: View<'_>, to: ViewMut<'_>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Devices by name, and their queues: a backend bound to a stream.
 
-use crate::{backend::AnyBackend, errors::raised, staged::Staged};
+use crate::{backend::AnyBackend, errors::raised};
 use pyo3::prelude::*;
 use std::{
     collections::HashMap,
@@ -8,7 +8,7 @@ use std::{
 };
 use tilewright::{Backend, Cpu, Error, ErrorKind, Result};
 use tilewright_cuda::{
-    Context, Device as CudaDevice, Gpu, Simulator,
+    Context, Device as CudaDevice, Gpu, Simulator, Staged,
     cache::{Cache, Settings},
 };
 

@@ -18,7 +18,6 @@ mod overlap;
 mod problem;
 mod rope;
 mod sampling;
-mod staged;
 mod tensor;
 mod variant;
 

@@ -6,7 +6,6 @@ mod case;
 #[path = "../../../tilewright-kernels/tests/all/plan_device/words.rs"]
 mod words;
 
-use crate::staged::Staged;
 use case::{Case, Generator};
 use std::sync::Arc;
 use tilewright::{
@@ -15,7 +14,7 @@ use tilewright::{
     attention::{Capacity, DeviceBatch, Split},
     tensor::DeviceMemory,
 };
-use tilewright_cuda::{Gpu, machine::Machine};
+use tilewright_cuda::{Gpu, Staged, machine::Machine};
 use tilewright_kernels::attention::{
     items::{MergeItem, MergeSource, WorkItem},
     params::PlanArrays,
