@@ -24,6 +24,7 @@ pub(crate) fn check_with<'a>(
     definition: &dyn Fn(usize) -> Definition<'a>,
 ) {
     let world = World::new(case, variant);
+    let expected = world.expected(definition);
     for (items, kernel) in case.kernels(variant) {
         let kernel = kernel.unwrap_or_else(|why| panic!("{case:?}: {why}"));
         for seed in 0..case.seeds {
@@ -31,46 +32,35 @@ pub(crate) fn check_with<'a>(
             let of = |why: &str| format!("{of}, {case:?}, {items:?} items, seed {seed}: {why}");
             let outputs =
                 world.run(&kernel, seed).unwrap_or_else(|fault| panic!("{}", of(&fault.to_string())));
-            world.judge(&outputs, definition).unwrap_or_else(|why| panic!("{}", of(&why)));
+            let verdict = expected.iter().try_for_each(|row| world.judge(&outputs, row));
+            verdict.unwrap_or_else(|why| panic!("{}", of(&why)));
         }
     }
 }
 
+/// The definition's result for a row and head, before rounding.
+struct ExpectedRow {
+    /// Request, its row, and head.
+    at: (usize, usize, usize),
+    lse: f64,
+    o: Vec<f64>,
+    errors: Vec<f64>,
+}
+
 impl World {
-    fn judge<'a>(
-        &self,
-        outputs: &Outputs,
-        definition: &dyn Fn(usize) -> Definition<'a>,
-    ) -> Result<(), String> {
+    fn expected<'a>(&self, definition: &dyn Fn(usize) -> Definition<'a>) -> Vec<ExpectedRow> {
         let case = &self.case;
-        for request in 0..case.lengths.len() {
+        let rows = case.lengths.iter().enumerate().flat_map(|(request, &(rows, _))| {
             let definition = definition(request);
-            for row in 0..case.lengths[request].0 {
-                for head in 0..case.heads.0 {
-                    self.judge_row(outputs, &definition, (request, row, head))
-                        .map_err(|why| format!("request {request} row {row} head {head}: {why}"))?;
-                }
-            }
-        }
-        Ok(())
+            let rows = (0..rows).flat_map(|row| (0..case.heads.0).map(move |head| (request, row, head)));
+            rows.map(|at| self.expected_row(&definition, at)).collect::<Vec<_>>()
+        });
+        rows.collect()
     }
 
-    fn judge_row(
-        &self,
-        outputs: &Outputs,
-        definition: &Definition<'_>,
-        (request, row, head): (usize, usize, usize),
-    ) -> Result<(), String> {
-        let (case, dim) = (&self.case, self.case.dim);
-        let at_row = case.first_row(request) + row;
-        let precision = self.precision();
-        let (lse, means, errors) = self.state(definition, (request, row, head));
-        let found = f64::from(outputs.lse[at_row * case.heads.0 + head]);
-        let close = found == lse || (found - lse).abs() < 1e-4 || (found.is_nan() && lse.is_nan());
-        if !close {
-            return Err(format!("lse {found}, not {lse}"));
-        }
-        let place = self.place_at((request, row, head));
+    fn expected_row(&self, definition: &Definition<'_>, at: (usize, usize, usize)) -> ExpectedRow {
+        let (lse, means, errors) = self.state(definition, at);
+        let place = self.place_at(at);
         let output = |sign: f64| {
             // 0 × inf would be NaN
             let shift = |error: f64| if sign == 0.0 { 0.0 } else { sign * error };
@@ -79,18 +69,32 @@ impl World {
             (definition.output)(place(0), &mut o);
             o
         };
-        let (expected, above, below) = (output(0.0), output(1.0), output(-1.0));
-        let o = self.row(dim.vo, at_row, head);
-        for (d, &expected) in expected.iter().enumerate() {
-            let found = self.number(&outputs.o, case.qo, o + d);
-            let error = (above[d] - expected).abs().max((below[d] - expected).abs());
+        let (o, above, below) = (output(0.0), output(1.0), output(-1.0));
+        let error = |(o, (above, below)): (&f64, (&f64, &f64))| {
             // the output of a hook is rounded too
-            let error = error.max(expected.abs() * precision);
+            (above - o).abs().max((below - o).abs()).max(o.abs() * self.precision())
+        };
+        let errors = o.iter().zip(above.iter().zip(&below)).map(error).collect();
+        ExpectedRow { at, lse, o, errors }
+    }
+
+    fn judge(&self, outputs: &Outputs, expected: &ExpectedRow) -> Result<(), String> {
+        let (case, (request, row, head)) = (&self.case, expected.at);
+        let at_row = case.first_row(request) + row;
+        let failed = |why: String| Err(format!("request {request} row {row} head {head}: {why}"));
+        let (lse, found) = (expected.lse, f64::from(outputs.lse[at_row * case.heads.0 + head]));
+        let close = found == lse || (found - lse).abs() < 1e-4 || (found.is_nan() && lse.is_nan());
+        if !close {
+            return failed(format!("lse {found}, not {lse}"));
+        }
+        let o = self.row(case.dim.vo, at_row, head);
+        for (d, (&expected, &error)) in expected.o.iter().zip(&expected.errors).enumerate() {
+            let found = self.number(&outputs.o, case.qo, o + d);
             let close = ((found - expected).abs() <= error && expected.is_finite() && found.is_finite())
                 || found == expected
                 || (found.is_nan() && expected.is_nan());
             if !close {
-                return Err(format!("dim {d}: {found}, not {expected}"));
+                return failed(format!("dim {d}: {found}, not {expected}"));
             }
         }
         Ok(())
@@ -117,15 +121,14 @@ impl World {
     ) -> (f64, Vec<f64>, Vec<f64>) {
         let (case, dim) = (&self.case, self.case.dim);
         let q = self.row(dim.qk, case.first_row(request) + row, head);
+        let q: Vec<f64> = (0..dim.qk).map(|d| self.number(&self.q, case.qo, q + d)).collect();
         let kv_head = head / case.group();
         let place = self.place_at((request, row, head));
         let mut keys = self.keys(request, row);
         keys.retain(|(segment, key)| (definition.visible)(place(self.position(segment, *key))));
         let logit = |&(segment, key): &(&Segment, usize)| {
             let k = self.element(dim.qk, segment, (key, kv_head));
-            let dot: f64 = (0..dim.qk)
-                .map(|d| self.number(&self.q, case.qo, q + d) * self.number(&self.k, case.kv, k + d))
-                .sum();
+            let dot: f64 = q.iter().zip(k..).map(|(q, at)| q * self.number(&self.k, case.kv, at)).sum();
             let factor = self.factor(0, segment, (key, kv_head));
             (definition.logit)(place(self.position(segment, key)), dot * self.scale() * factor)
         };
@@ -136,18 +139,17 @@ impl World {
         let sum: f64 = weighed().map(|logit| (logit - max).exp()).sum();
         let empty = weighed().next().is_none();
         let lse = if empty { f64::NEG_INFINITY } else { (max + sum.ln()) * std::f64::consts::LOG2_E };
-        let precision = self.precision();
-        let mean = |d: usize| {
-            let (mut mean, mut size) = (0.0, 0.0);
-            for ((segment, key), logit) in keys.iter().zip(&logits) {
-                let v = self.element(dim.vo, segment, (*key, kv_head)) + d;
-                let value = self.number(&self.v, case.kv, v) * self.factor(1, segment, (*key, kv_head));
-                let term = (logit - max).exp() / sum * value;
-                (mean, size) = (mean + term, size + term.abs());
+        let (mut means, mut sizes) = (vec![0.0; dim.vo], vec![0.0; dim.vo]);
+        for ((segment, key), logit) in keys.iter().zip(&logits) {
+            let v = self.element(dim.vo, segment, (*key, kv_head));
+            let (factor, weight) = (self.factor(1, segment, (*key, kv_head)), (logit - max).exp() / sum);
+            for (d, (mean, size)) in means.iter_mut().zip(&mut sizes).enumerate() {
+                let term = weight * (self.number(&self.v, case.kv, v + d) * factor);
+                *mean += term;
+                *size += term.abs();
             }
-            (mean, size * precision + 1e-6)
-        };
-        let (means, errors) = (0..dim.vo).map(mean).unzip();
+        }
+        let errors = sizes.iter().map(|size| size * self.precision() + 1e-6).collect();
         (lse, means, errors)
     }
 
