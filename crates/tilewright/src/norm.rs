@@ -7,8 +7,7 @@ use crate::{
     Backend, Dtype, Element, Operator, Result, View, ViewMut,
     operator::{TensorRef, TensorVisitor, dispatch},
     rows::check_rows,
-    tensor::{check_computable, check_dtype, check_shape},
-    with_dtype,
+    tensor::{check_computable, check_dtype, check_shape, with_computable},
 };
 
 /// The weight of a norm: `[hidden]` f32, f16 or bf16 of any stride, and an offset that is added to each element.
@@ -42,7 +41,7 @@ impl<'a> NormWeight<'a> {
     /// The factor of each element, `offset + weight`, in f32.
     pub(crate) fn factors(&self) -> Vec<f32> {
         let (hidden, stride) = (self.weight.shape()[0], self.weight.strides()[0]);
-        with_dtype!(self.weight.dtype(), T => {
+        with_computable!(self.weight.dtype(), T => {
             let data = self.weight.as_slice::<T>().expect("dispatched on its dtype");
             (0..hidden).map(|i| self.offset + data[i * stride].to_f32()).collect()
         })

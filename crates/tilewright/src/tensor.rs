@@ -150,6 +150,29 @@ impl<'a> DataMut<'a> {
     }
 }
 
+/// Runs an expression with `T` naming the element type of a `Dtype` that [`check_computable`] accepts. Half the forms of
+/// [`with_dtype`], and a quarter for two tensors.
+macro_rules! with_computable {
+    ($dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            $crate::Dtype::F16 => {
+                type $T = half::f16;
+                $body
+            }
+            $crate::Dtype::Bf16 => {
+                type $T = half::bf16;
+                $body
+            }
+            dtype => {
+                assert_eq!(dtype, $crate::Dtype::F32, "the operator has checked the dtype");
+                type $T = f32;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_computable;
+
 /// Runs an expression with `T` naming the element type of a `Dtype`.
 #[macro_export]
 macro_rules! with_dtype {

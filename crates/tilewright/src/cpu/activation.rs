@@ -5,16 +5,16 @@ use crate::{
     Cpu, Element,
     activation::{Activation, GatedActivation},
     rows::{Rows, rows_mut},
-    with_dtype,
+    tensor::with_computable,
 };
 use std::f32::consts::FRAC_1_SQRT_2;
 
 pub(super) fn act_and_mul(cpu: &Cpu, operator: GatedActivation<'_>) {
     let GatedActivation { activation, x, out } = operator;
     let d = out.shape()[1];
-    with_dtype!(x.dtype(), T => {
+    with_computable!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);
-        with_dtype!(out.dtype(), Out => {
+        with_computable!(out.dtype(), Out => {
             cpu.each_row(rows_mut::<Out>(out), d, || (), |(), row, out| match activation {
                 Activation::Silu => gate(rows.get(row), out, silu),
                 Activation::Gelu => gate(rows.get(row), out, gelu),

@@ -4,15 +4,15 @@ use crate::{
     Cpu, Element,
     gather::RowGather,
     rows::{Rows, rows_mut},
-    with_dtype,
+    tensor::with_computable,
 };
 
 pub(super) fn gather_rows(cpu: &Cpu, operator: RowGather<'_>) {
     let RowGather { table, ids, out } = operator;
     let (ids, width) = (ids.host().unwrap_or_default(), out.shape()[1]);
-    with_dtype!(table.dtype(), From => {
+    with_computable!(table.dtype(), From => {
         let rows = Rows::<From>::new(table);
-        with_dtype!(out.dtype(), To => {
+        with_computable!(out.dtype(), To => {
             cpu.each_row(rows_mut::<To>(out), width, || (), |(), at, out| {
                 let row = rows.get(ids[at] as usize);
                 out.iter_mut().zip(row).for_each(|(to, from)| *to = To::from_f32(from.to_f32()));

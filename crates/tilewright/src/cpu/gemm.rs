@@ -22,7 +22,7 @@ use crate::{
     gemm::LinearLayer,
     rows::{Rows, rows_mut, widen},
     tensor::DataMut,
-    with_dtype,
+    tensor::with_computable,
 };
 use std::cell::RefCell;
 
@@ -59,7 +59,7 @@ fn in_f32(cpu: &Cpu, out: ViewMut<'_>, compute: impl FnOnce(ViewMut<'_>)) {
     let (shape, features) = (out.shape().to_vec(), out.shape()[1]);
     let mut sums = vec![0.0; shape[0] * features];
     compute(ViewMut::new(&mut sums, &shape).expect("a sum for each element"));
-    with_dtype!(out.dtype(), T => {
+    with_computable!(out.dtype(), T => {
         cpu.each_row(rows_mut::<T>(out), features, || (), |(), row, out| {
             let sums = &sums[row * features..][..features];
             out.iter_mut().zip(sums).for_each(|(out, &sum)| *out = crate::Element::from_f32(sum));
@@ -91,7 +91,7 @@ impl<'a> F32Rows<'a> {
 fn widen_all(x: View<'_>) -> Vec<f32> {
     let mut all = Vec::with_capacity(x.shape().iter().product());
     let mut row = Vec::new();
-    with_dtype!(x.dtype(), T => {
+    with_computable!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);
         for at in 0..x.shape()[0] {
             widen(rows.get(at), &mut row);

@@ -4,7 +4,7 @@ use crate::{
     Cpu, Element,
     norm::RmsNorm,
     rows::{rows_mut, widen, widen_row},
-    with_dtype,
+    tensor::with_computable,
 };
 
 /// Partial sums of squares, for vectorization and accuracy. A constant, because it affects the bits of the result.
@@ -13,7 +13,7 @@ const LANES: usize = 16;
 pub(super) fn rmsnorm(cpu: &Cpu, operator: RmsNorm<'_>) {
     let RmsNorm { x, residual, weight, eps, out } = operator;
     let factors = weight.factors();
-    with_dtype!(out.dtype(), Out => {
+    with_computable!(out.dtype(), Out => {
         let rows = rows_mut::<Out>(out);
         let load = |row, out: &[Out], row_f32: &mut Vec<f32>| match x {
             Some(x) => widen_row(x, row, row_f32),
@@ -25,11 +25,11 @@ pub(super) fn rmsnorm(cpu: &Cpu, operator: RmsNorm<'_>) {
                 normalize(row_f32, &factors, eps, out);
             });
         };
-        with_dtype!(residual.dtype(), Residual => {
+        with_computable!(residual.dtype(), Residual => {
             let pairs = rows.into_iter().zip(rows_mut::<Residual>(residual)).collect();
             cpu.each_row(pairs, factors.len(), Vec::new, |row_f32, row, (out, residual)| {
                 load(row, out, row_f32);
-                for (sum, residual) in row_f32.iter_mut().zip(residual) {
+                for (sum, residual) in row_f32.iter_mut().zip(residual.iter_mut()) {
                     *sum += residual.to_f32();
                     *residual = Residual::from_f32(*sum);
                 }

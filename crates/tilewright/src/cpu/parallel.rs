@@ -16,24 +16,39 @@ impl Cpu {
     /// `scratch` before reading it.
     pub(crate) fn each_row<I: Send, S: Send>(
         &self,
-        items: Vec<I>,
+        mut items: Vec<I>,
         width: usize,
-        scratch: impl Fn() -> S + Sync + Send,
-        work: impl Fn(&mut S, usize, I) + Sync + Send,
+        scratch: impl Fn() -> S + Sync,
+        work: impl Fn(&mut S, usize, &mut I) + Sync,
     ) {
-        if items.len() <= 1 || items.len() * width <= MIN_PARALLEL_ELEMENTS {
-            let mut scratch = scratch();
-            return items.into_iter().enumerate().for_each(|(row, item)| work(&mut scratch, row, item));
-        }
-        let rows_per_task = items.len().div_ceil(self.threads() * TASKS_PER_THREAD);
+        let rows_per_task = self.rows_per_task(items.len(), width);
         let tasks = items.len().div_ceil(rows_per_task);
-        let rows = Mutex::new(items.into_iter().enumerate());
-        let scratches = (0..self.threads()).map(|_| None);
-        self.for_each(tasks, scratches, |_, of_thread: &mut Option<S>| {
-            let scratch = of_thread.get_or_insert_with(&scratch);
-            let taken: Vec<_> = lock(&rows).by_ref().take(rows_per_task).collect();
-            taken.into_iter().for_each(|(row, item)| work(scratch, row, item));
+        let chunks = Mutex::new(items.chunks_mut(rows_per_task).enumerate());
+        let scratches = Mutex::new(Vec::new());
+        self.run_tasks(tasks, &|| {
+            let Some((task, items)) = lock(&chunks).next() else { return };
+            let unused = lock(&scratches).pop();
+            let mut of_task = unused.unwrap_or_else(&scratch);
+            for (row, item) in (task * rows_per_task..).zip(items) {
+                work(&mut of_task, row, item);
+            }
+            lock(&scratches).push(of_task);
         });
+    }
+
+    /// Rows per task: all, if they are too few for a second thread.
+    fn rows_per_task(&self, rows: usize, width: usize) -> usize {
+        let parallel = rows * width > MIN_PARALLEL_ELEMENTS;
+        let tasks = if parallel { self.threads() * TASKS_PER_THREAD } else { 1 };
+        rows.div_ceil(tasks).max(1)
+    }
+
+    /// Calls `task` `count` times, shared by the threads. Not generic, because most operators have a task per dtype.
+    fn run_tasks(&self, count: usize, task: &(dyn Fn() + Sync)) {
+        if count == 1 {
+            return task();
+        }
+        self.team.run(count, &|indices| indices.for_each(|_| task()));
     }
 
     /// Calls `work` for each index in `0..count` on at most one thread per state in `states`, including the calling thread.
@@ -42,16 +57,12 @@ impl Cpu {
     pub(crate) fn for_each<W: Send>(
         &self,
         count: usize,
-        states: impl Iterator<Item = W>,
+        states: impl Iterator<Item = W> + Send,
         work: impl Fn(usize, &mut W) + Sync,
     ) {
-        let mut states: Vec<W> = states.take(count.min(self.threads())).collect();
-        if let [state] = &mut *states {
-            return (0..count).for_each(|at| work(at, state));
-        }
-        let states = Mutex::new(states);
+        let states = Mutex::new(states.take(count.min(self.threads())));
         self.team.run(count, &|indices| {
-            let state = lock(&states).pop();
+            let state = lock(&states).next();
             let Some(mut state) = state else { return };
             indices.for_each(|at| work(at, &mut state));
         });

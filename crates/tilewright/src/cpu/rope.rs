@@ -4,7 +4,7 @@ use crate::{
     Cpu, Element, View, ViewMut,
     rope::{Rope, RopeAngles, RopeRotation, RopeStyle, fill_row},
     rows::{rows_mut, widen_row},
-    with_dtype,
+    tensor::with_computable,
 };
 
 pub(super) fn rope(cpu: &Cpu, operator: RopeRotation<'_>) {
@@ -45,7 +45,7 @@ fn rotate_to<'t>(
     angles: impl Fn(usize) -> &'t [f32] + Sync + Send,
 ) {
     let (heads, width) = (to.shape()[1], to.shape()[2]);
-    with_dtype!(to.dtype(), To => {
+    with_computable!(to.dtype(), To => {
         cpu.each_row(rows_mut::<To>(to), width, Vec::new, |head_f32, row, head| {
             widen_row(from, row, head_f32);
             let angles = angles(row / heads);
@@ -64,7 +64,7 @@ fn rotate<'t>(
     angles: impl Fn(usize) -> &'t [f32] + Sync + Send,
 ) {
     let (heads, width) = (x.shape()[1], x.shape()[2]);
-    with_dtype!(x.dtype(), T => {
+    with_computable!(x.dtype(), T => {
         cpu.each_row(rows_mut::<T>(x), width, || (), |(), row, head| {
             let angles = angles(row / heads);
             let (cosines, sines) = angles.split_at(angles.len() / 2);

@@ -16,7 +16,7 @@ use crate::{
         Filter, FilterOrder, SamplingDistribution, SamplingParams, ScoreFilter, Scores, TokenSampling,
         TopKTies, rng::uniform,
     },
-    with_dtype,
+    tensor::with_computable,
 };
 
 /// Partial sums and maxima. The number affects the bits of the result.
@@ -28,7 +28,7 @@ pub(super) fn sample(cpu: &Cpu, operator: TokenSampling<'_>) {
     let view = scores.view();
     cpu.each_row(out.iter_mut().collect(), view.shape()[1], Vec::new, |weights, row, out| {
         widen_row(view, row, weights);
-        *out = sample_row(&scores, weights, &params[row])
+        **out = sample_row(&scores, weights, &params[row])
             .map_err(|why| Error::new(name, format!("request {row}: {why}")));
     });
 }
@@ -36,7 +36,7 @@ pub(super) fn sample(cpu: &Cpu, operator: TokenSampling<'_>) {
 pub(super) fn distribution(cpu: &Cpu, operator: SamplingDistribution<'_>) {
     let SamplingDistribution { scores, params, out } = operator;
     let (view, vocab) = (scores.view(), out.shape()[1]);
-    with_dtype!(out.dtype(), O => {
+    with_computable!(out.dtype(), O => {
         cpu.each_row(rows_mut::<O>(out), vocab, Vec::new, |weights, row, out| {
             widen_row(view, row, weights);
             match compute_weights(&scores, weights, &params[row]) {
@@ -62,7 +62,7 @@ fn softmax_row<T: Element>(logits: &mut [f32], temperature: f32, out: &mut [T]) 
 pub(super) fn filter(cpu: &Cpu, operator: ScoreFilter<'_>) {
     let ScoreFilter { filter, x, out } = operator;
     let vocab = x.shape()[1];
-    with_dtype!(x.dtype(), T => {
+    with_computable!(x.dtype(), T => {
         let rows = Rows::<T>::new(x);
         cpu.each_row(rows_mut::<T>(out), vocab, Vec::new, |values, row, out| {
             widen(rows.get(row), values);

@@ -51,7 +51,7 @@ fn interleave<T: Element + Pod>(weight: View<'_>, rows: std::ops::Range<usize>, 
 }
 
 /// Rounds each group of a row to integers times a bf16 scale.
-fn quantize<T: Element>(rows: &[T], inputs: usize, to: PanelMut<'_>, format: WeightFormat) {
+fn quantize<T: Element>(rows: &[T], inputs: usize, to: &mut PanelMut<'_>, format: WeightFormat) {
     for (lane, row) in rows.chunks_exact(inputs).enumerate() {
         for (group, weights) in row.chunks(GROUP).enumerate() {
             let mut values = [0.0; GROUP];

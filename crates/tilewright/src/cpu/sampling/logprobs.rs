@@ -16,7 +16,7 @@ pub(in crate::cpu) fn run(cpu: &Cpu, operator: LogprobQuery<'_>) {
         widen(logits, weights);
         let logprobs = apply_filters(Scores::Logits(view), logits, weights, &params[row])
             .map(|log_softmax| log_softmax.logprobs(logits, choices[row]));
-        *out = logprobs.map_err(|why| Error::new(name, format!("request {row}: {why}")));
+        **out = logprobs.map_err(|why| Error::new(name, format!("request {row}: {why}")));
     });
 }
 

@@ -19,7 +19,7 @@ pub(in crate::cpu) fn run(cpu: &Cpu, operator: ChainVerification<'_>) {
     let buffers = || (Vec::new(), Vec::new());
     cpu.each_row(items, 2 * positions * vocab, buffers, |buffers, request, (tokens, chain)| {
         tokens.fill(-1);
-        *chain = verifier.verify(request, &params[request], buffers, tokens).map_err(|why| {
+        **chain = verifier.verify(request, &params[request], buffers, tokens).map_err(|why| {
             tokens.fill(-1);
             Error::new(name, format!("request {request}: {why}"))
         });

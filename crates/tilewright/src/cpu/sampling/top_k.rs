@@ -22,7 +22,7 @@ pub(in crate::cpu) fn run(cpu: &Cpu, operator: TopKSelection<'_>) {
                 values.fill(T::from_f32(f32::NAN));
                 return indices.fill(-1);
             }
-            for ((value, index), at) in values.iter_mut().zip(indices).zip(largest(scores_f32, top_k)) {
+            for ((value, index), at) in values.iter_mut().zip(indices.iter_mut()).zip(largest(scores_f32, top_k)) {
                 *value = scores[at];
                 *index = at as i32;
             }
