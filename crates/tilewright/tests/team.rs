@@ -1,11 +1,24 @@
-//! The thread team of the CPU backend: concurrent callers, more threads than cores, idle threads. A binary of its own, because one
-//! test measures the CPU time of the process.
+//! The thread team of the CPU backend: concurrent callers, more threads than cores, idle threads, allocations of a run. A binary of
+//! its own, because tests measure the CPU time and the allocations of the process.
 
+use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 use std::{
+    alloc::System,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
-use tilewright::{Cpu, View, ViewMut, gemm::linear};
+use tilewright::{
+    Attention, Batch, Cpu, HeadDim, Heads, KvCache, Mask, Output, PageTable, Problem, View, ViewMut,
+    Workspace,
+    attention::{
+        Split,
+        variant::{Alibi, Both, Plain, SoftCap, Variant},
+    },
+    gemm::linear,
+};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 /// Held by each test: the machine has few cores, and one test measures idle time.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -71,5 +84,43 @@ fn an_idle_team_uses_no_cpu() {
         std::thread::sleep(idle);
         let used = Duration::from_nanos(cpu_time() - start);
         assert!(used < idle / 100, "an idle team used {used:?} in {idle:?}");
+    }
+}
+
+/// Heap calls of a run of decode and prefill, with partial states of split keys: the minimum of many runs, because the test harness
+/// allocates too.
+fn allocations(cpu: &Cpu, variant: impl Variant) -> usize {
+    const PAGES: usize = 40;
+    let problem = Problem::builder(Heads { qo: 4, kv: 2 }, HeadDim::same(64)).mask(Mask::Causal);
+    let attention =
+        Attention::with_variant(problem.build().expect("valid"), variant, cpu.clone()).expect("valid");
+    let indices: Vec<i32> = (0..PAGES as i32).collect();
+    let table = PageTable::new(&[0, 30, 40], &indices, &[16, 16], 16);
+    let split = Split::Fixed { tokens: 64 };
+    let plan = attention.plan_with(&Batch::paged(&[0, 1, 33], table), split).expect("valid");
+    let mut workspace = Workspace::for_plan(&plan);
+    let (q, mut o) = (vec![0.1; 33 * 4 * 64], vec![0.0; 33 * 4 * 64]);
+    let (kv, shape) = (vec![0.2; PAGES * 16 * 2 * 64], [PAGES, 16, 2, 64]);
+    let mut run = || {
+        let kv = View::new(&kv, &shape).expect("it fits");
+        let out = ViewMut::new(&mut o, &[33, 4, 64]).expect("it fits");
+        let out = Output { o: out, lse: None, workspace: &mut workspace };
+        let q = View::new(&q, &[33, 4, 64]).expect("it fits");
+        let region = Region::new(ALLOCATOR);
+        attention.run(&plan, q, KvCache { k: kv, v: kv }, out).expect("valid");
+        let calls = region.change();
+        calls.allocations + calls.reallocations + calls.deallocations
+    };
+    (0..20).map(|_| run()).min().unwrap_or_default()
+}
+
+#[test]
+fn runs_of_attention_do_not_allocate() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    for threads in [1, 3] {
+        let cpu = Cpu::with_threads(threads).expect("threads");
+        let hooked = Both::new(Alibi::new(4), SoftCap::new(30.0).expect("valid"));
+        let found = [allocations(&cpu, Plain), allocations(&cpu, hooked)];
+        assert_eq!(found, [0, 0], "{threads} threads, without and with hooks");
     }
 }

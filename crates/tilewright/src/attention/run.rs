@@ -311,11 +311,11 @@ impl Plan {
     /// Checks one tensor of a latent cache.
     fn check_latent(&self, name: &str, view: &View<'_>, dim: usize) -> Result<()> {
         let count = view.shape().first().copied().unwrap_or(0);
-        let (shape, axes) = match self.requests.source {
-            KvSource::Paged { page_size, .. } => (vec![count, page_size, dim], "[num_pages, page_size, dim]"),
-            KvSource::Ragged { .. } | KvSource::Blocks { .. } => (vec![count, dim], "[num_tokens, dim]"),
+        let (shape, axes): (&[usize], _) = match self.requests.source {
+            KvSource::Paged { page_size, .. } => (&[count, page_size, dim], "[num_pages, page_size, dim]"),
+            KvSource::Ragged { .. } | KvSource::Blocks { .. } => (&[count, dim], "[num_tokens, dim]"),
         };
-        check_shape(OPERATOR, name, (view.shape(), &shape), axes)?;
+        check_shape(OPERATOR, name, (view.shape(), shape), axes)?;
         check_dtype(OPERATOR, name, view.dtype(), self.problem.dtype_kv())?;
         crate::ensure!(
             view.strides().last() == Some(&1) || dim == 1,

@@ -100,7 +100,8 @@ impl KvShape {
         };
         let count = count.copied().unwrap_or(0);
         let (expected, axes) = self.expected(count);
-        if shape != expected.as_slice() {
+        let expected = &expected[usize::from(self.page_size.is_none())..];
+        if shape != expected {
             let names = format!("{argument} has shape {shape:?}, expected {axes} = {expected:?}");
             return Err(Error::new(operator, format!("{names} ({})", self.layout)));
         }
@@ -112,17 +113,18 @@ impl KvShape {
         Ok(count)
     }
 
-    fn expected(&self, count: usize) -> (Vec<usize>, &'static str) {
+    /// The shape with its axes; without pages it begins at the second entry.
+    fn expected(&self, count: usize) -> ([usize; 4], &'static str) {
         let Self { heads, head_dim, .. } = *self;
         match (self.layout, self.page_size) {
             (KvLayout::Nhd, Some(page)) => {
-                (vec![count, page, heads, head_dim], "[num_pages, page_size, num_kv_heads, head_dim]")
+                ([count, page, heads, head_dim], "[num_pages, page_size, num_kv_heads, head_dim]")
             }
             (KvLayout::Hnd, Some(page)) => {
-                (vec![count, heads, page, head_dim], "[num_pages, num_kv_heads, page_size, head_dim]")
+                ([count, heads, page, head_dim], "[num_pages, num_kv_heads, page_size, head_dim]")
             }
-            (KvLayout::Nhd, None) => (vec![count, heads, head_dim], "[num_tokens, num_kv_heads, head_dim]"),
-            (KvLayout::Hnd, None) => (vec![heads, count, head_dim], "[num_kv_heads, num_tokens, head_dim]"),
+            (KvLayout::Nhd, None) => ([1, count, heads, head_dim], "[num_tokens, num_kv_heads, head_dim]"),
+            (KvLayout::Hnd, None) => ([1, heads, count, head_dim], "[num_kv_heads, num_tokens, head_dim]"),
         }
     }
 }
