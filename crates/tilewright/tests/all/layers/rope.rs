@@ -21,20 +21,21 @@ fn llama31(low_freq_factor: f64) -> RopeScaling {
 fn check(actual: &Array, before: &Array, positions: &[i32], frequencies: &[f64], style: RopeStyle) {
     let (heads, dim) = (before.shape[1], before.shape[2]);
     let values = before.values();
-    let mut expected = Vec::new();
+    let (mut expected, mut slack) = (Vec::new(), Vec::new());
     for (row, head) in values.chunks(dim).enumerate() {
         let position = f64::from(positions[row / heads]);
         let angles: Vec<f64> = frequencies.iter().map(|f| position * f).collect();
         expected.extend(rotate(head, &angles, style));
+        // cosine, sine, two products and a sum, each rounded once to f32, of numbers up to the head's maximum;
+        // the angle itself has f64 accuracy
+        let max = head.iter().fold(0.0f64, |a, v| a.max(v.abs()));
+        slack.push(2.0 * max * (4.0 * F32_UNIT + position * 1e-15));
     }
-    // cosine, sine, two products and a sum, each rounded once to f32, of numbers up to the head's maximum;
-    // the angle itself has f64 accuracy
-    let slack = |i: usize| {
-        let head = &values[i / dim * dim..][..dim];
-        let angle = f64::from(positions[i / dim / heads]) * 1e-15;
-        2.0 * head.iter().fold(0.0f64, |a, v| a.max(v.abs())) * (4.0 * F32_UNIT + angle)
-    };
-    actual.assert_close(&expected, slack, &format!("{:?} {style:?} at {positions:?}", before.shape));
+    actual.assert_close(
+        &expected,
+        |i| slack[i / dim],
+        &format!("{:?} {style:?} at {positions:?}", before.shape),
+    );
 }
 
 fn unscaled_frequencies(rotary_dim: usize, theta: f64) -> Vec<f64> {
