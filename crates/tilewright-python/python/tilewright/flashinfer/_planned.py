@@ -10,7 +10,7 @@ from .._device import device_of
 from .._tensors import dtype_name
 from ..attention import Attention, Batch, Capacity, Problem
 from ..operators import Rope
-from ._refuse import check_choice, check_output, number, torch_dtype
+from ._refuse import check_backend, check_choice, check_layout, check_output, number, torch_dtype
 
 #: Operators kept for reuse; each is a few kilobytes.
 _LIMIT = 256
@@ -108,6 +108,36 @@ def split_of(function: str, fixed_split_size, disable_split_kv: bool, page_size:
     if fixed_split_size == 0:
         raise Error(f"flashinfer.{function}: fixed_split_size = 0, expected at least 1 page")
     return int(fixed_split_size) * page_size
+
+
+class BatchWrapper:
+    """Options and workspaces of a batch wrapper. Plans own their memory, so the workspaces only select the device."""
+
+    _name = "BatchWrapper"
+
+    def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph, backend):
+        check_layout(self._name, kv_layout)
+        check_backend(self._name, backend)
+        self._kv_layout = kv_layout
+        self._backend = backend
+        self._use_cuda_graph = use_cuda_graph
+        self.device = float_workspace_buffer.device
+        int_workspace_buffer = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
+        self.reset_workspace_buffer(float_workspace_buffer, int_workspace_buffer)
+        self._attention = self._settings = None
+
+    @property
+    def is_cuda_graph_enabled(self):
+        """Whether plans are rewritten in place."""
+        return self._use_cuda_graph
+
+    def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
+        """Keeps other buffers, which are unused."""
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = int_workspace_buffer
+
+    def end_forward(self):
+        """Does nothing, as in FlashInfer."""
 
 
 class PlannedAttention:

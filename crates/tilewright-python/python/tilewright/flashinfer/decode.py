@@ -8,8 +8,8 @@ import torch
 from .._core import Error
 from ..attention import Batch, Capacity
 from ._pages import host_array, page_table, split_cache
-from ._planned import PlannedAttention, Settings, dtype_names, planned_device, split_of
-from ._refuse import check_backend, check_layout, refuse
+from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, split_of
+from ._refuse import refuse
 from .prefill import single_prefill_with_kv_cache
 
 
@@ -33,28 +33,23 @@ _PLAN_ORDER = ("pos_encoding_mode", "window_left", "logits_soft_cap", "q_data_ty
                "disable_split_kv", "q_len_per_req")
 
 
-class BatchDecodeWithPagedKVCacheWrapper:
+class BatchDecodeWithPagedKVCacheWrapper(BatchWrapper):
     """Batch decode over a paged cache: ``plan`` per step, ``run`` per layer.
 
     ``use_tensor_cores`` is a hint without effect. With ``use_cuda_graph`` a plan is rewritten in place, for the batch size of
     ``paged_kv_last_page_len_buffer`` and as many pages as ``paged_kv_indices_buffer`` has.
     """
 
+    _name = "BatchDecodeWithPagedKVCacheWrapper"
+
     def __init__(
         self, float_workspace_buffer, kv_layout="NHD", use_cuda_graph=False, use_tensor_cores=False,
         paged_kv_indptr_buffer=None, paged_kv_indices_buffer=None, paged_kv_last_page_len_buffer=None, backend="auto",
         jit_args=None,
     ):
-        check_layout("BatchDecodeWithPagedKVCacheWrapper", kv_layout)
-        check_backend("BatchDecodeWithPagedKVCacheWrapper", backend)
-        refuse("BatchDecodeWithPagedKVCacheWrapper", "a variant written in Python (tilewright.Variant)", jit_args=jit_args)
-        self._kv_layout = kv_layout
-        self._backend = backend
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend)
+        refuse(self._name, "a variant written in Python (tilewright.Variant)", jit_args=jit_args)
         self._use_tensor_cores = use_tensor_cores
-        self._use_cuda_graph = use_cuda_graph
-        self.device = float_workspace_buffer.device
-        self._float_workspace_buffer = float_workspace_buffer
-        self._int_workspace_buffer = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
         self._paged_kv_indptr_buf = paged_kv_indptr_buffer
         self._paged_kv_indices_buf = paged_kv_indices_buffer
         self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
@@ -68,23 +63,11 @@ class BatchDecodeWithPagedKVCacheWrapper:
             self._fixed_batch_size = len(paged_kv_last_page_len_buffer)
             if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:
                 raise ValueError("The size of paged_kv_indptr_buffer should be batch_size + 1")
-        self._attention = None
-        self._settings = None
 
     @property
     def use_tensor_cores(self):
         """The hint of the constructor."""
         return self._use_tensor_cores
-
-    @property
-    def is_cuda_graph_enabled(self):
-        """Whether plans are rewritten in place."""
-        return self._use_cuda_graph
-
-    def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
-        """Keeps other buffers; plans own their memory, so both are unused."""
-        self._float_workspace_buffer = float_workspace_buffer
-        self._int_workspace_buffer = int_workspace_buffer
 
     def plan(self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size, *deprecated, **kwargs):
         """Plans a batch of ``len(last_page_len)`` requests with ``q_len_per_req`` query rows each, causal among themselves."""
@@ -213,9 +196,6 @@ class BatchDecodeWithPagedKVCacheWrapper:
         self._pos_encoding_mode, self._window_left = pos_encoding_mode, window_left
         self._logits_soft_cap, self._sm_scale = logits_soft_cap or 0.0, sm_scale
         self._settings = self._settings.replace(rope_scale=rope_scale or 1.0, rope_theta=rope_theta or 10000.0)
-
-    def end_forward(self):
-        """Does nothing, as in FlashInfer."""
 
 
 class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):

@@ -10,7 +10,7 @@ from .._core import segment_packbits as pack_segments
 from .._tensors import dtype_name
 from ..attention import Batch, Capacity
 from ._pages import host_array, page_table, split_cache
-from ._planned import PlannedAttention, Settings, dtype_names, planned_device, split_of
+from ._planned import BatchWrapper, PlannedAttention, Settings, dtype_names, planned_device, split_of
 from ._refuse import check_backend, check_layout, refuse
 
 
@@ -60,36 +60,17 @@ def pack_mask(flags, bounds) -> numpy.ndarray:
     return numpy.frombuffer(packed, dtype=numpy.uint8)
 
 
-class _PrefillWrapper:
+class _PrefillWrapper(BatchWrapper):
     """What the paged and the ragged wrapper share: buffers, settings, masks and runs."""
 
     _name = "BatchPrefill"
 
     def __init__(self, float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs):
-        check_layout(self._name, kv_layout)
-        check_backend(self._name, backend)
+        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend)
         # the source of one variant is known by its name: attention sinks
         self._has_sinks = jit_args is not None and "AttentionSink" in jit_args
         if not self._has_sinks:
             refuse(self._name, "a variant written in Python (tilewright.Variant)", jit_args=jit_args, jit_kwargs=jit_kwargs)
-        self._kv_layout = kv_layout
-        self._backend = backend
-        self._use_cuda_graph = use_cuda_graph
-        self.device = float_workspace_buffer.device
-        self._float_workspace_buffer = float_workspace_buffer
-        self._int_workspace_buffer = torch.empty(8 << 20, dtype=torch.uint8, device=self.device)
-        self._attention = None
-        self._settings = None
-
-    @property
-    def is_cuda_graph_enabled(self):
-        """Whether plans are rewritten in place."""
-        return self._use_cuda_graph
-
-    def reset_workspace_buffer(self, float_workspace_buffer, int_workspace_buffer):
-        """Keeps other buffers; plans own their memory, so both are unused."""
-        self._float_workspace_buffer = float_workspace_buffer
-        self._int_workspace_buffer = int_workspace_buffer
 
     def _buffers(self, **buffers):
         """The caller's buffers of a recorded graph; ``plan`` copies its arrays to them, as FlashInfer does."""
@@ -165,9 +146,6 @@ class _PrefillWrapper:
         self._causal, self._pos_encoding_mode, self._window_left = causal, pos_encoding_mode, window_left
         self._logits_soft_cap, self._sm_scale = logits_soft_cap, sm_scale
         self._settings = self._settings.replace(rope_scale=rope[0] or 1.0, rope_theta=rope[1] or 10000.0)
-
-    def end_forward(self):
-        """Does nothing, as in FlashInfer."""
 
 
 def _check_output_dtype(function, o_data_type, dtypes):
