@@ -83,7 +83,7 @@ impl<'k> LoadedQueries<'k> {
         });
     }
     /// Stores rows of bf16 as f16, each multiplied by a power of two that moves its maximum magnitude to 2^14 .. 2^15, and
-    /// 1 over that factor to `inverses`; valid after a barrier. Elements below 2^-38 of the maximum are rounded.
+    /// 1 over that factor to `inverses`; valid after a barrier. Elements below 2^-28 of the maximum are subnormal and may be rounded.
     pub(crate) fn store_as_f16(self, k: &'k Builder, inverses: Shared<'k, f32>) {
         let rows = self.chunks.chunks(self.chunks_per_row);
         for (at, chunks) in rows.enumerate() {
