@@ -61,6 +61,15 @@ fn logits_that_grow() {
     }
 }
 
+/// Queries beyond the range of f16, to which those of few rows are converted.
+#[test]
+fn queries_of_any_magnitude() {
+    for (query_factor, arch) in [(1e30, 90), (1e-30, 80)] {
+        let case = case(64, DTYPES[0], Scales::Head).with(|case| case.lengths = vec![(1, 90), (2, 70)]);
+        check(&case.with(|case| (case.query_factor, case.arch) = (query_factor, arch)));
+    }
+}
+
 #[test]
 fn elements_that_are_not_finite() {
     let spoiled = [(0, 3, f64::NAN), (0, 40, f64::INFINITY), (1, 25, f64::NAN), (1, 41, f64::NEG_INFINITY)];

@@ -54,6 +54,8 @@ pub(crate) struct Case {
     pub(crate) workers: usize,
     /// Ratio of the last to the first key magnitude of a segment, linear in between.
     pub(crate) growth: f64,
+    /// Factor of the queries; the scale of the logits is divided by it.
+    pub(crate) query_factor: f64,
     /// Non-finite keys: request, key, value.
     pub(crate) spoiled: Vec<(usize, usize, f64)>,
     pub(crate) arch: u32,
@@ -96,6 +98,7 @@ impl Case {
             piece: WHOLE,
             workers: 2,
             growth: 1.0,
+            query_factor: 1.0,
             spoiled: Vec::new(),
             arch: 90,
             wgmma: false,

@@ -197,7 +197,7 @@ impl World {
     fn fill(&mut self) {
         let (case, dim) = (self.case.clone(), self.case.dim);
         let elements = case.num_rows() * case.heads.0 * (dim.qk + 8);
-        self.q = (0..elements).flat_map(|at| bytes(case.qo, noise(1, at))).collect();
+        self.q = (0..elements).flat_map(|at| bytes(case.qo, case.query_factor * noise(1, at))).collect();
         // memory outside of keys is NaN, or the maximum of the dtype if it has no NaN
         let poison = |dim: usize| bytes(case.kv, f64::NAN).repeat(self.pool(dim));
         let (mut k, mut v) = (poison(dim.qk), poison(dim.vo));
@@ -368,7 +368,7 @@ impl World {
     }
 
     pub(crate) fn scale(&self) -> f64 {
-        1.5 / (self.case.dim.qk as f64).sqrt()
+        1.5 / (self.case.dim.qk as f64).sqrt() / self.case.query_factor
     }
 }
 
