@@ -132,7 +132,7 @@ fn chunk_mask<'k>(
     })
 }
 
-/// What an element is; `nan` is valid if it is not finite.
+/// The kind of an element; `nan` is valid if it is not finite.
 pub(crate) struct ElementKind<'k> {
     pub(crate) nonfinite: Value<'k, bool>,
     pub(crate) negative: Value<'k, bool>,

@@ -98,13 +98,13 @@ impl<'k> LoadedQueries<'k> {
             // 2^14 / 2^(exponent - 127) and its inverse
             let [factor, inverse] = [k.constant(2 * 127 + 14) - exponent, exponent - 14]
                 .map(|exponent| (exponent << F32_MANTISSA_BITS).reinterpret::<f32>());
+            let as_f16 = |word: Var<'k, u32>| {
+                let [low, high] = bf16::widen(word.get()).map(|element| element * factor);
+                f16::narrow(k, low, high)
+            };
             k.when(self.is_in_tile, || {
                 for (byte, words) in chunks {
-                    let scaled = words.map(|word| {
-                        let [low, high] = bf16::widen(word.get()).map(|element| element * factor);
-                        f16::narrow(k, low, high)
-                    });
-                    self.to.plus(byte / 4).store_vector(scaled);
+                    self.to.plus(byte / 4).store_vector(words.map(as_f16));
                 }
                 let row = self.partition.row + (at * self.partition.rows_at_once) as u32;
                 k.when(self.partition.chunk.eq(0), || inverses.at(row).store(inverse));

@@ -107,15 +107,14 @@ impl<'k> StageOperands<'k> {
             let logits = std::slice::from_ref(logits);
             return self.fragments.multiply_keys(&self.cta, |_, step| query.steps[step], keys, logits);
         }
-        let format = self.cta.layout.stored_k;
+        let (kv, arch, format) = (self.cta.kv, self.cta.arch, self.cta.layout.stored_k);
         logits.iter().flatten().for_each(|sum| sum.set(0.0));
-        for step in (0..format.chunks).step_by(2) {
-            for (block, sums) in logits.chunks_exact(2).enumerate() {
-                for (i, words) in self.chunk_pair((keys, format), step, (block, false)).iter().enumerate() {
-                    for (sums, word) in sums.iter().zip(words) {
-                        let right = f16_pairs(self.cta.kv, self.cta.arch, (*word, Pairs::Adjacent));
-                        self.cta.k.mma(self.cta.elements, *sums, query.steps[step + i], right);
-                    }
+        for (step, block) in pairs_of_chunks(format, logits.len() / 2) {
+            let chunks = self.chunk_pair((keys, format), step, (block, false));
+            for (left, words) in query.steps[step..].iter().zip(&chunks) {
+                for (sums, word) in logits[2 * block..].iter().zip(words) {
+                    let right = f16_pairs(kv, arch, (*word, Pairs::Adjacent));
+                    self.cta.k.mma(self.cta.elements, *sums, *left, right);
                 }
             }
         }
@@ -153,16 +152,15 @@ impl<'k> StageOperands<'k> {
             let tiles = std::slice::from_ref(tile);
             return self.fragments.multiply_values(&self.cta, weights, values, tiles);
         }
-        let format = self.cta.layout.stored_v;
-        for chunk in (0..format.chunks).step_by(2) {
-            for (block, weights) in weights.iter().flatten().enumerate() {
-                for (i, words) in self.chunk_pair((values, format), chunk, (block, true)).iter().enumerate() {
-                    let [low, high] =
-                        words.map(|word| f16_pairs(self.cta.kv, self.cta.arch, (word, Pairs::Alternate)));
-                    for parity in 0..2 {
-                        let sums = tile.o[2 * (chunk + i) + parity];
-                        self.cta.k.mma(self.cta.elements, sums, *weights, [low[parity], high[parity]]);
-                    }
+        let (kv, arch, format) = (self.cta.kv, self.cta.arch, self.cta.layout.stored_v);
+        let weights: Vec<_> = weights.iter().flatten().collect();
+        for (chunk, block) in pairs_of_chunks(format, weights.len()) {
+            let chunks = self.chunk_pair((values, format), chunk, (block, true));
+            for (sums, words) in tile.o[2 * chunk..].chunks_exact(2).zip(&chunks) {
+                let [low, high] = words.map(|word| f16_pairs(kv, arch, (word, Pairs::Alternate)));
+                for parity in 0..2 {
+                    let right = [low[parity], high[parity]];
+                    self.cta.k.mma(self.cta.elements, sums[parity], *weights[block], right);
                 }
             }
         }
@@ -220,4 +218,9 @@ impl<'k> StageOperands<'k> {
             }
         }
     }
+}
+
+/// The first chunk of each two, with each of `blocks` blocks of 16 rows.
+fn pairs_of_chunks(format: RowFormat, blocks: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..format.chunks).step_by(2).flat_map(move |chunk| (0..blocks).map(move |block| (chunk, block)))
 }
