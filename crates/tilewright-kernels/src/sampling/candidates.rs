@@ -118,16 +118,38 @@ impl<'k, T: Number> Candidates<'k, T> {
         target: Value<'k, u64>,
     ) -> (Value<'k, f32>, Value<'k, u64>) {
         let k = self.cta.k;
-        let (found, above) = self.cta.threshold(target, |count| {
-            self.each(value, |index, value| {
-                let mass = mass(index, value);
-                match mass.known() {
-                    Some(_) => count(key(value), mass),
-                    None => k.when(mass.ne(0), || count(key(value), mass)),
-                }
-            });
-        });
-        (of_key(found), above)
+        let (found, above) = (k.var("threshold", 0_u32), k.var("above", 0_u64));
+        let set = |(key, mass)| {
+            found.set(key);
+            above.set(mass);
+        };
+        k.when_else(
+            self.ranked(),
+            || {
+                set(self.cta.threshold_by_rank(target, self.list.count(), |at| {
+                    let (index, value) = self.list.get(at);
+                    (key(value), mass(index, value))
+                }));
+            },
+            || {
+                set(self.cta.threshold(target, |count| {
+                    self.each(value, |index, value| {
+                        let mass = mass(index, value);
+                        match mass.known() {
+                            Some(_) => count(key(value), mass),
+                            None => k.when(mass.ne(0), || count(key(value), mass)),
+                        }
+                    });
+                }));
+            },
+        );
+        (of_key(found.get()), above.get())
+    }
+
+    /// Whether the list is short enough to rank its entries by counting.
+    #[track_caller]
+    fn ranked(&self) -> Value<'k, bool> {
+        self.listed.get() & self.list.count().le(self.cta.max_ranked())
     }
 
     /// First index at which the running sum of masses reaches `target`, in 1..=total.
@@ -142,16 +164,7 @@ impl<'k, T: Number> Candidates<'k, T> {
         let first = k.var("first", 0_u32);
         k.when_else(
             self.listed.get(),
-            || {
-                let (found, _) = self.cta.threshold(target, |count| {
-                    k.repeat((k.thread(), self.list.count()), self.cta.threads, |at| {
-                        let (index, value) = self.list.get(at);
-                        let mass = mass(index, value);
-                        k.when(mass.ne(0), || count(!index, mass));
-                    });
-                });
-                first.set(!found);
-            },
+            || first.set(!self.first_of_list(mass, target)),
             || {
                 let total = self.cta.total();
                 self.row.each(2, |index, x| total.add(mass(index, value(index, x))));
@@ -159,6 +172,34 @@ impl<'k, T: Number> Candidates<'k, T> {
             },
         );
         first.get()
+    }
+
+    /// [`Candidates::first`] in the list, complemented.
+    #[track_caller]
+    fn first_of_list(&self, mass: MassFn<'_, 'k>, target: Value<'k, u64>) -> Value<'k, u32> {
+        let k = self.cta.k;
+        let found = k.var("complement", 0_u32);
+        k.when_else(
+            self.ranked(),
+            || {
+                let by_rank = self.cta.threshold_by_rank(target, self.list.count(), |at| {
+                    let (index, value) = self.list.get(at);
+                    (!index, mass(index, value))
+                });
+                found.set(by_rank.0);
+            },
+            || {
+                let by_digits = self.cta.threshold(target, |count| {
+                    k.repeat((k.thread(), self.list.count()), self.cta.threads, |at| {
+                        let (index, value) = self.list.get(at);
+                        let mass = mass(index, value);
+                        k.when(mass.ne(0), || count(!index, mass));
+                    });
+                });
+                found.set(by_digits.0);
+            },
+        );
+        found.get()
     }
 
     /// [`Candidates::first`] in the row, given the masses of its threads: finds the warp, then the thread, then the

@@ -16,6 +16,12 @@ fn digit_bits(threads: u32) -> u32 {
     if threads >= 512 { 11 } else { 8 }
 }
 
+/// Maximum entries of [`CtaCollectives::threshold_by_rank`].
+const MAX_RANKED: u32 = 256;
+
+/// Maximum groups of [`CtaCollectives::group_maxima`].
+const MAX_GROUPS: u32 = 128;
+
 pub(super) const RELAXED: (Order, Scope) = (Order::Relaxed, Scope::Cta);
 
 /// The threads of a CTA and the shared memory of their collectives.
@@ -33,6 +39,8 @@ pub(super) struct CtaCollectives<'k> {
     /// Low and high words of the bucket sums.
     low: Shared<'k, u32>,
     high: Shared<'k, u32>,
+    /// Keys of ranked entries; their masses are in `low` and `high`.
+    ranked_keys: Shared<'k, u32>,
 }
 
 impl<'k> CtaCollectives<'k> {
@@ -50,6 +58,7 @@ impl<'k> CtaCollectives<'k> {
             before: k.shared("before", 1, 8),
             low: k.shared("bucket_low", buckets, 16),
             high: k.shared("bucket_high", buckets, 16),
+            ranked_keys: k.shared("ranked_keys", MAX_RANKED as usize, 16),
         }
     }
 
@@ -182,6 +191,88 @@ impl<'k> CtaCollectives<'k> {
             shift.set(at - self.digit);
         });
         (prefix.get(), above.get())
+    }
+
+    /// Maximum `count` of [`Self::threshold_by_rank`]: one entry per thread.
+    pub(super) fn max_ranked(&self) -> u32 {
+        MAX_RANKED.min(self.threads)
+    }
+
+    /// Number of groups of [`Self::group_maxima`].
+    pub(super) fn groups(&self) -> u32 {
+        MAX_GROUPS.min(self.threads)
+    }
+
+    /// Maximum key of each group of adjacent threads: group i in thread i, unspecified in threads beyond the groups.
+    #[track_caller]
+    pub(super) fn group_maxima(&self, key: Value<'k, u32>) -> Value<'k, u32> {
+        let (k, size) = (self.k, self.threads / self.groups());
+        let steps = (0..size.ilog2()).map(|step| 1 << step);
+        let of_group = steps.fold(key, |key, mask: u32| key.max(key.shuffle_xor(mask)));
+        k.sync_threads();
+        k.when((k.thread() & (size - 1)).eq(0), || {
+            self.ranked_keys.at(k.thread() / size).store(of_group);
+        });
+        k.sync_threads();
+        self.ranked_keys.at(k.thread().min(self.groups() - 1)).load()
+    }
+
+    /// [`Self::threshold`] for `count` entries, at most [`Self::max_ranked`]: thread i passes entry i.
+    ///
+    /// Each thread adds the masses of the entries above its own, which needs fewer barriers than radix select.
+    #[track_caller]
+    pub(super) fn threshold_by_rank(
+        &self,
+        target: Value<'k, u64>,
+        count: Value<'k, u32>,
+        entry: impl FnOnce(Value<'k, u32>) -> (Value<'k, u32>, Value<'k, u64>),
+    ) -> (Value<'k, u32>, Value<'k, u64>) {
+        let (k, thread) = (self.k, self.k.thread());
+        let (key, mass) = (k.var("key", 0_u32), k.var("mass", 0_u64));
+        let padded = (count + 3) & !3;
+        k.sync_threads();
+        k.when(thread.lt(padded), || {
+            k.when(thread.lt(count), || {
+                let (own_key, own_mass) = entry(thread);
+                key.set(own_key);
+                mass.set(own_mass);
+            });
+            self.ranked_keys.at(thread).store(key.get());
+            self.low.at(thread).store(mass.get().low());
+            self.high.at(thread).store(mass.get().high());
+        });
+        self.broadcast(|publish| {
+            k.when(thread.lt(count), || {
+                let (key, mass) = (key.get(), mass.get());
+                let (above, preceding) = self.masses_above((thread, key), padded);
+                // ties in entry order, so exactly one thread publishes
+                let before = above + preceding;
+                k.when(before.lt(target) & (before + mass).ge(target), || publish(key, above));
+            });
+        })
+    }
+
+    /// Masses of the ranked entries above `key`, and of the ties before entry `at`; `padded` is a multiple of 4.
+    #[track_caller]
+    fn masses_above(
+        &self,
+        (at, key): (Value<'k, u32>, Value<'k, u32>),
+        padded: Value<'k, u32>,
+    ) -> (Value<'k, u64>, Value<'k, u64>) {
+        let k = self.k;
+        let (above, preceding) = (k.var("above", 0_u64), k.var("preceding", 0_u64));
+        k.repeat((0, padded), 4, |begin| {
+            let keys = self.ranked_keys.at(begin).load_vector::<4>();
+            let low = self.low.at(begin).load_vector::<4>();
+            let high = self.high.at(begin).load_vector::<4>();
+            for i in 0..4 {
+                let other = k.pack32(low[i], high[i]);
+                let precedes = keys[i].eq(key) & (begin + i as u32).lt(at);
+                above.set(above.get() + keys[i].gt(key).select(other, 0_u64));
+                preceding.set(preceding.get() + precedes.select(other, 0_u64));
+            }
+        });
+        (above.get(), preceding.get())
     }
 
     /// Adds to a bucket: the low word, then the carry and the high word.

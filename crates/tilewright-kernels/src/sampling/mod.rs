@@ -14,9 +14,13 @@
 //! The algorithm of a row:
 //!
 //! 1. `row_stats`: first pass, maximum, validity and a lower bound of the candidates.
-//! 2. `weights`, `candidates`: second pass, fixed-point weights; the largest elements go to a list in shared memory.
+//! 2. `weights`, `candidates`: second pass, fixed-point weights; the largest elements go to a list in shared memory. If
+//!    the total mass is not used, only the threads with candidates are read again.
 //! 3. `weights`: filters become thresholds on the weights, found in the list if it suffices, otherwise in the row.
 //! 4. The token is the first index whose running sum exceeds the random number; `ranking` orders elements exactly.
+//!
+//! Thresholds of short lists come from counting: each thread adds the masses above its entry. Longer lists and rows use
+//! radix select.
 //!
 //! Modules below: `mass` (fixed point, `e^x`), `product_scale` (f64 products of weights), `cta` (collectives),
 //! `row_reader` and `row_writer`, `rng`.

@@ -52,6 +52,23 @@ impl<'k, T: Number> RowReader<'k, T> {
         self.head + self.vectors * T::PER_VECTOR
     }
 
+    /// Index of the element outside of vectors that this thread owns, and whether there is one.
+    #[track_caller]
+    fn single(&self) -> (Value<'k, u32>, Value<'k, bool>) {
+        let (warp, lane) = (self.k.warp_index(), self.k.lane());
+        let first = warp.eq(0);
+        let index = first.select(lane, self.tail() + lane);
+        let there = (first & lane.lt(self.head)) | (warp.eq(self.warps - 1) & index.lt(self.vocab));
+        (index, there)
+    }
+
+    /// Range of the vectors of this warp.
+    #[track_caller]
+    fn vectors_of_warp(&self) -> (Value<'k, u32>, Value<'k, u32>) {
+        let begin = self.k.warp_index() * self.share;
+        (begin, (begin + self.share).min(self.vectors))
+    }
+
     /// Calls `group` with the first index and the values of each vector, with `ahead` loads in flight, and `single`
     /// for the elements outside of vectors.
     #[track_caller]
@@ -61,16 +78,13 @@ impl<'k, T: Number> RowReader<'k, T> {
         group: impl Fn(Value<'k, u32>, &[Value<'k, f32>]),
         single: impl Fn(Value<'k, u32>, Value<'k, f32>),
     ) {
-        let (k, warp, lane) = (self.k, self.k.warp_index(), self.k.lane());
-        let first = warp.eq(0);
-        let index = first.select(lane, self.tail() + lane);
-        let there = (first & lane.lt(self.head)) | (warp.eq(self.warps - 1) & index.lt(self.vocab));
+        let k = self.k;
+        let (index, there) = self.single();
         k.when(there, || single(index, self.element(index)));
 
-        let begin = warp * self.share;
-        let end = (begin + self.share).min(self.vectors);
+        let (begin, end) = self.vectors_of_warp();
         let vectors = chunk::Elements::new(self.begin.at(self.head).address(), T::DTYPE);
-        k.repeat((begin + lane, end), 32 * ahead, |at| {
+        k.repeat((begin + k.lane(), end), 32 * ahead, |at| {
             let load = |i: u32| {
                 let at = at + 32 * i;
                 let there = if i == 0 { k.constant(true) } else { at.lt(end) };
@@ -90,6 +104,35 @@ impl<'k, T: Number> RowReader<'k, T> {
             (0..).zip(numbers).for_each(|(i, &x)| body(first + i, x));
         };
         self.visit(ahead, group, &body);
+    }
+
+    /// Calls `body` with index and value of each element of the threads that pass `selected`.
+    ///
+    /// The lanes of a warp read the vectors of one selected thread together, so few selected threads cost few loads.
+    /// Every lane of the warp must call this.
+    #[track_caller]
+    pub(super) fn each_of_threads(
+        &self,
+        selected: Value<'k, bool>,
+        body: impl Fn(Value<'k, u32>, Value<'k, f32>),
+    ) {
+        let k = self.k;
+        let (index, there) = self.single();
+        k.when(there & selected, || body(index, self.element(index)));
+        let (begin, end) = self.vectors_of_warp();
+        let vectors = chunk::Elements::new(self.begin.at(self.head).address(), T::DTYPE);
+        let remaining = k.var("selected_lanes", k.ballot(selected));
+        k.loop_(|| {
+            let lanes = remaining.get();
+            k.break_if(lanes.eq(0));
+            let owner = k.constant(31_u32) - lanes.leading_zeros();
+            remaining.set(lanes ^ (k.constant(1_u32) << owner));
+            k.repeat((begin + owner + k.lane() * 32, end), 32 * 32, |at| {
+                let vector = vectors.at(at * T::PER_VECTOR).load(T::PER_VECTOR, Access::Weak);
+                let first = self.head + at * T::PER_VECTOR;
+                (0..).zip(vector.numbers()).for_each(|(i, x)| body(first + i, x));
+            });
+        });
     }
 
     /// Index range of a warp.

@@ -34,16 +34,14 @@ pub const EMPTY: u32 = 2;
 /// Statistics of a row; the same in all threads.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RowStats<'k> {
-    /// Maximum.
+    /// Maximum of a valid row.
     pub(super) max: Value<'k, f32>,
-    /// First index of the maximum.
-    pub(super) first: Value<'k, u32>,
     /// [`VALID`], [`INVALID_VALUE`] or [`EMPTY`].
     pub(super) outcome: Value<'k, u32>,
     /// First token with an invalid value.
-    pub(super) first_invalid: Value<'k, u32>,
+    first_invalid: Value<'k, u32>,
     /// Maximum of this thread's elements.
-    thread_max: Value<'k, f32>,
+    pub(super) thread_max: Value<'k, f32>,
 }
 
 impl<'k> RowStats<'k> {
@@ -51,42 +49,66 @@ impl<'k> RowStats<'k> {
     #[track_caller]
     pub(super) fn new<T: Number>(cta: &CtaCollectives<'k>, row: &RowReader<'k, T>, kind: RowKind) -> Self {
         let k = cta.k;
-        let max = k.var("max", f32::NEG_INFINITY);
-        let (first, first_invalid) = (k.var("first", u32::MAX), k.var("bad", u32::MAX));
-        row.each(2, |index, x| {
-            let invalid = match kind {
-                RowKind::Logits => x.is_nan() | x.eq(f32::INFINITY),
-                RowKind::Probs => !(x.ge(0.0) & x.lt(f32::INFINITY)),
-                RowKind::Scores => x.is_nan(),
-            };
-            first_invalid.set(first_invalid.get().min(invalid.select(index, u32::MAX)));
-            let is_larger = x.gt(max.get()) | (x.eq(max.get()) & index.lt(first.get()));
-            first.set(is_larger.select(index, first.get()));
-            max.set(is_larger.select(x, max.get()));
+        let is_invalid = |x: Value<'k, f32>| match kind {
+            RowKind::Logits => !x.lt(f32::INFINITY),
+            RowKind::Probs => !(x.ge(0.0) & x.lt(f32::INFINITY)),
+            RowKind::Scores => x.is_nan(),
+        };
+        let (max, any_invalid) = (k.var("max", f32::NEG_INFINITY), k.var("invalid", false));
+        row.each(4, |_, x| {
+            any_invalid.set(any_invalid.get() | is_invalid(x));
+            max.set(max.get().max(x));
         });
-        let thread_max = max.get();
-        let row_max = of_key(cta.reduce(WarpReduction::MaxU32, key(thread_max)));
-        let candidate = thread_max.eq(row_max).select(first.get(), u32::MAX);
-        let first = cta.reduce(WarpReduction::MinU32, candidate);
-        let first_invalid = cta.reduce(WarpReduction::MinU32, first_invalid.get());
+        let (thread_max, thread_invalid) = (max.get(), any_invalid.get());
+        // no number has the key u32::MAX
+        let reported = thread_invalid.select(k.constant(u32::MAX), key(thread_max));
+        let row_key = cta.reduce(WarpReduction::MaxU32, reported);
+        let (row_invalid, row_max) = (row_key.eq(u32::MAX), of_key(row_key));
+        let first_invalid = k.var("first_invalid", u32::MAX);
+        k.when(row_invalid, || {
+            first_invalid.set(first_index(cta, row, (thread_invalid, &is_invalid)));
+        });
         let empty = match kind {
             RowKind::Logits => row_max.eq(f32::NEG_INFINITY),
             RowKind::Probs => row_max.eq(0.0),
             RowKind::Scores => k.constant(false),
         };
         let status = empty.select(EMPTY, VALID);
-        let outcome = first_invalid.ne(u32::MAX).select(k.constant(INVALID_VALUE), status);
-        Self { max: row_max, first, outcome, first_invalid, thread_max }
+        let outcome = row_invalid.select(k.constant(INVALID_VALUE), status);
+        Self { max: row_max, outcome, first_invalid: first_invalid.get(), thread_max }
+    }
+
+    /// First index of the maximum; reads the elements of the threads that hold it.
+    #[track_caller]
+    pub(super) fn first_of_max<T: Number>(
+        &self,
+        cta: &CtaCollectives<'k>,
+        row: &RowReader<'k, T>,
+    ) -> Value<'k, u32> {
+        first_index(cta, row, (self.thread_max.eq(self.max), &|x| x.eq(self.max)))
     }
 
     /// A lower bound that at least `wanted` elements reach, if as many threads have elements, and usually few more.
     /// `wanted` is at most the number of threads.
+    ///
+    /// Few elements come from the maxima of groups of threads, ranked by counting; many from radix select.
     #[track_caller]
     pub(super) fn list_threshold(&self, cta: &CtaCollectives<'k>, wanted: Value<'k, u32>) -> Value<'k, f32> {
-        let (found, _) = cta.threshold(wanted.to_u64(), |count| {
-            count(key(self.thread_max), cta.k.constant(1_u64));
-        });
-        of_key(found)
+        let k = cta.k;
+        let (thread_key, bound) = (key(self.thread_max), k.var("bound", 0_u32));
+        k.when_else(
+            wanted.le(cta.groups() * 3 / 4),
+            || {
+                let group_key = cta.group_maxima(thread_key);
+                let entry = |_| (group_key, k.constant(1_u64));
+                bound.set(cta.threshold_by_rank(wanted.to_u64(), k.constant(cta.groups()), entry).0);
+            },
+            || {
+                let (found, _) = cta.threshold(wanted.to_u64(), |count| count(thread_key, k.constant(1_u64)));
+                bound.set(found);
+            },
+        );
+        of_key(bound.get())
     }
 
     /// Number of elements to request for a list that holds the `top_k` largest, and whether to try.
@@ -125,4 +147,18 @@ impl<'k> RowStats<'k> {
 #[track_caller]
 pub(super) fn fits(vocab: Value<'_, u32>) -> Value<'_, bool> {
     vocab.le(LIST_CAPACITY)
+}
+
+/// First index among the elements of the threads that pass `selected` whose value passes `matches`.
+#[track_caller]
+fn first_index<'k, T: Number>(
+    cta: &CtaCollectives<'k>,
+    row: &RowReader<'k, T>,
+    (selected, matches): (Value<'k, bool>, &dyn Fn(Value<'k, f32>) -> Value<'k, bool>),
+) -> Value<'k, u32> {
+    let first = cta.k.var("first", u32::MAX);
+    row.each_of_threads(selected, |index, x| {
+        first.set(first.get().min(matches(x).select(index, u32::MAX)));
+    });
+    cta.reduce(WarpReduction::MinU32, first.get())
 }

@@ -1,7 +1,8 @@
 //! Token sampling: one token per row, with the filters and random number of its request.
 //!
 //! A row is read twice: for its maximum, and for the list of its largest weights, which usually determines thresholds
-//! and token. Greedy rows are read once. Rows without filters, or with too short a list, are read again.
+//! and token. With top-k, the second read covers only the threads that hold a candidate, unless top-p applies to all
+//! tokens. Greedy rows are read once. Rows without filters, or with too short a list, are read again.
 //!
 //! Shapes: scores `[rows, vocab]`, any row stride; requests `[rows, REQUEST_WORDS]` and outcomes `[rows,
 //! ROW_OUTCOME_WORDS]` u32. Grid: `[rows, 1, 1]`.
@@ -44,14 +45,20 @@ pub fn sample<T: Number>(name: &str, config: SampleConfig) -> Result<Kernel, Inv
         let row = RowReader::new(&cta, scores.at_wide(at * stride), vocab);
         let request = SamplingRequest::load(requests, k.cta());
         let stats = RowStats::new(&cta, &row, config.kind);
-        let token = k.var("token", stats.first);
+        let token = k.var("token", 0_u32);
         let drawn = match config.kind {
             RowKind::Logits => request.temperature.ne(0.0),
             RowKind::Probs | RowKind::Scores => k.constant(true),
         };
-        k.when(stats.outcome.eq(VALID) & drawn, || {
-            let weights = Weights::new((cta, list), row, (config.kind, &stats), &request);
-            token.set(weights.draw(&weights.apply_filters(), request.stream.uniform(k)));
+        k.when(stats.outcome.eq(VALID), || {
+            k.when_else(
+                drawn,
+                || {
+                    let weights = Weights::new((cta, list), row, (config.kind, &stats), &request);
+                    token.set(weights.draw(&weights.apply_filters(), request.stream.uniform(k)));
+                },
+                || token.set(stats.first_of_max(&cta, &row)),
+            );
         });
         let outcome = outcomes.at_wide(at * ROW_OUTCOME_WORDS as u64);
         stats.write(&cta, &row, (outcome, token.get()));

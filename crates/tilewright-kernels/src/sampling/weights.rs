@@ -11,7 +11,10 @@ use super::{
     row_reader::RowReader,
     row_stats::{RowKind, RowStats, fits},
 };
-use tilewright_ptx::build::{Builder, Value};
+use tilewright_ptx::build::{Value, Var};
+
+/// Least weight of logits that [`WeightRule::separates`].
+const MIN_SEPARABLE_WEIGHT: f32 = 1.0 / (1_u128 << 100) as f32;
 
 /// Conversion of row elements to weights.
 #[derive(Debug, Clone, Copy)]
@@ -26,13 +29,20 @@ pub(super) struct WeightRule<'k> {
 
 impl<'k> WeightRule<'k> {
     #[track_caller]
-    fn new(k: &'k Builder, kind: RowKind, stats: &RowStats<'k>, request: &SamplingRequest<'k>) -> Self {
+    fn new<T: Number>(
+        (cta, row): (&CtaCollectives<'k>, &RowReader<'k, T>),
+        (kind, stats): (RowKind, &RowStats<'k>),
+        request: &SamplingRequest<'k>,
+    ) -> Self {
+        let k = cta.k;
         let greedy = match kind {
             RowKind::Logits => request.temperature.eq(0.0),
             RowKind::Probs | RowKind::Scores => k.constant(false),
         };
         let temperature = greedy.select(1.0, request.temperature);
-        Self { kind, max: stats.max, temperature, greedy, first: stats.first }
+        let first = k.var("first_of_max", 0_u32);
+        k.when(greedy, || first.set(stats.first_of_max(cta, row)));
+        Self { kind, max: stats.max, temperature, greedy, first: first.get() }
     }
 
     /// Weight of an element.
@@ -45,6 +55,27 @@ impl<'k> WeightRule<'k> {
             }
             // -0 becomes 0
             RowKind::Probs | RowKind::Scores => x + 0.0,
+        }
+    }
+
+    /// A number below which every score has a smaller weight than `bound`, if [`Self::separates`] its weight.
+    ///
+    /// Exponents of such weights are at least -70. Subtraction and division move them by less than 2^-16, and `exp`
+    /// errs by 0.53 ulp, so a distance of 2^-10 in the exponent keeps the order of weights.
+    #[track_caller]
+    fn min_score(&self, bound: Value<'k, f32>) -> Value<'k, f32> {
+        match self.kind {
+            RowKind::Logits => bound - self.temperature * 2_f32.powi(-10),
+            RowKind::Probs | RowKind::Scores => bound,
+        }
+    }
+
+    /// Whether [`Self::min_score`] holds for a bound with this weight.
+    #[track_caller]
+    fn separates(&self, weight: Value<'k, f32>) -> Value<'k, bool> {
+        match self.kind {
+            RowKind::Logits => weight.ge(MIN_SEPARABLE_WEIGHT),
+            RowKind::Probs | RowKind::Scores => weight.builder().constant(true),
         }
     }
 
@@ -76,9 +107,70 @@ impl<'k> Filters<'k> {
         Self { top_k, top_p, min_p, top_p_of_all: request.joint | !top_k }
     }
 
+    /// Whether the total mass of the row is used.
+    #[track_caller]
+    fn needs_total(&self) -> Value<'k, bool> {
+        (self.top_p & self.top_p_of_all) | !self.any()
+    }
+
     #[track_caller]
     fn any(&self) -> Value<'k, bool> {
         self.top_k | self.top_p | self.min_p
+    }
+}
+
+/// Limits of the listed elements.
+#[derive(Debug, Clone, Copy)]
+struct ListLimits<'k> {
+    min_weight: Var<'k, f32>,
+    /// All scores of listed elements reach it.
+    min_score: Var<'k, f32>,
+    /// Whether only elements that reach `min_score` are read: the total mass is not used.
+    skips_rest: Var<'k, bool>,
+}
+
+impl<'k> ListLimits<'k> {
+    /// Fills the list; returns the mass of the row and that of the list, both 0 with `skips_rest`.
+    #[track_caller]
+    fn fill<T: Number>(
+        &self,
+        Candidates { cta, row, list, .. }: &Candidates<'k, T>,
+        (rule, mass_scale): (&WeightRule<'k>, MassScale<'k>),
+        thread_max: Value<'k, f32>,
+    ) -> (Value<'k, u64>, Value<'k, u64>) {
+        let k = cta.k;
+        k.sync_threads();
+        list.clear();
+        k.sync_threads();
+        let (total, listed) = (k.var("total", 0_u64), k.var("listed_mass", 0_u64));
+        k.when_else(
+            self.skips_rest.get(),
+            || {
+                let min_score = self.min_score.get();
+                row.each_of_threads(thread_max.ge(min_score), |index, x| {
+                    k.when(x.ge(min_score), || {
+                        let weight = rule.weight(index, x);
+                        k.when(weight.ge(self.min_weight.get()), || list.add(index, weight));
+                    });
+                });
+                k.sync_threads();
+            },
+            || {
+                let (all, of_list) = (cta.total(), cta.total());
+                row.each(2, |index, x| {
+                    let weight = rule.weight(index, x);
+                    let mass = mass_scale.mass(weight);
+                    all.add(mass);
+                    k.when(weight.ge(self.min_weight.get()), || {
+                        list.add(index, weight);
+                        of_list.add(mass);
+                    });
+                });
+                total.set(all.of_all());
+                listed.set(of_list.of_all());
+            },
+        );
+        (total.get(), listed.get())
     }
 }
 
@@ -104,7 +196,7 @@ impl<'k, T: Number> Weights<'k, T> {
         request: &SamplingRequest<'k>,
     ) -> Self {
         let k = cta.k;
-        let rule = WeightRule::new(k, kind, stats, request);
+        let rule = WeightRule::new((&cta, &row), (kind, stats), request);
         let request = request.without_filters(k, rule.greedy);
         let filters = Filters::new(&request, row.vocab);
         let mass_scale = MassScale::new(row.vocab, rule.max_weight());
@@ -114,27 +206,24 @@ impl<'k, T: Number> Weights<'k, T> {
         let wanted = filters.top_k.select(request.top_k, cta.threads / 2);
         let (wanted, worthwhile) = RowStats::list_size(&cta, wanted);
         let use_list = filters.any() & worthwhile & !row_fits;
-        // minimum weight of listed elements
-        let min_weight = k.var("least", row_fits.select(-1.0_f32, f32::INFINITY));
-        k.when(use_list, || min_weight.set(rule.weight(k.constant(0), stats.list_threshold(&cta, wanted))));
-        k.sync_threads();
-        list.clear();
-        k.sync_threads();
-        let (total, listed) = (cta.total(), cta.total());
-        row.each(2, |index, x| {
-            let weight = rule.weight(index, x);
-            let mass = mass_scale.mass(weight);
-            total.add(mass);
-            k.when(weight.ge(min_weight.get()), || {
-                list.add(index, weight);
-                listed.add(mass);
-            });
+        let limits = ListLimits {
+            min_weight: k.var("least", row_fits.select(-1.0_f32, f32::INFINITY)),
+            min_score: k.var("least_score", f32::NEG_INFINITY),
+            skips_rest: k.var("skips_rest", false),
+        };
+        k.when(use_list, || {
+            let bound = stats.list_threshold(&cta, wanted);
+            let weight = rule.weight(k.constant(0), bound);
+            limits.min_weight.set(weight);
+            limits.min_score.set(rule.min_score(bound));
+            limits.skips_rest.set(!filters.needs_total() & rule.separates(weight));
         });
-        let (total, listed, count) = (total.of_all(), listed.of_all(), list.count());
+        let (total, listed) = limits.fill(&candidates, (&rule, mass_scale), stats.thread_max);
+        let count = list.count();
         let holds_top_k = !filters.top_k | count.ge(request.top_k);
         let holds_top_p = !(filters.top_p & filters.top_p_of_all) | listed.ge(part_of(request.top_p, total));
         let holds_min_p =
-            filters.top_k | filters.top_p | (request.min_p * rule.max_weight()).ge(min_weight.get());
+            filters.top_k | filters.top_p | (request.min_p * rule.max_weight()).ge(limits.min_weight.get());
         candidates
             .listed
             .set(row_fits | (use_list & count.le(LIST_CAPACITY) & holds_top_k & holds_top_p & holds_min_p));

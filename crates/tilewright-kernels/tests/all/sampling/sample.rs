@@ -88,6 +88,34 @@ fn long_rows_with_and_without_a_sufficient_list() {
     }
 }
 
+/// Logits that differ have equal weights at high temperatures: the list needs more than the logits above its bound.
+#[test]
+fn logits_next_to_the_bound_keep_their_ties() {
+    let near = |_, i: usize| if i % 33 == 5 { 10.0 + (i * 7 % 20) as f32 * 1e-6 } else { -5000.0 };
+    let params: Vec<_> = (0..24)
+        .map(|row| SamplingParams {
+            temperature: 1000.0,
+            top_k: Some(40),
+            top_k_ties: [TopKTies::Keep, TopKTies::LowestIndex, TopKTies::HighestIndex][row % 3],
+            top_p: [1.0, 0.5][row % 2],
+            seed: row as u64,
+            ..SamplingParams::default()
+        })
+        .collect();
+    for threads in [64, 256] {
+        assert_drawn(&Rows::<f32>::new((24, 4200), (3, 1), near), &params, (threads, 0));
+    }
+}
+
+#[test]
+fn equal_logits_draw_by_index() {
+    let params = params(30);
+    assert_drawn(&Rows::<f16>::new((30, 3001), (1, 0), |_, _| 0.5), &params, (256, 0));
+    // a few equal maxima in the threads of all warps
+    let peaks = |_, i: usize| if i % 401 == 17 { 4.0 } else { -1.0 };
+    assert_drawn(&Rows::<bf16>::new((30, 4099), (7, 2), peaks), &params, (256, 1));
+}
+
 #[test]
 fn every_seed_gives_the_same_tokens() {
     for seed in 0..8 {
@@ -133,6 +161,7 @@ fn reports_the_first_invalid_value() {
     let heads: Vec<_> = found.chunks(ROW_OUTCOME_WORDS).map(|row| row[0]).collect();
     assert_eq!(heads, [INVALID_VALUE, INVALID_VALUE, VALID, VALID]);
     assert_eq!((found[1], found[5]), (777, 777));
+    assert_eq!((found[3], found[7]), (0, 0));
     assert!(f32::from_bits(found[2]).is_nan() && f32::from_bits(found[6]) == f32::INFINITY);
 }
 
