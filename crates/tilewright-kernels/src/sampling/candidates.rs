@@ -161,14 +161,32 @@ impl<'k, T: Number> Candidates<'k, T> {
         target: Value<'k, u64>,
     ) -> Value<'k, u32> {
         let k = self.cta.k;
+        let unknown = ThreadMass { known: k.constant(false), mass: k.constant(0) };
+        self.first_from(value, mass, target, unknown)
+    }
+
+    /// [`Self::first`], given the mass of this thread's elements if it is known.
+    #[track_caller]
+    pub(super) fn first_from(
+        &self,
+        value: ValueFn<'_, 'k>,
+        mass: MassFn<'_, 'k>,
+        target: Value<'k, u64>,
+        thread_mass: ThreadMass<'k>,
+    ) -> Value<'k, u32> {
+        let k = self.cta.k;
         let first = k.var("first", 0_u32);
         k.when_else(
             self.listed.get(),
             || first.set(!self.first_of_list(mass, target)),
             || {
-                let total = self.cta.total();
-                self.row.each(2, |index, x| total.add(mass(index, value(index, x))));
-                first.set(self.first_of_row(value, mass, (target, total.of_thread())));
+                let of_thread = k.var("thread_mass", thread_mass.mass);
+                k.when(!thread_mass.known, || {
+                    let total = self.cta.total();
+                    self.row.each(2, |index, x| total.add(mass(index, value(index, x))));
+                    of_thread.set(total.of_thread());
+                });
+                first.set(self.first_of_row(value, mass, (target, of_thread.get())));
             },
         );
         first.get()
@@ -241,6 +259,13 @@ impl<'k, T: Number> Candidates<'k, T> {
         });
         index
     }
+}
+
+/// Mass of the elements of a thread.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ThreadMass<'k> {
+    pub(super) known: Value<'k, bool>,
+    pub(super) mass: Value<'k, u64>,
 }
 
 /// Mass of an element, computed from its index and value.

@@ -1,10 +1,11 @@
 //! Fixed-point weights (masses), `e^x` and order-preserving keys.
 //!
 //! Sums of masses are order-independent. With b = [`mass_bits`] a weight becomes `weight / 2^⌊log2 max⌋ · 2^(b - 1)`,
-//! rounded; b keeps the sum of a row below 2^63. A weight has 24 significant bits, so weights down to `2^(25 - b)` of
-//! the maximum are exact; below half a unit they round to 0 and are never drawn.
+//! truncated; b keeps the sum of a row below 2^63. A weight has 24 significant bits, so weights down to `2^(25 - b)` of
+//! the maximum are exact; below a unit they become 0 and are never drawn.
 
 use half::{bf16, f16};
+use std::f32::consts::LN_2;
 use tilewright::Dtype;
 use tilewright_ptx::build::{Stored, Value};
 
@@ -42,28 +43,70 @@ numbers! {
     bf16: Bf16 8 Value::<f32>::to_bf16, Value::<bf16>::to_f32;
 }
 
-/// `e^x` for x ≤ 0, to 0.53 ulp including subnormal results; exactly 1 for 0. Uses additions and multiplications only, so the simulator and every GPU give the same bits.
-#[track_caller]
-pub(super) fn exp(x: Value<'_, f32>) -> Value<'_, f32> {
-    // e^-104 is below half of the smallest subnormal; also clamps -inf
-    const LOWEST: f32 = -104.0;
-    // ln 2 in two parts: products of the first with 8-bit integers are exact
-    const LN_2: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
-    // (e^r - 1 - r) / r², interpolated at Chebyshev nodes for |r| <= ln 2 / 2
-    const Q: [f32; 6] = [1.989_108e-4, 1.393_373_1e-3, 8.333_31e-3, 4.166_646_3e-2, 0.166_666_67, 0.5];
-    let x = x.max(LOWEST);
-    let n = (x * std::f32::consts::LOG2_E).round();
-    let high = n.mul_add(-LN_2[0], x);
-    let r = n.mul_add(-LN_2[1], high);
-    let residual = n.mul_add(-LN_2[1], high - r);
-    let q = Q[1..].iter().fold(x.builder().constant(Q[0]), |q, &next| q.mul_add(r, next));
-    // 1 + r rounds; its rounding error is added to the small terms
-    let sum = r + 1.0;
-    let small = (r * r).mul_add(q, (r - (sum - 1.0)) + residual);
-    // scale in two steps, the first exact, so that a subnormal result is rounded once
-    let n = n.to_i32();
-    let half = (n.reinterpret::<i32>() >> 1_u32).reinterpret::<i32>();
-    (sum + small) * power_of_two(half) * power_of_two(n - half)
+/// Adding it rounds to an integer, which is in the low bits of the sum.
+const ROUND: f32 = 1.5 * (1 << 23) as f32;
+
+/// `e^((x - max) / temperature)`, to 1.1 ulp including subnormal results; exactly 1 for the maximum.
+///
+/// Uses additions and multiplications per element only, so the simulator and every GPU give the same bits.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ScaledExp<'k> {
+    max: Value<'k, f32>,
+    /// Power of two, about the reciprocal of the temperature: distances from the maximum neither overflow nor vanish.
+    scale: Value<'k, f32>,
+    /// The scaled temperature.
+    divisor: Value<'k, f32>,
+    /// `log2(e) / divisor` in two parts.
+    factors: [Value<'k, f32>; 2],
+}
+
+impl<'k> ScaledExp<'k> {
+    /// `temperature` is positive and finite.
+    #[track_caller]
+    pub(super) fn new(max: Value<'k, f32>, temperature: Value<'k, f32>) -> Self {
+        // log2(e) - f32(log2(e))
+        const LOG2_E_REST: f32 = 1.925_963e-8;
+        let k = max.builder();
+        let exponent = (temperature.reinterpret::<u32>() >> 23).max(1).min(253);
+        let scale = ((k.constant(254_u32) - exponent) << 23).reinterpret::<f32>();
+        let divisor = temperature * scale;
+        let log2_e = k.constant(std::f32::consts::LOG2_E);
+        let high = log2_e / divisor;
+        let low = ((-high).mul_add(divisor, log2_e) + LOG2_E_REST) / divisor;
+        Self { max, scale, divisor, factors: [high, low] }
+    }
+
+    /// A number in [0.7, 1.42], and the bits of [`ROUND`] + n; the exponential is the number times 2^n. Exponents of e
+    /// below `lowest` count as `lowest`.
+    #[track_caller]
+    fn parts(&self, x: Value<'k, f32>, lowest: f32) -> (Value<'k, f32>, Value<'k, u32>) {
+        // (2^f - 1) / f, interpolated at Chebyshev nodes for |f| <= 1/2
+        const Q: [f32; 6] = [1.545_316_3e-4, 1.339_086_3e-3, 9.618_083e-3, 0.055_503_57, 0.240_226_5, LN_2];
+        let [high, low] = self.factors;
+        let distance = ((x - self.max) * self.scale).max(self.divisor * lowest);
+        let rounded = distance.mul_add(high, ROUND);
+        let fraction = distance.mul_add(low, distance.mul_add(high, -(rounded - ROUND)));
+        let q = Q[1..].iter().fold(x.builder().constant(Q[0]), |q, &next| q.mul_add(fraction, next));
+        (fraction.mul_add(q, 1.0), rounded.reinterpret())
+    }
+
+    /// The exponential of `x`, which is at most the maximum.
+    #[track_caller]
+    pub(super) fn at(&self, x: Value<'k, f32>) -> Value<'k, f32> {
+        // e^-104 is below half of the smallest subnormal; also clamps -inf
+        let (number, n) = self.parts(x, -104.0);
+        // scale in two steps, the first exact, so that a subnormal result is rounded once
+        let n = (n - ROUND.to_bits()).reinterpret::<i32>();
+        let half = (n >> 1_u32).reinterpret::<i32>();
+        number * power_of_two(half) * power_of_two(n - half)
+    }
+
+    /// [`Self::at`] if the result is at least 2^-100, otherwise an unspecified number below that.
+    #[track_caller]
+    pub(super) fn at_normal(&self, x: Value<'k, f32>) -> Value<'k, f32> {
+        let (number, n) = self.parts(x, -80.0);
+        (number.reinterpret::<u32>() + (n << 23)).reinterpret()
+    }
 }
 
 /// `2^n` for n in -126..=127.
@@ -93,8 +136,8 @@ pub fn mass_bits(vocab: u32) -> u32 {
 /// Fixed-point scale of a row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MassScale<'k> {
-    /// Added to the exponent of a weight to get the shift of its digits.
-    shift: Value<'k, i32>,
+    /// The exponent of a weight is subtracted from it to get the right shift of the digits, which begin at bit 63.
+    down: Value<'k, u32>,
     /// `mass = weight · 2^power`
     power: Value<'k, i32>,
 }
@@ -106,7 +149,7 @@ impl<'k> MassScale<'k> {
         let bits = ((vocab - 1).leading_zeros() + 31).reinterpret::<i32>();
         let exponent = (max.reinterpret::<u32>() >> 23).max(1).reinterpret::<i32>();
         let shift = (bits - 24) - exponent;
-        Self { shift, power: shift + 150 }
+        Self { down: (-shift + 40).reinterpret(), power: shift + 150 }
     }
 
     /// The p of `mass = weight · 2^p`.
@@ -114,16 +157,28 @@ impl<'k> MassScale<'k> {
         self.power
     }
 
-    /// Converts a non-negative weight to fixed point.
+    /// Converts a non-negative weight to fixed point, truncated.
     #[track_caller]
     pub(super) fn mass(self, weight: Value<'k, f32>) -> Value<'k, u64> {
         let bits = weight.reinterpret::<u32>();
         let exponent = bits >> 23;
-        let digits = (bits & 0x7f_ffff) | exponent.eq(0).select::<u32>(0, 1 << 23);
-        let shift = exponent.max(1).reinterpret::<i32>() + self.shift;
-        let down = (-shift).max(0).reinterpret::<u32>();
-        let up = shift.max(0).reinterpret::<u32>();
-        ((((digits << 1) >> down) + 1) >> 1).to_u64() << up
+        // the leading digit is the highest bit, unless the weight is subnormal
+        let digits = (bits << 8) & !(1 << 31) | exponent.eq(0).select::<u32>(0, 1 << 31);
+        self.shifted(digits, exponent.max(1))
+    }
+
+    /// [`Self::mass`] of a normal weight.
+    #[track_caller]
+    pub(super) fn mass_of_normal(self, weight: Value<'k, f32>) -> Value<'k, u64> {
+        let bits = weight.reinterpret::<u32>();
+        self.shifted((bits << 8) | (1 << 31), bits >> 23)
+    }
+
+    /// `digits · 2^-8` at an exponent. Shifts above 63 give 0.
+    #[track_caller]
+    fn shifted(self, digits: Value<'k, u32>, exponent: Value<'k, u32>) -> Value<'k, u64> {
+        let k = digits.builder();
+        k.pack32(k.constant(0), digits) >> (self.down - exponent)
     }
 
     /// Normalizer of weights with total mass `mass`.

@@ -4,14 +4,17 @@
 //! holds the `top_k` largest weights, or the mass share `top_p`; otherwise in the row.
 
 use super::{
-    candidates::{CandidateList, Candidates, LIST_CAPACITY},
+    candidates::{CandidateList, Candidates, LIST_CAPACITY, ThreadMass},
     cta::CtaCollectives,
-    mass::{MassScale, Number, exp, part_of},
+    mass::{MassScale, Number, ScaledExp, part_of},
     request::SamplingRequest,
     row_reader::RowReader,
     row_stats::{RowKind, RowStats, fits},
 };
 use tilewright_ptx::build::{Value, Var};
+
+/// Vectors in flight per thread while masses are added.
+const IN_FLIGHT: u32 = 4;
 
 /// Least weight of logits that [`WeightRule::separates`].
 const MIN_SEPARABLE_WEIGHT: f32 = 1.0 / (1_u128 << 100) as f32;
@@ -22,6 +25,7 @@ pub(super) struct WeightRule<'k> {
     kind: RowKind,
     max: Value<'k, f32>,
     temperature: Value<'k, f32>,
+    exp: ScaledExp<'k>,
     /// Whether all mass is on the first maximum (temperature 0), and its index.
     greedy: Value<'k, bool>,
     first: Value<'k, u32>,
@@ -42,7 +46,8 @@ impl<'k> WeightRule<'k> {
         let temperature = greedy.select(1.0, request.temperature);
         let first = k.var("first_of_max", 0_u32);
         k.when(greedy, || first.set(stats.first_of_max(cta, row)));
-        Self { kind, max: stats.max, temperature, greedy, first: first.get() }
+        let exp = ScaledExp::new(stats.max, temperature);
+        Self { kind, max: stats.max, temperature, exp, greedy, first: first.get() }
     }
 
     /// Weight of an element.
@@ -51,17 +56,27 @@ impl<'k> WeightRule<'k> {
         match self.kind {
             RowKind::Logits => {
                 let alone = index.eq(self.first).select(1.0_f32, 0.0_f32);
-                self.greedy.select(alone, exp((x - self.max) / self.temperature))
+                self.greedy.select(alone, self.exp.at(x))
             }
             // -0 becomes 0
             RowKind::Probs | RowKind::Scores => x + 0.0,
         }
     }
 
+    /// Mass of an element of a row that is not greedy.
+    #[track_caller]
+    fn mass(&self, mass_scale: MassScale<'k>, x: Value<'k, f32>) -> Value<'k, u64> {
+        match self.kind {
+            // masses of weights below 2^-100 are 0
+            RowKind::Logits => mass_scale.mass_of_normal(self.exp.at_normal(x)),
+            RowKind::Probs | RowKind::Scores => mass_scale.mass(x + 0.0),
+        }
+    }
+
     /// A number below which every score has a smaller weight than `bound`, if [`Self::separates`] its weight.
     ///
     /// Exponents of such weights are at least -70. Subtraction and division move them by less than 2^-16, and `exp`
-    /// errs by 0.53 ulp, so a distance of 2^-10 in the exponent keeps the order of weights.
+    /// errs by 1.1 ulp, so a distance of 2^-10 in the exponent keeps the order of weights.
     #[track_caller]
     fn min_score(&self, bound: Value<'k, f32>) -> Value<'k, f32> {
         match self.kind {
@@ -130,48 +145,99 @@ struct ListLimits<'k> {
 }
 
 impl<'k> ListLimits<'k> {
-    /// Fills the list; returns the mass of the row and that of the list, both 0 with `skips_rest`.
+    /// Fills the list; returns the masses of the row, 0 with `skips_rest`.
     #[track_caller]
     fn fill<T: Number>(
         &self,
-        Candidates { cta, row, list, .. }: &Candidates<'k, T>,
+        candidates: &Candidates<'k, T>,
         (rule, mass_scale): (&WeightRule<'k>, MassScale<'k>),
         thread_max: Value<'k, f32>,
-    ) -> (Value<'k, u64>, Value<'k, u64>) {
+    ) -> RowMasses<'k> {
+        let Candidates { cta, row, list, .. } = candidates;
         let k = cta.k;
         k.sync_threads();
         list.clear();
         k.sync_threads();
-        let (total, listed) = (k.var("total", 0_u64), k.var("listed_mass", 0_u64));
+        let sums = ["total", "listed_mass", "thread_mass"].map(|name| k.var(name, 0_u64));
+        let set = |masses: [_; 3]| sums.iter().zip(masses).for_each(|(sum, mass)| sum.set(mass));
         k.when_else(
-            self.skips_rest.get(),
+            rule.greedy,
             || {
-                let min_score = self.min_score.get();
-                row.each_of_threads(thread_max.ge(min_score), |index, x| {
-                    k.when(x.ge(min_score), || {
-                        let weight = rule.weight(index, x);
-                        k.when(weight.ge(self.min_weight.get()), || list.add(index, weight));
-                    });
-                });
-                k.sync_threads();
+                k.when(k.thread().eq(0), || list.add(rule.first, k.constant(1.0)));
+                let all = mass_scale.mass(k.constant(1.0));
+                set([all, all, k.constant(0)]);
             },
             || {
-                let (all, of_list) = (cta.total(), cta.total());
-                row.each(2, |index, x| {
-                    let weight = rule.weight(index, x);
-                    let mass = mass_scale.mass(weight);
-                    all.add(mass);
-                    k.when(weight.ge(self.min_weight.get()), || {
-                        list.add(index, weight);
-                        of_list.add(mass);
-                    });
-                });
-                total.set(all.of_all());
-                listed.set(of_list.of_all());
+                k.when_else(
+                    self.skips_rest.get(),
+                    || {
+                        let selected = thread_max.ge(self.min_score.get());
+                        row.each_of_threads(selected, |index, x| self.offer(list, rule, (index, x), &|| {}));
+                    },
+                    || set(self.fill_and_sum(candidates, rule, mass_scale)),
+                );
             },
         );
-        (total.get(), listed.get())
+        k.sync_threads();
+        let [total, listed, of_thread] = sums.map(|sum| sum.get());
+        RowMasses { total, listed, of_thread }
     }
+
+    /// Fills the list and sums all masses: of the row, of the list and of this thread's elements.
+    #[track_caller]
+    fn fill_and_sum<T: Number>(
+        &self,
+        Candidates { cta, row, list, .. }: &Candidates<'k, T>,
+        rule: &WeightRule<'k>,
+        mass_scale: MassScale<'k>,
+    ) -> [Value<'k, u64>; 3] {
+        let (all, of_list) = (cta.total(), cta.total());
+        let part = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+            let masses: Vec<_> = numbers.iter().map(|&x| rule.mass(mass_scale, x)).collect();
+            masses.iter().for_each(|&mass| all.add(mass));
+            let max = numbers[1..].iter().fold(numbers[0], |max, &x| max.max(x));
+            cta.k.when(max.ge(self.min_score.get()), || {
+                for (i, (&x, &mass)) in (0..).zip(numbers.iter().zip(&masses)) {
+                    self.offer(list, rule, (first + i, x), &|| of_list.add(mass));
+                }
+            });
+        };
+        let group = |first: Value<'k, u32>, numbers: &[Value<'k, f32>]| {
+            // vectors of 16-bit elements in halves, to reduce register pressure
+            (0..).step_by(4).zip(numbers.chunks(4)).for_each(|(i, numbers)| part(first + i, numbers));
+        };
+        row.visit(IN_FLIGHT, group, |index, x| part(index, &[x]));
+        [all.of_all(), of_list.of_all(), all.of_thread()]
+    }
+
+    /// Appends an element to the list and calls `added` if its weight reaches the limits.
+    #[track_caller]
+    fn offer(
+        &self,
+        list: &CandidateList<'k>,
+        rule: &WeightRule<'k>,
+        (index, x): (Value<'k, u32>, Value<'k, f32>),
+        added: &dyn Fn(),
+    ) {
+        let k = index.builder();
+        k.when(x.ge(self.min_score.get()), || {
+            let weight = rule.weight(index, x);
+            k.when(weight.ge(self.min_weight.get()), || {
+                list.add(index, weight);
+                added();
+            });
+        });
+    }
+}
+
+/// Masses of a row.
+#[derive(Debug, Clone, Copy)]
+struct RowMasses<'k> {
+    total: Value<'k, u64>,
+    /// Mass of the list.
+    listed: Value<'k, u64>,
+    /// Mass of this thread's elements; 0 for greedy rows.
+    of_thread: Value<'k, u64>,
 }
 
 /// Weights of a valid row.
@@ -182,8 +248,7 @@ pub(super) struct Weights<'k, T> {
     pub(super) mass_scale: MassScale<'k>,
     request: SamplingRequest<'k>,
     filters: Filters<'k>,
-    /// Total mass.
-    total: Value<'k, u64>,
+    masses: RowMasses<'k>,
 }
 
 impl<'k, T: Number> Weights<'k, T> {
@@ -208,26 +273,27 @@ impl<'k, T: Number> Weights<'k, T> {
         let use_list = filters.any() & worthwhile & !row_fits;
         let limits = ListLimits {
             min_weight: k.var("least", row_fits.select(-1.0_f32, f32::INFINITY)),
-            min_score: k.var("least_score", f32::NEG_INFINITY),
+            min_score: k.var("least_score", row_fits.select(f32::NEG_INFINITY, f32::INFINITY)),
             skips_rest: k.var("skips_rest", false),
         };
         k.when(use_list, || {
             let bound = stats.list_threshold(&cta, wanted);
             let weight = rule.weight(k.constant(0), bound);
             limits.min_weight.set(weight);
-            limits.min_score.set(rule.min_score(bound));
-            limits.skips_rest.set(!filters.needs_total() & rule.separates(weight));
+            let separates = rule.separates(weight);
+            limits.min_score.set(separates.select(rule.min_score(bound), f32::NEG_INFINITY));
+            limits.skips_rest.set(!filters.needs_total() & separates);
         });
-        let (total, listed) = limits.fill(&candidates, (&rule, mass_scale), stats.thread_max);
+        let masses = limits.fill(&candidates, (&rule, mass_scale), stats.thread_max);
         let count = list.count();
         let holds_top_k = !filters.top_k | count.ge(request.top_k);
-        let holds_top_p = !(filters.top_p & filters.top_p_of_all) | listed.ge(part_of(request.top_p, total));
+        let holds_top_p =
+            !(filters.top_p & filters.top_p_of_all) | masses.listed.ge(part_of(request.top_p, masses.total));
         let holds_min_p =
             filters.top_k | filters.top_p | (request.min_p * rule.max_weight()).ge(limits.min_weight.get());
-        candidates
-            .listed
-            .set(row_fits | (use_list & count.le(LIST_CAPACITY) & holds_top_k & holds_top_p & holds_min_p));
-        Self { candidates, rule, mass_scale, request, filters, total }
+        let suffices = use_list & count.le(LIST_CAPACITY) & holds_top_k & holds_top_p & holds_min_p;
+        candidates.listed.set(rule.greedy | row_fits | suffices);
+        Self { candidates, rule, mass_scale, request, filters, masses }
     }
 
     /// Weight of an element.
@@ -253,11 +319,11 @@ impl<'k, T: Number> Weights<'k, T> {
         // greedy rows keep weight 1 only: all other weights are 0
         let min_weight = self.rule.greedy.select(1.0_f32, by_k);
         let floor = k.var("floor", min_weight);
-        let kept_by_k = KeptSet { floor: min_weight, by_k, ties, mass: self.total };
+        let kept_by_k = KeptSet { floor: min_weight, by_k, ties, mass: self.masses.total };
         k.when(filters.top_p, || floor.set(by_k.max(self.top_p(&kept_by_k))));
         k.when(filters.min_p, || floor.set(floor.get().max(self.request.min_p * self.rule.max_weight())));
         let kept = KeptSet { floor: floor.get(), ..kept_by_k };
-        let mass = k.var("mass", self.total);
+        let mass = k.var("mass", self.masses.total);
         k.when(filters.any(), || mass.set(self.mass_of(&kept)));
         KeptSet { mass: mass.get(), ..kept }
     }
@@ -284,7 +350,7 @@ impl<'k, T: Number> Weights<'k, T> {
     #[track_caller]
     fn top_p(&self, by_k: &KeptSet<'k>) -> Value<'k, f32> {
         let (k, top_p_of_all) = (self.candidates.cta.k, self.filters.top_p_of_all);
-        let mass = k.var("judged", self.total);
+        let mass = k.var("judged", self.masses.total);
         k.when(!top_p_of_all, || mass.set(self.mass_of(by_k)));
         let target = part_of(self.request.top_p, mass.get());
         let top_p_mass = |index, weight| {
@@ -305,7 +371,8 @@ impl<'k, T: Number> Weights<'k, T> {
     pub(super) fn draw(&self, kept: &KeptSet<'k>, fraction: Value<'k, u64>) -> Value<'k, u32> {
         let mass = |index, weight| kept.contains(index, weight).select(self.mass_scale.mass(weight), 0_u64);
         let target = super::mass::fraction_of(fraction, kept.mass) + 1;
-        self.candidates.first(&|index, x| self.weight(index, x), &mass, target)
+        let thread_mass = ThreadMass { known: !self.filters.any(), mass: self.masses.of_thread };
+        self.candidates.first_from(&|index, x| self.weight(index, x), &mass, target, thread_mass)
     }
 }
 

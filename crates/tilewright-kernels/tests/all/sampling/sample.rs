@@ -7,7 +7,7 @@ use tilewright::{
     sampling::{FilterOrder, SamplingParams, TopKTies, sample as on_cpu, sampling_from_probs},
 };
 use tilewright_kernels::sampling::{
-    EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, SampleConfig, VALID, sample,
+    EMPTY, INVALID_VALUE, ROW_OUTCOME_WORDS, RowKind, SampleConfig, VALID, distribution, sample,
 };
 use tilewright_ptx::sim::{Arg, Memory};
 
@@ -169,4 +169,42 @@ fn reports_the_first_invalid_value() {
 fn rejects_unsupported_thread_counts() {
     let error = sample::<f32>("s", SampleConfig { kind: RowKind::Probs, threads: 96 }).expect_err("refused");
     assert_eq!(error.to_string(), "kernel s: threads = 96, expected a power of two in 64..=1024");
+}
+
+/// Probabilities over the sum of a row, against f64; the row begins with its maximum.
+#[test]
+fn probabilities_have_the_accuracy_of_f32() {
+    let temperatures = [1.0, 0.7, 3.0, 1e-3, 1e-45, 1e-39, 3e38, 0.999_999_9];
+    let vocab = 3000;
+    let logit = |row: usize, i: usize| match i {
+        0 => 0.0,
+        _ if i % 100 == 7 => f32::NEG_INFINITY,
+        _ => -(temperatures[row] * (i as f32 * 0.04)).max(temperatures[row]),
+    };
+    let rows = Rows::<f32>::new((8, vocab), (1, 0), logit);
+    let params = temperatures.map(|temperature| SamplingParams { temperature, ..SamplingParams::default() });
+    let config = SampleConfig { kind: RowKind::Logits, threads: 64 };
+    let kernel = distribution::<f32, f32>("distribution", config).expect("a valid kernel");
+    let mut memory = Memory::new();
+    let scores = rows.load(&mut memory);
+    let requests = requests(&params, &mut memory);
+    let to = memory.alloc(8 * vocab * 4);
+    let stride = || Arg::U64(vocab as u64);
+    let args =
+        [Arg::U64(scores), Arg::U64(requests), Arg::U64(to), stride(), stride(), Arg::U32(vocab as u32)];
+    run(&kernel, 8, &args, (0, &mut memory));
+    let found: Vec<f32> = memory.read(to, 8 * vocab).expect("probabilities");
+    for (row, found) in found.chunks(vocab).enumerate() {
+        let weight = |i| (f64::from(logit(row, i)) / f64::from(temperatures[row])).exp();
+        let sum: f64 = (0..vocab).map(weight).sum();
+        for (i, &found) in found.iter().enumerate() {
+            let expected = weight(i) / sum;
+            // 1.1 ulp of the weight, half an ulp of the quotient, rounding of the logit's distance, subnormal results
+            let bound = expected * 2_f64.powi(-22) + 2_f64.powi(-148);
+            assert!(
+                (f64::from(found) - expected).abs() <= bound,
+                "row {row}, {i}: {found:e}, expected {expected:e}"
+            );
+        }
+    }
 }
