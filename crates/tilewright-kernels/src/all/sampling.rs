@@ -12,6 +12,7 @@ pub(super) fn all() -> Vec<KernelEntry> {
     let named = str::to_owned;
     vec![
         entry_with(named("sample_logits_bf16_1024"), ALL, move |name| sampling::sample::<bf16>(name, logits)),
+        entry_with(named("sample_logits_f32_1024"), ALL, move |name| sampling::sample::<f32>(name, logits)),
         entry_with(named("sample_probs_f32_128"), ALL, move |name| sampling::sample::<f32>(name, probs)),
         entry_with(named("distribution_logits_bf16_f32_1024"), ALL, move |name| {
             sampling::distribution::<bf16, f32>(name, logits)

@@ -14,7 +14,7 @@ use super::{
 use tilewright_ptx::build::{Value, Var};
 
 /// Vectors in flight per thread while masses are added.
-const IN_FLIGHT: u32 = 4;
+const IN_FLIGHT: u32 = 16;
 
 /// Least weight of logits that [`WeightRule::separates`].
 const MIN_SEPARABLE_WEIGHT: f32 = 1.0 / (1_u128 << 100) as f32;
@@ -206,7 +206,7 @@ impl<'k> ListLimits<'k> {
             // vectors of 16-bit elements in halves, to reduce register pressure
             (0..).step_by(4).zip(numbers.chunks(4)).for_each(|(i, numbers)| part(first + i, numbers));
         };
-        row.visit(IN_FLIGHT, group, |index, x| part(index, &[x]));
+        row.visit(IN_FLIGHT / T::PER_VECTOR, group, |index, x| part(index, &[x]));
         [all.of_all(), of_list.of_all(), all.of_thread()]
     }
 
