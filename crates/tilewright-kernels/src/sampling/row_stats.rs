@@ -11,7 +11,7 @@ use tilewright_ptx::{
     isa::warp::WarpReduction,
 };
 
-/// Elements in flight per thread: more of 16 bits would spill on sm_120.
+/// Elements in flight per thread.
 const IN_FLIGHT: u32 = 32;
 
 /// Content of a row.

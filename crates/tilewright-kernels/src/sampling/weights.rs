@@ -13,7 +13,7 @@ use super::{
 };
 use tilewright_ptx::build::{Value, Var};
 
-/// Vectors in flight per thread while masses are added.
+/// Elements in flight per thread while masses are added: twice as many of 16 bits spill on sm_120.
 const IN_FLIGHT: u32 = 16;
 
 /// Least weight of logits that [`WeightRule::separates`].
@@ -75,7 +75,7 @@ impl<'k> WeightRule<'k> {
 
     /// A number below which every score has a smaller weight than `bound`, if [`Self::separates`] its weight.
     ///
-    /// Exponents of such weights are at least -70. Subtraction and division move them by less than 2^-16, and `exp`
+    /// Exponents of such weights are at least -70. Subtraction and scaling move them by less than 2^-16, and `exp`
     /// errs by 1.1 ulp, so a distance of 2^-10 in the exponent keeps the order of weights.
     #[track_caller]
     fn min_score(&self, bound: Value<'k, f32>) -> Value<'k, f32> {
