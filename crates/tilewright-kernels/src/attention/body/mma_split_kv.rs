@@ -86,6 +86,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         };
         let groups =
             divide(item.kv_end - item.kv_begin + (layout.stage_keys - 1) as u32, layout.stage_keys).0;
+        let operands = StageOperands::new(cta, layout);
+        let sums = [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum")));
         Self {
             cta,
             layout,
@@ -96,8 +98,8 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
             kv_begin: item.kv_begin,
             count: divide(groups + (WARPS - 1) as u32 - warp, WARPS).0.named("stages"),
             rows: RowTable::new(cta),
-            tile: RowTile::new(cta, [0, 1].map(|_| ThreadScalar::Register(k.unset_var("sum")))),
-            operands: StageOperands::new(cta, layout),
+            tile: RowTile { columns: operands.columns(), ..RowTile::new(cta, sums) },
+            operands,
             ring: cta.at::<u32>(layout.rings).byte(warp * layout.ring_bytes as u32),
             lookup: StageLookup::new(cta, entries, layout.stage_keys),
             key_loader: loader(cta.layout.stored_k, 0),
@@ -138,7 +140,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
                 k.when(copied.le(*first), || self.copy_stage(*stage, || ()));
             }
         });
-        self.operands.store_queries(queries, self.cta.elements);
+        self.operands.store_queries(queries);
         self.current.store_next();
         k.sync_threads();
         k.when(is_incomplete, || {
@@ -147,7 +149,7 @@ impl<'c, 'k> SplitKvBody<'c, 'k> {
         });
         self.cta.fetch_merges(self.current);
         self.rows.compute_unmasked_range(self.cta, self.current);
-        self.operands.load_queries(self.cta.elements)
+        self.operands.load_queries()
     }
 
     /// Keys between the stages of a warp.

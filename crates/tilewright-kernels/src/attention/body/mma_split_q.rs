@@ -17,7 +17,7 @@ use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta, divide},
     dequant::{Dequantizer, TileHalf},
     epilogue::store_tile,
-    fragments::{AccFragment, Columns, FragmentLoader, RowTile, ThreadScalar, apply_mask},
+    fragments::{AccFragment, FragmentLoader, RowTile, ThreadScalar, apply_mask},
     layout::{RowFormat, WARPS},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{KvSource, PageLookup},
@@ -275,7 +275,7 @@ impl<'c, 'k> SplitQBody<'c, 'k> {
         k.when(self.nonfinite_flags().any(k), || {
             let visible: Vec<_> = (0..self.tiles.len()).map(|at| self.visible_of_rows(at)).collect();
             let (masks, chunks) = (self.nonfinite_masks(), self.cta.layout.v.chunks);
-            let masks = NonfiniteMasks { masks, chunks, keys: KV_TOKENS, columns: Columns::Adjacent };
+            let masks = NonfiniteMasks { masks, chunks, keys: KV_TOKENS };
             nonfinite::add_back(self.cta, masks, &self.tiles, &visible);
             // the next tile overwrites the visible masks
             k.sync_threads();

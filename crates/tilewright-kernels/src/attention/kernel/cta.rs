@@ -126,6 +126,11 @@ impl<'k> MmaCta<'k> {
         Self { large_merges: Some(list), ..self }
     }
 
+    /// The CTA with another dtype of products and outputs.
+    pub(crate) fn with_elements(self, elements: Elements) -> Self {
+        Self { elements, ..self }
+    }
+
     /// Barrier of the CTA's threads that process items.
     #[track_caller]
     pub(crate) fn sync(&self) {

@@ -26,6 +26,7 @@ pub(crate) enum Columns {
 pub(crate) struct RowTile<'k> {
     /// Per 8 elements of a head `Σ weight · value`.
     pub(crate) o: Vec<AccFragment<'k>>,
+    pub(crate) columns: Columns,
     /// Per half the running maximum of `Q · Kᵀ`.
     pub(crate) max: [Var<'k, f32>; 2],
     /// Per half this thread's part of the sum of weights.
@@ -69,7 +70,8 @@ impl<'k> RowTile<'k> {
     pub(crate) fn of_columns(cta: &MmaCta<'k>, steps: usize, sum: [ThreadScalar<'k>; 2]) -> Self {
         let k = cta.k;
         sum.iter().for_each(|sum| sum.set(k.constant(0.0)));
-        Self { o: cta.zeros("o", 2 * steps), max: [0, 1].map(|_| k.var("max", f32::NEG_INFINITY)), sum }
+        let o = cta.zeros("o", 2 * steps);
+        Self { o, columns: Columns::Adjacent, max: [0, 1].map(|_| k.var("max", f32::NEG_INFINITY)), sum }
     }
 }
 

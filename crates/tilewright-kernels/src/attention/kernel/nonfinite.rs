@@ -156,7 +156,6 @@ pub(crate) struct NonfiniteMasks<'k> {
     pub(crate) masks: Shared<'k, u16>,
     pub(crate) chunks: usize,
     pub(crate) keys: usize,
-    pub(crate) columns: Columns,
 }
 
 /// Adds the non-finite values of keys to the rows that see them. Bit `j` of `visible` is key `j`, for both halves of each tile.
@@ -166,7 +165,8 @@ pub(crate) fn add_back<'k>(
     tiles: &[RowTile<'k>],
     visible: &[[Value<'k, u64>; 2]],
 ) {
-    let NonfiniteMasks { masks, chunks, keys, columns } = masks;
+    let NonfiniteMasks { masks, chunks, keys } = masks;
+    let columns = tiles.first().map_or(Columns::Adjacent, |tile| tile.columns);
     let k = cta.k;
     let quad_lane = k.lane() & 3;
     // the mask of accumulator `at`, from its first element on, and the distance of the lane's two elements

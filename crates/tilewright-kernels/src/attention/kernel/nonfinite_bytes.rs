@@ -53,7 +53,7 @@ pub(crate) fn extract<'k>(
             ElementKind {
                 nonfinite: (flag & (0x80 << shift)).ne(0),
                 negative: (word & (0x80 << shift)).ne(0),
-                nan: (word & ((0x7f & !exponents_of_inf(cta.kv)) << shift)).ne(0),
+                nan: (word & ((0x7f & !infinity(cta.kv)) << shift)).ne(0),
             }
         });
         masks.at(at).store(mask.low());
@@ -63,6 +63,6 @@ pub(crate) fn extract<'k>(
 }
 
 /// The magnitude of infinity; 0 if there is none.
-fn exponents_of_inf(kv: Dtype) -> u32 {
+fn infinity(kv: Dtype) -> u32 {
     if kv == Dtype::E5m2 { 0x7c } else { 0 }
 }

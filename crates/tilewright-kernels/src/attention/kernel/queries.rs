@@ -32,11 +32,14 @@ pub(crate) fn copy_queries<'k>(
     });
 }
 
+/// The byte offset of a chunk, and its words.
+type LoadedChunk<'k> = (usize, [Var<'k, u32>; 4]);
+
 /// Query rows in registers, on their way to shared memory.
 pub(crate) struct LoadedQueries<'k> {
     to: Shared<'k, u32>,
-    /// Byte offsets and words of this thread's chunks.
-    chunks: Vec<(usize, [Var<'k, u32>; 4])>,
+    /// This thread's chunks.
+    chunks: Vec<LoadedChunk<'k>>,
     is_in_tile: Value<'k, bool>,
     partition: ThreadPartition<'k>,
     /// Chunks of a thread per row.
@@ -76,12 +79,19 @@ impl<'k> LoadedQueries<'k> {
 
     /// Stores the rows; valid after a barrier.
     pub(crate) fn store(self, k: &'k Builder) {
-        k.when(self.is_in_tile, || {
-            for (byte, words) in self.chunks {
-                self.to.plus(byte / 4).store_vector(words.map(|word| word.get()));
-            }
-        });
+        k.when(self.is_in_tile, || self.store_chunks(&self.chunks, Var::get));
     }
+
+    fn store_chunks(
+        &self,
+        chunks: &[LoadedChunk<'k>],
+        element_pair: impl Fn(Var<'k, u32>) -> Value<'k, u32>,
+    ) {
+        for (byte, words) in chunks {
+            self.to.plus(byte / 4).store_vector(words.map(&element_pair));
+        }
+    }
+
     /// Stores rows of bf16 as f16, each multiplied by a power of two that moves its maximum magnitude to 2^14 .. 2^15, and
     /// 1 over that factor to `inverses`; valid after a barrier. Elements below 2^-28 of the maximum are subnormal and may be rounded.
     pub(crate) fn store_as_f16(self, k: &'k Builder, inverses: Shared<'k, f32>) {
@@ -103,9 +113,7 @@ impl<'k> LoadedQueries<'k> {
                 f16::narrow(k, low, high)
             };
             k.when(self.is_in_tile, || {
-                for (byte, words) in chunks {
-                    self.to.plus(byte / 4).store_vector(words.map(as_f16));
-                }
+                self.store_chunks(chunks, as_f16);
                 let row = self.partition.row + (at * self.partition.rows_at_once) as u32;
                 k.when(self.partition.chunk.eq(0), || inverses.at(row).store(inverse));
             });

@@ -12,7 +12,7 @@ use super::{
 use crate::attention::kernel::{
     cta::{CurrentItem, MmaCta, ThreadPartition, divide},
     epilogue::{ColumnRange, store_columns},
-    fragments::{Columns, FragmentLoader, RowTile, ThreadScalar, apply_mask},
+    fragments::{FragmentLoader, RowTile, ThreadScalar, apply_mask},
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks},
     page_lookup::{KvSource, PageLookup},
     queries::copy_queries,
@@ -272,12 +272,7 @@ impl<'c, 'k> MlaBody<'c, 'k> {
     fn add_back_nonfinite(&self) {
         self.k.when(self.nonfinite_flags().any(self.k), || {
             let masks = self.nonfinite_masks().at(self.first_column() >> 3);
-            let masks = NonfiniteMasks {
-                masks,
-                chunks: self.cta.layout.v.chunks,
-                keys: self.layout.keys,
-                columns: Columns::Adjacent,
-            };
+            let masks = NonfiniteMasks { masks, chunks: self.cta.layout.v.chunks, keys: self.layout.keys };
             let tiles = std::slice::from_ref(&self.tile);
             nonfinite::add_back(self.cta, masks, tiles, &[self.visible_of_rows()]);
         });

@@ -3,7 +3,7 @@
 use super::{CONSUMERS, config::KEYS, consumer::MlaConsumer};
 use crate::attention::kernel::{
     cta::{CurrentItem, ThreadPartition},
-    fragments::{Columns, apply_mask},
+    fragments::apply_mask,
     nonfinite::{self, NonfiniteFlags, NonfiniteMasks, nonfinite_signs},
     visible::{KeyRange, visible_mask},
 };
@@ -86,12 +86,7 @@ impl<'k> MlaConsumer<'_, 'k> {
     pub(super) fn add_back(&self, found: Var<'k, bool>, half: usize) {
         let (cta, chunks) = (&self.shared.cta, self.chunks());
         self.k.when(found.get(), || {
-            let masks = NonfiniteMasks {
-                masks: self.nonfinite_masks(half),
-                chunks,
-                keys: KEYS,
-                columns: Columns::Adjacent,
-            };
+            let masks = NonfiniteMasks { masks: self.nonfinite_masks(half), chunks, keys: KEYS };
             nonfinite::add_back(cta, masks, std::slice::from_ref(&self.state), &[self.visible_of_rows()]);
         });
     }

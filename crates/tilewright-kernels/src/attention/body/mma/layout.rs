@@ -80,8 +80,6 @@ impl SplitKvLayout {
 /// The common part, after which either body's part begins.
 struct LayoutPrefix {
     cta: CtaLayout,
-    /// Bytes of the nonfinite masks.
-    nonfinite_masks: usize,
     taken: SharedAllocator,
 }
 
@@ -96,6 +94,11 @@ impl LayoutPrefix {
         if self.is_8_bit() && self.cta.q.dim.max(self.cta.v.dim) <= 128 { 32 } else { 16 }
     }
 
+    /// Bytes of the nonfinite masks.
+    fn nonfinite_masks(&self, keys: usize) -> usize {
+        keys * self.cta.v.chunks * 2
+    }
+
     /// Bytes of the scales of keys and values.
     fn scales(&self, keys: usize) -> usize {
         if self.is_8_bit() { 2 * 4 * keys } else { 0 }
@@ -106,13 +109,10 @@ impl LayoutPrefix {
         let mut allocator = SharedAllocator(self.taken.0);
         let entries = allocator.take(2 * 2 * KV_TOKENS * 16);
         let (visible, sums) = (allocator.take(MAX_ROWS * 8), allocator.take(128 * 16));
-        let (nonfinite_masks, q) =
-            (allocator.take(self.nonfinite_masks), allocator.take(64 * row_tiles * self.cta.q.stride));
-        let dequantized = allocator.take(if self.is_8_bit() {
-            KV_TOKENS * self.cta.q.stride.max(self.cta.v.stride)
-        } else {
-            0
-        });
+        let nonfinite_masks = allocator.take(self.nonfinite_masks(KV_TOKENS));
+        let q = allocator.take(64 * row_tiles * self.cta.q.stride);
+        let dequantized_keys = if self.is_8_bit() { KV_TOKENS } else { 0 };
+        let dequantized = allocator.take(dequantized_keys * self.cta.q.stride.max(self.cta.v.stride));
         let scales = KV_TOKENS * self.cta.stored_k.stride.max(self.cta.stored_v.stride);
         let stage_bytes = scales + self.scales(KV_TOKENS);
         let num_stages = (budget.saturating_sub(allocator.0) / stage_bytes).min(MAX_STAGES);
@@ -138,7 +138,7 @@ impl LayoutPrefix {
         let stage_keys = self.stage_keys();
         let entries = allocator.take(WARPS * 2 * stage_keys * 16);
         let states = allocator.take(SplitKvLayout::STATES_BYTES + WARPS * 4);
-        let nonfinite_masks = allocator.take(WARPS * stage_keys * self.cta.v.chunks * 2);
+        let nonfinite_masks = allocator.take(self.nonfinite_masks(WARPS * stage_keys));
         let q = allocator.take(MAX_SPLIT_KV_ROWS * self.cta.q.stride);
         let row_factors = allocator.take(if self.is_8_bit() { MAX_SPLIT_KV_ROWS * 4 } else { 0 });
         let scales = stage_keys * (self.cta.stored_k.stride + self.cta.stored_v.stride);
@@ -171,7 +171,7 @@ impl MmaLayout {
         let (dim, size) = (config.head_dim, config.kv.size());
         let [q, v] = [dim.qk, dim.vo].map(|dim| RowFormat::new(dim, 2));
         let (cta, taken) = CtaLayout::new(q, v, [dim.qk, dim.vo].map(|dim| RowFormat::new(dim, size)));
-        let prefix = LayoutPrefix { cta, nonfinite_masks: KV_TOKENS * v.steps() * 2 * 2, taken };
+        let prefix = LayoutPrefix { cta, taken };
         let (split_q, split_q_end) = prefix.split_q(row_tiles, budget);
         let (split_kv, split_kv_end) = prefix.split_kv(budget);
         let (bytes, num_stages) = match config.bodies {

@@ -33,6 +33,8 @@ pub(super) struct StageOperands<'k> {
     /// With the elements of the products, which are f16 for an 8-bit cache.
     pub(super) cta: MmaCta<'k>,
     is_8_bit: bool,
+    /// Whether rows of queries are converted to f16 with a factor.
+    scales_queries: bool,
     layout: SplitKvLayout,
     fragments: FragmentLoader<'k>,
 }
@@ -50,9 +52,8 @@ impl<'k> StageOperands<'k> {
         let is_8_bit = cta.kv.size() == 1;
         let elements = if is_8_bit { Elements::F16 } else { cta.elements };
         let fragments = FragmentLoader::new(cta.k, &cta.layout);
-        let mut cta = *cta;
-        cta.elements = elements;
-        Self { cta, is_8_bit, layout: *layout, fragments }
+        let scales_queries = elements != cta.elements;
+        Self { cta: cta.with_elements(elements), is_8_bit, scales_queries, layout: *layout, fragments }
     }
 
     /// The elements of the columns of O.
@@ -60,21 +61,16 @@ impl<'k> StageOperands<'k> {
         if self.is_8_bit { Columns::Interleaved } else { Columns::Adjacent }
     }
 
-    /// Whether rows of queries are scaled.
-    fn scales_queries(&self, elements: Elements) -> bool {
-        elements != self.cta.elements
-    }
-
-    /// Stores queries of `elements`; valid after a barrier.
-    pub(super) fn store_queries(&self, queries: LoadedQueries<'k>, elements: Elements) {
-        match self.scales_queries(elements) {
+    /// Stores queries; valid after a barrier.
+    pub(super) fn store_queries(&self, queries: LoadedQueries<'k>) {
+        match self.scales_queries {
             true => queries.store_as_f16(self.cta.k, self.cta.at(self.layout.row_factors)),
             false => queries.store(self.cta.k),
         }
     }
 
-    /// Loads queries of `elements`.
-    pub(super) fn load_queries(&self, elements: Elements) -> QueryOperands<'k> {
+    /// Loads the queries.
+    pub(super) fn load_queries(&self) -> QueryOperands<'k> {
         let (k, format) = (self.cta.k, self.cta.layout.q);
         let (q, row) = (self.cta.at::<u32>(self.layout.q), k.lane() >> 2);
         if !self.is_8_bit {
@@ -90,9 +86,7 @@ impl<'k> StageOperands<'k> {
         let row_factors = self.cta.at::<f32>(self.layout.row_factors).at(row);
         QueryOperands {
             steps: (0..format.steps()).map(step).collect(),
-            row_factors: self
-                .scales_queries(elements)
-                .then(|| [row_factors.load(), row_factors.plus(8).load()]),
+            row_factors: self.scales_queries.then(|| [row_factors.load(), row_factors.plus(8).load()]),
         }
     }
 
@@ -195,14 +189,14 @@ impl<'k> StageOperands<'k> {
         visible: [Value<'k, u64>; 2],
     ) {
         let (chunks, keys) = (self.cta.layout.v.chunks, self.layout.stage_keys);
-        let masks = NonfiniteMasks { masks, chunks, keys, columns: self.columns() };
+        let masks = NonfiniteMasks { masks, chunks, keys };
         nonfinite::add_back(&self.cta, masks, std::slice::from_ref(tile), &[visible]);
     }
 
     /// Stores O of half `half` of the rows, whose row begins at `row`.
     pub(super) fn store_sums(&self, tile: &RowTile<'k>, half: usize, row: Shared<'k, f32>) {
         let quad_lane = self.cta.k.lane() & 3;
-        match self.columns() {
+        match tile.columns {
             Columns::Adjacent => {
                 for (at, o) in tile.o.iter().enumerate() {
                     let pair = [o[2 * half].get(), o[2 * half + 1].get()];

@@ -5,7 +5,7 @@ use crate::attention::{
     items::NONE,
     kernel::{
         cta::{CurrentItem, ThreadPartition},
-        fragments::{Columns, apply_mask},
+        fragments::apply_mask,
         nonfinite::{self, NonfiniteMasks},
         row_table::{row_position, visible_range_at},
         visible::{KeyRange, range_mask, visible_mask},
@@ -189,12 +189,7 @@ impl<'k> Consumer<'_, 'k> {
             self.compute_visible(current, first);
             // not unrolled: rarely executed
             k.repeat((0, keys as u32 / 64), 1, |part| {
-                let masks = NonfiniteMasks {
-                    masks: masks.at(part * (64 * chunks) as u32),
-                    chunks,
-                    keys: 64,
-                    columns: Columns::Adjacent,
-                };
+                let masks = NonfiniteMasks { masks: masks.at(part * (64 * chunks) as u32), chunks, keys: 64 };
                 let visible = [self.visible_of_rows(part)];
                 nonfinite::add_back(cta, masks, std::slice::from_ref(&self.state), &visible);
             });
