@@ -81,6 +81,7 @@ impl PlanCase {
             kv_heads: 1,
             kv_tokens: 64,
             segment_overhead: 3,
+            cut_overhead: 6,
             tile_load: 16,
             workers: self.workers,
             scratch: 0,

@@ -14,10 +14,11 @@
 //!
 //! 1. A cut inside a unit falls on a KV tile, and not so near to an end that the piece would cost less than its
 //!    own overhead; each cut depends only on the prefix sum of costs, so every piece is found on its own.
-//! 2. With [`Split::Fixed`] units are cut at multiples of a length instead, and with [`Split::Never`] not at all:
+//! 2. In a batch of equal units, the quota is raised to a number of units if that costs a worker less than a cut.
+//! 3. With [`Split::Fixed`] units are cut at multiples of a length instead, and with [`Split::Never`] not at all:
 //!    then a request's arithmetic does not depend on its neighbours, bit for bit.
-//! 3. Units of segments of many rows are [runs](Schedule::runs) if the device has a kernel for them ([`ManyRows`]).
-//! 4. A unit that was cut, or whose rows have keys in other segments too (cascade levels), writes partial states to the
+//! 4. Units of segments of many rows are [runs](Schedule::runs) if the device has a kernel for them ([`ManyRows`]).
+//! 5. A unit that was cut, or whose rows have keys in other segments too (cascade levels), writes partial states to the
 //!    workspace; a [`Merge`] names them.
 
 mod cut;
@@ -49,6 +50,8 @@ pub struct Tiling {
     pub kv_tokens: usize,
     /// Fixed cost of an item (loading Q, writing O) in KV tiles, at least 1: an empty segment still costs work.
     pub segment_overhead: usize,
+    /// Cost of a cut for the workers on its sides (partial states and their merge), in KV tiles.
+    pub cut_overhead: usize,
     /// Cost of loading a KV tile of one head, in query tokens. It dominates with one token and is negligible with many.
     pub tile_load: usize,
     /// Work items in flight at once: CTAs on a GPU, bins of items for CPU threads.

@@ -48,6 +48,7 @@ pub(super) fn tiling(cpu: &Cpu, problem: &Problem) -> Result<Tiling> {
         kv_heads: problem.heads().kv,
         kv_tokens: KV_TOKENS,
         segment_overhead: 1,
+        cut_overhead: 2,
         tile_load: TILE_LOAD_ROWS.div_ceil(problem.heads().group()),
         workers: threads * BINS_PER_THREAD,
         scratch: threads * scratch_len(problem),

@@ -31,6 +31,8 @@ use tilewright_kernels::attention::{
 const OPERATOR: &str = "attention.new";
 /// Fixed cost of an item, in KV tiles.
 const SEGMENT_OVERHEAD: usize = 3;
+/// Cost of a cut, in KV tiles: with 16-bit caches of heads, and otherwise.
+const CUT_OVERHEADS: [usize; 2] = [3, 6];
 
 /// The kernels of an operator. The one for decode steps is built with the operator: that for few rows, unless one token already has
 /// more. The other one is built by the first run that needs it, so a process that only decodes does not compile it.
@@ -81,12 +83,20 @@ pub(super) fn tiling(limits: &Limits, problem: &Problem) -> Result<Tiling> {
         kv_heads: 1,
         kv_tokens: KV_TOKENS,
         segment_overhead: SEGMENT_OVERHEAD,
+        cut_overhead: cut_overhead(&kernel, problem),
         tile_load: kernel.tile_load_rows().div_ceil(problem.heads().group()),
         workers: (limits.multiprocessors * kernel.ctas_per_sm() / kernel.ctas_per_item()).max(1) as usize,
         scratch: 0,
         weights: kernel.weights(),
         many_rows: many_rows.map(|config| many_rows_tiling(limits, problem, &config)),
     })
+}
+
+/// Cost of a cut, in KV tiles. Memory limits 16-bit caches of heads: it is busy during merges, but idle when items that are all
+/// equal begin together. Measured on an H200, [record](../../../../../benches/record/h200/attention-mla-2026-11-23.csv).
+fn cut_overhead(kernel: &KernelConfig, problem: &Problem) -> usize {
+    let is_latent = matches!(kernel, KernelConfig::Mla(_) | KernelConfig::MlaWgmma(_));
+    CUT_OVERHEADS[usize::from(is_latent || problem.dtype_kv().size() == 1)]
 }
 
 /// The granularity of `wgmma`. A section of keys and values leaves room in the L2 cache for other data.

@@ -171,6 +171,7 @@ fn shape(plan: &Plan, before: &DevicePlan) -> Result<PlanConfig> {
         tile: tile as u32,
         kv_tokens: tiling.kv_tokens as u32,
         segment_overhead: tiling.segment_overhead as u32,
+        cut_overhead: tiling.cut_overhead as u32,
         tile_load: tiling.tile_load as u32,
         workers: tiling.workers as u32,
         capacity: [requests, rows, qo_len, pages, kv_len.min(MAX_LEN as usize)].map(|count| count as u32),

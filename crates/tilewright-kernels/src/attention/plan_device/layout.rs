@@ -13,12 +13,28 @@ pub(super) trait CostLayout<'k>: Copy {
     fn num_q_tiles(&self) -> Value<'k, u32>;
     /// Total cost of all units.
     fn total(&self) -> Value<'k, Self::Cost>;
-    /// The cost share per worker, rounded up.
-    fn quota(&self, k: &'k Builder) -> Value<'k, Self::Cost>;
+    /// An equal share of the cost per worker, rounded up.
+    fn share(&self, k: &'k Builder) -> Value<'k, Self::Cost>;
     /// The unit at cost `at`, which is below the total.
     fn locate(&self, k: &'k Builder, at: Value<'k, Self::Cost>) -> CostLocation<'k, Self::Cost>;
     /// The unit of an index.
     fn unit(&self, k: &'k Builder, unit: Value<'k, u32>) -> UnitCosts<'k, Self::Cost>;
+
+    /// The cost per worker: the share, or a number of units if all are equal and that costs less than the overhead of a cut.
+    fn quota(&self, k: &'k Builder) -> Value<'k, Self::Cost> {
+        let lengths = self.lengths();
+        let (p, [rows, tiles]) = (&lengths.params, lengths.of_all);
+        let share = self.share(k);
+        let quota = k.var("quota", share);
+        k.when(rows.ne(0), || {
+            let per_tile = Self::Cost::of(p.tile_load + rows);
+            let unit = per_tile * Self::Cost::of(p.overhead + tiles);
+            let units = Self::Cost::quotient(k, share + unit - Self::Cost::of(k.constant(1)), unit) * unit;
+            let of_cut = per_tile * Self::Cost::of(p.cut_overhead);
+            quota.set(units.unless((units - share).gt(of_cut), share));
+        });
+        quota.get()
+    }
 }
 
 /// Shared memory of a batch, reused by both layouts.

@@ -8,6 +8,10 @@ use tilewright_ptx::{
 
 /// Flag beside [`LengthError`]s: a request is not one query tile, or costs [`MAX_TILE_COST`] or more.
 const NOT_SINGLE_TILE: u32 = 1 << 16;
+/// Flag: a request is not one query tile, or differs in rows or KV tiles from the first one of its warp.
+const NOT_EQUAL: u32 = 1 << 17;
+/// Words per warp in shared memory: its flags, rows and KV tiles of its first request, and 0.
+const WARP_WORDS: usize = 4;
 /// Sums of [`MAX_REQUESTS`] costs below it stay far below 2^32.
 const MAX_TILE_COST: u64 = 1 << 20;
 
@@ -89,7 +93,9 @@ pub(super) struct BatchLengths<'k> {
     flags: Value<'k, u32>,
     /// Whether each request is one query tile and all cost computations stay below 2^31; true on an error.
     pub(super) single_tile: Value<'k, bool>,
-    /// If so, the prefix sum of costs before this thread's request, per head, and the total.
+    /// The rows and KV tiles of a request if all requests are one query tile of equal ones, else 0.
+    pub(super) of_all: [Value<'k, u32>; 2],
+    /// If `single_tile`, the prefix sum of costs before this thread's request, per head, and the total.
     pub(super) before: Value<'k, u32>,
     pub(super) total: Value<'k, u32>,
     /// This thread's request, if it exists.
@@ -100,7 +106,7 @@ impl<'k> BatchLengths<'k> {
     /// Loads and validates the batch.
     pub(super) fn read(k: &'k Builder, params: PlanDeviceRegs<'k>) -> Self {
         let p = &params;
-        let warp_flags = k.shared::<u32>("told", THREADS as usize / 32, 4);
+        let warp_words = k.shared::<u32>("told", THREADS as usize / 32 * WARP_WORDS, 16);
         let (r, count) = (k.thread(), p.num_requests.load());
         let limit = p.max_requests.min(MAX_REQUESTS);
         let bits = k.var("bits", count.gt(limit).select(k.constant(LengthError::Requests as u32), 0_u32));
@@ -108,6 +114,7 @@ impl<'k> BatchLengths<'k> {
             |flag: u32, holds: Value<'k, bool>| bits.set(bits.get() | holds.select(k.constant(flag), 0_u32));
         let cost = k.var("request_cost", 0_u32);
         let own = ["qo_begin", "qo_end", "kv_start", "kv_len"].map(|name| k.var(name, 0_u32));
+        let unit = ["unit_rows", "unit_tiles"].map(|name| k.var(name, 0_u32));
         k.when(count.le(limit) & r.lt(count), || {
             let entry = BatchEntry::load(p, r);
             let request = entry.request(p);
@@ -115,18 +122,30 @@ impl<'k> BatchLengths<'k> {
             let tile_cost = q_tile.cost(p);
             cost.set(tile_cost.low());
             own.into_iter().zip(request.words()).for_each(|(var, word)| var.set(word));
+            unit.into_iter().zip([q_tile.rows, q_tile.tiles]).for_each(|(var, word)| var.set(word));
             let is_not_single = (request.qo_end - request.qo_begin - 1).ge(p.tile.by);
             set_flag(NOT_SINGLE_TILE, is_not_single | tile_cost.ge(MAX_TILE_COST));
+            set_flag(NOT_EQUAL, is_not_single);
             entry.errors(p, r).into_iter().for_each(|(error, holds)| set_flag(error as u32, holds));
         });
+        let unit = unit.map(|var| var.get());
+        let first = unit.map(|word| word.of_lane(0));
+        let differs = r.lt(count) & (unit[0].ne(first[0]) | unit[1].ne(first[1]));
+        set_flag(NOT_EQUAL, differs);
         let of_warp = k.reduce_warp(WarpReduction::Or, bits.get());
         let active = (p.warp * 32).lt(count.min(limit));
         let sums = Scan::declare(k, "request_sums", p).start(k, [cost.get()], active);
-        k.when(p.lane.eq(31), || warp_flags.at(p.warp).store(of_warp));
+        let words = [of_warp, first[0], first[1], k.constant(0)];
+        k.when(p.lane.eq(31), || warp_words.at(p.warp * WARP_WORDS as u32).store_vector(words));
         k.sync_threads();
         let [[before, total]] = sums.finish(k);
-        let warp_flags = k.reduce_warp(WarpReduction::Or, warp_flags.at(p.lane).load());
-        let flags = warp_flags & !NOT_SINGLE_TILE;
+        let [of_warp, rows, tiles, _] = warp_words.at(p.lane * WARP_WORDS as u32).load_vector();
+        let first = [rows, tiles].map(|word| word.of_lane(0));
+        let differs = (p.lane * 32).lt(count) & (rows.ne(first[0]) | tiles.ne(first[1]));
+        let of_warp = of_warp | differs.select(k.constant(NOT_EQUAL), 0_u32);
+        let warp_flags = k.reduce_warp(WarpReduction::Or, of_warp);
+        let flags = warp_flags & !(NOT_SINGLE_TILE | NOT_EQUAL);
+        let are_equal = (warp_flags & NOT_EQUAL).eq(0);
         let is_invalid = flags.ne(0);
         let is_cheap = (total.to_u64() * p.kv_heads.by.to_u64()).lt(1 << 30);
         Self {
@@ -134,6 +153,7 @@ impl<'k> BatchLengths<'k> {
             count: count.unless(is_invalid, 0_u32),
             flags,
             single_tile: is_invalid | ((warp_flags & NOT_SINGLE_TILE).eq(0) & is_cheap),
+            of_all: first.map(|word| word.unless(is_invalid | !are_equal, 0_u32)),
             before,
             total: total.unless(is_invalid, 0_u32),
             request: RequestLengths::from_words(own.map(|var| var.get())),

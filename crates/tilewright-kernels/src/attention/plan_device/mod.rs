@@ -105,6 +105,8 @@ pub struct PlanConfig {
     pub kv_tokens: u32,
     /// Fixed cost of an item, in KV tiles; at least 1.
     pub segment_overhead: u32,
+    /// Cost of a cut, in KV tiles.
+    pub cut_overhead: u32,
     /// Cost of loading a KV tile, in query tokens.
     pub tile_load: u32,
     /// Workers, at most [`MAX_WORKERS`].
@@ -138,8 +140,8 @@ impl PlanDeviceParams {
             .map(|side| if side == UNLIMITED { 1 << 30 } else { side.min(1 << 30) });
         let divisors = [config.kv_heads, config.tile, config.kv_tokens, config.workers, self.grid()[0]]
             .map(|by| Divisor::new(by).args());
-        let PlanConfig { group, page_size, segment_overhead, tile_load, .. } = *config;
-        let numbers = [group, page_size, left, right, segment_overhead, tile_load];
+        let PlanConfig { group, page_size, segment_overhead, cut_overhead, tile_load, .. } = *config;
+        let numbers = [group, page_size, left, right, segment_overhead, cut_overhead, tile_load];
         let addresses = self.batch.into_iter().chain(arrays).chain([self.flags]).map(Arg::U64);
         let [requests, rows, qo_len, pages, kv_len] = config.capacity;
         let capacity = [requests, rows, qo_len.min(rows), pages, kv_len, kv_len.div_ceil(page_size.max(1))];
@@ -182,6 +184,7 @@ struct PlanDeviceRegs<'k> {
     left: Value<'k, u32>,
     right: Value<'k, u32>,
     overhead: Value<'k, u32>,
+    cut_overhead: Value<'k, u32>,
     tile_load: Value<'k, u32>,
     max_requests: Value<'k, u32>,
     max_rows: Value<'k, u32>,
@@ -221,6 +224,7 @@ impl<'k> PlanDeviceRegs<'k> {
             left: k.param("left"),
             right: k.param("right"),
             overhead: k.param("overhead"),
+            cut_overhead: k.param("cut_overhead"),
             tile_load: k.param("tile_load"),
             max_requests: k.param("max_requests"),
             max_rows: k.param("max_rows"),

@@ -121,7 +121,7 @@ impl<'k> CostLayout<'k> for MultiTileBatch<'k> {
         self.head_cost * self.heads().to_u64()
     }
 
-    fn quota(&self, k: &'k Builder) -> Value<'k, u64> {
+    fn share(&self, k: &'k Builder) -> Value<'k, u64> {
         let workers = self.lengths.params.workers.by.to_u64();
         Cost::quotient(k, self.total() + workers - 1, workers).max(1)
     }

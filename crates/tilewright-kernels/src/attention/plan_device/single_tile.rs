@@ -78,7 +78,7 @@ impl<'k> CostLayout<'k> for SingleTileBatch<'k> {
         self.lengths.total * self.lengths.params.kv_heads.by
     }
 
-    fn quota(&self, _: &'k Builder) -> Value<'k, u32> {
+    fn share(&self, _: &'k Builder) -> Value<'k, u32> {
         let workers = self.lengths.params.workers;
         workers.quotient(self.total() + workers.by - 1).max(1)
     }

@@ -51,6 +51,7 @@ impl Case {
             kv_heads: 1,
             kv_tokens: 64,
             segment_overhead: 3,
+            cut_overhead: 6,
             tile_load: 16,
             workers: 132,
             scratch: 0,
@@ -70,6 +71,8 @@ impl Case {
         let count = generator.below(most);
         let lens: Vec<_> =
             (0..count).map(|_| (generator.below(longest_qo + 1), generator.below(longest_kv + 1))).collect();
+        let equal = generator.below(3) == 0;
+        let lens = if equal { vec![*lens.first().unwrap_or(&(1, 70)); lens.len()] } else { lens };
         let mut case = Self::new(&lens, generator.pick(&[1, 5, 16]));
         let kv = generator.pick(&[1, 2, 8]);
         case.heads = Heads { qo: kv * generator.pick(&[1, 3, 4]), kv };
@@ -79,6 +82,7 @@ impl Case {
         case.tiling.q_rows = generator.pick(&[1, 16, 64]);
         case.tiling.kv_tokens = generator.pick(&[16, 64]);
         case.tiling.segment_overhead = 1 + generator.below(4);
+        case.tiling.cut_overhead = generator.below(9);
         case.tiling.tile_load = generator.below(20);
         case.tiling.workers = generator.pick(&[1, 2, 7, 132, 264]);
         case
@@ -111,6 +115,7 @@ impl Case {
             tile: (self.tiling.q_rows / self.heads.group()).max(1) as u32,
             kv_tokens: self.tiling.kv_tokens as u32,
             segment_overhead: self.tiling.segment_overhead as u32,
+            cut_overhead: self.tiling.cut_overhead as u32,
             tile_load: self.tiling.tile_load as u32,
             workers: self.tiling.workers as u32,
             capacity: [requests, rows, qo_len, pages, kv_len].map(|count| count as u32),

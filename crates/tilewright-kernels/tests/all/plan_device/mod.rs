@@ -86,6 +86,25 @@ fn one_long_request_is_divided_among_all_workers() {
     agrees(&Case::new(&[(0, 0), (1, 0), (0, 40), (5, 3)], 16), 6);
 }
 
+/// Equal requests: 2 units of 67 KV tiles each, so that the share of 132 workers is 2 tiles below a unit for 65 of them.
+#[test]
+fn equal_requests_stay_whole_where_that_costs_less_than_a_cut() {
+    for (count, merges) in [(64, 0), (65, 0), (66, 0), (100, 1)] {
+        let case = Case::new(&vec![(1, 4096); count], 16);
+        agrees(&case, count as u64);
+        assert_eq!(case.plan().schedule().merges.len().min(1), merges, "{count} requests");
+    }
+    let mut costly = Case::new(&[(1, 4096); 65], 16);
+    costly.tiling.tile_load = 1 << 25;
+    agrees(&costly, 65);
+    assert!(costly.plan().schedule().merges.is_empty());
+    let mut lens = vec![(1, 4096); 65];
+    lens[40].1 -= 64;
+    let unequal = Case::new(&lens, 16);
+    agrees(&unequal, 66);
+    assert!(!unequal.plan().schedule().merges.is_empty());
+}
+
 #[test]
 fn costs_may_have_more_than_32_bits() {
     let mut case = Case::new(&[(1, 3000), (70, 900), (0, 20), (1, 2000), (9, 9)], 16);

@@ -5,6 +5,9 @@
 //!
 //! 1. Compute the visible keys of each query tile, and with them the total cost of the batch.
 //! 2. Concatenate all units along the cost axis and cut them at the workers' quotas.
+//!
+//! The quota is an equal share of the cost, or, if all units are equal and that costs a worker less than a cut, a number of units:
+//! such a batch has no partial states.
 
 use super::{Schedule, ScheduleInputs, Split, WorkItem, check_items, tile_tokens};
 use crate::{Result, attention::Segment};
@@ -65,6 +68,15 @@ struct SegmentUnits {
     query_tile: RowTile,
 }
 
+impl SegmentUnits {
+    /// Whether the units of two segments of one query tile each have equal rows and KV tiles, and items of one KV head.
+    fn costs_as(&self, other: &Self) -> bool {
+        let rows = |of: &Self| of.query_tile.qo.1 - of.query_tile.qo.0;
+        let key = |of: &Self| (of.heads, rows(of), of.query_tile.kv_tiles.1);
+        key(self) == key(other) && self.heads == 1
+    }
+}
+
 /// A query tile with some of its segment's KV heads, before any cut.
 #[derive(Clone, Copy)]
 struct Unit {
@@ -100,7 +112,7 @@ pub(super) fn cut(
     scratch.segment_units.reserve(inputs.requests.segments.len());
     scratch.query_tiles.reserve(query_tiles);
     let (cost, pieces) = cutter.measure(scratch);
-    cutter.quota = cost.div_ceil(inputs.tiling.workers).max(1);
+    cutter.quota = cutter.quota_of(cost, &scratch.segment_units);
     check_items(inputs.operator, pieces)?;
     // a balanced split adds at most one item per quota boundary
     let cuts = if cutter.piece.is_none() { inputs.tiling.workers - 1 } else { 0 };
@@ -238,6 +250,20 @@ impl<'a> Cutter<'a> {
             });
         }
         (all, num_pieces)
+    }
+
+    /// The cost per worker of a batch of cost `all`.
+    fn quota_of(&self, all: usize, segments: &[SegmentUnits]) -> usize {
+        let tiling = self.inputs.tiling;
+        let share = all.div_ceil(tiling.workers).max(1);
+        let (Some(first), None) = (segments.first(), self.piece) else { return share };
+        if !segments.iter().all(|segment| segment.num_tiles == 1 && segment.costs_as(first)) {
+            return share;
+        }
+        let rows = (first.query_tile.qo.1 - first.query_tile.qo.0) as usize;
+        let units = share.div_ceil(first.cost.max(1)) * first.cost;
+        let of_cut = tiling.cut_overhead * tiling.cost_per_tile(1, rows);
+        if units > share && units - share <= of_cut { units } else { share }
     }
 
     /// The query tile of some rows of a segment, and its number of pieces.

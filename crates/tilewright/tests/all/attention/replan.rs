@@ -63,6 +63,7 @@ fn planner(generator: &mut Generator) -> (Planner, Split) {
         kv_tokens: generator.pick(&[16, 64]),
         kv_heads: generator.pick(&[1, 1, 2, 8]),
         segment_overhead: 1 + generator.below(3),
+        cut_overhead: generator.below(9),
         tile_load: generator.below(9),
         workers: generator.pick(&[1, 3, 16, 132]),
         scratch: generator.below(100),

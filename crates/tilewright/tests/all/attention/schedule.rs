@@ -54,6 +54,7 @@ impl PlanCase {
             kv_tokens: generator.pick(&[16, 64, 64, 128]),
             kv_heads: generator.pick(&[1, 1, 2, 8]),
             segment_overhead: 1 + generator.below(4),
+            cut_overhead: generator.below(9),
             tile_load: generator.below(9),
             workers: generator.pick(&[1, 2, 3, 8, 16, 132, 264]),
             scratch: generator.below(100),

@@ -16,6 +16,7 @@ fn planner() -> Planner {
         kv_heads: 1,
         kv_tokens: 16,
         segment_overhead: 2,
+        cut_overhead: 4,
         tile_load: 3,
         workers: 5,
         scratch: 0,
