@@ -1,6 +1,7 @@
 //! Merges of more states than one CTA should read: a second kernel performs them on all SMs, one warp per row and 128 elements.
 //!
 //! The last CTA to arrive at such a merge appends it to a list in the plan's memory. The CTA that finishes last empties the list.
+//! CTAs are divided evenly among the merges, so that no CTA reads the records of merges in which it has no part.
 
 use super::MlaWgmmaConfig;
 use crate::attention::{
@@ -40,16 +41,18 @@ pub fn large_merges(name: &str, config: &MlaWgmmaConfig) -> Result<Kernel, Inval
         let list = super::declare(k).large_merges;
         k.wait_for_prerequisites();
         k.launch_dependents();
-        let (count, warps) = (list.load(), k.ctas() * (THREADS / 32));
-        let warp = k.cta() * (THREADS / 32) + (k.thread() >> 5);
-        // the first slice of the next merge follows the last one of this
-        let begin = k.var("begin", 0_u32);
-        k.repeat((0, count), 1, |at| {
+        let count = list.load();
+        let ctas_per_merge = (k.ctas() / count.max(1)).max(1);
+        let groups = k.ctas() / ctas_per_merge;
+        let (group, cta_of_group) = (k.cta() / ctas_per_merge, k.cta() % ctas_per_merge);
+        let warps = THREADS / 32;
+        let (first, step) = (cta_of_group * warps + (k.thread() >> 5), ctas_per_merge * warps);
+        // the last CTAs may be too few for a group
+        let end = count.unless(group.ge(groups), 0_u32);
+        k.repeat((group, end), groups, |at| {
             let index = list.plus(LARGE_MERGES_HEADER).at(at).load();
             let merge = MergeItemRegs::load(k, cta.params.merges, index);
-            let first = (warp + warps - begin.get()) % warps;
-            let slices = partial_states::merge_slices(&cta, &hooks, merge, (first, warps));
-            begin.set((begin.get() + slices) % warps);
+            partial_states::merge_slices(&cta, &hooks, merge, (first, step));
         });
         // all threads have read the list
         k.sync_threads();

@@ -46,13 +46,13 @@ pub(crate) fn merge<'k>(
     });
 }
 
-/// Merges some of the slices of all rows, 128 elements each: every `step`th from `first` on. Returns their number in all rows.
+/// Merges some of the slices of all rows, 128 elements each: every `step`th from `first` on.
 pub(crate) fn merge_slices<'k>(
     cta: &MmaCta<'k>,
     hooks: &RowHooks<'k, '_>,
     merge: MergeItemRegs<'k>,
     (first, step): (Value<'k, u32>, Value<'k, u32>),
-) -> Value<'k, u32> {
+) {
     let (k, source) = (cta.k, LaneSource::declare(cta));
     let slices = (cta.layout.v.dim / 4).div_ceil(32);
     let count = merge.qo_len * cta.params.group.by * slices as u32;
@@ -65,7 +65,6 @@ pub(crate) fn merge_slices<'k>(
         let slice = Some(slice);
         merge_row(hooks, &PartialStates { cta, merge, source, is_single_batch, token, in_group, slice });
     });
-    count
 }
 
 /// Merges the states of a row, or of a slice of it.
