@@ -20,8 +20,7 @@ impl<'k> MlaConsumer<'_, 'k> {
         let others = self.sums(k.thread() ^ (CONSUMERS / 2)).load_vector::<4>();
         for half in 0..2 {
             let sum = reduce::quad_sum(own[half] + others[half]);
-            // all threads of a row have its errors
-            let error = own[2 + half] + others[2 + half];
+            let error = reduce::quad_sum(own[2 + half] + others[2 + half]);
             // the largest weights are rounded in outputs
             let rounding = (sum * (sum + error).recip()).unless(sum.eq(0.0), 1.0);
             let of_half = self.state.o.iter().flat_map(|of| [of[2 * half], of[2 * half + 1]]);

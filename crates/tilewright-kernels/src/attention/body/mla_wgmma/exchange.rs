@@ -14,6 +14,16 @@ use tilewright_ptx::{
     isa::sync::Fence,
 };
 
+/// What a tile adds to the sums of this thread's rows.
+pub(super) struct TileSums<'k> {
+    /// Factors of the sums and accumulators so far.
+    pub(super) factors: [Value<'k, f32>; 2],
+    /// The sums of weights.
+    added: [Value<'k, f32>; 2],
+    /// With the rounding errors of the largest weights.
+    references: [Reference<'k>; 2],
+}
+
 impl<'k> MlaConsumer<'_, 'k> {
     /// Lets the leader write its first weights.
     pub(super) fn begin_exchange(&self) {
@@ -35,21 +45,36 @@ impl<'k> MlaConsumer<'_, 'k> {
         self.k.arrive_named(LEADER_WEIGHTS_READ, CONSUMERS);
     }
 
-    /// Converts the logits of a tile to weights, adds them to the sums, and moves the row references. Returns the factors of the
-    /// accumulators.
-    pub(super) fn compute_weights(&self, scale: Value<'k, f32>) -> [Value<'k, f32>; 2] {
-        let cta = &self.shared.cta;
+    /// Converts the logits of a tile to weights, and moves the row references.
+    ///
+    /// Shuffles are slow while products read shared memory, so threads exchange their maxima only if one of them moves a reference.
+    /// A thread has the rounding error of its own largest weight: the largest of a row is one of the four.
+    pub(super) fn compute_weights(&self, scale: Value<'k, f32>) -> TileSums<'k> {
+        let (k, cta) = (self.k, &self.shared.cta);
         let own = [0, 1].map(|half| row_max(&self.logits, half));
-        let maxima = reduce::quads_max(own.to_vec());
-        let references = [0, 1].map(|half| Reference::new(maxima[half], self.state.max[half].get(), scale));
-        references.iter().zip(self.state.max).for_each(|(reference, max)| max.set(reference.value));
+        let factors = [0, 1].map(|_| k.var("factor", 1.0));
+        let moved = [0, 1].map(|half| Reference::is_moved(own[half], self.state.max[half].get(), scale));
+        k.when(k.any(moved[0] | moved[1]), || {
+            let maxima = reduce::quads_max(own.to_vec());
+            for half in 0..2 {
+                let reference = Reference::new(maxima[half], self.state.max[half].get(), scale);
+                self.state.max[half].set(reference.value);
+                factors[half].set(reference.rescale);
+            }
+        });
+        let references = [0, 1].map(|half| Reference::kept(own[half], self.state.max[half].get(), scale));
         let exponentials = Exponentials { cta, logits: &self.logits, weights: &self.weights };
         let added = exponentials.run(scale, references.map(|reference| reference.offset), |_| ());
+        TileSums { factors: factors.map(|factor| factor.get()), added, references }
+    }
+
+    /// Adds the sums of a tile.
+    pub(super) fn add(&self, tile: &TileSums<'k>) {
         self.update_sums(|half, [sum, error]| {
-            let (rescale, rounding) = (references[half].rescale, references[half].rounding_error(cta));
-            [sum.mul_add(rescale, added[half]), error.mul_add(rescale, rounding)]
+            let (factor, rounding) =
+                (tile.factors[half], tile.references[half].rounding_error(&self.shared.cta));
+            [sum.mul_add(factor, tile.added[half]), error.mul_add(factor, rounding)]
         });
-        references.map(|reference| reference.rescale)
     }
 
     /// Publishes the weights of a tile, and the references, as consumer `half`.

@@ -56,31 +56,26 @@ impl<'k> MlaConsumer<'_, 'k> {
         k.wgmma_wait(0);
         k.loop_(|| {
             let n = self.count.get();
-            let factors = self.compute_weights(current.scale);
+            let sums = self.compute_weights(current.scale);
             self.wait_until_read();
-            self.publish(LEADER, factors);
-            self.rescale(factors);
+            self.publish(LEADER, sums.factors);
+            self.rescale(sums.factors);
             self.multiply_values((n, LEADER), false);
-            let factors = self.receive(FOLLOWER);
-            self.rescale_after_products(factors);
+            self.add(&sums);
+            // each half is released before any other wait: its next keys take longer to arrive than all products
+            k.wgmma_wait(0);
             self.release(n, LEADER);
+            let factors = self.receive(FOLLOWER);
+            self.rescale(factors);
             self.multiply_values((n + 1, LEADER), true);
             self.next_pair(tile);
+            k.wgmma_wait(0);
+            self.release(n + 1, LEADER);
             let has_more = tile.get().lt(end);
-            // no product is in flight where the branches meet, or the assembler would serialize all
-            k.when_else(
-                has_more,
-                || {
-                    self.multiply_keys(self.count.get());
-                    k.wgmma_wait(1);
-                    self.release(n + 1, LEADER);
-                    k.wgmma_wait(0);
-                },
-                || {
-                    k.wgmma_wait(0);
-                    self.release(n + 1, LEADER);
-                },
-            );
+            k.when(has_more, || {
+                self.multiply_keys(self.count.get());
+                k.wgmma_wait(0);
+            });
             k.break_if(!has_more);
         });
     }
@@ -95,12 +90,13 @@ impl<'k> MlaConsumer<'_, 'k> {
             let factors = self.receive(LEADER);
             self.rescale(factors);
             self.multiply_values((n, FOLLOWER), true);
-            let factors = self.compute_weights(current.scale);
-            self.publish(FOLLOWER, factors);
-            self.rescale_after_products(factors);
+            let sums = self.compute_weights(current.scale);
+            self.publish(FOLLOWER, sums.factors);
+            self.rescale_after_products(sums.factors);
             self.release(n, FOLLOWER);
             self.end_read();
             self.multiply_values((n + 1, FOLLOWER), false);
+            self.add(&sums);
             self.next_pair(tile);
             // the next logits are products with the keys in this stage
             k.wgmma_wait(0);
@@ -119,9 +115,10 @@ impl<'k> MlaConsumer<'_, 'k> {
         // the follower has read the visible masks of the previous tile, too
         self.wait_until_read();
         self.mask(current, tile);
-        let factors = self.compute_weights(current.scale);
-        self.publish(LEADER, factors);
-        self.rescale(factors);
+        let sums = self.compute_weights(current.scale);
+        self.publish(LEADER, sums.factors);
+        self.rescale(sums.factors);
+        self.add(&sums);
         self.multiply_masked_values(current, (tile, LEADER), false);
     }
 

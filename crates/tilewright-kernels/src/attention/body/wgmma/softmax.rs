@@ -51,9 +51,27 @@ impl<'k> Reference<'k> {
         let growth = (last - max) * scale;
         let moved = growth.lt(-THRESHOLD);
         let rescale = moved.select(growth, 0.0).exp2();
-        let value = moved.select(max, last);
-        let offset = -(finite_max(value) * scale);
+        Self { moved, rescale, ..Self::kept(max, moved.select(max, last), scale) }
+    }
+
+    /// The reference `value` for a tile of this maximum.
+    pub(in crate::attention::body) fn kept(
+        max: Value<'k, f32>,
+        value: Value<'k, f32>,
+        scale: Value<'k, f32>,
+    ) -> Self {
+        let (k, offset) = (max.builder(), -(finite_max(value) * scale));
+        let (moved, rescale) = (k.constant(false), k.constant(1.0));
         Self { value, largest: max.mul_add(scale, offset), moved, rescale, offset }
+    }
+
+    /// Whether a maximum moves a reference.
+    pub(in crate::attention::body) fn is_moved(
+        max: Value<'k, f32>,
+        last: Value<'k, f32>,
+        scale: Value<'k, f32>,
+    ) -> Value<'k, bool> {
+        ((last - max) * scale).lt(-THRESHOLD)
     }
 
     /// The rounding error of the tile's largest weight.
