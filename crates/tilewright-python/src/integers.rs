@@ -5,7 +5,11 @@ use crate::{
     errors::{invalid, raised},
     tensor::TensorArg,
 };
-use pyo3::{Borrowed, prelude::*, types::PyString};
+use pyo3::{
+    Borrowed,
+    prelude::*,
+    types::{PyString, PyTuple},
+};
 use std::sync::Arc;
 use tilewright::{Dtype, Error, Result, attention::Index};
 
@@ -230,14 +234,11 @@ fn each<T: bytemuck::Pod>(bytes: &[u8], number: impl Fn(T) -> f64) -> Vec<f64> {
 
 /// The tensor, if the object is one; an error if it is on a device.
 fn host_tensor(object: &Bound<'_, PyAny>) -> PyResult<Option<TensorArg>> {
-    let is_tensor = object.is_instance_of::<pyo3::types::PyTuple>() && object.len()? == 5 && is_name(object)?
-        || object.hasattr("__array_interface__")?
-        || object.hasattr("__cuda_array_interface__")?
-        || object.hasattr("__dlpack__")?;
-    if !is_tensor {
+    // a tuple may also be a sequence of numbers
+    if object.is_instance_of::<PyTuple>() && !(object.len()? == 5 && is_name(object)?) {
         return Ok(None);
     }
-    let tensor: TensorArg = object.extract()?;
+    let Some(tensor) = TensorArg::exported(object)? else { return Ok(None) };
     if let Some(memory) = tensor.device_memory() {
         let text = format!("the array is in the memory of device {}, expected host memory", memory.device());
         return Err(raised(Error::new(OPERATOR, text)));

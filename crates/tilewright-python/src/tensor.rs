@@ -197,7 +197,18 @@ impl TensorArg {
         }
     }
 
-    /// A tensor on the host without gaps; an error if it is elsewhere or strided.
+    /// Whether the elements are in row-major order without gaps.
+    fn is_dense(&self) -> bool {
+        let mut dense = 1_usize;
+        let is_dense = self.shape.iter().zip(&self.strides).rev().all(|(&extent, &stride)| {
+            let is_dense = extent == 1 || stride == dense;
+            dense = dense.saturating_mul(extent);
+            is_dense
+        });
+        is_dense || self.memory.bytes() == 0
+    }
+
+    /// A tensor on the host in row-major order without gaps; an error if it is elsewhere or strided.
     pub(crate) fn dense_host(&self, operator: &'static str, name: &str) -> Result<&[u8]> {
         tilewright::ensure!(
             self.on_host,
@@ -206,7 +217,7 @@ impl TensorArg {
             self.memory.device()
         );
         tilewright::ensure!(
-            self.memory.bytes() == self.len() * self.dtype.size(),
+            self.is_dense(),
             operator,
             "{name} has shape {:?} with strides {:?}, expected a contiguous tensor",
             self.shape,
@@ -217,6 +228,9 @@ impl TensorArg {
 
     /// Copies the elements, in row-major order.
     pub(crate) fn compact(&self) -> Vec<u8> {
+        if self.is_dense() {
+            return self.bytes().to_vec();
+        }
         let (size, bytes) = (self.dtype.size(), self.bytes());
         let mut copied = Vec::with_capacity(self.len() * size);
         let mut index = vec![0; self.shape.len()];
@@ -277,43 +291,42 @@ impl<'py> FromPyObject<'_, 'py> for TensorArg {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        if let Ok(tuple) = object.cast::<PyTuple>() {
-            let (address, dtype, shape, strides, device): (u64, String, Vec<i64>, Vec<i64>, i64) =
-                tuple.extract()?;
-            let (dtype, strides) = (TensorDtype::named(&dtype)?, Some(strides));
-            return Self::new(TensorFields {
-                address,
-                dtype,
-                shape,
-                strides,
-                device,
-                readonly: false,
-                owner: None,
-            });
-        }
-        let py = object.py();
-        if let Some(interface) = object.getattr_opt("__array_interface__")? {
-            return Self::from_interface(&object, &interface, HOST);
-        }
-        if let Some(interface) = object.getattr_opt("__cuda_array_interface__")? {
-            let device = object.getattr_opt("device")?.and_then(|device| device.getattr("id").ok());
-            let device = device.map_or(Ok(0), |id| id.extract::<i64>())?;
-            return Self::from_interface(&object, &interface, device);
-        }
-        if object.hasattr("__dlpack__")? {
-            return Self::new(dlpack::fields(py, &object)?);
-        }
-        let kind = object.get_type().qualname()?;
-        Err(invalid(
-            OPERATOR,
-            format!(
-                "{kind} is not a tensor, expected a NumPy array, a torch tensor or an object with __dlpack__"
-            ),
-        ))
+        let kind = || object.get_type().qualname();
+        Self::exported(&object)?.map_or_else(
+            || {
+                let expected = "a NumPy array, a torch tensor or an object with __dlpack__";
+                Err(invalid(OPERATOR, format!("{} is not a tensor, expected {expected}", kind()?)))
+            },
+            Ok,
+        )
     }
 }
 
 impl TensorArg {
+    /// The tensor that an object describes or exports; `None` if it does neither.
+    pub(crate) fn exported(object: &Bound<'_, PyAny>) -> PyResult<Option<Self>> {
+        if let Ok(tuple) = object.cast::<PyTuple>() {
+            let (address, dtype, shape, strides, device): (u64, String, Vec<i64>, Vec<i64>, i64) =
+                tuple.extract()?;
+            let (dtype, strides) = (TensorDtype::named(&dtype)?, Some(strides));
+            let fields =
+                TensorFields { address, dtype, shape, strides, device, readonly: false, owner: None };
+            return Self::new(fields).map(Some);
+        }
+        if let Some(interface) = object.getattr_opt("__array_interface__")? {
+            return Self::from_interface(object, &interface, HOST).map(Some);
+        }
+        if let Some(interface) = object.getattr_opt("__cuda_array_interface__")? {
+            let device = object.getattr_opt("device")?.and_then(|device| device.getattr("id").ok());
+            let device = device.map_or(Ok(0), |id| id.extract::<i64>())?;
+            return Self::from_interface(object, &interface, device).map(Some);
+        }
+        if object.hasattr("__dlpack__")? {
+            return Self::new(dlpack::fields(object.py(), object)?).map(Some);
+        }
+        Ok(None)
+    }
+
     /// Reads the array interface of NumPy, version 3, or that of CUDA arrays.
     fn from_interface(
         object: &Bound<'_, PyAny>,
@@ -325,11 +338,13 @@ impl TensorArg {
         let item = |key: &'static str| interface.get_item(key)?.ok_or_else(|| missing(key));
         let (address, readonly): (u64, bool) = item("data")?.extract()?;
         let shape: Vec<i64> = item("shape")?.extract()?;
-        // types that NumPy does not have, as those of ml_dtypes, only have a name
-        let name = object.getattr_opt("dtype")?.and_then(|dtype| dtype.getattr("name").ok());
-        let dtype = match name {
-            Some(name) => TensorDtype::named(&name.extract::<String>()?)?,
-            None => TensorDtype::of_typestr(&item("typestr")?.extract::<String>()?)?,
+        let dtype = match TensorDtype::of_typestr(&item("typestr")?.extract::<String>()?) {
+            Ok(dtype) => dtype,
+            // types that NumPy does not have, as those of ml_dtypes, only have a name
+            Err(unknown) => match object.getattr_opt("dtype")?.and_then(|dtype| dtype.getattr("name").ok()) {
+                Some(name) => TensorDtype::named(&name.extract::<String>()?)?,
+                None => return Err(unknown),
+            },
         };
         let steps: Option<Vec<i64>> = match interface.get_item("strides")? {
             Some(steps) if !steps.is_none() => Some(steps.extract()?),

@@ -165,3 +165,10 @@ def test_masks_of_tokens_and_chains(host):
     target[0, :, 3] = 1.0
     tokens, counts = tw.sampling.chain_speculative_sampling(draft, numpy.array([[3, 1]], "int32"), target)
     assert tokens.tolist() == [[3, 3, -1]] and counts[0][1] == 1
+
+
+def test_drafts_in_another_order_than_row_major_are_refused(host):
+    probs = numpy.full((2, 3, 4), 0.25, "float32")
+    drafts = numpy.asfortranarray(numpy.arange(4, dtype="int32").reshape(2, 2))
+    with pytest.raises(tw.Error, match="strides .*expected a contiguous tensor"):
+        tw.sampling.chain_speculative_sampling(probs[:, :2].copy(), drafts, probs)

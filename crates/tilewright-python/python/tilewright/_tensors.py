@@ -29,11 +29,14 @@ def _torch_dtype_name(dtype) -> str:
 
 def arg(x):
     """The form in which the extension takes a tensor; ``None`` stays ``None``."""
-    if not is_torch(x):
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
         return x
-    if x.requires_grad and _torch().is_grad_enabled():
+    if x.requires_grad and torch.is_grad_enabled():
         raise Error("tensor: it requires a gradient, which this operator does not have: use torch.no_grad()")
-    return (x.data_ptr(), _torch_dtype_name(x.dtype), tuple(x.shape), x.stride(), torch_device_number(x))
+    dtype = x.dtype
+    device = x.get_device() if x.is_cuda else torch_device_number(x)
+    return (x.data_ptr(), _torch_dtypes.get(dtype) or _torch_dtype_name(dtype), x.shape, x.stride(), device)
 
 
 def shape_of(x) -> tuple:

@@ -41,8 +41,10 @@ def split_cache(function: str, cache, layout: str):
     elif isinstance(cache, torch.Tensor):
         if cache.dim() not in (4, 5) or cache.shape[1] != 2:
             raise Error(f"flashinfer.{function}: paged_kv_cache has shape {tuple(cache.shape)}, expected [num_pages, 2, ...]")
-        k, v = cache[:, 0], cache[:, 1]
+        k, v = cache.unbind(1)
     else:
         raise KeyError(f"flashinfer.{function}: paged_kv_cache is {type(cache).__name__}, expected a tensor or a pair")
+    if k.dim() != 3 and v.dim() != 3:
+        return k, v
     axis = 1 if layout == "NHD" else 2
     return tuple(x if x.dim() != 3 else x.unsqueeze(axis) for x in (k, v))

@@ -143,12 +143,14 @@ class BatchWrapper:
 class PlannedAttention:
     """A batch and its plans: one, or one per mask if runs change it."""
 
-    __slots__ = ("_capacity", "_device", "_planned", "batch", "planned", "split")
+    __slots__ = ("_capacity", "_device", "_last", "_planned", "batch", "split")
 
     def __init__(self, device, capacity: "Capacity | None" = None):
         self._device = device
         self._capacity = capacity
         self._planned: dict = {}
+        #: The settings of the last run with their plan and operator.
+        self._last = (None, None, None)
         self.batch = None
         self.split = "balanced"
 
@@ -161,6 +163,7 @@ class PlannedAttention:
         else:
             self._planned = {key: operator.plan(batch, split=split, capacity=self._capacity)}
         self.batch, self.split = batch, split
+        self._last = (None, None, None)
 
     def plan_for(self, settings: Settings):
         """The plan of the batch for these settings."""
@@ -176,7 +179,10 @@ class PlannedAttention:
     def run(self, settings: Settings, q, kv, out, *, lse=None, return_lse=False, scales=(None, None, None)):
         """Runs the batch. ``scales``: of queries, keys and values."""
         function = "run"
-        plan, operator = self.plan_for(settings), settings.operator(self._device)
+        last, plan, operator = self._last
+        if last is not settings:
+            plan, operator = self.plan_for(settings), settings.operator(self._device)
+            self._last = (settings, plan, operator)
         heads, dims = settings.heads, settings.dims
         dtype = torch_dtype(settings.dtypes[0])
         if q.dtype != dtype:

@@ -1,5 +1,6 @@
 """Sampling: seeds and offsets of torch's generator, or the caller's. Tokens are not those of FlashInfer for the same seed."""
 
+import numpy
 import torch
 
 from .. import _core, sampling
@@ -19,10 +20,8 @@ def _seeds(probs, rows, generator, seed, offset):
         if generator is None:
             generator = _default_generator(probs.device)
         if probs.device.type == "cuda":
-            state = generator.get_state()
-            seed, offset = (int(word) for word in state.view(torch.int64))
-            advanced = torch.tensor([seed, offset + _STEP * rows], dtype=torch.int64).view(torch.uint8)
-            generator.set_state(advanced)
+            seed, offset = generator.initial_seed(), generator.get_offset()
+            generator.set_offset(offset + _STEP * rows)
         else:
             # the CPU's generator has no counter: a fresh seed is drawn from it
             seed, offset = int(torch.randint(0, 2**62, (1,), generator=generator)), 0
@@ -45,7 +44,8 @@ def _each(value, rows, step):
         if len(values) == rows and rows != 1:
             return values
         value = values[0]
-    return [(int(value) + step * row) % 2**64 for row in range(rows)]
+    first = numpy.uint64(int(value) % 2**64)
+    return numpy.arange(rows, dtype=numpy.uint64) * numpy.uint64(step) + first  # modulo 2^64
 
 
 def _parameter(value, rows):
